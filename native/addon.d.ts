@@ -1,0 +1,70 @@
+// addon.d.ts - the contract: all that crosses between JavaScript and C++.
+//
+// JavaScript decides and checks, C++ trusts what it is given. No packet, log line, retry or timer crosses.
+// Every function throws an Error with `code` (an errno name such as 'EPERM') and `syscall` when the kernel refuses.
+
+/** What a native engine is started with. All of it is fixed for the engine's life but the peer table. */
+export interface EngineOptions {
+  /** Interface name, or a pattern such as `flannel%d` of which the kernel takes the first free one. */
+  tunName: string
+  /** IPv4 address the UDP socket is bound to, dotted. */
+  bindAddress: string
+  /** UDP port, both the one bound to and the one sent to unless a peer record names another. */
+  port: number
+  /** MTU of the TUN in bytes: no inner packet is longer. */
+  mtu: number
+  /** IPv4 address in host order that ICMP errors are sent from (the TUN's own). */
+  tunAddress: number
+  /** Number of loops, each with one TUN queue, one socket and its thread; 1 to 16. */
+  workers: number
+  /** One packet per system call and one thread, no offload: what flanneld does, to compare with. */
+  naive: boolean
+}
+
+export interface NativeEngine {
+  /** The interface's name as the kernel gave it. */
+  readonly tunName: string
+  /** The kernel offloads in use, such as `tun-tso4` or `udp-gso`. */
+  readonly offloads: string[]
+  /**
+   * Live counters, `counterNames.length` a loop, loops one after another; written by the loops' threads,
+   * to be read only.
+   */
+  readonly counters: BigUint64Array
+  /** Replaces the whole peer table by these records (see dataplane/peers.ts); in force at each loop's next batch. */
+  setPeers(records: Uint8Array): void
+  /** Stops and joins the threads, closes the descriptors (the TUN disappears). Idempotent; takes at most one batch. */
+  stop(): void
+}
+
+export interface Tun {
+  readonly fd: number
+  readonly name: string
+}
+
+/** Watches a descriptor for input on the event loop. */
+export interface ReadWatcher {
+  /** Idempotent; does not close the descriptor. */
+  stop(): void
+}
+
+/** The names of the counters, in the order in which they stand in `NativeEngine.counters`. */
+export const counterNames: string[]
+
+/**
+ * Opens the TUN and the socket and starts the threads. `onFault` is called at most once, when a loop cannot go on
+ * (the TUN was deleted, an unexpected errno); the engine must still be stopped.
+ */
+export function startEngine(options: EngineOptions, onFault: (error: Error) => void): NativeEngine
+
+/** Opens a TUN without packet information or virtio header, non-blocking, for the dgram engine. */
+export function openTun(name: string): Tun
+
+/** Calls `onReadable` from the event loop whenever `fd` has input (level-triggered, libuv's uv_poll). */
+export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
+
+/**
+ * Takes an exclusive open-file-description lock on the whole file (fcntl F_OFD_SETLKW, Linux 3.15), waiting in a
+ * thread of libuv's pool. It ends when the descriptor is closed, or the process dies.
+ */
+export function lockFile(fd: number): Promise<void>

@@ -1,0 +1,28 @@
+// backend.ts - a backend: how packets travel between the nodes of a network.
+//
+// The daemon calls prepare, acquires the lease with what it returned, then calls open. Backends are told what the
+// peers are and start no timer of their own.
+
+import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
+
+export interface Backend {
+  /** The type in the network configuration: `udp`. */
+  readonly name: string
+  /** What this node publishes in its lease. */
+  prepare(signal: AbortSignal): Promise<LeaseAttrs>
+  /** Brings the data path up for this node's lease. */
+  open(lease: OwnLease, signal: AbortSignal): Promise<Network>
+}
+
+export interface Network {
+  /** What containers may send, in bytes; written to subnet.env. */
+  readonly mtu: number
+  /** Resolves with the reason if the data path dies; stays pending otherwise. */
+  readonly fault: Promise<Error>
+  /** Makes the data path equal this whole set, by lease key; our own lease is not in it. One that cannot be used is skipped and counted. */
+  apply(peers: ReadonlyMap<string, Lease>): Promise<void>
+  /** Makes what the kernel holds for us (device, address, route) right again; says what it had to mend. */
+  resync(): Promise<readonly string[]>
+  counters(): Readonly<Record<string, bigint>>
+  close(): Promise<void>
+}

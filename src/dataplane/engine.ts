@@ -1,0 +1,30 @@
+// engine.ts - what a data path offers, whichever way it moves the packets.
+
+/** Counters since the engine started, by name; `native/counters.h` lists them with what each counts. */
+export type Counters = Readonly<Record<string, bigint>>
+
+export interface EngineConfig {
+  /** Interface name or a pattern such as `flannel%d`. */
+  readonly tunName: string
+  /** Dotted IPv4 address of the external interface. */
+  readonly bindAddress: string
+  readonly port: number
+  /** Of the TUN, in bytes. */
+  readonly mtu: number
+  /** The TUN's own address, source of ICMP errors, in host order. */
+  readonly tunAddress: number
+  readonly workers: number
+}
+
+export interface Engine {
+  readonly kind: 'native' | 'naive' | 'dgram'
+  readonly tunName: string
+  readonly offloads: readonly string[]
+  /** Resolves with the reason if the data path can no longer forward; stays pending otherwise. */
+  readonly fault: Promise<Error>
+  /** Replaces the whole peer table by encoded records (peers.ts). Idempotent. */
+  setPeers(records: Uint8Array): void
+  counters(): Counters
+  /** Stops forwarding and closes the TUN and the socket. Idempotent. */
+  stop(): Promise<void>
+}

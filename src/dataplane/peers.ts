@@ -1,0 +1,54 @@
+// peers.ts - the peer table as the engines take it: which subnet is reached at which UDP endpoint.
+//
+// The table crosses into C++ as one array of fixed records, replaced as a whole: levels, not edges. The record
+// has room for IPv6 on both sides and for a path MTU, so that neither needs another layout.
+//
+//   offset size
+//        0    1  address family of the subnet: 4 or 6
+//        1    1  prefix length of the subnet
+//        2    1  address family of the endpoint: 4 or 6
+//        3    1  flags, 0
+//        4    2  UDP port of the endpoint, big-endian
+//        6    2  path MTU in bytes, big-endian; 0 when not known
+//        8   16  subnet, network order; an IPv4 address stands in the first 4
+//       24   16  endpoint address, likewise
+
+import type { Ipv4, Ipv4Net } from '../net/ipv4.ts'
+
+export const PEER_RECORD_BYTES = 40
+
+export interface Peer {
+  readonly subnet: Ipv4Net
+  readonly endpoint: Ipv4
+  readonly port: number
+}
+
+export function encodePeers(peers: readonly Peer[]): Uint8Array {
+  const records = new Uint8Array(peers.length * PEER_RECORD_BYTES)
+  const view = new DataView(records.buffer)
+  peers.forEach((peer, index) => {
+    const at = index * PEER_RECORD_BYTES
+    view.setUint8(at, 4)
+    view.setUint8(at + 1, peer.subnet.prefixLength)
+    view.setUint8(at + 2, 4)
+    view.setUint16(at + 4, peer.port)
+    view.setUint32(at + 8, peer.subnet.address)
+    view.setUint32(at + 24, peer.endpoint)
+  })
+  return records
+}
+
+/** The records read back, for the dgram engine and for tests. */
+export function decodePeers(records: Uint8Array): Peer[] {
+  if (records.byteLength % PEER_RECORD_BYTES !== 0) throw new RangeError('peer records: not a whole number of records')
+  const view = new DataView(records.buffer, records.byteOffset, records.byteLength)
+  const peers: Peer[] = []
+  for (let at = 0; at < records.byteLength; at += PEER_RECORD_BYTES) {
+    peers.push({
+      subnet: { address: view.getUint32(at + 8), prefixLength: view.getUint8(at + 1) },
+      endpoint: view.getUint32(at + 24),
+      port: view.getUint16(at + 4),
+    })
+  }
+  return peers
+}

@@ -1,0 +1,68 @@
+// ipv4.ts - IPv4 addresses as unsigned 32-bit numbers and networks as number and prefix length.
+
+/** An IPv4 address in host order, 0 to 4294967295. */
+export type Ipv4 = number
+
+/** An IPv4 network. `address` has no host bits set; `prefixLength` is 0 to 32. */
+export interface Ipv4Net {
+  readonly address: Ipv4
+  readonly prefixLength: number
+}
+
+/** `10.5.1.0` to a number; undefined unless it is exactly four decimal octets without leading zeros (RFC 6943 3.1.1). */
+export function parseIpv4(text: string): Ipv4 | undefined {
+  const match = /^(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})$/.exec(text)
+  if (!match) return undefined
+  let address = 0
+  for (const octet of match.slice(1)) {
+    if (Number(octet) > 255 || (octet.length > 1 && octet.startsWith('0'))) return undefined
+    address = address * 256 + Number(octet)
+  }
+  return address
+}
+
+export function formatIpv4(address: Ipv4): string {
+  return `${address >>> 24}.${(address >>> 16) & 255}.${(address >>> 8) & 255}.${address & 255}`
+}
+
+/** The netmask of a prefix length, 24 to 0xffffff00. */
+export function ipv4Mask(prefixLength: number): number {
+  return prefixLength === 0 ? 0 : (0xffffffff << (32 - prefixLength)) >>> 0
+}
+
+/** A network with its host bits cleared. */
+export function ipv4Net(address: Ipv4, prefixLength: number): Ipv4Net {
+  return { address: (address & ipv4Mask(prefixLength)) >>> 0, prefixLength }
+}
+
+/** `10.5.1.7/24` to 10.5.1.0/24, host bits cleared as Go's net.ParseCIDR does; undefined when it is not a CIDR. */
+export function parseIpv4Net(text: string): Ipv4Net | undefined {
+  const slash = text.indexOf('/')
+  if (slash < 0 || !/^\d{1,2}$/.test(text.slice(slash + 1))) return undefined
+  const address = parseIpv4(text.slice(0, slash))
+  const prefixLength = Number(text.slice(slash + 1))
+  if (address === undefined || prefixLength > 32) return undefined
+  return ipv4Net(address, prefixLength)
+}
+
+export function formatIpv4Net(net: Ipv4Net): string {
+  return `${formatIpv4(net.address)}/${net.prefixLength}`
+}
+
+/** The number of addresses in a network of this prefix length: 24 to 256. */
+export function ipv4NetSize(prefixLength: number): number {
+  return 2 ** (32 - prefixLength)
+}
+
+export function ipv4NetContains(net: Ipv4Net, address: Ipv4): boolean {
+  return (address & ipv4Mask(net.prefixLength)) >>> 0 === net.address
+}
+
+/** Whether two networks share an address: one of them contains the other. */
+export function ipv4NetsOverlap(a: Ipv4Net, b: Ipv4Net): boolean {
+  return a.prefixLength <= b.prefixLength ? ipv4NetContains(a, b.address) : ipv4NetContains(b, a.address)
+}
+
+export function ipv4NetsEqual(a: Ipv4Net, b: Ipv4Net): boolean {
+  return a.address === b.address && a.prefixLength === b.prefixLength
+}
