@@ -1,0 +1,33 @@
+// bytes.h - network-order loads and stores at any alignment.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace weft {
+
+template <typename T>
+inline T load(const uint8_t* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+template <typename T>
+inline void store(uint8_t* at, T value) {
+  std::memcpy(at, &value, sizeof value);
+}
+
+constexpr bool kLittleEndian = std::endian::native == std::endian::little;
+
+inline uint16_t to_be16(uint16_t value) { return kLittleEndian ? __builtin_bswap16(value) : value; }
+inline uint32_t to_be32(uint32_t value) { return kLittleEndian ? __builtin_bswap32(value) : value; }
+
+inline uint16_t load_be16(const uint8_t* at) { return to_be16(load<uint16_t>(at)); }
+inline uint32_t load_be32(const uint8_t* at) { return to_be32(load<uint32_t>(at)); }
+inline void store_be16(uint8_t* at, uint16_t value) { store(at, to_be16(value)); }
+inline void store_be32(uint8_t* at, uint32_t value) { store(at, to_be32(value)); }
+
+}  // namespace weft

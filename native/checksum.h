@@ -1,0 +1,46 @@
+// checksum.h - the Internet checksum (RFC 1071) and its incremental update (RFC 1624).
+//
+// Sums are kept in memory order: words are added as they lie, on either endianness, and the folded result is
+// stored as it is (RFC 1071 section 2 B). Only the lengths and protocol numbers of a pseudo-header need swapping.
+#pragma once
+
+#include "bytes.h"
+
+namespace weft {
+
+/// Adds `size` bytes to a running sum. Only the last piece of a sum may have an odd size.
+uint64_t checksum_add(uint64_t sum, const uint8_t* bytes, size_t size);
+
+/// Folds a running sum to 16 bits, in memory order, not complemented.
+inline uint16_t checksum_fold(uint64_t sum) {
+  sum = (sum & 0xffffffff) + (sum >> 32);
+  sum = (sum & 0xffffffff) + (sum >> 32);
+  sum = (sum & 0xffff) + (sum >> 16);
+  sum = (sum & 0xffff) + (sum >> 16);
+  return static_cast<uint16_t>(sum);
+}
+
+/// The sum of a TCP or UDP pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1): the addresses as they stand
+/// in the IP header, the protocol, the length of the layer-4 header and payload.
+inline uint64_t pseudo_header_sum(const uint8_t* addresses, size_t addresses_size, uint8_t protocol, uint32_t length) {
+  uint64_t sum = checksum_add(0, addresses, addresses_size);
+  return sum + to_be16(protocol) + to_be16(static_cast<uint16_t>(length)) + to_be16(static_cast<uint16_t>(length >> 16));
+}
+
+/// The checksum field of an IPv4 header of `size` bytes, with the field itself read as zero; memory order.
+inline uint16_t ipv4_header_checksum(const uint8_t* header, size_t size) {
+  uint64_t sum = checksum_add(0, header, 10);
+  return static_cast<uint16_t>(~checksum_fold(checksum_add(sum, header + 12, size - 12)));
+}
+
+/// Lowers the TTL by one and mends the header checksum by RFC 1624 equation 3, HC' = ~(~HC + ~m + m'). The TTL must
+/// not be 0.
+inline void decrement_ipv4_ttl(uint8_t* header) {
+  uint32_t sum = static_cast<uint16_t>(~load<uint16_t>(header + 10));
+  sum += static_cast<uint16_t>(~load<uint16_t>(header + 8));
+  header[8]--;
+  sum += load<uint16_t>(header + 8);
+  store(header + 10, static_cast<uint16_t>(~checksum_fold(sum)));
+}
+
+}  // namespace weft

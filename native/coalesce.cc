@@ -1,0 +1,234 @@
+// coalesce.cc - which packets may be joined, and the header of the result.
+#include "coalesce.h"
+
+#include <algorithm>
+
+#include "checksum.h"
+
+namespace weft {
+
+/// A TCP or UDP packet that could take part in a run.
+struct Coalescer::Flow {
+  uint8_t* bytes;
+  uint8_t* transport;
+  uint32_t total;
+  uint16_t payload_bytes;
+  uint8_t header_bytes;
+  uint8_t version;
+  bool tcp;
+  bool eligible;  ///< may be joined with another at all
+  bool ends_run;  ///< nothing may follow it in a run
+};
+
+namespace {
+
+constexpr size_t kTcpChecksum = 16;
+constexpr size_t kUdpChecksum = 6;
+constexpr uint16_t kDontFragment = 0x4000;
+
+/// IPv6 next headers that hide the transport header (RFC 8200 section 4), and the fragment header.
+bool is_extension(uint8_t protocol) {
+  return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING || protocol == IPPROTO_FRAGMENT ||
+         protocol == IPPROTO_DSTOPTS;
+}
+
+bool equal(const uint8_t* a, const uint8_t* b, size_t from, size_t to) {
+  return std::memcmp(a + from, b + from, to - from) == 0;
+}
+
+/// Whether the IP headers agree in all that a run has once. Both are of one version and have no options.
+bool same_network(const uint8_t* a, const uint8_t* b, uint8_t version) {
+  if (version == 4) {
+    return a[1] == b[1] && load<uint16_t>(a + 6) == load<uint16_t>(b + 6) && a[8] == b[8] && a[9] == b[9] &&
+           equal(a, b, 12, 20);
+  }
+  return load<uint32_t>(a) == load<uint32_t>(b) && load<uint16_t>(a + 6) == load<uint16_t>(b + 6) && equal(a, b, 8, 40);
+}
+
+uint32_t flow_hash(const uint8_t* bytes, const uint8_t* transport, uint8_t version) {
+  uint64_t mix = load<uint32_t>(transport);
+  if (version == 4) {
+    mix ^= load<uint64_t>(bytes + 12) * 0x9e3779b97f4a7c15ull;
+  } else {
+    for (size_t at = 8; at < 40; at += 8) mix = (mix ^ load<uint64_t>(bytes + at)) * 0x9e3779b97f4a7c15ull;
+  }
+  return static_cast<uint32_t>((mix * 0x9e3779b97f4a7c15ull) >> 32);
+}
+
+bool checksum_is_right(const uint8_t* bytes, const uint8_t* transport, uint32_t total, uint8_t version, bool tcp) {
+  const uint32_t size = total - static_cast<uint32_t>(transport - bytes);
+  const size_t at = version == 4 ? 12 : 8;
+  uint64_t sum = pseudo_header_sum(bytes + at, version == 4 ? 8 : 32, tcp ? IPPROTO_TCP : IPPROTO_UDP, size);
+  return checksum_fold(checksum_add(sum, transport, size)) == 0xffff;
+}
+
+}  // namespace
+
+Coalescer::Coalescer()
+    : pieces_(kMaxPackets),
+      runs_(kMaxWrites),
+      virtio_(kMaxWrites),
+      headers_(kMaxWrites * kMaxHeadersBytes),
+      open_(kSlots, kNone) {}
+
+void Coalescer::clear() {
+  packet_count_ = 0;
+  write_count_ = 0;
+  std::fill(open_.begin(), open_.end(), kNone);
+}
+
+uint32_t Coalescer::append(uint8_t* bytes, uint32_t total) {
+  pieces_[packet_count_] = {bytes, total, kNone};
+  return static_cast<uint32_t>(packet_count_++);
+}
+
+uint32_t Coalescer::start_run(uint8_t* bytes, uint32_t total) {
+  Run& run = runs_[write_count_];
+  run = {};
+  run.first = run.last = append(bytes, total);
+  run.total = total;
+  run.count = 1;
+  return static_cast<uint32_t>(write_count_++);
+}
+
+void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits) {
+  const bool tcp = packet.protocol == IPPROTO_TCP;
+  const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);
+  if (packet.fragment || (packet.version == 6 && is_extension(packet.protocol))) {
+    // It may belong to any flow: none may be continued past it.
+    std::fill(open_.begin(), open_.end(), kNone);
+    start_run(bytes, packet.total);
+    return;
+  }
+  if ((!tcp && packet.protocol != IPPROTO_UDP) || packet.total < least) {
+    start_run(bytes, packet.total);
+    return;
+  }
+
+  Flow flow;
+  flow.bytes = bytes;
+  flow.transport = bytes + packet.ip_bytes;
+  flow.total = packet.total;
+  flow.version = packet.version;
+  flow.tcp = tcp;
+  const bool plain = packet.version == 6 || packet.ip_bytes == kIpv4HeaderBytes;
+  if (tcp) {
+    const size_t tcp_bytes = static_cast<size_t>(flow.transport[12] >> 4) * 4;
+    const size_t headers = packet.ip_bytes + tcp_bytes;
+    const uint8_t flags = flow.transport[13];
+    flow.eligible = limits.tcp && plain && tcp_bytes >= kTcpHeaderBytes && headers < packet.total &&
+                    (flags & ~(kPsh | kEce)) == kAck;
+    flow.header_bytes = static_cast<uint8_t>(headers);
+    flow.payload_bytes = static_cast<uint16_t>(flow.eligible ? packet.total - headers : 0);
+    flow.ends_run = (flags & kPsh) != 0;
+  } else {
+    flow.eligible = limits.udp && plain && packet.total > least && load<uint16_t>(flow.transport + kUdpChecksum) != 0 &&
+                    load_be16(flow.transport + 4) == packet.total - packet.ip_bytes;
+    flow.header_bytes = static_cast<uint8_t>(least);
+    flow.payload_bytes = static_cast<uint16_t>(packet.total - least);
+    flow.ends_run = false;
+  }
+
+  uint32_t& open = open_[flow_hash(bytes, flow.transport, packet.version) % kSlots];
+  if (!flow.eligible) {
+    open = kNone;
+    start_run(bytes, packet.total);
+    return;
+  }
+  if (open != kNone && joins(runs_[open], flow, limits)) {
+    Run& run = runs_[open];
+    const uint32_t piece = append(bytes, packet.total);
+    pieces_[run.last].next = piece;
+    run.last = piece;
+    run.count++;
+    run.total += flow.payload_bytes;
+    run.next_sequence += flow.payload_bytes;
+    run.next_id++;
+    run.push = flow.ends_run;
+    if (flow.ends_run || flow.payload_bytes < run.segment_bytes) open = kNone;
+    return;
+  }
+  const uint32_t index = start_run(bytes, packet.total);
+  Run& run = runs_[index];
+  run.udp = !tcp;
+  run.version = packet.version;
+  run.header_bytes = flow.header_bytes;
+  run.segment_bytes = flow.payload_bytes;
+  if (tcp) run.next_sequence = load_be32(flow.transport + 4) + flow.payload_bytes;
+  if (packet.version == 4) run.next_id = static_cast<uint16_t>(load_be16(bytes + 4) + 1);
+  open = flow.ends_run ? kNone : index;
+}
+
+bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) {
+  uint8_t* head = pieces_[run.first].bytes;
+  if (run.version != flow.version || run.udp == flow.tcp || run.header_bytes != flow.header_bytes) return false;
+  if (flow.payload_bytes > run.segment_bytes || run.total + flow.payload_bytes > 65535) return false;
+  if (run.count >= (run.udp ? limits.udp_segments : kMaxRun)) return false;
+  if (!same_network(head, flow.bytes, flow.version)) return false;
+  // Without DF the identification matters to whoever reassembles; with it it means nothing (RFC 6864 section 4.1).
+  if (flow.version == 4 && !(load_be16(head + 6) & kDontFragment) && load_be16(flow.bytes + 4) != run.next_id) {
+    return false;
+  }
+  const uint8_t* head_transport = head + (flow.transport - flow.bytes);
+  if (load<uint32_t>(head_transport) != load<uint32_t>(flow.transport)) return false;  // ports
+  if (flow.tcp) {
+    const size_t tcp_bytes = static_cast<size_t>(flow.bytes + flow.header_bytes - flow.transport);
+    if (load_be32(flow.transport + 4) != run.next_sequence) return false;
+    if (!equal(head_transport, flow.transport, 8, 13)) return false;  // acknowledgement, data offset, reserved bits
+    if ((head_transport[13] ^ flow.transport[13]) & ~kPsh) return false;
+    if (!equal(head_transport, flow.transport, 14, 16)) return false;  // window
+    if (!equal(head_transport, flow.transport, 18, tcp_bytes)) return false;  // urgent pointer, options
+  }
+  if (!run.verified) {
+    // Settled once: a damaged first packet can never be joined, whatever follows.
+    if (!checksum_is_right(head, head_transport, pieces_[run.first].total, run.version, flow.tcp)) return false;
+    run.verified = true;
+  }
+  return checksum_is_right(flow.bytes, flow.transport, flow.total, flow.version, flow.tcp);
+}
+
+size_t Coalescer::write(size_t index, iovec* iov) {
+  const Run& run = runs_[index];
+  VirtioHeader& virtio = virtio_[index];
+  virtio = {};
+  iov[0] = {&virtio, sizeof virtio};
+  const Piece& first = pieces_[run.first];
+  if (run.count == 1) {
+    iov[1] = {first.bytes, first.total};
+    return 2;
+  }
+
+  uint8_t* header = headers_.data() + index * kMaxHeadersBytes;
+  std::memcpy(header, first.bytes, run.header_bytes);
+  const size_t ip_bytes = run.version == 4 ? kIpv4HeaderBytes : kIpv6HeaderBytes;
+  uint8_t* transport = header + ip_bytes;
+  const uint16_t transport_total = static_cast<uint16_t>(run.total - ip_bytes);
+  if (run.version == 4) {
+    store_be16(header + 2, static_cast<uint16_t>(run.total));
+    store(header + 10, ipv4_header_checksum(header, kIpv4HeaderBytes));
+  } else {
+    store_be16(header + 4, transport_total);
+  }
+  // The kernel completes the checksum of each segment: the field holds the pseudo-header's sum (virtio 1.2 5.1.6.2).
+  const size_t field = run.udp ? kUdpChecksum : kTcpChecksum;
+  if (run.udp) store_be16(transport + 4, transport_total);
+  if (!run.udp && run.push) transport[13] |= kPsh;
+  const uint64_t sum = pseudo_header_sum(header + (run.version == 4 ? 12 : 8), run.version == 4 ? 8 : 32,
+                                         run.udp ? IPPROTO_UDP : IPPROTO_TCP, transport_total);
+  store(transport + field, checksum_fold(sum));
+  virtio.flags = kVirtioNeedsCsum;
+  virtio.gso_type = run.udp ? kGsoUdp : run.version == 4 ? kGsoTcp4 : kGsoTcp6;
+  virtio.hdr_len = run.header_bytes;
+  virtio.gso_size = run.segment_bytes;
+  virtio.csum_start = static_cast<uint16_t>(ip_bytes);
+  virtio.csum_offset = static_cast<uint16_t>(field);
+
+  iov[1] = {header, run.header_bytes};
+  size_t count = 2;
+  for (uint32_t at = run.first; at != kNone; at = pieces_[at].next) {
+    iov[count++] = {pieces_[at].bytes + run.header_bytes, pieces_[at].total - run.header_bytes};
+  }
+  return count;
+}
+
+}  // namespace weft

@@ -1,0 +1,106 @@
+// coalesce.h - joins received packets of one flow into superpackets, so that the kernel takes many by one write.
+//
+// The inverse of segment.h, for what arrived in one receive batch. Packets are added in order and come out as writes
+// in the order in which each write's first packet came in. A flow's packets never overtake each other: a packet that
+// may not join the open run of its flow closes that run and starts a write of its own behind it. Nothing is held
+// beyond the batch, so that joining costs no latency.
+//
+// A packet joins a run only if cutting the result again (segment.h, or the kernel) gives back the same packets:
+// same addresses, ports, TOS or traffic class with ECN, TTL, DF; TCP: same acknowledgement, window, flags and options,
+// the next sequence number; UDP: a checksum is present; equal payload size, a shorter one ends the run, and so does
+// PSH. Never: SYN, FIN, RST, URG, CWR, IP options and extension headers, fragments, an empty payload.
+// Both inner checksums are verified before two packets are joined, since the joined one gets a new checksum: a
+// packet that was damaged on the way must reach its receiver with the sum that betrays it.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <span>
+#include <vector>
+
+#include "packet.h"
+#include "virtio.h"
+
+namespace weft {
+
+/// Which kinds may be joined, and how many UDP packets: 64 before Linux 6.9, 128 since (UDP_MAX_SEGMENTS).
+struct CoalesceLimits {
+  bool tcp = true;
+  bool udp = true;
+  uint16_t udp_segments = 128;
+};
+
+class Coalescer {
+ public:
+  /// Packets that one batch may hold; add() must not be called when full().
+  static constexpr size_t kMaxPackets = 2048;
+  static constexpr size_t kMaxWrites = 512;
+  /// iovecs of the longest write: the virtio header, the packet header, a slice for each segment.
+  static constexpr size_t kMaxRun = 512;
+  static constexpr size_t kMaxIovecs = kMaxRun + 2;
+
+  Coalescer();
+
+  bool full() const { return packet_count_ == kMaxPackets || write_count_ == kMaxWrites; }
+  bool empty() const { return packet_count_ == 0; }
+
+  /// Takes a packet of `packet.total` bytes; `bytes` is borrowed until clear().
+  void add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits);
+
+  size_t writes() const { return write_count_; }
+  size_t packets() const { return packet_count_; }
+
+  /// Packets joined in write `index`; 1 for one that goes as it came.
+  size_t run_packets(size_t index) const { return runs_[index].count; }
+  /// Whether write `index` joins UDP packets.
+  bool is_udp(size_t index) const { return runs_[index].udp; }
+  /// Puts write `index` into `iov`, virtio header first, and returns the number of iovecs. Valid until clear().
+  size_t write(size_t index, iovec* iov);
+  /// Calls `each(bytes, size)` for the packets of write `index` as they came in, to send them singly.
+  template <typename Each>
+  void each_packet(size_t index, Each each) const {
+    for (uint32_t at = runs_[index].first; at != kNone; at = pieces_[at].next) {
+      each(pieces_[at].bytes, pieces_[at].total);
+    }
+  }
+
+  void clear();
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr size_t kSlots = 256;
+
+  struct Piece {
+    uint8_t* bytes;
+    uint32_t total;
+    uint32_t next;
+  };
+  struct Run {
+    uint32_t first, last;     // pieces
+    uint32_t total;           // bytes of the joined packet so far
+    uint32_t next_sequence;   // TCP
+    uint16_t next_id;         // IPv4
+    uint16_t count;
+    uint16_t segment_bytes;   // payload of the first
+    uint8_t header_bytes;
+    uint8_t version;
+    bool udp;
+    bool verified;
+    bool push;
+  };
+  struct Flow;  // a packet that could take part
+
+  bool joins(Run& run, const Flow& flow, const CoalesceLimits& limits);
+  uint32_t append(uint8_t* bytes, uint32_t total);
+  uint32_t start_run(uint8_t* bytes, uint32_t total);
+
+  size_t packet_count_ = 0;
+  size_t write_count_ = 0;
+  std::vector<Piece> pieces_;
+  std::vector<Run> runs_;
+  std::vector<VirtioHeader> virtio_;
+  std::vector<uint8_t> headers_;   // kMaxHeadersBytes for each write
+  std::vector<uint32_t> open_;     // by hash of the flow: its open run; a collision only closes a run early
+};
+
+}  // namespace weft

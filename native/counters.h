@@ -1,0 +1,73 @@
+// counters.h - what the data path counts, by name; every packet that is dropped is counted under its reason.
+//
+// Packets are inner packets as they stand on the wire, a superpacket counts as its segments. Each loop has a row of
+// its own in memory that JavaScript reads; each counter is written by one thread at a time.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace weft {
+
+// clang-format off
+#define WEFT_COUNTERS(X)                                                                            \
+  /* TUN to peers */                                                                                \
+  X(tx_packets)                /* inner packets handed to the socket */                             \
+  X(tx_bytes)                  /* their bytes, without UDP and outer headers */                     \
+  X(tx_messages)               /* messages they went in: fewer than packets with udp-gso */         \
+  X(tx_batches)                /* sendmmsg calls */                                                 \
+  X(tun_reads)                 /* packets and superpackets read from the TUN */                     \
+  X(tx_drop_malformed)         /* not IP, or its lengths contradict each other */                   \
+  X(tx_drop_no_route)          /* no peer has the destination */                                    \
+  X(tx_drop_ttl)               /* TTL or hop limit ran out here */                                  \
+  X(tx_drop_too_big)           /* EMSGSIZE: larger than the path takes */                           \
+  X(tx_drop_socket_full)       /* the socket's buffer stayed full, or ENOBUFS from a queue */       \
+  X(tx_drop_refused)           /* any other refusal: no route to the peer, a firewall's EPERM */    \
+  X(tx_unreachable_sent)       /* ICMP net unreachable, into the TUN */                             \
+  X(tx_time_exceeded_sent)     /* ICMP time exceeded, into the TUN */                               \
+  X(udp_gso_refusals)          /* messages that had to be sent again as single datagrams */         \
+  /* peers to TUN */                                                                                \
+  X(rx_packets)                /* inner packets written to the TUN */                               \
+  X(rx_bytes)                  /* their bytes */                                                    \
+  X(rx_messages)               /* messages read from the socket */                                  \
+  X(rx_batches)                /* recvmmsg calls that returned any */                               \
+  X(tun_writes)                /* writes they went in: fewer than packets with coalescing */        \
+  X(rx_drop_malformed)         /* shorter than an IP header, not IP, contradicting lengths */       \
+  X(rx_drop_truncated)         /* longer than the receive buffer */                                 \
+  X(rx_drop_ttl)               /* TTL or hop limit ran out here */                                  \
+  X(rx_time_exceeded_sent)     /* ICMP time exceeded, to the peer */                                \
+  X(rx_drop_tun)               /* the kernel did not take the packet: the TUN is down or full */    \
+  X(coalesce_refusals)         /* joined writes that had to be written again singly */              \
+  /* the loop */                                                                                    \
+  X(thread_handovers)          /* times that the TUN side moved to its own thread */
+// clang-format on
+
+enum Counter : size_t {
+#define WEFT_COUNTER_ENUM(name) k_##name,
+  WEFT_COUNTERS(WEFT_COUNTER_ENUM)
+#undef WEFT_COUNTER_ENUM
+      kCounterCount
+};
+
+constexpr std::array<std::string_view, kCounterCount> kCounterNames{
+#define WEFT_COUNTER_NAME(name) #name,
+    WEFT_COUNTERS(WEFT_COUNTER_NAME)
+#undef WEFT_COUNTER_NAME
+};
+
+/// One loop's row.
+class CounterRow {
+ public:
+  explicit CounterRow(uint64_t* row) : row_(row) {}
+  void add(Counter counter, uint64_t amount = 1) {
+    // One writer: a relaxed load and store, no locked instruction.
+    __atomic_store_n(&row_[counter], __atomic_load_n(&row_[counter], __ATOMIC_RELAXED) + amount, __ATOMIC_RELAXED);
+  }
+
+ private:
+  uint64_t* row_;
+};
+
+}  // namespace weft

@@ -1,0 +1,57 @@
+// features.h - the kernel offloads that the engine uses, each of which the kernel may refuse.
+//
+// A feature is on when it was wanted and the kernel took it, and goes off at run time when the kernel refuses to do
+// what it had promised. The bits are read once a batch by the threads and at any time from JavaScript.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string_view>
+
+namespace weft {
+
+enum Feature : uint32_t {
+  kTunHeader = 1 << 0,      ///< the TUN speaks virtio headers; without it there is no other tun feature (Linux 2.6.27)
+  kTunCsum = 1 << 1,        ///< packets from the TUN may lack their checksum
+  kTunTso = 1 << 2,         ///< TCP superpackets from the TUN
+  kTunUso = 1 << 3,         ///< UDP superpackets from the TUN (Linux 6.2)
+  kUdpGso = 1 << 4,         ///< many datagrams by one message, UDP_SEGMENT (Linux 4.18)
+  kUdpGro = 1 << 5,         ///< many datagrams from one message, UDP_GRO (Linux 5.0)
+  kCoalesceTcp = 1 << 6,    ///< TCP packets joined for the TUN
+  kCoalesceUdp = 1 << 7,    ///< UDP packets joined for the TUN; the kernel must know USO
+  kTwoThreads = 1 << 8,     ///< under load each direction has a thread of its own
+};
+
+struct FeatureName {
+  Feature feature;
+  std::string_view name;
+};
+
+constexpr std::array<FeatureName, 9> kFeatureNames{{
+    {kTunHeader, "tun-header"},
+    {kTunCsum, "tun-csum"},
+    {kTunTso, "tun-tso"},
+    {kTunUso, "tun-uso"},
+    {kUdpGso, "udp-gso"},
+    {kUdpGro, "udp-gro"},
+    {kCoalesceTcp, "coalesce-tcp"},
+    {kCoalesceUdp, "coalesce-udp"},
+    {kTwoThreads, "two-threads"},
+}};
+
+constexpr uint32_t kAllFeatures = (1 << kFeatureNames.size()) - 1;
+
+/// The features in use. Any thread may switch one off; none is ever switched on again.
+class Features {
+ public:
+  explicit Features(uint32_t bits) : bits_(bits) {}
+  bool has(Feature feature) const { return bits() & feature; }
+  uint32_t bits() const { return bits_.load(std::memory_order_relaxed); }
+  void drop(uint32_t features) { bits_.fetch_and(~features, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint32_t> bits_;
+};
+
+}  // namespace weft

@@ -1,0 +1,18 @@
+// linux_compat.h - kernel constants younger than the headers a build machine may have, each with its kernel version.
+#pragma once
+
+#include <linux/if_tun.h>
+#include <netinet/udp.h>
+
+#ifndef TUN_F_USO4  // Linux 6.2, commit 399e0827642f
+#define TUN_F_USO4 0x20
+#define TUN_F_USO6 0x40
+#endif
+
+#ifndef UDP_SEGMENT  // Linux 4.18
+#define UDP_SEGMENT 103
+#endif
+
+#ifndef UDP_GRO  // Linux 5.0
+#define UDP_GRO 104
+#endif

@@ -1,0 +1,77 @@
+// packet.h - what the engine must know of an inner IP packet, read once and checked once.
+#pragma once
+
+#include <netinet/in.h>
+
+#include "bytes.h"
+
+namespace weft {
+
+constexpr size_t kIpv4HeaderBytes = 20;
+constexpr size_t kIpv6HeaderBytes = 40;
+constexpr size_t kTcpHeaderBytes = 20;
+constexpr size_t kUdpHeaderBytes = 8;
+/// The longest IPv4 header and TCP header together.
+constexpr size_t kMaxHeadersBytes = 120;
+
+/// TCP flags, the 14th byte of the header (RFC 9293 section 3.1, RFC 3168 section 6.1).
+enum TcpFlag : uint8_t { kFin = 1, kSyn = 2, kRst = 4, kPsh = 8, kAck = 16, kUrg = 32, kEce = 64, kCwr = 128 };
+
+/// The shape of an IP packet whose headers were found whole. Offsets are from its first byte.
+struct Packet {
+  uint8_t version = 0;     ///< 4 or 6
+  uint8_t protocol = 0;    ///< IPv4 protocol, or the first next header of IPv6
+  uint8_t hop_limit = 0;   ///< TTL or hop limit
+  bool fragment = false;   ///< any fragment, the first one too (IPv4 only: IPv6 fragments show as protocol 44)
+  bool later_fragment = false;
+  uint16_t ip_bytes = 0;   ///< length of the IP header
+  uint32_t total = 0;      ///< length of the packet by its own header
+};
+
+enum class Shape : uint8_t {
+  kOk,
+  kShort,        ///< less than a header
+  kBadVersion,   ///< neither 4 nor 6
+  kBadHeader,    ///< IHL below 5 or beyond the packet
+  kBadLength,    ///< the header's length says more than there is, or less than the header
+};
+
+/// Reads the IP header of `size` bytes at `bytes`. Trailing bytes beyond the packet's own length are allowed.
+inline Shape read_packet(const uint8_t* bytes, size_t size, Packet& packet) {
+  if (size < kIpv4HeaderBytes) return Shape::kShort;
+  packet.version = bytes[0] >> 4;
+  if (packet.version == 4) {
+    packet.ip_bytes = static_cast<uint16_t>((bytes[0] & 15) * 4);
+    if (packet.ip_bytes < kIpv4HeaderBytes || packet.ip_bytes > size) return Shape::kBadHeader;
+    packet.total = load_be16(bytes + 2);
+    if (packet.total < packet.ip_bytes || packet.total > size) return Shape::kBadLength;
+    const uint16_t fragment = load_be16(bytes + 6);
+    packet.later_fragment = (fragment & 0x1fff) != 0;
+    packet.fragment = (fragment & 0x3fff) != 0;
+    packet.hop_limit = bytes[8];
+    packet.protocol = bytes[9];
+    return Shape::kOk;
+  }
+  if (packet.version == 6) {
+    if (size < kIpv6HeaderBytes) return Shape::kShort;
+    packet.ip_bytes = kIpv6HeaderBytes;
+    packet.total = kIpv6HeaderBytes + load_be16(bytes + 4);
+    if (packet.total > size) return Shape::kBadLength;
+    packet.fragment = packet.later_fragment = false;
+    packet.protocol = bytes[6];
+    packet.hop_limit = bytes[7];
+    return Shape::kOk;
+  }
+  return Shape::kBadVersion;
+}
+
+/// Where the source address stands; the destination follows it. `address_bytes` is the length of one.
+inline const uint8_t* source_address(const uint8_t* bytes, const Packet& packet) {
+  return bytes + (packet.version == 4 ? 12 : 8);
+}
+inline size_t address_bytes(const Packet& packet) { return packet.version == 4 ? 4 : 16; }
+inline const uint8_t* destination_address(const uint8_t* bytes, const Packet& packet) {
+  return bytes + (packet.version == 4 ? 16 : 24);
+}
+
+}  // namespace weft

@@ -1,0 +1,106 @@
+// peers.h - the peer table: inner destination to UDP endpoint, built once, read by every thread.
+//
+// One open-addressing hash table for each prefix length that occurs, asked from the longest to the shortest. In
+// practice a network has one prefix length (SubnetLen), so a look-up is one multiplication and one probe, however
+// many peers there are, and leases of other lengths still match longest first.
+#pragma once
+
+#include <netinet/in.h>
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "bytes.h"
+
+namespace weft {
+
+/// Where a peer's datagrams go. Compared by address: one peer is one Endpoint in a table.
+struct Endpoint {
+  union {
+    sockaddr_in v4;
+    sockaddr_in6 v6;
+  } address;
+  socklen_t address_bytes;
+};
+
+class PeerTable {
+ public:
+  /// Size of one record; the layout is in src/dataplane/peers.ts.
+  static constexpr size_t kRecordBytes = 40;
+
+  /// Builds a table from whole records. Of two records for one subnet the last counts.
+  explicit PeerTable(std::span<const uint8_t> records);
+
+  /// The endpoint for a destination in network order (4 bytes for version 4, 16 for 6), or null.
+  const Endpoint* find(uint8_t version, const uint8_t* destination) const;
+
+  size_t size() const { return endpoints_.size(); }
+
+ private:
+  /// A prefix of up to 128 bits, left-aligned, host order; IPv4 uses the top 32.
+  struct Prefix {
+    uint64_t high, low;
+    bool operator==(const Prefix&) const = default;
+  };
+  struct Slot {
+    Prefix prefix;
+    uint32_t endpoint;  // index plus one; 0 is free
+  };
+  struct Length {
+    uint8_t bits;
+    Prefix mask;
+    uint32_t slot_mask;  // number of slots minus one
+    std::vector<Slot> slots;
+  };
+
+  static Prefix read_prefix(uint8_t version, const uint8_t* address);
+  static Prefix mask_of(uint8_t bits);
+  static uint32_t hash(const Prefix& prefix);
+
+  std::vector<Endpoint> endpoints_;
+  std::vector<Length> v4_, v6_;  // longest first
+};
+
+/// The table in force, replaced without a lock: a hazard pointer for each reading thread (Michael, "Hazard
+/// Pointers", 2004). Writers are serialised by their one thread, JavaScript's.
+class PeerTables {
+ public:
+  /// A reader's claim on the table that it uses during one batch.
+  class Reader {
+   public:
+    /// The newest table, valid until the next `acquire` or `release` of this reader.
+    const PeerTable& acquire() {
+      const PeerTable* table = tables_->current_.load(std::memory_order_acquire);
+      for (;;) {
+        hazard_->store(table, std::memory_order_seq_cst);
+        const PeerTable* again = tables_->current_.load(std::memory_order_seq_cst);
+        if (again == table) return *table;
+        table = again;
+      }
+    }
+    void release() { hazard_->store(nullptr, std::memory_order_release); }
+
+   private:
+    friend class PeerTables;
+    Reader(PeerTables* tables, std::atomic<const PeerTable*>* hazard) : tables_(tables), hazard_(hazard) {}
+    PeerTables* tables_;
+    std::atomic<const PeerTable*>* hazard_;
+  };
+
+  explicit PeerTables(size_t readers);
+
+  /// The claim of reader `index`; each is used by one thread at a time.
+  Reader reader(size_t index) { return {this, &hazards_[index]}; }
+
+  /// Puts `table` in force and frees those that no reader holds any more.
+  void replace(std::unique_ptr<const PeerTable> table);
+
+ private:
+  std::atomic<const PeerTable*> current_;
+  std::vector<std::unique_ptr<const PeerTable>> owned_;  // the current one and those still in use
+  std::vector<std::atomic<const PeerTable*>> hazards_;
+};
+
+}  // namespace weft

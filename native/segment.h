@@ -1,0 +1,58 @@
+// segment.h - cuts what the kernel left uncut: a superpacket into packets, a missing checksum into a whole one.
+//
+// A TUN with TSO and USO hands over up to 64 KiB under one header. Each segment gets a header of its own; the
+// payload is not copied, a segment points into the superpacket.
+#pragma once
+
+#include <span>
+
+#include "packet.h"
+#include "virtio.h"
+
+namespace weft {
+
+/// Completes the checksum of a packet read with kVirtioNeedsCsum and no GSO type. False when the offsets are beyond
+/// the packet. A UDP sum of zero becomes 0xffff (RFC 768).
+bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, size_t size);
+
+/// One packet in two pieces.
+struct Segment {
+  uint8_t* header;          ///< where the caller asked for it
+  size_t header_bytes;
+  uint8_t* payload;         ///< inside the superpacket: valid as long as that
+  size_t payload_bytes;
+};
+
+/// The segments of one superpacket, in order. Rules: the IPv4 identification counts up by one; the TCP sequence number
+/// by the segment size; FIN and PSH stand on the last segment only, CWR on the first only (RFC 3168 section 6.1.2);
+/// every segment has its checksums complete.
+class Segmenter {
+ public:
+  /// Checks the superpacket of `packet.total` bytes and gets ready. False when it is malformed or of a type that we
+  /// did not ask for.
+  bool begin(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet);
+
+  /// Bytes that a segment's header takes; at most kMaxHeadersBytes.
+  size_t header_bytes() const { return header_bytes_; }
+  /// The most bytes that any segment has, all but the last have exactly this.
+  size_t segment_bytes() const { return header_bytes_ + gso_size_; }
+  size_t count() const { return (payload_bytes_ + gso_size_ - 1) / gso_size_; }
+  bool done() const { return offset_ >= payload_bytes_; }
+
+  /// Writes the next segment's header to `header` (header_bytes() of room). Must not be called when done.
+  Segment next(uint8_t* header);
+
+ private:
+  uint8_t* bytes_;
+  Packet packet_;
+  size_t transport_;      // offset of the TCP or UDP header
+  size_t header_bytes_;
+  size_t payload_bytes_;
+  size_t gso_size_;
+  size_t offset_;         // into the payload
+  uint16_t index_;
+  bool tcp_;
+  uint64_t addresses_sum_;
+};
+
+}  // namespace weft

@@ -1,0 +1,21 @@
+// tun.h - opening a TUN device and agreeing on offloads with it.
+#pragma once
+
+#include <string>
+
+#include "features.h"
+#include "system.h"
+
+namespace weft {
+
+struct Tun {
+  Fd fd;
+  std::string name;      ///< as the kernel gave it
+  uint32_t features = 0; ///< of kTunHeader, kTunCsum, kTunTso, kTunUso: what the kernel took
+};
+
+/// Opens one queue of a TUN without packet information, non-blocking. `name` may be a pattern with %d, of which the
+/// kernel takes the first free one. Of `wanted` it takes the tun features that the kernel grants.
+Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun& tun);
+
+}  // namespace weft

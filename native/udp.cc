@@ -1,0 +1,49 @@
+// udp.cc - socket options, each found out by asking.
+#include "udp.h"
+
+#include <errno.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include "linux_compat.h"
+
+namespace weft {
+
+namespace {
+
+bool set_option(int fd, int level, int name, int value) {
+  return setsockopt(fd, level, name, &value, sizeof value) == 0;
+}
+
+/// Sets a buffer size past the sysctl limit where we may (CAP_NET_ADMIN in the initial user namespace), up to it
+/// where we may not, and returns what was granted (the kernel reports twice the size, socket(7)).
+int set_buffer(int fd, int force, int ask, int bytes) {
+  if (!set_option(fd, SOL_SOCKET, force, bytes)) set_option(fd, SOL_SOCKET, ask, bytes);
+  int granted = 0;
+  socklen_t size = sizeof granted;
+  getsockopt(fd, SOL_SOCKET, ask, &granted, &size);
+  return granted / 2;
+}
+
+}  // namespace
+
+Failure open_udp(const sockaddr_in& address, bool shared, uint32_t wanted, UdpSocket& result) {
+  Fd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd) return SystemError{"socket", errno};
+  if (shared && !set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1)) return SystemError{"setsockopt SO_REUSEPORT", errno};
+  result.receive_buffer_bytes = set_buffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, kReceiveBufferBytes);
+  result.send_buffer_bytes = set_buffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, kSendBufferBytes);
+  const timeval patience{0, 10'000};
+  if (setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) < 0) {
+    return SystemError{"setsockopt SO_SNDTIMEO", errno};
+  }
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) return SystemError{"bind", errno};
+  result.features = 0;
+  // A segment size of 0 changes nothing and tells whether the option exists.
+  if ((wanted & kUdpGso) && set_option(fd.get(), IPPROTO_UDP, UDP_SEGMENT, 0)) result.features |= kUdpGso;
+  if ((wanted & kUdpGro) && set_option(fd.get(), IPPROTO_UDP, UDP_GRO, 1)) result.features |= kUdpGro;
+  result.fd = std::move(fd);
+  return {};
+}
+
+}  // namespace weft

@@ -1,0 +1,29 @@
+// virtio.h - the header that a TUN opened with IFF_VNET_HDR puts before every packet, both ways.
+//
+// Own definitions: <linux/virtio_net.h> of Linux 6.1 does not compile as C++ and lacks the UDP type (virtio 1.2
+// section 5.1.6, Linux 6.2). Fields are in the host's order: TUNSETVNETLE and TUNSETVNETBE are not used.
+#pragma once
+
+#include <cstdint>
+
+namespace weft {
+
+struct VirtioHeader {
+  uint8_t flags = 0;
+  uint8_t gso_type = 0;
+  uint16_t hdr_len = 0;  ///< a hint; on packets read from a TUN it is not to be trusted
+  uint16_t gso_size = 0;
+  uint16_t csum_start = 0;
+  uint16_t csum_offset = 0;
+};
+static_assert(sizeof(VirtioHeader) == 10);
+
+constexpr uint8_t kVirtioNeedsCsum = 1;  ///< the checksum field holds the pseudo-header's sum only
+
+constexpr uint8_t kGsoNone = 0;
+constexpr uint8_t kGsoTcp4 = 1;
+constexpr uint8_t kGsoTcp6 = 4;
+constexpr uint8_t kGsoUdp = 5;      ///< UDP segmentation (USO); 3 is the old UFO, which we never ask for
+constexpr uint8_t kGsoEcn = 0x80;   ///< with a TCP type: CWR stands on the first segment only
+
+}  // namespace weft
