@@ -17,15 +17,20 @@ export interface EngineOptions {
   tunAddress: number
   /** Number of loops, each with one TUN queue, one socket and its thread; 1 to 16. */
   workers: number
-  /** One packet per system call and one thread, no offload: what flanneld does, to compare with. */
+  /** One packet per system call and one thread, no feature: what flanneld does, to compare with. */
   naive: boolean
+  /** Features not to use, of `featureNames`: for tests and for kernels that promise what they do not keep. */
+  without: readonly string[]
 }
 
 export interface NativeEngine {
   /** The interface's name as the kernel gave it. */
   readonly tunName: string
-  /** The kernel offloads in use, such as `tun-tso4` or `udp-gso`. */
+  /** The features in use now, of `featureNames`: granted at start, less those that failed since. */
   readonly offloads: string[]
+  /** What the kernel granted of the buffers asked for, in bytes. */
+  readonly receiveBufferBytes: number
+  readonly sendBufferBytes: number
   /**
    * Live counters, `counterNames.length` a loop, loops one after another; written by the loops' threads,
    * to be read only.
@@ -50,6 +55,9 @@ export interface ReadWatcher {
 
 /** The names of the counters, in the order in which they stand in `NativeEngine.counters`. */
 export const counterNames: string[]
+
+/** The names of the engine's features; native/features.h says what each is. */
+export const featureNames: string[]
 
 /**
  * Opens the TUN and the socket and starts the threads. `onFault` is called at most once, when a loop cannot go on

@@ -65,7 +65,6 @@ Pump Ingress::pump() {
     if (errno == EBADF || errno == ENOTSOCK || errno == EFAULT) pump.failure = SystemError{"recvmmsg", errno};
     return pump;
   }
-  uint64_t bytes = 0;
   for (int i = 0; i < count; i++) {
     msghdr& header = messages_[static_cast<size_t>(i)].msg_hdr;
     if (header.msg_flags & MSG_TRUNC) {
@@ -74,7 +73,6 @@ Pump Ingress::pump() {
     }
     uint8_t* at = static_cast<uint8_t*>(header.msg_iov->iov_base);
     size_t left = messages_[static_cast<size_t>(i)].msg_len;
-    bytes += left;
     const size_t step = gro_size(header);
     do {
       const size_t size = step > 0 ? std::min(step, left) : left;

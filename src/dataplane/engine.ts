@@ -14,12 +14,17 @@ export interface EngineConfig {
   /** The TUN's own address, source of ICMP errors, in host order. */
   readonly tunAddress: number
   readonly workers: number
+  /** Kernel features not to use (native/features.h). */
+  readonly without: readonly string[]
 }
 
 export interface Engine {
   readonly kind: 'native' | 'naive' | 'dgram'
   readonly tunName: string
+  /** Kernel features in use at this moment. */
   readonly offloads: readonly string[]
+  /** What an operator should know of how the engine started: a smaller buffer, a feature refused. */
+  readonly notes: readonly string[]
   /** Resolves with the reason if the data path can no longer forward; stays pending otherwise. */
   readonly fault: Promise<Error>
   /** Replaces the whole peer table by encoded records (peers.ts). Idempotent. */

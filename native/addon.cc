@@ -1,0 +1,278 @@
+// addon.cc - arguments, errors and life times between JavaScript and the engine; the only file that knows N-API.
+//
+// Threads never call into JavaScript: a fault is an eventfd that the event loop watches. Everything that is open when
+// the environment ends (a worker, process.exit) is closed by a cleanup hook, threads joined first.
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <napi.h>
+#include <string.h>
+#include <uv.h>
+
+#include "counters.h"
+#include "engine.h"
+#include "linux_compat.h"
+
+namespace weft {
+
+namespace {
+
+Napi::Error to_error(Napi::Env env, const SystemError& failure) {
+  Napi::Error error = Napi::Error::New(env, std::string(failure.call) + ": " + strerror(failure.number));
+  error.Set("code", uv_err_name(-failure.number));
+  error.Set("syscall", failure.call);
+  return error;
+}
+
+uv_loop_t* event_loop(Napi::Env env) {
+  uv_loop_t* loop = nullptr;
+  napi_get_uv_event_loop(env, &loop);
+  return loop;
+}
+
+/// Calls a JavaScript function from the event loop while a descriptor is readable. The libuv handle outlives this
+/// object until libuv has closed it.
+class Watcher {
+ public:
+  Watcher(Napi::Env env, int fd, std::function<void(Napi::Env)> on_readable)
+      : state_(new State{{}, env, std::move(on_readable)}) {
+    uv_poll_init(event_loop(env), &state_->poll, fd);
+    state_->poll.data = state_;
+    uv_poll_start(&state_->poll, UV_READABLE, [](uv_poll_t* poll, int, int) {
+      auto* state = static_cast<State*>(poll->data);
+      Napi::HandleScope scope(state->env);
+      state->on_readable(state->env);
+    });
+  }
+  ~Watcher() { stop(); }
+  void stop() {
+    if (!state_) return;
+    uv_poll_stop(&state_->poll);
+    uv_close(reinterpret_cast<uv_handle_t*>(&state_->poll),
+             [](uv_handle_t* handle) { delete static_cast<State*>(handle->data); });
+    state_ = nullptr;
+  }
+
+ private:
+  struct State {
+    uv_poll_t poll;
+    Napi::Env env;
+    std::function<void(Napi::Env)> on_readable;
+  };
+  State* state_;
+};
+
+/// Stops something when the environment ends, if nobody has before.
+template <typename T>
+class WithCleanup : public Napi::ObjectWrap<T> {
+ public:
+  explicit WithCleanup(const Napi::CallbackInfo& info) : Napi::ObjectWrap<T>(info), environment_(info.Env()) {
+    napi_add_env_cleanup_hook(environment_, &WithCleanup::clean_up, static_cast<T*>(this));
+    this->Ref();  // lives until stopped
+  }
+
+ protected:
+  /// Call once, when stopped.
+  void release() {
+    napi_remove_env_cleanup_hook(environment_, &WithCleanup::clean_up, static_cast<T*>(this));
+    this->Unref();
+  }
+
+ private:
+  static void clean_up(void* self) { static_cast<T*>(self)->shut_down(); }
+  napi_env environment_;
+};
+
+class EngineHandle : public WithCleanup<EngineHandle> {
+ public:
+  static Napi::Function define(Napi::Env env) {
+    return DefineClass(env, "NativeEngine",
+                       {InstanceMethod<&EngineHandle::set_peers>("setPeers"), InstanceMethod<&EngineHandle::stop>("stop"),
+                        InstanceAccessor<&EngineHandle::offloads>("offloads")});
+  }
+
+  explicit EngineHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {}
+
+  Failure start(const EngineOptions& options, Napi::BigUint64Array counters, Napi::Function on_fault) {
+    if (Failure failure = Engine::start(options, counters.Data(), engine_)) {
+      release();
+      return failure;
+    }
+    counters_ = Napi::Persistent(static_cast<Napi::Object>(counters));
+    on_fault_ = Napi::Persistent(on_fault);
+    watcher_ = std::make_unique<Watcher>(info_env(), engine_->fault().event(), [this](Napi::Env env) {
+      watcher_.reset();
+      on_fault_.Call({to_error(env, engine_->fault().error()).Value()});
+    });
+    return {};
+  }
+  const Engine& engine() const { return *engine_; }
+
+  void shut_down() {
+    watcher_.reset();
+    engine_.reset();
+  }
+
+ private:
+  Napi::Env info_env() { return Env(); }
+
+  void set_peers(const Napi::CallbackInfo& info) {
+    const auto records = info[0].As<Napi::Uint8Array>();
+    if (engine_) engine_->set_peers({records.Data(), records.ByteLength()});
+  }
+  void stop(const Napi::CallbackInfo&) {
+    if (!engine_) return;
+    shut_down();
+    release();
+  }
+  Napi::Value offloads(const Napi::CallbackInfo& info) {
+    Napi::Array names = Napi::Array::New(info.Env());
+    const uint32_t bits = engine_ ? engine_->features().bits() : 0;
+    for (const FeatureName& feature : kFeatureNames) {
+      if (bits & feature.feature) names.Set(names.Length(), std::string(feature.name));
+    }
+    return names;
+  }
+
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Watcher> watcher_;
+  Napi::ObjectReference counters_;  // the threads write into it
+  Napi::FunctionReference on_fault_;
+};
+
+class WatcherHandle : public WithCleanup<WatcherHandle> {
+ public:
+  static Napi::Function define(Napi::Env env) {
+    return DefineClass(env, "ReadWatcher", {InstanceMethod<&WatcherHandle::stop>("stop")});
+  }
+  explicit WatcherHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {
+    callback_ = Napi::Persistent(info[1].As<Napi::Function>());
+    watcher_ = std::make_unique<Watcher>(info.Env(), info[0].As<Napi::Number>().Int32Value(),
+                                         [this](Napi::Env env) { callback_.MakeCallback(env.Global(), {}); });
+  }
+  void shut_down() { watcher_.reset(); }
+
+ private:
+  void stop(const Napi::CallbackInfo&) {
+    if (!watcher_) return;
+    shut_down();
+    release();
+  }
+  std::unique_ptr<Watcher> watcher_;
+  Napi::FunctionReference callback_;
+};
+
+struct Classes {
+  Napi::FunctionReference engine;
+  Napi::FunctionReference watcher;
+};
+
+uint32_t wanted_features(const Napi::Array& without) {
+  uint32_t features = kAllFeatures;
+  for (uint32_t i = 0; i < without.Length(); i++) {
+    const std::string name = without.Get(i).As<Napi::String>();
+    for (const FeatureName& feature : kFeatureNames) {
+      if (feature.name == name) features &= ~feature.feature;
+    }
+  }
+  return features;
+}
+
+Napi::Value start_engine(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  const auto given = info[0].As<Napi::Object>();
+  EngineOptions options;
+  options.tun_name = given.Get("tunName").As<Napi::String>();
+  options.bind_address.sin_family = AF_INET;
+  options.bind_address.sin_port = to_be16(static_cast<uint16_t>(given.Get("port").As<Napi::Number>().Uint32Value()));
+  inet_pton(AF_INET, given.Get("bindAddress").As<Napi::String>().Utf8Value().c_str(), &options.bind_address.sin_addr);
+  options.tun_address = to_be32(given.Get("tunAddress").As<Napi::Number>().Uint32Value());
+  options.workers = given.Get("workers").As<Napi::Number>().Uint32Value();
+  options.naive = given.Get("naive").As<Napi::Boolean>();
+  options.features = wanted_features(given.Get("without").As<Napi::Array>());
+
+  auto counters = Napi::BigUint64Array::New(env, options.workers * kCounterCount, napi_biguint64_array);
+  Napi::Object handle = env.GetInstanceData<Classes>()->engine.New({});
+  EngineHandle* engine = EngineHandle::Unwrap(handle);
+  if (Failure failure = engine->start(options, counters, info[1].As<Napi::Function>())) {
+    to_error(env, *failure).ThrowAsJavaScriptException();
+    return env.Undefined();
+  }
+  handle.Set("tunName", engine->engine().tun_name());
+  handle.Set("counters", counters);
+  handle.Set("receiveBufferBytes", engine->engine().receive_buffer_bytes());
+  handle.Set("sendBufferBytes", engine->engine().send_buffer_bytes());
+  return handle;
+}
+
+Napi::Value open_plain_tun(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  Tun tun;
+  if (Failure failure = open_tun(info[0].As<Napi::String>(), false, 0, tun)) {
+    to_error(env, *failure).ThrowAsJavaScriptException();
+    return env.Undefined();
+  }
+  Napi::Object result = Napi::Object::New(env);
+  result.Set("name", tun.name);
+  result.Set("fd", tun.fd.release());
+  return result;
+}
+
+Napi::Value watch_readable(const Napi::CallbackInfo& info) {
+  return info.Env().GetInstanceData<Classes>()->watcher.New({info[0], info[1]});
+}
+
+/// Waits for the lock in a thread of libuv's pool.
+class LockWorker : public Napi::AsyncWorker {
+ public:
+  LockWorker(Napi::Env env, int fd) : AsyncWorker(env), fd_(fd), promise_(Napi::Promise::Deferred::New(env)) {}
+  Napi::Promise promise() const { return promise_.Promise(); }
+
+ protected:
+  void Execute() override {
+    struct flock lock{};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    while (fcntl(fd_, F_OFD_SETLKW, &lock) < 0) {
+      if (errno == EINTR) continue;
+      error_ = errno;
+      return;
+    }
+  }
+  void OnOK() override {
+    if (error_) return promise_.Reject(to_error(Env(), {"fcntl F_OFD_SETLKW", error_}).Value());
+    promise_.Resolve(Env().Undefined());
+  }
+
+ private:
+  int fd_;
+  int error_ = 0;
+  Napi::Promise::Deferred promise_;
+};
+
+Napi::Value lock_file(const Napi::CallbackInfo& info) {
+  auto* worker = new LockWorker(info.Env(), info[0].As<Napi::Number>().Int32Value());  // deletes itself when done
+  worker->Queue();
+  return worker->promise();
+}
+
+Napi::Object init(Napi::Env env, Napi::Object exports) {
+  env.SetInstanceData(new Classes{Napi::Persistent(EngineHandle::define(env)), Napi::Persistent(WatcherHandle::define(env))});
+  Napi::Array counters = Napi::Array::New(env);
+  for (const auto& name : kCounterNames) counters.Set(counters.Length(), std::string(name));
+  exports.Set("counterNames", counters);
+  Napi::Array features = Napi::Array::New(env);
+  for (const auto& feature : kFeatureNames) features.Set(features.Length(), std::string(feature.name));
+  exports.Set("featureNames", features);
+  exports.Set("startEngine", Napi::Function::New<start_engine>(env));
+  exports.Set("openTun", Napi::Function::New<open_plain_tun>(env));
+  exports.Set("watchReadable", Napi::Function::New<watch_readable>(env));
+  exports.Set("lockFile", Napi::Function::New<lock_file>(env));
+  return exports;
+}
+
+}  // namespace
+
+NODE_API_MODULE(NODE_GYP_MODULE_NAME, init)
+
+}  // namespace weft

@@ -1,0 +1,177 @@
+// dgram-engine.ts - the same data path in TypeScript: a TUN descriptor and node:dgram, one packet at a time.
+//
+// Short enough to read in one sitting. It is what the native engine is tested against, and the way to run where
+// threads are unwanted. It knows IPv4 only and no offload.
+
+import { createSocket } from 'node:dgram'
+import { closeSync, readSync, writeSync } from 'node:fs'
+import { LRUCache } from 'lru-cache'
+import { addon } from '../host/addon.ts'
+import { formatIpv4, ipv4Mask } from '../net/ipv4.ts'
+import type { Engine, EngineConfig } from './engine.ts'
+import { decrementTtl, icmpError, ipv4PacketBytes } from './packet.ts'
+import { decodePeers } from './peers.ts'
+import { engineStartError } from './start-error.ts'
+
+/** Destinations whose look-up is remembered. */
+const FLOW_CACHE_ENTRIES = 4096
+/** Packets taken from the TUN before the event loop gets its turn. */
+const READS_PER_TURN = 64
+const ICMP_UNREACHABLE = 3
+const ICMP_TIME_EXCEEDED = 11
+
+interface Endpoint {
+  readonly address: string
+  readonly port: number
+}
+
+/** Subnets by prefix length, longest first. */
+type Table = readonly { readonly mask: number; readonly subnets: ReadonlyMap<number, Endpoint> }[]
+
+function buildTable(records: Uint8Array): Table {
+  const lengths = new Map<number, Map<number, Endpoint>>()
+  for (const { subnet, endpoint, port } of decodePeers(records)) {
+    const subnets = lengths.get(subnet.prefixLength) ?? new Map<number, Endpoint>()
+    lengths.set(subnet.prefixLength, subnets.set(subnet.address, { address: formatIpv4(endpoint), port }))
+  }
+  return [...lengths].toSorted(([a], [b]) => b - a).map(([bits, subnets]) => ({ mask: ipv4Mask(bits), subnets }))
+}
+
+/** Starts the engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
+export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
+  const socket = createSocket({ type: 'udp4' })
+  let tun: { fd: number; name: string }
+  try {
+    await new Promise<void>((resolve, reject) => {
+      socket.once('error', reject)
+      socket.bind({ port: config.port, address: config.bindAddress, exclusive: true }, () => {
+        socket.off('error', reject)
+        resolve()
+      })
+    })
+    tun = addon.openTun(config.tunName)
+  } catch (error) {
+    socket.close()
+    throw engineStartError(error, config)
+  }
+
+  let reportFault: (error: Error) => void = () => {}
+  const fault = new Promise<Error>((resolve) => {
+    reportFault = resolve
+  })
+  const counters: Record<string, bigint> = Object.fromEntries(addon.counterNames.map((name) => [name, 0n]))
+  const count = (name: string, amount = 1): void => {
+    counters[name] = (counters[name] ?? 0n) + BigInt(amount)
+  }
+
+  let table: Table = []
+  const flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
+  function endpointFor(destination: number): Endpoint | undefined {
+    const known = flows.get(destination)
+    if (known) return known
+    for (const { mask, subnets } of table) {
+      const endpoint = subnets.get((destination & mask) >>> 0)
+      if (endpoint) {
+        flows.set(destination, endpoint)
+        return endpoint
+      }
+    }
+    return undefined
+  }
+
+  function writeTun(packet: Buffer): boolean {
+    try {
+      writeSync(tun.fd, packet)
+      return true
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'EBADFD') reportFault(error as Error)
+      return false
+    }
+  }
+
+  function answer(type: 3 | 11, packet: Buffer, counter: string): void {
+    const error = icmpError(type, config.tunAddress, packet)
+    if (error && writeTun(error)) count(counter)
+  }
+
+  // TUN to peer.
+  function forward(bytes: Buffer): void {
+    const size = ipv4PacketBytes(bytes)
+    if (size === undefined) return count(bytes.length > 0 && bytes.readUInt8(0) >> 4 === 6 ? 'tx_drop_no_route' : 'tx_drop_malformed')
+    const packet = Buffer.from(bytes.subarray(0, size)) // send() keeps it until the datagram is gone
+    const endpoint = endpointFor(packet.readUInt32BE(16))
+    if (!endpoint) {
+      count('tx_drop_no_route')
+      return answer(ICMP_UNREACHABLE, packet, 'tx_unreachable_sent')
+    }
+    if (!decrementTtl(packet)) {
+      count('tx_drop_ttl')
+      return answer(ICMP_TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
+    }
+    socket.send(packet, endpoint.port, endpoint.address, (error) => {
+      if (!error) {
+        count('tx_packets')
+        count('tx_bytes', size)
+        count('tx_messages')
+      } else {
+        const { code } = error as NodeJS.ErrnoException
+        count(code === 'EMSGSIZE' ? 'tx_drop_too_big' : code === 'ENOBUFS' ? 'tx_drop_socket_full' : 'tx_drop_refused')
+      }
+    })
+  }
+
+  // Peer to TUN.
+  socket.on('message', (bytes, from) => {
+    count('rx_messages')
+    const size = ipv4PacketBytes(bytes)
+    if (size === undefined) return count('rx_drop_malformed')
+    const packet = bytes.subarray(0, size)
+    if (!decrementTtl(packet)) {
+      count('rx_drop_ttl')
+      const error = icmpError(ICMP_TIME_EXCEEDED, config.tunAddress, packet)
+      if (error) socket.send(error, from.port, from.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
+      return
+    }
+    if (!writeTun(packet)) return count('rx_drop_tun')
+    count('tun_writes')
+    count('rx_packets')
+    count('rx_bytes', size)
+  })
+  socket.on('error', (error) => reportFault(error))
+
+  const buffer = Buffer.alloc(65536)
+  const watcher = addon.watchReadable(tun.fd, () => {
+    try {
+      for (let reads = 0; reads < READS_PER_TURN; reads++) {
+        const size = readSync(tun.fd, buffer)
+        count('tun_reads')
+        forward(buffer.subarray(0, size))
+      }
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'EAGAIN') return
+      watcher.stop() // EBADFD: the device was deleted
+      reportFault(error as Error)
+    }
+  })
+
+  let running = true
+  return {
+    kind: 'dgram',
+    tunName: tun.name,
+    offloads: [],
+    notes: [],
+    fault,
+    setPeers(records) {
+      table = buildTable(records)
+      flows.clear()
+    },
+    counters: () => ({ ...counters }),
+    async stop() {
+      if (!running) return
+      running = false
+      watcher.stop()
+      await new Promise<void>((resolve) => socket.close(() => resolve()))
+      closeSync(tun.fd)
+    },
+  }
+}

@@ -1,0 +1,58 @@
+// native-engine.ts - the data path in C++ threads (native/): starting it, reading its counters, stopping it.
+
+import { addon } from '../host/addon.ts'
+import type { Engine, EngineConfig } from './engine.ts'
+import { engineStartError } from './start-error.ts'
+
+/** Asked for in native/udp.h. */
+const WANTED_RECEIVE_BUFFER_BYTES = 16 * 1024 * 1024
+
+/**
+ * Starts the native engine. `naive` makes it move one packet for each system call in one thread, as flanneld does.
+ * Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE).
+ */
+export function startNativeEngine(config: EngineConfig, { naive = false } = {}): Engine {
+  let reportFault: (error: Error) => void = () => {}
+  const fault = new Promise<Error>((resolve) => {
+    reportFault = resolve
+  })
+  let native
+  try {
+    native = addon.startEngine({ ...config, naive }, (error) => reportFault(error))
+  } catch (error) {
+    throw engineStartError(error, config)
+  }
+  const notes: string[] = []
+  if (native.receiveBufferBytes < WANTED_RECEIVE_BUFFER_BYTES) {
+    notes.push(
+      `the UDP receive buffer is ${native.receiveBufferBytes >> 10} KiB instead of ${WANTED_RECEIVE_BUFFER_BYTES >> 10}: ` +
+        `bursts may be lost; raise net.core.rmem_max`,
+    )
+  }
+  const refused = addon.featureNames.filter((name) => !config.without.includes(name) && !native.offloads.includes(name))
+  if (!naive && refused.length > 0) notes.push(`the kernel does not offer ${refused.join(', ')}: slower, not less correct`)
+
+  const names = addon.counterNames
+  return {
+    kind: naive ? 'naive' : 'native',
+    tunName: native.tunName,
+    get offloads() {
+      return native.offloads
+    },
+    notes,
+    fault,
+    setPeers: (records) => native.setPeers(records),
+    counters() {
+      const sums: Record<string, bigint> = {}
+      names.forEach((name, index) => {
+        let sum = 0n
+        for (let at = index; at < native.counters.length; at += names.length) sum += native.counters[at] ?? 0n
+        sums[name] = sum
+      })
+      return sums
+    },
+    async stop() {
+      native.stop()
+    },
+  }
+}

@@ -1,0 +1,67 @@
+// packet.ts - what the dgram engine does to an inner IPv4 packet, byte for byte what native/ does.
+
+export const MIN_IPV4_HEADER_BYTES = 20
+const PROTOCOL_ICMP = 1
+const ICMP_ECHO_REQUEST = 8
+const ICMP_TTL = 8
+
+/** The length of the IPv4 packet that starts `bytes`, or why it is none. */
+export function ipv4PacketBytes(bytes: Buffer): number | undefined {
+  if (bytes.length < MIN_IPV4_HEADER_BYTES || bytes.readUInt8(0) >> 4 !== 4) return undefined
+  const headerBytes = ipv4HeaderBytes(bytes)
+  const total = bytes.readUInt16BE(2)
+  if (headerBytes < MIN_IPV4_HEADER_BYTES || headerBytes > total || total > bytes.length) return undefined
+  return total
+}
+
+function ipv4HeaderBytes(bytes: Buffer): number {
+  return (bytes.readUInt8(0) & 15) * 4
+}
+
+/** The Internet checksum (RFC 1071) of `bytes`, complemented. */
+export function internetChecksum(bytes: Buffer): number {
+  let sum = 0
+  for (let at = 0; at + 1 < bytes.length; at += 2) sum += bytes.readUInt16BE(at)
+  if (bytes.length % 2 === 1) sum += bytes.readUInt8(bytes.length - 1) << 8
+  while (sum > 0xffff) sum = (sum & 0xffff) + (sum >>> 16)
+  return ~sum & 0xffff
+}
+
+/** Lowers the TTL by one in place, checksum by RFC 1624 equation 3. False when the packet must not go on. */
+export function decrementTtl(bytes: Buffer): boolean {
+  const ttl = bytes.readUInt8(8)
+  if (ttl <= 1) return false
+  const before = bytes.readUInt16BE(8)
+  bytes.writeUInt8(ttl - 1, 8)
+  let sum = (~bytes.readUInt16BE(10) & 0xffff) + (~before & 0xffff) + bytes.readUInt16BE(8)
+  sum = (sum & 0xffff) + (sum >>> 16)
+  sum = (sum & 0xffff) + (sum >>> 16)
+  bytes.writeUInt16BE(~sum & 0xffff, 10)
+  return true
+}
+
+/**
+ * An ICMP error about `packet` from `source`, an IPv4 address in host order; undefined when none may be sent (RFC 1122
+ * section 3.2.2). TTL 8 and a quote of the IP header and 8 bytes, as flanneld's (pkg/backend/udp/proxy_amd64.c).
+ */
+export function icmpError(type: 3 | 11, source: number, packet: Buffer): Buffer | undefined {
+  const headerBytes = ipv4HeaderBytes(packet)
+  if ((packet.readUInt16BE(6) & 0x1fff) !== 0) return undefined
+  if (packet.readUInt8(9) === PROTOCOL_ICMP && packet[headerBytes] !== ICMP_ECHO_REQUEST) return undefined
+  const top = packet.readUInt8(12)
+  if (top === 0 || top === 127 || top >= 224) return undefined
+  const quote = packet.subarray(0, headerBytes + 8)
+  const error = Buffer.alloc(MIN_IPV4_HEADER_BYTES + 8 + quote.length)
+  error.writeUInt8(0x45, 0)
+  error.writeUInt16BE(error.length, 2)
+  error.writeUInt8(ICMP_TTL, 8)
+  error.writeUInt8(PROTOCOL_ICMP, 9)
+  error.writeUInt32BE(source, 12)
+  packet.copy(error, 16, 12, 16)
+  error.writeUInt16BE(internetChecksum(error.subarray(0, MIN_IPV4_HEADER_BYTES)), 10)
+  const icmp = error.subarray(MIN_IPV4_HEADER_BYTES)
+  icmp.writeUInt8(type, 0)
+  quote.copy(icmp, 8)
+  icmp.writeUInt16BE(internetChecksum(icmp), 2)
+  return error
+}
