@@ -1,4 +1,12 @@
-// log.ts - what the rest of weft writes its log to; `createLog` is winston with klog's line format.
+// log.ts - log lines of klog's shape on stderr, by winston.
+//
+// People grep flanneld's messages and the leading letter, and tools parse the header, so both are kept:
+// `Lmmdd hh:mm:ss.uuuuuu <pid, 7 wide> file:line] message`, local time (k8s.io/klog/v2 header). A line is written
+// before the call returns, so that nothing is lost when the process ends.
+
+import { writeSync } from 'node:fs'
+import { Writable } from 'node:stream'
+import winston from 'winston'
 
 export interface Log {
   info(message: string): void
@@ -6,4 +14,66 @@ export interface Log {
   error(message: string): void
   /** Whether messages of this verbosity are wanted (klog's -v). */
   v(level: number): boolean
+}
+
+const LETTERS: Readonly<Record<string, string>> = { info: 'I', warn: 'W', error: 'E' }
+
+/** One line of klog's shape. `at` is in microseconds since the epoch; line breaks in `message` are escaped. */
+export function formatLogLine(level: string, atUs: number, pid: number, caller: string, message: string): string {
+  const time = new Date(Math.floor(atUs / 1000))
+  const two = (value: number): string => String(value).padStart(2, '0')
+  const date = two(time.getMonth() + 1) + two(time.getDate())
+  const clock = `${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`
+  const micros = String(Math.floor(atUs % 1_000_000)).padStart(6, '0')
+  const text = message.replaceAll('\r', String.raw`\r`).replaceAll('\n', String.raw`\n`)
+  return `${LETTERS[level] ?? 'I'}${date} ${clock}.${micros} ${String(pid).padStart(7)} ${caller}] ${text}`
+}
+
+/** `file.ts:line` of whoever called the log. */
+function callerOf(stack: string | undefined): string {
+  for (const line of (stack ?? '').split('\n').slice(1)) {
+    const place = /([\w-]+\.[jt]s):(\d+):\d+\)?$/.exec(line)
+    if (place && !line.includes('/log.')) return `${place[1]}:${place[2]}`
+  }
+  return 'weftd:0'
+}
+
+function nowUs(): number {
+  return (performance.timeOrigin + performance.now()) * 1000
+}
+
+/** A log of the given verbosity, to stderr unless `write` is given. */
+export function createLog(verbosity: number, write?: (line: string) => void): Log {
+  const stream = new Writable({
+    decodeStrings: false,
+    write(line: string, _encoding, done) {
+      if (write) write(line)
+      else writeLine(line)
+      done()
+    },
+  })
+  const logger = winston.createLogger({
+    levels: { error: 0, warn: 1, info: 2 },
+    level: 'info',
+    format: winston.format.printf(({ level, message, caller, atUs }) =>
+      formatLogLine(level, Number(atUs), process.pid, String(caller), String(message)),
+    ),
+    transports: [new winston.transports.Stream({ stream })],
+  })
+  const at =
+    (level: string) =>
+    (message: string): void => {
+      logger.log({ level, message, caller: callerOf(new Error('caller').stack), atUs: nowUs() })
+    }
+  return { info: at('info'), warn: at('warn'), error: at('error'), v: (level) => level <= verbosity }
+}
+
+function writeLine(line: string): void {
+  try {
+    writeSync(2, line)
+  } catch (error) {
+    // A reader that is slow (EAGAIN) or gone (EPIPE) must not stop the daemon; the line is what is lost.
+    const { code } = error as NodeJS.ErrnoException
+    if (code !== 'EAGAIN' && code !== 'EPIPE') throw error
+  }
 }

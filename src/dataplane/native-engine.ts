@@ -1,5 +1,6 @@
 // native-engine.ts - the data path in C++ threads (native/): starting it, reading its counters, stopping it.
 
+import { WeftError } from '../errors.ts'
 import { addon } from '../host/addon.ts'
 import type { Engine, EngineConfig } from './engine.ts'
 import { engineStartError } from './start-error.ts'
@@ -16,6 +17,10 @@ export function startNativeEngine(config: EngineConfig, { naive = false } = {}):
   const fault = new Promise<Error>((resolve) => {
     reportFault = resolve
   })
+  const unknown = config.without.find((name) => !addon.featureNames.includes(name))
+  if (unknown !== undefined) {
+    throw new WeftError('USAGE', `--without ${unknown}: there is no such feature`, { remedy: `choose of ${addon.featureNames.join(', ')}` })
+  }
   let native
   try {
     native = addon.startEngine({ ...config, naive }, (error) => reportFault(error))

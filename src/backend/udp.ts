@@ -1,0 +1,165 @@
+// udp.ts - the flagship: a TUN device on one side, a UDP socket on the other, raw IP packets in the datagrams.
+//
+// Device, address, MTU, route and wire format are flanneld's (pkg/backend/udp), so that both can be in one network.
+
+import { WeftError } from '../errors.ts'
+import type { NetworkConfig } from '../config/network-config.ts'
+import type { Engine, EngineConfig } from '../dataplane/engine.ts'
+import { encodePeers, type Peer } from '../dataplane/peers.ts'
+import type { Run } from '../host/command.ts'
+import type { ExternalInterface } from '../host/external-interface.ts'
+import { findLink, routesTo } from '../host/links.ts'
+import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
+import type { Log } from '../log.ts'
+import { formatIpv4, formatIpv4Net, ipv4NetContains } from '../net/ipv4.ts'
+import type { Backend, Network } from './backend.ts'
+
+const DEFAULT_PORT = 8285
+/** Outer IPv4 header and UDP header. */
+const ENCAP_BYTES = 28
+const TUN_NAME = 'flannel%d'
+/** Packets that the TUN queues. The kernel's 500 loses bursts: 64-byte packets without loss went from 155 to 290 kpps. */
+const QUEUE_LENGTH = 4000
+/** The largest payload of one UDP datagram over IPv4. */
+const MAX_DATAGRAM_BYTES = 65507
+/** The kernel cuts a TCP superpacket by payload, and each segment has its headers on the wire: 20 IP, 20 TCP, 12 options. */
+const SEGMENT_HEADER_BYTES = 52
+
+export interface UdpOptions {
+  readonly config: NetworkConfig
+  readonly external: ExternalInterface
+  readonly startEngine: (config: EngineConfig) => Promise<Engine>
+  readonly workers: number
+  readonly without: readonly string[]
+  readonly run: Run
+  readonly log: Log
+}
+
+/** The UDP port from the `Backend` object; throws WeftError CONFIG when it is none. */
+export function udpPort(backend: Readonly<Record<string, unknown>>): number {
+  const entry = Object.entries(backend).find(([key]) => key.toLowerCase() === 'port')
+  const port = entry?.[1] ?? DEFAULT_PORT
+  if (typeof port !== 'number' || !Number.isInteger(port) || port < 0 || port > 65535) {
+    throw new WeftError('CONFIG', `Backend.Port is ${JSON.stringify(port)}`, { remedy: 'give it a number from 1 to 65535' })
+  }
+  return port === 0 ? DEFAULT_PORT : port
+}
+
+/** Why a lease cannot be a peer of ours, or undefined when it can. */
+export function unusableReason(lease: Lease, own: OwnLease): string | undefined {
+  const { publicIp, backendType } = lease.attrs
+  const top = publicIp >>> 24
+  if (backendType !== '' && backendType !== 'udp') return `its backend is ${backendType}`
+  if (top === 0 || top === 127 || top >= 224) return `${formatIpv4(publicIp)} is no address of a host`
+  if (publicIp === own.attrs.publicIp) return `${formatIpv4(publicIp)} is this node's own address`
+  return undefined
+}
+
+export function createUdpBackend(options: UdpOptions): Backend {
+  const { config, external, log, run } = options
+  const port = udpPort(config.backend)
+  return {
+    name: 'udp',
+    async prepare(): Promise<LeaseAttrs> {
+      if (ipv4NetContains(config.network, external.address)) {
+        throw new WeftError(
+          'CONFIG',
+          `the network ${formatIpv4Net(config.network)} contains this node's own address ${formatIpv4(external.address)}: datagrams to peers would be routed into the tunnel`,
+          { remedy: 'choose a Network that overlaps no network of the hosts' },
+        )
+      }
+      // No backend type: flanneld's udp publishes none, and the bytes must be the same.
+      return { publicIp: external.publicIp, backendType: '' }
+    },
+    async open(lease: OwnLease): Promise<Network> {
+      await refuseForeignRoute(run, config)
+      const mtu = external.mtu - ENCAP_BYTES
+      const engine = await options.startEngine({
+        tunName: TUN_NAME,
+        bindAddress: formatIpv4(external.address),
+        port,
+        mtu,
+        tunAddress: lease.subnet.address,
+        workers: options.workers,
+        without: options.without,
+      })
+      try {
+        await configureDevice(run, engine, config, lease, mtu)
+      } catch (error) {
+        await engine.stop()
+        throw error
+      }
+      for (const note of engine.notes) log.warn(note)
+      log.info(
+        `Forwarding between ${engine.tunName} and UDP ${formatIpv4(external.address)}:${port} with the ${engine.kind} engine` +
+          (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
+      )
+      log.info('Watching for new subnet leases')
+      return openNetwork(options, engine, lease, mtu, port)
+    },
+  }
+}
+
+async function refuseForeignRoute(run: Run, config: NetworkConfig): Promise<void> {
+  const [foreign] = await routesTo(run, config.network)
+  if (!foreign) return
+  const network = formatIpv4Net(config.network)
+  throw new WeftError('DEVICE', `${network} is already routed to ${foreign.device}`, {
+    remedy: `stop the daemon that did it, or remove the route with \`ip route del ${network} dev ${foreign.device}\``,
+  })
+}
+
+/** Everything about the device that is not its existence; said as a whole, so that saying it again changes nothing. */
+async function configureDevice(run: Run, engine: Engine, config: NetworkConfig, lease: OwnLease, mtu: number): Promise<void> {
+  const device = engine.tunName
+  const address = `${formatIpv4(lease.subnet.address)}/32`
+  await run('ip', ['link', 'set', 'dev', device, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
+  if (engine.offloads.includes('tun-tso') || engine.offloads.includes('tun-uso')) {
+    // So that one superpacket is one message. Without it the rest goes in a second one: not worth failing for.
+    const segments = Math.floor(MAX_DATAGRAM_BYTES / mtu)
+    const bytes = Math.min(65535, segments * (mtu - SEGMENT_HEADER_BYTES) + SEGMENT_HEADER_BYTES)
+    await run('ip', ['link', 'set', 'dev', device, 'gso_max_size', String(bytes)]).catch(() => {})
+  }
+  await run('ip', ['address', 'replace', address, 'dev', device])
+  await run('ip', ['route', 'replace', formatIpv4Net(config.network), 'dev', device])
+}
+
+function openNetwork(options: UdpOptions, engine: Engine, lease: OwnLease, mtu: number, port: number): Network {
+  const { config, log, run } = options
+  let skipped = new Set<string>()
+  return {
+    mtu,
+    fault: engine.fault,
+    async apply(leases) {
+      const peers: Peer[] = []
+      const unusable = new Set<string>()
+      for (const peer of leases.values()) {
+        const reason = unusableReason(peer, lease)
+        if (reason === undefined) {
+          peers.push({ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port })
+          continue
+        }
+        unusable.add(peer.key)
+        if (!skipped.has(peer.key)) log.warn(`Lease ${peer.key} is not used: ${reason}`)
+      }
+      skipped = unusable
+      engine.setPeers(encodePeers(peers))
+    },
+    async resync() {
+      const device = engine.tunName
+      const link = await findLink(run, device)
+      if (!link) return [] // the engine reports that as a fault
+      const wrong: string[] = []
+      if (!link.up) wrong.push(`${device} was down`)
+      if (link.mtu !== mtu) wrong.push(`${device} had MTU ${link.mtu}`)
+      if (!link.addresses.some(({ address }) => address === lease.subnet.address)) wrong.push(`${device} had lost its address`)
+      if (!(await routesTo(run, config.network)).some((route) => route.device === device)) {
+        wrong.push(`the route to ${formatIpv4Net(config.network)} was gone`)
+      }
+      if (wrong.length > 0) await configureDevice(run, engine, config, lease, mtu)
+      return wrong
+    },
+    counters: () => ({ ...engine.counters(), peers_unusable: BigInt(skipped.size) }),
+    close: () => engine.stop(),
+  }
+}

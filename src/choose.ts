@@ -1,0 +1,59 @@
+// choose.ts - store, engine and backend by name: all the variants there are. What is not chosen is not loaded.
+
+import type { Backend } from './backend/backend.ts'
+import type { DaemonOptions } from './cli/options.ts'
+import type { NetworkConfig } from './config/network-config.ts'
+import type { Engine, EngineConfig } from './dataplane/engine.ts'
+import { WeftError } from './errors.ts'
+import { run } from './host/command.ts'
+import type { ExternalInterface } from './host/external-interface.ts'
+import type { Store } from './lease/store.ts'
+import type { Log } from './log.ts'
+
+/** The store that the flags name. Does not contact it. */
+export async function createStore(options: DaemonOptions): Promise<Store> {
+  if (options['lease-dir'] !== '') {
+    const { createDirectoryStore } = await import('./lease/directory-store.ts')
+    return createDirectoryStore({ directory: options['lease-dir'] })
+  }
+  const { createEtcdStore } = await import('./lease/etcd-store.ts')
+  return createEtcdStore({
+    endpoints: options['etcd-endpoints'].split(','),
+    prefix: options['etcd-prefix'],
+    certFile: options['etcd-certfile'],
+    keyFile: options['etcd-keyfile'],
+    caFile: options['etcd-cafile'],
+    username: options['etcd-username'],
+    password: options['etcd-password'],
+  })
+}
+
+export const ENGINES = ['native', 'dgram', 'naive'] as const
+
+async function startEngine(name: string, config: EngineConfig): Promise<Engine> {
+  if (name === 'dgram') {
+    const { startDgramEngine } = await import('./dataplane/dgram-engine.ts')
+    return startDgramEngine(config)
+  }
+  const { startNativeEngine } = await import('./dataplane/native-engine.ts')
+  return startNativeEngine(config, { naive: name === 'naive' })
+}
+
+/** The backend that the network configuration names. Throws WeftError CONFIG for one that there is not. */
+export async function createBackend(config: NetworkConfig, external: ExternalInterface, options: DaemonOptions, log: Log): Promise<Backend> {
+  if (config.backendType !== 'udp') {
+    throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${config.backendType}`, {
+      remedy: 'set "Backend": {"Type": "udp"} in the network configuration',
+    })
+  }
+  const { createUdpBackend } = await import('./backend/udp.ts')
+  return createUdpBackend({
+    config,
+    external,
+    startEngine: (engineConfig) => startEngine(options.engine, engineConfig),
+    workers: options.workers,
+    without: options.without,
+    run,
+    log,
+  })
+}

@@ -1,0 +1,112 @@
+// links.ts - network interfaces, their addresses and routes, by iproute2's JSON.
+
+import { isWeftError, WeftError } from '../errors.ts'
+import { formatIpv4, formatIpv4Net, parseIpv4, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
+import type { Run } from './command.ts'
+
+export interface Address {
+  readonly address: Ipv4
+  readonly prefixLength: number
+  readonly scope: string
+  readonly dynamic: boolean
+  readonly deprecated: boolean
+  readonly secondary: boolean
+}
+
+export interface Link {
+  readonly index: number
+  readonly name: string
+  readonly mtu: number
+  readonly up: boolean
+  readonly queueLength: number
+  /** IPv4 addresses in the kernel's order. */
+  readonly addresses: readonly Address[]
+}
+
+export interface Route {
+  readonly device: string
+  readonly gateway: string | undefined
+  readonly metric: number
+  readonly source: Ipv4 | undefined
+}
+
+interface JsonLink {
+  ifindex?: number
+  ifname?: string
+  mtu?: number
+  flags?: string[]
+  txqlen?: number
+  addr_info?: { family?: string; local?: string; prefixlen?: number; scope?: string; dynamic?: boolean; deprecated?: boolean; secondary?: boolean }[]
+}
+
+interface JsonRoute {
+  dev?: string
+  gateway?: string
+  metric?: number
+  prefsrc?: string
+}
+
+async function ipJson<T>(run: Run, args: readonly string[]): Promise<T[]> {
+  const text = await run('ip', ['-j', ...args])
+  return text.trim() === '' ? [] : (JSON.parse(text) as T[])
+}
+
+function toLink(json: JsonLink): Link {
+  const addresses: Address[] = []
+  for (const info of json.addr_info ?? []) {
+    const address = info.family === 'inet' ? parseIpv4(info.local ?? '') : undefined
+    if (address === undefined) continue
+    addresses.push({
+      address,
+      prefixLength: info.prefixlen ?? 32,
+      scope: info.scope ?? 'global',
+      dynamic: info.dynamic ?? false,
+      deprecated: info.deprecated ?? false,
+      secondary: info.secondary ?? false,
+    })
+  }
+  return {
+    index: json.ifindex ?? 0,
+    name: json.ifname ?? '',
+    mtu: json.mtu ?? 0,
+    up: json.flags?.includes('UP') ?? false,
+    queueLength: json.txqlen ?? 0,
+    addresses,
+  }
+}
+
+/** All interfaces, in the kernel's order. */
+export async function listLinks(run: Run): Promise<Link[]> {
+  return (await ipJson<JsonLink>(run, ['address', 'show'])).filter((json) => json.ifname).map(toLink)
+}
+
+/** One interface, or undefined when there is none of this name. */
+export async function findLink(run: Run, name: string): Promise<Link | undefined> {
+  try {
+    const [json] = await ipJson<JsonLink>(run, ['address', 'show', 'dev', name])
+    return json ? toLink(json) : undefined
+  } catch (error) {
+    if (isWeftError(error, 'COMMAND') && error.message.includes('does not exist')) return undefined
+    throw error
+  }
+}
+
+const toRoute = (json: JsonRoute): Route => ({
+  device: json.dev ?? '',
+  gateway: json.gateway,
+  metric: json.metric ?? 0,
+  source: json.prefsrc === undefined ? undefined : parseIpv4(json.prefsrc),
+})
+
+/** The IPv4 routes to exactly `destination` in the main table; `default` for the default route. */
+export async function routesTo(run: Run, destination: Ipv4Net | 'default'): Promise<Route[]> {
+  const exact = destination === 'default' ? 'default' : formatIpv4Net(destination)
+  return (await ipJson<JsonRoute>(run, ['-4', 'route', 'show', 'exact', exact])).map(toRoute)
+}
+
+/** The interface and source address that the kernel would use to reach `address`. */
+export async function routeFor(run: Run, address: Ipv4): Promise<Route> {
+  const [json] = await ipJson<JsonRoute>(run, ['-4', 'route', 'get', formatIpv4(address)])
+  if (!json) throw new WeftError('INTERFACE', `there is no route to ${formatIpv4(address)}`)
+  return toRoute(json)
+}

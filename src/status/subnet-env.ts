@@ -1,0 +1,79 @@
+// subnet-env.ts - the file that Docker, the CNI plugin and scripts read the node's subnet from.
+//
+// Bytes and order of flanneld's (pkg/subnet/subnet.go WriteSubnetFile). A reader never sees half of it: temporary file,
+// fsync, rename.
+
+import { mkdir, open, readFile, rename, unlink } from 'node:fs/promises'
+import { dirname, join, basename } from 'node:path'
+import { parseEnv } from 'node:util'
+import { messageOf, WeftError } from '../errors.ts'
+import { formatIpv4, formatIpv4Net, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+
+export interface SubnetEnv {
+  readonly network: Ipv4Net
+  readonly subnet: Ipv4Net
+  /** Bytes. */
+  readonly mtu: number
+  readonly ipMasq: boolean
+}
+
+/** The file's text. FLANNEL_SUBNET is the subnet's first host address, for the bridge. */
+export function formatSubnetEnv({ network, subnet, mtu, ipMasq }: SubnetEnv): string {
+  return [
+    `FLANNEL_NETWORK=${formatIpv4Net(network)}`,
+    `FLANNEL_SUBNET=${formatIpv4(subnet.address + 1)}/${subnet.prefixLength}`,
+    `FLANNEL_MTU=${mtu}`,
+    `FLANNEL_IPMASQ=${ipMasq}`,
+    '',
+  ].join('\n')
+}
+
+/** Writes the file atomically, mode 0644, making its directory. Throws WeftError PERMISSION. */
+export async function writeSubnetEnv(path: string, env: SubnetEnv): Promise<void> {
+  const temporary = join(dirname(path), `.${basename(path)}.${process.pid}`)
+  try {
+    await mkdir(dirname(path), { recursive: true, mode: 0o755 })
+    const file = await open(temporary, 'w', 0o644)
+    try {
+      await file.chmod(0o644) // whatever the umask
+      await file.writeFile(formatSubnetEnv(env))
+      await file.sync()
+    } finally {
+      await file.close()
+    }
+    await rename(temporary, path)
+  } catch (error) {
+    await unlink(temporary).catch(() => {})
+    throw new WeftError('PERMISSION', `cannot write ${path}: ${messageOf(error)}`, {
+      remedy: 'make the directory writable, or name another file with --subnet-file',
+      cause: error,
+    })
+  }
+}
+
+/** The networks in a value such as `10.244.1.0/24,10.244.2.0/24`; what is none is left out and named to `onBad`. */
+export function parseNetList(value: string, onBad: (text: string) => void): Ipv4Net[] {
+  const nets: Ipv4Net[] = []
+  for (const part of value.split(',')) {
+    const net = parseIpv4Net(part.trim())
+    if (net) nets.push(net)
+    else onBad(part)
+  }
+  return nets
+}
+
+/** The subnet that an earlier run wrote, host bits cleared; undefined when there is none. `warn` says what is odd. */
+export async function readPreviousSubnet(path: string, warn: (message: string) => void): Promise<Ipv4Net | undefined> {
+  let text: string
+  try {
+    text = await readFile(path, 'utf8')
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'ENOENT') warn(`cannot read ${path}: ${messageOf(error)}`)
+    text = ''
+  }
+  const value = parseEnv(text)['FLANNEL_SUBNET'] ?? ''
+  const nets = value === '' ? [] : parseNetList(value, (bad) => warn(`${bad} in ${path} is not a network; it is ignored`))
+  if (nets.length === 0) warn(`no subnet found for key: FLANNEL_SUBNET in file: ${path}`)
+  else if (nets.length > 1) warn(`more than one subnet found for key: FLANNEL_SUBNET in file: ${path}; none is used`)
+  return nets.length === 1 ? nets[0] : undefined
+}
