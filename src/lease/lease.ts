@@ -3,8 +3,10 @@
 // The key and the value are flannel's, byte for byte, so that weft and flanneld can share a store
 // (upstream pkg/subnet/subnet.go and pkg/subnet/etcd/registry.go).
 
-import type { Ipv4, Ipv4Net } from '../net/ipv4.ts'
-import type { Ipv6, Ipv6Net } from '../net/ipv6.ts'
+import { jsonKind, readGoJsonObject } from '../config/go-json.ts'
+import { messageOf } from '../errors.ts'
+import { formatIpv4, formatIpv4Net, ipv4Net, parseIpv4, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
+import { formatIpv6, formatIpv6Net, ipv6Net, parseIpv6, type Ipv6, type Ipv6Net } from '../net/ipv6.ts'
 
 /** What a node publishes about itself. */
 export interface LeaseAttrs {
@@ -12,7 +14,7 @@ export interface LeaseAttrs {
   readonly publicIpv6?: Ipv6
   /** Empty for udp and alloc, which publish no type. */
   readonly backendType: string
-  /** JSON values as they stand in the store; undefined when absent. */
+  /** JSON values as they stand in the store; absent when they are. */
   readonly backendData?: unknown
   readonly backendV6Data?: unknown
 }
@@ -31,4 +33,79 @@ export interface OwnLease extends Lease {
   readonly expiresAt: number | undefined
   /** The store's revision of the key when we last wrote or read it: a renewal is conditional on it. */
   readonly revision: bigint
+}
+
+export function leaseKey(subnet: Ipv4Net, subnet6?: Ipv6Net): string {
+  const key = `${formatIpv4(subnet.address)}-${subnet.prefixLength}`
+  return subnet6 ? `${key}&${formatIpv6(subnet6.address)}-${subnet6.prefixLength}` : key
+}
+
+/** The subnets that a key names; undefined when it names none. Lengths as upstream reads them: 0 to 31 and 0 to 127. */
+export function parseLeaseKey(key: string): { subnet: Ipv4Net; subnet6?: Ipv6Net } | undefined {
+  const match = /^([\d.]+)-(\d{1,2})(?:&([a-f\d:]+)-(\d{1,3}))?$/.exec(key)
+  const address = parseIpv4(match?.[1] ?? '')
+  const length = Number(match?.[2])
+  if (!match || address === undefined || length > 31) return undefined
+  const subnet = ipv4Net(address, length)
+  if (match[3] === undefined) return { subnet }
+  const address6 = parseIpv6(match[3])
+  const length6 = Number(match[4])
+  if (address6 === undefined || length6 > 127) return undefined
+  return { subnet, subnet6: ipv6Net(address6, length6) }
+}
+
+/** The value's bytes, in the order of upstream's Go struct: `{"PublicIP":"1.2.3.4","PublicIPv6":null}`. */
+export function encodeLeaseValue(attrs: LeaseAttrs): string {
+  return JSON.stringify({
+    PublicIP: formatIpv4(attrs.publicIp),
+    PublicIPv6: attrs.publicIpv6 === undefined ? null : formatIpv6(attrs.publicIpv6),
+    ...(attrs.backendType === '' ? {} : { BackendType: attrs.backendType }),
+    ...(attrs.backendData === undefined ? {} : { BackendData: attrs.backendData }),
+    ...(attrs.backendV6Data === undefined ? {} : { BackendV6Data: attrs.backendV6Data }),
+  })
+}
+
+/** The lease that a key and a value make. Throws an Error that says why they make none. */
+export function decodeLease(key: string, value: string): Lease {
+  const subnets = parseLeaseKey(key)
+  if (!subnets) throw new Error('the key names no subnet; it should look like 10.5.1.0-24')
+  let members
+  try {
+    members = readGoJsonObject(value)
+  } catch (error) {
+    throw new Error(`the value is not a JSON object: ${messageOf(error)}`, { cause: error })
+  }
+  // A missing PublicIP is 0.0.0.0 to upstream; null is an error there.
+  const publicIp = members.has('publicip') ? readAddress(members.get('publicip'), parseIpv4) : 0
+  if (publicIp === undefined) throw new Error(`PublicIP is ${JSON.stringify(members.get('publicip'))}`)
+  const v6 = members.get('publicipv6') ?? undefined
+  const publicIpv6 = v6 === undefined ? undefined : readAddress(v6, parseIpv6)
+  if (v6 !== undefined && publicIpv6 === undefined) throw new Error(`PublicIPv6 is ${JSON.stringify(v6)}`)
+  const backendType = members.get('backendtype') ?? ''
+  if (typeof backendType !== 'string') throw new Error(`BackendType is ${jsonKind(backendType)}`)
+  return {
+    key,
+    ...subnets,
+    attrs: {
+      publicIp,
+      ...(publicIpv6 === undefined ? {} : { publicIpv6 }),
+      backendType,
+      ...(members.has('backenddata') ? { backendData: members.get('backenddata') } : {}),
+      ...(members.has('backendv6data') ? { backendV6Data: members.get('backendv6data') } : {}),
+    },
+  }
+}
+
+function readAddress<T>(value: unknown, parse: (text: string) => T | undefined): T | undefined {
+  return typeof value === 'string' ? parse(value) : undefined
+}
+
+/** Whether two leases say the same: key and every published value. */
+export function leasesEqual(a: Lease, b: Lease): boolean {
+  return a.key === b.key && (a.attrs === b.attrs || encodeLeaseValue(a.attrs) === encodeLeaseValue(b.attrs))
+}
+
+/** The subnets in Go's words for log lines: `ip: 10.5.1.0/24 ipv6: ::/0`. */
+export function describeSubnets({ subnet, subnet6 }: Pick<Lease, 'subnet' | 'subnet6'>): string {
+  return `ip: ${formatIpv4Net(subnet)} ipv6: ${subnet6 ? formatIpv6Net(subnet6) : '::/0'}`
 }

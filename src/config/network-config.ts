@@ -1,0 +1,149 @@
+// network-config.ts - the cluster's network configuration: upstream's keys, defaults, checks and messages
+// (pkg/subnet/config.go).
+
+import { messageOf, WeftError } from '../errors.ts'
+import { formatIpv4, ipv4Mask, ipv4NetSize, parseIpv4, parseIpv4Net, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
+import { formatIpv6, ipv6Net, ipv6NetSize, parseIpv6, parseIpv6Net, type Ipv6, type Ipv6Net } from '../net/ipv6.ts'
+import { goJsonMembers, jsonKind, readGoJsonObject } from './go-json.ts'
+
+/** The node subnets of one address family: they have `subnetLength` and lie from `subnetMin` to `subnetMax`. */
+export interface SubnetRange<Net, Address> {
+  readonly network: Net
+  readonly subnetLength: number
+  readonly subnetMin: Address
+  readonly subnetMax: Address
+}
+
+export interface NetworkConfig extends SubnetRange<Ipv4Net, Ipv4> {
+  readonly enableIpv4: boolean
+  readonly enableNftables: boolean
+  /** Present when IPv6 is enabled. */
+  readonly ipv6?: SubnetRange<Ipv6Net, Ipv6>
+  /** Lower case; `udp` without a Backend object, empty for one without a Type. */
+  readonly backendType: string
+  /** The Backend object's members by lower-case key. */
+  readonly backend: Readonly<Record<string, unknown>>
+}
+
+const EXAMPLE = 'for example {"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
+
+function invalid(message: string, remedy = `mend the network configuration, ${EXAMPLE}`): WeftError {
+  return new WeftError('CONFIG', message, { remedy })
+}
+
+type Members = ReadonlyMap<string, unknown>
+
+/** A member of the wanted type; `fallback` when absent or null, as in Go. */
+function member<T>(members: Members, key: string, kind: string, accepts: (value: unknown) => value is T, fallback: T): T {
+  const value = members.get(key.toLowerCase())
+  if (value === undefined || value === null) return fallback
+  if (!accepts(value)) throw invalid(`${key} is ${jsonKind(value)} ${JSON.stringify(value)}; it must be ${kind}`)
+  return value
+}
+
+const isString = (value: unknown): value is string => typeof value === 'string'
+const isBoolean = (value: unknown): value is boolean => typeof value === 'boolean'
+const isUint = (value: unknown): value is number => typeof value === 'number' && Number.isSafeInteger(value) && value >= 0
+
+/** Reads and checks a configuration. Throws WeftError CONFIG. */
+export function parseNetworkConfig(text: string): NetworkConfig {
+  let members: Members
+  try {
+    members = readGoJsonObject(text)
+  } catch (error) {
+    throw invalid(`the network configuration is not valid JSON: ${messageOf(error)}`)
+  }
+  const enableIpv4 = member(members, 'EnableIPv4', 'true or false', isBoolean, true)
+  const enableIpv6 = member(members, 'EnableIPv6', 'true or false', isBoolean, false)
+  const backendValue = members.get('backend')
+  const backend = backendValue === undefined || backendValue === null ? undefined : goJsonMembers(backendValue)
+  if (backendValue !== undefined && backendValue !== null && !backend) throw invalid(`Backend is ${jsonKind(backendValue)}; it must be an object`)
+  const backendType = backend ? member(backend, 'Type', 'a string', isString, '') : 'udp'
+
+  return {
+    enableIpv4,
+    enableNftables: member(members, 'EnableNFTables', 'true or false', isBoolean, false),
+    ...(enableIpv4
+      ? ipv4Range(members)
+      : { network: { address: 0, prefixLength: 0 }, subnetLength: 0, subnetMin: 0, subnetMax: 0 }),
+    ...(enableIpv6 ? { ipv6: ipv6Range(members) } : {}),
+    backendType: backendType.toLowerCase(),
+    backend: Object.fromEntries(backend ?? []),
+  }
+}
+
+/** A member that `parse` understands; undefined when absent or empty. */
+function parsed<T>(members: Members, key: string, kind: string, parse: (text: string) => T | undefined): T | undefined {
+  const text = member(members, key, kind, isString, '')
+  if (text === '') return undefined
+  const value = parse(text)
+  if (value === undefined) throw invalid(`${key} is "${text}"; it must be ${kind}`)
+  return value
+}
+
+function ipv4Range(members: Members): SubnetRange<Ipv4Net, Ipv4> {
+  const network = parsed(members, 'Network', 'an IPv4 network such as 10.5.0.0/16', parseIpv4Net)
+  if (!network) throw invalid('please define a correct Network parameter in the flannel config', `add it, ${EXAMPLE}`)
+  const subnetLength = subnetLengthFor(network.prefixLength, member(members, 'SubnetLen', 'a whole number', isUint, 0), {
+    name: 'Network',
+    usual: 24,
+    usualUpTo: 22,
+    longest: 28,
+    longestGiven: 30,
+  })
+  const step = ipv4NetSize(subnetLength)
+  const end = network.address + ipv4NetSize(network.prefixLength)
+  const subnetMin = parsed(members, 'SubnetMin', 'an IPv4 address', parseIpv4) ?? network.address + step
+  const subnetMax = parsed(members, 'SubnetMax', 'an IPv4 address', parseIpv4) ?? end - step
+  for (const [name, address] of [['SubnetMin', subnetMin], ['SubnetMax', subnetMax]] as const) {
+    if (address < network.address || address >= end) throw invalid(`${name} is not in the range of the Network`)
+    if ((address & ipv4Mask(subnetLength)) >>> 0 !== address) {
+      throw invalid(`${name} is not on a SubnetLen boundary: ${formatIpv4(address)}`)
+    }
+  }
+  return { network, subnetLength, subnetMin, subnetMax }
+}
+
+function ipv6Range(members: Members): SubnetRange<Ipv6Net, Ipv6> {
+  const network = parsed(members, 'IPv6Network', 'an IPv6 network such as fc00::/48', parseIpv6Net)
+  if (!network) throw invalid('please define a correct IPv6Network parameter in the flannel config')
+  const subnetLength = subnetLengthFor(network.prefixLength, member(members, 'IPv6SubnetLen', 'a whole number', isUint, 0), {
+    name: 'IPv6Network',
+    usual: 64,
+    usualUpTo: 62,
+    longest: 124,
+    longestGiven: 126,
+  })
+  const step = ipv6NetSize(subnetLength)
+  const end = network.address + ipv6NetSize(network.prefixLength)
+  const subnetMin = parsed(members, 'IPv6SubnetMin', 'an IPv6 address', parseIpv6) ?? network.address + step
+  const subnetMax = parsed(members, 'IPv6SubnetMax', 'an IPv6 address', parseIpv6) ?? end - step
+  for (const [name, address] of [['IPv6SubnetMin', subnetMin], ['IPv6SubnetMax', subnetMax]] as const) {
+    if (address < network.address || address >= end) throw invalid(`${name} is not in the range of the IPv6Network`)
+    if (ipv6Net(address, subnetLength).address !== address) {
+      throw invalid(`${name} is not on a SubnetLen boundary: ${formatIpv6(address)}`)
+    }
+  }
+  return { network, subnetLength, subnetMin, subnetMax }
+}
+
+interface LengthRules {
+  readonly name: string
+  readonly usual: number
+  readonly usualUpTo: number
+  readonly longest: number
+  readonly longestGiven: number
+}
+
+/** The subnets' prefix length: as given, or a usual one that leaves room for four subnets. */
+function subnetLengthFor(networkLength: number, given: number, rules: LengthRules): number {
+  if (given > 0) {
+    if (given > rules.longestGiven) throw invalid(`SubnetLen must be less than /${rules.longestGiven + 1}`)
+    if (given < networkLength + 2) throw invalid('network must be able to accommodate at least four subnets')
+    return given
+  }
+  if (networkLength > rules.longest) {
+    throw invalid(`${rules.name === 'Network' ? 'network' : rules.name} is too small. Minimum useful network prefix is /${rules.longest}`)
+  }
+  return networkLength <= rules.usualUpTo ? rules.usual : networkLength + 2
+}

@@ -1,0 +1,237 @@
+// leases.ts - the life of a lease, above any store: acquire, renew, and follow what others do.
+//
+// Every write is conditional on what was read before it, so that two nodes can never both believe that a subnet is
+// theirs; the loser of a race reads again and goes on.
+
+import { setTimeout as delay } from 'node:timers/promises'
+import type { NetworkConfig } from '../config/network-config.ts'
+import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
+import type { Log } from '../log.ts'
+import { formatIpv4, formatIpv4Net, ipv4NetsEqual, type Ipv4Net } from '../net/ipv4.ts'
+import { isCompatible, pickSubnet } from './allocate.ts'
+import { decodeLease, describeSubnets, encodeLeaseValue, leaseKey, type Lease, type LeaseAttrs, type OwnLease } from './lease.ts'
+import type { LeaseUpdate } from './peer-view.ts'
+import { StoreGap, type Store, type StoreEntry, type StoreListing } from './store.ts'
+
+/** How long a lease lives without renewal: upstream's 24 hours. */
+export const LEASE_TTL_MS = 24 * 3600 * 1000
+/** A full listing replaces what was pieced together from changes this often, whatever happens. */
+const RELIST_MS = 60_000
+const BACKOFF_MIN_MS = 100
+const BACKOFF_MAX_MS = 5_000
+
+export interface AcquireOptions {
+  /** The subnet that this node had before, from subnet.env. */
+  readonly previous?: Ipv4Net
+  readonly ttlMs: number
+  readonly random: () => number
+  readonly log: Log
+  readonly signal: AbortSignal
+}
+
+interface FoundLease extends Lease {
+  readonly revision: bigint
+}
+
+/**
+ * A lease for this node: the one that its public IP has already, else the previous subnet if it is free, else a free
+ * one at random. Rejects with WeftError OUT_OF_SUBNETS, STORE or STORE_UNAVAILABLE.
+ */
+export async function acquireLease(store: Store, config: NetworkConfig, attrs: LeaseAttrs, options: AcquireOptions): Promise<OwnLease> {
+  // Each lost race means that another node got a subnet, so that this ends, with a lease or with OUT_OF_SUBNETS.
+  for (;;) {
+    options.signal.throwIfAborted()
+    const lease = await tryAcquire(store, config, attrs, options)
+    if (lease) return lease
+  }
+}
+
+/** One round; undefined when another node was faster. */
+async function tryAcquire(store: Store, config: NetworkConfig, attrs: LeaseAttrs, options: AcquireOptions): Promise<OwnLease | undefined> {
+  const { log, signal, ttlMs, previous } = options
+  const value = encodeLeaseValue(attrs)
+  const address = formatIpv4(attrs.publicIp)
+  const leases = decodeAll(await store.list(signal))
+
+  for (const lease of leases.filter(({ attrs: { publicIp } }) => publicIp === attrs.publicIp)) {
+    if (isCompatible(lease.subnet, config)) {
+      log.info(`Found lease (${describeSubnets(lease)}) for current IP (${address}), reusing`)
+      const written = await store.update(lease.key, value, ttlMs, lease.revision, signal)
+      return written && { key: lease.key, subnet: lease.subnet, attrs, ...written }
+    }
+    log.info(`Found lease (${describeSubnets(lease)}) for current IP (${address}) but not compatible with current config, deleting`)
+    if (!(await store.delete(lease.key, lease.revision, signal))) return undefined
+  }
+
+  let subnet: Ipv4Net | undefined
+  if (previous && !leases.some((lease) => ipv4NetsEqual(lease.subnet, previous))) {
+    if (isCompatible(previous, config)) {
+      log.info(`Found previously leased subnet (${formatIpv4Net(previous)}), reusing`)
+      subnet = previous
+    } else {
+      log.error(`Found previously leased subnet (${formatIpv4Net(previous)}) that is not compatible with the Etcd network config, ignoring`)
+    }
+  }
+  if (!subnet) {
+    log.info(`Picking subnet in range ${formatIpv4(config.subnetMin)} ... ${formatIpv4(config.subnetMax)}`)
+    const taken = leases.filter(({ attrs: { publicIp } }) => publicIp !== attrs.publicIp).map((lease) => lease.subnet)
+    subnet = pickSubnet(config, taken, options.random)
+  }
+  if (!subnet) {
+    throw new WeftError('OUT_OF_SUBNETS', 'Error registering network: failed to acquire lease: out of subnets', {
+      remedy: `all subnets of ${formatIpv4Net(config.network)} are leased; delete leases of nodes that are gone, or make the Network larger`,
+    })
+  }
+  const key = leaseKey(subnet)
+  const written = await store.create(key, value, ttlMs, signal)
+  if (!written) {
+    log.info(`Subnet ${formatIpv4Net(subnet)} was taken by another node meanwhile; picking another`)
+    return undefined
+  }
+  log.info(`Allocated lease (${describeSubnets({ subnet })}) to current node (${address}) `)
+  return { key, subnet, attrs, ...written }
+}
+
+function decodeAll(listing: StoreListing): FoundLease[] {
+  const leases: FoundLease[] = []
+  for (const entry of listing.entries) {
+    try {
+      leases.push({ ...decodeLease(entry.key, entry.value), revision: entry.revision })
+    } catch {
+      // It holds no subnet that we could read; followLeases names it.
+    }
+  }
+  return leases
+}
+
+/**
+ * Renews a lease if the key is still as this node wrote it. Rejects with WeftError LEASE_LOST when it is gone or
+ * another node's.
+ */
+export async function renewLease(store: Store, lease: OwnLease, options: { ttlMs: number; log: Log; signal: AbortSignal }): Promise<OwnLease> {
+  const value = encodeLeaseValue(lease.attrs)
+  let revision = lease.revision
+  for (;;) {
+    const written = await store.update(lease.key, value, options.ttlMs, revision, options.signal)
+    if (written) return { ...lease, ...written }
+    const entry = (await store.list(options.signal)).entries.find(({ key }) => key === lease.key)
+    if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${formatIpv4Net(lease.subnet)} is gone from the store`)
+    if (entry.value !== value) {
+      throw new WeftError('LEASE_LOST', `${formatIpv4Net(lease.subnet)} is leased by another node now: ${entry.value}`)
+    }
+    // Our own bytes under another revision: an earlier write of ours whose answer was lost.
+    revision = entry.revision
+  }
+}
+
+export interface FollowOptions {
+  readonly log: Log
+  readonly signal: AbortSignal
+  readonly relistMs?: number
+  readonly random?: () => number
+}
+
+/**
+ * Every lease of the network, our own too: a snapshot, then changes, and a snapshot again after each gap and every
+ * minute. Goes on until `signal` aborts, whatever happens to the store; then rejects with its reason.
+ */
+export async function* followLeases(store: Store, options: FollowOptions): AsyncGenerator<LeaseUpdate, never> {
+  const { log, signal, relistMs = RELIST_MS, random = Math.random } = options
+  const decoder = new Decoder(log)
+  let after: bigint | undefined
+  let relistAt = 0
+  let backoffMs = BACKOFF_MIN_MS
+  for (;;) {
+    signal.throwIfAborted()
+    try {
+      if (after === undefined || performance.now() >= relistAt) {
+        const listing = await store.list(signal)
+        after = listing.revision
+        relistAt = performance.now() + relistMs
+        backoffMs = BACKOFF_MIN_MS
+        yield { kind: 'snapshot', leases: decoder.snapshot(listing.entries) }
+      }
+      const watching = new AbortController()
+      const timer = setTimeout(() => watching.abort(), Math.max(0, relistAt - performance.now()))
+      try {
+        for await (const batch of store.watch(after, AbortSignal.any([signal, watching.signal]))) {
+          after = batch.revision
+          backoffMs = BACKOFF_MIN_MS
+          if (batch.changes.length > 0) yield decoder.changes(batch.changes)
+        }
+      } catch (error) {
+        if (!watching.signal.aborted || signal.aborted) throw error
+      } finally {
+        clearTimeout(timer)
+      }
+    } catch (error) {
+      signal.throwIfAborted()
+      if (error instanceof StoreGap) {
+        log.warn(`${store.name} watch fell behind (${error.message}), re-listing and resuming`)
+        after = undefined
+        continue
+      }
+      if (!isWeftError(error)) throw error
+      log.error(`${store.name} watch channel for leases closed (${describeError(error)}), reconnecting from rev ${after ?? 0n}...`)
+      // Full jitter on the upper half: nodes that lost one store must not come back in step.
+      await delay(backoffMs * (0.5 + random() / 2), undefined, { signal })
+      backoffMs = Math.min(BACKOFF_MAX_MS, backoffMs * 2)
+    }
+  }
+}
+
+/** Decodes entries; one that cannot be read leaves its key as it was and is named once. */
+class Decoder {
+  readonly #log: Log
+  #known = new Map<string, Lease>()
+  readonly #named = new Set<string>()
+
+  constructor(log: Log) {
+    this.#log = log
+  }
+
+  snapshot(entries: readonly StoreEntry[]): ReadonlyMap<string, Lease> {
+    const next = new Map<string, Lease>()
+    for (const entry of entries) {
+      const lease = this.#decode(entry) ?? this.#known.get(entry.key)
+      if (lease) next.set(entry.key, lease)
+    }
+    this.#known = next
+    return new Map(next)
+  }
+
+  changes(changes: readonly ({ kind: 'put'; entry: StoreEntry } | { kind: 'delete'; key: string })[]): LeaseUpdate {
+    // The last change of a key counts: what lies between was never seen by anybody.
+    const last = new Map<string, Lease | undefined>()
+    for (const change of changes) {
+      if (change.kind === 'delete') {
+        last.set(change.key, undefined)
+        this.#known.delete(change.key)
+        continue
+      }
+      const lease = this.#decode(change.entry)
+      if (!lease) continue
+      last.set(lease.key, lease)
+      this.#known.set(lease.key, lease)
+    }
+    const puts: Lease[] = []
+    const deletes: string[] = []
+    for (const [key, lease] of last) {
+      if (lease) puts.push(lease)
+      else deletes.push(key)
+    }
+    return { kind: 'changes', puts, deletes }
+  }
+
+  #decode(entry: StoreEntry): Lease | undefined {
+    try {
+      const lease = decodeLease(entry.key, entry.value)
+      this.#named.delete(entry.key)
+      return lease
+    } catch (error) {
+      if (!this.#named.has(entry.key)) this.#log.warn(`Ignoring bad subnet node: ${entry.key}: ${messageOf(error)}`)
+      this.#named.add(entry.key)
+      return undefined
+    }
+  }
+}
