@@ -1,0 +1,346 @@
+// directory-store.ts - leases as files: no service to run, and several daemons, also on several hosts, share it.
+//
+//   DIR/config              the network configuration, JSON
+//   DIR/subnets/10.5.1.0-24 a lease: the same key and the same bytes as in etcd
+//   DIR/tmp                 files being written; the clock probe
+//   DIR/lock                held while anything is changed
+//
+// A lease ends `ttl` after its file's mtime, by the file system's own clock: hosts whose clocks differ agree, because
+// they compare two times of one file server. A reader never sees half a file, since a lease appears by link(2) or
+// rename(2). Changes are made under an exclusive lock of the kernel (open file description lock; over NFS version 4
+// by its server), which ends with the process that holds it.
+// Others' changes are seen by inotify, and by looking again every few seconds: a shared file system tells nothing of
+// what another host wrote.
+
+import { watch as watchDirectory } from 'node:fs'
+import { link, mkdir, open, readdir, readFile, rename, stat, unlink } from 'node:fs/promises'
+import { hostname } from 'node:os'
+import { join, resolve } from 'node:path'
+import { messageOf, WeftError } from '../errors.ts'
+import { addon } from '../host/addon.ts'
+import { LEASE_TTL_MS } from './leases.ts'
+import { StoreGap, type Store, type StoreChange, type StoreEntry, type Written } from './store.ts'
+
+export interface DirectoryOptions {
+  readonly directory: string
+  /** How long after its last writing a lease ends, in ms. All daemons of a directory must agree. */
+  readonly ttlMs?: number
+  /** How often the directory is looked at without being told, in ms. */
+  readonly rescanMs?: number
+}
+
+const RESCAN_MS = 5_000
+/** A temporary file this old was left by a crash. */
+const STALE_TEMPORARY_MS = 3_600_000
+/** Files read at a time while listing. */
+const PARALLEL_READS = 64
+
+interface LeaseFile extends StoreEntry {
+  /** By the file system's clock, ms since the epoch. */
+  readonly writtenAt: number
+}
+
+/** A store in a directory, which is made if it is missing. */
+export function createDirectoryStore(options: DirectoryOptions): Store {
+  const top = resolve(options.directory)
+  const subnets = join(top, 'subnets')
+  const temporaries = join(top, 'tmp')
+  const ttlMs = options.ttlMs ?? LEASE_TTL_MS
+  const rescanMs = options.rescanMs ?? RESCAN_MS
+  const identity = `${hostname()}.${process.pid}`
+  let prepared: Promise<void> | undefined
+  let temporaryCount = 0
+  /** What the last listing or watch delivered, and its number, which serves as the listing's revision. */
+  let seen = new Map<string, LeaseFile>()
+  let generation = 0n
+
+  /** Turns a failed file operation into a WeftError. */
+  async function doing<T>(signal: AbortSignal | undefined, what: () => Promise<T>): Promise<T> {
+    signal?.throwIfAborted()
+    try {
+      return await what()
+    } catch (error) {
+      signal?.throwIfAborted()
+      throw directoryError(error, top)
+    }
+  }
+
+  function prepare(): Promise<void> {
+    prepared ??= (async () => {
+      await mkdir(subnets, { recursive: true, mode: 0o755 })
+      await mkdir(temporaries, { recursive: true, mode: 0o755 })
+      const now = await fileSystemNow()
+      for (const name of await readdir(temporaries)) {
+        const path = join(temporaries, name)
+        const age = await stat(path).then((info) => now - info.mtimeMs, () => 0)
+        if (age > STALE_TEMPORARY_MS) await unlink(path).catch(() => {})
+      }
+    })()
+    prepared.catch(() => {
+      prepared = undefined // asked again next time
+    })
+    return prepared
+  }
+
+  /** The file system's clock, by writing a file and looking at its time. */
+  async function fileSystemNow(): Promise<number> {
+    const path = join(temporaries, `clock.${identity}`)
+    const file = await open(path, 'w')
+    try {
+      await file.write('.')
+      return (await file.stat()).mtimeMs
+    } finally {
+      await file.close()
+    }
+  }
+
+  const isLive = (file: LeaseFile, now: number): boolean => now - file.writtenAt < ttlMs
+
+  /** One lease file; undefined when there is none. What `known` says is taken over if the file is still the same. */
+  async function readLease(key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
+    const path = join(subnets, key)
+    try {
+      if (known) {
+        const info = await stat(path, { bigint: true })
+        if (revisionOf(info) === known.revision) return known
+      }
+      const file = await open(path, 'r')
+      try {
+        // Of the open file, so that content and revision belong together.
+        const info = await file.stat({ bigint: true })
+        if (!info.isFile()) return undefined
+        return { key, value: await file.readFile('utf8'), revision: revisionOf(info), writtenAt: Number(info.mtimeNs / 1_000_000n) }
+      } finally {
+        await file.close()
+      }
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
+      throw error
+    }
+  }
+
+  /** All leases that have not ended. */
+  async function scan(): Promise<Map<string, LeaseFile>> {
+    const now = await fileSystemNow()
+    const names = (await readdir(subnets)).filter((name) => !name.startsWith('.')).toSorted()
+    const found = new Map<string, LeaseFile>()
+    for (let at = 0; at < names.length; at += PARALLEL_READS) {
+      const part = names.slice(at, at + PARALLEL_READS)
+      for (const file of await Promise.all(part.map((name) => readLease(name, seen.get(name))))) {
+        if (file && isLive(file, now)) found.set(file.key, file)
+      }
+    }
+    return found
+  }
+
+  /** What is different in `found`, of the keys `among` if given; takes it over. */
+  function differences(found: ReadonlyMap<string, LeaseFile>, among?: Iterable<string>): StoreChange[] {
+    const changes: StoreChange[] = []
+    for (const key of among ?? new Set([...seen.keys(), ...found.keys()])) {
+      const before = seen.get(key)
+      const after = found.get(key)
+      if (before?.revision === after?.revision) continue
+      if (after) {
+        changes.push({ kind: 'put', entry: after })
+        seen.set(key, after)
+      } else if (before) {
+        changes.push({ kind: 'delete', key, revision: before.revision })
+        seen.delete(key)
+      }
+    }
+    return changes
+  }
+
+  /** Writes `value` to a temporary file on disk, to be linked or renamed. */
+  async function writeTemporary(key: string, value: string): Promise<string> {
+    const path = join(temporaries, `${key}.${identity}.${temporaryCount++}`)
+    const file = await open(path, 'wx', 0o644)
+    try {
+      await file.writeFile(value)
+      await file.sync()
+    } finally {
+      await file.close()
+    }
+    return path
+  }
+
+  /** Puts `value` in place if `allowed` says so of what is there, under the lock. */
+  function write(
+    key: string,
+    value: string,
+    signal: AbortSignal,
+    allowed: (present: LeaseFile | undefined, now: number) => boolean,
+  ): Promise<Written | undefined> {
+    return doing(signal, async () => {
+      await prepare()
+      return locked(top, async () => {
+        const present = await readLease(key)
+        if (!allowed(present, await fileSystemNow())) return undefined
+        const temporary = await writeTemporary(key, value)
+        try {
+          // link fails where rename would replace: nothing that appeared without the lock is lost.
+          if (present) await rename(temporary, join(subnets, key))
+          else await link(temporary, join(subnets, key))
+        } catch (error) {
+          if ((error as NodeJS.ErrnoException).code === 'EEXIST') return undefined
+          throw error
+        } finally {
+          await unlink(temporary).catch(() => {})
+        }
+        await syncDirectory(subnets)
+        const written = await readLease(key)
+        return written && { revision: written.revision, expiresAt: Date.now() + ttlMs }
+      })
+    })
+  }
+
+  return {
+    name: 'directory',
+    config: (signal) =>
+      doing(signal, async () => {
+        await prepare()
+        try {
+          return await readFile(join(top, 'config'), 'utf8')
+        } catch (error) {
+          if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
+          throw error
+        }
+      }),
+    list: (signal) =>
+      doing(signal, async () => {
+        await prepare()
+        seen = await scan()
+        generation++
+        return { revision: generation, entries: [...seen.values()] }
+      }),
+    async *watch(after, signal) {
+      if (after !== generation) throw new StoreGap('the directory was listed since')
+      await doing(signal, prepare)
+      const touched = new Set<string>()
+      let wake: () => void = () => {}
+      let failure: unknown
+      // First the watcher, then a look: what changes in between is seen by one of them.
+      const watcher = watchDirectory(subnets, (_event, name) => {
+        if (name) touched.add(name)
+        wake()
+      })
+      watcher.on('error', (error) => {
+        failure = error
+        wake()
+      })
+      const onAbort = (): void => wake()
+      signal.addEventListener('abort', onAbort, { once: true })
+      try {
+        let rescanAt = 0
+        for (;;) {
+          signal.throwIfAborted()
+          if (failure) throw directoryError(failure, top)
+          const changes = await doing(signal, async () => {
+            if (performance.now() >= rescanAt) {
+              rescanAt = performance.now() + rescanMs
+              touched.clear()
+              return differences(await scan())
+            }
+            const names = [...touched]
+            touched.clear()
+            const now = await fileSystemNow()
+            const found = new Map<string, LeaseFile>()
+            for (const name of names) {
+              const file = await readLease(name)
+              if (file && isLive(file, now)) found.set(name, file)
+            }
+            return differences(found, names)
+          })
+          generation++
+          yield { revision: generation, changes }
+          if (touched.size > 0) continue
+          await new Promise<void>((resolved) => {
+            const timer = setTimeout(resolved, Math.max(0, rescanAt - performance.now()))
+            wake = () => {
+              clearTimeout(timer)
+              resolved()
+            }
+            if (touched.size > 0 || signal.aborted || failure) wake()
+          })
+        }
+      } finally {
+        signal.removeEventListener('abort', onAbort)
+        watcher.close()
+      }
+    },
+    create: (key, value, _ttlMs, signal) => write(key, value, signal, (present, now) => !present || !isLive(present, now)),
+    update: (key, value, _ttlMs, expected, signal) => write(key, value, signal, (present) => present?.revision === expected),
+    delete: (key, expected, signal) =>
+      doing(signal, async () => {
+        await prepare()
+        return locked(top, async () => {
+          const present = await readLease(key)
+          if (present?.revision !== expected) return false
+          await unlink(join(subnets, key))
+          return true
+        })
+      }),
+    async close() {
+      await unlink(join(temporaries, `clock.${identity}`)).catch(() => {})
+    },
+  }
+}
+
+/** Differs between any two writes of a key, since each makes a new file while the one before still exists. */
+function revisionOf(info: { readonly mtimeNs: bigint; readonly ino: bigint }): bigint {
+  return (info.mtimeNs << 24n) | (info.ino & 0xffffffn)
+}
+
+async function syncDirectory(path: string): Promise<void> {
+  const directory = await open(path, 'r')
+  try {
+    await directory.sync()
+  } finally {
+    await directory.close()
+  }
+}
+
+/** Waiters of this process by directory: one at most waits in the kernel, so that libuv's pool is never full of them. */
+const waiting = new Map<string, Promise<unknown>>()
+
+/** Runs `body` while holding the directory's lock. */
+function locked<T>(top: string, body: () => Promise<T>): Promise<T> {
+  const turn = (waiting.get(top) ?? Promise.resolve()).then(async () => {
+    const file = await open(join(top, 'lock'), 'a', 0o644)
+    try {
+      await addon.lockFile(file.fd)
+      return await body()
+    } finally {
+      await file.close() // which unlocks
+    }
+  })
+  const settled = turn.catch(() => {})
+  waiting.set(top, settled)
+  void settled.then(() => {
+    if (waiting.get(top) === settled) waiting.delete(top)
+  })
+  return turn
+}
+
+function directoryError(error: unknown, top: string): WeftError {
+  if (error instanceof WeftError) return error
+  const { code } = error as NodeJS.ErrnoException
+  const message = `the lease directory ${top} cannot be used: ${messageOf(error)}`
+  switch (code) {
+    case 'EACCES':
+    case 'EPERM':
+    case 'EROFS':
+      return new WeftError('STORE', message, { remedy: 'make it writable for this user', cause: error })
+    case 'ENOTDIR':
+    case 'EEXIST':
+      return new WeftError('STORE', message, { remedy: 'name a directory with --lease-dir', cause: error })
+    case 'ENOLCK':
+    case 'EOPNOTSUPP':
+      return new WeftError('STORE', message, { remedy: 'use a file system with locks (NFS version 4, not 3 without lockd)', cause: error })
+    case 'ENOSPC':
+    case 'EDQUOT':
+      return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'free space on its file system', cause: error })
+    default:
+      return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'see that it is mounted', cause: error })
+  }
+}

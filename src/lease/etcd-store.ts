@@ -1,0 +1,231 @@
+// etcd-store.ts - leases in etcd v3, under flannel's keys.
+//
+// Unary calls go through etcd3. Its Watcher is not used: on connecting it moves its resume revision past events that
+// it has not delivered yet, and it stays silent or dead after a compaction. `watch` here is the raw stream: it resumes
+// only from what was delivered, and says StoreGap whenever that cannot be.
+
+import { readFileSync } from 'node:fs'
+import { posix } from 'node:path'
+import { InterceptingCall, type Interceptor } from '@grpc/grpc-js'
+import {
+  Etcd3,
+  EtcdAuthenticationFailedError,
+  EtcdPermissionDeniedError,
+  GRPCUnauthenticatedError,
+  type IKeyValue,
+  type IOptions,
+  type IWatchResponse,
+} from 'etcd3'
+import { isWeftError, messageOf, WeftError } from '../errors.ts'
+import { StoreGap, type Store, type StoreChange, type StoreEntry, type Written } from './store.ts'
+
+export interface EtcdOptions {
+  readonly endpoints: readonly string[]
+  readonly prefix: string
+  /** File names; empty when not given. A CA alone is enough for TLS. */
+  readonly certFile: string
+  readonly keyFile: string
+  readonly caFile: string
+  readonly username: string
+  readonly password: string
+}
+
+const CALL_TIMEOUT_MS = 3_000
+/** A connection whose other end is gone without a word is noticed after these two. */
+const KEEPALIVE_MS = 5_000
+const KEEPALIVE_TIMEOUT_MS = 2_000
+
+/** Makes a member that lost its cluster end the call instead of going quiet (etcd clientv3 WithRequireLeader). */
+const requireLeader: Interceptor = (options, nextCall) =>
+  new InterceptingCall(nextCall(options), {
+    start(metadata, listener, next) {
+      metadata.set('hasleader', 'true')
+      next(metadata, listener)
+    },
+  })
+
+function readCredential(flag: string, path: string): Buffer {
+  try {
+    return readFileSync(path)
+  } catch (error) {
+    throw new WeftError('USAGE', `cannot read ${path}: ${messageOf(error)}`, { remedy: `give --${flag} a readable PEM file`, cause: error })
+  }
+}
+
+function credentials(options: EtcdOptions): IOptions['credentials'] {
+  const { certFile, keyFile, caFile } = options
+  if ((certFile === '') !== (keyFile === '')) {
+    throw new WeftError('USAGE', 'a client certificate needs its key', { remedy: 'give both --etcd-certfile and --etcd-keyfile' })
+  }
+  if (caFile === '' && certFile === '') return undefined
+  const root = caFile === '' ? undefined : readCredential('etcd-cafile', caFile)
+  return {
+    // Undefined means the system's roots to grpc; etcd3's type does not say so.
+    rootCertificate: root as Buffer,
+    ...(certFile === ''
+      ? {}
+      : { privateKey: readCredential('etcd-keyfile', keyFile), certChain: readCredential('etcd-certfile', certFile) }),
+  }
+}
+
+/** A store in etcd. Does not contact it. Throws WeftError USAGE for files that cannot be read. */
+export function createEtcdStore(options: EtcdOptions): Store {
+  const tls = credentials(options)
+  const client = new Etcd3({
+    hosts: [...options.endpoints],
+    ...(tls ? { credentials: tls } : {}),
+    ...(options.username === '' ? {} : { auth: { username: options.username, password: options.password } }),
+    // A function, so that each try has a deadline of its own.
+    defaultCallOptions: (call) => (call.isStream ? {} : { deadline: Date.now() + CALL_TIMEOUT_MS }),
+    grpcOptions: {
+      'grpc.keepalive_time_ms': KEEPALIVE_MS,
+      'grpc.keepalive_timeout_ms': KEEPALIVE_TIMEOUT_MS,
+      'grpc.max_reconnect_backoff_ms': 2_000,
+      'grpc.max_receive_message_length': -1, // a listing of 60,000 leases is larger than the default 4 MiB
+      interceptors: [requireLeader],
+    } as NonNullable<IOptions['grpcOptions']>,
+  })
+  const kv = client.kv
+  const configKey = Buffer.from(posix.join(options.prefix, 'config'))
+  const directory = `${posix.join(options.prefix, 'subnets')}/`
+  const from = Buffer.from(directory)
+  const to = Buffer.from(directory.replace(/\/$/, '0')) // the byte after '/'
+  const fullKey = (key: string): Buffer => Buffer.from(directory + key)
+
+  /** Runs a call; its failure becomes a WeftError that names the endpoints and never the password. */
+  async function call<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
+    signal.throwIfAborted()
+    try {
+      return await what()
+    } catch (error) {
+      signal.throwIfAborted()
+      throw storeError(error, options)
+    }
+  }
+
+  const toEntry = (pair: IKeyValue): StoreEntry => ({
+    key: pair.key.toString().slice(directory.length),
+    value: pair.value.toString(),
+    revision: BigInt(pair.mod_revision),
+  })
+
+  /** Writes if `compare` holds, under a new etcd lease; undefined when it does not hold. */
+  async function putIf(
+    compare: { target: 'Version'; version: number } | { target: 'Mod'; mod_revision: string },
+    key: string,
+    value: string,
+    ttlMs: number,
+    signal: AbortSignal,
+  ): Promise<Written | undefined> {
+    const grantedAt = Date.now()
+    const grant = await call(signal, () => client.leaseClient.leaseGrant({ TTL: Math.ceil(ttlMs / 1000) }))
+    const result = await call(signal, () =>
+      kv.txn({
+        compare: [{ result: 'Equal', key: fullKey(key), ...compare }],
+        success: [{ request_put: { key: fullKey(key), value: Buffer.from(value), lease: grant.ID } }],
+        failure: [{ request_range: { key: fullKey(key) } }],
+      }),
+    )
+    const expiresAt = grantedAt + Number(grant.TTL) * 1000
+    if (result.succeeded) return { revision: BigInt(result.header.revision), expiresAt }
+    // etcd3 tries again by itself when an answer is lost: the key may be there because we have just put it.
+    const present = result.responses[0]?.response_range?.kvs[0]
+    if (present && present.lease === grant.ID) return { revision: BigInt(present.mod_revision), expiresAt }
+    await call(signal, () => client.leaseClient.leaseRevoke({ ID: grant.ID }))
+    return undefined
+  }
+
+  return {
+    name: 'etcd',
+    async config(signal) {
+      const { kvs } = await call(signal, () => kv.range({ key: configKey }))
+      return kvs[0]?.value.toString()
+    },
+    async list(signal) {
+      const { header, kvs } = await call(signal, () => kv.range({ key: from, range_end: to }))
+      return { revision: BigInt(header.revision), entries: kvs.map(toEntry) }
+    },
+    async *watch(after, signal) {
+      const stream = await call(signal, () => client.watchClient.watch())
+      const cancel = (): void => stream.cancel()
+      signal.addEventListener('abort', cancel, { once: true })
+      try {
+        stream.write({
+          create_request: { key: from, range_end: to, start_revision: String(after + 1n), progress_notify: true },
+        })
+        let delivered = after
+        for await (const response of stream as unknown as AsyncIterable<IWatchResponse>) {
+          if (response.canceled) throw gapOf(response)
+          const current = BigInt(response.header.revision)
+          if (current < delivered) throw new StoreGap(`the store went back from revision ${delivered} to ${current}`)
+          // The created answer carries the store's revision, not the watch's: events before it are still to come.
+          if (response.created) continue
+          const changes = response.events.map((event): StoreChange => {
+            const entry = toEntry(event.kv)
+            return event.type === 'Delete' ? { kind: 'delete', key: entry.key, revision: entry.revision } : { kind: 'put', entry }
+          })
+          // An empty response is a progress notification: everything up to its revision was delivered.
+          delivered = changes.length === 0 ? current : lastRevision(changes)
+          yield { revision: delivered, changes }
+        }
+        throw new Error('the watch stream ended')
+      } catch (error) {
+        signal.throwIfAborted()
+        throw error instanceof StoreGap || isWeftError(error) ? error : storeError(error, options)
+      } finally {
+        signal.removeEventListener('abort', cancel)
+        stream.on('error', () => {}) // the cancellation itself
+        stream.cancel()
+      }
+    },
+    create: (key, value, ttlMs, signal) => putIf({ target: 'Version', version: 0 }, key, value, ttlMs, signal),
+    update: (key, value, ttlMs, expected, signal) =>
+      putIf({ target: 'Mod', mod_revision: String(expected) }, key, value, ttlMs, signal),
+    async delete(key, expected, signal) {
+      const result = await call(signal, () =>
+        kv.txn({
+          compare: [{ result: 'Equal', target: 'Mod', key: fullKey(key), mod_revision: String(expected) }],
+          success: [{ request_delete_range: { key: fullKey(key) } }],
+          failure: [],
+        }),
+      )
+      return result.succeeded
+    },
+    async close() {
+      client.close()
+    },
+  }
+}
+
+function lastRevision(changes: readonly StoreChange[]): bigint {
+  const last = changes.at(-1)
+  return last?.kind === 'put' ? last.entry.revision : (last?.revision ?? 0n)
+}
+
+/** Why the server ended a watch: the history it would need is compacted, a token ran out, an administrator. */
+function gapOf(response: IWatchResponse): StoreGap {
+  const reason = (response as { cancel_reason?: string }).cancel_reason
+  return new StoreGap(
+    response.compact_revision !== '0' ? `compact rev ${response.compact_revision}` : `the server cancelled it: ${reason || 'no reason given'}`,
+  )
+}
+
+function storeError(error: unknown, options: EtcdOptions): WeftError {
+  const where = options.endpoints.join(', ')
+  if (error instanceof EtcdAuthenticationFailedError) {
+    return new WeftError('STORE', `etcd at ${where} refused the user ${options.username}: ${messageOf(error)}`, {
+      remedy: 'check --etcd-username and --etcd-password',
+      cause: error,
+    })
+  }
+  if (error instanceof EtcdPermissionDeniedError || error instanceof GRPCUnauthenticatedError) {
+    return new WeftError('STORE', `etcd at ${where} denied access: ${messageOf(error)}`, {
+      remedy: `give --etcd-username and --etcd-password of a user that may read and write below ${options.prefix}`,
+      cause: error,
+    })
+  }
+  return new WeftError('STORE_UNAVAILABLE', `etcd at ${where} cannot be reached: ${messageOf(error)}`, {
+    remedy: 'check --etcd-endpoints, and that etcd runs',
+    cause: error,
+  })
+}
