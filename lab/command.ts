@@ -1,0 +1,45 @@
+// command.ts - runs programs for the lab and waits for them; a failure shows what the program said.
+
+import { spawn, spawnSync, type ChildProcess } from 'node:child_process'
+
+export interface Finished {
+  readonly code: number | null
+  readonly stdout: string
+  readonly stderr: string
+}
+
+const TIMEOUT_MS = 120_000
+
+/** Runs a program to its end, at most two minutes. */
+export function execute(command: readonly string[], options: { timeoutMs?: number; input?: string } = {}): Promise<Finished> {
+  const [file = '', ...args] = command
+  return new Promise((resolve, reject) => {
+    const child = spawn(file, args, { timeout: options.timeoutMs ?? TIMEOUT_MS, killSignal: 'SIGKILL' })
+    let stdout = ''
+    let stderr = ''
+    child.stdout.setEncoding('utf8').on('data', (text: string) => (stdout += text))
+    child.stderr.setEncoding('utf8').on('data', (text: string) => (stderr += text))
+    child.on('error', reject)
+    child.on('close', (code) => resolve({ code, stdout, stderr }))
+    child.stdin.on('error', () => {}).end(options.input ?? '')
+  })
+}
+
+/** The stdout of a program that must succeed. */
+export async function output(command: readonly string[], options: { timeoutMs?: number; input?: string } = {}): Promise<string> {
+  const { code, stdout, stderr } = await execute(command, options)
+  if (code !== 0) throw new Error(`\`${command.join(' ')}\` ended with ${code}: ${(stderr || stdout).trim()}`)
+  return stdout
+}
+
+/** Like `output`, without the event loop: for cleaning up while the process ends. Failures are ignored. */
+export function executeSync(command: readonly string[]): string {
+  const [file = '', ...args] = command
+  return spawnSync(file, args, { encoding: 'utf8', timeout: 10_000 }).stdout ?? ''
+}
+
+/** Resolves when the process has ended. */
+export function ended(child: ChildProcess): Promise<void> {
+  if (child.exitCode !== null || child.signalCode !== null) return Promise.resolve()
+  return new Promise((resolve) => child.once('exit', () => resolve()))
+}

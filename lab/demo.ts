@@ -1,0 +1,186 @@
+// demo.ts - `npm run demo`: hosts on this machine lease subnets from a directory, and their containers talk.
+
+import { mkdirSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { parseArgs } from 'node:util'
+import { createLab, type Daemon, type Host, type Pod } from './lab.ts'
+import { iperf, iperfServer, median, ping, reach } from './measure.ts'
+import { becomeRoot } from './unprivileged.ts'
+
+const USAGE = `Usage: npm run demo -- [--once] [--hosts N] [--engine native|dgram|naive]
+
+  --once     end after the table instead of waiting for Ctrl-C
+  --hosts N  how many hosts, 2 to 20 (3)
+  --engine   the data path (native)
+`
+const NETWORK = '10.5.0.0/16'
+const TCP_SECONDS = 1
+
+const tty = process.stdout.isTTY === true
+const colour = tty && process.env['NO_COLOR'] === undefined
+const paint = (code: number) => (text: string): string => (colour ? `\u001B[${code}m${text}\u001B[0m` : text)
+const bold = paint(1)
+const dim = paint(2)
+const green = paint(32)
+const red = paint(31)
+const say = (text = ''): void => void process.stdout.write(`${text}\n`)
+
+/** Shows what is being done while it is done, and how long it took. */
+async function step<T>(title: string, body: () => Promise<T>): Promise<T> {
+  const started = performance.now()
+  if (tty) process.stdout.write(`  ${dim('…')} ${title}`)
+  try {
+    const result = await body()
+    const took = dim(`${((performance.now() - started) / 1000).toFixed(1)} s`)
+    process.stdout.write(`${tty ? '\r\u001B[K' : ''}  ${green('✓')} ${title.padEnd(54)} ${took}\n`)
+    return result
+  } catch (error) {
+    process.stdout.write(`${tty ? '\r\u001B[K' : ''}  ${red('✗')} ${title}\n`)
+    throw error
+  }
+}
+
+interface Member {
+  readonly host: Host
+  readonly daemon: Daemon
+  readonly pod: Pod
+}
+
+function table(rows: readonly (readonly string[])[]): void {
+  const widths = (rows[0] ?? []).map((_, column) => Math.max(...rows.map((row) => (row[column] ?? '').length)))
+  rows.forEach((row, index) => {
+    const line = row.map((cell, column) => cell.padEnd(widths[column] ?? 0)).join('   ')
+    say(`  ${index === 0 ? bold(line) : line}`)
+  })
+}
+
+function gigabits(bitsPerSecond: number): string {
+  return `${(bitsPerSecond / 1e9).toFixed(bitsPerSecond < 1e9 ? 2 : 1)} Gbit/s`
+}
+
+/** Median ping of every pair in ms; undefined where nothing came back. */
+async function pingAll(members: readonly Member[]): Promise<(number | undefined)[][]> {
+  return Promise.all(
+    members.map((from) =>
+      Promise.all(
+        members.map(async (to) => {
+          if (from === to) return undefined
+          const times = await ping(from.pod.namespace, to.pod.address)
+          return times.length === 0 ? undefined : median(times)
+        }),
+      ),
+    ),
+  )
+}
+
+async function demo(hosts: number, engine: string, stay: boolean): Promise<boolean> {
+  say(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container; leases in a directory\n`)
+  const lab = await step(`${hosts} hosts: network namespaces on one bridge`, () => createLab({ hosts }))
+  const interrupted = new Promise<void>((resolve) => process.once('SIGINT', resolve).once('SIGTERM', resolve))
+  const daemons: Daemon[] = []
+  try {
+    const leases = join(lab.folder, 'leases')
+    mkdirSync(leases)
+    writeFileSync(join(leases, 'config'), JSON.stringify({ Network: NETWORK, Backend: { Type: 'udp' } }))
+
+    const work = async (): Promise<boolean> => {
+      await step(`weftd on each: a lease out of ${NETWORK}, a tunnel`, async () => {
+        for (const host of lab.hosts) daemons.push(host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine] }))
+        await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+      })
+      const members = await step('a container behind each host', () =>
+        Promise.all(lab.hosts.map(async (host, index): Promise<Member> => ({ host, daemon: daemons[index]!, pod: await host.startPod() }))),
+      )
+      await step('every container reaches every other', async () => {
+        const pairs = members.flatMap((from) => members.filter((to) => to !== from).map((to) => ({ from, to })))
+        // A pair that does not is shown in the table below.
+        await Promise.allSettled(pairs.map(({ from, to }) => reach(from.pod.namespace, to.pod.address)))
+      })
+      const pings = await step('ping', () => pingAll(members))
+      const [first, second] = members as [Member, Member]
+      const complete = pings.every((row, from) => row.every((time, to) => from === to || time !== undefined))
+      const speed = complete
+        ? await step('TCP, through weft and beside it', async () => {
+            const servers = await Promise.all([
+              iperfServer((command) => second.host.spawn(command)),
+              iperfServer((command) => second.host.spawn(['ip', 'netns', 'exec', second.pod.namespace, ...command])),
+            ])
+            const overlay: number[] = []
+            const underlay: number[] = []
+            for (let round = 0; round < 3; round++) {
+              overlay.push((await iperf(first.pod.namespace, second.pod.address, TCP_SECONDS)).bitsPerSecond)
+              underlay.push((await iperf(first.host.namespace, second.host.address, TCP_SECONDS)).bitsPerSecond)
+            }
+            await Promise.all(servers.map((server) => server.stop()))
+            return { overlay: median(overlay), underlay: median(underlay) }
+          })
+        : undefined
+
+      say()
+      table([
+        ['host', 'address', 'subnet', 'container', ...members.map(({ host }) => `to ${host.name}`)],
+        ...members.map(({ host, pod }, from) => [
+          host.name,
+          host.address,
+          (host.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\//, '.0/'),
+          pod.address,
+          ...members.map((_, to) => {
+            const time = pings[from]?.[to]
+            return from === to ? '-' : time === undefined ? 'NO ANSWER' : `${time.toFixed(2)} ms`
+          }),
+        ]),
+      ])
+      say()
+      if (speed) {
+        say(`  TCP between containers, through weft   ${bold(gigabits(speed.overlay))}`)
+        say(`  TCP between the hosts, without it      ${gigabits(speed.underlay)}   ${dim(`(${Math.round((100 * speed.overlay) / speed.underlay)}% of it; medians of 3)`)}`)
+      } else {
+        say(red('  Some containers do not reach each other. The ends of the logs:'))
+        for (const { host, daemon } of members) say([``, `  ${host.name}`, ...daemon.lines.slice(-8)].join('\n    '))
+      }
+      if (stay && complete) {
+        say(`\n  Look around, from another terminal:`)
+        say(`    ${lab.enter(first.pod.namespace)} ping ${second.pod.address}`)
+        say(`    ${lab.enter(first.host.namespace)} ip -s address show dev flannel0`)
+        say(`    cat ${first.host.subnetFile}`)
+        say(`    tail -f ${first.daemon.logFile}`)
+        say(`    ls ${join(leases, 'subnets')}`)
+        say(`\n  ${bold('Ctrl-C')} takes everything down.`)
+        await new Promise(() => {})
+      }
+      return complete
+    }
+    return await Promise.race([work(), interrupted.then(() => stay)])
+  } catch (error) {
+    for (const daemon of daemons) say([``, `  ${daemon.logFile}`, ...daemon.lines.slice(-8)].join('\n    '))
+    throw error
+  } finally {
+    await lab.close()
+    say(dim('\n  Everything is taken down.'))
+  }
+}
+
+const { values } = parseArgs({
+  options: {
+    once: { type: 'boolean', default: false },
+    hosts: { type: 'string', default: '3' },
+    engine: { type: 'string', default: 'native' },
+    help: { type: 'boolean', default: false },
+  },
+})
+const hosts = Number(values.hosts)
+if (values.help) {
+  say(USAGE)
+} else if (!Number.isInteger(hosts) || hosts < 2 || hosts > 20) {
+  process.stderr.write(`--hosts is ${values.hosts}; give it 2 to 20\n`)
+  process.exitCode = 2
+} else {
+  await becomeRoot()
+  try {
+    // Leaves at once: a step that was cut off by Ctrl-C may still wait for something.
+    process.exit((await demo(hosts, values.engine, !values.once)) ? 0 : 1)
+  } catch (error) {
+    process.stderr.write(`\nweft demo: ${error instanceof Error ? error.message : String(error)}\n`)
+    process.exit(1)
+  }
+}

@@ -1,0 +1,278 @@
+// lab.ts - hosts made of network namespaces on one machine, each able to run a weftd, with containers behind them.
+//
+//   switch   a namespace with a bridge: the underlay, 192.168.77.0/24
+//   host N   a namespace with eth0 192.168.77.N on that bridge; its daemon, its subnet.env, its log
+//   pod N    a container of host N: a namespace behind a bridge cni0, on the second address of the host's subnet
+//
+// All names carry the lab's id, `<owner's pid>-<its start time>`. A lab is taken down when its owner ends; what an
+// owner that was killed left behind is found by that id and removed when the next lab starts.
+
+import { spawn, type ChildProcess } from 'node:child_process'
+import { createWriteStream, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { dirname, join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { createInterface } from 'node:readline'
+import { formatIpv4, parseIpv4 } from '../src/net/ipv4.ts'
+import { ended, execute, executeSync, output, type Finished } from './command.ts'
+
+const PREFIX = 'weft-'
+const NAMESPACE_FOLDER = '/run/netns'
+
+/** The package's top folder, from lab/ and from dist/lab/ alike. */
+export const packageRoot = (() => {
+  let folder = dirname(fileURLToPath(import.meta.url))
+  while (!existsSync(join(folder, 'binding.gyp'))) folder = dirname(folder)
+  return folder
+})()
+
+/** When a process started, in clock ticks since boot (proc(5), field 22); undefined when there is none. */
+function startTime(pid: number): string | undefined {
+  try {
+    return readFileSync(`/proc/${pid}/stat`, 'utf8').replace(/^.*\) /, '').split(' ')[19]
+  } catch {
+    return undefined
+  }
+}
+
+let labCount = 0
+
+export interface Pod {
+  readonly namespace: string
+  readonly address: string
+}
+
+export interface Daemon {
+  readonly process: ChildProcess
+  readonly logFile: string
+  /** Every line it has logged. */
+  readonly lines: readonly string[]
+  /** Resolves with the first line, past or to come, that matches; rejects when the daemon ends or time is up. */
+  line(pattern: RegExp, timeoutMs?: number): Promise<string>
+  /** Sends the signal and waits for the end; returns the exit code. */
+  stop(signal?: NodeJS.Signals): Promise<number | null>
+}
+
+export interface DaemonArgs {
+  /** weftd's flags beside --subnet-file and --iface. */
+  readonly args: readonly string[]
+  readonly env?: Readonly<Record<string, string>>
+}
+
+export interface Host {
+  readonly name: string
+  readonly namespace: string
+  /** On the underlay. */
+  readonly address: string
+  readonly subnetFile: string
+  /** Runs a program in the host's namespace. */
+  run(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<Finished>
+  /** The same for one that must succeed; returns its stdout. */
+  output(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<string>
+  /** Starts a program there that is ended with the lab. */
+  spawn(command: readonly string[]): ChildProcess
+  startDaemon(options: DaemonArgs): Daemon
+  /** The values of subnet.env. */
+  subnetEnv(): Readonly<Record<string, string>>
+  /** Makes a container on the host's subnet; the daemon must have written subnet.env. */
+  startPod(): Promise<Pod>
+}
+
+export interface Lab {
+  readonly id: string
+  readonly hosts: readonly Host[]
+  readonly folder: string
+  /** The command that runs something in a namespace of this lab, for a person to type. */
+  enter(namespace: string): string
+  /** Takes everything down. Idempotent. */
+  close(): Promise<void>
+}
+
+export interface LabOptions {
+  readonly hosts: number
+  /** Of the underlay, in bytes. */
+  readonly mtu?: number
+}
+
+/** Removes what labs whose owner is gone have left. */
+export function removeLeftovers(): void {
+  const gone = (id: string): boolean => {
+    const match = /^weft-(\d+)-(\d+)/.exec(id)
+    return match !== null && startTime(Number(match[1])) !== match[2]
+  }
+  const names = existsSync(NAMESPACE_FOLDER) ? readdirSync(NAMESPACE_FOLDER) : []
+  for (const name of names.filter(gone)) removeNamespace(name)
+  for (const name of readdirSync(tmpdir()).filter(gone)) rmSync(join(tmpdir(), name), { recursive: true, force: true })
+}
+
+function removeNamespace(name: string): void {
+  for (const pid of executeSync(['ip', 'netns', 'pids', name]).split(/\s+/).filter(Boolean)) {
+    try {
+      process.kill(Number(pid), 'SIGKILL')
+    } catch {
+      // It ended by itself.
+    }
+  }
+  executeSync(['ip', 'netns', 'del', name])
+}
+
+/** Makes the underlay and its hosts. Needs root, or to be started by `unprivileged.ts`. */
+export async function createLab({ hosts: count, mtu = 1500 }: LabOptions): Promise<Lab> {
+  removeLeftovers()
+  const id = `${PREFIX}${process.pid}-${startTime(process.pid)}-${labCount++}`
+  const folder = mkdtempSync(join(tmpdir(), `${id}-`))
+  const namespaces: string[] = []
+  const children = new Set<ChildProcess>()
+  let open = true
+
+  const removeAll = (): void => {
+    if (!open) return
+    open = false
+    for (const child of children) child.kill('SIGKILL')
+    for (const name of namespaces) removeNamespace(name)
+    rmSync(folder, { recursive: true, force: true })
+  }
+  process.on('exit', removeAll)
+
+  async function addNamespace(name: string): Promise<string> {
+    const namespace = `${id}-${name}`
+    namespaces.push(namespace)
+    await output(['ip', 'netns', 'add', namespace])
+    await output(['ip', '-n', namespace, 'link', 'set', 'lo', 'up'])
+    return namespace
+  }
+  const ip = (namespace: string, ...args: string[]): Promise<string> => output(['ip', '-n', namespace, ...args])
+  const inside = (namespace: string, command: readonly string[]): string[] => ['ip', 'netns', 'exec', namespace, ...command]
+  // A program ends with the lab's owner, also when that is killed.
+  function start(command: readonly string[], env: Readonly<Record<string, string>> = {}): ChildProcess {
+    const child = spawn('setpriv', ['--pdeathsig', 'KILL', ...command], { stdio: ['ignore', 'pipe', 'pipe'], env: { ...process.env, ...env } })
+    children.add(child)
+    child.once('exit', () => children.delete(child))
+    return child
+  }
+
+  async function addHost(number: number, underlay: string): Promise<Host> {
+    const name = `host${number}`
+    const address = `192.168.77.${number}`
+    const namespace = await addNamespace(name)
+    const subnetFile = join(folder, name, 'subnet.env')
+    mkdirSync(dirname(subnetFile))
+    await ip(underlay, 'link', 'add', `h${number}`, 'mtu', String(mtu), 'type', 'veth', 'peer', 'name', 'eth0', 'mtu', String(mtu), 'netns', namespace)
+    await ip(underlay, 'link', 'set', `h${number}`, 'master', 'br0', 'up')
+    await ip(namespace, 'addr', 'add', `${address}/24`, 'dev', 'eth0')
+    await ip(namespace, 'link', 'set', 'eth0', 'up')
+    await ip(namespace, 'route', 'add', 'default', 'via', '192.168.77.254')
+    await output(inside(namespace, ['sh', '-c', 'echo 1 > /proc/sys/net/ipv4/ip_forward']))
+    let pods = 0
+    const subnetEnv = (): Readonly<Record<string, string>> =>
+      Object.fromEntries(readFileSync(subnetFile, 'utf8').trim().split('\n').map((line) => line.split('=') as [string, string]))
+
+    return {
+      name,
+      namespace,
+      address,
+      subnetFile,
+      run: (command, options) => execute(inside(namespace, command), options),
+      output: (command, options) => output(inside(namespace, command), options),
+      spawn: (command) => start(inside(namespace, command)),
+      startDaemon({ args, env = {} }) {
+        const command = [process.execPath, join(packageRoot, 'bin/weftd'), '--iface', 'eth0', '--subnet-file', subnetFile, ...args]
+        return watchDaemon(start(inside(namespace, command), env), join(folder, name, 'weftd.log'))
+      },
+      subnetEnv,
+      async startPod() {
+        const { FLANNEL_SUBNET: gateway = '', FLANNEL_MTU: podMtu = '' } = subnetEnv()
+        const [gatewayAddress = '', length = ''] = gateway.split('/')
+        const pod = await addNamespace(`pod${number}${pods === 0 ? '' : `-${pods}`}`)
+        const podAddress = formatIpv4((parseIpv4(gatewayAddress) ?? 0) + 1 + pods)
+        if (pods++ === 0) {
+          await ip(namespace, 'link', 'add', 'cni0', 'type', 'bridge')
+          await ip(namespace, 'addr', 'add', gateway, 'dev', 'cni0')
+          await ip(namespace, 'link', 'set', 'cni0', 'mtu', podMtu, 'up')
+        }
+        const veth = `pod${pods}`
+        await ip(namespace, 'link', 'add', veth, 'mtu', podMtu, 'type', 'veth', 'peer', 'name', 'eth0', 'mtu', podMtu, 'netns', pod)
+        await ip(namespace, 'link', 'set', veth, 'master', 'cni0', 'up')
+        await ip(pod, 'addr', 'add', `${podAddress}/${length}`, 'dev', 'eth0')
+        await ip(pod, 'link', 'set', 'eth0', 'up')
+        await ip(pod, 'route', 'add', 'default', 'via', gatewayAddress)
+        return { namespace: pod, address: podAddress }
+      },
+    }
+  }
+
+  try {
+    const underlay = await addNamespace('switch')
+    await ip(underlay, 'link', 'add', 'br0', 'mtu', String(mtu), 'type', 'bridge')
+    await ip(underlay, 'addr', 'add', '192.168.77.254/24', 'dev', 'br0')
+    await ip(underlay, 'link', 'set', 'br0', 'up')
+    const hosts: Host[] = []
+    for (let number = 1; number <= count; number++) hosts.push(await addHost(number, underlay))
+    return {
+      id,
+      hosts,
+      folder,
+      enter: (namespace) =>
+        process.env['WEFT_UNPRIVILEGED'] ? `nsenter -t ${process.pid} -U -n -m --preserve-credentials ip netns exec ${namespace}` : `ip netns exec ${namespace}`,
+      async close() {
+        const running = [...children]
+        for (const child of running) child.kill('SIGTERM')
+        const gone = Promise.all(running.map(ended))
+        const patience = setTimeout(() => running.forEach((child) => child.kill('SIGKILL')), 3_000)
+        await gone
+        clearTimeout(patience)
+        removeAll()
+        process.off('exit', removeAll)
+      },
+    }
+  } catch (error) {
+    removeAll()
+    throw error
+  }
+}
+
+function watchDaemon(child: ChildProcess, logFile: string): Daemon {
+  const lines: string[] = []
+  const listeners = new Set<(line: string | undefined) => void>()
+  const log = createWriteStream(logFile, { flags: 'a' })
+  const tell = (line: string | undefined): void => [...listeners].forEach((listener) => listener(line))
+  if (!child.stderr) throw new Error('the daemon has no stderr')
+  createInterface({ input: child.stderr }).on('line', (line) => {
+    lines.push(line)
+    log.write(`${line}\n`)
+    tell(line)
+  })
+  child.once('close', () => {
+    log.end()
+    tell(undefined)
+  })
+  return {
+    process: child,
+    logFile,
+    lines,
+    line: (pattern, timeoutMs = 20_000) =>
+      new Promise((resolve, reject) => {
+        const past = lines.find((line) => pattern.test(line))
+        if (past !== undefined) return resolve(past)
+        const finish = (settle: () => void): void => {
+          clearTimeout(timer)
+          listeners.delete(listener)
+          settle()
+        }
+        const failure = (why: string): Error => new Error(`${why} before ${String(pattern)} was logged; the log's end:\n${lines.slice(-15).join('\n')}`)
+        const listener = (line: string | undefined): void => {
+          if (line === undefined) finish(() => reject(failure('the daemon ended')))
+          else if (pattern.test(line)) finish(() => resolve(line))
+        }
+        const timer = setTimeout(() => finish(() => reject(failure(`${timeoutMs} ms passed`))), timeoutMs)
+        if (child.exitCode !== null || child.signalCode !== null) return finish(() => reject(failure('the daemon had ended')))
+        listeners.add(listener)
+      }),
+    async stop(signal = 'SIGTERM') {
+      child.kill(signal)
+      await ended(child)
+      return child.exitCode
+    },
+  }
+}
+

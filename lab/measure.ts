@@ -1,0 +1,82 @@
+// measure.ts - ping and iperf3 between namespaces, and their numbers.
+
+import type { ChildProcess } from 'node:child_process'
+import { createInterface } from 'node:readline'
+import { ended, execute, output } from './command.ts'
+
+const inside = (namespace: string, ...command: string[]): string[] => ['ip', 'netns', 'exec', namespace, ...command]
+
+/** Round-trip times in ms of `count` pings; fewer if some were lost. */
+export async function ping(namespace: string, address: string, { count = 3, intervalS = 0.2 } = {}): Promise<number[]> {
+  const { stdout } = await execute(inside(namespace, 'ping', '-n', '-c', String(count), '-i', String(intervalS), '-W', '1', address))
+  return [...stdout.matchAll(/time=([\d.]+) ms/g)].map((match) => Number(match[1]))
+}
+
+/** Pings until one is answered; rejects after `timeoutMs`. */
+export async function reach(namespace: string, address: string, timeoutMs = 10_000): Promise<void> {
+  const deadline = String(Math.ceil(timeoutMs / 1000))
+  await output(inside(namespace, 'ping', '-n', '-c', '1', '-i', '0.1', '-w', deadline, address))
+}
+
+export interface IperfServer {
+  readonly process: ChildProcess
+  stop(): Promise<void>
+}
+
+/** Waits until an iperf3 server that `spawn` starts in a namespace listens. */
+export async function iperfServer(spawn: (command: readonly string[]) => ChildProcess, port = 5201): Promise<IperfServer> {
+  const process = spawn(['iperf3', '--server', '--forceflush', '--port', String(port)])
+  if (!process.stdout) throw new Error('iperf3 has no stdout')
+  await new Promise<void>((resolve, reject) => {
+    createInterface({ input: process.stdout! }).on('line', (line) => line.includes('listening') && resolve())
+    process.once('exit', () => reject(new Error('iperf3 --server ended; is the port taken?')))
+  })
+  return {
+    process,
+    async stop() {
+      process.kill('SIGTERM')
+      await ended(process)
+    },
+  }
+}
+
+export interface IperfResult {
+  readonly bitsPerSecond: number
+  /** UDP datagrams that arrived, a second. */
+  readonly packetsPerSecond: number
+  /** Of UDP datagrams, 0 to 1. */
+  readonly loss: number
+  readonly retransmits: number
+}
+
+interface IperfJson {
+  readonly error?: string
+  readonly end?: {
+    readonly sum_received?: { readonly bits_per_second?: number }
+    readonly sum_sent?: { readonly retransmits?: number }
+    readonly sum?: { readonly packets?: number; readonly lost_packets?: number; readonly seconds?: number; readonly bits_per_second?: number }
+  }
+}
+
+/** One iperf3 run as a client; `args` beside the address, such as ['--udp', '--length', '64']. */
+export async function iperf(namespace: string, address: string, seconds: number, args: readonly string[] = []): Promise<IperfResult> {
+  const command = inside(namespace, 'iperf3', '--client', address, '--time', String(seconds), '--json', ...args)
+  const { stdout, stderr } = await execute(command, { timeoutMs: (seconds + 15) * 1000 })
+  const json = JSON.parse(stdout || '{}') as IperfJson
+  if (json.error !== undefined || !json.end) throw new Error(`iperf3 to ${address}: ${json.error ?? (stderr.trim() || 'no result')}`)
+  const { sum, sum_received: received, sum_sent: sent } = json.end
+  const lost = sum?.packets ? (sum.lost_packets ?? 0) / sum.packets : 0
+  return {
+    bitsPerSecond: received?.bits_per_second ?? sum?.bits_per_second ?? 0,
+    packetsPerSecond: sum?.packets && sum.seconds ? ((sum.packets - (sum.lost_packets ?? 0)) / sum.seconds) : 0,
+    loss: lost,
+    retransmits: sent?.retransmits ?? 0,
+  }
+}
+
+/** The middle value; NaN of none. */
+export function median(values: readonly number[]): number {
+  const sorted = values.toSorted((a, b) => a - b)
+  const middle = sorted.length >> 1
+  return sorted.length % 2 === 1 ? (sorted[middle] ?? NaN) : ((sorted[middle - 1] ?? NaN) + (sorted[middle] ?? NaN)) / 2
+}

@@ -1,0 +1,29 @@
+// vitest.config.ts - two projects: quick tests in parallel, and those that load the machine one after another.
+
+import { defineConfig } from 'vitest/config'
+
+export default defineConfig({
+  test: {
+    pool: 'forks',
+    reporters: ['default', './test/support/summary-reporter.ts'],
+    passWithNoTests: false,
+    projects: [
+      {
+        extends: true,
+        test: { name: 'unit', include: ['test/unit/**/*.test.ts', 'test/*.test.ts'], testTimeout: 20_000 },
+      },
+      {
+        extends: true,
+        test: {
+          name: 'system',
+          include: ['test/native/**/*.test.ts', 'test/store/**/*.test.ts', 'test/netns/**/*.test.ts'],
+          fileParallelism: false,
+          testTimeout: 60_000,
+          hookTimeout: 60_000,
+          // After the unit tests, so that nothing else runs while times are taken.
+          sequence: { groupOrder: 1 },
+        },
+      },
+    ],
+  },
+})
