@@ -28,8 +28,6 @@ export async function createStore(options: DaemonOptions): Promise<Store> {
   })
 }
 
-export const ENGINES = ['native', 'dgram', 'naive'] as const
-
 async function startEngine(name: string, config: EngineConfig): Promise<Engine> {
   if (name === 'dgram') {
     const { startDgramEngine } = await import('./dataplane/dgram-engine.ts')

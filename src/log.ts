@@ -1,10 +1,9 @@
 // log.ts - log lines of klog's shape on stderr, by winston.
 //
 // People grep flanneld's messages and the leading letter, and tools parse the header, so both are kept:
-// `Lmmdd hh:mm:ss.uuuuuu <pid, 7 wide> file:line] message`, local time (k8s.io/klog/v2 header). A line is written
+// `Lmmdd hh:mm:ss.uuuuuu <pid, 7 wide> file:line] message`, local time (k8s.io/klog, header of its text format). A line is written
 // before the call returns, so that nothing is lost when the process ends.
 
-import { writeSync } from 'node:fs'
 import { Writable } from 'node:stream'
 import winston from 'winston'
 
@@ -31,9 +30,10 @@ export function formatLogLine(level: string, atUs: number, pid: number, caller: 
 
 /** `file.ts:line` of whoever called the log. */
 function callerOf(stack: string | undefined): string {
-  for (const line of (stack ?? '').split('\n').slice(1)) {
-    const place = /([\w-]+\.[jt]s):(\d+):\d+\)?$/.exec(line)
-    if (place && !line.includes('/log.')) return `${place[1]}:${place[2]}`
+  // The first frame is that of this file, under whatever name it was compiled.
+  for (const line of (stack ?? '').split('\n').slice(2)) {
+    const place = /([\w.-]+\.[jt]s):(\d+):\d+\)?$/.exec(line)
+    if (place) return `${place[1]}:${place[2]}`
   }
   return 'weftd:0'
 }
@@ -43,12 +43,11 @@ function nowUs(): number {
 }
 
 /** A log of the given verbosity, to stderr unless `write` is given. */
-export function createLog(verbosity: number, write?: (line: string) => void): Log {
+export function createLog(verbosity: number, write: (line: string) => void = writeToStderr): Log {
   const stream = new Writable({
     decodeStrings: false,
     write(line: string, _encoding, done) {
-      if (write) write(line)
-      else writeLine(line)
+      write(line)
       done()
     },
   })
@@ -68,12 +67,9 @@ export function createLog(verbosity: number, write?: (line: string) => void): Lo
   return { info: at('info'), warn: at('warn'), error: at('error'), v: (level) => level <= verbosity }
 }
 
-function writeLine(line: string): void {
-  try {
-    writeSync(2, line)
-  } catch (error) {
-    // A reader that is slow (EAGAIN) or gone (EPIPE) must not stop the daemon; the line is what is lost.
-    const { code } = error as NodeJS.ErrnoException
-    if (code !== 'EAGAIN' && code !== 'EPIPE') throw error
-  }
+/** Node writes stderr synchronously on Linux, to a file, a terminal or a pipe. */
+function writeToStderr(line: string): void {
+  // A reader that is gone (EPIPE) must not stop the daemon.
+  if (process.stderr.listenerCount('error') === 0) process.stderr.on('error', () => {})
+  process.stderr.write(line)
 }

@@ -2,7 +2,7 @@
 
 import type { Options } from './go-flags.ts'
 
-/** flanneld's, by its names and with its defaults. Those that weft does not have yet are refused, never ignored. */
+/** flanneld's, by its names and with its defaults. */
 export const FLANNEL_FLAGS = {
   'etcd-endpoints': {
     default: 'http://127.0.0.1:4001,http://127.0.0.1:2379',
@@ -18,13 +18,38 @@ export const FLANNEL_FLAGS = {
     default: [] as readonly string[],
     help: 'external interface, by name or address; may be given several times, the first that fits is taken',
   },
+  'iface-regex': {
+    default: [] as readonly string[],
+    help: 'external interface, by a regular expression over addresses, then names; tried when no --iface fits',
+  },
   'iface-can-reach': { default: '', help: 'take the interface and address that the kernel uses to reach this IP' },
   'subnet-file': { default: '/run/flannel/subnet.env', help: 'file that the subnet and the MTU are written to' },
   'public-ip': { default: '', help: 'IP that other nodes reach this one by, when it is not the interface address' },
+  'public-ipv6': { default: '', help: 'IPv6 address that other nodes reach this one by' },
   'subnet-lease-renew-margin': { default: 60, help: 'minutes before a lease ends that it is renewed, 1 to 1439' },
+  'ip-masq': { default: false, help: 'masquerade traffic that leaves the network' },
+  'ip-masq-fully-random-disable': { default: false, help: 'masquerade without fully random source ports' },
+  'kube-subnet-mgr': { default: false, help: 'take subnets from the Kubernetes API instead of etcd' },
+  'kube-api-url': { default: '', help: 'URL of the Kubernetes API; empty in a pod' },
+  'kube-annotation-prefix': { default: 'flannel.alpha.coreos.com', help: "prefix of the node's annotations" },
+  'kubeconfig-file': { default: '', help: 'kubeconfig file; empty in a pod' },
   version: { default: false, help: 'print the version and exit' },
+  'healthz-ip': { default: '0.0.0.0', help: 'address of the health server' },
+  'healthz-port': { default: 0, help: 'port of the health server; 0 for none' },
+  'iptables-resync': { default: 5, help: 'seconds between two checks of the firewall rules' },
+  'iptables-forward-rules': { default: true, help: "accept the network's traffic in the FORWARD chain" },
+  'ip-blackhole-route': { default: false, help: "add a blackhole route for the node's own subnet" },
+  'net-config-path': {
+    default: '/etc/kube-flannel/net-conf.json',
+    help: 'file of the network configuration, with --kube-subnet-mgr',
+  },
+  'set-node-network-unavailable': { default: true, help: "clear the node's NetworkUnavailable condition" },
   v: { default: 0, help: 'verbosity of the log', placeholder: 'value' },
+  vmodule: { default: '', help: 'accepted for compatibility; it changes nothing', placeholder: 'value' },
+  log_backtrace_at: { default: '', help: 'accepted for compatibility; it changes nothing', placeholder: 'value' },
 } as const
+
+export const ENGINES = ['native', 'dgram', 'naive'] as const
 
 export const WEFT_FLAGS = {
   'lease-dir': {
@@ -43,23 +68,5 @@ export const FLAGS = { ...FLANNEL_FLAGS, ...WEFT_FLAGS }
 
 export type DaemonOptions = Options<typeof FLAGS>
 
-/** Flags of flanneld that weft does not have yet, so that the error can say so. */
-export const FLAGS_TO_COME: ReadonlySet<string> = new Set([
-  'iface-regex',
-  'public-ipv6',
-  'ip-masq',
-  'ip-masq-fully-random-disable',
-  'kube-subnet-mgr',
-  'kube-api-url',
-  'kube-annotation-prefix',
-  'kubeconfig-file',
-  'healthz-ip',
-  'healthz-port',
-  'iptables-resync',
-  'iptables-forward-rules',
-  'ip-blackhole-route',
-  'net-config-path',
-  'set-node-network-unavailable',
-  'vmodule',
-  'log_backtrace_at',
-])
+/** Flags of flanneld whose effect weft does not have yet: asking for it is an error, never ignored. */
+export const NOT_YET = ['iface-regex', 'public-ipv6', 'ip-masq', 'kube-subnet-mgr', 'healthz-port', 'ip-blackhole-route'] as const

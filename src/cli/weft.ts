@@ -1,6 +1,6 @@
 // weft.ts - the operator's tool. It grows a subcommand with each thing that an operator asks.
 
-import { version } from './weftd.ts'
+import { version } from './version.ts'
 
 const HELP = `Usage: weft COMMAND
 

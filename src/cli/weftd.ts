@@ -1,28 +1,15 @@
-// weftd.ts - from the command line to the daemon and from its end to an exit code.
+// weftd.ts - from the command line to the daemon, and from its end to an exit code.
 
-import { readFileSync } from 'node:fs'
-import { ENGINES } from '../choose.ts'
 import { describeError, isWeftError, WeftError } from '../errors.ts'
-import { createLog } from '../log.ts'
 import { applyEnvironment, describeFlags, HelpWanted, parseFlags } from './go-flags.ts'
-import { FLAGS, FLAGS_TO_COME, FLANNEL_FLAGS, WEFT_FLAGS, type DaemonOptions } from './options.ts'
+import { ENGINES, FLAGS, FLANNEL_FLAGS, NOT_YET, WEFT_FLAGS, type DaemonOptions } from './options.ts'
+import { version } from './version.ts'
 
 const EXIT_FAILED = 1
+/** For a command line that cannot be read. flanneld exits with 0, which hides the mistake from a service manager. */
 const EXIT_USAGE = 2
-
-/** The package's version. */
-export function version(): string {
-  const file = new URL('../../package.json', import.meta.url)
-  const fromDist = new URL('../../../package.json', import.meta.url)
-  for (const url of [file, fromDist]) {
-    try {
-      return (JSON.parse(readFileSync(url, 'utf8')) as { version: string }).version
-    } catch {
-      // The other one: src/ and dist/src/ differ by a folder.
-    }
-  }
-  return 'unknown'
-}
+/** How long stopping may take. */
+const STOP_MS = 10_000
 
 export function usage(program: string): string {
   return `Usage: ${program} [OPTION]...\n${describeFlags(FLANNEL_FLAGS)}\nweft's own:\n${describeFlags(WEFT_FLAGS)}\n`
@@ -30,9 +17,17 @@ export function usage(program: string): string {
 
 /** Checks what the flags' types do not say. Throws WeftError USAGE. */
 export function checkOptions(options: DaemonOptions): void {
+  for (const name of NOT_YET) {
+    const value = options[name]
+    if (typeof value === 'object' ? value.length > 0 : value) {
+      throw new WeftError('USAGE', `weft does not have flanneld's -${name} yet`, { remedy: 'leave it out' })
+    }
+  }
   const margin = options['subnet-lease-renew-margin']
   if (margin < 1 || margin > 1439) {
-    throw new WeftError('USAGE', 'Invalid subnet-lease-renew-margin option, out of acceptable range', { remedy: 'give it 1 to 1439 minutes' })
+    throw new WeftError('USAGE', 'Invalid subnet-lease-renew-margin option, out of acceptable range', {
+      remedy: 'give it 1 to 1439 minutes',
+    })
   }
   if (!(ENGINES as readonly string[]).includes(options.engine)) {
     throw new WeftError('USAGE', `unknown engine: ${options.engine}`, { remedy: `choose one of ${ENGINES.join(', ')}` })
@@ -53,9 +48,7 @@ export async function main(program: string, args: readonly string[], environment
       return 0
     }
     if (!isWeftError(error, 'USAGE')) throw error
-    const name = /^flag provided but not defined: -(.*)$/.exec(error.message)?.[1]
-    const text = name !== undefined && FLAGS_TO_COME.has(name) ? `weft does not have flanneld's flag -${name} yet; leave it out` : describeError(error)
-    process.stderr.write(`${program}: ${text}\n`)
+    process.stderr.write(`${program}: ${describeError(error)}\n`)
     return EXIT_USAGE
   }
   if (parsed.options.version) {
@@ -64,40 +57,42 @@ export async function main(program: string, args: readonly string[], environment
   }
   const badVariables: string[] = []
   const options = applyEnvironment(FLAGS, parsed, 'FLANNELD', environment, (message) => badVariables.push(message))
+
+  const { createLog } = await import('../log.ts')
   const log = createLog(options.v)
   for (const message of badVariables) log.error(`Failed to set flag FLANNELD from env: ${message}`)
+  const stopping = new AbortController()
+  const stopped = new Error('stopped by a signal')
   try {
     checkOptions(options)
-  } catch (error) {
-    log.error(describeError(error))
-    return EXIT_FAILED
-  }
-  log.info(`CLI flags config: ${formatOptions(options)}`)
-
-  const stopping = new AbortController()
-  log.info('Installing signal handlers')
-  const stop = (): void => {
-    log.info('shutdownHandler sent cancel signal...')
-    process.off('SIGINT', stop).off('SIGTERM', stop) // a second signal kills at once
-    stopping.abort(new Error('stopped by a signal'))
-  }
-  process.on('SIGINT', stop).on('SIGTERM', stop)
-  try {
+    log.info(`CLI flags config: ${formatOptions(options)}`)
+    log.info('Installing signal handlers')
+    const stop = (): void => {
+      process.off('SIGINT', stop).off('SIGTERM', stop) // a second signal kills at once
+      log.info('shutdownHandler sent cancel signal...')
+      stopping.abort(stopped)
+      setTimeout(() => {
+        log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process ends as it is`)
+        process.exit(EXIT_FAILED)
+      }, STOP_MS).unref()
+    }
+    process.on('SIGINT', stop).on('SIGTERM', stop)
     const { runDaemon } = await import('../daemon.ts')
-    await runDaemon(options, log, stopping.signal)
+    await runDaemon(options, log, stopping)
   } catch (error) {
-    if (!stopping.signal.aborted) {
+    if (error !== stopped) {
       log.error(describeError(error))
       return EXIT_FAILED
     }
   }
+  log.info('Exiting cleanly...')
   return 0
 }
 
-/** The options on one line, the password hidden. */
+/** The options on one line; the password is hidden. */
 function formatOptions(options: DaemonOptions): string {
   const shown = Object.entries(options).map(([name, value]) => {
-    const text = name === 'etcd-password' && value !== '' ? '<hidden>' : Array.isArray(value) ? `[${value.join(' ')}]` : String(value)
+    const text = name === 'etcd-password' && value !== '' ? '<hidden>' : String(value)
     return `${name}:${text}`
   })
   return `{${shown.join(' ')}}`

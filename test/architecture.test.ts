@@ -1,0 +1,78 @@
+// architecture.test.ts - who may import whom, in src/: rooms depend in one direction, pure files do no I/O.
+
+import { readdirSync, readFileSync } from 'node:fs'
+import { dirname, join, relative } from 'node:path'
+import { describe, expect, it } from 'vitest'
+
+const root = join(import.meta.dirname, '..')
+const source = join(root, 'src')
+
+/** Rooms of src/ and what each may import beside itself; `*` is everything. Type imports count. */
+const ALLOWED: Readonly<Record<string, readonly string[]>> = {
+  errors: [],
+  log: [],
+  net: [],
+  config: ['errors', 'net'],
+  host: ['errors', 'log', 'net', 'native'],
+  lease: ['errors', 'log', 'config', 'host', 'net'],
+  dataplane: ['errors', 'log', 'host', 'net', 'native'],
+  firewall: ['errors', 'log', 'host', 'net'],
+  backend: ['errors', 'log', 'config', 'host', 'lease', 'dataplane', 'net'],
+  status: ['errors', 'log', 'net'],
+  choose: ['*'],
+  daemon: ['*'],
+  cli: ['*'],
+}
+/** Files that read and write nothing: no clock, no I/O. */
+const PURE = ['errors.ts', 'net/', 'config/', 'lease/lease.ts', 'lease/allocate.ts', 'lease/peer-view.ts', 'dataplane/peers.ts', 'dataplane/packet.ts', 'cli/go-flags.ts', 'cli/options.ts']
+
+const files = readdirSync(source, { recursive: true, encoding: 'utf8' }).filter((file) => file.endsWith('.ts'))
+const imports = new Map(
+  files.map((file) => {
+    const text = readFileSync(join(source, file), 'utf8')
+    return [file, [...text.matchAll(/(?:from|import\()\s*'([^']+)'/g)].map((match) => match[1]!)]
+  }),
+)
+const roomOf = (path: string): string => path.split('/')[0]!.replace(/\.ts$/, '')
+const resolveImport = (file: string, target: string): string => relative(source, join(source, dirname(file), target))
+
+describe('architecture', () => {
+  it('has a rule for every room', () => {
+    expect(files.map(roomOf).filter((room) => !(room in ALLOWED))).toEqual([])
+  })
+
+  it.each(files)('%s imports only what its room may', (file) => {
+    const room = roomOf(file)
+    const allowed = ALLOWED[room] ?? []
+    const wrong = imports.get(file)!.filter((target) => {
+      if (!target.startsWith('.')) return false
+      const path = resolveImport(file, target)
+      const other = path.startsWith('../') ? path.split('/')[1]! : roomOf(path)
+      return other !== room && !allowed.includes('*') && !allowed.includes(other)
+    })
+    expect(wrong).toEqual([])
+  })
+
+  it.each(files.filter((file) => PURE.some((path) => file === path || (path.endsWith('/') && file.startsWith(path)))))('%s does no I/O', (file) => {
+    expect(imports.get(file)!.filter((target) => target.startsWith('node:'))).toEqual([])
+    expect(readFileSync(join(source, file), 'utf8')).not.toMatch(/\b(Date\.now|new Date|performance\.now|Math\.random|setTimeout)\b/)
+  })
+
+  it('has no circles', () => {
+    const state = new Map<string, 'open' | 'done'>()
+    const circles: string[] = []
+    const visit = (file: string, path: readonly string[]): void => {
+      if (state.get(file) === 'open') circles.push([...path.slice(path.indexOf(file)), file].join(' -> '))
+      if (state.has(file)) return
+      state.set(file, 'open')
+      for (const target of imports.get(file) ?? []) if (target.startsWith('.')) visit(resolveImport(file, target), [...path, file])
+      state.set(file, 'done')
+    }
+    for (const file of files) visit(file, [])
+    expect(circles).toEqual([])
+  })
+
+  it('names no file without saying what it is for', () => {
+    for (const file of files) expect(readFileSync(join(source, file), 'utf8').split('\n')[0], file).toMatch(new RegExp(`^// ${file.split('/').at(-1)!.replace('.', String.raw`\.`)} - `))
+  })
+})

@@ -1,0 +1,124 @@
+// engines.test.ts - the same packets through every engine: the native one must do what the dgram one does.
+
+import { join } from 'node:path'
+import fc from 'fast-check'
+import { describe, expect, it } from 'vitest'
+import { output } from '../../lab/command.ts'
+import { packageRoot } from '../../lab/lab.ts'
+import { decrementTtl } from '../../src/dataplane/packet.ts'
+import { addon } from '../../src/host/addon.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
+import type { ProbeJob, ProbeResult } from '../support/engine-probe.ts'
+import { ipv4Packet, udpDatagram } from '../support/packets.ts'
+
+const CONTAINER = parseIpv4('10.99.0.2')!
+const PEER = parseIpv4('10.5.2.7')!
+const NOBODY = parseIpv4('10.5.3.7')!
+
+/** Runs an engine in a network namespace that ends with it. */
+async function probe(engine: string, job: Partial<ProbeJob>): Promise<ProbeResult> {
+  const script = join(packageRoot, 'dist/test/support/engine-probe.js')
+  const text = await output(['unshare', '--net', '--mount', 'sh', '-c', 'mount -t sysfs sysfs /sys; exec "$@"', 'sh', process.execPath, script, engine], {
+    input: JSON.stringify({ toTun: [], toUdp: [], without: [], ...job }),
+    timeoutMs: 30_000,
+  })
+  return JSON.parse(text) as ProbeResult
+}
+
+const sorted = (packets: readonly string[]): string[] => packets.toSorted()
+
+/** A packet after the kernel's and the engine's decrement, in hex; undefined when one of them stops it. */
+function forwarded(packet: Buffer, hops: number): string | undefined {
+  const copy = Buffer.from(packet)
+  for (let hop = 0; hop < hops; hop++) if (!decrementTtl(copy)) return undefined
+  return copy.toString('hex')
+}
+
+/** Packets of all kinds that a container may send; whatever the kernel forwards unchanged but for the TTL. */
+function packetsBetween(source: number, destination: number, seed: number, count: number): Buffer[] {
+  const payload = fc.uint8Array({ minLength: 0, maxLength: 1400 }).map((bytes) => Buffer.from(bytes))
+  const udp = fc.tuple(payload, fc.integer({ min: 1, max: 4 })).map(([bytes, port]) => udpDatagram(source, destination, 1000 + port, 2000, bytes))
+  const fields = fc.record({
+    tos: fc.constantFrom(0, 0x10, 0xb8),
+    ttl: fc.integer({ min: 4, max: 255 }),
+    id: fc.integer({ min: 0, max: 0xffff }),
+    fragment: fc.constantFrom(0, 0x4000, 0x2000, 0x0010),
+    body: fc.oneof(
+      fc.record({ protocol: fc.constant(17), payload: udp }),
+      fc.record({ protocol: fc.constantFrom(6, 17, 47, 50, 132, 253), payload }),
+    ),
+  })
+  return fc
+    .sample(fields, { numRuns: count, seed })
+    .map(({ body, ...rest }) => ipv4Packet({ source, destination, ...rest, ...body }))
+    .filter((packet) => packet.length <= 1472)
+}
+
+const outward = packetsBetween(CONTAINER, PEER, 1, 2_000)
+const inward = packetsBetween(PEER, CONTAINER, 2, 2_000)
+const hex = (packets: readonly Buffer[]): string[] => packets.map((packet) => packet.toString('hex'))
+
+describe.each(['native', 'naive', 'dgram'])('the %s engine', (engine) => {
+  it('carries every packet unchanged but for the TTL, both ways', async () => {
+    const result = await probe(engine, { toTun: hex(outward), toUdp: hex(inward) })
+    // One decrement by the kernel that forwards between the TUNs, one by the engine.
+    expect(sorted(result.fromUdp)).toEqual(sorted(outward.map((packet) => forwarded(packet, 2)!)))
+    expect(sorted(result.fromTun)).toEqual(sorted(inward.map((packet) => forwarded(packet, 2)!)))
+    expect(result.counters['tx_packets']).toBe(outward.length + 1)
+    expect(result.counters['rx_packets']).toBe(inward.length + 1)
+  })
+
+  it('answers what has no peer, and what has no TTL left', async () => {
+    const datagram = udpDatagram(CONTAINER, NOBODY, 1, 2, Buffer.from('hello, whoever'))
+    const lost = ipv4Packet({ source: CONTAINER, destination: NOBODY, payload: datagram })
+    const late = ipv4Packet({ source: CONTAINER, destination: PEER, ttl: 2, payload: datagram })
+    const icmpError = ipv4Packet({ source: CONTAINER, destination: NOBODY, protocol: 1, payload: Buffer.from([3, 1, 0, 0, 0, 0, 0, 0]) })
+    const lateInward = ipv4Packet({ source: PEER, destination: CONTAINER, ttl: 1, payload: udpDatagram(PEER, CONTAINER, 1, 2, Buffer.from('hello')) })
+    const { fromTun, fromUdp, counters } = await probe(engine, { toTun: hex([lost, late, icmpError]), toUdp: hex([lateInward]) })
+    const answers = fromTun.map((text) => Buffer.from(text, 'hex')).map((packet) => [packet.readUInt8(20), packet.readUInt8(21), packet.readUInt8(8), packet.readUInt32BE(12)])
+    // TTL 8, less the kernel's decrement.
+    expect(answers).toEqual([
+      [3, 0, 7, parseIpv4('10.5.1.0')],
+      [11, 0, 7, parseIpv4('10.5.1.0')],
+    ])
+    expect(fromUdp.map((text) => Buffer.from(text, 'hex')).map((packet) => [packet.readUInt8(20), packet.readUInt32BE(16)])).toEqual([[11, PEER]])
+    expect(counters).toMatchObject({ tx_drop_no_route: 2, tx_unreachable_sent: 1, tx_drop_ttl: 1, tx_time_exceeded_sent: 1, rx_drop_ttl: 1, rx_time_exceeded_sent: 1 })
+  })
+
+  it('drops and counts datagrams that are no packets', async () => {
+    const good = ipv4Packet({ source: PEER, destination: CONTAINER, payload: udpDatagram(PEER, CONTAINER, 1, 2, Buffer.from('fine')) })
+    const change = (at: number, byte: number): Buffer => {
+      const packet = Buffer.from(good)
+      packet.writeUInt8(byte, at)
+      return packet
+    }
+    const evil = [
+      ...Array.from({ length: 20 }, (_, size) => good.subarray(0, size)),
+      change(0, 0x05), change(0, 0xf5), change(0, 0x40), change(0, 0x44), change(0, 0x4f), // versions 0 and 15, IHL 0, 4, 15
+      change(2, 0xff), change(3, 19), // lengths beyond and below the truth
+    ]
+    const { fromTun, counters } = await probe(engine, { toUdp: hex([...evil, good]) })
+    expect(fromTun).toEqual([forwarded(good, 2)])
+    expect(counters['rx_drop_malformed']).toBe(evil.length)
+  })
+})
+
+describe('the native engine', () => {
+  it.each([...addon.featureNames, addon.featureNames.join(' ')])('carries the same without %s', async (features) => {
+    const without = features.split(' ')
+    const result = await probe('native', { toTun: hex(outward.slice(0, 300)), toUdp: hex(inward.slice(0, 300)), without })
+    expect(result.offloads.filter((name) => without.includes(name))).toEqual([])
+    expect(sorted(result.fromUdp)).toEqual(sorted(outward.slice(0, 300).map((packet) => forwarded(packet, 2)!)))
+    expect(sorted(result.fromTun)).toEqual(sorted(inward.slice(0, 300).map((packet) => forwarded(packet, 2)!)))
+  })
+
+  it('ends with its process: no thread outlives the environment', async () => {
+    const script = `
+      const addon = require('node-gyp-build')(process.argv[1])
+      const start = () => addon.startEngine({ tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, mtu: 1472, tunAddress: 1, workers: 2, naive: false, without: [] }, () => {})
+      start()
+      start()
+      process.exit(7)`
+    await expect(output(['unshare', '--net', process.execPath, '-e', script, packageRoot], { timeoutMs: 10_000 })).rejects.toThrow('ended with 7')
+  })
+})

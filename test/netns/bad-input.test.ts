@@ -1,0 +1,130 @@
+// bad-input.test.ts - an operator's mistakes: each ends in one clear line that says what to do, never in a stack.
+
+import { mkdirSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { execute, type Finished } from '../../lab/command.ts'
+import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
+
+let lab: Lab
+let host: Host
+beforeEach(async () => {
+  lab = await createLab({ hosts: 1 })
+  host = lab.hosts[0]!
+})
+afterEach(() => lab.close())
+
+const weftd = join(packageRoot, 'bin/weftd')
+
+function leaseDirectory(config = '{"Network":"10.5.0.0/16"}'): string {
+  const folder = join(lab.folder, 'leases')
+  mkdirSync(join(folder, 'subnets'), { recursive: true })
+  writeFileSync(join(folder, 'config'), config)
+  return folder
+}
+
+/** Runs weftd to its end in the host; `before` are commands in front of it, such as setpriv. */
+const run = (args: readonly string[], before: readonly string[] = []): Promise<Finished> =>
+  host.run([...before, process.execPath, weftd, '--subnet-file', host.subnetFile, ...args], { timeoutMs: 15_000 })
+
+const withLeases = (config?: string): string[] => ['--iface', 'eth0', '--lease-dir', leaseDirectory(config)]
+
+/** The last line, which must be an error that contains all of `parts`; and no stack anywhere. */
+function expectOneError({ code, stderr }: Finished, exitCode: number, ...parts: string[]): void {
+  const lines = stderr.trim().split('\n')
+  const errors = lines.filter((line) => line.startsWith('E') || line.includes('weftd: '))
+  expect(stderr).not.toMatch(/^\s+at /m)
+  expect(errors).toHaveLength(1)
+  for (const part of parts) expect(errors[0]).toContain(part)
+  expect(code).toBe(exitCode)
+}
+
+describe('an error of one line', () => {
+  it('for an unknown flag', async () => expectOneError(await run(['--nonsense']), 2, 'flag provided but not defined: -nonsense', 'see --help'))
+  it('for a flag of flanneld that there is not yet', async () => expectOneError(await run(['--kube-subnet-mgr']), 2, '-kube-subnet-mgr', 'leave it out'))
+  it('for a bad value', async () => expectOneError(await run(['-v=loud']), 2, 'invalid value "loud" for flag -v'))
+  it('for a bad renewal margin', async () => expectOneError(await run(['--subnet-lease-renew-margin=0']), 1, 'out of acceptable range', '1 to 1439'))
+  it('for an unknown engine', async () => expectOneError(await run(['--engine', 'warp']), 1, 'unknown engine: warp', 'native'))
+  it('for an unknown feature', async () => expectOneError(await run([...withLeases(), '--without', 'magic']), 1, 'no such feature', 'udp-gso'))
+
+  it('without /dev/net/tun', async () => {
+    const hidden = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/net && exec "$@"', 'sh']
+    expectOneError(await run(withLeases(), hidden), 1, '/dev/net/tun cannot be opened', 'modprobe tun')
+  })
+
+  it('without CAP_NET_ADMIN', async () => {
+    expectOneError(await run(withLeases(), ['setpriv', '--bounding-set', '-net_admin', '--inh-caps', '-net_admin']), 1, 'EPERM', 'CAP_NET_ADMIN')
+  })
+
+  it('when the port is taken', async () => {
+    const blocker = host.spawn([process.execPath, '-e', "require('dgram').createSocket('udp4').bind(8285, () => console.log('bound'))"])
+    await new Promise((resolve) => blocker.stdout!.once('data', resolve))
+    expectOneError(await run(withLeases()), 1, 'UDP port 192.168.77.1:8285 is taken', 'Backend.Port')
+    expectOneError(await run([...withLeases(), '--engine', 'dgram']), 1, 'UDP port 192.168.77.1:8285 is taken')
+  })
+
+  it('when the network is routed elsewhere', async () => {
+    await host.output(['ip', 'route', 'add', '10.5.0.0/16', 'via', '192.168.77.254'])
+    expectOneError(await run(withLeases()), 1, '10.5.0.0/16 is already routed to eth0', 'ip route del')
+  })
+
+  it('when the network contains the host', async () => {
+    expectOneError(await run(withLeases('{"Network":"192.168.0.0/16"}')), 1, '192.168.77.1', 'overlaps no network of the hosts')
+  })
+
+  it('for an unknown backend', async () => {
+    expectOneError(await run(withLeases('{"Network":"10.5.0.0/16","Backend":{"Type":"ali-vpc"}}')), 1, 'unknown backend type: ali-vpc')
+  })
+
+  it('for an interface that there is not', async () => {
+    const result = await run(['--iface', 'eth7', '--lease-dir', leaseDirectory()])
+    expectOneError(result, 1, 'Failed to find interface', 'eth0:[192.168.77.1]')
+  })
+
+  it('without a default route', async () => {
+    await host.output(['ip', 'route', 'del', 'default'])
+    expectOneError(await run(['--lease-dir', leaseDirectory()]), 1, 'unable to find default route', '--iface')
+  })
+
+  it('for a lease directory that is a file', async () => {
+    const file = join(lab.folder, 'file')
+    writeFileSync(file, '')
+    expectOneError(await run(['--iface', 'eth0', '--lease-dir', file]), 1, file, '--lease-dir')
+  })
+
+  it('when all subnets are leased', async () => {
+    const folder = leaseDirectory('{"Network":"10.5.0.0/28"}')
+    for (const last of [4, 8, 12]) writeFileSync(join(folder, 'subnets', `10.5.0.${last}-30`), `{"PublicIP":"192.168.77.${last + 100}","PublicIPv6":null}`)
+    expectOneError(await run(['--iface', 'eth0', '--lease-dir', folder]), 1, 'out of subnets')
+  })
+})
+
+describe('what is waited for', () => {
+  it.each([
+    ['a broken configuration', '{"Network":', /Couldn't fetch network config: the network configuration is not valid JSON.*; mend/],
+    ['a configuration without a network', '{}', /please define a correct Network parameter/],
+  ])('%s, until it is mended', async (_title, config, pattern) => {
+    const daemon = host.startDaemon({ args: ['--lease-dir', leaseDirectory(config)] })
+    await daemon.line(pattern)
+    leaseDirectory()
+    await daemon.line(/flannel is ready/)
+    expect(await daemon.stop()).toBe(0)
+  })
+
+  it('etcd that is down, with where and what to do; SIGTERM ends the wait with 0', async () => {
+    const daemon = host.startDaemon({ args: ['--etcd-endpoints', 'http://192.168.77.1:2379'] })
+    await daemon.line(/Couldn't fetch network config: etcd at http:\/\/192\.168\.77\.1:2379 cannot be reached: .*; check --etcd-endpoints/)
+    expect(await daemon.stop()).toBe(0)
+  })
+})
+
+describe('weftd', () => {
+  it('prints its version and its help to stderr and ends with 0', async () => {
+    const version = await execute([process.execPath, weftd, '--version'])
+    expect([version.code, version.stderr.trim()]).toEqual([0, '0.1.0'])
+    const help = await execute([process.execPath, weftd, '-h'])
+    expect(help.code).toBe(0)
+    expect(help.stderr).toMatch(/^Usage: .*weftd \[OPTION\]\.\.\.\n {2}-etcd-cafile string\n/)
+    expect(help.stderr).toContain("weft's own:\n  -engine string")
+  })
+})

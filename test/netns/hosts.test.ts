@@ -1,0 +1,206 @@
+// hosts.test.ts - real daemons on hosts made of namespaces: packets cross, nodes come and go, all start at once.
+
+import { mkdirSync, readdirSync, readFileSync, utimesSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterEach, describe, expect, it } from 'vitest'
+import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { iperf, iperfServer, ping, reach } from '../../lab/measure.ts'
+import { startEtcd, type Etcd } from '../support/etcd.ts'
+
+const CONFIG = '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
+const FOLLOW_MS = 2_000
+
+let lab: Lab | undefined
+let etcd: Etcd | undefined
+afterEach(async () => {
+  await lab?.close()
+  await etcd?.close()
+  lab = etcd = undefined
+})
+
+/** Where the daemons of a test keep their leases, and how a lease is made to end there. */
+interface Leases {
+  readonly args: readonly string[]
+  expire(subnet: string): Promise<void>
+  values(): Promise<string[]>
+}
+
+async function etcdLeases(on: Lab): Promise<Leases> {
+  const started = await startEtcd({ namespace: `${on.id}-switch`, address: '192.168.77.254' })
+  etcd = started
+  await started.ctl('put', '/coreos.com/network/config', CONFIG)
+  const key = (subnet: string): string => `/coreos.com/network/subnets/${subnet.replace('/', '-')}`
+  return {
+    args: ['--etcd-endpoints', started.endpoint],
+    async expire(subnet) {
+      const id = BigInt(/"lease":(\d+)/.exec(await started.ctl('get', key(subnet), '-w', 'json'))![1]!).toString(16)
+      await started.ctl('lease', 'revoke', id)
+    },
+    values: async () => (await started.ctl('get', '--prefix', '--print-value-only', '/coreos.com/network/subnets/')).trim().split('\n'),
+  }
+}
+
+async function directoryLeases(on: Lab): Promise<Leases> {
+  const folder = join(on.folder, 'leases')
+  mkdirSync(folder)
+  writeFileSync(join(folder, 'config'), CONFIG)
+  const subnets = join(folder, 'subnets')
+  return {
+    args: ['--lease-dir', folder],
+    expire: async (subnet) => utimesSync(join(subnets, subnet.replace('/', '-')), 0, Date.now() / 1000 - 25 * 3600),
+    values: async () => readdirSync(subnets).map((key) => readFileSync(join(subnets, key), 'utf8')),
+  }
+}
+
+const STORES = { etcd: etcdLeases, directory: directoryLeases }
+
+/** The subnet of a host, `10.5.7.0/24`. */
+const subnetOf = (host: Host): string => (host.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\//, '.0/')
+const tunAddress = (host: Host): string => subnetOf(host).split('/')[0]!
+const added = (host: Host): RegExp => new RegExp(`Subnet added: ${subnetOf(host).replaceAll('.', String.raw`\.`)}$`)
+const removed = (subnet: string): RegExp => new RegExp(`Subnet removed: ${subnet.replaceAll('.', String.raw`\.`)}$`)
+
+async function startAll(on: Lab, args: readonly string[]): Promise<Daemon[]> {
+  const daemons = on.hosts.map((host) => host.startDaemon({ args }))
+  await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+  return daemons
+}
+
+describe.each([
+  ['etcd', 'native'],
+  ['etcd', 'dgram'],
+  ['directory', 'native'],
+  ['directory', 'dgram'],
+  ['directory', 'naive'],
+] as const)('three hosts on the %s store with the %s engine', (store, engine) => {
+  it('ping and carry TCP between containers', async () => {
+    lab = await createLab({ hosts: 3 })
+    const leases = await STORES[store](lab)
+    await startAll(lab, [...leases.args, '--engine', engine])
+    expect((await leases.values()).toSorted()).toEqual([1, 2, 3].map((number) => `{"PublicIP":"192.168.77.${number}","PublicIPv6":null}`))
+    const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
+    for (const from of pods) {
+      for (const to of pods) {
+        if (from === to) continue
+        await reach(from.namespace, to.address)
+        expect(await ping(from.namespace, to.address)).toHaveLength(3)
+      }
+    }
+    const server = await iperfServer((command) => lab!.hosts[1]!.spawn(['ip', 'netns', 'exec', pods[1]!.namespace, ...command]))
+    for (const args of [[], ['--reverse'], ['--parallel', '4']]) {
+      expect((await iperf(pods[0]!.namespace, pods[1]!.address, 1, args)).bitsPerSecond).toBeGreaterThan(1e7)
+    }
+    await server.stop()
+    // Large packets, and fragments of larger ones.
+    for (const size of ['0', '1444', '1445', '8000']) {
+      await lab.hosts[0]!.output(['ip', 'netns', 'exec', pods[0]!.namespace, 'ping', '-n', '-c', '2', '-i', '0.1', '-W', '2', '-s', size, pods[2]!.address])
+    }
+  })
+})
+
+describe('flannel0', () => {
+  it("has upstream's address, MTU and route, and disappears with the daemon", async () => {
+    lab = await createLab({ hosts: 1 })
+    const leases = await directoryLeases(lab)
+    const [daemon] = await startAll(lab, leases.args)
+    const [host] = lab.hosts
+    const show = (...args: string[]): Promise<string> => host!.output(['ip', ...args])
+    expect(await show('-4', '-o', 'address', 'show', 'dev', 'flannel0')).toContain(` ${tunAddress(host!)}/32 `)
+    expect(await show('link', 'show', 'dev', 'flannel0')).toContain('mtu 1472')
+    expect(await show('route', 'show', '10.5.0.0/16')).toContain('10.5.0.0/16 dev flannel0')
+    expect(readFileSync(host!.subnetFile, 'utf8')).toBe(`FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=${subnetOf(host!).replace('.0/', '.1/')}\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n`)
+    expect(await daemon!.stop()).toBe(0)
+    expect(daemon!.lines.at(-1)).toContain('Exiting cleanly...')
+    expect((await host!.run(['ip', 'link', 'show', 'dev', 'flannel0'])).code).not.toBe(0)
+    expect(readFileSync(host!.subnetFile, 'utf8')).toContain('FLANNEL_SUBNET=')
+  })
+
+  it('is mended: address flushed, route removed, set down; and made again when it was deleted', async () => {
+    lab = await createLab({ hosts: 2 })
+    const leases = await directoryLeases(lab)
+    const [first] = await startAll(lab, leases.args)
+    const [a, b] = lab.hosts as [Host, Host]
+    await reach(a.namespace, tunAddress(b))
+    const repaired = async (command: readonly string[], pattern: RegExp): Promise<void> => {
+      await a.output(['ip', ...command])
+      await first!.line(pattern, 10_000)
+      await reach(a.namespace, tunAddress(b))
+    }
+    await repaired(['address', 'flush', 'dev', 'flannel0'], /Repaired: flannel0 had lost its address/)
+    await repaired(['route', 'del', '10.5.0.0/16'], /Repaired: the route to 10\.5\.0\.0\/16 was gone/)
+    await repaired(['link', 'set', 'flannel0', 'down'], /Repaired: flannel0 was down/)
+    await repaired(['link', 'del', 'flannel0'], /The data path stopped: .*Opening it again/)
+  })
+})
+
+describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) => {
+  it('are followed when they join, stop, die, come back and expire', async () => {
+    lab = await createLab({ hosts: 3 })
+    const leases = await STORES[store](lab)
+    const [a, b, c] = lab.hosts as [Host, Host, Host]
+    const first = a.startDaemon({ args: leases.args })
+    const second = b.startDaemon({ args: leases.args })
+    await Promise.all([first, second].map((daemon) => daemon.line(/flannel is ready/)))
+
+    let third = c.startDaemon({ args: leases.args })
+    await third.line(/Wrote subnet file/)
+    await Promise.all([first, second].map((daemon) => daemon.line(added(c), FOLLOW_MS)))
+    await reach(a.namespace, tunAddress(c))
+    const before = subnetOf(c)
+
+    // A node that stops keeps its lease, and gets it again; one that is killed too.
+    for (const signal of ['SIGTERM', 'SIGKILL'] as const) {
+      await third.stop(signal)
+      third = c.startDaemon({ args: leases.args })
+      await third.line(/flannel is ready/)
+      expect(subnetOf(c)).toBe(before)
+      await reach(a.namespace, tunAddress(c))
+    }
+
+    await third.stop('SIGKILL')
+    await leases.expire(before)
+    await Promise.all([first, second].map((daemon) => daemon.line(removed(before), store === 'etcd' ? FOLLOW_MS : 2 * FOLLOW_MS)))
+    const dead = await a.run(['ping', '-n', '-c', '1', '-W', '1', before.replace(/\.0\/24/, '.0')])
+    expect(dead.stdout).toContain('Destination Net Unreachable')
+  })
+
+  it('take a lost lease again in place, and move when another node has it', async () => {
+    lab = await createLab({ hosts: 2 })
+    const leases = await STORES[store](lab)
+    const [a, b] = lab.hosts as [Host, Host]
+    const [first] = await startAll(lab, leases.args)
+    await reach(a.namespace, tunAddress(b))
+    const subnet = subnetOf(a)
+    await leases.expire(subnet)
+    await first!.line(/Lease of .* acquired again/, 10_000)
+    expect(subnetOf(a)).toBe(subnet)
+    await reach(b.namespace, tunAddress(a))
+    expect(first!.process.exitCode).toBeNull()
+  })
+})
+
+describe('the start race', () => {
+  it('ten daemons started at once see all nine others, twenty times', async () => {
+    const count = 10
+    const started = await createLab({ hosts: count })
+    lab = started
+    const server = await startEtcd({ namespace: `${started.id}-switch`, address: '192.168.77.254' })
+    etcd = server
+    for (let round = 0; round < 20; round++) {
+      const prefix = `/round${round}`
+      await server.ctl('put', `${prefix}/config`, CONFIG)
+      const began = performance.now()
+      const daemons = started.hosts.map((host) => host.startDaemon({ args: ['--etcd-endpoints', server.endpoint, '--etcd-prefix', prefix] }))
+      expect(performance.now() - began).toBeLessThan(200)
+      await Promise.all(daemons.map((daemon) => daemon.line(/Wrote subnet file/)))
+      await Promise.all(
+        daemons.flatMap((daemon, from) => started.hosts.filter((_, to) => to !== from).map((host) => daemon.line(added(host), FOLLOW_MS))),
+      )
+      expect(new Set(started.hosts.map(subnetOf)).size).toBe(count)
+      if (round === 0) {
+        for (const from of started.hosts) await Promise.all(started.hosts.filter((to) => to !== from).map((to) => reach(from.namespace, tunAddress(to))))
+      }
+      await Promise.all(daemons.map((daemon) => daemon.stop('SIGKILL')))
+    }
+  }, 240_000)
+})

@@ -1,0 +1,375 @@
+// store.test.ts - what every store promises, tried on both: a real etcd and a directory.
+
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, unlinkSync, utimesSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
+import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { createDirectoryStore } from '../../src/lease/directory-store.ts'
+import { createEtcdStore } from '../../src/lease/etcd-store.ts'
+import type { LeaseAttrs } from '../../src/lease/lease.ts'
+import { acquireLease, followLeases, renewLease } from '../../src/lease/leases.ts'
+import { applyUpdate, type PeerView } from '../../src/lease/peer-view.ts'
+import { StoreGap, type Store, type StoreChange } from '../../src/lease/store.ts'
+import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
+import { startCuttingProxy, type CuttingProxy } from '../support/cutting-proxy.ts'
+import { startEtcd, type Etcd } from '../support/etcd.ts'
+
+const TTL_MS = 3_600_000
+const CONFIG = '{"Network":"10.5.0.0/16"}'
+const config = parseNetworkConfig(CONFIG)
+const attrs = (ip: string): LeaseAttrs => ({ publicIp: parseIpv4(ip)!, backendType: '' })
+const value = (ip: string): string => `{"PublicIP":"${ip}","PublicIPv6":null}`
+const signal = (): AbortSignal => AbortSignal.timeout(20_000)
+
+function quiet() {
+  const lines: string[] = []
+  const add = (line: string): void => void lines.push(line)
+  return { lines, info: add, warn: add, error: add, v: () => false }
+}
+
+/** One store under test and ways to change it behind its back. */
+interface Bed {
+  open(): Store
+  put(key: string, text: string): Promise<void>
+  remove(key: string): Promise<void>
+  /** Lets a lease end now. */
+  expire(key: string): Promise<void>
+  /** All keys and values as another program sees them. */
+  dump(): Promise<Record<string, string>>
+  putConfig(text: string): Promise<void>
+}
+
+let etcd: Etcd
+let proxy: CuttingProxy
+let prefixes = 0
+const folders: string[] = []
+const stores: Store[] = []
+const following = new Set<AbortController>()
+
+beforeAll(async () => {
+  etcd = await startEtcd()
+  proxy = await startCuttingProxy(Number(new URL(etcd.endpoint).port))
+})
+afterAll(async () => {
+  await proxy.close()
+  await etcd.close()
+  for (const folder of folders) rmSync(folder, { recursive: true, force: true })
+})
+afterEach(async () => {
+  for (const controller of following) controller.abort(new Error('the test is over'))
+  following.clear()
+  await Promise.all(stores.splice(0).map((store) => store.close()))
+})
+
+function etcdBed(): Bed {
+  const prefix = `/test${prefixes++}/network`
+  const full = (key: string): string => `${prefix}/subnets/${key}`
+  return {
+    open() {
+      const store = createEtcdStore({ endpoints: [`http://127.0.0.1:${proxy.port}`], prefix, certFile: '', keyFile: '', caFile: '', username: '', password: '' })
+      stores.push(store)
+      return store
+    },
+    put: async (key, text) => void (await etcd.ctl('put', full(key), text)),
+    remove: async (key) => void (await etcd.ctl('del', full(key))),
+    async expire(key) {
+      const { kvs } = JSON.parse(await etcd.ctl('get', full(key), '-w', 'json')) as { kvs: { lease: number }[] }
+      // Lease ids are larger than a number holds exactly: taken from the text.
+      const text = await etcd.ctl('get', full(key), '-w', 'json')
+      const id = BigInt(/"lease":(\d+)/.exec(text)![1]!).toString(16)
+      expect(kvs).toHaveLength(1)
+      await etcd.ctl('lease', 'revoke', id)
+    },
+    async dump() {
+      const lines = (await etcd.ctl('get', '--prefix', `${prefix}/subnets/`)).trimEnd().split('\n')
+      const pairs: Record<string, string> = {}
+      for (let at = 0; at + 1 < lines.length; at += 2) pairs[lines[at]!.slice(full('').length)] = lines[at + 1]!
+      return pairs
+    },
+    putConfig: async (text) => void (await etcd.ctl('put', `${prefix}/config`, text)),
+  }
+}
+
+function directoryBed(): Bed {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-store-'))
+  folders.push(folder)
+  mkdirSync(join(folder, 'subnets'))
+  const path = (key: string): string => join(folder, 'subnets', key)
+  return {
+    open() {
+      const store = createDirectoryStore({ directory: folder, rescanMs: 300 })
+      stores.push(store)
+      return store
+    },
+    put: async (key, text) => writeFileSync(path(key), text),
+    remove: async (key) => unlinkSync(path(key)),
+    expire: async (key) => utimesSync(path(key), 0, Date.now() / 1000 - 25 * 3600),
+    dump: async () => Object.fromEntries(readdirSync(join(folder, 'subnets')).map((key) => [key, readFileSync(path(key), 'utf8')])),
+    putConfig: async (text) => writeFileSync(join(folder, 'config'), text),
+  }
+}
+
+/** Follows a store as the daemon does. `until` resolves when the view fits. */
+function follow(store: Store, log = quiet()) {
+  const controller = new AbortController()
+  following.add(controller)
+  const view: PeerView = new Map()
+  const waiting = new Set<() => void>()
+  const done = (async () => {
+    for await (const update of followLeases(store, { log, signal: controller.signal })) {
+      applyUpdate(view, update)
+      for (const check of waiting) check()
+    }
+  })().catch((error: unknown) => {
+    if (!controller.signal.aborted) throw error
+  })
+  return {
+    view,
+    log,
+    done,
+    until(fits: (view: PeerView) => boolean, timeoutMs = 10_000): Promise<void> {
+      return new Promise((resolve, reject) => {
+        const check = (): void => {
+          if (!fits(view)) return
+          clearTimeout(timer)
+          waiting.delete(check)
+          resolve()
+        }
+        const timer = setTimeout(() => reject(new Error(`the view is ${[...view.keys()].join(' ')}; log: ${log.lines.join(' | ')}`)), timeoutMs)
+        waiting.add(check)
+        check()
+      })
+    },
+  }
+}
+
+const acquire = (store: Store, ip: string, extra: { previous?: string; random?: () => number } = {}) =>
+  acquireLease(store, config, attrs(ip), {
+    ...(extra.previous === undefined ? {} : { previous: parseIpv4Net(extra.previous)! }),
+    random: extra.random ?? Math.random,
+    ttlMs: TTL_MS,
+    log: quiet(),
+    signal: signal(),
+  })
+
+describe.each([
+  ['etcd', etcdBed],
+  ['directory', directoryBed],
+] as const)('the %s store', (_name, makeBed) => {
+  it('has no configuration, then the one that was put', async () => {
+    const bed = makeBed()
+    const store = bed.open()
+    expect(await store.config(signal())).toBeUndefined()
+    await bed.putConfig(CONFIG)
+    expect((await store.config(signal()))?.trim()).toBe(CONFIG)
+  })
+
+  it("writes flannel's key and bytes", async () => {
+    const bed = makeBed()
+    const lease = await acquire(bed.open(), '1.2.3.4', { previous: '10.5.7.0/24' })
+    expect(lease.key).toBe('10.5.7.0-24')
+    expect(await bed.dump()).toEqual({ '10.5.7.0-24': '{"PublicIP":"1.2.3.4","PublicIPv6":null}' })
+    expect(Math.abs(lease.expiresAt! - Date.now() - (_name === 'etcd' ? TTL_MS : 24 * 3_600_000))).toBeLessThan(10_000)
+  })
+
+  it('creates only what is not there, and changes only what is as it was read', async () => {
+    const store = makeBed().open()
+    const first = await store.create('10.5.1.0-24', value('1.1.1.1'), TTL_MS, signal())
+    expect(first).toBeDefined()
+    expect(await store.create('10.5.1.0-24', value('2.2.2.2'), TTL_MS, signal())).toBeUndefined()
+    const second = await store.update('10.5.1.0-24', value('3.3.3.3'), TTL_MS, first!.revision, signal())
+    expect(second!.revision).toBeGreaterThan(first!.revision)
+    expect(await store.update('10.5.1.0-24', value('4.4.4.4'), TTL_MS, first!.revision, signal())).toBeUndefined()
+    expect(await store.delete('10.5.1.0-24', first!.revision, signal())).toBe(false)
+    expect((await store.list(signal())).entries.map((entry) => entry.value)).toEqual([value('3.3.3.3')])
+    expect(await store.delete('10.5.1.0-24', second!.revision, signal())).toBe(true)
+    expect((await store.list(signal())).entries).toEqual([])
+  })
+
+  it('gives 20 nodes that all draw the same subnet 20 subnets', async () => {
+    const bed = makeBed()
+    const leases = await Promise.all(Array.from({ length: 20 }, (_, index) => acquire(bed.open(), `1.1.1.${index + 1}`, { random: () => 0 })))
+    expect(new Set(leases.map(({ key }) => key)).size).toBe(20)
+    expect(Object.keys(await bed.dump())).toHaveLength(20)
+  })
+
+  it('gives a node its lease again by its address, and keeps the previous subnet if it is free', async () => {
+    const store = makeBed().open()
+    const first = await acquire(store, '1.2.3.4', { previous: '10.5.5.0/24' })
+    expect((await acquire(store, '1.2.3.4')).key).toBe(first.key)
+    expect((await acquire(store, '1.2.3.5', { previous: '10.5.6.0/24' })).key).toBe('10.5.6.0-24')
+    expect((await acquire(store, '1.2.3.6', { previous: '10.5.6.0/24' })).key).not.toBe('10.5.6.0-24')
+    expect((await acquire(store, '1.2.3.7', { previous: '10.4.1.0/24' })).key).toMatch(/^10\.5\./)
+  })
+
+  it('moves a lease that the configuration no longer fits', async () => {
+    const bed = makeBed()
+    const store = bed.open()
+    await acquire(store, '1.2.3.4')
+    const moved = await acquireLease(store, parseNetworkConfig('{"Network":"10.4.0.0/16"}'), attrs('1.2.3.4'), { random: Math.random, ttlMs: TTL_MS, log: quiet(), signal: signal() })
+    expect(moved.key).toMatch(/^10\.4\./)
+    expect(Object.keys(await bed.dump())).toEqual([moved.key])
+  })
+
+  it('says that it is full, and what to do', async () => {
+    const small = parseNetworkConfig('{"Network":"10.5.0.0/28"}')
+    const store = makeBed().open()
+    const take = (ip: string) => acquireLease(store, small, attrs(ip), { random: Math.random, ttlMs: TTL_MS, log: quiet(), signal: signal() })
+    for (const ip of ['1.1.1.1', '1.1.1.2', '1.1.1.3']) await take(ip)
+    await expect(take('1.1.1.4')).rejects.toMatchObject({ code: 'OUT_OF_SUBNETS', message: expect.stringContaining('out of subnets'), remedy: expect.any(String) })
+  })
+
+  it('renews what is its own and nothing else', async () => {
+    const bed = makeBed()
+    const store = bed.open()
+    const renew = (lease: Awaited<ReturnType<typeof acquire>>) => renewLease(store, lease, { ttlMs: TTL_MS, log: quiet(), signal: signal() })
+    const lease = await acquire(store, '1.2.3.4')
+    const renewed = await renew(lease)
+    expect(await bed.dump()).toEqual({ [lease.key]: value('1.2.3.4') })
+    // An answer that was lost: the lease as it was before the write that did happen.
+    expect((await renew(lease)).revision).toBeGreaterThan(renewed.revision)
+    await bed.put(lease.key, value('9.9.9.9'))
+    await expect(renew(renewed)).rejects.toMatchObject({ code: 'LEASE_LOST', message: expect.stringContaining('9.9.9.9') })
+    expect(await bed.dump()).toEqual({ [lease.key]: value('9.9.9.9') })
+    await bed.remove(lease.key)
+    await expect(renew(renewed)).rejects.toMatchObject({ code: 'LEASE_LOST' })
+  })
+
+  it('reports what is there, then every change: puts, deletes and leases that end', async () => {
+    const bed = makeBed()
+    await bed.put('10.5.1.0-24', value('1.1.1.1'))
+    const store = bed.open()
+    const follower = follow(bed.open())
+    await follower.until((view) => view.size === 1)
+    const own = await acquire(store, '2.2.2.2', { previous: '10.5.2.0/24' })
+    await follower.until((view) => view.has(own.key))
+    await bed.put('10.5.1.0-24', value('3.3.3.3'))
+    await follower.until((view) => view.get('10.5.1.0-24')?.attrs.publicIp === parseIpv4('3.3.3.3'))
+    await bed.remove('10.5.1.0-24')
+    await follower.until((view) => view.size === 1)
+    await bed.expire(own.key)
+    await follower.until((view) => view.size === 0)
+  })
+
+  it('loses no change between a listing and its watch', async () => {
+    const bed = makeBed()
+    const writer = bed.open()
+    const store = bed.open()
+    const { revision } = await store.list(signal())
+    const early = await acquire(writer, '1.1.1.1')
+    const controller = new AbortController()
+    const seen: StoreChange[] = []
+    for await (const batch of store.watch(revision, controller.signal)) {
+      seen.push(...batch.changes)
+      if (seen.length > 0) break
+    }
+    expect(seen).toMatchObject([{ kind: 'put', entry: { key: early.key } }])
+  })
+
+  it('keeps junk to its own key and names it once', async () => {
+    const bed = makeBed()
+    const store = bed.open()
+    const good = await acquire(store, '1.1.1.1')
+    await bed.put('x', value('1.1.1.1'))
+    await bed.put('10.5.200.0-24', '{"PublicIP":null}')
+    const follower = follow(bed.open())
+    await follower.until((view) => view.has(good.key))
+    await bed.put(good.key, 'not json')
+    const other = await acquire(store, '2.2.2.2')
+    await follower.until((view) => view.has(other.key))
+    expect(follower.view.get(good.key)?.attrs.publicIp).toBe(parseIpv4('1.1.1.1'))
+    for (const key of ['x', '10.5.200.0-24', good.key]) {
+      expect(follower.log.lines.filter((line) => line.startsWith(`Ignoring bad subnet node: ${key}:`))).toHaveLength(1)
+    }
+  })
+})
+
+describe('the etcd store, when things break', () => {
+  it('delivers a transaction of 128 leases whole', async () => {
+    const bed = etcdBed()
+    const follower = follow(bed.open())
+    const store = bed.open()
+    await follower.until((view) => view.size === 0)
+    await Promise.all(Array.from({ length: 128 }, (_, index) => store.create(`10.5.${index + 1}.0-24`, value(`1.1.1.${index + 1}`), TTL_MS, signal())))
+    await follower.until((view) => view.size === 128)
+  })
+
+  it('goes on after its connections were cut, with what happened meanwhile', async () => {
+    const bed = etcdBed()
+    await bed.put('10.5.1.0-24', value('1.1.1.1'))
+    const follower = follow(bed.open())
+    await follower.until((view) => view.size === 1)
+    const before = proxy.cuts
+    proxy.refuse(true)
+    proxy.cut()
+    expect(proxy.cuts).toBeGreaterThan(before)
+    await bed.put('10.5.2.0-24', value('2.2.2.2'))
+    await bed.remove('10.5.1.0-24')
+    proxy.refuse(false)
+    await follower.until((view) => view.size === 1 && view.has('10.5.2.0-24'), 15_000)
+  })
+
+  it('lists again after a compaction past its revision', async () => {
+    const bed = etcdBed()
+    await bed.put('10.5.1.0-24', value('1.1.1.1'))
+    const store = bed.open()
+    const { revision } = await store.list(signal())
+    await bed.remove('10.5.1.0-24')
+    await bed.put('10.5.2.0-24', value('2.2.2.2'))
+    const { header } = JSON.parse(await etcd.ctl('get', 'x', '-w', 'json')) as { header: { revision: number } }
+    await etcd.ctl('compact', String(header.revision))
+    const watch = async (): Promise<void> => {
+      for await (const _ of store.watch(revision, signal())) expect.unreachable('the history is gone')
+    }
+    await expect(watch()).rejects.toBeInstanceOf(StoreGap)
+    await follow(store).until((view) => view.size === 1 && view.has('10.5.2.0-24'))
+  })
+
+  it('goes on after etcd was killed and started again', async () => {
+    const bed = etcdBed()
+    await bed.put('10.5.1.0-24', value('1.1.1.1'))
+    const follower = follow(bed.open())
+    await follower.until((view) => view.size === 1)
+    await etcd.kill()
+    await etcd.start()
+    await bed.put('10.5.2.0-24', value('2.2.2.2'))
+    await follower.until((view) => view.size === 2, 15_000)
+    expect(follower.view.has('10.5.1.0-24')).toBe(true)
+  })
+
+  it('says that etcd is away, where, and what to do', async () => {
+    const store = createEtcdStore({ endpoints: ['http://127.0.0.1:1'], prefix: '/x', certFile: '', keyFile: '', caFile: '', username: 'someone', password: 'sesame' })
+    stores.push(store)
+    const error = await store.config(signal()).catch((thrown: unknown) => thrown)
+    expect(error).toMatchObject({ code: 'STORE_UNAVAILABLE', message: expect.stringContaining('http://127.0.0.1:1'), remedy: expect.stringContaining('--etcd-endpoints') })
+    expect(JSON.stringify(error) + String((error as Error).message)).not.toContain('sesame')
+  })
+})
+
+describe('the directory store, when things break', () => {
+  it('takes over a subnet whose lease has ended, once', async () => {
+    const bed = directoryBed()
+    const old = await acquire(bed.open(), '1.1.1.1', { previous: '10.5.7.0/24' })
+    await bed.expire(old.key)
+    const results = await Promise.all(['2.2.2.2', '3.3.3.3', '4.4.4.4'].map((ip) => acquire(bed.open(), ip, { previous: '10.5.7.0/24' })))
+    expect(results.filter(({ key }) => key === old.key)).toHaveLength(1)
+    expect(new Set(results.map(({ key }) => key)).size).toBe(3)
+  })
+
+  it('leaves no temporary file behind', async () => {
+    const bed = directoryBed()
+    const lease = await acquire(bed.open(), '1.1.1.1')
+    await renewLease(stores[0]!, lease, { ttlMs: TTL_MS, log: quiet(), signal: signal() })
+    await stores.splice(0)[0]!.close()
+    expect(readdirSync(join(folders.at(-1)!, 'tmp'))).toEqual([])
+  })
+
+  it('says what is wrong with a place that is no directory', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'weft-store-'))
+    folders.push(folder)
+    writeFileSync(join(folder, 'file'), '')
+    const store = createDirectoryStore({ directory: join(folder, 'file') })
+    await expect(store.list(signal())).rejects.toMatchObject({ code: 'STORE', remedy: expect.stringContaining('--lease-dir') })
+  })
+})

@@ -1,0 +1,107 @@
+// engine-probe.ts - runs one engine inside a namespace, sends it packets from both sides and tells what came out.
+//
+// Started as a program: the engine's name as argument, a job as JSON on stdin, a result as JSON on stdout. Only real
+// devices are used: the kernel forwards between the engine's TUN and a second TUN that this program reads and writes.
+//
+//   probe0 (this program) <-> kernel <-> flannel0 (the engine) <-> UDP 127.0.0.1:8285 <-> 127.0.0.1:9999 (this program)
+
+import { createSocket } from 'node:dgram'
+import { readSync, writeSync } from 'node:fs'
+import { text } from 'node:stream/consumers'
+import { output } from '../../lab/command.ts'
+import { startDgramEngine } from '../../src/dataplane/dgram-engine.ts'
+import type { Engine, EngineConfig } from '../../src/dataplane/engine.ts'
+import { startNativeEngine } from '../../src/dataplane/native-engine.ts'
+import { encodePeers } from '../../src/dataplane/peers.ts'
+import { addon } from '../../src/host/addon.ts'
+import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
+import { ipv4Packet } from './packets.ts'
+
+export interface ProbeJob {
+  /** Packets for the TUN side and datagrams for the UDP side, in hex. */
+  readonly toTun: readonly string[]
+  readonly toUdp: readonly string[]
+  readonly without: readonly string[]
+}
+
+export interface ProbeResult {
+  readonly fromTun: readonly string[]
+  readonly fromUdp: readonly string[]
+  readonly counters: Readonly<Record<string, number>>
+  readonly offloads: readonly string[]
+}
+
+const TUN_ADDRESS = parseIpv4('10.5.1.0')!
+/** Marks the last packet of each side. */
+const SENTINEL = Buffer.from('the end of this side')
+
+async function main(kind: string): Promise<void> {
+  const job = JSON.parse(await text(process.stdin)) as ProbeJob
+  const config: EngineConfig = { tunName: 'flannel%d', bindAddress: '127.0.0.1', port: 8285, mtu: 1472, tunAddress: TUN_ADDRESS, workers: 1, without: job.without }
+  const engine: Engine = kind === 'dgram' ? await startDgramEngine(config) : startNativeEngine(config, { naive: kind === 'naive' })
+  const probe = addon.openTun('probe%d')
+  const settings = `
+    link set lo up
+    link set dev ${engine.tunName} mtu 1472 txqueuelen 4000 up
+    address add 10.5.1.0/32 dev ${engine.tunName}
+    route add 10.5.0.0/16 dev ${engine.tunName}
+    link set dev ${probe.name} mtu 1500 txqueuelen 4000 up
+    address add 10.99.0.1/24 dev ${probe.name}`
+  await output(['ip', '-batch', '-'], { input: settings })
+  for (const sysctl of ['ip_forward=1', 'conf.all.rp_filter=0', 'conf.default.rp_filter=0', `conf.${engine.tunName}.rp_filter=0`, `conf.${probe.name}.rp_filter=0`]) {
+    const [name = '', value = ''] = sysctl.split('=')
+    await output(['sh', '-c', `echo ${value} > /proc/sys/net/ipv4/${name.replaceAll('.', '/')}`])
+  }
+  engine.setPeers(encodePeers([{ subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port: 9999 }]))
+
+  const fromTun: string[] = []
+  const fromUdp: string[] = []
+  const socket = createSocket('udp4')
+  await new Promise<void>((resolve) => socket.bind(9999, '127.0.0.1', resolve))
+  socket.setRecvBufferSize(4 << 20)
+  const udpDone = new Promise<void>((resolve) => {
+    socket.on('message', (packet) => (packet.includes(SENTINEL) ? resolve() : fromUdp.push(packet.toString('hex'))))
+  })
+  const buffer = Buffer.alloc(65536)
+  let stopWatching = (): void => {}
+  const tunDone = new Promise<void>((resolve) => {
+    const watcher = addon.watchReadable(probe.fd, () => {
+      for (;;) {
+        let size
+        try {
+          size = readSync(probe.fd, buffer)
+        } catch {
+          return // EAGAIN
+        }
+        const packet = Buffer.from(buffer.subarray(0, size))
+        if (packet.readUInt8(0) >> 4 !== 4) continue // the kernel's own IPv6 chatter
+        if (packet.includes(SENTINEL)) resolve()
+        else fromTun.push(packet.toString('hex'))
+      }
+    })
+    stopWatching = () => watcher.stop()
+  })
+  const send = (packet: Buffer): Promise<void> =>
+    new Promise((resolve, reject) => socket.send(packet, 8285, '127.0.0.1', (error) => (error ? reject(error) : resolve())))
+
+  const inside = parseIpv4('10.99.0.2')!
+  const peer = parseIpv4('10.5.2.2')!
+  for (const hex of job.toTun) {
+    writeSync(probe.fd, Buffer.from(hex, 'hex'))
+    await new Promise((resolve) => setImmediate(resolve)) // the dgram engine shares this event loop
+  }
+  writeSync(probe.fd, ipv4Packet({ source: inside, destination: peer, protocol: 253, payload: SENTINEL }))
+  await udpDone
+  for (const hex of job.toUdp) await send(Buffer.from(hex, 'hex'))
+  await send(ipv4Packet({ source: peer, destination: inside, protocol: 253, payload: SENTINEL }))
+  await tunDone
+
+  const counters = Object.fromEntries(Object.entries(engine.counters()).map(([name, count]) => [name, Number(count)]))
+  const result: ProbeResult = { fromTun, fromUdp, counters, offloads: engine.offloads }
+  stopWatching()
+  socket.close()
+  await engine.stop()
+  process.stdout.write(JSON.stringify(result), () => process.exit(0))
+}
+
+if (process.argv[2] !== undefined) await main(process.argv[2])

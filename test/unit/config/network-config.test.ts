@@ -1,0 +1,89 @@
+// network-config.test.ts - upstream's vectors (pkg/subnet/config_test.go), its messages, and properties.
+
+import fc from 'fast-check'
+import { describe, expect, it } from 'vitest'
+import { parseNetworkConfig } from '../../../src/config/network-config.ts'
+import { WeftError } from '../../../src/errors.ts'
+import { formatIpv4, formatIpv4Net, ipv4Net, ipv4NetContains } from '../../../src/net/ipv4.ts'
+import { formatIpv6 } from '../../../src/net/ipv6.ts'
+
+const range = (text: string): string => {
+  const config = parseNetworkConfig(text)
+  return `${formatIpv4(config.subnetMin)} ${formatIpv4(config.subnetMax)} /${config.subnetLength}`
+}
+
+describe('network configuration', () => {
+  it('has the defaults of upstream', () => {
+    expect(range('{ "network": "10.3.0.0/16" }')).toBe('10.3.1.0 10.3.255.0 /24')
+    expect(range('{ "Network": "10.3.0.0/23" }')).toBe('10.3.0.128 10.3.1.128 /25')
+    expect(parseNetworkConfig('{"Network":"10.3.0.0/16"}').backendType).toBe('udp')
+  })
+
+  it('keeps what is given', () => {
+    expect(range('{"Network":"10.3.0.0/16","SubnetMin":"10.3.5.0","SubnetMax":"10.3.8.0","SubnetLen":28}')).toBe('10.3.5.0 10.3.8.0 /28')
+  })
+
+  it('reads keys in any case, the last one wins, unknown ones are ignored', () => {
+    const config = parseNetworkConfig('{"NETWORK":"10.1.0.0/16","network":"10.2.0.0/16","whatever":1,"backend":{"TYPE":"VXLAN","VNI":7}}')
+    expect(formatIpv4Net(config.network)).toBe('10.2.0.0/16')
+    expect(config.backendType).toBe('vxlan')
+    expect(config.backend['vni']).toBe(7)
+  })
+
+  it('has an empty type for a backend without one', () => {
+    expect(parseNetworkConfig('{"Network":"10.3.0.0/16","Backend":{}}').backendType).toBe('')
+  })
+
+  it('reads IPv6 as upstream does', () => {
+    const { ipv6 } = parseNetworkConfig('{ "enableIPv6": true, "ipv6Network": "fc00::/48", "enableIPv4": false }')
+    expect([formatIpv6(ipv6!.subnetMin), formatIpv6(ipv6!.subnetMax), ipv6!.subnetLength]).toEqual(['fc00:0:0:1::', 'fc00:0:0:ffff::', 64])
+    const given = parseNetworkConfig(
+      '{"EnableIPv6":true,"IPv6Network":"fc00::/48","IPv6SubnetMin":"fc00:0:0:1::","IPv6SubnetMax":"fc00:0:0:f::","IPv6SubnetLen":124,"enableIPv4":false}',
+    ).ipv6
+    expect([formatIpv6(given!.subnetMin), formatIpv6(given!.subnetMax), given!.subnetLength]).toEqual(['fc00:0:0:1::', 'fc00:0:0:f::', 124])
+  })
+
+  it.each([
+    ['', 'not valid JSON'],
+    ['{', 'not valid JSON'],
+    ['[]', 'instead of an object'],
+    ['{}', 'please define a correct Network parameter in the flannel config'],
+    ['{"Network":"fc00::/48"}', 'Network is "fc00::/48"'],
+    ['{"Network":7}', 'Network is number 7'],
+    ['{"Network":"10.0.0.0/29"}', 'network is too small. Minimum useful network prefix is /28'],
+    ['{"Network":"10.0.0.0/16","SubnetLen":31}', 'SubnetLen must be less than /31'],
+    ['{"Network":"10.0.0.0/16","SubnetLen":17}', 'network must be able to accommodate at least four subnets'],
+    ['{"Network":"10.0.0.0/16","SubnetLen":-1}', 'SubnetLen is number -1'],
+    ['{"Network":"10.0.0.0/16","SubnetMin":"10.1.0.0"}', 'SubnetMin is not in the range of the Network'],
+    ['{"Network":"10.0.0.0/16","SubnetMax":"10.1.0.0"}', 'SubnetMax is not in the range of the Network'],
+    ['{"Network":"10.0.0.0/16","SubnetMin":"10.0.1.1"}', 'SubnetMin is not on a SubnetLen boundary: 10.0.1.1'],
+    ['{"Network":"10.0.0.0/16","SubnetMax":"10.0.1.1"}', 'SubnetMax is not on a SubnetLen boundary: 10.0.1.1'],
+    ['{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/125"}', 'IPv6Network is too small. Minimum useful network prefix is /124'],
+    ['{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48","IPv6SubnetLen":127}', 'SubnetLen must be less than /127'],
+    ['{"Network":"10.0.0.0/16","Backend":"udp"}', 'Backend is string'],
+  ])('refuses %s', (text, message) => {
+    try {
+      parseNetworkConfig(text)
+      expect.unreachable()
+    } catch (error) {
+      expect(error).toBeInstanceOf(WeftError)
+      expect((error as WeftError).code).toBe('CONFIG')
+      expect((error as WeftError).message).toContain(message)
+      expect((error as WeftError).remedy).toBeTruthy()
+    }
+  })
+
+  it('hands out subnets inside the network only', () => {
+    fc.assert(
+      fc.property(fc.integer({ min: 0, max: 0xffffffff }), fc.integer({ min: 1, max: 28 }), (address, length) => {
+        const network = ipv4Net(address, length)
+        const config = parseNetworkConfig(JSON.stringify({ Network: formatIpv4Net(network) }))
+        expect(config.network).toEqual(network)
+        expect(ipv4NetContains(network, config.subnetMin)).toBe(true)
+        expect(ipv4NetContains(network, config.subnetMax)).toBe(true)
+        expect(config.subnetMin).toBeLessThanOrEqual(config.subnetMax)
+        expect(ipv4Net(config.subnetMin, config.subnetLength).address).toBe(config.subnetMin)
+      }),
+    )
+  })
+})

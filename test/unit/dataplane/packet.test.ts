@@ -1,0 +1,74 @@
+// packet.test.ts - the dgram engine's packet functions: TTL, checksum, ICMP; peer records.
+
+import fc from 'fast-check'
+import { describe, expect, it } from 'vitest'
+import { decrementTtl, icmpError, internetChecksum, ipv4PacketBytes } from '../../../src/dataplane/packet.ts'
+import { decodePeers, encodePeers } from '../../../src/dataplane/peers.ts'
+import { ipv4Net, parseIpv4 } from '../../../src/net/ipv4.ts'
+import { ipv4Packet } from '../../support/packets.ts'
+
+describe('packet', () => {
+  it('keeps the header checksum right while the TTL falls', () => {
+    fc.assert(
+      fc.property(fc.integer({ min: 2, max: 255 }), fc.integer({ min: 0, max: 0xffffffff }), fc.integer({ min: 0, max: 0xffff }), (ttl, source, id) => {
+        const packet = ipv4Packet({ source, destination: 0x0a050201, ttl, id, payload: Buffer.from('abc') })
+        expect(decrementTtl(packet)).toBe(true)
+        expect(packet.readUInt8(8)).toBe(ttl - 1)
+        expect(internetChecksum(packet.subarray(0, 20)) % 0xffff).toBe(0)
+      }),
+    )
+  })
+
+  it.each([0, 1])('stops at TTL %d', (ttl) => {
+    expect(decrementTtl(ipv4Packet({ source: 1, destination: 2, ttl }))).toBe(false)
+  })
+
+  it('refuses what is no packet', () => {
+    const packet = ipv4Packet({ source: 1, destination: 2 })
+    expect(ipv4PacketBytes(packet)).toBe(20)
+    expect(ipv4PacketBytes(Buffer.concat([packet, Buffer.alloc(9)]))).toBe(20)
+    expect(ipv4PacketBytes(packet.subarray(0, 19))).toBeUndefined()
+    for (const [byte, at] of [[0x65, 0], [0x44, 0], [0x4f, 0]] as const) {
+      const broken = Buffer.from(packet)
+      broken.writeUInt8(byte, at)
+      expect(ipv4PacketBytes(broken)).toBeUndefined()
+    }
+    const long = Buffer.from(packet)
+    long.writeUInt16BE(21, 2)
+    expect(ipv4PacketBytes(long)).toBeUndefined()
+  })
+
+  it('answers as upstream does: TTL 8, no identification, a quote of header and 8 bytes', () => {
+    const packet = ipv4Packet({ source: parseIpv4('10.5.1.2')!, destination: parseIpv4('10.5.9.9')!, protocol: 17, payload: Buffer.from('0123456789') })
+    const error = icmpError(3, parseIpv4('10.5.1.0')!, packet)!
+    expect(error).toHaveLength(20 + 8 + 28)
+    expect([error.readUInt8(8), error.readUInt16BE(4), error.readUInt8(20), error.readUInt8(21)]).toEqual([8, 0, 3, 0])
+    expect(error.readUInt32BE(12)).toBe(parseIpv4('10.5.1.0'))
+    expect(error.readUInt32BE(16)).toBe(parseIpv4('10.5.1.2'))
+    expect(error.subarray(28)).toEqual(packet.subarray(0, 28))
+    expect(internetChecksum(error.subarray(0, 20))).toBe(0)
+    expect(internetChecksum(error.subarray(20))).toBe(0)
+  })
+
+  it('does not answer ICMP errors, later fragments, or what comes from no host', () => {
+    const base = { source: parseIpv4('10.5.1.2')!, destination: 2, protocol: 1, payload: Buffer.from([3, 0, 0, 0, 0, 0, 0, 0]) }
+    expect(icmpError(3, 1, ipv4Packet(base))).toBeUndefined()
+    expect(icmpError(3, 1, ipv4Packet({ ...base, payload: Buffer.from([8, 0, 0, 0, 0, 0, 0, 0]) }))).toBeDefined()
+    expect(icmpError(3, 1, ipv4Packet({ ...base, protocol: 17, fragment: 1 }))).toBeUndefined()
+    for (const source of ['0.0.0.0', '127.0.0.1', '224.0.0.1', '255.255.255.255']) {
+      expect(icmpError(3, 1, ipv4Packet({ ...base, protocol: 17, source: parseIpv4(source)! }))).toBeUndefined()
+    }
+  })
+})
+
+describe('peer records', () => {
+  it('read back as they were', () => {
+    const ip = fc.integer({ min: 0, max: 0xffffffff })
+    const peer = fc.record({
+      subnet: fc.tuple(ip, fc.integer({ min: 0, max: 32 })).map(([address, length]) => ipv4Net(address, length)),
+      endpoint: ip,
+      port: fc.integer({ min: 0, max: 65535 }),
+    })
+    fc.assert(fc.property(fc.array(peer), (peers) => void expect(decodePeers(encodePeers(peers))).toEqual(peers)))
+  })
+})

@@ -1,0 +1,84 @@
+// nets.test.ts - addresses and networks: upstream's vectors (pkg/ip) and properties.
+
+import fc from 'fast-check'
+import { describe, expect, it } from 'vitest'
+import {
+  formatIpv4,
+  formatIpv4Net,
+  ipv4Net,
+  ipv4NetContains,
+  ipv4NetSize,
+  ipv4NetsOverlap,
+  parseIpv4,
+  parseIpv4Net,
+} from '../../../src/net/ipv4.ts'
+import { formatIpv6, formatIpv6Net, ipv6NetContains, parseIpv6, parseIpv6Net } from '../../../src/net/ipv6.ts'
+
+const address = fc.integer({ min: 0, max: 0xffffffff })
+const net = fc.tuple(address, fc.integer({ min: 0, max: 32 })).map(([ip, length]) => ipv4Net(ip, length))
+
+describe('IPv4', () => {
+  it.each(['', '1.2.3', '1.2.3.4.5', '256.1.1.1', '010.1.2.3', '1.2.3.4 ', '1.2.3.-4', '2001:db8::1', '0x1.2.3.4'])('refuses %j', (text) => {
+    expect(parseIpv4(text)).toBeUndefined()
+  })
+
+  it.each(['1.2.3.4', '1.2.3.4/33', '1.2.3.4/', '1.2.3.4/-1', '1.2.3.4/1a', '1.2.3.4/024', 'fc00::/7'])('refuses the network %j', (text) => {
+    expect(parseIpv4Net(text)).toBeUndefined()
+  })
+
+  it('clears host bits, as Go does', () => {
+    expect(parseIpv4Net('10.0.1.0/16')).toEqual({ address: parseIpv4('10.0.0.0'), prefixLength: 16 })
+  })
+
+  it('finds overlaps as upstream does', () => {
+    const parse = (text: string) => parseIpv4Net(text)!
+    expect(ipv4NetsOverlap(parse('1.2.3.0/24'), parse('1.2.3.0/24'))).toBe(true)
+    expect(ipv4NetsOverlap(parse('1.2.3.0/24'), parse('1.2.0.0/16'))).toBe(true)
+    expect(ipv4NetsOverlap(parse('1.2.3.0/24'), parse('1.2.4.0/24'))).toBe(false)
+    expect(ipv4NetsOverlap(parse('1.2.3.0/24'), parse('7.2.4.0/22'))).toBe(false)
+  })
+
+  it('reads what it writes', () => {
+    fc.assert(fc.property(address, (ip) => parseIpv4(formatIpv4(ip)) === ip))
+    fc.assert(fc.property(net, (value) => void expect(parseIpv4Net(formatIpv4Net(value))).toEqual(value)))
+  })
+
+  it('contains exactly the addresses from its own to its size', () => {
+    fc.assert(
+      fc.property(net, address, (value, ip) => {
+        const inside = ip >= value.address && ip < value.address + ipv4NetSize(value.prefixLength)
+        expect(ipv4NetContains(value, ip)).toBe(inside)
+      }),
+    )
+  })
+
+  it('overlaps exactly when the ranges do', () => {
+    fc.assert(
+      fc.property(net, net, (a, b) => {
+        const apart = a.address + ipv4NetSize(a.prefixLength) <= b.address || b.address + ipv4NetSize(b.prefixLength) <= a.address
+        expect(ipv4NetsOverlap(a, b)).toBe(!apart)
+      }),
+    )
+  })
+})
+
+describe('IPv6', () => {
+  it.each(['', ':', '1.2.3.4', 'fc00::1/64', 'fe80::1%eth0', '20011::', '1::2::3', 'g::'])('refuses %j', (text) => {
+    expect(parseIpv6(text)).toBeUndefined()
+  })
+
+  it('writes the canonical text (RFC 5952)', () => {
+    expect(formatIpv6(parseIpv6('2001:0DB8:0:0:0:0:0:1')!)).toBe('2001:db8::1')
+    expect(formatIpv6Net(parseIpv6Net('fc00:0:0:1::7/64')!)).toBe('fc00:0:0:1::/64')
+  })
+
+  it('reads what it writes', () => {
+    fc.assert(fc.property(fc.bigInt({ min: 0n, max: (1n << 128n) - 1n }), (ip) => parseIpv6(formatIpv6(ip)) === ip))
+  })
+
+  it('contains its first and last address and not the next', () => {
+    const value = parseIpv6Net('fc00::/48')!
+    expect(ipv6NetContains(value, parseIpv6('fc00:0:0:ffff:ffff:ffff:ffff:ffff')!)).toBe(true)
+    expect(ipv6NetContains(value, parseIpv6('fc00:0:1::')!)).toBe(false)
+  })
+})
