@@ -9,6 +9,7 @@ import { encodePeers, type Peer } from '../dataplane/peers.ts'
 import type { Run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import { findLink, routesTo } from '../host/links.ts'
+import { setSysctl } from '../host/sysctl.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains } from '../net/ipv4.ts'
@@ -121,6 +122,8 @@ async function configureDevice(run: Run, engine: Engine, config: NetworkConfig, 
     await run('ip', ['link', 'set', 'dev', device, 'gso_max_size', String(bytes)]).catch(() => {})
   }
   await run('ip', ['address', 'replace', address, 'dev', device])
+  // ICMP errors come out of the TUN from the TUN's own address, which the kernel takes for a forgery unless told.
+  await setSysctl(`net/ipv4/conf/${device}/accept_local`, '1')
   await run('ip', ['route', 'replace', formatIpv4Net(config.network), 'dev', device])
 }
 

@@ -17,6 +17,8 @@ import { engineStartError } from './start-error.ts'
 const FLOW_CACHE_ENTRIES = 4096
 /** Packets taken from the TUN before the event loop gets its turn. */
 const READS_PER_TURN = 64
+/** Asked for; the kernel grants up to net.core.rmem_max. */
+const RECEIVE_BUFFER_BYTES = 4 << 20
 const ICMP_UNREACHABLE = 3
 const ICMP_TIME_EXCEEDED = 11
 
@@ -39,7 +41,7 @@ function buildTable(records: Uint8Array): Table {
 
 /** Starts the engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
 export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
-  const socket = createSocket({ type: 'udp4' })
+  const socket = createSocket({ type: 'udp4', recvBufferSize: RECEIVE_BUFFER_BYTES })
   let tun: { fd: number; name: string }
   try {
     await new Promise<void>((resolve, reject) => {

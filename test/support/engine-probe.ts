@@ -40,6 +40,7 @@ async function main(kind: string): Promise<void> {
   const config: EngineConfig = { tunName: 'flannel%d', bindAddress: '127.0.0.1', port: 8285, mtu: 1472, tunAddress: TUN_ADDRESS, workers: 1, without: job.without }
   const engine: Engine = kind === 'dgram' ? await startDgramEngine(config) : startNativeEngine(config, { naive: kind === 'naive' })
   const probe = addon.openTun('probe%d')
+  await output(['sh', '-c', 'echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6']) // its solicitations would be counted
   const settings = `
     link set lo up
     link set dev ${engine.tunName} mtu 1472 txqueuelen 4000 up
@@ -48,7 +49,7 @@ async function main(kind: string): Promise<void> {
     link set dev ${probe.name} mtu 1500 txqueuelen 4000 up
     address add 10.99.0.1/24 dev ${probe.name}`
   await output(['ip', '-batch', '-'], { input: settings })
-  for (const sysctl of ['ip_forward=1', 'conf.all.rp_filter=0', 'conf.default.rp_filter=0', `conf.${engine.tunName}.rp_filter=0`, `conf.${probe.name}.rp_filter=0`]) {
+  for (const sysctl of ['ip_forward=1', 'conf.all.rp_filter=0', `conf.${engine.tunName}.rp_filter=0`, `conf.${engine.tunName}.accept_local=1`, `conf.${probe.name}.rp_filter=0`]) {
     const [name = '', value = ''] = sysctl.split('=')
     await output(['sh', '-c', `echo ${value} > /proc/sys/net/ipv4/${name.replaceAll('.', '/')}`])
   }
@@ -86,13 +87,18 @@ async function main(kind: string): Promise<void> {
 
   const inside = parseIpv4('10.99.0.2')!
   const peer = parseIpv4('10.5.2.2')!
+  // The dgram engine shares this event loop: it gets its turn after each packet.
+  const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
   for (const hex of job.toTun) {
     writeSync(probe.fd, Buffer.from(hex, 'hex'))
-    await new Promise((resolve) => setImmediate(resolve)) // the dgram engine shares this event loop
+    await turn()
   }
   writeSync(probe.fd, ipv4Packet({ source: inside, destination: peer, protocol: 253, payload: SENTINEL }))
   await udpDone
-  for (const hex of job.toUdp) await send(Buffer.from(hex, 'hex'))
+  for (const hex of job.toUdp) {
+    await send(Buffer.from(hex, 'hex'))
+    await turn()
+  }
   await send(ipv4Packet({ source: peer, destination: inside, protocol: 253, payload: SENTINEL }))
   await tunDone
 
