@@ -15,14 +15,18 @@ export function usage(program: string): string {
   return `Usage: ${program} [OPTION]...\n${describeFlags(FLANNEL_FLAGS)}\nweft's own:\n${describeFlags(WEFT_FLAGS)}\n`
 }
 
-/** Checks what the flags' types do not say. Throws WeftError USAGE. */
-export function checkOptions(options: DaemonOptions): void {
+/** Refuses flags of flanneld that weft does not have yet: ignoring them would hide what is missing. */
+function refuseNotYet(options: DaemonOptions): void {
   for (const name of NOT_YET) {
     const value = options[name]
     if (typeof value === 'object' ? value.length > 0 : value) {
       throw new WeftError('USAGE', `weft does not have flanneld's -${name} yet`, { remedy: 'leave it out' })
     }
   }
+}
+
+/** Checks what the flags' types do not say. Throws WeftError USAGE. */
+export function checkOptions(options: DaemonOptions): void {
   const margin = options['subnet-lease-renew-margin']
   if (margin < 1 || margin > 1439) {
     throw new WeftError('USAGE', 'Invalid subnet-lease-renew-margin option, out of acceptable range', {
@@ -39,9 +43,16 @@ export function checkOptions(options: DaemonOptions): void {
 
 /** Runs weftd and returns its exit code. */
 export async function main(program: string, args: readonly string[], environment: NodeJS.ProcessEnv): Promise<number> {
-  let parsed
+  let options: DaemonOptions
+  const badVariables: string[] = []
   try {
-    parsed = parseFlags(FLAGS, args)
+    const parsed = parseFlags(FLAGS, args)
+    if (parsed.options.version) {
+      process.stderr.write(`${version()}\n`)
+      return 0
+    }
+    options = applyEnvironment(FLAGS, parsed, 'FLANNELD', environment, (message) => badVariables.push(message))
+    refuseNotYet(options)
   } catch (error) {
     if (error instanceof HelpWanted) {
       process.stderr.write(usage(program))
@@ -51,12 +62,6 @@ export async function main(program: string, args: readonly string[], environment
     process.stderr.write(`${program}: ${describeError(error)}\n`)
     return EXIT_USAGE
   }
-  if (parsed.options.version) {
-    process.stderr.write(`${version()}\n`)
-    return 0
-  }
-  const badVariables: string[] = []
-  const options = applyEnvironment(FLAGS, parsed, 'FLANNELD', environment, (message) => badVariables.push(message))
 
   const { createLog } = await import('../log.ts')
   const log = createLog(options.v)
