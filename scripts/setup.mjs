@@ -1,42 +1,42 @@
-// setup.mjs - makes a fresh machine ready: Debian packages, npm packages, the addon, the compiled TypeScript.
+// setup.mjs - brings a fresh clone to where the demo, the tests and the benchmarks run; does nothing when it is there.
 //
-// Plain Node without dependencies, since it is what installs them. Does only what is missing, and says nothing when
-// nothing is. Usage: node scripts/setup.mjs [demo|test|bench|lint]
+// Plain Node without a dependency, because it is what installs them. Four steps, each skipped when nothing is missing:
+// system packages, npm packages, the addon, the TypeScript. `node scripts/setup.mjs [demo|test|bench|lint]` asks for what
+// that one needs, and for all of it without a word.
 
-import { spawnSync } from 'node:child_process'
-import { accessSync, constants, existsSync, mkdirSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { spawn, spawnSync } from 'node:child_process'
+import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, utimesSync, writeFileSync } from 'node:fs'
+import { createRequire } from 'node:module'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
-const root = join(dirname(fileURLToPath(import.meta.url)), '..')
-const purpose = process.argv[2] ?? 'demo'
+const root = dirname(dirname(fileURLToPath(import.meta.url)))
+const KINDS = ['demo', 'test', 'bench', 'lint']
+const RUN = ['demo', 'test', 'bench']
+const color = process.stdout.isTTY && !process.env.NO_COLOR
 
-/** Commands that must be there, the Debian package of each, and what for. */
-const TOOLS = [
-  { command: 'g++', debian: 'g++', purposes: ['demo', 'test', 'bench', 'lint'] },
-  { command: 'make', debian: 'make', purposes: ['demo', 'test', 'bench', 'lint'] },
-  { command: 'python3', debian: 'python3', purposes: ['demo', 'test', 'bench', 'lint'] },
-  { command: 'ip', debian: 'iproute2', purposes: ['demo', 'test', 'bench'] },
-  { command: 'ping', debian: 'iputils-ping', purposes: ['demo', 'test', 'bench'] },
-  { command: 'iperf3', debian: 'iperf3', purposes: ['demo', 'test', 'bench'] },
-  { command: 'etcd', debian: 'etcd-server', purposes: ['test', 'bench'] },
-  { command: 'etcdctl', debian: 'etcd-client', purposes: ['test', 'bench'] },
-  { command: 'nft', debian: 'nftables', purposes: ['test'] },
-  { command: 'iptables', debian: 'iptables', purposes: ['test'] },
-  { command: 'tcpdump', debian: 'tcpdump', purposes: ['test'] },
-  { command: 'clang++', debian: 'clang', purposes: ['lint'] },
-  { command: 'clang-format', debian: 'clang-format', purposes: ['lint'] },
+/** What is needed of the system, with its Debian package; `toBuild` only while the addon is not built. */
+const SYSTEM = [
+  { command: 'make', package: 'make', for: KINDS, toBuild: true },
+  { command: 'g++', package: 'g++', for: KINDS, toBuild: true },
+  { command: 'python3', package: 'python3', for: KINDS, toBuild: true },
+  { command: 'ip', package: 'iproute2', for: RUN },
+  { command: 'ping', package: 'iputils-ping', for: RUN },
+  { command: 'iperf3', package: 'iperf3', for: RUN },
+  { command: 'unshare', package: 'util-linux', for: RUN },
+  { command: 'iptables', package: 'iptables', for: ['test'] },
+  { command: 'nft', package: 'nftables', for: ['test'] },
+  { command: 'tcpdump', package: 'tcpdump', for: ['test'] },
+  { command: 'etcd', package: 'etcd-server', for: ['test'] },
+  { command: 'etcdctl', package: 'etcd-client', for: ['test'] },
+  { command: 'clang++', package: 'clang', for: ['lint'] },
+  { command: 'clang-format', package: 'clang-format', for: ['lint'] },
 ]
 
-function has(command) {
-  return [...(process.env.PATH ?? '').split(':'), '/usr/sbin', '/sbin'].some((folder) => {
-    try {
-      accessSync(join(folder, command), constants.X_OK)
-      return true
-    } catch {
-      return false
-    }
-  })
+/** The command's path; the sbin folders count too, which an ordinary user's PATH lacks on Debian. */
+function find(command) {
+  const folders = [...(process.env.PATH ?? '').split(':'), '/usr/sbin', '/sbin']
+  return folders.map((folder) => join(folder, command)).find((path) => existsSync(path))
 }
 
 function fail(message) {
@@ -44,86 +44,175 @@ function fail(message) {
   process.exit(1)
 }
 
-/** Runs a step quietly; shows everything it said when it fails. */
-function step(title, command, args, options = {}) {
-  const started = performance.now()
-  process.stdout.write(`  ${title} ...`)
-  const result = spawnSync(command, args, { cwd: root, encoding: 'utf8', maxBuffer: 64 << 20, ...options })
-  if (result.status !== 0) {
-    process.stdout.write(' failed\n')
-    process.stderr.write(`${result.stdout ?? ''}${result.stderr ?? ''}${result.error?.message ?? ''}\n`)
-    fail(`\`${[command, ...args].join(' ')}\` failed`)
-  }
-  process.stdout.write(` ${((performance.now() - started) / 1000).toFixed(1)} s\n`)
+/** Runs a step behind one line of progress; shows its whole output, and ends setup, only when it fails. */
+function step(title, file, args, { env = {}, hint = '' } = {}) {
+  return new Promise((resolve) => {
+    const began = performance.now()
+    const seconds = () => `${((performance.now() - began) / 1000).toFixed(1)} s`
+    const paint = (text) => process.stdout.write(`\r\x1b[2K${text}`)
+    const frames = ['|', '/', '-', '\\']
+    let frame = 0
+    const timer = process.stdout.isTTY
+      ? setInterval(() => paint(`  ${frames[frame++ % 4]} ${title}  ${seconds()}`), 120)
+      : undefined
+    const child = spawn(file, args, { cwd: root, env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'] })
+    const output = []
+    child.stdout.on('data', (data) => output.push(data))
+    child.stderr.on('data', (data) => output.push(data))
+    child.on('error', (error) => output.push(Buffer.from(`${error.message}\n`)))
+    child.on('close', (code, signal) => {
+      clearInterval(timer)
+      if (process.stdout.isTTY) paint('')
+      if (code === 0) {
+        process.stdout.write(`  ${color ? '\x1b[32mok\x1b[0m' : 'ok'} ${title}  ${seconds()}\n`)
+        return resolve()
+      }
+      process.stderr.write(Buffer.concat(output))
+      fail(`${title} failed (${signal ?? `exit code ${code}`}): ${[file, ...args].join(' ')}${hint}`)
+    })
+  })
 }
 
-function installTools() {
-  const missing = TOOLS.filter(({ command, purposes }) => purposes.includes(purpose) && !has(command))
+async function systemPackages(kinds, mustBuild) {
+  const wanted = SYSTEM.filter((need) => need.for.some((kind) => kinds.includes(kind)) && (mustBuild || !need.toBuild))
+  const missing = wanted.filter((need) => !find(need.command))
   if (missing.length === 0) return
-  const packages = [...new Set(missing.map(({ debian }) => debian))]
-  const line = `apt-get update && apt-get install -y --no-install-recommends ${packages.join(' ')}`
-  if (process.getuid() !== 0 || !has('apt-get')) {
-    fail(`${missing.map(({ command }) => command).join(', ')} not found; install them, on Debian as root:\n  ${line}`)
-  }
-  const env = { ...process.env, DEBIAN_FRONTEND: 'noninteractive' }
-  step('apt-get update', 'apt-get', ['update', '-qq'], { env })
-  step(`apt-get install ${packages.join(' ')}`, 'apt-get', ['install', '-y', '-qq', '--no-install-recommends', ...packages], { env })
-}
-
-function modified(path) {
-  return existsSync(path) ? statSync(path).mtimeMs : 0
-}
-
-/** The newest change of C++ in a folder. */
-function newest(folder) {
-  const sources = readdirSync(folder).filter((name) => /\.(cc|h)$/.test(name))
-  return Math.max(...sources.map((name) => modified(join(folder, name))))
-}
-
-function installPackages() {
-  // npm writes this file when it has installed what the lock file names.
-  if (modified(join(root, 'node_modules/.package-lock.json')) >= modified(join(root, 'package-lock.json'))) return
-  // The addon is built below, from sources that change more often than packages do.
-  step('npm ci', 'npm', ['ci', '--ignore-scripts', '--no-audit', '--no-fund'])
-}
-
-function buildAddon() {
-  const built = join(root, 'build/Release/weft.node')
-  const sources = Math.max(newest(join(root, 'native')), modified(join(root, 'binding.gyp')))
-  if (modified(built) > sources) return
-  const command = existsSync(join(root, 'build/Makefile')) && modified(join(root, 'build/Makefile')) > modified(join(root, 'binding.gyp')) ? 'build' : 'rebuild'
-  step('build the native addon', 'npx', ['--no-install', 'node-gyp', command])
-}
-
-function compile() {
-  const result = spawnSync(process.execPath, [join(root, 'node_modules/typescript/bin/tsc'), '-p', 'tsconfig.json'], { cwd: root, encoding: 'utf8' })
-  if (result.status !== 0) fail(`the TypeScript does not compile:\n${result.stdout}`)
-}
-
-/** One setup at a time: the folder is made by exactly one. A lock whose owner is gone is taken over. */
-function withLock(body) {
-  const lock = join(root, '.setup-lock')
-  for (;;) {
-    try {
-      mkdirSync(lock)
-      break
-    } catch {
-      const owner = Number(readdirSync(lock)[0] ?? 0)
-      if (owner > 0 && existsSync(`/proc/${owner}`)) spawnSync('tail', ['--pid', String(owner), '-f', '/dev/null'])
-      else rmSync(lock, { recursive: true, force: true })
+  const packages = missing.map((need) => need.package)
+  const install = `apt-get install -y --no-install-recommends ${packages.join(' ')}`
+  const apt = find('apt-get')
+  if (apt && process.getuid() === 0) {
+    await withoutServices(async () => {
+      const env = { DEBIAN_FRONTEND: 'noninteractive' }
+      await step('package lists', apt, ['update', '-q'], { env })
+      await step(`install ${packages.join(' ')}`, apt, ['install', '-y', '-q', '--no-install-recommends', ...packages], { env })
+    })
+    if (packages.includes('etcd-server') && existsSync('/run/systemd/system')) {
+      spawnSync('systemctl', ['disable', 'etcd'], { stdio: 'ignore' })
     }
+    const still = missing.filter((need) => !find(need.command))
+    if (still.length > 0) fail(`installed, but still not found: ${still.map((need) => need.command).join(' ')}`)
+    return
   }
-  writeFileSync(join(lock, String(process.pid)), '')
-  process.on('exit', () => rmSync(lock, { recursive: true, force: true }))
-  body()
+  const names = missing.map((need) => need.command).join(' ')
+  const remedy = apt ? `run: sudo apt-get update && sudo ${install}` : `install the packages that Debian calls ${packages.join(' ')}`
+  // The tests skip, and say so, what needs a program that only they use; all else is needed by what was asked for.
+  if (missing.some((need) => need.toBuild || need.for.some((kind) => kind !== 'test' && kinds.includes(kind)))) {
+    fail(`not installed: ${names}; ${remedy}`)
+  }
+  process.stdout.write(`setup: not installed: ${names}; the tests that use them will be skipped; ${remedy}\n`)
 }
 
-const [major, minor] = process.versions.node.split('.').map(Number)
-if (major < 20 || (major === 20 && minor < 19)) fail(`Node.js ${process.versions.node} is too old; install 20.19 or later`)
-if (process.platform !== 'linux') fail('weft runs on Linux only')
-withLock(() => {
-  installTools()
-  installPackages()
-  buildAddon()
-  compile()
-})
+/** Keeps packages from starting their daemons: the tests run an etcd of their own (Debian policy manual 9.3.3.1). */
+async function withoutServices(install) {
+  const policy = '/usr/sbin/policy-rc.d'
+  if (existsSync(policy)) return install()
+  const remove = () => rmSync(policy, { force: true })
+  process.once('exit', remove)
+  writeFileSync(policy, '#!/bin/sh\nexit 101\n')
+  chmodSync(policy, 0o755)
+  await install()
+  process.off('exit', remove)
+  remove()
+}
+
+/** Whether node_modules holds what package-lock.json names: npm writes what it installed beside it. */
+function npmPackagesFit() {
+  const read = (path) => JSON.parse(readFileSync(join(root, path), 'utf8')).packages
+  const hidden = 'node_modules/.package-lock.json'
+  if (!existsSync(join(root, hidden))) return false
+  const wanted = read('package-lock.json')
+  const installed = read(hidden)
+  return Object.entries(wanted).every(
+    ([path, entry]) =>
+      path === '' ||
+      (installed[path] ? installed[path].version === entry.version && installed[path].integrity === entry.integrity : entry.optional === true),
+  )
+}
+
+/** The time of the newest file or folder below `paths`, in ms; a folder's time tells of a deleted file. */
+function newest(paths, wanted = () => true) {
+  let latest = 0
+  const visit = (path) => {
+    const stat = statSync(path, { throwIfNoEntry: false })
+    if (!stat) return
+    if (stat.isDirectory()) {
+      latest = Math.max(latest, stat.mtimeMs)
+      for (const name of readdirSync(path)) visit(join(path, name))
+    } else if (wanted(path)) latest = Math.max(latest, stat.mtimeMs)
+  }
+  for (const path of paths) visit(join(root, path))
+  return latest
+}
+
+const addonPath = join(root, 'build/Release/weft.node')
+
+function addonFits() {
+  const built = statSync(addonPath, { throwIfNoEntry: false })
+  if (!built || built.mtimeMs < newest(['native', 'binding.gyp'], (path) => !path.endsWith('.d.ts'))) return false
+  try {
+    createRequire(import.meta.url)(addonPath)
+    return true
+  } catch {
+    return false // built for another machine
+  }
+}
+
+async function buildAddon() {
+  const began = Date.now() / 1000
+  const gyp = join(root, 'node_modules/node-gyp/bin/node-gyp.js')
+  // Distributions put the headers beside the program; node-gyp would download them again.
+  const prefix = dirname(dirname(process.execPath))
+  const headers = existsSync(join(prefix, 'include/node/node_api.h')) ? [`--nodedir=${prefix}`] : []
+  const makefile = statSync(join(root, 'build/Makefile'), { throwIfNoEntry: false })
+  const configured = makefile !== undefined && makefile.mtimeMs > newest(['binding.gyp', 'package.json']) && existsSync(addonPath)
+  await step('build the addon', process.execPath, [gyp, ...(configured ? ['build'] : ['configure', 'build']), '--jobs=max', ...headers])
+  // A change that make sees no work in (a comment in a header nobody includes) must not be a reason for ever.
+  utimesSync(addonPath, began, began)
+}
+
+const stamp = join(root, 'dist/.built')
+
+function typescriptFits() {
+  const built = statSync(stamp, { throwIfNoEntry: false })
+  const sources = ['src', 'lab', 'bench', 'test', 'native/addon.d.ts', 'tsconfig.json', 'vitest.config.ts']
+  return built !== undefined && built.mtimeMs >= newest(sources, (path) => /\.(ts|json)$/.test(path))
+}
+
+async function buildTypescript() {
+  const began = Date.now() / 1000
+  await step('build the TypeScript', process.execPath, [join(root, 'node_modules/typescript/bin/tsc'), '-p', 'tsconfig.json'])
+  mkdirSync(dirname(stamp), { recursive: true })
+  writeFileSync(stamp, '')
+  utimesSync(stamp, began, began)
+}
+
+async function setup(kinds) {
+  const [major, minor] = process.versions.node.split('.').map(Number)
+  if (process.platform !== 'linux') fail('weft runs on Linux only')
+  if (major < 20 || (major === 20 && minor < 19)) {
+    fail(`Node ${process.versions.node} is too old; install Node 20.19 or newer`)
+  }
+  await systemPackages(kinds, !addonFits())
+  if (!npmPackagesFit()) {
+    const npm = process.env.npm_execpath
+    const [file, args] = npm ? [process.execPath, [npm]] : ['npm', []]
+    await step('install the npm packages', file, [...args, 'ci', '--ignore-scripts', '--no-audit', '--no-fund'])
+  }
+  if (!addonFits()) await buildAddon()
+  if (!typescriptFits()) await buildTypescript()
+}
+
+const kinds = process.argv.slice(2)
+const unknown = kinds.find((kind) => !KINDS.includes(kind))
+if (unknown !== undefined) fail(`unknown: ${unknown}; it takes ${KINDS.join(', ')} or nothing`)
+
+// Two npm scripts may start at once: the second waits for the first. flock needs no lock file and leaves none behind.
+if (process.env.WEFT_SETUP_LOCKED === root || !find('flock')) {
+  await setup(kinds.length > 0 ? kinds : KINDS)
+} else {
+  const child = spawnSync('flock', [root, process.execPath, fileURLToPath(import.meta.url), ...kinds], {
+    stdio: 'inherit',
+    env: { ...process.env, WEFT_SETUP_LOCKED: root },
+  })
+  process.exitCode = child.status ?? 1
+}
