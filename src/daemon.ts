@@ -2,24 +2,24 @@
 //
 //   start   previous subnet -> store -> network configuration -> external interface -> lease -> data path
 //           -> subnet.env -> ready
-//   run     follow:  what the store reports becomes the data path's peer table
-//           renew:   the own lease before it ends; taken again when it was lost
-//           resync:  the device, its address and its route, as the kernel holds them
-//           guard:   a data path that died is opened again
-//   stop    one AbortController: a signal or a fatal error aborts it, every loop ends on it, then all is closed
+//   loops   follow:   what the store reports becomes the data path's peer table
+//           hold:     the own lease is renewed before it ends, and taken again when it was lost
+//           forward:  the device is kept right, and the data path opened again when it died or the node moved
+//   stop    one AbortController: a signal, or a loop that cannot go on, aborts it; all loops end on it, then the data
+//           path and the store are closed
 //
 // The loops live here and nowhere else; stores and backends are told what to do and start no timer.
 
-import { setTimeout as delay } from 'node:timers/promises'
 import type { Backend, Network } from './backend/backend.ts'
-import type { DaemonOptions } from './cli/options.ts'
 import { createBackend, createStore } from './choose.ts'
+import type { DaemonOptions } from './cli/options.ts'
 import { parseNetworkConfig, type NetworkConfig } from './config/network-config.ts'
 import { describeError, isWeftError, messageOf, WeftError } from './errors.ts'
+import { createBell, pause, type Bell } from './host/bell.ts'
 import { run } from './host/command.ts'
 import { chooseExternalInterface } from './host/external-interface.ts'
+import type { Lease, LeaseAttrs, OwnLease } from './lease/lease.ts'
 import { acquireLease, followLeases, LEASE_TTL_MS, renewLease } from './lease/leases.ts'
-import type { Lease, OwnLease } from './lease/lease.ts'
 import { applyUpdate, type PeerView } from './lease/peer-view.ts'
 import type { Store } from './lease/store.ts'
 import type { Log } from './log.ts'
@@ -27,66 +27,107 @@ import { formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
 import { readPreviousSubnet, writeSubnetEnv } from './status/subnet-env.ts'
 
 const CONFIG_RETRY_MS = 1_000
-const RENEW_RETRY_MS = 60_000
 const ACQUIRE_RETRY_MS = 1_000
+const RENEW_RETRY_MS = 60_000
 const REOPEN_RETRY_MS = 1_000
 const RESYNC_MS = 5_000
-/** After the first ones, a message that repeats is logged once in this many tries. */
+/** A message that repeats is logged this many times, then once in so many tries. */
 const REPEATS_LOGGED = 3
 const REPEAT_EVERY = 10
 
-/** Runs until `signal` aborts. Rejects with WeftError when it cannot start, or when an operator must act. */
-export async function runDaemon(options: DaemonOptions, log: Log, signal: AbortSignal): Promise<void> {
+/** This node in the network: what the loops share. */
+interface Node {
+  readonly options: DaemonOptions
+  readonly store: Store
+  readonly config: NetworkConfig
+  readonly backend: Backend
+  readonly log: Log
+  readonly signal: AbortSignal
+  lease: OwnLease
+  /** Undefined while it is being opened again. */
+  network: Network | undefined
+  /** All leases in the store, our own among them. */
+  view: PeerView
+  /** Rung when the store says that our own lease is not what we wrote. */
+  readonly leaseDoubt: Bell
+  /** Rung when the data path died, or the node has another lease. */
+  readonly networkDoubt: Bell
+}
+
+/**
+ * Runs until `stopping` is aborted, which it does itself when a loop cannot go on. Always rejects: with the reason of
+ * the abort, or with what was in the way of starting (a WeftError when an operator can mend it).
+ */
+export async function runDaemon(options: DaemonOptions, log: Log, stopping: AbortController): Promise<never> {
+  const { signal } = stopping
   const previous = await readPreviousSubnet(options['subnet-file'], (message) => log.warn(message))
   const store = await createStore(options)
-  log.info(
-    `Created subnet manager: ${store.name === 'etcd' ? 'Etcd Local Manager' : 'Lease Directory'} with Previous Subnet: ` +
-      (previous ? formatIpv4Net(previous) : 'None'),
-  )
+  const manager = store.name === 'etcd' ? 'Etcd Local Manager' : 'Lease Directory'
+  log.info(`Created subnet manager: ${manager} with Previous Subnet: ${previous ? formatIpv4Net(previous) : 'None'}`)
   try {
     const config = await waitForConfig(store, log, signal)
-    const external = await chooseExternalInterface(
-      run,
-      { ifaces: options.iface, canReach: options['iface-can-reach'], publicIp: options['public-ip'] },
-      log,
-    )
+    const wishes = { ifaces: options.iface, canReach: options['iface-can-reach'], publicIp: options['public-ip'] }
+    const external = await chooseExternalInterface(run, wishes, log)
     const backend = await createBackend(config, external, options, log)
-    await new Node({ options, store, config, backend, log, signal }).run(previous)
+    const attrs = await backend.prepare(signal)
+    const lease = await acquire({ store, config, log, signal }, attrs, previous)
+    const network = await backend.open(lease, signal)
+    const node: Node = {
+      ...{ options, store, config, backend, log, signal, lease, network },
+      view: new Map(),
+      leaseDoubt: createBell(),
+      networkDoubt: createBell(),
+    }
+    try {
+      await publish(node)
+      log.info('Running backend.')
+      return await runLoops(stopping, [follow(node), hold(node), forward(node)])
+    } finally {
+      await node.network?.close()
+    }
   } finally {
     await store.close()
   }
 }
 
-/** Asks every second until there is a configuration, as flanneld does; a wrong one is logged and asked for again. */
+/** Waits for all loops to end. The first that fails stops the others. */
+async function runLoops(stopping: AbortController, loops: readonly Promise<never>[]): Promise<never> {
+  await Promise.allSettled(loops.map((loop) => loop.catch((error: unknown) => stopping.abort(error))))
+  throw stopping.signal.reason
+}
+
+/** Asks every second until there is a configuration, as flanneld does. A wrong one is named and asked for again. */
 async function waitForConfig(store: Store, log: Log, signal: AbortSignal): Promise<NetworkConfig> {
-  const couldNot = repeating(log, "Couldn't fetch network config: ")
+  const failed = repeating(log, "Couldn't fetch network config: ")
   for (;;) {
     try {
       const text = await store.config(signal)
-      if (text === undefined) {
-        throw new WeftError('CONFIG_MISSING', 'flannel config not found in etcd store. Did you create your config using etcdv3 API?', {
-          remedy: configRemedy(store),
-        })
-      }
+      if (text === undefined) throw configMissing(store)
       const config = parseNetworkConfig(text)
       log.info(`Found network config - Backend type: ${config.backendType}`)
       return config
     } catch (error) {
       signal.throwIfAborted()
-      if (!isWeftError(error) || error.code === 'STORE') throw error
-      couldNot(error)
+      const mayPass = (['CONFIG', 'CONFIG_MISSING', 'STORE_UNAVAILABLE'] as const).some((code) => isWeftError(error, code))
+      if (!mayPass) throw error
+      failed(error)
     }
-    await delay(CONFIG_RETRY_MS, undefined, { signal })
+    await pause(signal, CONFIG_RETRY_MS)
   }
 }
 
-function configRemedy(store: Store): string {
+function configMissing(store: Store): WeftError {
+  const example = '{"Network":"10.5.0.0/16"}'
   return store.name === 'etcd'
-    ? 'put it with `etcdctl put <etcd-prefix>/config \'{"Network":"10.5.0.0/16"}\'`, or see whether --etcd-prefix is right'
-    : 'write it to the file `config` in the lease directory: {"Network":"10.5.0.0/16"}'
+    ? new WeftError('CONFIG_MISSING', 'flannel config not found in etcd store. Did you create your config using etcdv3 API?', {
+        remedy: `put it with \`etcdctl put <etcd-prefix>/config '${example}'\`, or see whether --etcd-prefix is right`,
+      })
+    : new WeftError('CONFIG_MISSING', 'there is no network configuration in the lease directory', {
+        remedy: `write it to the file \`config\` there: ${example}`,
+      })
 }
 
-/** Logs an error the first times it comes, then every tenth time, and at once when it is another. */
+/** Logs an error the first times it comes, then every tenth time; at once when it is another. */
 function repeating(log: Log, prefix: string): (error: unknown) => void {
   let last = ''
   let times = 0
@@ -98,233 +139,166 @@ function repeating(log: Log, prefix: string): (error: unknown) => void {
   }
 }
 
-interface NodeParts {
-  readonly options: DaemonOptions
-  readonly store: Store
-  readonly config: NetworkConfig
-  readonly backend: Backend
-  readonly log: Log
-  readonly signal: AbortSignal
-}
-
-/** This node in the network: its lease, its data path, and what it knows of its peers. */
-class Node {
-  readonly #parts: NodeParts
-  /** Ends the loops: the caller's signal, or a loop that failed. */
-  readonly #stopping = new AbortController()
-  readonly #signal: AbortSignal
-  #lease!: OwnLease
-  #network!: Network
-  /** All leases in the store, our own among them. */
-  #view: PeerView = new Map()
-  /** Wakes the renewal loop when the store says that our lease changed. */
-  #leaseChanged = withResolvers<void>()
-
-  constructor(parts: NodeParts) {
-    this.#parts = parts
-    this.#signal = AbortSignal.any([parts.signal, this.#stopping.signal])
-  }
-
-  async run(previous: Ipv4Net | undefined): Promise<void> {
-    const { log } = this.#parts
-    this.#lease = await this.#acquire(previous)
-    this.#network = await this.#parts.backend.open(this.#lease, this.#signal)
+/** A lease for this node. A store that cannot be reached is waited for; every other failure is the operator's. */
+async function acquire(
+  { store, config, log, signal }: Pick<Node, 'store' | 'config' | 'log' | 'signal'>,
+  attrs: LeaseAttrs,
+  previous: Ipv4Net | undefined,
+): Promise<OwnLease> {
+  const failed = repeating(log, 'failed to acquire lease: ')
+  for (;;) {
     try {
-      await this.#publish()
-      log.info('flannel is ready')
-      log.info('Running backend.')
-      await this.#untilStopped([this.#follow(), this.#renew(), this.#resync(), this.#guard()])
-    } finally {
-      this.#stopping.abort()
-      await this.#network.close()
-      log.info('Exiting cleanly...')
-    }
-  }
-
-  /** Waits until the daemon is told to stop, or a loop fails; then for all loops to end. */
-  async #untilStopped(loops: readonly Promise<void>[]): Promise<void> {
-    const outcome = loops.map((loop) =>
-      loop.catch((error: unknown) => {
-        const byRequest = this.#signal.aborted
-        this.#stopping.abort(error)
-        if (!byRequest) throw error
-      }),
-    )
-    const results = await Promise.allSettled(outcome)
-    const failed = results.find((result) => result.status === 'rejected')
-    if (failed) throw failed.reason
-  }
-
-  /** A store that cannot be reached is waited for; every other failure is the operator's. */
-  async #acquire(previous: Ipv4Net | undefined): Promise<OwnLease> {
-    const { store, config, backend, log } = this.#parts
-    const attrs = await backend.prepare(this.#signal)
-    const failed = repeating(log, 'failed to acquire lease: ')
-    for (;;) {
-      try {
-        return await acquireLease(store, config, attrs, {
-          ...(previous ? { previous } : {}),
-          ttlMs: LEASE_TTL_MS,
-          random: Math.random,
-          log,
-          signal: this.#signal,
-        })
-      } catch (error) {
-        this.#signal.throwIfAborted()
-        if (!isWeftError(error, 'STORE_UNAVAILABLE')) throw error
-        failed(error)
-      }
-      await delay(ACQUIRE_RETRY_MS, undefined, { signal: this.#signal })
-    }
-  }
-
-  async #publish(): Promise<void> {
-    const { options, config, log } = this.#parts
-    const path = options['subnet-file']
-    try {
-      await writeSubnetEnv(path, { network: config.network, subnet: this.#lease.subnet, mtu: this.#network.mtu, ipMasq: false })
-      log.info(`Wrote subnet file to ${path}`)
+      const wanted = previous ? { previous } : {}
+      return await acquireLease(store, config, attrs, { ...wanted, ttlMs: LEASE_TTL_MS, random: Math.random, log, signal })
     } catch (error) {
-      // The data path works without it, and containers that run already need the data path.
-      log.error(`Failed to write subnet file: ${describeError(error)}`)
+      signal.throwIfAborted()
+      if (!isWeftError(error, 'STORE_UNAVAILABLE')) throw error
+      failed(error)
     }
+    await pause(signal, ACQUIRE_RETRY_MS)
   }
+}
 
-  /** The data path equals the view, less our own lease. */
-  async #apply(): Promise<void> {
-    const peers = new Map(this.#view)
-    peers.delete(this.#lease.key)
-    await this.#network.apply(peers)
+/** Tells Docker, the CNI plugin and scripts which subnet is ours. */
+async function publish({ options, config, log, lease, network }: Node): Promise<void> {
+  if (!network) return
+  const path = options['subnet-file']
+  try {
+    await writeSubnetEnv(path, { network: config.network, subnet: lease.subnet, mtu: network.mtu, ipMasq: options['ip-masq'] })
+    log.info(`Wrote subnet file to ${path}`)
+    log.info('flannel is ready')
+  } catch (error) {
+    // The data path works without it, and containers that run already need the data path.
+    log.error(`Failed to write subnet file: ${describeError(error)}`)
   }
+}
 
-  async #follow(): Promise<void> {
-    const { store, log } = this.#parts
-    for await (const update of followLeases(store, { log, signal: this.#signal })) {
-      const { view, added, removed, changed } = applyUpdate(this.#view, update)
-      this.#view = view
-      const isPeer = ({ key }: Lease): boolean => key !== this.#lease.key
-      for (const lease of added) if (isPeer(lease)) log.info(`Subnet added: ${formatIpv4Net(lease.subnet)}`)
-      for (const lease of changed) if (isPeer(lease)) log.info(`Subnet added: ${formatIpv4Net(lease.subnet)}`)
-      for (const lease of removed) if (isPeer(lease)) log.info(`Subnet removed: ${formatIpv4Net(lease.subnet)}`)
-      if (added.length + changed.length + removed.length > 0) await this.#apply()
-      if ([...removed, ...changed].some((lease) => !isPeer(lease))) this.#leaseChanged.resolve()
-    }
+/** Makes the data path's peers equal the view, less our own lease. */
+async function applyPeers({ network, view, lease }: Node): Promise<void> {
+  const peers = new Map(view)
+  peers.delete(lease.key)
+  await network?.apply(peers)
+}
+
+async function follow(node: Node): Promise<never> {
+  const { store, log, signal } = node
+  for await (const update of followLeases(store, { log, signal })) {
+    const { view, added, changed, removed } = applyUpdate(node.view, update)
+    node.view = view
+    const isOwn = ({ key }: Lease): boolean => key === node.lease.key
+    for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(`Subnet added: ${formatIpv4Net(lease.subnet)}`)
+    for (const lease of removed) if (!isOwn(lease)) log.info(`Subnet removed: ${formatIpv4Net(lease.subnet)}`)
+    if (added.length + changed.length + removed.length > 0) await applyPeers(node)
+    // A deletion that came between acquiring and the first listing was never in the view.
+    if (!view.has(node.lease.key) || changed.some(isOwn)) node.leaseDoubt.ring()
   }
+  throw signal.reason
+}
 
-  async #renew(): Promise<void> {
-    const { store, options, log } = this.#parts
-    const marginMs = options['subnet-lease-renew-margin'] * 60_000
-    for (;;) {
-      const waitMs = this.#lease.expiresAt === undefined ? undefined : Math.max(0, this.#lease.expiresAt - marginMs - Date.now())
-      if (waitMs !== undefined) log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
-      this.#leaseChanged = withResolvers<void>()
-      await waitFor(waitMs, this.#leaseChanged.promise, this.#signal)
-      try {
-        this.#lease = await renewLease(store, this.#lease, { ttlMs: LEASE_TTL_MS, log, signal: this.#signal })
-        log.info(`Lease renewed, new expiration: ${this.#lease.expiresAt === undefined ? 'never' : new Date(this.#lease.expiresAt).toISOString()}`)
-      } catch (error) {
-        this.#signal.throwIfAborted()
-        if (isWeftError(error, 'LEASE_LOST')) {
-          log.error(`Lease has been revoked: ${describeError(error)}. Forwarding goes on; acquiring a lease again.`)
-          await this.#replaceLease()
-        } else {
-          log.error(`Error renewing lease (trying again in 1 min): ${describeError(error)}`)
-          await delay(RENEW_RETRY_MS, undefined, { signal: this.#signal })
-        }
+async function hold(node: Node): Promise<never> {
+  const { options, log, signal } = node
+  const marginMs = options['subnet-lease-renew-margin'] * 60_000
+  for (;;) {
+    const { expiresAt } = node.lease
+    const waitMs = expiresAt === undefined ? undefined : Math.max(0, expiresAt - marginMs - Date.now())
+    if (waitMs !== undefined) log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
+    await node.leaseDoubt.wait(signal, waitMs)
+    await renewOrReplace(node)
+  }
+}
+
+async function renewOrReplace(node: Node): Promise<void> {
+  const { store, log, signal } = node
+  for (;;) {
+    try {
+      node.lease = await renewLease(store, node.lease, { ttlMs: LEASE_TTL_MS, log, signal })
+      return log.info(`Lease renewed, new expiration: ${formatGoTime(node.lease.expiresAt)}`)
+    } catch (error) {
+      signal.throwIfAborted()
+      if (isWeftError(error, 'LEASE_LOST')) {
+        log.error(`Lease has been revoked: ${describeError(error)}. Acquiring a lease again; forwarding goes on meanwhile.`)
+        return replaceLease(node)
       }
+      if (!isWeftError(error)) throw error
+      log.error(`Error renewing lease (trying again in 1 min): ${describeError(error)}`)
     }
+    await node.leaseDoubt.wait(signal, RENEW_RETRY_MS)
   }
+}
 
-  /** Takes the same subnet again if it is free, and moves the node to another one if it is not. */
-  async #replaceLease(): Promise<void> {
-    const { backend, log } = this.#parts
-    const before = this.#lease
-    const lease = await this.#acquire(before.subnet)
-    this.#lease = lease
-    if (lease.key === before.key) return log.info(`Lease of ${formatIpv4Net(lease.subnet)} acquired again`)
-    log.warn(`This node moves from ${formatIpv4Net(before.subnet)} to ${formatIpv4Net(lease.subnet)}: containers on the old subnet must be started again`)
-    await this.#network.close()
-    this.#network = await backend.open(lease, this.#signal)
-    await this.#apply()
-    await this.#publish()
-  }
+/** Takes the same subnet again if it is free, and moves the node to another one if it is not. */
+async function replaceLease(node: Node): Promise<void> {
+  const { log } = node
+  const before = node.lease
+  node.lease = await acquire(node, before.attrs, before.subnet)
+  if (node.lease.key === before.key) return log.info(`Lease of ${formatIpv4Net(before.subnet)} acquired again`)
+  log.warn(
+    `This node moves from ${formatIpv4Net(before.subnet)} to ${formatIpv4Net(node.lease.subnet)}: ` +
+      'containers on the old subnet must be started again',
+  )
+  node.networkDoubt.ring()
+}
 
-  async #resync(): Promise<void> {
-    const { log } = this.#parts
-    const failed = repeating(log, 'Cannot check the device: ')
-    for (;;) {
-      await delay(RESYNC_MS, undefined, { signal: this.#signal })
+async function forward(node: Node): Promise<never> {
+  const { backend, log, signal } = node
+  let { lease } = node
+  for (;;) {
+    const openedAt = performance.now()
+    await keepRight(node, lease)
+    await node.network?.close()
+    node.network = undefined
+    // A data path that dies as soon as it is opened must not be opened in a tight loop.
+    if (performance.now() - openedAt < REOPEN_RETRY_MS) await pause(signal, REOPEN_RETRY_MS)
+    const before = lease
+    const failed = repeating(log, 'Cannot open the data path: ')
+    while (!node.network) {
+      lease = node.lease
       try {
-        for (const mended of await this.#network.resync()) log.warn(`Repaired: ${mended}`)
+        node.network = await backend.open(lease, signal)
       } catch (error) {
-        this.#signal.throwIfAborted()
+        signal.throwIfAborted()
         failed(error)
+        await pause(signal, REOPEN_RETRY_MS)
       }
     }
-  }
-
-  /** Opens the data path again when it died: its device was deleted, say. */
-  async #guard(): Promise<void> {
-    const { backend, log } = this.#parts
-    for (;;) {
-      const watched = this.#network
-      const fault = await untilAborted(watched.fault, this.#signal)
-      if (this.#network !== watched) continue // the node moved meanwhile
-      log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
-      await watched.close()
-      const failed = repeating(log, 'Cannot open the data path: ')
-      for (;;) {
-        try {
-          this.#network = await backend.open(this.#lease, this.#signal)
-          break
-        } catch (error) {
-          this.#signal.throwIfAborted()
-          failed(error)
-        }
-        await delay(REOPEN_RETRY_MS, undefined, { signal: this.#signal })
-      }
-      await this.#apply()
-    }
+    await applyPeers(node)
+    if (lease.key !== before.key) await publish(node)
   }
 }
 
-function withResolvers<T>(): { promise: Promise<T>; resolve: (value: T) => void } {
-  let resolve!: (value: T) => void
-  const promise = new Promise<T>((settle) => {
-    resolve = settle
+/** Mends what others changed of the device, until the data path must be opened again: it died, or the node moved. */
+async function keepRight(node: Node, lease: OwnLease): Promise<void> {
+  const { log, signal, network } = node
+  if (!network) return
+  let fault: Error | undefined
+  void network.fault.then((error) => {
+    fault = error
+    node.networkDoubt.ring()
   })
-  return { promise, resolve }
-}
-
-/** Settles as `promise`, or rejects with the signal's reason. */
-async function untilAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
-  signal.throwIfAborted()
-  const aborted = withResolvers<void>()
-  const onAbort = (): void => aborted.resolve()
-  signal.addEventListener('abort', onAbort, { once: true })
-  try {
-    return await Promise.race([promise, aborted.promise.then(() => Promise.reject(signal.reason))])
-  } finally {
-    signal.removeEventListener('abort', onAbort)
+  const failed = repeating(log, 'Cannot check the device: ')
+  for (;;) {
+    await node.networkDoubt.wait(signal, RESYNC_MS)
+    if (fault) return log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
+    if (node.lease.key !== lease.key) return
+    try {
+      for (const mended of await network.resync()) log.warn(`Repaired: ${mended}`)
+    } catch (error) {
+      signal.throwIfAborted()
+      failed(error)
+    }
   }
 }
 
-/** Waits for `ms` (for ever when undefined), or until `event` comes. */
-async function waitFor(ms: number | undefined, event: Promise<void>, signal: AbortSignal): Promise<void> {
-  if (ms === undefined) return untilAborted(event, signal)
-  const timer = new AbortController()
-  try {
-    await untilAborted(Promise.race([delay(ms, undefined, { signal: timer.signal }), event]), signal)
-  } finally {
-    timer.abort()
-  }
-}
-
-/** Milliseconds as Go prints a Duration to the second: 82800000 to `23h0m0s`. */
+/** Milliseconds as Go prints a Duration, to the second: 82800000 to `23h0m0s`. */
 export function formatGoDuration(ms: number): string {
   const seconds = Math.floor(ms / 1000)
   const hours = Math.floor(seconds / 3600)
   const minutes = Math.floor(seconds / 60) % 60
   const parts = hours > 0 ? `${hours}h${minutes}m` : minutes > 0 ? `${minutes}m` : ''
   return `${parts}${seconds % 60}s`
+}
+
+/** Milliseconds since the epoch as Go prints a Time: `2026-11-21 02:03:04.567 +0000 UTC`. */
+function formatGoTime(ms: number | undefined): string {
+  return ms === undefined ? 'never' : new Date(ms).toISOString().replace('T', ' ').replace('Z', ' +0000 UTC')
 }

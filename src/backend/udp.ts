@@ -12,7 +12,7 @@ import { findLink, routesTo } from '../host/links.ts'
 import { setSysctl } from '../host/sysctl.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
-import { formatIpv4, formatIpv4Net, ipv4NetContains } from '../net/ipv4.ts'
+import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4 } from '../net/ipv4.ts'
 import type { Backend, Network } from './backend.ts'
 
 const DEFAULT_PORT = 8285
@@ -46,14 +46,27 @@ export function udpPort(backend: Readonly<Record<string, unknown>>): number {
   return port === 0 ? DEFAULT_PORT : port
 }
 
-/** Why a lease cannot be a peer of ours, or undefined when it can. */
-export function unusableReason(lease: Lease, own: OwnLease): string | undefined {
-  const { publicIp, backendType } = lease.attrs
+/** Why a lease cannot be a peer of ours, or undefined when it can. Its backend does not matter, as for flanneld. */
+export function unusableReason({ attrs: { publicIp } }: Lease, own: OwnLease): string | undefined {
   const top = publicIp >>> 24
-  if (backendType !== '' && backendType !== 'udp') return `its backend is ${backendType}`
   if (top === 0 || top === 127 || top >= 224) return `${formatIpv4(publicIp)} is no address of a host`
   if (publicIp === own.attrs.publicIp) return `${formatIpv4(publicIp)} is this node's own address`
   return undefined
+}
+
+/** What can be wrong between the network and this host's address. Throws WeftError CONFIG when it cannot work. */
+function checkNetwork(config: NetworkConfig, address: Ipv4, log: Log): void {
+  if (!config.enableIpv4) {
+    throw new WeftError('CONFIG', 'the udp backend needs IPv4, and EnableIPv4 is false', { remedy: 'set "EnableIPv4": true' })
+  }
+  if (!ipv4NetContains(config.network, address)) return
+  const problem = `the network ${formatIpv4Net(config.network)} contains this node's own address ${formatIpv4(address)}`
+  const remedy = 'choose a Network that overlaps no network of the hosts'
+  if (address >= config.subnetMin && address < config.subnetMax + ipv4NetSize(config.subnetLength)) {
+    throw new WeftError('CONFIG', `${problem}, and may lease it to containers`, { remedy })
+  }
+  // Works as long as every peer is on a network that this host is on, since that route is longer.
+  log.warn(`${problem}: datagrams to peers behind a router go into the tunnel; ${remedy}`)
 }
 
 export function createUdpBackend(options: UdpOptions): Backend {
@@ -62,13 +75,7 @@ export function createUdpBackend(options: UdpOptions): Backend {
   return {
     name: 'udp',
     async prepare(): Promise<LeaseAttrs> {
-      if (ipv4NetContains(config.network, external.address)) {
-        throw new WeftError(
-          'CONFIG',
-          `the network ${formatIpv4Net(config.network)} contains this node's own address ${formatIpv4(external.address)}: datagrams to peers would be routed into the tunnel`,
-          { remedy: 'choose a Network that overlaps no network of the hosts' },
-        )
-      }
+      checkNetwork(config, external.address, log)
       // No backend type: flanneld's udp publishes none, and the bytes must be the same.
       return { publicIp: external.publicIp, backendType: '' }
     },
@@ -101,12 +108,14 @@ export function createUdpBackend(options: UdpOptions): Backend {
   }
 }
 
+/** Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). */
 async function refuseForeignRoute(run: Run, config: NetworkConfig): Promise<void> {
-  const [foreign] = await routesTo(run, config.network)
+  const foreign = (await routesTo(run, config.network)).find(({ metric }) => metric === 0)
   if (!foreign) return
   const network = formatIpv4Net(config.network)
-  throw new WeftError('DEVICE', `${network} is already routed to ${foreign.device}`, {
-    remedy: `stop the daemon that did it, or remove the route with \`ip route del ${network} dev ${foreign.device}\``,
+  const owner = foreign.device === '' ? 'nowhere (a blackhole or the like)' : foreign.device
+  throw new WeftError('DEVICE', `${network} is already routed to ${owner}`, {
+    remedy: `stop the daemon that did it, or remove the route with \`ip route del ${network}\``,
   })
 }
 
@@ -152,13 +161,15 @@ function openNetwork(options: UdpOptions, engine: Engine, lease: OwnLease, mtu: 
       const device = engine.tunName
       const link = await findLink(run, device)
       if (!link) return [] // the engine reports that as a fault
+      const network = formatIpv4Net(config.network)
+      const routes = (await routesTo(run, config.network)).filter(({ metric }) => metric === 0)
       const wrong: string[] = []
       if (!link.up) wrong.push(`${device} was down`)
       if (link.mtu !== mtu) wrong.push(`${device} had MTU ${link.mtu}`)
       if (!link.addresses.some(({ address }) => address === lease.subnet.address)) wrong.push(`${device} had lost its address`)
-      if (!(await routesTo(run, config.network)).some((route) => route.device === device)) {
-        wrong.push(`the route to ${formatIpv4Net(config.network)} was gone`)
-      }
+      const other = routes.find((route) => route.device !== device)
+      if (other) wrong.push(`${network} was routed to ${other.device}`)
+      else if (routes.length === 0) wrong.push(`the route to ${network} was gone`)
       if (wrong.length > 0) await configureDevice(run, engine, config, lease, mtu)
       return wrong
     },

@@ -1,0 +1,52 @@
+// bell.ts - waiting for a time or for an event, whichever comes first, and for the signal to stop.
+
+/** What one loop sleeps on. A ring that comes while nobody waits is kept for the next wait. */
+export interface Bell {
+  ring(): void
+  /**
+   * Waits for a ring, for at most `ms` milliseconds (for ever when undefined). Resolves with whether it rang; rejects
+   * with the signal's reason. For one waiter at a time.
+   */
+  wait(signal: AbortSignal, ms?: number): Promise<boolean>
+}
+
+/** The longest time that setTimeout takes (2^31 - 1 ms, 24 days). A wait that is longer ends early. */
+const LONGEST_MS = 2 ** 31 - 1
+
+export function createBell(): Bell {
+  let rung = false
+  let wake: (() => void) | undefined
+  return {
+    ring() {
+      rung = true
+      wake?.()
+    },
+    async wait(signal, ms) {
+      signal.throwIfAborted()
+      if (!rung) {
+        let timer: NodeJS.Timeout | undefined
+        let onAbort!: () => void
+        try {
+          await new Promise<void>((resolve, reject) => {
+            wake = resolve
+            onAbort = () => reject(signal.reason as Error)
+            signal.addEventListener('abort', onAbort)
+            if (ms !== undefined) timer = setTimeout(resolve, Math.min(Math.max(ms, 0), LONGEST_MS))
+          })
+        } finally {
+          wake = undefined
+          clearTimeout(timer)
+          signal.removeEventListener('abort', onAbort)
+        }
+      }
+      const did = rung
+      rung = false
+      return did
+    },
+  }
+}
+
+/** Waits `ms` milliseconds; rejects with the signal's reason. */
+export async function pause(signal: AbortSignal, ms: number): Promise<void> {
+  await createBell().wait(signal, ms)
+}
