@@ -1,8 +1,10 @@
 // go-flags.test.ts - Go's flag syntax, flanneld's flags and their environment variables.
 
+import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
-import { applyEnvironment, describeFlags, HelpWanted, parseFlags, parseGoInt } from '../../../src/cli/go-flags.ts'
-import { FLAGS, FLANNEL_FLAGS } from '../../../src/cli/options.ts'
+import { applyEnvironment, describeFlags, HelpWanted, parseFlags, parseGoInt, type FlagValue } from '../../../src/cli/go-flags.ts'
+import { FLAGS, FLANNEL_FLAGS, WEFT_FLAGS } from '../../../src/cli/options.ts'
+import { checkOptions, usage } from '../../../src/cli/weftd.ts'
 
 const parse = (...args: string[]) => parseFlags(FLAGS, args)
 const bad = (): void => {}
@@ -54,18 +56,6 @@ describe('Go flags', () => {
     expect(() => parse(arg)).toThrow(HelpWanted)
   })
 
-  it.each(Object.keys(FLANNEL_FLAGS).filter((name) => name !== 'version'))('reads -%s from its variable', (name) => {
-    const flag = FLANNEL_FLAGS[name as keyof typeof FLANNEL_FLAGS]
-    const text = typeof flag.default === 'number' ? '77' : 'some-text'
-    const variable = `FLANNELD_${name.toUpperCase().replaceAll('-', '_')}`
-    const expected = typeof flag.default === 'number' ? 77 : Array.isArray(flag.default) ? [text] : text
-    expect(applyEnvironment(FLAGS, parse(), 'FLANNELD', { [variable]: text }, bad)[name as 'v']).toEqual(expected)
-    expect(applyEnvironment(FLAGS, parse(`-${name}=5`), 'FLANNELD', { [variable]: text }, bad)[name as 'v']).toEqual(
-      typeof flag.default === 'number' ? 5 : Array.isArray(flag.default) ? ['5'] : '5',
-    )
-    expect(applyEnvironment(FLAGS, parse(), 'FLANNELD', { [variable]: '' }, bad)[name as 'v']).toEqual(flag.default)
-  })
-
   it('names a bad variable and keeps the default', () => {
     const messages: string[] = []
     const options = applyEnvironment(FLAGS, parse(), 'FLANNELD', { FLANNELD_V: 'x' }, (message) => messages.push(message))
@@ -76,5 +66,111 @@ describe('Go flags', () => {
   it("describes flags as Go's PrintDefaults", () => {
     const text = describeFlags({ b: { default: false, help: 'one letter' }, name: { default: 'x', help: 'text' }, n: { default: 3, help: 'number' } })
     expect(text).toBe('  -b\tone letter\n  -n int\n    \tnumber (default 3)\n  -name string\n    \ttext (default "x")')
+  })
+})
+
+/** flanneld's flags as its main.go and klog register them: name, variable, default. */
+const UPSTREAM: readonly (readonly [name: string, variable: string, fallback: FlagValue])[] = [
+  ['etcd-endpoints', 'FLANNELD_ETCD_ENDPOINTS', 'http://127.0.0.1:4001,http://127.0.0.1:2379'],
+  ['etcd-prefix', 'FLANNELD_ETCD_PREFIX', '/coreos.com/network'],
+  ['etcd-keyfile', 'FLANNELD_ETCD_KEYFILE', ''],
+  ['etcd-certfile', 'FLANNELD_ETCD_CERTFILE', ''],
+  ['etcd-cafile', 'FLANNELD_ETCD_CAFILE', ''],
+  ['etcd-username', 'FLANNELD_ETCD_USERNAME', ''],
+  ['etcd-password', 'FLANNELD_ETCD_PASSWORD', ''],
+  ['iface', 'FLANNELD_IFACE', []],
+  ['iface-regex', 'FLANNELD_IFACE_REGEX', []],
+  ['iface-can-reach', 'FLANNELD_IFACE_CAN_REACH', ''],
+  ['subnet-file', 'FLANNELD_SUBNET_FILE', '/run/flannel/subnet.env'],
+  ['public-ip', 'FLANNELD_PUBLIC_IP', ''],
+  ['public-ipv6', 'FLANNELD_PUBLIC_IPV6', ''],
+  ['subnet-lease-renew-margin', 'FLANNELD_SUBNET_LEASE_RENEW_MARGIN', 60],
+  ['ip-masq', 'FLANNELD_IP_MASQ', false],
+  ['ip-masq-fully-random-disable', 'FLANNELD_IP_MASQ_FULLY_RANDOM_DISABLE', false],
+  ['kube-subnet-mgr', 'FLANNELD_KUBE_SUBNET_MGR', false],
+  ['kube-api-url', 'FLANNELD_KUBE_API_URL', ''],
+  ['kube-annotation-prefix', 'FLANNELD_KUBE_ANNOTATION_PREFIX', 'flannel.alpha.coreos.com'],
+  ['kubeconfig-file', 'FLANNELD_KUBECONFIG_FILE', ''],
+  ['version', 'FLANNELD_VERSION', false],
+  ['healthz-ip', 'FLANNELD_HEALTHZ_IP', '0.0.0.0'],
+  ['healthz-port', 'FLANNELD_HEALTHZ_PORT', 0],
+  ['iptables-resync', 'FLANNELD_IPTABLES_RESYNC', 5],
+  ['iptables-forward-rules', 'FLANNELD_IPTABLES_FORWARD_RULES', true],
+  ['ip-blackhole-route', 'FLANNELD_IP_BLACKHOLE_ROUTE', false],
+  ['net-config-path', 'FLANNELD_NET_CONFIG_PATH', '/etc/kube-flannel/net-conf.json'],
+  ['set-node-network-unavailable', 'FLANNELD_SET_NODE_NETWORK_UNAVAILABLE', true],
+  ['v', 'FLANNELD_V', 0],
+  ['vmodule', 'FLANNELD_VMODULE', ''],
+  ['log_backtrace_at', 'FLANNELD_LOG_BACKTRACE_AT', ''],
+]
+
+describe("flanneld's flags", () => {
+  const nameOf = (name: string) => name as keyof typeof FLAGS
+  /** A text that is not the default, what it reads as, and another text. */
+  const samples = (fallback: FlagValue): { text: string; value: FlagValue; other: string; otherValue: FlagValue } => {
+    if (typeof fallback === 'boolean') return { text: String(!fallback), value: !fallback, other: String(fallback), otherValue: fallback }
+    if (typeof fallback === 'number') return { text: '0x4D', value: 77, other: '5', otherValue: 5 }
+    if (typeof fallback === 'string') return { text: 'a,b', value: 'a,b', other: 'c', otherValue: 'c' }
+    return { text: 'a,b', value: ['a,b'], other: 'c', otherValue: ['c'] }
+  }
+
+  it('are all there, and no others', () => {
+    expect(Object.keys(FLANNEL_FLAGS).toSorted()).toEqual(UPSTREAM.map(([name]) => name).toSorted())
+  })
+
+  it.each(UPSTREAM)('-%s: the default, four ways to give it, and %s', (name, variable, fallback) => {
+    const { text, value, other, otherValue } = samples(fallback)
+    expect(parse().options[nameOf(name)]).toEqual(fallback)
+    const ways = [[`-${name}=${text}`], [`--${name}=${text}`]]
+    if (typeof fallback !== 'boolean') ways.push([`-${name}`, text], [`--${name}`, text])
+    for (const way of ways) expect(parse(...way).options[nameOf(name)]).toEqual(value)
+
+    const from = (environment: Record<string, string>, ...args: string[]): FlagValue =>
+      applyEnvironment(FLAGS, parse(...args), 'FLANNELD', environment, bad)[nameOf(name)]
+    expect(from({ [variable]: text })).toEqual(value)
+    expect(from({ [variable]: '' })).toEqual(fallback)
+    expect(from({ [variable]: text }, `-${name}=${other}`)).toEqual(otherValue)
+  })
+
+  it('and ours stand in the usage text once, with their defaults', () => {
+    const lines = usage('weftd').split('\n')
+    expect(lines[0]).toBe('Usage: weftd [OPTION]...')
+    for (const name of Object.keys({ ...FLANNEL_FLAGS, ...WEFT_FLAGS })) {
+      expect(lines.filter((line) => new RegExp(`^ {2}-${name}(\\s|$)`).test(line))).toHaveLength(1)
+    }
+    expect(usage('weftd')).toContain('  -subnet-file string\n    \tfile that the subnet and the MTU are written to (default "/run/flannel/subnet.env")\n')
+  })
+})
+
+describe('checkOptions', () => {
+  it.each([
+    [['-subnet-lease-renew-margin=0'], 'out of acceptable range'],
+    [['-subnet-lease-renew-margin=1440'], 'out of acceptable range'],
+    [['-engine=warp'], 'unknown engine: warp'],
+    [['-workers=0'], '--workers is 0'],
+    [['-workers=17'], '--workers is 17'],
+  ])('refuses %j', (args, message) => {
+    expect(() => checkOptions(parse(...args).options)).toThrow(message)
+  })
+
+  it.each([[['-subnet-lease-renew-margin=1']], [['-subnet-lease-renew-margin=1439', '-engine=dgram', '-workers=16']]])('takes %j', (args) => {
+    checkOptions(parse(...args).options)
+  })
+})
+
+describe('parseGoInt', () => {
+  const bases = [['', 10], ['0x', 16], ['0X', 16], ['0o', 8], ['0', 8], ['0b', 2]] as const
+  it('reads what any base writes, with either sign', () => {
+    fc.assert(
+      fc.property(fc.maxSafeNat(), fc.constantFrom(...bases), fc.constantFrom('', '-', '+'), (number, [prefix, base], sign) => {
+        expect(parseGoInt(sign + prefix + number.toString(base)) === (sign === '-' ? -number : number)).toBe(true)
+      }),
+    )
+  })
+
+  it('never takes what JavaScript takes and Go does not', () => {
+    for (const text of [' 1', '1 ', '1.0', '1e1', 'Infinity', 'NaN', '0x', '_1', '1_', '9007199254740993', '--1', '٣']) {
+      expect(parseGoInt(text), text).toBeUndefined()
+    }
   })
 })
