@@ -1,6 +1,6 @@
 // command.ts - runs a program with an argument list, never a shell, and turns its failure into a sentence.
 
-import { execFile } from 'node:child_process'
+import { execFile, type ExecFileException } from 'node:child_process'
 import { WeftError } from '../errors.ts'
 
 /** Debian packages of the programs we run, for the remedy. */
@@ -35,11 +35,12 @@ export const run: Run = (file, args, { input, signal } = {}) =>
     if (input !== undefined) child.stdin?.end(input)
   })
 
-function commandError(file: string, args: readonly string[], error: Error & { code?: unknown }, stderr: string): WeftError {
+function commandError(file: string, args: readonly string[], error: ExecFileException, stderr: string): WeftError {
   if (error.code === 'ENOENT') {
     return new WeftError('COMMAND', `${file} is not installed`, { remedy: `install the package ${PACKAGES[file] ?? file}`, cause: error })
   }
-  const said = stderr.trim().split('\n')[0] || error.message
+  // Of several lines the last is what it died of; `ip` warns before.
+  const said = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : stderr.trim().split('\n').at(-1) || error.message
   const message = `\`${[file, ...args].join(' ')}\` failed: ${said}`
   if (/operation not permitted|permission denied/i.test(stderr)) {
     return new WeftError('PERMISSION', message, { remedy: 'run as root or with the capability CAP_NET_ADMIN', cause: error })

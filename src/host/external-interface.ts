@@ -65,12 +65,17 @@ export async function chooseExternalInterface(run: Run, wishes: InterfaceWishes,
     if (!found && wishes.canReach !== '') found = await byReach(run, links, wishes.canReach)
   }
   if (!found) {
+    const nat = ifaces === wishes.ifaces ? '' : '; --public-ip alone must be an address of this host'
     throw new WeftError('INTERFACE', 'Failed to find interface to use that matches the interfaces and/or regexes provided', {
-      remedy: `choose one of ${describeCandidates(links)} with --iface`,
+      remedy: `choose one of ${describeCandidates(links)} with --iface${nat}`,
     })
   }
   const { link, address } = found
-  if (link.mtu === 0) throw new WeftError('INTERFACE', `failed to determine MTU for ${formatIpv4(address)} interface`)
+  if (link.mtu === 0) {
+    throw new WeftError('INTERFACE', `failed to determine MTU for ${formatIpv4(address)} interface`, {
+      remedy: `give ${link.name} an MTU, or choose another with --iface`,
+    })
+  }
   log.info(`Using interface with name ${link.name} and address ${formatIpv4(address)}`)
   if (publicIp === undefined) log.info(`Defaulting external address to interface address (${formatIpv4(address)})`)
   else log.info(`Using ${formatIpv4(publicIp)} as external address`)
@@ -103,8 +108,10 @@ async function byReach(run: Run, links: readonly Link[], target: string): Promis
     throw new WeftError('USAGE', `invalid IP address for --iface-can-reach: ${target}`, { remedy: 'give it an IPv4 address' })
   }
   const route = await routeFor(run, address)
-  const link = links.find(({ name }) => name === route.device)
-  if (!link || route.source === undefined) throw new WeftError('INTERFACE', `no interface of this host reaches ${target}`)
+  const link = links.find(({ name }) => name === route?.device)
+  if (!link || route?.source === undefined) {
+    throw new WeftError('INTERFACE', `there is no route to ${target}`, { remedy: `choose one of ${describeCandidates(links)} with --iface` })
+  }
   return { link, address: route.source }
 }
 

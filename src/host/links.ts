@@ -1,6 +1,6 @@
 // links.ts - network interfaces, their addresses and routes, by iproute2's JSON.
 
-import { isWeftError, WeftError } from '../errors.ts'
+import { isWeftError } from '../errors.ts'
 import { formatIpv4, formatIpv4Net, parseIpv4, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { Run } from './command.ts'
 
@@ -104,9 +104,13 @@ export async function routesTo(run: Run, destination: Ipv4Net | 'default'): Prom
   return (await ipJson<JsonRoute>(run, ['-4', 'route', 'show', 'exact', exact])).map(toRoute)
 }
 
-/** The interface and source address that the kernel would use to reach `address`. */
-export async function routeFor(run: Run, address: Ipv4): Promise<Route> {
-  const [json] = await ipJson<JsonRoute>(run, ['-4', 'route', 'get', formatIpv4(address)])
-  if (!json) throw new WeftError('INTERFACE', `there is no route to ${formatIpv4(address)}`)
-  return toRoute(json)
+/** The interface and source address that the kernel would use to reach `address`; undefined when there is no route. */
+export async function routeFor(run: Run, address: Ipv4): Promise<Route | undefined> {
+  try {
+    const [json] = await ipJson<JsonRoute>(run, ['-4', 'route', 'get', formatIpv4(address)])
+    return json && toRoute(json)
+  } catch (error) {
+    if (isWeftError(error, 'COMMAND') && error.message.includes('unreachable')) return undefined
+    throw error
+  }
 }

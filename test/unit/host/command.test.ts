@@ -1,0 +1,48 @@
+// command.test.ts - programs run without a shell; what goes wrong is said in one line.
+
+import { describe, expect, it } from 'vitest'
+import { run } from '../../../src/host/command.ts'
+
+const node = (script: string, ...args: string[]): Promise<string> => run(process.execPath, ['-e', script, ...args])
+
+describe('run', () => {
+  it('hands over arguments as they are, in the C locale', async () => {
+    expect(await node('console.log(process.argv[1], process.env.LC_ALL)', '$(id) `id` "; id')).toBe('$(id) `id` "; id C\n')
+  })
+
+  it('gives input', async () => {
+    expect(await run('cat', [], { input: 'two\nlines' })).toBe('two\nlines')
+  })
+
+  it('names a program that is not installed and its package', async () => {
+    const path = process.env['PATH']
+    process.env['PATH'] = '/nowhere'
+    try {
+      await expect(run('ip', ['link'])).rejects.toMatchObject({ code: 'COMMAND', message: 'ip is not installed', remedy: 'install the package iproute2' })
+    } finally {
+      process.env['PATH'] = path
+    }
+  })
+
+  it('says what the program said last', async () => {
+    await expect(node('console.error("warning"); console.error("broken"); process.exit(2)')).rejects.toMatchObject({
+      code: 'COMMAND',
+      message: expect.stringMatching(/` failed: broken$/),
+    })
+  })
+
+  it('tells a missing capability from other failures', async () => {
+    await expect(node('console.error("RTNETLINK answers: Operation not permitted"); process.exit(2)')).rejects.toMatchObject({
+      code: 'PERMISSION',
+      remedy: expect.stringContaining('CAP_NET_ADMIN'),
+    })
+  })
+
+  it('ends the program when told to stop, and rejects with the reason', async () => {
+    const stopping = new AbortController()
+    const running = run(process.execPath, ['-e', 'setInterval(() => {}, 1000)'], { signal: stopping.signal })
+    const reason = new Error('stop')
+    stopping.abort(reason)
+    await expect(running).rejects.toBe(reason)
+  })
+})

@@ -1,0 +1,142 @@
+// external-interface.test.ts - the choice of interface and address, by a host that answers from tables.
+
+import fc from 'fast-check'
+import { describe, expect, it } from 'vitest'
+import { WeftError } from '../../../src/errors.ts'
+import type { Run } from '../../../src/host/command.ts'
+import { chooseExternalInterface, preferredAddress, type InterfaceWishes } from '../../../src/host/external-interface.ts'
+import type { Address } from '../../../src/host/links.ts'
+import { formatIpv4 } from '../../../src/net/ipv4.ts'
+
+interface JsonAddress {
+  local: string
+  prefixlen?: number
+  scope?: string
+  dynamic?: boolean
+  deprecated?: boolean
+}
+
+const link = (ifindex: number, ifname: string, addresses: readonly (string | JsonAddress)[], mtu = 1500): object => ({
+  ...{ ifindex, ifname, mtu, flags: ['UP'], txqlen: 1000 },
+  addr_info: [
+    { family: 'inet6', local: '2001:db8::1', prefixlen: 64, scope: 'global' },
+    ...addresses.map((address) => ({ family: 'inet', prefixlen: 24, scope: 'global', ...(typeof address === 'string' ? { local: address } : address) })),
+  ],
+})
+
+const LINKS = [
+  link(1, 'lo', [{ local: '127.0.0.1', scope: 'host' }], 65536),
+  link(2, 'eth0', ['192.0.2.7'], 9000),
+  link(3, 'dummy0', ['1.10.100.1', '192.168.200.128', '172.16.30.18', '172.16.31.200', '172.16.32.100']),
+  link(4, 'bare', []),
+]
+
+/** `ip` as it would answer on that host; anything else that is asked fails the test. */
+function host(defaults: readonly object[] = [{ dst: 'default', gateway: '192.0.2.1', dev: 'eth0' }], links = LINKS): Run {
+  return async (file, args) => {
+    const question = [file, ...args].join(' ')
+    if (question === 'ip -j address show') return JSON.stringify(links)
+    if (question === 'ip -j -4 route show exact default') return JSON.stringify(defaults)
+    if (question === 'ip -j -4 route get 172.16.31.1') return JSON.stringify([{ dst: '172.16.31.1', dev: 'dummy0', prefsrc: '172.16.31.200' }])
+    if (question === 'ip -j -4 route get 203.0.113.1') throw new WeftError('COMMAND', '`ip route get` failed: RTNETLINK answers: Network is unreachable')
+    throw new Error(`unexpected: ${question}`)
+  }
+}
+
+async function choose(wishes: Partial<InterfaceWishes>, run = host()) {
+  const lines: string[] = []
+  const say = (message: string): void => void lines.push(message)
+  const { name, mtu, address, publicIp } = await chooseExternalInterface(
+    run,
+    { ifaces: [], canReach: '', publicIp: '', ...wishes },
+    { info: say, warn: say, error: say, v: () => false },
+  )
+  return { name, mtu, address: formatIpv4(address), publicIp: formatIpv4(publicIp), lines }
+}
+
+describe('chooseExternalInterface', () => {
+  it('takes the default route, and says so as flanneld does', async () => {
+    const { lines, ...found } = await choose({})
+    expect(found).toEqual({ name: 'eth0', mtu: 9000, address: '192.0.2.7', publicIp: '192.0.2.7' })
+    expect(lines).toEqual([
+      'Determining IP address of default interface',
+      'Using interface with name eth0 and address 192.0.2.7',
+      'Defaulting external address to interface address (192.0.2.7)',
+    ])
+  })
+
+  it('takes the default route of the lowest metric, no metric being 0', async () => {
+    const routes = [{ dev: 'dummy0', metric: 600 }, { dev: 'eth0', metric: 100 }]
+    expect((await choose({}, host(routes))).name).toBe('eth0')
+    expect((await choose({}, host([...routes, { dev: 'dummy0' }]))).name).toBe('dummy0')
+  })
+
+  it.each([
+    [{ ifaces: ['dummy0'] }, 'dummy0', '1.10.100.1'],
+    [{ ifaces: ['172.16.31.200'] }, 'dummy0', '172.16.31.200'],
+    [{ ifaces: ['eth9', '198.51.100.1', 'bare', 'eth0'] }, 'eth0', '192.0.2.7'],
+    [{ canReach: '172.16.31.1' }, 'dummy0', '172.16.31.200'],
+    [{ ifaces: ['eth9'], canReach: '172.16.31.1' }, 'dummy0', '172.16.31.200'],
+    [{ ifaces: ['eth0'], canReach: '172.16.31.1' }, 'eth0', '192.0.2.7'],
+    [{ publicIp: '172.16.30.18' }, 'dummy0', '172.16.30.18'],
+  ])('given %j takes %s %s', async (wishes, name, address) => {
+    expect(await choose(wishes)).toMatchObject({ name, address })
+  })
+
+  it('publishes --public-ip, which need not be on the host when --iface is given', async () => {
+    const found = await choose({ ifaces: ['eth0'], publicIp: '203.0.113.9' })
+    expect(found).toMatchObject({ address: '192.0.2.7', publicIp: '203.0.113.9' })
+    expect(found.lines.at(-1)).toBe('Using 203.0.113.9 as external address')
+  })
+
+  it('names each wish that fails and goes on', async () => {
+    const { lines } = await choose({ ifaces: ['eth9', 'bare', '198.51.100.1', 'eth0'] })
+    expect(lines.filter((line) => line.startsWith('Could not find'))).toEqual([
+      'Could not find valid interface matching eth9: error looking up interface eth9: no such network interface',
+      'Could not find valid interface matching bare: failed to find IPv4 address for interface bare',
+      'Could not find valid interface matching 198.51.100.1: error looking up interface 198.51.100.1: no interface with given IP found',
+    ])
+  })
+
+  it.each([
+    ['no default route', {}, host([]), 'INTERFACE', 'unable to find default route', 'eth0:[192.0.2.7]'],
+    ['nothing that fits', { ifaces: ['eth9'] }, host(), 'INTERFACE', 'Failed to find interface to use', 'dummy0:[1.10.100.1 192.168'],
+    ['only a public IP of elsewhere', { publicIp: '203.0.113.9' }, host(), 'INTERFACE', 'Failed to find interface', '--iface'],
+    ['a public IP that is none', { publicIp: 'me' }, host(), 'USAGE', 'invalid public IP address: me', '--public-ip'],
+    ['a target that is none', { canReach: 'you' }, host(), 'USAGE', 'invalid IP address for --iface-can-reach: you', 'IPv4'],
+    ['a target without a route', { canReach: '203.0.113.1' }, host(), 'INTERFACE', 'no route to 203.0.113.1', '--iface'],
+    ['an interface without MTU', { ifaces: ['x'] }, host([], [link(2, 'x', ['192.0.2.7'], 0)]), 'INTERFACE', 'failed to determine MTU', '--iface'],
+  ] as const)('refuses %s', async (_title, wishes, run, code, message, remedy) => {
+    await expect(choose(wishes, run)).rejects.toMatchObject({
+      code,
+      message: expect.stringContaining(message),
+      remedy: expect.stringContaining(remedy),
+    })
+  })
+})
+
+describe('preferredAddress', () => {
+  const address = fc.record({
+    address: fc.nat(0xffffffff),
+    prefixLength: fc.integer({ min: 0, max: 32 }),
+    scope: fc.constantFrom('global', 'link', 'host'),
+    dynamic: fc.boolean(),
+    deprecated: fc.boolean(),
+    secondary: fc.boolean(),
+  })
+  const bare = { index: 1, name: 'x', mtu: 1500, up: true, queueLength: 0 }
+  const rank = (entry: Address): number => (entry.scope === 'global' ? 0 : 2) + (entry.dynamic ? 1 : 0)
+
+  it('is the first of the best that can be used at all', () => {
+    fc.assert(
+      fc.property(fc.array(address, { maxLength: 6 }), (addresses) => {
+        const usable = addresses.filter((entry) => {
+          const top = entry.address >>> 24
+          return !entry.deprecated && top !== 0 && top !== 127 && top < 224
+        })
+        const best = Math.min(...usable.map(rank))
+        expect(preferredAddress({ ...bare, addresses })).toBe(usable.find((entry) => rank(entry) === best)?.address)
+      }),
+    )
+  })
+})
