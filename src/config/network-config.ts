@@ -83,7 +83,8 @@ function parsed<T>(members: Members, key: string, kind: string, parse: (text: st
 
 function ipv4Range(members: Members): SubnetRange<Ipv4Net, Ipv4> {
   const network = parsed(members, 'Network', 'an IPv4 network such as 10.5.0.0/16', parseIpv4Net)
-  if (!network) throw invalid('please define a correct Network parameter in the flannel config', `add it, ${EXAMPLE}`)
+  // 0.0.0.0/0 and ::/0 are Go's empty networks.
+  if (!network?.prefixLength) throw invalid('please define a correct Network parameter in the flannel config', `add it, ${EXAMPLE}`)
   const subnetLength = subnetLengthFor(network.prefixLength, member(members, 'SubnetLen', 'a whole number', isUint, 0), {
     name: 'Network',
     usual: 24,
@@ -106,7 +107,7 @@ function ipv4Range(members: Members): SubnetRange<Ipv4Net, Ipv4> {
 
 function ipv6Range(members: Members): SubnetRange<Ipv6Net, Ipv6> {
   const network = parsed(members, 'IPv6Network', 'an IPv6 network such as fc00::/48', parseIpv6Net)
-  if (!network) throw invalid('please define a correct IPv6Network parameter in the flannel config')
+  if (!network?.prefixLength) throw invalid('please define a correct IPv6Network parameter in the flannel config')
   const subnetLength = subnetLengthFor(network.prefixLength, member(members, 'IPv6SubnetLen', 'a whole number', isUint, 0), {
     name: 'IPv6Network',
     usual: 64,

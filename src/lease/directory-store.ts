@@ -12,7 +12,7 @@
 // Others' changes are seen by inotify, and by looking again every few seconds: a shared file system tells nothing of
 // what another host wrote.
 
-import { watch as watchDirectory } from 'node:fs'
+import { watch as watchDirectory, type FSWatcher } from 'node:fs'
 import { link, mkdir, open, readdir, readFile, rename, stat, unlink } from 'node:fs/promises'
 import { hostname } from 'node:os'
 import { join, resolve } from 'node:path'
@@ -30,6 +30,10 @@ export interface DirectoryOptions {
 }
 
 const RESCAN_MS = 5_000
+/** The same where inotify has no instance or watch left for us. */
+const RESCAN_UNTOLD_MS = 1_000
+/** Looking through a large directory must take no more than this part of the time. */
+const RESCAN_SHARE = 0.05
 /** A temporary file this old was left by a crash. */
 const STALE_TEMPORARY_MS = 3_600_000
 /** Files read at a time while listing. */
@@ -38,6 +42,13 @@ const PARALLEL_READS = 64
 interface LeaseFile extends StoreEntry {
   /** By the file system's clock, ms since the epoch. */
   readonly writtenAt: number
+}
+
+interface Scan {
+  /** The leases that have not ended. */
+  readonly live: Map<string, LeaseFile>
+  /** All files, so that the next scan reads only what changed. */
+  readonly files: ReadonlyMap<string, LeaseFile>
 }
 
 /** A store in a directory, which is made if it is missing. */
@@ -50,9 +61,10 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
   const identity = `${hostname()}.${process.pid}`
   let prepared: Promise<void> | undefined
   let temporaryCount = 0
-  /** What the last listing or watch delivered, and its number, which serves as the listing's revision. */
-  let seen = new Map<string, LeaseFile>()
-  let generation = 0n
+  /** The last listing; its number serves as its revision. A watch can start from it, and from nothing older. */
+  let listed: Scan = { live: new Map(), files: new Map() }
+  let listedRevision = 0n
+  let lastRevision = 0n
 
   /** Turns a failed file operation into a WeftError. */
   async function doing<T>(signal: AbortSignal | undefined, what: () => Promise<T>): Promise<T> {
@@ -119,36 +131,62 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     }
   }
 
-  /** All leases that have not ended. */
-  async function scan(): Promise<Map<string, LeaseFile>> {
+  /** Looks at every file; reads those that are not in `known` as they are. */
+  async function scan(known: ReadonlyMap<string, LeaseFile>): Promise<Scan> {
     const now = await fileSystemNow()
     const names = (await readdir(subnets)).filter((name) => !name.startsWith('.')).toSorted()
-    const found = new Map<string, LeaseFile>()
+    const files = new Map<string, LeaseFile>()
+    const live = new Map<string, LeaseFile>()
     for (let at = 0; at < names.length; at += PARALLEL_READS) {
       const part = names.slice(at, at + PARALLEL_READS)
-      for (const file of await Promise.all(part.map((name) => readLease(name, seen.get(name))))) {
-        if (file && isLive(file, now)) found.set(file.key, file)
+      for (const file of await Promise.all(part.map((name) => readLease(name, known.get(name))))) {
+        if (!file) continue
+        files.set(file.key, file)
+        if (isLive(file, now)) live.set(file.key, file)
       }
     }
-    return found
+    return { live, files }
   }
 
-  /** What is different in `found`, of the keys `among` if given; takes it over. */
-  function differences(found: ReadonlyMap<string, LeaseFile>, among?: Iterable<string>): StoreChange[] {
+  /** Brings the `keys` of `view` to what they are in `found`; says what that changes. */
+  function differences(view: Map<string, LeaseFile>, found: ReadonlyMap<string, LeaseFile>, keys: Iterable<string>): StoreChange[] {
     const changes: StoreChange[] = []
-    for (const key of among ?? new Set([...seen.keys(), ...found.keys()])) {
-      const before = seen.get(key)
+    for (const key of keys) {
+      const before = view.get(key)
       const after = found.get(key)
       if (before?.revision === after?.revision) continue
       if (after) {
         changes.push({ kind: 'put', entry: after })
-        seen.set(key, after)
+        view.set(key, after)
       } else if (before) {
         changes.push({ kind: 'delete', key, revision: before.revision })
-        seen.delete(key)
+        view.delete(key)
       }
     }
     return changes
+  }
+
+  /** Tells of changes by inotify; undefined where the kernel has none left, which rescans make up for. */
+  function startWatcher(onChange: (name: string | null) => void, onError: (error: Error) => void): FSWatcher | undefined {
+    try {
+      return watchDirectory(subnets, (_event, name) => onChange(name)).on('error', onError)
+    } catch (error) {
+      const { code } = error as NodeJS.ErrnoException
+      // fs.inotify.max_user_instances and max_user_watches: small defaults, shared with all containers of a host.
+      if (code === 'EMFILE' || code === 'ENOSPC') return undefined
+      throw error
+    }
+  }
+
+  /** Those of `names` that are leases and have not ended. */
+  async function readLive(names: readonly string[]): Promise<Map<string, LeaseFile>> {
+    const now = await fileSystemNow()
+    const found = new Map<string, LeaseFile>()
+    for (const name of names) {
+      const file = name.startsWith('.') ? undefined : await readLease(name)
+      if (file && isLive(file, now)) found.set(name, file)
+    }
+    return found
   }
 
   /** Writes `value` to a temporary file on disk, to be linked or renamed. */
@@ -209,25 +247,33 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     list: (signal) =>
       doing(signal, async () => {
         await prepare()
-        seen = await scan()
-        generation++
-        return { revision: generation, entries: [...seen.values()] }
+        listed = await scan(listed.files)
+        listedRevision = ++lastRevision
+        return { revision: listedRevision, entries: [...listed.live.values()] }
       }),
     async *watch(after, signal) {
-      if (after !== generation) throw new StoreGap('the directory was listed since')
-      await doing(signal, prepare)
+      signal.throwIfAborted()
+      if (after !== listedRevision) throw new StoreGap('the directory was listed since')
+      // A copy of its own: others list while this watch runs, and must not take changes away from it.
+      const view = new Map(listed.live)
+      let { files } = listed
       const touched = new Set<string>()
       let wake: () => void = () => {}
       let failure: unknown
       // First the watcher, then a look: what changes in between is seen by one of them.
-      const watcher = watchDirectory(subnets, (_event, name) => {
-        if (name) touched.add(name)
-        wake()
-      })
-      watcher.on('error', (error) => {
-        failure = error
-        wake()
-      })
+      const watcher = await doing(signal, async () =>
+        startWatcher(
+          (name) => {
+            if (name) touched.add(name)
+            wake()
+          },
+          (error) => {
+            failure = error
+            wake()
+          },
+        ),
+      )
+      const everyMs = watcher ? rescanMs : Math.min(rescanMs, RESCAN_UNTOLD_MS)
       const onAbort = (): void => wake()
       signal.addEventListener('abort', onAbort, { once: true })
       try {
@@ -236,24 +282,17 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
           signal.throwIfAborted()
           if (failure) throw directoryError(failure, top)
           const changes = await doing(signal, async () => {
-            if (performance.now() >= rescanAt) {
-              rescanAt = performance.now() + rescanMs
-              touched.clear()
-              return differences(await scan())
-            }
             const names = [...touched]
             touched.clear()
-            const now = await fileSystemNow()
-            const found = new Map<string, LeaseFile>()
-            for (const name of names) {
-              const file = await readLease(name)
-              if (file && isLive(file, now)) found.set(name, file)
-            }
-            return differences(found, names)
+            const started = performance.now()
+            if (started < rescanAt) return differences(view, await readLive(names), names)
+            const found = await scan(files)
+            files = found.files
+            const ended = performance.now()
+            rescanAt = ended + Math.max(everyMs, (ended - started) / RESCAN_SHARE)
+            return differences(view, found.live, new Set([...view.keys(), ...found.live.keys()]))
           })
-          generation++
-          yield { revision: generation, changes }
-          if (touched.size > 0) continue
+          if (changes.length > 0) yield { revision: ++lastRevision, changes }
           await new Promise<void>((resolved) => {
             const timer = setTimeout(resolved, Math.max(0, rescanAt - performance.now()))
             wake = () => {
@@ -265,7 +304,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
         }
       } finally {
         signal.removeEventListener('abort', onAbort)
-        watcher.close()
+        watcher?.close()
       }
     },
     create: (key, value, _ttlMs, signal) => write(key, value, signal, (present, now) => !present || !isLive(present, now)),

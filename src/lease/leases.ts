@@ -7,9 +7,9 @@ import { setTimeout as delay } from 'node:timers/promises'
 import type { NetworkConfig } from '../config/network-config.ts'
 import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
 import type { Log } from '../log.ts'
-import { formatIpv4, formatIpv4Net, ipv4NetsEqual, type Ipv4Net } from '../net/ipv4.ts'
+import { formatIpv4, formatIpv4Net, ipv4NetsOverlap, type Ipv4Net } from '../net/ipv4.ts'
 import { isCompatible, pickSubnet } from './allocate.ts'
-import { decodeLease, describeSubnets, encodeLeaseValue, leaseKey, type Lease, type LeaseAttrs, type OwnLease } from './lease.ts'
+import { decodeLease, describeSubnets, encodeLeaseValue, leaseKey, parseLeaseKey, type Lease, type LeaseAttrs, type OwnLease } from './lease.ts'
 import type { LeaseUpdate } from './peer-view.ts'
 import { StoreGap, type Store, type StoreEntry, type StoreListing } from './store.ts'
 
@@ -19,6 +19,21 @@ export const LEASE_TTL_MS = 24 * 3600 * 1000
 const RELIST_MS = 60_000
 const BACKOFF_MIN_MS = 100
 const BACKOFF_MAX_MS = 5_000
+/** The same failure is logged again after this long: a store that is away for days must not fill the disk. */
+const REPEAT_LOG_MS = 10_000
+
+/** Time, as the loops see it; a simulation brings its own. */
+export interface Clock {
+  /** Milliseconds since any moment; never goes back. */
+  now(): number
+  /** Rejects when `signal` aborts. */
+  sleep(ms: number, signal: AbortSignal): Promise<void>
+}
+
+const systemClock: Clock = {
+  now: () => performance.now(),
+  sleep: (ms, signal) => delay(ms, undefined, { signal }),
+}
 
 export interface AcquireOptions {
   /** The subnet that this node had before, from subnet.env. */
@@ -35,9 +50,12 @@ interface FoundLease extends Lease {
 
 /**
  * A lease for this node: the one that its public IP has already, else the previous subnet if it is free, else a free
- * one at random. Rejects with WeftError OUT_OF_SUBNETS, STORE or STORE_UNAVAILABLE.
+ * one at random. Rejects with WeftError OUT_OF_SUBNETS, CONFIG, STORE or STORE_UNAVAILABLE.
  */
 export async function acquireLease(store: Store, config: NetworkConfig, attrs: LeaseAttrs, options: AcquireOptions): Promise<OwnLease> {
+  if (!config.enableIpv4) {
+    throw new WeftError('CONFIG', 'the network configuration has EnableIPv4 false', { remedy: 'set it to true: leases are IPv4 subnets' })
+  }
   // Each lost race means that another node got a subnet, so that this ends, with a lease or with OUT_OF_SUBNETS.
   for (;;) {
     options.signal.throwIfAborted()
@@ -51,10 +69,11 @@ async function tryAcquire(store: Store, config: NetworkConfig, attrs: LeaseAttrs
   const { log, signal, ttlMs, previous } = options
   const value = encodeLeaseValue(attrs)
   const address = formatIpv4(attrs.publicIp)
-  const leases = decodeAll(await store.list(signal))
+  const listing = await store.list(signal)
+  const leases = decodeAll(listing)
 
   for (const lease of leases.filter(({ attrs: { publicIp } }) => publicIp === attrs.publicIp)) {
-    if (isCompatible(lease.subnet, config)) {
+    if (!lease.subnet6 && isCompatible(lease.subnet, config)) {
       log.info(`Found lease (${describeSubnets(lease)}) for current IP (${address}), reusing`)
       const written = await store.update(lease.key, value, ttlMs, lease.revision, signal)
       return written && { key: lease.key, subnet: lease.subnet, attrs, ...written }
@@ -63,8 +82,9 @@ async function tryAcquire(store: Store, config: NetworkConfig, attrs: LeaseAttrs
     if (!(await store.delete(lease.key, lease.revision, signal))) return undefined
   }
 
+  const taken = takenByOthers(listing, leases, attrs)
   let subnet: Ipv4Net | undefined
-  if (previous && !leases.some((lease) => ipv4NetsEqual(lease.subnet, previous))) {
+  if (previous && !taken.some((other) => ipv4NetsOverlap(other, previous))) {
     if (isCompatible(previous, config)) {
       log.info(`Found previously leased subnet (${formatIpv4Net(previous)}), reusing`)
       subnet = previous
@@ -74,7 +94,6 @@ async function tryAcquire(store: Store, config: NetworkConfig, attrs: LeaseAttrs
   }
   if (!subnet) {
     log.info(`Picking subnet in range ${formatIpv4(config.subnetMin)} ... ${formatIpv4(config.subnetMax)}`)
-    const taken = leases.filter(({ attrs: { publicIp } }) => publicIp !== attrs.publicIp).map((lease) => lease.subnet)
     subnet = pickSubnet(config, taken, options.random)
   }
   if (!subnet) {
@@ -92,13 +111,24 @@ async function tryAcquire(store: Store, config: NetworkConfig, attrs: LeaseAttrs
   return { key, subnet, attrs, ...written }
 }
 
+/** The subnets that are not free for this node. A key takes its subnet even when nobody can read its value. */
+function takenByOthers(listing: StoreListing, leases: readonly FoundLease[], attrs: LeaseAttrs): Ipv4Net[] {
+  const own = new Set(leases.filter(({ attrs: { publicIp } }) => publicIp === attrs.publicIp).map(({ key }) => key))
+  const taken: Ipv4Net[] = []
+  for (const { key } of listing.entries) {
+    const subnets = own.has(key) ? undefined : parseLeaseKey(key)
+    if (subnets) taken.push(subnets.subnet)
+  }
+  return taken
+}
+
 function decodeAll(listing: StoreListing): FoundLease[] {
   const leases: FoundLease[] = []
   for (const entry of listing.entries) {
     try {
       leases.push({ ...decodeLease(entry.key, entry.value), revision: entry.revision })
     } catch {
-      // It holds no subnet that we could read; followLeases names it.
+      // Nobody's lease as far as we can read; followLeases names it.
     }
   }
   return leases
@@ -129,6 +159,7 @@ export interface FollowOptions {
   readonly signal: AbortSignal
   readonly relistMs?: number
   readonly random?: () => number
+  readonly clock?: Clock
 }
 
 /**
@@ -136,46 +167,59 @@ export interface FollowOptions {
  * minute. Goes on until `signal` aborts, whatever happens to the store; then rejects with its reason.
  */
 export async function* followLeases(store: Store, options: FollowOptions): AsyncGenerator<LeaseUpdate, never> {
-  const { log, signal, relistMs = RELIST_MS, random = Math.random } = options
+  const { log, signal, relistMs = RELIST_MS, random = Math.random, clock = systemClock } = options
   const decoder = new Decoder(log)
   let after: bigint | undefined
   let relistAt = 0
-  let backoffMs = BACKOFF_MIN_MS
+  let failures = 0 // since the watch last proved good
+  let logged = { text: '', at: 0 }
   for (;;) {
     signal.throwIfAborted()
     try {
-      if (after === undefined || performance.now() >= relistAt) {
+      if (after === undefined || clock.now() >= relistAt) {
         const listing = await store.list(signal)
         after = listing.revision
-        relistAt = performance.now() + relistMs
-        backoffMs = BACKOFF_MIN_MS
+        relistAt = clock.now() + relistMs
         yield { kind: 'snapshot', leases: decoder.snapshot(listing.entries) }
       }
-      const watching = new AbortController()
-      const timer = setTimeout(() => watching.abort(), Math.max(0, relistAt - performance.now()))
+      const relist = new AbortController()
+      void clock.sleep(Math.max(0, relistAt - clock.now()), AbortSignal.any([signal, relist.signal])).then(
+        () => relist.abort(),
+        () => {},
+      )
       try {
-        for await (const batch of store.watch(after, AbortSignal.any([signal, watching.signal]))) {
+        for await (const batch of store.watch(after, AbortSignal.any([signal, relist.signal]))) {
           after = batch.revision
-          backoffMs = BACKOFF_MIN_MS
+          failures = 0
           if (batch.changes.length > 0) yield decoder.changes(batch.changes)
         }
       } catch (error) {
-        if (!watching.signal.aborted || signal.aborted) throw error
+        if (!relist.signal.aborted || signal.aborted) throw error
+        failures = 0
       } finally {
-        clearTimeout(timer)
+        relist.abort()
       }
     } catch (error) {
       signal.throwIfAborted()
-      if (error instanceof StoreGap) {
-        log.warn(`${store.name} watch fell behind (${error.message}), re-listing and resuming`)
-        after = undefined
-        continue
+      const gap = error instanceof StoreGap
+      if (!gap && !isWeftError(error)) throw error
+      const text = gap
+        ? `${store.name} watch for leases fell behind (${error.message}), re-listing and resuming`
+        : `${store.name} watch channel for leases closed (${describeError(error)}), reconnecting from rev ${after ?? 0n}...`
+      if (text !== logged.text || clock.now() - logged.at >= REPEAT_LOG_MS) {
+        logged = { text, at: clock.now() }
+        if (gap) log.warn(text)
+        else log.error(text)
       }
-      if (!isWeftError(error)) throw error
-      log.error(`${store.name} watch channel for leases closed (${describeError(error)}), reconnecting from rev ${after ?? 0n}...`)
-      // Full jitter on the upper half: nodes that lost one store must not come back in step.
-      await delay(backoffMs * (0.5 + random() / 2), undefined, { signal })
-      backoffMs = Math.min(BACKOFF_MAX_MS, backoffMs * 2)
+      if (gap) after = undefined
+      // The listing that was due has failed: changes can be followed all the same until it is tried again.
+      else relistAt = Math.max(relistAt, clock.now() + BACKOFF_MAX_MS)
+      failures++
+      // A gap is made good at once; only a store that answers every watch with one has to wait like any other.
+      if (gap && failures === 1) continue
+      const backoffMs = Math.min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** Math.min(failures - 1, 10))
+      // Jitter on the upper half: nodes that lost one store must not come back in step.
+      await clock.sleep(backoffMs * (0.5 + random() / 2), signal)
     }
   }
 }

@@ -9,7 +9,7 @@
 export interface StoreEntry {
   readonly key: string
   readonly value: string
-  /** Changes with every write of the key and grows with time; what `update` and `delete` compare. */
+  /** Changes with every write of the key; what `update` and `delete` compare. */
   readonly revision: bigint
 }
 
