@@ -35,14 +35,18 @@ const RESYNC_MS = 5_000
 const REPEATS_LOGGED = 3
 const REPEAT_EVERY = 10
 
-/** This node in the network: what the loops share. */
-interface Node {
-  readonly options: DaemonOptions
+/** What a node is made of. */
+export interface NodeParts {
+  readonly options: Pick<DaemonOptions, 'subnet-file' | 'subnet-lease-renew-margin' | 'ip-masq'>
   readonly store: Store
   readonly config: NetworkConfig
   readonly backend: Backend
   readonly log: Log
   readonly signal: AbortSignal
+}
+
+/** A node in the network: what the loops share. */
+interface Node extends NodeParts {
   lease: OwnLease
   /** Undefined while it is being opened again. */
   network: Network | undefined
@@ -69,24 +73,24 @@ export async function runDaemon(options: DaemonOptions, log: Log, stopping: Abor
     const wishes = { ifaces: options.iface, canReach: options['iface-can-reach'], publicIp: options['public-ip'] }
     const external = await chooseExternalInterface(run, wishes, log)
     const backend = await createBackend(config, external, options, log)
-    const attrs = await backend.prepare(signal)
-    const lease = await acquire({ store, config, log, signal }, attrs, previous)
-    const network = await backend.open(lease, signal)
-    const node: Node = {
-      ...{ options, store, config, backend, log, signal, lease, network },
-      view: new Map(),
-      leaseDoubt: createBell(),
-      networkDoubt: createBell(),
-    }
-    try {
-      await publish(node)
-      log.info('Running backend.')
-      return await runLoops(stopping, [follow(node), hold(node), forward(node)])
-    } finally {
-      await node.network?.close()
-    }
+    return await runNode({ options, store, config, backend, log, signal }, previous, stopping)
   } finally {
     await store.close()
+  }
+}
+
+/** The node's life once it is known what it is made of: lease, data path, loops. As `runDaemon` for its end. */
+export async function runNode(parts: NodeParts, previous: Ipv4Net | undefined, stopping: AbortController): Promise<never> {
+  const { backend, log, signal } = parts
+  const lease = await acquire(parts, await backend.prepare(signal), previous)
+  const network = await backend.open(lease, signal)
+  const node: Node = { ...parts, lease, network, view: new Map(), leaseDoubt: createBell(), networkDoubt: createBell() }
+  try {
+    await publish(node)
+    log.info('Running backend.')
+    return await runLoops(stopping, [follow(node), hold(node), forward(node)])
+  } finally {
+    await node.network?.close()
   }
 }
 
@@ -141,7 +145,7 @@ function repeating(log: Log, prefix: string): (error: unknown) => void {
 
 /** A lease for this node. A store that cannot be reached is waited for; every other failure is the operator's. */
 async function acquire(
-  { store, config, log, signal }: Pick<Node, 'store' | 'config' | 'log' | 'signal'>,
+  { store, config, log, signal }: NodeParts,
   attrs: LeaseAttrs,
   previous: Ipv4Net | undefined,
 ): Promise<OwnLease> {
