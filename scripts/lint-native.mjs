@@ -1,0 +1,44 @@
+// lint-native.mjs - the C++: formatted as .clang-format says, and no warning from gcc or clang. `--fix` formats it.
+
+import { spawnSync } from 'node:child_process'
+import { existsSync, readdirSync } from 'node:fs'
+import { createRequire } from 'node:module'
+import { homedir } from 'node:os'
+import { dirname, join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+
+const root = dirname(dirname(fileURLToPath(import.meta.url)))
+const sources = ['native', 'test/native', 'bench/native']
+  .filter((folder) => existsSync(join(root, folder)))
+  .flatMap((folder) => readdirSync(join(root, folder)).map((name) => join(folder, name)))
+  .filter((path) => /\.(cc|h)$/.test(path))
+
+function run(command, args) {
+  const { status, error } = spawnSync(command, args, { cwd: root, stdio: 'inherit' })
+  if (error) {
+    process.stderr.write(`lint: ${command} cannot be run (${error.code}); install it with npm run setup\n`)
+    process.exit(1)
+  }
+  return status === 0
+}
+
+function headers() {
+  const inPrefix = join(dirname(dirname(process.execPath)), 'include/node')
+  if (existsSync(join(inPrefix, 'node_api.h'))) return inPrefix
+  return join(homedir(), '.cache/node-gyp', process.versions.node, 'include/node') // where node-gyp keeps them
+}
+
+function compiles(compiler) {
+  const addonApi = createRequire(import.meta.url)('node-addon-api').include_dir
+  const flags = ['-std=c++20', '-fsyntax-only', '-fno-exceptions', '-Wall', '-Wextra', '-Werror', '-DNAPI_VERSION=8']
+  flags.push('-DNODE_ADDON_API_DISABLE_CPP_EXCEPTIONS', '-isystem', headers(), '-isystem', join(root, addonApi))
+  // One run a file, so that every file's findings are seen, with each header checked by those that include it.
+  return sources.filter((path) => path.startsWith('native/') && path.endsWith('.cc')).map((path) => run(compiler, [...flags, path])).every(Boolean)
+}
+
+if (process.argv.includes('--fix')) {
+  process.exitCode = run('clang-format', ['-i', ...sources]) ? 0 : 1
+} else {
+  const fine = [run('clang-format', ['--dry-run', '-Werror', ...sources]), compiles('g++'), compiles('clang++')].every(Boolean)
+  process.exitCode = fine ? 0 : 1
+}
