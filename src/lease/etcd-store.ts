@@ -30,9 +30,15 @@ export interface EtcdOptions {
   readonly password: string
 }
 
-const CALL_TIMEOUT_MS = 3_000
-/** A connection whose other end is gone without a word is noticed after these two. */
-const KEEPALIVE_MS = 5_000
+/** Longer than what a busy etcd may take; a dead connection is noticed by the keepalive. */
+const CALL_TIMEOUT_MS = 6_000
+/** For the listing of a whole network: 60,000 leases are about 9 MB. */
+const LIST_TIMEOUT_MS = 20_000
+/**
+ * A connection whose other end is gone without a word is noticed after these two. etcd closes connections that ping
+ * more often than every 5 s (--grpc-keepalive-min-time).
+ */
+const KEEPALIVE_MS = 6_000
 const KEEPALIVE_TIMEOUT_MS = 2_000
 
 /** Makes a member that lost its cluster end the call instead of going quiet (etcd clientv3 WithRequireLeader). */
@@ -68,11 +74,20 @@ function credentials(options: EtcdOptions): IOptions['credentials'] {
   }
 }
 
+/** Endpoints as grpc takes them: without the slash at the end that a URL may have. */
+function hostsOf(endpoints: readonly string[]): string[] {
+  const hosts = endpoints.map((endpoint) => endpoint.trim().replace(/\/+$/, '')).filter((host) => host !== '')
+  if (hosts.length === 0) {
+    throw new WeftError('USAGE', 'no etcd endpoint is given', { remedy: 'name one, such as --etcd-endpoints=http://127.0.0.1:2379' })
+  }
+  return hosts
+}
+
 /** A store in etcd. Does not contact it. Throws WeftError USAGE for files that cannot be read. */
 export function createEtcdStore(options: EtcdOptions): Store {
   const tls = credentials(options)
   const client = new Etcd3({
-    hosts: [...options.endpoints],
+    hosts: hostsOf(options.endpoints),
     ...(tls ? { credentials: tls } : {}),
     ...(options.username === '' ? {} : { auth: { username: options.username, password: options.password } }),
     // A function, so that each try has a deadline of its own.
@@ -92,14 +107,27 @@ export function createEtcdStore(options: EtcdOptions): Store {
   const to = Buffer.from(directory.replace(/\/$/, '0')) // the byte after '/'
   const fullKey = (key: string): Buffer => Buffer.from(directory + key)
 
-  /** Runs a call; its failure becomes a WeftError that names the endpoints and never the password. */
+  /** The watches that are open, to be ended before the client: it would keep the process up for them. */
+  const streams = new Set<{ cancel(): void }>()
+
+  /**
+   * Runs a call; its failure becomes a WeftError that names the endpoints and never the password. Rejects at once
+   * when `signal` aborts: the tries that etcd3 makes by itself can take many seconds.
+   */
   async function call<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
     signal.throwIfAborted()
+    let onAbort!: () => void
+    const aborted = new Promise<never>((_resolve, reject) => {
+      onAbort = () => reject(signal.reason as Error)
+    })
+    signal.addEventListener('abort', onAbort, { once: true })
     try {
-      return await what()
+      return await Promise.race([what(), aborted])
     } catch (error) {
       signal.throwIfAborted()
       throw storeError(error, options)
+    } finally {
+      signal.removeEventListener('abort', onAbort)
     }
   }
 
@@ -142,12 +170,24 @@ export function createEtcdStore(options: EtcdOptions): Store {
       return kvs[0]?.value.toString()
     },
     async list(signal) {
-      const { header, kvs } = await call(signal, () => kv.range({ key: from, range_end: to }))
+      const deadline = Date.now() + LIST_TIMEOUT_MS
+      const { header, kvs } = await call(signal, () => kv.range({ key: from, range_end: to }, { deadline }))
       return { revision: BigInt(header.revision), entries: kvs.map(toEntry) }
     },
     async *watch(after, signal) {
-      const stream = await call(signal, () => client.watchClient.watch())
+      const stream = await call(signal, async () => {
+        const opened = await client.watchClient.watch()
+        if (signal.aborted) opened.cancel() // nobody waits for it any more
+        return opened
+      })
+      streams.add(stream)
       const cancel = (): void => stream.cancel()
+      // A member that is frozen or out of reach may take the connection and say nothing.
+      let silent = false
+      const answering = setTimeout(() => {
+        silent = true
+        cancel()
+      }, CALL_TIMEOUT_MS)
       signal.addEventListener('abort', cancel, { once: true })
       try {
         stream.write({
@@ -155,6 +195,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
         })
         let delivered = after
         for await (const response of stream as unknown as AsyncIterable<IWatchResponse>) {
+          clearTimeout(answering)
           if (response.canceled) throw gapOf(response)
           const current = BigInt(response.header.revision)
           if (current < delivered) throw new StoreGap(`the store went back from revision ${delivered} to ${current}`)
@@ -171,11 +212,14 @@ export function createEtcdStore(options: EtcdOptions): Store {
         throw new Error('the watch stream ended')
       } catch (error) {
         signal.throwIfAborted()
-        throw error instanceof StoreGap || isWeftError(error) ? error : storeError(error, options)
+        if (error instanceof StoreGap || isWeftError(error)) throw error
+        throw storeError(silent ? new Error(`no answer to a watch within ${CALL_TIMEOUT_MS / 1000} s`) : error, options)
       } finally {
+        clearTimeout(answering)
         signal.removeEventListener('abort', cancel)
         stream.on('error', () => {}) // the cancellation itself
         stream.cancel()
+        streams.delete(stream)
       }
     },
     create: (key, value, ttlMs, signal) => putIf({ target: 'Version', version: 0 }, key, value, ttlMs, signal),
@@ -192,6 +236,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       return result.succeeded
     },
     async close() {
+      for (const stream of streams) stream.cancel()
       client.close()
     },
   }
@@ -218,13 +263,28 @@ function storeError(error: unknown, options: EtcdOptions): WeftError {
       cause: error,
     })
   }
-  if (error instanceof EtcdPermissionDeniedError || error instanceof GRPCUnauthenticatedError) {
-    return new WeftError('STORE', `etcd at ${where} denied access: ${messageOf(error)}`, {
+  const message = messageOf(error)
+  // The last is etcd's answer to a call without a user.
+  if (error instanceof EtcdPermissionDeniedError || error instanceof GRPCUnauthenticatedError || /user name is empty/.test(message)) {
+    return new WeftError('STORE', `etcd at ${where} denied access: ${message}`, {
       remedy: `give --etcd-username and --etcd-password of a user that may read and write below ${options.prefix}`,
       cause: error,
     })
   }
-  return new WeftError('STORE_UNAVAILABLE', `etcd at ${where} cannot be reached: ${messageOf(error)}`, {
+  if (/authentication is not enabled/.test(message)) {
+    return new WeftError('STORE', `etcd at ${where} has no users: ${message}`, {
+      remedy: 'leave out --etcd-username and --etcd-password',
+      cause: error,
+    })
+  }
+  // Tried again like any failure: certificates are renewed, and one member of several may have a wrong one.
+  if (/certificate|SSL|TLS/i.test(message)) {
+    return new WeftError('STORE_UNAVAILABLE', `no TLS connection to etcd at ${where}: ${message}`, {
+      remedy: 'check --etcd-cafile, and that the endpoint is named in its certificate; --etcd-certfile and --etcd-keyfile if it asks for them',
+      cause: error,
+    })
+  }
+  return new WeftError('STORE_UNAVAILABLE', `etcd at ${where} cannot be reached: ${message}`, {
     remedy: 'check --etcd-endpoints, and that etcd runs',
     cause: error,
   })

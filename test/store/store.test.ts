@@ -1,8 +1,10 @@
 // store.test.ts - what every store promises, tried on both: a real etcd and a directory.
 
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, unlinkSync, utimesSync, writeFileSync } from 'node:fs'
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, renameSync, rmSync, unlinkSync, utimesSync, writeFileSync } from 'node:fs'
+import { createServer, type AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { Etcd3 } from 'etcd3'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { createDirectoryStore } from '../../src/lease/directory-store.ts'
@@ -30,6 +32,8 @@ function quiet() {
 
 /** One store under test and ways to change it behind its back. */
 interface Bed {
+  /** The prefix in etcd, or the directory. */
+  readonly prefix: string
   open(): Store
   put(key: string, text: string): Promise<void>
   remove(key: string): Promise<void>
@@ -66,6 +70,7 @@ function etcdBed(): Bed {
   const prefix = `/test${prefixes++}/network`
   const full = (key: string): string => `${prefix}/subnets/${key}`
   return {
+    prefix,
     open() {
       const store = createEtcdStore({ endpoints: [`http://127.0.0.1:${proxy.port}`], prefix, certFile: '', keyFile: '', caFile: '', username: '', password: '' })
       stores.push(store)
@@ -97,6 +102,7 @@ function directoryBed(): Bed {
   mkdirSync(join(folder, 'subnets'))
   const path = (key: string): string => join(folder, 'subnets', key)
   return {
+    prefix: folder,
     open() {
       const store = createDirectoryStore({ directory: folder, rescanMs: 300 })
       stores.push(store)
@@ -267,6 +273,44 @@ describe.each([
     expect(seen).toMatchObject([{ kind: 'put', entry: { key: early.key } }])
   })
 
+  it('loses no change to somebody who lists while it is watched', async () => {
+    const bed = makeBed()
+    const writer = bed.open()
+    const store = bed.open()
+    const { revision } = await store.list(signal())
+    const changes = store.watch(revision, signal())[Symbol.asyncIterator]()
+    const first = changes.next()
+    await writer.create('10.5.1.0-24', value('1.1.1.1'), TTL_MS, signal())
+    expect((await store.list(signal())).entries).toHaveLength(1)
+    expect((await first).value).toMatchObject({ changes: [{ kind: 'put', entry: { key: '10.5.1.0-24' } }] })
+    await writer.create('10.5.2.0-24', value('2.2.2.2'), TTL_MS, signal())
+    await store.list(signal())
+    expect((await changes.next()).value).toMatchObject({ changes: [{ kind: 'put', entry: { key: '10.5.2.0-24' } }] })
+    await changes.return?.()
+  })
+
+  it('leaves a subnet alone whose value nobody can read', async () => {
+    const bed = makeBed()
+    await bed.put('10.5.7.0-24', 'not json')
+    const lease = await acquire(bed.open(), '1.2.3.4', { previous: '10.5.7.0/24', random: () => 0 })
+    expect(lease.key).toBe('10.5.1.0-24')
+    expect((await bed.dump())['10.5.7.0-24']).toBe('not json')
+  })
+
+  it('stops at once when told to', async () => {
+    const bed = makeBed()
+    const store = bed.open()
+    const { revision } = await store.list(signal())
+    const controller = new AbortController()
+    const reason = new Error('told to')
+    const next = store.watch(revision, controller.signal)[Symbol.asyncIterator]().next()
+    const started = performance.now()
+    controller.abort(reason)
+    await expect(next).rejects.toBe(reason)
+    await expect(store.list(controller.signal)).rejects.toBe(reason)
+    expect(performance.now() - started).toBeLessThan(1_000)
+  })
+
   it('keeps junk to its own key and names it once', async () => {
     const bed = makeBed()
     const store = bed.open()
@@ -286,13 +330,74 @@ describe.each([
 })
 
 describe('the etcd store, when things break', () => {
+  const putAll = (client: Etcd3, prefix: string, keys: readonly string[]) =>
+    client.kv.txn({
+      compare: [],
+      success: keys.map((key) => ({ request_put: { key: Buffer.from(`${prefix}/subnets/${key}`), value: Buffer.from(value('1.1.1.1')) } })),
+      failure: [],
+    })
+
   it('delivers a transaction of 128 leases whole', async () => {
     const bed = etcdBed()
-    const follower = follow(bed.open())
     const store = bed.open()
-    await follower.until((view) => view.size === 0)
-    await Promise.all(Array.from({ length: 128 }, (_, index) => store.create(`10.5.${index + 1}.0-24`, value(`1.1.1.${index + 1}`), TTL_MS, signal())))
-    await follower.until((view) => view.size === 128)
+    const { revision } = await store.list(signal())
+    const client = new Etcd3({ hosts: etcd.endpoint })
+    const keys = Array.from({ length: 128 }, (_, index) => `10.5.${index + 1}.0-24`)
+    await putAll(client, bed.prefix, keys)
+    client.close()
+    for await (const batch of store.watch(revision, signal())) {
+      expect(batch.changes.map((change) => change.kind === 'put' && change.entry.key)).toEqual(keys)
+      expect(batch.revision).toBe(revision + 1n)
+      break
+    }
+  })
+
+  it('misses nothing of 2,500 revisions when it is cut after each answer', async () => {
+    const bed = etcdBed()
+    const store = bed.open()
+    let { revision } = await store.list(signal())
+    const client = new Etcd3({ hosts: etcd.endpoint })
+    const keys = Array.from({ length: 2_500 }, (_, index) => `10.${(index >> 8) + 1}.${index & 255}.0-24`)
+    for (let at = 0; at < keys.length; at += 100) await Promise.all(keys.slice(at, at + 100).map((key) => putAll(client, bed.prefix, [key])))
+    client.close()
+    const seen = new Set<string>()
+    let batches = 0
+    const before = proxy.cuts
+    while (seen.size < keys.length) {
+      try {
+        for await (const batch of store.watch(revision, signal())) {
+          batches++
+          for (const change of batch.changes) if (change.kind === 'put') seen.add(change.entry.key)
+          revision = batch.revision
+          proxy.cut()
+        }
+      } catch (error) {
+        expect(error).toMatchObject({ code: 'STORE_UNAVAILABLE' })
+      }
+    }
+    expect(seen).toEqual(new Set(keys))
+    // etcd sends at most 1,000 revisions in one answer to a watcher that is behind: it was cut in the middle.
+    expect(batches).toBeGreaterThan(1)
+    expect(proxy.cuts).toBeGreaterThan(before)
+  })
+
+  it('holds 60,000 leases', async () => {
+    const bed = etcdBed()
+    const client = new Etcd3({ hosts: etcd.endpoint })
+    const keys = Array.from({ length: 60_000 }, (_, index) => `10.${index >> 8}.${index & 255}.0-24`)
+    for (let at = 0; at < keys.length; at += 1280) {
+      await Promise.all(Array.from({ length: 10 }, (_, part) => keys.slice(at + part * 128, at + part * 128 + 128)).filter((some) => some.length > 0).map((some) => putAll(client, bed.prefix, some)))
+    }
+    client.close()
+    const wide = parseNetworkConfig('{"Network":"10.0.0.0/8"}')
+    const follower = follow(bed.open())
+    const started = performance.now()
+    await follower.until((view) => view.size === keys.length)
+    const listed = performance.now() - started
+    const lease = await acquireLease(bed.open(), wide, attrs('2.2.2.2'), { random: Math.random, ttlMs: TTL_MS, log: quiet(), signal: signal() })
+    await follower.until((view) => view.has(lease.key))
+    expect(keys).not.toContain(lease.key)
+    expect(listed).toBeLessThan(8_000)
   })
 
   it('goes on after its connections were cut, with what happened meanwhile', async () => {
@@ -347,7 +452,108 @@ describe('the etcd store, when things break', () => {
   })
 })
 
+describe('the etcd store and who may use it', () => {
+  const open = (server: Etcd, more: { username?: string; password?: string; endpoints?: string[] } = {}): Store => {
+    const store = createEtcdStore({ endpoints: [server.endpoint], prefix: '/x', certFile: '', keyFile: '', caFile: '', username: '', password: '', ...more })
+    stores.push(store)
+    return store
+  }
+
+  it('takes endpoints as people write them, and goes past a dead one', async () => {
+    const store = open(etcd, { endpoints: ['http://127.0.0.1:1/', ` ${etcd.endpoint}/ `] })
+    for (let times = 0; times < 5; times++) expect(await store.config(signal())).toBeUndefined()
+    expect(() => open(etcd, { endpoints: [''] })).toThrow(expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-endpoints') }))
+  })
+
+  it('ends a call to a server that says nothing as soon as it is told to', async () => {
+    const silent = createServer((socket) => void socket.on('error', () => {}))
+    await new Promise<void>((resolve) => silent.listen(0, '127.0.0.1', resolve))
+    const store = open(etcd, { endpoints: [`http://127.0.0.1:${(silent.address() as AddressInfo).port}`] })
+    const reason = new Error('told to')
+    const controller = new AbortController()
+    const connected = new Promise((resolve) => silent.once('connection', resolve))
+    const asked = expect(store.config(controller.signal)).rejects.toBe(reason)
+    await connected
+    const started = performance.now()
+    controller.abort(reason)
+    await asked
+    expect(performance.now() - started).toBeLessThan(500)
+    silent.close()
+  })
+
+  it('works with a user, and says what is wrong with another', async () => {
+    await expect(open(etcd, { username: 'root', password: 'sesame' }).config(signal())).rejects.toMatchObject({ code: 'STORE', remedy: expect.stringContaining('leave out') })
+    const server = await startEtcd()
+    try {
+      await server.ctl('user', 'add', 'root:sesame')
+      await server.ctl('user', 'grant-role', 'root', 'root')
+      await server.ctl('user', 'add', 'guest:open')
+      await server.ctl('auth', 'enable')
+      const store = open(server, { username: 'root', password: 'sesame' })
+      const lease = await acquire(store, '1.1.1.1')
+      const follower = follow(store)
+      await follower.until((view) => view.has(lease.key))
+      for (const [username, password] of [['root', 'sesame?'], ['guest', 'open'], ['', '']] as const) {
+        const error = (await open(server, { username, password }).list(signal()).catch((thrown: unknown) => thrown)) as Error
+        expect(error, error.message).toMatchObject({ code: 'STORE', remedy: expect.stringContaining('--etcd-username') })
+        if (password !== '') expect(error.message).not.toContain(password)
+      }
+      // Its tokens are in memory: after a restart ours is unknown, and another must be asked for.
+      await server.kill()
+      await server.start()
+      const writer = open(server, { username: 'root', password: 'sesame' })
+      await writer.create('10.5.250.0-24', value('2.2.2.2'), TTL_MS, signal())
+      await follower.until((view) => view.has('10.5.250.0-24'))
+      await renewLease(store, lease, { ttlMs: TTL_MS, log: quiet(), signal: signal() })
+    } finally {
+      await server.close()
+    }
+  })
+})
+
 describe('the directory store, when things break', () => {
+  it('notices by itself that a lease has ended, and hands its subnet out again', async () => {
+    const { prefix: directory } = directoryBed()
+    const open = (): Store => {
+      const store = createDirectoryStore({ directory, ttlMs: 600, rescanMs: 100 })
+      stores.push(store)
+      return store
+    }
+    const store = open()
+    const lease = await acquire(store, '1.1.1.1', { previous: '10.5.7.0/24' })
+    const follower = follow(open())
+    await follower.until((view) => view.has(lease.key))
+    await follower.until((view) => view.size === 0)
+    expect(readdirSync(join(directory, 'subnets'))).toEqual([lease.key]) // no event told it
+    expect((await acquire(store, '2.2.2.2', { previous: '10.5.7.0/24' })).key).toBe(lease.key)
+  })
+
+  it('sees by looking what no event tells it', async () => {
+    const bed = directoryBed()
+    const store = bed.open()
+    const { revision } = await store.list(signal())
+    const changes = store.watch(revision, signal())[Symbol.asyncIterator]()
+    const first = changes.next()
+    await bed.put('10.5.9.0-24', value('9.9.9.9'))
+    await first
+    // A new inode under the watched name: inotify goes on watching the old one, as with a write of another host.
+    const subnets = join(bed.prefix, 'subnets')
+    renameSync(subnets, `${subnets}.old`)
+    mkdirSync(subnets)
+    writeFileSync(join(subnets, '10.5.1.0-24'), value('1.1.1.1'))
+    const until = async (key: string): Promise<void> => {
+      for (;;) {
+        const { changes: some } = (await changes.next()).value as { changes: StoreChange[] }
+        if (some.some((change) => change.kind === 'put' && change.entry.key === key)) return
+      }
+    }
+    await until('10.5.1.0-24')
+    // And what is written now, no event can tell.
+    writeFileSync(join(subnets, '10.5.2.0-24'), value('2.2.2.2'))
+    await until('10.5.2.0-24')
+    await changes.return?.()
+  })
+
   it('takes over a subnet whose lease has ended, once', async () => {
     const bed = directoryBed()
     const old = await acquire(bed.open(), '1.1.1.1', { previous: '10.5.7.0/24' })

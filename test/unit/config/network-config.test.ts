@@ -48,6 +48,7 @@ describe('network configuration', () => {
     ['{', 'not valid JSON'],
     ['[]', 'instead of an object'],
     ['{}', 'please define a correct Network parameter in the flannel config'],
+    ['{"Network":"10.0.0.0/0"}', 'please define a correct Network parameter in the flannel config'],
     ['{"Network":"fc00::/48"}', 'Network is "fc00::/48"'],
     ['{"Network":7}', 'Network is number 7'],
     ['{"Network":"10.0.0.0/29"}', 'network is too small. Minimum useful network prefix is /28'],

@@ -46,6 +46,12 @@ describe('lease value', () => {
     )
   })
 
+  it('escapes what Go escapes', () => {
+    const attrs = { publicIp: 1, backendType: 'extension', backendData: 'a<b>&"\u2028' }
+    expect(encodeLeaseValue(attrs)).toContain(String.raw`"BackendData":"a\u003cb\u003e\u0026\"\u2028"`)
+    expect(decodeLease('10.5.1.0-24', encodeLeaseValue(attrs)).attrs).toEqual(attrs)
+  })
+
   it('is read as Go reads it', () => {
     expect(decodeLease('10.5.1.0-24', '{}').attrs.publicIp).toBe(0)
     expect(decodeLease('10.5.1.0-24', 'null').attrs.publicIp).toBe(0)
