@@ -8,7 +8,7 @@
 // owner that was killed left behind is found by that id and removed when the next lab starts.
 
 import { spawn, type ChildProcess } from 'node:child_process'
-import { createWriteStream, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
+import { createWriteStream, existsSync, lstatSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -92,6 +92,8 @@ export interface LabOptions {
   readonly hosts: number
   /** Of the underlay, in bytes. */
   readonly mtu?: number
+  /** `veth` joins two hosts directly, without the switch: the least there can be between them, to measure. */
+  readonly underlay?: 'bridge' | 'veth'
 }
 
 /** Removes what labs whose owner is gone have left. */
@@ -102,7 +104,11 @@ export function removeLeftovers(): void {
   }
   const names = existsSync(NAMESPACE_FOLDER) ? readdirSync(NAMESPACE_FOLDER) : []
   for (const name of names.filter(gone)) removeNamespace(name)
-  for (const name of readdirSync(tmpdir()).filter(gone)) rmSync(join(tmpdir(), name), { recursive: true, force: true })
+  for (const name of readdirSync(tmpdir()).filter(gone)) {
+    const folder = join(tmpdir(), name)
+    // Another user's is left to that user.
+    if (lstatSync(folder, { throwIfNoEntry: false })?.uid === process.getuid?.()) rmSync(folder, { recursive: true, force: true })
+  }
 }
 
 function removeNamespace(name: string): void {
@@ -117,7 +123,8 @@ function removeNamespace(name: string): void {
 }
 
 /** Makes the underlay and its hosts. Needs root, or to be started by `unprivileged.ts`. */
-export async function createLab({ hosts: count, mtu = 1500 }: LabOptions): Promise<Lab> {
+export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' }: LabOptions): Promise<Lab> {
+  if (underlay === 'veth' && count !== 2) throw new RangeError('a veth joins two hosts')
   removeLeftovers()
   const id = `${PREFIX}${process.pid}-${startTime(process.pid)}-${labCount++}`
   const folder = mkdtempSync(join(tmpdir(), `${id}-`))
@@ -151,17 +158,28 @@ export async function createLab({ hosts: count, mtu = 1500 }: LabOptions): Promi
     return child
   }
 
-  async function addHost(number: number, underlay: string): Promise<Host> {
+  /** Makes eth0 of a host with its other end, named `peer`, in the namespace `to`. */
+  async function plug(namespace: string, to: string, peer: string): Promise<void> {
+    await ip(to, 'link', 'add', peer, 'mtu', String(mtu), 'type', 'veth', 'peer', 'name', 'eth0', 'mtu', String(mtu), 'netns', namespace)
+  }
+
+  async function useEth0(namespace: string, address: string): Promise<void> {
+    await ip(namespace, 'addr', 'add', `${address}/24`, 'dev', 'eth0')
+    await ip(namespace, 'link', 'set', 'eth0', 'up')
+    await ip(namespace, 'route', 'add', 'default', 'via', '192.168.77.254')
+  }
+
+  async function addHost(number: number): Promise<Host> {
     const name = `host${number}`
     const address = `192.168.77.${number}`
     const namespace = await addNamespace(name)
     const subnetFile = join(folder, name, 'subnet.env')
     mkdirSync(dirname(subnetFile))
-    await ip(underlay, 'link', 'add', `h${number}`, 'mtu', String(mtu), 'type', 'veth', 'peer', 'name', 'eth0', 'mtu', String(mtu), 'netns', namespace)
-    await ip(underlay, 'link', 'set', `h${number}`, 'master', 'br0', 'up')
-    await ip(namespace, 'addr', 'add', `${address}/24`, 'dev', 'eth0')
-    await ip(namespace, 'link', 'set', 'eth0', 'up')
-    await ip(namespace, 'route', 'add', 'default', 'via', '192.168.77.254')
+    if (underlay === 'bridge') {
+      await plug(namespace, `${id}-switch`, `h${number}`)
+      await ip(`${id}-switch`, 'link', 'set', `h${number}`, 'master', 'br0', 'up')
+      await useEth0(namespace, address)
+    }
     await output(inside(namespace, ['sh', '-c', 'echo 1 > /proc/sys/net/ipv4/ip_forward']))
     let pods = 0
     const subnetEnv = (): Readonly<Record<string, string>> =>
@@ -202,12 +220,19 @@ export async function createLab({ hosts: count, mtu = 1500 }: LabOptions): Promi
   }
 
   try {
-    const underlay = await addNamespace('switch')
-    await ip(underlay, 'link', 'add', 'br0', 'mtu', String(mtu), 'type', 'bridge')
-    await ip(underlay, 'addr', 'add', '192.168.77.254/24', 'dev', 'br0')
-    await ip(underlay, 'link', 'set', 'br0', 'up')
+    if (underlay === 'bridge') {
+      const namespace = await addNamespace('switch')
+      await ip(namespace, 'link', 'add', 'br0', 'mtu', String(mtu), 'type', 'bridge')
+      await ip(namespace, 'addr', 'add', '192.168.77.254/24', 'dev', 'br0')
+      await ip(namespace, 'link', 'set', 'br0', 'up')
+    }
     const hosts: Host[] = []
-    for (let number = 1; number <= count; number++) hosts.push(await addHost(number, underlay))
+    for (let number = 1; number <= count; number++) hosts.push(await addHost(number))
+    if (underlay === 'veth') {
+      const [first, second] = hosts as [Host, Host]
+      await plug(first.namespace, second.namespace, 'eth0')
+      for (const { namespace, address } of hosts) await useEth0(namespace, address)
+    }
     return {
       id,
       hosts,

@@ -2,7 +2,10 @@
 
 import type { ChildProcess } from 'node:child_process'
 import { createInterface } from 'node:readline'
-import { ended, execute, output } from './command.ts'
+import { setTimeout as delay } from 'node:timers/promises'
+import { ended, execute } from './command.ts'
+
+const REACH_PAUSE_MS = 50
 
 const inside = (namespace: string, ...command: string[]): string[] => ['ip', 'netns', 'exec', namespace, ...command]
 
@@ -14,8 +17,15 @@ export async function ping(namespace: string, address: string, { count = 3, inte
 
 /** Pings until one is answered; rejects after `timeoutMs`. */
 export async function reach(namespace: string, address: string, timeoutMs = 10_000): Promise<void> {
-  const deadline = String(Math.ceil(timeoutMs / 1000))
-  await output(inside(namespace, 'ping', '-n', '-c', '1', '-i', '0.1', '-w', deadline, address))
+  const end = performance.now() + timeoutMs
+  for (;;) {
+    const seconds = Math.max(1, Math.ceil((end - performance.now()) / 1000))
+    // An ICMP error ends it before the deadline -w: a node that is not known yet is answered with one.
+    const { code, stdout, stderr } = await execute(inside(namespace, 'ping', '-n', '-c', '1', '-i', '0.1', '-w', String(seconds), address))
+    if (code === 0) return
+    if (performance.now() >= end) throw new Error(`${address} is not reached from ${namespace}: ${(stderr || stdout).trim()}`)
+    await delay(REACH_PAUSE_MS)
+  }
 }
 
 export interface IperfServer {

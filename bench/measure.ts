@@ -1,0 +1,86 @@
+// measure.ts - measures every case on every path, interleaved.
+//
+// All paths are up all the time and one works at a time. Round by round each case visits all paths before the next
+// case, in an order that turns with the round: drift of a shared machine then falls on all alike.
+
+import { execFileSync } from 'node:child_process'
+import { readFileSync } from 'node:fs'
+import { cpus, release, totalmem } from 'node:os'
+import { packageRoot } from '../lab/lab.ts'
+import { CASES } from './cases.ts'
+import { openPath, type Path } from './paths.ts'
+import type { Machine, Result, Series } from './result.ts'
+
+function machine(): Machine {
+  return {
+    kernel: release(),
+    cpu: cpus()[0]?.model.trim() ?? 'unknown CPU',
+    cores: cpus().length,
+    memoryGiB: Math.round(totalmem() / 2 ** 30),
+    node: process.versions.node,
+    congestionControl: readFileSync('/proc/sys/net/ipv4/tcp_congestion_control', 'utf8').trim(),
+  }
+}
+
+/** The commit, with `+` when files differ from it; `unknown` outside of a repository. */
+function commit(): string {
+  try {
+    const git = (...args: string[]): string =>
+      execFileSync('git', args, { cwd: packageRoot, encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] }).trim()
+    return `${git('rev-parse', '--short', 'HEAD')}${git('status', '--porcelain', '--untracked-files=no') === '' ? '' : '+'}`
+  } catch {
+    return 'unknown'
+  }
+}
+
+/** One line that is written over on a terminal; nothing elsewhere. */
+function progress(text: string): void {
+  if (process.stderr.isTTY) process.stderr.write(`\r\u001B[K${text}`)
+}
+
+export interface Plan {
+  readonly cases: readonly string[]
+  readonly paths: readonly string[]
+  readonly rounds: number
+  readonly seconds: number
+  readonly peer: string | undefined
+}
+
+/** Runs a plan from the labs to the result. Everything it made is gone when it returns or throws. */
+export async function measure({ cases, paths: names, rounds, seconds, peer }: Plan): Promise<Result> {
+  const open: Path[] = []
+  const values = new Map<string, number[]>()
+  const key = (...parts: string[]): string => parts.join(' ')
+  try {
+    for (const name of names) {
+      progress(`setting up ${name}`)
+      open.push(await openPath(name, peer))
+    }
+    for (let round = 0; round < rounds; round++) {
+      const turned = open.map((_, index) => open[(index + round) % open.length]!)
+      for (const name of cases) {
+        for (const path of turned) {
+          progress(`round ${round + 1} of ${rounds}: ${name} by ${path.name}`)
+          const sample = await CASES[name]!.sample(path, seconds)
+          for (const [metric, value] of Object.entries(sample)) {
+            const series = key(name, metric, path.name)
+            values.set(series, [...(values.get(series) ?? []), value])
+          }
+        }
+      }
+    }
+  } finally {
+    progress('')
+    for (const path of open) await path.close()
+  }
+  const series: Series[] = cases.flatMap((name) =>
+    Object.entries(CASES[name]!.metrics).map(([metric, about]) => ({
+      case: name,
+      metric,
+      ...about,
+      values: Object.fromEntries(names.map((path) => [path, values.get(key(name, metric, path)) ?? []])),
+    })),
+  )
+  const method = Object.fromEntries(cases.map((name) => [name, CASES[name]!.method]))
+  return { schema: 1, date: new Date().toISOString(), commit: commit(), machine: machine(), rounds, seconds, method, series }
+}

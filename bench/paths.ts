@@ -1,0 +1,114 @@
+// paths.ts - the ways between two hosts that are measured beside each other; all stay up, one works at a time.
+//
+// To measure another program: `--peer CMD`. CMD is started once in each host, by a shell, with WEFT_HOST (1 or 2),
+// WEFT_LOCAL and WEFT_REMOTE (underlay addresses, on eth0) in its environment. It must give its host the address
+// 10.99.0.WEFT_HOST on a tunnel, print the line `ready`, and stay in the foreground until SIGTERM.
+
+import { mkdirSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { createInterface } from 'node:readline'
+import { createLab, type Host, type Lab } from '../lab/lab.ts'
+import { iperfServer, reach } from '../lab/measure.ts'
+
+export interface Path {
+  readonly name: string
+  readonly from: Host
+  readonly to: Host
+  /** Of `to`, reached from `from` by this path. */
+  readonly address: string
+  close(): Promise<void>
+}
+
+/** Brings the path up between two hosts and returns the second one's address on it. */
+type Setup = (from: Host, to: Host, lab: Lab) => Promise<string>
+
+function weft(engine: string, ...flags: string[]): Setup {
+  return async (from, to, lab) => {
+    const leases = join(lab.folder, 'leases')
+    mkdirSync(leases)
+    writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
+    const daemons = [from, to].map((host) => host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine, ...flags] }))
+    await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+    // flannel0 has the subnet's own first address.
+    return (to.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\/\d+$/, '.0')
+  }
+}
+
+/** As flannel's vxlan backend sets it up: no learning, static neighbours and forwarding entries. */
+const vxlan: Setup = async (from, to) => {
+  const ends = [
+    { host: from, peer: to, number: 1, other: 2 },
+    { host: to, peer: from, number: 2, other: 1 },
+  ]
+  for (const { host, peer, number, other } of ends) {
+    const mac = (of: number): string => `02:00:00:00:00:0${of}`
+    const link = ['id', '1', 'dstport', '8472', 'local', host.address, 'dev', 'eth0', 'nolearning']
+    await host.output(['ip', 'link', 'add', 'flannel.1', 'address', mac(number), 'type', 'vxlan', ...link])
+    await host.output(['ip', 'address', 'add', `10.6.0.${number}/24`, 'dev', 'flannel.1'])
+    await host.output(['ip', 'link', 'set', 'flannel.1', 'up'])
+    await host.output(['ip', 'neighbour', 'add', `10.6.0.${other}`, 'lladdr', mac(other), 'dev', 'flannel.1', 'nud', 'permanent'])
+    await host.output(['bridge', 'fdb', 'add', mac(other), 'dev', 'flannel.1', 'dst', peer.address])
+  }
+  return '10.6.0.2'
+}
+
+function peerProgram(command: string): Setup {
+  return async (from, to) => {
+    const ends = [
+      { host: from, peer: to, number: 1 },
+      { host: to, peer: from, number: 2 },
+    ]
+    await Promise.all(
+      ends.map(({ host, peer, number }) => {
+        const env = [`WEFT_HOST=${number}`, `WEFT_LOCAL=${host.address}`, `WEFT_REMOTE=${peer.address}`]
+        return ready(host, ['env', ...env, 'sh', '-c', `exec ${command}`])
+      }),
+    )
+    return '10.99.0.2'
+  }
+}
+
+function ready(host: Host, command: readonly string[]): Promise<void> {
+  const child = host.spawn(command)
+  const said: string[] = []
+  child.stderr?.on('data', (data: Buffer) => said.push(String(data)))
+  return new Promise((resolve, reject) => {
+    if (child.stdout) createInterface({ input: child.stdout }).on('line', (line) => line === 'ready' && resolve())
+    child.once('exit', (code) => reject(new Error(`--peer ended with ${code} before it printed ready: ${said.join('').trim()}`)))
+  })
+}
+
+const SETUPS: Readonly<Record<string, Setup>> = {
+  native: weft('native'),
+  dgram: weft('dgram'),
+  naive: weft('naive'),
+  vxlan,
+  veth: (_from, to) => Promise.resolve(to.address),
+}
+
+export const PATH_NAMES: readonly string[] = Object.keys(SETUPS)
+
+/** What `--paths` takes: a name, or `native-udp-gso` for the native engine without a feature; `peer` for `--peer`. */
+function setupFor(name: string, peer: string | undefined): Setup {
+  const setup = SETUPS[name]
+  if (setup) return setup
+  if (name === 'peer' && peer !== undefined) return peerProgram(peer)
+  if (name.startsWith('native-')) return weft('native', '--without', name.slice('native-'.length))
+  throw new RangeError(`no such path: ${name}; there are ${PATH_NAMES.join(', ')} and native-FEATURE`)
+}
+
+/** Makes two hosts, the path and a listening iperf3 on the far one, and waits until the far one answers. */
+export async function openPath(name: string, peer?: string): Promise<Path> {
+  const setup = setupFor(name, peer)
+  const lab = await createLab({ hosts: 2, underlay: 'veth' })
+  try {
+    const [from, to] = lab.hosts as [Host, Host]
+    const address = await setup(from, to, lab)
+    await reach(from.namespace, address)
+    await iperfServer((command) => to.spawn(command))
+    return { name, from, to, address, close: () => lab.close() }
+  } catch (error) {
+    await lab.close()
+    throw error
+  }
+}
