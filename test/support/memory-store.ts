@@ -1,0 +1,107 @@
+// memory-store.ts - a Store in memory that a test can change behind the daemon's back, and make fail.
+
+import { WeftError } from '../../src/errors.ts'
+import type { Store, StoreChange, StoreEntry } from '../../src/lease/store.ts'
+
+export interface MemoryStore extends Store {
+  /** By key. */
+  readonly entries: ReadonlyMap<string, StoreEntry>
+  /** What another node, or an operator, does. */
+  put(key: string, value: string): void
+  remove(key: string): void
+  /** While true, every call says STORE_UNAVAILABLE, and watches end with it. */
+  setDown(down: boolean): void
+  readonly closed: boolean
+}
+
+export function createMemoryStore(name = 'etcd'): MemoryStore {
+  const entries = new Map<string, StoreEntry>()
+  const history: { revision: bigint; change: StoreChange }[] = []
+  const waiting = new Set<() => void>()
+  let revision = 0n
+  let down = false
+  let closed = false
+
+  const check = (signal?: AbortSignal): void => {
+    signal?.throwIfAborted()
+    if (down) throw new WeftError('STORE_UNAVAILABLE', 'the store is down')
+  }
+  const record = (change: StoreChange): void => {
+    history.push({ revision, change })
+    for (const wake of waiting) wake()
+  }
+  function put(key: string, value: string): void {
+    const entry = { key, value, revision: ++revision }
+    entries.set(key, entry)
+    record({ kind: 'put', entry })
+  }
+  function remove(key: string): void {
+    entries.delete(key)
+    record({ kind: 'delete', key, revision: ++revision })
+  }
+  const written = (ttlMs: number) => ({ revision, expiresAt: Date.now() + ttlMs })
+
+  return {
+    name,
+    entries,
+    put,
+    remove,
+    setDown(value) {
+      down = value
+      for (const wake of waiting) wake()
+    },
+    get closed() {
+      return closed
+    },
+    async config() {
+      check()
+      return undefined
+    },
+    async list(signal) {
+      check(signal)
+      return { revision, entries: [...entries.values()] }
+    },
+    async *watch(after, signal) {
+      let at = history.findIndex((entry) => entry.revision > after)
+      if (at < 0) at = history.length
+      for (;;) {
+        check(signal)
+        const changes = history.slice(at).map(({ change }) => change)
+        at = history.length
+        if (changes.length > 0) yield { revision, changes }
+        else {
+          await new Promise<void>((resolve) => {
+            const wake = (): void => {
+              waiting.delete(wake)
+              signal.removeEventListener('abort', wake)
+              resolve()
+            }
+            waiting.add(wake)
+            signal.addEventListener('abort', wake)
+          })
+        }
+      }
+    },
+    async create(key, value, ttlMs, signal) {
+      check(signal)
+      if (entries.has(key)) return undefined
+      put(key, value)
+      return written(ttlMs)
+    },
+    async update(key, value, ttlMs, expected, signal) {
+      check(signal)
+      if (entries.get(key)?.revision !== expected) return undefined
+      put(key, value)
+      return written(ttlMs)
+    },
+    async delete(key, expected, signal) {
+      check(signal)
+      if (entries.get(key)?.revision !== expected) return false
+      remove(key)
+      return true
+    },
+    async close() {
+      closed = true
+    },
+  }
+}

@@ -1,0 +1,305 @@
+// daemon.test.ts - the node's loops on a store and a data path made for the test, in virtual time.
+
+import { mkdirSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import type { Backend } from '../../src/backend/backend.ts'
+import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { formatGoDuration, runNode } from '../../src/daemon.ts'
+import { WeftError } from '../../src/errors.ts'
+import { LEASE_TTL_MS } from '../../src/lease/leases.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { createMemoryStore, type MemoryStore } from '../support/memory-store.ts'
+
+interface FakeNetwork {
+  readonly subnet: string
+  readonly applied: string[][]
+  closed: boolean
+  mended: string[]
+  die(why: string): void
+}
+
+let folder: string
+let store: MemoryStore
+let networks: FakeNetwork[]
+let refuse: Error | undefined
+let lines: string[]
+let stopping: AbortController
+let ended: Promise<unknown>
+
+/** The network has four subnets of which three can be leased: 10.5.0.64/26, .128 and .192. */
+const config = parseNetworkConfig('{"Network":"10.5.0.0/24"}')
+const value = (publicIp: string): string => `{"PublicIP":"${publicIp}","PublicIPv6":null}`
+const ours = value('192.0.2.1')
+
+const backend: Backend = {
+  name: 'fake',
+  prepare: async () => ({ publicIp: parseIpv4('192.0.2.1')!, backendType: '' }),
+  async open(lease) {
+    if (refuse) throw refuse
+    let die!: (error: Error) => void
+    const fault = new Promise<Error>((resolve) => (die = resolve))
+    const network: FakeNetwork = { subnet: lease.key, applied: [], closed: false, mended: [], die: (why) => die(new Error(why)) }
+    networks.push(network)
+    return {
+      mtu: 1472,
+      fault,
+      apply: async (peers) => {
+        if (network.closed) throw new Error('applied to a network that is closed')
+        network.applied.push([...peers.keys()].toSorted())
+      },
+      resync: async () => network.mended.splice(0),
+      counters: () => ({}),
+      close: async () => void (network.closed = true),
+    }
+  },
+}
+
+beforeEach(() => {
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'setInterval', 'clearInterval', 'Date', 'performance'] })
+  folder = mkdtempSync(join(tmpdir(), 'weft-daemon-'))
+  store = createMemoryStore()
+  networks = []
+  refuse = undefined
+  lines = []
+  stopping = new AbortController()
+})
+afterEach(async () => {
+  stopping.abort(new Error('the test is over'))
+  await ended
+  vi.useRealTimers()
+  rmSync(folder, { recursive: true })
+})
+
+const subnetFile = (): string => join(folder, 'subnet.env')
+
+function start(): void {
+  const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
+  const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
+  const options = { 'subnet-file': subnetFile(), 'subnet-lease-renew-margin': 60, 'ip-masq': false }
+  const parts = { options, store, config, backend, log, signal: stopping.signal }
+  ended = runNode(parts, undefined, stopping).catch((error: unknown) => error)
+}
+
+/**
+ * Waits until `condition` holds: at most `virtualMs` of virtual time, let go by bit by bit, and 5 s of real time, which is
+ * what writing a file takes.
+ */
+async function until(condition: () => boolean, virtualMs = 1000): Promise<void> {
+  const realEnd = process.hrtime.bigint() + 5_000_000_000n
+  let steps = 100
+  for (let turns = 1; !condition(); turns++) {
+    if (process.hrtime.bigint() > realEnd) throw new Error(`it did not come true; the log:\n${lines.join('\n')}`)
+    await new Promise((resolve) => setImmediate(resolve))
+    if (turns % 20 === 0 && steps-- > 0) await vi.advanceTimersByTimeAsync(virtualMs / 100)
+  }
+}
+const logged = (pattern: RegExp): boolean => lines.some((line) => pattern.test(line))
+const ready = (): Promise<void> => until(() => logged(/Running backend/) && networks.at(-1)!.applied.length > 0)
+const own = (): string => [...store.entries.values()].find((entry) => entry.value === ours)!.key
+
+describe('a node', () => {
+  it('leases, opens, writes subnet.env and says so, in this order', async () => {
+    start()
+    await ready()
+    const [first] = networks
+    expect(first!.subnet).toBe(own())
+    expect(lines.filter((line) => /Allocated|Wrote|ready|Running/.test(line)).map((line) => line.slice(0, 14))).toEqual([
+      ...['I Allocated le', 'I Wrote subnet', 'I flannel is r', 'I Running back'],
+    ])
+    const address = own().replace(/(\d+)-26$/, (_text, last) => String(Number(last) + 1))
+    expect(readFileSync(subnetFile(), 'utf8')).toBe(
+      `FLANNEL_NETWORK=10.5.0.0/24\nFLANNEL_SUBNET=${address}/26\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n`,
+    )
+    expect(first!.applied).toEqual([[]])
+  })
+
+  it('gives the data path all peers but itself, and names who comes and goes', async () => {
+    store.put('10.5.0.64-26', value('192.0.2.2'))
+    start()
+    await ready()
+    expect(networks[0]!.applied.at(-1)).toEqual(['10.5.0.64-26'])
+    const free = ['10.5.0.128-26', '10.5.0.192-26'].find((key) => key !== own())!
+    store.put(free, value('192.0.2.3'))
+    await until(() => networks[0]!.applied.at(-1)!.length === 2)
+    store.remove('10.5.0.64-26')
+    await until(() => networks[0]!.applied.at(-1)!.length === 1)
+    expect(networks[0]!.applied.at(-1)).toEqual([free])
+    const subnet = free.replace('-', '/')
+    expect(lines.filter((line) => line.includes('I Subnet '))).toEqual([
+      ...['I Subnet added: 10.5.0.64/26', `I Subnet added: ${subnet}`, 'I Subnet removed: 10.5.0.64/26'],
+    ])
+  })
+
+  it('does nothing for a renewal of a peer', async () => {
+    store.put('10.5.0.64-26', value('192.0.2.2'))
+    start()
+    await ready()
+    const before = networks[0]!.applied.length
+    store.put('10.5.0.64-26', value('192.0.2.2'))
+    store.put('10.5.0.64-26', value('192.0.2.9'))
+    await until(() => networks[0]!.applied.length > before)
+    expect(networks[0]!.applied.length).toBe(before + 1)
+  })
+
+  it('renews its lease an hour before it ends', async () => {
+    start()
+    await ready()
+    const revision = store.entries.get(own())!.revision
+    expect(lines.some((line) => /Waiting for (23h0m0s|22h59m59s) to renew lease/.test(line))).toBe(true)
+    await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - 3_600_000 - 60_000)
+    expect(store.entries.get(own())!.revision).toBe(revision)
+    await vi.advanceTimersByTimeAsync(60_000)
+    await until(() => logged(/Lease renewed, new expiration: \d{4}-\d\d-\d\d .* UTC/))
+    expect(store.entries.get(own())!.revision).not.toBe(revision)
+  })
+
+  it('tries to renew again after a minute, for as long as it takes', async () => {
+    start()
+    await ready()
+    await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - 3_700_000)
+    store.setDown(true)
+    await vi.advanceTimersByTimeAsync(100_000 + 3 * 60_000)
+    const tries = lines.filter((line) => line.includes('Error renewing lease (trying again in 1 min): the store is down'))
+    expect(tries.length).toBeGreaterThanOrEqual(3)
+    expect(tries.length).toBeLessThanOrEqual(5)
+    store.setDown(false)
+    await vi.advanceTimersByTimeAsync(61_000)
+    expect(logged(/Lease renewed/)).toBe(true)
+  })
+
+  it('takes its subnet again when its lease is deleted, and forwards meanwhile', async () => {
+    start()
+    await ready()
+    const key = own()
+    store.remove(key)
+    await until(() => logged(/Lease of .* acquired again/))
+    expect(logged(/^E Lease has been revoked: .* is gone from the store/)).toBe(true)
+    expect(own()).toBe(key)
+    expect(networks).toHaveLength(1)
+    expect(networks[0]!.closed).toBe(false)
+  })
+
+  it('notices a deletion that came before the first listing', async () => {
+    const list = store.list
+    store.list = async (signal) => {
+      if (networks.length === 1 && !logged(/revoked/) && store.entries.size > 0) store.remove(own())
+      return list(signal)
+    }
+    start()
+    await until(() => logged(/acquired again/))
+    expect(store.entries.size).toBe(1)
+  })
+
+  it('moves to another subnet when its own was given to another node', async () => {
+    start()
+    await ready()
+    const before = own()
+    store.put(before, value('192.0.2.9'))
+    await until(() => networks.length === 2 && networks[1]!.applied.length > 0)
+    expect(logged(/leased by another node now: .*192\.0\.2\.9/)).toBe(true)
+    expect(networks[0]!.closed).toBe(true)
+    expect(networks[1]!.subnet).toBe(own())
+    expect(own()).not.toBe(before)
+    expect(networks[1]!.applied.at(-1)).toEqual([before])
+    await until(() => readFileSync(subnetFile(), 'utf8').includes(`FLANNEL_SUBNET=${own().replace(/\d+-26/, '')}`) && lines.filter((line) => line.includes('Wrote subnet')).length === 2)
+  })
+
+  it('opens the data path again when it died, with all peers, and closes the old one', async () => {
+    store.put('10.5.0.64-26', value('192.0.2.2'))
+    start()
+    await ready()
+    await vi.advanceTimersByTimeAsync(2000)
+    networks[0]!.die('the TUN was deleted')
+    await until(() => networks.length === 2 && networks[1]!.applied.length > 0)
+    expect(networks[0]!.closed).toBe(true)
+    expect(networks[1]!.applied).toEqual([['10.5.0.64-26']])
+    expect(logged(/^E The data path stopped: the TUN was deleted/)).toBe(true)
+    await vi.advanceTimersByTimeAsync(2000)
+    networks[1]!.die('again')
+    await until(() => networks.length === 3)
+  })
+
+  it('waits a second before it opens one that dies at once, and between tries', async () => {
+    start()
+    await ready()
+    networks[0]!.die('at once')
+    await until(() => networks[0]!.closed)
+    await vi.advanceTimersByTimeAsync(900)
+    expect(networks).toHaveLength(1)
+    refuse = new WeftError('PORT_IN_USE', 'the port is taken')
+    await vi.advanceTimersByTimeAsync(60_000)
+    const tries = lines.filter((line) => line.includes('Cannot open the data path: the port is taken'))
+    expect(tries.length).toBeGreaterThan(3)
+    expect(tries.length).toBeLessThan(12)
+    // What changes meanwhile is in force once it is open.
+    const free = ['10.5.0.64-26', '10.5.0.128-26'].find((key) => key !== own())!
+    store.put(free, value('192.0.2.2'))
+    refuse = undefined
+    await until(() => networks.length === 2 && networks[1]!.applied.length > 0, 2000)
+    expect(networks[1]!.applied.at(-1)).toEqual([free])
+  })
+
+  it('has the device looked at every five seconds, and says what was mended', async () => {
+    start()
+    await ready()
+    networks[0]!.mended = ['flannel0 was down']
+    await vi.advanceTimersByTimeAsync(5000)
+    await until(() => logged(/^W Repaired: flannel0 was down/))
+  })
+
+  it('waits for a store that is down at the start, and fails on what an operator must mend', async () => {
+    store.setDown(true)
+    start()
+    await vi.advanceTimersByTimeAsync(30_000)
+    expect(lines.filter((line) => line.includes('failed to acquire lease: the store is down')).length).toBeLessThan(8)
+    store.setDown(false)
+    await vi.advanceTimersByTimeAsync(1000)
+    await ready()
+    stopping.abort(new Error('enough'))
+    await ended
+
+    for (const last of [64, 128, 192]) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
+    stopping = new AbortController()
+    start()
+    expect(await ended).toMatchObject({ code: 'OUT_OF_SUBNETS' })
+  })
+
+  it('ends with the reason of the stop, every loop ended and the data path closed', async () => {
+    start()
+    await ready()
+    const reason = new Error('stop')
+    stopping.abort(reason)
+    expect(await ended).toBe(reason)
+    expect(networks[0]!.closed).toBe(true)
+    expect(vi.getTimerCount()).toBe(0)
+  })
+
+  it('ends with a defect of one loop, and stops the others', async () => {
+    start()
+    await ready()
+    const defect = new Error('a defect')
+    store.update = async () => {
+      throw defect
+    }
+    store.remove(own())
+    store.put('10.5.0.64-26', ours)
+    expect(await ended).toBe(defect)
+    expect(stopping.signal.reason).toBe(defect)
+    expect(networks[0]!.closed).toBe(true)
+  })
+
+  it('goes on when subnet.env cannot be written, and says it is not ready', async () => {
+    mkdirSync(subnetFile())
+    start()
+    await until(() => logged(/^E Failed to write subnet file: .*--subnet-file/) && logged(/Running backend/))
+    expect(logged(/flannel is ready/)).toBe(false)
+  })
+})
+
+describe('formatGoDuration', () => {
+  it.each([[0, '0s'], [59_999, '59s'], [60_000, '1m0s'], [82_800_000, '23h0m0s'], [3_661_000, '1h1m1s']])('%d is %s', (ms, text) => {
+    expect(formatGoDuration(ms)).toBe(text)
+  })
+})
