@@ -177,6 +177,8 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
     signal.throwIfAborted()
     try {
       if (after === undefined || clock.now() >= relistAt) {
+        // Should this fail, changes can be followed all the same until it is tried again.
+        relistAt = clock.now() + BACKOFF_MAX_MS
         const listing = await store.list(signal)
         after = listing.revision
         relistAt = clock.now() + relistMs
@@ -212,8 +214,6 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
         else log.error(text)
       }
       if (gap) after = undefined
-      // The listing that was due has failed: changes can be followed all the same until it is tried again.
-      else relistAt = Math.max(relistAt, clock.now() + BACKOFF_MAX_MS)
       failures++
       // A gap is made good at once; only a store that answers every watch with one has to wait like any other.
       if (gap && failures === 1) continue
