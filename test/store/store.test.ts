@@ -453,7 +453,7 @@ describe('the etcd store, when things break', () => {
 })
 
 describe('the etcd store and who may use it', () => {
-  const open = (server: Etcd, more: { username?: string; password?: string; endpoints?: string[] } = {}): Store => {
+  const open = (server: Etcd, more: { username?: string; password?: string; endpoints?: string[]; caFile?: string; certFile?: string } = {}): Store => {
     const store = createEtcdStore({ endpoints: [server.endpoint], prefix: '/x', certFile: '', keyFile: '', caFile: '', username: '', password: '', ...more })
     stores.push(store)
     return store
@@ -479,6 +479,19 @@ describe('the etcd store and who may use it', () => {
     await asked
     expect(performance.now() - started).toBeLessThan(500)
     silent.close()
+  })
+
+  it('speaks TLS with nothing but the authority, and says what is missing', async () => {
+    const server = await startEtcd({ tls: true })
+    try {
+      await server.ctl('put', '/x/config', CONFIG)
+      expect(await open(server, { caFile: server.certificate }).config(signal())).toBe(CONFIG)
+      await expect(open(server).config(signal())).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE', remedy: expect.stringContaining('--etcd-cafile') })
+    } finally {
+      await server.close()
+    }
+    expect(() => open(etcd, { caFile: '/nowhere/ca.pem' })).toThrow(expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-cafile') }))
+    expect(() => open(etcd, { certFile: '/nowhere/cert.pem' })).toThrow(expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-keyfile') }))
   })
 
   it('works with a user, and says what is wrong with another', async () => {

@@ -11,6 +11,8 @@ import { ended, output } from '../../lab/command.ts'
 export interface Etcd {
   readonly endpoint: string
   readonly process: ChildProcess
+  /** With `tls`: the PEM file of its own certificate, which serves as the authority too. */
+  readonly certificate: string
   /** Runs etcdctl against it and returns its stdout. */
   ctl(...args: string[]): Promise<string>
   /** Ends the server, by SIGKILL unless told otherwise; its data stay for `start`. */
@@ -30,11 +32,18 @@ async function freePort(): Promise<number> {
   return port
 }
 
+export interface EtcdPlace {
+  readonly namespace?: string
+  readonly address?: string
+  /** Clients must use TLS; etcd makes a certificate for itself. */
+  readonly tls?: boolean
+}
+
 /** Starts an etcd; `namespace` and `address` put it there instead of on loopback. */
-export async function startEtcd({ namespace, address = '127.0.0.1' }: { namespace?: string; address?: string } = {}): Promise<Etcd> {
+export async function startEtcd({ namespace, address = '127.0.0.1', tls = false }: EtcdPlace = {}): Promise<Etcd> {
   const data = mkdtempSync(join(tmpdir(), 'weft-etcd-'))
   const [client, peer] = namespace === undefined ? [await freePort(), await freePort()] : [2379, 2380]
-  const endpoint = `http://${address}:${client}`
+  const endpoint = `http${tls ? 's' : ''}://${address}:${client}`
   const enter = namespace === undefined ? [] : ['ip', 'netns', 'exec', namespace]
   let child!: ChildProcess
 
@@ -44,6 +53,7 @@ export async function startEtcd({ namespace, address = '127.0.0.1' }: { namespac
       ...['--listen-client-urls', endpoint, '--advertise-client-urls', endpoint],
       ...['--listen-peer-urls', `http://${address}:${peer}`, '--initial-advertise-peer-urls', `http://${address}:${peer}`],
       ...['--initial-cluster', `test=http://${address}:${peer}`, '--logger', 'zap', '--log-outputs', 'stderr'],
+      ...(tls ? ['--auto-tls'] : []),
     ]
     child = spawn('setpriv', command, { stdio: ['ignore', 'ignore', 'pipe'], env: { ...process.env, ETCD_UNSUPPORTED_ARCH: process.arch } })
     const lines: string[] = []
@@ -60,7 +70,8 @@ export async function startEtcd({ namespace, address = '127.0.0.1' }: { namespac
     get process() {
       return child
     },
-    ctl: (...args) => output([...enter, 'env', 'ETCDCTL_API=3', 'etcdctl', '--endpoints', endpoint, ...args]),
+    ctl: (...args) => output([...enter, 'env', 'ETCDCTL_API=3', 'etcdctl', '--endpoints', endpoint, ...(tls ? ['--insecure-transport=false', '--insecure-skip-tls-verify'] : []), ...args]),
+    certificate: join(data, 'fixtures', 'client', 'cert.pem'),
     async kill(signal = 'SIGKILL') {
       child.kill(signal)
       await ended(child)
