@@ -283,8 +283,9 @@ describe('a node', () => {
     store.update = async () => {
       throw defect
     }
-    store.remove(own())
-    store.put('10.5.0.64-26', ours)
+    const before = own()
+    store.put(before === '10.5.0.64-26' ? '10.5.0.128-26' : '10.5.0.64-26', ours)
+    store.remove(before)
     expect(await ended).toBe(defect)
     expect(stopping.signal.reason).toBe(defect)
     expect(networks[0]!.closed).toBe(true)
