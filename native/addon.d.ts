@@ -56,7 +56,7 @@ export interface ReadWatcher {
 /** The names of the counters, in the order in which they stand in `NativeEngine.counters`. */
 export const counterNames: string[]
 
-/** The names of the engine's features; native/features.h says what each is. */
+/** The names of the engine's features; native/engine_features.h says what each is. */
 export const featureNames: string[]
 
 /**

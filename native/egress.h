@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "counters.h"
-#include "features.h"
+#include "engine_features.h"
 #include "packet.h"
 #include "peers.h"
 #include "segment.h"

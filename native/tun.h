@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "features.h"
+#include "engine_features.h"
 #include "system.h"
 
 namespace weft {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "features.h"
+#include "engine_features.h"
 #include "system.h"
 
 namespace weft {

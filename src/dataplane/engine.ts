@@ -14,7 +14,7 @@ export interface EngineConfig {
   /** The TUN's own address, source of ICMP errors, in host order. */
   readonly tunAddress: number
   readonly workers: number
-  /** Kernel features not to use (native/features.h). */
+  /** Kernel features not to use (native/engine_features.h). */
   readonly without: readonly string[]
 }
 
