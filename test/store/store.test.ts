@@ -1,12 +1,15 @@
 // store.test.ts - what every store promises, tried on both: a real etcd and a directory.
 
 import { mkdirSync, mkdtempSync, readdirSync, readFileSync, renameSync, rmSync, unlinkSync, utimesSync, writeFileSync } from 'node:fs'
+import { open } from 'node:fs/promises'
 import { createServer, type AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { setTimeout as delay } from 'node:timers/promises'
 import { Etcd3 } from 'etcd3'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { addon } from '../../src/host/addon.ts'
 import { createDirectoryStore } from '../../src/lease/directory-store.ts'
 import { createEtcdStore } from '../../src/lease/etcd-store.ts'
 import type { LeaseAttrs } from '../../src/lease/lease.ts'
@@ -574,6 +577,26 @@ describe('the directory store, when things break', () => {
     const results = await Promise.all(['2.2.2.2', '3.3.3.3', '4.4.4.4'].map((ip) => acquire(bed.open(), ip, { previous: '10.5.7.0/24' })))
     expect(results.filter(({ key }) => key === old.key)).toHaveLength(1)
     expect(new Set(results.map(({ key }) => key)).size).toBe(3)
+  })
+
+  it('changes nothing while another process holds the lock', async () => {
+    const bed = directoryBed()
+    const store = bed.open()
+    const lease = await acquire(store, '1.1.1.1')
+    // A lock belongs to the open file, so that another opening in this process is like another process.
+    const other = await open(join(bed.prefix, 'lock'), 'a')
+    await addon.lockFile(other.fd)
+    let done = 0
+    const changes = [
+      store.create('10.5.250.0-24', value('2.2.2.2'), TTL_MS, signal()),
+      store.update(lease.key, value('3.3.3.3'), TTL_MS, lease.revision, signal()),
+    ].map((change) => change.finally(() => done++))
+    await delay(100)
+    expect(done).toBe(0)
+    expect(await bed.dump()).toEqual({ [lease.key]: value('1.1.1.1') })
+    await other.close()
+    for (const change of changes) expect(await change).toBeDefined()
+    expect(await bed.dump()).toEqual({ [lease.key]: value('3.3.3.3'), '10.5.250.0-24': value('2.2.2.2') })
   })
 
   it('leaves no temporary file behind', async () => {
