@@ -34,7 +34,13 @@ function invalid(message: string, remedy = `mend the network configuration, ${EX
 type Members = ReadonlyMap<string, unknown>
 
 /** A member of the wanted type; `fallback` when absent or null, as in Go. */
-function member<T>(members: Members, key: string, kind: string, accepts: (value: unknown) => value is T, fallback: T): T {
+function member<T>(
+  members: Members,
+  key: string,
+  kind: string,
+  accepts: (value: unknown) => value is T,
+  fallback: T,
+): T {
   const value = members.get(key.toLowerCase())
   if (value === undefined || value === null) return fallback
   if (!accepts(value)) throw invalid(`${key} is ${jsonKind(value)} ${JSON.stringify(value)}; it must be ${kind}`)
@@ -43,7 +49,8 @@ function member<T>(members: Members, key: string, kind: string, accepts: (value:
 
 const isString = (value: unknown): value is string => typeof value === 'string'
 const isBoolean = (value: unknown): value is boolean => typeof value === 'boolean'
-const isUint = (value: unknown): value is number => typeof value === 'number' && Number.isSafeInteger(value) && value >= 0
+const isUint = (value: unknown): value is number =>
+  typeof value === 'number' && Number.isSafeInteger(value) && value >= 0
 
 /** Reads and checks a configuration. Throws WeftError CONFIG. */
 export function parseNetworkConfig(text: string): NetworkConfig {
@@ -57,7 +64,8 @@ export function parseNetworkConfig(text: string): NetworkConfig {
   const enableIpv6 = member(members, 'EnableIPv6', 'true or false', isBoolean, false)
   const backendValue = members.get('backend')
   const backend = backendValue === undefined || backendValue === null ? undefined : goJsonMembers(backendValue)
-  if (backendValue !== undefined && backendValue !== null && !backend) throw invalid(`Backend is ${jsonKind(backendValue)}; it must be an object`)
+  if (backendValue !== undefined && backendValue !== null && !backend)
+    throw invalid(`Backend is ${jsonKind(backendValue)}; it must be an object`)
   const backendType = backend ? member(backend, 'Type', 'a string', isString, '') : 'udp'
 
   return {
@@ -84,19 +92,27 @@ function parsed<T>(members: Members, key: string, kind: string, parse: (text: st
 function ipv4Range(members: Members): SubnetRange<Ipv4Net, Ipv4> {
   const network = parsed(members, 'Network', 'an IPv4 network such as 10.5.0.0/16', parseIpv4Net)
   // 0.0.0.0/0 and ::/0 are Go's empty networks.
-  if (!network?.prefixLength) throw invalid('please define a correct Network parameter in the flannel config', `add it, ${EXAMPLE}`)
-  const subnetLength = subnetLengthFor(network.prefixLength, member(members, 'SubnetLen', 'a whole number', isUint, 0), {
-    name: 'Network',
-    usual: 24,
-    usualUpTo: 22,
-    longest: 28,
-    longestGiven: 30,
-  })
+  if (!network?.prefixLength)
+    throw invalid('please define a correct Network parameter in the flannel config', `add it, ${EXAMPLE}`)
+  const subnetLength = subnetLengthFor(
+    network.prefixLength,
+    member(members, 'SubnetLen', 'a whole number', isUint, 0),
+    {
+      name: 'Network',
+      usual: 24,
+      usualUpTo: 22,
+      longest: 28,
+      longestGiven: 30,
+    },
+  )
   const step = ipv4NetSize(subnetLength)
   const end = network.address + ipv4NetSize(network.prefixLength)
   const subnetMin = parsed(members, 'SubnetMin', 'an IPv4 address', parseIpv4) ?? network.address + step
   const subnetMax = parsed(members, 'SubnetMax', 'an IPv4 address', parseIpv4) ?? end - step
-  for (const [name, address] of [['SubnetMin', subnetMin], ['SubnetMax', subnetMax]] as const) {
+  for (const [name, address] of [
+    ['SubnetMin', subnetMin],
+    ['SubnetMax', subnetMax],
+  ] as const) {
     if (address < network.address || address >= end) throw invalid(`${name} is not in the range of the Network`)
     if ((address & ipv4Mask(subnetLength)) >>> 0 !== address) {
       throw invalid(`${name} is not on a SubnetLen boundary: ${formatIpv4(address)}`)
@@ -108,18 +124,25 @@ function ipv4Range(members: Members): SubnetRange<Ipv4Net, Ipv4> {
 function ipv6Range(members: Members): SubnetRange<Ipv6Net, Ipv6> {
   const network = parsed(members, 'IPv6Network', 'an IPv6 network such as fc00::/48', parseIpv6Net)
   if (!network?.prefixLength) throw invalid('please define a correct IPv6Network parameter in the flannel config')
-  const subnetLength = subnetLengthFor(network.prefixLength, member(members, 'IPv6SubnetLen', 'a whole number', isUint, 0), {
-    name: 'IPv6Network',
-    usual: 64,
-    usualUpTo: 62,
-    longest: 124,
-    longestGiven: 126,
-  })
+  const subnetLength = subnetLengthFor(
+    network.prefixLength,
+    member(members, 'IPv6SubnetLen', 'a whole number', isUint, 0),
+    {
+      name: 'IPv6Network',
+      usual: 64,
+      usualUpTo: 62,
+      longest: 124,
+      longestGiven: 126,
+    },
+  )
   const step = ipv6NetSize(subnetLength)
   const end = network.address + ipv6NetSize(network.prefixLength)
   const subnetMin = parsed(members, 'IPv6SubnetMin', 'an IPv6 address', parseIpv6) ?? network.address + step
   const subnetMax = parsed(members, 'IPv6SubnetMax', 'an IPv6 address', parseIpv6) ?? end - step
-  for (const [name, address] of [['IPv6SubnetMin', subnetMin], ['IPv6SubnetMax', subnetMax]] as const) {
+  for (const [name, address] of [
+    ['IPv6SubnetMin', subnetMin],
+    ['IPv6SubnetMax', subnetMax],
+  ] as const) {
     if (address < network.address || address >= end) throw invalid(`${name} is not in the range of the IPv6Network`)
     if (ipv6Net(address, subnetLength).address !== address) {
       throw invalid(`${name} is not on a SubnetLen boundary: ${formatIpv6(address)}`)
@@ -144,7 +167,9 @@ function subnetLengthFor(networkLength: number, given: number, rules: LengthRule
     return given
   }
   if (networkLength > rules.longest) {
-    throw invalid(`${rules.name === 'Network' ? 'network' : rules.name} is too small. Minimum useful network prefix is /${rules.longest}`)
+    throw invalid(
+      `${rules.name === 'Network' ? 'network' : rules.name} is too small. Minimum useful network prefix is /${rules.longest}`,
+    )
   }
   return networkLength <= rules.usualUpTo ? rules.usual : networkLength + 2
 }

@@ -10,7 +10,9 @@ type Range = SubnetRange<Ipv4Net, Ipv4>
 
 /** Whether a subnet is one that the configuration hands out. */
 export function isCompatible(subnet: Ipv4Net, range: Range): boolean {
-  return subnet.prefixLength === range.subnetLength && subnet.address >= range.subnetMin && subnet.address <= range.subnetMax
+  return (
+    subnet.prefixLength === range.subnetLength && subnet.address >= range.subnetMin && subnet.address <= range.subnetMax
+  )
 }
 
 /** The first free subnets in order, at most CANDIDATES. One is free if it overlaps none of `taken`, of any length. */
@@ -23,7 +25,8 @@ export function freeSubnets(range: Range, taken: readonly Ipv4Net[]): Ipv4Net[] 
   let next = 0
   let reach = 0 // end of all busy ranges that start before the candidate's end
   for (let address = range.subnetMin; address <= range.subnetMax && free.length < CANDIDATES; address += step) {
-    for (let range = busy[next]; range && range.from < address + step; range = busy[++next]) reach = Math.max(reach, range.to)
+    for (let other = busy[next]; other && other.from < address + step; other = busy[++next])
+      reach = Math.max(reach, other.to)
     if (reach <= address) free.push({ address, prefixLength: range.subnetLength })
   }
   return free

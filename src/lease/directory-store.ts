@@ -84,7 +84,10 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
       const now = await fileSystemNow()
       for (const name of await readdir(temporaries)) {
         const path = join(temporaries, name)
-        const age = await stat(path).then((info) => now - info.mtimeMs, () => 0)
+        const age = await stat(path).then(
+          (info) => now - info.mtimeMs,
+          () => 0,
+        )
         if (age > STALE_TEMPORARY_MS) await unlink(path).catch(() => {})
       }
     })()
@@ -121,7 +124,12 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
         // Of the open file, so that content and revision belong together.
         const info = await file.stat({ bigint: true })
         if (!info.isFile()) return undefined
-        return { key, value: await file.readFile('utf8'), revision: revisionOf(info), writtenAt: Number(info.mtimeNs / 1_000_000n) }
+        return {
+          key,
+          value: await file.readFile('utf8'),
+          revision: revisionOf(info),
+          writtenAt: Number(info.mtimeNs / 1_000_000n),
+        }
       } finally {
         await file.close()
       }
@@ -149,7 +157,11 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
   }
 
   /** Brings the `keys` of `view` to what they are in `found`; says what that changes. */
-  function differences(view: Map<string, LeaseFile>, found: ReadonlyMap<string, LeaseFile>, keys: Iterable<string>): StoreChange[] {
+  function differences(
+    view: Map<string, LeaseFile>,
+    found: ReadonlyMap<string, LeaseFile>,
+    keys: Iterable<string>,
+  ): StoreChange[] {
     const changes: StoreChange[] = []
     for (const key of keys) {
       const before = view.get(key)
@@ -167,7 +179,10 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
   }
 
   /** Tells of changes by inotify; undefined where the kernel has none left, which rescans make up for. */
-  function startWatcher(onChange: (name: string | null) => void, onError: (error: Error) => void): FSWatcher | undefined {
+  function startWatcher(
+    onChange: (name: string | null) => void,
+    onError: (error: Error) => void,
+  ): FSWatcher | undefined {
     try {
       return watchDirectory(subnets, (_event, name) => onChange(name)).on('error', onError)
     } catch (error) {
@@ -307,8 +322,10 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
         watcher?.close()
       }
     },
-    create: (key, value, _ttlMs, signal) => write(key, value, signal, (present, now) => !present || !isLive(present, now)),
-    update: (key, value, _ttlMs, expected, signal) => write(key, value, signal, (present) => present?.revision === expected),
+    create: (key, value, _ttlMs, signal) =>
+      write(key, value, signal, (present, now) => !present || !isLive(present, now)),
+    update: (key, value, _ttlMs, expected, signal) =>
+      write(key, value, signal, (present) => present?.revision === expected),
     delete: (key, expected, signal) =>
       doing(signal, async () => {
         await prepare()
@@ -375,7 +392,10 @@ function directoryError(error: unknown, top: string): WeftError {
       return new WeftError('STORE', message, { remedy: 'name a directory with --lease-dir', cause: error })
     case 'ENOLCK':
     case 'EOPNOTSUPP':
-      return new WeftError('STORE', message, { remedy: 'use a file system with locks (NFS version 4, not 3 without lockd)', cause: error })
+      return new WeftError('STORE', message, {
+        remedy: 'use a file system with locks (NFS version 4, not 3 without lockd)',
+        cause: error,
+      })
     case 'ENOSPC':
     case 'EDQUOT':
       return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'free space on its file system', cause: error })

@@ -54,14 +54,19 @@ function readCredential(flag: string, path: string): Buffer {
   try {
     return readFileSync(path)
   } catch (error) {
-    throw new WeftError('USAGE', `cannot read ${path}: ${messageOf(error)}`, { remedy: `give --${flag} a readable PEM file`, cause: error })
+    throw new WeftError('USAGE', `cannot read ${path}: ${messageOf(error)}`, {
+      remedy: `give --${flag} a readable PEM file`,
+      cause: error,
+    })
   }
 }
 
 function credentials(options: EtcdOptions): IOptions['credentials'] {
   const { certFile, keyFile, caFile } = options
   if ((certFile === '') !== (keyFile === '')) {
-    throw new WeftError('USAGE', 'a client certificate needs its key', { remedy: 'give both --etcd-certfile and --etcd-keyfile' })
+    throw new WeftError('USAGE', 'a client certificate needs its key', {
+      remedy: 'give both --etcd-certfile and --etcd-keyfile',
+    })
   }
   if (caFile === '' && certFile === '') return undefined
   const root = caFile === '' ? undefined : readCredential('etcd-cafile', caFile)
@@ -78,7 +83,9 @@ function credentials(options: EtcdOptions): IOptions['credentials'] {
 function hostsOf(endpoints: readonly string[]): string[] {
   const hosts = endpoints.map((endpoint) => endpoint.trim().replace(/\/+$/, '')).filter((host) => host !== '')
   if (hosts.length === 0) {
-    throw new WeftError('USAGE', 'no etcd endpoint is given', { remedy: 'name one, such as --etcd-endpoints=http://127.0.0.1:2379' })
+    throw new WeftError('USAGE', 'no etcd endpoint is given', {
+      remedy: 'name one, such as --etcd-endpoints=http://127.0.0.1:2379',
+    })
   }
   return hosts
 }
@@ -91,14 +98,14 @@ export function createEtcdStore(options: EtcdOptions): Store {
     ...(tls ? { credentials: tls } : {}),
     ...(options.username === '' ? {} : { auth: { username: options.username, password: options.password } }),
     // A function, so that each try has a deadline of its own.
-    defaultCallOptions: (call) => (call.isStream ? {} : { deadline: Date.now() + CALL_TIMEOUT_MS }),
+    defaultCallOptions: ({ isStream }) => (isStream ? {} : { deadline: Date.now() + CALL_TIMEOUT_MS }),
     grpcOptions: {
       'grpc.keepalive_time_ms': KEEPALIVE_MS,
       'grpc.keepalive_timeout_ms': KEEPALIVE_TIMEOUT_MS,
       'grpc.max_reconnect_backoff_ms': 2_000,
       'grpc.max_receive_message_length': -1, // a listing of 60,000 leases is larger than the default 4 MiB
       interceptors: [requireLeader],
-    } as NonNullable<IOptions['grpcOptions']>,
+    },
   })
   const kv = client.kv
   const configKey = Buffer.from(posix.join(options.prefix, 'config'))
@@ -203,7 +210,9 @@ export function createEtcdStore(options: EtcdOptions): Store {
           if (response.created) continue
           const changes = response.events.map((event): StoreChange => {
             const entry = toEntry(event.kv)
-            return event.type === 'Delete' ? { kind: 'delete', key: entry.key, revision: entry.revision } : { kind: 'put', entry }
+            return event.type === 'Delete'
+              ? { kind: 'delete', key: entry.key, revision: entry.revision }
+              : { kind: 'put', entry }
           })
           // An empty response is a progress notification: everything up to its revision was delivered.
           delivered = changes.length === 0 ? current : lastRevision(changes)
@@ -251,7 +260,9 @@ function lastRevision(changes: readonly StoreChange[]): bigint {
 function gapOf(response: IWatchResponse): StoreGap {
   const reason = (response as { cancel_reason?: string }).cancel_reason
   return new StoreGap(
-    response.compact_revision !== '0' ? `compact rev ${response.compact_revision}` : `the server cancelled it: ${reason || 'no reason given'}`,
+    response.compact_revision !== '0'
+      ? `compact rev ${response.compact_revision}`
+      : `the server cancelled it: ${reason || 'no reason given'}`,
   )
 }
 
@@ -265,7 +276,11 @@ function storeError(error: unknown, options: EtcdOptions): WeftError {
   }
   const message = messageOf(error)
   // The last is etcd's answer to a call without a user.
-  if (error instanceof EtcdPermissionDeniedError || error instanceof GRPCUnauthenticatedError || /user name is empty/.test(message)) {
+  if (
+    error instanceof EtcdPermissionDeniedError ||
+    error instanceof GRPCUnauthenticatedError ||
+    /user name is empty/.test(message)
+  ) {
     return new WeftError('STORE', `etcd at ${where} denied access: ${message}`, {
       remedy: `give --etcd-username and --etcd-password of a user that may read and write below ${options.prefix}`,
       cause: error,
@@ -280,7 +295,8 @@ function storeError(error: unknown, options: EtcdOptions): WeftError {
   // Tried again like any failure: certificates are renewed, and one member of several may have a wrong one.
   if (/certificate|SSL|TLS/i.test(message)) {
     return new WeftError('STORE_UNAVAILABLE', `no TLS connection to etcd at ${where}: ${message}`, {
-      remedy: 'check --etcd-cafile, and that the endpoint is named in its certificate; --etcd-certfile and --etcd-keyfile if it asks for them',
+      remedy:
+        'check --etcd-cafile, and that the endpoint is named in its certificate; --etcd-certfile and --etcd-keyfile if it asks for them',
       cause: error,
     })
   }

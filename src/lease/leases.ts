@@ -9,7 +9,16 @@ import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetsOverlap, type Ipv4Net } from '../net/ipv4.ts'
 import { isCompatible, pickSubnet } from './allocate.ts'
-import { decodeLease, describeSubnets, encodeLeaseValue, leaseKey, parseLeaseKey, type Lease, type LeaseAttrs, type OwnLease } from './lease.ts'
+import {
+  decodeLease,
+  describeSubnets,
+  encodeLeaseValue,
+  leaseKey,
+  parseLeaseKey,
+  type Lease,
+  type LeaseAttrs,
+  type OwnLease,
+} from './lease.ts'
 import type { LeaseUpdate } from './peer-view.ts'
 import { StoreGap, type Store, type StoreEntry, type StoreListing } from './store.ts'
 
@@ -52,9 +61,16 @@ interface FoundLease extends Lease {
  * A lease for this node: the one that its public IP has already, else the previous subnet if it is free, else a free
  * one at random. Rejects with WeftError OUT_OF_SUBNETS, CONFIG, STORE or STORE_UNAVAILABLE.
  */
-export async function acquireLease(store: Store, config: NetworkConfig, attrs: LeaseAttrs, options: AcquireOptions): Promise<OwnLease> {
+export async function acquireLease(
+  store: Store,
+  config: NetworkConfig,
+  attrs: LeaseAttrs,
+  options: AcquireOptions,
+): Promise<OwnLease> {
   if (!config.enableIpv4) {
-    throw new WeftError('CONFIG', 'the network configuration has EnableIPv4 false', { remedy: 'set it to true: leases are IPv4 subnets' })
+    throw new WeftError('CONFIG', 'the network configuration has EnableIPv4 false', {
+      remedy: 'set it to true: leases are IPv4 subnets',
+    })
   }
   // Each lost race means that another node got a subnet, so that this ends, with a lease or with OUT_OF_SUBNETS.
   for (;;) {
@@ -65,7 +81,12 @@ export async function acquireLease(store: Store, config: NetworkConfig, attrs: L
 }
 
 /** One round; undefined when another node was faster. */
-async function tryAcquire(store: Store, config: NetworkConfig, attrs: LeaseAttrs, options: AcquireOptions): Promise<OwnLease | undefined> {
+async function tryAcquire(
+  store: Store,
+  config: NetworkConfig,
+  attrs: LeaseAttrs,
+  options: AcquireOptions,
+): Promise<OwnLease | undefined> {
   const { log, signal, ttlMs, previous } = options
   const value = encodeLeaseValue(attrs)
   const address = formatIpv4(attrs.publicIp)
@@ -78,7 +99,9 @@ async function tryAcquire(store: Store, config: NetworkConfig, attrs: LeaseAttrs
       const written = await store.update(lease.key, value, ttlMs, lease.revision, signal)
       return written && { key: lease.key, subnet: lease.subnet, attrs, ...written }
     }
-    log.info(`Found lease (${describeSubnets(lease)}) for current IP (${address}) but not compatible with current config, deleting`)
+    log.info(
+      `Found lease (${describeSubnets(lease)}) for current IP (${address}) but not compatible with current config, deleting`,
+    )
     if (!(await store.delete(lease.key, lease.revision, signal))) return undefined
   }
 
@@ -89,7 +112,9 @@ async function tryAcquire(store: Store, config: NetworkConfig, attrs: LeaseAttrs
       log.info(`Found previously leased subnet (${formatIpv4Net(previous)}), reusing`)
       subnet = previous
     } else {
-      log.error(`Found previously leased subnet (${formatIpv4Net(previous)}) that is not compatible with the Etcd network config, ignoring`)
+      log.error(
+        `Found previously leased subnet (${formatIpv4Net(previous)}) that is not compatible with the Etcd network config, ignoring`,
+      )
     }
   }
   if (!subnet) {
@@ -138,7 +163,11 @@ function decodeAll(listing: StoreListing): FoundLease[] {
  * Renews a lease if the key is still as this node wrote it. Rejects with WeftError LEASE_LOST when it is gone or
  * another node's.
  */
-export async function renewLease(store: Store, lease: OwnLease, options: { ttlMs: number; log: Log; signal: AbortSignal }): Promise<OwnLease> {
+export async function renewLease(
+  store: Store,
+  lease: OwnLease,
+  options: { ttlMs: number; log: Log; signal: AbortSignal },
+): Promise<OwnLease> {
   const value = encodeLeaseValue(lease.attrs)
   let revision = lease.revision
   for (;;) {

@@ -51,11 +51,19 @@ export async function startEtcd({ namespace, address = '127.0.0.1', tls = false 
     const command = [
       ...['--pdeathsig', 'KILL', ...enter, 'etcd', '--name', 'test', '--data-dir', data, '--unsafe-no-fsync'],
       ...['--listen-client-urls', endpoint, '--advertise-client-urls', endpoint],
-      ...['--listen-peer-urls', `http://${address}:${peer}`, '--initial-advertise-peer-urls', `http://${address}:${peer}`],
+      ...[
+        '--listen-peer-urls',
+        `http://${address}:${peer}`,
+        '--initial-advertise-peer-urls',
+        `http://${address}:${peer}`,
+      ],
       ...['--initial-cluster', `test=http://${address}:${peer}`, '--logger', 'zap', '--log-outputs', 'stderr'],
       ...(tls ? ['--auto-tls'] : []),
     ]
-    child = spawn('setpriv', command, { stdio: ['ignore', 'ignore', 'pipe'], env: { ...process.env, ETCD_UNSUPPORTED_ARCH: process.arch } })
+    child = spawn('setpriv', command, {
+      stdio: ['ignore', 'ignore', 'pipe'],
+      env: { ...process.env, ETCD_UNSUPPORTED_ARCH: process.arch },
+    })
     const lines: string[] = []
     await new Promise<void>((resolve, reject) => {
       createInterface({ input: child.stderr! }).on('line', (line) => {
@@ -70,7 +78,17 @@ export async function startEtcd({ namespace, address = '127.0.0.1', tls = false 
     get process() {
       return child
     },
-    ctl: (...args) => output([...enter, 'env', 'ETCDCTL_API=3', 'etcdctl', '--endpoints', endpoint, ...(tls ? ['--insecure-transport=false', '--insecure-skip-tls-verify'] : []), ...args]),
+    ctl: (...args) =>
+      output([
+        ...enter,
+        'env',
+        'ETCDCTL_API=3',
+        'etcdctl',
+        '--endpoints',
+        endpoint,
+        ...(tls ? ['--insecure-transport=false', '--insecure-skip-tls-verify'] : []),
+        ...args,
+      ]),
     certificate: join(data, 'fixtures', 'client', 'cert.pem'),
     async kill(signal = 'SIGKILL') {
       child.kill(signal)

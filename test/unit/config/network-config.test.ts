@@ -20,11 +20,15 @@ describe('network configuration', () => {
   })
 
   it('keeps what is given', () => {
-    expect(range('{"Network":"10.3.0.0/16","SubnetMin":"10.3.5.0","SubnetMax":"10.3.8.0","SubnetLen":28}')).toBe('10.3.5.0 10.3.8.0 /28')
+    expect(range('{"Network":"10.3.0.0/16","SubnetMin":"10.3.5.0","SubnetMax":"10.3.8.0","SubnetLen":28}')).toBe(
+      '10.3.5.0 10.3.8.0 /28',
+    )
   })
 
   it('reads keys in any case, the last one wins, unknown ones are ignored', () => {
-    const config = parseNetworkConfig('{"NETWORK":"10.1.0.0/16","network":"10.2.0.0/16","whatever":1,"backend":{"TYPE":"VXLAN","VNI":7}}')
+    const config = parseNetworkConfig(
+      '{"NETWORK":"10.1.0.0/16","network":"10.2.0.0/16","whatever":1,"backend":{"TYPE":"VXLAN","VNI":7}}',
+    )
     expect(formatIpv4Net(config.network)).toBe('10.2.0.0/16')
     expect(config.backendType).toBe('vxlan')
     expect(config.backend['vni']).toBe(7)
@@ -36,11 +40,19 @@ describe('network configuration', () => {
 
   it('reads IPv6 as upstream does', () => {
     const { ipv6 } = parseNetworkConfig('{ "enableIPv6": true, "ipv6Network": "fc00::/48", "enableIPv4": false }')
-    expect([formatIpv6(ipv6!.subnetMin), formatIpv6(ipv6!.subnetMax), ipv6!.subnetLength]).toEqual(['fc00:0:0:1::', 'fc00:0:0:ffff::', 64])
+    expect([formatIpv6(ipv6!.subnetMin), formatIpv6(ipv6!.subnetMax), ipv6!.subnetLength]).toEqual([
+      'fc00:0:0:1::',
+      'fc00:0:0:ffff::',
+      64,
+    ])
     const given = parseNetworkConfig(
       '{"EnableIPv6":true,"IPv6Network":"fc00::/48","IPv6SubnetMin":"fc00:0:0:1::","IPv6SubnetMax":"fc00:0:0:f::","IPv6SubnetLen":124,"enableIPv4":false}',
     ).ipv6
-    expect([formatIpv6(given!.subnetMin), formatIpv6(given!.subnetMax), given!.subnetLength]).toEqual(['fc00:0:0:1::', 'fc00:0:0:f::', 124])
+    expect([formatIpv6(given!.subnetMin), formatIpv6(given!.subnetMax), given!.subnetLength]).toEqual([
+      'fc00:0:0:1::',
+      'fc00:0:0:f::',
+      124,
+    ])
   })
 
   it.each([
@@ -59,8 +71,14 @@ describe('network configuration', () => {
     ['{"Network":"10.0.0.0/16","SubnetMax":"10.1.0.0"}', 'SubnetMax is not in the range of the Network'],
     ['{"Network":"10.0.0.0/16","SubnetMin":"10.0.1.1"}', 'SubnetMin is not on a SubnetLen boundary: 10.0.1.1'],
     ['{"Network":"10.0.0.0/16","SubnetMax":"10.0.1.1"}', 'SubnetMax is not on a SubnetLen boundary: 10.0.1.1'],
-    ['{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/125"}', 'IPv6Network is too small. Minimum useful network prefix is /124'],
-    ['{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48","IPv6SubnetLen":127}', 'SubnetLen must be less than /127'],
+    [
+      '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/125"}',
+      'IPv6Network is too small. Minimum useful network prefix is /124',
+    ],
+    [
+      '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48","IPv6SubnetLen":127}',
+      'SubnetLen must be less than /127',
+    ],
     ['{"Network":"10.0.0.0/16","Backend":"udp"}', 'Backend is string'],
   ])('refuses %s', (text, message) => {
     try {

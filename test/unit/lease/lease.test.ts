@@ -10,24 +10,41 @@ import { formatIpv4Net, ipv4Net, ipv4NetsOverlap, parseIpv4, parseIpv4Net } from
 import { ipv6Net, parseIpv6Net } from '../../../src/net/ipv6.ts'
 
 const net = (text: string) => parseIpv4Net(text)!
-const lease = (key: string, publicIp = '1.2.3.4'): Lease => decodeLease(key, `{"PublicIP":"${publicIp}","PublicIPv6":null}`)
+const lease = (key: string, publicIp = '1.2.3.4'): Lease =>
+  decodeLease(key, `{"PublicIP":"${publicIp}","PublicIPv6":null}`)
 
 describe('lease key', () => {
   it('is the subnet with a dash', () => {
     expect(leaseKey(net('10.12.13.0/24'))).toBe('10.12.13.0-24')
-    expect(leaseKey(net('10.12.13.0/24'), parseIpv6Net('fd00:12:13::/56')!)).toBe('10.12.13.0-24&fd00:12:13::-56')
+    expect(leaseKey(net('10.12.13.0/24'), parseIpv6Net('fd00:12:13::/56'))).toBe('10.12.13.0-24&fd00:12:13::-56')
   })
 
   it.each([
-    '10', '10.12.13.0', '10.12.13-24', '10.12.13.300-24', '10.12.13.0-24hi', '&2001::-56', '10.12.13.0-24&:12:13:-56',
-    '10.12.13.0-24&20011::-56', '10.12.13.0-24&2001-56', '10.12.13.0-24&2001::', '10.12.13.0-24&2001::-56hi', '10.12.13.0-32', '', 'x',
+    '10',
+    '10.12.13.0',
+    '10.12.13-24',
+    '10.12.13.300-24',
+    '10.12.13.0-24hi',
+    '&2001::-56',
+    '10.12.13.0-24&:12:13:-56',
+    '10.12.13.0-24&20011::-56',
+    '10.12.13.0-24&2001-56',
+    '10.12.13.0-24&2001::',
+    '10.12.13.0-24&2001::-56hi',
+    '10.12.13.0-32',
+    '',
+    'x',
   ])('refuses %j', (key) => {
     expect(parseLeaseKey(key)).toBeUndefined()
   })
 
   it('reads what it writes', () => {
-    const v4 = fc.tuple(fc.integer({ min: 0, max: 0xffffffff }), fc.integer({ min: 0, max: 31 })).map(([ip, length]) => ipv4Net(ip, length))
-    const v6 = fc.tuple(fc.bigInt({ min: 0n, max: (1n << 128n) - 1n }), fc.integer({ min: 0, max: 127 })).map(([ip, length]) => ipv6Net(ip, length))
+    const v4 = fc
+      .tuple(fc.integer({ min: 0, max: 0xffffffff }), fc.integer({ min: 0, max: 31 }))
+      .map(([ip, length]) => ipv4Net(ip, length))
+    const v6 = fc
+      .tuple(fc.bigInt({ min: 0n, max: (1n << 128n) - 1n }), fc.integer({ min: 0, max: 127 }))
+      .map(([ip, length]) => ipv6Net(ip, length))
     fc.assert(
       fc.property(v4, fc.option(v6, { nil: undefined }), (subnet, subnet6) => {
         // A key of an IPv4-mapped address has dots, which upstream's expression does not take.
@@ -40,10 +57,16 @@ describe('lease key', () => {
 
 describe('lease value', () => {
   it("has upstream's bytes", () => {
-    expect(encodeLeaseValue({ publicIp: parseIpv4('1.2.3.4')!, backendType: '' })).toBe('{"PublicIP":"1.2.3.4","PublicIPv6":null}')
-    expect(encodeLeaseValue({ publicIp: parseIpv4('1.2.3.4')!, backendType: 'vxlan', backendData: { VNI: 1, VtepMAC: 'x' } })).toBe(
-      '{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"x"}}',
+    expect(encodeLeaseValue({ publicIp: parseIpv4('1.2.3.4')!, backendType: '' })).toBe(
+      '{"PublicIP":"1.2.3.4","PublicIPv6":null}',
     )
+    expect(
+      encodeLeaseValue({
+        publicIp: parseIpv4('1.2.3.4')!,
+        backendType: 'vxlan',
+        backendData: { VNI: 1, VtepMAC: 'x' },
+      }),
+    ).toBe('{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"x"}}')
   })
 
   it('escapes what Go escapes', () => {
@@ -58,12 +81,18 @@ describe('lease value', () => {
     expect(decodeLease('10.5.1.0-24', '{"publicip":"1.2.3.4","new":1}').attrs.publicIp).toBe(parseIpv4('1.2.3.4'))
   })
 
-  it.each(['', '{', '[]', '"x"', '{"PublicIP":null}', '{"PublicIP":"fc00::1"}', '{"PublicIP":7}', '{"PublicIP":"1.2.3.4","PublicIPv6":"1.2.3.4"}'])(
-    'refuses %j',
-    (value) => {
-      expect(() => decodeLease('10.5.1.0-24', value)).toThrow()
-    },
-  )
+  it.each([
+    '',
+    '{',
+    '[]',
+    '"x"',
+    '{"PublicIP":null}',
+    '{"PublicIP":"fc00::1"}',
+    '{"PublicIP":7}',
+    '{"PublicIP":"1.2.3.4","PublicIPv6":"1.2.3.4"}',
+  ])('refuses %j', (value) => {
+    expect(() => decodeLease('10.5.1.0-24', value)).toThrow()
+  })
 })
 
 describe('allocation', () => {
@@ -75,7 +104,8 @@ describe('allocation', () => {
     expect(free).toHaveLength(21)
     expect(free.slice(0, 3)).toEqual(['10.3.3.0/24', '10.3.6.0/24', '10.3.7.0/24'])
     expect(isCompatible(net('10.3.6.0/24'), config)).toBe(true)
-    for (const other of ['10.4.1.0/24', '10.3.26.0/24', '10.3.0.0/24', '10.3.6.0/25']) expect(isCompatible(net(other), config)).toBe(false)
+    for (const other of ['10.4.1.0/24', '10.3.26.0/24', '10.3.0.0/24', '10.3.6.0/25'])
+      expect(isCompatible(net(other), config)).toBe(false)
   })
 
   it('sees overlaps of any length', () => {
@@ -92,7 +122,11 @@ describe('allocation', () => {
 
   it('agrees with the plain walk', () => {
     const small = parseNetworkConfig('{"Network":"10.3.0.0/22","SubnetLen":28}')
-    const leases = fc.array(fc.tuple(fc.integer({ min: 0x0a030000, max: 0x0a0303ff }), fc.integer({ min: 24, max: 30 })).map(([ip, length]) => ipv4Net(ip, length)))
+    const leases = fc.array(
+      fc
+        .tuple(fc.integer({ min: 0x0a030000, max: 0x0a0303ff }), fc.integer({ min: 24, max: 30 }))
+        .map(([ip, length]) => ipv4Net(ip, length)),
+    )
     fc.assert(
       fc.property(leases, (busy) => {
         const plain = []
@@ -121,7 +155,11 @@ describe('peer view', () => {
     expect([renewal.added, renewal.changed, renewal.removed]).toEqual([[], [], []])
     const next = new Map([lease('10.5.1.0-24', '9.9.9.9'), lease('10.5.3.0-24')].map((entry) => [entry.key, entry]))
     const { added, changed, removed } = applyUpdate(view, { kind: 'snapshot', leases: next })
-    expect([added, changed, removed].map((leases) => leases.map(({ key }) => key))).toEqual([['10.5.3.0-24'], ['10.5.1.0-24'], ['10.5.2.0-24']])
+    expect([added, changed, removed].map((leases) => leases.map(({ key }) => key))).toEqual([
+      ['10.5.3.0-24'],
+      ['10.5.1.0-24'],
+      ['10.5.2.0-24'],
+    ])
     expect(view).toEqual(next)
   })
 

@@ -18,13 +18,19 @@ const address = fc.integer({ min: 0, max: 0xffffffff })
 const net = fc.tuple(address, fc.integer({ min: 0, max: 32 })).map(([ip, length]) => ipv4Net(ip, length))
 
 describe('IPv4', () => {
-  it.each(['', '1.2.3', '1.2.3.4.5', '256.1.1.1', '010.1.2.3', '1.2.3.4 ', '1.2.3.-4', '2001:db8::1', '0x1.2.3.4'])('refuses %j', (text) => {
-    expect(parseIpv4(text)).toBeUndefined()
-  })
+  it.each(['', '1.2.3', '1.2.3.4.5', '256.1.1.1', '010.1.2.3', '1.2.3.4 ', '1.2.3.-4', '2001:db8::1', '0x1.2.3.4'])(
+    'refuses %j',
+    (text) => {
+      expect(parseIpv4(text)).toBeUndefined()
+    },
+  )
 
-  it.each(['1.2.3.4', '1.2.3.4/33', '1.2.3.4/', '1.2.3.4/-1', '1.2.3.4/1a', '1.2.3.4/024', 'fc00::/7'])('refuses the network %j', (text) => {
-    expect(parseIpv4Net(text)).toBeUndefined()
-  })
+  it.each(['1.2.3.4', '1.2.3.4/33', '1.2.3.4/', '1.2.3.4/-1', '1.2.3.4/1a', '1.2.3.4/024', 'fc00::/7'])(
+    'refuses the network %j',
+    (text) => {
+      expect(parseIpv4Net(text)).toBeUndefined()
+    },
+  )
 
   it('clears host bits, as Go does', () => {
     expect(parseIpv4Net('10.0.1.0/16')).toEqual({ address: parseIpv4('10.0.0.0'), prefixLength: 16 })
@@ -55,7 +61,8 @@ describe('IPv4', () => {
   it('overlaps exactly when the ranges do', () => {
     fc.assert(
       fc.property(net, net, (a, b) => {
-        const apart = a.address + ipv4NetSize(a.prefixLength) <= b.address || b.address + ipv4NetSize(b.prefixLength) <= a.address
+        const apart =
+          a.address + ipv4NetSize(a.prefixLength) <= b.address || b.address + ipv4NetSize(b.prefixLength) <= a.address
         expect(ipv4NetsOverlap(a, b)).toBe(!apart)
       }),
     )
