@@ -1,0 +1,562 @@
+// core_test.cc - the pure core by table and by property, to be run under sanitizers; core.test.ts builds and runs it.
+//
+// Each check names what it expected. The random parts take their seed from the command line and print it.
+#include <arpa/inet.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "../../native/checksum.h"
+#include "../../native/coalesce.h"
+#include "../../native/icmp.h"
+#include "../../native/peers.h"
+#include "../../native/segment.h"
+
+using namespace weft;
+using Bytes = std::vector<uint8_t>;
+
+static int failures = 0;
+static std::string context;
+
+static void check(bool right, const char* what, int line) {
+  if (right) return;
+  failures++;
+  std::printf("line %d: %s%s%s\n", line, what, context.empty() ? "" : ", with ", context.c_str());
+}
+#define CHECK(condition) check((condition), #condition, __LINE__)
+
+static std::mt19937 rng;
+static uint32_t random_below(uint32_t limit) { return std::uniform_int_distribution<uint32_t>(0, limit - 1)(rng); }
+
+// ---- building packets ----
+
+struct Fields {
+  bool v6 = false;
+  bool tcp = true;
+  uint8_t tos = 0, ttl = 60;
+  uint16_t id = 100, fragment = 0x4000;
+  uint32_t source = 0x0a050102, destination = 0x0a050202;
+  uint16_t source_port = 1111, destination_port = 2222;
+  uint32_t sequence = 1000, acknowledgement = 7;
+  uint8_t flags = kAck;
+  uint16_t window = 500, urgent = 0;
+  Bytes ip_options, tcp_options;
+  bool udp_checksum = true;
+  size_t payload = 100;
+  uint8_t fill = 0;
+};
+
+static uint64_t reference_sum(const uint8_t* bytes, size_t size, uint64_t sum = 0) {
+  for (size_t i = 0; i + 1 < size; i += 2) sum += static_cast<uint64_t>(bytes[i] << 8 | bytes[i + 1]);
+  if (size % 2) sum += static_cast<uint64_t>(bytes[size - 1] << 8);
+  return sum;
+}
+static uint16_t reference_fold(uint64_t sum) {
+  while (sum >> 16) sum = (sum & 0xffff) + (sum >> 16);
+  return static_cast<uint16_t>(sum);
+}
+
+/// The transport checksum by its definition; 0xffff over a packet whose field is right.
+static uint16_t transport_sum(const Bytes& packet) {
+  const bool v6 = packet[0] >> 4 == 6;
+  const size_t ip = v6 ? 40 : (packet[0] & 15) * 4u;
+  const size_t size = packet.size() - ip;
+  uint64_t sum = reference_sum(packet.data() + (v6 ? 8 : 12), v6 ? 32 : 8);
+  sum += (v6 ? packet[6] : packet[9]) + size;
+  return reference_fold(reference_sum(packet.data() + ip, size, sum));
+}
+
+static Bytes build(const Fields& f) {
+  const size_t ip = f.v6 ? 40 : 20 + f.ip_options.size();
+  const size_t transport = f.tcp ? 20 + f.tcp_options.size() : 8;
+  Bytes p(ip + transport + f.payload);
+  uint8_t* t = p.data() + ip;
+  if (f.v6) {
+    p[0] = static_cast<uint8_t>(0x60 | f.tos >> 4);
+    p[1] = static_cast<uint8_t>(f.tos << 4);
+    store_be16(&p[4], static_cast<uint16_t>(p.size() - 40));
+    p[6] = f.tcp ? IPPROTO_TCP : IPPROTO_UDP;
+    p[7] = f.ttl;
+    p[8] = p[24] = 0xfd;
+    store_be32(&p[20], f.source);
+    store_be32(&p[36], f.destination);
+  } else {
+    p[0] = static_cast<uint8_t>(0x40 | ip / 4);
+    p[1] = f.tos;
+    store_be16(&p[2], static_cast<uint16_t>(p.size()));
+    store_be16(&p[4], f.id);
+    store_be16(&p[6], f.fragment);
+    p[8] = f.ttl;
+    p[9] = f.tcp ? IPPROTO_TCP : IPPROTO_UDP;
+    store_be32(&p[12], f.source);
+    store_be32(&p[16], f.destination);
+    std::copy(f.ip_options.begin(), f.ip_options.end(), p.begin() + 20);
+    store_be16(&p[10], static_cast<uint16_t>(~reference_fold(reference_sum(p.data(), ip))));
+  }
+  store_be16(t, f.source_port);
+  store_be16(t + 2, f.destination_port);
+  for (size_t i = 0; i < f.payload; i++) t[transport + i] = static_cast<uint8_t>(f.fill + i * 7 + f.sequence);
+  if (f.tcp) {
+    store_be32(t + 4, f.sequence);
+    store_be32(t + 8, f.acknowledgement);
+    t[12] = static_cast<uint8_t>(transport / 4 << 4);
+    t[13] = f.flags;
+    store_be16(t + 14, f.window);
+    store_be16(t + 18, f.urgent);
+    std::copy(f.tcp_options.begin(), f.tcp_options.end(), t + 20);
+    store_be16(t + 16, static_cast<uint16_t>(~transport_sum(p)));
+  } else {
+    store_be16(t + 4, static_cast<uint16_t>(8 + f.payload));
+    if (f.udp_checksum) {
+      const uint16_t sum = static_cast<uint16_t>(~transport_sum(p));
+      store_be16(t + 6, sum ? sum : 0xffff);
+    }
+  }
+  return p;
+}
+
+static Packet read(Bytes& bytes) {
+  Packet packet;
+  CHECK(read_packet(bytes.data(), bytes.size(), packet) == Shape::kOk);
+  return packet;
+}
+
+/// What the kernel would make of a write: the packets, cut by segment.h.
+static std::vector<Bytes> cut(const VirtioHeader& virtio, Bytes bytes) {
+  std::vector<Bytes> packets;
+  const Packet packet = read(bytes);
+  if (virtio.gso_type == kGsoNone) return {bytes};
+  Segmenter segments;
+  CHECK(segments.begin(virtio, bytes.data(), packet));
+  const size_t expected = segments.count();
+  while (!segments.done()) {
+    uint8_t header[kMaxHeadersBytes];
+    const Segment segment = segments.next(header);
+    Bytes one(segment.header, segment.header + segment.header_bytes);
+    one.insert(one.end(), segment.payload, segment.payload + segment.payload_bytes);
+    packets.push_back(one);
+  }
+  CHECK(packets.size() == expected);
+  return packets;
+}
+
+/// Runs packets through a coalescer and gives the writes, each with the packets that it is cut into again.
+static std::vector<std::vector<Bytes>> coalesce(std::vector<Bytes>& packets, CoalesceLimits limits = {}) {
+  static Coalescer coalescer;
+  std::vector<std::vector<Bytes>> writes;
+  const auto drain = [&] {
+    for (size_t i = 0; i < coalescer.writes(); i++) {
+      iovec iov[Coalescer::kMaxIovecs];
+      const size_t count = coalescer.write(i, iov);
+      VirtioHeader virtio;
+      std::memcpy(&virtio, iov[0].iov_base, sizeof virtio);
+      Bytes whole;
+      for (size_t j = 1; j < count; j++) {
+        const auto* from = static_cast<const uint8_t*>(iov[j].iov_base);
+        whole.insert(whole.end(), from, from + iov[j].iov_len);
+      }
+      writes.push_back(cut(virtio, whole));
+      CHECK(writes.back().size() == coalescer.run_packets(i));
+    }
+    coalescer.clear();
+  };
+  for (Bytes& packet : packets) {
+    if (coalescer.full()) drain();
+    coalescer.add(packet.data(), read(packet), limits);
+  }
+  drain();
+  return writes;
+}
+
+// ---- the tests ----
+
+static void test_checksum() {
+  Bytes bytes(5000);
+  for (auto& byte : bytes) byte = static_cast<uint8_t>(random_below(256));
+  for (int round = 0; round < 3000; round++) {
+    const size_t at = random_below(64), size = random_below(round < 300 ? 80 : 4000);
+    const uint16_t mine = checksum_fold(checksum_add(0, &bytes[at], size));
+    const uint16_t theirs = to_be16(reference_fold(reference_sum(&bytes[at], size)));
+    CHECK(mine == theirs || (mine == 0xffff && theirs == 0) || (mine == 0 && theirs == 0xffff));
+  }
+  Bytes ones(65535, 0xff);
+  CHECK(checksum_fold(checksum_add(0, ones.data(), 65534)) == 0xffff);
+  for (int ttl = 1; ttl < 256; ttl++) {
+    Fields f;
+    f.ttl = static_cast<uint8_t>(ttl);
+    f.id = static_cast<uint16_t>(random_below(65536));
+    Bytes packet = build(f);
+    decrement_ipv4_ttl(packet.data());
+    CHECK(packet[8] == ttl - 1);
+    CHECK(reference_fold(reference_sum(packet.data(), 20)) == 0xffff);
+  }
+}
+
+static void test_read_packet() {
+  for (int round = 0; round < 200'000; round++) {
+    Bytes bytes(random_below(100));
+    for (auto& byte : bytes) byte = static_cast<uint8_t>(random_below(256));
+    if (!bytes.empty() && random_below(2)) bytes[0] = random_below(2) ? 0x45 : 0x60;
+    Packet packet;
+    if (read_packet(bytes.data(), bytes.size(), packet) == Shape::kOk) {
+      CHECK(packet.ip_bytes <= packet.total && packet.total <= bytes.size());
+      uint8_t out[kMaxIcmpErrorBytes];
+      const size_t size = write_icmp_error(kIcmpUnreachable, kIcmpNetUnreachable, 1, bytes.data(), packet, out);
+      CHECK(size <= kMaxIcmpErrorBytes);
+      static Coalescer coalescer;
+      coalescer.add(bytes.data(), packet, {});
+      coalescer.clear();
+    }
+  }
+}
+
+static Bytes record(uint8_t version, uint8_t bits, const Bytes& subnet, uint32_t endpoint) {
+  Bytes r(PeerTable::kRecordBytes);
+  r[0] = version;
+  r[1] = bits;
+  r[2] = 4;
+  store_be16(&r[4], 8285);
+  std::copy(subnet.begin(), subnet.end(), r.begin() + 8);
+  store_be32(&r[24], endpoint);
+  return r;
+}
+
+static void test_peers() {
+  for (int round = 0; round < 200; round++) {
+    const uint8_t version = random_below(2) ? 4 : 6;
+    const uint8_t width = version == 4 ? 32 : 128;
+    struct Entry { Bytes subnet; uint8_t bits; uint32_t endpoint; };
+    std::vector<Entry> entries;
+    Bytes records;
+    const uint32_t count = random_below(60);
+    for (uint32_t i = 0; i < count; i++) {
+      Entry entry{Bytes(width / 8), static_cast<uint8_t>(random_below(3) ? width - 8 : random_below(width + 1u)), i + 1};
+      for (auto& byte : entry.subnet) byte = static_cast<uint8_t>(random_below(3));
+      const Bytes r = record(version, entry.bits, entry.subnet, entry.endpoint);
+      records.insert(records.end(), r.begin(), r.end());
+      entries.push_back(entry);
+    }
+    const PeerTable table{records};
+    const auto matches = [](const Entry& entry, const Bytes& address) {
+      for (int bit = 0; bit < entry.bits; bit++) {
+        const int byte = bit / 8, mask = 0x80 >> bit % 8;
+        if ((entry.subnet[static_cast<size_t>(byte)] ^ address[static_cast<size_t>(byte)]) & mask) return false;
+      }
+      return true;
+    };
+    for (int probe = 0; probe < 200; probe++) {
+      Bytes address(width / 8);
+      for (auto& byte : address) byte = static_cast<uint8_t>(random_below(3));
+      const Entry* best = nullptr;
+      for (const Entry& entry : entries) {
+        if (matches(entry, address) && (!best || entry.bits >= best->bits)) best = &entry;
+      }
+      const Endpoint* found = table.find(version, address.data());
+      CHECK((found != nullptr) == (best != nullptr));
+      if (found && best) CHECK(ntohl(found->address.v4.sin_addr.s_addr) == best->endpoint);
+    }
+  }
+}
+
+/// Readers look up while the table is replaced; a table that was freed too early shows under the sanitizers.
+static void test_peer_replacement() {
+  PeerTables tables(2);
+  std::atomic<bool> done{false};
+  std::atomic<int> wrong{0};
+  const auto read_tables = [&](size_t index) {
+    PeerTables::Reader reader = tables.reader(index);
+    const uint8_t address[4] = {10, 5, 2, 9};
+    while (!done.load()) {
+      const Endpoint* found = reader.acquire().find(4, address);
+      if (found && ntohl(found->address.v4.sin_addr.s_addr) != 0xc0a84d02) wrong++;
+      reader.release();
+    }
+  };
+  std::thread first(read_tables, 0), second(read_tables, 1);
+  for (int round = 0; round < 3000; round++) {
+    const Bytes r = record(4, 24, {10, 5, 2, 0}, 0xc0a84d02);
+    tables.replace(std::make_unique<const PeerTable>(random_below(3) ? std::span<const uint8_t>(r) : std::span<const uint8_t>()));
+  }
+  done.store(true);
+  first.join();
+  second.join();
+  CHECK(wrong.load() == 0);
+}
+
+static void test_segment_rules() {
+  for (const bool v6 : {false, true}) {
+    Fields f;
+    f.v6 = v6;
+    f.payload = 2500;
+    f.flags = kAck | kPsh | kFin | kCwr;
+    f.tcp_options = Bytes(12, 1);
+    f.sequence = 0xfffffff0;  // wraps
+    f.id = 0xffff;
+    Bytes whole = build(f);
+    VirtioHeader virtio;
+    virtio.flags = kVirtioNeedsCsum;
+    virtio.gso_type = static_cast<uint8_t>((v6 ? kGsoTcp6 : kGsoTcp4) | kGsoEcn);
+    virtio.gso_size = 1000;
+    virtio.csum_start = v6 ? 40 : 20;
+    virtio.csum_offset = 16;
+    virtio.hdr_len = 3;  // a lie: not to be trusted
+    const auto packets = cut(virtio, whole);
+    CHECK(packets.size() == 3);
+    const size_t ip = v6 ? 40 : 20;
+    for (size_t i = 0; i < packets.size(); i++) {
+      const Bytes& p = packets[i];
+      const bool last = i + 1 == packets.size();
+      CHECK(transport_sum(p) == 0xffff);
+      CHECK(p.size() == ip + 32 + (last ? 500 : 1000));
+      CHECK(load_be32(&p[ip + 4]) == static_cast<uint32_t>(0xfffffff0 + i * 1000));
+      CHECK(p[ip + 13] == (kAck | (last ? kPsh | kFin : 0) | (i == 0 ? kCwr : 0)));
+      if (v6) {
+        CHECK(load_be16(&p[4]) == p.size() - 40);
+      } else {
+        CHECK(load_be16(&p[2]) == p.size());
+        CHECK(load_be16(&p[4]) == static_cast<uint16_t>(0xffff + i));
+        CHECK(reference_fold(reference_sum(p.data(), 20)) == 0xffff);
+      }
+      CHECK(std::equal(p.begin() + static_cast<long>(ip + 32), p.end(), whole.begin() + static_cast<long>(ip + 32 + i * 1000)));
+    }
+  }
+  // What is refused.
+  struct Refusal { const char* why; uint8_t type; uint16_t size, start; Fields fields; };
+  Fields udp, fragment, v6, large;
+  udp.tcp = false;
+  fragment.fragment = 0x2000;
+  v6.v6 = true;
+  large.ip_options = Bytes(40, 1);
+  large.tcp_options = Bytes(40, 1);
+  large.ip_options[0] = 1;
+  Fields empty;
+  empty.payload = 0;
+  for (const Refusal& r : {Refusal{"size 0", kGsoTcp4, 0, 20, {}}, Refusal{"old UFO", 3, 100, 20, udp},
+                           Refusal{"TCPv6 type on IPv4", kGsoTcp6, 100, 20, {}}, Refusal{"TCPv4 type on IPv6", kGsoTcp4, 100, 40, v6},
+                           Refusal{"a fragment", kGsoTcp4, 100, 20, fragment}, Refusal{"no payload", kGsoTcp4, 100, 20, empty},
+                           Refusal{"transport inside the IP header", kGsoTcp4, 100, 12, {}},
+                           Refusal{"transport beyond the packet", kGsoTcp4, 100, 900, {}}}) {
+    context = r.why;
+    Bytes bytes = build(r.fields);
+    VirtioHeader virtio;
+    virtio.flags = kVirtioNeedsCsum;
+    virtio.gso_type = r.type;
+    virtio.gso_size = r.size;
+    virtio.csum_start = r.start;
+    Segmenter segments;
+    CHECK(!segments.begin(virtio, bytes.data(), read(bytes)));
+  }
+  context.clear();
+  // A checksum left open, and offsets that lie.
+  for (const bool tcp : {true, false}) {
+    Fields f;
+    f.tcp = tcp;
+    const Bytes right = build(f);
+    Bytes open = right;
+    const uint16_t field = tcp ? 16 : 6;
+    store(&open[20u + field], checksum_fold(pseudo_header_sum(&open[12], 8, open[9], static_cast<uint32_t>(open.size() - 20))));
+    VirtioHeader virtio;
+    virtio.csum_start = 20;
+    virtio.csum_offset = field;
+    CHECK(finish_checksum(virtio, open.data(), open.size()));
+    CHECK(open == right);
+    virtio.csum_start = static_cast<uint16_t>(open.size());
+    CHECK(!finish_checksum(virtio, open.data(), open.size()));
+    virtio.csum_start = static_cast<uint16_t>(open.size() - 1);
+    CHECK(!finish_checksum(virtio, open.data(), open.size()));
+  }
+}
+
+/// Every reason not to join: two packets that would join but for one change to the second.
+static void test_coalesce_reasons() {
+  struct Reason { const char* why; bool joins; void (*change)(Fields& first, Fields& second); };
+  const Reason reasons[] = {
+      {"nothing", true, [](Fields&, Fields&) {}},
+      {"a shorter last packet", true, [](Fields&, Fields& b) { b.payload = 1; }},
+      {"PSH on the last", true, [](Fields&, Fields& b) { b.flags |= kPsh; }},
+      {"ECE on both", true, [](Fields& a, Fields& b) { a.flags |= kEce; b.flags |= kEce; }},
+      {"any identification with DF", true, [](Fields&, Fields& b) { b.id = 7; }},
+      {"no DF, next identification", true, [](Fields& a, Fields& b) { a.fragment = b.fragment = 0; }},
+      {"sequence wraps", true, [](Fields& a, Fields& b) { a.sequence = 0xffffffff - 49; b.sequence = 50; }},
+      {"same options", true, [](Fields& a, Fields& b) { a.tcp_options = b.tcp_options = Bytes(12, 1); }},
+      {"a longer packet", false, [](Fields&, Fields& b) { b.payload = 101; }},
+      {"an empty packet", false, [](Fields&, Fields& b) { b.payload = 0; }},
+      {"an empty first packet", false, [](Fields& a, Fields& b) { a.payload = 0; b.sequence = 1000; }},
+      {"a gap", false, [](Fields&, Fields& b) { b.sequence++; }},
+      {"a repetition", false, [](Fields&, Fields& b) { b.sequence = 1000; }},
+      {"another source", false, [](Fields&, Fields& b) { b.source++; }},
+      {"another destination", false, [](Fields&, Fields& b) { b.destination++; }},
+      {"another source port", false, [](Fields&, Fields& b) { b.source_port++; }},
+      {"another destination port", false, [](Fields&, Fields& b) { b.destination_port++; }},
+      {"another TOS", false, [](Fields&, Fields& b) { b.tos = 0x10; }},
+      {"another ECN", false, [](Fields&, Fields& b) { b.tos = 3; }},
+      {"another TTL", false, [](Fields&, Fields& b) { b.ttl--; }},
+      {"DF on one", false, [](Fields&, Fields& b) { b.fragment = 0; }},
+      {"no DF, a gap in the identification", false, [](Fields& a, Fields& b) { a.fragment = b.fragment = 0; b.id = 102; }},
+      {"another acknowledgement", false, [](Fields&, Fields& b) { b.acknowledgement++; }},
+      {"another window", false, [](Fields&, Fields& b) { b.window++; }},
+      {"another urgent pointer", false, [](Fields&, Fields& b) { b.urgent++; }},
+      {"other options", false, [](Fields& a, Fields& b) { a.tcp_options = Bytes(12, 1); b.tcp_options = Bytes(12, 0); }},
+      {"options on one", false, [](Fields&, Fields& b) { b.tcp_options = Bytes(12, 1); }},
+      {"SYN", false, [](Fields&, Fields& b) { b.flags |= kSyn; }},
+      {"FIN", false, [](Fields&, Fields& b) { b.flags |= kFin; }},
+      {"RST", false, [](Fields&, Fields& b) { b.flags |= kRst; }},
+      {"URG", false, [](Fields&, Fields& b) { b.flags |= kUrg; }},
+      {"CWR", false, [](Fields&, Fields& b) { b.flags |= kCwr; }},
+      {"CWR on the first", false, [](Fields& a, Fields&) { a.flags |= kCwr; }},
+      {"ECE on one", false, [](Fields&, Fields& b) { b.flags |= kEce; }},
+      {"no ACK", false, [](Fields& a, Fields& b) { a.flags = b.flags = 0; }},
+      {"PSH on the first", false, [](Fields& a, Fields&) { a.flags |= kPsh; }},
+      {"IP options", false, [](Fields& a, Fields& b) { a.ip_options = b.ip_options = Bytes(4, 1); }},
+      {"a fragment", false, [](Fields&, Fields& b) { b.fragment = 0x2000; }},
+      {"a first fragment", false, [](Fields& a, Fields&) { a.fragment = 0x2000; }},
+      {"UDP, equal sizes", true, [](Fields& a, Fields& b) { a.tcp = b.tcp = false; }},
+      {"UDP, a shorter last", true, [](Fields& a, Fields& b) { a.tcp = b.tcp = false; b.payload = 9; }},
+      {"UDP, a longer last", false, [](Fields& a, Fields& b) { a.tcp = b.tcp = false; b.payload = 101; }},
+      {"UDP without checksum", false, [](Fields& a, Fields& b) { a.tcp = b.tcp = a.udp_checksum = b.udp_checksum = false; }},
+      {"UDP without payload", false, [](Fields& a, Fields& b) { a.tcp = b.tcp = false; a.payload = b.payload = 0; }},
+      {"UDP and TCP", false, [](Fields&, Fields& b) { b.tcp = false; }},
+  };
+  for (const bool v6 : {false, true}) {
+    for (const Reason& reason : reasons) {
+      context = std::string(reason.why) + (v6 ? " (IPv6)" : "");
+      Fields first, second;
+      second.sequence = 1100;
+      second.id = 101;
+      reason.change(first, second);
+      const bool only_v4 = first.fragment != 0x4000 || second.fragment != 0x4000 || !first.ip_options.empty();
+      if (v6 && only_v4) continue;
+      first.v6 = second.v6 = v6;
+      std::vector<Bytes> packets{build(first), build(second)};
+      const auto before = packets;
+      const auto writes = coalesce(packets);
+      CHECK(writes.size() == (reason.joins ? 1u : 2u));
+      size_t at = 0;
+      for (const auto& write : writes) {
+        for (Bytes packet : write) {
+          if (at < before.size() && !v6 && load_be16(&packet[6]) == 0x4000) {  // the identification means nothing with DF
+            store_be16(&packet[4], load_be16(&before[at][4]));
+            store(&packet[10], ipv4_header_checksum(packet.data(), (packet[0] & 15) * 4u));
+          }
+          CHECK(at < before.size() && packet == before[at]);
+          at++;
+        }
+      }
+    }
+  }
+  context.clear();
+  // A damaged packet is never joined, and comes out as damaged as it was.
+  for (const size_t which : {0u, 1u, 2u}) {
+    Fields f;
+    std::vector<Bytes> packets;
+    for (int i = 0; i < 3; i++) {
+      packets.push_back(build(f));
+      f.sequence += 100;
+      f.id++;
+    }
+    packets[which].back() ^= 1;
+    const auto before = packets;
+    std::vector<Bytes> after;
+    for (const auto& write : coalesce(packets)) after.insert(after.end(), write.begin(), write.end());
+    CHECK(after == before);
+  }
+  // Limits.
+  Fields small;
+  small.tcp = false;
+  small.payload = 1;
+  std::vector<Bytes> many;
+  for (int i = 0; i < 300; i++) {
+    many.push_back(build(small));
+    small.id++;
+  }
+  CHECK(coalesce(many).size() == 3);
+  CoalesceLimits old;
+  old.udp_segments = 64;
+  CHECK(coalesce(many, old).size() == 5);
+  CoalesceLimits none;
+  none.udp = false;
+  CHECK(coalesce(many, none).size() == 300);
+}
+
+/// Streams of many flows, mixed: what comes out again are the same packets, each flow in its order.
+static void test_coalesce_property(int rounds) {
+  for (int round = 0; round < rounds; round++) {
+    std::vector<Fields> flows;
+    const uint32_t flow_count = 1 + random_below(20);
+    for (uint32_t i = 0; i < flow_count; i++) {
+      Fields f;
+      f.v6 = random_below(3) == 0;
+      f.tcp = random_below(2);
+      f.source_port = static_cast<uint16_t>(1000 + i);
+      f.payload = 1 + random_below(1400);
+      f.fragment = random_below(2) ? 0x4000 : 0;
+      f.tcp_options = Bytes(random_below(4) * 4, 1);
+      flows.push_back(f);
+    }
+    std::vector<Bytes> packets;
+    const uint32_t count = random_below(3000);
+    for (uint32_t i = 0; i < count; i++) {
+      Fields& f = flows[random_below(flow_count)];
+      Fields one = f;
+      if (random_below(20) == 0) one.payload = 1 + random_below(static_cast<uint32_t>(f.payload));
+      if (random_below(30) == 0) one.flags |= kPsh;
+      if (random_below(50) == 0) one.flags = static_cast<uint8_t>(random_below(256));
+      if (random_below(50) == 0) one.tos = static_cast<uint8_t>(random_below(256));
+      if (random_below(50) == 0) f.sequence += random_below(3);
+      if (random_below(60) == 0) one.fragment = 0x2000;
+      packets.push_back(build(one));
+      if (random_below(100) == 0) packets.back().back() ^= 0x55;
+      f.sequence += static_cast<uint32_t>(one.payload);
+      f.id++;
+    }
+    const auto before = packets;
+    std::map<std::pair<bool, uint16_t>, std::vector<Bytes>> in, out;
+    const auto sort = [](auto& into, const Bytes& packet) {
+      const bool v6 = packet[0] >> 4 == 6;
+      into[{v6, load_be16(&packet[v6 ? 40u : 20u])}].push_back(packet);
+    };
+    size_t total = 0;
+    for (const Bytes& packet : before) sort(in, packet);
+    for (const auto& write : coalesce(packets)) {
+      total += write.size();
+      for (const Bytes& packet : write) sort(out, packet);
+    }
+    CHECK(total == before.size());
+    CHECK(in == out);
+  }
+}
+
+static void test_icmp() {
+  Fields f;
+  f.tcp = false;
+  Bytes packet = build(f);
+  uint8_t out[kMaxIcmpErrorBytes];
+  const uint32_t source = htonl(0x0a050100);
+  CHECK(write_icmp_error(3, 0, source, packet.data(), read(packet), out) == 56);
+  CHECK(out[8] == 8 && out[9] == 1 && out[20] == 3 && load<uint32_t>(out + 12) == source);
+  CHECK(reference_fold(reference_sum(out, 20)) == 0xffff);
+  CHECK(reference_fold(reference_sum(out + 20, 36)) == 0xffff);
+  f.ip_options = Bytes(40, 1);
+  packet = build(f);
+  CHECK(write_icmp_error(3, 0, source, packet.data(), read(packet), out) == 20 + 8 + 60 + 8);
+}
+
+int main(int argc, char** argv) {
+  const unsigned seed = argc > 1 ? static_cast<unsigned>(std::strtoul(argv[1], nullptr, 10)) : 1;
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 40;
+  rng.seed(seed);
+  test_checksum();
+  test_read_packet();
+  test_peers();
+  test_peer_replacement();
+  test_segment_rules();
+  test_coalesce_reasons();
+  test_coalesce_property(rounds);
+  test_icmp();
+  std::printf("seed %u: %d failures\n", seed, failures);
+  return failures == 0 ? 0 : 1;
+}
