@@ -86,9 +86,10 @@ class WithCleanup : public Napi::ObjectWrap<T> {
 class EngineHandle : public WithCleanup<EngineHandle> {
  public:
   static Napi::Function define(Napi::Env env) {
-    return DefineClass(env, "NativeEngine",
-                       {InstanceMethod<&EngineHandle::set_peers>("setPeers"), InstanceMethod<&EngineHandle::stop>("stop"),
-                        InstanceAccessor<&EngineHandle::offloads>("offloads")});
+    return DefineClass(
+        env, "NativeEngine",
+        {InstanceMethod<&EngineHandle::set_peers>("setPeers"), InstanceMethod<&EngineHandle::stop>("stop"),
+         InstanceAccessor<&EngineHandle::offloads>("offloads")});
   }
 
   explicit EngineHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {}
@@ -230,7 +231,7 @@ class LockWorker : public Napi::AsyncWorker {
 
  protected:
   void Execute() override {
-    struct flock lock{};
+    struct flock lock {};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
     while (fcntl(fd_, F_OFD_SETLKW, &lock) < 0) {
@@ -257,7 +258,8 @@ Napi::Value lock_file(const Napi::CallbackInfo& info) {
 }
 
 Napi::Object init(Napi::Env env, Napi::Object exports) {
-  env.SetInstanceData(new Classes{Napi::Persistent(EngineHandle::define(env)), Napi::Persistent(WatcherHandle::define(env))});
+  env.SetInstanceData(
+      new Classes{Napi::Persistent(EngineHandle::define(env)), Napi::Persistent(WatcherHandle::define(env))});
   Napi::Array counters = Napi::Array::New(env);
   for (const auto& name : kCounterNames) counters.Set(counters.Length(), std::string(name));
   exports.Set("counterNames", counters);

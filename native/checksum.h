@@ -24,7 +24,8 @@ inline uint16_t checksum_fold(uint64_t sum) {
 /// in the IP header, the protocol, the length of the layer-4 header and payload.
 inline uint64_t pseudo_header_sum(const uint8_t* addresses, size_t addresses_size, uint8_t protocol, uint32_t length) {
   uint64_t sum = checksum_add(0, addresses, addresses_size);
-  return sum + to_be16(protocol) + to_be16(static_cast<uint16_t>(length)) + to_be16(static_cast<uint16_t>(length >> 16));
+  return sum + to_be16(protocol) + to_be16(static_cast<uint16_t>(length)) +
+         to_be16(static_cast<uint16_t>(length >> 16));
 }
 
 /// The checksum field of an IPv4 header of `size` bytes, with the field itself read as zero; memory order.

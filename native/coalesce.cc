@@ -176,7 +176,7 @@ bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) 
     if (load_be32(flow.transport + 4) != run.next_sequence) return false;
     if (!equal(head_transport, flow.transport, 8, 13)) return false;  // acknowledgement, data offset, reserved bits
     if ((head_transport[13] ^ flow.transport[13]) & ~kPsh) return false;
-    if (!equal(head_transport, flow.transport, 14, 16)) return false;  // window
+    if (!equal(head_transport, flow.transport, 14, 16)) return false;         // window
     if (!equal(head_transport, flow.transport, 18, tcp_bytes)) return false;  // urgent pointer, options
   }
   if (!run.verified) {

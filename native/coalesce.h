@@ -76,12 +76,12 @@ class Coalescer {
     uint32_t next;
   };
   struct Run {
-    uint32_t first, last;     // pieces
-    uint32_t total;           // bytes of the joined packet so far
-    uint32_t next_sequence;   // TCP
-    uint16_t next_id;         // IPv4
+    uint32_t first, last;    // pieces
+    uint32_t total;          // bytes of the joined packet so far
+    uint32_t next_sequence;  // TCP
+    uint16_t next_id;        // IPv4
     uint16_t count;
-    uint16_t segment_bytes;   // payload of the first
+    uint16_t segment_bytes;  // payload of the first
     uint8_t header_bytes;
     uint8_t version;
     bool udp;
@@ -99,8 +99,8 @@ class Coalescer {
   std::vector<Piece> pieces_;
   std::vector<Run> runs_;
   std::vector<VirtioHeader> virtio_;
-  std::vector<uint8_t> headers_;   // kMaxHeadersBytes for each write
-  std::vector<uint32_t> open_;     // by hash of the flow: its open run; a collision only closes a run early
+  std::vector<uint8_t> headers_;  // kMaxHeadersBytes for each write
+  std::vector<uint32_t> open_;    // by hash of the flow: its open run; a collision only closes a run early
 };
 
 }  // namespace weft

@@ -114,8 +114,9 @@ void Egress::add(const Endpoint& endpoint, uint8_t* header, size_t header_bytes,
   }
   if (!joins) {
     last = &messages_[messages_used_++];
-    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0,
-             (features_ & kUdpGso) && !path_.naive && !refuses_gso(endpoint)};
+    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_),
+             0,         static_cast<uint16_t>(size),
+             0,         (features_ & kUdpGso) && !path_.naive && !refuses_gso(endpoint)};
   }
   iovecs_[iovecs_used_++] = {header, header_bytes};
   if (payload_bytes > 0) iovecs_[iovecs_used_++] = {payload, payload_bytes};

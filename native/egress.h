@@ -67,7 +67,7 @@ class Egress {
     uint32_t bytes;
     uint16_t datagram_bytes;  // of all datagrams but the last
     uint16_t datagrams;
-    bool open;                // may take another datagram
+    bool open;  // may take another datagram
   };
 
   void forward(uint8_t* read, size_t size);

@@ -109,7 +109,8 @@ bool Loop::is_busy(size_t tun_items, size_t socket_items) {
     if (window_tun_ + window_socket_ < kBusyItems) return false;  // no need to ask the clock
   }
   const int64_t now = now_us();
-  const bool busy = now - window_start_us_ <= kBusyWindowUs && window_tun_ >= kBusyItems && window_socket_ >= kBusyItems;
+  const bool busy =
+      now - window_start_us_ <= kBusyWindowUs && window_tun_ >= kBusyItems && window_socket_ >= kBusyItems;
   if (busy || now - window_start_us_ > kBusyWindowUs) {
     window_start_us_ = now;
     window_tun_ = window_socket_ = 0;

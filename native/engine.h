@@ -70,8 +70,8 @@ class Loop {
   Ingress ingress_;
   Fault& fault_;
   Fd epoll_;
-  Fd wake_;          // the loop's thread: stop, or the TUN side comes back
-  Fd helper_wake_;   // the helper: take the TUN side, or stop
+  Fd wake_;         // the loop's thread: stop, or the TUN side comes back
+  Fd helper_wake_;  // the helper: take the TUN side, or stop
   std::atomic<bool> stopping_{false};
   std::atomic<bool> helper_has_tun_{false};
   int64_t window_start_us_ = 0;

@@ -110,7 +110,8 @@ void Ingress::send_time_exceeded(const uint8_t* bytes, const Packet& packet, con
                                  socklen_t from_bytes) {
   uint8_t out[kMaxIcmpErrorBytes];
   const size_t size = write_icmp_error(kIcmpTimeExceeded, 0, path_.tun_address, bytes, packet, out);
-  if (size > 0 && sendto(path_.socket, out, size, MSG_DONTWAIT, reinterpret_cast<const sockaddr*>(&from), from_bytes) > 0) {
+  if (size > 0 &&
+      sendto(path_.socket, out, size, MSG_DONTWAIT, reinterpret_cast<const sockaddr*>(&from), from_bytes) > 0) {
     path_.counters.add(k_rx_time_exceeded_sent);
   }
 }

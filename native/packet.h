@@ -19,21 +19,21 @@ enum TcpFlag : uint8_t { kFin = 1, kSyn = 2, kRst = 4, kPsh = 8, kAck = 16, kUrg
 
 /// The shape of an IP packet whose headers were found whole. Offsets are from its first byte.
 struct Packet {
-  uint8_t version = 0;     ///< 4 or 6
-  uint8_t protocol = 0;    ///< IPv4 protocol, or the first next header of IPv6
-  uint8_t hop_limit = 0;   ///< TTL or hop limit
-  bool fragment = false;   ///< any fragment, the first one too (IPv4 only: IPv6 fragments show as protocol 44)
+  uint8_t version = 0;    ///< 4 or 6
+  uint8_t protocol = 0;   ///< IPv4 protocol, or the first next header of IPv6
+  uint8_t hop_limit = 0;  ///< TTL or hop limit
+  bool fragment = false;  ///< any fragment, the first one too (IPv4 only: IPv6 fragments show as protocol 44)
   bool later_fragment = false;
-  uint16_t ip_bytes = 0;   ///< length of the IP header
-  uint32_t total = 0;      ///< length of the packet by its own header
+  uint16_t ip_bytes = 0;  ///< length of the IP header
+  uint32_t total = 0;     ///< length of the packet by its own header
 };
 
 enum class Shape : uint8_t {
   kOk,
-  kShort,        ///< less than a header
-  kBadVersion,   ///< neither 4 nor 6
-  kBadHeader,    ///< IHL below 5 or beyond the packet
-  kBadLength,    ///< the header's length says more than there is, or less than the header
+  kShort,       ///< less than a header
+  kBadVersion,  ///< neither 4 nor 6
+  kBadHeader,   ///< IHL below 5 or beyond the packet
+  kBadLength,   ///< the header's length says more than there is, or less than the header
 };
 
 /// Reads the IP header of `size` bytes at `bytes`. Trailing bytes beyond the packet's own length are allowed.

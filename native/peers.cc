@@ -91,8 +91,8 @@ void PeerTables::replace(std::unique_ptr<const PeerTable> table) {
   owned_.push_back(std::move(table));
   std::erase_if(owned_, [this, newest](const auto& old) {
     return old.get() != newest && std::none_of(hazards_.begin(), hazards_.end(), [&](const auto& hazard) {
-      return hazard.load(std::memory_order_seq_cst) == old.get();
-    });
+             return hazard.load(std::memory_order_seq_cst) == old.get();
+           });
   });
 }
 

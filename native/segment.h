@@ -17,9 +17,9 @@ bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, size_t size);
 
 /// One packet in two pieces.
 struct Segment {
-  uint8_t* header;          ///< where the caller asked for it
+  uint8_t* header;  ///< where the caller asked for it
   size_t header_bytes;
-  uint8_t* payload;         ///< inside the superpacket: valid as long as that
+  uint8_t* payload;  ///< inside the superpacket: valid as long as that
   size_t payload_bytes;
 };
 
@@ -45,11 +45,11 @@ class Segmenter {
  private:
   uint8_t* bytes_;
   Packet packet_;
-  size_t transport_;      // offset of the TCP or UDP header
+  size_t transport_;  // offset of the TCP or UDP header
   size_t header_bytes_;
   size_t payload_bytes_;
   size_t gso_size_;
-  size_t offset_;         // into the payload
+  size_t offset_;  // into the payload
   uint16_t index_;
   bool tcp_;
   uint64_t addresses_sum_;

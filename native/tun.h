@@ -10,8 +10,8 @@ namespace weft {
 
 struct Tun {
   Fd fd;
-  std::string name;      ///< as the kernel gave it
-  uint32_t features = 0; ///< of kTunHeader, kTunCsum, kTunTso, kTunUso: what the kernel took
+  std::string name;       ///< as the kernel gave it
+  uint32_t features = 0;  ///< of kTunHeader, kTunCsum, kTunTso, kTunUso: what the kernel took
 };
 
 /// Opens one queue of a TUN without packet information, non-blocking. `name` may be a pattern with %d, of which the

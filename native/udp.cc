@@ -30,14 +30,16 @@ int set_buffer(int fd, int force, int ask, int bytes) {
 Failure open_udp(const sockaddr_in& address, bool shared, uint32_t wanted, UdpSocket& result) {
   Fd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) return SystemError{"socket", errno};
-  if (shared && !set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1)) return SystemError{"setsockopt SO_REUSEPORT", errno};
+  if (shared && !set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1))
+    return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.receive_buffer_bytes = set_buffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, kReceiveBufferBytes);
   result.send_buffer_bytes = set_buffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, kSendBufferBytes);
   const timeval patience{0, 10'000};
   if (setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) < 0) {
     return SystemError{"setsockopt SO_SNDTIMEO", errno};
   }
-  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) return SystemError{"bind", errno};
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0)
+    return SystemError{"bind", errno};
   result.features = 0;
   // A segment size of 0 changes nothing and tells whether the option exists.
   if ((wanted & kUdpGso) && set_option(fd.get(), IPPROTO_UDP, UDP_SEGMENT, 0)) result.features |= kUdpGso;

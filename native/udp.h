@@ -13,13 +13,13 @@ namespace weft {
 
 struct UdpSocket {
   Fd fd;
-  uint32_t features = 0;            ///< of kUdpGso, kUdpGro: what the kernel took
-  int receive_buffer_bytes = 0;     ///< as granted
+  uint32_t features = 0;         ///< of kUdpGso, kUdpGro: what the kernel took
+  int receive_buffer_bytes = 0;  ///< as granted
   int send_buffer_bytes = 0;
 };
 
-/// What is asked for: a burst of 64-byte packets takes about 0.8 KB each in the kernel's accounting, and 16 MiB took the
-/// retransmissions of eight TCP streams from 28,000 to none.
+/// What is asked for: a burst of 64-byte packets takes about 0.8 KB each in the kernel's accounting, and 16 MiB took
+/// the retransmissions of eight TCP streams from 28,000 to none.
 constexpr int kReceiveBufferBytes = 16 << 20;
 constexpr int kSendBufferBytes = 4 << 20;
 

@@ -23,7 +23,7 @@ constexpr uint8_t kVirtioNeedsCsum = 1;  ///< the checksum field holds the pseud
 constexpr uint8_t kGsoNone = 0;
 constexpr uint8_t kGsoTcp4 = 1;
 constexpr uint8_t kGsoTcp6 = 4;
-constexpr uint8_t kGsoUdp = 5;      ///< UDP segmentation (USO); 3 is the old UFO, which we never ask for
-constexpr uint8_t kGsoEcn = 0x80;   ///< with a TCP type: CWR stands on the first segment only
+constexpr uint8_t kGsoUdp = 5;     ///< UDP segmentation (USO); 3 is the old UFO, which we never ask for
+constexpr uint8_t kGsoEcn = 0x80;  ///< with a TCP type: CWR stands on the first segment only
 
 }  // namespace weft

@@ -229,12 +229,17 @@ static void test_peers() {
   for (int round = 0; round < 200; round++) {
     const uint8_t version = random_below(2) ? 4 : 6;
     const uint8_t width = version == 4 ? 32 : 128;
-    struct Entry { Bytes subnet; uint8_t bits; uint32_t endpoint; };
+    struct Entry {
+      Bytes subnet;
+      uint8_t bits;
+      uint32_t endpoint;
+    };
     std::vector<Entry> entries;
     Bytes records;
     const uint32_t count = random_below(60);
     for (uint32_t i = 0; i < count; i++) {
-      Entry entry{Bytes(width / 8), static_cast<uint8_t>(random_below(3) ? width - 8 : random_below(width + 1u)), i + 1};
+      Entry entry{Bytes(width / 8), static_cast<uint8_t>(random_below(3) ? width - 8 : random_below(width + 1u)),
+                  i + 1};
       for (auto& byte : entry.subnet) byte = static_cast<uint8_t>(random_below(3));
       const Bytes r = record(version, entry.bits, entry.subnet, entry.endpoint);
       records.insert(records.end(), r.begin(), r.end());
@@ -279,7 +284,8 @@ static void test_peer_replacement() {
   std::thread first(read_tables, 0), second(read_tables, 1);
   for (int round = 0; round < 3000; round++) {
     const Bytes r = record(4, 24, {10, 5, 2, 0}, 0xc0a84d02);
-    tables.replace(std::make_unique<const PeerTable>(random_below(3) ? std::span<const uint8_t>(r) : std::span<const uint8_t>()));
+    tables.replace(
+        std::make_unique<const PeerTable>(random_below(3) ? std::span<const uint8_t>(r) : std::span<const uint8_t>()));
   }
   done.store(true);
   first.join();
@@ -321,11 +327,17 @@ static void test_segment_rules() {
         CHECK(load_be16(&p[4]) == static_cast<uint16_t>(0xffff + i));
         CHECK(reference_fold(reference_sum(p.data(), 20)) == 0xffff);
       }
-      CHECK(std::equal(p.begin() + static_cast<long>(ip + 32), p.end(), whole.begin() + static_cast<long>(ip + 32 + i * 1000)));
+      CHECK(std::equal(p.begin() + static_cast<long>(ip + 32), p.end(),
+                       whole.begin() + static_cast<long>(ip + 32 + i * 1000)));
     }
   }
   // What is refused.
-  struct Refusal { const char* why; uint8_t type; uint16_t size, start; Fields fields; };
+  struct Refusal {
+    const char* why;
+    uint8_t type;
+    uint16_t size, start;
+    Fields fields;
+  };
   Fields udp, fragment, v6, large;
   udp.tcp = false;
   fragment.fragment = 0x2000;
@@ -335,11 +347,12 @@ static void test_segment_rules() {
   large.ip_options[0] = 1;
   Fields empty;
   empty.payload = 0;
-  for (const Refusal& r : {Refusal{"size 0", kGsoTcp4, 0, 20, {}}, Refusal{"old UFO", 3, 100, 20, udp},
-                           Refusal{"TCPv6 type on IPv4", kGsoTcp6, 100, 20, {}}, Refusal{"TCPv4 type on IPv6", kGsoTcp4, 100, 40, v6},
-                           Refusal{"a fragment", kGsoTcp4, 100, 20, fragment}, Refusal{"no payload", kGsoTcp4, 100, 20, empty},
-                           Refusal{"transport inside the IP header", kGsoTcp4, 100, 12, {}},
-                           Refusal{"transport beyond the packet", kGsoTcp4, 100, 900, {}}}) {
+  for (const Refusal& r :
+       {Refusal{"size 0", kGsoTcp4, 0, 20, {}}, Refusal{"old UFO", 3, 100, 20, udp},
+        Refusal{"TCPv6 type on IPv4", kGsoTcp6, 100, 20, {}}, Refusal{"TCPv4 type on IPv6", kGsoTcp4, 100, 40, v6},
+        Refusal{"a fragment", kGsoTcp4, 100, 20, fragment}, Refusal{"no payload", kGsoTcp4, 100, 20, empty},
+        Refusal{"transport inside the IP header", kGsoTcp4, 100, 12, {}},
+        Refusal{"transport beyond the packet", kGsoTcp4, 100, 900, {}}}) {
     context = r.why;
     Bytes bytes = build(r.fields);
     VirtioHeader virtio;
@@ -358,7 +371,8 @@ static void test_segment_rules() {
     const Bytes right = build(f);
     Bytes open = right;
     const uint16_t field = tcp ? 16 : 6;
-    store(&open[20u + field], checksum_fold(pseudo_header_sum(&open[12], 8, open[9], static_cast<uint32_t>(open.size() - 20))));
+    store(&open[20u + field],
+          checksum_fold(pseudo_header_sum(&open[12], 8, open[9], static_cast<uint32_t>(open.size() - 20))));
     VirtioHeader virtio;
     virtio.csum_start = 20;
     virtio.csum_offset = field;
@@ -373,19 +387,35 @@ static void test_segment_rules() {
 
 /// Every reason not to join: two packets that would join but for one change to the second.
 static void test_coalesce_reasons() {
-  struct Reason { const char* why; bool joins; void (*change)(Fields& first, Fields& second); };
+  struct Reason {
+    const char* why;
+    bool joins;
+    void (*change)(Fields& first, Fields& second);
+  };
   const Reason reasons[] = {
       {"nothing", true, [](Fields&, Fields&) {}},
       {"a shorter last packet", true, [](Fields&, Fields& b) { b.payload = 1; }},
       {"PSH on the last", true, [](Fields&, Fields& b) { b.flags |= kPsh; }},
-      {"ECE on both", true, [](Fields& a, Fields& b) { a.flags |= kEce; b.flags |= kEce; }},
+      {"ECE on both", true,
+       [](Fields& a, Fields& b) {
+         a.flags |= kEce;
+         b.flags |= kEce;
+       }},
       {"any identification with DF", true, [](Fields&, Fields& b) { b.id = 7; }},
       {"no DF, next identification", true, [](Fields& a, Fields& b) { a.fragment = b.fragment = 0; }},
-      {"sequence wraps", true, [](Fields& a, Fields& b) { a.sequence = 0xffffffff - 49; b.sequence = 50; }},
+      {"sequence wraps", true,
+       [](Fields& a, Fields& b) {
+         a.sequence = 0xffffffff - 49;
+         b.sequence = 50;
+       }},
       {"same options", true, [](Fields& a, Fields& b) { a.tcp_options = b.tcp_options = Bytes(12, 1); }},
       {"a longer packet", false, [](Fields&, Fields& b) { b.payload = 101; }},
       {"an empty packet", false, [](Fields&, Fields& b) { b.payload = 0; }},
-      {"an empty first packet", false, [](Fields& a, Fields& b) { a.payload = 0; b.sequence = 1000; }},
+      {"an empty first packet", false,
+       [](Fields& a, Fields& b) {
+         a.payload = 0;
+         b.sequence = 1000;
+       }},
       {"a gap", false, [](Fields&, Fields& b) { b.sequence++; }},
       {"a repetition", false, [](Fields&, Fields& b) { b.sequence = 1000; }},
       {"another source", false, [](Fields&, Fields& b) { b.source++; }},
@@ -396,11 +426,19 @@ static void test_coalesce_reasons() {
       {"another ECN", false, [](Fields&, Fields& b) { b.tos = 3; }},
       {"another TTL", false, [](Fields&, Fields& b) { b.ttl--; }},
       {"DF on one", false, [](Fields&, Fields& b) { b.fragment = 0; }},
-      {"no DF, a gap in the identification", false, [](Fields& a, Fields& b) { a.fragment = b.fragment = 0; b.id = 102; }},
+      {"no DF, a gap in the identification", false,
+       [](Fields& a, Fields& b) {
+         a.fragment = b.fragment = 0;
+         b.id = 102;
+       }},
       {"another acknowledgement", false, [](Fields&, Fields& b) { b.acknowledgement++; }},
       {"another window", false, [](Fields&, Fields& b) { b.window++; }},
       {"another urgent pointer", false, [](Fields&, Fields& b) { b.urgent++; }},
-      {"other options", false, [](Fields& a, Fields& b) { a.tcp_options = Bytes(12, 1); b.tcp_options = Bytes(12, 0); }},
+      {"other options", false,
+       [](Fields& a, Fields& b) {
+         a.tcp_options = Bytes(12, 1);
+         b.tcp_options = Bytes(12, 0);
+       }},
       {"options on one", false, [](Fields&, Fields& b) { b.tcp_options = Bytes(12, 1); }},
       {"SYN", false, [](Fields&, Fields& b) { b.flags |= kSyn; }},
       {"FIN", false, [](Fields&, Fields& b) { b.flags |= kFin; }},
@@ -415,10 +453,23 @@ static void test_coalesce_reasons() {
       {"a fragment", false, [](Fields&, Fields& b) { b.fragment = 0x2000; }},
       {"a first fragment", false, [](Fields& a, Fields&) { a.fragment = 0x2000; }},
       {"UDP, equal sizes", true, [](Fields& a, Fields& b) { a.tcp = b.tcp = false; }},
-      {"UDP, a shorter last", true, [](Fields& a, Fields& b) { a.tcp = b.tcp = false; b.payload = 9; }},
-      {"UDP, a longer last", false, [](Fields& a, Fields& b) { a.tcp = b.tcp = false; b.payload = 101; }},
-      {"UDP without checksum", false, [](Fields& a, Fields& b) { a.tcp = b.tcp = a.udp_checksum = b.udp_checksum = false; }},
-      {"UDP without payload", false, [](Fields& a, Fields& b) { a.tcp = b.tcp = false; a.payload = b.payload = 0; }},
+      {"UDP, a shorter last", true,
+       [](Fields& a, Fields& b) {
+         a.tcp = b.tcp = false;
+         b.payload = 9;
+       }},
+      {"UDP, a longer last", false,
+       [](Fields& a, Fields& b) {
+         a.tcp = b.tcp = false;
+         b.payload = 101;
+       }},
+      {"UDP without checksum", false,
+       [](Fields& a, Fields& b) { a.tcp = b.tcp = a.udp_checksum = b.udp_checksum = false; }},
+      {"UDP without payload", false,
+       [](Fields& a, Fields& b) {
+         a.tcp = b.tcp = false;
+         a.payload = b.payload = 0;
+       }},
       {"UDP and TCP", false, [](Fields&, Fields& b) { b.tcp = false; }},
   };
   for (const bool v6 : {false, true}) {
@@ -438,7 +489,8 @@ static void test_coalesce_reasons() {
       size_t at = 0;
       for (const auto& write : writes) {
         for (Bytes packet : write) {
-          if (at < before.size() && !v6 && load_be16(&packet[6]) == 0x4000) {  // the identification means nothing with DF
+          if (at < before.size() && !v6 &&
+              load_be16(&packet[6]) == 0x4000) {  // the identification means nothing with DF
             store_be16(&packet[4], load_be16(&before[at][4]));
             store(&packet[10], ipv4_header_checksum(packet.data(), (packet[0] & 15) * 4u));
           }
