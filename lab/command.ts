@@ -11,7 +11,10 @@ export interface Finished {
 const TIMEOUT_MS = 120_000
 
 /** Runs a program to its end, at most two minutes. */
-export function execute(command: readonly string[], options: { timeoutMs?: number; input?: string } = {}): Promise<Finished> {
+export function execute(
+  command: readonly string[],
+  options: { timeoutMs?: number; input?: string } = {},
+): Promise<Finished> {
   const [file = '', ...args] = command
   return new Promise((resolve, reject) => {
     const child = spawn(file, args, { timeout: options.timeoutMs ?? TIMEOUT_MS, killSignal: 'SIGKILL' })
@@ -26,7 +29,10 @@ export function execute(command: readonly string[], options: { timeoutMs?: numbe
 }
 
 /** The stdout of a program that must succeed. */
-export async function output(command: readonly string[], options: { timeoutMs?: number; input?: string } = {}): Promise<string> {
+export async function output(
+  command: readonly string[],
+  options: { timeoutMs?: number; input?: string } = {},
+): Promise<string> {
   const { code, stdout, stderr } = await execute(command, options)
   if (code !== 0) throw new Error(`\`${command.join(' ')}\` ended with ${code}: ${(stderr || stdout).trim()}`)
   return stdout

@@ -3,7 +3,7 @@
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { parseArgs } from 'node:util'
-import { createLab, type Daemon, type Host, type Pod } from './lab.ts'
+import { createLab, lastLines, type Daemon, type Host, type Pod } from './lab.ts'
 import { iperf, iperfServer, median, ping, reach } from './measure.ts'
 import { becomeRoot } from './unprivileged.ts'
 
@@ -16,9 +16,12 @@ const USAGE = `Usage: npm run demo -- [--once] [--hosts N] [--engine native|dgra
 const NETWORK = '10.5.0.0/16'
 const TCP_SECONDS = 1
 
-const tty = process.stdout.isTTY === true
+const tty = process.stdout.isTTY
 const colour = tty && process.env['NO_COLOR'] === undefined
-const paint = (code: number) => (text: string): string => (colour ? `\u001B[${code}m${text}\u001B[0m` : text)
+const paint =
+  (code: number) =>
+  (text: string): string =>
+    colour ? `\u001B[${code}m${text}\u001B[0m` : text
 const bold = paint(1)
 const dim = paint(2)
 const green = paint(32)
@@ -49,7 +52,10 @@ interface Member {
 function table(rows: readonly (readonly string[])[]): void {
   const widths = (rows[0] ?? []).map((_, column) => Math.max(...rows.map((row) => (row[column] ?? '').length)))
   rows.forEach((row, index) => {
-    const line = row.map((cell, column) => cell.padEnd(widths[column] ?? 0)).join('   ')
+    const line = row
+      .map((cell, column) => cell.padEnd(widths[column] ?? 0))
+      .join('   ')
+      .trimEnd()
     say(`  ${index === 0 ? bold(line) : line}`)
   })
 }
@@ -85,11 +91,18 @@ async function demo(hosts: number, engine: string, stay: boolean): Promise<boole
 
     const work = async (): Promise<boolean> => {
       await step(`weftd on each: a lease out of ${NETWORK}, a tunnel`, async () => {
-        for (const host of lab.hosts) daemons.push(host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine] }))
+        for (const host of lab.hosts)
+          daemons.push(host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine] }))
         await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
       })
       const members = await step('a container behind each host', () =>
-        Promise.all(lab.hosts.map(async (host, index): Promise<Member> => ({ host, daemon: daemons[index]!, pod: await host.startPod() }))),
+        Promise.all(
+          lab.hosts.map(async (host, index): Promise<Member> => ({
+            host,
+            daemon: daemons[index]!,
+            pod: await host.startPod(),
+          })),
+        ),
       )
       await step('every container reaches every other', async () => {
         const pairs = members.flatMap((from) => members.filter((to) => to !== from).map((to) => ({ from, to })))
@@ -133,10 +146,12 @@ async function demo(hosts: number, engine: string, stay: boolean): Promise<boole
       say()
       if (speed) {
         say(`  TCP between containers, through weft   ${bold(gigabits(speed.overlay))}`)
-        say(`  TCP between the hosts, without it      ${gigabits(speed.underlay)}   ${dim(`(${Math.round((100 * speed.overlay) / speed.underlay)}% of it; medians of 3)`)}`)
+        say(
+          `  TCP between the hosts, without it      ${gigabits(speed.underlay)}   ${dim(`(${Math.round((100 * speed.overlay) / speed.underlay)}% of it; medians of 3)`)}`,
+        )
       } else {
         say(red('  Some containers do not reach each other. The ends of the logs:'))
-        for (const { host, daemon } of members) say([``, `  ${host.name}`, ...daemon.lines.slice(-8)].join('\n    '))
+        for (const { host, daemon } of members) say(['', `  ${host.name}`, ...lastLines(daemon)].join('\n    '))
       }
       if (stay && complete) {
         say(`\n  Look around, from another terminal:`)
@@ -151,9 +166,6 @@ async function demo(hosts: number, engine: string, stay: boolean): Promise<boole
       return complete
     }
     return await Promise.race([work(), interrupted.then(() => stay)])
-  } catch (error) {
-    for (const daemon of daemons) say([``, `  ${daemon.logFile}`, ...daemon.lines.slice(-8)].join('\n    '))
-    throw error
   } finally {
     await lab.close()
     say(dim('\n  Everything is taken down.'))

@@ -8,7 +8,16 @@
 // owner that was killed left behind is found by that id and removed when the next lab starts.
 
 import { spawn, type ChildProcess } from 'node:child_process'
-import { createWriteStream, existsSync, lstatSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
+import {
+  createWriteStream,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+} from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -29,7 +38,9 @@ export const packageRoot = (() => {
 /** When a process started, in clock ticks since boot (proc(5), field 22); undefined when there is none. */
 function startTime(pid: number): string | undefined {
   try {
-    return readFileSync(`/proc/${pid}/stat`, 'utf8').replace(/^.*\) /, '').split(' ')[19]
+    return readFileSync(`/proc/${pid}/stat`, 'utf8')
+      .replace(/^.*\) /, '')
+      .split(' ')[19]
   } catch {
     return undefined
   }
@@ -107,7 +118,8 @@ export function removeLeftovers(): void {
   for (const name of readdirSync(tmpdir()).filter(gone)) {
     const folder = join(tmpdir(), name)
     // Another user's is left to that user.
-    if (lstatSync(folder, { throwIfNoEntry: false })?.uid === process.getuid?.()) rmSync(folder, { recursive: true, force: true })
+    if (lstatSync(folder, { throwIfNoEntry: false })?.uid === process.getuid?.())
+      rmSync(folder, { recursive: true, force: true })
   }
 }
 
@@ -149,10 +161,19 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
     return namespace
   }
   const ip = (namespace: string, ...args: string[]): Promise<string> => output(['ip', '-n', namespace, ...args])
-  const inside = (namespace: string, command: readonly string[]): string[] => ['ip', 'netns', 'exec', namespace, ...command]
+  const inside = (namespace: string, command: readonly string[]): string[] => [
+    'ip',
+    'netns',
+    'exec',
+    namespace,
+    ...command,
+  ]
   // A program ends with the lab's owner, also when that is killed.
   function start(command: readonly string[], env: Readonly<Record<string, string>> = {}): ChildProcess {
-    const child = spawn('setpriv', ['--pdeathsig', 'KILL', ...command], { stdio: ['ignore', 'pipe', 'pipe'], env: { ...process.env, ...env } })
+    const child = spawn('setpriv', ['--pdeathsig', 'KILL', ...command], {
+      stdio: ['ignore', 'pipe', 'pipe'],
+      env: { ...process.env, ...env },
+    })
     children.add(child)
     child.once('exit', () => children.delete(child))
     return child
@@ -160,7 +181,23 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
 
   /** Makes eth0 of a host with its other end, named `peer`, in the namespace `to`. */
   async function plug(namespace: string, to: string, peer: string): Promise<void> {
-    await ip(to, 'link', 'add', peer, 'mtu', String(mtu), 'type', 'veth', 'peer', 'name', 'eth0', 'mtu', String(mtu), 'netns', namespace)
+    await ip(
+      to,
+      'link',
+      'add',
+      peer,
+      'mtu',
+      String(mtu),
+      'type',
+      'veth',
+      'peer',
+      'name',
+      'eth0',
+      'mtu',
+      String(mtu),
+      'netns',
+      namespace,
+    )
   }
 
   async function useEth0(namespace: string, address: string): Promise<void> {
@@ -183,7 +220,12 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
     await output(inside(namespace, ['sh', '-c', 'echo 1 > /proc/sys/net/ipv4/ip_forward']))
     let pods = 0
     const subnetEnv = (): Readonly<Record<string, string>> =>
-      Object.fromEntries(readFileSync(subnetFile, 'utf8').trim().split('\n').map((line) => line.split('=') as [string, string]))
+      Object.fromEntries(
+        readFileSync(subnetFile, 'utf8')
+          .trim()
+          .split('\n')
+          .map((line) => line.split('=') as [string, string]),
+      )
 
     return {
       name,
@@ -194,7 +236,15 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
       output: (command, options) => output(inside(namespace, command), options),
       spawn: (command) => start(inside(namespace, command)),
       startDaemon({ args, env = {} }) {
-        const command = [process.execPath, join(packageRoot, 'bin/weftd'), '--iface', 'eth0', '--subnet-file', subnetFile, ...args]
+        const command = [
+          process.execPath,
+          join(packageRoot, 'bin/weftd'),
+          '--iface',
+          'eth0',
+          '--subnet-file',
+          subnetFile,
+          ...args,
+        ]
         return watchDaemon(start(inside(namespace, command), env), join(folder, name, 'weftd.log'))
       },
       subnetEnv,
@@ -209,7 +259,23 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
           await ip(namespace, 'link', 'set', 'cni0', 'mtu', podMtu, 'up')
         }
         const veth = `pod${pods}`
-        await ip(namespace, 'link', 'add', veth, 'mtu', podMtu, 'type', 'veth', 'peer', 'name', 'eth0', 'mtu', podMtu, 'netns', pod)
+        await ip(
+          namespace,
+          'link',
+          'add',
+          veth,
+          'mtu',
+          podMtu,
+          'type',
+          'veth',
+          'peer',
+          'name',
+          'eth0',
+          'mtu',
+          podMtu,
+          'netns',
+          pod,
+        )
         await ip(namespace, 'link', 'set', veth, 'master', 'cni0', 'up')
         await ip(pod, 'addr', 'add', `${podAddress}/${length}`, 'dev', 'eth0')
         await ip(pod, 'link', 'set', 'eth0', 'up')
@@ -238,7 +304,9 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
       hosts,
       folder,
       enter: (namespace) =>
-        process.env['WEFT_UNPRIVILEGED'] ? `nsenter -t ${process.pid} -U -n -m --preserve-credentials ip netns exec ${namespace}` : `ip netns exec ${namespace}`,
+        process.env['WEFT_UNPRIVILEGED']
+          ? `nsenter -t ${process.pid} -U -n -m --preserve-credentials ip netns exec ${namespace}`
+          : `ip netns exec ${namespace}`,
       async close() {
         const running = [...children]
         for (const child of running) child.kill('SIGTERM')
@@ -254,6 +322,11 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
     removeAll()
     throw error
   }
+}
+
+/** The end of a daemon's log, for a report of what went wrong; long lines are cut. */
+export function lastLines({ lines }: Pick<Daemon, 'lines'>): string[] {
+  return lines.slice(-10).map((line) => (line.length > 200 ? `${line.slice(0, 200)}...` : line))
 }
 
 function watchDaemon(child: ChildProcess, logFile: string): Daemon {
@@ -284,13 +357,15 @@ function watchDaemon(child: ChildProcess, logFile: string): Daemon {
           listeners.delete(listener)
           settle()
         }
-        const failure = (why: string): Error => new Error(`${why} before ${String(pattern)} was logged; the log's end:\n${lines.slice(-15).join('\n')}`)
+        const failure = (why: string): Error =>
+          new Error(`${why} before ${String(pattern)} was logged; the log's end:\n${lastLines({ lines }).join('\n')}`)
         const listener = (line: string | undefined): void => {
           if (line === undefined) finish(() => reject(failure('the daemon ended')))
           else if (pattern.test(line)) finish(() => resolve(line))
         }
         const timer = setTimeout(() => finish(() => reject(failure(`${timeoutMs} ms passed`))), timeoutMs)
-        if (child.exitCode !== null || child.signalCode !== null) return finish(() => reject(failure('the daemon had ended')))
+        if (child.exitCode !== null || child.signalCode !== null)
+          return finish(() => reject(failure('the daemon had ended')))
         listeners.add(listener)
       }),
     async stop(signal = 'SIGTERM') {
@@ -300,4 +375,3 @@ function watchDaemon(child: ChildProcess, logFile: string): Daemon {
     },
   }
 }
-

@@ -11,7 +11,9 @@ const inside = (namespace: string, ...command: string[]): string[] => ['ip', 'ne
 
 /** Round-trip times in ms of `count` pings; fewer if some were lost. */
 export async function ping(namespace: string, address: string, { count = 3, intervalS = 0.2 } = {}): Promise<number[]> {
-  const { stdout } = await execute(inside(namespace, 'ping', '-n', '-c', String(count), '-i', String(intervalS), '-W', '1', address))
+  const { stdout } = await execute(
+    inside(namespace, 'ping', '-n', '-c', String(count), '-i', String(intervalS), '-W', '1', address),
+  )
   return [...stdout.matchAll(/time=([\d.]+) ms/g)].map((match) => Number(match[1]))
 }
 
@@ -21,9 +23,12 @@ export async function reach(namespace: string, address: string, timeoutMs = 10_0
   for (;;) {
     const seconds = Math.max(1, Math.ceil((end - performance.now()) / 1000))
     // An ICMP error ends it before the deadline -w: a node that is not known yet is answered with one.
-    const { code, stdout, stderr } = await execute(inside(namespace, 'ping', '-n', '-c', '1', '-i', '0.1', '-w', String(seconds), address))
+    const { code, stdout, stderr } = await execute(
+      inside(namespace, 'ping', '-n', '-c', '1', '-i', '0.1', '-w', String(seconds), address),
+    )
     if (code === 0) return
-    if (performance.now() >= end) throw new Error(`${address} is not reached from ${namespace}: ${(stderr || stdout).trim()}`)
+    if (performance.now() >= end)
+      throw new Error(`${address} is not reached from ${namespace}: ${(stderr || stdout).trim()}`)
     await delay(REACH_PAUSE_MS)
   }
 }
@@ -34,7 +39,10 @@ export interface IperfServer {
 }
 
 /** Waits until an iperf3 server that `spawn` starts in a namespace listens. */
-export async function iperfServer(spawn: (command: readonly string[]) => ChildProcess, port = 5201): Promise<IperfServer> {
+export async function iperfServer(
+  spawn: (command: readonly string[]) => ChildProcess,
+  port = 5201,
+): Promise<IperfServer> {
   const process = spawn(['iperf3', '--server', '--forceflush', '--port', String(port)])
   if (!process.stdout) throw new Error('iperf3 has no stdout')
   await new Promise<void>((resolve, reject) => {
@@ -64,21 +72,32 @@ interface IperfJson {
   readonly end?: {
     readonly sum_received?: { readonly bits_per_second?: number }
     readonly sum_sent?: { readonly retransmits?: number }
-    readonly sum?: { readonly packets?: number; readonly lost_packets?: number; readonly seconds?: number; readonly bits_per_second?: number }
+    readonly sum?: {
+      readonly packets?: number
+      readonly lost_packets?: number
+      readonly seconds?: number
+      readonly bits_per_second?: number
+    }
   }
 }
 
 /** One iperf3 run as a client; `args` beside the address, such as ['--udp', '--length', '64']. */
-export async function iperf(namespace: string, address: string, seconds: number, args: readonly string[] = []): Promise<IperfResult> {
+export async function iperf(
+  namespace: string,
+  address: string,
+  seconds: number,
+  args: readonly string[] = [],
+): Promise<IperfResult> {
   const command = inside(namespace, 'iperf3', '--client', address, '--time', String(seconds), '--json', ...args)
   const { stdout, stderr } = await execute(command, { timeoutMs: (seconds + 15) * 1000 })
   const json = JSON.parse(stdout || '{}') as IperfJson
-  if (json.error !== undefined || !json.end) throw new Error(`iperf3 to ${address}: ${json.error ?? (stderr.trim() || 'no result')}`)
+  if (json.error !== undefined || !json.end)
+    throw new Error(`iperf3 to ${address}: ${json.error ?? (stderr.trim() || 'no result')}`)
   const { sum, sum_received: received, sum_sent: sent } = json.end
   const lost = sum?.packets ? (sum.lost_packets ?? 0) / sum.packets : 0
   return {
     bitsPerSecond: received?.bits_per_second ?? sum?.bits_per_second ?? 0,
-    packetsPerSecond: sum?.packets && sum.seconds ? ((sum.packets - (sum.lost_packets ?? 0)) / sum.seconds) : 0,
+    packetsPerSecond: sum?.packets && sum.seconds ? (sum.packets - (sum.lost_packets ?? 0)) / sum.seconds : 0,
     loss: lost,
     retransmits: sent?.retransmits ?? 0,
   }

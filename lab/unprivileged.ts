@@ -4,9 +4,15 @@
 // outside can be touched.
 
 import { spawn, spawnSync } from 'node:child_process'
+import { accessSync, constants } from 'node:fs'
 
-const WRAPPER = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--']
-const PRIVATE_RUN = 'mount -t tmpfs tmpfs /run && mkdir /run/netns && exec "$@"'
+const WRAPPER = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--'] as const
+const PRIVATE_RUN = 'mount -t tmpfs tmpfs /run && mkdir /run/netns && exec setpriv --pdeathsig TERM "$@"'
+
+function refuse(need: string, allow: string): never {
+  process.stderr.write(`Without root this needs ${need}.\nRun it as root, or allow it, as root: ${allow}\n`)
+  process.exit(1)
+}
 
 /**
  * Returns at once for root and inside the namespace. Otherwise runs this program again there and ends with its exit
@@ -14,14 +20,23 @@ const PRIVATE_RUN = 'mount -t tmpfs tmpfs /run && mkdir /run/netns && exec "$@"'
  */
 export async function becomeRoot(): Promise<void> {
   if (process.getuid?.() === 0) return
-  const probe = spawnSync('unshare', ['--user', '--map-root-user', '--net', '--mount', '--', 'sh', '-c', 'mount -t tmpfs tmpfs /run'], { encoding: 'utf8' })
+  const probe = spawnSync(WRAPPER[0], [...WRAPPER.slice(1), 'sh', '-c', PRIVATE_RUN, 'sh', 'true'], {
+    encoding: 'utf8',
+  })
   if (probe.status !== 0) {
-    process.stderr.write(
-      `This needs root, or a kernel that lets users make namespaces (${(probe.stderr ?? '').trim() || 'unshare failed'}).\n` +
-        'Run it as root, or allow it: sysctl kernel.unprivileged_userns_clone=1 (Debian), ' +
-        'sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)\n',
+    refuse(
+      `a kernel that lets users make namespaces (${(probe.stderr ?? '').trim() || 'unshare failed'})`,
+      'sysctl kernel.unprivileged_userns_clone=1 (Debian), sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)',
     )
-    process.exit(1)
+  }
+  try {
+    // The kernel lets every user open it; the node's mode may not. A TUN made in a namespace of one's own harms nobody.
+    accessSync('/dev/net/tun', constants.R_OK | constants.W_OK)
+  } catch (error) {
+    refuse(
+      `a /dev/net/tun that users may open (${(error as NodeJS.ErrnoException).code})`,
+      'modprobe tun; chmod 0666 /dev/net/tun',
+    )
   }
   const [file = '', ...args] = [...WRAPPER, 'sh', '-c', PRIVATE_RUN, 'sh', process.execPath, ...process.argv.slice(1)]
   const child = spawn(file, args, { stdio: 'inherit', env: { ...process.env, WEFT_UNPRIVILEGED: '1' } })
