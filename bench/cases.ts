@@ -24,11 +24,8 @@ const UDP_WINDOW = Math.min(4 << 20, Number(readFileSync('/proc/sys/net/core/rme
 
 /** Seconds that all CPUs together have been busy since boot (proc_stat(5): user, nice, system, irq, softirq). */
 function cpuSeconds(): number {
-  const [user = 0, nice = 0, system = 0, , , irq = 0, softirq = 0] = readFileSync('/proc/stat', 'utf8')
-    .split('\n', 1)[0]!
-    .split(/\s+/)
-    .slice(1)
-    .map(Number)
+  const [total = ''] = readFileSync('/proc/stat', 'utf8').split('\n', 1)
+  const [user = 0, nice = 0, system = 0, , , irq = 0, softirq = 0] = total.split(/\s+/).slice(1).map(Number)
   return (user + nice + system + irq + softirq) / 100
 }
 
@@ -50,7 +47,15 @@ function tcp(streams: number): Case {
 }
 
 function udp(path: Path, bytes: number, seconds: number, bitsPerSecond: number): ReturnType<typeof iperf> {
-  const args = ['--udp', '--length', String(bytes), '--bitrate', String(Math.round(bitsPerSecond)), '--window', String(UDP_WINDOW)]
+  const args = [
+    '--udp',
+    '--length',
+    String(bytes),
+    '--bitrate',
+    String(Math.round(bitsPerSecond)),
+    '--window',
+    String(UDP_WINDOW),
+  ]
   return iperf(path.from.namespace, path.address, seconds, args)
 }
 

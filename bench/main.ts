@@ -28,7 +28,8 @@ class UsageError extends Error {}
 
 function positive(name: string, text: string): number {
   const value = Number(text)
-  if (!Number.isInteger(value) || value < 1 || value > 1000) throw new UsageError(`--${name} is ${text}; give it a whole number from 1`)
+  if (!Number.isInteger(value) || value < 1 || value > 1000)
+    throw new UsageError(`--${name} is ${text}; give it a whole number from 1`)
   return value
 }
 
@@ -38,7 +39,9 @@ function readResult(file: string | undefined): Result {
   try {
     json = JSON.parse(readFileSync(file, 'utf8')) as Partial<Result>
   } catch (error) {
-    throw new UsageError(`${file} cannot be read as a result: ${error instanceof Error ? error.message : String(error)}`)
+    throw new UsageError(
+      `${file} cannot be read as a result: ${error instanceof Error ? error.message : String(error)}`,
+    )
   }
   if (json.schema !== 1) throw new UsageError(`${file} is no result of this version of the benchmark`)
   return json as Result
@@ -62,11 +65,19 @@ async function main(): Promise<void> {
     return void process.stdout.write(`${compareTable(readResult(positionals[1]), readResult(positionals[2]))}\n`)
   }
   const wanted = positionals.length === 0 ? ['short'] : positionals
-  const cases = [...new Set(wanted.flatMap((name) => GROUPS[name] ?? [name]))]
-  const unknown = cases.find((name) => !Object.hasOwn(CASES, name))
-  if (unknown !== undefined) throw new UsageError(`no such case: ${unknown}; there are ${Object.keys(CASES).join(', ')}`)
+  const cases = [...new Set(wanted.flatMap((name) => GROUPS[name] ?? [name]))].map((name) => {
+    const each = CASES[name]
+    if (!each) throw new UsageError(`no such case: ${name}; there are ${Object.keys(CASES).join(', ')}`)
+    return [name, each] as const
+  })
   const paths = [...new Set([...values.paths.split(','), ...(values.peer === undefined ? [] : ['peer'])])]
-  const plan = { cases, paths, rounds: positive('rounds', values.rounds), seconds: positive('seconds', values.seconds), peer: values.peer }
+  const plan = {
+    cases,
+    paths,
+    rounds: positive('rounds', values.rounds),
+    seconds: positive('seconds', values.seconds),
+    peer: values.peer,
+  }
 
   await becomeRoot()
   process.on('SIGINT', () => process.exit(130)).on('SIGTERM', () => process.exit(143)) // the labs clean up on exit
@@ -82,7 +93,10 @@ try {
   await main()
 } catch (error) {
   // A wrong argument deserves the sentence alone.
-  const mistake = error instanceof UsageError || error instanceof RangeError || (error instanceof TypeError && 'code' in error)
-  process.stderr.write(`bench: ${error instanceof Error ? (mistake ? `${error.message}; see --help` : (error.stack ?? '')) : String(error)}\n`)
+  const mistake =
+    error instanceof UsageError || error instanceof RangeError || (error instanceof TypeError && 'code' in error)
+  process.stderr.write(
+    `bench: ${error instanceof Error ? (mistake ? `${error.message}; see --help` : (error.stack ?? '')) : String(error)}\n`,
+  )
   process.exitCode = mistake ? 2 : 1
 }

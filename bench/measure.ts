@@ -7,7 +7,7 @@ import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { cpus, release, totalmem } from 'node:os'
 import { packageRoot } from '../lab/lab.ts'
-import { CASES } from './cases.ts'
+import type { Case } from './cases.ts'
 import { openPath, type Path } from './paths.ts'
 import type { Machine, Result, Series } from './result.ts'
 
@@ -39,7 +39,8 @@ function progress(text: string): void {
 }
 
 export interface Plan {
-  readonly cases: readonly string[]
+  /** By name. */
+  readonly cases: readonly (readonly [string, Case])[]
   readonly paths: readonly string[]
   readonly rounds: number
   readonly seconds: number
@@ -57,11 +58,11 @@ export async function measure({ cases, paths: names, rounds, seconds, peer }: Pl
       open.push(await openPath(name, peer))
     }
     for (let round = 0; round < rounds; round++) {
-      const turned = open.map((_, index) => open[(index + round) % open.length]!)
-      for (const name of cases) {
-        for (const path of turned) {
+      const first = round % open.length
+      for (const [name, each] of cases) {
+        for (const path of [...open.slice(first), ...open.slice(0, first)]) {
           progress(`round ${round + 1} of ${rounds}: ${name} by ${path.name}`)
-          const sample = await CASES[name]!.sample(path, seconds)
+          const sample = await each.sample(path, seconds)
           for (const [metric, value] of Object.entries(sample)) {
             const series = key(name, metric, path.name)
             values.set(series, [...(values.get(series) ?? []), value])
@@ -73,14 +74,23 @@ export async function measure({ cases, paths: names, rounds, seconds, peer }: Pl
     progress('')
     for (const path of open) await path.close()
   }
-  const series: Series[] = cases.flatMap((name) =>
-    Object.entries(CASES[name]!.metrics).map(([metric, about]) => ({
+  const series: Series[] = cases.flatMap(([name, { metrics }]) =>
+    Object.entries(metrics).map(([metric, about]) => ({
       case: name,
       metric,
       ...about,
       values: Object.fromEntries(names.map((path) => [path, values.get(key(name, metric, path)) ?? []])),
     })),
   )
-  const method = Object.fromEntries(cases.map((name) => [name, CASES[name]!.method]))
-  return { schema: 1, date: new Date().toISOString(), commit: commit(), machine: machine(), rounds, seconds, method, series }
+  const method = Object.fromEntries(cases.map(([name, each]) => [name, each.method]))
+  return {
+    schema: 1,
+    date: new Date().toISOString(),
+    commit: commit(),
+    machine: machine(),
+    rounds,
+    seconds,
+    method,
+    series,
+  }
 }

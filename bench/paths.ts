@@ -27,7 +27,9 @@ function weft(engine: string, ...flags: string[]): Setup {
     const leases = join(lab.folder, 'leases')
     mkdirSync(leases)
     writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
-    const daemons = [from, to].map((host) => host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine, ...flags] }))
+    const daemons = [from, to].map((host) =>
+      host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine, ...flags] }),
+    )
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
     // flannel0 has the subnet's own first address.
     return (to.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\/\d+$/, '.0')
@@ -46,7 +48,18 @@ const vxlan: Setup = async (from, to) => {
     await host.output(['ip', 'link', 'add', 'flannel.1', 'address', mac(number), 'type', 'vxlan', ...link])
     await host.output(['ip', 'address', 'add', `10.6.0.${number}/24`, 'dev', 'flannel.1'])
     await host.output(['ip', 'link', 'set', 'flannel.1', 'up'])
-    await host.output(['ip', 'neighbour', 'add', `10.6.0.${other}`, 'lladdr', mac(other), 'dev', 'flannel.1', 'nud', 'permanent'])
+    await host.output([
+      'ip',
+      'neighbour',
+      'add',
+      `10.6.0.${other}`,
+      'lladdr',
+      mac(other),
+      'dev',
+      'flannel.1',
+      'nud',
+      'permanent',
+    ])
     await host.output(['bridge', 'fdb', 'add', mac(other), 'dev', 'flannel.1', 'dst', peer.address])
   }
   return '10.6.0.2'
@@ -74,7 +87,9 @@ function ready(host: Host, command: readonly string[]): Promise<void> {
   child.stderr?.on('data', (data: Buffer) => said.push(String(data)))
   return new Promise((resolve, reject) => {
     if (child.stdout) createInterface({ input: child.stdout }).on('line', (line) => line === 'ready' && resolve())
-    child.once('exit', (code) => reject(new Error(`--peer ended with ${code} before it printed ready: ${said.join('').trim()}`)))
+    child.once('exit', (code) =>
+      reject(new Error(`--peer ended with ${code} before it printed ready: ${said.join('').trim()}`)),
+    )
   })
 }
 

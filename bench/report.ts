@@ -3,8 +3,10 @@
 import { median } from '../lab/measure.ts'
 import { ratio, spread, type Result, type Series } from './result.ts'
 
-const number = (value: number): string => (value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2))
-const times = (value: number | undefined): string => (value === undefined ? '-' : `${value < 10 ? value.toFixed(2) : value.toFixed(1)} x`)
+const number = (value: number): string =>
+  value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)
+const times = (value: number | undefined): string =>
+  value === undefined ? '-' : `${value < 10 ? value.toFixed(2) : value.toFixed(1)} x`
 
 /** Rows of one metric: path, median, spread, and how many times vxlan and naive it is. */
 function rows(series: Series): string[][] {
@@ -32,7 +34,10 @@ export function describeRun({ machine, commit, date, rounds, seconds }: Result):
 function columns(table: readonly (readonly string[])[]): string[] {
   const widths = (table[0] ?? []).map((_, column) => Math.max(...table.map((row) => (row[column] ?? '').length)))
   return table.map((row) =>
-    row.map((cell, column) => (column === 0 ? cell.padEnd(widths[column] ?? 0) : cell.padStart(widths[column] ?? 0))).join('  ').trimEnd(),
+    row
+      .map((cell, column) => (column === 0 ? cell.padEnd(widths[column] ?? 0) : cell.padStart(widths[column] ?? 0)))
+      .join('  ')
+      .trimEnd(),
   )
 }
 

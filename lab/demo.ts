@@ -81,27 +81,26 @@ async function pingAll(members: readonly Member[]): Promise<(number | undefined)
 
 async function demo(hosts: number, engine: string, stay: boolean): Promise<boolean> {
   say(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container; leases in a directory\n`)
+  // Every one of them, not the first: npm passes on a Ctrl-C that the terminal has already sent.
+  const interrupted = new Promise<void>((resolve) => process.on('SIGINT', resolve).on('SIGTERM', resolve))
   const lab = await step(`${hosts} hosts: network namespaces on one bridge`, () => createLab({ hosts }))
-  const interrupted = new Promise<void>((resolve) => process.once('SIGINT', resolve).once('SIGTERM', resolve))
-  const daemons: Daemon[] = []
   try {
     const leases = join(lab.folder, 'leases')
     mkdirSync(leases)
     writeFileSync(join(leases, 'config'), JSON.stringify({ Network: NETWORK, Backend: { Type: 'udp' } }))
 
     const work = async (): Promise<boolean> => {
-      await step(`weftd on each: a lease out of ${NETWORK}, a tunnel`, async () => {
-        for (const host of lab.hosts)
-          daemons.push(host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine] }))
-        await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+      const started = await step(`weftd on each: a lease out of ${NETWORK}, a tunnel`, async () => {
+        const all = lab.hosts.map((host) => ({
+          host,
+          daemon: host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine] }),
+        }))
+        await Promise.all(all.map(({ daemon }) => daemon.line(/flannel is ready/)))
+        return all
       })
       const members = await step('a container behind each host', () =>
         Promise.all(
-          lab.hosts.map(async (host, index): Promise<Member> => ({
-            host,
-            daemon: daemons[index]!,
-            pod: await host.startPod(),
-          })),
+          started.map(async ({ host, daemon }): Promise<Member> => ({ host, daemon, pod: await host.startPod() })),
         ),
       )
       await step('every container reaches every other', async () => {

@@ -44,9 +44,10 @@ export async function iperfServer(
   port = 5201,
 ): Promise<IperfServer> {
   const process = spawn(['iperf3', '--server', '--forceflush', '--port', String(port)])
-  if (!process.stdout) throw new Error('iperf3 has no stdout')
+  const { stdout } = process
+  if (!stdout) throw new Error('iperf3 has no stdout')
   await new Promise<void>((resolve, reject) => {
-    createInterface({ input: process.stdout! }).on('line', (line) => line.includes('listening') && resolve())
+    createInterface({ input: stdout }).on('line', (line) => line.includes('listening') && resolve())
     process.once('exit', () => reject(new Error('iperf3 --server ended; is the port taken?')))
   })
   return {

@@ -38,7 +38,7 @@ export async function becomeRoot(): Promise<void> {
       'modprobe tun; chmod 0666 /dev/net/tun',
     )
   }
-  const [file = '', ...args] = [...WRAPPER, 'sh', '-c', PRIVATE_RUN, 'sh', process.execPath, ...process.argv.slice(1)]
+  const [file, ...args] = [...WRAPPER, 'sh', '-c', PRIVATE_RUN, 'sh', process.execPath, ...process.argv.slice(1)]
   const child = spawn(file, args, { stdio: 'inherit', env: { ...process.env, WEFT_UNPRIVILEGED: '1' } })
   // The terminal sends its signals to both; this one waits for the other to clean up.
   process.on('SIGINT', () => {}).on('SIGTERM', () => child.kill('SIGTERM'))

@@ -33,12 +33,17 @@ function compiles(compiler) {
   const flags = ['-std=c++20', '-fsyntax-only', '-fno-exceptions', '-Wall', '-Wextra', '-Werror', '-DNAPI_VERSION=8']
   flags.push('-DNODE_ADDON_API_DISABLE_CPP_EXCEPTIONS', '-isystem', headers(), '-isystem', join(root, addonApi))
   // One run a file, so that every file's findings are seen, with each header checked by those that include it.
-  return sources.filter((path) => path.startsWith('native/') && path.endsWith('.cc')).map((path) => run(compiler, [...flags, path])).every(Boolean)
+  return sources
+    .filter((path) => path.startsWith('native/') && path.endsWith('.cc'))
+    .map((path) => run(compiler, [...flags, path]))
+    .every(Boolean)
 }
 
 if (process.argv.includes('--fix')) {
   process.exitCode = run('clang-format', ['-i', ...sources]) ? 0 : 1
 } else {
-  const fine = [run('clang-format', ['--dry-run', '-Werror', ...sources]), compiles('g++'), compiles('clang++')].every(Boolean)
+  const fine = [run('clang-format', ['--dry-run', '-Werror', ...sources]), compiles('g++'), compiles('clang++')].every(
+    Boolean,
+  )
   process.exitCode = fine ? 0 : 1
 }

@@ -5,7 +5,17 @@
 // that one needs, and for all of it without a word.
 
 import { spawn, spawnSync } from 'node:child_process'
-import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, utimesSync, writeFileSync } from 'node:fs'
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs'
 import { createRequire } from 'node:module'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -84,7 +94,12 @@ async function systemPackages(kinds, mustBuild) {
     await withoutServices(async () => {
       const env = { DEBIAN_FRONTEND: 'noninteractive' }
       await step('package lists', apt, ['update', '-q'], { env })
-      await step(`install ${packages.join(' ')}`, apt, ['install', '-y', '-q', '--no-install-recommends', ...packages], { env })
+      await step(
+        `install ${packages.join(' ')}`,
+        apt,
+        ['install', '-y', '-q', '--no-install-recommends', ...packages],
+        { env },
+      )
     })
     if (packages.includes('etcd-server') && existsSync('/run/systemd/system')) {
       spawnSync('systemctl', ['disable', 'etcd'], { stdio: 'ignore' })
@@ -94,7 +109,9 @@ async function systemPackages(kinds, mustBuild) {
     return
   }
   const names = missing.map((need) => need.command).join(' ')
-  const remedy = apt ? `run: sudo apt-get update && sudo ${install}` : `install the packages that Debian calls ${packages.join(' ')}`
+  const remedy = apt
+    ? `run: sudo apt-get update && sudo ${install}`
+    : `install the packages that Debian calls ${packages.join(' ')}`
   // The tests skip, and say so, what needs a program that only they use; all else is needed by what was asked for.
   if (missing.some((need) => need.toBuild || need.for.some((kind) => kind !== 'test' && kinds.includes(kind)))) {
     fail(`not installed: ${names}; ${remedy}`)
@@ -125,7 +142,9 @@ function npmPackagesFit() {
   return Object.entries(wanted).every(
     ([path, entry]) =>
       path === '' ||
-      (installed[path] ? installed[path].version === entry.version && installed[path].integrity === entry.integrity : entry.optional === true),
+      (installed[path]
+        ? installed[path].version === entry.version && installed[path].integrity === entry.integrity
+        : entry.optional === true),
   )
 }
 
@@ -164,8 +183,14 @@ async function buildAddon() {
   const prefix = dirname(dirname(process.execPath))
   const headers = existsSync(join(prefix, 'include/node/node_api.h')) ? [`--nodedir=${prefix}`] : []
   const makefile = statSync(join(root, 'build/Makefile'), { throwIfNoEntry: false })
-  const configured = makefile !== undefined && makefile.mtimeMs > newest(['binding.gyp', 'package.json']) && existsSync(addonPath)
-  await step('build the addon', process.execPath, [gyp, ...(configured ? ['build'] : ['configure', 'build']), '--jobs=max', ...headers])
+  const configured =
+    makefile !== undefined && makefile.mtimeMs > newest(['binding.gyp', 'package.json']) && existsSync(addonPath)
+  await step('build the addon', process.execPath, [
+    gyp,
+    ...(configured ? ['build'] : ['configure', 'build']),
+    '--jobs=max',
+    ...headers,
+  ])
   // A change that make sees no work in (a comment in a header nobody includes) must not be a reason for ever.
   utimesSync(addonPath, began, began)
 }
@@ -180,7 +205,11 @@ function typescriptFits() {
 
 async function buildTypescript() {
   const began = Date.now() / 1000
-  await step('build the TypeScript', process.execPath, [join(root, 'node_modules/typescript/bin/tsc'), '-p', 'tsconfig.json'])
+  await step('build the TypeScript', process.execPath, [
+    join(root, 'node_modules/typescript/bin/tsc'),
+    '-p',
+    'tsconfig.json',
+  ])
   mkdirSync(dirname(stamp), { recursive: true })
   writeFileSync(stamp, '')
   utimesSync(stamp, began, began)
