@@ -107,8 +107,9 @@ function ipv4Range(members: Members): SubnetRange<Ipv4Net, Ipv4> {
   )
   const step = ipv4NetSize(subnetLength)
   const end = network.address + ipv4NetSize(network.prefixLength)
-  const subnetMin = parsed(members, 'SubnetMin', 'an IPv4 address', parseIpv4) ?? network.address + step
-  const subnetMax = parsed(members, 'SubnetMax', 'an IPv4 address', parseIpv4) ?? end - step
+  // 0.0.0.0 and :: are Go's empty addresses: the default holds, as for an absent one.
+  const subnetMin = parsed(members, 'SubnetMin', 'an IPv4 address', parseIpv4) || network.address + step
+  const subnetMax = parsed(members, 'SubnetMax', 'an IPv4 address', parseIpv4) || end - step
   for (const [name, address] of [
     ['SubnetMin', subnetMin],
     ['SubnetMax', subnetMax],
@@ -137,8 +138,8 @@ function ipv6Range(members: Members): SubnetRange<Ipv6Net, Ipv6> {
   )
   const step = ipv6NetSize(subnetLength)
   const end = network.address + ipv6NetSize(network.prefixLength)
-  const subnetMin = parsed(members, 'IPv6SubnetMin', 'an IPv6 address', parseIpv6) ?? network.address + step
-  const subnetMax = parsed(members, 'IPv6SubnetMax', 'an IPv6 address', parseIpv6) ?? end - step
+  const subnetMin = parsed(members, 'IPv6SubnetMin', 'an IPv6 address', parseIpv6) || network.address + step
+  const subnetMax = parsed(members, 'IPv6SubnetMax', 'an IPv6 address', parseIpv6) || end - step
   for (const [name, address] of [
     ['IPv6SubnetMin', subnetMin],
     ['IPv6SubnetMax', subnetMax],

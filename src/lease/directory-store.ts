@@ -12,6 +12,7 @@
 // Others' changes are seen by inotify, and by looking again every few seconds: a shared file system tells nothing of
 // what another host wrote.
 
+import { randomBytes } from 'node:crypto'
 import { watch as watchDirectory, type FSWatcher } from 'node:fs'
 import { link, mkdir, open, readdir, readFile, rename, stat, unlink } from 'node:fs/promises'
 import { hostname } from 'node:os'
@@ -58,7 +59,8 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
   const temporaries = join(top, 'tmp')
   const ttlMs = options.ttlMs ?? LEASE_TTL_MS
   const rescanMs = options.rescanMs ?? RESCAN_MS
-  const identity = `${hostname()}.${process.pid}`
+  // Random besides: a container has the same name and process id again after a crash in the middle of a write.
+  const identity = `${hostname()}.${process.pid}.${randomBytes(4).toString('hex')}`
   let prepared: Promise<void> | undefined
   let temporaryCount = 0
   /** The last listing; its number serves as its revision. A watch can start from it, and from nothing older. */

@@ -87,8 +87,21 @@ function hostsOf(endpoints: readonly string[]): string[] {
       remedy: 'name one, such as --etcd-endpoints=http://127.0.0.1:2379',
     })
   }
+  if (new Set(hosts.map((host) => host.startsWith('https:'))).size > 1) {
+    throw new WeftError('USAGE', `some etcd endpoints are https and some are not: ${hosts.join(', ')}`, {
+      remedy: 'give --etcd-endpoints of one kind',
+    })
+  }
   return hosts
 }
+
+type HostPolicy = ReturnType<NonNullable<NonNullable<IOptions['faultHandling']>['host']>>
+
+/**
+ * Instead of etcd3's circuit breaker, which answers for a dead host by itself for 5 s: its message hides the cause, and
+ * whoever calls makes pauses already.
+ */
+const noBreaker = { execute: async (run: () => unknown) => run() } as unknown as HostPolicy
 
 /** A store in etcd. Does not contact it. Throws WeftError USAGE for files that cannot be read. */
 export function createEtcdStore(options: EtcdOptions): Store {
@@ -97,6 +110,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
     hosts: hostsOf(options.endpoints),
     ...(tls ? { credentials: tls } : {}),
     ...(options.username === '' ? {} : { auth: { username: options.username, password: options.password } }),
+    faultHandling: { host: () => noBreaker },
     // A function, so that each try has a deadline of its own.
     defaultCallOptions: ({ isStream }) => (isStream ? {} : { deadline: Date.now() + CALL_TIMEOUT_MS }),
     grpcOptions: {

@@ -30,6 +30,8 @@ const BACKOFF_MIN_MS = 100
 const BACKOFF_MAX_MS = 5_000
 /** The same failure is logged again after this long: a store that is away for days must not fill the disk. */
 const REPEAT_LOG_MS = 10_000
+/** Nor may failures that differ each time. */
+const LOG_LINES_A_MINUTE = 10
 
 /** Time, as the loops see it; a simulation brings its own. */
 export interface Clock {
@@ -201,7 +203,7 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
   let after: bigint | undefined
   let relistAt = 0
   let failures = 0 // since the watch last proved good
-  let logged = { text: '', at: 0 }
+  let logged: { text: string; at: number }[] = [] // in the last minute
   for (;;) {
     signal.throwIfAborted()
     try {
@@ -237,8 +239,11 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
       const text = gap
         ? `${store.name} watch for leases fell behind (${error.message}), re-listing and resuming`
         : `${store.name} watch channel for leases closed (${describeError(error)}), reconnecting from rev ${after ?? 0n}...`
-      if (text !== logged.text || clock.now() - logged.at >= REPEAT_LOG_MS) {
-        logged = { text, at: clock.now() }
+      const now = clock.now()
+      logged = logged.filter(({ at }) => now - at < 60_000)
+      const repeated = logged.some((line) => line.text === text && now - line.at < REPEAT_LOG_MS)
+      if (!repeated && logged.length < LOG_LINES_A_MINUTE) {
+        logged.push({ text, at: now })
         if (gap) log.warn(text)
         else log.error(text)
       }

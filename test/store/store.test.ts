@@ -9,6 +9,7 @@ import {
   rmSync,
   unlinkSync,
   utimesSync,
+  watch as watchDirectory,
   writeFileSync,
 } from 'node:fs'
 import { open as openFile } from 'node:fs/promises'
@@ -17,7 +18,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { Etcd3 } from 'etcd3'
-import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
+import { afterAll, afterEach, beforeAll, describe, expect, it, vi } from 'vitest'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { addon } from '../../src/host/addon.ts'
 import { createDirectoryStore } from '../../src/lease/directory-store.ts'
@@ -515,6 +516,20 @@ describe('the etcd store, when things break', () => {
     })
     expect(JSON.stringify(error) + (error as Error).message).not.toContain('sesame')
   })
+
+  it('gives the cause however often it is asked', async () => {
+    const store = createEtcdStore({
+      endpoints: ['http://127.0.0.1:1'],
+      prefix: '/x',
+      certFile: '',
+      keyFile: '',
+      caFile: '',
+      username: '',
+      password: '',
+    })
+    stores.push(store)
+    for (let times = 0; times < 4; times++) await expect(store.config(signal())).rejects.toThrow('ECONNREFUSED')
+  })
 })
 
 describe('the etcd store and who may use it', () => {
@@ -540,6 +555,9 @@ describe('the etcd store and who may use it', () => {
     const store = open(etcd, { endpoints: ['http://127.0.0.1:1/', ` ${etcd.endpoint}/ `] })
     for (let times = 0; times < 5; times++) expect(await store.config(signal())).toBeUndefined()
     expect(() => open(etcd, { endpoints: [''] })).toThrow(
+      expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-endpoints') }),
+    )
+    expect(() => open(etcd, { endpoints: ['http://127.0.0.1:1', 'https://127.0.0.1:2'] })).toThrow(
       expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-endpoints') }),
     )
   })
@@ -702,6 +720,21 @@ describe('the directory store, when things break', () => {
     await renewLease(stores[0]!, lease, { ttlMs: TTL_MS, log: quiet(), signal: signal() })
     await stores.splice(0)[0]!.close()
     expect(readdirSync(join(folders.at(-1)!, 'tmp'))).toEqual([])
+  })
+
+  it('writes though a process of the same name and number died while it wrote', async () => {
+    const bed = directoryBed()
+    const first = bed.open()
+    await first.config(signal()) // makes the folders
+    const names = new Set<string>()
+    const watcher = watchDirectory(join(bed.prefix, 'tmp'), (_event, name) => void names.add(name ?? ''))
+    const lease = await acquire(first, '1.1.1.1', { previous: '10.5.7.0/24' })
+    await vi.waitFor(() => expect([...names].some((name) => name.startsWith(lease.key))).toBe(true))
+    watcher.close()
+    await bed.remove(lease.key)
+    for (const name of names) writeFileSync(join(bed.prefix, 'tmp', name), 'half')
+    expect((await acquire(bed.open(), '1.1.1.1', { previous: '10.5.7.0/24' })).key).toBe(lease.key)
+    expect(await bed.dump()).toEqual({ [lease.key]: value('1.1.1.1') })
   })
 
   it('says what is wrong with a place that is no directory', async () => {

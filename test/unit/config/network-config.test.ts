@@ -19,6 +19,10 @@ describe('network configuration', () => {
     expect(parseNetworkConfig('{"Network":"10.3.0.0/16"}').backendType).toBe('udp')
   })
 
+  it('takes an empty address for an absent one, as Go does', () => {
+    expect(range('{"Network":"10.3.0.0/16","SubnetMin":"0.0.0.0","SubnetMax":""}')).toBe('10.3.1.0 10.3.255.0 /24')
+  })
+
   it('keeps what is given', () => {
     expect(range('{"Network":"10.3.0.0/16","SubnetMin":"10.3.5.0","SubnetMax":"10.3.8.0","SubnetLen":28}')).toBe(
       '10.3.5.0 10.3.8.0 /28',

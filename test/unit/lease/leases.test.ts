@@ -90,6 +90,29 @@ describe('following', () => {
     expect(log.lines.length).toBeLessThanOrEqual(Math.ceil(clock.now() / 10_000))
   })
 
+  it('logs at most ten lines a minute, though each failure reads differently', async () => {
+    const controller = new AbortController()
+    const clock = jumpingClock()
+    const times: number[] = []
+    const line = (): void => void times.push(clock.now())
+    let listings = 0
+    const store = fakeStore({
+      async list() {
+        if (++listings === 200) controller.abort(ended)
+        throw new WeftError('STORE_UNAVAILABLE', `failure ${listings}`)
+      },
+    })
+    const log = { info: line, warn: line, error: line, v: () => false }
+    const updates = followLeases(store, { log, signal: controller.signal, clock, random: () => 0 })
+    await expect(updates.next()).rejects.toBe(ended)
+    expect(clock.now()).toBeGreaterThan(300_000)
+    for (const from of times) {
+      expect(times.filter((time) => time >= from && time < from + 60_000).length).toBeLessThanOrEqual(10)
+    }
+    // And it does not fall silent.
+    expect(times.length).toBeGreaterThanOrEqual(Math.floor(clock.now() / 60_000) * 10)
+  })
+
   it('follows changes though the listing that is due fails', async () => {
     const controller = new AbortController()
     const log = recorder()
