@@ -10,7 +10,8 @@ import { messageOf, WeftError } from '../errors.ts'
 /** The package's top folder, from src/ and from dist/src/ alike. */
 function packageRoot(): string {
   let folder = dirname(fileURLToPath(import.meta.url))
-  while (!existsSync(join(folder, 'binding.gyp'))) folder = dirname(folder)
+  // Where no folder has it, this ends at the root, and loading says that there is no addon.
+  while (!existsSync(join(folder, 'binding.gyp')) && folder !== dirname(folder)) folder = dirname(folder)
   return folder
 }
 
