@@ -38,7 +38,12 @@ async function startEngine(name: string, config: EngineConfig): Promise<Engine> 
 }
 
 /** The backend that the network configuration names. Throws WeftError CONFIG for one that there is not. */
-export async function createBackend(config: NetworkConfig, external: ExternalInterface, options: DaemonOptions, log: Log): Promise<Backend> {
+export async function createBackend(
+  config: NetworkConfig,
+  external: ExternalInterface,
+  options: DaemonOptions,
+  log: Log,
+): Promise<Backend> {
   if (config.backendType !== 'udp') {
     throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${config.backendType}`, {
       remedy: 'set "Backend": {"Type": "udp"} in the network configuration',

@@ -80,7 +80,11 @@ export async function runDaemon(options: DaemonOptions, log: Log, stopping: Abor
 }
 
 /** The node's life once it is known what it is made of: lease, data path, loops. As `runDaemon` for its end. */
-export async function runNode(parts: NodeParts, previous: Ipv4Net | undefined, stopping: AbortController): Promise<never> {
+export async function runNode(
+  parts: NodeParts,
+  previous: Ipv4Net | undefined,
+  stopping: AbortController,
+): Promise<never> {
   const { backend, log, signal } = parts
   const lease = await acquire(parts, await backend.prepare(signal), previous)
   const network = await backend.open(lease, signal)
@@ -112,7 +116,9 @@ async function waitForConfig(store: Store, log: Log, signal: AbortSignal): Promi
       return config
     } catch (error) {
       signal.throwIfAborted()
-      const mayPass = (['CONFIG', 'CONFIG_MISSING', 'STORE_UNAVAILABLE'] as const).some((code) => isWeftError(error, code))
+      const mayPass = (['CONFIG', 'CONFIG_MISSING', 'STORE_UNAVAILABLE'] as const).some((code) =>
+        isWeftError(error, code),
+      )
       if (!mayPass) throw error
       failed(error)
     }
@@ -123,9 +129,13 @@ async function waitForConfig(store: Store, log: Log, signal: AbortSignal): Promi
 function configMissing(store: Store): WeftError {
   const example = '{"Network":"10.5.0.0/16"}'
   return store.name === 'etcd'
-    ? new WeftError('CONFIG_MISSING', 'flannel config not found in etcd store. Did you create your config using etcdv3 API?', {
-        remedy: `put it with \`etcdctl put <etcd-prefix>/config '${example}'\`, or see whether --etcd-prefix is right`,
-      })
+    ? new WeftError(
+        'CONFIG_MISSING',
+        'flannel config not found in etcd store. Did you create your config using etcdv3 API?',
+        {
+          remedy: `put it with \`etcdctl put <etcd-prefix>/config '${example}'\`, or see whether --etcd-prefix is right`,
+        },
+      )
     : new WeftError('CONFIG_MISSING', 'there is no network configuration in the lease directory', {
         remedy: `write it to the file \`config\` there: ${example}`,
       })
@@ -153,7 +163,13 @@ async function acquire(
   for (;;) {
     try {
       const wanted = previous ? { previous } : {}
-      return await acquireLease(store, config, attrs, { ...wanted, ttlMs: LEASE_TTL_MS, random: Math.random, log, signal })
+      return await acquireLease(store, config, attrs, {
+        ...wanted,
+        ttlMs: LEASE_TTL_MS,
+        random: Math.random,
+        log,
+        signal,
+      })
     } catch (error) {
       signal.throwIfAborted()
       if (!isWeftError(error, 'STORE_UNAVAILABLE')) throw error
@@ -168,7 +184,12 @@ async function publish({ options, config, log, lease, network }: Node): Promise<
   if (!network) return
   const path = options['subnet-file']
   try {
-    await writeSubnetEnv(path, { network: config.network, subnet: lease.subnet, mtu: network.mtu, ipMasq: options['ip-masq'] })
+    await writeSubnetEnv(path, {
+      network: config.network,
+      subnet: lease.subnet,
+      mtu: network.mtu,
+      ipMasq: options['ip-masq'],
+    })
     log.info(`Wrote subnet file to ${path}`)
     log.info('flannel is ready')
   } catch (error) {
@@ -190,7 +211,8 @@ async function follow(node: Node): Promise<never> {
     const { view, added, changed, removed } = applyUpdate(node.view, update)
     node.view = view
     const isOwn = ({ key }: Lease): boolean => key === node.lease.key
-    for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(`Subnet added: ${formatIpv4Net(lease.subnet)}`)
+    for (const lease of [...added, ...changed])
+      if (!isOwn(lease)) log.info(`Subnet added: ${formatIpv4Net(lease.subnet)}`)
     for (const lease of removed) if (!isOwn(lease)) log.info(`Subnet removed: ${formatIpv4Net(lease.subnet)}`)
     if (added.length + changed.length + removed.length > 0) await applyPeers(node)
     // A deletion that came between acquiring and the first listing was never in the view.
@@ -220,7 +242,9 @@ async function renewOrReplace(node: Node): Promise<void> {
     } catch (error) {
       signal.throwIfAborted()
       if (isWeftError(error, 'LEASE_LOST')) {
-        log.error(`Lease has been revoked: ${describeError(error)}. Acquiring a lease again; forwarding goes on meanwhile.`)
+        log.error(
+          `Lease has been revoked: ${describeError(error)}. Acquiring a lease again; forwarding goes on meanwhile.`,
+        )
         return replaceLease(node)
       }
       if (!isWeftError(error)) throw error

@@ -41,7 +41,9 @@ export function udpPort(backend: Readonly<Record<string, unknown>>): number {
   const entry = Object.entries(backend).find(([key]) => key.toLowerCase() === 'port')
   const port = entry?.[1] ?? DEFAULT_PORT
   if (typeof port !== 'number' || !Number.isInteger(port) || port < 0 || port > 65535) {
-    throw new WeftError('CONFIG', `Backend.Port is ${JSON.stringify(port)}`, { remedy: 'give it a number from 1 to 65535' })
+    throw new WeftError('CONFIG', `Backend.Port is ${JSON.stringify(port)}`, {
+      remedy: 'give it a number from 1 to 65535',
+    })
   }
   return port === 0 ? DEFAULT_PORT : port
 }
@@ -57,7 +59,9 @@ export function unusableReason({ attrs: { publicIp } }: Lease, own: OwnLease): s
 /** What can be wrong between the network and this host's address. Throws WeftError CONFIG when it cannot work. */
 function checkNetwork(config: NetworkConfig, address: Ipv4, log: Log): void {
   if (!config.enableIpv4) {
-    throw new WeftError('CONFIG', 'the udp backend needs IPv4, and EnableIPv4 is false', { remedy: 'set "EnableIPv4": true' })
+    throw new WeftError('CONFIG', 'the udp backend needs IPv4, and EnableIPv4 is false', {
+      remedy: 'set "EnableIPv4": true',
+    })
   }
   if (!ipv4NetContains(config.network, address)) return
   const problem = `the network ${formatIpv4Net(config.network)} contains this node's own address ${formatIpv4(address)}`
@@ -120,7 +124,13 @@ async function refuseForeignRoute(run: Run, config: NetworkConfig): Promise<void
 }
 
 /** Everything about the device that is not its existence; said as a whole, so that saying it again changes nothing. */
-async function configureDevice(run: Run, engine: Engine, config: NetworkConfig, lease: OwnLease, mtu: number): Promise<void> {
+async function configureDevice(
+  run: Run,
+  engine: Engine,
+  config: NetworkConfig,
+  lease: OwnLease,
+  mtu: number,
+): Promise<void> {
   const device = engine.tunName
   const address = `${formatIpv4(lease.subnet.address)}/32`
   await run('ip', ['link', 'set', 'dev', device, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
@@ -166,7 +176,8 @@ function openNetwork(options: UdpOptions, engine: Engine, lease: OwnLease, mtu: 
       const wrong: string[] = []
       if (!link.up) wrong.push(`${device} was down`)
       if (link.mtu !== mtu) wrong.push(`${device} had MTU ${link.mtu}`)
-      if (!link.addresses.some(({ address }) => address === lease.subnet.address)) wrong.push(`${device} had lost its address`)
+      if (!link.addresses.some(({ address }) => address === lease.subnet.address))
+        wrong.push(`${device} had lost its address`)
       const other = routes.find((route) => route.device !== device)
       if (other) wrong.push(`${network} was routed to ${other.device}`)
       else if (routes.length === 0) wrong.push(`the route to ${network} was gone`)

@@ -16,7 +16,13 @@ export interface Flag<Value extends FlagValue = FlagValue> {
 
 export type FlagTable = Readonly<Record<string, Flag>>
 export type Options<Table extends FlagTable> = { readonly [Name in keyof Table]: Widen<Table[Name]['default']> }
-type Widen<Value> = Value extends boolean ? boolean : Value extends number ? number : Value extends string ? string : readonly string[]
+type Widen<Value> = Value extends boolean
+  ? boolean
+  : Value extends number
+    ? number
+    : Value extends string
+      ? string
+      : readonly string[]
 
 export interface ParsedFlags<Table extends FlagTable> {
   readonly options: Options<Table>
@@ -33,7 +39,10 @@ const BOOLEANS: ReadonlyMap<string, boolean> = new Map([
 
 /** Go's strconv.ParseInt with base 0: decimal, 0x, 0o or a leading 0, 0b, and underscores between digits. */
 export function parseGoInt(text: string): number | undefined {
-  const match = /^([+-]?)(0[xX]_?[0-9a-fA-F](?:_?[0-9a-fA-F])*|0[bB]_?[01](?:_?[01])*|0[oO]?_?[0-7](?:_?[0-7])*|[1-9](?:_?[0-9])*|0)$/.exec(text)
+  const match =
+    /^([+-]?)(0[xX]_?[0-9a-fA-F](?:_?[0-9a-fA-F])*|0[bB]_?[01](?:_?[01])*|0[oO]?_?[0-7](?:_?[0-7])*|[1-9](?:_?[0-9])*|0)$/.exec(
+      text,
+    )
   if (!match) return undefined
   let digits = (match[2] ?? '').replaceAll('_', '')
   if (/^0[0-7]/.test(digits)) digits = `0o${digits.slice(1)}`
@@ -98,7 +107,9 @@ export function parseFlags<Table extends FlagTable>(table: Table, args: readonly
     }
     const value = readValue(flag, text)
     if (isProblem(value)) throw usage(`invalid value "${text}" for flag -${name}: ${value.problem}`)
-    options[name] = Array.isArray(flag.default) ? [...(given.has(name) ? (options[name] as string[]) : []), text] : value
+    options[name] = Array.isArray(flag.default)
+      ? [...(given.has(name) ? (options[name] as string[]) : []), text]
+      : value
     given.add(name)
   }
   return { options: options as Options<Table>, given, rest: args.slice(index) }
@@ -133,7 +144,9 @@ export function describeFlags(table: FlagTable): string {
     .toSorted(([a], [b]) => (a < b ? -1 : 1))
     .map(([name, flag]) => {
       const type = typeof flag.default
-      const word = flag.placeholder ?? (type === 'number' ? 'int' : type === 'string' ? 'string' : type === 'boolean' ? '' : 'value')
+      const word =
+        flag.placeholder ??
+        (type === 'number' ? 'int' : type === 'string' ? 'string' : type === 'boolean' ? '' : 'value')
       const head = word === '' ? `  -${name}` : `  -${name} ${word}`
       const value = flag.default
       const shown =

@@ -8,8 +8,8 @@ import { version } from './version.ts'
 const EXIT_FAILED = 1
 /** For a command line that cannot be read. flanneld exits with 0, which hides the mistake from a service manager. */
 const EXIT_USAGE = 2
-/** How long stopping may take. */
-const STOP_MS = 10_000
+/** How long stopping may take: less than service managers and Docker wait before they kill. */
+const STOP_MS = 5_000
 
 export function usage(program: string): string {
   return `Usage: ${program} [OPTION]...\n${describeFlags(FLANNEL_FLAGS)}\nweft's own:\n${describeFlags(WEFT_FLAGS)}\n`
@@ -77,8 +77,9 @@ export async function main(program: string, args: readonly string[], environment
       log.info('shutdownHandler sent cancel signal...')
       stopping.abort(stopped)
       setTimeout(() => {
-        log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process ends as it is`)
-        process.exit(EXIT_FAILED)
+        log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed`)
+        // Not process.exit: that joins libuv's threads, one of which may be what hangs (a file lock on a dead server).
+        process.kill(process.pid, 'SIGKILL')
       }, STOP_MS).unref()
     }
     process.on('SIGINT', stop).on('SIGTERM', stop)

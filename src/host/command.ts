@@ -37,13 +37,21 @@ export const run: Run = (file, args, { input, signal } = {}) =>
 
 function commandError(file: string, args: readonly string[], error: ExecFileException, stderr: string): WeftError {
   if (error.code === 'ENOENT') {
-    return new WeftError('COMMAND', `${file} is not installed`, { remedy: `install the package ${PACKAGES[file] ?? file}`, cause: error })
+    return new WeftError('COMMAND', `${file} is not installed`, {
+      remedy: `install the package ${PACKAGES[file] ?? file}`,
+      cause: error,
+    })
   }
   // Of several lines the last is what it died of; `ip` warns before.
-  const said = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : stderr.trim().split('\n').at(-1) || error.message
+  const said = error.killed
+    ? `no answer within ${TIMEOUT_MS / 1000} s`
+    : stderr.trim().split('\n').at(-1) || error.message
   const message = `\`${[file, ...args].join(' ')}\` failed: ${said}`
   if (/operation not permitted|permission denied/i.test(stderr)) {
-    return new WeftError('PERMISSION', message, { remedy: 'run as root or with the capability CAP_NET_ADMIN', cause: error })
+    return new WeftError('PERMISSION', message, {
+      remedy: 'run as root or with the capability CAP_NET_ADMIN',
+      cause: error,
+    })
   }
   return new WeftError('COMMAND', message, { cause: error })
 }

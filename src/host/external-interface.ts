@@ -37,18 +37,23 @@ export function preferredAddress(link: Link): Ipv4 | undefined {
 }
 
 function describeCandidates(links: readonly Link[]): string {
-  return links.map((link) => `${link.name}:[${link.addresses.map(({ address }) => formatIpv4(address)).join(' ')}]`).join(', ')
+  return links
+    .map((link) => `${link.name}:[${link.addresses.map(({ address }) => formatIpv4(address)).join(' ')}]`)
+    .join(', ')
 }
 
 /** Finds the interface. Throws WeftError INTERFACE, with every candidate named, when none fits. */
 export async function chooseExternalInterface(run: Run, wishes: InterfaceWishes, log: Log): Promise<ExternalInterface> {
   const publicIp = wishes.publicIp === '' ? undefined : parseIpv4(wishes.publicIp)
   if (wishes.publicIp !== '' && publicIp === undefined) {
-    throw new WeftError('USAGE', `invalid public IP address: ${wishes.publicIp}`, { remedy: 'give --public-ip an IPv4 address' })
+    throw new WeftError('USAGE', `invalid public IP address: ${wishes.publicIp}`, {
+      remedy: 'give --public-ip an IPv4 address',
+    })
   }
   const links = await listLinks(run)
   // With nothing but --public-ip, that address must be on an interface; behind NAT, --iface is needed too.
-  const ifaces = wishes.ifaces.length === 0 && wishes.canReach === '' && publicIp !== undefined ? [wishes.publicIp] : wishes.ifaces
+  const ifaces =
+    wishes.ifaces.length === 0 && wishes.canReach === '' && publicIp !== undefined ? [wishes.publicIp] : wishes.ifaces
 
   let found: { link: Link; address: Ipv4 } | undefined
   if (ifaces.length === 0 && wishes.canReach === '') {
@@ -66,9 +71,13 @@ export async function chooseExternalInterface(run: Run, wishes: InterfaceWishes,
   }
   if (!found) {
     const nat = ifaces === wishes.ifaces ? '' : '; --public-ip alone must be an address of this host'
-    throw new WeftError('INTERFACE', 'Failed to find interface to use that matches the interfaces and/or regexes provided', {
-      remedy: `choose one of ${describeCandidates(links)} with --iface${nat}`,
-    })
+    throw new WeftError(
+      'INTERFACE',
+      'Failed to find interface to use that matches the interfaces and/or regexes provided',
+      {
+        remedy: `choose one of ${describeCandidates(links)} with --iface${nat}`,
+      },
+    )
   }
   const { link, address } = found
   if (link.mtu === 0) {
@@ -105,12 +114,16 @@ function byNameOrAddress(links: readonly Link[], wish: string, log: Log): { link
 async function byReach(run: Run, links: readonly Link[], target: string): Promise<{ link: Link; address: Ipv4 }> {
   const address = parseIpv4(target)
   if (address === undefined) {
-    throw new WeftError('USAGE', `invalid IP address for --iface-can-reach: ${target}`, { remedy: 'give it an IPv4 address' })
+    throw new WeftError('USAGE', `invalid IP address for --iface-can-reach: ${target}`, {
+      remedy: 'give it an IPv4 address',
+    })
   }
   const route = await routeFor(run, address)
   const link = links.find(({ name }) => name === route?.device)
   if (!link || route?.source === undefined) {
-    throw new WeftError('INTERFACE', `there is no route to ${target}`, { remedy: `choose one of ${describeCandidates(links)} with --iface` })
+    throw new WeftError('INTERFACE', `there is no route to ${target}`, {
+      remedy: `choose one of ${describeCandidates(links)} with --iface`,
+    })
   }
   return { link, address: route.source }
 }
@@ -120,7 +133,9 @@ function withPreferredAddress(links: readonly Link[], name: string): { link: Lin
   if (!link) throw new WeftError('INTERFACE', `error looking up interface ${name}: no such network interface`)
   const address = preferredAddress(link)
   if (address === undefined) {
-    throw new WeftError('INTERFACE', `failed to find IPv4 address for interface ${name}`, { remedy: 'give it one, or choose another with --iface' })
+    throw new WeftError('INTERFACE', `failed to find IPv4 address for interface ${name}`, {
+      remedy: 'give it one, or choose another with --iface',
+    })
   }
   return { link, address }
 }

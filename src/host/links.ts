@@ -36,7 +36,15 @@ interface JsonLink {
   mtu?: number
   flags?: string[]
   txqlen?: number
-  addr_info?: { family?: string; local?: string; prefixlen?: number; scope?: string; dynamic?: boolean; deprecated?: boolean; secondary?: boolean }[]
+  addr_info?: {
+    family?: string
+    local?: string
+    prefixlen?: number
+    scope?: string
+    dynamic?: boolean
+    deprecated?: boolean
+    secondary?: boolean
+  }[]
 }
 
 interface JsonRoute {

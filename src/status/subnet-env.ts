@@ -72,7 +72,8 @@ export async function readPreviousSubnet(path: string, warn: (message: string) =
     text = ''
   }
   const value = parseEnv(text)['FLANNEL_SUBNET'] ?? ''
-  const nets = value === '' ? [] : parseNetList(value, (bad) => warn(`${bad} in ${path} is not a network; it is ignored`))
+  const nets =
+    value === '' ? [] : parseNetList(value, (bad) => warn(`${bad} in ${path} is not a network; it is ignored`))
   if (nets.length === 0) warn(`no subnet found for key: FLANNEL_SUBNET in file: ${path}`)
   else if (nets.length > 1) warn(`more than one subnet found for key: FLANNEL_SUBNET in file: ${path}; none is used`)
   return nets.length === 1 ? nets[0] : undefined

@@ -1,10 +1,12 @@
 // bad-input.test.ts - an operator's mistakes: each ends in one clear line that says what to do, never in a stack.
 
-import { mkdirSync, writeFileSync } from 'node:fs'
+import { closeSync, existsSync, mkdirSync, openSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { execute, type Finished } from '../../lab/command.ts'
 import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
+import { addon } from '../../src/host/addon.ts'
+import { startEtcd } from '../support/etcd.ts'
 
 let lab: Lab
 let host: Host
@@ -40,12 +42,17 @@ function expectOneError({ code, stderr }: Finished, exitCode: number, ...parts: 
 }
 
 describe('an error of one line', () => {
-  it('for an unknown flag', async () => expectOneError(await run(['--nonsense']), 2, 'flag provided but not defined: -nonsense', 'see --help'))
-  it('for a flag of flanneld that there is not yet', async () => expectOneError(await run(['--kube-subnet-mgr']), 2, '-kube-subnet-mgr', 'leave it out'))
+  it('for an unknown flag', async () =>
+    expectOneError(await run(['--nonsense']), 2, 'flag provided but not defined: -nonsense', 'see --help'))
+  it('for a flag of flanneld that there is not yet', async () =>
+    expectOneError(await run(['--kube-subnet-mgr']), 2, '-kube-subnet-mgr', 'leave it out'))
   it('for a bad value', async () => expectOneError(await run(['-v=loud']), 2, 'invalid value "loud" for flag -v'))
-  it('for a bad renewal margin', async () => expectOneError(await run(['--subnet-lease-renew-margin=0']), 1, 'out of acceptable range', '1 to 1439'))
-  it('for an unknown engine', async () => expectOneError(await run(['--engine', 'warp']), 1, 'unknown engine: warp', 'native'))
-  it('for an unknown feature', async () => expectOneError(await run([...withLeases(), '--without', 'magic']), 1, 'no such feature', 'udp-gso'))
+  it('for a bad renewal margin', async () =>
+    expectOneError(await run(['--subnet-lease-renew-margin=0']), 1, 'out of acceptable range', '1 to 1439'))
+  it('for an unknown engine', async () =>
+    expectOneError(await run(['--engine', 'warp']), 1, 'unknown engine: warp', 'native'))
+  it('for an unknown feature', async () =>
+    expectOneError(await run([...withLeases(), '--without', 'magic']), 1, 'no such feature', 'udp-gso'))
 
   it('without /dev/net/tun', async () => {
     const hidden = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/net && exec "$@"', 'sh']
@@ -53,11 +60,20 @@ describe('an error of one line', () => {
   })
 
   it('without CAP_NET_ADMIN', async () => {
-    expectOneError(await run(withLeases(), ['setpriv', '--bounding-set', '-net_admin', '--inh-caps', '-net_admin']), 1, 'EPERM', 'CAP_NET_ADMIN')
+    expectOneError(
+      await run(withLeases(), ['setpriv', '--bounding-set', '-net_admin', '--inh-caps', '-net_admin']),
+      1,
+      'EPERM',
+      'CAP_NET_ADMIN',
+    )
   })
 
   it('when the port is taken', async () => {
-    const blocker = host.spawn([process.execPath, '-e', "require('dgram').createSocket('udp4').bind(8285, () => console.log('bound'))"])
+    const blocker = host.spawn([
+      process.execPath,
+      '-e',
+      "require('dgram').createSocket('udp4').bind(8285, () => console.log('bound'))",
+    ])
     await new Promise((resolve) => blocker.stdout!.once('data', resolve))
     expectOneError(await run(withLeases()), 1, 'UDP port 192.168.77.1:8285 is taken', 'Backend.Port')
     expectOneError(await run([...withLeases(), '--engine', 'dgram']), 1, 'UDP port 192.168.77.1:8285 is taken')
@@ -69,11 +85,20 @@ describe('an error of one line', () => {
   })
 
   it('when the network contains the host', async () => {
-    expectOneError(await run(withLeases('{"Network":"192.168.0.0/16"}')), 1, '192.168.77.1', 'overlaps no network of the hosts')
+    expectOneError(
+      await run(withLeases('{"Network":"192.168.0.0/16"}')),
+      1,
+      '192.168.77.1',
+      'overlaps no network of the hosts',
+    )
   })
 
   it('for an unknown backend', async () => {
-    expectOneError(await run(withLeases('{"Network":"10.5.0.0/16","Backend":{"Type":"ali-vpc"}}')), 1, 'unknown backend type: ali-vpc')
+    expectOneError(
+      await run(withLeases('{"Network":"10.5.0.0/16","Backend":{"Type":"ali-vpc"}}')),
+      1,
+      'unknown backend type: ali-vpc',
+    )
   })
 
   it('for an interface that there is not', async () => {
@@ -92,16 +117,28 @@ describe('an error of one line', () => {
     expectOneError(await run(['--iface', 'eth0', '--lease-dir', file]), 1, file, '--lease-dir')
   })
 
+  it('for credentials that cannot be read', async () => {
+    expectOneError(await run(['--etcd-cafile', '/nowhere/ca.pem']), 1, 'cannot read /nowhere/ca.pem', '--etcd-cafile')
+  })
+
   it('when all subnets are leased', async () => {
     const folder = leaseDirectory('{"Network":"10.5.0.0/28"}')
-    for (const last of [4, 8, 12]) writeFileSync(join(folder, 'subnets', `10.5.0.${last}-30`), `{"PublicIP":"192.168.77.${last + 100}","PublicIPv6":null}`)
+    for (const last of [4, 8, 12])
+      writeFileSync(
+        join(folder, 'subnets', `10.5.0.${last}-30`),
+        `{"PublicIP":"192.168.77.${last + 100}","PublicIPv6":null}`,
+      )
     expectOneError(await run(['--iface', 'eth0', '--lease-dir', folder]), 1, 'out of subnets')
   })
 })
 
 describe('what is waited for', () => {
   it.each([
-    ['a broken configuration', '{"Network":', /Couldn't fetch network config: the network configuration is not valid JSON.*; mend/],
+    [
+      'a broken configuration',
+      '{"Network":',
+      /Couldn't fetch network config: the network configuration is not valid JSON.*; mend/,
+    ],
     ['a configuration without a network', '{}', /please define a correct Network parameter/],
   ])('%s, until it is mended', async (_title, config, pattern) => {
     const daemon = host.startDaemon({ args: ['--lease-dir', leaseDirectory(config)] })
@@ -111,14 +148,76 @@ describe('what is waited for', () => {
     expect(await daemon.stop()).toBe(0)
   })
 
+  it('a configuration that is not under the prefix, with how to put it', async () => {
+    const etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
+    try {
+      await etcd.ctl('put', '/elsewhere/config', '{"Network":"10.5.0.0/16"}')
+      const args = ['--etcd-endpoints', etcd.endpoint]
+      const daemon = host.startDaemon({ args })
+      await daemon.line(
+        /Couldn't fetch network config: flannel config not found in etcd store\..*etcdctl put .*--etcd-prefix/,
+      )
+      expect(await daemon.stop()).toBe(0)
+      const right = host.startDaemon({ args, env: { FLANNELD_ETCD_PREFIX: '/elsewhere' } })
+      await right.line(/flannel is ready/)
+    } finally {
+      await etcd.close()
+    }
+  })
+
   it('etcd that is down, with where and what to do; SIGTERM ends the wait with 0', async () => {
     const daemon = host.startDaemon({ args: ['--etcd-endpoints', 'http://192.168.77.1:2379'] })
-    await daemon.line(/Couldn't fetch network config: etcd at http:\/\/192\.168\.77\.1:2379 cannot be reached: .*; check --etcd-endpoints/)
+    await daemon.line(
+      /Couldn't fetch network config: etcd at http:\/\/192\.168\.77\.1:2379 cannot be reached: .*; check --etcd-endpoints/,
+    )
     expect(await daemon.stop()).toBe(0)
   })
 })
 
+describe('stopping', () => {
+  it('is cut short by a second signal, and by itself after five seconds', async () => {
+    const folder = leaseDirectory()
+    const lock = openSync(join(folder, 'lock'), 'w')
+    await addon.lockFile(lock)
+    try {
+      for (const signals of [2, 1]) {
+        const daemon = host.startDaemon({ args: ['--lease-dir', folder] })
+        await daemon.line(/Picking subnet/)
+        const began = performance.now()
+        if (signals === 2) {
+          daemon.process.kill('SIGINT')
+          await daemon.line(/shutdownHandler sent cancel signal/)
+        }
+        expect(await daemon.stop('SIGTERM')).toBeNull()
+        expect(daemon.process.signalCode).toBe(signals === 2 ? 'SIGTERM' : 'SIGKILL')
+        expect(performance.now() - began).toBeLessThan(signals === 2 ? 2_000 : 8_000)
+        expect(daemon.lines.some((line) => line.includes('Stopping took longer than 5 s'))).toBe(signals === 1)
+      }
+    } finally {
+      closeSync(lock)
+    }
+  })
+})
+
 describe('weftd', () => {
+  it('goes on when nobody reads its log any more', async () => {
+    const command = [
+      'sh',
+      '-c',
+      '"$@" 2>&1 | head -n 1',
+      'sh',
+      process.execPath,
+      weftd,
+      '--subnet-file',
+      host.subnetFile,
+      ...withLeases(),
+    ]
+    const shell = host.spawn(command)
+    await expect.poll(() => existsSync(host.subnetFile), { timeout: 10_000 }).toBe(true)
+    expect(await host.output(['ip', 'route', 'show', '10.5.0.0/16'])).toContain('dev flannel0')
+    expect(shell.exitCode).toBeNull()
+  })
+
   it('prints its version and its help to stderr and ends with 0', async () => {
     const version = await execute([process.execPath, weftd, '--version'])
     expect([version.code, version.stderr.trim()]).toEqual([0, '0.1.0'])

@@ -40,7 +40,13 @@ const backend: Backend = {
     if (refuse) throw refuse
     let die!: (error: Error) => void
     const fault = new Promise<Error>((resolve) => (die = resolve))
-    const network: FakeNetwork = { subnet: lease.key, applied: [], closed: false, mended: [], die: (why) => die(new Error(why)) }
+    const network: FakeNetwork = {
+      subnet: lease.key,
+      applied: [],
+      closed: false,
+      mended: [],
+      die: (why) => die(new Error(why)),
+    }
     networks.push(network)
     return {
       mtu: 1472,
@@ -105,9 +111,9 @@ describe('a node', () => {
     await ready()
     const [first] = networks
     expect(first!.subnet).toBe(own())
-    expect(lines.filter((line) => /Allocated|Wrote|ready|Running/.test(line)).map((line) => line.slice(0, 14))).toEqual([
-      ...['I Allocated le', 'I Wrote subnet', 'I flannel is r', 'I Running back'],
-    ])
+    expect(lines.filter((line) => /Allocated|Wrote|ready|Running/.test(line)).map((line) => line.slice(0, 14))).toEqual(
+      [...['I Allocated le', 'I Wrote subnet', 'I flannel is r', 'I Running back']],
+    )
     const address = own().replace(/(\d+)-26$/, (_text, last) => String(Number(last) + 1))
     expect(readFileSync(subnetFile(), 'utf8')).toBe(
       `FLANNEL_NETWORK=10.5.0.0/24\nFLANNEL_SUBNET=${address}/26\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n`,
@@ -161,7 +167,9 @@ describe('a node', () => {
     await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - 3_700_000)
     store.setDown(true)
     await vi.advanceTimersByTimeAsync(100_000 + 3 * 60_000)
-    const tries = lines.filter((line) => line.includes('Error renewing lease (trying again in 1 min): the store is down'))
+    const tries = lines.filter((line) =>
+      line.includes('Error renewing lease (trying again in 1 min): the store is down'),
+    )
     expect(tries.length).toBeGreaterThanOrEqual(3)
     expect(tries.length).toBeLessThanOrEqual(5)
     store.setDown(false)
@@ -182,7 +190,7 @@ describe('a node', () => {
   })
 
   it('notices a deletion that came before the first listing', async () => {
-    const list = store.list
+    const list = store.list.bind(store)
     store.list = async (signal) => {
       if (networks.length === 1 && !logged(/revoked/) && store.entries.size > 0) store.remove(own())
       return list(signal)
@@ -203,7 +211,11 @@ describe('a node', () => {
     expect(networks[1]!.subnet).toBe(own())
     expect(own()).not.toBe(before)
     expect(networks[1]!.applied.at(-1)).toEqual([before])
-    await until(() => readFileSync(subnetFile(), 'utf8').includes(`FLANNEL_SUBNET=${own().replace(/\d+-26/, '')}`) && lines.filter((line) => line.includes('Wrote subnet')).length === 2)
+    await until(
+      () =>
+        readFileSync(subnetFile(), 'utf8').includes(`FLANNEL_SUBNET=${own().replace(/\d+-26/, '')}`) &&
+        lines.filter((line) => line.includes('Wrote subnet')).length === 2,
+    )
   })
 
   it('opens the data path again when it died, with all peers, and closes the old one', async () => {
@@ -300,7 +312,13 @@ describe('a node', () => {
 })
 
 describe('formatGoDuration', () => {
-  it.each([[0, '0s'], [59_999, '59s'], [60_000, '1m0s'], [82_800_000, '23h0m0s'], [3_661_000, '1h1m1s']])('%d is %s', (ms, text) => {
+  it.each([
+    [0, '0s'],
+    [59_999, '59s'],
+    [60_000, '1m0s'],
+    [82_800_000, '23h0m0s'],
+    [3_661_000, '1h1m1s'],
+  ])('%d is %s', (ms, text) => {
     expect(formatGoDuration(ms)).toBe(text)
   })
 })

@@ -6,7 +6,9 @@ import { createLog, formatLogLine } from '../../src/log.ts'
 describe('log', () => {
   it("has klog's header and one line a message", () => {
     const at = new Date(2026, 10, 21, 2, 3, 4, 567).getTime() * 1000 + 89
-    expect(formatLogLine('warn', at, 42, 'a.ts:7', 'two\nlines')).toBe(String.raw`W1121 02:03:04.567089      42 a.ts:7] two\nlines`)
+    expect(formatLogLine('warn', at, 42, 'a.ts:7', 'two\nlines')).toBe(
+      String.raw`W1121 02:03:04.567089      42 a.ts:7] two\nlines`,
+    )
   })
 
   it('writes before it returns, with the letter of the level and the caller', () => {

@@ -29,7 +29,14 @@ interface FakeHost {
 }
 let host: FakeHost
 beforeEach(() => {
-  host = { commands: [], link: undefined, routes: [], fails: undefined, engine: { config: undefined, records: new Uint8Array(), stopped: 0 }, lines: [] }
+  host = {
+    commands: [],
+    link: undefined,
+    routes: [],
+    fails: undefined,
+    engine: { config: undefined, records: new Uint8Array(), stopped: 0 },
+    lines: [],
+  }
 })
 
 const run: Run = async (file, args) => {
@@ -44,8 +51,10 @@ const run: Run = async (file, args) => {
   const link = host.link!
   const setting = /^ip link set dev flannel0 mtu (\d+) txqueuelen (\d+) up$/.exec(command)
   if (setting) Object.assign(link, { mtu: Number(setting[1]), txqlen: Number(setting[2]), flags: ['UP'] })
-  if (command.startsWith('ip address replace')) link.addr_info = [{ family: 'inet', local: '10.5.72.0', prefixlen: 32, scope: 'global' }]
-  if (command.startsWith('ip route replace')) host.routes = [...host.routes.filter(({ metric }) => metric), { dev: 'flannel0' }]
+  if (command.startsWith('ip address replace'))
+    link.addr_info = [{ family: 'inet', local: '10.5.72.0', prefixlen: 32, scope: 'global' }]
+  if (command.startsWith('ip route replace'))
+    host.routes = [...host.routes.filter(({ metric }) => metric), { dev: 'flannel0' }]
   return ''
 }
 
@@ -76,7 +85,12 @@ const { signal } = new AbortController()
 const open = (config?: string) => backend(config).open(own, signal)
 
 describe('udpPort', () => {
-  it.each([[{}, 8285], [{ port: 9000 }, 9000], [{ Port: 0 }, 8285], [{ PORT: 65535 }, 65535]])('reads %j as %d', (options, port) => {
+  it.each([
+    [{}, 8285],
+    [{ port: 9000 }, 9000],
+    [{ Port: 0 }, 8285],
+    [{ PORT: 65535 }, 65535],
+  ])('reads %j as %d', (options, port) => {
     expect(udpPort(options)).toBe(port)
   })
   it.each([[{ port: '8285' }], [{ port: -1 }], [{ port: 65536 }], [{ port: 1.5 }]])('refuses %j', (options) => {
@@ -90,7 +104,10 @@ describe('prepare', () => {
   })
 
   it('refuses a network whose subnets may hold our own address, and only warns outside of them', async () => {
-    await expect(backend(undefined, '10.5.9.9').prepare(signal)).rejects.toMatchObject({ code: 'CONFIG', message: expect.stringContaining('10.5.9.9') })
+    await expect(backend(undefined, '10.5.9.9').prepare(signal)).rejects.toMatchObject({
+      code: 'CONFIG',
+      message: expect.stringContaining('10.5.9.9'),
+    })
     await expect(backend(undefined, '10.5.255.255').prepare(signal)).rejects.toMatchObject({ code: 'CONFIG' })
     expect(host.lines).toEqual([])
     await backend(undefined, '10.5.0.9').prepare(signal)
@@ -99,7 +116,10 @@ describe('prepare', () => {
 
   it('needs IPv4', async () => {
     const config = '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48"}'
-    await expect(backend(config).prepare(signal)).rejects.toMatchObject({ code: 'CONFIG', message: expect.stringContaining('needs IPv4') })
+    await expect(backend(config).prepare(signal)).rejects.toMatchObject({
+      code: 'CONFIG',
+      message: expect.stringContaining('needs IPv4'),
+    })
   })
 })
 
@@ -151,7 +171,13 @@ describe('apply', () => {
     const network = await open('{"Network":"10.5.0.0/16","Backend":{"Port":7890}}')
     const leases = [lease('10.5.1.0/24', '192.0.2.2'), lease('10.5.2.0/24', '192.0.2.3', 'vxlan')]
     await network.apply(new Map(leases.map((entry) => [entry.key, entry])))
-    expect(decodePeers(host.engine.records).map((peer) => [formatIpv4Net(peer.subnet), formatIpv4(peer.endpoint), peer.port])).toEqual([
+    expect(
+      decodePeers(host.engine.records).map((peer) => [
+        formatIpv4Net(peer.subnet),
+        formatIpv4(peer.endpoint),
+        peer.port,
+      ]),
+    ).toEqual([
       ['10.5.1.0/24', '192.0.2.2', 7890],
       ['10.5.2.0/24', '192.0.2.3', 7890],
     ])
@@ -174,9 +200,12 @@ describe('apply', () => {
     expect(host.lines).toHaveLength(6)
   })
 
-  it.each([['224.0.0.1'], ['255.255.255.255'], ['0.1.2.3'], ['127.9.9.9'], ['192.0.2.1']])('%s is no endpoint', (address) => {
-    expect(unusableReason(lease('10.5.1.0/24', address), own)).toContain(address)
-  })
+  it.each([['224.0.0.1'], ['255.255.255.255'], ['0.1.2.3'], ['127.9.9.9'], ['192.0.2.1']])(
+    '%s is no endpoint',
+    (address) => {
+      expect(unusableReason(lease('10.5.1.0/24', address), own)).toContain(address)
+    },
+  )
 })
 
 describe('resync', () => {
@@ -193,7 +222,11 @@ describe('resync', () => {
     ['no address', () => (host.link!.addr_info = []), 'flannel0 had lost its address'],
     ['no route', () => (host.routes = []), 'the route to 10.5.0.0/16 was gone'],
     ['a foreign route', () => (host.routes = [{ dev: 'eth0' }]), '10.5.0.0/16 was routed to eth0'],
-    ['only a foreign route of a higher metric', () => (host.routes = [{ dev: 'eth0', metric: 9 }]), 'the route to 10.5.0.0/16 was gone'],
+    [
+      'only a foreign route of a higher metric',
+      () => (host.routes = [{ dev: 'eth0', metric: 9 }]),
+      'the route to 10.5.0.0/16 was gone',
+    ],
   ])('mends %s', async (_title, spoil, said) => {
     const network = await open()
     spoil()

@@ -2,7 +2,14 @@
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
-import { applyEnvironment, describeFlags, HelpWanted, parseFlags, parseGoInt, type FlagValue } from '../../../src/cli/go-flags.ts'
+import {
+  applyEnvironment,
+  describeFlags,
+  HelpWanted,
+  parseFlags,
+  parseGoInt,
+  type FlagValue,
+} from '../../../src/cli/go-flags.ts'
 import { FLAGS, FLANNEL_FLAGS, WEFT_FLAGS } from '../../../src/cli/options.ts'
 import { checkOptions, usage } from '../../../src/cli/weftd.ts'
 
@@ -34,8 +41,22 @@ describe('Go flags', () => {
   })
 
   it.each([
-    ['0', 0], ['7', 7], ['-7', -7], ['+7', 7], ['0x1F', 31], ['0b101', 5], ['0o17', 15], ['017', 15], ['1_000', 1000],
-    ['', undefined], ['x', undefined], ['1.5', undefined], ['08', undefined], ['1__0', undefined], ['0x', undefined], ['1e3', undefined],
+    ['0', 0],
+    ['7', 7],
+    ['-7', -7],
+    ['+7', 7],
+    ['0x1F', 31],
+    ['0b101', 5],
+    ['0o17', 15],
+    ['017', 15],
+    ['1_000', 1000],
+    ['', undefined],
+    ['x', undefined],
+    ['1.5', undefined],
+    ['08', undefined],
+    ['1__0', undefined],
+    ['0x', undefined],
+    ['1e3', undefined],
   ])('reads the number %j as %j', (text, value) => {
     expect(parseGoInt(text)).toBe(value)
   })
@@ -58,13 +79,19 @@ describe('Go flags', () => {
 
   it('names a bad variable and keeps the default', () => {
     const messages: string[] = []
-    const options = applyEnvironment(FLAGS, parse(), 'FLANNELD', { FLANNELD_V: 'x' }, (message) => messages.push(message))
+    const options = applyEnvironment(FLAGS, parse(), 'FLANNELD', { FLANNELD_V: 'x' }, (message) =>
+      messages.push(message),
+    )
     expect(options.v).toBe(0)
     expect(messages).toEqual(['invalid value "x" for FLANNELD_V: it takes a whole number'])
   })
 
   it("describes flags as Go's PrintDefaults", () => {
-    const text = describeFlags({ b: { default: false, help: 'one letter' }, name: { default: 'x', help: 'text' }, n: { default: 3, help: 'number' } })
+    const text = describeFlags({
+      b: { default: false, help: 'one letter' },
+      name: { default: 'x', help: 'text' },
+      n: { default: 3, help: 'number' },
+    })
     expect(text).toBe('  -b\tone letter\n  -n int\n    \tnumber (default 3)\n  -name string\n    \ttext (default "x")')
   })
 })
@@ -108,7 +135,8 @@ describe("flanneld's flags", () => {
   const nameOf = (name: string) => name as keyof typeof FLAGS
   /** A text that is not the default, what it reads as, and another text. */
   const samples = (fallback: FlagValue): { text: string; value: FlagValue; other: string; otherValue: FlagValue } => {
-    if (typeof fallback === 'boolean') return { text: String(!fallback), value: !fallback, other: String(fallback), otherValue: fallback }
+    if (typeof fallback === 'boolean')
+      return { text: String(!fallback), value: !fallback, other: String(fallback), otherValue: fallback }
     if (typeof fallback === 'number') return { text: '0x4D', value: 77, other: '5', otherValue: 5 }
     if (typeof fallback === 'string') return { text: 'a,b', value: 'a,b', other: 'c', otherValue: 'c' }
     return { text: 'a,b', value: ['a,b'], other: 'c', otherValue: ['c'] }
@@ -138,7 +166,9 @@ describe("flanneld's flags", () => {
     for (const name of Object.keys({ ...FLANNEL_FLAGS, ...WEFT_FLAGS })) {
       expect(lines.filter((line) => new RegExp(`^ {2}-${name}(\\s|$)`).test(line))).toHaveLength(1)
     }
-    expect(usage('weftd')).toContain('  -subnet-file string\n    \tfile that the subnet and the MTU are written to (default "/run/flannel/subnet.env")\n')
+    expect(usage('weftd')).toContain(
+      '  -subnet-file string\n    \tfile that the subnet and the MTU are written to (default "/run/flannel/subnet.env")\n',
+    )
   })
 })
 
@@ -153,23 +183,51 @@ describe('checkOptions', () => {
     expect(() => checkOptions(parse(...args).options)).toThrow(message)
   })
 
-  it.each([[['-subnet-lease-renew-margin=1']], [['-subnet-lease-renew-margin=1439', '-engine=dgram', '-workers=16']]])('takes %j', (args) => {
-    checkOptions(parse(...args).options)
-  })
+  it.each([[['-subnet-lease-renew-margin=1']], [['-subnet-lease-renew-margin=1439', '-engine=dgram', '-workers=16']]])(
+    'takes %j',
+    (args) => {
+      checkOptions(parse(...args).options)
+    },
+  )
 })
 
 describe('parseGoInt', () => {
-  const bases = [['', 10], ['0x', 16], ['0X', 16], ['0o', 8], ['0', 8], ['0b', 2]] as const
+  const bases = [
+    ['', 10],
+    ['0x', 16],
+    ['0X', 16],
+    ['0o', 8],
+    ['0', 8],
+    ['0b', 2],
+  ] as const
   it('reads what any base writes, with either sign', () => {
     fc.assert(
-      fc.property(fc.maxSafeNat(), fc.constantFrom(...bases), fc.constantFrom('', '-', '+'), (number, [prefix, base], sign) => {
-        expect(parseGoInt(sign + prefix + number.toString(base)) === (sign === '-' ? -number : number)).toBe(true)
-      }),
+      fc.property(
+        fc.maxSafeNat(),
+        fc.constantFrom(...bases),
+        fc.constantFrom('', '-', '+'),
+        (number, [prefix, base], sign) => {
+          expect(parseGoInt(sign + prefix + number.toString(base)) === (sign === '-' ? -number : number)).toBe(true)
+        },
+      ),
     )
   })
 
   it('never takes what JavaScript takes and Go does not', () => {
-    for (const text of [' 1', '1 ', '1.0', '1e1', 'Infinity', 'NaN', '0x', '_1', '1_', '9007199254740993', '--1', '٣']) {
+    for (const text of [
+      ' 1',
+      '1 ',
+      '1.0',
+      '1e1',
+      'Infinity',
+      'NaN',
+      '0x',
+      '_1',
+      '1_',
+      '9007199254740993',
+      '--1',
+      '٣',
+    ]) {
       expect(parseGoInt(text), text).toBeUndefined()
     }
   })

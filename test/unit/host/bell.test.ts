@@ -27,7 +27,10 @@ describe('bell', () => {
     expect(vi.getTimerCount()).toBe(0)
   })
 
-  it.each([[-5, 1], [2 ** 40, 2 ** 31 - 1]])('takes %d ms for a time', async (ms, endsWithin) => {
+  it.each([
+    [-5, 1],
+    [2 ** 40, 2 ** 31 - 1],
+  ])('takes %d ms for a time', async (ms, endsWithin) => {
     const waiting = createBell().wait(signal, ms)
     await vi.advanceTimersByTimeAsync(endsWithin)
     expect(await waiting).toBe(false)

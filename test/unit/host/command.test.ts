@@ -7,7 +7,9 @@ const node = (script: string, ...args: string[]): Promise<string> => run(process
 
 describe('run', () => {
   it('hands over arguments as they are, in the C locale', async () => {
-    expect(await node('console.log(process.argv[1], process.env.LC_ALL)', '$(id) `id` "; id')).toBe('$(id) `id` "; id C\n')
+    expect(await node('console.log(process.argv[1], process.env.LC_ALL)', '$(id) `id` "; id')).toBe(
+      '$(id) `id` "; id C\n',
+    )
   })
 
   it('gives input', async () => {
@@ -18,7 +20,11 @@ describe('run', () => {
     const path = process.env['PATH']
     process.env['PATH'] = '/nowhere'
     try {
-      await expect(run('ip', ['link'])).rejects.toMatchObject({ code: 'COMMAND', message: 'ip is not installed', remedy: 'install the package iproute2' })
+      await expect(run('ip', ['link'])).rejects.toMatchObject({
+        code: 'COMMAND',
+        message: 'ip is not installed',
+        remedy: 'install the package iproute2',
+      })
     } finally {
       process.env['PATH'] = path
     }
@@ -32,7 +38,9 @@ describe('run', () => {
   })
 
   it('tells a missing capability from other failures', async () => {
-    await expect(node('console.error("RTNETLINK answers: Operation not permitted"); process.exit(2)')).rejects.toMatchObject({
+    await expect(
+      node('console.error("RTNETLINK answers: Operation not permitted"); process.exit(2)'),
+    ).rejects.toMatchObject({
       code: 'PERMISSION',
       remedy: expect.stringContaining('CAP_NET_ADMIN'),
     })

@@ -4,7 +4,11 @@ import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../src/errors.ts'
 import type { Run } from '../../../src/host/command.ts'
-import { chooseExternalInterface, preferredAddress, type InterfaceWishes } from '../../../src/host/external-interface.ts'
+import {
+  chooseExternalInterface,
+  preferredAddress,
+  type InterfaceWishes,
+} from '../../../src/host/external-interface.ts'
 import type { Address } from '../../../src/host/links.ts'
 import { formatIpv4 } from '../../../src/net/ipv4.ts'
 
@@ -20,7 +24,12 @@ const link = (ifindex: number, ifname: string, addresses: readonly (string | Jso
   ...{ ifindex, ifname, mtu, flags: ['UP'], txqlen: 1000 },
   addr_info: [
     { family: 'inet6', local: '2001:db8::1', prefixlen: 64, scope: 'global' },
-    ...addresses.map((address) => ({ family: 'inet', prefixlen: 24, scope: 'global', ...(typeof address === 'string' ? { local: address } : address) })),
+    ...addresses.map((address) => ({
+      family: 'inet',
+      prefixlen: 24,
+      scope: 'global',
+      ...(typeof address === 'string' ? { local: address } : address),
+    })),
   ],
 })
 
@@ -32,13 +41,18 @@ const LINKS = [
 ]
 
 /** `ip` as it would answer on that host; anything else that is asked fails the test. */
-function host(defaults: readonly object[] = [{ dst: 'default', gateway: '192.0.2.1', dev: 'eth0' }], links = LINKS): Run {
+function host(
+  defaults: readonly object[] = [{ dst: 'default', gateway: '192.0.2.1', dev: 'eth0' }],
+  links = LINKS,
+): Run {
   return async (file, args) => {
     const question = [file, ...args].join(' ')
     if (question === 'ip -j address show') return JSON.stringify(links)
     if (question === 'ip -j -4 route show exact default') return JSON.stringify(defaults)
-    if (question === 'ip -j -4 route get 172.16.31.1') return JSON.stringify([{ dst: '172.16.31.1', dev: 'dummy0', prefsrc: '172.16.31.200' }])
-    if (question === 'ip -j -4 route get 203.0.113.1') throw new WeftError('COMMAND', '`ip route get` failed: RTNETLINK answers: Network is unreachable')
+    if (question === 'ip -j -4 route get 172.16.31.1')
+      return JSON.stringify([{ dst: '172.16.31.1', dev: 'dummy0', prefsrc: '172.16.31.200' }])
+    if (question === 'ip -j -4 route get 203.0.113.1')
+      throw new WeftError('COMMAND', '`ip route get` failed: RTNETLINK answers: Network is unreachable')
     throw new Error(`unexpected: ${question}`)
   }
 }
@@ -66,7 +80,10 @@ describe('chooseExternalInterface', () => {
   })
 
   it('takes the default route of the lowest metric, no metric being 0', async () => {
-    const routes = [{ dev: 'dummy0', metric: 600 }, { dev: 'eth0', metric: 100 }]
+    const routes = [
+      { dev: 'dummy0', metric: 600 },
+      { dev: 'eth0', metric: 100 },
+    ]
     expect((await choose({}, host(routes))).name).toBe('eth0')
     expect((await choose({}, host([...routes, { dev: 'dummy0' }]))).name).toBe('dummy0')
   })
@@ -100,12 +117,47 @@ describe('chooseExternalInterface', () => {
 
   it.each([
     ['no default route', {}, host([]), 'INTERFACE', 'unable to find default route', 'eth0:[192.0.2.7]'],
-    ['nothing that fits', { ifaces: ['eth9'] }, host(), 'INTERFACE', 'Failed to find interface to use', 'dummy0:[1.10.100.1 192.168'],
-    ['only a public IP of elsewhere', { publicIp: '203.0.113.9' }, host(), 'INTERFACE', 'Failed to find interface', '--iface'],
+    [
+      'nothing that fits',
+      { ifaces: ['eth9'] },
+      host(),
+      'INTERFACE',
+      'Failed to find interface to use',
+      'dummy0:[1.10.100.1 192.168',
+    ],
+    [
+      'only a public IP of elsewhere',
+      { publicIp: '203.0.113.9' },
+      host(),
+      'INTERFACE',
+      'Failed to find interface',
+      '--iface',
+    ],
     ['a public IP that is none', { publicIp: 'me' }, host(), 'USAGE', 'invalid public IP address: me', '--public-ip'],
-    ['a target that is none', { canReach: 'you' }, host(), 'USAGE', 'invalid IP address for --iface-can-reach: you', 'IPv4'],
-    ['a target without a route', { canReach: '203.0.113.1' }, host(), 'INTERFACE', 'no route to 203.0.113.1', '--iface'],
-    ['an interface without MTU', { ifaces: ['x'] }, host([], [link(2, 'x', ['192.0.2.7'], 0)]), 'INTERFACE', 'failed to determine MTU', '--iface'],
+    [
+      'a target that is none',
+      { canReach: 'you' },
+      host(),
+      'USAGE',
+      'invalid IP address for --iface-can-reach: you',
+      'IPv4',
+    ],
+    [
+      'a target without a route',
+      { canReach: '203.0.113.1' },
+      host(),
+      'INTERFACE',
+      'no route to 203.0.113.1',
+      '--iface',
+    ],
+    [
+      'an interface without MTU',
+      { ifaces: ['x'] },
+      host([], [link(2, 'x', ['192.0.2.7'], 0)]),
+      'INTERFACE',
+      'failed to determine MTU',
+      '--iface',
+    ],
   ] as const)('refuses %s', async (_title, wishes, run, code, message, remedy) => {
     await expect(choose(wishes, run)).rejects.toMatchObject({
       code,

@@ -25,14 +25,19 @@ describe('subnet.env', () => {
     } finally {
       process.umask(umask)
     }
-    expect(readFileSync(path, 'utf8')).toBe('FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.74.1/24\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n')
+    expect(readFileSync(path, 'utf8')).toBe(
+      'FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.74.1/24\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n',
+    )
     expect(statSync(path).mode & 0o777).toBe(0o644)
     expect(readdirSync(join(folder, 'a/b'))).toEqual(['subnet.env'])
   })
 
   it('says what to do when it cannot be written', async () => {
     writeFileSync(join(folder, 'file'), '')
-    await expect(writeSubnetEnv(join(folder, 'file/subnet.env'), env)).rejects.toMatchObject({ code: 'PERMISSION', remedy: expect.stringContaining('--subnet-file') })
+    await expect(writeSubnetEnv(join(folder, 'file/subnet.env'), env)).rejects.toMatchObject({
+      code: 'PERMISSION',
+      remedy: expect.stringContaining('--subnet-file'),
+    })
   })
 
   it.each([
