@@ -24,7 +24,18 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   cli: ['*'],
 }
 /** Files that read and write nothing: no clock, no I/O. */
-const PURE = ['errors.ts', 'net/', 'config/', 'lease/lease.ts', 'lease/allocate.ts', 'lease/peer-view.ts', 'dataplane/peers.ts', 'dataplane/packet.ts', 'cli/go-flags.ts', 'cli/options.ts']
+const PURE = [
+  'errors.ts',
+  'net/',
+  'config/',
+  'lease/lease.ts',
+  'lease/allocate.ts',
+  'lease/peer-view.ts',
+  'dataplane/peers.ts',
+  'dataplane/packet.ts',
+  'cli/go-flags.ts',
+  'cli/options.ts',
+]
 
 const files = readdirSync(source, { recursive: true, encoding: 'utf8' }).filter((file) => file.endsWith('.ts'))
 const imports = new Map(
@@ -53,10 +64,15 @@ describe('architecture', () => {
     expect(wrong).toEqual([])
   })
 
-  it.each(files.filter((file) => PURE.some((path) => file === path || (path.endsWith('/') && file.startsWith(path)))))('%s does no I/O', (file) => {
-    expect(imports.get(file)!.filter((target) => target.startsWith('node:'))).toEqual([])
-    expect(readFileSync(join(source, file), 'utf8')).not.toMatch(/\b(Date\.now|new Date|performance\.now|Math\.random|setTimeout)\b/)
-  })
+  it.each(files.filter((file) => PURE.some((path) => file === path || (path.endsWith('/') && file.startsWith(path)))))(
+    '%s does no I/O',
+    (file) => {
+      expect(imports.get(file)!.filter((target) => target.startsWith('node:'))).toEqual([])
+      expect(readFileSync(join(source, file), 'utf8')).not.toMatch(
+        /\b(Date\.now|new Date|performance\.now|Math\.random|setTimeout)\b/,
+      )
+    },
+  )
 
   it('has no circles', () => {
     const state = new Map<string, 'open' | 'done'>()
@@ -65,7 +81,8 @@ describe('architecture', () => {
       if (state.get(file) === 'open') circles.push([...path.slice(path.indexOf(file)), file].join(' -> '))
       if (state.has(file)) return
       state.set(file, 'open')
-      for (const target of imports.get(file) ?? []) if (target.startsWith('.')) visit(resolveImport(file, target), [...path, file])
+      for (const target of imports.get(file) ?? [])
+        if (target.startsWith('.')) visit(resolveImport(file, target), [...path, file])
       state.set(file, 'done')
     }
     for (const file of files) visit(file, [])
@@ -73,6 +90,14 @@ describe('architecture', () => {
   })
 
   it('names no file without saying what it is for', () => {
-    for (const file of files) expect(readFileSync(join(source, file), 'utf8').split('\n')[0], file).toMatch(new RegExp(`^// ${file.split('/').at(-1)!.replace('.', String.raw`\.`)} - `))
+    for (const file of files)
+      expect(readFileSync(join(source, file), 'utf8').split('\n')[0], file).toMatch(
+        new RegExp(
+          `^// ${file
+            .split('/')
+            .at(-1)!
+            .replace('.', String.raw`\.`)} - `,
+        ),
+      )
   })
 })

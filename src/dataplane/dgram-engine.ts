@@ -99,7 +99,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   // TUN to peer.
   function forward(bytes: Buffer): void {
     const size = ipv4PacketBytes(bytes)
-    if (size === undefined) return count(bytes.length > 0 && bytes.readUInt8(0) >> 4 === 6 ? 'tx_drop_no_route' : 'tx_drop_malformed')
+    if (size === undefined)
+      return count(bytes.length > 0 && bytes.readUInt8(0) >> 4 === 6 ? 'tx_drop_no_route' : 'tx_drop_malformed')
     const packet = Buffer.from(bytes.subarray(0, size)) // send() keeps it until the datagram is gone
     const endpoint = endpointFor(packet.readUInt32BE(16))
     if (!endpoint) {

@@ -19,7 +19,9 @@ export function startNativeEngine(config: EngineConfig, { naive = false } = {}):
   })
   const unknown = config.without.find((name) => !addon.featureNames.includes(name))
   if (unknown !== undefined) {
-    throw new WeftError('USAGE', `--without ${unknown}: there is no such feature`, { remedy: `choose of ${addon.featureNames.join(', ')}` })
+    throw new WeftError('USAGE', `--without ${unknown}: there is no such feature`, {
+      remedy: `choose of ${addon.featureNames.join(', ')}`,
+    })
   }
   let native
   try {
@@ -35,7 +37,8 @@ export function startNativeEngine(config: EngineConfig, { naive = false } = {}):
     )
   }
   const refused = addon.featureNames.filter((name) => !config.without.includes(name) && !native.offloads.includes(name))
-  if (!naive && refused.length > 0) notes.push(`the kernel does not offer ${refused.join(', ')}: slower, not less correct`)
+  if (!naive && refused.length > 0)
+    notes.push(`the kernel does not offer ${refused.join(', ')}: slower, not less correct`)
 
   const names = addon.counterNames
   return {

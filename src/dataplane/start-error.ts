@@ -11,17 +11,37 @@ export function engineStartError(error: unknown, config: EngineConfig): WeftErro
     new WeftError(kind, message, { remedy, cause: error })
   if (syscall === 'open /dev/net/tun') {
     return code === 'EPERM' || code === 'EACCES'
-      ? fail('NO_TUN', `/dev/net/tun may not be opened (${code})`, 'in a container, allow the device: --device /dev/net/tun')
-      : fail('NO_TUN', `/dev/net/tun cannot be opened (${code})`, 'load the module with `modprobe tun`, or mount the device into the container')
+      ? fail(
+          'NO_TUN',
+          `/dev/net/tun may not be opened (${code})`,
+          'in a container, allow the device: --device /dev/net/tun',
+        )
+      : fail(
+          'NO_TUN',
+          `/dev/net/tun cannot be opened (${code})`,
+          'load the module with `modprobe tun`, or mount the device into the container',
+        )
   }
   if (syscall === 'ioctl TUNSETIFF') {
     if (code === 'EPERM') {
-      return fail('PERMISSION', `the TUN device ${config.tunName} may not be created (EPERM)`, 'run as root or with the capability CAP_NET_ADMIN')
+      return fail(
+        'PERMISSION',
+        `the TUN device ${config.tunName} may not be created (EPERM)`,
+        'run as root or with the capability CAP_NET_ADMIN',
+      )
     }
-    return fail('DEVICE', `the TUN device ${config.tunName} cannot be created (${code})`, `if it is in use by another process, stop that; see \`ip link show\``)
+    return fail(
+      'DEVICE',
+      `the TUN device ${config.tunName} cannot be created (${code})`,
+      `if it is in use by another process, stop that; see \`ip link show\``,
+    )
   }
   if (code === 'EADDRINUSE') {
-    return fail('PORT_IN_USE', `UDP port ${where} is taken`, `stop the process that holds it (\`ss -ulnp sport = :${config.port}\`), flanneld perhaps, or set Backend.Port for all nodes`)
+    return fail(
+      'PORT_IN_USE',
+      `UDP port ${where} is taken`,
+      `stop the process that holds it (\`ss -ulnp sport = :${config.port}\`), flanneld perhaps, or set Backend.Port for all nodes`,
+    )
   }
   if (code === 'EADDRNOTAVAIL') {
     return fail('ADDRESS', `${config.bindAddress} is not an address of this host`, 'choose the interface with --iface')

@@ -7,7 +7,9 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { execute, output } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
 
-const SOURCES = ['checksum', 'coalesce', 'icmp', 'peers', 'segment'].map((name) => join(packageRoot, `native/${name}.cc`))
+const SOURCES = ['checksum', 'coalesce', 'icmp', 'peers', 'segment'].map((name) =>
+  join(packageRoot, `native/${name}.cc`),
+)
 
 let folder: string
 beforeAll(() => {
@@ -20,11 +22,30 @@ describe('the native core', () => {
     ['address and undefined behaviour', ['-fsanitize=address,undefined', '-fno-sanitize-recover=all']],
     ['threads', ['-fsanitize=thread']],
     ['nothing, optimised as it is shipped', ['-O2']],
-  ])('keeps its rules, watched for %s', async (_title, flags) => {
-    const program = join(folder, `core-${flags.length}-${flags[0]!.replaceAll(/\W/g, '')}`)
-    await output(['g++', '-std=c++20', '-g', '-O1', '-Wall', '-Wextra', '-Werror', '-fno-exceptions', ...flags, join(packageRoot, 'test/native/core_test.cc'), ...SOURCES, '-o', program, '-lpthread'])
-    const seed = String(Date.now() % 1_000_000)
-    const { code, stdout, stderr } = await execute([program, seed, flags[0] === '-O2' ? '60' : '8'])
-    expect({ code, said: (stdout + stderr).slice(-2_000) }).toEqual({ code: 0, said: `seed ${seed}: 0 failures\n` })
-  }, 120_000)
+  ])(
+    'keeps its rules, watched for %s',
+    async (_title, flags) => {
+      const program = join(folder, `core-${flags.length}-${flags[0]!.replaceAll(/\W/g, '')}`)
+      await output([
+        'g++',
+        '-std=c++20',
+        '-g',
+        '-O1',
+        '-Wall',
+        '-Wextra',
+        '-Werror',
+        '-fno-exceptions',
+        ...flags,
+        join(packageRoot, 'test/native/core_test.cc'),
+        ...SOURCES,
+        '-o',
+        program,
+        '-lpthread',
+      ])
+      const seed = String(Date.now() % 1_000_000)
+      const { code, stdout, stderr } = await execute([program, seed, flags[0] === '-O2' ? '60' : '8'])
+      expect({ code, said: (stdout + stderr).slice(-2_000) }).toEqual({ code: 0, said: `seed ${seed}: 0 failures\n` })
+    },
+    120_000,
+  )
 })

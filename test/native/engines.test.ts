@@ -18,10 +18,24 @@ const NOBODY = parseIpv4('10.5.3.7')!
 /** Runs an engine in a network namespace that ends with it. */
 async function probe(engine: string, job: Partial<ProbeJob>): Promise<ProbeResult> {
   const script = join(packageRoot, 'dist/test/support/engine-probe.js')
-  const text = await output(['unshare', '--net', '--mount', 'sh', '-c', 'mount -t sysfs sysfs /sys; exec "$@"', 'sh', process.execPath, script, engine], {
-    input: JSON.stringify({ toTun: [], toUdp: [], without: [], ...job }),
-    timeoutMs: 30_000,
-  })
+  const text = await output(
+    [
+      'unshare',
+      '--net',
+      '--mount',
+      'sh',
+      '-c',
+      'mount -t sysfs sysfs /sys; exec "$@"',
+      'sh',
+      process.execPath,
+      script,
+      engine,
+    ],
+    {
+      input: JSON.stringify({ toTun: [], toUdp: [], without: [], ...job }),
+      timeoutMs: 30_000,
+    },
+  )
   return JSON.parse(text) as ProbeResult
 }
 
@@ -37,7 +51,9 @@ function forwarded(packet: Buffer, hops: number): string | undefined {
 /** Packets of all kinds that a container may send; whatever the kernel forwards unchanged but for the TTL. */
 function packetsBetween(source: number, destination: number, seed: number, count: number): Buffer[] {
   const payload = fc.uint8Array({ minLength: 0, maxLength: 1400 }).map((bytes) => Buffer.from(bytes))
-  const udp = fc.tuple(payload, fc.integer({ min: 1, max: 4 })).map(([bytes, port]) => udpDatagram(source, destination, 1000 + port, 2000, bytes))
+  const udp = fc
+    .tuple(payload, fc.integer({ min: 1, max: 4 }))
+    .map(([bytes, port]) => udpDatagram(source, destination, 1000 + port, 2000, bytes))
   const fields = fc.record({
     tos: fc.constantFrom(0, 0x10, 0xb8),
     ttl: fc.integer({ min: 4, max: 255 }),
@@ -72,21 +88,49 @@ describe.each(['native', 'naive', 'dgram'])('the %s engine', (engine) => {
     const datagram = udpDatagram(CONTAINER, NOBODY, 1, 2, Buffer.from('hello, whoever'))
     const lost = ipv4Packet({ source: CONTAINER, destination: NOBODY, payload: datagram })
     const late = ipv4Packet({ source: CONTAINER, destination: PEER, ttl: 2, payload: datagram })
-    const icmpError = ipv4Packet({ source: CONTAINER, destination: NOBODY, protocol: 1, payload: Buffer.from([3, 1, 0, 0, 0, 0, 0, 0]) })
-    const lateInward = ipv4Packet({ source: PEER, destination: CONTAINER, ttl: 1, payload: udpDatagram(PEER, CONTAINER, 1, 2, Buffer.from('hello')) })
-    const { fromTun, fromUdp, counters } = await probe(engine, { toTun: hex([lost, late, icmpError]), toUdp: hex([lateInward]) })
-    const answers = fromTun.map((text) => Buffer.from(text, 'hex')).map((packet) => [packet.readUInt8(20), packet.readUInt8(21), packet.readUInt8(8), packet.readUInt32BE(12)])
+    const icmpError = ipv4Packet({
+      source: CONTAINER,
+      destination: NOBODY,
+      protocol: 1,
+      payload: Buffer.from([3, 1, 0, 0, 0, 0, 0, 0]),
+    })
+    const lateInward = ipv4Packet({
+      source: PEER,
+      destination: CONTAINER,
+      ttl: 1,
+      payload: udpDatagram(PEER, CONTAINER, 1, 2, Buffer.from('hello')),
+    })
+    const { fromTun, fromUdp, counters } = await probe(engine, {
+      toTun: hex([lost, late, icmpError]),
+      toUdp: hex([lateInward]),
+    })
+    const answers = fromTun
+      .map((text) => Buffer.from(text, 'hex'))
+      .map((packet) => [packet.readUInt8(20), packet.readUInt8(21), packet.readUInt8(8), packet.readUInt32BE(12)])
     // TTL 8, less the kernel's decrement.
     expect(answers).toEqual([
       [3, 0, 7, parseIpv4('10.5.1.0')],
       [11, 0, 7, parseIpv4('10.5.1.0')],
     ])
-    expect(fromUdp.map((text) => Buffer.from(text, 'hex')).map((packet) => [packet.readUInt8(20), packet.readUInt32BE(16)])).toEqual([[11, PEER]])
-    expect(counters).toMatchObject({ tx_drop_no_route: 2, tx_unreachable_sent: 1, tx_drop_ttl: 1, tx_time_exceeded_sent: 1, rx_drop_ttl: 1, rx_time_exceeded_sent: 1 })
+    expect(
+      fromUdp.map((text) => Buffer.from(text, 'hex')).map((packet) => [packet.readUInt8(20), packet.readUInt32BE(16)]),
+    ).toEqual([[11, PEER]])
+    expect(counters).toMatchObject({
+      tx_drop_no_route: 2,
+      tx_unreachable_sent: 1,
+      tx_drop_ttl: 1,
+      tx_time_exceeded_sent: 1,
+      rx_drop_ttl: 1,
+      rx_time_exceeded_sent: 1,
+    })
   })
 
   it('drops and counts datagrams that are no packets', async () => {
-    const good = ipv4Packet({ source: PEER, destination: CONTAINER, payload: udpDatagram(PEER, CONTAINER, 1, 2, Buffer.from('fine')) })
+    const good = ipv4Packet({
+      source: PEER,
+      destination: CONTAINER,
+      payload: udpDatagram(PEER, CONTAINER, 1, 2, Buffer.from('fine')),
+    })
     const change = (at: number, byte: number): Buffer => {
       const packet = Buffer.from(good)
       packet.writeUInt8(byte, at)
@@ -94,8 +138,13 @@ describe.each(['native', 'naive', 'dgram'])('the %s engine', (engine) => {
     }
     const evil = [
       ...Array.from({ length: 20 }, (_, size) => good.subarray(0, size)),
-      change(0, 0x05), change(0, 0xf5), change(0, 0x40), change(0, 0x44), change(0, 0x4f), // versions 0 and 15, IHL 0, 4, 15
-      change(2, 0xff), change(3, 19), // lengths beyond and below the truth
+      change(0, 0x05),
+      change(0, 0xf5),
+      change(0, 0x40),
+      change(0, 0x44),
+      change(0, 0x4f), // versions 0 and 15, IHL 0, 4, 15
+      change(2, 0xff),
+      change(3, 19), // lengths beyond and below the truth
     ]
     const { fromTun, counters } = await probe(engine, { toUdp: hex([...evil, good]) })
     expect(fromTun).toEqual([forwarded(good, 2)])
@@ -106,7 +155,11 @@ describe.each(['native', 'naive', 'dgram'])('the %s engine', (engine) => {
 describe('the native engine', () => {
   it.each([...addon.featureNames, addon.featureNames.join(' ')])('carries the same without %s', async (features) => {
     const without = features.split(' ')
-    const result = await probe('native', { toTun: hex(outward.slice(0, 300)), toUdp: hex(inward.slice(0, 300)), without })
+    const result = await probe('native', {
+      toTun: hex(outward.slice(0, 300)),
+      toUdp: hex(inward.slice(0, 300)),
+      without,
+    })
     expect(result.offloads.filter((name) => without.includes(name))).toEqual([])
     expect(sorted(result.fromUdp)).toEqual(sorted(outward.slice(0, 300).map((packet) => forwarded(packet, 2)!)))
     expect(sorted(result.fromTun)).toEqual(sorted(inward.slice(0, 300).map((packet) => forwarded(packet, 2)!)))
@@ -119,6 +172,8 @@ describe('the native engine', () => {
       start()
       start()
       process.exit(7)`
-    await expect(output(['unshare', '--net', process.execPath, '-e', script, packageRoot], { timeoutMs: 10_000 })).rejects.toThrow('ended with 7')
+    await expect(
+      output(['unshare', '--net', process.execPath, '-e', script, packageRoot], { timeoutMs: 10_000 }),
+    ).rejects.toThrow('ended with 7')
   })
 })

@@ -36,7 +36,8 @@ async function etcdLeases(on: Lab): Promise<Leases> {
       const id = BigInt(/"lease":(\d+)/.exec(await started.ctl('get', key(subnet), '-w', 'json'))![1]!).toString(16)
       await started.ctl('lease', 'revoke', id)
     },
-    values: async () => (await started.ctl('get', '--prefix', '--print-value-only', '/coreos.com/network/subnets/')).trim().split('\n'),
+    values: async () =>
+      (await started.ctl('get', '--prefix', '--print-value-only', '/coreos.com/network/subnets/')).trim().split('\n'),
   }
 }
 
@@ -77,7 +78,9 @@ describe.each([
     lab = await createLab({ hosts: 3 })
     const leases = await STORES[store](lab)
     await startAll(lab, [...leases.args, '--engine', engine])
-    expect((await leases.values()).toSorted()).toEqual([1, 2, 3].map((number) => `{"PublicIP":"192.168.77.${number}","PublicIPv6":null}`))
+    expect((await leases.values()).toSorted()).toEqual(
+      [1, 2, 3].map((number) => `{"PublicIP":"192.168.77.${number}","PublicIPv6":null}`),
+    )
     const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
     for (const from of pods) {
       for (const to of pods) {
@@ -86,14 +89,32 @@ describe.each([
         expect(await ping(from.namespace, to.address)).toHaveLength(3)
       }
     }
-    const server = await iperfServer((command) => lab!.hosts[1]!.spawn(['ip', 'netns', 'exec', pods[1]!.namespace, ...command]))
+    const server = await iperfServer((command) =>
+      lab!.hosts[1]!.spawn(['ip', 'netns', 'exec', pods[1]!.namespace, ...command]),
+    )
     for (const args of [[], ['--reverse'], ['--parallel', '4']]) {
       expect((await iperf(pods[0]!.namespace, pods[1]!.address, 1, args)).bitsPerSecond).toBeGreaterThan(1e7)
     }
     await server.stop()
     // Large packets, and fragments of larger ones.
     for (const size of ['0', '1444', '1445', '8000']) {
-      await lab.hosts[0]!.output(['ip', 'netns', 'exec', pods[0]!.namespace, 'ping', '-n', '-c', '2', '-i', '0.1', '-W', '2', '-s', size, pods[2]!.address])
+      await lab.hosts[0]!.output([
+        'ip',
+        'netns',
+        'exec',
+        pods[0]!.namespace,
+        'ping',
+        '-n',
+        '-c',
+        '2',
+        '-i',
+        '0.1',
+        '-W',
+        '2',
+        '-s',
+        size,
+        pods[2]!.address,
+      ])
     }
   })
 })
@@ -108,7 +129,9 @@ describe('flannel0', () => {
     expect(await show('-4', '-o', 'address', 'show', 'dev', 'flannel0')).toContain(` ${tunAddress(host!)}/32 `)
     expect(await show('link', 'show', 'dev', 'flannel0')).toContain('mtu 1472')
     expect(await show('route', 'show', '10.5.0.0/16')).toContain('10.5.0.0/16 dev flannel0')
-    expect(readFileSync(host!.subnetFile, 'utf8')).toBe(`FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=${subnetOf(host!).replace('.0/', '.1/')}\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n`)
+    expect(readFileSync(host!.subnetFile, 'utf8')).toBe(
+      `FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=${subnetOf(host!).replace('.0/', '.1/')}\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n`,
+    )
     expect(await daemon!.stop()).toBe(0)
     expect(daemon!.lines.at(-1)).toContain('Exiting cleanly...')
     expect((await host!.run(['ip', 'link', 'show', 'dev', 'flannel0'])).code).not.toBe(0)
@@ -159,7 +182,9 @@ describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) =
 
     await third.stop('SIGKILL')
     await leases.expire(before)
-    await Promise.all([first, second].map((daemon) => daemon.line(removed(before), store === 'etcd' ? FOLLOW_MS : 2 * FOLLOW_MS)))
+    await Promise.all(
+      [first, second].map((daemon) => daemon.line(removed(before), store === 'etcd' ? FOLLOW_MS : 2 * FOLLOW_MS)),
+    )
     const dead = await a.run(['ping', '-n', '-c', '1', '-W', '1', before.replace(/\.0\/24/, '.0')])
     expect(dead.stdout).toContain('Destination Net Unreachable')
   })
@@ -190,15 +215,22 @@ describe('the start race', () => {
       const prefix = `/round${round}`
       await server.ctl('put', `${prefix}/config`, CONFIG)
       const began = performance.now()
-      const daemons = started.hosts.map((host) => host.startDaemon({ args: ['--etcd-endpoints', server.endpoint, '--etcd-prefix', prefix] }))
+      const daemons = started.hosts.map((host) =>
+        host.startDaemon({ args: ['--etcd-endpoints', server.endpoint, '--etcd-prefix', prefix] }),
+      )
       expect(performance.now() - began).toBeLessThan(200)
       await Promise.all(daemons.map((daemon) => daemon.line(/Wrote subnet file/)))
       await Promise.all(
-        daemons.flatMap((daemon, from) => started.hosts.filter((_, to) => to !== from).map((host) => daemon.line(added(host), FOLLOW_MS))),
+        daemons.flatMap((daemon, from) =>
+          started.hosts.filter((_, to) => to !== from).map((host) => daemon.line(added(host), FOLLOW_MS)),
+        ),
       )
       expect(new Set(started.hosts.map(subnetOf)).size).toBe(count)
       if (round === 0) {
-        for (const from of started.hosts) await Promise.all(started.hosts.filter((to) => to !== from).map((to) => reach(from.namespace, tunAddress(to))))
+        for (const from of started.hosts)
+          await Promise.all(
+            started.hosts.filter((to) => to !== from).map((to) => reach(from.namespace, tunAddress(to))),
+          )
       }
       await Promise.all(daemons.map((daemon) => daemon.stop('SIGKILL')))
     }

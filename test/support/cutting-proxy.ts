@@ -20,7 +20,10 @@ export async function startCuttingProxy(targetPort: number): Promise<CuttingProx
   const server = createServer((inner) => {
     if (refusing) return void inner.destroy()
     const outer = connect(targetPort, '127.0.0.1')
-    for (const [a, b] of [[inner, outer], [outer, inner]] as const) {
+    for (const [a, b] of [
+      [inner, outer],
+      [outer, inner],
+    ] as const) {
       open.add(a)
       a.on('error', () => {})
       a.on('close', () => {

@@ -37,8 +37,17 @@ const SENTINEL = Buffer.from('the end of this side')
 
 async function main(kind: string): Promise<void> {
   const job = JSON.parse(await text(process.stdin)) as ProbeJob
-  const config: EngineConfig = { tunName: 'flannel%d', bindAddress: '127.0.0.1', port: 8285, mtu: 1472, tunAddress: TUN_ADDRESS, workers: 1, without: job.without }
-  const engine: Engine = kind === 'dgram' ? await startDgramEngine(config) : startNativeEngine(config, { naive: kind === 'naive' })
+  const config: EngineConfig = {
+    tunName: 'flannel%d',
+    bindAddress: '127.0.0.1',
+    port: 8285,
+    mtu: 1472,
+    tunAddress: TUN_ADDRESS,
+    workers: 1,
+    without: job.without,
+  }
+  const engine: Engine =
+    kind === 'dgram' ? await startDgramEngine(config) : startNativeEngine(config, { naive: kind === 'naive' })
   const probe = addon.openTun('probe%d')
   await output(['sh', '-c', 'echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6']) // its solicitations would be counted
   const settings = `
@@ -49,11 +58,19 @@ async function main(kind: string): Promise<void> {
     link set dev ${probe.name} mtu 1500 txqueuelen 4000 up
     address add 10.99.0.1/24 dev ${probe.name}`
   await output(['ip', '-batch', '-'], { input: settings })
-  for (const sysctl of ['ip_forward=1', 'conf.all.rp_filter=0', `conf.${engine.tunName}.rp_filter=0`, `conf.${engine.tunName}.accept_local=1`, `conf.${probe.name}.rp_filter=0`]) {
+  for (const sysctl of [
+    'ip_forward=1',
+    'conf.all.rp_filter=0',
+    `conf.${engine.tunName}.rp_filter=0`,
+    `conf.${engine.tunName}.accept_local=1`,
+    `conf.${probe.name}.rp_filter=0`,
+  ]) {
     const [name = '', value = ''] = sysctl.split('=')
     await output(['sh', '-c', `echo ${value} > /proc/sys/net/ipv4/${name.replaceAll('.', '/')}`])
   }
-  engine.setPeers(encodePeers([{ subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port: 9999 }]))
+  engine.setPeers(
+    encodePeers([{ subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port: 9999 }]),
+  )
 
   const fromTun: string[] = []
   const fromUdp: string[] = []
@@ -83,7 +100,9 @@ async function main(kind: string): Promise<void> {
     stopWatching = () => watcher.stop()
   })
   const send = (packet: Buffer): Promise<void> =>
-    new Promise((resolve, reject) => socket.send(packet, 8285, '127.0.0.1', (error) => (error ? reject(error) : resolve())))
+    new Promise((resolve, reject) =>
+      socket.send(packet, 8285, '127.0.0.1', (error) => (error ? reject(error) : resolve())),
+    )
 
   const inside = parseIpv4('10.99.0.2')!
   const peer = parseIpv4('10.5.2.2')!

@@ -18,7 +18,17 @@ export interface PacketFields {
 
 /** A packet with a right header checksum. */
 export function ipv4Packet(fields: PacketFields): Buffer {
-  const { source, destination, protocol = 17, ttl = 64, tos = 0, id = 0, fragment = 0, options = Buffer.alloc(0), payload = Buffer.alloc(0) } = fields
+  const {
+    source,
+    destination,
+    protocol = 17,
+    ttl = 64,
+    tos = 0,
+    id = 0,
+    fragment = 0,
+    options = Buffer.alloc(0),
+    payload = Buffer.alloc(0),
+  } = fields
   const header = Buffer.alloc(20 + options.length)
   header.writeUInt8(0x40 | (header.length / 4), 0)
   header.writeUInt8(tos, 1)
@@ -35,7 +45,13 @@ export function ipv4Packet(fields: PacketFields): Buffer {
 }
 
 /** A UDP datagram with its checksum. */
-export function udpDatagram(source: number, destination: number, sourcePort: number, destinationPort: number, payload: Buffer): Buffer {
+export function udpDatagram(
+  source: number,
+  destination: number,
+  sourcePort: number,
+  destinationPort: number,
+  payload: Buffer,
+): Buffer {
   const datagram = Buffer.alloc(8 + payload.length)
   datagram.writeUInt16BE(sourcePort, 0)
   datagram.writeUInt16BE(destinationPort, 2)

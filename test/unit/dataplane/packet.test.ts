@@ -10,12 +10,17 @@ import { ipv4Packet } from '../../support/packets.ts'
 describe('packet', () => {
   it('keeps the header checksum right while the TTL falls', () => {
     fc.assert(
-      fc.property(fc.integer({ min: 2, max: 255 }), fc.integer({ min: 0, max: 0xffffffff }), fc.integer({ min: 0, max: 0xffff }), (ttl, source, id) => {
-        const packet = ipv4Packet({ source, destination: 0x0a050201, ttl, id, payload: Buffer.from('abc') })
-        expect(decrementTtl(packet)).toBe(true)
-        expect(packet.readUInt8(8)).toBe(ttl - 1)
-        expect(internetChecksum(packet.subarray(0, 20)) % 0xffff).toBe(0)
-      }),
+      fc.property(
+        fc.integer({ min: 2, max: 255 }),
+        fc.integer({ min: 0, max: 0xffffffff }),
+        fc.integer({ min: 0, max: 0xffff }),
+        (ttl, source, id) => {
+          const packet = ipv4Packet({ source, destination: 0x0a050201, ttl, id, payload: Buffer.from('abc') })
+          expect(decrementTtl(packet)).toBe(true)
+          expect(packet.readUInt8(8)).toBe(ttl - 1)
+          expect(internetChecksum(packet.subarray(0, 20)) % 0xffff).toBe(0)
+        },
+      ),
     )
   })
 
@@ -28,7 +33,11 @@ describe('packet', () => {
     expect(ipv4PacketBytes(packet)).toBe(20)
     expect(ipv4PacketBytes(Buffer.concat([packet, Buffer.alloc(9)]))).toBe(20)
     expect(ipv4PacketBytes(packet.subarray(0, 19))).toBeUndefined()
-    for (const [byte, at] of [[0x65, 0], [0x44, 0], [0x4f, 0]] as const) {
+    for (const [byte, at] of [
+      [0x65, 0],
+      [0x44, 0],
+      [0x4f, 0],
+    ] as const) {
       const broken = Buffer.from(packet)
       broken.writeUInt8(byte, at)
       expect(ipv4PacketBytes(broken)).toBeUndefined()
@@ -39,7 +48,12 @@ describe('packet', () => {
   })
 
   it('answers as upstream does: TTL 8, no identification, a quote of header and 8 bytes', () => {
-    const packet = ipv4Packet({ source: parseIpv4('10.5.1.2')!, destination: parseIpv4('10.5.9.9')!, protocol: 17, payload: Buffer.from('0123456789') })
+    const packet = ipv4Packet({
+      source: parseIpv4('10.5.1.2')!,
+      destination: parseIpv4('10.5.9.9')!,
+      protocol: 17,
+      payload: Buffer.from('0123456789'),
+    })
     const error = icmpError(3, parseIpv4('10.5.1.0')!, packet)!
     expect(error).toHaveLength(20 + 8 + 28)
     expect([error.readUInt8(8), error.readUInt16BE(4), error.readUInt8(20), error.readUInt8(21)]).toEqual([8, 0, 3, 0])
@@ -51,7 +65,12 @@ describe('packet', () => {
   })
 
   it('does not answer ICMP errors, later fragments, or what comes from no host', () => {
-    const base = { source: parseIpv4('10.5.1.2')!, destination: 2, protocol: 1, payload: Buffer.from([3, 0, 0, 0, 0, 0, 0, 0]) }
+    const base = {
+      source: parseIpv4('10.5.1.2')!,
+      destination: 2,
+      protocol: 1,
+      payload: Buffer.from([3, 0, 0, 0, 0, 0, 0, 0]),
+    }
     expect(icmpError(3, 1, ipv4Packet(base))).toBeUndefined()
     expect(icmpError(3, 1, ipv4Packet({ ...base, payload: Buffer.from([8, 0, 0, 0, 0, 0, 0, 0]) }))).toBeDefined()
     expect(icmpError(3, 1, ipv4Packet({ ...base, protocol: 17, fragment: 1 }))).toBeUndefined()
