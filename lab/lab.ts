@@ -68,6 +68,8 @@ export interface DaemonArgs {
   /** weftd's flags beside --subnet-file and --iface. */
   readonly args: readonly string[]
   readonly env?: Readonly<Record<string, string>>
+  /** A FIFO that the daemon waits for before it starts, having printed `waiting`: to start several in one moment. */
+  readonly gate?: string
 }
 
 export interface Host {
@@ -235,8 +237,11 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
       run: (command, options) => execute(inside(namespace, command), options),
       output: (command, options) => output(inside(namespace, command), options),
       spawn: (command) => start(inside(namespace, command)),
-      startDaemon({ args, env = {} }) {
+      startDaemon({ args, env = {}, gate }) {
+        // Opening a FIFO to read waits until somebody opens it to write.
+        const wait = gate === undefined ? [] : ['sh', '-c', 'echo waiting; : < "$0"; exec "$@"', gate]
         const command = [
+          ...wait,
           process.execPath,
           join(packageRoot, 'bin/weftd'),
           '--iface',
