@@ -224,10 +224,10 @@ describe('the start race', () => {
         host.startDaemon({ args: ['--etcd-endpoints', server.endpoint, '--etcd-prefix', prefix], gate }),
       )
       await Promise.all(daemons.map(({ process: { stdout } }) => stdout && once(stdout, 'data')))
-      const began = performance.now()
-      closeSync(openSync(gate, 'w'))
-      expect(performance.now() - began).toBeLessThan(10)
+      // Opening it wakes all ten in one system call; it stays open for one that printed but had not opened it yet.
+      const opened = openSync(gate, 'w')
       await Promise.all(daemons.map((daemon) => daemon.line(/Wrote subnet file/)))
+      closeSync(opened)
       await Promise.all(
         daemons.flatMap((daemon, from) =>
           started.hosts.filter((_, to) => to !== from).map((host) => daemon.line(added(host), FOLLOW_MS)),
