@@ -49,6 +49,8 @@ export interface Plan {
 
 /** Runs a plan from the labs to the result. Everything it made is gone when it returns or throws. */
 export async function measure({ cases, paths: names, rounds, seconds, peer }: Plan): Promise<Result> {
+  const date = new Date().toISOString()
+  const of = commit()
   const open: Path[] = []
   const values = new Map<string, number[]>()
   const key = (...parts: string[]): string => parts.join(' ')
@@ -85,8 +87,8 @@ export async function measure({ cases, paths: names, rounds, seconds, peer }: Pl
   const method = Object.fromEntries(cases.map(([name, each]) => [name, each.method]))
   return {
     schema: 1,
-    date: new Date().toISOString(),
-    commit: commit(),
+    date,
+    commit: of,
     machine: machine(),
     rounds,
     seconds,
