@@ -223,7 +223,7 @@ describe('the start race', () => {
       const daemons = started.hosts.map((host) =>
         host.startDaemon({ args: ['--etcd-endpoints', server.endpoint, '--etcd-prefix', prefix], gate }),
       )
-      await Promise.all(daemons.map(({ process: { stdout } }) => stdout && once(stdout, 'data')))
+      await Promise.all(daemons.map(({ process: { stdout } }) => once(stdout!, 'data')))
       // Opening it wakes all ten in one system call; it stays open for one that printed but had not opened it yet.
       const opened = openSync(gate, 'w')
       await Promise.all(daemons.map((daemon) => daemon.line(/Wrote subnet file/)))
