@@ -82,12 +82,13 @@ void Egress::forward(uint8_t* bytes, size_t size) {
     if ((virtio.flags & kVirtioNeedsCsum) && !finish_checksum(virtio, bytes, packet.total)) {
       return path_.counters.add(k_tx_drop_malformed);
     }
+    make_room(0);
     return add(*endpoint, bytes, packet.total, nullptr, 0);
   }
   Segmenter segments;
   if (!segments.begin(virtio, bytes, packet)) return path_.counters.add(k_tx_drop_malformed);
   while (!segments.done()) {
-    if (headers_used_ + segments.header_bytes() > headers_.size()) flush();
+    make_room(segments.header_bytes());
     const Segment segment = segments.next(headers_.data() + headers_used_);
     headers_used_ += segment.header_bytes;
     add(*endpoint, segment.header, segment.header_bytes, segment.payload, segment.payload_bytes);
@@ -101,17 +102,19 @@ void Egress::send_icmp(uint8_t type, uint8_t code, const uint8_t* bytes, const P
   if (size > 0 && write(path_.tun, out, before + size) > 0) path_.counters.add(counter);
 }
 
+void Egress::make_room(size_t header_bytes) {
+  if (headers_used_ + header_bytes > headers_.size() || iovecs_used_ + 2 > iovecs_.size() ||
+      messages_used_ == messages_.size()) {
+    flush();
+  }
+}
+
 void Egress::add(const Endpoint& endpoint, uint8_t* header, size_t header_bytes, uint8_t* payload,
                  size_t payload_bytes) {
   const size_t size = header_bytes + payload_bytes;
   Message* last = messages_used_ > 0 ? &messages_[messages_used_ - 1] : nullptr;
   const bool joins = last && last->open && last->endpoint == &endpoint && size <= last->datagram_bytes &&
                      last->datagrams < max_run_ && last->bytes + size <= kMaxRunBytes;
-  if (iovecs_used_ + 2 > iovecs_.size() || (!joins && messages_used_ == messages_.size())) {
-    // The header just written stays where it is: flushing forgets the headers before it, not its bytes.
-    flush();
-    return add(endpoint, header, header_bytes, payload, payload_bytes);
-  }
   if (!joins) {
     last = &messages_[messages_used_++];
     *last = {&endpoint, static_cast<uint32_t>(iovecs_used_),

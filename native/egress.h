@@ -72,6 +72,9 @@ class Egress {
 
   void forward(uint8_t* read, size_t size);
   void send_icmp(uint8_t type, uint8_t code, const uint8_t* bytes, const Packet& packet, Counter counter);
+  /// Sends what is gathered if a datagram with that much header might not fit beside it. Before its header is
+  /// written: sending forgets the headers that were.
+  void make_room(size_t header_bytes);
   void add(const Endpoint& endpoint, uint8_t* header, size_t header_bytes, uint8_t* payload, size_t payload_bytes);
   void flush();
   void send_singly(const Message& message);

@@ -7,7 +7,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { execute, output } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
 
-const SOURCES = ['checksum', 'coalesce', 'icmp', 'peers', 'segment'].map((name) =>
+const SOURCES = ['checksum', 'coalesce', 'egress', 'icmp', 'peers', 'segment'].map((name) =>
   join(packageRoot, `native/${name}.cc`),
 )
 

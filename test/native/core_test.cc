@@ -2,6 +2,8 @@
 //
 // Each check names what it expected. The random parts take their seed from the command line and print it.
 #include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +14,7 @@
 
 #include "../../native/checksum.h"
 #include "../../native/coalesce.h"
+#include "../../native/egress.h"
 #include "../../native/icmp.h"
 #include "../../native/peers.h"
 #include "../../native/segment.h"
@@ -597,6 +600,74 @@ static void test_icmp() {
   CHECK(write_icmp_error(3, 0, source, packet.data(), read(packet), out) == 20 + 8 + 60 + 8);
 }
 
+/// A whole egress between a socket pair that stands for the TUN and a UDP socket on loopback: superpackets with headers
+/// of different sizes, more datagrams than one batch of messages holds, with and without UDP_SEGMENT.
+static void test_egress_batches() {
+  for (const uint32_t features : {kAllFeatures & ~kUdpGso, kAllFeatures}) {
+    context = features & kUdpGso ? "udp-gso" : "no udp-gso";
+    int tun[2];
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
+    const int buffer = 4 << 20;
+    const int receiver = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0), sender = socket(AF_INET, SOCK_DGRAM, 0);
+    setsockopt(tun[1], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
+    setsockopt(receiver, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    CHECK(bind(receiver, reinterpret_cast<sockaddr*>(&address), size) == 0);
+    CHECK(getsockname(receiver, reinterpret_cast<sockaddr*>(&address), &size) == 0);
+
+    std::vector<uint64_t> row(kCounterCount);
+    Features granted(features);
+    PeerTables peers(1);
+    Bytes r = record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK);
+    store(&r[4], address.sin_port);
+    peers.replace(std::make_unique<const PeerTable>(r));
+    Egress egress({tun[0], sender, 1, false, &granted, CounterRow(row.data())}, peers.reader(0));
+
+    size_t expected = 0;
+    for (int i = 0; i < 10; i++) {
+      Fields f;
+      f.payload = 6000;
+      f.sequence = static_cast<uint32_t>(i) * 6000;
+      f.tcp_options = Bytes(i < 5 ? 0 : 40, 1);
+      VirtioHeader virtio;
+      virtio.flags = kVirtioNeedsCsum;
+      virtio.gso_type = kGsoTcp4;
+      virtio.gso_size = 100;
+      virtio.csum_start = 20;
+      virtio.csum_offset = 16;
+      Bytes read(sizeof virtio);
+      std::memcpy(read.data(), &virtio, sizeof virtio);
+      const Bytes packet = build(f);
+      read.insert(read.end(), packet.begin(), packet.end());
+      CHECK(send(tun[1], read.data(), read.size(), 0) == static_cast<ssize_t>(read.size()));
+      expected += 60;
+    }
+    CHECK(!egress.pump().failure);
+    CHECK(row[k_tx_packets] == expected);
+    size_t received = 0, wrong = 0;
+    for (;;) {
+      Bytes datagram(2000);
+      const ssize_t got = recv(receiver, datagram.data(), datagram.size(), 0);
+      if (got < 0) break;
+      datagram.resize(static_cast<size_t>(got));
+      Packet packet;
+      received++;
+      if (read_packet(datagram.data(), datagram.size(), packet) != Shape::kOk || packet.total != datagram.size() ||
+          transport_sum(datagram) != 0xffff ||
+          reference_fold(reference_sum(datagram.data(), packet.ip_bytes)) != 0xffff) {
+        wrong++;
+      }
+    }
+    CHECK(received == expected);
+    CHECK(wrong == 0);
+    for (const int fd : {tun[0], tun[1], receiver, sender}) close(fd);
+  }
+  context.clear();
+}
+
 int main(int argc, char** argv) {
   const unsigned seed = argc > 1 ? static_cast<unsigned>(std::strtoul(argv[1], nullptr, 10)) : 1;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 40;
@@ -609,6 +680,7 @@ int main(int argc, char** argv) {
   test_coalesce_reasons();
   test_coalesce_property(rounds);
   test_icmp();
+  test_egress_batches();
   std::printf("seed %u: %d failures\n", seed, failures);
   return failures == 0 ? 0 : 1;
 }
