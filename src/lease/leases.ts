@@ -109,7 +109,15 @@ async function tryAcquire(
 
   const taken = takenByOthers(listing, leases, attrs)
   let subnet: Ipv4Net | undefined
-  if (previous && !taken.some((other) => ipv4NetsOverlap(other, previous))) {
+  const holder =
+    previous &&
+    leases.find((lease) => lease.attrs.publicIp !== attrs.publicIp && ipv4NetsOverlap(lease.subnet, previous))
+  if (previous && holder) {
+    log.warn(
+      `The subnet of an earlier run, ${formatIpv4Net(previous)}, is leased by ${formatIpv4(holder.attrs.publicIp)} now ` +
+        `(${holder.key}); taking another. Containers of the earlier run must be started again`,
+    )
+  } else if (previous && !taken.some((other) => ipv4NetsOverlap(other, previous))) {
     if (isCompatible(previous, config)) {
       log.info(`Found previously leased subnet (${formatIpv4Net(previous)}), reusing`)
       subnet = previous

@@ -237,6 +237,21 @@ describe.each([
     expect((await acquire(store, '1.2.3.7', { previous: '10.4.1.0/24' })).key).toMatch(/^10\.5\./)
   })
 
+  it('says who has the subnet of an earlier run', async () => {
+    const store = makeBed().open()
+    await acquire(store, '1.2.3.4', { previous: '10.5.5.0/24' })
+    const log = quiet()
+    const previous = parseIpv4Net('10.5.5.0/24')!
+    await acquireLease(store, config, attrs('1.2.3.5'), {
+      previous,
+      random: Math.random,
+      ttlMs: TTL_MS,
+      log,
+      signal: signal(),
+    })
+    expect(log.lines.filter((line) => line.includes('10.5.5.0/24, is leased by 1.2.3.4 now'))).toHaveLength(1)
+  })
+
   it('moves a lease that the configuration no longer fits', async () => {
     const bed = makeBed()
     const store = bed.open()
