@@ -7,16 +7,17 @@ import { packageRoot } from '../lab/lab.ts'
 import { becomeRoot } from '../lab/unprivileged.ts'
 import { CASES, GROUPS } from './cases.ts'
 import { measure } from './measure.ts'
-import { PATH_NAMES } from './paths.ts'
+import { LINKS, PATH_NAMES } from './paths.ts'
 import { compareTable, describeRun, markdownTable, textTable } from './report.ts'
 import type { Result } from './result.ts'
 
-const USAGE = `Usage: npm run bench -- [CASE...] [--paths A,B] [--rounds N] [--seconds S] [--peer CMD] [--json FILE] [--markdown]
+const USAGE = `Usage: npm run bench -- [CASE...] [--paths A,B] [--link plain|wire] [--rounds N] [--seconds S] [--peer CMD] [--json FILE] [--markdown]
        npm run bench -- compare BEFORE.json AFTER.json
 
 Cases: ${Object.keys(CASES).join(' ')}; or net for all, short for a few (the default)
 Paths: ${PATH_NAMES.join(' ')}, and native-FEATURE for the native engine without a feature, such as native-udp-gso
 
+  --link LINK   plain: a veth as it is; wire: one that carries only frames of at most the MTU (plain)
   --rounds N    samples of each case on each path (5)
   --seconds S   length of a throughput sample (2)
   --peer CMD    a program to measure beside them; bench/paths.ts says what it must do
@@ -52,6 +53,7 @@ async function main(): Promise<void> {
     allowPositionals: true,
     options: {
       paths: { type: 'string', default: PATH_NAMES.join(',') },
+      link: { type: 'string', default: 'plain' },
       rounds: { type: 'string', default: '5' },
       seconds: { type: 'string', default: '2' },
       peer: { type: 'string' },
@@ -71,7 +73,10 @@ async function main(): Promise<void> {
     return [name, each] as const
   })
   const paths = [...new Set([...values.paths.split(','), ...(values.peer === undefined ? [] : ['peer'])])]
+  const link = LINKS.find((each) => each === values.link)
+  if (!link) throw new UsageError(`--link is ${values.link}; it is ${LINKS.join(' or ')}`)
   const plan = {
+    link,
     cases,
     paths,
     rounds: positive('rounds', values.rounds),

@@ -8,7 +8,7 @@ import { readFileSync } from 'node:fs'
 import { cpus, release, totalmem } from 'node:os'
 import { packageRoot } from '../lab/lab.ts'
 import type { Case } from './cases.ts'
-import { openPath, type Path } from './paths.ts'
+import { openPath, type Link, type Path } from './paths.ts'
 import type { Machine, Result, Series } from './result.ts'
 
 function machine(): Machine {
@@ -44,11 +44,12 @@ export interface Plan {
   readonly paths: readonly string[]
   readonly rounds: number
   readonly seconds: number
-  readonly peer: string | undefined
+  readonly link: Link
+  readonly peer?: string | undefined
 }
 
 /** Runs a plan from the labs to the result. Everything it made is gone when it returns or throws. */
-export async function measure({ cases, paths: names, rounds, seconds, peer }: Plan): Promise<Result> {
+export async function measure({ cases, paths: names, rounds, seconds, link, peer }: Plan): Promise<Result> {
   const date = new Date().toISOString()
   const of = commit()
   const open: Path[] = []
@@ -57,7 +58,7 @@ export async function measure({ cases, paths: names, rounds, seconds, peer }: Pl
   try {
     for (const name of names) {
       progress(`setting up ${name}`)
-      open.push(await openPath(name, peer))
+      open.push(await openPath(name, link, peer))
     }
     for (let round = 0; round < rounds; round++) {
       const first = round % open.length
@@ -90,6 +91,7 @@ export async function measure({ cases, paths: names, rounds, seconds, peer }: Pl
     date,
     commit: of,
     machine: machine(),
+    link,
     rounds,
     seconds,
     method,

@@ -1,5 +1,11 @@
 // paths.ts - the ways between two hosts that are measured beside each other; all stay up, one works at a time.
 //
+// The link below them is a veth, in one of two states. `plain`: as it is made. It hands whole superpackets over, also
+// those inside a vxlan, so that nothing is ever cut: no wire does that. `wire`: only frames of at most the MTU cross
+// it, as with a network card without segmentation of its own. The kernel cuts in software on the way out, for TCP, for
+// vxlan and for UDP_SEGMENT alike, and GRO joins what comes in, as in a card's driver. Checksums stay offloaded, as
+// every card can do it and UDP_SEGMENT demands it.
+//
 // To measure another program: `--peer CMD`. CMD is started once in each host, by a shell, with WEFT_HOST (1 or 2),
 // WEFT_LOCAL and WEFT_REMOTE (underlay addresses, on eth0) in its environment. It must give its host the address
 // 10.99.0.WEFT_HOST on a tunnel, print the line `ready`, and stay in the foreground until SIGTERM.
@@ -112,12 +118,29 @@ function setupFor(name: string, peer: string | undefined): Setup {
   throw new RangeError(`no such path: ${name}; there are ${PATH_NAMES.join(', ')} and native-FEATURE`)
 }
 
+export const LINKS = ['plain', 'wire'] as const
+export type Link = (typeof LINKS)[number]
+
+/** Features of ethtool(8) by which a device takes what is larger than a frame, as far as they are on. */
+async function superpacketFeatures(host: Host): Promise<string[]> {
+  const features = await host.output(['ethtool', '-k', 'eth0'])
+  return [...features.matchAll(/^\s*(\S*segmentation\S*|tx-gso\S*): on/gm)].map((match) => match[1] ?? '')
+}
+
+async function makeWire(host: Host): Promise<void> {
+  const off = (await superpacketFeatures(host)).flatMap((feature) => [feature, 'off'])
+  await host.output(['ethtool', '-K', 'eth0', ...off, 'gro', 'on'])
+  const left = await superpacketFeatures(host)
+  if (left.length > 0) throw new Error(`--link wire: this kernel's veth cannot do without ${left.join(', ')}`)
+}
+
 /** Makes two hosts, the path and a listening iperf3 on the far one, and waits until the far one answers. */
-export async function openPath(name: string, peer?: string): Promise<Path> {
+export async function openPath(name: string, link: Link, peer?: string): Promise<Path> {
   const setup = setupFor(name, peer)
   const lab = await createLab({ hosts: 2, underlay: 'veth' })
   try {
     const [from, to] = lab.hosts as [Host, Host]
+    if (link === 'wire') for (const host of lab.hosts) await makeWire(host)
     const address = await setup(from, to, lab)
     await reach(from.namespace, address)
     await iperfServer((command) => to.spawn(command))

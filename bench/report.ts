@@ -25,9 +25,9 @@ function heading({ title, unit, better }: Series): string {
   return `${title}, ${unit}${better === 'less' ? ' (less is better)' : ''}`
 }
 
-export function describeRun({ machine, commit, date, rounds, seconds }: Result): string {
+export function describeRun({ machine, commit, date, link, rounds, seconds }: Result): string {
   const of = `${machine.cpu}, ${machine.cores} cores, Linux ${machine.kernel}, ${machine.congestionControl}, Node ${machine.node}`
-  return `${date.slice(0, 10)}, commit ${commit}; ${of}; ${rounds} rounds, ${seconds} s a sample`
+  return `${date.slice(0, 10)}, commit ${commit}; ${of}; ${link} link; ${rounds} rounds, ${seconds} s a sample`
 }
 
 /** Columns padded: the first to the left, numbers to the right. */

@@ -2,6 +2,7 @@
 
 import { median } from '../lab/measure.ts'
 import type { Metric } from './cases.ts'
+import type { Link } from './paths.ts'
 
 export interface Machine {
   readonly kernel: string
@@ -24,6 +25,7 @@ export interface Result {
   readonly date: string
   readonly commit: string
   readonly machine: Machine
+  readonly link: Link
   readonly rounds: number
   readonly seconds: number
   /** How each case is measured. */

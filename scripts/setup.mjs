@@ -32,6 +32,7 @@ const SYSTEM = [
   { command: 'python3', package: 'python3', for: KINDS, toBuild: true },
   { command: 'ip', package: 'iproute2', for: RUN },
   { command: 'ping', package: 'iputils-ping', for: RUN },
+  { command: 'ethtool', package: 'ethtool', for: ['bench'] },
   { command: 'iperf3', package: 'iperf3', for: RUN },
   { command: 'unshare', package: 'util-linux', for: RUN },
   { command: 'iptables', package: 'iptables', for: ['test'] },
