@@ -1,8 +1,10 @@
-// cases.ts - what is measured on a path. Each case takes one sample; main.ts repeats and interleaves them.
+// cases.ts - what is measured on a path. Each case takes one sample; measure.ts repeats and interleaves them.
 
 import { readFileSync } from 'node:fs'
+import { setTimeout as delay } from 'node:timers/promises'
 import { iperf, median, ping } from '../lab/measure.ts'
 import type { Path } from './paths.ts'
+import { highestCleanRate, type Trial } from './search.ts'
 
 export interface Metric {
   readonly title: string
@@ -14,117 +16,193 @@ export interface Case {
   /** Told to the reader with the table: how the sample is taken. */
   readonly method: string
   readonly metrics: Readonly<Record<string, Metric>>
+  /** Seconds that a sample takes, about. */
+  lasts(seconds: number): number
   /** One value for each metric. */
   sample(path: Path, seconds: number): Promise<Readonly<Record<string, number>>>
 }
 
-const MAX_LOSS = 0.01
-/** Socket buffers for UDP: iperf3's own 208 KB lose most of a flood of small packets, whatever carries them. */
-const UDP_WINDOW = Math.min(4 << 20, Number(readFileSync('/proc/sys/net/core/rmem_max', 'utf8')))
+const system = (path: string): string => readFileSync(path, 'utf8').trim()
 
-/** Seconds that all CPUs together have been busy since boot (proc_stat(5): user, nice, system, irq, softirq). */
-function cpuSeconds(): number {
-  const [total = ''] = readFileSync('/proc/stat', 'utf8').split('\n', 1)
-  const [user = 0, nice = 0, system = 0, , , irq = 0, softirq = 0] = total.split(/\s+/).slice(1).map(Number)
-  return (user + nice + system + irq + softirq) / 100
+/** What the machine has spent, by what its CPUs were not idle (proc_stat(5): idle, iowait; steal is another's). */
+function busyClock(): () => number {
+  const idleSeconds = (): number => {
+    const [total = ''] = system('/proc/stat').split('\n', 1)
+    const [, , , idle = 0, iowait = 0, , , steal = 0] = total.split(/\s+/).slice(1).map(Number)
+    return (idle + iowait + steal) / 100
+  }
+  const cores = system('/proc/stat').match(/^cpu\d/gm)?.length ?? 1
+  const [idle, start] = [idleSeconds(), performance.now()]
+  return () => Math.max(0, ((performance.now() - start) / 1000) * cores - (idleSeconds() - idle))
 }
 
-function tcp(streams: number): Case {
-  const name = streams === 1 ? '1 stream' : `${streams} streams`
+/** BBR where the kernel has it loaded, else what the system uses. */
+function usual(): string {
+  const folder = '/proc/sys/net/ipv4'
+  const hasBbr = system(`${folder}/tcp_available_congestion_control`).split(' ').includes('bbr')
+  return hasBbr ? 'bbr' : system(`${folder}/tcp_congestion_control`)
+}
+
+function tcp(streams: number, control: string, label = ''): Case {
+  const name = `${streams === 1 ? '1 stream' : `${streams} streams`}${label}`
   return {
-    method: `iperf3, ${name}, one way, the system's congestion control; CPU is all that the machine spent, iperf3 included`,
+    method: `iperf3, ${streams} ${streams === 1 ? 'stream' : 'streams'}, one way, ${control}; CPU is all that the machine spent, iperf3 included`,
     metrics: {
       throughput: { title: `TCP ${name}`, unit: 'Gbit/s', better: 'more' },
       cpu: { title: `TCP ${name}, CPU`, unit: 's/GB', better: 'less' },
     },
+    lasts: (seconds) => seconds + 0.2,
     async sample({ from, address }, seconds) {
-      const before = cpuSeconds()
-      const { bitsPerSecond } = await iperf(from.namespace, address, seconds, ['--parallel', String(streams)])
-      const gigabytes = (bitsPerSecond * seconds) / 8e9
-      return { throughput: bitsPerSecond / 1e9, cpu: (cpuSeconds() - before) / gigabytes }
+      const busy = busyClock()
+      const args = ['--parallel', String(streams), '--congestion', control]
+      const { bitsPerSecond } = await iperf(from.namespace, address, seconds, args)
+      return { throughput: bitsPerSecond / 1e9, cpu: busy() / ((bitsPerSecond * seconds) / 8e9) }
     },
   }
 }
 
-function udp(path: Path, bytes: number, seconds: number, bitsPerSecond: number): ReturnType<typeof iperf> {
-  const args = [
-    '--udp',
-    '--length',
-    String(bytes),
-    '--bitrate',
-    String(Math.round(bitsPerSecond)),
-    '--window',
-    String(UDP_WINDOW),
-  ]
-  return iperf(path.from.namespace, path.address, seconds, args)
+interface UdpTrial extends Trial {
+  /** CPU time of the machine for a datagram that arrived, in us. */
+  readonly cpu: number
+}
+
+/** `rate` is datagrams a second; 0 is as many as the sender can. */
+async function udp(path: Path, bytes: number, seconds: number, rate: number): Promise<UdpTrial> {
+  const busy = busyClock()
+  const run = await path.traffic('udp', path.address, seconds, bytes, Math.round(rate))
+  const { sent = 0, seconds: took = 1 } = run
+  // What the sink's own full socket dropped had arrived.
+  const received = (run['received'] ?? 0) + (run['sinkDrops'] ?? 0)
+  return {
+    sent: sent / took,
+    received: received / took,
+    cpu: (busy() * 1e6) / Math.max(1, received),
+  }
 }
 
 function udpFlood(bytes: number): Case {
   return {
-    method: `iperf3 sends UDP with ${bytes} B of payload as fast as it can; what arrives is counted`,
+    method: `UDP with ${bytes} B of payload, sent as fast as one sender can by sendmmsg; what arrives is counted`,
     metrics: { received: { title: `UDP ${bytes} B, flood`, unit: 'kpps', better: 'more' } },
-    sample: async (path, seconds) => ({ received: (await udp(path, bytes, seconds, 0)).packetsPerSecond / 1e3 }),
+    lasts: (seconds) => seconds + 0.2,
+    sample: async (path, seconds) => ({ received: (await udp(path, bytes, seconds, 0)).received / 1e3 }),
   }
 }
 
+/** Seconds of one trial at one rate. */
+const TRIAL = 0.4
+
 function udpClean(bytes: number): Case {
-  const STEPS = 7
   return {
-    method: `the highest rate of UDP with ${bytes} B of payload that loses at most 1%, by ${STEPS} halvings of an interval`,
-    metrics: { rate: { title: `UDP ${bytes} B, loss <= 1%`, unit: 'kpps', better: 'more' } },
-    async sample(path, seconds) {
-      const bits = bytes * 8
-      let best = 0
-      let low = 0
-      // No rate above what a flood sends can be tried; what a flood loses does not count against it.
-      const flood = await udp(path, bytes, seconds, 0)
-      let high = flood.packetsPerSecond / (1 - flood.loss)
-      for (let step = 0; step < STEPS; step++) {
-        const rate = (low + high) / 2
-        const { packetsPerSecond, loss } = await udp(path, bytes, seconds, rate * bits)
-        if (loss <= MAX_LOSS) {
-          best = Math.max(best, packetsPerSecond)
-          low = rate
-        } else high = rate
-      }
-      return { rate: best / 1e3 }
+    method: `the highest rate of UDP with ${bytes} B of payload that loses at most 1%: trials of ${TRIAL} s at rates 5% apart, found by halving, each judged by two trials out of three; CPU is all that the machine spent at that rate`,
+    metrics: {
+      rate: { title: `UDP ${bytes} B, loss <= 1%`, unit: 'kpps', better: 'more' },
+      cpu: { title: `UDP ${bytes} B, CPU`, unit: 'us/packet', better: 'less' },
+    },
+    lasts: () => 14 * TRIAL,
+    async sample(path) {
+      const best = await highestCleanRate((rate) => udp(path, bytes, TRIAL, rate))
+      return { rate: (best?.received ?? 0) / 1e3, cpu: best?.cpu ?? Number.NaN }
     },
   }
 }
 
-/** The median in us of 200 pings, 5 ms apart, so that each meets an idle path. */
-async function pingMedian({ from, address }: Path): Promise<number> {
-  return median(await ping(from.namespace, address, { count: 200, intervalS: 0.005 })) * 1e3
+const latency = (what: string, percentile: number): Metric => ({
+  title: `${what} p${percentile}`,
+  unit: 'us',
+  better: 'less',
+})
+
+const rr: Case = {
+  method:
+    'one TCP connection between two processes, a byte there and a byte back, the next at once; CPU is all of the machine',
+  metrics: {
+    rate: { title: 'request/response', unit: 'k/s', better: 'more' },
+    p50: latency('request/response', 50),
+    p99: latency('request/response', 99),
+    cpu: { title: 'request/response, CPU', unit: 'us each', better: 'less' },
+  },
+  lasts: (seconds) => seconds + 0.1,
+  async sample(path, seconds) {
+    const busy = busyClock()
+    const { perSecond = 0, p50 = 0, p99 = 0 } = await path.traffic('rr', path.address, seconds, 0)
+    return { rate: perSecond / 1e3, p50, p99, cpu: (busy() * 1e6) / (perSecond * seconds) }
+  },
 }
+
+const PAUSE_MS = 10
+
+const rrIdle: Case = {
+  method: `the same with a pause of ${PAUSE_MS} ms before each request: all have gone to sleep, as on an idle host`,
+  metrics: { p50: latency('request/response, idle,', 50), p99: latency('request/response, idle,', 99) },
+  lasts: (seconds) => seconds + 0.1,
+  async sample(path, seconds) {
+    const { p50 = 0, p99 = 0 } = await path.traffic('rr', path.address, seconds, PAUSE_MS * 1000)
+    return { p50, p99 }
+  },
+}
+
+const crr: Case = {
+  method: 'a TCP connection for each byte there and back, one after another; ended by a reset, so that none lingers',
+  metrics: {
+    rate: { title: 'connect, request, response', unit: 'k/s', better: 'more' },
+    p50: latency('connect, request, response,', 50),
+    p99: latency('connect, request, response,', 99),
+  },
+  lasts: (seconds) => seconds + 0.1,
+  async sample(path, seconds) {
+    const { perSecond = 0, p50 = 0, p99 = 0 } = await path.traffic('crr', path.address, seconds)
+    return { rate: perSecond / 1e3, p50, p99 }
+  },
+}
+
+const percentile = (values: readonly number[], share: number): number =>
+  values.toSorted((a, b) => a - b)[Math.round(share * (values.length - 1))] ?? Number.NaN
 
 const pingIdle: Case = {
-  method: 'median of 200 pings, 5 ms apart',
-  metrics: { p50: { title: 'ping p50, idle', unit: 'us', better: 'less' } },
-  sample: async (path) => ({ p50: await pingMedian(path) }),
+  method: `median of 100 pings, ${PAUSE_MS} ms apart; the other host's kernel answers, and no process is woken by it`,
+  metrics: { p50: latency('ping, idle,', 50) },
+  lasts: () => (100 * PAUSE_MS) / 1000,
+  async sample({ from, address }) {
+    const times = await ping(from.namespace, address, { count: 100, intervalS: PAUSE_MS / 1000 })
+    return { p50: median(times) * 1e3 }
+  },
 }
 
+const LOADED = { pings: 500, intervalS: 0.004, startS: 0.3 }
+
 const pingLoaded: Case = {
-  method: 'median of 200 pings, 5 ms apart, beside one TCP stream',
-  metrics: { p50: { title: 'ping p50, under TCP', unit: 'us', better: 'less' } },
-  async sample(path) {
-    const [, p50] = await Promise.all([iperf(path.from.namespace, path.address, 2), pingMedian(path)])
-    return { p50 }
+  method: `${LOADED.pings} pings, ${LOADED.intervalS * 1000} ms apart, beside one TCP stream`,
+  metrics: { p50: latency('ping, under TCP,', 50), p99: latency('ping, under TCP,', 99) },
+  lasts: () => 3,
+  async sample({ from, address }) {
+    const { pings, intervalS, startS } = LOADED
+    const args = ['--congestion', usual()]
+    const load = iperf(from.namespace, address, Math.ceil(pings * intervalS + startS), args)
+    // The stream's own start is no part of the sample.
+    const pinged = delay(startS * 1000).then(() => ping(from.namespace, address, { count: pings, intervalS }))
+    const [times] = await Promise.all([pinged, load])
+    return { p50: percentile(times, 0.5) * 1e3, p99: percentile(times, 0.99) * 1e3 }
   },
 }
 
 export const CASES: Readonly<Record<string, Case>> = {
-  tcp: tcp(1),
-  tcp8: tcp(8),
-  udp64: udpFlood(64),
-  udp1400: udpFlood(1400),
+  tcp: tcp(1, usual()),
+  tcp8: tcp(8, usual()),
+  'tcp-cubic': tcp(1, 'cubic', ', cubic'),
+  'tcp8-cubic': tcp(8, 'cubic', ', cubic'),
+  udp64: udpClean(64),
+  udp1400: udpClean(1400),
+  'udp64-flood': udpFlood(64),
+  'udp1400-flood': udpFlood(1400),
+  rr,
+  'rr-idle': rrIdle,
+  crr,
   ping: pingIdle,
   'ping-loaded': pingLoaded,
-  'udp64-clean': udpClean(64),
-  'udp1400-clean': udpClean(1400),
 }
 
-/** Groups of cases that may be named instead of a case. */
-export const GROUPS: Readonly<Record<string, readonly string[]>> = {
-  net: Object.keys(CASES),
-  short: ['tcp', 'udp64', 'udp1400', 'ping'],
-}
+/** Cases of a run that names none. */
+export const SHORT: readonly string[] = ['tcp', 'udp64', 'rr', 'ping']
+/** Cases by which the features are told apart. */
+export const TELLING: readonly string[] = ['tcp', 'tcp8', 'udp64-flood', 'udp1400-flood']

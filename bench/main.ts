@@ -5,24 +5,24 @@ import { dirname, join } from 'node:path'
 import { parseArgs } from 'node:util'
 import { packageRoot } from '../lab/lab.ts'
 import { becomeRoot } from '../lab/unprivileged.ts'
-import { CASES, GROUPS } from './cases.ts'
-import { measure } from './measure.ts'
-import { LINKS, PATH_NAMES } from './paths.ts'
-import { compareTable, describeRun, markdownTable, textTable } from './report.ts'
-import type { Result } from './result.ts'
+import { CASES, SHORT, TELLING } from './cases.ts'
+import { circumstances, estimate, measure, type Plan } from './measure.ts'
+import { FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
+import { compareTable, textTable } from './report.ts'
+import type { Part, Result } from './result.ts'
 
-const USAGE = `Usage: npm run bench -- [CASE...] [--paths A,B] [--link plain|wire] [--rounds N] [--seconds S] [--peer CMD] [--json FILE] [--markdown]
-       npm run bench -- compare BEFORE.json AFTER.json
+const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|both] [--rounds N] [--seconds S] [--peer CMD]
+       npm run bench -- suite           all cases on all paths on both links, and the engine without each feature
+       npm run bench:compare -- BEFORE.json AFTER.json
 
-Cases: ${Object.keys(CASES).join(' ')}; or net for all, short for a few (the default)
+Cases: ${Object.keys(CASES).join(' ')}; net alone is all of them; none is ${SHORT.join(' ')}
 Paths: ${PATH_NAMES.join(' ')}, and native-FEATURE for the native engine without a feature, such as native-udp-gso
 
   --link LINK   plain: a veth as it is; wire: one that carries only frames of at most the MTU (plain)
   --rounds N    samples of each case on each path (5)
-  --seconds S   length of a throughput sample (2)
-  --peer CMD    a program to measure beside them; bench/paths.ts says what it must do
+  --seconds S   length of a throughput sample (1)
+  --peer CMD    a program to measure beside them; bench/README.md says what it must do
   --json FILE   where the result goes (bench/results/local/DATE.json)
-  --markdown    the table in Markdown
 `
 
 class UsageError extends Error {}
@@ -35,7 +35,7 @@ function positive(name: string, text: string): number {
 }
 
 function readResult(file: string | undefined): Result {
-  if (file === undefined) throw new UsageError('compare takes two result files')
+  if (file === undefined) throw new UsageError('a result file is missing')
   let json: Partial<Result>
   try {
     json = JSON.parse(readFileSync(file, 'utf8')) as Partial<Result>
@@ -44,53 +44,83 @@ function readResult(file: string | undefined): Result {
       `${file} cannot be read as a result: ${error instanceof Error ? error.message : String(error)}`,
     )
   }
-  if (json.schema !== 1) throw new UsageError(`${file} is no result of this version of the benchmark`)
+  if (json.schema !== 2) throw new UsageError(`${file} is no result of this version of the benchmark`)
   return json as Result
 }
 
-async function main(): Promise<void> {
-  const { values, positionals } = parseArgs({
-    allowPositionals: true,
-    options: {
-      paths: { type: 'string', default: PATH_NAMES.join(',') },
-      link: { type: 'string', default: 'plain' },
-      rounds: { type: 'string', default: '5' },
-      seconds: { type: 'string', default: '2' },
-      peer: { type: 'string' },
-      json: { type: 'string' },
-      markdown: { type: 'boolean', default: false },
-      help: { type: 'boolean', default: false },
-    },
-  })
-  if (values.help) return void process.stdout.write(USAGE)
-  if (positionals[0] === 'compare') {
-    return void process.stdout.write(`${compareTable(readResult(positionals[1]), readResult(positionals[2]))}\n`)
-  }
-  const wanted = positionals.length === 0 ? ['short'] : positionals
-  const cases = [...new Set(wanted.flatMap((name) => GROUPS[name] ?? [name]))].map((name) => {
+function casesNamed(names: readonly string[]): Plan['cases'] {
+  return names.map((name) => {
     const each = CASES[name]
     if (!each) throw new UsageError(`no such case: ${name}; there are ${Object.keys(CASES).join(', ')}`)
-    return [name, each] as const
+    return [name, each]
   })
-  const paths = [...new Set([...values.paths.split(','), ...(values.peer === undefined ? [] : ['peer'])])]
-  const link = LINKS.find((each) => each === values.link)
-  if (!link) throw new UsageError(`--link is ${values.link}; it is ${LINKS.join(' or ')}`)
-  const plan = {
-    link,
-    cases,
-    paths,
-    rounds: positive('rounds', values.rounds),
-    seconds: positive('seconds', values.seconds),
-    peer: values.peer,
+}
+
+function plansFor(words: readonly string[], options: Options): Plan[] {
+  const common = {
+    rounds: positive('rounds', options.rounds),
+    seconds: positive('seconds', options.seconds),
+    peer: options.peer,
   }
+  const peer = options.peer === undefined ? [] : ['peer']
+  if (words[0] === 'suite') {
+    const all = { ...common, cases: casesNamed(Object.keys(CASES)), paths: [...PATH_NAMES, ...peer] }
+    const telling = casesNamed(TELLING)
+    return [
+      ...LINKS.map((link) => ({ ...all, name: link, link })),
+      {
+        ...common,
+        name: 'features',
+        link: 'plain',
+        cases: telling,
+        paths: ['native', ...FEATURE_PATH_NAMES, 'native-bare', 'naive', 'vxlan'],
+      },
+    ]
+  }
+  const [group, ...rest] = words
+  const named = group === 'net' ? (rest.length > 0 ? rest : Object.keys(CASES)) : words.length > 0 ? words : SHORT
+  const links = options.link === 'both' ? LINKS : LINKS.filter((link) => link === options.link)
+  if (links.length === 0) throw new UsageError(`--link is ${options.link}; it is ${LINKS.join(' or ')} or both`)
+  const cases = casesNamed([...new Set(named)])
+  const paths = [...new Set([...options.paths.split(','), ...peer])]
+  return links.map((link) => ({ ...common, name: link, link, cases, paths }))
+}
+
+const OPTIONS = {
+  paths: { type: 'string', default: PATH_NAMES.join(',') },
+  link: { type: 'string', default: 'plain' },
+  rounds: { type: 'string', default: '5' },
+  seconds: { type: 'string', default: '1' },
+  peer: { type: 'string' },
+  json: { type: 'string' },
+  help: { type: 'boolean', default: false },
+} as const
+
+const readArguments = () => parseArgs({ allowPositionals: true, options: OPTIONS })
+type Options = ReturnType<typeof readArguments>['values']
+
+async function main(): Promise<void> {
+  const { values: options, positionals: words } = readArguments()
+  if (options.help) return void process.stdout.write(USAGE)
+  if (words[0] === 'compare') {
+    return void process.stdout.write(`${compareTable(readResult(words[1]), readResult(words[2]))}\n`)
+  }
+  const plans = plansFor(words, options)
+  const minutes = plans.reduce((sum, plan) => sum + estimate(plan), 0) / 60
+  process.stderr.write(
+    `about ${minutes < 2 ? `${Math.ceil(minutes * 60)} seconds` : `${Math.round(minutes)} minutes`}\n`,
+  )
 
   await becomeRoot()
   process.on('SIGINT', () => process.exit(130)).on('SIGTERM', () => process.exit(143)) // the labs clean up on exit
-  const result = await measure(plan)
-  const file = values.json ?? join(packageRoot, 'bench/results/local', `${result.date.replaceAll(':', '')}.json`)
+  const start = circumstances()
+  const parts: Part[] = []
+  for (const plan of plans) parts.push(await measure(plan))
+  const result: Result = { ...start, parts }
+  const file = options.json ?? join(packageRoot, 'bench/results/local', `${result.date.replaceAll(':', '')}.json`)
   mkdirSync(dirname(file), { recursive: true })
   writeFileSync(file, `${JSON.stringify(result, undefined, 2)}\n`)
-  process.stdout.write(values.markdown ? markdownTable(result) : `\n${textTable(result)}\n\n${describeRun(result)}\n`)
+  process.stdout.write(`\n${textTable(result)}\n`)
   process.stderr.write(`written to ${file}\n`)
 }
 

@@ -9,7 +9,7 @@ import { cpus, release, totalmem } from 'node:os'
 import { packageRoot } from '../lab/lab.ts'
 import type { Case } from './cases.ts'
 import { openPath, type Link, type Path } from './paths.ts'
-import type { Machine, Result, Series } from './result.ts'
+import type { Machine, Part, Result, Series } from './result.ts'
 
 function machine(): Machine {
   return {
@@ -33,38 +33,54 @@ function commit(): string {
   }
 }
 
+/** What a result says beside its parts. */
+export const circumstances = (): Omit<Result, 'parts'> => ({
+  schema: 2,
+  date: new Date().toISOString(),
+  commit: commit(),
+  machine: machine(),
+})
+
 /** One line that is written over on a terminal; nothing elsewhere. */
 function progress(text: string): void {
   if (process.stderr.isTTY) process.stderr.write(`\r\u001B[K${text}`)
 }
 
 export interface Plan {
+  /** Of the part. */
+  readonly name: string
+  readonly link: Link
   /** By name. */
   readonly cases: readonly (readonly [string, Case])[]
   readonly paths: readonly string[]
   readonly rounds: number
+  /** Length of a throughput sample. */
   readonly seconds: number
-  readonly link: Link
+  /** The adapter of the path `peer`. */
   readonly peer?: string | undefined
 }
 
-/** Runs a plan from the labs to the result. Everything it made is gone when it returns or throws. */
-export async function measure({ cases, paths: names, rounds, seconds, link, peer }: Plan): Promise<Result> {
-  const date = new Date().toISOString()
-  const of = commit()
+/** Seconds that a plan will take, about; a path takes one to come up. */
+export function estimate({ cases, paths, rounds, seconds }: Plan): number {
+  const round = cases.reduce((sum, [, each]) => sum + each.lasts(seconds) + 0.1, 0)
+  return paths.length * (1 + rounds * round)
+}
+
+/** Runs a plan from the labs to its part of the result. Everything it made is gone when it returns or throws. */
+export async function measure({ name: part, cases, paths: names, rounds, seconds, link, peer }: Plan): Promise<Part> {
   const open: Path[] = []
   const values = new Map<string, number[]>()
-  const key = (...parts: string[]): string => parts.join(' ')
+  const key = (...words: string[]): string => words.join(' ')
   try {
     for (const name of names) {
-      progress(`setting up ${name}`)
+      progress(`${part}: setting up ${name}`)
       open.push(await openPath(name, link, peer))
     }
     for (let round = 0; round < rounds; round++) {
       const first = round % open.length
       for (const [name, each] of cases) {
         for (const path of [...open.slice(first), ...open.slice(0, first)]) {
-          progress(`round ${round + 1} of ${rounds}: ${name} by ${path.name}`)
+          progress(`${part}: round ${round + 1} of ${rounds}: ${name} by ${path.name}`)
           const sample = await each.sample(path, seconds)
           for (const [metric, value] of Object.entries(sample)) {
             const series = key(name, metric, path.name)
@@ -86,15 +102,5 @@ export async function measure({ cases, paths: names, rounds, seconds, link, peer
     })),
   )
   const method = Object.fromEntries(cases.map(([name, each]) => [name, each.method]))
-  return {
-    schema: 1,
-    date,
-    commit: of,
-    machine: machine(),
-    link,
-    rounds,
-    seconds,
-    method,
-    series,
-  }
+  return { name: part, link, rounds, seconds, method, series }
 }

@@ -15,6 +15,8 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { createLab, type Host, type Lab } from '../lab/lab.ts'
 import { iperfServer, reach } from '../lab/measure.ts'
+import { addon } from '../src/host/addon.ts'
+import { nativeProgram } from './native.ts'
 
 export interface Path {
   readonly name: string
@@ -22,11 +24,15 @@ export interface Path {
   readonly to: Host
   /** Of `to`, reached from `from` by this path. */
   readonly address: string
+  /** Runs bench/native/traffic.cc in `from`, against its server in `to`; its numbers by name. */
+  traffic(...args: readonly (string | number)[]): Promise<Readonly<Record<string, number>>>
   close(): Promise<void>
 }
 
 /** Brings the path up between two hosts and returns the second one's address on it. */
 type Setup = (from: Host, to: Host, lab: Lab) => Promise<string>
+
+const without = (features: readonly string[]): string[] => features.flatMap((feature) => ['--without', feature])
 
 function weft(engine: string, ...flags: string[]): Setup {
   return async (from, to, lab) => {
@@ -80,27 +86,29 @@ function peerProgram(command: string): Setup {
     await Promise.all(
       ends.map(({ host, peer, number }) => {
         const env = [`WEFT_HOST=${number}`, `WEFT_LOCAL=${host.address}`, `WEFT_REMOTE=${peer.address}`]
-        return ready(host, ['env', ...env, 'sh', '-c', `exec ${command}`])
+        return ready(host, ['env', ...env, 'sh', '-c', `exec ${command}`], '--peer')
       }),
     )
     return '10.99.0.2'
   }
 }
 
-function ready(host: Host, command: readonly string[]): Promise<void> {
+/** Starts a program and waits until it prints `ready`. */
+function ready(host: Host, command: readonly string[], what: string): Promise<void> {
   const child = host.spawn(command)
   const said: string[] = []
   child.stderr?.on('data', (data: Buffer) => said.push(String(data)))
   return new Promise((resolve, reject) => {
     if (child.stdout) createInterface({ input: child.stdout }).on('line', (line) => line === 'ready' && resolve())
     child.once('exit', (code) =>
-      reject(new Error(`--peer ended with ${code} before it printed ready: ${said.join('').trim()}`)),
+      reject(new Error(`${what} ended with ${code} before it printed ready: ${said.join('').trim()}`)),
     )
   })
 }
 
 const SETUPS: Readonly<Record<string, Setup>> = {
   native: weft('native'),
+  'native-bare': weft('native', ...without(addon.featureNames)),
   dgram: weft('dgram'),
   naive: weft('naive'),
   vxlan,
@@ -108,14 +116,15 @@ const SETUPS: Readonly<Record<string, Setup>> = {
 }
 
 export const PATH_NAMES: readonly string[] = Object.keys(SETUPS)
+/** The native engine without one feature each. */
+export const FEATURE_PATH_NAMES: readonly string[] = addon.featureNames.map((feature) => `native-${feature}`)
 
-/** What `--paths` takes: a name, or `native-udp-gso` for the native engine without a feature; `peer` for `--peer`. */
 function setupFor(name: string, peer: string | undefined): Setup {
   const setup = SETUPS[name]
   if (setup) return setup
   if (name === 'peer' && peer !== undefined) return peerProgram(peer)
-  if (name.startsWith('native-')) return weft('native', '--without', name.slice('native-'.length))
-  throw new RangeError(`no such path: ${name}; there are ${PATH_NAMES.join(', ')} and native-FEATURE`)
+  if (FEATURE_PATH_NAMES.includes(name)) return weft('native', ...without([name.slice('native-'.length)]))
+  throw new RangeError(`no such path: ${name}; there are ${[...PATH_NAMES, ...FEATURE_PATH_NAMES].join(', ')}`)
 }
 
 export const LINKS = ['plain', 'wire'] as const
@@ -134,7 +143,7 @@ async function makeWire(host: Host): Promise<void> {
   if (left.length > 0) throw new Error(`--link wire: this kernel's veth cannot do without ${left.join(', ')}`)
 }
 
-/** Makes two hosts, the path and a listening iperf3 on the far one, and waits until the far one answers. */
+/** Makes two hosts, the path and the listening programs on the far one, and waits until the far one answers. */
 export async function openPath(name: string, link: Link, peer?: string): Promise<Path> {
   const setup = setupFor(name, peer)
   const lab = await createLab({ hosts: 2, underlay: 'veth' })
@@ -144,7 +153,17 @@ export async function openPath(name: string, link: Link, peer?: string): Promise
     const address = await setup(from, to, lab)
     await reach(from.namespace, address)
     await iperfServer((command) => to.spawn(command))
-    return { name, from, to, address, close: () => lab.close() }
+    const program = await nativeProgram('traffic')
+    await ready(to, [program, 'serve'], 'traffic serve')
+    return {
+      name,
+      from,
+      to,
+      address,
+      traffic: async (...args) =>
+        JSON.parse(await from.output([program, ...args.map(String)])) as Record<string, number>,
+      close: () => lab.close(),
+    }
   } catch (error) {
     await lab.close()
     throw error

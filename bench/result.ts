@@ -1,4 +1,4 @@
-// result.ts - the result file of a benchmark run, and the few statistics made of it.
+// result.ts - the result file of a benchmark run, and the few statistics made of it. Pure.
 
 import { median } from '../lab/measure.ts'
 import type { Metric } from './cases.ts'
@@ -10,6 +10,7 @@ export interface Machine {
   readonly cores: number
   readonly memoryGiB: number
   readonly node: string
+  /** The system's own; a case that uses another one says so in its method. */
   readonly congestionControl: string
 }
 
@@ -20,17 +21,53 @@ export interface Series extends Metric {
   readonly values: Readonly<Record<string, readonly number[]>>
 }
 
-export interface Result {
-  readonly schema: 1
-  readonly date: string
-  readonly commit: string
-  readonly machine: Machine
-  readonly link: Link
+/** Cases on paths that were measured round by round in turn: only within a part are rounds comparable. */
+export interface Part {
+  readonly name: string
+  readonly link?: Link
   readonly rounds: number
   readonly seconds: number
   /** How each case is measured. */
   readonly method: Readonly<Record<string, string>>
   readonly series: readonly Series[]
+}
+
+export interface Result {
+  readonly schema: 2
+  readonly date: string
+  readonly commit: string
+  readonly machine: Machine
+  readonly parts: readonly Part[]
+}
+
+export interface Interval {
+  readonly low: number
+  readonly middle: number
+  readonly high: number
+}
+
+/** Chance that an interval has the true median in it. */
+const CONFIDENCE = 0.9
+
+/**
+ * The median, and between which two samples the true one lies with a chance of at least 90%, whatever the
+ * distribution: the k-th from either end, by the binomial distribution (order statistics). For 5 to 7 samples these
+ * are the least and the most. Undefined below 5: too few to say.
+ */
+export function interval(values: readonly number[]): Interval | undefined {
+  const sorted = values.toSorted((a, b) => a - b)
+  // outside = P(fewer than k + 1 of the samples are below the true median), on both sides
+  let term = 2 * 0.5 ** sorted.length
+  let outside = term
+  if (!(outside <= 1 - CONFIDENCE)) return undefined
+  let k = 0
+  for (;;) {
+    term *= (sorted.length - k) / (k + 1)
+    if (outside + term > 1 - CONFIDENCE) break
+    outside += term
+    k++
+  }
+  return { low: sorted[k] ?? Number.NaN, middle: median(sorted), high: sorted.at(-1 - k) ?? Number.NaN }
 }
 
 /** Half the distance from least to most, as a share of the median: what the `+-` of a table says. */
@@ -39,11 +76,34 @@ export function spread(values: readonly number[]): number {
 }
 
 /**
- * How many times `a` is of `b`: the median of the rounds' ratios, so that what slows a whole round (a noisy
- * neighbour) cancels. Undefined when a round is missing or was 0.
+ * How many times `a` is of `b`, round by round, so that what slows a whole round (a noisy neighbour) cancels.
+ * Undefined when a round is missing or was 0.
  */
-export function ratio(a: readonly number[] | undefined, b: readonly number[] | undefined): number | undefined {
+export function ratios(
+  a: readonly number[] | undefined,
+  b: readonly number[] | undefined,
+): readonly number[] | undefined {
   if (!a || !b || a.length === 0 || a.length !== b.length) return undefined
-  const value = median(a.map((each, round) => each / (b[round] ?? Number.NaN)))
-  return Number.isFinite(value) ? value : undefined
+  const each = a.map((value, round) => value / (b[round] ?? Number.NaN))
+  return each.every(Number.isFinite) ? each : undefined
+}
+
+/** The median of `ratios`. */
+export function ratio(a: readonly number[] | undefined, b: readonly number[] | undefined): number | undefined {
+  const each = ratios(a, b)
+  return each && median(each)
+}
+
+export type Verdict = 'more' | 'less' | 'unresolved'
+
+/** Whether the samples of two runs differ by more than chance: their intervals do not overlap. */
+export function verdict(before: readonly number[], after: readonly number[]): Verdict {
+  const [a, b] = [interval(before), interval(after)]
+  if (!a || !b) return 'unresolved'
+  if (b.low > a.high) return 'more'
+  return b.high < a.low ? 'less' : 'unresolved'
+}
+
+export function findSeries({ series }: Part, name: string, metric: string): Series | undefined {
+  return series.find((each) => each.case === name && each.metric === metric)
 }

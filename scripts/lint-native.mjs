@@ -34,7 +34,7 @@ function compiles(compiler) {
   flags.push('-DNODE_ADDON_API_DISABLE_CPP_EXCEPTIONS', '-isystem', headers(), '-isystem', join(root, addonApi))
   // One run a file, so that every file's findings are seen, with each header checked by those that include it.
   return sources
-    .filter((path) => path.startsWith('native/') && path.endsWith('.cc'))
+    .filter((path) => /^(native|bench\/native)\//.test(path) && path.endsWith('.cc'))
     .map((path) => run(compiler, [...flags, path]))
     .every(Boolean)
 }

@@ -30,6 +30,7 @@ const SYSTEM = [
   { command: 'make', package: 'make', for: KINDS, toBuild: true },
   { command: 'g++', package: 'g++', for: KINDS, toBuild: true },
   { command: 'python3', package: 'python3', for: KINDS, toBuild: true },
+  { command: 'g++', package: 'g++', for: ['bench', 'test'] }, // programs of their own
   { command: 'ip', package: 'iproute2', for: RUN },
   { command: 'ping', package: 'iputils-ping', for: RUN },
   { command: 'ethtool', package: 'ethtool', for: ['bench'] },
@@ -88,7 +89,7 @@ async function systemPackages(kinds, mustBuild) {
   const wanted = SYSTEM.filter((need) => need.for.some((kind) => kinds.includes(kind)) && (mustBuild || !need.toBuild))
   const missing = wanted.filter((need) => !find(need.command))
   if (missing.length === 0) return
-  const packages = missing.map((need) => need.package)
+  const packages = [...new Set(missing.map((need) => need.package))]
   const install = `apt-get install -y --no-install-recommends ${packages.join(' ')}`
   const apt = find('apt-get')
   if (apt && process.getuid() === 0) {

@@ -1,0 +1,22 @@
+// native.ts - the C++ programs of the benchmark, built when they are first needed.
+
+import { existsSync, mkdirSync, readdirSync, statSync } from 'node:fs'
+import { join } from 'node:path'
+import { output } from '../lab/command.ts'
+import { packageRoot } from '../lab/lab.ts'
+
+const FOLDERS = ['native', 'bench/native']
+const FLAGS = ['-std=c++20', '-O2', '-Wall', '-Wextra', '-fno-exceptions']
+
+/** The path of `bench/native/NAME.cc` as a program, linked with these files of native/. */
+export async function nativeProgram(name: string, sources: readonly string[] = []): Promise<string> {
+  const program = join(packageRoot, 'build/bench', name)
+  const files = FOLDERS.flatMap((folder) => readdirSync(join(packageRoot, folder)).map((file) => join(folder, file)))
+  const newest = Math.max(...files.map((file) => statSync(join(packageRoot, file)).mtimeMs))
+  if (!existsSync(program) || statSync(program).mtimeMs < newest) {
+    mkdirSync(join(packageRoot, 'build/bench'), { recursive: true })
+    const inputs = [`bench/native/${name}.cc`, ...sources.map((source) => `native/${source}.cc`)]
+    await output(['g++', ...FLAGS, ...inputs.map((file) => join(packageRoot, file)), '-o', program])
+  }
+  return program
+}

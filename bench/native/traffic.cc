@@ -1,0 +1,384 @@
+// traffic.cc - the ends of a measurement that iperf3 cannot make: paced UDP, and one byte there and back.
+//
+//   traffic serve                           answers the others; prints `ready`
+//   traffic udp ADDRESS SECONDS BYTES RATE  sends datagrams of BYTES payload, RATE a second or as many as it can (0)
+//   traffic rr ADDRESS SECONDS PAUSE_US     one connection: a byte, its answer, a pause, the next
+//   traffic crr ADDRESS SECONDS             a connection for each byte and answer
+//
+// The last three print one line of JSON. A server takes one client at a time; the first byte of a connection says
+// what it is for, so that a `crr` is served by the least there can be.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <vector>
+
+#include "../../native/system.h"
+
+namespace {
+
+using weft::Fd;
+
+constexpr uint16_t kPort = 5202;
+constexpr char kOnce = 'c';  // kinds of connection
+constexpr char kEcho = 'e';
+constexpr char kSink = 'u';
+constexpr uint64_t kSecond = 1'000'000'000;
+/// Datagrams of one system call.
+constexpr size_t kBatch = 64;
+/// How often the sender looks what is due: finer than what fills a queue, coarse enough to cost little.
+constexpr uint64_t kTickNs = 50'000;
+/// What a sender that was not scheduled in time may catch up with. More would be a burst, less than asked for is
+/// seen in what was sent.
+constexpr uint64_t kCatchUpNs = 500'000;
+/// The sink sleeps between looks: being woken for each datagram would charge the path with the waking.
+constexpr uint64_t kSinkTickNs = 500'000;
+/// A sink that was told of the end waits this long for another datagram.
+constexpr uint64_t kPatienceNs = 50'000'000;
+constexpr int kSinkBufferBytes = 128 << 20;
+constexpr int kSendBufferBytes = 8 << 20;
+constexpr size_t kMaxPayload = 65'507;
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "traffic: %s: %s\n", what, std::strerror(errno));
+  std::exit(1);
+}
+
+uint64_t now_ns() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<uint64_t>(time.tv_sec) * kSecond + static_cast<uint64_t>(time.tv_nsec);
+}
+
+void sleep_until(uint64_t ns) {
+  const timespec time{static_cast<time_t>(ns / kSecond), static_cast<long>(ns % kSecond)};
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, nullptr) == EINTR) {
+  }
+}
+
+/// CPU time of this process, the kernel's work for it included.
+uint64_t cpu_ns() {
+  timespec time;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<uint64_t>(time.tv_sec) * kSecond + static_cast<uint64_t>(time.tv_nsec);
+}
+
+sockaddr_in at(in_addr address, uint16_t port) {
+  sockaddr_in result{};
+  result.sin_family = AF_INET;
+  result.sin_addr = address;
+  result.sin_port = htons(port);
+  return result;
+}
+
+void set(int fd, int level, int option, int value, const char* what) {
+  if (setsockopt(fd, level, option, &value, sizeof value) != 0) fail(what);
+}
+
+/// As large as asked for with CAP_NET_ADMIN, else as large as the system allows.
+void set_buffer(int fd, int forced, int plain, int bytes) {
+  if (setsockopt(fd, SOL_SOCKET, forced, &bytes, sizeof bytes) != 0) set(fd, SOL_SOCKET, plain, bytes, "buffer");
+}
+
+Fd open_socket(int type) {
+  Fd fd(socket(AF_INET, type | SOCK_CLOEXEC, 0));
+  if (!fd) fail("socket");
+  if (type == SOCK_STREAM) set(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
+  return fd;
+}
+
+Fd connect_to(int type, in_addr address, uint16_t port) {
+  Fd fd = open_socket(type);
+  const sockaddr_in peer = at(address, port);
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&peer), sizeof peer) != 0) fail("connect");
+  return fd;
+}
+
+Fd bind_any(int type, uint16_t port) {
+  Fd fd = open_socket(type);
+  set(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1, "SO_REUSEADDR");
+  const sockaddr_in local = at({INADDR_ANY}, port);
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&local), sizeof local) != 0) fail("bind");
+  return fd;
+}
+
+/// False at the end of the stream.
+bool read_all(int fd, void* bytes, size_t size) {
+  const ssize_t got = recv(fd, bytes, size, MSG_WAITALL);
+  if (got < 0) fail("recv");
+  return static_cast<size_t>(got) == size;
+}
+
+void write_all(int fd, const void* bytes, size_t size) {
+  if (send(fd, bytes, size, MSG_NOSIGNAL) != static_cast<ssize_t>(size)) fail("send");
+}
+
+/// What the sink counted. Both ends are this program on one machine: the struct crosses as it lies in memory.
+struct Received {
+  uint64_t datagrams = 0;
+  uint64_t reordered = 0;   // came after one that was sent later
+  uint64_t sink_drops = 0;  // the sink's own socket was full: not the path's fault
+  uint64_t cpu_ns = 0;
+};
+
+/// The start of each datagram; the sink reads no more of it.
+using Sequence = uint64_t;
+
+class Sink {
+ public:
+  Sink() : fd_(bind_any(SOCK_DGRAM, 0)) {
+    set_buffer(fd_.get(), SO_RCVBUFFORCE, SO_RCVBUF, kSinkBufferBytes);
+    for (size_t i = 0; i < kBatch; i++) {
+      iovecs_[i] = {&sequences_[i], sizeof(Sequence)};
+      messages_[i].msg_hdr.msg_iov = &iovecs_[i];
+      messages_[i].msg_hdr.msg_iovlen = 1;
+    }
+  }
+
+  uint16_t port() const {
+    sockaddr_in local{};
+    socklen_t size = sizeof local;
+    if (getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&local), &size) != 0) fail("getsockname");
+    return ntohs(local.sin_port);
+  }
+
+  /// Counts all that has come.
+  void drain() {
+    for (;;) {
+      const int count = recvmmsg(fd_.get(), messages_, kBatch, MSG_DONTWAIT, nullptr);
+      if (count <= 0) return;
+      received_.datagrams += static_cast<uint64_t>(count);
+      for (int i = 0; i < count; i++) {
+        if (sequences_[i] < next_) received_.reordered++;
+        next_ = std::max(next_, sequences_[i] + 1);
+      }
+    }
+  }
+
+  Received result() const {
+    Received result = received_;
+    uint32_t memory[9] = {};  // SO_MEMINFO, Linux 4.12: the ninth is drops
+    socklen_t size = sizeof memory;
+    if (getsockopt(fd_.get(), SOL_SOCKET, SO_MEMINFO, memory, &size) == 0) result.sink_drops = memory[8];
+    return result;
+  }
+
+ private:
+  Fd fd_;
+  Received received_;
+  Sequence next_ = 0;
+  Sequence sequences_[kBatch] = {};
+  iovec iovecs_[kBatch] = {};
+  mmsghdr messages_[kBatch] = {};
+};
+
+void serve_sink(int control) {
+  const uint64_t cpu = cpu_ns();
+  Sink sink;
+  const uint16_t port = sink.port();
+  write_all(control, &port, sizeof port);
+  uint64_t sent = 0;
+  for (;;) {
+    sink.drain();
+    const ssize_t got = recv(control, &sent, sizeof sent, MSG_DONTWAIT);
+    if (got == static_cast<ssize_t>(sizeof sent)) break;
+    if (got >= 0 || errno != EAGAIN) return;  // the client is gone
+    sleep_until(now_ns() + kSinkTickNs);
+  }
+  uint64_t last = now_ns();
+  for (uint64_t before = 0; sink.result().datagrams < sent && now_ns() < last + kPatienceNs;) {
+    sink.drain();
+    if (sink.result().datagrams != before) last = now_ns();
+    before = sink.result().datagrams;
+    sleep_until(now_ns() + kSinkTickNs);
+  }
+  Received received = sink.result();
+  received.cpu_ns = cpu_ns() - cpu;
+  write_all(control, &received, sizeof received);
+}
+
+int serve() {
+  const Fd listener = bind_any(SOCK_STREAM, kPort);
+  if (listen(listener.get(), 128) != 0) fail("listen");
+  std::puts("ready");
+  std::fflush(stdout);
+  for (;;) {
+    const Fd client(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    char kind;
+    if (!client || recv(client.get(), &kind, 1, 0) != 1) continue;
+    if (kind == kSink) {
+      serve_sink(client.get());
+      continue;
+    }
+    send(client.get(), &kind, 1, MSG_NOSIGNAL);
+    if (kind != kEcho) continue;
+    set(client.get(), IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
+    while (recv(client.get(), &kind, 1, 0) == 1 && send(client.get(), &kind, 1, MSG_NOSIGNAL) == 1) {
+    }
+  }
+}
+
+class Sender {
+ public:
+  Sender(in_addr address, uint16_t port, size_t bytes)
+      : fd_(connect_to(SOCK_DGRAM, address, port)), bytes_(bytes * kBatch) {
+    set_buffer(fd_.get(), SO_SNDBUFFORCE, SO_SNDBUF, kSendBufferBytes);
+    for (size_t i = 0; i < kBatch; i++) {
+      iovecs_[i] = {&bytes_[i * bytes], bytes};
+      messages_[i].msg_hdr.msg_iov = &iovecs_[i];
+      messages_[i].msg_hdr.msg_iovlen = 1;
+    }
+  }
+
+  /// Returns how many of `count` datagrams the kernel took.
+  size_t send(size_t count) {
+    count = std::min(count, kBatch);
+    for (size_t i = 0; i < count; i++) {
+      const Sequence sequence = sent_ + i;
+      std::memcpy(iovecs_[i].iov_base, &sequence, sizeof sequence);
+    }
+    const int taken = sendmmsg(fd_.get(), messages_, static_cast<unsigned>(count), 0);
+    // A full queue below counts as lost on the way, as it does for any program that ignores the error.
+    if (taken < 0 && errno != ENOBUFS && errno != EAGAIN) fail("sendmmsg");
+    sent_ += taken < 0 ? 1 : static_cast<uint64_t>(taken);
+    return taken < 0 ? 1 : static_cast<size_t>(taken);
+  }
+
+  uint64_t sent() const { return sent_; }
+
+ private:
+  Fd fd_;
+  std::vector<uint8_t> bytes_;
+  uint64_t sent_ = 0;
+  iovec iovecs_[kBatch] = {};
+  mmsghdr messages_[kBatch] = {};
+};
+
+int send_udp(in_addr address, uint64_t duration, size_t bytes, double rate) {
+  const Fd control = connect_to(SOCK_STREAM, address, kPort);
+  write_all(control.get(), &kSink, 1);
+  uint16_t port;
+  if (!read_all(control.get(), &port, sizeof port)) fail("the server ended");
+  Sender sender(address, port, bytes);
+  prctl(PR_SET_TIMERSLACK, 1);  // the default 50 us would double a tick
+
+  const uint64_t cpu = cpu_ns();
+  const uint64_t start = now_ns();
+  uint64_t now = start;
+  uint64_t last = start;
+  double due = 0;
+  while (now < start + duration) {
+    if (rate == 0) {
+      sender.send(kBatch);
+    } else {
+      due += static_cast<double>(std::min(now - last, kCatchUpNs)) * rate / kSecond;
+      last = now;
+      while (due >= 1) due -= static_cast<double>(sender.send(static_cast<size_t>(due)));
+      sleep_until(now + kTickNs);
+    }
+    now = now_ns();
+  }
+  const double seconds = static_cast<double>(now - start) / kSecond;
+  const double sender_cpu = static_cast<double>(cpu_ns() - cpu) / kSecond;
+  const uint64_t sent = sender.sent();
+  write_all(control.get(), &sent, sizeof sent);
+  Received received;
+  if (!read_all(control.get(), &received, sizeof received)) fail("the server ended");
+  std::printf("{\"seconds\":%.6f,\"sent\":%" PRIu64 ",\"received\":%" PRIu64 ",\"reordered\":%" PRIu64
+              ",\"sinkDrops\":%" PRIu64 ",\"senderCpu\":%.6f,\"sinkCpu\":%.6f}\n",
+              seconds, sent, received.datagrams, received.reordered, received.sink_drops, sender_cpu,
+              static_cast<double>(received.cpu_ns) / kSecond);
+  return 0;
+}
+
+/// Prints how many there were a second and the percentiles of how long they took.
+int print_times(std::vector<uint64_t>& ns, uint64_t duration) {
+  if (ns.empty()) fail("no answer");
+  std::sort(ns.begin(), ns.end());
+  const auto us = [&](double share) {
+    return static_cast<double>(ns[static_cast<size_t>(share * static_cast<double>(ns.size() - 1))]) / 1e3;
+  };
+  std::printf("{\"perSecond\":%.1f,\"p50\":%.2f,\"p99\":%.2f}\n",
+              static_cast<double>(ns.size()) * kSecond / static_cast<double>(duration), us(0.5), us(0.99));
+  return 0;
+}
+
+int request_response(in_addr address, uint64_t duration, uint64_t pause) {
+  const Fd fd = connect_to(SOCK_STREAM, address, kPort);
+  prctl(PR_SET_TIMERSLACK, 1);
+  std::vector<uint64_t> times;
+  times.reserve(1 << 20);
+  const uint64_t start = now_ns();
+  uint64_t now = start;
+  while (now < start + duration) {
+    char byte = kEcho;
+    const uint64_t asked = now;
+    write_all(fd.get(), &byte, 1);
+    if (!read_all(fd.get(), &byte, 1)) fail("the server ended");
+    now = now_ns();
+    times.push_back(now - asked);
+    if (pause == 0) continue;
+    sleep_until(now + pause);
+    now = now_ns();
+  }
+  return print_times(times, now - start);
+}
+
+int connect_request_response(in_addr address, uint64_t duration) {
+  std::vector<uint64_t> times;
+  times.reserve(1 << 20);
+  const uint64_t start = now_ns();
+  uint64_t now = start;
+  while (now < start + duration) {
+    const uint64_t asked = now;
+    const Fd fd = connect_to(SOCK_STREAM, address, kPort);
+    // The server closes first, and this end answers with a reset: else tens of thousands would stay in TIME-WAIT.
+    const linger reset{1, 0};
+    if (setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset) != 0) fail("SO_LINGER");
+    char byte = kOnce;
+    write_all(fd.get(), &byte, 1);
+    if (!read_all(fd.get(), &byte, 1) || read_all(fd.get(), &byte, 1)) fail("the server broke the protocol");
+    now = now_ns();
+    times.push_back(now - asked);
+  }
+  return print_times(times, now - start);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const auto is = [&](const char* mode, int expected) {
+    return count == expected && std::strcmp(arguments[1], mode) == 0;
+  };
+  if (is("serve", 2)) return serve();
+  in_addr address{};
+  uint64_t duration = 0;
+  if (count > 3) {
+    duration = static_cast<uint64_t>(std::atof(arguments[3]) * kSecond);
+    if (inet_pton(AF_INET, arguments[2], &address) != 1) duration = 0;
+  }
+  if (duration > 0) {
+    if (is("crr", 4)) return connect_request_response(address, duration);
+    if (is("rr", 5)) return request_response(address, duration, static_cast<uint64_t>(std::atol(arguments[4])) * 1000);
+    if (is("udp", 6)) {
+      const auto bytes = static_cast<size_t>(std::atol(arguments[4]));
+      const double rate = std::atof(arguments[5]);
+      if (bytes >= sizeof(Sequence) && bytes <= kMaxPayload && rate >= 0)
+        return send_udp(address, duration, bytes, rate);
+    }
+  }
+  std::fputs(
+      "usage: traffic serve | udp ADDRESS SECONDS BYTES RATE | rr ADDRESS SECONDS PAUSE_US | crr ADDRESS SECONDS\n",
+      stderr);
+  return 2;
+}
