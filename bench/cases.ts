@@ -66,10 +66,13 @@ interface UdpTrial extends Trial {
   readonly cpu: number
 }
 
+/** `udp` goes to a receiver that is woken by what comes, `udp-polled` to one that looks from time to time. */
+type Receiver = 'udp' | 'udp-polled'
+
 /** `rate` is datagrams a second; 0 is as many as the sender can. */
-async function udp(path: Path, bytes: number, seconds: number, rate: number): Promise<UdpTrial> {
+async function udp(to: Receiver, path: Path, bytes: number, seconds: number, rate: number): Promise<UdpTrial> {
   const busy = busyClock()
-  const run = await path.traffic('udp', path.address, seconds, bytes, Math.round(rate))
+  const run = await path.traffic(to, path.address, seconds, bytes, Math.round(rate))
   const { sent = 0, seconds: took = 1 } = run
   // What the sink's own full socket dropped had arrived.
   const received = (run['received'] ?? 0) + (run['sinkDrops'] ?? 0)
@@ -85,23 +88,25 @@ function udpFlood(bytes: number): Case {
     method: `UDP with ${bytes} B of payload, sent as fast as one sender can by sendmmsg; what arrives is counted`,
     metrics: { received: { title: `UDP ${bytes} B, flood`, unit: 'kpps', better: 'more' } },
     lasts: (seconds) => seconds + 0.2,
-    sample: async (path, seconds) => ({ received: (await udp(path, bytes, seconds, 0)).received / 1e3 }),
+    sample: async (path, seconds) => ({ received: (await udp('udp', path, bytes, seconds, 0)).received / 1e3 }),
   }
 }
 
 /** Seconds of one trial at one rate. */
 const TRIAL = 0.4
 
-function udpClean(bytes: number): Case {
+function udpClean(bytes: number, to: Receiver = 'udp'): Case {
+  const polled = to === 'udp-polled'
+  const label = polled ? ', polled' : ''
   return {
-    method: `the highest rate of UDP with ${bytes} B of payload that loses at most 1%: trials of ${TRIAL} s at rates 5% apart, found by halving, each judged by two trials out of three; CPU is all that the machine spent at that rate`,
+    method: `the highest rate of UDP with ${bytes} B of payload that loses at most 1%: trials of ${TRIAL} s at rates 5% apart, found by halving, each judged by two trials out of three; the receiver ${polled ? 'sleeps and looks every 500 us, so that no datagram wakes it' : 'waits in poll(2)'}; CPU is all that the machine spent at that rate`,
     metrics: {
-      rate: { title: `UDP ${bytes} B, loss <= 1%`, unit: 'kpps', better: 'more' },
-      cpu: { title: `UDP ${bytes} B, CPU`, unit: 'us/packet', better: 'less' },
+      rate: { title: `UDP ${bytes} B${label}, loss <= 1%`, unit: 'kpps', better: 'more' },
+      cpu: { title: `UDP ${bytes} B${label}, CPU`, unit: 'us/packet', better: 'less' },
     },
     lasts: () => 14 * TRIAL,
     async sample(path) {
-      const best = await highestCleanRate((rate) => udp(path, bytes, TRIAL, rate))
+      const best = await highestCleanRate((rate) => udp(to, path, bytes, TRIAL, rate))
       return { rate: (best?.received ?? 0) / 1e3, cpu: best?.cpu ?? Number.NaN }
     },
   }
@@ -193,6 +198,8 @@ export const CASES: Readonly<Record<string, Case>> = {
   'tcp8-cubic': tcp(8, 'cubic', ', cubic'),
   udp64: udpClean(64),
   udp1400: udpClean(1400),
+  'udp64-polled': udpClean(64, 'udp-polled'),
+  'udp1400-polled': udpClean(1400, 'udp-polled'),
   'udp64-flood': udpFlood(64),
   'udp1400-flood': udpFlood(1400),
   rr,

@@ -1,15 +1,18 @@
 // traffic.cc - the ends of a measurement that iperf3 cannot make: paced UDP, and one byte there and back.
 //
 //   traffic serve                           answers the others; prints `ready`
-//   traffic udp ADDRESS SECONDS BYTES RATE  sends datagrams of BYTES payload, RATE a second or as many as it can (0)
+//   traffic udp ADDRESS SECONDS BYTES RATE  sends datagrams of BYTES payload, RATE a second or as many as it can (0);
+//                                           they go to a receiver that is woken by them, as programs are
+//   traffic udp-polled ...                  the same to a receiver that sleeps and looks from time to time
 //   traffic rr ADDRESS SECONDS PAUSE_US     one connection: a byte, its answer, a pause, the next
 //   traffic crr ADDRESS SECONDS             a connection for each byte and answer
 //
-// The last three print one line of JSON. A server takes one client at a time; the first byte of a connection says
+// All but serve print one line of JSON. A server takes one client at a time; the first byte of a connection says
 // what it is for, so that a `crr` is served by the least there can be.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -33,6 +36,7 @@ constexpr uint16_t kPort = 5202;
 constexpr char kOnce = 'c';  // kinds of connection
 constexpr char kEcho = 'e';
 constexpr char kSink = 'u';
+constexpr char kPolledSink = 'p';
 constexpr uint64_t kSecond = 1'000'000'000;
 /// Datagrams of one system call.
 constexpr size_t kBatch = 64;
@@ -41,7 +45,7 @@ constexpr uint64_t kTickNs = 50'000;
 /// What a sender that was not scheduled in time may catch up with. More would be a burst, less than asked for is
 /// seen in what was sent.
 constexpr uint64_t kCatchUpNs = 500'000;
-/// The sink sleeps between looks: being woken for each datagram would charge the path with the waking.
+/// A polled sink sleeps between looks, so that no datagram wakes it; its cost is then next to nothing.
 constexpr uint64_t kSinkTickNs = 500'000;
 /// A sink that was told of the end waits this long for another datagram.
 constexpr uint64_t kPatienceNs = 50'000'000;
@@ -145,6 +149,8 @@ class Sink {
     }
   }
 
+  int fd() const { return fd_.get(); }
+
   uint16_t port() const {
     sockaddr_in local{};
     socklen_t size = sizeof local;
@@ -182,7 +188,7 @@ class Sink {
   mmsghdr messages_[kBatch] = {};
 };
 
-void serve_sink(int control) {
+void serve_sink(int control, bool polled) {
   const uint64_t cpu = cpu_ns();
   Sink sink;
   const uint16_t port = sink.port();
@@ -193,7 +199,12 @@ void serve_sink(int control) {
     const ssize_t got = recv(control, &sent, sizeof sent, MSG_DONTWAIT);
     if (got == static_cast<ssize_t>(sizeof sent)) break;
     if (got >= 0 || errno != EAGAIN) return;  // the client is gone
-    sleep_until(now_ns() + kSinkTickNs);
+    if (polled) {
+      sleep_until(now_ns() + kSinkTickNs);
+    } else {
+      pollfd either[] = {{sink.fd(), POLLIN, 0}, {control, POLLIN, 0}};
+      poll(either, 2, -1);
+    }
   }
   uint64_t last = now_ns();
   for (uint64_t before = 0; sink.result().datagrams < sent && now_ns() < last + kPatienceNs;) {
@@ -216,8 +227,8 @@ int serve() {
     const Fd client(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     char kind;
     if (!client || recv(client.get(), &kind, 1, 0) != 1) continue;
-    if (kind == kSink) {
-      serve_sink(client.get());
+    if (kind == kSink || kind == kPolledSink) {
+      serve_sink(client.get(), kind == kPolledSink);
       continue;
     }
     send(client.get(), &kind, 1, MSG_NOSIGNAL);
@@ -264,9 +275,9 @@ class Sender {
   mmsghdr messages_[kBatch] = {};
 };
 
-int send_udp(in_addr address, uint64_t duration, size_t bytes, double rate) {
+int send_udp(char sink, in_addr address, uint64_t duration, size_t bytes, double rate) {
   const Fd control = connect_to(SOCK_STREAM, address, kPort);
-  write_all(control.get(), &kSink, 1);
+  write_all(control.get(), &sink, 1);
   uint16_t port;
   if (!read_all(control.get(), &port, sizeof port)) fail("the server ended");
   Sender sender(address, port, bytes);
@@ -370,15 +381,18 @@ int main(int count, char** arguments) {
   if (duration > 0) {
     if (is("crr", 4)) return connect_request_response(address, duration);
     if (is("rr", 5)) return request_response(address, duration, static_cast<uint64_t>(std::atol(arguments[4])) * 1000);
-    if (is("udp", 6)) {
+    if (is("udp", 6) || is("udp-polled", 6)) {
+      const char sink = is("udp", 6) ? kSink : kPolledSink;
       const auto bytes = static_cast<size_t>(std::atol(arguments[4]));
       const double rate = std::atof(arguments[5]);
-      if (bytes >= sizeof(Sequence) && bytes <= kMaxPayload && rate >= 0)
-        return send_udp(address, duration, bytes, rate);
+      if (bytes >= sizeof(Sequence) && bytes <= kMaxPayload && rate >= 0) {
+        return send_udp(sink, address, duration, bytes, rate);
+      }
     }
   }
   std::fputs(
-      "usage: traffic serve | udp ADDRESS SECONDS BYTES RATE | rr ADDRESS SECONDS PAUSE_US | crr ADDRESS SECONDS\n",
+      "usage: traffic serve | udp ADDRESS SECONDS BYTES RATE | udp-polled ADDRESS SECONDS BYTES RATE | rr ADDRESS "
+      "SECONDS PAUSE_US | crr ADDRESS SECONDS\n",
       stderr);
   return 2;
 }
