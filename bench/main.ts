@@ -7,12 +7,14 @@ import { packageRoot } from '../lab/lab.ts'
 import { becomeRoot } from '../lab/unprivileged.ts'
 import { CASES, SHORT, TELLING } from './cases.ts'
 import { circumstances, estimate, measure, type Plan } from './measure.ts'
+import { measureMicro, MICRO_SECONDS } from './micro.ts'
 import { FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
 import { compareTable, textTable } from './report.ts'
 import type { Part, Result } from './result.ts'
 
 const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|both] [--rounds N] [--seconds S] [--peer CMD]
-       npm run bench -- suite           all cases on all paths on both links, and the engine without each feature
+       npm run bench -- micro           the pure functions of native/, beside what memory gives
+       npm run bench -- suite           micro, all cases on all paths on both links, the engine without each feature
        npm run bench:compare -- BEFORE.json AFTER.json
 
 Cases: ${Object.keys(CASES).join(' ')}; net alone is all of them; none is ${SHORT.join(' ')}
@@ -63,6 +65,7 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
     peer: options.peer,
   }
   const peer = options.peer === undefined ? [] : ['peer']
+  if (words[0] === 'micro') return []
   if (words[0] === 'suite') {
     const all = { ...common, cases: casesNamed(Object.keys(CASES)), paths: [...PATH_NAMES, ...peer] }
     const telling = casesNamed(TELLING)
@@ -106,15 +109,17 @@ async function main(): Promise<void> {
     return void process.stdout.write(`${compareTable(readResult(words[1]), readResult(words[2]))}\n`)
   }
   const plans = plansFor(words, options)
-  const minutes = plans.reduce((sum, plan) => sum + estimate(plan), 0) / 60
+  const micro = words[0] === 'micro' || words[0] === 'suite'
+  const rounds = positive('rounds', options.rounds)
+  const minutes = (plans.reduce((sum, plan) => sum + estimate(plan), 0) + (micro ? rounds * MICRO_SECONDS : 0)) / 60
   process.stderr.write(
     `about ${minutes < 2 ? `${Math.ceil(minutes * 60)} seconds` : `${Math.round(minutes)} minutes`}\n`,
   )
 
-  await becomeRoot()
+  if (plans.length > 0) await becomeRoot()
   process.on('SIGINT', () => process.exit(130)).on('SIGTERM', () => process.exit(143)) // the labs clean up on exit
   const start = circumstances()
-  const parts: Part[] = []
+  const parts: Part[] = micro ? [await measureMicro(rounds)] : []
   for (const plan of plans) parts.push(await measure(plan))
   const result: Result = { ...start, parts }
   const file = options.json ?? join(packageRoot, 'bench/results/local', `${result.date.replaceAll(':', '')}.json`)

@@ -1,0 +1,69 @@
+// micro.ts - the pure functions of native/ by bench/native/micro.cc, as a part of a result.
+
+import { output } from '../lab/command.ts'
+import { nativeProgram } from './native.ts'
+import type { Part, Series } from './result.ts'
+
+interface Line {
+  readonly name: string
+  readonly label: string
+  /** That a call goes through; 0 where that says nothing. */
+  readonly bytes: number
+  readonly ns: number
+  readonly cycles: number
+  readonly clock: 'cycles' | 'tsc' | 'none'
+}
+
+const ABOUT: Readonly<Record<string, string>> = {
+  memcpy: 'what memory gives: copying into one buffer',
+  read: 'what memory gives: adding 64-bit words',
+  checksum: 'checksum_add()',
+  parse: 'read_packet()',
+  segment: 'Segmenter: the headers and checksums of all segments of a superpacket',
+  coalesce: 'read_packet() and Coalescer: packets verified and joined to one write',
+  lookup: 'PeerTable::find() for destinations in random order',
+}
+
+/** One round of it, about. */
+export const MICRO_SECONDS = 2
+
+const CLOCKS = { cycles: 'bytes/cycle', tsc: 'bytes/tick of the time-stamp counter' }
+
+/** Lines of several runs as series: nanoseconds a call and, where cycles are known, bytes a cycle. */
+export function microSeries(rounds: readonly (readonly Line[])[]): Series[] {
+  const lines = rounds.flat()
+  const byLabel = (name: string, value: (line: Line) => number): Record<string, number[]> => {
+    const values: Record<string, number[]> = {}
+    for (const line of lines.filter((each) => each.name === name)) (values[line.label] ??= []).push(value(line))
+    return values
+  }
+  return [...new Set(lines.map(({ name }) => name))].flatMap((name): Series[] => {
+    const ns: Series = {
+      case: name,
+      metric: 'ns',
+      title: name,
+      unit: 'ns',
+      better: 'less',
+      values: byLabel(name, (line) => line.ns),
+    }
+    const { bytes = 0, clock = 'none' } = lines.find((line) => line.name === name) ?? {}
+    if (clock === 'none' || bytes === 0) return [ns]
+    const values = byLabel(name, (line) => line.bytes / line.cycles)
+    return [ns, { ...ns, metric: 'bytes', unit: CLOCKS[clock], better: 'more', values }]
+  })
+}
+
+export async function measureMicro(rounds: number): Promise<Part> {
+  const program = await nativeProgram('micro', ['checksum', 'coalesce', 'peers', 'segment'])
+  const runs: Line[][] = []
+  for (let round = 0; round < rounds; round++) {
+    const text = await output([program])
+    runs.push(
+      text
+        .trim()
+        .split('\n')
+        .map((line) => JSON.parse(line) as Line),
+    )
+  }
+  return { name: 'micro', rounds, seconds: 0.01, method: ABOUT, series: microSeries(runs) }
+}
