@@ -6,6 +6,7 @@ import { parseArgs } from 'node:util'
 import { packageRoot } from '../lab/lab.ts'
 import { becomeRoot } from '../lab/unprivileged.ts'
 import { CASES, SHORT, TELLING } from './cases.ts'
+import { figureBlocks, fillFigures, resultChart } from './figures.ts'
 import { circumstances, estimate, measure, type Plan } from './measure.ts'
 import { measureMicro, MICRO_SECONDS } from './micro.ts'
 import { FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
@@ -15,6 +16,7 @@ import type { Part, Result } from './result.ts'
 const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|both] [--rounds N] [--seconds S] [--peer CMD]
        npm run bench -- micro           the pure functions of native/, beside what memory gives
        npm run bench -- suite           micro, all cases on all paths on both links, the engine without each feature
+       npm run bench -- report [FILE]   puts a result (bench/results/suite.json) into the READMEs and draws its chart
        npm run bench:compare -- BEFORE.json AFTER.json
 
 Cases: ${Object.keys(CASES).join(' ')}; net alone is all of them; none is ${SHORT.join(' ')}
@@ -24,7 +26,7 @@ Paths: ${PATH_NAMES.join(' ')}, and native-FEATURE for the native engine without
   --rounds N    samples of each case on each path (5)
   --seconds S   length of a throughput sample (1)
   --peer CMD    a program to measure beside them; bench/README.md says what it must do
-  --json FILE   where the result goes (bench/results/local/DATE.json)
+  --json FILE   where the result goes (bench/results/local/DATE.json; of suite: bench/results/suite.json)
 `
 
 class UsageError extends Error {}
@@ -102,12 +104,26 @@ const OPTIONS = {
 const readArguments = () => parseArgs({ allowPositionals: true, options: OPTIONS })
 type Options = ReturnType<typeof readArguments>['values']
 
+const SUITE = join(packageRoot, 'bench/results/suite.json')
+
+/** Writes what the READMEs say of a result again, and its chart. */
+function report(result: Result): void {
+  writeFileSync(SUITE, `${JSON.stringify(result, undefined, 2)}\n`)
+  const blocks = figureBlocks(result)
+  for (const name of ['README.md', 'bench/README.md']) {
+    const file = join(packageRoot, name)
+    writeFileSync(file, fillFigures(readFileSync(file, 'utf8'), blocks))
+  }
+  writeFileSync(join(packageRoot, 'bench/results/chart.svg'), resultChart(result))
+}
+
 async function main(): Promise<void> {
   const { values: options, positionals: words } = readArguments()
   if (options.help) return void process.stdout.write(USAGE)
   if (words[0] === 'compare') {
     return void process.stdout.write(`${compareTable(readResult(words[1]), readResult(words[2]))}\n`)
   }
+  if (words[0] === 'report') return report(readResult(words[1] ?? SUITE))
   const plans = plansFor(words, options)
   const micro = words[0] === 'micro' || words[0] === 'suite'
   const rounds = positive('rounds', options.rounds)
@@ -122,7 +138,8 @@ async function main(): Promise<void> {
   const parts: Part[] = micro ? [await measureMicro(rounds)] : []
   for (const plan of plans) parts.push(await measure(plan))
   const result: Result = { ...start, parts }
-  const file = options.json ?? join(packageRoot, 'bench/results/local', `${result.date.replaceAll(':', '')}.json`)
+  const local = join(packageRoot, 'bench/results/local', `${result.date.replaceAll(':', '')}.json`)
+  const file = options.json ?? (words[0] === 'suite' ? SUITE : local)
   mkdirSync(dirname(file), { recursive: true })
   writeFileSync(file, `${JSON.stringify(result, undefined, 2)}\n`)
   process.stdout.write(`\n${textTable(result)}\n`)

@@ -5,10 +5,7 @@
 // it, as with a network card without segmentation of its own. The kernel cuts in software on the way out, for TCP, for
 // vxlan and for UDP_SEGMENT alike, and GRO joins what comes in, as in a card's driver. Checksums stay offloaded, as
 // every card can do it and UDP_SEGMENT demands it.
-//
-// To measure another program: `--peer CMD`. CMD is started once in each host, by a shell, with WEFT_HOST (1 or 2),
-// WEFT_LOCAL and WEFT_REMOTE (underlay addresses, on eth0) in its environment. It must give its host the address
-// 10.99.0.WEFT_HOST on a tunnel, print the line `ready`, and stay in the foreground until SIGTERM.
+// What `--peer` must do stands in README.md.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'

@@ -32,8 +32,8 @@ export function heading({ title, unit, better }: Series): string {
 }
 
 function describePart({ name, link, rounds, seconds }: Part): string {
-  const on = link === undefined ? '' : `, ${link} link`
-  return `${name}${on}: ${rounds} rounds, ${seconds} s a sample`
+  const on = link === undefined ? name : name === link ? `${link} link` : `${name}, ${link} link`
+  return `${on}: ${rounds} rounds, ${seconds} s a sample`
 }
 
 export function describeRun({ machine, commit, date, parts }: Result): string {

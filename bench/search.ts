@@ -12,8 +12,8 @@ export interface Trial {
 export const MAX_LOSS = 0.01
 /** Rates tried lie this far apart. */
 const STEP = 1.05
-/** The lowest rate tried, as a share of what arrives of a flood. */
-const LOWEST = 1 / 16
+/** The lowest rate tried, as a share of what arrives of a flood, and of what was sent where next to nothing did. */
+const LOWEST = { ofReceived: 1 / 16, ofSent: 1 / 1000 }
 
 const isClean = ({ sent, received }: Trial): boolean => received >= sent * (1 - MAX_LOSS)
 
@@ -41,8 +41,8 @@ export async function highestCleanRate<T extends Trial>(attempt: (rate: number) 
   if (best) return best
   // Rung 0 is too fast; the rates fall with the rung.
   let tooFast = 0
-  let slowEnough = Math.ceil(Math.log(flood.sent / (flood.received * LOWEST)) / Math.log(STEP)) + 1
-  if (!Number.isFinite(slowEnough)) return undefined
+  const lowest = Math.max(flood.received * LOWEST.ofReceived, flood.sent * LOWEST.ofSent)
+  let slowEnough = Math.ceil(Math.log(flood.sent / lowest) / Math.log(STEP)) + 1
   while (slowEnough - tooFast > 1) {
     const rung = (tooFast + slowEnough) >> 1
     const trial = await clean(flood.sent / STEP ** rung)

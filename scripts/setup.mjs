@@ -33,7 +33,7 @@ const SYSTEM = [
   { command: 'g++', package: 'g++', for: ['bench', 'test'] }, // programs of their own
   { command: 'ip', package: 'iproute2', for: RUN },
   { command: 'ping', package: 'iputils-ping', for: RUN },
-  { command: 'ethtool', package: 'ethtool', for: ['bench'] },
+  { command: 'ethtool', package: 'ethtool', for: ['bench', 'test'] },
   { command: 'iperf3', package: 'iperf3', for: RUN },
   { command: 'unshare', package: 'util-linux', for: RUN },
   { command: 'iptables', package: 'iptables', for: ['test'] },

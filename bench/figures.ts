@@ -1,0 +1,93 @@
+// figures.ts - what stands of a result in the READMEs: tables between markers, and the chart. Pure.
+//
+// A block is what stands between `<!-- figures: NAME -->` and `<!-- end -->`. No figure there is written by hand:
+// `npm run bench -- report` writes the blocks again from the result, and a test holds them to it.
+
+import { median } from '../lab/measure.ts'
+import { chart } from './chart.ts'
+import { describeRun, markdown, number, pathTable, ratioTable, wideTable } from './report.ts'
+import { findSeries, type Part, type Result } from './result.ts'
+
+/** `case metric` of what a reader wants first, in their order. */
+const HEADLINES = [
+  'tcp throughput',
+  'tcp8 throughput',
+  'tcp-cubic throughput',
+  'tcp8-cubic throughput',
+  'udp64 rate',
+  'udp1400 rate',
+  'udp64-polled rate',
+  'udp1400-polled rate',
+  'udp64-flood received',
+  'udp1400-flood received',
+  'rr rate',
+  'rr-idle p50',
+  'crr rate',
+  'ping p50',
+  'ping-loaded p50',
+]
+
+const linksOf = ({ parts }: Result): readonly Part[] =>
+  parts.filter(({ name, link }) => link !== undefined && name === link)
+
+/** A row for each function and size: nanoseconds, bytes a cycle. */
+function microTable(part: Part): string {
+  const body = part.series
+    .filter(({ metric }) => metric === 'ns')
+    .flatMap(({ case: name, values }) => {
+      const bytes = findSeries(part, name, 'bytes')?.values
+      return Object.entries(values).map(([label, each]) => {
+        const perCycle = bytes?.[label]
+        return [`${name}, ${label}`, number(median(each)), perCycle ? number(median(perCycle)) : '-']
+      })
+    })
+  const unit = part.series.find(({ metric }) => metric === 'bytes')?.unit ?? 'bytes/cycle'
+  return markdown([['', 'ns', unit], ...body])
+}
+
+/** The blocks by name; without those whose part was not measured. */
+export function figureBlocks(result: Result): Readonly<Record<string, string>> {
+  const part = (name: string): Part | undefined => result.parts.find((each) => each.name === name)
+  const methods = Object.assign({}, ...linksOf(result).map(({ method }) => method)) as Record<string, string>
+  const blocks: Record<string, string | undefined> = {
+    run: describeRun(result),
+    headlines: ratioTable(linksOf(result), 'native', HEADLINES),
+    cases: Object.entries(methods)
+      .map(([name, method]) => `- \`${name}\`: ${method}`)
+      .join('\n'),
+  }
+  for (const name of ['plain', 'wire'] as const) {
+    const measured = part(name)
+    blocks[name] = measured && wideTable(measured)
+  }
+  const [features, micro] = [part('features'), part('micro')]
+  blocks['features'] = features && pathTable(features, 'vxlan')
+  blocks['micro'] = micro && microTable(micro)
+  return Object.fromEntries(Object.entries(blocks).map(([name, text]) => [name, text ?? 'Not measured in this run.']))
+}
+
+/** The text with its blocks written again. A block of an unknown name is a mistake. */
+export function fillFigures(text: string, blocks: Readonly<Record<string, string>>): string {
+  return text.replaceAll(
+    /(<!-- figures: (\w+) -->\n)[\s\S]*?(<!-- end -->)/g,
+    (_all, begin: string, name: string, end: string) => {
+      const block = blocks[name]
+      if (block === undefined) throw new RangeError(`figures: ${name}: there is no such block`)
+      return `${begin}\n${block}\n\n${end}`
+    },
+  )
+}
+
+export function resultChart(result: Result): string {
+  const { machine, date, commit } = result
+  return chart(linksOf(result), {
+    title: 'weft, native engine',
+    subtitle: `right is better; ${machine.cpu}, ${machine.cores} cores, Linux ${machine.kernel.split('-')[0]}; commit ${commit}, ${date.slice(0, 10)}`,
+    path: 'native',
+    rows: HEADLINES,
+    references: [
+      ['vxlan', 'kernel vxlan'],
+      ['naive', 'one packet a system call'],
+    ],
+  })
+}
