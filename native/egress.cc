@@ -150,7 +150,7 @@ void Egress::flush() {
   }
   size_t sent = 0;
   while (sent < messages_used_) {
-    const int count = sendmmsg(path_.socket, &batch_[sent], static_cast<unsigned>(messages_used_ - sent), 0);
+    const int count = sendmmsg(path_.sender, &batch_[sent], static_cast<unsigned>(messages_used_ - sent), 0);
     path_.counters.add(k_tx_batches);
     if (count > 0) {
       for (int i = 0; i < count; i++) count_sent(messages_[sent++]);
@@ -192,7 +192,7 @@ void Egress::send_singly(const Message& message) {
     header.msg_iovlen = count;
     ssize_t result;
     do {
-      result = sendmsg(path_.socket, &header, 0);
+      result = sendmsg(path_.sender, &header, 0);
     } while (result < 0 && errno == EINTR);
     if (result < 0) {
       count_send_error(errno, 1);

@@ -27,7 +27,8 @@ namespace weft {
 /// What both directions of a loop are given; all of it outlives them.
 struct Path {
   int tun;
-  int socket;
+  int socket;            ///< receives, on the port that peers know
+  int sender;            ///< sends: the same socket, or one with a source port of its own
   uint32_t tun_address;  ///< IPv4, network order: the source of ICMP errors
   bool naive;            ///< one packet for each system call
   Features* features;

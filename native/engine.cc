@@ -67,11 +67,18 @@ void Fault::report(const SystemError& error) {
   signal_event(event_);
 }
 
-Loop::Loop(Tun tun, UdpSocket socket, const EngineOptions& options, Features& features, CounterRow counters,
-           PeerTables::Reader peers, Fault& fault)
+Loop::Loop(Tun tun, UdpSocket socket, UdpSocket sender, const EngineOptions& options, Features& features,
+           CounterRow counters, PeerTables::Reader peers, Fault& fault)
     : tun_(std::move(tun)),
       socket_(std::move(socket)),
-      path_{tun_.fd.get(), socket_.fd.get(), options.tun_address, options.naive, &features, counters},
+      sender_(std::move(sender)),
+      path_{tun_.fd.get(),
+            socket_.fd.get(),
+            sender_.fd ? sender_.fd.get() : socket_.fd.get(),
+            options.tun_address,
+            options.naive,
+            &features,
+            counters},
       egress_(path_, peers),
       ingress_(path_),
       fault_(fault) {}
@@ -204,12 +211,16 @@ Failure Engine::start(const EngineOptions& options, uint64_t* counters, std::uni
   if (!(wanted & kTunHeader)) wanted &= ~(kTunCsum | kTunTso | kTunUso | kCoalesceTcp | kCoalesceUdp);
   const bool several = options.workers > 1;
   std::vector<Tun> tuns(options.workers);
-  std::vector<UdpSocket> sockets(options.workers);
+  std::vector<UdpSocket> sockets(options.workers), senders(options.workers);
   std::string name = options.tun_name;
   uint32_t granted = wanted & (kCoalesceTcp | kCoalesceUdp | kTwoThreads);
   for (size_t i = 0; i < options.workers; i++) {
     if (Failure failure = open_udp(options.bind_address, several, wanted, sockets[i])) return failure;
+    if (!several) break;
+    if (Failure failure = open_sender(options.bind_address, i, wanted, senders[i])) return failure;
   }
+  // Refused, the kernel spreads by its own hash of addresses and ports: less evenly, and flows keep their order too.
+  if (several) spread_by_source(sockets[0], options.bind_address, options.workers);
   for (size_t i = 0; i < options.workers; i++) {
     if (Failure failure = open_tun(name, several, wanted, tuns[i])) return failure;
     name = tuns[i].name;
@@ -223,9 +234,9 @@ Failure Engine::start(const EngineOptions& options, uint64_t* counters, std::uni
   engine->receive_buffer_bytes_ = sockets[0].receive_buffer_bytes;
   engine->send_buffer_bytes_ = sockets[0].send_buffer_bytes;
   for (size_t i = 0; i < options.workers; i++) {
-    engine->loops_.push_back(std::make_unique<Loop>(std::move(tuns[i]), std::move(sockets[i]), options,
-                                                    engine->features_, CounterRow(counters + i * kCounterCount),
-                                                    engine->peers_.reader(i), engine->fault_));
+    engine->loops_.push_back(std::make_unique<Loop>(
+        std::move(tuns[i]), std::move(sockets[i]), std::move(senders[i]), options, engine->features_,
+        CounterRow(counters + i * kCounterCount), engine->peers_.reader(i), engine->fault_));
   }
   for (auto& loop : engine->loops_) {
     if (Failure failure = loop->start()) return failure;

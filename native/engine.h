@@ -48,8 +48,9 @@ class Fault {
 
 class Loop {
  public:
-  Loop(Tun tun, UdpSocket socket, const EngineOptions& options, Features& features, CounterRow counters,
-       PeerTables::Reader peers, Fault& fault);
+  /// `sender` has no descriptor where the loop sends by the socket that it receives by.
+  Loop(Tun tun, UdpSocket socket, UdpSocket sender, const EngineOptions& options, Features& features,
+       CounterRow counters, PeerTables::Reader peers, Fault& fault);
   /// Stops and joins.
   ~Loop();
 
@@ -65,6 +66,7 @@ class Loop {
 
   Tun tun_;
   UdpSocket socket_;
+  UdpSocket sender_;
   Path path_;
   Egress egress_;
   Ingress ingress_;

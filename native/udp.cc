@@ -2,6 +2,7 @@
 #include "udp.h"
 
 #include <errno.h>
+#include <linux/filter.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
@@ -46,6 +47,35 @@ Failure open_udp(const sockaddr_in& address, bool shared, uint32_t wanted, UdpSo
   if ((wanted & kUdpGro) && set_option(fd.get(), IPPROTO_UDP, UDP_GRO, 1)) result.features |= kUdpGro;
   result.fd = std::move(fd);
   return {};
+}
+
+Failure open_sender(const sockaddr_in& address, size_t worker, uint32_t wanted, UdpSocket& socket) {
+  constexpr size_t kStride = 240;
+  Failure failure;
+  for (size_t port = ntohs(address.sin_port) + kStride + worker; port <= 0xffff; port += kStride) {
+    sockaddr_in own = address;
+    own.sin_port = htons(static_cast<uint16_t>(port));
+    failure = open_udp(own, false, wanted & kUdpGso, socket);
+    if (!failure || failure->number != EADDRINUSE) return failure;
+  }
+  sockaddr_in any = address;
+  any.sin_port = 0;
+  return open_udp(any, false, wanted & kUdpGso, socket);
+}
+
+bool spread_by_source(const UdpSocket& first, const sockaddr_in& address, size_t workers) {
+  // Classic BPF on the headers before the datagram's payload (filter.txt, SKF_NET_OFF); no options in the IPv4 header.
+  constexpr uint32_t kHeaders = static_cast<uint32_t>(SKF_NET_OFF);
+  constexpr uint32_t kSourceAddress = kHeaders + 12, kSourcePort = kHeaders + 20;
+  const uint32_t port = ntohs(address.sin_port);
+  const uint32_t count = static_cast<uint32_t>(workers);
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_H | BPF_ABS, kSourcePort), BPF_STMT(BPF_ALU | BPF_SUB | BPF_K, port),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 1),    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kSourceAddress),
+      BPF_STMT(BPF_ALU | BPF_MOD | BPF_K, count),      BPF_STMT(BPF_RET | BPF_A, 0),
+  };
+  const sock_fprog program{sizeof code / sizeof *code, code};
+  return setsockopt(first.fd.get(), SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &program, sizeof program) == 0;
 }
 
 }  // namespace weft

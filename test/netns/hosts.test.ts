@@ -158,6 +158,47 @@ describe('flannel0', () => {
   })
 })
 
+describe('--workers', () => {
+  /** CPU time in ticks of each of a daemon's loops and of their helpers (proc_pid_stat(5): utime, stime). */
+  const loopTicks = ({ process }: Daemon): number[] =>
+    readdirSync(`/proc/${process.pid}/task`)
+      .map((task) => readFileSync(`/proc/${process.pid}/task/${task}/stat`, 'utf8'))
+      .filter((stat) => stat.includes('(weft-loop)'))
+      .map((stat) => stat.slice(stat.lastIndexOf(')')).split(' '))
+      .map((fields) => Number(fields[12]) + Number(fields[13]))
+
+  it.each([
+    [2, 2],
+    [4, 2],
+    [1, 3],
+  ])('%i loops to %i: one peer keeps every loop busy, and flows keep their order', async (here, there) => {
+    lab = await createLab({ hosts: 2 })
+    const { args } = await directoryLeases(lab)
+    const [first, second] = lab.hosts as [Host, Host]
+    const daemons = [here, there].map((workers, index) =>
+      lab!.hosts[index]!.startDaemon({ args: [...args, '--workers', String(workers)] }),
+    )
+    await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+    await daemons[0]!.line(added(second))
+    await reach(first.namespace, tunAddress(second))
+    await iperfServer((command) => second.spawn(command))
+    const before = loopTicks(daemons[1]!)
+    await iperf(first.namespace, tunAddress(second), 2, ['--parallel', '32'])
+    const ticks = loopTicks(daemons[1]!).map((after, index) => after - before[index]!)
+    expect(ticks).toHaveLength(there)
+    // A single loop sends from one port, which is one loop of the receiver.
+    const busy = ticks.filter((spent) => spent >= 5).length
+    expect(busy, `ticks of each loop: ${ticks.join(', ')}`).toBe(Math.min(here, there))
+
+    // What TCP takes for reordering, not for loss: only a flow that moves to the queue of its
+    // other direction, once, may cause it.
+    const snmp = await first.output(['nstat', '-asz', 'TcpExtTCPSACKReorder', 'TcpOutSegs'])
+    const count = (name: string): number => Number(new RegExp(`${name}\\s+(\\d+)`).exec(snmp)?.[1])
+    expect(count('TcpOutSegs')).toBeGreaterThan(10_000)
+    expect(count('TcpExtTCPSACKReorder')).toBeLessThan(32 * 10)
+  })
+})
+
 describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) => {
   it('are followed when they join, stop, die, come back and expire', async () => {
     lab = await createLab({ hosts: 3 })
