@@ -104,7 +104,7 @@ function udpClean(bytes: number, to: Receiver = 'udp'): Case {
       rate: { title: `UDP ${bytes} B${label}, loss <= 1%`, unit: 'kpps', better: 'more' },
       cpu: { title: `UDP ${bytes} B${label}, CPU`, unit: 'us/packet', better: 'less' },
     },
-    lasts: () => 14 * TRIAL,
+    lasts: () => 12 * TRIAL,
     async sample(path) {
       const best = await highestCleanRate((rate) => udp(to, path, bytes, TRIAL, rate))
       return { rate: (best?.received ?? 0) / 1e3, cpu: best?.cpu ?? Number.NaN }

@@ -5,6 +5,7 @@ import { dirname, join } from 'node:path'
 import { parseArgs } from 'node:util'
 import { packageRoot } from '../lab/lab.ts'
 import { becomeRoot } from '../lab/unprivileged.ts'
+import { describeError, isWeftError, messageOf, WeftError } from '../src/errors.ts'
 import { CASES, SHORT, TELLING } from './cases.ts'
 import { figureBlocks, fillFigures, resultChart } from './figures.ts'
 import { circumstances, estimate, measure, type Plan } from './measure.ts'
@@ -29,33 +30,31 @@ Paths: ${PATH_NAMES.join(' ')}, and native-FEATURE for the native engine without
   --json FILE   where the result goes (bench/results/local/DATE.json; of suite: bench/results/suite.json)
 `
 
-class UsageError extends Error {}
+const usage = (message: string): WeftError => new WeftError('USAGE', message, { remedy: 'see --help' })
 
 function positive(name: string, text: string): number {
   const value = Number(text)
   if (!Number.isInteger(value) || value < 1 || value > 1000)
-    throw new UsageError(`--${name} is ${text}; give it a whole number from 1`)
+    throw usage(`--${name} is ${text}; give it a whole number from 1`)
   return value
 }
 
 function readResult(file: string | undefined): Result {
-  if (file === undefined) throw new UsageError('a result file is missing')
+  if (file === undefined) throw usage('a result file is missing')
   let json: Partial<Result>
   try {
     json = JSON.parse(readFileSync(file, 'utf8')) as Partial<Result>
   } catch (error) {
-    throw new UsageError(
-      `${file} cannot be read as a result: ${error instanceof Error ? error.message : String(error)}`,
-    )
+    throw usage(`${file} cannot be read as a result: ${messageOf(error)}`)
   }
-  if (json.schema !== 2) throw new UsageError(`${file} is no result of this version of the benchmark`)
+  if (json.schema !== 2) throw usage(`${file} is no result of this version of the benchmark`)
   return json as Result
 }
 
 function casesNamed(names: readonly string[]): Plan['cases'] {
   return names.map((name) => {
     const each = CASES[name]
-    if (!each) throw new UsageError(`no such case: ${name}; there are ${Object.keys(CASES).join(', ')}`)
+    if (!each) throw usage(`no such case: ${name}; there are ${Object.keys(CASES).join(', ')}`)
     return [name, each]
   })
 }
@@ -85,7 +84,7 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
   const [group, ...rest] = words
   const named = group === 'net' ? (rest.length > 0 ? rest : Object.keys(CASES)) : words.length > 0 ? words : SHORT
   const links = options.link === 'both' ? LINKS : LINKS.filter((link) => link === options.link)
-  if (links.length === 0) throw new UsageError(`--link is ${options.link}; it is ${LINKS.join(' or ')} or both`)
+  if (links.length === 0) throw usage(`--link is ${options.link}; it is ${LINKS.join(' or ')} or both`)
   const cases = casesNamed([...new Set(named)])
   const paths = [...new Set([...options.paths.split(','), ...peer])]
   return links.map((link) => ({ ...common, name: link, link, cases, paths }))
@@ -149,11 +148,10 @@ async function main(): Promise<void> {
 try {
   await main()
 } catch (error) {
-  // A wrong argument deserves the sentence alone.
-  const mistake =
-    error instanceof UsageError || error instanceof RangeError || (error instanceof TypeError && 'code' in error)
+  // parseArgs throws a TypeError with a code.
+  const mistake = isWeftError(error) || (error instanceof TypeError && 'code' in error)
   process.stderr.write(
-    `bench: ${error instanceof Error ? (mistake ? `${error.message}; see --help` : (error.stack ?? '')) : String(error)}\n`,
+    `bench: ${mistake && !isWeftError(error) ? `${messageOf(error)}; see --help` : describeError(error)}\n`,
   )
   process.exitCode = mistake ? 2 : 1
 }

@@ -13,6 +13,7 @@ import { createInterface } from 'node:readline'
 import { createLab, type Host, type Lab } from '../lab/lab.ts'
 import { iperfServer, reach } from '../lab/measure.ts'
 import { addon } from '../src/host/addon.ts'
+import { WeftError } from '../src/errors.ts'
 import { nativeProgram } from './native.ts'
 
 export interface Path {
@@ -97,9 +98,10 @@ function ready(host: Host, command: readonly string[], what: string): Promise<vo
   child.stderr?.on('data', (data: Buffer) => said.push(String(data)))
   return new Promise((resolve, reject) => {
     if (child.stdout) createInterface({ input: child.stdout }).on('line', (line) => line === 'ready' && resolve())
-    child.once('exit', (code) =>
-      reject(new Error(`${what} ended with ${code} before it printed ready: ${said.join('').trim()}`)),
-    )
+    child.once('exit', (code) => {
+      const message = `${what} ended with ${code} before it printed ready: ${said.join('').trim()}`
+      reject(new WeftError('COMMAND', message))
+    })
   })
 }
 
@@ -121,7 +123,9 @@ function setupFor(name: string, peer: string | undefined): Setup {
   if (setup) return setup
   if (name === 'peer' && peer !== undefined) return peerProgram(peer)
   if (FEATURE_PATH_NAMES.includes(name)) return weft('native', ...without([name.slice('native-'.length)]))
-  throw new RangeError(`no such path: ${name}; there are ${[...PATH_NAMES, ...FEATURE_PATH_NAMES].join(', ')}`)
+  throw new WeftError('USAGE', `no such path: ${name}`, {
+    remedy: `there are ${[...PATH_NAMES, ...FEATURE_PATH_NAMES].join(', ')}`,
+  })
 }
 
 export const LINKS = ['plain', 'wire'] as const
@@ -137,7 +141,8 @@ async function makeWire(host: Host): Promise<void> {
   const off = (await superpacketFeatures(host)).flatMap((feature) => [feature, 'off'])
   await host.output(['ethtool', '-K', 'eth0', ...off, 'gro', 'on'])
   const left = await superpacketFeatures(host)
-  if (left.length > 0) throw new Error(`--link wire: this kernel's veth cannot do without ${left.join(', ')}`)
+  if (left.length > 0)
+    throw new WeftError('DEVICE', `--link wire: this kernel's veth cannot do without ${left.join(', ')}`)
 }
 
 /** Makes two hosts, the path and the listening programs on the far one, and waits until the far one answers. */
