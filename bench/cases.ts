@@ -64,6 +64,8 @@ function tcp(streams: number, control: string, label = ''): Case {
 interface UdpTrial extends Trial {
   /** CPU time of the machine for a datagram that arrived, in us. */
   readonly cpu: number
+  /** What of it was the sender's and the receiver's, the kernel's work for them included, in %. */
+  readonly ends: number
 }
 
 /** `udp` goes to a receiver that is woken by what comes, `udp-polled` to one that looks from time to time. */
@@ -76,10 +78,12 @@ async function udp(to: Receiver, path: Path, bytes: number, seconds: number, rat
   const { sent = 0, seconds: took = 1 } = run
   // What the sink's own full socket dropped had arrived.
   const received = (run['received'] ?? 0) + (run['sinkDrops'] ?? 0)
+  const spent = busy()
   return {
     sent: sent / took,
     received: received / took,
-    cpu: (busy() * 1e6) / Math.max(1, received),
+    cpu: (spent * 1e6) / Math.max(1, received),
+    ends: (((run['senderCpu'] ?? 0) + (run['sinkCpu'] ?? 0)) / spent) * 100,
   }
 }
 
@@ -103,11 +107,12 @@ function udpClean(bytes: number, to: Receiver = 'udp'): Case {
     metrics: {
       rate: { title: `UDP ${bytes} B${label}, loss <= 1%`, unit: 'kpps', better: 'more' },
       cpu: { title: `UDP ${bytes} B${label}, CPU`, unit: 'us/packet', better: 'less' },
+      ends: { title: `UDP ${bytes} B${label}, of it sender and receiver`, unit: '%', better: 'less' },
     },
     lasts: () => 12 * TRIAL,
     async sample(path) {
       const best = await highestCleanRate((rate) => udp(to, path, bytes, TRIAL, rate))
-      return { rate: (best?.received ?? 0) / 1e3, cpu: best?.cpu ?? Number.NaN }
+      return best ? { rate: best.received / 1e3, cpu: best.cpu, ends: best.ends } : { rate: 0 }
     },
   }
 }

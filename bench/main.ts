@@ -114,6 +114,7 @@ function report(result: Result): void {
     writeFileSync(file, fillFigures(readFileSync(file, 'utf8'), blocks))
   }
   writeFileSync(join(packageRoot, 'bench/results/chart.svg'), resultChart(result))
+  process.stderr.write(`written: README.md, bench/README.md, bench/results/suite.json, bench/results/chart.svg\n`)
 }
 
 async function main(): Promise<void> {
@@ -134,13 +135,17 @@ async function main(): Promise<void> {
   if (plans.length > 0) await becomeRoot()
   process.on('SIGINT', () => process.exit(130)).on('SIGTERM', () => process.exit(143)) // the labs clean up on exit
   const start = circumstances()
-  const parts: Part[] = micro ? [await measureMicro(rounds)] : []
-  for (const plan of plans) parts.push(await measure(plan))
-  const result: Result = { ...start, parts }
-  const local = join(packageRoot, 'bench/results/local', `${result.date.replaceAll(':', '')}.json`)
+  const local = join(packageRoot, 'bench/results/local', `${start.date.replaceAll(':', '')}.json`)
   const file = options.json ?? (words[0] === 'suite' ? SUITE : local)
   mkdirSync(dirname(file), { recursive: true })
-  writeFileSync(file, `${JSON.stringify(result, undefined, 2)}\n`)
+  let result: Result = { ...start, parts: [] }
+  /** Written after each part, so that a failure in a late one costs no earlier one. */
+  const add = (part: Part): void => {
+    result = { ...result, parts: [...result.parts, part] }
+    writeFileSync(file, `${JSON.stringify(result, undefined, 2)}\n`)
+  }
+  if (micro) add(await measureMicro(rounds))
+  for (const plan of plans) add(await measure(plan))
   process.stdout.write(`\n${textTable(result)}\n`)
   process.stderr.write(`written to ${file}\n`)
 }

@@ -4,9 +4,12 @@ import { median } from '../lab/measure.ts'
 import { findSeries, ratio, ratios, spread, verdict, type Part, type Result, type Series } from './result.ts'
 
 export const number = (value: number): string =>
-  value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)
+  Number.isNaN(value) ? '-' : value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)
 const times = (value: number | undefined): string => (value === undefined ? '-' : `${number(value)} x`)
-const percent = (values: readonly number[]): string => `+-${Math.round(spread(values) * 100)}%`
+function percent(values: readonly number[]): string {
+  const share = Math.round(spread(values) * 100)
+  return Number.isFinite(share) ? `+-${share}%` : '-'
+}
 const timesWithSpread = (values: readonly number[] | undefined): string =>
   values ? `${times(median(values))} ${percent(values)}` : '-'
 

@@ -44,6 +44,15 @@ describe('tables', () => {
     expect(lines[1]).toMatch(/^ {2}native +10\.0 +\+-2% +0\.50 x +5\.00 x$/)
   })
 
+  it('show a case that failed in all rounds as missing', () => {
+    const { parts, ...rest } = result(10)
+    const [plain] = parts
+    const series = [{ ...plain!.series[0]!, values: { native: [], naive: about(2), vxlan: [0, 0, 0, 0, 0] } }]
+    const lines = textTable({ ...rest, parts: [{ ...plain!, series }] }).split('\n')
+    expect(lines[1]).toMatch(/^ {2}native +- +- +- +-$/)
+    expect(lines[3]).toMatch(/^ {2}vxlan +0\.00 +- +- +0\.00 x$/)
+  })
+
   it('put several links beside each other', () => {
     const [plain] = result(10).parts
     const wire: Part = { ...plain!, name: 'wire', link: 'wire', series: [] }
