@@ -624,7 +624,7 @@ static void test_egress_batches() {
     Bytes r = record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK);
     store(&r[4], address.sin_port);
     peers.replace(std::make_unique<const PeerTable>(r));
-    Egress egress({tun[0], sender, 1, false, &granted, CounterRow(row.data())}, peers.reader(0));
+    Egress egress({tun[0], sender, sender, 1, false, &granted, CounterRow(row.data())}, peers.reader(0));
 
     size_t expected = 0;
     for (int i = 0; i < 10; i++) {
