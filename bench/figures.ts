@@ -18,8 +18,6 @@ const HEADLINES = [
   'udp1400 rate',
   'udp64-polled rate',
   'udp1400-polled rate',
-  'udp64-flood received',
-  'udp1400-flood received',
   'rr rate',
   'rr-idle p50',
   'crr rate',
