@@ -1,6 +1,6 @@
 // native.ts - the C++ programs of the benchmark, built when they are first needed.
 
-import { existsSync, mkdirSync, readdirSync, statSync } from 'node:fs'
+import { existsSync, mkdirSync, readdirSync, renameSync, statSync } from 'node:fs'
 import { join } from 'node:path'
 import { output } from '../lab/command.ts'
 import { packageRoot } from '../lab/lab.ts'
@@ -15,8 +15,10 @@ export async function nativeProgram(name: string, sources: readonly string[] = [
   const newest = Math.max(...files.map((file) => statSync(join(packageRoot, file)).mtimeMs))
   if (!existsSync(program) || statSync(program).mtimeMs < newest) {
     mkdirSync(join(packageRoot, 'build/bench'), { recursive: true })
+    const built = `${program}.${process.pid}`
     const inputs = [`bench/native/${name}.cc`, ...sources.map((source) => `native/${source}.cc`)]
-    await output(['g++', ...FLAGS, ...inputs.map((file) => join(packageRoot, file)), '-o', program])
+    await output(['g++', ...FLAGS, ...inputs.map((file) => join(packageRoot, file)), '-o', built])
+    renameSync(built, program) // another run may be using the old one
   }
   return program
 }
