@@ -79,7 +79,7 @@ void Egress::forward(uint8_t* bytes, size_t size) {
   }
 
   if (virtio.gso_type == kGsoNone) {
-    if ((virtio.flags & kVirtioNeedsCsum) && !finish_checksum(virtio, bytes, packet.total)) {
+    if ((virtio.flags & kVirtioNeedsCsum) && !finish_checksum(virtio, bytes, packet)) {
       return path_.counters.add(k_tx_drop_malformed);
     }
     make_room(0);

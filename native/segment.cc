@@ -20,13 +20,13 @@ uint16_t checksum_field(uint64_t sum, bool tcp) {
 
 }  // namespace
 
-bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, size_t size) {
+bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet) {
   const size_t start = virtio.csum_start;
   const size_t field = start + virtio.csum_offset;
-  if (start >= size || field + 2 > size) return false;
+  if (start < packet.ip_bytes || field + 2 > packet.total) return false;
   // The field holds the pseudo-header's sum, so that summing it with the rest is all there is to do.
   const bool udp = virtio.csum_offset == kUdpChecksum;
-  store(bytes + field, checksum_field(checksum_add(0, bytes + start, size - start), !udp));
+  store(bytes + field, checksum_field(checksum_add(0, bytes + start, packet.total - start), !udp));
   return true;
 }
 

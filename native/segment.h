@@ -11,9 +11,9 @@
 
 namespace weft {
 
-/// Completes the checksum of a packet read with kVirtioNeedsCsum and no GSO type. False when the offsets are beyond
-/// the packet. A UDP sum of zero becomes 0xffff (RFC 768).
-bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, size_t size);
+/// Completes the checksum of a packet read with kVirtioNeedsCsum and no GSO type. False when the offsets are not behind
+/// its IP header and within it. A UDP sum of zero becomes 0xffff (RFC 768).
+bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet);
 
 /// One packet in two pieces.
 struct Segment {

@@ -7,7 +7,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { execute, output } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
 
-const SOURCES = ['checksum', 'coalesce', 'egress', 'icmp', 'peers', 'segment'].map((name) =>
+const SOURCES = ['checksum', 'coalesce', 'egress', 'icmp', 'ingress', 'peers', 'segment'].map((name) =>
   join(packageRoot, `native/${name}.cc`),
 )
 
@@ -48,4 +48,11 @@ describe('the native core', () => {
     },
     120_000,
   )
+
+  it('neither allocates nor locks while it carries packets', async () => {
+    const program = join(folder, 'core-steady')
+    const source = join(packageRoot, 'test/native/core_steady.cc')
+    await output(['g++', '-std=c++20', '-O2', '-fno-exceptions', source, ...SOURCES, '-o', program, '-lpthread'])
+    expect(await output([program])).toBe('0 allocations, 0 locks\n')
+  })
 })

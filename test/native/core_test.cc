@@ -379,12 +379,14 @@ static void test_segment_rules() {
     VirtioHeader virtio;
     virtio.csum_start = 20;
     virtio.csum_offset = field;
-    CHECK(finish_checksum(virtio, open.data(), open.size()));
+    CHECK(finish_checksum(virtio, open.data(), read(open)));
     CHECK(open == right);
     virtio.csum_start = static_cast<uint16_t>(open.size());
-    CHECK(!finish_checksum(virtio, open.data(), open.size()));
+    CHECK(!finish_checksum(virtio, open.data(), read(open)));
     virtio.csum_start = static_cast<uint16_t>(open.size() - 1);
-    CHECK(!finish_checksum(virtio, open.data(), open.size()));
+    CHECK(!finish_checksum(virtio, open.data(), read(open)));
+    virtio.csum_start = 19;  // inside the IP header
+    CHECK(!finish_checksum(virtio, open.data(), read(open)));
   }
 }
 
@@ -602,8 +604,9 @@ static void test_icmp() {
 
 /// A whole egress between a socket pair that stands for the TUN and a UDP socket on loopback: superpackets with headers
 /// of different sizes, more datagrams than one batch of messages holds, with and without UDP_SEGMENT.
-static void test_egress_batches() {
+static void test_egress_batches(bool udp_gso) {
   for (const uint32_t features : {kAllFeatures & ~kUdpGso, kAllFeatures}) {
+    if ((features & kUdpGso) && !udp_gso) continue;
     context = features & kUdpGso ? "udp-gso" : "no udp-gso";
     int tun[2];
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
@@ -680,7 +683,7 @@ int main(int argc, char** argv) {
   test_coalesce_reasons();
   test_coalesce_property(rounds);
   test_icmp();
-  test_egress_batches();
+  test_egress_batches(argc < 4);
   std::printf("seed %u: %d failures\n", seed, failures);
   return failures == 0 ? 0 : 1;
 }

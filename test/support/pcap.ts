@@ -71,7 +71,9 @@ export async function checkCapture(stream: Readable, { outer = false } = {}): Pr
       at = 24
       started = true
     }
-    while (started && pending.length - at >= 16) {
+    if (!started) continue
+    for (;;) {
+      if (pending.length - at < 16) break
       const captured = pending.readUInt32LE(at + 8)
       if (captured !== pending.readUInt32LE(at + 12))
         throw new Error('the capture cut a packet: it needs --snapshot-length 0')

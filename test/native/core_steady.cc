@@ -1,0 +1,130 @@
+// core_steady.cc - counts allocations and locks while both walks carry 100,000 packets each; core.test.ts builds and
+// runs it.
+//
+// malloc and pthread_mutex_lock are replaced for the whole program. Unix sockets that keep messages apart stand for the
+// TUN and the UDP socket.
+#include <errno.h>
+#include <pthread.h>
+#include <sys/socket.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "../../native/checksum.h"
+#include "../../native/egress.h"
+#include "../../native/ingress.h"
+
+static bool counting = false;
+static size_t allocations = 0, locks = 0;
+
+extern "C" {
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* malloc(size_t size) {
+  allocations += counting;
+  return __libc_malloc(size);
+}
+void* calloc(size_t count, size_t size) {
+  allocations += counting;
+  return __libc_calloc(count, size);
+}
+void* realloc(void* old, size_t size) {
+  allocations += counting;
+  return __libc_realloc(old, size);
+}
+int pthread_mutex_lock(pthread_mutex_t* mutex) {
+  static const auto real = reinterpret_cast<int (*)(pthread_mutex_t*)>(&pthread_mutex_trylock);
+  locks += counting;
+  while (real(mutex) == EBUSY) {
+  }
+  return 0;
+}
+}
+
+using namespace weft;
+
+namespace {
+
+constexpr size_t kPackets = 100'000;
+constexpr size_t kPayload = 1400, kSegments = 44, kHeaders = 40;
+
+int message_pair(int fds[2]) { return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, fds); }
+
+/// IPv4 and TCP headers for `payload` zero bytes, with right checksums.
+void write_headers(uint8_t* packet, size_t payload, uint32_t sequence) {
+  const uint8_t headers[kHeaders] = {0x45, 0, 0, 0, 0, 1,  0x40, 0, 64, IPPROTO_TCP, 0, 0, 10, 5, 1,    2,    10, 5,
+                                     2,    2, 4, 0, 0, 80, 0,    0, 0,  0,           0, 0, 0,  7, 0x50, kAck, 1,  0};
+  std::memcpy(packet, headers, sizeof headers);
+  store_be16(packet + 2, static_cast<uint16_t>(kHeaders + payload));
+  store_be32(packet + 24, sequence);
+  store(packet + 10, ipv4_header_checksum(packet, kIpv4HeaderBytes));
+  const uint64_t sum = pseudo_header_sum(packet + 12, 8, IPPROTO_TCP, static_cast<uint32_t>(20 + payload));
+  store(packet + 36, static_cast<uint16_t>(~checksum_fold(checksum_add(sum, packet + 20, 20 + payload))));
+}
+
+size_t drain(int fd) {
+  static uint8_t buffer[1 << 17];
+  size_t count = 0;
+  while (recv(fd, buffer, sizeof buffer, 0) > 0) count++;
+  return count;
+}
+
+}  // namespace
+
+int main() {
+  int tun[2], udp[2];
+  if (message_pair(tun) < 0 || message_pair(udp) < 0) return 2;
+  for (const int fd : {tun[0], tun[1], udp[0], udp[1]}) {
+    const int bytes = 1 << 20;
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes);
+  }
+  Features features(kAllFeatures & ~kUdpGso);  // a Unix socket knows no UDP_SEGMENT
+  PeerTables peers(1);
+  std::vector<uint8_t> record(PeerTable::kRecordBytes);
+  record[0] = record[2] = 4;
+  peers.replace(std::make_unique<const PeerTable>(record));
+  std::vector<uint64_t> row(kCounterCount);
+  const Path path{tun[0], udp[0], udp[0], 1, false, &features, CounterRow(row.data())};
+  Egress egress(path, peers.reader(0));
+  Ingress ingress(path);
+
+  std::vector<uint8_t> superpacket(sizeof(VirtioHeader) + kHeaders + kSegments * kPayload);
+  VirtioHeader virtio;
+  virtio.flags = kVirtioNeedsCsum;
+  virtio.gso_type = kGsoTcp4;
+  virtio.gso_size = kPayload;
+  virtio.csum_start = 20;
+  virtio.csum_offset = 16;
+  std::memcpy(superpacket.data(), &virtio, sizeof virtio);
+  std::vector<uint8_t> datagram(kHeaders + kPayload);
+
+  counting = true;
+  uint32_t sequence = 0;
+  while (row[k_tx_packets] < kPackets) {
+    write_headers(superpacket.data() + sizeof virtio, kSegments * kPayload, sequence);
+    if (send(tun[1], superpacket.data(), superpacket.size(), 0) < 0 || egress.pump().failure) return 2;
+    drain(udp[1]);
+  }
+  while (row[k_rx_packets] < kPackets) {
+    for (int i = 0; i < 16; i++, sequence += kPayload) {
+      write_headers(datagram.data(), kPayload, sequence);
+      if (send(udp[1], datagram.data(), datagram.size(), 0) < 0) return 2;
+    }
+    if (ingress.pump().failure) return 2;
+    drain(tun[1]);
+  }
+  counting = false;
+  // That packets were joined shows that the walk was the one of a loaded machine.
+  const bool joined = row[k_tun_writes] * 10 < row[k_rx_packets];
+  std::printf("%zu allocations, %zu locks%s\n", allocations, locks, joined ? "" : ", nothing joined");
+  void* one = malloc(1);
+  counting = true;
+  free(malloc(1));
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  pthread_mutex_lock(&mutex);
+  counting = false;
+  free(one);
+  if (allocations == 0 || locks == 0) std::printf("the counters count nothing\n");
+  return 0;
+}
