@@ -19,7 +19,7 @@ import { createBell, pause, type Bell } from './host/bell.ts'
 import { run } from './host/command.ts'
 import { chooseExternalInterface } from './host/external-interface.ts'
 import type { Lease, LeaseAttrs, OwnLease } from './lease/lease.ts'
-import { acquireLease, followLeases, LEASE_TTL_MS, renewLease } from './lease/leases.ts'
+import { acquireLease, followLeases, LEASE_TTL_MS, renewLease, type FollowState } from './lease/leases.ts'
 import { applyUpdate, type PeerView } from './lease/peer-view.ts'
 import type { Store } from './lease/store.ts'
 import type { Log } from './log.ts'
@@ -28,7 +28,11 @@ import { readPreviousSubnet, writeSubnetEnv } from './status/subnet-env.ts'
 
 const CONFIG_RETRY_MS = 1_000
 const ACQUIRE_RETRY_MS = 1_000
-const RENEW_RETRY_MS = 60_000
+/** Renewing is tried again after the first, doubling to the last: one missed try must not cost an hour's margin. */
+const RENEW_RETRY_MIN_MS = 1_000
+const RENEW_RETRY_MAX_MS = 60_000
+/** Of the margin, or of what it leaves, at random: nodes that started together must not renew together for ever. */
+const RENEW_JITTER = 0.1
 const REOPEN_RETRY_MS = 1_000
 const RESYNC_MS = 5_000
 /** A message that repeats is logged this many times, then once in so many tries. */
@@ -37,7 +41,7 @@ const REPEAT_EVERY = 10
 
 /** What a node is made of. */
 export interface NodeParts {
-  readonly options: Pick<DaemonOptions, 'subnet-file' | 'subnet-lease-renew-margin' | 'ip-masq'>
+  readonly options: Pick<DaemonOptions, 'subnet-file' | 'subnet-lease-renew-margin' | 'fail-static-hold' | 'ip-masq'>
   readonly store: Store
   readonly config: NetworkConfig
   readonly backend: Backend
@@ -52,6 +56,8 @@ interface Node extends NodeParts {
   network: Network | undefined
   /** All leases in the store, our own among them. */
   view: PeerView
+  /** How well the store is followed. */
+  readonly following: FollowState
   /** Rung when the store says that our own lease is not what we wrote. */
   readonly leaseDoubt: Bell
   /** Rung when the data path died, or the node has another lease. */
@@ -88,7 +94,13 @@ export async function runNode(
   const { backend, log, signal } = parts
   const lease = await acquire(parts, await backend.prepare(signal), previous)
   const network = await backend.open(lease, signal)
-  const node: Node = { ...parts, lease, network, view: new Map(), leaseDoubt: createBell(), networkDoubt: createBell() }
+  const node: Node = {
+    ...parts,
+    ...{ lease, network, view: new Map() },
+    following: { listedAt: undefined, held: 0 },
+    leaseDoubt: createBell(),
+    networkDoubt: createBell(),
+  }
   try {
     await publish(node)
     log.info('Running backend.')
@@ -206,11 +218,18 @@ async function applyPeers({ network, view, lease }: Node): Promise<void> {
 }
 
 async function follow(node: Node): Promise<never> {
-  const { store, log, signal } = node
-  for await (const update of followLeases(store, { log, signal })) {
+  const { options, store, log, signal } = node
+  const isOwn = ({ key }: Pick<Lease, 'key'>): boolean => key === node.lease.key
+  const following = followLeases(store, {
+    log,
+    signal,
+    isOwn: (key) => isOwn({ key }),
+    holdMs: options['fail-static-hold'] * 1000,
+    state: node.following,
+  })
+  for await (const update of following) {
     const { view, added, changed, removed } = applyUpdate(node.view, update)
     node.view = view
-    const isOwn = ({ key }: Lease): boolean => key === node.lease.key
     for (const lease of [...added, ...changed])
       if (!isOwn(lease)) log.info(`Subnet added: ${formatIpv4Net(lease.subnet)}`)
     for (const lease of removed) if (!isOwn(lease)) log.info(`Subnet removed: ${formatIpv4Net(lease.subnet)}`)
@@ -226,7 +245,8 @@ async function hold(node: Node): Promise<never> {
   const marginMs = options['subnet-lease-renew-margin'] * 60_000
   for (;;) {
     const { expiresAt } = node.lease
-    const waitMs = expiresAt === undefined ? undefined : Math.max(0, expiresAt - marginMs - Date.now())
+    const earlyMs = marginMs + RENEW_JITTER * Math.random() * Math.min(marginMs, LEASE_TTL_MS - marginMs)
+    const waitMs = expiresAt === undefined ? undefined : Math.max(0, expiresAt - earlyMs - Date.now())
     if (waitMs !== undefined) log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
     await node.leaseDoubt.wait(signal, waitMs)
     await renewOrReplace(node)
@@ -235,7 +255,7 @@ async function hold(node: Node): Promise<never> {
 
 async function renewOrReplace(node: Node): Promise<void> {
   const { store, log, signal } = node
-  for (;;) {
+  for (let retryMs = RENEW_RETRY_MIN_MS; ; retryMs = Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)) {
     try {
       node.lease = await renewLease(store, node.lease, { ttlMs: LEASE_TTL_MS, log, signal })
       return log.info(`Lease renewed, new expiration: ${formatGoTime(node.lease.expiresAt)}`)
@@ -248,9 +268,10 @@ async function renewOrReplace(node: Node): Promise<void> {
         return replaceLease(node)
       }
       if (!isWeftError(error)) throw error
-      log.error(`Error renewing lease (trying again in 1 min): ${describeError(error)}`)
+      const again = retryMs < RENEW_RETRY_MAX_MS ? `${retryMs / 1000} s` : '1 min'
+      log.error(`Error renewing lease (trying again in ${again}): ${describeError(error)}`)
     }
-    await node.leaseDoubt.wait(signal, RENEW_RETRY_MS)
+    await node.leaseDoubt.wait(signal, retryMs)
   }
 }
 

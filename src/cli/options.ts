@@ -56,6 +56,10 @@ export const WEFT_FLAGS = {
     default: '',
     help: 'keep leases in this directory instead of etcd; several daemons may share it, also over a shared file system',
   },
+  'fail-static-hold': {
+    default: 30,
+    help: 'seconds that peers are kept when more than half of them vanish from the store at once',
+  },
   engine: { default: 'native', help: 'data path: native, dgram (TypeScript, no threads) or naive (to compare with)' },
   workers: { default: 1, help: 'loops of the native engine, each with a TUN queue, a socket and a thread, 1 to 16' },
   without: {

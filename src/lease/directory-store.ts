@@ -5,7 +5,7 @@
 //   DIR/tmp                 files being written; the clock probe
 //   DIR/lock                held while anything is changed
 //
-// A lease ends `ttl` after its file's mtime, by the file system's own clock: hosts whose clocks differ agree, because
+// A file that nobody may write (chmod a-w) is a reservation and never ends. Any other lease ends `ttl` after its file's mtime, by the file system's own clock: hosts whose clocks differ agree, because
 // they compare two times of one file server. A reader never sees half a file, since a lease appears by link(2) or
 // rename(2). Changes are made under an exclusive lock of the kernel (open file description lock; over NFS version 4
 // by its server), which ends with the process that holds it.
@@ -37,6 +37,8 @@ const RESCAN_UNTOLD_MS = 1_000
 const RESCAN_SHARE = 0.05
 /** A temporary file this old was left by a crash. */
 const STALE_TEMPORARY_MS = 3_600_000
+/** The bits of a file's mode that let anybody write. */
+const WRITABLE = 0o222n
 /** Files read at a time while listing. */
 const PARALLEL_READS = 64
 
@@ -111,7 +113,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     }
   }
 
-  const isLive = (file: LeaseFile, now: number): boolean => now - file.writtenAt < ttlMs
+  const isLive = (file: LeaseFile, now: number): boolean => file.isReservation || now - file.writtenAt < ttlMs
 
   /** One lease file; undefined when there is none. What `known` says is taken over if the file is still the same. */
   async function readLease(key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
@@ -130,6 +132,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
           key,
           value: await file.readFile('utf8'),
           revision: revisionOf(info),
+          isReservation: (info.mode & WRITABLE) === 0n,
           writtenAt: Number(info.mtimeNs / 1_000_000n),
         }
       } finally {
@@ -137,7 +140,8 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
       }
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
-      throw error
+      // One file that cannot be read concerns its own key, which stays as it was.
+      return known
     }
   }
 
@@ -207,11 +211,12 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
   }
 
   /** Writes `value` to a temporary file on disk, to be linked or renamed. */
-  async function writeTemporary(key: string, value: string): Promise<string> {
+  async function writeTemporary(key: string, value: string, mode: number): Promise<string> {
     const path = join(temporaries, `${key}.${identity}.${temporaryCount++}`)
     const file = await open(path, 'wx', 0o644)
     try {
       await file.writeFile(value)
+      await file.chmod(mode) // whatever the umask is: the mode says whether it is a reservation
       await file.sync()
     } finally {
       await file.close()
@@ -223,6 +228,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
   function write(
     key: string,
     value: string,
+    isReservation: boolean,
     signal: AbortSignal,
     allowed: (present: LeaseFile | undefined, now: number) => boolean,
   ): Promise<Written | undefined> {
@@ -231,7 +237,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
       return locked(top, async () => {
         const present = await readLease(key)
         if (!allowed(present, await fileSystemNow())) return undefined
-        const temporary = await writeTemporary(key, value)
+        const temporary = await writeTemporary(key, value, isReservation ? 0o444 : 0o644)
         try {
           // link fails where rename would replace: nothing that appeared without the lock is lost.
           if (present) await rename(temporary, join(subnets, key))
@@ -244,7 +250,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
         }
         await syncDirectory(subnets)
         const written = await readLease(key)
-        return written && { revision: written.revision, expiresAt: Date.now() + ttlMs }
+        return written && { revision: written.revision, expiresAt: isReservation ? undefined : Date.now() + ttlMs }
       })
     })
   }
@@ -325,9 +331,9 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
       }
     },
     create: (key, value, _ttlMs, signal) =>
-      write(key, value, signal, (present, now) => !present || !isLive(present, now)),
-    update: (key, value, _ttlMs, expected, signal) =>
-      write(key, value, signal, (present) => present?.revision === expected),
+      write(key, value, false, signal, (present, now) => !present || !isLive(present, now)),
+    update: (key, value, wantedMs, expected, signal) =>
+      write(key, value, wantedMs === undefined, signal, (present) => present?.revision === expected),
     delete: (key, expected, signal) =>
       doing(signal, async () => {
         await prepare()

@@ -156,27 +156,32 @@ export function createEtcdStore(options: EtcdOptions): Store {
     key: pair.key.toString().slice(directory.length),
     value: pair.value.toString(),
     revision: BigInt(pair.mod_revision),
+    isReservation: pair.lease === '0',
   })
 
-  /** Writes if `compare` holds, under a new etcd lease; undefined when it does not hold. */
+  /** Writes if `compare` holds, under a new etcd lease or, without `ttlMs`, none; undefined when it does not hold. */
   async function putIf(
     compare: { target: 'Version'; version: number } | { target: 'Mod'; mod_revision: string },
     key: string,
     value: string,
-    ttlMs: number,
+    ttlMs: number | undefined,
     signal: AbortSignal,
   ): Promise<Written | undefined> {
     const grantedAt = Date.now()
-    const grant = await call(signal, () => client.leaseClient.leaseGrant({ TTL: Math.ceil(ttlMs / 1000) }))
+    const grant =
+      ttlMs === undefined
+        ? undefined
+        : await call(signal, () => client.leaseClient.leaseGrant({ TTL: Math.ceil(ttlMs / 1000) }))
     const result = await call(signal, () =>
       kv.txn({
         compare: [{ result: 'Equal', key: fullKey(key), ...compare }],
-        success: [{ request_put: { key: fullKey(key), value: Buffer.from(value), lease: grant.ID } }],
+        success: [{ request_put: { key: fullKey(key), value: Buffer.from(value), lease: grant?.ID ?? 0 } }],
         failure: [{ request_range: { key: fullKey(key) } }],
       }),
     )
-    const expiresAt = grantedAt + Number(grant.TTL) * 1000
+    const expiresAt = grant && grantedAt + Number(grant.TTL) * 1000
     if (result.succeeded) return { revision: BigInt(result.header.revision), expiresAt }
+    if (!grant) return undefined
     // etcd3 tries again by itself when an answer is lost: the key may be there because we have just put it.
     const present = result.responses[0]?.response_range?.kvs[0]
     if (present && present.lease === grant.ID) return { revision: BigInt(present.mod_revision), expiresAt }

@@ -35,6 +35,9 @@ export interface OwnLease extends Lease {
   readonly revision: bigint
 }
 
+/** Of a value that is read at all; the largest that backends write has some hundred. */
+const LONGEST_VALUE = 65_536
+
 export function leaseKey(subnet: Ipv4Net, subnet6?: Ipv6Net): string {
   const key = `${formatIpv4(subnet.address)}-${subnet.prefixLength}`
   return subnet6 ? `${key}&${formatIpv6(subnet6.address)}-${subnet6.prefixLength}` : key
@@ -69,6 +72,7 @@ export function encodeLeaseValue(attrs: LeaseAttrs): string {
 
 /** The lease that a key and a value make. Throws an Error that says why they make none. */
 export function decodeLease(key: string, value: string): Lease {
+  if (value.length > LONGEST_VALUE) throw new Error(`the value has ${value.length} characters`)
   const subnets = parseLeaseKey(key)
   if (!subnets) throw new Error('the key names no subnet; it should look like 10.5.1.0-24')
   let members

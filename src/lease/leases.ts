@@ -3,9 +3,9 @@
 // Every write is conditional on what was read before it, so that two nodes can never both believe that a subnet is
 // theirs; the loser of a race reads again and goes on.
 
-import { setTimeout as delay } from 'node:timers/promises'
 import type { NetworkConfig } from '../config/network-config.ts'
 import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
+import { pause } from '../host/bell.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetsOverlap, type Ipv4Net } from '../net/ipv4.ts'
 import { isCompatible, pickSubnet } from './allocate.ts'
@@ -20,12 +20,15 @@ import {
   type OwnLease,
 } from './lease.ts'
 import type { LeaseUpdate } from './peer-view.ts'
-import { StoreGap, type Store, type StoreEntry, type StoreListing } from './store.ts'
+import { StoreGap, type Store, type StoreChange, type StoreEntry, type StoreListing } from './store.ts'
 
 /** How long a lease lives without renewal: upstream's 24 hours. */
 export const LEASE_TTL_MS = 24 * 3600 * 1000
 /** A full listing replaces what was pieced together from changes this often, whatever happens. */
 const RELIST_MS = 60_000
+/** Fail-static: see `Losses`. */
+export const HOLD_MS = 30_000
+const FEW_LOSSES = 2
 const BACKOFF_MIN_MS = 100
 const BACKOFF_MAX_MS = 5_000
 /** The same failure is logged again after this long: a store that is away for days must not fill the disk. */
@@ -43,7 +46,7 @@ export interface Clock {
 
 const systemClock: Clock = {
   now: () => performance.now(),
-  sleep: (ms, signal) => delay(ms, undefined, { signal }),
+  sleep: (ms, signal) => pause(signal, ms),
 }
 
 export interface AcquireOptions {
@@ -55,9 +58,7 @@ export interface AcquireOptions {
   readonly signal: AbortSignal
 }
 
-interface FoundLease extends Lease {
-  readonly revision: bigint
-}
+type FoundLease = Lease & Pick<StoreEntry, 'revision' | 'isReservation'>
 
 /**
  * A lease for this node: the one that its public IP has already, else the previous subnet if it is free, else a free
@@ -98,7 +99,13 @@ async function tryAcquire(
   for (const lease of leases.filter(({ attrs: { publicIp } }) => publicIp === attrs.publicIp)) {
     if (!lease.subnet6 && isCompatible(lease.subnet, config)) {
       log.info(`Found lease (${describeSubnets(lease)}) for current IP (${address}), reusing`)
-      const written = await store.update(lease.key, value, ttlMs, lease.revision, signal)
+      const written = await store.update(
+        lease.key,
+        value,
+        lease.isReservation ? undefined : ttlMs,
+        lease.revision,
+        signal,
+      )
       return written && { key: lease.key, subnet: lease.subnet, attrs, ...written }
     }
     log.info(
@@ -161,7 +168,8 @@ function decodeAll(listing: StoreListing): FoundLease[] {
   const leases: FoundLease[] = []
   for (const entry of listing.entries) {
     try {
-      leases.push({ ...decodeLease(entry.key, entry.value), revision: entry.revision })
+      const { revision, isReservation } = entry
+      leases.push({ ...decodeLease(entry.key, entry.value), revision, isReservation })
     } catch {
       // Nobody's lease as far as we can read; followLeases names it.
     }
@@ -180,23 +188,41 @@ export async function renewLease(
 ): Promise<OwnLease> {
   const value = encodeLeaseValue(lease.attrs)
   let revision = lease.revision
+  // A reservation stays one: it is written without an end.
+  let ttlMs = lease.expiresAt === undefined ? undefined : options.ttlMs
   for (;;) {
-    const written = await store.update(lease.key, value, options.ttlMs, revision, options.signal)
+    const written = await store.update(lease.key, value, ttlMs, revision, options.signal)
     if (written) return { ...lease, ...written }
     const entry = (await store.list(options.signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${formatIpv4Net(lease.subnet)} is gone from the store`)
     if (entry.value !== value) {
       throw new WeftError('LEASE_LOST', `${formatIpv4Net(lease.subnet)} is leased by another node now: ${entry.value}`)
     }
-    // Our own bytes under another revision: an earlier write of ours whose answer was lost.
+    // Our own bytes under another revision: an earlier write of ours whose answer was lost, or an operator who made the
+    // lease a reservation.
     revision = entry.revision
+    if (entry.isReservation) ttlMs = undefined
   }
+}
+
+/** What following leases knows of itself, for whoever reports on the daemon. */
+export interface FollowState {
+  /** When the whole store was last compared with what is known, by the clock's `now`; undefined before the first. */
+  listedAt: number | undefined
+  /** Leases that the store no longer has and that are kept until a second listing confirms it. */
+  held: number
 }
 
 export interface FollowOptions {
   readonly log: Log
   readonly signal: AbortSignal
   readonly relistMs?: number
+  /** Tells this node's own lease, whose loss it must hear of at once. */
+  readonly isOwn?: (key: string) => boolean
+  /** How long the loss of most peers must last before it is believed. */
+  readonly holdMs?: number
+  /** Kept up to date here. */
+  readonly state?: FollowState
   readonly random?: () => number
   readonly clock?: Clock
 }
@@ -206,8 +232,10 @@ export interface FollowOptions {
  * minute. Goes on until `signal` aborts, whatever happens to the store; then rejects with its reason.
  */
 export async function* followLeases(store: Store, options: FollowOptions): AsyncGenerator<LeaseUpdate, never> {
-  const { log, signal, relistMs = RELIST_MS, random = Math.random, clock = systemClock } = options
+  const { log, signal, relistMs = RELIST_MS, holdMs = HOLD_MS, random = Math.random, clock = systemClock } = options
+  const state = options.state ?? { listedAt: undefined, held: 0 }
   const decoder = new Decoder(log)
+  const losses = new Losses(holdMs, options.isOwn ?? (() => false), log)
   let after: bigint | undefined
   let relistAt = 0
   let failures = 0 // since the watch last proved good
@@ -220,8 +248,11 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
         relistAt = clock.now() + BACKOFF_MAX_MS
         const listing = await store.list(signal)
         after = listing.revision
-        relistAt = clock.now() + relistMs
-        yield { kind: 'snapshot', leases: decoder.snapshot(listing.entries) }
+        state.listedAt = clock.now()
+        const leases = losses.snapshot(decoder.known, decoder.snapshot(listing.entries), clock.now())
+        relistAt = clock.now() + (losses.waitMs(clock.now()) ?? relistMs)
+        state.held = losses.held
+        yield { kind: 'snapshot', leases }
       }
       const relist = new AbortController()
       void clock.sleep(Math.max(0, relistAt - clock.now()), AbortSignal.any([signal, relist.signal])).then(
@@ -232,7 +263,16 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
         for await (const batch of store.watch(after, AbortSignal.any([signal, relist.signal]))) {
           after = batch.revision
           failures = 0
-          if (batch.changes.length > 0) yield decoder.changes(batch.changes)
+          if (batch.changes.length === 0) continue
+          const update = losses.changes(decoder.known, decoder.changes(batch.changes), clock.now())
+          state.held = losses.held
+          yield update
+          // Whether the loss is real is asked as soon as it may be believed, not at the next full minute.
+          const waitMs = losses.waitMs(clock.now())
+          if (waitMs !== undefined && clock.now() + waitMs < relistAt) {
+            relistAt = clock.now() + waitMs
+            break
+          }
         }
       } catch (error) {
         if (!relist.signal.aborted || signal.aborted) throw error
@@ -266,6 +306,9 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
   }
 }
 
+/** Changes, with the leases behind the keys that were deleted. */
+type Changes = Extract<LeaseUpdate, { kind: 'changes' }> & { readonly lost: readonly Lease[] }
+
 /** Decodes entries; one that cannot be read leaves its key as it was and is named once. */
 class Decoder {
   readonly #log: Log
@@ -274,6 +317,11 @@ class Decoder {
 
   constructor(log: Log) {
     this.#log = log
+  }
+
+  /** The leases in the store as far as they were delivered. */
+  get known(): ReadonlyMap<string, Lease> {
+    return this.#known
   }
 
   snapshot(entries: readonly StoreEntry[]): ReadonlyMap<string, Lease> {
@@ -286,11 +334,14 @@ class Decoder {
     return new Map(next)
   }
 
-  changes(changes: readonly ({ kind: 'put'; entry: StoreEntry } | { kind: 'delete'; key: string })[]): LeaseUpdate {
+  changes(changes: readonly StoreChange[]): Changes {
     // The last change of a key counts: what lies between was never seen by anybody.
     const last = new Map<string, Lease | undefined>()
+    const before = new Map<string, Lease>()
     for (const change of changes) {
       if (change.kind === 'delete') {
+        const known = this.#known.get(change.key)
+        if (known && !last.has(change.key)) before.set(change.key, known)
         last.set(change.key, undefined)
         this.#known.delete(change.key)
         continue
@@ -306,7 +357,8 @@ class Decoder {
       if (lease) puts.push(lease)
       else deletes.push(key)
     }
-    return { kind: 'changes', puts, deletes }
+    const lost = deletes.flatMap((key) => before.get(key) ?? [])
+    return { kind: 'changes', puts, deletes, lost }
   }
 
   #decode(entry: StoreEntry): Lease | undefined {
@@ -319,5 +371,97 @@ class Decoder {
       this.#named.add(entry.key)
       return undefined
     }
+  }
+}
+
+/**
+ * Fail-static: when most peers vanish at once it is more often the store that lost them (restored, wiped, another
+ * cluster behind the same name) than the hosts. More than half of the known leases, and more than two, that go within
+ * the hold time are kept until a listing at least that much later lacks them still. Fewer go at once.
+ */
+class Losses {
+  readonly #holdMs: number
+  readonly #isOwn: (key: string) => boolean
+  readonly #log: Log
+  /** What went within the last hold time, or is held. */
+  readonly #gone = new Map<string, { readonly lease: Lease; readonly at: number }>()
+  #heldSince: number | undefined
+
+  constructor(holdMs: number, isOwn: (key: string) => boolean, log: Log) {
+    this.#holdMs = holdMs
+    this.#isOwn = isOwn
+    this.#log = log
+  }
+
+  get held(): number {
+    return this.#heldSince === undefined ? 0 : this.#gone.size
+  }
+
+  /** How long from now the loss can be confirmed at the earliest; undefined while nothing is held. */
+  waitMs(now: number): number | undefined {
+    return this.#heldSince === undefined ? undefined : Math.max(0, this.#heldSince + this.#holdMs - now)
+  }
+
+  /** What to make known of a listing: its leases and those that are held. */
+  snapshot(
+    before: ReadonlyMap<string, Lease>,
+    after: ReadonlyMap<string, Lease>,
+    now: number,
+  ): ReadonlyMap<string, Lease> {
+    let survivors = 0
+    for (const [key, lease] of before) {
+      if (after.has(key)) survivors++
+      else this.#lose(lease, now)
+    }
+    for (const key of after.keys()) this.#gone.delete(key)
+    const since = this.#heldSince
+    if (since === undefined) this.#decide(survivors, now)
+    else if (!this.#isLarge(survivors))
+      this.#end(`Leases that had vanished are back; ${this.#gone.size} are not, and are removed`)
+    else if (now - since >= this.#holdMs)
+      this.#end(`The store still lacks ${this.#gone.size} leases; they are removed now`)
+    return this.#heldSince === undefined ? after : this.#withHeld(after)
+  }
+
+  /** The same for changes, of which `after` is the result. */
+  changes(after: ReadonlyMap<string, Lease>, update: Changes, now: number): LeaseUpdate {
+    for (const lease of update.lost) this.#lose(lease, now)
+    for (const { key } of update.puts) this.#gone.delete(key)
+    if (this.#heldSince !== undefined) return { ...update, deletes: update.deletes.filter(this.#isOwn) }
+    this.#decide(after.size, now)
+    // What had gone before the rest followed comes back too.
+    return this.#heldSince === undefined ? update : { kind: 'snapshot', leases: this.#withHeld(after) }
+  }
+
+  #lose(lease: Lease, now: number): void {
+    if (!this.#isOwn(lease.key)) this.#gone.set(lease.key, { lease, at: now })
+  }
+
+  #isLarge(survivors: number): boolean {
+    return this.#gone.size > FEW_LOSSES && this.#gone.size > survivors
+  }
+
+  #decide(survivors: number, now: number): void {
+    for (const [key, { at }] of this.#gone) {
+      if (now - at < this.#holdMs) break // in the order in which they went
+      this.#gone.delete(key)
+    }
+    if (!this.#isLarge(survivors)) return
+    this.#heldSince = now
+    this.#log.error(
+      `${this.#gone.size} of ${this.#gone.size + survivors} leases vanished from the store at once. Their hosts are ` +
+        `still forwarded to; they are removed in ${this.#holdMs / 1000} s if the store lacks them still. If it was ` +
+        'restored or wiped, restart nothing: each weftd writes its lease again',
+    )
+  }
+
+  #end(why: string): void {
+    this.#log.warn(why)
+    this.#heldSince = undefined
+    this.#gone.clear()
+  }
+
+  #withHeld(after: ReadonlyMap<string, Lease>): ReadonlyMap<string, Lease> {
+    return new Map([...after, ...[...this.#gone].map(([key, { lease }]) => [key, lease] as const)])
   }
 }

@@ -11,6 +11,8 @@ export interface StoreEntry {
   readonly value: string
   /** Changes with every write of the key; what `update` and `delete` compare. */
   readonly revision: bigint
+  /** Whether the key stays until somebody deletes it: an operator's reservation. */
+  readonly isReservation: boolean
 }
 
 /** The whole directory as of `revision`; `watch(revision)` continues without a gap. */
@@ -53,8 +55,14 @@ export interface Store {
   watch(after: bigint, signal: AbortSignal): AsyncIterable<StoreBatch>
   /** Writes the key if it does not exist; undefined when it does. */
   create(key: string, value: string, ttlMs: number, signal: AbortSignal): Promise<Written | undefined>
-  /** Writes the key if its revision is still `expected`; undefined when it is not. */
-  update(key: string, value: string, ttlMs: number, expected: bigint, signal: AbortSignal): Promise<Written | undefined>
+  /** Writes the key if its revision is still `expected`; undefined when it is not. Without `ttlMs` it never ends. */
+  update(
+    key: string,
+    value: string,
+    ttlMs: number | undefined,
+    expected: bigint,
+    signal: AbortSignal,
+  ): Promise<Written | undefined>
   /** Deletes the key if its revision is still `expected`; false when it is not. */
   delete(key: string, expected: bigint, signal: AbortSignal): Promise<boolean>
   close(): Promise<void>

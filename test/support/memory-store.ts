@@ -31,7 +31,7 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
     for (const wake of waiting) wake()
   }
   function put(key: string, value: string): void {
-    const entry = { key, value, revision: ++revision }
+    const entry = { key, value, revision: ++revision, isReservation: false }
     entries.set(key, entry)
     record({ kind: 'put', entry })
   }
@@ -39,7 +39,7 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
     entries.delete(key)
     record({ kind: 'delete', key, revision: ++revision })
   }
-  const written = (ttlMs: number) => ({ revision, expiresAt: Date.now() + ttlMs })
+  const written = (ttlMs?: number) => ({ revision, expiresAt: ttlMs === undefined ? undefined : Date.now() + ttlMs })
 
   return {
     name,

@@ -83,7 +83,12 @@ const subnetFile = (): string => join(folder, 'subnet.env')
 function start(): void {
   const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
   const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
-  const options = { 'subnet-file': subnetFile(), 'subnet-lease-renew-margin': 60, 'ip-masq': false }
+  const options = {
+    'subnet-file': subnetFile(),
+    'subnet-lease-renew-margin': 60,
+    'fail-static-hold': 30,
+    'ip-masq': false,
+  }
   const parts = { options, store, config, backend, log, signal: stopping.signal }
   ended = runNode(parts, undefined, stopping).catch((error: unknown) => error)
 }
@@ -149,32 +154,48 @@ describe('a node', () => {
     expect(networks[0]!.applied.length).toBe(before + 1)
   })
 
-  it('renews its lease an hour before it ends', async () => {
+  it('renews its lease an hour before it ends, or up to a tenth of that earlier', async () => {
     start()
     await ready()
     const revision = store.entries.get(own())!.revision
-    expect(lines.some((line) => /Waiting for (23h0m0s|22h59m59s) to renew lease/.test(line))).toBe(true)
-    await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - 3_600_000 - 60_000)
+    expect(lines.some((line) => /Waiting for (23h0m0s|22h5\d+m\d+s) to renew lease/.test(line))).toBe(true)
+    await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - 1.1 * 3_600_000 - 60_000)
     expect(store.entries.get(own())!.revision).toBe(revision)
-    await vi.advanceTimersByTimeAsync(60_000)
+    await vi.advanceTimersByTimeAsync(60_000 + 0.1 * 3_600_000)
     await until(() => logged(/Lease renewed, new expiration: \d{4}-\d\d-\d\d .* UTC/))
     expect(store.entries.get(own())!.revision).not.toBe(revision)
   })
 
-  it('tries to renew again after a minute, for as long as it takes', async () => {
+  it('tries to renew again after a second, then less and less often, for as long as it takes', async () => {
     start()
     await ready()
-    await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - 3_700_000)
+    await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - 1.1 * 3_600_000 - 60_000)
     store.setDown(true)
-    await vi.advanceTimersByTimeAsync(100_000 + 3 * 60_000)
-    const tries = lines.filter((line) =>
-      line.includes('Error renewing lease (trying again in 1 min): the store is down'),
+    await vi.advanceTimersByTimeAsync(600_000 + 63_000 + 3 * 60_000)
+    const tries = lines.flatMap(
+      (line) => /Error renewing lease \(trying again in (.*)\): the store is down/.exec(line)?.[1] ?? [],
     )
-    expect(tries.length).toBeGreaterThanOrEqual(3)
-    expect(tries.length).toBeLessThanOrEqual(5)
+    expect(tries.slice(0, 8)).toEqual(['1 s', '2 s', '4 s', '8 s', '16 s', '32 s', '1 min', '1 min'])
     store.setDown(false)
     await vi.advanceTimersByTimeAsync(61_000)
     expect(logged(/Lease renewed/)).toBe(true)
+  })
+
+  it('keeps its peers when most of them vanish at once, until a listing 30 s later lacks them still', async () => {
+    start()
+    await ready()
+    for (const last of [64, 128, 192].filter((each) => !own().startsWith(`10.5.0.${each}`)))
+      store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
+    store.put('10.6.0.0-26', value('192.0.2.7'))
+    store.put('10.6.1.0-26', value('192.0.2.8'))
+    const applied = (): number => networks[0]!.applied.at(-1)!.length
+    await until(() => applied() === 4)
+    for (const key of [...store.entries.keys()]) if (key !== own()) store.remove(key)
+    await until(() => logged(/E 4 of 5 leases vanished from the store at once/))
+    await vi.advanceTimersByTimeAsync(29_000)
+    expect(applied()).toBe(4)
+    await until(() => logged(/W The store still lacks 4 leases; they are removed now/), 5_000)
+    await until(() => applied() === 0)
   })
 
   it('takes its subnet again when its lease is deleted, and forwards meanwhile', async () => {

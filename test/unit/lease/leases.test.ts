@@ -11,7 +11,12 @@ import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 
 const value = (ip: string): string => `{"PublicIP":"${ip}","PublicIPv6":null}`
 const attrs = (ip: string): LeaseAttrs => ({ publicIp: parseIpv4(ip)!, backendType: '' })
-const entry = (key: string, text: string, revision = 1n): StoreEntry => ({ key, value: text, revision })
+const entry = (key: string, text: string, revision = 1n): StoreEntry => ({
+  key,
+  value: text,
+  revision,
+  isReservation: false,
+})
 
 function recorder() {
   const lines: string[] = []
