@@ -1,0 +1,260 @@
+// simulation.ts - nodes with the daemon's own loops on a virtual store, in virtual time, with faults by a seed.
+//
+// Each run ends with the network sound again for a minute. Then every node's table must equal the store, and along
+// the way no subnet may have had two owners, and no peer that lived throughout may have left a table.
+
+import type { Backend } from '../../src/backend/backend.ts'
+import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { runNode } from '../../src/daemon.ts'
+import { LEASE_TTL_MS } from '../../src/lease/leases.ts'
+import { decodeLease, parseLeaseKey, type Lease } from '../../src/lease/lease.ts'
+import { formatIpv4, ipv4NetsOverlap, parseIpv4 } from '../../src/net/ipv4.ts'
+import { randomFrom } from '../support/packet-model.ts'
+import { createVirtualStore, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
+import { takeOverTime, type VirtualTime } from './virtual-time.ts'
+
+const NODES = 5
+/** What the store promises to be converged in, after the last fault. */
+const CONVERGED_MS = 60_000
+
+interface Node {
+  readonly publicIp: string
+  readonly connection: Connection
+  readonly lines: string[]
+  stopping: AbortController
+  ended: Promise<unknown>
+  /** Of the data path that is open. */
+  lease: Lease | undefined
+  table: Map<string, Lease>
+  /** Peers in the table whose key has not left the store since. */
+  steady: Set<string>
+}
+
+export interface Outcome {
+  readonly hits: ReadonlyMap<Fault, number>
+  /** What was violated; empty when all is well. */
+  readonly violations: readonly string[]
+}
+
+const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+
+export async function simulate(seed: number): Promise<Outcome> {
+  const random = randomFrom(seed)
+  const time = takeOverTime(Date.UTC(2026, 0, 1))
+  const realRandom = Math.random
+  Math.random = () => random.below(2 ** 30) / 2 ** 30
+  const hits = new Map<Fault, number>()
+  const violations: string[] = []
+  const store = createVirtualStore(time, random, hits)
+  watchOwners(store, violations)
+  const nodes = Array.from({ length: NODES }, (_, index) => newNode(store, `192.0.2.${index + 1}`))
+  store.onGone = (key) => {
+    for (const { steady } of nodes) steady.delete(key)
+  }
+  try {
+    for (const node of nodes) {
+      start(node, store, violations)
+      await time.advance(random.below(200))
+    }
+    await time.advance(5_000)
+    store.snapshot()
+    const rounds = 4 + random.below(8)
+    for (let round = 0; round < rounds; round++) await oneFault(random, time, store, nodes, violations, hits)
+    for (const { connection } of nodes) {
+      connection.setCut(false)
+      connection.setUnrest(0)
+    }
+    store.setDown(false)
+    await time.advance(CONVERGED_MS)
+    for (const node of nodes) violations.push(...differences(node, store))
+  } finally {
+    for (const { stopping } of nodes) stopping.abort(new Error('the simulation is over'))
+    await time.advance(10)
+    await Promise.all(nodes.map(({ ended }) => ended))
+    time.restore()
+    Math.random = realRandom
+  }
+  return { hits, violations: violations.map((text) => `seed ${seed}: ${text}`) }
+}
+
+async function oneFault(
+  random: ReturnType<typeof randomFrom>,
+  time: VirtualTime,
+  store: VirtualStore,
+  nodes: Node[],
+  violations: string[],
+  hits: Map<Fault, number>,
+): Promise<void> {
+  const node = random.of(nodes)
+  const { connection } = node
+  switch (random.below(11)) {
+    case 0:
+      connection.setUnrest(0.3)
+      await time.advance(random.below(120_000))
+      connection.setUnrest(0)
+      break
+    case 1:
+      connection.cutWatches(random.of(['watch cut', 'watch silent'] as const))
+      break
+    case 2: // what a watch has not seen yet is compacted away while it is cut off
+      connection.setCut(true)
+      churn(node, nodes, store)
+      await time.advance(20_000)
+      store.compact()
+      connection.setCut(false)
+      break
+    case 3:
+      connection.setCut(true)
+      await time.advance(random.of([1_000, 30_000, 300_000]))
+      connection.setCut(false)
+      break
+    case 4:
+      store.setDown(true)
+      await time.advance(random.of([500, 20_000, 600_000]))
+      store.setDown(false)
+      break
+    case 5:
+      await crash(node, random.of([0, 1_000, 100_000]), time, store, violations, hits)
+      break
+    case 6: // longer than a lease lives: it ends, and somebody else may take its subnet
+      connection.setCut(true)
+      await time.advance(1.1 * LEASE_TTL_MS)
+      connection.setCut(false)
+      break
+    case 7:
+      if (store.entries().length > 0) store.remove(random.of(store.entries()).key)
+      break
+    case 8:
+      store.put(random.of(['rubbish', '10.5.300.0-24', '10.7.1.0-24']), random.of(['', '{', '{"PublicIP":7}']))
+      break
+    case 9:
+      if (random.chance(0.5)) store.snapshot()
+      else store.restore()
+      break
+    default: // a node that comes while everything is busy
+      for (const each of nodes) each.connection.setUnrest(0.1)
+      await crash(node, 0, time, store, violations, hits)
+      await time.advance(random.below(30_000))
+      for (const each of nodes) each.connection.setUnrest(0)
+  }
+  await time.advance(random.of([0, 100, 3_000, 70_000]))
+}
+
+/** Something that the node cut off does not see: another's lease goes and comes. */
+function churn(out: Node, nodes: readonly Node[], store: VirtualStore): void {
+  const other = nodes.find((node) => node !== out && node.lease)
+  if (other?.lease) store.remove(other.lease.key)
+}
+
+async function crash(
+  node: Node,
+  downMs: number,
+  time: VirtualTime,
+  store: VirtualStore,
+  violations: string[],
+  hits: Map<Fault, number>,
+): Promise<void> {
+  hits.set('node crashed', (hits.get('node crashed') ?? 0) + 1)
+  node.stopping.abort(new Error('crashed'))
+  await time.advance(downMs + 1)
+  await node.ended
+  start(node, store, violations)
+}
+
+function newNode(store: VirtualStore, publicIp: string): Node {
+  return {
+    publicIp,
+    connection: store.connect(),
+    lines: [],
+    stopping: new AbortController(),
+    ended: Promise.resolve(),
+    lease: undefined,
+    table: new Map(),
+    steady: new Set(),
+  }
+}
+
+function start(node: Node, store: VirtualStore, violations: string[]): void {
+  const say = (line: string): void => void node.lines.push(line)
+  node.stopping = new AbortController()
+  const previous = node.lease?.subnet
+  node.table = new Map()
+  node.steady.clear()
+  const backend: Backend = {
+    name: 'simulated',
+    prepare: async () => ({ publicIp: parseIpv4(node.publicIp)!, backendType: '' }),
+    async open(lease) {
+      node.lease = lease
+      return {
+        mtu: 1472,
+        fault: new Promise(() => {}),
+        async apply(peers) {
+          for (const key of node.steady) {
+            const isOwn = node.lease?.key === key
+            if (!isOwn && !peers.has(key)) violations.push(`${node.publicIp} lost ${key}, which never left the store`)
+          }
+          node.table = new Map(peers)
+          // Steady is what the node knows to be there; while it catches up it sees keys go and come that are there.
+          const current = store.entries().filter(({ since }) => since <= node.connection.seen())
+          node.steady = new Set(current.map(({ key }) => key).filter((key) => peers.has(key)))
+        },
+        resync: async () => [],
+        counters: () => ({}),
+        close: async () => {},
+      }
+    },
+  }
+  const parts = {
+    options: {
+      'subnet-file': 'not written',
+      'subnet-lease-renew-margin': 5,
+      'fail-static-hold': 30,
+      'ip-masq': false,
+    },
+    store: node.connection.store,
+    config,
+    backend,
+    log: { info: say, warn: say, error: say, v: () => false },
+    signal: node.stopping.signal,
+  }
+  node.ended = runNode(parts, previous, node.stopping).catch((error: unknown) => error)
+}
+
+/** In what a node's table differs from the store. */
+function differences(node: Node, store: VirtualStore): string[] {
+  const found: string[] = []
+  const own = store.entries().find(({ key }) => key === node.lease?.key)
+  if (!own?.value.includes(`"${node.publicIp}"`)) found.push(`${node.publicIp} does not own ${node.lease?.key}`)
+  const wanted = new Map<string, string>()
+  for (const { key, value } of store.entries()) {
+    if (key === node.lease?.key) continue
+    try {
+      wanted.set(key, formatIpv4(decodeLease(key, value).attrs.publicIp))
+    } catch {
+      // junk
+    }
+  }
+  for (const [key, address] of wanted) {
+    const has = node.table.get(key)
+    if (!has) found.push(`${node.publicIp} lacks ${key}`)
+    else if (formatIpv4(has.attrs.publicIp) !== address) found.push(`${node.publicIp} has ${key} at a wrong address`)
+  }
+  for (const key of node.table.keys()) if (!wanted.has(key)) found.push(`${node.publicIp} still has ${key}`)
+  return found.map((text) => `${text}; its log: ${node.lines.slice(-8).join(' | ')}`)
+}
+
+/** Looks at every write: no subnet may get a second owner while the first one's lease lives. */
+function watchOwners(store: VirtualStore, violations: string[]): void {
+  const owner = (value: string): string | undefined => /"PublicIP":"([^"]+)"/.exec(value)?.[1]
+  store.onWrite = (before, after, all) => {
+    const mine = parseLeaseKey(after.key)?.subnet
+    const me = owner(after.value)
+    if (!mine || me === undefined) return
+    if (before && owner(before.value) !== me)
+      violations.push(`${me} took ${after.key}, which ${owner(before.value)} held`)
+    for (const other of all) {
+      const subnet = other.key === after.key ? undefined : parseLeaseKey(other.key)?.subnet
+      if (subnet && ipv4NetsOverlap(subnet, mine)) violations.push(`${after.key} lies across ${other.key}`)
+    }
+  }
+}

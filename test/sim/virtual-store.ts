@@ -1,0 +1,257 @@
+// virtual-store.ts - a store that exists only in a simulation: one history, and for each node a connection that the
+// scheduler cuts, delays and lets lose answers.
+
+import { WeftError } from '../../src/errors.ts'
+import { StoreGap, type Store, type StoreBatch, type StoreChange, type StoreEntry } from '../../src/lease/store.ts'
+import type { Random } from '../support/packet-model.ts'
+import type { VirtualTime } from './virtual-time.ts'
+
+export interface Key extends StoreEntry {
+  /** The revision that it has been there since. */
+  readonly since: bigint
+  readonly endsAt: number | undefined
+}
+
+export const FAULTS = [
+  'refused', // a call does not reach the store
+  'answer lost', // it does, and nobody hears of it
+  'slow', // it takes seconds
+  'watch cut',
+  'watch silent', // it says nothing for a while, then breaks
+  'compacted', // history that a watch needs is gone
+  'node cut off',
+  'store down',
+  'node crashed',
+  'lease expired',
+  'lease deleted',
+  'junk written',
+  'store restored', // to what it was some time ago
+] as const
+export type Fault = (typeof FAULTS)[number]
+
+export interface Connection {
+  readonly store: Store
+  /** Everything up to this revision was delivered to this node. */
+  seen(): bigint
+  setCut(cut: boolean): void
+  /** How likely a call or a watch fails in one way or another; 0 is a sound network. */
+  setUnrest(unrest: number): void
+  cutWatches(fault: 'watch cut' | 'watch silent'): void
+}
+
+export interface VirtualStore {
+  entries(): readonly Key[]
+  connect(): Connection
+  setDown(down: boolean): void
+  compact(): void
+  /** Writes or deletes as an operator does. */
+  put(key: string, value: string): void
+  remove(key: string): void
+  snapshot(): void
+  restore(): void
+  /** Said of each write; throws when it may not be. */
+  onWrite: (before: StoreEntry | undefined, after: StoreEntry, all: readonly StoreEntry[]) => void
+  /** Said of each key that is gone, whatever took it. */
+  onGone: (key: string) => void
+}
+
+const CALL_TIMEOUT_MS = 6_000
+const TERM_MS = 20 * 60_000
+
+export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<Fault, number>): VirtualStore {
+  let keys = new Map<string, Key>()
+  let revision = 100n
+  let compacted = 0n
+  let down = false
+  let saved = { keys: new Map<string, Key>(), revision }
+  let history: { readonly revision: bigint; readonly change: StoreChange }[] = []
+  const watches = new Set<{ wake(): void; fail(error: Error): void; owner: object; isSilent: boolean }>()
+  const hit = (fault: Fault): void => void hits.set(fault, (hits.get(fault) ?? 0) + 1)
+  const unavailable = (why: string): WeftError => new WeftError('STORE_UNAVAILABLE', why)
+
+  const record = (change: StoreChange): void => {
+    history.push({ revision, change })
+    for (const watch of watches) watch.wake()
+  }
+  function expire(): void {
+    for (const [key, { endsAt }] of keys) {
+      if (endsAt === undefined || endsAt > time.now()) continue
+      hit('lease expired')
+      remove(key)
+    }
+  }
+  function write(key: string, value: string, ttlMs: number | undefined): Key {
+    const before = keys.get(key)
+    const endsAt = ttlMs === undefined ? undefined : time.now() + ttlMs
+    const since = before?.since ?? revision + 1n
+    const entry = { key, value, revision: ++revision, since, isReservation: ttlMs === undefined, endsAt }
+    keys.set(key, entry)
+    self.onWrite(before, entry, [...keys.values()])
+    record({ kind: 'put', entry })
+    if (ttlMs !== undefined) time.at(ttlMs, expire)
+    return entry
+  }
+  function remove(key: string): void {
+    if (!keys.delete(key)) return
+    self.onGone(key)
+    record({ kind: 'delete', key, revision: ++revision })
+  }
+
+  function connect(): Connection {
+    let cut = false
+    let unrest = 0
+    let seen = 0n
+    const owner = {}
+    const sleep = (ms: number, signal: AbortSignal): Promise<void> =>
+      new Promise((resolve, reject) => {
+        const onAbort = (): void => reject(signal.reason as Error)
+        signal.addEventListener('abort', onAbort, { once: true })
+        time.at(ms, () => {
+          signal.removeEventListener('abort', onAbort)
+          resolve()
+        })
+      })
+    /** One call: its way there, what it does, its way back. */
+    async function call<T>(signal: AbortSignal, act: () => T): Promise<T> {
+      signal.throwIfAborted()
+      const trouble = random.chance(unrest) ? random.below(3) : -1
+      if (trouble === 2) hit('slow')
+      await sleep(trouble === 2 ? 2_000 + random.below(6_000) : random.below(20), signal)
+      if (cut || down || trouble === 0) {
+        if (!cut && !down) hit('refused')
+        await sleep(random.chance(0.5) ? CALL_TIMEOUT_MS : 10, signal)
+        throw unavailable('no answer')
+      }
+      const result = act()
+      if (trouble === 1) {
+        hit('answer lost')
+        await sleep(CALL_TIMEOUT_MS, signal)
+        throw unavailable('the answer is lost')
+      }
+      await sleep(random.below(20), signal)
+      return result
+    }
+    const store: Store = {
+      name: 'etcd',
+      config: (signal) => call(signal, () => undefined),
+      async list(signal) {
+        const listing = await call(signal, () => ({ revision, entries: [...keys.values()] }))
+        seen = listing.revision
+        return listing
+      },
+      async *watch(after, signal): AsyncIterable<StoreBatch> {
+        await call(signal, () => {})
+        let failure: Error | undefined
+        let wake = (): void => {}
+        const watch = {
+          wake: () => wake(),
+          fail: (error: Error) => ((failure = error), wake()),
+          owner,
+          isSilent: false,
+        }
+        watches.add(watch)
+        const onAbort = (): void => wake()
+        signal.addEventListener('abort', onAbort)
+        try {
+          let at = after
+          for (;;) {
+            signal.throwIfAborted()
+            if (failure) throw failure
+            if (at < compacted) {
+              hit('compacted')
+              throw new StoreGap('compacted')
+            }
+            if (revision < at) throw new StoreGap('the store went back')
+            const batch = watch.isSilent ? [] : history.filter((each) => each.revision > at)
+            if (batch.length > 0) {
+              // In pieces, as a busy server delivers them.
+              const piece = batch.slice(0, 1 + random.below(batch.length))
+              await sleep(random.below(30), signal)
+              at = piece.at(-1)!.revision
+              seen = at
+              yield { revision: at, changes: piece.map(({ change }) => change) }
+              continue
+            }
+            await new Promise<void>((resolve) => (wake = resolve))
+          }
+        } finally {
+          watches.delete(watch)
+          signal.removeEventListener('abort', onAbort)
+        }
+      },
+      create: (key, value, ttlMs, signal) =>
+        call(signal, () => (keys.has(key) ? undefined : written(write(key, value, ttlMs)))),
+      update: (key, value, ttlMs, expected, signal) =>
+        call(signal, () => (keys.get(key)?.revision === expected ? written(write(key, value, ttlMs)) : undefined)),
+      delete: (key, expected, signal) =>
+        call(signal, () => {
+          if (keys.get(key)?.revision !== expected) return false
+          remove(key)
+          return true
+        }),
+      close: async () => {},
+    }
+    const written = (key: Key) => ({ revision: key.revision, expiresAt: key.endsAt })
+    const mine = () => [...watches].filter((watch) => watch.owner === owner)
+    return {
+      store,
+      seen: () => seen,
+      setCut(value) {
+        cut = value
+        if (!value) return
+        hit('node cut off')
+        // A dead connection is noticed by its keepalive.
+        for (const watch of mine()) time.at(8_000, () => watch.fail(unavailable('keepalive')))
+        for (const watch of mine()) watch.isSilent = true
+      },
+      setUnrest: (value) => void (unrest = value),
+      cutWatches(fault) {
+        for (const watch of mine()) {
+          hit(fault)
+          watch.isSilent = true
+          time.at(fault === 'watch cut' ? 0 : 8_000, () => watch.fail(unavailable(fault)))
+        }
+      },
+    }
+  }
+
+  const self: VirtualStore = {
+    entries: () => [...keys.values()],
+    connect,
+    setDown(value) {
+      down = value
+      if (!value) return
+      hit('store down')
+      for (const watch of watches) watch.fail(unavailable('the store went down'))
+    },
+    compact() {
+      compacted = revision
+      history = history.filter((each) => each.revision > compacted)
+    },
+    put(key, value) {
+      hit('junk written')
+      write(key, value, undefined)
+    },
+    remove(key) {
+      if (keys.has(key)) hit('lease deleted')
+      remove(key)
+    },
+    snapshot: () => void (saved = { keys: new Map(keys), revision }),
+    restore() {
+      hit('store restored')
+      for (const key of keys.keys()) self.onGone(key)
+      // Leases live on for a full term, as etcd's do after a restore.
+      keys = new Map(
+        [...saved.keys].map(([key, entry]) => [key, { ...entry, endsAt: entry.endsAt && time.now() + TERM_MS }]),
+      )
+      time.at(TERM_MS, expire)
+      revision = saved.revision
+      compacted = revision
+      history = []
+      for (const watch of watches) watch.fail(unavailable('the store restarts'))
+    },
+    onWrite: () => {},
+    onGone: () => {},
+  }
+  return self
+}
