@@ -219,11 +219,11 @@ async function applyPeers({ network, view, lease }: Node): Promise<void> {
 
 async function follow(node: Node): Promise<never> {
   const { options, store, log, signal } = node
-  const isOwn = ({ key }: Pick<Lease, 'key'>): boolean => key === node.lease.key
+  const isOwn = ({ key }: Lease): boolean => key === node.lease.key
   const following = followLeases(store, {
     log,
     signal,
-    isOwn: (key) => isOwn({ key }),
+    ownKey: () => node.lease.key,
     holdMs: options['fail-static-hold'] * 1000,
     state: node.following,
   })
@@ -255,7 +255,8 @@ async function hold(node: Node): Promise<never> {
 
 async function renewOrReplace(node: Node): Promise<void> {
   const { store, log, signal } = node
-  for (let retryMs = RENEW_RETRY_MIN_MS; ; retryMs = Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)) {
+  let retryMs = RENEW_RETRY_MIN_MS
+  for (;;) {
     try {
       node.lease = await renewLease(store, node.lease, { ttlMs: LEASE_TTL_MS, log, signal })
       return log.info(`Lease renewed, new expiration: ${formatGoTime(node.lease.expiresAt)}`)
@@ -271,7 +272,9 @@ async function renewOrReplace(node: Node): Promise<void> {
       const again = retryMs < RENEW_RETRY_MAX_MS ? `${retryMs / 1000} s` : '1 min'
       log.error(`Error renewing lease (trying again in ${again}): ${describeError(error)}`)
     }
-    await node.leaseDoubt.wait(signal, retryMs)
+    // What is heard of our lease meanwhile shows that the store is back.
+    const heard = await node.leaseDoubt.wait(signal, retryMs)
+    retryMs = heard ? RENEW_RETRY_MIN_MS : Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)
   }
 }
 

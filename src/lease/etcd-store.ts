@@ -128,6 +128,9 @@ export function createEtcdStore(options: EtcdOptions): Store {
   const to = Buffer.from(directory.replace(/\/$/, '0')) // the byte after '/'
   const fullKey = (key: string): Buffer => Buffer.from(directory + key)
 
+  /** What was listed last, to notice that the cluster is not the same any more. */
+  let listed: { readonly cluster: string; readonly term: bigint } | undefined
+
   /** The watches that are open, to be ended before the client: it would keep the process up for them. */
   const streams = new Set<{ cancel(): void }>()
 
@@ -198,6 +201,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
     async list(signal) {
       const deadline = Date.now() + LIST_TIMEOUT_MS
       const { header, kvs } = await call(signal, () => kv.range({ key: from, range_end: to }, { deadline }))
+      listed = { cluster: header.cluster_id, term: BigInt(header.raft_term) }
       return { revision: BigInt(header.revision), entries: kvs.map(toEntry) }
     },
     async *watch(after, signal) {
@@ -223,6 +227,10 @@ export function createEtcdStore(options: EtcdOptions): Store {
         for await (const response of stream as unknown as AsyncIterable<IWatchResponse>) {
           clearTimeout(answering)
           if (response.canceled) throw gapOf(response)
+          // Restored from a snapshot or replaced, and grown past our revision since: only these tell.
+          const { cluster_id: cluster, raft_term: term } = response.header
+          if (listed && (cluster !== listed.cluster || BigInt(term) < listed.term))
+            throw new StoreGap('the cluster was restored or replaced')
           const current = BigInt(response.header.revision)
           if (current < delivered) throw new StoreGap(`the store went back from revision ${delivered} to ${current}`)
           // The created answer carries the store's revision, not the watch's: events before it are still to come.

@@ -217,8 +217,8 @@ export interface FollowOptions {
   readonly log: Log
   readonly signal: AbortSignal
   readonly relistMs?: number
-  /** Tells this node's own lease, whose loss it must hear of at once. */
-  readonly isOwn?: (key: string) => boolean
+  /** The key of this node's own lease, which is no peer: of its loss the node must hear at once. */
+  readonly ownKey?: () => string
   /** How long the loss of most peers must last before it is believed. */
   readonly holdMs?: number
   /** Kept up to date here. */
@@ -235,7 +235,7 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
   const { log, signal, relistMs = RELIST_MS, holdMs = HOLD_MS, random = Math.random, clock = systemClock } = options
   const state = options.state ?? { listedAt: undefined, held: 0 }
   const decoder = new Decoder(log)
-  const losses = new Losses(holdMs, options.isOwn ?? (() => false), log)
+  const losses = new Losses(holdMs, options.ownKey ?? (() => ''), log)
   let after: bigint | undefined
   let relistAt = 0
   let failures = 0 // since the watch last proved good
@@ -381,15 +381,15 @@ class Decoder {
  */
 class Losses {
   readonly #holdMs: number
-  readonly #isOwn: (key: string) => boolean
+  readonly #ownKey: () => string
   readonly #log: Log
   /** What went within the last hold time, or is held. */
   readonly #gone = new Map<string, { readonly lease: Lease; readonly at: number }>()
   #heldSince: number | undefined
 
-  constructor(holdMs: number, isOwn: (key: string) => boolean, log: Log) {
+  constructor(holdMs: number, ownKey: () => string, log: Log) {
     this.#holdMs = holdMs
-    this.#isOwn = isOwn
+    this.#ownKey = ownKey
     this.#log = log
   }
 
@@ -409,8 +409,9 @@ class Losses {
     now: number,
   ): ReadonlyMap<string, Lease> {
     let survivors = 0
+    const own = this.#ownKey()
     for (const [key, lease] of before) {
-      if (after.has(key)) survivors++
+      if (after.has(key)) survivors += key === own ? 0 : 1
       else this.#lose(lease, now)
     }
     for (const key of after.keys()) this.#gone.delete(key)
@@ -427,14 +428,15 @@ class Losses {
   changes(after: ReadonlyMap<string, Lease>, update: Changes, now: number): LeaseUpdate {
     for (const lease of update.lost) this.#lose(lease, now)
     for (const { key } of update.puts) this.#gone.delete(key)
-    if (this.#heldSince !== undefined) return { ...update, deletes: update.deletes.filter(this.#isOwn) }
-    this.#decide(after.size, now)
+    if (this.#heldSince !== undefined)
+      return { ...update, deletes: update.deletes.filter((key) => key === this.#ownKey()) }
+    this.#decide(after.has(this.#ownKey()) ? after.size - 1 : after.size, now)
     // What had gone before the rest followed comes back too.
     return this.#heldSince === undefined ? update : { kind: 'snapshot', leases: this.#withHeld(after) }
   }
 
   #lose(lease: Lease, now: number): void {
-    if (!this.#isOwn(lease.key)) this.#gone.set(lease.key, { lease, at: now })
+    if (lease.key !== this.#ownKey()) this.#gone.set(lease.key, { lease, at: now })
   }
 
   #isLarge(survivors: number): boolean {

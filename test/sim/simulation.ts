@@ -14,8 +14,12 @@ import { createVirtualStore, type Connection, type Fault, type VirtualStore } fr
 import { takeOverTime, type VirtualTime } from './virtual-time.ts'
 
 const NODES = 5
-/** What the store promises to be converged in, after the last fault. */
-const CONVERGED_MS = 60_000
+/** After the last fault every node has what the store has within the first; what was held back, within the second. */
+const CONVERGED_MS = 16_000
+const CONFIRMED_MS = 60_000
+
+/** What a node logs when it no longer keeps peers that vanished. */
+const HOLD_ENDS = /The store still lacks|had vanished are back/
 
 interface Node {
   readonly publicIp: string
@@ -36,7 +40,11 @@ export interface Outcome {
   readonly violations: readonly string[]
 }
 
-const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+/** Seven subnets for five nodes: whoever comes late finds his taken. */
+const config = parseNetworkConfig('{"Network":"10.5.0.0/24","SubnetLen":27}')
+/** A lease by somebody who is not simulated, written by the operator. */
+const FOREIGN = '10.6.0.0-24'
+const foreignValue = (last: number): string => `{"PublicIP":"198.51.100.${last}","PublicIPv6":null}`
 
 export async function simulate(seed: number): Promise<Outcome> {
   const random = randomFrom(seed)
@@ -51,6 +59,7 @@ export async function simulate(seed: number): Promise<Outcome> {
   store.onGone = (key) => {
     for (const { steady } of nodes) steady.delete(key)
   }
+  store.put(FOREIGN, foreignValue(1))
   try {
     for (const node of nodes) {
       start(node, store, violations)
@@ -66,6 +75,10 @@ export async function simulate(seed: number): Promise<Outcome> {
     }
     store.setDown(false)
     await time.advance(CONVERGED_MS)
+    const isHolding = ({ lines }: Node): boolean =>
+      lines.findLastIndex((line) => /vanished from/.test(line)) > lines.findLastIndex((line) => HOLD_ENDS.test(line))
+    for (const node of nodes) if (!isHolding(node)) violations.push(...differences(node, store))
+    await time.advance(CONFIRMED_MS - CONVERGED_MS)
     for (const node of nodes) violations.push(...differences(node, store))
   } finally {
     for (const { stopping } of nodes) stopping.abort(new Error('the simulation is over'))
@@ -87,7 +100,7 @@ async function oneFault(
 ): Promise<void> {
   const node = random.of(nodes)
   const { connection } = node
-  switch (random.below(11)) {
+  switch (random.below(12)) {
     case 0:
       connection.setUnrest(0.3)
       await time.advance(random.below(120_000))
@@ -125,7 +138,10 @@ async function oneFault(
       if (store.entries().length > 0) store.remove(random.of(store.entries()).key)
       break
     case 8:
-      store.put(random.of(['rubbish', '10.5.300.0-24', '10.7.1.0-24']), random.of(['', '{', '{"PublicIP":7}']))
+      store.put(random.of(['rubbish', '10.5.300.0-24', '10.7.1.0-24', FOREIGN]), random.of(['', '{', '{"PublicIP":7}']))
+      break
+    case 10:
+      store.put(FOREIGN, foreignValue(1 + random.below(200)))
       break
     case 9:
       if (random.chance(0.5)) store.snapshot()
@@ -193,6 +209,9 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
             const isOwn = node.lease?.key === key
             if (!isOwn && !peers.has(key)) violations.push(`${node.publicIp} lost ${key}, which never left the store`)
           }
+          const lost = [...node.table.keys()].filter((key) => !peers.has(key)).length
+          if (lost > 2 && lost > node.table.size / 2 && !HOLD_ENDS.test(node.lines.slice(-10).join(' ')))
+            violations.push(`${node.publicIp} believed at once that ${lost} of ${node.table.size} peers are gone`)
           node.table = new Map(peers)
           // Steady is what the node knows to be there; while it catches up it sees keys go and come that are there.
           const current = store.entries().filter(({ since }) => since <= node.connection.seen())
@@ -226,12 +245,14 @@ function differences(node: Node, store: VirtualStore): string[] {
   const own = store.entries().find(({ key }) => key === node.lease?.key)
   if (!own?.value.includes(`"${node.publicIp}"`)) found.push(`${node.publicIp} does not own ${node.lease?.key}`)
   const wanted = new Map<string, string>()
+  const unreadable = new Set<string>()
   for (const { key, value } of store.entries()) {
     if (key === node.lease?.key) continue
     try {
       wanted.set(key, formatIpv4(decodeLease(key, value).attrs.publicIp))
     } catch {
-      // junk
+      // Whoever knew it keeps it as it was, whoever did not has nothing.
+      unreadable.add(key)
     }
   }
   for (const [key, address] of wanted) {
@@ -239,7 +260,8 @@ function differences(node: Node, store: VirtualStore): string[] {
     if (!has) found.push(`${node.publicIp} lacks ${key}`)
     else if (formatIpv4(has.attrs.publicIp) !== address) found.push(`${node.publicIp} has ${key} at a wrong address`)
   }
-  for (const key of node.table.keys()) if (!wanted.has(key)) found.push(`${node.publicIp} still has ${key}`)
+  for (const key of node.table.keys())
+    if (!wanted.has(key) && !unreadable.has(key)) found.push(`${node.publicIp} still has ${key}`)
   return found.map((text) => `${text}; its log: ${node.lines.slice(-8).join(' | ')}`)
 }
 
@@ -249,7 +271,7 @@ function watchOwners(store: VirtualStore, violations: string[]): void {
   store.onWrite = (before, after, all) => {
     const mine = parseLeaseKey(after.key)?.subnet
     const me = owner(after.value)
-    if (!mine || me === undefined) return
+    if (!mine || me === undefined || after.key === FOREIGN) return
     if (before && owner(before.value) !== me)
       violations.push(`${me} took ${after.key}, which ${owner(before.value)} held`)
     for (const other of all) {

@@ -63,6 +63,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
   let revision = 100n
   let compacted = 0n
   let down = false
+  let restores = 0
   let saved = { keys: new Map<string, Key>(), revision }
   let history: { readonly revision: bigint; readonly change: StoreChange }[] = []
   const watches = new Set<{ wake(): void; fail(error: Error): void; owner: object; isSilent: boolean }>()
@@ -101,6 +102,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
     let cut = false
     let unrest = 0
     let seen = 0n
+    let listedAfter = 0 // restores
     const owner = {}
     const sleep = (ms: number, signal: AbortSignal): Promise<void> =>
       new Promise((resolve, reject) => {
@@ -137,6 +139,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
       async list(signal) {
         const listing = await call(signal, () => ({ revision, entries: [...keys.values()] }))
         seen = listing.revision
+        listedAfter = restores
         return listing
       },
       async *watch(after, signal): AsyncIterable<StoreBatch> {
@@ -161,7 +164,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
               hit('compacted')
               throw new StoreGap('compacted')
             }
-            if (revision < at) throw new StoreGap('the store went back')
+            if (restores !== listedAfter) throw new StoreGap('the store is another one now')
             const batch = watch.isSilent ? [] : history.filter((each) => each.revision > at)
             if (batch.length > 0) {
               // In pieces, as a busy server delivers them.
@@ -239,6 +242,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
     snapshot: () => void (saved = { keys: new Map(keys), revision }),
     restore() {
       hit('store restored')
+      restores++
       for (const key of keys.keys()) self.onGone(key)
       // Leases live on for a full term, as etcd's do after a restore.
       keys = new Map(
