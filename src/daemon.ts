@@ -4,12 +4,15 @@
 //           -> subnet.env -> ready
 //   loops   follow:   what the store reports becomes the data path's peer table
 //           hold:     the own lease is renewed before it ends, and taken again when it was lost
+//           claim:    another host that uses our public IP is noticed
 //           forward:  the device is kept right, and the data path opened again when it died or the node moved
 //   stop    one AbortController: a signal, or a loop that cannot go on, aborts it; all loops end on it, then the data
 //           path and the store are closed
 //
 // The loops live here and nowhere else; stores and backends are told what to do and start no timer.
 
+import { randomUUID } from 'node:crypto'
+import { hostname } from 'node:os'
 import type { Backend, Network } from './backend/backend.ts'
 import { createBackend, createStore } from './choose.ts'
 import type { DaemonOptions } from './cli/options.ts'
@@ -23,7 +26,7 @@ import { acquireLease, followLeases, LEASE_TTL_MS, renewLease, type FollowState 
 import { applyUpdate, type PeerView } from './lease/peer-view.ts'
 import type { Store } from './lease/store.ts'
 import type { Log } from './log.ts'
-import { formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
+import { formatIpv4, formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
 import { readPreviousSubnet, writeSubnetEnv } from './status/subnet-env.ts'
 
 const CONFIG_RETRY_MS = 1_000
@@ -34,6 +37,7 @@ const RENEW_RETRY_MAX_MS = 60_000
 /** Of the margin, or of what it leaves, at random: nodes that started together must not renew together for ever. */
 const RENEW_JITTER = 0.1
 const REOPEN_RETRY_MS = 1_000
+const CLAIM_MS = 60_000
 const RESYNC_MS = 5_000
 /** A message that repeats is logged this many times, then once in so many tries. */
 const REPEATS_LOGGED = 3
@@ -104,7 +108,7 @@ export async function runNode(
   try {
     await publish(node)
     log.info('Running backend.')
-    return await runLoops(stopping, [follow(node), hold(node), forward(node)])
+    return await runLoops(stopping, [follow(node), hold(node), claim(node), forward(node)])
   } finally {
     await node.network?.close()
   }
@@ -289,6 +293,33 @@ async function replaceLease(node: Node): Promise<void> {
       'containers on the old subnet must be started again',
   )
   node.networkDoubt.ring()
+}
+
+/**
+ * Notices a second live host with our public IP, as every Vagrant machine has 10.0.2.15: both hold one lease then, and
+ * flanneld says nothing. Each weftd writes its name beside the leases; whoever finds it overwritten is not alone.
+ * A host that comes back overwrites what it left itself, and nobody answers.
+ */
+async function claim({ store, lease, log, signal }: Node): Promise<never> {
+  const address = formatIpv4(lease.attrs.publicIp)
+  const mine = JSON.stringify({ Hostname: hostname(), ID: randomUUID() })
+  let claimed = false
+  for (;;) {
+    try {
+      const found = await store.claim(address, mine, LEASE_TTL_MS, signal)
+      if (claimed && found !== undefined && found !== mine) {
+        log.error(
+          `Another host uses this node's public IP ${address} too: ${/"Hostname":"([^"]*)"/.exec(found)?.[1] ?? found}. ` +
+            'Both hold one subnet, and packets reach only one of them; give each its own address with --public-ip or --iface',
+        )
+      }
+      claimed = true
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isWeftError(error)) throw error // what the store is like is said by whoever follows it
+    }
+    await pause(signal, CLAIM_MS)
+  }
 }
 
 async function forward(node: Node): Promise<never> {

@@ -3,6 +3,7 @@
 //   DIR/config              the network configuration, JSON
 //   DIR/subnets/10.5.1.0-24 a lease: the same key and the same bytes as in etcd
 //   DIR/tmp                 files being written; the clock probe
+//   DIR/weft/192.0.2.1      which host uses this public IP; see `claim`
 //   DIR/lock                held while anything is changed
 //
 // A file that nobody may write (chmod a-w) is a reservation and never ends. Any other lease ends `ttl` after its file's mtime, by the file system's own clock: hosts whose clocks differ agree, because
@@ -39,6 +40,8 @@ const RESCAN_SHARE = 0.05
 const STALE_TEMPORARY_MS = 3_600_000
 /** The bits of a file's mode that let anybody write. */
 const WRITABLE = 0o222n
+/** Whoever acquires a lease removes the files of leases that ended this long ago. */
+const STALE_LEASE_MS = 24 * 3_600_000
 /** Files read at a time while listing. */
 const PARALLEL_READS = 64
 
@@ -59,6 +62,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
   const top = resolve(options.directory)
   const subnets = join(top, 'subnets')
   const temporaries = join(top, 'tmp')
+  const claims = join(top, 'weft')
   const ttlMs = options.ttlMs ?? LEASE_TTL_MS
   const rescanMs = options.rescanMs ?? RESCAN_MS
   // Random besides: a container has the same name and process id again after a crash in the middle of a write.
@@ -85,6 +89,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     prepared ??= (async () => {
       await mkdir(subnets, { recursive: true, mode: 0o755 })
       await mkdir(temporaries, { recursive: true, mode: 0o755 })
+      await mkdir(claims, { recursive: true, mode: 0o755 })
       const now = await fileSystemNow()
       for (const name of await readdir(temporaries)) {
         const path = join(temporaries, name)
@@ -224,6 +229,16 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     return path
   }
 
+  /** Removes the files of leases that ended long ago, as far as they were listed. Under the lock. */
+  async function removeEnded(): Promise<void> {
+    const longAgo = (await fileSystemNow()) - STALE_LEASE_MS
+    for (const file of listed.files.values()) {
+      if (isLive(file, longAgo)) continue
+      const present = await readLease(file.key)
+      if (present?.revision === file.revision) await unlink(join(subnets, file.key)).catch(() => {})
+    }
+  }
+
   /** Puts `value` in place if `allowed` says so of what is there, under the lock. */
   function write(
     key: string,
@@ -249,6 +264,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
           await unlink(temporary).catch(() => {})
         }
         await syncDirectory(subnets)
+        if (!present) await removeEnded()
         const written = await readLease(key)
         return written && { revision: written.revision, expiresAt: isReservation ? undefined : Date.now() + ttlMs }
       })
@@ -343,6 +359,14 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
           await unlink(join(subnets, key))
           return true
         })
+      }),
+    claim: (name, value, _ttlMs, signal) =>
+      doing(signal, async () => {
+        await prepare()
+        const path = join(claims, name)
+        const before = await readFile(path, 'utf8').catch(() => undefined)
+        if (before !== value) await rename(await writeTemporary(name, value, 0o644), path)
+        return before
       }),
     async close() {
       await unlink(join(temporaries, `clock.${identity}`)).catch(() => {})

@@ -4,7 +4,7 @@
 // it has not delivered yet, and it stays silent or dead after a compaction. `watch` here is the raw stream: it resumes
 // only from what was delivered, and says StoreGap whenever that cannot be.
 
-import { readFileSync } from 'node:fs'
+import { readFileSync, statSync } from 'node:fs'
 import { posix } from 'node:path'
 import { InterceptingCall, type Interceptor } from '@grpc/grpc-js'
 import {
@@ -79,6 +79,14 @@ function credentials(options: EtcdOptions): IOptions['credentials'] {
   }
 }
 
+/** Changes when a certificate file does. */
+function certificateTimes({ certFile, keyFile, caFile }: EtcdOptions): string {
+  return [certFile, keyFile, caFile]
+    .map((path) => (path === '' ? undefined : statSync(path, { throwIfNoEntry: false })))
+    .map((info) => `${info?.mtimeMs} ${info?.ino}`)
+    .join()
+}
+
 /** Endpoints as grpc takes them: without the slash at the end that a URL may have. */
 function hostsOf(endpoints: readonly string[]): string[] {
   const hosts = endpoints.map((endpoint) => endpoint.trim().replace(/\/+$/, '')).filter((host) => host !== '')
@@ -105,23 +113,47 @@ const noBreaker = { execute: async (run: () => unknown) => run() } as unknown as
 
 /** A store in etcd. Does not contact it. Throws WeftError USAGE for files that cannot be read. */
 export function createEtcdStore(options: EtcdOptions): Store {
-  const tls = credentials(options)
-  const client = new Etcd3({
-    hosts: hostsOf(options.endpoints),
-    ...(tls ? { credentials: tls } : {}),
-    ...(options.username === '' ? {} : { auth: { username: options.username, password: options.password } }),
-    faultHandling: { host: () => noBreaker },
-    // A function, so that each try has a deadline of its own.
-    defaultCallOptions: ({ isStream }) => (isStream ? {} : { deadline: Date.now() + CALL_TIMEOUT_MS }),
-    grpcOptions: {
-      'grpc.keepalive_time_ms': KEEPALIVE_MS,
-      'grpc.keepalive_timeout_ms': KEEPALIVE_TIMEOUT_MS,
-      'grpc.max_reconnect_backoff_ms': 2_000,
-      'grpc.max_receive_message_length': -1, // a listing of 60,000 leases is larger than the default 4 MiB
-      interceptors: [requireLeader],
-    },
-  })
-  const kv = client.kv
+  /** The watches that are open, to be ended before their client: it would keep the process up for them. */
+  const streams = new Set<{ cancel(): void }>()
+  const connect = (): Etcd3 => {
+    const tls = credentials(options)
+    return new Etcd3({
+      hosts: hostsOf(options.endpoints),
+      ...(tls ? { credentials: tls } : {}),
+      ...(options.username === '' ? {} : { auth: { username: options.username, password: options.password } }),
+      faultHandling: { host: () => noBreaker },
+      // A function, so that each try has a deadline of its own.
+      defaultCallOptions: ({ isStream }) => (isStream ? {} : { deadline: Date.now() + CALL_TIMEOUT_MS }),
+      grpcOptions: {
+        'grpc.keepalive_time_ms': KEEPALIVE_MS,
+        'grpc.keepalive_timeout_ms': KEEPALIVE_TIMEOUT_MS,
+        'grpc.max_reconnect_backoff_ms': 2_000,
+        'grpc.max_receive_message_length': -1, // a listing of 60,000 leases is larger than the default 4 MiB
+        interceptors: [requireLeader],
+      },
+    })
+  }
+  const close = (): void => {
+    for (const stream of streams) stream.cancel()
+    client.close()
+  }
+  let client = connect()
+  let certificates = certificateTimes(options)
+
+  /** The connection to use. Renewed certificates need a new one; files that do not fit each other are still being written. */
+  function etcd(): Etcd3 {
+    const times = certificateTimes(options)
+    if (times === certificates) return client
+    try {
+      const next = connect()
+      close()
+      client = next
+      certificates = times
+    } catch {
+      // Tried again with the next call; until then the old ones may do.
+    }
+    return client
+  }
   const configKey = Buffer.from(posix.join(options.prefix, 'config'))
   const directory = `${posix.join(options.prefix, 'subnets')}/`
   const from = Buffer.from(directory)
@@ -130,9 +162,6 @@ export function createEtcdStore(options: EtcdOptions): Store {
 
   /** What was listed last, to notice that the cluster is not the same any more. */
   let listed: { readonly cluster: string; readonly term: bigint } | undefined
-
-  /** The watches that are open, to be ended before the client: it would keep the process up for them. */
-  const streams = new Set<{ cancel(): void }>()
 
   /**
    * Runs a call; its failure becomes a WeftError that names the endpoints and never the password. Rejects at once
@@ -174,9 +203,9 @@ export function createEtcdStore(options: EtcdOptions): Store {
     const grant =
       ttlMs === undefined
         ? undefined
-        : await call(signal, () => client.leaseClient.leaseGrant({ TTL: Math.ceil(ttlMs / 1000) }))
+        : await call(signal, () => etcd().leaseClient.leaseGrant({ TTL: Math.ceil(ttlMs / 1000) }))
     const result = await call(signal, () =>
-      kv.txn({
+      etcd().kv.txn({
         compare: [{ result: 'Equal', key: fullKey(key), ...compare }],
         success: [{ request_put: { key: fullKey(key), value: Buffer.from(value), lease: grant?.ID ?? 0 } }],
         failure: [{ request_range: { key: fullKey(key) } }],
@@ -188,25 +217,25 @@ export function createEtcdStore(options: EtcdOptions): Store {
     // etcd3 tries again by itself when an answer is lost: the key may be there because we have just put it.
     const present = result.responses[0]?.response_range?.kvs[0]
     if (present && present.lease === grant.ID) return { revision: BigInt(present.mod_revision), expiresAt }
-    await call(signal, () => client.leaseClient.leaseRevoke({ ID: grant.ID }))
+    await call(signal, () => etcd().leaseClient.leaseRevoke({ ID: grant.ID }))
     return undefined
   }
 
   return {
     name: 'etcd',
     async config(signal) {
-      const { kvs } = await call(signal, () => kv.range({ key: configKey }))
+      const { kvs } = await call(signal, () => etcd().kv.range({ key: configKey }))
       return kvs[0]?.value.toString()
     },
     async list(signal) {
       const deadline = Date.now() + LIST_TIMEOUT_MS
-      const { header, kvs } = await call(signal, () => kv.range({ key: from, range_end: to }, { deadline }))
+      const { header, kvs } = await call(signal, () => etcd().kv.range({ key: from, range_end: to }, { deadline }))
       listed = { cluster: header.cluster_id, term: BigInt(header.raft_term) }
       return { revision: BigInt(header.revision), entries: kvs.map(toEntry) }
     },
     async *watch(after, signal) {
       const stream = await call(signal, async () => {
-        const opened = await client.watchClient.watch()
+        const opened = await etcd().watchClient.watch()
         if (signal.aborted) opened.cancel() // nobody waits for it any more
         return opened
       })
@@ -263,7 +292,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       putIf({ target: 'Mod', mod_revision: String(expected) }, key, value, ttlMs, signal),
     async delete(key, expected, signal) {
       const result = await call(signal, () =>
-        kv.txn({
+        etcd().kv.txn({
           compare: [{ result: 'Equal', target: 'Mod', key: fullKey(key), mod_revision: String(expected) }],
           success: [{ request_delete_range: { key: fullKey(key) } }],
           failure: [],
@@ -271,9 +300,17 @@ export function createEtcdStore(options: EtcdOptions): Store {
       )
       return result.succeeded
     },
+    async claim(name, value, ttlMs, signal) {
+      const key = Buffer.from(posix.join(options.prefix, 'weft', name))
+      const { kvs } = await call(signal, () => etcd().kv.range({ key }))
+      const before = kvs[0]?.value.toString()
+      if (before === value) return before
+      const { ID: lease } = await call(signal, () => etcd().leaseClient.leaseGrant({ TTL: Math.ceil(ttlMs / 1000) }))
+      await call(signal, () => etcd().kv.put({ key, value: Buffer.from(value), lease }))
+      return before
+    },
     async close() {
-      for (const stream of streams) stream.cancel()
-      client.close()
+      close()
     },
   }
 }

@@ -65,5 +65,10 @@ export interface Store {
   ): Promise<Written | undefined>
   /** Deletes the key if its revision is still `expected`; false when it is not. */
   delete(key: string, expected: bigint, signal: AbortSignal): Promise<boolean>
+  /**
+   * Makes `value` what stands under `name` beside the leases, in a place that flanneld never reads, and returns what
+   * stood there before; undefined for nothing. Writes only what differs. It is gone after `ttlMs`, where the store can.
+   */
+  claim(name: string, value: string, ttlMs: number, signal: AbortSignal): Promise<string | undefined>
   close(): Promise<void>
 }

@@ -64,6 +64,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
   let compacted = 0n
   let down = false
   let restores = 0
+  const claims = new Map<string, string>()
   let saved = { keys: new Map<string, Key>(), revision }
   let history: { readonly revision: bigint; readonly change: StoreChange }[] = []
   const watches = new Set<{ wake(): void; fail(error: Error): void; owner: object; isSilent: boolean }>()
@@ -191,6 +192,12 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
           if (keys.get(key)?.revision !== expected) return false
           remove(key)
           return true
+        }),
+      claim: (name, value, _ttlMs, signal) =>
+        call(signal, () => {
+          const before = claims.get(name)
+          claims.set(name, value)
+          return before
         }),
       close: async () => {},
     }

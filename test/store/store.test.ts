@@ -1,12 +1,15 @@
 // store.test.ts - what every store promises, tried on both: a real etcd and a directory.
 
 import {
+  chmodSync,
+  copyFileSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
   readFileSync,
   renameSync,
   rmSync,
+  symlinkSync,
   unlinkSync,
   utimesSync,
   watch as watchDirectory,
@@ -53,6 +56,8 @@ interface Bed {
   remove(key: string): Promise<void>
   /** Lets a lease end now. */
   expire(key: string): Promise<void>
+  /** Makes a lease without an end, as an operator does. */
+  reserve(key: string, text: string): Promise<void>
   /** All keys and values as another program sees them. */
   dump(): Promise<Record<string, string>>
   putConfig(text: string): Promise<void>
@@ -99,6 +104,7 @@ function etcdBed(): Bed {
       return store
     },
     put: async (key, text) => void (await etcd.ctl('put', full(key), text)),
+    reserve: async (key, text) => void (await etcd.ctl('put', full(key), text)),
     remove: async (key) => void (await etcd.ctl('del', full(key))),
     async expire(key) {
       const { kvs } = JSON.parse(await etcd.ctl('get', full(key), '-w', 'json')) as { kvs: { lease: number }[] }
@@ -131,6 +137,10 @@ function directoryBed(): Bed {
       return store
     },
     put: async (key, text) => writeFileSync(path(key), text),
+    async reserve(key, text) {
+      writeFileSync(path(key), text)
+      chmodSync(path(key), 0o444)
+    },
     remove: async (key) => unlinkSync(path(key)),
     expire: async (key) => utimesSync(path(key), 0, Date.now() / 1000 - 25 * 3600),
     dump: async () =>
@@ -297,6 +307,40 @@ describe.each([
     expect(await bed.dump()).toEqual({ [lease.key]: value('9.9.9.9') })
     await bed.remove(lease.key)
     await expect(renew(renewed)).rejects.toMatchObject({ code: 'LEASE_LOST' })
+  })
+
+  it('keeps a reservation without an end when its node takes it, renews it and comes back', async () => {
+    const at = makeBed()
+    const key = '10.5.9.0-24'
+    await at.reserve(key, value('192.0.2.9'))
+    const store = at.open()
+    const options = { ttlMs: TTL_MS, random: Math.random, log: quiet(), signal: signal() }
+    const lease = await acquireLease(store, config, attrs('192.0.2.9'), options)
+    expect(lease).toMatchObject({ key, expiresAt: undefined })
+    expect(await renewLease(store, lease, options)).toMatchObject({ key, expiresAt: undefined })
+    const { entries } = await store.list(signal())
+    expect(entries).toMatchObject([{ key, isReservation: true }])
+  })
+
+  it('learns that its lease was made a reservation while it held it', async () => {
+    const at = makeBed()
+    const store = at.open()
+    const options = { ttlMs: TTL_MS, random: Math.random, log: quiet(), signal: signal() }
+    const lease = await acquireLease(store, config, attrs('192.0.2.9'), options)
+    expect(lease.expiresAt).toBeGreaterThan(Date.now())
+    await at.reserve(lease.key, value('192.0.2.9'))
+    expect(await renewLease(store, lease, options)).toMatchObject({ key: lease.key, expiresAt: undefined })
+    expect((await store.list(signal())).entries).toMatchObject([{ isReservation: true }])
+  })
+
+  it('tells who claimed a name before, and keeps it apart from the leases', async () => {
+    const at = makeBed()
+    const [first, second] = [at.open(), at.open()]
+    expect(await first.claim('192.0.2.1', 'one', 60_000, signal())).toBe(undefined)
+    expect(await first.claim('192.0.2.1', 'one', 60_000, signal())).toBe('one')
+    expect(await second.claim('192.0.2.1', 'two', 60_000, signal())).toBe('one')
+    expect(await first.claim('192.0.2.1', 'one', 60_000, signal())).toBe('two')
+    expect(await at.dump()).toEqual({})
   })
 
   it('reports what is there, then every change: puts, deletes and leases that end', async () => {
@@ -613,6 +657,25 @@ describe('the etcd store and who may use it', () => {
     )
   })
 
+  it('takes certificates that are renewed on disk, without a restart', async () => {
+    const [server, other] = await Promise.all([startEtcd({ tls: true }), startEtcd({ tls: true })])
+    const folder = mkdtempSync(join(tmpdir(), 'weft-tls-'))
+    folders.push(folder)
+    const caFile = join(folder, 'ca.pem')
+    try {
+      await server.ctl('put', '/x/config', CONFIG)
+      copyFileSync(other.certificate, caFile)
+      const store = open(server, { caFile })
+      await expect(store.config(signal())).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+      writeFileSync(caFile, 'half a file') // it is being written
+      await expect(store.config(signal())).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+      copyFileSync(server.certificate, caFile)
+      expect(await store.config(signal())).toBe(CONFIG)
+    } finally {
+      await Promise.all([server.close(), other.close()])
+    }
+  })
+
   it('works with a user, and says what is wrong with another', async () => {
     await expect(open(etcd, { username: 'root', password: 'sesame' }).config(signal())).rejects.toMatchObject({
       code: 'STORE',
@@ -727,6 +790,29 @@ describe('the directory store, when things break', () => {
     await other.close()
     for (const change of changes) expect(await change).toBeDefined()
     expect(await bed.dump()).toEqual({ [lease.key]: value('3.3.3.3'), '10.5.250.0-24': value('2.2.2.2') })
+  })
+
+  it('goes on with the others when one file cannot be read, and keeps what it knew of that one', async () => {
+    const at = directoryBed()
+    const store = at.open()
+    for (const last of [1, 2]) await at.put(`10.5.${last}.0-24`, value(`192.0.2.${last}`))
+    const keys = async (): Promise<string[]> => (await store.list(signal())).entries.map(({ key }) => key)
+    expect(await keys()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
+    // A link to itself cannot be opened by anybody, root included (ELOOP).
+    await at.remove('10.5.1.0-24')
+    symlinkSync('10.5.1.0-24', join(at.prefix, 'subnets/10.5.1.0-24'))
+    symlinkSync('10.5.3.0-24', join(at.prefix, 'subnets/10.5.3.0-24'))
+    expect(await keys()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
+  })
+
+  it('removes the files of leases that ended long ago, whoever comes next', async () => {
+    const at = directoryBed()
+    for (const last of [1, 2]) await at.put(`10.5.${last}.0-24`, value(`192.0.2.${last}`))
+    utimesSync(join(at.prefix, 'subnets/10.5.1.0-24'), 0, Date.now() / 1000 - 49 * 3600)
+    utimesSync(join(at.prefix, 'subnets/10.5.2.0-24'), 0, Date.now() / 1000 - 25 * 3600)
+    const options = { ttlMs: TTL_MS, random: () => 0.99, log: quiet(), signal: signal() }
+    const lease = await acquireLease(at.open(), config, attrs('192.0.2.9'), options)
+    expect(Object.keys(await at.dump()).toSorted()).toEqual(['10.5.2.0-24', lease.key].toSorted())
   })
 
   it('leaves no temporary file behind', async () => {

@@ -18,6 +18,7 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
   const entries = new Map<string, StoreEntry>()
   const history: { revision: bigint; change: StoreChange }[] = []
   const waiting = new Set<() => void>()
+  const claims = new Map<string, string>()
   let revision = 0n
   let down = false
   let closed = false
@@ -99,6 +100,12 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
       if (entries.get(key)?.revision !== expected) return false
       remove(key)
       return true
+    },
+    async claim(name, value) {
+      check()
+      const before = claims.get(name)
+      claims.set(name, value)
+      return before
     },
     async close() {
       closed = true

@@ -181,6 +181,19 @@ describe('a node', () => {
     expect(logged(/Lease renewed/)).toBe(true)
   })
 
+  it('notices another host with its public IP, but not what it left there itself', async () => {
+    await store.claim('192.0.2.1', '{"Hostname":"this-host-before","ID":"1"}', 0, stopping.signal)
+    start()
+    await ready()
+    await vi.advanceTimersByTimeAsync(120_000)
+    expect(logged(/Another host/)).toBe(false)
+    await store.claim('192.0.2.1', '{"Hostname":"twin","ID":"2"}', 0, stopping.signal)
+    await until(
+      () => logged(/^E Another host uses this node's public IP 192\.0\.2\.1 too: twin\. .*--public-ip or --iface$/),
+      61_000,
+    )
+  })
+
   it('keeps its peers when most of them vanish at once, until a listing 30 s later lacks them still', async () => {
     start()
     await ready()
@@ -191,7 +204,7 @@ describe('a node', () => {
     const applied = (): number => networks[0]!.applied.at(-1)!.length
     await until(() => applied() === 4)
     for (const key of [...store.entries.keys()]) if (key !== own()) store.remove(key)
-    await until(() => logged(/E 4 of 5 leases vanished from the store at once/))
+    await until(() => logged(/E 4 of 4 leases vanished from the store at once/))
     await vi.advanceTimersByTimeAsync(29_000)
     expect(applied()).toBe(4)
     await until(() => logged(/W The store still lacks 4 leases; they are removed now/), 5_000)

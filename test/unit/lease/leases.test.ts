@@ -38,6 +38,7 @@ function fakeStore(parts: Partial<Store>): Store {
     create: unasked,
     update: unasked,
     delete: unasked,
+    claim: unasked,
     close: async () => {},
     ...parts,
   }
