@@ -160,8 +160,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
   const to = Buffer.from(directory.replace(/\/$/, '0')) // the byte after '/'
   const fullKey = (key: string): Buffer => Buffer.from(directory + key)
 
-  /** What was listed last, to notice that the cluster is not the same any more. */
-  let listed: { readonly cluster: string; readonly term: bigint } | undefined
+  /** The cluster as watches have found it, to notice that it is not the same any more. */
+  let known: { readonly cluster: string; readonly term: bigint } | undefined
 
   /**
    * Runs a call; its failure becomes a WeftError that names the endpoints and never the password. Rejects at once
@@ -230,7 +230,6 @@ export function createEtcdStore(options: EtcdOptions): Store {
     async list(signal) {
       const deadline = Date.now() + LIST_TIMEOUT_MS
       const { header, kvs } = await call(signal, () => etcd().kv.range({ key: from, range_end: to }, { deadline }))
-      listed = { cluster: header.cluster_id, term: BigInt(header.raft_term) }
       return { revision: BigInt(header.revision), entries: kvs.map(toEntry) }
     },
     async *watch(after, signal) {
@@ -257,9 +256,11 @@ export function createEtcdStore(options: EtcdOptions): Store {
           clearTimeout(answering)
           if (response.canceled) throw gapOf(response)
           // Restored from a snapshot or replaced, and grown past our revision since: only these tell.
-          const { cluster_id: cluster, raft_term: term } = response.header
-          if (listed && (cluster !== listed.cluster || BigInt(term) < listed.term))
-            throw new StoreGap('the cluster was restored or replaced')
+          const cluster = response.header.cluster_id
+          const term = BigInt(response.header.raft_term)
+          const isOther = known && (cluster !== known.cluster || term < known.term)
+          known = { cluster, term }
+          if (isOther) throw new StoreGap('the cluster was restored or replaced')
           const current = BigInt(response.header.revision)
           if (current < delivered) throw new StoreGap(`the store went back from revision ${delivered} to ${current}`)
           // The created answer carries the store's revision, not the watch's: events before it are still to come.

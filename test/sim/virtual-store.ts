@@ -103,7 +103,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
     let cut = false
     let unrest = 0
     let seen = 0n
-    let listedAfter = 0 // restores
+    let known = 0 // restores that a watch has told of
     const owner = {}
     const sleep = (ms: number, signal: AbortSignal): Promise<void> =>
       new Promise((resolve, reject) => {
@@ -140,7 +140,6 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
       async list(signal) {
         const listing = await call(signal, () => ({ revision, entries: [...keys.values()] }))
         seen = listing.revision
-        listedAfter = restores
         return listing
       },
       async *watch(after, signal): AsyncIterable<StoreBatch> {
@@ -165,7 +164,10 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
               hit('compacted')
               throw new StoreGap('compacted')
             }
-            if (restores !== listedAfter) throw new StoreGap('the store is another one now')
+            if (restores !== known) {
+              known = restores
+              throw new StoreGap('the store is another one now')
+            }
             const batch = watch.isSilent ? [] : history.filter((each) => each.revision > at)
             if (batch.length > 0) {
               // In pieces, as a busy server delivers them.
