@@ -169,11 +169,15 @@ function repeating(log: Log, prefix: string): (error: unknown) => void {
   }
 }
 
-/** A lease for this node. A store that cannot be reached is waited for; every other failure is the operator's. */
+/**
+ * A lease for this node. A store that cannot be reached is waited for; every other failure is the operator's, and a
+ * node that is not in the network yet ends with it. One that is goes on forwarding and waits for the operator.
+ */
 async function acquire(
   { store, config, log, signal }: NodeParts,
   attrs: LeaseAttrs,
   previous: Ipv4Net | undefined,
+  isRunning = false,
 ): Promise<OwnLease> {
   const failed = repeating(log, 'failed to acquire lease: ')
   for (;;) {
@@ -188,7 +192,7 @@ async function acquire(
       })
     } catch (error) {
       signal.throwIfAborted()
-      if (!isWeftError(error, 'STORE_UNAVAILABLE')) throw error
+      if (!isWeftError(error, 'STORE_UNAVAILABLE') && !(isRunning && isWeftError(error))) throw error
       failed(error)
     }
     await pause(signal, ACQUIRE_RETRY_MS)
@@ -286,7 +290,7 @@ async function renewOrReplace(node: Node): Promise<void> {
 async function replaceLease(node: Node): Promise<void> {
   const { log } = node
   const before = node.lease
-  node.lease = await acquire(node, before.attrs, before.subnet)
+  node.lease = await acquire(node, before.attrs, before.subnet, true)
   if (node.lease.key === before.key) return log.info(`Lease of ${formatIpv4Net(before.subnet)} acquired again`)
   log.warn(
     `This node moves from ${formatIpv4Net(before.subnet)} to ${formatIpv4Net(node.lease.subnet)}: ` +

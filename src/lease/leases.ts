@@ -234,8 +234,8 @@ export interface FollowOptions {
 export async function* followLeases(store: Store, options: FollowOptions): AsyncGenerator<LeaseUpdate, never> {
   const { log, signal, relistMs = RELIST_MS, holdMs = HOLD_MS, random = Math.random, clock = systemClock } = options
   const state = options.state ?? { listedAt: undefined, held: 0 }
-  const decoder = new Decoder(log)
   const losses = new Losses(holdMs, options.ownKey ?? (() => ''), log)
+  const decoder = new Decoder((key) => losses.lost(key), log)
   let after: bigint | undefined
   let relistAt = 0
   let failures = 0 // since the watch last proved good
@@ -311,11 +311,14 @@ type Changes = Extract<LeaseUpdate, { kind: 'changes' }> & { readonly lost: read
 
 /** Decodes entries; one that cannot be read leaves its key as it was and is named once. */
 class Decoder {
+  /** What a key was that went a moment ago: it may come back unreadable. */
+  readonly #lost: (key: string) => Lease | undefined
   readonly #log: Log
   #known = new Map<string, Lease>()
   readonly #named = new Set<string>()
 
-  constructor(log: Log) {
+  constructor(lost: (key: string) => Lease | undefined, log: Log) {
+    this.#lost = lost
     this.#log = log
   }
 
@@ -327,7 +330,7 @@ class Decoder {
   snapshot(entries: readonly StoreEntry[]): ReadonlyMap<string, Lease> {
     const next = new Map<string, Lease>()
     for (const entry of entries) {
-      const lease = this.#decode(entry) ?? this.#known.get(entry.key)
+      const lease = this.#decode(entry) ?? this.#known.get(entry.key) ?? this.#lost(entry.key)
       if (lease) next.set(entry.key, lease)
     }
     this.#known = next
@@ -346,7 +349,8 @@ class Decoder {
         this.#known.delete(change.key)
         continue
       }
-      const lease = this.#decode(change.entry)
+      const { key } = change.entry
+      const lease = this.#decode(change.entry) ?? (this.#known.has(key) ? undefined : this.#lost(key))
       if (!lease) continue
       last.set(lease.key, lease)
       this.#known.set(lease.key, lease)
@@ -395,6 +399,11 @@ class Losses {
 
   get held(): number {
     return this.#heldSince === undefined ? 0 : this.#gone.size
+  }
+
+  /** The lease that went within the last hold time, or is held. */
+  lost(key: string): Lease | undefined {
+    return this.#gone.get(key)?.lease
   }
 
   /** How long from now the loss can be confirmed at the earliest; undefined while nothing is held. */

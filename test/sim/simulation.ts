@@ -100,6 +100,10 @@ async function oneFault(
 ): Promise<void> {
   const node = random.of(nodes)
   const { connection } = node
+  const strike = (fault: Fault, act: () => void): void => {
+    hits.set(fault, (hits.get(fault) ?? 0) + 1)
+    act()
+  }
   switch (random.below(12)) {
     case 0:
       connection.setUnrest(0.3)
@@ -132,16 +136,20 @@ async function oneFault(
     case 6: // longer than a lease lives: it ends, and somebody else may take its subnet
       connection.setCut(true)
       await time.advance(1.1 * LEASE_TTL_MS)
+      if (node.lease && random.chance(0.5) && !store.entries().some(({ key }) => key === node.lease!.key))
+        strike('subnet taken', () => store.put(node.lease!.key, foreignValue(250), LEASE_TTL_MS / 4))
       connection.setCut(false)
       break
     case 7:
       if (store.entries().length > 0) store.remove(random.of(store.entries()).key)
       break
     case 8:
-      store.put(random.of(['rubbish', '10.5.300.0-24', '10.7.1.0-24', FOREIGN]), random.of(['', '{', '{"PublicIP":7}']))
-      break
-    case 10:
-      store.put(FOREIGN, foreignValue(1 + random.below(200)))
+      strike('junk written', () =>
+        store.put(
+          random.of(['rubbish', '10.5.300.0-24', '10.7.1.0-24', FOREIGN]),
+          random.of(['', '{', '{"PublicIP":7}']),
+        ),
+      )
       break
     case 9:
       if (random.chance(0.5)) store.snapshot()

@@ -25,6 +25,7 @@ export const FAULTS = [
   'lease expired',
   'lease deleted',
   'junk written',
+  'subnet taken', // by somebody who does not ask, after its lease ended
   'store restored', // to what it was some time ago
 ] as const
 export type Fault = (typeof FAULTS)[number]
@@ -44,8 +45,8 @@ export interface VirtualStore {
   connect(): Connection
   setDown(down: boolean): void
   compact(): void
-  /** Writes or deletes as an operator does. */
-  put(key: string, value: string): void
+  /** Writes or deletes as an operator, or somebody who is not simulated, does; without `ttlMs` for ever. */
+  put(key: string, value: string, ttlMs?: number): void
   remove(key: string): void
   snapshot(): void
   restore(): void
@@ -240,9 +241,8 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
       compacted = revision
       history = history.filter((each) => each.revision > compacted)
     },
-    put(key, value) {
-      hit('junk written')
-      write(key, value, undefined)
+    put(key, value, ttlMs) {
+      write(key, value, ttlMs)
     },
     remove(key) {
       if (keys.has(key)) hit('lease deleted')

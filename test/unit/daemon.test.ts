@@ -181,6 +181,18 @@ describe('a node', () => {
     expect(logged(/Lease renewed/)).toBe(true)
   })
 
+  it('goes on forwarding when its subnet is taken and no other is free, until one is', async () => {
+    start()
+    await ready()
+    for (const last of [64, 128, 192]) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
+    await until(() => logged(/^E failed to acquire lease: .*out of subnets/), 5_000)
+    expect(networks).toHaveLength(1)
+    expect(networks[0]!.closed).toBe(false)
+    const free = ['10.5.0.64-26', '10.5.0.128-26', '10.5.0.192-26'].find((key) => key !== networks[0]!.subnet)!
+    store.remove(free)
+    await until(() => networks.at(-1)!.subnet === free, 5_000)
+  })
+
   it('notices another host with its public IP, but not what it left there itself', async () => {
     await store.claim('192.0.2.1', '{"Hostname":"this-host-before","ID":"1"}', 0, stopping.signal)
     start()
