@@ -6,7 +6,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { execute, type Finished } from '../../lab/command.ts'
 import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
 import { addon } from '../../src/host/addon.ts'
-import { startEtcd } from '../support/etcd.ts'
+import { startEtcd } from '../../lab/etcd.ts'
 
 let lab: Lab
 let host: Host

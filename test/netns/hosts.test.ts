@@ -8,7 +8,7 @@ import { afterEach, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { iperf, iperfServer, ping, reach } from '../../lab/measure.ts'
-import { startEtcd, type Etcd } from '../support/etcd.ts'
+import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 
 const CONFIG = '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
 const FOLLOW_MS = 2_000

@@ -32,7 +32,7 @@ export type Fault = (typeof FAULTS)[number]
 
 export interface Connection {
   readonly store: Store
-  /** Everything up to this revision was delivered to this node. */
+  /** Everything up to this revision was delivered to whoever watches for this node. */
   seen(): bigint
   setCut(cut: boolean): void
   /** How likely a call or a watch fails in one way or another; 0 is a sound network. */
@@ -138,11 +138,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
     const store: Store = {
       name: 'etcd',
       config: (signal) => call(signal, () => undefined),
-      async list(signal) {
-        const listing = await call(signal, () => ({ revision, entries: [...keys.values()] }))
-        seen = listing.revision
-        return listing
-      },
+      list: (signal) => call(signal, () => ({ revision, entries: [...keys.values()] })),
       async *watch(after, signal): AsyncIterable<StoreBatch> {
         await call(signal, () => {})
         let failure: Error | undefined
@@ -158,6 +154,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
         signal.addEventListener('abort', onAbort)
         try {
           let at = after
+          seen = after
           for (;;) {
             signal.throwIfAborted()
             if (failure) throw failure

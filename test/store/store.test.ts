@@ -32,7 +32,7 @@ import { applyUpdate, type PeerView } from '../../src/lease/peer-view.ts'
 import { StoreGap, type Store, type StoreChange } from '../../src/lease/store.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { startCuttingProxy, type CuttingProxy } from '../support/cutting-proxy.ts'
-import { startEtcd, type Etcd } from '../support/etcd.ts'
+import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 
 const TTL_MS = 3_600_000
 const CONFIG = '{"Network":"10.5.0.0/16"}'

@@ -101,10 +101,10 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
       remove(key)
       return true
     },
-    async claim(name, value) {
+    async claim(address, value) {
       check()
-      const before = claims.get(name)
-      claims.set(name, value)
+      const before = claims.get(address)
+      claims.set(address, value)
       return before
     },
     async close() {

@@ -1,4 +1,4 @@
-// etcd.ts - a scratch etcd for a test: in a folder of its own, on loopback or inside a namespace.
+// etcd.ts - a scratch etcd for tests and benchmarks: in a folder of its own, on loopback or inside a namespace.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { mkdtempSync, rmSync } from 'node:fs'
@@ -6,7 +6,7 @@ import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
-import { ended, output } from '../../lab/command.ts'
+import { ended, output } from './command.ts'
 
 export interface Etcd {
   readonly endpoint: string
