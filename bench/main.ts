@@ -9,12 +9,14 @@ import { describeError, isWeftError, messageOf, WeftError } from '../src/errors.
 import { CASES, SHORT, TELLING } from './cases.ts'
 import { figureBlocks, fillFigures, resultChart } from './figures.ts'
 import { circumstances, estimate, measure, type Plan } from './measure.ts'
+import { measureLeases } from './leases.ts'
 import { measureMicro, MICRO_SECONDS } from './micro.ts'
 import { FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
 import { compareTable, textTable } from './report.ts'
 import type { Part, Result } from './result.ts'
 
 const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|both] [--rounds N] [--seconds S] [--peer CMD]
+       npm run bench -- leases          from the store to the packet, on a real etcd; four minutes
        npm run bench -- micro           the pure functions of native/, beside what memory gives
        npm run bench -- suite           micro, all cases on all paths on both links, the engine without each feature
        npm run bench -- report [FILE]   puts a result (bench/results/suite.json) into the READMEs and draws its chart
@@ -66,7 +68,7 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
     peer: options.peer,
   }
   const peer = options.peer === undefined ? [] : ['peer']
-  if (words[0] === 'micro') return []
+  if (words[0] === 'micro' || words[0] === 'leases') return []
   if (words[0] === 'suite') {
     const all = { ...common, cases: casesNamed(Object.keys(CASES)), paths: [...PATH_NAMES, ...peer] }
     const telling = casesNamed(TELLING)
@@ -132,7 +134,7 @@ async function main(): Promise<void> {
     `about ${minutes < 2 ? `${Math.ceil(minutes * 60)} seconds` : `${Math.round(minutes)} minutes`}\n`,
   )
 
-  if (plans.length > 0) await becomeRoot()
+  if (plans.length > 0 || words[0] === 'leases') await becomeRoot()
   process.on('SIGINT', () => process.exit(130)).on('SIGTERM', () => process.exit(143)) // the labs clean up on exit
   const start = circumstances()
   const local = join(packageRoot, 'bench/results/local', `${start.date.replaceAll(':', '')}.json`)
@@ -145,6 +147,7 @@ async function main(): Promise<void> {
     writeFileSync(file, `${JSON.stringify(result, undefined, 2)}\n`)
   }
   if (micro) add(await measureMicro(rounds))
+  if (words[0] === 'leases') add(await measureLeases())
   for (const plan of plans) add(await measure(plan))
   process.stdout.write(`\n${textTable(result)}\n`)
   process.stderr.write(`written to ${file}\n`)

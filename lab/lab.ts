@@ -83,7 +83,7 @@ export interface Host {
   /** The same for one that must succeed; returns its stdout. */
   output(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<string>
   /** Starts a program there that is ended with the lab. */
-  spawn(command: readonly string[]): ChildProcess
+  spawn(command: readonly string[], options?: { stdin?: boolean }): ChildProcess
   startDaemon(options: DaemonArgs): Daemon
   /** The values of subnet.env. */
   subnetEnv(): Readonly<Record<string, string>>
@@ -171,9 +171,9 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
     ...command,
   ]
   // A program ends with the lab's owner, also when that is killed.
-  function start(command: readonly string[], env: Readonly<Record<string, string>> = {}): ChildProcess {
+  function start(command: readonly string[], env: Readonly<Record<string, string>> = {}, stdin = false): ChildProcess {
     const child = spawn('setpriv', ['--pdeathsig', 'KILL', ...command], {
-      stdio: ['ignore', 'pipe', 'pipe'],
+      stdio: [stdin ? 'pipe' : 'ignore', 'pipe', 'pipe'],
       env: { ...process.env, ...env },
     })
     children.add(child)
@@ -236,7 +236,7 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
       subnetFile,
       run: (command, options) => execute(inside(namespace, command), options),
       output: (command, options) => output(inside(namespace, command), options),
-      spawn: (command) => start(inside(namespace, command)),
+      spawn: (command, options) => start(inside(namespace, command), {}, options?.stdin),
       startDaemon({ args, env = {}, gate }) {
         // Opening a FIFO to read waits until somebody opens it to write.
         const wait = gate === undefined ? [] : ['sh', '-c', 'echo waiting; : < "$0"; exec "$@"', gate]

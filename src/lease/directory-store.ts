@@ -349,7 +349,13 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     create: (key, value, _ttlMs, signal) =>
       write(key, value, false, signal, (present, now) => !present || !isLive(present, now)),
     update: (key, value, wantedMs, expected, signal) =>
-      write(key, value, wantedMs === undefined, signal, (present) => present?.revision === expected),
+      write(
+        key,
+        value,
+        wantedMs === undefined,
+        signal,
+        (present) => present?.revision === expected.revision && present.value === expected.value,
+      ),
     delete: (key, expected, signal) =>
       doing(signal, async () => {
         await prepare()

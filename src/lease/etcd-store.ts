@@ -79,6 +79,11 @@ function credentials(options: EtcdOptions): IOptions['credentials'] {
   }
 }
 
+type Comparison =
+  | { readonly target: 'Version'; readonly version: number }
+  | { readonly target: 'Mod'; readonly mod_revision: string }
+  | { readonly target: 'Value'; readonly value: Buffer }
+
 /** Changes when a certificate file does. */
 function certificateTimes({ certFile, keyFile, caFile }: EtcdOptions): string {
   return [certFile, keyFile, caFile]
@@ -193,7 +198,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
 
   /** Writes if `compare` holds, under a new etcd lease or, without `ttlMs`, none; undefined when it does not hold. */
   async function putIf(
-    compare: { target: 'Version'; version: number } | { target: 'Mod'; mod_revision: string },
+    compare: Comparison[],
     key: string,
     value: string,
     ttlMs: number | undefined,
@@ -206,7 +211,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
         : await call(signal, () => etcd().leaseClient.leaseGrant({ TTL: Math.ceil(ttlMs / 1000) }))
     const result = await call(signal, () =>
       etcd().kv.txn({
-        compare: [{ result: 'Equal', key: fullKey(key), ...compare }],
+        compare: compare.map((each) => ({ result: 'Equal', key: fullKey(key), ...each })),
         success: [{ request_put: { key: fullKey(key), value: Buffer.from(value), lease: grant?.ID ?? 0 } }],
         failure: [{ request_range: { key: fullKey(key) } }],
       }),
@@ -288,9 +293,15 @@ export function createEtcdStore(options: EtcdOptions): Store {
         streams.delete(stream)
       }
     },
-    create: (key, value, ttlMs, signal) => putIf({ target: 'Version', version: 0 }, key, value, ttlMs, signal),
+    create: (key, value, ttlMs, signal) => putIf([{ target: 'Version', version: 0 }], key, value, ttlMs, signal),
     update: (key, value, ttlMs, expected, signal) =>
-      putIf({ target: 'Mod', mod_revision: String(expected) }, key, value, ttlMs, signal),
+      putIf(
+        [
+          { target: 'Mod', mod_revision: String(expected.revision) },
+          { target: 'Value', value: Buffer.from(expected.value) },
+        ],
+        ...([key, value, ttlMs, signal] as const),
+      ),
     async delete(key, expected, signal) {
       const result = await call(signal, () =>
         etcd().kv.txn({

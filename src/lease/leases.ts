@@ -58,7 +58,7 @@ export interface AcquireOptions {
   readonly signal: AbortSignal
 }
 
-type FoundLease = Lease & Pick<StoreEntry, 'revision' | 'isReservation'>
+type FoundLease = Lease & { readonly entry: StoreEntry }
 
 /**
  * A lease for this node: the one that its public IP has already, else the previous subnet if it is free, else a free
@@ -102,8 +102,8 @@ async function tryAcquire(
       const written = await store.update(
         lease.key,
         value,
-        lease.isReservation ? undefined : ttlMs,
-        lease.revision,
+        lease.entry.isReservation ? undefined : ttlMs,
+        lease.entry,
         signal,
       )
       return written && { key: lease.key, subnet: lease.subnet, attrs, ...written }
@@ -111,7 +111,7 @@ async function tryAcquire(
     log.info(
       `Found lease (${describeSubnets(lease)}) for current IP (${address}) but not compatible with current config, deleting`,
     )
-    if (!(await store.delete(lease.key, lease.revision, signal))) return undefined
+    if (!(await store.delete(lease.key, lease.entry.revision, signal))) return undefined
   }
 
   const taken = takenByOthers(listing, leases, attrs)
@@ -168,8 +168,7 @@ function decodeAll(listing: StoreListing): FoundLease[] {
   const leases: FoundLease[] = []
   for (const entry of listing.entries) {
     try {
-      const { revision, isReservation } = entry
-      leases.push({ ...decodeLease(entry.key, entry.value), revision, isReservation })
+      leases.push({ ...decodeLease(entry.key, entry.value), entry })
     } catch {
       // Nobody's lease as far as we can read; followLeases names it.
     }
@@ -191,7 +190,7 @@ export async function renewLease(
   // A reservation stays one: it is written without an end.
   let ttlMs = lease.expiresAt === undefined ? undefined : options.ttlMs
   for (;;) {
-    const written = await store.update(lease.key, value, ttlMs, revision, options.signal)
+    const written = await store.update(lease.key, value, ttlMs, { revision, value }, options.signal)
     if (written) return { ...lease, ...written }
     const entry = (await store.list(options.signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${formatIpv4Net(lease.subnet)} is gone from the store`)

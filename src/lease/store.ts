@@ -55,12 +55,15 @@ export interface Store {
   watch(after: bigint, signal: AbortSignal): AsyncIterable<StoreBatch>
   /** Writes the key if it does not exist; undefined when it does. */
   create(key: string, value: string, ttlMs: number, signal: AbortSignal): Promise<Written | undefined>
-  /** Writes the key if its revision is still `expected`; undefined when it is not. Without `ttlMs` it never ends. */
+  /**
+   * Writes the key if its revision and value are still the expected ones; undefined when they are not. The value counts
+   * because a store that was restored gives revisions out a second time. Without `ttlMs` the key never ends.
+   */
   update(
     key: string,
     value: string,
     ttlMs: number | undefined,
-    expected: bigint,
+    expected: Pick<StoreEntry, 'revision' | 'value'>,
     signal: AbortSignal,
   ): Promise<Written | undefined>
   /** Deletes the key if its revision is still `expected`; false when it is not. */

@@ -186,7 +186,11 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
       create: (key, value, ttlMs, signal) =>
         call(signal, () => (keys.has(key) ? undefined : written(write(key, value, ttlMs)))),
       update: (key, value, ttlMs, expected, signal) =>
-        call(signal, () => (keys.get(key)?.revision === expected ? written(write(key, value, ttlMs)) : undefined)),
+        call(signal, () => {
+          const entry = keys.get(key)
+          const isSame = entry?.revision === expected.revision && entry.value === expected.value
+          return isSame ? written(write(key, value, ttlMs)) : undefined
+        }),
       delete: (key, expected, signal) =>
         call(signal, () => {
           if (keys.get(key)?.revision !== expected) return false

@@ -91,7 +91,8 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
     },
     async update(key, value, ttlMs, expected, signal) {
       check(signal)
-      if (entries.get(key)?.revision !== expected) return undefined
+      const entry = entries.get(key)
+      if (entry?.revision !== expected.revision || entry.value !== expected.value) return undefined
       put(key, value)
       return written(ttlMs)
     },

@@ -1,0 +1,51 @@
+// lease-ends.ts - the two ends of the path that bench/leases.ts measures; started as a program in a host's namespace.
+//
+// `listen` takes the overlay's datagrams on UDP 8285 in place of a daemon and prints, for each inner subnet (/24), when
+// its first packet came. `send` reads lines: an inner address to send to every half millisecond, `-` to stop, `gap` to
+// print the longest pause between two packets of `listen`. Times are CLOCK_MONOTONIC in ms, the same in all namespaces.
+
+import { createSocket } from 'node:dgram'
+import { createInterface } from 'node:readline'
+
+const now = (): number => Number(process.hrtime.bigint()) / 1e6
+const INNER_DESTINATION = 16
+
+function listen(): void {
+  const seen = new Set<string>()
+  let last = 0
+  let longest = 0
+  createSocket('udp4')
+    .on('message', (packet) => {
+      const at = now()
+      const subnet = packet.subarray(INNER_DESTINATION, INNER_DESTINATION + 3).join('.')
+      if (last > 0) longest = Math.max(longest, at - last)
+      last = at
+      if (seen.has(subnet)) return
+      seen.add(subnet)
+      process.stdout.write(`${subnet} ${at}\n`)
+    })
+    .bind(8285, () => process.stdout.write('listening\n'))
+  createInterface({ input: process.stdin }).on('line', () => {
+    process.stdout.write(`gap ${longest}\n`)
+    longest = last = 0
+  })
+}
+
+function send(): void {
+  const socket = createSocket('udp4')
+  socket.on('error', () => {}) // net unreachable, until there is a peer
+  const targets = new Set<string>()
+  createInterface({ input: process.stdin }).on('line', (line) => {
+    if (line.startsWith('-')) targets.delete(line.slice(1))
+    else targets.add(line)
+  })
+  let next = now()
+  const turn = (): void => {
+    for (; next <= now(); next += 0.5) for (const target of targets) socket.send('x', 9, target)
+    setImmediate(turn)
+  }
+  turn()
+}
+
+if (process.argv[2] === 'listen') listen()
+if (process.argv[2] === 'send') send()

@@ -1,0 +1,257 @@
+// leases.ts - `npm run bench -- leases`: how fast what the store says becomes what is forwarded, on a real etcd.
+//
+// One host runs the daemon and sends; a second one has no daemon but a program that listens on the overlay's port, so
+// that any number of leases may name its address. Times are taken by these two programs with one clock.
+
+import type { ChildProcess } from 'node:child_process'
+import { existsSync, readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { createInterface } from 'node:readline'
+import { Etcd3 } from 'etcd3'
+import { execute } from '../lab/command.ts'
+import { startEtcd, type Etcd } from '../lab/etcd.ts'
+import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../lab/lab.ts'
+import type { Metric } from './cases.ts'
+import type { Part, Series } from './result.ts'
+
+const NETWORK = '/coreos.com/network'
+/** Every lease of 60,000 has a /24 in 10.0.0.0/8. */
+const CONFIG = '{"Network":"10.0.0.0/8","SubnetLen":24,"Backend":{"Type":"udp"}}'
+const CHANGES = 100
+const CHANGES_WHEN_LARGE = 30
+const DAEMONS = 50
+const TXN_OPERATIONS = 128
+
+const METHOD = {
+  change: `${CHANGES} leases put one by one into etcd; from the call of put to the first packet at the peer, sent every half millisecond`,
+  start:
+    'weftd started with the leases in etcd: from its "Created subnet manager" to the last "Subnet added"; VmRSS then',
+  large:
+    'as change, beside that many peers; gap is the longest pause of another stream of a packet each half millisecond meanwhile',
+  together: `${DAEMONS} weftd started in one moment on ${DAEMONS} hosts with one etcd: until the last has logged all others; requests by etcd's grpc_server_started_total in a minute of quiet`,
+} as const
+
+const now = (): number => Number(process.hrtime.bigint()) / 1e6
+const keyOf = (index: number): string => `${NETWORK}/subnets/10.${(index >> 8) + 1}.${index & 255}.0-24`
+const valueOf = (address: string): string => `{"PublicIP":"${address}","PublicIPv6":null}`
+
+interface Bed {
+  readonly lab: Lab
+  readonly etcd: Etcd
+  readonly client: Etcd3
+  close(): Promise<void>
+}
+
+/** Hosts and an etcd on their switch, reached from outside of the namespaces by a client inside: see `inSwitch`. */
+async function openBed(hosts: number): Promise<Bed> {
+  const lab = await createLab({ hosts })
+  const etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
+  await etcd.ctl('put', `${NETWORK}/config`, CONFIG)
+  const client = new Etcd3({ hosts: etcd.endpoint })
+  return {
+    lab,
+    etcd,
+    client,
+    async close() {
+      client.close()
+      await lab.close()
+      await etcd.close()
+    },
+  }
+}
+
+/** Runs this file's `put` in the switch's namespace, where etcd can be reached; prints when it began. */
+async function put(bed: Bed, from: number, count: number, address: string): Promise<number> {
+  const program = join(packageRoot, 'dist/bench/leases.js')
+  const command = ['ip', 'netns', 'exec', `${bed.lab.id}-switch`, process.execPath, program]
+  const { code, stdout, stderr } = await execute([
+    ...command,
+    'put',
+    bed.etcd.endpoint,
+    String(from),
+    String(count),
+    address,
+  ])
+  if (code !== 0) throw new Error(`putting leases: ${stderr}`)
+  return Number(stdout)
+}
+
+async function putHere(endpoint: string, from: number, count: number, address: string): Promise<void> {
+  const client = new Etcd3({ hosts: endpoint })
+  await client.get('warm') // the connection is not what is measured
+  const began = now()
+  for (let at = from; at < from + count; at += TXN_OPERATIONS) {
+    const operations = Array.from({ length: Math.min(TXN_OPERATIONS, from + count - at) }, (_, index) => ({
+      request_put: { key: Buffer.from(keyOf(at + index)), value: Buffer.from(valueOf(address)) },
+    }))
+    await client.kv.txn({ compare: [], success: operations, failure: [] })
+  }
+  process.stdout.write(String(began))
+  client.close()
+}
+
+interface Ends {
+  send(line: string): void
+  /** When the first packet for the subnet came, `10.1.2`. */
+  arrival(subnet: string): Promise<number>
+  gap(): Promise<number>
+}
+
+async function openEnds(from: Host, to: Host): Promise<Ends> {
+  const program = join(packageRoot, 'dist/bench/lease-ends.js')
+  const listener = to.spawn([process.execPath, program, 'listen'], { stdin: true })
+  const sender = from.spawn([process.execPath, program, 'send'], { stdin: true })
+  const arrived = new Map<string, number>()
+  const waiting = new Map<string, (value: number) => void>()
+  const heard = (name: string): Promise<number> =>
+    new Promise((resolve) => {
+      const at = arrived.get(name)
+      if (at === undefined) waiting.set(name, resolve)
+      else resolve(at)
+      arrived.delete('gap')
+    })
+  createInterface({ input: listener.stdout! }).on('line', (line) => {
+    const [name = '', value = '0'] = line.split(' ')
+    const resolve = waiting.get(name)
+    waiting.delete(name)
+    if (resolve) resolve(Number(value))
+    else arrived.set(name, Number(value))
+  })
+  await heard('listening')
+  const say = (child: ChildProcess, line: string): void => void child.stdin!.write(`${line}\n`)
+  return {
+    send: (line) => say(sender, line),
+    arrival: heard,
+    gap: () => {
+      say(listener, 'gap')
+      return heard('gap')
+    },
+  }
+}
+
+/** Milliseconds from put to the first packet forwarded, of `count` new leases from the index on. */
+async function changes(bed: Bed, ends: Ends, from: number, count: number, address: string): Promise<number[]> {
+  const times: number[] = []
+  for (let index = from; index < from + count; index++) {
+    const subnet = keyOf(index).replace(/^.*\/|\.0-24$/g, '')
+    ends.send(`${subnet}.9`)
+    const arrival = ends.arrival(subnet)
+    const began = await put(bed, index, 1, address)
+    times.push((await arrival) - began)
+    ends.send(`-${subnet}.9`)
+  }
+  return times
+}
+
+const rssMiB = ({ process: { pid } }: Daemon): number =>
+  Number(/VmRSS:\s+(\d+) kB/.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1]) / 1024
+
+function percentile(values: readonly number[], part: number): number {
+  const sorted = values.toSorted((a, b) => a - b)
+  return sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * part))] ?? NaN
+}
+
+/** Seconds from the daemon's first line about its store to `count` peers added. */
+function filled(daemon: Daemon, count: number): Promise<number> {
+  return new Promise((resolve, reject) => {
+    let began = 0
+    let added = 0
+    createInterface({ input: daemon.process.stderr! }).on('line', (line) => {
+      if (line.includes('Created subnet manager')) began = now()
+      if (line.includes('Subnet added') && ++added === count) resolve((now() - began) / 1000)
+    })
+    daemon.process.once('exit', () => reject(new Error('weftd ended before its table was full')))
+  })
+}
+
+async function scale(leases: number): Promise<Record<string, number>> {
+  const bed = await openBed(2)
+  try {
+    const [from, to] = bed.lab.hosts as [Host, Host]
+    await put(bed, 0, leases, to.address)
+    const daemon = from.startDaemon({ args: ['--etcd-endpoints', bed.etcd.endpoint] })
+    const seconds = await filled(daemon, leases)
+    const rss = rssMiB(daemon)
+    const ends = await openEnds(from, to)
+    ends.send('10.1.0.9')
+    await ends.arrival('10.1.0')
+    await ends.gap()
+    const times = await changes(bed, ends, leases, leases > 1000 ? CHANGES_WHEN_LARGE : CHANGES, to.address)
+    return { seconds, rss, gap: await ends.gap(), p50: percentile(times, 0.5), p99: percentile(times, 0.99) }
+  } finally {
+    await bed.close()
+  }
+}
+
+async function together(): Promise<Record<string, number>> {
+  const bed = await openBed(DAEMONS)
+  try {
+    const gate = join(bed.lab.folder, 'gate')
+    await bed.lab.hosts[0]!.output(['mkfifo', gate])
+    const daemons = bed.lab.hosts.map((host) =>
+      host.startDaemon({ args: ['--etcd-endpoints', bed.etcd.endpoint], gate }),
+    )
+    const filling = daemons.map((daemon) => filled(daemon, DAEMONS - 1))
+    await Promise.all(daemons.map((daemon) => daemon.line(/waiting/, 60_000)))
+    const began = now()
+    await bed.lab.hosts[0]!.output(['sh', '-c', `: > ${gate}`])
+    await Promise.all(filling)
+    const seconds = (now() - began) / 1000
+    const before = await requests(bed)
+    await new Promise((resolve) => setTimeout(resolve, 60_000))
+    return { seconds, requests: ((await requests(bed)) - before) * (60 / DAEMONS) }
+  } finally {
+    await bed.close()
+  }
+}
+
+/** Calls that etcd's gRPC server has started. */
+async function requests(bed: Bed): Promise<number> {
+  const script = `fetch('${bed.etcd.endpoint}/metrics').then((r) => r.text()).then((t) => process.stdout.write(t))`
+  const command = ['ip', 'netns', 'exec', `${bed.lab.id}-switch`, process.execPath, '-e', script]
+  const { stdout } = await execute(command)
+  return [...stdout.matchAll(/^grpc_server_started_total\{.*\} (\S+)$/gm)].reduce(
+    (sum, [, count]) => sum + Number(count),
+    0,
+  )
+}
+
+const METRICS: readonly (readonly [string, string, Metric])[] = [
+  ['change', 'p50', { title: 'put to forwarded, 100 peers, p50', unit: 'ms', better: 'less' }],
+  ['change', 'p99', { title: 'put to forwarded, 100 peers, p99', unit: 'ms', better: 'less' }],
+  ['start10000', 'seconds', { title: 'start to full table, 10,000 leases', unit: 's', better: 'less' }],
+  ['start10000', 'rss', { title: 'memory, 10,000 leases', unit: 'MiB', better: 'less' }],
+  ['start60000', 'seconds', { title: 'start to full table, 60,000 leases', unit: 's', better: 'less' }],
+  ['start60000', 'rss', { title: 'memory, 60,000 leases', unit: 'MiB', better: 'less' }],
+  ['start60000', 'p50', { title: 'put to forwarded, 60,000 peers, p50', unit: 'ms', better: 'less' }],
+  ['start60000', 'gap', { title: 'longest pause of a stream meanwhile', unit: 'ms', better: 'less' }],
+  ['together', 'seconds', { title: `${DAEMONS} daemons at once, converged`, unit: 's', better: 'less' }],
+  ['together', 'requests', { title: 'etcd requests an hour, each daemon', unit: '', better: 'less' }],
+]
+
+/** One round of everything, about four minutes; every figure is of this one round. */
+export async function measureLeases(): Promise<Part> {
+  if (!existsSync('/usr/bin/etcd')) throw new Error('the leases part needs etcd; install etcd-server and etcd-client')
+  const measured: Record<string, Record<string, number>> = {
+    change: await scale(100),
+    start10000: await scale(10_000),
+    start60000: await scale(60_000),
+    together: await together(),
+  }
+  const series = METRICS.map(([name, metric, about]): Series => ({
+    case: name,
+    metric,
+    ...about,
+    values: { weftd: [measured[name]![metric]!] },
+  }))
+  const method = {
+    change: METHOD.change,
+    start10000: METHOD.start,
+    start60000: METHOD.large,
+    together: METHOD.together,
+  }
+  return { name: 'leases', rounds: 1, seconds: 0, method, series }
+}
+
+const [, , mode, endpoint = '', from = '0', count = '0', address = ''] = process.argv
+if (mode === 'put') await putHere(endpoint, Number(from), Number(count), address)
