@@ -4,11 +4,12 @@
 // that any number of leases may name its address. Times are taken by these two programs with one clock.
 
 import type { ChildProcess } from 'node:child_process'
-import { existsSync, readFileSync } from 'node:fs'
+import { once } from 'node:events'
+import { closeSync, existsSync, openSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { Etcd3 } from 'etcd3'
-import { execute } from '../lab/command.ts'
+import { execute, output } from '../lab/command.ts'
 import { startEtcd, type Etcd } from '../lab/etcd.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../lab/lab.ts'
 import type { Metric } from './cases.ts'
@@ -187,16 +188,17 @@ async function together(): Promise<Record<string, number>> {
   const bed = await openBed(DAEMONS)
   try {
     const gate = join(bed.lab.folder, 'gate')
-    await bed.lab.hosts[0]!.output(['mkfifo', gate])
+    await output(['mkfifo', gate])
     const daemons = bed.lab.hosts.map((host) =>
       host.startDaemon({ args: ['--etcd-endpoints', bed.etcd.endpoint], gate }),
     )
     const filling = daemons.map((daemon) => filled(daemon, DAEMONS - 1))
-    await Promise.all(daemons.map((daemon) => daemon.line(/waiting/, 60_000)))
+    await Promise.all(daemons.map(({ process: { stdout } }) => once(stdout!, 'data')))
     const began = now()
-    await bed.lab.hosts[0]!.output(['sh', '-c', `: > ${gate}`])
+    const opened = openSync(gate, 'w') // which wakes all of them, and stays for those that are not there yet
     await Promise.all(filling)
     const seconds = (now() - began) / 1000
+    closeSync(opened)
     const before = await requests(bed)
     await new Promise((resolve) => setTimeout(resolve, 60_000))
     return { seconds, requests: ((await requests(bed)) - before) * (60 / DAEMONS) }

@@ -339,20 +339,19 @@ class Decoder {
   changes(changes: readonly StoreChange[]): Changes {
     // The last change of a key counts: what lies between was never seen by anybody.
     const last = new Map<string, Lease | undefined>()
-    const before = new Map<string, Lease>()
+    const before = new Map<string, Lease | undefined>()
     for (const change of changes) {
+      const key = change.kind === 'put' ? change.entry.key : change.key
+      if (!before.has(key)) before.set(key, this.#known.get(key))
       if (change.kind === 'delete') {
-        const known = this.#known.get(change.key)
-        if (known && !last.has(change.key)) before.set(change.key, known)
-        last.set(change.key, undefined)
-        this.#known.delete(change.key)
+        last.set(key, undefined)
+        this.#known.delete(key)
         continue
       }
-      const { key } = change.entry
       const lease = this.#decode(change.entry) ?? (this.#known.has(key) ? undefined : this.#lost(key))
       if (!lease) continue
-      last.set(lease.key, lease)
-      this.#known.set(lease.key, lease)
+      last.set(key, lease)
+      this.#known.set(key, lease)
     }
     const puts: Lease[] = []
     const deletes: string[] = []
