@@ -1,19 +1,34 @@
 // weft.ts - the operator's tool. It grows a subcommand with each thing that an operator asks.
 
+import { describeError } from '../errors.ts'
+import { DOCKER_OPTS_HELP, dockerOpts } from './docker-opts.ts'
 import { version } from './version.ts'
 
 const HELP = `Usage: weft COMMAND
 
-  version   print the version
-  help      print this text
+  docker-opts   write options for Docker's daemon from subnet.env, as mk-docker-opts.sh does
+  version       print the version
+  help          print this text
 
 The daemon is weftd; see weftd --help.
 `
 
 /** Runs a subcommand and returns the exit code. */
 export async function main(args: readonly string[]): Promise<number> {
-  const [command] = args
+  const [command, ...rest] = args
   switch (command) {
+    case 'docker-opts':
+      if (['-h', '-?', '--help'].includes(rest[0] ?? '')) {
+        process.stdout.write(DOCKER_OPTS_HELP)
+        return 0
+      }
+      try {
+        await dockerOpts(rest, process.env)
+        return 0
+      } catch (error) {
+        process.stderr.write(`weft docker-opts: ${describeError(error)}\n`)
+        return 1 // as the script, whatever it was
+      }
     case 'version':
     case '--version':
       process.stdout.write(`${version()}\n`)

@@ -1,0 +1,92 @@
+// docker-opts.ts - `weft docker-opts`: flannel's mk-docker-opts.sh with its flags, from subnet.env to Docker's options.
+
+import { mkdir, readFile, writeFile } from 'node:fs/promises'
+import { dirname } from 'node:path'
+import { parseArgs, parseEnv } from 'node:util'
+import { messageOf, WeftError } from '../errors.ts'
+import { run, type Run } from '../host/command.ts'
+import { formatIpv4Net, parseIpv4Net } from '../net/ipv4.ts'
+import { formatDockerOpts } from '../status/docker-opts.ts'
+
+export const DOCKER_OPTS_HELP = `Usage: weft docker-opts [-f FILE] [-d FILE] [-i] [-c] [-m] [-k KEY]
+
+Writes options for Docker's daemon from the file that weftd wrote; without -i and -c in both forms.
+
+  -f FILE  the file to read (default /run/flannel/subnet.env); the environment's FLANNEL_* where it says nothing
+  -d FILE  the file to write (default /run/docker_opts.env)
+  -i       one variable for each option: DOCKER_OPT_BIP, DOCKER_OPT_IPMASQ, DOCKER_OPT_MTU
+  -c       all options in one variable
+  -k KEY   the name of that variable (default DOCKER_OPTS)
+  -m       without --ip-masq
+`
+
+/**
+ * Writes the file. Throws WeftError: USAGE for arguments or a variable that cannot be read, PERMISSION for the files,
+ * and, the file being written already as by the script, ADDRESS when the subnet is routed through a gateway.
+ */
+export async function dockerOpts(
+  args: readonly string[],
+  environment: Readonly<Record<string, string | undefined>>,
+  execute: Run = run,
+): Promise<void> {
+  const wish = readArguments(args)
+  const env = { ...environment, ...parseEnv(await readIfThere(wish.from)) }
+  const text = formatDockerOpts(env, wish)
+  try {
+    await mkdir(dirname(wish.to), { recursive: true })
+    await writeFile(wish.to, text)
+  } catch (error) {
+    throw new WeftError('PERMISSION', `cannot write ${wish.to}: ${messageOf(error)}`, {
+      remedy: 'name another file with -d',
+      cause: error,
+    })
+  }
+  const subnet = parseIpv4Net(env['FLANNEL_SUBNET'] ?? '')
+  if (!subnet) return
+  const net = formatIpv4Net(subnet)
+  const route = (await execute('ip', ['route', 'show', net])).split('\n').find((line) => / via /.test(line))
+  if (route === undefined) return
+  throw new WeftError('ADDRESS', `Your routing table already contains the subnet: ${route.trim()}`, {
+    remedy: `remove that route, else Docker cannot use ${net}`,
+  })
+}
+
+function readArguments(args: readonly string[]) {
+  try {
+    const { values } = parseArgs({
+      args: [...args],
+      options: {
+        from: { type: 'string', short: 'f', default: '/run/flannel/subnet.env' },
+        to: { type: 'string', short: 'd', default: '/run/docker_opts.env' },
+        individual: { type: 'boolean', short: 'i', default: false },
+        combined: { type: 'boolean', short: 'c', default: false },
+        'no-ip-masq': { type: 'boolean', short: 'm', default: false },
+        key: { type: 'string', short: 'k', default: 'DOCKER_OPTS' },
+      },
+    })
+    const both = values.individual === values.combined
+    return {
+      from: values.from,
+      to: values.to,
+      individual: values.individual || both,
+      combined: values.combined || both,
+      key: values.key,
+      ipMasq: !values['no-ip-masq'],
+    }
+  } catch (error) {
+    throw new WeftError('USAGE', messageOf(error), { remedy: 'see weft docker-opts -h', cause: error })
+  }
+}
+
+/** A file's text; empty when there is none, which is no mistake for the script either. */
+async function readIfThere(path: string): Promise<string> {
+  try {
+    return await readFile(path, 'utf8')
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return ''
+    throw new WeftError('PERMISSION', `cannot read ${path}: ${messageOf(error)}`, {
+      remedy: 'name another file with -f',
+      cause: error,
+    })
+  }
+}

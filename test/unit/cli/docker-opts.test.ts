@@ -1,0 +1,74 @@
+// docker-opts.test.ts - the five cases of flannel's TestMkDockerOpts, and the script's odd corners.
+
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { dockerOpts } from '../../../src/cli/docker-opts.ts'
+
+let folder: string
+let asked: string[]
+let routes: string
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'docker-opts-'))
+  asked = []
+  routes = ''
+})
+afterEach(() => rmSync(folder, { recursive: true }))
+
+const SUBNET_ENV = 'FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.74.1/24\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n'
+const written = (): string => readFileSync(join(folder, 'docker.env'), 'utf8')
+
+/** Runs it in the folder with this subnet.env. */
+async function make(args: readonly string[], env: string | undefined = SUBNET_ENV, environment = {}): Promise<string> {
+  if (env !== '') writeFileSync(join(folder, 'subnet.env'), env)
+  await dockerOpts(
+    ['-f', join(folder, 'subnet.env'), '-d', join(folder, 'docker.env'), ...args],
+    environment,
+    async (file, rest) => {
+      asked.push([file, ...rest].join(' '))
+      return routes
+    },
+  )
+  return written()
+}
+
+const EACH = 'DOCKER_OPT_BIP="--bip=10.1.74.1/24"\nDOCKER_OPT_IPMASQ="--ip-masq=true"\nDOCKER_OPT_MTU="--mtu=1472"\n'
+const ALL = '" --bip=10.1.74.1/24 --ip-masq=true --mtu=1472"\n'
+
+describe('weft docker-opts', () => {
+  it.each([
+    [[], `${EACH}DOCKER_OPTS=${ALL}`],
+    [['-i'], EACH],
+    [['-c'], `DOCKER_OPTS=${ALL}`],
+    [['-i', '-c'], `${EACH}DOCKER_OPTS=${ALL}`],
+    [['-ic'], `${EACH}DOCKER_OPTS=${ALL}`],
+    [['-k', 'CUSTOM_KEY'], `${EACH}CUSTOM_KEY=${ALL}`],
+    [['-cm'], 'DOCKER_OPTS=" --bip=10.1.74.1/24 --mtu=1472"\n'],
+    [['-im'], 'DOCKER_OPT_BIP="--bip=10.1.74.1/24"\nDOCKER_OPT_MTU="--mtu=1472"\n'],
+  ])('%j', async (args, expected) => {
+    expect(await make(args)).toBe(expected)
+    expect(asked).toEqual(['ip route show 10.1.74.0/24'])
+  })
+
+  it('masquerades in Docker exactly when flannel does not', async () => {
+    expect(await make(['-c'], 'FLANNEL_IPMASQ=true\n')).toBe('DOCKER_OPTS=" --ip-masq=false"\n')
+    await expect(make([], 'FLANNEL_IPMASQ=yes\n')).rejects.toThrow('Invalid value of FLANNEL_IPMASQ: yes')
+  })
+
+  it('reads the environment where there is no file', async () => {
+    expect(await make(['-c'], '', { FLANNEL_MTU: '1400' })).toBe('DOCKER_OPTS=" --mtu=1400"\n')
+    expect(asked).toEqual([])
+  })
+
+  it('writes, then fails, when the subnet goes through a gateway', async () => {
+    routes = '10.1.74.0/24 via 192.0.2.1 dev eth0 \n'
+    await expect(make(['-c'])).rejects.toThrow('Your routing table already contains the subnet: 10.1.74.0/24 via')
+    expect(written()).toBe(`DOCKER_OPTS=${ALL}`)
+  })
+
+  it('refuses arguments that there are not', async () => {
+    await expect(make(['-x'])).rejects.toThrow("'-x'")
+    await expect(make(['-k'])).rejects.toThrow('-k')
+  })
+})
