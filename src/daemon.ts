@@ -27,6 +27,7 @@ import { applyUpdate, type PeerView } from './lease/peer-view.ts'
 import type { Store } from './lease/store.ts'
 import type { Log } from './log.ts'
 import { formatIpv4, formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
+import { createHealth, serveHealth, type Health } from './status/health.ts'
 import { readPreviousSubnet, writeSubnetEnv } from './status/subnet-env.ts'
 
 const CONFIG_RETRY_MS = 1_000
@@ -39,6 +40,8 @@ const RENEW_JITTER = 0.1
 const REOPEN_RETRY_MS = 1_000
 const CLAIM_MS = 60_000
 const RESYNC_MS = 5_000
+/** A store that was not compared with what is known for this long, three times what following takes, is not followed. */
+const UNFOLLOWED_MS = 180_000
 /** A message that repeats is logged this many times, then once in so many tries. */
 const REPEATS_LOGGED = 3
 const REPEAT_EVERY = 10
@@ -51,6 +54,8 @@ export interface NodeParts {
   readonly backend: Backend
   readonly log: Log
   readonly signal: AbortSignal
+  /** Where the node says how it is; nobody asks when it is left out. */
+  readonly health?: Health
 }
 
 /** A node in the network: what the loops share. */
@@ -73,8 +78,25 @@ interface Node extends NodeParts {
  * the abort, or with what was in the way of starting (a WeftError when an operator can mend it).
  */
 export async function runDaemon(options: DaemonOptions, log: Log, stopping: AbortController): Promise<never> {
-  const { signal } = stopping
   const previous = await readPreviousSubnet(options['subnet-file'], (message) => log.warn(message))
+  const health = createHealth()
+  const port = options['healthz-port']
+  const server = port > 0 ? await serveHealth(options['healthz-ip'], port, health) : undefined
+  try {
+    return await runWithStore(options, log, stopping, health, previous)
+  } finally {
+    await server?.close()
+  }
+}
+
+async function runWithStore(
+  options: DaemonOptions,
+  log: Log,
+  stopping: AbortController,
+  health: Health,
+  previous: Ipv4Net | undefined,
+): Promise<never> {
+  const { signal } = stopping
   const store = await createStore(options)
   const manager = store.name === 'etcd' ? 'Etcd Local Manager' : 'Lease Directory'
   log.info(`Created subnet manager: ${manager} with Previous Subnet: ${previous ? formatIpv4Net(previous) : 'None'}`)
@@ -83,7 +105,7 @@ export async function runDaemon(options: DaemonOptions, log: Log, stopping: Abor
     const wishes = { ifaces: options.iface, canReach: options['iface-can-reach'], publicIp: options['public-ip'] }
     const external = await chooseExternalInterface(run, wishes, log)
     const backend = await createBackend(config, external, options, log)
-    return await runNode({ options, store, config, backend, log, signal }, previous, stopping)
+    return await runNode({ options, store, config, backend, log, signal, health }, previous, stopping)
   } finally {
     await store.close()
   }
@@ -105,6 +127,8 @@ export async function runNode(
     leaseDoubt: createBell(),
     networkDoubt: createBell(),
   }
+  const openedAt = performance.now()
+  if (parts.health) parts.health.trouble = () => troubleOf(node, openedAt)
   try {
     await publish(node)
     log.info('Running backend.')
@@ -200,7 +224,7 @@ async function acquire(
 }
 
 /** Tells Docker, the CNI plugin and scripts which subnet is ours. */
-async function publish({ options, config, log, lease, network }: Node): Promise<void> {
+async function publish({ options, config, log, lease, network, health }: Node): Promise<void> {
   if (!network) return
   const path = options['subnet-file']
   try {
@@ -211,11 +235,19 @@ async function publish({ options, config, log, lease, network }: Node): Promise<
       ipMasq: options['ip-masq'],
     })
     log.info(`Wrote subnet file to ${path}`)
+    if (health) health.ready = true
     log.info('flannel is ready')
   } catch (error) {
     // The data path works without it, and containers that run already need the data path.
     log.error(`Failed to write subnet file: ${describeError(error)}`)
   }
+}
+
+/** Why a prober of /livez is told that this node does not do its work; `since` is when it began to. */
+function troubleOf({ network, following }: Node, since: number): string | undefined {
+  if (!network) return 'the data path is down'
+  const ageMs = performance.now() - (following.listedAt ?? since)
+  return ageMs > UNFOLLOWED_MS ? `the leases were last compared ${Math.floor(ageMs / 1000)} s ago` : undefined
 }
 
 /** Makes the data path's peers equal the view, less our own lease. */

@@ -35,6 +35,7 @@ const PURE = [
   'dataplane/packet.ts',
   'cli/go-flags.ts',
   'cli/options.ts',
+  'status/docker-opts.ts',
 ]
 
 const files = readdirSync(source, { recursive: true, encoding: 'utf8' }).filter((file) => file.endsWith('.ts'))

@@ -6,7 +6,7 @@ import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
-import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { iperf, iperfServer, ping, reach } from '../../lab/measure.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 
@@ -119,6 +119,27 @@ describe.each([
         pods[2]!.address,
       ])
     }
+  })
+})
+
+describe('health', () => {
+  it('is told over HTTP, and a port that is taken is an error at start', async () => {
+    lab = await createLab({ hosts: 1 })
+    const [host] = lab.hosts
+    const leases = await directoryLeases(lab)
+    const args = [...leases.args, '--healthz-ip', '127.0.0.1', '--healthz-port', '8471']
+    const [daemon] = await startAll(lab, args)
+    const probe = `for (const path of ['healthz', 'readyz', 'livez']) {
+      const answer = await fetch('http://127.0.0.1:8471/' + path)
+      console.log(answer.status, await answer.text())
+    }`
+    const ask = () => host!.output([process.execPath, '--input-type=module', '-e', probe])
+    await expect
+      .poll(ask, { timeout: 10_000 })
+      .toBe('200 flanneld is running\n200 flanneld is ready\n200 weftd is alive\n')
+    const second = await host!.run([process.execPath, join(packageRoot, 'bin/weftd'), '--iface', 'eth0', ...args])
+    expect([second.code, second.stderr]).toEqual([1, expect.stringContaining('Start healthz server error.')])
+    expect(await daemon!.stop()).toBe(0)
   })
 })
 

@@ -8,6 +8,7 @@ import type { Backend } from '../../src/backend/backend.ts'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { formatGoDuration, runNode } from '../../src/daemon.ts'
 import { WeftError } from '../../src/errors.ts'
+import { createHealth, type Health } from '../../src/status/health.ts'
 import { LEASE_TTL_MS } from '../../src/lease/leases.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { createMemoryStore, type MemoryStore } from '../support/memory-store.ts'
@@ -25,6 +26,7 @@ let store: MemoryStore
 let networks: FakeNetwork[]
 let refuse: Error | undefined
 let lines: string[]
+let health: Health
 let stopping: AbortController
 let ended: Promise<unknown>
 
@@ -69,6 +71,7 @@ beforeEach(() => {
   networks = []
   refuse = undefined
   lines = []
+  health = createHealth()
   stopping = new AbortController()
 })
 afterEach(async () => {
@@ -89,7 +92,7 @@ function start(): void {
     'fail-static-hold': 30,
     'ip-masq': false,
   }
-  const parts = { options, store, config, backend, log, signal: stopping.signal }
+  const parts = { options, store, config, backend, log, signal: stopping.signal, health }
   ended = runNode(parts, undefined, stopping).catch((error: unknown) => error)
 }
 
@@ -141,6 +144,27 @@ describe('a node', () => {
     expect(lines.filter((line) => line.includes('I Subnet '))).toEqual([
       ...['I Subnet added: 10.5.0.64/26', `I Subnet added: ${subnet}`, 'I Subnet removed: 10.5.0.64/26'],
     ])
+  })
+
+  it('says that it is ready, and what is wrong while the data path or the store is down', async () => {
+    expect([health.ready, health.trouble()]).toEqual([false, 'starting'])
+    start()
+    await ready()
+    expect([health.ready, health.trouble()]).toEqual([true, undefined])
+    refuse = new WeftError('DEVICE', 'no device today')
+    networks[0]!.die('gone')
+    await until(() => health.trouble() !== undefined)
+    expect(health.trouble()).toBe('the data path is down')
+    refuse = undefined
+    await until(() => health.trouble() === undefined, 5_000)
+    store.setDown(true)
+    await vi.advanceTimersByTimeAsync(110_000)
+    expect(health.trouble()).toBe(undefined)
+    await vi.advanceTimersByTimeAsync(75_000)
+    expect(health.trouble()).toMatch(/^the leases were last compared 18\d s ago$/)
+    store.setDown(false)
+    await until(() => health.trouble() === undefined, 120_000)
+    expect(health.ready).toBe(true)
   })
 
   it('does nothing for a renewal of a peer', async () => {
