@@ -17,6 +17,8 @@ const NODES = 5
 /** After the last fault every node has what the store has within the first; what was held back, within the second. */
 const CONVERGED_MS = 16_000
 const CONFIRMED_MS = 60_000
+/** A change on a sound network. */
+const ARRIVED_MS = 1_000
 
 /** What a node logs when it no longer keeps peers that vanished. */
 const HOLD_ENDS = /The store still lacks|had vanished are back/
@@ -77,8 +79,14 @@ export async function simulate(seed: number): Promise<Outcome> {
     await time.advance(CONVERGED_MS)
     const isHolding = ({ lines }: Node): boolean =>
       lines.findLastIndex((line) => /vanished from/.test(line)) > lines.findLastIndex((line) => HOLD_ENDS.test(line))
+    // A lease may end in this very moment: what changed must have had time to arrive.
+    const settle = async (): Promise<void> => {
+      while (time.now() - store.changedAt() < ARRIVED_MS) await time.advance(ARRIVED_MS)
+    }
+    await settle()
     for (const node of nodes) if (!isHolding(node)) violations.push(...differences(node, store))
     await time.advance(CONFIRMED_MS - CONVERGED_MS)
+    await settle()
     for (const node of nodes) violations.push(...differences(node, store))
   } finally {
     for (const { stopping } of nodes) stopping.abort(new Error('the simulation is over'))

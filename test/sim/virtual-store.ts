@@ -42,6 +42,8 @@ export interface Connection {
 
 export interface VirtualStore {
   entries(): readonly Key[]
+  /** When anything last changed. */
+  changedAt(): number
   connect(): Connection
   setDown(down: boolean): void
   compact(): void
@@ -72,7 +74,9 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
   const hit = (fault: Fault): void => void hits.set(fault, (hits.get(fault) ?? 0) + 1)
   const unavailable = (why: string): WeftError => new WeftError('STORE_UNAVAILABLE', why)
 
+  let changedAt = 0
   const record = (change: StoreChange): void => {
+    changedAt = time.now()
     history.push({ revision, change })
     for (const watch of watches) watch.wake()
   }
@@ -231,6 +235,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
 
   const self: VirtualStore = {
     entries: () => [...keys.values()],
+    changedAt: () => changedAt,
     connect,
     setDown(value) {
       down = value
