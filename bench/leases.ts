@@ -7,7 +7,8 @@ import type { ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
 import { closeSync, existsSync, openSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { createInterface } from 'node:readline'
+import { createInterface, type Interface } from 'node:readline'
+import type { Readable } from 'node:stream'
 import { Etcd3 } from 'etcd3'
 import { execute, output } from '../lab/command.ts'
 import { startEtcd, type Etcd } from '../lab/etcd.ts'
@@ -35,6 +36,9 @@ const METHOD = {
 const now = (): number => Number(process.hrtime.bigint()) / 1e6
 const keyOf = (index: number): string => `${NETWORK}/subnets/10.${(index >> 8) + 1}.${index & 255}.0-24`
 const valueOf = (address: string): string => `{"PublicIP":"${address}","PublicIPv6":null}`
+
+/** Of a child that was started with pipes. */
+const linesOf = (stream: Readable | null): Interface => createInterface({ input: stream as Readable })
 
 interface Bed {
   readonly lab: Lab
@@ -111,7 +115,7 @@ async function openEnds(from: Host, to: Host): Promise<Ends> {
       else resolve(at)
       arrived.delete('gap')
     })
-  createInterface({ input: listener.stdout! }).on('line', (line) => {
+  linesOf(listener.stdout).on('line', (line) => {
     const [name = '', value = '0'] = line.split(' ')
     const resolve = waiting.get(name)
     waiting.delete(name)
@@ -119,7 +123,7 @@ async function openEnds(from: Host, to: Host): Promise<Ends> {
     else arrived.set(name, Number(value))
   })
   await heard('listening')
-  const say = (child: ChildProcess, line: string): void => void child.stdin!.write(`${line}\n`)
+  const say = (child: ChildProcess, line: string): void => void child.stdin?.write(`${line}\n`)
   return {
     send: (line) => say(sender, line),
     arrival: heard,
@@ -157,7 +161,7 @@ function filled(daemon: Daemon, count: number): Promise<number> {
   return new Promise((resolve, reject) => {
     let began = 0
     let added = 0
-    createInterface({ input: daemon.process.stderr! }).on('line', (line) => {
+    linesOf(daemon.process.stderr).on('line', (line) => {
       if (line.includes('Created subnet manager')) began = now()
       if (line.includes('Subnet added') && ++added === count) resolve((now() - began) / 1000)
     })
@@ -193,7 +197,7 @@ async function together(): Promise<Record<string, number>> {
       host.startDaemon({ args: ['--etcd-endpoints', bed.etcd.endpoint], gate }),
     )
     const filling = daemons.map((daemon) => filled(daemon, DAEMONS - 1))
-    await Promise.all(daemons.map(({ process: { stdout } }) => once(stdout!, 'data')))
+    await Promise.all(daemons.map(({ process: { stdout } }) => once(linesOf(stdout), 'line')))
     const began = now()
     const opened = openSync(gate, 'w') // which wakes all of them, and stays for those that are not there yet
     await Promise.all(filling)
@@ -234,17 +238,17 @@ const METRICS: readonly (readonly [string, string, Metric])[] = [
 /** One round of everything, about four minutes; every figure is of this one round. */
 export async function measureLeases(): Promise<Part> {
   if (!existsSync('/usr/bin/etcd')) throw new Error('the leases part needs etcd; install etcd-server and etcd-client')
-  const measured: Record<string, Record<string, number>> = {
-    change: await scale(100),
-    start10000: await scale(10_000),
-    start60000: await scale(60_000),
-    together: await together(),
-  }
+  const measured = new Map([
+    ['change', await scale(100)],
+    ['start10000', await scale(10_000)],
+    ['start60000', await scale(60_000)],
+    ['together', await together()],
+  ])
   const series = METRICS.map(([name, metric, about]): Series => ({
     case: name,
     metric,
     ...about,
-    values: { weftd: [measured[name]![metric]!] },
+    values: { weftd: [measured.get(name)?.[metric] ?? NaN] },
   }))
   const method = {
     change: METHOD.change,

@@ -6,6 +6,7 @@ import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
+import type { Readable } from 'node:stream'
 import { ended, output } from './command.ts'
 
 export interface Etcd {
@@ -66,7 +67,7 @@ export async function startEtcd({ namespace, address = '127.0.0.1', tls = false 
     })
     const lines: string[] = []
     await new Promise<void>((resolve, reject) => {
-      createInterface({ input: child.stderr! }).on('line', (line) => {
+      createInterface({ input: child.stderr as Readable }).on('line', (line) => {
         lines.push(line)
         if (/serving (insecure )?client|serving client/.test(line)) resolve()
       })
