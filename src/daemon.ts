@@ -21,7 +21,7 @@ import { describeError, isWeftError, messageOf, WeftError } from './errors.ts'
 import { createBell, pause, type Bell } from './host/bell.ts'
 import { run } from './host/command.ts'
 import { chooseExternalInterface } from './host/external-interface.ts'
-import type { Lease, LeaseAttrs, OwnLease } from './lease/lease.ts'
+import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from './lease/lease.ts'
 import { acquireLease, followLeases, LEASE_TTL_MS, renewLease, type FollowState } from './lease/leases.ts'
 import { applyUpdate, type PeerView } from './lease/peer-view.ts'
 import type { Store } from './lease/store.ts'
@@ -275,7 +275,8 @@ async function follow(node: Node): Promise<never> {
     for (const lease of removed) if (!isOwn(lease)) log.info(`Subnet removed: ${formatIpv4Net(lease.subnet)}`)
     if (added.length + changed.length + removed.length > 0) await applyPeers(node)
     // A deletion that came between acquiring and the first listing was never in the view.
-    if (!view.has(node.lease.key) || changed.some(isOwn)) node.leaseDoubt.ring()
+    const own = view.get(node.lease.key)
+    if (!own || !leasesEqual(own, node.lease)) node.leaseDoubt.ring()
   }
   throw signal.reason
 }
