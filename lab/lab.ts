@@ -70,6 +70,8 @@ export interface DaemonArgs {
   readonly env?: Readonly<Record<string, string>>
   /** A FIFO that the daemon waits for before it starts, having printed `waiting`: to start several in one moment. */
   readonly gate?: string
+  /** Commands in front of weftd's, such as setpriv with its arguments. */
+  readonly before?: readonly string[]
 }
 
 export interface Host {
@@ -237,11 +239,12 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
       run: (command, options) => execute(inside(namespace, command), options),
       output: (command, options) => output(inside(namespace, command), options),
       spawn: (command, options) => start(inside(namespace, command), {}, options?.stdin),
-      startDaemon({ args, env = {}, gate }) {
+      startDaemon({ args, env = {}, gate, before = [] }) {
         // Opening a FIFO to read waits until somebody opens it to write.
         const wait = gate === undefined ? [] : ['sh', '-c', 'echo waiting; : < "$0"; exec "$@"', gate]
         const command = [
           ...wait,
+          ...before,
           process.execPath,
           join(packageRoot, 'bin/weftd'),
           '--iface',

@@ -1,0 +1,46 @@
+// unit-file.test.ts - deploy/weftd.service names flags that exist and grants what the README says.
+
+import { spawnSync } from 'node:child_process'
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { describe, expect, it } from 'vitest'
+import { parseFlags } from '../../../src/cli/go-flags.ts'
+import { FLAGS } from '../../../src/cli/options.ts'
+
+const text = readFileSync(new URL('../../../deploy/weftd.service', import.meta.url), 'utf8')
+const values = (key: string): string[] =>
+  [...text.matchAll(new RegExp(`^${key}=(.*)$`, 'gm'))].map((match) => match[1]!)
+const hasSystemd = spawnSync('systemd-analyze', ['--version']).status === 0
+
+describe('weftd.service', () => {
+  it('names only flags that there are', () => {
+    const [program, ...args] = values('ExecStart')[0]!.split(' ')
+    expect(program).toMatch(/\/weftd$/)
+    const { given, rest } = parseFlags(FLAGS, args)
+    expect([...given]).toEqual(['subnet-file'])
+    expect(rest).toEqual([])
+  })
+
+  it('grants CAP_NET_ADMIN, the TUN device and /run/flannel', () => {
+    expect(values('CapabilityBoundingSet')).toEqual(['CAP_NET_ADMIN'])
+    expect(values('DeviceAllow')).toEqual(['/dev/net/tun rw'])
+    expect(values('DevicePolicy')).toEqual(['closed'])
+    expect(values('ProtectSystem')).toEqual(['strict'])
+    expect(values('RuntimeDirectory')).toEqual(['flannel'])
+  })
+
+  it.runIf(hasSystemd)('is a unit that systemd reads without complaint', () => {
+    const folder = mkdtempSync(join(tmpdir(), 'weft-unit-'))
+    try {
+      const path = join(folder, 'weftd.service')
+      // systemd asks whether the program is there.
+      writeFileSync(path, text.replace('/usr/bin/weftd', process.execPath))
+      const { status, stderr } = spawnSync('systemd-analyze', ['verify', path], { encoding: 'utf8' })
+      expect(stderr.split('\n').filter((line) => line.includes('weftd.service'))).toEqual([])
+      expect(status).toBe(0)
+    } finally {
+      rmSync(folder, { recursive: true })
+    }
+  })
+})
