@@ -20,6 +20,7 @@ import { parseNetworkConfig, type NetworkConfig } from './config/network-config.
 import { describeError, isWeftError, messageOf, WeftError } from './errors.ts'
 import { createBell, pause, type Bell } from './host/bell.ts'
 import { run } from './host/command.ts'
+import { watchHost } from './host/events.ts'
 import { chooseExternalInterface } from './host/external-interface.ts'
 import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from './lease/lease.ts'
 import { acquireLease, followLeases, LEASE_TTL_MS, renewLease, type FollowState } from './lease/leases.ts'
@@ -42,6 +43,11 @@ const CLAIM_MS = 60_000
 const RESYNC_MS = 5_000
 /** A store that was not compared with what is known for this long, three times what following takes, is not followed. */
 const UNFOLLOWED_MS = 180_000
+/** What the kernel reports comes in bursts: looked at once in so long, which leaves room within a second. */
+const SETTLE_MS = 200
+/** With more repairs a minute somebody undoes them: then the device is looked at every RESYNC_MS only. */
+const REPAIRS_A_MINUTE = 60
+const REPAIRS_LOGGED_A_MINUTE = 6
 /** A message that repeats is logged this many times, then once in so many tries. */
 const REPEATS_LOGGED = 3
 const REPEAT_EVERY = 10
@@ -61,6 +67,8 @@ export interface NodeParts {
 /** A node in the network: what the loops share. */
 interface Node extends NodeParts {
   lease: OwnLease
+  /** What the lease is to say; the next renewal writes it. */
+  attrs: LeaseAttrs
   /** Undefined while it is being opened again. */
   network: Network | undefined
   /** All leases in the store, our own among them. */
@@ -71,6 +79,8 @@ interface Node extends NodeParts {
   readonly leaseDoubt: Bell
   /** Rung when the data path died, or the node has another lease. */
   readonly networkDoubt: Bell
+  /** When what was repaired, in the last minute, by performance.now(). */
+  repairs: number[]
 }
 
 /**
@@ -105,7 +115,15 @@ async function runWithStore(
     const wishes = { ifaces: options.iface, canReach: options['iface-can-reach'], publicIp: options['public-ip'] }
     const external = await chooseExternalInterface(run, wishes, log)
     const backend = await createBackend(config, external, options, log)
-    return await runNode({ options, store, config, backend, log, signal, health }, previous, stopping)
+    const networkDoubt = createBell()
+    const ended = new AbortController()
+    const watching = watchHost(() => networkDoubt.ring(), log, AbortSignal.any([signal, ended.signal]))
+    try {
+      return await runNode({ options, store, config, backend, log, signal, health }, previous, stopping, networkDoubt)
+    } finally {
+      ended.abort()
+      await watching
+    }
   } finally {
     await store.close()
   }
@@ -116,16 +134,18 @@ export async function runNode(
   parts: NodeParts,
   previous: Ipv4Net | undefined,
   stopping: AbortController,
+  networkDoubt = createBell(),
 ): Promise<never> {
   const { backend, log, signal } = parts
-  const lease = await acquire(parts, await backend.prepare(signal), previous)
+  const attrs = await backend.prepare(signal)
+  const lease = await acquire(parts, attrs, previous)
   const network = await backend.open(lease, signal)
   const node: Node = {
     ...parts,
-    ...{ lease, network, view: new Map() },
+    ...{ lease, attrs, network, view: new Map(), repairs: [] },
     following: { listedAt: undefined, held: 0 },
     leaseDoubt: createBell(),
-    networkDoubt: createBell(),
+    networkDoubt,
   }
   const openedAt = performance.now()
   if (parts.health) parts.health.trouble = () => troubleOf(node, openedAt)
@@ -299,7 +319,7 @@ async function renewOrReplace(node: Node): Promise<void> {
   let retryMs = RENEW_RETRY_MIN_MS
   for (;;) {
     try {
-      node.lease = await renewLease(store, node.lease, { ttlMs: LEASE_TTL_MS, log, signal })
+      node.lease = await renewLease(store, node.lease, { attrs: node.attrs, ttlMs: LEASE_TTL_MS, log, signal })
       return log.info(`Lease renewed, new expiration: ${formatGoTime(node.lease.expiresAt)}`)
     } catch (error) {
       signal.throwIfAborted()
@@ -323,7 +343,7 @@ async function renewOrReplace(node: Node): Promise<void> {
 async function replaceLease(node: Node): Promise<void> {
   const { log } = node
   const before = node.lease
-  node.lease = await acquire(node, before.attrs, before.subnet, true)
+  node.lease = await acquire(node, node.attrs, before.subnet, true)
   if (node.lease.key === before.key) return log.info(`Lease of ${formatIpv4Net(before.subnet)} acquired again`)
   log.warn(
     `This node moves from ${formatIpv4Net(before.subnet)} to ${formatIpv4Net(node.lease.subnet)}: ` +
@@ -337,11 +357,15 @@ async function replaceLease(node: Node): Promise<void> {
  * flanneld says nothing. Each weftd writes its name beside the leases; whoever finds it overwritten is not alone.
  * A host that comes back overwrites what it left itself, and nobody answers.
  */
-async function claim({ store, lease, log, signal }: Node): Promise<never> {
-  const address = formatIpv4(lease.attrs.publicIp)
+async function claim(node: Node): Promise<never> {
+  const { store, log, signal } = node
+  let address = ''
   const mine = JSON.stringify({ Hostname: hostname(), ID: randomUUID() })
   let claimed = false
   for (;;) {
+    const current = formatIpv4(node.attrs.publicIp)
+    if (current !== address) claimed = false
+    address = current
     try {
       const found = await store.claim(address, mine, LEASE_TTL_MS, signal)
       if (claimed && found !== undefined && found !== mine) {
@@ -362,19 +386,25 @@ async function claim({ store, lease, log, signal }: Node): Promise<never> {
 async function forward(node: Node): Promise<never> {
   const { backend, log, signal } = node
   let { lease } = node
+  let mtu = node.network?.mtu
+  let diedYoung = 0
   for (;;) {
     const openedAt = performance.now()
     await keepRight(node, lease)
     await node.network?.close()
     node.network = undefined
-    // A data path that dies as soon as it is opened must not be opened in a tight loop.
-    if (performance.now() - openedAt < REOPEN_RETRY_MS) await pause(signal, REOPEN_RETRY_MS)
-    const before = lease
+    // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
+    diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
+    if (diedYoung > 1) await pause(signal, REOPEN_RETRY_MS)
+    const before = { lease, mtu }
     const failed = repeating(log, 'Cannot open the data path: ')
     while (!node.network) {
-      lease = node.lease
       try {
-        node.network = await backend.open(lease, signal)
+        node.attrs = await backend.prepare(signal)
+        if (node.attrs.publicIp !== node.lease.attrs.publicIp) node.leaseDoubt.ring()
+        lease = node.lease
+        node.network = await backend.open({ ...lease, attrs: node.attrs }, signal)
+        mtu = node.network.mtu
       } catch (error) {
         signal.throwIfAborted()
         failed(error)
@@ -382,7 +412,7 @@ async function forward(node: Node): Promise<never> {
       }
     }
     await applyPeers(node)
-    if (lease.key !== before.key) await publish(node)
+    if (lease.key !== before.lease.key || mtu !== before.mtu) await publish(node)
   }
 }
 
@@ -397,16 +427,28 @@ async function keepRight(node: Node, lease: OwnLease): Promise<void> {
   })
   const failed = repeating(log, 'Cannot check the device: ')
   for (;;) {
+    node.repairs = node.repairs.filter((at) => performance.now() - at < 60_000)
     await node.networkDoubt.wait(signal, RESYNC_MS)
     if (fault) return log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
     if (node.lease.key !== lease.key) return
     try {
-      for (const mended of await network.resync()) log.warn(`Repaired: ${mended}`)
+      for (const mended of await network.resync()) logRepair(node, mended)
     } catch (error) {
       signal.throwIfAborted()
       failed(error)
     }
+    await pause(signal, node.repairs.length < REPAIRS_A_MINUTE ? SETTLE_MS : RESYNC_MS)
   }
+}
+
+/** Two programs that fight over an address must not fill the disk. */
+function logRepair({ repairs, log }: Node, mended: string): void {
+  const times = repairs.push(performance.now())
+  if (times <= REPAIRS_LOGGED_A_MINUTE) log.warn(`Repaired: ${mended}`)
+  if (times === REPAIRS_LOGGED_A_MINUTE + 1)
+    log.warn(
+      `Repaired: ${mended}. That is ${times} repairs in a minute, of which no more are logged: is another program at it?`,
+    )
 }
 
 /** Milliseconds as Go prints a Duration, to the second: 82800000 to `23h0m0s`. */

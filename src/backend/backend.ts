@@ -8,7 +8,7 @@ import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
 export interface Backend {
   /** The type in the network configuration: `udp`. */
   readonly name: string
-  /** What this node publishes in its lease. */
+  /** What this node publishes in its lease, by the host as it is now; called again before the data path is opened again. */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /** Brings the data path up for this node's lease. */
   open(lease: OwnLease, signal: AbortSignal): Promise<Network>

@@ -7,7 +7,7 @@ import type { NetworkConfig } from '../config/network-config.ts'
 import type { Engine, EngineConfig } from '../dataplane/engine.ts'
 import { encodePeers, type Peer } from '../dataplane/peers.ts'
 import type { Run } from '../host/command.ts'
-import type { ExternalInterface } from '../host/external-interface.ts'
+import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
 import { findLink, routesTo } from '../host/links.ts'
 import { setSysctl } from '../host/sysctl.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
@@ -74,11 +74,13 @@ function checkNetwork(config: NetworkConfig, address: Ipv4, log: Log): void {
 }
 
 export function createUdpBackend(options: UdpOptions): Backend {
-  const { config, external, log, run } = options
+  const { config, log, run } = options
+  let { external } = options
   const port = udpPort(config.backend)
   return {
     name: 'udp',
     async prepare(): Promise<LeaseAttrs> {
+      external = await currentExternal(run, external)
       checkNetwork(config, external.address, log)
       // No backend type: flanneld's udp publishes none, and the bytes must be the same.
       return { publicIp: external.publicIp, backendType: '' }
@@ -107,7 +109,7 @@ export function createUdpBackend(options: UdpOptions): Backend {
           (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
       )
       log.info('Watching for new subnet leases')
-      return openNetwork(options, engine, lease, mtu, port)
+      return openNetwork({ ...options, external }, engine, lease, mtu, port)
     },
   }
 }
@@ -146,12 +148,21 @@ async function configureDevice(
   await run('ip', ['route', 'replace', formatIpv4Net(config.network), 'dev', device])
 }
 
+function describeChange(before: ExternalInterface, now: ExternalInterface): string | undefined {
+  if (now.address !== before.address)
+    return `the address of ${now.name} changed from ${formatIpv4(before.address)} to ${formatIpv4(now.address)}`
+  if (now.mtu !== before.mtu) return `the MTU of ${now.name} changed from ${before.mtu} to ${now.mtu}`
+  return undefined
+}
+
 function openNetwork(options: UdpOptions, engine: Engine, lease: OwnLease, mtu: number, port: number): Network {
-  const { config, log, run } = options
+  const { config, external, log, run } = options
   let skipped = new Set<string>()
+  let moved!: (reason: Error) => void
+  const externalMoved = new Promise<Error>((resolve) => (moved = resolve))
   return {
     mtu,
-    fault: engine.fault,
+    fault: Promise.race([engine.fault, externalMoved]),
     async apply(leases) {
       const peers: Peer[] = []
       const unusable = new Set<string>()
@@ -169,6 +180,11 @@ function openNetwork(options: UdpOptions, engine: Engine, lease: OwnLease, mtu: 
     },
     async resync() {
       const device = engine.tunName
+      const change = describeChange(external, await currentExternal(run, external))
+      if (change !== undefined) {
+        moved(new Error(change)) // sockets, segment sizes and the lease are made for what was
+        return []
+      }
       const link = await findLink(run, device)
       if (!link) return [] // the engine reports that as a fault
       const network = formatIpv4Net(config.network)

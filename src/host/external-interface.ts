@@ -7,7 +7,7 @@ import { messageOf, WeftError } from '../errors.ts'
 import { formatIpv4, parseIpv4, type Ipv4 } from '../net/ipv4.ts'
 import type { Log } from '../log.ts'
 import type { Run } from './command.ts'
-import { listLinks, routeFor, routesTo, type Address, type Link } from './links.ts'
+import { findLink, listLinks, routeFor, routesTo, type Address, type Link } from './links.ts'
 
 export interface ExternalInterface {
   readonly name: string
@@ -16,6 +16,8 @@ export interface ExternalInterface {
   readonly address: Ipv4
   /** What other nodes send to; the interface's address unless --public-ip says otherwise. */
   readonly publicIp: Ipv4
+  /** Which of the two the operator named: such an address does not follow the interface's. */
+  readonly named: { readonly address: boolean; readonly publicIp: boolean }
 }
 
 export interface InterfaceWishes {
@@ -56,12 +58,14 @@ export async function chooseExternalInterface(run: Run, wishes: InterfaceWishes,
     wishes.ifaces.length === 0 && wishes.canReach === '' && publicIp !== undefined ? [wishes.publicIp] : wishes.ifaces
 
   let found: { link: Link; address: Ipv4 } | undefined
+  let addressNamed = false
   if (ifaces.length === 0 && wishes.canReach === '') {
     found = await byDefaultRoute(run, links, log)
   } else {
     for (const wish of ifaces) {
       try {
         found = byNameOrAddress(links, wish, log)
+        addressNamed = parseIpv4(wish) !== undefined
         break
       } catch (error) {
         log.info(`Could not find valid interface matching ${wish}: ${messageOf(error)}`)
@@ -88,7 +92,20 @@ export async function chooseExternalInterface(run: Run, wishes: InterfaceWishes,
   log.info(`Using interface with name ${link.name} and address ${formatIpv4(address)}`)
   if (publicIp === undefined) log.info(`Defaulting external address to interface address (${formatIpv4(address)})`)
   else log.info(`Using ${formatIpv4(publicIp)} as external address`)
-  return { name: link.name, mtu: link.mtu, address, publicIp: publicIp ?? address }
+  const named = { address: addressNamed, publicIp: publicIp !== undefined }
+  return { name: link.name, mtu: link.mtu, address, publicIp: publicIp ?? address, named }
+}
+
+/**
+ * The same interface as it is now: its MTU, and its address when the old one is gone and another is there. What is
+ * missing for the moment, as while DHCP renews or a cable is out, stays as it was.
+ */
+export async function currentExternal(run: Run, before: ExternalInterface): Promise<ExternalInterface> {
+  const link = await findLink(run, before.name)
+  if (!link || link.mtu === 0) return before
+  const stays = before.named.address || link.addresses.some(({ address }) => address === before.address)
+  const address = stays ? before.address : (preferredAddress(link) ?? before.address)
+  return { ...before, mtu: link.mtu, address, publicIp: before.named.publicIp ? before.publicIp : address }
 }
 
 async function byDefaultRoute(run: Run, links: readonly Link[], log: Log): Promise<{ link: Link; address: Ipv4 }> {

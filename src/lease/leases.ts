@@ -177,28 +177,32 @@ function decodeAll(listing: StoreListing): FoundLease[] {
 }
 
 /**
- * Renews a lease if the key is still as this node wrote it. Rejects with WeftError LEASE_LOST when it is gone or
+ * Renews a lease if the key is still as this node wrote it, from now on with `attrs`. Rejects with WeftError LEASE_LOST when it is gone or
  * another node's.
  */
 export async function renewLease(
   store: Store,
   lease: OwnLease,
-  options: { ttlMs: number; log: Log; signal: AbortSignal },
+  options: { attrs?: LeaseAttrs; ttlMs: number; log: Log; signal: AbortSignal },
 ): Promise<OwnLease> {
-  const value = encodeLeaseValue(lease.attrs)
+  const { attrs = lease.attrs } = options
+  const value = encodeLeaseValue(attrs)
+  const before = encodeLeaseValue(lease.attrs)
+  let held = before
   let revision = lease.revision
   // A reservation stays one: it is written without an end.
   let ttlMs = lease.expiresAt === undefined ? undefined : options.ttlMs
   for (;;) {
-    const written = await store.update(lease.key, value, ttlMs, { revision, value }, options.signal)
-    if (written) return { ...lease, ...written }
+    const written = await store.update(lease.key, value, ttlMs, { revision, value: held }, options.signal)
+    if (written) return { ...lease, attrs, ...written }
     const entry = (await store.list(options.signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${formatIpv4Net(lease.subnet)} is gone from the store`)
-    if (entry.value !== value) {
+    if (entry.value !== value && entry.value !== before) {
       throw new WeftError('LEASE_LOST', `${formatIpv4Net(lease.subnet)} is leased by another node now: ${entry.value}`)
     }
     // Our own bytes under another revision: an earlier write of ours whose answer was lost, or an operator who made the
     // lease a reservation.
+    held = entry.value
     revision = entry.revision
     if (entry.isReservation) ttlMs = undefined
   }

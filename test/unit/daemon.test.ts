@@ -303,13 +303,15 @@ describe('a node', () => {
     await until(() => networks.length === 3)
   })
 
-  it('waits a second before it opens one that dies at once, and between tries', async () => {
+  it('waits a second before it opens one that died at once twice, and between tries', async () => {
     start()
     await ready()
     networks[0]!.die('at once')
-    await until(() => networks[0]!.closed)
-    await vi.advanceTimersByTimeAsync(900)
-    expect(networks).toHaveLength(1)
+    await until(() => networks.length === 2 && networks[1]!.applied.length > 0, 200)
+    networks[1]!.die('again')
+    await until(() => networks[1]!.closed, 200)
+    await vi.advanceTimersByTimeAsync(700)
+    expect(networks).toHaveLength(2)
     refuse = new WeftError('PORT_IN_USE', 'the port is taken')
     await vi.advanceTimersByTimeAsync(60_000)
     const tries = lines.filter((line) => line.includes('Cannot open the data path: the port is taken'))
@@ -319,8 +321,8 @@ describe('a node', () => {
     const free = ['10.5.0.64-26', '10.5.0.128-26'].find((key) => key !== own())!
     store.put(free, value('192.0.2.2'))
     refuse = undefined
-    await until(() => networks.length === 2 && networks[1]!.applied.length > 0, 2000)
-    expect(networks[1]!.applied.at(-1)).toEqual([free])
+    await until(() => networks.length === 3 && networks[2]!.applied.length > 0, 2000)
+    expect(networks[2]!.applied.at(-1)).toEqual([free])
   })
 
   it('has the device looked at every five seconds, and says what was mended', async () => {
@@ -329,6 +331,21 @@ describe('a node', () => {
     networks[0]!.mended = ['flannel0 was down']
     await vi.advanceTimersByTimeAsync(5000)
     await until(() => logged(/^W Repaired: flannel0 was down/))
+  })
+
+  it('says only the first of many repairs, and looks less often when somebody undoes them', async () => {
+    start()
+    await ready()
+    networks[0]!.mended = Array.from({ length: 100 }, () => 'flannel0 was down')
+    await vi.advanceTimersByTimeAsync(5000)
+    networks[0]!.mended = ['flannel0 was down']
+    await vi.advanceTimersByTimeAsync(4000)
+    expect(networks[0]!.mended).toHaveLength(1)
+    expect(lines.filter((line) => line.startsWith('W Repaired'))).toHaveLength(7)
+    await vi.advanceTimersByTimeAsync(120_000)
+    networks[0]!.mended = ['flannel0 had lost its address']
+    await vi.advanceTimersByTimeAsync(5000)
+    await until(() => logged(/^W Repaired: flannel0 had lost its address$/))
   })
 
   it('waits for a store that is down at the start, and fails on what an operator must mend', async () => {

@@ -26,6 +26,7 @@ interface FakeHost {
   fails: RegExp | undefined
   engine: { config: EngineConfig | undefined; records: Uint8Array; stopped: number }
   lines: string[]
+  external: string
 }
 let host: FakeHost
 beforeEach(() => {
@@ -36,12 +37,14 @@ beforeEach(() => {
     fails: undefined,
     engine: { config: undefined, records: new Uint8Array(), stopped: 0 },
     lines: [],
+    external: '',
   }
 })
 
 const run: Run = async (file, args) => {
   const command = [file, ...args].join(' ')
   if (host.fails?.test(command)) throw new WeftError('PERMISSION', `\`${command}\` failed`)
+  if (command === 'ip -j address show dev eth0') return host.external
   if (command === 'ip -j -4 route show exact 10.5.0.0/16') return JSON.stringify(host.routes)
   if (command === 'ip -j address show dev flannel0') {
     if (!host.link) throw new WeftError('COMMAND', 'Device "flannel0" does not exist.')
@@ -77,7 +80,13 @@ const say = (message: string): void => void host.lines.push(message)
 const backend = (config = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1') =>
   createUdpBackend({
     config: parseNetworkConfig(config),
-    external: { name: 'eth0', mtu: 1500, address: ip(address), publicIp: ip(address) },
+    external: {
+      name: 'eth0',
+      mtu: 1500,
+      address: ip(address),
+      publicIp: ip(address),
+      named: { address: false, publicIp: false },
+    },
     ...{ startEngine, run, workers: 2, without: ['udp-gso'] },
     log: { info: say, warn: say, error: say, v: () => false },
   })
@@ -232,6 +241,16 @@ describe('resync', () => {
     spoil()
     expect(await network.resync()).toEqual([said])
     expect(await network.resync()).toEqual([])
+  })
+
+  it.each([
+    ['another MTU', 1400, '192.0.2.1', 'the MTU of eth0 changed from 1500 to 1400'],
+    ['another address', 1500, '192.0.2.9', 'the address of eth0 changed from 192.0.2.1 to 192.0.2.9'],
+  ])('ends the data path when the external interface has %s', async (_title, mtu, local, said) => {
+    const network = await open()
+    host.external = JSON.stringify([{ ifname: 'eth0', mtu, addr_info: [{ family: 'inet', local }] }])
+    expect(await network.resync()).toEqual([])
+    expect((await network.fault).message).toBe(said)
   })
 
   it('leaves a device that is gone to the engine', async () => {

@@ -6,11 +6,12 @@ import { WeftError } from '../../../src/errors.ts'
 import type { Run } from '../../../src/host/command.ts'
 import {
   chooseExternalInterface,
+  currentExternal,
   preferredAddress,
   type InterfaceWishes,
 } from '../../../src/host/external-interface.ts'
 import type { Address } from '../../../src/host/links.ts'
-import { formatIpv4 } from '../../../src/net/ipv4.ts'
+import { formatIpv4, parseIpv4 } from '../../../src/net/ipv4.ts'
 
 interface JsonAddress {
   local: string
@@ -190,5 +191,38 @@ describe('preferredAddress', () => {
         expect(preferredAddress({ ...bare, addresses })).toBe(usable.find((entry) => rank(entry) === best)?.address)
       }),
     )
+  })
+})
+
+describe('currentExternal', () => {
+  const address = parseIpv4('192.0.2.7')!
+  const before = { name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: false, publicIp: false } }
+  const eth0 = (mtu: number, ...locals: string[]): Run => {
+    const addresses = locals.map((local) => ({ family: 'inet', local, scope: 'global' }))
+    return async () => JSON.stringify([{ ifname: 'eth0', mtu, addr_info: addresses }])
+  }
+  const nine = parseIpv4('192.0.2.9')!
+
+  it.each([
+    ['its MTU', before, eth0(1400, '192.0.2.7'), { mtu: 1400 }],
+    ['its new address', before, eth0(1500, '192.0.2.9'), { address: nine, publicIp: nine }],
+    ['no address beside the one in use', before, eth0(1500, '192.0.2.9', '192.0.2.7'), {}],
+    ['no address when it has none', before, eth0(1500), {}],
+    ['nothing when it is gone', before, async () => '', {}],
+    ['no MTU of 0', before, eth0(0, '192.0.2.7'), {}],
+    [
+      'no address in place of a named one',
+      { ...before, named: { address: true, publicIp: false } },
+      eth0(1500, '192.0.2.9'),
+      {},
+    ],
+    [
+      'the address, not the public IP that was named',
+      { ...before, named: { address: false, publicIp: true } },
+      eth0(1500, '192.0.2.9'),
+      { address: nine },
+    ],
+  ])('takes over %s', async (_title, was, run, change) => {
+    expect(await currentExternal(run, was)).toEqual({ ...was, ...change })
   })
 })
