@@ -5,6 +5,7 @@ import type { DaemonOptions } from './cli/options.ts'
 import type { NetworkConfig } from './config/network-config.ts'
 import type { Engine, EngineConfig } from './dataplane/engine.ts'
 import { WeftError } from './errors.ts'
+import type { Firewall } from './firewall/firewall.ts'
 import { run } from './host/command.ts'
 import type { ExternalInterface } from './host/external-interface.ts'
 import type { Store } from './lease/store.ts'
@@ -59,4 +60,17 @@ export async function createBackend(
     run,
     log,
   })
+}
+
+/** The firewall that the network configuration and the flags ask for; undefined when no rule is wanted. */
+export async function createFirewall(
+  config: NetworkConfig,
+  options: Pick<DaemonOptions, 'ip-masq' | 'iptables-forward-rules' | 'ip-masq-fully-random-disable'>,
+  log: Log,
+): Promise<Firewall | undefined> {
+  const wish = { network: config.network, masq: options['ip-masq'], forward: options['iptables-forward-rules'] }
+  if (!wish.masq && !wish.forward) return undefined
+  const { createIptables, createNftables } = await import('./firewall/firewall.ts')
+  const create = config.enableNftables ? createNftables : createIptables
+  return create({ ...wish, plainPorts: options['ip-masq-fully-random-disable'], run, log })
 }

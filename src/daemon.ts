@@ -1,11 +1,12 @@
 // daemon.ts - the page to read first: what weftd does from start to stop, and the loops in between.
 //
 //   start   previous subnet -> store -> network configuration -> external interface -> lease -> data path
-//           -> subnet.env -> ready
+//           -> firewall -> subnet.env -> ready
 //   loops   follow:   what the store reports becomes the data path's peer table
 //           hold:     the own lease is renewed before it ends, and taken again when it was lost
 //           claim:    another host that uses our public IP is noticed
 //           forward:  the device is kept right, and the data path opened again when it died or the node moved
+//           guard:    the firewall's rules are kept right
 //   stop    one AbortController: a signal, or a loop that cannot go on, aborts it; all loops end on it, then the data
 //           path and the store are closed
 //
@@ -14,10 +15,11 @@
 import { randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'
 import type { Backend, Network } from './backend/backend.ts'
-import { createBackend, createStore } from './choose.ts'
+import { createBackend, createFirewall, createStore } from './choose.ts'
 import type { DaemonOptions } from './cli/options.ts'
 import { parseNetworkConfig, type NetworkConfig } from './config/network-config.ts'
 import { describeError, isWeftError, messageOf, WeftError } from './errors.ts'
+import type { Firewall } from './firewall/firewall.ts'
 import { createBell, pause, type Bell } from './host/bell.ts'
 import { run } from './host/command.ts'
 import { watchHost } from './host/events.ts'
@@ -58,6 +60,8 @@ export interface NodeParts {
   readonly store: Store
   readonly config: NetworkConfig
   readonly backend: Backend
+  /** The rules, and how often they are looked at; undefined when none are wanted. */
+  readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number } | undefined
   readonly log: Log
   readonly signal: AbortSignal
   /** Where the node says how it is; nobody asks when it is left out. */
@@ -115,11 +119,18 @@ async function runWithStore(
     const wishes = { ifaces: options.iface, canReach: options['iface-can-reach'], publicIp: options['public-ip'] }
     const external = await chooseExternalInterface(run, wishes, log)
     const backend = await createBackend(config, external, options, log)
+    const rules = await createFirewall(config, options, log)
+    const firewall = rules && { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
     const networkDoubt = createBell()
     const ended = new AbortController()
     const watching = watchHost(() => networkDoubt.ring(), log, AbortSignal.any([signal, ended.signal]))
     try {
-      return await runNode({ options, store, config, backend, log, signal, health }, previous, stopping, networkDoubt)
+      return await runNode(
+        { options, store, config, backend, firewall, log, signal, health },
+        previous,
+        stopping,
+        networkDoubt,
+      )
     } finally {
       ended.abort()
       await watching
@@ -150,9 +161,10 @@ export async function runNode(
   const openedAt = performance.now()
   if (parts.health) parts.health.trouble = () => troubleOf(node, openedAt)
   try {
+    await raiseFirewall(node)
     await publish(node)
     log.info('Running backend.')
-    return await runLoops(stopping, [follow(node), hold(node), claim(node), forward(node)])
+    return await runLoops(stopping, [follow(node), hold(node), claim(node), forward(node), guard(node)])
   } finally {
     await node.network?.close()
   }
@@ -449,6 +461,32 @@ function logRepair({ repairs, log }: Node, mended: string): void {
     log.warn(
       `Repaired: ${mended}. That is ${times} repairs in a minute, of which no more are logged: is another program at it?`,
     )
+}
+
+/** The first rules: who asked for a masquerade must not start without it; forward rules alone are not worth a stop. */
+async function raiseFirewall({ options, firewall, lease, log }: Node): Promise<void> {
+  try {
+    await firewall?.rules.ensure(lease.subnet)
+  } catch (error) {
+    if (options['ip-masq'] || !isWeftError(error)) throw error
+    log.error(`Failed to setup the forward rules: ${describeError(error)}`)
+  }
+}
+
+/** Mends the rules that others removed or reordered, and makes them follow the node to another subnet. */
+async function guard(node: Node): Promise<never> {
+  const { firewall, log, signal } = node
+  const failed = repeating(log, 'Failed to ensure the firewall rules: ')
+  for (;;) {
+    await pause(signal, firewall?.resyncMs ?? RESYNC_MS)
+    try {
+      for (const mended of (await firewall?.rules.ensure(node.lease.subnet)) ?? []) logRepair(node, mended)
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isWeftError(error)) throw error
+      failed(error)
+    }
+  }
 }
 
 /** Milliseconds as Go prints a Duration, to the second: 82800000 to `23h0m0s`. */
