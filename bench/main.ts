@@ -9,14 +9,14 @@ import { describeError, isWeftError, messageOf, WeftError } from '../src/errors.
 import { CASES, SHORT, TELLING } from './cases.ts'
 import { figureBlocks, fillFigures, resultChart } from './figures.ts'
 import { circumstances, estimate, measure, type Plan } from './measure.ts'
-import { measureLeases } from './leases.ts'
+import { LEASES_MINUTES, measureLeases } from './leases.ts'
 import { measureMicro, MICRO_SECONDS } from './micro.ts'
 import { FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
 import { compareTable, textTable } from './report.ts'
 import type { Part, Result } from './result.ts'
 
 const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|both] [--rounds N] [--seconds S] [--peer CMD]
-       npm run bench -- leases          from the store to the packet, on a real etcd; four minutes
+       npm run bench -- leases          from the store to the packet, on a real etcd
        npm run bench -- micro           the pure functions of native/, beside what memory gives
        npm run bench -- suite           micro, all cases on all paths on both links, the engine without each feature
        npm run bench -- report [FILE]   puts a result (bench/results/suite.json) into the READMEs and draws its chart
@@ -129,7 +129,9 @@ async function main(): Promise<void> {
   const plans = plansFor(words, options)
   const micro = words[0] === 'micro' || words[0] === 'suite'
   const rounds = positive('rounds', options.rounds)
-  const minutes = (plans.reduce((sum, plan) => sum + estimate(plan), 0) + (micro ? rounds * MICRO_SECONDS : 0)) / 60
+  const minutes =
+    (plans.reduce((sum, plan) => sum + estimate(plan), 0) + (micro ? rounds * MICRO_SECONDS : 0)) / 60 +
+    (words[0] === 'leases' ? LEASES_MINUTES : 0)
   process.stderr.write(
     `about ${minutes < 2 ? `${Math.ceil(minutes * 60)} seconds` : `${Math.round(minutes)} minutes`}\n`,
   )
