@@ -284,9 +284,7 @@ function troubleOf({ network, following }: Node, since: number): string | undefi
 
 /** Makes the data path's peers equal the view, less our own lease. */
 async function applyPeers({ network, view, lease }: Node): Promise<void> {
-  const peers = new Map(view)
-  peers.delete(lease.key)
-  await network?.apply(peers)
+  await network?.apply(view, lease.key)
 }
 
 async function follow(node: Node): Promise<never> {

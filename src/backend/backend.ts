@@ -19,8 +19,8 @@ export interface Network {
   readonly mtu: number
   /** Resolves with the reason if the data path dies; stays pending otherwise. */
   readonly fault: Promise<Error>
-  /** Makes the data path equal this whole set, by lease key; our own lease is not in it. One that cannot be used is skipped and counted. */
-  apply(peers: ReadonlyMap<string, Lease>): Promise<void>
+  /** Makes the data path equal this whole set, by lease key, less our own lease. One that cannot be used is skipped and counted. */
+  apply(leases: ReadonlyMap<string, Lease>, ownKey: string): Promise<void>
   /** Makes what the kernel holds for us (device, address, route) right again; says what it had to mend. */
   resync(): Promise<readonly string[]>
   counters(): Readonly<Record<string, bigint>>

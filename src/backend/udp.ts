@@ -163,10 +163,11 @@ function openNetwork(options: UdpOptions, engine: Engine, lease: OwnLease, mtu: 
   return {
     mtu,
     fault: Promise.race([engine.fault, externalMoved]),
-    async apply(leases) {
+    async apply(leases, ownKey) {
       const peers: Peer[] = []
       const unusable = new Set<string>()
       for (const peer of leases.values()) {
+        if (peer.key === ownKey) continue
         const reason = unusableReason(peer, lease)
         if (reason === undefined) {
           peers.push({ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port })

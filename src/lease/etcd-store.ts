@@ -5,19 +5,18 @@
 // only from what was delivered, and says StoreGap whenever that cannot be.
 
 import { readFileSync, statSync } from 'node:fs'
+import { createRequire } from 'node:module'
 import { posix } from 'node:path'
-import { InterceptingCall, type Interceptor } from '@grpc/grpc-js'
-import {
-  Etcd3,
-  EtcdAuthenticationFailedError,
-  EtcdPermissionDeniedError,
-  GRPCUnauthenticatedError,
-  type IKeyValue,
-  type IOptions,
-  type IWatchResponse,
-} from 'etcd3'
+import type * as grpc from '@grpc/grpc-js'
+import type * as etcd3 from 'etcd3'
 import { isWeftError, messageOf, WeftError } from '../errors.ts'
 import { StoreGap, type Store, type StoreChange, type StoreEntry, type Written } from './store.ts'
+
+// Not imported: Node 20 reads all of a CommonJS package for the names of its exports then, a seventh of weftd's start.
+const require = createRequire(import.meta.url)
+const { InterceptingCall } = require('@grpc/grpc-js') as typeof grpc
+const { Etcd3, EtcdAuthenticationFailedError, EtcdPermissionDeniedError, GRPCUnauthenticatedError } =
+  require('etcd3') as typeof etcd3
 
 export interface EtcdOptions {
   readonly endpoints: readonly string[]
@@ -42,7 +41,7 @@ const KEEPALIVE_MS = 6_000
 const KEEPALIVE_TIMEOUT_MS = 2_000
 
 /** Makes a member that lost its cluster end the call instead of going quiet (etcd clientv3 WithRequireLeader). */
-const requireLeader: Interceptor = (options, nextCall) =>
+const requireLeader: grpc.Interceptor = (options, nextCall) =>
   new InterceptingCall(nextCall(options), {
     start(metadata, listener, next) {
       metadata.set('hasleader', 'true')
@@ -61,7 +60,7 @@ function readCredential(flag: string, path: string): Buffer {
   }
 }
 
-function credentials(options: EtcdOptions): IOptions['credentials'] {
+function credentials(options: EtcdOptions): etcd3.IOptions['credentials'] {
   const { certFile, keyFile, caFile } = options
   if ((certFile === '') !== (keyFile === '')) {
     throw new WeftError('USAGE', 'a client certificate needs its key', {
@@ -108,7 +107,14 @@ function hostsOf(endpoints: readonly string[]): string[] {
   return hosts
 }
 
-type HostPolicy = ReturnType<NonNullable<NonNullable<IOptions['faultHandling']>['host']>>
+interface OpenWatch {
+  readonly responses: AsyncIterator<etcd3.IWatchResponse>
+  readonly created: etcd3.IWatchResponse
+  /** Also when it has ended by itself. */
+  end(): void
+}
+
+type HostPolicy = ReturnType<NonNullable<NonNullable<etcd3.IOptions['faultHandling']>['host']>>
 
 /**
  * Instead of etcd3's circuit breaker, which answers for a dead host by itself for 5 s: its message hides the cause, and
@@ -120,7 +126,7 @@ const noBreaker = { execute: async (run: () => unknown) => run() } as unknown as
 export function createEtcdStore(options: EtcdOptions): Store {
   /** The watches that are open, to be ended before their client: it would keep the process up for them. */
   const streams = new Set<{ cancel(): void }>()
-  const connect = (): Etcd3 => {
+  const connect = (): etcd3.Etcd3 => {
     const tls = credentials(options)
     return new Etcd3({
       hosts: hostsOf(options.endpoints),
@@ -146,7 +152,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
   let certificates = certificateTimes(options)
 
   /** The connection to use. Renewed certificates need a new one; files that do not fit each other are still being written. */
-  function etcd(): Etcd3 {
+  function etcd(): etcd3.Etcd3 {
     const times = certificateTimes(options)
     if (times === certificates) return client
     try {
@@ -189,7 +195,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
     }
   }
 
-  const toEntry = (pair: IKeyValue): StoreEntry => ({
+  const toEntry = (pair: etcd3.IKeyValue): StoreEntry => ({
     key: pair.key.toString().slice(directory.length),
     value: pair.value.toString(),
     revision: BigInt(pair.mod_revision),
@@ -226,6 +232,54 @@ export function createEtcdStore(options: EtcdOptions): Store {
     return undefined
   }
 
+  /** A watch that etcd has answered. It is refused when none of the endpoints takes it. */
+  async function openWatch(after: bigint, signal: AbortSignal): Promise<OpenWatch> {
+    for (let untried = options.endpoints.length - 1; ; untried--) {
+      try {
+        return await tryWatch(after, signal)
+      } catch (error) {
+        signal.throwIfAborted()
+        if (untried <= 0) throw error
+      }
+    }
+  }
+
+  /** The same by the endpoint whose turn it is: etcd3 takes them in turn. */
+  async function tryWatch(after: bigint, signal: AbortSignal): Promise<OpenWatch> {
+    const stream = await call(signal, async () => {
+      const opened = await etcd().watchClient.watch()
+      if (signal.aborted) opened.cancel() // nobody waits for it any more
+      return opened
+    })
+    streams.add(stream)
+    const cancel = (): void => stream.cancel()
+    signal.addEventListener('abort', cancel, { once: true })
+    const end = (): void => {
+      signal.removeEventListener('abort', cancel)
+      stream.on('error', () => {}) // the cancellation itself
+      stream.cancel()
+      streams.delete(stream)
+    }
+    // A member that is frozen or out of reach may take the connection and say nothing.
+    let silent = false
+    const answering = setTimeout(() => {
+      silent = true
+      cancel()
+    }, CALL_TIMEOUT_MS)
+    try {
+      stream.write({
+        create_request: { key: from, range_end: to, start_revision: String(after + 1n), progress_notify: true },
+      })
+      const responses = (stream as unknown as AsyncIterable<etcd3.IWatchResponse>)[Symbol.asyncIterator]()
+      return { responses, created: await nextOf(responses), end }
+    } catch (error) {
+      end()
+      throw storeError(silent ? new Error(`no answer to a watch within ${CALL_TIMEOUT_MS / 1000} s`) : error, options)
+    } finally {
+      clearTimeout(answering)
+    }
+  }
+
   return {
     name: 'etcd',
     async config(signal) {
@@ -238,27 +292,10 @@ export function createEtcdStore(options: EtcdOptions): Store {
       return { revision: BigInt(header.revision), entries: kvs.map(toEntry) }
     },
     async *watch(after, signal) {
-      const stream = await call(signal, async () => {
-        const opened = await etcd().watchClient.watch()
-        if (signal.aborted) opened.cancel() // nobody waits for it any more
-        return opened
-      })
-      streams.add(stream)
-      const cancel = (): void => stream.cancel()
-      // A member that is frozen or out of reach may take the connection and say nothing.
-      let silent = false
-      const answering = setTimeout(() => {
-        silent = true
-        cancel()
-      }, CALL_TIMEOUT_MS)
-      signal.addEventListener('abort', cancel, { once: true })
+      const { responses, created, end } = await openWatch(after, signal)
       try {
-        stream.write({
-          create_request: { key: from, range_end: to, start_revision: String(after + 1n), progress_notify: true },
-        })
         let delivered = after
-        for await (const response of stream as unknown as AsyncIterable<IWatchResponse>) {
-          clearTimeout(answering)
+        for (let response = created; ;) {
           if (response.canceled) throw gapOf(response)
           // Restored from a snapshot or replaced, and grown past our revision since: only these tell.
           const cluster = response.header.cluster_id
@@ -269,28 +306,24 @@ export function createEtcdStore(options: EtcdOptions): Store {
           const current = BigInt(response.header.revision)
           if (current < delivered) throw new StoreGap(`the store went back from revision ${delivered} to ${current}`)
           // The created answer carries the store's revision, not the watch's: events before it are still to come.
-          if (response.created) continue
-          const changes = response.events.map((event): StoreChange => {
-            const entry = toEntry(event.kv)
-            return event.type === 'Delete'
-              ? { kind: 'delete', key: entry.key, revision: entry.revision }
-              : { kind: 'put', entry }
-          })
-          // An empty response is a progress notification: everything up to its revision was delivered.
-          delivered = changes.length === 0 ? current : lastRevision(changes)
-          yield { revision: delivered, changes }
+          if (!response.created) {
+            const changes = response.events.map((event): StoreChange => {
+              const entry = toEntry(event.kv)
+              return event.type === 'Delete'
+                ? { kind: 'delete', key: entry.key, revision: entry.revision }
+                : { kind: 'put', entry }
+            })
+            // An empty response is a progress notification: everything up to its revision was delivered.
+            delivered = changes.length === 0 ? current : lastRevision(changes)
+            yield { revision: delivered, changes }
+          }
+          response = await nextOf(responses)
         }
-        throw new Error('the watch stream ended')
       } catch (error) {
         signal.throwIfAborted()
-        if (error instanceof StoreGap || isWeftError(error)) throw error
-        throw storeError(silent ? new Error(`no answer to a watch within ${CALL_TIMEOUT_MS / 1000} s`) : error, options)
+        throw error instanceof StoreGap || isWeftError(error) ? error : storeError(error, options)
       } finally {
-        clearTimeout(answering)
-        signal.removeEventListener('abort', cancel)
-        stream.on('error', () => {}) // the cancellation itself
-        stream.cancel()
-        streams.delete(stream)
+        end()
       }
     },
     create: (key, value, ttlMs, signal) => putIf([{ target: 'Version', version: 0 }], key, value, ttlMs, signal),
@@ -327,13 +360,19 @@ export function createEtcdStore(options: EtcdOptions): Store {
   }
 }
 
+async function nextOf(responses: AsyncIterator<etcd3.IWatchResponse>): Promise<etcd3.IWatchResponse> {
+  const { done, value } = await responses.next()
+  if (done) throw new Error('the watch stream ended')
+  return value
+}
+
 function lastRevision(changes: readonly StoreChange[]): bigint {
   const last = changes.at(-1)
   return last?.kind === 'put' ? last.entry.revision : (last?.revision ?? 0n)
 }
 
 /** Why the server ended a watch: the history it would need is compacted, a token ran out, an administrator. */
-function gapOf(response: IWatchResponse): StoreGap {
+function gapOf(response: etcd3.IWatchResponse): StoreGap {
   const reason = (response as { cancel_reason?: string }).cancel_reason
   return new StoreGap(
     response.compact_revision !== '0'

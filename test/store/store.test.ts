@@ -626,6 +626,21 @@ describe('the etcd store and who may use it', () => {
     )
   })
 
+  it('watches past dead endpoints without an error', async () => {
+    const dead = [1, 2, 3].map((port) => `http://127.0.0.1:${port}`)
+    const store = open(etcd, { endpoints: [...dead, etcd.endpoint] })
+    for (let times = 0; times < 4; times++) {
+      const { revision } = await open(etcd).list(signal())
+      const ending = new AbortController()
+      const watch = store.watch(revision, ending.signal)[Symbol.asyncIterator]()
+      const next = watch.next()
+      await etcd.ctl('put', '/x/subnets/10.5.7.0-24', String(times))
+      expect((await next).value).toMatchObject({ changes: [{ kind: 'put', entry: { value: String(times) } }] })
+      ending.abort(new Error('enough'))
+      await expect(watch.next()).rejects.toThrow('enough')
+    }
+  })
+
   it('ends a call to a server that says nothing as soon as it is told to', async () => {
     const silent = createServer((socket) => void socket.on('error', () => {}))
     await new Promise<void>((resolve) => silent.listen(0, '127.0.0.1', resolve))

@@ -178,8 +178,8 @@ describe('open', () => {
 describe('apply', () => {
   it('gives the engine all leases of any backend, at our own port', async () => {
     const network = await open('{"Network":"10.5.0.0/16","Backend":{"Port":7890}}')
-    const leases = [lease('10.5.1.0/24', '192.0.2.2'), lease('10.5.2.0/24', '192.0.2.3', 'vxlan')]
-    await network.apply(new Map(leases.map((entry) => [entry.key, entry])))
+    const leases = [own, lease('10.5.1.0/24', '192.0.2.2'), lease('10.5.2.0/24', '192.0.2.3', 'vxlan')]
+    await network.apply(new Map(leases.map((entry) => [entry.key, entry])), own.key)
     expect(
       decodePeers(host.engine.records).map((peer) => [
         formatIpv4Net(peer.subnet),
@@ -190,7 +190,7 @@ describe('apply', () => {
       ['10.5.1.0/24', '192.0.2.2', 7890],
       ['10.5.2.0/24', '192.0.2.3', 7890],
     ])
-    await network.apply(new Map())
+    await network.apply(new Map(), own.key)
     expect(decodePeers(host.engine.records)).toEqual([])
   })
 
@@ -199,13 +199,13 @@ describe('apply', () => {
     const bad = [lease('10.5.1.0/24', '0.0.0.0'), lease('10.5.2.0/24', '127.0.0.1'), lease('10.5.3.0/24', '192.0.2.1')]
     const all = new Map([...bad, lease('10.5.4.0/24', '192.0.2.4')].map((entry) => [entry.key, entry]))
     host.lines = []
-    await network.apply(all)
-    await network.apply(all)
+    await network.apply(all, own.key)
+    await network.apply(all, own.key)
     expect(decodePeers(host.engine.records)).toHaveLength(1)
     expect(host.lines).toHaveLength(3)
     expect(network.counters()).toEqual({ sent: 5n, peers_unusable: 3n })
-    await network.apply(new Map())
-    await network.apply(all)
+    await network.apply(new Map(), own.key)
+    await network.apply(all, own.key)
     expect(host.lines).toHaveLength(6)
   })
 
