@@ -2,11 +2,13 @@
 
 import { describeError } from '../errors.ts'
 import { DOCKER_OPTS_HELP, dockerOpts } from './docker-opts.ts'
+import { INSTALL_CONF_HELP, installConf } from './install-conf.ts'
 import { version } from './version.ts'
 
 const HELP = `Usage: weft COMMAND
 
   docker-opts   write options for Docker's daemon from subnet.env, as mk-docker-opts.sh does
+  install-conf  copy a file to where a running program reads it, such as a CNI configuration
   version       print the version
   help          print this text
 
@@ -28,6 +30,18 @@ export async function main(args: readonly string[]): Promise<number> {
       } catch (error) {
         process.stderr.write(`weft docker-opts: ${describeError(error)}\n`)
         return 1 // as the script, whatever it was
+      }
+    case 'install-conf':
+      if (['-h', '--help'].includes(rest[0] ?? '')) {
+        process.stdout.write(INSTALL_CONF_HELP)
+        return 0
+      }
+      try {
+        await installConf(rest)
+        return 0
+      } catch (error) {
+        process.stderr.write(`weft install-conf: ${describeError(error)}\n`)
+        return 1 // as the program, whatever it was
       }
     case 'version':
     case '--version':

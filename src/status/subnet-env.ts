@@ -1,13 +1,13 @@
 // subnet-env.ts - the file that Docker, the CNI plugin and scripts read the node's subnet from.
 //
-// Bytes and order of flanneld's (pkg/subnet/subnet.go WriteSubnetFile). A reader never sees half of it: temporary file,
-// fsync, rename.
+// Bytes and order of flanneld's (pkg/subnet/subnet.go WriteSubnetFile).
 
-import { mkdir, open, readFile, rename, unlink } from 'node:fs/promises'
-import { dirname, join, basename } from 'node:path'
+import { mkdir, readFile } from 'node:fs/promises'
+import { dirname } from 'node:path'
 import { parseEnv } from 'node:util'
 import { messageOf, WeftError } from '../errors.ts'
 import { formatIpv4, formatIpv4Net, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+import { replaceFile } from './replace-file.ts'
 
 export interface SubnetEnv {
   readonly network: Ipv4Net
@@ -30,20 +30,10 @@ export function formatSubnetEnv({ network, subnet, mtu, ipMasq }: SubnetEnv): st
 
 /** Writes the file atomically, mode 0644, making its directory. Throws WeftError PERMISSION. */
 export async function writeSubnetEnv(path: string, env: SubnetEnv): Promise<void> {
-  const temporary = join(dirname(path), `.${basename(path)}.${process.pid}`)
   try {
     await mkdir(dirname(path), { recursive: true, mode: 0o755 })
-    const file = await open(temporary, 'w', 0o644)
-    try {
-      await file.chmod(0o644) // whatever the umask
-      await file.writeFile(formatSubnetEnv(env))
-      await file.sync()
-    } finally {
-      await file.close()
-    }
-    await rename(temporary, path)
+    await replaceFile(path, formatSubnetEnv(env), 0o644)
   } catch (error) {
-    await unlink(temporary).catch(() => {})
     throw new WeftError('PERMISSION', `cannot write ${path}: ${messageOf(error)}`, {
       remedy: 'make the directory writable, or name another file with --subnet-file',
       cause: error,
