@@ -65,8 +65,10 @@ export interface Daemon {
 }
 
 export interface DaemonArgs {
-  /** weftd's flags beside --subnet-file and --iface. */
+  /** weftd's flags beside --subnet-file and the interface's. */
   readonly args: readonly string[]
+  /** The interface's, when they are not `--iface eth0`. */
+  readonly iface?: readonly string[]
   readonly env?: Readonly<Record<string, string>>
   /** A FIFO that the daemon waits for before it starts, having printed `waiting`: to start several in one moment. */
   readonly gate?: string
@@ -239,7 +241,7 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
       run: (command, options) => execute(inside(namespace, command), options),
       output: (command, options) => output(inside(namespace, command), options),
       spawn: (command, options) => start(inside(namespace, command), {}, options?.stdin),
-      startDaemon({ args, env = {}, gate, before = [] }) {
+      startDaemon({ args, iface = ['--iface', 'eth0'], env = {}, gate, before = [] }) {
         // Opening a FIFO to read waits until somebody opens it to write.
         const wait = gate === undefined ? [] : ['sh', '-c', 'echo waiting; : < "$0"; exec "$@"', gate]
         const command = [
@@ -247,8 +249,7 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
           ...before,
           process.execPath,
           join(packageRoot, 'bin/weftd'),
-          '--iface',
-          'eth0',
+          ...iface,
           '--subnet-file',
           subnetFile,
           ...args,

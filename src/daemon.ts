@@ -23,7 +23,7 @@ import type { Firewall } from './firewall/firewall.ts'
 import { createBell, pause, type Bell } from './host/bell.ts'
 import { run } from './host/command.ts'
 import { watchHost } from './host/events.ts'
-import { chooseExternalInterface } from './host/external-interface.ts'
+import { chooseExternalInterface, type ExternalInterface } from './host/external-interface.ts'
 import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from './lease/lease.ts'
 import { acquireLease, followLeases, LEASE_TTL_MS, renewLease, type FollowState } from './lease/leases.ts'
 import { applyUpdate, type PeerView } from './lease/peer-view.ts'
@@ -116,15 +116,14 @@ async function runWithStore(
   log.info(`Created subnet manager: ${manager} with Previous Subnet: ${previous ? formatIpv4Net(previous) : 'None'}`)
   try {
     const config = await waitForConfig(store, log, signal)
-    const wishes = { ifaces: options.iface, canReach: options['iface-can-reach'], publicIp: options['public-ip'] }
-    const external = await chooseExternalInterface(run, wishes, log)
-    const backend = await createBackend(config, external, options, log)
-    const rules = await createFirewall(config, options, log)
-    const firewall = rules && { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
     const networkDoubt = createBell()
     const ended = new AbortController()
     const watching = watchHost(() => networkDoubt.ring(), log, AbortSignal.any([signal, ended.signal]))
     try {
+      const external = await waitForInterface(options, networkDoubt, log, signal)
+      const backend = await createBackend(config, external, options, log)
+      const rules = await createFirewall(config, options, log)
+      const firewall = rules && { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
       return await runNode(
         { options, store, config, backend, firewall, log, signal, health },
         previous,
@@ -211,6 +210,36 @@ function configMissing(store: Store): WeftError {
     : new WeftError('CONFIG_MISSING', 'there is no network configuration in the lease directory', {
         remedy: `write it to the file \`config\` there: ${example}`,
       })
+}
+
+/** The external interface. At boot its route, its address or the device itself may come later than this daemon. */
+async function waitForInterface(
+  options: DaemonOptions,
+  hostChanged: Bell,
+  log: Log,
+  signal: AbortSignal,
+): Promise<ExternalInterface> {
+  const wishes = {
+    ifaces: options.iface,
+    patterns: options['iface-regex'],
+    canReach: options['iface-can-reach'],
+    publicIp: options['public-ip'],
+  }
+  const waitS = options['iface-wait']
+  const end = performance.now() + waitS * 1000
+  const said = new Set<string>()
+  const once = (message: string): void => void (said.has(message) || log.info(message), said.add(message))
+  for (let tries = 1; ; tries++) {
+    try {
+      return await chooseExternalInterface(run, wishes, { ...log, info: once })
+    } catch (error) {
+      const leftMs = end - performance.now()
+      if (!isWeftError(error, 'INTERFACE') || leftMs <= 0) throw error
+      if (tries === 1) log.warn(`${error.message}; waiting up to ${waitS} s for one`)
+      await hostChanged.wait(signal, Math.min(leftMs, RESYNC_MS))
+      await pause(signal, Math.min(leftMs, SETTLE_MS))
+    }
+  }
 }
 
 /** Logs an error the first times it comes, then every tenth time; at once when it is another. */

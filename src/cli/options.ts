@@ -56,6 +56,10 @@ export const WEFT_FLAGS = {
     default: '',
     help: 'keep leases in this directory instead of etcd; several daemons may share it, also over a shared file system',
   },
+  'iface-wait': {
+    default: 120,
+    help: 'seconds to wait at the start for an interface that fits: a route, an address or the device may come late',
+  },
   'fail-static-hold': {
     default: 30,
     help: 'seconds that peers are kept when more than half of them vanish from the store at once',
@@ -73,4 +77,4 @@ export const FLAGS = { ...FLANNEL_FLAGS, ...WEFT_FLAGS }
 export type DaemonOptions = Options<typeof FLAGS>
 
 /** Flags of flanneld whose effect weft does not have yet: asking for it is an error, never ignored. */
-export const NOT_YET = ['iface-regex', 'public-ipv6', 'kube-subnet-mgr', 'ip-blackhole-route'] as const
+export const NOT_YET = ['public-ipv6', 'kube-subnet-mgr', 'ip-blackhole-route'] as const

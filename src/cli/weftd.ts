@@ -18,8 +18,7 @@ export function usage(program: string): string {
 /** Refuses flags of flanneld that weft does not have yet: ignoring them would hide what is missing. */
 function refuseNotYet(options: DaemonOptions): void {
   for (const name of NOT_YET) {
-    const value = options[name]
-    if (typeof value === 'object' ? value.length > 0 : value) {
+    if (options[name]) {
       throw new WeftError('USAGE', `weft does not have flanneld's -${name} yet`, { remedy: 'leave it out' })
     }
   }
@@ -31,6 +30,11 @@ export function checkOptions(options: DaemonOptions): void {
   if (margin < 1 || margin > 1439) {
     throw new WeftError('USAGE', 'Invalid subnet-lease-renew-margin option, out of acceptable range', {
       remedy: 'give it 1 to 1439 minutes',
+    })
+  }
+  if (options['iface-wait'] < 0) {
+    throw new WeftError('USAGE', `--iface-wait is ${options['iface-wait']}`, {
+      remedy: 'give it seconds, 0 for no wait',
     })
   }
   if (!(ENGINES as readonly string[]).includes(options.engine)) {

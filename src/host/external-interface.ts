@@ -1,9 +1,9 @@
 // external-interface.ts - which interface carries the datagrams, and by which address other nodes reach this one.
 //
-// Rules and texts of flanneld (pkg/ipmatch/match.go, pkg/ip/iface.go), but for one thing: of several default routes
-// the one of the lowest metric counts, as for every other packet of the host.
+// Rules and texts of flanneld (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), but for one thing: of several default
+// routes the one of the lowest metric counts, as for every other packet of the host.
 
-import { messageOf, WeftError } from '../errors.ts'
+import { isWeftError, messageOf, WeftError } from '../errors.ts'
 import { formatIpv4, parseIpv4, type Ipv4 } from '../net/ipv4.ts'
 import type { Log } from '../log.ts'
 import type { Run } from './command.ts'
@@ -18,13 +18,27 @@ export interface ExternalInterface {
   readonly publicIp: Ipv4
   /** Which of the two the operator named: such an address does not follow the interface's. */
   readonly named: { readonly address: boolean; readonly publicIp: boolean }
+  /** The expression that the address was chosen by: another address must match it too. */
+  readonly pattern?: string
 }
 
 export interface InterfaceWishes {
-  /** Names or addresses, in order of preference. */
+  /** Names or addresses, in order of preference. An empty one stands for the default route's, here and below. */
   readonly ifaces: readonly string[]
+  /** Regular expressions of RE2's syntax for addresses and names, tried when none of `ifaces` fits. */
+  readonly patterns: readonly string[]
+  /** An address whose route names the interface, tried last; or empty. */
   readonly canReach: string
+  /** What other nodes send to; or empty. */
   readonly publicIp: string
+}
+
+/** What one wish leads to. */
+interface Found {
+  readonly link: Link
+  readonly address: Ipv4
+  readonly addressNamed?: boolean
+  readonly pattern?: string
 }
 
 function isUsable({ address, deprecated }: Address): boolean {
@@ -32,19 +46,47 @@ function isUsable({ address, deprecated }: Address): boolean {
   return !deprecated && top !== 0 && top !== 127 && top < 224
 }
 
-/** Which of an interface's addresses to use: global before link scope, permanent before dynamic, then kernel order. */
-export function preferredAddress(link: Link): Ipv4 | undefined {
-  const rank = (address: Address): number => (address.scope === 'global' ? 0 : 2) + (address.dynamic ? 1 : 0)
-  return link.addresses.filter(isUsable).toSorted((a, b) => rank(a) - rank(b))[0]?.address
+/** An interface's addresses that can be used, the best first: link-local last, permanent before dynamic, kernel order. */
+function usableAddresses({ addresses }: Link): Ipv4[] {
+  const isLinkLocal = (address: Ipv4): boolean => address >>> 16 === 0xa9fe // RFC 3927, 169.254.0.0/16
+  const rank = ({ address, dynamic }: Address): number => (isLinkLocal(address) ? 2 : 0) + (dynamic ? 1 : 0)
+  return addresses
+    .filter(isUsable)
+    .toSorted((a, b) => rank(a) - rank(b))
+    .map(({ address }) => address)
 }
 
-function describeCandidates(links: readonly Link[]): string {
+/** Which of an interface's addresses to use. */
+export function preferredAddress(link: Link): Ipv4 | undefined {
+  return usableAddresses(link)[0]
+}
+
+/** All interfaces, each with its addresses and why it is not the one. `otherwise` is said of one that could be. */
+function describeCandidates(links: readonly Link[], otherwise: string): string {
+  const reason = (link: Link): string => {
+    if (link.loopback) return 'loopback'
+    const faults = [
+      ...(link.up ? [] : ['down']),
+      ...(link.addresses.length === 0 ? ['no IPv4 address'] : []),
+      ...(link.addresses.length > 0 && preferredAddress(link) === undefined ? ['no address of a host'] : []),
+      ...(link.mtu === 0 ? ['MTU 0'] : []),
+    ]
+    return faults.length === 0 || (faults.length === 1 && !link.up)
+      ? [...faults, otherwise].join(', ')
+      : faults.join(', ')
+  }
   return links
-    .map((link) => `${link.name}:[${link.addresses.map(({ address }) => formatIpv4(address)).join(' ')}]`)
+    .map((link) => {
+      const addresses = link.addresses.map(({ address }) => formatIpv4(address)).join(' ')
+      return `${link.name}:[${addresses}] (${reason(link)})`
+    })
     .join(', ')
 }
 
-/** Finds the interface. Throws WeftError INTERFACE, with every candidate named, when none fits. */
+/**
+ * Finds the interface. Throws WeftError: INTERFACE, with every candidate and why it was refused, when none fits, which may
+ * change with the host's links, addresses and routes; USAGE when what was asked for can never fit.
+ */
 export async function chooseExternalInterface(run: Run, wishes: InterfaceWishes, log: Log): Promise<ExternalInterface> {
   const publicIp = wishes.publicIp === '' ? undefined : parseIpv4(wishes.publicIp)
   if (wishes.publicIp !== '' && publicIp === undefined) {
@@ -53,47 +95,64 @@ export async function chooseExternalInterface(run: Run, wishes: InterfaceWishes,
     })
   }
   const links = await listLinks(run)
-  // With nothing but --public-ip, that address must be on an interface; behind NAT, --iface is needed too.
-  const ifaces =
-    wishes.ifaces.length === 0 && wishes.canReach === '' && publicIp !== undefined ? [wishes.publicIp] : wishes.ifaces
-
-  let found: { link: Link; address: Ipv4 } | undefined
-  let addressNamed = false
-  if (ifaces.length === 0 && wishes.canReach === '') {
-    found = await byDefaultRoute(run, links, log)
-  } else {
-    for (const wish of ifaces) {
-      try {
-        found = byNameOrAddress(links, wish, log)
-        addressNamed = parseIpv4(wish) !== undefined
-        break
-      } catch (error) {
-        log.info(`Could not find valid interface matching ${wish}: ${messageOf(error)}`)
-      }
-    }
-    if (!found && wishes.canReach !== '') found = await byReach(run, links, wishes.canReach)
-  }
-  if (!found) {
-    const nat = ifaces === wishes.ifaces ? '' : '; --public-ip alone must be an address of this host'
-    throw new WeftError(
-      'INTERFACE',
-      'Failed to find interface to use that matches the interfaces and/or regexes provided',
-      {
-        remedy: `choose one of ${describeCandidates(links)} with --iface${nat}`,
-      },
-    )
-  }
-  const { link, address } = found
-  if (link.mtu === 0) {
-    throw new WeftError('INTERFACE', `failed to determine MTU for ${formatIpv4(address)} interface`, {
-      remedy: `give ${link.name} an MTU, or choose another with --iface`,
-    })
-  }
+  const { link, address, addressNamed, pattern } = await firstThatFits(run, links, wishes, log)
   log.info(`Using interface with name ${link.name} and address ${formatIpv4(address)}`)
   if (publicIp === undefined) log.info(`Defaulting external address to interface address (${formatIpv4(address)})`)
   else log.info(`Using ${formatIpv4(publicIp)} as external address`)
-  const named = { address: addressNamed, publicIp: publicIp !== undefined }
-  return { name: link.name, mtu: link.mtu, address, publicIp: publicIp ?? address, named }
+  const named = { address: addressNamed ?? false, publicIp: publicIp !== undefined }
+  const found = { name: link.name, mtu: link.mtu, address, publicIp: publicIp ?? address, named }
+  return pattern === undefined ? found : { ...found, pattern }
+}
+
+async function firstThatFits(run: Run, links: readonly Link[], wishes: InterfaceWishes, log: Log): Promise<Found> {
+  const { ifaces, patterns, canReach, publicIp } = wishes
+  const byDefault = (): Promise<Found> => byDefaultRoute(run, links, log)
+  const byName = async (wish: string): Promise<Found> => byNameOrAddress(links, wish, log)
+
+  if (ifaces.length === 0 && patterns.length === 0 && canReach === '') {
+    try {
+      // With nothing but --public-ip, that address must be on an interface; behind NAT, --iface is needed too.
+      return withMtu(await (publicIp === '' ? byDefault() : byName(publicIp)))
+    } catch (error) {
+      if (!isWeftError(error, 'INTERFACE')) throw error
+      const otherwise = publicIp === '' ? 'no default route' : `without ${publicIp}`
+      throw new WeftError('INTERFACE', `Failed to find any valid interface to use: ${error.message}`, {
+        remedy: `name one with --iface: ${describeCandidates(links, otherwise)}`,
+      })
+    }
+  }
+
+  const tries: (readonly [wish: string, find: () => Promise<Found>])[] = [
+    ...ifaces.map((wish) => [wish, () => (wish === '' ? byDefault() : byName(wish))] as const),
+    ...patterns.map((wish) => [wish, () => (wish === '' ? byDefault() : byPattern(links, wish))] as const),
+    ...(canReach === '' ? [] : [[`ifaceCanReach: ${canReach}`, () => byReach(run, links, canReach, log)] as const]),
+  ]
+  let mayFit = false
+  const mistakes: string[] = []
+  for (const [wish, find] of tries) {
+    try {
+      return withMtu(await find())
+    } catch (error) {
+      if (!isWeftError(error, 'INTERFACE') && !isWeftError(error, 'USAGE')) throw error
+      log.info(`Could not find valid interface matching ${wish}: ${error.message}`)
+      if (error.code === 'USAGE') mistakes.push(error.message)
+      else mayFit = true
+    }
+  }
+  const message = 'Failed to find interface to use that matches the interfaces and/or regexes provided'
+  if (!mayFit) {
+    throw new WeftError('USAGE', `${message}: ${mistakes.join(', ')}`, {
+      remedy: 'give --iface-regex an expression of RE2, --iface-can-reach an IPv4 address',
+    })
+  }
+  throw new WeftError('INTERFACE', message, {
+    remedy: `name one with --iface: ${describeCandidates(links, 'not asked for')}`,
+  })
+}
+
+function withMtu(found: Found): Found {
+  if (found.link.mtu > 0) return found
+  throw new WeftError('INTERFACE', `failed to determine MTU for ${formatIpv4(found.address)} interface`)
 }
 
 /**
@@ -104,55 +163,77 @@ export async function currentExternal(run: Run, before: ExternalInterface): Prom
   const link = await findLink(run, before.name)
   if (!link || link.mtu === 0) return before
   const stays = before.named.address || link.addresses.some(({ address }) => address === before.address)
-  const address = stays ? before.address : (preferredAddress(link) ?? before.address)
+  const fits = before.pattern === undefined ? () => true : await compile(before.pattern)
+  const other = usableAddresses(link).find((address) => fits(formatIpv4(address)))
+  const address = stays ? before.address : (other ?? before.address)
   return { ...before, mtu: link.mtu, address, publicIp: before.named.publicIp ? before.publicIp : address }
 }
 
-async function byDefaultRoute(run: Run, links: readonly Link[], log: Log): Promise<{ link: Link; address: Ipv4 }> {
+async function byDefaultRoute(run: Run, links: readonly Link[], log: Log): Promise<Found> {
   log.info('Determining IP address of default interface')
-  const [route] = (await routesTo(run, 'default')).toSorted((a, b) => a.metric - b.metric)
-  if (!route) {
-    throw new WeftError('INTERFACE', 'failed to get default interface: unable to find default route', {
-      remedy: `choose one of ${describeCandidates(links)} with --iface`,
-    })
-  }
-  return withPreferredAddress(links, route.device)
+  const routes = (await routesTo(run, 'default')).filter(({ device }) => device !== '')
+  const [route] = routes.toSorted((a, b) => a.metric - b.metric)
+  if (!route) throw new WeftError('INTERFACE', 'failed to get default interface: unable to find default route')
+  return byDevice(links, route.device)
 }
 
-function byNameOrAddress(links: readonly Link[], wish: string, log: Log): { link: Link; address: Ipv4 } {
+function byNameOrAddress(links: readonly Link[], wish: string, log: Log): Found {
   const address = parseIpv4(wish)
-  if (address === undefined) return withPreferredAddress(links, wish)
+  if (address === undefined) return byDevice(links, wish)
   log.info(`Searching for interface using ${wish}`)
   const link = links.find((candidate) => candidate.addresses.some((entry) => entry.address === address))
-  if (link) return { link, address }
+  if (link) return { link, address, addressNamed: true }
   throw new WeftError('INTERFACE', `error looking up interface ${wish}: no interface with given IP found`)
 }
 
-async function byReach(run: Run, links: readonly Link[], target: string): Promise<{ link: Link; address: Ipv4 }> {
-  const address = parseIpv4(target)
-  if (address === undefined) {
-    throw new WeftError('USAGE', `invalid IP address for --iface-can-reach: ${target}`, {
-      remedy: 'give it an IPv4 address',
-    })
+/** By the address of any interface first, then by the name; the first interface that has the name must have an address. */
+async function byPattern(links: readonly Link[], pattern: string): Promise<Found> {
+  const matches = await compile(pattern)
+  for (const link of links) {
+    const address = usableAddresses(link).find((candidate) => matches(formatIpv4(candidate)))
+    if (address !== undefined) return { link, address, pattern }
   }
-  const route = await routeFor(run, address)
-  const link = links.find(({ name }) => name === route?.device)
-  if (!link || route?.source === undefined) {
-    throw new WeftError('INTERFACE', `there is no route to ${target}`, {
-      remedy: `choose one of ${describeCandidates(links)} with --iface`,
-    })
-  }
-  return { link, address: route.source }
+  const named = links.find(({ name }) => matches(name))
+  if (named) return byDevice(links, named.name)
+  const candidates = links.map((link) => `${link.name}:[${usableAddresses(link).map(formatIpv4).join(' ')}]`)
+  throw new WeftError(
+    'INTERFACE',
+    `could not match pattern ${pattern} to any of the available network interfaces (${candidates.join(', ')})`,
+  )
 }
 
-function withPreferredAddress(links: readonly Link[], name: string): { link: Link; address: Ipv4 } {
-  const link = links.find((candidate) => candidate.name === name)
-  if (!link) throw new WeftError('INTERFACE', `error looking up interface ${name}: no such network interface`)
-  const address = preferredAddress(link)
-  if (address === undefined) {
-    throw new WeftError('INTERFACE', `failed to find IPv4 address for interface ${name}`, {
-      remedy: 'give it one, or choose another with --iface',
-    })
+/** Whether a text has a part that matches. RE2's syntax and linear time, as Go's: no look-around, no back-references. */
+async function compile(pattern: string): Promise<(text: string) => boolean> {
+  const { RE2JS } = await import('re2js') // few hosts need it
+  try {
+    const expression = RE2JS.compile(pattern)
+    return (text) => expression.matcher(text).find()
+  } catch (error) {
+    throw new WeftError('USAGE', `could not compile the IP address regex '${pattern}': ${messageOf(error)}`)
   }
+}
+
+async function byReach(run: Run, links: readonly Link[], target: string, log: Log): Promise<Found> {
+  log.info(`Determining interface to use based on given ifcanreach: ${target}`)
+  const address = parseIpv4(target)
+  if (address === undefined) throw new WeftError('USAGE', `invalid IP address for --iface-can-reach: ${target}`)
+  const route = await routeFor(run, address)
+  if (!route) {
+    throw new WeftError(
+      'INTERFACE',
+      `failed to get ifcanreach based interface: couldn't lookup route to ${target}: network is unreachable`,
+    )
+  }
+  return byDevice(links, route.device, route.source)
+}
+
+/** The interface of a name, with its preferred address unless one is given. */
+function byDevice(links: readonly Link[], name: string, given?: Ipv4): Found {
+  const link = links.find((candidate) => candidate.name === name)
+  // The words of Go's net.InterfaceByName.
+  if (!link)
+    throw new WeftError('INTERFACE', `error looking up interface ${name}: route ip+net: no such network interface`)
+  const address = given ?? preferredAddress(link)
+  if (address === undefined) throw new WeftError('INTERFACE', `failed to find IPv4 address for interface ${name}`)
   return { link, address }
 }

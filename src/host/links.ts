@@ -7,7 +7,6 @@ import type { Run } from './command.ts'
 export interface Address {
   readonly address: Ipv4
   readonly prefixLength: number
-  readonly scope: string
   readonly dynamic: boolean
   readonly deprecated: boolean
   readonly secondary: boolean
@@ -18,12 +17,14 @@ export interface Link {
   readonly name: string
   readonly mtu: number
   readonly up: boolean
+  readonly loopback: boolean
   readonly queueLength: number
   /** IPv4 addresses in the kernel's order. */
   readonly addresses: readonly Address[]
 }
 
 export interface Route {
+  /** Of several next hops the first's; empty for a route to nowhere, such as a blackhole. */
   readonly device: string
   readonly gateway: string | undefined
   readonly metric: number
@@ -40,7 +41,6 @@ interface JsonLink {
     family?: string
     local?: string
     prefixlen?: number
-    scope?: string
     dynamic?: boolean
     deprecated?: boolean
     secondary?: boolean
@@ -49,6 +49,7 @@ interface JsonLink {
 
 interface JsonRoute {
   dev?: string
+  nexthops?: { dev?: string }[]
   gateway?: string
   metric?: number
   prefsrc?: string
@@ -67,7 +68,6 @@ function toLink(json: JsonLink): Link {
     addresses.push({
       address,
       prefixLength: info.prefixlen ?? 32,
-      scope: info.scope ?? 'global',
       dynamic: info.dynamic ?? false,
       deprecated: info.deprecated ?? false,
       secondary: info.secondary ?? false,
@@ -78,6 +78,7 @@ function toLink(json: JsonLink): Link {
     name: json.ifname ?? '',
     mtu: json.mtu ?? 0,
     up: json.flags?.includes('UP') ?? false,
+    loopback: json.flags?.includes('LOOPBACK') ?? false,
     queueLength: json.txqlen ?? 0,
     addresses,
   }
@@ -100,7 +101,7 @@ export async function findLink(run: Run, name: string): Promise<Link | undefined
 }
 
 const toRoute = (json: JsonRoute): Route => ({
-  device: json.dev ?? '',
+  device: json.dev ?? json.nexthops?.[0]?.dev ?? '',
   gateway: json.gateway,
   metric: json.metric ?? 0,
   source: json.prefsrc === undefined ? undefined : parseIpv4(json.prefsrc),

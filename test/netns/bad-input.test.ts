@@ -102,13 +102,27 @@ describe('an error of one line', () => {
   })
 
   it('for an interface that there is not', async () => {
-    const result = await run(['--iface', 'eth7', '--lease-dir', leaseDirectory()])
-    expectOneError(result, 1, 'Failed to find interface', 'eth0:[192.168.77.1]')
+    const result = await run(['--iface', 'eth7', '--iface-wait', '0', '--lease-dir', leaseDirectory()])
+    expectOneError(
+      result,
+      1,
+      'Failed to find interface',
+      'lo:[127.0.0.1] (loopback), eth0:[192.168.77.1] (not asked for)',
+    )
   })
 
   it('without a default route', async () => {
     await host.output(['ip', 'route', 'del', 'default'])
-    expectOneError(await run(['--lease-dir', leaseDirectory()]), 1, 'unable to find default route', '--iface')
+    const began = performance.now()
+    const result = await run(['--lease-dir', leaseDirectory(), '--iface-wait', '1'])
+    expectOneError(result, 1, 'unable to find default route', '--iface', 'eth0:[192.168.77.1] (no default route)')
+    expect(performance.now() - began).toBeGreaterThan(1_000)
+    expect(result.stderr.split('waiting up to 1 s for one')).toHaveLength(2)
+  })
+
+  it('at once for an expression that is none', async () => {
+    const result = await run(['--iface-regex', '(eth', '--lease-dir', leaseDirectory()])
+    expectOneError(result, 1, "could not compile the IP address regex '(eth'", 'missing closing )', '--iface-regex')
   })
 
   it('for a lease directory that is a file', async () => {

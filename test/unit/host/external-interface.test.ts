@@ -21,8 +21,14 @@ interface JsonAddress {
   deprecated?: boolean
 }
 
-const link = (ifindex: number, ifname: string, addresses: readonly (string | JsonAddress)[], mtu = 1500): object => ({
-  ...{ ifindex, ifname, mtu, flags: ['UP'], txqlen: 1000 },
+const link = (
+  ifindex: number,
+  ifname: string,
+  addresses: readonly (string | JsonAddress)[],
+  mtu = 1500,
+  flags = ['UP'],
+): object => ({
+  ...{ ifindex, ifname, mtu, flags, txqlen: 1000 },
   addr_info: [
     { family: 'inet6', local: '2001:db8::1', prefixlen: 64, scope: 'global' },
     ...addresses.map((address) => ({
@@ -35,11 +41,15 @@ const link = (ifindex: number, ifname: string, addresses: readonly (string | Jso
 })
 
 const LINKS = [
-  link(1, 'lo', [{ local: '127.0.0.1', scope: 'host' }], 65536),
+  link(1, 'lo', [{ local: '127.0.0.1', scope: 'host' }], 65536, ['LOOPBACK', 'UP']),
   link(2, 'eth0', ['192.0.2.7'], 9000),
   link(3, 'dummy0', ['1.10.100.1', '192.168.200.128', '172.16.30.18', '172.16.31.200', '172.16.32.100']),
-  link(4, 'bare', []),
+  link(4, 'bare', [], 1500, []),
 ]
+const CANDIDATES =
+  'lo:[127.0.0.1] (loopback), eth0:[192.0.2.7] (WHY), ' +
+  'dummy0:[1.10.100.1 192.168.200.128 172.16.30.18 172.16.31.200 172.16.32.100] (WHY), bare:[] (down, no IPv4 address)'
+const candidates = (why: string): string => `name one with --iface: ${CANDIDATES.replaceAll('WHY', why)}`
 
 /** `ip` as it would answer on that host; anything else that is asked fails the test. */
 function host(
@@ -63,7 +73,7 @@ async function choose(wishes: Partial<InterfaceWishes>, run = host()) {
   const say = (message: string): void => void lines.push(message)
   const { name, mtu, address, publicIp } = await chooseExternalInterface(
     run,
-    { ifaces: [], canReach: '', publicIp: '', ...wishes },
+    { ifaces: [], patterns: [], canReach: '', publicIp: '', ...wishes },
     { info: say, warn: say, error: say, v: () => false },
   )
   return { name, mtu, address: formatIpv4(address), publicIp: formatIpv4(publicIp), lines }
@@ -97,6 +107,18 @@ describe('chooseExternalInterface', () => {
     [{ ifaces: ['eth9'], canReach: '172.16.31.1' }, 'dummy0', '172.16.31.200'],
     [{ ifaces: ['eth0'], canReach: '172.16.31.1' }, 'eth0', '192.0.2.7'],
     [{ publicIp: '172.16.30.18' }, 'dummy0', '172.16.30.18'],
+    [{ ifaces: [''] }, 'eth0', '192.0.2.7'],
+    [{ patterns: [''] }, 'eth0', '192.0.2.7'],
+    [{ patterns: [String.raw`172\.16\.3[12]\.`] }, 'dummy0', '172.16.31.200'],
+    [{ patterns: ['^dummy'] }, 'dummy0', '1.10.100.1'],
+    [{ patterns: ['1'] }, 'eth0', '192.0.2.7'], // of addresses before names, and never of the loopback
+    [{ patterns: ['nothing', '(?i)ETH'] }, 'eth0', '192.0.2.7'],
+    [{ patterns: ['bare|x', 'dummy'] }, 'dummy0', '1.10.100.1'],
+    [{ patterns: ['(', '^eth'] }, 'eth0', '192.0.2.7'],
+    [{ ifaces: ['eth0'], patterns: ['dummy'] }, 'eth0', '192.0.2.7'],
+    [{ ifaces: ['eth9'], patterns: ['dummy'], canReach: '192.0.2.1' }, 'dummy0', '1.10.100.1'],
+    [{ ifaces: ['eth9'], patterns: ['x'], canReach: '172.16.31.1' }, 'dummy0', '172.16.31.200'],
+    [{ patterns: ['dummy'], publicIp: '192.0.2.7' }, 'dummy0', '1.10.100.1'],
   ])('given %j takes %s %s', async (wishes, name, address) => {
     expect(await choose(wishes)).toMatchObject({ name, address })
   })
@@ -108,31 +130,76 @@ describe('chooseExternalInterface', () => {
   })
 
   it('names each wish that fails and goes on', async () => {
-    const { lines } = await choose({ ifaces: ['eth9', 'bare', '198.51.100.1', 'eth0'] })
-    expect(lines.filter((line) => line.startsWith('Could not find'))).toEqual([
-      'Could not find valid interface matching eth9: error looking up interface eth9: no such network interface',
-      'Could not find valid interface matching bare: failed to find IPv4 address for interface bare',
-      'Could not find valid interface matching 198.51.100.1: error looking up interface 198.51.100.1: no interface with given IP found',
+    const { lines } = await choose(
+      { ifaces: ['eth9', 'bare', '198.51.100.1', 'small'], patterns: ['(a', 'b.*e$', 'x'], canReach: '172.16.31.1' },
+      host([], [...LINKS, link(5, 'small', ['192.0.2.5'], 0)]),
+    )
+    const not = (text: string): string => `Could not find valid interface matching ${text}`
+    expect(lines.filter((line) => !line.includes('external address') && !line.startsWith('Using'))).toEqual([
+      not('eth9: error looking up interface eth9: route ip+net: no such network interface'),
+      not('bare: failed to find IPv4 address for interface bare'),
+      'Searching for interface using 198.51.100.1',
+      not('198.51.100.1: error looking up interface 198.51.100.1: no interface with given IP found'),
+      not('small: failed to determine MTU for 192.0.2.5 interface'),
+      not("(a: could not compile the IP address regex '(a': error parsing regexp: missing closing ): `(a`"),
+      not('b.*e$: failed to find IPv4 address for interface bare'),
+      not(
+        'x: could not match pattern x to any of the available network interfaces (lo:[], eth0:[192.0.2.7], ' +
+          'dummy0:[1.10.100.1 192.168.200.128 172.16.30.18 172.16.31.200 172.16.32.100], bare:[], small:[192.0.2.5])',
+      ),
+      'Determining interface to use based on given ifcanreach: 172.16.31.1',
     ])
   })
 
   it.each([
-    ['no default route', {}, host([]), 'INTERFACE', 'unable to find default route', 'eth0:[192.0.2.7]'],
+    ['look-ahead', 'eth(?=0)'],
+    ['look-behind', '(?<=e)th'],
+    ['a back-reference', String.raw`(e)\1`],
+  ])('knows no %s, as RE2', async (_title, pattern) => {
+    await expect(choose({ patterns: [pattern] })).rejects.toMatchObject({
+      code: 'USAGE',
+      message: expect.stringContaining(`could not compile the IP address regex '${pattern}'`),
+    })
+  })
+
+  it('takes linear time for what a backtracking matcher never ends with', async () => {
+    const name = 'a'.repeat(40) // far more than the kernel's 15
+    const began = performance.now()
+    await expect(choose({ patterns: ['^(a+)+$'] }, host([], [link(2, `${name}!`, [])]))).rejects.toThrow(
+      'Failed to find',
+    )
+    expect(performance.now() - began).toBeLessThan(1_000)
+  })
+
+  it('takes the first next hop of a default route that has several, and none that leads nowhere', async () => {
+    const routes = [{ type: 'unreachable' }, { nexthops: [{ dev: 'dummy0' }, { dev: 'eth0' }], metric: 5 }]
+    expect((await choose({}, host(routes))).name).toBe('dummy0')
+  })
+
+  it.each([
+    [
+      'no default route',
+      {},
+      host([]),
+      'INTERFACE',
+      'Failed to find any valid interface to use: failed to get default interface: unable to find default route',
+      candidates('no default route'),
+    ],
     [
       'nothing that fits',
-      { ifaces: ['eth9'] },
+      { ifaces: ['eth9'], patterns: ['x'] },
       host(),
       'INTERFACE',
-      'Failed to find interface to use',
-      'dummy0:[1.10.100.1 192.168',
+      'Failed to find interface to use that matches the interfaces and/or regexes provided',
+      candidates('not asked for'),
     ],
     [
       'only a public IP of elsewhere',
       { publicIp: '203.0.113.9' },
       host(),
       'INTERFACE',
-      'Failed to find interface',
-      '--iface',
+      'Failed to find any valid interface to use: error looking up interface 203.0.113.9: no interface with given IP found',
+      candidates('without 203.0.113.9'),
     ],
     ['a public IP that is none', { publicIp: 'me' }, host(), 'USAGE', 'invalid public IP address: me', '--public-ip'],
     [
@@ -140,7 +207,7 @@ describe('chooseExternalInterface', () => {
       { canReach: 'you' },
       host(),
       'USAGE',
-      'invalid IP address for --iface-can-reach: you',
+      'regexes provided: invalid IP address for --iface-can-reach: you',
       'IPv4',
     ],
     [
@@ -148,16 +215,24 @@ describe('chooseExternalInterface', () => {
       { canReach: '203.0.113.1' },
       host(),
       'INTERFACE',
-      'no route to 203.0.113.1',
+      'Failed to find interface to use',
       '--iface',
     ],
     [
       'an interface without MTU',
       { ifaces: ['x'] },
-      host([], [link(2, 'x', ['192.0.2.7'], 0)]),
+      host([], [link(2, 'x', ['192.0.2.7'], 0), link(3, 'y', ['127.0.0.9'], 1500, [])]),
       'INTERFACE',
-      'failed to determine MTU',
-      '--iface',
+      'Failed to find interface to use',
+      'x:[192.0.2.7] (MTU 0), y:[127.0.0.9] (down, no address of a host)',
+    ],
+    [
+      'what is down, naming that and what else',
+      { ifaces: ['z'] },
+      host([], [link(2, 'x', ['192.0.2.7'], 1500, [])]),
+      'INTERFACE',
+      'Failed to find interface to use',
+      'x:[192.0.2.7] (down, not asked for)',
     ],
   ] as const)('refuses %s', async (_title, wishes, run, code, message, remedy) => {
     await expect(choose(wishes, run)).rejects.toMatchObject({
@@ -169,16 +244,17 @@ describe('chooseExternalInterface', () => {
 })
 
 describe('preferredAddress', () => {
+  const linkLocal = fc.nat(0xffff).map((low) => 0xa9fe0000 + low)
   const address = fc.record({
-    address: fc.nat(0xffffffff),
+    address: fc.oneof(fc.nat(0xffffffff), linkLocal),
     prefixLength: fc.integer({ min: 0, max: 32 }),
-    scope: fc.constantFrom('global', 'link', 'host'),
     dynamic: fc.boolean(),
     deprecated: fc.boolean(),
     secondary: fc.boolean(),
   })
-  const bare = { index: 1, name: 'x', mtu: 1500, up: true, queueLength: 0 }
-  const rank = (entry: Address): number => (entry.scope === 'global' ? 0 : 2) + (entry.dynamic ? 1 : 0)
+  const bare = { index: 1, name: 'x', mtu: 1500, up: true, loopback: false, queueLength: 0 }
+  const rank = ({ address: at, dynamic }: Address): number =>
+    (formatIpv4(at).startsWith('169.254.') ? 2 : 0) + (dynamic ? 1 : 0)
 
   it('is the first of the best that can be used at all', () => {
     fc.assert(
@@ -222,6 +298,13 @@ describe('currentExternal', () => {
       eth0(1500, '192.0.2.9'),
       { address: nine },
     ],
+    [
+      'the address that matches the expression it was chosen by',
+      { ...before, pattern: '^192' },
+      eth0(1500, '198.51.100.1', '192.0.2.9'),
+      { address: nine, publicIp: nine },
+    ],
+    ['no other address than a matching one', { ...before, pattern: '^192' }, eth0(1500, '198.51.100.1'), {}],
   ])('takes over %s', async (_title, was, run, change) => {
     expect(await currentExternal(run, was)).toEqual({ ...was, ...change })
   })
