@@ -62,15 +62,27 @@ export async function createBackend(
   })
 }
 
-/** The firewall that the network configuration and the flags ask for; undefined when no rule is wanted. */
+/** The rules, and the blackhole route, that the network configuration and the flags ask for; undefined when none are. */
 export async function createFirewall(
   config: NetworkConfig,
-  options: Pick<DaemonOptions, 'ip-masq' | 'iptables-forward-rules' | 'ip-masq-fully-random-disable'>,
+  options: Pick<
+    DaemonOptions,
+    'ip-masq' | 'iptables-forward-rules' | 'ip-masq-fully-random-disable' | 'ip-blackhole-route'
+  >,
   log: Log,
 ): Promise<Firewall | undefined> {
-  const wish = { network: config.network, masq: options['ip-masq'], forward: options['iptables-forward-rules'] }
-  if (!wish.masq && !wish.forward) return undefined
-  const { createIptables, createNftables } = await import('./firewall/firewall.ts')
-  const create = config.enableNftables ? createNftables : createIptables
-  return create({ ...wish, plainPorts: options['ip-masq-fully-random-disable'], run, log })
+  const { network } = config
+  const wish = { network, masq: options['ip-masq'], forward: options['iptables-forward-rules'] }
+  const parts: Firewall[] = []
+  if (wish.masq || wish.forward) {
+    const { createIptables, createNftables } = await import('./firewall/firewall.ts')
+    const create = config.enableNftables ? createNftables : createIptables
+    parts.push(create({ ...wish, plainPorts: options['ip-masq-fully-random-disable'], run, log }))
+  }
+  if (options['ip-blackhole-route']) {
+    const { createBlackhole } = await import('./host/blackhole.ts')
+    parts.push(createBlackhole(run, network))
+  }
+  if (parts.length < 2) return parts[0]
+  return { ensure: async (subnet) => (await Promise.all(parts.map((part) => part.ensure(subnet)))).flat() }
 }

@@ -77,4 +77,4 @@ export const FLAGS = { ...FLANNEL_FLAGS, ...WEFT_FLAGS }
 export type DaemonOptions = Options<typeof FLAGS>
 
 /** Flags of flanneld whose effect weft does not have yet: asking for it is an error, never ignored. */
-export const NOT_YET = ['public-ipv6', 'kube-subnet-mgr', 'ip-blackhole-route'] as const
+export const NOT_YET = ['public-ipv6', 'kube-subnet-mgr'] as const

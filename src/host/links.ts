@@ -26,6 +26,10 @@ export interface Link {
 export interface Route {
   /** Of several next hops the first's; empty for a route to nowhere, such as a blackhole. */
   readonly device: string
+  /** `10.5.0.0/16`, `default`. */
+  readonly destination: string
+  /** `unicast`, `blackhole`, `unreachable`, ... */
+  readonly type: string
   readonly gateway: string | undefined
   readonly metric: number
   readonly source: Ipv4 | undefined
@@ -49,6 +53,8 @@ interface JsonLink {
 
 interface JsonRoute {
   dev?: string
+  dst?: string
+  type?: string
   nexthops?: { dev?: string }[]
   gateway?: string
   metric?: number
@@ -102,6 +108,8 @@ export async function findLink(run: Run, name: string): Promise<Link | undefined
 
 const toRoute = (json: JsonRoute): Route => ({
   device: json.dev ?? json.nexthops?.[0]?.dev ?? '',
+  destination: /^[\d.]+$/.test(json.dst ?? '') ? `${json.dst}/32` : (json.dst ?? ''),
+  type: json.type ?? 'unicast',
   gateway: json.gateway,
   metric: json.metric ?? 0,
   source: json.prefsrc === undefined ? undefined : parseIpv4(json.prefsrc),
@@ -111,6 +119,11 @@ const toRoute = (json: JsonRoute): Route => ({
 export async function routesTo(run: Run, destination: Ipv4Net | 'default'): Promise<Route[]> {
   const exact = destination === 'default' ? 'default' : formatIpv4Net(destination)
   return (await ipJson<JsonRoute>(run, ['-4', 'route', 'show', 'exact', exact])).map(toRoute)
+}
+
+/** The IPv4 routes of the main table to `network` and to parts of it. */
+export async function routesWithin(run: Run, network: Ipv4Net): Promise<Route[]> {
+  return (await ipJson<JsonRoute>(run, ['-4', 'route', 'show', 'root', formatIpv4Net(network)])).map(toRoute)
 }
 
 /** The interface and source address that the kernel would use to reach `address`; undefined when there is no route. */

@@ -5,6 +5,7 @@ import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { ping } from '../../lab/measure.ts'
 
 /** From what the host lacked to what the daemon makes of it. */
 const NOTICED_MS = 1_000
@@ -93,5 +94,30 @@ describe('H5: a boot that is not done when the daemon starts', () => {
     const daemon = start(['--iface', 'eth7'])
     await daemon.line(WAITING)
     expect(await daemon.stop()).toBe(0)
+  })
+})
+
+describe('--ip-blackhole-route', () => {
+  it('ends what is for no container, not what is for one, comes back, and follows the subnet', async () => {
+    await ip('route', 'add', 'blackhole', '10.5.255.0/24', 'metric', '4294967295') // an earlier run's
+    const args = ['--ip-blackhole-route', '--iptables-resync', '1']
+    const daemon = start(undefined, args)
+    await daemon.line(/flannel is ready/)
+    const subnet = (host.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace('.1/', '.0/')
+    const blackholes = async (): Promise<string[]> =>
+      (await ip('route', 'show', 'type', 'blackhole')).split('\n').flatMap((line) => line.trim() || [])
+    const ours = `blackhole ${subnet} metric 4294967295`
+    expect(await blackholes()).toEqual([ours])
+    const nobody = subnet.replace('.0/24', '.99')
+    expect((await host.run(['ip', 'route', 'get', nobody])).code).not.toBe(0)
+
+    const pod = await host.startPod() // brings the bridge and its route
+    expect(await ping(host.namespace, pod.address, { count: 1 })).toHaveLength(1)
+
+    await ip('route', 'del', 'blackhole', subnet, 'metric', '4294967295')
+    await daemon.line(/^W.*Repaired: the blackhole route of .* was gone/)
+    expect(await blackholes()).toEqual([ours])
+    expect(await daemon.stop()).toBe(0)
+    expect(await blackholes()).toEqual([ours]) // as flanneld leaves it
   })
 })
