@@ -1,7 +1,7 @@
 // lease-ends.ts - the two ends of the path that bench/leases.ts measures; started as a program in a host's namespace.
 //
 // `listen` takes the overlay's datagrams on UDP 8285 in place of a daemon and prints, for each inner subnet (/24), when
-// its first packet came. `send` reads lines: an inner address to send to every half millisecond, `-` to stop, `gap` to
+// its first packet came. `send` reads lines: an inner address to send to every millisecond, `-` to stop, `gap` to
 // print the longest pause between two packets of `listen`. Times are CLOCK_MONOTONIC in ms, the same in all namespaces.
 
 import { createSocket } from 'node:dgram'
@@ -40,11 +40,9 @@ function send(): void {
     else targets.add(line)
   })
   let next = now()
-  const turn = (): void => {
-    for (; next <= now(); next += 0.5) for (const target of targets) socket.send('x', 9, target)
-    setImmediate(turn)
-  }
-  turn()
+  setInterval(() => {
+    for (; next <= now(); next += 1) for (const target of targets) socket.send('x', 9, target)
+  }, 1)
 }
 
 if (process.argv[2] === 'listen') listen()

@@ -3,7 +3,7 @@
 // One host runs the daemon and sends; a second one has no daemon but a program that listens on the overlay's port, so
 // that any number of leases may name its address. Times are taken by these two programs with one clock.
 
-import type { ChildProcess } from 'node:child_process'
+import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
 import { closeSync, existsSync, openSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -25,11 +25,11 @@ const DAEMONS = 50
 const TXN_OPERATIONS = 128
 
 const METHOD = {
-  change: `${CHANGES} leases put one by one into etcd; from the call of put to the first packet at the peer, sent every half millisecond`,
+  change: `${CHANGES} leases put one by one into etcd; from the call of put to the first packet at the peer, of which one is sent every millisecond`,
   start:
     'weftd started with the leases in etcd: from its "Created subnet manager" to the last "Subnet added"; VmRSS then',
   large:
-    'as change, beside that many peers; gap is the longest pause of another stream of a packet each half millisecond meanwhile',
+    'as change, beside that many peers; gap is the longest pause of another stream of a packet each millisecond meanwhile',
   together: `${DAEMONS} weftd started in one moment on ${DAEMONS} hosts with one etcd: until the last has logged all others; requests by etcd's grpc_server_started_total in a minute of quiet`,
 } as const
 
@@ -40,58 +40,80 @@ const valueOf = (address: string): string => `{"PublicIP":"${address}","PublicIP
 /** Of a child that was started with pipes. */
 const linesOf = (stream: Readable | null): Interface => createInterface({ input: stream as Readable })
 
-interface Bed {
-  readonly lab: Lab
-  readonly etcd: Etcd
-  readonly client: Etcd3
+interface Writer {
+  /** Puts leases with these numbers and this address; resolves, when they are put, with the time before. */
+  put(from: number, count: number, address: string): Promise<number>
   close(): Promise<void>
 }
 
-/** Hosts and an etcd on their switch, reached from outside of the namespaces by a client inside: see `inSwitch`. */
+interface Bed {
+  readonly lab: Lab
+  readonly etcd: Etcd
+  readonly writer: Writer
+  close(): Promise<void>
+}
+
+/** Hosts, and an etcd on their switch with somebody beside it who writes leases. */
 async function openBed(hosts: number): Promise<Bed> {
   const lab = await createLab({ hosts })
   const etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
   await etcd.ctl('put', `${NETWORK}/config`, CONFIG)
-  const client = new Etcd3({ hosts: etcd.endpoint })
+  const writer = await openWriter({ lab, etcd })
   return {
     lab,
     etcd,
-    client,
+    writer,
     async close() {
-      client.close()
+      await writer.close()
       await lab.close()
       await etcd.close()
     },
   }
 }
 
-/** Runs this file's `put` in the switch's namespace, where etcd can be reached; prints when it began. */
-async function put(bed: Bed, from: number, count: number, address: string): Promise<number> {
+/** Runs this file's `put` in the switch's namespace, where etcd can be reached. */
+async function openWriter({ lab, etcd }: Pick<Bed, 'lab' | 'etcd'>): Promise<Writer> {
   const program = join(packageRoot, 'dist/bench/leases.js')
-  const command = ['ip', 'netns', 'exec', `${bed.lab.id}-switch`, process.execPath, program]
-  const { code, stdout, stderr } = await execute([
-    ...command,
-    'put',
-    bed.etcd.endpoint,
-    String(from),
-    String(count),
-    address,
-  ])
-  if (code !== 0) throw new Error(`putting leases: ${stderr}`)
-  return Number(stdout)
+  const child = spawn('ip', ['netns', 'exec', `${lab.id}-switch`, process.execPath, program, 'put', etcd.endpoint], {
+    stdio: ['pipe', 'pipe', 'inherit'],
+  })
+  const answers = linesOf(child.stdout)[Symbol.asyncIterator]()
+  const answer = async (): Promise<number> => {
+    const { done, value } = await answers.next()
+    if (done) throw new Error('putting leases failed')
+    return Number(value)
+  }
+  await answer()
+  return {
+    put(from, count, address) {
+      child.stdin.write(`${from} ${count} ${address}\n`)
+      return answer()
+    },
+    async close() {
+      const ended = once(child, 'exit')
+      child.stdin.end()
+      await ended
+    },
+  }
 }
 
-async function putHere(endpoint: string, from: number, count: number, address: string): Promise<void> {
+/** Reads lines `FROM COUNT ADDRESS`, puts these leases, and prints when it began to. */
+async function putHere(endpoint: string): Promise<void> {
   const client = new Etcd3({ hosts: endpoint })
   await client.get('warm') // the connection is not what is measured
-  const began = now()
-  for (let at = from; at < from + count; at += TXN_OPERATIONS) {
-    const operations = Array.from({ length: Math.min(TXN_OPERATIONS, from + count - at) }, (_, index) => ({
-      request_put: { key: Buffer.from(keyOf(at + index)), value: Buffer.from(valueOf(address)) },
-    }))
-    await client.kv.txn({ compare: [], success: operations, failure: [] })
+  process.stdout.write('0\n')
+  for await (const line of createInterface({ input: process.stdin })) {
+    const [from = 0, count = 0] = line.split(' ').map(Number)
+    const address = line.split(' ')[2] ?? ''
+    const began = now()
+    for (let at = from; at < from + count; at += TXN_OPERATIONS) {
+      const operations = Array.from({ length: Math.min(TXN_OPERATIONS, from + count - at) }, (_, index) => ({
+        request_put: { key: Buffer.from(keyOf(at + index)), value: Buffer.from(valueOf(address)) },
+      }))
+      await client.kv.txn({ compare: [], success: operations, failure: [] })
+    }
+    process.stdout.write(`${began}\n`)
   }
-  process.stdout.write(String(began))
   client.close()
 }
 
@@ -141,7 +163,7 @@ async function changes(bed: Bed, ends: Ends, from: number, count: number, addres
     const subnet = keyOf(index).replace(/^.*\/|\.0-24$/g, '')
     ends.send(`${subnet}.9`)
     const arrival = ends.arrival(subnet)
-    const began = await put(bed, index, 1, address)
+    const began = await bed.writer.put(index, 1, address)
     times.push((await arrival) - began)
     ends.send(`-${subnet}.9`)
   }
@@ -173,7 +195,7 @@ async function scale(leases: number): Promise<Record<string, number>> {
   const bed = await openBed(2)
   try {
     const [from, to] = bed.lab.hosts as [Host, Host]
-    await put(bed, 0, leases, to.address)
+    await bed.writer.put(0, leases, to.address)
     const daemon = from.startDaemon({ args: ['--etcd-endpoints', bed.etcd.endpoint] })
     const seconds = await filled(daemon, leases)
     const rss = rssMiB(daemon)
@@ -261,5 +283,5 @@ export async function measureLeases(): Promise<Part> {
   return { name: 'leases', rounds: 1, seconds: 0, method, series }
 }
 
-const [, , mode, endpoint = '', from = '0', count = '0', address = ''] = process.argv
-if (mode === 'put') await putHere(endpoint, Number(from), Number(count), address)
+const [, , mode, endpoint = ''] = process.argv
+if (mode === 'put') await putHere(endpoint)

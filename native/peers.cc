@@ -2,8 +2,8 @@
 #include "peers.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
-#include <map>
 
 namespace weft {
 
@@ -19,65 +19,80 @@ PeerTable::Prefix PeerTable::mask_of(uint8_t bits) {
   return {high, low};
 }
 
-uint32_t PeerTable::hash(const Prefix& prefix) {
-  // Multiplicative hashing by the golden ratio; the top bits are the mixed ones.
-  return static_cast<uint32_t>(((prefix.high ^ prefix.low * 0xc2b2ae3d27d4eb4full) * 0x9e3779b97f4a7c15ull) >> 32);
+uint32_t PeerTable::Length::home(const Prefix& prefix) const {
+  // Multiplicative hashing by the golden ratio. Only the top bits depend on all others, and the low ones not at all:
+  // a subnet's host bits are zero, so those of the product are.
+  return static_cast<uint32_t>(((prefix.high ^ prefix.low * 0xc2b2ae3d27d4eb4full) * 0x9e3779b97f4a7c15ull) >>
+                               (64 - std::bit_width(slot_mask)));
 }
 
 PeerTable::PeerTable(std::span<const uint8_t> records) {
   const size_t count = records.size() / kRecordBytes;
-  endpoints_.reserve(count);
-  std::map<uint8_t, std::vector<Slot>, std::greater<>> by_length[2];
+  std::array<uint32_t, 256> v4_counts{}, v6_counts{};  // by prefix length
   for (size_t i = 0; i < count; i++) {
     const uint8_t* record = records.data() + i * kRecordBytes;
-    const uint8_t version = record[0];
-    const uint8_t bits = record[1];
-    Endpoint endpoint{};
-    if (record[2] == 4) {
-      endpoint.address.v4.sin_family = AF_INET;
-      endpoint.address.v4.sin_port = load<uint16_t>(record + 4);
-      endpoint.address.v4.sin_addr.s_addr = load<uint32_t>(record + 24);
-      endpoint.address_bytes = sizeof(sockaddr_in);
-    } else {
-      endpoint.address.v6.sin6_family = AF_INET6;
-      endpoint.address.v6.sin6_port = load<uint16_t>(record + 4);
-      std::memcpy(&endpoint.address.v6.sin6_addr, record + 24, 16);
-      endpoint.address_bytes = sizeof(sockaddr_in6);
-    }
-    endpoints_.push_back(endpoint);
-    const Prefix mask = mask_of(bits);
-    Prefix prefix = read_prefix(version, record + 8);
-    prefix = {prefix.high & mask.high, prefix.low & mask.low};
-    by_length[version == 6][bits].push_back({prefix, static_cast<uint32_t>(endpoints_.size())});
+    (record[0] == 4 ? v4_counts[record[1]] : v6_counts[record[1]])++;
   }
-  for (int family = 0; family < 2; family++) {
-    for (auto& [bits, entries] : by_length[family]) {
-      Length length{bits, mask_of(bits), 0, {}};
-      const size_t slots = std::bit_ceil(entries.size() * 2);  // at most half full: short probes
-      length.slot_mask = static_cast<uint32_t>(slots - 1);
-      length.slots.resize(slots, Slot{{0, 0}, 0});
-      for (const Slot& entry : entries) {
-        uint32_t at = hash(entry.prefix) & length.slot_mask;
-        while (length.slots[at].endpoint != 0 && length.slots[at].prefix != entry.prefix) {
-          at = (at + 1) & length.slot_mask;
-        }
-        length.slots[at] = entry;
-      }
-      (family == 0 ? v4_ : v6_).push_back(std::move(length));
-    }
+  v4_ = lengths_for(v4_counts);
+  v6_ = lengths_for(v6_counts);
+  endpoints_.reserve(count);
+  for (size_t i = 0; i < count; i++) insert(records.data() + i * kRecordBytes);
+}
+
+std::vector<PeerTable::Length> PeerTable::lengths_for(std::span<const uint32_t> counts) {
+  std::vector<Length> lengths;
+  for (size_t bits = counts.size(); bits-- > 0;) {
+    if (counts[bits] == 0) continue;
+    const size_t slots = std::bit_ceil(size_t{counts[bits]} * 2);  // at most half full: short probes
+    lengths.push_back({static_cast<uint8_t>(bits), mask_of(static_cast<uint8_t>(bits)),
+                       static_cast<uint32_t>(slots - 1), std::vector<Slot>(slots)});
   }
+  return lengths;
+}
+
+void PeerTable::insert(const uint8_t* record) {
+  Endpoint endpoint{};
+  if (record[2] == 4) {
+    endpoint.address.v4.sin_family = AF_INET;
+    endpoint.address.v4.sin_port = load<uint16_t>(record + 4);
+    endpoint.address.v4.sin_addr.s_addr = load<uint32_t>(record + 24);
+    endpoint.address_bytes = sizeof(sockaddr_in);
+  } else {
+    endpoint.address.v6.sin6_family = AF_INET6;
+    endpoint.address.v6.sin6_port = load<uint16_t>(record + 4);
+    std::memcpy(&endpoint.address.v6.sin6_addr, record + 24, 16);
+    endpoint.address_bytes = sizeof(sockaddr_in6);
+  }
+  endpoints_.push_back(endpoint);
+  auto& lengths = record[0] == 4 ? v4_ : v6_;
+  Length& length = *std::find_if(lengths.begin(), lengths.end(), [&](const Length& l) { return l.bits == record[1]; });
+  const Prefix address = read_prefix(record[0], record + 8);
+  const Prefix prefix{address.high & length.mask.high, address.low & length.mask.low};
+  uint32_t at = length.home(prefix);
+  while (length.slots[at].endpoint != 0 && length.slots[at].prefix != prefix) at = (at + 1) & length.slot_mask;
+  length.slots[at] = {prefix, static_cast<uint32_t>(endpoints_.size())};
 }
 
 const Endpoint* PeerTable::find(uint8_t version, const uint8_t* destination) const {
   const Prefix address = read_prefix(version, destination);
   for (const Length& length : version == 4 ? v4_ : v6_) {
     const Prefix prefix{address.high & length.mask.high, address.low & length.mask.low};
-    for (uint32_t at = hash(prefix) & length.slot_mask; length.slots[at].endpoint != 0;
-         at = (at + 1) & length.slot_mask) {
+    for (uint32_t at = length.home(prefix); length.slots[at].endpoint != 0; at = (at + 1) & length.slot_mask) {
       if (length.slots[at].prefix == prefix) return &endpoints_[length.slots[at].endpoint - 1];
     }
   }
   return nullptr;
+}
+
+size_t PeerTable::longest_run() const {
+  size_t longest = 0;
+  for (const auto* lengths : {&v4_, &v6_}) {
+    for (const Length& length : *lengths) {
+      size_t run = 0;
+      for (const Slot& slot : length.slots) longest = std::max(longest, run = slot.endpoint == 0 ? 0 : run + 1);
+    }
+  }
+  return longest;
 }
 
 PeerTables::PeerTables(size_t readers) : hazards_(readers) {

@@ -38,6 +38,9 @@ class PeerTable {
 
   size_t size() const { return endpoints_.size(); }
 
+  /// The most slots in a row that are taken: what a look-up may have to walk.
+  size_t longest_run() const;
+
  private:
   /// A prefix of up to 128 bits, left-aligned, host order; IPv4 uses the top 32.
   struct Prefix {
@@ -51,13 +54,17 @@ class PeerTable {
   struct Length {
     uint8_t bits;
     Prefix mask;
-    uint32_t slot_mask;  // number of slots minus one
+    uint32_t slot_mask;  // number of slots, a power of two, minus one
     std::vector<Slot> slots;
+    /// Where the search for a prefix begins.
+    uint32_t home(const Prefix& prefix) const;
   };
 
   static Prefix read_prefix(uint8_t version, const uint8_t* address);
   static Prefix mask_of(uint8_t bits);
-  static uint32_t hash(const Prefix& prefix);
+  /// Empty tables with room for `counts[bits]` prefixes of each length, the longest first.
+  static std::vector<Length> lengths_for(std::span<const uint32_t> counts);
+  void insert(const uint8_t* record);
 
   std::vector<Endpoint> endpoints_;
   std::vector<Length> v4_, v6_;  // longest first

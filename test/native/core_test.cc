@@ -270,6 +270,32 @@ static void test_peers() {
   }
 }
 
+/// A look-up is a few probes, however many peers there are, and wherever in its bits their prefixes differ.
+static void test_peer_spread() {
+  for (const uint8_t version : {uint8_t{4}, uint8_t{6}}) {
+    for (const uint8_t bits : {uint8_t{20}, uint8_t{24}, uint8_t{28}, uint8_t{56}, uint8_t{64}, uint8_t{96}}) {
+      if (version == 4 && bits > 32) continue;
+      for (const uint32_t count : {100u, 4000u, 60000u}) {
+        for (const uint32_t stride : {1u, 3u, 256u}) {
+          if (bits == 20 && uint64_t{count} * stride >= 1u << 20) continue;
+          Bytes records;
+          for (uint32_t i = 0; i < count; i++) {
+            Bytes subnet(version == 4 ? 4 : 16);
+            const uint64_t number = uint64_t{i} * stride;
+            for (int bit = 0; bit < bits && bit < 64; bit++) {
+              const int at = bits - 1 - bit;
+              if (number >> bit & 1) subnet[static_cast<size_t>(at / 8)] |= static_cast<uint8_t>(0x80 >> at % 8);
+            }
+            const Bytes r = record(version, bits, subnet, i + 1);
+            records.insert(records.end(), r.begin(), r.end());
+          }
+          CHECK(PeerTable{records}.longest_run() <= 64);
+        }
+      }
+    }
+  }
+}
+
 /// Readers look up while the table is replaced; a table that was freed too early shows under the sanitizers.
 static void test_peer_replacement() {
   PeerTables tables(2);
@@ -678,6 +704,7 @@ int main(int argc, char** argv) {
   test_checksum();
   test_read_packet();
   test_peers();
+  test_peer_spread();
   test_peer_replacement();
   test_segment_rules();
   test_coalesce_reasons();
