@@ -111,7 +111,7 @@ interface OpenWatch {
   readonly responses: AsyncIterator<etcd3.IWatchResponse>
   readonly created: etcd3.IWatchResponse
   /** Also when it has ended by itself. */
-  end(): void
+  readonly end: () => void
 }
 
 type HostPolicy = ReturnType<NonNullable<NonNullable<etcd3.IOptions['faultHandling']>['host']>>
