@@ -4,12 +4,14 @@ import type { Backend } from './backend/backend.ts'
 import type { DaemonOptions } from './cli/options.ts'
 import type { NetworkConfig } from './config/network-config.ts'
 import type { Engine, EngineConfig } from './dataplane/engine.ts'
-import { WeftError } from './errors.ts'
+import { describeError, prefixed, WeftError } from './errors.ts'
 import type { Firewall } from './firewall/firewall.ts'
 import { run } from './host/command.ts'
 import type { ExternalInterface } from './host/external-interface.ts'
 import type { Store } from './lease/store.ts'
 import type { Log } from './log.ts'
+import type { Ipv4Net } from './net/ipv4.ts'
+import { readPreviousNet } from './status/subnet-env.ts'
 
 /** The store that the flags name. Does not contact it. */
 export async function createStore(options: DaemonOptions): Promise<Store> {
@@ -62,27 +64,34 @@ export async function createBackend(
   })
 }
 
-/** The rules, and the blackhole route, that the network configuration and the flags ask for; undefined when none are. */
+/**
+ * The rules, and the blackhole route, that the network configuration and the flags ask for. There is work for it also when
+ * they ask for none: an earlier run may have left some.
+ */
 export async function createFirewall(
   config: NetworkConfig,
   options: Pick<
     DaemonOptions,
-    'ip-masq' | 'iptables-forward-rules' | 'ip-masq-fully-random-disable' | 'ip-blackhole-route'
+    'subnet-file' | 'ip-masq' | 'iptables-forward-rules' | 'ip-masq-fully-random-disable' | 'ip-blackhole-route'
   >,
   log: Log,
-): Promise<Firewall | undefined> {
+): Promise<Firewall> {
   const { network } = config
   const wish = { network, masq: options['ip-masq'], forward: options['iptables-forward-rules'] }
-  const parts: Firewall[] = []
-  if (wish.masq || wish.forward) {
-    const { createIptables, createNftables } = await import('./firewall/firewall.ts')
-    const create = config.enableNftables ? createNftables : createIptables
-    parts.push(create({ ...wish, plainPorts: options['ip-masq-fully-random-disable'], run, log }))
+  const earlier = (key: 'FLANNEL_NETWORK' | 'FLANNEL_SUBNET') => readPreviousNet(options['subnet-file'], key, () => {})
+  const previous = { network: await earlier('FLANNEL_NETWORK'), subnet: await earlier('FLANNEL_SUBNET') }
+  const { createIptables, createNftables } = await import('./firewall/firewall.ts')
+  const create = config.enableNftables ? createNftables : createIptables
+  const rules = create({ ...wish, previous, plainPorts: options['ip-masq-fully-random-disable'], run, log })
+  if (!options['ip-blackhole-route']) return rules
+  const { createBlackhole } = await import('./host/blackhole.ts')
+  const blackhole = createBlackhole(run, network)
+  const ensureRoute = (subnet: Ipv4Net) => prefixed('Failed to setup blackhole route, ', blackhole.ensure(subnet))
+  return {
+    async raise(subnet) {
+      await rules.raise(subnet)
+      await ensureRoute(subnet).catch((error: unknown) => log.error(describeError(error)))
+    },
+    ensure: async (subnet) => (await Promise.all([rules.ensure(subnet), ensureRoute(subnet)])).flat(),
   }
-  if (options['ip-blackhole-route']) {
-    const { createBlackhole } = await import('./host/blackhole.ts')
-    parts.push(createBlackhole(run, network))
-  }
-  if (parts.length < 2) return parts[0]
-  return { ensure: async (subnet) => (await Promise.all(parts.map((part) => part.ensure(subnet)))).flat() }
 }

@@ -31,7 +31,7 @@ import type { Store } from './lease/store.ts'
 import type { Log } from './log.ts'
 import { formatIpv4, formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
 import { createHealth, serveHealth, type Health } from './status/health.ts'
-import { readPreviousSubnet, writeSubnetEnv } from './status/subnet-env.ts'
+import { readPreviousNet, writeSubnetEnv } from './status/subnet-env.ts'
 
 const CONFIG_RETRY_MS = 1_000
 const ACQUIRE_RETRY_MS = 1_000
@@ -60,7 +60,7 @@ export interface NodeParts {
   readonly store: Store
   readonly config: NetworkConfig
   readonly backend: Backend
-  /** The rules, and how often they are looked at; undefined when none are wanted. */
+  /** The rules, and how often they are looked at. */
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number } | undefined
   readonly log: Log
   readonly signal: AbortSignal
@@ -83,8 +83,6 @@ interface Node extends NodeParts {
   readonly leaseDoubt: Bell
   /** Rung when the data path died, or the node has another lease. */
   readonly networkDoubt: Bell
-  /** When what was repaired, in the last minute, by performance.now(). */
-  repairs: number[]
 }
 
 /**
@@ -92,7 +90,7 @@ interface Node extends NodeParts {
  * the abort, or with what was in the way of starting (a WeftError when an operator can mend it).
  */
 export async function runDaemon(options: DaemonOptions, log: Log, stopping: AbortController): Promise<never> {
-  const previous = await readPreviousSubnet(options['subnet-file'], (message) => log.warn(message))
+  const previous = await readPreviousNet(options['subnet-file'], 'FLANNEL_SUBNET', (message) => log.warn(message))
   const health = createHealth()
   const port = options['healthz-port']
   const server = port > 0 ? await serveHealth(options['healthz-ip'], port, health) : undefined
@@ -123,7 +121,7 @@ async function runWithStore(
       const external = await waitForInterface(options, networkDoubt, log, signal)
       const backend = await createBackend(config, external, options, log)
       const rules = await createFirewall(config, options, log)
-      const firewall = rules && { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
+      const firewall = { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
       return await runNode(
         { options, store, config, backend, firewall, log, signal, health },
         previous,
@@ -152,7 +150,7 @@ export async function runNode(
   const network = await backend.open(lease, signal)
   const node: Node = {
     ...parts,
-    ...{ lease, attrs, network, view: new Map(), repairs: [] },
+    ...{ lease, attrs, network, view: new Map() },
     following: { listedAt: undefined, held: 0 },
     leaseDoubt: createBell(),
     networkDoubt,
@@ -160,7 +158,7 @@ export async function runNode(
   const openedAt = performance.now()
   if (parts.health) parts.health.trouble = () => troubleOf(node, openedAt)
   try {
-    await raiseFirewall(node)
+    await node.firewall?.rules.raise(node.lease.subnet)
     await publish(node)
     log.info('Running backend.')
     return await runLoops(stopping, [follow(node), hold(node), claim(node), forward(node), guard(node)])
@@ -427,9 +425,10 @@ async function forward(node: Node): Promise<never> {
   let { lease } = node
   let mtu = node.network?.mtu
   let diedYoung = 0
+  const repairs = createRepairLog(log)
   for (;;) {
     const openedAt = performance.now()
-    await keepRight(node, lease)
+    await keepRight(node, lease, repairs)
     await node.network?.close()
     node.network = undefined
     // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
@@ -456,7 +455,7 @@ async function forward(node: Node): Promise<never> {
 }
 
 /** Mends what others changed of the device, until the data path must be opened again: it died, or the node moved. */
-async function keepRight(node: Node, lease: OwnLease): Promise<void> {
+async function keepRight(node: Node, lease: OwnLease, repairs: RepairLog): Promise<void> {
   const { log, signal, network } = node
   if (!network) return
   let fault: Error | undefined
@@ -466,48 +465,54 @@ async function keepRight(node: Node, lease: OwnLease): Promise<void> {
   })
   const failed = repeating(log, 'Cannot check the device: ')
   for (;;) {
-    node.repairs = node.repairs.filter((at) => performance.now() - at < 60_000)
     await node.networkDoubt.wait(signal, RESYNC_MS)
     if (fault) return log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
     if (node.lease.key !== lease.key) return
     try {
-      for (const mended of await network.resync()) logRepair(node, mended)
+      for (const mended of await network.resync()) repairs.add(mended)
     } catch (error) {
       signal.throwIfAborted()
       failed(error)
     }
-    await pause(signal, node.repairs.length < REPAIRS_A_MINUTE ? SETTLE_MS : RESYNC_MS)
+    await pause(signal, repairs.lastMinute() < REPAIRS_A_MINUTE ? SETTLE_MS : RESYNC_MS)
   }
 }
 
-/** Two programs that fight over an address must not fill the disk. */
-function logRepair({ repairs, log }: Node, mended: string): void {
-  const times = repairs.push(performance.now())
-  if (times <= REPAIRS_LOGGED_A_MINUTE) log.warn(`Repaired: ${mended}`)
-  if (times === REPAIRS_LOGGED_A_MINUTE + 1)
-    log.warn(
-      `Repaired: ${mended}. That is ${times} repairs in a minute, of which no more are logged: is another program at it?`,
-    )
+/** What one loop repaired. */
+interface RepairLog {
+  add(mended: string): void
+  /** How many repairs there were in the last minute. */
+  lastMinute(): number
 }
 
-/** The first rules: who asked for a masquerade must not start without it; forward rules alone are not worth a stop. */
-async function raiseFirewall({ options, firewall, lease, log }: Node): Promise<void> {
-  try {
-    await firewall?.rules.ensure(lease.subnet)
-  } catch (error) {
-    if (options['ip-masq'] || !isWeftError(error)) throw error
-    log.error(`Failed to setup the forward rules: ${describeError(error)}`)
+/** Logs repairs. Two programs that fight over an address must not fill the disk. */
+function createRepairLog(log: Log): RepairLog {
+  let repairs: number[] = []
+  const lastMinute = (): number => {
+    repairs = repairs.filter((at) => performance.now() - at < 60_000)
+    return repairs.length
   }
+  const add = (mended: string): void => {
+    repairs.push(performance.now())
+    const times = lastMinute()
+    if (times <= REPAIRS_LOGGED_A_MINUTE) log.warn(`Repaired: ${mended}`)
+    if (times === REPAIRS_LOGGED_A_MINUTE + 1)
+      log.warn(
+        `Repaired: ${mended}. That is ${times} repairs in a minute, of which no more are logged: is another program at it?`,
+      )
+  }
+  return { add, lastMinute }
 }
 
 /** Mends the rules that others removed or reordered, and makes them follow the node to another subnet. */
 async function guard(node: Node): Promise<never> {
   const { firewall, log, signal } = node
-  const failed = repeating(log, 'Failed to ensure the firewall rules: ')
+  const failed = repeating(log, '')
+  const repairs = createRepairLog(log)
   for (;;) {
     await pause(signal, firewall?.resyncMs ?? RESYNC_MS)
     try {
-      for (const mended of (await firewall?.rules.ensure(node.lease.subnet)) ?? []) logRepair(node, mended)
+      for (const mended of (await firewall?.rules.ensure(node.lease.subnet)) ?? []) repairs.add(mended)
     } catch (error) {
       signal.throwIfAborted()
       if (!isWeftError(error)) throw error

@@ -41,6 +41,17 @@ export function isWeftError(error: unknown, code?: ErrorCode): error is WeftErro
   return error instanceof WeftError && (code === undefined || error.code === code)
 }
 
+/** Waits for `work`; its WeftError gets `prefix` in front of the message. */
+export async function prefixed<T>(prefix: string, work: Promise<T>): Promise<T> {
+  try {
+    return await work
+  } catch (error) {
+    if (!(error instanceof WeftError)) throw error
+    const remedy = error.remedy === undefined ? {} : { remedy: error.remedy }
+    throw new WeftError(error.code, prefix + error.message, { ...remedy, cause: error })
+  }
+}
+
 /** One line for a person: what is wrong and what to do; a stack only for defects of ours. */
 export function describeError(error: unknown): string {
   if (error instanceof WeftError) return error.remedy ? `${error.message}; ${error.remedy}` : error.message

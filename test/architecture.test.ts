@@ -33,6 +33,7 @@ const PURE = [
   'lease/peer-view.ts',
   'dataplane/peers.ts',
   'dataplane/packet.ts',
+  'firewall/leftovers.ts',
   'firewall/rules.ts',
   'cli/go-flags.ts',
   'cli/options.ts',

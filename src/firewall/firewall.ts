@@ -1,73 +1,131 @@
 // firewall.ts - makes the kernel's rules equal the wish, by iptables or by nft, and says when they had to be mended.
 //
 // What the kernel shows right after the rules were applied is what it must show from then on, rule by rule and in
-// order: versions of iptables and nft spell one rule in several ways.
+// order: versions of iptables and nft spell one rule in several ways. The log's texts are flanneld's.
 
-import { describeError, isWeftError } from '../errors.ts'
-import type { Run } from '../host/command.ts'
+import { access } from 'node:fs/promises'
+import { describeError, isWeftError, prefixed } from '../errors.ts'
+import { notInstalled, type Run } from '../host/command.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+import { findLeftovers, readTables, removalInput } from './leftovers.ts'
+import { findIptablesRemains } from './remains.ts'
 import {
-  iptablesChains,
+  FLANNEL_CHAINS,
+  iptablesRules,
   isIptables162,
   nftInput,
   nftRemoval,
-  oursInSave,
-  removeInput,
+  oursIn,
   restoreInput,
+  WAIT,
   type FirewallWish,
+  type IptablesChain,
 } from './rules.ts'
 
-/** Seconds that iptables waits for its lock, less than a command may take. */
-const LOCK_WAIT = '5'
+/** With the module br_netfilter the kernel shows packets between two ports of a bridge to iptables. */
+const BRIDGE_NETFILTER = '/proc/sys/net/bridge/bridge-nf-call-iptables'
 
 export interface Firewall {
   /**
-   * Makes the rules right for a node with this subnet; again and again, and when the subnet changes. What was mended, in
-   * words; nothing the first time. Throws WeftError when it cannot.
+   * The first rules, and the end of those that other versions, other flags or the other mode left. As flanneld, it logs what
+   * fails and returns where flanneld goes on, and throws WeftError where flanneld ends.
    */
+  raise(subnet: Ipv4Net): Promise<void>
+  /** Makes the rules right again, also for another subnet. Returns what was mended, in words; throws WeftError when it cannot. */
   ensure(subnet: Ipv4Net): Promise<readonly string[]>
 }
 
 export interface FirewallOptions extends Pick<FirewallWish, 'network' | 'masq' | 'forward'> {
   /** --ip-masq-fully-random-disable */
   readonly plainPorts: boolean
+  /** Of an earlier run. */
+  readonly previous: { readonly network?: Ipv4Net | undefined; readonly subnet?: Ipv4Net | undefined }
   readonly run: Run
   readonly log: Log
 }
 
-export function createIptables({ run, log, plainPorts, ...wish }: FirewallOptions): Firewall {
+export function createIptables({ run, log, plainPorts, previous, ...wish }: FirewallOptions): Firewall {
   const shown = new Map<string, string>()
   let isModern: boolean | undefined
+  let isTidy = false
+
+  /** Makes one chain right; true when it had to be mended. `lines` are its table's. */
+  async function ensureChain(chain: IptablesChain, lines: readonly string[], subnet: Ipv4Net): Promise<boolean> {
+    const rules = iptablesRules(chain, { ...wish, subnet, randomFully: isModern === true && !plainPorts })
+    const restore = (input: string) => run('iptables-restore', ['--noflush', ...(isModern ? WAIT : [])], { input })
+    if (!rules) {
+      const input = isTidy ? '' : removalInput(new Map([[chain.table, findLeftovers(chain.table, lines, ours)]]))
+      if (input !== '') await restore(input)
+      return false
+    }
+    const known = shown.get(chain.chain)
+    const wanted = `${formatIpv4Net(subnet)}\n`
+    const there = oursIn(lines, chain)
+    if (known === wanted + there.join('\n')) return false
+    await restore(restoreInput(chain, rules, there, findLeftovers(chain.table, lines, ours, chain).removal))
+    const now = readTables(await run('iptables-save', ['-t', chain.table])).get(chain.table) ?? []
+    shown.set(chain.chain, wanted + oursIn(now, chain).join('\n'))
+    return known?.startsWith(wanted) ?? false
+  }
+  const ours = networksOf(wish.network, previous.network)
+
+  async function ensure(subnet: Ipv4Net): Promise<readonly string[]> {
+    if (isTidy && !wish.masq && !wish.forward) return []
+    isModern ??= isIptables162(await run('iptables', ['--version']))
+    // Without -t, since asking the legacy kind for a table makes it, and with it, for nat, the tracking of connections.
+    const tables = readTables(await run('iptables-save', []))
+    const mended: string[] = []
+    const failures: unknown[] = []
+    for (const chain of FLANNEL_CHAINS) {
+      try {
+        if (await ensureChain(chain, tables.get(chain.table) ?? [], subnet)) mended.push(`rules of ${chain.chain}`)
+      } catch (error) {
+        failures.push(error) // a kernel without NAT can still forward
+      }
+    }
+    if (mended.length > 0) log.info('Some iptables rules are missing; deleting and recreating rules')
+    if (failures.length > 0) throw failures[0]
+    isTidy = true
+    return mended
+  }
+
   return {
-    async ensure(subnet) {
-      if (isModern === undefined) {
-        isModern = isIptables162(await run('iptables', ['--version']))
-        log.info('Cleaning-up unused traffic manager rules')
-        await run('nft', ['-f', '-'], { input: nftRemoval() }).catch(
-          (error: unknown) => log.v(2) && log.info(describeError(error)),
+    ensure: (subnet) => prefixed('Failed to ensure iptables rules: ', ensure(subnet)),
+    async raise(subnet) {
+      log.info('Cleaning-up unused traffic manager rules')
+      await run('nft', ['-f', '-'], { input: nftRemoval() }).catch(
+        (error: unknown) => log.v(2) && log.info(describeError(error)),
+      )
+      log.info('Starting flannel in iptables mode...')
+      if (wish.masq) {
+        logRecycling(log, [wish.network, subnet], [previous.network, previous.subnet])
+        log.info('Setting up masking rules')
+      }
+      if (wish.forward) log.info('Changing default FORWARD chain policy to ACCEPT')
+      if (wish.masq || wish.forward) await checkBridgeNetfilter(log)
+      try {
+        await ensure(subnet)
+      } catch (error) {
+        if (!isWeftError(error)) throw error
+        const missing = notInstalled(error)
+        if (missing && !wish.masq && !wish.forward) return
+        log.error(
+          missing
+            ? `Failed to setup IPTables. ${missing} binary was not found: ${describeError(error)}`
+            : `Failed to bootstrap IPTables: ${describeError(error)}`,
         )
-        log.info('Starting flannel in iptables mode...')
       }
-      const restore = ['--noflush', ...(isModern ? ['--wait', LOCK_WAIT] : [])]
-      const mended: string[] = []
-      for (const chain of iptablesChains({ ...wish, subnet, randomFully: isModern && !plainPorts })) {
-        const read = async () => oursInSave(await run('iptables-save', ['-t', chain.table]), chain)
-        const ours = await read()
-        const known = shown.get(chain.chain)
-        const wanted = `${formatIpv4Net(subnet)}\n`
-        if (known === wanted + ours.join('\n')) continue
-        await run('iptables-restore', restore, { input: restoreInput(chain, ours) })
-        if (known?.startsWith(wanted)) mended.push(`rules of ${chain.chain}`)
-        shown.set(chain.chain, wanted + (await read()).join('\n'))
-      }
-      if (mended.length > 0) log.info('Some iptables rules are missing; deleting and recreating rules')
-      return mended
     },
   }
 }
 
-export function createNftables({ run, log, plainPorts, ...wish }: FirewallOptions): Firewall {
+export function createNftables({ run, log, plainPorts, previous, ...wish }: FirewallOptions): Firewall {
+  const setup = wish.masq
+    ? "nftables: couldn't setup masq rules: "
+    : wish.forward
+      ? "nftables: couldn't setup forward rules: "
+      : "nftables: couldn't initialise table flannel-ipv4: "
   let shown: string | undefined
   let randomFully: boolean | undefined
   const read = () =>
@@ -75,21 +133,60 @@ export function createNftables({ run, log, plainPorts, ...wish }: FirewallOption
       if (isWeftError(error, 'COMMAND')) return '' // there is none
       throw error
     })
+
+  async function ensure(subnet: Ipv4Net): Promise<readonly string[]> {
+    randomFully ??= !plainPorts && (await knowsFullyRandom(run, log))
+    const wanted = `${formatIpv4Net(subnet)}\n`
+    if (shown !== undefined && shown === wanted + (await read())) return []
+    await run('nft', ['-f', '-'], { input: nftInput({ ...wish, subnet, randomFully }) })
+    const mended = shown?.startsWith(wanted) ? ['the table flannel-ipv4'] : []
+    shown = wanted + (await read())
+    return mended
+  }
+
   return {
-    async ensure(subnet) {
-      if (randomFully === undefined) {
-        randomFully = !plainPorts && (await knowsFullyRandom(run, log))
-        log.info('Cleaning-up unused traffic manager rules')
-        await removeIptablesRules(run, subnet, wish.network, log)
-        log.info('Starting flannel in nftables mode...')
+    ensure: (subnet) => prefixed(setup, ensure(subnet)),
+    async raise(subnet) {
+      log.info('Cleaning-up unused traffic manager rules')
+      await removeIptablesRules(run, networksOf(wish.network, previous.network), log)
+      log.info('Starting flannel in nftables mode...')
+      await prefixed('no nftables support: ', run('nft', ['--version']))
+      if (wish.masq) log.info('nftables: setting up masking rules (ipv4)')
+      if (wish.forward) log.info('Changing default FORWARD chain policy to ACCEPT')
+      try {
+        await prefixed(wish.masq ? `Failed to setup masq rules, ${setup}` : setup, ensure(subnet))
+      } catch (error) {
+        if (wish.masq || !wish.forward || !isWeftError(error)) throw error
+        log.error(describeError(error))
       }
-      const wanted = `${formatIpv4Net(subnet)}\n`
-      if (shown !== undefined && shown === wanted + (await read())) return []
-      await run('nft', ['-f', '-'], { input: nftInput({ ...wish, subnet, randomFully }) })
-      const mended = shown?.startsWith(wanted) ? ['the table flannel-ipv4'] : []
-      shown = wanted + (await read())
-      return mended
     },
+  }
+}
+
+/** Networks as iptables writes them. */
+const networksOf = (...networks: readonly (Ipv4Net | undefined)[]): ReadonlySet<string> =>
+  new Set(networks.flatMap((network) => (network ? [formatIpv4Net(network)] : [])))
+
+/** What flanneld says when subnet.env, which for it is `0.0.0.0/0` where there is none, names another network or subnet. */
+function logRecycling(log: Log, now: readonly Ipv4Net[], before: readonly (Ipv4Net | undefined)[]): void {
+  const text = (nets: readonly (Ipv4Net | undefined)[]): string =>
+    nets.map((net) => (net ? formatIpv4Net(net) : '0.0.0.0/0')).join(', ')
+  if (text(now) === text(before)) return
+  log.info(
+    `Current network or subnet (${text(now)}) is not equal to previous one (${text(before)}), ` +
+      'trying to recycle old iptables rules',
+  )
+}
+
+/** Where flanneld ends, weft goes on: without a bridge, or with one whose ports do not talk to each other, all works. */
+async function checkBridgeNetfilter(log: Log): Promise<void> {
+  try {
+    await access(BRIDGE_NETFILTER)
+  } catch {
+    log.warn(
+      `Failed to check br_netfilter: stat ${BRIDGE_NETFILTER}: no such file or directory; ` +
+        'if containers are on a bridge, load it with `modprobe br_netfilter`, or rules do not see traffic within the bridge',
+    )
   }
 }
 
@@ -105,15 +202,18 @@ async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
   }
 }
 
-/** Removes what an iptables mode left. Without the binary there is nobody to ask, and the start goes on. */
-async function removeIptablesRules(run: Run, subnet: Ipv4Net, network: Ipv4Net, log: Log): Promise<void> {
+/** Removes what an iptables mode left. What cannot be removed does not keep the node from starting. */
+async function removeIptablesRules(run: Run, networks: ReadonlySet<string>, log: Log): Promise<void> {
+  log.info('Cleaning-up iptables rules...')
   try {
-    for (const chain of iptablesChains({ network, subnet, masq: true, forward: true, randomFully: false })) {
-      const save = await run('iptables-save', ['-t', chain.table])
-      if (!save.includes(`:${chain.chain} `)) continue
-      await run('iptables-restore', ['--noflush'], { input: removeInput(chain, oursInSave(save, chain)) })
+    const { remains, unseen } = await findIptablesRemains(run, networks, false)
+    for (const each of remains) {
+      await each.remove()
+      for (const reason of each.held) log.warn(`There stays ${reason}`)
     }
+    for (const where of unseen) log.warn(`Rules that an iptables mode left may stay: ${where}`)
   } catch (error) {
+    if (!isWeftError(error)) throw error
     log.warn(`Rules that an iptables mode left, if any, stay: ${describeError(error)}`)
   }
 }

@@ -14,67 +14,68 @@ export interface FirewallWish {
   readonly randomFully: boolean
 }
 
-/** A chain of ours in iptables, and the built-in chain that jumps to it. Rules without their `-A CHAIN`. */
+/** A chain of flannel's in iptables, and the built-in chain that jumps to it (`jump` without its `-A CHAIN`). */
 export interface IptablesChain {
   readonly table: 'nat' | 'filter'
   readonly chain: string
   readonly from: string
   readonly jump: string
-  readonly rules: readonly string[]
 }
 
 const MASQ = '-m comment --comment "flanneld masq"'
 const FORWARD = '-m comment --comment "flanneld forward"'
 
-/** The chains that are wanted, in the order in which flanneld makes them. */
-export function iptablesChains({
-  network,
-  subnet,
-  masq,
-  forward,
-  randomFully,
-}: FirewallWish): readonly IptablesChain[] {
+const POSTRTG: IptablesChain = {
+  table: 'nat',
+  chain: 'FLANNEL-POSTRTG',
+  from: 'POSTROUTING',
+  jump: `${MASQ} -j FLANNEL-POSTRTG`,
+}
+const FWD: IptablesChain = { table: 'filter', chain: 'FLANNEL-FWD', from: 'FORWARD', jump: `${FORWARD} -j FLANNEL-FWD` }
+/** All there are, in the order in which flanneld makes them. */
+export const FLANNEL_CHAINS = [POSTRTG, FWD] as const
+
+/** The rules of one of our chains; undefined when it is not wanted. */
+export function iptablesRules(
+  { chain }: IptablesChain,
+  { network, subnet, masq, forward, randomFully }: FirewallWish,
+): readonly string[] | undefined {
   const n = formatIpv4Net(network)
   const s = formatIpv4Net(subnet)
+  if (chain === FWD.chain) return forward ? [`-s ${n} ${FORWARD} -j ACCEPT`, `-d ${n} ${FORWARD} -j ACCEPT`] : undefined
   const masquerade = `-j MASQUERADE${randomFully ? ' --random-fully' : ''}`
-  const masqChain: IptablesChain = {
-    table: 'nat',
-    chain: 'FLANNEL-POSTRTG',
-    from: 'POSTROUTING',
-    jump: `${MASQ} -j FLANNEL-POSTRTG`,
-    rules: [
-      // The mark by which kube-proxy asks for a masquerade of its own.
-      `-m mark --mark 0x4000/0x4000 ${MASQ} -j RETURN`,
-      `-s ${s} -d ${n} ${MASQ} -j RETURN`,
-      `-s ${n} -d ${s} ${MASQ} -j RETURN`,
-      `! -s ${n} -d ${s} ${MASQ} -j RETURN`,
-      `-s ${n} ! -d 224.0.0.0/4 ${MASQ} ${masquerade}`,
-      `! -s ${n} -d ${n} ${MASQ} ${masquerade}`,
-    ],
-  }
-  const forwardChain: IptablesChain = {
-    table: 'filter',
-    chain: 'FLANNEL-FWD',
-    from: 'FORWARD',
-    jump: `${FORWARD} -j FLANNEL-FWD`,
-    rules: [`-s ${n} ${FORWARD} -j ACCEPT`, `-d ${n} ${FORWARD} -j ACCEPT`],
-  }
-  return [...(masq ? [masqChain] : []), ...(forward ? [forwardChain] : [])]
+  const rules = [
+    // The mark by which kube-proxy asks for a masquerade of its own.
+    `-m mark --mark 0x4000/0x4000 ${MASQ} -j RETURN`,
+    `-s ${s} -d ${n} ${MASQ} -j RETURN`,
+    `-s ${n} -d ${s} ${MASQ} -j RETURN`,
+    `! -s ${n} -d ${s} ${MASQ} -j RETURN`,
+    `-s ${n} ! -d 224.0.0.0/4 ${MASQ} ${masquerade}`,
+    `! -s ${n} -d ${n} ${MASQ} ${masquerade}`,
+  ]
+  return masq ? rules : undefined
 }
 
-/** What iptables-save shows of a chain of ours: its rules and the jumps to it, in order, and nothing of others. */
-export function oursInSave(save: string, { chain }: Pick<IptablesChain, 'chain'>): readonly string[] {
-  return save.split('\n').filter((line) => line.startsWith(`-A ${chain} `) || line.endsWith(` -j ${chain}`))
+/** Of a table's lines in iptables-save: the rules of a chain and the jumps to it, in order, and nothing of others. */
+export function oursIn(table: readonly string[], { chain }: IptablesChain): readonly string[] {
+  return table.filter((line) => line.startsWith(`-A ${chain} `) || line.endsWith(` -j ${chain}`))
 }
 
 /**
- * Input of `iptables-restore --noflush`: one COMMIT, so that no packet ever meets an empty chain. Naming the chain
- * empties it within the transaction. The jumps that there are (lines of iptables-save) are taken away, and one is added at the end.
+ * A table of the input of `iptables-restore --noflush`: one COMMIT, so that no packet ever meets an empty chain. Naming the
+ * chain empties it within the transaction. `ours` are the lines that there are: their jumps are taken away, and one is added
+ * at the end. `removal` is what else goes.
  */
-export function restoreInput({ table, chain, from, jump, rules }: IptablesChain, ours: readonly string[]): string {
+export function restoreInput(
+  { table, chain, from, jump }: IptablesChain,
+  rules: readonly string[],
+  ours: readonly string[],
+  removal: readonly string[] = [],
+): string {
   const jumps = ours.filter((line) => line.endsWith(` -j ${chain}`))
   return lines([
     `*${table}`,
+    ...removal,
     `:${chain} - [0:0]`,
     ...jumps.map((line) => line.replace(/^-A/, '-D')),
     ...rules.map((rule) => `-A ${chain} ${rule}`),
@@ -83,23 +84,16 @@ export function restoreInput({ table, chain, from, jump, rules }: IptablesChain,
   ])
 }
 
-/** Input of `iptables-restore --noflush` that removes a chain of ours and the jumps to it. */
-export function removeInput({ table, chain }: Pick<IptablesChain, 'table' | 'chain'>, ours: readonly string[]): string {
-  const jumps = ours.filter((line) => line.endsWith(` -j ${chain}`))
-  return lines([
-    `*${table}`,
-    `:${chain} - [0:0]`,
-    ...jumps.map((line) => line.replace(/^-A/, '-D')),
-    `-X ${chain}`,
-    'COMMIT',
-  ])
-}
-
-export const NFT_TABLES = ['ip flannel-ipv4', 'ip6 flannel-ipv6'] as const
+export const NFT_TABLES = [
+  { family: 'ip', name: 'flannel-ipv4' },
+  { family: 'ip6', name: 'flannel-ipv6' },
+] as const
 
 /** Input of `nft -f -` that removes our tables; naming a table first makes it no error that there is none. */
 export function nftRemoval(): string {
-  return lines(NFT_TABLES.flatMap((table) => [`add table ${table}`, `delete table ${table}`]))
+  return lines(
+    NFT_TABLES.flatMap(({ family, name }) => [`add table ${family} ${name}`, `delete table ${family} ${name}`]),
+  )
 }
 
 /**
@@ -142,6 +136,9 @@ export function nftInput({ network, subnet, masq, forward, randomFully }: Firewa
     '}',
   ])
 }
+
+/** iptables-restore waits so many seconds for its lock, less than a command may take. */
+export const WAIT = ['--wait', '5'] as const
 
 /** Whether this iptables knows --random-fully and iptables-restore --wait: 1.6.2 or later. `text` is what --version prints. */
 export function isIptables162(text: string): boolean {

@@ -4,7 +4,7 @@ import { execFile, type ExecFileException } from 'node:child_process'
 import { WeftError } from '../errors.ts'
 
 /** Debian packages of the programs we run, for the remedy. */
-const PACKAGES: Readonly<Record<string, string>> = { ip: 'iproute2', nft: 'nftables', iptables: 'iptables' }
+const PACKAGES: Readonly<Record<string, string>> = { ip: 'iproute2', nft: 'nftables' }
 const TIMEOUT_MS = 10_000
 
 export type Run = (file: string, args: readonly string[], options?: RunOptions) => Promise<string>
@@ -38,20 +38,29 @@ export const run: Run = (file, args, { input, signal } = {}) =>
 function commandError(file: string, args: readonly string[], error: ExecFileException, stderr: string): WeftError {
   if (error.code === 'ENOENT') {
     return new WeftError('COMMAND', `${file} is not installed`, {
-      remedy: `install the package ${PACKAGES[file] ?? file}`,
+      remedy: `install the package ${PACKAGES[file] ?? file.replace(/^ip6?tables.*/, 'iptables')}`,
       cause: error,
     })
   }
+  const lines = stderr.trim().split('\n')
+  const denied = lines.find((line) => /operation not permitted|permission denied/i.test(line))
   // Of several lines the last is what it died of; `ip` warns before.
-  const said = error.killed
-    ? `no answer within ${TIMEOUT_MS / 1000} s`
-    : stderr.trim().split('\n').at(-1) || error.message
+  const said = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? lines.at(-1)) || error.message
   const message = `\`${[file, ...args].join(' ')}\` failed: ${said}`
-  if (/operation not permitted|permission denied/i.test(stderr)) {
+  if (denied !== undefined) {
+    // The legacy kind of iptables asks through a raw socket (libiptc); the other one and nft through netlink.
+    const legacy = denied.includes('legacy') ? ', and CAP_NET_RAW for iptables of the legacy kind' : ''
     return new WeftError('PERMISSION', message, {
-      remedy: 'run as root or with the capability CAP_NET_ADMIN',
+      remedy: `run as root or with the capability CAP_NET_ADMIN${legacy}`,
       cause: error,
     })
   }
   return new WeftError('COMMAND', message, { cause: error })
+}
+
+/** The program that could not be run because it is not installed; undefined for any other error. */
+export function notInstalled(error: unknown): string | undefined {
+  if (!(error instanceof WeftError)) return undefined
+  const { code, path } = (error.cause ?? {}) as NodeJS.ErrnoException
+  return code === 'ENOENT' ? path : undefined
 }

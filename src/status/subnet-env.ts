@@ -52,8 +52,12 @@ export function parseNetList(value: string, onBad: (text: string) => void): Ipv4
   return nets
 }
 
-/** The subnet that an earlier run wrote, host bits cleared; undefined when there is none. `warn` says what is odd. */
-export async function readPreviousSubnet(path: string, warn: (message: string) => void): Promise<Ipv4Net | undefined> {
+/** The network or subnet that an earlier run wrote, host bits cleared; undefined when there is none. `warn` says what is odd. */
+export async function readPreviousNet(
+  path: string,
+  key: 'FLANNEL_NETWORK' | 'FLANNEL_SUBNET',
+  warn: (message: string) => void,
+): Promise<Ipv4Net | undefined> {
   let text: string
   try {
     text = await readFile(path, 'utf8')
@@ -61,10 +65,10 @@ export async function readPreviousSubnet(path: string, warn: (message: string) =
     if ((error as NodeJS.ErrnoException).code !== 'ENOENT') warn(`cannot read ${path}: ${messageOf(error)}`)
     text = ''
   }
-  const value = parseEnv(text)['FLANNEL_SUBNET'] ?? ''
+  const value = parseEnv(text)[key] ?? ''
   const nets =
     value === '' ? [] : parseNetList(value, (bad) => warn(`${bad} in ${path} is not a network; it is ignored`))
-  if (nets.length === 0) warn(`no subnet found for key: FLANNEL_SUBNET in file: ${path}`)
-  else if (nets.length > 1) warn(`more than one subnet found for key: FLANNEL_SUBNET in file: ${path}; none is used`)
+  if (nets.length === 0) warn(`no subnet found for key: ${key} in file: ${path}`)
+  else if (nets.length > 1) warn(`more than one subnet found for key: ${key} in file: ${path}; none is used`)
   return nets.length === 1 ? nets[0] : undefined
 }

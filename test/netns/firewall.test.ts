@@ -14,14 +14,14 @@ const net = (text: string): Ipv4Net => {
 }
 const SUBNET = net('10.5.1.0/24')
 const log = { info: () => undefined, warn: () => undefined, error: () => undefined, v: () => false }
-const common = { network: net('10.5.0.0/16'), masq: true, forward: true, plainPorts: false, log }
+const common = { network: net('10.5.0.0/16'), masq: true, forward: true, previous: {}, plainPorts: false, log }
 
 let namespace = ''
 /** Runs inside the namespace; `suffix` chooses iptables' kind. */
 const inside =
   (suffix = ''): Run =>
   (file, args, options) => {
-    const name = file.startsWith('iptables') && suffix ? file.replace('iptables', `iptables-${suffix}`) : file
+    const name = suffix ? file.replace(/^iptables(?=$|-save|-restore)/, `iptables-${suffix}`) : file
     return runHere('ip', ['netns', 'exec', namespace, name, ...args], options)
   }
 
@@ -80,9 +80,9 @@ describe.each(['nft', 'legacy'].filter((kind) => existsSync(`/usr/sbin/iptables-
     expect(await firewall.ensure(net('10.5.9.0/24'))).toEqual([])
     expect(await rules(run, 'nat')).toContain(GOLDEN.split('\n')[1]?.replace('10.5.1.0', '10.5.9.0'))
 
-    await createNftables({ ...common, run }).ensure(SUBNET)
+    await createNftables({ ...common, run }).raise(SUBNET)
     expect((await run('iptables-save', [])).includes('FLANNEL')).toBe(false)
-    await createIptables({ ...common, run }).ensure(SUBNET)
+    await createIptables({ ...common, run }).raise(SUBNET)
     expect(await run('nft', ['list', 'tables'])).not.toContain('flannel')
   })
 })

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { formatIpv4Net, parseIpv4Net } from '../../../src/net/ipv4.ts'
-import { readPreviousSubnet, writeSubnetEnv } from '../../../src/status/subnet-env.ts'
+import { readPreviousNet, writeSubnetEnv } from '../../../src/status/subnet-env.ts'
 
 let folder: string
 beforeEach(() => {
@@ -51,7 +51,7 @@ describe('subnet.env', () => {
     const path = join(folder, 'subnet.env')
     writeFileSync(path, text)
     const said: string[] = []
-    const previous = await readPreviousSubnet(path, (message) => said.push(message))
+    const previous = await readPreviousNet(path, 'FLANNEL_SUBNET', (message) => said.push(message))
     expect(previous && formatIpv4Net(previous)).toBe(subnet)
     expect(said).toHaveLength(warnings)
   })
@@ -59,7 +59,7 @@ describe('subnet.env', () => {
   it('warns in the words of upstream on a first start', async () => {
     const path = join(folder, 'none')
     const said: string[] = []
-    expect(await readPreviousSubnet(path, (message) => said.push(message))).toBeUndefined()
+    expect(await readPreviousNet(path, 'FLANNEL_SUBNET', (message) => said.push(message))).toBeUndefined()
     expect(said).toEqual([`no subnet found for key: FLANNEL_SUBNET in file: ${path}`])
     chmodSync(folder, 0o755)
   })

@@ -1,0 +1,205 @@
+// firewall.test.ts - what is asked of iptables and nft, what is logged in flanneld's words, and what ends the start.
+
+import { describe, expect, it } from 'vitest'
+import { WeftError } from '../../../src/errors.ts'
+import { createIptables, createNftables, type FirewallOptions } from '../../../src/firewall/firewall.ts'
+import type { Run } from '../../../src/host/command.ts'
+import { parseIpv4Net } from '../../../src/net/ipv4.ts'
+
+const NETWORK = parseIpv4Net('10.42.0.0/16')!
+const SUBNET = parseIpv4Net('10.42.7.0/24')!
+
+interface Call {
+  readonly file: string
+  readonly args: readonly string[]
+  readonly input: string
+}
+
+/** A host where commands print `answers`, by program and arguments or by program alone; an Error is thrown. */
+function fakeHost(answers: Record<string, string | Error>) {
+  const calls: Call[] = []
+  const lines: string[] = []
+  const run: Run = async (file, args, options) => {
+    calls.push({ file, args, input: options?.input ?? '' })
+    const answer = answers[[file, ...args].join(' ')] ?? answers[file]
+    if (answer instanceof Error) throw answer
+    if (answer === undefined) throw missing(file)
+    return answer
+  }
+  const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
+  const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
+  const options = (wish: Partial<FirewallOptions>): FirewallOptions => ({
+    ...{ network: NETWORK, masq: true, forward: true, plainPorts: false, previous: {}, run, log },
+    ...wish,
+  })
+  const inputs = (file: string): string[] => calls.filter((call) => call.file === file).map(({ input }) => input)
+  return { answers, calls, lines, options, inputs }
+}
+const missing = (path: string): WeftError =>
+  new WeftError('COMMAND', `${path} is not installed`, {
+    remedy: 'install it',
+    cause: Object.assign(new Error(path), { code: 'ENOENT', path }),
+  })
+const refused = (what: string): WeftError => new WeftError('COMMAND', `\`x\` failed: ${what}`)
+const MODERN = {
+  'iptables --version': 'iptables v1.8.9 (nf_tables)\n',
+  'iptables-save': '',
+  'iptables-restore': '',
+  nft: '',
+}
+/** The bridge check sees the machine that the test runs on. */
+const texts = (lines: readonly string[]): string[] => lines.filter((line) => !line.includes('br_netfilter'))
+
+describe('iptables', () => {
+  it('logs what flanneld logs, in its order', async () => {
+    const host = fakeHost(MODERN)
+    await createIptables(host.options({})).raise(SUBNET)
+    expect(texts(host.lines)).toEqual([
+      'I Cleaning-up unused traffic manager rules',
+      'I Starting flannel in iptables mode...',
+      'I Current network or subnet (10.42.0.0/16, 10.42.7.0/24) is not equal to previous one (0.0.0.0/0, 0.0.0.0/0), ' +
+        'trying to recycle old iptables rules',
+      'I Setting up masking rules',
+      'I Changing default FORWARD chain policy to ACCEPT',
+    ])
+    const again = fakeHost(MODERN)
+    const previous = { network: NETWORK, subnet: SUBNET }
+    await createIptables(again.options({ previous, forward: false })).raise(SUBNET)
+    expect(texts(again.lines).slice(2)).toEqual(['I Setting up masking rules'])
+  })
+
+  it.each([
+    ['iptables v1.8.9 (nf_tables)', false, true, true],
+    ['iptables v1.8.9 (nf_tables)', true, true, false],
+    ['iptables v1.6.1', false, false, false],
+  ])(
+    '%s, --ip-masq-fully-random-disable %s: waits %s, --random-fully %s',
+    async (version, plainPorts, waits, random) => {
+      const host = fakeHost({ ...MODERN, 'iptables --version': version })
+      await createIptables(host.options({ plainPorts })).raise(SUBNET)
+      const restores = host.calls.filter(({ file }) => file === 'iptables-restore')
+      expect(restores.map(({ args }) => args.join(' '))).toEqual(
+        Array(2).fill(waits ? '--noflush --wait 5' : '--noflush'),
+      )
+      expect(restores[0]!.input.includes(' -j MASQUERADE\n')).toBe(!random)
+      expect(restores[0]!.input.includes(' -j MASQUERADE --random-fully\n')).toBe(random)
+    },
+  )
+
+  it('goes on without the binary, says so, and sets the rules up when it is there', async () => {
+    const host = fakeHost({ nft: '' })
+    const firewall = createIptables(host.options({}))
+    await firewall.raise(SUBNET)
+    expect(texts(host.lines).at(-1)).toBe(
+      'E Failed to setup IPTables. iptables binary was not found: iptables is not installed; install it',
+    )
+    await expect(firewall.ensure(SUBNET)).rejects.toThrow('Failed to ensure iptables rules: iptables is not installed')
+    Object.assign(host.answers, MODERN)
+    expect(await firewall.ensure(SUBNET)).toEqual([])
+    expect(host.inputs('iptables-restore')).toHaveLength(2)
+  })
+
+  it('names the one of its programs that is missing', async () => {
+    const host = fakeHost({ ...MODERN, 'iptables-restore': missing('iptables-restore') })
+    await createIptables(host.options({})).raise(SUBNET)
+    expect(texts(host.lines).at(-1)).toContain('Failed to setup IPTables. iptables-restore binary was not found: ')
+  })
+
+  it('sets up forward rules where the kernel refuses masquerade', async () => {
+    const host = fakeHost(MODERN)
+    const { run, ...rest } = host.options({})
+    const picky: Run = (file, args, options) =>
+      options?.input?.startsWith('*nat') ? Promise.reject(refused('no nat')) : run(file, args, options)
+    await createIptables({ ...rest, run: picky }).raise(SUBNET)
+    expect(host.inputs('iptables-restore').map((input) => input.split('\n')[0])).toEqual(['*filter'])
+    expect(texts(host.lines).at(-1)).toBe('E Failed to bootstrap IPTables: `x` failed: no nat')
+  })
+
+  it('with both flags off removes what an earlier run left, once, and then asks nothing', async () => {
+    const host = fakeHost({
+      ...MODERN,
+      'iptables-save':
+        '*nat\n:FLANNEL-POSTRTG - [0:0]\n-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\n' +
+        '-A FLANNEL-POSTRTG -s 10.42.0.0/16 ! -d 224.0.0.0/4 -m comment --comment "flanneld masq" -j MASQUERADE\n' +
+        'COMMIT\n*filter\n:FLANNEL-FWD - [0:0]\n-A FLANNEL-FWD -s 10.9.0.0/16 -j ACCEPT\nCOMMIT\n',
+    })
+    const firewall = createIptables(host.options({ masq: false, forward: false }))
+    await firewall.raise(SUBNET)
+    // The other chain is that of another daemon on this host, with another network.
+    expect(host.inputs('iptables-restore')).toEqual([
+      '*nat\n-D POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\n' +
+        '-F FLANNEL-POSTRTG\n-X FLANNEL-POSTRTG\nCOMMIT\n',
+    ])
+    const asked = host.calls.length
+    expect(await firewall.ensure(SUBNET)).toEqual([])
+    expect(host.calls).toHaveLength(asked)
+    expect(texts(host.lines)).toHaveLength(2)
+  })
+
+  it('with both flags off needs no iptables', async () => {
+    const host = fakeHost({ nft: '' })
+    await createIptables(host.options({ masq: false, forward: false })).raise(SUBNET)
+    expect(host.lines.filter((line) => !line.startsWith('I'))).toEqual([])
+  })
+
+  it('takes rules of an older version away in the same transaction that brings its own', async () => {
+    const old = [
+      '-A POSTROUTING -s 10.7.0.0/16 -d 10.7.0.0/16 -j RETURN',
+      '-A POSTROUTING -s 10.7.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE',
+      '-A POSTROUTING ! -s 10.7.0.0/16 -d 10.7.0.0/16 -j MASQUERADE',
+    ]
+    const host = fakeHost({ ...MODERN, 'iptables-save': `*nat\n${old.join('\n')}\nCOMMIT\n` })
+    // Those of the network that subnet.env still names.
+    const previous = { network: parseIpv4Net('10.7.0.0/16')!, subnet: undefined }
+    await createIptables(host.options({ previous })).raise(SUBNET)
+    const [nat = ''] = host.inputs('iptables-restore')
+    expect(nat.startsWith(`*nat\n${old.join('\n').replaceAll('-A', '-D')}\n:FLANNEL-POSTRTG - [0:0]\n`)).toBe(true)
+    expect(nat.match(/COMMIT/g)).toHaveLength(1)
+  })
+})
+
+describe('nftables', () => {
+  it('logs what flanneld logs, in its order', async () => {
+    const host = fakeHost({ nft: '' })
+    await createNftables(host.options({})).raise(SUBNET)
+    expect(host.lines).toEqual([
+      'I Cleaning-up unused traffic manager rules',
+      'I Cleaning-up iptables rules...',
+      'I Starting flannel in nftables mode...',
+      'I nftables: setting up masking rules (ipv4)',
+      'I Changing default FORWARD chain policy to ACCEPT',
+    ])
+  })
+
+  it('ends without nft, whatever is wanted', async () => {
+    for (const wish of [{}, { masq: false }, { masq: false, forward: false }])
+      await expect(createNftables(fakeHost({}).options(wish)).raise(SUBNET)).rejects.toMatchObject({
+        code: 'COMMAND',
+        message: 'no nftables support: nft is not installed',
+        remedy: 'install it',
+      })
+  })
+
+  it('ends when masquerade is refused, and goes on when only forward rules are', async () => {
+    const host = fakeHost({ nft: '', 'nft -f -': refused('no hook') })
+    await expect(createNftables(host.options({})).raise(SUBNET)).rejects.toThrow(
+      "Failed to setup masq rules, nftables: couldn't setup masq rules: `x` failed: no hook",
+    )
+    await createNftables(host.options({ masq: false })).raise(SUBNET)
+    expect(host.lines.at(-1)).toBe("E nftables: couldn't setup forward rules: `x` failed: no hook")
+  })
+
+  it.each([
+    [true, false, 'masquerade fully-random\n', []],
+    [true, true, 'masquerade\n', []],
+    [false, false, 'masquerade\n', ['W nftables: random fully unsupported']],
+  ])('kernel knows fully-random: %s, --ip-masq-fully-random-disable: %s', async (knows, plainPorts, rule, said) => {
+    const host = fakeHost({ nft: '', ...(knows ? {} : { 'nft -c -f -': refused('syntax error') }) })
+    await createNftables(host.options({ plainPorts })).raise(SUBNET)
+    const input = host.inputs('nft').find((text) => text.includes('chain postrtg'))!
+    expect(input).toContain(`ip daddr != 224.0.0.0/4 ${rule}`)
+    expect(host.lines.filter((line) => line.startsWith('W'))).toEqual(said)
+    const probes = host.calls.filter(({ args }) => args[0] === '-c')
+    expect(probes).toHaveLength(plainPorts ? 0 : 1)
+  })
+})

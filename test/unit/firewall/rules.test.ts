@@ -1,0 +1,133 @@
+// rules.test.ts - the texts for iptables-restore and nft, whole, against flanneld's rules (its e2e tests have them as lists).
+
+import { describe, expect, it } from 'vitest'
+import {
+  FLANNEL_CHAINS,
+  iptablesRules,
+  isIptables162,
+  nftInput,
+  nftRemoval,
+  oursIn,
+  restoreInput,
+  type FirewallWish,
+} from '../../../src/firewall/rules.ts'
+import { parseIpv4Net } from '../../../src/net/ipv4.ts'
+
+const [POSTRTG, FWD] = FLANNEL_CHAINS
+const wish = (masq: boolean, forward: boolean, randomFully: boolean): FirewallWish => ({
+  network: parseIpv4Net('10.42.0.0/16')!,
+  subnet: parseIpv4Net('10.42.7.0/24')!,
+  masq,
+  forward,
+  randomFully,
+})
+const restoreTexts = (wanted: FirewallWish): string[] =>
+  FLANNEL_CHAINS.flatMap((chain) => {
+    const rules = iptablesRules(chain, wanted)
+    return rules ? [restoreInput(chain, rules, [])] : []
+  })
+
+const MASQ = (masquerade: string): string => `*nat
+:FLANNEL-POSTRTG - [0:0]
+-A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -m comment --comment "flanneld masq" -j RETURN
+-A FLANNEL-POSTRTG -s 10.42.7.0/24 -d 10.42.0.0/16 -m comment --comment "flanneld masq" -j RETURN
+-A FLANNEL-POSTRTG -s 10.42.0.0/16 -d 10.42.7.0/24 -m comment --comment "flanneld masq" -j RETURN
+-A FLANNEL-POSTRTG ! -s 10.42.0.0/16 -d 10.42.7.0/24 -m comment --comment "flanneld masq" -j RETURN
+-A FLANNEL-POSTRTG -s 10.42.0.0/16 ! -d 224.0.0.0/4 -m comment --comment "flanneld masq" -j ${masquerade}
+-A FLANNEL-POSTRTG ! -s 10.42.0.0/16 -d 10.42.0.0/16 -m comment --comment "flanneld masq" -j ${masquerade}
+-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG
+COMMIT
+`
+const FORWARD = `*filter
+:FLANNEL-FWD - [0:0]
+-A FLANNEL-FWD -s 10.42.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT
+-A FLANNEL-FWD -d 10.42.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT
+-A FORWARD -m comment --comment "flanneld forward" -j FLANNEL-FWD
+COMMIT
+`
+
+const NFT_MASQ = (masquerade: string): string => `  chain postrtg {
+    comment "chain to manage traffic masquerading by flannel"
+    type nat hook postrouting priority srcnat; policy accept;
+    meta mark 0x4000 return
+    ip saddr 10.42.7.0/24 ip daddr 10.42.0.0/16 return
+    ip saddr 10.42.0.0/16 ip daddr 10.42.7.0/24 return
+    ip saddr != 10.42.0.0/16 ip daddr 10.42.7.0/24 return
+    ip saddr 10.42.0.0/16 ip daddr != 224.0.0.0/4 ${masquerade}
+    ip saddr != 10.42.0.0/16 ip daddr 10.42.0.0/16 ${masquerade}
+  }
+`
+const NFT_FORWARD = `  chain forward {
+    comment "chain to accept flannel traffic"
+    type filter hook forward priority filter; policy accept;
+    ip saddr 10.42.0.0/16 accept
+    ip daddr 10.42.0.0/16 accept
+  }
+`
+const NFT = (chains: string): string => `add table ip flannel-ipv4
+delete table ip flannel-ipv4
+add table ip6 flannel-ipv6
+delete table ip6 flannel-ipv6
+table ip flannel-ipv4 {
+  comment "rules for flannel-ipv4"
+${chains}}
+table ip6 flannel-ipv6 {
+  comment "rules for flannel-ipv6"
+}
+`
+
+describe.each([
+  [true, 'MASQUERADE --random-fully', 'masquerade fully-random'],
+  [false, 'MASQUERADE', 'masquerade'],
+])('with random-fully %s', (randomFully, iptables, nft) => {
+  it.each([
+    [true, true, [MASQ(iptables), FORWARD], NFT(NFT_MASQ(nft) + NFT_FORWARD)],
+    [true, false, [MASQ(iptables)], NFT(NFT_MASQ(nft))],
+    [false, true, [FORWARD], NFT(NFT_FORWARD)],
+    [false, false, [], NFT('')],
+  ])('masquerade %s and forward rules %s are these texts', (masq, forward, restore, script) => {
+    expect(restoreTexts(wish(masq, forward, randomFully))).toEqual(restore)
+    expect(nftInput(wish(masq, forward, randomFully))).toBe(script)
+  })
+})
+
+describe('restoreInput', () => {
+  it('takes every jump to the chain away, and what else it is given, and adds one jump at the end', () => {
+    const table = [
+      ':POSTROUTING ACCEPT [0:0]',
+      ':FLANNEL-POSTRTG - [0:0]',
+      '-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG',
+      '-A POSTROUTING -s 192.0.2.0/24 -j MASQUERADE',
+      '-A POSTROUTING -j FLANNEL-POSTRTG',
+      '-A FLANNEL-POSTRTG -j RETURN',
+    ]
+    const ours = oursIn(table, POSTRTG)
+    expect(ours).toEqual([table[2], table[4], table[5]])
+    expect(restoreInput(POSTRTG, ['-j ACCEPT'], ours, ['-D POSTROUTING -s 10.1.0.0/16 -j FLANNEL'])).toBe(`*nat
+-D POSTROUTING -s 10.1.0.0/16 -j FLANNEL
+:FLANNEL-POSTRTG - [0:0]
+-D POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG
+-D POSTROUTING -j FLANNEL-POSTRTG
+-A FLANNEL-POSTRTG -j ACCEPT
+-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG
+COMMIT
+`)
+    expect(oursIn(table, FWD)).toEqual([])
+  })
+})
+
+it('nft removal is no error where there is no table: each is named first', () => {
+  expect(nftRemoval()).toBe(NFT('').split('table ip flannel-ipv4 {')[0])
+})
+
+it.each([
+  ['iptables v1.8.9 (nf_tables)', true],
+  ['iptables v1.8.9 (legacy)', true],
+  ['iptables v2.0.0', true],
+  ['iptables v1.6.2', true],
+  ['iptables v1.6.1', false],
+  ['iptables v1.4.21', false],
+  ['', false],
+])('%s knows --random-fully and --wait: %s', (text, knows) => {
+  expect(isIptables162(text)).toBe(knows)
+})
