@@ -220,7 +220,9 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
       return {
         mtu: 1472,
         fault: new Promise(() => {}),
-        async apply(peers) {
+        async apply(leases, own) {
+          const peers = new Map(leases)
+          peers.delete(own)
           for (const key of node.steady) {
             const isOwn = node.lease?.key === key
             if (!isOwn && !peers.has(key)) violations.push(`${node.publicIp} lost ${key}, which never left the store`)
