@@ -28,7 +28,7 @@ import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from './lease
 import { acquireLease, followLeases, LEASE_TTL_MS, renewLease, type FollowState } from './lease/leases.ts'
 import { applyUpdate, type PeerView } from './lease/peer-view.ts'
 import type { Store } from './lease/store.ts'
-import type { Log } from './log.ts'
+import { seldom, type Log } from './log.ts'
 import { formatIpv4, formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
 import { createHealth, serveHealth, type Health } from './status/health.ts'
 import { readPreviousNet, writeSubnetEnv } from './status/subnet-env.ts'
@@ -50,9 +50,6 @@ const SETTLE_MS = 200
 /** With more repairs a minute somebody undoes them: then the device is looked at every RESYNC_MS only. */
 const REPAIRS_A_MINUTE = 60
 const REPAIRS_LOGGED_A_MINUTE = 6
-/** A message that repeats is logged this many times, then once in so many tries. */
-const REPEATS_LOGGED = 3
-const REPEAT_EVERY = 10
 
 /** What a node is made of. */
 export interface NodeParts {
@@ -175,7 +172,7 @@ async function runLoops(stopping: AbortController, loops: readonly Promise<never
 
 /** Asks every second until there is a configuration, as flanneld does. A wrong one is named and asked for again. */
 async function waitForConfig(store: Store, log: Log, signal: AbortSignal): Promise<NetworkConfig> {
-  const failed = repeating(log, "Couldn't fetch network config: ")
+  const calm = seldom(log)
   for (;;) {
     try {
       const text = await store.config(signal)
@@ -189,7 +186,7 @@ async function waitForConfig(store: Store, log: Log, signal: AbortSignal): Promi
         isWeftError(error, code),
       )
       if (!mayPass) throw error
-      failed(error)
+      calm.error(`Couldn't fetch network config: ${describeError(error)}`)
     }
     await pause(signal, CONFIG_RETRY_MS)
   }
@@ -240,18 +237,6 @@ async function waitForInterface(
   }
 }
 
-/** Logs an error the first times it comes, then every tenth time; at once when it is another. */
-function repeating(log: Log, prefix: string): (error: unknown) => void {
-  let last = ''
-  let times = 0
-  return (error) => {
-    const text = describeError(error)
-    times = text === last ? times + 1 : 1
-    last = text
-    if (times <= REPEATS_LOGGED || times % REPEAT_EVERY === 0) log.error(prefix + text)
-  }
-}
-
 /**
  * A lease for this node. A store that cannot be reached is waited for; every other failure is the operator's, and a
  * node that is not in the network yet ends with it. One that is goes on forwarding and waits for the operator.
@@ -262,7 +247,7 @@ async function acquire(
   previous: Ipv4Net | undefined,
   isRunning = false,
 ): Promise<OwnLease> {
-  const failed = repeating(log, 'failed to acquire lease: ')
+  const calm = seldom(log)
   for (;;) {
     try {
       const wanted = previous ? { previous } : {}
@@ -270,13 +255,13 @@ async function acquire(
         ...wanted,
         ttlMs: LEASE_TTL_MS,
         random: Math.random,
-        log,
+        log: calm,
         signal,
       })
     } catch (error) {
       signal.throwIfAborted()
       if (!isWeftError(error, 'STORE_UNAVAILABLE') && !(isRunning && isWeftError(error))) throw error
-      failed(error)
+      calm.error(`failed to acquire lease: ${describeError(error)}`)
     }
     await pause(signal, ACQUIRE_RETRY_MS)
   }
@@ -435,7 +420,7 @@ async function forward(node: Node): Promise<never> {
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     if (diedYoung > 1) await pause(signal, REOPEN_RETRY_MS)
     const before = { lease, mtu }
-    const failed = repeating(log, 'Cannot open the data path: ')
+    const calm = seldom(log)
     while (!node.network) {
       try {
         node.attrs = await backend.prepare(signal)
@@ -445,7 +430,7 @@ async function forward(node: Node): Promise<never> {
         mtu = node.network.mtu
       } catch (error) {
         signal.throwIfAborted()
-        failed(error)
+        calm.error(`Cannot open the data path: ${describeError(error)}`)
         await pause(signal, REOPEN_RETRY_MS)
       }
     }
@@ -463,7 +448,7 @@ async function keepRight(node: Node, lease: OwnLease, repairs: RepairLog): Promi
     fault = error
     node.networkDoubt.ring()
   })
-  const failed = repeating(log, 'Cannot check the device: ')
+  const calm = seldom(log)
   for (;;) {
     await node.networkDoubt.wait(signal, RESYNC_MS)
     if (fault) return log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
@@ -472,7 +457,7 @@ async function keepRight(node: Node, lease: OwnLease, repairs: RepairLog): Promi
       for (const mended of await network.resync()) repairs.add(mended)
     } catch (error) {
       signal.throwIfAborted()
-      failed(error)
+      calm.error(`Cannot check the device: ${describeError(error)}`)
     }
     await pause(signal, repairs.lastMinute() < REPAIRS_A_MINUTE ? SETTLE_MS : RESYNC_MS)
   }
@@ -507,7 +492,7 @@ function createRepairLog(log: Log): RepairLog {
 /** Mends the rules that others removed or reordered, and makes them follow the node to another subnet. */
 async function guard(node: Node): Promise<never> {
   const { firewall, log, signal } = node
-  const failed = repeating(log, '')
+  const calm = seldom(log)
   const repairs = createRepairLog(log)
   for (;;) {
     await pause(signal, firewall?.resyncMs ?? RESYNC_MS)
@@ -516,7 +501,7 @@ async function guard(node: Node): Promise<never> {
     } catch (error) {
       signal.throwIfAborted()
       if (!isWeftError(error)) throw error
-      failed(error)
+      calm.error(describeError(error))
     }
   }
 }

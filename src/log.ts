@@ -15,6 +15,10 @@ export interface Log {
   v(level: number): boolean
 }
 
+/** What is tried again and again says the same line this often at most, and so many failures a minute. */
+const SAME_LINE_MS = 30_000
+const FAILURES_A_MINUTE = 4
+
 const LETTERS: Readonly<Record<string, string>> = { info: 'I', warn: 'W', error: 'E' }
 
 /** One line of klog's shape. `at` is in microseconds since the epoch; line breaks in `message` are escaped. */
@@ -30,10 +34,9 @@ export function formatLogLine(level: string, atUs: number, pid: number, caller: 
 
 /** `file.ts:line` of whoever called the log. */
 function callerOf(stack: string | undefined): string {
-  // The first frame is that of this file, under whatever name it was compiled.
-  for (const line of (stack ?? '').split('\n').slice(2)) {
-    const place = /([\w.-]+\.[jt]s):(\d+):\d+\)?$/.exec(line)
-    if (place) return `${place[1]}:${place[2]}`
+  for (const line of (stack ?? '').split('\n').slice(1)) {
+    const [, file, number] = /([\w.-]+\.[jt]s):(\d+):\d+\)?$/.exec(line) ?? []
+    if (file && !/^log\.[jt]s$/.test(file)) return `${file}:${number}`
   }
   return 'weftd:0'
 }
@@ -65,6 +68,29 @@ export function createLog(verbosity: number, write: (line: string) => void = wri
       logger.log({ level, message, caller: callerOf(new Error('caller').stack), atUs: nowUs() })
     }
   return { info: at('info'), warn: at('warn'), error: at('error'), v: (level) => level <= verbosity }
+}
+
+/**
+ * `log` for something that is tried until it succeeds, which may take days: a line that was said a moment ago is left out, and a
+ * failure when there were many in the last minute. `now` is in ms and never goes back.
+ */
+export function seldom(log: Log, now: () => number = () => performance.now()): Log {
+  let said: { readonly text: string; readonly at: number; readonly isFailure: boolean }[] = []
+  /** Whether to say it; what is said is kept in mind. */
+  const isNews = (text: string, isFailure: boolean): boolean => {
+    const at = now()
+    said = said.filter((line) => at - line.at < 60_000)
+    if (said.some((line) => line.text === text && at - line.at < SAME_LINE_MS)) return false
+    if (isFailure && said.filter((line) => line.isFailure).length >= FAILURES_A_MINUTE) return false
+    said.push({ text, at, isFailure })
+    return true
+  }
+  return {
+    info: (message) => isNews(message, false) && log.info(message),
+    warn: (message) => isNews(message, true) && log.warn(message),
+    error: (message) => isNews(message, true) && log.error(message),
+    v: (level) => log.v(level),
+  }
 }
 
 /** Node writes stderr synchronously on Linux, to a file, a terminal or a pipe. */

@@ -6,7 +6,7 @@
 import type { NetworkConfig } from '../config/network-config.ts'
 import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
 import { pause } from '../host/bell.ts'
-import type { Log } from '../log.ts'
+import { seldom, type Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetsOverlap, type Ipv4Net } from '../net/ipv4.ts'
 import { isCompatible, pickSubnet } from './allocate.ts'
 import {
@@ -31,10 +31,6 @@ export const HOLD_MS = 30_000
 const FEW_LOSSES = 2
 const BACKOFF_MIN_MS = 100
 const BACKOFF_MAX_MS = 5_000
-/** The same failure is logged again after this long: a store that is away for days must not fill the disk. */
-const REPEAT_LOG_MS = 10_000
-/** Nor may failures that differ each time. */
-const LOG_LINES_A_MINUTE = 10
 
 /** Time, as the loops see it; a simulation brings its own. */
 export interface Clock {
@@ -242,7 +238,7 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
   let after: bigint | undefined
   let relistAt = 0
   let failures = 0 // since the watch last proved good
-  let logged: { text: string; at: number }[] = [] // in the last minute
+  const calm = seldom(log, () => clock.now())
   for (;;) {
     signal.throwIfAborted()
     try {
@@ -290,14 +286,8 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
       const text = gap
         ? `${store.name} watch for leases fell behind (${error.message}), re-listing and resuming`
         : `${store.name} watch channel for leases closed (${describeError(error)}), reconnecting from rev ${after ?? 0n}...`
-      const now = clock.now()
-      logged = logged.filter(({ at }) => now - at < 60_000)
-      const repeated = logged.some((line) => line.text === text && now - line.at < REPEAT_LOG_MS)
-      if (!repeated && logged.length < LOG_LINES_A_MINUTE) {
-        logged.push({ text, at: now })
-        if (gap) log.warn(text)
-        else log.error(text)
-      }
+      if (gap) calm.warn(text)
+      else calm.error(text)
       if (gap) after = undefined
       failures++
       // A gap is made good at once; only a store that answers every watch with one has to wait like any other.
