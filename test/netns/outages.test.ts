@@ -1,0 +1,220 @@
+// outages.test.ts - the store is killed, frozen, slow, silent, refusing, cut off: packets flow, the daemons stay calm,
+// and all is as the store has it soon after it is back.
+//
+// `npm run test:soak` makes each outage last two minutes, and slow calls take five seconds.
+
+import { once } from 'node:events'
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { createInterface } from 'node:readline'
+import { setTimeout as delay } from 'node:timers/promises'
+import { afterAll, describe, expect, it, vi } from 'vitest'
+import { output } from '../../lab/command.ts'
+import { startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
+import { iperf, iperfServer, reach } from '../../lab/measure.ts'
+import { added, cpuSeconds, subnetOf, tunAddress } from '../support/hosts.ts'
+import type { Strikes, Trouble } from '../support/troubled-etcd.ts'
+
+const LONG = process.env['WEFT_LONG'] === '1'
+const AWAY_S = LONG ? 120 : 10
+const SLOW_MS = LONG ? 5_000 : 1_500
+const CONVERGE_MS = 15_000
+const LINES_A_MINUTE = 10
+const CPU_SHARE = 0.01
+/** What it costs once to notice that the store is gone. */
+const CPU_ONCE_S = 0.05
+const SUBNETS = '/coreos.com/network/subnets'
+
+/** Hosts, and an etcd on their switch; several tests run at once, as most of their time is waiting. */
+interface Bed {
+  readonly lab: Lab
+  readonly etcd: Etcd
+}
+const beds = new Set<Bed>()
+afterAll(async () => {
+  await Promise.all([...beds].map(close))
+})
+
+async function open(hosts: number): Promise<Bed> {
+  const lab = await createLab({ hosts })
+  const etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
+  const bed = { lab, etcd }
+  beds.add(bed)
+  await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
+  return bed
+}
+
+async function close(bed: Bed): Promise<void> {
+  beds.delete(bed)
+  await bed.lab.close()
+  await bed.etcd.close()
+}
+
+/** A proxy on a host, in front of etcd. */
+interface Proxy {
+  readonly endpoint: string
+  /** Makes this trouble from now on, and returns how often any struck so far. */
+  set(trouble: Trouble): Promise<Strikes>
+}
+
+async function startProxy({ etcd }: Bed, host: Host): Promise<Proxy> {
+  const program = join(packageRoot, 'dist/test/support/troubled-etcd.js')
+  const command = [process.execPath, program, 'serve', host.address, '2379', etcd.endpoint]
+  const { stdin, stdout, stderr } = host.spawn(command, { stdin: true })
+  stderr!.pipe(process.stderr)
+  const lines = createInterface({ input: stdout! })
+  await once(lines, 'line')
+  return {
+    endpoint: `http://${host.address}:2379`,
+    async set(trouble) {
+      const answer = once(lines, 'line') as Promise<[string]>
+      stdin!.write(`${JSON.stringify(trouble)}\n`)
+      return JSON.parse((await answer)[0]) as Strikes
+    },
+  }
+}
+
+/** Runs a program where etcd is; packets from host to host do not pass there. */
+const atEtcd = ({ lab }: Bed, command: string[], input = ''): Promise<string> =>
+  output(['ip', 'netns', 'exec', `${lab.id}-switch`, ...command], { input })
+
+/** Ends an outage, and tells how often it struck. */
+type End = () => Promise<number>
+
+const killed = async ({ etcd }: Bed): Promise<End> => {
+  await etcd.kill('SIGKILL')
+  return async () => {
+    const strikes = etcd.process.signalCode === 'SIGKILL' ? 1 : 0
+    await etcd.start()
+    return strikes
+  }
+}
+
+const frozen = async ({ etcd }: Bed): Promise<End> => {
+  etcd.process.kill('SIGSTOP')
+  return async () => {
+    const strikes = /\) T /.test(readFileSync(`/proc/${etcd.process.pid}/stat`, 'utf8')) ? 1 : 0
+    etcd.process.kill('SIGCONT')
+    return strikes
+  }
+}
+
+const cutOff = async (bed: Bed): Promise<End> => {
+  const rule = (chain: string, match: string): string =>
+    `add chain inet outage ${chain} { type filter hook ${chain} priority 0 ; }
+     add rule inet outage ${chain} ${match} counter drop`
+  const rules = `add table inet outage
+     ${rule('input', 'iifname br0 tcp dport 2379')}
+     ${rule('output', 'oifname br0 tcp sport 2379')}\n`
+  await atEtcd(bed, ['nft', '-f', '-'], rules)
+  return async () => {
+    const counted = await atEtcd(bed, ['nft', 'list', 'table', 'inet', 'outage'])
+    await atEtcd(bed, ['nft', 'delete', 'table', 'inet', 'outage'])
+    return [...counted.matchAll(/counter packets (\d+)/g)].reduce((sum, [, count]) => sum + Number(count), 0)
+  }
+}
+
+/** As on a line of two kilobytes a second: what etcd says waits up to ten seconds, then is dropped. */
+const starved = async (bed: Bed): Promise<End> => {
+  const shape = ['root', 'tbf', 'rate', '16kbit', 'burst', '2kb', 'latency', '10s']
+  await atEtcd(bed, ['tc', 'qdisc', 'add', 'dev', 'br0', ...shape])
+  return async () => {
+    const counts = await atEtcd(bed, ['tc', '-s', 'qdisc', 'show', 'dev', 'br0'])
+    await atEtcd(bed, ['tc', 'qdisc', 'del', 'dev', 'br0', 'root'])
+    return Number(/overlimits (\d+)/.exec(counts)?.[1])
+  }
+}
+
+const troubled =
+  (trouble: Trouble, kind: keyof Strikes) =>
+  async (_bed: Bed, proxy: Proxy): Promise<End> => {
+    const before = await proxy.set(trouble)
+    return async () => (await proxy.set({}))[kind] - before[kind]
+  }
+
+describe.concurrent('while etcd', () => {
+  it.each([
+    // With or without the proxy between, and whether it can be written to meanwhile.
+    ['is killed with -9', killed, false, false],
+    ['is frozen', frozen, false, false],
+    ['is cut off', cutOff, false, true],
+    ['has next to no bandwidth', starved, false, true],
+    ['takes five seconds for each call', troubled({ delayMs: 5_000 }, 'delayed'), true, true],
+    ['refuses each call', troubled({ failOneIn: 1 }, 'failed'), true, true],
+    ['takes calls and says nothing', troubled({ hold: true }, 'held'), true, true],
+  ] as const)(
+    '%s, no packet is lost, little CPU is spent, little is said; then all is made good',
+    async (title, strike, proxied, answers) => {
+      const bed = await open(4)
+      const { lab, etcd } = bed
+      const [a, b, c, d] = lab.hosts as [Host, Host, Host, Host]
+      const proxy = await startProxy(bed, d)
+      const args = ['--etcd-endpoints', proxied ? proxy.endpoint : etcd.endpoint]
+      const daemons = [a, b, c].map((host) => host.startDaemon({ args }))
+      await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+      await Promise.all([reach(a.namespace, tunAddress(b)), reach(b.namespace, tunAddress(c))])
+      await iperfServer((command) => b.spawn(command))
+      /** One daemon loses its lease, and a peer comes that nobody has seen. */
+      const change = async (): Promise<void> => {
+        const ctl = (...words: string[]) =>
+          vi.waitFor(() => etcd.ctl(...words), { timeout: CONVERGE_MS, interval: 200 })
+        await ctl('del', `${SUBNETS}/${subnetOf(c).replace('/', '-')}`)
+        await ctl('put', `${SUBNETS}/10.5.0.0-24`, '{"PublicIP":"198.51.100.1","PublicIPv6":null}')
+      }
+
+      const traffic = iperf(a.namespace, tunAddress(b), AWAY_S + 4, [
+        ...['--udp', '--bitrate', '2M', '--length', '1200', '--window', '1M'], // room for whoever is kept waiting
+      ])
+      await delay(500)
+      const before = daemons.map((daemon) => ({ cpu: cpuSeconds(daemon), lines: daemon.lines.length }))
+      const end = await strike(bed, proxy)
+      if (answers) await change()
+      await delay(AWAY_S * 1000)
+      const spent = daemons.map((daemon, index) => cpuSeconds(daemon) - before[index]!.cpu)
+      const said = daemons.map((daemon, index) => daemon.lines.slice(before[index]!.lines))
+      const strikes = await end()
+      if (!answers) await change()
+      await Promise.all(daemons.map((daemon) => daemon.line(added('10.5.0.0/24'), CONVERGE_MS)))
+      await daemons[2]!.line(/Lease of .* acquired again/, CONVERGE_MS)
+      await Promise.all([a, b].map((host) => reach(host.namespace, tunAddress(c))))
+      const figures = [
+        spent.map((seconds) => `${((seconds / AWAY_S) * 100).toFixed(1)}%`),
+        said.map(({ length }) => length),
+      ]
+      console.log(`etcd ${title} for ${AWAY_S} s: CPU ${figures[0]!.join(', ')}; log lines ${figures[1]!.join(', ')}`)
+      expect(strikes).toBeGreaterThan(0)
+      for (const lines of said)
+        expect(lines.length, lines.join('\n')).toBeLessThanOrEqual(LINES_A_MINUTE * Math.ceil(AWAY_S / 60))
+      expect(Math.max(...spent)).toBeLessThan(CPU_ONCE_S + CPU_SHARE * AWAY_S)
+      const { loss, packetsPerSecond } = await traffic
+      expect(packetsPerSecond).toBeGreaterThan(150)
+      expect(loss).toBe(0)
+      await close(bed)
+    },
+    AWAY_S * 1000 + 120_000,
+  )
+
+  it('takes long for each call and refuses one in three, a daemon starts within a minute, and is heard of', async () => {
+    const bed = await open(3)
+    const { lab, etcd } = bed
+    const [a, b, c] = lab.hosts as [Host, Host, Host]
+    const proxy = await startProxy(bed, c)
+    const peer = b.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint] })
+    await peer.line(/flannel is ready/)
+    await proxy.set({ delayMs: SLOW_MS, failOneIn: 3 })
+    const daemon = a.startDaemon({ args: ['--etcd-endpoints', proxy.endpoint] })
+    const started = performance.now()
+    await daemon.line(/flannel is ready/, 60_000)
+    const ready = performance.now()
+    await Promise.all([daemon.line(added(b), 30_000), peer.line(added(a))])
+    await reach(a.namespace, tunAddress(b))
+    // Its lease is lost: as long as a renewal may take, of which the margin is an hour.
+    await etcd.ctl('del', `${SUBNETS}/${subnetOf(a).replace('/', '-')}`)
+    await daemon.line(/Lease of .* acquired again/, 60_000)
+    console.log(`ready after ${Math.round((ready - started) / 1000)} s`)
+    const { delayed, failed } = await proxy.set({})
+    expect(Math.min(delayed, failed)).toBeGreaterThan(2)
+    await close(bed)
+  }, 200_000)
+})

@@ -1,0 +1,26 @@
+// hosts.ts - what the tests ask of a lab's hosts and their daemons.
+
+import { readFileSync } from 'node:fs'
+import type { Daemon, Host } from '../../lab/lab.ts'
+
+/** The subnet of a host, `10.5.7.0/24`. */
+export const subnetOf = (host: Host): string => (host.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\//, '.0/')
+
+/** The address of its device. */
+export const tunAddress = (host: Host): string => subnetOf(host).split('/')[0]!
+
+const said = (what: string, subnet: string): RegExp =>
+  new RegExp(`Subnet ${what}: ${subnet.replaceAll('.', String.raw`\.`)}$`)
+
+/** The log line with which a peer comes. */
+export const added = (peer: Host | string): RegExp => said('added', typeof peer === 'string' ? peer : subnetOf(peer))
+
+/** The log line with which a peer goes. */
+export const removed = (subnet: string): RegExp => said('removed', subnet)
+
+/** CPU time of a daemon's main thread, which does all but forwarding, in seconds (proc_pid_stat(5): utime, stime). */
+export function cpuSeconds({ process: { pid } }: Daemon): number {
+  const stat = readFileSync(`/proc/${pid}/task/${pid}/stat`, 'utf8')
+  const fields = stat.slice(stat.lastIndexOf(')')).split(' ')
+  return (Number(fields[12]) + Number(fields[13])) / 100
+}

@@ -1,0 +1,135 @@
+// troubled-etcd.ts - a proxy in front of etcd that speaks HTTP/2, so that calls can be slow, refused or never answered
+// while the connection is as well as ever. It counts what it did.
+//
+// `node troubled-etcd.js serve <address> <port> <etcd's URL>` runs it in a namespace: a line on stdin is the trouble to
+// make as JSON, each is answered by a line with the counts so far.
+
+import {
+  connect,
+  constants,
+  createServer,
+  type IncomingHttpHeaders,
+  type ServerHttp2Session,
+  type ServerHttp2Stream,
+} from 'node:http2'
+import type { AddressInfo } from 'node:net'
+import { createInterface } from 'node:readline'
+import { Transform } from 'node:stream'
+import { setTimeout as delay } from 'node:timers/promises'
+
+/** What happens to calls from now on; all is well without any. */
+export interface Trouble {
+  /** Each call takes this much longer. */
+  readonly delayMs?: number
+  /** One call in so many is refused with UNAVAILABLE. */
+  readonly failOneIn?: number
+  /** Calls are taken and not answered, and watches tell nothing, until this ends. */
+  readonly hold?: boolean
+}
+
+/** How often each trouble struck. */
+export interface Strikes {
+  readonly delayed: number
+  readonly failed: number
+  readonly held: number
+}
+
+export interface TroubledEtcd {
+  readonly endpoint: string
+  readonly strikes: Strikes
+  set(trouble: Trouble): void
+  close(): Promise<void>
+}
+
+/** Until the proxy is closed; `etcd` is a URL without TLS. */
+export async function startTroubledEtcd(etcd: string, address = '127.0.0.1', port = 0): Promise<TroubledEtcd> {
+  const strikes = { delayed: 0, failed: 0, held: 0 }
+  const sessions = new Set<ServerHttp2Session>()
+  let trouble: Trouble = {}
+  let calls = 0
+  let held: { readonly waiting: (() => void)[] } | undefined
+  const outer = connect(etcd)
+  outer.on('error', () => {}) // each of its streams tells
+
+  function set(next: Trouble): void {
+    trouble = next
+    const before = held
+    held = next.hold ? { waiting: [] } : undefined
+    for (const goOn of before?.waiting ?? []) goOn()
+  }
+  /** Passes on what comes, later while things are held. */
+  const gate = (): Transform =>
+    new Transform({
+      transform(chunk: Buffer, _encoding, done) {
+        if (!held) return done(null, chunk)
+        strikes.held++
+        held.waiting.push(() => done(null, chunk))
+      },
+    })
+  async function serve(inner: ServerHttp2Stream, headers: IncomingHttpHeaders): Promise<void> {
+    inner.on('error', () => {})
+    const { delayMs, failOneIn } = trouble
+    if (failOneIn !== undefined && ++calls % failOneIn === 0) {
+      strikes.failed++
+      const refusal = {
+        ':status': 200,
+        'content-type': 'application/grpc',
+        'grpc-status': '14',
+        'grpc-message': 'busy',
+      }
+      return inner.respond(refusal, { endStream: true })
+    }
+    if (delayMs !== undefined) {
+      strikes.delayed++
+      await delay(delayMs)
+    }
+    if (held) {
+      strikes.held++
+      const { waiting } = held
+      await new Promise<void>((resolve) => waiting.push(resolve))
+    }
+    if (inner.closed) return // the deadline came first
+    const call = outer.request(headers)
+    call.on('error', () => inner.close(constants.NGHTTP2_CANCEL))
+    inner.on('close', () => call.close(constants.NGHTTP2_CANCEL))
+    call.on('response', (answer, flags) => {
+      if (inner.closed) return
+      if (flags & constants.NGHTTP2_FLAG_END_STREAM) return inner.respond(answer, { endStream: true })
+      let trailers: IncomingHttpHeaders = {}
+      call.on('trailers', (some) => (trailers = some))
+      inner.respond(answer, { waitForTrailers: true })
+      inner.on('wantTrailers', () => inner.sendTrailers(trailers))
+      call.pipe(gate()).pipe(inner)
+    })
+    inner.pipe(gate()).pipe(call)
+  }
+  const server = createServer()
+  server.on('session', (session) => {
+    sessions.add(session)
+    session.on('close', () => sessions.delete(session))
+    session.on('error', () => {})
+  })
+  server.on('stream', (stream, headers) => void serve(stream, headers))
+  await new Promise<void>((resolve) => server.listen(port, address, resolve))
+  return {
+    endpoint: `http://${address}:${(server.address() as AddressInfo).port}`,
+    strikes,
+    set,
+    async close() {
+      set({})
+      outer.destroy()
+      for (const session of sessions) session.destroy()
+      await new Promise((resolve) => server.close(resolve))
+    },
+  }
+}
+
+const [, , mode, address = '', port = '0', etcd = ''] = process.argv
+if (mode === 'serve') {
+  const proxy = await startTroubledEtcd(etcd, address, Number(port))
+  process.stdout.write(`${JSON.stringify(proxy.strikes)}\n`)
+  createInterface({ input: process.stdin }).on('line', (line) => {
+    proxy.set(JSON.parse(line) as Trouble)
+    process.stdout.write(`${JSON.stringify(proxy.strikes)}\n`)
+  })
+}
