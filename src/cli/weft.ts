@@ -1,12 +1,14 @@
 // weft.ts - the operator's tool. It grows a subcommand with each thing that an operator asks.
 
-import { describeError } from '../errors.ts'
+import { describeError, isWeftError } from '../errors.ts'
+import { CLEANUP_HELP, cleanup } from './cleanup.ts'
 import { DOCKER_OPTS_HELP, dockerOpts } from './docker-opts.ts'
 import { INSTALL_CONF_HELP, installConf } from './install-conf.ts'
 import { version } from './version.ts'
 
 const HELP = `Usage: weft COMMAND
 
+  cleanup       remove what weftd or a flanneld left on this host
   docker-opts   write options for Docker's daemon from subnet.env, as mk-docker-opts.sh does
   install-conf  copy a file to where a running program reads it, such as a CNI configuration
   version       print the version
@@ -19,6 +21,19 @@ The daemon is weftd; see weftd --help.
 export async function main(args: readonly string[]): Promise<number> {
   const [command, ...rest] = args
   switch (command) {
+    case 'cleanup':
+      if (['-h', '--help'].includes(rest[0] ?? '')) {
+        process.stdout.write(CLEANUP_HELP)
+        return 0
+      }
+      try {
+        const say = (line: string): void => void process.stdout.write(`${line}\n`)
+        const warn = (line: string): void => void process.stderr.write(`weft cleanup: ${line}\n`)
+        return (await cleanup(rest, { say, warn })) ? 0 : 1
+      } catch (error) {
+        process.stderr.write(`weft cleanup: ${describeError(error)}\n`)
+        return isWeftError(error, 'USAGE') ? 2 : 1
+      }
     case 'docker-opts':
       if (['-h', '-?', '--help'].includes(rest[0] ?? '')) {
         process.stdout.write(DOCKER_OPTS_HELP)

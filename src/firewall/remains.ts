@@ -2,18 +2,10 @@
 
 import { readFile } from 'node:fs/promises'
 import { notInstalled, type Run } from '../host/command.ts'
+import type { Remains } from '../host/remains.ts'
 import { describeError, isWeftError } from '../errors.ts'
 import { findLeftovers, findNftLeftovers, flannelNetworks, readTables, removalInput, type Tables } from './leftovers.ts'
 import { FLANNEL_CHAINS, isIptables162, NFT_TABLES, WAIT } from './rules.ts'
-
-/** What one tool can remove in one transaction. */
-export interface Remains {
-  /** A line for each thing. */
-  readonly things: readonly string[]
-  /** Lines for what stays, with the reason. */
-  readonly held: readonly string[]
-  remove(): Promise<void>
-}
 
 export interface Search {
   readonly remains: readonly Remains[]

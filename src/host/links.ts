@@ -61,7 +61,8 @@ interface JsonRoute {
   prefsrc?: string
 }
 
-async function ipJson<T>(run: Run, args: readonly string[]): Promise<T[]> {
+/** What `ip -j` prints. */
+export async function ipJson<T>(run: Run, args: readonly string[]): Promise<T[]> {
   const text = await run('ip', ['-j', ...args])
   return text.trim() === '' ? [] : (JSON.parse(text) as T[])
 }

@@ -1,0 +1,322 @@
+// cleanup.test.ts - `weft cleanup` removes what weft and every flannel left, to the last rule, and nothing of others.
+
+import { execFileSync, spawn, type ChildProcess } from 'node:child_process'
+import { randomBytes } from 'node:crypto'
+import { existsSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { execute, output, type Finished } from '../../lab/command.ts'
+import { createLab, packageRoot } from '../../lab/lab.ts'
+
+const weft = join(packageRoot, 'bin/weft')
+const NOTHING = 'There is nothing of flannel or weft here.\n'
+
+let namespace: string
+let folder: string
+let subnetFile: string
+let children: ChildProcess[]
+
+beforeEach(async () => {
+  namespace = `weft-clean-${process.pid}-${randomBytes(3).toString('hex')}`
+  folder = mkdtempSync(join(tmpdir(), 'weft-clean-'))
+  subnetFile = join(folder, 'subnet.env')
+  children = []
+  await output(['ip', 'netns', 'add', namespace])
+})
+afterEach(async () => {
+  for (const child of children) child.kill('SIGKILL')
+  rmSync(folder, { recursive: true })
+  await output(['ip', 'netns', 'del', namespace])
+})
+
+const inside = (...command: string[]): string[] => ['ip', 'netns', 'exec', namespace, ...command]
+const here = (...command: string[]): Promise<string> => output(inside(...command))
+const feed = (input: string, ...command: string[]): Promise<string> => output(inside(...command), { input })
+const cleanup = (...args: string[]): Promise<Finished> =>
+  execute(inside(process.execPath, weft, 'cleanup', '-f', subnetFile, ...args))
+/** On a host that has these programs only. */
+function cleanupWith(programs: readonly string[], ...args: string[]): Promise<Finished> {
+  const path = mkdtempSync(join(folder, 'bin-'))
+  for (const name of programs)
+    symlinkSync(execFileSync('sh', ['-c', `command -v ${name}`], { encoding: 'utf8' }).trim(), join(path, name))
+  return execute(inside('env', `PATH=${path}`, process.execPath, weft, 'cleanup', '-f', subnetFile, ...args))
+}
+
+/** All that a program could have changed, without counters and dates. */
+async function state(): Promise<string> {
+  const commands = [
+    ['iptables-nft-save'],
+    ['iptables-legacy-save'],
+    ['ip6tables-nft-save'],
+    ['ip6tables-legacy-save'],
+    ['nft', '-s', 'list', 'tables'],
+    ['ip', '-br', 'link'],
+    ['ip', '-4', 'route', 'show', 'table', 'all'],
+    ['ip', '-6', 'route', 'show', 'table', 'main'],
+  ]
+  const parts = await Promise.all(commands.map((command) => here(...command)))
+  return [...parts, String(existsSync(subnetFile))]
+    .join('\n')
+    .replaceAll(/^#.*\n/gm, '')
+    .replaceAll(/\[\d+:\d+\]/g, '')
+}
+
+/** Rules in the same chains that are not flannel's, though some look like it. */
+const FOREIGN = `*nat
+-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE
+-A POSTROUTING -s 10.9.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE
+-A POSTROUTING -s 10.5.0.0/16 -o eth1 -j MASQUERADE
+COMMIT
+*filter
+-A FORWARD -s 10.9.0.0/16 -j ACCEPT
+-A FORWARD -d 10.9.0.0/16 -j ACCEPT
+-A FORWARD -s 10.5.0.0/16 -j DROP
+COMMIT
+`
+const CURRENT = `*nat
+:FLANNEL-POSTRTG - [0:0]
+-A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -m comment --comment "flanneld masq" -j RETURN
+-A FLANNEL-POSTRTG -s 10.5.0.0/16 ! -d 224.0.0.0/4 -m comment --comment "flanneld masq" -j MASQUERADE --random-fully
+-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG
+COMMIT
+*filter
+:FLANNEL-FWD - [0:0]
+-A FLANNEL-FWD -s 10.5.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT
+-A FLANNEL-FWD -d 10.5.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT
+-A FORWARD -m comment --comment "flanneld forward" -j FLANNEL-FWD
+COMMIT
+`
+const COMMENTED = `*nat
+-A POSTROUTING -s 10.6.0.0/16 -d 10.6.0.0/16 -m comment --comment "flanneld masq" -j RETURN
+-A POSTROUTING ! -s 10.6.0.0/16 -d 10.6.1.0/24 -m comment --comment "flanneld masq" -j RETURN
+COMMIT
+`
+const UNCOMMENTED = `*nat
+-A POSTROUTING -s 10.5.0.0/16 -d 10.5.0.0/16 -j RETURN
+-A POSTROUTING -s 10.5.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE
+-A POSTROUTING ! -s 10.5.0.0/16 -d 10.5.1.0/24 -j RETURN
+-A POSTROUTING ! -s 10.5.0.0/16 -d 10.5.0.0/16 -j MASQUERADE
+COMMIT
+*filter
+-A FORWARD -s 10.5.0.0/16 -j ACCEPT
+-A FORWARD -d 10.5.0.0/16 -j ACCEPT
+COMMIT
+`
+const SIX = `*nat
+-A POSTROUTING -s fd00:1::/48 -d fd00:1::/48 -m comment --comment "flanneld masq" -j RETURN
+COMMIT
+`
+
+async function addForeign(): Promise<void> {
+  for (const tool of ['iptables-nft', 'iptables-legacy']) await feed(FOREIGN, `${tool}-restore`, '--noflush')
+  await feed(
+    FOREIGN.replaceAll(/10\.\S+/g, 'fd00:9::/48').replaceAll(/172\.\S+|224\.\S+/g, 'fd00:a::/64'),
+    'ip6tables-nft-restore',
+    '--noflush',
+  )
+  await feed('add table inet other', 'nft', '-f', '-')
+  await here('ip', 'link', 'set', 'lo', 'up')
+  // By its kind or its number none of these is flannel's.
+  await here('ip', 'link', 'add', 'flannel.7', 'type', 'bridge')
+  await here('ip', 'link', 'add', 'flannel.8', 'type', 'vxlan', 'id', '9', 'dstport', '8472', 'dev', 'lo')
+  await here('ip', 'tuntap', 'add', 'flannel9', 'mode', 'tap')
+  await here('ip', 'route', 'add', 'blackhole', '10.99.0.0/16')
+}
+
+describe.runIf(existsSync('/usr/sbin/iptables-legacy') && existsSync('/usr/sbin/iptables-nft'))('weft cleanup', () => {
+  it('says that there is nothing where there is nothing', async () => {
+    expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING, stderr: '' })
+    // Looking makes nothing: no table of the legacy kind, which would track connections, and none of nft.
+    expect(await here('cat', '/proc/net/ip_tables_names')).toBe('')
+    expect(await here('nft', 'list', 'tables')).toBe('')
+  })
+
+  it('removes everything of every version, a line for each, and nothing else', async () => {
+    await addForeign()
+    const before = await state()
+    await feed(CURRENT + COMMENTED, 'iptables-nft-restore', '--noflush')
+    await feed(UNCOMMENTED, 'iptables-legacy-restore', '--noflush')
+    await feed(SIX, 'ip6tables-nft-restore', '--noflush')
+    await feed(
+      'add table ip flannel-ipv4; add chain ip flannel-ipv4 postrtg; add table ip6 flannel-ipv6',
+      'nft',
+      '-f',
+      '-',
+    )
+    await here('ip', 'link', 'add', 'flannel.1', 'type', 'vxlan', 'id', '1', 'dstport', '8473', 'dev', 'lo')
+    await here('ip', 'link', 'set', 'flannel.1', 'up')
+    await here('ip', 'route', 'add', '10.5.2.0/24', 'via', '10.5.2.0', 'dev', 'flannel.1', 'onlink')
+    await here('ip', 'tuntap', 'add', 'flannel0', 'mode', 'tun')
+    await here('ip', 'link', 'set', 'flannel0', 'up')
+    await here('ip', 'route', 'add', '10.5.0.0/16', 'dev', 'flannel0')
+    await here('ip', 'route', 'add', 'blackhole', '10.5.1.0/24', 'metric', '4294967295')
+    writeFileSync(
+      subnetFile,
+      'FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=true\n',
+    )
+
+    const full = await state()
+    const dry = await cleanup('--dry-run')
+    expect(dry).toMatchObject({ code: 0, stderr: '' })
+    expect(await state()).toBe(full)
+
+    const done = await cleanup()
+    expect(done).toMatchObject({ code: 0, stderr: '' })
+    expect(await state()).toBe(before)
+    expect(done.stdout).toBe(dry.stdout.replaceAll(/^would remove/gm, 'removed'))
+    const expected = [
+      'route 10.5.0.0/16 dev flannel0',
+      'device flannel0 (tun)',
+      'route 10.5.2.0/24 via 10.5.2.0 dev flannel.1',
+      'device flannel.1 (vxlan)',
+      'route blackhole 10.5.1.0/24',
+      ...rulesOf(CURRENT, 'iptables-nft'),
+      'iptables-nft nat: -N FLANNEL-POSTRTG',
+      'iptables-nft filter: -N FLANNEL-FWD',
+      ...rulesOf(COMMENTED, 'iptables-nft'),
+      ...rulesOf(UNCOMMENTED, 'iptables-legacy'),
+      ...rulesOf(SIX, 'ip6tables-nft'),
+      'nft: table ip flannel-ipv4',
+      'nft: table ip6 flannel-ipv6',
+      `file ${subnetFile}`,
+    ]
+    expect(done.stdout.trim().split('\n').toSorted()).toEqual(expected.map((thing) => `removed ${thing}`).toSorted())
+
+    expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING, stderr: '' })
+    expect(await state()).toBe(before)
+  })
+
+  it("leaves rules without a comment when nothing tells that their network was flannel's", async () => {
+    await feed(UNCOMMENTED.slice(UNCOMMENTED.indexOf('*filter')), 'iptables-nft-restore', '--noflush')
+    expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING })
+  })
+
+  it('removes what iptables-nft made without iptables, and names what it cannot see', async () => {
+    await feed(FOREIGN, 'iptables-nft-restore', '--noflush')
+    const before = await state()
+    await feed(CURRENT, 'iptables-nft-restore', '--noflush')
+    const done = await cleanupWith(['ip', 'nft'])
+    expect(done).toMatchObject({ code: 0, stderr: '' })
+    expect(done.stdout).toBe(
+      [
+        'nft ip nat: jump from POSTROUTING to FLANNEL-POSTRTG',
+        'nft ip nat: chain FLANNEL-POSTRTG (2 rules)',
+        'nft ip filter: jump from FORWARD to FLANNEL-FWD',
+        'nft ip filter: chain FLANNEL-FWD (2 rules)',
+      ]
+        .map((thing) => `removed ${thing}\n`)
+        .join(''),
+    )
+    expect(await state()).toBe(before)
+
+    await feed(CURRENT, 'iptables-legacy-restore', '--noflush')
+    expect(await cleanupWith(['ip', 'nft'])).toMatchObject({
+      code: 1,
+      stderr:
+        'weft cleanup: rules may stay: the legacy kind of iptables has tables here (nat, filter), and iptables-legacy, ' +
+        'which can show their rules, is not installed\n',
+    })
+  })
+
+  it('leaves a chain, empty, that another rule jumps to, and says so', async () => {
+    await feed(CURRENT, 'iptables-nft-restore', '--noflush')
+    await here('iptables-nft', '-t', 'nat', '-A', 'POSTROUTING', '-o', 'eth1', '-j', 'FLANNEL-POSTRTG')
+    const done = await cleanup()
+    expect(done.code).toBe(1)
+    expect(done.stderr).toContain('iptables-nft nat: -A POSTROUTING -o eth1 -j FLANNEL-POSTRTG')
+    const save = await here('iptables-nft-save')
+    expect(save.match(/^.*FLANNEL.*$/gm)).toEqual([
+      expect.stringMatching(/^:FLANNEL-POSTRTG /),
+      '-A POSTROUTING -o eth1 -j FLANNEL-POSTRTG',
+    ])
+  })
+
+  it("leaves a file that is not flannel's, and refuses what it does not know", async () => {
+    writeFileSync(subnetFile, 'PATH=/bin\n')
+    expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING })
+    expect(existsSync(subnetFile)).toBe(true)
+    const bad = await cleanup('--force')
+    expect([bad.code, bad.stdout]).toEqual([2, ''])
+    expect(bad.stderr).toMatch(/^weft cleanup: .*--force.*; see weft cleanup -h\n$/)
+  })
+
+  it('refuses while flanneld runs in this network namespace, and only then', async () => {
+    await feed(CURRENT, 'iptables-nft-restore', '--noflush')
+    const before = await state()
+    const start = async (command: readonly string[]): Promise<ChildProcess> => {
+      const child = spawn(command[0]!, command.slice(1), { stdio: ['ignore', 'pipe', 'ignore'] })
+      children.push(child)
+      await new Promise((resolve) => child.stdout.once('data', resolve))
+      return child
+    }
+    const named = ['-c', 'echo up; exec -a /opt/bin/flanneld sleep 60']
+    await start(['bash', ...named]) // on the host of this test, where it is none of ours
+    expect(await cleanup('--dry-run')).toMatchObject({ code: 0, stderr: '' })
+
+    const child = await start(inside('bash', ...named))
+    const refused = `weft cleanup: flanneld still runs (pid ${child.pid}); stop it, then clean up\n`
+    await expect.poll(async () => (await cleanup('--dry-run')).stderr).toBe(refused)
+    expect(await cleanup()).toMatchObject({ code: 1, stdout: '', stderr: refused })
+    expect(await state()).toBe(before)
+  })
+})
+
+/** The lines that are printed for what was restored. */
+function rulesOf(restore: string, tool: string): string[] {
+  let table = ''
+  return restore.split('\n').flatMap((line) => {
+    if (line.startsWith('*')) table = line.slice(1)
+    return line.startsWith('-A') ? [`${tool} ${table}: ${line}`] : []
+  })
+}
+
+describe('while weftd runs', () => {
+  it('nothing is removed; afterwards everything is', async () => {
+    const lab = await createLab({ hosts: 1 })
+    try {
+      const [host] = lab.hosts
+      const leases = join(lab.folder, 'leases')
+      mkdirSync(leases)
+      writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16"}')
+      const daemon = host!.startDaemon({ args: ['--lease-dir', leases, '--ip-masq'] })
+      await daemon.line(/flannel is ready/)
+      const clean = (...args: string[]) =>
+        host!.run([process.execPath, weft, 'cleanup', '-f', host!.subnetFile, ...args])
+      const refused = `weft cleanup: weftd still runs (pid ${daemon.process.pid}); stop it, then clean up\n`
+      expect(await clean()).toMatchObject({ code: 1, stdout: '', stderr: refused })
+
+      // One that cannot be told by its name, as in a container, is told by the device that it holds.
+      expect(await daemon.stop()).toBe(0)
+      const other = join(lab.folder, 'overlay')
+      symlinkSync(join(packageRoot, 'bin/weftd'), other)
+      const hidden = host!.spawn([
+        process.execPath,
+        other,
+        '--iface',
+        'eth0',
+        '--subnet-file',
+        host!.subnetFile,
+        '--lease-dir',
+        leases,
+        '--ip-masq',
+      ])
+      await new Promise<void>((resolve) => {
+        hidden.stderr!.on('data', (text: Buffer) => text.includes('flannel is ready') && resolve())
+      })
+      const held = 'weft cleanup: a process still forwards through flannel0; stop it, then clean up\n'
+      expect(await clean()).toMatchObject({ code: 1, stdout: '', stderr: held })
+      const ended = new Promise((resolve) => hidden.once('exit', resolve))
+      hidden.kill()
+      await ended
+
+      const done = await clean()
+      expect(done).toMatchObject({ code: 0, stderr: '' })
+      expect(done.stdout).toContain(`removed file ${host!.subnetFile}\n`)
+      expect(await host!.output(['iptables-save'])).not.toMatch(/flannel/i)
+      expect(await clean()).toMatchObject({ code: 0, stdout: NOTHING })
+    } finally {
+      await lab.close()
+    }
+  })
+})
