@@ -80,6 +80,8 @@ interface Node extends NodeParts {
   readonly leaseDoubt: Bell
   /** Rung when the data path died, or the node has another lease. */
   readonly networkDoubt: Bell
+  /** How many repairs there were since the start. */
+  repaired: number
 }
 
 /**
@@ -147,7 +149,7 @@ export async function runNode(
   const network = await backend.open(lease, signal)
   const node: Node = {
     ...parts,
-    ...{ lease, attrs, network, view: new Map() },
+    ...{ lease, attrs, network, view: new Map(), repaired: 0 },
     following: { listedAt: undefined, held: 0 },
     leaseDoubt: createBell(),
     networkDoubt,
@@ -410,7 +412,7 @@ async function forward(node: Node): Promise<never> {
   let { lease } = node
   let mtu = node.network?.mtu
   let diedYoung = 0
-  const repairs = createRepairLog(log)
+  const repairs = createRepairLog(node)
   for (;;) {
     const openedAt = performance.now()
     await keepRight(node, lease, repairs)
@@ -471,7 +473,7 @@ interface RepairLog {
 }
 
 /** Logs repairs. Two programs that fight over an address must not fill the disk. */
-function createRepairLog(log: Log): RepairLog {
+function createRepairLog(node: Node): RepairLog {
   let repairs: number[] = []
   const lastMinute = (): number => {
     repairs = repairs.filter((at) => performance.now() - at < 60_000)
@@ -479,10 +481,11 @@ function createRepairLog(log: Log): RepairLog {
   }
   const add = (mended: string): void => {
     repairs.push(performance.now())
+    node.repaired++
     const times = lastMinute()
-    if (times <= REPAIRS_LOGGED_A_MINUTE) log.warn(`Repaired: ${mended}`)
+    if (times <= REPAIRS_LOGGED_A_MINUTE) node.log.warn(`Repaired: ${mended} (repair ${node.repaired} since the start)`)
     if (times === REPAIRS_LOGGED_A_MINUTE + 1)
-      log.warn(
+      node.log.warn(
         `Repaired: ${mended}. That is ${times} repairs in a minute, of which no more are logged: is another program at it?`,
       )
   }
@@ -493,7 +496,7 @@ function createRepairLog(log: Log): RepairLog {
 async function guard(node: Node): Promise<never> {
   const { firewall, log, signal } = node
   const calm = seldom(log)
-  const repairs = createRepairLog(log)
+  const repairs = createRepairLog(node)
   for (;;) {
     await pause(signal, firewall?.resyncMs ?? RESYNC_MS)
     try {

@@ -8,11 +8,11 @@ import type { Engine, EngineConfig } from '../dataplane/engine.ts'
 import { encodePeers, type Peer } from '../dataplane/peers.ts'
 import type { Run } from '../host/command.ts'
 import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
-import { findLink, routesTo } from '../host/links.ts'
+import { findLink, routesTo, routesWithin, type Route } from '../host/links.ts'
 import { setSysctl } from '../host/sysctl.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
-import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4 } from '../net/ipv4.ts'
+import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, parseIpv4Net, type Ipv4 } from '../net/ipv4.ts'
 import type { Backend, Network } from './backend.ts'
 
 const DEFAULT_PORT = 8285
@@ -25,6 +25,9 @@ const QUEUE_LENGTH = 4000
 const MAX_DATAGRAM_BYTES = 65507
 /** The kernel cuts a TCP superpacket by payload, and each segment has its headers on the wire: 20 IP, 20 TCP, 12 options. */
 const SEGMENT_HEADER_BYTES = 52
+
+/** So many routes are named in one line. */
+const HIDING_NAMED = 5
 
 export interface UdpOptions {
   readonly config: NetworkConfig
@@ -114,13 +117,14 @@ export function createUdpBackend(options: UdpOptions): Backend {
   }
 }
 
+const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
+
 /** Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). */
 async function refuseForeignRoute(run: Run, config: NetworkConfig): Promise<void> {
   const foreign = (await routesTo(run, config.network)).find(({ metric }) => metric === 0)
   if (!foreign) return
   const network = formatIpv4Net(config.network)
-  const owner = foreign.device === '' ? 'nowhere (a blackhole or the like)' : foreign.device
-  throw new WeftError('DEVICE', `${network} is already routed to ${owner}`, {
+  throw new WeftError('DEVICE', `${network} is already routed to ${ownerOf(foreign)}`, {
     remedy: `stop the daemon that did it, or remove the route with \`ip route del ${network}\``,
   })
 }
@@ -158,8 +162,31 @@ function describeChange(before: ExternalInterface, now: ExternalInterface): stri
 function openNetwork(options: UdpOptions, engine: Engine, lease: OwnLease, mtu: number, port: number): Network {
   const { config, external, log, run } = options
   let skipped = new Set<string>()
+  let hidden = new Set<string>()
   let moved!: (reason: Error) => void
   const externalMoved = new Promise<Error>((resolve) => (moved = resolve))
+  /**
+   * Routes to a part of the network come before ours to the whole. Those to our own containers must; any other takes
+   * peers' packets out of the tunnel. Somebody may want that, so it is named and left alone.
+   */
+  function nameHiding(routes: readonly Route[]): void {
+    const hiding = new Set<string>()
+    for (const route of routes) {
+      const net = parseIpv4Net(route.destination)
+      const isOwn = net && net.prefixLength >= lease.subnet.prefixLength && ipv4NetContains(lease.subnet, net.address)
+      if (net && !isOwn && net.prefixLength > config.network.prefixLength && route.device !== engine.tunName)
+        hiding.add(`${route.destination} to ${ownerOf(route)}`)
+    }
+    const name = (found: string[]): string =>
+      found.slice(0, HIDING_NAMED).join(', ') + (found.length > HIDING_NAMED ? `, ... (${found.length})` : '')
+    const came = [...hiding].filter((route) => !hidden.has(route))
+    const went = [...hidden].filter((route) => !hiding.has(route))
+    if (came.length > 0)
+      log.warn(`Packets bypass the tunnel by routes that others made: ${name(came)}; remove them unless that is wanted`)
+    if (went.length > 0) log.info(`Routes that bypassed the tunnel are gone: ${name(went)}`)
+    hidden = hiding
+  }
+
   return {
     mtu,
     fault: Promise.race([engine.fault, externalMoved]),
@@ -189,14 +216,16 @@ function openNetwork(options: UdpOptions, engine: Engine, lease: OwnLease, mtu: 
       const link = await findLink(run, device)
       if (!link) return [] // the engine reports that as a fault
       const network = formatIpv4Net(config.network)
-      const routes = (await routesTo(run, config.network)).filter(({ metric }) => metric === 0)
+      const within = await routesWithin(run, config.network)
+      nameHiding(within)
+      const routes = within.filter(({ destination, metric }) => destination === network && metric === 0)
       const wrong: string[] = []
       if (!link.up) wrong.push(`${device} was down`)
       if (link.mtu !== mtu) wrong.push(`${device} had MTU ${link.mtu}`)
       if (!link.addresses.some(({ address }) => address === lease.subnet.address))
         wrong.push(`${device} had lost its address`)
       const other = routes.find((route) => route.device !== device)
-      if (other) wrong.push(`${network} was routed to ${other.device}`)
+      if (other) wrong.push(`${network} was routed to ${ownerOf(other)}`)
       else if (routes.length === 0) wrong.push(`the route to ${network} was gone`)
       if (wrong.length > 0) await configureDevice(run, engine, config, lease, mtu)
       return wrong

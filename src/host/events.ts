@@ -6,31 +6,55 @@ import { messageOf } from '../errors.ts'
 import type { Log } from '../log.ts'
 import { pause } from './bell.ts'
 
-const RESTART_MS = 5_000
+/** A child that ends is started again after the first, doubling to the last; one that lived for the last counts as new. */
+const RESTART_MIN_MS = 200
+const RESTART_MAX_MS = 30_000
+/** So that the child ends with us also when we are killed; otherwise it ends when it has a change to report (SIGPIPE). */
+const WITH_US = ['setpriv', '--pdeathsig', 'KILL'] // util-linux 2.33
+const MONITOR = ['ip', '-4', 'monitor', 'link', 'address', 'route']
 
 /**
  * Calls `onChange` whenever something of the host's network changed, or may have changed unheard: what it was is for
  * the caller to look up. Goes on until `signal` aborts, then resolves.
  */
 export async function watchHost(onChange: () => void, log: Log, signal: AbortSignal): Promise<void> {
-  let complained = false
+  let withUs = WITH_US
+  let restartMs = RESTART_MIN_MS
   while (!signal.aborted) {
-    const monitor = spawn('ip', ['-4', 'monitor', 'link', 'address', 'route'], { stdio: ['ignore', 'pipe', 'pipe'] })
-    const stop = (): void => void monitor.kill()
-    signal.addEventListener('abort', stop)
-    monitor.stdout.on('data', onChange)
-    // When the kernel's queue ran over, iproute2 says so there and reads on (lib/libnetlink.c, rtnl_listen).
-    monitor.stderr.on('data', onChange)
-    try {
-      const [code, by] = (await once(monitor, 'close')) as [number | null, string | null]
-      if (!signal.aborted) throw new Error(`it ended with ${by ?? code}`)
-    } catch (error) {
-      if (!complained) log.warn(`Cannot follow changes by \`ip monitor\`, looking every 5 s: ${messageOf(error)}`)
-      complained = true
-    } finally {
-      signal.removeEventListener('abort', stop)
-    }
+    const startedAt = performance.now()
+    const ended = await runMonitor([...withUs, ...MONITOR], onChange, signal)
+    if (signal.aborted) return
     onChange()
-    await pause(signal, RESTART_MS).catch(() => {})
+    if (withUs.length > 0 && !ended.bySignal) {
+      withUs = [] // there is no setpriv, or one that cannot do this (busybox)
+      continue
+    }
+    if (performance.now() - startedAt > RESTART_MAX_MS) restartMs = RESTART_MIN_MS
+    if (restartMs === RESTART_MIN_MS)
+      log.warn(`\`ip monitor\` ended: ${ended.why}. Starting it again, and looking for changes every 5 s meanwhile`)
+    await pause(signal, restartMs).catch(() => {})
+    restartMs = Math.min(2 * restartMs, RESTART_MAX_MS)
+  }
+}
+
+/** Runs the child to its end, which `signal` brings about. */
+async function runMonitor(
+  [file = '', ...args]: readonly string[],
+  onChange: () => void,
+  signal: AbortSignal,
+): Promise<{ readonly bySignal: boolean; readonly why: string }> {
+  const monitor = spawn(file, args, { stdio: ['ignore', 'pipe', 'pipe'] })
+  const stop = (): void => void monitor.kill()
+  signal.addEventListener('abort', stop)
+  monitor.stdout.on('data', onChange)
+  // When the kernel's queue ran over, iproute2 says so there and reads on (lib/libnetlink.c, rtnl_listen).
+  monitor.stderr.on('data', onChange)
+  try {
+    const [code, by] = (await once(monitor, 'close')) as [number | null, string | null]
+    return { bySignal: by !== null, why: by ?? `exit code ${code}` }
+  } catch (error) {
+    return { bySignal: false, why: messageOf(error) }
+  } finally {
+    signal.removeEventListener('abort', stop)
   }
 }

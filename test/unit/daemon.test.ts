@@ -344,7 +344,7 @@ describe('a node', () => {
     await vi.advanceTimersByTimeAsync(120_000)
     networks[0]!.mended = ['flannel0 had lost its address']
     await vi.advanceTimersByTimeAsync(5000)
-    await until(() => logged(/^W Repaired: flannel0 had lost its address$/))
+    await until(() => logged(/^W Repaired: flannel0 had lost its address \(repair \d+ since the start\)$/))
   })
 
   it('waits for a store that is down at the start, and fails on what an operator must mend', async () => {

@@ -22,7 +22,7 @@ const own: OwnLease = { ...lease('10.5.72.0/24', '192.0.2.1'), expiresAt: 0, rev
 interface FakeHost {
   commands: string[]
   link: { mtu: number; txqlen: number; flags: string[]; addr_info: object[] } | undefined
-  routes: { dev?: string; metric?: number }[]
+  routes: { dst?: string; type?: string; dev?: string; metric?: number }[]
   fails: RegExp | undefined
   engine: { config: EngineConfig | undefined; records: Uint8Array; stopped: number }
   lines: string[]
@@ -46,6 +46,8 @@ const run: Run = async (file, args) => {
   if (host.fails?.test(command)) throw new WeftError('PERMISSION', `\`${command}\` failed`)
   if (command === 'ip -j address show dev eth0') return host.external
   if (command === 'ip -j -4 route show exact 10.5.0.0/16') return JSON.stringify(host.routes)
+  if (command === 'ip -j -4 route show root 10.5.0.0/16')
+    return JSON.stringify(host.routes.map((route) => ({ dst: '10.5.0.0/16', ...route })))
   if (command === 'ip -j address show dev flannel0') {
     if (!host.link) throw new WeftError('COMMAND', 'Device "flannel0" does not exist.')
     return JSON.stringify([{ ifindex: 9, ifname: 'flannel0', ...host.link }])
@@ -230,6 +232,11 @@ describe('resync', () => {
     ['another MTU', () => (host.link!.mtu = 1500), 'flannel0 had MTU 1500'],
     ['no address', () => (host.link!.addr_info = []), 'flannel0 had lost its address'],
     ['no route', () => (host.routes = []), 'the route to 10.5.0.0/16 was gone'],
+    [
+      'a blackhole',
+      () => (host.routes = [{ type: 'blackhole' }]),
+      '10.5.0.0/16 was routed to nowhere (a blackhole or the like)',
+    ],
     ['a foreign route', () => (host.routes = [{ dev: 'eth0' }]), '10.5.0.0/16 was routed to eth0'],
     [
       'only a foreign route of a higher metric',
@@ -241,6 +248,33 @@ describe('resync', () => {
     spoil()
     expect(await network.resync()).toEqual([said])
     expect(await network.resync()).toEqual([])
+  })
+
+  it('names routes to parts of the network that hide its own, once, leaves them alone, and says when they are gone', async () => {
+    const network = await open()
+    host.commands = []
+    host.lines = []
+    const ours = { dev: 'flannel0' }
+    const containers = [
+      { dst: '10.5.72.0/24', dev: 'cni0' },
+      { dst: '10.5.72.9', dev: 'veth1' },
+      { dst: '10.5.72.0/24', type: 'blackhole', metric: 4294967295 },
+      { dst: '10.5.9.0/24', dev: 'flannel0' },
+    ]
+    host.routes = [ours, ...containers, { dst: '10.5.64.0/20', dev: 'eth0' }, { dst: '10.5.1.7', type: 'unreachable' }]
+    expect([await network.resync(), await network.resync()]).toEqual([[], []])
+    expect(host.lines).toEqual([
+      'Packets bypass the tunnel by routes that others made: 10.5.64.0/20 to eth0, ' +
+        '10.5.1.7/32 to nowhere (a blackhole or the like); remove them unless that is wanted',
+    ])
+    host.routes = [ours, ...Array.from({ length: 7 }, (_, third) => ({ dst: `10.5.${third}.0/24`, dev: 'eth0' }))]
+    await network.resync()
+    expect(host.lines.slice(1)).toEqual([
+      'Packets bypass the tunnel by routes that others made: 10.5.0.0/24 to eth0, 10.5.1.0/24 to eth0, ' +
+        '10.5.2.0/24 to eth0, 10.5.3.0/24 to eth0, 10.5.4.0/24 to eth0, ... (7); remove them unless that is wanted',
+      'Routes that bypassed the tunnel are gone: 10.5.64.0/20 to eth0, 10.5.1.7/32 to nowhere (a blackhole or the like)',
+    ])
+    expect(host.commands).toEqual([])
   })
 
   it.each([
