@@ -10,6 +10,7 @@
         "native/engine.cc",
         "native/icmp.cc",
         "native/ingress.cc",
+        "native/notify.cc",
         "native/peers.cc",
         "native/segment.cc",
         "native/tun.cc",

@@ -12,6 +12,7 @@
 #include "counters.h"
 #include "engine.h"
 #include "linux_compat.h"
+#include "notify.h"
 
 namespace weft {
 
@@ -83,13 +84,33 @@ class WithCleanup : public Napi::ObjectWrap<T> {
   napi_env environment_;
 };
 
+/// Joins the threads in a thread of libuv's pool: one that hangs must not stop the event loop.
+class StopWorker : public Napi::AsyncWorker {
+ public:
+  StopWorker(Napi::Env env, std::unique_ptr<Engine> engine, Napi::ObjectReference counters)
+      : AsyncWorker(env),
+        engine_(std::move(engine)),
+        counters_(std::move(counters)),
+        promise_(Napi::Promise::Deferred::New(env)) {}
+  Napi::Promise promise() const { return promise_.Promise(); }
+
+ protected:
+  void Execute() override { engine_.reset(); }
+  void OnOK() override { promise_.Resolve(Env().Undefined()); }
+
+ private:
+  std::unique_ptr<Engine> engine_;
+  Napi::ObjectReference counters_;  // the threads write into it until then
+  Napi::Promise::Deferred promise_;
+};
+
 class EngineHandle : public WithCleanup<EngineHandle> {
  public:
   static Napi::Function define(Napi::Env env) {
     return DefineClass(
         env, "NativeEngine",
-        {InstanceMethod<&EngineHandle::set_peers>("setPeers"), InstanceMethod<&EngineHandle::stop>("stop"),
-         InstanceAccessor<&EngineHandle::offloads>("offloads")});
+        {InstanceMethod<&EngineHandle::set_peers>("setPeers"), InstanceMethod<&EngineHandle::ask_threads>("askThreads"),
+         InstanceMethod<&EngineHandle::stop>("stop"), InstanceAccessor<&EngineHandle::offloads>("offloads")});
   }
 
   explicit EngineHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {}
@@ -121,10 +142,20 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     const auto records = info[0].As<Napi::Uint8Array>();
     if (engine_) engine_->set_peers({records.Data(), records.ByteLength()});
   }
-  void stop(const Napi::CallbackInfo&) {
-    if (!engine_) return;
-    shut_down();
-    release();
+  Napi::Value ask_threads(const Napi::CallbackInfo& info) {
+    Napi::Object rounds = Napi::Object::New(info.Env());
+    if (!engine_) return rounds;
+    for (const ThreadRounds& thread : engine_->ask_threads()) {
+      rounds.Set(thread.name, Napi::Number::New(info.Env(), static_cast<double>(thread.rounds)));
+    }
+    return rounds;
+  }
+  Napi::Value stop(const Napi::CallbackInfo& info) {
+    watcher_.reset();
+    if (engine_) release();
+    auto* worker = new StopWorker(info.Env(), std::move(engine_), std::move(counters_));  // deletes itself when done
+    worker->Queue();
+    return worker->promise();
   }
   Napi::Value offloads(const Napi::CallbackInfo& info) {
     Napi::Array names = Napi::Array::New(info.Env());
@@ -257,6 +288,12 @@ Napi::Value lock_file(const Napi::CallbackInfo& info) {
   return worker->promise();
 }
 
+void notify_manager(const Napi::CallbackInfo& info) {
+  const std::string socket = info[0].As<Napi::String>();
+  const std::string message = info[1].As<Napi::String>();
+  if (Failure failure = notify(socket, message)) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+}
+
 Napi::Object init(Napi::Env env, Napi::Object exports) {
   env.SetInstanceData(
       new Classes{Napi::Persistent(EngineHandle::define(env)), Napi::Persistent(WatcherHandle::define(env))});
@@ -270,6 +307,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   exports.Set("openTun", Napi::Function::New<open_plain_tun>(env));
   exports.Set("watchReadable", Napi::Function::New<watch_readable>(env));
   exports.Set("lockFile", Napi::Function::New<lock_file>(env));
+  exports.Set("notify", Napi::Function::New<notify_manager>(env));
   return exports;
 }
 

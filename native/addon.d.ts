@@ -38,8 +38,13 @@ export interface NativeEngine {
   readonly counters: BigUint64Array
   /** Replaces the whole peer table by these records (see dataplane/peers.ts); in force at each loop's next batch. */
   setPeers(records: Uint8Array): void
-  /** Stops and joins the threads, closes the descriptors (the TUN disappears). Idempotent; takes at most one batch. */
-  stop(): void
+  /**
+   * How often each thread has gone round its loop until now, by the thread's name (that of /proc/PID/task/TID/comm).
+   * Then wakes it: a thread that is alive goes round once more.
+   */
+  askThreads(): Record<string, number>
+  /** Stops and joins the threads, closes the descriptors (the TUN disappears): after at most one batch. Call it once. */
+  stop(): Promise<void>
 }
 
 export interface Tun {
@@ -76,3 +81,9 @@ export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
  * thread of libuv's pool. It ends when the descriptor is closed, or the process dies.
  */
 export function lockFile(fd: number): Promise<void>
+
+/**
+ * Sends one datagram to a Unix socket, named by its path, or by `@` and its abstract name. Never waits: a reader that
+ * is behind makes it fail with EAGAIN.
+ */
+export function notify(socket: string, message: string): void

@@ -20,6 +20,10 @@ constexpr int kQuietMs = 20;
 /// Fewer items than this in kQuietMs count as quiet.
 constexpr size_t kQuietItems = 8;
 
+/// Followed by the loop's number; with two digits no longer than the 15 characters that the kernel keeps.
+constexpr const char* kLoopThread = "weft-loop";
+constexpr const char* kTunThread = "weft-tun";
+
 int64_t now_us() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -47,13 +51,13 @@ bool watch(const Fd& epoll, int operation, int fd, uint32_t events) {
 
 /// Starts a thread that takes no signals: those are for Node's main thread.
 template <typename Body>
-Failure spawn(std::thread& thread, const char* name, Body body) {
+Failure spawn(std::thread& thread, const std::string& name, Body body) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   thread = std::thread(body);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread.native_handle(), name);
+  pthread_setname_np(thread.native_handle(), name.c_str());
   return {};
 }
 
@@ -67,9 +71,10 @@ void Fault::report(const SystemError& error) {
   signal_event(event_);
 }
 
-Loop::Loop(Tun tun, UdpSocket socket, UdpSocket sender, const EngineOptions& options, Features& features,
+Loop::Loop(size_t number, Tun tun, UdpSocket socket, UdpSocket sender, const EngineOptions& options, Features& features,
            CounterRow counters, PeerTables::Reader peers, Fault& fault)
-    : tun_(std::move(tun)),
+    : number_(number),
+      tun_(std::move(tun)),
       socket_(std::move(socket)),
       sender_(std::move(sender)),
       path_{tun_.fd.get(),
@@ -94,11 +99,20 @@ Failure Loop::start() {
       !watch(epoll_, EPOLL_CTL_ADD, wake_.get(), EPOLLIN)) {
     return SystemError{"epoll_ctl", errno};
   }
-  if (path_.naive) return spawn(thread_, "weft-naive", [this] { run_naive(); });
+  if (path_.naive) return spawn(thread_, thread_name(kLoopThread), [this] { run_naive(); });
   if (path_.features->has(kTwoThreads)) {
-    if (Failure failure = spawn(helper_, "weft-tun", [this] { run_helper(); })) return failure;
+    if (Failure failure = spawn(helper_, thread_name(kTunThread), [this] { run_helper(); })) return failure;
   }
-  return spawn(thread_, "weft-loop", [this] { run(); });
+  return spawn(thread_, thread_name(kLoopThread), [this] { run(); });
+}
+
+void Loop::ask_threads(std::vector<ThreadRounds>& threads) const {
+  // Read before it is woken: whatever the thread does at this moment, one more round is still to come.
+  threads.push_back({thread_name(kLoopThread), rounds_.count()});
+  signal_event(wake_);
+  if (!helper_.joinable()) return;
+  threads.push_back({thread_name(kTunThread), helper_rounds_.count()});
+  signal_event(helper_wake_);
 }
 
 void Loop::stop() {
@@ -129,6 +143,7 @@ void Loop::run() {
   bool has_tun = true;
   epoll_event events[3];
   while (!stopping_.load(std::memory_order_relaxed)) {
+    rounds_.add();
     const int count = epoll_wait(epoll_.get(), events, 3, -1);
     if (count < 0 && errno != EINTR) return fault_.report({"epoll_wait", errno});
     size_t tun_items = 0, socket_items = 0;
@@ -164,6 +179,7 @@ void Loop::run_helper() {
   pollfd sleep{helper_wake_.get(), POLLIN, 0};
   pollfd tun{path_.tun, POLLIN, 0};
   while (!stopping_.load(std::memory_order_relaxed)) {
+    helper_rounds_.add();
     if (!helper_has_tun_.load(std::memory_order_acquire)) {
       poll(&sleep, 1, -1);
       clear_event(helper_wake_);
@@ -172,6 +188,7 @@ void Loop::run_helper() {
     size_t items = 0;
     int64_t since = now_us();
     while (!stopping_.load(std::memory_order_relaxed)) {
+      helper_rounds_.add();
       // The time-out bounds both the return of the TUN side and how long stop() waits.
       const int ready = poll(&tun, 1, kQuietMs);
       if (ready > 0) {
@@ -194,9 +211,14 @@ void Loop::run_helper() {
 void Loop::run_naive() {
   epoll_event events[3];
   while (!stopping_.load(std::memory_order_relaxed)) {
-    if (epoll_wait(epoll_.get(), events, 3, -1) < 0 && errno != EINTR) return fault_.report({"epoll_wait", errno});
+    const int count = epoll_wait(epoll_.get(), events, 3, -1);
+    if (count < 0 && errno != EINTR) return fault_.report({"epoll_wait", errno});
+    for (int i = 0; i < count; i++) {
+      if (events[i].data.fd == wake_.get()) clear_event(wake_);
+    }
     bool more = true;
     while (more && !stopping_.load(std::memory_order_relaxed)) {
+      rounds_.add();
       const Pump out = egress_.pump();
       const Pump in = ingress_.pump();
       if (out.failure) return fault_.report(*out.failure);
@@ -235,7 +257,7 @@ Failure Engine::start(const EngineOptions& options, uint64_t* counters, std::uni
   engine->send_buffer_bytes_ = sockets[0].send_buffer_bytes;
   for (size_t i = 0; i < options.workers; i++) {
     engine->loops_.push_back(std::make_unique<Loop>(
-        std::move(tuns[i]), std::move(sockets[i]), std::move(senders[i]), options, engine->features_,
+        i, std::move(tuns[i]), std::move(sockets[i]), std::move(senders[i]), options, engine->features_,
         CounterRow(counters + i * kCounterCount), engine->peers_.reader(i), engine->fault_));
   }
   for (auto& loop : engine->loops_) {

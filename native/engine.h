@@ -46,16 +46,33 @@ class Fault {
   SystemError error_{"", 0};
 };
 
+/// How often a thread has gone round its loop. Written by that thread alone, so a plain store is enough, on a line that
+/// no other thread writes.
+class alignas(64) Rounds {
+ public:
+  void add() { count_.store(count() + 1, std::memory_order_relaxed); }
+  uint64_t count() const { return count_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> count_{0};
+};
+
+struct ThreadRounds {
+  std::string name;
+  uint64_t rounds;
+};
+
 class Loop {
  public:
   /// `sender` has no descriptor where the loop sends by the socket that it receives by.
-  Loop(Tun tun, UdpSocket socket, UdpSocket sender, const EngineOptions& options, Features& features,
+  Loop(size_t number, Tun tun, UdpSocket socket, UdpSocket sender, const EngineOptions& options, Features& features,
        CounterRow counters, PeerTables::Reader peers, Fault& fault);
   /// Stops and joins.
   ~Loop();
 
   Failure start();
   void stop();
+  void ask_threads(std::vector<ThreadRounds>& threads) const;
 
  private:
   void run();
@@ -63,7 +80,9 @@ class Loop {
   void run_helper();
   /// Counts work and says whether both directions are busy.
   bool is_busy(size_t tun_items, size_t socket_items);
+  std::string thread_name(const char* kind) const { return kind + std::to_string(number_); }
 
+  size_t number_;
   Tun tun_;
   UdpSocket socket_;
   UdpSocket sender_;
@@ -72,13 +91,15 @@ class Loop {
   Ingress ingress_;
   Fault& fault_;
   Fd epoll_;
-  Fd wake_;         // the loop's thread: stop, or the TUN side comes back
-  Fd helper_wake_;  // the helper: take the TUN side, or stop
+  Fd wake_;         // the loop's thread: stop, or the TUN side comes back, or go round once
+  Fd helper_wake_;  // the helper: take the TUN side, or stop, or go round once
   std::atomic<bool> stopping_{false};
   std::atomic<bool> helper_has_tun_{false};
   int64_t window_start_us_ = 0;
   size_t window_tun_ = 0;
   size_t window_socket_ = 0;
+  Rounds rounds_;
+  Rounds helper_rounds_;
   std::thread thread_;
   std::thread helper_;
 };
@@ -96,6 +117,12 @@ class Engine {
   int send_buffer_bytes() const { return send_buffer_bytes_; }
   Fault& fault() { return fault_; }
   void set_peers(std::span<const uint8_t> records) { peers_.replace(std::make_unique<const PeerTable>(records)); }
+  /// Tells each thread's rounds until now, then wakes it: a thread that is alive goes round once more.
+  std::vector<ThreadRounds> ask_threads() const {
+    std::vector<ThreadRounds> threads;
+    for (const auto& loop : loops_) loop->ask_threads(threads);
+    return threads;
+  }
   /// Joins the threads and closes the descriptors, with which the TUN disappears. Idempotent.
   void stop() { loops_.clear(); }
 

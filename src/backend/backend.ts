@@ -24,5 +24,7 @@ export interface Network {
   /** Makes what the kernel holds for us (device, address, route) right again; says what it had to mend. */
   resync(): Promise<readonly string[]>
   counters(): Readonly<Record<string, bigint>>
+  /** How often each forwarding thread has gone round its loop, by its name; asks each for one more round. */
+  threads(): Readonly<Record<string, number>>
   close(): Promise<void>
 }

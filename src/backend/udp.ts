@@ -231,6 +231,7 @@ function openNetwork(options: UdpOptions, engine: Engine, lease: OwnLease, mtu: 
       return wrong
     },
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(skipped.size) }),
+    threads: () => engine.threads(),
     close: () => engine.stop(),
   }
 }

@@ -169,6 +169,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       flows.clear()
     },
     counters: () => ({ ...counters }),
+    threads: () => ({}),
     async stop() {
       if (!running) return
       running = false

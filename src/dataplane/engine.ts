@@ -30,6 +30,11 @@ export interface Engine {
   /** Replaces the whole peer table by encoded records (peers.ts). Idempotent. */
   setPeers(records: Uint8Array): void
   counters(): Counters
+  /**
+   * How often each forwarding thread has gone round its loop, by its name; asks each for one more round, which a thread
+   * that is alive has gone a moment later. Empty where the event loop forwards.
+   */
+  threads(): Readonly<Record<string, number>>
   /** Stops forwarding and closes the TUN and the socket. Idempotent. */
   stop(): Promise<void>
 }

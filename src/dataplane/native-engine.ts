@@ -41,6 +41,7 @@ export function startNativeEngine(config: EngineConfig, { naive = false } = {}):
     notes.push(`the kernel does not offer ${refused.join(', ')}: slower, not less correct`)
 
   const names = addon.counterNames
+  let stopped: Promise<void> | undefined
   return {
     kind: naive ? 'naive' : 'native',
     tunName: native.tunName,
@@ -59,8 +60,7 @@ export function startNativeEngine(config: EngineConfig, { naive = false } = {}):
       })
       return sums
     },
-    async stop() {
-      native.stop()
-    },
+    threads: () => native.askThreads(),
+    stop: () => (stopped ??= native.stop()),
   }
 }

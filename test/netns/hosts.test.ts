@@ -179,7 +179,7 @@ describe('--workers', () => {
   const loopTicks = ({ process }: Daemon): number[] =>
     readdirSync(`/proc/${process.pid}/task`)
       .map((task) => readFileSync(`/proc/${process.pid}/task/${task}/stat`, 'utf8'))
-      .filter((stat) => stat.includes('(weft-loop)'))
+      .filter((stat) => stat.includes('(weft-loop'))
       .map((stat) => stat.slice(stat.lastIndexOf(')')).split(' '))
       .map((fields) => Number(fields[12]) + Number(fields[13]))
 

@@ -237,6 +237,7 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
         },
         resync: async () => [],
         counters: () => ({}),
+        threads: () => ({}),
         close: async () => {},
       }
     },

@@ -74,6 +74,7 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
     fault: new Promise(() => {}),
     setPeers: (records) => void (host.engine.records = records),
     counters: () => ({ sent: 5n }),
+    threads: () => ({}),
     stop: async () => void host.engine.stopped++,
   }
 }
