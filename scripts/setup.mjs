@@ -30,6 +30,7 @@ const SYSTEM = [
   { command: 'make', package: 'make', for: KINDS, toBuild: true },
   { command: 'g++', package: 'g++', for: KINDS, toBuild: true },
   { command: 'python3', package: 'python3', for: KINDS, toBuild: true },
+  { command: 'python3', package: 'python3', for: ['test'] }, // plays systemd's part
   { command: 'g++', package: 'g++', for: ['bench', 'test'] }, // programs of their own
   { command: 'ip', package: 'iproute2', for: RUN },
   { command: 'ping', package: 'iputils-ping', for: RUN },

@@ -7,6 +7,7 @@
 //           claim:    another host that uses our public IP is noticed
 //           forward:  the device is kept right, and the data path opened again when it died or the node moved
 //           guard:    the firewall's rules are kept right
+//           attend:   a hung thread is noticed; the service manager hears how the node is, and that it lives
 //   stop    one AbortController: a signal, or a loop that cannot go on, aborts it; all loops end on it, then the data
 //           path and the store are closed
 //
@@ -31,7 +32,9 @@ import type { Store } from './lease/store.ts'
 import { seldom, type Log } from './log.ts'
 import { formatIpv4, formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
 import { createHealth, serveHealth, type Health } from './status/health.ts'
+import type { Notifier } from './status/notify.ts'
 import { readPreviousNet, writeSubnetEnv } from './status/subnet-env.ts'
+import { hungThread, lookAtThreads, type Threads } from './status/threads.ts'
 
 const CONFIG_RETRY_MS = 1_000
 const ACQUIRE_RETRY_MS = 1_000
@@ -43,6 +46,8 @@ const RENEW_JITTER = 0.1
 const REOPEN_RETRY_MS = 1_000
 const CLAIM_MS = 60_000
 const RESYNC_MS = 5_000
+/** Between two looks at the threads of the data path. */
+const LOOK_MS = 2_000
 /** A store that was not compared with what is known for this long, three times what following takes, is not followed. */
 const UNFOLLOWED_MS = 180_000
 /** What the kernel reports comes in bursts: looked at once in so long, which leaves room within a second. */
@@ -63,6 +68,8 @@ export interface NodeParts {
   readonly signal: AbortSignal
   /** Where the node says how it is; nobody asks when it is left out. */
   readonly health?: Health
+  /** The service manager, if there is one that wants to know. */
+  readonly notifier?: Notifier | undefined
 }
 
 /** A node in the network: what the loops share. */
@@ -82,19 +89,26 @@ interface Node extends NodeParts {
   readonly networkDoubt: Bell
   /** How many repairs there were since the start. */
   repaired: number
+  threads: Threads
 }
 
 /**
  * Runs until `stopping` is aborted, which it does itself when a loop cannot go on. Always rejects: with the reason of
  * the abort, or with what was in the way of starting (a WeftError when an operator can mend it).
  */
-export async function runDaemon(options: DaemonOptions, log: Log, stopping: AbortController): Promise<never> {
+export async function runDaemon(
+  options: DaemonOptions,
+  log: Log,
+  stopping: AbortController,
+  notifier?: Notifier,
+): Promise<never> {
+  stopping.signal.addEventListener('abort', () => notifier?.stopping())
   const previous = await readPreviousNet(options['subnet-file'], 'FLANNEL_SUBNET', (message) => log.warn(message))
   const health = createHealth()
   const port = options['healthz-port']
   const server = port > 0 ? await serveHealth(options['healthz-ip'], port, health) : undefined
   try {
-    return await runWithStore(options, log, stopping, health, previous)
+    return await runWithStore(options, log, stopping, health, notifier, previous)
   } finally {
     await server?.close()
   }
@@ -105,14 +119,18 @@ async function runWithStore(
   log: Log,
   stopping: AbortController,
   health: Health,
+  notifier: Notifier | undefined,
   previous: Ipv4Net | undefined,
 ): Promise<never> {
   const { signal } = stopping
   const store = await createStore(options)
   const manager = store.name === 'etcd' ? 'Etcd Local Manager' : 'Lease Directory'
   log.info(`Created subnet manager: ${manager} with Previous Subnet: ${previous ? formatIpv4Net(previous) : 'None'}`)
+  const tell = (status: string): void => notifier?.tell({ ready: false, status })
   try {
+    tell(`waiting for the network configuration in the ${store.name} store`)
     const config = await waitForConfig(store, log, signal)
+    tell('waiting for the external interface')
     const networkDoubt = createBell()
     const ended = new AbortController()
     const watching = watchHost(() => networkDoubt.ring(), log, AbortSignal.any([signal, ended.signal]))
@@ -121,8 +139,9 @@ async function runWithStore(
       const backend = await createBackend(config, external, options, log)
       const rules = await createFirewall(config, options, log)
       const firewall = { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
+      tell('waiting for a lease')
       return await runNode(
-        { options, store, config, backend, firewall, log, signal, health },
+        { options, store, config, backend, firewall, log, signal, health, notifier },
         previous,
         stopping,
         networkDoubt,
@@ -149,8 +168,8 @@ export async function runNode(
   const network = await backend.open(lease, signal)
   const node: Node = {
     ...parts,
-    ...{ lease, attrs, network, view: new Map(), repaired: 0 },
-    following: { listedAt: undefined, held: 0 },
+    ...{ lease, attrs, network, view: new Map(), repaired: 0, threads: new Map() },
+    following: { listedAt: undefined, failing: false, held: 0 },
     leaseDoubt: createBell(),
     networkDoubt,
   }
@@ -160,7 +179,10 @@ export async function runNode(
     await node.firewall?.rules.raise(node.lease.subnet)
     await publish(node)
     log.info('Running backend.')
-    return await runLoops(stopping, [follow(node), hold(node), claim(node), forward(node), guard(node)])
+    return await runLoops(stopping, [
+      ...[follow(node), hold(node), claim(node), forward(node), guard(node)],
+      ...[attend(node), keepAlive(node)],
+    ])
   } finally {
     await node.network?.close()
   }
@@ -290,8 +312,10 @@ async function publish({ options, config, log, lease, network, health }: Node): 
 }
 
 /** Why a prober of /livez is told that this node does not do its work; `since` is when it began to. */
-function troubleOf({ network, following }: Node, since: number): string | undefined {
+function troubleOf({ network, following, threads }: Node, since: number): string | undefined {
   if (!network) return 'the data path is down'
+  const hung = hungThread(threads)
+  if (hung) return `the thread ${hung.name} has hung for ${Math.floor((performance.now() - hung.since) / 1000)} s`
   const ageMs = performance.now() - (following.listedAt ?? since)
   return ageMs > UNFOLLOWED_MS ? `the leases were last compared ${Math.floor(ageMs / 1000)} s ago` : undefined
 }
@@ -506,6 +530,43 @@ async function guard(node: Node): Promise<never> {
       if (!isWeftError(error)) throw error
       calm.error(describeError(error))
     }
+  }
+}
+
+/** Notices a thread of the data path that hangs, and tells the service manager how the node is. */
+async function attend(node: Node): Promise<never> {
+  const { log, notifier, signal } = node
+  for (;;) {
+    const before = hungThread(node.threads)
+    node.threads = lookAtThreads(node.threads, node.network?.threads() ?? {}, performance.now())
+    const hung = hungThread(node.threads)
+    if (hung && hung.name !== before?.name)
+      log.error(`The thread ${hung.name} hangs: packets are not forwarded. Only a restart of weftd can mend that`)
+    if (before && !hung) log.warn(`The thread ${before.name} goes on`)
+    notifier?.tell({ ready: true, status: statusOf(node) })
+    await pause(signal, LOOK_MS)
+  }
+}
+
+/** One line for `systemctl status`. */
+function statusOf({ lease, view, network, threads, following, store }: Node): string {
+  const hung = hungThread(threads)
+  const peers = view.size - (view.has(lease.key) ? 1 : 0)
+  const reached = peers === 1 ? '1 peer' : `${peers} peers`
+  const path = !network ? 'the data path is down' : hung ? `the thread ${hung.name} hangs` : reached
+  const isFollowed = following.listedAt !== undefined && !following.failing
+  return `subnet ${formatIpv4Net(lease.subnet)}, ${path}, ${store.name} store ${isFollowed ? 'in' : 'out of'} reach`
+}
+
+/**
+ * What keeps the service manager's watchdog from restarting us. It speaks for this event loop and the threads that
+ * forward, and for nothing that a restart cannot mend: not the store, not a device that cannot be opened.
+ */
+async function keepAlive(node: Node): Promise<never> {
+  const { notifier, signal } = node
+  for (;;) {
+    await pause(signal, notifier?.aliveMs ?? RESYNC_MS)
+    if (notifier?.aliveMs !== undefined && !hungThread(node.threads)) notifier.alive()
   }
 }
 

@@ -38,6 +38,7 @@ const PURE = [
   'cli/go-flags.ts',
   'cli/options.ts',
   'status/docker-opts.ts',
+  'status/threads.ts',
 ]
 
 const files = readdirSync(source, { recursive: true, encoding: 'utf8' }).filter((file) => file.endsWith('.ts'))

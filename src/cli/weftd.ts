@@ -88,7 +88,12 @@ export async function main(program: string, args: readonly string[], environment
     }
     process.on('SIGINT', stop).on('SIGTERM', stop)
     const { runDaemon } = await import('../daemon.ts')
-    await runDaemon(options, log, stopping)
+    const { takeNotifier } = await import('../status/notify.ts')
+    const notifier = await takeNotifier(environment, process.pid, log, async () => {
+      const { addon } = await import('../host/addon.ts')
+      return addon.notify
+    })
+    await runDaemon(options, log, stopping, notifier)
   } catch (error) {
     if (error !== stopped) {
       log.error(describeError(error))

@@ -208,6 +208,8 @@ export async function renewLease(
 export interface FollowState {
   /** When the whole store was last compared with what is known, by the clock's `now`; undefined before the first. */
   listedAt: number | undefined
+  /** Whether the last thing that was asked of the store failed. */
+  failing: boolean
   /** Leases that the store no longer has and that are kept until a second listing confirms it. */
   held: number
 }
@@ -232,7 +234,7 @@ export interface FollowOptions {
  */
 export async function* followLeases(store: Store, options: FollowOptions): AsyncGenerator<LeaseUpdate, never> {
   const { log, signal, relistMs = RELIST_MS, holdMs = HOLD_MS, random = Math.random, clock = systemClock } = options
-  const state = options.state ?? { listedAt: undefined, held: 0 }
+  const state = options.state ?? { listedAt: undefined, failing: false, held: 0 }
   const losses = new Losses(holdMs, options.ownKey ?? (() => ''), log)
   const decoder = new Decoder((key) => losses.lost(key), log)
   let after: bigint | undefined
@@ -248,6 +250,7 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
         const listing = await store.list(signal)
         after = listing.revision
         state.listedAt = clock.now()
+        state.failing = false
         const leases = losses.snapshot(decoder.known, decoder.snapshot(listing.entries), clock.now())
         relistAt = clock.now() + (losses.waitMs(clock.now()) ?? relistMs)
         state.held = losses.held
@@ -262,6 +265,7 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
         for await (const batch of store.watch(after, AbortSignal.any([signal, relist.signal]))) {
           after = batch.revision
           failures = 0
+          state.failing = false
           if (batch.changes.length === 0) continue
           const update = losses.changes(decoder.known, decoder.changes(batch.changes), clock.now())
           state.held = losses.held
@@ -289,6 +293,7 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
       if (gap) calm.warn(text)
       else calm.error(text)
       if (gap) after = undefined
+      state.failing = !gap
       failures++
       // A gap is made good at once; only a store that answers every watch with one has to wait like any other.
       if (gap && failures === 1) continue

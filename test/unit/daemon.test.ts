@@ -9,6 +9,7 @@ import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { formatGoDuration, runNode } from '../../src/daemon.ts'
 import { WeftError } from '../../src/errors.ts'
 import { createHealth, type Health } from '../../src/status/health.ts'
+import type { State } from '../../src/status/notify.ts'
 import { LEASE_TTL_MS } from '../../src/lease/leases.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { createMemoryStore, type MemoryStore } from '../support/memory-store.ts'
@@ -18,6 +19,7 @@ interface FakeNetwork {
   readonly applied: string[][]
   closed: boolean
   mended: string[]
+  rounds: Record<string, number>
   die(why: string): void
 }
 
@@ -27,6 +29,8 @@ let networks: FakeNetwork[]
 let refuse: Error | undefined
 let lines: string[]
 let health: Health
+let told: string[]
+let alive: number
 let stopping: AbortController
 let ended: Promise<unknown>
 
@@ -47,6 +51,7 @@ const backend: Backend = {
       applied: [],
       closed: false,
       mended: [],
+      rounds: {},
       die: (why) => die(new Error(why)),
     }
     networks.push(network)
@@ -59,6 +64,7 @@ const backend: Backend = {
       },
       resync: async () => network.mended.splice(0),
       counters: () => ({}),
+      threads: () => network.rounds,
       close: async () => void (network.closed = true),
     }
   },
@@ -72,6 +78,8 @@ beforeEach(() => {
   refuse = undefined
   lines = []
   health = createHealth()
+  told = []
+  alive = 0
   stopping = new AbortController()
 })
 afterEach(async () => {
@@ -92,7 +100,13 @@ function start(): void {
     'fail-static-hold': 30,
     'ip-masq': false,
   }
-  const parts = { options, store, config, backend, log, signal: stopping.signal, health }
+  const notifier = {
+    aliveMs: 15_000,
+    tell: ({ ready, status }: State) => void (told.at(-1) !== status && ready && told.push(status)),
+    alive: () => void alive++,
+    stopping: () => {},
+  }
+  const parts = { options, store, config, backend, log, signal: stopping.signal, health, notifier }
   ended = runNode(parts, undefined, stopping).catch((error: unknown) => error)
 }
 
@@ -165,6 +179,63 @@ describe('a node', () => {
     store.setDown(false)
     await until(() => health.trouble() === undefined, 120_000)
     expect(health.ready).toBe(true)
+  })
+
+  it('notices a thread that hangs, names it, and stops serving the watchdog until it goes on', async () => {
+    start()
+    await ready()
+    const tick = async (ms: number, moves: boolean): Promise<void> => {
+      for (let at = 0; at < ms; at += 1000) {
+        const { rounds } = networks[0]!
+        networks[0]!.rounds = { 'weft-loop0': (rounds['weft-loop0'] ?? 0) + 1, 'weft-tun0': moves ? at : 0 }
+        await vi.advanceTimersByTimeAsync(1000)
+      }
+    }
+    await tick(60_000, true)
+    expect([health.trouble(), alive]).toEqual([undefined, 4])
+    await tick(20_000, false)
+    expect(health.trouble()).toMatch(/^the thread weft-tun0 has hung for 1\d s$/)
+    expect(lines.filter((line) => line.startsWith('E'))).toEqual([
+      'E The thread weft-tun0 hangs: packets are not forwarded. Only a restart of weftd can mend that',
+    ])
+    const served = alive
+    await tick(60_000, false)
+    expect(alive).toBe(served)
+    expect(told.at(-1)).toContain('the thread weft-tun0 hangs')
+    await tick(20_000, true)
+    expect([health.trouble(), alive]).toEqual([undefined, served + 1])
+    expect(logged(/^W The thread weft-tun0 goes on$/)).toBe(true)
+  })
+
+  it('serves the watchdog while the store is dead and while the device cannot be opened', async () => {
+    start()
+    await ready()
+    store.setDown(true)
+    refuse = new WeftError('DEVICE', 'no device today')
+    networks[0]!.die('gone')
+    await vi.advanceTimersByTimeAsync(300_000)
+    expect(health.trouble()).toBe('the data path is down')
+    expect(alive).toBe(20)
+    expect(told.at(-1)).toMatch(/^subnet 10\.5\.0\.\d+\/26, the data path is down, etcd store out of reach$/)
+  })
+
+  it('tells the service manager how it is, when that changes', async () => {
+    start()
+    await ready()
+    await vi.advanceTimersByTimeAsync(10_000)
+    const subnet = own().replace('-', '/')
+    store.put(own() === '10.5.0.64-26' ? '10.5.0.128-26' : '10.5.0.64-26', value('192.0.2.2'))
+    await vi.advanceTimersByTimeAsync(10_000)
+    store.setDown(true)
+    await vi.advanceTimersByTimeAsync(90_000)
+    store.setDown(false)
+    await vi.advanceTimersByTimeAsync(90_000)
+    expect(told.slice(-4)).toEqual([
+      `subnet ${subnet}, 0 peers, etcd store in reach`,
+      `subnet ${subnet}, 1 peer, etcd store in reach`,
+      `subnet ${subnet}, 1 peer, etcd store out of reach`,
+      `subnet ${subnet}, 1 peer, etcd store in reach`,
+    ])
   })
 
   it('does nothing for a renewal of a peer', async () => {

@@ -1,0 +1,85 @@
+// notify.ts - tells the service manager that weftd is ready, how it is, that it lives, and that it stops.
+//
+// The protocol is systemd's (sd_notify(3), sd_watchdog_enabled(3)): lines of `NAME=value` in a datagram to the socket
+// that NOTIFY_SOCKET names. Podman and others speak it too. Nothing that goes wrong here stops a daemon.
+
+import { messageOf } from '../errors.ts'
+import type { Log } from '../log.ts'
+
+export interface State {
+  /** Whether subnet.env is written and packets are forwarded. */
+  readonly ready: boolean
+  /** One line for a person, as `systemctl status` shows it. */
+  readonly status: string
+}
+
+export interface Notifier {
+  /** How often the manager wants to hear that we live, in milliseconds; undefined when it does not ask. */
+  readonly aliveMs: number | undefined
+  /** Says what is new in this state, if anything is; what could not be sent now is said at the next call. */
+  tell(state: State): void
+  alive(): void
+  stopping(): void
+}
+
+/** Sends one datagram to a Unix socket; throws an Error with `code` EAGAIN when it would have to wait. */
+export type SendDatagram = (socket: string, message: string) => void
+
+/**
+ * Takes the manager's variables out of `environment`, so that no command that we run can speak for us, and returns the
+ * way to reach it; undefined when nobody asked to be told. What is wrong with the variables is logged.
+ */
+export async function takeNotifier(
+  environment: NodeJS.ProcessEnv,
+  pid: number,
+  log: Log,
+  loadSend: () => Promise<SendDatagram>,
+): Promise<Notifier | undefined> {
+  const { NOTIFY_SOCKET: socket, WATCHDOG_USEC: interval, WATCHDOG_PID: watched } = environment
+  for (const name of ['NOTIFY_SOCKET', 'WATCHDOG_USEC', 'WATCHDOG_PID']) delete environment[name]
+  if (socket === undefined || socket === '') return undefined
+  if (!/^[/@]./.test(socket)) {
+    log.warn(`NOTIFY_SOCKET is ${socket}, neither a path nor @ and a name: the service manager is not told anything`)
+    return undefined
+  }
+  let aliveMs: number | undefined
+  if (interval !== undefined && (watched === undefined || watched === String(pid))) {
+    // Half of it, as sd_watchdog_enabled(3) recommends.
+    if (/^[1-9]\d*$/.test(interval)) aliveMs = Number(interval) / 2000
+    else log.warn(`WATCHDOG_USEC is ${interval}, no number of microseconds: the watchdog is not served`)
+  }
+  return createNotifier(socket, aliveMs, log, await loadSend())
+}
+
+function createNotifier(socket: string, aliveMs: number | undefined, log: Log, sendDatagram: SendDatagram): Notifier {
+  let complained = false
+  let told: State = { ready: false, status: '' }
+
+  function send(...lines: readonly string[]): boolean {
+    try {
+      sendDatagram(socket, lines.join('\n'))
+      return true
+    } catch (error) {
+      const busy = (error as NodeJS.ErrnoException).code === 'EAGAIN'
+      if (!busy && !complained) {
+        complained = true
+        log.warn(`Cannot tell the service manager at ${socket}: ${messageOf(error)}`)
+      }
+      return false
+    }
+  }
+
+  return {
+    aliveMs,
+    tell(state) {
+      const status = state.status.replaceAll('\n', ' ')
+      const news = [
+        ...(state.ready && !told.ready ? ['READY=1'] : []),
+        ...(status === told.status ? [] : [`STATUS=${status}`]),
+      ]
+      if (news.length > 0 && send(...news)) told = { ready: state.ready, status }
+    },
+    alive: () => void send('WATCHDOG=1'),
+    stopping: () => void send('STOPPING=1'),
+  }
+}
