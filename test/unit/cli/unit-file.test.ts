@@ -30,6 +30,16 @@ describe('weftd.service', () => {
     expect(values('RuntimeDirectory')).toEqual(['flannel'])
   })
 
+  it('waits for READY=1 however long etcd takes, from the daemon alone, and watches it', () => {
+    expect(values('Type')).toEqual(['notify'])
+    expect(values('NotifyAccess')).toEqual(['main'])
+    expect(values('TimeoutStartSec')).toEqual(['infinity'])
+    expect(values('Restart')).toEqual(['always'])
+    // Five looks at the threads, 2 s apart, must fit before it strikes, and a busy machine be given time.
+    expect(Number(values('WatchdogSec')[0])).toBeGreaterThanOrEqual(20)
+    expect(values('RestrictAddressFamilies')[0]!.split(' ')).toContain('AF_UNIX')
+  })
+
   it.runIf(hasSystemd)('is a unit that systemd reads without complaint', () => {
     const folder = mkdtempSync(join(tmpdir(), 'weft-unit-'))
     try {
