@@ -43,6 +43,8 @@ const RENEW_RETRY_MIN_MS = 1_000
 const RENEW_RETRY_MAX_MS = 60_000
 /** Of the margin, or of what it leaves, at random: nodes that started together must not renew together for ever. */
 const RENEW_JITTER = 0.1
+/** How often the clocks are looked at while a renewal is waited for. */
+const CLOCKS_MS = 60_000
 const REOPEN_RETRY_MS = 1_000
 const CLAIM_MS = 60_000
 const RESYNC_MS = 5_000
@@ -350,15 +352,29 @@ async function follow(node: Node): Promise<never> {
 }
 
 async function hold(node: Node): Promise<never> {
-  const { options, log, signal } = node
+  const { options, log } = node
   const marginMs = options['subnet-lease-renew-margin'] * 60_000
   for (;;) {
     const { expiresAt } = node.lease
     const earlyMs = marginMs + RENEW_JITTER * Math.random() * Math.min(marginMs, LEASE_TTL_MS - marginMs)
     const waitMs = expiresAt === undefined ? undefined : Math.max(0, expiresAt - earlyMs - Date.now())
     if (waitMs !== undefined) log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
-    await node.leaseDoubt.wait(signal, waitMs)
+    await untilDue(node, waitMs)
     await renewOrReplace(node)
+  }
+}
+
+/**
+ * Waits until the lease is in doubt or, by either clock, `waitMs` are over: the monotonic clock, and timers with it, stand still
+ * while the host is suspended, and the clock of the day can be set back.
+ */
+async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined): Promise<void> {
+  if (waitMs === undefined) return void (await leaseDoubt.wait(signal))
+  const due = performance.now() + waitMs
+  const dueByDay = Date.now() + waitMs
+  let leftMs = waitMs
+  while (leftMs > 0 && !(await leaseDoubt.wait(signal, Math.min(leftMs, CLOCKS_MS)))) {
+    leftMs = Math.min(due - performance.now(), dueByDay - Date.now())
   }
 }
 

@@ -261,6 +261,19 @@ describe('a node', () => {
     expect(store.entries.get(own())!.revision).not.toBe(revision)
   })
 
+  it.each([
+    ['the host was suspended, whose timers stood still', 23 * 3_600_000, 60_000],
+    ['the clock was set back', -3_600_000, LEASE_TTL_MS - 3_600_000],
+  ])('renews its lease in time though %s', async (_title, jumpMs, withinMs) => {
+    start()
+    await ready()
+    const { revision } = store.entries.get(own())!
+    vi.setSystemTime(Date.now() + jumpMs)
+    expect(store.entries.get(own())!.revision).toBe(revision)
+    await vi.advanceTimersByTimeAsync(withinMs + 1000)
+    expect(store.entries.get(own())!.revision).not.toBe(revision)
+  })
+
   it('tries to renew again after a second, then less and less often, for as long as it takes', async () => {
     start()
     await ready()
