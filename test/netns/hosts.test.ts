@@ -3,7 +3,8 @@
 import { once } from 'node:events'
 import { closeSync, mkdirSync, openSync, readdirSync, readFileSync, rmSync, utimesSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { afterEach, describe, expect, it } from 'vitest'
+import { setTimeout as delay } from 'node:timers/promises'
+import { afterEach, describe, expect, it, vi } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { iperf, iperfServer, ping, reach } from '../../lab/measure.ts'
@@ -12,6 +13,7 @@ import { added, removed, subnetOf, tunAddress } from '../support/hosts.ts'
 
 const CONFIG = '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
 const FOLLOW_MS = 2_000
+const FROZEN_MS = process.env['WEFT_LONG'] === '1' ? 60_000 : 2_000
 
 let lab: Lab | undefined
 let etcd: Etcd | undefined
@@ -26,6 +28,8 @@ interface Leases {
   readonly args: readonly string[]
   expire(subnet: string): Promise<void>
   values(): Promise<string[]>
+  /** Each case of a lease written over another node's, in the store's whole history. */
+  overwritten(): Promise<string[]>
 }
 
 async function etcdLeases(on: Lab): Promise<Leases> {
@@ -41,6 +45,20 @@ async function etcdLeases(on: Lab): Promise<Leases> {
     },
     values: async () =>
       (await started.ctl('get', '--prefix', '--print-value-only', '/coreos.com/network/subnets/')).trim().split('\n'),
+    async overwritten() {
+      const watch = ['etcdctl', '--endpoints', started.endpoint, 'watch', '--rev', '1', '--prefix', key('')]
+      const { stdout } = await on.hosts[0]!.run(['timeout', '1', 'env', 'ETCDCTL_API=3', ...watch])
+      const owner = new Map<string, string>()
+      const found: string[] = []
+      for (const [, kind, name = '', value = ''] of stdout.matchAll(/^(PUT|DELETE)\n(.*)\n(.*)$/gm)) {
+        const before = owner.get(name)
+        if (kind === 'PUT' && before !== undefined && before !== value) found.push(`${name}: ${before} ${value}`)
+        if (kind === 'PUT') owner.set(name, value)
+        else owner.delete(name)
+      }
+      if (owner.size === 0) throw new Error(`etcd has no history: ${stdout}`)
+      return found
+    },
   }
 }
 
@@ -53,6 +71,7 @@ async function directoryLeases(on: Lab): Promise<Leases> {
     args: ['--lease-dir', folder],
     expire: async (subnet) => utimesSync(join(subnets, subnet.replace('/', '-')), 0, Date.now() / 1000 - 25 * 3600),
     values: async () => readdirSync(subnets).map((key) => readFileSync(join(subnets, key), 'utf8')),
+    overwritten: async () => [], // it keeps no history
   }
 }
 
@@ -248,7 +267,7 @@ describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) =
     expect(dead.stdout).toContain('Destination Net Unreachable')
   })
 
-  it('take a lost lease again in place, and move when another node has it', async () => {
+  it('take a lost lease again in place', async () => {
     lab = await createLab({ hosts: 2 })
     const leases = await STORES[store](lab)
     const [a, b] = lab.hosts as [Host, Host]
@@ -260,6 +279,53 @@ describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) =
     expect(subnetOf(a)).toBe(subnet)
     await reach(b.namespace, tunAddress(a))
     expect(first!.process.exitCode).toBeNull()
+  })
+
+  it('that were frozen while their lease ended take it again, or move when another node has it', async () => {
+    lab = await createLab({ hosts: 3 })
+    const leases = await STORES[store](lab)
+    const [a, b, c] = lab.hosts as [Host, Host, Host]
+    const [first, second] = [a, b].map((host) => host.startDaemon({ args: leases.args }))
+    await Promise.all([first!, second!].map((daemon) => daemon.line(/flannel is ready/)))
+    await reach(a.namespace, tunAddress(b))
+    const subnet = subnetOf(a)
+    const frozen = async (meanwhile: () => Promise<void>): Promise<void> => {
+      first!.process.kill('SIGSTOP')
+      await vi.waitFor(() => expect(readFileSync(`/proc/${first!.process.pid}/stat`, 'utf8')).toMatch(/\) T /))
+      await leases.expire(subnet)
+      await second!.line(removed(subnet), 2 * FOLLOW_MS)
+      await meanwhile()
+      await delay(FROZEN_MS)
+      first!.process.kill('SIGCONT')
+    }
+    await frozen(async () => {})
+    await first!.line(/Lease of .* acquired again/, 10_000)
+    expect(subnetOf(a)).toBe(subnet)
+    await reach(b.namespace, tunAddress(a))
+
+    let third: Daemon
+    await frozen(async () => {
+      writeFileSync(c.subnetFile, readFileSync(a.subnetFile))
+      third = c.startDaemon({ args: leases.args })
+      await third.line(/flannel is ready/)
+    })
+    await first!.line(/Lease has been revoked: .*192\.168\.77\.3/, 10_000)
+    await first!.line(/This node moves from/, 10_000)
+    await expect.poll(() => subnetOf(a)).not.toBe(subnet)
+    expect(subnetOf(c)).toBe(subnet)
+    // Each is where the store says, for whoever looks.
+    await third!.line(added(a))
+    for (const [from, to] of [
+      [b, a],
+      [b, c],
+      [c, a],
+      [a, c],
+    ] as const)
+      await reach(from.namespace, tunAddress(to))
+    expect((await leases.values()).toSorted()).toEqual(
+      [1, 2, 3].map((number) => `{"PublicIP":"192.168.77.${number}","PublicIPv6":null}`),
+    )
+    expect(await leases.overwritten()).toEqual([])
   })
 })
 

@@ -11,7 +11,7 @@ import { decodeLease, parseLeaseKey, type Lease } from '../../src/lease/lease.ts
 import { formatIpv4, ipv4NetsOverlap, parseIpv4 } from '../../src/net/ipv4.ts'
 import { randomFrom } from '../support/packet-model.ts'
 import { createVirtualStore, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
-import { takeOverTime, type VirtualTime } from './virtual-time.ts'
+import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
 
 const NODES = 5
 /** After the last fault every node has what the store has within the first; what was held back, within the second. */
@@ -26,6 +26,7 @@ const HOLD_ENDS = /The store still lacks|had vanished are back/
 interface Node {
   readonly publicIp: string
   readonly connection: Connection
+  readonly machine: Machine
   readonly lines: string[]
   stopping: AbortController
   ended: Promise<unknown>
@@ -57,7 +58,7 @@ export async function simulate(seed: number): Promise<Outcome> {
   const violations: string[] = []
   const store = createVirtualStore(time, random, hits)
   watchOwners(store, violations)
-  const nodes = Array.from({ length: NODES }, (_, index) => newNode(store, `192.0.2.${index + 1}`))
+  const nodes = Array.from({ length: NODES }, (_, index) => newNode(store, time, `192.0.2.${index + 1}`))
   store.onGone = (key) => {
     for (const { steady } of nodes) steady.delete(key)
   }
@@ -107,12 +108,18 @@ async function oneFault(
   hits: Map<Fault, number>,
 ): Promise<void> {
   const node = random.of(nodes)
-  const { connection } = node
+  const { connection, machine } = node
   const strike = (fault: Fault, act: () => void): void => {
     hits.set(fault, (hits.get(fault) ?? 0) + 1)
     act()
   }
-  switch (random.below(12)) {
+  /** Somebody else has the subnet whose lease has ended. */
+  const takeSubnet = (): void => {
+    const { lease } = node
+    if (lease && random.chance(0.5) && !store.entries().some(({ key }) => key === lease.key))
+      strike('subnet taken', () => store.put(lease.key, foreignValue(250), LEASE_TTL_MS / 4))
+  }
+  switch (random.below(15)) {
     case 0:
       connection.setUnrest(0.3)
       await time.advance(random.below(120_000))
@@ -144,8 +151,7 @@ async function oneFault(
     case 6: // longer than a lease lives: it ends, and somebody else may take its subnet
       connection.setCut(true)
       await time.advance(1.1 * LEASE_TTL_MS)
-      if (node.lease && random.chance(0.5) && !store.entries().some(({ key }) => key === node.lease!.key))
-        strike('subnet taken', () => store.put(node.lease!.key, foreignValue(250), LEASE_TTL_MS / 4))
+      takeSubnet()
       connection.setCut(false)
       break
     case 7:
@@ -162,6 +168,19 @@ async function oneFault(
     case 9:
       if (random.chance(0.5)) store.snapshot()
       else store.restore()
+      break
+    case 10:
+    case 11: {
+      const ms = random.of([2_000, 60_000, 0.9 * LEASE_TTL_MS, 1.1 * LEASE_TTL_MS])
+      if (random.chance(0.5)) strike('node frozen', () => machine.freeze(ms))
+      else strike('node suspended', () => machine.suspend(ms))
+      await time.advance(ms - 1)
+      takeSubnet()
+      await time.advance(1)
+      break
+    }
+    case 12:
+      strike('clock set', () => machine.setClock(random.of([-1, 1]) * random.of([60_000, 3_600_000])))
       break
     default: // a node that comes while everything is busy
       for (const each of nodes) each.connection.setUnrest(0.1)
@@ -193,10 +212,11 @@ async function crash(
   start(node, store, violations)
 }
 
-function newNode(store: VirtualStore, publicIp: string): Node {
+function newNode(store: VirtualStore, time: VirtualTime, publicIp: string): Node {
   return {
     publicIp,
     connection: store.connect(),
+    machine: time.newMachine(),
     lines: [],
     stopping: new AbortController(),
     ended: Promise.resolve(),
@@ -255,7 +275,7 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
     log: { info: say, warn: say, error: say, v: () => false },
     signal: node.stopping.signal,
   }
-  node.ended = runNode(parts, previous, node.stopping).catch((error: unknown) => error)
+  node.ended = node.machine.run(() => runNode(parts, previous, node.stopping)).catch((error: unknown) => error)
 }
 
 /** In what a node's table differs from the store. */

@@ -22,6 +22,9 @@ export const FAULTS = [
   'node cut off',
   'store down',
   'node crashed',
+  'node frozen', // and goes on where it was
+  'node suspended', // with its clock that counts without a break
+  'clock set',
   'lease expired',
   'lease deleted',
   'junk written',
@@ -74,6 +77,9 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
   const hit = (fault: Fault): void => void hits.set(fault, (hits.get(fault) ?? 0) + 1)
   const unavailable = (why: string): WeftError => new WeftError('STORE_UNAVAILABLE', why)
 
+  /** By the clock of the machine that asks, which does not see the answer while it stands still. */
+  const onNode: VirtualTime['at'] = (ms, run) => void setTimeout(run, ms)
+
   let changedAt = 0
   const record = (change: StoreChange): void => {
     changedAt = time.now()
@@ -110,11 +116,11 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
     let seen = 0n
     let known = 0 // restores that a watch has told of
     const owner = {}
-    const sleep = (ms: number, signal: AbortSignal): Promise<void> =>
+    const sleep = (ms: number, signal: AbortSignal, at: VirtualTime['at'] = onNode): Promise<void> =>
       new Promise((resolve, reject) => {
         const onAbort = (): void => reject(signal.reason as Error)
         signal.addEventListener('abort', onAbort, { once: true })
-        time.at(ms, () => {
+        at(ms, () => {
           signal.removeEventListener('abort', onAbort)
           resolve()
         })
@@ -124,7 +130,8 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
       signal.throwIfAborted()
       const trouble = random.chance(unrest) ? random.below(3) : -1
       if (trouble === 2) hit('slow')
-      await sleep(trouble === 2 ? 2_000 + random.below(6_000) : random.below(20), signal)
+      // What was sent arrives, whatever becomes of the sender.
+      await sleep(trouble === 2 ? 2_000 + random.below(6_000) : random.below(20), signal, (ms, run) => time.at(ms, run))
       if (cut || down || trouble === 0) {
         if (!cut && !down) hit('refused')
         await sleep(random.chance(0.5) ? CALL_TIMEOUT_MS : 10, signal)
@@ -187,14 +194,18 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
           signal.removeEventListener('abort', onAbort)
         }
       },
-      create: (key, value, ttlMs, signal) =>
-        call(signal, () => (keys.has(key) ? undefined : written(write(key, value, ttlMs)))),
-      update: (key, value, ttlMs, expected, signal) =>
-        call(signal, () => {
+      create: (key, value, ttlMs, signal) => {
+        const expiresAt = Date.now() + ttlMs
+        return call(signal, () => (keys.has(key) ? undefined : written(write(key, value, ttlMs), expiresAt)))
+      },
+      update: (key, value, ttlMs, expected, signal) => {
+        const expiresAt = ttlMs === undefined ? undefined : Date.now() + ttlMs
+        return call(signal, () => {
           const entry = keys.get(key)
           const isSame = entry?.revision === expected.revision && entry.value === expected.value
-          return isSame ? written(write(key, value, ttlMs)) : undefined
-        }),
+          return isSame ? written(write(key, value, ttlMs), expiresAt) : undefined
+        })
+      },
       delete: (key, expected, signal) =>
         call(signal, () => {
           if (keys.get(key)?.revision !== expected) return false
@@ -209,7 +220,8 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
         }),
       close: async () => {},
     }
-    const written = (key: Key) => ({ revision: key.revision, expiresAt: key.endsAt })
+    // By the node's own clock, as the etcd store says it.
+    const written = (key: Key, expiresAt: number | undefined) => ({ revision: key.revision, expiresAt })
     const mine = () => [...watches].filter((watch) => watch.owner === owner)
     return {
       store,

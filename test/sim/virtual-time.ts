@@ -2,22 +2,50 @@
 //
 // vitest's fake timers wait for a real timer between any two; here it is one turn of the event loop, which is all that
 // promises need, and a simulated day takes a fraction of a second.
+//
+// What runs as a `Machine` has timers and clocks of that machine's own, which can stand still and jump.
+
+import { AsyncLocalStorage } from 'node:async_hooks'
 
 interface Timer {
-  readonly at: number
+  at: number
   readonly order: number
   readonly run: () => void
+  readonly clock: MachineClock | undefined
+}
+
+interface MachineClock {
+  /** Nothing runs before. */
+  stoppedUntil: number
+  /** How much the clock of the day is ahead, and the one that counts without a break is behind. */
+  aheadMs: number
+  behindMs: number
+}
+
+/** A host, or a process on one. */
+export interface Machine {
+  run<T>(body: () => T): T
+  /** As by SIGSTOP and SIGCONT: what was due runs at the end. */
+  freeze(ms: number): void
+  /** As a laptop sleeps: its monotonic clock stands still, and no timer comes nearer. */
+  suspend(ms: number): void
+  /** Sets the clock of the day. */
+  setClock(byMs: number): void
 }
 
 const real = { setTimeout, clearTimeout, now: Date.now, performanceNow: performance.now.bind(performance) }
 const turn = setImmediate
+/** One for good: each that was used costs time with every promise from then on. */
+const running = new AsyncLocalStorage<MachineClock>()
 
 export interface VirtualTime {
   /** Milliseconds since the epoch. */
   now(): number
   /** Lets `ms` pass, timer by timer. */
   advance(ms: number): Promise<void>
+  /** On no machine. */
   at(ms: number, run: () => void): void
+  newMachine(): Machine
   /** Puts the real ones back. */
   restore(): void
 }
@@ -26,38 +54,55 @@ export function takeOverTime(startMs: number): VirtualTime {
   let now = startMs
   let order = 0
   const timers = new Map<number, Timer>()
-  const after = (ms: number, run: () => void): number => {
+  const after = (ms: number, run: () => void, clock: MachineClock | undefined): number => {
     const id = ++order
-    timers.set(id, { at: now + Math.max(0, ms), order: id, run })
+    timers.set(id, { at: now + Math.max(0, ms), order: id, run, clock })
     return id
   }
-  const next = (until: number): [number, Timer] | undefined => {
-    let first: [number, Timer] | undefined
-    for (const entry of timers) {
-      const [, timer] = entry
-      if (timer.at > until) continue
-      if (!first || timer.at < first[1].at || (timer.at === first[1].at && timer.order < first[1].order)) first = entry
+  const next = (until: number): Timer | undefined => {
+    let first: Timer | undefined
+    let firstAt = until
+    for (const timer of timers.values()) {
+      const at = Math.max(timer.at, timer.clock?.stoppedUntil ?? 0)
+      if (at > firstAt || (at === firstAt && first && timer.order > first.order)) continue
+      first = timer
+      firstAt = at
     }
     return first
+  }
+  function newMachine(): Machine {
+    const clock = { stoppedUntil: 0, aheadMs: 0, behindMs: 0 }
+    const freeze = (ms: number): void => void (clock.stoppedUntil = Math.max(clock.stoppedUntil, now + ms))
+    return {
+      run: (body) => running.run(clock, body),
+      freeze,
+      suspend(ms) {
+        freeze(ms)
+        clock.behindMs += ms
+        for (const timer of timers.values()) if (timer.clock === clock) timer.at += ms
+      },
+      setClock: (byMs) => void (clock.aheadMs += byMs),
+    }
   }
   /** One turn of the event loop: all promises that can go on have gone on. */
   const settle = (): Promise<void> => new Promise((resolve) => turn(() => resolve()))
   const globals = globalThis as unknown as Record<string, unknown>
-  globals['setTimeout'] = (run: () => void, ms = 0) => after(ms, run)
+  globals['setTimeout'] = (run: () => void, ms = 0) => after(ms, run, running.getStore())
   globals['clearTimeout'] = (id: number) => timers.delete(id)
-  Date.now = () => now
-  performance.now = () => now - startMs
+  Date.now = () => now + (running.getStore()?.aheadMs ?? 0)
+  performance.now = () => now - startMs - (running.getStore()?.behindMs ?? 0)
   return {
     now: () => now,
-    at: (ms, run) => void after(ms, run),
+    at: (ms, run) => void after(ms, run, undefined),
+    newMachine,
     async advance(ms) {
       const until = now + ms
       await settle()
-      for (let entry = next(until); entry; entry = next(until)) {
-        const [id, timer] = entry
-        timers.delete(id)
-        now = Math.max(now, timer.at)
-        timer.run()
+      for (let timer = next(until); timer; timer = next(until)) {
+        timers.delete(timer.order)
+        now = Math.max(now, timer.at, timer.clock?.stoppedUntil ?? 0)
+        if (timer.clock) running.run(timer.clock, timer.run)
+        else timer.run()
         await settle()
       }
       now = until
