@@ -42,16 +42,21 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
       cause: error,
     })
   }
-  const lines = stderr.trim().split('\n')
+  // Of several lines the last is what it died of; `ip` warns before, and iptables-restore adds where and how to go on.
+  const lines = stderr.split('\n').filter((line) => line.trim() !== '' && !/^(Try `|Error occurred at line)/.test(line))
   const denied = lines.find((line) => /operation not permitted|permission denied/i.test(line))
-  // Of several lines the last is what it died of; `ip` warns before.
-  const said = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? lines.at(-1)) || error.message
+  const said = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? lines.at(-1) ?? error.message)
   const message = `\`${[file, ...args].join(' ')}\` failed: ${said}`
+  // It asks through a raw socket, and iptables-restore does not say that it may not (iptables/libiptc/libiptc.c).
+  if (/\(legacy\).*initialize/.test(said)) {
+    return new WeftError(denied === undefined ? 'COMMAND' : 'PERMISSION', message, {
+      remedy: 'iptables of the legacy kind needs CAP_NET_RAW beside CAP_NET_ADMIN; iptables-nft and nft do not',
+      cause: error,
+    })
+  }
   if (denied !== undefined) {
-    // The legacy kind of iptables asks through a raw socket (libiptc); the other one and nft through netlink.
-    const legacy = denied.includes('legacy') ? ', and CAP_NET_RAW for iptables of the legacy kind' : ''
     return new WeftError('PERMISSION', message, {
-      remedy: `run as root or with the capability CAP_NET_ADMIN${legacy}`,
+      remedy: 'run as root or with the capability CAP_NET_ADMIN',
       cause: error,
     })
   }

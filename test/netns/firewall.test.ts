@@ -1,8 +1,11 @@
 // firewall.test.ts - the rules with real iptables, of both kinds, and real nft, in a namespace of the test.
 
+import { execFileSync, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
-import { existsSync } from 'node:fs'
+import { existsSync, mkdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, test } from 'vitest'
+import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { createIptables, createNftables } from '../../src/firewall/firewall.ts'
 import { run as runHere, type Run } from '../../src/host/command.ts'
 import { parseIpv4Net, type Ipv4Net } from '../../src/net/ipv4.ts'
@@ -141,4 +144,169 @@ test('a container is masqueraded to the outside, not to another container, with 
   } finally {
     for (const name of Object.values(names)) await ip(`netns del ${name}`).catch(() => '')
   }
+})
+
+test.runIf(existsSync('/usr/sbin/iptables-legacy'))('the lock of the legacy kind is waited for', async () => {
+  const lock = `/tmp/${namespace}.lock`
+  process.env['XTABLES_LOCKFILE'] = lock
+  const holder = spawn('flock', [lock, 'sh', '-c', 'echo held; cat'], { stdio: ['pipe', 'pipe', 'ignore'] })
+  try {
+    await new Promise((resolve) => holder.stdout.once('data', resolve))
+    const run = inside('legacy')
+    let done = false
+    const ensured = createIptables({ ...common, run }).ensure(SUBNET)
+    const settled = ensured.finally(() => (done = true))
+    // proc_locks(5): a waiter's line has an arrow, and its inode at the end of the fifth column.
+    const waits = new RegExp(`-> FLOCK .*:${statSync(lock).ino} `)
+    await expect.poll(() => waits.test(readFileSync('/proc/locks', 'utf8')), { timeout: 4_000 }).toBe(true)
+    expect(done).toBe(false)
+    holder.stdin.end()
+    await settled
+    expect(await run('iptables-save', ['-t', 'nat'])).toContain('-j FLANNEL-POSTRTG')
+  } finally {
+    delete process.env['XTABLES_LOCKFILE']
+    holder.kill()
+    execFileSync('rm', ['-f', lock])
+  }
+})
+
+describe('weftd', () => {
+  const RESYNC_S = 1
+  /** What iptables itself and a busy machine take. */
+  const LOAD_MS = 1_500
+  let lab: Lab
+  let host: Host
+  beforeEach(async () => {
+    lab = await createLab({ hosts: 1 })
+    host = lab.hosts[0]!
+  })
+  afterEach(() => lab.close())
+
+  async function start(
+    config: object,
+    options: { args?: string[]; env?: Record<string, string>; before?: string[] } = {},
+  ) {
+    const leases = join(lab.folder, 'leases')
+    mkdirSync(leases, { recursive: true })
+    writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', ...config }))
+    const args = ['--lease-dir', leases, `--iptables-resync=${RESYNC_S}`, ...(options.args ?? ['--ip-masq'])]
+    const daemon = host.startDaemon({ ...options, args })
+    await daemon.line(/flannel is ready/)
+    return daemon
+  }
+  /** The rules, without counters and dates. */
+  const rules = async (...command: string[]): Promise<string> =>
+    (await host.output(command)).replaceAll(/^#.*\n/gm, '').replaceAll(/\[\d+:\d+\]/g, '')
+  const lines = (daemon: Daemon, text: string): number => daemon.lines.filter((line) => line.includes(text)).length
+
+  /** Breaks the rules by `command` and waits until they are as before and the log says so. */
+  async function mends(
+    daemon: Daemon,
+    list: readonly string[],
+    repaired: string,
+    command: readonly string[],
+    input = '',
+  ) {
+    const before = await rules(...list)
+    const times = lines(daemon, repaired)
+    const from = performance.now()
+    await host.output(command, { input })
+    await expect.poll(() => lines(daemon, repaired), { timeout: 5_000, interval: 20 }).toBeGreaterThan(times)
+    const took = performance.now() - from
+    await expect.poll(() => rules(...list), { interval: 20 }).toBe(before)
+    expect(took, command.join(' ')).toBeLessThan(RESYNC_S * 1000 + LOAD_MS)
+  }
+
+  test('mends what was deleted, flushed or swapped within the resync period, logs it and counts it', async () => {
+    const daemon = await start({})
+    const list = ['iptables-save']
+    const first = (await rules(...list)).split('\n').find((line) => line.startsWith('-A FLANNEL-POSTRTG '))!
+    const repaired = 'Repaired: rules of FLANNEL-POSTRTG'
+    await mends(daemon, list, repaired, ['iptables', '-t', 'nat', '-D', 'FLANNEL-POSTRTG', '6'])
+    await mends(daemon, list, repaired, ['iptables', '-t', 'nat', '-F', 'POSTROUTING'])
+    const second = first.replace('-A FLANNEL-POSTRTG', '-I FLANNEL-POSTRTG 2')
+    const swap = `*nat\n-D${first.slice(2)}\n${second}\nCOMMIT\n`
+    await mends(daemon, list, repaired, ['iptables-restore', '--noflush'], swap)
+    await mends(daemon, list, 'Repaired: rules of FLANNEL-FWD', ['iptables', '-D', 'FORWARD', '1'])
+    expect(lines(daemon, 'Some iptables rules are missing; deleting and recreating rules')).toBe(4)
+    // Two repairs at once, the fifth and the sixth; the seventh is the last that is told.
+    await mends(daemon, list, 'Repaired: rules of FLANNEL-FWD', ['nft', 'flush', 'ruleset'])
+    await mends(daemon, list, 'That is 7 repairs in a minute', ['iptables', '-t', 'nat', '-F', 'FLANNEL-POSTRTG'])
+    expect(daemon.lines.filter((line) => /^[EF]/.test(line))).toEqual([])
+    expect(await daemon.stop()).toBe(0)
+  })
+
+  test('mends the table of the nftables mode', async () => {
+    const daemon = await start({ EnableNFTables: true })
+    const list = ['nft', '-s', 'list', 'ruleset']
+    const repaired = 'Repaired: the table flannel-ipv4'
+    await mends(daemon, list, repaired, ['nft', 'flush', 'ruleset'])
+    await mends(daemon, list, repaired, ['nft', 'flush', 'chain', 'ip', 'flannel-ipv4', 'postrtg'])
+    await mends(daemon, list, repaired, ['nft', 'insert', 'rule', 'ip', 'flannel-ipv4', 'postrtg', 'accept'])
+  })
+
+  test("starts without iptables, with flanneld's words, and sets the rules up once it is there", async () => {
+    const bin = join(lab.folder, 'bin')
+    mkdirSync(bin)
+    const provide = (name: string): void =>
+      symlinkSync(execFileSync('sh', ['-c', `command -v ${name}`], { encoding: 'utf8' }).trim(), join(bin, name))
+    for (const name of ['ip', 'nft', 'setpriv']) provide(name)
+    const daemon = await start({}, { env: { PATH: bin } })
+    const said = daemon.lines.filter((line) => line.startsWith('E'))
+    expect(said).toEqual([
+      expect.stringMatching(
+        /\] Failed to setup IPTables\. iptables binary was not found: iptables is not installed; install the package iptables$/,
+      ),
+    ])
+    await daemon.line(/\] Failed to ensure iptables rules: iptables is not installed/)
+    for (const name of ['iptables-save', 'iptables-restore', 'iptables']) provide(name)
+    await expect.poll(() => rules('iptables-save'), { timeout: 5_000 }).toContain('-j FLANNEL-POSTRTG')
+  })
+
+  test("starts without br_netfilter, with flanneld's words as a warning; not so where no rule needs it", async () => {
+    const hidden = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /proc/sys/net/bridge && exec "$@"', 'sh']
+    const warned = (daemon: Daemon): string[] => daemon.lines.filter((line) => line.includes('br_netfilter'))
+    const daemon = await start({}, { before: hidden })
+    expect(warned(daemon)).toEqual([
+      expect.stringMatching(
+        /^W.*\] Failed to check br_netfilter: stat \/proc\/sys\/net\/bridge\/bridge-nf-call-iptables: no such file or directory; .*modprobe br_netfilter/,
+      ),
+    ])
+    expect(await daemon.stop()).toBe(0)
+    const none = await start({}, { before: hidden, args: ['--iptables-forward-rules=false'] })
+    expect(warned(none)).toEqual([])
+    expect(await none.stop()).toBe(0)
+    const nft = await start({ EnableNFTables: true }, { before: hidden })
+    expect(warned(nft)).toEqual([])
+  })
+
+  test('removes at the start what an older version and other flags left', async () => {
+    const old = [
+      '-A POSTROUTING -s 10.5.0.0/16 -d 10.5.0.0/16 -j RETURN',
+      '-A POSTROUTING -s 10.5.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE',
+      '-A POSTROUTING ! -s 10.5.0.0/16 -d 10.5.7.0/24 -j RETURN',
+      '-A POSTROUTING ! -s 10.5.0.0/16 -d 10.5.0.0/16 -j MASQUERADE',
+    ]
+    await host.output(['iptables-restore', '--noflush'], { input: `*nat\n${old.join('\n')}\nCOMMIT\n` })
+    const masq = await start({})
+    const [subnet, save] = [host.subnetEnv()['FLANNEL_SUBNET']!, await rules('iptables-save')]
+    for (const rule of old) expect(save).not.toContain(rule)
+    const net24 = subnet.replace(/\.1\/24$/, '.0/24')
+    expect(masq.lines.filter((line) => line.includes('is not equal to previous one'))).toEqual([
+      expect.stringContaining(
+        `] Current network or subnet (10.5.0.0/16, ${net24}) is not equal to previous one (0.0.0.0/0, 0.0.0.0/0), ` +
+          'trying to recycle old iptables rules',
+      ),
+    ])
+    expect(await masq.stop()).toBe(0)
+    expect(await rules('iptables-save')).toBe(save) // as flanneld's, they outlive it
+    const none = await start({}, { args: ['--iptables-forward-rules=false'] })
+    expect(await rules('iptables-save')).not.toMatch(/flannel/i)
+    expect(await none.stop()).toBe(0)
+    const nft = await start({ EnableNFTables: true })
+    expect(await nft.stop()).toBe(0)
+    await start({}, { args: [] })
+    expect(await rules('nft', 'list', 'tables')).not.toContain('flannel')
+    expect(await rules('iptables-save')).toContain('-j FLANNEL-FWD')
+  })
 })

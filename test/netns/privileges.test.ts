@@ -1,10 +1,10 @@
 // privileges.test.ts - what the README and the unit file grant is enough: CAP_NET_ADMIN and /dev/net/tun.
 
-import { chmodSync, readFileSync } from 'node:fs'
-import { dirname } from 'node:path'
+import { chmodSync, existsSync, mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
-import { createLab, type Lab } from '../../lab/lab.ts'
+import { createLab, type Daemon, type Lab } from '../../lab/lab.ts'
 import { ping, reach } from '../../lab/measure.ts'
 
 let lab: Lab | undefined
@@ -51,5 +51,80 @@ describe('with CAP_NET_ADMIN alone', () => {
     expect(await ping(pods[0]!.namespace, pods[1]!.address)).toHaveLength(3)
     expect(daemons.flatMap((daemon) => daemon.lines.filter((line) => line.startsWith('E')))).toEqual([])
     for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
+  })
+})
+
+/** The file system as ProtectSystem=strict and RuntimeDirectory= leave it: `folder` alone can be written. */
+const strict = (folder: string): string[] => [
+  ...['unshare', '--mount', 'sh', '-c'],
+  'mount --bind "$0" "$0" && mount -o remount,bind,ro / && ! touch /run/weft-test 2>/dev/null && exec "$@"',
+  folder,
+]
+const unit = readFileSync(new URL('../../deploy/weftd.service', import.meta.url), 'utf8')
+const LEGACY = '/usr/sbin/xtables-legacy-multi'
+
+describe('with what the unit grants, --ip-masq', () => {
+  /** Starts a daemon on one host until it is ready; `multi` is the binary behind iptables. */
+  async function start(
+    config: object,
+    { multi, before = ROOT, env = {} }: { multi?: string; before?: string[]; env?: Record<string, string> } = {},
+  ): Promise<Daemon> {
+    lab = await createLab({ hosts: 1 })
+    const [host] = lab.hosts
+    const folder = dirname(host!.subnetFile)
+    const [leases, bin] = [join(folder, 'leases'), join(lab.folder, 'bin')]
+    for (const each of [leases, bin]) mkdirSync(each)
+    writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', ...config }))
+    if (multi !== undefined)
+      for (const name of ['iptables', 'iptables-save', 'iptables-restore']) symlinkSync(multi, join(bin, name))
+    const daemon = host!.startDaemon({
+      args: ['--lease-dir', leases, '--ip-masq'],
+      before: [...strict(folder), ...before],
+      env: { PATH: `${bin}:${process.env['PATH']}`, ...env },
+    })
+    await daemon.line(/flannel is ready/)
+    expect(await host!.output(['ip', 'route', 'show', '10.5.0.0/16'])).toContain('dev flannel0')
+    return daemon
+  }
+  const errors = ({ lines }: Daemon): string[] => lines.filter((line) => line.startsWith('E'))
+  const nat = (tool: string): Promise<string> => lab!.hosts[0]!.output([`${tool}-save`, '-t', 'nat'])
+
+  it('has its rules by iptables-nft and by nft', async () => {
+    const iptables = await start({}, { multi: '/usr/sbin/xtables-nft-multi' })
+    expect(errors(iptables)).toEqual([])
+    expect(await nat('iptables-nft')).toContain(
+      '-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG',
+    )
+    await lab!.close()
+    const nftables = await start({ EnableNFTables: true })
+    expect(errors(nftables)).toEqual([])
+    expect(await lab!.hosts[0]!.output(['nft', 'list', 'chain', 'ip', 'flannel-ipv4', 'postrtg'])).toContain(
+      'masquerade',
+    )
+  })
+
+  it.runIf(existsSync(LEGACY))(
+    'carries packets without rules where iptables is of the legacy kind, and says why',
+    async () => {
+      const said = errors(await start({}, { multi: LEGACY }))
+      expect(said).toEqual([expect.stringContaining('] Failed to bootstrap IPTables: ')])
+      expect(said[0]).toContain('the legacy kind needs CAP_NET_RAW beside CAP_NET_ADMIN')
+    },
+  )
+
+  it.runIf(existsSync(LEGACY))("has them by that kind with the drop-in that the unit's comment names", async () => {
+    const [, capability] = /^# +CapabilityBoundingSet=CAP_(\S+)$/m.exec(unit) ?? []
+    const [, touched] = /^# +ExecStartPre=\+\S+touch (\S+)$/m.exec(unit) ?? []
+    expect([capability, touched]).toEqual(['NET_RAW', '/run/xtables.lock'])
+    const more = `-all,+net_admin,+${capability!.toLowerCase()}`
+    const before = ['setpriv', '--bounding-set', more, '--inh-caps', more, '--no-new-privs']
+    writeFileSync(touched!, '', { flag: 'a', mode: 0o600 })
+    expect(errors(await start({}, { multi: LEGACY, before }))).toEqual([])
+    expect(await nat('iptables-legacy')).toContain(':FLANNEL-POSTRTG ')
+    await lab!.close()
+    // Without the lock's file, which may not be made on a file system that may not be written.
+    const env = { XTABLES_LOCKFILE: '/run/weft-no-such-lock' }
+    const said = errors(await start({}, { multi: LEGACY, before, env }))
+    expect(said[0]).toContain('/run/weft-no-such-lock: Read-only file system')
   })
 })

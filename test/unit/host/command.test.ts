@@ -37,6 +37,25 @@ describe('run', () => {
     })
   })
 
+  it('leaves out what iptables-restore adds about its usage, and knows what the legacy kind lacks', async () => {
+    const said = `iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'nat'
+
+Error occurred at line: 1
+Try \`iptables-restore -h' or 'iptables-restore --help' for more information.
+`
+    await expect(node(`console.error(${JSON.stringify(said)}); process.exit(2)`)).rejects.toMatchObject({
+      code: 'COMMAND',
+      message: expect.stringMatching(/unable to initialize table 'nat'$/),
+      remedy: expect.stringContaining('CAP_NET_RAW'),
+    })
+    const denied =
+      "iptables v1.8.9 (legacy): can't initialize iptables table `nat': Permission denied (you must be root)"
+    await expect(node(`console.error(${JSON.stringify(denied)}); process.exit(3)`)).rejects.toMatchObject({
+      code: 'PERMISSION',
+      remedy: expect.stringContaining('CAP_NET_RAW'),
+    })
+  })
+
   it('tells a missing capability from other failures', async () => {
     await expect(
       node('console.error("RTNETLINK answers: Operation not permitted"); process.exit(2)'),
