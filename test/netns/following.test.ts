@@ -5,6 +5,7 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { output } from '../../lab/command.ts'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 
@@ -50,14 +51,21 @@ function pinging(): { answer(): Promise<void>; stop(): void } {
   }
 }
 
-describe('within a second, 20 of 20 times, traffic goes on after', () => {
+describe('H3: within a second, 20 of 20 times, traffic goes on after', () => {
   it.each([
-    ['the device was deleted', ['link', 'del', 'flannel0'], SETTLED_MS],
-    ['its address was flushed', ['address', 'flush', 'dev', 'flannel0'], 0],
-    ['its route was removed', ['route', 'del', '10.5.0.0/16'], 0],
+    ['the device was deleted', 'ip link del flannel0', SETTLED_MS],
+    ['the device was set down', 'ip link set flannel0 down', 0],
+    ['its address was flushed', 'ip address flush dev flannel0', 0],
+    ['its route was removed', 'ip route del 10.5.0.0/16', 0],
+    ['its route was replaced', 'ip route replace blackhole 10.5.0.0/16', 0],
+    [
+      'all of it was flushed, as when a network manager starts again',
+      'ip address flush dev flannel0; ip route flush dev flannel0; ip link set flannel0 down',
+      0,
+    ],
   ])(
     '%s',
-    async (title, command, settleMs) => {
+    async (title, commands, settleMs) => {
       const pings = pinging()
       const took: number[] = []
       try {
@@ -65,7 +73,7 @@ describe('within a second, 20 of 20 times, traffic goes on after', () => {
         for (let number = 0; number < TRIES; number++) {
           await delay(settleMs)
           const from = performance.now()
-          await a.output(['ip', ...command])
+          await a.output(['sh', '-c', commands])
           await delay(20) // an answer that was under way
           await pings.answer()
           took.push(Math.round(performance.now() - from))
@@ -81,33 +89,102 @@ describe('within a second, 20 of 20 times, traffic goes on after', () => {
   )
 })
 
-describe('the external interface', () => {
-  it('has another MTU: the overlay and subnet.env follow', async () => {
-    await a.output(['ip', 'link', 'set', 'eth0', 'mtu', '1400'])
-    await expect.poll(() => a.subnetEnv()['FLANNEL_MTU'], { timeout: MENDED_MS }).toBe('1372')
-    expect(await a.output(['ip', 'link', 'show', 'dev', 'flannel0'])).toContain('mtu 1372')
-    await reach(a.namespace, tunAddress(b))
+describe('H3: a repair', () => {
+  it('is logged once, and counted', async () => {
+    const repairs = (): string[] => daemon.lines.flatMap((line) => line.split('Repaired: ')[1] ?? [])
+    await a.output(['ip', 'route', 'del', '10.5.0.0/16'])
+    await daemon.line(/Repaired: /)
+    await a.output(['ip', 'link', 'set', 'flannel0', 'mtu', '1300'])
+    await daemon.line(/\(repair 2 since the start\)/)
+    await delay(2 * MENDED_MS)
+    expect(repairs()).toEqual([
+      'the route to 10.5.0.0/16 was gone (repair 1 since the start)',
+      'flannel0 had MTU 1300 (repair 2 since the start)',
+    ])
   })
 
-  it('has another address: the lease keeps its subnet and says the new one', async () => {
+  it('is not made of a route to a part of the network: that is named, and traffic goes on when it is gone', async () => {
+    const part = tunAddress(b).replace(/\.0$/, '.0/24')
+    await a.output(['ip', 'route', 'add', part, 'via', '192.168.77.254'])
+    await daemon.line(
+      /^W.*Packets bypass the tunnel by routes that others made: [\d./]+ to eth0; remove them/,
+      MENDED_MS,
+    )
+    expect(await a.output(['ip', 'route', 'show', part])).toContain('via 192.168.77.254')
+    await a.output(['ip', 'route', 'del', part])
+    await daemon.line(/^I.*Routes that bypassed the tunnel are gone: [\d./]+ to eth0/, MENDED_MS)
+    await reach(a.namespace, tunAddress(b))
+    expect(daemon.lines.filter((line) => line.includes('Repaired'))).toEqual([])
+  })
+})
+
+describe('H4: the external interface', () => {
+  it('goes down and up 100 times: each time traffic goes on within a second', async () => {
+    const descriptors = (): number => readdirSync(`/proc/${daemon.process.pid}/fd`).length
+    const before = descriptors()
+    const pings = pinging()
+    const took: number[] = []
+    try {
+      await pings.answer()
+      for (let number = 0; number < 100; number++) {
+        await a.output(['ip', 'link', 'set', 'eth0', 'down'])
+        const from = performance.now()
+        await a.output(['ip', 'link', 'set', 'eth0', 'up'])
+        await pings.answer()
+        took.push(Math.round(performance.now() - from))
+      }
+    } finally {
+      pings.stop()
+    }
+    const sorted = took.toSorted((x, y) => x - y)
+    console.log(`eth0 down and up: traffic again after ${sorted[50]} ms, at most ${sorted.at(-1)} ms`)
+    expect(took.filter((ms) => ms > MENDED_MS)).toEqual([])
+    await expect.poll(descriptors).toBeLessThanOrEqual(before + 2) // a command may be running
+    expect(daemon.lines.filter((line) => /^[WE]/.test(line)).slice(1)).toEqual([]) // the first: no earlier subnet
+  })
+
+  it('loses its address and gets it back: traffic goes on within a second, and the lease is the same', async () => {
+    const subnet = tunAddress(a)
+    for (const pauseMs of [0, 3_000]) {
+      await a.output(['ip', 'address', 'flush', 'dev', 'eth0'])
+      await delay(pauseMs)
+      await a.output(['ip', 'address', 'add', '192.168.77.1/24', 'dev', 'eth0'])
+      await reach(a.namespace, tunAddress(b), MENDED_MS)
+    }
+    expect(tunAddress(a)).toBe(subnet)
+    expect(readdirSync(join(leases, 'subnets'))).toHaveLength(2)
+  })
+
+  it('gets another address by DHCP: within two seconds the lease says it, and traffic goes on', async () => {
     const subnets = join(leases, 'subnets')
     const before = readdirSync(subnets).toSorted()
     const own = before.find((key) => key.startsWith(tunAddress(a)))!
-    await a.output(['ip', 'address', 'add', '192.168.77.101/24', 'dev', 'eth0'])
-    await a.output(['ip', 'address', 'del', '192.168.77.1/24', 'dev', 'eth0'])
-    await a.output(['ip', 'address', 'replace', '192.168.77.101/24', 'dev', 'eth0'])
+    const dhcp = ['dev', 'eth0', 'valid_lft', '3600', 'preferred_lft', '3600']
+    await a.output(['ip', 'address', 'add', '192.168.77.50/24', ...dhcp])
+    await a.output(['ip', 'address', 'del', '192.168.77.1/24', 'dev', 'eth0']) // takes the secondary one with it
+    await a.output(['ip', 'address', 'replace', '192.168.77.50/24', ...dhcp])
+    const from = performance.now()
     await expect
-      .poll(() => readFileSync(join(subnets, own), 'utf8'), { timeout: 2 * MENDED_MS })
-      .toBe('{"PublicIP":"192.168.77.101","PublicIPv6":null}')
+      .poll(() => readFileSync(join(subnets, own), 'utf8'), { timeout: 2 * MENDED_MS, interval: 20 })
+      .toBe('{"PublicIP":"192.168.77.50","PublicIPv6":null}')
+    await reach(a.namespace, tunAddress(b), 2 * MENDED_MS)
+    console.log(`another address: lease and traffic after ${Math.round(performance.now() - from)} ms`)
     expect(readdirSync(subnets).toSorted()).toEqual(before)
-    await reach(a.namespace, tunAddress(b))
+    await daemon.line(/the address of eth0 changed from 192\.168\.77\.1 to 192\.168\.77\.50/)
   })
 
-  it('goes down and up again: traffic goes on', async () => {
-    await a.output(['ip', 'link', 'set', 'eth0', 'down'])
-    await delay(300)
-    await a.output(['ip', 'link', 'set', 'eth0', 'up'])
-    await reach(a.namespace, tunAddress(b))
-    expect(daemon.lines.filter((line) => / E|^E/.test(line))).toEqual([])
+  it('changes its MTU from 1500 to 9000 and back: the overlay and subnet.env follow, large packets pass whole', async () => {
+    const largest = (mtu: number): Promise<unknown> =>
+      a.output(['ping', '-c', '2', '-i', '0.1', '-W', '1', '-M', 'do', '-s', String(mtu - 56), tunAddress(b)])
+    for (const mtu of [9000, 1500]) {
+      for (const port of ['h1', 'h2'])
+        await output(['ip', '-n', `${lab.id}-switch`, 'link', 'set', port, 'mtu', String(mtu)])
+      for (const host of [a, b]) await host.output(['ip', 'link', 'set', 'eth0', 'mtu', String(mtu)])
+      for (const host of [a, b])
+        await expect.poll(() => host.subnetEnv()['FLANNEL_MTU'], { timeout: 2 * MENDED_MS }).toBe(String(mtu - 28))
+      await reach(a.namespace, tunAddress(b))
+      await largest(mtu)
+      await expect(largest(mtu + 1)).rejects.toThrow(/ended with/)
+    }
   })
 })

@@ -1,11 +1,11 @@
 // host-events.test.ts - what happens to a host around the daemon: a boot that is not done, a full disk, a killed child.
 
-import { mkdirSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
-import { ping } from '../../lab/measure.ts'
+import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { ping, reach } from '../../lab/measure.ts'
 
 /** From what the host lacked to what the daemon makes of it. */
 const NOTICED_MS = 1_000
@@ -14,7 +14,7 @@ let lab: Lab
 let host: Host
 let leases: string
 beforeEach(async () => {
-  lab = await createLab({ hosts: 1 })
+  lab = await createLab({ hosts: 2 })
   host = lab.hosts[0]!
   leases = join(lab.folder, 'leases')
   mkdirSync(leases)
@@ -119,5 +119,199 @@ describe('--ip-blackhole-route', () => {
     expect(await blackholes()).toEqual([ours])
     expect(await daemon.stop()).toBe(0)
     expect(await blackholes()).toEqual([ours]) // as flanneld leaves it
+  })
+})
+
+describe('the child that listens to the kernel', () => {
+  const children = ({ process: { pid } }: Daemon): number[] =>
+    readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean).map(Number)
+  const isMonitor = (pid: number): boolean =>
+    existsSync(`/proc/${pid}`) && readFileSync(`/proc/${pid}/cmdline`, 'utf8').startsWith('ip\0-4\0monitor')
+  const monitorOf = async (daemon: Daemon, notThis?: number): Promise<number> => {
+    let found: number | undefined
+    const look = (): boolean => {
+      found = children(daemon).find((pid) => pid !== notThis && isMonitor(pid))
+      return found !== undefined
+    }
+    await expect.poll(look, { timeout: 5_000, interval: 20 }).toBe(true)
+    return found!
+  }
+
+  it('is started again when it was killed, less and less often, and the daemon goes on', async () => {
+    const daemon = start()
+    await daemon.line(/flannel is ready/)
+    const pauses: number[] = []
+    let pid = await monitorOf(daemon)
+    for (let number = 0; number < 4; number++) {
+      const from = performance.now()
+      process.kill(pid, 'SIGKILL')
+      pid = await monitorOf(daemon, pid)
+      pauses.push(performance.now() - from)
+    }
+    for (const [index, atLeastMs] of [200, 400, 800, 1600].entries()) {
+      expect(pauses[index]).toBeGreaterThan(atLeastMs - 20)
+      expect(pauses[index]).toBeLessThan(atLeastMs + 1_000)
+    }
+    expect(count(daemon, /^W.*`ip monitor` ended: SIGKILL\. Starting it again/)).toBe(1)
+    await ip('route', 'del', '10.5.0.0/16')
+    await daemon.line(/Repaired: the route/, NOTICED_MS)
+    expect(await daemon.stop()).toBe(0)
+    expect(isMonitor(pid)).toBe(false)
+  })
+
+  it('does not outlive a daemon that was killed, though nothing changes that it could report', async () => {
+    const daemon = start(['--iface', 'eth7'])
+    await daemon.line(/waiting up to 120 s/)
+    const pid = await monitorOf(daemon)
+    await daemon.stop('SIGKILL')
+    await expect.poll(() => isMonitor(pid), { timeout: NOTICED_MS, interval: 20 }).toBe(false)
+  })
+
+  it('is started also where there is no setpriv', async () => {
+    const bin = join(lab.folder, 'bin')
+    mkdirSync(bin)
+    symlinkSync((await host.output(['sh', '-c', 'command -v ip'])).trim(), join(bin, 'ip'))
+    const daemon = host.startDaemon({
+      args: ['--lease-dir', leases, '--iptables-forward-rules=false'],
+      before: [(await host.output(['sh', '-c', 'command -v env'])).trim(), `PATH=${bin}`],
+    })
+    await daemon.line(/flannel is ready/)
+    await monitorOf(daemon)
+    await ip('route', 'del', '10.5.0.0/16')
+    await daemon.line(/Repaired: the route/, NOTICED_MS)
+    expect(count(daemon, /ip monitor/)).toBe(0)
+  })
+})
+
+describe('H3: the rules', () => {
+  it.each([
+    [
+      'iptables',
+      '{"Network":"10.5.0.0/16"}',
+      'iptables-save | grep ^-A || true',
+      'iptables -F; iptables -t nat -F',
+      /rules of FLANNEL-POSTRTG/,
+    ],
+    [
+      'nft',
+      '{"Network":"10.5.0.0/16","EnableNFTables":true}',
+      'nft -s list ruleset',
+      'nft flush ruleset',
+      /the table flannel-ipv4/,
+    ],
+  ])('of %s are back within the resync period, logged once', async (_title, config, list, flush, repaired) => {
+    writeFileSync(join(leases, 'config'), config)
+    const daemon = start(undefined, ['--ip-masq', '--iptables-resync', '1'])
+    await daemon.line(/flannel is ready/)
+    const rules = (): Promise<string> => host.output(['sh', '-c', list])
+    const before = await rules()
+    await host.output(['sh', '-c', flush])
+    expect(await rules()).not.toBe(before)
+    const from = performance.now()
+    await expect.poll(rules, { timeout: 5_000, interval: 50 }).toBe(before)
+    expect(performance.now() - from).toBeLessThan(1_000 + NOTICED_MS)
+    await delay(2_000)
+    expect(count(daemon, repaired)).toBe(1)
+  })
+})
+
+describe('H7: subnet.env cannot be written', () => {
+  const folder = (): string => join(host.subnetFile, '..')
+  it.each([
+    ['the disk is full', 'mount -t tmpfs -o size=4k tmpfs "$0" && echo full > "$0/full"', 'ENOSPC'],
+    ['it is read-only', 'mount -t tmpfs -o ro tmpfs "$0"', 'EROFS'],
+    ['another thing has its name', 'mkdir -p "$0/subnet.env/x"', 'EISDIR'],
+  ])('%s: an error says so, the node is not ready, and packets pass', async (_title, spoil, code) => {
+    const other = lab.hosts[1]!.startDaemon({ args: ['--lease-dir', leases] })
+    await other.line(/flannel is ready/)
+    const daemon = host.startDaemon({
+      args: ['--lease-dir', leases, '--healthz-port', '8471', '--healthz-ip', '127.0.0.1'],
+      before: ['unshare', '--mount', 'sh', '-c', `${spoil} && exec "$@"`, folder()],
+    })
+    await daemon.line(new RegExp(`^E.*Failed to write subnet file: cannot write .*${code}.*; .*--subnet-file`))
+    await daemon.line(/Running backend/)
+    const probe = `for (const path of ['healthz', 'readyz', 'livez'])
+      console.log((await fetch('http://127.0.0.1:8471/' + path)).status)`
+    const ask = (): Promise<string> => host.output([process.execPath, '--input-type=module', '-e', probe])
+    expect(await ask()).toBe('200\n503\n200\n')
+    expect(count(daemon, /flannel is ready/)).toBe(0)
+    const subnet = /Allocated lease \(ip: ([\d.]+)\.0\/24/.exec(await daemon.line(/Allocated lease/))![1]!
+    await reach(lab.hosts[1]!.namespace, `${subnet}.0`)
+    expect(await daemon.stop()).toBe(0)
+  })
+})
+
+describe('H11: subnet.env', () => {
+  it('is never read in part, 10,000 times while it is rewritten, as the CNI plugin and as a shell read it', async () => {
+    const file = join(lab.folder, 'subnet.env')
+    const writer = host.spawn([
+      process.execPath,
+      '--input-type=module',
+      '-e',
+      `import { writeSubnetEnv } from '${packageRoot}/dist/src/status/subnet-env.js'
+      const net = (address, prefixLength) => ({ address, prefixLength })
+      for (let mtu = 1000; ; mtu = mtu === 9999 ? 1000 : mtu + 1) {
+        await writeSubnetEnv(process.argv[1], {
+          network: net(0x0a050000, 16), subnet: net(0x0a050700, 24), mtu, ipMasq: mtu % 2 === 0 })
+        if (mtu === 1000) console.log('writing')
+      }`,
+      file,
+    ])
+    await new Promise((resolve) => writer.stdout!.once('data', resolve))
+
+    // flannel-io/cni-plugin, flannel.go loadFlannelSubnetEnv: line by line, split at the first \`=\`.
+    const mtus = new Set<string>()
+    for (let reads = 0; reads < 10_000 || mtus.size < 100; reads++) {
+      const lines = readFileSync(file, 'utf8').split('\n')
+      expect(lines.pop()).toBe('')
+      const env = Object.fromEntries(lines.map((line) => line.split(/=(.*)/s, 2) as [string, string]))
+      const { FLANNEL_MTU: mtu = '' } = env
+      mtus.add(mtu)
+      expect(env).toEqual({
+        FLANNEL_NETWORK: '10.5.0.0/16',
+        FLANNEL_SUBNET: '10.5.7.1/24',
+        FLANNEL_MTU: expect.stringMatching(/^\d{4}$/),
+        FLANNEL_IPMASQ: String(Number(mtu) % 2 === 0),
+      })
+    }
+
+    // mk-docker-opts.sh sources the file.
+    const script = `i=0; while [ $i -lt 10000 ]; do
+      unset FLANNEL_MTU FLANNEL_IPMASQ; . "$0"; i=$((i+1))
+      case "$FLANNEL_NETWORK $FLANNEL_SUBNET $FLANNEL_MTU $FLANNEL_IPMASQ" in
+        '10.5.0.0/16 10.5.7.1/24 '[1-9][0-9][0-9][0-9]' '[tf]*e) ;;
+        *) echo "part: $FLANNEL_MTU"; exit 1;;
+      esac
+    done; echo "$i reads"`
+    expect(await host.output(['sh', '-c', script, file])).toBe('10000 reads\n')
+    expect(writer.exitCode).toBeNull()
+    writer.kill()
+  })
+})
+
+describe('H12: others write rules beside ours', () => {
+  it('before, after and the same ones again: ours are put right once, theirs stay where they are', async () => {
+    const daemon = start(undefined, ['--ip-masq', '--iptables-resync', '1'])
+    await daemon.line(/flannel is ready/)
+    const nat = async (): Promise<string[]> =>
+      (await host.output(['iptables-save', '-t', 'nat'])).split('\n').filter((line) => line.startsWith('-A'))
+    const ours = await nat()
+    const jump = ours.find((line) => line.startsWith('-A POSTROUTING'))!
+    const iptables = (...args: string[]): Promise<string> => host.output(['iptables', '-w', '-t', 'nat', ...args])
+    await iptables('-I', 'POSTROUTING', '-s', '198.51.100.1/32', '-j', 'ACCEPT')
+    await iptables('-A', 'POSTROUTING', '-s', '198.51.100.2/32', '-j', 'ACCEPT')
+    await delay(2_000)
+    const beside = ['-A POSTROUTING -s 198.51.100.1/32 -j ACCEPT', '-A POSTROUTING -s 198.51.100.2/32 -j ACCEPT']
+    expect(await nat()).toEqual([beside[0], jump, beside[1], ...ours.filter((line) => line !== jump)])
+    expect(count(daemon, /Repaired/)).toBe(0)
+
+    await iptables('-A', 'POSTROUTING', '-m', 'comment', '--comment', 'flanneld masq', '-j', 'FLANNEL-POSTRTG')
+    await iptables('-I', 'FLANNEL-POSTRTG', '-s', '198.51.100.3/32', '-j', 'RETURN')
+    await daemon.line(/Repaired: rules of FLANNEL-POSTRTG/)
+    const after = await nat()
+    expect(after.filter((line) => !beside.includes(line))).toEqual(ours)
+    expect(after.filter((line) => beside.includes(line))).toEqual(beside)
+    await delay(2_000)
+    expect(count(daemon, /Repaired/)).toBe(1)
   })
 })
