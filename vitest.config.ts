@@ -1,4 +1,5 @@
-// vitest.config.ts - two projects: quick tests in parallel, and those that load the machine one after another.
+// vitest.config.ts - two projects: quick tests in parallel, and those that load the machine one after another. A third,
+// of the container image, is there when it is asked for.
 
 import { defineConfig } from 'vitest/config'
 
@@ -28,6 +29,14 @@ export default defineConfig({
           sequence: { groupOrder: 1 },
         },
       },
+      ...(process.env['WEFT_IMAGE']
+        ? [
+            {
+              extends: true as const,
+              test: { name: 'image', include: ['test/image/**/*.test.ts'], testTimeout: 60_000 },
+            },
+          ]
+        : []),
     ],
   },
 })

@@ -1,8 +1,8 @@
 // setup.mjs - brings a fresh clone to where the demo, the tests and the benchmarks run; does nothing when it is there.
 //
 // Plain Node without a dependency, because it is what installs them. Four steps, each skipped when nothing is missing:
-// system packages, npm packages, the addon, the TypeScript. `node scripts/setup.mjs [demo|test|bench|lint]` asks for what
-// that one needs, and for all of it without a word.
+// system packages, npm packages, the addon, the TypeScript. `node scripts/setup.mjs [demo|test|bench|lint|image]` asks for what
+// that one needs, and for the first four without a word.
 
 import { spawn, spawnSync } from 'node:child_process'
 import {
@@ -21,7 +21,8 @@ import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
-const KINDS = ['demo', 'test', 'bench', 'lint']
+const COMMON = ['demo', 'test', 'bench', 'lint']
+const KINDS = [...COMMON, 'image']
 const RUN = ['demo', 'test', 'bench']
 const color = process.stdout.isTTY && !process.env.NO_COLOR
 
@@ -42,9 +43,18 @@ const SYSTEM = [
   { command: 'tcpdump', package: 'tcpdump', for: ['test'] },
   { command: 'etcd', package: 'etcd-server', for: ['test'] },
   { command: 'etcdctl', package: 'etcd-client', for: ['test'] },
+  { command: 'podman', package: 'podman', for: ['image'] },
+  { command: 'runc', package: 'runc', for: ['image'] },
+  { command: 'mmdebstrap', package: 'mmdebstrap', for: ['image'] },
   { command: 'clang++', package: 'clang', for: ['lint'] },
   { command: 'clang-format', package: 'clang-format', for: ['lint'] },
 ]
+
+/** The services that these packages enable: nobody who runs a test has asked for them. */
+const SERVICES = {
+  'etcd-server': ['etcd.service'],
+  podman: ['podman.service', 'podman.socket', 'podman-restart.service', 'podman-auto-update.timer'],
+}
 
 /** The command's path; the sbin folders count too, which an ordinary user's PATH lacks on Debian. */
 function find(command) {
@@ -104,9 +114,8 @@ async function systemPackages(kinds, mustBuild) {
         { env },
       )
     })
-    if (packages.includes('etcd-server') && existsSync('/run/systemd/system')) {
-      spawnSync('systemctl', ['disable', 'etcd'], { stdio: 'ignore' })
-    }
+    const services = packages.flatMap((name) => SERVICES[name] ?? [])
+    if (services.length > 0 && find('systemctl')) spawnSync('systemctl', ['disable', ...services], { stdio: 'ignore' })
     const still = missing.filter((need) => !find(need.command))
     if (still.length > 0) fail(`installed, but still not found: ${still.map((need) => need.command).join(' ')}`)
     return
@@ -240,7 +249,7 @@ if (unknown !== undefined) fail(`unknown: ${unknown}; it takes ${KINDS.join(', '
 
 // Two npm scripts may start at once: the second waits for the first. flock needs no lock file and leaves none behind.
 if (process.env.WEFT_SETUP_LOCKED === root || !find('flock')) {
-  await setup(kinds.length > 0 ? kinds : KINDS)
+  await setup(kinds.length > 0 ? kinds : COMMON)
 } else {
   const child = spawnSync('flock', [root, process.execPath, fileURLToPath(import.meta.url), ...kinds], {
     stdio: 'inherit',

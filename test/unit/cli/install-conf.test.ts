@@ -35,24 +35,22 @@ describe('weft install-conf', () => {
     }
     expect(readFileSync(path('10-flannel.conflist'), 'utf8')).toBe('{"name":"cbr0"}\n')
     expect(statSync(path('10-flannel.conflist')).mode & 0o7777).toBe(0o664)
-    expect(readdirSync(folder).sort()).toEqual(['10-flannel.conflist', 'cni-conf.json'])
+    expect(readdirSync(folder).toSorted()).toEqual(['10-flannel.conflist', 'cni-conf.json'])
   })
 
   it('is never seen half written', async () => {
     const texts = ['a', 'b'].map((letter) => letter.repeat(1_000_000))
     texts.forEach((text, index) => writeFileSync(path(`${index}`), text))
     await main(['install-conf', path('0'), path('conf')])
-    let open = true
-    let reads = 0
-    const reader = (async () => {
-      for (; open; reads++) {
-        expect(texts).toContain(readFileSync(path('conf'), 'utf8'))
-        await new Promise(setImmediate)
-      }
+    const writing = (async () => {
+      for (let round = 1; round <= 20; round++) await main(['install-conf', path(String(round % 2)), path('conf')])
+      return 'written'
     })()
-    for (let round = 1; round <= 20; round++) await main(['install-conf', path(String(round % 2)), path('conf')])
-    open = false
-    await reader
+    let reads = 0
+    while ((await Promise.race([writing, new Promise(setImmediate)])) !== 'written') {
+      expect(texts).toContain(readFileSync(path('conf'), 'utf8'))
+      reads++
+    }
     expect(reads).toBeGreaterThan(20)
   })
 

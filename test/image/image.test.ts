@@ -1,0 +1,330 @@
+// image.test.ts - `npm run image:test`: builds the container image without a Docker engine, and two containers exchange packets.
+//
+// Podman builds and runs, with a storage of its own. The base is made from Debian's packages, the node program is this
+// machine's; outside, deploy/Dockerfile names images for both. The containers run by the README's command, each on a
+// host of the lab. A good minute on two cores; given up after nine.
+
+import {
+  chmodSync,
+  cpSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  realpathSync,
+  writeFileSync,
+} from 'node:fs'
+import { dirname, join } from 'node:path'
+import { createInterface } from 'node:readline'
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
+import { execute, output } from '../../lab/command.ts'
+import { startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { createLab, packageRoot, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { ping, reach } from '../../lab/measure.ts'
+
+const MINUTE = 60_000
+const IMAGE = 'localhost/weft'
+const NET_ADMIN = 1n << 12n
+const root = (path: string): string => join(packageRoot, path)
+
+/** The options of `docker run` in the README. */
+const runOptions = /^docker run ((?:.*\\\n)*.*) weft /m
+  .exec(readFileSync(root('README.md'), 'utf8'))![1]!
+  .split(/[\s\\]+/)
+  .filter(Boolean)
+
+const nodePrefix = dirname(dirname(process.execPath))
+/** What is missing here, in words. */
+async function missing(): Promise<string | undefined> {
+  if (process.getuid?.() !== 0) return 'it needs root'
+  if (!existsSync(join(nodePrefix, 'include/node/node_api.h')))
+    return `it copies this machine's Node.js, which has no headers in ${nodePrefix}/include/node`
+  if (/libnode/.test(await output(['ldd', process.execPath])))
+    return `it copies this machine's Node.js, and ${process.execPath} needs libnode beside it`
+  return undefined
+}
+
+/** Holds the folder; the containers have hosts of their own. */
+let workshop: Lab
+let podmanEnv: Readonly<Record<string, string>>
+const reason = await missing()
+
+/** Podman with a storage of its own. Its waiting, attached too, may not end on some kernels: nothing here waits by it. */
+const command = (...args: readonly string[]): string[] => [
+  'env',
+  ...Object.entries(podmanEnv).map(([key, value]) => `${key}=${value}`),
+  'podman',
+  ...args,
+]
+const podman = (...args: readonly string[]): Promise<string> => output(command(...args), { timeoutMs: 5 * MINUTE })
+
+async function step<T>(title: string, body: () => Promise<T>): Promise<T> {
+  const started = performance.now()
+  const result = await body()
+  process.stdout.write(`  ${title}  ${((performance.now() - started) / 1000).toFixed(0)} s\n`)
+  return result
+}
+
+/** Gives podman a storage, a configuration and locks of its own below `folder`. */
+function isolatePodman(folder: string): Readonly<Record<string, string>> {
+  mkdirSync(folder)
+  const quoted = (name: string): string => JSON.stringify(join(folder, name))
+  writeFileSync(
+    join(folder, 'storage.conf'),
+    `[storage]\ndriver = "vfs"\ngraphroot = ${quoted('graph')}\nrunroot = ${quoted('run')}\n`,
+  )
+  writeFileSync(
+    join(folder, 'containers.conf'),
+    [
+      '[containers]',
+      // Podman asks for more than a machine without CAP_SYS_RESOURCE may give.
+      'default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]',
+      '[engine]',
+      'cgroup_manager = "cgroupfs"',
+      'events_logger = "file"',
+      'lock_type = "file"',
+      'runtime = "runc"',
+      `static_dir = ${quoted('libpod')}`,
+      `tmp_dir = ${quoted('tmp')}`,
+      `volume_path = ${quoted('volumes')}`,
+      '',
+    ].join('\n'),
+  )
+  return {
+    CONTAINERS_CONF: join(folder, 'containers.conf'),
+    CONTAINERS_STORAGE_CONF: join(folder, 'storage.conf'),
+    TMPDIR: folder,
+  }
+}
+
+/** Debian 12 with apt and no more, as small as the image that is called slim. */
+async function makeBase(folder: string): Promise<void> {
+  const left = ['doc', 'man', 'locale'].map((name) => `--dpkgopt=path-exclude=/usr/share/${name}/*`)
+  // Else usrmerge and all of Perl come in.
+  const merged = ['--include=usr-is-merged', '--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr']
+  const archive = join(folder, 'base.tar')
+  await output(['mmdebstrap', '--quiet', '--variant=apt', ...merged, ...left, 'bookworm', archive], {
+    timeoutMs: 3 * MINUTE,
+  })
+  await podman('import', '--quiet', archive, `${IMAGE}-base`)
+}
+
+/** The base with this machine's Node.js: what node:20-bookworm-slim is elsewhere. */
+async function makeNode(folder: string): Promise<void> {
+  const context = join(folder, 'node')
+  mkdirSync(context)
+  const npm = dirname(dirname(realpathSync((await output(['sh', '-c', 'command -v npm'])).trim())))
+  cpSync(process.execPath, join(context, 'node'))
+  cpSync(join(nodePrefix, 'include/node'), join(context, 'include'), { recursive: true })
+  cpSync(npm, join(context, 'npm'), { recursive: true })
+  chmodSync(join(context, 'node'), 0o755)
+  // Where a proxy of the machine signs the registry's certificates.
+  const authority = process.env['NODE_EXTRA_CA_CERTS'] ?? ''
+  writeFileSync(join(context, 'authority.pem'), authority === '' ? '' : readFileSync(authority))
+  writeFileSync(
+    join(context, 'Dockerfile'),
+    [
+      `FROM ${IMAGE}-base`,
+      'COPY node /usr/local/bin/node',
+      'COPY include /usr/local/include/node',
+      'COPY npm /usr/local/lib/node_modules/npm',
+      'COPY authority.pem /usr/local/etc/authority.pem',
+      'RUN ln -s ../lib/node_modules/npm/bin/npm-cli.js /usr/local/bin/npm \\',
+      ' && ln -s ../lib/node_modules/npm/bin/npx-cli.js /usr/local/bin/npx',
+      ...(authority === '' ? [] : ['ENV NODE_EXTRA_CA_CERTS=/usr/local/etc/authority.pem']),
+      '',
+    ].join('\n'),
+  )
+  await build([], `${IMAGE}-node`, context)
+}
+
+const build = (args: readonly string[], tag: string, context: string): Promise<string> =>
+  podman('build', '--isolation', 'chroot', '--layers=false', '--pull-never', ...args, '--tag', tag, context)
+
+beforeAll(async () => {
+  if (reason !== undefined) return
+  workshop = await createLab({ hosts: 0 })
+  const folder = join(workshop.folder, 'podman')
+  podmanEnv = isolatePodman(folder)
+  await step("a base of Debian's packages", () => makeBase(folder))
+  await step("with this machine's Node.js", () => makeNode(folder))
+  const images = ['--build-arg', `NODE=${IMAGE}-node`, '--build-arg', `BASE=${IMAGE}-base`]
+  await step('deploy/Dockerfile', () => build([...images, '--file', root('deploy/Dockerfile')], IMAGE, packageRoot))
+}, 9 * MINUTE)
+afterAll(async () => {
+  if (podmanEnv) await podman('rm', '--all', '--force', '--time', '1')
+  await workshop?.close()
+}, MINUTE)
+beforeEach((context) => context.skip(reason !== undefined, reason))
+
+/** Where the image's files are, and their paths. */
+async function tree(): Promise<{ folder: string; paths: string[] }> {
+  const folder = (await podman('image', 'mount', IMAGE)).trim()
+  return { folder, paths: readdirSync(folder, { recursive: true, encoding: 'utf8' }) }
+}
+
+describe('the image', () => {
+  it('holds what runs, and neither compiler nor package manager of Node.js', async () => {
+    const { folder, paths } = await tree()
+    const programs = paths.filter((path) => /^(usr\/(local\/)?)?s?bin\/[^/]+$|^opt\/bin\//.test(path))
+    const tools = /^(cc|c\+\+|as|ld|(g\+\+|gcc|cpp|clang|make|python|npm|npx|yarn|tsc|node-gyp)[-.\d]*)$/
+    expect(programs.length).toBeGreaterThan(100)
+    expect(programs.filter((path) => tools.test(path.split('/').at(-1)!))).toEqual([])
+    for (const name of ['ip', 'iptables', 'iptables-restore', 'nft', 'node', 'weft', 'weftd'])
+      expect(
+        programs.map((path) => path.split('/').at(-1)),
+        name,
+      ).toContain(name)
+    expect(readdirSync(join(folder, 'opt/bin')).toSorted()).toEqual(['flanneld', 'install-conf', 'mk-docker-opts.sh'])
+
+    const app = paths.filter((path) => path.startsWith('opt/weft/'))
+    expect(app.filter((path) => /\.(ts|map|cc|h|o)$/.test(path))).toEqual([])
+    const { packages } = JSON.parse(readFileSync(root('package-lock.json'), 'utf8')) as {
+      packages: Record<string, { dev?: boolean }>
+    }
+    const installed = app
+      .filter((path) => /^opt\/weft\/(.*\/)?node_modules\/(@[^/]+\/)?[^/@]+\/package\.json$/.test(path))
+      .map((path) => dirname(path).replace('opt/weft/', ''))
+    expect(installed.length).toBeGreaterThan(20)
+    expect(installed.filter((path) => !(path in packages) || packages[path]!.dev)).toEqual([])
+    for (const name of ['etcd3', 'winston']) expect(installed).toContain(`node_modules/${name}`)
+    for (const name of ['node-gyp', 'node-addon-api']) expect(installed).not.toContain(`node_modules/${name}`)
+  })
+
+  it('is small', async () => {
+    const { folder } = await tree()
+    const bytes = async (what: string): Promise<number> => Number(await output(['sh', '-c', what, 'sh', folder]))
+    const packed = await bytes('tar -C "$1" -c . | gzip | wc -c')
+    const unpacked = await bytes('tar -C "$1" -c . | wc -c')
+    const base = await bytes(`wc -c < ${join(workshop.folder, 'podman/base.tar')}`)
+    const mb = (value: number): string => `${(value / 1e6).toFixed(0)} MB`
+    process.stdout.write(`  ${mb(packed)} compressed, ${mb(unpacked)} unpacked, ${mb(base)} of that Debian\n`)
+    expect(packed).toBeLessThan(80e6)
+    expect(unpacked).toBeLessThan(200e6)
+  })
+
+  it("has flannel's other programs where flannel's image has them", async () => {
+    const { folder } = await tree()
+    const start = (...args: string[]): Promise<string> => output(['chroot', folder, ...args])
+    writeFileSync(join(folder, 'tmp/cni-conf.json'), '{"name":"cbr0"}')
+    await start('/opt/bin/install-conf', '/tmp/cni-conf.json', '/tmp/10-flannel.conflist')
+    expect(readFileSync(join(folder, 'tmp/10-flannel.conflist'), 'utf8')).toBe('{"name":"cbr0"}')
+    writeFileSync(join(folder, 'tmp/subnet.env'), 'FLANNEL_MTU=1472\n')
+    await start('/opt/bin/mk-docker-opts.sh', '-c', '-f', '/tmp/subnet.env', '-d', '/tmp/docker.env')
+    expect(readFileSync(join(folder, 'tmp/docker.env'), 'utf8')).toBe('DOCKER_OPTS=" --mtu=1472"\n')
+    const { version } = JSON.parse(readFileSync(root('package.json'), 'utf8')) as { version: string }
+    expect(await start('weft', 'version')).toBe(`${version}\n`)
+  })
+})
+
+interface Container {
+  readonly pid: string
+  /** The value of a field of /proc/PID/status. */
+  readonly status: (field: string) => string
+  /** All it has logged. */
+  log(): Promise<string>
+  /** Resolves when it has logged that it is ready; rejects when it ended before. */
+  ready(): Promise<void>
+  /** Stops it as Docker does, and returns how it ended. */
+  stop(): Promise<string>
+}
+
+/** Starts a container by the README's command on a host of the lab, with another place for /run/flannel. */
+async function startContainer(
+  host: Host,
+  name: string,
+  args: readonly string[],
+  options: readonly string[],
+): Promise<Container> {
+  const flannel = '/run/flannel:/run/flannel'
+  expect(runOptions).toContain(flannel)
+  const given = runOptions
+    // A container that was killed with the test would start again.
+    .filter((option) => !option.startsWith('--restart'))
+    .map((option) => (option === flannel ? `${dirname(host.subnetFile)}:/run/flannel` : option))
+    .map((option) => (option === 'weftd' ? name : option))
+  // Back from where `ip netns exec` hides the cgroups; what podman mounts goes with the container.
+  const outside = ['nsenter', `--mount=/proc/${process.pid}/ns/mnt`, 'unshare', '--mount']
+  const id = (
+    await host.output([...outside, ...command('run', ...given, ...options, IMAGE, '--ip-masq', ...args)])
+  ).trim()
+  const pid = (await podman('inspect', '--format', '{{.State.Pid}}', id)).trim()
+  const log = async (): Promise<string> => (await execute(command('logs', id))).stderr
+  return {
+    pid,
+    status: (field) => new RegExp(`^${field}:\t(\\S+)`, 'm').exec(readFileSync(`/proc/${pid}/status`, 'utf8'))![1]!,
+    log,
+    async ready() {
+      const follower = host.spawn([...outside, ...command('logs', '--follow', id)])
+      for await (const line of createInterface({ input: follower.stderr! }))
+        if (line.includes('flannel is ready')) return void follower.kill('SIGKILL')
+      throw new Error(`the container ended:\n${await log()}`)
+    },
+    async stop() {
+      await podman('stop', id)
+      const code = (await podman('inspect', '--format', '{{.State.Status}} {{.State.ExitCode}}', id)).trim()
+      await podman('rm', id)
+      return code
+    },
+  }
+}
+
+describe("two containers by the README's command", () => {
+  const config = '{"Network":"10.5.0.0/16"}'
+  let lab: Lab | undefined
+  let etcd: Etcd | undefined
+  afterEach(async () => {
+    if (lab)
+      for (const { name } of lab.hosts) await podman('rm', '--force', '--ignore', '--time', '1', `${lab.id}-${name}`)
+    await etcd?.close()
+    await lab?.close()
+    lab = etcd = undefined
+  })
+
+  async function exchange(hosts: readonly Host[], names: string, args: readonly string[], options: readonly string[]) {
+    const start = (host: Host): Promise<Container> => startContainer(host, `${names}-${host.name}`, args, options)
+    const containers = await Promise.all(hosts.map(start))
+    await Promise.all(containers.map((container) => container.ready()))
+
+    for (const { pid, status } of containers) {
+      expect(readFileSync(`/proc/${pid}/cmdline`, 'utf8')).toContain('/opt/bin/flanneld')
+      for (const set of ['CapPrm', 'CapEff', 'CapBnd']) expect(BigInt(`0x${status(set)}`), set).toBe(NET_ADMIN)
+      expect(status('NoNewPrivs')).toBe('1')
+      expect(status('Seccomp')).toBe('2')
+      // Mounted read-only: the daemon writes to what it is given and nowhere else.
+      expect(readFileSync(`/proc/${pid}/mounts`, 'utf8')).toMatch(/^\S+ \/ \S+ ro\b/m)
+    }
+    for (const host of hosts) {
+      expect(readFileSync(host.subnetFile, 'utf8')).toMatch(
+        /^FLANNEL_NETWORK=10\.5\.0\.0\/16\nFLANNEL_SUBNET=10\.5\.\d+\.1\/24\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=true\n$/,
+      )
+      const rules = await host.output(['iptables-save'])
+      for (const chain of ['POSTRTG', 'FWD']) expect(rules).toContain(`-A FLANNEL-${chain} `)
+    }
+
+    const [first, second] = (await Promise.all(hosts.map((host) => host.startPod()))) as [Pod, Pod]
+    await reach(first.namespace, second.address)
+    expect(await ping(first.namespace, second.address)).toHaveLength(3)
+    expect(await ping(second.namespace, first.address)).toHaveLength(3)
+
+    for (const container of containers) {
+      expect((await container.log()).split('\n').filter((line) => /^[EF]\d/.test(line))).toEqual([])
+      expect(await container.stop()).toBe('exited 0')
+    }
+  }
+
+  it('exchange packets, with leases in etcd', async () => {
+    lab = await createLab({ hosts: 2 })
+    etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
+    await etcd.ctl('put', '/coreos.com/network/config', config)
+    await exchange(lab.hosts, lab.id, ['--etcd-endpoints', etcd.endpoint], [])
+  })
+
+  it('exchange packets, with leases in a directory', async () => {
+    lab = await createLab({ hosts: 2 })
+    const leases = join(lab.folder, 'leases')
+    mkdirSync(leases)
+    writeFileSync(join(leases, 'config'), config)
+    await exchange(lab.hosts, lab.id, ['--lease-dir', '/var/lib/weft'], ['-v', `${leases}:/var/lib/weft`])
+  })
+})
