@@ -19,7 +19,7 @@ import type { Backend, Network } from './backend/backend.ts'
 import { createBackend, createFirewall, createStore } from './choose.ts'
 import type { DaemonOptions } from './cli/options.ts'
 import { parseNetworkConfig, type NetworkConfig } from './config/network-config.ts'
-import { describeError, isWeftError, messageOf, WeftError } from './errors.ts'
+import { describeError, isWeftError, messageOf, prefixed, WeftError } from './errors.ts'
 import type { Firewall } from './firewall/firewall.ts'
 import { createBell, pause, type Bell } from './host/bell.ts'
 import { run } from './host/command.ts'
@@ -57,6 +57,9 @@ const SETTLE_MS = 200
 /** With more repairs a minute somebody undoes them: then the device is looked at every RESYNC_MS only. */
 const REPAIRS_A_MINUTE = 60
 const REPAIRS_LOGGED_A_MINUTE = 6
+
+/** flanneld's words for a failure of the lease and of the device at the start. */
+const REGISTERING = 'Error registering network: '
 
 /** What a node is made of. */
 export interface NodeParts {
@@ -125,13 +128,15 @@ async function runWithStore(
   previous: Ipv4Net | undefined,
 ): Promise<never> {
   const { signal } = stopping
-  const store = await createStore(options)
+  const store = await prefixed('Failed to create SubnetManager: ', createStore(options))
   const manager = store.name === 'etcd' ? 'Etcd Local Manager' : 'Lease Directory'
   log.info(`Created subnet manager: ${manager} with Previous Subnet: ${previous ? formatIpv4Net(previous) : 'None'}`)
   const tell = (status: string): void => notifier?.tell({ ready: false, status })
   try {
     tell(`waiting for the network configuration in the ${store.name} store`)
     const config = await waitForConfig(store, log, signal)
+    if (!config.enableIpv4 && !config.ipv6)
+      throw new WeftError('CONFIG', 'none defined stack', { remedy: 'set "EnableIPv4": true in the configuration' })
     tell('waiting for the external interface')
     const networkDoubt = createBell()
     const ended = new AbortController()
@@ -166,8 +171,9 @@ export async function runNode(
 ): Promise<never> {
   const { backend, log, signal } = parts
   const attrs = await backend.prepare(signal)
-  const lease = await acquire(parts, attrs, previous)
-  const network = await backend.open(lease, signal)
+  const acquiring = prefixed('failed to acquire lease: ', acquire(parts, attrs, previous))
+  const lease = await prefixed(REGISTERING, acquiring)
+  const network = await prefixed(REGISTERING, backend.open(lease, signal))
   const node: Node = {
     ...parts,
     ...{ lease, attrs, network, view: new Map(), repaired: 0, threads: new Map() },

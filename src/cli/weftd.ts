@@ -79,6 +79,7 @@ export async function main(program: string, args: readonly string[], environment
     const stop = (): void => {
       process.off('SIGINT', stop).off('SIGTERM', stop) // a second signal kills at once
       log.info('shutdownHandler sent cancel signal...')
+      log.info('Waiting for all goroutines to exit') // flanneld's words, which scripts look for
       stopping.abort(stopped)
       setTimeout(() => {
         log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed`)

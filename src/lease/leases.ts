@@ -135,7 +135,7 @@ async function tryAcquire(
     subnet = pickSubnet(config, taken, options.random)
   }
   if (!subnet) {
-    throw new WeftError('OUT_OF_SUBNETS', 'Error registering network: failed to acquire lease: out of subnets', {
+    throw new WeftError('OUT_OF_SUBNETS', 'out of subnets', {
       remedy: `all subnets of ${formatIpv4Net(config.network)} are leased; delete leases of nodes that are gone, or make the Network larger`,
     })
   }

@@ -1,0 +1,234 @@
+// contract.test.ts - H10: what scripts and service managers see of flanneld: its lines, in its order, and its exit codes.
+
+import { rmSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+
+let lab: Lab
+let host: Host
+let etcd: Etcd
+beforeEach(async () => {
+  lab = await createLab({ hosts: 2 })
+  host = lab.hosts[0]!
+  etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
+  await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
+})
+afterEach(async () => {
+  await lab.close()
+  await etcd.close()
+})
+
+const start = (on: Host, args: readonly string[] = [], env: Readonly<Record<string, string>> = {}): Daemon =>
+  on.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint, ...args], iface: [], env })
+
+const HEADER = /^([IWE])\d{4} \d\d:\d\d:\d\d\.\d{6} [ \d]{6}\d [\w.-]+:\d+\] /
+
+/** The log as letters and messages, with what differs from run to run replaced. */
+function messages({ lines }: Daemon): string[] {
+  return lines.map((line) => {
+    expect(line).toMatch(HEADER)
+    return line
+      .replace(HEADER, '$1 ')
+      .replace(/(CLI flags config: ).*/, '$1...')
+      .replace(/(the native engine: ).*/, '$1...')
+      .replaceAll(/10\.5\.\d+\.0\/24/g, 'SUBNET')
+      .replace(/(Waiting for )\d+h\d+m\d+s( to renew lease)/, '$1TIME$2')
+      .replaceAll(host.subnetFile, 'FILE')
+  })
+}
+
+const BEFORE_THE_LEASE = [
+  'I CLI flags config: ...',
+  'I Installing signal handlers',
+  'I Created subnet manager: Etcd Local Manager with Previous Subnet: SUBNET',
+  'I Found network config - Backend type: udp',
+  'I Determining IP address of default interface',
+  'I Using interface with name eth0 and address 192.168.77.1',
+  'I Defaulting external address to interface address (192.168.77.1)',
+]
+const AFTER_THE_LEASE = [
+  'I Forwarding between flannel0 and UDP 192.168.77.1:8285 with the native engine: ...', // ours
+  'I Watching for new subnet leases',
+  'I Cleaning-up unused traffic manager rules',
+  'I Starting flannel in iptables mode...',
+  'I Setting up masking rules',
+  'I Changing default FORWARD chain policy to ACCEPT',
+  'I Wrote subnet file to FILE',
+  'I flannel is ready',
+  'I Running backend.',
+  'I Waiting for TIME to renew lease',
+]
+const AT_THE_END = [
+  'I shutdownHandler sent cancel signal...',
+  'I Waiting for all goroutines to exit',
+  'I Exiting cleanly...',
+]
+
+describe("flanneld's lines, in its order", () => {
+  it('from the first start to the end, and when it comes back by its address, then by its subnet.env', async () => {
+    const life = async (signal: NodeJS.Signals): Promise<string[]> => {
+      const daemon = start(host, ['--ip-masq'])
+      await daemon.line(/Waiting for .* to renew lease/)
+      expect(await daemon.stop(signal)).toBe(0)
+      return messages(daemon)
+    }
+    const first = BEFORE_THE_LEASE.map((line) => line.replace('Subnet: SUBNET', 'Subnet: None'))
+    expect(await life('SIGTERM')).toEqual([
+      ...first.slice(0, 2),
+      'W no subnet found for key: FLANNEL_SUBNET in file: FILE',
+      ...first.slice(2),
+      'I Picking subnet in range 10.5.1.0 ... 10.5.255.0',
+      'I Allocated lease (ip: SUBNET ipv6: ::/0) to current node (192.168.77.1) ',
+      ...AFTER_THE_LEASE.slice(0, 4),
+      'I Current network or subnet (10.5.0.0/16, SUBNET) is not equal to previous one (0.0.0.0/0, 0.0.0.0/0), ' +
+        'trying to recycle old iptables rules',
+      ...AFTER_THE_LEASE.slice(4),
+      ...AT_THE_END,
+    ])
+    expect(await life('SIGINT')).toEqual([
+      ...BEFORE_THE_LEASE,
+      'I Found lease (ip: SUBNET ipv6: ::/0) for current IP (192.168.77.1), reusing',
+      ...AFTER_THE_LEASE,
+      ...AT_THE_END,
+    ])
+    await etcd.ctl('del', '--prefix', '/coreos.com/network/subnets/')
+    expect(await life('SIGTERM')).toEqual([
+      ...BEFORE_THE_LEASE,
+      'I Found previously leased subnet (SUBNET), reusing',
+      'I Allocated lease (ip: SUBNET ipv6: ::/0) to current node (192.168.77.1) ',
+      ...AFTER_THE_LEASE,
+      ...AT_THE_END,
+    ])
+  })
+
+  it('of peers that come and go, and of the time until the lease is renewed', async () => {
+    const daemon = start(host, ['--subnet-lease-renew-margin', '1439']) // nearly the whole 24 hours
+    await daemon.line(/^I.*\] Running backend\.$/)
+    await etcd.ctl(
+      'put',
+      '/coreos.com/network/subnets/10.5.250.0-24',
+      '{"PublicIP":"192.168.77.250","PublicIPv6":null}',
+    )
+    await daemon.line(/^I.*\] Subnet added: 10\.5\.250\.0\/24$/)
+    await etcd.ctl('del', '/coreos.com/network/subnets/10.5.250.0-24')
+    await daemon.line(/^I.*\] Subnet removed: 10\.5\.250\.0\/24$/)
+    await daemon.line(/^I.*\] Waiting for (1m0|5\d)s to renew lease$/)
+  })
+
+  it('of a public IP that is given, and of the wait for a configuration', async () => {
+    await etcd.ctl('del', '/coreos.com/network/config')
+    const daemon = start(host, ['--iface', '192.168.77.1', '--public-ip', '203.0.113.7'])
+    await daemon.line(/^E.*\] Couldn't fetch network config: flannel config not found in etcd store\. Did you create/)
+    await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
+    await daemon.line(/^I.*\] Searching for interface using 192\.168\.77\.1$/)
+    await daemon.line(/^I.*\] Using 203\.0\.113\.7 as external address$/)
+    await daemon.line(/^I.*\] flannel is ready$/)
+    expect(await etcd.ctl('get', '--prefix', '--print-value-only', '/coreos.com/network/subnets/')).toBe(
+      '{"PublicIP":"203.0.113.7","PublicIPv6":null}\n',
+    )
+  })
+})
+
+describe('exit codes', () => {
+  const weftd = join(packageRoot, 'bin/weftd')
+  const run = (args: readonly string[], env: Readonly<Record<string, string>> = {}) =>
+    host.run(
+      [
+        ...['env', ...Object.entries(env).map(([name, value]) => `${name}=${value}`)],
+        ...[process.execPath, weftd, '--etcd-endpoints', etcd.endpoint, '--subnet-file', host.subnetFile, ...args],
+      ],
+      { timeoutMs: 15_000 },
+    )
+
+  it.each([
+    ['-h', [], {}, 0, /^Usage: .*weftd \[OPTION\]\.\.\.\n {2}-etcd-cafile string\n/],
+    ['-help', [], {}, 0, /^Usage: /],
+    ['--help', [], {}, 0, /^Usage: /],
+    ['--version', [], { FLANNELD_ETCD_PREFIX: 'never read' }, 0, /^\d+\.\d+\.\d+\n$/],
+    ['--unknown', [], {}, 2, /^\S*weftd: flag provided but not defined: -unknown; see --help\n$/],
+    ['--ip-masq=perhaps', [], {}, 2, /invalid value "perhaps" for flag -ip-masq/],
+    [
+      '--subnet-lease-renew-margin=1440',
+      [],
+      {},
+      1,
+      /^E.*\] Invalid subnet-lease-renew-margin option, out of acceptable range/,
+    ],
+    // The version is wanted by the flag alone, and a variable that cannot be read is named and passed over.
+    [
+      '--subnet-lease-renew-margin=0',
+      [],
+      { FLANNELD_VERSION: 'true', FLANNELD_IP_MASQ: 'perhaps' },
+      1,
+      /^E.*\] Failed to set flag FLANNELD from env: .*"perhaps" for FLANNELD_IP_MASQ.*\nE.*out of acceptable range/,
+    ],
+    ['--etcd-cafile=/nowhere', [], {}, 1, /\nE.*\] Failed to create SubnetManager: cannot read \/nowhere/],
+    ['--iface=eth7', ['--iface-wait=0'], {}, 1, /\nE.*\] Failed to find interface to use that matches the interfaces/],
+    // After the first argument that is no flag nothing is read: neither 'false' nor the bad flag behind it.
+    ['--version', ['false', '--unknown'], {}, 0, /^\d+\.\d+\.\d+\n$/],
+  ] as const)('%s %j with %j: %d', async (flag, more, env, code, stderr) => {
+    const result = await run([flag, ...more], env)
+    expect(result.stderr).toMatch(stderr)
+    expect([result.code, result.stdout]).toEqual([code, ''])
+  })
+
+  it.each([
+    ['{"Network":"10.5.0.0/16","Backend":{"Type":"XYZ"}}', 'Error fetching backend: unknown backend type: xyz'],
+    ['{"Network":"10.5.0.0/16","Backend":{}}', 'Error fetching backend: unknown backend type: ;'],
+    ['{"EnableIPv4":false}', 'none defined stack'],
+    ['{"Network":"10.5.0.0/28"}', 'Error registering network: failed to acquire lease: out of subnets'],
+  ])('1 for the configuration %s', async (config, message) => {
+    await etcd.ctl('put', '/coreos.com/network/config', config)
+    for (const last of [4, 8, 12])
+      await etcd.ctl('put', `/coreos.com/network/subnets/10.5.0.${last}-30`, `{"PublicIP":"192.0.2.${last}"}`)
+    const { code, stderr } = await run([])
+    expect(stderr.trim().split('\n').at(-1)?.replace(HEADER, '$1 ')).toMatch(`E ${message}`)
+    expect(code).toBe(1)
+  })
+
+  it('what it leaves: the lease, subnet.env and the rules stay, device and route go', async () => {
+    const daemon = start(host, ['--ip-masq'])
+    await daemon.line(/flannel is ready/)
+    expect(await daemon.stop()).toBe(0)
+    expect(await etcd.ctl('get', '--prefix', '--print-value-only', '/coreos.com/network/subnets/')).toContain('77.1')
+    expect(host.subnetEnv()['FLANNEL_IPMASQ']).toBe('true')
+    expect(await host.output(['iptables-save'])).toContain('-A FLANNEL-POSTRTG')
+    expect(await host.output(['ip', 'route', 'show', '10.5.0.0/16'])).toBe('')
+    expect((await host.run(['ip', 'link', 'show', 'dev', 'flannel0'])).code).not.toBe(0)
+  })
+})
+
+describe('variables', () => {
+  it('set what the command line does not, and a flag comes first', async () => {
+    const file = join(lab.folder, 'by-variable.env')
+    await etcd.ctl('put', '/elsewhere/config', '{"Network":"10.6.0.0/16"}')
+    const env = {
+      FLANNELD_ETCD_PREFIX: '/elsewhere',
+      FLANNELD_PUBLIC_IP: '198.51.100.1',
+      FLANNELD_IFACE: 'eth0',
+      FLANNELD_IP_MASQ: 't',
+      FLANNELD_HEALTHZ_PORT: '0x2117',
+      FLANNELD_HEALTHZ_IP: '127.0.0.1',
+      FLANNELD_SUBNET_FILE: '/nowhere/at/all',
+      FLANNELD_KUBE_API_URL: '', // empty is unset
+    }
+    rmSync(host.subnetFile, { force: true })
+    writeFileSync(file, '')
+    const daemon = host.spawn([
+      ...['env', ...Object.entries(env).map(([name, value]) => `${name}=${value}`)],
+      ...[process.execPath, join(packageRoot, 'bin/weftd'), '--etcd-endpoints', etcd.endpoint],
+      ...['-public-ip', '203.0.113.9', `-subnet-file=${file}`],
+    ])
+    let log = ''
+    daemon.stderr!.on('data', (text: Buffer) => (log += text.toString()))
+    await expect.poll(() => log, { timeout: 10_000 }).toContain('flannel is ready')
+    expect(log).toContain('Using 203.0.113.9 as external address')
+    expect(await host.output(['cat', file])).toMatch(
+      /^FLANNEL_NETWORK=10\.6\.0\.0\/16\nFLANNEL_SUBNET=10\.6\.\d+\.1\/24\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=true\n$/,
+    )
+    const probe = `console.log(await (await fetch('http://127.0.0.1:8471/readyz')).text())`
+    expect(await host.output([process.execPath, '--input-type=module', '-e', probe])).toBe('flanneld is ready\n')
+  })
+})
