@@ -6,6 +6,9 @@ import { DOCKER_OPTS_HELP, dockerOpts } from './docker-opts.ts'
 import { INSTALL_CONF_HELP, installConf } from './install-conf.ts'
 import { version } from './version.ts'
 
+const EXIT_FAILED = 1
+const EXIT_USAGE = 2
+
 const HELP = `Usage: weft COMMAND
 
   cleanup       remove what weftd or a flanneld left on this host
@@ -17,59 +20,61 @@ const HELP = `Usage: weft COMMAND
 The daemon is weftd; see weftd --help.
 `
 
+interface Command {
+  readonly help: string
+  /** Returns the exit code; what it throws becomes a line. */
+  readonly run: (args: readonly string[]) => Promise<number>
+}
+
+const COMMANDS: Readonly<Record<string, Command>> = {
+  cleanup: {
+    help: CLEANUP_HELP,
+    async run(args) {
+      const say = (line: string): void => void process.stdout.write(`${line}\n`)
+      const warn = (line: string): void => void process.stderr.write(`weft cleanup: ${line}\n`)
+      return (await cleanup(args, { say, warn })) ? 0 : EXIT_FAILED
+    },
+  },
+  'docker-opts': {
+    help: DOCKER_OPTS_HELP,
+    async run(args) {
+      await dockerOpts(args, process.env)
+      return 0
+    },
+  },
+  'install-conf': {
+    help: INSTALL_CONF_HELP,
+    async run(args) {
+      await installConf(args)
+      return 0
+    },
+  },
+}
+
 /** Runs a subcommand and returns the exit code. */
-export async function main(args: readonly string[]): Promise<number> {
-  const [command, ...rest] = args
-  switch (command) {
-    case 'cleanup':
-      if (['-h', '--help'].includes(rest[0] ?? '')) {
-        process.stdout.write(CLEANUP_HELP)
-        return 0
-      }
-      try {
-        const say = (line: string): void => void process.stdout.write(`${line}\n`)
-        const warn = (line: string): void => void process.stderr.write(`weft cleanup: ${line}\n`)
-        return (await cleanup(rest, { say, warn })) ? 0 : 1
-      } catch (error) {
-        process.stderr.write(`weft cleanup: ${describeError(error)}\n`)
-        return isWeftError(error, 'USAGE') ? 2 : 1
-      }
-    case 'docker-opts':
-      if (['-h', '-?', '--help'].includes(rest[0] ?? '')) {
-        process.stdout.write(DOCKER_OPTS_HELP)
-        return 0
-      }
-      try {
-        await dockerOpts(rest, process.env)
-        return 0
-      } catch (error) {
-        process.stderr.write(`weft docker-opts: ${describeError(error)}\n`)
-        return 1 // as the script, whatever it was
-      }
-    case 'install-conf':
-      if (['-h', '--help'].includes(rest[0] ?? '')) {
-        process.stdout.write(INSTALL_CONF_HELP)
-        return 0
-      }
-      try {
-        await installConf(rest)
-        return 0
-      } catch (error) {
-        process.stderr.write(`weft install-conf: ${describeError(error)}\n`)
-        return 1 // as the program, whatever it was
-      }
-    case 'version':
-    case '--version':
-      process.stdout.write(`${version()}\n`)
-      return 0
-    case undefined:
-    case 'help':
-    case '--help':
-    case '-h':
-      process.stdout.write(HELP)
-      return 0
-    default:
-      process.stderr.write(`weft: there is no command ${command}; see weft help\n`)
-      return 2
+export async function main([name = 'help', ...rest]: readonly string[]): Promise<number> {
+  if (name === 'version' || name === '--version') {
+    process.stdout.write(`${version()}\n`)
+    return 0
+  }
+  if (['help', '-h', '--help'].includes(name)) {
+    process.stdout.write(HELP)
+    return 0
+  }
+  const command = Object.hasOwn(COMMANDS, name) ? COMMANDS[name] : undefined
+  if (!command) {
+    process.stderr.write(`weft: there is no command ${name}; see weft help\n`)
+    return EXIT_USAGE
+  }
+  if (['-h', '-?', '--help'].includes(rest[0] ?? '')) {
+    process.stdout.write(command.help)
+    return 0
+  }
+  try {
+    return await command.run(rest)
+  } catch (error) {
+    process.stderr.write(`weft ${name}: ${describeError(error)}\n`)
+    // The other two are flannel's programs, which exit with 1 whatever it was.
+    return name === 'cleanup' && isWeftError(error, 'USAGE') ? EXIT_USAGE : EXIT_FAILED
   }
 }
