@@ -125,21 +125,31 @@ export interface EtcdMember {
 
 export interface EtcdCluster {
   readonly members: readonly EtcdMember[]
-  /** Runs etcdctl against these members, or all, and returns its stdout. */
+  /** Runs etcdctl against these members, or all, where the first of them is, and returns its stdout. */
   ctl(args: readonly string[], through?: readonly EtcdMember[]): Promise<string>
   /** The member that leads, as one of `among` tells. */
   leader(among?: readonly EtcdMember[]): Promise<EtcdMember>
   close(): Promise<void>
 }
 
-/** Three members on loopback, as one cluster. */
-export async function startEtcdCluster(): Promise<EtcdCluster> {
+/** Three members as one cluster: on loopback, or each in a namespace of its own. */
+export async function startEtcdCluster(
+  places?: readonly { readonly namespace: string; readonly address: string }[],
+): Promise<EtcdCluster> {
   const folder = mkdtempSync(join(tmpdir(), 'weft-etcd-'))
-  const ports = await freePorts(6)
-  const peerUrls = ports.slice(3).map((port) => `http://127.0.0.1:${port}`)
-  const initial = peerUrls.map((url, index) => `m${index}=${url}`).join()
+  const ports = places ? [] : await freePorts(6)
+  const sites = [0, 1, 2].map((index) => {
+    const { namespace, address } = places?.[index] ?? { address: '127.0.0.1' }
+    return {
+      endpoint: `http://${address}:${ports[index] ?? 2379}`,
+      peerUrl: `http://${address}:${ports[index + 3] ?? 2380}`,
+      enter: namespace === undefined ? [] : ['ip', 'netns', 'exec', namespace],
+    }
+  })
+  const initial = sites.map(({ peerUrl }, index) => `m${index}=${peerUrl}`).join()
   const ctl: EtcdCluster['ctl'] = (args, through = members) =>
     output([
+      ...(sites[members.findIndex((one) => one === through[0])]?.enter ?? []),
       ...['env', 'ETCDCTL_API=3', 'etcdctl', '--dial-timeout', '2s', '--command-timeout', '2s'],
       ...['--endpoints', through.map(({ endpoint }) => endpoint).join(), ...args],
     ])
@@ -157,19 +167,19 @@ export async function startEtcdCluster(): Promise<EtcdCluster> {
     }
   }
 
-  function member(peerUrl: string, index: number): EtcdMember {
-    const endpoint = `http://127.0.0.1:${ports[index]}`
+  function member({ endpoint, peerUrl, enter }: (typeof sites)[number], index: number): EtcdMember {
     let child!: ChildProcess
     let generation = 0
     const others = (): EtcdMember[] => members.filter((_, other) => other !== index)
     const run = async (state: 'new' | 'existing'): Promise<void> => {
-      child = await launch([
+      const args = [
         ...['--name', `m${index}`, '--data-dir', join(folder, `m${index}-${generation}`)],
         // The check would refuse a new member for the 5 s after the last one came.
         ...['--initial-cluster', initial, '--initial-cluster-state', state, '--strict-reconfig-check=false'],
         ...['--listen-client-urls', endpoint, '--advertise-client-urls', endpoint],
         ...['--listen-peer-urls', peerUrl, '--initial-advertise-peer-urls', peerUrl],
-      ])
+      ]
+      child = await launch(args, enter)
     }
     const self: EtcdMember = {
       endpoint,
@@ -204,7 +214,7 @@ export async function startEtcdCluster(): Promise<EtcdCluster> {
     }
     return self
   }
-  const members = peerUrls.map(member)
+  const members = sites.map(member)
   await Promise.all(members.map((one) => one.start()))
   return {
     members,

@@ -40,7 +40,7 @@ const MASQUERADE = 'MASQUERADE(?: --random-fully)?'
 const FORMS: readonly (readonly [letter: string, form: RegExp])[] = [
   ['r', masqForm(String.raw`-s ${NET} -d \1`, 'RETURN')],
   ['m', masqForm(String.raw`-s ${NET} ! -d (?:224\.0\.0\.0\/4|ff00::\/8)`, MASQUERADE)],
-  ['s', masqForm(String.raw`! -s ${NET} -d [0-9a-f.:]+\/\d+`, 'RETURN')],
+  ['s', masqForm(String.raw`! -s ${NET} -d (?!\1 )[0-9a-f.:]+\/\d+`, 'RETURN')],
   ['h', masqForm(String.raw`! -s ${NET} -d \1`, MASQUERADE)],
   ['j', new RegExp(`^-A POSTROUTING -s ${NET} -j FLANNEL$`)],
   ['f', forwardForm(`-s ${NET}`)],

@@ -10,7 +10,7 @@ import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterAll, describe, expect, it, vi } from 'vitest'
 import { output } from '../../lab/command.ts'
-import { startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { startEtcd, startEtcdCluster, type Etcd, type EtcdCluster } from '../../lab/etcd.ts'
 import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
 import { iperf, iperfServer, reach } from '../../lab/measure.ts'
 import { added, cpuSeconds, subnetOf, tunAddress } from '../support/hosts.ts'
@@ -31,7 +31,7 @@ interface Bed {
   readonly lab: Lab
   readonly etcd: Etcd
 }
-const beds = new Set<Bed>()
+const beds = new Set<{ readonly lab: Lab; readonly etcd: Etcd | EtcdCluster }>()
 afterAll(async () => {
   await Promise.all([...beds].map(close))
 })
@@ -45,7 +45,16 @@ async function open(hosts: number): Promise<Bed> {
   return bed
 }
 
-async function close(bed: Bed): Promise<void> {
+async function openCluster(): Promise<{ readonly lab: Lab; readonly etcd: EtcdCluster }> {
+  const lab = await createLab({ hosts: 3 })
+  const etcd = await startEtcdCluster(lab.hosts)
+  const bed = { lab, etcd }
+  beds.add(bed)
+  await etcd.ctl(['put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'])
+  return bed
+}
+
+async function close(bed: { readonly lab: Lab; readonly etcd: Etcd | EtcdCluster }): Promise<void> {
   beds.delete(bed)
   await bed.lab.close()
   await bed.etcd.close()
@@ -76,8 +85,8 @@ async function startProxy({ etcd }: Bed, host: Host): Promise<Proxy> {
 }
 
 /** Runs a program where etcd is; packets from host to host do not pass there. */
-const atEtcd = ({ lab }: Bed, command: string[], input = ''): Promise<string> =>
-  output(['ip', 'netns', 'exec', `${lab.id}-switch`, ...command], { input })
+const atEtcd = ({ lab }: Bed, ...command: string[]): Promise<string> =>
+  output(['ip', 'netns', 'exec', `${lab.id}-switch`, ...command])
 
 /** Ends an outage, and tells how often it struck. */
 type End = () => Promise<number>
@@ -100,28 +109,31 @@ const frozen = async ({ etcd }: Bed): Promise<End> => {
   }
 }
 
-const cutOff = async (bed: Bed): Promise<End> => {
-  const rule = (chain: string, match: string): string =>
-    `add chain inet outage ${chain} { type filter hook ${chain} priority 0 ; }
-     add rule inet outage ${chain} ${match} counter drop`
-  const rules = `add table inet outage
-     ${rule('input', 'iifname br0 tcp dport 2379')}
-     ${rule('output', 'oifname br0 tcp sport 2379')}\n`
-  await atEtcd(bed, ['nft', '-f', '-'], rules)
+/** Drops the packets of these TCP ports in a namespace; ends with how many there were. */
+async function drop(namespace: string, device: string, ports: string): Promise<End> {
+  const nft = (command: string[], input = ''): Promise<string> =>
+    output(['ip', 'netns', 'exec', namespace, 'nft', ...command], { input })
+  const chain = (hook: string, name: string): string =>
+    `add chain inet outage ${hook} { type filter hook ${hook} priority 0 ; }
+     add rule inet outage ${hook} ${name} ${device} tcp dport { ${ports} } counter drop
+     add rule inet outage ${hook} ${name} ${device} tcp sport { ${ports} } counter drop\n`
+  await nft(['-f', '-'], `add table inet outage\n${chain('input', 'iifname')}${chain('output', 'oifname')}`)
   return async () => {
-    const counted = await atEtcd(bed, ['nft', 'list', 'table', 'inet', 'outage'])
-    await atEtcd(bed, ['nft', 'delete', 'table', 'inet', 'outage'])
-    return [...counted.matchAll(/counter packets (\d+)/g)].reduce((sum, [, count]) => sum + Number(count), 0)
+    const rules = await nft(['list', 'table', 'inet', 'outage'])
+    await nft(['delete', 'table', 'inet', 'outage'])
+    return [...rules.matchAll(/counter packets (\d+)/g)].reduce((sum, [, count]) => sum + Number(count), 0)
   }
 }
+
+const cutOff = ({ lab }: Bed): Promise<End> => drop(`${lab.id}-switch`, 'br0', '2379')
 
 /** As on a line of two kilobytes a second: what etcd says waits up to ten seconds, then is dropped. */
 const starved = async (bed: Bed): Promise<End> => {
   const shape = ['root', 'tbf', 'rate', '16kbit', 'burst', '2kb', 'latency', '10s']
-  await atEtcd(bed, ['tc', 'qdisc', 'add', 'dev', 'br0', ...shape])
+  await atEtcd(bed, 'tc', 'qdisc', 'add', 'dev', 'br0', ...shape)
   return async () => {
-    const counts = await atEtcd(bed, ['tc', '-s', 'qdisc', 'show', 'dev', 'br0'])
-    await atEtcd(bed, ['tc', 'qdisc', 'del', 'dev', 'br0', 'root'])
+    const counts = await atEtcd(bed, 'tc', '-s', 'qdisc', 'show', 'dev', 'br0')
+    await atEtcd(bed, 'tc', 'qdisc', 'del', 'dev', 'br0', 'root')
     return Number(/overlimits (\d+)/.exec(counts)?.[1])
   }
 }
@@ -132,6 +144,14 @@ const troubled =
     const before = await proxy.set(trouble)
     return async () => (await proxy.set({}))[kind] - before[kind]
   }
+
+/** What etcdctl takes to make a peer that nobody has seen. */
+const putPeer = (subnet: string): string[] => [
+  ...['put', `${SUBNETS}/${subnet.replace('/', '-')}`, '{"PublicIP":"198.51.100.1","PublicIPv6":null}'],
+]
+
+/** Traffic that only a data path that stops can lose: room for whoever is kept waiting on a busy machine. */
+const TRAFFIC = ['--udp', '--bitrate', '2M', '--length', '1200', '--window', '1M']
 
 describe.concurrent('while etcd', () => {
   it.each([
@@ -157,15 +177,12 @@ describe.concurrent('while etcd', () => {
       await iperfServer((command) => b.spawn(command))
       /** One daemon loses its lease, and a peer comes that nobody has seen. */
       const change = async (): Promise<void> => {
-        const ctl = (...words: string[]) =>
-          vi.waitFor(() => etcd.ctl(...words), { timeout: CONVERGE_MS, interval: 200 })
-        await ctl('del', `${SUBNETS}/${subnetOf(c).replace('/', '-')}`)
-        await ctl('put', `${SUBNETS}/10.5.0.0-24`, '{"PublicIP":"198.51.100.1","PublicIPv6":null}')
+        const ctl = (words: string[]) => vi.waitFor(() => etcd.ctl(...words), { timeout: CONVERGE_MS, interval: 200 })
+        await ctl(['del', `${SUBNETS}/${subnetOf(c).replace('/', '-')}`])
+        await ctl(putPeer('10.5.0.0/24'))
       }
 
-      const traffic = iperf(a.namespace, tunAddress(b), AWAY_S + 4, [
-        ...['--udp', '--bitrate', '2M', '--length', '1200', '--window', '1M'], // room for whoever is kept waiting
-      ])
+      const traffic = iperf(a.namespace, tunAddress(b), AWAY_S + 4, TRAFFIC)
       await delay(500)
       const before = daemons.map((daemon) => ({ cpu: cpuSeconds(daemon), lines: daemon.lines.length }))
       const end = await strike(bed, proxy)
@@ -217,4 +234,69 @@ describe.concurrent('while etcd', () => {
     expect(Math.min(delayed, failed)).toBeGreaterThan(2)
     await close(bed)
   }, 200_000)
+})
+
+/** How many streams of watches a member of etcd serves on its host. */
+async function watchesOf(host: Host, endpoint: string): Promise<number> {
+  const script = `fetch('${endpoint}/metrics').then((r) => r.text()).then((t) => process.stdout.write(t))`
+  const metrics = await host.output([process.execPath, '-e', script])
+  return Number(/^etcd_debugging_mvcc_watch_stream_total (\d+)$/m.exec(metrics)?.[1])
+}
+
+describe.concurrent('a host of three, each with a member of etcd,', () => {
+  it.each([
+    // Of the member's ports, and whether the host's daemon can hear of anything meanwhile.
+    ['whose member is cut off from the others: its daemon goes to another', '2380', true],
+    ['that is cut off from etcd but for its own member: its daemon waits', '2379, 2380', false],
+  ] as const)(
+    '%s; packets flow, the others go on, and all is made good',
+    async (_title, ports, hears) => {
+      const bed = await openCluster()
+      const { lab, etcd } = bed
+      // Its own member first, as people write it.
+      const daemons = lab.hosts.map((host, index) => {
+        const order = [...etcd.members.slice(index), ...etcd.members.slice(0, index)]
+        return host.startDaemon({ args: ['--etcd-endpoints', order.map(({ endpoint }) => endpoint).join()] })
+      })
+      await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+      await Promise.all(daemons.map((daemon) => daemon.line(/Subnet added/)))
+      // A member that somebody watches.
+      const watches = await Promise.all(lab.hosts.map((host, index) => watchesOf(host, etcd.members[index]!.endpoint)))
+      const index = watches.findIndex((count) => count > 0)
+      const [a, alone] = [lab.hosts[index]!, etcd.members[index]!]
+      const others = <T>(all: readonly T[]): T[] => all.filter((_, other) => other !== index)
+      const [b] = others(lab.hosts) as [Host, Host]
+      await Promise.all([reach(a.namespace, tunAddress(b)), reach(b.namespace, tunAddress(a))])
+      await iperfServer((command) => b.spawn(command))
+      const traffic = iperf(a.namespace, tunAddress(b), AWAY_S + 4, TRAFFIC)
+      await delay(500)
+
+      const before = daemons.map(({ lines }) => lines.length)
+      const heal = await drop(a.namespace, 'eth0', ports)
+      const struckAt = performance.now()
+      await vi.waitFor(() => etcd.ctl(putPeer('10.5.0.0/24'), others(etcd.members)), {
+        timeout: CONVERGE_MS,
+        interval: 200,
+      })
+      await Promise.all(
+        (hears ? daemons : others(daemons)).map((daemon) => daemon.line(added('10.5.0.0/24'), CONVERGE_MS)),
+      )
+      await delay(Math.max(0, AWAY_S * 1000 - (performance.now() - struckAt)))
+      expect(daemons[index]!.lines.some((line) => added('10.5.0.0/24').test(line))).toBe(hears)
+      const said = daemons.map(({ lines }, number) => lines.slice(before[number]))
+      for (const lines of said)
+        expect(lines.length, lines.join('\n')).toBeLessThanOrEqual(LINES_A_MINUTE * Math.ceil(AWAY_S / 60))
+      expect(said.flat().some((line) => line.includes('watch channel for leases closed'))).toBe(true)
+      expect(await heal()).toBeGreaterThan(0)
+      await vi.waitFor(() => etcd.ctl(putPeer('10.5.1.0/24'), [alone]), { timeout: CONVERGE_MS, interval: 200 })
+      for (const subnet of ['10.5.0.0/24', '10.5.1.0/24'])
+        await Promise.all(daemons.map((daemon) => daemon.line(added(subnet), CONVERGE_MS)))
+
+      const { loss, packetsPerSecond } = await traffic
+      expect(packetsPerSecond).toBeGreaterThan(150)
+      expect(loss).toBe(0)
+      await close(bed)
+    },
+    AWAY_S * 1000 + 120_000,
+  )
 })

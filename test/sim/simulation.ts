@@ -244,8 +244,8 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
           const peers = new Map(leases)
           peers.delete(own)
           for (const key of node.steady) {
-            const isOwn = node.lease?.key === key
-            if (!isOwn && !peers.has(key)) violations.push(`${node.publicIp} lost ${key}, which never left the store`)
+            if (key !== own && !peers.has(key))
+              violations.push(`${node.publicIp} lost ${key}, which never left the store`)
           }
           const lost = [...node.table.keys()].filter((key) => !peers.has(key)).length
           if (lost > 2 && lost > node.table.size / 2 && !HOLD_ENDS.test(node.lines.slice(-10).join(' ')))

@@ -6,8 +6,9 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import type { Backend } from '../../src/backend/backend.ts'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
-import { formatGoDuration, runNode } from '../../src/daemon.ts'
+import { formatGoDuration, runNode, type NodeParts } from '../../src/daemon.ts'
 import { WeftError } from '../../src/errors.ts'
+import { createBell } from '../../src/host/bell.ts'
 import { createHealth, type Health } from '../../src/status/health.ts'
 import type { State } from '../../src/status/notify.ts'
 import { LEASE_TTL_MS } from '../../src/lease/leases.ts'
@@ -91,7 +92,7 @@ afterEach(async () => {
 
 const subnetFile = (): string => join(folder, 'subnet.env')
 
-function start(): void {
+function start(extra: Partial<NodeParts> = {}, networkDoubt = createBell()): void {
   const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
   const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
   const options = {
@@ -106,8 +107,8 @@ function start(): void {
     alive: () => void alive++,
     stopping: () => {},
   }
-  const parts = { options, store, config, backend, log, signal: stopping.signal, health, notifier }
-  ended = runNode(parts, undefined, stopping).catch((error: unknown) => error)
+  const parts = { options, store, config, backend, log, signal: stopping.signal, health, notifier, ...extra }
+  ended = runNode(parts, undefined, stopping, networkDoubt).catch((error: unknown) => error)
 }
 
 /**
@@ -429,6 +430,26 @@ describe('a node', () => {
     networks[0]!.mended = ['flannel0 had lost its address']
     await vi.advanceTimersByTimeAsync(5000)
     await until(() => logged(/^W Repaired: flannel0 had lost its address \(repair \d+ since the start\)$/))
+  })
+
+  it('mends the rules at a pace of their own: however many they were, the device is looked at when it changes', async () => {
+    let raised = 0
+    const rules = {
+      raise: async () => void raised++,
+      ensure: async () => Array.from({ length: 100 }, () => 'rules of FLANNEL-FWD'),
+    }
+    const doubt = createBell()
+    start({ firewall: { rules, resyncMs: 1000 } }, doubt)
+    await ready()
+    expect(raised).toBe(1)
+    await vi.advanceTimersByTimeAsync(1000)
+    expect(lines.filter((line) => line.startsWith('W Repaired: rules'))).toHaveLength(7)
+    for (const round of [1, 2, 3]) {
+      networks[0]!.mended = ['flannel0 was down']
+      doubt.ring()
+      await vi.advanceTimersByTimeAsync(250)
+      expect(lines.filter((line) => line.startsWith('W Repaired: flannel0'))).toHaveLength(round)
+    }
   })
 
   it('waits for a store that is down at the start, and fails on what an operator must mend', async () => {

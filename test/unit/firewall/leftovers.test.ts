@@ -1,5 +1,6 @@
 // leftovers.test.ts - the rules of every version of flannel are recognised, and nothing that only looks alike.
 
+import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import {
   findLeftovers,
@@ -96,6 +97,33 @@ describe('rules in the chains of others', () => {
   it('with a comment go also when others are missing', () => {
     const [, b, , d] = direct(MASQ, 'MASQUERADE', true) as [string, string, string, string]
     expect(findLeftovers('nat', [d, b], new Set([N])).rules).toEqual([d, b])
+  })
+
+  it('are not taken when there is one word more in them, wherever it is', () => {
+    const words = ['-i', 'eth0', '-p', 'tcp', '!', '-j', 'ACCEPT', '--random', '10.1.0.0/16']
+    const own = [...direct(MASQ, 'MASQUERADE --random-fully', true), ...forward(FORWARD), POSTRTG_JUMP, FWD_JUMP]
+    fc.assert(
+      fc.property(fc.constantFrom(...own), fc.nat(), fc.constantFrom(...words), (line, at, word) => {
+        const parts = line.split(' ')
+        parts.splice(1 + (at % parts.length), 0, word)
+        for (const table of ['nat', 'filter'])
+          expect(findLeftovers(table, [parts.join(' ')], new Set([N])).rules).toEqual([])
+      }),
+      { numRuns: 2000 },
+    )
+  })
+
+  it('are found wherever rules of others stand between them, and those stay', () => {
+    const [, nat] = VERSIONS[1]!
+    fc.assert(
+      fc.property(fc.array(fc.tuple(fc.constantFrom(...FOREIGN_NAT), fc.nat(nat.length))), (foreign) => {
+        const lines = [...nat.keys(), nat.length].flatMap((place) => [
+          ...foreign.filter(([, at]) => at === place).map(([line]) => line),
+          ...nat.slice(place, place + 1),
+        ])
+        expect(findLeftovers('nat', lines, new Set([N])).rules).toEqual(nat)
+      }),
+    )
   })
 
   it('go twice when they are there twice', () => {
