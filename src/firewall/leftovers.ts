@@ -161,9 +161,15 @@ interface NftRule {
 
 /**
  * The same in what `nft -j -a list table` prints of a table that iptables-nft made, for hosts without iptables: chains of
- * flannel's own and the jumps to them. nft does not show a rule's comment, so older rules cannot be told. `removal` is for `nft -f`.
+ * flannel's own, of `networks` or of any, and the jumps to them. nft does not show a rule's comment, so older rules cannot be
+ * told. `removal` is for `nft -f`.
  */
-export function findNftLeftovers(family: string, table: string, json: string): Leftovers {
+export function findNftLeftovers(
+  family: string,
+  table: string,
+  json: string,
+  networks?: ReadonlySet<string>,
+): Leftovers {
   const { nftables = [] } = JSON.parse(json) as { nftables?: { chain?: { name: string }; rule?: NftRule }[] }
   const names = new Set(nftables.flatMap(({ chain }) => (chain ? [chain.name] : [])))
   const all = nftables.flatMap(({ rule }) => (rule ? [rule] : []))
@@ -172,6 +178,11 @@ export function findNftLeftovers(family: string, table: string, json: string): L
   const held: string[] = []
   for (const { chain, from } of FLANNEL_CHAINS.filter((each) => each.table === table)) {
     if (!names.has(chain)) continue
+    const own = all.filter((rule) => rule.chain === chain)
+    const about = [...JSON.stringify(own).matchAll(/"addr":"([^"]+)","len":(\d+)/g)].map(
+      ([, addr, len]) => `${addr}/${len}`,
+    )
+    if (networks && about.length > 0 && !about.some((network) => networks.has(network))) continue
     const jumps = all.filter(({ expr }) =>
       expr.some(({ jump }) => (jump as { target?: string } | null)?.target === chain),
     )
@@ -182,8 +193,7 @@ export function findNftLeftovers(family: string, table: string, json: string): L
       removal.push(`delete rule ${family} ${table} ${from} handle ${handle}`)
     }
     removal.push(`flush chain ${family} ${table} ${chain}`)
-    const count = all.filter((rule) => rule.chain === chain).length
-    rules.push(`${foreign.length > 0 ? 'rules of ' : ''}chain ${chain} (${count} rules)`)
+    rules.push(`${foreign.length > 0 ? 'rules of ' : ''}chain ${chain} (${own.length} rules)`)
     if (foreign.length === 0) removal.push(`delete chain ${family} ${table} ${chain}`)
     held.push(...foreign.map((rule) => `rule ${rule.handle} of ${rule.chain}, which jumps to ${chain}`))
   }

@@ -26,8 +26,8 @@ interface Listing extends Tool {
 const TABLES = FLANNEL_CHAINS.map(({ table }) => table)
 
 /**
- * Rules and chains of iptables, of both families and both kinds. Of `networks`, and with `discover` also of those that
- * rules of flannel's name.
+ * Rules and chains of iptables, of both families and both kinds: of `networks`, and with `discover` also of those that rules
+ * of flannel's name.
  */
 export async function findIptablesRemains(run: Run, networks: ReadonlySet<string>, discover: boolean): Promise<Search> {
   const listings: Listing[] = []
@@ -46,7 +46,7 @@ export async function findIptablesRemains(run: Run, networks: ReadonlySet<string
     else unseen.push(...(await unseenTables(family, command)))
     const nft = await list(run, [{ name: `${command}-nft`, wait: WAIT }, ...(isNft ? [plain] : [])], unseen)
     if (nft) listings.push(nft)
-    else remains.push(...(await findByNft(run, family)))
+    else remains.push(...(await findByNft(run, family, discover ? undefined : networks)))
   }
   const all = listings.flatMap(({ tables }) => TABLES.flatMap((table) => tables.get(table) ?? []))
   const known = new Set([...networks, ...(discover ? flannelNetworks(all) : [])])
@@ -106,13 +106,14 @@ async function unseenTables(family: string, command: string): Promise<string[]> 
 }
 
 /** What iptables-nft made, on a host without it. */
-async function findByNft(run: Run, family: string): Promise<Remains[]> {
+async function findByNft(run: Run, family: string, networks?: ReadonlySet<string>): Promise<Remains[]> {
   const remains: Remains[] = []
   for (const table of (await nftTables(run, family)).filter((name) => (TABLES as string[]).includes(name))) {
     const { rules, removal, held } = findNftLeftovers(
       family,
       table,
       await run('nft', ['-j', '-a', 'list', 'table', family, table]),
+      networks,
     )
     if (removal.length === 0) continue
     const label = (rule: string): string => `nft ${family} ${table}: ${rule}`

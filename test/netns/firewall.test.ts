@@ -36,6 +36,18 @@ afterEach(async () => {
   await runHere('ip', ['netns', 'del', namespace])
 })
 
+/** What `look` returns again and again until `work` is done. */
+async function seenDuring<T>(look: () => Promise<T>, work: () => Promise<void>): Promise<T[]> {
+  const over = new AbortController()
+  const seen: T[] = []
+  const looking = (async () => {
+    while (!over.signal.aborted) seen.push(await look())
+  })()
+  await work().finally(() => over.abort())
+  await looking
+  return seen
+}
+
 const GOLDEN = `-A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -m comment --comment "flanneld masq" -j RETURN
 -A FLANNEL-POSTRTG -s 10.5.1.0/24 -d 10.5.0.0/16 -m comment --comment "flanneld masq" -j RETURN
 -A FLANNEL-POSTRTG -s 10.5.0.0/16 -d 10.5.1.0/24 -m comment --comment "flanneld masq" -j RETURN
@@ -83,6 +95,23 @@ describe.each(['nft', 'legacy'].filter((kind) => existsSync(`/usr/sbin/iptables-
     expect(await firewall.ensure(net('10.5.9.0/24'))).toEqual([])
     expect(await rules(run, 'nat')).toContain(GOLDEN.split('\n')[1]?.replace('10.5.1.0', '10.5.9.0'))
 
+    // A start moves the jump to the end again, as flanneld's.
+    await run('iptables', ['-t', 'nat', '-A', 'POSTROUTING', '-s', '198.51.100.0/24', '-j', 'ACCEPT'])
+    await createIptables({ ...common, run }).raise(SUBNET)
+    const order = (await rules(run, 'nat')).filter((line) => line.startsWith('-A POSTROUTING'))
+    expect(order).toEqual(['-A POSTROUTING -s 198.51.100.0/24 -j ACCEPT', jump])
+
+    // While they are set again and again nobody sees a chain that is empty or that nothing jumps to.
+    const seen = await seenDuring(
+      () => rules(run, 'nat'),
+      async () => {
+        for (let times = 0; times < 20; times++) await createIptables({ ...common, run }).ensure(SUBNET)
+      },
+    )
+    expect(seen.length).toBeGreaterThan(10)
+    for (const lines of seen)
+      expect(lines.filter((line) => line.includes('FLANNEL-POSTRTG'))).toEqual([jump, ...GOLDEN.split('\n')])
+
     await createNftables({ ...common, run }).raise(SUBNET)
     expect((await run('iptables-save', [])).includes('FLANNEL')).toBe(false)
     await createIptables({ ...common, run }).raise(SUBNET)
@@ -109,6 +138,12 @@ test('nft has one table, and it comes back after the ruleset was flushed', async
   await run('nft', ['flush', 'ruleset'])
   expect(await firewall.ensure(SUBNET)).toEqual(['the table flannel-ipv4'])
   expect(await list()).toBe(before)
+
+  const seen = await seenDuring(list, async () => {
+    for (let times = 0; times < 20; times++) await createNftables({ ...common, run }).ensure(SUBNET)
+  })
+  expect(seen.length).toBeGreaterThan(10)
+  expect(new Set(seen)).toEqual(new Set([before]))
 })
 
 test('a container is masqueraded to the outside, not to another container, with the policy of FORWARD at DROP', async () => {

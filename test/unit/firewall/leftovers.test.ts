@@ -260,6 +260,15 @@ describe("nft's listing of iptables' tables", () => {
     expect(held).toEqual(['rule 9 of POSTROUTING, which jumps to FLANNEL-POSTRTG'])
   })
 
+  it('leaves a chain of another network when asked to', () => {
+    const net = (addr: string) => ({ match: { right: { prefix: { addr, len: 16 } } } })
+    const rule = { rule: { chain: 'FLANNEL-POSTRTG', handle: 4, expr: [net('10.1.0.0'), comment, { return: null }] } }
+    const removal = (networks?: ReadonlySet<string>) => findNftLeftovers('ip', 'nat', list(rule), networks).removal
+    expect(removal(new Set(['10.2.0.0/16']))).toEqual([])
+    expect(removal(new Set([N]))).toHaveLength(2)
+    expect(removal()).toHaveLength(2)
+  })
+
   it('gives nothing where there is nothing', () => {
     expect(findNftLeftovers('ip', 'filter', list()).removal).toEqual([])
   })
