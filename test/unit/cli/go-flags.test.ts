@@ -131,7 +131,37 @@ const UPSTREAM: readonly (readonly [name: string, variable: string, fallback: Fl
   ['log_backtrace_at', 'FLANNELD_LOG_BACKTRACE_AT', ''],
 ]
 
-describe("flanneld's flags", () => {
+/** weft's own, which take variables of the same form. */
+const OURS: typeof UPSTREAM = [
+  ['lease-dir', 'FLANNELD_LEASE_DIR', ''],
+  ['iface-wait', 'FLANNELD_IFACE_WAIT', 120],
+  ['fail-static-hold', 'FLANNELD_FAIL_STATIC_HOLD', 30],
+  ['engine', 'FLANNELD_ENGINE', 'native'],
+  ['workers', 'FLANNELD_WORKERS', 1],
+  ['without', 'FLANNELD_WITHOUT', []],
+]
+
+const TRUE = ['1', 't', 'T', 'true', 'TRUE', 'True']
+const FALSE = ['0', 'f', 'F', 'false', 'FALSE', 'False']
+const NO_BOOLEAN = ['', 'yes', 'on', 'tRUE', ' true', '2', '-1']
+const INTEGERS: readonly (readonly [string, number])[] = [
+  ...([
+    ['0', 0],
+    ['-3', -3],
+    ['+3', 3],
+    ['0x10', 16],
+    ['0X1f', 31],
+    ['0o17', 15],
+    ['017', 15],
+  ] as const),
+  ...([
+    ['0b11', 3],
+    ['1_440', 1440],
+  ] as const),
+]
+const NO_INTEGER = ['', 'x', '1.5', '08', '1e3', ' 1', '1 ', '0x', '1__0', '9223372036854775808', '5s']
+
+describe("flanneld's flags, and ours", () => {
   const nameOf = (name: string) => name as keyof typeof FLAGS
   /** A text that is not the default, what it reads as, and another text. */
   const samples = (fallback: FlagValue): { text: string; value: FlagValue; other: string; otherValue: FlagValue } => {
@@ -144,9 +174,52 @@ describe("flanneld's flags", () => {
 
   it('are all there, and no others', () => {
     expect(Object.keys(FLANNEL_FLAGS).toSorted()).toEqual(UPSTREAM.map(([name]) => name).toSorted())
+    expect(Object.keys(WEFT_FLAGS).toSorted()).toEqual(OURS.map(([name]) => name).toSorted())
   })
 
-  it.each(UPSTREAM)('-%s: the default, four ways to give it, and %s', (name, variable, fallback) => {
+  it.each([...UPSTREAM, ...OURS])(
+    '-%s as a flag and as %s: every form that Go reads, and none that it does not',
+    (name, variable, fallback) => {
+      const complaints: string[] = []
+      const byFlag = (text: string): FlagValue => parse(`-${name}=${text}`).options[nameOf(name)]
+      const byVariable = (text: string): FlagValue =>
+        applyEnvironment(FLAGS, parse(), 'FLANNELD', { [variable]: text }, (message) => complaints.push(message))[
+          nameOf(name)
+        ]
+      const takes = (text: string, value: FlagValue): void => {
+        expect([byFlag(text), byVariable(text)], text).toEqual([value, text === '' ? fallback : value])
+      }
+      const refuses = (text: string): void => {
+        expect(() => byFlag(text), text).toThrow(`invalid value "${text}" for flag -${name}: it takes`)
+        complaints.length = 0
+        expect(byVariable(text)).toEqual(fallback)
+        const empty = text === '' // which is unset
+        expect(complaints).toEqual(empty ? [] : [expect.stringMatching(`^invalid value .* for ${variable}: it takes`)])
+      }
+      if (typeof fallback === 'boolean') {
+        for (const text of TRUE) takes(text, true)
+        for (const text of FALSE) takes(text, false)
+        for (const text of NO_BOOLEAN) refuses(text)
+        expect(parse(`--${name}`).options[nameOf(name)]).toBe(true)
+        // A separate word is no value: it ends the flags.
+        expect(parse(`-${name}`, 'false', '-v=3')).toMatchObject({
+          options: { [name]: true, v: 0 },
+          rest: ['false', '-v=3'],
+        })
+      } else if (typeof fallback === 'number') {
+        for (const [text, value] of INTEGERS) takes(text, value)
+        for (const text of NO_INTEGER) refuses(text)
+      } else {
+        const list = typeof fallback !== 'string'
+        for (const text of ['', 'a', 'a,b', ' a ', 'a=b', '-x', '"a"']) takes(text, list ? [text] : text)
+        const twice = parse(`-${name}=a`, `--${name}`, 'b').options[nameOf(name)]
+        expect(twice).toEqual(list ? ['a', 'b'] : 'b')
+      }
+      if (typeof fallback !== 'boolean') expect(() => parse(`-${name}`)).toThrow(`flag needs an argument: -${name}`)
+    },
+  )
+
+  it.each([...UPSTREAM, ...OURS])('-%s: the default, four ways to give it, and %s', (name, variable, fallback) => {
     const { text, value, other, otherValue } = samples(fallback)
     expect(parse().options[nameOf(name)]).toEqual(fallback)
     const ways = [[`-${name}=${text}`], [`--${name}=${text}`]]
@@ -160,14 +233,20 @@ describe("flanneld's flags", () => {
     expect(from({ [variable]: text }, `-${name}=${other}`)).toEqual(otherValue)
   })
 
-  it('and ours stand in the usage text once, with their defaults', () => {
-    const lines = usage('weftd').split('\n')
-    expect(lines[0]).toBe('Usage: weftd [OPTION]...')
-    for (const name of Object.keys({ ...FLANNEL_FLAGS, ...WEFT_FLAGS })) {
-      expect(lines.filter((line) => new RegExp(`^ {2}-${name}(\\s|$)`).test(line))).toHaveLength(1)
-    }
-    expect(usage('weftd')).toContain(
-      '  -subnet-file string\n    \tfile that the subnet and the MTU are written to (default "/run/flannel/subnet.env")\n',
+  it("have the usage text that Go's PrintDefaults makes of them, byte for byte", () => {
+    const words: Readonly<Record<string, string>> = { v: ' value', vmodule: ' value', log_backtrace_at: ' value' } // klog's types
+    const shape = (table: typeof UPSTREAM, help: Readonly<Record<string, { help: string }>>): string =>
+      table
+        .toSorted(([a], [b]) => (a < b ? -1 : 1))
+        .map(([name, , fallback]) => {
+          const type = { boolean: '', number: ' int', string: ' string', object: ' value' }[typeof fallback as string]
+          const zero = [false, 0, ''].includes(fallback as string) || typeof fallback === 'object'
+          const quoted = typeof fallback === 'string' ? `"${fallback}"` : String(fallback)
+          return `  -${name}${words[name] ?? type}\n    \t${help[name]!.help}${zero ? '' : ` (default ${quoted})`}\n`
+        })
+        .join('')
+    expect(usage('/opt/bin/flanneld')).toBe(
+      `Usage: /opt/bin/flanneld [OPTION]...\n${shape(UPSTREAM, FLANNEL_FLAGS)}weft's own:\n${shape(OURS, WEFT_FLAGS)}`,
     )
   })
 })
@@ -179,6 +258,7 @@ describe('checkOptions', () => {
     [['-engine=warp'], 'unknown engine: warp'],
     [['-workers=0'], '--workers is 0'],
     [['-workers=17'], '--workers is 17'],
+    [['-iface-wait=-1'], '--iface-wait is -1'],
   ])('refuses %j', (args, message) => {
     expect(() => checkOptions(parse(...args).options)).toThrow(message)
   })
