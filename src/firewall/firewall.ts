@@ -26,6 +26,9 @@ import {
 /** With the module br_netfilter the kernel shows packets between two ports of a bridge to iptables. */
 const BRIDGE_NETFILTER = '/proc/sys/net/bridge/bridge-nf-call-iptables'
 
+/** What no listing equals: another program was there right after the rules were set, so they are set again. */
+const UNDONE = 'undone'
+
 export interface Firewall {
   /**
    * The first rules, and the end of those that other versions, other flags or the other mode left. As flanneld, it logs what
@@ -46,6 +49,7 @@ export interface FirewallOptions extends Pick<FirewallWish, 'network' | 'masq' |
 }
 
 export function createIptables({ run, log, plainPorts, previous, ...wish }: FirewallOptions): Firewall {
+  const ours = networksOf(wish.network, previous.network)
   const shown = new Map<string, string>()
   let isModern: boolean | undefined
   let isTidy = false
@@ -64,11 +68,10 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
     const there = oursIn(lines, chain)
     if (known === wanted + there.join('\n')) return false
     await restore(restoreInput(chain, rules, there, findLeftovers(chain.table, lines, ours, chain).removal))
-    const now = readTables(await run('iptables-save', ['-t', chain.table])).get(chain.table) ?? []
-    shown.set(chain.chain, wanted + oursIn(now, chain).join('\n'))
+    const now = oursIn(readTables(await run('iptables-save', ['-t', chain.table])).get(chain.table) ?? [], chain)
+    shown.set(chain.chain, wanted + (now.length === rules.length + 1 ? now.join('\n') : UNDONE))
     return known?.startsWith(wanted) ?? false
   }
-  const ours = networksOf(wish.network, previous.network)
 
   async function ensure(subnet: Ipv4Net): Promise<readonly string[]> {
     if (isTidy && !wish.masq && !wish.forward) return []
@@ -138,9 +141,11 @@ export function createNftables({ run, log, plainPorts, previous, ...wish }: Fire
     randomFully ??= !plainPorts && (await knowsFullyRandom(run, log))
     const wanted = `${formatIpv4Net(subnet)}\n`
     if (shown !== undefined && shown === wanted + (await read())) return []
-    await run('nft', ['-f', '-'], { input: nftInput({ ...wish, subnet, randomFully }) })
+    const input = nftInput({ ...wish, subnet, randomFully })
+    await run('nft', ['-f', '-'], { input })
+    const now = await read()
     const mended = shown?.startsWith(wanted) ? ['the table flannel-ipv4'] : []
-    shown = wanted + (await read())
+    shown = wanted + (countNftRules(now) === countNftRules(input) ? now : UNDONE)
     return mended
   }
 
@@ -162,6 +167,9 @@ export function createNftables({ run, log, plainPorts, previous, ...wish }: Fire
     },
   }
 }
+
+const countNftRules = (text: string): number =>
+  text.match(/^\s+(ip|meta) .*(return|accept|masquerade.*)$/gm)?.length ?? 0
 
 /** Networks as iptables writes them. */
 const networksOf = (...networks: readonly (Ipv4Net | undefined)[]): ReadonlySet<string> =>

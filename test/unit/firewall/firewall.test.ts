@@ -19,12 +19,18 @@ interface Call {
 function fakeHost(answers: Record<string, string | Error>) {
   const calls: Call[] = []
   const lines: string[] = []
+  let set = ''
   const run: Run = async (file, args, options) => {
-    calls.push({ file, args, input: options?.input ?? '' })
-    const answer = answers[[file, ...args].join(' ')] ?? answers[file]
+    const input = options?.input ?? ''
+    calls.push({ file, args, input })
+    const command = [file, ...args].join(' ')
+    const answer = answers[command] ?? answers[file]
     if (answer instanceof Error) throw answer
     if (answer === undefined) throw missing(file)
-    return answer
+    // A listing of one table shows what was set last, unless the host is told to show something else.
+    if (file.endsWith('-restore') || command === 'nft -f -') set = input
+    const isListing = command.startsWith('iptables-save -t') || command.startsWith('nft -s list table')
+    return isListing ? (answers[command] === undefined ? set : answer) : answer
   }
   const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
   const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
@@ -142,6 +148,14 @@ describe('iptables', () => {
     expect(host.lines.filter((line) => !line.startsWith('I'))).toEqual([])
   })
 
+  it('does not take for its own what another program left right after it', async () => {
+    const host = fakeHost({ ...MODERN, 'iptables-save -t nat': '*nat\nCOMMIT\n' })
+    const firewall = createIptables(host.options({ forward: false }))
+    await firewall.raise(SUBNET)
+    for (let times = 0; times < 2; times++) expect(await firewall.ensure(SUBNET)).toEqual(['rules of FLANNEL-POSTRTG'])
+    expect(host.inputs('iptables-restore')).toHaveLength(3)
+  })
+
   it('takes rules of an older version away in the same transaction that brings its own', async () => {
     const old = [
       '-A POSTROUTING -s 10.7.0.0/16 -d 10.7.0.0/16 -j RETURN',
@@ -187,6 +201,18 @@ describe('nftables', () => {
     )
     await createNftables(host.options({ masq: false })).raise(SUBNET)
     expect(host.lines.at(-1)).toBe("E nftables: couldn't setup forward rules: `x` failed: no hook")
+  })
+
+  it('does not take for its own what another program left right after it', async () => {
+    const host = fakeHost({ nft: '', 'nft -s list table ip flannel-ipv4': 'table ip flannel-ipv4 {\n}\n' })
+    const firewall = createNftables(host.options({}))
+    await firewall.raise(SUBNET)
+    expect(await firewall.ensure(SUBNET)).toEqual(['the table flannel-ipv4'])
+    delete host.answers['nft -s list table ip flannel-ipv4']
+    expect(await firewall.ensure(SUBNET)).toEqual(['the table flannel-ipv4'])
+    const asked = host.inputs('nft').length
+    expect(await firewall.ensure(SUBNET)).toEqual([])
+    expect(host.inputs('nft').length).toBe(asked + 1)
   })
 
   it.each([
