@@ -4,6 +4,7 @@
 // it has not delivered yet, and it stays silent or dead after a compaction. `watch` here is the raw stream: it resumes
 // only from what was delivered, and says StoreGap whenever that cannot be.
 
+import { AsyncLocalStorage } from 'node:async_hooks'
 import { readFileSync, statSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { posix } from 'node:path'
@@ -116,23 +117,35 @@ interface OpenWatch {
 
 type HostPolicy = ReturnType<NonNullable<NonNullable<etcd3.IOptions['faultHandling']>['host']>>
 
+/** The endpoints that have been tried for the watch that is being opened. */
+const triedForWatch = new AsyncLocalStorage<Set<string>>()
+
 /**
  * Instead of etcd3's circuit breaker, which answers for a dead host by itself for 5 s: its message hides the cause, and
- * whoever calls makes pauses already.
+ * whoever calls makes pauses already. etcd3 takes any host for a call, and another one when the host's policy refuses.
  */
-const noBreaker = { execute: async (run: () => unknown) => run() } as unknown as HostPolicy
+function policyOf(host: string): HostPolicy {
+  const execute = async (run: () => unknown): Promise<unknown> => {
+    const tried = triedForWatch.getStore()
+    if (tried?.has(host)) throw new Error(`${host} was tried before`)
+    tried?.add(host)
+    return run()
+  }
+  return { execute } as unknown as HostPolicy
+}
 
 /** A store in etcd. Does not contact it. Throws WeftError USAGE for files that cannot be read. */
 export function createEtcdStore(options: EtcdOptions): Store {
+  const hosts = new Set(hostsOf(options.endpoints))
   /** The watches that are open, to be ended before their client: it would keep the process up for them. */
   const streams = new Set<{ cancel(): void }>()
   const connect = (): etcd3.Etcd3 => {
     const tls = credentials(options)
     return new Etcd3({
-      hosts: hostsOf(options.endpoints),
+      hosts: [...hosts],
       ...(tls ? { credentials: tls } : {}),
       ...(options.username === '' ? {} : { auth: { username: options.username, password: options.password } }),
-      faultHandling: { host: () => noBreaker },
+      faultHandling: { host: policyOf },
       // A function, so that each try has a deadline of its own.
       defaultCallOptions: ({ isStream }) => (isStream ? {} : { deadline: Date.now() + CALL_TIMEOUT_MS }),
       grpcOptions: {
@@ -234,17 +247,20 @@ export function createEtcdStore(options: EtcdOptions): Store {
 
   /** A watch that etcd has answered. It is refused when none of the endpoints takes it. */
   async function openWatch(after: bigint, signal: AbortSignal): Promise<OpenWatch> {
-    for (let untried = options.endpoints.length - 1; ; untried--) {
+    const tried = new Set<string>()
+    for (;;) {
+      const before = tried.size
       try {
-        return await tryWatch(after, signal)
+        return await triedForWatch.run(tried, () => tryWatch(after, signal))
       } catch (error) {
         signal.throwIfAborted()
-        if (untried <= 0) throw error
+        // The second: it did not come to an endpoint, as when a user is refused.
+        if (tried.size === hosts.size || tried.size === before) throw error
       }
     }
   }
 
-  /** The same by the endpoint whose turn it is: etcd3 takes them in turn. */
+  /** The same by one endpoint that was not tried for it yet. */
   async function tryWatch(after: bigint, signal: AbortSignal): Promise<OpenWatch> {
     const stream = await call(signal, async () => {
       const opened = await etcd().watchClient.watch()

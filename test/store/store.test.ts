@@ -629,16 +629,18 @@ describe('the etcd store and who may use it', () => {
   it('watches past dead endpoints without an error', async () => {
     const dead = [1, 2, 3].map((port) => `http://127.0.0.1:${port}`)
     const store = open(etcd, { endpoints: [...dead, etcd.endpoint] })
-    for (let times = 0; times < 4; times++) {
+    for (let times = 0; times < 12; times++) {
       const { revision } = await open(etcd).list(signal())
       const ending = new AbortController()
       const watch = store.watch(revision, ending.signal)[Symbol.asyncIterator]()
-      const next = watch.next()
-      await etcd.ctl('put', '/x/subnets/10.5.7.0-24', String(times))
-      expect((await next).value).toMatchObject({ changes: [{ kind: 'put', entry: { value: String(times) } }] })
+      const put = etcd.ctl('put', '/x/subnets/10.5.7.0-24', String(times))
+      expect((await watch.next()).value).toMatchObject({ changes: [{ kind: 'put', entry: { value: String(times) } }] })
+      await put
       ending.abort(new Error('enough'))
       await expect(watch.next()).rejects.toThrow('enough')
     }
+    const none = open(etcd, { endpoints: dead })
+    await expect(none.watch(1n, signal())[Symbol.asyncIterator]().next()).rejects.toThrow('ECONNREFUSED')
   })
 
   it('ends a call to a server that says nothing as soon as it is told to', async () => {
