@@ -101,6 +101,8 @@ export interface Lab {
   readonly folder: string
   /** The command that runs something in a namespace of this lab, for a person to type. */
   enter(namespace: string): string
+  /** Mounts a file system in memory, as large as a person would say it ('1m'), on a new folder of the lab's. */
+  mountMemory(name: string, size: string): Promise<string>
   /** Takes everything down. Idempotent. */
   close(): Promise<void>
 }
@@ -124,9 +126,14 @@ export function removeLeftovers(): void {
   for (const name of readdirSync(tmpdir()).filter(gone)) {
     const folder = join(tmpdir(), name)
     // Another user's is left to that user.
-    if (lstatSync(folder, { throwIfNoEntry: false })?.uid === process.getuid?.())
-      rmSync(folder, { recursive: true, force: true })
+    if (lstatSync(folder, { throwIfNoEntry: false })?.uid === process.getuid?.()) removeFolder(folder)
   }
+}
+
+function removeFolder(folder: string): void {
+  for (const [, point = ''] of readFileSync('/proc/self/mounts', 'utf8').matchAll(/^\S+ (\S+)/gm))
+    if (point.startsWith(`${folder}/`)) executeSync(['umount', '--lazy', point])
+  rmSync(folder, { recursive: true, force: true })
 }
 
 function removeNamespace(name: string): void {
@@ -155,7 +162,7 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
     open = false
     for (const child of children) child.kill('SIGKILL')
     for (const name of namespaces) removeNamespace(name)
-    rmSync(folder, { recursive: true, force: true })
+    removeFolder(folder)
   }
   process.on('exit', removeAll)
 
@@ -316,6 +323,12 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
         process.env['WEFT_UNPRIVILEGED']
           ? `nsenter -t ${process.pid} -U -n -m --preserve-credentials ip netns exec ${namespace}`
           : `ip netns exec ${namespace}`,
+      async mountMemory(name, size) {
+        const point = join(folder, name)
+        mkdirSync(point)
+        await output(['mount', '-t', 'tmpfs', '-o', `size=${size}`, id, point])
+        return point
+      },
       async close() {
         const running = [...children]
         for (const child of running) child.kill('SIGTERM')

@@ -14,7 +14,7 @@
 // what another host wrote.
 
 import { randomBytes } from 'node:crypto'
-import { watch as watchDirectory, type FSWatcher } from 'node:fs'
+import { constants, watch as watchDirectory, type FSWatcher } from 'node:fs'
 import { link, mkdir, open, readdir, readFile, rename, stat, unlink } from 'node:fs/promises'
 import { hostname } from 'node:os'
 import { join, resolve } from 'node:path'
@@ -109,9 +109,10 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
   /** The file system's clock, by writing a file and looking at its time. */
   async function fileSystemNow(): Promise<number> {
     const path = join(temporaries, `clock.${identity}`)
-    const file = await open(path, 'w')
+    // Not truncated: a full disk takes a byte where one is already.
+    const file = await open(path, constants.O_WRONLY | constants.O_CREAT, 0o644)
     try {
-      await file.write('.')
+      await file.write('.', 0)
       return (await file.stat()).mtimeMs
     } finally {
       await file.close()
@@ -223,10 +224,40 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
       await file.writeFile(value)
       await file.chmod(mode) // whatever the umask is: the mode says whether it is a reservation
       await file.sync()
+      return path
+    } catch (error) {
+      await unlink(path).catch(() => {})
+      throw error
     } finally {
       await file.close()
     }
-    return path
+  }
+
+  /** Writes the same bytes over a lease, which renews it, and of which no reader sees half: for a full disk. */
+  async function rewrite({ key, value }: LeaseFile): Promise<void> {
+    const file = await open(join(subnets, key), 'r+')
+    try {
+      await file.write(value, 0)
+      await file.sync()
+    } finally {
+      await file.close()
+    }
+  }
+
+  /** Puts a new file with `value` where `present` is, or nothing was; false when something has come there meanwhile. */
+  async function place(key: string, value: string, mode: number, present: LeaseFile | undefined): Promise<boolean> {
+    const temporary = await writeTemporary(key, value, mode)
+    try {
+      // link fails where rename would replace: nothing that appeared without the lock is lost.
+      if (present) await rename(temporary, join(subnets, key))
+      else await link(temporary, join(subnets, key))
+      return true
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'EEXIST') return false
+      throw error
+    } finally {
+      await unlink(temporary).catch(() => {})
+    }
   }
 
   /** Removes the files of leases that ended long ago, as far as they were listed. Under the lock. */
@@ -252,16 +283,11 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
       return locked(top, async () => {
         const present = await readLease(key)
         if (!allowed(present, await fileSystemNow())) return undefined
-        const temporary = await writeTemporary(key, value, isReservation ? 0o444 : 0o644)
         try {
-          // link fails where rename would replace: nothing that appeared without the lock is lost.
-          if (present) await rename(temporary, join(subnets, key))
-          else await link(temporary, join(subnets, key))
+          if (!(await place(key, value, isReservation ? 0o444 : 0o644, present))) return undefined
         } catch (error) {
-          if ((error as NodeJS.ErrnoException).code === 'EEXIST') return undefined
-          throw error
-        } finally {
-          await unlink(temporary).catch(() => {})
+          if (!isFull(error) || isReservation || present?.value !== value) throw error
+          await rewrite(present)
         }
         await syncDirectory(subnets)
         if (!present) await removeEnded()
@@ -415,6 +441,8 @@ function locked<T>(top: string, body: () => Promise<T>): Promise<T> {
   })
   return turn
 }
+
+const isFull = (error: unknown): boolean => ['ENOSPC', 'EDQUOT'].includes((error as NodeJS.ErrnoException).code ?? '')
 
 function directoryError(error: unknown, top: string): WeftError {
   if (error instanceof WeftError) return error
