@@ -4,7 +4,17 @@
 // `npm run test:soak` makes each outage last two minutes, and slow calls take five seconds.
 
 import { once } from 'node:events'
-import { readFileSync } from 'node:fs'
+import {
+  closeSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  utimesSync,
+  writeFileSync,
+  writeSync,
+} from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
@@ -26,12 +36,16 @@ const CPU_SHARE = 0.01
 const CPU_ONCE_S = 0.05
 const SUBNETS = '/coreos.com/network/subnets'
 
+interface AnyBed {
+  readonly lab: Lab
+  readonly etcd?: Etcd | EtcdCluster
+}
 /** Hosts, and an etcd on their switch; several tests run at once, as most of their time is waiting. */
 interface Bed {
   readonly lab: Lab
   readonly etcd: Etcd
 }
-const beds = new Set<{ readonly lab: Lab; readonly etcd: Etcd | EtcdCluster }>()
+const beds = new Set<AnyBed>()
 afterAll(async () => {
   await Promise.all([...beds].map(close))
 })
@@ -54,10 +68,19 @@ async function openCluster(): Promise<{ readonly lab: Lab; readonly etcd: EtcdCl
   return bed
 }
 
-async function close(bed: { readonly lab: Lab; readonly etcd: Etcd | EtcdCluster }): Promise<void> {
+/** Hosts with a lease directory on a file system of its own. */
+async function openDirectory(hosts: number): Promise<{ readonly lab: Lab; readonly folder: string }> {
+  const lab = await createLab({ hosts })
+  beds.add({ lab })
+  const folder = await lab.mountMemory('leases', '256k')
+  writeFileSync(join(folder, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
+  return { lab, folder }
+}
+
+async function close(bed: AnyBed): Promise<void> {
   beds.delete(bed)
   await bed.lab.close()
-  await bed.etcd.close()
+  await bed.etcd?.close()
 }
 
 /** A proxy on a host, in front of etcd. */
@@ -299,4 +322,122 @@ describe.concurrent('a host of three, each with a member of etcd,', () => {
     },
     AWAY_S * 1000 + 120_000,
   )
+})
+
+describe.concurrent('while the lease directory', () => {
+  const leasesIn = (folder: string): Record<string, string> =>
+    Object.fromEntries(
+      readdirSync(join(folder, 'subnets')).map((key) => [key, readFileSync(join(folder, 'subnets', key), 'utf8')]),
+    )
+
+  const readOnly = async (folder: string): Promise<() => Promise<void>> => {
+    // Busy in the moment in which a daemon has a file open to write.
+    const remount = (mode: string): Promise<string> =>
+      vi.waitFor(() => output(['mount', '-o', `remount,${mode}`, folder]), { timeout: CONVERGE_MS, interval: 10 })
+    await remount('ro')
+    return async () => void (await remount('rw'))
+  }
+
+  const full = async (folder: string): Promise<() => Promise<void>> => {
+    const path = join(folder, 'fill')
+    const file = openSync(path, 'w')
+    try {
+      for (;;) writeSync(file, Buffer.alloc(4096))
+    } catch (error) {
+      expect(error).toMatchObject({ code: 'ENOSPC' })
+    } finally {
+      closeSync(file)
+    }
+    return async () => rmSync(path)
+  }
+
+  it.each([
+    // What a daemon says that starts meanwhile; whether it ends; whether those that run can renew.
+    ['is read-only', readOnly, /EROFS.*; make it writable for this user/, true, false],
+    ['is full', full, /ENOSPC.*; free space on its file system/, false, true],
+  ] as const)(
+    '%s, no packet is lost, little CPU is spent, little is said, no lease is lost; then all is made good',
+    async (title, strike, says, ends, renews) => {
+      const { lab, folder } = await openDirectory(4)
+      const [a, b, c, d] = lab.hosts as [Host, Host, Host, Host]
+      const args = ['--lease-dir', folder]
+      const daemons = [a, b, c].map((host) => host.startDaemon({ args }))
+      await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+      await Promise.all([reach(a.namespace, tunAddress(b)), reach(b.namespace, tunAddress(c))])
+      await iperfServer((command) => b.spawn(command))
+      const leases = leasesIn(folder)
+      expect(Object.keys(leases)).toHaveLength(3)
+
+      const traffic = iperf(a.namespace, tunAddress(b), AWAY_S + 4, TRAFFIC)
+      await delay(500)
+      const before = daemons.map((daemon) => ({ cpu: cpuSeconds(daemon), lines: daemon.lines.length }))
+      const end = await strike(folder)
+      let newcomer = d.startDaemon({ args })
+      await newcomer.line(says)
+      if (ends) {
+        await vi.waitFor(() => expect(newcomer.process.exitCode).toBe(1))
+        expect(newcomer.lines.filter((line) => says.test(line))).toHaveLength(1)
+      }
+      const own = join(folder, 'subnets', subnetOf(c).replace('/', '-'))
+      if (renews) {
+        const longAgo = Date.now() / 1000 - 25 * 3600
+        utimesSync(own, longAgo, longAgo)
+        await daemons[2]!.line(/Lease of .* acquired again/, CONVERGE_MS)
+        expect(statSync(own).mtimeMs).toBeGreaterThan(Date.now() - AWAY_S * 1000)
+      }
+      await delay(AWAY_S * 1000)
+      const spent = daemons.map((daemon, index) => cpuSeconds(daemon) - before[index]!.cpu)
+      const said = daemons.map((daemon, index) => daemon.lines.slice(before[index]!.lines))
+      expect(leasesIn(folder)).toEqual(leases)
+      expect(readdirSync(join(folder, 'tmp')).filter((name) => !name.startsWith('clock.'))).toEqual([])
+      await end()
+      if (ends) newcomer = d.startDaemon({ args })
+      await newcomer.line(/flannel is ready/, CONVERGE_MS)
+      await Promise.all(daemons.map((daemon) => daemon.line(added(d), CONVERGE_MS)))
+      await reach(a.namespace, tunAddress(d))
+      expect(leasesIn(folder)).toMatchObject(leases)
+      console.log(
+        `the lease directory ${title} for ${AWAY_S} s: CPU ${spent.map((seconds) => `${((seconds / AWAY_S) * 100).toFixed(1)}%`).join(', ')}; ` +
+          `log lines ${said.map(({ length }) => length).join(', ')}`,
+      )
+      for (const lines of said)
+        expect(lines.length, lines.join('\n')).toBeLessThanOrEqual(LINES_A_MINUTE * Math.ceil(AWAY_S / 60))
+      expect(Math.max(...spent)).toBeLessThan(CPU_ONCE_S + CPU_SHARE * AWAY_S)
+      const { loss, packetsPerSecond } = await traffic
+      expect(packetsPerSecond).toBeGreaterThan(150)
+      expect(loss).toBe(0)
+      await lab.close()
+    },
+    AWAY_S * 1000 + 120_000,
+  )
+
+  it('has a clock that jumps a day ahead, or back, each node keeps its subnet', async () => {
+    const { lab, folder } = await openDirectory(4)
+    const daemons = lab.hosts.map((host) => host.startDaemon({ args: ['--lease-dir', folder] }))
+    await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+    const [first] = lab.hosts as [Host]
+    await Promise.all(lab.hosts.slice(1).map((host) => reach(first.namespace, tunAddress(host))))
+    const leases = leasesIn(folder)
+    const files = Object.keys(leases).map((key) => join(folder, 'subnets', key))
+    const age = (hours: number): void => {
+      for (const file of files) utimesSync(file, Date.now() / 1000, Date.now() / 1000 - hours * 3600)
+    }
+    // To the files a clock that is 25 hours ahead is the same as times 25 hours ago.
+    age(25)
+    await vi.waitFor(
+      () => {
+        for (const file of files) expect(statSync(file).mtimeMs).toBeGreaterThan(Date.now() - 60_000)
+      },
+      { timeout: CONVERGE_MS },
+    )
+    expect(leasesIn(folder)).toEqual(leases)
+    age(-25)
+    await Promise.all(
+      lab.hosts.flatMap((from) =>
+        lab.hosts.filter((to) => to !== from).map((to) => reach(from.namespace, tunAddress(to), CONVERGE_MS)),
+      ),
+    )
+    expect(leasesIn(folder)).toEqual(leases)
+    await lab.close()
+  })
 })

@@ -1,5 +1,7 @@
 // store.test.ts - what every store promises, tried on both: a real etcd and a directory.
 
+import { spawn, type ChildProcess } from 'node:child_process'
+import { once } from 'node:events'
 import {
   chmodSync,
   copyFileSync,
@@ -15,8 +17,9 @@ import {
   watch as watchDirectory,
   writeFileSync,
 } from 'node:fs'
-import { open as openFile } from 'node:fs/promises'
+import { open as openFile, readFile } from 'node:fs/promises'
 import { createServer, type AddressInfo } from 'node:net'
+import { createInterface } from 'node:readline'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
@@ -32,6 +35,7 @@ import { applyUpdate, type PeerView } from '../../src/lease/peer-view.ts'
 import { StoreGap, type Store, type StoreChange } from '../../src/lease/store.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { startCuttingProxy, type CuttingProxy } from '../support/cutting-proxy.ts'
+import { ended } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 
 const TTL_MS = 3_600_000
@@ -124,6 +128,12 @@ function etcdBed(): Bed {
   }
 }
 
+function directoryStore(directory: string): Store {
+  const store = createDirectoryStore({ directory, rescanMs: 300 })
+  stores.push(store)
+  return store
+}
+
 function directoryBed(): Bed {
   const folder = mkdtempSync(join(tmpdir(), 'weft-store-'))
   folders.push(folder)
@@ -131,11 +141,7 @@ function directoryBed(): Bed {
   const path = (key: string): string => join(folder, 'subnets', key)
   return {
     prefix: folder,
-    open() {
-      const store = createDirectoryStore({ directory: folder, rescanMs: 300 })
-      stores.push(store)
-      return store
-    },
+    open: () => directoryStore(folder),
     put: async (key, text) => writeFileSync(path(key), text),
     async reserve(key, text) {
       writeFileSync(path(key), text)
@@ -835,6 +841,67 @@ describe('the directory store, when things break', () => {
     const options = { ttlMs: TTL_MS, random: () => 0.99, log: quiet(), signal: signal() }
     const lease = await acquireLease(at.open(), config, attrs('192.0.2.9'), options)
     expect(Object.keys(await at.dump()).toSorted()).toEqual(['10.5.2.0-24', lease.key].toSorted())
+  })
+
+  it('keeps every lease whole and of one owner while processes race for subnets and are killed as they write', async () => {
+    const WRITERS = 4
+    const KILLED_WRITING = process.env['WEFT_LONG'] === '1' ? 300 : 20
+    const { prefix: directory } = directoryBed()
+    const subnets = join(directory, 'subnets')
+    const program = join(import.meta.dirname, '../../dist/test/support/lease-writer.js')
+    const claims: { readonly sign: string; readonly key: string; readonly ip: string; readonly at: bigint }[] = []
+    const start = async (ip: string): Promise<ChildProcess> => {
+      const child = spawn('setpriv', ['--pdeathsig', 'KILL', process.execPath, program, directory, ip])
+      child.stderr.pipe(process.stderr)
+      const lines = createInterface({ input: child.stdout })
+      lines.on('line', (line) => {
+        const [sign = '', key = '', at = '0'] = line.split(' ')
+        claims.push({ sign, key, ip, at: BigInt(at) })
+      })
+      await once(lines, 'line')
+      return child
+    }
+    const address = (index: number): string => `192.0.2.${index + 1}`
+    const writers = await Promise.all(Array.from({ length: WRITERS }, (_, index) => start(address(index))))
+    const whole = new Set(writers.map((_, index) => value(address(index))))
+    let killedWriting = 0
+    try {
+      for (let kills = 0; killedWriting < KILLED_WRITING; kills++) {
+        expect(kills).toBeLessThan(20 * KILLED_WRITING)
+        const index = kills % WRITERS
+        const victim = writers[index]!
+        const isWriting = (name: string | null): boolean =>
+          name !== null && name.includes(`.${victim.pid}.`) && !name.startsWith('clock.')
+        const watcher = watchDirectory(join(directory, 'tmp'), (_event, name) => {
+          if (isWriting(name)) victim.kill('SIGKILL')
+        })
+        await once(victim, 'close')
+        watcher.close()
+        if (readdirSync(join(directory, 'tmp')).some(isWriting)) killedWriting++
+        for (const key of readdirSync(subnets)) {
+          // One that is given back while we look is gone.
+          const text = await readFile(join(subnets, key), 'utf8').catch(() => undefined)
+          if (text !== undefined) expect(whole).toContain(text)
+        }
+        writers[index] = await start(address(index))
+      }
+    } finally {
+      for (const writer of writers) writer.kill('SIGKILL')
+      await Promise.all(writers.map(ended))
+    }
+    const owner = new Map<string, string>()
+    const violations: string[] = []
+    for (const { sign, key, ip, at } of claims.toSorted((one, other) => Number(one.at - other.at))) {
+      const before = owner.get(key)
+      if (before !== undefined && before !== ip) violations.push(`${key} of ${before} was given to ${ip} at ${at}`)
+      if (sign === '+') owner.set(key, ip)
+      else owner.delete(key)
+    }
+    expect(violations).toEqual([])
+    expect(claims.length).toBeGreaterThan(100)
+    expect(new Set(claims.map(({ key }) => key)).size).toBeLessThanOrEqual(WRITERS)
+    // Whoever comes next is kept waiting by nobody that is dead.
+    expect((await acquire(directoryStore(directory), '192.0.2.9')).key).toMatch(/^10\.5\./)
   })
 
   it('leaves no temporary file behind', async () => {

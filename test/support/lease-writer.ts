@@ -1,0 +1,31 @@
+// lease-writer.ts - a process that does nothing but take, renew and give back a lease in a directory, to be killed in
+// the middle of it: `node lease-writer.js <directory> <public IP>`. It prints `+ <key> <ns>` when it has a subnet and
+// `- <key> <ns>` before it gives it back, by the monotonic clock, which is the same for all processes.
+
+import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { createDirectoryStore } from '../../src/lease/directory-store.ts'
+import { acquireLease, renewLease } from '../../src/lease/leases.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
+
+const TTL_MS = 3_600_000
+const RENEWALS = 3
+
+const [, , directory = '', address = ''] = process.argv
+const publicIp = parseIpv4(address)
+if (publicIp === undefined) throw new Error(`no address: ${address}`)
+const store = createDirectoryStore({ directory })
+const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+const { signal } = new AbortController()
+const log = { info() {}, warn() {}, error() {}, v: () => false }
+const say = (sign: string, key: string): void =>
+  void process.stdout.write(`${sign} ${key} ${process.hrtime.bigint()}\n`)
+
+for (;;) {
+  // All draw the same: whoever is second must notice.
+  const options = { ttlMs: TTL_MS, random: () => 0, log, signal }
+  let lease = await acquireLease(store, config, { publicIp, backendType: '' }, options)
+  say('+', lease.key)
+  for (let times = 0; times < RENEWALS; times++) lease = await renewLease(store, lease, options)
+  say('-', lease.key)
+  await store.delete(lease.key, lease.revision, signal)
+}
