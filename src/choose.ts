@@ -78,7 +78,8 @@ export async function createFirewall(
 ): Promise<Firewall> {
   const { network } = config
   const wish = { network, masq: options['ip-masq'], forward: options['iptables-forward-rules'] }
-  const earlier = (key: 'FLANNEL_NETWORK' | 'FLANNEL_SUBNET') => readPreviousNet(options['subnet-file'], key, () => {})
+  const silent = { warn: () => {}, error: () => {} } // the daemon has said what is odd
+  const earlier = (key: 'FLANNEL_NETWORK' | 'FLANNEL_SUBNET') => readPreviousNet(options['subnet-file'], key, silent)
   const previous = { network: await earlier('FLANNEL_NETWORK'), subnet: await earlier('FLANNEL_SUBNET') }
   const { createIptables, createNftables } = await import('./firewall/firewall.ts')
   const create = config.enableNftables ? createNftables : createIptables

@@ -5,6 +5,7 @@
 //   loops   follow:   what the store reports becomes the data path's peer table
 //           hold:     the own lease is renewed before it ends, and taken again when it was lost
 //           claim:    another host that uses our public IP is noticed
+//           compare:  a network configuration that is no longer the one in use is named
 //           forward:  the device is kept right, and the data path opened again when it died or the node moved
 //           guard:    the firewall's rules are kept right
 //           attend:   a hung thread is noticed; the service manager hears how the node is, and that it lives
@@ -15,6 +16,7 @@
 
 import { randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'
+import { isDeepStrictEqual } from 'node:util'
 import type { Backend, Network } from './backend/backend.ts'
 import { createBackend, createFirewall, createStore } from './choose.ts'
 import type { DaemonOptions } from './cli/options.ts'
@@ -47,6 +49,7 @@ const RENEW_JITTER = 0.1
 const CLOCKS_MS = 60_000
 const REOPEN_RETRY_MS = 1_000
 const CLAIM_MS = 60_000
+const COMPARE_MS = 60_000
 const RESYNC_MS = 5_000
 /** Between two looks at the threads of the data path. */
 const LOOK_MS = 2_000
@@ -108,7 +111,7 @@ export async function runDaemon(
   notifier?: Notifier,
 ): Promise<never> {
   stopping.signal.addEventListener('abort', () => notifier?.stopping())
-  const previous = await readPreviousNet(options['subnet-file'], 'FLANNEL_SUBNET', (message) => log.warn(message))
+  const previous = await readPreviousNet(options['subnet-file'], 'FLANNEL_SUBNET', log)
   const health = createHealth()
   const port = options['healthz-port']
   const server = port > 0 ? await serveHealth(options['healthz-ip'], port, health) : undefined
@@ -188,7 +191,7 @@ export async function runNode(
     await publish(node)
     log.info('Running backend.')
     return await runLoops(stopping, [
-      ...[follow(node), hold(node), claim(node), forward(node), guard(node)],
+      ...[follow(node), hold(node), claim(node), compare(node), forward(node), guard(node)],
       ...[attend(node), keepAlive(node)],
     ])
   } finally {
@@ -450,6 +453,24 @@ async function claim(node: Node): Promise<never> {
       if (!isWeftError(error)) throw error // what the store is like is said by whoever follows it
     }
     await pause(signal, CLAIM_MS)
+  }
+}
+
+/** A node works by the configuration that it started with, as flanneld does; here the log says so when another one is put. */
+async function compare({ store, config, log, signal }: Node): Promise<never> {
+  let named: string | undefined
+  for (;;) {
+    await pause(signal, COMPARE_MS)
+    try {
+      const text = await store.config(signal)
+      if (text === undefined || text === named) continue
+      const isOurs = isDeepStrictEqual(parseNetworkConfig(text), config)
+      if (!isOurs) log.warn(`The network configuration changed, and counts when this node is started again: ${text}`)
+      named = isOurs ? undefined : text
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isWeftError(error)) throw error // a store that is away comes back, and a broken text is named by whoever starts
+    }
   }
 }
 

@@ -6,6 +6,7 @@ import { mkdir, readFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
 import { parseEnv } from 'node:util'
 import { messageOf, WeftError } from '../errors.ts'
+import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
 import { replaceFile } from './replace-file.ts'
 
@@ -52,23 +53,25 @@ export function parseNetList(value: string, onBad: (text: string) => void): Ipv4
   return nets
 }
 
-/** The network or subnet that an earlier run wrote, host bits cleared; undefined when there is none. `warn` says what is odd. */
+/** The network or subnet that an earlier run wrote, host bits cleared; undefined when there is none, or more than one. */
 export async function readPreviousNet(
   path: string,
   key: 'FLANNEL_NETWORK' | 'FLANNEL_SUBNET',
-  warn: (message: string) => void,
+  log: Pick<Log, 'warn' | 'error'>,
 ): Promise<Ipv4Net | undefined> {
-  let text: string
+  let text = ''
   try {
     text = await readFile(path, 'utf8')
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code !== 'ENOENT') warn(`cannot read ${path}: ${messageOf(error)}`)
-    text = ''
+    if ((error as NodeJS.ErrnoException).code !== 'ENOENT')
+      log.error(`Couldn't fetch previous ${key} from subnet file at ${path}: ${messageOf(error)}`)
   }
   const value = parseEnv(text)[key] ?? ''
-  const nets =
-    value === '' ? [] : parseNetList(value, (bad) => warn(`${bad} in ${path} is not a network; it is ignored`))
-  if (nets.length === 0) warn(`no subnet found for key: ${key} in file: ${path}`)
-  else if (nets.length > 1) warn(`more than one subnet found for key: ${key} in file: ${path}; none is used`)
+  const bad = (part: string): void =>
+    log.error(`Couldn't parse previous ${key} from subnet file at ${path}: invalid CIDR address: ${part}`)
+  const nets = value === '' ? [] : parseNetList(value, bad)
+  if (nets.length === 0) log.warn(`no subnet found for key: ${key} in file: ${path}`)
+  else if (nets.length > 1)
+    log.error(`error reading subnet: more than 1 entry found for key: ${key} in file ${path}: ${value}`)
   return nets.length === 1 ? nets[0] : undefined
 }

@@ -120,6 +120,8 @@ describe("flanneld's lines, in its order", () => {
   it('of a public IP that is given, and of the wait for a configuration', async () => {
     await etcd.ctl('del', '/coreos.com/network/config')
     const daemon = start(host, ['--iface', '192.168.77.1', '--public-ip', '203.0.113.7'])
+    let stdout = ''
+    daemon.process.stdout!.on('data', (text: Buffer) => (stdout += text.toString()))
     await daemon.line(/^E.*\] Couldn't fetch network config: flannel config not found in etcd store\. Did you create/)
     await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
     await daemon.line(/^I.*\] Searching for interface using 192\.168\.77\.1$/)
@@ -128,6 +130,7 @@ describe("flanneld's lines, in its order", () => {
     expect(await etcd.ctl('get', '--prefix', '--print-value-only', '/coreos.com/network/subnets/')).toBe(
       '{"PublicIP":"203.0.113.7","PublicIPv6":null}\n',
     )
+    expect(stdout).toBe('') // flanneld prints `timed out` there, once a second
   })
 })
 
@@ -148,6 +151,14 @@ describe('exit codes', () => {
     ['--help', [], {}, 0, /^Usage: /],
     ['--version', [], { FLANNELD_ETCD_PREFIX: 'never read' }, 0, /^\d+\.\d+\.\d+\n$/],
     ['--unknown', [], {}, 2, /^\S*weftd: flag provided but not defined: -unknown; see --help\n$/],
+    [
+      '--public-ipv6=2001:db8::1',
+      [],
+      {},
+      2,
+      /^\S*weftd: weft does not have flanneld's -public-ipv6 yet; leave it out\n$/,
+    ],
+    ['-v=0', [], { FLANNELD_KUBE_SUBNET_MGR: 'true' }, 2, /^\S*weftd: .* -kube-subnet-mgr yet; leave it out\n$/],
     ['--ip-masq=perhaps', [], {}, 2, /invalid value "perhaps" for flag -ip-masq/],
     [
       '--subnet-lease-renew-margin=1440',
@@ -174,6 +185,13 @@ describe('exit codes', () => {
     expect([result.code, result.stdout]).toEqual([code, ''])
   })
 
+  it('1 without a word of the password', async () => {
+    const { code, stderr } = await run(['--etcd-cafile=/nowhere', '--etcd-username=u', '--etcd-password=hush'])
+    expect(code).toBe(1)
+    expect(stderr).toContain('etcd-username:u etcd-password:<hidden>')
+    expect(stderr).not.toContain('hush')
+  })
+
   it.each([
     ['{"Network":"10.5.0.0/16","Backend":{"Type":"XYZ"}}', 'Error fetching backend: unknown backend type: xyz'],
     ['{"Network":"10.5.0.0/16","Backend":{}}', 'Error fetching backend: unknown backend type: ;'],
@@ -191,6 +209,7 @@ describe('exit codes', () => {
   it('what it leaves: the lease, subnet.env and the rules stay, device and route go', async () => {
     const daemon = start(host, ['--ip-masq'])
     await daemon.line(/flannel is ready/)
+    expect(await host.output(['ss', '-Hltn'])).toBe('') // no --healthz-port
     expect(await daemon.stop()).toBe(0)
     expect(await etcd.ctl('get', '--prefix', '--print-value-only', '/coreos.com/network/subnets/')).toContain('77.1')
     expect(host.subnetEnv()['FLANNEL_IPMASQ']).toBe('true')

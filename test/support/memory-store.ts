@@ -11,6 +11,8 @@ export interface MemoryStore extends Store {
   remove(key: string): void
   /** While true, every call says STORE_UNAVAILABLE, and watches end with it. */
   setDown(down: boolean): void
+  /** Puts a network configuration; there is none at first. */
+  putConfig(text: string): void
   readonly closed: boolean
 }
 
@@ -20,6 +22,7 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
   const waiting = new Set<() => void>()
   const claims = new Map<string, string>()
   let revision = 0n
+  let configText: string | undefined
   let down = false
   let closed = false
 
@@ -51,12 +54,15 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
       down = value
       for (const wake of waiting) wake()
     },
+    putConfig(text) {
+      configText = text
+    },
     get closed() {
       return closed
     },
     async config() {
       check()
-      return undefined
+      return configText
     },
     async list(signal) {
       check(signal)

@@ -315,6 +315,20 @@ describe('a node', () => {
     )
   })
 
+  it('names a network configuration that is not the one in use, each once, and goes on', async () => {
+    start()
+    await ready()
+    const named = (): string[] =>
+      lines.flatMap((line) => /^W The network configuration changed.*: (.*)$/.exec(line)?.[1] ?? [])
+    const other = '{"Network":"10.6.0.0/16"}'
+    for (const text of ['{ "network": "10.5.0.0/24" }', other, other, '{', '{"Network":"10.5.0.0/24"}', other]) {
+      store.putConfig(text)
+      await vi.advanceTimersByTimeAsync(61_000)
+    }
+    expect(named()).toEqual([other, other])
+    expect(networks).toHaveLength(1)
+  })
+
   it('keeps its peers when most of them vanish at once, until a listing 30 s later lacks them still', async () => {
     start()
     await ready()

@@ -3,6 +3,7 @@
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
+import { pickSubnet } from '../../../src/lease/allocate.ts'
 import { WeftError } from '../../../src/errors.ts'
 import { formatIpv4, formatIpv4Net, ipv4Net, ipv4NetContains } from '../../../src/net/ipv4.ts'
 import { formatIpv6 } from '../../../src/net/ipv6.ts'
@@ -17,6 +18,33 @@ describe('network configuration', () => {
     expect(range('{ "network": "10.3.0.0/16" }')).toBe('10.3.1.0 10.3.255.0 /24')
     expect(range('{ "Network": "10.3.0.0/23" }')).toBe('10.3.0.128 10.3.1.128 /25')
     expect(parseNetworkConfig('{"Network":"10.3.0.0/16"}').backendType).toBe('udp')
+  })
+
+  it.each([
+    ...[1, 8, 16, 20, 21, 22].map((prefix) => [prefix, 24] as const),
+    ...[23, 24, 25, 26, 27, 28].map((prefix) => [prefix, prefix + 2] as const),
+  ])('cuts a /%i into subnets of /%i, from the second to the last', (prefix, length) => {
+    const config = parseNetworkConfig(`{"Network":"128.0.0.0/${prefix}"}`)
+    expect(config.subnetLength).toBe(length)
+    expect(config.subnetMin - config.network.address).toBe(2 ** (32 - length))
+    expect(config.subnetMax - config.network.address).toBe(2 ** (32 - prefix) - 2 ** (32 - length))
+  })
+
+  it.each([
+    ['fc00::/48', 'fc00:0:0:1:: fc00:0:0:ffff:: /64'],
+    ['fc00::/62', 'fc00:0:0:1:: fc00:0:0:3:: /64'],
+    ['fc00::/63', 'fc00::8000:0:0:0 fc00:0:0:1:8000:: /65'],
+    ['fc00::/124', 'fc00::4 fc00::c /126'],
+  ])('cuts %s into %s', (network, expected) => {
+    const { ipv6 } = parseNetworkConfig(`{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"${network}"}`)
+    expect(`${formatIpv6(ipv6!.subnetMin)} ${formatIpv6(ipv6!.subnetMax)} /${ipv6!.subnetLength}`).toBe(expected)
+  })
+
+  it('clears the bits of a host, and does not compare SubnetMin with SubnetMax', () => {
+    expect(formatIpv4Net(parseNetworkConfig('{"Network":"10.0.1.0/16"}').network)).toBe('10.0.0.0/16')
+    const text = '{"Network":"10.3.0.0/16","SubnetMin":"10.3.9.0","SubnetMax":"10.3.8.0"}'
+    expect(range(text)).toBe('10.3.9.0 10.3.8.0 /24')
+    expect(pickSubnet(parseNetworkConfig(text), [], Math.random)).toBeUndefined()
   })
 
   it('takes an empty address for an absent one, as Go does', () => {

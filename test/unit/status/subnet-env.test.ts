@@ -1,6 +1,6 @@
 // subnet-env.test.ts - the file's bytes, its replacement, and how an earlier one is read.
 
-import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
@@ -40,27 +40,45 @@ describe('subnet.env', () => {
     })
   })
 
+  const NONE = 'W no subnet found for key: FLANNEL_SUBNET in file: FILE'
+  const bad = (part: string): string =>
+    `E Couldn't parse previous FLANNEL_SUBNET from subnet file at FILE: invalid CIDR address: ${part}`
+  const read = async (path: string): Promise<[string | undefined, string[]]> => {
+    const said: string[] = []
+    const say = (letter: string) => (message: string) => void said.push(`${letter} ${message.replace(path, 'FILE')}`)
+    const previous = await readPreviousNet(path, 'FLANNEL_SUBNET', { warn: say('W'), error: say('E') })
+    return [previous && formatIpv4Net(previous), said]
+  }
+
   it.each([
-    ['FLANNEL_SUBNET=10.1.74.1/24\n', '10.1.74.0/24', 0],
-    ['export FLANNEL_SUBNET="10.1.74.1/24" # ours\n', '10.1.74.0/24', 0],
-    ['FLANNEL_SUBNET=10.244.1.0/24,not-a-cidr\n', '10.244.1.0/24', 1],
-    ['FLANNEL_SUBNET=10.244.1.0/24,10.244.2.0/24\n', undefined, 1],
-    ['FLANNEL_SUBNET=not-a-cidr\n', undefined, 2],
-    ['', undefined, 1],
-  ])('reads %j as %j', async (text, subnet, warnings) => {
+    ['FLANNEL_SUBNET=10.1.74.1/24\n', '10.1.74.0/24', []],
+    ['FLANNEL_SUBNET=10.1.74.1/24', '10.1.74.0/24', []],
+    ['export FLANNEL_SUBNET="10.1.74.1/24" # ours\n', '10.1.74.0/24', []],
+    ["# a file of ours\n\nFLANNEL_SUBNET='10.1.74.1/24'\nFLANNEL_MTU=1472\n", '10.1.74.0/24', []],
+    ['FLANNEL_SUBNET=10.1.74.1/24\nFLANNEL_SUBNET=10.1.75.1/24\n', '10.1.75.0/24', []],
+    ['FLANNEL_SUBNET=10.244.1.0/24,not-a-cidr\n', '10.244.1.0/24', [bad('not-a-cidr')]],
+    [
+      'FLANNEL_SUBNET=10.244.1.0/24,not-a-cidr,10.244.2.0/24\n',
+      undefined,
+      [
+        bad('not-a-cidr'),
+        'E error reading subnet: more than 1 entry found for key: FLANNEL_SUBNET in file FILE: 10.244.1.0/24,not-a-cidr,10.244.2.0/24',
+      ],
+    ],
+    ['FLANNEL_SUBNET=not-a-cidr\n', undefined, [bad('not-a-cidr'), NONE]],
+    ['FLANNEL_SUBNET=\n', undefined, [NONE]],
+    ['FLANNEL_NETWORK=10.1.0.0/16\n', undefined, [NONE]],
+    ['', undefined, [NONE]],
+  ])('reads %j as %j', async (text, subnet, said) => {
     const path = join(folder, 'subnet.env')
     writeFileSync(path, text)
-    const said: string[] = []
-    const previous = await readPreviousNet(path, 'FLANNEL_SUBNET', (message) => said.push(message))
-    expect(previous && formatIpv4Net(previous)).toBe(subnet)
-    expect(said).toHaveLength(warnings)
+    expect(await read(path)).toEqual([subnet, said])
   })
 
-  it('warns in the words of upstream on a first start', async () => {
-    const path = join(folder, 'none')
-    const said: string[] = []
-    expect(await readPreviousNet(path, 'FLANNEL_SUBNET', (message) => said.push(message))).toBeUndefined()
-    expect(said).toEqual([`no subnet found for key: FLANNEL_SUBNET in file: ${path}`])
-    chmodSync(folder, 0o755)
+  it('warns in the words of upstream on a first start, and says why a file cannot be read', async () => {
+    expect(await read(join(folder, 'none'))).toEqual([undefined, [NONE]])
+    const [subnet, [error, ...more]] = await read(folder)
+    expect([subnet, more]).toEqual([undefined, [NONE]])
+    expect(error).toMatch(/^E Couldn't fetch previous FLANNEL_SUBNET from subnet file at FILE: EISDIR/)
   })
 })
