@@ -13,11 +13,13 @@ import { findIptablesRemains } from './remains.ts'
 import {
   FLANNEL_CHAINS,
   iptablesRules,
+  isAnothers,
   isIptables162,
   nftInput,
   nftRemoval,
   oursIn,
   restoreInput,
+  splitNftTable,
   WAIT,
   type FirewallWish,
   type IptablesChain,
@@ -66,9 +68,12 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
     const known = shown.get(chain.chain)
     const wanted = `${formatIpv4Net(subnet)}\n`
     const there = oursIn(lines, chain)
-    if (known === wanted + there.join('\n')) return false
-    await restore(restoreInput(chain, rules, there, findLeftovers(chain.table, lines, ours, chain).removal))
-    const now = oursIn(readTables(await run('iptables-save', ['-t', chain.table])).get(chain.table) ?? [], chain)
+    const own = (all: readonly string[]): readonly string[] => all.filter((line) => !isAnothers(line, ours))
+    if (known === wanted + own(there).join('\n')) return false
+    const others = there.filter((line) => isAnothers(line, ours)).map((line) => line.slice(`-A ${chain.chain} `.length))
+    const { removal } = findLeftovers(chain.table, lines, ours, chain)
+    await restore(restoreInput(chain, [...rules, ...others], there, removal))
+    const now = own(oursIn(readTables(await run('iptables-save', ['-t', chain.table])).get(chain.table) ?? [], chain))
     shown.set(chain.chain, wanted + (now.length === rules.length + 1 ? now.join('\n') : UNDONE))
     return known?.startsWith(wanted) ?? false
   }
@@ -129,6 +134,7 @@ export function createNftables({ run, log, plainPorts, previous, ...wish }: Fire
     : wish.forward
       ? "nftables: couldn't setup forward rules: "
       : "nftables: couldn't initialise table flannel-ipv4: "
+  const ours = networksOf(wish.network, previous.network)
   let shown: string | undefined
   let randomFully: boolean | undefined
   const read = () =>
@@ -140,12 +146,13 @@ export function createNftables({ run, log, plainPorts, previous, ...wish }: Fire
   async function ensure(subnet: Ipv4Net): Promise<readonly string[]> {
     randomFully ??= !plainPorts && (await knowsFullyRandom(run, log))
     const wanted = `${formatIpv4Net(subnet)}\n`
-    if (shown !== undefined && shown === wanted + (await read())) return []
-    const input = nftInput({ ...wish, subnet, randomFully })
+    const { own, others } = splitNftTable(await read(), ours)
+    if (shown === wanted + own) return []
+    const input = nftInput({ ...wish, subnet, randomFully }, others)
     await run('nft', ['-f', '-'], { input })
     const now = await read()
     const mended = shown?.startsWith(wanted) ? ['the table flannel-ipv4'] : []
-    shown = wanted + (countNftRules(now) === countNftRules(input) ? now : UNDONE)
+    shown = wanted + (countNftRules(now) === countNftRules(input) ? splitNftTable(now, ours).own : UNDONE)
     return mended
   }
 
@@ -153,7 +160,7 @@ export function createNftables({ run, log, plainPorts, previous, ...wish }: Fire
     ensure: (subnet) => prefixed(setup, ensure(subnet)),
     async raise(subnet) {
       log.info('Cleaning-up unused traffic manager rules')
-      await removeIptablesRules(run, networksOf(wish.network, previous.network), log)
+      await removeIptablesRules(run, ours, log)
       log.info('Starting flannel in nftables mode...')
       await prefixed('no nftables support: ', run('nft', ['--version']))
       if (wish.masq) log.info('nftables: setting up masking rules (ipv4)')

@@ -61,6 +61,21 @@ export function oursIn(table: readonly string[], { chain }: IptablesChain): read
   return table.filter((line) => line.startsWith(`-A ${chain} `) || line.endsWith(` -j ${chain}`))
 }
 
+const NET = String.raw`\d+\.\d+\.\d+\.\d+\/\d+`
+/** A rule of ours that names networks, as iptables-save and `nft list` show it. */
+const NETWORK_RULE = new RegExp(
+  `^-A FLANNEL-\\S+( (! )?-[sd] ${NET})+ -m comment --comment "flanneld (masq|forward)" -j [A-Z]+( --random-fully)?$` +
+    `|^\\s*ip [sd]addr (!= )?${NET}( ip daddr (!= )?${NET})? (return|accept|masquerade( fully-random)?)$`,
+)
+
+/**
+ * Whether a rule is that of another daemon on this host: flannel's, and for none of `networks`. Each has its own network in
+ * the chains that all share.
+ */
+export function isAnothers(rule: string, networks: ReadonlySet<string>): boolean {
+  return NETWORK_RULE.test(rule) && !(rule.match(new RegExp(NET, 'g')) ?? []).some((network) => networks.has(network))
+}
+
 /**
  * A table of the input of `iptables-restore --noflush`: one COMMIT, so that no packet ever meets an empty chain. Naming the
  * chain empties it within the transaction. `ours` are the lines that there are: their jumps are taken away, and one is added
@@ -96,40 +111,68 @@ export function nftRemoval(): string {
   )
 }
 
+/** The rules of other daemons in the nftables mode's table. */
+export interface NftOthers {
+  readonly postrtg: readonly string[]
+  readonly forward: readonly string[]
+}
+
+/** What `nft list table` prints, without the rules of other daemons, and those. */
+export function splitNftTable(
+  text: string,
+  networks: ReadonlySet<string>,
+): { readonly own: string; readonly others: NftOthers } {
+  const others = { postrtg: [] as string[], forward: [] as string[] }
+  let chain = others.postrtg
+  const own = text.split('\n').filter((line) => {
+    if (line.trim().startsWith('chain ')) chain = line.includes('chain forward ') ? others.forward : others.postrtg
+    if (!isAnothers(line, networks)) return true
+    chain.push(line.trim())
+    return false
+  })
+  return { own: own.join('\n'), others }
+}
+
 /**
  * Input of `nft -f -`, which is one transaction. Both tables are made, as flanneld does. The fourth rule of postrtg is iptables'
  * fourth: flanneld's own (`saddr != S daddr N return`) keeps the last one from ever being reached.
  */
-export function nftInput({ network, subnet, masq, forward, randomFully }: FirewallWish): string {
+export function nftInput(
+  { network, subnet, masq, forward, randomFully }: FirewallWish,
+  others: NftOthers = { postrtg: [], forward: [] },
+): string {
   const n = formatIpv4Net(network)
   const s = formatIpv4Net(subnet)
   const masquerade = randomFully ? 'masquerade fully-random' : 'masquerade'
+  const masqRules = [
+    `ip saddr ${s} ip daddr ${n} return`,
+    `ip saddr ${n} ip daddr ${s} return`,
+    `ip saddr != ${n} ip daddr ${s} return`,
+    `ip saddr ${n} ip daddr != 224.0.0.0/4 ${masquerade}`,
+    `ip saddr != ${n} ip daddr ${n} ${masquerade}`,
+  ]
   const postrtg = [
     '  chain postrtg {',
     '    comment "chain to manage traffic masquerading by flannel"',
     '    type nat hook postrouting priority srcnat; policy accept;',
     '    meta mark 0x4000 return',
-    `    ip saddr ${s} ip daddr ${n} return`,
-    `    ip saddr ${n} ip daddr ${s} return`,
-    `    ip saddr != ${n} ip daddr ${s} return`,
-    `    ip saddr ${n} ip daddr != 224.0.0.0/4 ${masquerade}`,
-    `    ip saddr != ${n} ip daddr ${n} ${masquerade}`,
+    ...[...(masq ? masqRules : []), ...others.postrtg].map((rule) => `    ${rule}`),
     '  }',
   ]
+  const forwardRules = [`ip saddr ${n} accept`, `ip daddr ${n} accept`]
   const forwarding = [
     '  chain forward {',
     '    comment "chain to accept flannel traffic"',
     '    type filter hook forward priority filter; policy accept;',
-    `    ip saddr ${n} accept`,
-    `    ip daddr ${n} accept`,
+    ...[...(forward ? forwardRules : []), ...others.forward].map((rule) => `    ${rule}`),
     '  }',
   ]
   return lines([
     ...nftRemoval().trimEnd().split('\n'),
     'table ip flannel-ipv4 {',
     '  comment "rules for flannel-ipv4"',
-    ...(masq ? postrtg : []),
-    ...(forward ? forwarding : []),
+    ...(masq || others.postrtg.length > 0 ? postrtg : []),
+    ...(forward || others.forward.length > 0 ? forwarding : []),
     '}',
     'table ip6 flannel-ipv6 {',
     '  comment "rules for flannel-ipv6"',

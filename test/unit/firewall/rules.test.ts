@@ -4,11 +4,13 @@ import { describe, expect, it } from 'vitest'
 import {
   FLANNEL_CHAINS,
   iptablesRules,
+  isAnothers,
   isIptables162,
   nftInput,
   nftRemoval,
   oursIn,
   restoreInput,
+  splitNftTable,
   type FirewallWish,
 } from '../../../src/firewall/rules.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
@@ -113,6 +115,50 @@ describe('restoreInput', () => {
 COMMIT
 `)
     expect(oursIn(table, FWD)).toEqual([])
+  })
+})
+
+describe('the rules of another daemon on the host', () => {
+  const rulesOf = (lines: string): string[] => lines.split('\n').filter((line) => line.startsWith('-A FLANNEL'))
+  const inChains = rulesOf(restoreTexts(wish(true, true, true)).join(''))
+  const mark = inChains[0]!
+
+  it.each([
+    ['its own', '10.42.0.0/16', []],
+    ["another's", '10.5.0.0/16', inChains.filter((line) => line !== mark)],
+  ])('in iptables, seen by a daemon for which the network is %s', (_, network, expected) => {
+    expect(inChains).toHaveLength(6 + 2)
+    expect(inChains.filter((line) => isAnothers(line, new Set([network])))).toEqual(expected)
+  })
+
+  it.each([
+    '-A FLANNEL-FWD -j ACCEPT',
+    '-A FLANNEL-FWD -s 10.42.0.0/16 -j ACCEPT',
+    '-A FLANNEL-FWD -s 10.42.0.0/16 -p tcp -m comment --comment "flanneld forward" -j ACCEPT',
+    '-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG',
+    '\t\tip saddr 10.42.0.0/16 counter packets 0 bytes 0 accept',
+    '\t\tmeta mark 0x00004000 return',
+  ])('are not what only looks like them: %s', (line) => {
+    expect(isAnothers(line, new Set(['10.5.0.0/16']))).toBe(false)
+  })
+
+  it('in nftables stand after our own, in the chain where they were', () => {
+    const shown = nftInput(wish(true, true, true))
+    const { own, others } = splitNftTable(shown, new Set(['10.5.0.0/16']))
+    expect([others.postrtg.length, others.forward.length]).toEqual([5, 2])
+    expect(splitNftTable(shown, new Set(['10.42.0.0/16']))).toEqual({
+      own: shown,
+      others: { postrtg: [], forward: [] },
+    })
+    const ours = {
+      ...wish(true, false, true),
+      network: parseIpv4Net('10.5.0.0/16')!,
+      subnet: parseIpv4Net('10.5.1.0/24')!,
+    }
+    const both = nftInput(ours, others)
+    expect(splitNftTable(both, new Set(['10.5.0.0/16'])).others).toEqual(others)
+    expect(splitNftTable(both, new Set(['10.42.0.0/16'])).own).toBe(shown)
+    expect(own).not.toContain('10.42.')
   })
 })
 
