@@ -21,10 +21,6 @@ const ENCAP_BYTES = 28
 const TUN_NAME = 'flannel%d'
 /** Packets that the TUN queues. The kernel's 500 loses bursts: 64-byte packets without loss went from 155 to 290 kpps. */
 const QUEUE_LENGTH = 4000
-/** The largest payload of one UDP datagram over IPv4. */
-const MAX_DATAGRAM_BYTES = 65507
-/** The kernel cuts a TCP superpacket by payload, and each segment has its headers on the wire: 20 IP, 20 TCP, 12 options. */
-const SEGMENT_HEADER_BYTES = 52
 
 /** So many routes are named in one line. */
 const HIDING_NAMED = 5
@@ -139,13 +135,9 @@ async function configureDevice(
 ): Promise<void> {
   const device = engine.tunName
   const address = `${formatIpv4(lease.subnet.address)}/32`
+  // gso_max_size stays what it is, though a superpacket of 64 KiB is more than one message: the kernel cuts in software
+  // what a container sends in larger ones than the device takes (gso_features_check in net/core/dev.c).
   await run('ip', ['link', 'set', 'dev', device, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
-  if (engine.offloads.includes('tun-tso') || engine.offloads.includes('tun-uso')) {
-    // So that one superpacket is one message. Without it the rest goes in a second one: not worth failing for.
-    const segments = Math.floor(MAX_DATAGRAM_BYTES / mtu)
-    const bytes = Math.min(65535, segments * (mtu - SEGMENT_HEADER_BYTES) + SEGMENT_HEADER_BYTES)
-    await run('ip', ['link', 'set', 'dev', device, 'gso_max_size', String(bytes)]).catch(() => {})
-  }
   await run('ip', ['address', 'replace', address, 'dev', device])
   // ICMP errors come out of the TUN from the TUN's own address, which the kernel takes for a forgery unless told.
   await setSysctl(`net/ipv4/conf/${device}/accept_local`, '1')
