@@ -20,6 +20,8 @@ export interface Etcd {
   kill(signal?: NodeJS.Signals): Promise<void>
   /** Starts it again on the same data and ports. */
   start(): Promise<void>
+  /** Ends it and starts it as it was when `etcdctl snapshot save` made this file. */
+  restore(snapshot: string): Promise<void>
   /** Ends it and removes its data. */
   close(): Promise<void>
 }
@@ -64,10 +66,10 @@ export async function startEtcd({ namespace, address = '127.0.0.1', tls = false 
   const [client, peer] = namespace === undefined ? await freePorts(2) : [2379, 2380]
   const endpoint = `http${tls ? 's' : ''}://${address}:${client}`
   const enter = namespace === undefined ? [] : ['ip', 'netns', 'exec', namespace]
+  const peerUrl = `http://${address}:${peer}`
   let child!: ChildProcess
 
   async function start(): Promise<void> {
-    const peerUrl = `http://${address}:${peer}`
     child = await launch(
       [
         ...['--name', 'test', '--data-dir', data, '--initial-cluster', `test=${peerUrl}`],
@@ -100,6 +102,15 @@ export async function startEtcd({ namespace, address = '127.0.0.1', tls = false 
       await ended(child)
     },
     start,
+    async restore(snapshot) {
+      await etcd.kill()
+      rmSync(data, { recursive: true })
+      await output([
+        ...['env', 'ETCDCTL_API=3', 'etcdctl', 'snapshot', 'restore', snapshot, '--data-dir', data, '--name', 'test'],
+        ...['--initial-cluster', `test=${peerUrl}`, '--initial-advertise-peer-urls', peerUrl],
+      ])
+      await start()
+    },
     async close() {
       await etcd.kill()
       rmSync(data, { recursive: true, force: true })

@@ -35,6 +35,7 @@ import { applyUpdate, type PeerView } from '../../src/lease/peer-view.ts'
 import { StoreGap, type Store, type StoreChange } from '../../src/lease/store.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { startCuttingProxy, type CuttingProxy } from '../support/cutting-proxy.ts'
+import { startTroubledEtcd } from '../support/troubled-etcd.ts'
 import { ended } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 
@@ -55,7 +56,8 @@ function quiet() {
 interface Bed {
   /** The prefix in etcd, or the directory. */
   readonly prefix: string
-  open(): Store
+  /** `endpoint` is for etcd alone, in place of the cutting proxy. */
+  open(endpoint?: string): Store
   put(key: string, text: string): Promise<void>
   remove(key: string): Promise<void>
   /** Lets a lease end now. */
@@ -94,9 +96,9 @@ function etcdBed(): Bed {
   const full = (key: string): string => `${prefix}/subnets/${key}`
   return {
     prefix,
-    open() {
+    open(endpoint = `http://127.0.0.1:${proxy.port}`) {
       const store = createEtcdStore({
-        endpoints: [`http://127.0.0.1:${proxy.port}`],
+        endpoints: [endpoint],
         prefix,
         certFile: '',
         keyFile: '',
@@ -553,6 +555,122 @@ describe('the etcd store, when things break', () => {
     }
     await expect(watch()).rejects.toBeInstanceOf(StoreGap)
     await follow(store).until((view) => view.size === 1 && view.has('10.5.2.0-24'))
+  })
+
+  it('hears of all that happened between its listing and a watch that was held back', async () => {
+    const bed = etcdBed()
+    const troubled = await startTroubledEtcd(etcd.endpoint)
+    try {
+      const store = bed.open(troubled.endpoint)
+      const keys = Array.from({ length: 100 }, (_, index) => `10.5.${index}.0-24`)
+      await bed.put('10.6.0.0-24', value('1.1.1.1'))
+      const { revision } = await store.list(signal())
+      troubled.set({ hold: true })
+      const batches = store.watch(revision, signal())[Symbol.asyncIterator]()
+      const first = batches.next()
+      await vi.waitFor(() => expect(troubled.strikes.held).toBeGreaterThan(0))
+      const client = new Etcd3({ hosts: etcd.endpoint })
+      for (const key of keys) await putAll(client, bed.prefix, [key])
+      client.close()
+      await bed.remove('10.6.0.0-24')
+      troubled.set({})
+      const changes: StoreChange[] = []
+      for (let batch = await first; ; batch = await batches.next()) {
+        changes.push(...(batch.value as { changes: StoreChange[] }).changes)
+        if (changes.length > keys.length) break
+      }
+      await batches.return?.()
+      expect(changes.map((change) => (change.kind === 'put' ? change.entry.key : `not ${change.key}`))).toEqual([
+        ...keys,
+        'not 10.6.0.0-24',
+      ])
+    } finally {
+      await troubled.close()
+    }
+  })
+
+  it('has by value what was compacted away while it was cut off', async () => {
+    const bed = etcdBed()
+    for (const last of [1, 2, 3, 4, 5, 6]) await bed.put(`10.5.${last}.0-24`, value(`1.1.1.${last}`))
+    const follower = follow(bed.open())
+    await follower.until((view) => view.size === 6)
+    proxy.refuse(true)
+    proxy.cut()
+    await bed.put('10.5.1.0-24', value('9.9.9.1')) // another address
+    await bed.remove('10.5.2.0-24')
+    await bed.put('10.5.2.0-24', value('9.9.9.2')) // another host
+    await bed.remove('10.5.3.0-24')
+    await bed.put('10.5.4.0-24', value('1.1.1.4')) // renewed
+    await bed.put('10.5.7.0-24', value('9.9.9.7'))
+    const { header } = JSON.parse(await etcd.ctl('get', 'x', '-w', 'json')) as { header: { revision: number } }
+    await etcd.ctl('compact', String(header.revision))
+    proxy.refuse(false)
+    const expected = new Map([
+      ...([4, 5, 6] as const).map((last) => [`10.5.${last}.0-24`, `1.1.1.${last}`] as const),
+      ...([1, 2, 7] as const).map((last) => [`10.5.${last}.0-24`, `9.9.9.${last}`] as const),
+    ])
+    await follower.until(
+      (view) =>
+        view.size === expected.size &&
+        [...expected].every(([key, ip]) => view.get(key)?.attrs.publicIp === parseIpv4(ip)),
+      15_000,
+    )
+    expect(follower.log.lines.filter((line) => line.includes('fell behind (compact rev'))).toHaveLength(1)
+  })
+
+  it('is as a snapshot that was restored, whose revisions are given out a second time', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'weft-snapshot-'))
+    folders.push(folder)
+    const own = await startEtcd()
+    const put = (last: number, ip: string): Promise<string> => own.ctl('put', `/x/subnets/10.5.${last}.0-24`, value(ip))
+    const store = createEtcdStore({
+      ...{ endpoints: [own.endpoint], prefix: '/x', certFile: '', keyFile: '', caFile: '', username: '', password: '' },
+    })
+    stores.push(store)
+    try {
+      for (const last of [1, 2, 3, 4]) await put(last, `1.1.1.${last}`)
+      await own.ctl('snapshot', 'save', join(folder, 'snapshot'))
+      await own.ctl('del', '/x/subnets/10.5.1.0-24')
+      await put(2, '9.9.9.2')
+      await put(5, '1.1.1.5')
+      const follower = follow(store)
+      await follower.until((view) => view.size === 4 && view.has('10.5.5.0-24'))
+      await own.restore(join(folder, 'snapshot'))
+      // As many writes as were lost: the revision is the one that was known.
+      for (const times of [1, 2, 3]) await put(6, `1.1.1.${times}`)
+      const address = (view: PeerView, last: number) => view.get(`10.5.${last}.0-24`)?.attrs.publicIp
+      await follower.until(
+        (view) =>
+          [...view.keys()].toSorted().join() === [1, 2, 3, 4, 6].map((last) => `10.5.${last}.0-24`).join() &&
+          address(view, 2) === parseIpv4('1.1.1.2') &&
+          address(view, 6) === parseIpv4('1.1.1.3'),
+        15_000,
+      )
+      expect(follower.log.lines.filter((line) => /restored or replaced|went back/.test(line))).toHaveLength(1)
+    } finally {
+      await own.close()
+    }
+  })
+
+  it('keeps a value of a megabyte, and one that is no text, to their keys; a neighbour of its prefix is none of its', async () => {
+    const bed = etcdBed()
+    const follower = follow(bed.open())
+    await bed.put('10.5.1.0-24', value('1.1.1.1'))
+    const client = new Etcd3({ hosts: etcd.endpoint })
+    const put = (key: string, bytes: Buffer): Promise<unknown> =>
+      client.kv.put({ key: Buffer.from(`${bed.prefix}/${key}`), value: bytes })
+    await put('subnets/10.5.2.0-24', Buffer.alloc(1 << 20, 'x'))
+    await put('subnets/10.5.3.0-24', Buffer.from([0x22, 0xff, 0xfe, 0x22]))
+    await put('subnets-old/10.5.4.0-24', Buffer.from(value('4.4.4.4')))
+    await put('subnets', Buffer.from(value('4.4.4.4')))
+    await put('subnets/', Buffer.from(value('4.4.4.4')))
+    client.close()
+    await bed.put('10.5.5.0-24', value('5.5.5.5'))
+    await follower.until((view) => view.has('10.5.5.0-24'))
+    expect([...follower.view.keys()].toSorted()).toEqual(['10.5.1.0-24', '10.5.5.0-24'])
+    const named = follower.log.lines.filter((line) => line.startsWith('Ignoring bad subnet node'))
+    expect(named).toHaveLength(3)
+    expect(Math.max(...named.map((line) => line.length))).toBeLessThan(300)
   })
 
   it('goes on after etcd was killed and started again', async () => {
