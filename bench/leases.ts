@@ -5,10 +5,11 @@
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
-import { closeSync, existsSync, openSync, readFileSync } from 'node:fs'
+import { closeSync, existsSync, openSync, readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface, type Interface } from 'node:readline'
 import type { Readable } from 'node:stream'
+import { setTimeout as delay } from 'node:timers/promises'
 import { Etcd3 } from 'etcd3'
 import { execute, output } from '../lab/command.ts'
 import { startEtcd, type Etcd } from '../lab/etcd.ts'
@@ -22,6 +23,10 @@ const CONFIG = '{"Network":"10.0.0.0/8","SubnetLen":24,"Backend":{"Type":"udp"}}
 const CHANGES = 100
 const CHANGES_WHEN_LARGE = 30
 const DAEMONS = 50
+const CHURN_S = 20
+const CHURN_TICK_MS = 100
+/** Nobody there: what a churned lease says in turn with the peer's address. */
+const NOBODY = '198.51.100.1'
 const TXN_OPERATIONS = 128
 
 const METHOD = {
@@ -30,6 +35,7 @@ const METHOD = {
     'weftd started with the leases in etcd: from its "Created subnet manager" to the last "Subnet added"; VmRSS then',
   large:
     'as change, beside that many peers; gap is the longest pause of another stream of a packet each millisecond meanwhile',
+  churn: `for ${CHURN_S} s 1% of the leases a second get another address, a tenth of that at a time; CPU of weftd but for the threads that forward; every half second a new lease is put as in change, and is one of the last figures`,
   together: `${DAEMONS} weftd started in one moment on ${DAEMONS} hosts with one etcd: until the last has logged all others; requests by etcd's grpc_server_started_total in a minute of quiet`,
 } as const
 
@@ -191,6 +197,35 @@ function filled(daemon: Daemon, count: number): Promise<number> {
   })
 }
 
+/** CPU seconds of a daemon but for its threads that forward (proc_pid_stat(5): utime, stime). */
+function cpuSeconds({ process: { pid } }: Daemon): number {
+  const threads = readdirSync(`/proc/${pid}/task`).map((task) => readFileSync(`/proc/${pid}/task/${task}/stat`, 'utf8'))
+  const ticks = threads
+    .filter((stat) => !stat.includes('(weft-loop)'))
+    .map((stat) => stat.slice(stat.lastIndexOf(')')).split(' '))
+    .reduce((sum, fields) => sum + Number(fields[12]) + Number(fields[13]), 0)
+  return ticks / 100
+}
+
+/** Changes 1% of the leases a second, beside which new ones from the index `leases` on are timed. */
+async function churn(bed: Bed, ends: Ends, daemon: Daemon, leases: number, address: string) {
+  const part = leases / (100 * (1000 / CHURN_TICK_MS))
+  const times: number[] = []
+  const began = now()
+  const before = cpuSeconds(daemon)
+  const ticks = (CHURN_S * 1000) / CHURN_TICK_MS
+  for (let tick = 0; tick < ticks; tick++) {
+    // The first is the stream's that `gap` watches.
+    await bed.writer.put(1 + tick * part, part, NOBODY)
+    if (tick % 5 === 0) times.push(...(await changes(bed, ends, leases + tick, 1, address)))
+    await delay(began + (tick + 1) * CHURN_TICK_MS - now())
+  }
+  const seconds = (now() - began) / 1000
+  if (seconds > 1.1 * CHURN_S) throw new Error(`the churn took ${seconds.toFixed(1)} s instead of ${CHURN_S}`)
+  const cpu = (100 * (cpuSeconds(daemon) - before)) / seconds
+  return { cpu, churnP50: percentile(times, 0.5), churnP99: percentile(times, 0.99) }
+}
+
 async function scale(leases: number): Promise<Record<string, number>> {
   const bed = await openBed(2)
   try {
@@ -204,7 +239,9 @@ async function scale(leases: number): Promise<Record<string, number>> {
     await ends.arrival('10.1.0')
     await ends.gap()
     const times = await changes(bed, ends, leases, leases > 1000 ? CHANGES_WHEN_LARGE : CHANGES, to.address)
-    return { seconds, rss, gap: await ends.gap(), p50: percentile(times, 0.5), p99: percentile(times, 0.99) }
+    const single = { gap: await ends.gap(), p50: percentile(times, 0.5), p99: percentile(times, 0.99) }
+    const churned = leases > 1000 ? await churn(bed, ends, daemon, leases + times.length, to.address) : {}
+    return { seconds, rss, ...single, ...churned }
   } finally {
     await bed.close()
   }
@@ -249,15 +286,21 @@ const METRICS: readonly (readonly [string, string, Metric])[] = [
   ['change', 'p99', { title: 'put to forwarded, 100 peers, p99', unit: 'ms', better: 'less' }],
   ['start10000', 'seconds', { title: 'start to full table, 10,000 leases', unit: 's', better: 'less' }],
   ['start10000', 'rss', { title: 'memory, 10,000 leases', unit: 'MiB', better: 'less' }],
+  ['start10000', 'cpu', { title: '1% of 10,000 changed a second, CPU', unit: '% of a core', better: 'less' }],
+  ['start10000', 'churnP50', { title: 'put to forwarded meanwhile, p50', unit: 'ms', better: 'less' }],
+  ['start10000', 'churnP99', { title: 'put to forwarded meanwhile, p99', unit: 'ms', better: 'less' }],
   ['start60000', 'seconds', { title: 'start to full table, 60,000 leases', unit: 's', better: 'less' }],
   ['start60000', 'rss', { title: 'memory, 60,000 leases', unit: 'MiB', better: 'less' }],
   ['start60000', 'p50', { title: 'put to forwarded, 60,000 peers, p50', unit: 'ms', better: 'less' }],
   ['start60000', 'gap', { title: 'longest pause of a stream meanwhile', unit: 'ms', better: 'less' }],
+  ['start60000', 'cpu', { title: '1% of 60,000 changed a second, CPU', unit: '% of a core', better: 'less' }],
+  ['start60000', 'churnP50', { title: 'put to forwarded meanwhile, p50', unit: 'ms', better: 'less' }],
+  ['start60000', 'churnP99', { title: 'put to forwarded meanwhile, p99', unit: 'ms', better: 'less' }],
   ['together', 'seconds', { title: `${DAEMONS} daemons at once, converged`, unit: 's', better: 'less' }],
   ['together', 'requests', { title: 'etcd requests an hour, each daemon', unit: '', better: 'less' }],
 ]
 
-export const LEASES_MINUTES = 3
+export const LEASES_MINUTES = 4
 
 /** One round of everything; every figure is of this one round. */
 export async function measureLeases(): Promise<Part> {
@@ -276,7 +319,7 @@ export async function measureLeases(): Promise<Part> {
   }))
   const method = {
     change: METHOD.change,
-    start10000: METHOD.start,
+    start10000: `${METHOD.start}; ${METHOD.churn}`,
     start60000: METHOD.large,
     together: METHOD.together,
   }
