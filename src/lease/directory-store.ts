@@ -342,6 +342,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
       const onAbort = (): void => wake()
       signal.addEventListener('abort', onAbort, { once: true })
       try {
+        let answered = false
         let rescanAt = 0
         for (;;) {
           signal.throwIfAborted()
@@ -358,6 +359,8 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
             return differences(view, found.live, new Set([...view.keys(), ...found.live.keys()]))
           })
           if (changes.length > 0) yield { revision: ++lastRevision, changes }
+          else if (!answered) yield { revision: after, changes }
+          answered = true
           await new Promise<void>((resolved) => {
             const timer = setTimeout(resolved, Math.max(0, rescanAt - performance.now()))
             wake = () => {

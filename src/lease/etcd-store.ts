@@ -332,6 +332,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
             // An empty response is a progress notification: everything up to its revision was delivered.
             delivered = changes.length === 0 ? current : lastRevision(changes)
             yield { revision: delivered, changes }
+          } else {
+            yield { revision: delivered, changes: [] }
           }
           response = await nextOf(responses)
         }

@@ -264,9 +264,9 @@ export async function* followLeases(store: Store, options: FollowOptions): Async
       try {
         for await (const batch of store.watch(after, AbortSignal.any([signal, relist.signal]))) {
           after = batch.revision
-          failures = 0
           state.failing = false
           if (batch.changes.length === 0) continue
+          failures = 0
           const update = losses.changes(decoder.known, decoder.changes(batch.changes), clock.now())
           state.held = losses.held
           yield update

@@ -25,7 +25,10 @@ export type StoreChange =
   | { readonly kind: 'put'; readonly entry: StoreEntry }
   | { readonly kind: 'delete'; readonly key: string; readonly revision: bigint }
 
-/** Changes that belong together, in order. `revision` is where to resume: everything up to it was delivered. */
+/**
+ * Changes that belong together, in order; none to say that the store answers. `revision` is where to resume: everything up
+ * to it was delivered.
+ */
 export interface StoreBatch {
   readonly revision: bigint
   readonly changes: readonly StoreChange[]

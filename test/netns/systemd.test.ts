@@ -1,0 +1,64 @@
+// systemd.test.ts - deploy/weftd.service as a real systemd runs it: what started means, what restarts it and what does not.
+
+import { afterEach, describe, expect, it } from 'vitest'
+import { startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { createLab, type Lab } from '../../lab/lab.ts'
+import { freezeThread } from '../support/service-manager.ts'
+import { bootSystemd, hasSystemd, type Systemd } from '../support/systemd.ts'
+
+const WATCHDOG_S = 2
+
+let lab: Lab | undefined
+let etcd: Etcd | undefined
+let systemd: Systemd | undefined
+afterEach(async () => {
+  await systemd?.close()
+  await lab?.close()
+  await etcd?.close()
+  systemd = lab = etcd = undefined
+})
+
+async function until(name: string, value: RegExp): Promise<void> {
+  await expect.poll(() => systemd!.property(name), { timeout: 20_000, interval: 200 }).toMatch(value)
+}
+
+describe.runIf(hasSystemd)('the unit', () => {
+  it('is started when subnet.env is there, outlives its etcd, is restarted when a thread hangs, and stops', async () => {
+    lab = await createLab({ hosts: 1 })
+    const [host] = lab.hosts
+    etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
+    systemd = await bootSystemd(host!, [
+      `Environment=FLANNELD_ETCD_ENDPOINTS=${etcd.endpoint} FLANNELD_SUBNET_FILE=/run/flannel/subnet.env`,
+      `WatchdogSec=${WATCHDOG_S}`,
+    ])
+
+    await systemd.systemctl('start', '--no-block', 'weftd')
+    await until('StatusText', /^waiting for the network configuration in the etcd store$/)
+    expect(await systemd.property('ActiveState')).toBe('activating')
+    await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
+    await until('ActiveState', /^active$/)
+    expect(systemd.read('/run/flannel/subnet.env')).toMatch(/^FLANNEL_NETWORK=10\.5\.0\.0\/16\nFLANNEL_SUBNET=10\.5\./)
+    await until('StatusText', /^subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store in reach$/)
+
+    await etcd.kill()
+    await until('StatusText', /, etcd store out of reach$/)
+    const pid = systemd.mainPid()
+    await new Promise((resolve) => setTimeout(resolve, 3 * WATCHDOG_S * 1000))
+    expect([await systemd.property('NRestarts'), systemd.mainPid()]).toEqual(['0', pid])
+    await etcd.start()
+    await until('StatusText', /, etcd store in reach$/)
+
+    const thaw = await freezeThread(host!, pid, 'weft-loop0')
+    await until('StatusText', /the thread weft-loop0 hangs/)
+    await until('SubState', /^stop-watchdog$/)
+    await thaw() // a traced process that was aborted is there until its tracer goes
+    await until('NRestarts', /^1$/)
+    await until('ActiveState', /^active$/)
+    await until('StatusText', /^subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store in reach$/)
+    expect(systemd.mainPid()).not.toBe(pid)
+
+    await systemd.systemctl('stop', 'weftd')
+    expect([await systemd.property('ActiveState'), await systemd.property('Result')]).toEqual(['inactive', 'success'])
+    expect(systemd.read('/run/flannel/subnet.env')).toBeDefined()
+  }, 90_000)
+})

@@ -1,0 +1,109 @@
+// systemd.ts - a real systemd as the first process of namespaces of its own, on a host of the lab, with the unit of deploy/.
+//
+// It has a cgroup, a /run and unit folders of its own, and no unit but weftd's: nothing of this machine is touched.
+
+import { spawnSync } from 'node:child_process'
+import { existsSync, readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { setTimeout as delay } from 'node:timers/promises'
+import { execute } from '../../lab/command.ts'
+import { packageRoot, type Host } from '../../lab/lab.ts'
+
+const SYSTEMD = '/lib/systemd/systemd'
+/** Systemd wants version 2 of cgroups, which some machines have elsewhere or not at all. */
+const MOUNT_CGROUPS = `
+mount --make-rprivate /
+if mountpoint --quiet /sys/fs/cgroup; then umount --recursive /sys/fs/cgroup; fi
+mount -t cgroup2 cgroup2 /sys/fs/cgroup`
+
+export const hasSystemd =
+  existsSync(SYSTEMD) && spawnSync('unshare', ['--mount', 'sh', '-ec', MOUNT_CGROUPS]).status === 0
+
+/** Joins a cgroup of its own first, so that its cgroup namespace begins there. */
+const ENTER = `
+${MOUNT_CGROUPS}
+mkdir "/sys/fs/cgroup/$0"
+echo 0 > "/sys/fs/cgroup/$0/cgroup.procs"
+exec unshare --cgroup sh -ec "$1" "$0" "$2" "$3" "$4"`
+
+const BOOT = `
+umount /sys/fs/cgroup
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t proc proc /proc
+for folder in /run /etc/default /etc/systemd/system /usr/lib/systemd/system /usr/lib/systemd/system-generators \
+  /usr/lib/systemd/system-environment-generators /var/log /var/lib/systemd /opt; do
+  if [ -d $folder ]; then mount -t tmpfs tmpfs $folder; fi
+done
+# Where the unit's ProtectHome and PrivateTmp do not hide them.
+mkdir /opt/weft
+mount --bind "$1" /opt/weft
+touch /opt/node
+mount --bind "$2" /opt/node
+units=/etc/systemd/system
+for name in basic sysinit shutdown network-online multi-user; do
+  printf '[Unit]\\nDefaultDependencies=no\\n' > $units/$name.target
+done
+cp /opt/weft/deploy/weftd.service $units
+mkdir $units/weftd.service.d
+printf %s "$3" > $units/weftd.service.d/test.conf
+exec env -i container=weft PATH="$PATH" ${SYSTEMD} --system --unit=multi-user.target --show-status=no`
+
+export interface Systemd {
+  /** Runs systemctl; returns its stdout. */
+  systemctl(...args: string[]): Promise<string>
+  /** A property of weftd's unit, such as `ActiveState`. */
+  property(name: string): Promise<string>
+  /** weftd's process id as it is outside. */
+  mainPid(): number
+  /** A file as the units see it. */
+  read(path: string): string | undefined
+  close(): Promise<void>
+}
+
+/** Boots systemd on the host; the unit is there, with these lines in the [Service] section of a drop-in, and not started. */
+export async function bootSystemd(host: Host, lines: readonly string[]): Promise<Systemd> {
+  const cgroup = host.namespace
+  const dropIn = ['[Service]', 'ExecStart=', 'ExecStart=/opt/node /opt/weft/bin/weftd', ...lines, ''].join('\n')
+  const child = host.spawn([
+    ...['unshare', '--mount', '--pid', '--uts', '--ipc', '--fork', '--kill-child'],
+    ...['sh', '-ec', ENTER, cgroup, BOOT, packageRoot, process.execPath, dropIn],
+  ])
+  child.stdout?.resume()
+  child.stderr?.pipe(process.stderr)
+  let first = ''
+  const inside = (...command: string[]): Promise<{ code: number | null; stdout: string; stderr: string }> =>
+    execute(['nsenter', '--target', first, '--all', ...command])
+  const root = (path: string): string => `/proc/${first}/root${path}`
+  const systemd: Systemd = {
+    async systemctl(...args) {
+      const { code, stdout, stderr } = await inside('systemctl', '--no-pager', ...args)
+      if (code !== 0) throw new Error(`systemctl ${args.join(' ')} ended with ${code}: ${stderr.trim()}`)
+      return stdout.trim()
+    },
+    property: (name) => systemd.systemctl('show', 'weftd', '--value', '--property', name),
+    mainPid() {
+      const pids = readFileSync(root('/sys/fs/cgroup/system.slice/weftd.service/cgroup.procs'), 'utf8')
+      return Number(pids.split('\n')[0])
+    },
+    read: (path) => (existsSync(root(path)) ? readFileSync(root(path), 'utf8') : undefined),
+    async close() {
+      child.kill('SIGKILL')
+      // The cgroups are empty when the last process of the namespace is gone.
+      const remove = `${MOUNT_CGROUPS}\n[ ! -d "$0" ] || find "$0" -depth -type d -exec rmdir {} +`
+      for (let tries = 50; tries > 0; tries--) {
+        const { code } = await execute(['unshare', '--mount', 'sh', '-ec', remove, join('/sys/fs/cgroup', cgroup)])
+        if (code === 0) return
+        await delay(100)
+      }
+      throw new Error(`the cgroup ${cgroup} cannot be removed`)
+    },
+  }
+  for (let tries = 100; tries > 0; tries--) {
+    first = readFileSync(`/proc/${child.pid}/task/${child.pid}/children`, 'utf8').trim()
+    if (first !== '' && (await inside('systemctl', 'is-active', 'multi-user.target')).stdout === 'active\n')
+      return systemd
+    await delay(100)
+  }
+  await systemd.close()
+  throw new Error('systemd did not boot')
+}
