@@ -27,6 +27,7 @@ import { createBell, pause, type Bell } from './host/bell.ts'
 import { run } from './host/command.ts'
 import { watchHost } from './host/events.ts'
 import { chooseExternalInterface, type ExternalInterface } from './host/external-interface.ts'
+import { getSysctl } from './host/sysctl.ts'
 import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from './lease/lease.ts'
 import { acquireLease, followLeases, LEASE_TTL_MS, renewLease, type FollowState } from './lease/leases.ts'
 import { applyUpdate, type PeerView } from './lease/peer-view.ts'
@@ -51,6 +52,9 @@ const REOPEN_RETRY_MS = 1_000
 const CLAIM_MS = 60_000
 const COMPARE_MS = 60_000
 const RESYNC_MS = 5_000
+/** flanneld does not set it either. */
+const NOT_FORWARDING =
+  'net.ipv4.ip_forward is 0: no packet of a container leaves this host until it is 1; Docker and the bridge plugin of CNI set it'
 /** Between two looks at the threads of the data path. */
 const LOOK_MS = 2_000
 /** A store that was not compared with what is known for this long, three times what following takes, is not followed. */
@@ -149,6 +153,7 @@ async function runWithStore(
       const backend = await createBackend(config, external, options, log)
       const rules = await createFirewall(config, options, log)
       const firewall = { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
+      if ((await getSysctl('net/ipv4/ip_forward')) === '0') log.warn(NOT_FORWARDING)
       tell('waiting for a lease')
       return await runNode(
         { options, store, config, backend, firewall, log, signal, health, notifier },

@@ -117,6 +117,15 @@ describe("flanneld's lines, in its order", () => {
     await daemon.line(/^I.*\] Waiting for (1m0|5\d)s to renew lease$/)
   })
 
+  it('and one more on a host that forwards nothing', async () => {
+    const setting = '/proc/sys/net/ipv4/ip_forward'
+    await host.output(['sh', '-c', `echo 0 > ${setting}`])
+    const daemon = start(host)
+    await daemon.line(/^W.*\] net\.ipv4\.ip_forward is 0: no packet of a container leaves this host/)
+    await daemon.line(/flannel is ready/)
+    expect(await host.output(['cat', setting])).toBe('0\n') // whoever wants it sets it
+  })
+
   it('of a public IP that is given, and of the wait for a configuration', async () => {
     await etcd.ctl('del', '/coreos.com/network/config')
     const daemon = start(host, ['--iface', '192.168.77.1', '--public-ip', '203.0.113.7'])
