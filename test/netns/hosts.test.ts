@@ -13,7 +13,19 @@ import { added, removed, subnetOf, tunAddress } from '../support/hosts.ts'
 
 const CONFIG = '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
 const FOLLOW_MS = 2_000
-const FROZEN_MS = process.env['WEFT_LONG'] === '1' ? 60_000 : 2_000
+const LONG = process.env['WEFT_LONG'] === '1'
+const FROZEN_MS = LONG ? 60_000 : 2_000
+/** How many daemons, how often. */
+const START_RACES: readonly (readonly [number, number])[] = LONG
+  ? [
+      [2, 100],
+      [10, 50],
+      [50, 3],
+    ]
+  : [
+      [2, 5],
+      [10, 20],
+    ]
 
 let lab: Lab | undefined
 let etcd: Etcd | undefined
@@ -330,44 +342,47 @@ describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) =
       [1, 2, 3].map((number) => `{"PublicIP":"192.168.77.${number}","PublicIPv6":null}`),
     )
     expect(await leases.overwritten()).toEqual([])
-  })
+  }, 240_000)
 })
 
 describe('the start race', () => {
-  it('ten daemons started at once see all nine others, twenty times', async () => {
-    const count = 10
-    const started = await createLab({ hosts: count })
-    lab = started
-    const server = await startEtcd({ namespace: `${started.id}-switch`, address: '192.168.77.254' })
-    etcd = server
-    for (let round = 0; round < 20; round++) {
-      const prefix = `/round${round}`
-      await server.ctl('put', `${prefix}/config`, CONFIG)
-      // No memory of an earlier round's subnet: all draw at random.
-      for (const host of started.hosts) rmSync(host.subnetFile, { force: true })
-      const gate = join(started.folder, `gate${round}`)
-      await output(['mkfifo', gate])
-      const daemons = started.hosts.map((host) =>
-        host.startDaemon({ args: ['--etcd-endpoints', server.endpoint, '--etcd-prefix', prefix], gate }),
-      )
-      await Promise.all(daemons.map(({ process: { stdout } }) => once(stdout!, 'data')))
-      // Opening it wakes all ten in one system call; it stays open for one that printed but had not opened it yet.
-      const opened = openSync(gate, 'w')
-      await Promise.all(daemons.map((daemon) => daemon.line(/Wrote subnet file/)))
-      closeSync(opened)
-      await Promise.all(
-        daemons.flatMap((daemon, from) =>
-          started.hosts.filter((_, to) => to !== from).map((host) => daemon.line(added(host), FOLLOW_MS)),
-        ),
-      )
-      expect(new Set(started.hosts.map(subnetOf)).size).toBe(count)
-      if (round === 0) {
-        for (const from of started.hosts)
-          await Promise.all(
-            started.hosts.filter((to) => to !== from).map((to) => reach(from.namespace, tunAddress(to))),
-          )
+  it.each(START_RACES)(
+    '%i daemons started at once see all others, %i times',
+    async (count, rounds) => {
+      const started = await createLab({ hosts: count })
+      lab = started
+      const server = await startEtcd({ namespace: `${started.id}-switch`, address: '192.168.77.254' })
+      etcd = server
+      for (let round = 0; round < rounds; round++) {
+        const prefix = `/round${round}`
+        await server.ctl('put', `${prefix}/config`, CONFIG)
+        // No memory of an earlier round's subnet: all draw at random.
+        for (const host of started.hosts) rmSync(host.subnetFile, { force: true })
+        const gate = join(started.folder, `gate${round}`)
+        await output(['mkfifo', gate])
+        const daemons = started.hosts.map((host) =>
+          host.startDaemon({ args: ['--etcd-endpoints', server.endpoint, '--etcd-prefix', prefix], gate }),
+        )
+        await Promise.all(daemons.map(({ process: { stdout } }) => once(stdout!, 'data')))
+        // Opening it wakes all of them in one system call; it stays open for one that printed but had not opened it yet.
+        const opened = openSync(gate, 'w')
+        await Promise.all(daemons.map((daemon) => daemon.line(/Wrote subnet file/, 60_000)))
+        closeSync(opened)
+        await Promise.all(
+          daemons.flatMap((daemon, from) =>
+            started.hosts.filter((_, to) => to !== from).map((host) => daemon.line(added(host), FOLLOW_MS)),
+          ),
+        )
+        expect(new Set(started.hosts.map(subnetOf)).size).toBe(count)
+        if (round === 0 && count <= 10) {
+          for (const from of started.hosts)
+            await Promise.all(
+              started.hosts.filter((to) => to !== from).map((to) => reach(from.namespace, tunAddress(to))),
+            )
+        }
+        await Promise.all(daemons.map((daemon) => daemon.stop('SIGKILL')))
       }
-      await Promise.all(daemons.map((daemon) => daemon.stop('SIGKILL')))
-    }
-  }, 240_000)
+    },
+    600_000,
+  )
 })

@@ -40,6 +40,8 @@ import { ended } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 
 const TTL_MS = 3_600_000
+/** Of `npm run test:soak`. */
+const LONG = process.env['WEFT_LONG'] === '1'
 const CONFIG = '{"Network":"10.5.0.0/16"}'
 const config = parseNetworkConfig(CONFIG)
 const attrs = (ip: string): LeaseAttrs => ({ publicIp: parseIpv4(ip)!, backendType: '' })
@@ -473,35 +475,79 @@ describe('the etcd store, when things break', () => {
     }
   })
 
-  it('misses nothing of 2,500 revisions when it is cut after each answer', async () => {
+  it(`misses nothing of 2,500 revisions when it is cut after each answer, ${LONG ? 'twenty times' : 'once'}`, async () => {
     const bed = etcdBed()
     const store = bed.open()
     let { revision } = await store.list(signal())
     const client = new Etcd3({ hosts: etcd.endpoint })
     const keys = Array.from({ length: 2_500 }, (_, index) => `10.${(index >> 8) + 1}.${index & 255}.0-24`)
-    for (let at = 0; at < keys.length; at += 100)
-      await Promise.all(keys.slice(at, at + 100).map((key) => putAll(client, bed.prefix, [key])))
-    client.close()
-    const seen = new Set<string>()
-    let batches = 0
-    const before = proxy.cuts
-    while (seen.size < keys.length) {
-      try {
-        for await (const batch of changesOf(store, revision, signal())) {
-          batches++
-          for (const change of batch.changes) if (change.kind === 'put') seen.add(change.entry.key)
-          revision = batch.revision
-          proxy.cut()
+    for (let round = 0; round < (LONG ? 20 : 1); round++) {
+      for (let at = 0; at < keys.length; at += 100)
+        await Promise.all(keys.slice(at, at + 100).map((key) => putAll(client, bed.prefix, [key])))
+      const seen = new Set<string>()
+      let batches = 0
+      const before = proxy.cuts
+      while (seen.size < keys.length) {
+        try {
+          for await (const batch of changesOf(store, revision, signal())) {
+            batches++
+            for (const change of batch.changes) if (change.kind === 'put') seen.add(change.entry.key)
+            revision = batch.revision
+            proxy.cut()
+          }
+        } catch (error) {
+          expect(error).toMatchObject({ code: 'STORE_UNAVAILABLE' })
         }
-      } catch (error) {
-        expect(error).toMatchObject({ code: 'STORE_UNAVAILABLE' })
       }
+      expect(seen).toEqual(new Set(keys))
+      // etcd sends at most 1,000 revisions in one answer to a watcher that is behind: it was cut in the middle.
+      expect(batches).toBeGreaterThan(1)
+      expect(proxy.cuts).toBeGreaterThan(before)
     }
-    expect(seen).toEqual(new Set(keys))
-    // etcd sends at most 1,000 revisions in one answer to a watcher that is behind: it was cut in the middle.
-    expect(batches).toBeGreaterThan(1)
-    expect(proxy.cuts).toBeGreaterThan(before)
-  })
+    client.close()
+  }, 300_000)
+
+  it('has by value what 1% of the leases became, each second, though it is cut now and then', async () => {
+    const [leases, seconds] = LONG ? [10_000, 180] : [2_000, 4]
+    const bed = etcdBed()
+    const client = new Etcd3({ hosts: etcd.endpoint })
+    const now = new Map<string, string>()
+    const key = (index: number): string => `10.${(index >> 8) + 1}.${index & 255}.0-24`
+    const full = (name: string): Buffer => Buffer.from(`${bed.prefix}/subnets/${name}`)
+    /** Puts those that have an address, and deletes the others, in one transaction. */
+    const write = async (changes: readonly (readonly [string, string | undefined])[]): Promise<void> => {
+      for (const [name, ip] of changes) {
+        if (ip === undefined) now.delete(name)
+        else now.set(name, ip)
+      }
+      const success = changes.map(([name, ip]) =>
+        ip === undefined
+          ? { request_delete_range: { key: full(name) } }
+          : { request_put: { key: full(name), value: Buffer.from(value(ip)) } },
+      )
+      await client.kv.txn({ compare: [], success, failure: [] })
+    }
+    for (let at = 0; at < leases; at += 100)
+      await write(Array.from({ length: 100 }, (_, index) => [key(at + index), '1.1.1.1']))
+    const follower = follow(bed.open())
+    await follower.until((view) => view.size === leases)
+    const cutsBefore = proxy.cuts
+    const began = performance.now()
+    const TICKS = 10
+    for (let tick = 0; tick < seconds * TICKS; tick++) {
+      const part = Array.from({ length: leases / 100 / TICKS }, (_, index) => key((tick * 7919 + index) % leases))
+      // One in four goes, or comes back; the others have another address.
+      await write(part.map((name) => [name, tick % 4 === 0 && now.has(name) ? undefined : `2.2.2.${tick % 250}`]))
+      if (tick % 25 === 24) proxy.cut()
+      await delay(began + ((tick + 1) * 1000) / TICKS - performance.now())
+    }
+    const has = (view: PeerView): boolean =>
+      view.size === now.size && [...now].every(([name, ip]) => view.get(name)?.attrs.publicIp === parseIpv4(ip))
+    await follower.until(has)
+    client.close()
+    expect(now.size).toBeLessThan(leases)
+    expect(proxy.cuts).toBeGreaterThan(cutsBefore)
+  }, 300_000)
 
   it('holds 60,000 leases', async () => {
     const bed = etcdBed()
@@ -968,7 +1014,7 @@ describe('the directory store, when things break', () => {
 
   it('keeps every lease whole and of one owner while processes race for subnets and are killed as they write', async () => {
     const WRITERS = 4
-    const KILLED_WRITING = process.env['WEFT_LONG'] === '1' ? 300 : 20
+    const KILLED_WRITING = LONG ? 300 : 20
     const { prefix: directory } = directoryBed()
     const subnets = join(directory, 'subnets')
     const program = join(import.meta.dirname, '../../dist/test/support/lease-writer.js')
@@ -1025,7 +1071,7 @@ describe('the directory store, when things break', () => {
     expect(new Set(claims.map(({ key }) => key)).size).toBeLessThanOrEqual(WRITERS)
     // Whoever comes next is kept waiting by nobody that is dead.
     expect((await acquire(directoryStore(directory), '192.0.2.9')).key).toMatch(/^10\.5\./)
-  })
+  }, 300_000)
 
   it('leaves no temporary file behind', async () => {
     const bed = directoryBed()
