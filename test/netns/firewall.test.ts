@@ -4,6 +4,7 @@ import { execFileSync, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import { existsSync, mkdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, beforeEach, describe, expect, test } from 'vitest'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { createIptables, createNftables } from '../../src/firewall/firewall.ts'
@@ -119,67 +120,97 @@ describe.each(['nft', 'legacy'].filter((kind) => existsSync(`/usr/sbin/iptables-
   })
 })
 
-test('nft has one table, and it comes back after the ruleset was flushed', async () => {
+/** What flanneld's nftables mode shows (its e2e test, expectedNftPostrouting), but for the fourth rule of postrtg. */
+const NFT_GOLDEN = `table ip flannel-ipv4 {
+	comment "rules for flannel-ipv4"
+	chain postrtg {
+		comment "chain to manage traffic masquerading by flannel"
+		type nat hook postrouting priority srcnat; policy accept;
+		meta mark 0x00004000 return
+		ip saddr 10.5.1.0/24 ip daddr 10.5.0.0/16 return
+		ip saddr 10.5.0.0/16 ip daddr 10.5.1.0/24 return
+		ip saddr != 10.5.0.0/16 ip daddr 10.5.1.0/24 return
+		ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
+		ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 masquerade fully-random
+	}
+
+	chain forward {
+		comment "chain to accept flannel traffic"
+		type filter hook forward priority filter; policy accept;
+		ip saddr 10.5.0.0/16 accept
+		ip daddr 10.5.0.0/16 accept
+	}
+}
+table ip6 flannel-ipv6 {
+	comment "rules for flannel-ipv6"
+}
+`
+
+test("nft has flanneld's two tables, and they come back after the ruleset was flushed", async () => {
   const run = inside()
   const firewall = createNftables({ ...common, run })
   expect(await firewall.ensure(SUBNET)).toEqual([])
   const list = () => run('nft', ['-s', 'list', 'ruleset'])
-  const before = await list()
-  for (const line of [
-    'meta mark 0x00004000 return',
-    'ip saddr 10.5.1.0/24 ip daddr 10.5.0.0/16 return',
-    'ip saddr != 10.5.0.0/16 ip daddr 10.5.1.0/24 return',
-    'ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random',
-    'ip daddr 10.5.0.0/16 accept',
-  ]) {
-    expect(before).toContain(line)
-  }
+  expect(await list()).toBe(NFT_GOLDEN)
   expect(await firewall.ensure(SUBNET)).toEqual([])
   await run('nft', ['flush', 'ruleset'])
   expect(await firewall.ensure(SUBNET)).toEqual(['the table flannel-ipv4'])
-  expect(await list()).toBe(before)
+  expect(await list()).toBe(NFT_GOLDEN)
 
   const seen = await seenDuring(list, async () => {
     for (let times = 0; times < 20; times++) await createNftables({ ...common, run }).ensure(SUBNET)
   })
   expect(seen.length).toBeGreaterThan(10)
-  expect(new Set(seen)).toEqual(new Set([before]))
+  expect(new Set(seen)).toEqual(new Set([NFT_GOLDEN]))
 })
 
-test('a container is masqueraded to the outside, not to another container, with the policy of FORWARD at DROP', async () => {
-  const host = inside()
-  const names = { pod: `${namespace}-p`, out: `${namespace}-o`, far: `${namespace}-f` }
-  const ip = (args: string) => runHere('ip', args.split(' '))
-  try {
-    for (const [link, name, hosts, theirs] of [
-      ['pod', names.pod, '10.5.1.1/24', '10.5.1.2/24'],
-      ['out', names.out, '198.51.100.1/24', '198.51.100.2/24'],
-      ['far', names.far, '10.5.2.1/24', '10.5.2.2/24'],
-    ] as const) {
-      await ip(`netns add ${name}`)
-      await ip(`-n ${namespace} link add ${link} type veth peer name eth0 netns ${name}`)
-      await ip(`-n ${namespace} address add ${hosts} dev ${link}`)
-      await ip(`-n ${namespace} link set ${link} up`)
-      await ip(`-n ${name} address add ${theirs} dev eth0`)
-      await ip(`-n ${name} link set eth0 up`)
+/** A DROP of iptables is overruled by an accept in the same table, never by one in a table of nft's own. */
+test.each([
+  ['iptables', createIptables, ['iptables', '-P', 'FORWARD', 'DROP']],
+  ['nft', createNftables, []],
+] as const)(
+  '%s masquerades a container to the outside, not to another one, and the host to those of other hosts',
+  async (_mode, create, before) => {
+    const host = inside()
+    const names = { pod: `${namespace}-p`, out: `${namespace}-o`, far: `${namespace}-f` }
+    const ip = (args: string) => runHere('ip', args.split(' '))
+    try {
+      for (const [link, name, hosts, theirs] of [
+        ['pod', names.pod, '10.5.1.1/24', '10.5.1.2/24'],
+        ['out', names.out, '198.51.100.1/24', '198.51.100.2/24'],
+        ['far', names.far, '10.5.2.1/24', '10.5.2.2/24'],
+      ] as const) {
+        await ip(`netns add ${name}`)
+        await ip(`-n ${namespace} link add ${link} type veth peer name eth0 netns ${name}`)
+        await ip(`-n ${namespace} address add ${hosts} dev ${link}`)
+        await ip(`-n ${namespace} link set ${link} up`)
+        await ip(`-n ${name} address add ${theirs} dev eth0`)
+        await ip(`-n ${name} link set eth0 up`)
+      }
+      await ip(`-n ${names.pod} route add default via 10.5.1.1`)
+      await ip(`-n ${names.far} route add default via 10.5.2.1`)
+      await host('sysctl', ['-qw', 'net.ipv4.ip_forward=1'])
+      const [program, ...args] = before
+      if (program) await host(program, args)
+      // The containers refuse what comes from the host's address beside them, as a masqueraded packet seems to.
+      await ip(`netns exec ${names.far} iptables -A INPUT -s 10.5.2.1 -j DROP`)
+      await ip(`netns exec ${names.pod} iptables -A INPUT -s 10.5.1.1 -j DROP`)
+      const ping = (address: string) => ip(`netns exec ${names.pod} ping -c 1 -W 1 ${address}`)
+      const pingByHost = (address: string) => host('ping', ['-c', '1', '-W', '1', '-I', '198.51.100.1', address])
+
+      await expect(ping('198.51.100.2')).rejects.toThrow('ping')
+      expect(await pingByHost('10.5.2.2')).toContain('1 received')
+      await create({ ...common, run: host }).ensure(SUBNET)
+      // The outside knows no way to 10.5.0.0/16: only a masqueraded packet is answered.
+      expect(await ping('198.51.100.2')).toContain('1 received')
+      expect(await ping('10.5.2.2')).toContain('1 received')
+      await expect(pingByHost('10.5.2.2')).rejects.toThrow('ping')
+      expect(await pingByHost('10.5.1.2')).toContain('1 received')
+    } finally {
+      for (const name of Object.values(names)) await ip(`netns del ${name}`).catch(() => '')
     }
-    await ip(`-n ${names.pod} route add default via 10.5.1.1`)
-    await ip(`-n ${names.far} route add default via 10.5.2.1`)
-    await host('sysctl', ['-qw', 'net.ipv4.ip_forward=1'])
-    await host('iptables', ['-P', 'FORWARD', 'DROP'])
-    // The far container refuses what comes from the host, which is what a masqueraded packet would seem to do.
-    await ip(`netns exec ${names.far} iptables -A INPUT -s 10.5.2.1 -j DROP`)
-    const ping = (address: string) => ip(`netns exec ${names.pod} ping -c 1 -W 1 ${address}`)
-
-    await expect(ping('198.51.100.2')).rejects.toThrow('ping')
-    await createIptables({ ...common, run: host }).ensure(SUBNET)
-    // The outside knows no way to 10.5.0.0/16: only a masqueraded packet is answered.
-    expect(await ping('198.51.100.2')).toContain('1 received')
-    expect(await ping('10.5.2.2')).toContain('1 received')
-  } finally {
-    for (const name of Object.values(names)) await ip(`netns del ${name}`).catch(() => '')
-  }
-})
+  },
+)
 
 test.runIf(existsSync('/usr/sbin/iptables-legacy'))('the lock of the legacy kind is waited for', async () => {
   const lock = `/tmp/${namespace}.lock`
@@ -269,6 +300,36 @@ describe('weftd', () => {
     await mends(daemon, list, 'That is 7 repairs in a minute', ['iptables', '-t', 'nat', '-F', 'FLANNEL-POSTRTG'])
     expect(daemon.lines.filter((line) => /^[EF]/.test(line))).toEqual([])
     expect(await daemon.stop()).toBe(0)
+  })
+
+  test.each([
+    ['iptables', {}, ['iptables-save'], /-j MASQUERADE( --random-fully)?$/gm, '-A FLANNEL-FWD -s'],
+    [
+      'nft',
+      { EnableNFTables: true },
+      ['nft', 'list', 'ruleset'],
+      /masquerade( fully-random)?$/gm,
+      'type filter hook forward',
+    ],
+  ] as const)('%s: each flag has its rules', async (_mode, config, list, masquerade, forward) => {
+    const seen = async (args: string[]): Promise<[number, boolean, boolean]> => {
+      const daemon = await start(config, { args })
+      const text = await rules(...list)
+      expect(await daemon.stop()).toBe(0)
+      const random = [...text.matchAll(masquerade)].map((match) => match[1] !== undefined)
+      return [random.length, random.includes(true), text.includes(forward)]
+    }
+    expect(await seen(['--ip-masq', '--iptables-forward-rules=false'])).toEqual([2, true, false])
+    expect(await seen(['--ip-masq', '--ip-masq-fully-random-disable'])).toEqual([2, false, true])
+    expect(await seen([])).toEqual([0, false, true])
+  })
+
+  test('looks at the rules no sooner than --iptables-resync says', async () => {
+    const daemon = await start({}, { args: ['--iptables-resync=3600'] })
+    await host.output(['iptables', '-F', 'FLANNEL-FWD'])
+    await delay(2 * RESYNC_S * 1000) // nothing can be awaited that must not come
+    expect(lines(daemon, 'Repaired')).toBe(0)
+    expect(await rules('iptables-save')).not.toContain('-A FLANNEL-FWD')
   })
 
   test('mends the table of the nftables mode', async () => {

@@ -16,7 +16,7 @@ interface Call {
 }
 
 /** A host where commands print `answers`, by program and arguments or by program alone; an Error is thrown. */
-function fakeHost(answers: Record<string, string | Error>) {
+function fakeHost(answers: Record<string, string | Error>, verbosity = 0) {
   const calls: Call[] = []
   const lines: string[] = []
   let set = ''
@@ -33,7 +33,7 @@ function fakeHost(answers: Record<string, string | Error>) {
     return isListing ? (answers[command] === undefined ? set : answer) : answer
   }
   const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
-  const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
+  const log = { info: say('I'), warn: say('W'), error: say('E'), v: (level: number) => level <= verbosity }
   const options = (wish: Partial<FirewallOptions>): FirewallOptions => ({
     ...{ network: NETWORK, masq: true, forward: true, plainPorts: false, previous: {}, run, log },
     ...wish,
@@ -91,6 +91,37 @@ describe('iptables', () => {
       expect(restores[0]!.input.includes(' -j MASQUERADE --random-fully\n')).toBe(random)
     },
   )
+
+  it.each([
+    [1, []],
+    [2, ['I `x` failed: no such table']],
+  ])("at -v %d says of nft's table that cannot be removed: %j", async (verbosity, said) => {
+    const host = fakeHost({ ...MODERN, nft: refused('no such table') }, verbosity)
+    await createIptables(host.options({ previous: { network: NETWORK, subnet: SUBNET } })).raise(SUBNET)
+    expect(host.calls[0]).toMatchObject({
+      file: 'nft',
+      input: expect.stringContaining('delete table ip6 flannel-ipv6'),
+    })
+    expect(texts(host.lines)).toEqual([
+      'I Cleaning-up unused traffic manager rules',
+      ...said,
+      'I Starting flannel in iptables mode...',
+      'I Setting up masking rules',
+      'I Changing default FORWARD chain policy to ACCEPT',
+    ])
+  })
+
+  it("goes on when an earlier network's rules cannot be removed, and tries again", async () => {
+    const host = fakeHost({ ...MODERN, 'iptables-restore': refused('busy') })
+    const previous = { network: parseIpv4Net('10.7.0.0/16')!, subnet: undefined }
+    const firewall = createIptables(host.options({ previous }))
+    await firewall.raise(SUBNET)
+    expect(texts(host.lines).at(-1)).toBe('E Failed to bootstrap IPTables: `x` failed: busy')
+    const old = '-A POSTROUTING ! -s 10.7.0.0/16 -d 10.7.0.0/16 -m comment --comment "flanneld masq" -j MASQUERADE'
+    Object.assign(host.answers, { 'iptables-restore': '', 'iptables-save': `*nat\n${old}\nCOMMIT\n` })
+    await firewall.ensure(SUBNET)
+    expect(host.inputs('iptables-restore').at(-2)).toContain(`\n${old.replace('-A', '-D')}\n`)
+  })
 
   it('goes on without the binary, says so, and sets the rules up when it is there', async () => {
     const host = fakeHost({ nft: '' })
