@@ -84,6 +84,15 @@ describe.each(['native', 'naive', 'dgram'])('the %s engine', (engine) => {
     expect(result.counters['rx_packets']).toBe(inward.length + 1)
   })
 
+  it('delivers datagrams longer than its MTU whole', async () => {
+    const long = [1473, 1480, 1500].map((bytes) => {
+      const payload = udpDatagram(PEER, CONTAINER, 1, 2, Buffer.alloc(bytes - 28, bytes))
+      return ipv4Packet({ source: PEER, destination: CONTAINER, fragment: 0x4000, payload })
+    })
+    const { fromTun } = await probe(engine, { toUdp: hex(long) })
+    expect(sorted(fromTun)).toEqual(sorted(long.map((packet) => forwarded(packet, 2)!)))
+  })
+
   it('answers what has no peer, and what has no TTL left', async () => {
     const datagram = udpDatagram(CONTAINER, NOBODY, 1, 2, Buffer.from('hello, whoever'))
     const lost = ipv4Packet({ source: CONTAINER, destination: NOBODY, payload: datagram })

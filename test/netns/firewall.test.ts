@@ -341,12 +341,18 @@ describe('weftd', () => {
     await mends(daemon, list, repaired, ['nft', 'insert', 'rule', 'ip', 'flannel-ipv4', 'postrtg', 'accept'])
   })
 
-  test("starts without iptables, with flanneld's words, and sets the rules up once it is there", async () => {
+  /** A folder of programs that lacks iptables, and a way to bring it there. */
+  function binWithout() {
     const bin = join(lab.folder, 'bin')
     mkdirSync(bin)
     const provide = (name: string): void =>
       symlinkSync(execFileSync('sh', ['-c', `command -v ${name}`], { encoding: 'utf8' }).trim(), join(bin, name))
     for (const name of ['ip', 'nft', 'setpriv']) provide(name)
+    return { bin, provide }
+  }
+
+  test("starts without iptables, with flanneld's words, and sets the rules up once it is there", async () => {
+    const { bin, provide } = binWithout()
     const daemon = await start({}, { env: { PATH: bin } })
     const said = daemon.lines.filter((line) => line.startsWith('E'))
     expect(said).toEqual([
@@ -358,6 +364,29 @@ describe('weftd', () => {
     for (const name of ['iptables-save', 'iptables-restore', 'iptables']) provide(name)
     await expect.poll(() => rules('iptables-save'), { timeout: 5_000 }).toContain('-j FLANNEL-POSTRTG')
   })
+
+  test.runIf(existsSync('/usr/sbin/iptables-legacy'))(
+    "nft mode needs no iptables to remove iptables mode's rules, and names those of the legacy kind, which it cannot",
+    async () => {
+      const first = await start({})
+      expect(await first.stop()).toBe(0)
+      const left = await rules('iptables-nft-save')
+      expect(left).toContain('-j FLANNEL-POSTRTG')
+      const env = { PATH: binWithout().bin }
+      const nft = await start({ EnableNFTables: true }, { env })
+      expect(await rules('iptables-nft-save')).not.toContain('FLANNEL')
+      expect(lines(nft, 'may stay')).toBe(0)
+      expect(await nft.stop()).toBe(0)
+
+      await host.output(['iptables-legacy-restore', '--noflush'], { input: left })
+      const again = await start({ EnableNFTables: true }, { env })
+      expect(again.lines.filter((line) => line.includes('may stay'))).toEqual([
+        expect.stringMatching(
+          /^W.*Rules that an iptables mode left may stay: the legacy kind of iptables has tables here/,
+        ),
+      ])
+    },
+  )
 
   test("starts without br_netfilter, with flanneld's words as a warning; not so where no rule needs it", async () => {
     const hidden = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /proc/sys/net/bridge && exec "$@"', 'sh']
