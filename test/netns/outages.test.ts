@@ -259,6 +259,47 @@ describe.concurrent('while etcd', () => {
   }, 200_000)
 })
 
+describe('a daemon', () => {
+  it('that is frozen while 3,000 leases come and a third of them go has what is left, and no other', async () => {
+    const bed = await open(1)
+    const { lab, etcd } = bed
+    const daemon = lab.hosts[0]!.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint] })
+    await daemon.line(/flannel is ready/)
+    daemon.process.kill('SIGSTOP')
+    await vi.waitFor(() => expect(readFileSync(`/proc/${daemon.process.pid}/stat`, 'utf8')).toMatch(/\) T /))
+    const subnets = Array.from({ length: 3_000 }, (_, index) => `10.6.${index >> 4}.${(index & 15) << 4}/28`)
+    // etcdctl's three parts end with an empty line each; etcd takes 128 operations in one.
+    const txn = (operations: readonly string[]): Promise<string> =>
+      output(
+        [
+          ...['ip', 'netns', 'exec', `${lab.id}-switch`, 'env', 'ETCDCTL_API=3'],
+          ...['etcdctl', '--endpoints', etcd.endpoint, 'txn'],
+        ],
+        { input: ['', ...operations, '', ''].join('\n') + '\n' },
+      )
+    for (let at = 0; at < subnets.length; at += 100) {
+      const part = subnets.slice(at, at + 100).map((subnet) => `${SUBNETS}/${subnet.replace('/', '-')}`)
+      await txn(part.map((key) => `put ${key} {"PublicIP":"198.51.100.1","PublicIPv6":null}`))
+      await txn(part.filter((_, index) => index % 3 === 0).map((key) => `del ${key}`))
+    }
+    const left = subnets.filter((_, index) => (index % 100) % 3 !== 0)
+    daemon.process.kill('SIGCONT')
+    await vi.waitFor(
+      () => {
+        const known = new Set<string>()
+        for (const line of daemon.lines) {
+          const [, what, subnet = ''] = /Subnet (added|removed): (10\.6\..*)$/.exec(line) ?? []
+          if (what === 'added') known.add(subnet)
+          if (what === 'removed') known.delete(subnet)
+        }
+        expect([...known].toSorted()).toEqual(left.toSorted())
+      },
+      { timeout: CONVERGE_MS, interval: 200 },
+    )
+    await close(bed)
+  })
+})
+
 /** How many streams of watches a member of etcd serves on its host. */
 async function watchesOf(host: Host, endpoint: string): Promise<number> {
   const script = `fetch('${endpoint}/metrics').then((r) => r.text()).then((t) => process.stdout.write(t))`
