@@ -8,6 +8,7 @@
 //           compare:  a network configuration that is no longer the one in use is named
 //           forward:  the device is kept right, and the data path opened again when it died or the node moved
 //           guard:    the firewall's rules are kept right
+//           inform:   subnet.env is kept right
 //           attend:   a hung thread is noticed; the service manager hears how the node is, and that it lives
 //   stop    one AbortController: a signal, or a loop that cannot go on, aborts it; all loops end on it, then the data
 //           path and the store are closed
@@ -36,7 +37,7 @@ import { seldom, type Log } from './log.ts'
 import { formatIpv4, formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
 import { createHealth, serveHealth, type Health } from './status/health.ts'
 import type { Notifier } from './status/notify.ts'
-import { readPreviousNet, writeSubnetEnv } from './status/subnet-env.ts'
+import { holdsSubnetEnv, readPreviousNet, writeSubnetEnv, type SubnetEnv } from './status/subnet-env.ts'
 import { hungThread, lookAtThreads, type Threads } from './status/threads.ts'
 
 const CONFIG_RETRY_MS = 1_000
@@ -101,6 +102,8 @@ interface Node extends NodeParts {
   readonly networkDoubt: Bell
   /** How many repairs there were since the start. */
   repaired: number
+  /** Whether subnet.env could be written. */
+  published: boolean
   threads: Threads
 }
 
@@ -184,7 +187,7 @@ export async function runNode(
   const network = await prefixed(REGISTERING, backend.open(lease, signal))
   const node: Node = {
     ...parts,
-    ...{ lease, attrs, network, view: new Map(), repaired: 0, threads: new Map() },
+    ...{ lease, attrs, network, view: new Map(), repaired: 0, published: false, threads: new Map() },
     following: { listedAt: undefined, failing: false, held: 0 },
     leaseDoubt: createBell(),
     networkDoubt,
@@ -196,7 +199,7 @@ export async function runNode(
     await publish(node)
     log.info('Running backend.')
     return await runLoops(stopping, [
-      ...[follow(node), hold(node), claim(node), compare(node), forward(node), guard(node)],
+      ...[follow(node), hold(node), claim(node), compare(node), forward(node), guard(node), inform(node)],
       ...[attend(node), keepAlive(node)],
     ])
   } finally {
@@ -307,19 +310,21 @@ async function acquire(
   }
 }
 
-/** Tells Docker, the CNI plugin and scripts which subnet is ours. */
-async function publish({ options, config, log, lease, network, health }: Node): Promise<void> {
-  if (!network) return
-  const path = options['subnet-file']
+/** What Docker, the CNI plugin and scripts are to know; undefined while the data path is down. */
+function subnetEnvOf({ options, config, lease, network }: Node): SubnetEnv | undefined {
+  return network && { network: config.network, subnet: lease.subnet, mtu: network.mtu, ipMasq: options['ip-masq'] }
+}
+
+async function publish(node: Node, log = node.log): Promise<void> {
+  const env = subnetEnvOf(node)
+  if (!env) return
+  const path = node.options['subnet-file']
+  node.published = false
   try {
-    await writeSubnetEnv(path, {
-      network: config.network,
-      subnet: lease.subnet,
-      mtu: network.mtu,
-      ipMasq: options['ip-masq'],
-    })
+    await writeSubnetEnv(path, env)
+    node.published = true
     log.info(`Wrote subnet file to ${path}`)
-    if (health) health.ready = true
+    if (node.health) node.health.ready = true
     log.info('flannel is ready')
   } catch (error) {
     // The data path works without it, and containers that run already need the data path.
@@ -578,6 +583,21 @@ async function guard(node: Node): Promise<never> {
       if (!isWeftError(error)) throw error
       calm.error(describeError(error))
     }
+  }
+}
+
+/** Writes subnet.env again when somebody removed or changed it, or it could not be written: containers need it to start. */
+async function inform(node: Node): Promise<never> {
+  const { options, log, signal } = node
+  const path = options['subnet-file']
+  const { error } = seldom(log)
+  const repairs = createRepairLog(node)
+  for (;;) {
+    await pause(signal, RESYNC_MS)
+    const env = subnetEnvOf(node)
+    if (!env || (await holdsSubnetEnv(path, env))) continue
+    if (node.published) repairs.add(`${path} was gone or changed`)
+    await publish(node, { ...log, error })
   }
 }
 

@@ -42,6 +42,12 @@ export async function writeSubnetEnv(path: string, env: SubnetEnv): Promise<void
   }
 }
 
+/** Whether the file says exactly this. */
+export async function holdsSubnetEnv(path: string, env: SubnetEnv): Promise<boolean> {
+  const text = await readFile(path, 'utf8').catch(() => '')
+  return text === formatSubnetEnv(env)
+}
+
 /** The networks in a value such as `10.244.1.0/24,10.244.2.0/24`; what is none is left out and named to `onBad`. */
 export function parseNetList(value: string, onBad: (text: string) => void): Ipv4Net[] {
   const nets: Ipv4Net[] = []

@@ -218,27 +218,40 @@ describe('H3: the rules', () => {
 describe('H7: subnet.env cannot be written', () => {
   const folder = (): string => join(host.subnetFile, '..')
   it.each([
-    ['the disk is full', 'mount -t tmpfs -o size=4k tmpfs "$0" && echo full > "$0/full"', 'ENOSPC'],
-    ['it is read-only', 'mount -t tmpfs -o ro tmpfs "$0"', 'EROFS'],
-    ['another thing has its name', 'mkdir -p "$0/subnet.env/x"', 'EISDIR'],
-  ])('%s: an error says so, the node is not ready, and packets pass', async (_title, spoil, code) => {
-    const other = lab.hosts[1]!.startDaemon({ args: ['--lease-dir', leases] })
-    await other.line(/flannel is ready/)
-    const daemon = host.startDaemon({
-      args: ['--lease-dir', leases, '--healthz-port', '8471', '--healthz-ip', '127.0.0.1'],
-      before: ['unshare', '--mount', 'sh', '-c', `${spoil} && exec "$@"`, folder()],
-    })
-    await daemon.line(new RegExp(`^E.*Failed to write subnet file: cannot write .*${code}.*; .*--subnet-file`))
-    await daemon.line(/Running backend/)
-    const probe = `for (const path of ['healthz', 'readyz', 'livez'])
+    [
+      'the disk is full',
+      'mount -t tmpfs -o size=8k tmpfs "$0" && head -c 8k /dev/zero > "$0/full"',
+      'ENOSPC',
+      'rm "$0/full"',
+    ],
+    ['it is read-only', 'mount -t tmpfs -o ro tmpfs "$0"', 'EROFS', 'mount -o remount,rw "$0"'],
+    ['another thing has its name', 'mkdir -p "$0/subnet.env/x"', 'EISDIR', 'rm -r "$0/subnet.env"'],
+  ])(
+    '%s: an error says so, the node is not ready, packets pass, until it is mended',
+    async (_title, spoil, code, mend) => {
+      const other = lab.hosts[1]!.startDaemon({ args: ['--lease-dir', leases] })
+      await other.line(/flannel is ready/)
+      const daemon = host.startDaemon({
+        args: ['--lease-dir', leases, '--healthz-port', '8471', '--healthz-ip', '127.0.0.1'],
+        before: ['unshare', '--mount', 'sh', '-c', `${spoil} && exec "$@"`, folder()],
+      })
+      await daemon.line(new RegExp(`^E.*Failed to write subnet file: cannot write .*${code}.*; .*--subnet-file`))
+      await daemon.line(/Running backend/)
+      const probe = `for (const path of ['healthz', 'readyz', 'livez'])
       console.log((await fetch('http://127.0.0.1:8471/' + path)).status)`
-    const ask = (): Promise<string> => host.output([process.execPath, '--input-type=module', '-e', probe])
-    expect(await ask()).toBe('200\n503\n200\n')
-    expect(count(daemon, /flannel is ready/)).toBe(0)
-    const subnet = /Allocated lease \(ip: ([\d.]+)\.0\/24/.exec(await daemon.line(/Allocated lease/))![1]!
-    await reach(lab.hosts[1]!.namespace, `${subnet}.0`)
-    expect(await daemon.stop()).toBe(0)
-  })
+      const ask = (): Promise<string> => host.output([process.execPath, '--input-type=module', '-e', probe])
+      expect(await ask()).toBe('200\n503\n200\n')
+      expect(count(daemon, /flannel is ready/)).toBe(0)
+      const subnet = /Allocated lease \(ip: ([\d.]+)\.0\/24/.exec(await daemon.line(/Allocated lease/))![1]!
+      await reach(lab.hosts[1]!.namespace, `${subnet}.0`)
+      await delay(3_000)
+      expect(count(daemon, /Failed to write subnet file/)).toBeLessThanOrEqual(2)
+      await host.output(['nsenter', '-t', String(daemon.process.pid), '-m', 'sh', '-c', mend, folder()])
+      await daemon.line(/flannel is ready/, 5_000 + NOTICED_MS)
+      expect(await ask()).toBe('200\n200\n200\n')
+      expect(await daemon.stop()).toBe(0)
+    },
+  )
 })
 
 describe('H11: subnet.env', () => {

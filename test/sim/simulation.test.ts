@@ -8,6 +8,7 @@ import { FAULTS, type Fault } from './virtual-store.ts'
 vi.mock('../../src/status/subnet-env.ts', async (importOriginal) => ({
   ...(await importOriginal<object>()),
   writeSubnetEnv: async () => {},
+  holdsSubnetEnv: async () => true,
 }))
 
 // A day of 24 hours is mostly waiting: leases live for 20 minutes here, and are renewed 5 before.

@@ -1,6 +1,6 @@
 // daemon.test.ts - the node's loops on a store and a data path made for the test, in virtual time.
 
-import { mkdirSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
@@ -122,6 +122,15 @@ async function until(condition: () => boolean, virtualMs = 1000): Promise<void> 
     if (process.hrtime.bigint() > realEnd) throw new Error(`it did not come true; the log:\n${lines.join('\n')}`)
     await new Promise((resolve) => setImmediate(resolve))
     if (turns % 20 === 0 && steps-- > 0) await vi.advanceTimersByTimeAsync(virtualMs / 100)
+  }
+}
+/** The same for what takes files and timers in turn: lets virtual time go by for as long as it takes. */
+async function inTurns(condition: () => boolean): Promise<void> {
+  const realEnd = process.hrtime.bigint() + 5_000_000_000n
+  while (!condition()) {
+    if (process.hrtime.bigint() > realEnd) throw new Error(`it did not come true; the log:\n${lines.join('\n')}`)
+    await vi.advanceTimersByTimeAsync(500)
+    await new Promise((resolve) => setImmediate(resolve))
   }
 }
 const logged = (pattern: RegExp): boolean => lines.some((line) => pattern.test(line))
@@ -512,7 +521,27 @@ describe('a node', () => {
     mkdirSync(subnetFile())
     start()
     await until(() => logged(/^E Failed to write subnet file: .*--subnet-file/) && logged(/Running backend/))
-    expect(logged(/flannel is ready/)).toBe(false)
+    expect([logged(/flannel is ready/), health.ready]).toEqual([false, false])
+    rmSync(subnetFile(), { recursive: true })
+    await inTurns(() => logged(/flannel is ready/))
+    expect(health.ready).toBe(true)
+    expect(logged(/Repaired/)).toBe(false)
+  })
+
+  it('writes subnet.env again when it was removed or changed, says so, and leaves it alone otherwise', async () => {
+    start()
+    await ready()
+    const text = readFileSync(subnetFile(), 'utf8')
+    const writes = (): number => lines.filter((line) => line.includes('Wrote subnet file')).length
+    await vi.advanceTimersByTimeAsync(30_000)
+    expect(writes()).toBe(1)
+    const spoils = [() => rmSync(subnetFile()), () => writeFileSync(subnetFile(), 'FLANNEL_MTU=1\n')]
+    for (const [index, spoil] of spoils.entries()) {
+      spoil()
+      await inTurns(() => writes() === index + 2)
+      expect(readFileSync(subnetFile(), 'utf8')).toBe(text)
+      expect(logged(new RegExp(`^W Repaired: .*was gone or changed \\(repair ${index + 1} `))).toBe(true)
+    }
   })
 })
 
