@@ -590,14 +590,15 @@ async function guard(node: Node): Promise<never> {
 async function inform(node: Node): Promise<never> {
   const { options, log, signal } = node
   const path = options['subnet-file']
-  const { error } = seldom(log)
+  const calm = seldom(log)
+  const quiet = { ...log, error: (message: string) => calm.error(message) }
   const repairs = createRepairLog(node)
   for (;;) {
     await pause(signal, RESYNC_MS)
     const env = subnetEnvOf(node)
     if (!env || (await holdsSubnetEnv(path, env))) continue
     if (node.published) repairs.add(`${path} was gone or changed`)
-    await publish(node, { ...log, error })
+    await publish(node, quiet)
   }
 }
 
