@@ -11,11 +11,11 @@ import { figureBlocks, fillFigures, resultChart } from './figures.ts'
 import { circumstances, estimate, measure, type Plan } from './measure.ts'
 import { LEASES_MINUTES, measureLeases } from './leases.ts'
 import { measureMicro, MICRO_SECONDS } from './micro.ts'
-import { FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
+import { ENDS, FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
 import { compareTable, textTable } from './report.ts'
 import type { Part, Result } from './result.ts'
 
-const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|both] [--rounds N] [--seconds S] [--peer CMD]
+const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|both] [--ends hosts|containers] [--rounds N] [--seconds S] [--peer CMD]
        npm run bench -- leases          from the store to the packet, on a real etcd
        npm run bench -- micro           the pure functions of native/, beside what memory gives
        npm run bench -- suite           micro, all cases on all paths on both links, the engine without each feature
@@ -26,6 +26,7 @@ Cases: ${Object.keys(CASES).join(' ')}; net alone is all of them; none is ${SHOR
 Paths: ${PATH_NAMES.join(' ')}, and native-FEATURE for the native engine without a feature, such as native-udp-gso
 
   --link LINK   plain: a veth as it is; wire: one that carries only frames of at most the MTU (plain)
+  --ends ENDS   hosts: from one host to the other; containers: from a container on one to one on the other (hosts)
   --rounds N    samples of each case on each path (5)
   --seconds S   length of a throughput sample (1)
   --peer CMD    a program to measure beside them; bench/README.md says what it must do
@@ -62,10 +63,13 @@ function casesNamed(names: readonly string[]): Plan['cases'] {
 }
 
 function plansFor(words: readonly string[], options: Options): Plan[] {
+  const ends = ENDS.find((each) => each === options.ends)
+  if (!ends) throw usage(`--ends is ${options.ends}; it is ${ENDS.join(' or ')}`)
   const common = {
     rounds: positive('rounds', options.rounds),
     seconds: positive('seconds', options.seconds),
     peer: options.peer,
+    ends,
   }
   const peer = options.peer === undefined ? [] : ['peer']
   if (words[0] === 'micro' || words[0] === 'leases') return []
@@ -95,6 +99,7 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
 const OPTIONS = {
   paths: { type: 'string', default: PATH_NAMES.join(',') },
   link: { type: 'string', default: 'plain' },
+  ends: { type: 'string', default: 'hosts' },
   rounds: { type: 'string', default: '5' },
   seconds: { type: 'string', default: '1' },
   peer: { type: 'string' },

@@ -8,7 +8,7 @@ import { readFileSync } from 'node:fs'
 import { cpus, release, totalmem } from 'node:os'
 import { packageRoot } from '../lab/lab.ts'
 import type { Case } from './cases.ts'
-import { openPath, type Link, type Path } from './paths.ts'
+import { openPath, type Path, type PathOptions } from './paths.ts'
 import type { Machine, Part, Result, Series } from './result.ts'
 
 function machine(): Machine {
@@ -46,18 +46,15 @@ function progress(text: string): void {
   if (process.stderr.isTTY) process.stderr.write(`\r\u001B[K${text}`)
 }
 
-export interface Plan {
+export interface Plan extends PathOptions {
   /** Of the part. */
   readonly name: string
-  readonly link: Link
   /** By name. */
   readonly cases: readonly (readonly [string, Case])[]
   readonly paths: readonly string[]
   readonly rounds: number
   /** Length of a throughput sample. */
   readonly seconds: number
-  /** The adapter of the path `peer`. */
-  readonly peer?: string | undefined
 }
 
 /** Seconds that a plan will take, about; a path takes one to come up. */
@@ -67,14 +64,14 @@ export function estimate({ cases, paths, rounds, seconds }: Plan): number {
 }
 
 /** Runs a plan from the labs to its part of the result. Everything it made is gone when it returns or throws. */
-export async function measure({ name: part, cases, paths: names, rounds, seconds, link, peer }: Plan): Promise<Part> {
+export async function measure({ name: part, cases, paths: names, rounds, seconds, ...options }: Plan): Promise<Part> {
   const open: Path[] = []
   const values = new Map<string, number[]>()
   const key = (...words: string[]): string => words.join(' ')
   try {
     for (const name of names) {
       progress(`${part}: setting up ${name}`)
-      open.push(await openPath(name, link, peer))
+      open.push(await openPath(name, options))
     }
     for (let round = 0; round < rounds; round++) {
       const first = round % open.length
@@ -102,5 +99,5 @@ export async function measure({ name: part, cases, paths: names, rounds, seconds
     })),
   )
   const method = Object.fromEntries(cases.map(([name, each]) => [name, each.method]))
-  return { name: part, link, rounds, seconds, method, series }
+  return { name: part, link: options.link, ends: options.ends, rounds, seconds, method, series }
 }

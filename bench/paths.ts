@@ -5,12 +5,13 @@
 // it, as with a network card without segmentation of its own. The kernel cuts in software on the way out, for TCP, for
 // vxlan and for UDP_SEGMENT alike, and GRO joins what comes in, as in a card's driver. Checksums stay offloaded, as
 // every card can do it and UDP_SEGMENT demands it.
-// What `--peer` must do stands in README.md.
+// The ends are the hosts themselves, or a container on each: then each packet is forwarded between the container's veth, a
+// bridge and the path, as in use. What `--peer` must do stands in README.md.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
-import { createLab, type Host, type Lab } from '../lab/lab.ts'
+import { createLab, type Host, type Lab, type Place, type Subnet } from '../lab/lab.ts'
 import { iperfServer, reach } from '../lab/measure.ts'
 import { addon } from '../src/host/addon.ts'
 import { WeftError } from '../src/errors.ts'
@@ -18,8 +19,8 @@ import { nativeProgram } from './native.ts'
 
 export interface Path {
   readonly name: string
-  readonly from: Host
-  readonly to: Host
+  readonly from: Place
+  readonly to: Place
   /** Of `to`, reached from `from` by this path. */
   readonly address: string
   /** Runs bench/native/traffic.cc in `from`, against its server in `to`; its numbers by name. */
@@ -27,8 +28,23 @@ export interface Path {
   close(): Promise<void>
 }
 
-/** Brings the path up between two hosts and returns the second one's address on it. */
-type Setup = (from: Host, to: Host, lab: Lab) => Promise<string>
+/** Where a path leads: the second host's address on it, and a subnet of each host for containers. */
+interface Reach {
+  readonly address: string
+  readonly subnets?: readonly [Subnet, Subnet]
+}
+
+/** Brings the path up between two hosts. */
+type Setup = (from: Host, to: Host, lab: Lab) => Promise<Reach>
+
+/** Subnets for the containers of two hosts that have no daemon to give them some, and routes to them by way of `via`. */
+async function subnetsBy(hosts: readonly [Host, Host], via: readonly [string, string], mtu: number): Promise<Reach> {
+  const [from, to] = hosts
+  await from.output(['ip', 'route', 'add', '10.6.2.0/24', 'via', via[1]])
+  await to.output(['ip', 'route', 'add', '10.6.1.0/24', 'via', via[0]])
+  const subnet = (number: number): Subnet => ({ gateway: `10.6.${number}.1/24`, mtu: String(mtu) })
+  return { address: via[1], subnets: [subnet(1), subnet(2)] }
+}
 
 const without = (features: readonly string[]): string[] => features.flatMap((feature) => ['--without', feature])
 
@@ -41,8 +57,12 @@ function weft(engine: string, ...flags: string[]): Setup {
       host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine, ...flags] }),
     )
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+    const [near, far] = [from, to].map((host): Subnet => {
+      const { FLANNEL_SUBNET: gateway = '', FLANNEL_MTU: mtu = '' } = host.subnetEnv()
+      return { gateway, mtu }
+    }) as [Subnet, Subnet]
     // flannel0 has the subnet's own first address.
-    return (to.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\/\d+$/, '.0')
+    return { address: far.gateway.replace(/\.1\/\d+$/, '.0'), subnets: [near, far] }
   }
 }
 
@@ -72,7 +92,7 @@ const vxlan: Setup = async (from, to) => {
     ])
     await host.output(['bridge', 'fdb', 'add', mac(other), 'dev', 'flannel.1', 'dst', peer.address])
   }
-  return '10.6.0.2'
+  return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], 1450)
 }
 
 function peerProgram(command: string): Setup {
@@ -87,13 +107,13 @@ function peerProgram(command: string): Setup {
         return ready(host, ['env', ...env, 'sh', '-c', `exec ${command}`], '--peer')
       }),
     )
-    return '10.99.0.2'
+    return { address: '10.99.0.2' }
   }
 }
 
 /** Starts a program and waits until it prints `ready`. */
-function ready(host: Host, command: readonly string[], what: string): Promise<void> {
-  const child = host.spawn(command)
+function ready(place: Place, command: readonly string[], what: string): Promise<void> {
+  const child = place.spawn(command)
   const said: string[] = []
   child.stderr?.on('data', (data: Buffer) => said.push(String(data)))
   return new Promise((resolve, reject) => {
@@ -111,7 +131,7 @@ const SETUPS: Readonly<Record<string, Setup>> = {
   dgram: weft('dgram'),
   naive: weft('naive'),
   vxlan,
-  veth: (_from, to) => Promise.resolve(to.address),
+  veth: (from, to) => subnetsBy([from, to], [from.address, to.address], 1500),
 }
 
 export const PATH_NAMES: readonly string[] = Object.keys(SETUPS)
@@ -145,14 +165,26 @@ async function makeWire(host: Host): Promise<void> {
     throw new WeftError('DEVICE', `--link wire: this kernel's veth cannot do without ${left.join(', ')}`)
 }
 
-/** Makes two hosts, the path and the listening programs on the far one, and waits until the far one answers. */
-export async function openPath(name: string, link: Link, peer?: string): Promise<Path> {
+export const ENDS = ['hosts', 'containers'] as const
+export type Ends = (typeof ENDS)[number]
+
+export interface PathOptions {
+  readonly link: Link
+  readonly ends: Ends
+  /** The adapter of the path `peer`. */
+  readonly peer?: string | undefined
+}
+
+/** Makes two hosts, the path and the listening programs at the far end, and waits until the far end answers. */
+export async function openPath(name: string, { link, ends, peer }: PathOptions): Promise<Path> {
   const setup = setupFor(name, peer)
   const lab = await createLab({ hosts: 2, underlay: 'veth' })
   try {
-    const [from, to] = lab.hosts as [Host, Host]
-    if (link === 'wire') for (const host of lab.hosts) await makeWire(host)
-    const address = await setup(from, to, lab)
+    const hosts = lab.hosts as [Host, Host]
+    if (link === 'wire') for (const host of hosts) await makeWire(host)
+    const reached = await setup(...hosts, lab)
+    const { from, to, address } =
+      ends === 'hosts' ? hostEnds(hosts, reached) : await containerEnds(name, hosts, reached)
     await reach(from.namespace, address)
     await iperfServer((command) => to.spawn(command))
     const program = await nativeProgram('traffic')
@@ -170,4 +202,18 @@ export async function openPath(name: string, link: Link, peer?: string): Promise
     await lab.close()
     throw error
   }
+}
+
+type TwoEnds = Pick<Path, 'from' | 'to' | 'address'>
+
+const hostEnds = ([from, to]: readonly [Host, Host], { address }: Reach): TwoEnds => ({ from, to, address })
+
+async function containerEnds(name: string, hosts: readonly [Host, Host], { subnets }: Reach): Promise<TwoEnds> {
+  if (!subnets) {
+    throw new WeftError('USAGE', `--ends containers: the path ${name} has no subnets for containers`, {
+      remedy: 'measure it with --ends hosts',
+    })
+  }
+  const [from, to] = [await hosts[0].startPod(subnets[0]), await hosts[1].startPod(subnets[1])]
+  return { from, to, address: to.address }
 }

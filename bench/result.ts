@@ -2,7 +2,7 @@
 
 import { median } from '../lab/measure.ts'
 import type { Metric } from './cases.ts'
-import type { Link } from './paths.ts'
+import type { Ends, Link } from './paths.ts'
 
 export interface Machine {
   readonly kernel: string
@@ -25,6 +25,8 @@ export interface Series extends Metric {
 export interface Part {
   readonly name: string
   readonly link?: Link
+  /** Hosts, where it does not say. */
+  readonly ends?: Ends
   readonly rounds: number
   readonly seconds: number
   /** How each case is measured. */

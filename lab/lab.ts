@@ -48,11 +48,6 @@ function startTime(pid: number): string | undefined {
 
 let labCount = 0
 
-export interface Pod {
-  readonly namespace: string
-  readonly address: string
-}
-
 export interface Daemon {
   readonly process: ChildProcess
   readonly logFile: string
@@ -76,23 +71,39 @@ export interface DaemonArgs {
   readonly before?: readonly string[]
 }
 
-export interface Host {
-  readonly name: string
+/** A network namespace, and what is done in it. */
+export interface Place {
   readonly namespace: string
-  /** On the underlay. */
-  readonly address: string
-  readonly subnetFile: string
-  /** Runs a program in the host's namespace. */
+  /** Runs a program there. */
   run(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<Finished>
   /** The same for one that must succeed; returns its stdout. */
   output(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<string>
   /** Starts a program there that is ended with the lab. */
   spawn(command: readonly string[], options?: { stdin?: boolean }): ChildProcess
+}
+
+/** A container: its address is on its host's subnet. */
+export interface Pod extends Place {
+  readonly address: string
+}
+
+/** A host's subnet, as subnet.env has it. */
+export interface Subnet {
+  /** The bridge's address and the prefix length: `10.5.1.1/24`. */
+  readonly gateway: string
+  readonly mtu: string
+}
+
+export interface Host extends Place {
+  readonly name: string
+  /** On the underlay. */
+  readonly address: string
+  readonly subnetFile: string
   startDaemon(options: DaemonArgs): Daemon
   /** The values of subnet.env. */
   subnetEnv(): Readonly<Record<string, string>>
-  /** Makes a container on the host's subnet; the daemon must have written subnet.env. */
-  startPod(): Promise<Pod>
+  /** Makes a container on the host's subnet: that of subnet.env, which the daemon must have written, unless one is given. */
+  startPod(subnet?: Subnet): Promise<Pod>
 }
 
 export interface Lab {
@@ -192,6 +203,13 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
     return child
   }
 
+  const placeOf = (namespace: string): Place => ({
+    namespace,
+    run: (command, options) => execute(inside(namespace, command), options),
+    output: (command, options) => output(inside(namespace, command), options),
+    spawn: (command, options) => start(inside(namespace, command), {}, options?.stdin),
+  })
+
   /** Makes eth0 of a host with its other end, named `peer`, in the namespace `to`. */
   async function plug(namespace: string, to: string, peer: string): Promise<void> {
     await ip(
@@ -241,13 +259,10 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
       )
 
     return {
+      ...placeOf(namespace),
       name,
-      namespace,
       address,
       subnetFile,
-      run: (command, options) => execute(inside(namespace, command), options),
-      output: (command, options) => output(inside(namespace, command), options),
-      spawn: (command, options) => start(inside(namespace, command), {}, options?.stdin),
       startDaemon({ args, iface = ['--iface', 'eth0'], env = {}, gate, before = [] }) {
         // Opening a FIFO to read waits until somebody opens it to write.
         const wait = gate === undefined ? [] : ['sh', '-c', 'echo waiting; : < "$0"; exec "$@"', gate]
@@ -264,8 +279,10 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
         return watchDaemon(start(inside(namespace, command), env), join(folder, name, 'weftd.log'))
       },
       subnetEnv,
-      async startPod() {
-        const { FLANNEL_SUBNET: gateway = '', FLANNEL_MTU: podMtu = '' } = subnetEnv()
+      async startPod(subnet) {
+        const { FLANNEL_SUBNET = '', FLANNEL_MTU = '' } = subnet ? {} : subnetEnv()
+        const gateway = subnet?.gateway ?? FLANNEL_SUBNET
+        const podMtu = subnet?.mtu ?? FLANNEL_MTU
         const [gatewayAddress = '', length = ''] = gateway.split('/')
         const pod = await addNamespace(`pod${number}${pods === 0 ? '' : `-${pods}`}`)
         const podAddress = formatIpv4((parseIpv4(gatewayAddress) ?? 0) + 1 + pods)
@@ -296,7 +313,7 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
         await ip(pod, 'addr', 'add', `${podAddress}/${length}`, 'dev', 'eth0')
         await ip(pod, 'link', 'set', 'eth0', 'up')
         await ip(pod, 'route', 'add', 'default', 'via', gatewayAddress)
-        return { namespace: pod, address: podAddress }
+        return { ...placeOf(pod), address: podAddress }
       },
     }
   }
