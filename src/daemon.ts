@@ -144,7 +144,7 @@ async function runWithStore(
   const tell = (status: string): void => notifier?.tell({ ready: false, status })
   try {
     tell(`waiting for the network configuration in the ${store.name} store`)
-    const config = await waitForConfig(store, log, signal)
+    const config = await waitForConfig(store, options, log, signal)
     if (!config.enableIpv4 && !config.ipv6)
       throw new WeftError('CONFIG', 'none defined stack', { remedy: 'set "EnableIPv4": true in the configuration' })
     tell('waiting for the external interface')
@@ -214,12 +214,17 @@ async function runLoops(stopping: AbortController, loops: readonly Promise<never
 }
 
 /** Asks every second until there is a configuration, as flanneld does. A wrong one is named and asked for again. */
-async function waitForConfig(store: Store, log: Log, signal: AbortSignal): Promise<NetworkConfig> {
+async function waitForConfig(
+  store: Store,
+  places: ConfigPlaces,
+  log: Log,
+  signal: AbortSignal,
+): Promise<NetworkConfig> {
   const calm = seldom(log)
   for (;;) {
     try {
       const text = await store.config(signal)
-      if (text === undefined) throw configMissing(store)
+      if (text === undefined) throw configMissing(places)
       const config = parseNetworkConfig(text)
       log.info(`Found network config - Backend type: ${config.backendType}`)
       return config
@@ -235,19 +240,18 @@ async function waitForConfig(store: Store, log: Log, signal: AbortSignal): Promi
   }
 }
 
-function configMissing(store: Store): WeftError {
+type ConfigPlaces = Pick<DaemonOptions, 'lease-dir' | 'etcd-prefix'>
+
+function configMissing({ 'lease-dir': directory, 'etcd-prefix': prefix }: ConfigPlaces): WeftError {
   const example = '{"Network":"10.5.0.0/16"}'
-  return store.name === 'etcd'
-    ? new WeftError(
-        'CONFIG_MISSING',
-        'flannel config not found in etcd store. Did you create your config using etcdv3 API?',
-        {
-          remedy: `put it with \`etcdctl put <etcd-prefix>/config '${example}'\`, or see whether --etcd-prefix is right`,
-        },
-      )
-    : new WeftError('CONFIG_MISSING', 'there is no network configuration in the lease directory', {
-        remedy: `write it to the file \`config\` there: ${example}`,
-      })
+  if (directory === '') {
+    const told = 'flannel config not found in etcd store. Did you create your config using etcdv3 API?'
+    const remedy = `put it with \`etcdctl put ${prefix}/config '${example}'\`, or see whether --etcd-prefix is right`
+    return new WeftError('CONFIG_MISSING', told, { remedy })
+  }
+  return new WeftError('CONFIG_MISSING', `there is no network configuration in ${directory}`, {
+    remedy: `write one such as ${example} to ${directory}/config, or see whether --lease-dir is right`,
+  })
 }
 
 /** The external interface. At boot its route, its address or the device itself may come later than this daemon. */

@@ -162,6 +162,16 @@ describe('what is waited for', () => {
     expect(await daemon.stop()).toBe(0)
   })
 
+  it('a lease directory without a configuration, with its path', async () => {
+    const folder = join(lab.folder, 'later')
+    const daemon = host.startDaemon({ args: ['--lease-dir', folder] })
+    const line = await daemon.line(/Couldn't fetch network config: there is no network configuration in .*; write/)
+    expect(line).toContain(`to ${folder}/config, or see whether --lease-dir is right`)
+    writeFileSync(join(folder, 'config'), '{"Network":"10.5.0.0/16"}')
+    await daemon.line(/flannel is ready/)
+    expect(await daemon.stop()).toBe(0)
+  })
+
   it('a configuration that is not under the prefix, with how to put it', async () => {
     const etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
     try {
@@ -169,7 +179,7 @@ describe('what is waited for', () => {
       const args = ['--etcd-endpoints', etcd.endpoint]
       const daemon = host.startDaemon({ args })
       await daemon.line(
-        /Couldn't fetch network config: flannel config not found in etcd store\..*etcdctl put .*--etcd-prefix/,
+        /Couldn't fetch network config: flannel config not found in etcd store\..*etcdctl put \/coreos\.com\/network\/config .*--etcd-prefix/,
       )
       expect(await daemon.stop()).toBe(0)
       const right = host.startDaemon({ args, env: { FLANNELD_ETCD_PREFIX: '/elsewhere' } })
