@@ -247,7 +247,8 @@ describe('variables', () => {
     const daemon = host.spawn([
       ...['env', ...Object.entries(env).map(([name, value]) => `${name}=${value}`)],
       ...[process.execPath, join(packageRoot, 'bin/weftd'), '--etcd-endpoints', etcd.endpoint],
-      ...['-public-ip', '203.0.113.9', `-subnet-file=${file}`],
+      // A word that is no flag ends the flags; it and all behind it are passed over.
+      ...['-public-ip', '203.0.113.9', `-subnet-file=${file}`, 'word', '--unknown', '-public-ip=192.0.2.1'],
     ])
     let log = ''
     daemon.stderr!.on('data', (text: Buffer) => (log += text.toString()))
