@@ -216,5 +216,9 @@ export const CASES: Readonly<Record<string, Case>> = {
 
 /** Cases of a run that names none. */
 export const SHORT: readonly string[] = ['tcp', 'udp64', 'rr', 'ping']
+/** Cases of the suite. The others tell where the time of these goes. */
+export const SUITE: readonly string[] = 'tcp tcp8 tcp-cubic tcp8-cubic udp64 udp1400 rr crr ping ping-loaded'.split(' ')
+/** Cases by which the ends are told apart. */
+export const BETWEEN_CONTAINERS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'ping-loaded']
 /** Cases by which the features are told apart. */
 export const TELLING: readonly string[] = ['tcp', 'tcp8', 'udp64-flood', 'udp1400-flood']

@@ -49,12 +49,16 @@ export function figureBlocks(result: Result): Readonly<Record<string, string>> {
   const methods = Object.assign({}, ...linksOf(result).map(({ method }) => method)) as Record<string, string>
   const blocks: Record<string, string | undefined> = {
     run: describeRun(result),
-    headlines: ratioTable(linksOf(result), 'native', HEADLINES),
+    headlines: ratioTable(
+      [...linksOf(result), ...result.parts.filter(({ name }) => name === 'containers')],
+      'native',
+      HEADLINES,
+    ),
     cases: Object.entries(methods)
       .map(([name, method]) => `- \`${name}\`: ${method}`)
       .join('\n'),
   }
-  for (const name of ['plain', 'wire'] as const) {
+  for (const name of ['plain', 'wire', 'containers']) {
     const measured = part(name)
     blocks[name] = measured && wideTable(measured)
   }

@@ -6,7 +6,7 @@ import { parseArgs } from 'node:util'
 import { packageRoot } from '../lab/lab.ts'
 import { becomeRoot } from '../lab/unprivileged.ts'
 import { describeError, isWeftError, messageOf, WeftError } from '../src/errors.ts'
-import { CASES, SHORT, TELLING } from './cases.ts'
+import { BETWEEN_CONTAINERS, CASES, SHORT, SUITE, TELLING } from './cases.ts'
 import { figureBlocks, fillFigures, resultChart } from './figures.ts'
 import { circumstances, estimate, measure, type Plan } from './measure.ts'
 import { LEASES_MINUTES, measureLeases } from './leases.ts'
@@ -18,7 +18,7 @@ import type { Part, Result } from './result.ts'
 const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|both] [--ends hosts|containers] [--rounds N] [--seconds S] [--peer CMD]
        npm run bench -- leases          from the store to the packet, on a real etcd
        npm run bench -- micro           the pure functions of native/, beside what memory gives
-       npm run bench -- suite           micro, all cases on all paths on both links, the engine without each feature
+       npm run bench -- suite           micro, both links, between containers, the engine without each feature
        npm run bench -- report [FILE]   puts a result (bench/results/suite.json) into the READMEs and draws its chart
        npm run bench:compare -- BEFORE.json AFTER.json
 
@@ -74,16 +74,29 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
   const peer = options.peer === undefined ? [] : ['peer']
   if (words[0] === 'micro' || words[0] === 'leases') return []
   if (words[0] === 'suite') {
-    const all = { ...common, cases: casesNamed(Object.keys(CASES)), paths: [...PATH_NAMES, ...peer] }
-    const telling = casesNamed(TELLING)
+    const references = ['naive', 'vxlan']
     return [
-      ...LINKS.map((link) => ({ ...all, name: link, link })),
+      ...LINKS.map((link) => ({
+        ...common,
+        name: link,
+        link,
+        cases: casesNamed(SUITE),
+        paths: [...(link === 'plain' ? PATH_NAMES : ['native', ...references, 'veth']), ...peer],
+      })),
+      {
+        ...common,
+        name: 'containers',
+        link: 'plain',
+        ends: 'containers',
+        cases: casesNamed(BETWEEN_CONTAINERS),
+        paths: ['native', ...references, 'veth'],
+      },
       {
         ...common,
         name: 'features',
         link: 'plain',
-        cases: telling,
-        paths: ['native', ...FEATURE_PATH_NAMES, 'native-bare', 'naive', 'vxlan'],
+        cases: casesNamed(TELLING),
+        paths: ['native', ...FEATURE_PATH_NAMES, 'native-bare', ...references],
       },
     ]
   }
@@ -110,11 +123,11 @@ const OPTIONS = {
 const readArguments = () => parseArgs({ allowPositionals: true, options: OPTIONS })
 type Options = ReturnType<typeof readArguments>['values']
 
-const SUITE = join(packageRoot, 'bench/results/suite.json')
+const SUITE_FILE = join(packageRoot, 'bench/results/suite.json')
 
 /** Writes what the READMEs say of a result again, and its chart. */
 function report(result: Result): void {
-  writeFileSync(SUITE, `${JSON.stringify(result, undefined, 2)}\n`)
+  writeFileSync(SUITE_FILE, `${JSON.stringify(result, undefined, 2)}\n`)
   const blocks = figureBlocks(result)
   for (const name of ['README.md', 'bench/README.md']) {
     const file = join(packageRoot, name)
@@ -130,7 +143,7 @@ async function main(): Promise<void> {
   if (words[0] === 'compare') {
     return void process.stdout.write(`${compareTable(readResult(words[1]), readResult(words[2]))}\n`)
   }
-  if (words[0] === 'report') return report(readResult(words[1] ?? SUITE))
+  if (words[0] === 'report') return report(readResult(words[1] ?? SUITE_FILE))
   const plans = plansFor(words, options)
   const micro = words[0] === 'micro' || words[0] === 'suite'
   const rounds = positive('rounds', options.rounds)
@@ -145,7 +158,7 @@ async function main(): Promise<void> {
   process.on('SIGINT', () => process.exit(130)).on('SIGTERM', () => process.exit(143)) // the labs clean up on exit
   const start = circumstances()
   const local = join(packageRoot, 'bench/results/local', `${start.date.replaceAll(':', '')}.json`)
-  const file = options.json ?? (words[0] === 'suite' ? SUITE : local)
+  const file = options.json ?? (words[0] === 'suite' ? SUITE_FILE : local)
   mkdirSync(dirname(file), { recursive: true })
   let result: Result = { ...start, parts: [] }
   /** Written after each part, so that a failure in a late one costs no earlier one. */

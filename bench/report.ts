@@ -34,8 +34,12 @@ export function heading({ title, unit, better }: Series): string {
   return `${title}, ${unit}${better === 'less' ? ' (less is better)' : ''}`
 }
 
-function describePart({ name, link, rounds, seconds }: Part): string {
-  const on = link === undefined ? name : name === link ? `${link} link` : `${name}, ${link} link`
+/** Where a part was measured, for the head of a column. */
+const conditionOf = ({ link, ends }: Part): string => (ends === 'containers' ? 'containers' : `${link} link`)
+
+function describePart(part: Part): string {
+  const { name, link, rounds, seconds } = part
+  const on = link === undefined ? name : [link, 'containers'].includes(name) ? conditionOf(part) : `${name}, ${link} link`
   return `${on}: ${rounds} rounds, ${seconds} s a sample`
 }
 
@@ -102,13 +106,13 @@ export function wideTable(part: Part): string {
 /** Ratios of one path to the references: a row for each metric, a column for each reference of each part. */
 export function ratioTable(parts: readonly Part[], path: string, only?: readonly string[]): string {
   const cells = parts.flatMap((part) => referencesOf(part).map((reference) => ({ part, reference })))
-  const head = cells.map(({ part, reference }) => `x ${reference}, ${part.link} link`)
+  const head = cells.map(({ part, reference }) => `x ${reference}, ${conditionOf(part)}`)
   const all = parts[0]?.series.filter((series) => !only || only.includes(`${series.case} ${series.metric}`)) ?? []
   const body = all.map((series) => [
     heading(series),
     ...cells.map(({ part, reference }) => {
       const values = findSeries(part, series.case, series.metric)?.values
-      return timesWithSpread(ratios(values?.[path], values?.[reference]))
+      return values ? timesWithSpread(ratios(values[path], values[reference])) : '-'
     }),
   ])
   return markdown([['', ...head], ...body])
