@@ -622,13 +622,14 @@ async function attend(node: Node): Promise<never> {
 }
 
 /** One line for `systemctl status`. */
-function statusOf({ lease, view, network, threads, following, store }: Node): string {
+function statusOf({ lease, view, network, threads, following, store, health, options }: Node): string {
   const hung = hungThread(threads)
   const peers = view.size - (view.has(lease.key) ? 1 : 0)
   const reached = peers === 1 ? '1 peer' : `${peers} peers`
   const path = !network ? 'the data path is down' : hung ? `the thread ${hung.name} hangs` : reached
   const isFollowed = following.listedAt !== undefined && !following.failing
-  return `subnet ${formatIpv4Net(lease.subnet)}, ${path}, ${store.name} store ${isFollowed ? 'in' : 'out of'} reach`
+  const told = health?.ready === false ? `, ${options['subnet-file']} is not written` : ''
+  return `subnet ${formatIpv4Net(lease.subnet)}, ${path}, ${store.name} store ${isFollowed ? 'in' : 'out of'} reach${told}`
 }
 
 /**

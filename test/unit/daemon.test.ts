@@ -522,6 +522,8 @@ describe('a node', () => {
     start()
     await until(() => logged(/^E Failed to write subnet file: .*--subnet-file/) && logged(/Running backend/))
     expect([logged(/flannel is ready/), health.ready]).toEqual([false, false])
+    // As flanneld it has told its service manager READY=1 all the same.
+    await until(() => told.some((status) => status.endsWith(`, ${subnetFile()} is not written`)))
     rmSync(subnetFile(), { recursive: true })
     await inTurns(() => logged(/flannel is ready/))
     expect(health.ready).toBe(true)
