@@ -39,7 +39,8 @@ const conditionOf = ({ link, ends }: Part): string => (ends === 'containers' ? '
 
 function describePart(part: Part): string {
   const { name, link, rounds, seconds } = part
-  const on = link === undefined ? name : [link, 'containers'].includes(name) ? conditionOf(part) : `${name}, ${link} link`
+  const on =
+    link === undefined ? name : [link, 'containers'].includes(name) ? conditionOf(part) : `${name}, ${link} link`
   return `${on}: ${rounds} rounds, ${seconds} s a sample`
 }
 

@@ -59,7 +59,7 @@ const NOT_FORWARDING =
 /** Between two looks at the threads of the data path. */
 const LOOK_MS = 2_000
 /** A store that was not compared with what is known for this long, three times what following takes, is not followed. */
-const UNFOLLOWED_MS = 180_000
+const UNFOLLOWED_S = 180
 /** What the kernel reports comes in bursts: looked at once in so long, which leaves room within a second. */
 const SETTLE_MS = 200
 /** With more repairs a minute somebody undoes them: then the device is looked at every RESYNC_MS only. */
@@ -193,7 +193,10 @@ export async function runNode(
     networkDoubt,
   }
   const openedAt = performance.now()
-  if (parts.health) parts.health.trouble = () => troubleOf(node, openedAt)
+  if (parts.health) {
+    parts.health.trouble = () => troubleOf(node, openedAt)
+    parts.health.state = () => `${statusOf(node)}; ${seldomTold(node)}`
+  }
   try {
     await node.firewall?.rules.raise(node.lease.subnet)
     await publish(node)
@@ -340,9 +343,9 @@ async function publish(node: Node, log = node.log): Promise<void> {
 function troubleOf({ network, following, threads }: Node, since: number): string | undefined {
   if (!network) return 'the data path is down'
   const hung = hungThread(threads)
-  if (hung) return `the thread ${hung.name} has hung for ${Math.floor((performance.now() - hung.since) / 1000)} s`
-  const ageMs = performance.now() - (following.listedAt ?? since)
-  return ageMs > UNFOLLOWED_MS ? `the leases were last compared ${Math.floor(ageMs / 1000)} s ago` : undefined
+  if (hung) return `the thread ${hung.name} has hung for ${secondsSince(hung.since)} s`
+  const age = secondsSince(following.listedAt ?? since)
+  return age > UNFOLLOWED_S ? `the leases were last compared ${age} s ago` : undefined
 }
 
 /** Makes the data path's peers equal the view, less our own lease. */
@@ -626,11 +629,20 @@ function statusOf({ lease, view, network, threads, following, store, health, opt
   const hung = hungThread(threads)
   const peers = view.size - (view.has(lease.key) ? 1 : 0)
   const reached = peers === 1 ? '1 peer' : `${peers} peers`
-  const path = !network ? 'the data path is down' : hung ? `the thread ${hung.name} hangs` : reached
+  const held = following.held > 0 ? `, ${following.held} of them kept though the store lacks them` : ''
+  const path = !network ? 'the data path is down' : hung ? `the thread ${hung.name} hangs` : reached + held
   const isFollowed = following.listedAt !== undefined && !following.failing
   const told = health?.ready === false ? `, ${options['subnet-file']} is not written` : ''
   return `subnet ${formatIpv4Net(lease.subnet)}, ${path}, ${store.name} store ${isFollowed ? 'in' : 'out of'} reach${told}`
 }
+
+/** What changes too often, or says too little, for a status that is pushed. */
+function seldomTold({ following: { listedAt }, repaired }: Node): string {
+  const compared = listedAt === undefined ? 'not yet compared' : `compared ${secondsSince(listedAt)} s ago`
+  return `leases ${compared}; ${repaired} ${repaired === 1 ? 'repair' : 'repairs'} since the start`
+}
+
+const secondsSince = (at: number): number => Math.floor((performance.now() - at) / 1000)
 
 /**
  * What keeps the service manager's watchdog from restarting us. It speaks for this event loop and the threads that

@@ -8,11 +8,13 @@ export interface Health {
   ready: boolean
   /** Why the node does not do its work at this moment, in a few words; undefined when it does. */
   trouble(): string | undefined
+  /** One line about the node, for a person. */
+  state(): string
 }
 
 /** The health of a daemon that has only just started. */
 export function createHealth(): Health {
-  return { ready: false, trouble: () => 'starting' }
+  return { ready: false, trouble: () => 'starting', state: () => 'no lease yet' }
 }
 
 export interface Answer {
@@ -31,7 +33,7 @@ export function answerProbe(path: string, health: Health): Answer {
         : { status: 503, body: 'flanneld is not ready yet' }
     case '/livez': {
       const trouble = health.trouble()
-      return trouble === undefined ? { status: 200, body: 'weftd is alive' } : { status: 503, body: trouble }
+      return { status: trouble === undefined ? 200 : 503, body: `${trouble ?? 'weftd is alive'}\n${health.state()}\n` }
     }
     default:
       return { status: 404, body: '404 page not found\n' }

@@ -40,9 +40,9 @@ const start = (socket: string, args: readonly string[]): Daemon =>
     env: { NOTIFY_SOCKET: socket, WATCHDOG_USEC: String(WATCHDOG_MS * 1000) },
   })
 
-/** `200 weftd is alive` or what else /livez answers. */
+/** `200 weftd is alive` or what else /livez answers in its first line. */
 async function livez(): Promise<string> {
-  const ask = `const answer = await fetch('${HEALTH}'); console.log(answer.status, await answer.text())`
+  const ask = `const answer = await fetch('${HEALTH}'); console.log(answer.status, (await answer.text()).split('\\n')[0])`
   return (await host.output([process.execPath, '--input-type=module', '-e', ask])).trim()
 }
 

@@ -351,6 +351,8 @@ describe('a node', () => {
     await until(() => logged(/E 4 of 4 leases vanished from the store at once/))
     await vi.advanceTimersByTimeAsync(29_000)
     expect(applied()).toBe(4)
+    expect(told.at(-1)).toContain(', 4 peers, 4 of them kept though the store lacks them, ')
+    expect(health.state()).toMatch(/4 of them kept .*; leases compared \d+ s ago; 0 repairs since the start$/)
     await until(() => logged(/W The store still lacks 4 leases; they are removed now/), 5_000)
     await until(() => applied() === 0)
   })

@@ -32,13 +32,14 @@ describe('health server', () => {
     expect((await get('/'))[0]).toBe(404)
   })
 
-  it('answers /livez with what is wrong', async () => {
+  it('answers /livez with what is wrong, and how the node is', async () => {
     const { health, get } = await serve()
-    expect(await get('/livez')).toEqual([503, 'starting'])
+    expect(await get('/livez')).toEqual([503, 'starting\nno lease yet\n'])
     health.trouble = () => undefined
-    expect(await get('/livez')).toEqual([200, 'weftd is alive'])
+    health.state = () => 'subnet 10.5.1.0/24'
+    expect(await get('/livez')).toEqual([200, 'weftd is alive\nsubnet 10.5.1.0/24\n'])
     health.trouble = () => 'the data path is down'
-    expect(await get('/livez')).toEqual([503, 'the data path is down'])
+    expect(await get('/livez')).toEqual([503, 'the data path is down\nsubnet 10.5.1.0/24\n'])
   })
 
   it('says what is in the way of listening, and what to do', async () => {
