@@ -56,8 +56,14 @@ async function launch(args: readonly string[], enter: readonly string[] = []): P
 export interface EtcdPlace {
   readonly namespace?: string
   readonly address?: string
-  /** Clients must use TLS; etcd makes a certificate for itself. */
-  readonly tls?: boolean
+  /** Clients must use TLS. etcd makes a certificate for itself, or has this one and asks clients for it too. */
+  readonly tls?: boolean | Certificate
+}
+
+/** PEM files of a certificate that signs itself, for servers and clients. */
+export interface Certificate {
+  readonly certificate: string
+  readonly key: string
 }
 
 /** Starts an etcd; `namespace` and `address` put it there instead of on loopback. */
@@ -67,6 +73,7 @@ export async function startEtcd({ namespace, address = '127.0.0.1', tls = false 
   const endpoint = `http${tls ? 's' : ''}://${address}:${client}`
   const enter = namespace === undefined ? [] : ['ip', 'netns', 'exec', namespace]
   const peerUrl = `http://${address}:${peer}`
+  const shared = typeof tls === 'object' ? tls : undefined
   let child!: ChildProcess
 
   async function start(): Promise<void> {
@@ -75,7 +82,13 @@ export async function startEtcd({ namespace, address = '127.0.0.1', tls = false 
         ...['--name', 'test', '--data-dir', data, '--initial-cluster', `test=${peerUrl}`],
         ...['--listen-client-urls', endpoint, '--advertise-client-urls', endpoint],
         ...['--listen-peer-urls', peerUrl, '--initial-advertise-peer-urls', peerUrl],
-        ...(tls ? ['--auto-tls'] : []),
+        ...(shared
+          ? [
+              ...['--cert-file', shared.certificate, '--key-file', shared.key],
+              ...['--client-cert-auth', '--trusted-ca-file', shared.certificate],
+            ]
+          : []),
+        ...(tls === true ? ['--auto-tls'] : []),
       ],
       enter,
     )
@@ -93,10 +106,14 @@ export async function startEtcd({ namespace, address = '127.0.0.1', tls = false 
         'etcdctl',
         '--endpoints',
         endpoint,
-        ...(tls ? ['--insecure-transport=false', '--insecure-skip-tls-verify'] : []),
+        ...(shared
+          ? ['--cert', shared.certificate, '--key', shared.key, '--cacert', shared.certificate]
+          : tls
+            ? ['--insecure-transport=false', '--insecure-skip-tls-verify']
+            : []),
         ...args,
       ]),
-    certificate: join(data, 'fixtures', 'client', 'cert.pem'),
+    certificate: shared?.certificate ?? join(data, 'fixtures', 'client', 'cert.pem'),
     async kill(signal = 'SIGKILL') {
       child.kill(signal)
       await ended(child)

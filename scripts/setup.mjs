@@ -43,6 +43,7 @@ const SYSTEM = [
   { command: 'tcpdump', package: 'tcpdump', for: ['test'] },
   { command: 'etcd', package: 'etcd-server', for: ['test'] },
   { command: 'etcdctl', package: 'etcd-client', for: ['test'] },
+  { command: 'openssl', package: 'openssl', for: ['test'] },
   { command: 'podman', package: 'podman', for: ['image'] },
   { command: 'runc', package: 'runc', for: ['image'] },
   { command: 'mmdebstrap', package: 'mmdebstrap', for: ['image'] },

@@ -147,6 +147,8 @@ async function runWithStore(
     const config = await waitForConfig(store, options, log, signal)
     if (!config.enableIpv4 && !config.ipv6)
       throw new WeftError('CONFIG', 'none defined stack', { remedy: 'set "EnableIPv4": true in the configuration' })
+    if (config.enableIpv4 && config.ipv6)
+      log.warn('weft has no IPv6 yet: "EnableIPv6" of the network configuration is passed over')
     tell('waiting for the external interface')
     const networkDoubt = createBell()
     const ended = new AbortController()

@@ -120,9 +120,21 @@ describe("flanneld's lines, in its order", () => {
   it('and one more on a host that forwards nothing', async () => {
     const setting = '/proc/sys/net/ipv4/ip_forward'
     await host.output(['sh', '-c', `echo 0 > ${setting}`])
+    const filters = (): Promise<string> =>
+      host.output([
+        'sh',
+        '-c',
+        'cd /proc/sys/net/ipv4/conf && head -n 1 all/rp_filter default/rp_filter [!adf]*/rp_filter',
+      ])
+    const before = await filters()
     const daemon = start(host)
     await daemon.line(/^W.*\] net\.ipv4\.ip_forward is 0: no packet of a container leaves this host/)
     await daemon.line(/flannel is ready/)
+    expect(await filters()).toBe(before)
+    const [of0, ofNew] = (
+      await host.output(['sh', '-c', 'cd /proc/sys/net/ipv4/conf && cat flannel0/rp_filter default/rp_filter'])
+    ).split('\n')
+    expect(of0).toBe(ofNew)
     expect(await host.output(['cat', setting])).toBe('0\n') // whoever wants it sets it
   })
 
@@ -132,7 +144,9 @@ describe("flanneld's lines, in its order", () => {
     let stdout = ''
     daemon.process.stdout!.on('data', (text: Buffer) => (stdout += text.toString()))
     await daemon.line(/^E.*\] Couldn't fetch network config: flannel config not found in etcd store\. Did you create/)
-    await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
+    const both = '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fc00::/48"}'
+    await etcd.ctl('put', '/coreos.com/network/config', both)
+    await daemon.line(/^W.*\] weft has no IPv6 yet: "EnableIPv6" of the network configuration is passed over$/)
     await daemon.line(/^I.*\] Searching for interface using 192\.168\.77\.1$/)
     await daemon.line(/^I.*\] Using 203\.0\.113\.7 as external address$/)
     await daemon.line(/^I.*\] flannel is ready$/)
@@ -257,7 +271,62 @@ describe('variables', () => {
     expect(await host.output(['cat', file])).toMatch(
       /^FLANNEL_NETWORK=10\.6\.0\.0\/16\nFLANNEL_SUBNET=10\.6\.\d+\.1\/24\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=true\n$/,
     )
+    expect(await host.output(['ss', '-Hltn'])).toMatch(/^LISTEN +\d+ +\d+ +127\.0\.0\.1:8471 /)
     const probe = `console.log(await (await fetch('http://127.0.0.1:8471/readyz')).text())`
     expect(await host.output([process.execPath, '--input-type=module', '-e', probe])).toBe('flanneld is ready\n')
+  })
+})
+
+describe("etcd's protection", () => {
+  it('is met by the certificate, the key, the authority, the user and the password that the flags give', async () => {
+    const address = '192.168.77.254'
+    const [certificate, key] = [join(lab.folder, 'cert.pem'), join(lab.folder, 'key.pem')]
+    await host.output([
+      ...[
+        'openssl',
+        'req',
+        '-x509',
+        '-newkey',
+        'ec',
+        '-pkeyopt',
+        'ec_paramgen_curve:prime256v1',
+        '-nodes',
+        '-days',
+        '2',
+      ],
+      ...['-keyout', key, '-out', certificate, '-subj', '/CN=nobody', '-addext', `subjectAltName=IP:${address}`],
+      ...['-addext', 'extendedKeyUsage=serverAuth,clientAuth'],
+    ])
+    await etcd.close()
+    etcd = await startEtcd({ namespace: `${lab.id}-switch`, address, tls: { certificate, key } })
+    await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
+    for (const name of ['root', 'flannel']) {
+      await etcd.ctl('user', 'add', `${name}:sesame`)
+      await etcd.ctl('user', 'grant-role', name, 'root')
+    }
+    await etcd.ctl('auth', 'enable')
+
+    const given = {
+      'etcd-cafile': certificate,
+      'etcd-certfile': certificate,
+      'etcd-keyfile': key,
+      'etcd-username': 'flannel',
+      'etcd-password': 'sesame',
+    }
+    const flags = (names: readonly string[]): string[] =>
+      Object.entries(given).flatMap(([name, value]) => (names.includes(name) ? [`--${name}=${value}`] : []))
+    const daemon = start(host, flags(Object.keys(given)))
+    await daemon.line(/flannel is ready/)
+    expect(daemon.lines.filter((line) => line.startsWith('E'))).toEqual([])
+    expect(await daemon.stop()).toBe(0)
+
+    // Without the certificate it is as if etcd were away; without the user it is a mistake.
+    const unknown = start(host, flags(['etcd-cafile', 'etcd-username', 'etcd-password']))
+    await unknown.line(/^E.*Couldn't fetch network config: /)
+    expect(await unknown.stop()).toBe(0)
+    const denied = start(host, flags(['etcd-cafile', 'etcd-certfile', 'etcd-keyfile']))
+    await denied.line(/^E.*denied access: .*; give --etcd-username and --etcd-password/)
+    await expect.poll(() => denied.process.exitCode).toBe(1)
+    for (const { lines } of [daemon, unknown, denied]) for (const line of lines) expect(line).toMatch(HEADER)
   })
 })

@@ -342,12 +342,12 @@ describe('weftd', () => {
   })
 
   /** A folder of programs that lacks iptables, and a way to bring it there. */
-  function binWithout() {
+  function binWithout(programs = ['ip', 'nft', 'setpriv']) {
     const bin = join(lab.folder, 'bin')
     mkdirSync(bin)
     const provide = (name: string): void =>
       symlinkSync(execFileSync('sh', ['-c', `command -v ${name}`], { encoding: 'utf8' }).trim(), join(bin, name))
-    for (const name of ['ip', 'nft', 'setpriv']) provide(name)
+    for (const name of programs) provide(name)
     return { bin, provide }
   }
 
@@ -387,6 +387,16 @@ describe('weftd', () => {
       ])
     },
   )
+
+  test("says from -v 2 on that the nftables mode's tables could not be removed", async () => {
+    const { bin } = binWithout(['ip', 'setpriv'])
+    for (const level of [1, 2]) {
+      const args = [`-v=${level}`, '--iptables-forward-rules=false']
+      const daemon = await start({}, { args, env: { PATH: bin } })
+      expect(daemon.lines.filter((line) => line.includes('] nft is not installed'))).toHaveLength(level - 1)
+      expect(await daemon.stop()).toBe(0)
+    }
+  })
 
   test("starts without br_netfilter, with flanneld's words as a warning; not so where no rule needs it", async () => {
     const hidden = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /proc/sys/net/bridge && exec "$@"', 'sh']

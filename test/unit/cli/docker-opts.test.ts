@@ -44,6 +44,10 @@ describe('weft docker-opts', () => {
     [['-i', '-c'], `${EACH}DOCKER_OPTS=${ALL}`],
     [['-ic'], `${EACH}DOCKER_OPTS=${ALL}`],
     [['-k', 'CUSTOM_KEY'], `${EACH}CUSTOM_KEY=${ALL}`],
+    [
+      ['-m'],
+      'DOCKER_OPT_BIP="--bip=10.1.74.1/24"\nDOCKER_OPT_MTU="--mtu=1472"\nDOCKER_OPTS=" --bip=10.1.74.1/24 --mtu=1472"\n',
+    ],
     [['-cm'], 'DOCKER_OPTS=" --bip=10.1.74.1/24 --mtu=1472"\n'],
     [['-im'], 'DOCKER_OPT_BIP="--bip=10.1.74.1/24"\nDOCKER_OPT_MTU="--mtu=1472"\n'],
   ])('%j', async (args, expected) => {

@@ -1,9 +1,10 @@
 // subnet-env.test.ts - the file's bytes, its replacement, and how an earlier one is read.
 
 import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { open } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { formatIpv4Net, parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { readPreviousNet, writeSubnetEnv } from '../../../src/status/subnet-env.ts'
 
@@ -11,7 +12,10 @@ let folder: string
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'subnet-env-'))
 })
-afterEach(() => rmSync(folder, { recursive: true }))
+afterEach(() => {
+  vi.restoreAllMocks()
+  rmSync(folder, { recursive: true })
+})
 
 const env = { network: parseIpv4Net('10.1.0.0/16')!, subnet: parseIpv4Net('10.1.74.0/24')!, mtu: 1472, ipMasq: false }
 
@@ -30,6 +34,20 @@ describe('subnet.env', () => {
     )
     expect(statSync(path).mode & 0o777).toBe(0o644)
     expect(readdirSync(join(folder, 'a/b'))).toEqual(['subnet.env'])
+  })
+
+  it('is on the disk before it takes the place of the old one', async () => {
+    const path = join(folder, 'subnet.env')
+    await writeSubnetEnv(path, env)
+    const before = readFileSync(path, 'utf8')
+    const file = await open(path)
+    const sync = vi.spyOn(Object.getPrototypeOf(file) as typeof file, 'sync')
+    await file.close()
+    const atSync: string[] = []
+    sync.mockImplementation(async () => void atSync.push(readFileSync(path, 'utf8'), ...readdirSync(folder)))
+    await writeSubnetEnv(path, { ...env, mtu: 1400 })
+    expect(atSync).toEqual([before, expect.stringMatching(/^\.subnet\.env/), 'subnet.env'])
+    expect(readFileSync(path, 'utf8')).toContain('MTU=1400\n')
   })
 
   it('says what to do when it cannot be written', async () => {

@@ -1,0 +1,62 @@
+// contract-table.test.ts - CONTRACT.md has every row of flanneld's contract, and what it points to is there.
+
+import { existsSync, readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { describe, expect, it } from 'vitest'
+
+/** How many rows a section of the notes has, and those that nobody has to keep: a crash of Go, samples of other backends. */
+const SECTIONS = { 1: 29, 2: 25, 3: 12, 4: 13, 8: 6, 11: 11, 12: 7, 13: 7, 14: 11 } as const
+const NOT_KEPT = ['2.25', '14.8']
+
+const read = (path: string): string => readFileSync(join(import.meta.dirname, path), 'utf8')
+/** Rows as [number, what, pins], each pin as [file, words]. */
+const rows = [...read('CONTRACT.md').matchAll(/^\| (\d+\.\d+) \| (.*?) \| (.*) \|$/gm)].map(
+  ([, number = '', what = '', cell = '']) => ({ number, what, cell }),
+)
+const pinsOf = (cell: string): [file: string, words: string][] =>
+  cell.split(/; (?=`)/).map((pin) => {
+    const [, file = '', words = ''] = /^`([^`]+)` "(.+)"$/.exec(pin) ?? []
+    return [file, words.replaceAll(String.raw`\"`, '"')]
+  })
+
+describe('CONTRACT.md', () => {
+  it('has every row once, in order', () => {
+    const all = Object.entries(SECTIONS).flatMap(([section, count]) =>
+      Array.from({ length: count }, (_, index) => `${section}.${index + 1}`),
+    )
+    expect(rows.map(({ number }) => number)).toEqual(all.filter((number) => !NOT_KEPT.includes(number)))
+  })
+
+  it.each(rows)('$number, $what: what pins it is there', ({ cell }) => {
+    for (const [file, words] of pinsOf(cell)) {
+      expect(existsSync(join(import.meta.dirname, file)) && file, cell).toMatch(/^(.+\.test\.ts|\.\.\/README\.md)$/)
+      expect(read(file).includes(words), `${file} has no longer: ${words}`).toBe(true)
+    }
+  })
+
+  it("has no words but of the README's table and of what is not there yet", () => {
+    const readme = read('../README.md')
+    const from = readme.indexOf('## Beside flanneld')
+    const part = readme.slice(from, readme.indexOf('## How fast', from))
+    for (const { number, cell } of rows)
+      for (const [file, words] of pinsOf(cell))
+        if (file === '../README.md') expect(part.includes(words), `${number}: ${words}`).toBe(true)
+  })
+})
+
+describe("the README's table of differences", () => {
+  const differences = [...read('../README.md').matchAll(/^\| (.+?) \| .+ \| (.*) \|$/gm)]
+    .map(([, title = '', pins = '']) => ({ title, pins }))
+    .filter(({ pins }) => pins.includes('`') || pins.trim() === '')
+
+  it.each(differences)('$title: names tests, and they are there', ({ pins }) => {
+    const names = [...pins.matchAll(/`([^`]+)`/g)].map(([, name = '']) => name)
+    expect(names.length).toBeGreaterThan(0)
+    const { scripts } = JSON.parse(read('../package.json')) as { scripts: Record<string, string> }
+    for (const name of names) {
+      const [, script] = /^npm run (.+)$/.exec(name) ?? []
+      if (script !== undefined) expect(Object.keys(scripts)).toContain(script)
+      else expect(name.endsWith('.test.ts') && existsSync(join(import.meta.dirname, '..', name)), name).toBe(true)
+    }
+  })
+})
