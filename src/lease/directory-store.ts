@@ -6,10 +6,11 @@
 //   DIR/weft/192.0.2.1      which host uses this public IP; see `claim`
 //   DIR/lock                held while anything is changed
 //
-// A file that nobody may write (chmod a-w) is a reservation and never ends. Any other lease ends `ttl` after its file's mtime, by the file system's own clock: hosts whose clocks differ agree, because
-// they compare two times of one file server. A reader never sees half a file, since a lease appears by link(2) or
-// rename(2). Changes are made under an exclusive lock of the kernel (open file description lock; over NFS version 4
-// by its server), which ends with the process that holds it.
+// A file that nobody may write (chmod a-w) is a reservation and never ends. Any other lease ends `ttl` after its file's
+// mtime, by the file system's own clock: hosts whose clocks differ agree, because they compare two times of one file
+// server. A reader never sees half a file, since a lease appears by link(2) or rename(2); on a full disk a renewal writes
+// the same bytes again in place. Changes are made under an exclusive lock of the kernel (open file description lock; over
+// NFS version 4 by its server), which ends with the process that holds it.
 // Others' changes are seen by inotify, and by looking again every few seconds: a shared file system tells nothing of
 // what another host wrote.
 

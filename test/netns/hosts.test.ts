@@ -18,9 +18,9 @@ const FROZEN_MS = LONG ? 60_000 : 2_000
 /** How many daemons, how often. */
 const START_RACES: readonly (readonly [number, number])[] = LONG
   ? [
-      [2, 100],
-      [10, 50],
-      [50, 3],
+      [2, 300],
+      [10, 100],
+      [50, 10],
     ]
   : [
       [2, 5],
