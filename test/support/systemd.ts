@@ -19,9 +19,13 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup`
 export const hasSystemd =
   existsSync(SYSTEMD) && spawnSync('unshare', ['--mount', 'sh', '-ec', MOUNT_CGROUPS]).status === 0
 
-/** Joins a cgroup of its own first, so that its cgroup namespace begins there. */
+/** Joins a cgroup of its own first, so that its cgroup namespace begins there. Ends those whose lab was killed. */
 const ENTER = `
 ${MOUNT_CGROUPS}
+for old in /sys/fs/cgroup/weft-*; do
+  owner=\${old#*/weft-}
+  if [ -d "$old" ] && [ ! -d "/proc/\${owner%%-*}" ]; then find "$old" -depth -type d -exec rmdir {} + || true; fi
+done
 mkdir "/sys/fs/cgroup/$0"
 echo 0 > "/sys/fs/cgroup/$0/cgroup.procs"
 exec unshare --cgroup sh -ec "$1" "$0" "$2" "$3" "$4"`
