@@ -1,6 +1,6 @@
 // main.ts - `npm run bench`: its command line.
 
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { parseArgs } from 'node:util'
 import { packageRoot } from '../lab/lab.ts'
@@ -18,7 +18,8 @@ import type { Part, Result } from './result.ts'
 const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|both] [--ends hosts|containers] [--rounds N] [--seconds S] [--peer CMD]
        npm run bench -- leases          from the store to the packet, on a real etcd
        npm run bench -- micro           the pure functions of native/, beside what memory gives
-       npm run bench -- suite           micro, both links, between containers, the engine without each feature
+       npm run bench -- suite [PART...] micro, plain, wire, containers, features (the engine without each); of a part alone the
+                                        result is put beside the other parts of the same commit
        npm run bench -- report [FILE]   puts a result (bench/results/suite.json) into the READMEs and draws its chart
        npm run bench:compare -- BEFORE.json AFTER.json
 
@@ -75,7 +76,7 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
   if (words[0] === 'micro' || words[0] === 'leases') return []
   if (words[0] === 'suite') {
     const references = ['naive', 'vxlan']
-    return [
+    const all: Plan[] = [
       ...LINKS.map((link) => ({
         ...common,
         name: link,
@@ -99,6 +100,10 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
         paths: ['native', ...FEATURE_PATH_NAMES, 'native-bare', ...references],
       },
     ]
+    const names = ['micro', ...all.map(({ name }) => name)]
+    const unknown = words.slice(1).find((word) => !names.includes(word))
+    if (unknown !== undefined) throw usage(`the suite has no part ${unknown}; it has ${names.join(', ')}`)
+    return words.length === 1 ? all : all.filter(({ name }) => words.includes(name))
   }
   const [group, ...rest] = words
   const named = group === 'net' ? (rest.length > 0 ? rest : Object.keys(CASES)) : words.length > 0 ? words : SHORT
@@ -145,7 +150,7 @@ async function main(): Promise<void> {
   }
   if (words[0] === 'report') return report(readResult(words[1] ?? SUITE_FILE))
   const plans = plansFor(words, options)
-  const micro = words[0] === 'micro' || words[0] === 'suite'
+  const micro = words[0] === 'micro' || (words[0] === 'suite' && (words.length === 1 || words.includes('micro')))
   const rounds = positive('rounds', options.rounds)
   const minutes =
     (plans.reduce((sum, plan) => sum + estimate(plan), 0) + (micro ? rounds * MICRO_SECONDS : 0)) / 60 +
@@ -160,10 +165,11 @@ async function main(): Promise<void> {
   const local = join(packageRoot, 'bench/results/local', `${start.date.replaceAll(':', '')}.json`)
   const file = options.json ?? (words[0] === 'suite' ? SUITE_FILE : local)
   mkdirSync(dirname(file), { recursive: true })
-  let result: Result = { ...start, parts: [] }
+  const before = words[0] === 'suite' && words.length > 1 && existsSync(file) ? readResult(file) : undefined
+  let result: Result = { ...start, parts: before?.commit === start.commit ? before.parts : [] }
   /** Written after each part, so that a failure in a late one costs no earlier one. */
   const add = (part: Part): void => {
-    result = { ...result, parts: [...result.parts, part] }
+    result = { ...result, parts: [...result.parts.filter(({ name }) => name !== part.name), part] }
     writeFileSync(file, `${JSON.stringify(result, undefined, 2)}\n`)
   }
   if (micro) add(await measureMicro(rounds))
