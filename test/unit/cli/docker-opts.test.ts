@@ -71,6 +71,11 @@ describe('weft docker-opts', () => {
     expect(written()).toBe(`DOCKER_OPTS=${ALL}`)
   })
 
+  it('is content with a subnet that is on a bridge already', async () => {
+    routes = '10.1.74.0/24 dev docker0 proto kernel scope link src 10.1.74.1 \n'
+    expect(await make(['-c'])).toBe(`DOCKER_OPTS=${ALL}`)
+  })
+
   it('refuses arguments that there are not', async () => {
     await expect(make(['-x'])).rejects.toThrow("'-x'")
     await expect(make(['-k'])).rejects.toThrow('-k')

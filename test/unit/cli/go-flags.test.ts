@@ -89,10 +89,13 @@ describe('Go flags', () => {
   it("describes flags as Go's PrintDefaults", () => {
     const text = describeFlags({
       b: { default: false, help: 'one letter' },
+      bb: { default: false, help: 'two letters' },
       name: { default: 'x', help: 'text' },
       n: { default: 3, help: 'number' },
     })
-    expect(text).toBe('  -b\tone letter\n  -n int\n    \tnumber (default 3)\n  -name string\n    \ttext (default "x")')
+    expect(text).toBe(
+      '  -b\tone letter\n  -bb\n    \ttwo letters\n  -n int\n    \tnumber (default 3)\n  -name string\n    \ttext (default "x")',
+    )
   })
 })
 

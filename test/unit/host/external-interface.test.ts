@@ -111,7 +111,8 @@ describe('chooseExternalInterface', () => {
     [{ patterns: [''] }, 'eth0', '192.0.2.7'],
     [{ patterns: [String.raw`172\.16\.3[12]\.`] }, 'dummy0', '172.16.31.200'],
     [{ patterns: ['^dummy'] }, 'dummy0', '1.10.100.1'],
-    [{ patterns: ['1'] }, 'eth0', '192.0.2.7'], // of addresses before names, and never of the loopback
+    [{ patterns: ['1'] }, 'eth0', '192.0.2.7'], // never the loopback's
+    [{ patterns: ['^eth0$|^172'] }, 'dummy0', '172.16.30.18'], // addresses before names
     [{ patterns: ['nothing', '(?i)ETH'] }, 'eth0', '192.0.2.7'],
     [{ patterns: ['bare|x', 'dummy'] }, 'dummy0', '1.10.100.1'],
     [{ patterns: ['(', '^eth'] }, 'eth0', '192.0.2.7'],
