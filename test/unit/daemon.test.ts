@@ -86,6 +86,7 @@ beforeEach(() => {
 afterEach(async () => {
   stopping.abort(new Error('the test is over'))
   await ended
+  vi.restoreAllMocks()
   vi.useRealTimers()
   rmSync(folder, { recursive: true })
 })
@@ -259,14 +260,19 @@ describe('a node', () => {
     expect(networks[0]!.applied.length).toBe(before + 1)
   })
 
-  it('renews its lease an hour before it ends, or up to a tenth of that earlier', async () => {
+  it.each([
+    [0, 60],
+    [0.5, 63],
+    [0.999, 66],
+  ])('renews its lease, by the random number %d, %d minutes before it ends', async (random, minutes) => {
+    vi.spyOn(Math, 'random').mockReturnValue(random)
     start()
     await ready()
     const revision = store.entries.get(own())!.revision
-    expect(lines.some((line) => /Waiting for (23h0m0s|22h5\d+m\d+s) to renew lease/.test(line))).toBe(true)
-    await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - 1.1 * 3_600_000 - 60_000)
+    expect(logged(/Waiting for 2[23]h\d+m\d+s to renew lease/)).toBe(true)
+    await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - minutes * 60_000 - 5_000)
     expect(store.entries.get(own())!.revision).toBe(revision)
-    await vi.advanceTimersByTimeAsync(60_000 + 0.1 * 3_600_000)
+    await vi.advanceTimersByTimeAsync(6_000)
     await until(() => logged(/Lease renewed, new expiration: \d{4}-\d\d-\d\d .* UTC/))
     expect(store.entries.get(own())!.revision).not.toBe(revision)
   })
