@@ -25,22 +25,22 @@ import { parseNetworkConfig, type NetworkConfig } from './config/network-config.
 import { describeError, isWeftError, messageOf, prefixed, WeftError } from './errors.ts'
 import type { Firewall } from './firewall/firewall.ts'
 import { createBell, pause, type Bell } from './host/bell.ts'
-import { run } from './host/command.ts'
 import { watchHost } from './host/events.ts'
-import { chooseExternalInterface, type ExternalInterface } from './host/external-interface.ts'
 import { getSysctl } from './host/sysctl.ts'
 import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from './lease/lease.ts'
 import { acquireLease, followLeases, LEASE_TTL_MS, renewLease, type FollowState } from './lease/leases.ts'
 import { applyUpdate, type PeerView } from './lease/peer-view.ts'
 import type { Store } from './lease/store.ts'
-import { seldom, type Log } from './log.ts'
+import { formatGoDuration, formatGoTime, seldom, type Log } from './log.ts'
 import { formatIpv4, formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
+import { waitForConfig, waitForInterface } from './start.ts'
 import { createHealth, serveHealth, type Health } from './status/health.ts'
+import { detailsOf, summaryOf, troubleOf, type NodeState } from './status/node-state.ts'
 import type { Notifier } from './status/notify.ts'
+import { createRepairLog, type RepairLog } from './status/repairs.ts'
 import { holdsSubnetEnv, readPreviousNet, writeSubnetEnv, type SubnetEnv } from './status/subnet-env.ts'
 import { hungThread, lookAtThreads, type Threads } from './status/threads.ts'
 
-const CONFIG_RETRY_MS = 1_000
 const ACQUIRE_RETRY_MS = 1_000
 /** Renewing is tried again after the first, doubling to the last: one missed try must not cost an hour's margin. */
 const RENEW_RETRY_MIN_MS = 1_000
@@ -58,13 +58,10 @@ const NOT_FORWARDING =
   'net.ipv4.ip_forward is 0: no packet of a container leaves this host until it is 1; Docker and the bridge plugin of CNI set it'
 /** Between two looks at the threads of the data path. */
 const LOOK_MS = 2_000
-/** A store that was not compared with what is known for this long, three times what following takes, is not followed. */
-const UNFOLLOWED_S = 180
 /** What the kernel reports comes in bursts: looked at once in so long, which leaves room within a second. */
 const SETTLE_MS = 200
 /** With more repairs a minute somebody undoes them: then the device is looked at every RESYNC_MS only. */
 const REPAIRS_A_MINUTE = 60
-const REPAIRS_LOGGED_A_MINUTE = 6
 
 /** flanneld's words for a failure of the lease and of the device at the start. */
 const REGISTERING = 'Error registering network: '
@@ -96,6 +93,8 @@ interface Node extends NodeParts {
   view: PeerView
   /** How well the store is followed. */
   readonly following: FollowState
+  /** When the node came to be, by performance.now(). */
+  readonly since: number
   /** Rung when the store says that our own lease is not what we wrote. */
   readonly leaseDoubt: Bell
   /** Rung when the data path died, or the node has another lease. */
@@ -191,13 +190,13 @@ export async function runNode(
     ...parts,
     ...{ lease, attrs, network, view: new Map(), repaired: 0, published: false, threads: new Map() },
     following: { listedAt: undefined, failing: false, held: 0 },
+    since: performance.now(),
     leaseDoubt: createBell(),
     networkDoubt,
   }
-  const openedAt = performance.now()
   if (parts.health) {
-    parts.health.trouble = () => troubleOf(node, openedAt)
-    parts.health.state = () => `${statusOf(node)}; ${seldomTold(node)}`
+    parts.health.trouble = () => troubleOf(stateOf(node), performance.now())
+    parts.health.state = () => detailsOf(stateOf(node), performance.now())
   }
   try {
     await node.firewall?.rules.raise(node.lease.subnet)
@@ -216,77 +215,6 @@ export async function runNode(
 async function runLoops(stopping: AbortController, loops: readonly Promise<never>[]): Promise<never> {
   await Promise.allSettled(loops.map((loop) => loop.catch((error: unknown) => stopping.abort(error))))
   throw stopping.signal.reason
-}
-
-/** Asks every second until there is a configuration, as flanneld does. A wrong one is named and asked for again. */
-async function waitForConfig(
-  store: Store,
-  places: ConfigPlaces,
-  log: Log,
-  signal: AbortSignal,
-): Promise<NetworkConfig> {
-  const calm = seldom(log)
-  for (;;) {
-    try {
-      const text = await store.config(signal)
-      if (text === undefined) throw configMissing(places)
-      const config = parseNetworkConfig(text)
-      log.info(`Found network config - Backend type: ${config.backendType}`)
-      return config
-    } catch (error) {
-      signal.throwIfAborted()
-      const mayPass = (['CONFIG', 'CONFIG_MISSING', 'STORE_UNAVAILABLE'] as const).some((code) =>
-        isWeftError(error, code),
-      )
-      if (!mayPass) throw error
-      calm.error(`Couldn't fetch network config: ${describeError(error)}`)
-    }
-    await pause(signal, CONFIG_RETRY_MS)
-  }
-}
-
-type ConfigPlaces = Pick<DaemonOptions, 'lease-dir' | 'etcd-prefix'>
-
-function configMissing({ 'lease-dir': directory, 'etcd-prefix': prefix }: ConfigPlaces): WeftError {
-  const example = '{"Network":"10.5.0.0/16"}'
-  if (directory === '') {
-    const told = 'flannel config not found in etcd store. Did you create your config using etcdv3 API?'
-    const remedy = `put it with \`etcdctl put ${prefix}/config '${example}'\`, or see whether --etcd-prefix is right`
-    return new WeftError('CONFIG_MISSING', told, { remedy })
-  }
-  return new WeftError('CONFIG_MISSING', `there is no network configuration in ${directory}`, {
-    remedy: `write one such as ${example} to ${directory}/config, or see whether --lease-dir is right`,
-  })
-}
-
-/** The external interface. At boot its route, its address or the device itself may come later than this daemon. */
-async function waitForInterface(
-  options: DaemonOptions,
-  hostChanged: Bell,
-  log: Log,
-  signal: AbortSignal,
-): Promise<ExternalInterface> {
-  const wishes = {
-    ifaces: options.iface,
-    patterns: options['iface-regex'],
-    canReach: options['iface-can-reach'],
-    publicIp: options['public-ip'],
-  }
-  const waitS = options['iface-wait']
-  const end = performance.now() + waitS * 1000
-  const said = new Set<string>()
-  const once = (message: string): void => void (said.has(message) || log.info(message), said.add(message))
-  for (let tries = 1; ; tries++) {
-    try {
-      return await chooseExternalInterface(run, wishes, { ...log, info: once })
-    } catch (error) {
-      const leftMs = end - performance.now()
-      if (!isWeftError(error, 'INTERFACE') || leftMs <= 0) throw error
-      if (tries === 1) log.warn(`${error.message}; waiting up to ${waitS} s for one`)
-      await hostChanged.wait(signal, Math.min(leftMs, RESYNC_MS))
-      await pause(signal, Math.min(leftMs, SETTLE_MS))
-    }
-  }
 }
 
 /**
@@ -339,15 +267,6 @@ async function publish(node: Node, log = node.log): Promise<void> {
     // The data path works without it, and containers that run already need the data path.
     log.error(`Failed to write subnet file: ${describeError(error)}`)
   }
-}
-
-/** Why a prober of /livez is told that this node does not do its work; `since` is when it began to. */
-function troubleOf({ network, following, threads }: Node, since: number): string | undefined {
-  if (!network) return 'the data path is down'
-  const hung = hungThread(threads)
-  if (hung) return `the thread ${hung.name} has hung for ${secondsSince(hung.since)} s`
-  const age = secondsSince(following.listedAt ?? since)
-  return age > UNFOLLOWED_S ? `the leases were last compared ${age} s ago` : undefined
 }
 
 /** Makes the data path's peers equal the view, less our own lease. */
@@ -498,7 +417,7 @@ async function forward(node: Node): Promise<never> {
   let { lease } = node
   let mtu = node.network?.mtu
   let diedYoung = 0
-  const repairs = createRepairLog(node)
+  const repairs = createRepairLog(node, node.log)
   for (;;) {
     const openedAt = performance.now()
     await keepRight(node, lease, repairs)
@@ -551,38 +470,11 @@ async function keepRight(node: Node, lease: OwnLease, repairs: RepairLog): Promi
   }
 }
 
-/** What one loop repaired. */
-interface RepairLog {
-  add(mended: string): void
-  /** How many repairs there were in the last minute. */
-  lastMinute(): number
-}
-
-/** Logs repairs. Two programs that fight over an address must not fill the disk. */
-function createRepairLog(node: Node): RepairLog {
-  let repairs: number[] = []
-  const lastMinute = (): number => {
-    repairs = repairs.filter((at) => performance.now() - at < 60_000)
-    return repairs.length
-  }
-  const add = (mended: string): void => {
-    repairs.push(performance.now())
-    node.repaired++
-    const times = lastMinute()
-    if (times <= REPAIRS_LOGGED_A_MINUTE) node.log.warn(`Repaired: ${mended} (repair ${node.repaired} since the start)`)
-    if (times === REPAIRS_LOGGED_A_MINUTE + 1)
-      node.log.warn(
-        `Repaired: ${mended}. That is ${times} repairs in a minute, of which no more are logged: is another program at it?`,
-      )
-  }
-  return { add, lastMinute }
-}
-
 /** Mends the rules that others removed or reordered, and makes them follow the node to another subnet. */
 async function guard(node: Node): Promise<never> {
   const { firewall, log, signal } = node
   const calm = seldom(log)
-  const repairs = createRepairLog(node)
+  const repairs = createRepairLog(node, node.log)
   for (;;) {
     await pause(signal, firewall?.resyncMs ?? RESYNC_MS)
     try {
@@ -601,7 +493,7 @@ async function inform(node: Node): Promise<never> {
   const path = options['subnet-file']
   const calm = seldom(log)
   const quiet = { ...log, error: (message: string) => calm.error(message) }
-  const repairs = createRepairLog(node)
+  const repairs = createRepairLog(node, node.log)
   for (;;) {
     await pause(signal, RESYNC_MS)
     const env = subnetEnvOf(node)
@@ -621,30 +513,38 @@ async function attend(node: Node): Promise<never> {
     if (hung && hung.name !== before?.name)
       log.error(`The thread ${hung.name} hangs: packets are not forwarded. Only a restart of weftd can mend that`)
     if (before && !hung) log.warn(`The thread ${before.name} goes on`)
-    notifier?.tell({ ready: true, status: statusOf(node) })
+    notifier?.tell({ ready: true, status: summaryOf(stateOf(node)) })
     await pause(signal, LOOK_MS)
   }
 }
 
-/** One line for `systemctl status`. */
-function statusOf({ lease, view, network, threads, following, store, health, options }: Node): string {
-  const hung = hungThread(threads)
-  const peers = view.size - (view.has(lease.key) ? 1 : 0)
-  const reached = peers === 1 ? '1 peer' : `${peers} peers`
-  const held = following.held > 0 ? `, ${following.held} of them kept though the store lacks them` : ''
-  const path = !network ? 'the data path is down' : hung ? `the thread ${hung.name} hangs` : reached + held
-  const isFollowed = following.listedAt !== undefined && !following.failing
-  const told = health?.ready === false ? `, ${options['subnet-file']} is not written` : ''
-  return `subnet ${formatIpv4Net(lease.subnet)}, ${path}, ${store.name} store ${isFollowed ? 'in' : 'out of'} reach${told}`
+/** What is told of the node as it is now. */
+function stateOf({
+  lease,
+  view,
+  network,
+  threads,
+  following,
+  since,
+  store,
+  repaired,
+  health,
+  options,
+}: Node): NodeState {
+  return {
+    subnet: lease.subnet,
+    isOpen: network !== undefined,
+    threads,
+    peers: view.size - (view.has(lease.key) ? 1 : 0),
+    held: following.held,
+    store: store.name,
+    isFailing: following.failing,
+    comparedAt: following.listedAt,
+    followedSince: since,
+    repaired,
+    unwritten: health?.ready === false ? options['subnet-file'] : undefined,
+  }
 }
-
-/** What changes too often, or says too little, for a status that is pushed. */
-function seldomTold({ following: { listedAt }, repaired }: Node): string {
-  const compared = listedAt === undefined ? 'not yet compared' : `compared ${secondsSince(listedAt)} s ago`
-  return `leases ${compared}; ${repaired} ${repaired === 1 ? 'repair' : 'repairs'} since the start`
-}
-
-const secondsSince = (at: number): number => Math.floor((performance.now() - at) / 1000)
 
 /**
  * What keeps the service manager's watchdog from restarting us. It speaks for this event loop and the threads that
@@ -656,18 +556,4 @@ async function keepAlive(node: Node): Promise<never> {
     await pause(signal, notifier?.aliveMs ?? RESYNC_MS)
     if (notifier?.aliveMs !== undefined && !hungThread(node.threads)) notifier.alive()
   }
-}
-
-/** Milliseconds as Go prints a Duration, to the second: 82800000 to `23h0m0s`. */
-export function formatGoDuration(ms: number): string {
-  const seconds = Math.floor(ms / 1000)
-  const hours = Math.floor(seconds / 3600)
-  const minutes = Math.floor(seconds / 60) % 60
-  const parts = hours > 0 ? `${hours}h${minutes}m` : minutes > 0 ? `${minutes}m` : ''
-  return `${parts}${seconds % 60}s`
-}
-
-/** Milliseconds since the epoch as Go prints a Time: `2026-11-21 02:03:04.567 +0000 UTC`. */
-function formatGoTime(ms: number | undefined): string {
-  return ms === undefined ? 'never' : new Date(ms).toISOString().replace('T', ' ').replace('Z', ' +0000 UTC')
 }

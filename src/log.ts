@@ -99,3 +99,17 @@ function writeToStderr(line: string): void {
   if (process.stderr.listenerCount('error') === 0) process.stderr.on('error', () => {})
   process.stderr.write(line)
 }
+
+/** Milliseconds as Go prints a Duration, to the second: 82800000 to `23h0m0s`. */
+export function formatGoDuration(ms: number): string {
+  const seconds = Math.floor(ms / 1000)
+  const hours = Math.floor(seconds / 3600)
+  const minutes = Math.floor(seconds / 60) % 60
+  const parts = hours > 0 ? `${hours}h${minutes}m` : minutes > 0 ? `${minutes}m` : ''
+  return `${parts}${seconds % 60}s`
+}
+
+/** Milliseconds since the epoch as Go prints a Time: `2026-11-21 02:03:04.567 +0000 UTC`. */
+export function formatGoTime(ms: number | undefined): string {
+  return ms === undefined ? 'never' : new Date(ms).toISOString().replace('T', ' ').replace('Z', ' +0000 UTC')
+}

@@ -20,6 +20,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   backend: ['errors', 'log', 'config', 'host', 'lease', 'dataplane', 'net'],
   status: ['errors', 'log', 'net'],
   choose: ['*'],
+  start: ['*'],
   daemon: ['*'],
   cli: ['*'],
 }
@@ -38,6 +39,7 @@ const PURE = [
   'cli/go-flags.ts',
   'cli/options.ts',
   'status/docker-opts.ts',
+  'status/node-state.ts',
   'status/threads.ts',
 ]
 

@@ -6,7 +6,7 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import type { Backend } from '../../src/backend/backend.ts'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
-import { formatGoDuration, runNode, type NodeParts } from '../../src/daemon.ts'
+import { runNode, type NodeParts } from '../../src/daemon.ts'
 import { WeftError } from '../../src/errors.ts'
 import { createBell } from '../../src/host/bell.ts'
 import { createHealth, type Health } from '../../src/status/health.ts'
@@ -552,17 +552,5 @@ describe('a node', () => {
       expect(readFileSync(subnetFile(), 'utf8')).toBe(text)
       expect(logged(new RegExp(`^W Repaired: .*was gone or changed \\(repair ${index + 1} `))).toBe(true)
     }
-  })
-})
-
-describe('formatGoDuration', () => {
-  it.each([
-    [0, '0s'],
-    [59_999, '59s'],
-    [60_000, '1m0s'],
-    [82_800_000, '23h0m0s'],
-    [3_661_000, '1h1m1s'],
-  ])('%d is %s', (ms, text) => {
-    expect(formatGoDuration(ms)).toBe(text)
   })
 })

@@ -1,7 +1,7 @@
 // log.test.ts - klog's line shape.
 
 import { describe, expect, it } from 'vitest'
-import { createLog, formatLogLine, seldom } from '../../src/log.ts'
+import { createLog, formatGoDuration, formatLogLine, seldom } from '../../src/log.ts'
 
 describe('log', () => {
   it("has klog's header and one line a message", () => {
@@ -48,5 +48,17 @@ describe('what is said seldom', () => {
     const lines: string[] = []
     seldom(createLog(0, (line) => lines.push(line))).info('here')
     expect(lines[0]).toMatch(/ log\.test\.ts:\d+\] here\n$/)
+  })
+})
+
+describe('formatGoDuration', () => {
+  it.each([
+    [0, '0s'],
+    [59_999, '59s'],
+    [60_000, '1m0s'],
+    [82_800_000, '23h0m0s'],
+    [3_661_000, '1h1m1s'],
+  ])('%d is %s', (ms, text) => {
+    expect(formatGoDuration(ms)).toBe(text)
   })
 })
