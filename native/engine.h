@@ -1,9 +1,9 @@
 // engine.h - the threads: when each of them runs, sleeps, and ends.
 //
 // A loop is one TUN queue, one socket and a thread. While it is quiet that thread serves both directions, because an
-// idle ping then costs no wake-up across CPUs. When both directions are busy, the TUN side (Egress) moves to a second
-// thread, and comes back after a quiet while. An Egress is only ever run by the thread that holds it; it is handed
-// over through an eventfd, whose write and read order everything before and after.
+// idle ping then costs no wake-up across CPUs. When both directions are busy and it has used up a core, the TUN side
+// (Egress) moves to a second thread, and comes back after a quiet while. An Egress is only ever run by the thread that
+// holds it; it is handed over through an eventfd, whose write and read order everything before and after.
 //
 // Nothing in a loop is process-wide: `workers` loops run side by side on a multi-queue TUN and a SO_REUSEPORT group.
 #pragma once
@@ -16,6 +16,7 @@
 
 #include "egress.h"
 #include "ingress.h"
+#include "load.h"
 #include "tun.h"
 #include "udp.h"
 
@@ -78,8 +79,6 @@ class Loop {
   void run();
   void run_naive();
   void run_helper();
-  /// Counts work and says whether both directions are busy.
-  bool is_busy(size_t tun_items, size_t socket_items);
   std::string thread_name(const char* kind) const { return kind + std::to_string(number_); }
 
   size_t number_;
@@ -95,9 +94,7 @@ class Loop {
   Fd helper_wake_;  // the helper: take the TUN side, or stop, or go round once
   std::atomic<bool> stopping_{false};
   std::atomic<bool> helper_has_tun_{false};
-  int64_t window_start_us_ = 0;
-  size_t window_tun_ = 0;
-  size_t window_socket_ = 0;
+  Load load_;
   Rounds rounds_;
   Rounds helper_rounds_;
   std::thread thread_;

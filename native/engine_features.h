@@ -20,7 +20,7 @@ enum Feature : uint32_t {
   kUdpGro = 1 << 5,       ///< many datagrams from one message, UDP_GRO (Linux 5.0)
   kCoalesceTcp = 1 << 6,  ///< TCP packets joined for the TUN
   kCoalesceUdp = 1 << 7,  ///< UDP packets joined for the TUN; the kernel must know USO
-  kTwoThreads = 1 << 8,   ///< under load each direction has a thread of its own
+  kTwoThreads = 1 << 8,   ///< when one thread needs all of a core, each direction has its own
 };
 
 struct FeatureName {

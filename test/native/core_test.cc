@@ -16,6 +16,7 @@
 #include "../../native/coalesce.h"
 #include "../../native/egress.h"
 #include "../../native/icmp.h"
+#include "../../native/load.h"
 #include "../../native/peers.h"
 #include "../../native/segment.h"
 
@@ -697,6 +698,52 @@ static void test_egress_batches(bool udp_gso) {
   context.clear();
 }
 
+static void test_load() {
+  // Rounds of a thread: what it moves, how long each takes, how much of that it worked.
+  struct Row {
+    const char* what;
+    size_t tun_items, socket_items;
+    int64_t round_us, worked_us;
+    bool helped;
+  };
+  const Row rows[] = {
+      {"all of a core, both directions", 4, 2, 100, 95, true},
+      {"just enough of a core", 4, 2, 100, 90, true},
+      {"a tenth and a bit asleep, or waiting for a core", 4, 2, 100, 89, false},
+      {"half asleep", 4, 2, 100, 50, false},
+      {"all of a core for one direction", 8, 0, 100, 100, false},
+      {"all of a core for the other", 0, 8, 100, 100, false},
+      {"few large rounds", 1, 1, 2'000, 2'000, true},
+      {"hardly any packets", 1, 1, 50'000, 50'000, true},
+  };
+  for (const Row& row : rows) {
+    context = row.what;
+    Load load;
+    int64_t now = 7'000'000'000, worked = 1'000'000;
+    size_t asked = 0;
+    const auto clock = [&](clockid_t id) {
+      asked++;
+      return id == CLOCK_MONOTONIC ? now : worked;
+    };
+    const auto help_within = [&](int64_t us) {
+      for (const int64_t end = now + us; now < end;) {
+        now += row.round_us;
+        worked += row.worked_us;
+        if (load.add(row.tun_items, row.socket_items, clock)) return true;
+      }
+      return false;
+    };
+    // The first window began with the machine, when the thread was not there: it says nothing.
+    CHECK(!help_within(Load::kWindowUs / 2));
+    CHECK(help_within(10'000'000) == row.helped);
+    if (row.tun_items == 0 || row.socket_items == 0) CHECK(asked == 0);
+    // A burst after an hour of sleep is no load.
+    now += 3'600'000'000;
+    CHECK(!help_within(Load::kWindowUs / 2));
+  }
+  context.clear();
+}
+
 int main(int argc, char** argv) {
   const unsigned seed = argc > 1 ? static_cast<unsigned>(std::strtoul(argv[1], nullptr, 10)) : 1;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 40;
@@ -710,6 +757,7 @@ int main(int argc, char** argv) {
   test_coalesce_reasons();
   test_coalesce_property(rounds);
   test_icmp();
+  test_load();
   test_egress_batches(argc < 4);
   std::printf("seed %u: %d failures\n", seed, failures);
   return failures == 0 ? 0 : 1;
