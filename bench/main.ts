@@ -19,7 +19,7 @@ const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link pla
        npm run bench -- leases          from the store to the packet, on a real etcd
        npm run bench -- micro           the pure functions of native/, beside what memory gives
        npm run bench -- suite [PART...] micro, plain, wire, containers, features (the engine without each); of a part alone the
-                                        result is put beside the other parts of the same commit
+                                        result is put beside the other parts
        npm run bench -- report [FILE]   puts a result (bench/results/suite.json) into the READMEs and draws its chart
        npm run bench:compare -- BEFORE.json AFTER.json
 
@@ -130,6 +130,11 @@ type Options = ReturnType<typeof readArguments>['values']
 
 const SUITE_FILE = join(packageRoot, 'bench/results/suite.json')
 
+/** Parts of an earlier result, each with its commit where it is another one. */
+function partsBeside({ parts, commit }: Result, now: string): Part[] {
+  return parts.map((part) => (commit === now ? part : { commit, ...part }))
+}
+
 /** Writes what the READMEs say of a result again, and its chart. */
 function report(result: Result): void {
   writeFileSync(SUITE_FILE, `${JSON.stringify(result, undefined, 2)}\n`)
@@ -166,7 +171,7 @@ async function main(): Promise<void> {
   const file = options.json ?? (words[0] === 'suite' ? SUITE_FILE : local)
   mkdirSync(dirname(file), { recursive: true })
   const before = words[0] === 'suite' && words.length > 1 && existsSync(file) ? readResult(file) : undefined
-  let result: Result = { ...start, parts: before?.commit === start.commit ? before.parts : [] }
+  let result: Result = { ...start, parts: before ? partsBeside(before, start.commit) : [] }
   /** Written after each part, so that a failure in a late one costs no earlier one. */
   const add = (part: Part): void => {
     result = { ...result, parts: [...result.parts.filter(({ name }) => name !== part.name), part] }

@@ -38,10 +38,10 @@ export function heading({ title, unit, better }: Series): string {
 const conditionOf = ({ link, ends }: Part): string => (ends === 'containers' ? 'containers' : `${link} link`)
 
 function describePart(part: Part): string {
-  const { name, link, rounds, seconds } = part
+  const { name, link, rounds, seconds, commit } = part
   const on =
     link === undefined ? name : [link, 'containers'].includes(name) ? conditionOf(part) : `${name}, ${link} link`
-  return `${on}: ${rounds} rounds, ${seconds} s a sample`
+  return `${on}: ${rounds} rounds, ${seconds} s a sample${commit === undefined ? '' : `, commit ${commit}`}`
 }
 
 export function describeRun({ machine, commit, date, parts }: Result): string {

@@ -27,6 +27,8 @@ export interface Part {
   readonly link?: Link
   /** Hosts, where it does not say. */
   readonly ends?: Ends
+  /** Where it is not the result's. */
+  readonly commit?: string
   readonly rounds: number
   readonly seconds: number
   /** How each case is measured. */

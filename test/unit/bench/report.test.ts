@@ -6,7 +6,7 @@ import { describe, expect, it } from 'vitest'
 import { chart } from '../../../bench/chart.ts'
 import { figureBlocks, fillFigures, resultChart } from '../../../bench/figures.ts'
 import { microSeries } from '../../../bench/micro.ts'
-import { compareTable, ratioTable, textTable } from '../../../bench/report.ts'
+import { compareTable, describeRun, ratioTable, textTable } from '../../../bench/report.ts'
 import type { Part, Result } from '../../../bench/result.ts'
 import { packageRoot } from '../../../lab/lab.ts'
 
@@ -42,6 +42,17 @@ describe('tables', () => {
     const lines = textTable(result(10)).split('\n')
     expect(lines[0]).toMatch(/^TCP <1>, Gbit\/s +median +spread +of vxlan +of naive$/)
     expect(lines[1]).toMatch(/^ {2}native +10\.0 +\+-2% +0\.50 x +5\.00 x$/)
+  })
+
+  it('name the commit of a part where it is not that of the result, and what its ends are', () => {
+    const run = result(10)
+    const part = { ...run.parts[0]!, name: 'containers', ends: 'containers', commit: 'def' } as const
+    expect(describeRun({ ...run, parts: [...run.parts, part] })).toMatch(
+      /commit abc; .*; plain link: 5 rounds, 1 s a sample; containers: 5 rounds, 1 s a sample, commit def$/,
+    )
+    expect(ratioTable([...run.parts, part], 'native').split('\n')[0]).toContain(
+      '| x vxlan, plain link | x naive, plain link | x vxlan, containers |',
+    )
   })
 
   it('show a case that failed in all rounds as missing', () => {
