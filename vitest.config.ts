@@ -1,7 +1,20 @@
-// vitest.config.ts - two projects: quick tests in parallel, and those that load the machine one after another. A third,
-// of the container image, is there when it is asked for.
+// vitest.config.ts - projects one after another: quick tests in parallel; those that mostly wait, as many at once as there are
+// cores; those that load the machine or take times, one by one. That of the container image is there when it is asked for.
 
 import { defineConfig } from 'vitest/config'
+
+/** What they wait for is an event or a time of the daemon's own, with room for a busy machine. */
+const WAITING = [
+  'test/netns/bad-input.test.ts',
+  'test/netns/cleanup.test.ts',
+  'test/netns/contract.test.ts',
+  'test/netns/privileges.test.ts',
+  'test/netns/service-manager.test.ts',
+  'test/netns/several.test.ts',
+  'test/netns/systemd.test.ts',
+  'test/store/cluster.test.ts',
+]
+const LIMITS = { testTimeout: 60_000, hookTimeout: 60_000 }
 
 export default defineConfig({
   test: {
@@ -19,14 +32,17 @@ export default defineConfig({
       },
       {
         extends: true,
+        test: { name: 'waiting', include: WAITING, ...LIMITS, sequence: { groupOrder: 1 } },
+      },
+      {
+        extends: true,
         test: {
           name: 'system',
           include: ['test/native/**/*.test.ts', 'test/store/**/*.test.ts', 'test/netns/**/*.test.ts'],
+          exclude: WAITING,
           fileParallelism: false,
-          testTimeout: 60_000,
-          hookTimeout: 60_000,
-          // After the unit tests, so that nothing else runs while times are taken.
-          sequence: { groupOrder: 1 },
+          ...LIMITS,
+          sequence: { groupOrder: 2 },
         },
       },
       ...(process.env['WEFT_IMAGE']
