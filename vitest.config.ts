@@ -1,5 +1,5 @@
-// vitest.config.ts - projects one after another: quick tests in parallel; those that mostly wait, as many at once as there are
-// cores; those that load the machine or take times, one by one. That of the container image is there when it is asked for.
+// vitest.config.ts - projects one after another: quick tests in parallel; those that mostly wait, four at once; those that load
+// the machine or take times, one by one. That of the container image is there when it is asked for.
 
 import { defineConfig } from 'vitest/config'
 
@@ -28,11 +28,13 @@ export default defineConfig({
           name: 'unit',
           include: ['test/unit/**/*.test.ts', 'test/sim/**/*.test.ts', 'test/*.test.ts'],
           testTimeout: 20_000,
+          maxWorkers: '100%',
         },
       },
       {
         extends: true,
-        test: { name: 'waiting', include: WAITING, ...LIMITS, sequence: { groupOrder: 1 } },
+        // By default there is a worker less than cores, which of two leaves one.
+        test: { name: 'waiting', include: WAITING, maxWorkers: 4, ...LIMITS, sequence: { groupOrder: 1 } },
       },
       {
         extends: true,
