@@ -51,7 +51,12 @@ export default defineConfig({
         ? [
             {
               extends: true as const,
-              test: { name: 'image', include: ['test/image/**/*.test.ts'], testTimeout: 60_000 },
+              test: {
+                name: 'image',
+                include: ['test/image/**/*.test.ts'],
+                testTimeout: 60_000,
+                sequence: { groupOrder: 3 },
+              },
             },
           ]
         : []),
