@@ -25,6 +25,9 @@ import { createInterface } from 'node:readline'
 import { formatIpv4, parseIpv4 } from '../src/net/ipv4.ts'
 import { ended, execute, executeSync, output, type Finished } from './command.ts'
 
+/** How long an event of a lab may take, in ms, before it counts as one that does not come: much, for slow machines. */
+export const EVENT_MS = 60_000
+
 const PREFIX = 'weft-'
 const NAMESPACE_FOLDER = '/run/netns'
 
@@ -114,9 +117,14 @@ export interface Lab {
   enter(namespace: string): string
   /** Mounts a file system in memory, as large as a person would say it ('1m'), on a new folder of the lab's. */
   mountMemory(name: string, size: string): Promise<string>
+  /** The hosts' links, addresses and routes, and the end of each daemon's log: to understand a failure. */
+  describe(): Promise<string>
   /** Takes everything down. Idempotent. */
   close(): Promise<void>
 }
+
+/** The labs of this process; `beforeClose` is called while all of a lab's hosts still stand, for reports of failures. */
+export const labs = { open: new Set<Lab>(), beforeClose: async (_lab: Lab): Promise<void> => {} }
 
 export interface LabOptions {
   readonly hosts: number
@@ -166,6 +174,7 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
   const folder = mkdtempSync(join(tmpdir(), `${id}-`))
   const namespaces: string[] = []
   const children = new Set<ChildProcess>()
+  const daemons: { readonly host: string; readonly daemon: Daemon }[] = []
   let open = true
 
   const removeAll = (): void => {
@@ -276,7 +285,9 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
           subnetFile,
           ...args,
         ]
-        return watchDaemon(start(inside(namespace, command), env), join(folder, name, 'weftd.log'))
+        const daemon = watchDaemon(start(inside(namespace, command), env), join(folder, name, 'weftd.log'))
+        daemons.push({ host: name, daemon })
+        return daemon
       },
       subnetEnv,
       async startPod(subnet) {
@@ -332,7 +343,7 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
       await plug(first.namespace, second.namespace, 'eth0')
       for (const { namespace, address } of hosts) await useEth0(namespace, address)
     }
-    return {
+    const lab: Lab = {
       id,
       hosts,
       folder,
@@ -346,7 +357,23 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
         await output(['mount', '-t', 'tmpfs', '-o', `size=${size}`, id, point])
         return point
       },
+      async describe() {
+        const states = hosts.map(async ({ name, run }) => {
+          const shown = await Promise.all(
+            [['-br', 'address'], ['route'], ['neigh']].map((what) => run(['ip', ...what], { timeoutMs: EVENT_MS })),
+          )
+          const logs = daemons
+            .filter(({ host }) => host === name)
+            .flatMap(({ daemon }) => [`weftd, pid ${daemon.process.pid}, ${stateOf(daemon)}:`, ...lastLines(daemon)])
+          return [`${id} ${name}`, ...shown.map(({ stdout, stderr }) => (stdout + stderr).trimEnd()), ...logs].join(
+            '\n',
+          )
+        })
+        return (await Promise.all(states)).join('\n\n')
+      },
       async close() {
+        if (!labs.open.delete(lab)) return
+        await labs.beforeClose(lab)
         const running = [...children]
         for (const child of running) child.kill('SIGTERM')
         const gone = Promise.all(running.map(ended))
@@ -357,15 +384,22 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
         process.off('exit', removeAll)
       },
     }
+    labs.open.add(lab)
+    return lab
   } catch (error) {
     removeAll()
     throw error
   }
 }
 
+function stateOf({ process: { exitCode, signalCode } }: Daemon): string {
+  if (signalCode !== null) return `ended by ${signalCode}`
+  return exitCode === null ? 'running' : `ended with ${exitCode}`
+}
+
 /** The end of a daemon's log, for a report of what went wrong; long lines are cut. */
 export function lastLines({ lines }: Pick<Daemon, 'lines'>): string[] {
-  return lines.slice(-10).map((line) => (line.length > 200 ? `${line.slice(0, 200)}...` : line))
+  return lines.slice(-20).map((line) => (line.length > 200 ? `${line.slice(0, 200)}...` : line))
 }
 
 function watchDaemon(child: ChildProcess, logFile: string): Daemon {
@@ -387,7 +421,7 @@ function watchDaemon(child: ChildProcess, logFile: string): Daemon {
     process: child,
     logFile,
     lines,
-    line: (pattern, timeoutMs = 20_000) =>
+    line: (pattern, timeoutMs = EVENT_MS) =>
       new Promise((resolve, reject) => {
         const past = lines.find((line) => pattern.test(line))
         if (past !== undefined) return resolve(past)

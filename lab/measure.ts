@@ -4,6 +4,7 @@ import type { ChildProcess } from 'node:child_process'
 import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
 import { ended, execute } from './command.ts'
+import { EVENT_MS } from './lab.ts'
 
 const REACH_PAUSE_MS = 50
 
@@ -18,7 +19,7 @@ export async function ping(namespace: string, address: string, { count = 3, inte
 }
 
 /** Pings until one is answered; rejects after `timeoutMs`. */
-export async function reach(namespace: string, address: string, timeoutMs = 10_000): Promise<void> {
+export async function reach(namespace: string, address: string, timeoutMs = EVENT_MS): Promise<void> {
   const end = performance.now() + timeoutMs
   for (;;) {
     const seconds = Math.max(1, Math.ceil((end - performance.now()) / 1000))
