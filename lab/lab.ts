@@ -358,16 +358,20 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
         return point
       },
       async describe() {
-        const states = hosts.map(async ({ name, run }) => {
+        const states = hosts.map(async (host) => {
           const shown = await Promise.all(
-            [['-br', 'address'], ['route'], ['neigh']].map((what) => run(['ip', ...what], { timeoutMs: EVENT_MS })),
+            [['-br', 'address'], ['route'], ['neigh']].map((what) =>
+              host.run(['ip', ...what], { timeoutMs: EVENT_MS }),
+            ),
           )
           const logs = daemons
-            .filter(({ host }) => host === name)
+            .filter((each) => each.host === host.name)
             .flatMap(({ daemon }) => [`weftd, pid ${daemon.process.pid}, ${stateOf(daemon)}:`, ...lastLines(daemon)])
-          return [`${id} ${name}`, ...shown.map(({ stdout, stderr }) => (stdout + stderr).trimEnd()), ...logs].join(
-            '\n',
-          )
+          return [
+            `${id} ${host.name}`,
+            ...shown.map(({ stdout, stderr }) => (stdout + stderr).trimEnd()),
+            ...logs,
+          ].join('\n')
         })
         return (await Promise.all(states)).join('\n\n')
       },

@@ -1,0 +1,146 @@
+// stubborn.mjs - runs the tests over and over, also on a busy and on a slow machine: `npm run test:stubborn -- [N] [FILE...]`.
+//
+// Without files it is `npm test` itself, N times (4), every second time with all cores kept busy by other processes. With
+// files, those alone, N times (20): of four runs in a row the second and the fourth are busy, and the third has half a
+// core. What was not green is listed at the end, with where its output lies.
+
+import { spawn } from 'node:child_process'
+import {
+  createWriteStream,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  rmdirSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs'
+import { availableParallelism } from 'node:os'
+import { dirname, join, relative } from 'node:path'
+import { fileURLToPath } from 'node:url'
+
+const root = dirname(dirname(fileURLToPath(import.meta.url)))
+const folder = join(root, 'build/stubborn')
+const PERIOD_US = 100_000
+
+function fail(message) {
+  process.stderr.write(`test:stubborn: ${message}\n`)
+  process.exit(2)
+}
+
+const [first, ...others] = process.argv.slice(2)
+const counted = first !== undefined && /^\d+$/.test(first)
+const files = counted ? others : process.argv.slice(2)
+const missing = files.find((file) => !existsSync(join(root, file)))
+if (missing !== undefined)
+  fail(`there is no ${missing}; it takes a number and test files, such as 8 test/sim/simulation.test.ts`)
+const times = counted ? Number(first) : files.length > 0 ? 20 : 4
+if (times < 1) fail('it takes a number of runs from 1 on')
+const MODES = files.length > 0 ? ['quiet', 'busy', 'half a core', 'busy'] : ['quiet', 'busy']
+
+/** What is to be undone, also when this is interrupted. */
+const cleanups = new Set()
+function undo(cleanup) {
+  cleanups.add(cleanup)
+  return () => {
+    if (cleanups.delete(cleanup)) cleanup()
+  }
+}
+process.on('exit', () => cleanups.forEach((cleanup) => cleanup()))
+for (const signal of ['SIGINT', 'SIGTERM']) process.on(signal, () => process.exit(130))
+
+/** A process for each core that does nothing but run. */
+function keepBusy() {
+  const loops = Array.from({ length: availableParallelism() }, () =>
+    // Without its parent it ends as well, when that is killed.
+    spawn('setpriv', ['--pdeathsig', 'KILL', 'sh', '-c', 'while :; do :; done'], { stdio: 'ignore' }),
+  )
+  return undo(() => loops.forEach((loop) => loop.kill('SIGKILL')))
+}
+
+/** A cgroup with the time of half a core, of either version (cgroups(7)). */
+function limitedCgroup() {
+  const mounts = readFileSync('/proc/mounts', 'utf8').split('\n')
+  const v1 = mounts.find((line) => / cgroup [^ ]*\bcpu\b/.test(line))?.split(' ')[1]
+  const v2 = mounts.find((line) => / cgroup2 /.test(line))?.split(' ')[1]
+  try {
+    if (v1 !== undefined) {
+      const cgroup = mkdtempSync(join(v1, 'stubborn-'))
+      writeFileSync(join(cgroup, 'cpu.cfs_period_us'), String(PERIOD_US))
+      writeFileSync(join(cgroup, 'cpu.cfs_quota_us'), String(PERIOD_US / 2))
+      return cgroup
+    }
+    if (v2 === undefined) return fail('half a core needs cgroups, and none are mounted here')
+    writeFileSync(join(v2, 'cgroup.subtree_control'), '+cpu')
+    const cgroup = mkdtempSync(join(v2, 'stubborn-'))
+    writeFileSync(join(cgroup, 'cpu.max'), `${PERIOD_US / 2} ${PERIOD_US}`)
+    return cgroup
+  } catch (error) {
+    return fail(`half a core needs a cgroup, which this user cannot make: ${error.message}; run it as root`)
+  }
+}
+
+/** Removes the cgroup when the last process of the run has left it. */
+async function removeCgroup(cgroup) {
+  for (;;) {
+    try {
+      return rmdirSync(cgroup)
+    } catch (error) {
+      if (error.code !== 'EBUSY') throw error
+      await new Promise((resolve) => setTimeout(resolve, 100))
+    }
+  }
+}
+
+/** One run; resolves with whether it was green, its seconds and the failures that it named. */
+async function run(mode, path) {
+  const command =
+    files.length > 0
+      ? [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...files]
+      : ['npm', 'test']
+  const stopBusy = mode === 'busy' ? keepBusy() : () => {}
+  const cgroup = mode === 'half a core' ? limitedCgroup() : undefined
+  const enter = cgroup === undefined ? [] : ['sh', '-c', 'echo $$ > "$0"; exec "$@"', join(cgroup, 'cgroup.procs')]
+  const [file, ...args] = ['setpriv', '--pdeathsig', 'TERM', ...enter, ...command]
+  const began = performance.now()
+  const child = spawn(file, args, {
+    cwd: root,
+    stdio: ['ignore', 'pipe', 'pipe'],
+    detached: true,
+    env: { ...process.env, NO_COLOR: '1' },
+  })
+  const stopRun = undo(() => child.exitCode === null && process.kill(-child.pid, 'SIGTERM'))
+  const log = createWriteStream(path)
+  let text = ''
+  for (const stream of [child.stdout, child.stderr]) {
+    stream.setEncoding('utf8').on('data', (part) => {
+      text += part
+      log.write(part)
+    })
+  }
+  const code = await new Promise((resolve) => child.on('close', resolve))
+  log.end()
+  stopRun()
+  stopBusy()
+  if (cgroup !== undefined) await removeCgroup(cgroup)
+  const failures = [...new Set([...text.matchAll(/^ *FAIL +(.*)$/gm)].map(([, name]) => name))]
+  const summary = text.trimEnd().split('\n').at(-1) ?? ''
+  return { green: code === 0, seconds: Math.round((performance.now() - began) / 1000), failures, summary }
+}
+
+rmSync(folder, { recursive: true, force: true })
+mkdirSync(folder, { recursive: true })
+const red = []
+for (let index = 0; index < times; index++) {
+  const mode = MODES[index % MODES.length]
+  const path = join(folder, `${index + 1}-${mode.replaceAll(' ', '-')}.log`)
+  const { green, seconds, failures, summary } = await run(mode, path)
+  process.stdout.write(`${index + 1}/${times} ${mode}: ${summary}, ${seconds} s\n`)
+  if (!green) red.push({ index, mode, path, failures })
+}
+for (const { index, mode, path, failures } of red) {
+  process.stdout.write(`\nnot green: run ${index + 1} (${mode}), ${relative(process.cwd(), path)}\n`)
+  for (const name of failures) process.stdout.write(`  ${name}\n`)
+}
+process.stdout.write(`${times - red.length} of ${times} runs green\n`)
+process.exitCode = red.length === 0 ? 0 : 1
