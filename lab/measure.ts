@@ -91,7 +91,7 @@ export async function iperf(
   args: readonly string[] = [],
 ): Promise<IperfResult> {
   const command = inside(namespace, 'iperf3', '--client', address, '--time', String(seconds), '--json', ...args)
-  const { stdout, stderr } = await execute(command, { timeoutMs: (seconds + 15) * 1000 })
+  const { stdout, stderr } = await execute(command, { timeoutMs: seconds * 1000 + EVENT_MS })
   const json = JSON.parse(stdout || '{}') as IperfJson
   if (json.error !== undefined || !json.end)
     throw new Error(`iperf3 to ${address}: ${json.error ?? (stderr.trim() || 'no result')}`)

@@ -95,16 +95,18 @@ async function routes46(run: Run, selector: readonly string[]): Promise<JsonRout
   return [...(await of('-4')), ...(await of('-6'))]
 }
 
-/** The daemons of flannel's kind that run in this network namespace, each in words. */
-export async function findRunning(run: Run): Promise<string[]> {
+/** The daemons of flannel's kind that run in this network namespace, each in words; `proc` is where procfs is mounted. */
+export async function findRunning(run: Run, proc = '/proc'): Promise<string[]> {
   const running: string[] = []
-  const here = await readlink('/proc/self/ns/net')
-  for (const pid of (await readdir('/proc')).filter((name) => /^\d+$/.test(name))) {
-    const command = await readFile(`/proc/${pid}/cmdline`, 'utf8').catch(() => '') // it ended
+  const here = await readlink(`${proc}/self/ns/net`)
+  for (const pid of (await readdir(proc)).filter((name) => /^\d+$/.test(name))) {
+    const command = await readFile(`${proc}/${pid}/cmdline`, 'utf8').catch(() => '') // it ended
     const name = daemonName(command.split('\0'))
     if (name === undefined) continue
-    // Another user's is taken to be here.
-    const there = await readlink(`/proc/${pid}/ns/net`).catch(() => here)
+    // Another user's, whose namespace we may not see, is taken to be here; one that has ended meanwhile is nowhere.
+    const there = await readlink(`${proc}/${pid}/ns/net`).catch((error: NodeJS.ErrnoException) =>
+      error.code === 'ENOENT' || error.code === 'ESRCH' ? undefined : here,
+    )
     if (there === here) running.push(`${name} still runs (pid ${pid})`)
   }
   if (running.length > 0) return running

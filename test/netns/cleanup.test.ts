@@ -250,7 +250,7 @@ describe.runIf(existsSync('/usr/sbin/iptables-legacy') && existsSync('/usr/sbin/
       await new Promise((resolve) => child.stdout.once('data', resolve))
       return child
     }
-    const named = ['-c', 'echo up; exec -a /opt/bin/flanneld sleep 60']
+    const named = ['-c', 'echo up; exec -a /opt/bin/flanneld sleep 600']
     await start(['bash', ...named]) // on the host of this test, where it is none of ours
     expect(await cleanup('--dry-run')).toMatchObject({ code: 0, stderr: '' })
 

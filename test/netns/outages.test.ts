@@ -18,23 +18,24 @@ import {
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
-import { afterAll, describe, expect, it, vi } from 'vitest'
+import { afterAll, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { startEtcd, startEtcdCluster, type Etcd, type EtcdCluster } from '../../lab/etcd.ts'
-import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
+import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { iperf, iperfServer, reach } from '../../lab/measure.ts'
+import { eventually } from '../support/event.ts'
 import { added, cpuSeconds, subnetOf, tunAddress } from '../support/hosts.ts'
 import type { Strikes, Trouble } from '../support/troubled-etcd.ts'
 
 const LONG = process.env['WEFT_LONG'] === '1'
 const AWAY_S = LONG ? 120 : 10
 const SLOW_MS = LONG ? 5_000 : 1_500
-const CONVERGE_MS = 15_000
+/** A test's end, should it hang: some ten events beside the outage. */
+const LIMIT_MS = AWAY_S * 1000 + 10 * EVENT_MS
 const LINES_A_MINUTE = 10
-const CPU_SHARE = 0.01
-/** What it costs once to notice that the store is gone. */
-const CPU_ONCE_S = 0.05
 const SUBNETS = '/coreos.com/network/subnets'
+/** The tests' own peers lie below what hosts draw from. */
+const CONFIG = '{"Network":"10.5.0.0/16","SubnetMin":"10.5.16.0","Backend":{"Type":"udp"}}'
 
 interface AnyBed {
   readonly lab: Lab
@@ -55,7 +56,7 @@ async function open(hosts: number): Promise<Bed> {
   const etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
   const bed = { lab, etcd }
   beds.add(bed)
-  await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
+  await etcd.ctl('put', '/coreos.com/network/config', CONFIG)
   return bed
 }
 
@@ -64,7 +65,7 @@ async function openCluster(): Promise<{ readonly lab: Lab; readonly etcd: EtcdCl
   const etcd = await startEtcdCluster(lab.hosts)
   const bed = { lab, etcd }
   beds.add(bed)
-  await etcd.ctl(['put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'])
+  await etcd.ctl(['put', '/coreos.com/network/config', CONFIG])
   return bed
 }
 
@@ -73,7 +74,7 @@ async function openDirectory(hosts: number): Promise<{ readonly lab: Lab; readon
   const lab = await createLab({ hosts })
   beds.add({ lab })
   const folder = await lab.mountMemory('leases', '256k')
-  writeFileSync(join(folder, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
+  writeFileSync(join(folder, 'config'), CONFIG)
   return { lab, folder }
 }
 
@@ -176,6 +177,45 @@ const putPeer = (subnet: string): string[] => [
 /** Traffic that only a data path that stops can lose: room for whoever is kept waiting on a busy machine. */
 const TRAFFIC = ['--udp', '--bitrate', '2M', '--length', '1200', '--window', '1M']
 
+/** Sends that traffic from one host to another, from now until the outage is over, unless the machine is slow. */
+function startTraffic(from: Host, to: Host): { arrived(): Promise<void> } {
+  const traffic = iperf(from.namespace, tunAddress(to), AWAY_S + 4, TRAFFIC)
+  traffic.catch(() => {}) // it is awaited at the end
+  return {
+    async arrived() {
+      const { loss, packetsPerSecond } = await traffic
+      expect(packetsPerSecond).toBeGreaterThan(0)
+      expect(loss).toBe(0)
+    },
+  }
+}
+
+/** What daemons say and spend from now on, beside what each spent on its start, on this machine, in this run. */
+function watchCosts(daemons: readonly Daemon[]): { end(): { moderate(title: string): void; said: string[][] } } {
+  const began = performance.now()
+  const before = daemons.map((daemon) => ({ cpu: cpuSeconds(daemon), lines: daemon.lines.length }))
+  return {
+    end() {
+      const seconds = (performance.now() - began) / 1000
+      const starts = daemons.map((daemon, index) => (cpuSeconds(daemon) - before[index]!.cpu) / before[index]!.cpu)
+      const said = daemons.map((daemon, index) => daemon.lines.slice(before[index]!.lines))
+      return {
+        said,
+        moderate(title) {
+          console.log(
+            `${title} for ${seconds.toFixed(1)} s: CPU ${starts.map((share) => `${(100 * share).toFixed(0)}%`).join(', ')} ` +
+              `of that of the start; log lines ${said.map(({ length }) => length).join(', ')}`,
+          )
+          for (const lines of said)
+            expect(lines.length, lines.join('\n')).toBeLessThanOrEqual(LINES_A_MINUTE * Math.ceil(seconds / 60))
+          // Whoever tries again without a pause spends a start's worth each second.
+          expect(Math.max(...starts)).toBeLessThan(Math.ceil(seconds / 60))
+        },
+      }
+    },
+  }
+}
+
 describe.concurrent('while etcd', () => {
   it.each([
     // With or without the proxy between, and whether it can be written to meanwhile.
@@ -200,63 +240,56 @@ describe.concurrent('while etcd', () => {
       await iperfServer((command) => b.spawn(command))
       /** One daemon loses its lease, and a peer comes that nobody has seen. */
       const change = async (): Promise<void> => {
-        const ctl = (words: string[]) => vi.waitFor(() => etcd.ctl(...words), { timeout: CONVERGE_MS, interval: 200 })
+        const ctl = (words: string[]) => eventually(() => etcd.ctl(...words))
         await ctl(['del', `${SUBNETS}/${subnetOf(c).replace('/', '-')}`])
         await ctl(putPeer('10.5.0.0/24'))
       }
 
-      const traffic = iperf(a.namespace, tunAddress(b), AWAY_S + 4, TRAFFIC)
-      await delay(500)
-      const before = daemons.map((daemon) => ({ cpu: cpuSeconds(daemon), lines: daemon.lines.length }))
+      const traffic = startTraffic(a, b)
+      const costs = watchCosts(daemons)
       const end = await strike(bed, proxy)
       if (answers) await change()
-      await delay(AWAY_S * 1000)
-      const spent = daemons.map((daemon, index) => cpuSeconds(daemon) - before[index]!.cpu)
-      const said = daemons.map((daemon, index) => daemon.lines.slice(before[index]!.lines))
+      await delay(AWAY_S * 1000) // what is tried is that nothing happens for so long
+      const cost = costs.end()
       const strikes = await end()
       if (!answers) await change()
-      await Promise.all(daemons.map((daemon) => daemon.line(added('10.5.0.0/24'), CONVERGE_MS)))
-      await daemons[2]!.line(/Lease of .* acquired again/, CONVERGE_MS)
+      await Promise.all(daemons.map((daemon) => daemon.line(added('10.5.0.0/24'))))
+      await daemons[2]!.line(/Lease of .* acquired again/)
       await Promise.all([a, b].map((host) => reach(host.namespace, tunAddress(c))))
-      const figures = [
-        spent.map((seconds) => `${((seconds / AWAY_S) * 100).toFixed(1)}%`),
-        said.map(({ length }) => length),
-      ]
-      console.log(`etcd ${title} for ${AWAY_S} s: CPU ${figures[0]!.join(', ')}; log lines ${figures[1]!.join(', ')}`)
       expect(strikes).toBeGreaterThan(0)
-      for (const lines of said)
-        expect(lines.length, lines.join('\n')).toBeLessThanOrEqual(LINES_A_MINUTE * Math.ceil(AWAY_S / 60))
-      expect(Math.max(...spent)).toBeLessThan(CPU_ONCE_S + CPU_SHARE * AWAY_S)
-      const { loss, packetsPerSecond } = await traffic
-      expect(packetsPerSecond).toBeGreaterThan(150)
-      expect(loss).toBe(0)
+      cost.moderate(`etcd ${title}`)
+      await traffic.arrived()
       await close(bed)
     },
-    AWAY_S * 1000 + 120_000,
+    LIMIT_MS,
   )
 
-  it('takes long for each call and refuses one in three, a daemon starts within a minute, and is heard of', async () => {
-    const bed = await open(3)
-    const { lab, etcd } = bed
-    const [a, b, c] = lab.hosts as [Host, Host, Host]
-    const proxy = await startProxy(bed, c)
-    const peer = b.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint] })
-    await peer.line(/flannel is ready/)
-    await proxy.set({ delayMs: SLOW_MS, failOneIn: 3 })
-    const daemon = a.startDaemon({ args: ['--etcd-endpoints', proxy.endpoint] })
-    const started = performance.now()
-    await daemon.line(/flannel is ready/, 60_000)
-    const ready = performance.now()
-    await Promise.all([daemon.line(added(b), 30_000), peer.line(added(a))])
-    await reach(a.namespace, tunAddress(b))
-    // Its lease is lost: as long as a renewal may take, of which the margin is an hour.
-    await etcd.ctl('del', `${SUBNETS}/${subnetOf(a).replace('/', '-')}`)
-    await daemon.line(/Lease of .* acquired again/, 60_000)
-    console.log(`ready after ${Math.round((ready - started) / 1000)} s`)
-    const { delayed, failed } = await proxy.set({})
-    expect(Math.min(delayed, failed)).toBeGreaterThan(2)
-    await close(bed)
-  }, 200_000)
+  it(
+    'takes long for each call and refuses one in three, a daemon starts within a minute, and is heard of',
+    async () => {
+      const bed = await open(3)
+      const { lab, etcd } = bed
+      const [a, b, c] = lab.hosts as [Host, Host, Host]
+      const proxy = await startProxy(bed, c)
+      const peer = b.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint] })
+      await peer.line(/flannel is ready/)
+      await proxy.set({ delayMs: SLOW_MS, failOneIn: 3 })
+      const daemon = a.startDaemon({ args: ['--etcd-endpoints', proxy.endpoint] })
+      const started = performance.now()
+      await daemon.line(/flannel is ready/)
+      const ready = performance.now()
+      await Promise.all([daemon.line(added(b)), peer.line(added(a))])
+      await reach(a.namespace, tunAddress(b))
+      // Its lease is lost: as long as a renewal may take, of which the margin is an hour.
+      await etcd.ctl('del', `${SUBNETS}/${subnetOf(a).replace('/', '-')}`)
+      await daemon.line(/Lease of .* acquired again/)
+      console.log(`ready after ${Math.round((ready - started) / 1000)} s`)
+      const { delayed, failed } = await proxy.set({})
+      expect(Math.min(delayed, failed)).toBeGreaterThan(2)
+      await close(bed)
+    },
+    LIMIT_MS,
+  )
 })
 
 describe('a daemon', () => {
@@ -266,7 +299,7 @@ describe('a daemon', () => {
     const daemon = lab.hosts[0]!.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint] })
     await daemon.line(/flannel is ready/)
     daemon.process.kill('SIGSTOP')
-    await vi.waitFor(() => expect(readFileSync(`/proc/${daemon.process.pid}/stat`, 'utf8')).toMatch(/\) T /))
+    await eventually(() => expect(readFileSync(`/proc/${daemon.process.pid}/stat`, 'utf8')).toMatch(/\) T /))
     const subnets = Array.from({ length: 3_000 }, (_, index) => `10.6.${index >> 4}.${(index & 15) << 4}/28`)
     // etcdctl's three parts end with an empty line each; etcd takes 128 operations in one.
     const txn = (operations: readonly string[]): Promise<string> =>
@@ -284,7 +317,7 @@ describe('a daemon', () => {
     }
     const left = subnets.filter((_, index) => (index % 100) % 3 !== 0)
     daemon.process.kill('SIGCONT')
-    await vi.waitFor(
+    await eventually(
       () => {
         const known = new Set<string>()
         for (const line of daemon.lines) {
@@ -294,7 +327,7 @@ describe('a daemon', () => {
         }
         expect([...known].toSorted()).toEqual(left.toSorted())
       },
-      { timeout: CONVERGE_MS, interval: 200 },
+      { everyMs: 200 },
     )
     await close(bed)
   })
@@ -332,36 +365,26 @@ describe.concurrent('a host of three, each with a member of etcd,', () => {
       const [b] = others(lab.hosts) as [Host, Host]
       await Promise.all([reach(a.namespace, tunAddress(b)), reach(b.namespace, tunAddress(a))])
       await iperfServer((command) => b.spawn(command))
-      const traffic = iperf(a.namespace, tunAddress(b), AWAY_S + 4, TRAFFIC)
-      await delay(500)
+      const traffic = startTraffic(a, b)
 
-      const before = daemons.map(({ lines }) => lines.length)
+      const costs = watchCosts(daemons)
       const heal = await drop(a.namespace, 'eth0', ports)
       const struckAt = performance.now()
-      await vi.waitFor(() => etcd.ctl(putPeer('10.5.0.0/24'), others(etcd.members)), {
-        timeout: CONVERGE_MS,
-        interval: 200,
-      })
-      await Promise.all(
-        (hears ? daemons : others(daemons)).map((daemon) => daemon.line(added('10.5.0.0/24'), CONVERGE_MS)),
-      )
+      await eventually(() => etcd.ctl(putPeer('10.5.0.0/24'), others(etcd.members)))
+      await Promise.all((hears ? daemons : others(daemons)).map((daemon) => daemon.line(added('10.5.0.0/24'))))
       await delay(Math.max(0, AWAY_S * 1000 - (performance.now() - struckAt)))
+      await Promise.any(daemons.map((daemon) => daemon.line(/watch channel for leases closed/)))
       expect(daemons[index]!.lines.some((line) => added('10.5.0.0/24').test(line))).toBe(hears)
-      const said = daemons.map(({ lines }, number) => lines.slice(before[number]))
-      for (const lines of said)
-        expect(lines.length, lines.join('\n')).toBeLessThanOrEqual(LINES_A_MINUTE * Math.ceil(AWAY_S / 60))
-      expect(said.flat().some((line) => line.includes('watch channel for leases closed'))).toBe(true)
+      const cost = costs.end()
       expect(await heal()).toBeGreaterThan(0)
-      await vi.waitFor(() => etcd.ctl(putPeer('10.5.1.0/24'), [alone]), { timeout: CONVERGE_MS, interval: 200 })
+      await eventually(() => etcd.ctl(putPeer('10.5.1.0/24'), [alone]))
       for (const subnet of ['10.5.0.0/24', '10.5.1.0/24'])
-        await Promise.all(daemons.map((daemon) => daemon.line(added(subnet), CONVERGE_MS)))
-
-      const { loss, packetsPerSecond } = await traffic
-      expect(packetsPerSecond).toBeGreaterThan(150)
-      expect(loss).toBe(0)
+        await Promise.all(daemons.map((each) => each.line(added(subnet))))
+      cost.moderate(`a member of etcd away, ports ${ports},`)
+      await traffic.arrived()
       await close(bed)
     },
-    AWAY_S * 1000 + 120_000,
+    LIMIT_MS,
   )
 })
 
@@ -374,7 +397,7 @@ describe.concurrent('while the lease directory', () => {
   const readOnly = async (folder: string): Promise<() => Promise<void>> => {
     // Busy in the moment in which a daemon has a file open to write.
     const remount = (mode: string): Promise<string> =>
-      vi.waitFor(() => output(['mount', '-o', `remount,${mode}`, folder]), { timeout: CONVERGE_MS, interval: 10 })
+      eventually(() => output(['mount', '-o', `remount,${mode}`, folder]), { everyMs: 10 })
     await remount('ro')
     return async () => void (await remount('rw'))
   }
@@ -409,47 +432,37 @@ describe.concurrent('while the lease directory', () => {
       const leases = leasesIn(folder)
       expect(Object.keys(leases)).toHaveLength(3)
 
-      const traffic = iperf(a.namespace, tunAddress(b), AWAY_S + 4, TRAFFIC)
-      await delay(500)
-      const before = daemons.map((daemon) => ({ cpu: cpuSeconds(daemon), lines: daemon.lines.length }))
+      const traffic = startTraffic(a, b)
+      const costs = watchCosts(daemons)
       const end = await strike(folder)
       let newcomer = d.startDaemon({ args })
       await newcomer.line(says)
       if (ends) {
-        await vi.waitFor(() => expect(newcomer.process.exitCode).toBe(1))
+        await eventually(() => expect(newcomer.process.exitCode).toBe(1))
         expect(newcomer.lines.filter((line) => says.test(line))).toHaveLength(1)
       }
       const own = join(folder, 'subnets', subnetOf(c).replace('/', '-'))
       if (renews) {
         const longAgo = Date.now() / 1000 - 25 * 3600
         utimesSync(own, longAgo, longAgo)
-        await daemons[2]!.line(/Lease of .* acquired again/, CONVERGE_MS)
-        expect(statSync(own).mtimeMs).toBeGreaterThan(Date.now() - AWAY_S * 1000)
+        await daemons[2]!.line(/Lease of .* acquired again/)
+        expect(statSync(own).mtimeMs / 1000).toBeGreaterThan(longAgo + 24 * 3600)
       }
       await delay(AWAY_S * 1000)
-      const spent = daemons.map((daemon, index) => cpuSeconds(daemon) - before[index]!.cpu)
-      const said = daemons.map((daemon, index) => daemon.lines.slice(before[index]!.lines))
+      const cost = costs.end()
       expect(leasesIn(folder)).toEqual(leases)
       expect(readdirSync(join(folder, 'tmp')).filter((name) => !name.startsWith('clock.'))).toEqual([])
       await end()
       if (ends) newcomer = d.startDaemon({ args })
-      await newcomer.line(/flannel is ready/, CONVERGE_MS)
-      await Promise.all(daemons.map((daemon) => daemon.line(added(d), CONVERGE_MS)))
+      await newcomer.line(/flannel is ready/)
+      await Promise.all(daemons.map((daemon) => daemon.line(added(d))))
       await reach(a.namespace, tunAddress(d))
       expect(leasesIn(folder)).toMatchObject(leases)
-      console.log(
-        `the lease directory ${title} for ${AWAY_S} s: CPU ${spent.map((seconds) => `${((seconds / AWAY_S) * 100).toFixed(1)}%`).join(', ')}; ` +
-          `log lines ${said.map(({ length }) => length).join(', ')}`,
-      )
-      for (const lines of said)
-        expect(lines.length, lines.join('\n')).toBeLessThanOrEqual(LINES_A_MINUTE * Math.ceil(AWAY_S / 60))
-      expect(Math.max(...spent)).toBeLessThan(CPU_ONCE_S + CPU_SHARE * AWAY_S)
-      const { loss, packetsPerSecond } = await traffic
-      expect(packetsPerSecond).toBeGreaterThan(150)
-      expect(loss).toBe(0)
+      cost.moderate(`the lease directory ${title}`)
+      await traffic.arrived()
       await lab.close()
     },
-    AWAY_S * 1000 + 120_000,
+    LIMIT_MS,
   )
 
   it('has a clock that jumps a day ahead, or back, each node keeps its subnet', async () => {
@@ -465,17 +478,14 @@ describe.concurrent('while the lease directory', () => {
     }
     // To the files a clock that is 25 hours ahead is the same as times 25 hours ago.
     age(25)
-    await vi.waitFor(
-      () => {
-        for (const file of files) expect(statSync(file).mtimeMs).toBeGreaterThan(Date.now() - 60_000)
-      },
-      { timeout: CONVERGE_MS },
-    )
+    await eventually(() => {
+      for (const file of files) expect(statSync(file).mtimeMs).toBeGreaterThan(Date.now() - 24 * 3_600_000)
+    })
     expect(leasesIn(folder)).toEqual(leases)
     age(-25)
     await Promise.all(
       lab.hosts.flatMap((from) =>
-        lab.hosts.filter((to) => to !== from).map((to) => reach(from.namespace, tunAddress(to), CONVERGE_MS)),
+        lab.hosts.filter((to) => to !== from).map((to) => reach(from.namespace, tunAddress(to))),
       ),
     )
     expect(leasesIn(folder)).toEqual(leases)
