@@ -2,7 +2,7 @@
 
 import { readFileSync } from 'node:fs'
 import { setTimeout as delay } from 'node:timers/promises'
-import { iperf, median, ping } from '../lab/measure.ts'
+import { median, ping } from '../lab/measure.ts'
 import type { Path } from './paths.ts'
 import { highestCleanRate, type Trial } from './search.ts'
 
@@ -52,10 +52,10 @@ function tcp(streams: number, control: string, label = ''): Case {
       cpu: { title: `TCP ${name}, CPU`, unit: 's/GB', better: 'less' },
     },
     lasts: (seconds) => seconds + 0.2,
-    async sample({ from, address }, seconds) {
+    async sample({ iperf }, seconds) {
       const busy = busyClock()
       const args = ['--parallel', String(streams), '--congestion', control]
-      const { bitsPerSecond } = await iperf(from.namespace, address, seconds, args)
+      const { bitsPerSecond } = await iperf(seconds, args)
       return { throughput: bitsPerSecond / 1e9, cpu: busy() / ((bitsPerSecond * seconds) / 8e9) }
     },
   }
@@ -185,10 +185,10 @@ const pingLoaded: Case = {
   method: `${LOADED.pings} pings, ${LOADED.intervalS * 1000} ms apart, beside one TCP stream`,
   metrics: { p50: latency('ping, under TCP,', 50), p99: latency('ping, under TCP,', 99) },
   lasts: () => 3,
-  async sample({ from, address }) {
+  async sample({ from, address, iperf }) {
     const { pings, intervalS, startS } = LOADED
     const args = ['--congestion', usual()]
-    const load = iperf(from.namespace, address, Math.ceil(pings * intervalS + startS), args)
+    const load = iperf(Math.ceil(pings * intervalS + startS), args)
     // The stream's own start is no part of the sample.
     const pinged = delay(startS * 1000).then(() => ping(from.namespace, address, { count: pings, intervalS }))
     const [times] = await Promise.all([pinged, load])

@@ -12,7 +12,7 @@ import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { createLab, type Host, type Lab, type Place, type Subnet } from '../lab/lab.ts'
-import { iperfServer, reach } from '../lab/measure.ts'
+import { iperfServer, type IperfResult, reach } from '../lab/measure.ts'
 import { addon } from '../src/host/addon.ts'
 import { WeftError } from '../src/errors.ts'
 import { nativeProgram } from './native.ts'
@@ -23,6 +23,8 @@ export interface Path {
   readonly to: Place
   /** Of `to`, reached from `from` by this path. */
   readonly address: string
+  /** Runs iperf3 from `from` to `to`; `args` beside the address. */
+  readonly iperf: (seconds: number, args: readonly string[]) => Promise<IperfResult>
   /** Runs bench/native/traffic.cc in `from`, against its server in `to`; its numbers by name. */
   traffic(...args: readonly (string | number)[]): Promise<Readonly<Record<string, number>>>
   close(): Promise<void>
@@ -186,7 +188,7 @@ export async function openPath(name: string, { link, ends, peer }: PathOptions):
     const { from, to, address } =
       ends === 'hosts' ? hostEnds(hosts, reached) : await containerEnds(name, hosts, reached)
     await reach(from.namespace, address)
-    await iperfServer((command) => to.spawn(command))
+    const server = await iperfServer((command) => to.spawn(command))
     const program = await nativeProgram('traffic')
     await ready(to, [program, 'serve'], 'traffic serve')
     return {
@@ -194,6 +196,7 @@ export async function openPath(name: string, { link, ends, peer }: PathOptions):
       from,
       to,
       address,
+      iperf: (seconds, args) => server.run(from.namespace, address, seconds, args),
       traffic: async (...args) =>
         JSON.parse(await from.output([program, ...args.map(String)])) as Record<string, number>,
       close: () => lab.close(),

@@ -4,7 +4,7 @@ import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { parseArgs } from 'node:util'
 import { createLab, lastLines, type Daemon, type Host, type Pod } from './lab.ts'
-import { iperf, iperfServer, median, ping, reach } from './measure.ts'
+import { iperfServer, median, ping, reach } from './measure.ts'
 import { becomeRoot } from './unprivileged.ts'
 
 const USAGE = `Usage: npm run demo -- [--once] [--hosts N] [--engine native|dgram|naive]
@@ -15,6 +15,8 @@ const USAGE = `Usage: npm run demo -- [--once] [--hosts N] [--engine native|dgra
 `
 const NETWORK = '10.5.0.0/16'
 const TCP_SECONDS = 1
+/** How long a pair is tried that is not there yet. */
+const REACH_MS = 10_000
 
 const tty = process.stdout.isTTY
 const colour = tty && process.env['NO_COLOR'] === undefined
@@ -106,24 +108,24 @@ async function demo(hosts: number, engine: string, stay: boolean): Promise<boole
       await step('every container reaches every other', async () => {
         const pairs = members.flatMap((from) => members.filter((to) => to !== from).map((to) => ({ from, to })))
         // A pair that does not is shown in the table below.
-        await Promise.allSettled(pairs.map(({ from, to }) => reach(from.pod.namespace, to.pod.address)))
+        await Promise.allSettled(pairs.map(({ from, to }) => reach(from.pod.namespace, to.pod.address, REACH_MS)))
       })
       const pings = await step('ping', () => pingAll(members))
       const [first, second] = members as [Member, Member]
       const complete = pings.every((row, from) => row.every((time, to) => from === to || time !== undefined))
       const speed = complete
         ? await step('TCP, through weft and beside it', async () => {
-            const servers = await Promise.all([
+            const [host, pod] = await Promise.all([
               iperfServer((command) => second.host.spawn(command)),
               iperfServer((command) => second.host.spawn(['ip', 'netns', 'exec', second.pod.namespace, ...command])),
             ])
             const overlay: number[] = []
             const underlay: number[] = []
             for (let round = 0; round < 3; round++) {
-              overlay.push((await iperf(first.pod.namespace, second.pod.address, TCP_SECONDS)).bitsPerSecond)
-              underlay.push((await iperf(first.host.namespace, second.host.address, TCP_SECONDS)).bitsPerSecond)
+              overlay.push((await pod.run(first.pod.namespace, second.pod.address, TCP_SECONDS)).bitsPerSecond)
+              underlay.push((await host.run(first.host.namespace, second.host.address, TCP_SECONDS)).bitsPerSecond)
             }
-            await Promise.all(servers.map((server) => server.stop()))
+            await Promise.all([host, pod].map((server) => server.stop()))
             return { overlay: median(overlay), underlay: median(underlay) }
           })
         : undefined

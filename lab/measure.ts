@@ -35,11 +35,12 @@ export async function reach(namespace: string, address: string, timeoutMs = EVEN
 }
 
 export interface IperfServer {
-  readonly process: ChildProcess
+  /** One run against it, by a client in a namespace; `args` beside the address, such as ['--udp', '--length', '64']. */
+  run(namespace: string, address: string, seconds: number, args?: readonly string[]): Promise<IperfResult>
   stop(): Promise<void>
 }
 
-/** Waits until an iperf3 server that `spawn` starts in a namespace listens. */
+/** An iperf3 server that `spawn` starts in a namespace; it serves one run at a time. */
 export async function iperfServer(
   spawn: (command: readonly string[]) => ChildProcess,
   port = 5201,
@@ -47,12 +48,24 @@ export async function iperfServer(
   const process = spawn(['iperf3', '--server', '--forceflush', '--port', String(port)])
   const { stdout } = process
   if (!stdout) throw new Error('iperf3 has no stdout')
-  await new Promise<void>((resolve, reject) => {
-    createInterface({ input: stdout }).on('line', (line) => line.includes('listening') && resolve())
-    process.once('exit', () => reject(new Error('iperf3 --server ended; is the port taken?')))
-  })
+  const lines = createInterface({ input: stdout })[Symbol.asyncIterator]()
+  // Between two runs it does not listen for a moment, and says when it does again.
+  const listens = async (): Promise<void> => {
+    for (;;) {
+      const { value, done } = await lines.next()
+      if (done === true) throw new Error('iperf3 --server ended; is the port taken?')
+      if (value.includes('listening')) return
+    }
+  }
+  await listens()
+  let ready = Promise.resolve()
   return {
-    process,
+    async run(namespace, address, seconds, args = []) {
+      await ready
+      ready = listens()
+      ready.catch(() => {}) // it may be stopped without another run
+      return iperfClient(namespace, address, seconds, [...args, '--port', String(port)])
+    },
     async stop() {
       process.kill('SIGTERM')
       await ended(process)
@@ -83,12 +96,11 @@ interface IperfJson {
   }
 }
 
-/** One iperf3 run as a client; `args` beside the address, such as ['--udp', '--length', '64']. */
-export async function iperf(
+async function iperfClient(
   namespace: string,
   address: string,
   seconds: number,
-  args: readonly string[] = [],
+  args: readonly string[],
 ): Promise<IperfResult> {
   const command = inside(namespace, 'iperf3', '--client', address, '--time', String(seconds), '--json', ...args)
   const { stdout, stderr } = await execute(command, { timeoutMs: seconds * 1000 + EVENT_MS })

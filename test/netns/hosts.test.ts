@@ -7,7 +7,7 @@ import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
-import { iperf, iperfServer, reach } from '../../lab/measure.ts'
+import { iperfServer, reach } from '../../lab/measure.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { eventually } from '../support/event.ts'
 import { added, removed, subnetOf, tunAddress } from '../support/hosts.ts'
@@ -132,7 +132,7 @@ describe.each([
       lab!.hosts[1]!.spawn(['ip', 'netns', 'exec', pods[1]!.namespace, ...command]),
     )
     for (const args of [[], ['--reverse'], ['--parallel', '4']]) {
-      expect((await iperf(pods[0]!.namespace, pods[1]!.address, 1, args)).bitsPerSecond).toBeGreaterThan(0)
+      expect((await server.run(pods[0]!.namespace, pods[1]!.address, 1, args)).bitsPerSecond).toBeGreaterThan(0)
     }
     await server.stop()
     // Large packets, and fragments of larger ones.
@@ -231,7 +231,7 @@ describe('--workers', () => {
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
     await daemons[0]!.line(added(second))
     await reach(first.namespace, tunAddress(second))
-    await iperfServer((command) => second.spawn(command))
+    const server = await iperfServer((command) => second.spawn(command))
     const before = loopTicks(daemons[1]!)
     const spent = (): number[] => loopTicks(daemons[1]!).map((after, index) => after - before[index]!)
     const sum = (numbers: readonly number[]): number => numbers.reduce((total, number) => total + number, 0)
@@ -241,7 +241,7 @@ describe('--workers', () => {
     }
     let flows = 0
     do {
-      await iperf(first.namespace, tunAddress(second), 1, ['--parallel', '32'])
+      await server.run(first.namespace, tunAddress(second), 1, ['--parallel', '32'])
       flows += 32
     } while (sum(spent()) < ENOUGH_TICKS || (await count('TcpOutSegs')) < ENOUGH_SEGMENTS)
     const ticks = spent()

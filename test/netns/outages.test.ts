@@ -22,7 +22,7 @@ import { afterAll, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { startEtcd, startEtcdCluster, type Etcd, type EtcdCluster } from '../../lab/etcd.ts'
 import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
-import { iperf, iperfServer, reach } from '../../lab/measure.ts'
+import { iperfServer, reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
 import { added, cpuSeconds, subnetOf, tunAddress } from '../support/hosts.ts'
 import type { Strikes, Trouble } from '../support/troubled-etcd.ts'
@@ -178,8 +178,9 @@ const putPeer = (subnet: string): string[] => [
 const TRAFFIC = ['--udp', '--bitrate', '2M', '--length', '1200', '--window', '1M']
 
 /** Sends that traffic from one host to another, from now until the outage is over, unless the machine is slow. */
-function startTraffic(from: Host, to: Host): { arrived(): Promise<void> } {
-  const traffic = iperf(from.namespace, tunAddress(to), AWAY_S + 4, TRAFFIC)
+async function startTraffic(from: Host, to: Host): Promise<{ arrived(): Promise<void> }> {
+  const server = await iperfServer((command) => to.spawn(command))
+  const traffic = server.run(from.namespace, tunAddress(to), AWAY_S + 4, TRAFFIC)
   traffic.catch(() => {}) // it is awaited at the end
   return {
     async arrived() {
@@ -208,8 +209,7 @@ function watchCosts(daemons: readonly Daemon[]): { end(): { moderate(title: stri
           )
           // Most is said at first; a minute begins when half of it has passed.
           const minutes = Math.ceil((seconds + 30) / 60)
-          for (const lines of said)
-            expect(lines.length, lines.join('\n')).toBeLessThanOrEqual(LINES_A_MINUTE * minutes)
+          for (const lines of said) expect(lines.length, lines.join('\n')).toBeLessThanOrEqual(LINES_A_MINUTE * minutes)
           // Whoever tries again without a pause spends a start's worth each second.
           expect(Math.max(...starts)).toBeLessThan(Math.ceil(seconds / 60))
         },
@@ -239,7 +239,6 @@ describe.concurrent('while etcd', () => {
       const daemons = [a, b, c].map((host) => host.startDaemon({ args }))
       await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
       await Promise.all([reach(a.namespace, tunAddress(b)), reach(b.namespace, tunAddress(c))])
-      await iperfServer((command) => b.spawn(command))
       /** One daemon loses its lease, and a peer comes that nobody has seen. */
       const change = async (): Promise<void> => {
         const ctl = (words: string[]) => eventually(() => etcd.ctl(...words))
@@ -247,7 +246,7 @@ describe.concurrent('while etcd', () => {
         await ctl(putPeer('10.5.0.0/24'))
       }
 
-      const traffic = startTraffic(a, b)
+      const traffic = await startTraffic(a, b)
       const costs = watchCosts(daemons)
       const end = await strike(bed, proxy)
       if (answers) await change()
@@ -366,8 +365,7 @@ describe.concurrent('a host of three, each with a member of etcd,', () => {
       const others = <T>(all: readonly T[]): T[] => all.filter((_, other) => other !== index)
       const [b] = others(lab.hosts) as [Host, Host]
       await Promise.all([reach(a.namespace, tunAddress(b)), reach(b.namespace, tunAddress(a))])
-      await iperfServer((command) => b.spawn(command))
-      const traffic = startTraffic(a, b)
+      const traffic = await startTraffic(a, b)
 
       const costs = watchCosts(daemons)
       const heal = await drop(a.namespace, 'eth0', ports)
@@ -430,11 +428,10 @@ describe.concurrent('while the lease directory', () => {
       const daemons = [a, b, c].map((host) => host.startDaemon({ args }))
       await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
       await Promise.all([reach(a.namespace, tunAddress(b)), reach(b.namespace, tunAddress(c))])
-      await iperfServer((command) => b.spawn(command))
       const leases = leasesIn(folder)
       expect(Object.keys(leases)).toHaveLength(3)
 
-      const traffic = startTraffic(a, b)
+      const traffic = await startTraffic(a, b)
       const costs = watchCosts(daemons)
       const end = await strike(folder)
       let newcomer = d.startDaemon({ args })

@@ -12,7 +12,7 @@ import { createInterface } from 'node:readline'
 import { afterEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
 import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
-import { iperf, iperfServer, reach } from '../../lab/measure.ts'
+import { iperfServer, reach } from '../../lab/measure.ts'
 import { checkCapture, type Checked } from '../support/pcap.ts'
 import { digestOf } from '../support/stream.ts'
 
@@ -139,15 +139,15 @@ describe('every checksum on the wire is right', () => {
     async (_name, without, outer) => {
       const { from, to, address } = await join2([without, without])
       if (outer) for (const host of [from, to]) await host.output(['ethtool', '-K', 'eth0', 'tx', 'off'])
-      await iperfServer((command) => to.spawn(command))
+      const server = await iperfServer((command) => to.spawn(command))
       const captures = await Promise.all([from, to].map((host) => capture(host, { outer })))
       // Both ways at a rate that the capture can keep up with, then UDP of odd size.
       const megabits = outer ? 500 : 1500 // a capture of single datagrams costs more
       const seconds = Math.ceil((CAPTURED * 1420 * 8) / 2 / (megabits * 0.8e6))
       for (const direction of [[], ['--reverse']]) {
-        await iperf(from.namespace, address, seconds, ['--bitrate', `${megabits}M`, ...direction])
+        await server.run(from.namespace, address, seconds, ['--bitrate', `${megabits}M`, ...direction])
       }
-      await iperf(from.namespace, address, 1, ['--udp', '--length', '333', '--bitrate', '20M'])
+      await server.run(from.namespace, address, 1, ['--udp', '--length', '333', '--bitrate', '20M'])
       for (const stop of captures) {
         const checked = await stop()
         expect(checked.packets).toBeGreaterThan(CAPTURED)

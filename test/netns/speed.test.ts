@@ -8,7 +8,7 @@ import { CASES } from '../../bench/cases.ts'
 import { measure } from '../../bench/measure.ts'
 import { ratio } from '../../bench/result.ts'
 import { createLab, type Host } from '../../lab/lab.ts'
-import { iperf, iperfServer, reach } from '../../lab/measure.ts'
+import { iperfServer, reach } from '../../lab/measure.ts'
 
 /** Far below what is measured on a quiet machine (7 and 2), far above what a lost offload leaves (1 to 3). */
 const TCP_AT_LEAST = 4
@@ -44,8 +44,8 @@ it('superpackets of containers reach the engine whole', async () => {
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
     const [from, to] = [await sender.startPod(), await receiver.startPod()]
     await reach(from.namespace, to.address)
-    await iperfServer((command) => receiver.spawn(['ip', 'netns', 'exec', to.namespace, ...command]))
-    const { bitsPerSecond } = await iperf(from.namespace, to.address, 1)
+    const server = await iperfServer((command) => receiver.spawn(['ip', 'netns', 'exec', to.namespace, ...command]))
+    const { bitsPerSecond } = await server.run(from.namespace, to.address, 1)
     // What the TUN counts as sent is what the engine has read from it.
     const [link] = JSON.parse(await sender.output(['ip', '-s', '-j', 'link', 'show', 'flannel0'])) as [
       { readonly stats64: { readonly tx: { readonly packets: number; readonly bytes: number } } },
