@@ -6,8 +6,16 @@ import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
-import { setImmediate } from 'node:timers/promises'
+import { setImmediate, setTimeout as delay } from 'node:timers/promises'
 import { ended, output } from './command.ts'
+import { EVENT_MS } from './lab.ts'
+
+/** How etcdctl is started: by itself it gives up a connection after 2 s, a command after 5 s. */
+const ETCDCTL = [
+  ...['env', 'ETCDCTL_API=3', 'etcdctl', '--dial-timeout', `${EVENT_MS}ms`, '--command-timeout', `${EVENT_MS}ms`],
+]
+/** How soon an etcd that is not ready yet is asked again. */
+const LOOK_MS = 100
 
 export interface Etcd {
   readonly endpoint: string
@@ -26,13 +34,26 @@ export interface Etcd {
   close(): Promise<void>
 }
 
-/** Different ports that were free a moment ago. */
-async function freePorts(count: number): Promise<number[]> {
-  const servers = Array.from({ length: count }, () => createServer())
-  await Promise.all(servers.map((server) => new Promise<void>((go) => server.listen(0, '127.0.0.1', go))))
-  const ports = servers.map((server) => (server.address() as { port: number }).port)
-  await Promise.all(servers.map((server) => new Promise((resolve) => server.close(resolve))))
-  return ports
+/** A loopback address that is this process's alone (Linux has no pid above 2^22): nobody else binds or draws a port there. */
+const OWN_ADDRESS = `127.${64 + (process.pid >> 16)}.${(process.pid >> 8) & 255}.${process.pid & 255}`
+/** Below what a kernel draws from for those who ask for any port, 32768 unless it is told otherwise. */
+const FIRST_PORT = 20_000
+let portsGiven = 0
+
+/** A URL's host and port where nothing listens, nor will but for whoever asked; each time another. */
+export async function ownPlace(): Promise<string> {
+  for (;;) {
+    const port = FIRST_PORT + portsGiven++
+    const server = createServer()
+    const isFree = await new Promise<boolean>((resolve, reject) => {
+      // A server of the machine's may listen on all addresses.
+      server.once('error', (error: NodeJS.ErrnoException) =>
+        error.code === 'EADDRINUSE' ? resolve(false) : reject(error),
+      )
+      server.listen(port, OWN_ADDRESS, () => server.close(() => resolve(true)))
+    })
+    if (isFree) return `${OWN_ADDRESS}:${port}`
+  }
 }
 
 /** Runs etcd, behind `enter`, until this process ends; resolves when it serves clients. */
@@ -53,6 +74,19 @@ async function launch(args: readonly string[], enter: readonly string[] = []): P
   return child
 }
 
+interface Site {
+  /** Where it serves clients, and the other members. */
+  readonly client: string
+  readonly peer: string
+  /** What goes in front of a command to run it there. */
+  readonly enter: readonly string[]
+}
+
+async function siteOf(namespace?: string, address?: string): Promise<Site> {
+  if (namespace === undefined) return { client: await ownPlace(), peer: await ownPlace(), enter: [] }
+  return { client: `${address}:2379`, peer: `${address}:2380`, enter: ['ip', 'netns', 'exec', namespace] }
+}
+
 export interface EtcdPlace {
   readonly namespace?: string
   readonly address?: string
@@ -67,12 +101,11 @@ export interface Certificate {
 }
 
 /** Starts an etcd; `namespace` and `address` put it there instead of on loopback. */
-export async function startEtcd({ namespace, address = '127.0.0.1', tls = false }: EtcdPlace = {}): Promise<Etcd> {
+export async function startEtcd({ namespace, address, tls = false }: EtcdPlace = {}): Promise<Etcd> {
   const data = mkdtempSync(join(tmpdir(), 'weft-etcd-'))
-  const [client, peer] = namespace === undefined ? await freePorts(2) : [2379, 2380]
-  const endpoint = `http${tls ? 's' : ''}://${address}:${client}`
-  const enter = namespace === undefined ? [] : ['ip', 'netns', 'exec', namespace]
-  const peerUrl = `http://${address}:${peer}`
+  const { client, peer, enter } = await siteOf(namespace, address)
+  const endpoint = `http${tls ? 's' : ''}://${client}`
+  const peerUrl = `http://${peer}`
   const shared = typeof tls === 'object' ? tls : undefined
   let child!: ChildProcess
 
@@ -100,12 +133,7 @@ export async function startEtcd({ namespace, address = '127.0.0.1', tls = false 
     },
     ctl: (...args) =>
       output([
-        ...enter,
-        'env',
-        'ETCDCTL_API=3',
-        'etcdctl',
-        '--endpoints',
-        endpoint,
+        ...[...enter, ...ETCDCTL, '--endpoints', endpoint],
         ...(shared
           ? ['--cert', shared.certificate, '--key', shared.key, '--cacert', shared.certificate]
           : tls
@@ -123,7 +151,7 @@ export async function startEtcd({ namespace, address = '127.0.0.1', tls = false 
       await etcd.kill()
       rmSync(data, { recursive: true })
       await output([
-        ...['env', 'ETCDCTL_API=3', 'etcdctl', 'snapshot', 'restore', snapshot, '--data-dir', data, '--name', 'test'],
+        ...[...ETCDCTL, 'snapshot', 'restore', snapshot, '--data-dir', data, '--name', 'test'],
         ...['--initial-cluster', `test=${peerUrl}`, '--initial-advertise-peer-urls', peerUrl],
       ])
       await start()
@@ -155,9 +183,22 @@ export interface EtcdCluster {
   readonly members: readonly EtcdMember[]
   /** Runs etcdctl against these members, or all, where the first of them is, and returns its stdout. */
   ctl(args: readonly string[], through?: readonly EtcdMember[]): Promise<string>
-  /** The member that leads, as one of `among` tells. */
+  /** Resolves with the member that leads, as it says itself, as soon as one of `among` does. */
   leader(among?: readonly EtcdMember[]): Promise<EtcdMember>
   close(): Promise<void>
+}
+
+/** Tries until it does not fail, for a minute. */
+async function untilDone<T>(what: () => Promise<T>): Promise<T> {
+  const end = performance.now() + EVENT_MS
+  for (;;) {
+    try {
+      return await what()
+    } catch (error) {
+      if (performance.now() > end) throw error
+      await delay(LOOK_MS)
+    }
+  }
 }
 
 /** Three members as one cluster: on loopback, or each in a namespace of its own. */
@@ -165,37 +206,21 @@ export async function startEtcdCluster(
   places?: readonly { readonly namespace: string; readonly address: string }[],
 ): Promise<EtcdCluster> {
   const folder = mkdtempSync(join(tmpdir(), 'weft-etcd-'))
-  const ports = places ? [] : await freePorts(6)
-  const sites = [0, 1, 2].map((index) => {
-    const { namespace, address } = places?.[index] ?? { address: '127.0.0.1' }
-    return {
-      endpoint: `http://${address}:${ports[index] ?? 2379}`,
-      peerUrl: `http://${address}:${ports[index + 3] ?? 2380}`,
-      enter: namespace === undefined ? [] : ['ip', 'netns', 'exec', namespace],
-    }
-  })
-  const initial = sites.map(({ peerUrl }, index) => `m${index}=${peerUrl}`).join()
+  const sites = await Promise.all([0, 1, 2].map((index) => siteOf(places?.[index]?.namespace, places?.[index]?.address)))
+  const initial = sites.map(({ peer }, index) => `m${index}=http://${peer}`).join()
   const ctl: EtcdCluster['ctl'] = (args, through = members) =>
     output([
       ...(sites[members.findIndex((one) => one === through[0])]?.enter ?? []),
-      ...['env', 'ETCDCTL_API=3', 'etcdctl', '--dial-timeout', '2s', '--command-timeout', '2s'],
-      ...['--endpoints', through.map(({ endpoint }) => endpoint).join(), ...args],
+      ...[...ETCDCTL, '--endpoints', through.map(({ endpoint }) => endpoint).join(), ...args],
     ])
 
-  /** Resolves when these agree on a leader; rejects when they do not within some 20 s. */
-  async function becomeHealthy(through: readonly EtcdMember[]): Promise<void> {
-    const giveUpAt = Date.now() + 20_000
-    for (;;) {
-      try {
-        await ctl(['endpoint', 'health'], through)
-        return
-      } catch (error) {
-        if (Date.now() > giveUpAt) throw error
-      }
-    }
-  }
+  /** Resolves when these agree on a leader. */
+  const becomeHealthy = (through: readonly EtcdMember[]): Promise<unknown> =>
+    untilDone(() => ctl(['endpoint', 'health'], through))
 
-  function member({ endpoint, peerUrl, enter }: (typeof sites)[number], index: number): EtcdMember {
+  function member({ client, peer, enter }: Site, index: number): EtcdMember {
+    const endpoint = `http://${client}`
+    const peerUrl = `http://${peer}`
     let child!: ChildProcess
     let generation = 0
     const others = (): EtcdMember[] => members.filter((_, other) => other !== index)
@@ -247,13 +272,14 @@ export async function startEtcdCluster(
   return {
     members,
     ctl,
-    async leader(among = members) {
-      for (const one of among) {
-        const text = await ctl(['endpoint', 'status', '-w', 'json'], [one])
-        if (/"leader":(\d+)/.exec(text)?.[1] === /"member_id":(\d+)/.exec(text)?.[1]) return one
-      }
-      throw new Error('no member leads')
-    },
+    leader: (among = members) =>
+      untilDone(async () => {
+        for (const one of among) {
+          const text = await ctl(['endpoint', 'status', '-w', 'json'], [one])
+          if (/"leader":(\d+)/.exec(text)?.[1] === /"member_id":(\d+)/.exec(text)?.[1]) return one
+        }
+        throw new Error('no member leads')
+      }),
     async close() {
       await Promise.all(members.map((one) => one.kill()))
       rmSync(folder, { recursive: true, force: true })

@@ -1,8 +1,9 @@
 // cluster.test.ts - an etcd of three members that lose one: killed, frozen, without its majority, replaced.
 
 import { setTimeout as delay } from 'node:timers/promises'
-import { afterEach, beforeEach, expect, it, vi } from 'vitest'
+import { afterEach, beforeEach, expect, it } from 'vitest'
 import { startEtcdCluster, type EtcdCluster, type EtcdMember } from '../../lab/etcd.ts'
+import { EVENT_MS } from '../../lab/lab.ts'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { isWeftError } from '../../src/errors.ts'
 import { createEtcdStore } from '../../src/lease/etcd-store.ts'
@@ -10,10 +11,9 @@ import { acquireLease, followLeases, renewLease } from '../../src/lease/leases.t
 import { applyUpdate, type PeerView } from '../../src/lease/peer-view.ts'
 import type { Store } from '../../src/lease/store.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { eventually } from '../support/event.ts'
 
-/** How soon after a fault, or its end, everything must be as the store has it. */
-const CONVERGE_MS = 15_000
-/** How many leaders are killed; more in `npm run test:soak`. */
+/** How many leaders are killed, at least; more in `npm run test:soak`. */
 const ROUNDS = process.env['WEFT_LONG'] === '1' ? 30 : 3
 
 let cluster: EtcdCluster
@@ -43,15 +43,18 @@ function open(members: readonly EtcdMember[] = cluster.members): Store {
 
 const rest = (...gone: EtcdMember[]): EtcdMember[] => cluster.members.filter((member) => !gone.includes(member))
 
-/** Has another host take 10.5.`number`.0/24, by way of these members; tried until there is a leader. */
-async function join(number: number, through: readonly EtcdMember[]): Promise<void> {
+/** Has another host take 10.5.`number`.0/24, by way of these members, when one of those that are `awake` leads. */
+async function join(number: number, through: readonly EtcdMember[], awake = through): Promise<void> {
+  // For a leader that is gone a member keeps a put for 7 s before it refuses it.
+  await cluster.leader(awake)
   const key = `/coreos.com/network/subnets/10.5.${number}.0-24`
   const put = ['put', key, `{"PublicIP":"192.0.2.${number}","PublicIPv6":null}`]
-  await vi.waitFor(() => cluster.ctl(put, through), { timeout: CONVERGE_MS, interval: 200 })
+  await eventually(() => cluster.ctl(put, through))
 }
 
 /** Follows the leases as the daemon does. The minute's listing is put off: it would mend what the watch missed. */
 function follow(store: Store) {
+  const began = performance.now()
   const lines: string[] = []
   const add = (line: string): void => void lines.push(line)
   const log = { info: add, warn: add, error: add, v: () => false }
@@ -74,13 +77,13 @@ function follow(store: Store) {
     },
     /** Resolves when exactly these are known. */
     until: (numbers: readonly number[]) =>
-      vi.waitFor(
-        () => {
-          expect(failure).toBe(undefined)
-          expect([...view.keys()].toSorted()).toEqual(numbers.map((number) => `10.5.${number}.0-24`).toSorted())
-        },
-        { timeout: CONVERGE_MS, interval: 20 },
-      ),
+      eventually(() => {
+        expect(failure).toBe(undefined)
+        expect([...view.keys()].toSorted()).toEqual(numbers.map((number) => `10.5.${number}.0-24`).toSorted())
+      }),
+    /** Logged at most so seldom that nobody has to fear for his disk, however long the test takes. */
+    expectFewLines: () =>
+      expect(lines.length).toBeLessThanOrEqual(10 * Math.ceil((performance.now() - began) / 60_000)),
   }
 }
 
@@ -89,7 +92,7 @@ const network = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
 it('renews its lease and hears of every peer while each leader in turn is killed', async () => {
   const store = open()
   const quiet = { info() {}, warn() {}, error() {}, v: () => false }
-  const options = { ttlMs: 60_000, random: () => 0, log: quiet, signal: over.signal }
+  const options = { ttlMs: 3_600_000, random: () => 0, log: quiet, signal: over.signal }
   const attrs = { publicIp: parseIpv4('192.0.2.200')!, backendType: '' }
   let lease = await acquireLease(store, network, attrs, options)
   const own = Number(lease.key.split('.')[2])
@@ -97,8 +100,8 @@ it('renews its lease and hears of every peer while each leader in turn is killed
   await follower.until([own])
   const peers = [own]
   const killed = new Set<EtcdMember>()
-  const began = performance.now()
-  for (let round = 0; round < ROUNDS; round++) {
+  // A busy machine may make the one that was killed the leader again.
+  for (let round = 0; round < ROUNDS || killed.size < 2; round++) {
     const leader = await cluster.leader()
     await leader.kill()
     killed.add(leader)
@@ -109,7 +112,7 @@ it('renews its lease and hears of every peer while each leader in turn is killed
     // As the daemon does: what may pass is tried again, anything else would be an error.
     for (const { revision } = lease; lease.revision === revision;) {
       try {
-        lease = await renewLease(store, lease, { ...options, signal: AbortSignal.timeout(CONVERGE_MS) })
+        lease = await renewLease(store, lease, { ...options, signal: AbortSignal.timeout(EVENT_MS) })
       } catch (error) {
         if (!isWeftError(error) || error.code !== 'STORE_UNAVAILABLE') throw error
         await delay(100)
@@ -117,10 +120,9 @@ it('renews its lease and hears of every peer while each leader in turn is killed
     }
     await leader.start()
   }
-  expect(killed.size).toBeGreaterThan(1)
   expect(follower.snapshots).toBe(1) // it resumed: no listing was needed, so nothing was skipped either
-  expect(follower.lines.length).toBeLessThanOrEqual(10 * Math.ceil((performance.now() - began) / 60_000))
-}, 300_000)
+  follower.expectFewLines()
+}, 1_200_000)
 
 it('leaves a member that froze with its connections open', async () => {
   const follower = follow(open())
@@ -139,7 +141,7 @@ it('leaves a member that froze with its connections open', async () => {
   }
   expect(moved()).toBe(true)
   expect(follower.snapshots).toBe(1)
-  expect(follower.lines.length).toBeLessThanOrEqual(10)
+  follower.expectFewLines()
 })
 
 it('notices that its member lost the majority, keeps the peers, and catches up', async () => {
@@ -150,14 +152,14 @@ it('notices that its member lost the majority, keeps the peers, and catches up',
   const others = rest(alone)
   for (const other of others) await other.freeze()
   // The member itself is well and its connection open: only it can tell that what it knows may be old.
-  await vi.waitFor(() => expect(follower.lines.join()).toMatch(/no leader/i), { timeout: CONVERGE_MS })
+  await eventually(() => expect(follower.lines.join()).toMatch(/no leader/i))
   expect([...follower.view.keys()]).toEqual(['10.5.1.0-24'])
   expect(alone.process.exitCode).toBe(null)
   for (const other of others) other.thaw()
-  await join(2, others)
+  await join(2, others, cluster.members)
   await follower.until([1, 2])
   expect(follower.snapshots).toBe(1)
-  expect(follower.lines.length).toBeLessThanOrEqual(10)
+  follower.expectFewLines()
 })
 
 it('goes on while each member is replaced by a new one without data', async () => {
@@ -168,7 +170,7 @@ it('goes on while each member is replaced by a new one without data', async () =
   const peers = [1]
   for (const [index, member] of cluster.members.entries()) {
     await member.replace()
-    await join(index + 2, [member])
+    await join(index + 2, [member], cluster.members)
     peers.push(index + 2)
     await follower.until(peers)
   }
@@ -183,5 +185,5 @@ it('goes on while each member is replaced by a new one without data', async () =
   expect(follower.lines.filter((line) => line.includes('watch channel'))).not.toEqual([])
   // The same cluster under new members: no reason to list again, let alone to hold or to drop a peer.
   expect(follower.snapshots).toBe(1)
-  expect(follower.lines.length).toBeLessThanOrEqual(10)
+  follower.expectFewLines()
 })
