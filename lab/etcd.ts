@@ -206,7 +206,9 @@ export async function startEtcdCluster(
   places?: readonly { readonly namespace: string; readonly address: string }[],
 ): Promise<EtcdCluster> {
   const folder = mkdtempSync(join(tmpdir(), 'weft-etcd-'))
-  const sites = await Promise.all([0, 1, 2].map((index) => siteOf(places?.[index]?.namespace, places?.[index]?.address)))
+  const sites = await Promise.all(
+    [0, 1, 2].map((index) => siteOf(places?.[index]?.namespace, places?.[index]?.address)),
+  )
   const initial = sites.map(({ peer }, index) => `m${index}=http://${peer}`).join()
   const ctl: EtcdCluster['ctl'] = (args, through = members) =>
     output([

@@ -657,11 +657,12 @@ static void test_egress_batches(bool udp_gso) {
     Egress egress({tun[0], sender, sender, 1, false, &granted, CounterRow(row.data())}, peers.reader(0));
 
     size_t expected = 0;
-    for (int i = 0; i < 10; i++) {
+    // What a receive buffer of net.core.rmem_max's default holds, 212992 bytes, whoever runs this.
+    for (int i = 0; i < 5; i++) {
       Fields f;
       f.payload = 6000;
       f.sequence = static_cast<uint32_t>(i) * 6000;
-      f.tcp_options = Bytes(i < 5 ? 0 : 40, 1);
+      f.tcp_options = Bytes(i < 3 ? 0 : 40, 1);
       VirtioHeader virtio;
       virtio.flags = kVirtioNeedsCsum;
       virtio.gso_type = kGsoTcp4;

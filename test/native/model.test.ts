@@ -21,6 +21,7 @@ import {
 
 const PACKETS = 100_000
 const BATCH = 100
+const COMPILE_MS = 600_000
 const seed = Number(process.env['WEFT_SEED'] ?? Date.now() % 2 ** 31)
 /** Said with every failure: WEFT_SEED=… repeats it. */
 const said = `seed ${seed}`
@@ -34,8 +35,8 @@ beforeAll(async () => {
     join(packageRoot, `native/${name}.cc`),
   )
   const flags = ['-std=c++20', '-O2', '-fno-exceptions', '-o', program]
-  await output(['g++', ...flags, join(packageRoot, 'test/native/core_pipe.cc'), ...sources])
-})
+  await output(['g++', ...flags, join(packageRoot, 'test/native/core_pipe.cc'), ...sources], { timeoutMs: COMPILE_MS })
+}, COMPILE_MS)
 afterAll(() => rmSync(folder, { recursive: true, force: true }))
 
 function core(jobs: readonly Buffer[]): ReturnType<typeof answersOf> {

@@ -13,13 +13,15 @@ export interface CuttingProxy {
   close(): Promise<void>
 }
 
-export async function startCuttingProxy(targetPort: number): Promise<CuttingProxy> {
+/** In front of what this URL names. */
+export async function startCuttingProxy(target: string): Promise<CuttingProxy> {
+  const { hostname, port: targetPort } = new URL(target)
   const open = new Set<Socket>()
   let refusing = false
   let cuts = 0
   const server = createServer((inner) => {
     if (refusing) return void inner.destroy()
-    const outer = connect(targetPort, '127.0.0.1')
+    const outer = connect(Number(targetPort), hostname)
     for (const [a, b] of [
       [inner, outer],
       [outer, inner],

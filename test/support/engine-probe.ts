@@ -22,6 +22,8 @@ export interface ProbeJob {
   readonly toTun: readonly string[]
   readonly toUdp: readonly string[]
   readonly without: readonly string[]
+  /** How many answers of the engine's own to wait for on each side: nothing orders them after the last packet. */
+  readonly answers?: { readonly fromTun: number; readonly fromUdp: number }
 }
 
 export interface ProbeResult {
@@ -32,6 +34,8 @@ export interface ProbeResult {
 }
 
 const TUN_ADDRESS = parseIpv4('10.5.1.0')!
+/** Packets on their way at a time: fewer than any buffer holds, however long whoever reads it has no turn. */
+const WINDOW = 64
 /** Marks the last packet of each side. */
 const SENTINEL = Buffer.from('the end of this side')
 
@@ -106,20 +110,27 @@ async function main(kind: string): Promise<void> {
 
   const inside = parseIpv4('10.99.0.2')!
   const peer = parseIpv4('10.5.2.2')!
-  // The dgram engine shares this event loop: it gets its turn after each packet.
+  // The dgram engine shares this event loop: it gets its turn after each packet. What is dropped or answered counts as on
+  // its way for good: no job has a window full of that.
   const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
-  for (const hex of job.toTun) {
+  const settle = async (sent: number, arrived: readonly string[]): Promise<void> => {
+    do await turn()
+    while (sent - arrived.length > WINDOW)
+  }
+  for (const [index, hex] of job.toTun.entries()) {
     writeSync(probe.fd, Buffer.from(hex, 'hex'))
-    await turn()
+    await settle(index + 1, fromUdp)
   }
   writeSync(probe.fd, ipv4Packet({ source: inside, destination: peer, protocol: 253, payload: SENTINEL }))
   await udpDone
-  for (const hex of job.toUdp) {
+  for (const [index, hex] of job.toUdp.entries()) {
     await send(Buffer.from(hex, 'hex'))
-    await turn()
+    await settle(index + 1, fromTun)
   }
   await send(ipv4Packet({ source: peer, destination: inside, protocol: 253, payload: SENTINEL }))
   await tunDone
+  const { answers = { fromTun: 0, fromUdp: 0 } } = job
+  while (fromTun.length < answers.fromTun || fromUdp.length < answers.fromUdp) await turn()
 
   const counters = Object.fromEntries(Object.entries(engine.counters()).map(([name, count]) => [name, Number(count)]))
   const result: ProbeResult = { fromTun, fromUdp, counters, offloads: engine.offloads }

@@ -4,6 +4,7 @@ import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'nod
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import { EVENT_MS } from '../../lab/lab.ts'
 import type { Backend } from '../../src/backend/backend.ts'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { runNode, type NodeParts } from '../../src/daemon.ts'
@@ -113,11 +114,11 @@ function start(extra: Partial<NodeParts> = {}, networkDoubt = createBell()): voi
 }
 
 /**
- * Waits until `condition` holds: at most `virtualMs` of virtual time, let go by bit by bit, and 5 s of real time, which is
- * what writing a file takes.
+ * Waits until `condition` holds: at most `virtualMs` of virtual time, let go by bit by bit, and a minute of real time, which
+ * is for writing files.
  */
 async function until(condition: () => boolean, virtualMs = 1000): Promise<void> {
-  const realEnd = process.hrtime.bigint() + 5_000_000_000n
+  const realEnd = process.hrtime.bigint() + BigInt(EVENT_MS) * 1_000_000n
   let steps = 100
   for (let turns = 1; !condition(); turns++) {
     if (process.hrtime.bigint() > realEnd) throw new Error(`it did not come true; the log:\n${lines.join('\n')}`)
@@ -127,7 +128,7 @@ async function until(condition: () => boolean, virtualMs = 1000): Promise<void> 
 }
 /** The same for what takes files and timers in turn: lets virtual time go by for as long as it takes. */
 async function inTurns(condition: () => boolean): Promise<void> {
-  const realEnd = process.hrtime.bigint() + 5_000_000_000n
+  const realEnd = process.hrtime.bigint() + BigInt(EVENT_MS) * 1_000_000n
   while (!condition()) {
     if (process.hrtime.bigint() > realEnd) throw new Error(`it did not come true; the log:\n${lines.join('\n')}`)
     await vi.advanceTimersByTimeAsync(500)

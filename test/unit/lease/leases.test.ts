@@ -1,6 +1,7 @@
 // leases.test.ts - acquiring and following above a store of the test's own, with a clock of its own.
 
 import { describe, expect, it } from 'vitest'
+import { EVENT_MS } from '../../../lab/lab.ts'
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
 import { WeftError } from '../../../src/errors.ts'
 import type { LeaseAttrs } from '../../../src/lease/lease.ts'
@@ -189,7 +190,7 @@ describe('following', () => {
 })
 
 describe('acquiring', () => {
-  const options = () => ({ random: () => 0, ttlMs: 1000, log: recorder(), signal: AbortSignal.timeout(5_000) })
+  const options = () => ({ random: () => 0, ttlMs: 1000, log: recorder(), signal: AbortSignal.timeout(EVENT_MS) })
   const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
 
   it('needs IPv4', async () => {
