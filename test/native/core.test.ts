@@ -6,6 +6,9 @@ import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { execute, output } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
+import { needs } from '../support/needs.ts'
+
+needs('g++')
 
 /** A slow machine takes its time to compile with sanitizers, and to run what comes of it. */
 const SLOW = { timeoutMs: 600_000 }

@@ -10,6 +10,9 @@ import { addon } from '../../src/host/addon.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import type { ProbeJob, ProbeResult } from '../support/engine-probe.ts'
 import { ipv4Packet, udpDatagram } from '../support/packets.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS)
 
 const CONTAINER = parseIpv4('10.99.0.2')!
 const PEER = parseIpv4('10.5.2.7')!

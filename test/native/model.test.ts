@@ -18,6 +18,9 @@ import {
   trimmed,
   type Random,
 } from '../support/packet-model.ts'
+import { needs } from '../support/needs.ts'
+
+const lacks = needs('g++')
 
 const PACKETS = 100_000
 const BATCH = 100
@@ -30,6 +33,7 @@ let folder: string
 let program: string
 beforeAll(async () => {
   folder = mkdtempSync(join(tmpdir(), 'weft-model-'))
+  if (lacks) return
   program = join(folder, 'core')
   const sources = ['checksum', 'coalesce', 'icmp', 'peers', 'segment'].map((name) =>
     join(packageRoot, `native/${name}.cc`),

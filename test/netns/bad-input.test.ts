@@ -7,6 +7,9 @@ import { execute, type Finished } from '../../lab/command.ts'
 import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
 import { addon } from '../../src/host/addon.ts'
 import { startEtcd } from '../../lab/etcd.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, ...ETCD)
 
 let lab: Lab
 let host: Host

@@ -7,6 +7,9 @@ import { expect, it } from 'vitest'
 import type { Result } from '../../bench/result.ts'
 import { output } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, 'g++', 'iperf3', 'ping', 'ethtool')
 
 it('measures all kinds of traffic on native, vxlan and a peer', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'bench-'))

@@ -8,6 +8,9 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { execute, output, type Finished } from '../../lab/command.ts'
 import { createLab, packageRoot } from '../../lab/lab.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, 'iptables', 'nft')
 
 const weft = join(packageRoot, 'bin/weft')
 const NOTHING = 'There is nothing of flannel or weft here.\n'

@@ -7,6 +7,9 @@ import { output } from '../../lab/command.ts'
 import { startEtcd } from '../../lab/etcd.ts'
 import { createLab, type Host } from '../../lab/lab.ts'
 import { ping, reach } from '../../lab/measure.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, ...ETCD, 'ping')
 
 /** Where a host keeps CNI's plugins; Debian has flannel's up to version 11 in containernetworking-plugins. */
 const FOLDERS = [...(process.env['CNI_PATH'] ?? '').split(':'), '/opt/cni/bin', '/usr/lib/cni'].filter(Boolean)

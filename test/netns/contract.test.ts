@@ -5,6 +5,9 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, ...ETCD, 'iptables', 'openssl')
 
 let lab: Lab
 let host: Host

@@ -10,6 +10,9 @@ import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { createIptables, createNftables } from '../../src/firewall/firewall.ts'
 import { run as runHere, type Run } from '../../src/host/command.ts'
 import { parseIpv4Net, type Ipv4Net } from '../../src/net/ipv4.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, 'iptables', 'nft', 'ping')
 
 const net = (text: string): Ipv4Net => {
   const parsed = parseIpv4Net(text)

@@ -8,6 +8,9 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, 'ping')
 
 const TRIES = 20
 const MENDED_MS = 1_000

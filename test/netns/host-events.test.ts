@@ -6,6 +6,9 @@ import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { ping, reach } from '../../lab/measure.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, 'iptables', 'nft', 'ping')
 
 /** From what the host lacked to what the daemon makes of it. */
 const NOTICED_MS = 1_000

@@ -11,6 +11,9 @@ import { iperfServer, reach } from '../../lab/measure.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { eventually } from '../support/event.ts'
 import { added, removed, subnetOf, tunAddress } from '../support/hosts.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, ...ETCD, 'iperf3', 'ping')
 
 const CONFIG = '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
 const LONG = process.env['WEFT_LONG'] === '1'

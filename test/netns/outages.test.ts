@@ -26,6 +26,9 @@ import { iperfServer, reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
 import { added, cpuSeconds, subnetOf, tunAddress } from '../support/hosts.ts'
 import type { Strikes, Trouble } from '../support/troubled-etcd.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, ...ETCD, 'iperf3', 'nft', 'ping')
 
 const LONG = process.env['WEFT_LONG'] === '1'
 const AWAY_S = LONG ? 120 : 10

@@ -15,6 +15,9 @@ import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { checkCapture, type Checked } from '../support/pcap.ts'
 import { digestOf } from '../support/stream.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, 'ethtool', 'iperf3', 'ping', 'tcpdump')
 
 const ALL = process.env['WEFT_LONG'] === '1'
 const FEATURES = [

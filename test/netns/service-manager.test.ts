@@ -7,6 +7,9 @@ import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { freezeThread, startServiceManager, threadNames, type ServiceManager } from '../support/service-manager.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, ...ETCD, 'ping', 'python3')
 
 const CONFIG = '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
 const WATCHDOG_MS = 600

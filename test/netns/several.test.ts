@@ -6,6 +6,9 @@ import { afterEach, describe, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { ping, reach } from '../../lab/measure.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, ...ETCD, 'iptables', 'nft', 'ping')
 
 let lab: Lab | undefined
 let etcd: Etcd | undefined

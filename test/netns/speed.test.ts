@@ -9,6 +9,9 @@ import { measure } from '../../bench/measure.ts'
 import { ratio } from '../../bench/result.ts'
 import { createLab, type Host } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, 'g++', 'iperf3', 'ping')
 
 /** Far below what is measured on a quiet machine (7 and 2), far above what a lost offload leaves (1 to 3). */
 const TCP_AT_LEAST = 4

@@ -5,6 +5,9 @@ import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Lab } from '../../lab/lab.ts'
 import { freezeThread } from '../support/service-manager.ts'
 import { bootSystemd, hasSystemd, type Systemd } from '../support/systemd.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, ...ETCD, 'python3')
 
 const WATCHDOG_S = 2
 

@@ -12,6 +12,9 @@ import { applyUpdate, type PeerView } from '../../src/lease/peer-view.ts'
 import type { Store } from '../../src/lease/store.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { eventually } from '../support/event.ts'
+import { ETCD, needs } from '../support/needs.ts'
+
+needs(...ETCD)
 
 /** How many leaders are killed, at least; more in `npm run test:soak`. */
 const ROUNDS = process.env['WEFT_LONG'] === '1' ? 30 : 3

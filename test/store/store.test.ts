@@ -40,6 +40,9 @@ import { startTroubledEtcd } from '../support/troubled-etcd.ts'
 import { ended } from '../../lab/command.ts'
 import { ownPlace, startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { EVENT_MS } from '../../lab/lab.ts'
+import { ETCD, needs } from '../support/needs.ts'
+
+const lacks = needs(...ETCD)
 
 const TTL_MS = 3_600_000
 /** Of `npm run test:soak`. */
@@ -86,12 +89,13 @@ const stores: Store[] = []
 const following = new Set<AbortController>()
 
 beforeAll(async () => {
+  if (lacks) return
   etcd = await startEtcd()
   proxy = await startCuttingProxy(etcd.endpoint)
 })
 afterAll(async () => {
-  await proxy.close()
-  await etcd.close()
+  await proxy?.close()
+  await etcd?.close()
   for (const folder of folders) rmSync(folder, { recursive: true, force: true })
 })
 afterEach(async () => {
@@ -172,14 +176,19 @@ async function* changesOf(store: Store, after: bigint, end: AbortSignal): AsyncG
   for await (const batch of store.watch(after, end)) if (batch.changes.length > 0) yield batch
 }
 
-/** Follows a store as the daemon does. `until` resolves when the view fits. */
+/**
+ * Follows a store as the daemon does. `until` resolves when the view fits. The minute's listing is put off: it would mend
+ * what the watch missed.
+ */
 function follow(store: Store, log = quiet()) {
   const controller = new AbortController()
   following.add(controller)
   const view: PeerView = new Map()
   const waiting = new Set<() => void>()
+  let snapshots = 0
   const done = (async () => {
-    for await (const update of followLeases(store, { log, signal: controller.signal })) {
+    for await (const update of followLeases(store, { log, signal: controller.signal, relistMs: 3_600_000 })) {
+      if (update.kind === 'snapshot') snapshots++
       applyUpdate(view, update)
       for (const check of waiting) check()
     }
@@ -190,6 +199,10 @@ function follow(store: Store, log = quiet()) {
     view,
     log,
     done,
+    /** Listings: one to begin with, and one for each gap in what the watch can tell. */
+    get snapshots() {
+      return snapshots
+    },
     until(fits: (view: PeerView) => boolean): Promise<void> {
       return new Promise((resolve, reject) => {
         const check = (): void => {
@@ -673,7 +686,7 @@ describe('the etcd store, when things break', () => {
         view.size === expected.size &&
         [...expected].every(([key, ip]) => view.get(key)?.attrs.publicIp === parseIpv4(ip)),
     )
-    expect(follower.log.lines.filter((line) => line.includes('fell behind (compact rev'))).toHaveLength(1)
+    expect(follower.snapshots).toBe(2)
   })
 
   it('is as a snapshot that was restored, whose revisions are given out a second time', async () => {
@@ -703,7 +716,7 @@ describe('the etcd store, when things break', () => {
           address(view, 2) === parseIpv4('1.1.1.2') &&
           address(view, 6) === parseIpv4('1.1.1.3'),
       )
-      expect(follower.log.lines.filter((line) => /restored or replaced|went back/.test(line))).toHaveLength(1)
+      expect(follower.snapshots).toBe(2)
     } finally {
       await own.close()
     }

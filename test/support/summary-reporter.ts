@@ -1,32 +1,65 @@
-// summary-reporter.ts - says every skip aloud and ends with one line: `12 passed, 0 failed, 1 skipped`.
+// summary-reporter.ts - says every skip aloud, with its reason, and ends with one line: `12 passed, 0 failed, 1 skipped`.
+//
+// A skip without a reason fails the run: whoever reads `1 skipped` must be able to tell what it takes to run it.
 
-import type { Reporter, TestCase, TestModule } from 'vitest/node'
+import type { Reporter, TestCase, TestModule, TestSuite, Vitest } from 'vitest/node'
 
 export default class SummaryReporter implements Reporter {
+  /** Whether some tests of a file were chosen, by name or by line: the others need no reason. */
+  #isChoice = false
+
+  onInit({ config }: Vitest): void {
+    this.#isChoice = config.testNamePattern !== undefined || process.argv.some((word) => /\.ts:\d+$/.test(word))
+  }
+
   onTestRunEnd(modules: readonly TestModule[], unhandledErrors: readonly unknown[]): void {
     let passed = 0
     let failed = unhandledErrors.length
-    const skipped: TestCase[] = []
+    let skipped = 0
+    const lines: string[] = []
+    /** The tests of a file that are skipped for one reason. */
+    const reasons = new Map<string, TestCase[]>()
+    const fail = (line: string): void => {
+      failed++
+      lines.push(line)
+      process.exitCode = 1
+    }
     for (const module of modules) {
-      // A file that could not be collected has no tests to fail.
-      if (module.state() === 'failed' && module.errors().length > 0) failed++
+      // A file that could not be collected has no tests to fail, and where a hook failed none is run.
+      for (const part of [module, ...module.children.allSuites()]) if (part.errors().length > 0) failed++
       for (const test of module.children.allTests()) {
-        const { state } = test.result()
-        if (state === 'passed') passed++
-        else if (state === 'failed') failed++
-        else skipped.push(test)
+        const result = test.result()
+        if (result.state === 'passed') passed++
+        else if (result.state === 'failed') failed++
+        else if (result.state === 'pending') fail(`not run to its end: ${test.fullName}`)
+        else {
+          const note = result.note ?? (isBelowFailure(test) ? 'what prepares it failed' : undefined)
+          if (note !== undefined) {
+            const group = `${module.relativeModuleId}: ${note}`
+            reasons.set(group, [...(reasons.get(group) ?? []), test])
+          } else if (!this.#isChoice) {
+            fail(`skipped without a reason, which is a failure: ${test.fullName}`)
+            continue
+          }
+          skipped++
+        }
       }
     }
-    const lines = skipped.map((test) => {
-      const { note } = test.result() as { note?: string }
-      return `skipped: ${test.fullName}: ${note ?? 'no reason given'}`
-    })
+    for (const [group, tests] of reasons)
+      lines.push(`skipped: ${tests.length === 1 ? tests[0]!.fullName : `${tests.length} tests`}, ${group}`)
     if (passed + failed === 0) {
       lines.push('no test was run')
       process.exitCode = 1
     }
-    lines.push(`${passed} passed, ${failed} failed, ${skipped.length} skipped`)
+    lines.push(`${passed} passed, ${failed} failed, ${skipped} skipped`)
     // After what other reporters still print at the end of the run.
     process.once('exit', () => process.stdout.write(`${lines.join('\n')}\n`))
+  }
+}
+
+function isBelowFailure(test: TestCase): boolean {
+  for (let part: TestModule | TestSuite = test.parent; ; part = part.parent) {
+    if (part.errors().length > 0) return true
+    if (part.type === 'module') return false
   }
 }

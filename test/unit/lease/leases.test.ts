@@ -93,6 +93,7 @@ describe('following', () => {
     // The first gap is made good at once; from then on the pauses double up to 5 s.
     expect(clock.pauses.slice(0, 6)).toEqual([200, 400, 800, 1600, 3200, 5000])
     expect(Math.max(...clock.pauses)).toBe(5000)
+    expect(log.lines[0]).toBe('etcd watch for leases fell behind (compact rev 9), re-listing and resuming')
     expect(log.lines.length).toBeGreaterThan(1)
     expect(log.lines.length).toBeLessThanOrEqual(Math.ceil(clock.now() / 30_000))
   })
