@@ -1,8 +1,8 @@
 // setup.mjs - brings a fresh clone to where the demo, the tests and the benchmarks run; does nothing when it is there.
 //
 // Plain Node without a dependency, because it is what installs them. Four steps, each skipped when nothing is missing:
-// system packages, npm packages, the addon, the TypeScript. `node scripts/setup.mjs [demo|test|bench|lint|image]` asks for what
-// that one needs, and for the first four without a word.
+// system packages, npm packages, the addon, the TypeScript. `node scripts/setup.mjs KIND...` asks for what these need (KINDS,
+// below), and for what a developer needs every day without a word.
 
 import { spawn, spawnSync } from 'node:child_process'
 import {
@@ -17,22 +17,25 @@ import {
   writeFileSync,
 } from 'node:fs'
 import { createRequire } from 'node:module'
-import { dirname, join } from 'node:path'
+import { basename, dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const COMMON = ['demo', 'test', 'bench', 'lint']
-const KINDS = [...COMMON, 'image']
+const KINDS = [...COMMON, 'build', 'fuzz', 'arch', 'image']
 const RUN = ['demo', 'test', 'bench']
 const color = process.stdout.isTTY && !process.env.NO_COLOR
 
-/** What is needed of the system, with its Debian package; `toBuild` only while the addon is not built. */
+/**
+ * What is needed of the system, with its Debian package; `toBuild` only while the addon is not built. What is no command says
+ * by itself whether it is there.
+ */
 const SYSTEM = [
   { command: 'make', package: 'make', for: KINDS, toBuild: true },
   { command: 'g++', package: 'g++', for: KINDS, toBuild: true },
   { command: 'python3', package: 'python3', for: KINDS, toBuild: true },
   { command: 'python3', package: 'python3', for: ['test'] }, // plays systemd's part
-  { command: 'g++', package: 'g++', for: ['bench', 'test'] }, // programs of their own
+  { command: 'g++', package: 'g++', for: ['bench', 'test', 'lint'] }, // programs of their own; all that is C++
   { command: 'ip', package: 'iproute2', for: RUN },
   { command: 'ping', package: 'iputils-ping', for: RUN },
   { command: 'ethtool', package: 'ethtool', for: ['bench', 'test'] },
@@ -41,15 +44,41 @@ const SYSTEM = [
   { command: 'iptables', package: 'iptables', for: ['test'] },
   { command: 'nft', package: 'nftables', for: ['test'] },
   { command: 'tcpdump', package: 'tcpdump', for: ['test'] },
-  { command: 'etcd', package: 'etcd-server', for: ['test'] },
-  { command: 'etcdctl', package: 'etcd-client', for: ['test'] },
+  { command: 'etcd', package: 'etcd-server', for: ['bench', 'test'] },
+  { command: 'etcdctl', package: 'etcd-client', for: ['bench', 'test'] },
   { command: 'openssl', package: 'openssl', for: ['test'] },
   { command: 'podman', package: 'podman', for: ['image'] },
   { command: 'runc', package: 'runc', for: ['image'] },
   { command: 'mmdebstrap', package: 'mmdebstrap', for: ['image'] },
-  { command: 'clang++', package: 'clang', for: ['lint'] },
+  { command: 'clang++', package: 'clang', for: ['lint', 'fuzz'] },
   { command: 'clang-format', package: 'clang-format', for: ['lint'] },
+  { what: "libFuzzer and clang's sanitizers", isThere: hasFuzzer, package: fuzzerPackage, for: ['fuzz'] },
+  { command: 'aarch64-linux-gnu-g++', package: 'g++-aarch64-linux-gnu', for: ['arch'] },
+  { command: 's390x-linux-gnu-g++', package: 'g++-s390x-linux-gnu', for: ['arch'] },
+  { command: 'qemu-aarch64-static', package: 'qemu-user-static', for: ['arch'] },
+  { command: 'qemu-s390x-static', package: 'qemu-user-static', for: ['arch'] },
 ]
+
+/** Clang's folder of a version, which has the version for its name; undefined when there is no clang. */
+function clangFolder() {
+  const clang = find('clang++')
+  return clang && spawnSync(clang, ['-print-resource-dir'], { encoding: 'utf8' }).stdout.trim()
+}
+
+/** Whether clang can link a fuzzer: its runtime is in a package of its own since version 14. */
+function hasFuzzer() {
+  const folder = clangFolder()
+  const libraries = folder && join(folder, 'lib')
+  return Boolean(libraries) && existsSync(libraries) && readdirSync(libraries, { recursive: true }).some(isFuzzer)
+}
+// libclang_rt.fuzzer-x86_64.a, or libclang_rt.fuzzer.a in a folder of the target's.
+const isFuzzer = (path) => /libclang_rt\.fuzzer[^/_]*\.a$|libclang_rt\.fuzzer-[^/]*\.a$/.test(path)
+
+/** That of the clang that is there; the one without a number goes with Debian's `clang`. */
+function fuzzerPackage() {
+  const folder = clangFolder()
+  return folder ? `libclang-rt-${Number.parseInt(basename(folder), 10)}-dev` : 'libclang-rt-dev'
+}
 
 /** The services that these packages enable: nobody who runs a test has asked for them. */
 const SERVICES = {
@@ -62,6 +91,9 @@ function find(command) {
   const folders = [...(process.env.PATH ?? '').split(':'), '/usr/sbin', '/sbin']
   return folders.map((folder) => join(folder, command)).find((path) => existsSync(path))
 }
+
+const isThere = (need) => (need.isThere ? need.isThere() : find(need.command) !== undefined)
+const nameOf = ({ what, command }) => what ?? command
 
 function fail(message) {
   process.stderr.write(`setup: ${message}\n`)
@@ -99,9 +131,9 @@ function step(title, file, args, { env = {}, hint = '' } = {}) {
 
 async function systemPackages(kinds, mustBuild) {
   const wanted = SYSTEM.filter((need) => need.for.some((kind) => kinds.includes(kind)) && (mustBuild || !need.toBuild))
-  const missing = wanted.filter((need) => !find(need.command))
+  const missing = wanted.filter((need) => !isThere(need))
   if (missing.length === 0) return
-  const packages = [...new Set(missing.map((need) => need.package))]
+  const packages = [...new Set(missing.map((need) => (need.isThere ? need.package() : need.package)))]
   const install = `apt-get install -y --no-install-recommends ${packages.join(' ')}`
   const apt = find('apt-get')
   if (apt && process.getuid() === 0) {
@@ -117,11 +149,11 @@ async function systemPackages(kinds, mustBuild) {
     })
     const services = packages.flatMap((name) => SERVICES[name] ?? [])
     if (services.length > 0 && find('systemctl')) spawnSync('systemctl', ['disable', ...services], { stdio: 'ignore' })
-    const still = missing.filter((need) => !find(need.command))
-    if (still.length > 0) fail(`installed, but still not found: ${still.map((need) => need.command).join(' ')}`)
+    const still = missing.filter((need) => !isThere(need))
+    if (still.length > 0) fail(`installed, but still not found: ${still.map(nameOf).join(', ')}`)
     return
   }
-  const names = missing.map((need) => need.command).join(' ')
+  const names = missing.map(nameOf).join(', ')
   const remedy = apt
     ? `run: sudo apt-get update && sudo ${install}`
     : `install the packages that Debian calls ${packages.join(' ')}`
