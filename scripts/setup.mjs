@@ -65,14 +65,16 @@ function clangFolder() {
   return clang && spawnSync(clang, ['-print-resource-dir'], { encoding: 'utf8' }).stdout.trim()
 }
 
-/** Whether clang can link a fuzzer: its runtime is in a package of its own since version 14. */
+/** Whether clang can link a fuzzer: what it takes is in a package of its own since version 14. */
 function hasFuzzer() {
   const folder = clangFolder()
   const libraries = folder && join(folder, 'lib')
-  return Boolean(libraries) && existsSync(libraries) && readdirSync(libraries, { recursive: true }).some(isFuzzer)
+  // libclang_rt.fuzzer-x86_64.a, or libclang_rt.fuzzer.a in a folder of the target's.
+  return (
+    existsSync(libraries ?? '') &&
+    readdirSync(libraries, { recursive: true }).some((path) => /libclang_rt\.fuzzer(-\w+)?\.a$/.test(path))
+  )
 }
-// libclang_rt.fuzzer-x86_64.a, or libclang_rt.fuzzer.a in a folder of the target's.
-const isFuzzer = (path) => /libclang_rt\.fuzzer[^/_]*\.a$|libclang_rt\.fuzzer-[^/]*\.a$/.test(path)
 
 /** That of the clang that is there; the one without a number goes with Debian's `clang`. */
 function fuzzerPackage() {

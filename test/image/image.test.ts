@@ -21,7 +21,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import { execute, output } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, packageRoot, type Host, type Lab, type Pod } from '../../lab/lab.ts'
-import { ping, reach } from '../../lab/measure.ts'
+import { reach } from '../../lab/measure.ts'
 
 const MINUTE = 60_000
 const IMAGE = 'localhost/weft'
@@ -57,7 +57,7 @@ const command = (...args: readonly string[]): string[] => [
   'podman',
   ...args,
 ]
-const podman = (...args: readonly string[]): Promise<string> => output(command(...args), { timeoutMs: 5 * MINUTE })
+const podman = (...args: readonly string[]): Promise<string> => output(command(...args), { timeoutMs: 20 * MINUTE })
 
 async function step<T>(title: string, body: () => Promise<T>): Promise<T> {
   const started = performance.now()
@@ -105,7 +105,7 @@ async function makeBase(folder: string): Promise<void> {
   const merged = ['--include=usr-is-merged', '--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr']
   const archive = join(folder, 'base.tar')
   await output(['mmdebstrap', '--quiet', '--variant=apt', ...merged, ...left, 'bookworm', archive], {
-    timeoutMs: 3 * MINUTE,
+    timeoutMs: 20 * MINUTE,
   })
   await podman('import', '--quiet', archive, `${IMAGE}-base`)
 }
@@ -151,11 +151,11 @@ beforeAll(async () => {
   await step("with this machine's Node.js", () => makeNode(folder))
   const images = ['--build-arg', `NODE=${IMAGE}-node`, '--build-arg', `BASE=${IMAGE}-base`]
   await step('deploy/Dockerfile', () => build([...images, '--file', root('deploy/Dockerfile')], IMAGE, packageRoot))
-}, 9 * MINUTE)
+}, 60 * MINUTE)
 afterAll(async () => {
   if (podmanEnv) await podman('rm', '--all', '--force', '--time', '1')
   await workshop?.close()
-}, MINUTE)
+}, 5 * MINUTE)
 beforeEach((context) => context.skip(reason !== undefined, reason))
 
 /** Where the image's files are, and their paths. */
@@ -308,8 +308,7 @@ describe("two containers by the README's command", () => {
 
     const [first, second] = (await Promise.all(hosts.map((host) => host.startPod()))) as [Pod, Pod]
     await reach(first.namespace, second.address)
-    expect(await ping(first.namespace, second.address)).toHaveLength(3)
-    expect(await ping(second.namespace, first.address)).toHaveLength(3)
+    await reach(second.namespace, first.address)
 
     for (const container of containers) {
       expect((await container.log()).split('\n').filter((line) => /^[EF]\d/.test(line))).toEqual([])

@@ -34,5 +34,5 @@ it(
     // A fault that never struck proves nothing.
     if (only === undefined) expect(FAULTS.filter((fault) => !total.has(fault))).toEqual([])
   },
-  SEEDS * 1_000,
+  SEEDS * 5_000,
 )
