@@ -1,7 +1,8 @@
 // hosts.ts - what the tests ask of a lab's hosts and their daemons.
 
 import { readFileSync } from 'node:fs'
-import type { Daemon, Host } from '../../lab/lab.ts'
+import { output } from '../../lab/command.ts'
+import { EVENT_MS, type Daemon, type Host } from '../../lab/lab.ts'
 
 /** The subnet of a host, `10.5.7.0/24`. */
 export const subnetOf = (host: Host): string => (host.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\//, '.0/')
@@ -23,4 +24,11 @@ export function cpuSeconds({ process: { pid } }: Daemon): number {
   const stat = readFileSync(`/proc/${pid}/task/${pid}/stat`, 'utf8')
   const fields = stat.slice(stat.lastIndexOf(')')).split(' ')
   return (Number(fields[12]) + Number(fields[13])) / 100
+}
+
+/** Pings so often, one after another; rejects when one is not answered within a minute. Unlike with `reach` none may be lost. */
+export async function answers(namespace: string, address: string, times = 3): Promise<void> {
+  // One process each: the last of several is given up after no longer than the interval (iputils, ping_common.c).
+  for (let number = 0; number < times; number++)
+    await output(['ip', 'netns', 'exec', namespace, 'ping', '-n', '-c', '1', '-W', String(EVENT_MS / 1000), address])
 }
