@@ -30,7 +30,7 @@ function leaseDirectory(config = '{"Network":"10.5.0.0/16"}'): string {
 
 /** Runs weftd to its end in the host; `before` are commands in front of it, such as setpriv. */
 const run = (args: readonly string[], before: readonly string[] = []): Promise<Finished> =>
-  host.run([...before, process.execPath, weftd, '--subnet-file', host.subnetFile, ...args], { timeoutMs: 15_000 })
+  host.run([...before, process.execPath, weftd, '--subnet-file', host.subnetFile, ...args])
 
 const withLeases = (config?: string): string[] => ['--iface', 'eth0', '--lease-dir', leaseDirectory(config)]
 
@@ -217,8 +217,9 @@ describe('stopping', () => {
         }
         expect(await daemon.stop('SIGTERM')).toBeNull()
         expect(daemon.process.signalCode).toBe(signals === 2 ? 'SIGTERM' : 'SIGKILL')
-        expect(performance.now() - began).toBeLessThan(signals === 2 ? 2_000 : 8_000)
+        // That it was cut short shows in who killed it: by itself it says so.
         expect(daemon.lines.some((line) => line.includes('Stopping took longer than 5 s'))).toBe(signals === 1)
+        if (signals === 1) expect(performance.now() - began).toBeGreaterThan(5_000)
       }
     } finally {
       closeSync(lock)
@@ -240,7 +241,7 @@ describe('weftd', () => {
       ...withLeases(),
     ]
     const shell = host.spawn(command)
-    await expect.poll(() => existsSync(host.subnetFile), { timeout: 10_000 }).toBe(true)
+    await expect.poll(() => existsSync(host.subnetFile)).toBe(true)
     expect(await host.output(['ip', 'route', 'show', '10.5.0.0/16'])).toContain('dev flannel0')
     expect(shell.exitCode).toBeNull()
   })
