@@ -1,6 +1,6 @@
 // service-manager.test.ts - what a service manager hears of a daemon, and that a thread that hangs does not go unseen.
 
-import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, readdirSync, readFileSync, readlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
@@ -14,8 +14,6 @@ needs(HOSTS, ...ETCD, 'ping', 'python3')
 const CONFIG = '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
 const WATCHDOG_MS = 600
 const HEALTH = 'http://127.0.0.1:8471/livez'
-/** Five looks, two seconds apart, and the one before them. */
-const NOTICED_MS = 20_000
 
 let lab: Lab
 let host: Host
@@ -49,24 +47,23 @@ async function livez(): Promise<string> {
   return (await host.output([process.execPath, '--input-type=module', '-e', ask])).trim()
 }
 
-/** The median of the times between the next nine watchdog notices, as a part of what the manager allows. */
-async function watchdogRate(manager: ServiceManager): Promise<number> {
-  const times: number[] = []
-  while (times.length < 10) times.push((await manager.nextNotice(/^WATCHDOG=1$/)).ms)
-  const gaps = times.slice(1).map((time, at) => time - times[at]!)
-  return gaps.toSorted((x, y) => x - y)[4]! / WATCHDOG_MS
+/** Several more watchdog notices; how far apart they are is the notifier's and the daemon's unit tests' to say. */
+async function isServed(manager: ServiceManager): Promise<void> {
+  for (let times = 0; times < 4; times++) await manager.nextNotice(/^WATCHDOG=1$/)
 }
 
-/** The environment of each child of a process. */
+/** The environment of each child of a process that has begun its own program. */
 function childEnvironments(pid: number): string[] {
-  const children = readdirSync('/proc').filter((entry) => {
+  const program = readlinkSync(`/proc/${pid}/exe`)
+  return readdirSync('/proc').flatMap((entry) => {
     try {
-      return new RegExp(`^PPid:\t${pid}$`, 'm').test(readFileSync(`/proc/${entry}/status`, 'utf8'))
+      if (!new RegExp(`^PPid:\t${pid}$`, 'm').test(readFileSync(`/proc/${entry}/status`, 'utf8'))) return []
+      if (readlinkSync(`/proc/${entry}/exe`) === program) return []
+      return [readFileSync(`/proc/${entry}/environ`, 'utf8')]
     } catch {
-      return false
+      return [] // no process, or one that has just ended
     }
   })
-  return children.map((child) => readFileSync(`/proc/${child}/environ`, 'utf8'))
 }
 
 describe('a service manager', () => {
@@ -92,28 +89,33 @@ describe('a service manager', () => {
     expect(environments.length).toBeGreaterThan(0)
     expect(environments.filter((text) => /NOTIFY_SOCKET|WATCHDOG/.test(text))).toEqual([])
 
-    expect(Math.abs((await watchdogRate(manager)) - 0.5)).toBeLessThan(0.2)
+    await isServed(manager)
 
     // A dead store is no reason for a restart.
     await etcd.kill()
     await manager.notice(/^STATUS=subnet .*, 0 peers, etcd store out of reach$/)
-    expect(Math.abs((await watchdogRate(manager)) - 0.5)).toBeLessThan(0.2)
+    await isServed(manager)
 
     expect(await daemon.stop()).toBe(0)
+    await manager.notice(/^STOPPING=1$/)
     const said = manager.notices.flatMap(({ lines }) => lines)
     expect(said.filter((line) => line === 'READY=1')).toHaveLength(1)
-    await manager.notice(/^STOPPING=1$/)
     expect(new Set(manager.notices.map(({ pid }) => pid))).toEqual(new Set([daemon.process.pid]))
     const statuses = said.filter((line) => line.startsWith('STATUS='))
     expect(statuses.filter((line, at) => line === statuses[at - 1])).toEqual([])
   })
 
   it('that is not there costs one line of the log', async () => {
-    const daemon = start(join(lab.folder, 'nobody'), leaseDirectory())
+    const socket = join(lab.folder, 'nobody')
+    const daemon = start(socket, leaseDirectory())
+    // Three times it could not say by then what it waits for.
     await daemon.line(/flannel is ready/)
-    await new Promise((resolve) => setTimeout(resolve, 4 * WATCHDOG_MS))
-    expect(daemon.lines.filter((line) => line.includes('Cannot tell the service manager'))).toHaveLength(1)
     expect(await livez()).toBe('200 weftd is alive')
+    // One that comes later is told.
+    const manager = await startServiceManager(host, socket)
+    await manager.notice(/^READY=1$/)
+    await isServed(manager)
+    expect(daemon.lines.filter((line) => line.includes('Cannot tell the service manager'))).toHaveLength(1)
     expect(await daemon.stop()).toBe(0)
   })
 })
@@ -128,7 +130,9 @@ describe('a thread that hangs', () => {
     async (engine, workers, thread) => {
       const socket = join(lab.folder, 'notify')
       const manager = await startServiceManager(host, socket)
-      const args = leaseDirectory()
+      etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
+      await etcd.ctl('put', '/coreos.com/network/config', CONFIG)
+      const args = ['--etcd-endpoints', etcd.endpoint]
       const daemon = start(socket, [...args, '--engine', engine, '--workers', String(workers)])
       const peer = lab.hosts[1]!.startDaemon({ args })
       await Promise.all([daemon.line(/flannel is ready/), peer.line(/flannel is ready/)])
@@ -145,12 +149,14 @@ describe('a thread that hangs', () => {
       )
 
       const thaw = await freezeThread(host, daemon.process.pid!, thread)
-      await daemon.line(new RegExp(`The thread ${thread} hangs`), NOTICED_MS)
-      expect(await livez()).toMatch(new RegExp(`^503 the thread ${thread} has hung for 1\\d s$`))
-      await manager.notice(new RegExp(`^STATUS=subnet .* the thread ${thread} hangs`))
-      const served = manager.notices.length
-      await new Promise((resolve) => setTimeout(resolve, 3 * WATCHDOG_MS))
-      expect(manager.notices.slice(served).flatMap(({ lines }) => lines)).not.toContain('WATCHDOG=1')
+      await daemon.line(new RegExp(`The thread ${thread} hangs`))
+      expect(await livez()).toMatch(new RegExp(`^503 the thread ${thread} has hung for \\d\\d+ s$`))
+      const told = await manager.notice(new RegExp(`^STATUS=subnet .* the thread ${thread} hangs, .* in reach$`))
+      // Another status comes 2 s later at the earliest, by the same event loop that would have served it six times by then.
+      await etcd.kill()
+      const later = await manager.notice(new RegExp(`^STATUS=subnet .* the thread ${thread} hangs, .* out of reach$`))
+      const [first, last] = [told, later].map((notice) => manager.notices.indexOf(notice))
+      expect(manager.notices.slice(first, last).flatMap(({ lines }) => lines)).not.toContain('WATCHDOG=1')
 
       await thaw()
       await daemon.line(new RegExp(`The thread ${thread} goes on`))
@@ -159,7 +165,6 @@ describe('a thread that hangs', () => {
       await reach(host.namespace, address)
       expect(await daemon.stop()).toBe(0)
     },
-    60_000,
   )
 
   it('does not keep the daemon from ending, with a line that says so', async () => {
@@ -167,9 +172,9 @@ describe('a thread that hangs', () => {
     await daemon.line(/flannel is ready/)
     const thaw = await freezeThread(host, daemon.process.pid!, 'weft-loop0')
     const ending = daemon.stop()
-    await daemon.line(/Stopping took longer than 5 s; the process is killed/, 10_000)
+    await daemon.line(/Stopping took longer than 5 s; the process is killed/)
     await thaw() // a traced thread that was killed is there until its tracer goes
     await ending
     expect(daemon.process.signalCode).toBe('SIGKILL')
-  }, 30_000)
+  })
 })

@@ -9,8 +9,6 @@ import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, ...ETCD, 'python3')
 
-const WATCHDOG_S = 2
-
 let lab: Lab | undefined
 let etcd: Etcd | undefined
 let systemd: Systemd | undefined
@@ -22,7 +20,7 @@ afterEach(async () => {
 })
 
 async function until(name: string, value: RegExp): Promise<void> {
-  await expect.poll(() => systemd!.property(name), { timeout: 20_000, interval: 200 }).toMatch(value)
+  await expect.poll(() => systemd!.property(name), { interval: 200 }).toMatch(value)
 }
 
 describe('the unit', () => {
@@ -33,9 +31,9 @@ describe('the unit', () => {
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
+    // With the unit's own watchdog: a shorter one would strike a daemon that a busy machine keeps waiting.
     systemd = await bootSystemd(host!, [
       `Environment=FLANNELD_ETCD_ENDPOINTS=${etcd.endpoint} FLANNELD_SUBNET_FILE=/run/flannel/subnet.env`,
-      `WatchdogSec=${WATCHDOG_S}`,
     ])
 
     await systemd.systemctl('start', '--no-block', 'weftd')
@@ -48,9 +46,10 @@ describe('the unit', () => {
 
     await etcd.kill()
     await until('StatusText', /, etcd store out of reach$/)
-    const pid = systemd.mainPid()
-    await new Promise((resolve) => setTimeout(resolve, 3 * WATCHDOG_S * 1000))
-    expect([await systemd.property('NRestarts'), systemd.mainPid()]).toEqual(['0', pid])
+    const pid = await systemd.mainPid()
+    const served = await systemd.property('WatchdogTimestampMonotonic')
+    await expect.poll(() => systemd!.property('WatchdogTimestampMonotonic'), { interval: 200 }).not.toBe(served)
+    expect([await systemd.property('NRestarts'), await systemd.mainPid()]).toEqual(['0', pid])
     await etcd.start()
     await until('StatusText', /, etcd store in reach$/)
 
@@ -61,10 +60,10 @@ describe('the unit', () => {
     await until('NRestarts', /^1$/)
     await until('ActiveState', /^active$/)
     await until('StatusText', /^subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store in reach$/)
-    expect(systemd.mainPid()).not.toBe(pid)
+    expect(await systemd.mainPid()).not.toBe(pid)
 
     await systemd.systemctl('stop', 'weftd')
     expect([await systemd.property('ActiveState'), await systemd.property('Result')]).toEqual(['inactive', 'success'])
     expect(systemd.read('/run/flannel/subnet.env')).toBeDefined()
-  }, 90_000)
+  })
 })

@@ -6,20 +6,20 @@
 import { once } from 'node:events'
 import { readdirSync, readFileSync } from 'node:fs'
 import { createInterface } from 'node:readline'
-import type { Host } from '../../lab/lab.ts'
+import { EVENT_MS, type Host } from '../../lab/lab.ts'
 
 /** SO_PASSCRED is how systemd knows who speaks (systemd.service(5), NotifyAccess). */
 const LISTEN = String.raw`
-import json, socket, struct, sys, time
+import json, socket, struct, sys
 name = sys.argv[1]
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 listener.bind('\0' + name[1:] if name[0] == '@' else name)
-print(json.dumps({'lines': ['listening'], 'ms': 0, 'pid': 0}), flush=True)
+print(json.dumps({'lines': ['listening'], 'pid': 0}), flush=True)
 while True:
     text, controls, _, _ = listener.recvmsg(4096, 256)
     pid = next(struct.unpack('3i', data)[0] for level, kind, data in controls if kind == socket.SCM_CREDENTIALS)
-    print(json.dumps({'lines': text.decode().split('\n'), 'ms': time.monotonic() * 1000, 'pid': pid}), flush=True)
+    print(json.dumps({'lines': text.decode().split('\n'), 'pid': pid}), flush=True)
 `
 
 /** ptrace(2): PTRACE_SEIZE and PTRACE_INTERRUPT stop a single thread, as a system call that never returns would. */
@@ -46,8 +46,6 @@ print('thawed', flush=True)
 /** A datagram that was heard. */
 export interface Notice {
   readonly lines: readonly string[]
-  /** By a monotonic clock. */
-  readonly ms: number
   /** The sender's, from the kernel. */
   readonly pid: number
 }
@@ -55,9 +53,9 @@ export interface Notice {
 export interface ServiceManager {
   /** All that was heard until now. */
   readonly notices: readonly Notice[]
-  /** Resolves with the first notice, past or to come, that has a line that matches. */
+  /** Resolves with the first notice, past or to come within a minute, that has a line that matches. */
   notice(pattern: RegExp): Promise<Notice>
-  /** Resolves with the next notice that has a line that matches. */
+  /** Resolves with the next notice, within a minute, that has a line that matches. */
   nextNotice(pattern: RegExp): Promise<Notice>
 }
 
@@ -69,9 +67,15 @@ export async function startServiceManager(host: Host, socket: string): Promise<S
   const listeners = new Set<(notice: Notice) => void>()
   const matches = ({ lines }: Notice, pattern: RegExp): boolean => lines.some((line) => pattern.test(line))
   const next = (pattern: RegExp): Promise<Notice> =>
-    new Promise((resolve) => {
+    new Promise((resolve, reject) => {
+      const timer = setTimeout(() => {
+        listeners.delete(listener)
+        const heard = notices.map(({ lines }) => lines.join('; ')).slice(-20)
+        reject(new Error(`${EVENT_MS} ms passed before ${String(pattern)} was heard; the last:\n${heard.join('\n')}`))
+      }, EVENT_MS)
       const listener = (notice: Notice): void => {
         if (!matches(notice, pattern)) return
+        clearTimeout(timer)
         listeners.delete(listener)
         resolve(notice)
       }

@@ -5,9 +5,9 @@
 import { spawnSync } from 'node:child_process'
 import { existsSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { setTimeout as delay } from 'node:timers/promises'
 import { execute } from '../../lab/command.ts'
 import { packageRoot, type Host } from '../../lab/lab.ts'
+import { eventually } from './event.ts'
 
 const SYSTEMD = '/lib/systemd/systemd'
 /** Systemd wants version 2 of cgroups, which some machines have elsewhere or not at all. */
@@ -58,7 +58,7 @@ export interface Systemd {
   /** A property of weftd's unit, such as `ActiveState`. */
   property(name: string): Promise<string>
   /** weftd's process id as it is outside. */
-  mainPid(): number
+  mainPid(): Promise<number>
   /** A file as the units see it. */
   read(path: string): string | undefined
   close(): Promise<void>
@@ -85,29 +85,37 @@ export async function bootSystemd(host: Host, lines: readonly string[]): Promise
       return stdout.trim()
     },
     property: (name) => systemd.systemctl('show', 'weftd', '--value', '--property', name),
-    mainPid() {
-      const pids = readFileSync(root('/sys/fs/cgroup/system.slice/weftd.service/cgroup.procs'), 'utf8')
-      return Number(pids.split('\n')[0])
+    async mainPid() {
+      const main = await systemd.property('MainPID')
+      const pids = readFileSync(root('/sys/fs/cgroup/system.slice/weftd.service/cgroup.procs'), 'utf8').split('\n')
+      // proc_pid_status(5): NSpid ends with the id in the innermost namespace.
+      const isMain = (pid: string): boolean =>
+        existsSync(`/proc/${pid}`) &&
+        /^NSpid:.*\t(\d+)$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1] === main
+      const pid = pids.filter(Boolean).find(isMain)
+      if (pid === undefined) throw new Error(`process ${main} is not among ${pids.join(' ')}`)
+      return Number(pid)
     },
     read: (path) => (existsSync(root(path)) ? readFileSync(root(path), 'utf8') : undefined),
     async close() {
       child.kill('SIGKILL')
       // The cgroups are empty when the last process of the namespace is gone.
       const remove = `${MOUNT_CGROUPS}\n[ ! -d "$0" ] || find "$0" -depth -type d -exec rmdir {} +`
-      for (let tries = 50; tries > 0; tries--) {
+      await eventually(async () => {
         const { code } = await execute(['unshare', '--mount', 'sh', '-ec', remove, join('/sys/fs/cgroup', cgroup)])
-        if (code === 0) return
-        await delay(100)
-      }
-      throw new Error(`the cgroup ${cgroup} cannot be removed`)
+        if (code !== 0) throw new Error(`the cgroup ${cgroup} cannot be removed`)
+      })
     },
   }
-  for (let tries = 100; tries > 0; tries--) {
-    first = readFileSync(`/proc/${child.pid}/task/${child.pid}/children`, 'utf8').trim()
-    if (first !== '' && (await inside('systemctl', 'is-active', 'multi-user.target')).stdout === 'active\n')
-      return systemd
-    await delay(100)
+  try {
+    await eventually(async () => {
+      first = readFileSync(`/proc/${child.pid}/task/${child.pid}/children`, 'utf8').trim()
+      if (first === '' || (await inside('systemctl', 'is-active', 'multi-user.target')).stdout !== 'active\n')
+        throw new Error('systemd did not boot')
+    })
+  } catch (error) {
+    await systemd.close()
+    throw error
   }
-  await systemd.close()
-  throw new Error('systemd did not boot')
+  return systemd
 }
