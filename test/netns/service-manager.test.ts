@@ -6,6 +6,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { tunAddress } from '../support/hosts.ts'
 import { freezeThread, startServiceManager, threadNames, type ServiceManager } from '../support/service-manager.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
@@ -19,7 +20,7 @@ let lab: Lab
 let host: Host
 let etcd: Etcd | undefined
 beforeEach(async () => {
-  lab = await createLab({ hosts: 2 })
+  lab = await createLab({ hosts: 3 })
   host = lab.hosts[0]!
 })
 afterEach(async () => {
@@ -35,16 +36,16 @@ function leaseDirectory(): string[] {
   return ['--lease-dir', folder]
 }
 
-const start = (socket: string, args: readonly string[]): Daemon =>
-  host.startDaemon({
+const start = (socket: string, args: readonly string[], on = host): Daemon =>
+  on.startDaemon({
     args: ['--healthz-ip', '127.0.0.1', '--healthz-port', '8471', ...args],
     env: { NOTIFY_SOCKET: socket, WATCHDOG_USEC: String(WATCHDOG_MS * 1000) },
   })
 
 /** `200 weftd is alive` or what else /livez answers in its first line. */
-async function livez(): Promise<string> {
+async function livez(on = host): Promise<string> {
   const ask = `const answer = await fetch('${HEALTH}'); console.log(answer.status, (await answer.text()).split('\\n')[0])`
-  return (await host.output([process.execPath, '--input-type=module', '-e', ask])).trim()
+  return (await on.output([process.execPath, '--input-type=module', '-e', ask])).trim()
 }
 
 /** Several more watchdog notices; how far apart they are is the notifier's and the daemon's unit tests' to say. */
@@ -121,24 +122,34 @@ describe('a service manager', () => {
 })
 
 describe('a thread that hangs', () => {
-  it.each([
-    ['native', 1, 'weft-loop0'],
-    ['native', 2, 'weft-tun1'],
-    ['naive', 1, 'weft-loop0'],
-  ])(
-    '%s engine, %i workers, %s: /livez names it, the watchdog is not served, and both mend with it',
-    async (engine, workers, thread) => {
-      const socket = join(lab.folder, 'notify')
-      const manager = await startServiceManager(host, socket)
-      etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
-      await etcd.ctl('put', '/coreos.com/network/config', CONFIG)
-      const args = ['--etcd-endpoints', etcd.endpoint]
-      const daemon = start(socket, [...args, '--engine', engine, '--workers', String(workers)])
-      const peer = lab.hosts[1]!.startDaemon({ args })
-      await Promise.all([daemon.line(/flannel is ready/), peer.line(/flannel is ready/)])
-      const address = (lab.hosts[1]!.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\/\d+$/, '.0')
-      await reach(host.namespace, address)
-      expect(await livez()).toBe('200 weftd is alive')
+  it('of any engine: /livez names it, the watchdog is not served, and both mend with it', async () => {
+    etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
+    await etcd.ctl('put', '/coreos.com/network/config', CONFIG)
+    const { endpoint } = etcd
+    /** One node for each case, side by side, since a thread hangs for ten seconds before it counts as hung. */
+    const cases = [
+      { engine: 'native', workers: 1, thread: 'weft-loop0' },
+      { engine: 'native', workers: 2, thread: 'weft-tun1' },
+      { engine: 'naive', workers: 1, thread: 'weft-loop0' },
+    ]
+    const nodes = await Promise.all(
+      cases.map(async ({ engine, workers, thread }, index) => {
+        const on = lab.hosts[index]!
+        const socket = join(lab.folder, `notify${index}`)
+        const manager = await startServiceManager(on, socket)
+        const args = ['--etcd-endpoints', endpoint, '--engine', engine, '--workers', String(workers)]
+        return { on, manager, engine, workers, thread, daemon: start(socket, args, on) }
+      }),
+    )
+    type Node = (typeof nodes)[0]
+    const each = <T>(what: (node: Node, index: number) => Promise<T>): Promise<T[]> => Promise.all(nodes.map(what))
+    const talk = ({ on }: Node, index: number): Promise<void> =>
+      reach(on.namespace, tunAddress(lab.hosts[(index + 1) % nodes.length]!))
+
+    await each(({ daemon }) => daemon.line(/flannel is ready/))
+    await each(talk)
+    await each(async ({ on, daemon, engine, workers }) => {
+      expect(await livez(on)).toBe('200 weftd is alive')
       const names = [...threadNames(daemon.process.pid!).values()].filter((name) => name.startsWith('weft-')).toSorted()
       const numbers = Array.from({ length: workers }, (_, number) => number)
       expect(names).toEqual(
@@ -147,25 +158,31 @@ describe('a thread that hangs', () => {
           ...(engine === 'naive' ? [] : numbers.map((number) => `weft-tun${number}`)),
         ].toSorted(),
       )
+    })
 
-      const thaw = await freezeThread(host, daemon.process.pid!, thread)
+    const thaws = await each(({ on, daemon, thread }) => freezeThread(on, daemon.process.pid!, thread))
+    const told = await each(async ({ on, daemon, manager, thread }) => {
       await daemon.line(new RegExp(`The thread ${thread} hangs`))
-      expect(await livez()).toMatch(new RegExp(`^503 the thread ${thread} has hung for \\d\\d+ s$`))
-      const told = await manager.notice(new RegExp(`^STATUS=subnet .* the thread ${thread} hangs, .* in reach$`))
-      // Another status comes 2 s later at the earliest, by the same event loop that would have served it six times by then.
-      await etcd.kill()
+      expect(await livez(on)).toMatch(new RegExp(`^503 the thread ${thread} has hung for \\d\\d+ s$`))
+      return manager.notice(new RegExp(`^STATUS=subnet .* the thread ${thread} hangs, .* in reach$`))
+    })
+    // Another status comes 2 s later at the earliest, by the event loop that would have served the watchdog six times by then.
+    await etcd.kill()
+    await each(async ({ manager, thread }, index) => {
       const later = await manager.notice(new RegExp(`^STATUS=subnet .* the thread ${thread} hangs, .* out of reach$`))
-      const [first, last] = [told, later].map((notice) => manager.notices.indexOf(notice))
+      const [first, last] = [told[index]!, later].map((notice) => manager.notices.indexOf(notice))
       expect(manager.notices.slice(first, last).flatMap(({ lines }) => lines)).not.toContain('WATCHDOG=1')
+    })
 
-      await thaw()
+    await each(async ({ on, daemon, manager, thread }, index) => {
+      await thaws[index]!()
       await daemon.line(new RegExp(`The thread ${thread} goes on`))
       await manager.nextNotice(/^WATCHDOG=1$/)
-      expect(await livez()).toBe('200 weftd is alive')
-      await reach(host.namespace, address)
-      expect(await daemon.stop()).toBe(0)
-    },
-  )
+      expect(await livez(on)).toBe('200 weftd is alive')
+    })
+    await each(talk)
+    await each(async ({ daemon }) => expect(await daemon.stop()).toBe(0))
+  })
 
   it('does not keep the daemon from ending, with a line that says so', async () => {
     const daemon = start(join(lab.folder, 'nobody'), leaseDirectory())
