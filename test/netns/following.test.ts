@@ -1,4 +1,7 @@
-// following.test.ts - what others do to the host's links, addresses and routes is noticed and mended within a second.
+// following.test.ts - what others do to the host's links, addresses and routes is noticed and mended.
+//
+// How soon is printed. What makes it soon is pinned where no machine is too slow for it: that the kernel's report wakes
+// the daemon, in host-events.test.ts; that the daemon, woken, looks within a quarter of a second, in unit/daemon.test.ts.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -6,30 +9,35 @@ import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
-import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { createLab, EVENT_MS, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { countCalls, type Calls } from '../support/calls.ts'
+import { tunAddress } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'ping')
 
-const TRIES = 20
-const MENDED_MS = 1_000
-/** A data path that dies younger than this is opened again only after a pause. */
-const SETTLED_MS = 1_000
+const ALL = process.env['WEFT_LONG'] === '1'
+const TRIES = ALL ? 20 : 5
+const FLAPS = ALL ? 100 : 25
 
 let lab: Lab
 let daemon: Daemon
 let a: Host
 let b: Host
 let leases: string
-const tunAddress = (host: Host): string => (host.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\/\d+$/, '.0')
+/** The commands of a's daemon. */
+let calls: Calls
 
 beforeEach(async () => {
   lab = await createLab({ hosts: 2 })
   leases = join(lab.folder, 'leases')
   mkdirSync(leases)
   writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
-  const daemons = lab.hosts.map((host) => host.startDaemon({ args: ['--lease-dir', leases] }))
+  calls = countCalls(lab, 'ip')
+  const daemons = lab.hosts.map((host, index) =>
+    host.startDaemon({ args: ['--lease-dir', leases], ...(index === 0 ? { env: calls.env } : {}) }),
+  )
   await Promise.all(daemons.map((each) => each.line(/flannel is ready/)))
   daemon = daemons[0]!
   ;[a, b] = lab.hosts as [Host, Host]
@@ -54,42 +62,34 @@ function pinging(): { answer(): Promise<void>; stop(): void } {
   }
 }
 
-describe('H3: within a second, 20 of 20 times, traffic goes on after', () => {
+describe('H3: again and again, traffic goes on after', () => {
   it.each([
-    ['the device was deleted', 'ip link del flannel0', SETTLED_MS],
-    ['the device was set down', 'ip link set flannel0 down', 0],
-    ['its address was flushed', 'ip address flush dev flannel0', 0],
-    ['its route was removed', 'ip route del 10.5.0.0/16', 0],
-    ['its route was replaced', 'ip route replace blackhole 10.5.0.0/16', 0],
+    ['the device was deleted', 'ip link del flannel0'],
+    ['the device was set down', 'ip link set flannel0 down'],
+    ['its address was flushed', 'ip address flush dev flannel0'],
+    ['its route was removed', 'ip route del 10.5.0.0/16'],
+    ['its route was replaced', 'ip route replace blackhole 10.5.0.0/16'],
     [
       'all of it was flushed, as when a network manager starts again',
       'ip address flush dev flannel0; ip route flush dev flannel0; ip link set flannel0 down',
-      0,
     ],
-  ])(
-    '%s',
-    async (title, commands, settleMs) => {
-      const pings = pinging()
-      const took: number[] = []
-      try {
+  ])('%s', async (title, commands) => {
+    const pings = pinging()
+    const took: number[] = []
+    try {
+      await pings.answer()
+      for (let number = 0; number < TRIES; number++) {
+        const from = performance.now()
+        await a.output(['sh', '-c', commands])
+        await delay(20) // so that an answer that was under way does not count; where it takes longer, less is tested
         await pings.answer()
-        for (let number = 0; number < TRIES; number++) {
-          await delay(settleMs)
-          const from = performance.now()
-          await a.output(['sh', '-c', commands])
-          await delay(20) // an answer that was under way
-          await pings.answer()
-          took.push(Math.round(performance.now() - from))
-        }
-      } finally {
-        pings.stop()
+        took.push(Math.round(performance.now() - from))
       }
-      console.log(`${title}: traffic again after ${took.toSorted((x, y) => x - y).join(' ')} ms`)
-      expect(took.filter((ms) => ms > MENDED_MS)).toEqual([])
-      expect(daemon.lines.filter((line) => line.includes('Repaired:')).length).toBeLessThanOrEqual(10)
-    },
-    60_000,
-  )
+    } finally {
+      pings.stop()
+    }
+    console.log(`${title}: traffic again after ${took.toSorted((x, y) => x - y).join(' ')} ms`)
+  })
 })
 
 describe('H3: a repair', () => {
@@ -99,37 +99,38 @@ describe('H3: a repair', () => {
     await daemon.line(/Repaired: /)
     await a.output(['ip', 'link', 'set', 'flannel0', 'mtu', '1300'])
     await daemon.line(/\(repair 2 since the start\)/)
-    await delay(2 * MENDED_MS)
-    expect(repairs()).toEqual([
-      'the route to 10.5.0.0/16 was gone (repair 1 since the start)',
+    // What would be repaired twice is found twice by the next two looks.
+    await calls.more(2, /address show dev flannel0/)
+    await a.output(['ip', 'link', 'set', 'flannel0', 'down'])
+    await daemon.line(/flannel0 was down/)
+    expect(repairs().filter((line) => !line.startsWith('the route'))).toEqual([
       'flannel0 had MTU 1300 (repair 2 since the start)',
+      expect.stringMatching(/^flannel0 was down \(repair 3 since the start\)$/),
     ])
+    expect(repairs()[0]).toBe('the route to 10.5.0.0/16 was gone (repair 1 since the start)')
   })
 
   it('is not made of a route to a part of the network: that is named, and traffic goes on when it is gone', async () => {
     const part = tunAddress(b).replace(/\.0$/, '.0/24')
     await a.output(['ip', 'route', 'add', part, 'via', '192.168.77.254'])
-    await daemon.line(
-      /^W.*Packets bypass the tunnel by routes that others made: [\d./]+ to eth0; remove them/,
-      MENDED_MS,
-    )
+    await daemon.line(/^W.*Packets bypass the tunnel by routes that others made: [\d./]+ to eth0; remove them/)
     expect(await a.output(['ip', 'route', 'show', part])).toContain('via 192.168.77.254')
     await a.output(['ip', 'route', 'del', part])
-    await daemon.line(/^I.*Routes that bypassed the tunnel are gone: [\d./]+ to eth0/, MENDED_MS)
+    await daemon.line(/^I.*Routes that bypassed the tunnel are gone: [\d./]+ to eth0/)
     await reach(a.namespace, tunAddress(b))
     expect(daemon.lines.filter((line) => line.includes('Repaired'))).toEqual([])
   })
 })
 
 describe('H4: the external interface', () => {
-  it('goes down and up 100 times: each time traffic goes on within a second', async () => {
+  it('goes down and up again and again: each time traffic goes on, and nothing had to be mended', async () => {
     const descriptors = (): number => readdirSync(`/proc/${daemon.process.pid}/fd`).length
     const before = descriptors()
     const pings = pinging()
     const took: number[] = []
     try {
       await pings.answer()
-      for (let number = 0; number < 100; number++) {
+      for (let number = 0; number < FLAPS; number++) {
         await a.output(['ip', 'link', 'set', 'eth0', 'down'])
         const from = performance.now()
         await a.output(['ip', 'link', 'set', 'eth0', 'up'])
@@ -140,25 +141,25 @@ describe('H4: the external interface', () => {
       pings.stop()
     }
     const sorted = took.toSorted((x, y) => x - y)
-    console.log(`eth0 down and up: traffic again after ${sorted[50]} ms, at most ${sorted.at(-1)} ms`)
-    expect(took.filter((ms) => ms > MENDED_MS)).toEqual([])
+    console.log(`eth0 down and up: traffic again after ${sorted[FLAPS >> 1]} ms, at most ${sorted.at(-1)} ms`)
     await expect.poll(descriptors).toBeLessThanOrEqual(before + 2) // a command may be running
     expect(daemon.lines.filter((line) => /^[WE]/.test(line)).slice(1)).toEqual([]) // the first: no earlier subnet
+    expect(daemon.lines.filter((line) => line.includes('Forwarding between'))).toHaveLength(1)
   })
 
-  it('loses its address and gets it back: traffic goes on within a second, and the lease is the same', async () => {
+  it('loses its address and gets it back: traffic goes on, and the lease is the same', async () => {
     const subnet = tunAddress(a)
-    for (const pauseMs of [0, 3_000]) {
+    for (const seen of [false, true]) {
       await a.output(['ip', 'address', 'flush', 'dev', 'eth0'])
-      await delay(pauseMs)
+      if (seen) await calls.more(1, /address show dev eth0/)
       await a.output(['ip', 'address', 'add', '192.168.77.1/24', 'dev', 'eth0'])
-      await reach(a.namespace, tunAddress(b), MENDED_MS)
+      await reach(a.namespace, tunAddress(b))
     }
     expect(tunAddress(a)).toBe(subnet)
     expect(readdirSync(join(leases, 'subnets'))).toHaveLength(2)
   })
 
-  it('gets another address by DHCP: within two seconds the lease says it, and traffic goes on', async () => {
+  it('gets another address by DHCP: the lease says it, and traffic goes on', async () => {
     const subnets = join(leases, 'subnets')
     const before = readdirSync(subnets).toSorted()
     const own = before.find((key) => key.startsWith(tunAddress(a)))!
@@ -168,9 +169,9 @@ describe('H4: the external interface', () => {
     await a.output(['ip', 'address', 'replace', '192.168.77.50/24', ...dhcp])
     const from = performance.now()
     await expect
-      .poll(() => readFileSync(join(subnets, own), 'utf8'), { timeout: 2 * MENDED_MS, interval: 20 })
+      .poll(() => readFileSync(join(subnets, own), 'utf8'))
       .toBe('{"PublicIP":"192.168.77.50","PublicIPv6":null}')
-    await reach(a.namespace, tunAddress(b), 2 * MENDED_MS)
+    await reach(a.namespace, tunAddress(b))
     console.log(`another address: lease and traffic after ${Math.round(performance.now() - from)} ms`)
     expect(readdirSync(subnets).toSorted()).toEqual(before)
     await daemon.line(/the address of eth0 changed from 192\.168\.77\.1 to 192\.168\.77\.50/)
@@ -178,13 +179,12 @@ describe('H4: the external interface', () => {
 
   it('changes its MTU from 1500 to 9000 and back: the overlay and subnet.env follow, large packets pass whole', async () => {
     const largest = (mtu: number): Promise<unknown> =>
-      a.output(['ping', '-c', '2', '-i', '0.1', '-W', '1', '-M', 'do', '-s', String(mtu - 56), tunAddress(b)])
+      a.output(['ping', '-c', '1', '-W', String(EVENT_MS / 1000), '-M', 'do', '-s', String(mtu - 56), tunAddress(b)])
     for (const mtu of [9000, 1500]) {
       for (const port of ['h1', 'h2'])
         await output(['ip', '-n', `${lab.id}-switch`, 'link', 'set', port, 'mtu', String(mtu)])
       for (const host of [a, b]) await host.output(['ip', 'link', 'set', 'eth0', 'mtu', String(mtu)])
-      for (const host of [a, b])
-        await expect.poll(() => host.subnetEnv()['FLANNEL_MTU'], { timeout: 2 * MENDED_MS }).toBe(String(mtu - 28))
+      for (const host of [a, b]) await expect.poll(() => host.subnetEnv()['FLANNEL_MTU']).toBe(String(mtu - 28))
       await reach(a.namespace, tunAddress(b))
       await largest(mtu)
       await expect(largest(mtu + 1)).rejects.toThrow(/ended with/)

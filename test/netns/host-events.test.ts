@@ -2,14 +2,16 @@
 
 import { existsSync, mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { ended } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
-import { ping, reach } from '../../lab/measure.ts'
+import { reach } from '../../lab/measure.ts'
+import { countCalls } from '../support/calls.ts'
+import { eventually } from '../support/event.ts'
+import { answers } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'iptables', 'nft', 'ping')
-
 /** From what the host lacked to what the daemon makes of it. */
 const NOTICED_MS = 1_000
 
@@ -26,8 +28,11 @@ beforeEach(async () => {
 afterEach(() => lab.close())
 
 const ip = (...args: string[]): Promise<string> => host.output(['ip', ...args])
-const start = (iface?: readonly string[], args: readonly string[] = []): Daemon =>
-  host.startDaemon({ args: ['--lease-dir', leases, ...args], ...(iface ? { iface } : {}) })
+const start = (
+  iface: readonly string[] = ['--iface', 'eth0'],
+  args: readonly string[] = [],
+  env: Readonly<Record<string, string>> = {},
+): Daemon => host.startDaemon({ args: ['--lease-dir', leases, ...args], iface, env })
 const count = ({ lines }: Daemon, pattern: RegExp): number => lines.filter((line) => pattern.test(line)).length
 
 describe('H5: a boot that is not done when the daemon starts', () => {
@@ -73,21 +78,22 @@ describe('H5: a boot that is not done when the daemon starts', () => {
       /couldn't lookup route to 203\.0\.113\.7: network is unreachable/,
       [['route', 'add', 'default', 'via', '192.168.77.254']],
     ],
-  ])('%s: it says so once, and goes on within a second of its coming', async (_title, spoil, iface, why, mend) => {
+  ])('%s: it says so once, and goes on when it comes', async (_title, spoil, iface, why, mend) => {
     await ip(...spoil)
-    const daemon = start(iface)
+    const calls = countCalls(lab, 'ip')
+    const daemon = start(iface, [], calls.env)
     await daemon.line(WAITING)
     await daemon.line(why)
     // Changes that do not help are looked at and not spoken of.
-    for (const state of ['down', 'up', 'down']) await ip('link', 'set', 'lo', state)
-    await delay(NOTICED_MS)
+    for (const state of ['down', 'up', 'down']) {
+      const looked = calls.more(1, /^-j address show$/)
+      await ip('link', 'set', 'lo', state)
+      await looked
+    }
     expect(count(daemon, WAITING)).toBe(1)
     expect(count(daemon, why)).toBeLessThanOrEqual(2) // its own line, and as the reason of the wait
     const lines = daemon.lines.length
-    const from = performance.now()
     for (const args of mend) await ip(...args)
-    await daemon.line(/Using interface with name/)
-    expect(performance.now() - from).toBeLessThan(NOTICED_MS)
     await daemon.line(/flannel is ready/)
     expect(daemon.lines.slice(lines).filter((line) => /^[WE]/.test(line))).toEqual([])
     expect(await daemon.stop()).toBe(0)
@@ -102,7 +108,8 @@ describe('H5: a boot that is not done when the daemon starts', () => {
 
 describe('--ip-blackhole-route', () => {
   it('ends what is for no container, not what is for one, comes back, and follows the subnet', async () => {
-    await ip('route', 'add', 'blackhole', '10.5.255.0/24', 'metric', '4294967295') // an earlier run's
+    // An earlier run's, on a subnet that no node draws since it is below SubnetMin.
+    await ip('route', 'add', 'blackhole', '10.5.0.0/24', 'metric', '4294967295')
     const args = ['--ip-blackhole-route', '--iptables-resync', '1']
     const daemon = start(undefined, args)
     await daemon.line(/flannel is ready/)
@@ -115,7 +122,7 @@ describe('--ip-blackhole-route', () => {
     expect((await host.run(['ip', 'route', 'get', nobody])).code).not.toBe(0)
 
     const pod = await host.startPod() // brings the bridge and its route
-    expect(await ping(host.namespace, pod.address, { count: 1 })).toHaveLength(1)
+    await answers(host.namespace, pod.address, 1)
 
     await ip('route', 'del', 'blackhole', subnet, 'metric', '4294967295')
     await daemon.line(/^W.*Repaired: the blackhole route of .* was gone/)
@@ -136,7 +143,7 @@ describe('the child that listens to the kernel', () => {
       found = children(daemon).find((pid) => pid !== notThis && isMonitor(pid))
       return found !== undefined
     }
-    await expect.poll(look, { timeout: 5_000, interval: 20 }).toBe(true)
+    await expect.poll(look).toBe(true)
     return found!
   }
 
@@ -151,15 +158,83 @@ describe('the child that listens to the kernel', () => {
       pid = await monitorOf(daemon, pid)
       pauses.push(performance.now() - from)
     }
-    for (const [index, atLeastMs] of [200, 400, 800, 1600].entries()) {
+    // That it is no later is unit/host/events.test.ts's to say.
+    for (const [index, atLeastMs] of [200, 400, 800, 1600].entries())
       expect(pauses[index]).toBeGreaterThan(atLeastMs - 20)
-      expect(pauses[index]).toBeLessThan(atLeastMs + 1_000)
-    }
     expect(count(daemon, /^W.*`ip monitor` ended: SIGKILL\. Starting it again/)).toBe(1)
     await ip('route', 'del', '10.5.0.0/16')
-    await daemon.line(/Repaired: the route/, NOTICED_MS)
+    await daemon.line(/Repaired: the route/)
     expect(await daemon.stop()).toBe(0)
     expect(isMonitor(pid)).toBe(false)
+  })
+
+  /** `watchHost` by itself, without the daemon's looks every five seconds: a count for each report, and who it listens by. */
+  async function watching() {
+    const child = host.spawn([
+      ...[process.execPath, '--input-type=module', '-e'],
+      `import { watchHost } from '${packageRoot}/dist/src/host/events.js'
+      const log = { warn: () => {} }
+      await watchHost(() => process.stdout.write('.'), log, new AbortController().signal)`,
+    ])
+    let reports = 0
+    child.stdout!.on('data', (dots: Buffer) => (reports += dots.length))
+    return {
+      /** Resolves with the process that listens to the kernel now. */
+      listener: (notThis?: number): Promise<number> =>
+        eventually(async () => {
+          // proc_net(5), netlink: the protocol is 0 for routes and links; the multicast groups are in hexadecimal.
+          const sockets = await host.output(['cat', '/proc/net/netlink'])
+          const rows = [...sockets.matchAll(/^[0-9a-f]+ 0 +(\d+) +([0-9a-f]{8}) /gm)]
+          const pid = rows.find(([, id, groups]) => Number(groups) !== 0 && Number(id) !== notThis)?.[1]
+          if (pid === undefined) throw new Error(`nobody listens:\n${sockets}`)
+          return Number(pid)
+        }),
+      async reported(change: () => Promise<unknown>): Promise<void> {
+        const before = reports
+        await change()
+        await expect.poll(() => reports).toBeGreaterThan(before)
+      },
+      async stop(): Promise<void> {
+        child.kill()
+        await ended(child)
+      },
+    }
+  }
+
+  it.each([
+    'link del dev flannel0',
+    'link set dev flannel0 down',
+    'link set dev flannel0 mtu 1300',
+    'address flush dev flannel0',
+    'route del 10.5.0.0/16',
+    'route replace blackhole 10.5.0.0/16',
+    'route add 10.5.9.0/24 via 192.168.77.254',
+    'link set dev eth0 down',
+    'link set dev eth0 mtu 1400',
+    'address del 192.168.77.1/24 dev eth0',
+    'address add 192.168.77.50/24 dev eth0',
+    'route del default',
+  ])('hears at once of: ip %s', async (change) => {
+    for (const args of [
+      'tuntap add dev flannel0 mode tun',
+      'address add 10.5.1.0/32 dev flannel0',
+      'link set flannel0 up',
+    ])
+      await ip(...args.split(' '))
+    await ip('route', 'add', '10.5.0.0/16', 'dev', 'flannel0')
+    const watch = await watching()
+    await watch.listener()
+    await watch.reported(() => ip(...change.split(' ')))
+    await watch.stop()
+  })
+
+  it('hears what changes again after it was killed, and that something may have changed meanwhile', async () => {
+    const watch = await watching()
+    const first = await watch.listener()
+    await watch.reported(async () => process.kill(first, 'SIGKILL'))
+    await watch.listener(first)
+    await watch.reported(() => ip('link', 'set', 'lo', 'down'))
+    await watch.stop()
   })
 
   it('does not outlive a daemon that was killed, though nothing changes that it could report', async () => {
@@ -167,7 +242,7 @@ describe('the child that listens to the kernel', () => {
     await daemon.line(/waiting up to 120 s/)
     const pid = await monitorOf(daemon)
     await daemon.stop('SIGKILL')
-    await expect.poll(() => isMonitor(pid), { timeout: NOTICED_MS, interval: 20 }).toBe(false)
+    await expect.poll(() => isMonitor(pid)).toBe(false)
   })
 
   it('is started also where there is no setpriv', async () => {
@@ -181,7 +256,7 @@ describe('the child that listens to the kernel', () => {
     await daemon.line(/flannel is ready/)
     await monitorOf(daemon)
     await ip('route', 'del', '10.5.0.0/16')
-    await daemon.line(/Repaired: the route/, NOTICED_MS)
+    await daemon.line(/Repaired: the route/)
     expect(count(daemon, /ip monitor/)).toBe(0)
   })
 })
@@ -202,19 +277,18 @@ describe('H3: the rules', () => {
       'nft flush ruleset',
       /the table flannel-ipv4/,
     ],
-  ])('of %s are back within the resync period, logged once', async (_title, config, list, flush, repaired) => {
+  ])('of %s are back, logged once each time', async (_title, config, list, flush, repaired) => {
     writeFileSync(join(leases, 'config'), config)
     const daemon = start(undefined, ['--ip-masq', '--iptables-resync', '1'])
     await daemon.line(/flannel is ready/)
     const rules = (): Promise<string> => host.output(['sh', '-c', list])
     const before = await rules()
-    await host.output(['sh', '-c', flush])
-    expect(await rules()).not.toBe(before)
-    const from = performance.now()
-    await expect.poll(rules, { timeout: 5_000, interval: 50 }).toBe(before)
-    expect(performance.now() - from).toBeLessThan(1_000 + NOTICED_MS)
-    await delay(2_000)
-    expect(count(daemon, repaired)).toBe(1)
+    // The second repair comes of a later look, which shows that the first was enough.
+    for (const times of [1, 2]) {
+      await host.output(['sh', '-c', flush])
+      await expect.poll(() => count(daemon, repaired)).toBe(times)
+      await expect.poll(rules).toBe(before)
+    }
   })
 })
 
@@ -247,10 +321,8 @@ describe('H7: subnet.env cannot be written', () => {
       expect(count(daemon, /flannel is ready/)).toBe(0)
       const subnet = /Allocated lease \(ip: ([\d.]+)\.0\/24/.exec(await daemon.line(/Allocated lease/))![1]!
       await reach(lab.hosts[1]!.namespace, `${subnet}.0`)
-      await delay(3_000)
-      expect(count(daemon, /Failed to write subnet file/)).toBeLessThanOrEqual(2)
       await host.output(['nsenter', '-t', String(daemon.process.pid), '-m', 'sh', '-c', mend, folder()])
-      await daemon.line(/flannel is ready/, 5_000 + NOTICED_MS)
+      await daemon.line(/flannel is ready/)
       expect(await ask()).toBe('200\n200\n200\n')
       expect(await daemon.stop()).toBe(0)
     },
@@ -307,7 +379,8 @@ describe('H11: subnet.env', () => {
 
 describe('H12: others write rules beside ours', () => {
   it('before, after and the same ones again: ours are put right once, theirs stay where they are', async () => {
-    const daemon = start(undefined, ['--ip-masq', '--iptables-resync', '1'])
+    const calls = countCalls(lab, 'iptables-save')
+    const daemon = start(undefined, ['--ip-masq', '--iptables-resync', '1'], calls.env)
     await daemon.line(/flannel is ready/)
     const nat = async (): Promise<string[]> =>
       (await host.output(['iptables-save', '-t', 'nat'])).split('\n').filter((line) => line.startsWith('-A'))
@@ -316,18 +389,19 @@ describe('H12: others write rules beside ours', () => {
     const iptables = (...args: string[]): Promise<string> => host.output(['iptables', '-w', '-t', 'nat', ...args])
     await iptables('-I', 'POSTROUTING', '-s', '198.51.100.1/32', '-j', 'ACCEPT')
     await iptables('-A', 'POSTROUTING', '-s', '198.51.100.2/32', '-j', 'ACCEPT')
-    await delay(2_000)
+    await calls.more(2) // when the second look begins, the first is over
     const beside = ['-A POSTROUTING -s 198.51.100.1/32 -j ACCEPT', '-A POSTROUTING -s 198.51.100.2/32 -j ACCEPT']
     expect(await nat()).toEqual([beside[0], jump, beside[1], ...ours.filter((line) => line !== jump)])
     expect(count(daemon, /Repaired/)).toBe(0)
 
-    await iptables('-A', 'POSTROUTING', '-m', 'comment', '--comment', 'flanneld masq', '-j', 'FLANNEL-POSTRTG')
-    await iptables('-I', 'FLANNEL-POSTRTG', '-s', '198.51.100.3/32', '-j', 'RETURN')
+    // Both at once: a look between them would make two repairs of it.
+    const input = `*nat\n${jump}\n-I FLANNEL-POSTRTG -s 198.51.100.3/32 -j RETURN\nCOMMIT\n`
+    await host.output(['iptables-restore', '--noflush'], { input })
     await daemon.line(/Repaired: rules of FLANNEL-POSTRTG/)
     const after = await nat()
     expect(after.filter((line) => !beside.includes(line))).toEqual(ours)
     expect(after.filter((line) => beside.includes(line))).toEqual(beside)
-    await delay(2_000)
+    await calls.more(2)
     expect(count(daemon, /Repaired/)).toBe(1)
   })
 })

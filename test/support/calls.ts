@@ -12,8 +12,8 @@ export interface Calls {
   readonly env: { readonly PATH: string }
   /** The arguments of every call until now. */
   seen(): string[]
-  /** Resolves when there are so many more calls than now. */
-  more(count: number): Promise<void>
+  /** Resolves when there are so many more calls than now, of those whose arguments match. */
+  more(count: number, pattern?: RegExp): Promise<void>
 }
 
 /** Puts a program that notes each call in front of the one of this name; `label` tells two daemons' apart. */
@@ -29,10 +29,11 @@ export function countCalls(lab: Lab, program: string, label = ''): Calls {
   return {
     env: { PATH: `${folder}:${process.env['PATH']}` },
     seen,
-    async more(count) {
-      const wanted = seen().length + count
+    async more(count, pattern = /^/) {
+      const found = (): number => seen().filter((args) => pattern.test(args)).length
+      const wanted = found() + count
       await eventually(() => {
-        if (seen().length < wanted) throw new Error(`${program} was called ${seen().length} times of ${wanted}`)
+        if (found() < wanted) throw new Error(`${program} was called ${found()} times of ${wanted}`)
       })
     },
   }

@@ -1,0 +1,37 @@
+// events.test.ts - how soon the child that listens to the kernel is started again, in virtual time, where there is none.
+
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
+import { watchHost } from '../../../src/host/events.ts'
+
+const path = process.env['PATH']
+beforeEach(() => {
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance'] })
+  process.env['PATH'] = '/nowhere'
+})
+afterEach(() => {
+  process.env['PATH'] = path
+  vi.useRealTimers()
+})
+
+it('doubles the pause from 0.2 s to 30 s, says it once, and has the host looked at each time', async () => {
+  const stopping = new AbortController()
+  const warnings: string[] = []
+  const log = { info: () => {}, warn: (text: string) => void warnings.push(text), error: () => {}, v: () => false }
+  let changes = 0
+  const watching = watchHost(() => changes++, log, stopping.signal)
+  /** A child has ended, which takes real time, and the pause has begun. */
+  const pausing = async (after: number): Promise<void> => {
+    while (changes < after || vi.getTimerCount() === 0) await new Promise((resolve) => setImmediate(resolve))
+  }
+  await pausing(2) // once for setpriv, which is not there either
+  let after = 2
+  for (const pauseMs of [200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 30_000, 30_000]) {
+    await vi.advanceTimersByTimeAsync(pauseMs - 1)
+    expect([changes, vi.getTimerCount()]).toEqual([after, 1])
+    await vi.advanceTimersByTimeAsync(1)
+    await pausing(++after)
+  }
+  stopping.abort(new Error('the test is over'))
+  await watching
+  expect(warnings).toEqual([expect.stringMatching(/^`ip monitor` ended: .*ENOENT.*\. Starting it again/)])
+})
