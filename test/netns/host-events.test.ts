@@ -12,8 +12,6 @@ import { answers } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'iptables', 'nft', 'ping')
-/** From what the host lacked to what the daemon makes of it. */
-const NOTICED_MS = 1_000
 
 let lab: Lab
 let host: Host
