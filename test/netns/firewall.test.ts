@@ -216,11 +216,11 @@ test.each([
       const asked = async (name: string) =>
         Number(/^Icmp: (?:\d+ ){8}(\d+)/m.exec(await ip(`netns exec ${name} cat /proc/net/snmp`))![1])
       const unanswered = async (command: readonly string[], arrives: () => Promise<number>) => {
-        const before = await arrives()
+        const earlier = await arrives()
         const child = spawn(command[0]!, command.slice(1), { stdio: ['ignore', 'pipe', 'ignore'] })
         let said = ''
         child.stdout.on('data', (text: Buffer) => (said += text.toString()))
-        await expect.poll(arrives).toBe(before + 1)
+        await expect.poll(arrives).toBe(earlier + 1)
         child.kill('SIGINT') // prints what it knows, and ends
         await ended(child)
         expect(said).toContain('1 packets transmitted, 0 received')

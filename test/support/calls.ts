@@ -11,7 +11,7 @@ export interface Calls {
   /** For the daemon whose calls are to be counted. */
   readonly env: { readonly PATH: string }
   /** The arguments of every call until now. */
-  seen(): string[]
+  readonly seen: () => string[]
   /** Resolves when there are so many more calls than now, of those whose arguments match. */
   more(count: number, pattern?: RegExp): Promise<void>
 }

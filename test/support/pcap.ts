@@ -56,10 +56,9 @@ function checkInner(bytes: Buffer, from: number, to: number, checked: Checked): 
 /**
  * Reads `tcpdump -w - udp port PORT` from an Ethernet device until it ends (pcap format of draft-ietf-opsawg-pcap, as
  * this machine writes it: its own byte order). With `outer`, the outer UDP checksums are checked too; on a device
- * with checksum offload they are not there yet.
+ * with checksum offload they are not there yet. What was seen is counted in `checked` as it comes.
  */
-export async function checkCapture(stream: Readable, { outer = false } = {}): Promise<Checked> {
-  const checked: Checked = { packets: 0, bad: 0, datagrams: 0, badDatagrams: 0 }
+export async function checkCapture(stream: Readable, checked: Checked, { outer = false } = {}): Promise<void> {
   let pending: Buffer = Buffer.alloc(0)
   let started = false
   for await (const chunk of stream as AsyncIterable<Buffer>) {
@@ -88,5 +87,4 @@ export async function checkCapture(stream: Readable, { outer = false } = {}): Pr
     }
     pending = pending.subarray(at)
   }
-  return checked
 }

@@ -21,7 +21,10 @@ it('doubles the pause from 0.2 s to 30 s, says it once, and has the host looked 
   const watching = watchHost(() => changes++, log, stopping.signal)
   /** A child has ended, which takes real time, and the pause has begun. */
   const pausing = async (after: number): Promise<void> => {
-    while (changes < after || vi.getTimerCount() === 0) await new Promise((resolve) => setImmediate(resolve))
+    for (;;) {
+      if (changes >= after && vi.getTimerCount() > 0) return
+      await new Promise((resolve) => setImmediate(resolve))
+    }
   }
   await pausing(2) // once for setpriv, which is not there either
   let after = 2
