@@ -1,6 +1,6 @@
 // host-events.test.ts - what happens to a host around the daemon: a boot that is not done, a full disk, a killed child.
 
-import { existsSync, mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
@@ -224,6 +224,26 @@ describe('the child that listens to the kernel', () => {
     await watch.listener()
     await watch.reported(() => ip(...change.split(' ')))
     await watch.stop()
+  })
+
+  it('has the daemon look at each change, and not only at its next round', async () => {
+    const calls = countCalls(lab, 'ip')
+    const daemon = start(undefined, [], calls.env)
+    await daemon.line(/flannel is ready/)
+    // subnet.env is written again every 5 s, as often as the device is looked at when nothing is reported: of such looks two are
+    // begun in between, of those that a change causes as many as the machine can make.
+    const rounds = (): number => count(daemon, /Wrote subnet file/)
+    const looksInOneRound = async (): Promise<number> => {
+      const round = rounds()
+      rmSync(host.subnetFile, { force: true })
+      for (let looks = 0; ; looks++) {
+        const looked = calls.more(1, /address show dev flannel0/)
+        await ip('link', 'set', 'lo', looks % 2 === 0 ? 'down' : 'up')
+        await looked
+        if (rounds() > round) return looks
+      }
+    }
+    await eventually(async () => expect(await looksInOneRound()).toBeGreaterThan(3))
   })
 
   it('hears what changes again after it was killed, and that something may have changed meanwhile', async () => {
