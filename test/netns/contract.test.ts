@@ -1,4 +1,4 @@
-// contract.test.ts - H10: what scripts and service managers see of flanneld: its lines, in its order, and its exit codes.
+// contract.test.ts - what scripts and service managers see of flanneld: its lines, in its order, and its exit codes.
 
 import { rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'

@@ -62,7 +62,7 @@ function pinging(): { answer(): Promise<void>; stop(): void } {
   }
 }
 
-describe('H3: again and again, traffic goes on after', () => {
+describe('again and again, traffic goes on after', () => {
   it.each([
     ['the device was deleted', 'ip link del flannel0'],
     ['the device was set down', 'ip link set flannel0 down'],
@@ -92,7 +92,7 @@ describe('H3: again and again, traffic goes on after', () => {
   })
 })
 
-describe('H3: a repair', () => {
+describe('a repair', () => {
   it('is logged once, and counted', async () => {
     const repairs = (): string[] => daemon.lines.flatMap((line) => line.split('Repaired: ')[1] ?? [])
     await a.output(['ip', 'route', 'del', '10.5.0.0/16'])
@@ -122,7 +122,7 @@ describe('H3: a repair', () => {
   })
 })
 
-describe('H4: the external interface', () => {
+describe('the external interface', () => {
   it('goes down and up again and again: each time traffic goes on, and nothing had to be mended', async () => {
     const descriptors = (): number => readdirSync(`/proc/${daemon.process.pid}/fd`).length
     const before = descriptors()

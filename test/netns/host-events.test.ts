@@ -33,7 +33,7 @@ const start = (
 ): Daemon => host.startDaemon({ args: ['--lease-dir', leases, ...args], iface, env })
 const count = ({ lines }: Daemon, pattern: RegExp): number => lines.filter((line) => pattern.test(line)).length
 
-describe('H5: a boot that is not done when the daemon starts', () => {
+describe('a boot that is not done when the daemon starts', () => {
   const WAITING = /^W.*; waiting up to 120 s for one$/
 
   it.each([
@@ -279,7 +279,7 @@ describe('the child that listens to the kernel', () => {
   })
 })
 
-describe('H3: the rules', () => {
+describe('rules that others touch', () => {
   it.each([
     [
       'iptables',
@@ -310,7 +310,7 @@ describe('H3: the rules', () => {
   })
 })
 
-describe('H7: subnet.env cannot be written', () => {
+describe('subnet.env that cannot be written', () => {
   const folder = (): string => join(host.subnetFile, '..')
   it.each([
     [
@@ -347,7 +347,7 @@ describe('H7: subnet.env cannot be written', () => {
   )
 })
 
-describe('H11: subnet.env', () => {
+describe('subnet.env', () => {
   it('is never read in part, 10,000 times while it is rewritten, as the CNI plugin and as a shell read it', async () => {
     const file = join(lab.folder, 'subnet.env')
     const writer = host.spawn([
@@ -395,7 +395,7 @@ describe('H11: subnet.env', () => {
   })
 })
 
-describe('H12: others write rules beside ours', () => {
+describe('rules that others write beside ours', () => {
   it('before, after and the same ones again: ours are put right once, theirs stay where they are', async () => {
     const calls = countCalls(lab, 'iptables-save')
     const daemon = start(undefined, ['--ip-masq', '--iptables-resync', '1'], calls.env)

@@ -1,0 +1,27 @@
+// prefix.test.ts - the prefix of the keys in etcd, as people write it: slashes too many count as one, as in Go's path.Join.
+
+import { afterAll, beforeAll, expect, it } from 'vitest'
+import { startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { createEtcdStore } from '../../src/lease/etcd-store.ts'
+
+let etcd: Etcd
+beforeAll(async () => {
+  etcd = await startEtcd()
+})
+afterAll(() => etcd.close())
+
+it.each(['/a/b', '/a/b/', '//a//b//'])('of keys below /a/b may be written %j', async (prefix) => {
+  const config = '{"Network":"10.5.0.0/16"}'
+  await etcd.ctl('put', '/a/b/config', config)
+  await etcd.ctl('put', '/a/b/subnets/10.5.1.0-24', '{"PublicIP":"192.0.2.1","PublicIPv6":null}')
+  const store = createEtcdStore({
+    ...{ endpoints: [etcd.endpoint], prefix, certFile: '', keyFile: '', caFile: '', username: '', password: '' },
+  })
+  try {
+    const signal = AbortSignal.timeout(60_000)
+    expect(await store.config(signal)).toBe(config)
+    expect((await store.list(signal)).entries.map(({ key }) => key)).toEqual(['10.5.1.0-24'])
+  } finally {
+    await store.close()
+  }
+})
