@@ -1,7 +1,7 @@
 // image.test.ts - `npm run image:test`: builds the container image without a Docker engine, and two containers exchange packets.
 //
 // Podman builds and runs, with a storage of its own. The base is made from Debian's packages, the node program is this
-// machine's; outside, deploy/Dockerfile names images for both. The containers run by the README's command, each on a
+// machine's; outside, deploy/Dockerfile names images for both. The containers run by the command of docs/operating.md, each on a
 // host of the lab. A good minute on two cores; given up after nine.
 
 import {
@@ -28,9 +28,9 @@ const IMAGE = 'localhost/weft'
 const NET_ADMIN = 1n << 12n
 const root = (path: string): string => join(packageRoot, path)
 
-/** The options of `docker run` in the README. */
+/** The options of `docker run` in docs/operating.md. */
 const runOptions = /^docker run ((?:.*\\\n)*.*) weft /m
-  .exec(readFileSync(root('README.md'), 'utf8'))![1]!
+  .exec(readFileSync(root('docs/operating.md'), 'utf8'))![1]!
   .split(/[\s\\]+/)
   .filter(Boolean)
 
@@ -192,7 +192,7 @@ describe('the image', () => {
     for (const name of ['node-gyp', 'node-addon-api']) expect(installed).not.toContain(`node_modules/${name}`)
   })
 
-  it('is as small as the README says', async () => {
+  it('is as small as docs/operating.md says', async () => {
     const { folder } = await tree()
     const bytes = async (what: string): Promise<number> => Number(await output(['sh', '-c', what, 'sh', folder]))
     const packed = await bytes('tar -C "$1" -c . | gzip | wc -c')
@@ -201,7 +201,7 @@ describe('the image', () => {
     const node = statSync(join(folder, 'usr/local/bin/node')).size
     const mb = (value: number): string => `${(value / 1e6).toFixed(0)} MB`
     process.stdout.write(`  ${mb(unpacked)}: Debian ${mb(base)}, Node.js ${mb(node)}; ${mb(packed)} compressed\n`)
-    const text = readFileSync(root('README.md'), 'utf8').replaceAll('\n', ' ')
+    const text = readFileSync(root('docs/operating.md'), 'utf8').replaceAll('\n', ' ')
     const stated = /(\d+) MB, of which Debian 12 is (\d+) and Node.js (\d+), and (\d+) MB compressed/.exec(text)!
     for (const [index, measured] of [unpacked, base, node, packed].entries())
       expect(Math.abs(Number(stated[index + 1]) - measured / 1e6) / (measured / 1e6), stated[0]).toBeLessThan(0.05)
@@ -233,7 +233,7 @@ interface Container {
   stop(): Promise<string>
 }
 
-/** Starts a container by the README's command on a host of the lab, with another place for /run/flannel. */
+/** Starts a container by the command of docs/operating.md on a host of the lab, with another place for /run/flannel. */
 async function startContainer(
   host: Host,
   name: string,
@@ -273,7 +273,7 @@ async function startContainer(
   }
 }
 
-describe("two containers by the README's command", () => {
+describe('two containers by the command of docs/operating.md', () => {
   const config = '{"Network":"10.5.0.0/16"}'
   let lab: Lab | undefined
   let etcd: Etcd | undefined

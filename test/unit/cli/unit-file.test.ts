@@ -1,4 +1,4 @@
-// unit-file.test.ts - deploy/weftd.service names flags that exist and grants what the README says.
+// unit-file.test.ts - deploy/weftd.service names flags that exist and grants what docs/operating.md says.
 
 import { spawnSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'

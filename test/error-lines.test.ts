@@ -1,0 +1,68 @@
+// error-lines.test.ts - docs/operating.md has every error and every warning that weft can print, and none that it cannot.
+
+import { readdirSync, readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { describe, expect, it } from 'vitest'
+import { packageRoot } from '../lab/lab.ts'
+
+const read = (path: string): string => readFileSync(join(packageRoot, path), 'utf8')
+
+const code = readdirSync(join(packageRoot, 'src'), { recursive: true, encoding: 'utf8' })
+  .filter((path) => path.endsWith('.ts'))
+  .map((path) => read(join('src', path)))
+  .join('\n')
+
+/** What is filled in in a template literal, with at most one pair of braces inside. */
+const HOLE = /\$\{(?:[^{}]|\{[^{}]*\})*\}/
+const LITERAL = new RegExp(
+  String.raw`\s*(?:'((?:\\.|[^'\\\n])*)'|"((?:\\.|[^"\\\n])*)"|${'`'}((?:\\.|${HOLE.source}|[^${'`'}\\])*)${'`'})`,
+)
+/** The string literals that stand after `begin`; of several that are put together the first. */
+const literalsAfter = (begin: RegExp): string[] =>
+  [...code.matchAll(new RegExp(begin.source + LITERAL.source, 'g'))].map(([, single, double, template]) =>
+    (single ?? double ?? template ?? '').replaceAll(/\\(.)/g, '$1'),
+  )
+
+/** The words between what is filled in. */
+const fixedParts = (text: string, hole: RegExp): string[] =>
+  text
+    .split(hole)
+    .map((part) => part.trim())
+    .filter((part) => /[a-z]{3}/.test(part))
+/** By so many words a part is known: what follows them may be shortened in the list. */
+const beginningOf = (part: string): string => part.split(' ').slice(0, 4).join(' ')
+
+const messages = [
+  /new WeftError\((?:\s*'[A-Z_]+',)?/,
+  /\bfail\(\s*'[A-Z_]+',/,
+  /\b(?:invalid|usage|prefixed)\(/,
+  /\.(?:warn|error)\(/,
+  /\bnotes\.push\(/,
+]
+  .flatMap(literalsAfter)
+  .filter((text) => fixedParts(text, HOLE).length > 0)
+
+const [, list = ''] = /^## What a line means$(.*)/ms.exec(read('docs/operating.md')) ?? []
+/** As logged: the first cell of each row, which is code. */
+const lines = [...list.matchAll(/^\| (`+) ?(.+?) ?\1 \|/gm)].map(([, , line = '']) => line)
+/** Without what divides a text in the code: quotes, the plus between two lines. */
+const plainCode = code.replaceAll(/\\(['"`])/g, '$1').replaceAll(/['"`] \+\s+['"`]/g, '')
+
+describe('the list of lines in docs/operating.md', () => {
+  it.each([...new Set(messages)])('has: %s', (message) => {
+    for (const part of fixedParts(message, HOLE).map(beginningOf))
+      expect(
+        lines.some((line) => line.includes(part)),
+        `no line has: ${part}`,
+      ).toBe(true)
+  })
+
+  it.each(lines)('has nothing that is not in the code: %s', (line) => {
+    for (const part of fixedParts(line, /<[^<>]+>|\.\.\./)) expect(plainCode.includes(part), part).toBe(true)
+  })
+
+  it('has each line once', () => {
+    expect(lines.filter((line, at) => lines.indexOf(line) !== at)).toEqual([])
+    expect(Math.min(lines.length, messages.length)).toBeGreaterThan(100)
+  })
+})
