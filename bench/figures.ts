@@ -5,8 +5,8 @@
 
 import { median } from '../lab/measure.ts'
 import { chart } from './chart.ts'
-import { describeRun, markdown, number, pathTable, ratioTable, wideTable } from './report.ts'
-import { findSeries, type Part, type Result } from './result.ts'
+import { describeRun, markdown, number, pathTable, ratioTable, times, wideTable } from './report.ts'
+import { findSeries, ratio, type Part, type Result } from './result.ts'
 
 /** `case metric` of what a reader wants first, in their order. */
 const HEADLINES = [
@@ -25,8 +25,47 @@ const HEADLINES = [
   'ping-loaded p50',
 ]
 
+/** The README's figures: of which part and metric, what it is, and what it tells. */
+const FOUR = [
+  {
+    of: ['containers', 'tcp', 'throughput'],
+    what: 'One TCP stream between containers on two hosts',
+    tells: 'Nothing below cuts or copies for kernel vxlan here, and a process in between must.',
+  },
+  {
+    of: ['wire', 'tcp', 'throughput'],
+    what: 'One TCP stream over a link that carries no superpackets',
+    tells: 'As on a network card that knows no tunnels: both cut, and little is left between them.',
+  },
+  {
+    of: ['containers', 'udp64', 'rate'],
+    what: 'UDP of 64 bytes with at most 1% lost, between containers',
+    tells: 'One message to the kernel carries many packets, so that many cost what one costs.',
+  },
+  {
+    of: ['containers', 'ping-loaded', 'p50'],
+    what: 'A ping beside a TCP stream, between containers',
+    tells: 'It queues behind the stream, and a process on either host must have its turn.',
+  },
+] as const
+
 const linksOf = ({ parts }: Result): readonly Part[] =>
   parts.filter(({ name, link }) => link !== undefined && name === link)
+
+/** A sentence with its figures for each of the four. */
+function fourFigures({ parts }: Result): string | undefined {
+  const items = FOUR.map(({ of: [name, of, metric], what, tells }) => {
+    const part = parts.find((each) => each.name === name)
+    const series = part && findSeries(part, of, metric)
+    const value = series?.values['native']
+    if (!series || !value || value.length === 0) return undefined
+    const beside = (reference: string): string => times(ratio(value, series.values[reference]))
+    const better = series.better === 'less' ? ' (less is better)' : ''
+    const plain = `${number(median(value))} ${series.unit}`
+    return `- **${what}: ${plain}**, ${beside('vxlan')} kernel vxlan, ${beside('naive')} one packet a system call${better}. ${tells}`
+  })
+  return items.includes(undefined) ? undefined : items.join('\n')
+}
 
 /** A row for each function and size: nanoseconds, bytes a cycle. */
 function microTable(part: Part): string {
@@ -49,6 +88,7 @@ export function figureBlocks(result: Result): Readonly<Record<string, string>> {
   const methods = Object.assign({}, ...linksOf(result).map(({ method }) => method)) as Record<string, string>
   const blocks: Record<string, string | undefined> = {
     run: describeRun(result),
+    four: fourFigures(result),
     headlines: ratioTable(
       [...linksOf(result), ...result.parts.filter(({ name }) => name === 'containers')],
       'native',

@@ -5,7 +5,7 @@ import { findSeries, ratio, ratios, spread, verdict, type Part, type Result, typ
 
 export const number = (value: number): string =>
   Number.isNaN(value) ? '-' : value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)
-const times = (value: number | undefined): string => (value === undefined ? '-' : `${number(value)} x`)
+export const times = (value: number | undefined): string => (value === undefined ? '-' : `${number(value)} x`)
 function percent(values: readonly number[]): string {
   const share = Math.round(spread(values) * 100)
   return Number.isFinite(share) ? `+-${share}%` : '-'

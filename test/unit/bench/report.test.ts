@@ -155,6 +155,14 @@ describe('figures', () => {
     expect(resultChart(suite)).toBe(readFileSync(join(packageRoot, 'bench/results/chart.svg'), 'utf8'))
   })
 
+  it('of the README are four, or none where one was not measured', () => {
+    const four = figureBlocks(suite)['four']!
+    expect(four.split('\n')).toHaveLength(4)
+    expect(four).toMatch(/\*\*One TCP stream .* Gbit\/s\*\*, \d+\.\d+ x kernel vxlan, \d+\.\d+ x one packet/)
+    expect(four).not.toMatch(/NaN|undefined/)
+    expect(figureBlocks(result(10))['four']).toBe('Not measured in this run.')
+  })
+
   it('of an unknown name are a mistake', () => {
     expect(() => fillFigures('<!-- figures: nothing -->\n<!-- end -->', {})).toThrow(/nothing: there is no such block/)
   })
