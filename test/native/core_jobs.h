@@ -6,9 +6,9 @@
 //
 //   S virtio packet    cut a superpacket; answers the number of packets (uint32, or kRefused) and the packets
 //   F virtio packet    complete a checksum; answers as S, with one packet
-//   C count packets    join packets of one batch; answers the number of writes, and for each its virtio header and
-//   packet I packet           the ICMP error for a packet; answers as S, with one packet P packet           a peer
-//   table of these records and a look-up of each record's subnet; answers the number found
+//   C count packets    join packets of one batch; answers the number of writes, each with its virtio header
+//   I packet           the ICMP error for a packet; answers as S, with one packet
+//   P packet           a peer table of these records, a look-up of each one's subnet; answers the number found
 #pragma once
 
 #include <string>

@@ -1,0 +1,38 @@
+// reservation.test.ts - a lease file becomes a reservation as docs/operating.md says, also while its node holds the lease.
+
+import { chmodSync, mkdtempSync, rmSync, statSync, utimesSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { expect, it } from 'vitest'
+import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { createDirectoryStore } from '../../src/lease/directory-store.ts'
+import { acquireLease, renewLease } from '../../src/lease/leases.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
+
+const DAY_MS = 24 * 3_600_000
+
+it('chmod a-w FILE && touch FILE: the next renewal keeps the file, its mode and the lease without an end', async () => {
+  const directory = mkdtempSync(join(tmpdir(), 'weft-reservation-'))
+  writeFileSync(join(directory, 'config'), '{"Network":"10.5.0.0/16"}')
+  const store = createDirectoryStore({ directory })
+  try {
+    const quiet = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+    const options = { ttlMs: DAY_MS, random: () => 0, log: quiet, signal: AbortSignal.timeout(60_000) }
+    const attrs = { publicIp: parseIpv4('192.0.2.1')!, backendType: '' }
+    const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+    const lease = await acquireLease(store, config, attrs, options)
+    const renewed = await renewLease(store, lease, options)
+    expect(renewed.expiresAt).toBeGreaterThan(Date.now())
+
+    const file = join(directory, 'subnets', lease.key)
+    chmodSync(file, statSync(file).mode & 0o7555)
+    utimesSync(file, new Date(), new Date()) // touch
+
+    expect(await renewLease(store, renewed, options)).toMatchObject({ key: lease.key, expiresAt: undefined })
+    expect(statSync(file).mode & 0o222).toBe(0)
+    expect((await store.list(options.signal)).entries).toMatchObject([{ key: lease.key, isReservation: true }])
+  } finally {
+    await store.close()
+    rmSync(directory, { recursive: true })
+  }
+})
