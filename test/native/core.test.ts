@@ -23,7 +23,8 @@ beforeAll(() => {
 })
 afterAll(() => rmSync(folder, { recursive: true, force: true }))
 
-describe('the native core', () => {
+// Compiling is most of it: at once, on as many cores as there are.
+describe.concurrent('the native core', () => {
   it.each([
     ['address and undefined behaviour', ['-fsanitize=address,undefined', '-fno-sanitize-recover=all']],
     ['threads', ['-fsanitize=thread']],
