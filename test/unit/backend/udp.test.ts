@@ -90,7 +90,7 @@ const backend = (config = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1') =>
       publicIp: ip(address),
       named: { address: false, publicIp: false },
     },
-    ...{ startEngine, run, workers: 2, without: ['udp-gso'] },
+    ...{ startEngine, run },
     log: { info: say, warn: say, error: say, v: () => false },
   })
 const { signal } = new AbortController()
@@ -141,7 +141,6 @@ describe('open', () => {
     expect(network.mtu).toBe(1472)
     expect(host.engine.config).toEqual({
       ...{ tunName: 'flannel%d', bindAddress: '192.0.2.1', port: 7890, mtu: 1472, tunAddress: ip('10.5.72.0') },
-      ...{ workers: 2, without: ['udp-gso'] },
     })
     expect(host.commands).toEqual([
       'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',
