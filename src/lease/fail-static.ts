@@ -1,9 +1,9 @@
-// fail-static.ts - which leases a node believes: those that the source has as far as they can be read, and those that went
-// with most of the others at once.
+// fail-static.ts - which leases a node believes of what its source reports.
 //
-// When most peers vanish at once it is more often the store that lost them (restored, wiped, another cluster behind the
-// same name) than the hosts. More than half of the known leases, and more than two, that go within the hold time are kept
-// until a listing at least that much later lacks them still. Fewer go at once. Pure.
+// One that cannot be read leaves its key as it was. When most peers vanish at once it is more often the store that lost
+// them (restored, wiped, another cluster behind the same name) than the hosts. More than half of the known leases, and more
+// than two, that go within the hold time are kept until a listing at least that much later lacks them still. Fewer go at
+// once. Pure.
 
 import type { Log } from '../log.ts'
 import { leasesEqual, type Lease } from './lease.ts'

@@ -1,4 +1,4 @@
-// node.ts - a node in the network: what it is made of, what its loops share, and how it is at one moment.
+// node.ts - a node in the network: what its loops share.
 
 import type { Backend, DataPath } from '../backend/backend.ts'
 import type { NetworkConfig } from '../config/network-config.ts'

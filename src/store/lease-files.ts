@@ -4,7 +4,7 @@
 //   DIR/subnets/10.5.1.0-24 a lease: the same key and the same bytes as in etcd
 //   DIR/tmp                 files being written; the clock probe
 //   DIR/weft/192.0.2.1      which host uses this public IP; see `claim`
-//   DIR/lock                held while anything is changed
+//   DIR/lock                locked while anything is changed
 //
 // A reader never sees half a file, since a lease appears by link(2) or rename(2); on a full disk a renewal writes
 // the same bytes again in place. Changes are made under an exclusive lock of the kernel (open file description lock; over
@@ -30,8 +30,6 @@ export interface LeaseFile extends StoreEntry {
 }
 
 export interface LeaseFiles {
-  /** The directory's full path. */
-  readonly top: string
   /** Runs file operations once the directories are there; what fails becomes a WeftError, STORE or STORE_UNAVAILABLE. */
   doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T>
   /** The same while holding the directory's lock. */
@@ -202,7 +200,6 @@ export function createLeaseFiles(directory: string): LeaseFiles {
   }
 
   return {
-    top,
     doing,
     changing: (signal, what) => doing(signal, () => locked(top, what)),
     now,
