@@ -4,7 +4,7 @@
 // else that is thrown is a defect of ours and is shown with its stack.
 
 /**
- * Who acts on each code: the operator on all but the three at the end, which the daemon handles itself.
+ * Who acts on each code: the operator on all but the four at the end, which the daemon handles itself.
  */
 export type ErrorCode =
   | 'USAGE' // a flag, a variable or an argument is wrong
@@ -21,6 +21,7 @@ export type ErrorCode =
   | 'FAULT' // the data path died
   | 'CONFIG_MISSING' // no network configuration yet: asked again
   | 'STORE_UNAVAILABLE' // the store cannot be reached now: tried again
+  | 'GAP' // what changed cannot be told from there on: all is listed again
   | 'LEASE_LOST' // the lease is no longer ours: acquired again
 
 export class WeftError extends Error {

@@ -11,10 +11,11 @@ export interface Backend {
   /** What this node publishes in its lease, by the host as it is now; called again before the data path is opened again. */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /** Brings the data path up for this node's lease. */
-  open(lease: OwnLease, signal: AbortSignal): Promise<Network>
+  open(lease: OwnLease, signal: AbortSignal): Promise<DataPath>
 }
 
-export interface Network {
+/** A data path that is open. */
+export interface DataPath {
   /** What containers may send, in bytes; written to subnet.env. */
   readonly mtu: number
   /** Resolves with the reason if the data path dies; stays pending otherwise. */

@@ -1,4 +1,4 @@
-// docker-opts.ts - `weft docker-opts`: flannel's mk-docker-opts.sh with its flags, from subnet.env to Docker's options.
+// docker-opts.ts - `weft docker-opts`: flannel's mk-docker-opts.sh with its flags, from subnet.env to Docker's options, byte for byte.
 
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
@@ -6,7 +6,6 @@ import { parseArgs, parseEnv } from 'node:util'
 import { messageOf, WeftError } from '../errors.ts'
 import { run, type Run } from '../host/command.ts'
 import { formatIpv4Net, parseIpv4Net } from '../net/ipv4.ts'
-import { formatDockerOpts } from '../status/docker-opts.ts'
 
 export const DOCKER_OPTS_HELP = `Usage: weft docker-opts [-f FILE] [-d FILE] [-i] [-c] [-m] [-k KEY]
 
@@ -89,4 +88,36 @@ async function readIfThere(path: string): Promise<string> {
       cause: error,
     })
   }
+}
+
+interface DockerOptsWish {
+  /** One variable for each option. */
+  readonly individual: boolean
+  /** All options in one variable. */
+  readonly combined: boolean
+  /** The name of that variable. */
+  readonly key: string
+  /** Whether `--ip-masq` is among them. */
+  readonly ipMasq: boolean
+}
+
+/**
+ * The file's text for the variables of subnet.env; one that is missing gives no option. Docker masquerades exactly when
+ * flannel does not. Throws WeftError USAGE for a FLANNEL_IPMASQ that is neither true nor false.
+ */
+function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wish: DockerOptsWish): string {
+  const options: [name: string, option: string][] = []
+  const { FLANNEL_SUBNET: subnet, FLANNEL_IPMASQ: masq, FLANNEL_MTU: mtu } = env
+  if (subnet) options.push(['BIP', `--bip=${subnet}`])
+  if (wish.ipMasq && masq) {
+    if (masq !== 'true' && masq !== 'false') {
+      throw new WeftError('USAGE', `Invalid value of FLANNEL_IPMASQ: ${masq}`, { remedy: 'it is true or false' })
+    }
+    options.push(['IPMASQ', `--ip-masq=${masq === 'false'}`])
+  }
+  if (mtu) options.push(['MTU', `--mtu=${mtu}`])
+  const lines: string[] = []
+  if (wish.individual) for (const [name, option] of options) lines.push(`DOCKER_OPT_${name}="${option}"`)
+  if (wish.combined) lines.push(`${wish.key}="${options.map(([, option]) => ` ${option}`).join('')}"`)
+  return lines.map((line) => `${line}\n`).join('')
 }

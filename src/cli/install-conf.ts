@@ -2,7 +2,7 @@
 
 import { readFile, stat } from 'node:fs/promises'
 import { messageOf, WeftError } from '../errors.ts'
-import { replaceFile } from '../status/replace-file.ts'
+import { replaceFile } from '../host/replace-file.ts'
 
 export const INSTALL_CONF_HELP = `Usage: weft install-conf SRC DEST
 

@@ -1,7 +1,7 @@
 // weft.ts - the operator's tool. It grows a subcommand with each thing that an operator asks.
 
+import { CLEANUP_HELP, cleanup } from '../cleanup/cleanup.ts'
 import { describeError, isWeftError } from '../errors.ts'
-import { CLEANUP_HELP, cleanup } from './cleanup.ts'
 import { DOCKER_OPTS_HELP, dockerOpts } from './docker-opts.ts'
 import { INSTALL_CONF_HELP, installConf } from './install-conf.ts'
 import { version } from './version.ts'

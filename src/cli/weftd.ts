@@ -1,8 +1,16 @@
 // weftd.ts - from the command line to the daemon, and from its end to an exit code.
 
-import { describeError, isWeftError, WeftError } from '../errors.ts'
-import { applyEnvironment, describeFlags, HelpWanted, parseFlags } from './go-flags.ts'
-import { ENGINES, FLAGS, FLANNEL_FLAGS, NOT_YET, WEFT_FLAGS, type DaemonOptions } from './options.ts'
+import { describeError, isWeftError } from '../errors.ts'
+import { applyEnvironment, describeFlags, HelpWanted, parseFlags } from '../go-flags.ts'
+import {
+  checkFeatures,
+  checkOptions,
+  FLAGS,
+  FLANNEL_FLAGS,
+  refuseNotYet,
+  WEFT_FLAGS,
+  type DaemonOptions,
+} from '../options.ts'
 import { version } from './version.ts'
 
 const EXIT_FAILED = 1
@@ -13,36 +21,6 @@ const STOP_MS = 5_000
 
 export function usage(program: string): string {
   return `Usage: ${program} [OPTION]...\n${describeFlags(FLANNEL_FLAGS)}\nweft's own:\n${describeFlags(WEFT_FLAGS)}\n`
-}
-
-/** Refuses flags of flanneld that weft does not have yet: ignoring them would hide what is missing. */
-function refuseNotYet(options: DaemonOptions): void {
-  for (const name of NOT_YET) {
-    if (options[name]) {
-      throw new WeftError('USAGE', `weft does not have flanneld's -${name} yet`, { remedy: 'leave it out' })
-    }
-  }
-}
-
-/** Checks what the flags' types do not say. Throws WeftError USAGE. */
-export function checkOptions(options: DaemonOptions): void {
-  const margin = options['subnet-lease-renew-margin']
-  if (margin < 1 || margin > 1439) {
-    throw new WeftError('USAGE', 'Invalid subnet-lease-renew-margin option, out of acceptable range', {
-      remedy: 'give it 1 to 1439 minutes',
-    })
-  }
-  if (options['iface-wait'] < 0) {
-    throw new WeftError('USAGE', `--iface-wait is ${options['iface-wait']}`, {
-      remedy: 'give it seconds, 0 for no wait',
-    })
-  }
-  if (!(ENGINES as readonly string[]).includes(options.engine)) {
-    throw new WeftError('USAGE', `unknown engine: ${options.engine}`, { remedy: `choose one of ${ENGINES.join(', ')}` })
-  }
-  if (options.workers < 1 || options.workers > 16) {
-    throw new WeftError('USAGE', `--workers is ${options.workers}`, { remedy: 'give it 1 to 16' })
-  }
 }
 
 /** Runs weftd and returns its exit code. */
@@ -57,14 +35,15 @@ export async function main(program: string, args: readonly string[], environment
     }
     options = applyEnvironment(FLAGS, parsed, 'FLANNELD', environment, (message) => badVariables.push(message))
     refuseNotYet(options)
+    if (options.without.length > 0) checkFeatures(options, (await import('../host/addon.ts')).addon.featureNames)
   } catch (error) {
     if (error instanceof HelpWanted) {
       process.stderr.write(usage(program))
       return 0
     }
-    if (!isWeftError(error, 'USAGE')) throw error
+    if (!isWeftError(error)) throw error
     process.stderr.write(`${program}: ${describeError(error)}\n`)
-    return EXIT_USAGE
+    return error.code === 'USAGE' ? EXIT_USAGE : EXIT_FAILED
   }
 
   const { createLog } = await import('../log.ts')

@@ -13,9 +13,6 @@ export interface EngineConfig {
   readonly mtu: number
   /** The TUN's own address, source of ICMP errors, in host order. */
   readonly tunAddress: number
-  readonly workers: number
-  /** Kernel features not to use (native/engine_features.h). */
-  readonly without: readonly string[]
 }
 
 export interface Engine {

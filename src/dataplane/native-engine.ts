@@ -1,6 +1,5 @@
 // native-engine.ts - the data path in C++ threads (native/): starting it, reading its counters, stopping it.
 
-import { WeftError } from '../errors.ts'
 import { addon } from '../host/addon.ts'
 import type { Engine, EngineConfig } from './engine.ts'
 import { engineStartError } from './start-error.ts'
@@ -8,24 +7,26 @@ import { engineStartError } from './start-error.ts'
 /** Asked for in native/udp.h. */
 const WANTED_RECEIVE_BUFFER_BYTES = 16 * 1024 * 1024
 
-/**
- * Starts the native engine. `naive` makes it move one packet for each system call in one thread, as flanneld does.
- * Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE).
- */
-export function startNativeEngine(config: EngineConfig, { naive = false } = {}): Engine {
+export interface NativeOptions {
+  /** One packet for each system call in one thread, as flanneld does. */
+  readonly naive?: boolean
+  readonly workers?: number
+  /** Kernel features not to use, of `addon.featureNames`. */
+  readonly without?: readonly string[]
+}
+
+/** Starts the native engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
+export function startNativeEngine(
+  config: EngineConfig,
+  { naive = false, workers = 1, without = [] }: NativeOptions = {},
+): Engine {
   let reportFault: (error: Error) => void = () => {}
   const fault = new Promise<Error>((resolve) => {
     reportFault = resolve
   })
-  const unknown = config.without.find((name) => !addon.featureNames.includes(name))
-  if (unknown !== undefined) {
-    throw new WeftError('USAGE', `--without ${unknown}: there is no such feature`, {
-      remedy: `choose of ${addon.featureNames.join(', ')}`,
-    })
-  }
   let native
   try {
-    native = addon.startEngine({ ...config, naive }, (error) => reportFault(error))
+    native = addon.startEngine({ ...config, naive, workers, without }, (error) => reportFault(error))
   } catch (error) {
     throw engineStartError(error, config)
   }
@@ -36,7 +37,7 @@ export function startNativeEngine(config: EngineConfig, { naive = false } = {}):
         `bursts may be lost; raise net.core.rmem_max`,
     )
   }
-  const refused = addon.featureNames.filter((name) => !config.without.includes(name) && !native.offloads.includes(name))
+  const refused = addon.featureNames.filter((name) => !without.includes(name) && !native.offloads.includes(name))
   if (!naive && refused.length > 0)
     notes.push(`the kernel does not offer ${refused.join(', ')}: slower, not less correct`)
 

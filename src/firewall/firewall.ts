@@ -5,24 +5,28 @@
 
 import { access } from 'node:fs/promises'
 import { describeError, isWeftError, prefixed } from '../errors.ts'
+import {
+  findFlannelRules,
+  FLANNEL_CHAINS,
+  readTables,
+  removalInput,
+  type IptablesChain,
+} from '../cleanup/flannel-rules.ts'
+import { findIptablesRemains } from '../cleanup/rule-remains.ts'
 import { notInstalled, type Run } from '../host/command.ts'
+import { isIptables162, WAIT } from '../host/iptables.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
-import { findLeftovers, readTables, removalInput } from './leftovers.ts'
-import { findIptablesRemains } from './remains.ts'
+import { createBlackhole } from './blackhole.ts'
 import {
-  FLANNEL_CHAINS,
   iptablesRules,
   isAnothers,
-  isIptables162,
   nftInput,
   nftRemoval,
   oursIn,
   restoreInput,
   splitNftTable,
-  WAIT,
   type FirewallWish,
-  type IptablesChain,
 } from './rules.ts'
 
 /** With the module br_netfilter the kernel shows packets between two ports of a bridge to iptables. */
@@ -50,6 +54,31 @@ export interface FirewallOptions extends Pick<FirewallWish, 'network' | 'masq' |
   readonly log: Log
 }
 
+/**
+ * The firewall by the tool that the network configuration names. There is work for it also when nothing is wanted: an earlier
+ * run may have left some rules.
+ */
+export function createFirewall(
+  tool: 'iptables' | 'nftables',
+  options: FirewallOptions & { readonly blackhole: boolean },
+): Firewall {
+  const rules = tool === 'nftables' ? createNftables(options) : createIptables(options)
+  return options.blackhole ? withBlackhole(rules, options) : rules
+}
+
+/** The rules, and the route beside them: what cannot be had of it at the start is only said. */
+function withBlackhole(rules: Firewall, { network, run, log }: FirewallOptions): Firewall {
+  const blackhole = createBlackhole(run, network)
+  const ensureRoute = (subnet: Ipv4Net) => prefixed('Failed to setup blackhole route, ', blackhole.ensure(subnet))
+  return {
+    async raise(subnet) {
+      await rules.raise(subnet)
+      await ensureRoute(subnet).catch((error: unknown) => log.error(describeError(error)))
+    },
+    ensure: async (subnet) => (await Promise.all([rules.ensure(subnet), ensureRoute(subnet)])).flat(),
+  }
+}
+
 export function createIptables({ run, log, plainPorts, previous, ...wish }: FirewallOptions): Firewall {
   const ours = networksOf(wish.network, previous.network)
   const shown = new Map<string, string>()
@@ -61,7 +90,7 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
     const rules = iptablesRules(chain, { ...wish, subnet, randomFully: isModern === true && !plainPorts })
     const restore = (input: string) => run('iptables-restore', ['--noflush', ...(isModern ? WAIT : [])], { input })
     if (!rules) {
-      const input = isTidy ? '' : removalInput(new Map([[chain.table, findLeftovers(chain.table, lines, ours)]]))
+      const input = isTidy ? '' : removalInput(new Map([[chain.table, findFlannelRules(chain.table, lines, ours)]]))
       if (input !== '') await restore(input)
       return false
     }
@@ -71,7 +100,7 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
     const own = (all: readonly string[]): readonly string[] => all.filter((line) => !isAnothers(line, ours))
     if (known === wanted + own(there).join('\n')) return false
     const others = there.filter((line) => isAnothers(line, ours)).map((line) => line.slice(`-A ${chain.chain} `.length))
-    const { removal } = findLeftovers(chain.table, lines, ours, chain)
+    const { removal } = findFlannelRules(chain.table, lines, ours, chain)
     await restore(restoreInput(chain, [...rules, ...others], there, removal))
     const now = own(oursIn(readTables(await run('iptables-save', ['-t', chain.table])).get(chain.table) ?? [], chain))
     shown.set(chain.chain, wanted + (now.length === rules.length + 1 ? now.join('\n') : UNDONE))
@@ -224,7 +253,7 @@ async function removeIptablesRules(run: Run, networks: ReadonlySet<string>, log:
     const { remains, unseen } = await findIptablesRemains(run, networks, false)
     for (const each of remains) {
       await each.remove()
-      for (const reason of each.held) log.warn(`There stays ${reason}`)
+      for (const reason of each.stays) log.warn(`There stays ${reason}`)
     }
     for (const where of unseen) log.warn(`Rules that an iptables mode left may stay: ${where}`)
   } catch (error) {

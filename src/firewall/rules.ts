@@ -2,6 +2,7 @@
 //
 // Pure. The rules are flannel's (pkg/trafficmngr/iptables/iptables.go and nftables/nftables.go), chain by chain.
 
+import { FLANNEL_CHAINS, FORWARD, MASQ, NFT_TABLES, type IptablesChain } from '../cleanup/flannel-rules.ts'
 import { formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
 
 export interface FirewallWish {
@@ -14,26 +15,7 @@ export interface FirewallWish {
   readonly randomFully: boolean
 }
 
-/** A chain of flannel's in iptables, and the built-in chain that jumps to it (`jump` without its `-A CHAIN`). */
-export interface IptablesChain {
-  readonly table: 'nat' | 'filter'
-  readonly chain: string
-  readonly from: string
-  readonly jump: string
-}
-
-const MASQ = '-m comment --comment "flanneld masq"'
-const FORWARD = '-m comment --comment "flanneld forward"'
-
-const POSTRTG: IptablesChain = {
-  table: 'nat',
-  chain: 'FLANNEL-POSTRTG',
-  from: 'POSTROUTING',
-  jump: `${MASQ} -j FLANNEL-POSTRTG`,
-}
-const FWD: IptablesChain = { table: 'filter', chain: 'FLANNEL-FWD', from: 'FORWARD', jump: `${FORWARD} -j FLANNEL-FWD` }
-/** All there are, in the order in which flanneld makes them. */
-export const FLANNEL_CHAINS = [POSTRTG, FWD] as const
+const [, FWD] = FLANNEL_CHAINS
 
 /** The rules of one of our chains; undefined when it is not wanted. */
 export function iptablesRules(
@@ -98,11 +80,6 @@ export function restoreInput(
     'COMMIT',
   ])
 }
-
-export const NFT_TABLES = [
-  { family: 'ip', name: 'flannel-ipv4' },
-  { family: 'ip6', name: 'flannel-ipv6' },
-] as const
 
 /** Input of `nft -f -` that removes our tables; naming a table first makes it no error that there is none. */
 export function nftRemoval(): string {
@@ -178,15 +155,6 @@ export function nftInput(
     '  comment "rules for flannel-ipv6"',
     '}',
   ])
-}
-
-/** iptables-restore waits so many seconds for its lock, less than a command may take. */
-export const WAIT = ['--wait', '5'] as const
-
-/** Whether this iptables knows --random-fully and iptables-restore --wait: 1.6.2 or later. `text` is what --version prints. */
-export function isIptables162(text: string): boolean {
-  const [major = 0, minor = 0, patch = 0] = (/v(\d+)\.(\d+)\.(\d+)/.exec(text) ?? []).slice(1).map(Number)
-  return major !== 1 ? major > 1 : minor !== 6 ? minor > 6 : patch >= 2
 }
 
 const lines = (all: readonly string[]): string => all.map((line) => `${line}\n`).join('')

@@ -3,8 +3,6 @@
 // The key and the value are flannel's, byte for byte, so that weft and flanneld can share a store
 // (upstream pkg/subnet/subnet.go and pkg/subnet/etcd/registry.go).
 
-import { jsonKind, readGoJsonObject } from '../config/go-json.ts'
-import { messageOf } from '../errors.ts'
 import { formatIpv4, formatIpv4Net, ipv4Net, parseIpv4, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import { formatIpv6, formatIpv6Net, ipv6Net, parseIpv6, type Ipv6, type Ipv6Net } from '../net/ipv6.ts'
 
@@ -20,7 +18,7 @@ export interface LeaseAttrs {
 }
 
 export interface Lease {
-  /** The last component of the key: `10.5.1.0-24` or `10.5.1.0-24&fc00::-64`. The lease's identity. */
+  /** The lease's identity; in a store the last component of its key: `10.5.1.0-24` or `10.5.1.0-24&fc00::-64`. */
   readonly key: string
   readonly subnet: Ipv4Net
   readonly subnet6?: Ipv6Net
@@ -29,14 +27,11 @@ export interface Lease {
 
 /** A lease of our own: what renewing needs besides. */
 export interface OwnLease extends Lease {
-  /** When the store drops it, in ms since the epoch; undefined for a reservation, which never ends. */
+  /** When it ends, in ms since the epoch; undefined when never, as a reservation. */
   readonly expiresAt: number | undefined
-  /** The store's revision of the key when we last wrote or read it: a renewal is conditional on it. */
+  /** Of the store when we last wrote or read it: a renewal is conditional on it. */
   readonly revision: bigint
 }
-
-/** Of a value that is read at all; the largest that backends write has some hundred. */
-const LONGEST_VALUE = 65_536
 
 export function leaseKey(subnet: Ipv4Net, subnet6?: Ipv6Net): string {
   const key = `${formatIpv4(subnet.address)}-${subnet.prefixLength}`
@@ -68,42 +63,6 @@ export function encodeLeaseValue(attrs: LeaseAttrs): string {
   })
   // Go's json.Marshal writes these five as escapes, wherever they stand in a string.
   return text.replaceAll(/[<>&\u2028\u2029]/g, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, '0')}`)
-}
-
-/** The lease that a key and a value make. Throws an Error that says why they make none. */
-export function decodeLease(key: string, value: string): Lease {
-  if (value.length > LONGEST_VALUE) throw new Error(`the value has ${value.length} characters`)
-  const subnets = parseLeaseKey(key)
-  if (!subnets) throw new Error('the key names no subnet; it should look like 10.5.1.0-24')
-  let members
-  try {
-    members = readGoJsonObject(value)
-  } catch (error) {
-    throw new Error(`the value is not a JSON object: ${messageOf(error)}`, { cause: error })
-  }
-  // A missing PublicIP is 0.0.0.0 to upstream; null is an error there.
-  const publicIp = members.has('publicip') ? readAddress(members.get('publicip'), parseIpv4) : 0
-  if (publicIp === undefined) throw new Error(`PublicIP is ${JSON.stringify(members.get('publicip'))}`)
-  const v6 = members.get('publicipv6') ?? undefined
-  const publicIpv6 = v6 === undefined ? undefined : readAddress(v6, parseIpv6)
-  if (v6 !== undefined && publicIpv6 === undefined) throw new Error(`PublicIPv6 is ${JSON.stringify(v6)}`)
-  const backendType = members.get('backendtype') ?? ''
-  if (typeof backendType !== 'string') throw new Error(`BackendType is ${jsonKind(backendType)}`)
-  return {
-    key,
-    ...subnets,
-    attrs: {
-      publicIp,
-      ...(publicIpv6 === undefined ? {} : { publicIpv6 }),
-      backendType,
-      ...(members.has('backenddata') ? { backendData: members.get('backenddata') } : {}),
-      ...(members.has('backendv6data') ? { backendV6Data: members.get('backendv6data') } : {}),
-    },
-  }
-}
-
-function readAddress<T>(value: unknown, parse: (text: string) => T | undefined): T | undefined {
-  return typeof value === 'string' ? parse(value) : undefined
 }
 
 /** Whether two leases say the same: key and every published value. */

@@ -62,7 +62,3 @@ export function ipv4NetContains(net: Ipv4Net, address: Ipv4): boolean {
 export function ipv4NetsOverlap(a: Ipv4Net, b: Ipv4Net): boolean {
   return a.prefixLength <= b.prefixLength ? ipv4NetContains(a, b.address) : ipv4NetContains(b, a.address)
 }
-
-export function ipv4NetsEqual(a: Ipv4Net, b: Ipv4Net): boolean {
-  return a.address === b.address && a.prefixLength === b.prefixLength
-}

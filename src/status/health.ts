@@ -2,19 +2,16 @@
 
 import { createServer } from 'node:http'
 import { messageOf, WeftError } from '../errors.ts'
+import { detailsOf, troubleOf, type Snapshot } from './snapshot.ts'
 
 export interface Health {
-  /** Whether subnet.env was written once; it never goes back, as flanneld's. */
-  ready: boolean
-  /** Why the node does not do its work at this moment, in a few words; undefined when it does. */
-  trouble(): string | undefined
-  /** One line about the node, for a person. */
-  state(): string
+  /** How the node is; undefined while there is none. */
+  snapshot(): Snapshot | undefined
 }
 
 /** The health of a daemon that has only just started. */
 export function createHealth(): Health {
-  return { ready: false, trouble: () => 'starting', state: () => 'no lease yet' }
+  return { snapshot: () => undefined }
 }
 
 export interface Answer {
@@ -24,16 +21,18 @@ export interface Answer {
 
 /** What is answered for a path; the first two word for word as flanneld's main.go. Any method will do, as there. */
 export function answerProbe(path: string, health: Health): Answer {
+  const node = health.snapshot()
   switch (path) {
     case '/healthz':
       return { status: 200, body: 'flanneld is running' }
     case '/readyz':
-      return health.ready
+      return node?.isReady
         ? { status: 200, body: 'flanneld is ready' }
         : { status: 503, body: 'flanneld is not ready yet' }
     case '/livez': {
-      const trouble = health.trouble()
-      return { status: trouble === undefined ? 200 : 503, body: `${trouble ?? 'weftd is alive'}\n${health.state()}\n` }
+      const trouble = node ? troubleOf(node) : 'starting'
+      const details = node ? detailsOf(node) : 'no lease yet'
+      return { status: trouble === undefined ? 200 : 503, body: `${trouble ?? 'weftd is alive'}\n${details}\n` }
     }
     default:
       return { status: 404, body: '404 page not found\n' }

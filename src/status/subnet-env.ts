@@ -8,7 +8,7 @@ import { parseEnv } from 'node:util'
 import { messageOf, WeftError } from '../errors.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
-import { replaceFile } from './replace-file.ts'
+import { replaceFile } from '../host/replace-file.ts'
 
 export interface SubnetEnv {
   readonly network: Ipv4Net
@@ -49,7 +49,7 @@ export async function holdsSubnetEnv(path: string, env: SubnetEnv): Promise<bool
 }
 
 /** The networks in a value such as `10.244.1.0/24,10.244.2.0/24`; what is none is left out and named to `onBad`. */
-export function parseNetList(value: string, onBad: (text: string) => void): Ipv4Net[] {
+function parseNetList(value: string, onBad: (text: string) => void): Ipv4Net[] {
   const nets: Ipv4Net[] = []
   for (const part of value.split(',')) {
     const net = parseIpv4Net(part.trim())
@@ -59,20 +59,30 @@ export function parseNetList(value: string, onBad: (text: string) => void): Ipv4
   return nets
 }
 
-/** The network or subnet that an earlier run wrote, host bits cleared; undefined when there is none, or more than one. */
-export async function readPreviousNet(
-  path: string,
-  key: 'FLANNEL_NETWORK' | 'FLANNEL_SUBNET',
-  log: Pick<Log, 'warn' | 'error'>,
-): Promise<Ipv4Net | undefined> {
+/** What an earlier run wrote, host bits cleared; undefined when there is none, or more than one. */
+export interface PreviousNets {
+  readonly network: Ipv4Net | undefined
+  readonly subnet: Ipv4Net | undefined
+}
+
+/** Reads what an earlier run wrote. What is odd is said in upstream's words, of the subnet alone. */
+export async function readPreviousNets(path: string, log: Pick<Log, 'warn' | 'error'>): Promise<PreviousNets> {
   let text = ''
   try {
     text = await readFile(path, 'utf8')
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code !== 'ENOENT')
-      log.error(`Couldn't fetch previous ${key} from subnet file at ${path}: ${messageOf(error)}`)
+      log.error(`Couldn't fetch previous FLANNEL_SUBNET from subnet file at ${path}: ${messageOf(error)}`)
   }
-  const value = parseEnv(text)[key] ?? ''
+  const { FLANNEL_NETWORK: networks = '', FLANNEL_SUBNET: subnets = '' } = parseEnv(text)
+  const silent = { warn: () => {}, error: () => {} }
+  return {
+    network: theOnlyNet(path, 'FLANNEL_NETWORK', networks, silent),
+    subnet: theOnlyNet(path, 'FLANNEL_SUBNET', subnets, log),
+  }
+}
+
+function theOnlyNet(path: string, key: string, value: string, log: Pick<Log, 'warn' | 'error'>): Ipv4Net | undefined {
   const bad = (part: string): void =>
     log.error(`Couldn't parse previous ${key} from subnet file at ${path}: invalid CIDR address: ${part}`)
   const nets = value === '' ? [] : parseNetList(value, bad)

@@ -163,7 +163,7 @@ describe('health', () => {
     await expect
       .poll(ask)
       .toMatch(
-        /^200 flanneld is running\n200 flanneld is ready\n200 weftd is alive\nsubnet 10\.5\.\d+\.0\/24, 0 peers, directory store in reach; leases compared \d+ s ago; 0 repairs since the start\n/,
+        /^200 flanneld is running\n200 flanneld is ready\n200 weftd is alive\nsubnet 10\.5\.\d+\.0\/24, 0 peers, directory store reachable; leases compared \d+ s ago; 0 repairs since the start\n/,
       )
     const second = await host!.run([process.execPath, join(packageRoot, 'bin/weftd'), '--iface', 'eth0', ...args])
     expect([second.code, second.stderr]).toEqual([1, expect.stringContaining('Start healthz server error.')])

@@ -83,7 +83,7 @@ describe('a service manager', () => {
     await manager.notice(/^READY=1$/)
     expect(written).toEqual([true])
     expect(daemon.lines.some((line) => line.includes('Running backend.'))).toBe(true)
-    await manager.notice(/^STATUS=subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store in reach$/)
+    await manager.notice(/^STATUS=subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store reachable$/)
 
     // No command that the daemon runs can speak in its name.
     const environments = childEnvironments(daemon.process.pid!)
@@ -94,7 +94,7 @@ describe('a service manager', () => {
 
     // A dead store is no reason for a restart.
     await etcd.kill()
-    await manager.notice(/^STATUS=subnet .*, 0 peers, etcd store out of reach$/)
+    await manager.notice(/^STATUS=subnet .*, 0 peers, etcd store unreachable$/)
     await isServed(manager)
 
     expect(await daemon.stop()).toBe(0)

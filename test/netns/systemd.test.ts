@@ -42,16 +42,16 @@ describe('the unit', () => {
     await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
     await until('ActiveState', /^active$/)
     expect(systemd.read('/run/flannel/subnet.env')).toMatch(/^FLANNEL_NETWORK=10\.5\.0\.0\/16\nFLANNEL_SUBNET=10\.5\./)
-    await until('StatusText', /^subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store in reach$/)
+    await until('StatusText', /^subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store reachable$/)
 
     await etcd.kill()
-    await until('StatusText', /, etcd store out of reach$/)
+    await until('StatusText', /, etcd store unreachable$/)
     const pid = await systemd.mainPid()
     const served = await systemd.property('WatchdogTimestampMonotonic')
     await expect.poll(() => systemd!.property('WatchdogTimestampMonotonic'), { interval: 200 }).not.toBe(served)
     expect([await systemd.property('NRestarts'), await systemd.mainPid()]).toEqual(['0', pid])
     await etcd.start()
-    await until('StatusText', /, etcd store in reach$/)
+    await until('StatusText', /, etcd store reachable$/)
 
     const thaw = await freezeThread(host!, pid, 'weft-loop0')
     await until('StatusText', /the thread weft-loop0 hangs/)
@@ -59,7 +59,7 @@ describe('the unit', () => {
     await thaw() // a traced process that was aborted is there until its tracer goes
     await until('NRestarts', /^1$/)
     await until('ActiveState', /^active$/)
-    await until('StatusText', /^subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store in reach$/)
+    await until('StatusText', /^subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store reachable$/)
     expect(await systemd.mainPid()).not.toBe(pid)
 
     await systemd.systemctl('stop', 'weftd')

@@ -11,12 +11,6 @@ vi.mock('../../src/status/subnet-env.ts', async (importOriginal) => ({
   holdsSubnetEnv: async () => true,
 }))
 
-// A day of 24 hours is mostly waiting: leases live for 20 minutes here, and are renewed 5 before.
-vi.mock('../../src/lease/leases.ts', async (importOriginal) => ({
-  ...(await importOriginal<object>()),
-  LEASE_TTL_MS: 20 * 60_000,
-}))
-
 const only = process.env['WEFT_SEED']
 const SEEDS = process.env['WEFT_LONG'] === '1' ? 10_000 : 200
 

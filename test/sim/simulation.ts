@@ -6,11 +6,12 @@
 import type { Backend } from '../../src/backend/backend.ts'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { runNode } from '../../src/daemon.ts'
-import { LEASE_TTL_MS } from '../../src/lease/leases.ts'
-import { decodeLease, parseLeaseKey, type Lease } from '../../src/lease/lease.ts'
+import { decodeLease } from '../../src/lease/decode.ts'
+import { parseLeaseKey, type Lease } from '../../src/lease/lease.ts'
+import { managerOf } from '../../src/lease/store-manager.ts'
 import { formatIpv4, ipv4NetsOverlap, parseIpv4 } from '../../src/net/ipv4.ts'
 import { randomFrom } from '../support/packet-model.ts'
-import { createVirtualStore, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
+import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
 
 const NODES = 5
@@ -269,7 +270,7 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
       'fail-static-hold': 30,
       'ip-masq': false,
     },
-    store: node.connection.store,
+    manager: managerOf(node.connection.store),
     config,
     backend,
     log: { info: say, warn: say, error: say, v: () => false },

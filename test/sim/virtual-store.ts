@@ -2,7 +2,7 @@
 // scheduler cuts, delays and lets lose answers.
 
 import { WeftError } from '../../src/errors.ts'
-import { StoreGap, type Store, type StoreBatch, type StoreChange, type StoreEntry } from '../../src/lease/store.ts'
+import type { Store, StoreBatch, StoreChange, StoreEntry } from '../../src/store/store.ts'
 import type { Random } from '../support/packet-model.ts'
 import type { VirtualTime } from './virtual-time.ts'
 
@@ -62,7 +62,8 @@ export interface VirtualStore {
 }
 
 const CALL_TIMEOUT_MS = 6_000
-const TERM_MS = 20 * 60_000
+/** A day of 24 hours is mostly waiting: leases live for 20 minutes here, and are renewed 5 before. */
+export const LEASE_TTL_MS = 20 * 60_000
 
 export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<Fault, number>): VirtualStore {
   let keys = new Map<string, Key>()
@@ -148,7 +149,11 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
     }
     const store: Store = {
       name: 'etcd',
-      config: (signal) => call(signal, () => undefined),
+      title: 'Virtual',
+      config: (signal) =>
+        call(signal, () => {
+          throw new WeftError('CONFIG_MISSING', 'there is none')
+        }),
       list: (signal) => call(signal, () => ({ revision, entries: [...keys.values()] })),
       async *watch(after, signal): AsyncIterable<StoreBatch> {
         await call(signal, () => {})
@@ -171,11 +176,11 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
             if (failure) throw failure
             if (at < compacted) {
               hit('compacted')
-              throw new StoreGap('compacted')
+              throw new WeftError('GAP', 'compacted')
             }
             if (restores !== known) {
               known = restores
-              throw new StoreGap('the store is another one now')
+              throw new WeftError('GAP', 'the store is another one now')
             }
             const batch = watch.isSilent ? [] : history.filter((each) => each.revision > at)
             if (batch.length > 0) {
@@ -194,11 +199,12 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
           signal.removeEventListener('abort', onAbort)
         }
       },
-      create: (key, value, ttlMs, signal) => {
-        const expiresAt = Date.now() + ttlMs
-        return call(signal, () => (keys.has(key) ? undefined : written(write(key, value, ttlMs), expiresAt)))
+      create: (key, value, signal) => {
+        const expiresAt = Date.now() + LEASE_TTL_MS
+        return call(signal, () => (keys.has(key) ? undefined : written(write(key, value, LEASE_TTL_MS), expiresAt)))
       },
-      update: (key, value, ttlMs, expected, signal) => {
+      update: (key, value, expected, signal) => {
+        const ttlMs = expected.isReservation ? undefined : LEASE_TTL_MS
         const expiresAt = ttlMs === undefined ? undefined : Date.now() + ttlMs
         return call(signal, () => {
           const entry = keys.get(key)
@@ -212,7 +218,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
           remove(key)
           return true
         }),
-      claim: (name, value, _ttlMs, signal) =>
+      claim: (name, value, signal) =>
         call(signal, () => {
           const before = claims.get(name)
           claims.set(name, value)
@@ -273,9 +279,9 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
       for (const key of keys.keys()) self.onGone(key)
       // Leases live on for a full term, as etcd's do after a restore.
       keys = new Map(
-        [...saved.keys].map(([key, entry]) => [key, { ...entry, endsAt: entry.endsAt && time.now() + TERM_MS }]),
+        [...saved.keys].map(([key, entry]) => [key, { ...entry, endsAt: entry.endsAt && time.now() + LEASE_TTL_MS }]),
       )
-      time.at(TERM_MS, expire)
+      time.at(LEASE_TTL_MS, expire)
       revision = saved.revision
       compacted = revision
       history = []

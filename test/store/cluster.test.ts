@@ -6,11 +6,13 @@ import { startEtcdCluster, type EtcdCluster, type EtcdMember } from '../../lab/e
 import { EVENT_MS } from '../../lab/lab.ts'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { isWeftError } from '../../src/errors.ts'
-import { createEtcdStore } from '../../src/lease/etcd-store.ts'
-import { acquireLease, followLeases, renewLease } from '../../src/lease/leases.ts'
-import { applyUpdate, type PeerView } from '../../src/lease/peer-view.ts'
-import type { Store } from '../../src/lease/store.ts'
+import { sourceOf } from '../../src/lease/decode.ts'
+import type { PeerView } from '../../src/lease/fail-static.ts'
+import { followLeases } from '../../src/lease/follow.ts'
+import { acquireLease, renewLease } from '../../src/lease/own-lease.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { createEtcdStore } from '../../src/store/etcd.ts'
+import type { Store } from '../../src/store/store.ts'
 import { eventually } from '../support/event.ts'
 import { ETCD, needs } from '../support/needs.ts'
 
@@ -61,22 +63,28 @@ function follow(store: Store) {
   const lines: string[] = []
   const add = (line: string): void => void lines.push(line)
   const log = { info: add, warn: add, error: add, v: () => false }
-  const view: PeerView = new Map()
-  let snapshots = 0
+  let view: PeerView = new Map()
+  let listings = 0
   let failure: unknown
   void (async () => {
-    for await (const update of followLeases(store, { log, signal: over.signal, relistMs: 3_600_000 })) {
-      if (update.kind === 'snapshot') snapshots++
-      applyUpdate(view, update)
+    const source = sourceOf(store)
+    const list = async (signal: AbortSignal) => {
+      const listing = await source.list(signal)
+      listings++
+      return listing
     }
+    for await (const { leases } of followLeases({ ...source, list }, { log, signal: over.signal, relistMs: 3_600_000 }))
+      view = leases
   })().catch((error: unknown) => {
     if (!over.signal.aborted) failure = error
   })
   return {
     lines,
-    view,
-    get snapshots() {
-      return snapshots
+    get view() {
+      return view
+    },
+    get listings() {
+      return listings
     },
     /** Resolves when exactly these are known. */
     until: (numbers: readonly number[]) =>
@@ -95,7 +103,7 @@ const network = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
 it('renews its lease and hears of every peer while each leader in turn is killed', async () => {
   const store = open()
   const quiet = { info() {}, warn() {}, error() {}, v: () => false }
-  const options = { ttlMs: 3_600_000, random: () => 0, log: quiet, signal: over.signal }
+  const options = { random: () => 0, log: quiet, signal: over.signal }
   const attrs = { publicIp: parseIpv4('192.0.2.200')!, backendType: '' }
   let lease = await acquireLease(store, network, attrs, options)
   const own = Number(lease.key.split('.')[2])
@@ -123,7 +131,7 @@ it('renews its lease and hears of every peer while each leader in turn is killed
     }
     await leader.start()
   }
-  expect(follower.snapshots).toBe(1) // it resumed: no listing was needed, so nothing was skipped either
+  expect(follower.listings).toBe(1) // it resumed: no listing was needed, so nothing was skipped either
   follower.expectFewLines()
 }, 1_200_000)
 
@@ -143,7 +151,7 @@ it('leaves a member that froze with its connections open', async () => {
     if (moved()) break
   }
   expect(moved()).toBe(true)
-  expect(follower.snapshots).toBe(1)
+  expect(follower.listings).toBe(1)
   follower.expectFewLines()
 })
 
@@ -161,7 +169,7 @@ it('notices that its member lost the majority, keeps the peers, and catches up',
   for (const other of others) other.thaw()
   await join(2, others, cluster.members)
   await follower.until([1, 2])
-  expect(follower.snapshots).toBe(1)
+  expect(follower.listings).toBe(1)
   follower.expectFewLines()
 })
 
@@ -187,6 +195,6 @@ it('goes on while each member is replaced by a new one without data', async () =
   expect(after.filter((id) => ids(before).includes(id))).toEqual([])
   expect(follower.lines.filter((line) => line.includes('watch channel'))).not.toEqual([])
   // The same cluster under new members: no reason to list again, let alone to hold or to drop a peer.
-  expect(follower.snapshots).toBe(1)
+  expect(follower.listings).toBe(1)
   follower.expectFewLines()
 })

@@ -2,7 +2,7 @@
 
 import { afterAll, beforeAll, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
-import { createEtcdStore } from '../../src/lease/etcd-store.ts'
+import { createEtcdStore } from '../../src/store/etcd.ts'
 
 let etcd: Etcd
 beforeAll(async () => {

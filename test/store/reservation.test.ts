@@ -5,11 +5,9 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
-import { createDirectoryStore } from '../../src/lease/directory-store.ts'
-import { acquireLease, renewLease } from '../../src/lease/leases.ts'
+import { acquireLease, renewLease } from '../../src/lease/own-lease.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
-
-const DAY_MS = 24 * 3_600_000
+import { createDirectoryStore } from '../../src/store/directory.ts'
 
 it('chmod a-w FILE && touch FILE: the next renewal keeps the file, its mode and the lease without an end', async () => {
   const directory = mkdtempSync(join(tmpdir(), 'weft-reservation-'))
@@ -17,7 +15,7 @@ it('chmod a-w FILE && touch FILE: the next renewal keeps the file, its mode and 
   const store = createDirectoryStore({ directory })
   try {
     const quiet = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
-    const options = { ttlMs: DAY_MS, random: () => 0, log: quiet, signal: AbortSignal.timeout(60_000) }
+    const options = { random: () => 0, log: quiet, signal: AbortSignal.timeout(60_000) }
     const attrs = { publicIp: parseIpv4('192.0.2.1')!, backendType: '' }
     const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
     const lease = await acquireLease(store, config, attrs, options)

@@ -47,11 +47,11 @@ async function main(kind: string): Promise<void> {
     port: 8285,
     mtu: 1472,
     tunAddress: TUN_ADDRESS,
-    workers: 1,
-    without: job.without,
   }
   const engine: Engine =
-    kind === 'dgram' ? await startDgramEngine(config) : startNativeEngine(config, { naive: kind === 'naive' })
+    kind === 'dgram'
+      ? await startDgramEngine(config)
+      : startNativeEngine(config, { naive: kind === 'naive', without: job.without })
   const probe = addon.openTun('probe%d')
   await output(['sh', '-c', 'echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6']) // its solicitations would be counted
   const settings = `

@@ -3,11 +3,10 @@
 // `- <key> <ns>` before it gives it back, by the monotonic clock, which is the same for all processes.
 
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
-import { createDirectoryStore } from '../../src/lease/directory-store.ts'
-import { acquireLease, renewLease } from '../../src/lease/leases.ts'
+import { createDirectoryStore } from '../../src/store/directory.ts'
+import { acquireLease, renewLease } from '../../src/lease/own-lease.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 
-const TTL_MS = 3_600_000
 const RENEWALS = 3
 
 const [, , directory = '', address = ''] = process.argv
@@ -22,7 +21,7 @@ const say = (sign: string, key: string): void =>
 
 for (;;) {
   // All draw the same: whoever is second must notice.
-  const options = { ttlMs: TTL_MS, random: () => 0, log, signal }
+  const options = { random: () => 0, log, signal }
   let lease = await acquireLease(store, config, { publicIp, backendType: '' }, options)
   say('+', lease.key)
   for (let times = 0; times < RENEWALS; times++) lease = await renewLease(store, lease, options)

@@ -1,7 +1,7 @@
 // memory-store.ts - a Store in memory that a test can change behind the daemon's back, and make fail.
 
 import { WeftError } from '../../src/errors.ts'
-import type { Store, StoreChange, StoreEntry } from '../../src/lease/store.ts'
+import { LEASE_TTL_MS, type Store, type StoreChange, type StoreEntry } from '../../src/store/store.ts'
 
 export interface MemoryStore extends Store {
   /** By key. */
@@ -43,10 +43,11 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
     entries.delete(key)
     record({ kind: 'delete', key, revision: ++revision })
   }
-  const written = (ttlMs?: number) => ({ revision, expiresAt: ttlMs === undefined ? undefined : Date.now() + ttlMs })
+  const written = () => ({ revision, expiresAt: Date.now() + LEASE_TTL_MS })
 
   return {
     name,
+    title: 'Memory',
     entries,
     put,
     remove,
@@ -62,6 +63,7 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
     },
     async config() {
       check()
+      if (configText === undefined) throw new WeftError('CONFIG_MISSING', 'there is no network configuration')
       return configText
     },
     async list(signal) {
@@ -89,18 +91,18 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
         }
       }
     },
-    async create(key, value, ttlMs, signal) {
+    async create(key, value, signal) {
       check(signal)
       if (entries.has(key)) return undefined
       put(key, value)
-      return written(ttlMs)
+      return written()
     },
-    async update(key, value, ttlMs, expected, signal) {
+    async update(key, value, expected, signal) {
       check(signal)
       const entry = entries.get(key)
       if (entry?.revision !== expected.revision || entry.value !== expected.value) return undefined
       put(key, value)
-      return written(ttlMs)
+      return written()
     },
     async delete(key, expected, signal) {
       check(signal)

@@ -1,10 +1,9 @@
 // start.test.ts - the wait for the external interface, in virtual time, on a host that answers from tables.
 
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
-import { checkOptions } from '../../src/cli/weftd.ts'
-import { FLAGS } from '../../src/cli/options.ts'
-import { parseFlags } from '../../src/cli/go-flags.ts'
+import { parseFlags } from '../../src/go-flags.ts'
 import { createBell } from '../../src/host/bell.ts'
+import { checkOptions, FLAGS } from '../../src/options.ts'
 import { waitForInterface } from '../../src/start.ts'
 
 const host = vi.hoisted(() => ({ hasRoute: false, looks: 0 }))

@@ -5,10 +5,9 @@ import { createUdpBackend, udpPort, unusableReason } from '../../../src/backend/
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
 import { decodePeers } from '../../../src/dataplane/peers.ts'
 import type { Engine, EngineConfig } from '../../../src/dataplane/engine.ts'
-import { WeftError } from '../../../src/errors.ts'
-import type { Run } from '../../../src/host/command.ts'
 import type { Lease, OwnLease } from '../../../src/lease/lease.ts'
 import { formatIpv4, formatIpv4Net, parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
+import { host, installHost, log, run } from '../../support/fake-host.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const lease = (subnet: string, publicIp: string, backendType = ''): Lease => ({
@@ -18,53 +17,14 @@ const lease = (subnet: string, publicIp: string, backendType = ''): Lease => ({
 })
 const own: OwnLease = { ...lease('10.5.72.0/24', '192.0.2.1'), expiresAt: 0, revision: 1n }
 
-/** A host with one TUN and the routes to the network; commands change it, and are recorded. */
-interface FakeHost {
-  commands: string[]
-  link: { mtu: number; txqlen: number; flags: string[]; addr_info: object[] } | undefined
-  routes: { dst?: string; type?: string; dev?: string; metric?: number }[]
-  fails: RegExp | undefined
-  engine: { config: EngineConfig | undefined; records: Uint8Array; stopped: number }
-  lines: string[]
-  external: string
-}
-let host: FakeHost
+let engine: { config: EngineConfig | undefined; records: Uint8Array; stopped: number }
+installHost()
 beforeEach(() => {
-  host = {
-    commands: [],
-    link: undefined,
-    routes: [],
-    fails: undefined,
-    engine: { config: undefined, records: new Uint8Array(), stopped: 0 },
-    lines: [],
-    external: '',
-  }
+  engine = { config: undefined, records: new Uint8Array(), stopped: 0 }
 })
 
-const run: Run = async (file, args) => {
-  const command = [file, ...args].join(' ')
-  if (host.fails?.test(command)) throw new WeftError('PERMISSION', `\`${command}\` failed`)
-  if (command === 'ip -j address show dev eth0') return host.external
-  if (command === 'ip -j -4 route show exact 10.5.0.0/16') return JSON.stringify(host.routes)
-  if (command === 'ip -j -4 route show root 10.5.0.0/16')
-    return JSON.stringify(host.routes.map((route) => ({ dst: '10.5.0.0/16', ...route })))
-  if (command === 'ip -j address show dev flannel0') {
-    if (!host.link) throw new WeftError('COMMAND', 'Device "flannel0" does not exist.')
-    return JSON.stringify([{ ifindex: 9, ifname: 'flannel0', ...host.link }])
-  }
-  host.commands.push(command)
-  const link = host.link!
-  const setting = /^ip link set dev flannel0 mtu (\d+) txqueuelen (\d+) up$/.exec(command)
-  if (setting) Object.assign(link, { mtu: Number(setting[1]), txqlen: Number(setting[2]), flags: ['UP'] })
-  if (command.startsWith('ip address replace'))
-    link.addr_info = [{ family: 'inet', local: '10.5.72.0', prefixlen: 32, scope: 'global' }]
-  if (command.startsWith('ip route replace'))
-    host.routes = [...host.routes.filter(({ metric }) => metric), { dev: 'flannel0' }]
-  return ''
-}
-
 const startEngine = async (config: EngineConfig): Promise<Engine> => {
-  host.engine.config = config
+  engine.config = config
   host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
   return {
     kind: 'naive',
@@ -72,14 +32,13 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
     offloads: [],
     notes: ['a note'],
     fault: new Promise(() => {}),
-    setPeers: (records) => void (host.engine.records = records),
+    setPeers: (records) => void (engine.records = records),
     counters: () => ({ sent: 5n }),
     threads: () => ({}),
-    stop: async () => void host.engine.stopped++,
+    stop: async () => void engine.stopped++,
   }
 }
 
-const say = (message: string): void => void host.lines.push(message)
 const backend = (config = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1') =>
   createUdpBackend({
     config: parseNetworkConfig(config),
@@ -90,8 +49,7 @@ const backend = (config = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1') =>
       publicIp: ip(address),
       named: { address: false, publicIp: false },
     },
-    ...{ startEngine, run, workers: 2, without: ['udp-gso'] },
-    log: { info: say, warn: say, error: say, v: () => false },
+    ...{ startEngine, run, log },
   })
 const { signal } = new AbortController()
 const open = (config?: string) => backend(config).open(own, signal)
@@ -137,11 +95,10 @@ describe('prepare', () => {
 
 describe('open', () => {
   it('starts the engine and sets up the device as flanneld does', async () => {
-    const network = await open('{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Port":7890}}')
-    expect(network.mtu).toBe(1472)
-    expect(host.engine.config).toEqual({
+    const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Port":7890}}')
+    expect(dataPath.mtu).toBe(1472)
+    expect(engine.config).toEqual({
       ...{ tunName: 'flannel%d', bindAddress: '192.0.2.1', port: 7890, mtu: 1472, tunAddress: ip('10.5.72.0') },
-      ...{ workers: 2, without: ['udp-gso'] },
     })
     expect(host.commands).toEqual([
       'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',
@@ -162,7 +119,7 @@ describe('open', () => {
       message: expect.stringContaining(`10.5.0.0/16 is already routed to ${owner === 'eth0' ? owner : 'nowhere'}`),
       remedy: expect.stringContaining('ip route del 10.5.0.0/16'),
     })
-    expect(host.engine.config).toBeUndefined()
+    expect(engine.config).toBeUndefined()
   })
 
   it('leaves a route of a higher metric alone: ours comes first', async () => {
@@ -174,41 +131,37 @@ describe('open', () => {
   it('stops the engine when the device cannot be set up', async () => {
     host.fails = /route replace/
     await expect(open()).rejects.toMatchObject({ code: 'PERMISSION' })
-    expect(host.engine.stopped).toBe(1)
+    expect(engine.stopped).toBe(1)
   })
 })
 
 describe('apply', () => {
   it('gives the engine all leases of any backend, at our own port', async () => {
-    const network = await open('{"Network":"10.5.0.0/16","Backend":{"Port":7890}}')
+    const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"Port":7890}}')
     const leases = [own, lease('10.5.1.0/24', '192.0.2.2'), lease('10.5.2.0/24', '192.0.2.3', 'vxlan')]
-    await network.apply(new Map(leases.map((entry) => [entry.key, entry])), own.key)
+    await dataPath.apply(new Map(leases.map((entry) => [entry.key, entry])), own.key)
     expect(
-      decodePeers(host.engine.records).map((peer) => [
-        formatIpv4Net(peer.subnet),
-        formatIpv4(peer.endpoint),
-        peer.port,
-      ]),
+      decodePeers(engine.records).map((peer) => [formatIpv4Net(peer.subnet), formatIpv4(peer.endpoint), peer.port]),
     ).toEqual([
       ['10.5.1.0/24', '192.0.2.2', 7890],
       ['10.5.2.0/24', '192.0.2.3', 7890],
     ])
-    await network.apply(new Map(), own.key)
-    expect(decodePeers(host.engine.records)).toEqual([])
+    await dataPath.apply(new Map(), own.key)
+    expect(decodePeers(engine.records)).toEqual([])
   })
 
   it('leaves out what cannot be reached, names it once and counts it', async () => {
-    const network = await open()
+    const dataPath = await open()
     const bad = [lease('10.5.1.0/24', '0.0.0.0'), lease('10.5.2.0/24', '127.0.0.1'), lease('10.5.3.0/24', '192.0.2.1')]
     const all = new Map([...bad, lease('10.5.4.0/24', '192.0.2.4')].map((entry) => [entry.key, entry]))
     host.lines = []
-    await network.apply(all, own.key)
-    await network.apply(all, own.key)
-    expect(decodePeers(host.engine.records)).toHaveLength(1)
+    await dataPath.apply(all, own.key)
+    await dataPath.apply(all, own.key)
+    expect(decodePeers(engine.records)).toHaveLength(1)
     expect(host.lines).toHaveLength(3)
-    expect(network.counters()).toEqual({ sent: 5n, peers_unusable: 3n })
-    await network.apply(new Map(), own.key)
-    await network.apply(all, own.key)
+    expect(dataPath.counters()).toEqual({ sent: 5n, peers_unusable: 3n })
+    await dataPath.apply(new Map(), own.key)
+    await dataPath.apply(all, own.key)
     expect(host.lines).toHaveLength(6)
   })
 
@@ -221,78 +174,20 @@ describe('apply', () => {
 })
 
 describe('resync', () => {
-  it('says and does nothing when nothing changed', async () => {
-    const network = await open()
-    host.commands = []
-    expect(await network.resync()).toEqual([])
-    expect(host.commands).toEqual([])
-  })
-
-  it.each([
-    ['the device down', () => (host.link!.flags = []), 'flannel0 was down'],
-    ['another MTU', () => (host.link!.mtu = 1500), 'flannel0 had MTU 1500'],
-    ['no address', () => (host.link!.addr_info = []), 'flannel0 had lost its address'],
-    ['no route', () => (host.routes = []), 'the route to 10.5.0.0/16 was gone'],
-    [
-      'a blackhole',
-      () => (host.routes = [{ type: 'blackhole' }]),
-      '10.5.0.0/16 was routed to nowhere (a blackhole or the like)',
-    ],
-    ['a foreign route', () => (host.routes = [{ dev: 'eth0' }]), '10.5.0.0/16 was routed to eth0'],
-    [
-      'only a foreign route of a higher metric',
-      () => (host.routes = [{ dev: 'eth0', metric: 9 }]),
-      'the route to 10.5.0.0/16 was gone',
-    ],
-  ])('mends %s', async (_title, spoil, said) => {
-    const network = await open()
-    spoil()
-    expect(await network.resync()).toEqual([said])
-    expect(await network.resync()).toEqual([])
-  })
-
-  it('names routes to parts of the network that hide its own, once, leaves them alone, and says when they are gone', async () => {
-    const network = await open()
-    host.commands = []
-    host.lines = []
-    const ours = { dev: 'flannel0' }
-    const containers = [
-      { dst: '10.5.72.0/24', dev: 'cni0' },
-      { dst: '10.5.72.9', dev: 'veth1' },
-      { dst: '10.5.72.0/24', type: 'blackhole', metric: 4294967295 },
-      { dst: '10.5.9.0/24', dev: 'flannel0' },
-    ]
-    host.routes = [ours, ...containers, { dst: '10.5.64.0/20', dev: 'eth0' }, { dst: '10.5.1.7', type: 'unreachable' }]
-    expect([await network.resync(), await network.resync()]).toEqual([[], []])
-    expect(host.lines).toEqual([
-      'Packets bypass the tunnel by routes that others made: 10.5.64.0/20 to eth0, ' +
-        '10.5.1.7/32 to nowhere (a blackhole or the like); remove them unless that is wanted',
-    ])
-    host.routes = [ours, ...Array.from({ length: 7 }, (_, third) => ({ dst: `10.5.${third}.0/24`, dev: 'eth0' }))]
-    await network.resync()
-    expect(host.lines.slice(1)).toEqual([
-      'Packets bypass the tunnel by routes that others made: 10.5.0.0/24 to eth0, 10.5.1.0/24 to eth0, ' +
-        '10.5.2.0/24 to eth0, 10.5.3.0/24 to eth0, 10.5.4.0/24 to eth0, ... (7); remove them unless that is wanted',
-      'Routes that bypassed the tunnel are gone: 10.5.64.0/20 to eth0, 10.5.1.7/32 to nowhere (a blackhole or the like)',
-    ])
-    expect(host.commands).toEqual([])
+  it('mends the device', async () => {
+    const dataPath = await open()
+    host.routes = []
+    expect(await dataPath.resync()).toEqual(['the route to 10.5.0.0/16 was gone'])
+    expect(await dataPath.resync()).toEqual([])
   })
 
   it.each([
     ['another MTU', 1400, '192.0.2.1', 'the MTU of eth0 changed from 1500 to 1400'],
     ['another address', 1500, '192.0.2.9', 'the address of eth0 changed from 192.0.2.1 to 192.0.2.9'],
   ])('ends the data path when the external interface has %s', async (_title, mtu, local, said) => {
-    const network = await open()
+    const dataPath = await open()
     host.external = JSON.stringify([{ ifname: 'eth0', mtu, addr_info: [{ family: 'inet', local }] }])
-    expect(await network.resync()).toEqual([])
-    expect((await network.fault).message).toBe(said)
-  })
-
-  it('leaves a device that is gone to the engine', async () => {
-    const network = await open()
-    host.link = undefined
-    host.commands = []
-    expect(await network.resync()).toEqual([])
-    expect(host.commands).toEqual([])
+    expect(await dataPath.resync()).toEqual([])
+    expect((await dataPath.fault).message).toBe(said)
   })
 })

@@ -5,8 +5,8 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
-import { parseFlags } from '../../../src/cli/go-flags.ts'
-import { FLAGS } from '../../../src/cli/options.ts'
+import { parseFlags } from '../../../src/go-flags.ts'
+import { FLAGS } from '../../../src/options.ts'
 
 const text = readFileSync(new URL('../../../deploy/weftd.service', import.meta.url), 'utf8')
 const values = (key: string): string[] =>

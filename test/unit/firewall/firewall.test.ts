@@ -2,7 +2,7 @@
 
 import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../src/errors.ts'
-import { createIptables, createNftables, type FirewallOptions } from '../../../src/firewall/firewall.ts'
+import { createFirewall, createIptables, createNftables, type FirewallOptions } from '../../../src/firewall/firewall.ts'
 import type { Run } from '../../../src/host/command.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
 
@@ -258,5 +258,29 @@ describe('nftables', () => {
     expect(host.lines.filter((line) => line.startsWith('W'))).toEqual(said)
     const probes = host.calls.filter(({ args }) => args[0] === '-c')
     expect(probes).toHaveLength(plainPorts ? 0 : 1)
+  })
+})
+
+describe('the firewall', () => {
+  it.each([
+    ['iptables', 'iptables-restore'],
+    ['nftables', 'nft'],
+  ] as const)('by %s sets its rules by %s', async (tool, program) => {
+    const host = fakeHost(MODERN)
+    await createFirewall(tool, { ...host.options({}), blackhole: false }).raise(SUBNET)
+    expect(host.inputs(program).join('')).toContain('10.42.7.0/24')
+    expect(host.inputs('ip')).toEqual([])
+  })
+
+  it('says at the start that the blackhole route cannot be had, and fails of it from then on', async () => {
+    const host = fakeHost({ ...MODERN, 'ip -j -4 route show root 10.42.0.0/16': '', ip: refused('no route today') })
+    const firewall = createFirewall('iptables', { ...host.options({ masq: false, forward: false }), blackhole: true })
+    await firewall.raise(SUBNET)
+    const failure = 'Failed to setup blackhole route, `x` failed: no route today'
+    expect(host.lines.at(-1)).toBe(`E ${failure}`)
+    await expect(firewall.ensure(SUBNET)).rejects.toThrow(failure)
+    host.answers['ip'] = ''
+    expect(await firewall.ensure(SUBNET)).toEqual([])
+    expect(host.calls.at(-1)?.args.join(' ')).toBe('route add blackhole 10.42.7.0/24 metric 4294967295')
   })
 })

@@ -1,11 +1,10 @@
 // rules.test.ts - the texts for iptables-restore and nft, whole, against flanneld's rules (its e2e tests have them as lists).
 
 import { describe, expect, it } from 'vitest'
+import { FLANNEL_CHAINS } from '../../../src/cleanup/flannel-rules.ts'
 import {
-  FLANNEL_CHAINS,
   iptablesRules,
   isAnothers,
-  isIptables162,
   nftInput,
   nftRemoval,
   oursIn,
@@ -164,16 +163,4 @@ describe('the rules of another daemon on the host', () => {
 
 it('nft removal is no error where there is no table: each is named first', () => {
   expect(nftRemoval()).toBe(NFT('').split('table ip flannel-ipv4 {')[0])
-})
-
-it.each([
-  ['iptables v1.8.9 (nf_tables)', true],
-  ['iptables v1.8.9 (legacy)', true],
-  ['iptables v2.0.0', true],
-  ['iptables v1.6.2', true],
-  ['iptables v1.6.1', false],
-  ['iptables v1.4.21', false],
-  ['', false],
-])('%s knows --random-fully and --wait: %s', (text, knows) => {
-  expect(isIptables162(text)).toBe(knows)
 })

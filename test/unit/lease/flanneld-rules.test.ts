@@ -2,10 +2,13 @@
 
 import { setTimeout as delay } from 'node:timers/promises'
 import { describe, expect, it } from 'vitest'
+import { EVENT_MS } from '../../../lab/lab.ts'
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
 import { WeftError } from '../../../src/errors.ts'
 import { parseLeaseKey } from '../../../src/lease/lease.ts'
-import { acquireLease, followLeases } from '../../../src/lease/leases.ts'
+import { sourceOf } from '../../../src/lease/decode.ts'
+import { followLeases } from '../../../src/lease/follow.ts'
+import { acquireLease } from '../../../src/lease/own-lease.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { createMemoryStore } from '../../support/memory-store.ts'
 
@@ -36,10 +39,9 @@ describe('taking a lease', () => {
       { publicIp: parseIpv4('192.0.2.1')!, backendType: '' },
       {
         ...(previous === undefined ? {} : { previous: parseIpv4Net(previous)! }),
-        ttlMs: 86_400_000,
         random: () => 0,
         log,
-        signal: AbortSignal.timeout(5_000),
+        signal: AbortSignal.timeout(EVENT_MS),
       },
     )
     return { key: lease.key, lines: log.lines }
@@ -94,10 +96,9 @@ describe('following leases', () => {
       failures-- > 0 ? Promise.reject(new WeftError('STORE_UNAVAILABLE', 'not yet')) : list(signal)
     const stopping = new AbortController()
     const log = recorder()
-    const updates = followLeases(store, { log, signal: stopping.signal, clock })
+    const updates = followLeases(sourceOf(store), { log, signal: stopping.signal, clock })
     const { value: first } = await updates.next()
-    expect(first).toMatchObject({ kind: 'snapshot' })
-    expect([...(first as { leases: ReadonlyMap<string, unknown> }).leases.keys()]).toEqual(['10.5.3.0-24'])
+    expect([...first.leases.keys()]).toEqual(['10.5.3.0-24'])
     expect(log.lines[0]).toBe('E etcd watch channel for leases closed (not yet), reconnecting from rev 0...')
     stopping.abort(new Error('the test is over'))
     await expect(updates.next()).rejects.toThrow('the test is over')
@@ -108,14 +109,11 @@ describe('following leases', () => {
     store.put('10.5.3.0-24', value('192.0.2.1'))
     store.put('10.5.3.0-24&fc00::-64', value('192.0.2.1'))
     const stopping = new AbortController()
-    const updates = followLeases(store, { log: recorder(), signal: stopping.signal, ownKey: () => '10.5.3.0-24' })
-    await updates.next()
+    const options = { log: recorder(), signal: stopping.signal, ownKey: () => '10.5.3.0-24' }
+    const updates = followLeases(sourceOf(store), options)
+    expect([...(await updates.next()).value.leases.keys()]).toEqual(['10.5.3.0-24', '10.5.3.0-24&fc00::-64'])
     store.remove('10.5.3.0-24&fc00::-64')
-    expect((await updates.next()).value).toMatchObject({
-      kind: 'changes',
-      deletes: ['10.5.3.0-24&fc00::-64'],
-      puts: [],
-    })
+    expect([...(await updates.next()).value.leases.keys()]).toEqual(['10.5.3.0-24'])
     stopping.abort(new Error('the test is over'))
     await expect(updates.next()).rejects.toThrow('the test is over')
   })

@@ -2,7 +2,15 @@
 
 import { afterEach, describe, expect, it } from 'vitest'
 import { isWeftError } from '../../../src/errors.ts'
+import { parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { createHealth, serveHealth, type HealthServer } from '../../../src/status/health.ts'
+import { detailsOf, type Snapshot } from '../../../src/status/snapshot.ts'
+
+const node: Snapshot = {
+  ...{ at: 5_000, subnet: parseIpv4Net('10.5.1.0/24')!, isOpen: true, threads: new Map(), peers: 2, held: 0 },
+  ...{ store: 'etcd', isFailing: false, comparedAt: 1_000, followedSince: 0, repaired: 0 },
+  ...{ isReady: false, subnetFile: '/run/flannel/subnet.env' },
+}
 
 let servers: HealthServer[] = []
 afterEach(async () => {
@@ -27,7 +35,9 @@ describe('health server', () => {
       expect(await get('/healthz?x=1', method)).toEqual([200, 'flanneld is running'])
     expect((await get('/healthz', 'HEAD'))[0]).toBe(200)
     expect(await get('/readyz')).toEqual([503, 'flanneld is not ready yet'])
-    health.ready = true
+    health.snapshot = () => node
+    expect(await get('/readyz')).toEqual([503, 'flanneld is not ready yet'])
+    health.snapshot = () => ({ ...node, isReady: true })
     expect(await get('/readyz')).toEqual([200, 'flanneld is ready'])
     expect((await get('/'))[0]).toBe(404)
   })
@@ -35,11 +45,11 @@ describe('health server', () => {
   it('answers /livez with what is wrong, and how the node is', async () => {
     const { health, get } = await serve()
     expect(await get('/livez')).toEqual([503, 'starting\nno lease yet\n'])
-    health.trouble = () => undefined
-    health.state = () => 'subnet 10.5.1.0/24'
-    expect(await get('/livez')).toEqual([200, 'weftd is alive\nsubnet 10.5.1.0/24\n'])
-    health.trouble = () => 'the data path is down'
-    expect(await get('/livez')).toEqual([503, 'the data path is down\nsubnet 10.5.1.0/24\n'])
+    health.snapshot = () => node
+    expect(await get('/livez')).toEqual([200, `weftd is alive\n${detailsOf(node)}\n`])
+    const down = { ...node, isOpen: false }
+    health.snapshot = () => down
+    expect(await get('/livez')).toEqual([503, `the data path is down\n${detailsOf(down)}\n`])
   })
 
   it('says what is in the way of listening, and what to do', async () => {

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { formatIpv4Net, parseIpv4Net } from '../../../src/net/ipv4.ts'
-import { readPreviousNet, writeSubnetEnv } from '../../../src/status/subnet-env.ts'
+import { readPreviousNets, writeSubnetEnv } from '../../../src/status/subnet-env.ts'
 
 let folder: string
 beforeEach(() => {
@@ -64,8 +64,8 @@ describe('subnet.env', () => {
   const read = async (path: string): Promise<[string | undefined, string[]]> => {
     const said: string[] = []
     const say = (letter: string) => (message: string) => void said.push(`${letter} ${message.replace(path, 'FILE')}`)
-    const previous = await readPreviousNet(path, 'FLANNEL_SUBNET', { warn: say('W'), error: say('E') })
-    return [previous && formatIpv4Net(previous), said]
+    const { subnet } = await readPreviousNets(path, { warn: say('W'), error: say('E') })
+    return [subnet && formatIpv4Net(subnet), said]
   }
 
   it.each([
@@ -98,5 +98,18 @@ describe('subnet.env', () => {
     const [subnet, [error, ...more]] = await read(folder)
     expect([subnet, more]).toEqual([undefined, [NONE]])
     expect(error).toMatch(/^E Couldn't fetch previous FLANNEL_SUBNET from subnet file at FILE: EISDIR/)
+  })
+
+  it('tells the network of an earlier run, and is silent about what is odd of it', async () => {
+    const path = join(folder, 'subnet.env')
+    const network = async (text: string): Promise<string | undefined> => {
+      writeFileSync(path, `${text}\nFLANNEL_SUBNET=10.1.74.1/24\n`)
+      const refuse = (message: string): never => expect.unreachable(message)
+      const previous = await readPreviousNets(path, { warn: refuse, error: refuse })
+      return previous.network && formatIpv4Net(previous.network)
+    }
+    expect(await network('FLANNEL_NETWORK=10.1.0.0/16')).toBe('10.1.0.0/16')
+    for (const odd of ['', 'FLANNEL_NETWORK=x', 'FLANNEL_NETWORK=10.1.0.0/16,10.2.0.0/16'])
+      expect(await network(odd)).toBeUndefined()
   })
 })

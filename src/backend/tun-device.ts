@@ -1,0 +1,103 @@
+// tun-device.ts - what makes a TUN device carry a network: its address, MTU and queue, and the route; mended when others undo it.
+//
+// Device, address, MTU and route are flanneld's (pkg/backend/udp).
+
+import { WeftError } from '../errors.ts'
+import type { Run } from '../host/command.ts'
+import { findLink, routesTo, routesWithin, type Route } from '../host/links.ts'
+import { setSysctl } from '../host/sysctl.ts'
+import type { Log } from '../log.ts'
+import { formatIpv4, formatIpv4Net, ipv4NetContains, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+
+/** Packets that the TUN queues. The kernel's 500 loses bursts: 64-byte packets without loss went from 155 to 290 kpps. */
+const QUEUE_LENGTH = 4000
+/** So many routes are named in one line. */
+const HIDING_NAMED = 5
+
+export interface TunOptions {
+  readonly name: string
+  /** The cluster's network, and this node's part of it. */
+  readonly network: Ipv4Net
+  readonly subnet: Ipv4Net
+  /** Bytes. */
+  readonly mtu: number
+  readonly run: Run
+  readonly log: Log
+}
+
+export interface TunDevice {
+  /** Everything about the device that is not its existence; said as a whole, so that saying it again changes nothing. */
+  configure(): Promise<void>
+  /** Makes it right again; says what had to be mended. A device that is gone is left to whoever opened it. */
+  resync(): Promise<readonly string[]>
+}
+
+const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
+
+/** Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). */
+export async function refuseForeignRoute(run: Run, to: Ipv4Net): Promise<void> {
+  const foreign = (await routesTo(run, to)).find(({ metric }) => metric === 0)
+  if (!foreign) return
+  const network = formatIpv4Net(to)
+  throw new WeftError('DEVICE', `${network} is already routed to ${ownerOf(foreign)}`, {
+    remedy: `stop the daemon that did it, or remove the route with \`ip route del ${network}\``,
+  })
+}
+
+export function createTunDevice({ name: device, network, subnet, mtu, run, log }: TunOptions): TunDevice {
+  const route = formatIpv4Net(network)
+  let hidden = new Set<string>()
+
+  async function configure(): Promise<void> {
+    // gso_max_size stays what it is, though a superpacket of 64 KiB is more than one message: the kernel cuts in software
+    // what a container sends in larger ones than the device takes (gso_features_check in net/core/dev.c).
+    await run('ip', ['link', 'set', 'dev', device, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
+    await run('ip', ['address', 'replace', `${formatIpv4(subnet.address)}/32`, 'dev', device])
+    // ICMP errors come out of the TUN from the TUN's own address, which the kernel takes for a forgery unless told.
+    await setSysctl(`net/ipv4/conf/${device}/accept_local`, '1')
+    await run('ip', ['route', 'replace', route, 'dev', device])
+  }
+
+  /**
+   * Routes to a part of the network come before ours to the whole. Those to our own containers must; any other takes
+   * peers' packets out of the tunnel. Somebody may want that, so it is named and left alone.
+   */
+  function nameHiding(routes: readonly Route[]): void {
+    const hiding = new Set<string>()
+    for (const each of routes) {
+      const net = parseIpv4Net(each.destination)
+      const isOwn = net && net.prefixLength >= subnet.prefixLength && ipv4NetContains(subnet, net.address)
+      if (net && !isOwn && net.prefixLength > network.prefixLength && each.device !== device)
+        hiding.add(`${each.destination} to ${ownerOf(each)}`)
+    }
+    const name = (found: string[]): string =>
+      found.slice(0, HIDING_NAMED).join(', ') + (found.length > HIDING_NAMED ? `, ... (${found.length})` : '')
+    const came = [...hiding].filter((each) => !hidden.has(each))
+    const went = [...hidden].filter((each) => !hiding.has(each))
+    if (came.length > 0)
+      log.warn(`Packets bypass the tunnel by routes that others made: ${name(came)}; remove them unless that is wanted`)
+    if (went.length > 0) log.info(`Routes that bypassed the tunnel are gone: ${name(went)}`)
+    hidden = hiding
+  }
+
+  return {
+    configure,
+    async resync() {
+      const link = await findLink(run, device)
+      if (!link) return []
+      const within = await routesWithin(run, network)
+      nameHiding(within)
+      const routes = within.filter(({ destination, metric }) => destination === route && metric === 0)
+      const wrong: string[] = []
+      if (!link.up) wrong.push(`${device} was down`)
+      if (link.mtu !== mtu) wrong.push(`${device} had MTU ${link.mtu}`)
+      if (!link.addresses.some(({ address }) => address === subnet.address))
+        wrong.push(`${device} had lost its address`)
+      const other = routes.find((each) => each.device !== device)
+      if (other) wrong.push(`${route} was routed to ${ownerOf(other)}`)
+      else if (routes.length === 0) wrong.push(`the route to ${route} was gone`)
+      if (wrong.length > 0) await configure()
+      return wrong
+    },
+  }
+}

@@ -1,0 +1,87 @@
+// device-remains.ts - devices and routes that flannel's daemons left on this host.
+
+import { isWeftError } from '../errors.ts'
+import type { Run } from '../host/command.ts'
+import { ipJson } from '../host/links.ts'
+import type { Remains } from './remains.ts'
+
+interface JsonLink {
+  ifname?: string
+  flags?: string[]
+  linkinfo?: { info_kind?: string; info_data?: { id?: number; type?: string; persist?: boolean } }
+}
+
+interface JsonRoute {
+  type?: string
+  dst?: string
+  gateway?: string
+  metric?: number
+  protocol?: string
+}
+
+interface Device {
+  readonly name: string
+  readonly kind: string
+  /** Whether a process forwards packets through it. */
+  readonly inUse: boolean
+}
+
+/** The devices of the backends udp, vxlan, ipip and wireguard: a name alone does not make a device flannel's. */
+function deviceOf({ ifname: name = '', flags = [], linkinfo }: JsonLink): Device | undefined {
+  const kind = linkinfo?.info_kind ?? ''
+  const data = linkinfo?.info_data ?? {}
+  const isOurs =
+    (kind === 'tun' && data.type === 'tun' && /^flannel\d+$/.test(name)) ||
+    (kind === 'vxlan' && /^flannel(-v6)?\.\d+$/.test(name) && name.endsWith(`.${data.id}`)) ||
+    (kind === 'ipip' && name === 'flannel.ipip') ||
+    (kind === 'wireguard' && /^flannel-wg(-v6)?$/.test(name))
+  // A TUN that is not persistent ends with its process; a persistent one has a carrier while a process has it open.
+  const inUse = kind === 'tun' && (data.persist === false || (flags.includes('UP') && !flags.includes('NO-CARRIER')))
+  return isOurs ? { name, kind, inUse } : undefined
+}
+
+/** All of them. */
+export async function findDevices(run: Run): Promise<Device[]> {
+  return (await ipJson<JsonLink>(run, ['-d', 'link', 'show'])).flatMap((link) => deviceOf(link) ?? [])
+}
+
+/** Devices, with the routes that end with them. */
+export async function findDeviceRemains(run: Run): Promise<Remains[]> {
+  const remains: Remains[] = []
+  for (const { name, kind } of await findDevices(run)) {
+    const routes = (await routes46(run, ['table', 'all', 'dev', name])).filter(({ protocol }) => protocol !== 'kernel')
+    const via = (gateway?: string): string => (gateway === undefined ? '' : ` via ${gateway}`)
+    remains.push({
+      things: [
+        ...routes.map(({ dst, gateway }) => `route ${dst}${via(gateway)} dev ${name}`),
+        `device ${name} (${kind})`,
+      ],
+      stays: [],
+      remove: async () => void (await run('ip', ['link', 'del', 'dev', name])),
+    })
+  }
+  return remains
+}
+
+/** Blackhole routes of `subnets` (as `ip` writes them), by --ip-blackhole-route. */
+export async function findBlackholeRemains(run: Run, subnets: ReadonlySet<string>): Promise<Remains[]> {
+  const routes = (await routes46(run, ['type', 'blackhole'])).filter(({ dst = '' }) => subnets.has(dst))
+  return routes.map(({ dst = '', metric = 0 }) => ({
+    things: [`route blackhole ${dst}`],
+    stays: [],
+    remove: async () => {
+      const family = dst.includes(':') ? '-6' : '-4'
+      await run('ip', [family, 'route', 'del', 'blackhole', dst, 'metric', String(metric)])
+    },
+  }))
+}
+
+/** Routes of both families. */
+async function routes46(run: Run, selector: readonly string[]): Promise<JsonRoute[]> {
+  const of = (family: string) =>
+    ipJson<JsonRoute>(run, [family, 'route', 'show', ...selector]).catch((error: unknown) => {
+      if (family === '-6' && isWeftError(error, 'COMMAND')) return [] // a kernel without IPv6
+      throw error
+    })
+  return [...(await of('-4')), ...(await of('-6'))]
+}

@@ -1,0 +1,10 @@
+// iptables.ts - what an iptables can do, by its version.
+
+/** iptables-restore waits so many seconds for its lock, less than a command may take. */
+export const WAIT = ['--wait', '5'] as const
+
+/** Whether this iptables knows --random-fully and iptables-restore --wait: 1.6.2 or later. `text` is what --version prints. */
+export function isIptables162(text: string): boolean {
+  const [major = 0, minor = 0, patch = 0] = (/v(\d+)\.(\d+)\.(\d+)/.exec(text) ?? []).slice(1).map(Number)
+  return major !== 1 ? major > 1 : minor !== 6 ? minor > 6 : patch >= 2
+}

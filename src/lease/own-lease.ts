@@ -1,0 +1,179 @@
+// own-lease.ts - this node's own lease above a compare-and-set store: acquired, and renewed.
+//
+// Every write is conditional on what was read before it, so that two nodes can never both believe that a subnet is
+// theirs; the loser of a race reads again and goes on.
+
+import type { NetworkConfig } from '../config/network-config.ts'
+import { WeftError } from '../errors.ts'
+import type { Log } from '../log.ts'
+import { formatIpv4, formatIpv4Net, ipv4NetsOverlap, type Ipv4Net } from '../net/ipv4.ts'
+import type { Store, StoreEntry, StoreListing } from '../store/store.ts'
+import { isCompatible, pickSubnet } from './allocate.ts'
+import { decodeLease } from './decode.ts'
+import {
+  describeSubnets,
+  encodeLeaseValue,
+  leaseKey,
+  parseLeaseKey,
+  type Lease,
+  type LeaseAttrs,
+  type OwnLease,
+} from './lease.ts'
+import type { LeaseHolder } from './subnet-manager.ts'
+
+/** How a node holds a lease by compare-and-set. */
+export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
+  return {
+    obtain: (attrs, previous, log, signal) =>
+      acquireLease(store, config, attrs, { previous, random: Math.random, log, signal }),
+    renew: (lease, attrs, signal) => renewLease(store, lease, { attrs, signal }),
+  }
+}
+
+export interface AcquireOptions {
+  /** The subnet that this node had before, from subnet.env. */
+  readonly previous?: Ipv4Net | undefined
+  readonly random: () => number
+  readonly log: Log
+  readonly signal: AbortSignal
+}
+
+type FoundLease = Lease & { readonly entry: StoreEntry }
+
+/**
+ * A lease for this node: the one that its public IP has already, else the previous subnet if it is free, else a free
+ * one at random. Rejects with WeftError OUT_OF_SUBNETS, CONFIG, STORE or STORE_UNAVAILABLE.
+ */
+export async function acquireLease(
+  store: Store,
+  config: NetworkConfig,
+  attrs: LeaseAttrs,
+  options: AcquireOptions,
+): Promise<OwnLease> {
+  if (!config.enableIpv4) {
+    throw new WeftError('CONFIG', 'the network configuration has EnableIPv4 false', {
+      remedy: 'set it to true: leases are IPv4 subnets',
+    })
+  }
+  // Each lost race means that another node got a subnet, so that this ends, with a lease or with OUT_OF_SUBNETS.
+  for (;;) {
+    options.signal.throwIfAborted()
+    const lease = await tryAcquire(store, config, attrs, options)
+    if (lease) return lease
+  }
+}
+
+/** One round; undefined when another node was faster. */
+async function tryAcquire(
+  store: Store,
+  config: NetworkConfig,
+  attrs: LeaseAttrs,
+  options: AcquireOptions,
+): Promise<OwnLease | undefined> {
+  const { log, signal, previous } = options
+  const value = encodeLeaseValue(attrs)
+  const address = formatIpv4(attrs.publicIp)
+  const listing = await store.list(signal)
+  const leases = decodeAll(listing)
+
+  for (const lease of leases.filter(({ attrs: { publicIp } }) => publicIp === attrs.publicIp)) {
+    if (!lease.subnet6 && isCompatible(lease.subnet, config)) {
+      log.info(`Found lease (${describeSubnets(lease)}) for current IP (${address}), reusing`)
+      const written = await store.update(lease.key, value, lease.entry, signal)
+      return written && { key: lease.key, subnet: lease.subnet, attrs, ...written }
+    }
+    log.info(
+      `Found lease (${describeSubnets(lease)}) for current IP (${address}) but not compatible with current config, deleting`,
+    )
+    if (!(await store.delete(lease.key, lease.entry.revision, signal))) return undefined
+  }
+
+  const taken = takenByOthers(listing, leases, attrs)
+  let subnet: Ipv4Net | undefined
+  const holder =
+    previous &&
+    leases.find((lease) => lease.attrs.publicIp !== attrs.publicIp && ipv4NetsOverlap(lease.subnet, previous))
+  if (previous && holder) {
+    log.warn(
+      `The subnet of an earlier run, ${formatIpv4Net(previous)}, is leased by ${formatIpv4(holder.attrs.publicIp)} now ` +
+        `(${holder.key}); taking another. Containers of the earlier run must be started again`,
+    )
+  } else if (previous && !taken.some((other) => ipv4NetsOverlap(other, previous))) {
+    if (isCompatible(previous, config)) {
+      log.info(`Found previously leased subnet (${formatIpv4Net(previous)}), reusing`)
+      subnet = previous
+    } else {
+      log.error(
+        `Found previously leased subnet (${formatIpv4Net(previous)}) that is not compatible with the Etcd network config, ignoring`,
+      )
+    }
+  }
+  if (!subnet) {
+    log.info(`Picking subnet in range ${formatIpv4(config.subnetMin)} ... ${formatIpv4(config.subnetMax)}`)
+    subnet = pickSubnet(config, taken, options.random)
+  }
+  if (!subnet) {
+    throw new WeftError('OUT_OF_SUBNETS', 'out of subnets', {
+      remedy: `all subnets of ${formatIpv4Net(config.network)} are leased; delete leases of nodes that are gone, or make the Network larger`,
+    })
+  }
+  const key = leaseKey(subnet)
+  const written = await store.create(key, value, signal)
+  if (!written) {
+    log.info(`Subnet ${formatIpv4Net(subnet)} was taken by another node meanwhile; picking another`)
+    return undefined
+  }
+  log.info(`Allocated lease (${describeSubnets({ subnet })}) to current node (${address}) `)
+  return { key, subnet, attrs, ...written }
+}
+
+/** The subnets that are not free for this node. A key takes its subnet even when nobody can read its value. */
+function takenByOthers(listing: StoreListing, leases: readonly FoundLease[], attrs: LeaseAttrs): Ipv4Net[] {
+  const own = new Set(leases.filter(({ attrs: { publicIp } }) => publicIp === attrs.publicIp).map(({ key }) => key))
+  const taken: Ipv4Net[] = []
+  for (const { key } of listing.entries) {
+    const subnets = own.has(key) ? undefined : parseLeaseKey(key)
+    if (subnets) taken.push(subnets.subnet)
+  }
+  return taken
+}
+
+function decodeAll(listing: StoreListing): FoundLease[] {
+  const leases: FoundLease[] = []
+  for (const entry of listing.entries) {
+    try {
+      leases.push({ ...decodeLease(entry.key, entry.value), entry })
+    } catch {
+      // Nobody's lease as far as we can read; whoever follows names it.
+    }
+  }
+  return leases
+}
+
+/**
+ * Renews a lease if the key is still as this node wrote it, from now on with `attrs`. Rejects with WeftError LEASE_LOST when it is gone or
+ * another node's.
+ */
+export async function renewLease(
+  store: Store,
+  lease: OwnLease,
+  options: { attrs?: LeaseAttrs; signal: AbortSignal },
+): Promise<OwnLease> {
+  const { attrs = lease.attrs, signal } = options
+  const value = encodeLeaseValue(attrs)
+  const before = encodeLeaseValue(lease.attrs)
+  // One that never ends is a reservation.
+  let present = { value: before, revision: lease.revision, isReservation: lease.expiresAt === undefined }
+  for (;;) {
+    const written = await store.update(lease.key, value, present, signal)
+    if (written) return { ...lease, attrs, ...written }
+    const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
+    if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${formatIpv4Net(lease.subnet)} is gone from the store`)
+    if (entry.value !== value && entry.value !== before) {
+      throw new WeftError('LEASE_LOST', `${formatIpv4Net(lease.subnet)} is leased by another node now: ${entry.value}`)
+    }
+    // Our own bytes under another revision: an earlier write of ours whose answer was lost, or an operator who made the
+    // lease a reservation, which it stays.
+    present = { ...entry, isReservation: present.isReservation || entry.isReservation }
+  }
+}

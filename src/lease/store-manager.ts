@@ -1,0 +1,18 @@
+// store-manager.ts - the manager of subnets above a compare-and-set store.
+
+import type { Store } from '../store/store.ts'
+import { sourceOf } from './decode.ts'
+import { holderOf } from './own-lease.ts'
+import type { SubnetManager } from './subnet-manager.ts'
+
+export function managerOf(store: Store): SubnetManager {
+  return {
+    name: store.name,
+    title: store.title,
+    config: (signal) => store.config(signal),
+    source: sourceOf(store),
+    holder: (config) => holderOf(store, config),
+    claim: (name, value, signal) => store.claim(name, value, signal),
+    close: () => store.close(),
+  }
+}

@@ -1,0 +1,61 @@
+// subnet-manager.ts - what a node asks of whoever keeps the leases; upstream's word (pkg/subnet/subnet.go, Manager).
+//
+// Above a compare-and-set store (store-manager.ts), or any other place from which a node has its subnet. All methods reject
+// with WeftError: STORE_UNAVAILABLE when trying again may help, STORE when an operator must act.
+
+import type { NetworkConfig } from '../config/network-config.ts'
+import type { Log } from '../log.ts'
+import type { Ipv4Net } from '../net/ipv4.ts'
+import type { Lease, LeaseAttrs, OwnLease } from './lease.ts'
+
+/** What stands under one key: a lease, or something that cannot be read as one, and why. */
+export type Entry =
+  | { readonly key: string; readonly lease: Lease }
+  | { readonly key: string; readonly lease?: undefined; readonly problem: string }
+
+export type Change = { readonly kind: 'put'; readonly entry: Entry } | { readonly kind: 'delete'; readonly key: string }
+
+/** Where the leases of all nodes come from, our own too. A cursor means something to its source only. */
+export interface LeaseSource<Cursor> {
+  /** For messages. */
+  readonly name: string
+  /** All there are; `watch(cursor)` goes on from there without a gap. */
+  list(signal: AbortSignal): Promise<{ readonly cursor: Cursor; readonly entries: readonly Entry[] }>
+  /**
+   * What changed after `cursor`, in order; no changes to say that the source answers. The new cursor is where to resume:
+   * everything up to it was delivered. Ends only by throwing: WeftError GAP when `cursor` is lost, another one when the
+   * connection is, the signal's reason when aborted.
+   */
+  watch(
+    cursor: Cursor,
+    signal: AbortSignal,
+  ): AsyncIterable<{ readonly cursor: Cursor; readonly changes: readonly Change[] }>
+}
+
+/** How this node comes to its own lease, and keeps it. */
+export interface LeaseHolder {
+  /**
+   * A lease for this node: its own from before if there is one, else `previous`, its subnet of an earlier run, if that is
+   * free. What is odd is said to `log`, again at each try.
+   */
+  obtain(attrs: LeaseAttrs, previous: Ipv4Net | undefined, log: Log, signal: AbortSignal): Promise<OwnLease>
+  /** Writes the lease again, with `attrs` from now on. Rejects with LEASE_LOST when it is gone or another node's. */
+  renew(lease: OwnLease, attrs: LeaseAttrs, signal: AbortSignal): Promise<OwnLease>
+}
+
+export interface SubnetManager {
+  /** For messages: `etcd`, `directory`. */
+  readonly name: string
+  /** What flanneld's log calls it. */
+  readonly title: string
+  /** The network configuration's JSON text. Rejects with CONFIG_MISSING when there is none. */
+  config(signal: AbortSignal): Promise<string>
+  readonly source: LeaseSource<unknown>
+  holder(config: NetworkConfig): LeaseHolder
+  close(): Promise<void>
+
+  // What not every manager has. Whoever would use it sees whether it is there.
+
+  /** Makes `value` what stands under `name` beside the leases, and returns what stood there before; undefined for nothing. */
+  claim?(name: string, value: string, signal: AbortSignal): Promise<string | undefined>
+}

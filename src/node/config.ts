@@ -1,0 +1,27 @@
+// config.ts - keeps an eye on the network configuration: one that is no longer the one in use is named.
+
+import { isDeepStrictEqual } from 'node:util'
+import { parseNetworkConfig } from '../config/network-config.ts'
+import { isWeftError } from '../errors.ts'
+import { pause } from '../host/bell.ts'
+import type { Node } from './node.ts'
+
+const COMPARE_MS = 60_000
+
+/** A node works by the configuration that it started with, as flanneld does; here the log says so when another one is put. */
+export async function watchConfig({ manager, config, log, signal }: Node): Promise<never> {
+  let named: string | undefined
+  for (;;) {
+    await pause(signal, COMPARE_MS)
+    try {
+      const text = await manager.config(signal)
+      if (text === named) continue
+      const isOurs = isDeepStrictEqual(parseNetworkConfig(text), config)
+      if (!isOurs) log.warn(`The network configuration changed, and takes effect when weftd restarts: ${text}`)
+      named = isOurs ? undefined : text
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isWeftError(error)) throw error // a store that is away comes back, and a broken text is named by whoever starts
+    }
+  }
+}

@@ -1,0 +1,112 @@
+// lease.ts - keeps this node's own lease: renewed before it ends, and taken again when it was lost.
+
+import { describeError, isWeftError } from '../errors.ts'
+import { pause } from '../host/bell.ts'
+import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
+import { formatGoDuration, formatGoTime, seldom } from '../log.ts'
+import { formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+import type { Node, NodeParts } from './node.ts'
+
+const ACQUIRE_RETRY_MS = 1_000
+/** Renewing is tried again after the first, doubling to the last: one missed try must not cost an hour's margin. */
+const RENEW_RETRY_MIN_MS = 1_000
+const RENEW_RETRY_MAX_MS = 60_000
+/** Of the margin, or of what it leaves of the lease's life, at random: nodes that started together must not renew together for ever. */
+const RENEW_JITTER = 0.1
+/** How often the clocks are looked at while a renewal is waited for. */
+const CLOCKS_MS = 60_000
+
+/**
+ * A lease for this node. A store that cannot be reached is waited for; every other failure is the operator's, and a
+ * node that is not in the network yet ends with it. One that is goes on forwarding and waits for the operator.
+ */
+export async function obtainLease(
+  { manager, config, log, signal }: NodeParts,
+  attrs: LeaseAttrs,
+  previous: Ipv4Net | undefined,
+  isRunning = false,
+): Promise<OwnLease> {
+  const calm = seldom(log)
+  const holder = manager.holder(config)
+  for (;;) {
+    try {
+      return await holder.obtain(attrs, previous, calm, signal)
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isWeftError(error, 'STORE_UNAVAILABLE') && !(isRunning && isWeftError(error))) throw error
+      calm.error(`failed to acquire lease: ${describeError(error)}`)
+    }
+    await pause(signal, ACQUIRE_RETRY_MS)
+  }
+}
+
+export async function keepLease(node: Node): Promise<never> {
+  for (;;) {
+    const waitMs = renewalWaitMs(node)
+    if (waitMs !== undefined) node.log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
+    await untilDue(node, waitMs)
+    await renewOrReplace(node)
+  }
+}
+
+/** How long to wait before the lease is renewed; undefined when it never ends. */
+function renewalWaitMs({ options, lease: { expiresAt } }: Node): number | undefined {
+  if (expiresAt === undefined) return undefined
+  const marginMs = options['subnet-lease-renew-margin'] * 60_000
+  const leftMs = expiresAt - Date.now() - marginMs
+  const earlyMs = marginMs + RENEW_JITTER * Math.random() * Math.max(0, Math.min(marginMs, leftMs))
+  return Math.max(0, expiresAt - earlyMs - Date.now())
+}
+
+/**
+ * Waits until the lease is in doubt or, by either clock, `waitMs` are over: the monotonic clock, and timers with it, stand still
+ * while the host is suspended, and the clock of the day can be set back.
+ */
+async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined): Promise<void> {
+  if (waitMs === undefined) return void (await leaseDoubt.wait(signal))
+  const due = performance.now() + waitMs
+  const dueByDay = Date.now() + waitMs
+  let leftMs = waitMs
+  while (leftMs > 0 && !(await leaseDoubt.wait(signal, Math.min(leftMs, CLOCKS_MS)))) {
+    leftMs = Math.min(due - performance.now(), dueByDay - Date.now())
+  }
+}
+
+async function renewOrReplace(node: Node): Promise<void> {
+  const { log, signal } = node
+  const holder = node.manager.holder(node.config)
+  let retryMs = RENEW_RETRY_MIN_MS
+  for (;;) {
+    try {
+      node.lease = await holder.renew(node.lease, node.attrs, signal)
+      return log.info(`Lease renewed, new expiration: ${formatGoTime(node.lease.expiresAt)}`)
+    } catch (error) {
+      signal.throwIfAborted()
+      if (isWeftError(error, 'LEASE_LOST')) {
+        log.error(
+          `Lease has been revoked: ${describeError(error)}. Acquiring a lease again; forwarding goes on meanwhile.`,
+        )
+        return replaceLease(node)
+      }
+      if (!isWeftError(error)) throw error
+      const again = retryMs < RENEW_RETRY_MAX_MS ? `${retryMs / 1000} s` : '1 min'
+      log.error(`Error renewing lease (trying again in ${again}): ${describeError(error)}`)
+    }
+    // What is heard of our lease meanwhile shows that the store is back.
+    const heard = await node.leaseDoubt.wait(signal, retryMs)
+    retryMs = heard ? RENEW_RETRY_MIN_MS : Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)
+  }
+}
+
+/** Takes the same subnet again if it is free, and moves the node to another one if it is not. */
+async function replaceLease(node: Node): Promise<void> {
+  const { log } = node
+  const before = node.lease
+  node.lease = await obtainLease(node, node.attrs, before.subnet, true)
+  if (node.lease.key === before.key) return log.info(`Lease of ${formatIpv4Net(before.subnet)} acquired again`)
+  log.warn(
+    `This node moves from ${formatIpv4Net(before.subnet)} to ${formatIpv4Net(node.lease.subnet)}: ` +
+      'containers on the old subnet must be started again',
+  )
+  node.dataPathDoubt.ring()
+}

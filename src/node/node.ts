@@ -1,0 +1,96 @@
+// node.ts - a node in the network: what its loops share.
+
+import type { Backend, DataPath } from '../backend/backend.ts'
+import type { NetworkConfig } from '../config/network-config.ts'
+import type { Firewall } from '../firewall/firewall.ts'
+import { createBell, type Bell } from '../host/bell.ts'
+import type { PeerView } from '../lease/fail-static.ts'
+import type { FollowState } from '../lease/follow.ts'
+import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
+import type { SubnetManager } from '../lease/subnet-manager.ts'
+import type { Log } from '../log.ts'
+import type { DaemonOptions } from '../options.ts'
+import type { Health } from '../status/health.ts'
+import type { Notifier } from '../status/notify.ts'
+import type { Snapshot } from '../status/snapshot.ts'
+import type { Threads } from '../status/threads.ts'
+
+/** How often a loop looks at what it keeps, when nothing tells it to. */
+export const RESYNC_MS = 5_000
+
+/** What a node is made of. */
+export interface NodeParts {
+  readonly options: Pick<DaemonOptions, 'subnet-file' | 'subnet-lease-renew-margin' | 'fail-static-hold' | 'ip-masq'>
+  readonly manager: SubnetManager
+  readonly config: NetworkConfig
+  readonly backend: Backend
+  /** The rules, and how often they are looked at. */
+  readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number } | undefined
+  readonly log: Log
+  readonly signal: AbortSignal
+  /** Where the node says how it is; nobody asks when it is left out. */
+  readonly health?: Health
+  /** The service manager, if there is one that wants to know. */
+  readonly notifier?: Notifier | undefined
+}
+
+export interface Node extends NodeParts {
+  lease: OwnLease
+  /** What the lease is to say; the next renewal writes it. */
+  attrs: LeaseAttrs
+  /** Undefined while it is being opened again. */
+  dataPath: DataPath | undefined
+  /** All leases that are believed, our own among them. */
+  view: PeerView
+  /** How well the leases are followed. */
+  readonly following: FollowState
+  /** When the node came to be, by performance.now(). */
+  readonly since: number
+  /** Rung when the store says that our own lease is not what we wrote. */
+  readonly leaseDoubt: Bell
+  /** Rung when the data path died, the host changed, or the node has another lease. */
+  readonly dataPathDoubt: Bell
+  /** How many repairs there were since the start. */
+  repaired: number
+  /** Whether subnet.env stands as it was last to be written. */
+  isPublished: boolean
+  /** Whether it was written once; it never goes back, as flanneld's. */
+  isReady: boolean
+  threads: Threads
+}
+
+export function createNode(
+  parts: NodeParts,
+  lease: OwnLease,
+  attrs: LeaseAttrs,
+  dataPath: DataPath,
+  dataPathDoubt: Bell,
+): Node {
+  return {
+    ...parts,
+    ...{ lease, attrs, dataPath, dataPathDoubt },
+    ...{ view: new Map(), repaired: 0, isPublished: false, isReady: false, threads: new Map() },
+    following: { listedAt: undefined, failing: false, held: 0 },
+    since: performance.now(),
+    leaseDoubt: createBell(),
+  }
+}
+
+/** Whatever is told of the node is told from this. */
+export function snapshotOf({ lease, view, dataPath, threads, following, ...node }: Node): Snapshot {
+  return {
+    at: performance.now(),
+    subnet: lease.subnet,
+    isOpen: dataPath !== undefined,
+    threads,
+    peers: view.size - (view.has(lease.key) ? 1 : 0),
+    held: following.held,
+    store: node.manager.name,
+    isFailing: following.failing,
+    comparedAt: following.listedAt,
+    followedSince: node.since,
+    repaired: node.repaired,
+    isReady: node.isReady,
+    subnetFile: node.options['subnet-file'],
+  }
+}

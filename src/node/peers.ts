@@ -1,0 +1,34 @@
+// peers.ts - keeps the data path's peers: what the other nodes lease, as far as it is believed.
+
+import { followLeases } from '../lease/follow.ts'
+import { leasesEqual, type Lease } from '../lease/lease.ts'
+import { formatIpv4Net } from '../net/ipv4.ts'
+import type { Node } from './node.ts'
+
+export async function keepPeers(node: Node): Promise<never> {
+  const { options, manager, log, signal } = node
+  const isOwn = ({ key }: Lease): boolean => key === node.lease.key
+  const following = followLeases(manager.source, {
+    log,
+    signal,
+    ownKey: () => node.lease.key,
+    holdMs: options['fail-static-hold'] * 1000,
+    state: node.following,
+  })
+  for await (const { leases, added, changed, removed } of following) {
+    node.view = leases
+    for (const lease of [...added, ...changed])
+      if (!isOwn(lease)) log.info(`Subnet added: ${formatIpv4Net(lease.subnet)}`)
+    for (const lease of removed) if (!isOwn(lease)) log.info(`Subnet removed: ${formatIpv4Net(lease.subnet)}`)
+    if (added.length + changed.length + removed.length > 0) await applyPeers(node)
+    // A deletion that came between acquiring and the first listing was never in the view.
+    const own = leases.get(node.lease.key)
+    if (!own || !leasesEqual(own, node.lease)) node.leaseDoubt.ring()
+  }
+  throw signal.reason
+}
+
+/** Makes the data path's peers equal the view, less our own lease. */
+export async function applyPeers({ dataPath, view, lease }: Node): Promise<void> {
+  await dataPath?.apply(view, lease.key)
+}

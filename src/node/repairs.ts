@@ -1,0 +1,32 @@
+// repairs.ts - counts what was repaired, and logs it.
+
+import type { Log } from '../log.ts'
+
+const LOGGED_A_MINUTE = 6
+
+/** What one loop repaired. */
+export interface RepairLog {
+  add(mended: string): void
+  /** How many repairs there were in the last minute. */
+  lastMinute(): number
+}
+
+/** Counts in `total` what all of them repaired. Two programs that fight over an address must not fill the disk. */
+export function createRepairLog(total: { repaired: number }, log: Log): RepairLog {
+  let repairs: number[] = []
+  const lastMinute = (): number => {
+    repairs = repairs.filter((at) => performance.now() - at < 60_000)
+    return repairs.length
+  }
+  const add = (mended: string): void => {
+    repairs.push(performance.now())
+    total.repaired++
+    const times = lastMinute()
+    if (times <= LOGGED_A_MINUTE) log.warn(`Repaired: ${mended} (repair ${total.repaired} since the start)`)
+    if (times === LOGGED_A_MINUTE + 1)
+      log.warn(
+        `Repaired: ${mended}. That is ${times} repairs in a minute, of which no more are logged: another program may be undoing them`,
+      )
+  }
+  return { add, lastMinute }
+}

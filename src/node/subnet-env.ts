@@ -1,0 +1,46 @@
+// subnet-env.ts - keeps subnet.env: written when the node is ready, and again when somebody removed or changed it.
+
+import { describeError } from '../errors.ts'
+import { pause } from '../host/bell.ts'
+import { seldom } from '../log.ts'
+import { holdsSubnetEnv, writeSubnetEnv, type SubnetEnv } from '../status/subnet-env.ts'
+import { RESYNC_MS, type Node } from './node.ts'
+import { createRepairLog } from './repairs.ts'
+
+/** What Docker, the CNI plugin and scripts are to know; undefined while the data path is down. */
+function subnetEnvOf({ options, config, lease, dataPath }: Node): SubnetEnv | undefined {
+  return dataPath && { network: config.network, subnet: lease.subnet, mtu: dataPath.mtu, ipMasq: options['ip-masq'] }
+}
+
+export async function publish(node: Node, log = node.log): Promise<void> {
+  const env = subnetEnvOf(node)
+  if (!env) return
+  const path = node.options['subnet-file']
+  node.isPublished = false
+  try {
+    await writeSubnetEnv(path, env)
+    node.isPublished = true
+    log.info(`Wrote subnet file to ${path}`)
+    node.isReady = true
+    log.info('flannel is ready')
+  } catch (error) {
+    // The data path works without it, and containers that run already need the data path.
+    log.error(`Failed to write subnet file: ${describeError(error)}`)
+  }
+}
+
+/** Containers need it to start. */
+export async function keepSubnetEnv(node: Node): Promise<never> {
+  const { options, log, signal } = node
+  const path = options['subnet-file']
+  const calm = seldom(log)
+  const quiet = { ...log, error: (message: string) => calm.error(message) }
+  const repairs = createRepairLog(node, node.log)
+  for (;;) {
+    await pause(signal, RESYNC_MS)
+    const env = subnetEnvOf(node)
+    if (!env || (await holdsSubnetEnv(path, env))) continue
+    if (node.isPublished) repairs.add(`${path} was gone or changed`)
+    await publish(node, quiet)
+  }
+}

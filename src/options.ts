@@ -1,0 +1,126 @@
+// options.ts - weftd's flags, and what each may be: flanneld's with their defaults (flannel main.go), then weft's own.
+
+import { WeftError } from './errors.ts'
+import type { Options } from './go-flags.ts'
+
+/** flanneld's, by its names and with its defaults. */
+export const FLANNEL_FLAGS = {
+  'etcd-endpoints': {
+    default: 'http://127.0.0.1:4001,http://127.0.0.1:2379',
+    help: 'etcd endpoints, separated by commas',
+  },
+  'etcd-prefix': { default: '/coreos.com/network', help: 'prefix of the keys in etcd' },
+  'etcd-keyfile': { default: '', help: 'private key of the client certificate for etcd' },
+  'etcd-certfile': { default: '', help: 'client certificate for etcd' },
+  'etcd-cafile': { default: '', help: "certificate authority of etcd's certificate" },
+  'etcd-username': { default: '', help: 'user name for etcd' },
+  'etcd-password': { default: '', help: 'password for etcd' },
+  iface: {
+    default: [] as readonly string[],
+    help: 'external interface, by name or address; may be given several times, the first that fits is taken',
+  },
+  'iface-regex': {
+    default: [] as readonly string[],
+    help: 'external interface, by a regular expression over addresses, then names; tried when no --iface fits',
+  },
+  'iface-can-reach': { default: '', help: 'take the interface and address that the kernel uses to reach this IP' },
+  'subnet-file': { default: '/run/flannel/subnet.env', help: 'file that the subnet and the MTU are written to' },
+  'public-ip': { default: '', help: 'IP that other nodes reach this one by, when it is not the interface address' },
+  'public-ipv6': { default: '', help: 'IPv6 address that other nodes reach this one by' },
+  'subnet-lease-renew-margin': { default: 60, help: 'minutes before a lease ends that it is renewed, 1 to 1439' },
+  'ip-masq': { default: false, help: 'masquerade traffic that leaves the network' },
+  'ip-masq-fully-random-disable': { default: false, help: 'masquerade without fully random source ports' },
+  'kube-subnet-mgr': { default: false, help: 'take subnets from the Kubernetes API instead of etcd' },
+  'kube-api-url': { default: '', help: 'URL of the Kubernetes API; empty in a pod' },
+  'kube-annotation-prefix': { default: 'flannel.alpha.coreos.com', help: "prefix of the node's annotations" },
+  'kubeconfig-file': { default: '', help: 'kubeconfig file; empty in a pod' },
+  version: { default: false, help: 'print the version and exit' },
+  'healthz-ip': { default: '0.0.0.0', help: 'address of the health server' },
+  'healthz-port': { default: 0, help: 'port of the health server; 0 for none' },
+  'iptables-resync': { default: 5, help: 'seconds between two checks of the firewall rules' },
+  'iptables-forward-rules': { default: true, help: "accept the network's traffic in the FORWARD chain" },
+  'ip-blackhole-route': { default: false, help: "add a blackhole route for the node's own subnet" },
+  'net-config-path': {
+    default: '/etc/kube-flannel/net-conf.json',
+    help: 'file of the network configuration, with --kube-subnet-mgr',
+  },
+  'set-node-network-unavailable': { default: true, help: "clear the node's NetworkUnavailable condition" },
+  v: { default: 0, help: 'verbosity of the log', placeholder: 'value' },
+  vmodule: { default: '', help: 'accepted for compatibility; it changes nothing', placeholder: 'value' },
+  log_backtrace_at: { default: '', help: 'accepted for compatibility; it changes nothing', placeholder: 'value' },
+} as const
+
+const ENGINES = ['native', 'dgram', 'naive'] as const
+
+export const WEFT_FLAGS = {
+  'lease-dir': {
+    default: '',
+    help: 'keep leases in this directory instead of etcd; several daemons may share it, also over a shared file system',
+  },
+  'iface-wait': {
+    default: 120,
+    help: 'seconds to wait at the start for an interface that fits: a route, an address or the device may come late',
+  },
+  'fail-static-hold': {
+    default: 30,
+    help: 'seconds that peers are kept when more than half of them vanish from the store at once',
+  },
+  engine: { default: 'native', help: 'data path: native, dgram (TypeScript, no threads) or naive (to compare with)' },
+  workers: { default: 1, help: 'loops of the native engine, each with a TUN queue, a socket and a thread, 1 to 16' },
+  without: {
+    default: [] as readonly string[],
+    help: 'do not use this kernel feature, such as udp-gso; may be given several times',
+  },
+} as const
+
+export const FLAGS = { ...FLANNEL_FLAGS, ...WEFT_FLAGS }
+
+export type DaemonOptions = Options<typeof FLAGS>
+
+/** Flags of flanneld whose effect weft does not have yet: asking for it is an error, never ignored. */
+const NOT_YET = ['public-ipv6', 'kube-subnet-mgr'] as const
+
+/** Refuses flags of flanneld that weft does not have yet: ignoring them would hide what is missing. Throws WeftError USAGE. */
+export function refuseNotYet(options: DaemonOptions): void {
+  for (const name of NOT_YET) {
+    if (options[name]) {
+      throw new WeftError('USAGE', `weft does not have flanneld's -${name} yet`, { remedy: 'leave it out' })
+    }
+  }
+}
+
+/** Checks `--without`, given the features that the native engine has. Throws WeftError USAGE. */
+export function checkFeatures({ without, engine }: DaemonOptions, features: readonly string[]): void {
+  const unknown = without.find((name) => !features.includes(name))
+  if (unknown !== undefined) {
+    throw new WeftError('USAGE', `--without ${unknown}: there is no such feature`, {
+      remedy: `choose from ${features.join(', ')}`,
+    })
+  }
+  if (without.length > 0 && (engine === 'dgram' || engine === 'naive')) {
+    throw new WeftError('USAGE', `--without ${without[0]}: the engine ${engine} uses no such feature`, {
+      remedy: 'leave it out, or take the native engine',
+    })
+  }
+}
+
+/** Checks what the flags' types do not say. Throws WeftError USAGE. */
+export function checkOptions(options: DaemonOptions): void {
+  const margin = options['subnet-lease-renew-margin']
+  if (margin < 1 || margin > 1439) {
+    throw new WeftError('USAGE', 'Invalid subnet-lease-renew-margin option, out of acceptable range', {
+      remedy: 'give it 1 to 1439 minutes',
+    })
+  }
+  if (options['iface-wait'] < 0) {
+    throw new WeftError('USAGE', `--iface-wait is ${options['iface-wait']}`, {
+      remedy: 'give it seconds, 0 for no wait',
+    })
+  }
+  if (!(ENGINES as readonly string[]).includes(options.engine)) {
+    throw new WeftError('USAGE', `unknown engine: ${options.engine}`, { remedy: `choose one of ${ENGINES.join(', ')}` })
+  }
+  if (options.workers < 1 || options.workers > 16) {
+    throw new WeftError('USAGE', `--workers is ${options.workers}`, { remedy: 'give it 1 to 16' })
+  }
+}

@@ -1,0 +1,173 @@
+// etcd.ts - leases in etcd v3, under flannel's keys.
+
+import { posix } from 'node:path'
+import type * as etcd3 from 'etcd3'
+import { isWeftError, WeftError } from '../errors.ts'
+import { createEtcdClient, nextOf, type EtcdOptions } from './etcd-client.ts'
+import { LEASE_TTL_MS, type Store, type StoreChange, type StoreEntry, type Written } from './store.ts'
+
+/** For the listing of a whole network: 60,000 leases are about 9 MB. */
+const LIST_TIMEOUT_MS = 20_000
+
+type Comparison =
+  | { readonly target: 'Version'; readonly version: number }
+  | { readonly target: 'Mod'; readonly mod_revision: string }
+  | { readonly target: 'Value'; readonly value: Buffer }
+
+/** A store in etcd. Does not contact it. Throws WeftError USAGE for files that cannot be read. */
+export function createEtcdStore(options: EtcdOptions): Store {
+  const client = createEtcdClient(options)
+  const ttlS = Math.ceil((options.ttlMs ?? LEASE_TTL_MS) / 1000)
+  const configKey = Buffer.from(posix.join(options.prefix, 'config'))
+  const directory = `${posix.join(options.prefix, 'subnets')}/`
+  const from = Buffer.from(directory)
+  const to = Buffer.from(directory.replace(/\/$/, '0')) // the byte after '/'
+  const fullKey = (key: string): Buffer => Buffer.from(directory + key)
+
+  /** The cluster as watches have found it, to notice that it is not the same any more. */
+  let known: { readonly cluster: string; readonly term: bigint } | undefined
+
+  const toEntry = (pair: etcd3.IKeyValue): StoreEntry => ({
+    key: pair.key.toString().slice(directory.length),
+    value: pair.value.toString(),
+    revision: BigInt(pair.mod_revision),
+    isReservation: pair.lease === '0',
+  })
+  const toChange = (event: etcd3.IEvent): StoreChange => {
+    const entry = toEntry(event.kv)
+    return event.type === 'Delete'
+      ? { kind: 'delete', key: entry.key, revision: entry.revision }
+      : { kind: 'put', entry }
+  }
+
+  /** Writes if `compare` holds, under a new etcd lease or, for ever, none; undefined when it does not hold. */
+  async function putIf(
+    compare: readonly Comparison[],
+    key: string,
+    value: string,
+    isForever: boolean,
+    signal: AbortSignal,
+  ): Promise<Written | undefined> {
+    const grantedAt = Date.now()
+    const grant = isForever
+      ? undefined
+      : await client.call(signal, (etcd) => etcd.leaseClient.leaseGrant({ TTL: ttlS }))
+    const result = await client.call(signal, (etcd) =>
+      etcd.kv.txn({
+        compare: compare.map((each) => ({ result: 'Equal', key: fullKey(key), ...each })),
+        success: [{ request_put: { key: fullKey(key), value: Buffer.from(value), lease: grant?.ID ?? 0 } }],
+        failure: [{ request_range: { key: fullKey(key) } }],
+      }),
+    )
+    const expiresAt = grant && grantedAt + Number(grant.TTL) * 1000
+    if (result.succeeded) return { revision: BigInt(result.header.revision), expiresAt }
+    if (!grant) return undefined
+    // etcd3 tries again by itself when an answer is lost: the key may be there because we have just put it.
+    const present = result.responses[0]?.response_range?.kvs[0]
+    if (present && present.lease === grant.ID) return { revision: BigInt(present.mod_revision), expiresAt }
+    await client.call(signal, (etcd) => etcd.leaseClient.leaseRevoke({ ID: grant.ID }))
+    return undefined
+  }
+
+  /** Throws GAP when the cluster that answers is not the one that was watched until `delivered`. */
+  function checkCluster({ header }: etcd3.IWatchResponse, delivered: bigint): void {
+    // Restored from a snapshot or replaced, and grown past our revision since: only these tell.
+    const cluster = header.cluster_id
+    const term = BigInt(header.raft_term)
+    const isOther = known && (cluster !== known.cluster || term < known.term)
+    known = { cluster, term }
+    if (isOther) throw new WeftError('GAP', 'the cluster was restored or replaced')
+    const current = BigInt(header.revision)
+    if (current < delivered) throw new WeftError('GAP', `the store went back from revision ${delivered} to ${current}`)
+  }
+
+  return {
+    name: 'etcd',
+    title: 'Etcd Local Manager',
+    async config(signal) {
+      const { kvs } = await client.call(signal, (etcd) => etcd.kv.range({ key: configKey }))
+      if (kvs[0]) return kvs[0].value.toString()
+      const told = 'flannel config not found in etcd store. Did you create your config using etcdv3 API?'
+      const example = `etcdctl put ${options.prefix}/config '{"Network":"10.5.0.0/16"}'`
+      throw new WeftError('CONFIG_MISSING', told, {
+        remedy: `put it with \`${example}\`, or see whether --etcd-prefix is right`,
+      })
+    },
+    async list(signal) {
+      const deadline = Date.now() + LIST_TIMEOUT_MS
+      const range = { key: from, range_end: to }
+      const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range, { deadline }))
+      return { revision: BigInt(header.revision), entries: kvs.map(toEntry) }
+    },
+    async *watch(after, signal) {
+      // It resumes only from what was delivered, and says GAP whenever that cannot be.
+      const request = { key: from, range_end: to, start_revision: String(after + 1n), progress_notify: true }
+      const { responses, created, end } = await client.openWatch(request, signal)
+      try {
+        let delivered = after
+        for (let response = created; ;) {
+          if (response.canceled) throw gapOf(response)
+          checkCluster(response, delivered)
+          // The created answer carries the store's revision, not the watch's: events before it are still to come.
+          const changes = response.created ? [] : response.events.map(toChange)
+          // An empty response is a progress notification: everything up to its revision was delivered.
+          if (!response.created)
+            delivered = changes.length === 0 ? BigInt(response.header.revision) : lastRevision(changes)
+          yield { revision: delivered, changes }
+          response = await nextOf(responses)
+        }
+      } catch (error) {
+        signal.throwIfAborted()
+        throw isWeftError(error) ? error : client.errorOf(error)
+      } finally {
+        end()
+      }
+    },
+    create: (key, value, signal) => putIf([{ target: 'Version', version: 0 }], key, value, false, signal),
+    update(key, value, { revision, value: before, isReservation = false }, signal) {
+      const isAsRead: readonly Comparison[] = [
+        { target: 'Mod', mod_revision: String(revision) },
+        { target: 'Value', value: Buffer.from(before) },
+      ]
+      return putIf(isAsRead, key, value, isReservation, signal)
+    },
+    async delete(key, expected, signal) {
+      const result = await client.call(signal, (etcd) =>
+        etcd.kv.txn({
+          compare: [{ result: 'Equal', target: 'Mod', key: fullKey(key), mod_revision: String(expected) }],
+          success: [{ request_delete_range: { key: fullKey(key) } }],
+          failure: [],
+        }),
+      )
+      return result.succeeded
+    },
+    async claim(name, value, signal) {
+      const key = Buffer.from(posix.join(options.prefix, 'weft', name))
+      const { kvs } = await client.call(signal, (etcd) => etcd.kv.range({ key }))
+      const before = kvs[0]?.value.toString()
+      if (before === value) return before
+      const { ID: lease } = await client.call(signal, (etcd) => etcd.leaseClient.leaseGrant({ TTL: ttlS }))
+      await client.call(signal, (etcd) => etcd.kv.put({ key, value: Buffer.from(value), lease }))
+      return before
+    },
+    async close() {
+      client.close()
+    },
+  }
+}
+
+function lastRevision(changes: readonly StoreChange[]): bigint {
+  const last = changes.at(-1)
+  return last?.kind === 'put' ? last.entry.revision : (last?.revision ?? 0n)
+}
+
+/** Why the server ended a watch: the history it would need is compacted, a token ran out, an administrator. */
+function gapOf(response: etcd3.IWatchResponse): WeftError {
+  const reason = (response as { cancel_reason?: string }).cancel_reason
+  return new WeftError(
+    'GAP',
+    response.compact_revision !== '0'
+      ? `compact rev ${response.compact_revision}`
+      : `the server cancelled it: ${reason || 'no reason given'}`,
+  )
+}

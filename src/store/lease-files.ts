@@ -1,0 +1,303 @@
+// lease-files.ts - the files of a lease directory: read whole, written whole, changed under a lock.
+//
+//   DIR/config              the network configuration, JSON
+//   DIR/subnets/10.5.1.0-24 a lease: the same key and the same bytes as in etcd
+//   DIR/tmp                 files being written; the clock probe
+//   DIR/weft/192.0.2.1      which host uses this public IP; see `claim`
+//   DIR/lock                locked while anything is changed
+//
+// A reader never sees half a file, since a lease appears by link(2) or rename(2); on a full disk a renewal writes
+// the same bytes again in place. Changes are made under an exclusive lock of the kernel (open file description lock; over
+// NFS version 4 by its server), which ends with the process that holds it.
+
+import { randomBytes } from 'node:crypto'
+import { constants, watch as watchDirectory, type FSWatcher } from 'node:fs'
+import { link, mkdir, open, readdir, readFile, rename, stat, unlink } from 'node:fs/promises'
+import { hostname } from 'node:os'
+import { join, resolve } from 'node:path'
+import { messageOf, WeftError } from '../errors.ts'
+import { addon } from '../host/addon.ts'
+import type { StoreEntry } from './store.ts'
+
+/** A temporary file this old was left by a crash. */
+const STALE_TEMPORARY_MS = 3_600_000
+/** The bits of a file's mode that let anybody write. */
+const WRITABLE = 0o222n
+
+export interface LeaseFile extends StoreEntry {
+  /** By the file system's clock, ms since the epoch. */
+  readonly writtenAt: number
+}
+
+export interface LeaseFiles {
+  /** Runs file operations once the directories are there; what fails becomes a WeftError, STORE or STORE_UNAVAILABLE. */
+  doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T>
+  /** The same while holding the directory's lock. */
+  changing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T>
+  /** The file system's clock, ms since the epoch: hosts whose own differ agree by it. */
+  now(): Promise<number>
+  /** The keys that there are, in order. */
+  keys(): Promise<string[]>
+  /** One lease file; undefined when there is none. What `known` says is taken over if the file is still the same. */
+  read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined>
+  /** Puts `value` where `present` is, or nothing was; undefined when something has come there meanwhile. While changing. */
+  write(key: string, value: string, isReservation: boolean, present?: LeaseFile): Promise<LeaseFile | undefined>
+  remove(key: string): Promise<void>
+  /** The text of `DIR/config`; undefined when there is none. */
+  config(): Promise<string | undefined>
+  /** Replaces the text of `DIR/weft/<name>` by another, and returns what it was. */
+  claim(name: string, value: string): Promise<string | undefined>
+  /** Tells of changes by inotify; undefined where the kernel has none left. */
+  tell(onChange: (key: string | null) => void, onError: (error: Error) => void): FSWatcher | undefined
+  /** What `doing` makes of a failure. */
+  errorOf(error: unknown): WeftError
+  close(): Promise<void>
+}
+
+/** Files below `directory`, which is made when it is first used. */
+export function createLeaseFiles(directory: string): LeaseFiles {
+  const top = resolve(directory)
+  const subnets = join(top, 'subnets')
+  const temporaries = join(top, 'tmp')
+  const claims = join(top, 'weft')
+  // Random besides: a container has the same name and process id again after a crash in the middle of a write.
+  const identity = `${hostname()}.${process.pid}.${randomBytes(4).toString('hex')}`
+  let prepared: Promise<void> | undefined
+  let temporaryCount = 0
+
+  async function doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
+    signal.throwIfAborted()
+    try {
+      await prepare()
+      return await what()
+    } catch (error) {
+      signal.throwIfAborted()
+      throw directoryError(error, top)
+    }
+  }
+
+  function prepare(): Promise<void> {
+    prepared ??= (async () => {
+      await mkdir(subnets, { recursive: true, mode: 0o755 })
+      await mkdir(temporaries, { recursive: true, mode: 0o755 })
+      await mkdir(claims, { recursive: true, mode: 0o755 })
+      const present = await now()
+      for (const name of await readdir(temporaries)) {
+        const path = join(temporaries, name)
+        const age = await stat(path).then(
+          (info) => present - info.mtimeMs,
+          () => 0,
+        )
+        if (age > STALE_TEMPORARY_MS) await unlink(path).catch(() => {})
+      }
+    })()
+    prepared.catch(() => {
+      prepared = undefined // asked again next time
+    })
+    return prepared
+  }
+
+  /** By writing a file and looking at its time. */
+  async function now(): Promise<number> {
+    const path = join(temporaries, `clock.${identity}`)
+    // Not truncated: a full disk takes a byte where one is already.
+    const file = await open(path, constants.O_WRONLY | constants.O_CREAT, 0o644)
+    try {
+      await file.write('.', 0)
+      return (await file.stat()).mtimeMs
+    } finally {
+      await file.close()
+    }
+  }
+
+  async function read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
+    const path = join(subnets, key)
+    try {
+      if (known) {
+        const info = await stat(path, { bigint: true })
+        if (revisionOf(info) === known.revision) return known
+      }
+      const file = await open(path, 'r')
+      try {
+        // Of the open file, so that content and revision belong together.
+        const info = await file.stat({ bigint: true })
+        if (!info.isFile()) return undefined
+        return {
+          key,
+          value: await file.readFile('utf8'),
+          revision: revisionOf(info),
+          isReservation: (info.mode & WRITABLE) === 0n,
+          writtenAt: Number(info.mtimeNs / 1_000_000n),
+        }
+      } finally {
+        await file.close()
+      }
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
+      // One file that cannot be read concerns its own key, which stays as it was.
+      return known
+    }
+  }
+
+  /** Writes `value` to a temporary file on disk, to be linked or renamed. */
+  async function writeTemporary(key: string, value: string, mode: number): Promise<string> {
+    const path = join(temporaries, `${key}.${identity}.${temporaryCount++}`)
+    const file = await open(path, 'wx', 0o644)
+    try {
+      await file.writeFile(value)
+      await file.chmod(mode) // whatever the umask is: the mode says whether it is a reservation
+      await file.sync()
+      return path
+    } catch (error) {
+      await unlink(path).catch(() => {})
+      throw error
+    } finally {
+      await file.close()
+    }
+  }
+
+  /** Writes the same bytes over a lease, which renews it, and of which no reader sees half: for a full disk. */
+  async function rewrite({ key, value }: LeaseFile): Promise<void> {
+    const file = await open(join(subnets, key), 'r+')
+    try {
+      await file.write(value, 0)
+      await file.sync()
+    } finally {
+      await file.close()
+    }
+  }
+
+  /** Puts a new file with `value` where `present` is, or nothing was; false when something has come there meanwhile. */
+  async function place(key: string, value: string, mode: number, present: LeaseFile | undefined): Promise<boolean> {
+    const temporary = await writeTemporary(key, value, mode)
+    try {
+      // link fails where rename would replace: nothing that appeared without the lock is lost.
+      if (present) await rename(temporary, join(subnets, key))
+      else await link(temporary, join(subnets, key))
+      return true
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'EEXIST') return false
+      throw error
+    } finally {
+      await unlink(temporary).catch(() => {})
+    }
+  }
+
+  async function write(
+    key: string,
+    value: string,
+    isReservation: boolean,
+    present?: LeaseFile,
+  ): Promise<LeaseFile | undefined> {
+    try {
+      if (!(await place(key, value, isReservation ? 0o444 : 0o644, present))) return undefined
+    } catch (error) {
+      if (!isFull(error) || isReservation || present?.value !== value) throw error
+      await rewrite(present)
+    }
+    await syncDirectory(subnets)
+    return read(key)
+  }
+
+  return {
+    doing,
+    changing: (signal, what) => doing(signal, () => locked(top, what)),
+    now,
+    keys: async () => (await readdir(subnets)).filter((name) => !name.startsWith('.')).toSorted(),
+    read,
+    write,
+    remove: (key) => unlink(join(subnets, key)),
+    async config() {
+      try {
+        return await readFile(join(top, 'config'), 'utf8')
+      } catch (error) {
+        if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
+        throw error
+      }
+    },
+    async claim(name, value) {
+      const path = join(claims, name)
+      const before = await readFile(path, 'utf8').catch(() => undefined)
+      if (before !== value) await rename(await writeTemporary(name, value, 0o644), path)
+      return before
+    },
+    tell(onChange, onError) {
+      try {
+        return watchDirectory(subnets, (_event, name) => onChange(name)).on('error', onError)
+      } catch (error) {
+        const { code } = error as NodeJS.ErrnoException
+        // fs.inotify.max_user_instances and max_user_watches: small defaults, shared with all containers of a host.
+        if (code === 'EMFILE' || code === 'ENOSPC') return undefined
+        throw error
+      }
+    },
+    errorOf: (error) => directoryError(error, top),
+    async close() {
+      await unlink(join(temporaries, `clock.${identity}`)).catch(() => {})
+    },
+  }
+}
+
+/** Differs between any two writes of a key, since each makes a new file while the one before still exists. */
+function revisionOf(info: { readonly mtimeNs: bigint; readonly ino: bigint }): bigint {
+  return (info.mtimeNs << 24n) | (info.ino & 0xffffffn)
+}
+
+async function syncDirectory(path: string): Promise<void> {
+  const directory = await open(path, 'r')
+  try {
+    await directory.sync()
+  } finally {
+    await directory.close()
+  }
+}
+
+/** Waiters of this process by directory: one at most waits in the kernel, so that libuv's pool is never full of them. */
+const waiting = new Map<string, Promise<unknown>>()
+
+/** Runs `body` while holding the directory's lock. */
+function locked<T>(top: string, body: () => Promise<T>): Promise<T> {
+  const turn = (waiting.get(top) ?? Promise.resolve()).then(async () => {
+    const file = await open(join(top, 'lock'), 'a', 0o644)
+    try {
+      await addon.lockFile(file.fd)
+      return await body()
+    } finally {
+      await file.close() // which unlocks
+    }
+  })
+  const settled = turn.catch(() => {})
+  waiting.set(top, settled)
+  void settled.then(() => {
+    if (waiting.get(top) === settled) waiting.delete(top)
+  })
+  return turn
+}
+
+const isFull = (error: unknown): boolean => ['ENOSPC', 'EDQUOT'].includes((error as NodeJS.ErrnoException).code ?? '')
+
+function directoryError(error: unknown, top: string): WeftError {
+  if (error instanceof WeftError) return error
+  const { code } = error as NodeJS.ErrnoException
+  const message = `the lease directory ${top} cannot be used: ${messageOf(error)}`
+  switch (code) {
+    case 'EACCES':
+    case 'EPERM':
+    case 'EROFS':
+      return new WeftError('STORE', message, { remedy: 'make it writable for this user', cause: error })
+    case 'ENOTDIR':
+    case 'EEXIST':
+      return new WeftError('STORE', message, { remedy: 'name a directory with --lease-dir', cause: error })
+    case 'ENOLCK':
+    case 'EOPNOTSUPP':
+      return new WeftError('STORE', message, {
+        remedy: 'use a file system with locks (NFS version 4, not 3 without lockd)',
+        cause: error,
+      })
+    case 'ENOSPC':
+    case 'EDQUOT':
+      return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'free space on its file system', cause: error })
+    default:
+      return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'see that it is mounted', cause: error })
+  }
+}

@@ -1,0 +1,77 @@
+// store.ts - what weft asks of a store: a few primitive operations on one directory of flannel's keys.
+//
+// Everything that decides (allocation, reuse, renewal, following changes) stands above this interface and is
+// written once, for every store, and for the simulated one of the tests. A store offers compare-and-set and
+// a watch that can be resumed, and nothing else. All methods reject with WeftError: STORE_UNAVAILABLE when
+// trying again may help, STORE when an operator must act.
+
+/** How long a key lives that is not written again, unless the store is made with another time: upstream's 24 hours. */
+export const LEASE_TTL_MS = 24 * 3600 * 1000
+
+/** One key below `<prefix>/subnets/`. `key` is the last component, `value` the bytes as text. */
+export interface StoreEntry {
+  readonly key: string
+  readonly value: string
+  /** Changes with every write of the key; what `update` and `delete` compare. */
+  readonly revision: bigint
+  /** Whether the key stays until somebody deletes it: an operator's reservation. */
+  readonly isReservation: boolean
+}
+
+/** The whole directory as of `revision`; `watch(revision)` continues without a gap. */
+export interface StoreListing {
+  readonly revision: bigint
+  readonly entries: readonly StoreEntry[]
+}
+
+export type StoreChange =
+  | { readonly kind: 'put'; readonly entry: StoreEntry }
+  | { readonly kind: 'delete'; readonly key: string; readonly revision: bigint }
+
+/**
+ * Changes that belong together, in order; none to say that the store answers. `revision` is where to resume: everything up
+ * to it was delivered.
+ */
+export interface StoreBatch {
+  readonly revision: bigint
+  readonly changes: readonly StoreChange[]
+}
+
+/** An entry as it was read; without `isReservation` it is none. */
+export type Expected = Pick<StoreEntry, 'revision' | 'value'> & Partial<Pick<StoreEntry, 'isReservation'>>
+
+export interface Written {
+  readonly revision: bigint
+  /** When the store will drop the key by itself, in ms since the epoch; undefined when never. */
+  readonly expiresAt: number | undefined
+}
+
+export interface Store {
+  /** For messages: `etcd` or `directory`. */
+  readonly name: string
+  /** What flanneld's log calls a manager of subnets that is kept there. */
+  readonly title: string
+  /** The network configuration's JSON text. Rejects with CONFIG_MISSING when there is none, and says where to put it. */
+  config(signal: AbortSignal): Promise<string>
+  list(signal: AbortSignal): Promise<StoreListing>
+  /**
+   * What changed after `after`. Ends only by throwing: WeftError GAP when `after` is lost, another one when the
+   * connection is, the signal's reason when aborted.
+   */
+  watch(after: bigint, signal: AbortSignal): AsyncIterable<StoreBatch>
+  /** Writes the key if it does not exist; undefined when it does. It ends when it is not written for the store's time. */
+  create(key: string, value: string, signal: AbortSignal): Promise<Written | undefined>
+  /**
+   * Writes the key if its revision and value are still the expected ones; undefined when they are not. The value counts
+   * because a store that was restored gives revisions out a second time. A reservation stays one.
+   */
+  update(key: string, value: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined>
+  /** Deletes the key if its revision is still `expected`; false when it is not. */
+  delete(key: string, expected: bigint, signal: AbortSignal): Promise<boolean>
+  /**
+   * Makes `value` what stands under `name` beside the leases, in a place that flanneld never reads, and returns what
+   * stood there before; undefined for nothing. Writes only what differs. It ends as a key does, where the store can.
+   */
+  claim(name: string, value: string, signal: AbortSignal): Promise<string | undefined>
+  close(): Promise<void>
+}

@@ -1,0 +1,167 @@
+// node-rig.ts - a node on a store and a data path made for the test, in virtual time.
+
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, vi } from 'vitest'
+import { EVENT_MS } from '../../lab/lab.ts'
+import type { Backend } from '../../src/backend/backend.ts'
+import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { runNode } from '../../src/daemon.ts'
+import { createBell } from '../../src/host/bell.ts'
+import { managerOf } from '../../src/lease/store-manager.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
+import type { NodeParts } from '../../src/node/node.ts'
+import { createHealth, type Health } from '../../src/status/health.ts'
+import type { State } from '../../src/status/notify.ts'
+import { detailsOf, troubleOf } from '../../src/status/snapshot.ts'
+import { createMemoryStore, type MemoryStore } from './memory-store.ts'
+
+interface FakeDataPath {
+  readonly subnet: string
+  readonly applied: string[][]
+  closed: boolean
+  mended: string[]
+  rounds: Record<string, number>
+  die(why: string): void
+}
+
+let folder: string
+/** Of the test that runs. */
+export let store: MemoryStore
+export let dataPaths: FakeDataPath[]
+let refuse: Error | undefined
+export let lines: string[]
+let health: Health
+export let told: string[]
+export let alive: number
+export let stopping: AbortController
+export let ended: Promise<unknown>
+
+/** The network has four subnets of which three can be leased: 10.5.0.64/26, .128 and .192. */
+const config = parseNetworkConfig('{"Network":"10.5.0.0/24"}')
+export const value = (publicIp: string): string => `{"PublicIP":"${publicIp}","PublicIPv6":null}`
+export const ours = value('192.0.2.1')
+
+const backend: Backend = {
+  name: 'fake',
+  prepare: async () => ({ publicIp: parseIpv4('192.0.2.1')!, backendType: '' }),
+  async open(lease) {
+    if (refuse) throw refuse
+    let die!: (error: Error) => void
+    const fault = new Promise<Error>((resolve) => (die = resolve))
+    const dataPath: FakeDataPath = {
+      subnet: lease.key,
+      applied: [],
+      closed: false,
+      mended: [],
+      rounds: {},
+      die: (why) => die(new Error(why)),
+    }
+    dataPaths.push(dataPath)
+    return {
+      mtu: 1472,
+      fault,
+      apply: async (leases, own) => {
+        if (dataPath.closed) throw new Error('applied to a data path that is closed')
+        dataPath.applied.push([...leases.keys()].filter((key) => key !== own).toSorted())
+      },
+      resync: async () => dataPath.mended.splice(0),
+      counters: () => ({}),
+      threads: () => dataPath.rounds,
+      close: async () => void (dataPath.closed = true),
+    }
+  },
+}
+
+export function installRig(): void {
+  beforeEach(setUp)
+  afterEach(tearDown)
+}
+
+function setUp(): void {
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'setInterval', 'clearInterval', 'Date', 'performance'] })
+  folder = mkdtempSync(join(tmpdir(), 'weft-daemon-'))
+  store = createMemoryStore()
+  dataPaths = []
+  refuse = undefined
+  lines = []
+  health = createHealth()
+  told = []
+  alive = 0
+  restart()
+}
+
+async function tearDown(): Promise<void> {
+  stopping.abort(new Error('the test is over'))
+  await ended
+  vi.restoreAllMocks()
+  vi.useRealTimers()
+  rmSync(folder, { recursive: true })
+}
+
+/** What stops the next node that is started. */
+export function restart(): void {
+  stopping = new AbortController()
+}
+
+/** From now on the backend throws this when it is to open a data path; without an error it opens one again. */
+export function refuseToOpen(error?: Error): void {
+  refuse = error
+}
+
+/** What /readyz and /livez tell. */
+export const readiness = (): boolean => health.snapshot()?.isReady ?? false
+export function trouble(): string | undefined {
+  const node = health.snapshot()
+  return node ? troubleOf(node) : 'starting'
+}
+export const details = (): string => detailsOf(health.snapshot()!)
+
+export const subnetFile = (): string => join(folder, 'subnet.env')
+
+export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()): void {
+  const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
+  const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
+  const options = {
+    'subnet-file': subnetFile(),
+    'subnet-lease-renew-margin': 60,
+    'fail-static-hold': 30,
+    'ip-masq': false,
+  }
+  const notifier = {
+    aliveMs: 15_000,
+    tell: ({ ready, status }: State) => void (told.at(-1) !== status && ready && told.push(status)),
+    alive: () => void alive++,
+    stopping: () => {},
+  }
+  const manager = managerOf(store)
+  const parts = { options, manager, config, backend, log, signal: stopping.signal, health, notifier, ...extra }
+  ended = runNode(parts, undefined, stopping, hostChanged).catch((error: unknown) => error)
+}
+
+/** Of real time, in which a file is written. */
+const realEndOf = (): bigint => process.hrtime.bigint() + BigInt(EVENT_MS) * 1_000_000n
+
+/** Waits until `condition` holds: at most `virtualMs` of virtual time, let go by bit by bit, and a minute of real time. */
+export async function until(condition: () => boolean, virtualMs = 1000): Promise<void> {
+  const realEnd = realEndOf()
+  let steps = 100
+  for (let turns = 1; !condition(); turns++) {
+    if (process.hrtime.bigint() > realEnd) throw new Error(`it did not come true; the log:\n${lines.join('\n')}`)
+    await new Promise((resolve) => setImmediate(resolve))
+    if (turns % 20 === 0 && steps-- > 0) await vi.advanceTimersByTimeAsync(virtualMs / 100)
+  }
+}
+/** The same for what takes files and timers in turn: lets virtual time go by for as long as it takes. */
+export async function inTurns(condition: () => boolean): Promise<void> {
+  const realEnd = realEndOf()
+  while (!condition()) {
+    if (process.hrtime.bigint() > realEnd) throw new Error(`it did not come true; the log:\n${lines.join('\n')}`)
+    await vi.advanceTimersByTimeAsync(500)
+    await new Promise((resolve) => setImmediate(resolve))
+  }
+}
+export const logged = (pattern: RegExp): boolean => lines.some((line) => pattern.test(line))
+export const ready = (): Promise<void> => until(() => logged(/Running backend/) && dataPaths.at(-1)!.applied.length > 0)
+export const own = (): string => [...store.entries.values()].find((entry) => entry.value === ours)!.key

@@ -1,0 +1,33 @@
+// weftd.test.ts - what ends weftd before it is a daemon, and with which exit code.
+
+import { afterEach, expect, it, vi } from 'vitest'
+import { main } from '../../../src/cli/weftd.ts'
+
+const started = vi.hoisted(() => vi.fn<() => Promise<never>>())
+vi.mock('../../../src/daemon.ts', () => ({ runDaemon: started }))
+vi.mock('../../../src/host/addon.ts', () => ({ addon: { featureNames: ['tun-tso', 'udp-gso'] } }))
+
+afterEach(() => {
+  vi.restoreAllMocks()
+})
+
+it.each([
+  [['--nonsense'], {}, 'weftd: flag provided but not defined: -nonsense; see --help\n'],
+  [['--without', 'magic'], {}, 'weftd: --without magic: there is no such feature; choose from tun-tso, udp-gso\n'],
+  [
+    [],
+    { FLANNELD_WITHOUT: 'magic' },
+    'weftd: --without magic: there is no such feature; choose from tun-tso, udp-gso\n',
+  ],
+  [
+    ['--engine', 'dgram', '--without', 'udp-gso'],
+    {},
+    'weftd: --without udp-gso: the engine dgram uses no such feature; leave it out, or take the native engine\n',
+  ],
+])('%j with %j is one line and exit code 2, and no daemon is started', async (args, environment, line) => {
+  const written: string[] = []
+  vi.spyOn(process.stderr, 'write').mockImplementation((text) => written.push(String(text)) > 0)
+  expect(await main('weftd', args, environment)).toBe(2)
+  expect(written).toEqual([line])
+  expect(started).not.toHaveBeenCalled()
+})

@@ -1,0 +1,161 @@
+// fail-static.test.ts - what a view believes of listings and changes, and what it keeps until it is confirmed.
+
+import fc from 'fast-check'
+import { describe, expect, it } from 'vitest'
+import { LeaseView, type ViewChange } from '../../../src/lease/fail-static.ts'
+import type { Lease } from '../../../src/lease/lease.ts'
+import type { Change, Entry } from '../../../src/lease/subnet-manager.ts'
+import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
+
+const HOLD_MS = 30_000
+const OWN = '10.5.9.0-24'
+const lease = (key: string, publicIp = '1.2.3.4'): Lease => ({
+  key,
+  subnet: parseIpv4Net(key.replace('-', '/'))!,
+  attrs: { publicIp: parseIpv4(publicIp)!, backendType: '' },
+})
+const key = (third: number): string => `10.5.${third}.0-24`
+const entry = (third: number, publicIp?: string): Entry => ({ key: key(third), lease: lease(key(third), publicIp) })
+const junk = (third: number): Entry => ({ key: key(third), problem: 'it is junk' })
+const put = (third: number, publicIp?: string): Change => ({ kind: 'put', entry: entry(third, publicIp) })
+const gone = (third: number): Change => ({ kind: 'delete', key: key(third) })
+
+function newView() {
+  const lines: string[] = []
+  const say = (line: string): void => void lines.push(line)
+  const log = { info: say, warn: say, error: say, v: () => false }
+  const view = new LeaseView({ holdMs: HOLD_MS, ownKey: () => OWN, log })
+  return {
+    view,
+    lines,
+    thirds: () => [...view.leases.keys()].map((each) => Number(each.split('.')[2])).toSorted((a, b) => a - b),
+  }
+}
+const keysOf = ({ added, changed, removed }: ViewChange) =>
+  [added, changed, removed].map((leases) => leases.map((each) => each.key))
+
+describe('a view', () => {
+  it('tells what differs by value, and nothing of a renewal', () => {
+    const { view } = newView()
+    view.list([entry(1), entry(2)], 0)
+    expect(keysOf(view.change([put(1)], 1))).toEqual([[], [], []])
+    expect(keysOf(view.list([entry(1, '9.9.9.9'), entry(3)], 2))).toEqual([[key(3)], [key(1)], [key(2)]])
+  })
+
+  it('takes the last change of a key for all of a batch', () => {
+    const { view } = newView()
+    view.list([entry(1)], 0)
+    expect(keysOf(view.change([gone(1), put(1), put(2), gone(2), put(1, '9.9.9.9')], 1))).toEqual([[], [key(1)], []])
+  })
+
+  it('leaves a key that cannot be read as it was, and names it once until it can', () => {
+    const { view, lines, thirds } = newView()
+    view.list([entry(1), entry(2)], 0)
+    view.change([{ kind: 'put', entry: junk(1) }], 1)
+    view.list([junk(1), entry(2), junk(3)], 2)
+    expect(thirds()).toEqual([1, 2])
+    expect(lines).toEqual([key(1), key(3)].map((each) => `Ignoring bad subnet node: ${each}: it is junk`))
+    view.change([put(1), { kind: 'put', entry: junk(1) }], 3)
+    expect(lines).toHaveLength(3)
+    // It went a moment ago, and comes back unreadable.
+    view.change([gone(2)], 4)
+    expect(thirds()).toEqual([1])
+    view.list([junk(1), junk(2)], 5)
+    expect(thirds()).toEqual([1, 2])
+  })
+
+  it('ends equal to the last listing, whatever came before, unless most are gone', () => {
+    const third = fc.integer({ min: 1, max: 5 })
+    const change = fc.oneof(
+      fc.tuple(third, fc.constantFrom('1.1.1.1', '2.2.2.2')).map(([each, ip]) => put(each, ip)),
+      third.map(gone),
+    )
+    const entries = fc.uniqueArray(third).map((all) => all.map((each) => entry(each, `3.3.3.${each}`)))
+    fc.assert(
+      fc.property(fc.array(fc.array(change)), entries, (before, last) => {
+        const { view } = newView()
+        // Far from each other: no loss is counted with another one.
+        before.forEach((changes, index) => view.change(changes, index * 2 * HOLD_MS))
+        const end = 2 * before.length * HOLD_MS
+        view.list(last, end)
+        if (view.held > 0) view.list(last, end + 2 * HOLD_MS)
+        expect(new Map(view.leases)).toEqual(new Map(last.map((each) => [each.key, each.lease])))
+      }),
+    )
+  })
+})
+
+describe('fail-static', () => {
+  const five = [entry(1), entry(2), entry(3), entry(4), entry(5)]
+
+  it('keeps more than half, and more than two, that vanish at once, until a listing after the hold time lacks them still', () => {
+    const { view, lines, thirds } = newView()
+    view.list(five, 0)
+    expect(keysOf(view.list([entry(1), entry(2)], 1_000))).toEqual([[], [], []])
+    expect([view.held, view.waitMs(1_000), lines.length]).toEqual([3, HOLD_MS, 1])
+    view.list([entry(1), entry(2)], 30_999)
+    expect(thirds()).toEqual([1, 2, 3, 4, 5])
+    expect(keysOf(view.list([entry(1), entry(2)], 31_000))[2]).toEqual([key(3), key(4), key(5)])
+    expect([view.held, view.waitMs(31_000)]).toEqual([0, undefined])
+    expect(lines).toEqual([
+      expect.stringMatching(/^3 of 5 leases vanished from the store at once\./),
+      'The store still lacks 3 leases; they are removed now',
+    ])
+  })
+
+  it.each([
+    ['two of three', [1, 2, 3], [3]],
+    ['three of six', [1, 2, 3, 4, 5, 6], [4, 5, 6]],
+  ])('believes at once that %s are gone', (_title, all, left) => {
+    const { view, lines, thirds } = newView()
+    view.list(
+      all.map((each) => entry(each)),
+      0,
+    )
+    view.list(
+      left.map((each) => entry(each)),
+      1,
+    )
+    expect([thirds(), view.held, lines]).toEqual([left, 0, []])
+  })
+
+  it('counts what goes one by one within the hold time, and brings back what had gone before the rest followed', () => {
+    const { view, thirds } = newView()
+    view.list(five, 0)
+    view.change([gone(1)], 1_000)
+    view.change([gone(2)], 2_000)
+    expect(thirds()).toEqual([3, 4, 5])
+    expect(keysOf(view.change([gone(3)], 3_000))).toEqual([[key(1), key(2)], [], []])
+    expect([thirds(), view.held]).toEqual([[1, 2, 3, 4, 5], 3])
+    // What goes meanwhile is kept with them.
+    view.change([gone(4)], 4_000)
+    expect([thirds(), view.held]).toEqual([[1, 2, 3, 4, 5], 4])
+  })
+
+  it('forgets what went longer ago than the hold time', () => {
+    const { view, thirds } = newView()
+    view.list(five, 0)
+    for (const third of [1, 2, 3, 4]) view.change([gone(third)], third * HOLD_MS)
+    expect([thirds(), view.held]).toEqual([[5], 0])
+  })
+
+  it('ends when enough are back, and removes those that are not', () => {
+    const { view, lines, thirds } = newView()
+    view.list(five, 0)
+    view.change([gone(1), gone(2), gone(3), gone(4)], 1_000)
+    view.change([put(1), put(2, '9.9.9.9')], 2_000)
+    expect([thirds(), view.held]).toEqual([[1, 2, 3, 4, 5], 2])
+    view.list([entry(1), entry(2, '9.9.9.9'), entry(5)], 3_000)
+    expect([thirds(), view.held]).toEqual([[1, 2, 5], 0])
+    expect(lines.at(-1)).toBe('Leases that had vanished are back; 2 are not, and are removed')
+  })
+
+  it('does not count our own lease, and believes its loss at once', () => {
+    const { view, thirds } = newView()
+    view.list([...five, entry(9)], 0)
+    const { removed } = view.change([gone(9), ...[1, 2, 3].map(gone)], 1_000)
+    expect([removed.map((each) => each.key), thirds(), view.held]).toEqual([[OWN], [1, 2, 3, 4, 5], 3])
+    view.change([put(9)], 2_000)
+    expect(keysOf(view.change([gone(9)], 3_000))[2]).toEqual([OWN])
+  })
+})

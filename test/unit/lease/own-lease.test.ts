@@ -1,0 +1,89 @@
+// own-lease.test.ts - acquiring above a store of the test's own.
+
+import { describe, expect, it } from 'vitest'
+import { EVENT_MS } from '../../../lab/lab.ts'
+import { parseNetworkConfig } from '../../../src/config/network-config.ts'
+import type { LeaseAttrs } from '../../../src/lease/lease.ts'
+import { acquireLease } from '../../../src/lease/own-lease.ts'
+import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
+import type { Store, StoreEntry } from '../../../src/store/store.ts'
+
+const value = (ip: string): string => `{"PublicIP":"${ip}","PublicIPv6":null}`
+const attrs = (ip: string): LeaseAttrs => ({ publicIp: parseIpv4(ip)!, backendType: '' })
+const entry = (key: string, text: string, revision = 1n): StoreEntry => ({
+  key,
+  value: text,
+  revision,
+  isReservation: false,
+})
+
+function recorder() {
+  const lines: string[] = []
+  const add = (line: string): void => void lines.push(line)
+  return { lines, info: add, warn: add, error: add, v: () => false }
+}
+
+/** A store whose answers the test gives; what it does not give must not be asked for. */
+function fakeStore(parts: Partial<Store>): Store {
+  const unasked = () => Promise.reject(new Error('not expected to be called'))
+  return {
+    name: 'etcd',
+    title: 'Etcd Local Manager',
+    config: unasked,
+    list: unasked,
+    // oxlint-disable-next-line require-yield
+    async *watch() {
+      throw new Error('not expected to be called')
+    },
+    create: unasked,
+    update: unasked,
+    delete: unasked,
+    claim: unasked,
+    close: async () => {},
+    ...parts,
+  }
+}
+
+describe('acquiring', () => {
+  const options = () => ({ random: () => 0, log: recorder(), signal: AbortSignal.timeout(EVENT_MS) })
+  const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+
+  it('needs IPv4', async () => {
+    const only6 = parseNetworkConfig('{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48"}')
+    await expect(acquireLease(fakeStore({}), only6, attrs('1.1.1.1'), options())).rejects.toMatchObject({
+      code: 'CONFIG',
+      message: expect.stringContaining('EnableIPv4'),
+    })
+  })
+
+  it('draws again from a fresh listing when another node was faster', async () => {
+    const entries: StoreEntry[] = []
+    const tried: string[] = []
+    const log = recorder()
+    const store = fakeStore({
+      list: async () => ({ revision: 1n, entries: [...entries] }),
+      async create(key) {
+        tried.push(key)
+        if (tried.length === 4) return { revision: 9n, expiresAt: 1 }
+        entries.push(entry(key, value(`2.2.2.${tried.length}`)))
+        return undefined
+      },
+    })
+    const lease = await acquireLease(store, config, attrs('1.1.1.1'), { ...options(), log })
+    expect(tried).toEqual(['10.5.1.0-24', '10.5.2.0-24', '10.5.3.0-24', '10.5.4.0-24'])
+    expect(lease).toMatchObject({ key: '10.5.4.0-24', revision: 9n })
+    expect(log.lines.at(-1)).toBe('Allocated lease (ip: 10.5.4.0/24 ipv6: ::/0) to current node (1.1.1.1) ')
+  })
+
+  it('does not take its previous subnet when a lease of another length lies across it', async () => {
+    const store = fakeStore({
+      list: async () => ({ revision: 1n, entries: [entry('10.5.6.0-23', value('9.9.9.9'))] }),
+      create: async () => ({ revision: 2n, expiresAt: 1 }),
+    })
+    const lease = await acquireLease(store, config, attrs('1.1.1.1'), {
+      ...options(),
+      previous: parseIpv4Net('10.5.7.0/24')!,
+    })
+    expect(lease.key).toBe('10.5.1.0-24')
+  })
+})

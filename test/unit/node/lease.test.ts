@@ -1,0 +1,118 @@
+// lease.test.ts - when a node renews its lease, and what it does when it was lost.
+
+import { readFileSync } from 'node:fs'
+import { expect, it, vi } from 'vitest'
+import { LEASE_TTL_MS } from '../../../src/store/store.ts'
+import {
+  installRig,
+  dataPaths,
+  lines,
+  logged,
+  own,
+  ready,
+  start,
+  store,
+  subnetFile,
+  until,
+  value,
+} from '../../support/node-rig.ts'
+
+installRig()
+
+it.each([
+  [0, 60],
+  [0.5, 63],
+  [0.999, 66],
+])('renews its lease, by the random number %d, %d minutes before it ends', async (random, minutes) => {
+  vi.spyOn(Math, 'random').mockReturnValue(random)
+  start()
+  await ready()
+  const revision = store.entries.get(own())!.revision
+  expect(logged(/Waiting for 2[23]h\d+m\d+s to renew lease/)).toBe(true)
+  await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - minutes * 60_000 - 5_000)
+  expect(store.entries.get(own())!.revision).toBe(revision)
+  await vi.advanceTimersByTimeAsync(6_000)
+  await until(() => logged(/Lease renewed, new expiration: \d{4}-\d\d-\d\d .* UTC/))
+  expect(store.entries.get(own())!.revision).not.toBe(revision)
+})
+
+it.each([
+  ['the host was suspended, whose timers stood still', 23 * 3_600_000, 60_000],
+  ['the clock was set back', -3_600_000, LEASE_TTL_MS - 3_600_000],
+])('renews its lease in time though %s', async (_title, jumpMs, withinMs) => {
+  start()
+  await ready()
+  const { revision } = store.entries.get(own())!
+  vi.setSystemTime(Date.now() + jumpMs)
+  expect(store.entries.get(own())!.revision).toBe(revision)
+  await vi.advanceTimersByTimeAsync(withinMs + 1000)
+  expect(store.entries.get(own())!.revision).not.toBe(revision)
+})
+
+it('tries to renew again after a second, then less and less often, for as long as it takes', async () => {
+  start()
+  await ready()
+  await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - 1.1 * 3_600_000 - 60_000)
+  store.setDown(true)
+  await vi.advanceTimersByTimeAsync(600_000 + 63_000 + 3 * 60_000)
+  const tries = lines.flatMap(
+    (line) => /Error renewing lease \(trying again in (.*)\): the store is down/.exec(line)?.[1] ?? [],
+  )
+  expect(tries.slice(0, 8)).toEqual(['1 s', '2 s', '4 s', '8 s', '16 s', '32 s', '1 min', '1 min'])
+  store.setDown(false)
+  await vi.advanceTimersByTimeAsync(61_000)
+  expect(logged(/Lease renewed/)).toBe(true)
+})
+
+it('goes on forwarding when its subnet is taken and no other is free, until one is', async () => {
+  start()
+  await ready()
+  for (const last of [64, 128, 192]) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
+  await until(() => logged(/^E failed to acquire lease: .*out of subnets/), 5_000)
+  expect(dataPaths).toHaveLength(1)
+  expect(dataPaths[0]!.closed).toBe(false)
+  const free = ['10.5.0.64-26', '10.5.0.128-26', '10.5.0.192-26'].find((key) => key !== dataPaths[0]!.subnet)!
+  store.remove(free)
+  await until(() => dataPaths.at(-1)!.subnet === free, 5_000)
+})
+
+it('takes its subnet again when its lease is deleted, and forwards meanwhile', async () => {
+  start()
+  await ready()
+  const key = own()
+  store.remove(key)
+  await until(() => logged(/Lease of .* acquired again/))
+  expect(logged(/^E Lease has been revoked: .* is gone from the store/)).toBe(true)
+  expect(own()).toBe(key)
+  expect(dataPaths).toHaveLength(1)
+  expect(dataPaths[0]!.closed).toBe(false)
+})
+
+it('notices a deletion that came before the first listing', async () => {
+  const list = store.list.bind(store)
+  store.list = async (signal) => {
+    if (dataPaths.length === 1 && !logged(/revoked/) && store.entries.size > 0) store.remove(own())
+    return list(signal)
+  }
+  start()
+  await until(() => logged(/acquired again/))
+  expect(store.entries.size).toBe(1)
+})
+
+it('moves to another subnet when its own was given to another node', async () => {
+  start()
+  await ready()
+  const before = own()
+  store.put(before, value('192.0.2.9'))
+  await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0)
+  expect(logged(/leased by another node now: .*192\.0\.2\.9/)).toBe(true)
+  expect(dataPaths[0]!.closed).toBe(true)
+  expect(dataPaths[1]!.subnet).toBe(own())
+  expect(own()).not.toBe(before)
+  expect(dataPaths[1]!.applied.at(-1)).toEqual([before])
+  await until(
+    () =>
+      readFileSync(subnetFile(), 'utf8').includes(`FLANNEL_SUBNET=${own().replace(/\d+-26/, '')}`) &&
+      lines.filter((line) => line.includes('Wrote subnet')).length === 2,
+  )
+})

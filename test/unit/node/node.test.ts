@@ -1,0 +1,38 @@
+// node.test.ts - what is told of a node as things befall it.
+
+import { expect, it, vi } from 'vitest'
+import { WeftError } from '../../../src/errors.ts'
+import {
+  installRig,
+  dataPaths,
+  readiness,
+  ready,
+  refuseToOpen,
+  start,
+  store,
+  trouble,
+  until,
+} from '../../support/node-rig.ts'
+
+installRig()
+
+it('says that it is ready, and what is wrong while the data path or the store is down', async () => {
+  expect([readiness(), trouble()]).toEqual([false, 'starting'])
+  start()
+  await ready()
+  expect([readiness(), trouble()]).toEqual([true, undefined])
+  refuseToOpen(new WeftError('DEVICE', 'no device today'))
+  dataPaths[0]!.die('gone')
+  await until(() => trouble() !== undefined)
+  expect(trouble()).toBe('the data path is down')
+  refuseToOpen()
+  await until(() => trouble() === undefined, 5_000)
+  store.setDown(true)
+  await vi.advanceTimersByTimeAsync(110_000)
+  expect(trouble()).toBe(undefined)
+  await vi.advanceTimersByTimeAsync(75_000)
+  expect(trouble()).toMatch(/^the leases were last compared 18\d s ago$/)
+  store.setDown(false)
+  await until(() => trouble() === undefined, 120_000)
+  expect(readiness()).toBe(true)
+})

@@ -1,0 +1,66 @@
+// peers.test.ts - which peers the data path is given.
+
+import { expect, it, vi } from 'vitest'
+import {
+  installRig,
+  dataPaths,
+  details,
+  lines,
+  logged,
+  own,
+  ready,
+  start,
+  store,
+  told,
+  until,
+  value,
+} from '../../support/node-rig.ts'
+
+installRig()
+
+it('gives the data path all peers but itself, and names who comes and goes', async () => {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start()
+  await ready()
+  expect(dataPaths[0]!.applied.at(-1)).toEqual(['10.5.0.64-26'])
+  const free = ['10.5.0.128-26', '10.5.0.192-26'].find((key) => key !== own())!
+  store.put(free, value('192.0.2.3'))
+  await until(() => dataPaths[0]!.applied.at(-1)!.length === 2)
+  store.remove('10.5.0.64-26')
+  await until(() => dataPaths[0]!.applied.at(-1)!.length === 1)
+  expect(dataPaths[0]!.applied.at(-1)).toEqual([free])
+  const subnet = free.replace('-', '/')
+  expect(lines.filter((line) => line.includes('I Subnet '))).toEqual([
+    ...['I Subnet added: 10.5.0.64/26', `I Subnet added: ${subnet}`, 'I Subnet removed: 10.5.0.64/26'],
+  ])
+})
+
+it('does nothing for a renewal of a peer', async () => {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start()
+  await ready()
+  const before = dataPaths[0]!.applied.length
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  store.put('10.5.0.64-26', value('192.0.2.9'))
+  await until(() => dataPaths[0]!.applied.length > before)
+  expect(dataPaths[0]!.applied.length).toBe(before + 1)
+})
+
+it('keeps its peers when most of them vanish at once, until a listing 30 s later lacks them still', async () => {
+  start()
+  await ready()
+  for (const last of [64, 128, 192].filter((each) => !own().startsWith(`10.5.0.${each}`)))
+    store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
+  store.put('10.6.0.0-26', value('192.0.2.7'))
+  store.put('10.6.1.0-26', value('192.0.2.8'))
+  const applied = (): number => dataPaths[0]!.applied.at(-1)!.length
+  await until(() => applied() === 4)
+  for (const key of [...store.entries.keys()]) if (key !== own()) store.remove(key)
+  await until(() => logged(/E 4 of 4 leases vanished from the store at once/))
+  await vi.advanceTimersByTimeAsync(29_000)
+  expect(applied()).toBe(4)
+  expect(told.at(-1)).toContain(', 4 peers, 4 of them kept though the store lacks them, ')
+  expect(details()).toMatch(/4 of them kept .*; leases compared \d+ s ago; 0 repairs since the start$/)
+  await until(() => logged(/W The store still lacks 4 leases; they are removed now/), 5_000)
+  await until(() => applied() === 0)
+})

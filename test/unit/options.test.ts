@@ -1,0 +1,214 @@
+// options.test.ts - flanneld's flags and ours, their environment variables, and what each may be.
+
+import { describe, expect, it } from 'vitest'
+import { usage } from '../../src/cli/weftd.ts'
+import { applyEnvironment, parseFlags, type FlagValue } from '../../src/go-flags.ts'
+import { checkFeatures, checkOptions, FLAGS, FLANNEL_FLAGS, refuseNotYet, WEFT_FLAGS } from '../../src/options.ts'
+
+const parse = (...args: string[]) => parseFlags(FLAGS, args)
+const bad = (): void => {}
+
+/** flanneld's flags as its main.go and klog register them: name, variable, default. */
+const UPSTREAM: readonly (readonly [name: string, variable: string, fallback: FlagValue])[] = [
+  ['etcd-endpoints', 'FLANNELD_ETCD_ENDPOINTS', 'http://127.0.0.1:4001,http://127.0.0.1:2379'],
+  ['etcd-prefix', 'FLANNELD_ETCD_PREFIX', '/coreos.com/network'],
+  ['etcd-keyfile', 'FLANNELD_ETCD_KEYFILE', ''],
+  ['etcd-certfile', 'FLANNELD_ETCD_CERTFILE', ''],
+  ['etcd-cafile', 'FLANNELD_ETCD_CAFILE', ''],
+  ['etcd-username', 'FLANNELD_ETCD_USERNAME', ''],
+  ['etcd-password', 'FLANNELD_ETCD_PASSWORD', ''],
+  ['iface', 'FLANNELD_IFACE', []],
+  ['iface-regex', 'FLANNELD_IFACE_REGEX', []],
+  ['iface-can-reach', 'FLANNELD_IFACE_CAN_REACH', ''],
+  ['subnet-file', 'FLANNELD_SUBNET_FILE', '/run/flannel/subnet.env'],
+  ['public-ip', 'FLANNELD_PUBLIC_IP', ''],
+  ['public-ipv6', 'FLANNELD_PUBLIC_IPV6', ''],
+  ['subnet-lease-renew-margin', 'FLANNELD_SUBNET_LEASE_RENEW_MARGIN', 60],
+  ['ip-masq', 'FLANNELD_IP_MASQ', false],
+  ['ip-masq-fully-random-disable', 'FLANNELD_IP_MASQ_FULLY_RANDOM_DISABLE', false],
+  ['kube-subnet-mgr', 'FLANNELD_KUBE_SUBNET_MGR', false],
+  ['kube-api-url', 'FLANNELD_KUBE_API_URL', ''],
+  ['kube-annotation-prefix', 'FLANNELD_KUBE_ANNOTATION_PREFIX', 'flannel.alpha.coreos.com'],
+  ['kubeconfig-file', 'FLANNELD_KUBECONFIG_FILE', ''],
+  ['version', 'FLANNELD_VERSION', false],
+  ['healthz-ip', 'FLANNELD_HEALTHZ_IP', '0.0.0.0'],
+  ['healthz-port', 'FLANNELD_HEALTHZ_PORT', 0],
+  ['iptables-resync', 'FLANNELD_IPTABLES_RESYNC', 5],
+  ['iptables-forward-rules', 'FLANNELD_IPTABLES_FORWARD_RULES', true],
+  ['ip-blackhole-route', 'FLANNELD_IP_BLACKHOLE_ROUTE', false],
+  ['net-config-path', 'FLANNELD_NET_CONFIG_PATH', '/etc/kube-flannel/net-conf.json'],
+  ['set-node-network-unavailable', 'FLANNELD_SET_NODE_NETWORK_UNAVAILABLE', true],
+  ['v', 'FLANNELD_V', 0],
+  ['vmodule', 'FLANNELD_VMODULE', ''],
+  ['log_backtrace_at', 'FLANNELD_LOG_BACKTRACE_AT', ''],
+]
+
+/** weft's own, which take variables of the same form. */
+const OURS: typeof UPSTREAM = [
+  ['lease-dir', 'FLANNELD_LEASE_DIR', ''],
+  ['iface-wait', 'FLANNELD_IFACE_WAIT', 120],
+  ['fail-static-hold', 'FLANNELD_FAIL_STATIC_HOLD', 30],
+  ['engine', 'FLANNELD_ENGINE', 'native'],
+  ['workers', 'FLANNELD_WORKERS', 1],
+  ['without', 'FLANNELD_WITHOUT', []],
+]
+
+const TRUE = ['1', 't', 'T', 'true', 'TRUE', 'True']
+const FALSE = ['0', 'f', 'F', 'false', 'FALSE', 'False']
+const NO_BOOLEAN = ['', 'yes', 'on', 'tRUE', ' true', '2', '-1']
+const INTEGERS: readonly (readonly [string, number])[] = [
+  ...([
+    ['0', 0],
+    ['-3', -3],
+    ['+3', 3],
+    ['0x10', 16],
+    ['0X1f', 31],
+    ['0o17', 15],
+    ['017', 15],
+  ] as const),
+  ...([
+    ['0b11', 3],
+    ['1_440', 1440],
+  ] as const),
+]
+const NO_INTEGER = ['', 'x', '1.5', '08', '1e3', ' 1', '1 ', '0x', '1__0', '9223372036854775808', '5s']
+
+describe("flanneld's flags, and ours", () => {
+  const nameOf = (name: string) => name as keyof typeof FLAGS
+  /** A text that is not the default, what it reads as, and another text. */
+  const samples = (fallback: FlagValue): { text: string; value: FlagValue; other: string; otherValue: FlagValue } => {
+    if (typeof fallback === 'boolean')
+      return { text: String(!fallback), value: !fallback, other: String(fallback), otherValue: fallback }
+    if (typeof fallback === 'number') return { text: '0x4D', value: 77, other: '5', otherValue: 5 }
+    if (typeof fallback === 'string') return { text: 'a,b', value: 'a,b', other: 'c', otherValue: 'c' }
+    return { text: 'a,b', value: ['a,b'], other: 'c', otherValue: ['c'] }
+  }
+
+  it('are all there, and no others', () => {
+    expect(Object.keys(FLANNEL_FLAGS).toSorted()).toEqual(UPSTREAM.map(([name]) => name).toSorted())
+    expect(Object.keys(WEFT_FLAGS).toSorted()).toEqual(OURS.map(([name]) => name).toSorted())
+  })
+
+  it.each([...UPSTREAM, ...OURS])(
+    '-%s as a flag and as %s: every form that Go reads, and none that it does not',
+    (name, variable, fallback) => {
+      const complaints: string[] = []
+      const byFlag = (text: string): FlagValue => parse(`-${name}=${text}`).options[nameOf(name)]
+      const byVariable = (text: string): FlagValue =>
+        applyEnvironment(FLAGS, parse(), 'FLANNELD', { [variable]: text }, (message) => complaints.push(message))[
+          nameOf(name)
+        ]
+      const takes = (text: string, value: FlagValue): void => {
+        expect([byFlag(text), byVariable(text)], text).toEqual([value, text === '' ? fallback : value])
+      }
+      const refuses = (text: string): void => {
+        expect(() => byFlag(text), text).toThrow(`invalid value "${text}" for flag -${name}: it takes`)
+        complaints.length = 0
+        expect(byVariable(text)).toEqual(fallback)
+        const empty = text === '' // which is unset
+        expect(complaints).toEqual(empty ? [] : [expect.stringMatching(`^invalid value .* for ${variable}: it takes`)])
+      }
+      if (typeof fallback === 'boolean') {
+        for (const text of TRUE) takes(text, true)
+        for (const text of FALSE) takes(text, false)
+        for (const text of NO_BOOLEAN) refuses(text)
+        expect(parse(`--${name}`).options[nameOf(name)]).toBe(true)
+        // A separate word is no value: it ends the flags.
+        expect(parse(`-${name}`, 'false', '-v=3')).toMatchObject({
+          options: { [name]: true, v: 0 },
+          rest: ['false', '-v=3'],
+        })
+      } else if (typeof fallback === 'number') {
+        for (const [text, value] of INTEGERS) takes(text, value)
+        for (const text of NO_INTEGER) refuses(text)
+      } else {
+        const list = typeof fallback !== 'string'
+        for (const text of ['', 'a', 'a,b', ' a ', 'a=b', '-x', '"a"']) takes(text, list ? [text] : text)
+        const twice = parse(`-${name}=a`, `--${name}`, 'b').options[nameOf(name)]
+        expect(twice).toEqual(list ? ['a', 'b'] : 'b')
+      }
+      if (typeof fallback !== 'boolean') expect(() => parse(`-${name}`)).toThrow(`flag needs an argument: -${name}`)
+    },
+  )
+
+  it.each([...UPSTREAM, ...OURS])('-%s: the default, four ways to give it, and %s', (name, variable, fallback) => {
+    const { text, value, other, otherValue } = samples(fallback)
+    expect(parse().options[nameOf(name)]).toEqual(fallback)
+    const ways = [[`-${name}=${text}`], [`--${name}=${text}`]]
+    if (typeof fallback !== 'boolean') ways.push([`-${name}`, text], [`--${name}`, text])
+    for (const way of ways) expect(parse(...way).options[nameOf(name)]).toEqual(value)
+
+    const from = (environment: Record<string, string>, ...args: string[]): FlagValue =>
+      applyEnvironment(FLAGS, parse(...args), 'FLANNELD', environment, bad)[nameOf(name)]
+    expect(from({ [variable]: text })).toEqual(value)
+    expect(from({ [variable]: '' })).toEqual(fallback)
+    expect(from({ [variable]: text }, `-${name}=${other}`)).toEqual(otherValue)
+  })
+
+  it("have the usage text that Go's PrintDefaults makes of them, byte for byte", () => {
+    const words: Readonly<Record<string, string>> = { v: ' value', vmodule: ' value', log_backtrace_at: ' value' } // klog's types
+    const shape = (table: typeof UPSTREAM, help: Readonly<Record<string, { help: string }>>): string =>
+      table
+        .toSorted(([a], [b]) => (a < b ? -1 : 1))
+        .map(([name, , fallback]) => {
+          const type = { boolean: '', number: ' int', string: ' string', object: ' value' }[typeof fallback as string]
+          const zero = [false, 0, ''].includes(fallback as string) || typeof fallback === 'object'
+          const quoted = typeof fallback === 'string' ? `"${fallback}"` : String(fallback)
+          return `  -${name}${words[name] ?? type}\n    \t${help[name]!.help}${zero ? '' : ` (default ${quoted})`}\n`
+        })
+        .join('')
+    expect(usage('/opt/bin/flanneld')).toBe(
+      `Usage: /opt/bin/flanneld [OPTION]...\n${shape(UPSTREAM, FLANNEL_FLAGS)}weft's own:\n${shape(OURS, WEFT_FLAGS)}`,
+    )
+  })
+})
+
+describe('checkOptions', () => {
+  it.each([
+    [['-subnet-lease-renew-margin=0'], 'out of acceptable range'],
+    [['-subnet-lease-renew-margin=1440'], 'out of acceptable range'],
+    [['-engine=warp'], 'unknown engine: warp'],
+    [['-workers=0'], '--workers is 0'],
+    [['-workers=17'], '--workers is 17'],
+    [['-iface-wait=-1'], '--iface-wait is -1'],
+  ])('refuses %j', (args, message) => {
+    expect(() => checkOptions(parse(...args).options)).toThrow(message)
+  })
+
+  it.each([[['-subnet-lease-renew-margin=1']], [['-subnet-lease-renew-margin=1439', '-engine=dgram', '-workers=16']]])(
+    'takes %j',
+    (args) => {
+      checkOptions(parse(...args).options)
+    },
+  )
+})
+
+describe('checkFeatures', () => {
+  const features = ['tun-tso', 'udp-gso']
+  const check = (...args: string[]) => checkFeatures(parse(...args).options, features)
+
+  it.each([
+    [[]],
+    [['-without=udp-gso']],
+    [['-without=udp-gso', '-without=tun-tso', '-workers=2']],
+    [['-engine=dgram']],
+  ])('takes %j', (args) => check(...args))
+
+  it.each([
+    [['-without=magic'], '--without magic: there is no such feature', 'choose from tun-tso, udp-gso'],
+    [['-without=udp-gso', '-without=udp-gos'], '--without udp-gos: there is no such feature', 'choose from'],
+    [['-without=udp-gso,tun-tso'], '--without udp-gso,tun-tso: there is no such feature', 'choose from'],
+    [['-engine=dgram', '-without=udp-gso'], '--without udp-gso: the engine dgram uses no such feature', 'leave it out'],
+    [['-engine=naive', '-without=tun-tso'], '--without tun-tso: the engine naive uses no such feature', 'leave it out'],
+  ])('refuses %j', (args, message, remedy) => {
+    expect(() => check(...args)).toThrow(
+      expect.objectContaining({ code: 'USAGE', message, remedy: expect.stringContaining(remedy) }),
+    )
+  })
+})
+
+describe('refuseNotYet', () => {
+  it.each([[['-kube-subnet-mgr']], [['-public-ipv6=fc00::1']]])('refuses %j', (args) => {
+    expect(() => refuseNotYet(parse(...args).options)).toThrow(expect.objectContaining({ code: 'USAGE' }))
+  })
+})
