@@ -1,15 +1,11 @@
-// core.test.ts - builds the native core's tests with sanitizers and runs them.
+// core.test.ts - builds the tests of native/ that need no Node with sanitizers and runs them.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { execute, output } from '../../lab/command.ts'
-import { packageRoot } from '../../lab/lab.ts'
-
-const SOURCES = ['checksum', 'coalesce', 'egress', 'icmp', 'ingress', 'peers', 'segment'].map((name) =>
-  join(packageRoot, `native/${name}.cc`),
-)
+import { buildNative } from '../support/native-program.ts'
 
 let folder: string
 beforeAll(() => {
@@ -17,42 +13,30 @@ beforeAll(() => {
 })
 afterAll(() => rmSync(folder, { recursive: true, force: true }))
 
-describe('the native core', () => {
-  it.each([
-    ['address and undefined behaviour', ['-fsanitize=address,undefined', '-fno-sanitize-recover=all']],
-    ['threads', ['-fsanitize=thread']],
-    ['nothing, optimised as it is shipped', ['-O2']],
-  ])(
+const MEMORY = ['address and undefined behaviour', ['-fsanitize=address,undefined', '-fno-sanitize-recover=all']] as const
+const THREADS = ['threads', ['-fsanitize=thread']] as const
+const NOTHING = ['nothing, optimised as it is shipped', ['-O2']] as const
+
+describe.each([
+  ['the pure core', 'core_test', [MEMORY, THREADS, NOTHING]],
+  ['what sends, receives and writes', 'io_test', [MEMORY]],
+  ['the walks of a packet', 'walk_test', [MEMORY]],
+] as const)('%s', (_what, name, watched) => {
+  it.each([...watched])(
     'keeps its rules, watched for %s',
     async (_title, flags) => {
-      const program = join(folder, `core-${flags.length}-${flags[0]!.replaceAll(/\W/g, '')}`)
-      await output([
-        'g++',
-        '-std=c++20',
-        '-g',
-        '-O1',
-        '-Wall',
-        '-Wextra',
-        '-Werror',
-        '-fno-exceptions',
-        ...flags,
-        join(packageRoot, 'test/native/core_test.cc'),
-        ...SOURCES,
-        '-o',
-        program,
-        '-lpthread',
-      ])
+      const program = join(folder, `${name}-${flags.length}-${flags[0].replaceAll(/\W/g, '')}`)
+      await buildNative(name, program, ['-g', '-O1', ...flags])
       const seed = String(Date.now() % 1_000_000)
       const { code, stdout, stderr } = await execute([program, seed, flags[0] === '-O2' ? '60' : '8'])
       expect({ code, said: (stdout + stderr).slice(-2_000) }).toEqual({ code: 0, said: `seed ${seed}: 0 failures\n` })
     },
     120_000,
   )
+})
 
-  it('neither allocates nor locks while it carries packets', async () => {
-    const program = join(folder, 'core-steady')
-    const source = join(packageRoot, 'test/native/core_steady.cc')
-    await output(['g++', '-std=c++20', '-O2', '-fno-exceptions', source, ...SOURCES, '-o', program, '-lpthread'])
-    expect(await output([program])).toBe('0 allocations, 0 locks\n')
-  })
+it('neither allocates nor locks while it carries packets', async () => {
+  const program = join(folder, 'core-steady')
+  await buildNative('core_steady', program, ['-O2'])
+  expect(await output([program])).toBe('0 allocations, 0 locks\n')
 })

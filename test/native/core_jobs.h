@@ -4,20 +4,25 @@
 // Input is a sequence of jobs, output a sequence of answers, in this machine's byte order. A job is a byte that says
 // which, and its arguments; a `packet` is a length (uint32) and as many bytes; input that ends early ends the run.
 //
-//   S virtio packet    cut a superpacket; answers the number of packets (uint32, or kRefused) and the packets
-//   F virtio packet    complete a checksum; answers as S, with one packet
-//   C count packets    join packets of one batch; answers the number of writes, and for each its virtio header and
-//   packet I packet           the ICMP error for a packet; answers as S, with one packet P packet           a peer
-//   table of these records and a look-up of each record's subnet; answers the number found
+//   S virtio packet   cut a superpacket; answers the number of packets (uint32, or kRefused) and the packets
+//
+//   F virtio packet   complete a checksum; answers as S, with one packet
+//
+//   C count packets   join packets of one batch; answers the number of writes, and for each its virtio header and
+//   packet
+//
+//   I packet          the ICMP error for a packet; answers as S, with one packet
+//
+//   P packet          a peer table of these records and a look-up of each record's subnet; answers the number found
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "../../native/coalesce.h"
-#include "../../native/icmp.h"
-#include "../../native/peers.h"
-#include "../../native/segment.h"
+#include "../../native/core/coalesce.h"
+#include "../../native/core/icmp.h"
+#include "../../native/core/peers.h"
+#include "../../native/core/segment.h"
 
 namespace weft {
 

@@ -177,7 +177,8 @@ describe('the native engine', () => {
   it('ends with its process: no thread outlives the environment', async () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
-      const start = () => addon.startEngine({ tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, mtu: 1472, tunAddress: 1, workers: 2, naive: false, without: [] }, () => {})
+      const open = () => addon.openDescriptors({ tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 2, features: addon.featureNames })
+      const start = () => addon.runEngine(open(), { encapsulation: 'udp', tunAddress: 1, naive: false }, () => {})
       start()
       start()
       process.exit(7)`

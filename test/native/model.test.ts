@@ -5,9 +5,8 @@ import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { output } from '../../lab/command.ts'
-import { packageRoot } from '../../lab/lab.ts'
 import { answersOf, coalesceJob, finishJob, segmentJob } from '../support/core-jobs.ts'
+import { buildNative } from '../support/native-program.ts'
 import {
   comparable,
   cut,
@@ -30,11 +29,7 @@ let program: string
 beforeAll(async () => {
   folder = mkdtempSync(join(tmpdir(), 'weft-model-'))
   program = join(folder, 'core')
-  const sources = ['checksum', 'coalesce', 'icmp', 'peers', 'segment'].map((name) =>
-    join(packageRoot, `native/${name}.cc`),
-  )
-  const flags = ['-std=c++20', '-O2', '-fno-exceptions', '-o', program]
-  await output(['g++', ...flags, join(packageRoot, 'test/native/core_pipe.cc'), ...sources])
+  await buildNative('core_pipe', program, ['-O2'], ['core'])
 })
 afterAll(() => rmSync(folder, { recursive: true, force: true }))
 

@@ -1,0 +1,28 @@
+// native-program.ts - builds a program of test/native with the rooms of native/ that can be linked without Node.
+
+import { readdirSync } from 'node:fs'
+import { join } from 'node:path'
+import { output } from '../../lab/command.ts'
+import { packageRoot } from '../../lab/lab.ts'
+
+const FLAGS = ['-std=c++20', '-Wall', '-Wextra', '-Werror', '-fno-exceptions']
+
+/** Every source of these rooms. */
+function sourcesOf(rooms: readonly string[]): string[] {
+  return rooms.flatMap((room) =>
+    readdirSync(join(packageRoot, 'native', room))
+      .filter((name) => name.endsWith('.cc'))
+      .map((name) => join(packageRoot, 'native', room, name)),
+  )
+}
+
+/** Builds test/native/NAME.cc as the program `to`. */
+export async function buildNative(
+  name: string,
+  to: string,
+  flags: readonly string[],
+  rooms: readonly string[] = ['core', 'io'],
+): Promise<void> {
+  const source = join(packageRoot, 'test/native', `${name}.cc`)
+  await output(['g++', ...FLAGS, ...flags, source, ...sourcesOf(rooms), '-o', to, '-lpthread'])
+}
