@@ -36,6 +36,8 @@ export interface RunOptions {
   encapsulation: string
   /** IPv4 address in host order that ICMP errors are sent from (the TUN's own). */
   tunAddress: number
+  /** The first peer table, as `setPeers` takes it: packets may be waiting in the descriptors. */
+  peers: Uint8Array
   /** One packet per system call and one thread: what flanneld does, to compare with. For descriptors without features. */
   naive: boolean
 }

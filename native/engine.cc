@@ -46,6 +46,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   if (encapsulation == std::end(kEncapsulations)) return SystemError{"encapsulation", EPROTONOSUPPORT};
 
   std::unique_ptr<Engine> engine(new Engine(std::move(descriptors)));
+  engine->set_peers(options.peers);
   for (size_t i = 0; i < engine->descriptors_.loops.size(); i++) {
     const LoopDescriptors& fds = engine->descriptors_.loops[i];
     const Path path{fds.tun.get(),

@@ -17,6 +17,7 @@ namespace weft {
 struct RunOptions {
   std::string_view encapsulation;  ///< by its name in engine.cc
   uint32_t tun_address = 0;        ///< network order
+  std::span<const uint8_t> peers;  ///< the first table: packets may be waiting in the descriptors
   bool naive = false;
 };
 

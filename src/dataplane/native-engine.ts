@@ -29,7 +29,8 @@ export function startNativeEngine(config: EngineConfig, { naive = false } = {}):
   let native
   try {
     opened = addon.openDescriptors({ tunName, bindAddress, port, workers, features })
-    native = addon.runEngine(opened, { encapsulation: 'udp', tunAddress, naive }, (error) => reportFault(error))
+    const options = { encapsulation: 'udp', tunAddress, naive, peers: new Uint8Array() }
+    native = addon.runEngine(opened, options, (error) => reportFault(error))
   } catch (error) {
     throw engineStartError(error, config)
   }

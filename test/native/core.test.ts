@@ -13,7 +13,10 @@ beforeAll(() => {
 })
 afterAll(() => rmSync(folder, { recursive: true, force: true }))
 
-const MEMORY = ['address and undefined behaviour', ['-fsanitize=address,undefined', '-fno-sanitize-recover=all']] as const
+const MEMORY = [
+  'address and undefined behaviour',
+  ['-fsanitize=address,undefined', '-fno-sanitize-recover=all'],
+] as const
 const THREADS = ['threads', ['-fsanitize=thread']] as const
 const NOTHING = ['nothing, optimised as it is shipped', ['-O2']] as const
 
