@@ -23,28 +23,37 @@ struct Rule {
 
 constexpr uint32_t kCoalesce = kCoalesceTcp | kCoalesceUdp;
 
+using enum Way;
+using enum Then;
+using enum Off;
+using enum Whom;
+using enum When;
+
 // clang-format off
 /// The first that fits counts.
 constexpr Rule kRules[] = {
+    // way   error      joined by     above            then     counted                off        whom       when
+    //
     // A route whose device computes no checksums, or an xfrm policy (Linux 6.18, net/ipv4/udp.c, udp_send_skb).
-    {Way::kPeers, EIO,       kUdpGso,      1,               {Then::kSingly, k_udp_gso_refusals, Off::kFeature, Whom::kEndpoint}},
-    {Way::kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {Then::kSingly, k_udp_gso_refusals, Off::kLongRuns}},
-    {Way::kPeers, EINVAL,    kUdpGso,      1,               {Then::kSingly, k_udp_gso_refusals, Off::kFeature}},
+    {kPeers, EIO,       kUdpGso,      1,               {kSingly, k_udp_gso_refusals,    kFeature,  kEndpoint, kAlways}},
+    // More segments than this kernel takes; else one that does not do what it offered.
+    {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,    kLongRuns, kAll,      kAlways}},
+    {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,    kFeature,  kAll,      kAlways}},
     // Larger than the path's MTU: singly, the kernel may fragment them.
-    {Way::kPeers, EMSGSIZE,  kUdpGso,      1,               {Then::kSingly, k_udp_gso_refusals}},
-    {Way::kPeers, EMSGSIZE,  kAnything,    0,               {Then::kDrop, k_tx_drop_too_big}},
-    {Way::kPeers, EAGAIN,    kAnything,    0,               {Then::kDrop, k_tx_drop_socket_full}},
-    {Way::kPeers, ENOBUFS,   kAnything,    0,               {Then::kDrop, k_tx_drop_socket_full}},
-    {Way::kPeers, ENOMEM,    kAnything,    0,               {Then::kDrop, k_tx_drop_socket_full}},
-    {Way::kPeers, kAnyError, kAnything,    0,               {Then::kDrop, k_tx_drop_refused}},
+    {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals}},
+    {kPeers, EMSGSIZE,  kAnything,    0,               {kDrop,   k_tx_drop_too_big}},
+    {kPeers, EAGAIN,    kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
+    {kPeers, ENOBUFS,   kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
+    {kPeers, ENOMEM,    kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
+    {kPeers, kAnyError, kAnything,    0,               {kDrop,   k_tx_drop_refused}},
     // The device was deleted.
-    {Way::kTun,   EBADFD,    kAnything,    0,               {Then::kGiveUp, k_rx_drop_tun}},
+    {kTun,   EBADFD,    kAnything,    0,               {kGiveUp, k_rx_drop_tun}},
     // Refused as a whole but taken singly: it is the joining that the kernel does not want. A TUN that is down refuses
     // both, and says nothing about joining.
-    {Way::kTun,   EINVAL,    kCoalesceUdp, kOldUdpSegments, {Then::kSingly, k_coalesce_refusals, Off::kLongRuns, Whom::kAll, When::kSinglesTaken}},
-    {Way::kTun,   EINVAL,    kCoalesce,    1,               {Then::kSingly, k_coalesce_refusals, Off::kFeature, Whom::kAll, When::kSinglesTaken}},
-    {Way::kTun,   kAnyError, kCoalesce,    1,               {Then::kSingly, k_coalesce_refusals}},
-    {Way::kTun,   kAnyError, kAnything,    0,               {Then::kDrop, k_rx_drop_tun}},
+    {kTun,   EINVAL,    kCoalesceUdp, kOldUdpSegments, {kSingly, k_coalesce_refusals,   kLongRuns, kAll, kSinglesTaken}},
+    {kTun,   EINVAL,    kCoalesce,    1,               {kSingly, k_coalesce_refusals,   kFeature,  kAll, kSinglesTaken}},
+    {kTun,   kAnyError, kCoalesce,    1,               {kSingly, k_coalesce_refusals}},
+    {kTun,   kAnyError, kAnything,    0,               {kDrop,   k_rx_drop_tun}},
 };
 // clang-format on
 
