@@ -18,8 +18,8 @@ export interface OpenOptions {
 }
 
 /**
- * Open descriptors, as numbers: whoever has this object has to close them, or to give them to `runEngine`. A process may
- * hand them to another, which runs an engine on them with the numbers that they have there.
+ * Open descriptors, as numbers: whoever has this object has to close them, or to give them to `runEngine`. A process
+ * may hand them to another, which runs an engine on them with the numbers that they have there.
  */
 export interface Descriptors {
   /** The interface's name as the kernel gave it. */
@@ -38,7 +38,7 @@ export interface RunOptions {
   tunAddress: number
   /** The first peer table, as `setPeers` takes it: packets may be waiting in the descriptors. */
   peers: Uint8Array
-  /** One packet per system call and one thread: what flanneld does, to compare with. For descriptors without features. */
+  /** One packet per system call and one thread, on descriptors without features: as flanneld does, to compare with. */
   naive: boolean
 }
 

@@ -32,13 +32,13 @@ using enum When;
 // clang-format off
 /// The first that fits counts.
 constexpr Rule kRules[] = {
-    // way   error      joined by     above            then     counted                off        whom       when
+    // way   error      joined by     above            then     counted              off        whom       when
     //
     // A route whose device computes no checksums, or an xfrm policy (Linux 6.18, net/ipv4/udp.c, udp_send_skb).
-    {kPeers, EIO,       kUdpGso,      1,               {kSingly, k_udp_gso_refusals,    kFeature,  kEndpoint, kAlways}},
+    {kPeers, EIO,       kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature,  kEndpoint, kAlways}},
     // More segments than this kernel takes; else one that does not do what it offered.
-    {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,    kLongRuns, kAll,      kAlways}},
-    {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,    kFeature,  kAll,      kAlways}},
+    {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,  kLongRuns, kAll,      kAlways}},
+    {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature,  kAll,      kAlways}},
     // Larger than the path's MTU: singly, the kernel may fragment them.
     {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals}},
     {kPeers, EMSGSIZE,  kAnything,    0,               {kDrop,   k_tx_drop_too_big}},
@@ -50,8 +50,8 @@ constexpr Rule kRules[] = {
     {kTun,   EBADFD,    kAnything,    0,               {kGiveUp, k_rx_drop_tun}},
     // Refused as a whole but taken singly: it is the joining that the kernel does not want. A TUN that is down refuses
     // both, and says nothing about joining.
-    {kTun,   EINVAL,    kCoalesceUdp, kOldUdpSegments, {kSingly, k_coalesce_refusals,   kLongRuns, kAll, kSinglesTaken}},
-    {kTun,   EINVAL,    kCoalesce,    1,               {kSingly, k_coalesce_refusals,   kFeature,  kAll, kSinglesTaken}},
+    {kTun,   EINVAL,    kCoalesceUdp, kOldUdpSegments, {kSingly, k_coalesce_refusals, kLongRuns, kAll, kSinglesTaken}},
+    {kTun,   EINVAL,    kCoalesce,    1,               {kSingly, k_coalesce_refusals, kFeature,  kAll, kSinglesTaken}},
     {kTun,   kAnyError, kCoalesce,    1,               {kSingly, k_coalesce_refusals}},
     {kTun,   kAnyError, kAnything,    0,               {kDrop,   k_rx_drop_tun}},
 };

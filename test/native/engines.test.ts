@@ -185,9 +185,11 @@ describe('the native engine', () => {
   it('refuses an encapsulation that it does not know, and closes the descriptors', async () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
-      const opened = addon.openDescriptors({ tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: [] })
+      const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: [] }
+      const opened = addon.openDescriptors(asked)
       try {
-        addon.runEngine(opened, { encapsulation: 'none such', tunAddress: 1, naive: false, peers: new Uint8Array() }, () => {})
+        const options = { encapsulation: 'none such', tunAddress: 1, naive: false, peers: new Uint8Array() }
+        addon.runEngine(opened, options, () => {})
       } catch ({ code }) {
         console.log(code, require('node:fs').readFileSync('/proc/net/dev', 'utf8').includes(opened.tunName + ':'))
       }`
@@ -199,8 +201,10 @@ describe('the native engine', () => {
   it('ends with its process: no thread outlives the environment', async () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
-      const open = () => addon.openDescriptors({ tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 2, features: addon.featureNames })
-      const start = () => addon.runEngine(open(), { encapsulation: 'udp', tunAddress: 1, naive: false, peers: new Uint8Array() }, () => {})
+      const features = addon.featureNames
+      const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 2, features }
+      const options = { encapsulation: 'udp', tunAddress: 1, naive: false, peers: new Uint8Array() }
+      const start = () => addon.runEngine(addon.openDescriptors(asked), options, () => {})
       start()
       start()
       process.exit(7)`
