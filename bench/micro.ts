@@ -54,7 +54,7 @@ export function microSeries(rounds: readonly (readonly Line[])[]): Series[] {
 }
 
 export async function measureMicro(rounds: number): Promise<Part> {
-  const program = await nativeProgram('micro', ['checksum', 'coalesce', 'peers', 'segment'])
+  const program = await nativeProgram('micro', ['core/checksum', 'core/coalesce', 'core/peers', 'core/segment'])
   const runs: Line[][] = []
   for (let round = 0; round < rounds; round++) {
     const text = await output([program])

@@ -11,7 +11,9 @@ const FLAGS = ['-std=c++20', '-O2', '-Wall', '-Wextra', '-fno-exceptions']
 /** The path of `bench/native/NAME.cc` as a program, linked with these files of native/. */
 export async function nativeProgram(name: string, sources: readonly string[] = []): Promise<string> {
   const program = join(packageRoot, 'build/bench', name)
-  const files = FOLDERS.flatMap((folder) => readdirSync(join(packageRoot, folder)).map((file) => join(folder, file)))
+  const files = FOLDERS.flatMap((folder) =>
+    readdirSync(join(packageRoot, folder), { recursive: true, encoding: 'utf8' }).map((file) => join(folder, file)),
+  )
   const newest = Math.max(...files.map((file) => statSync(join(packageRoot, file)).mtimeMs))
   if (!existsSync(program) || statSync(program).mtimeMs < newest) {
     mkdirSync(join(packageRoot, 'build/bench'), { recursive: true })

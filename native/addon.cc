@@ -9,10 +9,10 @@
 #include <string.h>
 #include <uv.h>
 
-#include "counters.h"
+#include "core/counters.h"
 #include "engine.h"
-#include "linux_compat.h"
-#include "notify.h"
+#include "io/notify.h"
+#include "io/tun.h"
 
 namespace weft {
 
@@ -84,23 +84,88 @@ class WithCleanup : public Napi::ObjectWrap<T> {
   napi_env environment_;
 };
 
-/// Joins the threads in a thread of libuv's pool: one that hangs must not stop the event loop.
-class StopWorker : public Napi::AsyncWorker {
+std::vector<std::string_view> names_of(uint32_t features) {
+  std::vector<std::string_view> names;
+  for (const FeatureName& each : kFeatureNames) {
+    if (features & each.feature) names.push_back(each.name);
+  }
+  return names;
+}
+
+Napi::Array to_array(Napi::Env env, const std::vector<std::string_view>& names) {
+  Napi::Array array = Napi::Array::New(env);
+  for (const std::string_view name : names) array.Set(array.Length(), std::string(name));
+  return array;
+}
+
+uint32_t features_of(const Napi::Array& names) {
+  uint32_t features = 0;
+  for (uint32_t i = 0; i < names.Length(); i++) {
+    const std::string name = names.Get(i).As<Napi::String>();
+    for (const FeatureName& each : kFeatureNames) {
+      if (each.name == name) features |= each.feature;
+    }
+  }
+  return features;
+}
+
+/// The descriptors are JavaScript's from now on.
+Napi::Object to_object(Napi::Env env, Descriptors descriptors) {
+  Napi::Object object = Napi::Object::New(env);
+  Napi::Array loops = Napi::Array::New(env);
+  for (LoopDescriptors& fds : descriptors.loops) {
+    Napi::Object loop = Napi::Object::New(env);
+    loop.Set("tun", fds.tun.release());
+    loop.Set("socket", fds.socket.release());
+    if (fds.sender) loop.Set("sender", fds.sender.release());
+    loops.Set(loops.Length(), loop);
+  }
+  object.Set("tunName", descriptors.tun_name);
+  object.Set("features", to_array(env, names_of(descriptors.features)));
+  object.Set("loops", loops);
+  return object;
+}
+
+/// They are C++'s from now on.
+Descriptors to_descriptors(const Napi::Object& object) {
+  Descriptors descriptors;
+  descriptors.tun_name = object.Get("tunName").As<Napi::String>();
+  descriptors.features = features_of(object.Get("features").As<Napi::Array>());
+  const auto loops = object.Get("loops").As<Napi::Array>();
+  const auto fd_of = [](const Napi::Value& value) {
+    return Fd(value.IsNumber() ? value.As<Napi::Number>().Int32Value() : -1);
+  };
+  for (uint32_t i = 0; i < loops.Length(); i++) {
+    const auto loop = loops.Get(i).As<Napi::Object>();
+    descriptors.loops.push_back({fd_of(loop.Get("tun")), fd_of(loop.Get("socket")), fd_of(loop.Get("sender"))});
+  }
+  return descriptors;
+}
+
+/// Joins the threads in a thread of libuv's pool: one that hangs must not stop the event loop. Then closes the
+/// descriptors, or gives them back.
+class EndWorker : public Napi::AsyncWorker {
  public:
-  StopWorker(Napi::Env env, std::unique_ptr<Engine> engine, Napi::ObjectReference counters)
+  EndWorker(Napi::Env env, std::unique_ptr<Engine> engine, Napi::ObjectReference counters, bool give_back)
       : AsyncWorker(env),
         engine_(std::move(engine)),
         counters_(std::move(counters)),
+        give_back_(give_back),
         promise_(Napi::Promise::Deferred::New(env)) {}
   Napi::Promise promise() const { return promise_.Promise(); }
 
  protected:
-  void Execute() override { engine_.reset(); }
-  void OnOK() override { promise_.Resolve(Env().Undefined()); }
+  void Execute() override {
+    if (give_back_) descriptors_ = engine_->release();
+    engine_.reset();
+  }
+  void OnOK() override { promise_.Resolve(give_back_ ? to_object(Env(), std::move(descriptors_)) : Env().Undefined()); }
 
  private:
   std::unique_ptr<Engine> engine_;
   Napi::ObjectReference counters_;  // the threads write into it until then
+  bool give_back_;
+  Descriptors descriptors_;
   Napi::Promise::Deferred promise_;
 };
 
@@ -110,13 +175,15 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     return DefineClass(
         env, "NativeEngine",
         {InstanceMethod<&EngineHandle::set_peers>("setPeers"), InstanceMethod<&EngineHandle::ask_threads>("askThreads"),
-         InstanceMethod<&EngineHandle::stop>("stop"), InstanceAccessor<&EngineHandle::offloads>("offloads")});
+         InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
+         InstanceAccessor<&EngineHandle::offloads>("offloads")});
   }
 
   explicit EngineHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {}
 
-  Failure start(const EngineOptions& options, Napi::BigUint64Array counters, Napi::Function on_fault) {
-    if (Failure failure = Engine::start(options, counters.Data(), engine_)) {
+  Failure run(Descriptors descriptors, const RunOptions& options, Napi::BigUint64Array counters,
+              Napi::Function on_fault) {
+    if (Failure failure = Engine::run(std::move(descriptors), options, counters.Data(), engine_)) {
       release();
       return failure;
     }
@@ -128,7 +195,6 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     });
     return {};
   }
-  const Engine& engine() const { return *engine_; }
 
   void shut_down() {
     watcher_.reset();
@@ -150,20 +216,17 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     }
     return rounds;
   }
-  Napi::Value stop(const Napi::CallbackInfo& info) {
+  Napi::Value stop(const Napi::CallbackInfo& info) { return end(info.Env(), false); }
+  Napi::Value release_descriptors(const Napi::CallbackInfo& info) { return end(info.Env(), true); }
+  Napi::Value end(Napi::Env env, bool give_back) {
     watcher_.reset();
     if (engine_) release();
-    auto* worker = new StopWorker(info.Env(), std::move(engine_), std::move(counters_));  // deletes itself when done
+    auto* worker = new EndWorker(env, std::move(engine_), std::move(counters_), give_back);  // deletes itself when done
     worker->Queue();
     return worker->promise();
   }
   Napi::Value offloads(const Napi::CallbackInfo& info) {
-    Napi::Array names = Napi::Array::New(info.Env());
-    const uint32_t bits = engine_ ? engine_->features().bits() : 0;
-    for (const FeatureName& feature : kFeatureNames) {
-      if (bits & feature.feature) names.Set(names.Length(), std::string(feature.name));
-    }
-    return names;
+    return to_array(info.Env(), names_of(engine_ ? engine_->features().bits() : 0));
   }
 
   std::unique_ptr<Engine> engine_;
@@ -199,41 +262,48 @@ struct Classes {
   Napi::FunctionReference watcher;
 };
 
-uint32_t wanted_features(const Napi::Array& without) {
-  uint32_t features = kAllFeatures;
-  for (uint32_t i = 0; i < without.Length(); i++) {
-    const std::string name = without.Get(i).As<Napi::String>();
-    for (const FeatureName& feature : kFeatureNames) {
-      if (feature.name == name) features &= ~feature.feature;
-    }
-  }
-  return features;
-}
-
-Napi::Value start_engine(const Napi::CallbackInfo& info) {
+Napi::Value open_descriptors_of(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
   const auto given = info[0].As<Napi::Object>();
-  EngineOptions options;
+  OpenOptions options;
   options.tun_name = given.Get("tunName").As<Napi::String>();
   options.bind_address.sin_family = AF_INET;
   options.bind_address.sin_port = to_be16(static_cast<uint16_t>(given.Get("port").As<Napi::Number>().Uint32Value()));
   inet_pton(AF_INET, given.Get("bindAddress").As<Napi::String>().Utf8Value().c_str(), &options.bind_address.sin_addr);
-  options.tun_address = to_be32(given.Get("tunAddress").As<Napi::Number>().Uint32Value());
   options.workers = given.Get("workers").As<Napi::Number>().Uint32Value();
-  options.naive = given.Get("naive").As<Napi::Boolean>();
-  options.features = wanted_features(given.Get("without").As<Napi::Array>());
+  options.features = features_of(given.Get("features").As<Napi::Array>());
 
-  auto counters = Napi::BigUint64Array::New(env, options.workers * kCounterCount, napi_biguint64_array);
-  Napi::Object handle = env.GetInstanceData<Classes>()->engine.New({});
-  EngineHandle* engine = EngineHandle::Unwrap(handle);
-  if (Failure failure = engine->start(options, counters, info[1].As<Napi::Function>())) {
+  Descriptors descriptors;
+  int receive_buffer_bytes = 0;
+  if (Failure failure = open_descriptors(options, descriptors, receive_buffer_bytes)) {
     to_error(env, *failure).ThrowAsJavaScriptException();
     return env.Undefined();
   }
-  handle.Set("tunName", engine->engine().tun_name());
+  Napi::Object result = to_object(env, std::move(descriptors));
+  result.Set("receiveBufferBytes", receive_buffer_bytes);
+  return result;
+}
+
+Napi::Value run_engine(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  Descriptors descriptors = to_descriptors(info[0].As<Napi::Object>());
+  const auto given = info[1].As<Napi::Object>();
+  const std::string encapsulation = given.Get("encapsulation").As<Napi::String>();
+  RunOptions options;
+  options.encapsulation = encapsulation;
+  options.tun_address = to_be32(given.Get("tunAddress").As<Napi::Number>().Uint32Value());
+  const auto peers = given.Get("peers").As<Napi::Uint8Array>();
+  options.peers = {peers.Data(), peers.ByteLength()};
+  options.naive = given.Get("naive").As<Napi::Boolean>();
+
+  auto counters = Napi::BigUint64Array::New(env, descriptors.loops.size() * kCounterCount, napi_biguint64_array);
+  Napi::Object handle = env.GetInstanceData<Classes>()->engine.New({});
+  EngineHandle* engine = EngineHandle::Unwrap(handle);
+  if (Failure failure = engine->run(std::move(descriptors), options, counters, info[2].As<Napi::Function>())) {
+    to_error(env, *failure).ThrowAsJavaScriptException();
+    return env.Undefined();
+  }
   handle.Set("counters", counters);
-  handle.Set("receiveBufferBytes", engine->engine().receive_buffer_bytes());
-  handle.Set("sendBufferBytes", engine->engine().send_buffer_bytes());
   return handle;
 }
 
@@ -297,13 +367,10 @@ void notify_manager(const Napi::CallbackInfo& info) {
 Napi::Object init(Napi::Env env, Napi::Object exports) {
   env.SetInstanceData(
       new Classes{Napi::Persistent(EngineHandle::define(env)), Napi::Persistent(WatcherHandle::define(env))});
-  Napi::Array counters = Napi::Array::New(env);
-  for (const auto& name : kCounterNames) counters.Set(counters.Length(), std::string(name));
-  exports.Set("counterNames", counters);
-  Napi::Array features = Napi::Array::New(env);
-  for (const auto& feature : kFeatureNames) features.Set(features.Length(), std::string(feature.name));
-  exports.Set("featureNames", features);
-  exports.Set("startEngine", Napi::Function::New<start_engine>(env));
+  exports.Set("counterNames", to_array(env, {kCounterNames.begin(), kCounterNames.end()}));
+  exports.Set("featureNames", to_array(env, names_of(kAllFeatures)));
+  exports.Set("openDescriptors", Napi::Function::New<open_descriptors_of>(env));
+  exports.Set("runEngine", Napi::Function::New<run_engine>(env));
   exports.Set("openTun", Napi::Function::New<open_plain_tun>(env));
   exports.Set("watchReadable", Napi::Function::New<watch_readable>(env));
   exports.Set("lockFile", Napi::Function::New<lock_file>(env));

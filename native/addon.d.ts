@@ -3,34 +3,48 @@
 // JavaScript decides and checks, C++ trusts what it is given. No packet, log line, retry or timer crosses.
 // Every function throws an Error with `code` (an errno name such as 'EPERM') and `syscall` when the kernel refuses.
 
-/** What a native engine is started with. All of it is fixed for the engine's life but the peer table. */
-export interface EngineOptions {
+/** What is asked for when the TUN and the sockets are opened. */
+export interface OpenOptions {
   /** Interface name, or a pattern such as `flannel%d` of which the kernel takes the first free one. */
   tunName: string
   /** IPv4 address the UDP socket is bound to, dotted. */
   bindAddress: string
   /** UDP port, both the one bound to and the one sent to unless a peer record names another. */
   port: number
-  /** MTU of the TUN in bytes: no inner packet is longer. */
-  mtu: number
-  /** IPv4 address in host order that ICMP errors are sent from (the TUN's own). */
-  tunAddress: number
   /** Number of loops, each with one TUN queue, one socket and its thread; 1 to 16. */
   workers: number
-  /** One packet per system call and one thread, no feature: what flanneld does, to compare with. */
+  /** Features to ask for, of `featureNames`. */
+  features: readonly string[]
+}
+
+/**
+ * Open descriptors, as numbers: whoever has this object has to close them, or to give them to `runEngine`. A process
+ * may hand them to another, which runs an engine on them with the numbers that they have there.
+ */
+export interface Descriptors {
+  /** The interface's name as the kernel gave it. */
+  readonly tunName: string
+  /** What the kernel granted of the features asked for, less those that failed since. */
+  readonly features: readonly string[]
+  /** `sender` where a loop sends by a socket of its own. */
+  readonly loops: readonly { readonly tun: number; readonly socket: number; readonly sender?: number }[]
+}
+
+/** What an engine runs with. All of it is fixed for its life but the peer table. */
+export interface RunOptions {
+  /** What stands before an inner packet, by its name in native/engine.cc. */
+  encapsulation: string
+  /** IPv4 address in host order that ICMP errors are sent from (the TUN's own). */
+  tunAddress: number
+  /** The first peer table, as `setPeers` takes it: packets may be waiting in the descriptors. */
+  peers: Uint8Array
+  /** One packet per system call and one thread, on descriptors without features: as flanneld does, to compare with. */
   naive: boolean
-  /** Features not to use, of `featureNames`: for tests and for kernels that promise what they do not keep. */
-  without: readonly string[]
 }
 
 export interface NativeEngine {
-  /** The interface's name as the kernel gave it. */
-  readonly tunName: string
-  /** The features in use now, of `featureNames`: granted at start, less those that failed since. */
+  /** The features in use now, of `featureNames`: granted, less those that failed since. */
   readonly offloads: string[]
-  /** What the kernel granted of the buffers asked for, in bytes. */
-  readonly receiveBufferBytes: number
-  readonly sendBufferBytes: number
   /**
    * Live counters, `counterNames.length` a loop, loops one after another; written by the loops' threads,
    * to be read only.
@@ -43,7 +57,12 @@ export interface NativeEngine {
    * Then wakes it: a thread that is alive goes round once more.
    */
   askThreads(): Record<string, number>
-  /** Stops and joins the threads, closes the descriptors (the TUN disappears): after at most one batch. Call it once. */
+  /**
+   * Stops and joins the threads, after at most one batch, and gives the descriptors back, open, for another engine:
+   * packets wait in them meanwhile. Instead of `stop`, and once.
+   */
+  release(): Promise<Descriptors>
+  /** Stops and joins the threads likewise and closes the descriptors, with which the TUN disappears. Call it once. */
   stop(): Promise<void>
 }
 
@@ -61,14 +80,17 @@ export interface ReadWatcher {
 /** The names of the counters, in the order in which they stand in `NativeEngine.counters`. */
 export const counterNames: string[]
 
-/** The names of the engine's features; native/engine_features.h says what each is. */
+/** The names of the engine's features; native/core/features.h says what each is. */
 export const featureNames: string[]
 
+/** Opens the TUN and the sockets; `receiveBufferBytes` is what the kernel granted for one of them. */
+export function openDescriptors(options: OpenOptions): Descriptors & { readonly receiveBufferBytes: number }
+
 /**
- * Opens the TUN and the socket and starts the threads. `onFault` is called at most once, when a loop cannot go on
- * (the TUN was deleted, an unexpected errno); the engine must still be stopped.
+ * Starts the threads on descriptors that are the engine's from now on, also when this throws. `onFault` is called at
+ * most once, when a loop cannot go on (the TUN was deleted, an unexpected errno); the engine must still be stopped.
  */
-export function startEngine(options: EngineOptions, onFault: (error: Error) => void): NativeEngine
+export function runEngine(descriptors: Descriptors, options: RunOptions, onFault: (error: Error) => void): NativeEngine
 
 /** Opens a TUN without packet information or virtio header, non-blocking, for the dgram engine. */
 export function openTun(name: string): Tun

@@ -4,7 +4,7 @@
 // worth keeping stays in build/fuzz/corpus for the next run; an input that fails is printed and left in build/fuzz.
 
 import { spawnSync } from 'node:child_process'
-import { mkdirSync, writeFileSync } from 'node:fs'
+import { mkdirSync, readdirSync, writeFileSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -61,8 +61,10 @@ function run(command, args) {
 
 writeSeeds()
 const program = join(folder, 'core')
-const sources = ['checksum', 'coalesce', 'egress', 'icmp', 'ingress', 'peers', 'segment'].map((name) =>
-  join(root, `native/${name}.cc`),
+const sources = ['native/core', 'native/io'].flatMap((room) =>
+  readdirSync(join(root, room))
+    .filter((name) => name.endsWith('.cc'))
+    .map((name) => join(root, room, name)),
 )
 run('clang++', [
   ...['-std=c++20', '-g', '-O1', '-fno-exceptions', '-fno-sanitize-recover=all'],

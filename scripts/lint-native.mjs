@@ -10,7 +10,7 @@ import { fileURLToPath } from 'node:url'
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const sources = ['native', 'test/native', 'bench/native']
   .filter((folder) => existsSync(join(root, folder)))
-  .flatMap((folder) => readdirSync(join(root, folder)).map((name) => join(folder, name)))
+  .flatMap((folder) => readdirSync(join(root, folder), { recursive: true }).map((name) => join(folder, name)))
   .filter((path) => /\.(cc|h)$/.test(path))
 
 function run(command, args) {

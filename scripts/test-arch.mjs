@@ -3,7 +3,7 @@
 // arm64, and s390x for its byte order, with Debian's cross compilers and qemu-user.
 
 import { spawnSync } from 'node:child_process'
-import { mkdtempSync, rmSync } from 'node:fs'
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -13,8 +13,11 @@ const ARCHITECTURES = [
   { name: 'arm64', compiler: 'aarch64-linux-gnu-g++', qemu: 'qemu-aarch64-static' },
   { name: 's390x', compiler: 's390x-linux-gnu-g++', qemu: 'qemu-s390x-static' },
 ]
-const SOURCES = ['checksum', 'coalesce', 'egress', 'icmp', 'ingress', 'peers', 'segment'].map((name) =>
-  join(root, `native/${name}.cc`),
+const PROGRAMS = ['core_test', 'io_test', 'walk_test']
+const SOURCES = ['native/core', 'native/io'].flatMap((room) =>
+  readdirSync(join(root, room))
+    .filter((name) => name.endsWith('.cc'))
+    .map((name) => join(root, room, name)),
 )
 const ROUNDS = '4'
 
@@ -28,13 +31,15 @@ function run(command, args) {
 const folder = mkdtempSync(join(tmpdir(), 'weft-arch-'))
 try {
   for (const { name, compiler, qemu } of ARCHITECTURES) {
-    const program = join(folder, name)
-    const flags = ['-std=c++20', '-O2', '-Wall', '-Wextra', '-Werror', '-fno-exceptions', '-static']
-    run(compiler, [...flags, join(root, 'test/native/core_test.cc'), ...SOURCES, '-o', program, '-lpthread'])
-    process.stdout.write(`${name}: `)
-    // qemu-user 7.2 hands the control message of UDP_SEGMENT to the kernel without changing its byte order.
-    const without = name === 's390x' ? ['without-udp-gso'] : []
-    run(qemu, [program, String(Date.now() % 1_000_000), ROUNDS, ...without])
+    for (const test of PROGRAMS) {
+      const program = join(folder, `${name}-${test}`)
+      const flags = ['-std=c++20', '-O2', '-Wall', '-Wextra', '-Werror', '-fno-exceptions', '-static']
+      run(compiler, [...flags, join(root, `test/native/${test}.cc`), ...SOURCES, '-o', program, '-lpthread'])
+      process.stdout.write(`${name}, ${test}: `)
+      // qemu-user 7.2 hands the control message of UDP_SEGMENT to the kernel without changing its byte order.
+      const without = name === 's390x' ? ['without-udp-gso'] : []
+      run(qemu, [program, String(Date.now() % 1_000_000), ROUNDS, ...without])
+    }
   }
 } finally {
   rmSync(folder, { recursive: true, force: true })

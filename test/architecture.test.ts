@@ -1,4 +1,4 @@
-// architecture.test.ts - who may import whom, in src/: rooms depend in one direction, pure files do no I/O.
+// architecture.test.ts - who may import whom, in src/ and native/: rooms depend in one direction, pure files do no I/O.
 
 import { readdirSync, readFileSync } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
@@ -131,5 +131,68 @@ describe('architecture', () => {
             .replace('.', String.raw`\.`)} - `,
         ),
       )
+  })
+})
+
+/** Rooms of native/ and the files beside them, and what each may include beside itself. */
+const NATIVE_ALLOWED: Readonly<Record<string, readonly string[]>> = {
+  core: [],
+  encap: ['core'],
+  io: ['core'],
+  'direction.h': ['core', 'io'],
+  'egress.h': ['core', 'io', 'direction.h'],
+  'ingress.h': ['core', 'io', 'direction.h'],
+  'descriptors.h': ['core', 'io'],
+  'descriptors.cc': ['core', 'io', 'descriptors.h'],
+  'loop.h': ['core', 'io', 'direction.h'],
+  'loop.cc': ['core', 'io', 'loop.h'],
+  'naive.cc': ['core', 'io', 'loop.h'],
+  'engine.h': ['core', 'descriptors.h', 'loop.h'],
+  'engine.cc': ['encap', 'engine.h', 'egress.h', 'ingress.h'],
+  'addon.cc': ['core', 'io', 'engine.h'],
+}
+/** Of C's headers and the kernel's, what the core may include: types and constants, no call. */
+const PURE_HEADERS = new Set(['errno.h', 'immintrin.h', 'netinet/in.h', 'sys/uio.h'])
+const CALLS = /\b(clock_gettime|getenv|ioctl|open|poll|random|recv\w*|send(to|msg|mmsg)|socket|std::chrono|time)\s*\(/
+
+const native = join(root, 'native')
+const sources = readdirSync(native, { recursive: true, encoding: 'utf8' }).filter((file) => /\.(cc|h)$/.test(file))
+const includes = new Map(
+  sources.map((file) => {
+    const text = readFileSync(join(native, file), 'utf8')
+    return [file, [...text.matchAll(/^#include (<[^>]+>|"[^"]+")/gm)].map((match) => match[1]!)]
+  }),
+)
+const nativeRoomOf = (path: string): string => path.split('/')[0]!
+
+describe('architecture of native/', () => {
+  it('has a rule for every room and file', () => {
+    expect([...new Set(sources.map(nativeRoomOf))].toSorted()).toEqual(Object.keys(NATIVE_ALLOWED).toSorted())
+  })
+
+  it.each(sources)('%s includes only what its room may', (file) => {
+    const room = nativeRoomOf(file)
+    const wrong = includes.get(file)!.filter((target) => {
+      if (!target.startsWith('"')) return false
+      const other = nativeRoomOf(join(dirname(file), target.slice(1, -1)))
+      return other !== room && !NATIVE_ALLOWED[room]?.includes(other)
+    })
+    expect(wrong).toEqual([])
+  })
+
+  it.each(sources.filter((file) => ['core', 'encap'].includes(nativeRoomOf(file))))('%s does no I/O', (file) => {
+    const system = includes.get(file)!.filter((target) => /^<.*\.h>$/.test(target))
+    expect(system.map((target) => target.slice(1, -1)).filter((name) => !PURE_HEADERS.has(name))).toEqual([])
+    expect(
+      includes.get(file)!.filter((target) => /^<(chrono|filesystem|fstream|iostream|random|thread)>$/.test(target)),
+    ).toEqual([])
+    expect(readFileSync(join(native, file), 'utf8')).not.toMatch(CALLS)
+  })
+
+  it('names no file without saying what it is for', () => {
+    for (const file of sources) {
+      const [first = ''] = readFileSync(join(native, file), 'utf8').split('\n')
+      expect(first.startsWith(`// ${file.split('/').at(-1)!} - `), file).toBe(true)
+    }
   })
 })

@@ -21,12 +21,12 @@
 #include <x86intrin.h>
 #endif
 
-#include "../../native/checksum.h"
-#include "../../native/coalesce.h"
-#include "../../native/packet.h"
-#include "../../native/peers.h"
-#include "../../native/segment.h"
-#include "../../native/system.h"
+#include "../../native/core/checksum.h"
+#include "../../native/core/coalesce.h"
+#include "../../native/core/packet.h"
+#include "../../native/core/peers.h"
+#include "../../native/core/segment.h"
+#include "../../native/io/system.h"
 
 namespace {
 

@@ -26,7 +26,7 @@
 #include <ctime>
 #include <vector>
 
-#include "../../native/system.h"
+#include "../../native/io/system.h"
 
 namespace {
 

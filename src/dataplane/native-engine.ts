@@ -4,7 +4,7 @@ import { addon } from '../host/addon.ts'
 import type { Engine, EngineConfig } from './engine.ts'
 import { engineStartError } from './start-error.ts'
 
-/** Asked for in native/udp.h. */
+/** Asked for in native/io/udp.h. */
 const WANTED_RECEIVE_BUFFER_BYTES = 16 * 1024 * 1024
 
 export interface NativeOptions {
@@ -24,28 +24,32 @@ export function startNativeEngine(
   const fault = new Promise<Error>((resolve) => {
     reportFault = resolve
   })
+  const { tunAddress, tunName, bindAddress, port } = config
+  const features = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
+  let opened
   let native
   try {
-    native = addon.startEngine({ ...config, naive, workers, without }, (error) => reportFault(error))
+    opened = addon.openDescriptors({ tunName, bindAddress, port, workers, features })
+    const options = { encapsulation: 'udp', tunAddress, naive, peers: new Uint8Array() }
+    native = addon.runEngine(opened, options, (error) => reportFault(error))
   } catch (error) {
     throw engineStartError(error, config)
   }
   const notes: string[] = []
-  if (native.receiveBufferBytes < WANTED_RECEIVE_BUFFER_BYTES) {
+  if (opened.receiveBufferBytes < WANTED_RECEIVE_BUFFER_BYTES) {
     notes.push(
-      `the UDP receive buffer is ${native.receiveBufferBytes >> 10} KiB instead of ${WANTED_RECEIVE_BUFFER_BYTES >> 10}: ` +
+      `the UDP receive buffer is ${opened.receiveBufferBytes >> 10} KiB instead of ${WANTED_RECEIVE_BUFFER_BYTES >> 10}: ` +
         `bursts may be lost; raise net.core.rmem_max`,
     )
   }
-  const refused = addon.featureNames.filter((name) => !without.includes(name) && !native.offloads.includes(name))
-  if (!naive && refused.length > 0)
-    notes.push(`the kernel does not offer ${refused.join(', ')}: slower, not less correct`)
+  const refused = features.filter((name) => !opened.features.includes(name))
+  if (refused.length > 0) notes.push(`the kernel does not offer ${refused.join(', ')}: slower, not less correct`)
 
   const names = addon.counterNames
   let stopped: Promise<void> | undefined
   return {
     kind: naive ? 'naive' : 'native',
-    tunName: native.tunName,
+    tunName: opened.tunName,
     get offloads() {
       return native.offloads
     },

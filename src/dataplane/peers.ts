@@ -1,7 +1,7 @@
 // peers.ts - the peer table as the engines take it: which subnet is reached at which UDP endpoint.
 //
 // The table crosses into C++ as one array of fixed records, replaced as a whole: levels, not edges. The record
-// has room for IPv6 on both sides and for a path MTU, so that neither needs another layout.
+// has room for IPv6 on both sides and for what an encapsulation must know of a peer, so that neither needs another layout.
 //
 //   offset size
 //        0    1  address family of the subnet: 4 or 6
@@ -9,13 +9,14 @@
 //        2    1  address family of the endpoint: 4 or 6
 //        3    1  flags, 0
 //        4    2  UDP port of the endpoint, big-endian
-//        6    2  path MTU in bytes, big-endian; 0 when not known
+//        6    2  0
 //        8   16  subnet, network order; an IPv4 address stands in the first 4
 //       24   16  endpoint address, likewise
+//       40   16  what the encapsulation needs to know of the peer; 0 for flannel's udp
 
 import type { Ipv4, Ipv4Net } from '../net/ipv4.ts'
 
-export const PEER_RECORD_BYTES = 40
+export const PEER_RECORD_BYTES = 56
 
 export interface Peer {
   readonly subnet: Ipv4Net

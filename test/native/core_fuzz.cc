@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "../../native/egress.h"
+#include "../../native/encap/flannel_udp.h"
 #include "../../native/ingress.h"
 #include "core_jobs.h"
 
@@ -64,8 +65,9 @@ void outward(const uint8_t* bytes, size_t size) {
   records[PeerTable::kRecordBytes] = 6;
   records[PeerTable::kRecordBytes + 2] = 4;
   peers.replace(std::make_unique<const PeerTable>(records));
-  Egress egress({tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, false, &features, CounterRow(row.data())},
-                peers.reader(0));
+  Egress<FlannelUdp> egress(
+      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, SIZE_MAX, &features, CounterRow(row.data())},
+      peers.reader(0));
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (send(tun.outside.get(), at, length, 0) < 0) return;
     while (egress.pump().items > 0) expect_packets(udp.outside.get(), 0);
@@ -77,7 +79,10 @@ void inward(const uint8_t* bytes, size_t size) {
   Pair tun(SOCK_SEQPACKET), udp(SOCK_DGRAM);
   std::vector<uint64_t> row(kCounterCount);
   Features features(kFeatures);
-  Ingress ingress({tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, false, &features, CounterRow(row.data())});
+  PeerTables peers(1);
+  Ingress<FlannelUdp> ingress(
+      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, SIZE_MAX, &features, CounterRow(row.data())},
+      peers.reader(0));
   each_message(bytes, size, [&](const uint8_t* at, size_t length) { send(udp.outside.get(), at, length, 0); });
   while (ingress.pump().items > 0) expect_packets(tun.outside.get(), sizeof(VirtioHeader));
 }

@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "../../native/coalesce.h"
-#include "../../native/icmp.h"
-#include "../../native/peers.h"
-#include "../../native/segment.h"
+#include "../../native/core/coalesce.h"
+#include "../../native/core/icmp.h"
+#include "../../native/core/peers.h"
+#include "../../native/core/segment.h"
 
 namespace weft {
 

@@ -10,8 +10,9 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "../../native/checksum.h"
+#include "../../native/core/checksum.h"
 #include "../../native/egress.h"
+#include "../../native/encap/flannel_udp.h"
 #include "../../native/ingress.h"
 
 static bool counting = false;
@@ -80,14 +81,14 @@ int main() {
     setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes);
   }
   Features features(kAllFeatures & ~kUdpGso);  // a Unix socket knows no UDP_SEGMENT
-  PeerTables peers(1);
+  PeerTables peers(2);
   std::vector<uint8_t> record(PeerTable::kRecordBytes);
   record[0] = record[2] = 4;
   peers.replace(std::make_unique<const PeerTable>(record));
   std::vector<uint64_t> row(kCounterCount);
-  const Path path{tun[0], udp[0], udp[0], 1, false, &features, CounterRow(row.data())};
-  Egress egress(path, peers.reader(0));
-  Ingress ingress(path);
+  const Path path{tun[0], udp[0], udp[0], 1, SIZE_MAX, &features, CounterRow(row.data())};
+  Egress<FlannelUdp> egress(path, peers.reader(0));
+  Ingress<FlannelUdp> ingress(path, peers.reader(1));
 
   std::vector<uint8_t> superpacket(sizeof(VirtioHeader) + kHeaders + kSegments * kPayload);
   VirtioHeader virtio;

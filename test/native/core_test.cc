@@ -1,133 +1,18 @@
 // core_test.cc - the pure core by table and by property, to be run under sanitizers; core.test.ts builds and runs it.
-//
-// Each check names what it expected. The random parts take their seed from the command line and print it.
 #include <arpa/inet.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <errno.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <map>
-#include <random>
-#include <string>
 #include <thread>
 
-#include "../../native/checksum.h"
-#include "../../native/coalesce.h"
-#include "../../native/egress.h"
-#include "../../native/icmp.h"
-#include "../../native/load.h"
-#include "../../native/peers.h"
-#include "../../native/segment.h"
-
-using namespace weft;
-using Bytes = std::vector<uint8_t>;
-
-static int failures = 0;
-static std::string context;
-
-static void check(bool right, const char* what, int line) {
-  if (right) return;
-  failures++;
-  std::printf("line %d: %s%s%s\n", line, what, context.empty() ? "" : ", with ", context.c_str());
-}
-#define CHECK(condition) check((condition), #condition, __LINE__)
-
-static std::mt19937 rng;
-static uint32_t random_below(uint32_t limit) { return std::uniform_int_distribution<uint32_t>(0, limit - 1)(rng); }
-
-// ---- building packets ----
-
-struct Fields {
-  bool v6 = false;
-  bool tcp = true;
-  uint8_t tos = 0, ttl = 60;
-  uint16_t id = 100, fragment = 0x4000;
-  uint32_t source = 0x0a050102, destination = 0x0a050202;
-  uint16_t source_port = 1111, destination_port = 2222;
-  uint32_t sequence = 1000, acknowledgement = 7;
-  uint8_t flags = kAck;
-  uint16_t window = 500, urgent = 0;
-  Bytes ip_options, tcp_options;
-  bool udp_checksum = true;
-  size_t payload = 100;
-  uint8_t fill = 0;
-};
-
-static uint64_t reference_sum(const uint8_t* bytes, size_t size, uint64_t sum = 0) {
-  for (size_t i = 0; i + 1 < size; i += 2) sum += static_cast<uint64_t>(bytes[i] << 8 | bytes[i + 1]);
-  if (size % 2) sum += static_cast<uint64_t>(bytes[size - 1] << 8);
-  return sum;
-}
-static uint16_t reference_fold(uint64_t sum) {
-  while (sum >> 16) sum = (sum & 0xffff) + (sum >> 16);
-  return static_cast<uint16_t>(sum);
-}
-
-/// The transport checksum by its definition; 0xffff over a packet whose field is right.
-static uint16_t transport_sum(const Bytes& packet) {
-  const bool v6 = packet[0] >> 4 == 6;
-  const size_t ip = v6 ? 40 : (packet[0] & 15) * 4u;
-  const size_t size = packet.size() - ip;
-  uint64_t sum = reference_sum(packet.data() + (v6 ? 8 : 12), v6 ? 32 : 8);
-  sum += (v6 ? packet[6] : packet[9]) + size;
-  return reference_fold(reference_sum(packet.data() + ip, size, sum));
-}
-
-static Bytes build(const Fields& f) {
-  const size_t ip = f.v6 ? 40 : 20 + f.ip_options.size();
-  const size_t transport = f.tcp ? 20 + f.tcp_options.size() : 8;
-  Bytes p(ip + transport + f.payload);
-  uint8_t* t = p.data() + ip;
-  if (f.v6) {
-    p[0] = static_cast<uint8_t>(0x60 | f.tos >> 4);
-    p[1] = static_cast<uint8_t>(f.tos << 4);
-    store_be16(&p[4], static_cast<uint16_t>(p.size() - 40));
-    p[6] = f.tcp ? IPPROTO_TCP : IPPROTO_UDP;
-    p[7] = f.ttl;
-    p[8] = p[24] = 0xfd;
-    store_be32(&p[20], f.source);
-    store_be32(&p[36], f.destination);
-  } else {
-    p[0] = static_cast<uint8_t>(0x40 | ip / 4);
-    p[1] = f.tos;
-    store_be16(&p[2], static_cast<uint16_t>(p.size()));
-    store_be16(&p[4], f.id);
-    store_be16(&p[6], f.fragment);
-    p[8] = f.ttl;
-    p[9] = f.tcp ? IPPROTO_TCP : IPPROTO_UDP;
-    store_be32(&p[12], f.source);
-    store_be32(&p[16], f.destination);
-    std::copy(f.ip_options.begin(), f.ip_options.end(), p.begin() + 20);
-    store_be16(&p[10], static_cast<uint16_t>(~reference_fold(reference_sum(p.data(), ip))));
-  }
-  store_be16(t, f.source_port);
-  store_be16(t + 2, f.destination_port);
-  for (size_t i = 0; i < f.payload; i++) t[transport + i] = static_cast<uint8_t>(f.fill + i * 7 + f.sequence);
-  if (f.tcp) {
-    store_be32(t + 4, f.sequence);
-    store_be32(t + 8, f.acknowledgement);
-    t[12] = static_cast<uint8_t>(transport / 4 << 4);
-    t[13] = f.flags;
-    store_be16(t + 14, f.window);
-    store_be16(t + 18, f.urgent);
-    std::copy(f.tcp_options.begin(), f.tcp_options.end(), t + 20);
-    store_be16(t + 16, static_cast<uint16_t>(~transport_sum(p)));
-  } else {
-    store_be16(t + 4, static_cast<uint16_t>(8 + f.payload));
-    if (f.udp_checksum) {
-      const uint16_t sum = static_cast<uint16_t>(~transport_sum(p));
-      store_be16(t + 6, sum ? sum : 0xffff);
-    }
-  }
-  return p;
-}
-
-static Packet read(Bytes& bytes) {
-  Packet packet;
-  CHECK(read_packet(bytes.data(), bytes.size(), packet) == Shape::kOk);
-  return packet;
-}
+#include "../../native/core/checksum.h"
+#include "../../native/core/coalesce.h"
+#include "../../native/core/icmp.h"
+#include "../../native/core/peers.h"
+#include "../../native/core/refusals.h"
+#include "../../native/core/segment.h"
+#include "../../native/core/waiting.h"
+#include "packets.h"
 
 /// What the kernel would make of a write: the packets, cut by segment.h.
 static std::vector<Bytes> cut(const VirtioHeader& virtio, Bytes bytes) {
@@ -216,17 +101,6 @@ static void test_read_packet() {
       coalescer.clear();
     }
   }
-}
-
-static Bytes record(uint8_t version, uint8_t bits, const Bytes& subnet, uint32_t endpoint) {
-  Bytes r(PeerTable::kRecordBytes);
-  r[0] = version;
-  r[1] = bits;
-  r[2] = 4;
-  store_be16(&r[4], 8285);
-  std::copy(subnet.begin(), subnet.end(), r.begin() + 8);
-  store_be32(&r[24], endpoint);
-  return r;
 }
 
 static void test_peers() {
@@ -629,77 +503,125 @@ static void test_icmp() {
   CHECK(write_icmp_error(3, 0, source, packet.data(), read(packet), out) == 20 + 8 + 60 + 8);
 }
 
-/// A whole egress between a socket pair that stands for the TUN and a UDP socket on loopback: superpackets with headers
-/// of different sizes, more datagrams than one batch of messages holds, with and without UDP_SEGMENT.
-static void test_egress_batches(bool udp_gso) {
-  for (const uint32_t features : {kAllFeatures & ~kUdpGso, kAllFeatures}) {
-    if ((features & kUdpGso) && !udp_gso) continue;
-    context = features & kUdpGso ? "udp-gso" : "no udp-gso";
-    int tun[2];
-    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
-    const int buffer = 4 << 20;
-    const int receiver = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0), sender = socket(AF_INET, SOCK_DGRAM, 0);
-    setsockopt(tun[1], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
-    setsockopt(receiver, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof address;
-    CHECK(bind(receiver, reinterpret_cast<sockaddr*>(&address), size) == 0);
-    CHECK(getsockname(receiver, reinterpret_cast<sockaddr*>(&address), &size) == 0);
-
-    std::vector<uint64_t> row(kCounterCount);
-    Features granted(features);
-    PeerTables peers(1);
-    Bytes r = record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK);
-    store(&r[4], address.sin_port);
-    peers.replace(std::make_unique<const PeerTable>(r));
-    Egress egress({tun[0], sender, sender, 1, false, &granted, CounterRow(row.data())}, peers.reader(0));
-
-    size_t expected = 0;
-    // What a receive buffer of net.core.rmem_max's default holds, 212992 bytes, whoever runs this.
-    for (int i = 0; i < 5; i++) {
-      Fields f;
-      f.payload = 6000;
-      f.sequence = static_cast<uint32_t>(i) * 6000;
-      f.tcp_options = Bytes(i < 3 ? 0 : 40, 1);
-      VirtioHeader virtio;
-      virtio.flags = kVirtioNeedsCsum;
-      virtio.gso_type = kGsoTcp4;
-      virtio.gso_size = 100;
-      virtio.csum_start = 20;
-      virtio.csum_offset = 16;
-      Bytes read(sizeof virtio);
-      std::memcpy(read.data(), &virtio, sizeof virtio);
-      const Bytes packet = build(f);
-      read.insert(read.end(), packet.begin(), packet.end());
-      CHECK(send(tun[1], read.data(), read.size(), 0) == static_cast<ssize_t>(read.size()));
-      expected += 60;
+/// What follows from each refusal, and what is then tried no more. The table is the policy, row by row.
+static void test_refusals() {
+  enum class Effect { kNone, kLongRuns, kThisEndpoint, kOff };
+  struct Row {
+    Way way;
+    int error;
+    uint32_t joined_by;
+    size_t packets;
+    Then then;
+    Counter counted;
+    Effect taken, not_taken;  // by whether any of the singles went through
+  };
+  constexpr Way kUp = Way::kPeers, kDown = Way::kTun;
+  constexpr Effect kNone = Effect::kNone;
+  const Row rows[] = {
+      {kUp, EIO, kUdpGso, 2, Then::kSingly, k_udp_gso_refusals, Effect::kThisEndpoint, Effect::kThisEndpoint},
+      {kUp, EIO, kUdpGso, 128, Then::kSingly, k_udp_gso_refusals, Effect::kThisEndpoint, Effect::kThisEndpoint},
+      {kUp, EIO, 0, 1, Then::kDrop, k_tx_drop_refused, kNone, kNone},
+      {kUp, EINVAL, kUdpGso, 128, Then::kSingly, k_udp_gso_refusals, Effect::kLongRuns, Effect::kLongRuns},
+      {kUp, EINVAL, kUdpGso, 65, Then::kSingly, k_udp_gso_refusals, Effect::kLongRuns, Effect::kLongRuns},
+      {kUp, EINVAL, kUdpGso, 64, Then::kSingly, k_udp_gso_refusals, Effect::kOff, Effect::kOff},
+      {kUp, EINVAL, kUdpGso, 2, Then::kSingly, k_udp_gso_refusals, Effect::kOff, Effect::kOff},
+      {kUp, EINVAL, 0, 1, Then::kDrop, k_tx_drop_refused, kNone, kNone},
+      {kUp, EMSGSIZE, kUdpGso, 2, Then::kSingly, k_udp_gso_refusals, kNone, kNone},
+      {kUp, EMSGSIZE, 0, 1, Then::kDrop, k_tx_drop_too_big, kNone, kNone},
+      {kUp, EAGAIN, kUdpGso, 2, Then::kDrop, k_tx_drop_socket_full, kNone, kNone},
+      {kUp, EAGAIN, 0, 1, Then::kDrop, k_tx_drop_socket_full, kNone, kNone},
+      {kUp, ENOBUFS, kUdpGso, 128, Then::kDrop, k_tx_drop_socket_full, kNone, kNone},
+      {kUp, ENOMEM, 0, 1, Then::kDrop, k_tx_drop_socket_full, kNone, kNone},
+      {kUp, EPERM, kUdpGso, 2, Then::kDrop, k_tx_drop_refused, kNone, kNone},
+      {kUp, ENETUNREACH, 0, 1, Then::kDrop, k_tx_drop_refused, kNone, kNone},
+      {kUp, EBADFD, 0, 1, Then::kDrop, k_tx_drop_refused, kNone, kNone},
+      {kDown, EINVAL, kCoalesceTcp, 2, Then::kSingly, k_coalesce_refusals, Effect::kOff, kNone},
+      {kDown, EINVAL, kCoalesceTcp, 100, Then::kSingly, k_coalesce_refusals, Effect::kOff, kNone},
+      {kDown, EINVAL, kCoalesceUdp, 64, Then::kSingly, k_coalesce_refusals, Effect::kOff, kNone},
+      {kDown, EINVAL, kCoalesceUdp, 65, Then::kSingly, k_coalesce_refusals, Effect::kLongRuns, kNone},
+      {kDown, EIO, kCoalesceTcp, 2, Then::kSingly, k_coalesce_refusals, kNone, kNone},
+      {kDown, EAGAIN, kCoalesceUdp, 128, Then::kSingly, k_coalesce_refusals, kNone, kNone},
+      {kDown, EINVAL, 0, 1, Then::kDrop, k_rx_drop_tun, kNone, kNone},
+      {kDown, EIO, 0, 1, Then::kDrop, k_rx_drop_tun, kNone, kNone},
+      {kDown, EBADFD, 0, 1, Then::kGiveUp, k_rx_drop_tun, kNone, kNone},
+      {kDown, EBADFD, kCoalesceTcp, 30, Then::kGiveUp, k_rx_drop_tun, kNone, kNone},
+  };
+  const auto never_asked = [] {
+    CHECK(!"the clock is asked only where something is remembered");
+    return int64_t{0};
+  };
+  const auto late = [] { return kForever - 1; };
+  Endpoint here{}, there{};
+  here.address.v4 = {AF_INET, htons(8285), {htonl(0x0a000001)}, {}};
+  there.address.v4 = {AF_INET, htons(8285), {htonl(0x0a000002)}, {}};
+  here.address_bytes = there.address_bytes = sizeof(sockaddr_in);
+  for (const Row& row : rows) {
+    for (const bool taken : {true, false}) {
+      context = std::string(row.way == kUp ? "to peers, " : "to the TUN, ") + std::to_string(row.error) + ", " +
+                std::to_string(row.packets) + " packets, " + (taken ? "taken singly" : "not taken singly");
+      const Attempt attempt{row.way, row.joined_by, row.packets};
+      const Consequence& consequence = consequence_of(attempt, row.error);
+      CHECK(consequence.then == row.then);
+      CHECK(consequence.counted == row.counted);
+      if (row.then != Then::kSingly) CHECK(consequence.off == Off::kNothing);
+      const Effect effect = taken ? row.taken : row.not_taken;
+      Features features(kAllFeatures);
+      Learnt learnt(&features);
+      CHECK(learnt.may_join(here, never_asked));
+      learnt.learn(consequence, attempt, taken, row.way == kUp ? &here : nullptr, 1'000);
+      CHECK(features.bits() == (effect == Effect::kOff ? kAllFeatures & ~row.joined_by : kAllFeatures));
+      CHECK(learnt.udp_segments() == (effect == Effect::kLongRuns ? 64 : 128));
+      CHECK(learnt.may_join(here, late) == (effect != Effect::kThisEndpoint));
+      CHECK(learnt.may_join(there, never_asked));
     }
-    CHECK(!egress.pump().failure);
-    CHECK(row[k_tx_packets] == expected);
-    size_t received = 0, wrong = 0;
-    for (;;) {
-      Bytes datagram(2000);
-      const ssize_t got = recv(receiver, datagram.data(), datagram.size(), 0);
-      if (got < 0) break;
-      datagram.resize(static_cast<size_t>(got));
-      Packet packet;
-      received++;
-      if (read_packet(datagram.data(), datagram.size(), packet) != Shape::kOk || packet.total != datagram.size() ||
-          transport_sum(datagram) != 0xffff ||
-          reference_fold(reference_sum(datagram.data(), packet.ip_bytes)) != 0xffff) {
-        wrong++;
-      }
-    }
-    CHECK(received == expected);
-    CHECK(wrong == 0);
-    for (const int fd : {tun[0], tun[1], receiver, sender}) close(fd);
   }
   context.clear();
 }
 
-static void test_load() {
+/// What is remembered of endpoints: for as long as was said, and of so many.
+static void test_learnt() {
+  const auto endpoint = [](uint32_t number) {
+    Endpoint endpoint{};
+    endpoint.address.v4 = {AF_INET, htons(8285), {htonl(number)}, {}};
+    endpoint.address_bytes = sizeof(sockaddr_in);
+    return endpoint;
+  };
+  const auto at = [](int64_t now) { return [now] { return now; }; };
+  const Attempt run{Way::kPeers, kUdpGso, 9};
+  Consequence minute{Then::kSingly, k_udp_gso_refusals, Off::kFeature, Whom::kEndpoint};
+  minute.for_ms = 60'000;
+  Features features(kAllFeatures);
+  Learnt learnt(&features);
+  const auto refuse = [&](uint32_t number, int64_t now) {
+    const Endpoint refused = endpoint(number);
+    learnt.learn(minute, run, true, &refused, now);
+  };
+  refuse(1, 1'000);
+  CHECK(!learnt.may_join(endpoint(1), at(60'999)));
+  CHECK(learnt.may_join(endpoint(1), at(61'000)));
+  refuse(1, 70'000);  // again: its own entry
+  CHECK(!learnt.may_join(endpoint(1), at(129'999)));
+  for (uint32_t i = 2; i <= 64; i++) refuse(i, 70'000);
+  CHECK(features.bits() == kAllFeatures);
+  refuse(99, 130'000);  // all 64 hold no longer: one gives way
+  CHECK(features.bits() == kAllFeatures);
+  CHECK(!learnt.may_join(endpoint(99), at(130'000)));
+  for (uint32_t i = 2; i <= 64; i++) refuse(i, 130'000);
+  CHECK(features.bits() == kAllFeatures);
+  refuse(100, 130'000);  // one too many at a time
+  CHECK(features.bits() == (kAllFeatures & ~kUdpGso));
+}
+
+/// Time as a test says; `asked` counts how often it was.
+struct TestClock {
+  const int64_t& now;
+  const int64_t& worked;
+  size_t& asked;
+  int64_t now_us() const { return asked++, now; }
+  int64_t worked_us() const { return asked++, worked; }
+};
+
+static void test_loop_waiting() {
   // Rounds of a thread: what it moves, how long each takes, how much of that it worked.
   struct Row {
     const char* what;
@@ -719,36 +641,62 @@ static void test_load() {
   };
   for (const Row& row : rows) {
     context = row.what;
-    Load load;
+    LoopWaiting waiting;
     int64_t now = 7'000'000'000, worked = 1'000'000;
     size_t asked = 0;
-    const auto clock = [&](clockid_t id) {
-      asked++;
-      return id == CLOCK_MONOTONIC ? now : worked;
-    };
+    const TestClock clock{now, worked, asked};
     const auto help_within = [&](int64_t us) {
       for (const int64_t end = now + us; now < end;) {
         now += row.round_us;
         worked += row.worked_us;
-        if (load.add(row.tun_items, row.socket_items, clock)) return true;
+        if (waiting.after(row.tun_items, row.socket_items, clock) == Next::kHandTunOver) return true;
       }
       return false;
     };
     // The first window began with the machine, when the thread was not there: it says nothing.
-    CHECK(!help_within(Load::kWindowUs / 2));
+    CHECK(!help_within(LoopWaiting::kWindowUs / 2));
     CHECK(help_within(10'000'000) == row.helped);
     if (row.tun_items == 0 || row.socket_items == 0) CHECK(asked == 0);
     // A burst after an hour of sleep is no load.
     now += 3'600'000'000;
-    CHECK(!help_within(Load::kWindowUs / 2));
+    CHECK(!help_within(LoopWaiting::kWindowUs / 2));
+  }
+  context.clear();
+}
+
+static void test_helper_waiting() {
+  // What each round takes and moves; when the TUN goes back, in microseconds from the hand-over.
+  struct Row {
+    const char* what;
+    int64_t round_us;
+    size_t items;
+    int64_t back_us;  // 0: never
+  };
+  const Row rows[] = {
+      {"nothing comes", 20'000, 0, 20'000},        {"busy", 100, 4, 0},
+      {"just busy enough", 19'999, 8, 0},          {"a batch each sleep", 20'000, 8, 0},
+      {"a packet now and then", 5'000, 1, 20'000}, {"seven in the time", 2'900, 1, 20'300},
+      {"eight in the time", 2'500, 1, 0},
+  };
+  for (const Row& row : rows) {
+    context = row.what;
+    int64_t now = 5'000'000, worked = 0;
+    size_t asked = 0;
+    const TestClock clock{now, worked, asked};
+    HelperWaiting waiting(clock);
+    int64_t back = 0;
+    for (int64_t passed = row.round_us; passed <= 10'000'000 && back == 0; passed += row.round_us) {
+      now = 5'000'000 + passed;
+      if (waiting.after(row.items, clock) == Next::kGiveTunBack) back = passed;
+    }
+    CHECK(back == row.back_us);
   }
   context.clear();
 }
 
 int main(int argc, char** argv) {
-  const unsigned seed = argc > 1 ? static_cast<unsigned>(std::strtoul(argv[1], nullptr, 10)) : 1;
+  const unsigned seed = seed_of(argc, argv);
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 40;
-  rng.seed(seed);
   test_checksum();
   test_read_packet();
   test_peers();
@@ -758,8 +706,9 @@ int main(int argc, char** argv) {
   test_coalesce_reasons();
   test_coalesce_property(rounds);
   test_icmp();
-  test_load();
-  test_egress_batches(argc < 4);
-  std::printf("seed %u: %d failures\n", seed, failures);
-  return failures == 0 ? 0 : 1;
+  test_refusals();
+  test_learnt();
+  test_loop_waiting();
+  test_helper_waiting();
+  return verdict(seed);
 }

@@ -9,6 +9,7 @@ import { decrementTtl } from '../../src/dataplane/packet.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import type { ProbeJob, ProbeResult } from '../support/engine-probe.ts'
+import type { HandoverResult } from '../support/handover-probe.ts'
 import { ipv4Packet, udpDatagram } from '../support/packets.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
@@ -18,24 +19,18 @@ const CONTAINER = parseIpv4('10.99.0.2')!
 const PEER = parseIpv4('10.5.2.7')!
 const NOBODY = parseIpv4('10.5.3.7')!
 
-/** Runs an engine in a network namespace that ends with it. */
+/** A command in a network namespace that ends with it. */
+const inNamespace = (command: readonly string[]): string[] => [
+  ...['unshare', '--net', '--mount', 'sh', '-c', 'mount -t sysfs sysfs /sys; exec "$@"', 'sh'],
+  ...command,
+]
+
+/** Runs an engine in a namespace of its own. */
 async function probe(engine: string, job: Partial<ProbeJob>): Promise<ProbeResult> {
   const script = join(packageRoot, 'dist/test/support/engine-probe.js')
-  const text = await output(
-    [
-      'unshare',
-      '--net',
-      '--mount',
-      'sh',
-      '-c',
-      'mount -t sysfs sysfs /sys; exec "$@"',
-      'sh',
-      process.execPath,
-      script,
-      engine,
-    ],
-    { input: JSON.stringify({ toTun: [], toUdp: [], without: [], ...job }) },
-  )
+  const text = await output(inNamespace([process.execPath, script, engine]), {
+    input: JSON.stringify({ toTun: [], toUdp: [], without: [], ...job }),
+  })
   return JSON.parse(text) as ProbeResult
 }
 
@@ -175,10 +170,44 @@ describe('the native engine', () => {
     expect(sorted(result.fromTun)).toEqual(sorted(inward.slice(0, 300).map((packet) => forwarded(packet, 2)!)))
   })
 
+  it('hands its descriptors on: packets cross under each engine, also those that were sent between two', async () => {
+    const script = join(packageRoot, 'dist/test/support/handover-probe.js')
+    const result = JSON.parse(
+      await output(inNamespace([process.execPath, script]), { timeoutMs: 30_000 }),
+    ) as HandoverResult
+    expect(result.crossed).toEqual({
+      'the first': ['before the first', 'the first'], // in another process than the one that opened them
+      'the second': ['before the second', 'the second'],
+      'the third': ['before the third', 'the third'],
+    })
+    expect(result).toMatchObject({ threadsLeft: [], deviceKept: true, deviceLeft: false })
+    expect(result.granted).toContain('tun-header')
+    expect(result.released).toEqual(result.granted)
+  })
+
+  it('refuses an encapsulation that it does not know, and closes the descriptors', async () => {
+    const script = `
+      const addon = require('node-gyp-build')(process.argv[1])
+      const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: [] }
+      const opened = addon.openDescriptors(asked)
+      try {
+        const options = { encapsulation: 'none such', tunAddress: 1, naive: false, peers: new Uint8Array() }
+        addon.runEngine(opened, options, () => {})
+      } catch ({ code }) {
+        console.log(code, require('node:fs').readFileSync('/proc/net/dev', 'utf8').includes(opened.tunName + ':'))
+      }`
+    expect(await output(['unshare', '--net', process.execPath, '-e', script, packageRoot])).toBe(
+      'EPROTONOSUPPORT false\n',
+    )
+  })
+
   it('ends with its process: no thread outlives the environment', async () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
-      const start = () => addon.startEngine({ tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, mtu: 1472, tunAddress: 1, workers: 2, naive: false, without: [] }, () => {})
+      const features = addon.featureNames
+      const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 2, features }
+      const options = { encapsulation: 'udp', tunAddress: 1, naive: false, peers: new Uint8Array() }
+      const start = () => addon.runEngine(addon.openDescriptors(asked), options, () => {})
       start()
       start()
       process.exit(7)`

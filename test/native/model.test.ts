@@ -5,9 +5,8 @@ import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { output } from '../../lab/command.ts'
-import { packageRoot } from '../../lab/lab.ts'
 import { answersOf, coalesceJob, finishJob, segmentJob } from '../support/core-jobs.ts'
+import { BUILD_MS, buildNative } from '../support/native-program.ts'
 import {
   comparable,
   cut,
@@ -24,7 +23,6 @@ const lacks = needs('g++')
 
 const PACKETS = 100_000
 const BATCH = 100
-const COMPILE_MS = 600_000
 const seed = Number(process.env['WEFT_SEED'] ?? Date.now() % 2 ** 31)
 /** Said with every failure: WEFT_SEED=… repeats it. */
 const said = `seed ${seed}`
@@ -35,12 +33,8 @@ beforeAll(async () => {
   folder = mkdtempSync(join(tmpdir(), 'weft-model-'))
   if (lacks) return
   program = join(folder, 'core')
-  const sources = ['checksum', 'coalesce', 'icmp', 'peers', 'segment'].map((name) =>
-    join(packageRoot, `native/${name}.cc`),
-  )
-  const flags = ['-std=c++20', '-O2', '-fno-exceptions', '-o', program]
-  await output(['g++', ...flags, join(packageRoot, 'test/native/core_pipe.cc'), ...sources], { timeoutMs: COMPILE_MS })
-}, COMPILE_MS)
+  await buildNative('core_pipe', program, ['-O2'], ['core'])
+}, BUILD_MS)
 afterAll(() => rmSync(folder, { recursive: true, force: true }))
 
 function core(jobs: readonly Buffer[]): ReturnType<typeof answersOf> {

@@ -34,8 +34,6 @@ class Segmenter {
 
   /// Bytes that a segment's header takes; at most kMaxHeadersBytes.
   size_t header_bytes() const { return header_bytes_; }
-  /// The most bytes that any segment has, all but the last have exactly this.
-  size_t segment_bytes() const { return header_bytes_ + gso_size_; }
   size_t count() const { return (payload_bytes_ + gso_size_ - 1) / gso_size_; }
   bool done() const { return offset_ >= payload_bytes_; }
 

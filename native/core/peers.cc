@@ -63,6 +63,7 @@ void PeerTable::insert(const uint8_t* record) {
     std::memcpy(&endpoint.address.v6.sin6_addr, record + 24, 16);
     endpoint.address_bytes = sizeof(sockaddr_in6);
   }
+  std::memcpy(endpoint.encap.data(), record + 40, endpoint.encap.size());
   endpoints_.push_back(endpoint);
   auto& lengths = record[0] == 4 ? v4_ : v6_;
   Length& length = *std::find_if(lengths.begin(), lengths.end(), [&](const Length& l) { return l.bits == record[1]; });

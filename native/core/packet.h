@@ -3,7 +3,7 @@
 
 #include <netinet/in.h>
 
-#include "bytes.h"
+#include "checksum.h"
 
 namespace weft {
 
@@ -72,6 +72,15 @@ inline const uint8_t* source_address(const uint8_t* bytes, const Packet& packet)
 inline size_t address_bytes(const Packet& packet) { return packet.version == 4 ? 4 : 16; }
 inline const uint8_t* destination_address(const uint8_t* bytes, const Packet& packet) {
   return bytes + (packet.version == 4 ? 16 : 24);
+}
+
+/// Lowers the TTL or hop limit by one; it must not be 0.
+inline void decrement_hop_limit(uint8_t* bytes, const Packet& packet) {
+  if (packet.version == 4) {
+    decrement_ipv4_ttl(bytes);
+  } else {
+    bytes[7]--;
+  }
 }
 
 }  // namespace weft

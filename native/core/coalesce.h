@@ -42,13 +42,11 @@ class Coalescer {
   Coalescer();
 
   bool full() const { return packet_count_ == kMaxPackets || write_count_ == kMaxWrites; }
-  bool empty() const { return packet_count_ == 0; }
 
   /// Takes a packet of `packet.total` bytes; `bytes` is borrowed until clear().
   void add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits);
 
   size_t writes() const { return write_count_; }
-  size_t packets() const { return packet_count_; }
 
   /// Packets joined in write `index`; 1 for one that goes as it came.
   size_t run_packets(size_t index) const { return runs_[index].count; }

@@ -1,4 +1,4 @@
-// engine_features.h - the kernel offloads that the engine uses, each of which the kernel may refuse.
+// features.h - the kernel offloads that the engine uses, each of which the kernel may refuse.
 //
 // A feature is on when it was wanted and the kernel took it, and goes off at run time when the kernel refuses to do
 // what it had promised. The bits are read once a batch by the threads and at any time from JavaScript.

@@ -34,7 +34,7 @@ Failure open_udp(const sockaddr_in& address, bool shared, uint32_t wanted, UdpSo
   if (shared && !set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1))
     return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.receive_buffer_bytes = set_buffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, kReceiveBufferBytes);
-  result.send_buffer_bytes = set_buffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, kSendBufferBytes);
+  set_buffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, kSendBufferBytes);
   const timeval patience{0, 10'000};
   if (setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) < 0) {
     return SystemError{"setsockopt SO_SNDTIMEO", errno};

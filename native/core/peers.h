@@ -7,6 +7,7 @@
 
 #include <netinet/in.h>
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <span>
@@ -23,20 +24,20 @@ struct Endpoint {
     sockaddr_in6 v6;
   } address;
   socklen_t address_bytes;
+  /// What the encapsulation needs to know of the peer, opaque to all others (for vxlan its MAC and VNI).
+  std::array<uint8_t, 16> encap;
 };
 
 class PeerTable {
  public:
   /// Size of one record; the layout is in src/dataplane/peers.ts.
-  static constexpr size_t kRecordBytes = 40;
+  static constexpr size_t kRecordBytes = 56;
 
   /// Builds a table from whole records. Of two records for one subnet the last counts.
   explicit PeerTable(std::span<const uint8_t> records);
 
   /// The endpoint for a destination in network order (4 bytes for version 4, 16 for 6), or null.
   const Endpoint* find(uint8_t version, const uint8_t* destination) const;
-
-  size_t size() const { return endpoints_.size(); }
 
   /// The most slots in a row that are taken: what a look-up may have to walk.
   size_t longest_run() const;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine_features.h"
+#include "../core/features.h"
 #include "system.h"
 
 namespace weft {
@@ -15,7 +15,6 @@ struct UdpSocket {
   Fd fd;
   uint32_t features = 0;         ///< of kUdpGso, kUdpGro: what the kernel took
   int receive_buffer_bytes = 0;  ///< as granted
-  int send_buffer_bytes = 0;
 };
 
 /// What is asked for: a burst of 64-byte packets takes about 0.8 KB each in the kernel's accounting, and 16 MiB took

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "engine_features.h"
+#include "../core/features.h"
 #include "system.h"
 
 namespace weft {

@@ -1,0 +1,35 @@
+// encapsulation.h - what egress and ingress ask of an encapsulation: to write what stands before an inner packet, to
+// check it and to strip it.
+//
+// It is a parameter of theirs at compile time, so that one that writes nothing costs nothing. Each is a file of encap/
+// and a line in engine.cc.
+#pragma once
+
+#include <concepts>
+#include <optional>
+#include <span>
+
+#include "counters.h"
+#include "message.h"
+#include "packet.h"
+
+namespace weft {
+
+/// The inner packet of a datagram, where it lies, or the reason why there is none.
+struct Stripped {
+  std::span<uint8_t> packet;
+  std::optional<Counter> drop = {};
+};
+
+template <typename E>
+concept Encapsulation = requires(const E& encapsulation, const Endpoint& peer, const Packet& packet, uint8_t* out,
+                                 Message& message) {
+  /// The bytes before each inner packet.
+  { E::kHeaderBytes } -> std::convertible_to<size_t>;
+  /// Writes them before a packet to `peer`. Of a packet that was cut it is told the superpacket's shape.
+  encapsulation.write(peer, packet, out);
+  /// Takes the next inner packet off a message, which it takes as it came: it knows what its peers put into one.
+  { encapsulation.strip(message) } -> std::same_as<Stripped>;
+};
+
+}  // namespace weft

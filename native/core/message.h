@@ -1,0 +1,28 @@
+// message.h - what one message of the UDP socket held: a datagram, or several that the kernel joined.
+#pragma once
+
+#include <algorithm>
+#include <span>
+
+#include "peers.h"
+
+namespace weft {
+
+struct Message {
+  uint8_t* bytes;  ///< borrowed from the receiver until its next batch
+  size_t size;
+  /// By what the kernel joined datagrams (UDP_GRO): the size of each but the last; 0 when it joined none. What that
+  /// means for the bytes is the encapsulation's to know: an inner superpacket of another kernel says its own size here.
+  size_t joined_bytes;
+  const Endpoint* from;
+
+  /// Takes the first datagram off.
+  std::span<uint8_t> take() {
+    const std::span<uint8_t> datagram(bytes, joined_bytes > 0 ? std::min(joined_bytes, size) : size);
+    bytes += datagram.size();
+    size -= datagram.size();
+    return datagram;
+  }
+};
+
+}  // namespace weft

@@ -1,0 +1,41 @@
+// descriptors.cc - the sockets and the TUN queues of all loops, and which features they have in common.
+#include "descriptors.h"
+
+#include "io/tun.h"
+
+namespace weft {
+
+Failure open_descriptors(const OpenOptions& options, Descriptors& result, int& receive_buffer_bytes) {
+  uint32_t wanted = options.features;
+  if (!(wanted & kTunHeader)) wanted &= ~(kTunCsum | kTunTso | kTunUso | kCoalesceTcp | kCoalesceUdp);
+  const bool several = options.workers > 1;
+  std::vector<Tun> tuns(options.workers);
+  std::vector<UdpSocket> sockets(options.workers), senders(options.workers);
+  for (size_t i = 0; i < options.workers; i++) {
+    if (Failure failure = open_udp(options.bind_address, several, wanted, sockets[i])) return failure;
+    if (!several) break;
+    if (Failure failure = open_sender(options.bind_address, i, wanted, senders[i])) return failure;
+  }
+  // Refused, the kernel spreads by its own hash of addresses and ports: less evenly, and flows keep their order too.
+  if (several) spread_by_source(sockets[0], options.bind_address, options.workers);
+  std::string name = options.tun_name;
+  for (Tun& tun : tuns) {
+    if (Failure failure = open_tun(name, several, wanted, tun)) return failure;
+    name = tun.name;
+  }
+  uint32_t granted = wanted & (kCoalesceTcp | kCoalesceUdp | kTwoThreads);
+  granted |= tuns[0].features | sockets[0].features;
+  // A kernel that does not know USO refuses UDP superpackets in both directions.
+  if (!(granted & kTunUso) && (wanted & kTunUso)) granted &= ~kCoalesceUdp;
+
+  receive_buffer_bytes = sockets[0].receive_buffer_bytes;
+  result.tun_name = name;
+  result.features = granted;
+  result.loops.clear();
+  for (size_t i = 0; i < options.workers; i++) {
+    result.loops.push_back({std::move(tuns[i].fd), std::move(sockets[i].fd), std::move(senders[i].fd)});
+  }
+  return {};
+}
+
+}  // namespace weft

@@ -1,0 +1,35 @@
+// descriptors.h - what an engine moves packets through, opened: here, or by a process that went before.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/features.h"
+#include "io/system.h"
+#include "io/udp.h"
+
+namespace weft {
+
+struct LoopDescriptors {
+  Fd tun;
+  Fd socket;
+  Fd sender;  ///< none where the loop sends by the socket that it receives by
+};
+
+struct Descriptors {
+  std::string tun_name;   ///< as the kernel gave it
+  uint32_t features = 0;  ///< granted, less those that failed since
+  std::vector<LoopDescriptors> loops;
+};
+
+struct OpenOptions {
+  std::string tun_name;  ///< or a pattern with %d
+  sockaddr_in bind_address{};
+  size_t workers = 1;
+  uint32_t features = kAllFeatures;  ///< those wanted
+};
+
+/// Opens all that `workers` loops need. `receive_buffer_bytes` is what the kernel granted for one socket.
+Failure open_descriptors(const OpenOptions& options, Descriptors& descriptors, int& receive_buffer_bytes);
+
+}  // namespace weft

@@ -1,0 +1,34 @@
+// direction.h - what the two directions of a loop share: what each is given, and what it tells the loop.
+#pragma once
+
+#include "core/counters.h"
+#include "core/features.h"
+#include "io/system.h"
+
+namespace weft {
+
+/// All of it outlives the directions.
+struct Path {
+  int tun;
+  int socket;            ///< receives, on the port that peers know
+  int sender;            ///< sends: the same socket, or one with a source port of its own
+  uint32_t tun_address;  ///< IPv4, network order: the source of ICMP errors
+  size_t batch;          ///< at most so many packets are read, or messages received, in one turn
+  Features* features;
+  CounterRow counters;
+};
+
+/// What one turn did.
+struct Pump {
+  size_t items = 0;  ///< reads or messages
+  Failure failure;   ///< the path cannot go on
+};
+
+class Direction {
+ public:
+  virtual ~Direction() = default;
+  /// Moves one batch. Does not block, but for a full socket buffer (io/udp.h). Run by one thread at a time.
+  virtual Pump pump() = 0;
+};
+
+}  // namespace weft

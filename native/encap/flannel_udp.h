@@ -1,0 +1,17 @@
+// flannel_udp.h - flannel's udp backend: the inner packet is all that a datagram holds.
+//
+// As flanneld's own proxy sends and takes them (pkg/backend/udp/proxy_amd64.c).
+#pragma once
+
+#include "../core/encapsulation.h"
+
+namespace weft {
+
+struct FlannelUdp {
+  static constexpr size_t kHeaderBytes = 0;
+  void write(const Endpoint&, const Packet&, uint8_t*) const {}
+  Stripped strip(Message& message) const { return {message.take()}; }
+};
+static_assert(Encapsulation<FlannelUdp>);
+
+}  // namespace weft

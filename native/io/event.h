@@ -1,0 +1,30 @@
+// event.h - an eventfd that one thread signals and another waits for.
+#pragma once
+
+#include <sys/eventfd.h>
+
+#include <cstdint>
+
+#include "system.h"
+
+namespace weft {
+
+class Event {
+ public:
+  Event() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+  /// Readable from a signal() to the next clear(); negative when the kernel gave none.
+  int fd() const { return fd_.get(); }
+  void signal() const {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(fd_.get(), &one, sizeof one);
+  }
+  void clear() const {
+    uint64_t count;
+    [[maybe_unused]] const ssize_t got = read(fd_.get(), &count, sizeof count);
+  }
+
+ private:
+  Fd fd_;
+};
+
+}  // namespace weft

@@ -1,0 +1,84 @@
+// receiver.cc - recvmmsg and its control messages.
+#include "receiver.h"
+
+#include <errno.h>
+
+#include <algorithm>
+
+#include "linux_compat.h"
+
+namespace weft {
+
+namespace {
+
+constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int));
+
+/// The datagram size that the kernel joined by, or 0 when it joined nothing.
+size_t gro_size(msghdr& message) {
+  for (cmsghdr* control = CMSG_FIRSTHDR(&message); control; control = CMSG_NXTHDR(&message, control)) {
+    if (control->cmsg_level == IPPROTO_UDP && control->cmsg_type == UDP_GRO) {
+      int size;
+      std::memcpy(&size, CMSG_DATA(control), sizeof size);
+      return size > 0 ? static_cast<size_t>(size) : 0;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+Receiver::Receiver(int socket, size_t batch, CounterRow counters)
+    : socket_(socket),
+      batch_(std::min(batch, kMaxMessages)),
+      counters_(counters),
+      buffers_(batch_ * kMessageBytes),
+      messages_(batch_),
+      iovecs_(batch_),
+      sources_(batch_),
+      controls_(batch_ * kControlBytes),
+      whole_(batch_) {}
+
+size_t Receiver::receive(Failure& failure) {
+  for (size_t i = 0; i < batch_; i++) {
+    iovecs_[i] = {buffers_.data() + i * kMessageBytes, kMessageBytes};
+    msghdr& header = messages_[i].msg_hdr;
+    header = {};
+    header.msg_name = &sources_[i].address;
+    header.msg_namelen = sizeof sources_[i].address;
+    header.msg_iov = &iovecs_[i];
+    header.msg_iovlen = 1;
+    header.msg_control = controls_.data() + i * kControlBytes;
+    header.msg_controllen = kControlBytes;
+  }
+  whole_count_ = 0;
+  int count;
+  do {
+    count = recvmmsg(socket_, messages_.data(), static_cast<unsigned>(batch_), MSG_DONTWAIT, nullptr);
+  } while (count < 0 && errno == EINTR);
+  if (count < 0) {
+    // ECONNREFUSED and its like report an earlier send; the socket goes on.
+    if (errno == EBADF || errno == ENOTSOCK || errno == EFAULT) failure = SystemError{"recvmmsg", errno};
+    return 0;
+  }
+  const size_t received = static_cast<size_t>(count);
+  for (size_t i = 0; i < received; i++) {
+    msghdr& header = messages_[i].msg_hdr;
+    if (header.msg_flags & MSG_TRUNC) {
+      counters_.add(k_rx_drop_truncated);
+      continue;
+    }
+    sources_[i].address_bytes = header.msg_namelen;
+    whole_[whole_count_++] = {static_cast<uint8_t*>(header.msg_iov->iov_base), messages_[i].msg_len, gro_size(header),
+                              &sources_[i]};
+  }
+  counters_.add(k_rx_messages, received);
+  counters_.add(k_rx_batches);
+  return received;
+}
+
+bool Receiver::answer(const Endpoint& to, std::span<const uint8_t> datagram) {
+  const auto* address = reinterpret_cast<const sockaddr*>(&to.address);
+  return sendto(socket_, datagram.data(), datagram.size(), MSG_DONTWAIT, address, to.address_bytes) > 0;
+}
+
+}  // namespace weft

@@ -1,0 +1,46 @@
+// receiver.h - receives messages from peers, a batch by one recvmmsg; with UDP_GRO each may hold many datagrams.
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <span>
+#include <vector>
+
+#include "../core/counters.h"
+#include "../core/message.h"
+#include "system.h"
+
+namespace weft {
+
+class Receiver {
+ public:
+  static constexpr size_t kMaxMessages = 16;
+
+  /// `batch` is the most messages taken by one call.
+  Receiver(int socket, size_t batch, CounterRow counters);
+
+  /// Takes what there is, up to a batch, and returns how many messages came. Does not block.
+  size_t receive(Failure& failure);
+  /// Those of them that came whole, valid until the next receive().
+  std::span<Message> messages() { return {whole_.data(), whole_count_}; }
+
+  /// Sends one datagram from the socket that peers know. Does not block. False when it was refused.
+  bool answer(const Endpoint& to, std::span<const uint8_t> datagram);
+
+ private:
+  static constexpr size_t kMessageBytes = 65536;
+
+  int socket_;
+  size_t batch_;
+  CounterRow counters_;
+  std::vector<uint8_t> buffers_;
+  std::vector<mmsghdr> messages_;
+  std::vector<iovec> iovecs_;
+  std::vector<Endpoint> sources_;
+  std::vector<uint8_t> controls_;
+  std::vector<Message> whole_;
+  size_t whole_count_ = 0;
+};
+
+}  // namespace weft

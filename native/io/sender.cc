@@ -1,0 +1,144 @@
+// sender.cc - gathering runs, sending them, and what is done with those that the kernel refuses.
+#include "sender.h"
+
+#include <errno.h>
+
+#include <algorithm>
+
+#include "clock.h"
+#include "linux_compat.h"
+
+namespace weft {
+
+namespace {
+
+constexpr size_t kControlBytes = CMSG_SPACE(sizeof(uint16_t));
+
+msghdr header_for(const Endpoint& endpoint, iovec* iovecs, size_t count) {
+  msghdr header{};
+  header.msg_name = const_cast<void*>(static_cast<const void*>(&endpoint.address));
+  header.msg_namelen = endpoint.address_bytes;
+  header.msg_iov = iovecs;
+  header.msg_iovlen = count;
+  return header;
+}
+
+Attempt attempt_of(size_t datagrams) { return {Way::kPeers, datagrams > 1 ? kUdpGso : 0u, datagrams}; }
+
+}  // namespace
+
+Sender::Sender(int socket, size_t max_header_bytes, Features* features, CounterRow counters)
+    : socket_(socket),
+      features_(features),
+      counters_(counters),
+      learnt_(features),
+      headers_(kMaxDatagrams * max_header_bytes),
+      iovecs_(kMaxDatagrams * 2),
+      runs_(kMaxMessages),
+      messages_(kMaxMessages),
+      controls_(kMaxMessages * kControlBytes) {}
+
+uint8_t* Sender::room(size_t header_bytes) {
+  if (headers_used_ + header_bytes > headers_.size() || iovecs_used_ + 2 > iovecs_.size() ||
+      runs_used_ == runs_.size()) {
+    flush();
+  }
+  uint8_t* header = headers_.data() + headers_used_;
+  headers_used_ += header_bytes;
+  return header;
+}
+
+void Sender::add(const Endpoint& endpoint, std::span<uint8_t> header, std::span<uint8_t> payload) {
+  const size_t size = header.size() + payload.size();
+  Run* last = runs_used_ > 0 ? &runs_[runs_used_ - 1] : nullptr;
+  const bool joins = last && last->open && last->endpoint == &endpoint && size <= last->datagram_bytes &&
+                     last->datagrams < learnt_.udp_segments() && last->bytes + size <= kMaxRunBytes;
+  if (!joins) {
+    last = &runs_[runs_used_++];
+    const bool open = features_->has(kUdpGso) && learnt_.may_join(endpoint, now_ms);
+    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, open};
+  }
+  iovecs_[iovecs_used_++] = {header.data(), header.size()};
+  if (!payload.empty()) iovecs_[iovecs_used_++] = {payload.data(), payload.size()};
+  last->bytes += static_cast<uint32_t>(size);
+  last->datagrams++;
+  if (size < last->datagram_bytes) last->open = false;  // only the last of a run may be shorter
+}
+
+void Sender::prepare() {
+  for (size_t i = 0; i < runs_used_; i++) {
+    const Run& run = runs_[i];
+    const size_t end = i + 1 < runs_used_ ? runs_[i + 1].first_iovec : iovecs_used_;
+    msghdr& header = messages_[i].msg_hdr;
+    header = header_for(*run.endpoint, &iovecs_[run.first_iovec], end - run.first_iovec);
+    if (run.datagrams > 1) {
+      header.msg_control = controls_.data() + i * kControlBytes;
+      header.msg_controllen = kControlBytes;
+      cmsghdr* control = CMSG_FIRSTHDR(&header);
+      control->cmsg_level = IPPROTO_UDP;
+      control->cmsg_type = UDP_SEGMENT;
+      control->cmsg_len = CMSG_LEN(sizeof(uint16_t));
+      std::memcpy(CMSG_DATA(control), &run.datagram_bytes, sizeof(uint16_t));
+    }
+  }
+}
+
+void Sender::flush() {
+  prepare();
+  size_t sent = 0;
+  while (sent < runs_used_) {
+    const int count = sendmmsg(socket_, &messages_[sent], static_cast<unsigned>(runs_used_ - sent), 0);
+    counters_.add(k_tx_batches);
+    if (count > 0) {
+      for (int i = 0; i < count; i++, sent++) count_sent(runs_[sent].datagrams, runs_[sent].bytes);
+    } else if (errno != EINTR) {
+      // The first message was refused: it alone is dealt with, then the rest goes on.
+      refused(runs_[sent++], errno);
+    }
+  }
+  runs_used_ = 0;
+  iovecs_used_ = 0;
+  headers_used_ = 0;
+}
+
+void Sender::refused(const Run& run, int error) {
+  const Attempt attempt = attempt_of(run.datagrams);
+  const Consequence& consequence = consequence_of(attempt, error);
+  if (consequence.then != Then::kSingly) return counters_.add(consequence.counted, run.datagrams);
+  counters_.add(consequence.counted);
+  const bool taken = send_singly(run);
+  learnt_.learn(consequence, attempt, taken, run.endpoint, now_ms());
+}
+
+/// Whether any was taken.
+bool Sender::send_singly(const Run& run) {
+  bool taken = false;
+  iovec* iov = &iovecs_[run.first_iovec];
+  for (size_t left = run.bytes; left > 0;) {
+    const size_t size = std::min<size_t>(left, run.datagram_bytes);
+    size_t count = 0;
+    for (size_t bytes = 0; bytes < size; count++) bytes += iov[count].iov_len;
+    const msghdr header = header_for(*run.endpoint, iov, count);
+    ssize_t result;
+    do {
+      result = sendmsg(socket_, &header, 0);
+    } while (result < 0 && errno == EINTR);
+    if (result < 0) {
+      counters_.add(consequence_of(attempt_of(1), errno).counted);
+    } else {
+      count_sent(1, size);
+      taken = true;
+    }
+    iov += count;
+    left -= size;
+  }
+  return taken;
+}
+
+void Sender::count_sent(uint64_t datagrams, uint64_t bytes) {
+  counters_.add(k_tx_messages);
+  counters_.add(k_tx_packets, datagrams);
+  counters_.add(k_tx_bytes, bytes);
+}
+
+}  // namespace weft

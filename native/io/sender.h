@@ -1,0 +1,68 @@
+// sender.h - sends datagrams to peers: those of one size for one endpoint in a row as a run, which is one message with
+// UDP_SEGMENT, and all messages of a batch by one sendmmsg.
+//
+// What is added is borrowed until it is sent: headers, payload and endpoints. No allocation, no lock.
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <span>
+#include <vector>
+
+#include "../core/counters.h"
+#include "../core/features.h"
+#include "../core/peers.h"
+#include "../core/refusals.h"
+
+namespace weft {
+
+class Sender {
+ public:
+  /// `max_header_bytes` is the most that is asked of room() at once.
+  Sender(int socket, size_t max_header_bytes, Features* features, CounterRow counters);
+
+  /// Makes room for one datagram more and returns `header_bytes` of memory for its header. Sends what is gathered when
+  /// there is no room: what was added before is then no longer borrowed.
+  uint8_t* room(size_t header_bytes);
+  /// Gathers one datagram, for which room() was made. `payload` may be empty.
+  void add(const Endpoint& endpoint, std::span<uint8_t> header, std::span<uint8_t> payload);
+  /// Sends what is gathered. Does not block, but for a full socket buffer (udp.h).
+  void flush();
+
+ private:
+  /// Datagrams and messages gathered before they must be sent.
+  static constexpr size_t kMaxDatagrams = 2048;
+  static constexpr size_t kMaxMessages = 256;
+  /// The most that one message's payload may be.
+  static constexpr size_t kMaxRunBytes = 65507;
+
+  struct Run {
+    const Endpoint* endpoint;
+    uint32_t first_iovec;
+    uint32_t bytes;
+    uint16_t datagram_bytes;  // of all datagrams but the last
+    uint16_t datagrams;
+    bool open;  // may take another datagram
+  };
+
+  void prepare();
+  void refused(const Run& run, int error);
+  bool send_singly(const Run& run);
+  void count_sent(uint64_t datagrams, uint64_t bytes);
+
+  int socket_;
+  Features* features_;
+  CounterRow counters_;
+  Learnt learnt_;
+  std::vector<uint8_t> headers_;
+  size_t headers_used_ = 0;
+  std::vector<iovec> iovecs_;
+  size_t iovecs_used_ = 0;
+  std::vector<Run> runs_;
+  size_t runs_used_ = 0;
+  std::vector<mmsghdr> messages_;
+  std::vector<uint8_t> controls_;
+};
+
+}  // namespace weft

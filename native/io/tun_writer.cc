@@ -1,0 +1,70 @@
+// tun_writer.cc - writev, and what is done with what the TUN refuses.
+#include "tun_writer.h"
+
+#include <errno.h>
+
+namespace weft {
+
+bool write_packet(int tun, bool header, std::span<uint8_t> packet) {
+  VirtioHeader virtio;
+  const iovec iov[2] = {{&virtio, sizeof virtio}, {packet.data(), packet.size()}};
+  return (header ? writev(tun, iov, 2) : writev(tun, iov + 1, 1)) >= 0;
+}
+
+TunWriter::TunWriter(int tun, Features* features, CounterRow counters)
+    : tun_(tun),
+      header_(features->has(kTunHeader)),
+      features_(features),
+      counters_(counters),
+      learnt_(features),
+      iovecs_(Coalescer::kMaxIovecs) {}
+
+CoalesceLimits TunWriter::limits() const {
+  return {features_->has(kCoalesceTcp), features_->has(kCoalesceUdp), learnt_.udp_segments()};
+}
+
+Failure TunWriter::write(Coalescer& packets) {
+  Failure failure;
+  for (size_t i = 0; i < packets.writes(); i++) {
+    const size_t count = packets.write(i, iovecs_.data());
+    // Without the virtio header nothing was joined, and the packet stands alone behind it.
+    const size_t skip = header_ ? 0 : 1;
+    if (writev(tun_, iovecs_.data() + skip, static_cast<int>(count - skip)) < 0) {
+      refused(packets, i, errno, failure);
+      continue;
+    }
+    size_t bytes = 0;
+    for (size_t j = 1; j < count; j++) bytes += iovecs_[j].iov_len;
+    counters_.add(k_tun_writes);
+    counters_.add(k_rx_packets, packets.run_packets(i));
+    counters_.add(k_rx_bytes, bytes);
+  }
+  packets.clear();
+  return failure;
+}
+
+void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& failure) {
+  const size_t count = packets.run_packets(index);
+  const uint32_t joined_by = count == 1 ? 0u : packets.is_udp(index) ? kCoalesceUdp : kCoalesceTcp;
+  const Attempt attempt{Way::kTun, joined_by, count};
+  const Consequence& consequence = consequence_of(attempt, error);
+  if (consequence.then == Then::kGiveUp) {
+    failure = SystemError{"write to the TUN", error};
+    return;
+  }
+  if (consequence.then == Then::kDrop) return counters_.add(consequence.counted, count);
+  counters_.add(consequence.counted);
+  bool taken = false;
+  packets.each_packet(index, [&](uint8_t* bytes, size_t size) {
+    if (!write_packet(tun_, header_, {bytes, size})) {
+      return counters_.add(consequence_of({Way::kTun, 0, 1}, errno).counted);
+    }
+    counters_.add(k_tun_writes);
+    counters_.add(k_rx_packets);
+    counters_.add(k_rx_bytes, size);
+    taken = true;
+  });
+  learnt_.learn(consequence, attempt, taken, nullptr, 0);
+}
+
+}  // namespace weft

@@ -1,0 +1,24 @@
+// naive.cc - the loop as flanneld's is: one thread, which moves one packet each way in turn until there are none and
+// then polls; for the benchmark to compare with (pkg/backend/udp/proxy_amd64.c, run_proxy).
+#include <errno.h>
+#include <poll.h>
+
+#include "loop.h"
+
+namespace weft {
+
+void Loop::run_naive() {
+  pollfd waits[3] = {{path_.tun, POLLIN, 0}, {path_.socket, POLLIN, 0}, {wake_.fd(), POLLIN, 0}};
+  while (!stopping()) {
+    if (poll(waits, 3, LoopWaiting::kSleepMs) < 0 && errno != EINTR) return fault_.report({"poll", errno});
+    if (waits[2].revents != 0) wake_.clear();
+    size_t items;
+    do {
+      rounds_.add();
+      items = 0;
+      if (!pump(*egress_, items) || !pump(*ingress_, items)) return;
+    } while (items > 0 && !stopping());
+  }
+}
+
+}  // namespace weft

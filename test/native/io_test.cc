@@ -1,0 +1,402 @@
+// io_test.cc - sending, receiving and writing against a kernel of the test's: what each refusal leads to, by table;
+// core.test.ts builds and runs it.
+//
+// sendmmsg, sendmsg, recvmmsg and writev are replaced for the whole program.
+#include <arpa/inet.h>
+#include <errno.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <functional>
+
+#include "../../native/io/linux_compat.h"
+#include "../../native/io/receiver.h"
+#include "../../native/io/sender.h"
+#include "../../native/io/tun_writer.h"
+#include "packets.h"
+
+namespace {
+
+/// What the kernel was given and took.
+struct Sent {
+  uint32_t address;  // of the endpoint, host order; 0 for the TUN
+  size_t segment_bytes;
+  Bytes bytes;
+};
+
+struct Kernel {
+  std::function<int(const Sent&)> refusal;  // an errno, or 0
+  std::function<int(mmsghdr*, unsigned)> receive;
+  unsigned at_most = 1024;  // messages by one call
+  size_t calls = 0;
+  std::vector<Sent> taken;
+
+  int take(Sent sent) {
+    const int error = refusal ? refusal(sent) : 0;
+    if (error == 0) taken.push_back(std::move(sent));
+    return error;
+  }
+};
+Kernel kernel;
+
+Bytes joined(const iovec* iov, size_t count) {
+  Bytes bytes;
+  for (size_t i = 0; i < count; i++) {
+    const auto* from = static_cast<const uint8_t*>(iov[i].iov_base);
+    bytes.insert(bytes.end(), from, from + iov[i].iov_len);
+  }
+  return bytes;
+}
+
+Sent read_message(const msghdr& message) {
+  Sent sent{};
+  sent.address = ntohl(static_cast<const sockaddr_in*>(message.msg_name)->sin_addr.s_addr);
+  sent.bytes = joined(message.msg_iov, message.msg_iovlen);
+  msghdr readable = message;
+  if (const cmsghdr* control = CMSG_FIRSTHDR(&readable)) {
+    uint16_t size;
+    std::memcpy(&size, CMSG_DATA(control), sizeof size);
+    CHECK(control->cmsg_level == IPPROTO_UDP && control->cmsg_type == UDP_SEGMENT);
+    sent.segment_bytes = size;
+  }
+  return sent;
+}
+
+}  // namespace
+
+extern "C" {
+int sendmmsg(int, mmsghdr* messages, unsigned count, int) {
+  kernel.calls++;
+  for (unsigned i = 0; i < count; i++) {
+    if (i == kernel.at_most) return static_cast<int>(i);
+    if (const int error = kernel.take(read_message(messages[i].msg_hdr))) {
+      if (i > 0) return static_cast<int>(i);
+      errno = error;
+      return -1;
+    }
+  }
+  return static_cast<int>(count);
+}
+ssize_t sendmsg(int, const msghdr* message, int) {
+  if (const int error = kernel.take(read_message(*message))) return errno = error, -1;
+  return static_cast<ssize_t>(kernel.taken.back().bytes.size());
+}
+int recvmmsg(int, mmsghdr* messages, unsigned count, int, timespec*) { return kernel.receive(messages, count); }
+ssize_t writev(int, const iovec* iov, int count) {
+  if (const int error = kernel.take({0, 0, joined(iov, static_cast<size_t>(count))})) return errno = error, -1;
+  return static_cast<ssize_t>(kernel.taken.back().bytes.size());
+}
+}
+
+namespace {
+
+constexpr uint32_t kHere = 0x0a000001, kThere = 0x0a000002;
+
+Endpoint endpoint_of(uint32_t address) {
+  Endpoint endpoint{};
+  endpoint.address.v4 = {AF_INET, htons(8285), {htonl(address)}, {}};
+  endpoint.address_bytes = sizeof(sockaddr_in);
+  return endpoint;
+}
+
+/// A sender, and datagrams of `size` bytes that are numbered.
+struct Outward {
+  explicit Outward(uint32_t granted = kAllFeatures)
+      : features(granted), row(kCounterCount), sender(-1, 100, &features, CounterRow(row.data())), payload(2000) {}
+
+  void add(const Endpoint& endpoint, size_t size = 100) {
+    uint8_t* header = sender.room(4);
+    store_be32(header, number++);
+    sender.add(endpoint, {header, 4}, {payload.data(), size - 4});
+  }
+  /// The numbers of all datagrams that the kernel took, in its order.
+  static std::vector<uint32_t> numbers() {
+    std::vector<uint32_t> numbers;
+    for (const Sent& sent : kernel.taken) {
+      const size_t step = sent.segment_bytes ? sent.segment_bytes : sent.bytes.size();
+      for (size_t at = 0; at < sent.bytes.size(); at += step) numbers.push_back(load_be32(&sent.bytes[at]));
+    }
+    return numbers;
+  }
+  /// Datagrams in the first message that was taken for `address`.
+  static size_t first_run(uint32_t address) {
+    for (const Sent& sent : kernel.taken) {
+      if (sent.address == address) return sent.segment_bytes ? sent.bytes.size() / sent.segment_bytes : 1;
+    }
+    return 0;
+  }
+
+  Features features;
+  std::vector<uint64_t> row;
+  Sender sender;
+  Bytes payload;
+  uint32_t number = 0;
+  const Endpoint here = endpoint_of(kHere), there = endpoint_of(kThere);
+};
+
+void test_send_refusals() {
+  struct Row {
+    const char* what;
+    size_t datagrams;
+    int run_error, single_error;
+    Counter counted;  // for each datagram that was lost
+    size_t sent, resent;
+    size_t next_here, next_there;  // datagrams of the next runs to the same endpoint, and to another
+  };
+  const Row rows[] = {
+      {"EIO", 10, EIO, 0, k_tx_drop_refused, 10, 1, 1, 128},
+      {"EIO on one datagram", 1, EIO, EIO, k_tx_drop_refused, 0, 0, 128, 128},
+      {"EINVAL for a long run", 100, EINVAL, 0, k_tx_drop_refused, 100, 1, 64, 64},
+      {"EINVAL", 64, EINVAL, 0, k_tx_drop_refused, 64, 1, 1, 1},
+      {"EINVAL, singly too", 10, EINVAL, EINVAL, k_tx_drop_refused, 0, 1, 1, 1},
+      {"EMSGSIZE", 10, EMSGSIZE, 0, k_tx_drop_too_big, 10, 1, 128, 128},
+      {"EMSGSIZE, singly too", 10, EMSGSIZE, EMSGSIZE, k_tx_drop_too_big, 0, 1, 128, 128},
+      {"EMSGSIZE, then a full socket", 10, EMSGSIZE, EAGAIN, k_tx_drop_socket_full, 0, 1, 128, 128},
+      {"EAGAIN", 10, EAGAIN, 0, k_tx_drop_socket_full, 0, 0, 128, 128},
+      {"ENOBUFS", 10, ENOBUFS, 0, k_tx_drop_socket_full, 0, 0, 128, 128},
+      {"EPERM", 10, EPERM, 0, k_tx_drop_refused, 0, 0, 128, 128},
+      {"nothing", 128, 0, 0, k_tx_drop_refused, 128, 0, 128, 128},
+  };
+  for (const Row& row : rows) {
+    context = row.what;
+    Outward out;
+    kernel = {};
+    kernel.refusal = [&](const Sent& sent) { return sent.segment_bytes > 0 ? row.run_error : row.single_error; };
+    for (size_t i = 0; i < row.datagrams; i++) out.add(out.here);
+    out.sender.flush();
+    CHECK(out.row[k_tx_packets] == row.sent);
+    CHECK(out.row[k_tx_bytes] == row.sent * 100);
+    CHECK(out.row[k_udp_gso_refusals] == row.resent);
+    CHECK(out.row[row.counted] == row.datagrams - row.sent);
+    const auto numbers = Outward::numbers();
+    CHECK(numbers.size() == row.sent);
+    for (size_t i = 0; i < numbers.size(); i++) CHECK(numbers[i] == i);
+
+    kernel = {};
+    for (size_t i = 0; i < 130; i++) out.add(out.here);
+    for (size_t i = 0; i < 130; i++) out.add(out.there);
+    out.sender.flush();
+    CHECK(Outward::first_run(kHere) == row.next_here);
+    CHECK(Outward::first_run(kThere) == row.next_there);
+    CHECK(Outward::numbers().size() == 260);
+  }
+  context.clear();
+}
+
+/// The kernel takes some messages of a call, is interrupted, refuses one in the middle: the others go, in order.
+void test_send_partly() {
+  Outward out;
+  kernel = {};
+  kernel.at_most = 2;
+  int interruptions = 3;
+  kernel.refusal = [&](const Sent& sent) {
+    if (load_be32(sent.bytes.data()) == 4 && interruptions > 0) {
+      interruptions--;
+      return EINTR;
+    }
+    return load_be32(sent.bytes.data()) == 5 ? EAGAIN : 0;
+  };
+  for (int i = 0; i < 9; i++) out.add(i % 2 ? out.there : out.here);
+  out.sender.flush();
+  CHECK((Outward::numbers() == std::vector<uint32_t>{0, 1, 2, 3, 4, 6, 7, 8}));
+  CHECK(out.row[k_tx_packets] == 8);
+  CHECK(out.row[k_tx_drop_socket_full] == 1);
+  CHECK(interruptions == 0);
+  CHECK(out.row[k_tx_batches] == kernel.calls);
+  // Nothing of that batch is left for the next.
+  kernel = {};
+  out.add(out.here);
+  out.sender.flush();
+  CHECK((Outward::numbers() == std::vector<uint32_t>{9}));
+}
+
+/// What makes one message: the same size and endpoint in a row, a shorter one last, no more than a message holds.
+void test_runs() {
+  const auto sizes = [](uint32_t features, const std::function<void(Outward&)>& fill) {
+    Outward out(features);
+    kernel = {};
+    fill(out);
+    out.sender.flush();
+    std::vector<size_t> sizes;
+    for (const Sent& sent : kernel.taken) sizes.push_back(sent.bytes.size());
+    const auto numbers = Outward::numbers();
+    for (size_t i = 0; i < numbers.size(); i++) CHECK(numbers[i] == i);
+    CHECK(out.row[k_tx_packets] == out.number);
+    return sizes;
+  };
+  using Sizes = std::vector<size_t>;
+  CHECK((sizes(kAllFeatures, [](Outward& o) {
+           for (const size_t size : {100, 100, 40, 40, 100, 101}) o.add(o.here, size);
+         }) == Sizes{240, 40, 100, 101}));
+  CHECK((sizes(kAllFeatures, [](Outward& o) {
+           for (int i = 0; i < 6; i++) o.add(i < 3 ? o.here : o.there);
+         }) == Sizes{300, 300}));
+  CHECK((sizes(kAllFeatures, [](Outward& o) {
+           for (int i = 0; i < 50; i++) o.add(o.here, 1472);
+         }) == Sizes{44 * 1472, 6 * 1472}));
+  CHECK((sizes(kAllFeatures & ~kUdpGso, [](Outward& o) {
+           for (int i = 0; i < 3; i++) o.add(o.here);
+         }) == Sizes{100, 100, 100}));
+  // More than is gathered at once, by messages and by datagrams: sent in between, nothing lost.
+  CHECK(sizes(kAllFeatures & ~kUdpGso, [](Outward& o) {
+          for (int i = 0; i < 1000; i++) o.add(o.here);
+        }).size() == 1000);
+  CHECK(sizes(kAllFeatures, [](Outward& o) {
+          for (int i = 0; i < 5000; i++) o.add(o.here);
+        }).size() == 40);
+}
+
+void test_write_refusals() {
+  struct Row {
+    const char* what;
+    bool tcp;
+    int packets;
+    int joined_error, single_error;
+    uint32_t off;
+    size_t written, rewritten;
+    uint16_t udp_segments;
+  };
+  const Row rows[] = {
+      {"TCP, taken", true, 10, 0, 0, 0, 10, 0, 128},
+      {"TCP, EINVAL", true, 10, EINVAL, 0, kCoalesceTcp, 10, 1, 128},
+      {"UDP, EINVAL", false, 10, EINVAL, 0, kCoalesceUdp, 10, 1, 128},
+      {"long UDP, EINVAL", false, 100, EINVAL, 0, 0, 100, 1, 64},
+      {"TUN down", true, 10, EINVAL, EINVAL, 0, 0, 1, 128},
+      {"TUN down, long UDP", false, 100, EINVAL, EINVAL, 0, 0, 1, 128},
+      {"TCP, EIO", true, 10, EIO, EIO, 0, 0, 1, 128},
+      {"TCP, EIO, taken singly", true, 10, EIO, 0, 0, 10, 1, 128},
+      {"one packet, EIO", true, 1, EIO, EIO, 0, 0, 0, 128},
+  };
+  for (const Row& row : rows) {
+    context = row.what;
+    kernel = {};
+    kernel.refusal = [&](const Sent& sent) {
+      VirtioHeader virtio;
+      std::memcpy(&virtio, sent.bytes.data(), sizeof virtio);
+      return virtio.gso_type == kGsoNone ? row.single_error : row.joined_error;
+    };
+    Features features(kAllFeatures);
+    std::vector<uint64_t> counters(kCounterCount);
+    TunWriter writer(-1, &features, CounterRow(counters.data()));
+    Coalescer coalescer;
+    std::vector<Bytes> packets;
+    Fields fields;
+    fields.tcp = row.tcp;
+    fields.payload = 50;
+    for (int i = 0; i < row.packets; i++, fields.sequence += 50, fields.id++) packets.push_back(build(fields));
+    for (Bytes& packet : packets) coalescer.add(packet.data(), read(packet), writer.limits());
+    CHECK(coalescer.writes() == 1);
+    CHECK(!writer.write(coalescer));
+    CHECK(coalescer.writes() == 0);
+    CHECK(features.bits() == (kAllFeatures & ~row.off));
+    CHECK(writer.limits().udp_segments == row.udp_segments);
+    CHECK(writer.limits().tcp == !(row.off & kCoalesceTcp));
+    CHECK(writer.limits().udp == !(row.off & kCoalesceUdp));
+    CHECK(counters[k_rx_packets] == row.written);
+    CHECK(counters[k_coalesce_refusals] == row.rewritten);
+    CHECK(counters[k_rx_drop_tun] == static_cast<size_t>(row.packets) - row.written);
+    if (row.rewritten && row.written) {
+      CHECK(kernel.taken.size() == packets.size());
+      for (size_t i = 0; i < kernel.taken.size(); i++) {
+        CHECK(std::equal(packets[i].begin(), packets[i].end(), kernel.taken[i].bytes.begin() + sizeof(VirtioHeader),
+                         kernel.taken[i].bytes.end()));
+      }
+    }
+  }
+  context = "a deleted TUN";
+  kernel = {};
+  kernel.refusal = [](const Sent&) { return EBADFD; };
+  Features features(kAllFeatures);
+  std::vector<uint64_t> counters(kCounterCount);
+  TunWriter writer(-1, &features, CounterRow(counters.data()));
+  Coalescer coalescer;
+  Bytes packet = build({});
+  coalescer.add(packet.data(), read(packet), writer.limits());
+  const Failure failure = writer.write(coalescer);
+  CHECK(failure && failure->number == EBADFD);
+  context.clear();
+}
+
+/// Puts a message into what recvmmsg was given.
+void deliver(mmsghdr& message, size_t size, int joined_bytes, int flags = 0) {
+  for (size_t i = 0; i < size; i++) static_cast<uint8_t*>(message.msg_hdr.msg_iov->iov_base)[i] = 7;
+  message.msg_len = static_cast<unsigned>(size);
+  message.msg_hdr.msg_flags = flags;
+  message.msg_hdr.msg_namelen = sizeof(sockaddr_in);
+  static_cast<sockaddr_in*>(message.msg_hdr.msg_name)->sin_port = htons(static_cast<uint16_t>(size));
+  cmsghdr* control = CMSG_FIRSTHDR(&message.msg_hdr);
+  if (joined_bytes == 0) {
+    message.msg_hdr.msg_controllen = 0;
+    return;
+  }
+  control->cmsg_level = IPPROTO_UDP;
+  control->cmsg_type = UDP_GRO;
+  control->cmsg_len = CMSG_LEN(sizeof joined_bytes);
+  std::memcpy(CMSG_DATA(control), &joined_bytes, sizeof joined_bytes);
+}
+
+void test_receive() {
+  std::vector<uint64_t> counters(kCounterCount);
+  Receiver receiver(-1, 64, CounterRow(counters.data()));
+  Failure failure;
+  bool interrupted = false;
+  kernel = {};
+  kernel.receive = [&](mmsghdr* messages, unsigned count) {
+    CHECK(count == Receiver::kMaxMessages);
+    if (!interrupted) {
+      interrupted = true;
+      errno = EINTR;
+      return -1;
+    }
+    deliver(messages[0], 100, 0);
+    deliver(messages[1], 65536, 0, MSG_TRUNC);
+    deliver(messages[2], 250, 100);
+    deliver(messages[3], 0, 0);
+    deliver(messages[4], 60, 1400);
+    return 5;
+  };
+  CHECK(receiver.receive(failure) == 5);
+  CHECK(!failure);
+  std::vector<std::vector<size_t>> taken;
+  for (Message& message : receiver.messages()) {
+    CHECK(ntohs(message.from->address.v4.sin_port) == message.size);
+    CHECK(message.from->address_bytes == sizeof(sockaddr_in));
+    taken.emplace_back();
+    do taken.back().push_back(message.take().size());
+    while (message.size > 0);
+  }
+  CHECK((taken == std::vector<std::vector<size_t>>{{100}, {100, 100, 50}, {0}, {60}}));
+  CHECK(counters[k_rx_messages] == 5);
+  CHECK(counters[k_rx_batches] == 1);
+  CHECK(counters[k_rx_drop_truncated] == 1);
+
+  // An error of an earlier send is none of receiving; a socket that is none ends it.
+  for (const auto& [error, fails] : {std::pair{EAGAIN, false}, {ECONNREFUSED, false}, {EBADF, true}}) {
+    kernel.receive = [error](mmsghdr*, unsigned) { return errno = error, -1; };
+    failure = {};
+    CHECK(receiver.receive(failure) == 0);
+    CHECK(receiver.messages().empty());
+    CHECK(failure.has_value() == fails);
+  }
+  CHECK(counters[k_rx_batches] == 1);
+
+  // One at a time, where that was asked for.
+  Receiver single(-1, 1, CounterRow(counters.data()));
+  kernel.receive = [](mmsghdr*, unsigned count) {
+    CHECK(count == 1);
+    return errno = EAGAIN, -1;
+  };
+  single.receive(failure);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const unsigned seed = seed_of(argc, argv);
+  test_send_refusals();
+  test_send_partly();
+  test_runs();
+  test_write_refusals();
+  test_receive();
+  return verdict(seed);
+}
