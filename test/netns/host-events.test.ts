@@ -177,15 +177,22 @@ describe('the child that listens to the kernel', () => {
     let reports = 0
     child.stdout!.on('data', (dots: Buffer) => (reports += dots.length))
     return {
-      /** Resolves with the process that listens to the kernel now. */
+      /**
+       * Resolves with the process that listens to the kernel now, once it waits for a message. Before, it asks for all links
+       * by the same socket, and passes over what is reported meanwhile (iproute2, ll_init_map): then nothing is
+       * queued or asked for and yet it runs.
+       */
       listener: (notThis?: number): Promise<number> =>
         eventually(async () => {
-          // proc_net(5), netlink: the protocol is 0 for routes and links; the multicast groups are in hexadecimal.
           const sockets = await host.output(['cat', '/proc/net/netlink'])
-          const rows = [...sockets.matchAll(/^[0-9a-f]+ 0 +(\d+) +([0-9a-f]{8}) /gm)]
-          const pid = rows.find(([, id, groups]) => Number(groups) !== 0 && Number(id) !== notThis)?.[1]
-          if (pid === undefined) throw new Error(`nobody listens:\n${sockets}`)
-          return Number(pid)
+          const pids = sockets.split('\n').flatMap((row) => {
+            const [, protocol, pid, groups = '', queued, , dump] = row.trim().split(/ +/)
+            const isListener = protocol === '0' && /[1-9a-f]/.test(groups) && queued === '0' && dump === '0'
+            return isListener && Number(pid) !== notThis ? Number(pid) : []
+          })
+          const waiting = pids.find((pid) => / S /.test(readFileSync(`/proc/${pid}/stat`, 'utf8')))
+          if (waiting === undefined) throw new Error(`nobody listens:\n${sockets}`)
+          return waiting
         }),
       async reported(change: () => Promise<unknown>): Promise<void> {
         const before = reports
