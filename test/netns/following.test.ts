@@ -5,13 +5,12 @@
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { createInterface } from 'node:readline'
-import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { createLab, EVENT_MS, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { countCalls, type Calls } from '../support/calls.ts'
+import { eventually } from '../support/event.ts'
 import { tunAddress } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
@@ -45,22 +44,9 @@ beforeEach(async () => {
 })
 afterEach(() => lab.close())
 
-/** Pings from a to b every 20 ms, from a's overlay address so that nothing else can carry them. */
-function pinging(): { answer(): Promise<void>; stop(): void } {
-  const child = a.spawn(['ping', '-n', '-i', '0.02', '-I', tunAddress(a), tunAddress(b)])
-  child.stderr?.resume()
-  let heard: (() => void) | undefined
-  createInterface({ input: child.stdout! }).on('line', (line) => {
-    if (line.includes('bytes from')) heard?.()
-  })
-  return {
-    async answer() {
-      await new Promise<void>((resolve) => (heard = resolve))
-      heard = undefined
-    },
-    stop: () => void child.kill(),
-  }
-}
+/** Resolves when a ping that is sent from now on is answered; from a's overlay address, so that nothing else can carry it. */
+const traffic = (): Promise<string> =>
+  eventually(() => a.output(['ping', '-n', '-c', '1', '-W', '1', '-I', tunAddress(a), tunAddress(b)]), { everyMs: 20 })
 
 describe('again and again, traffic goes on after', () => {
   it.each([
@@ -74,19 +60,12 @@ describe('again and again, traffic goes on after', () => {
       'ip address flush dev flannel0; ip route flush dev flannel0; ip link set flannel0 down',
     ],
   ])('%s', async (title, commands) => {
-    const pings = pinging()
     const took: number[] = []
-    try {
-      await pings.answer()
-      for (let number = 0; number < TRIES; number++) {
-        const from = performance.now()
-        await a.output(['sh', '-c', commands])
-        await delay(20) // so that an answer that was under way does not count; where it takes longer, less is tested
-        await pings.answer()
-        took.push(Math.round(performance.now() - from))
-      }
-    } finally {
-      pings.stop()
+    for (let number = 0; number < TRIES; number++) {
+      const from = performance.now()
+      await a.output(['sh', '-c', commands])
+      await traffic()
+      took.push(Math.round(performance.now() - from))
     }
     console.log(`${title}: traffic again after ${took.toSorted((x, y) => x - y).join(' ')} ms`)
   })
@@ -126,19 +105,13 @@ describe('the external interface', () => {
   it('goes down and up again and again: each time traffic goes on, and nothing had to be mended', async () => {
     const descriptors = (): number => readdirSync(`/proc/${daemon.process.pid}/fd`).length
     const before = descriptors()
-    const pings = pinging()
     const took: number[] = []
-    try {
-      await pings.answer()
-      for (let number = 0; number < FLAPS; number++) {
-        await a.output(['ip', 'link', 'set', 'eth0', 'down'])
-        const from = performance.now()
-        await a.output(['ip', 'link', 'set', 'eth0', 'up'])
-        await pings.answer()
-        took.push(Math.round(performance.now() - from))
-      }
-    } finally {
-      pings.stop()
+    for (let number = 0; number < FLAPS; number++) {
+      await a.output(['ip', 'link', 'set', 'eth0', 'down'])
+      const from = performance.now()
+      await a.output(['ip', 'link', 'set', 'eth0', 'up'])
+      await traffic()
+      took.push(Math.round(performance.now() - from))
     }
     const sorted = took.toSorted((x, y) => x - y)
     console.log(`eth0 down and up: traffic again after ${sorted[FLAPS >> 1]} ms, at most ${sorted.at(-1)} ms`)
