@@ -19,7 +19,7 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterAll, describe, expect, it } from 'vitest'
-import { output } from '../../lab/command.ts'
+import { execute, output } from '../../lab/command.ts'
 import { startEtcd, startEtcdCluster, type Etcd, type EtcdCluster } from '../../lab/etcd.ts'
 import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
@@ -158,6 +158,9 @@ const cutOff = ({ lab }: Bed): Promise<End> => drop(`${lab.id}-switch`, 'br0', '
 const starved = async (bed: Bed): Promise<End> => {
   const shape = ['root', 'tbf', 'rate', '16kbit', 'burst', '2kb', 'latency', '10s']
   await atEtcd(bed, 'tc', 'qdisc', 'add', 'dev', 'br0', ...shape)
+  // Something is in the way from the start: what etcd says alone may be too little, and on a slow machine too slow, to wait.
+  const flood = ['ping', '-q', '-n', '-l', '10', '-c', '10', '-s', '1400', '-w', '1', bed.lab.hosts[0]!.address]
+  await execute(['ip', 'netns', 'exec', `${bed.lab.id}-switch`, ...flood])
   return async () => {
     const counts = await atEtcd(bed, 'tc', '-s', 'qdisc', 'show', 'dev', 'br0')
     await atEtcd(bed, 'tc', 'qdisc', 'del', 'dev', 'br0', 'root')
