@@ -1,6 +1,6 @@
 // engine.ts - what a data path offers, whichever way it moves the packets.
 
-/** Counters since the engine started, by name; `native/counters.h` lists them with what each counts. */
+/** Counters since the engine started, by name; `native/core/counters.h` lists them with what each counts. */
 export type Counters = Readonly<Record<string, bigint>>
 
 export interface EngineConfig {

@@ -3,7 +3,7 @@
 // Each look asks every thread for one more round, and the next look sees whether it came. Looks are counted, not time:
 // a process that was stopped as a whole, or a machine that slept, must not make its threads look hung.
 
-/** Looks without a round after which a thread counts as hung. A batch into a full queue takes 2.5 s (native/udp.h). */
+/** Looks without a round after which a thread counts as hung. A batch into a full queue takes 2.5 s (native/io/udp.h). */
 const HUNG_LOOKS = 5
 
 /** What is known of one thread. */
