@@ -24,8 +24,12 @@ export function createEtcdStore(options: EtcdOptions): Store {
   const to = Buffer.from(directory.replace(/\/$/, '0')) // the byte after '/'
   const fullKey = (key: string): Buffer => Buffer.from(directory + key)
 
-  /** The cluster as watches have found it, to notice that it is not the same any more. */
+  /** The cluster as watches, or a listing before the first, have found it: to notice that it is not the same any more. */
   let known: { readonly cluster: string; readonly term: bigint } | undefined
+  const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): NonNullable<typeof known> => ({
+    cluster: cluster_id,
+    term: BigInt(raft_term),
+  })
 
   const toEntry = (pair: etcd3.IKeyValue): StoreEntry => ({
     key: pair.key.toString().slice(directory.length),
@@ -72,10 +76,9 @@ export function createEtcdStore(options: EtcdOptions): Store {
   /** Throws GAP when the cluster that answers is not the one that was watched until `delivered`. */
   function checkCluster({ header }: etcd3.IWatchResponse, delivered: bigint): void {
     // Restored from a snapshot or replaced, and grown past our revision since: only these tell.
-    const cluster = header.cluster_id
-    const term = BigInt(header.raft_term)
-    const isOther = known && (cluster !== known.cluster || term < known.term)
-    known = { cluster, term }
+    const found = clusterOf(header)
+    const isOther = known && (found.cluster !== known.cluster || found.term < known.term)
+    known = found
     if (isOther) throw new WeftError('GAP', 'the cluster was restored or replaced')
     const current = BigInt(header.revision)
     if (current < delivered) throw new WeftError('GAP', `the store went back from revision ${delivered} to ${current}`)
@@ -97,6 +100,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       const deadline = Date.now() + LIST_TIMEOUT_MS
       const range = { key: from, range_end: to }
       const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range, { deadline }))
+      known ??= clusterOf(header)
       return { revision: BigInt(header.revision), entries: kvs.map(toEntry) }
     },
     async *watch(after, signal) {
