@@ -699,9 +699,15 @@ describe('the etcd store, when things break', () => {
     const folder = mkdtempSync(join(tmpdir(), 'weft-snapshot-'))
     folders.push(folder)
     const own = await startEtcd()
+    // From then on its raft term is above the one that a restored one begins with, which alone tells a watch that comes
+    // back at the same revision. Were the terms the same too, the minute's listing would find out.
+    await own.kill()
+    await own.start()
+    const way = await startCuttingProxy(own.endpoint)
     const put = (last: number, ip: string): Promise<string> => own.ctl('put', `/x/subnets/10.5.${last}.0-24`, value(ip))
     const store = createEtcdStore({
-      ...{ endpoints: [own.endpoint], prefix: '/x', certFile: '', keyFile: '', caFile: '', username: '', password: '' },
+      endpoints: [`http://127.0.0.1:${way.port}`],
+      ...{ prefix: '/x', certFile: '', keyFile: '', caFile: '', username: '', password: '' },
     })
     stores.push(store)
     try {
@@ -712,9 +718,11 @@ describe('the etcd store, when things break', () => {
       await put(5, '1.1.1.5')
       const follower = follow(store)
       await follower.until((view) => view.size === 4 && view.has('10.5.5.0-24'))
+      way.refuse(true)
       await own.restore(join(folder, 'snapshot'))
       // As many writes as were lost: the revision is the one that was known.
       for (const times of [1, 2, 3]) await put(6, `1.1.1.${times}`)
+      way.refuse(false)
       const address = (view: PeerView, last: number) => view.get(`10.5.${last}.0-24`)?.attrs.publicIp
       await follower.until(
         (view) =>
@@ -724,6 +732,7 @@ describe('the etcd store, when things break', () => {
       )
       expect(follower.listings).toBe(2)
     } finally {
+      await way.close()
       await own.close()
     }
   })
