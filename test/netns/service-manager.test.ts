@@ -164,7 +164,7 @@ describe('a thread that hangs', () => {
     const told = await each(async ({ on, daemon, manager, thread }) => {
       await daemon.line(new RegExp(`The thread ${thread} hangs`))
       expect(await livez(on)).toMatch(new RegExp(`^503 the thread ${thread} has hung for \\d\\d+ s$`))
-      return manager.notice(new RegExp(`^STATUS=subnet .* the thread ${thread} hangs, .* in reach$`))
+      return manager.notice(new RegExp(`^STATUS=subnet .* the thread ${thread} hangs, .* reachable$`))
     })
     // Another status comes 2 s later at the earliest, by the event loop that would have served the watchdog six times by then.
     await etcd.kill()
