@@ -169,7 +169,7 @@ describe('a thread that hangs', () => {
     // Another status comes 2 s later at the earliest, by the event loop that would have served the watchdog six times by then.
     await etcd.kill()
     await each(async ({ manager, thread }, index) => {
-      const later = await manager.notice(new RegExp(`^STATUS=subnet .* the thread ${thread} hangs, .* out of reach$`))
+      const later = await manager.notice(new RegExp(`^STATUS=subnet .* the thread ${thread} hangs, .* unreachable$`))
       const [first, last] = [told[index]!, later].map((notice) => manager.notices.indexOf(notice))
       expect(manager.notices.slice(first, last).flatMap(({ lines }) => lines)).not.toContain('WATCHDOG=1')
     })
