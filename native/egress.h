@@ -32,7 +32,7 @@ class Egress final : public Direction {
         header_(path.features->has(kTunHeader)),
         peers_(peers),
         encap_(encap),
-        sender_(path.sender, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters),
+        sender_(path.sender, Encap::kHeaderBytes, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters),
         reads_(kReadBudgetBytes + Encap::kHeaderBytes + kMaxReadBytes) {}
 
   Pump pump() override {

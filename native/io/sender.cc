@@ -27,8 +27,9 @@ Attempt attempt_of(size_t datagrams) { return {Way::kPeers, datagrams > 1 ? kUdp
 
 }  // namespace
 
-Sender::Sender(int socket, size_t max_header_bytes, Features* features, CounterRow counters)
+Sender::Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features* features, CounterRow counters)
     : socket_(socket),
+      encap_bytes_(encap_bytes),
       features_(features),
       counters_(counters),
       learnt_(features),
@@ -138,7 +139,7 @@ bool Sender::send_singly(const Run& run) {
 void Sender::count_sent(uint64_t datagrams, uint64_t bytes) {
   counters_.add(k_tx_messages);
   counters_.add(k_tx_packets, datagrams);
-  counters_.add(k_tx_bytes, bytes);
+  counters_.add(k_tx_bytes, bytes - datagrams * encap_bytes_);
 }
 
 }  // namespace weft

@@ -19,8 +19,9 @@ namespace weft {
 
 class Sender {
  public:
-  /// `max_header_bytes` is the most that is asked of room() at once.
-  Sender(int socket, size_t max_header_bytes, Features* features, CounterRow counters);
+  /// `encap_bytes` of each datagram stand before the inner packet, whose bytes alone are counted. `max_header_bytes` is
+  /// the most that is asked of room() at once.
+  Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features* features, CounterRow counters);
 
   /// Makes room for one datagram more and returns `header_bytes` of memory for its header. Sends what is gathered when
   /// there is no room: what was added before is then no longer borrowed.
@@ -52,6 +53,7 @@ class Sender {
   void count_sent(uint64_t datagrams, uint64_t bytes);
 
   int socket_;
+  size_t encap_bytes_;
   Features* features_;
   CounterRow counters_;
   Learnt learnt_;

@@ -138,9 +138,14 @@ void test_out(uint32_t features) {
   CHECK(host.row[k_tx_packets] == expected);
   const auto datagrams = host.drain(host.other);
   CHECK(datagrams.size() == expected);
-  size_t wrong = 0;
-  for (const Bytes& datagram : datagrams) wrong += !is_whole(inner<Encap>(datagram));
+  size_t wrong = 0, bytes = 0;
+  for (const Bytes& datagram : datagrams) {
+    const Bytes packet = inner<Encap>(datagram);
+    wrong += !is_whole(packet);
+    bytes += packet.size();
+  }
   CHECK(wrong == 0);
+  CHECK(host.row[k_tx_bytes] == bytes);
 }
 
 /// A stream, joined; a datagram that the encapsulation refuses; one that is no packet.
