@@ -8,6 +8,7 @@
 //
 // The loops are the daemon's and nobody else's; stores and backends are told what to do and start no timer.
 
+import { setMaxListeners } from 'node:events'
 import { createBackend, createSubnetManager } from './choose.ts'
 import type { NetworkConfig } from './config/network-config.ts'
 import { prefixed, WeftError } from './errors.ts'
@@ -156,6 +157,8 @@ export async function runNode(
 
 /** Waits for all loops to end. The first that fails stops the others. */
 async function runLoops(node: Node, stopping: AbortController): Promise<never> {
+  // Each waits on the one signal, and so does each of their calls: Node would take more than ten for a leak.
+  setMaxListeners(0, stopping.signal)
   await Promise.allSettled(LOOPS.map((loop) => loop(node).catch((error: unknown) => stopping.abort(error))))
   throw stopping.signal.reason
 }

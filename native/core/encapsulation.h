@@ -2,7 +2,7 @@
 // check it and to strip it.
 //
 // It is a parameter of theirs at compile time, so that one that writes nothing costs nothing. Each is a file of encap/
-// and a line in engine.cc.
+// and a line in engine.cc, and for the dgram engine one in src/dataplane/encapsulation.ts.
 #pragma once
 
 #include <concepts>

@@ -80,6 +80,7 @@ export function createUdpBackend(options: UdpOptions): Backend {
       await refuseForeignRoute(run, config.network)
       const mtu = external.mtu - ENCAP_BYTES
       const engine = await options.startEngine({
+        encapsulation: 'udp',
         tunName: TUN_NAME,
         bindAddress: formatIpv4(external.address),
         port,

@@ -8,6 +8,7 @@ import { closeSync, readSync, writeSync } from 'node:fs'
 import { LRUCache } from 'lru-cache'
 import { addon } from '../host/addon.ts'
 import { formatIpv4, ipv4Mask } from '../net/ipv4.ts'
+import { ENCAPSULATIONS, type Encapsulation } from './encapsulation.ts'
 import type { Engine, EngineConfig } from './engine.ts'
 import { decrementTtl, icmpError, ipv4PacketBytes } from './packet.ts'
 import { decodePeers } from './peers.ts'
@@ -41,6 +42,7 @@ function buildTable(records: Uint8Array): Table {
 
 /** Starts the engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
 export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
+  const encapsulation: Encapsulation = ENCAPSULATIONS[config.encapsulation]
   const socket = createSocket({ type: 'udp4', recvBufferSize: RECEIVE_BUFFER_BYTES })
   let tun: { fd: number; name: string }
   try {
@@ -111,7 +113,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       count('tx_drop_ttl')
       return answer(ICMP_TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
     }
-    socket.send(packet, endpoint.port, endpoint.address, (error) => {
+    socket.send(encapsulation.write(packet), endpoint.port, endpoint.address, (error) => {
       if (!error) {
         count('tx_packets')
         count('tx_bytes', size)
@@ -124,16 +126,18 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
 
   // Peer to TUN.
-  socket.on('message', (bytes, from) => {
+  socket.on('message', (datagram, from) => {
     count('rx_messages')
-    const size = ipv4PacketBytes(bytes)
-    if (size === undefined) return count('rx_drop_malformed')
+    const bytes = encapsulation.strip(datagram)
+    const size = bytes && ipv4PacketBytes(bytes)
+    if (!bytes || size === undefined) return count('rx_drop_malformed')
     const packet = bytes.subarray(0, size)
     if (!decrementTtl(packet)) {
       count('rx_drop_ttl')
       const error = icmpError(ICMP_TIME_EXCEEDED, config.tunAddress, packet)
-      if (error) socket.send(error, from.port, from.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
-      return
+      if (!error) return
+      const reply = encapsulation.write(error)
+      return socket.send(reply, from.port, from.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
     }
     if (!writeTun(packet)) return count('rx_drop_tun')
     count('tun_writes')

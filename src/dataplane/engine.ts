@@ -1,9 +1,13 @@
 // engine.ts - what a data path offers, whichever way it moves the packets.
 
+import type { EncapsulationName } from './encapsulation.ts'
+
 /** Counters since the engine started, by name; `native/core/counters.h` lists them with what each counts. */
 export type Counters = Readonly<Record<string, bigint>>
 
 export interface EngineConfig {
+  /** What stands before an inner packet. */
+  readonly encapsulation: EncapsulationName
   /** Interface name or a pattern such as `flannel%d`. */
   readonly tunName: string
   /** Dotted IPv4 address of the external interface. */

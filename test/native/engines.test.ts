@@ -5,6 +5,7 @@ import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
+import { ENCAPSULATIONS, type Encapsulation, type EncapsulationName } from '../../src/dataplane/encapsulation.ts'
 import { decrementTtl } from '../../src/dataplane/packet.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
@@ -29,18 +30,18 @@ const inNamespace = (command: readonly string[]): string[] => [
 async function probe(engine: string, job: Partial<ProbeJob>): Promise<ProbeResult> {
   const script = join(packageRoot, 'dist/test/support/engine-probe.js')
   const text = await output(inNamespace([process.execPath, script, engine]), {
-    input: JSON.stringify({ toTun: [], toUdp: [], without: [], ...job }),
+    input: JSON.stringify({ toTun: [], toUdp: [], without: [], encapsulation: 'udp', ...job }),
   })
   return JSON.parse(text) as ProbeResult
 }
 
 const sorted = (packets: readonly string[]): string[] => packets.toSorted()
 
-/** A packet after the kernel's and the engine's decrement, in hex; undefined when one of them stops it. */
-function forwarded(packet: Buffer, hops: number): string | undefined {
+/** A packet after the kernel's and the engine's decrement; undefined when one of them stops it. */
+function forwarded(packet: Buffer, hops: number): Buffer | undefined {
   const copy = Buffer.from(packet)
   for (let hop = 0; hop < hops; hop++) if (!decrementTtl(copy)) return undefined
-  return copy.toString('hex')
+  return copy
 }
 
 /** Packets of all kinds that a container may send; whatever the kernel forwards unchanged but for the TTL. */
@@ -69,12 +70,17 @@ const outward = packetsBetween(CONTAINER, PEER, 1, 2_000)
 const inward = packetsBetween(PEER, CONTAINER, 2, 2_000)
 const hex = (packets: readonly Buffer[]): string[] => packets.map((packet) => packet.toString('hex'))
 
-describe.each(['native', 'naive', 'dgram'])('the %s engine', (engine) => {
+const encapsulations = Object.keys(ENCAPSULATIONS) as EncapsulationName[]
+const engines = ['native', 'naive', 'dgram'].flatMap((engine) => encapsulations.map((name) => [engine, name] as const))
+
+describe.each(engines)('the %s engine with the encapsulation %s', (engine, encapsulation) => {
+  const { write, strip }: Encapsulation = ENCAPSULATIONS[encapsulation]
+
   it('carries every packet unchanged but for the TTL, both ways', async () => {
-    const result = await probe(engine, { toTun: hex(outward), toUdp: hex(inward) })
+    const result = await probe(engine, { encapsulation, toTun: hex(outward), toUdp: hex(inward.map(write)) })
     // One decrement by the kernel that forwards between the TUNs, one by the engine.
-    expect(sorted(result.fromUdp)).toEqual(sorted(outward.map((packet) => forwarded(packet, 2)!)))
-    expect(sorted(result.fromTun)).toEqual(sorted(inward.map((packet) => forwarded(packet, 2)!)))
+    expect(sorted(result.fromUdp)).toEqual(sorted(hex(outward.map((packet) => write(forwarded(packet, 2)!)))))
+    expect(sorted(result.fromTun)).toEqual(sorted(hex(inward.map((packet) => forwarded(packet, 2)!))))
     expect(result.counters['tx_packets']).toBe(outward.length + 1)
     expect(result.counters['rx_packets']).toBe(inward.length + 1)
   })
@@ -84,8 +90,8 @@ describe.each(['native', 'naive', 'dgram'])('the %s engine', (engine) => {
       const payload = udpDatagram(PEER, CONTAINER, 1, 2, Buffer.alloc(bytes - 28, bytes))
       return ipv4Packet({ source: PEER, destination: CONTAINER, fragment: 0x4000, payload })
     })
-    const { fromTun } = await probe(engine, { toUdp: hex(long) })
-    expect(sorted(fromTun)).toEqual(sorted(long.map((packet) => forwarded(packet, 2)!)))
+    const { fromTun } = await probe(engine, { encapsulation, toUdp: hex(long.map(write)) })
+    expect(sorted(fromTun)).toEqual(sorted(hex(long.map((packet) => forwarded(packet, 2)!))))
   })
 
   it('answers what has no peer, and what has no TTL left', async () => {
@@ -106,7 +112,8 @@ describe.each(['native', 'naive', 'dgram'])('the %s engine', (engine) => {
     })
     const { fromTun, fromUdp, counters } = await probe(engine, {
       toTun: hex([lost, late, icmpError]),
-      toUdp: hex([lateInward]),
+      toUdp: hex([write(lateInward)]),
+      encapsulation,
       answers: { fromTun: 2, fromUdp: 1 },
     })
     const answers = fromTun
@@ -118,7 +125,9 @@ describe.each(['native', 'naive', 'dgram'])('the %s engine', (engine) => {
       [11, 0, 7, parseIpv4('10.5.1.0')],
     ])
     expect(
-      fromUdp.map((text) => Buffer.from(text, 'hex')).map((packet) => [packet.readUInt8(20), packet.readUInt32BE(16)]),
+      fromUdp
+        .map((text) => strip(Buffer.from(text, 'hex'))!)
+        .map((packet) => [packet.readUInt8(20), packet.readUInt32BE(16)]),
     ).toEqual([[11, PEER]])
     expect(counters).toMatchObject({
       tx_drop_no_route: 2,
@@ -151,9 +160,12 @@ describe.each(['native', 'naive', 'dgram'])('the %s engine', (engine) => {
       change(2, 0xff),
       change(3, 19), // lengths beyond and below the truth
     ]
-    const { fromTun, counters } = await probe(engine, { toUdp: hex([...evil, good]) })
-    expect(fromTun).toEqual([forwarded(good, 2)])
-    expect(counters['rx_drop_malformed']).toBe(evil.length)
+    const header = write(Buffer.alloc(0))
+    const short = Array.from(header, (_, size) => header.subarray(0, size))
+    const toUdp = hex([...short, ...[...evil, good].map(write)])
+    const { fromTun, counters } = await probe(engine, { encapsulation, toUdp })
+    expect(fromTun).toEqual(hex([forwarded(good, 2)!]))
+    expect(counters['rx_drop_malformed']).toBe(short.length + evil.length)
   })
 })
 
@@ -166,8 +178,8 @@ describe('the native engine', () => {
       without,
     })
     expect(result.offloads.filter((name) => without.includes(name))).toEqual([])
-    expect(sorted(result.fromUdp)).toEqual(sorted(outward.slice(0, 300).map((packet) => forwarded(packet, 2)!)))
-    expect(sorted(result.fromTun)).toEqual(sorted(inward.slice(0, 300).map((packet) => forwarded(packet, 2)!)))
+    expect(sorted(result.fromUdp)).toEqual(sorted(hex(outward.slice(0, 300).map((packet) => forwarded(packet, 2)!))))
+    expect(sorted(result.fromTun)).toEqual(sorted(hex(inward.slice(0, 300).map((packet) => forwarded(packet, 2)!))))
   })
 
   it('hands its descriptors on: packets cross under each engine, also those that were sent between two', async () => {

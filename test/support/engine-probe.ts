@@ -10,6 +10,7 @@ import { readSync, writeSync } from 'node:fs'
 import { text } from 'node:stream/consumers'
 import { output } from '../../lab/command.ts'
 import { startDgramEngine } from '../../src/dataplane/dgram-engine.ts'
+import { ENCAPSULATIONS, type Encapsulation, type EncapsulationName } from '../../src/dataplane/encapsulation.ts'
 import type { Engine, EngineConfig } from '../../src/dataplane/engine.ts'
 import { startNativeEngine } from '../../src/dataplane/native-engine.ts'
 import { encodePeers } from '../../src/dataplane/peers.ts'
@@ -22,6 +23,7 @@ export interface ProbeJob {
   readonly toTun: readonly string[]
   readonly toUdp: readonly string[]
   readonly without: readonly string[]
+  readonly encapsulation: EncapsulationName
   /** How many answers of the engine's own to wait for on each side: nothing orders them after the last packet. */
   readonly answers?: { readonly fromTun: number; readonly fromUdp: number }
 }
@@ -41,7 +43,9 @@ const SENTINEL = Buffer.from('the end of this side')
 
 async function main(kind: string): Promise<void> {
   const job = JSON.parse(await text(process.stdin)) as ProbeJob
+  const encapsulation: Encapsulation = ENCAPSULATIONS[job.encapsulation]
   const config: EngineConfig = {
+    encapsulation: job.encapsulation,
     tunName: 'flannel%d',
     bindAddress: '127.0.0.1',
     port: 8285,
@@ -127,7 +131,8 @@ async function main(kind: string): Promise<void> {
     await send(Buffer.from(hex, 'hex'))
     await settle(index + 1, fromTun)
   }
-  await send(ipv4Packet({ source: peer, destination: inside, protocol: 253, payload: SENTINEL }))
+  const last = ipv4Packet({ source: peer, destination: inside, protocol: 253, payload: SENTINEL })
+  await send(encapsulation.write(last))
   await tunDone
   const { answers = { fromTun: 0, fromUdp: 0 } } = job
   while (fromTun.length < answers.fromTun || fromUdp.length < answers.fromUdp) await turn()

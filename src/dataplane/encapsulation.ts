@@ -1,0 +1,17 @@
+// encapsulation.ts - what stands before an inner packet in a datagram, by the name that a backend asks for.
+//
+// Written and stripped here for the dgram engine; the native engine has the same names in native/engine.cc.
+
+export interface Encapsulation {
+  /** The datagram for a packet: the packet itself when nothing stands before it. */
+  readonly write: (packet: Buffer) => Buffer
+  /** The packet in a datagram, where it lies; undefined when there is none. */
+  readonly strip: (datagram: Buffer) => Buffer | undefined
+}
+
+export const ENCAPSULATIONS = {
+  /** flannel's udp: the packet is all that a datagram holds (pkg/backend/udp/proxy_amd64.c). */
+  udp: { write: (packet) => packet, strip: (datagram) => datagram },
+} satisfies Readonly<Record<string, Encapsulation>>
+
+export type EncapsulationName = keyof typeof ENCAPSULATIONS
