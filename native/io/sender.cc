@@ -51,18 +51,18 @@ uint8_t* Sender::room(size_t header_bytes) {
 void Sender::add(const Endpoint& endpoint, std::span<uint8_t> header, std::span<uint8_t> payload) {
   const size_t size = header.size() + payload.size();
   Run* last = runs_used_ > 0 ? &runs_[runs_used_ - 1] : nullptr;
-  const bool joins = last && last->open && last->endpoint == &endpoint && size <= last->datagram_bytes &&
-                     last->datagrams < learnt_.udp_segments() && last->bytes + size <= kMaxRunBytes;
+  const bool joins = last && last->datagrams < last->most && last->endpoint == &endpoint &&
+                     size <= last->datagram_bytes && last->bytes + size <= kMaxRunBytes;
   if (!joins) {
     last = &runs_[runs_used_++];
-    const bool open = features_->has(kUdpGso) && learnt_.may_join(endpoint, now_ms);
-    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, open};
+    const uint16_t most = features_->has(kUdpGso) ? learnt_.udp_segments_to(endpoint, now_ms) : uint16_t{1};
+    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, most};
   }
   iovecs_[iovecs_used_++] = {header.data(), header.size()};
   if (!payload.empty()) iovecs_[iovecs_used_++] = {payload.data(), payload.size()};
   last->bytes += static_cast<uint32_t>(size);
   last->datagrams++;
-  if (size < last->datagram_bytes) last->open = false;  // only the last of a run may be shorter
+  if (size < last->datagram_bytes) last->most = last->datagrams;  // only the last of a run may be shorter
 }
 
 void Sender::prepare() {
@@ -107,7 +107,7 @@ void Sender::refused(const Run& run, int error) {
   if (consequence.then != Then::kSingly) return counters_.add(consequence.counted, run.datagrams);
   counters_.add(consequence.counted);
   const bool taken = send_singly(run);
-  learnt_.learn(consequence, attempt, taken, run.endpoint, now_ms());
+  learnt_.learn(consequence, taken, *run.endpoint, now_ms());
 }
 
 /// Whether any was taken.

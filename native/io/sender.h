@@ -43,7 +43,7 @@ class Sender {
     uint32_t bytes;
     uint16_t datagram_bytes;  // of all datagrams but the last
     uint16_t datagrams;
-    bool open;  // may take another datagram
+    uint16_t most;  // datagrams that it may have
   };
 
   void prepare();
