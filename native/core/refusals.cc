@@ -38,8 +38,8 @@ constexpr Rule kRules[] = {
     // route says the same (net/ipv4/fib_semantics.c, fib_props), of singles too.
     {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,  kLongRuns}},
     {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
-    // Larger than the path's MTU: singly, the kernel may fragment them.
-    {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals}},
+    // Larger than the path's MTU: singly, the kernel may fragment them. It says so when it has copied all of them.
+    {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
     {kPeers, EMSGSIZE,  kAnything,    0,               {kDrop,   k_tx_drop_too_big}},
     {kPeers, EAGAIN,    kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
     {kPeers, ENOBUFS,   kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},

@@ -526,7 +526,7 @@ static void test_refusals() {
       {kUp, EINVAL, kUdpGso, 64, Then::kSingly, k_udp_gso_refusals, Effect::kOff},
       {kUp, EINVAL, kUdpGso, 2, Then::kSingly, k_udp_gso_refusals, Effect::kOff},
       {kUp, EINVAL, 0, 1, Then::kDrop, k_tx_drop_refused, kNone},
-      {kUp, EMSGSIZE, kUdpGso, 2, Then::kSingly, k_udp_gso_refusals, kNone},
+      {kUp, EMSGSIZE, kUdpGso, 2, Then::kSingly, k_udp_gso_refusals, Effect::kOff},
       {kUp, EMSGSIZE, 0, 1, Then::kDrop, k_tx_drop_too_big, kNone},
       {kUp, EAGAIN, kUdpGso, 2, Then::kDrop, k_tx_drop_socket_full, kNone},
       {kUp, EAGAIN, 0, 1, Then::kDrop, k_tx_drop_socket_full, kNone},

@@ -157,7 +157,7 @@ void test_send_refusals() {
       {"EINVAL", 64, EINVAL, 0, k_tx_drop_refused, 64, 1, 1},
       {"EINVAL, singly too", 10, EINVAL, EINVAL, k_tx_drop_refused, 0, 1, 128},
       {"EINVAL for a long run, singly too", 100, EINVAL, EINVAL, k_tx_drop_refused, 0, 1, 128},
-      {"EMSGSIZE", 10, EMSGSIZE, 0, k_tx_drop_too_big, 10, 1, 128},
+      {"EMSGSIZE", 10, EMSGSIZE, 0, k_tx_drop_too_big, 10, 1, 1},
       {"EMSGSIZE, singly too", 10, EMSGSIZE, EMSGSIZE, k_tx_drop_too_big, 0, 1, 128},
       {"EMSGSIZE, then a full socket", 10, EMSGSIZE, EAGAIN, k_tx_drop_socket_full, 0, 1, 128},
       {"EAGAIN", 10, EAGAIN, 0, k_tx_drop_socket_full, 0, 0, 128},
