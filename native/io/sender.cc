@@ -2,6 +2,7 @@
 #include "sender.h"
 
 #include <errno.h>
+#include <poll.h>
 
 #include <algorithm>
 
@@ -41,7 +42,7 @@ Sender::Sender(int socket, size_t max_header_bytes, Features* features, CounterR
 uint8_t* Sender::room(size_t header_bytes) {
   if (headers_used_ + header_bytes > headers_.size() || iovecs_used_ + 2 > iovecs_.size() ||
       runs_used_ == runs_.size()) {
-    flush();
+    send();
   }
   uint8_t* header = headers_.data() + headers_used_;
   headers_used_ += header_bytes;
@@ -84,14 +85,28 @@ void Sender::prepare() {
 }
 
 void Sender::flush() {
+  send();
+  waited_ = false;
+}
+
+bool Sender::again(int error) {
+  if (error == EINTR) return true;
+  if (error != EAGAIN || waited_) return false;
+  waited_ = true;
+  pollfd room{socket_, POLLOUT, 0};
+  poll(&room, 1, kPatienceMs);
+  return true;
+}
+
+void Sender::send() {
   prepare();
   size_t sent = 0;
   while (sent < runs_used_) {
-    const int count = sendmmsg(socket_, &messages_[sent], static_cast<unsigned>(runs_used_ - sent), 0);
+    const int count = sendmmsg(socket_, &messages_[sent], static_cast<unsigned>(runs_used_ - sent), MSG_DONTWAIT);
     counters_.add(k_tx_batches);
     if (count > 0) {
       for (int i = 0; i < count; i++, sent++) count_sent(runs_[sent].datagrams, runs_[sent].bytes);
-    } else if (errno != EINTR) {
+    } else if (!again(errno)) {
       // The first message was refused: it alone is dealt with, then the rest goes on.
       refused(runs_[sent++], errno);
     }
@@ -121,8 +136,8 @@ bool Sender::send_singly(const Run& run) {
     const msghdr header = header_for(*run.endpoint, iov, count);
     ssize_t result;
     do {
-      result = sendmsg(socket_, &header, 0);
-    } while (result < 0 && errno == EINTR);
+      result = sendmsg(socket_, &header, MSG_DONTWAIT);
+    } while (result < 0 && again(errno));
     if (result < 0) {
       counters_.add(consequence_of(attempt_of(1), errno).counted);
     } else {

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <linux/filter.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 
 #include "linux_compat.h"
 
@@ -35,10 +34,6 @@ Failure open_udp(const sockaddr_in& address, bool shared, uint32_t wanted, UdpSo
     return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.receive_buffer_bytes = set_buffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, kReceiveBufferBytes);
   set_buffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, kSendBufferBytes);
-  const timeval patience{0, 10'000};
-  if (setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) < 0) {
-    return SystemError{"setsockopt SO_SNDTIMEO", errno};
-  }
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0)
     return SystemError{"bind", errno};
   result.features = 0;

@@ -1,9 +1,10 @@
 // io_test.cc - sending, receiving and writing against a kernel of the test's: what each refusal leads to, by table;
 // core.test.ts builds and runs it.
 //
-// sendmmsg, sendmsg, recvmmsg, writev and clock_gettime are replaced for the whole program.
+// sendmmsg, sendmsg, recvmmsg, writev, poll and clock_gettime are replaced for the whole program.
 #include <arpa/inet.h>
 #include <errno.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -30,6 +31,8 @@ struct Kernel {
   std::function<int(mmsghdr*, unsigned)> receive;
   unsigned at_most = 1024;  // messages by one call
   size_t calls = 0;
+  size_t waits = 0;
+  std::function<void()> waited;  // what happens meanwhile
   std::vector<Sent> taken;
 
   int take(Sent sent) {
@@ -67,7 +70,8 @@ Sent read_message(const msghdr& message) {
 }  // namespace
 
 extern "C" {
-int sendmmsg(int, mmsghdr* messages, unsigned count, int) {
+int sendmmsg(int, mmsghdr* messages, unsigned count, int flags) {
+  CHECK(flags == MSG_DONTWAIT);
   kernel.calls++;
   for (unsigned i = 0; i < count; i++) {
     if (i == kernel.at_most) return static_cast<int>(i);
@@ -79,9 +83,16 @@ int sendmmsg(int, mmsghdr* messages, unsigned count, int) {
   }
   return static_cast<int>(count);
 }
-ssize_t sendmsg(int, const msghdr* message, int) {
+ssize_t sendmsg(int, const msghdr* message, int flags) {
+  CHECK(flags == MSG_DONTWAIT);
   if (const int error = kernel.take(read_message(*message))) return errno = error, -1;
   return static_cast<ssize_t>(kernel.taken.back().bytes.size());
+}
+int poll(pollfd*, nfds_t, int timeout_ms) {
+  CHECK(timeout_ms > 0 && timeout_ms <= 10);
+  kernel.waits++;
+  if (kernel.waited) kernel.waited();
+  return 0;
 }
 int clock_gettime(clockid_t, timespec* now) {
   *now = {clock_ms / 1'000, clock_ms % 1'000 * 1'000'000};
@@ -197,6 +208,35 @@ void test_send_refusals() {
     CHECK(next_here() == 128);
   }
   context.clear();
+}
+
+/// A full socket is waited for once in a batch, however many messages it has and however often they are sent.
+void test_full_socket() {
+  Outward out(kAllFeatures & ~kUdpGso);
+  for (const int messages : {1, 64, 1000}) {
+    kernel = {};
+    kernel.refusal = [](const Sent&) { return EAGAIN; };
+    const uint64_t dropped = out.row[k_tx_drop_socket_full];
+    for (int i = 0; i < messages; i++) out.add(out.here);
+    out.sender.flush();
+    CHECK(kernel.waits == 1);
+    CHECK(out.row[k_tx_drop_socket_full] - dropped == static_cast<uint64_t>(messages));
+  }
+  // There is room after that: nothing is lost.
+  for (const uint32_t features : {kAllFeatures & ~kUdpGso, kAllFeatures}) {
+    Outward again(features);
+    kernel = {};
+    bool full = true;
+    kernel.refusal = [&](const Sent& sent) {
+      return sent.segment_bytes ? EMSGSIZE : full && load_be32(sent.bytes.data()) >= 30 ? EAGAIN : 0;
+    };
+    kernel.waited = [&] { full = false; };
+    for (int i = 0; i < 64; i++) again.add(again.here);
+    again.sender.flush();
+    CHECK(kernel.waits == 1);
+    CHECK(Outward::numbers().size() == 64);
+    CHECK(again.row[k_tx_drop_socket_full] == 0);
+  }
 }
 
 /// The kernel takes some messages of a call, is interrupted, refuses one in the middle: the others go, in order.
@@ -410,6 +450,7 @@ void test_receive() {
 int main(int argc, char** argv) {
   const unsigned seed = seed_of(argc, argv);
   test_send_refusals();
+  test_full_socket();
   test_send_partly();
   test_runs();
   test_write_refusals();
