@@ -9,7 +9,7 @@ import { LRUCache } from 'lru-cache'
 import { addon } from '../host/addon.ts'
 import { formatIpv4, ipv4Mask } from '../net/ipv4.ts'
 import type { Engine, EngineConfig } from './engine.ts'
-import { decrementTtl, icmpError, ipv4PacketBytes } from './packet.ts'
+import { decrementTtl, icmpError, icmpLimit, ipv4PacketBytes } from './packet.ts'
 import { decodePeers } from './peers.ts'
 import { engineStartError } from './start-error.ts'
 
@@ -91,9 +91,10 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     }
   }
 
+  const mayAnswer = icmpLimit()
   function answer(type: 3 | 11, packet: Buffer, counter: string): void {
     const error = icmpError(type, config.tunAddress, packet)
-    if (error && writeTun(error)) count(counter)
+    if (error && mayAnswer(performance.now()) && writeTun(error)) count(counter)
   }
 
   // TUN to peer.

@@ -1,15 +1,23 @@
 // walk_test.cc - whole walks through egress and ingress, for flannel's udp and for an encapsulation of the test's that
 // puts bytes before each packet; core.test.ts builds and runs it.
 //
-// A pair of sockets that keep messages apart stands for the TUN; datagrams go over loopback.
+// A pair of sockets that keep messages apart stands for the TUN; datagrams go over loopback. clock_gettime is replaced
+// for the whole program.
 #include <arpa/inet.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../../native/egress.h"
 #include "../../native/encap/flannel_udp.h"
 #include "../../native/ingress.h"
 #include "packets.h"
+
+static int64_t clock_ms = 1'000'000;  // goes on only as a test says
+extern "C" int clock_gettime(clockid_t, timespec* now) {
+  *now = {clock_ms / 1'000, clock_ms % 1'000 * 1'000'000};
+  return 0;
+}
 
 namespace {
 
@@ -143,6 +151,34 @@ void test_out(uint32_t features) {
   CHECK(wrong == 0);
 }
 
+/// A container that sends to nobody, or with a TTL that ends here, is answered so often, and no more.
+template <typename Encap>
+void test_answers_are_few() {
+  for (const bool nobody : {true, false}) {
+    Host<Encap> host(kAllFeatures);
+    Fields f;
+    f.tcp = false;
+    f.ttl = nobody ? 60 : 1;
+    if (nobody) f.destination = 0x0a050901;
+    const Counter sent = nobody ? k_tx_unreachable_sent : k_tx_time_exceeded_sent;
+    const auto send = [&](size_t packets) {
+      for (size_t i = 0; i < packets; i++) host.to_tun({}, build(f));
+      CHECK(!host.egress->pump().failure);
+    };
+    send(60);
+    send(60);
+    CHECK(host.row[nobody ? k_tx_drop_no_route : k_tx_drop_ttl] == 120);
+    CHECK(host.row[sent] == 50);
+    CHECK(host.drain(host.tun[1]).size() == 50);
+    clock_ms += 7;
+    send(60);
+    CHECK(host.row[sent] == 57);
+    clock_ms += 3'600'000;
+    send(60);
+    CHECK(host.row[sent] == 107);
+  }
+}
+
 /// A stream, joined; a datagram that the encapsulation refuses; one that is no packet.
 template <typename Encap>
 void test_in(uint32_t features) {
@@ -199,6 +235,7 @@ void test_walks(const char* name, bool udp_gso) {
     test_in<Encap>(features);
   }
   context = name;
+  test_answers_are_few<Encap>();
   test_time_exceeded<Encap>();
   context.clear();
 }
