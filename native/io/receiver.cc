@@ -34,7 +34,6 @@ Receiver::Receiver(int socket, size_t batch, CounterRow counters)
       buffers_(batch_ * kMessageBytes),
       messages_(batch_),
       iovecs_(batch_),
-      sources_(batch_),
       controls_(batch_ * kControlBytes),
       whole_(batch_) {}
 
@@ -43,8 +42,6 @@ size_t Receiver::receive(Failure& failure) {
     iovecs_[i] = {buffers_.data() + i * kMessageBytes, kMessageBytes};
     msghdr& header = messages_[i].msg_hdr;
     header = {};
-    header.msg_name = &sources_[i].address;
-    header.msg_namelen = sizeof sources_[i].address;
     header.msg_iov = &iovecs_[i];
     header.msg_iovlen = 1;
     header.msg_control = controls_.data() + i * kControlBytes;
@@ -67,9 +64,7 @@ size_t Receiver::receive(Failure& failure) {
       counters_.add(k_rx_drop_truncated);
       continue;
     }
-    sources_[i].address_bytes = header.msg_namelen;
-    whole_[whole_count_++] = {static_cast<uint8_t*>(header.msg_iov->iov_base), messages_[i].msg_len, gro_size(header),
-                              &sources_[i]};
+    whole_[whole_count_++] = {static_cast<uint8_t*>(header.msg_iov->iov_base), messages_[i].msg_len, gro_size(header)};
   }
   counters_.add(k_rx_messages, received);
   counters_.add(k_rx_batches);

@@ -9,6 +9,7 @@
 
 #include "../core/counters.h"
 #include "../core/message.h"
+#include "../core/peers.h"
 #include "system.h"
 
 namespace weft {
@@ -37,7 +38,6 @@ class Receiver {
   std::vector<uint8_t> buffers_;
   std::vector<mmsghdr> messages_;
   std::vector<iovec> iovecs_;
-  std::vector<Endpoint> sources_;
   std::vector<uint8_t> controls_;
   std::vector<Message> whole_;
   size_t whole_count_ = 0;

@@ -125,15 +125,19 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
 
   // Peer to TUN.
-  socket.on('message', (bytes, from) => {
+  const mayAnswerPeers = icmpLimit()
+  socket.on('message', (bytes) => {
     count('rx_messages')
     const size = ipv4PacketBytes(bytes)
     if (size === undefined) return count('rx_drop_malformed')
     const packet = bytes.subarray(0, size)
     if (!decrementTtl(packet)) {
       count('rx_drop_ttl')
-      const error = icmpError(ICMP_TIME_EXCEEDED, config.tunAddress, packet)
-      if (error) socket.send(error, from.port, from.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
+      // To the peer whose packet it was, and to nobody else: a datagram may come from anywhere.
+      const peer = endpointFor(packet.readUInt32BE(12))
+      const error = peer && icmpError(ICMP_TIME_EXCEEDED, config.tunAddress, packet)
+      if (error && mayAnswerPeers(performance.now()))
+        socket.send(error, peer.port, peer.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
       return
     }
     if (!writeTun(packet)) return count('rx_drop_tun')

@@ -104,9 +104,15 @@ describe.each(['native', 'naive', 'dgram'])('the %s engine', (engine) => {
       ttl: 1,
       payload: udpDatagram(PEER, CONTAINER, 1, 2, Buffer.from('hello')),
     })
+    const forged = ipv4Packet({
+      source: NOBODY,
+      destination: CONTAINER,
+      ttl: 1,
+      payload: udpDatagram(NOBODY, CONTAINER, 1, 2, Buffer.from('hello')),
+    })
     const { fromTun, fromUdp, counters } = await probe(engine, {
       toTun: hex([lost, late, icmpError]),
-      toUdp: hex([lateInward]),
+      toUdp: hex([forged, lateInward]),
       answers: { fromTun: 2, fromUdp: 1 },
     })
     const answers = fromTun
@@ -125,7 +131,7 @@ describe.each(['native', 'naive', 'dgram'])('the %s engine', (engine) => {
       tx_unreachable_sent: 1,
       tx_drop_ttl: 1,
       tx_time_exceeded_sent: 1,
-      rx_drop_ttl: 1,
+      rx_drop_ttl: 2, // that of no peer's is not answered
       rx_time_exceeded_sent: 1,
     })
   })

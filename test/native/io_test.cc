@@ -378,8 +378,6 @@ void deliver(mmsghdr& message, size_t size, int joined_bytes, int flags = 0) {
   for (size_t i = 0; i < size; i++) static_cast<uint8_t*>(message.msg_hdr.msg_iov->iov_base)[i] = 7;
   message.msg_len = static_cast<unsigned>(size);
   message.msg_hdr.msg_flags = flags;
-  message.msg_hdr.msg_namelen = sizeof(sockaddr_in);
-  static_cast<sockaddr_in*>(message.msg_hdr.msg_name)->sin_port = htons(static_cast<uint16_t>(size));
   cmsghdr* control = CMSG_FIRSTHDR(&message.msg_hdr);
   if (joined_bytes == 0) {
     message.msg_hdr.msg_controllen = 0;
@@ -415,8 +413,6 @@ void test_receive() {
   CHECK(!failure);
   std::vector<std::vector<size_t>> taken;
   for (Message& message : receiver.messages()) {
-    CHECK(ntohs(message.from->address.v4.sin_port) == message.size);
-    CHECK(message.from->address_bytes == sizeof(sockaddr_in));
     taken.emplace_back();
     do taken.back().push_back(message.take().size());
     while (message.size > 0);

@@ -203,7 +203,8 @@ void test_in(uint32_t features) {
   CHECK(!writes.empty() && writes[0].size() > header + 8 && writes[0][header + 8] == f.ttl - 1);
 }
 
-/// What has no TTL left is answered to where it came from, in the encapsulation of the peer whose packet it was.
+/// What has no TTL left is answered to the peer whose packet it was, in its encapsulation, wherever it came from;
+/// nobody is answered for a packet that is no peer's, nor too often.
 template <typename Encap>
 void test_time_exceeded() {
   Host<Encap> host(kAllFeatures);
@@ -212,15 +213,37 @@ void test_time_exceeded() {
   f.ttl = 1;
   f.source = 0x0a050207;
   f.destination = 0x0a050102;
-  host.from_peer(outer<Encap>(build(f)));
-  CHECK(!host.ingress->pump().failure);
+  const int stranger = ::socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+  const sockaddr_in to = Host<Encap>::loopback(Host<Encap>::port_of(host.socket));
+  const auto send = [&](size_t packets) {
+    const Bytes datagram = outer<Encap>(build(f));
+    for (size_t i = 0; i < packets; i++) {
+      CHECK(sendto(stranger, datagram.data(), datagram.size(), 0, reinterpret_cast<const sockaddr*>(&to), sizeof to) >
+            0);
+      CHECK(!host.ingress->pump().failure);
+    }
+  };
+  send(1);
   CHECK(host.row[k_rx_drop_ttl] == 1);
   CHECK(host.row[k_rx_time_exceeded_sent] == 1);
   const auto answers = host.drain(host.other);
   CHECK(answers.size() == 1);
+  CHECK(host.drain(stranger).empty());
   if (answers.empty()) return;
   const Bytes error = inner<Encap>(answers[0]);
   CHECK(error.size() == 56 && error[20] == kIcmpTimeExceeded && load_be32(&error[16]) == f.source);
+
+  f.source = 0x0a050907;
+  send(1);
+  CHECK(host.row[k_rx_drop_ttl] == 2);
+  CHECK(host.row[k_rx_time_exceeded_sent] == 1);
+  CHECK(host.drain(host.other).empty() && host.drain(stranger).empty());
+
+  f.source = 0x0a050207;
+  send(100);
+  CHECK(host.row[k_rx_drop_ttl] == 102);
+  CHECK(host.row[k_rx_time_exceeded_sent] == 50);
+  close(stranger);
 }
 
 template <typename Encap>
