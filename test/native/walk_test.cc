@@ -4,6 +4,7 @@
 // A pair of sockets that keep messages apart stands for the TUN; datagrams go over loopback. clock_gettime is replaced
 // for the whole program.
 #include <arpa/inet.h>
+#include <linux/sock_diag.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include "../../native/egress.h"
 #include "../../native/encap/flannel_udp.h"
 #include "../../native/ingress.h"
+#include "../../native/io/udp.h"
 #include "packets.h"
 
 static int64_t clock_ms = 1'000'000;  // goes on only as a test says
@@ -246,6 +248,24 @@ void test_time_exceeded() {
   close(stranger);
 }
 
+/// A socket that is sent by alone holds next to nothing of what is sent to it.
+void test_sender_socket() {
+  UdpSocket receiver, sender;
+  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), false, 0, receiver));
+  CHECK(!open_sender(Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(receiver.fd.get())), 1, 0, sender));
+  const sockaddr_in to = Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(sender.fd.get()));
+  const Bytes datagram(1000);
+  for (int i = 0; i < 1000; i++) {
+    sendto(receiver.fd.get(), datagram.data(), datagram.size(), 0, reinterpret_cast<const sockaddr*>(&to), sizeof to);
+  }
+  uint32_t memory[9] = {};  // as many as SK_MEMINFO_VARS
+  socklen_t size = sizeof memory;
+  CHECK(getsockopt(sender.fd.get(), SOL_SOCKET, SO_MEMINFO, memory, &size) == 0);
+  CHECK(memory[SK_MEMINFO_DROPS] > 900);
+  CHECK(memory[SK_MEMINFO_RMEM_ALLOC] < 10'000);
+  CHECK(sender.receive_buffer_bytes < receiver.receive_buffer_bytes);
+}
+
 template <typename Encap>
 void test_walks(const char* name, bool udp_gso) {
   for (const uint32_t features : {kAllFeatures & ~kUdpGso, kAllFeatures}) {
@@ -269,5 +289,6 @@ int main(int argc, char** argv) {
   const unsigned seed = seed_of(argc, argv);
   test_walks<FlannelUdp>("flannel's udp", argc < 4);
   test_walks<Marked>("eight bytes before each packet", argc < 4);
+  test_sender_socket();
   return verdict(seed);
 }
