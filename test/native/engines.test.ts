@@ -207,6 +207,34 @@ describe('the native engine', () => {
     )
   })
 
+  it('says so when it gets no thread, and closes the descriptors', async () => {
+    // Root may have as many as it likes (kernel/fork.c, copy_process), but for one of a user namespace.
+    const user = '65533'
+    const capabilities = [
+      '--inh-caps=-all,+net_admin,+dac_override',
+      '--ambient-caps=-all,+net_admin,+dac_override',
+      '--bounding-set=-all,+net_admin,+dac_override',
+    ]
+    const before =
+      process.env['WEFT_UNPRIVILEGED'] === '1'
+        ? []
+        : ['setpriv', '--reuid', user, '--regid', user, '--clear-groups', ...capabilities]
+    const script = `
+      const addon = require('node-gyp-build')(process.argv[1])
+      const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: addon.featureNames }
+      const opened = addon.openDescriptors(asked)
+      require('node:child_process').execFileSync('prlimit', ['--pid', process.pid, '--nproc=1'])
+      try {
+        const options = { encapsulation: 'udp', tunAddress: 1, naive: false, peers: new Uint8Array() }
+        addon.runEngine(opened, options, () => {})
+      } catch ({ code, syscall }) {
+        console.log(code, syscall, require('node:fs').readFileSync('/proc/net/dev', 'utf8').includes(opened.tunName + ':'))
+      }`
+    expect(await output(['unshare', '--net', ...before, process.execPath, '-e', script, packageRoot])).toBe(
+      'EAGAIN pthread_create false\n',
+    )
+  })
+
   it('ends with its process: no thread outlives the environment', async () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
