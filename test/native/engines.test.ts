@@ -235,6 +235,32 @@ describe('the native engine', () => {
     )
   })
 
+  it('tells a fault as an event of its own: what waits for it runs before the next', async () => {
+    const script = `
+      const addon = require('node-gyp-build')(process.argv[1])
+      const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: addon.featureNames }
+      const options = { encapsulation: 'udp', tunAddress: 1, naive: false, peers: new Uint8Array() }
+      const told = []
+      const start = () => {
+        const opened = addon.openDescriptors(asked)
+        const onFault = ({ syscall }) => {
+          told.push(syscall)
+          Promise.resolve().then(() => {
+            told.push('heard')
+            if (told.length === 4) console.log(told.join(', ')), process.exit()
+          })
+        }
+        addon.runEngine(opened, options, onFault)
+        return opened.tunName
+      }
+      const commands = [start(), start()].map((name) => 'link del ' + name + '\\n')
+      // Both while no event is taken.
+      require('node:child_process').execFileSync('ip', ['-batch', '-'], { input: commands.join('') })`
+    expect(await output(['unshare', '--net', process.execPath, '-e', script, packageRoot])).toBe(
+      'read from the TUN, heard, read from the TUN, heard\n',
+    )
+  })
+
   it('ends with its process: no thread outlives the environment', async () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
