@@ -79,11 +79,11 @@ class Egress final : public Direction {
 
     const Endpoint* endpoint = table_->find(packet.version, destination_address(bytes, packet));
     if (!endpoint) {
-      path_.counters.add(k_tx_drop_no_route);
+      path_.counters.add(k_tx_drop_no_route, count_packets(virtio, bytes, packet));
       return send_icmp(kIcmpUnreachable, kIcmpNetUnreachable, bytes, packet, k_tx_unreachable_sent);
     }
     if (packet.hop_limit <= 1) {
-      path_.counters.add(k_tx_drop_ttl);
+      path_.counters.add(k_tx_drop_ttl, count_packets(virtio, bytes, packet));
       return send_icmp(kIcmpTimeExceeded, 0, bytes, packet, k_tx_time_exceeded_sent);
     }
     decrement_hop_limit(bytes, packet);

@@ -153,6 +153,30 @@ void test_out(uint32_t features) {
   CHECK(wrong == 0);
 }
 
+/// A superpacket that is dropped counts as its segments.
+template <typename Encap>
+void test_dropped_segments() {
+  for (const bool nobody : {true, false}) {
+    Host<Encap> host(kAllFeatures);
+    Fields f;
+    f.payload = 6050;
+    f.ttl = nobody ? 60 : 1;
+    if (nobody) f.destination = 0x0a050901;
+    VirtioHeader virtio;
+    virtio.flags = kVirtioNeedsCsum;
+    virtio.gso_type = kGsoTcp4;
+    virtio.gso_size = 100;
+    virtio.csum_start = 20;
+    virtio.csum_offset = 16;
+    host.to_tun(virtio, build(f));
+    f.payload = 77;
+    host.to_tun({}, build(f));
+    CHECK(!host.egress->pump().failure);
+    CHECK(host.row[nobody ? k_tx_drop_no_route : k_tx_drop_ttl] == 62);
+    CHECK(host.row[nobody ? k_tx_unreachable_sent : k_tx_time_exceeded_sent] == 2);
+  }
+}
+
 /// A container that sends to nobody, or with a TTL that ends here, is answered so often, and no more.
 template <typename Encap>
 void test_answers_are_few() {
@@ -248,6 +272,32 @@ void test_time_exceeded() {
   close(stranger);
 }
 
+/// What a socket had no room for is counted, by whichever engine has it at the time.
+void test_overflow() {
+  UdpSocket socket, sender;
+  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), false, 0, socket));
+  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), false, 0, sender));
+  const int small = 20'000;
+  CHECK(setsockopt(socket.fd.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small) == 0);
+  const sockaddr_in to = Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(socket.fd.get()));
+  const Bytes datagram(1000);
+  for (int engine = 0; engine < 2; engine++) {
+    std::vector<uint64_t> row(kCounterCount);
+    Receiver receiver(socket.fd.get(), 64, CounterRow(row.data()));
+    Failure failure;
+    size_t sent = 0;
+    for (const int datagrams : {300, 1, 300, 1}) {  // what was dropped last is told by the next that comes
+      for (int i = 0; i < datagrams; i++, sent++) {
+        const auto* address = reinterpret_cast<const sockaddr*>(&to);
+        CHECK(sendto(sender.fd.get(), datagram.data(), datagram.size(), 0, address, sizeof to) == 1000);
+      }
+      while (receiver.receive(failure) > 0) CHECK(!failure);
+    }
+    CHECK(row[k_rx_drop_socket_full] > 400);
+    CHECK(row[k_rx_messages] + row[k_rx_drop_socket_full] == sent);
+  }
+}
+
 /// A socket that is sent by alone holds next to nothing of what is sent to it.
 void test_sender_socket() {
   UdpSocket receiver, sender;
@@ -278,6 +328,7 @@ void test_walks(const char* name, bool udp_gso) {
     test_in<Encap>(features);
   }
   context = name;
+  test_dropped_segments<Encap>();
   test_answers_are_few<Encap>();
   test_time_exceeded<Encap>();
   context.clear();
@@ -290,5 +341,6 @@ int main(int argc, char** argv) {
   test_walks<FlannelUdp>("flannel's udp", argc < 4);
   test_walks<Marked>("eight bytes before each packet", argc < 4);
   test_sender_socket();
+  test_overflow();
   return verdict(seed);
 }
