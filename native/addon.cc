@@ -191,7 +191,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     on_fault_ = Napi::Persistent(on_fault);
     watcher_ = std::make_unique<Watcher>(info_env(), engine_->fault().event(), [this](Napi::Env env) {
       watcher_.reset();
-      on_fault_.Call({to_error(env, engine_->fault().error()).Value()});
+      on_fault_.MakeCallback(env.Global(), {to_error(env, engine_->fault().error()).Value()});
     });
     return {};
   }

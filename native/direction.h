@@ -27,7 +27,7 @@ struct Pump {
 class Direction {
  public:
   virtual ~Direction() = default;
-  /// Moves one batch. Does not block, but for a full socket buffer (io/udp.h). Run by one thread at a time.
+  /// Moves one batch. Does not block, but for a full socket buffer (io/sender.h). Run by one thread at a time.
   virtual Pump pump() = 0;
 };
 

@@ -19,6 +19,7 @@
 #include "core/icmp.h"
 #include "core/segment.h"
 #include "direction.h"
+#include "io/clock.h"
 #include "io/sender.h"
 #include "io/tun_writer.h"
 
@@ -78,11 +79,11 @@ class Egress final : public Direction {
 
     const Endpoint* endpoint = table_->find(packet.version, destination_address(bytes, packet));
     if (!endpoint) {
-      path_.counters.add(k_tx_drop_no_route);
+      path_.counters.add(k_tx_drop_no_route, count_packets(virtio, bytes, packet));
       return send_icmp(kIcmpUnreachable, kIcmpNetUnreachable, bytes, packet, k_tx_unreachable_sent);
     }
     if (packet.hop_limit <= 1) {
-      path_.counters.add(k_tx_drop_ttl);
+      path_.counters.add(k_tx_drop_ttl, count_packets(virtio, bytes, packet));
       return send_icmp(kIcmpTimeExceeded, 0, bytes, packet, k_tx_time_exceeded_sent);
     }
     decrement_hop_limit(bytes, packet);
@@ -112,7 +113,8 @@ class Egress final : public Direction {
   void send_icmp(uint8_t type, uint8_t code, const uint8_t* bytes, const Packet& packet, Counter counter) {
     uint8_t out[kMaxIcmpErrorBytes];
     const size_t size = write_icmp_error(type, code, path_.tun_address, bytes, packet, out);
-    if (size > 0 && write_packet(path_.tun, header_, {out, size})) path_.counters.add(counter);
+    if (size > 0 && icmp_.allows(now_ms()) && write_packet(path_.tun, header_, {out, size}))
+      path_.counters.add(counter);
   }
 
   Path path_;
@@ -121,6 +123,7 @@ class Egress final : public Direction {
   const PeerTable* table_ = nullptr;  // during a turn
   Encap encap_;
   Sender sender_;
+  IcmpLimit icmp_;
   std::vector<uint8_t> reads_;
 };
 

@@ -12,6 +12,7 @@
 #include "core/encapsulation.h"
 #include "core/icmp.h"
 #include "direction.h"
+#include "io/clock.h"
 #include "io/receiver.h"
 #include "io/tun_writer.h"
 
@@ -38,7 +39,7 @@ class Ingress final : public Direction {
         const Stripped stripped = encap_.strip(message);
         if (stripped.drop) {
           path_.counters.add(*stripped.drop);
-        } else if (Failure failure = receive(stripped.packet, *message.from)) {
+        } else if (Failure failure = receive(stripped.packet)) {
           pump.failure = failure;
         }
       } while (message.size > 0);
@@ -49,14 +50,14 @@ class Ingress final : public Direction {
   }
 
  private:
-  Failure receive(std::span<uint8_t> bytes, const Endpoint& from) {
+  Failure receive(std::span<uint8_t> bytes) {
     Failure failure;
     Packet packet;
     if (read_packet(bytes.data(), bytes.size(), packet) != Shape::kOk) {
       path_.counters.add(k_rx_drop_malformed);
     } else if (packet.hop_limit <= 1) {
       path_.counters.add(k_rx_drop_ttl);
-      send_time_exceeded(bytes.data(), packet, from);
+      send_time_exceeded(bytes.data(), packet);
     } else {
       decrement_hop_limit(bytes.data(), packet);
       if (coalescer_.full()) failure = writer_.write(coalescer_);
@@ -65,19 +66,17 @@ class Ingress final : public Direction {
     return failure;
   }
 
-  /// Goes to where the datagram came from, with what the encapsulation needs to know of the peer whose packet it was.
-  void send_time_exceeded(const uint8_t* bytes, const Packet& packet, const Endpoint& from) {
+  /// Goes to the peer whose packet it was, at the endpoint that it receives by, and to nobody else: whoever sends a
+  /// datagram can say any source, outside and inside.
+  void send_time_exceeded(const uint8_t* bytes, const Packet& packet) {
+    const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
     uint8_t out[Encap::kHeaderBytes + kMaxIcmpErrorBytes];
     uint8_t* error = out + Encap::kHeaderBytes;
     const size_t size = write_icmp_error(kIcmpTimeExceeded, 0, path_.tun_address, bytes, packet, error);
     Packet about;
-    if (size == 0 || read_packet(error, size, about) != Shape::kOk) return;
-    const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
-    Endpoint back = peer ? *peer : Endpoint{};
-    back.address = from.address;
-    back.address_bytes = from.address_bytes;
-    encap_.write(back, about, out);
-    if (receiver_.answer(back, {out, Encap::kHeaderBytes + size})) path_.counters.add(k_rx_time_exceeded_sent);
+    if (!peer || size == 0 || read_packet(error, size, about) != Shape::kOk || !icmp_.allows(now_ms())) return;
+    encap_.write(*peer, about, out);
+    if (receiver_.answer(*peer, {out, Encap::kHeaderBytes + size})) path_.counters.add(k_rx_time_exceeded_sent);
   }
 
   Path path_;
@@ -88,6 +87,7 @@ class Ingress final : public Direction {
   CoalesceLimits limits_;  // during a turn
   Coalescer coalescer_;
   TunWriter writer_;
+  IcmpLimit icmp_;
 };
 
 }  // namespace weft

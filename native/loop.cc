@@ -3,8 +3,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 
 #include "io/clock.h"
@@ -24,17 +22,6 @@ bool watch(const Fd& epoll, int operation, int fd, uint32_t events) {
   return epoll_ctl(epoll.get(), operation, fd, &event) == 0;
 }
 
-/// Starts a thread that takes no signals: those are for Node's main thread.
-template <typename Body>
-void spawn(std::thread& thread, const std::string& name, Body body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread = std::thread(body);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread.native_handle(), name.c_str());
-}
-
 }  // namespace
 
 Loop::Loop(size_t number, const Path& path, std::unique_ptr<Direction> egress, std::unique_ptr<Direction> ingress,
@@ -50,16 +37,17 @@ Failure Loop::start(bool naive) {
       !watch(epoll_, EPOLL_CTL_ADD, wake_.fd(), EPOLLIN)) {
     return SystemError{"epoll_ctl", errno};
   }
-  if (!naive && path_.features->has(kTwoThreads)) spawn(helper_, thread_name(kTunThread), [this] { run_helper(); });
-  spawn(thread_, thread_name(kLoopThread), [this, naive] { naive ? run_naive() : run(); });
-  return {};
+  if (!naive && path_.features->has(kTwoThreads)) {
+    if (Failure failure = helper_.start(thread_name(kTunThread), [this] { run_helper(); })) return failure;
+  }
+  return thread_.start(thread_name(kLoopThread), [this, naive] { naive ? run_naive() : run(); });
 }
 
 void Loop::ask_threads(std::vector<ThreadRounds>& threads) const {
   // Read before it is woken: whatever the thread does at this moment, one more round is still to come.
   threads.push_back({thread_name(kLoopThread), rounds_.count()});
   wake_.signal();
-  if (!helper_.joinable()) return;
+  if (!helper_.started()) return;
   threads.push_back({thread_name(kTunThread), helper_rounds_.count()});
   helper_wake_.signal();
 }
@@ -68,8 +56,8 @@ void Loop::stop() {
   stopping_.store(true);
   wake_.signal();
   helper_wake_.signal();
-  if (thread_.joinable()) thread_.join();
-  if (helper_.joinable()) helper_.join();
+  thread_.join();
+  helper_.join();
 }
 
 bool Loop::pump(Direction& direction, size_t& items) {
@@ -101,7 +89,7 @@ void Loop::run() {
         }
       }
     }
-    if (has_tun && helper_.joinable() && waiting_.after(tun_items, socket_items, ThreadClock{}) == Next::kHandTunOver) {
+    if (has_tun && helper_.started() && waiting_.after(tun_items, socket_items, ThreadClock{}) == Next::kHandTunOver) {
       has_tun = false;
       watch(epoll_, EPOLL_CTL_MOD, path_.tun, 0);
       path_.counters.add(k_thread_handovers);

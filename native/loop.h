@@ -10,12 +10,12 @@
 #include <atomic>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "core/waiting.h"
 #include "direction.h"
 #include "io/event.h"
+#include "io/thread.h"
 
 namespace weft {
 
@@ -88,8 +88,8 @@ class Loop {
   LoopWaiting waiting_;
   Rounds rounds_;
   Rounds helper_rounds_;
-  std::thread thread_;
-  std::thread helper_;
+  Thread thread_;
+  Thread helper_;
 };
 
 }  // namespace weft

@@ -9,8 +9,8 @@
 // same addresses, ports, TOS or traffic class with ECN, TTL, DF; TCP: same acknowledgement, window, flags and options,
 // the next sequence number; UDP: a checksum is present; equal payload size, a shorter one ends the run, and so does
 // PSH. Never: SYN, FIN, RST, URG, CWR, IP options and extension headers, fragments, an empty payload.
-// Both inner checksums are verified before two packets are joined, since the joined one gets a new checksum: a
-// packet that was damaged on the way must reach its receiver with the sum that betrays it.
+// All inner checksums are verified before two packets are joined, since the joined one gets new ones: a packet that was
+// damaged on the way, or its header, must go on with the sum that betrays it.
 #pragma once
 
 #include <sys/uio.h>

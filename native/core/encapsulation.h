@@ -12,6 +12,7 @@
 #include "counters.h"
 #include "message.h"
 #include "packet.h"
+#include "peers.h"
 
 namespace weft {
 

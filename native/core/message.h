@@ -2,9 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <span>
-
-#include "peers.h"
 
 namespace weft {
 
@@ -14,7 +14,6 @@ struct Message {
   /// By what the kernel joined datagrams (UDP_GRO): the size of each but the last; 0 when it joined none. What that
   /// means for the bytes is the encapsulation's to know: an inner superpacket of another kernel says its own size here.
   size_t joined_bytes;
-  const Endpoint* from;
 
   /// Takes the first datagram off.
   std::span<uint8_t> take() {

@@ -26,21 +26,20 @@ constexpr uint32_t kCoalesce = kCoalesceTcp | kCoalesceUdp;
 using enum Way;
 using enum Then;
 using enum Off;
-using enum Whom;
-using enum When;
 
 // clang-format off
 /// The first that fits counts.
 constexpr Rule kRules[] = {
-    // way   error      joined by     above            then     counted              off        whom       when
+    // way   error      joined by     above            then     counted              off
     //
     // A route whose device computes no checksums, or an xfrm policy (Linux 6.18, net/ipv4/udp.c, udp_send_skb).
-    {kPeers, EIO,       kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature,  kEndpoint, kAlways}},
-    // More segments than this kernel takes; else one that does not do what it offered.
-    {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,  kLongRuns, kAll,      kAlways}},
-    {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature,  kAll,      kAlways}},
-    // Larger than the path's MTU: singly, the kernel may fragment them.
-    {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals}},
+    {kPeers, EIO,       kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
+    // More segments than this kernel takes; else segments larger than the path's MTU, before Linux 6.14. A blackhole
+    // route says the same (net/ipv4/fib_semantics.c, fib_props), of singles too.
+    {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,  kLongRuns}},
+    {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
+    // Larger than the path's MTU: singly, the kernel may fragment them. It says so when it has copied all of them.
+    {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
     {kPeers, EMSGSIZE,  kAnything,    0,               {kDrop,   k_tx_drop_too_big}},
     {kPeers, EAGAIN,    kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
     {kPeers, ENOBUFS,   kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
@@ -48,10 +47,9 @@ constexpr Rule kRules[] = {
     {kPeers, kAnyError, kAnything,    0,               {kDrop,   k_tx_drop_refused}},
     // The device was deleted.
     {kTun,   EBADFD,    kAnything,    0,               {kGiveUp, k_rx_drop_tun}},
-    // Refused as a whole but taken singly: it is the joining that the kernel does not want. A TUN that is down refuses
-    // both, and says nothing about joining.
-    {kTun,   EINVAL,    kCoalesceUdp, kOldUdpSegments, {kSingly, k_coalesce_refusals, kLongRuns, kAll, kSinglesTaken}},
-    {kTun,   EINVAL,    kCoalesce,    1,               {kSingly, k_coalesce_refusals, kFeature,  kAll, kSinglesTaken}},
+    // A TUN that is down refuses singles too, and says nothing about joining.
+    {kTun,   EINVAL,    kCoalesceUdp, kOldUdpSegments, {kSingly, k_coalesce_refusals, kLongRuns}},
+    {kTun,   EINVAL,    kCoalesce,    1,               {kSingly, k_coalesce_refusals, kFeature}},
     {kTun,   kAnyError, kCoalesce,    1,               {kSingly, k_coalesce_refusals}},
     {kTun,   kAnyError, kAnything,    0,               {kDrop,   k_rx_drop_tun}},
 };
@@ -62,36 +60,29 @@ constexpr bool fits(const Rule& rule, const Attempt& attempt, int error) {
          (rule.joined_by == kAnything || (rule.joined_by & attempt.joined_by)) && attempt.packets > rule.above;
 }
 
-// What holds for all holds for ever, since a feature is never switched on again.
-static_assert(std::ranges::all_of(kRules, [](const Rule& rule) {
-  return rule.consequence.whom == Whom::kEndpoint || rule.consequence.for_ms == kForever;
-}));
-
 }  // namespace
 
 const Consequence& consequence_of(const Attempt& attempt, int error) {
   return std::ranges::find_if(kRules, [&](const Rule& rule) { return fits(rule, attempt, error); })->consequence;
 }
 
-void Learnt::learn(const Consequence& consequence, const Attempt& attempt, bool taken, const Endpoint* endpoint,
-                   int64_t now_ms) {
-  if (consequence.off == Off::kNothing || (consequence.when == When::kSinglesTaken && !taken)) return;
-  if (consequence.off == Off::kLongRuns) {
-    udp_segments_ = kOldUdpSegments;
-    return;
+void Learnt::learn(const Consequence& consequence, const Attempt& attempt, bool taken) {
+  if (!taken) return;
+  if (consequence.off == Off::kLongRuns) udp_segments_ = kOldUdpSegments;
+  if (consequence.off == Off::kFeature) features_->drop(attempt.joined_by);
+}
+
+void Learnt::learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, int64_t now_ms) {
+  if (!taken || consequence.off == Off::kNothing) return;
+  size_t at = find(endpoint);
+  if (at == refused_.size()) {
+    at = static_cast<size_t>(std::ranges::min_element(refused_, {}, &Refused::until_ms) - refused_.begin());
+  } else if (at == used_) {
+    used_++;
   }
-  if (consequence.whom == Whom::kAll || !endpoint) return features_->drop(attempt.joined_by);
-  // Its own entry, or one that holds no longer, or a new one.
-  size_t at = 0;
-  while (at < used_ && !same(refused_[at].address, *endpoint)) at++;
-  if (at == used_) {
-    at = 0;
-    while (at < used_ && refused_[at].until_ms > now_ms) at++;
-  }
-  if (at == refused_.size()) return features_->drop(attempt.joined_by);
-  if (at == used_) used_++;
-  std::memcpy(&refused_[at].address, &endpoint->address, endpoint->address_bytes);
-  refused_[at].until_ms = consequence.for_ms == kForever ? kForever : now_ms + consequence.for_ms;
+  std::memcpy(&refused_[at].address, &endpoint.address, endpoint.address_bytes);
+  refused_[at].udp_segments = consequence.off == Off::kLongRuns ? kOldUdpSegments : uint16_t{1};
+  refused_[at].until_ms = now_ms + kRememberedMs;
 }
 
 }  // namespace weft

@@ -1,11 +1,12 @@
 // refusals.h - what follows when the kernel refuses a message or a write: by one table for both directions.
 //
-// It follows at once that what was refused is dropped, or handed over again singly. And when it is known whether the
-// singles were taken: that packets are joined no more in that way, for whom, and for how long.
+// It follows at once that what was refused is dropped, or handed over again singly. And when the singles were taken, so
+// that it was the joining that the kernel did not want: that packets are joined no more, or fewer of them. What is
+// learnt from a write holds for the TUN and for good; from a message for its endpoint alone and for a while, since
+// routes and devices on the way to one peer say nothing about another, and change.
 #pragma once
 
 #include <array>
-#include <limits>
 
 #include "counters.h"
 #include "features.h"
@@ -30,55 +31,53 @@ struct Attempt {
 enum class Then : uint8_t { kDrop, kSingly, kGiveUp };
 /// What is not tried again.
 enum class Off : uint8_t { kNothing, kLongRuns, kFeature };
-enum class Whom : uint8_t { kEndpoint, kAll };
-/// What it takes to conclude that.
-enum class When : uint8_t { kAlways, kSinglesTaken };
 
-constexpr int64_t kForever = std::numeric_limits<int64_t>::max();
+/// For how long it is not tried again for an endpoint: a peer that is mended is served in full again within a minute.
+constexpr int64_t kRememberedMs = 30'000;
 
 struct Consequence {
   Then then;
   Counter counted;  ///< once when it is sent again singly, for each packet when it is dropped
   Off off = Off::kNothing;
-  Whom whom = Whom::kAll;
-  When when = When::kAlways;
-  int64_t for_ms = kForever;
 };
 
 /// What follows when `attempt` was refused with `error`.
 const Consequence& consequence_of(const Attempt& attempt, int error);
 
-/// What one sender or writer has learnt from refusals. Used by one thread at a time; what holds for all endpoints is
+/// What one sender or writer has learnt from refusals. Used by one thread at a time; a feature that does not work is
 /// told to the features, which all threads share.
 class Learnt {
  public:
   explicit Learnt(Features* features) : features_(features) {}
 
+  /// How many UDP packets may be joined for the TUN.
   uint16_t udp_segments() const { return udp_segments_; }
 
-  /// Whether packets for `endpoint` may be joined. `now_ms()` is asked only where there is something to remember.
+  /// How many datagrams for `endpoint` may be joined. `now_ms()` is asked only where there is something to remember.
   template <typename Clock>
-  bool may_join(const Endpoint& endpoint, Clock now_ms) const {
-    for (size_t i = 0; i < used_; i++) {
-      if (same(refused_[i].address, endpoint)) return refused_[i].until_ms <= now_ms();
-    }
-    return true;
+  uint16_t udp_segments_to(const Endpoint& endpoint, Clock now_ms) const {
+    const size_t at = find(endpoint);
+    return at < used_ && refused_[at].until_ms > now_ms() ? refused_[at].udp_segments : kUdpSegments;
   }
 
-  /// Remembers what follows from a refusal, `taken` when any of the singles was not refused. `endpoint` is null where
-  /// there is none.
-  void learn(const Consequence& consequence, const Attempt& attempt, bool taken, const Endpoint* endpoint,
-             int64_t now_ms);
+  /// Remembers what follows from a refused write, `taken` when any of the singles was not refused.
+  void learn(const Consequence& consequence, const Attempt& attempt, bool taken);
+  /// The same of a message to `endpoint`.
+  void learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, int64_t now_ms);
 
  private:
-  /// Endpoints to which joining does not work are few; when they are not, it goes off altogether.
+  /// Endpoints to which joining does not work are few; when they are not, the one that ends first is forgotten.
   static constexpr size_t kMaxRefused = 64;
   struct Refused {
     sockaddr_in6 address;
+    uint16_t udp_segments;
     int64_t until_ms;
   };
-  static bool same(const sockaddr_in6& address, const Endpoint& endpoint) {
-    return std::memcmp(&address, &endpoint.address, endpoint.address_bytes) == 0;
+  /// Where `endpoint` stands; used_ when nowhere.
+  size_t find(const Endpoint& endpoint) const {
+    size_t at = 0;
+    while (at < used_ && std::memcmp(&refused_[at].address, &endpoint.address, endpoint.address_bytes) != 0) at++;
+    return at;
   }
 
   Features* features_;

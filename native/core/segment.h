@@ -53,4 +53,10 @@ class Segmenter {
   uint64_t addresses_sum_;
 };
 
+/// How many packets stand in what was read from the TUN; 1 where that cannot be told.
+inline size_t count_packets(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet) {
+  Segmenter segments;
+  return virtio.gso_type != kGsoNone && segments.begin(virtio, bytes, packet) ? segments.count() : 1;
+}
+
 }  // namespace weft

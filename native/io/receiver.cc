@@ -2,6 +2,7 @@
 #include "receiver.h"
 
 #include <errno.h>
+#include <linux/sock_diag.h>
 
 #include <algorithm>
 
@@ -11,30 +12,42 @@ namespace weft {
 
 namespace {
 
-constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int));
+constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(uint32_t));
 
-/// The datagram size that the kernel joined by, or 0 when it joined nothing.
-size_t gro_size(msghdr& message) {
+/// What a socket has dropped until now: it may have been another engine's before.
+uint32_t drops_of(int socket) {
+  uint32_t memory[SK_MEMINFO_VARS] = {};
+  socklen_t size = sizeof memory;
+  getsockopt(socket, SOL_SOCKET, SO_MEMINFO, memory, &size);
+  return memory[SK_MEMINFO_DROPS];
+}
+
+}  // namespace
+
+Receiver::Controls Receiver::read_controls(msghdr& message) {
+  Controls controls;
   for (cmsghdr* control = CMSG_FIRSTHDR(&message); control; control = CMSG_NXTHDR(&message, control)) {
     if (control->cmsg_level == IPPROTO_UDP && control->cmsg_type == UDP_GRO) {
       int size;
       std::memcpy(&size, CMSG_DATA(control), sizeof size);
-      return size > 0 ? static_cast<size_t>(size) : 0;
+      controls.joined_bytes = size > 0 ? static_cast<size_t>(size) : 0;
+    } else if (control->cmsg_level == SOL_SOCKET && control->cmsg_type == SO_RXQ_OVFL) {
+      uint32_t drops;
+      std::memcpy(&drops, CMSG_DATA(control), sizeof drops);
+      controls.overflow = drops;
     }
   }
-  return 0;
+  return controls;
 }
-
-}  // namespace
 
 Receiver::Receiver(int socket, size_t batch, CounterRow counters)
     : socket_(socket),
       batch_(std::min(batch, kMaxMessages)),
       counters_(counters),
+      overflow_(drops_of(socket)),
       buffers_(batch_ * kMessageBytes),
       messages_(batch_),
       iovecs_(batch_),
-      sources_(batch_),
       controls_(batch_ * kControlBytes),
       whole_(batch_) {}
 
@@ -43,8 +56,6 @@ size_t Receiver::receive(Failure& failure) {
     iovecs_[i] = {buffers_.data() + i * kMessageBytes, kMessageBytes};
     msghdr& header = messages_[i].msg_hdr;
     header = {};
-    header.msg_name = &sources_[i].address;
-    header.msg_namelen = sizeof sources_[i].address;
     header.msg_iov = &iovecs_[i];
     header.msg_iovlen = 1;
     header.msg_control = controls_.data() + i * kControlBytes;
@@ -63,13 +74,17 @@ size_t Receiver::receive(Failure& failure) {
   const size_t received = static_cast<size_t>(count);
   for (size_t i = 0; i < received; i++) {
     msghdr& header = messages_[i].msg_hdr;
+    const Controls controls = read_controls(header);
+    if (controls.overflow) {
+      counters_.add(k_rx_drop_socket_full, *controls.overflow - overflow_);
+      overflow_ = *controls.overflow;
+    }
     if (header.msg_flags & MSG_TRUNC) {
       counters_.add(k_rx_drop_truncated);
       continue;
     }
-    sources_[i].address_bytes = header.msg_namelen;
-    whole_[whole_count_++] = {static_cast<uint8_t*>(header.msg_iov->iov_base), messages_[i].msg_len, gro_size(header),
-                              &sources_[i]};
+    whole_[whole_count_++] = {static_cast<uint8_t*>(header.msg_iov->iov_base), messages_[i].msg_len,
+                              controls.joined_bytes};
   }
   counters_.add(k_rx_messages, received);
   counters_.add(k_rx_batches);

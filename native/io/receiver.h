@@ -4,11 +4,13 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "../core/counters.h"
 #include "../core/message.h"
+#include "../core/peers.h"
 #include "system.h"
 
 namespace weft {
@@ -31,13 +33,20 @@ class Receiver {
  private:
   static constexpr size_t kMessageBytes = 65536;
 
+  /// What the control messages of a message said.
+  struct Controls {
+    size_t joined_bytes = 0;           // by what the kernel joined datagrams; 0 when it joined none
+    std::optional<uint32_t> overflow;  // messages that the socket had dropped before it, when there were any
+  };
+  static Controls read_controls(msghdr& message);
+
   int socket_;
   size_t batch_;
   CounterRow counters_;
+  uint32_t overflow_;  // of the socket, as far as it is counted; wraps around as the kernel's does
   std::vector<uint8_t> buffers_;
   std::vector<mmsghdr> messages_;
   std::vector<iovec> iovecs_;
-  std::vector<Endpoint> sources_;
   std::vector<uint8_t> controls_;
   std::vector<Message> whole_;
   size_t whole_count_ = 0;

@@ -2,6 +2,7 @@
 #include "sender.h"
 
 #include <errno.h>
+#include <poll.h>
 
 #include <algorithm>
 
@@ -42,7 +43,7 @@ Sender::Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features
 uint8_t* Sender::room(size_t header_bytes) {
   if (headers_used_ + header_bytes > headers_.size() || iovecs_used_ + 2 > iovecs_.size() ||
       runs_used_ == runs_.size()) {
-    flush();
+    send();
   }
   uint8_t* header = headers_.data() + headers_used_;
   headers_used_ += header_bytes;
@@ -52,18 +53,18 @@ uint8_t* Sender::room(size_t header_bytes) {
 void Sender::add(const Endpoint& endpoint, std::span<uint8_t> header, std::span<uint8_t> payload) {
   const size_t size = header.size() + payload.size();
   Run* last = runs_used_ > 0 ? &runs_[runs_used_ - 1] : nullptr;
-  const bool joins = last && last->open && last->endpoint == &endpoint && size <= last->datagram_bytes &&
-                     last->datagrams < learnt_.udp_segments() && last->bytes + size <= kMaxRunBytes;
+  const bool joins = last && last->datagrams < last->most && last->endpoint == &endpoint &&
+                     size <= last->datagram_bytes && last->bytes + size <= kMaxRunBytes;
   if (!joins) {
     last = &runs_[runs_used_++];
-    const bool open = features_->has(kUdpGso) && learnt_.may_join(endpoint, now_ms);
-    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, open};
+    const uint16_t most = features_->has(kUdpGso) ? learnt_.udp_segments_to(endpoint, now_ms) : uint16_t{1};
+    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, most};
   }
   iovecs_[iovecs_used_++] = {header.data(), header.size()};
   if (!payload.empty()) iovecs_[iovecs_used_++] = {payload.data(), payload.size()};
   last->bytes += static_cast<uint32_t>(size);
   last->datagrams++;
-  if (size < last->datagram_bytes) last->open = false;  // only the last of a run may be shorter
+  if (size < last->datagram_bytes) last->most = last->datagrams;  // only the last of a run may be shorter
 }
 
 void Sender::prepare() {
@@ -85,14 +86,28 @@ void Sender::prepare() {
 }
 
 void Sender::flush() {
+  send();
+  waited_ = false;
+}
+
+bool Sender::again(int error) {
+  if (error == EINTR) return true;
+  if (error != EAGAIN || waited_) return false;
+  waited_ = true;
+  pollfd room{socket_, POLLOUT, 0};
+  poll(&room, 1, kPatienceMs);
+  return true;
+}
+
+void Sender::send() {
   prepare();
   size_t sent = 0;
   while (sent < runs_used_) {
-    const int count = sendmmsg(socket_, &messages_[sent], static_cast<unsigned>(runs_used_ - sent), 0);
+    const int count = sendmmsg(socket_, &messages_[sent], static_cast<unsigned>(runs_used_ - sent), MSG_DONTWAIT);
     counters_.add(k_tx_batches);
     if (count > 0) {
       for (int i = 0; i < count; i++, sent++) count_sent(runs_[sent].datagrams, runs_[sent].bytes);
-    } else if (errno != EINTR) {
+    } else if (!again(errno)) {
       // The first message was refused: it alone is dealt with, then the rest goes on.
       refused(runs_[sent++], errno);
     }
@@ -108,7 +123,7 @@ void Sender::refused(const Run& run, int error) {
   if (consequence.then != Then::kSingly) return counters_.add(consequence.counted, run.datagrams);
   counters_.add(consequence.counted);
   const bool taken = send_singly(run);
-  learnt_.learn(consequence, attempt, taken, run.endpoint, now_ms());
+  learnt_.learn(consequence, taken, *run.endpoint, now_ms());
 }
 
 /// Whether any was taken.
@@ -122,8 +137,8 @@ bool Sender::send_singly(const Run& run) {
     const msghdr header = header_for(*run.endpoint, iov, count);
     ssize_t result;
     do {
-      result = sendmsg(socket_, &header, 0);
-    } while (result < 0 && errno == EINTR);
+      result = sendmsg(socket_, &header, MSG_DONTWAIT);
+    } while (result < 0 && again(errno));
     if (result < 0) {
       counters_.add(consequence_of(attempt_of(1), errno).counted);
     } else {

@@ -28,7 +28,8 @@ class Sender {
   uint8_t* room(size_t header_bytes);
   /// Gathers one datagram, for which room() was made. `payload` may be empty.
   void add(const Endpoint& endpoint, std::span<uint8_t> header, std::span<uint8_t> payload);
-  /// Sends what is gathered. Does not block, but for a full socket buffer (udp.h).
+  /// Sends what is gathered, and ends the batch. Does not block, but once in a batch for a full socket buffer: a moment
+  /// pushes back on those who send too much, and delays the other direction, which may be this thread's, by no more.
   void flush();
 
  private:
@@ -37,6 +38,7 @@ class Sender {
   static constexpr size_t kMaxMessages = 256;
   /// The most that one message's payload may be.
   static constexpr size_t kMaxRunBytes = 65507;
+  static constexpr int kPatienceMs = 10;
 
   struct Run {
     const Endpoint* endpoint;
@@ -44,10 +46,13 @@ class Sender {
     uint32_t bytes;
     uint16_t datagram_bytes;  // of all datagrams but the last
     uint16_t datagrams;
-    bool open;  // may take another datagram
+    uint16_t most;  // datagrams that it may have
   };
 
   void prepare();
+  void send();
+  /// Whether to try at once again after an error: an interruption, or a full socket that was waited for.
+  bool again(int error);
   void refused(const Run& run, int error);
   bool send_singly(const Run& run);
   void count_sent(uint64_t datagrams, uint64_t bytes);
@@ -57,6 +62,7 @@ class Sender {
   Features* features_;
   CounterRow counters_;
   Learnt learnt_;
+  bool waited_ = false;  // in this batch
   std::vector<uint8_t> headers_;
   size_t headers_used_ = 0;
   std::vector<iovec> iovecs_;

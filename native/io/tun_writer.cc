@@ -64,7 +64,7 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
     counters_.add(k_rx_bytes, size);
     taken = true;
   });
-  learnt_.learn(consequence, attempt, taken, nullptr, 0);
+  learnt_.learn(consequence, attempt, taken);
 }
 
 }  // namespace weft

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <linux/filter.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 
 #include "linux_compat.h"
 
@@ -26,19 +25,16 @@ int set_buffer(int fd, int force, int ask, int bytes) {
   return granted / 2;
 }
 
-}  // namespace
-
-Failure open_udp(const sockaddr_in& address, bool shared, uint32_t wanted, UdpSocket& result) {
+Failure open_socket(const sockaddr_in& address, bool shared, int receive_buffer_bytes, uint32_t wanted,
+                    UdpSocket& result) {
   Fd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) return SystemError{"socket", errno};
   if (shared && !set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1))
     return SystemError{"setsockopt SO_REUSEPORT", errno};
-  result.receive_buffer_bytes = set_buffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, kReceiveBufferBytes);
+  result.receive_buffer_bytes = set_buffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, receive_buffer_bytes);
   set_buffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, kSendBufferBytes);
-  const timeval patience{0, 10'000};
-  if (setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) < 0) {
-    return SystemError{"setsockopt SO_SNDTIMEO", errno};
-  }
+  // Each message says how many were dropped before it (Linux 2.6.33). One that does not is counted as none.
+  set_option(fd.get(), SOL_SOCKET, SO_RXQ_OVFL, 1);
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0)
     return SystemError{"bind", errno};
   result.features = 0;
@@ -49,18 +45,26 @@ Failure open_udp(const sockaddr_in& address, bool shared, uint32_t wanted, UdpSo
   return {};
 }
 
+}  // namespace
+
+Failure open_udp(const sockaddr_in& address, bool shared, uint32_t wanted, UdpSocket& socket) {
+  return open_socket(address, shared, kReceiveBufferBytes, wanted, socket);
+}
+
 Failure open_sender(const sockaddr_in& address, size_t worker, uint32_t wanted, UdpSocket& socket) {
   constexpr size_t kStride = 240;
+  // Nobody reads it, so that what is sent to it would stay: the kernel makes the least that it allows of 0.
+  constexpr int kNothingBytes = 0;
   Failure failure;
   for (size_t port = ntohs(address.sin_port) + kStride + worker; port <= 0xffff; port += kStride) {
     sockaddr_in own = address;
     own.sin_port = htons(static_cast<uint16_t>(port));
-    failure = open_udp(own, false, wanted & kUdpGso, socket);
+    failure = open_socket(own, false, kNothingBytes, wanted & kUdpGso, socket);
     if (!failure || failure->number != EADDRINUSE) return failure;
   }
   sockaddr_in any = address;
   any.sin_port = 0;
-  return open_udp(any, false, wanted & kUdpGso, socket);
+  return open_socket(any, false, kNothingBytes, wanted & kUdpGso, socket);
 }
 
 bool spread_by_source(const UdpSocket& first, const sockaddr_in& address, size_t workers) {

@@ -29,8 +29,8 @@ constexpr int kSendBufferBytes = 4 << 20;
 // was written to, so that any other rule could send it around in circles. 240 is a multiple of the usual numbers of
 // workers. A datagram from P itself, as flannel and single workers send them, goes to a worker by source address.
 
-/// Opens and binds the socket. `shared` lets several sockets bind to the one port (SO_REUSEPORT). The socket blocks
-/// when sending, for at most 10 ms, so that a full queue pushes back for a moment; reading is done with MSG_DONTWAIT.
+/// Opens and binds the socket. `shared` lets several sockets bind to the one port (SO_REUSEPORT). It is sent and
+/// received by with MSG_DONTWAIT.
 Failure open_udp(const sockaddr_in& address, bool shared, uint32_t wanted, UdpSocket& socket);
 
 /// Opens the socket that worker `worker` sends by, where there are several.

@@ -10,7 +10,7 @@ import { addon } from '../host/addon.ts'
 import { formatIpv4, ipv4Mask } from '../net/ipv4.ts'
 import { ENCAPSULATIONS, type Encapsulation } from './encapsulation.ts'
 import type { Engine, EngineConfig } from './engine.ts'
-import { decrementTtl, icmpError, ipv4PacketBytes } from './packet.ts'
+import { decrementTtl, icmpError, icmpLimit, ipv4PacketBytes } from './packet.ts'
 import { decodePeers } from './peers.ts'
 import { engineStartError } from './start-error.ts'
 
@@ -93,9 +93,10 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     }
   }
 
+  const mayAnswer = icmpLimit()
   function answer(type: 3 | 11, packet: Buffer, counter: string): void {
     const error = icmpError(type, config.tunAddress, packet)
-    if (error && writeTun(error)) count(counter)
+    if (error && mayAnswer(performance.now()) && writeTun(error)) count(counter)
   }
 
   // TUN to peer.
@@ -126,7 +127,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
 
   // Peer to TUN.
-  socket.on('message', (datagram, from) => {
+  const mayAnswerPeers = icmpLimit()
+  socket.on('message', (datagram) => {
     count('rx_messages')
     const bytes = encapsulation.strip(datagram)
     const size = bytes && ipv4PacketBytes(bytes)
@@ -134,10 +136,12 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     const packet = bytes.subarray(0, size)
     if (!decrementTtl(packet)) {
       count('rx_drop_ttl')
-      const error = icmpError(ICMP_TIME_EXCEEDED, config.tunAddress, packet)
-      if (!error) return
+      // To the peer whose packet it was, and to nobody else: a datagram may come from anywhere.
+      const peer = endpointFor(packet.readUInt32BE(12))
+      const error = peer && icmpError(ICMP_TIME_EXCEEDED, config.tunAddress, packet)
+      if (!error || !mayAnswerPeers(performance.now())) return
       const reply = encapsulation.write(error)
-      return socket.send(reply, from.port, from.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
+      return socket.send(reply, peer.port, peer.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
     }
     if (!writeTun(packet)) return count('rx_drop_tun')
     count('tun_writes')

@@ -4,6 +4,9 @@ export const MIN_IPV4_HEADER_BYTES = 20
 const PROTOCOL_ICMP = 1
 const ICMP_ECHO_REQUEST = 8
 const ICMP_TTL = 8
+/** Of ICMP errors, as native/core/icmp.h has it. */
+const ICMP_BURST = 50
+const ICMP_PER_MS = 1
 
 /** The length of the IPv4 packet that starts `bytes`, or why it is none. */
 export function ipv4PacketBytes(bytes: Buffer): number | undefined {
@@ -64,4 +67,17 @@ export function icmpError(type: 3 | 11, source: number, packet: Buffer): Buffer 
   quote.copy(icmp, 8)
   icmp.writeUInt16BE(internetChecksum(icmp), 2)
   return error
+}
+
+/** Says whether one more ICMP error may be sent at a time: 1,000 a second, and 50 at once. */
+export function icmpLimit(): (nowMs: number) => boolean {
+  let left = ICMP_BURST
+  let lastMs = 0
+  return (nowMs) => {
+    left = Math.min(ICMP_BURST, left + (nowMs - lastMs) * ICMP_PER_MS)
+    lastMs = nowMs
+    if (left < 1) return false
+    left--
+    return true
+  }
 }

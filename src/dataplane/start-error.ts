@@ -36,6 +36,13 @@ export function engineStartError(error: unknown, config: EngineConfig): WeftErro
       `if it is in use by another process, stop that; see \`ip link show\``,
     )
   }
+  if (syscall === 'pthread_create') {
+    return fail(
+      'DEVICE',
+      `the data path gets no thread (${code})`,
+      'raise the limit of tasks: TasksMax= of the unit, the pids limit of the container, `ulimit -u`',
+    )
+  }
   if (code === 'EADDRINUSE') {
     return fail(
       'PORT_IN_USE',

@@ -409,18 +409,21 @@ static void test_coalesce_reasons() {
   context.clear();
   // A damaged packet is never joined, and comes out as damaged as it was.
   for (const size_t which : {0u, 1u, 2u}) {
-    Fields f;
-    std::vector<Bytes> packets;
-    for (int i = 0; i < 3; i++) {
-      packets.push_back(build(f));
-      f.sequence += 100;
-      f.id++;
+    // In its payload; in the header's sum; in the identification, which DF lets differ.
+    for (const size_t at : {139u, 10u, 5u}) {
+      Fields f;
+      std::vector<Bytes> packets;
+      for (int i = 0; i < 3; i++) {
+        packets.push_back(build(f));
+        f.sequence += 100;
+        f.id++;
+      }
+      packets[which][at] ^= 1;
+      const auto before = packets;
+      std::vector<Bytes> after;
+      for (const auto& write : coalesce(packets)) after.insert(after.end(), write.begin(), write.end());
+      CHECK(after == before);
     }
-    packets[which].back() ^= 1;
-    const auto before = packets;
-    std::vector<Bytes> after;
-    for (const auto& write : coalesce(packets)) after.insert(after.end(), write.begin(), write.end());
-    CHECK(after == before);
   }
   // Limits.
   Fields small;
@@ -505,7 +508,7 @@ static void test_icmp() {
 
 /// What follows from each refusal, and what is then tried no more. The table is the policy, row by row.
 static void test_refusals() {
-  enum class Effect { kNone, kLongRuns, kThisEndpoint, kOff };
+  enum class Effect { kNone, kLongRuns, kOff };  // of the endpoint when it was a message, else of the TUN
   struct Row {
     Way way;
     int error;
@@ -513,44 +516,44 @@ static void test_refusals() {
     size_t packets;
     Then then;
     Counter counted;
-    Effect taken, not_taken;  // by whether any of the singles went through
+    Effect taken;  // when any of the singles went through; when none did, nothing follows
   };
   constexpr Way kUp = Way::kPeers, kDown = Way::kTun;
   constexpr Effect kNone = Effect::kNone;
   const Row rows[] = {
-      {kUp, EIO, kUdpGso, 2, Then::kSingly, k_udp_gso_refusals, Effect::kThisEndpoint, Effect::kThisEndpoint},
-      {kUp, EIO, kUdpGso, 128, Then::kSingly, k_udp_gso_refusals, Effect::kThisEndpoint, Effect::kThisEndpoint},
-      {kUp, EIO, 0, 1, Then::kDrop, k_tx_drop_refused, kNone, kNone},
-      {kUp, EINVAL, kUdpGso, 128, Then::kSingly, k_udp_gso_refusals, Effect::kLongRuns, Effect::kLongRuns},
-      {kUp, EINVAL, kUdpGso, 65, Then::kSingly, k_udp_gso_refusals, Effect::kLongRuns, Effect::kLongRuns},
-      {kUp, EINVAL, kUdpGso, 64, Then::kSingly, k_udp_gso_refusals, Effect::kOff, Effect::kOff},
-      {kUp, EINVAL, kUdpGso, 2, Then::kSingly, k_udp_gso_refusals, Effect::kOff, Effect::kOff},
-      {kUp, EINVAL, 0, 1, Then::kDrop, k_tx_drop_refused, kNone, kNone},
-      {kUp, EMSGSIZE, kUdpGso, 2, Then::kSingly, k_udp_gso_refusals, kNone, kNone},
-      {kUp, EMSGSIZE, 0, 1, Then::kDrop, k_tx_drop_too_big, kNone, kNone},
-      {kUp, EAGAIN, kUdpGso, 2, Then::kDrop, k_tx_drop_socket_full, kNone, kNone},
-      {kUp, EAGAIN, 0, 1, Then::kDrop, k_tx_drop_socket_full, kNone, kNone},
-      {kUp, ENOBUFS, kUdpGso, 128, Then::kDrop, k_tx_drop_socket_full, kNone, kNone},
-      {kUp, ENOMEM, 0, 1, Then::kDrop, k_tx_drop_socket_full, kNone, kNone},
-      {kUp, EPERM, kUdpGso, 2, Then::kDrop, k_tx_drop_refused, kNone, kNone},
-      {kUp, ENETUNREACH, 0, 1, Then::kDrop, k_tx_drop_refused, kNone, kNone},
-      {kUp, EBADFD, 0, 1, Then::kDrop, k_tx_drop_refused, kNone, kNone},
-      {kDown, EINVAL, kCoalesceTcp, 2, Then::kSingly, k_coalesce_refusals, Effect::kOff, kNone},
-      {kDown, EINVAL, kCoalesceTcp, 100, Then::kSingly, k_coalesce_refusals, Effect::kOff, kNone},
-      {kDown, EINVAL, kCoalesceUdp, 64, Then::kSingly, k_coalesce_refusals, Effect::kOff, kNone},
-      {kDown, EINVAL, kCoalesceUdp, 65, Then::kSingly, k_coalesce_refusals, Effect::kLongRuns, kNone},
-      {kDown, EIO, kCoalesceTcp, 2, Then::kSingly, k_coalesce_refusals, kNone, kNone},
-      {kDown, EAGAIN, kCoalesceUdp, 128, Then::kSingly, k_coalesce_refusals, kNone, kNone},
-      {kDown, EINVAL, 0, 1, Then::kDrop, k_rx_drop_tun, kNone, kNone},
-      {kDown, EIO, 0, 1, Then::kDrop, k_rx_drop_tun, kNone, kNone},
-      {kDown, EBADFD, 0, 1, Then::kGiveUp, k_rx_drop_tun, kNone, kNone},
-      {kDown, EBADFD, kCoalesceTcp, 30, Then::kGiveUp, k_rx_drop_tun, kNone, kNone},
+      {kUp, EIO, kUdpGso, 2, Then::kSingly, k_udp_gso_refusals, Effect::kOff},
+      {kUp, EIO, kUdpGso, 128, Then::kSingly, k_udp_gso_refusals, Effect::kOff},
+      {kUp, EIO, 0, 1, Then::kDrop, k_tx_drop_refused, kNone},
+      {kUp, EINVAL, kUdpGso, 128, Then::kSingly, k_udp_gso_refusals, Effect::kLongRuns},
+      {kUp, EINVAL, kUdpGso, 65, Then::kSingly, k_udp_gso_refusals, Effect::kLongRuns},
+      {kUp, EINVAL, kUdpGso, 64, Then::kSingly, k_udp_gso_refusals, Effect::kOff},
+      {kUp, EINVAL, kUdpGso, 2, Then::kSingly, k_udp_gso_refusals, Effect::kOff},
+      {kUp, EINVAL, 0, 1, Then::kDrop, k_tx_drop_refused, kNone},
+      {kUp, EMSGSIZE, kUdpGso, 2, Then::kSingly, k_udp_gso_refusals, Effect::kOff},
+      {kUp, EMSGSIZE, 0, 1, Then::kDrop, k_tx_drop_too_big, kNone},
+      {kUp, EAGAIN, kUdpGso, 2, Then::kDrop, k_tx_drop_socket_full, kNone},
+      {kUp, EAGAIN, 0, 1, Then::kDrop, k_tx_drop_socket_full, kNone},
+      {kUp, ENOBUFS, kUdpGso, 128, Then::kDrop, k_tx_drop_socket_full, kNone},
+      {kUp, ENOMEM, 0, 1, Then::kDrop, k_tx_drop_socket_full, kNone},
+      {kUp, EPERM, kUdpGso, 2, Then::kDrop, k_tx_drop_refused, kNone},
+      {kUp, ENETUNREACH, 0, 1, Then::kDrop, k_tx_drop_refused, kNone},
+      {kUp, EBADFD, 0, 1, Then::kDrop, k_tx_drop_refused, kNone},
+      {kDown, EINVAL, kCoalesceTcp, 2, Then::kSingly, k_coalesce_refusals, Effect::kOff},
+      {kDown, EINVAL, kCoalesceTcp, 100, Then::kSingly, k_coalesce_refusals, Effect::kOff},
+      {kDown, EINVAL, kCoalesceUdp, 64, Then::kSingly, k_coalesce_refusals, Effect::kOff},
+      {kDown, EINVAL, kCoalesceUdp, 65, Then::kSingly, k_coalesce_refusals, Effect::kLongRuns},
+      {kDown, EIO, kCoalesceTcp, 2, Then::kSingly, k_coalesce_refusals, kNone},
+      {kDown, EAGAIN, kCoalesceUdp, 128, Then::kSingly, k_coalesce_refusals, kNone},
+      {kDown, EINVAL, 0, 1, Then::kDrop, k_rx_drop_tun, kNone},
+      {kDown, EIO, 0, 1, Then::kDrop, k_rx_drop_tun, kNone},
+      {kDown, EBADFD, 0, 1, Then::kGiveUp, k_rx_drop_tun, kNone},
+      {kDown, EBADFD, kCoalesceTcp, 30, Then::kGiveUp, k_rx_drop_tun, kNone},
   };
   const auto never_asked = [] {
     CHECK(!"the clock is asked only where something is remembered");
     return int64_t{0};
   };
-  const auto late = [] { return kForever - 1; };
+  const auto now = [] { return int64_t{1'000}; };
   Endpoint here{}, there{};
   here.address.v4 = {AF_INET, htons(8285), {htonl(0x0a000001)}, {}};
   there.address.v4 = {AF_INET, htons(8285), {htonl(0x0a000002)}, {}};
@@ -564,21 +567,27 @@ static void test_refusals() {
       CHECK(consequence.then == row.then);
       CHECK(consequence.counted == row.counted);
       if (row.then != Then::kSingly) CHECK(consequence.off == Off::kNothing);
-      const Effect effect = taken ? row.taken : row.not_taken;
+      const Effect effect = taken ? row.taken : kNone;
       Features features(kAllFeatures);
       Learnt learnt(&features);
-      CHECK(learnt.may_join(here, never_asked));
-      learnt.learn(consequence, attempt, taken, row.way == kUp ? &here : nullptr, 1'000);
-      CHECK(features.bits() == (effect == Effect::kOff ? kAllFeatures & ~row.joined_by : kAllFeatures));
-      CHECK(learnt.udp_segments() == (effect == Effect::kLongRuns ? 64 : 128));
-      CHECK(learnt.may_join(here, late) == (effect != Effect::kThisEndpoint));
-      CHECK(learnt.may_join(there, never_asked));
+      CHECK(learnt.udp_segments_to(here, never_asked) == 128);
+      if (row.way == kUp) {
+        learnt.learn(consequence, taken, here, now());
+      } else {
+        learnt.learn(consequence, attempt, taken);
+      }
+      const bool off = row.way == kDown && effect == Effect::kOff;
+      CHECK(features.bits() == (off ? kAllFeatures & ~row.joined_by : kAllFeatures));
+      CHECK(learnt.udp_segments() == (row.way == kDown && effect == Effect::kLongRuns ? 64 : 128));
+      const uint16_t to_here = row.way == kDown || effect == kNone ? 128 : effect == Effect::kOff ? 1 : 64;
+      CHECK(learnt.udp_segments_to(here, now) == to_here);
+      CHECK(learnt.udp_segments_to(there, never_asked) == 128);
     }
   }
   context.clear();
 }
 
-/// What is remembered of endpoints: for as long as was said, and of so many.
+/// What is remembered of endpoints: for less than a minute, and of so many; none harms another.
 static void test_learnt() {
   const auto endpoint = [](uint32_t number) {
     Endpoint endpoint{};
@@ -586,30 +595,25 @@ static void test_learnt() {
     endpoint.address_bytes = sizeof(sockaddr_in);
     return endpoint;
   };
-  const auto at = [](int64_t now) { return [now] { return now; }; };
-  const Attempt run{Way::kPeers, kUdpGso, 9};
-  Consequence minute{Then::kSingly, k_udp_gso_refusals, Off::kFeature, Whom::kEndpoint};
-  minute.for_ms = 60'000;
+  const Consequence fewer{Then::kSingly, k_udp_gso_refusals, Off::kLongRuns};
+  const Consequence none{Then::kSingly, k_udp_gso_refusals, Off::kFeature};
   Features features(kAllFeatures);
   Learnt learnt(&features);
-  const auto refuse = [&](uint32_t number, int64_t now) {
-    const Endpoint refused = endpoint(number);
-    learnt.learn(minute, run, true, &refused, now);
+  const auto most = [&](uint32_t number, int64_t now) {
+    return learnt.udp_segments_to(endpoint(number), [now] { return now; });
   };
-  refuse(1, 1'000);
-  CHECK(!learnt.may_join(endpoint(1), at(60'999)));
-  CHECK(learnt.may_join(endpoint(1), at(61'000)));
-  refuse(1, 70'000);  // again: its own entry
-  CHECK(!learnt.may_join(endpoint(1), at(129'999)));
-  for (uint32_t i = 2; i <= 64; i++) refuse(i, 70'000);
+  CHECK(kRememberedMs <= 60'000);
+  learnt.learn(fewer, true, endpoint(1), 1'000);
+  CHECK(most(1, 1'000 + kRememberedMs - 1) == 64);
+  CHECK(most(1, 1'000 + kRememberedMs) == 128);
+  learnt.learn(none, true, endpoint(1), 2'000);  // again: its own entry, for as long from now on
+  CHECK(most(1, 2'000 + kRememberedMs - 1) == 1);
+  for (uint32_t i = 2; i <= 64; i++) learnt.learn(none, true, endpoint(i), 2'000 + i);
+  for (uint32_t i = 1; i <= 64; i++) CHECK(most(i, 3'000) == 1);
+  learnt.learn(none, true, endpoint(65), 3'000);  // one too many: that which ends first is forgotten
+  CHECK(most(1, 3'000) == 128);
+  for (uint32_t i = 2; i <= 65; i++) CHECK(most(i, 3'000) == 1);
   CHECK(features.bits() == kAllFeatures);
-  refuse(99, 130'000);  // all 64 hold no longer: one gives way
-  CHECK(features.bits() == kAllFeatures);
-  CHECK(!learnt.may_join(endpoint(99), at(130'000)));
-  for (uint32_t i = 2; i <= 64; i++) refuse(i, 130'000);
-  CHECK(features.bits() == kAllFeatures);
-  refuse(100, 130'000);  // one too many at a time
-  CHECK(features.bits() == (kAllFeatures & ~kUdpGso));
 }
 
 /// Time as a test says; `asked` counts how often it was.

@@ -110,9 +110,15 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       ttl: 1,
       payload: udpDatagram(PEER, CONTAINER, 1, 2, Buffer.from('hello')),
     })
+    const forged = ipv4Packet({
+      source: NOBODY,
+      destination: CONTAINER,
+      ttl: 1,
+      payload: udpDatagram(NOBODY, CONTAINER, 1, 2, Buffer.from('hello')),
+    })
     const { fromTun, fromUdp, counters } = await probe(engine, {
       toTun: hex([lost, late, icmpError]),
-      toUdp: hex([write(lateInward)]),
+      toUdp: hex([write(forged), write(lateInward)]),
       encapsulation,
       answers: { fromTun: 2, fromUdp: 1 },
     })
@@ -134,7 +140,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       tx_unreachable_sent: 1,
       tx_drop_ttl: 1,
       tx_time_exceeded_sent: 1,
-      rx_drop_ttl: 1,
+      rx_drop_ttl: 2, // that of no peer's is not answered
       rx_time_exceeded_sent: 1,
     })
   })
@@ -210,6 +216,60 @@ describe('the native engine', () => {
       }`
     expect(await output(['unshare', '--net', process.execPath, '-e', script, packageRoot])).toBe(
       'EPROTONOSUPPORT false\n',
+    )
+  })
+
+  it('says so when it gets no thread, and closes the descriptors', async () => {
+    // Root may have as many as it likes (kernel/fork.c, copy_process), but for one of a user namespace.
+    const user = '65533'
+    const capabilities = [
+      '--inh-caps=-all,+net_admin,+dac_override',
+      '--ambient-caps=-all,+net_admin,+dac_override',
+      '--bounding-set=-all,+net_admin,+dac_override',
+    ]
+    const before =
+      process.env['WEFT_UNPRIVILEGED'] === '1'
+        ? []
+        : ['setpriv', '--reuid', user, '--regid', user, '--clear-groups', ...capabilities]
+    const script = `
+      const addon = require('node-gyp-build')(process.argv[1])
+      const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: addon.featureNames }
+      const opened = addon.openDescriptors(asked)
+      require('node:child_process').execFileSync('prlimit', ['--pid', process.pid, '--nproc=1'])
+      try {
+        const options = { encapsulation: 'udp', tunAddress: 1, naive: false, peers: new Uint8Array() }
+        addon.runEngine(opened, options, () => {})
+      } catch ({ code, syscall }) {
+        console.log(code, syscall, require('node:fs').readFileSync('/proc/net/dev', 'utf8').includes(opened.tunName + ':'))
+      }`
+    expect(await output(['unshare', '--net', ...before, process.execPath, '-e', script, packageRoot])).toBe(
+      'EAGAIN pthread_create false\n',
+    )
+  })
+
+  it('tells a fault as an event of its own: what waits for it runs before the next', async () => {
+    const script = `
+      const addon = require('node-gyp-build')(process.argv[1])
+      const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: addon.featureNames }
+      const options = { encapsulation: 'udp', tunAddress: 1, naive: false, peers: new Uint8Array() }
+      const told = []
+      const start = () => {
+        const opened = addon.openDescriptors(asked)
+        const onFault = ({ syscall }) => {
+          told.push(syscall)
+          Promise.resolve().then(() => {
+            told.push('heard')
+            if (told.length === 4) console.log(told.join(', ')), process.exit()
+          })
+        }
+        addon.runEngine(opened, options, onFault)
+        return opened.tunName
+      }
+      const commands = [start(), start()].map((name) => 'link del ' + name + '\\n')
+      // Both while no event is taken.
+      require('node:child_process').execFileSync('ip', ['-batch', '-'], { input: commands.join('') })`
+    expect(await output(['unshare', '--net', process.execPath, '-e', script, packageRoot])).toBe(
+      'read from the TUN, heard, read from the TUN, heard\n',
     )
   })
 

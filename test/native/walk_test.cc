@@ -1,15 +1,25 @@
 // walk_test.cc - whole walks through egress and ingress, for flannel's udp and for an encapsulation of the test's that
 // puts bytes before each packet; core.test.ts builds and runs it.
 //
-// A pair of sockets that keep messages apart stands for the TUN; datagrams go over loopback.
+// A pair of sockets that keep messages apart stands for the TUN; datagrams go over loopback. clock_gettime is replaced
+// for the whole program.
 #include <arpa/inet.h>
+#include <linux/sock_diag.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../../native/egress.h"
 #include "../../native/encap/flannel_udp.h"
 #include "../../native/ingress.h"
+#include "../../native/io/udp.h"
 #include "packets.h"
+
+static int64_t clock_ms = 1'000'000;  // goes on only as a test says
+extern "C" int clock_gettime(clockid_t, timespec* now) {
+  *now = {clock_ms / 1'000, clock_ms % 1'000 * 1'000'000};
+  return 0;
+}
 
 namespace {
 
@@ -148,6 +158,58 @@ void test_out(uint32_t features) {
   CHECK(host.row[k_tx_bytes] == bytes);
 }
 
+/// A superpacket that is dropped counts as its segments.
+template <typename Encap>
+void test_dropped_segments() {
+  for (const bool nobody : {true, false}) {
+    Host<Encap> host(kAllFeatures);
+    Fields f;
+    f.payload = 6050;
+    f.ttl = nobody ? 60 : 1;
+    if (nobody) f.destination = 0x0a050901;
+    VirtioHeader virtio;
+    virtio.flags = kVirtioNeedsCsum;
+    virtio.gso_type = kGsoTcp4;
+    virtio.gso_size = 100;
+    virtio.csum_start = 20;
+    virtio.csum_offset = 16;
+    host.to_tun(virtio, build(f));
+    f.payload = 77;
+    host.to_tun({}, build(f));
+    CHECK(!host.egress->pump().failure);
+    CHECK(host.row[nobody ? k_tx_drop_no_route : k_tx_drop_ttl] == 62);
+    CHECK(host.row[nobody ? k_tx_unreachable_sent : k_tx_time_exceeded_sent] == 2);
+  }
+}
+
+/// A container that sends to nobody, or with a TTL that ends here, is answered so often, and no more.
+template <typename Encap>
+void test_answers_are_few() {
+  for (const bool nobody : {true, false}) {
+    Host<Encap> host(kAllFeatures);
+    Fields f;
+    f.tcp = false;
+    f.ttl = nobody ? 60 : 1;
+    if (nobody) f.destination = 0x0a050901;
+    const Counter sent = nobody ? k_tx_unreachable_sent : k_tx_time_exceeded_sent;
+    const auto send = [&](size_t packets) {
+      for (size_t i = 0; i < packets; i++) host.to_tun({}, build(f));
+      CHECK(!host.egress->pump().failure);
+    };
+    send(60);
+    send(60);
+    CHECK(host.row[nobody ? k_tx_drop_no_route : k_tx_drop_ttl] == 120);
+    CHECK(host.row[sent] == 50);
+    CHECK(host.drain(host.tun[1]).size() == 50);
+    clock_ms += 7;
+    send(60);
+    CHECK(host.row[sent] == 57);
+    clock_ms += 3'600'000;
+    send(60);
+    CHECK(host.row[sent] == 107);
+  }
+}
+
 /// A stream, joined; a datagram that the encapsulation refuses; one that is no packet.
 template <typename Encap>
 void test_in(uint32_t features) {
@@ -172,7 +234,8 @@ void test_in(uint32_t features) {
   CHECK(!writes.empty() && writes[0].size() > header + 8 && writes[0][header + 8] == f.ttl - 1);
 }
 
-/// What has no TTL left is answered to where it came from, in the encapsulation of the peer whose packet it was.
+/// What has no TTL left is answered to the peer whose packet it was, in its encapsulation, wherever it came from;
+/// nobody is answered for a packet that is no peer's, nor too often.
 template <typename Encap>
 void test_time_exceeded() {
   Host<Encap> host(kAllFeatures);
@@ -181,15 +244,81 @@ void test_time_exceeded() {
   f.ttl = 1;
   f.source = 0x0a050207;
   f.destination = 0x0a050102;
-  host.from_peer(outer<Encap>(build(f)));
-  CHECK(!host.ingress->pump().failure);
+  const int stranger = ::socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+  const sockaddr_in to = Host<Encap>::loopback(Host<Encap>::port_of(host.socket));
+  const auto send = [&](size_t packets) {
+    const Bytes datagram = outer<Encap>(build(f));
+    for (size_t i = 0; i < packets; i++) {
+      CHECK(sendto(stranger, datagram.data(), datagram.size(), 0, reinterpret_cast<const sockaddr*>(&to), sizeof to) >
+            0);
+      CHECK(!host.ingress->pump().failure);
+    }
+  };
+  send(1);
   CHECK(host.row[k_rx_drop_ttl] == 1);
   CHECK(host.row[k_rx_time_exceeded_sent] == 1);
   const auto answers = host.drain(host.other);
   CHECK(answers.size() == 1);
+  CHECK(host.drain(stranger).empty());
   if (answers.empty()) return;
   const Bytes error = inner<Encap>(answers[0]);
   CHECK(error.size() == 56 && error[20] == kIcmpTimeExceeded && load_be32(&error[16]) == f.source);
+
+  f.source = 0x0a050907;
+  send(1);
+  CHECK(host.row[k_rx_drop_ttl] == 2);
+  CHECK(host.row[k_rx_time_exceeded_sent] == 1);
+  CHECK(host.drain(host.other).empty() && host.drain(stranger).empty());
+
+  f.source = 0x0a050207;
+  send(100);
+  CHECK(host.row[k_rx_drop_ttl] == 102);
+  CHECK(host.row[k_rx_time_exceeded_sent] == 50);
+  close(stranger);
+}
+
+/// What a socket had no room for is counted, by whichever engine has it at the time.
+void test_overflow() {
+  UdpSocket socket, sender;
+  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), false, 0, socket));
+  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), false, 0, sender));
+  const int small = 20'000;
+  CHECK(setsockopt(socket.fd.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small) == 0);
+  const sockaddr_in to = Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(socket.fd.get()));
+  const Bytes datagram(1000);
+  for (int engine = 0; engine < 2; engine++) {
+    std::vector<uint64_t> row(kCounterCount);
+    Receiver receiver(socket.fd.get(), 64, CounterRow(row.data()));
+    Failure failure;
+    size_t sent = 0;
+    for (const int datagrams : {300, 1, 300, 1}) {  // what was dropped last is told by the next that comes
+      for (int i = 0; i < datagrams; i++, sent++) {
+        const auto* address = reinterpret_cast<const sockaddr*>(&to);
+        CHECK(sendto(sender.fd.get(), datagram.data(), datagram.size(), 0, address, sizeof to) == 1000);
+      }
+      while (receiver.receive(failure) > 0) CHECK(!failure);
+    }
+    CHECK(row[k_rx_drop_socket_full] > 400);
+    CHECK(row[k_rx_messages] + row[k_rx_drop_socket_full] == sent);
+  }
+}
+
+/// A socket that is sent by alone holds next to nothing of what is sent to it.
+void test_sender_socket() {
+  UdpSocket receiver, sender;
+  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), false, 0, receiver));
+  CHECK(!open_sender(Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(receiver.fd.get())), 1, 0, sender));
+  const sockaddr_in to = Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(sender.fd.get()));
+  const Bytes datagram(1000);
+  for (int i = 0; i < 1000; i++) {
+    sendto(receiver.fd.get(), datagram.data(), datagram.size(), 0, reinterpret_cast<const sockaddr*>(&to), sizeof to);
+  }
+  uint32_t memory[9] = {};  // as many as SK_MEMINFO_VARS
+  socklen_t size = sizeof memory;
+  CHECK(getsockopt(sender.fd.get(), SOL_SOCKET, SO_MEMINFO, memory, &size) == 0);
+  CHECK(memory[SK_MEMINFO_DROPS] > 900);
+  CHECK(memory[SK_MEMINFO_RMEM_ALLOC] < 10'000);
+  CHECK(sender.receive_buffer_bytes < receiver.receive_buffer_bytes);
 }
 
 template <typename Encap>
@@ -204,6 +333,8 @@ void test_walks(const char* name, bool udp_gso) {
     test_in<Encap>(features);
   }
   context = name;
+  test_dropped_segments<Encap>();
+  test_answers_are_few<Encap>();
   test_time_exceeded<Encap>();
   context.clear();
 }
@@ -214,5 +345,7 @@ int main(int argc, char** argv) {
   const unsigned seed = seed_of(argc, argv);
   test_walks<FlannelUdp>("flannel's udp", argc < 4);
   test_walks<Marked>("eight bytes before each packet", argc < 4);
+  test_sender_socket();
+  test_overflow();
   return verdict(seed);
 }

@@ -1,5 +1,5 @@
 // speed.test.ts - what makes the native engine fast, as counts that no load of the machine changes: a backlog crosses in
-// few system calls, and the kernel hands it what containers send uncut. How fast it is, `npm run bench` says.
+// few system calls, and the kernel hands it what containers send uncut, whatever befalls another peer. How fast it is, `npm run bench` says.
 
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
@@ -14,21 +14,21 @@ needs(HOSTS, 'iperf3', 'ping')
 
 let lab: Lab
 beforeEach(async () => {
-  lab = await createLab({ hosts: 2 })
+  lab = await createLab({ hosts: 3 })
 })
 afterEach(() => lab.close())
 
-/** Two hosts with a daemon of this engine each, and a container on each. */
-async function join2(engine: string) {
+/** A daemon of this engine and a container on each host; the first container reaches the others. */
+async function joinAll(engine: string) {
   const leases = join(lab.folder, 'leases')
   mkdirSync(leases)
   writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
   const daemons = lab.hosts.map((host) => host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine] }))
   await Promise.all(daemons.map((each) => each.line(/flannel is ready/)))
   const [sender, receiver] = lab.hosts as [Host, Host]
-  const [from, to] = [await sender.startPod(), await receiver.startPod()]
-  await reach(from.namespace, to.address)
-  return { daemon: daemons[0]!, sender, receiver, from, to }
+  const [from, to, ...others] = await Promise.all(lab.hosts.map((host) => host.startPod()))
+  for (const pod of [to!, ...others]) await reach(from!.namespace, pod.address)
+  return { daemon: daemons[0]!, sender, receiver, from: from!, to: to!, other: others[0] }
 }
 
 const offloads = ({ lines }: Daemon): string[] =>
@@ -53,13 +53,32 @@ async function stats(place: Place, device: string): Promise<{ readonly tx: Stats
 const SENT = 60
 const FEW = 15
 
+/** A program for node:dgram that has a `socket`. */
+const program = (script: string) =>
+  [process.execPath, '-e', `const socket = require('node:dgram').createSocket('udp4')\n${script}`] as const
+/** One that sends SENT packets of 64 bytes to port 7000. */
+const burst = (address: string) =>
+  program(`let left = ${SENT}
+  for (let number = 0; number < ${SENT}; number++)
+    socket.send(Buffer.alloc(64), 7000, '${address}', () => --left === 0 && socket.close())`)
+/** How many packets a host has forwarded. */
+const forwarded = async (host: Host): Promise<number> =>
+  Number(/^Ip: (?:\d+ ){5}(\d+)/m.exec(await host.output(['cat', '/proc/net/snmp']))![1])
+
+/** Has the daemon find all of a burst in its device's queue at once. */
+async function backlog(daemon: Daemon, sender: Host, from: Place, address: string): Promise<void> {
+  const before = await forwarded(sender)
+  daemon.process.kill('SIGSTOP')
+  await from.output(burst(address))
+  await expect.poll(() => forwarded(sender)).toBeGreaterThanOrEqual(before + SENT)
+  daemon.process.kill('SIGCONT')
+}
+
 it.each([
   ['native', 'few', FEW],
   ['naive', `${SENT}`, Infinity],
 ] as const)('the %s engine sends and writes a backlog of %s packets', async (engine, _title, atMost) => {
-  const { daemon, sender, receiver, from, to } = await join2(engine)
-  const program = (script: string) =>
-    [process.execPath, '-e', `const socket = require('node:dgram').createSocket('udp4')\n${script}`] as const
+  const { daemon, sender, receiver, from, to } = await joinAll(engine)
   const listener = to.spawn(
     program(`let count = 0
     socket.on('message', () => ++count === ${SENT} && console.log('all'))
@@ -67,20 +86,10 @@ it.each([
   )
   const said = createInterface({ input: listener.stdout! })
   await once(said, 'line')
-  const forwarded = async (): Promise<number> =>
-    Number(/^Ip: (?:\d+ ){5}(\d+)/m.exec(await sender.output(['cat', '/proc/net/snmp']))![1])
 
-  // The backlog: all packets are in the device's queue before the engine may read the first.
-  const [before, atEth0, atTun] = [await forwarded(), await stats(sender, 'eth0'), await stats(receiver, 'flannel0')]
-  daemon.process.kill('SIGSTOP')
-  await from.output(
-    program(`let left = ${SENT}
-    for (let number = 0; number < ${SENT}; number++)
-      socket.send(Buffer.alloc(64), 7000, '${to.address}', () => --left === 0 && socket.close())`),
-  )
-  await expect.poll(forwarded).toBeGreaterThanOrEqual(before + SENT)
+  const [atEth0, atTun] = [await stats(sender, 'eth0'), await stats(receiver, 'flannel0')]
   const all = once(said, 'line')
-  daemon.process.kill('SIGCONT')
+  await backlog(daemon, sender, from, to.address)
   await all
 
   const sent = (await stats(sender, 'eth0')).tx.packets - atEth0.tx.packets
@@ -91,8 +100,8 @@ it.each([
   if (offloads(daemon).includes('coalesce-udp')) expect(written).toBeLessThanOrEqual(atMost)
 })
 
-it('superpackets of containers reach the engine whole, and leave and are written as such', async () => {
-  const { daemon, sender, receiver, from, to } = await join2('native')
+/** What a stream between two containers looks like on its way. */
+async function streamed({ sender, receiver, from, to }: Awaited<ReturnType<typeof joinAll>>) {
   await iperfServer((command) => receiver.spawn(['ip', 'netns', 'exec', to.namespace, ...command]))
   const look = async () => [
     (await stats(from, 'eth0')).tx,
@@ -108,10 +117,42 @@ it('superpackets of containers reach the engine whole, and leave and are written
     bytes: bytes - before[index]!.bytes,
   })) as [Mean, Mean, Mean, Mean]
   console.log(...Object.entries({ made, read, sent, written }).map(([n, s]) => `${n} ${s.packets} of ${s.mean} bytes`))
+  return { made, read, sent, written }
+}
+
+it('superpackets of containers reach the engine whole, and leave and are written as such', async () => {
+  const all = await joinAll('native')
+  const { made, read, sent, written } = await streamed(all)
   expect(read.bytes).toBeGreaterThan(50 << 20) // the client ends before the last of it has left
   expect(read.packets).toBeLessThan(1.1 * made.packets)
   // However slow the sender, it makes superpackets of two segments at least (tcp_min_tso_segs), and two stay one.
   expect(made.mean).toBeGreaterThan(1.5 * 1472)
-  if (offloads(daemon).includes('udp-gso')) expect(sent.mean).toBeGreaterThan(1.5 * 1472)
-  if (offloads(daemon).includes('coalesce-tcp')) expect(written.mean).toBeGreaterThan(1.5 * 1472)
+  if (offloads(all.daemon).includes('udp-gso')) expect(sent.mean).toBeGreaterThan(1.5 * 1472)
+  if (offloads(all.daemon).includes('coalesce-tcp')) expect(written.mean).toBeGreaterThan(1.5 * 1472)
+})
+
+it('a peer behind a blackhole route costs the others nothing, and is served in full when that has gone', async () => {
+  const all = await joinAll('native')
+  const { daemon, sender, from, to, other } = all
+  const gso = offloads(daemon).includes('udp-gso')
+  const host = lab.hosts[2]!
+  const messages = async (): Promise<number> => (await stats(sender, 'eth0')).tx.packets
+  const arrived = async (): Promise<number> => (await stats(host, 'flannel0')).rx.bytes
+
+  await sender.output(['ip', 'route', 'add', 'blackhole', host.address])
+  const [before, read] = [await arrived(), (await stats(sender, 'flannel0')).tx.packets]
+  await backlog(daemon, sender, from, other!.address)
+  await reach(from.namespace, to.address) // it waited behind the backlog
+  expect((await stats(sender, 'flannel0')).tx.packets - read).toBeGreaterThan(SENT)
+  expect((await arrived()) - before).toBeLessThan(SENT * 64)
+  const { made, sent } = await streamed(all)
+  expect(made.mean).toBeGreaterThan(1.5 * 1472)
+  if (gso) expect(sent.mean).toBeGreaterThan(1.5 * 1472)
+
+  await sender.output(['ip', 'route', 'del', 'blackhole', host.address])
+  await reach(from.namespace, other!.address)
+  const [sentBefore, arrivedBefore] = [await messages(), await arrived()]
+  await backlog(daemon, sender, from, other!.address)
+  await expect.poll(arrived).toBeGreaterThanOrEqual(arrivedBefore + SENT * 64)
+  if (gso) expect((await messages()) - sentBefore).toBeLessThanOrEqual(FEW)
 })

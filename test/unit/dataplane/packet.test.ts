@@ -2,7 +2,7 @@
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
-import { decrementTtl, icmpError, internetChecksum, ipv4PacketBytes } from '../../../src/dataplane/packet.ts'
+import { decrementTtl, icmpError, icmpLimit, internetChecksum, ipv4PacketBytes } from '../../../src/dataplane/packet.ts'
 import { decodePeers, encodePeers } from '../../../src/dataplane/peers.ts'
 import { ipv4Net, parseIpv4 } from '../../../src/net/ipv4.ts'
 import { ipv4Packet } from '../../support/packets.ts'
@@ -45,6 +45,12 @@ describe('packet', () => {
     const long = Buffer.from(packet)
     long.writeUInt16BE(21, 2)
     expect(ipv4PacketBytes(long)).toBeUndefined()
+  })
+
+  it('answers 50 times at once, and once more each millisecond', () => {
+    const allows = icmpLimit()
+    const count = (nowMs: number): number => Array.from({ length: 100 }, () => allows(nowMs)).filter(Boolean).length
+    expect([1_000, 1_000, 1_007.5, 1_008, 3_600_000].map(count)).toEqual([50, 0, 7, 1, 50])
   })
 
   it('answers as upstream does: TTL 8, no identification, a quote of header and 8 bytes', () => {
