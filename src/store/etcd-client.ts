@@ -139,8 +139,16 @@ export interface EtcdClient {
   close(): void
 }
 
+/**
+ * What grpc-js takes for the proxy to etcd; for http too, and for loopback (its http_proxy.js), where Go's client goes straight.
+ * Forgotten rather than switched off by grpc.enable_http_proxy: etcd3 asks for a user's token over a connection that no
+ * option reaches, and nothing else in this process looks at them.
+ */
+const PROXY_VARIABLES = ['grpc_proxy', 'https_proxy', 'http_proxy']
+
 /** Does not contact etcd. Throws WeftError USAGE for files that cannot be read. */
 export function createEtcdClient(options: EtcdOptions): EtcdClient {
+  for (const name of PROXY_VARIABLES) delete process.env[name]
   const hosts = new Set(hostsOf(options.endpoints))
   /** The watches that are open, to be ended before their client: it would keep the process up for them. */
   const streams = new Set<{ cancel(): void }>()

@@ -841,6 +841,21 @@ describe('the etcd store and who may use it', () => {
     )
   })
 
+  it.each(['grpc_proxy', 'https_proxy', 'http_proxy'])('goes straight to etcd whatever %s says, for a token too', async (name) => {
+    const server = await startEtcd()
+    try {
+      await server.ctl('user', 'add', 'root:sesame')
+      await server.ctl('user', 'grant-role', 'root', 'root')
+      await server.ctl('auth', 'enable')
+      vi.stubEnv(name, `http://${await ownPlace()}`)
+      const { revision } = await open(server, { username: 'root', password: 'sesame' }).list(signal())
+      expect(revision).toBeGreaterThan(0n)
+    } finally {
+      vi.unstubAllEnvs()
+      await server.close()
+    }
+  })
+
   it('watches past dead endpoints without an error', async () => {
     const dead = await Promise.all([1, 2, 3].map(async () => `http://${await ownPlace()}`))
     const store = open(etcd, { endpoints: [...dead, etcd.endpoint] })
