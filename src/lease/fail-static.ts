@@ -47,6 +47,11 @@ export class LeaseView {
     return this.#leases
   }
 
+  /** Whether what stands under this node's own key cannot be read. */
+  get isOwnUnreadable(): boolean {
+    return this.#named.has(this.#options.ownKey())
+  }
+
   /** How many are kept though the source lacks them. */
   get held(): number {
     return this.#heldSince === undefined ? 0 : this.#gone.size

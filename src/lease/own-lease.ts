@@ -26,7 +26,7 @@ export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
   return {
     obtain: (attrs, previous, log, signal) =>
       acquireLease(store, config, attrs, { previous, random: Math.random, log, signal }),
-    renew: (lease, attrs, signal) => renewLease(store, lease, { attrs, signal }),
+    renew: (lease, attrs, log, signal) => renewLease(store, lease, { attrs, log, signal }),
   }
 }
 
@@ -37,6 +37,9 @@ export interface AcquireOptions {
   readonly log: Log
   readonly signal: AbortSignal
 }
+
+/** So much of a value that is no lease is shown in the log. */
+const SHOWN_VALUE = 200
 
 type FoundLease = Lease & { readonly entry: StoreEntry }
 
@@ -141,25 +144,23 @@ function takenByOthers(listing: StoreListing, leases: readonly FoundLease[], att
 function decodeAll(listing: StoreListing): FoundLease[] {
   const leases: FoundLease[] = []
   for (const entry of listing.entries) {
-    try {
-      leases.push({ ...decodeLease(entry.key, entry.value), entry })
-    } catch {
-      // Nobody's lease as far as we can read; whoever follows names it.
-    }
+    const lease = decodeOrUndefined(entry)
+    // Undefined: nobody's lease as far as we can read; whoever follows names it.
+    if (lease) leases.push({ ...lease, entry })
   }
   return leases
 }
 
 /**
- * Renews a lease if the key is still as this node wrote it, from now on with `attrs`. Rejects with WeftError LEASE_LOST when it is gone or
- * another node's.
+ * Renews a lease if the key is not gone and not another node's, from now on with `attrs`; else rejects with WeftError LEASE_LOST. What
+ * stands there and is nobody's lease, a typo or junk, is written over and said to `log`.
  */
 export async function renewLease(
   store: Store,
   lease: OwnLease,
-  options: { attrs?: LeaseAttrs; signal: AbortSignal },
+  options: { attrs?: LeaseAttrs; log?: Pick<Log, 'warn'>; signal: AbortSignal },
 ): Promise<OwnLease> {
-  const { attrs = lease.attrs, signal } = options
+  const { attrs = lease.attrs, log, signal } = options
   const value = encodeLeaseValue(attrs)
   const before = encodeLeaseValue(lease.attrs)
   // One that never ends is a reservation.
@@ -169,11 +170,31 @@ export async function renewLease(
     if (written) return { ...lease, attrs, ...written }
     const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${formatIpv4Net(lease.subnet)} is gone from the store`)
-    if (entry.value !== value && entry.value !== before) {
-      throw new WeftError('LEASE_LOST', `${formatIpv4Net(lease.subnet)} is leased by another node now: ${entry.value}`)
-    }
     // Our own bytes under another revision: an earlier write of ours whose answer was lost, or an operator who made the
     // lease a reservation, which it stays.
-    present = { ...entry, isReservation: present.isReservation || entry.isReservation }
+    let isReservation = present.isReservation || entry.isReservation
+    if (entry.value !== value && entry.value !== before) {
+      const found = decodeOrUndefined(entry)
+      // Without a PublicIP it is 0.0.0.0, for which nobody can hold a lease.
+      const isOwn = found && [0, attrs.publicIp, lease.attrs.publicIp].includes(found.attrs.publicIp)
+      if (found && !isOwn)
+        throw new WeftError(
+          'LEASE_LOST',
+          `${formatIpv4Net(lease.subnet)} is leased by another node now: ${entry.value}`,
+        )
+      const shown = JSON.stringify(entry.value.slice(0, SHOWN_VALUE))
+      log?.warn(`What stood under this node's own key ${lease.key} is not what it wrote, and is written over: ${shown}`)
+      // Whoever puts junk by hand does not mean to reserve the subnet by it.
+      if (!found) isReservation = present.isReservation
+    }
+    present = { ...entry, isReservation }
+  }
+}
+
+function decodeOrUndefined({ key, value }: StoreEntry): Lease | undefined {
+  try {
+    return decodeLease(key, value)
+  } catch {
+    return undefined
   }
 }

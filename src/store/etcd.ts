@@ -131,7 +131,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
     update(key, value, { revision, value: before, isReservation = false }, signal) {
       const isAsRead: readonly Comparison[] = [
         { target: 'Mod', mod_revision: String(revision) },
-        { target: 'Value', value: Buffer.from(before) },
+        // Bytes that are no text were read as U+FFFD, and cannot be told again; the revision has to do then.
+        ...(before.includes('\uFFFD') ? [] : [{ target: 'Value', value: Buffer.from(before) } as const]),
       ]
       return putIf(isAsRead, key, value, isReservation, signal)
     },

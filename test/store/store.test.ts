@@ -75,6 +75,7 @@ interface Bed {
   /** `endpoint` is for etcd alone, in place of the cutting proxy. */
   open(endpoint?: string): Store
   put(key: string, text: string): Promise<void>
+  putBytes(key: string, bytes: Buffer): Promise<void>
   remove(key: string): Promise<void>
   /** Lets a lease end now. */
   expire(key: string): Promise<void>
@@ -130,6 +131,14 @@ function etcdBed(): Bed {
       return store
     },
     put: async (key, text) => void (await etcd.ctl('put', full(key), text)),
+    async putBytes(key, bytes) {
+      const client = new Etcd3({ hosts: etcd.endpoint })
+      try {
+        await client.put(full(key)).value(bytes)
+      } finally {
+        client.close()
+      }
+    },
     reserve: async (key, text) => void (await etcd.ctl('put', full(key), text)),
     remove: async (key) => void (await etcd.ctl('del', full(key))),
     async expire(key) {
@@ -166,6 +175,7 @@ function directoryBed(): Bed {
     ttlMs: LEASE_TTL_MS,
     open: () => directoryStore(folder),
     put: async (key, text) => writeFileSync(path(key), text),
+    putBytes: async (key, bytes) => writeFileSync(path(key), bytes),
     async reserve(key, text) {
       writeFileSync(path(key), text)
       chmodSync(path(key), 0o444)
@@ -451,6 +461,28 @@ describe.each([
     const lease = await acquire(bed.open(), '1.2.3.4', { previous: '10.5.7.0/24', random: () => 0 })
     expect(lease.key).toBe('10.5.1.0-24')
     expect((await bed.dump())['10.5.7.0-24']).toBe('not json')
+  })
+
+  it.each([
+    ['text', Buffer.from('{"PublicIP":')],
+    ['bytes that are no text', Buffer.from('fffe00ff80', 'hex')],
+    [
+      'its own lease with bytes that are no text',
+      Buffer.from('{"PublicIP":"1.2.3.4","BackendData":"\u00ff"}', 'latin1'),
+    ],
+  ])('renews over %s under its own key, without an end only if it was so before', async (_title, bytes) => {
+    const bed = makeBed()
+    const store = bed.open()
+    const lease = await acquire(store, '1.2.3.4')
+    await bed.putBytes(lease.key, bytes)
+    const log = quiet()
+    const renewed = await renewLease(store, lease, { log, signal: signal() })
+    expect(await bed.dump()).toEqual({ [lease.key]: value('1.2.3.4') })
+    expect(log.lines).toEqual([expect.stringContaining(JSON.stringify(bytes.toString()))])
+    if (!bytes.includes('1.2.3.4')) expect(renewed.expiresAt).toBeGreaterThan(Date.now())
+    // A node that comes back finds it by its address, and does not mind the bytes either.
+    await bed.putBytes(lease.key, bytes)
+    if (bytes.includes('1.2.3.4')) expect((await acquire(store, '1.2.3.4')).key).toBe(lease.key)
   })
 
   it('stops at once when told to', async () => {
