@@ -80,10 +80,11 @@ async function tryAcquire(
   const leases = decodeAll(listing)
 
   for (const lease of leases.filter(({ attrs: { publicIp } }) => publicIp === attrs.publicIp)) {
-    if (!lease.subnet6 && isCompatible(lease.subnet, config)) {
+    if (isCompatible(lease.subnet, config) && fitsIpv6(lease, config)) {
       log.info(`Found lease (${describeSubnets(lease)}) for current IP (${address}), reusing`)
       const written = await store.update(lease.key, value, lease.entry, signal)
-      return written && { key: lease.key, subnet: lease.subnet, attrs, ...written }
+      const { key, subnet, subnet6 } = lease
+      return written && { key, subnet, ...(subnet6 ? { subnet6 } : {}), attrs, ...written }
     }
     log.info(
       `Found lease (${describeSubnets(lease)}) for current IP (${address}) but not compatible with current config, deleting`,
@@ -128,6 +129,14 @@ async function tryAcquire(
   }
   log.info(`Allocated lease (${describeSubnets({ subnet })}) to current node (${address}) `)
   return { key, subnet, attrs, ...written }
+}
+
+/**
+ * Whether the IPv6 subnet of an own lease, if it has one, is as the configuration wants it. weft leases none, but keeps that of a
+ * flanneld that was here before: a subnet that is deleted for it is lost to the containers that have it.
+ */
+function fitsIpv6({ subnet6 }: Lease, { ipv6 }: NetworkConfig): boolean {
+  return !subnet6 || (ipv6 !== undefined && isCompatible(subnet6, ipv6))
 }
 
 /** The subnets that are not free for this node. A key takes its subnet even when nobody can read its value. */
