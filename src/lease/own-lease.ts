@@ -58,19 +58,21 @@ export async function acquireLease(
       remedy: 'set it to true: leases are IPv4 subnets',
     })
   }
-  // Each lost race means that another node got a subnet, so that this ends, with a lease or with OUT_OF_SUBNETS.
+  // Each refusal takes a subnet from those that are tried, so that this ends, with a lease or with OUT_OF_SUBNETS.
+  const refused: Ipv4Net[] = []
   for (;;) {
     options.signal.throwIfAborted()
-    const lease = await tryAcquire(store, config, attrs, options)
+    const lease = await tryAcquire(store, config, attrs, refused, options)
     if (lease) return lease
   }
 }
 
-/** One round; undefined when another node was faster. */
+/** One round; undefined when another node was faster. `refused`: subnets that the store did not give, whatever it lists; more are put there. */
 async function tryAcquire(
   store: Store,
   config: NetworkConfig,
   attrs: LeaseAttrs,
+  refused: Ipv4Net[],
   options: AcquireOptions,
 ): Promise<OwnLease | undefined> {
   const { log, signal, previous } = options
@@ -92,7 +94,7 @@ async function tryAcquire(
     if (!(await store.delete(lease.key, lease.entry.revision, signal))) return undefined
   }
 
-  const taken = takenByOthers(listing, leases, attrs)
+  const taken = [...takenByOthers(listing, leases, attrs), ...refused]
   let subnet: Ipv4Net | undefined
   const holder =
     previous &&
@@ -124,6 +126,7 @@ async function tryAcquire(
   const key = leaseKey(subnet)
   const written = await store.create(key, value, signal)
   if (!written) {
+    refused.push(subnet)
     log.info(`Subnet ${formatIpv4Net(subnet)} was taken by another node meanwhile; picking another`)
     return undefined
   }

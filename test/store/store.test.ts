@@ -1095,6 +1095,13 @@ describe('the directory store, when things break', () => {
     expect(await keys()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
   })
 
+  it('gives a node another subnet when a directory stands where the one of its earlier run would', async () => {
+    const at = directoryBed()
+    mkdirSync(join(at.prefix, 'subnets/10.5.7.0-24'))
+    const lease = await acquire(at.open(), '1.1.1.1', { previous: '10.5.7.0/24', random: () => 0 })
+    expect(lease.key).toBe('10.5.1.0-24')
+  })
+
   it('removes the files of leases that ended long ago, whoever comes next', async () => {
     const at = directoryBed()
     for (const last of [1, 2]) await at.put(`10.5.${last}.0-24`, value(`192.0.2.${last}`))
