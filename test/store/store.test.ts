@@ -1001,6 +1001,68 @@ describe('the etcd store and who may use it', () => {
   })
 })
 
+describe('leases of etcd that nothing came under', () => {
+  const leasesIn = async (server: Etcd, ...user: string[]): Promise<number> =>
+    Number(/found (\d+) leases/.exec(await server.ctl('lease', 'list', ...user))![1])
+
+  it('are not left behind by writes that are denied', async () => {
+    const server = await startEtcd()
+    try {
+      await server.ctl('user', 'add', 'root:sesame')
+      await server.ctl('user', 'grant-role', 'root', 'root')
+      await server.ctl('role', 'add', 'reader')
+      await server.ctl('role', 'grant-permission', 'reader', '--prefix=true', 'read', '/x')
+      await server.ctl('user', 'add', 'guest:open')
+      await server.ctl('user', 'grant-role', 'guest', 'reader')
+      await server.ctl('auth', 'enable')
+      const files = { certFile: '', keyFile: '', caFile: '' }
+      const user = { username: 'guest', password: 'open' }
+      const store = createEtcdStore({ endpoints: [server.endpoint], prefix: '/x', ...files, ...user })
+      stores.push(store)
+      for (let times = 0; times < 3; times++) {
+        await expect(store.claim('1.1.1.1', 'me', signal())).rejects.toMatchObject({ code: 'STORE' })
+        await expect(store.create('10.5.1.0-24', value('1.1.1.1'), signal())).rejects.toMatchObject({ code: 'STORE' })
+      }
+      expect(await leasesIn(server, '--user=root:sesame')).toBe(0)
+    } finally {
+      await server.close()
+    }
+  })
+
+  it('serve the next try when it is not known what became of the write', async () => {
+    const server = await startEtcd()
+    const way = await startTroubledEtcd(server.endpoint)
+    try {
+      const files = { certFile: '', keyFile: '', caFile: '', username: '', password: '' }
+      const store = createEtcdStore({ endpoints: [way.endpoint], prefix: '/x', ...files })
+      stores.push(store)
+      way.set({ failMethod: 'Txn' })
+      const create = () => store.create('10.5.1.0-24', value('1.1.1.1'), signal())
+      for (let times = 0; times < 3; times++)
+        await expect(create()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+      way.set({ failMethod: 'Put' })
+      for (let times = 0; times < 3; times++)
+        await expect(store.claim('1.1.1.1', 'me', signal())).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+      expect(way.strikes.failed).toBeGreaterThanOrEqual(6)
+      expect(await leasesIn(server)).toBe(2)
+      way.set({})
+      expect((await create())?.expiresAt).toBeGreaterThan(Date.now())
+      await store.claim('1.1.1.1', 'me', signal())
+      expect(await leasesIn(server)).toBe(2)
+      // One that has ended meanwhile is no obstacle.
+      way.set({ failMethod: 'Txn' })
+      await expect(store.create('10.5.2.0-24', value('1.1.1.1'), signal())).rejects.toThrow('cannot be reached')
+      for (const [id] of (await server.ctl('lease', 'list')).matchAll(/^[0-9a-f]{16}$/gm))
+        await server.ctl('lease', 'revoke', id)
+      way.set({})
+      expect(await store.create('10.5.2.0-24', value('1.1.1.1'), signal())).toBeDefined()
+    } finally {
+      await way.close()
+      await server.close()
+    }
+  })
+})
+
 describe('the directory store, when things break', () => {
   it('notices by itself that a lease has ended, and hands its subnet out again', async () => {
     const { prefix: directory } = directoryBed()
