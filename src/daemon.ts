@@ -85,7 +85,7 @@ async function startNode(
   previous: PreviousNets,
 ): Promise<never> {
   const { signal } = stopping
-  const manager = await prefixed('Failed to create SubnetManager: ', createSubnetManager(options))
+  const manager = await prefixed('Failed to create SubnetManager: ', createSubnetManager(options, log))
   const subnet = previous.subnet ? formatIpv4Net(previous.subnet) : 'None'
   log.info(`Created subnet manager: ${manager.title} with Previous Subnet: ${subnet}`)
   const tell = (status: string): void => notifier?.tell({ ready: false, status })

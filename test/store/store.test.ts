@@ -845,7 +845,7 @@ describe('the etcd store, when things break', () => {
 describe('the etcd store and who may use it', () => {
   const open = (
     server: Etcd,
-    more: { username?: string; password?: string; endpoints?: string[]; caFile?: string; certFile?: string } = {},
+    more: Partial<Parameters<typeof createEtcdStore>[0]> = {},
   ): Store => {
     const store = createEtcdStore({
       endpoints: [server.endpoint],
@@ -868,10 +868,62 @@ describe('the etcd store and who may use it', () => {
     expect(() => open(etcd, { endpoints: [''] })).toThrow(
       expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-endpoints') }),
     )
-    expect(() => open(etcd, { endpoints: ['http://127.0.0.1:1', 'https://127.0.0.1:2'] })).toThrow(
-      expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-endpoints') }),
-    )
   })
+
+  it('speaks TLS with those endpoints that say https, whatever the others say', async () => {
+    const server = await startEtcd({ tls: true })
+    try {
+      const caFile = server.certificate
+      for (const each of [etcd, server]) await each.ctl('put', '/x/config', CONFIG)
+      const dead = await ownPlace()
+      // Each in turn is the only one that can answer.
+      for (const endpoints of [
+        [`http://${dead}`, server.endpoint],
+        [`https://${dead}`, etcd.endpoint],
+      ]) {
+        const store = open(etcd, { endpoints, caFile })
+        expect(await store.config(signal())).toBe(CONFIG)
+        const { revision } = await store.list(signal())
+        const controller = new AbortController()
+        const watch = store.watch(revision, controller.signal)[Symbol.asyncIterator]()
+        expect((await watch.next()).done).toBe(false)
+        controller.abort(new Error('enough'))
+      }
+      // Without a scheme it is as the certificates say.
+      const bare = (each: Etcd): string[] => [each.endpoint.replace(/^https?:\/\//, '')]
+      expect(await open(server, { endpoints: bare(server), caFile }).config(signal())).toBe(CONFIG)
+      expect(await open(etcd, { endpoints: bare(etcd) }).config(signal())).toBe(CONFIG)
+    } finally {
+      await etcd.ctl('del', '/x/config')
+      await server.close()
+    }
+  })
+
+  it('speaks plainly with an endpoint that says http though it has certificates, and says so once', async () => {
+    const { certificate: caFile, close } = await startEtcd({ tls: true })
+    try {
+      const log = quiet()
+      await expect(open(etcd, { caFile, log }).config(signal())).rejects.toMatchObject({ code: 'CONFIG_MISSING' })
+      expect(log.lines).toEqual([expect.stringContaining('is asked without TLS')])
+    } finally {
+      await close()
+    }
+  })
+
+  it.each([{ certFile: '/nowhere/cert.pem' }, { keyFile: '/nowhere/key.pem' }])(
+    'goes on without half of a client certificate, %j, and says so once',
+    async (half) => {
+      const server = await startEtcd({ tls: true })
+      try {
+        await server.ctl('put', '/x/config', CONFIG)
+        const log = quiet()
+        expect(await open(server, { caFile: server.certificate, log, ...half }).config(signal())).toBe(CONFIG)
+        expect(log.lines).toEqual([expect.stringMatching(/--etcd-certfile and --etcd-keyfile/)])
+      } finally {
+        await server.close()
+      }
+    },
+  )
 
   it.each(['grpc_proxy', 'https_proxy', 'http_proxy'])('goes straight to etcd whatever %s says, for a token too', async (name) => {
     const server = await startEtcd()
@@ -935,7 +987,7 @@ describe('the etcd store and who may use it', () => {
     expect(() => open(etcd, { caFile: '/nowhere/ca.pem' })).toThrow(
       expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-cafile') }),
     )
-    expect(() => open(etcd, { certFile: '/nowhere/cert.pem' })).toThrow(
+    expect(() => open(etcd, { certFile: '/nowhere/cert.pem', keyFile: '/nowhere/key.pem' })).toThrow(
       expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-keyfile') }),
     )
   })
@@ -959,11 +1011,27 @@ describe('the etcd store and who may use it', () => {
     }
   })
 
+  it('goes on as nobody while etcd has no users, says so once, and is the user as soon as it has', async () => {
+    const server = await startEtcd()
+    try {
+      const log = quiet()
+      const store = open(server, { username: 'root', password: 'sesame', log })
+      const asked = [store.config(signal()), store.list(signal()), store.claim('1.1.1.1', 'me', signal())] as const
+      await expect(asked[0]).rejects.toMatchObject({ code: 'CONFIG_MISSING' })
+      expect((await asked[1]).entries).toEqual([])
+      await asked[2]
+      expect(log.lines).toEqual([expect.stringContaining('etcd has no users')])
+      await server.ctl('user', 'add', 'root:sesame')
+      await server.ctl('user', 'grant-role', 'root', 'root')
+      await server.ctl('auth', 'enable')
+      expect((await store.list(signal())).entries).toEqual([])
+      expect(log.lines).toHaveLength(1)
+    } finally {
+      await server.close()
+    }
+  })
+
   it('works with a user, and says what is wrong with another', async () => {
-    await expect(open(etcd, { username: 'root', password: 'sesame' }).config(signal())).rejects.toMatchObject({
-      code: 'STORE',
-      remedy: expect.stringContaining('leave out'),
-    })
     const server = await startEtcd()
     try {
       await server.ctl('user', 'add', 'root:sesame')
