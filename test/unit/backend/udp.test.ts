@@ -102,7 +102,7 @@ describe('open', () => {
     expect(host.commands).toEqual([
       'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',
       'ip address replace 10.5.72.0/32 dev flannel0',
-      'ip route replace 10.5.0.0/16 dev flannel0',
+      'ip route replace 10.5.0.0/16 dev flannel0 scope global',
     ])
     expect(host.lines).toContain('a note')
     expect(host.lines).toContain('Watching for new subnet leases')
