@@ -179,9 +179,10 @@ export function createNftables({ run, log, plainPorts, previous, ...wish }: Fire
     if (shown === wanted + own) return []
     const input = nftInput({ ...wish, subnet, randomFully }, others)
     await run('nft', ['-f', '-'], { input })
-    const now = await read()
+    const now = splitNftTable(await read(), ours)
+    const rules = countNftRules(now.own) + now.others.postrtg.length + now.others.forward.length
     const mended = shown?.startsWith(wanted) ? ['the table flannel-ipv4'] : []
-    shown = wanted + (countNftRules(now) === countNftRules(input) ? splitNftTable(now, ours).own : UNDONE)
+    shown = wanted + (rules === countNftRules(input) ? now.own : UNDONE)
     return mended
   }
 
