@@ -256,8 +256,7 @@ test('the lock of the legacy kind is waited for', async ({ skip }) => {
     const settled = ensured.finally(() => (done = true))
     // proc_locks(5): a waiter's line has an arrow, and its inode at the end of the fifth column.
     const waits = new RegExp(`-> FLOCK .*:${statSync(lock).ino} `)
-    // Looked for often: iptables waits no longer than 5 s.
-    await expect.poll(() => waits.test(readFileSync('/proc/locks', 'utf8')), { interval: 10 }).toBe(true)
+    await expect.poll(() => waits.test(readFileSync('/proc/locks', 'utf8'))).toBe(true)
     expect(done).toBe(false)
     holder.stdin.end()
     await settled
