@@ -843,10 +843,7 @@ describe('the etcd store, when things break', () => {
 })
 
 describe('the etcd store and who may use it', () => {
-  const open = (
-    server: Etcd,
-    more: Partial<Parameters<typeof createEtcdStore>[0]> = {},
-  ): Store => {
+  const open = (server: Etcd, more: Partial<Parameters<typeof createEtcdStore>[0]> = {}): Store => {
     const store = createEtcdStore({
       endpoints: [server.endpoint],
       prefix: '/x',
@@ -900,13 +897,15 @@ describe('the etcd store and who may use it', () => {
   })
 
   it('speaks plainly with an endpoint that says http though it has certificates, and says so once', async () => {
-    const { certificate: caFile, close } = await startEtcd({ tls: true })
+    const other = await startEtcd({ tls: true })
     try {
       const log = quiet()
-      await expect(open(etcd, { caFile, log }).config(signal())).rejects.toMatchObject({ code: 'CONFIG_MISSING' })
+      await expect(open(etcd, { caFile: other.certificate, log }).config(signal())).rejects.toMatchObject({
+        code: 'CONFIG_MISSING',
+      })
       expect(log.lines).toEqual([expect.stringContaining('is asked without TLS')])
     } finally {
-      await close()
+      await other.close()
     }
   })
 
@@ -925,20 +924,23 @@ describe('the etcd store and who may use it', () => {
     },
   )
 
-  it.each(['grpc_proxy', 'https_proxy', 'http_proxy'])('goes straight to etcd whatever %s says, for a token too', async (name) => {
-    const server = await startEtcd()
-    try {
-      await server.ctl('user', 'add', 'root:sesame')
-      await server.ctl('user', 'grant-role', 'root', 'root')
-      await server.ctl('auth', 'enable')
-      vi.stubEnv(name, `http://${await ownPlace()}`)
-      const { revision } = await open(server, { username: 'root', password: 'sesame' }).list(signal())
-      expect(revision).toBeGreaterThan(0n)
-    } finally {
-      vi.unstubAllEnvs()
-      await server.close()
-    }
-  })
+  it.each(['grpc_proxy', 'https_proxy', 'http_proxy'])(
+    'goes straight to etcd whatever %s says, for a token too',
+    async (name) => {
+      const server = await startEtcd()
+      try {
+        await server.ctl('user', 'add', 'root:sesame')
+        await server.ctl('user', 'grant-role', 'root', 'root')
+        await server.ctl('auth', 'enable')
+        vi.stubEnv(name, `http://${await ownPlace()}`)
+        const { revision } = await open(server, { username: 'root', password: 'sesame' }).list(signal())
+        expect(revision).toBeGreaterThan(0n)
+      } finally {
+        vi.unstubAllEnvs()
+        await server.close()
+      }
+    },
+  )
 
   it('watches past dead endpoints without an error', async () => {
     const dead = await Promise.all([1, 2, 3].map(async () => `http://${await ownPlace()}`))
@@ -1223,6 +1225,24 @@ describe('the directory store, when things break', () => {
     symlinkSync('10.5.1.0-24', join(at.prefix, 'subnets/10.5.1.0-24'))
     symlinkSync('10.5.3.0-24', join(at.prefix, 'subnets/10.5.3.0-24'))
     expect(await keys()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
+  })
+
+  it('keeps what it knew of a file that cannot be read when it is told of a change', async () => {
+    const at = directoryBed()
+    const store = at.open()
+    for (const last of [1, 2]) await at.put(`10.5.${last}.0-24`, value(`192.0.2.${last}`))
+    const { revision } = await store.list(signal())
+    const controller = new AbortController()
+    const changes = store.watch(revision, controller.signal)[Symbol.asyncIterator]()
+    expect((await changes.next()).value).toMatchObject({ changes: [] }) // from now on it is told
+    // Put in place at once: it is never gone.
+    symlinkSync('10.5.1.0-24', join(at.prefix, 'tmp/link'))
+    renameSync(join(at.prefix, 'tmp/link'), join(at.prefix, 'subnets/10.5.1.0-24'))
+    await at.put('10.5.3.0-24', value('192.0.2.3'))
+    const { value: batch } = (await changes.next()) as { value: StoreBatch }
+    expect(batch.changes).toMatchObject([{ kind: 'put', entry: { key: '10.5.3.0-24' } }])
+    controller.abort(new Error('enough'))
+    await expect(changes.next()).rejects.toThrow('enough')
   })
 
   it('gives a node another subnet when a directory stands where the one of its earlier run would', async () => {
