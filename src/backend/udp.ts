@@ -45,7 +45,8 @@ export function unusableReason({ attrs: { publicIp } }: Lease, own: OwnLease): s
   const top = publicIp >>> 24
   // 240.0.0.0/4 is a host's: the kernel sends there since 2.6.25, and clouds lease it.
   const isMulticast = top >= 224 && top < 240
-  if (top === 0 || top === 127 || isMulticast || publicIp === BROADCAST) return `${formatIpv4(publicIp)} is no address of a host`
+  if (top === 0 || top === 127 || isMulticast || publicIp === BROADCAST)
+    return `${formatIpv4(publicIp)} is no address of a host`
   if (publicIp === own.attrs.publicIp) return `${formatIpv4(publicIp)} is this node's own address`
   return undefined
 }

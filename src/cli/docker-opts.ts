@@ -124,6 +124,7 @@ function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wis
   const sorted = [...options].toSorted(([a], [b]) => (a < b ? -1 : 1))
   const lines: string[] = []
   if (wish.individual) for (const [name, option] of sorted) lines.push(`${PREFIX}${name}="${option}"`)
-  if (wish.combined) lines.push(`${wish.key}="${[env[wish.key] ?? '', ...sorted.map(([, option]) => option)].join(' ')}"`)
+  if (wish.combined)
+    lines.push(`${wish.key}="${[env[wish.key] ?? '', ...sorted.map(([, option]) => option)].join(' ')}"`)
   return lines.map((line) => `${line}\n`).join('')
 }

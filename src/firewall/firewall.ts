@@ -88,7 +88,8 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
   /** Makes one chain right; true when it had to be mended. `lines` are its table's. */
   async function ensureChain(chain: IptablesChain, lines: readonly string[], subnet: Ipv4Net): Promise<boolean> {
     const rules = iptablesRules(chain, { ...wish, subnet, randomFully: isModern === true && !plainPorts })
-    const restore = (input: string) => run('iptables-restore', ['--noflush', ...(isModern ? WAIT : [])], { input, patient: true })
+    const restore = (input: string) =>
+      run('iptables-restore', ['--noflush', ...(isModern ? WAIT : [])], { input, patient: true })
     if (!rules) {
       const input = isTidy ? '' : removalInput(new Map([[chain.table, findFlannelRules(chain.table, lines, ours)]]))
       if (input !== '') await restore(input)

@@ -107,7 +107,9 @@ function sayPassedOver(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOpt
     log?.warn('a client certificate needs its key: --etcd-certfile and --etcd-keyfile are used together only')
   const plain = [...hosts].flatMap(([host, isTls]) => (isTls ? [] : [host]))
   if (plain.length > 0 && (caFile !== '' || certFile !== '' || keyFile !== ''))
-    log?.warn(`etcd at ${plain.join(', ')} is asked without TLS, whatever certificates are given: say https to change that`)
+    log?.warn(
+      `etcd at ${plain.join(', ')} is asked without TLS, whatever certificates are given: say https to change that`,
+    )
 }
 
 type HostPolicy = ReturnType<NonNullable<NonNullable<etcd3.IOptions['faultHandling']>['host']>>

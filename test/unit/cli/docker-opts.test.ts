@@ -84,15 +84,15 @@ describe('weft docker-opts', () => {
     ['-?', 1],
     ['--help', 0],
   ])('%s prints its usage and exits with %d', async (flag, code) => {
-    let written = ''
-    const keep = (text: unknown): boolean => Boolean((written += String(text)))
+    let said = ''
+    const keep = (text: unknown): boolean => Boolean((said += String(text)))
     const spies = [process.stdout, process.stderr].map((stream) => vi.spyOn(stream, 'write').mockImplementation(keep))
     try {
       expect(await main(['docker-opts', flag])).toBe(code)
     } finally {
       for (const spy of spies) spy.mockRestore()
     }
-    expect(written).toContain('Usage: weft docker-opts')
+    expect(said).toContain('Usage: weft docker-opts')
   })
 
   it('writes, then fails, when the subnet goes through a gateway', async () => {
