@@ -12,7 +12,7 @@ import type { Log } from './log.ts'
 import type { DaemonOptions } from './options.ts'
 
 /** The subnet manager that the flags name. Does not contact its store. */
-export async function createSubnetManager(options: DaemonOptions): Promise<SubnetManager> {
+export async function createSubnetManager(options: DaemonOptions, log: Log): Promise<SubnetManager> {
   if (options['lease-dir'] !== '') {
     const { createDirectoryStore } = await import('./store/directory.ts')
     return managerOf(createDirectoryStore({ directory: options['lease-dir'] }))
@@ -27,6 +27,7 @@ export async function createSubnetManager(options: DaemonOptions): Promise<Subne
       caFile: options['etcd-cafile'],
       username: options['etcd-username'],
       password: options['etcd-password'],
+      log,
     }),
   )
 }

@@ -14,7 +14,7 @@ import type { NetworkConfig } from './config/network-config.ts'
 import { prefixed, WeftError } from './errors.ts'
 import { createFirewall, type Firewall } from './firewall/firewall.ts'
 import { createBell } from './host/bell.ts'
-import { run } from './host/command.ts'
+import { run, type Run } from './host/command.ts'
 import { watchHost } from './host/events.ts'
 import { getSysctl } from './host/sysctl.ts'
 import type { Log } from './log.ts'
@@ -86,7 +86,7 @@ async function startNode(
   previous: PreviousNets,
 ): Promise<never> {
   const { signal } = stopping
-  const manager = await prefixed('Failed to create SubnetManager: ', createSubnetManager(options))
+  const manager = await prefixed('Failed to create SubnetManager: ', createSubnetManager(options, log))
   const subnet = previous.subnet ? formatIpv4Net(previous.subnet) : 'None'
   log.info(`Created subnet manager: ${manager.title} with Previous Subnet: ${subnet}`)
   const tell = (status: string): void => notifier?.tell({ ready: false, status })
@@ -104,7 +104,9 @@ async function startNode(
     try {
       const external = await waitForInterface(options, hostChanged, log, signal)
       const backend = await createBackend(config, external, options, log)
-      const rules = firewallFor(config, options, previous, log)
+      // Told when to stop: iptables waits for its lock as long as another program has it.
+      const runTillStop: Run = (file, args, more) => run(file, args, { signal, ...more })
+      const rules = firewallFor(config, options, previous, runTillStop, log)
       const firewall = { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
       if ((await getSysctl('net/ipv4/ip_forward')) === '0') log.warn(NOT_FORWARDING)
       tell('waiting for a lease')
@@ -120,14 +122,20 @@ async function startNode(
 }
 
 /** The firewall that the network configuration and the flags ask for. */
-function firewallFor(config: NetworkConfig, options: DaemonOptions, previous: PreviousNets, log: Log): Firewall {
+function firewallFor(
+  config: NetworkConfig,
+  options: DaemonOptions,
+  previous: PreviousNets,
+  runTillStop: Run,
+  log: Log,
+): Firewall {
   return createFirewall(config.enableNftables ? 'nftables' : 'iptables', {
     network: config.network,
     masq: options['ip-masq'],
     forward: options['iptables-forward-rules'],
     plainPorts: options['ip-masq-fully-random-disable'],
     blackhole: options['ip-blackhole-route'],
-    ...{ previous, run, log },
+    ...{ previous, run: runTillStop, log },
   })
 }
 

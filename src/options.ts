@@ -80,6 +80,9 @@ export type DaemonOptions = Options<typeof FLAGS>
 /** Flags of flanneld whose effect weft does not have yet: asking for it is an error, never ignored. */
 const NOT_YET = ['public-ipv6', 'kube-subnet-mgr'] as const
 
+/** Flags of klog that are accepted, so that a unit or a manifest may name them. */
+export const WITHOUT_EFFECT = ['vmodule', 'log_backtrace_at'] as const
+
 /** Refuses flags of flanneld that weft does not have yet: ignoring them would hide what is missing. Throws WeftError USAGE. */
 export function refuseNotYet(options: DaemonOptions): void {
   for (const name of NOT_YET) {

@@ -55,7 +55,8 @@ export function createTunDevice({ name: device, network, subnet, mtu, run, log }
     await run('ip', ['address', 'replace', `${formatIpv4(subnet.address)}/32`, 'dev', device])
     // ICMP errors come out of the TUN from the TUN's own address, which the kernel takes for a forgery unless told.
     await setSysctl(`net/ipv4/conf/${device}/accept_local`, '1')
-    await run('ip', ['route', 'replace', route, 'dev', device])
+    // Without a word `ip` makes a route to a device one of scope link (iproute2, ip/iproute.c).
+    await run('ip', ['route', 'replace', route, 'dev', device, 'scope', 'global'])
   }
 
   /**

@@ -17,6 +17,7 @@ import { createTunDevice, refuseForeignRoute, type TunDevice } from './tun-devic
 const DEFAULT_PORT = 8285
 /** Outer IPv4 header and UDP header. */
 const ENCAP_BYTES = 28
+const BROADCAST = 0xffffffff
 const TUN_NAME = 'flannel%d'
 
 export interface UdpOptions {
@@ -42,12 +43,15 @@ export function udpPort(backend: Readonly<Record<string, unknown>>): number {
 /** Why a lease cannot be a peer of ours, or undefined when it can. Its backend does not matter, as for flanneld. */
 export function unusableReason({ attrs: { publicIp } }: Lease, own: OwnLease): string | undefined {
   const top = publicIp >>> 24
-  if (top === 0 || top === 127 || top >= 224) return `${formatIpv4(publicIp)} is no address of a host`
+  // 240.0.0.0/4 is a host's: the kernel sends there since 2.6.25, and clouds lease it.
+  const isMulticast = top >= 224 && top < 240
+  if (top === 0 || top === 127 || isMulticast || publicIp === BROADCAST)
+    return `${formatIpv4(publicIp)} is no address of a host`
   if (publicIp === own.attrs.publicIp) return `${formatIpv4(publicIp)} is this node's own address`
   return undefined
 }
 
-/** What can be wrong between the network and this host's address. Throws WeftError CONFIG when it cannot work. */
+/** What can be wrong between the network and this host's address. Throws WeftError CONFIG without IPv4. */
 function checkNetwork(config: NetworkConfig, address: Ipv4, log: Log): void {
   if (!config.enableIpv4) {
     throw new WeftError('CONFIG', 'the udp backend needs IPv4, and EnableIPv4 is false', {
@@ -55,13 +59,13 @@ function checkNetwork(config: NetworkConfig, address: Ipv4, log: Log): void {
     })
   }
   if (!ipv4NetContains(config.network, address)) return
-  const problem = `the network ${formatIpv4Net(config.network)} contains this node's own address ${formatIpv4(address)}`
-  const remedy = 'choose a Network that overlaps no network of the hosts'
-  if (address >= config.subnetMin && address < config.subnetMax + ipv4NetSize(config.subnetLength)) {
-    throw new WeftError('CONFIG', `${problem}, and may lease it to containers`, { remedy })
-  }
+  const mayLease = address >= config.subnetMin && address < config.subnetMax + ipv4NetSize(config.subnetLength)
   // Works as long as every peer is on a network that this host is on, since that route is longer.
-  log.warn(`${problem}: datagrams to peers behind a router go into the tunnel; ${remedy}`)
+  log.warn(
+    `the network ${formatIpv4Net(config.network)} contains this node's own address ${formatIpv4(address)}` +
+      `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +
+      'choose a Network that overlaps no network of the hosts',
+  )
 }
 
 export function createUdpBackend(options: UdpOptions): Backend {

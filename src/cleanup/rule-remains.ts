@@ -76,7 +76,7 @@ function remainsIn(run: Run, { name, wait, tables }: Listing, networks: Readonly
       stays: [...found].flatMap(([table, { stays }]) =>
         stays.map((rule) => `a chain of flannel's, now empty, since another rule jumps to it: ${label(table, rule)}`),
       ),
-      remove: async () => void (await run(`${name}-restore`, ['--noflush', ...wait], { input })),
+      remove: async () => void (await run(`${name}-restore`, ['--noflush', ...wait], { input, patient: true })),
     },
   ]
 }

@@ -25,9 +25,9 @@ export async function findRunning(run: Run, proc = '/proc'): Promise<string[]> {
   return devices.map(({ name }) => `a process still forwards through ${name}`)
 }
 
-/** weftd is a script: its interpreter comes first. */
+/** weftd is a script: its interpreter comes first, until it has given itself its name. */
 function daemonName([program = '', script = '']: readonly string[]): string | undefined {
   const name = basename(program)
   if (/^(flanneld|weftd)\b/.test(name)) return name
-  return name.startsWith('node') && basename(script) === 'weftd' ? 'weftd' : undefined
+  return name.startsWith('node') && /^(flanneld|weftd)$/.test(basename(script)) ? basename(script) : undefined
 }

@@ -17,6 +17,8 @@ Writes options for Docker's daemon from the file that weftd wrote; without -i an
   -c       all options in one variable
   -k KEY   the name of that variable (default DOCKER_OPTS)
   -m       without --ip-masq
+
+Options that the environment has, as DOCKER_OPT_* or in the variable of -k, are kept.
 `
 
 /**
@@ -101,23 +103,28 @@ interface DockerOptsWish {
   readonly ipMasq: boolean
 }
 
+const PREFIX = 'DOCKER_OPT_'
+
 /**
- * The file's text for the variables of subnet.env; one that is missing gives no option. Docker masquerades exactly when
- * flannel does not. Throws WeftError USAGE for a FLANNEL_IPMASQ that is neither true nor false.
+ * The file's text for the variables of subnet.env; one that is missing gives no option. Any DOCKER_OPT_* of the environment is an
+ * option too, and the combined variable goes on from what it is there. Docker masquerades exactly when flannel does not. Throws WeftError USAGE for a FLANNEL_IPMASQ that is neither true nor false.
  */
 function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wish: DockerOptsWish): string {
-  const options: [name: string, option: string][] = []
+  const given = Object.entries(env).filter(([name]) => name.startsWith(PREFIX))
+  const options = new Map(given.map(([name, option = '']) => [name.slice(PREFIX.length), option]))
   const { FLANNEL_SUBNET: subnet, FLANNEL_IPMASQ: masq, FLANNEL_MTU: mtu } = env
-  if (subnet) options.push(['BIP', `--bip=${subnet}`])
+  if (subnet) options.set('BIP', `--bip=${subnet}`)
   if (wish.ipMasq && masq) {
     if (masq !== 'true' && masq !== 'false') {
       throw new WeftError('USAGE', `Invalid value of FLANNEL_IPMASQ: ${masq}`, { remedy: 'it is true or false' })
     }
-    options.push(['IPMASQ', `--ip-masq=${masq === 'false'}`])
+    options.set('IPMASQ', `--ip-masq=${masq === 'false'}`)
   }
-  if (mtu) options.push(['MTU', `--mtu=${mtu}`])
+  if (mtu) options.set('MTU', `--mtu=${mtu}`)
+  const sorted = [...options].toSorted(([a], [b]) => (a < b ? -1 : 1))
   const lines: string[] = []
-  if (wish.individual) for (const [name, option] of options) lines.push(`DOCKER_OPT_${name}="${option}"`)
-  if (wish.combined) lines.push(`${wish.key}="${options.map(([, option]) => ` ${option}`).join('')}"`)
+  if (wish.individual) for (const [name, option] of sorted) lines.push(`${PREFIX}${name}="${option}"`)
+  if (wish.combined)
+    lines.push(`${wish.key}="${[env[wish.key] ?? '', ...sorted.map(([, option]) => option)].join(' ')}"`)
   return lines.map((line) => `${line}\n`).join('')
 }

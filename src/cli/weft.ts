@@ -66,6 +66,11 @@ export async function main([name = 'help', ...rest]: readonly string[]): Promise
     process.stderr.write(`weft: there is no command ${name}; see weft help\n`)
     return EXIT_USAGE
   }
+  // The script exits with 1 for its -h, and so ends whoever asks by it whether it worked; --help is ours.
+  if (name === 'docker-opts' && ['-h', '-?'].includes(rest[0] ?? '')) {
+    process.stderr.write(command.help)
+    return EXIT_FAILED
+  }
   if (['-h', '-?', '--help'].includes(rest[0] ?? '')) {
     process.stdout.write(command.help)
     return 0

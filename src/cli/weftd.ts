@@ -9,6 +9,7 @@ import {
   FLANNEL_FLAGS,
   refuseNotYet,
   WEFT_FLAGS,
+  WITHOUT_EFFECT,
   type DaemonOptions,
 } from '../options.ts'
 import { version } from './version.ts'
@@ -49,6 +50,9 @@ export async function main(program: string, args: readonly string[], environment
   const { createLog } = await import('../log.ts')
   const log = createLog(options.v)
   for (const message of badVariables) log.error(`Failed to set flag FLANNELD from env: ${message}`)
+  for (const name of WITHOUT_EFFECT) {
+    if (options[name] !== '') log.warn(`-${name} does nothing: which lines are logged, -v alone says`)
+  }
   const stopping = new AbortController()
   const stopped = new Error('stopped by a signal')
   try {

@@ -88,7 +88,8 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
   /** Makes one chain right; true when it had to be mended. `lines` are its table's. */
   async function ensureChain(chain: IptablesChain, lines: readonly string[], subnet: Ipv4Net): Promise<boolean> {
     const rules = iptablesRules(chain, { ...wish, subnet, randomFully: isModern === true && !plainPorts })
-    const restore = (input: string) => run('iptables-restore', ['--noflush', ...(isModern ? WAIT : [])], { input })
+    const restore = (input: string) =>
+      run('iptables-restore', ['--noflush', ...(isModern ? WAIT : [])], { input, patient: true })
     if (!rules) {
       const input = isTidy ? '' : removalInput(new Map([[chain.table, findFlannelRules(chain.table, lines, ours)]]))
       if (input !== '') await restore(input)
@@ -179,9 +180,10 @@ export function createNftables({ run, log, plainPorts, previous, ...wish }: Fire
     if (shown === wanted + own) return []
     const input = nftInput({ ...wish, subnet, randomFully }, others)
     await run('nft', ['-f', '-'], { input })
-    const now = await read()
+    const now = splitNftTable(await read(), ours)
+    const rules = countNftRules(now.own) + now.others.postrtg.length + now.others.forward.length
     const mended = shown?.startsWith(wanted) ? ['the table flannel-ipv4'] : []
-    shown = wanted + (countNftRules(now) === countNftRules(input) ? splitNftTable(now, ours).own : UNDONE)
+    shown = wanted + (rules === countNftRules(input) ? now.own : UNDONE)
     return mended
   }
 

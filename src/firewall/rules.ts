@@ -88,30 +88,39 @@ export function nftRemoval(): string {
   )
 }
 
+/** Our chains in the table of IPv4. */
+const NFT_CHAINS = ['postrtg', 'forward'] as const
+
 /** The rules of other daemons in the nftables mode's table. */
 export interface NftOthers {
   readonly postrtg: readonly string[]
   readonly forward: readonly string[]
 }
 
-/** What `nft list table` prints, without the rules of other daemons, and those. */
+/** What `nft list table` prints of our chains, without the rules of other daemons, and those. */
 export function splitNftTable(
   text: string,
   networks: ReadonlySet<string>,
 ): { readonly own: string; readonly others: NftOthers } {
   const others = { postrtg: [] as string[], forward: [] as string[] }
-  let chain = others.postrtg
+  /** What stands in the table beside our chains is nobody's business here. */
+  let block = ''
   const own = text.split('\n').filter((line) => {
-    if (line.trim().startsWith('chain ')) chain = line.includes('chain forward ') ? others.forward : others.postrtg
-    if (!isAnothers(line, networks)) return true
-    chain.push(line.trim())
+    const isEnd = /^(\t| {2})\}$/.test(line)
+    block = /^(?:\t| {2})(\w+ \S+) \{$/.exec(line)?.[1] ?? block
+    const chain = NFT_CHAINS.find((name) => block === `chain ${name}`)
+    const isOurs = block === '' || chain !== undefined
+    if (isEnd) block = ''
+    if (!chain || !isAnothers(line, networks)) return isOurs
+    others[chain].push(line.trim())
     return false
   })
   return { own: own.join('\n'), others }
 }
 
 /**
- * Input of `nft -f -`, which is one transaction. Both tables are made, as flanneld does. The fourth rule of postrtg is iptables'
+ * Input of `nft -f -`, which is one transaction. Both tables are made, as flanneld does. Our chains are made anew, whatever they were,
+ * and nothing else in the tables is touched. The fourth rule of postrtg is iptables'
  * fourth: flanneld's own (`saddr != S daddr N return`) keeps the last one from ever being reached.
  */
 export function nftInput(
@@ -145,9 +154,11 @@ export function nftInput(
     '  }',
   ]
   return lines([
-    ...nftRemoval().trimEnd().split('\n'),
+    // The comment of a table that is there stays as it is.
+    'add table ip flannel-ipv4 { comment "rules for flannel-ipv4"; }',
+    // Added first, so that deleting it is no error where there is none.
+    ...NFT_CHAINS.flatMap((name) => ['add', 'flush', 'delete'].map((verb) => `${verb} chain ip flannel-ipv4 ${name}`)),
     'table ip flannel-ipv4 {',
-    '  comment "rules for flannel-ipv4"',
     ...(masq || others.postrtg.length > 0 ? postrtg : []),
     ...(forward || others.forward.length > 0 ? forwarding : []),
     '}',

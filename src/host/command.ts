@@ -12,16 +12,18 @@ export type Run = (file: string, args: readonly string[], options?: RunOptions) 
 export interface RunOptions {
   readonly input?: string
   readonly signal?: AbortSignal
+  /** For what waits for another program: no limit of time. */
+  readonly patient?: boolean
 }
 
 /** The program's stdout. Rejects with WeftError: COMMAND, or PERMISSION when the kernel said EPERM. */
-export const run: Run = (file, args, { input, signal } = {}) =>
+export const run: Run = (file, args, { input, signal, patient = false } = {}) =>
   new Promise((resolve, reject) => {
     const child = execFile(
       file,
       args,
       {
-        timeout: TIMEOUT_MS,
+        timeout: patient ? 0 : TIMEOUT_MS,
         maxBuffer: 64 << 20,
         env: { ...process.env, LC_ALL: 'C' },
         ...(signal ? { signal } : {}),

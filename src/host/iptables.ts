@@ -1,7 +1,7 @@
 // iptables.ts - what an iptables can do, by its version.
 
-/** iptables-restore waits so many seconds for its lock, less than a command may take. */
-export const WAIT = ['--wait', '5'] as const
+/** iptables-restore waits for its lock, for as long as another program has it; whoever runs it must be as patient. */
+export const WAIT = ['--wait'] as const
 
 /** Whether this iptables knows --random-fully and iptables-restore --wait: 1.6.2 or later. `text` is what --version prints. */
 export function isIptables162(text: string): boolean {

@@ -2,6 +2,7 @@
 
 import type { SubnetRange } from '../config/network-config.ts'
 import { ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
+import type { Ipv6, Ipv6Net } from '../net/ipv6.ts'
 
 /** How many free subnets are looked at before one is drawn, as upstream. */
 export const CANDIDATES = 100
@@ -9,7 +10,12 @@ export const CANDIDATES = 100
 type Range = SubnetRange<Ipv4Net, Ipv4>
 
 /** Whether a subnet is one that the configuration hands out. */
-export function isCompatible(subnet: Ipv4Net, range: Range): boolean {
+export function isCompatible(subnet: Ipv4Net, range: Range): boolean
+export function isCompatible(subnet: Ipv6Net, range: SubnetRange<Ipv6Net, Ipv6>): boolean
+export function isCompatible(
+  subnet: { readonly address: Ipv4 | Ipv6; readonly prefixLength: number },
+  range: SubnetRange<unknown, Ipv4 | Ipv6>,
+): boolean {
   return (
     subnet.prefixLength === range.subnetLength && subnet.address >= range.subnetMin && subnet.address <= range.subnetMax
   )

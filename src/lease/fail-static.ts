@@ -3,7 +3,7 @@
 // One that cannot be read leaves its key as it was. When most peers vanish at once it is more often the store that lost
 // them (restored, wiped, another cluster behind the same name) than the hosts. More than half of the known leases, and more
 // than two, that go within the hold time are kept until a listing at least that much later lacks them still. Fewer go at
-// once. Pure.
+// once. Of fewer peers our own key tells: when it goes with more than half of them, it was the store. Pure.
 
 import type { Log } from '../log.ts'
 import { leasesEqual, type Lease } from './lease.ts'
@@ -36,6 +36,9 @@ export class LeaseView {
   /** What went within the last hold time; while `#heldSince` is set, these are held, and stand in `#leases`. */
   readonly #gone = new Map<string, { readonly lease: Lease; readonly at: number }>()
   #heldSince: number | undefined
+  /** When our own key went; and while leases are held, how many losses were few then. */
+  #ownLostAt = -Infinity
+  #heldFew: number | undefined
   /** Keys that cannot be read and were named. */
   readonly #named = new Set<string>()
 
@@ -45,6 +48,11 @@ export class LeaseView {
 
   get leases(): PeerView {
     return this.#leases
+  }
+
+  /** Whether what stands under this node's own key cannot be read. */
+  get isOwnUnreadable(): boolean {
+    return this.#named.has(this.#options.ownKey())
   }
 
   /** How many are kept though the source lacks them. */
@@ -65,6 +73,7 @@ export class LeaseView {
       if (lease) found.set(entry.key, lease)
     }
     const own = this.#options.ownKey()
+    if (this.#leases.has(own) && !found.has(own)) this.#ownLostAt = now
     let survivors = 0
     for (const [key, lease] of this.#leases) {
       if (this.#isHeld(key)) continue
@@ -72,9 +81,10 @@ export class LeaseView {
       else if (key !== own) survivors++
     }
     for (const key of found.keys()) this.#gone.delete(key)
+    this.#forgetMoved(found.values())
     const since = this.#heldSince
     if (since === undefined) this.#holdIfLarge(survivors, now)
-    else if (!this.#isLarge(survivors))
+    else if (!this.#isLarge(survivors, now))
       this.#release(`Leases that had vanished are back; ${this.#gone.size} are not, and are removed`)
     else if (now - since >= this.#options.holdMs)
       this.#release(`The store still lacks ${this.#gone.size} leases; they are removed now`)
@@ -91,6 +101,7 @@ export class LeaseView {
       else if (lease) last.set(change.entry.key, lease)
     }
     const own = this.#options.ownKey()
+    if (this.#leases.has(own) && last.has(own) && !last.get(own)) this.#ownLostAt = now
     let survivors = this.#leases.size - (this.#leases.has(own) ? 1 : 0)
     for (const [key, lease] of last) {
       const before = this.#leases.get(key)
@@ -102,9 +113,11 @@ export class LeaseView {
         if (key !== own) survivors--
       }
     }
+    const moved = this.#forgetMoved([...last.values()].filter((lease) => lease !== undefined))
     // What had gone before the rest followed comes back too.
     if (this.#heldSince === undefined) this.#holdIfLarge(survivors, now)
-    return this.#apply([...[...last].filter(([key]) => !this.#isHeld(key)), ...this.#held()])
+    const left = moved.filter((key) => !last.has(key)).map((key) => [key, undefined] as const)
+    return this.#apply([...left, ...[...last].filter(([key]) => !this.#isHeld(key)), ...this.#held()])
   }
 
   /** The lease of an entry. One that cannot be read leaves its key as it was (`last` within a batch), and is named once. */
@@ -131,8 +144,20 @@ export class LeaseView {
     if (lease.key !== this.#options.ownKey()) this.#gone.set(lease.key, { lease, at: now })
   }
 
-  #isLarge(survivors: number): boolean {
-    return this.#gone.size > FEW_LOSSES && this.#gone.size > survivors
+  /** Whoever is there under another key has not vanished: the keys that it had. */
+  #forgetMoved(present: Iterable<Lease>): string[] {
+    const addresses = new Set([...present].map(({ attrs }) => attrs.publicIp))
+    const moved = [...this.#gone].flatMap(([key, { lease }]) => (addresses.has(lease.attrs.publicIp) ? [key] : []))
+    for (const key of moved) this.#gone.delete(key)
+    return moved
+  }
+
+  #few(now: number): number {
+    return this.#heldFew ?? (now - this.#ownLostAt < this.#options.holdMs ? 0 : FEW_LOSSES)
+  }
+
+  #isLarge(survivors: number, now: number): boolean {
+    return this.#gone.size > this.#few(now) && this.#gone.size > survivors
   }
 
   #holdIfLarge(survivors: number, now: number): void {
@@ -141,7 +166,8 @@ export class LeaseView {
       if (now - at < holdMs) break // in the order in which they went
       this.#gone.delete(key)
     }
-    if (!this.#isLarge(survivors)) return
+    if (!this.#isLarge(survivors, now)) return
+    this.#heldFew = this.#few(now)
     this.#heldSince = now
     log.error(
       `${this.#gone.size} of ${this.#gone.size + survivors} leases vanished from the store at once. Their hosts are ` +
@@ -153,6 +179,7 @@ export class LeaseView {
   #release(why: string): void {
     this.#options.log.warn(why)
     this.#heldSince = undefined
+    this.#heldFew = undefined
     this.#gone.clear()
   }
 

@@ -54,6 +54,8 @@ export interface FollowOptions {
 export interface Followed extends ViewChange {
   /** All leases as they are now; changed in place by what follows. */
   readonly leases: PeerView
+  /** Something stands under this node's own key that is no lease, though `leases` has the one from before. */
+  readonly isOwnUnreadable: boolean
 }
 
 /**
@@ -69,7 +71,7 @@ export async function* followLeases<Cursor>(
   const view = new LeaseView({ holdMs: options.holdMs ?? HOLD_MS, ownKey: options.ownKey ?? (() => ''), log })
   const told = (change: ViewChange): Followed => {
     state.held = view.held
-    return { ...change, leases: view.leases }
+    return { ...change, leases: view.leases, isOwnUnreadable: view.isOwnUnreadable }
   }
   let after: { readonly cursor: Cursor } | undefined
   let relistAt = 0

@@ -26,7 +26,7 @@ export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
   return {
     obtain: (attrs, previous, log, signal) =>
       acquireLease(store, config, attrs, { previous, random: Math.random, log, signal }),
-    renew: (lease, attrs, signal) => renewLease(store, lease, { attrs, signal }),
+    renew: (lease, attrs, log, signal) => renewLease(store, lease, { attrs, log, signal }),
   }
 }
 
@@ -37,6 +37,9 @@ export interface AcquireOptions {
   readonly log: Log
   readonly signal: AbortSignal
 }
+
+/** So much of a value that is no lease is shown in the log. */
+const SHOWN_VALUE = 200
 
 type FoundLease = Lease & { readonly entry: StoreEntry }
 
@@ -55,19 +58,21 @@ export async function acquireLease(
       remedy: 'set it to true: leases are IPv4 subnets',
     })
   }
-  // Each lost race means that another node got a subnet, so that this ends, with a lease or with OUT_OF_SUBNETS.
+  // Each refusal takes a subnet from those that are tried, so that this ends, with a lease or with OUT_OF_SUBNETS.
+  const refused: Ipv4Net[] = []
   for (;;) {
     options.signal.throwIfAborted()
-    const lease = await tryAcquire(store, config, attrs, options)
+    const lease = await tryAcquire(store, config, attrs, refused, options)
     if (lease) return lease
   }
 }
 
-/** One round; undefined when another node was faster. */
+/** One round; undefined when another node was faster. `refused`: subnets that the store did not give, whatever it lists; more are put there. */
 async function tryAcquire(
   store: Store,
   config: NetworkConfig,
   attrs: LeaseAttrs,
+  refused: Ipv4Net[],
   options: AcquireOptions,
 ): Promise<OwnLease | undefined> {
   const { log, signal, previous } = options
@@ -77,10 +82,11 @@ async function tryAcquire(
   const leases = decodeAll(listing)
 
   for (const lease of leases.filter(({ attrs: { publicIp } }) => publicIp === attrs.publicIp)) {
-    if (!lease.subnet6 && isCompatible(lease.subnet, config)) {
+    if (isCompatible(lease.subnet, config) && fitsIpv6(lease, config)) {
       log.info(`Found lease (${describeSubnets(lease)}) for current IP (${address}), reusing`)
       const written = await store.update(lease.key, value, lease.entry, signal)
-      return written && { key: lease.key, subnet: lease.subnet, attrs, ...written }
+      const { key, subnet, subnet6 } = lease
+      return written && { key, subnet, ...(subnet6 ? { subnet6 } : {}), attrs, ...written }
     }
     log.info(
       `Found lease (${describeSubnets(lease)}) for current IP (${address}) but not compatible with current config, deleting`,
@@ -88,7 +94,7 @@ async function tryAcquire(
     if (!(await store.delete(lease.key, lease.entry.revision, signal))) return undefined
   }
 
-  const taken = takenByOthers(listing, leases, attrs)
+  const taken = [...takenByOthers(listing, leases, attrs), ...refused]
   let subnet: Ipv4Net | undefined
   const holder =
     previous &&
@@ -120,11 +126,20 @@ async function tryAcquire(
   const key = leaseKey(subnet)
   const written = await store.create(key, value, signal)
   if (!written) {
+    refused.push(subnet)
     log.info(`Subnet ${formatIpv4Net(subnet)} was taken by another node meanwhile; picking another`)
     return undefined
   }
   log.info(`Allocated lease (${describeSubnets({ subnet })}) to current node (${address}) `)
   return { key, subnet, attrs, ...written }
+}
+
+/**
+ * Whether the IPv6 subnet of an own lease, if it has one, is as the configuration wants it. weft leases none, but keeps that of a
+ * flanneld that was here before: a subnet that is deleted for it is lost to the containers that have it.
+ */
+function fitsIpv6({ subnet6 }: Lease, { ipv6 }: NetworkConfig): boolean {
+  return !subnet6 || (ipv6 !== undefined && isCompatible(subnet6, ipv6))
 }
 
 /** The subnets that are not free for this node. A key takes its subnet even when nobody can read its value. */
@@ -141,25 +156,23 @@ function takenByOthers(listing: StoreListing, leases: readonly FoundLease[], att
 function decodeAll(listing: StoreListing): FoundLease[] {
   const leases: FoundLease[] = []
   for (const entry of listing.entries) {
-    try {
-      leases.push({ ...decodeLease(entry.key, entry.value), entry })
-    } catch {
-      // Nobody's lease as far as we can read; whoever follows names it.
-    }
+    const lease = decodeOrUndefined(entry)
+    // Undefined: nobody's lease as far as we can read; whoever follows names it.
+    if (lease) leases.push({ ...lease, entry })
   }
   return leases
 }
 
 /**
- * Renews a lease if the key is still as this node wrote it, from now on with `attrs`. Rejects with WeftError LEASE_LOST when it is gone or
- * another node's.
+ * Renews a lease if the key is not gone and not another node's, from now on with `attrs`; else rejects with WeftError LEASE_LOST. What
+ * stands there and is nobody's lease, a typo or junk, is written over and said to `log`.
  */
 export async function renewLease(
   store: Store,
   lease: OwnLease,
-  options: { attrs?: LeaseAttrs; signal: AbortSignal },
+  options: { attrs?: LeaseAttrs; log?: Pick<Log, 'warn'>; signal: AbortSignal },
 ): Promise<OwnLease> {
-  const { attrs = lease.attrs, signal } = options
+  const { attrs = lease.attrs, log, signal } = options
   const value = encodeLeaseValue(attrs)
   const before = encodeLeaseValue(lease.attrs)
   // One that never ends is a reservation.
@@ -169,11 +182,31 @@ export async function renewLease(
     if (written) return { ...lease, attrs, ...written }
     const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${formatIpv4Net(lease.subnet)} is gone from the store`)
-    if (entry.value !== value && entry.value !== before) {
-      throw new WeftError('LEASE_LOST', `${formatIpv4Net(lease.subnet)} is leased by another node now: ${entry.value}`)
-    }
     // Our own bytes under another revision: an earlier write of ours whose answer was lost, or an operator who made the
     // lease a reservation, which it stays.
-    present = { ...entry, isReservation: present.isReservation || entry.isReservation }
+    let isReservation = present.isReservation || entry.isReservation
+    if (entry.value !== value && entry.value !== before) {
+      const found = decodeOrUndefined(entry)
+      // Without a PublicIP it is 0.0.0.0, for which nobody can hold a lease.
+      const isOwn = found && [0, attrs.publicIp, lease.attrs.publicIp].includes(found.attrs.publicIp)
+      if (found && !isOwn)
+        throw new WeftError(
+          'LEASE_LOST',
+          `${formatIpv4Net(lease.subnet)} is leased by another node now: ${entry.value}`,
+        )
+      const shown = JSON.stringify(entry.value.slice(0, SHOWN_VALUE))
+      log?.warn(`What stood under this node's own key ${lease.key} is not what it wrote, and is written over: ${shown}`)
+      // Whoever puts junk by hand does not mean to reserve the subnet by it.
+      if (!found) isReservation = present.isReservation
+    }
+    present = { ...entry, isReservation }
+  }
+}
+
+function decodeOrUndefined({ key, value }: StoreEntry): Lease | undefined {
+  try {
+    return decodeLease(key, value)
+  } catch {
+    return undefined
   }
 }

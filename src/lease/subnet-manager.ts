@@ -39,8 +39,11 @@ export interface LeaseHolder {
    * free. What is odd is said to `log`, again at each try.
    */
   obtain(attrs: LeaseAttrs, previous: Ipv4Net | undefined, log: Log, signal: AbortSignal): Promise<OwnLease>
-  /** Writes the lease again, with `attrs` from now on. Rejects with LEASE_LOST when it is gone or another node's. */
-  renew(lease: OwnLease, attrs: LeaseAttrs, signal: AbortSignal): Promise<OwnLease>
+  /**
+   * Writes the lease again, with `attrs` from now on, and over what is nobody's lease, which is said to `log`. Rejects with
+   * LEASE_LOST when it is gone or another node's.
+   */
+  renew(lease: OwnLease, attrs: LeaseAttrs, log: Log, signal: AbortSignal): Promise<OwnLease>
 }
 
 export interface SubnetManager {

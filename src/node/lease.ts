@@ -13,6 +13,10 @@ const RENEW_RETRY_MIN_MS = 1_000
 const RENEW_RETRY_MAX_MS = 60_000
 /** Of the margin, or of what it leaves of the lease's life, at random: nodes that started together must not renew together for ever. */
 const RENEW_JITTER = 0.1
+/** Who doubts the lease again within this time is answered after a pause, doubling from the first to the last. */
+const DISPUTE_MS = 600_000
+const DISPUTE_PAUSE_MIN_MS = 100
+const DISPUTE_PAUSE_MAX_MS = 60_000
 /** How often the clocks are looked at while a renewal is waited for. */
 const CLOCKS_MS = 60_000
 
@@ -41,10 +45,18 @@ export async function obtainLease(
 }
 
 export async function keepLease(node: Node): Promise<never> {
+  let answeredAt = -Infinity
+  let pauseMs = 0
   for (;;) {
     const waitMs = renewalWaitMs(node)
     if (waitMs !== undefined) node.log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
-    await untilDue(node, waitMs)
+    if (await untilDue(node, waitMs)) {
+      // Another host with our address may write in turns with us: neither store nor log is to be busy with that.
+      const isAgain = performance.now() - answeredAt < DISPUTE_MS
+      pauseMs = isAgain ? Math.min(Math.max(2 * pauseMs, DISPUTE_PAUSE_MIN_MS), DISPUTE_PAUSE_MAX_MS) : 0
+      if (pauseMs > 0) await pause(node.signal, pauseMs)
+      answeredAt = performance.now()
+    }
     await renewOrReplace(node)
   }
 }
@@ -60,16 +72,18 @@ function renewalWaitMs({ options, lease: { expiresAt } }: Node): number | undefi
 
 /**
  * Waits until the lease is in doubt or, by either clock, `waitMs` are over: the monotonic clock, and timers with it, stand still
- * while the host is suspended, and the clock of the day can be set back.
+ * while the host is suspended, and the clock of the day can be set back. True when the lease is in doubt.
  */
-async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined): Promise<void> {
-  if (waitMs === undefined) return void (await leaseDoubt.wait(signal))
+async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined): Promise<boolean> {
+  if (waitMs === undefined) return leaseDoubt.wait(signal)
   const due = performance.now() + waitMs
   const dueByDay = Date.now() + waitMs
   let leftMs = waitMs
-  while (leftMs > 0 && !(await leaseDoubt.wait(signal, Math.min(leftMs, CLOCKS_MS)))) {
+  while (leftMs > 0) {
+    if (await leaseDoubt.wait(signal, Math.min(leftMs, CLOCKS_MS))) return true
     leftMs = Math.min(due - performance.now(), dueByDay - Date.now())
   }
+  return false
 }
 
 async function renewOrReplace(node: Node): Promise<void> {
@@ -78,7 +92,7 @@ async function renewOrReplace(node: Node): Promise<void> {
   let retryMs = RENEW_RETRY_MIN_MS
   for (;;) {
     try {
-      node.lease = await holder.renew(node.lease, node.attrs, signal)
+      node.lease = await holder.renew(node.lease, node.attrs, log, signal)
       return log.info(`Lease renewed, new expiration: ${formatGoTime(node.lease.expiresAt)}`)
     } catch (error) {
       signal.throwIfAborted()

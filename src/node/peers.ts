@@ -15,7 +15,7 @@ export async function keepPeers(node: Node): Promise<never> {
     holdMs: options['fail-static-hold'] * 1000,
     state: node.following,
   })
-  for await (const { leases, added, changed, removed } of following) {
+  for await (const { leases, added, changed, removed, isOwnUnreadable } of following) {
     node.view = leases
     for (const lease of [...added, ...changed])
       if (!isOwn(lease)) log.info(`Subnet added: ${formatIpv4Net(lease.subnet)}`)
@@ -23,7 +23,7 @@ export async function keepPeers(node: Node): Promise<never> {
     if (added.length + changed.length + removed.length > 0) await applyPeers(node)
     // A deletion that came between acquiring and the first listing was never in the view.
     const own = leases.get(node.lease.key)
-    if (!own || !leasesEqual(own, node.lease)) node.leaseDoubt.ring()
+    if (!own || isOwnUnreadable || !leasesEqual(own, node.lease)) node.leaseDoubt.ring()
   }
   throw signal.reason
 }

@@ -64,12 +64,15 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     return { live, files: all }
   }
 
-  /** Those of `names` that are leases and have not ended. */
-  async function readLive(names: readonly string[]): Promise<Map<string, LeaseFile>> {
+  /** Those of `names` that are leases and have not ended; one that cannot be read just now is as in `known`. */
+  async function readLive(
+    names: readonly string[],
+    known: ReadonlyMap<string, LeaseFile>,
+  ): Promise<Map<string, LeaseFile>> {
     const now = await files.now()
     const found = new Map<string, LeaseFile>()
     for (const name of names) {
-      const file = name.startsWith('.') ? undefined : await files.read(name)
+      const file = name.startsWith('.') ? undefined : await files.read(name, known.get(name))
       if (file && isLive(file, now)) found.set(name, file)
     }
     return found
@@ -118,7 +121,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
         const touched = news.take()
         const changes = await files.doing(signal, async () => {
           const started = performance.now()
-          if (started < rescanAt) return differences(view, await readLive(touched), touched)
+          if (started < rescanAt) return differences(view, await readLive(touched, view), touched)
           const found = await scan(known)
           known = found.files
           const ended = performance.now()

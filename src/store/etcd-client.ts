@@ -12,7 +12,7 @@ import { messageOf, WeftError } from '../errors.ts'
 
 // Not imported: Node 20 reads all of a CommonJS package for the names of its exports then, a seventh of weftd's start.
 const require = createRequire(import.meta.url)
-const { InterceptingCall } = require('@grpc/grpc-js') as typeof grpc
+const { Channel, credentials: channelCredentials, InterceptingCall } = require('@grpc/grpc-js') as typeof grpc
 const { Etcd3, EtcdAuthenticationFailedError, EtcdPermissionDeniedError, GRPCUnauthenticatedError } =
   require('etcd3') as typeof etcd3
 
@@ -27,6 +27,8 @@ export interface EtcdOptions {
   readonly password: string
   /** How long a key lives that is not written again, in ms. */
   readonly ttlMs?: number
+  /** Hears what is passed over, as flanneld's client passes over it. */
+  readonly log?: { warn(message: string): void }
 }
 
 /** Longer than what a busy etcd may take; a dead connection is noticed by the keepalive. */
@@ -58,19 +60,12 @@ function readCredential(flag: string, path: string): Buffer {
   }
 }
 
-function credentials(options: EtcdOptions): etcd3.IOptions['credentials'] {
-  const { certFile, keyFile, caFile } = options
-  if ((certFile === '') !== (keyFile === '')) {
-    throw new WeftError('USAGE', 'a client certificate needs its key', {
-      remedy: 'give both --etcd-certfile and --etcd-keyfile',
-    })
-  }
-  if (caFile === '' && certFile === '') return undefined
+function credentials({ certFile, keyFile, caFile }: EtcdOptions): NonNullable<etcd3.IOptions['credentials']> {
   const root = caFile === '' ? undefined : readCredential('etcd-cafile', caFile)
   return {
     // Undefined means the system's roots to grpc; etcd3's type does not say so.
     rootCertificate: root as Buffer,
-    ...(certFile === ''
+    ...(certFile === '' || keyFile === ''
       ? {}
       : { privateKey: readCredential('etcd-keyfile', keyFile), certChain: readCredential('etcd-certfile', certFile) }),
   }
@@ -84,20 +79,37 @@ function certificateTimes({ certFile, keyFile, caFile }: EtcdOptions): string {
     .join()
 }
 
-/** Endpoints as grpc takes them: without the slash at the end that a URL may have. */
-function hostsOf(endpoints: readonly string[]): string[] {
-  const hosts = endpoints.map((endpoint) => endpoint.trim().replace(/\/+$/, '')).filter((host) => host !== '')
-  if (hosts.length === 0) {
+/** Hosts and ports, and whether TLS is spoken with each. */
+type Hosts = ReadonlyMap<string, boolean>
+
+/**
+ * The scheme of an endpoint says whether TLS is spoken with it; without one it is if there are certificates, as with etcd's client
+ * (client/v3/internal/endpoint/endpoint.go). A URL may have a slash at its end.
+ */
+function hostsOf({ endpoints, certFile, keyFile, caFile }: EtcdOptions): Hosts {
+  const hasTls = caFile !== '' || (certFile !== '' && keyFile !== '')
+  const hosts = new Map<string, boolean>()
+  for (const endpoint of endpoints) {
+    const [, scheme, host = ''] = /^(?:(https?):\/\/)?(.*?)\/*$/.exec(endpoint.trim()) ?? []
+    if (host !== '') hosts.set(host, scheme === undefined ? hasTls : scheme === 'https')
+  }
+  if (hosts.size === 0) {
     throw new WeftError('USAGE', 'no etcd endpoint is given', {
       remedy: 'name one, such as --etcd-endpoints=http://127.0.0.1:2379',
     })
   }
-  if (new Set(hosts.map((host) => host.startsWith('https:'))).size > 1) {
-    throw new WeftError('USAGE', `some etcd endpoints are https and some are not: ${hosts.join(', ')}`, {
-      remedy: 'give --etcd-endpoints of one kind',
-    })
-  }
   return hosts
+}
+
+/** What is given and not used is said, and no more: flanneld's client goes on as well. */
+function sayPassedOver(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOptions): void {
+  if ((certFile === '') !== (keyFile === ''))
+    log?.warn('a client certificate needs its key: --etcd-certfile and --etcd-keyfile are used together only')
+  const plain = [...hosts].flatMap(([host, isTls]) => (isTls ? [] : [host]))
+  if (plain.length > 0 && (caFile !== '' || certFile !== '' || keyFile !== ''))
+    log?.warn(
+      `etcd at ${plain.join(', ')} is asked without TLS, whatever certificates are given: say https to change that`,
+    )
 }
 
 type HostPolicy = ReturnType<NonNullable<NonNullable<etcd3.IOptions['faultHandling']>['host']>>
@@ -139,12 +151,23 @@ export interface EtcdClient {
   close(): void
 }
 
+/**
+ * What grpc-js takes for the proxy to etcd; for http too, and for loopback (its http_proxy.js), where Go's client goes straight.
+ * Forgotten rather than switched off by grpc.enable_http_proxy: etcd3 asks for a user's token over a connection that no
+ * option reaches, and nothing else in this process looks at them.
+ */
+const PROXY_VARIABLES = ['grpc_proxy', 'https_proxy', 'http_proxy']
+
 /** Does not contact etcd. Throws WeftError USAGE for files that cannot be read. */
 export function createEtcdClient(options: EtcdOptions): EtcdClient {
-  const hosts = new Set(hostsOf(options.endpoints))
+  for (const name of PROXY_VARIABLES) delete process.env[name]
+  const hosts = hostsOf(options)
+  sayPassedOver(hosts, options)
+  /** Whether etcd is given the user: not while it has none. */
+  let asUser = options.username !== ''
   /** The watches that are open, to be ended before their client: it would keep the process up for them. */
   const streams = new Set<{ cancel(): void }>()
-  let client = connect([...hosts], options)
+  let client = connect(hosts, options, asUser)
   let certificates = certificateTimes(options)
 
   function close(): void {
@@ -157,7 +180,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
     const times = certificateTimes(options)
     if (times === certificates) return client
     try {
-      const next = connect([...hosts], options)
+      const next = connect(hosts, options, asUser)
       close()
       client = next
       certificates = times
@@ -167,6 +190,20 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
     return client
   }
 
+  /** Whether to ask again, after a call as this user or as none, since etcd has begun or ceased to have users. */
+  function followUsers(error: unknown, wasUser: boolean): boolean {
+    const message = messageOf(error)
+    const hasNone = wasUser && /authentication is not enabled/.test(message)
+    const hasSome = !wasUser && options.username !== '' && /user name is empty/.test(message)
+    if (!hasNone && !hasSome) return false
+    if (asUser !== wasUser) return true // another call has found it out
+    if (hasNone) options.log?.warn('etcd has no users: --etcd-username and --etcd-password are not used until it has')
+    asUser = hasSome
+    close()
+    client = connect(hosts, options, asUser)
+    return true
+  }
+
   async function call<T>(signal: AbortSignal, what: (etcd: etcd3.Etcd3) => Promise<T>): Promise<T> {
     signal.throwIfAborted()
     let onAbort!: () => void
@@ -174,8 +211,13 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
       onAbort = () => reject(signal.reason as Error)
     })
     signal.addEventListener('abort', onAbort, { once: true })
+    const ask = () => Promise.race([what(current()), aborted])
+    const wasUser = asUser
     try {
-      return await Promise.race([what(current()), aborted])
+      return await ask().catch((error: unknown) => {
+        if (!followUsers(error, wasUser)) throw error
+        return ask()
+      })
     } catch (error) {
       signal.throwIfAborted()
       throw storeError(error, options)
@@ -238,12 +280,13 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
   }
 }
 
-function connect(hosts: string[], options: EtcdOptions): etcd3.Etcd3 {
-  const tls = credentials(options)
+function connect(hosts: Hosts, options: EtcdOptions, asUser: boolean): etcd3.Etcd3 {
+  const tls = credentials(options) // also read where they are not used: a name that is mistyped is said
+  const hasTls = [...hosts.values()].includes(true)
   return new Etcd3({
-    hosts,
-    ...(tls ? { credentials: tls } : {}),
-    ...(options.username === '' ? {} : { auth: { username: options.username, password: options.password } }),
+    hosts: [...hosts.keys()],
+    ...(hasTls ? { credentials: tls } : {}),
+    ...(asUser ? { auth: { username: options.username, password: options.password } } : {}),
     faultHandling: { host: policyOf },
     // A function, so that each try has a deadline of its own.
     defaultCallOptions: ({ isStream }) => (isStream ? {} : { deadline: Date.now() + CALL_TIMEOUT_MS }),
@@ -253,9 +296,16 @@ function connect(hosts: string[], options: EtcdOptions): etcd3.Etcd3 {
       'grpc.max_reconnect_backoff_ms': 2_000,
       'grpc.max_receive_message_length': -1, // a listing of 60,000 leases is larger than the default 4 MiB
       interceptors: [requireLeader],
+      ...(hasTls ? { channelFactoryOverride: channelTo(hosts) } : {}),
     },
   })
 }
+
+/** etcd3 has one kind of credentials for all hosts. */
+const channelTo =
+  (hosts: Hosts): NonNullable<grpc.ClientOptions['channelFactoryOverride']> =>
+  (host, tls, options) =>
+    new Channel(host, hosts.get(host) === true ? tls : channelCredentials.createInsecure(), options)
 
 export async function nextOf(responses: AsyncIterator<etcd3.IWatchResponse>): Promise<etcd3.IWatchResponse> {
   const { done, value } = await responses.next()
@@ -280,12 +330,6 @@ function storeError(error: unknown, options: EtcdOptions): WeftError {
   ) {
     return new WeftError('STORE', `etcd at ${where} denied access: ${message}`, {
       remedy: `give --etcd-username and --etcd-password of a user that may read and write below ${options.prefix}`,
-      cause: error,
-    })
-  }
-  if (/authentication is not enabled/.test(message)) {
-    return new WeftError('STORE', `etcd at ${where} has no users: ${message}`, {
-      remedy: 'leave out --etcd-username and --etcd-password',
       cause: error,
     })
   }

@@ -2,12 +2,18 @@
 
 import { posix } from 'node:path'
 import type * as etcd3 from 'etcd3'
-import { isWeftError, WeftError } from '../errors.ts'
+import { isWeftError, messageOf, WeftError } from '../errors.ts'
 import { createEtcdClient, nextOf, type EtcdOptions } from './etcd-client.ts'
 import { LEASE_TTL_MS, type Store, type StoreChange, type StoreEntry, type Written } from './store.ts'
 
 /** For the listing of a whole network: 60,000 leases are about 9 MB. */
 const LIST_TIMEOUT_MS = 20_000
+
+/** A lease of etcd whose write failed serves the next one for this part of its time. */
+const SPARE_SHARE = 1 / 24
+
+/** A lease of etcd; `at` is when it was asked for, in ms since the epoch. */
+type Grant = Pick<etcd3.ILeaseGrantResponse, 'ID' | 'TTL'> & { readonly at: number }
 
 type Comparison =
   | { readonly target: 'Version'; readonly version: number }
@@ -44,6 +50,33 @@ export function createEtcdStore(options: EtcdOptions): Store {
       : { kind: 'put', entry }
   }
 
+  /** Leases of etcd that were granted for a write that may not have happened, by its key: the next try takes them. */
+  const spare = new Map<string, Grant>()
+
+  /** Runs `write` with an etcd lease. One that nothing came under is not left behind, however often this fails. */
+  async function underLease<T>(key: string, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
+    const before = spare.get(key)
+    spare.delete(key)
+    const isFresh = before && Date.now() - before.at < SPARE_SHARE * ttlS * 1000
+    const at = Date.now()
+    const grant = isFresh
+      ? before
+      : { at, ...(await client.call(signal, (etcd) => etcd.leaseClient.leaseGrant({ TTL: ttlS }))) }
+    try {
+      return await write(grant)
+    } catch (error) {
+      // Ended meanwhile, or another cluster's.
+      if (isFresh && /lease not found/.test(messageOf(error))) return underLease(key, signal, write)
+      // Denied, it did not happen. Otherwise it may have: the lease cannot be revoked, which would delete the key.
+      if (isWeftError(error, 'STORE')) await revoke(grant, signal).catch(() => spare.set(key, grant))
+      else spare.set(key, grant)
+      throw error
+    }
+  }
+
+  const revoke = ({ ID }: Grant, signal: AbortSignal) =>
+    client.call(signal, (etcd) => etcd.leaseClient.leaseRevoke({ ID }))
+
   /** Writes if `compare` holds, under a new etcd lease or, for ever, none; undefined when it does not hold. */
   async function putIf(
     compare: readonly Comparison[],
@@ -52,10 +85,17 @@ export function createEtcdStore(options: EtcdOptions): Store {
     isForever: boolean,
     signal: AbortSignal,
   ): Promise<Written | undefined> {
-    const grantedAt = Date.now()
-    const grant = isForever
-      ? undefined
-      : await client.call(signal, (etcd) => etcd.leaseClient.leaseGrant({ TTL: ttlS }))
+    if (!isForever) return underLease(key, signal, (grant) => putUnder(grant, compare, key, value, signal))
+    return putUnder(undefined, compare, key, value, signal)
+  }
+
+  async function putUnder(
+    grant: Grant | undefined,
+    compare: readonly Comparison[],
+    key: string,
+    value: string,
+    signal: AbortSignal,
+  ): Promise<Written | undefined> {
     const result = await client.call(signal, (etcd) =>
       etcd.kv.txn({
         compare: compare.map((each) => ({ result: 'Equal', key: fullKey(key), ...each })),
@@ -63,13 +103,13 @@ export function createEtcdStore(options: EtcdOptions): Store {
         failure: [{ request_range: { key: fullKey(key) } }],
       }),
     )
-    const expiresAt = grant && grantedAt + Number(grant.TTL) * 1000
+    const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
     if (result.succeeded) return { revision: BigInt(result.header.revision), expiresAt }
     if (!grant) return undefined
     // etcd3 tries again by itself when an answer is lost: the key may be there because we have just put it.
     const present = result.responses[0]?.response_range?.kvs[0]
     if (present && present.lease === grant.ID) return { revision: BigInt(present.mod_revision), expiresAt }
-    await client.call(signal, (etcd) => etcd.leaseClient.leaseRevoke({ ID: grant.ID }))
+    await revoke(grant, signal)
     return undefined
   }
 
@@ -131,7 +171,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
     update(key, value, { revision, value: before, isReservation = false }, signal) {
       const isAsRead: readonly Comparison[] = [
         { target: 'Mod', mod_revision: String(revision) },
-        { target: 'Value', value: Buffer.from(before) },
+        // Bytes that are no text were read as U+FFFD, and cannot be told again; the revision has to do then.
+        ...(before.includes('\uFFFD') ? [] : [{ target: 'Value', value: Buffer.from(before) } as const]),
       ]
       return putIf(isAsRead, key, value, isReservation, signal)
     },
@@ -150,8 +191,9 @@ export function createEtcdStore(options: EtcdOptions): Store {
       const { kvs } = await client.call(signal, (etcd) => etcd.kv.range({ key }))
       const before = kvs[0]?.value.toString()
       if (before === value) return before
-      const { ID: lease } = await client.call(signal, (etcd) => etcd.leaseClient.leaseGrant({ TTL: ttlS }))
-      await client.call(signal, (etcd) => etcd.kv.put({ key, value: Buffer.from(value), lease }))
+      await underLease(key.toString(), signal, ({ ID: lease }) =>
+        client.call(signal, (etcd) => etcd.kv.put({ key, value: Buffer.from(value), lease })),
+      )
       return before
     },
     async close() {

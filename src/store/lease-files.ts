@@ -126,7 +126,7 @@ export function createLeaseFiles(directory: string): LeaseFiles {
           key,
           value: await file.readFile('utf8'),
           revision: revisionOf(info),
-          isReservation: (info.mode & WRITABLE) === 0n,
+          isReservation: isReserved(info),
           writtenAt: Number(info.mtimeNs / 1_000_000n),
         }
       } finally {
@@ -238,9 +238,14 @@ export function createLeaseFiles(directory: string): LeaseFiles {
   }
 }
 
-/** Differs between any two writes of a key, since each makes a new file while the one before still exists. */
-function revisionOf(info: { readonly mtimeNs: bigint; readonly ino: bigint }): bigint {
-  return (info.mtimeNs << 24n) | (info.ino & 0xffffffn)
+const isReserved = ({ mode }: { readonly mode: bigint }): boolean => (mode & WRITABLE) === 0n
+
+/**
+ * Differs between any two writes of a key, since each makes a new file while the one before still exists; and when the file
+ * becomes a reservation or ceases to be one, which chmod does without a trace in its time.
+ */
+function revisionOf(info: { readonly mtimeNs: bigint; readonly ino: bigint; readonly mode: bigint }): bigint {
+  return (info.mtimeNs << 25n) | ((info.ino & 0xffffffn) << 1n) | BigInt(isReserved(info))
 }
 
 async function syncDirectory(path: string): Promise<void> {

@@ -1,6 +1,6 @@
 // contract.test.ts - what scripts and service managers see of flanneld: its lines, in its order, and its exit codes.
 
-import { rmSync, writeFileSync } from 'node:fs'
+import { readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
@@ -132,6 +132,9 @@ describe("flanneld's lines, in its order", () => {
     const daemon = start(host)
     await daemon.line(/^W.*\] net\.ipv4\.ip_forward is 0: no packet of a container leaves this host/)
     await daemon.line(/flannel is ready/)
+    // By these pidof and pgrep find it.
+    const named = (file: string): string => readFileSync(`/proc/${daemon.process.pid}/${file}`, 'utf8')
+    expect([named('comm'), named('cmdline').replaceAll('\0', '')]).toEqual(['weftd\n', 'weftd'])
     expect(await filters()).toBe(before)
     const [of0, ofNew] = (
       await host.output(['sh', '-c', 'cd /proc/sys/net/ipv4/conf && cat flannel0/rp_filter default/rp_filter'])

@@ -256,8 +256,7 @@ test('the lock of the legacy kind is waited for', async ({ skip }) => {
     const settled = ensured.finally(() => (done = true))
     // proc_locks(5): a waiter's line has an arrow, and its inode at the end of the fifth column.
     const waits = new RegExp(`-> FLOCK .*:${statSync(lock).ino} `)
-    // Looked for often: iptables waits no longer than 5 s.
-    await expect.poll(() => waits.test(readFileSync('/proc/locks', 'utf8')), { interval: 10 }).toBe(true)
+    await expect.poll(() => waits.test(readFileSync('/proc/locks', 'utf8'))).toBe(true)
     expect(done).toBe(false)
     holder.stdin.end()
     await settled
@@ -380,6 +379,21 @@ describe('weftd', () => {
     await mends(daemon, list, repaired, ['nft', 'flush', 'ruleset'])
     await mends(daemon, list, repaired, ['nft', 'flush', 'chain', 'ip', 'flannel-ipv4', 'postrtg'])
     await mends(daemon, list, repaired, ['nft', 'insert', 'rule', 'ip', 'flannel-ipv4', 'postrtg', 'accept'])
+  })
+
+  test('leaves what others put into its table where it is, and is not busy with it', async () => {
+    const daemon = await start({ EnableNFTables: true })
+    const repairs = (): number => lines(daemon, 'Repaired: the table flannel-ipv4')
+    const nft = (...args: string[]): Promise<string> => host.output(['nft', ...args])
+    await nft('add', 'chain', 'ip', 'flannel-ipv4', 'theirs')
+    await nft('add', 'rule', 'ip', 'flannel-ipv4', 'theirs', 'ip', 'saddr', '192.0.2.0/24', 'accept')
+    const theirs = (): Promise<string> => nft('list', 'chain', 'ip', 'flannel-ipv4', 'theirs')
+    const before = await theirs()
+    for (const times of [1, 2]) {
+      await nft('flush', 'chain', 'ip', 'flannel-ipv4', 'forward')
+      await expect.poll(repairs).toBe(times)
+    }
+    expect(await theirs()).toBe(before)
   })
 
   /** A folder of programs that lacks iptables, and a way to bring it there. */

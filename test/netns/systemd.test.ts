@@ -34,6 +34,8 @@ describe('the unit', () => {
     // With the unit's own watchdog: a shorter one would strike a daemon that a busy machine keeps waiting.
     systemd = await bootSystemd(host!, [
       `Environment=FLANNELD_ETCD_ENDPOINTS=${etcd.endpoint} FLANNELD_SUBNET_FILE=/run/flannel/subnet.env`,
+      // The unit's own line, which is a comment there.
+      'ExecStartPost=+/opt/node /opt/weft/bin/weft docker-opts',
     ])
 
     await systemd.systemctl('start', '--no-block', 'weftd')
@@ -42,6 +44,7 @@ describe('the unit', () => {
     await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
     await until('ActiveState', /^active$/)
     expect(systemd.read('/run/flannel/subnet.env')).toMatch(/^FLANNEL_NETWORK=10\.5\.0\.0\/16\nFLANNEL_SUBNET=10\.5\./)
+    expect(systemd.read('/run/docker_opts.env')).toMatch(/^DOCKER_OPTS=" --bip=10\.5\./m)
     await until('StatusText', /^subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store reachable$/)
 
     await etcd.kill()

@@ -75,6 +75,7 @@ interface Bed {
   /** `endpoint` is for etcd alone, in place of the cutting proxy. */
   open(endpoint?: string): Store
   put(key: string, text: string): Promise<void>
+  putBytes(key: string, bytes: Buffer): Promise<void>
   remove(key: string): Promise<void>
   /** Lets a lease end now. */
   expire(key: string): Promise<void>
@@ -130,6 +131,14 @@ function etcdBed(): Bed {
       return store
     },
     put: async (key, text) => void (await etcd.ctl('put', full(key), text)),
+    async putBytes(key, bytes) {
+      const client = new Etcd3({ hosts: etcd.endpoint })
+      try {
+        await client.put(full(key)).value(bytes)
+      } finally {
+        client.close()
+      }
+    },
     reserve: async (key, text) => void (await etcd.ctl('put', full(key), text)),
     remove: async (key) => void (await etcd.ctl('del', full(key))),
     async expire(key) {
@@ -166,6 +175,7 @@ function directoryBed(): Bed {
     ttlMs: LEASE_TTL_MS,
     open: () => directoryStore(folder),
     put: async (key, text) => writeFileSync(path(key), text),
+    putBytes: async (key, bytes) => writeFileSync(path(key), bytes),
     async reserve(key, text) {
       writeFileSync(path(key), text)
       chmodSync(path(key), 0o444)
@@ -451,6 +461,28 @@ describe.each([
     const lease = await acquire(bed.open(), '1.2.3.4', { previous: '10.5.7.0/24', random: () => 0 })
     expect(lease.key).toBe('10.5.1.0-24')
     expect((await bed.dump())['10.5.7.0-24']).toBe('not json')
+  })
+
+  it.each([
+    ['text', Buffer.from('{"PublicIP":')],
+    ['bytes that are no text', Buffer.from('fffe00ff80', 'hex')],
+    [
+      'its own lease with bytes that are no text',
+      Buffer.from('{"PublicIP":"1.2.3.4","BackendData":"\u00ff"}', 'latin1'),
+    ],
+  ])('renews over %s under its own key, without an end only if it was so before', async (_title, bytes) => {
+    const bed = makeBed()
+    const store = bed.open()
+    const lease = await acquire(store, '1.2.3.4')
+    await bed.putBytes(lease.key, bytes)
+    const log = quiet()
+    const renewed = await renewLease(store, lease, { log, signal: signal() })
+    expect(await bed.dump()).toEqual({ [lease.key]: value('1.2.3.4') })
+    expect(log.lines).toEqual([expect.stringContaining(JSON.stringify(bytes.toString()))])
+    if (!bytes.includes('1.2.3.4')) expect(renewed.expiresAt).toBeGreaterThan(Date.now())
+    // A node that comes back finds it by its address, and does not mind the bytes either.
+    await bed.putBytes(lease.key, bytes)
+    if (bytes.includes('1.2.3.4')) expect((await acquire(store, '1.2.3.4')).key).toBe(lease.key)
   })
 
   it('stops at once when told to', async () => {
@@ -811,10 +843,7 @@ describe('the etcd store, when things break', () => {
 })
 
 describe('the etcd store and who may use it', () => {
-  const open = (
-    server: Etcd,
-    more: { username?: string; password?: string; endpoints?: string[]; caFile?: string; certFile?: string } = {},
-  ): Store => {
+  const open = (server: Etcd, more: Partial<Parameters<typeof createEtcdStore>[0]> = {}): Store => {
     const store = createEtcdStore({
       endpoints: [server.endpoint],
       prefix: '/x',
@@ -836,10 +865,82 @@ describe('the etcd store and who may use it', () => {
     expect(() => open(etcd, { endpoints: [''] })).toThrow(
       expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-endpoints') }),
     )
-    expect(() => open(etcd, { endpoints: ['http://127.0.0.1:1', 'https://127.0.0.1:2'] })).toThrow(
-      expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-endpoints') }),
-    )
   })
+
+  it('speaks TLS with those endpoints that say https, whatever the others say', async () => {
+    const server = await startEtcd({ tls: true })
+    try {
+      const caFile = server.certificate
+      for (const each of [etcd, server]) await each.ctl('put', '/x/config', CONFIG)
+      const dead = await ownPlace()
+      // Each in turn is the only one that can answer.
+      for (const endpoints of [
+        [`http://${dead}`, server.endpoint],
+        [`https://${dead}`, etcd.endpoint],
+      ]) {
+        const store = open(etcd, { endpoints, caFile })
+        expect(await store.config(signal())).toBe(CONFIG)
+        const { revision } = await store.list(signal())
+        const controller = new AbortController()
+        const watch = store.watch(revision, controller.signal)[Symbol.asyncIterator]()
+        expect((await watch.next()).done).toBe(false)
+        controller.abort(new Error('enough'))
+      }
+      // Without a scheme it is as the certificates say.
+      const bare = (each: Etcd): string[] => [each.endpoint.replace(/^https?:\/\//, '')]
+      expect(await open(server, { endpoints: bare(server), caFile }).config(signal())).toBe(CONFIG)
+      expect(await open(etcd, { endpoints: bare(etcd) }).config(signal())).toBe(CONFIG)
+    } finally {
+      await etcd.ctl('del', '/x/config')
+      await server.close()
+    }
+  })
+
+  it('speaks plainly with an endpoint that says http though it has certificates, and says so once', async () => {
+    const other = await startEtcd({ tls: true })
+    try {
+      const log = quiet()
+      await expect(open(etcd, { caFile: other.certificate, log }).config(signal())).rejects.toMatchObject({
+        code: 'CONFIG_MISSING',
+      })
+      expect(log.lines).toEqual([expect.stringContaining('is asked without TLS')])
+    } finally {
+      await other.close()
+    }
+  })
+
+  it.each([{ certFile: '/nowhere/cert.pem' }, { keyFile: '/nowhere/key.pem' }])(
+    'goes on without half of a client certificate, %j, and says so once',
+    async (half) => {
+      const server = await startEtcd({ tls: true })
+      try {
+        await server.ctl('put', '/x/config', CONFIG)
+        const log = quiet()
+        expect(await open(server, { caFile: server.certificate, log, ...half }).config(signal())).toBe(CONFIG)
+        expect(log.lines).toEqual([expect.stringMatching(/--etcd-certfile and --etcd-keyfile/)])
+      } finally {
+        await server.close()
+      }
+    },
+  )
+
+  it.each(['grpc_proxy', 'https_proxy', 'http_proxy'])(
+    'goes straight to etcd whatever %s says, for a token too',
+    async (name) => {
+      const server = await startEtcd()
+      try {
+        await server.ctl('user', 'add', 'root:sesame')
+        await server.ctl('user', 'grant-role', 'root', 'root')
+        await server.ctl('auth', 'enable')
+        vi.stubEnv(name, `http://${await ownPlace()}`)
+        const { revision } = await open(server, { username: 'root', password: 'sesame' }).list(signal())
+        expect(revision).toBeGreaterThan(0n)
+      } finally {
+        vi.unstubAllEnvs()
+        await server.close()
+      }
+    },
+  )
 
   it('watches past dead endpoints without an error', async () => {
     const dead = await Promise.all([1, 2, 3].map(async () => `http://${await ownPlace()}`))
@@ -888,7 +989,7 @@ describe('the etcd store and who may use it', () => {
     expect(() => open(etcd, { caFile: '/nowhere/ca.pem' })).toThrow(
       expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-cafile') }),
     )
-    expect(() => open(etcd, { certFile: '/nowhere/cert.pem' })).toThrow(
+    expect(() => open(etcd, { certFile: '/nowhere/cert.pem', keyFile: '/nowhere/key.pem' })).toThrow(
       expect.objectContaining({ code: 'USAGE', remedy: expect.stringContaining('--etcd-keyfile') }),
     )
   })
@@ -912,11 +1013,27 @@ describe('the etcd store and who may use it', () => {
     }
   })
 
+  it('goes on as nobody while etcd has no users, says so once, and is the user as soon as it has', async () => {
+    const server = await startEtcd()
+    try {
+      const log = quiet()
+      const store = open(server, { username: 'root', password: 'sesame', log })
+      const asked = [store.config(signal()), store.list(signal()), store.claim('1.1.1.1', 'me', signal())] as const
+      await expect(asked[0]).rejects.toMatchObject({ code: 'CONFIG_MISSING' })
+      expect((await asked[1]).entries).toEqual([])
+      await asked[2]
+      expect(log.lines).toEqual([expect.stringContaining('etcd has no users')])
+      await server.ctl('user', 'add', 'root:sesame')
+      await server.ctl('user', 'grant-role', 'root', 'root')
+      await server.ctl('auth', 'enable')
+      expect((await store.list(signal())).entries).toEqual([])
+      expect(log.lines).toHaveLength(1)
+    } finally {
+      await server.close()
+    }
+  })
+
   it('works with a user, and says what is wrong with another', async () => {
-    await expect(open(etcd, { username: 'root', password: 'sesame' }).config(signal())).rejects.toMatchObject({
-      code: 'STORE',
-      remedy: expect.stringContaining('leave out'),
-    })
     const server = await startEtcd()
     try {
       await server.ctl('user', 'add', 'root:sesame')
@@ -949,6 +1066,68 @@ describe('the etcd store and who may use it', () => {
       await follower.until((view) => view.has('10.5.250.0-24'))
       await renewLease(store, lease, { signal: signal() })
     } finally {
+      await server.close()
+    }
+  })
+})
+
+describe('leases of etcd that nothing came under', () => {
+  const leasesIn = async (server: Etcd, ...user: string[]): Promise<number> =>
+    Number(/found (\d+) leases/.exec(await server.ctl('lease', 'list', ...user))![1])
+
+  it('are not left behind by writes that are denied', async () => {
+    const server = await startEtcd()
+    try {
+      await server.ctl('user', 'add', 'root:sesame')
+      await server.ctl('user', 'grant-role', 'root', 'root')
+      await server.ctl('role', 'add', 'reader')
+      await server.ctl('role', 'grant-permission', 'reader', '--prefix=true', 'read', '/x')
+      await server.ctl('user', 'add', 'guest:open')
+      await server.ctl('user', 'grant-role', 'guest', 'reader')
+      await server.ctl('auth', 'enable')
+      const files = { certFile: '', keyFile: '', caFile: '' }
+      const user = { username: 'guest', password: 'open' }
+      const store = createEtcdStore({ endpoints: [server.endpoint], prefix: '/x', ...files, ...user })
+      stores.push(store)
+      for (let times = 0; times < 3; times++) {
+        await expect(store.claim('1.1.1.1', 'me', signal())).rejects.toMatchObject({ code: 'STORE' })
+        await expect(store.create('10.5.1.0-24', value('1.1.1.1'), signal())).rejects.toMatchObject({ code: 'STORE' })
+      }
+      expect(await leasesIn(server, '--user=root:sesame')).toBe(0)
+    } finally {
+      await server.close()
+    }
+  })
+
+  it('serve the next try when it is not known what became of the write', async () => {
+    const server = await startEtcd()
+    const way = await startTroubledEtcd(server.endpoint)
+    try {
+      const files = { certFile: '', keyFile: '', caFile: '', username: '', password: '' }
+      const store = createEtcdStore({ endpoints: [way.endpoint], prefix: '/x', ...files })
+      stores.push(store)
+      way.set({ failMethod: 'Txn' })
+      const create = () => store.create('10.5.1.0-24', value('1.1.1.1'), signal())
+      for (let times = 0; times < 3; times++)
+        await expect(create()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+      way.set({ failMethod: 'Put' })
+      for (let times = 0; times < 3; times++)
+        await expect(store.claim('1.1.1.1', 'me', signal())).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+      expect(way.strikes.failed).toBeGreaterThanOrEqual(6)
+      expect(await leasesIn(server)).toBe(2)
+      way.set({})
+      expect((await create())?.expiresAt).toBeGreaterThan(Date.now())
+      await store.claim('1.1.1.1', 'me', signal())
+      expect(await leasesIn(server)).toBe(2)
+      // One that has ended meanwhile is no obstacle.
+      way.set({ failMethod: 'Txn' })
+      await expect(store.create('10.5.2.0-24', value('1.1.1.1'), signal())).rejects.toThrow('cannot be reached')
+      for (const [id] of (await server.ctl('lease', 'list')).matchAll(/^[0-9a-f]{16}$/gm))
+        await server.ctl('lease', 'revoke', id)
+      way.set({})
+      expect(await store.create('10.5.2.0-24', value('1.1.1.1'), signal())).toBeDefined()
+    } finally {
+      await way.close()
       await server.close()
     }
   })
@@ -1046,6 +1225,31 @@ describe('the directory store, when things break', () => {
     symlinkSync('10.5.1.0-24', join(at.prefix, 'subnets/10.5.1.0-24'))
     symlinkSync('10.5.3.0-24', join(at.prefix, 'subnets/10.5.3.0-24'))
     expect(await keys()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
+  })
+
+  it('keeps what it knew of a file that cannot be read when it is told of a change', async () => {
+    const at = directoryBed()
+    const store = at.open()
+    for (const last of [1, 2]) await at.put(`10.5.${last}.0-24`, value(`192.0.2.${last}`))
+    const { revision } = await store.list(signal())
+    const controller = new AbortController()
+    const changes = store.watch(revision, controller.signal)[Symbol.asyncIterator]()
+    expect((await changes.next()).value).toMatchObject({ changes: [] }) // from now on it is told
+    // Put in place at once: it is never gone.
+    symlinkSync('10.5.1.0-24', join(at.prefix, 'tmp/link'))
+    renameSync(join(at.prefix, 'tmp/link'), join(at.prefix, 'subnets/10.5.1.0-24'))
+    await at.put('10.5.3.0-24', value('192.0.2.3'))
+    const { value: batch } = (await changes.next()) as { value: StoreBatch }
+    expect(batch.changes).toMatchObject([{ kind: 'put', entry: { key: '10.5.3.0-24' } }])
+    controller.abort(new Error('enough'))
+    await expect(changes.next()).rejects.toThrow('enough')
+  })
+
+  it('gives a node another subnet when a directory stands where the one of its earlier run would', async () => {
+    const at = directoryBed()
+    mkdirSync(join(at.prefix, 'subnets/10.5.7.0-24'))
+    const lease = await acquire(at.open(), '1.1.1.1', { previous: '10.5.7.0/24', random: () => 0 })
+    expect(lease.key).toBe('10.5.1.0-24')
   })
 
   it('removes the files of leases that ended long ago, whoever comes next', async () => {

@@ -23,6 +23,8 @@ export interface Trouble {
   readonly delayMs?: number
   /** One call in so many is refused with UNAVAILABLE. */
   readonly failOneIn?: number
+  /** Calls of this method, such as `Txn`, are refused with UNAVAILABLE. */
+  readonly failMethod?: string
   /** Calls are taken and not answered, and watches tell nothing, until this ends. */
   readonly hold?: boolean
 }
@@ -68,8 +70,9 @@ export async function startTroubledEtcd(etcd: string, address = '127.0.0.1', por
     })
   async function serve(inner: ServerHttp2Stream, headers: IncomingHttpHeaders): Promise<void> {
     inner.on('error', () => {})
-    const { delayMs, failOneIn } = trouble
-    if (failOneIn !== undefined && ++calls % failOneIn === 0) {
+    const { delayMs, failOneIn, failMethod } = trouble
+    const isDue = failOneIn !== undefined && ++calls % failOneIn === 0
+    if (isDue || (failMethod !== undefined && headers[':path']?.endsWith(`/${failMethod}`))) {
       strikes.failed++
       const refusal = {
         ':status': 200,

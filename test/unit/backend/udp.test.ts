@@ -73,15 +73,14 @@ describe('prepare', () => {
     expect(await backend().prepare(signal)).toEqual({ publicIp: ip('192.0.2.1'), backendType: '' })
   })
 
-  it('refuses a network whose subnets may hold our own address, and only warns outside of them', async () => {
-    await expect(backend(undefined, '10.5.9.9').prepare(signal)).rejects.toMatchObject({
-      code: 'CONFIG',
-      message: expect.stringContaining('10.5.9.9'),
-    })
-    await expect(backend(undefined, '10.5.255.255').prepare(signal)).rejects.toMatchObject({ code: 'CONFIG' })
-    expect(host.lines).toEqual([])
-    await backend(undefined, '10.5.0.9').prepare(signal)
-    expect(host.lines).toEqual([expect.stringContaining('contains this node')])
+  it.each([
+    ['10.5.9.9', true],
+    ['10.5.255.255', true],
+    ['10.5.0.9', false],
+  ])('warns of a network that holds our own address, %s, and whether its subnets may', async (address, mayLease) => {
+    await backend(undefined, address).prepare(signal)
+    expect(host.lines).toEqual([expect.stringContaining(`contains this node's own address ${address}`)])
+    expect(host.lines[0]!.includes('may lease it to containers')).toBe(mayLease)
   })
 
   it('needs IPv4', async () => {
@@ -104,7 +103,7 @@ describe('open', () => {
     expect(host.commands).toEqual([
       'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',
       'ip address replace 10.5.72.0/32 dev flannel0',
-      'ip route replace 10.5.0.0/16 dev flannel0',
+      'ip route replace 10.5.0.0/16 dev flannel0 scope global',
     ])
     expect(host.lines).toContain('a note')
     expect(host.lines).toContain('Watching for new subnet leases')
@@ -166,12 +165,15 @@ describe('apply', () => {
     expect(host.lines).toHaveLength(6)
   })
 
-  it.each([['224.0.0.1'], ['255.255.255.255'], ['0.1.2.3'], ['127.9.9.9'], ['192.0.2.1']])(
+  it.each([['224.0.0.1'], ['239.255.255.255'], ['255.255.255.255'], ['0.1.2.3'], ['127.9.9.9'], ['192.0.2.1']])(
     '%s is no endpoint',
     (address) => {
       expect(unusableReason(lease('10.5.1.0/24', address), own)).toContain(address)
     },
   )
+  it.each([['240.0.0.1'], ['255.255.255.254'], ['223.255.255.255']])('%s is one', (address) => {
+    expect(unusableReason(lease('10.5.1.0/24', address), own)).toBeUndefined()
+  })
 })
 
 describe('resync', () => {

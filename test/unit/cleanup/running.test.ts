@@ -29,7 +29,14 @@ it('tells those that run here, by their pids', async () => {
   addProcess('13', '/usr/bin/node /usr/bin/weftd', 'here')
   addProcess('14', '/opt/bin/flanneld', 'elsewhere')
   addProcess('15', '/usr/bin/flannel-watch', 'here')
-  expect((await running()).toSorted()).toEqual(['flanneld still runs (pid 12)', 'weftd still runs (pid 13)'])
+  addProcess('16', '/usr/local/bin/node /opt/bin/flanneld', 'here')
+  addProcess('17', 'weftd', 'here')
+  expect((await running()).toSorted()).toEqual([
+    'flanneld still runs (pid 12)',
+    'flanneld still runs (pid 16)',
+    'weftd still runs (pid 13)',
+    'weftd still runs (pid 17)',
+  ])
 })
 
 it('does not tell one that ends while it is looked at', async () => {

@@ -3,8 +3,9 @@
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { dockerOpts } from '../../../src/cli/docker-opts.ts'
+import { main } from '../../../src/cli/weft.ts'
 
 let folder: string
 let asked: string[]
@@ -63,6 +64,35 @@ describe('weft docker-opts', () => {
   it('reads the environment where there is no file', async () => {
     expect(await make(['-c'], '', { FLANNEL_MTU: '1400' })).toBe('DOCKER_OPTS=" --mtu=1400"\n')
     expect(asked).toEqual([])
+  })
+
+  it.each([
+    [['-c'], { DOCKER_OPTS: '--debug' }, `DOCKER_OPTS="--debug${ALL.slice(1)}`],
+    [['-c', '-k', 'MINE'], { MINE: '-x -y', DOCKER_OPTS: '--debug' }, `MINE="-x -y${ALL.slice(1)}`],
+    [
+      ['-ic'],
+      { DOCKER_OPT_DNS: '--dns=192.0.2.1', DOCKER_OPT_A: '-a', DOCKER_OPT_MTU: '--mtu=9' },
+      `DOCKER_OPT_A="-a"\n${EACH.replace('DOCKER_OPT_IPMASQ', 'DOCKER_OPT_DNS="--dns=192.0.2.1"\nDOCKER_OPT_IPMASQ')}` +
+        'DOCKER_OPTS=" -a --bip=10.1.74.1/24 --dns=192.0.2.1 --ip-masq=true --mtu=1472"\n',
+    ],
+  ])('%j keeps what the environment has, %j', async (args, environment, expected) => {
+    expect(await make(args, undefined, environment)).toBe(expected)
+  })
+
+  it.each([
+    ['-h', 1],
+    ['-?', 1],
+    ['--help', 0],
+  ])('%s prints its usage and exits with %d', async (flag, code) => {
+    let said = ''
+    const keep = (text: unknown): boolean => Boolean((said += String(text)))
+    const spies = [process.stdout, process.stderr].map((stream) => vi.spyOn(stream, 'write').mockImplementation(keep))
+    try {
+      expect(await main(['docker-opts', flag])).toBe(code)
+    } finally {
+      for (const spy of spies) spy.mockRestore()
+    }
+    expect(said).toContain('Usage: weft docker-opts')
   })
 
   it('writes, then fails, when the subnet goes through a gateway', async () => {

@@ -4,8 +4,9 @@ import { spawnSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { parseEnv } from 'node:util'
 import { describe, expect, it } from 'vitest'
-import { parseFlags } from '../../../src/go-flags.ts'
+import { applyEnvironment, parseFlags } from '../../../src/go-flags.ts'
 import { FLAGS } from '../../../src/options.ts'
 
 const text = readFileSync(new URL('../../../deploy/weftd.service', import.meta.url), 'utf8')
@@ -38,6 +39,26 @@ describe('weftd.service', () => {
     // Five looks at the threads, 2 s apart, must fit before it strikes, and a busy machine be given time.
     expect(Number(values('WatchdogSec')[0])).toBeGreaterThanOrEqual(20)
     expect(values('RestrictAddressFamilies')[0]!.split(' ')).toContain('AF_UNIX')
+  })
+
+  it('comes before whatever starts containers, and does not start again on a command line that cannot be read', () => {
+    expect(values('Before')).toEqual(['docker.service containerd.service kubelet.service'])
+    expect(values('RestartPreventExitStatus')).toEqual(['2'])
+    // Where ProtectSystem=strict does not reach: /run/docker_opts.env is not in /run/flannel.
+    expect(values('#ExecStartPost')).toEqual(['+/usr/bin/weft docker-opts'])
+  })
+
+  it('reads /etc/default/weftd, of which docs/operating.md has an example that names flags that there are', () => {
+    expect(values('EnvironmentFile')).toEqual(['-/etc/default/weftd'])
+    const operating = readFileSync(new URL('../../../docs/operating.md', import.meta.url), 'utf8')
+    const [, example = ''] = /^# \/etc\/default\/weftd\n(.*?)\n\n/ms.exec(operating) ?? []
+    const environment = parseEnv(example)
+    const names = Object.keys(FLAGS).map((name) => `FLANNELD_${name.toUpperCase().replaceAll('-', '_')}`)
+    expect(Object.keys(environment).length).toBeGreaterThan(3)
+    expect(names).toEqual(expect.arrayContaining(Object.keys(environment)))
+    const bad: string[] = []
+    applyEnvironment(FLAGS, parseFlags(FLAGS, []), 'FLANNELD', environment, (problem) => bad.push(problem))
+    expect(bad).toEqual([])
   })
 
   it.runIf(hasSystemd)('is a unit that systemd reads without complaint', () => {

@@ -31,3 +31,18 @@ it.each([
   expect(written).toEqual([line])
   expect(started).not.toHaveBeenCalled()
 })
+
+it.each([
+  [['-vmodule=a=2'], {}, ['vmodule']],
+  [[], { FLANNELD_LOG_BACKTRACE_AT: 'a.go:1' }, ['log_backtrace_at']],
+  [['-vmodule=a=2', '-log_backtrace_at', 'a.go:1'], {}, ['vmodule', 'log_backtrace_at']],
+  [[], {}, []],
+])('of %j with %j it says once what does nothing', async (args, environment, names) => {
+  const written: string[] = []
+  vi.spyOn(process.stderr, 'write').mockImplementation((text) => written.push(String(text)) > 0)
+  // Refused when the log is there, before anything is started.
+  expect(await main('weftd', [...args, '--workers=0'], environment)).toBe(1)
+  const said = written.flatMap((line) => /^W.*\] -(\w+) does nothing/.exec(line)?.[1] ?? [])
+  expect(said).toEqual(names)
+  expect(started).not.toHaveBeenCalled()
+})

@@ -13,6 +13,7 @@ interface Call {
   readonly file: string
   readonly args: readonly string[]
   readonly input: string
+  readonly patient: boolean | undefined
 }
 
 /** A host where commands print `answers`, by program and arguments or by program alone; an Error is thrown. */
@@ -22,7 +23,7 @@ function fakeHost(answers: Record<string, string | Error>, verbosity = 0) {
   let set = ''
   const run: Run = async (file, args, options) => {
     const input = options?.input ?? ''
-    calls.push({ file, args, input })
+    calls.push({ file, args, input, patient: options?.patient })
     const command = [file, ...args].join(' ')
     const answer = answers[command] ?? answers[file]
     if (answer instanceof Error) throw answer
@@ -85,8 +86,9 @@ describe('iptables', () => {
       await createIptables(host.options({ plainPorts })).raise(SUBNET)
       const restores = host.calls.filter(({ file }) => file === 'iptables-restore')
       expect(restores.map(({ args }) => args.join(' '))).toEqual(
-        Array(2).fill(waits ? '--noflush --wait 5' : '--noflush'),
+        Array(2).fill(waits ? '--noflush --wait' : '--noflush'),
       )
+      expect(restores.map(({ patient }) => patient)).toEqual([true, true])
       expect(restores[0]!.input.includes(' -j MASQUERADE\n')).toBe(!random)
       expect(restores[0]!.input.includes(' -j MASQUERADE --random-fully\n')).toBe(random)
     },

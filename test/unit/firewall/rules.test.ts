@@ -65,12 +65,14 @@ const NFT_FORWARD = `  chain forward {
     ip daddr 10.42.0.0/16 accept
   }
 `
-const NFT = (chains: string): string => `add table ip flannel-ipv4
-delete table ip flannel-ipv4
-add table ip6 flannel-ipv6
-delete table ip6 flannel-ipv6
+const NFT = (chains: string): string => `add table ip flannel-ipv4 { comment "rules for flannel-ipv4"; }
+add chain ip flannel-ipv4 postrtg
+flush chain ip flannel-ipv4 postrtg
+delete chain ip flannel-ipv4 postrtg
+add chain ip flannel-ipv4 forward
+flush chain ip flannel-ipv4 forward
+delete chain ip flannel-ipv4 forward
 table ip flannel-ipv4 {
-  comment "rules for flannel-ipv4"
 ${chains}}
 table ip6 flannel-ipv6 {
   comment "rules for flannel-ipv6"
@@ -141,6 +143,24 @@ describe('the rules of another daemon on the host', () => {
     expect(isAnothers(line, new Set(['10.5.0.0/16']))).toBe(false)
   })
 
+  it('in nftables are told from what is in no chain of flannel: of that nothing is looked at', () => {
+    const shown = nftInput(wish(true, true, true))
+    const foreign = `  chain theirs {
+    ip saddr 10.5.0.0/16 accept
+    meta mark 1 return
+  }
+  set addresses {
+    type ipv4_addr
+  }
+`
+    const ours = new Set(['10.42.0.0/16'])
+    for (const name of ['postrtg', 'forward']) {
+      const mixed = shown.replace(`  chain ${name} {`, `${foreign}  chain ${name} {`)
+      expect(mixed).not.toBe(shown)
+      expect(splitNftTable(mixed, ours)).toEqual(splitNftTable(shown, ours))
+    }
+  })
+
   it('in nftables stand after our own, in the chain where they were', () => {
     const shown = nftInput(wish(true, true, true))
     const { own, others } = splitNftTable(shown, new Set(['10.5.0.0/16']))
@@ -162,5 +182,9 @@ describe('the rules of another daemon on the host', () => {
 })
 
 it('nft removal is no error where there is no table: each is named first', () => {
-  expect(nftRemoval()).toBe(NFT('').split('table ip flannel-ipv4 {')[0])
+  expect(nftRemoval()).toBe(`add table ip flannel-ipv4
+delete table ip flannel-ipv4
+add table ip6 flannel-ipv6
+delete table ip6 flannel-ipv6
+`)
 })

@@ -9,7 +9,8 @@ import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 
 const HOLD_MS = 30_000
 const OWN = '10.5.9.0-24'
-const lease = (key: string, publicIp = '1.2.3.4'): Lease => ({
+/** Each has an address of its own, unless it is told. */
+const lease = (key: string, publicIp = `1.2.3.${key.split('.')[2]}`): Lease => ({
   key,
   subnet: parseIpv4Net(key.replace('-', '/'))!,
   attrs: { publicIp: parseIpv4(publicIp)!, backendType: '' },
@@ -148,6 +149,51 @@ describe('fail-static', () => {
     view.list([entry(1), entry(2, '9.9.9.9'), entry(5)], 3_000)
     expect([thirds(), view.held]).toEqual([[1, 2, 5], 0])
     expect(lines.at(-1)).toBe('Leases that had vanished are back; 2 are not, and are removed')
+  })
+
+  it.each([1, 2, 3])('keeps %d peers that vanish together with our own key, and not without it', (count) => {
+    const peers = [1, 2, 3].slice(0, count).map((third) => entry(third, `192.0.2.${third}`))
+    const keys = peers.map(({ key: each }) => each)
+    for (const how of ['a listing', 'changes', 'our own key last']) {
+      const { view, thirds, lines } = newView()
+      view.list([...peers, entry(9, '192.0.2.9')], 0)
+      if (how === 'a listing') view.list([], 1_000)
+      else if (how === 'changes') view.change([gone(9), ...peers.map((_, at) => gone(at + 1))], 1_000)
+      else {
+        view.change(
+          peers.map((_, at) => gone(at + 1)),
+          1_000,
+        )
+        view.change([gone(9)], 1_000)
+      }
+      expect([view.held, [...view.leases.keys()]], how).toEqual([count, expect.arrayContaining(keys)])
+      // Ours is written again at once; that says nothing of the others.
+      view.change([put(9, '192.0.2.9')], 2_000)
+      view.list([entry(9, '192.0.2.9')], 30_999)
+      expect([view.held, thirds().length], how).toEqual([count, count + 1])
+      view.list([entry(9, '192.0.2.9')], 31_000)
+      expect([view.held, thirds()], how).toEqual([0, [9]])
+      expect(lines.at(-1), how).toBe(`The store still lacks ${count} leases; they are removed now`)
+    }
+    if (count > 2) return
+    const { view, thirds } = newView()
+    view.list([...peers, entry(9, '192.0.2.9')], 0)
+    view.list([entry(9, '192.0.2.9')], 1_000)
+    expect([view.held, thirds()]).toEqual([0, [9]])
+  })
+
+  it('does not hold what came back under another key', () => {
+    const at = (third: number): Entry => entry(third, `192.0.2.${third}`)
+    for (const how of ['a listing', 'changes']) {
+      const { view, thirds } = newView()
+      view.list([1, 2, 3, 4, 5].map(at), 0)
+      view.change([1, 2, 3, 4].map(gone), 1_000)
+      expect(view.held).toBe(4)
+      const moved = entry(6, '192.0.2.1')
+      const { removed } =
+        how === 'changes' ? view.change([{ kind: 'put', entry: moved }], 2_000) : view.list([at(5), moved], 2_000)
+      expect([removed.map((each) => each.key), thirds(), view.held], how).toEqual([[key(1)], [2, 3, 4, 5, 6], 3])
+    }
   })
 
   it('does not count our own lease, and believes its loss at once', () => {

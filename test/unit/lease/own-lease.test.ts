@@ -75,6 +75,45 @@ describe('acquiring', () => {
     expect(log.lines.at(-1)).toBe('Allocated lease (ip: 10.5.4.0/24 ipv6: ::/0) to current node (1.1.1.1) ')
   })
 
+  it.each([
+    ['10.5.3.0-24', '10.5.3.0-24'],
+    ['10.5.3.0-24&fc00:0:0:7::-64', '10.5.3.0-24&fc00:0:0:7::-64'],
+    ['10.5.3.0-24&fc01::-64', undefined],
+    ['10.5.3.0-24&fc00:0:0:7::-66', undefined],
+    ['10.5.3.0-25&fc00:0:0:7::-64', undefined],
+  ])('with both families keeps its lease %s as %s', async (key, kept) => {
+    const both = parseNetworkConfig('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fc00::/48"}')
+    const written: string[] = []
+    const deleted: string[] = []
+    const store = fakeStore({
+      list: async () => ({ revision: 1n, entries: deleted.length > 0 ? [] : [entry(key, value('1.1.1.1'))] }),
+      update: async (at) => (written.push(at), { revision: 2n, expiresAt: 1 }),
+      delete: async (at) => deleted.push(at) > 0,
+      create: async () => ({ revision: 3n, expiresAt: 1 }),
+    })
+    const lease = await acquireLease(store, both, attrs('1.1.1.1'), options())
+    expect({ lease: lease.key, written, deleted }).toEqual(
+      kept === undefined
+        ? { lease: '10.5.1.0-24', written: [], deleted: [key] }
+        : { lease: kept, written: [kept], deleted: [] },
+    )
+    expect(lease.subnet6 !== undefined).toBe(kept?.includes('&') ?? false)
+  })
+
+  it('ends, and takes another, when its previous subnet is refused though no listing has it', async () => {
+    const tried: string[] = []
+    const store = fakeStore({
+      list: async () => ({ revision: 1n, entries: [] }),
+      create: async (key) => (tried.push(key) > 2 ? { revision: 2n, expiresAt: 1 } : undefined),
+    })
+    const lease = await acquireLease(store, config, attrs('1.1.1.1'), {
+      ...options(),
+      previous: parseIpv4Net('10.5.7.0/24')!,
+    })
+    expect(lease.key).toBe('10.5.2.0-24')
+    expect(tried).toEqual(['10.5.7.0-24', '10.5.1.0-24', '10.5.2.0-24'])
+  })
+
   it('does not take its previous subnet when a lease of another length lies across it', async () => {
     const store = fakeStore({
       list: async () => ({ revision: 1n, entries: [entry('10.5.6.0-23', value('9.9.9.9'))] }),

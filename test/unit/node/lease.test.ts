@@ -8,6 +8,7 @@ import {
   dataPaths,
   lines,
   logged,
+  ours,
   own,
   ready,
   start,
@@ -86,6 +87,45 @@ it('takes its subnet again when its lease is deleted, and forwards meanwhile', a
   expect(own()).toBe(key)
   expect(dataPaths).toHaveLength(1)
   expect(dataPaths[0]!.closed).toBe(false)
+})
+
+it.each([
+  ['a typo', '{"PublicIP":'],
+  ['no JSON', 'hello'],
+  ['an empty value', ''],
+  ['an object without an address', '{}'],
+  ['a lease of no address', '{"PublicIP":"0.0.0.0","PublicIPv6":null}'],
+  ['its own lease with a type', '{"PublicIP":"192.0.2.1","PublicIPv6":null,"BackendType":"vxlan"}'],
+])('writes over %s that somebody put under its own key, at once, says what it was, and stays', async (_title, text) => {
+  start()
+  await ready()
+  const key = own()
+  store.put(key, text)
+  // In no virtual time to speak of: neither the minute's listing nor the renewal is what notices it.
+  await until(() => store.entries.get(key)!.value === ours, 1)
+  expect(lines).toContain(
+    `W What stood under this node's own key ${key} is not what it wrote, and is written over: ${JSON.stringify(text)}`,
+  )
+  expect(logged(/revoked|moves/)).toBe(false)
+  expect(dataPaths).toHaveLength(1)
+})
+
+it('answers less and less often who writes under its key in turns with it', async () => {
+  start()
+  await ready()
+  const key = own()
+  const update = store.update.bind(store)
+  let answers = 0
+  store.update = async (...args) => {
+    const written = await update(...args)
+    if (written && ++answers > 0) store.put(key, '{"PublicIP":"192.0.2.1","BackendType":"vxlan"}')
+    return written
+  }
+  store.put(key, 'x')
+  await until(() => answers > 0)
+  await vi.advanceTimersByTimeAsync(600_000)
+  expect(answers).toBeGreaterThan(10) // it does not give up
+  expect(answers).toBeLessThan(25)
 })
 
 it('notices a deletion that came before the first listing', async () => {
