@@ -65,6 +65,7 @@ export async function runDaemon(
   stopping: AbortController,
   notifier?: Notifier,
 ): Promise<never> {
+  setMaxListeners(0, stopping.signal) // each loop listens, and each command that it waits for
   stopping.signal.addEventListener('abort', () => notifier?.stopping())
   const previous = await readPreviousNets(options['subnet-file'], log)
   const health = createHealth()
@@ -105,7 +106,7 @@ async function startNode(
       const external = await waitForInterface(options, hostChanged, log, signal)
       const backend = await createBackend(config, external, options, log)
       // Told when to stop: iptables waits for its lock as long as another program has it.
-      const runTillStop: Run = (file, args, more) => run(file, args, { signal, ...more })
+      const runTillStop: Run = (file, args, more) => run(file, args, more?.patient ? { signal, ...more } : more)
       const rules = firewallFor(config, options, previous, runTillStop, log)
       const firewall = { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
       if ((await getSysctl('net/ipv4/ip_forward')) === '0') log.warn(NOT_FORWARDING)
