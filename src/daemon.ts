@@ -166,8 +166,6 @@ export async function runNode(
 
 /** Waits for all loops to end. The first that fails stops the others. */
 async function runLoops(node: Node, stopping: AbortController): Promise<never> {
-  // Each waits on the one signal, and so does each of their calls: Node would take more than ten for a leak.
-  setMaxListeners(0, stopping.signal)
   await Promise.allSettled(LOOPS.map((loop) => loop(node).catch((error: unknown) => stopping.abort(error))))
   throw stopping.signal.reason
 }
