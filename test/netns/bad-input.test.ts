@@ -87,15 +87,6 @@ describe('an error of one line', () => {
     expectOneError(await run(withLeases()), 1, '10.5.0.0/16 is already routed to eth0', 'ip route del')
   })
 
-  it('when the network contains the host', async () => {
-    expectOneError(
-      await run(withLeases('{"Network":"192.168.0.0/16"}')),
-      1,
-      '192.168.77.1',
-      'overlaps no network of the hosts',
-    )
-  })
-
   it('for an unknown backend', async () => {
     expectOneError(
       await run(withLeases('{"Network":"10.5.0.0/16","Backend":{"Type":"ali-vpc"}}')),
