@@ -10,6 +10,7 @@ import {
   existsSync,
   mkdirSync,
   mkdtempSync,
+  readdirSync,
   readFileSync,
   rmdirSync,
   rmSync,
@@ -22,6 +23,7 @@ import { fileURLToPath } from 'node:url'
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const folder = join(root, 'build/stubborn')
 const PERIOD_US = 100_000
+const PREFIX = 'stubborn-'
 
 function fail(message) {
   process.stderr.write(`test:stubborn: ${message}\n`)
@@ -58,6 +60,17 @@ function keepBusy() {
   return undo(() => loops.forEach((loop) => loop.kill('SIGKILL')))
 }
 
+/** A new cgroup below `parent`. Those of runs that were interrupted go, once nothing is in them. */
+function newCgroup(parent) {
+  for (const name of readdirSync(parent).filter((each) => each.startsWith(PREFIX)))
+    try {
+      rmdirSync(join(parent, name))
+    } catch (error) {
+      if (error.code !== 'EBUSY') throw error
+    }
+  return mkdtempSync(join(parent, PREFIX))
+}
+
 /** A cgroup with the time of half a core, of either version (cgroups(7)). */
 function limitedCgroup() {
   const mounts = readFileSync('/proc/mounts', 'utf8').split('\n')
@@ -65,14 +78,14 @@ function limitedCgroup() {
   const v2 = mounts.find((line) => / cgroup2 /.test(line))?.split(' ')[1]
   try {
     if (v1 !== undefined) {
-      const cgroup = mkdtempSync(join(v1, 'stubborn-'))
+      const cgroup = newCgroup(v1)
       writeFileSync(join(cgroup, 'cpu.cfs_period_us'), String(PERIOD_US))
       writeFileSync(join(cgroup, 'cpu.cfs_quota_us'), String(PERIOD_US / 2))
       return cgroup
     }
     if (v2 === undefined) return fail('half a core needs cgroups, and none are mounted here')
     writeFileSync(join(v2, 'cgroup.subtree_control'), '+cpu')
-    const cgroup = mkdtempSync(join(v2, 'stubborn-'))
+    const cgroup = newCgroup(v2)
     writeFileSync(join(cgroup, 'cpu.max'), `${PERIOD_US / 2} ${PERIOD_US}`)
     return cgroup
   } catch (error) {
