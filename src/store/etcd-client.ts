@@ -1,28 +1,34 @@
-// etcd-client.ts - calls to etcd: endpoints, certificates and users, deadlines, and what a failure means to an operator.
+// etcd-client.ts - calls to etcd: which endpoint is asked, users and their tokens, and what a failure means to an operator.
 //
-// By etcd3, but for its Watcher: on connecting it moves its resume revision past events that it has not delivered yet, and
-// it stays silent or dead after a compaction. `openWatch` gives the raw stream.
+// The endpoint that answered last is asked until it fails; then whichever first gives a sign of life, asked one after another a
+// quarter of a second apart (as RFC 8305 does with addresses), so that a dead one costs no more than that. One that owes an
+// answer is left when it gives no sign of life and another does: a call that merely takes long is waited for.
+//
+// A call may reach etcd twice. Whoever writes makes the write conditional, and tells its own.
 
-import { AsyncLocalStorage } from 'node:async_hooks'
-import { readFileSync, statSync } from 'node:fs'
 import { createRequire } from 'node:module'
+import type { Duplex } from 'node:stream'
 import type * as grpc from '@grpc/grpc-js'
 import type * as etcd3 from 'etcd3'
+import type * as rpc from 'etcd3/lib/rpc.js'
 import { messageOf, WeftError } from '../errors.ts'
+import { pause } from '../host/bell.ts'
+import {
+  certificateTimes,
+  hostsOf,
+  openEndpoints,
+  type Endpoint,
+  type EndpointOptions,
+  type Hosts,
+  type Service,
+} from './etcd-endpoint.ts'
 
-// Not imported: Node 20 reads all of a CommonJS package for the names of its exports then, a seventh of weftd's start.
 const require = createRequire(import.meta.url)
-const { Channel, credentials: channelCredentials, InterceptingCall } = require('@grpc/grpc-js') as typeof grpc
-const { Etcd3, EtcdAuthenticationFailedError, EtcdPermissionDeniedError, GRPCUnauthenticatedError } =
-  require('etcd3') as typeof etcd3
+const { Metadata, status } = require('@grpc/grpc-js') as typeof grpc
+const { KVClient, LeaseClient } = require('etcd3/lib/rpc.js') as typeof rpc
 
-export interface EtcdOptions {
-  readonly endpoints: readonly string[]
+export interface EtcdOptions extends EndpointOptions {
   readonly prefix: string
-  /** File names; empty when not given. A CA alone is enough for TLS. */
-  readonly certFile: string
-  readonly keyFile: string
-  readonly caFile: string
   readonly username: string
   readonly password: string
   /** How long a key lives that is not written again, in ms. */
@@ -33,72 +39,35 @@ export interface EtcdOptions {
 
 /** Longer than what a busy etcd may take; a dead connection is noticed by the keepalive. */
 const CALL_TIMEOUT_MS = 6_000
-/**
- * A connection whose other end is gone without a word is noticed after these two. etcd closes connections that ping
- * more often than every 5 s (--grpc-keepalive-min-time).
- */
-const KEEPALIVE_MS = 6_000
-const KEEPALIVE_TIMEOUT_MS = 2_000
+/** Between one endpoint and the next that are asked for a sign of life. */
+const STAGGER_MS = 250
+/** An endpoint that owes an answer for so long is asked for a sign of life, and given as long to answer that. */
+const SILENT_MS = 500
 
-/** Makes a member that lost its cluster end the call instead of going quiet (etcd clientv3 WithRequireLeader). */
-const requireLeader: grpc.Interceptor = (options, nextCall) =>
-  new InterceptingCall(nextCall(options), {
-    start(metadata, listener, next) {
-      metadata.set('hasleader', 'true')
-      next(metadata, listener)
-    },
-  })
-
-function readCredential(flag: string, path: string): Buffer {
-  try {
-    return readFileSync(path)
-  } catch (error) {
-    throw new WeftError('USAGE', `cannot read ${path}: ${messageOf(error)}`, {
-      remedy: `give --${flag} a readable PEM file`,
-      cause: error,
-    })
-  }
+/** The generated clients of etcd3. */
+export interface EtcdCalls {
+  readonly kv: etcd3.KVClient
+  readonly leaseClient: etcd3.LeaseClient
 }
 
-function credentials({ certFile, keyFile, caFile }: EtcdOptions): NonNullable<etcd3.IOptions['credentials']> {
-  const root = caFile === '' ? undefined : readCredential('etcd-cafile', caFile)
-  return {
-    // Undefined means the system's roots to grpc; etcd3's type does not say so.
-    rootCertificate: root as Buffer,
-    ...(certFile === '' || keyFile === ''
-      ? {}
-      : { privateKey: readCredential('etcd-keyfile', keyFile), certChain: readCredential('etcd-certfile', certFile) }),
-  }
+export interface OpenWatch {
+  readonly responses: AsyncIterator<etcd3.IWatchResponse>
+  readonly created: etcd3.IWatchResponse
+  /** Also when it has ended by itself. */
+  readonly end: () => void
 }
 
-/** Changes when a certificate file does. */
-function certificateTimes({ certFile, keyFile, caFile }: EtcdOptions): string {
-  return [certFile, keyFile, caFile]
-    .map((path) => (path === '' ? undefined : statSync(path, { throwIfNoEntry: false })))
-    .map((info) => `${info?.mtimeMs} ${info?.ino}`)
-    .join()
-}
-
-/** Hosts and ports, and whether TLS is spoken with each. */
-type Hosts = ReadonlyMap<string, boolean>
-
-/**
- * The scheme of an endpoint says whether TLS is spoken with it; without one it is if there are certificates, as with etcd's client
- * (client/v3/internal/endpoint/endpoint.go). A URL may have a slash at its end.
- */
-function hostsOf({ endpoints, certFile, keyFile, caFile }: EtcdOptions): Hosts {
-  const hasTls = caFile !== '' || (certFile !== '' && keyFile !== '')
-  const hosts = new Map<string, boolean>()
-  for (const endpoint of endpoints) {
-    const [, scheme, host = ''] = /^(?:(https?):\/\/)?(.*?)\/*$/.exec(endpoint.trim()) ?? []
-    if (host !== '') hosts.set(host, scheme === undefined ? hasTls : scheme === 'https')
-  }
-  if (hosts.size === 0) {
-    throw new WeftError('USAGE', 'no etcd endpoint is given', {
-      remedy: 'name one, such as --etcd-endpoints=http://127.0.0.1:2379',
-    })
-  }
-  return hosts
+export interface EtcdClient {
+  /**
+   * Runs calls; each has `timeoutMs` at each endpoint that is tried. Their failure becomes a WeftError that names the endpoints
+   * and never the password. Rejects at once when `signal` aborts.
+   */
+  call<T>(signal: AbortSignal, what: (etcd: EtcdCalls) => Promise<T>, timeoutMs?: number): Promise<T>
+  /** A watch that etcd has answered. Rejects when none of the endpoints takes it. */
+  openWatch(request: etcd3.IWatchCreateRequest, signal: AbortSignal): Promise<OpenWatch>
+  /** The failure of a call, or of a stream, as a WeftError. */
+  errorOf(error: unknown): WeftError
+  close(): void
 }
 
 /** What is given and not used is said, and no more: flanneld's client goes on as well. */
@@ -112,222 +81,335 @@ function sayPassedOver(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOpt
     )
 }
 
-type HostPolicy = ReturnType<NonNullable<NonNullable<etcd3.IOptions['faultHandling']>['host']>>
+/** What another endpoint may do better. Not: what etcd itself has decided. */
+function isTransient(error: unknown): boolean {
+  const { code } = error as Partial<grpc.ServiceError>
+  return (
+    code === status.UNAVAILABLE ||
+    code === status.DEADLINE_EXCEEDED ||
+    code === status.CANCELLED ||
+    code === status.INTERNAL ||
+    error instanceof EndpointError
+  )
+}
 
-/** The endpoints that have been tried for the watch that is being opened. */
-const triedForWatch = new AsyncLocalStorage<Set<string>>()
+/** What no status of gRPC says. */
+class EndpointError extends Error {}
 
-/**
- * Instead of etcd3's circuit breaker, which answers for a dead host by itself for 5 s: its message hides the cause, and
- * whoever calls makes pauses already. etcd3 takes any host for a call, and another one when the host's policy refuses.
- */
-function policyOf(host: string): HostPolicy {
-  const execute = async (run: () => unknown): Promise<unknown> => {
-    const tried = triedForWatch.getStore()
-    if (tried?.has(host)) throw new Error(`${host} was tried before`)
-    tried?.add(host)
-    return run()
+/** A token that has run out, or was given before users or roles were changed (etcd api/v3rpc/rpctypes/error.go). */
+const TOKEN_ENDED = /invalid auth token|revision of auth store is old/
+/** A watch is refused in these words for an ended token too (etcd server/etcdserver/api/v3rpc/watch.go). */
+const WATCH_DENIED = /permission denied/
+
+/** Runs with a signal of its own, which aborts with `signal` or when this is over. */
+async function within<T>(signal: AbortSignal, run: (scope: AbortSignal) => Promise<T>): Promise<T> {
+  signal.throwIfAborted()
+  const scope = new AbortController()
+  const onAbort = (): void => scope.abort(signal.reason)
+  signal.addEventListener('abort', onAbort, { once: true })
+  try {
+    return await run(scope.signal)
+  } finally {
+    signal.removeEventListener('abort', onAbort)
+    scope.abort(new Error('over'))
   }
-  return { execute } as unknown as HostPolicy
 }
 
-export interface OpenWatch {
-  readonly responses: AsyncIterator<etcd3.IWatchResponse>
-  readonly created: etcd3.IWatchResponse
-  /** Also when it has ended by itself. */
-  readonly end: () => void
+/** Rejects when the signal aborts. */
+const aborted = (signal: AbortSignal): Promise<never> =>
+  new Promise((_resolve, reject) =>
+    signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true }),
+  )
+
+/** In any order: the nodes of a network are to spread over the endpoints. */
+function shuffled<T>(all: readonly T[]): T[] {
+  return all
+    .map((each) => ({ each, at: Math.random() }))
+    .toSorted((a, b) => a.at - b.at)
+    .map(({ each }) => each)
 }
 
-export interface EtcdClient {
-  /**
-   * Runs a call; its failure becomes a WeftError that names the endpoints and never the password. Rejects at once
-   * when `signal` aborts: the tries that etcd3 makes by itself can take many seconds.
-   */
-  call<T>(signal: AbortSignal, what: (etcd: etcd3.Etcd3) => Promise<T>): Promise<T>
-  /** A watch that etcd has answered. Rejects when none of the endpoints takes it. */
-  openWatch(request: etcd3.IWatchCreateRequest, signal: AbortSignal): Promise<OpenWatch>
-  /** The failure of a call, or of a stream, as a WeftError. */
-  errorOf(error: unknown): WeftError
-  close(): void
+/** The metadata of a call: etcd is to end it when its member has lost the cluster (etcd clientv3 WithRequireLeader). */
+function metadataWith(token?: string): grpc.Metadata {
+  const metadata = new Metadata()
+  metadata.set('hasleader', 'true')
+  if (token !== undefined) metadata.set('token', token)
+  return metadata
 }
 
-/**
- * What grpc-js takes for the proxy to etcd; for http too, and for loopback (its http_proxy.js), where Go's client goes straight.
- * Forgotten rather than switched off by grpc.enable_http_proxy: etcd3 asks for a user's token over a connection that no
- * option reaches, and nothing else in this process looks at them.
- */
-const PROXY_VARIABLES = ['grpc_proxy', 'https_proxy', 'http_proxy']
+/** Resolves when etcd itself answers there, and has a leader. */
+async function signOfLife(endpoint: Endpoint, signal: AbortSignal): Promise<Endpoint> {
+  try {
+    await endpoint.call(
+      'Maintenance',
+      'status',
+      {},
+      { metadata: metadataWith(), deadline: Date.now() + CALL_TIMEOUT_MS, signal },
+    )
+  } catch (error) {
+    // Whoever may not ask is answered all the same.
+    if (isTransient(error) || !/etcdserver:/.test(messageOf(error))) throw error
+  }
+  return endpoint
+}
+
+/** The first that gives a sign of life; rejects with what is wrong with them. */
+async function firstAlive(endpoints: readonly Endpoint[], signal: AbortSignal): Promise<Endpoint> {
+  const from = async ([endpoint, ...rest]: readonly Endpoint[], scope: AbortSignal): Promise<Endpoint> => {
+    if (!endpoint) throw new EndpointError('no endpoint is left')
+    const answer = signOfLife(endpoint, scope)
+    if (rest.length === 0) return answer
+    const first = await Promise.race([
+      answer.catch(() => undefined),
+      pause(scope, STAGGER_MS).catch(() => undefined), // when another has answered
+    ])
+    return first ?? Promise.any([answer, from(rest, scope)])
+  }
+  try {
+    return await within(signal, (scope) => from(endpoints, scope))
+  } catch (error) {
+    signal.throwIfAborted()
+    const messages = (each: unknown): string[] =>
+      each instanceof AggregateError ? each.errors.flatMap(messages) : [messageOf(each)]
+    throw Object.assign(new Error([...new Set(messages(error))].join('; ')), { code: status.UNAVAILABLE })
+  }
+}
+
+/** Rejects when `endpoint`, from which an answer is due, is silent while one of `others` is not; never resolves. */
+async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: AbortSignal): Promise<never> {
+  const forever = new Promise<never>(() => {})
+  if (others.length === 0) return forever
+  try {
+    await pause(scope, SILENT_MS)
+    const own = signOfLife(endpoint, scope)
+    const other = firstAlive(shuffled(others), scope)
+    other.catch(() => {})
+    if (await Promise.race([own.catch(() => undefined), pause(scope, SILENT_MS)])) return await forever
+    await other
+  } catch {
+    return forever // the answer has come, or nobody is better
+  }
+  throw new EndpointError(`no answer from ${endpoint.address}`)
+}
 
 /** Does not contact etcd. Throws WeftError USAGE for files that cannot be read. */
 export function createEtcdClient(options: EtcdOptions): EtcdClient {
-  for (const name of PROXY_VARIABLES) delete process.env[name]
   const hosts = hostsOf(options)
   sayPassedOver(hosts, options)
+  const closing = new AbortController()
+  let endpoints = openEndpoints(hosts, options)
+  let certificates = certificateTimes(options)
+  /** The one that answered last. */
+  let chosen: Endpoint | undefined
   /** Whether etcd is given the user: not while it has none. */
   let asUser = options.username !== ''
-  /** The watches that are open, to be ended before their client: it would keep the process up for them. */
+  let token: Promise<string> | undefined
+  /** The watches that are open, to be ended before their connections: they would keep the process up. */
   const streams = new Set<{ cancel(): void }>()
-  let client = connect(hosts, options, asUser)
-  let certificates = certificateTimes(options)
 
-  function close(): void {
+  function closeConnections(): void {
     for (const stream of streams) stream.cancel()
-    client.close()
+    for (const endpoint of endpoints) endpoint.close()
   }
 
-  /** The connection to use. Renewed certificates need a new one; files that do not fit each other are still being written. */
-  function current(): etcd3.Etcd3 {
+  /** Renewed certificates need new connections; files that do not fit each other are still being written. */
+  function followCertificates(): void {
     const times = certificateTimes(options)
-    if (times === certificates) return client
+    if (times === certificates) return
     try {
-      const next = connect(hosts, options, asUser)
-      close()
-      client = next
+      const next = openEndpoints(hosts, options)
+      closeConnections()
+      endpoints = next
+      chosen = undefined
       certificates = times
     } catch {
       // Tried again with the next call; until then the old ones may do.
     }
-    return client
   }
 
-  /** Whether to ask again, after a call as this user or as none, since etcd has begun or ceased to have users. */
-  function followUsers(error: unknown, wasUser: boolean): boolean {
+  async function choose(tried: ReadonlySet<Endpoint>, signal: AbortSignal): Promise<Endpoint> {
+    const [only, ...more] = endpoints
+    if (only && more.length === 0) return only
+    if (!chosen || tried.has(chosen))
+      chosen = await firstAlive(shuffled(endpoints.filter((each) => !tried.has(each))), signal)
+    return chosen
+  }
+
+  function userToken(): Promise<string> {
+    if (token) return token
+    const credentials = { name: options.username, password: options.password }
+    const asking = atEndpoints(closing.signal, async (endpoint, signal) => {
+      const how = { metadata: metadataWith(), deadline: Date.now() + CALL_TIMEOUT_MS, signal }
+      const answer = await endpoint.call('Auth', 'authenticate', credentials, how)
+      return (answer as etcd3.IAuthenticateResponse).token
+    })
+    asking.catch(() => {
+      if (token === asking) token = undefined
+    })
+    return (token = asking)
+  }
+
+  /** Runs `ask` at the endpoint that answered last, and at each other one that gives a sign of life while it fails. */
+  async function atEndpoints<T>(
+    signal: AbortSignal,
+    ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>,
+  ): Promise<T> {
+    const tried = new Set<Endpoint>()
+    let failure: unknown
+    for (;;) {
+      signal.throwIfAborted()
+      let endpoint
+      try {
+        endpoint = await choose(tried, signal)
+      } catch (error) {
+        signal.throwIfAborted()
+        throw failure ?? error
+      }
+      const others = endpoints.filter((each) => each !== endpoint)
+      try {
+        return await within(signal, (scope) => Promise.race([ask(endpoint, scope), silence(endpoint, others, scope)]))
+      } catch (error) {
+        signal.throwIfAborted()
+        if (chosen === endpoint && isTransient(error)) chosen = undefined
+        tried.add(endpoint)
+        failure = error
+        if (!isTransient(error) || endpoints.every((each) => tried.has(each))) throw error
+      }
+    }
+  }
+
+  /** Whether to ask again, after a failure as this user, by this token, or as none: etcd's users have changed. */
+  function followUsers(error: unknown, wasUser: boolean, used: Promise<string> | undefined): boolean {
     const message = messageOf(error)
+    if (wasUser && used && TOKEN_ENDED.test(message)) {
+      if (token === used) token = undefined
+      return true
+    }
     const hasNone = wasUser && /authentication is not enabled/.test(message)
     const hasSome = !wasUser && options.username !== '' && /user name is empty/.test(message)
     if (!hasNone && !hasSome) return false
     if (asUser !== wasUser) return true // another call has found it out
     if (hasNone) options.log?.warn('etcd has no users: --etcd-username and --etcd-password are not used until it has')
     asUser = hasSome
-    close()
-    client = connect(hosts, options, asUser)
     return true
   }
 
-  async function call<T>(signal: AbortSignal, what: (etcd: etcd3.Etcd3) => Promise<T>): Promise<T> {
-    signal.throwIfAborted()
-    let onAbort!: () => void
-    const aborted = new Promise<never>((_resolve, reject) => {
-      onAbort = () => reject(signal.reason as Error)
-    })
-    signal.addEventListener('abort', onAbort, { once: true })
-    const ask = () => Promise.race([what(current()), aborted])
-    const wasUser = asUser
-    try {
-      return await ask().catch((error: unknown) => {
-        if (!followUsers(error, wasUser)) throw error
-        return ask()
-      })
-    } catch (error) {
-      signal.throwIfAborted()
-      throw storeError(error, options)
-    } finally {
-      signal.removeEventListener('abort', onAbort)
+  /** The same with the user's token, which is asked for when it has ended. */
+  async function asked<T>(
+    signal: AbortSignal,
+    ask: (endpoint: Endpoint, metadata: grpc.Metadata, scope: AbortSignal) => Promise<T>,
+  ): Promise<T> {
+    followCertificates()
+    for (let isAgain = false; ; isAgain = true) {
+      const wasUser = asUser
+      let used: Promise<string> | undefined
+      try {
+        used = wasUser ? userToken() : undefined
+        const metadata = metadataWith(await within(signal, (scope) => Promise.race([used, aborted(scope)])))
+        return await atEndpoints(signal, (endpoint, scope) => ask(endpoint, metadata, scope))
+      } catch (error) {
+        signal.throwIfAborted()
+        if (isAgain || !followUsers(error, wasUser, used)) throw error
+      }
     }
   }
 
-  /** A watch by one endpoint that was not tried for it yet. */
-  async function tryWatch(request: etcd3.IWatchCreateRequest, signal: AbortSignal): Promise<OpenWatch> {
-    const stream = await call(signal, async (etcd) => {
-      const opened = await etcd.watchClient.watch()
-      if (signal.aborted) opened.cancel() // nobody waits for it any more
-      return opened
-    })
-    streams.add(stream)
+  const callsOf = (signal: AbortSignal, timeoutMs: number): EtcdCalls => {
+    const exec = (service: Service, method: string, payload: unknown): Promise<unknown> =>
+      asked(signal, (endpoint, metadata, scope) =>
+        endpoint.call(service, method, payload, { metadata, deadline: Date.now() + timeoutMs, signal: scope }),
+      )
+    const callable = { exec } as unknown as etcd3.ICallable<unknown>
+    return { kv: new KVClient(callable), leaseClient: new LeaseClient(callable) }
+  }
+
+  /** A watch at one endpoint, once it has answered. */
+  async function watchAt(
+    endpoint: Endpoint,
+    metadata: grpc.Metadata,
+    request: etcd3.IWatchCreateRequest,
+    signals: { readonly whole: AbortSignal; readonly opening: AbortSignal },
+  ): Promise<OpenWatch> {
+    const stream: Duplex & { cancel(): void } = endpoint.watch(metadata)
     const cancel = (): void => stream.cancel()
-    signal.addEventListener('abort', cancel, { once: true })
+    streams.add(stream)
+    signals.whole.addEventListener('abort', cancel, { once: true })
+    signals.opening.addEventListener('abort', cancel, { once: true })
     const end = (): void => {
-      signal.removeEventListener('abort', cancel)
+      signals.whole.removeEventListener('abort', cancel)
       stream.on('error', () => {}) // the cancellation itself
       stream.cancel()
       streams.delete(stream)
     }
     // A member that is frozen or unreachable may take the connection and say nothing.
-    let silent = false
+    let isSilent = false
     const answering = setTimeout(() => {
-      silent = true
+      isSilent = true
       cancel()
     }, CALL_TIMEOUT_MS)
     try {
       stream.write({ create_request: request })
-      const responses = (stream as unknown as AsyncIterable<etcd3.IWatchResponse>)[Symbol.asyncIterator]()
-      return { responses, created: await nextOf(responses), end }
+      const responses = (stream as AsyncIterable<etcd3.IWatchResponse>)[Symbol.asyncIterator]()
+      const created = await nextOf(responses)
+      const { cancel_reason: reason = '' } = created as { cancel_reason?: string }
+      if (created.canceled && (WATCH_DENIED.test(reason) || TOKEN_ENDED.test(reason))) throw new Error(reason)
+      return { responses, created, end }
     } catch (error) {
       end()
-      throw storeError(silent ? new Error(`no answer to a watch within ${CALL_TIMEOUT_MS / 1000} s`) : error, options)
+      throw isSilent ? new EndpointError(`no answer to a watch within ${CALL_TIMEOUT_MS / 1000} s`) : error
     } finally {
       clearTimeout(answering)
+      signals.opening.removeEventListener('abort', cancel)
     }
   }
 
   return {
-    call,
+    async call(signal, what, timeoutMs = CALL_TIMEOUT_MS) {
+      try {
+        return await what(callsOf(signal, timeoutMs))
+      } catch (error) {
+        signal.throwIfAborted()
+        throw storeError(error, options)
+      }
+    },
     async openWatch(request, signal) {
-      const tried = new Set<string>()
-      for (;;) {
-        const before = tried.size
-        try {
-          return await triedForWatch.run(tried, () => tryWatch(request, signal))
-        } catch (error) {
-          signal.throwIfAborted()
-          // The second: it did not come to an endpoint, as when a user is refused.
-          if (tried.size === hosts.size || tried.size === before) throw error
-        }
+      try {
+        return await asked(signal, (endpoint, metadata, scope) =>
+          watchAt(endpoint, metadata, request, { whole: signal, opening: scope }),
+        )
+      } catch (error) {
+        signal.throwIfAborted()
+        throw storeError(error, options)
       }
     },
     errorOf: (error) => storeError(error, options),
-    close,
+    close() {
+      closing.abort(new Error('the client is closed'))
+      closeConnections()
+    },
   }
 }
 
-function connect(hosts: Hosts, options: EtcdOptions, asUser: boolean): etcd3.Etcd3 {
-  const tls = credentials(options) // also read where they are not used: a name that is mistyped is said
-  const hasTls = [...hosts.values()].includes(true)
-  return new Etcd3({
-    hosts: [...hosts.keys()],
-    ...(hasTls ? { credentials: tls } : {}),
-    ...(asUser ? { auth: { username: options.username, password: options.password } } : {}),
-    faultHandling: { host: policyOf },
-    // A function, so that each try has a deadline of its own.
-    defaultCallOptions: ({ isStream }) => (isStream ? {} : { deadline: Date.now() + CALL_TIMEOUT_MS }),
-    grpcOptions: {
-      'grpc.keepalive_time_ms': KEEPALIVE_MS,
-      'grpc.keepalive_timeout_ms': KEEPALIVE_TIMEOUT_MS,
-      'grpc.max_reconnect_backoff_ms': 2_000,
-      'grpc.max_receive_message_length': -1, // a listing of 60,000 leases is larger than the default 4 MiB
-      interceptors: [requireLeader],
-      ...(hasTls ? { channelFactoryOverride: channelTo(hosts) } : {}),
-    },
-  })
-}
-
-/** etcd3 has one kind of credentials for all hosts. */
-const channelTo =
-  (hosts: Hosts): NonNullable<grpc.ClientOptions['channelFactoryOverride']> =>
-  (host, tls, options) =>
-    new Channel(host, hosts.get(host) === true ? tls : channelCredentials.createInsecure(), options)
-
 export async function nextOf(responses: AsyncIterator<etcd3.IWatchResponse>): Promise<etcd3.IWatchResponse> {
   const { done, value } = await responses.next()
-  if (done) throw new Error('the watch stream ended')
+  if (done) throw new EndpointError('the watch stream ended')
   return value
 }
 
+/** In the words of etcd's rpctypes/error.go. */
+const REFUSED = /authentication failed/
+const DENIED = /permission denied|user name is empty/
+
 function storeError(error: unknown, options: EtcdOptions): WeftError {
   const where = options.endpoints.join(', ')
-  if (error instanceof EtcdAuthenticationFailedError) {
-    return new WeftError('STORE', `etcd at ${where} refused the user ${options.username}: ${messageOf(error)}`, {
+  const message = messageOf(error)
+  if (REFUSED.test(message)) {
+    return new WeftError('STORE', `etcd at ${where} refused the user ${options.username}: ${message}`, {
       remedy: 'check --etcd-username and --etcd-password',
       cause: error,
     })
   }
-  const message = messageOf(error)
-  // The last is etcd's answer to a call without a user.
-  if (
-    error instanceof EtcdPermissionDeniedError ||
-    error instanceof GRPCUnauthenticatedError ||
-    /user name is empty/.test(message)
-  ) {
+  if (DENIED.test(message) || (error as Partial<grpc.ServiceError>).code === status.UNAUTHENTICATED) {
     return new WeftError('STORE', `etcd at ${where} denied access: ${message}`, {
       remedy: `give --etcd-username and --etcd-password of a user that may read and write below ${options.prefix}`,
       cause: error,

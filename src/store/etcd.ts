@@ -137,9 +137,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
       })
     },
     async list(signal) {
-      const deadline = Date.now() + LIST_TIMEOUT_MS
       const range = { key: from, range_end: to }
-      const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range, { deadline }))
+      const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
       known ??= clusterOf(header)
       return { revision: BigInt(header.revision), entries: kvs.map(toEntry) }
     },
