@@ -1,10 +1,16 @@
 // follow.ts - follows the leases of all nodes above any source: listed, watched, listed again after a gap and every minute.
+//
+// The minute's listing is taken beside the open watch, so that neither waits for the other. What the watch delivers
+// meanwhile is as new as the listing, or newer, and counts. A listing that brings news though the watch has brought none since the
+// one before shows that the watch is deaf: it is opened again from there.
+//
+// Listing and watch are errands that run by themselves; one loop takes what they bring, and rests until there is more.
 
 import { describeError, isWeftError } from '../errors.ts'
 import { pause } from '../host/bell.ts'
 import { seldom, type Log } from '../log.ts'
 import { LeaseView, type PeerView, type ViewChange } from './fail-static.ts'
-import type { LeaseSource } from './subnet-manager.ts'
+import type { Change, Entry, LeaseSource } from './subnet-manager.ts'
 
 /** A full listing replaces what was pieced together from changes this often, whatever happens. */
 const RELIST_MS = 60_000
@@ -58,6 +64,70 @@ export interface Followed extends ViewChange {
   readonly isOwnUnreadable: boolean
 }
 
+interface Listing<Cursor> {
+  readonly cursor: Cursor
+  readonly entries: readonly Entry[]
+}
+interface Batch<Cursor> {
+  readonly cursor: Cursor
+  readonly changes: readonly Change[]
+}
+
+/** Something that runs by itself, and what it has brought so far. */
+interface Errand<T> {
+  /** Whoever takes something removes it. */
+  readonly brought: T[]
+  isOver: boolean
+  /** What ended it, unless it was done. */
+  error: unknown
+  end(): void
+}
+
+/** Sends errands, and sleeps until one of them has brought something or is over. */
+function createErrands(signal: AbortSignal, clock: Clock) {
+  let alarm = new AbortController()
+  const running = new Set<AbortController>()
+  const endAll = (): void => {
+    for (const ending of running) ending.abort(signal.reason)
+    alarm.abort()
+  }
+  signal.addEventListener('abort', endAll, { once: true })
+  return {
+    send<T>(run: (bring: (item: T) => void, signal: AbortSignal) => Promise<void>): Errand<T> {
+      const ending = new AbortController()
+      running.add(ending)
+      const errand: Errand<T> = {
+        brought: [],
+        isOver: false,
+        error: undefined,
+        end: () => ending.abort(new Error('nobody waits for it any more')),
+      }
+      const bring = (item: T): void => {
+        errand.brought.push(item)
+        alarm.abort()
+      }
+      void run(bring, ending.signal)
+        .catch((error: unknown) => void (errand.error = error))
+        .finally(() => {
+          running.delete(ending)
+          errand.isOver = true
+          alarm.abort()
+        })
+      return errand
+    },
+    /** For at most `ms`. Rejects with the signal's reason. */
+    async sleep(ms: number): Promise<void> {
+      if (ms > 0 && !alarm.signal.aborted) await clock.sleep(ms, alarm.signal).catch(() => {})
+      signal.throwIfAborted()
+      if (alarm.signal.aborted) alarm = new AbortController()
+    },
+    close(): void {
+      signal.removeEventListener('abort', endAll)
+      endAll()
+    },
+  }
+}
+
 /**
  * Every lease of the network, our own too: what a listing brought, then changes, and a listing again after each gap and every
  * minute. Goes on until `signal` aborts, whatever happens to the source; then rejects with its reason.
@@ -67,75 +137,135 @@ export async function* followLeases<Cursor>(
   options: FollowOptions,
 ): AsyncGenerator<Followed, never> {
   const { log, signal, relistMs = RELIST_MS, random = Math.random, clock = systemClock } = options
+  signal.throwIfAborted()
   const state = options.state ?? { listedAt: undefined, failing: false, held: 0 }
   const view = new LeaseView({ holdMs: options.holdMs ?? HOLD_MS, ownKey: options.ownKey ?? (() => ''), log })
   const told = (change: ViewChange): Followed => {
     state.held = view.held
     return { ...change, leases: view.leases, isOwnUnreadable: view.isOwnUnreadable }
   }
-  let after: { readonly cursor: Cursor } | undefined
-  let relistAt = 0
-  let failures = 0 // since the watch last proved good
   const calm = seldom(log, () => clock.now())
-  for (;;) {
-    signal.throwIfAborted()
-    try {
-      if (after === undefined || clock.now() >= relistAt) {
-        // Should this fail, changes can be followed all the same until it is tried again.
-        relistAt = clock.now() + BACKOFF_MAX_MS
-        const listing = await source.list(signal)
-        after = { cursor: listing.cursor }
-        state.listedAt = clock.now()
-        state.failing = false
-        const change = view.list(listing.entries, clock.now())
-        relistAt = clock.now() + (view.waitMs(clock.now()) ?? relistMs)
-        yield told(change)
-      }
-      const relist = new AbortController()
-      void clock.sleep(Math.max(0, relistAt - clock.now()), AbortSignal.any([signal, relist.signal])).then(
-        () => relist.abort(),
-        () => {},
-      )
-      try {
-        for await (const { cursor, changes } of source.watch(after.cursor, AbortSignal.any([signal, relist.signal]))) {
-          after = { cursor }
-          state.failing = false
-          if (changes.length === 0) continue
-          failures = 0
-          yield told(view.change(changes, clock.now()))
-          // Whether the loss is real is asked as soon as it may be believed, not at the next full minute.
-          const waitMs = view.waitMs(clock.now())
-          if (waitMs !== undefined && clock.now() + waitMs < relistAt) {
-            relistAt = clock.now() + waitMs
-            break
-          }
-        }
-      } catch (error) {
-        if (!relist.signal.aborted || signal.aborted) throw error
-        failures = 0
-      } finally {
-        relist.abort()
-      }
-    } catch (error) {
-      signal.throwIfAborted()
-      if (!isWeftError(error)) throw error
-      const isGap = error.code === 'GAP'
-      if (isGap) {
-        calm.warn(`${source.name} watch for leases fell behind (${error.message}), re-listing and resuming`)
-        after = undefined
-      } else {
-        const from = String(after?.cursor ?? 0)
-        calm.error(
-          `${source.name} watch channel for leases closed (${describeError(error)}), reconnecting from rev ${from}...`,
-        )
-      }
-      state.failing = !isGap
-      failures++
-      // A gap is made good at once; only a source that answers every watch with one has to wait like any other.
-      if (isGap && failures === 1) continue
-      const backoffMs = Math.min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** Math.min(failures - 1, 10))
-      // Jitter on the upper half: nodes that lost one store must not come back in step.
-      await clock.sleep(backoffMs * (0.5 + random() / 2), signal)
+  const errands = createErrands(signal, clock)
+  /** Where a watch goes on; undefined before the first listing, and after a gap. */
+  let after: { readonly cursor: Cursor } | undefined
+  let listing: Errand<Listing<Cursor>> | undefined
+  let listAt = 0
+  let watch: Errand<Batch<Cursor>> | undefined
+  let watchAt = 0
+  /** What the watch has said of each key since the listing that is under way began; undefined when it is gone. */
+  let newer = new Map<string, Entry | undefined>()
+  let heardSinceListing = false
+  let failures = 0 // since the watch last proved good
+
+  /** When to try again what has failed. */
+  function retryAt(error: unknown): number {
+    if (!isWeftError(error)) throw error
+    const isGap = error.code === 'GAP'
+    state.failing = !isGap
+    failures++
+    // A gap is made good at once; only a source that answers every watch with one has to wait like any other.
+    if (isGap && failures === 1) return clock.now()
+    const backoffMs = Math.min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** Math.min(failures - 1, 10))
+    // Jitter on the upper half: nodes that lost one store must not come back in step.
+    return clock.now() + backoffMs * (0.5 + random() / 2)
+  }
+  const sayWatchEnded = (error: unknown): void => {
+    const from = String(after?.cursor ?? 0)
+    calm.error(
+      `${source.name} watch channel for leases closed (${describeError(error)}), reconnecting from rev ${from}...`,
+    )
+  }
+
+  function takeListing({ cursor, entries }: Listing<Cursor>): ViewChange {
+    const now = clock.now()
+    state.listedAt = now
+    state.failing = false
+    const current = new Map<string, Entry | undefined>(entries.map((entry) => [entry.key, entry]))
+    for (const [key, entry] of newer) current.set(key, entry)
+    const change = view.list(
+      [...current.values()].filter((entry) => entry !== undefined),
+      now,
+    )
+    const isNews = change.added.length + change.changed.length + change.removed.length > 0
+    if (watch && isNews && !heardSinceListing) {
+      watch.end()
+      watch = undefined
+      watchAt = now
     }
+    if (watch) failures = 0
+    // Nodes that started together, or lost one store, are spread over the minute.
+    const waitMs = after ? relistMs : random() * relistMs
+    listAt = now + Math.min(waitMs, view.waitMs(now) ?? Infinity)
+    if (newer.size === 0) after = { cursor }
+    after ??= { cursor }
+    heardSinceListing = false
+    return change
+  }
+
+  function takeBatches(batches: readonly Batch<Cursor>[]): ViewChange | undefined {
+    const cursor = batches.at(-1)?.cursor
+    if (cursor === undefined) return undefined
+    after = { cursor }
+    state.failing = false
+    const changes = batches.flatMap((batch) => batch.changes)
+    if (changes.length === 0) return undefined
+    failures = 0
+    heardSinceListing = true
+    if (listing)
+      for (const each of changes)
+        if (each.kind === 'put') newer.set(each.entry.key, each.entry)
+        else newer.set(each.key, undefined)
+    const change = view.change(changes, clock.now())
+    // Whether the loss is real is asked as soon as it may be believed, not at the next full minute.
+    listAt = Math.min(listAt, clock.now() + (view.waitMs(clock.now()) ?? Infinity))
+    return change
+  }
+
+  try {
+    for (;;) {
+      const now = clock.now()
+      if (!listing && now >= listAt) {
+        newer = new Map()
+        listing = errands.send(async (bring, ending) => bring(await source.list(ending)))
+      }
+      if (!watch && after && now >= watchAt) {
+        const { cursor } = after
+        watch = errands.send(async (bring, ending) => {
+          for await (const batch of source.watch(cursor, ending)) bring(batch)
+          throw new Error('a watch ends only by failing')
+        })
+      }
+      await errands.sleep(Math.min(listing ? Infinity : listAt, watch || !after ? Infinity : watchAt) - now)
+
+      const change = takeBatches(watch?.brought.splice(0) ?? [])
+      if (change) yield told(change)
+      if (watch?.isOver && watch.brought.length === 0) {
+        const { error } = watch
+        watch = undefined
+        watchAt = retryAt(error)
+        if (isWeftError(error, 'GAP')) {
+          calm.warn(`${source.name} watch for leases fell behind (${error.message}), re-listing and resuming`)
+          after = undefined
+          listing?.end()
+          listing = undefined
+          listAt = watchAt
+        } else sayWatchEnded(error)
+      }
+      if (listing?.isOver) {
+        const { brought, error } = listing
+        listing = undefined
+        const [found] = brought
+        if (found) yield told(takeListing(found))
+        else {
+          listAt = retryAt(error)
+          // Changes are followed all the same until it is tried again.
+          if (after) listAt = clock.now() + BACKOFF_MAX_MS
+          if (watch) calm.error(`${source.name} listing of leases failed (${describeError(error)}); the watch goes on`)
+          else sayWatchEnded(error)
+        }
+      }
+    }
+  } finally {
+    errands.close()
   }
 }

@@ -87,7 +87,8 @@ export function takeOverTime(startMs: number): VirtualTime {
   /** One turn of the event loop: all promises that can go on have gone on. */
   const settle = (): Promise<void> => new Promise((resolve) => turn(() => resolve()))
   const globals = globalThis as unknown as Record<string, unknown>
-  globals['setTimeout'] = (run: () => void, ms = 0) => after(ms, run, running.getStore())
+  // Whole milliseconds, and one at least, as Node's: otherwise a rest of a time could be too small to move the clock.
+  globals['setTimeout'] = (run: () => void, ms = 0) => after(Math.max(1, Math.trunc(ms)), run, running.getStore())
   globals['clearTimeout'] = (id: number) => timers.delete(id)
   Date.now = () => now + (running.getStore()?.aheadMs ?? 0)
   performance.now = () => now - startMs - (running.getStore()?.behindMs ?? 0)

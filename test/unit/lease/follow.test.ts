@@ -1,10 +1,15 @@
 // follow.test.ts - following above a source of the test's own, with a clock of its own.
 
+import { setMaxListeners } from 'node:events'
 import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../src/errors.ts'
 import { decodeLease } from '../../../src/lease/decode.ts'
 import { followLeases, type Clock } from '../../../src/lease/follow.ts'
-import type { Entry, LeaseSource } from '../../../src/lease/subnet-manager.ts'
+import type { Change, Entry, LeaseSource } from '../../../src/lease/subnet-manager.ts'
+import { formatIpv4 } from '../../../src/net/ipv4.ts'
+import { takeOverTime } from '../../sim/virtual-time.ts'
+import { eventually } from '../../support/event.ts'
+import { randomFrom } from '../../support/packet-model.ts'
 
 const entry = (key: string, ip: string): Entry => ({ key, lease: decodeLease(key, `{"PublicIP":"${ip}"}`) })
 
@@ -42,6 +47,58 @@ function jumpingClock(untilMs = 10_000): Clock & { readonly pauses: number[] } {
       pauses.push(ms)
       now += ms
       return Promise.resolve()
+    },
+  }
+}
+
+/** A clock that stands still until the test lets time pass. */
+function steppedClock() {
+  let now = 0
+  const sleepers = new Set<{ readonly at: number; wake(): void }>()
+  return {
+    now: () => now,
+    sleep: (ms: number, signal: AbortSignal) =>
+      new Promise<void>((resolve, reject) => {
+        const sleeper = { at: now + ms, wake: resolve }
+        sleepers.add(sleeper)
+        signal.addEventListener('abort', () => {
+          sleepers.delete(sleeper)
+          reject(signal.reason as Error)
+        })
+      }),
+    /** When the next who sleeps for a time is to be woken; now when nobody is. */
+    nextAt: () => Math.min(...[...sleepers].map(({ at }) => at), Infinity),
+    /** Wakes whoever is due by then; does nothing for a time without end. */
+    async passTo(ms: number): Promise<void> {
+      if (ms === Infinity) return
+      now = Math.max(now, ms)
+      for (const sleeper of sleepers)
+        if (sleeper.at <= now) {
+          sleepers.delete(sleeper)
+          sleeper.wake()
+        }
+      await Promise.resolve()
+    },
+  }
+}
+
+/** What the test gives, taken one by one. */
+function queue<T>() {
+  const items: T[] = []
+  let wake = (): void => {}
+  return {
+    give(item: T) {
+      items.push(item)
+      wake()
+    },
+    async take(signal: AbortSignal): Promise<T> {
+      for (;;) {
+        if (items.length > 0) return items.shift()!
+        await new Promise<void>((resolve, reject) => {
+          wake = resolve
+          signal.addEventListener('abort', () => reject(signal.reason as Error))
+        })
+      }
     },
   }
 }
@@ -99,66 +156,160 @@ describe('following', () => {
     expect(times.length).toBeGreaterThanOrEqual(Math.floor(clock.now() / 60_000) * 4)
   })
 
-  it('follows changes though the listing that is due fails', async () => {
+  it('follows changes while a listing does not answer, and after it has failed', async () => {
     const controller = new AbortController()
     const log = recorder()
-    let now = 0
-    const clock: Clock = { now: () => now, sleep: () => new Promise((resolve) => setTimeout(resolve, 1)) }
-    let listings = 0
+    const clock = steppedClock()
+    const watch = queue<readonly Change[]>()
+    type Answer = Awaited<ReturnType<LeaseSource<bigint>['list']>>
+    const listings: { resolve(answer: Answer): void; reject(error: Error): void }[] = []
     const source = fakeSource({
-      async list() {
-        if (++listings === 1) return { cursor: 1n, entries: [entry('10.5.1.0-24', '1.1.1.1')] }
-        throw new WeftError('STORE_UNAVAILABLE', 'too slow')
-      },
-      async *watch(after) {
-        if (listings === 1) {
-          now = 60_000
-          throw new WeftError('STORE_UNAVAILABLE', 'cut')
-        }
-        expect(after).toBe(1n)
-        yield { cursor: 2n, changes: [{ kind: 'put', entry: entry('10.5.2.0-24', '2.2.2.2') }] }
+      list: () => new Promise((resolve, reject) => listings.push({ resolve, reject })),
+      async *watch(after, signal) {
+        expect(after).toBe(1n) // it is opened once
+        for (let cursor = 2n; ; cursor++) yield { cursor, changes: await watch.take(signal) }
       },
     })
-    const seen: Iterable<string>[] = []
-    for await (const { added } of followLeases(source, { log, signal: controller.signal, clock })) {
-      seen.push(added.map(({ key }) => key))
-      if (seen.length === 2) break
-    }
-    expect(listings).toBe(2)
-    expect(seen).toEqual([['10.5.1.0-24'], ['10.5.2.0-24']])
-    expect(log.lines).toEqual([expect.stringContaining('(cut)'), expect.stringContaining('(too slow)')])
+    const updates = followLeases(source, { log, signal: controller.signal, clock, random: () => 1 })
+    const keysOf = async (): Promise<string[]> => [...(await updates.next()).value.leases.keys()]
+    const first = keysOf()
+    await eventually(() => expect(listings).toHaveLength(1))
+    listings[0]!.resolve({ cursor: 1n, entries: [entry('10.5.1.0-24', '1.1.1.1')] })
+    expect(await first).toEqual(['10.5.1.0-24'])
+    const second = keysOf()
+    await clock.passTo(60_000)
+    await eventually(() => expect(listings).toHaveLength(2))
+    watch.give([{ kind: 'put', entry: entry('10.5.2.0-24', '2.2.2.2') }])
+    expect(await second).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
+    const third = keysOf()
+    listings[1]!.reject(new WeftError('STORE_UNAVAILABLE', 'too slow'))
+    await eventually(() => expect(log.lines).toHaveLength(1))
+    watch.give([{ kind: 'delete', key: '10.5.1.0-24' }])
+    expect(await third).toEqual(['10.5.2.0-24'])
+    expect(log.lines).toEqual(['etcd listing of leases failed (too slow); the watch goes on'])
+    const end = updates.next()
+    await clock.passTo(65_000)
+    await eventually(() => expect(listings).toHaveLength(3))
+    controller.abort(ended)
+    await expect(end).rejects.toBe(ended)
   })
 
-  it('lists again when it is time, whatever the watch says', async () => {
+  it('believes the watch of what it has said since a listing began, and the listing of the rest', async () => {
     const controller = new AbortController()
-    let listings = 0
-    let wake: () => void = () => {}
-    let now = 0
-    const clock: Clock = {
-      now: () => now,
-      sleep: (ms) =>
-        new Promise((resolve) => {
-          wake = () => {
-            now += ms
-            resolve()
-          }
-        }),
-    }
+    const clock = steppedClock()
+    const watch = queue<readonly Change[]>()
+    const listings: ((answer: Awaited<ReturnType<LeaseSource<bigint>['list']>>) => void)[] = []
     const source = fakeSource({
-      list: async () => ({ cursor: BigInt(++listings), entries: [entry(`10.5.${listings}.0-24`, '1.1.1.1')] }),
-      // oxlint-disable-next-line require-yield
+      list: () => new Promise((resolve) => listings.push(resolve)),
       async *watch(_after, signal) {
-        wake()
-        await new Promise((_resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason as Error)))
+        for (let cursor = 2n; ; cursor++) yield { cursor, changes: await watch.take(signal) }
       },
     })
-    const keys: string[] = []
-    for await (const { leases } of followLeases(source, { log: recorder(), signal: controller.signal, clock })) {
-      keys.push(...leases.keys())
-      if (keys.length === 3) break
+    const { signal } = controller
+    const updates = followLeases(source, { log: recorder(), signal, clock, random: () => 1 })
+    const next = async () => (await updates.next()).value
+    const first = next()
+    await eventually(() => expect(listings).toHaveLength(1))
+    const before = ['10.5.1.0-24', '10.5.2.0-24', '10.5.3.0-24']
+    const listed = before.map((key) => entry(key, '1.1.1.1'))
+    listings[0]!({ cursor: 1n, entries: listed })
+    await first
+    const second = next()
+    await clock.passTo(60_000)
+    await eventually(() => expect(listings).toHaveLength(2))
+    watch.give([
+      { kind: 'delete', key: '10.5.1.0-24' },
+      { kind: 'put', entry: entry('10.5.2.0-24', '2.2.2.2') },
+      { kind: 'put', entry: entry('10.5.4.0-24', '4.4.4.4') },
+    ])
+    await second
+    const third = next()
+    // As it was before all of that; and it has what the watch has not brought.
+    listings[1]!({ cursor: 1n, entries: [...listed.slice(0, 2), entry('10.5.5.0-24', '5.5.5.5')] })
+    const { added, changed, removed, leases } = await third
+    expect([added, changed, removed].map((some) => some.map(({ key }) => key))).toEqual([
+      ['10.5.5.0-24'],
+      [],
+      ['10.5.3.0-24'],
+    ])
+    expect([...leases].map(([key, { attrs }]) => `${key} ${formatIpv4(attrs.publicIp)}`).toSorted()).toEqual([
+      '10.5.2.0-24 2.2.2.2',
+      '10.5.4.0-24 4.4.4.4',
+      '10.5.5.0-24 5.5.5.5',
+    ])
+    controller.abort(ended)
+  })
+
+  it('lists again each minute beside the same watch, and opens another when that was deaf', async () => {
+    const controller = new AbortController()
+    const clock = steppedClock()
+    const cursors: bigint[] = []
+    let listings = 0
+    const source = fakeSource({
+      // Nothing is new in the second.
+      list: async () => ({ cursor: BigInt(++listings), entries: [entry(`10.5.${listings >> 1}.0-24`, '1.1.1.1')] }),
+      // oxlint-disable-next-line require-yield
+      async *watch(after, signal) {
+        cursors.push(after)
+        await queue().take(signal)
+      },
+    })
+    const { signal } = controller
+    const updates = followLeases(source, { log: recorder(), signal, clock, random: () => 0.5 })
+    const keysOf = async (): Promise<string[]> => [...(await updates.next()).value.leases.keys()]
+    const times: number[] = []
+    const keys: string[][] = []
+    for (let taken = 1; taken <= 5; taken++) {
+      const found = keysOf()
+      await eventually(async () => {
+        await clock.passTo(clock.nextAt())
+        expect(listings).toBe(taken)
+      })
+      keys.push(await found)
+      times.push(clock.now())
     }
-    expect(keys).toEqual(['10.5.1.0-24', '10.5.2.0-24', '10.5.3.0-24'])
-    expect(now).toBe(120_000)
+    expect(keys.flat()).toEqual(['10.5.0.0-24', '10.5.1.0-24', '10.5.1.0-24', '10.5.2.0-24', '10.5.2.0-24'])
+    // The first after a part of the minute, so that nodes that started together are spread over it.
+    expect(times).toEqual([0, 30_000, 90_000, 150_000, 210_000])
+    controller.abort(ended)
+    expect(cursors).toEqual([1n, 2n, 4n])
+  })
+
+  it('spreads the listings of 1,000 nodes that started in one second: at most 40 in any later one', async () => {
+    const time = takeOverTime(0)
+    const controller = new AbortController()
+    const random = randomFrom(7)
+    const listings = new Map<number, number>()
+    const source = fakeSource({
+      async list() {
+        const second = Math.floor(time.now() / 1000)
+        listings.set(second, (listings.get(second) ?? 0) + 1)
+        return { cursor: 1n, entries: [] }
+      },
+      // oxlint-disable-next-line require-yield
+      async *watch(_after, signal) {
+        await queue().take(signal)
+      },
+    })
+    try {
+      const options = { log: recorder(), signal: controller.signal, random: () => random.below(2 ** 30) / 2 ** 30 }
+      setMaxListeners(0, controller.signal)
+      const nodes = Array.from({ length: 1_000 }, async (_node, index) => {
+        await new Promise<void>((resolve) => time.at(index, resolve))
+        for await (const _ of followLeases(source, options)) void _
+      })
+      const over = Promise.allSettled(nodes)
+      await time.advance(300_000)
+      controller.abort(ended)
+      await over
+    } finally {
+      time.restore()
+    }
+    expect(listings.get(0)).toBeGreaterThanOrEqual(1_000)
+    listings.delete(0)
+    expect(Math.max(...listings.values())).toBeLessThanOrEqual(40)
+    // Each goes on listing once a minute.
+    expect([...listings.values()].reduce((sum, each) => sum + each, 0)).toBeGreaterThanOrEqual(4_000)
   })
 
   it('passes on what is no failure of the store', async () => {
