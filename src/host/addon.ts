@@ -17,11 +17,14 @@ function packageRoot(): string {
 
 function load(): typeof Addon {
   const require = createRequire(import.meta.url)
+  const root = packageRoot()
   try {
-    return (require('node-gyp-build') as (folder: string) => typeof Addon)(packageRoot())
+    return (require('node-gyp-build') as (folder: string) => typeof Addon)(root)
   } catch (error) {
+    // An installed package has no scripts/.
+    const isClone = existsSync(join(root, 'scripts/setup.mjs'))
     throw new WeftError('FAULT', `the native addon cannot be loaded: ${messageOf(error).split('\n')[0]}`, {
-      remedy: 'build it with npm run setup',
+      remedy: `build it with ${isClone ? 'npm run setup' : 'npm rebuild -g weft, which needs make, g++ and python3'}`,
       cause: error,
     })
   }

@@ -1,0 +1,143 @@
+// package.test.ts - what `npm pack` makes, installed on a bare Debian without a compiler, runs there; elsewhere it is compiled.
+
+import { cpSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
+import { execute, output } from '../../lab/command.ts'
+import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { reach } from '../../lab/measure.ts'
+import { fetchNode, hasNode, makeDebian, npmFolder } from '../support/debian.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+const MINUTE = 60_000
+/** The oldest that package.json allows, and those that are supported. */
+const MAJORS = [20, 22, 24] as const
+const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
+
+const missing = needs(HOSTS, 'mmdebstrap', 'ping')
+beforeEach(({ skip }) => skip(!hasNode, `the registry has no Node.js for ${process.arch}`))
+
+/** Holds the folder: the Debian, the releases of Node.js, the package. */
+let workshop: Lab
+let debian: string
+let archive: string
+
+const nodeOf = (major: number): string => join(debian, `opt/node${major}`)
+/** Runs a program in the Debian, with a release of Node.js and what was installed by it first in its path. */
+const inDebian = (major: number, ...command: readonly string[]): string[] => [
+  ...['chroot', debian, 'env', '-i', 'HOME=/root', `npm_config_prefix=/opt/weft${major}`],
+  ...(process.env['NODE_EXTRA_CA_CERTS'] ? ['NODE_EXTRA_CA_CERTS=/opt/authority.pem'] : []),
+  ...[`PATH=/opt/weft${major}/bin:/opt/node${major}/bin:/usr/sbin:/usr/bin`, ...command],
+]
+
+beforeAll(async () => {
+  if (missing !== undefined || !hasNode) return
+  workshop = await createLab({ hosts: 0 })
+  debian = join(workshop.folder, 'debian')
+  // What the README asks for: ip, and iptables where rules are wanted.
+  await makeDebian(debian, ['iproute2', 'iptables'])
+  cpSync('/etc/resolv.conf', join(debian, 'etc/resolv.conf'), { dereference: true })
+  const authority = process.env['NODE_EXTRA_CA_CERTS']
+  if (authority) cpSync(authority, join(debian, 'opt/authority.pem'), { dereference: true })
+  writeFileSync(
+    join(debian, 'root/.npmrc'),
+    `registry=${(await output(['npm', 'config', 'get', 'registry'])).trim()}\n`,
+  )
+  const npm = await npmFolder()
+  for (const major of MAJORS) {
+    await fetchNode(major, nodeOf(major))
+    cpSync(npm, join(nodeOf(major), 'lib/node_modules/npm'), { recursive: true })
+    symlinkSync('../lib/node_modules/npm/bin/npm-cli.js', join(nodeOf(major), 'bin/npm'))
+  }
+  const pack = ['npm', '--prefix', packageRoot, 'pack', packageRoot, '--silent', '--pack-destination', workshop.folder]
+  archive = (await output(pack, { timeoutMs: 10 * MINUTE })).trim()
+  cpSync(join(workshop.folder, archive), join(debian, 'opt', archive))
+}, 30 * MINUTE)
+afterAll(async () => await workshop?.close(), MINUTE)
+
+describe('the package on a bare Debian', () => {
+  let lab: Lab | undefined
+  afterEach(async () => {
+    await lab?.close()
+    lab = undefined
+  })
+
+  it('is named on stdout, and nothing else is, whatever npm pack has built', () => {
+    expect(archive).toBe(`weft-${version}.tgz`)
+  })
+
+  it.each(MAJORS)('is installed by Node %d without a compiler', async (major) => {
+    for (const tool of ['cc', 'gcc', 'g++', 'make', 'python3'])
+      expect(existsSync(join(debian, 'usr/bin', tool)), tool).toBe(false)
+    await output(inDebian(major, 'npm', 'install', '--global', '--no-audit', '--no-fund', `/opt/${archive}`), {
+      timeoutMs: 10 * MINUTE,
+    })
+    const folder = join(debian, `opt/weft${major}/lib/node_modules/weft`)
+    expect(existsSync(join(folder, 'build'))).toBe(false)
+    expect(readdirSync(join(folder, 'node_modules'))).toContain('etcd3')
+    expect(readdirSync(join(folder, 'node_modules'))).not.toContain('node-gyp')
+
+    expect((await execute(inDebian(major, 'weftd', '--version'))).stderr).toBe(`${version}\n`)
+    expect(await output(inDebian(major, 'weft', 'version'))).toBe(`${version}\n`)
+    // The features are the addon's, and it names them when one is not known.
+    const { code, stderr } = await execute(inDebian(major, 'weftd', '--without', 'magic'))
+    expect(stderr).toMatch(/choose from .*udp-gso/)
+    expect(code).toBe(2)
+  })
+
+  it('makes nodes that exchange packets, each by another Node', async () => {
+    lab = await createLab({ hosts: MAJORS.length })
+    const leases = join(lab.folder, 'leases')
+    mkdirSync(leases)
+    writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
+    /** Instead of this machine's Node and weftd, which are the first two arguments. The mounts go with the process. */
+    const enter = [
+      'shift 2',
+      'for folder in dev sys; do mount --rbind /$folder "$0/$folder"; done',
+      'mount -t proc proc "$0/proc"',
+      `mkdir -p "$0${lab.folder}"`,
+      `mount --bind "${lab.folder}" "$0${lab.folder}"`,
+    ]
+    const start = (host: Host, major: number): Daemon => {
+      const weftd = inDebian(major, 'weftd').map((word) => `'${word}'`)
+      return host.startDaemon({
+        args: ['--lease-dir', leases, '--ip-masq'],
+        before: ['sh', '-ec', [...enter, `exec ${weftd.join(' ')} "$@"`].join('\n'), debian],
+      })
+    }
+    const daemons = lab.hosts.map((host, index) => start(host, MAJORS[index]!))
+    await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+    const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
+    for (const [index, pod] of pods.entries()) await reach(pod.namespace, pods[(index + 1) % pods.length]!.address)
+    for (const [index, daemon] of daemons.entries()) {
+      expect(daemon.lines.filter((line) => /^[EF]\d/.test(line))).toEqual([])
+      const mapped = readFileSync(`/proc/${daemon.process.pid}/maps`, 'utf8')
+      expect(mapped).toContain(`/opt/weft${MAJORS[index]}/lib/node_modules/weft/prebuilds/linux-${process.arch}/`)
+    }
+    for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
+  })
+})
+
+describe('the package where no prebuilt addon fits', () => {
+  it('compiles the addon as it is installed', async () => {
+    const prefix = join(workshop.folder, 'compiled')
+    const node = nodeOf(22)
+    const command = [
+      ...['env', `PATH=${prefix}/bin:${node}/bin:${process.env['PATH']}`, `npm_config_prefix=${prefix}`],
+      `npm_config_nodedir=${node}`, // the headers that node-gyp would download
+    ]
+    // As on a machine for which nothing was prebuilt: the same package without it.
+    const unpacked = join(workshop.folder, 'unpacked')
+    mkdirSync(unpacked)
+    await output(['tar', '-xzf', join(workshop.folder, archive), '-C', unpacked])
+    rmSync(join(unpacked, 'package/prebuilds'), { recursive: true })
+    const bare = join(workshop.folder, 'bare.tgz')
+    await output(['tar', '-czf', bare, '-C', unpacked, 'package'])
+    await output([...command, 'npm', 'install', '--global', '--no-audit', '--no-fund', bare], {
+      timeoutMs: 10 * MINUTE,
+    })
+    expect(existsSync(join(prefix, 'lib/node_modules/weft/build/Release/weft.node'))).toBe(true)
+    const { stderr } = await execute([...command, 'weftd', '--without', 'magic'])
+    expect(stderr).toMatch(/choose from .*udp-gso/)
+  })
+})
