@@ -107,14 +107,18 @@ export function checkFeatures({ without, engine }: DaemonOptions, features: read
   }
 }
 
-/** Checks what the flags' types do not say. Throws WeftError USAGE. */
-export function checkOptions(options: DaemonOptions): void {
+/** Checks of flanneld's flags what their types do not say. Throws WeftError USAGE, for which flanneld exits with 1. */
+export function checkMargin(options: DaemonOptions): void {
   const margin = options['subnet-lease-renew-margin']
   if (margin < 1 || margin > 1439) {
     throw new WeftError('USAGE', 'Invalid subnet-lease-renew-margin option, out of acceptable range', {
       remedy: 'give it 1 to 1439 minutes',
     })
   }
+}
+
+/** Checks of weft's own flags what their types do not say. Throws WeftError USAGE. */
+export function checkOptions(options: DaemonOptions): void {
   if (options['iface-wait'] < 0) {
     throw new WeftError('USAGE', `--iface-wait is ${options['iface-wait']}`, {
       remedy: 'give it seconds, 0 for no wait',

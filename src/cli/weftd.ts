@@ -4,6 +4,7 @@ import { describeError, isWeftError } from '../errors.ts'
 import { applyEnvironment, describeFlags, HelpWanted, parseFlags } from '../go-flags.ts'
 import {
   checkFeatures,
+  checkMargin,
   checkOptions,
   FLAGS,
   FLANNEL_FLAGS,
@@ -36,6 +37,7 @@ export async function main(program: string, args: readonly string[], environment
     }
     options = applyEnvironment(FLAGS, parsed, 'FLANNELD', environment, (message) => badVariables.push(message))
     refuseNotYet(options)
+    checkOptions(options)
     if (options.without.length > 0) checkFeatures(options, (await import('../host/addon.ts')).addon.featureNames)
   } catch (error) {
     if (error instanceof HelpWanted) {
@@ -56,7 +58,7 @@ export async function main(program: string, args: readonly string[], environment
   const stopping = new AbortController()
   const stopped = new Error('stopped by a signal')
   try {
-    checkOptions(options)
+    checkMargin(options)
     log.info(`CLI flags config: ${formatOptions(options)}`)
     log.info('Installing signal handlers')
     const stop = (): void => {

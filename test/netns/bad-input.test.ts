@@ -53,7 +53,7 @@ describe('an error of one line', () => {
   it('for a bad renewal margin', async () =>
     expectOneError(await run(['--subnet-lease-renew-margin=0']), 1, 'out of acceptable range', '1 to 1439'))
   it('for an unknown engine', async () =>
-    expectOneError(await run(['--engine', 'warp']), 1, 'unknown engine: warp', 'native'))
+    expectOneError(await run(['--engine', 'warp']), 2, 'unknown engine: warp', 'native'))
   it('for an unknown feature', async () =>
     expectOneError(await run([...withLeases(), '--without', 'magic']), 2, 'no such feature', 'udp-gso'))
 

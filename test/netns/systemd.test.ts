@@ -69,4 +69,19 @@ describe('the unit', () => {
     expect([await systemd.property('ActiveState'), await systemd.property('Result')]).toEqual(['inactive', 'success'])
     expect(systemd.read('/run/flannel/subnet.env')).toBeDefined()
   })
+
+  it.for([
+    ['a flag that there is not', 'ExecStart=/opt/node /opt/weft/bin/weftd --nonsense'],
+    ['a value that cannot be, in a variable', 'Environment=FLANNELD_ENGINE=warp'],
+  ] as const)('is not started again with %s', async ([, line], { skip }) => {
+    skip(!hasSystemd, 'no systemd, or no cgroups of version 2')
+    lab = await createLab({ hosts: 1 })
+    const command = line.startsWith('ExecStart=') ? ['ExecStart='] : []
+    systemd = await bootSystemd(lab.hosts[0]!, [...command, line])
+    // That the job failed is the error which it ends with.
+    await expect(systemd.systemctl('start', 'weftd')).rejects.toThrow(/exit-code|control process|failed/)
+    await until('ActiveState', /^failed$/)
+    const state = ['Result', 'ExecMainStatus', 'NRestarts'].map((name) => systemd!.property(name))
+    expect(await Promise.all(state)).toEqual(['exit-code', '2', '0'])
+  })
 })

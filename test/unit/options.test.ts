@@ -3,7 +3,15 @@
 import { describe, expect, it } from 'vitest'
 import { usage } from '../../src/cli/weftd.ts'
 import { applyEnvironment, parseFlags, type FlagValue } from '../../src/go-flags.ts'
-import { checkFeatures, checkOptions, FLAGS, FLANNEL_FLAGS, refuseNotYet, WEFT_FLAGS } from '../../src/options.ts'
+import {
+  checkFeatures,
+  checkMargin,
+  checkOptions,
+  FLAGS,
+  FLANNEL_FLAGS,
+  refuseNotYet,
+  WEFT_FLAGS,
+} from '../../src/options.ts'
 
 const parse = (...args: string[]) => parseFlags(FLAGS, args)
 const bad = (): void => {}
@@ -163,7 +171,13 @@ describe("flanneld's flags, and ours", () => {
   })
 })
 
-describe('checkOptions', () => {
+describe('checkOptions and checkMargin', () => {
+  function check(...args: string[]): void {
+    const { options } = parse(...args)
+    checkOptions(options)
+    checkMargin(options)
+  }
+
   it.each([
     [['-subnet-lease-renew-margin=0'], 'out of acceptable range'],
     [['-subnet-lease-renew-margin=1440'], 'out of acceptable range'],
@@ -172,14 +186,12 @@ describe('checkOptions', () => {
     [['-workers=17'], '--workers is 17'],
     [['-iface-wait=-1'], '--iface-wait is -1'],
   ])('refuses %j', (args, message) => {
-    expect(() => checkOptions(parse(...args).options)).toThrow(message)
+    expect(() => check(...args)).toThrow(message)
   })
 
   it.each([[['-subnet-lease-renew-margin=1']], [['-subnet-lease-renew-margin=1439', '-engine=dgram', '-workers=16']]])(
     'takes %j',
-    (args) => {
-      checkOptions(parse(...args).options)
-    },
+    (args) => check(...args),
   )
 })
 

@@ -24,6 +24,9 @@ it.each([
     {},
     'weftd: --without udp-gso: the engine dgram uses no such feature; leave it out, or take the native engine\n',
   ],
+  [['--workers', '0'], {}, 'weftd: --workers is 0; give it 1 to 16\n'],
+  [[], { FLANNELD_ENGINE: 'warp' }, 'weftd: unknown engine: warp; choose one of native, dgram, naive\n'],
+  [['--iface-wait', '-1'], {}, 'weftd: --iface-wait is -1; give it seconds, 0 for no wait\n'],
 ])('%j with %j is one line and exit code 2, and no daemon is started', async (args, environment, line) => {
   const written: string[] = []
   vi.spyOn(process.stderr, 'write').mockImplementation((text) => written.push(String(text)) > 0)
@@ -41,7 +44,7 @@ it.each([
   const written: string[] = []
   vi.spyOn(process.stderr, 'write').mockImplementation((text) => written.push(String(text)) > 0)
   // Refused when the log is there, before anything is started.
-  expect(await main('weftd', [...args, '--workers=0'], environment)).toBe(1)
+  expect(await main('weftd', [...args, '--subnet-lease-renew-margin=0'], environment)).toBe(1)
   const said = written.flatMap((line) => /^W.*\] -(\w+) does nothing/.exec(line)?.[1] ?? [])
   expect(said).toEqual(names)
   expect(started).not.toHaveBeenCalled()
