@@ -1,8 +1,10 @@
-// dockerfile.test.ts - what can be known of deploy/Dockerfile without building it; `npm run image:test` builds it.
+// dockerfile.test.ts - what can be known of deploy/Dockerfile and deploy/flanneld.sh without a build; `npm run image:test` builds.
 
-import { existsSync, readFileSync } from 'node:fs'
-import { join } from 'node:path'
-import { describe, expect, it } from 'vitest'
+import { spawnSync } from 'node:child_process'
+import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { delimiter, join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 
 const root = join(import.meta.dirname, '..')
 const read = (path: string): string => readFileSync(join(root, path), 'utf8')
@@ -33,8 +35,13 @@ describe('deploy/Dockerfile', () => {
   })
 
   it('builds on images that are arguments, with a default that names a release', () => {
-    const defaults = Object.fromEntries(all('ARG').map((rest) => rest.split('=') as [string, string]))
+    const given = all('ARG').filter((rest) => rest.includes('='))
+    const defaults = Object.fromEntries(given.map((rest) => rest.split('=') as [string, string]))
     expect(Object.keys(defaults).toSorted()).toEqual(['BASE', 'NODE'])
+    // Even releases are supported for thirty months; 20 ended in April 2026.
+    const [, major] = /:(\d+)-/.exec(defaults['NODE']!)!
+    expect(Number(major)).toBeGreaterThanOrEqual(22)
+    expect(Number(major) % 2).toBe(0)
     for (const image of Object.values(defaults)) {
       expect(image).toMatch(/^docker\.io\/library\/[a-z]+:[\w.-]+$/)
       expect(image).not.toMatch(/latest/)
@@ -50,9 +57,23 @@ describe('deploy/Dockerfile', () => {
     for (const rest of all('RUN').filter((text) => text.includes('apt-get install')))
       expect(rest).toMatch(/DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends /)
     const shipped = lastStage.map(([, rest]) => rest).join('\n')
-    expect(shipped).toContain('iproute2 iptables libstdc++6 nftables')
+    expect(shipped).toContain('ca-certificates iproute2 iptables libstdc++6 nftables')
     expect(shipped).not.toMatch(/g\+\+|gcc|make|python|npm/)
     expect(shipped).toContain('rm -rf /var/lib/apt/lists/*')
+  })
+
+  it('labels the image as the package is described', () => {
+    const { name, version, license } = JSON.parse(read('package.json')) as Record<string, string>
+    const label = (key: string): string | undefined =>
+      new RegExp(`org\\.opencontainers\\.image\\.${key}="([^"]*)"`).exec(all('LABEL').join(' '))?.[1]
+    expect([label('title'), label('version'), label('licenses')]).toEqual([name, version, license])
+    expect(label('description')).toMatch(/flanneld/)
+    expect(label('base\\.name')).toBe('${BASE}')
+    // Before the last FROM an argument counts in FROM alone.
+    expect(lastStage.slice(0, 2)).toEqual([
+      ['FROM', '${BASE}'],
+      ['ARG', 'BASE'],
+    ])
   })
 
   it("starts as flannel's image does", () => {
@@ -74,5 +95,54 @@ describe('deploy/Dockerfile', () => {
       expect(options).toContain(option)
     expect(options).not.toContain('--privileged')
     expect(options.match(/--cap-add/g)).toHaveLength(1)
+  })
+})
+
+describe('deploy/flanneld.sh', () => {
+  let folder: string
+  beforeEach(() => {
+    folder = mkdtempSync(join(tmpdir(), 'weft-image-'))
+    for (const name of ['bin', 'weft/bin', 'host']) mkdirSync(join(folder, name), { recursive: true })
+    cpSync(join(root, 'deploy/flanneld.sh'), join(folder, 'bin/flanneld'))
+    program('weft/bin/flanneld', 'echo "${PATH%%:*}" "$@"')
+  })
+  afterEach(() => rmSync(folder, { recursive: true }))
+
+  const program = (path: string, body: string): void =>
+    writeFileSync(join(folder, path), `#!/bin/sh\n${body}\n`, { mode: 0o755 })
+  /** What a -save prints for a table with these chains and so many rules; undefined when it fails. */
+  const saves = (kind: string, state: { chains?: string[]; rules?: number } | undefined): void => {
+    const { chains = [], rules = 0 } = state ?? {}
+    const lines = ['*mangle', ':INPUT ACCEPT [0:0]', ...chains.map((chain) => `:${chain} - [0:0]`)]
+    const text = [...lines, ...Array<string>(rules).fill('-A INPUT -j ACCEPT'), 'COMMIT'].join('\n')
+    program(`host/iptables-${kind}-save`, state ? `cat <<'END'\n${text}\nEND` : 'exit 1')
+  }
+  /** The kind that is first in the path of weftd, which has the arguments. */
+  const chosen = (): string => {
+    const path = [join(folder, 'host'), process.env['PATH']].join(delimiter)
+    const args = ['--iface', 'two words']
+    const { stdout } = spawnSync(join(folder, 'bin/flanneld'), args, { encoding: 'utf8', env: { PATH: path } })
+    const [, kind] = /\/weft\/iptables\/(\w+) --iface two words\n$/.exec(stdout.replace(folder, '')) ?? []
+    return kind ?? stdout
+  }
+
+  const hint = ['KUBE-IPTABLES-HINT']
+  it.each([
+    ['no rules', {}, {}, 'nft'],
+    ['as many rules of both kinds', { rules: 3 }, { rules: 3 }, 'nft'],
+    ['more legacy rules', { rules: 3 }, { rules: 4 }, 'legacy'],
+    ['more nft rules', { rules: 4 }, { rules: 3 }, 'nft'],
+    ["kubelet's chain in nft, more rules in legacy", { chains: hint }, { rules: 20 }, 'nft'],
+    ["kubelet's chain in legacy, more rules in nft", { rules: 20 }, { chains: hint }, 'legacy'],
+    ["kubelet's chain in both", { chains: hint }, { chains: hint, rules: 20 }, 'nft'],
+    ["kubelet's older chain in legacy", { rules: 20 }, { chains: ['KUBE-KUBELET-CANARY'] }, 'legacy'],
+    ["kube-proxy's chain, which says nothing", { rules: 2 }, { chains: ['KUBE-PROXY-CANARY'] }, 'nft'],
+    ['no nf_tables in the kernel', undefined, {}, 'legacy'],
+    ['no right to read legacy rules', {}, undefined, 'nft'],
+    ['neither', undefined, undefined, 'nft'],
+  ])('of %s takes: nft %j, legacy %j, %s', (_what, nft, legacy, kind) => {
+    saves('nft', nft)
+    saves('legacy', legacy)
+    expect(chosen()).toBe(kind)
   })
 })

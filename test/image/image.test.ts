@@ -1,27 +1,18 @@
 // image.test.ts - `npm run image:test`: builds the container image without a Docker engine, and two containers exchange packets.
 //
-// Podman builds and runs, with a storage of its own. The base is made from Debian's packages, the node program is this
-// machine's; outside, deploy/Dockerfile names images for both. The containers run by the command of docs/operating.md, each on a
-// host of the lab. A good minute on two cores; given up after nine.
+// Podman builds and runs, with a storage of its own. The base is made from Debian's packages, the node program comes from the
+// npm registry; outside, deploy/Dockerfile names images for both. The containers run by the command of docs/operating.md, each
+// on a host of the lab. A good minute on two cores; given up after nine.
 
-import {
-  chmodSync,
-  cpSync,
-  existsSync,
-  mkdirSync,
-  readdirSync,
-  readFileSync,
-  realpathSync,
-  statSync,
-  writeFileSync,
-} from 'node:fs'
+import { cpSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
-import { execute, output } from '../../lab/command.ts'
+import { execute, output, type Finished } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, packageRoot, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { fetchNode, hasNode, makeDebian, npmFolder } from '../support/debian.ts'
 
 const MINUTE = 60_000
 const IMAGE = 'localhost/weft'
@@ -34,21 +25,19 @@ const runOptions = /^docker run ((?:.*\\\n)*.*) weft /m
   .split(/[\s\\]+/)
   .filter(Boolean)
 
-const nodePrefix = dirname(dirname(process.execPath))
+/** The release of Node.js that the image has by default. */
+const nodeMajor = Number(/^ARG NODE=.*\/node:(\d+)-/m.exec(readFileSync(root('deploy/Dockerfile'), 'utf8'))![1])
+
 /** What is missing here, in words. */
-async function missing(): Promise<string | undefined> {
+function missing(): string | undefined {
   if (process.getuid?.() !== 0) return 'it needs root'
-  if (!existsSync(join(nodePrefix, 'include/node/node_api.h')))
-    return `it copies this machine's Node.js, which has no headers in ${nodePrefix}/include/node`
-  if (/libnode/.test(await output(['ldd', process.execPath])))
-    return `it copies this machine's Node.js, and ${process.execPath} needs libnode beside it`
-  return undefined
+  return hasNode ? undefined : `the npm registry has no Node.js for ${process.arch}`
 }
 
 /** Holds the folder; the containers have hosts of their own. */
 let workshop: Lab
 let podmanEnv: Readonly<Record<string, string>>
-const reason = await missing()
+const reason = missing()
 
 /** Podman with a storage of its own. Its waiting, attached too, may not end on some kernels: nothing here waits by it. */
 const command = (...args: readonly string[]): string[] => [
@@ -98,27 +87,18 @@ function isolatePodman(folder: string): Readonly<Record<string, string>> {
   }
 }
 
-/** Debian 12 with apt and no more, as small as the image that is called slim. */
+/** What debian:bookworm-slim is elsewhere. */
 async function makeBase(folder: string): Promise<void> {
-  const left = ['doc', 'man', 'locale'].map((name) => `--dpkgopt=path-exclude=/usr/share/${name}/*`)
-  // Else usrmerge and all of Perl come in.
-  const merged = ['--include=usr-is-merged', '--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr']
   const archive = join(folder, 'base.tar')
-  await output(['mmdebstrap', '--quiet', '--variant=apt', ...merged, ...left, 'bookworm', archive], {
-    timeoutMs: 20 * MINUTE,
-  })
+  await makeDebian(archive)
   await podman('import', '--quiet', archive, `${IMAGE}-base`)
 }
 
-/** The base with this machine's Node.js: what node:20-bookworm-slim is elsewhere. */
+/** The base with Node.js and this machine's npm: what the Dockerfile's own NODE is elsewhere. */
 async function makeNode(folder: string): Promise<void> {
   const context = join(folder, 'node')
-  mkdirSync(context)
-  const npm = dirname(dirname(realpathSync((await output(['sh', '-c', 'command -v npm'])).trim())))
-  cpSync(process.execPath, join(context, 'node'))
-  cpSync(join(nodePrefix, 'include/node'), join(context, 'include'), { recursive: true })
-  cpSync(npm, join(context, 'npm'), { recursive: true })
-  chmodSync(join(context, 'node'), 0o755)
+  await fetchNode(nodeMajor, join(context, 'node'))
+  cpSync(await npmFolder(), join(context, 'npm'), { recursive: true })
   // Where a proxy of the machine signs the registry's certificates.
   const authority = process.env['NODE_EXTRA_CA_CERTS'] ?? ''
   writeFileSync(join(context, 'authority.pem'), authority === '' ? '' : readFileSync(authority))
@@ -126,8 +106,8 @@ async function makeNode(folder: string): Promise<void> {
     join(context, 'Dockerfile'),
     [
       `FROM ${IMAGE}-base`,
-      'COPY node /usr/local/bin/node',
-      'COPY include /usr/local/include/node',
+      'COPY node/bin/node /usr/local/bin/node',
+      'COPY node/include /usr/local/include',
       'COPY npm /usr/local/lib/node_modules/npm',
       'COPY authority.pem /usr/local/etc/authority.pem',
       'RUN ln -s ../lib/node_modules/npm/bin/npm-cli.js /usr/local/bin/npm \\',
@@ -148,7 +128,7 @@ beforeAll(async () => {
   const folder = join(workshop.folder, 'podman')
   podmanEnv = isolatePodman(folder)
   await step("a base of Debian's packages", () => makeBase(folder))
-  await step("with this machine's Node.js", () => makeNode(folder))
+  await step(`with Node.js ${nodeMajor}`, () => makeNode(folder))
   const images = ['--build-arg', `NODE=${IMAGE}-node`, '--build-arg', `BASE=${IMAGE}-base`]
   await step('deploy/Dockerfile', () => build([...images, '--file', root('deploy/Dockerfile')], IMAGE, packageRoot))
 }, 60 * MINUTE)
@@ -219,6 +199,29 @@ describe('the image', () => {
     const { version } = JSON.parse(readFileSync(root('package.json'), 'utf8')) as { version: string }
     expect(await start('weft', 'version')).toBe(`${version}\n`)
   })
+
+  it('says what it is, by the labels of the Open Container Initiative', async () => {
+    const labels = JSON.parse(await podman('image', 'inspect', '--format', '{{json .Labels}}', IMAGE)) as object
+    const { name, version, license } = JSON.parse(readFileSync(root('package.json'), 'utf8')) as Record<string, string>
+    const key = (last: string): string => `org.opencontainers.image.${last}`
+    expect(labels).toMatchObject({
+      [key('title')]: name,
+      [key('version')]: version,
+      [key('licenses')]: license,
+      [key('base.name')]: `${IMAGE}-base`,
+    })
+  })
+
+  it("has a supported Node.js, which trusts Debian's authorities", async () => {
+    const { folder } = await tree()
+    const environment = await podman('image', 'inspect', '--format', '{{range .Config.Env}}{{println .}}{{end}}', IMAGE)
+    const variable = /^NODE_EXTRA_CA_CERTS=.*$/m.exec(environment)![0]
+    const ask = `console.log(process.versions.node, require('tls').getCACertificates('extra').length)`
+    const said = await output(['chroot', folder, 'env', variable, 'node', '-e', ask])
+    const [, major, authorities] = /^(\d+)\.\S+ (\d+)\n$/.exec(said)!
+    expect(Number(major)).toBe(nodeMajor)
+    expect(Number(authorities)).toBeGreaterThan(50)
+  })
 })
 
 interface Container {
@@ -227,8 +230,10 @@ interface Container {
   readonly status: (field: string) => string
   /** All it has logged. */
   log(): Promise<string>
-  /** Resolves when it has logged that it is ready; rejects when it ended before. */
-  ready(): Promise<void>
+  /** Resolves when it has logged these words; rejects when it ended before. */
+  logged(words: string): Promise<void>
+  /** Runs a program in it. */
+  run(...command: string[]): Promise<Finished>
   /** Stops it as Docker does, and returns how it ended. */
   stop(): Promise<string>
 }
@@ -258,12 +263,13 @@ async function startContainer(
     pid,
     status: (field) => new RegExp(`^${field}:\t(\\S+)`, 'm').exec(readFileSync(`/proc/${pid}/status`, 'utf8'))![1]!,
     log,
-    async ready() {
+    async logged(words) {
       const follower = host.spawn([...outside, ...command('logs', '--follow', id)])
       for await (const line of createInterface({ input: follower.stderr! }))
-        if (line.includes('flannel is ready')) return void follower.kill('SIGKILL')
+        if (line.includes(words)) return void follower.kill('SIGKILL')
       throw new Error(`the container ended:\n${await log()}`)
     },
+    run: (...words) => execute(['nsenter', '--target', pid, '--mount', '--pid', '--net', ...words]),
     async stop() {
       await podman('stop', id)
       const code = (await podman('inspect', '--format', '{{.State.Status}} {{.State.ExitCode}}', id)).trim()
@@ -288,7 +294,7 @@ describe('two containers by the command of docs/operating.md', () => {
   async function exchange(hosts: readonly Host[], names: string, args: readonly string[], options: readonly string[]) {
     const start = (host: Host): Promise<Container> => startContainer(host, `${names}-${host.name}`, args, options)
     const containers = await Promise.all(hosts.map(start))
-    await Promise.all(containers.map((container) => container.ready()))
+    await Promise.all(containers.map((container) => container.logged('flannel is ready')))
 
     for (const { pid, status } of containers) {
       expect(readFileSync(`/proc/${pid}/cmdline`, 'utf8').replaceAll('\0', '')).toBe('flanneld')
@@ -311,6 +317,9 @@ describe('two containers by the command of docs/operating.md', () => {
     await reach(second.namespace, first.address)
 
     for (const container of containers) {
+      const { code, stderr } = await container.run('weft', 'cleanup')
+      expect(stderr).toContain('flanneld still runs (pid 1)')
+      expect(code).toBe(1)
       expect((await container.log()).split('\n').filter((line) => /^[EF]\d/.test(line))).toEqual([])
       expect(await container.stop()).toBe('exited 0')
     }
@@ -321,6 +330,56 @@ describe('two containers by the command of docs/operating.md', () => {
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
     await etcd.ctl('put', '/coreos.com/network/config', config)
     await exchange(lab.hosts, lab.id, ['--etcd-endpoints', etcd.endpoint], [])
+  })
+
+  /** One on a host that has a rule of the legacy kind; returns what it says and which kinds have its rules. */
+  async function besideLegacy(options: readonly string[]): Promise<{ log: string; nft: boolean; legacy: boolean }> {
+    lab = await createLab({ hosts: 1 })
+    const host = lab.hosts[0]!
+    await host.output(['iptables-legacy', '-A', 'INPUT', '-s', '192.0.2.1', '-j', 'DROP'])
+    const leases = join(lab.folder, 'leases')
+    mkdirSync(leases)
+    writeFileSync(join(leases, 'config'), config)
+    const args = ['--lease-dir', '/var/lib/weft']
+    const given = ['-v', `${leases}:/var/lib/weft`, ...options]
+    const container = await startContainer(host, `${lab.id}-${host.name}`, args, given)
+    await container.logged('flannel is ready')
+    const has = async (kind: string): Promise<boolean> =>
+      (await host.output([`iptables-${kind}-save`])).includes('-A FLANNEL-FWD ')
+    const [nft, legacy] = await Promise.all([has('nft'), has('legacy')])
+    const log = await container.log()
+    expect(await container.stop()).toBe('exited 0')
+    return { log, nft, legacy }
+  }
+
+  it('write rules of the kind that the host uses', async ({ skip }) => {
+    skip((await execute(['unshare', '--net', 'iptables-legacy', '-L'])).code !== 0, 'no iptables of the legacy kind')
+    // The options that docs/operating.md gives for such a host.
+    const given = /`(--cap-add NET_RAW [^`]*)`/.exec(readFileSync(root('docs/operating.md'), 'utf8'))![1]!.split(/\s+/)
+    const { log, nft, legacy } = await besideLegacy(given)
+    expect({ nft, legacy }).toEqual({ nft: false, legacy: true })
+    expect(log.split('\n').filter((line) => /^[EFf]/.test(line))).toEqual([])
+  })
+
+  it('say so where they may not read which kind that is', async ({ skip }) => {
+    skip((await execute(['unshare', '--net', 'iptables-legacy', '-L'])).code !== 0, 'no iptables of the legacy kind')
+    const { log, nft, legacy } = await besideLegacy([])
+    expect({ nft, legacy }).toEqual({ nft: true, legacy: false })
+    expect(log).toMatch(/^flanneld: there are rules of the legacy kind of iptables.* add --cap-add NET_RAW/m)
+  })
+
+  it('that waits for its configuration is seen by weft cleanup, though it has no device yet', async () => {
+    lab = await createLab({ hosts: 1 })
+    const host = lab.hosts[0]!
+    const leases = join(lab.folder, 'leases')
+    mkdirSync(leases)
+    const args = ['--lease-dir', '/var/lib/weft']
+    const container = await startContainer(host, `${lab.id}-${host.name}`, args, ['-v', `${leases}:/var/lib/weft`])
+    await container.logged("Couldn't fetch network config")
+    const { code, stderr } = await container.run('weft', 'cleanup')
+    expect(stderr).toContain('flanneld still runs (pid 1)')
+    expect(code).toBe(1)
+    expect(await container.stop()).toBe('exited 0')
   })
 
   it('exchange packets, with leases in a directory', async () => {
