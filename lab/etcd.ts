@@ -92,6 +92,8 @@ export interface EtcdPlace {
   readonly address?: string
   /** Clients must use TLS. etcd makes a certificate for itself, or has this one and asks clients for it too. */
   readonly tls?: boolean | Certificate
+  /** More of etcd's flags. */
+  readonly flags?: readonly string[]
 }
 
 /** PEM files of a certificate that signs itself, for servers and clients. */
@@ -101,7 +103,7 @@ export interface Certificate {
 }
 
 /** Starts an etcd; `namespace` and `address` put it there instead of on loopback. */
-export async function startEtcd({ namespace, address, tls = false }: EtcdPlace = {}): Promise<Etcd> {
+export async function startEtcd({ namespace, address, tls = false, flags = [] }: EtcdPlace = {}): Promise<Etcd> {
   const data = mkdtempSync(join(tmpdir(), 'weft-etcd-'))
   const { client, peer, enter } = await siteOf(namespace, address)
   const endpoint = `http${tls ? 's' : ''}://${client}`
@@ -122,6 +124,7 @@ export async function startEtcd({ namespace, address, tls = false }: EtcdPlace =
             ]
           : []),
         ...(tls === true ? ['--auto-tls'] : []),
+        ...flags,
       ],
       enter,
     )

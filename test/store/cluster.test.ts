@@ -73,7 +73,10 @@ function follow(store: Store) {
       listings++
       return listing
     }
-    for await (const { leases } of followLeases({ ...source, list }, { log, signal: over.signal, relistMs: 3_600_000 }))
+    for await (const { leases } of followLeases(
+      { ...source, list },
+      { log, signal: over.signal, relistMs: 3_600_000, random: () => 1 },
+    ))
       view = leases
   })().catch((error: unknown) => {
     if (!over.signal.aborted) failure = error

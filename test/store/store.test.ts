@@ -210,7 +210,7 @@ function follow(store: Store, log = quiet()) {
       listings++
       return listing
     }
-    const options = { log, signal: controller.signal, relistMs: 3_600_000 }
+    const options = { log, signal: controller.signal, relistMs: 3_600_000, random: () => 1 }
     for await (const { leases } of followLeases({ ...source, list }, options)) {
       view = leases
       for (const check of waiting) check()

@@ -1,0 +1,289 @@
+// endpoints.test.ts - several endpoints of etcd of which some are dead, each in a way of its own, and tokens that end.
+
+import { spawn } from 'node:child_process'
+import { generateKeyPairSync } from 'node:crypto'
+import { setMaxListeners } from 'node:events'
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { connect, createServer, type AddressInfo, type Socket } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterAll, afterEach, beforeAll, beforeEach, expect, it, vi } from 'vitest'
+import { ended } from '../../lab/command.ts'
+import { ownPlace, startEtcd, startEtcdCluster, type Etcd } from '../../lab/etcd.ts'
+import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { sourceOf } from '../../src/lease/decode.ts'
+import { followLeases } from '../../src/lease/follow.ts'
+import { acquireLease, renewLease } from '../../src/lease/own-lease.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { createEtcdStore } from '../../src/store/etcd.ts'
+import type { Store } from '../../src/store/store.ts'
+import { startCuttingProxy } from '../support/cutting-proxy.ts'
+import { eventually } from '../support/event.ts'
+import { ETCD, needs } from '../support/needs.ts'
+import { startTroubledEtcd } from '../support/troubled-etcd.ts'
+
+needs(...ETCD)
+
+/** How many starts are timed with each; and how many changes, one after another: for two minutes each in `npm run test:soak`. */
+const STARTS = 5
+const CHANGES_MS = process.env['WEFT_LONG'] === '1' ? 120_000 : 0
+const CHANGES = 10
+/** What waiting for a single deadline would cost. */
+const DEADLINE_MS = 6_000
+
+const PREFIX = '/x'
+const network = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+const quiet = { info() {}, warn() {}, error() {}, v: () => false }
+const value = (ip: string): string => `{"PublicIP":"${ip}","PublicIPv6":null}`
+
+let etcd: Etcd
+let over: AbortController
+const cleanups: (() => unknown)[] = []
+beforeAll(async () => {
+  etcd = await startEtcd()
+  await etcd.ctl('put', `${PREFIX}/config`, '{"Network":"10.5.0.0/16"}')
+})
+afterAll(async () => {
+  await etcd.close()
+})
+beforeEach(() => {
+  over = new AbortController()
+  setMaxListeners(0, over.signal)
+})
+afterEach(async () => {
+  over.abort(new Error('the test is over'))
+  for (const cleanup of cleanups.splice(0).toReversed()) await cleanup()
+})
+
+function open(endpoints: readonly string[], more: Partial<Parameters<typeof createEtcdStore>[0]> = {}): Store {
+  const store = createEtcdStore({
+    ...{ endpoints, prefix: PREFIX, certFile: '', keyFile: '', caFile: '', username: '', password: '' },
+    ...more,
+  })
+  cleanups.push(() => store.close())
+  return store
+}
+
+/** Follows as the daemon does; `has` resolves when a key has this address. */
+function follow(store: Store, relistMs?: number) {
+  const found = new Map<string, number>()
+  const { signal } = over
+  const done = (async () => {
+    const options = { log: quiet, signal, ...(relistMs === undefined ? {} : { relistMs }) }
+    for await (const { leases } of followLeases(sourceOf(store), options)) {
+      found.clear()
+      for (const [key, { attrs }] of leases) found.set(key, attrs.publicIp)
+    }
+  })().catch((error: unknown) => {
+    if (!signal.aborted) throw error
+  })
+  return { done, has: (key: string, ip: string) => eventually(() => expect(found.get(key)).toBe(parseIpv4(ip))) }
+}
+
+/** A listener for each connection; its URL. */
+async function listen(onConnection: (socket: Socket) => void): Promise<string> {
+  const sockets = new Set<Socket>()
+  const server = createServer((socket) => {
+    sockets.add(socket)
+    socket.on('error', () => {})
+    onConnection(socket)
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  cleanups.push(() => {
+    for (const socket of sockets) socket.destroy()
+    server.close()
+  })
+  return `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+}
+
+/** Nobody accepts there, and the queue of those who wait for it is full: the kernel drops each SYN. */
+async function dropsSyn(): Promise<string> {
+  const place = await ownPlace()
+  const [host = '', port = ''] = place.split(':')
+  const script = `require('node:net').createServer().listen({host:'${host}',port:${port},backlog:1},()=>console.log())`
+  const child = spawn('setpriv', ['--pdeathsig', 'KILL', process.execPath, '-e', script], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  })
+  cleanups.push(async () => {
+    child.kill('SIGKILL')
+    await ended(child)
+  })
+  await new Promise((resolve) => child.stdout.once('data', resolve))
+  child.kill('SIGSTOP')
+  await eventually(() => expect(readFileSync(`/proc/${child.pid}/stat`, 'utf8')).toMatch(/\) T /))
+  // One more than the backlog (net/ipv4, sk_acceptq_is_full).
+  for (const _ of [1, 2]) {
+    const socket = connect(Number(port), host)
+    cleanups.push(() => socket.destroy())
+    await new Promise((resolve) => socket.once('connect', resolve))
+  }
+  return `http://${place}`
+}
+
+/** A member that is well, and whose cluster is gone. */
+async function withoutLeader(): Promise<string> {
+  const cluster = await startEtcdCluster()
+  cleanups.push(() => cluster.close())
+  const [alone, ...others] = cluster.members
+  for (const other of others) await other.kill()
+  const left = alone!
+  // It takes an election for it to know.
+  await eventually(async () =>
+    expect(await cluster.ctl(['endpoint', 'status', '-w', 'json'], [left])).not.toMatch(/"leader":[1-9]/),
+  )
+  return left.endpoint
+}
+
+const median = (values: readonly number[]): number => values.toSorted((a, b) => a - b)[values.length >> 1]!
+
+const DEAD: readonly (readonly [string, () => Promise<string>])[] = [
+  ['refuses', async () => `http://${await ownPlace()}`],
+  ['drops SYN', dropsSyn],
+  ['resets', () => listen((socket) => socket.resetAndDestroy())],
+  ['accepts and stays silent', () => listen(() => {})],
+  ['answers without a leader', withoutLeader],
+]
+
+it.each(DEAD)(
+  'costs neither a start nor a change a deadline: one endpoint of two that %s, and two of three',
+  async (_name, make) => {
+    const [one, two] = [await make(), await make()]
+    let starts = 0
+    /** A start up to the first whole table, as the daemon makes it. */
+    async function start(endpoints: readonly string[]): Promise<number> {
+      const began = performance.now()
+      const store = open(endpoints)
+      const { signal } = over
+      expect(await store.config(signal)).toMatch(/Network/)
+      const ip = `192.0.2.${++starts}`
+      const attrs = { publicIp: parseIpv4(ip)!, backendType: '' }
+      const lease = await acquireLease(store, network, attrs, { random: Math.random, log: quiet, signal })
+      await follow(store).has(lease.key, ip)
+      return performance.now() - began
+    }
+    const sets = { alone: [etcd.endpoint], two: [one, etcd.endpoint], three: [one, etcd.endpoint, two] }
+    const times = { alone: [] as number[], two: [] as number[], three: [] as number[] }
+    for (let round = 0; round < STARTS; round++)
+      for (const name of ['alone', 'two', 'three'] as const) times[name].push(await start(sets[name]))
+    const took = { alone: median(times.alone), two: median(times.two), three: median(times.three) }
+    console.log(`start: ${JSON.stringify(took)} ms`)
+    for (const name of ['two', 'three'] as const) expect(took[name]).toBeLessThan(DEADLINE_MS / 2 + 10 * took.alone)
+
+    // Listings come again and again meanwhile, each by an endpoint that may be a dead one.
+    const followers = { alone: follow(open(sets.alone), 500), three: follow(open(sets.three), 500) }
+    const late = { alone: [] as number[], three: [] as number[] }
+    const until = performance.now() + CHANGES_MS
+    for (let change = 0; change < CHANGES || performance.now() < until; change++) {
+      const ip = `198.51.100.${change % 250}`
+      await etcd.ctl('put', `${PREFIX}/subnets/10.6.0.0-24`, value(ip))
+      const began = performance.now()
+      await Promise.all(
+        (['alone', 'three'] as const).map(async (name) => {
+          await followers[name].has('10.6.0.0-24', ip)
+          late[name].push(performance.now() - began)
+        }),
+      )
+    }
+    const worst = { alone: Math.max(...late.alone), three: Math.max(...late.three) }
+    console.log(`${late.alone.length} changes, at most ${JSON.stringify(worst)} ms late`)
+    expect(worst.three).toBeLessThan(DEADLINE_MS / 3 + 10 * worst.alone)
+  },
+  CHANGES_MS + 600_000,
+)
+
+it('uses an endpoint again that is back, when the other one goes', async () => {
+  const [first, second] = [await startCuttingProxy(etcd.endpoint), await startCuttingProxy(etcd.endpoint)]
+  cleanups.push(
+    () => first.close(),
+    () => second.close(),
+  )
+  first.refuse(true)
+  const store = open([first, second].map(({ port }) => `http://127.0.0.1:${port}`))
+  const follower = follow(store)
+  const put = (ip: string) => etcd.ctl('put', `${PREFIX}/subnets/10.6.0.0-24`, value(ip))
+  for (let times = 0; times < 4; times++) {
+    await put(`198.51.100.${times}`)
+    await follower.has('10.6.0.0-24', `198.51.100.${times}`)
+    const [back, gone] = times % 2 === 0 ? [first, second] : [second, first]
+    back.refuse(false)
+    gone.refuse(true)
+    gone.cut()
+  }
+  expect(Math.min(first.cuts, second.cuts)).toBeGreaterThan(0)
+})
+
+it('leaves an endpoint that owes an answer and gives no sign of life', async () => {
+  const [first, second] = [await startTroubledEtcd(etcd.endpoint), await startTroubledEtcd(etcd.endpoint)]
+  cleanups.push(
+    () => first.close(),
+    () => second.close(),
+  )
+  const store = open([first.endpoint, second.endpoint])
+  await store.list(over.signal)
+  for (const [silent, other] of [
+    [first, second],
+    [second, first],
+    [first, second],
+  ] as const) {
+    silent.set({ hold: true })
+    other.set({})
+    expect((await store.list(over.signal)).revision).toBeGreaterThan(0n)
+  }
+  // The first may not have been the one that was asked.
+  expect(Math.min(first.strikes.held, second.strikes.held)).toBeGreaterThan(0)
+})
+
+it('waits for endpoints that take seconds for each call', async () => {
+  const slow = [await startTroubledEtcd(etcd.endpoint), await startTroubledEtcd(etcd.endpoint)]
+  for (const each of slow) {
+    cleanups.push(() => each.close())
+    each.set({ delayMs: 2_000 })
+  }
+  const store = open(slow.map(({ endpoint }) => endpoint))
+  const attrs = { publicIp: parseIpv4('192.0.2.99')!, backendType: '' }
+  const lease = await acquireLease(store, network, attrs, { random: Math.random, log: quiet, signal: over.signal })
+  await renewLease(store, lease, { signal: over.signal })
+})
+
+it.each(['simple', 'jwt'])('goes on with %s tokens when users and roles are changed', async (kind) => {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-jwt-'))
+  cleanups.push(() => rmSync(folder, { recursive: true }))
+  const { publicKey, privateKey } = generateKeyPairSync('rsa', { modulusLength: 2048 })
+  const [pub, priv] = [join(folder, 'public.pem'), join(folder, 'private.pem')]
+  writeFileSync(pub, publicKey.export({ type: 'spki', format: 'pem' }))
+  writeFileSync(priv, privateKey.export({ type: 'pkcs1', format: 'pem' }))
+  const jwt = ['--auth-token', `jwt,pub-key=${pub},priv-key=${priv},sign-method=RS256,ttl=10m`]
+  const server = await startEtcd({ flags: kind === 'jwt' ? jwt : [] })
+  cleanups.push(() => server.close())
+  await server.ctl('user', 'add', 'root:sesame')
+  await server.ctl('user', 'grant-role', 'root', 'root')
+  await server.ctl('role', 'add', 'nodes')
+  await server.ctl('role', 'grant-permission', 'nodes', '--prefix=true', 'readwrite', `${PREFIX}/`)
+  await server.ctl('user', 'add', 'node:open')
+  await server.ctl('user', 'grant-role', 'node', 'nodes')
+  await server.ctl('auth', 'enable')
+  const asRoot = (...args: string[]) => server.ctl('--user', 'root:sesame', ...args)
+  const store = open([server.endpoint], { username: 'node', password: 'open' })
+  const attrs = { publicIp: parseIpv4('192.0.2.1')!, backendType: '' }
+  let lease = await acquireLease(store, network, attrs, { random: Math.random, log: quiet, signal: over.signal })
+  const follower = follow(store, 200)
+  for (let times = 0; times < 3; times++) {
+    await asRoot('role', 'add', `another-${times}`)
+    await asRoot('user', 'add', `somebody-${times}:x`)
+    const key = `10.6.${times}.0-24`
+    await asRoot('put', `${PREFIX}/subnets/${key}`, value('198.51.100.1'))
+    lease = await renewLease(store, lease, { signal: over.signal })
+    await follower.has(key, '198.51.100.1')
+  }
+})
+
+it('trusts the authorities that the host does, when none is given', async () => {
+  const server = await startEtcd({ tls: true })
+  cleanups.push(() => server.close())
+  await server.ctl('put', `${PREFIX}/config`, '{}')
+  vi.stubEnv('SSL_CERT_FILE', server.certificate)
+  cleanups.push(() => vi.unstubAllEnvs())
+  expect(await open([server.endpoint]).config(over.signal)).toBe('{}')
+  vi.stubEnv('SSL_CERT_FILE', '/nowhere')
+  await expect(open([server.endpoint]).config(over.signal)).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+})
