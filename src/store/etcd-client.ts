@@ -44,6 +44,9 @@ const STAGGER_MS = 250
 /** An endpoint that owes an answer for so long is asked for a sign of life, and given as long to answer that. */
 const SILENT_MS = 500
 
+/** A call that each endpoint refused is made again after these, and an equal part of each at random: one that is busy refuses some. */
+const REFUSED_PAUSES_MS = [50, 100]
+
 /** The generated clients of etcd3. */
 export interface EtcdCalls {
   readonly kv: etcd3.KVClient
@@ -250,14 +253,10 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
   }
 
   /** Runs `ask` at the endpoint that answered last, and at each other one that gives a sign of life while it fails. */
-  async function atEndpoints<T>(
-    signal: AbortSignal,
-    ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>,
-  ): Promise<T> {
+  async function once<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T> {
     const tried = new Set<Endpoint>()
     let failure: unknown
     for (;;) {
-      signal.throwIfAborted()
       let endpoint
       try {
         endpoint = await choose(tried, signal)
@@ -270,12 +269,29 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
         return await within(signal, (scope) => Promise.race([ask(endpoint, scope), silence(endpoint, others, scope)]))
       } catch (error) {
         signal.throwIfAborted()
-        if (chosen === endpoint && isTransient(error)) chosen = undefined
+        if (!isTransient(error)) throw error
+        if (chosen === endpoint) chosen = undefined
         tried.add(endpoint)
         failure = error
-        if (!isTransient(error) || endpoints.every((each) => tried.has(each))) throw error
+        if (endpoints.every((each) => tried.has(each))) throw error
       }
     }
+  }
+
+  async function atEndpoints<T>(
+    signal: AbortSignal,
+    ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>,
+  ): Promise<T> {
+    for (const pauseMs of REFUSED_PAUSES_MS) {
+      try {
+        return await once(signal, ask)
+      } catch (error) {
+        signal.throwIfAborted()
+        if ((error as Partial<grpc.ServiceError>).code !== status.UNAVAILABLE) throw error
+      }
+      await pause(signal, pauseMs * (1 + Math.random()))
+    }
+    return once(signal, ask)
   }
 
   /** Whether to ask again, after a failure as this user, by this token, or as none: etcd's users have changed. */
