@@ -31,7 +31,7 @@ export async function waitForConfig(manager: SubnetManager, log: Log, signal: Ab
       if (!mayPass) throw error
       calm.error(`Couldn't fetch network config: ${describeError(error)}`)
     }
-    await pause(signal, CONFIG_RETRY_MS)
+    await pause(signal, CONFIG_RETRY_MS * (0.5 + Math.random() / 2))
   }
 }
 

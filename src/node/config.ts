@@ -11,8 +11,9 @@ const COMPARE_MS = 60_000
 /** A node works by the configuration that it started with, as flanneld does; here the log says so when another one is put. */
 export async function watchConfig({ manager, config, log, signal }: Node): Promise<never> {
   let named: string | undefined
-  for (;;) {
-    await pause(signal, COMPARE_MS)
+  // The first somewhere in the minute: nodes that started together are not to ask together for ever.
+  for (let waitMs = Math.random() * COMPARE_MS; ; waitMs = COMPARE_MS) {
+    await pause(signal, waitMs)
     try {
       const text = await manager.config(signal)
       if (text === named) continue

@@ -7,6 +7,7 @@ import { formatGoDuration, formatGoTime, seldom } from '../log.ts'
 import { formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
 import type { Node, NodeParts } from './node.ts'
 
+/** At most, and half of it at least: nodes that lost one store are not to come back together. */
 const ACQUIRE_RETRY_MS = 1_000
 /** Renewing is tried again after the first, doubling to the last: one missed try must not cost an hour's margin. */
 const RENEW_RETRY_MIN_MS = 1_000
@@ -40,7 +41,7 @@ export async function obtainLease(
       if (!isWeftError(error, 'STORE_UNAVAILABLE') && !(isRunning && isWeftError(error))) throw error
       calm.error(`failed to acquire lease: ${describeError(error)}`)
     }
-    await pause(signal, ACQUIRE_RETRY_MS)
+    await pause(signal, ACQUIRE_RETRY_MS * (0.5 + Math.random() / 2))
   }
 }
 
