@@ -25,6 +25,7 @@ export function sourceOf(store: Store): LeaseSource<bigint> {
       for await (const { revision, changes } of store.watch(after, signal))
         yield { cursor: revision, changes: changes.map(decodeChange) }
     },
+    isAfter: (a, b) => a > b,
   }
 }
 

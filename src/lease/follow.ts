@@ -1,7 +1,7 @@
 // follow.ts - follows the leases of all nodes above any source: listed, watched, listed again after a gap and every minute.
 //
-// The minute's listing is taken beside the open watch, so that neither waits for the other. What the watch delivers
-// meanwhile is as new as the listing, or newer, and counts. A listing that brings news though the watch has brought none since the
+// The minute's listing is taken beside the open watch, so that neither waits for the other; cursors tell what of the one is
+// already in the other: a watch may lag behind, or be ahead of a listing that took long. A listing that brings news though the watch has brought none since the
 // one before shows that the watch is deaf: it is opened again from there.
 //
 // Listing and watch are errands that run by themselves; one loop takes what they bring, and rests until there is more.
@@ -150,10 +150,12 @@ export async function* followLeases<Cursor>(
   let after: { readonly cursor: Cursor } | undefined
   let listing: Errand<Listing<Cursor>> | undefined
   let listAt = 0
+  /** Up to where the last listing went. */
+  let listed: { readonly cursor: Cursor } | undefined
   let watch: Errand<Batch<Cursor>> | undefined
   let watchAt = 0
-  /** What the watch has said of each key since the listing that is under way began; undefined when it is gone. */
-  let newer = new Map<string, Entry | undefined>()
+  /** What the watch has said since the listing that is under way began. */
+  let since: Batch<Cursor>[] = []
   let heardSinceListing = false
   let failures = 0 // since the watch last proved good
 
@@ -180,14 +182,16 @@ export async function* followLeases<Cursor>(
     const now = clock.now()
     state.listedAt = now
     state.failing = false
-    const current = new Map<string, Entry | undefined>(entries.map((entry) => [entry.key, entry]))
-    for (const [key, entry] of newer) current.set(key, entry)
-    const change = view.list(
-      [...current.values()].filter((entry) => entry !== undefined),
-      now,
-    )
+    const wentBack = listed !== undefined && source.isAfter(listed.cursor, cursor)
+    const current = new Map(entries.map((entry) => [entry.key, entry]))
+    for (const batch of wentBack ? [] : since)
+      if (source.isAfter(batch.cursor, cursor))
+        for (const change of batch.changes)
+          if (change.kind === 'put') current.set(change.entry.key, change.entry)
+          else current.delete(change.key)
+    const change = view.list([...current.values()], now)
     const isNews = change.added.length + change.changed.length + change.removed.length > 0
-    if (watch && isNews && !heardSinceListing) {
+    if (watch && (wentBack || (isNews && !heardSinceListing))) {
       watch.end()
       watch = undefined
       watchAt = now
@@ -196,26 +200,31 @@ export async function* followLeases<Cursor>(
     // Nodes that started together, or lost one store, are spread over the minute.
     const waitMs = after ? relistMs : random() * relistMs
     listAt = now + Math.min(waitMs, view.waitMs(now) ?? Infinity)
-    if (newer.size === 0) after = { cursor }
-    after ??= { cursor }
+    if (!after || wentBack || source.isAfter(cursor, after.cursor)) after = { cursor }
+    listed = { cursor }
     heardSinceListing = false
     return change
   }
 
   function takeBatches(batches: readonly Batch<Cursor>[]): ViewChange | undefined {
-    const cursor = batches.at(-1)?.cursor
-    if (cursor === undefined) return undefined
-    after = { cursor }
+    const last = batches.at(-1)
+    if (!last) return undefined
+    if (!after || source.isAfter(last.cursor, after.cursor)) after = { cursor: last.cursor }
     state.failing = false
-    const changes = batches.flatMap((batch) => batch.changes)
-    if (changes.length === 0) return undefined
-    failures = 0
-    heardSinceListing = true
-    if (listing)
-      for (const each of changes)
-        if (each.kind === 'put') newer.set(each.entry.key, each.entry)
-        else newer.set(each.key, undefined)
-    const change = view.change(changes, clock.now())
+    if (batches.some(({ changes }) => changes.length > 0)) {
+      failures = 0
+      heardSinceListing = true
+    }
+    // A watch that lags behind the last listing tells what that has told.
+    const news = batches.filter(
+      ({ cursor, changes }) => changes.length > 0 && !(listed && !source.isAfter(cursor, listed.cursor)),
+    )
+    if (news.length === 0) return undefined
+    if (listing) since.push(...news)
+    const change = view.change(
+      news.flatMap(({ changes }) => changes),
+      clock.now(),
+    )
     // Whether the loss is real is asked as soon as it may be believed, not at the next full minute.
     listAt = Math.min(listAt, clock.now() + (view.waitMs(clock.now()) ?? Infinity))
     return change
@@ -225,7 +234,7 @@ export async function* followLeases<Cursor>(
     for (;;) {
       const now = clock.now()
       if (!listing && now >= listAt) {
-        newer = new Map()
+        since = []
         listing = errands.send(async (bring, ending) => bring(await source.list(ending)))
       }
       if (!watch && after && now >= watchAt) {
@@ -246,6 +255,7 @@ export async function* followLeases<Cursor>(
         if (isWeftError(error, 'GAP')) {
           calm.warn(`${source.name} watch for leases fell behind (${error.message}), re-listing and resuming`)
           after = undefined
+          listed = undefined
           listing?.end()
           listing = undefined
           listAt = watchAt

@@ -15,7 +15,7 @@ export type Entry =
 
 export type Change = { readonly kind: 'put'; readonly entry: Entry } | { readonly kind: 'delete'; readonly key: string }
 
-/** Where the leases of all nodes come from, our own too. A cursor means something to its source only. */
+/** Where the leases of all nodes come from, our own too. What a cursor is means something to its source only. */
 export interface LeaseSource<Cursor> {
   /** For messages. */
   readonly name: string
@@ -30,6 +30,8 @@ export interface LeaseSource<Cursor> {
     cursor: Cursor,
     signal: AbortSignal,
   ): AsyncIterable<{ readonly cursor: Cursor; readonly changes: readonly Change[] }>
+  /** Whether the changes up to `a` go further than those up to `b`. */
+  isAfter(a: Cursor, b: Cursor): boolean
 }
 
 /** How this node comes to its own lease, and keeps it. */

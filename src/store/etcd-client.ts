@@ -73,6 +73,10 @@ export interface EtcdClient {
   close(): void
 }
 
+interface WatchMethod {
+  watch(metadata: grpc.Metadata): Duplex & { cancel(): void }
+}
+
 /** What is given and not used is said, and no more: flanneld's client goes on as well. */
 function sayPassedOver(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOptions): void {
   if ((certFile === '') !== (keyFile === ''))
@@ -335,7 +339,15 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
       asked(signal, (endpoint, metadata, scope) =>
         endpoint.call(service, method, payload, { metadata, deadline: Date.now() + timeoutMs, signal: scope }),
       )
-    const callable = { exec } as unknown as etcd3.ICallable<unknown>
+    const callable = {
+      exec,
+      withConnection: (service, open) =>
+        asked(signal, async (endpoint, metadata) =>
+          open({ resource: endpoint, client: endpoint.client(service), metadata }),
+        ),
+      markFailed() {},
+      callOptionsFactory: undefined,
+    } as etcd3.ICallable<Endpoint>
     return { kv: new KVClient(callable), leaseClient: new LeaseClient(callable) }
   }
 
@@ -346,7 +358,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
     request: etcd3.IWatchCreateRequest,
     signals: { readonly whole: AbortSignal; readonly opening: AbortSignal },
   ): Promise<OpenWatch> {
-    const stream: Duplex & { cancel(): void } = endpoint.watch(metadata)
+    const stream = (endpoint.client('Watch') as unknown as WatchMethod).watch(metadata)
     const cancel = (): void => stream.cancel()
     streams.add(stream)
     signals.whole.addEventListener('abort', cancel, { once: true })

@@ -7,7 +7,6 @@
 import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { join } from 'node:path'
-import type { Duplex } from 'node:stream'
 import type * as grpc from '@grpc/grpc-js'
 import type * as etcd3 from 'etcd3'
 import type * as pool from 'etcd3/lib/connection-pool.js'
@@ -43,7 +42,8 @@ export interface Endpoint {
   readonly address: string
   /** Rejects with a grpc.ServiceError. */
   call(service: Service, method: string, payload: unknown, options: CallOptions): Promise<unknown>
-  watch(metadata: grpc.Metadata): Duplex & { cancel(): void }
+  /** For streams. */
+  client(service: Service): grpc.Client
   close(): void
 }
 
@@ -159,10 +159,7 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
         }
       }
     },
-    watch(metadata) {
-      const client = clientOf('Watch') as unknown as { watch(metadata: grpc.Metadata): ReturnType<Endpoint['watch']> }
-      return client.watch(metadata)
-    },
+    client: clientOf,
     close() {
       closed = true
       connection.host.close()

@@ -4,7 +4,7 @@ import { posix } from 'node:path'
 import type * as etcd3 from 'etcd3'
 import { isWeftError, messageOf, WeftError } from '../errors.ts'
 import { createEtcdClient, nextOf, type EtcdOptions } from './etcd-client.ts'
-import { LEASE_TTL_MS, type Store, type StoreChange, type StoreEntry, type Written } from './store.ts'
+import { LEASE_TTL_MS, type Store, type StoreBatch, type StoreChange, type StoreEntry, type Written } from './store.ts'
 
 /** For the listing of a whole network: 60,000 leases are about 9 MB. */
 const LIST_TIMEOUT_MS = 20_000
@@ -151,12 +151,15 @@ export function createEtcdStore(options: EtcdOptions): Store {
         for (let response = created; ;) {
           if (response.canceled) throw gapOf(response)
           checkCluster(response, delivered)
-          // The created answer carries the store's revision, not the watch's: events before it are still to come.
-          const changes = response.created ? [] : response.events.map(toChange)
-          // An empty response is a progress notification: everything up to its revision was delivered.
-          if (!response.created)
-            delivered = changes.length === 0 ? BigInt(response.header.revision) : lastRevision(changes)
-          yield { revision: delivered, changes }
+          // The created answer carries the store's revision, not the watch's: events before it are still to come. Any
+          // other that is empty is a progress notification: everything up to its revision was delivered.
+          if (!response.created && response.events.length === 0) delivered = BigInt(response.header.revision)
+          if (response.created || response.events.length === 0) yield { revision: delivered, changes: [] }
+          else
+            for (const batch of byRevision(response.events.map(toChange))) {
+              delivered = batch.revision
+              yield batch
+            }
           response = await nextOf(responses)
         }
       } catch (error) {
@@ -201,9 +204,16 @@ export function createEtcdStore(options: EtcdOptions): Store {
   }
 }
 
-function lastRevision(changes: readonly StoreChange[]): bigint {
-  const last = changes.at(-1)
-  return last?.kind === 'put' ? last.entry.revision : (last?.revision ?? 0n)
+/** Changes of one transaction stay together. */
+function byRevision(changes: readonly StoreChange[]): StoreBatch[] {
+  const batches: { revision: bigint; changes: StoreChange[] }[] = []
+  for (const change of changes) {
+    const { revision } = change.kind === 'put' ? change.entry : change
+    const last = batches.at(-1)
+    if (last?.revision === revision) last.changes.push(change)
+    else batches.push({ revision, changes: [change] })
+  }
+  return batches
 }
 
 /** Why the server ended a watch: the history it would need is compacted, a token ran out, an administrator. */

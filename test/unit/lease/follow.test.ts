@@ -28,6 +28,7 @@ function fakeSource(parts: Partial<LeaseSource<bigint>>): LeaseSource<bigint> {
     async *watch() {
       throw new Error('not expected to be called')
     },
+    isAfter: (a, b) => a > b,
     ...parts,
   }
 }
