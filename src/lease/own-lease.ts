@@ -91,7 +91,7 @@ async function tryAcquire(
     log.info(
       `Found lease (${describeSubnets(lease)}) for current IP (${address}) but not compatible with current config, deleting`,
     )
-    if (!(await store.delete(lease.key, lease.entry.revision, signal))) return undefined
+    if (!(await store.delete(lease.key, lease.entry, signal))) return undefined
   }
 
   const taken = [...takenByOthers(listing, leases, attrs), ...refused]

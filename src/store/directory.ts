@@ -8,7 +8,7 @@
 
 import { WeftError } from '../errors.ts'
 import { createLeaseFiles, type LeaseFile, type LeaseFiles } from './lease-files.ts'
-import { LEASE_TTL_MS, type Store, type StoreBatch, type StoreChange, type Written } from './store.ts'
+import { LEASE_TTL_MS, type Expected, type Store, type StoreBatch, type StoreChange, type Written } from './store.ts'
 
 export interface DirectoryOptions {
   readonly directory: string
@@ -158,17 +158,10 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     create: (key, value, signal) =>
       write(key, value, false, signal, (present, now) => !present || !isLive(present, now)),
     update: (key, value, expected, signal) =>
-      write(
-        key,
-        value,
-        expected.isReservation ?? false,
-        signal,
-        (present) => present?.revision === expected.revision && present.value === expected.value,
-      ),
+      write(key, value, expected.isReservation ?? false, signal, (present) => isAsRead(present, expected)),
     delete: (key, expected, signal) =>
       files.changing(signal, async () => {
-        const present = await files.read(key)
-        if (present?.revision !== expected) return false
+        if (!isAsRead(await files.read(key), expected)) return false
         await files.remove(key)
         return true
       }),
@@ -176,6 +169,9 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     close: () => files.close(),
   }
 }
+
+const isAsRead = (present: LeaseFile | undefined, { revision, value }: Expected): boolean =>
+  present?.revision === revision && present.value === value
 
 /** Brings the `keys` of `view` to what they are in `found`; says what that changes. */
 function differences(

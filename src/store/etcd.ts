@@ -4,7 +4,15 @@ import { posix } from 'node:path'
 import type * as etcd3 from 'etcd3'
 import { isWeftError, messageOf, WeftError } from '../errors.ts'
 import { createEtcdClient, nextOf, type EtcdOptions } from './etcd-client.ts'
-import { LEASE_TTL_MS, type Store, type StoreBatch, type StoreChange, type StoreEntry, type Written } from './store.ts'
+import {
+  LEASE_TTL_MS,
+  type Expected,
+  type Store,
+  type StoreBatch,
+  type StoreChange,
+  type StoreEntry,
+  type Written,
+} from './store.ts'
 
 /** For the listing of a whole network: 60,000 leases are about 9 MB. */
 const LIST_TIMEOUT_MS = 20_000
@@ -170,18 +178,12 @@ export function createEtcdStore(options: EtcdOptions): Store {
       }
     },
     create: (key, value, signal) => putIf([{ target: 'Version', version: 0 }], key, value, false, signal),
-    update(key, value, { revision, value: before, isReservation = false }, signal) {
-      const isAsRead: readonly Comparison[] = [
-        { target: 'Mod', mod_revision: String(revision) },
-        // Bytes that are no text were read as U+FFFD, and cannot be told again; the revision has to do then.
-        ...(before.includes('\uFFFD') ? [] : [{ target: 'Value', value: Buffer.from(before) } as const]),
-      ]
-      return putIf(isAsRead, key, value, isReservation, signal)
-    },
+    update: (key, value, expected, signal) =>
+      putIf(asRead(expected), key, value, expected.isReservation ?? false, signal),
     async delete(key, expected, signal) {
       const result = await client.call(signal, (etcd) =>
         etcd.kv.txn({
-          compare: [{ result: 'Equal', target: 'Mod', key: fullKey(key), mod_revision: String(expected) }],
+          compare: asRead(expected).map((each) => ({ result: 'Equal', key: fullKey(key), ...each })),
           success: [{ request_delete_range: { key: fullKey(key) } }],
           failure: [],
         }),
@@ -214,6 +216,15 @@ function byRevision(changes: readonly StoreChange[]): StoreBatch[] {
     else batches.push({ revision, changes: [change] })
   }
   return batches
+}
+
+/** That a key is as it was read. */
+function asRead({ revision, value }: Expected): readonly Comparison[] {
+  return [
+    { target: 'Mod', mod_revision: String(revision) },
+    // Bytes that are no text were read as U+FFFD, and cannot be told again; the revision has to do then.
+    ...(value.includes('\uFFFD') ? [] : [{ target: 'Value', value: Buffer.from(value) } as const]),
+  ]
 }
 
 /** Why the server ended a watch: the history it would need is compacted, a token ran out, an administrator. */

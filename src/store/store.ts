@@ -12,7 +12,7 @@ export const LEASE_TTL_MS = 24 * 3600 * 1000
 export interface StoreEntry {
   readonly key: string
   readonly value: string
-  /** Changes with every write of the key; what `update` and `delete` compare. */
+  /** Changes with every write of the key, and is higher after a later one; what `update` and `delete` compare. */
   readonly revision: bigint
   /** Whether the key stays until somebody deletes it: an operator's reservation. */
   readonly isReservation: boolean
@@ -66,8 +66,8 @@ export interface Store {
    * because a store that was restored gives revisions out a second time. A reservation stays one.
    */
   update(key: string, value: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined>
-  /** Deletes the key if its revision is still `expected`; false when it is not. */
-  delete(key: string, expected: bigint, signal: AbortSignal): Promise<boolean>
+  /** Deletes the key if its revision and value are still the expected ones; false when they are not. */
+  delete(key: string, expected: Expected, signal: AbortSignal): Promise<boolean>
   /**
    * Makes `value` what stands under `name` beside the leases, in a place that flanneld never reads, and returns what
    * stood there before; undefined for nothing. Writes only what differs. It ends as a key does, where the store can.

@@ -2,7 +2,7 @@
 // scheduler cuts, delays and lets lose answers.
 
 import { WeftError } from '../../src/errors.ts'
-import type { Store, StoreBatch, StoreChange, StoreEntry } from '../../src/store/store.ts'
+import type { Expected, Store, StoreBatch, StoreChange, StoreEntry } from '../../src/store/store.ts'
 import type { Random } from '../support/packet-model.ts'
 import type { VirtualTime } from './virtual-time.ts'
 
@@ -111,6 +111,9 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
     record({ kind: 'delete', key, revision: ++revision })
   }
 
+  const isAsRead = (key: string, { revision: before, value }: Expected): boolean =>
+    keys.get(key)?.revision === before && keys.get(key)?.value === value
+
   function connect(): Connection {
     let cut = false
     let unrest = 0
@@ -207,14 +210,12 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
         const ttlMs = expected.isReservation ? undefined : LEASE_TTL_MS
         const expiresAt = ttlMs === undefined ? undefined : Date.now() + ttlMs
         return call(signal, () => {
-          const entry = keys.get(key)
-          const isSame = entry?.revision === expected.revision && entry.value === expected.value
-          return isSame ? written(write(key, value, ttlMs), expiresAt) : undefined
+          return isAsRead(key, expected) ? written(write(key, value, ttlMs), expiresAt) : undefined
         })
       },
       delete: (key, expected, signal) =>
         call(signal, () => {
-          if (keys.get(key)?.revision !== expected) return false
+          if (!isAsRead(key, expected)) return false
           remove(key)
           return true
         }),

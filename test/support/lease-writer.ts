@@ -4,6 +4,7 @@
 
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { createDirectoryStore } from '../../src/store/directory.ts'
+import { encodeLeaseValue } from '../../src/lease/lease.ts'
 import { acquireLease, renewLease } from '../../src/lease/own-lease.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 
@@ -26,5 +27,5 @@ for (;;) {
   say('+', lease.key)
   for (let times = 0; times < RENEWALS; times++) lease = await renewLease(store, lease, options)
   say('-', lease.key)
-  await store.delete(lease.key, lease.revision, signal)
+  await store.delete(lease.key, { ...lease, value: encodeLeaseValue(lease.attrs) }, signal)
 }

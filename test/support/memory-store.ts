@@ -1,7 +1,7 @@
 // memory-store.ts - a Store in memory that a test can change behind the daemon's back, and make fail.
 
 import { WeftError } from '../../src/errors.ts'
-import { LEASE_TTL_MS, type Store, type StoreChange, type StoreEntry } from '../../src/store/store.ts'
+import { LEASE_TTL_MS, type Expected, type Store, type StoreChange, type StoreEntry } from '../../src/store/store.ts'
 
 export interface MemoryStore extends Store {
   /** By key. */
@@ -43,6 +43,8 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
     entries.delete(key)
     record({ kind: 'delete', key, revision: ++revision })
   }
+  const isAsRead = (key: string, { revision: before, value }: Expected): boolean =>
+    entries.get(key)?.revision === before && entries.get(key)?.value === value
   const written = () => ({ revision, expiresAt: Date.now() + LEASE_TTL_MS })
 
   return {
@@ -99,14 +101,13 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
     },
     async update(key, value, expected, signal) {
       check(signal)
-      const entry = entries.get(key)
-      if (entry?.revision !== expected.revision || entry.value !== expected.value) return undefined
+      if (!isAsRead(key, expected)) return undefined
       put(key, value)
       return written()
     },
     async delete(key, expected, signal) {
       check(signal)
-      if (entries.get(key)?.revision !== expected) return false
+      if (!isAsRead(key, expected)) return false
       remove(key)
       return true
     },
