@@ -38,9 +38,13 @@ export function leaseKey(subnet: Ipv4Net, subnet6?: Ipv6Net): string {
   return subnet6 ? `${key}&${formatIpv6(subnet6.address)}-${subnet6.prefixLength}` : key
 }
 
-/** The subnets that a key names; undefined when it names none. Lengths as upstream reads them: 0 to 31 and 0 to 127. */
+/**
+ * The subnets that a key names, whatever stands before them; undefined when it names none. As upstream reads it
+ * (ParseSubnetKey), lengths too: 0 to 31 and 0 to 127.
+ */
 export function parseLeaseKey(key: string): { subnet: Ipv4Net; subnet6?: Ipv6Net } | undefined {
-  const match = /^([\d.]+)-(\d{1,2})(?:&([a-f\d:]+)-(\d{1,3}))?$/.exec(key)
+  // Nothing is looked for in the middle of a number, which would take the square of a long key's time.
+  const match = /(?<!\d)(\d+\.\d+\.\d+\.\d+)-(\d+)(?:&([a-f\d:]+)-(\d+))?$/.exec(key)
   const address = parseIpv4(match?.[1] ?? '')
   const length = Number(match?.[2])
   if (!match || address === undefined || length > 31) return undefined
