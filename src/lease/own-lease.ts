@@ -7,7 +7,7 @@ import type { NetworkConfig } from '../config/network-config.ts'
 import { WeftError } from '../errors.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetsOverlap, type Ipv4Net } from '../net/ipv4.ts'
-import type { Store, StoreEntry, StoreListing } from '../store/store.ts'
+import type { Store, StoreEntry, StoreListing, Written } from '../store/store.ts'
 import { isCompatible, pickSubnet } from './allocate.ts'
 import { decodeLease } from './decode.ts'
 import {
@@ -81,10 +81,23 @@ async function tryAcquire(
   const listing = await store.list(signal)
   const leases = decodeAll(listing)
 
-  for (const lease of leases.filter(({ attrs: { publicIp } }) => publicIp === attrs.publicIp)) {
+  // Upstream takes the first of the listing; where that is another than the node had, its containers would be cut off.
+  const wasOurs = ({ subnet }: Lease): boolean =>
+    previous !== undefined && formatIpv4Net(subnet) === formatIpv4Net(previous)
+  const own = leases
+    .filter(({ attrs: { publicIp } }) => publicIp === attrs.publicIp)
+    .toSorted((a, b) => Number(wasOurs(b)) - Number(wasOurs(a)))
+  for (const [at, lease] of own.entries()) {
     if (isCompatible(lease.subnet, config) && fitsIpv6(lease, config)) {
       log.info(`Found lease (${describeSubnets(lease)}) for current IP (${address}), reusing`)
       const written = await store.update(lease.key, value, lease.entry, signal)
+      const others = own.slice(at + 1).map(({ key }) => key)
+      if (written && others.length > 0) {
+        log.warn(
+          `There are other leases of this node's public IP ${address} too: ${others.join(', ')}. ` +
+            'Delete them, unless they are of other hosts, which need addresses of their own then',
+        )
+      }
       const { key, subnet, subnet6 } = lease
       return written && { key, subnet, ...(subnet6 ? { subnet6 } : {}), attrs, ...written }
     }
@@ -130,8 +143,33 @@ async function tryAcquire(
     log.info(`Subnet ${formatIpv4Net(subnet)} was taken by another node meanwhile; picking another`)
     return undefined
   }
+  const across = await firstAcross(store, key, subnet, written, signal)
+  if (across !== undefined) {
+    refused.push(subnet)
+    await store.delete(key, { ...written, value }, signal)
+    log.info(`Subnet ${formatIpv4Net(subnet)} overlaps ${across}, which another node took first; picking another`)
+    return undefined
+  }
   log.info(`Allocated lease (${describeSubnets({ subnet })}) to current node (${address}) `)
   return { key, subnet, attrs, ...written }
+}
+
+/**
+ * The key of a lease that overlaps the one that was just created, and was there first. Two keys can be created at once that no
+ * comparison holds apart: where nodes go by different configurations, as while its SubnetLen changes.
+ */
+async function firstAcross(
+  store: Store,
+  key: string,
+  subnet: Ipv4Net,
+  { revision }: Written,
+  signal: AbortSignal,
+): Promise<string | undefined> {
+  const { entries } = await store.list(signal)
+  return entries.find((entry) => {
+    const other = entry.key === key || entry.revision > revision ? undefined : parseLeaseKey(entry.key)
+    return other && ipv4NetsOverlap(other.subnet, subnet)
+  })?.key
 }
 
 /**

@@ -2,7 +2,7 @@
 
 import { followLeases } from '../lease/follow.ts'
 import { leasesEqual, type Lease } from '../lease/lease.ts'
-import { formatIpv4Net } from '../net/ipv4.ts'
+import { formatIpv4, formatIpv4Net, ipv4NetsOverlap } from '../net/ipv4.ts'
 import type { Node } from './node.ts'
 
 export async function keepPeers(node: Node): Promise<never> {
@@ -15,17 +15,37 @@ export async function keepPeers(node: Node): Promise<never> {
     holdMs: options['fail-static-hold'] * 1000,
     state: node.following,
   })
+  let named: ReadonlySet<string> = new Set()
   for await (const { leases, added, changed, removed, isOwnUnreadable } of following) {
     node.view = leases
     for (const lease of [...added, ...changed])
       if (!isOwn(lease)) log.info(`Subnet added: ${formatIpv4Net(lease.subnet)}`)
     for (const lease of removed) if (!isOwn(lease)) log.info(`Subnet removed: ${formatIpv4Net(lease.subnet)}`)
-    if (added.length + changed.length + removed.length > 0) await applyPeers(node)
+    if (added.length + changed.length + removed.length > 0) {
+      named = nameOverlaps(node, named)
+      await applyPeers(node)
+    }
     // A deletion that came between acquiring and the first listing was never in the view.
     const own = leases.get(node.lease.key)
     if (!own || isOwnUnreadable || !leasesEqual(own, node.lease)) node.leaseDoubt.ring()
   }
   throw signal.reason
+}
+
+/** Says of each other lease that overlaps this node's that it does, once while it does. Returns their keys. */
+function nameOverlaps({ view, lease, log }: Node, named: ReadonlySet<string>): ReadonlySet<string> {
+  const across = [...view.values()].filter(
+    ({ attrs, subnet }) => attrs.publicIp !== lease.attrs.publicIp && ipv4NetsOverlap(subnet, lease.subnet),
+  )
+  for (const { key, attrs } of across) {
+    if (named.has(key)) continue
+    log.error(
+      `Two nodes have one subnet: ${formatIpv4(attrs.publicIp)} leases ${key}, and this node ${lease.key}. Packets to what ` +
+        'both have reach only one of them; delete the lease whose length is not that of the network configuration, and ' +
+        'restart its node',
+    )
+  }
+  return new Set(across.map(({ key }) => key))
 }
 
 /** Makes the data path's peers equal the view, less our own lease. */

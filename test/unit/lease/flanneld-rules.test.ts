@@ -25,36 +25,82 @@ function recorder() {
 }
 
 describe('a key with text before the subnet', () => {
-  it.each(['old-10.5.1.0-24', ' 10.5.1.0-24', '10.5.1.0-24/10.5.1.0-24'])('%j is no lease of anybody', (key) => {
+  const subnet = parseIpv4Net('10.5.1.0/24')!
+
+  it.each(['old-10.5.1.0-24', ' 10.5.1.0-24', '10.5.9.0-24/10.5.1.0-24', '7.10.5.1.0-24', '10.5.1.0-024'])(
+    '%j is a lease of that subnet',
+    (key) => {
+      expect(parseLeaseKey(key)).toEqual({ subnet })
+    },
+  )
+
+  it.each(['1210.5.1.0-24', '10.5.1.0-24/', '10.5.01.0-24', '10.5.1.0-32', '10.5.1.0-240'])('%j is none', (key) => {
     expect(parseLeaseKey(key)).toBeUndefined()
+  })
+
+  it('is read in a time that its length does not square', () => {
+    const long = '1'.repeat(1_000_000)
+    for (const key of [long, `${long}.1.1.1-24`, `${'1.'.repeat(500_000)}x`, `10.5.1.0-${long}`])
+      expect(parseLeaseKey(key)).toBeUndefined()
+  })
+
+  it('takes its subnet from those that are handed out', async () => {
+    const store = createMemoryStore()
+    store.put('old-10.5.1.0-24', value('192.0.2.9'))
+    expect((await take(store)).key).toBe('10.5.2.0-24')
+  })
+
+  it('is the lease of its host, which keeps it under that key', async () => {
+    const store = createMemoryStore()
+    store.put('old-10.5.3.0-24', value('192.0.2.1'))
+    expect((await take(store)).key).toBe('old-10.5.3.0-24')
   })
 })
 
-describe('taking a lease', () => {
-  const take = async (store: ReturnType<typeof createMemoryStore>, previous?: string) => {
-    const log = recorder()
-    const lease = await acquireLease(
-      store,
-      config,
-      { publicIp: parseIpv4('192.0.2.1')!, backendType: '' },
-      {
-        ...(previous === undefined ? {} : { previous: parseIpv4Net(previous)! }),
-        random: () => 0,
-        log,
-        signal: AbortSignal.timeout(EVENT_MS),
-      },
-    )
-    return { key: lease.key, lines: log.lines }
-  }
+const take = async (store: ReturnType<typeof createMemoryStore>, previous?: string) => {
+  const log = recorder()
+  const lease = await acquireLease(
+    store,
+    config,
+    { publicIp: parseIpv4('192.0.2.1')!, backendType: '' },
+    {
+      ...(previous === undefined ? {} : { previous: parseIpv4Net(previous)! }),
+      random: () => 0,
+      log,
+      signal: AbortSignal.timeout(EVENT_MS),
+    },
+  )
+  return { key: lease.key, lines: log.lines }
+}
 
-  it('of its public IP, the first by key where there are several', async () => {
+describe('taking a lease', () => {
+  it.each([
+    ['the first by key', undefined, '10.5.3.0-24', '10.5.7.0-24'],
+    ['the one that it had before', '10.5.7.0/24', '10.5.7.0-24', '10.5.3.0-24'],
+    ['the first by key if it had neither', '10.5.8.0/24', '10.5.3.0-24', '10.5.7.0-24'],
+  ])('of its public IP, where there are several: %s, and names the others', async (_title, previous, key, other) => {
     const store = createMemoryStore()
     store.put('10.5.3.0-24', value('192.0.2.1'))
+    store.put('10.5.5.0-24', value('192.0.2.5'))
     store.put('10.5.7.0-24', value('192.0.2.1'))
-    expect(await take(store)).toEqual({
-      key: '10.5.3.0-24',
-      lines: ['I Found lease (ip: 10.5.3.0/24 ipv6: ::/0) for current IP (192.0.2.1), reusing'],
+    expect(await take(store, previous)).toEqual({
+      key,
+      lines: [
+        `I Found lease (ip: ${key.replace('-', '/')} ipv6: ::/0) for current IP (192.0.2.1), reusing`,
+        expect.stringMatching(
+          new RegExp(`^W There are other leases of this node's public IP 192\\.0\\.2\\.1 too: ${other}\\. `),
+        ),
+      ],
     })
+    expect(store.entries.size).toBe(3)
+  })
+
+  it('of its public IP the one that fits, though it had one before that does not', async () => {
+    const store = createMemoryStore()
+    store.put('10.4.3.0-24', value('192.0.2.1'))
+    store.put('10.5.7.0-24', value('192.0.2.1'))
+    expect((await take(store, '10.4.3.0/24')).key).toBe('10.5.7.0-24')
+    expect([...store.entries.keys()]).toEqual(['10.5.7.0-24'])
   })
 
   it.each(['10.4.3.0-24', '10.5.3.0-25', '10.5.0.0-24'])('deletes %s of its IP, which does not fit', async (key) => {

@@ -7,6 +7,7 @@ import type { LeaseAttrs } from '../../../src/lease/lease.ts'
 import { acquireLease } from '../../../src/lease/own-lease.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 import type { Store, StoreEntry } from '../../../src/store/store.ts'
+import { createMemoryStore } from '../../support/memory-store.ts'
 
 const value = (ip: string): string => `{"PublicIP":"${ip}","PublicIPv6":null}`
 const attrs = (ip: string): LeaseAttrs => ({ publicIp: parseIpv4(ip)!, backendType: '' })
@@ -112,6 +113,33 @@ describe('acquiring', () => {
     })
     expect(lease.key).toBe('10.5.2.0-24')
     expect(tried).toEqual(['10.5.7.0-24', '10.5.1.0-24', '10.5.2.0-24'])
+  })
+
+  it.each([
+    ['10.5.0.0-23', true, '10.5.2.0-24', ['10.5.0.0-23', '10.5.2.0-24']],
+    ['10.5.1.128-25', true, '10.5.2.0-24', ['10.5.1.128-25', '10.5.2.0-24']],
+    ['10.5.1.0-24&fc00::-64', true, '10.5.2.0-24', ['10.5.1.0-24&fc00::-64', '10.5.2.0-24']],
+    ['10.5.0.0-23', false, '10.5.1.0-24', ['10.5.0.0-23', '10.5.1.0-24']],
+  ])('of %s, created while it drew its own across it, first: %s, has then %s', async (other, isFirst, key, left) => {
+    const store = createMemoryStore()
+    const create = store.create.bind(store)
+    let races = 1
+    const putOther = (): void => void (races-- > 0 && store.put(other, value('9.9.9.9')))
+    store.create = async (...args) => {
+      if (isFirst) putOther()
+      const written = await create(...args)
+      putOther()
+      return written
+    }
+    const log = recorder()
+    const lease = await acquireLease(store, config, attrs('1.1.1.1'), { ...options(), log })
+    expect(lease.key).toBe(key)
+    expect(lease.revision).toBe(store.entries.get(key)!.revision)
+    expect([...store.entries.keys()].toSorted()).toEqual(left)
+    if (isFirst)
+      expect(log.lines).toContain(
+        `Subnet 10.5.1.0/24 overlaps ${other}, which another node took first; picking another`,
+      )
   })
 
   it('does not take its previous subnet when a lease of another length lies across it', async () => {

@@ -7,6 +7,7 @@ import {
   details,
   lines,
   logged,
+  ours,
   own,
   ready,
   start,
@@ -33,6 +34,29 @@ it('gives the data path all peers but itself, and names who comes and goes', asy
   expect(lines.filter((line) => line.includes('I Subnet '))).toEqual([
     ...['I Subnet added: 10.5.0.64/26', `I Subnet added: ${subnet}`, 'I Subnet removed: 10.5.0.64/26'],
   ])
+})
+
+it('names a lease of another node that lies across its own, once while it does', async () => {
+  start()
+  await ready()
+  const said = (key: string): number =>
+    lines.filter((line) =>
+      line.startsWith(`E Two nodes have one subnet: 192.0.2.9 leases ${key}, and this node ${own()}.`),
+    ).length
+  const part = own().replace('-26', '-28')
+  store.put('10.5.0.0-24', value('192.0.2.9'))
+  await until(() => said('10.5.0.0-24') === 1)
+  store.put(part, value('192.0.2.9'))
+  await until(() => said(part) === 1)
+  // Its own from another time lies there too, and is no other node's.
+  store.put(own().replace('-26', '-27'), ours)
+  store.remove('10.5.0.0-24')
+  await until(() => !dataPaths[0]!.applied.at(-1)!.includes('10.5.0.0-24'))
+  expect([said('10.5.0.0-24'), said(part), lines.filter((line) => line.includes('Two nodes')).length]).toEqual([
+    1, 1, 2,
+  ])
+  store.put('10.5.0.0-24', value('192.0.2.9'))
+  await until(() => said('10.5.0.0-24') === 2)
 })
 
 it('does nothing for a renewal of a peer', async () => {
