@@ -2,8 +2,9 @@
 //
 // One that cannot be read leaves its key as it was. When most peers vanish at once it is more often the store that lost
 // them (restored, wiped, another cluster behind the same name) than the hosts. More than half of the known leases, and more
-// than two, that go within the hold time are kept until a listing at least that much later lacks them still. Fewer go at
-// once. Of fewer peers our own key tells: when it goes with more than half of them, it was the store. Pure.
+// than two, that go within the hold time are kept until a listing at least that much later lacks them still, whoever of
+// them is back meanwhile. Fewer go at once. Of fewer peers our own key tells: when it goes with more than half of them, it
+// was the store. Pure.
 
 import type { Log } from '../log.ts'
 import { leasesEqual, type Lease } from './lease.ts'
@@ -33,12 +34,12 @@ export type PeerView = ReadonlyMap<string, Lease>
 export class LeaseView {
   readonly #options: ViewOptions
   readonly #leases = new Map<string, Lease>()
-  /** What went within the last hold time; while `#heldSince` is set, these are held, and stand in `#leases`. */
+  /** What went within the last hold time, in the order in which it went. While `#isHolding`, these stand in `#leases`. */
   readonly #gone = new Map<string, { readonly lease: Lease; readonly at: number }>()
-  #heldSince: number | undefined
-  /** When our own key went; and while leases are held, how many losses were few then. */
+  #isHolding = false
+  #holds = 0
+  /** When our own key went. */
   #ownLostAt = -Infinity
-  #heldFew: number | undefined
   /** Keys that cannot be read and were named. */
   readonly #named = new Set<string>()
 
@@ -57,12 +58,18 @@ export class LeaseView {
 
   /** How many are kept though the source lacks them. */
   get held(): number {
-    return this.#heldSince === undefined ? 0 : this.#gone.size
+    return this.#isHolding ? this.#gone.size : 0
   }
 
-  /** How long from now the loss can be confirmed at the earliest; undefined while nothing is held. */
+  /** How often leases began to be held. */
+  get holds(): number {
+    return this.#holds
+  }
+
+  /** How long from now a loss can be confirmed at the earliest; undefined while nothing is held. */
   waitMs(now: number): number | undefined {
-    return this.#heldSince === undefined ? undefined : Math.max(0, this.#heldSince + this.#options.holdMs - now)
+    const [oldest] = this.#isHolding ? this.#gone.values() : []
+    return oldest && Math.max(0, oldest.at + this.#options.holdMs - now)
   }
 
   /** Takes a whole listing over. */
@@ -76,18 +83,14 @@ export class LeaseView {
     if (this.#leases.has(own) && !found.has(own)) this.#ownLostAt = now
     let survivors = 0
     for (const [key, lease] of this.#leases) {
-      if (this.#isHeld(key)) continue
-      if (!found.has(key)) this.#lose(lease, now)
-      else if (key !== own) survivors++
+      if (found.has(key)) survivors += key === own ? 0 : 1
+      else if (!this.#isHeld(key)) this.#lose(lease, now)
     }
     for (const key of found.keys()) this.#gone.delete(key)
     this.#forgetMoved(found.values())
-    const since = this.#heldSince
-    if (since === undefined) this.#holdIfLarge(survivors, now)
-    else if (!this.#isLarge(survivors, now))
-      this.#release(`Leases that had vanished are back; ${this.#gone.size} are not, and are removed`)
-    else if (now - since >= this.#options.holdMs)
-      this.#release(`The store still lacks ${this.#gone.size} leases; they are removed now`)
+    this.#endIfAllAreBack()
+    if (this.#isHolding) this.#believe(survivors, now)
+    else this.#holdIfLarge(survivors, now)
     const went = [...this.#leases.keys()].filter((key) => !found.has(key) && !this.#isHeld(key))
     return this.#apply([...went.map((key) => [key, undefined] as const), ...found, ...this.#held()])
   }
@@ -102,6 +105,7 @@ export class LeaseView {
     }
     const own = this.#options.ownKey()
     if (this.#leases.has(own) && last.has(own) && !last.get(own)) this.#ownLostAt = now
+    let hasLost = false
     let survivors = this.#leases.size - (this.#leases.has(own) ? 1 : 0)
     for (const [key, lease] of last) {
       const before = this.#leases.get(key)
@@ -110,12 +114,15 @@ export class LeaseView {
         if (!before && key !== own) survivors++
       } else if (before && !this.#isHeld(key)) {
         this.#lose(before, now)
+        hasLost = true
         if (key !== own) survivors--
       }
     }
-    const moved = this.#forgetMoved([...last.values()].filter((lease) => lease !== undefined))
+    const news = [...last.values()].filter((lease) => lease !== undefined)
+    const moved = this.#forgetMoved(hasLost ? [...news, ...this.#presentBut(last)] : news)
+    this.#endIfAllAreBack()
     // What had gone before the rest followed comes back too.
-    if (this.#heldSince === undefined) this.#holdIfLarge(survivors, now)
+    if (!this.#isHolding) this.#holdIfLarge(survivors, now)
     const left = moved.filter((key) => !last.has(key)).map((key) => [key, undefined] as const)
     return this.#apply([...left, ...[...last].filter(([key]) => !this.#isHeld(key)), ...this.#held()])
   }
@@ -133,15 +140,20 @@ export class LeaseView {
   }
 
   #isHeld(key: string): boolean {
-    return this.#heldSince !== undefined && this.#gone.has(key)
+    return this.#isHolding && this.#gone.has(key)
   }
 
   #held(): (readonly [string, Lease])[] {
-    return this.#heldSince === undefined ? [] : [...this.#gone].map(([key, { lease }]) => [key, lease] as const)
+    return this.#isHolding ? [...this.#gone].map(([key, { lease }]) => [key, lease] as const) : []
   }
 
   #lose(lease: Lease, now: number): void {
     if (lease.key !== this.#options.ownKey()) this.#gone.set(lease.key, { lease, at: now })
+  }
+
+  /** What is there under other keys than those of a batch. */
+  #presentBut(batch: ReadonlyMap<string, unknown>): Lease[] {
+    return [...this.#leases.values()].filter(({ key }) => !batch.has(key) && !this.#gone.has(key))
   }
 
   /** Whoever is there under another key has not vanished: the keys that it had. */
@@ -152,12 +164,9 @@ export class LeaseView {
     return moved
   }
 
-  #few(now: number): number {
-    return this.#heldFew ?? (now - this.#ownLostAt < this.#options.holdMs ? 0 : FEW_LOSSES)
-  }
-
   #isLarge(survivors: number, now: number): boolean {
-    return this.#gone.size > this.#few(now) && this.#gone.size > survivors
+    const few = now - this.#ownLostAt < this.#options.holdMs ? 0 : FEW_LOSSES
+    return this.#gone.size > few && this.#gone.size > survivors
   }
 
   #holdIfLarge(survivors: number, now: number): void {
@@ -167,8 +176,9 @@ export class LeaseView {
       this.#gone.delete(key)
     }
     if (!this.#isLarge(survivors, now)) return
-    this.#heldFew = this.#few(now)
-    this.#heldSince = now
+    this.#isHolding = true
+    this.#holds++
+    for (const [key, { lease }] of this.#gone) this.#gone.set(key, { lease, at: now })
     log.error(
       `${this.#gone.size} of ${this.#gone.size + survivors} leases vanished from the store at once. Their hosts are ` +
         `still forwarded to; they are removed in ${holdMs / 1000} s if the store lacks them still. If it was ` +
@@ -176,11 +186,20 @@ export class LeaseView {
     )
   }
 
-  #release(why: string): void {
-    this.#options.log.warn(why)
-    this.#heldSince = undefined
-    this.#heldFew = undefined
-    this.#gone.clear()
+  /** Lets go of what was held for its time, and of what went meanwhile, unless that is a large loss by itself. */
+  #believe(survivors: number, now: number): void {
+    const before = this.#gone.size
+    for (const [key, { at }] of this.#gone) if (now - at >= this.#options.holdMs) this.#gone.delete(key)
+    if (this.#gone.size === before) return
+    if (!this.#isLarge(survivors, now)) this.#gone.clear()
+    this.#isHolding = this.#gone.size > 0
+    this.#options.log.warn(`The store still lacks ${before - this.#gone.size} leases; they are removed now`)
+  }
+
+  #endIfAllAreBack(): void {
+    if (!this.#isHolding || this.#gone.size > 0) return
+    this.#isHolding = false
+    this.#options.log.warn('All leases that had vanished are back')
   }
 
   /** Puts leases, or removes those of keys that have none, and says what differs. */
@@ -190,11 +209,10 @@ export class LeaseView {
     const removed: Lease[] = []
     for (const [key, lease] of news) {
       const before = this.#leases.get(key)
-      if (lease && before && leasesEqual(before, lease)) continue
       if (lease) {
-        this.#leases.set(key, lease)
-        if (before) changed.push(lease)
-        else added.push(lease)
+        this.#leases.set(key, lease) // when it says the same, it was written again all the same
+        if (!before) added.push(lease)
+        else if (!leasesEqual(before, lease)) changed.push(lease)
       } else if (before) {
         this.#leases.delete(key)
         removed.push(before)

@@ -40,6 +40,8 @@ export interface FollowState {
   failing: boolean
   /** Leases that the source no longer has and that are kept until a second listing confirms it. */
   held: number
+  /** How often leases began to be kept so. */
+  holds: number
 }
 
 export interface FollowOptions {
@@ -138,10 +140,11 @@ export async function* followLeases<Cursor>(
 ): AsyncGenerator<Followed, never> {
   const { log, signal, relistMs = RELIST_MS, random = Math.random, clock = systemClock } = options
   signal.throwIfAborted()
-  const state = options.state ?? { listedAt: undefined, failing: false, held: 0 }
+  const state = options.state ?? { listedAt: undefined, failing: false, held: 0, holds: 0 }
   const view = new LeaseView({ holdMs: options.holdMs ?? HOLD_MS, ownKey: options.ownKey ?? (() => ''), log })
   const told = (change: ViewChange): Followed => {
     state.held = view.held
+    state.holds = view.holds
     return { ...change, leases: view.leases, isOwnUnreadable: view.isOwnUnreadable }
   }
   const calm = seldom(log, () => clock.now())

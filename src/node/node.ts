@@ -70,7 +70,7 @@ export function createNode(
     ...parts,
     ...{ lease, attrs, dataPath, dataPathDoubt },
     ...{ view: new Map(), repaired: 0, isPublished: false, isReady: false, threads: new Map() },
-    following: { listedAt: undefined, failing: false, held: 0 },
+    following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
     leaseDoubt: createBell(),
   }
@@ -85,6 +85,7 @@ export function snapshotOf({ lease, view, dataPath, threads, following, ...node 
     threads,
     peers: view.size - (view.has(lease.key) ? 1 : 0),
     held: following.held,
+    holds: following.holds,
     store: node.manager.name,
     isFailing: following.failing,
     comparedAt: following.listedAt,

@@ -17,6 +17,8 @@ export interface Snapshot {
   readonly peers: number
   /** Of the peers, those that are kept though the store lacks them. */
   readonly held: number
+  /** How often peers began to be kept so. */
+  readonly holds: number
   /** The store's name. */
   readonly store: string
   /** Whether the last call to the store failed. */

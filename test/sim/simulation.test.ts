@@ -20,13 +20,17 @@ it(
     const first = Math.floor(Date.now() / 1000) % 1_000_000
     const seeds = only === undefined ? Array.from({ length: SEEDS }, (_, index) => first + index) : [Number(only)]
     const total = new Map<Fault, number>()
+    let holds = 0
     for (const seed of seeds) {
-      const { hits, violations } = await simulate(seed)
+      const { hits, violations, ...more } = await simulate(seed)
+      holds += more.holds
       for (const [fault, count] of hits) total.set(fault, (total.get(fault) ?? 0) + count)
       expect(violations).toEqual([])
     }
     // A fault that never struck proves nothing.
-    if (only === undefined) expect(FAULTS.filter((fault) => !total.has(fault))).toEqual([])
+    if (only !== undefined) return
+    expect(FAULTS.filter((fault) => !total.has(fault))).toEqual([])
+    expect(holds).toBeGreaterThan(seeds.length / 10)
   },
   SEEDS * 5_000,
 )

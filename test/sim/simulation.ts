@@ -10,6 +10,7 @@ import { decodeLease } from '../../src/lease/decode.ts'
 import { parseLeaseKey, type Lease } from '../../src/lease/lease.ts'
 import { managerOf } from '../../src/lease/store-manager.ts'
 import { formatIpv4, ipv4NetsOverlap, parseIpv4 } from '../../src/net/ipv4.ts'
+import { createHealth, type Health } from '../../src/status/health.ts'
 import { randomFrom } from '../support/packet-model.ts'
 import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -31,6 +32,10 @@ interface Node {
   readonly lines: string[]
   stopping: AbortController
   ended: Promise<unknown>
+  /** Of the process that runs. */
+  health: Health
+  /** How often the processes before it kept peers that had vanished. */
+  holdsBefore: number
   /** Of the data path that is open. */
   lease: Lease | undefined
   table: Map<string, Lease>
@@ -40,6 +45,8 @@ interface Node {
 
 export interface Outcome {
   readonly hits: ReadonlyMap<Fault, number>
+  /** How often a node kept peers that had vanished. */
+  readonly holds: number
   /** What was violated; empty when all is well. */
   readonly violations: readonly string[]
 }
@@ -79,8 +86,7 @@ export async function simulate(seed: number): Promise<Outcome> {
     }
     store.setDown(false)
     await time.advance(CONVERGED_MS)
-    const isHolding = ({ lines }: Node): boolean =>
-      lines.findLastIndex((line) => /vanished from/.test(line)) > lines.findLastIndex((line) => HOLD_ENDS.test(line))
+    const isHolding = ({ health }: Node): boolean => (health.snapshot()?.held ?? 0) > 0
     // A lease may end in this very moment: what changed must have had time to arrive.
     const settle = async (): Promise<void> => {
       while (time.now() - store.changedAt() < ARRIVED_MS) await time.advance(ARRIVED_MS)
@@ -97,8 +103,11 @@ export async function simulate(seed: number): Promise<Outcome> {
     time.restore()
     Math.random = realRandom
   }
-  return { hits, violations: violations.map((text) => `seed ${seed}: ${text}`) }
+  const holds = nodes.map(holdsOf).reduce((sum, each) => sum + each)
+  return { hits, holds, violations: violations.map((text) => `seed ${seed}: ${text}`) }
 }
+
+const holdsOf = ({ health, holdsBefore }: Node): number => holdsBefore + (health.snapshot()?.holds ?? 0)
 
 async function oneFault(
   random: ReturnType<typeof randomFrom>,
@@ -120,7 +129,7 @@ async function oneFault(
     if (lease && random.chance(0.5) && !store.entries().some(({ key }) => key === lease.key))
       strike('subnet taken', () => store.put(lease.key, foreignValue(250), LEASE_TTL_MS / 4))
   }
-  switch (random.below(15)) {
+  switch (random.below(16)) {
     case 0:
       connection.setUnrest(0.3)
       await time.advance(random.below(120_000))
@@ -183,6 +192,11 @@ async function oneFault(
     case 12:
       strike('clock set', () => machine.setClock(random.of([-1, 1]) * random.of([60_000, 3_600_000])))
       break
+    case 13: // its own lease too, or not
+      strike('store wiped', () => {
+        for (const { key } of store.entries()) if (key !== node.lease?.key || random.chance(0.5)) store.remove(key)
+      })
+      break
     default: // a node that comes while everything is busy
       for (const each of nodes) each.connection.setUnrest(0.1)
       await crash(node, 0, time, store, violations, hits)
@@ -221,6 +235,8 @@ function newNode(store: VirtualStore, time: VirtualTime, publicIp: string): Node
     lines: [],
     stopping: new AbortController(),
     ended: Promise.resolve(),
+    health: createHealth(),
+    holdsBefore: 0,
     lease: undefined,
     table: new Map(),
     steady: new Set(),
@@ -230,6 +246,8 @@ function newNode(store: VirtualStore, time: VirtualTime, publicIp: string): Node
 function start(node: Node, store: VirtualStore, violations: string[]): void {
   const say = (line: string): void => void node.lines.push(line)
   node.stopping = new AbortController()
+  node.holdsBefore = holdsOf(node)
+  node.health = createHealth()
   const previous = node.lease?.subnet
   node.table = new Map()
   node.steady.clear()
@@ -275,6 +293,7 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
     backend,
     log: { info: say, warn: say, error: say, v: () => false },
     signal: node.stopping.signal,
+    health: node.health,
   }
   node.ended = node.machine.run(() => runNode(parts, previous, node.stopping)).catch((error: unknown) => error)
 }

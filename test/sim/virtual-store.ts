@@ -30,6 +30,7 @@ export const FAULTS = [
   'junk written',
   'subnet taken', // by somebody who does not ask, after its lease ended
   'store restored', // to what it was some time ago
+  'store wiped', // most leases go at once
 ] as const
 export type Fault = (typeof FAULTS)[number]
 

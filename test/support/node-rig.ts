@@ -117,6 +117,7 @@ export function trouble(): string | undefined {
   return node ? troubleOf(node) : 'starting'
 }
 export const details = (): string => detailsOf(health.snapshot()!)
+export const holds = (): number => health.snapshot()!.holds
 
 export const subnetFile = (): string => join(folder, 'subnet.env')
 

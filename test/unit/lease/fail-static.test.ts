@@ -140,15 +140,59 @@ describe('fail-static', () => {
     expect([thirds(), view.held]).toEqual([[5], 0])
   })
 
-  it('ends when enough are back, and removes those that are not', () => {
+  it('keeps those that are not back for all of the hold time, though most are', () => {
     const { view, lines, thirds } = newView()
     view.list(five, 0)
     view.change([gone(1), gone(2), gone(3), gone(4)], 1_000)
     view.change([put(1), put(2, '9.9.9.9')], 2_000)
     expect([thirds(), view.held]).toEqual([[1, 2, 3, 4, 5], 2])
-    view.list([entry(1), entry(2, '9.9.9.9'), entry(5)], 3_000)
-    expect([thirds(), view.held]).toEqual([[1, 2, 5], 0])
-    expect(lines.at(-1)).toBe('Leases that had vanished are back; 2 are not, and are removed')
+    const back = [entry(1), entry(2, '9.9.9.9'), entry(5)]
+    for (const at of [3_000, 30_999]) {
+      view.list(back, at)
+      expect([thirds(), view.held, view.waitMs(at)]).toEqual([[1, 2, 3, 4, 5], 2, 31_000 - at])
+    }
+    view.list(back, 31_000)
+    expect([thirds(), view.held, view.waitMs(31_000)]).toEqual([[1, 2, 5], 0, undefined])
+    expect(lines.at(-1)).toBe('The store still lacks 2 leases; they are removed now')
+  })
+
+  it.each(['a listing', 'changes'])('ends as soon as all are back by %s, and counts how often it began', (how) => {
+    const { view, lines, thirds } = newView()
+    view.list(five, 0)
+    for (const times of [1, 2]) {
+      view.change([1, 2, 3].map(gone), times * 1_000)
+      expect([view.held, view.holds]).toEqual([3, times])
+      if (how === 'changes')
+        view.change(
+          [1, 2, 3].map((third) => put(third)),
+          times * 1_000 + 1,
+        )
+      else view.list(five, times * 1_000 + 1)
+      expect([view.held, lines.at(-1)]).toEqual([0, 'All leases that had vanished are back'])
+    }
+    // What goes by itself now is gone.
+    view.change([gone(1)], 3_000)
+    expect([thirds(), view.holds]).toEqual([[2, 3, 4, 5], 2])
+  })
+
+  it.each([
+    ['lets one go that went meanwhile', [1, 2, 3], [4], [5], undefined],
+    ['holds most of the rest, that went meanwhile, for a time of their own', [1, 2, 3, 4, 5], [6, 7, 8], [], 20_000],
+  ])('%s, when its time is over', (_title, first, later, left, waitMs) => {
+    const { view, thirds } = newView()
+    view.list(
+      [...first, ...later, ...left].map((third) => entry(third)),
+      0,
+    )
+    view.change(first.map(gone), 1_000)
+    view.change(later.map(gone), 21_000)
+    const rest = left.map((third) => entry(third))
+    view.list(rest, 30_999)
+    expect(thirds()).toEqual([...first, ...later, ...left])
+    view.list(rest, 31_000)
+    expect([thirds(), view.waitMs(31_000)]).toEqual([waitMs === undefined ? left : later, waitMs])
+    view.list(rest, 51_000)
+    expect([thirds(), view.held, view.holds]).toEqual([left, 0, 1])
   })
 
   it.each([1, 2, 3])('keeps %d peers that vanish together with our own key, and not without it', (count) => {
@@ -194,6 +238,19 @@ describe('fail-static', () => {
         how === 'changes' ? view.change([{ kind: 'put', entry: moved }], 2_000) : view.list([at(5), moved], 2_000)
       expect([removed.map((each) => each.key), thirds(), view.held], how).toEqual([[key(1)], [2, 3, 4, 5, 6], 3])
     }
+  })
+
+  it.each(['in one batch', 'in two'])('does not hold what had another key already, %s', (how) => {
+    const { view, thirds } = newView()
+    view.list(
+      [1, 2, 3, 4].map((third) => entry(third, `192.0.2.${third}`)),
+      0,
+    )
+    const news = [1, 2, 3].map((third) => put(third + 10, `192.0.2.${third}`))
+    const losses = [1, 2, 3].map(gone)
+    if (how === 'in two') view.change(news, 1_000)
+    view.change(how === 'in two' ? losses : [...losses, ...news], 2_000)
+    expect([thirds(), view.held]).toEqual([[4, 11, 12, 13], 0])
   })
 
   it('does not count our own lease, and believes its loss at once', () => {

@@ -5,6 +5,7 @@ import {
   installRig,
   dataPaths,
   details,
+  holds,
   lines,
   logged,
   ours,
@@ -87,4 +88,5 @@ it('keeps its peers when most of them vanish at once, until a listing 30 s later
   expect(details()).toMatch(/4 of them kept .*; leases compared \d+ s ago; 0 repairs since the start$/)
   await until(() => logged(/W The store still lacks 4 leases; they are removed now/), 5_000)
   await until(() => applied() === 0)
+  expect(holds()).toBe(1)
 })

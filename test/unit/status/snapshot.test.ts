@@ -6,7 +6,15 @@ import { detailsOf, summaryOf, troubleOf, type Snapshot } from '../../../src/sta
 import { lookAtThreads, type Threads } from '../../../src/status/threads.ts'
 
 const well: Snapshot = {
-  ...{ at: 200_000, subnet: parseIpv4Net('10.5.1.0/24')!, isOpen: true, threads: new Map(), peers: 2, held: 0 },
+  ...{
+    at: 200_000,
+    subnet: parseIpv4Net('10.5.1.0/24')!,
+    isOpen: true,
+    threads: new Map(),
+    peers: 2,
+    held: 0,
+    holds: 0,
+  },
   ...{ store: 'etcd', isFailing: false, comparedAt: 190_000, followedSince: 0, repaired: 0 },
   ...{ isReady: true, subnetFile: '/run/flannel/subnet.env' },
 }
