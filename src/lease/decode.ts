@@ -33,9 +33,9 @@ function decodeChange(change: StoreChange): Change {
   return change.kind === 'put' ? { kind: 'put', entry: decodeEntry(change.entry) } : { kind: 'delete', key: change.key }
 }
 
-function decodeEntry({ key, value }: StoreEntry): Entry {
+function decodeEntry({ key, value, revision, isReservation }: StoreEntry): Entry {
   try {
-    return { key, lease: decodeLease(key, value) }
+    return { key, lease: { ...decodeLease(key, value), ...(isReservation ? {} : { revision }) } }
   } catch (error) {
     return { key, problem: messageOf(error) }
   }

@@ -23,6 +23,8 @@ export interface Lease {
   readonly subnet: Ipv4Net
   readonly subnet6?: Ipv6Net
   readonly attrs: LeaseAttrs
+  /** Of the store, where it was read from one and its node wrote it: not of a reservation, which an operator did. */
+  readonly revision?: bigint
 }
 
 /** A lease of our own: what renewing needs besides. */

@@ -1,8 +1,9 @@
 // twins.ts - keeps a claim on the node's public IP, so that another host that uses it is noticed.
 //
 // Every Vagrant machine has 10.0.2.15: two hosts with one public IP hold one lease, and flanneld says nothing. Each weftd
-// writes its name beside the leases; whoever finds it overwritten is not alone. A host that comes back overwrites what it
-// left itself, and nobody answers.
+// writes its name beside the leases; whoever finds it overwritten, and again after having written it anew, is not alone. A
+// host that comes back, or a store that was restored, has what was left there before, and nobody answers. A flanneld has
+// no name there, but it writes the lease itself.
 
 import { randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'
@@ -12,23 +13,31 @@ import { formatIpv4 } from '../net/ipv4.ts'
 import type { Node } from './node.ts'
 
 const CLAIM_MS = 60_000
+/** By so many looks a renewal of our own whose answer was lost was tried again. */
+const FOREIGN_LOOKS = 3
 
 export async function watchForTwins(node: Node): Promise<never> {
   const { manager, log, signal } = node
   let address = ''
   const mine = JSON.stringify({ Hostname: hostname(), ID: randomUUID() })
   let claimed = false
+  let answer: string | undefined
+  const lookAtWrites = foreignWrites(node)
   for (;;) {
     const current = formatIpv4(node.attrs.publicIp)
     if (current !== address) claimed = false
     address = current
+    lookAtWrites()
     try {
       const found = await manager.claim?.(address, mine, signal)
       if (claimed && found !== undefined && found !== mine) {
-        log.error(
-          `Another host uses this node's public IP ${address} too: ${hostnameIn(found)}. ` +
-            'Both hold one subnet, and packets reach only one of them; give each its own address with --public-ip or --iface',
-        )
+        if (found === answer) {
+          log.error(
+            `Another host uses this node's public IP ${address} too: ${hostnameIn(found)}. ` +
+              'Both hold one subnet, and packets reach only one of them; give each its own address with --public-ip or --iface',
+          )
+        }
+        answer = found
       }
       claimed = true
     } catch (error) {
@@ -36,6 +45,24 @@ export async function watchForTwins(node: Node): Promise<never> {
       if (!isWeftError(error)) throw error // what the store is like is said by whoever follows it
     }
     await pause(signal, CLAIM_MS)
+  }
+}
+
+/** To be called once in a while: says it once of each write of our lease, as it is, that was not ours. */
+function foreignWrites(node: Node): () => void {
+  let seen: bigint | undefined
+  let looks = 0
+  return () => {
+    const { key, revision: ours } = node.lease
+    const { revision } = node.view.get(key) ?? {}
+    const isForeign = revision !== undefined && revision > ours
+    looks = isForeign && revision === seen ? looks + 1 : 1
+    seen = isForeign ? revision : undefined
+    if (!isForeign || looks !== FOREIGN_LOOKS) return
+    node.log.warn(
+      `Somebody else wrote this node's lease ${key}, with its public IP: a flanneld, on this host or on another that has ` +
+        'the address too? Stop it, or give each host its own address with --public-ip or --iface',
+    )
   }
 }
 

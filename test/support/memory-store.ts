@@ -7,7 +7,7 @@ export interface MemoryStore extends Store {
   /** By key. */
   readonly entries: ReadonlyMap<string, StoreEntry>
   /** What another node, or an operator, does. */
-  put(key: string, value: string): void
+  put(key: string, value: string, isReservation?: boolean): void
   remove(key: string): void
   /** While true, every call says STORE_UNAVAILABLE, and watches end with it. */
   setDown(down: boolean): void
@@ -34,8 +34,8 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
     history.push({ revision, change })
     for (const wake of waiting) wake()
   }
-  function put(key: string, value: string): void {
-    const entry = { key, value, revision: ++revision, isReservation: false }
+  function put(key: string, value: string, isReservation = false): void {
+    const entry = { key, value, revision: ++revision, isReservation }
     entries.set(key, entry)
     record({ kind: 'put', entry })
   }

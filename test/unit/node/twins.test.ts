@@ -1,19 +1,67 @@
 // twins.test.ts - another host with the node's public IP.
 
 import { expect, it, vi } from 'vitest'
-import { installRig, logged, ready, start, stopping, store, until } from '../../support/node-rig.ts'
+import { WeftError } from '../../../src/errors.ts'
+import { LEASE_TTL_MS } from '../../../src/store/store.ts'
+import { installRig, lines, logged, ours, own, ready, start, stopping, store, until } from '../../support/node-rig.ts'
 
 installRig()
 
-it('notices another host with its public IP, but not what it left there itself', async () => {
-  await store.claim('192.0.2.1', '{"Hostname":"this-host-before","ID":"1"}', stopping.signal)
+const MINUTE_MS = 60_000
+const claim = (text: string): Promise<unknown> => store.claim('192.0.2.1', text, stopping.signal)
+const foreign = (): number => lines.filter((line) => line.startsWith("W Somebody else wrote this node's lease")).length
+
+it('notices another host with its public IP that writes its own name again', async () => {
   start()
   await ready()
-  await vi.advanceTimersByTimeAsync(120_000)
-  expect(logged(/Another host/)).toBe(false)
-  await store.claim('192.0.2.1', '{"Hostname":"twin","ID":"2"}', stopping.signal)
+  const answering = setInterval(() => void claim('{"Hostname":"twin","ID":"2"}'), MINUTE_MS)
   await until(
     () => logged(/^E Another host uses this node's public IP 192\.0\.2\.1 too: twin\. .*--public-ip or --iface$/),
-    61_000,
+    3 * MINUTE_MS,
   )
+  clearInterval(answering)
+})
+
+it('does not take its own name of earlier times for another, found at the start or brought back by a restored store', async () => {
+  const earlier = '{"Hostname":"this-host","ID":"1"}'
+  await claim(earlier)
+  start()
+  await ready()
+  await vi.advanceTimersByTimeAsync(2 * MINUTE_MS)
+  await claim(earlier)
+  await vi.advanceTimersByTimeAsync(5 * MINUTE_MS)
+  expect(await claim('{}')).not.toBe(earlier)
+  expect(logged(/Another host/)).toBe(false)
+})
+
+it('notices once that somebody else, as a flanneld with its public IP, wrote its lease as it was', async () => {
+  start()
+  await ready()
+  await vi.advanceTimersByTimeAsync(5 * MINUTE_MS)
+  expect(foreign()).toBe(0)
+  store.put(own(), ours)
+  await vi.advanceTimersByTimeAsync(10 * MINUTE_MS)
+  expect(foreign()).toBe(1)
+  store.put(own(), ours)
+  await vi.advanceTimersByTimeAsync(10 * MINUTE_MS)
+  expect(foreign()).toBe(2)
+})
+
+it('says nothing of a reservation that an operator made of its lease, nor of its own renewal whose answer was lost', async () => {
+  start()
+  await ready()
+  const key = own()
+  const update = store.update.bind(store)
+  let lost = 0
+  store.update = async (...args) => {
+    const written = await update(...args)
+    if (lost++ < 2) throw new WeftError('STORE_UNAVAILABLE', 'the answer is lost')
+    return written
+  }
+  await vi.advanceTimersByTimeAsync(LEASE_TTL_MS)
+  expect(lost).toBeGreaterThan(2)
+  store.put(key, ours, true)
+  await vi.advanceTimersByTimeAsync(10 * MINUTE_MS)
+  expect(store.entries.get(key)!.isReservation).toBe(true)
+  expect(foreign()).toBe(0)
 })
