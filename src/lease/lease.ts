@@ -33,6 +33,8 @@ export interface OwnLease extends Lease {
   readonly expiresAt: number | undefined
   /** Of the store when we last wrote or read it: a renewal is conditional on it. */
   readonly revision: bigint
+  /** Why the store could not write it and only made it live on, as it last said. */
+  readonly unwritten?: string | undefined
 }
 
 export function leaseKey(subnet: Ipv4Net, subnet6?: Ipv6Net): string {

@@ -217,7 +217,7 @@ export async function renewLease(
   let present = { value: before, revision: lease.revision, isReservation: lease.expiresAt === undefined }
   for (;;) {
     const written = await store.update(lease.key, value, present, signal)
-    if (written) return { ...lease, attrs, ...written }
+    if (written) return { ...lease, attrs, unwritten: undefined, ...written }
     const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${formatIpv4Net(lease.subnet)} is gone from the store`)
     // Our own bytes under another revision: an earlier write of ours whose answer was lost, or an operator who made the

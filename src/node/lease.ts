@@ -14,6 +14,8 @@ const RENEW_RETRY_MIN_MS = 1_000
 const RENEW_RETRY_MAX_MS = 60_000
 /** Of the margin, or of what it leaves of the lease's life, at random: nodes that started together must not renew together for ever. */
 const RENEW_JITTER = 0.1
+/** A lease that the store only made live on is to be written, and said again, after at most this time. */
+const UNWRITTEN_MS = 3_600_000
 /** Who doubts the lease again within this time is answered after a pause, doubling from the first to the last. */
 const DISPUTE_MS = 600_000
 const DISPUTE_PAUSE_MIN_MS = 100
@@ -49,6 +51,8 @@ export async function keepLease(node: Node): Promise<never> {
   let answeredAt = -Infinity
   let pauseMs = 0
   for (;;) {
+    const { unwritten } = node.lease
+    if (unwritten !== undefined) node.log.error(`The lease lives on, but cannot be written: ${unwritten}`)
     const waitMs = renewalWaitMs(node)
     if (waitMs !== undefined) node.log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
     if (await untilDue(node, waitMs)) {
@@ -63,12 +67,13 @@ export async function keepLease(node: Node): Promise<never> {
 }
 
 /** How long to wait before the lease is renewed; undefined when it never ends. */
-function renewalWaitMs({ options, lease: { expiresAt } }: Node): number | undefined {
-  if (expiresAt === undefined) return undefined
+function renewalWaitMs({ options, lease: { expiresAt, unwritten } }: Node): number | undefined {
+  const soonMs = unwritten === undefined ? Infinity : UNWRITTEN_MS * (1 - RENEW_JITTER * Math.random())
+  if (expiresAt === undefined) return unwritten === undefined ? undefined : soonMs
   const marginMs = options['subnet-lease-renew-margin'] * 60_000
   const leftMs = expiresAt - Date.now() - marginMs
   const earlyMs = marginMs + RENEW_JITTER * Math.random() * Math.max(0, Math.min(marginMs, leftMs))
-  return Math.max(0, expiresAt - earlyMs - Date.now())
+  return Math.min(soonMs, Math.max(0, expiresAt - earlyMs - Date.now()))
 }
 
 /**

@@ -2,8 +2,8 @@
 
 import { posix } from 'node:path'
 import type * as etcd3 from 'etcd3'
-import { isWeftError, messageOf, WeftError } from '../errors.ts'
-import { createEtcdClient, nextOf, type EtcdOptions } from './etcd-client.ts'
+import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
+import { createEtcdClient, nextOf, type EtcdCalls, type EtcdOptions } from './etcd-client.ts'
 import {
   LEASE_TTL_MS,
   type Expected,
@@ -16,6 +16,8 @@ import {
 
 /** For the listing of a whole network: 60,000 leases are about 9 MB. */
 const LIST_TIMEOUT_MS = 20_000
+
+const KEEP_ALIVE_TIMEOUT_MS = 6_000
 
 /** A lease of etcd whose write failed serves the next one for this part of its time. */
 const SPARE_SHARE = 1 / 24
@@ -58,6 +60,16 @@ export function createEtcdStore(options: EtcdOptions): Store {
       : { kind: 'put', entry }
   }
 
+  /** A call that writes. An etcd whose quota is used up refuses it, until an operator ends its alarm. */
+  const callToWrite: typeof client.call = (signal, what) =>
+    client.call(signal, what).catch((error: unknown) => {
+      if (!isFull(error)) throw error
+      throw new WeftError('STORE_UNAVAILABLE', `etcd at ${options.endpoints.join(', ')} is full: ${FULL}`, {
+        remedy: 'compact and defragment it, or raise its --quota-backend-bytes, then run `etcdctl alarm disarm`',
+        cause: error,
+      })
+    })
+
   /** Leases of etcd that were granted for a write that may not have happened, by its key: the next try takes them. */
   const spare = new Map<string, Grant>()
 
@@ -69,14 +81,16 @@ export function createEtcdStore(options: EtcdOptions): Store {
     const at = Date.now()
     const grant = isFresh
       ? before
-      : { at, ...(await client.call(signal, (etcd) => etcd.leaseClient.leaseGrant({ TTL: ttlS }))) }
+      : { at, ...(await callToWrite(signal, (etcd) => etcd.leaseClient.leaseGrant({ TTL: ttlS }))) }
     try {
       return await write(grant)
     } catch (error) {
       // Ended meanwhile, or another cluster's.
       if (isFresh && /lease not found/.test(messageOf(error))) return underLease(key, signal, write)
-      // Denied, it did not happen. Otherwise it may have: the lease cannot be revoked, which would delete the key.
-      if (isWeftError(error, 'STORE')) await revoke(grant, signal).catch(() => spare.set(key, grant))
+      // Denied or refused, it did not happen. Otherwise, or by an earlier try, it may have: the lease cannot be revoked
+      // then, which would delete the key.
+      const isBare = !isFresh && (isWeftError(error, 'STORE') || isFull(error))
+      if (isBare) await revoke(grant, signal).catch(() => spare.set(key, grant))
       else spare.set(key, grant)
       throw error
     }
@@ -104,7 +118,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
     value: string,
     signal: AbortSignal,
   ): Promise<Written | undefined> {
-    const result = await client.call(signal, (etcd) =>
+    const result = await callToWrite(signal, (etcd) =>
       etcd.kv.txn({
         compare: compare.map((each) => ({ result: 'Equal', key: fullKey(key), ...each })),
         success: [{ request_put: { key: fullKey(key), value: Buffer.from(value), lease: grant?.ID ?? 0 } }],
@@ -119,6 +133,18 @@ export function createEtcdStore(options: EtcdOptions): Store {
     if (present && present.lease === grant.ID) return { revision: BigInt(present.mod_revision), expiresAt }
     await revoke(grant, signal)
     return undefined
+  }
+
+  /** Makes a key live on that is as it was read, which etcd does while it is full too; undefined when it is not. */
+  async function keepAsRead(key: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
+    const [pair] = (await client.call(signal, (etcd) => etcd.kv.range({ key: fullKey(key) }))).kvs
+    if (!pair) return undefined
+    const { revision, value, isReservation } = toEntry(pair)
+    if (revision !== expected.revision || value !== expected.value) return undefined
+    if (isReservation) return { revision, expiresAt: undefined }
+    const at = Date.now()
+    const leftS = await client.call(signal, (etcd) => keepAlive(etcd, pair.lease))
+    return { revision, expiresAt: at + leftS * 1000 }
   }
 
   /** Throws GAP when the cluster that answers is not the one that was watched until `delivered`. */
@@ -178,8 +204,17 @@ export function createEtcdStore(options: EtcdOptions): Store {
       }
     },
     create: (key, value, signal) => putIf([{ target: 'Version', version: 0 }], key, value, false, signal),
-    update: (key, value, expected, signal) =>
-      putIf(asRead(expected), key, value, expected.isReservation ?? false, signal),
+    async update(key, value, expected, signal) {
+      try {
+        return await putIf(asRead(expected), key, value, expected.isReservation ?? false, signal)
+      } catch (error) {
+        if (!isFull(error)) throw error
+        const kept = await keepAsRead(key, expected, signal)
+        // What is to be changed cannot be, nor what has ended and is about to go.
+        if (kept && (value !== expected.value || (kept.expiresAt ?? Infinity) <= Date.now())) throw error
+        return kept && { ...kept, unwritten: describeError(error) }
+      }
+    },
     async delete(key, expected, signal) {
       const result = await client.call(signal, (etcd) =>
         etcd.kv.txn({
@@ -196,7 +231,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       const before = kvs[0]?.value.toString()
       if (before === value) return before
       await underLease(key.toString(), signal, ({ ID: lease }) =>
-        client.call(signal, (etcd) => etcd.kv.put({ key, value: Buffer.from(value), lease })),
+        callToWrite(signal, (etcd) => etcd.kv.put({ key, value: Buffer.from(value), lease })),
       )
       return before
     },
@@ -216,6 +251,23 @@ function byRevision(changes: readonly StoreChange[]): StoreBatch[] {
     else batches.push({ revision, changes: [change] })
   }
   return batches
+}
+
+/** In the words of etcd (ErrNoSpace, api/v3rpc/rpctypes/error.go). */
+const FULL = 'database space exceeded'
+const isFull = (error: unknown): boolean => messageOf(error).includes(FULL)
+
+/** Lets a lease of etcd live for its whole time again. Returns that, in seconds; 0 when it has ended. */
+async function keepAlive({ leaseClient }: EtcdCalls, id: string): Promise<number> {
+  const stream = await leaseClient.leaseKeepAlive({ deadline: Date.now() + KEEP_ALIVE_TIMEOUT_MS })
+  const answer = new Promise<etcd3.ILeaseKeepAliveResponse>((resolve, reject) => {
+    stream.on('data', resolve)
+    stream.on('error', reject)
+    stream.on('end', () => reject(new Error('no answer to a keep-alive')))
+  })
+  stream.write({ ID: id })
+  stream.end() // one is all
+  return Number((await answer).TTL)
 }
 
 /** That a key is as it was read. */

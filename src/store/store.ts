@@ -44,6 +44,8 @@ export interface Written {
   readonly revision: bigint
   /** When the store will drop the key by itself, in ms since the epoch; undefined when never. */
   readonly expiresAt: number | undefined
+  /** Why it was made to live on as it was, and not written: the store is full. The operator must hear of it. */
+  readonly unwritten?: string
 }
 
 export interface Store {
@@ -63,7 +65,8 @@ export interface Store {
   create(key: string, value: string, signal: AbortSignal): Promise<Written | undefined>
   /**
    * Writes the key if its revision and value are still the expected ones; undefined when they are not. The value counts
-   * because a store that was restored gives revisions out a second time. A reservation stays one.
+   * because a store that was restored gives revisions out a second time. A reservation stays one. A store that takes no write
+   * but can make the key live on does that, if `value` is what stands there.
    */
   update(key: string, value: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined>
   /** Deletes the key if its revision and value are still the expected ones; false when they are not. */

@@ -1073,10 +1073,85 @@ describe('the etcd store and who may use it', () => {
   })
 })
 
-describe('leases of etcd that nothing came under', () => {
-  const leasesIn = async (server: Etcd, ...user: string[]): Promise<number> =>
-    Number(/found (\d+) leases/.exec(await server.ctl('lease', 'list', ...user))![1])
+/** How many leases of etcd there are, whoever has them. */
+const leasesIn = async (server: Etcd, ...user: string[]): Promise<number> =>
+  Number(/found (\d+) leases/.exec(await server.ctl('lease', 'list', ...user))![1])
 
+describe('an etcd that is full', () => {
+  it('keeps a node in its lease, tells it what to do, leaves nothing behind, and writes again when it can', async () => {
+    const server = await startEtcd({ flags: ['--quota-backend-bytes', String(1 << 20)] })
+    const way = await startTroubledEtcd(server.endpoint)
+    try {
+      const ttlMs = 60_000
+      const files = { certFile: '', keyFile: '', caFile: '', username: '', password: '' }
+      const store = createEtcdStore({ endpoints: [way.endpoint], prefix: '/x', ttlMs, ...files })
+      stores.push(store)
+      const first = await acquire(store, '1.1.1.1')
+      // What is there now came by a write whose answer was lost: what it stands under must not be given back.
+      way.set({ loseMethod: 'Txn' })
+      await expect(renewLease(store, first, { signal: signal() })).rejects.toThrow('busy')
+      way.set({})
+      const lease = { ...first, revision: (await store.list(signal())).entries[0]!.revision }
+      expect(lease.revision).toBeGreaterThan(first.revision)
+      const reserved = '10.5.250.0-24'
+      await server.ctl('put', `/x/subnets/${reserved}`, value('2.2.2.2'))
+      // The answer to the write that is too much comes before the alarm is everywhere.
+      const blow = () => server.ctl('put', '/elsewhere', 'x'.repeat(100_000))
+      await eventually(() => expect(blow()).rejects.toThrow('database space exceeded'))
+      await eventually(async () => expect(await server.ctl('alarm', 'list')).toContain('NOSPACE'))
+      const timeLeft = async (): Promise<number> => {
+        const entry = await server.ctl('get', `/x/subnets/${lease.key}`, '-w', 'json')
+        const id = BigInt(/"lease":(\d+)/.exec(entry)![1]!).toString(16)
+        return Number(/remaining\((\d+)s\)/.exec(await server.ctl('lease', 'timetolive', id))![1])
+      }
+      await eventually(async () => expect(await timeLeft()).toBeLessThan(ttlMs / 1000 - 1))
+
+      const before = Date.now()
+      const renewed = await renewLease(store, first, { signal: signal() })
+      expect(renewed).toMatchObject({
+        ...{ key: lease.key, revision: lease.revision },
+        unwritten: expect.stringMatching(/is full: .*compact and defragment .*--quota-backend-bytes.*alarm disarm/),
+      })
+      expect(renewed.expiresAt).toBeGreaterThanOrEqual(before + ttlMs)
+      expect(await timeLeft()).toBeGreaterThanOrEqual(ttlMs / 1000 - 1)
+      // A node that starts again finds itself, or what an operator reserved for it.
+      expect(await acquire(store, '1.1.1.1')).toMatchObject({ key: lease.key, unwritten: expect.any(String) })
+      expect(await acquire(store, '2.2.2.2')).toMatchObject({
+        ...{ key: reserved, expiresAt: undefined },
+        unwritten: expect.any(String),
+      })
+      // What has to be written is refused, however often.
+      const refused = { code: 'STORE_UNAVAILABLE', remedy: expect.stringContaining('alarm disarm') }
+      for (let times = 0; times < 10; times++) {
+        await expect(acquire(store, '3.3.3.3')).rejects.toMatchObject(refused)
+        await expect(store.claim('1.1.1.1', 'me', signal())).rejects.toMatchObject(refused)
+        const moved = renewLease(store, lease, { attrs: attrs('4.4.4.4'), signal: signal() })
+        await expect(moved).rejects.toMatchObject(refused)
+      }
+      // That of the first write, and the one that is in use.
+      expect(await leasesIn(server)).toBe(2)
+
+      await server.ctl('del', '/elsewhere')
+      const { header } = JSON.parse(await server.ctl('get', 'x', '-w', 'json')) as { header: { revision: number } }
+      await server.ctl('compact', String(header.revision))
+      await server.ctl('defrag')
+      await server.ctl('alarm', 'disarm')
+      const written = await renewLease(store, renewed, { signal: signal() })
+      expect(written.revision).toBeGreaterThan(lease.revision)
+      expect(written.unwritten).toBeUndefined()
+
+      // One that is gone is lost, full or not.
+      await eventually(() => expect(blow()).rejects.toThrow('database space exceeded'))
+      await server.ctl('del', `/x/subnets/${lease.key}`)
+      await expect(renewLease(store, written, { signal: signal() })).rejects.toMatchObject({ code: 'LEASE_LOST' })
+    } finally {
+      await way.close()
+      await server.close()
+    }
+  })
+})
+
+describe('leases of etcd that nothing came under', () => {
   it('are not left behind by writes that are denied', async () => {
     const server = await startEtcd()
     try {

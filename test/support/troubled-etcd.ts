@@ -25,6 +25,8 @@ export interface Trouble {
   readonly failOneIn?: number
   /** Calls of this method, such as `Txn`, are refused with UNAVAILABLE. */
   readonly failMethod?: string
+  /** Calls of this method are done, and answered as if they were refused. */
+  readonly loseMethod?: string
   /** Calls are taken and not answered, and watches tell nothing, until this ends. */
   readonly hold?: boolean
 }
@@ -70,16 +72,17 @@ export async function startTroubledEtcd(etcd: string, address = '127.0.0.1', por
     })
   async function serve(inner: ServerHttp2Stream, headers: IncomingHttpHeaders): Promise<void> {
     inner.on('error', () => {})
-    const { delayMs, failOneIn, failMethod } = trouble
+    const { delayMs, failOneIn, failMethod, loseMethod } = trouble
+    const is = (method?: string): boolean => method !== undefined && headers[':path']?.endsWith(`/${method}`) === true
+    const refusal = {
+      ':status': 200,
+      'content-type': 'application/grpc',
+      'grpc-status': '14',
+      'grpc-message': 'busy',
+    }
     const isDue = failOneIn !== undefined && ++calls % failOneIn === 0
-    if (isDue || (failMethod !== undefined && headers[':path']?.endsWith(`/${failMethod}`))) {
+    if (isDue || is(failMethod)) {
       strikes.failed++
-      const refusal = {
-        ':status': 200,
-        'content-type': 'application/grpc',
-        'grpc-status': '14',
-        'grpc-message': 'busy',
-      }
       return inner.respond(refusal, { endStream: true })
     }
     if (delayMs !== undefined) {
@@ -97,6 +100,11 @@ export async function startTroubledEtcd(etcd: string, address = '127.0.0.1', por
     inner.on('close', () => call.close(constants.NGHTTP2_CANCEL))
     call.on('response', (answer, flags) => {
       if (inner.closed) return
+      if (is(loseMethod)) {
+        strikes.failed++
+        call.close(constants.NGHTTP2_CANCEL)
+        return inner.respond(refusal, { endStream: true })
+      }
       if (flags & constants.NGHTTP2_FLAG_END_STREAM) return inner.respond(answer, { endStream: true })
       let trailers: IncomingHttpHeaders = {}
       call.on('trailers', (some) => (trailers = some))

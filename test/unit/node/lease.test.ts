@@ -65,6 +65,31 @@ it('tries to renew again after a second, then less and less often, for as long a
   expect(logged(/Lease renewed/)).toBe(true)
 })
 
+it('says once an hour that its lease cannot be written but lives on, and writes it as soon as it can', async () => {
+  start()
+  await ready()
+  const update = store.update.bind(store)
+  let isFull = true
+  store.update = async (...args) =>
+    isFull
+      ? { revision: args[2].revision, expiresAt: Date.now() + LEASE_TTL_MS, unwritten: 'the store is full' }
+      : update(...args)
+  await vi.advanceTimersByTimeAsync(LEASE_TTL_MS)
+  const { revision } = store.entries.get(own())!
+  const said = (): number =>
+    lines.filter((line) => line === 'E The lease lives on, but cannot be written: the store is full').length
+  const before = said()
+  await vi.advanceTimersByTimeAsync(10 * 3_600_000)
+  expect(said() - before).toBeGreaterThanOrEqual(10)
+  expect(said() - before).toBeLessThanOrEqual(12)
+  isFull = false
+  await vi.advanceTimersByTimeAsync(3_600_000)
+  expect(store.entries.get(own())!.revision).toBeGreaterThan(revision)
+  const after = said()
+  await vi.advanceTimersByTimeAsync(10 * 3_600_000)
+  expect(said()).toBe(after)
+})
+
 it('goes on forwarding when its subnet is taken and no other is free, until one is', async () => {
   start()
   await ready()
