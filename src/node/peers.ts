@@ -35,7 +35,8 @@ export async function keepPeers(node: Node): Promise<never> {
 /** Says of each other lease that overlaps this node's that it does, once while it does. Returns their keys. */
 function nameOverlaps({ view, lease, log }: Node, named: ReadonlySet<string>): ReadonlySet<string> {
   const across = [...view.values()].filter(
-    ({ attrs, subnet }) => attrs.publicIp !== lease.attrs.publicIp && ipv4NetsOverlap(subnet, lease.subnet),
+    ({ key, attrs, subnet }) =>
+      key !== lease.key && attrs.publicIp !== lease.attrs.publicIp && ipv4NetsOverlap(subnet, lease.subnet),
   )
   for (const { key, attrs } of across) {
     if (named.has(key)) continue

@@ -266,8 +266,8 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
             if (key !== own && !peers.has(key))
               violations.push(`${node.publicIp} lost ${key}, which never left the store`)
           }
-          const lost = [...node.table.keys()].filter((key) => !peers.has(key)).length
-          if (lost > 2 && lost > node.table.size / 2 && !HOLD_ENDS.test(node.lines.slice(-10).join(' ')))
+          const lost = [...node.table.keys()].filter((key) => key !== own && !peers.has(key)).length
+          if (lost > 2 && lost > peers.size && !HOLD_ENDS.test(node.lines.slice(-10).join(' ')))
             violations.push(`${node.publicIp} believed at once that ${lost} of ${node.table.size} peers are gone`)
           node.table = new Map(peers)
           // Steady is what the node knows to be there; while it catches up it sees keys go and come that are there.

@@ -171,6 +171,7 @@ it('moves to another subnet when its own was given to another node', async () =>
   store.put(before, value('192.0.2.9'))
   await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0)
   expect(logged(/leased by another node now: .*192\.0\.2\.9/)).toBe(true)
+  expect(logged(/Two nodes/)).toBe(false)
   expect(dataPaths[0]!.closed).toBe(true)
   expect(dataPaths[1]!.subnet).toBe(own())
   expect(own()).not.toBe(before)
