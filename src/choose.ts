@@ -18,18 +18,20 @@ export async function createSubnetManager(options: DaemonOptions, log: Log): Pro
     return managerOf(createDirectoryStore({ directory: options['lease-dir'] }))
   }
   const { createEtcdStore } = await import('./store/etcd.ts')
-  return managerOf(
-    createEtcdStore({
-      endpoints: options['etcd-endpoints'].split(','),
-      prefix: options['etcd-prefix'],
-      certFile: options['etcd-certfile'],
-      keyFile: options['etcd-keyfile'],
-      caFile: options['etcd-cafile'],
-      username: options['etcd-username'],
-      password: options['etcd-password'],
-      log,
-    }),
-  )
+  const endpoints = options['etcd-endpoints'].split(',')
+  const [certFile, keyFile, caFile] = [options['etcd-certfile'], options['etcd-keyfile'], options['etcd-cafile']]
+  const isPlain = (endpoint: string): boolean =>
+    caFile === '' ? !/^\s*https:/.test(endpoint) : /^\s*http:/.test(endpoint)
+  // flanneld's words and condition (registry.go, newTlsConfig), but where TLS is spoken all the same: they would not be true.
+  if ((certFile === '' || keyFile === '') && endpoints.some(isPlain))
+    log.warn('no certificate provided: connecting to etcd with http. This is insecure')
+  const store = createEtcdStore({
+    ...{ endpoints, certFile, keyFile, caFile, log },
+    prefix: options['etcd-prefix'],
+    username: options['etcd-username'],
+    password: options['etcd-password'],
+  })
+  return managerOf(store, log)
 }
 
 /** The backend that the network configuration names. Throws WeftError CONFIG for one that there is not. */

@@ -68,18 +68,26 @@ export async function runDaemon(
   setMaxListeners(0, stopping.signal) // each loop listens, and each command that it waits for
   stopping.signal.addEventListener('abort', () => notifier?.stopping())
   const previous = await readPreviousNets(options['subnet-file'], log)
-  const health = createHealth()
-  const port = options['healthz-port']
-  const server = port > 0 ? await serveHealth(options['healthz-ip'], port, health) : undefined
+  const manager = await prefixed('Failed to create SubnetManager: ', createSubnetManager(options, log))
   try {
-    return await startNode(options, log, stopping, health, notifier, previous)
+    const subnet = previous.subnet ? formatIpv4Net(previous.subnet) : 'None'
+    log.info(`Created subnet manager: ${manager.title} with Previous Subnet: ${subnet}`)
+    const health = createHealth()
+    const port = options['healthz-port']
+    const server = port > 0 ? await serveHealth(options['healthz-ip'], port, health, log) : undefined
+    try {
+      return await startNode(options, manager, log, stopping, health, notifier, previous)
+    } finally {
+      await server?.close()
+    }
   } finally {
-    await server?.close()
+    await manager.close()
   }
 }
 
 async function startNode(
   options: DaemonOptions,
+  manager: NodeParts['manager'],
   log: Log,
   stopping: AbortController,
   health: Health,
@@ -87,38 +95,31 @@ async function startNode(
   previous: PreviousNets,
 ): Promise<never> {
   const { signal } = stopping
-  const manager = await prefixed('Failed to create SubnetManager: ', createSubnetManager(options, log))
-  const subnet = previous.subnet ? formatIpv4Net(previous.subnet) : 'None'
-  log.info(`Created subnet manager: ${manager.title} with Previous Subnet: ${subnet}`)
   const tell = (status: string): void => notifier?.tell({ ready: false, status })
+  tell(`waiting for the network configuration in the ${manager.name} store`)
+  const config = await waitForConfig(manager, log, signal)
+  if (!config.enableIpv4 && !config.ipv6)
+    throw new WeftError('CONFIG', 'none defined stack', { remedy: 'set "EnableIPv4": true in the configuration' })
+  if (config.enableIpv4 && config.ipv6)
+    log.warn('weft has no IPv6 yet: "EnableIPv6" of the network configuration is passed over')
+  tell('waiting for the external interface')
+  const hostChanged = createBell()
+  const ended = new AbortController()
+  const watching = watchHost(() => hostChanged.ring(), log, AbortSignal.any([signal, ended.signal]))
   try {
-    tell(`waiting for the network configuration in the ${manager.name} store`)
-    const config = await waitForConfig(manager, log, signal)
-    if (!config.enableIpv4 && !config.ipv6)
-      throw new WeftError('CONFIG', 'none defined stack', { remedy: 'set "EnableIPv4": true in the configuration' })
-    if (config.enableIpv4 && config.ipv6)
-      log.warn('weft has no IPv6 yet: "EnableIPv6" of the network configuration is passed over')
-    tell('waiting for the external interface')
-    const hostChanged = createBell()
-    const ended = new AbortController()
-    const watching = watchHost(() => hostChanged.ring(), log, AbortSignal.any([signal, ended.signal]))
-    try {
-      const external = await waitForInterface(options, hostChanged, log, signal)
-      const backend = await createBackend(config, external, options, log)
-      // Told when to stop: iptables waits for its lock as long as another program has it.
-      const runTillStop: Run = (file, args, more) => run(file, args, more?.patient ? { signal, ...more } : more)
-      const rules = firewallFor(config, options, previous, runTillStop, log)
-      const firewall = { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
-      if ((await getSysctl('net/ipv4/ip_forward')) === '0') log.warn(NOT_FORWARDING)
-      tell('waiting for a lease')
-      const parts = { options, manager, config, backend, firewall, log, signal, health, notifier }
-      return await runNode(parts, previous.subnet, stopping, hostChanged)
-    } finally {
-      ended.abort()
-      await watching
-    }
+    const external = await waitForInterface(options, hostChanged, log, signal)
+    const backend = await createBackend(config, external, options, log)
+    // Told when to stop: iptables waits for its lock as long as another program has it.
+    const runTillStop: Run = (file, args, more) => run(file, args, more?.patient ? { signal, ...more } : more)
+    const rules = firewallFor(config, options, previous, runTillStop, log)
+    const firewall = { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
+    if ((await getSysctl('net/ipv4/ip_forward')) === '0') log.warn(NOT_FORWARDING)
+    tell('waiting for a lease')
+    const parts = { options, manager, config, backend, firewall, log, signal, health, notifier }
+    return await runNode(parts, previous.subnet, stopping, hostChanged)
   } finally {
-    await manager.close()
+    ended.abort()
+    await watching
   }
 }
 

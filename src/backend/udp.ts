@@ -104,7 +104,6 @@ export function createUdpBackend(options: UdpOptions): Backend {
         `Forwarding between ${engine.tunName} and UDP ${formatIpv4(external.address)}:${port} with the ${engine.kind} engine` +
           (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
       )
-      log.info('Watching for new subnet leases')
       return openDataPath({ ...options, external }, engine, device, lease, mtu, port)
     },
   }

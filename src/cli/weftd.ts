@@ -64,8 +64,8 @@ export async function main(program: string, args: readonly string[], environment
     const stop = (): void => {
       process.off('SIGINT', stop).off('SIGTERM', stop) // a second signal kills at once
       log.info('shutdownHandler sent cancel signal...')
-      log.info('Waiting for all goroutines to exit') // flanneld's words, which scripts look for
       stopping.abort(stopped)
+      log.info('Waiting for all goroutines to exit') // flanneld's words, which scripts look for
       setTimeout(() => {
         log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed`)
         // Not process.exit: that joins libuv's threads, one of which may be what hangs (a file lock on a dead server).

@@ -82,8 +82,8 @@ function withBlackhole(rules: Firewall, { network, run, log }: FirewallOptions):
 export function createIptables({ run, log, plainPorts, previous, ...wish }: FirewallOptions): Firewall {
   const ours = networksOf(wish.network, previous.network)
   const shown = new Map<string, string>()
+  const tidy = new Set<IptablesChain>()
   let isModern: boolean | undefined
-  let isTidy = false
 
   /** Makes one chain right; true when it had to be mended. `lines` are its table's. */
   async function ensureChain(chain: IptablesChain, lines: readonly string[], subnet: Ipv4Net): Promise<boolean> {
@@ -91,7 +91,9 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
     const restore = (input: string) =>
       run('iptables-restore', ['--noflush', ...(isModern ? WAIT : [])], { input, patient: true })
     if (!rules) {
-      const input = isTidy ? '' : removalInput(new Map([[chain.table, findFlannelRules(chain.table, lines, ours)]]))
+      const input = tidy.has(chain)
+        ? ''
+        : removalInput(new Map([[chain.table, findFlannelRules(chain.table, lines, ours)]]))
       if (input !== '') await restore(input)
       return false
     }
@@ -102,58 +104,71 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
     if (known === wanted + own(there).join('\n')) return false
     const others = there.filter((line) => isAnothers(line, ours)).map((line) => line.slice(`-A ${chain.chain} `.length))
     const { removal } = findFlannelRules(chain.table, lines, ours, chain)
+    const isMending = known?.startsWith(wanted) ?? false
+    if (isMending) log.info('Some iptables rules are missing; deleting and recreating rules')
     await restore(restoreInput(chain, [...rules, ...others], there, removal))
+    log.info('bootstrap done')
     const now = own(oursIn(readTables(await run('iptables-save', ['-t', chain.table])).get(chain.table) ?? [], chain))
     shown.set(chain.chain, wanted + (now.length === rules.length + 1 ? now.join('\n') : UNDONE))
-    return known?.startsWith(wanted) ?? false
+    return isMending
   }
 
-  async function ensure(subnet: Ipv4Net): Promise<readonly string[]> {
-    if (isTidy && !wish.masq && !wish.forward) return []
+  async function ensure(
+    subnet: Ipv4Net,
+    chains: readonly IptablesChain[] = FLANNEL_CHAINS,
+  ): Promise<readonly string[]> {
+    if (!wish.masq && !wish.forward && chains.every((chain) => tidy.has(chain))) return []
     isModern ??= isIptables162(await run('iptables', ['--version']))
     // Without -t, since asking the legacy kind for a table makes it, and with it, for nat, the tracking of connections.
     const tables = readTables(await run('iptables-save', []))
     const mended: string[] = []
     const failures: unknown[] = []
-    for (const chain of FLANNEL_CHAINS) {
+    for (const chain of chains) {
       try {
         if (await ensureChain(chain, tables.get(chain.table) ?? [], subnet)) mended.push(`rules of ${chain.chain}`)
+        tidy.add(chain)
       } catch (error) {
         failures.push(error) // a kernel without NAT can still forward
       }
     }
-    if (mended.length > 0) log.info('Some iptables rules are missing; deleting and recreating rules')
     if (failures.length > 0) throw failures[0]
-    isTidy = true
     return mended
+  }
+
+  /** The first time for one chain: what fails is said, and tried again by `ensure`. */
+  async function bootstrap(subnet: Ipv4Net, chain: IptablesChain, isWanted: boolean): Promise<void> {
+    try {
+      await ensure(subnet, [chain])
+    } catch (error) {
+      if (!isWeftError(error)) throw error
+      const missing = notInstalled(error)
+      if (missing && !isWanted) return
+      log.error(
+        missing
+          ? `Failed to setup IPTables. ${missing} binary was not found: ${describeError(error)}`
+          : `Failed to bootstrap IPTables: ${describeError(error)}`,
+      )
+    }
   }
 
   return {
     ensure: (subnet) => prefixed('Failed to ensure iptables rules: ', ensure(subnet)),
     async raise(subnet) {
       log.info('Cleaning-up unused traffic manager rules')
+      log.info('Cleaning-up nftables rules...')
       await run('nft', ['-f', '-'], { input: nftRemoval() }).catch(
         (error: unknown) => log.v(2) && log.info(describeError(error)),
       )
       log.info('Starting flannel in iptables mode...')
+      if (wish.masq || wish.forward) await checkBridgeNetfilter(log)
+      const [masquerade, forward] = FLANNEL_CHAINS
       if (wish.masq) {
         logRecycling(log, [wish.network, subnet], [previous.network, previous.subnet])
         log.info('Setting up masking rules')
       }
+      await bootstrap(subnet, masquerade, wish.masq)
       if (wish.forward) log.info('Changing default FORWARD chain policy to ACCEPT')
-      if (wish.masq || wish.forward) await checkBridgeNetfilter(log)
-      try {
-        await ensure(subnet)
-      } catch (error) {
-        if (!isWeftError(error)) throw error
-        const missing = notInstalled(error)
-        if (missing && !wish.masq && !wish.forward) return
-        log.error(
-          missing
-            ? `Failed to setup IPTables. ${missing} binary was not found: ${describeError(error)}`
-            : `Failed to bootstrap IPTables: ${describeError(error)}`,
-        )
-      }
+      await bootstrap(subnet, forward, wish.forward)
     },
   }
 }

@@ -4,6 +4,7 @@
 
 import { jsonKind, readGoJsonObject } from '../config/go-json.ts'
 import { messageOf } from '../errors.ts'
+import type { Log } from '../log.ts'
 import { parseIpv4 } from '../net/ipv4.ts'
 import { parseIpv6 } from '../net/ipv6.ts'
 import type { Store, StoreChange, StoreEntry } from '../store/store.ts'
@@ -13,8 +14,8 @@ import type { Change, Entry, LeaseSource } from './subnet-manager.ts'
 /** Of a value that is read at all; the largest that backends write has some hundred. */
 const LONGEST_VALUE = 65_536
 
-/** What a store holds, as leases. The cursor is the store's revision. */
-export function sourceOf(store: Store): LeaseSource<bigint> {
+/** What a store holds, as leases. The cursor is the store's revision. `log` hears of each change of a lease, as flanneld's does. */
+export function sourceOf(store: Store, log?: Pick<Log, 'info'>): LeaseSource<bigint> {
   return {
     name: store.name,
     async list(signal) {
@@ -22,8 +23,13 @@ export function sourceOf(store: Store): LeaseSource<bigint> {
       return { cursor: revision, entries: entries.map(decodeEntry) }
     },
     async *watch(after, signal) {
-      for await (const { revision, changes } of store.watch(after, signal))
-        yield { cursor: revision, changes: changes.map(decodeChange) }
+      for await (const { revision, changes: raw } of store.watch(after, signal)) {
+        const changes = raw.map(decodeChange)
+        for (const change of changes)
+          if (change.kind === 'put' ? change.entry.lease : parseLeaseKey(change.key))
+            log?.info(`watchSubnets: got valid subnet event with revision ${revision}`)
+        yield { cursor: revision, changes }
+      }
     },
     isAfter: (a, b) => a > b,
   }

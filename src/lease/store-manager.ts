@@ -1,16 +1,18 @@
 // store-manager.ts - the manager of subnets above a compare-and-set store.
 
+import type { Log } from '../log.ts'
 import type { Store } from '../store/store.ts'
 import { sourceOf } from './decode.ts'
 import { holderOf } from './own-lease.ts'
 import type { SubnetManager } from './subnet-manager.ts'
 
-export function managerOf(store: Store): SubnetManager {
+/** `eventLog` hears of each change of a lease: flanneld's manager above etcd says it. */
+export function managerOf(store: Store, eventLog?: Pick<Log, 'info'>): SubnetManager {
   return {
     name: store.name,
     title: store.title,
     config: (signal) => store.config(signal),
-    source: sourceOf(store),
+    source: sourceOf(store, eventLog),
     holder: (config) => holderOf(store, config),
     claim: (name, value, signal) => store.claim(name, value, signal),
     close: () => store.close(),

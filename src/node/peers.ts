@@ -8,6 +8,8 @@ import type { Node } from './node.ts'
 export async function keepPeers(node: Node): Promise<never> {
   const { options, manager, log, signal } = node
   const isOwn = ({ key }: Lease): boolean => key === node.lease.key
+  log.info('Watching for new subnet leases')
+  signal.addEventListener('abort', () => log.info('evts chan closed'), { once: true }) // so flanneld calls its end
   const following = followLeases(manager.source, {
     log,
     signal,

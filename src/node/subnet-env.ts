@@ -25,7 +25,7 @@ export async function publish(node: Node, log = node.log): Promise<void> {
     log.info('flannel is ready')
   } catch (error) {
     // The data path works without it, and containers that run already need the data path.
-    log.error(`Failed to write subnet file: ${describeError(error)}`)
+    log.warn(`Failed to write subnet file: ${describeError(error)}`)
   }
 }
 
@@ -34,7 +34,7 @@ export async function keepSubnetEnv(node: Node): Promise<never> {
   const { options, log, signal } = node
   const path = options['subnet-file']
   const calm = seldom(log)
-  const quiet = { ...log, error: (message: string) => calm.error(message) }
+  const quiet = { ...log, warn: (message: string) => calm.warn(message) }
   const repairs = createRepairLog(node, node.log)
   for (;;) {
     await pause(signal, RESYNC_MS)

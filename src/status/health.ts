@@ -2,6 +2,7 @@
 
 import { createServer } from 'node:http'
 import { messageOf, WeftError } from '../errors.ts'
+import type { Log } from '../log.ts'
 import { detailsOf, troubleOf, type Snapshot } from './snapshot.ts'
 
 export interface Health {
@@ -46,8 +47,14 @@ export interface HealthServer {
   close(): Promise<void>
 }
 
-/** Answers probes at this address. Throws WeftError PORT_IN_USE, or ADDRESS for whatever else is in the way. */
-export async function serveHealth(ip: string, port: number, health: Health): Promise<HealthServer> {
+/** Answers probes at this address, which it says to `log`. Throws WeftError PORT_IN_USE, or ADDRESS for whatever else is in the way. */
+export async function serveHealth(
+  ip: string,
+  port: number,
+  health: Health,
+  log: Pick<Log, 'info'>,
+): Promise<HealthServer> {
+  log.info(`Start healthz server on ${ip.includes(':') ? `[${ip}]` : ip}:${port}`)
   const server = createServer((request, response) => {
     const { status, body } = answerProbe((request.url ?? '').replace(/\?.*/s, ''), health)
     response.writeHead(status, { 'Content-Type': 'text/plain; charset=utf-8' }).end(body)

@@ -45,6 +45,7 @@ function messages({ lines }: Daemon): string[] {
 const BEFORE_THE_LEASE = [
   'I CLI flags config: ...',
   'I Installing signal handlers',
+  'W no certificate provided: connecting to etcd with http. This is insecure',
   'I Created subnet manager: Etcd Local Manager with Previous Subnet: SUBNET',
   'I Found network config - Backend type: udp',
   'I Determining IP address of default interface',
@@ -53,18 +54,22 @@ const BEFORE_THE_LEASE = [
 ]
 const AFTER_THE_LEASE = [
   'I Forwarding between flannel0 and UDP 192.168.77.1:8285 with the native engine: ...', // ours
-  'I Watching for new subnet leases',
   'I Cleaning-up unused traffic manager rules',
+  'I Cleaning-up nftables rules...',
   'I Starting flannel in iptables mode...',
   'I Setting up masking rules',
+  'I bootstrap done',
   'I Changing default FORWARD chain policy to ACCEPT',
+  'I bootstrap done',
   'I Wrote subnet file to FILE',
   'I flannel is ready',
   'I Running backend.',
+  'I Watching for new subnet leases',
   'I Waiting for TIME to renew lease',
 ]
 const AT_THE_END = [
   'I shutdownHandler sent cancel signal...',
+  'I evts chan closed',
   'I Waiting for all goroutines to exit',
   'I Exiting cleanly...',
 ]
@@ -111,10 +116,18 @@ describe("flanneld's lines, in its order", () => {
     await daemon.line(/^I.*\] Running backend\.$/)
     // No node draws it, being below SubnetMin.
     const peer = '/coreos.com/network/subnets/10.5.0.0-24'
+    await daemon.line(/^I.*\] Waiting for .* to renew lease$/)
     await etcd.ctl('put', peer, '{"PublicIP":"192.168.77.250","PublicIPv6":null}')
     await daemon.line(/^I.*\] Subnet added: 10\.5\.0\.0\/24$/)
+    await etcd.ctl('put', peer, '{"PublicIP":"192.168.77.249","PublicIPv6":null}')
     await etcd.ctl('del', peer)
     await daemon.line(/^I.*\] Subnet removed: 10\.5\.0\.0\/24$/)
+    const told = messages(daemon).filter((line) => /^I (watchSubnets: |Subnet )/.test(line))
+    expect(told.map((line) => line.replace(/revision \d+$/, 'revision N'))).toEqual([
+      ...['I watchSubnets: got valid subnet event with revision N', 'I Subnet added: SUBNET'],
+      ...['I watchSubnets: got valid subnet event with revision N', 'I Subnet added: SUBNET'],
+      ...['I watchSubnets: got valid subnet event with revision N', 'I Subnet removed: SUBNET'],
+    ])
     // An hour, less up to a tenth of it at random and what the start took.
     await daemon.line(/^I.*\] Waiting for (1h0m0|5\dm\d+)s to renew lease$/)
   })
@@ -270,6 +283,9 @@ describe('variables', () => {
     daemon.stderr!.on('data', (text: Buffer) => (log += text.toString()))
     await expect.poll(() => log).toContain('flannel is ready')
     expect(log).toContain('Using 203.0.113.9 as external address')
+    expect(log).toMatch(
+      /Created subnet manager.*\n.*\] Start healthz server on 127\.0\.0\.1:8471\n.*Found network config/,
+    )
     expect(await host.output(['cat', file])).toMatch(
       /^FLANNEL_NETWORK=10\.6\.0\.0\/16\nFLANNEL_SUBNET=10\.6\.\d+\.1\/24\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=true\n$/,
     )

@@ -410,11 +410,11 @@ describe('weftd', () => {
     const { bin, provide } = binWithout()
     const daemon = await start({}, { env: { PATH: bin } })
     const said = daemon.lines.filter((line) => line.startsWith('E'))
-    expect(said).toEqual([
-      expect.stringMatching(
+    expect(said).toHaveLength(2) // as flanneld: for masquerading, and for forwarding
+    for (const line of said)
+      expect(line).toMatch(
         /\] Failed to setup IPTables\. iptables binary was not found: iptables is not installed; install the package iptables$/,
-      ),
-    ])
+      )
     await daemon.line(/\] Failed to ensure iptables rules: iptables is not installed/)
     for (const name of ['iptables-save', 'iptables-restore', 'iptables']) provide(name)
     await expect.poll(() => rules('iptables-save')).toContain('-j FLANNEL-POSTRTG')

@@ -1,5 +1,6 @@
 // node-rig.ts - a node on a store and a data path made for the test, in virtual time.
 
+import { setMaxListeners } from 'node:events'
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -103,6 +104,7 @@ async function tearDown(): Promise<void> {
 /** What stops the next node that is started. */
 export function restart(): void {
   stopping = new AbortController()
+  setMaxListeners(0, stopping.signal) // as runDaemon does
 }
 
 /** From now on the backend throws this when it is to open a data path; without an error it opens one again. */

@@ -106,7 +106,6 @@ describe('open', () => {
       'ip route replace 10.5.0.0/16 dev flannel0 scope global',
     ])
     expect(host.lines).toContain('a note')
-    expect(host.lines).toContain('Watching for new subnet leases')
   })
 
   it.each([

@@ -63,16 +63,26 @@ describe('iptables', () => {
     await createIptables(host.options({})).raise(SUBNET)
     expect(texts(host.lines)).toEqual([
       'I Cleaning-up unused traffic manager rules',
+      'I Cleaning-up nftables rules...',
       'I Starting flannel in iptables mode...',
       'I Current network or subnet (10.42.0.0/16, 10.42.7.0/24) is not equal to previous one (0.0.0.0/0, 0.0.0.0/0), ' +
         'trying to recycle old iptables rules',
       'I Setting up masking rules',
+      'I bootstrap done',
       'I Changing default FORWARD chain policy to ACCEPT',
+      'I bootstrap done',
     ])
     const again = fakeHost(MODERN)
     const previous = { network: NETWORK, subnet: SUBNET }
-    await createIptables(again.options({ previous, forward: false })).raise(SUBNET)
-    expect(texts(again.lines).slice(2)).toEqual(['I Setting up masking rules'])
+    const firewall = createIptables(again.options({ previous, forward: false }))
+    await firewall.raise(SUBNET)
+    expect(texts(again.lines).slice(3)).toEqual(['I Setting up masking rules', 'I bootstrap done'])
+    again.answers['iptables-save -t nat'] = '*nat\nCOMMIT\n'
+    await firewall.ensure(SUBNET)
+    expect(texts(again.lines).slice(5)).toEqual([
+      'I Some iptables rules are missing; deleting and recreating rules',
+      'I bootstrap done',
+    ])
   })
 
   it.each([
@@ -106,10 +116,13 @@ describe('iptables', () => {
     })
     expect(texts(host.lines)).toEqual([
       'I Cleaning-up unused traffic manager rules',
+      'I Cleaning-up nftables rules...',
       ...said,
       'I Starting flannel in iptables mode...',
       'I Setting up masking rules',
+      'I bootstrap done',
       'I Changing default FORWARD chain policy to ACCEPT',
+      'I bootstrap done',
     ])
   })
 
@@ -151,7 +164,11 @@ describe('iptables', () => {
       options?.input?.startsWith('*nat') ? Promise.reject(refused('no nat')) : run(file, args, options)
     await createIptables({ ...rest, run: picky }).raise(SUBNET)
     expect(host.inputs('iptables-restore').map((input) => input.split('\n')[0])).toEqual(['*filter'])
-    expect(texts(host.lines).at(-1)).toBe('E Failed to bootstrap IPTables: `x` failed: no nat')
+    expect(texts(host.lines).slice(-3)).toEqual([
+      'E Failed to bootstrap IPTables: `x` failed: no nat',
+      'I Changing default FORWARD chain policy to ACCEPT',
+      'I bootstrap done',
+    ])
   })
 
   it('with both flags off removes what an earlier run left, once, and then asks nothing', async () => {
@@ -172,7 +189,7 @@ describe('iptables', () => {
     const asked = host.calls.length
     expect(await firewall.ensure(SUBNET)).toEqual([])
     expect(host.calls).toHaveLength(asked)
-    expect(texts(host.lines)).toHaveLength(2)
+    expect(texts(host.lines)).toHaveLength(3)
   })
 
   it('with both flags off needs no iptables', async () => {

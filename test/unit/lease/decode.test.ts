@@ -32,7 +32,8 @@ describe('a store as a source', () => {
     const store = createMemoryStore()
     store.put('10.5.1.0-24', '{"PublicIP":"1.1.1.1"}')
     store.put('junk', '{}')
-    const source = sourceOf(store)
+    const lines: string[] = []
+    const source = sourceOf(store, { info: (line) => lines.push(line) })
     const { signal } = new AbortController()
     const { cursor, entries } = await source.list(signal)
     expect(entries).toEqual([
@@ -41,14 +42,21 @@ describe('a store as a source', () => {
     ])
     store.put('10.5.1.0-24', '{')
     store.remove('junk')
+    store.put('10.5.2.0-24', '{"PublicIP":"1.1.1.2"}')
+    store.remove('10.5.1.0-24')
     const seen: Change[] = []
     for await (const batch of source.watch(cursor, signal)) {
       seen.push(...batch.changes)
-      if (seen.length === 2) break
+      if (seen.length === 4) break
     }
     expect(seen).toEqual([
       { kind: 'put', entry: { key: '10.5.1.0-24', problem: expect.stringContaining('not a JSON object') } },
       { kind: 'delete', key: 'junk' },
+      { kind: 'put', entry: { key: '10.5.2.0-24', lease: expect.objectContaining({ key: '10.5.2.0-24' }) } },
+      { kind: 'delete', key: '10.5.1.0-24' },
     ])
+    // As flanneld: of the two that are a lease's.
+    expect(lines).toHaveLength(2)
+    for (const line of lines) expect(line).toMatch(/^watchSubnets: got valid subnet event with revision \d+$/)
   })
 })

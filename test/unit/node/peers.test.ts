@@ -5,6 +5,7 @@ import {
   installRig,
   dataPaths,
   details,
+  ended,
   holds,
   lines,
   logged,
@@ -12,6 +13,7 @@ import {
   own,
   ready,
   start,
+  stopping,
   store,
   told,
   until,
@@ -60,7 +62,7 @@ it('names a lease of another node that lies across its own, once while it does',
   await until(() => said('10.5.0.0-24') === 2)
 })
 
-it('does nothing for a renewal of a peer', async () => {
+it('does nothing for a renewal of a peer, and names one that changed something again', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start()
   await ready()
@@ -69,6 +71,18 @@ it('does nothing for a renewal of a peer', async () => {
   store.put('10.5.0.64-26', value('192.0.2.9'))
   await until(() => dataPaths[0]!.applied.length > before)
   expect(dataPaths[0]!.applied.length).toBe(before + 1)
+  expect(lines.filter((line) => line.includes('Subnet added'))).toEqual(Array(2).fill('I Subnet added: 10.5.0.64/26'))
+})
+
+it("begins and ends in flanneld's words: after the data path is up, and before all is waited for", async () => {
+  start()
+  await ready()
+  stopping.abort(new Error('enough'))
+  await ended
+  const at = (line: string): number => lines.findIndex((each) => each === `I ${line}`)
+  expect(at('Running backend.')).toBeGreaterThan(0)
+  expect(at('Watching for new subnet leases')).toBe(at('Running backend.') + 1)
+  expect(lines.at(-1)).toBe('I evts chan closed')
 })
 
 it('keeps its peers when most of them vanish at once, until a listing 30 s later lacks them still', async () => {

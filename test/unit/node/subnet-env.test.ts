@@ -20,7 +20,7 @@ installRig()
 it('goes on when subnet.env cannot be written, and says it is not ready', async () => {
   mkdirSync(subnetFile())
   start()
-  await until(() => logged(/^E Failed to write subnet file: .*--subnet-file/) && logged(/Running backend/))
+  await until(() => logged(/^W Failed to write subnet file: .*--subnet-file/) && logged(/Running backend/))
   expect([logged(/flannel is ready/), readiness()]).toEqual([false, false])
   // As flanneld it has told its service manager READY=1 all the same.
   await until(() => told.some((status) => status.endsWith(`, ${subnetFile()} is not written`)))

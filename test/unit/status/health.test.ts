@@ -12,6 +12,7 @@ const node: Snapshot = {
   ...{ isReady: false, subnetFile: '/run/flannel/subnet.env' },
 }
 
+const silent = { info: () => {} }
 let servers: HealthServer[] = []
 afterEach(async () => {
   for (const server of servers) await server.close()
@@ -19,7 +20,7 @@ afterEach(async () => {
 })
 
 async function serve(health = createHealth()) {
-  const server = await serveHealth('127.0.0.1', 0, health)
+  const server = await serveHealth('127.0.0.1', 0, health, silent)
   servers.push(server)
   const get = async (path: string, method = 'GET'): Promise<[number, string]> => {
     const response = await fetch(`http://127.0.0.1:${server.port}${path}`, { method })
@@ -52,10 +53,20 @@ describe('health server', () => {
     expect(await get('/livez')).toEqual([503, `the data path is down\n${detailsOf(down)}\n`])
   })
 
+  it.each([
+    ['127.0.0.1', '127.0.0.1:'],
+    ['::1', '[::1]:'],
+    ['', ':'],
+  ])("says in flanneld's words that it listens on %j", async (ip, shown) => {
+    const lines: string[] = []
+    servers.push(await serveHealth(ip, 0, createHealth(), { info: (line) => lines.push(line) }))
+    expect(lines).toEqual([`Start healthz server on ${shown}0`])
+  })
+
   it('says what is in the way of listening, and what to do', async () => {
     const { server } = await serve()
     const refused = async (ip: string, port: number): Promise<unknown> =>
-      serveHealth(ip, port, createHealth()).catch((error: unknown) => error)
+      serveHealth(ip, port, createHealth(), silent).catch((error: unknown) => error)
     const taken = await refused('127.0.0.1', server.port)
     expect(isWeftError(taken, 'PORT_IN_USE') && taken.remedy).toContain('--healthz-port')
     expect(String(taken)).toContain('Start healthz server error.')
