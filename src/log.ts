@@ -41,8 +41,16 @@ function callerOf(stack: string | undefined): string {
   return 'weftd:0'
 }
 
+/** When performance.now() was 0, by the clock of the day. */
+let originMs = performance.timeOrigin
+
+/**
+ * The clock of the day, as klog's. Date.now() has milliseconds only; what is between two of them the monotonic clock tells, which
+ * knows neither of the other one's steps nor of the time that the host was suspended.
+ */
 function nowUs(): number {
-  return (performance.timeOrigin + performance.now()) * 1000
+  if (Math.abs(originMs + performance.now() - Date.now()) > 1) originMs = Date.now() - performance.now()
+  return (originMs + performance.now()) * 1000
 }
 
 /** A log of the given verbosity, to stderr unless `write` is given. */

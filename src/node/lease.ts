@@ -37,7 +37,7 @@ export async function obtainLease(
   const holder = manager.holder(config)
   for (;;) {
     try {
-      return await holder.obtain(attrs, previous, calm, signal)
+      return await timed(() => holder.obtain(attrs, previous, calm, signal))
     } catch (error) {
       signal.throwIfAborted()
       if (!isWeftError(error, 'STORE_UNAVAILABLE') && !(isRunning && isWeftError(error))) throw error
@@ -66,14 +66,26 @@ export async function keepLease(node: Node): Promise<never> {
   }
 }
 
+/**
+ * What `write` writes, with its end by the monotonic clock too: until it is waited for, the clock of the day may be set (at boot NTP
+ * does so). Should that happen while it is written, the earlier end counts.
+ */
+async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
+  const monotonicZero = (): number => Date.now() - performance.now()
+  const before = monotonicZero()
+  const lease = await write()
+  const { expiresAt } = lease
+  return { ...lease, endsAt: expiresAt === undefined ? undefined : expiresAt - Math.max(before, monotonicZero()) }
+}
+
 /** How long to wait before the lease is renewed; undefined when it never ends. */
-function renewalWaitMs({ options, lease: { expiresAt, unwritten } }: Node): number | undefined {
+function renewalWaitMs({ options, lease }: Node): number | undefined {
+  const { expiresAt, endsAt = Infinity, unwritten } = lease
   const soonMs = unwritten === undefined ? Infinity : UNWRITTEN_MS * (1 - RENEW_JITTER * Math.random())
   if (expiresAt === undefined) return unwritten === undefined ? undefined : soonMs
   const marginMs = options['subnet-lease-renew-margin'] * 60_000
-  const leftMs = expiresAt - Date.now() - marginMs
-  const earlyMs = marginMs + RENEW_JITTER * Math.random() * Math.max(0, Math.min(marginMs, leftMs))
-  return Math.min(soonMs, Math.max(0, expiresAt - earlyMs - Date.now()))
+  const leftMs = Math.max(0, Math.min(expiresAt - Date.now(), endsAt - performance.now()) - marginMs)
+  return Math.min(soonMs, leftMs - RENEW_JITTER * Math.random() * Math.min(marginMs, leftMs))
 }
 
 /**
@@ -98,7 +110,7 @@ async function renewOrReplace(node: Node): Promise<void> {
   let retryMs = RENEW_RETRY_MIN_MS
   for (;;) {
     try {
-      node.lease = await holder.renew(node.lease, node.attrs, log, signal)
+      node.lease = await timed(() => holder.renew(node.lease, node.attrs, log, signal))
       return log.info(`Lease renewed, new expiration: ${formatGoTime(node.lease.expiresAt)}`)
     } catch (error) {
       signal.throwIfAborted()

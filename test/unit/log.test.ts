@@ -1,7 +1,11 @@
 // log.test.ts - klog's line shape.
 
-import { describe, expect, it } from 'vitest'
+import { afterEach, describe, expect, it, vi } from 'vitest'
 import { createLog, formatGoDuration, formatLogLine, seldom } from '../../src/log.ts'
+
+afterEach(() => {
+  vi.useRealTimers()
+})
 
 describe('log', () => {
   it("has klog's header and one line a message", () => {
@@ -20,6 +24,40 @@ describe('log', () => {
     expect(lines.map((line) => line[0])).toEqual(['I', 'W', 'E'])
     expect(lines[0]).toMatch(/^I\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ log\.test\.ts:\d+\] one\n$/)
     expect([log.v(2), log.v(3)]).toEqual([true, false])
+  })
+})
+
+describe("a line's time", () => {
+  /** By which the clock of the day and a line differ, in ms, within the day. */
+  function aheadOf(line: string): number {
+    const [, hours, minutes, seconds] = /^I\d{4} (\d\d):(\d\d):(\d\d\.\d{6}) /.exec(line)!
+    const now = new Date()
+    const ofDay =
+      now.getHours() * 3_600_000 + now.getMinutes() * 60_000 + now.getSeconds() * 1000 + now.getMilliseconds()
+    return Number(hours) * 3_600_000 + Number(minutes) * 60_000 + Number(seconds) * 1000 - ofDay
+  }
+
+  it.each([
+    ['was set back by 8 h', -8],
+    ['was set forward, or the host was suspended, by 8 h', 8],
+  ])('is that of the clock of the day, also after that %s', (_title, hours) => {
+    vi.useFakeTimers({ toFake: ['Date'] })
+    const lines: string[] = []
+    const log = createLog(0, (line) => lines.push(line))
+    const noon = new Date(2026, 10, 21, 12, 0, 0, 500)
+    for (const at of [noon.getTime(), noon.getTime() + hours * 3_600_000]) {
+      vi.setSystemTime(at)
+      log.info('now')
+      expect(Math.abs(aheadOf(lines.at(-1)!))).toBeLessThan(2)
+    }
+  })
+
+  it('has microseconds', () => {
+    const lines: string[] = []
+    const log = createLog(0, (line) => lines.push(line))
+    for (let count = 0; count < 200; count++) log.info('now')
+    const micros = lines.map((line) => /\.(\d{6}) /.exec(line)![1]!)
+    expect(micros.some((text) => !text.endsWith('000'))).toBe(true)
   })
 })
 

@@ -50,6 +50,29 @@ it.each([
   expect(store.entries.get(own())!.revision).not.toBe(revision)
 })
 
+it.each(['while the lease is written', 'between the lease and the wait for its renewal'])(
+  'renews its lease in time though the clock was set back %s',
+  async (when) => {
+    const setBack = (): void => void vi.setSystemTime(Date.now() - 8 * 3_600_000)
+    const create = store.create.bind(store)
+    store.create = async (...args) => {
+      const written = await create(...args)
+      if (when.startsWith('while')) setBack()
+      return written
+    }
+    const rules = {
+      raise: async () => (when.startsWith('while') ? undefined : setBack()),
+      ensure: async () => [],
+    }
+    start({ firewall: { rules, resyncMs: 60_000 } })
+    await ready()
+    expect(logged(/Waiting for 2[23]h\d+m\d+s to renew lease/)).toBe(true)
+    const { revision } = store.entries.get(own())!
+    await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - 3_600_000)
+    expect(store.entries.get(own())!.revision).not.toBe(revision)
+  },
+)
+
 it('tries to renew again after a second, then less and less often, for as long as it takes', async () => {
   start()
   await ready()
