@@ -292,6 +292,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   RunOptions options;
   options.encapsulation = encapsulation;
   options.tun_address = to_be32(given.Get("tunAddress").As<Napi::Number>().Uint32Value());
+  options.network_address = to_be32(given.Get("networkAddress").As<Napi::Number>().Uint32Value());
   const auto peers = given.Get("peers").As<Napi::Uint8Array>();
   options.peers = {peers.Data(), peers.ByteLength()};
   options.naive = given.Get("naive").As<Napi::Boolean>();

@@ -34,8 +34,10 @@ export interface Descriptors {
 export interface RunOptions {
   /** What stands before an inner packet, by its name in native/engine.cc. */
   encapsulation: string
-  /** IPv4 address in host order that ICMP errors are sent from (the TUN's own). */
+  /** IPv4 address in host order that ICMP errors to peers are sent from (the TUN's own). */
   tunAddress: number
+  /** The same of ICMP errors into the TUN: none of this host's, whose kernel takes those for forged. */
+  networkAddress: number
   /** The first peer table, as `setPeers` takes it: packets may be waiting in the descriptors. */
   peers: Uint8Array
   /** One packet per system call and one thread, on descriptors without features: as flanneld does, to compare with. */

@@ -10,10 +10,11 @@ namespace weft {
 /// All of it outlives the directions.
 struct Path {
   int tun;
-  int socket;            ///< receives, on the port that peers know
-  int sender;            ///< sends: the same socket, or one with a source port of its own
-  uint32_t tun_address;  ///< IPv4, network order: the source of ICMP errors
-  size_t batch;          ///< at most so many packets are read, or messages received, in one turn
+  int socket;                ///< receives, on the port that peers know
+  int sender;                ///< sends: the same socket, or one with a source port of its own
+  uint32_t tun_address;      ///< IPv4, network order: the source of ICMP errors to peers
+  uint32_t network_address;  ///< the same of those into the TUN: the kernel refuses one of its own
+  size_t batch;              ///< at most so many packets are read, or messages received, in one turn
   Features* features;
   CounterRow counters;
 };

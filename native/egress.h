@@ -112,7 +112,7 @@ class Egress final : public Direction {
 
   void send_icmp(uint8_t type, uint8_t code, const uint8_t* bytes, const Packet& packet, Counter counter) {
     uint8_t out[kMaxIcmpErrorBytes];
-    const size_t size = write_icmp_error(type, code, path_.tun_address, bytes, packet, out);
+    const size_t size = write_icmp_error(type, code, path_.network_address, bytes, packet, out);
     if (size > 0 && icmp_.allows(now_ms()) && write_packet(path_.tun, header_, {out, size}))
       path_.counters.add(counter);
   }

@@ -53,6 +53,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     fds.socket.get(),
                     fds.sender ? fds.sender.get() : fds.socket.get(),
                     options.tun_address,
+                    options.network_address,
                     options.naive ? 1 : kNoLimit,
                     &engine->features_,
                     CounterRow(counters + i * kCounterCount)};

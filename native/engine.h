@@ -16,7 +16,8 @@ namespace weft {
 
 struct RunOptions {
   std::string_view encapsulation;  ///< by its name in engine.cc
-  uint32_t tun_address = 0;        ///< network order
+  uint32_t tun_address = 0;        ///< network order, as the next
+  uint32_t network_address = 0;
   std::span<const uint8_t> peers;  ///< the first table: packets may be waiting in the descriptors
   bool naive = false;
 };

@@ -5,7 +5,6 @@
 import { WeftError } from '../errors.ts'
 import type { Run } from '../host/command.ts'
 import { findLink, routesTo, routesWithin, type Route } from '../host/links.ts'
-import { setSysctl } from '../host/sysctl.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
 
@@ -53,8 +52,6 @@ export function createTunDevice({ name: device, network, subnet, mtu, run, log }
     // what a container sends in larger ones than the device takes (gso_features_check in net/core/dev.c).
     await run('ip', ['link', 'set', 'dev', device, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
     await run('ip', ['address', 'replace', `${formatIpv4(subnet.address)}/32`, 'dev', device])
-    // ICMP errors come out of the TUN from the TUN's own address, which the kernel takes for a forgery unless told.
-    await setSysctl(`net/ipv4/conf/${device}/accept_local`, '1')
     // Without a word `ip` makes a route to a device one of scope link (iproute2, ip/iproute.c).
     await run('ip', ['route', 'replace', route, 'dev', device, 'scope', 'global'])
   }

@@ -10,7 +10,7 @@ import type { Run } from '../host/command.ts'
 import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
-import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4 } from '../net/ipv4.ts'
+import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { Backend, DataPath } from './backend.ts'
 import { createTunDevice, refuseForeignRoute, type TunDevice } from './tun-device.ts'
 
@@ -49,6 +49,14 @@ export function unusableReason({ attrs: { publicIp } }: Lease, own: OwnLease): s
     return `${formatIpv4(publicIp)} is no address of a host`
   if (publicIp === own.attrs.publicIp) return `${formatIpv4(publicIp)} is this node's own address`
   return undefined
+}
+
+/**
+ * Where ICMP errors into the TUN come from: the network's own address, which no host has; the next subnet's where ours is the
+ * first. A packet from the TUN with an address of this host the kernel refuses, whoever made it, and must go on to do so.
+ */
+function networkAddressFor(network: Ipv4Net, subnet: Ipv4Net): Ipv4 {
+  return network.address === subnet.address ? subnet.address + ipv4NetSize(subnet.prefixLength) : network.address
 }
 
 /** What can be wrong between the network and this host's address. Throws WeftError CONFIG without IPv4. */
@@ -90,6 +98,7 @@ export function createUdpBackend(options: UdpOptions): Backend {
         port,
         mtu,
         tunAddress: lease.subnet.address,
+        networkAddress: networkAddressFor(config.network, lease.subnet),
       })
       const { network } = config
       const device = createTunDevice({ name: engine.tunName, network, subnet: lease.subnet, mtu, run, log })

@@ -95,7 +95,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
 
   const mayAnswer = icmpLimit()
   function answer(type: 3 | 11, packet: Buffer, counter: string): void {
-    const error = icmpError(type, config.tunAddress, packet)
+    const error = icmpError(type, config.networkAddress, packet)
     if (error && mayAnswer(performance.now()) && writeTun(error)) count(counter)
   }
 

@@ -15,8 +15,10 @@ export interface EngineConfig {
   readonly port: number
   /** Of the TUN, in bytes. */
   readonly mtu: number
-  /** The TUN's own address, source of ICMP errors, in host order. */
+  /** The TUN's own address, source of ICMP errors to peers, in host order. */
   readonly tunAddress: number
+  /** The source of ICMP errors into the TUN: none of this host's addresses, which the kernel takes for forged there. */
+  readonly networkAddress: number
 }
 
 export interface Engine {

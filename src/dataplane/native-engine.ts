@@ -24,13 +24,13 @@ export function startNativeEngine(
   const fault = new Promise<Error>((resolve) => {
     reportFault = resolve
   })
-  const { encapsulation, tunAddress, tunName, bindAddress, port } = config
+  const { encapsulation, tunAddress, networkAddress, tunName, bindAddress, port } = config
   const features = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
   let opened
   let native
   try {
     opened = addon.openDescriptors({ tunName, bindAddress, port, workers, features })
-    const options = { encapsulation, tunAddress, naive, peers: new Uint8Array() }
+    const options = { encapsulation, tunAddress, networkAddress, naive, peers: new Uint8Array() }
     native = addon.runEngine(opened, options, (error) => reportFault(error))
   } catch (error) {
     throw engineStartError(error, config)

@@ -86,7 +86,7 @@ int main() {
   record[0] = record[2] = 4;
   peers.replace(std::make_unique<const PeerTable>(record));
   std::vector<uint64_t> row(kCounterCount);
-  const Path path{tun[0], udp[0], udp[0], 1, SIZE_MAX, &features, CounterRow(row.data())};
+  const Path path{tun[0], udp[0], udp[0], 1, 2, SIZE_MAX, &features, CounterRow(row.data())};
   Egress<FlannelUdp> egress(path, peers.reader(0));
   Ingress<FlannelUdp> ingress(path, peers.reader(1));
 

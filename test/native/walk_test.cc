@@ -54,7 +54,14 @@ struct Host {
     store(&r[4], port_of(other));
     std::copy(std::begin(kMark), std::end(kMark), r.begin() + 40);
     peers.replace(std::make_unique<const PeerTable>(r));
-    const Path path{tun[0], socket, socket, htonl(0x0a050100), SIZE_MAX, &this->features, CounterRow(row.data())};
+    const Path path{tun[0],
+                    socket,
+                    socket,
+                    htonl(0x0a050100),
+                    htonl(0x0a050000),
+                    SIZE_MAX,
+                    &this->features,
+                    CounterRow(row.data())};
     egress = std::make_unique<Egress<Encap>>(path, peers.reader(0));
     ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(1));
   }

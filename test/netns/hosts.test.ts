@@ -9,9 +9,11 @@ import { output } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { eventually } from '../support/event.ts'
 import { added, removed, subnetOf, tunAddress } from '../support/hosts.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
+import { ipv4Packet, udpDatagram } from '../support/packets.ts'
 
 needs(HOSTS, ...ETCD, 'iperf3', 'ping')
 
@@ -189,6 +191,58 @@ describe('flannel0', () => {
     expect((await host!.run(['ip', 'link', 'show', 'dev', 'flannel0'])).code).not.toBe(0)
     expect(readFileSync(host!.subnetFile, 'utf8')).toContain('FLANNEL_SUBNET=')
   })
+
+  it.each([0, 1, 2])(
+    'lets in no packet that claims an address of this host, and our ICMP errors: rp_filter %d',
+    async (mode) => {
+      lab = await createLab({ hosts: 2 })
+      const [a, b] = lab.hosts as [Host, Host]
+      const leases = await directoryLeases(lab)
+      await a.startDaemon({ args: leases.args }).line(/flannel is ready/)
+      await a.output(['ip', 'link', 'add', 'other0', 'type', 'bridge'])
+      await a.output(['ip', 'address', 'add', '172.30.0.1/24', 'dev', 'other0'])
+      for (const device of ['all', 'flannel0'])
+        await a.output(['sh', '-c', `echo ${mode} > /proc/sys/net/ipv4/conf/${device}/rp_filter`])
+
+      const here = tunAddress(a)
+      const nobodys = here.replace(/\.(\d+)\.0$/, (_all, third) => `.${Number(third) ^ 1}.7`)
+      const listen = `const socket = (await import('node:dgram')).createSocket('udp4')
+      socket.on('message', (text) => console.log(String(text))).bind(5000, () => console.log('listening'))`
+      const listener = a.spawn([process.execPath, '--input-type=module', '-e', listen])
+      let heard = ''
+      listener.stdout!.on('data', (text: Buffer) => (heard += text.toString()))
+      await eventually(() => expect(heard).toBe('listening\n'))
+
+      // In this order through one socket: what comes last tells that the others would have come.
+      const sources = ['192.168.77.1', here, '172.30.0.1', nobodys]
+      const destination = parseIpv4(here)!
+      const packets = sources.map((from) => {
+        const source = parseIpv4(from)!
+        return ipv4Packet({
+          source,
+          destination,
+          payload: udpDatagram(source, destination, 1, 5000, Buffer.from(from)),
+        })
+      })
+      const send = `const socket = (await import('node:dgram')).createSocket('udp4')
+      for (const packet of process.argv.slice(1))
+        await new Promise((sent) => socket.send(Buffer.from(packet, 'hex'), 8285, '192.168.77.1', sent))
+      socket.close()`
+      await b.output([
+        process.execPath,
+        '--input-type=module',
+        '-e',
+        send,
+        ...packets.map((each) => each.toString('hex')),
+      ])
+      await eventually(() => expect(heard).toContain(nobodys))
+      expect(heard).toBe(`listening\n${nobodys}\n`)
+      listener.kill()
+
+      const nobody = await a.run([...PING, '-c', '1', nobodys])
+      expect(nobody.stdout).toContain('From 10.5.0.0 icmp_seq=1 Destination Net Unreachable')
+    },
+  )
 
   it('is mended: address flushed, route removed, set down; and made again when it was deleted', async () => {
     lab = await createLab({ hosts: 2 })

@@ -36,6 +36,7 @@ export interface ProbeResult {
 }
 
 const TUN_ADDRESS = parseIpv4('10.5.1.0')!
+const NETWORK_ADDRESS = parseIpv4('10.5.0.0')!
 /** Packets on their way at a time: fewer than any buffer holds, however long whoever reads it has no turn. */
 const WINDOW = 64
 /** Marks the last packet of each side. */
@@ -51,6 +52,7 @@ async function main(kind: string): Promise<void> {
     port: 8285,
     mtu: 1472,
     tunAddress: TUN_ADDRESS,
+    networkAddress: NETWORK_ADDRESS,
   }
   const engine: Engine =
     kind === 'dgram'
@@ -70,7 +72,6 @@ async function main(kind: string): Promise<void> {
     'ip_forward=1',
     'conf.all.rp_filter=0',
     `conf.${engine.tunName}.rp_filter=0`,
-    `conf.${engine.tunName}.accept_local=1`,
     `conf.${probe.name}.rp_filter=0`,
   ]) {
     const [name = '', value = ''] = sysctl.split('=')

@@ -40,6 +40,7 @@ function run(descriptors: Descriptors): NativeEngine {
   const options = {
     encapsulation: 'udp',
     tunAddress: parseIpv4(OURS)!,
+    networkAddress: parseIpv4('10.5.0.0')!,
     naive: false,
     peers: encodePeers([peer]),
   }

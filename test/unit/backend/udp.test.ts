@@ -98,7 +98,13 @@ describe('open', () => {
     expect(dataPath.mtu).toBe(1472)
     expect(engine.config).toEqual({
       ...{ encapsulation: 'udp', tunName: 'flannel%d' },
-      ...{ bindAddress: '192.0.2.1', port: 7890, mtu: 1472, tunAddress: ip('10.5.72.0') },
+      ...{
+        bindAddress: '192.0.2.1',
+        port: 7890,
+        mtu: 1472,
+        tunAddress: ip('10.5.72.0'),
+        networkAddress: ip('10.5.0.0'),
+      },
     })
     expect(host.commands).toEqual([
       'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',
@@ -106,6 +112,11 @@ describe('open', () => {
       'ip route replace 10.5.0.0/16 dev flannel0 scope global',
     ])
     expect(host.lines).toContain('a note')
+  })
+
+  it('has ICMP errors for this host come from an address that is none of its own, also in the first subnet', async () => {
+    await open('{"Network":"10.5.72.0/22","SubnetMin":"10.5.72.0"}')
+    expect(engine.config?.networkAddress).toBe(ip('10.5.73.0'))
   })
 
   it.each([
