@@ -365,6 +365,8 @@ void notify_manager(const Napi::CallbackInfo& info) {
   if (Failure failure = notify(socket, message)) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
 }
 
+void exit_now(const Napi::CallbackInfo& info) { _exit(info[0].As<Napi::Number>().Int32Value()); }
+
 Napi::Object init(Napi::Env env, Napi::Object exports) {
   env.SetInstanceData(
       new Classes{Napi::Persistent(EngineHandle::define(env)), Napi::Persistent(WatcherHandle::define(env))});
@@ -376,6 +378,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   exports.Set("watchReadable", Napi::Function::New<watch_readable>(env));
   exports.Set("lockFile", Napi::Function::New<lock_file>(env));
   exports.Set("notify", Napi::Function::New<notify_manager>(env));
+  exports.Set("exitNow", Napi::Function::New<exit_now>(env));
   return exports;
 }
 

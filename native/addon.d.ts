@@ -111,3 +111,6 @@ export function lockFile(fd: number): Promise<void>
  * is behind makes it fail with EAGAIN.
  */
 export function notify(socket: string, message: string): void
+
+/** Ends the process at once (_exit(2)). process.exit joins libuv's threads, of which one may wait for ever for a file server. */
+export function exitNow(code: number): never

@@ -21,6 +21,9 @@ const EXIT_USAGE = 2
 /** How long stopping may take: less than service managers and Docker wait before they kill. */
 const STOP_MS = 5_000
 
+/** What still runs when all has ended is a call that hangs. */
+const LINGER_MS = 200
+
 export function usage(program: string): string {
   return `Usage: ${program} [OPTION]...\n${describeFlags(FLANNEL_FLAGS)}\nweft's own:\n${describeFlags(WEFT_FLAGS)}\n`
 }
@@ -60,7 +63,6 @@ export async function main(program: string, args: readonly string[], environment
   try {
     checkMargin(options)
     log.info(`CLI flags config: ${formatOptions(options)}`)
-    log.info('Installing signal handlers')
     const stop = (): void => {
       process.off('SIGINT', stop).off('SIGTERM', stop) // a second signal kills at once
       log.info('shutdownHandler sent cancel signal...')
@@ -73,6 +75,7 @@ export async function main(program: string, args: readonly string[], environment
       }, STOP_MS).unref()
     }
     process.on('SIGINT', stop).on('SIGTERM', stop)
+    log.info('Installing signal handlers') // whoever reads it may send one
     const { runDaemon } = await import('../daemon.ts')
     const { takeNotifier } = await import('../status/notify.ts')
     const notifier = await takeNotifier(environment, process.pid, log, async () => {
@@ -88,6 +91,13 @@ export async function main(program: string, args: readonly string[], environment
   }
   log.info('Exiting cleanly...')
   return 0
+}
+
+/** Ends the process with this code: by itself, or over a call to a file server that is gone, which nothing else can end. */
+export function end(code: number): void {
+  process.exitCode = code
+  const leave = async (): Promise<void> => (await import('../host/addon.ts')).addon.exitNow(code)
+  setTimeout(() => void leave(), LINGER_MS).unref()
 }
 
 /** The options on one line; the password is hidden. */

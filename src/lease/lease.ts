@@ -31,7 +31,7 @@ export interface Lease {
 export interface OwnLease extends Lease {
   /** When it ends, in ms since the epoch; undefined when never, as a reservation. */
   readonly expiresAt: number | undefined
-  /** The same by performance.now(), which the clock of the day does not move when it is set; as `node/lease` found it. */
+  /** The same by the monotonic clock, which nobody sets; as `node/lease` found it. */
   readonly endsAt?: number | undefined
   /** Of the store when we last wrote or read it: a renewal is conditional on it. */
   readonly revision: bigint

@@ -25,8 +25,8 @@ const RESCAN_UNTOLD_MS = 1_000
 const RESCAN_SHARE = 0.05
 /** Whoever acquires a lease removes the files of leases that ended this long ago. */
 const STALE_LEASE_MS = 24 * 3_600_000
-/** Files read at a time while listing. */
-const PARALLEL_READS = 64
+/** Files asked for at a time while listing; how many are read at a time is for `lease-files` to say. */
+const READS_ASKED = 64
 
 interface Scan {
   /** The leases that have not ended. */
@@ -53,8 +53,8 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     const names = await files.keys()
     const all = new Map<string, LeaseFile>()
     const live = new Map<string, LeaseFile>()
-    for (let at = 0; at < names.length; at += PARALLEL_READS) {
-      const part = names.slice(at, at + PARALLEL_READS)
+    for (let at = 0; at < names.length; at += READS_ASKED) {
+      const part = names.slice(at, at + READS_ASKED)
       for (const file of await Promise.all(part.map((name) => files.read(name, known.get(name))))) {
         if (!file) continue
         all.set(file.key, file)

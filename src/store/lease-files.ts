@@ -12,13 +12,20 @@
 
 import { randomBytes } from 'node:crypto'
 import { constants, watch as watchDirectory, type FSWatcher } from 'node:fs'
-import { link, mkdir, open, readdir, readFile, rename, stat, unlink } from 'node:fs/promises'
+import { link, mkdir, open, readdir, readFile, rename, stat, unlink, type FileHandle } from 'node:fs/promises'
 import { hostname } from 'node:os'
 import { join, resolve } from 'node:path'
 import { messageOf, WeftError } from '../errors.ts'
 import { addon } from '../host/addon.ts'
 import type { StoreEntry } from './store.ts'
 
+/**
+ * So many calls to the directory are under way at a time, of this whole process. A server that is gone keeps each of them for
+ * ever, with its thread (a hard mount of NFS), and libuv's four threads have subnet.env and the rest to serve too.
+ */
+const CALLS_AT_ONCE = 2
+/** What is tidied at the end may take so long. */
+const CLOSE_MS = 500
 /** A temporary file this old was left by a crash. */
 const STALE_TEMPORARY_MS = 3_600_000
 /** The bits of a file's mode that let anybody write. */
@@ -63,13 +70,13 @@ export function createLeaseFiles(directory: string): LeaseFiles {
   // Random besides: a container has the same name and process id again after a crash in the middle of a write.
   const identity = `${hostname()}.${process.pid}.${randomBytes(4).toString('hex')}`
   let prepared: Promise<void> | undefined
+  let isClosed = false
   let temporaryCount = 0
 
   async function doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
     signal.throwIfAborted()
     try {
-      await prepare()
-      return await what()
+      return await unlessAborted(signal, prepare().then(what))
     } catch (error) {
       signal.throwIfAborted()
       throw directoryError(error, top)
@@ -78,18 +85,18 @@ export function createLeaseFiles(directory: string): LeaseFiles {
 
   function prepare(): Promise<void> {
     prepared ??= (async () => {
-      await mkdir(subnets, { recursive: true, mode: 0o755 })
-      await mkdir(temporaries, { recursive: true, mode: 0o755 })
-      await mkdir(claims, { recursive: true, mode: 0o755 })
+      for (const each of [subnets, temporaries, claims]) await call(() => mkdir(each, { recursive: true, mode: 0o755 }))
       const present = await now()
-      for (const name of await readdir(temporaries)) {
-        const path = join(temporaries, name)
-        const age = await stat(path).then(
-          (info) => present - info.mtimeMs,
-          () => 0,
-        )
-        if (age > STALE_TEMPORARY_MS) await unlink(path).catch(() => {})
-      }
+      await call(async () => {
+        for (const name of await readdir(temporaries)) {
+          const path = join(temporaries, name)
+          const age = await stat(path).then(
+            (info) => present - info.mtimeMs,
+            () => 0,
+          )
+          if (age > STALE_TEMPORARY_MS) await unlink(path).catch(() => {})
+        }
+      })
     })()
     prepared.catch(() => {
       prepared = undefined // asked again next time
@@ -98,40 +105,41 @@ export function createLeaseFiles(directory: string): LeaseFiles {
   }
 
   /** By writing a file and looking at its time. */
-  async function now(): Promise<number> {
+  function now(): Promise<number> {
     const path = join(temporaries, `clock.${identity}`)
-    // Not truncated: a full disk takes a byte where one is already.
-    const file = await open(path, constants.O_WRONLY | constants.O_CREAT, 0o644)
-    try {
-      await file.write('.', 0)
-      return (await file.stat()).mtimeMs
-    } finally {
-      await file.close()
+    return call(async () => {
+      if (isClosed) throw new Error('it was closed')
+      // Not truncated: a full disk takes a byte where one is already.
+      return using(await open(path, constants.O_WRONLY | constants.O_CREAT, 0o644), async (file) => {
+        await file.write('.', 0)
+        return (await file.stat()).mtimeMs
+      })
+    })
+  }
+
+  async function readFrom(path: string, key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
+    if (known) {
+      const info = await stat(path, { bigint: true })
+      if (revisionOf(info) === known.revision) return known
     }
+    // A pipe in the place of a lease would be waited for until somebody writes to it.
+    return using(await open(path, constants.O_RDONLY | constants.O_NONBLOCK), async (file) => {
+      // Of the open file, so that content and revision belong together.
+      const info = await file.stat({ bigint: true })
+      if (!info.isFile()) return undefined
+      return {
+        key,
+        value: await file.readFile('utf8'),
+        revision: revisionOf(info),
+        isReservation: isReserved(info),
+        writtenAt: Number(info.mtimeNs / 1_000_000n),
+      }
+    })
   }
 
   async function read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
-    const path = join(subnets, key)
     try {
-      if (known) {
-        const info = await stat(path, { bigint: true })
-        if (revisionOf(info) === known.revision) return known
-      }
-      const file = await open(path, 'r')
-      try {
-        // Of the open file, so that content and revision belong together.
-        const info = await file.stat({ bigint: true })
-        if (!info.isFile()) return undefined
-        return {
-          key,
-          value: await file.readFile('utf8'),
-          revision: revisionOf(info),
-          isReservation: isReserved(info),
-          writtenAt: Number(info.mtimeNs / 1_000_000n),
-        }
-      } finally {
-        await file.close()
-      }
+      return await call(() => readFrom(join(subnets, key), key, known))
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
       // One file that cannot be read concerns its own key, which stays as it was.
@@ -140,31 +148,31 @@ export function createLeaseFiles(directory: string): LeaseFiles {
   }
 
   /** Writes `value` to a temporary file on disk, to be linked or renamed. */
-  async function writeTemporary(key: string, value: string, mode: number): Promise<string> {
+  function writeTemporary(key: string, value: string, mode: number): Promise<string> {
     const path = join(temporaries, `${key}.${identity}.${temporaryCount++}`)
-    const file = await open(path, 'wx', 0o644)
-    try {
-      await file.writeFile(value)
-      await file.chmod(mode) // whatever the umask is: the mode says whether it is a reservation
-      await file.sync()
-      return path
-    } catch (error) {
-      await unlink(path).catch(() => {})
-      throw error
-    } finally {
-      await file.close()
-    }
+    return call(async () =>
+      using(await open(path, 'wx', 0o644), async (file) => {
+        try {
+          await file.writeFile(value)
+          await file.chmod(mode) // whatever the umask is: the mode says whether it is a reservation
+          await file.sync()
+          return path
+        } catch (error) {
+          await unlink(path).catch(() => {})
+          throw error
+        }
+      }),
+    )
   }
 
   /** Writes the same bytes over a lease, which renews it, and of which no reader sees half: for a full disk. */
-  async function rewrite({ key, value }: LeaseFile): Promise<void> {
-    const file = await open(join(subnets, key), 'r+')
-    try {
-      await file.write(value, 0)
-      await file.sync()
-    } finally {
-      await file.close()
-    }
+  function rewrite({ key, value }: LeaseFile): Promise<void> {
+    return call(async () =>
+      using(await open(join(subnets, key), 'r+'), async (file) => {
+        await file.write(value, 0)
+        await file.sync()
+      }),
+    )
   }
 
   /** Puts a new file with `value` where `present` is, or nothing was; false when something has come there meanwhile. */
@@ -172,14 +180,13 @@ export function createLeaseFiles(directory: string): LeaseFiles {
     const temporary = await writeTemporary(key, value, mode)
     try {
       // link fails where rename would replace: nothing that appeared without the lock is lost.
-      if (present) await rename(temporary, join(subnets, key))
-      else await link(temporary, join(subnets, key))
+      await call(() => (present ? rename : link)(temporary, join(subnets, key)))
       return true
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'EEXIST') return false
       throw error
     } finally {
-      await unlink(temporary).catch(() => {})
+      await call(() => unlink(temporary)).catch(() => {})
     }
   }
 
@@ -195,7 +202,7 @@ export function createLeaseFiles(directory: string): LeaseFiles {
       if (!isFull(error) || isReservation || present?.value !== value) throw error
       await rewrite(present)
     }
-    await syncDirectory(subnets)
+    await call(() => syncDirectory(subnets))
     return read(key)
   }
 
@@ -203,13 +210,13 @@ export function createLeaseFiles(directory: string): LeaseFiles {
     doing,
     changing: (signal, what) => doing(signal, () => locked(top, what)),
     now,
-    keys: async () => (await readdir(subnets)).filter((name) => !name.startsWith('.')).toSorted(),
+    keys: async () => (await call(() => readdir(subnets))).filter((name) => !name.startsWith('.')).toSorted(),
     read,
     write,
-    remove: (key) => unlink(join(subnets, key)),
+    remove: (key) => call(() => unlink(join(subnets, key))),
     async config() {
       try {
-        return await readFile(join(top, 'config'), 'utf8')
+        return await call(() => readFile(join(top, 'config'), 'utf8'))
       } catch (error) {
         if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
         throw error
@@ -217,8 +224,10 @@ export function createLeaseFiles(directory: string): LeaseFiles {
     },
     async claim(name, value) {
       const path = join(claims, name)
-      const before = await readFile(path, 'utf8').catch(() => undefined)
-      if (before !== value) await rename(await writeTemporary(name, value, 0o644), path)
+      const before = await call(() => readFile(path, 'utf8')).catch(() => undefined)
+      if (before === value) return before
+      const temporary = await writeTemporary(name, value, 0o644)
+      await call(() => rename(temporary, path))
       return before
     },
     tell(onChange, onError) {
@@ -233,7 +242,10 @@ export function createLeaseFiles(directory: string): LeaseFiles {
     },
     errorOf: (error) => directoryError(error, top),
     async close() {
-      await unlink(join(temporaries, `clock.${identity}`)).catch(() => {})
+      isClosed = true
+      const tidied = call(() => unlink(join(temporaries, `clock.${identity}`))).catch(() => {})
+      // A server that is gone does not answer; what stays is removed by who comes next.
+      await Promise.race([tidied, new Promise((done) => setTimeout(done, CLOSE_MS).unref())])
     },
   }
 }
@@ -249,26 +261,55 @@ function revisionOf(info: { readonly mtimeNs: bigint; readonly ino: bigint; read
 }
 
 async function syncDirectory(path: string): Promise<void> {
-  const directory = await open(path, 'r')
+  await using(await open(path, 'r'), (directory) => directory.sync())
+}
+
+/** Does something with a file, and closes it. */
+async function using<T>(file: FileHandle, body: (file: FileHandle) => Promise<T>): Promise<T> {
   try {
-    await directory.sync()
+    return await body(file)
   } finally {
-    await directory.close()
+    await file.close()
   }
 }
 
-/** Waiters of this process by directory: one at most waits in the kernel, so that libuv's pool is never full of them. */
+let underWay = 0
+const queued: (() => void)[] = []
+
+/** Calls the file system when it is its turn. What is called must not wait for another turn. */
+async function call<T>(what: () => Promise<T>): Promise<T> {
+  if (underWay === CALLS_AT_ONCE) await new Promise<void>((go) => queued.push(go))
+  else underWay++
+  try {
+    return await what()
+  } finally {
+    const next = queued.shift()
+    if (next) next()
+    else underWay--
+  }
+}
+
+/** What `promise` brings; or the signal's reason as soon as there is one, since a call to a file system cannot be taken back. */
+function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> {
+  return new Promise((keep, fail) => {
+    const onAbort = (): void => fail(signal.reason as Error)
+    signal.addEventListener('abort', onAbort, { once: true })
+    void promise.then(keep, fail).finally(() => signal.removeEventListener('abort', onAbort))
+  })
+}
+
+/** Waiters of this process by directory: one at most waits in the kernel. */
 const waiting = new Map<string, Promise<unknown>>()
 
 /** Runs `body` while holding the directory's lock. */
 function locked<T>(top: string, body: () => Promise<T>): Promise<T> {
   const turn = (waiting.get(top) ?? Promise.resolve()).then(async () => {
-    const file = await open(join(top, 'lock'), 'a', 0o644)
+    const file = await call(() => open(join(top, 'lock'), 'a', 0o644))
     try {
-      await addon.lockFile(file.fd)
+      await call(() => addon.lockFile(file.fd))
       return await body()
     } finally {
-      await file.close() // which unlocks
+      await call(() => file.close()) // which unlocks
     }
   })
   const settled = turn.catch(() => {})

@@ -1,12 +1,13 @@
 // bad-input.test.ts - an operator's mistakes: each ends in one clear line that says what to do, never in a stack.
 
-import { closeSync, existsSync, mkdirSync, openSync, writeFileSync } from 'node:fs'
+import { closeSync, existsSync, mkdirSync, openSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { execute, type Finished } from '../../lab/command.ts'
 import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
 import { addon } from '../../src/host/addon.ts'
 import { startEtcd } from '../../lab/etcd.ts'
+import { eventually } from '../support/event.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, ...ETCD)
@@ -194,27 +195,43 @@ describe('what is waited for', () => {
 
 describe('stopping', () => {
   it('is cut short by a second signal, and by itself after five seconds', async () => {
+    // Nobody writes into this pipe, from which it wants to know its earlier subnet.
+    const pipe = join(leaseDirectory(), 'subnet.env')
+    await host.output(['mkfifo', pipe])
+    for (const signals of [2, 1]) {
+      const daemon = host.startDaemon({ args: ['--lease-dir', leaseDirectory(), '--subnet-file', pipe] })
+      await daemon.line(/Installing signal handlers/)
+      const began = performance.now()
+      if (signals === 2) {
+        daemon.process.kill('SIGINT')
+        await daemon.line(/shutdownHandler sent cancel signal/)
+      }
+      expect(await daemon.stop('SIGTERM')).toBeNull()
+      expect(daemon.process.signalCode).toBe(signals === 2 ? 'SIGTERM' : 'SIGKILL')
+      // That it was cut short shows in who killed it: by itself it says so.
+      expect(daemon.lines.some((line) => line.includes('Stopping took longer than 5 s'))).toBe(signals === 1)
+      if (signals === 1) expect(performance.now() - began).toBeGreaterThan(5_000)
+    }
+  })
+
+  it('waits for no lease directory that hangs: with 0, before the lease and as a node', async () => {
     const folder = leaseDirectory()
     const lock = openSync(join(folder, 'lock'), 'w')
     await addon.lockFile(lock)
-    try {
-      for (const signals of [2, 1]) {
-        const daemon = host.startDaemon({ args: ['--lease-dir', folder] })
-        await daemon.line(/Picking subnet/)
-        const began = performance.now()
-        if (signals === 2) {
-          daemon.process.kill('SIGINT')
-          await daemon.line(/shutdownHandler sent cancel signal/)
-        }
-        expect(await daemon.stop('SIGTERM')).toBeNull()
-        expect(daemon.process.signalCode).toBe(signals === 2 ? 'SIGTERM' : 'SIGKILL')
-        // That it was cut short shows in who killed it: by itself it says so.
-        expect(daemon.lines.some((line) => line.includes('Stopping took longer than 5 s'))).toBe(signals === 1)
-        if (signals === 1) expect(performance.now() - began).toBeGreaterThan(5_000)
-      }
-    } finally {
-      closeSync(lock)
-    }
+    const first = host.startDaemon({ args: ['--lease-dir', folder] })
+    await first.line(/Picking subnet/)
+    expect(await first.stop('SIGTERM')).toBe(0)
+    closeSync(lock)
+
+    const daemon = host.startDaemon({ args: ['--lease-dir', folder] })
+    await daemon.line(/Running backend/)
+    // As a mount whose server is gone: whoever opens one of these waits.
+    await host.output(['sh', '-c', `cd ${folder} && rm -f lock config && mkfifo lock config`])
+    for (const name of readdirSync(join(folder, 'subnets'))) rmSync(join(folder, 'subnets', name))
+    rmSync(host.subnetFile)
+    await eventually(() => expect(existsSync(host.subnetFile)).toBe(true))
+    expect(await daemon.stop('SIGTERM')).toBe(0)
+    expect(daemon.lines.some((line) => line.includes('Stopping took longer'))).toBe(false)
   })
 })
 

@@ -1,0 +1,57 @@
+// hanging.test.ts - a lease directory whose server is gone: what hangs there, and that nothing else waits for it.
+
+import { execFileSync } from 'node:child_process'
+import { constants, linkSync, mkdtempSync, renameSync, rmSync, writeFileSync } from 'node:fs'
+import { open, readFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { setImmediate as nextTurn } from 'node:timers/promises'
+import { expect, it } from 'vitest'
+import { createDirectoryStore } from '../../src/store/directory.ts'
+import { eventually } from '../support/event.ts'
+
+/** What a pipe keeps in the kernel is what a server that is gone keeps: whoever opens it waits until somebody writes. */
+function pipeIn(directory: string, name: string): string {
+  const path = join(directory, name)
+  execFileSync('mkfifo', [path])
+  return path
+}
+
+it('keeps no more than two of the threads that all files of the process share, and nobody from stopping', async () => {
+  const directory = mkdtempSync(join(tmpdir(), 'weft-hanging-'))
+  const pipe = pipeIn(directory, 'config')
+  const [same, other] = [join(directory, 'same'), join(directory, 'other')]
+  linkSync(pipe, same)
+  writeFileSync(other, 'read')
+  const store = createDirectoryStore({ directory })
+  const stopping = new AbortController()
+  try {
+    await store.list(stopping.signal) // its directories are there from now on
+    const asked = Array.from({ length: 8 }, () => store.config(stopping.signal).catch((error: unknown) => error))
+    await nextTurn()
+    expect(await Promise.all(Array.from({ length: 8 }, () => readFile(other, 'utf8')))).toEqual(Array(8).fill('read'))
+    const reason = new Error('stop')
+    stopping.abort(reason)
+    expect(await Promise.all(asked)).toEqual(Array(8).fill(reason))
+    await store.close()
+  } finally {
+    // Whoever waits for the pipe is let go, and nobody comes after them.
+    renameSync(other, pipe)
+    await eventually(async () => (await open(same, constants.O_WRONLY | constants.O_NONBLOCK)).close())
+    rmSync(directory, { recursive: true })
+  }
+})
+
+it('has no pipe in the place of a lease, which nobody waits for', async () => {
+  const directory = mkdtempSync(join(tmpdir(), 'weft-hanging-'))
+  const store = createDirectoryStore({ directory })
+  const signal = AbortSignal.timeout(60_000)
+  try {
+    await store.create('10.5.1.0-24', '{"PublicIP":"192.0.2.1","PublicIPv6":null}', signal)
+    for (let third = 2; third < 9; third++) pipeIn(join(directory, 'subnets'), `10.5.${third}.0-24`)
+    expect((await store.list(signal)).entries.map(({ key }) => key)).toEqual(['10.5.1.0-24'])
+    await store.close()
+  } finally {
+    rmSync(directory, { recursive: true })
+  }
+})
