@@ -40,6 +40,17 @@ const pinsOf = (cell: string): [file: string, words: string][] =>
     return [file, words.replaceAll(String.raw`\"`, '"')]
   })
 
+const BEGIN = /^ *(?:it|test|describe)\b/gm
+/** The test of a file in which these words stand; or the one after them, of words that stand before a test. */
+function testAround(text: string, words: string): string {
+  const at = text.indexOf(words)
+  const begins = [...text.matchAll(BEGIN)].map(({ index }) => index)
+  const isGroup = (index: number): boolean => /^ *describe/.test(text.slice(index))
+  let from = begins.findLastIndex((index) => index <= at)
+  while (from < 0 || (isGroup(begins[from]!) && from + 1 < begins.length)) from++
+  return text.slice(begins[from], begins[from + 1])
+}
+
 describe('CONTRACT.md', () => {
   it('has every row once, in order', () => {
     const all = SECTIONS.flatMap(([section, count]) =>
@@ -55,6 +66,16 @@ describe('CONTRACT.md', () => {
       )
       expect(read(file).includes(words), `${file} has no longer: ${words}`).toBe(true)
     }
+  })
+
+  it('points to tests that are run, and that expect something', () => {
+    for (const { number, cell } of rows)
+      for (const [file, words] of pinsOf(cell))
+        if (file !== DIFFERENCES) {
+          const block = testAround(read(file), words)
+          expect(block, `${number}: ${words}`).toMatch(/\bexpect\w*[.(]|\b(until|line|reach|answers|mends|check)\(/)
+          expect(block, `${number}: ${words}`).not.toMatch(/^\s*(it|test|describe)\.(skip|todo)\b/)
+        }
   })
 
   it('names each of its sections', () => {

@@ -98,13 +98,8 @@ describe('open', () => {
     expect(dataPath.mtu).toBe(1472)
     expect(engine.config).toEqual({
       ...{ encapsulation: 'udp', tunName: 'flannel%d' },
-      ...{
-        bindAddress: '192.0.2.1',
-        port: 7890,
-        mtu: 1472,
-        tunAddress: ip('10.5.72.0'),
-        networkAddress: ip('10.5.0.0'),
-      },
+      ...{ bindAddress: '192.0.2.1', port: 7890, mtu: 1472 },
+      ...{ tunAddress: ip('10.5.72.0'), networkAddress: ip('10.5.0.0') },
     })
     expect(host.commands).toEqual([
       'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',
