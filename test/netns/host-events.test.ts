@@ -329,7 +329,7 @@ describe('subnet.env that cannot be written', () => {
     ['it is read-only', 'mount -t tmpfs -o ro tmpfs "$0"', 'EROFS', 'mount -o remount,rw "$0"'],
     ['another thing has its name', 'mkdir -p "$0/subnet.env/x"', 'EISDIR', 'rm -r "$0/subnet.env"'],
   ])(
-    '%s: an error says so, the node is not ready, packets pass, until it is mended',
+    '%s: a warning says so, the node is not ready, packets pass, until it is mended',
     async (_title, spoil, code, mend) => {
       const other = lab.hosts[1]!.startDaemon({ args: ['--lease-dir', leases] })
       await other.line(/flannel is ready/)
