@@ -205,9 +205,9 @@ const ROOT_FILES = [
  */
 function systemRoots(): Buffer | null {
   const { SSL_CERT_FILE: file = '', SSL_CERT_DIR: folders = '' } = process.env
-  const readable = (path: string): Buffer[] => {
+  const readable = (path: string): string[] => {
     try {
-      return [readFileSync(path)]
+      return [readFileSync(path, 'utf8')]
     } catch {
       return [] // missing, or a folder
     }
@@ -223,7 +223,7 @@ function systemRoots(): Buffer | null {
     ...(file === '' ? ROOT_FILES : [file]).flatMap(readable).slice(0, 1),
     ...folders.split(':').filter(Boolean).flatMap(inFolder).flatMap(readable),
   ]
-  return found.length === 0 ? null : Buffer.concat(found.flatMap((part) => [part, Buffer.from('\n')]))
+  return found.length === 0 ? null : Buffer.from(found.join('\n'))
 }
 
 /** Changes when a certificate file does. */

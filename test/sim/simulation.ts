@@ -3,6 +3,7 @@
 // Each run ends with the network sound again for a minute. Then every node's table must equal the store, and along
 // the way no subnet may have had two owners, and no peer that lived throughout may have left a table.
 
+import { setMaxListeners } from 'node:events'
 import type { Backend } from '../../src/backend/backend.ts'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { runNode } from '../../src/daemon.ts'
