@@ -247,6 +247,7 @@ function newNode(store: VirtualStore, time: VirtualTime, publicIp: string): Node
 function start(node: Node, store: VirtualStore, violations: string[]): void {
   const say = (line: string): void => void node.lines.push(line)
   node.stopping = new AbortController()
+  setMaxListeners(0, node.stopping.signal) // as runDaemon does
   node.holdsBefore = holdsOf(node)
   node.health = createHealth()
   const previous = node.lease?.subnet

@@ -1,0 +1,279 @@
+// soak.test.ts - four hosts and an etcd of three members, with faults at random, one after another: of the store, of a
+// host, of the way between. No packet between hosts that are behind no fault is lost, and after each fault every node's
+// table is the store's.
+//
+// `npm run test:soak` goes on for an hour. WEFT_SEED=n makes the faults of an earlier run again, in their order.
+
+import { createInterface } from 'node:readline'
+import { setTimeout as delay } from 'node:timers/promises'
+import { afterAll, expect, it } from 'vitest'
+import { ended, output } from '../../lab/command.ts'
+import { startEtcdCluster, type EtcdCluster, type EtcdMember } from '../../lab/etcd.ts'
+import { createLab, EVENT_MS, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { reach } from '../../lab/measure.ts'
+import { eventually } from '../support/event.ts'
+import { subnetOf, tunAddress } from '../support/hosts.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
+import { randomFrom } from '../support/packet-model.ts'
+
+needs(HOSTS, ...ETCD, 'nft', 'ping')
+
+const SOAK_MS = process.env['WEFT_LONG'] === '1' ? 3_600_000 : 20_000
+const SEED = Number(process.env['WEFT_SEED'] ?? Date.now() % 1_000_000)
+const PREFIX = '/coreos.com/network'
+/** Peers that are no hosts lie below what hosts draw from. */
+const CONFIG = '{"Network":"10.5.0.0/16","SubnetMin":"10.5.16.0","Backend":{"Type":"udp"}}'
+
+let lab: Lab
+let etcd: EtcdCluster
+const daemons = new Map<Host, Daemon>()
+const random = randomFrom(SEED)
+afterAll(async () => {
+  await lab.close()
+  await etcd.close()
+})
+
+const startDaemon = (host: Host): void => {
+  const endpoints = etcd.members.map(({ endpoint }) => endpoint).join()
+  daemons.set(host, host.startDaemon({ args: ['--etcd-endpoints', endpoints] }))
+}
+
+/** One put or delete has a minute: a cluster may be choosing its leader. */
+const ctl = (...args: string[]): Promise<string> => eventually(() => etcd.ctl(args), { everyMs: 500 })
+
+async function keysInStore(): Promise<string[]> {
+  const keys = await ctl('get', '--prefix', `${PREFIX}/subnets/`, '--keys-only')
+  return keys
+    .split('\n')
+    .filter((line) => line !== '')
+    .map((line) => line.slice(`${PREFIX}/subnets/`.length).replace('-', '/'))
+}
+
+/** What a daemon forwards to, by what it has said. */
+function tableOf(daemon: Daemon): Set<string> {
+  const table = new Set<string>()
+  for (const line of daemon.lines) {
+    const [, what, subnet = ''] = /Subnet (added|removed): (\S+)$/.exec(line) ?? []
+    if (what === 'added') table.add(subnet)
+    if (what === 'removed') table.delete(subnet)
+  }
+  return table
+}
+
+/** Every host has its lease, every table is the store's, and every host reaches every other one. */
+async function allIsWell(): Promise<void> {
+  await eventually(
+    async () => {
+      const keys = await keysInStore()
+      for (const [host, daemon] of daemons) {
+        expect(daemon.process.exitCode).toBe(null)
+        const own = subnetOf(host)
+        expect(keys).toContain(own)
+        expect([...tableOf(daemon)].toSorted(), host.name).toEqual(keys.filter((key) => key !== own).toSorted())
+      }
+    },
+    { everyMs: 500 },
+  )
+  await Promise.all(pairs(lab.hosts).map(([from, to]) => reach(from.namespace, tunAddress(to))))
+}
+
+const pairs = (hosts: readonly Host[]): [Host, Host][] =>
+  hosts.flatMap((from) => hosts.filter((to) => to !== from).map((to): [Host, Host] => [from, to]))
+
+/** Pings all the time; what is answered must have no gap. */
+function keepPinging(from: Host, to: Host): { lost(): Promise<number[]> } {
+  const child = from.spawn(['ping', '-n', '-i', '0.2', tunAddress(to)])
+  const answered = new Set<number>()
+  createInterface({ input: child.stdout! }).on('line', (line) => {
+    const [, number] = /icmp_seq=(\d+) ttl=/.exec(line) ?? []
+    if (number !== undefined) answered.add(Number(number))
+  })
+  return {
+    async lost() {
+      child.kill('SIGINT')
+      await ended(child)
+      // The last may be on its way.
+      const last = Math.max(0, ...answered)
+      expect(last).toBeGreaterThan(0)
+      return Array.from({ length: last }, (_, index) => index + 1).filter((number) => !answered.has(number))
+    },
+  }
+}
+
+interface Fault {
+  readonly name: string
+  /** Makes it, and returns how it ends. */
+  strike(host: Host, member: EtcdMember): Promise<() => Promise<unknown>>
+  /** Whether packets of the host that it is made at are behind it. */
+  readonly isOfHost?: boolean
+}
+
+const inside = (host: Host, ...command: string[]): Promise<string> => host.output(command)
+const nothing = async (): Promise<void> => {}
+
+/** Drops these packets that come to a host or leave it. */
+async function drop(host: Host, ports: string): Promise<() => Promise<unknown>> {
+  const rule = (hook: string, name: string, way: string): string =>
+    `add rule inet fault ${hook} ${name} "eth0" ${ports.replaceAll('WAY', way)} drop\n`
+  const chain = (hook: string): string => `add chain inet fault ${hook} { type filter hook ${hook} priority 0 ; }\n`
+  const rules = `add table inet fault
+${chain('input')}${chain('output')}${rule('input', 'iifname', 'dport')}${rule('input', 'iifname', 'sport')}${rule('output', 'oifname', 'dport')}${rule('output', 'oifname', 'sport')}`
+  await output(['ip', 'netns', 'exec', host.namespace, 'nft', '-f', '-'], { input: rules })
+  return () => inside(host, 'nft', 'delete', 'table', 'inet', 'fault')
+}
+
+async function restart(host: Host, signal: NodeJS.Signals): Promise<() => Promise<unknown>> {
+  const daemon = daemons.get(host)!
+  daemon.process.kill(signal)
+  await ended(daemon.process)
+  return async () => {
+    startDaemon(host)
+    await daemons.get(host)!.line(/flannel is ready/)
+  }
+}
+
+const ownKey = (host: Host): string => `${PREFIX}/subnets/${subnetOf(host).replace('/', '-')}`
+
+const FAULTS: readonly Fault[] = [
+  {
+    name: 'a member is killed',
+    async strike(_host, member) {
+      await member.kill()
+      return () => member.start()
+    },
+  },
+  {
+    name: 'a member is frozen',
+    async strike(_host, member) {
+      await member.freeze()
+      return async () => member.thaw()
+    },
+  },
+  {
+    name: 'all members are killed',
+    async strike() {
+      await Promise.all(etcd.members.map((member) => member.kill()))
+      return () => Promise.all(etcd.members.map((member) => member.start()))
+    },
+  },
+  { name: 'a host is cut off from the store', strike: (host) => drop(host, 'tcp WAY { 2379, 2380 }') },
+  {
+    // Until its host has written it again, it is one that has left.
+    name: 'a lease is deleted',
+    isOfHost: true,
+    async strike(host) {
+      await ctl('del', ownKey(host))
+      return nothing
+    },
+  },
+  {
+    name: 'all leases are deleted',
+    async strike() {
+      await ctl('del', '--prefix', `${PREFIX}/subnets/`)
+      return nothing
+    },
+  },
+  {
+    name: 'junk is put under a lease',
+    async strike(host) {
+      await ctl('put', ownKey(host), '{"PublicIP":')
+      return nothing
+    },
+  },
+  {
+    name: 'a peer comes or goes',
+    async strike() {
+      const key = `${PREFIX}/subnets/10.5.${random.below(8)}.0-24`
+      if (random.chance(0.5)) await ctl('del', key)
+      else await ctl('put', key, `{"PublicIP":"198.51.100.${random.below(250)}","PublicIPv6":null}`)
+      return nothing
+    },
+  },
+  {
+    name: 'the history is compacted while a member is frozen',
+    async strike(_host, member) {
+      await member.freeze()
+      const others = etcd.members.filter((each) => each !== member)
+      await eventually(() => etcd.ctl(['put', `${PREFIX}/other`, 'x'], others), { everyMs: 500 })
+      const text = await eventually(() => etcd.ctl(['get', 'x', '-w', 'json'], others), { everyMs: 500 })
+      const revision = /"revision":(\d+)/.exec(text)?.[1] ?? ''
+      await etcd.ctl(['compact', revision], others).catch(() => {}) // already, or by another leader
+      return async () => member.thaw()
+    },
+  },
+  { name: 'a daemon is killed', isOfHost: true, strike: (host) => restart(host, 'SIGKILL') },
+  { name: 'a daemon is stopped', isOfHost: true, strike: (host) => restart(host, 'SIGTERM') },
+  {
+    name: 'a daemon is frozen',
+    isOfHost: true,
+    async strike(host) {
+      const { process } = daemons.get(host)!
+      process.kill('SIGSTOP')
+      return async () => process.kill('SIGCONT')
+    },
+  },
+  {
+    name: 'a device is deleted',
+    isOfHost: true,
+    async strike(host) {
+      await inside(host, 'ip', 'link', 'delete', 'flannel0')
+      return nothing
+    },
+  },
+  {
+    name: 'a route is deleted',
+    isOfHost: true,
+    async strike(host) {
+      await inside(host, 'ip', 'route', 'delete', '10.5.0.0/16', 'dev', 'flannel0')
+      return nothing
+    },
+  },
+  { name: 'packets are dropped', isOfHost: true, strike: (host) => drop(host, 'udp WAY 8285') },
+  {
+    name: 'a link is down',
+    isOfHost: true,
+    async strike(host) {
+      await inside(host, 'ip', 'link', 'set', 'eth0', 'down')
+      return () => inside(host, 'ip', 'link', 'set', 'eth0', 'up')
+    },
+  },
+]
+
+it(
+  'loses no packet that is behind no fault, and every table is the store as soon as all is well',
+  async () => {
+    lab = await createLab({ hosts: 4 })
+    etcd = await startEtcdCluster(lab.hosts)
+    await ctl('put', `${PREFIX}/config`, CONFIG)
+    for (const host of lab.hosts) startDaemon(host)
+    for (const daemon of daemons.values()) await daemon.line(/flannel is ready/)
+    await allIsWell()
+    const subnets = lab.hosts.map(subnetOf)
+    const struck = new Map<string, number>()
+    let pings = 0
+    const end = performance.now() + SOAK_MS
+    while (performance.now() < end) {
+      const fault = random.of(FAULTS)
+      const host = random.of(lab.hosts)
+      const title = `${fault.name} (${host.name}, seed ${SEED}, round ${[...struck.values()].reduce((a, b) => a + b, 0)})`
+      struck.set(fault.name, (struck.get(fault.name) ?? 0) + 1)
+      const apart = pairs(lab.hosts).filter((pair) => !(fault.isOfHost && pair.includes(host)))
+      const flows = apart.map(([from, to]) => keepPinging(from, to))
+      const heal = await fault.strike(host, random.of(etcd.members))
+      await delay(random.of([0, 500, 5_000, 20_000].slice(0, SOAK_MS > 60_000 ? 4 : 2)))
+      await heal()
+      await allIsWell().catch((error: unknown) => {
+        throw new Error(`not well after: ${title}`, { cause: error })
+      })
+      await delay(500) // something is to be lost, if it is
+      for (const [index, flow] of flows.entries()) {
+        const [from, to] = apart[index]!
+        expect(await flow.lost(), `${from.name} to ${to.name}: ${title}`).toEqual([])
+        pings++
+      }
+    }
+    expect(lab.hosts.map(subnetOf)).toEqual(subnets)
+    console.log(`seed ${SEED}: ${pings} flows without a loss; ${JSON.stringify(Object.fromEntries(struck))}`)
+  },
+  SOAK_MS + 20 * EVENT_MS,
+)
