@@ -160,6 +160,7 @@ export async function* followLeases<Cursor>(
   /** What the watch has said since the listing that is under way began. */
   let since: Batch<Cursor>[] = []
   let heardSinceListing = false
+  let isWatching = false // it has answered
   let failures = 0 // since the watch last proved good
 
   /** When to try again what has failed. */
@@ -214,6 +215,7 @@ export async function* followLeases<Cursor>(
     if (!last) return undefined
     if (!after || source.isAfter(last.cursor, after.cursor)) after = { cursor: last.cursor }
     state.failing = false
+    isWatching = true
     if (batches.some(({ changes }) => changes.length > 0)) {
       failures = 0
       heardSinceListing = true
@@ -242,6 +244,7 @@ export async function* followLeases<Cursor>(
       }
       if (!watch && after && now >= watchAt) {
         const { cursor } = after
+        isWatching = false
         watch = errands.send(async (bring, ending) => {
           for await (const batch of source.watch(cursor, ending)) bring(batch)
           throw new Error('a watch ends only by failing')
@@ -273,7 +276,8 @@ export async function* followLeases<Cursor>(
           listAt = retryAt(error)
           // Changes are followed all the same until it is tried again.
           if (after) listAt = clock.now() + BACKOFF_MAX_MS
-          if (watch) calm.error(`${source.name} listing of leases failed (${describeError(error)}); the watch goes on`)
+          if (watch && isWatching)
+            calm.error(`${source.name} listing of leases failed (${describeError(error)}); the watch goes on`)
           else sayWatchEnded(error)
         }
       }

@@ -20,6 +20,8 @@ const NODES = 5
 /** After the last fault every node has what the store has within the first; what was held back, within the second. */
 const CONVERGED_MS = 16_000
 const CONFIRMED_MS = 60_000
+/** By then a listing shows what no watch has told. */
+const LISTED_MS = 61_000
 /** A change on a sound network. */
 const ARRIVED_MS = 1_000
 
@@ -27,7 +29,7 @@ const ARRIVED_MS = 1_000
 const HOLD_ENDS = /The store still lacks|had vanished are back/
 
 interface Node {
-  readonly publicIp: string
+  publicIp: string
   readonly connection: Connection
   readonly machine: Machine
   readonly lines: string[]
@@ -39,6 +41,8 @@ interface Node {
   holdsBefore: number
   /** Of the data path that is open. */
   lease: Lease | undefined
+  /** Ends that, while there is one. */
+  die: (() => void) | undefined
   table: Map<string, Lease>
   /** Peers in the table whose key has not left the store since. */
   steady: Set<string>
@@ -84,8 +88,10 @@ export async function simulate(seed: number): Promise<Outcome> {
     for (const { connection } of nodes) {
       connection.setCut(false)
       connection.setUnrest(0)
+      connection.setBehind(0)
     }
     store.setDown(false)
+    await time.advance(Math.max(0, store.unnoticedAt() + LISTED_MS - time.now()))
     await time.advance(CONVERGED_MS)
     const isHolding = ({ health }: Node): boolean => (health.snapshot()?.held ?? 0) > 0
     // A lease may end in this very moment: what changed must have had time to arrive.
@@ -94,6 +100,7 @@ export async function simulate(seed: number): Promise<Outcome> {
     }
     await settle()
     for (const node of nodes) if (!isHolding(node)) violations.push(...differences(node, store))
+    violations.push(...twoOwners(nodes))
     await time.advance(CONFIRMED_MS - CONVERGED_MS)
     await settle()
     for (const node of nodes) violations.push(...differences(node, store))
@@ -130,7 +137,7 @@ async function oneFault(
     if (lease && random.chance(0.5) && !store.entries().some(({ key }) => key === lease.key))
       strike('subnet taken', () => store.put(lease.key, foreignValue(250), LEASE_TTL_MS / 4))
   }
-  switch (random.below(16)) {
+  switch (random.below(20)) {
     case 0:
       connection.setUnrest(0.3)
       await time.advance(random.below(120_000))
@@ -171,14 +178,14 @@ async function oneFault(
     case 8:
       strike('junk written', () =>
         store.put(
-          random.of(['rubbish', '10.5.300.0-24', '10.7.1.0-24', FOREIGN]),
+          random.of(['rubbish', '10.5.300.0-24', '10.7.1.0-24', FOREIGN, node.lease?.key ?? FOREIGN]),
           random.of(['', '{', '{"PublicIP":7}']),
         ),
       )
       break
     case 9:
       if (random.chance(0.5)) store.snapshot()
-      else store.restore()
+      else store.restore(random.chance(0.5))
       break
     case 10:
     case 11: {
@@ -198,6 +205,26 @@ async function oneFault(
         for (const { key } of store.entries()) if (key !== node.lease?.key || random.chance(0.5)) store.remove(key)
       })
       break
+    case 14:
+      connection.setBehind(random.of([1_000, 10_000, 90_000]))
+      if (random.chance(0.5)) churn(node, nodes, store)
+      await time.advance(random.below(150_000))
+      connection.setBehind(0)
+      break
+    case 15:
+      if (node.die) strike('data path died', node.die)
+      break
+    case 16: {
+      // Which a node takes over with the data path that it opens then.
+      const { die } = node
+      if (!die) break
+      strike('address changed', () => {
+        const [, number = 0] = /\.(\d+)$/.exec(node.publicIp) ?? []
+        node.publicIp = `192.0.2.${(Number(number) + 10) % 250}`
+        die()
+      })
+      break
+    }
     default: // a node that comes while everything is busy
       for (const each of nodes) each.connection.setUnrest(0.1)
       await crash(node, 0, time, store, violations, hits)
@@ -239,6 +266,7 @@ function newNode(store: VirtualStore, time: VirtualTime, publicIp: string): Node
     health: createHealth(),
     holdsBefore: 0,
     lease: undefined,
+    die: undefined,
     table: new Map(),
     steady: new Set(),
   }
@@ -251,6 +279,7 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
   node.holdsBefore = holdsOf(node)
   node.health = createHealth()
   const previous = node.lease?.subnet
+  node.die = undefined
   node.table = new Map()
   node.steady.clear()
   const backend: Backend = {
@@ -258,9 +287,13 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
     prepare: async () => ({ publicIp: parseIpv4(node.publicIp)!, backendType: '' }),
     async open(lease) {
       node.lease = lease
+      node.table = new Map()
+      node.steady.clear()
       return {
         mtu: 1472,
-        fault: new Promise(() => {}),
+        fault: new Promise((resolve) => {
+          node.die = () => resolve(new Error('died'))
+        }),
         async apply(leases, own) {
           const peers = new Map(leases)
           peers.delete(own)
@@ -273,7 +306,9 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
             violations.push(`${node.publicIp} believed at once that ${lost} of ${node.table.size} peers are gone`)
           node.table = new Map(peers)
           // Steady is what the node knows to be there; while it catches up it sees keys go and come that are there.
-          const current = store.entries().filter(({ since }) => since <= node.connection.seen())
+          const current = store
+            .entries()
+            .filter(({ since, value }) => since <= node.connection.seen() && ownerOf(value) !== undefined)
           node.steady = new Set(current.map(({ key }) => key).filter((key) => peers.has(key)))
         },
         resync: async () => [],
@@ -326,15 +361,31 @@ function differences(node: Node, store: VirtualStore): string[] {
   return found.map((text) => `${text}; its log: ${node.lines.slice(-8).join(' | ')}`)
 }
 
+/** What no packet may depend on: two nodes that take those of one subnet for theirs. */
+function twoOwners(nodes: readonly Node[]): string[] {
+  const found: string[] = []
+  for (const [index, one] of nodes.entries())
+    for (const other of nodes.slice(index + 1))
+      if (one.lease && other.lease && ipv4NetsOverlap(one.lease.subnet, other.lease.subnet))
+        found.push(`${one.publicIp} and ${other.publicIp} both forward for ${one.lease.key}`)
+  return found
+}
+
+/** Whose lease it is: a node's address, without what changes of it. */
+const ownerOf = (value: string): string | undefined =>
+  /"PublicIP":"([^"]+)"/.exec(value)?.[1]?.replace(/^(192\.0\.2\.)\d*(\d)$/, '$1$2')
+
 /** Looks at every write: no subnet may get a second owner while the first one's lease lives. */
 function watchOwners(store: VirtualStore, violations: string[]): void {
-  const owner = (value: string): string | undefined => /"PublicIP":"([^"]+)"/.exec(value)?.[1]
+  /** Who was last to be read under a key, whatever junk stands there since. */
+  const readable = new Map<string, string>()
   store.onWrite = (before, after, all) => {
     const mine = parseLeaseKey(after.key)?.subnet
-    const me = owner(after.value)
+    const me = ownerOf(after.value)
     if (!mine || me === undefined || after.key === FOREIGN) return
-    if (before && owner(before.value) !== me)
-      violations.push(`${me} took ${after.key}, which ${owner(before.value)} held`)
+    const holder = before && (ownerOf(before.value) ?? readable.get(after.key))
+    readable.set(after.key, me)
+    if (before && holder !== me) violations.push(`${me} took ${after.key}, which ${holder} held`)
     for (const other of all) {
       const subnet = other.key === after.key ? undefined : parseLeaseKey(other.key)?.subnet
       if (subnet && ipv4NetsOverlap(subnet, mine)) violations.push(`${after.key} lies across ${other.key}`)

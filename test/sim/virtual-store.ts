@@ -16,8 +16,10 @@ export const FAULTS = [
   'refused', // a call does not reach the store
   'answer lost', // it does, and nobody hears of it
   'slow', // it takes seconds
+  'applied late', // it is done after whoever asked for it has given up
   'watch cut',
   'watch silent', // it says nothing for a while, then breaks
+  'watch behind', // what it tells is seconds old, as by a member that lags
   'compacted', // history that a watch needs is gone
   'node cut off',
   'store down',
@@ -30,6 +32,9 @@ export const FAULTS = [
   'junk written',
   'subnet taken', // by somebody who does not ask, after its lease ended
   'store restored', // to what it was some time ago
+  'restored unnoticed', // and no watch is told, unless the store has gone back behind it
+  'address changed',
+  'data path died',
   'store wiped', // most leases go at once
 ] as const
 export type Fault = (typeof FAULTS)[number]
@@ -42,6 +47,8 @@ export interface Connection {
   /** How likely a call or a watch fails in one way or another; 0 is a sound network. */
   setUnrest(unrest: number): void
   cutWatches(fault: 'watch cut' | 'watch silent'): void
+  /** From now on watches tell what happened so long ago. */
+  setBehind(ms: number): void
 }
 
 export interface VirtualStore {
@@ -55,7 +62,10 @@ export interface VirtualStore {
   put(key: string, value: string, ttlMs?: number): void
   remove(key: string): void
   snapshot(): void
-  restore(): void
+  /** Watches are told of it, or have to notice. */
+  restore(isTold: boolean): void
+  /** When it was restored so that only a listing can show it. */
+  unnoticedAt(): number
   /** Said of each write; throws when it may not be. */
   onWrite: (before: StoreEntry | undefined, after: StoreEntry, all: readonly StoreEntry[]) => void
   /** Said of each key that is gone, whatever took it. */
@@ -72,9 +82,10 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
   let compacted = 0n
   let down = false
   let restores = 0
+  let unnoticedAt = -Infinity
   const claims = new Map<string, string>()
   let saved = { keys: new Map<string, Key>(), revision }
-  let history: { readonly revision: bigint; readonly change: StoreChange }[] = []
+  let history: { readonly revision: bigint; readonly at: number; readonly change: StoreChange }[] = []
   const watches = new Set<{ wake(): void; fail(error: Error): void; owner: object; isSilent: boolean }>()
   const hit = (fault: Fault): void => void hits.set(fault, (hits.get(fault) ?? 0) + 1)
   const unavailable = (why: string): WeftError => new WeftError('STORE_UNAVAILABLE', why)
@@ -85,7 +96,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
   let changedAt = 0
   const record = (change: StoreChange): void => {
     changedAt = time.now()
-    history.push({ revision, change })
+    history.push({ revision, at: time.now(), change })
     for (const watch of watches) watch.wake()
   }
   function expire(): void {
@@ -120,6 +131,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
     let unrest = 0
     let seen = 0n
     let known = 0 // restores that a watch has told of
+    let behindMs = 0
     const owner = {}
     const sleep = (ms: number, signal: AbortSignal, at: VirtualTime['at'] = onNode): Promise<void> =>
       new Promise((resolve, reject) => {
@@ -133,7 +145,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
     /** One call: its way there, what it does, its way back. */
     async function call<T>(signal: AbortSignal, act: () => T): Promise<T> {
       signal.throwIfAborted()
-      const trouble = random.chance(unrest) ? random.below(3) : -1
+      const trouble = random.chance(unrest) ? random.below(4) : -1
       if (trouble === 2) hit('slow')
       // What was sent arrives, whatever becomes of the sender.
       await sleep(trouble === 2 ? 2_000 + random.below(6_000) : random.below(20), signal, (ms, run) => time.at(ms, run))
@@ -141,6 +153,18 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
         if (!cut && !down) hit('refused')
         await sleep(random.chance(0.5) ? CALL_TIMEOUT_MS : 10, signal)
         throw unavailable('no answer')
+      }
+      if (trouble === 3) {
+        hit('applied late')
+        time.at(CALL_TIMEOUT_MS + random.below(20_000), () => {
+          try {
+            act()
+          } catch {
+            // Nobody hears of it.
+          }
+        })
+        await sleep(CALL_TIMEOUT_MS, signal)
+        throw unavailable('no answer yet')
       }
       const result = act()
       if (trouble === 1) {
@@ -178,6 +202,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
           for (;;) {
             signal.throwIfAborted()
             if (failure) throw failure
+            if (revision < at) throw new WeftError('GAP', 'the store went back')
             if (at < compacted) {
               hit('compacted')
               throw new WeftError('GAP', 'compacted')
@@ -186,7 +211,11 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
               known = restores
               throw new WeftError('GAP', 'the store is another one now')
             }
-            const batch = watch.isSilent ? [] : history.filter((each) => each.revision > at)
+            const until = time.now() - behindMs
+            const news = watch.isSilent ? [] : history.filter((each) => each.revision > at)
+            const batch = news.filter((each) => each.at <= until)
+            const [next] = news
+            if (next && batch.length === 0) time.at(next.at - until, () => wake())
             if (batch.length > 0) {
               // In pieces, as a busy server delivers them.
               const piece = batch.slice(0, 1 + random.below(batch.length))
@@ -243,6 +272,11 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
         for (const watch of mine()) watch.isSilent = true
       },
       setUnrest: (value) => void (unrest = value),
+      setBehind(ms) {
+        behindMs = ms
+        if (ms > 0) hit('watch behind')
+        for (const watch of mine()) watch.wake()
+      },
       cutWatches(fault) {
         for (const watch of mine()) {
           hit(fault)
@@ -275,9 +309,11 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
       remove(key)
     },
     snapshot: () => void (saved = { keys: new Map(keys), revision }),
-    restore() {
-      hit('store restored')
-      restores++
+    unnoticedAt: () => unnoticedAt,
+    restore(isTold) {
+      hit(isTold ? 'store restored' : 'restored unnoticed')
+      if (isTold) restores++
+      else unnoticedAt = time.now()
       for (const key of keys.keys()) self.onGone(key)
       // Leases live on for a full term, as etcd's do after a restore.
       keys = new Map(
