@@ -20,6 +20,8 @@ const UNWRITTEN_MS = 3_600_000
 const DISPUTE_MS = 600_000
 const DISPUTE_PAUSE_MIN_MS = 100
 const DISPUTE_PAUSE_MAX_MS = 60_000
+/** The last where nothing stands under its key: within the time for which peers keep a lease that is gone with most others. */
+const GONE_PAUSE_MAX_MS = 10_000
 /** How often the clocks are looked at while a renewal is waited for. */
 const CLOCKS_MS = 60_000
 
@@ -58,7 +60,8 @@ export async function keepLease(node: Node): Promise<never> {
     if (await untilDue(node, waitMs)) {
       // Another host with our address may write in turns with us: neither store nor log is to be busy with that.
       const isAgain = performance.now() - answeredAt < DISPUTE_MS
-      pauseMs = isAgain ? Math.min(Math.max(2 * pauseMs, DISPUTE_PAUSE_MIN_MS), DISPUTE_PAUSE_MAX_MS) : 0
+      const longestMs = node.view.has(node.lease.key) ? DISPUTE_PAUSE_MAX_MS : GONE_PAUSE_MAX_MS
+      pauseMs = isAgain ? Math.min(Math.max(2 * pauseMs, DISPUTE_PAUSE_MIN_MS), longestMs) : 0
       if (pauseMs > 0) await pause(node.signal, pauseMs)
       answeredAt = performance.now()
     }

@@ -176,6 +176,16 @@ it('answers less and less often who writes under its key in turns with it', asyn
   expect(answers).toBeLessThan(25)
 })
 
+it('writes its lease again before its peers give it up, however often it is deleted', async () => {
+  start()
+  await ready()
+  for (let times = 0; times < 20; times++) {
+    store.remove(own())
+    await vi.advanceTimersByTimeAsync(15_000)
+    expect([...store.entries.keys()], `after ${times + 1} deletions`).toEqual([own()])
+  }
+})
+
 it('notices a deletion that came before the first listing', async () => {
   const list = store.list.bind(store)
   store.list = async (signal) => {
