@@ -23,6 +23,8 @@ export async function watchForTwins(node: Node): Promise<never> {
   let claimed = false
   let answer: string | undefined
   const lookAtWrites = foreignWrites(node)
+  // The second look somewhere in a minute: nodes that started together are not to look together for ever.
+  let waitMs = (0.5 + Math.random()) * CLAIM_MS
   for (;;) {
     const current = formatIpv4(node.attrs.publicIp)
     if (current !== address) claimed = false
@@ -44,7 +46,8 @@ export async function watchForTwins(node: Node): Promise<never> {
       signal.throwIfAborted()
       if (!isWeftError(error)) throw error // what the store is like is said by whoever follows it
     }
-    await pause(signal, CLAIM_MS)
+    await pause(signal, waitMs)
+    waitMs = CLAIM_MS
   }
 }
 

@@ -272,7 +272,9 @@ it.each(['simple', 'jwt'])('goes on with %s tokens when users and roles are chan
     await asRoot('user', 'add', `somebody-${times}:x`)
     const key = `10.6.${times}.0-24`
     await asRoot('put', `${PREFIX}/subnets/${key}`, value('198.51.100.1'))
+    const before = lease.revision
     lease = await renewLease(store, lease, { signal: over.signal })
+    expect(lease.revision).toBeGreaterThan(before)
     await follower.has(key, '198.51.100.1')
   }
 })
