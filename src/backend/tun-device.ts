@@ -81,9 +81,10 @@ export function createTunDevice({ name: device, network, subnet, mtu, run, log }
   return {
     configure,
     async resync() {
+      // The routes first: a device that goes down in between takes its route with it, and is what was wrong.
+      const within = await routesWithin(run, network)
       const link = await findLink(run, device)
       if (!link) return []
-      const within = await routesWithin(run, network)
       nameHiding(within)
       const routes = within.filter(({ destination, metric }) => destination === route && metric === 0)
       const wrong: string[] = []
