@@ -1,5 +1,6 @@
 // etcd.ts - leases in etcd v3, under flannel's keys.
 
+import { randomBytes } from 'node:crypto'
 import { posix } from 'node:path'
 import type * as etcd3 from 'etcd3'
 import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
@@ -70,7 +71,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       })
     })
 
-  /** Leases of etcd that were granted for a write that may not have happened, by its key: the next try takes them. */
+  /** Leases of etcd that were asked for, for a write that may not have happened, by its key: the next try takes them. */
   const spare = new Map<string, Grant>()
 
   /** Runs `write` with an etcd lease. One that nothing came under is not left behind, however often this fails. */
@@ -78,10 +79,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
     const before = spare.get(key)
     spare.delete(key)
     const isFresh = before && Date.now() - before.at < SPARE_SHARE * ttlS * 1000
-    const at = Date.now()
-    const grant = isFresh
-      ? before
-      : { at, ...(await callToWrite(signal, (etcd) => etcd.leaseClient.leaseGrant({ TTL: ttlS }))) }
+    const grant = isFresh ? before : await newGrant(key, signal)
     try {
       return await write(grant)
     } catch (error) {
@@ -89,15 +87,31 @@ export function createEtcdStore(options: EtcdOptions): Store {
       if (isFresh && /lease not found/.test(messageOf(error))) return underLease(key, signal, write)
       // Denied or refused, it did not happen. Otherwise, or by an earlier try, it may have: the lease cannot be revoked
       // then, which would delete the key.
-      const isBare = !isFresh && (isWeftError(error, 'STORE') || isFull(error))
-      if (isBare) await revoke(grant, signal).catch(() => spare.set(key, grant))
+      if (!isFresh && isRefusal(error)) await revoke(grant, signal).catch(() => spare.set(key, grant))
       else spare.set(key, grant)
       throw error
     }
   }
 
+  /** With an id of our own it is granted once, however often the call reaches etcd, and found again when the answer is lost. */
+  async function newGrant(key: string, signal: AbortSignal): Promise<Grant> {
+    const grant = { at: Date.now(), ID: newLeaseId(), TTL: String(ttlS) }
+    const { ID, TTL } = grant
+    try {
+      return { ...grant, ...(await callToWrite(signal, (etcd) => etcd.leaseClient.leaseGrant({ ID, TTL }))) }
+    } catch (error) {
+      if (/lease already exists/.test(messageOf(error))) return grant
+      if (!isRefusal(error)) spare.set(key, grant)
+      throw error
+    }
+  }
+
   const revoke = ({ ID }: Grant, signal: AbortSignal) =>
-    client.call(signal, (etcd) => etcd.leaseClient.leaseRevoke({ ID }))
+    client
+      .call(signal, (etcd) => etcd.leaseClient.leaseRevoke({ ID }))
+      .catch((error: unknown) => {
+        if (!/lease not found/.test(messageOf(error))) throw error
+      })
 
   /** Writes if `compare` holds, under a new etcd lease or, for ever, none; undefined when it does not hold. */
   async function putIf(
@@ -253,9 +267,14 @@ function byRevision(changes: readonly StoreChange[]): StoreBatch[] {
   return batches
 }
 
+/** Any but 0, by which etcd takes one itself: 63 bits. */
+const newLeaseId = (): string => String((randomBytes(8).readBigUInt64BE() >> 1n) | 1n)
+
 /** In the words of etcd (ErrNoSpace, api/v3rpc/rpctypes/error.go). */
 const FULL = 'database space exceeded'
 const isFull = (error: unknown): boolean => messageOf(error).includes(FULL)
+/** Whether it is known that nothing was written. */
+const isRefusal = (error: unknown): boolean => isWeftError(error, 'STORE') || isFull(error)
 
 /** Lets a lease of etcd live for its whole time again. Returns that, in seconds; 0 when it has ended. */
 async function keepAlive({ leaseClient }: EtcdCalls, id: string): Promise<number> {
