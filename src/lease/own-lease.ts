@@ -107,6 +107,20 @@ async function tryAcquire(
     if (!(await store.delete(lease.key, lease.entry, signal))) return undefined
   }
 
+  // As while it runs: a node is not to move for a typo. Without a PublicIP it is 0.0.0.0, for which nobody can hold a lease.
+  const junk =
+    previous &&
+    isCompatible(previous, config) &&
+    listing.entries.find(
+      ({ key }) =>
+        key === leaseKey(previous) && !leases.some((lease) => lease.key === key && lease.attrs.publicIp !== 0),
+    )
+  if (previous && junk) {
+    const written = await store.update(junk.key, value, { ...junk, isReservation: false }, signal)
+    if (written) sayWrittenOver(junk, log)
+    return written && { key: junk.key, subnet: previous, attrs, ...written }
+  }
+
   const taken = [...takenByOthers(listing, leases, attrs), ...refused]
   let subnet: Ipv4Net | undefined
   const holder =
@@ -232,13 +246,17 @@ export async function renewLease(
           'LEASE_LOST',
           `${formatIpv4Net(lease.subnet)} is leased by another node now: ${entry.value}`,
         )
-      const shown = JSON.stringify(entry.value.slice(0, SHOWN_VALUE))
-      log?.warn(`What stood under this node's own key ${lease.key} is not what it wrote, and is written over: ${shown}`)
+      if (log) sayWrittenOver(entry, log)
       // Whoever puts junk by hand does not mean to reserve the subnet by it.
       if (!found) isReservation = present.isReservation
     }
     present = { ...entry, isReservation }
   }
+}
+
+function sayWrittenOver({ key, value }: StoreEntry, log: Pick<Log, 'warn'>): void {
+  const shown = JSON.stringify(value.slice(0, SHOWN_VALUE))
+  log.warn(`What stood under this node's own key ${key} is not what it wrote, and is written over: ${shown}`)
 }
 
 function decodeOrUndefined({ key, value }: StoreEntry): Lease | undefined {
