@@ -1,8 +1,8 @@
 // follow.ts - follows the leases of all nodes above any source: listed, watched, listed again after a gap and every minute.
 //
 // The minute's listing is taken beside the open watch, so that neither waits for the other; cursors tell what of the one is
-// already in the other: a watch may lag behind, or be ahead of a listing that took long. A listing that brings news though the watch has brought none since the
-// one before shows that the watch is deaf: it is opened again from there.
+// already in the other: a watch may lag behind, or be ahead of a listing that took long. A listing that brings news though
+// the watch has brought none since the one before shows that the watch is deaf: it is opened again from there.
 //
 // Listing and watch are errands that run by themselves; one loop takes what they bring, and rests until there is more.
 
@@ -272,13 +272,15 @@ export async function* followLeases<Cursor>(
         listing = undefined
         const [found] = brought
         if (found) yield told(takeListing(found))
-        else {
-          listAt = retryAt(error)
+        else if (watch && isWatching && isWeftError(error)) {
           // Changes are followed all the same until it is tried again.
+          state.failing = true
+          listAt = clock.now() + BACKOFF_MAX_MS
+          calm.error(`${source.name} listing of leases failed (${describeError(error)}); the watch goes on`)
+        } else {
+          listAt = retryAt(error)
           if (after) listAt = clock.now() + BACKOFF_MAX_MS
-          if (watch && isWatching)
-            calm.error(`${source.name} listing of leases failed (${describeError(error)}); the watch goes on`)
-          else sayWatchEnded(error)
+          sayWatchEnded(error)
         }
       }
     }

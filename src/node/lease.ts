@@ -60,9 +60,8 @@ export async function keepLease(node: Node): Promise<never> {
     if (await untilDue(node, waitMs)) {
       // Another host with our address may write in turns with us: neither store nor log is to be busy with that.
       const isAgain = performance.now() - answeredAt < DISPUTE_MS
-      const longestMs = node.view.has(node.lease.key) ? DISPUTE_PAUSE_MAX_MS : GONE_PAUSE_MAX_MS
-      pauseMs = isAgain ? Math.min(Math.max(2 * pauseMs, DISPUTE_PAUSE_MIN_MS), longestMs) : 0
-      if (pauseMs > 0) await pause(node.signal, pauseMs)
+      pauseMs = isAgain ? Math.min(Math.max(2 * pauseMs, DISPUTE_PAUSE_MIN_MS), DISPUTE_PAUSE_MAX_MS) : 0
+      await pauseBefore(node, pauseMs)
       answeredAt = performance.now()
     }
     await renewOrReplace(node)
@@ -79,6 +78,17 @@ async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
   const lease = await write()
   const { expiresAt } = lease
   return { ...lease, endsAt: expiresAt === undefined ? undefined : expiresAt - Math.max(before, monotonicZero()) }
+}
+
+/** For so long, or less when the lease is found to be gone. */
+async function pauseBefore(node: Node, ms: number): Promise<void> {
+  const began = performance.now()
+  for (;;) {
+    const longestMs = node.view.has(node.lease.key) ? ms : Math.min(ms, GONE_PAUSE_MAX_MS)
+    const leftMs = began + longestMs - performance.now()
+    if (leftMs <= 0) return
+    await node.leaseDoubt.wait(node.signal, leftMs)
+  }
 }
 
 /** How long to wait before the lease is renewed; undefined when it never ends. */

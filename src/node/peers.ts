@@ -27,9 +27,10 @@ export async function keepPeers(node: Node): Promise<never> {
       named = nameOverlaps(node, named)
       await applyPeers(node)
     }
-    // A deletion that came between acquiring and the first listing was never in the view.
+    // A deletion that came between acquiring and the first listing was never in the view. What the node has to publish since
+    // then may wait for a store that was away.
     const own = leases.get(node.lease.key)
-    if (!own || isOwnUnreadable || !leasesEqual(own, node.lease)) node.leaseDoubt.ring()
+    if (!own || isOwnUnreadable || !leasesEqual(own, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring()
   }
   throw signal.reason
 }

@@ -97,7 +97,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     allowed: (present: LeaseFile | undefined, now: number) => boolean,
   ): Promise<Written | undefined> {
     return files.changing(signal, async () => {
-      const present = await files.read(key)
+      const present = await files.readToChange(key)
       if (!allowed(present, await files.now())) return undefined
       const written = await files.write(key, value, isReservation, present)
       if (written && !present) await removeEnded()
@@ -150,9 +150,11 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     },
     list: (signal) =>
       files.doing(signal, async () => {
+        // Before the files are read: what a watch tells meanwhile is newer.
+        const revision = ++lastRevision
         listed = await scan(listed.files)
-        listedRevision = ++lastRevision
-        return { revision: listedRevision, entries: [...listed.live.values()] }
+        listedRevision = revision
+        return { revision, entries: [...listed.live.values()] }
       }),
     watch,
     create: (key, value, signal) =>
@@ -161,7 +163,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
       write(key, value, expected.isReservation ?? false, signal, (present) => isAsRead(present, expected)),
     delete: (key, expected, signal) =>
       files.changing(signal, async () => {
-        if (!isAsRead(await files.read(key), expected)) return false
+        if (!isAsRead(await files.readToChange(key), expected)) return false
         await files.remove(key)
         return true
       }),

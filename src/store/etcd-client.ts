@@ -105,8 +105,8 @@ class EndpointError extends Error {}
 
 /** A token that has run out, or was given before users or roles were changed (etcd api/v3rpc/rpctypes/error.go). */
 const TOKEN_ENDED = /invalid auth token|revision of auth store is old/
-/** A watch is refused in these words for an ended token too (etcd server/etcdserver/api/v3rpc/watch.go). */
-const WATCH_DENIED = /permission denied/
+/** Some versions of etcd refuse a watch in these words for an ended token too (server/etcdserver/api/v3rpc/watch.go). */
+class WatchDenied extends Error {}
 
 /** Runs with a signal of its own, which aborts with `signal` or when this is over. */
 async function within<T>(signal: AbortSignal, run: (scope: AbortSignal) => Promise<T>): Promise<T> {
@@ -176,9 +176,11 @@ async function firstAlive(endpoints: readonly Endpoint[], signal: AbortSignal): 
     return await within(signal, (scope) => from(endpoints, scope))
   } catch (error) {
     signal.throwIfAborted()
-    const messages = (each: unknown): string[] =>
-      each instanceof AggregateError ? each.errors.flatMap(messages) : [messageOf(each)]
-    throw Object.assign(new Error([...new Set(messages(error))].join('; ')), { code: status.UNAVAILABLE })
+    const all = (each: unknown): unknown[] => (each instanceof AggregateError ? each.errors.flatMap(all) : [each])
+    const failures = all(error)
+    const isSilent = failures.every((each) => (each as Partial<grpc.ServiceError>).code === status.DEADLINE_EXCEEDED)
+    const code = isSilent ? status.DEADLINE_EXCEEDED : status.UNAVAILABLE
+    throw Object.assign(new Error([...new Set(failures.map(messageOf))].join('; ')), { code })
   }
 }
 
@@ -187,12 +189,15 @@ async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: A
   const forever = new Promise<never>(() => {})
   if (others.length === 0) return forever
   try {
-    await pause(scope, SILENT_MS)
-    const own = signOfLife(endpoint, scope)
-    const other = firstAlive(shuffled(others), scope)
-    other.catch(() => {})
-    if (await Promise.race([own.catch(() => undefined), pause(scope, SILENT_MS)])) return await forever
-    await other
+    for (;;) {
+      await pause(scope, SILENT_MS)
+      const own = signOfLife(endpoint, scope)
+      const other = firstAlive(shuffled(others), scope)
+      other.catch(() => {})
+      if (await Promise.race([own.catch(() => undefined), pause(scope, SILENT_MS)])) continue
+      await other
+      break
+    }
   } catch {
     return forever // the answer has come, or nobody is better
   }
@@ -301,7 +306,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
   /** Whether to ask again, after a failure as this user, by this token, or as none: etcd's users have changed. */
   function followUsers(error: unknown, wasUser: boolean, used: Promise<string> | undefined): boolean {
     const message = messageOf(error)
-    if (wasUser && used && TOKEN_ENDED.test(message)) {
+    if (wasUser && used && (TOKEN_ENDED.test(message) || error instanceof WatchDenied)) {
       if (token === used) token = undefined
       return true
     }
@@ -380,7 +385,8 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
       const responses = (stream as AsyncIterable<etcd3.IWatchResponse>)[Symbol.asyncIterator]()
       const created = await nextOf(responses)
       const { cancel_reason: reason = '' } = created as { cancel_reason?: string }
-      if (created.canceled && (WATCH_DENIED.test(reason) || TOKEN_ENDED.test(reason))) throw new Error(reason)
+      if (created.canceled && /permission denied/.test(reason)) throw new WatchDenied(reason)
+      if (created.canceled && TOKEN_ENDED.test(reason)) throw new Error(reason)
       return { responses, created, end }
     } catch (error) {
       end()
@@ -401,13 +407,21 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
       }
     },
     async openWatch(request, signal) {
+      // One whose endpoint was left in the very moment in which it answered is nobody's.
+      const opened: OpenWatch[] = []
+      let watch: OpenWatch | undefined
       try {
-        return await asked(signal, (endpoint, metadata, scope) =>
-          watchAt(endpoint, metadata, request, { whole: signal, opening: scope }),
-        )
+        watch = await asked(signal, async (endpoint, metadata, scope) => {
+          const one = await watchAt(endpoint, metadata, request, { whole: signal, opening: scope })
+          opened.push(one)
+          return one
+        })
+        return watch
       } catch (error) {
         signal.throwIfAborted()
         throw storeError(error, options)
+      } finally {
+        for (const one of opened) if (one !== watch) one.end()
       }
     },
     errorOf: (error) => storeError(error, options),

@@ -23,6 +23,9 @@ const KEEP_ALIVE_TIMEOUT_MS = 6_000
 /** A lease of etcd whose write failed serves the next one for this part of its time. */
 const SPARE_SHARE = 1 / 24
 
+/** What is written under a lease of etcd: the node's own lease, or its claim. */
+type Kind = 'subnets' | 'claim'
+
 /** A lease of etcd; `at` is when it was asked for, in ms since the epoch. */
 type Grant = Pick<etcd3.ILeaseGrantResponse, 'ID' | 'TTL'> & { readonly at: number }
 
@@ -71,39 +74,47 @@ export function createEtcdStore(options: EtcdOptions): Store {
       })
     })
 
-  /** Leases of etcd that were asked for, for a write that may not have happened, by its key: the next try takes them. */
-  const spare = new Map<string, Grant>()
+  /** Leases of etcd that were asked for, for a write that may not have happened: the next of its kind takes them. */
+  const spare = new Map<Kind, Grant>()
 
   /** Runs `write` with an etcd lease. One that nothing came under is not left behind, however often this fails. */
-  async function underLease<T>(key: string, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
-    const before = spare.get(key)
-    spare.delete(key)
+  async function underLease<T>(kind: Kind, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
+    const before = spare.get(kind)
+    spare.delete(kind)
     const isFresh = before && Date.now() - before.at < SPARE_SHARE * ttlS * 1000
-    const grant = isFresh ? before : await newGrant(key, signal)
+    const grant = isFresh ? before : await newGrant(kind, signal)
     try {
       return await write(grant)
     } catch (error) {
       // Ended meanwhile, or another cluster's.
-      if (isFresh && /lease not found/.test(messageOf(error))) return underLease(key, signal, write)
-      // Denied or refused, it did not happen. Otherwise, or by an earlier try, it may have: the lease cannot be revoked
-      // then, which would delete the key.
-      if (!isFresh && isRefusal(error)) await revoke(grant, signal).catch(() => spare.set(key, grant))
-      else spare.set(key, grant)
+      if (isFresh && /lease not found/.test(messageOf(error))) return underLease(kind, signal, write)
+      // It may have happened, by this try or an earlier one: a lease is not revoked with the key under it.
+      const isRevoked = !isFresh && isRefusal(error) && (await revokeIfBare(grant, signal).catch(() => false))
+      if (!isRevoked) spare.set(kind, grant)
       throw error
     }
   }
 
   /** With an id of our own it is granted once, however often the call reaches etcd, and found again when the answer is lost. */
-  async function newGrant(key: string, signal: AbortSignal): Promise<Grant> {
+  async function newGrant(kind: Kind, signal: AbortSignal): Promise<Grant> {
     const grant = { at: Date.now(), ID: newLeaseId(), TTL: String(ttlS) }
     const { ID, TTL } = grant
     try {
       return { ...grant, ...(await callToWrite(signal, (etcd) => etcd.leaseClient.leaseGrant({ ID, TTL }))) }
     } catch (error) {
       if (/lease already exists/.test(messageOf(error))) return grant
-      if (!isRefusal(error)) spare.set(key, grant)
+      if (!isRefusal(error)) spare.set(kind, grant)
       throw error
     }
+  }
+
+  /** Returns whether it did. */
+  async function revokeIfBare(grant: Grant, signal: AbortSignal): Promise<boolean> {
+    const { ID } = grant
+    const { keys } = await client.call(signal, (etcd) => etcd.leaseClient.leaseTimeToLive({ ID, keys: true }))
+    if (keys.length > 0) return false
+    await revoke(grant, signal)
+    return true
   }
 
   const revoke = ({ ID }: Grant, signal: AbortSignal) =>
@@ -121,7 +132,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
     isForever: boolean,
     signal: AbortSignal,
   ): Promise<Written | undefined> {
-    if (!isForever) return underLease(key, signal, (grant) => putUnder(grant, compare, key, value, signal))
+    if (!isForever) return underLease('subnets', signal, (grant) => putUnder(grant, compare, key, value, signal))
     return putUnder(undefined, compare, key, value, signal)
   }
 
@@ -142,10 +153,11 @@ export function createEtcdStore(options: EtcdOptions): Store {
     const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
     if (result.succeeded) return { revision: BigInt(result.header.revision), expiresAt }
     if (!grant) return undefined
-    // etcd3 tries again by itself when an answer is lost: the key may be there because we have just put it.
+    // A call is made again when its answer is lost: the key may be there because we have just put it. It may also be there with
+    // what an earlier write put under this grant.
     const present = result.responses[0]?.response_range?.kvs[0]
-    if (present && present.lease === grant.ID) return { revision: BigInt(present.mod_revision), expiresAt }
-    await revoke(grant, signal)
+    if (present?.lease !== grant.ID) await revoke(grant, signal)
+    else if (present.value.equals(Buffer.from(value))) return { revision: BigInt(present.mod_revision), expiresAt }
     return undefined
   }
 
@@ -157,7 +169,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
     if (revision !== expected.revision || value !== expected.value) return undefined
     if (isReservation) return { revision, expiresAt: undefined }
     const at = Date.now()
-    const leftS = await client.call(signal, (etcd) => keepAlive(etcd, pair.lease))
+    const leftS = await client.call(signal, (etcd) => keepAlive(etcd, pair.lease, signal))
     return { revision, expiresAt: at + leftS * 1000 }
   }
 
@@ -244,7 +256,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       const { kvs } = await client.call(signal, (etcd) => etcd.kv.range({ key }))
       const before = kvs[0]?.value.toString()
       if (before === value) return before
-      await underLease(key.toString(), signal, ({ ID: lease }) =>
+      await underLease('claim', signal, ({ ID: lease }) =>
         callToWrite(signal, (etcd) => etcd.kv.put({ key, value: Buffer.from(value), lease })),
       )
       return before
@@ -273,20 +285,22 @@ const newLeaseId = (): string => String((randomBytes(8).readBigUInt64BE() >> 1n)
 /** In the words of etcd (ErrNoSpace, api/v3rpc/rpctypes/error.go). */
 const FULL = 'database space exceeded'
 const isFull = (error: unknown): boolean => messageOf(error).includes(FULL)
-/** Whether it is known that nothing was written. */
+/** Whether etcd said no, at least to the last try. */
 const isRefusal = (error: unknown): boolean => isWeftError(error, 'STORE') || isFull(error)
 
 /** Lets a lease of etcd live for its whole time again. Returns that, in seconds; 0 when it has ended. */
-async function keepAlive({ leaseClient }: EtcdCalls, id: string): Promise<number> {
+async function keepAlive({ leaseClient }: EtcdCalls, id: string, signal: AbortSignal): Promise<number> {
   const stream = await leaseClient.leaseKeepAlive({ deadline: Date.now() + KEEP_ALIVE_TIMEOUT_MS })
+  const cancel = (): void => stream.cancel()
   const answer = new Promise<etcd3.ILeaseKeepAliveResponse>((resolve, reject) => {
     stream.on('data', resolve)
     stream.on('error', reject)
     stream.on('end', () => reject(new Error('no answer to a keep-alive')))
+    signal.addEventListener('abort', cancel, { once: true })
   })
   stream.write({ ID: id })
   stream.end() // one is all
-  return Number((await answer).TTL)
+  return answer.then(({ TTL }) => Number(TTL)).finally(() => signal.removeEventListener('abort', cancel))
 }
 
 /** That a key is as it was read. */

@@ -47,6 +47,8 @@ export interface LeaseFiles {
   keys(): Promise<string[]>
   /** One lease file; undefined when there is none. What `known` says is taken over if the file is still the same. */
   read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined>
+  /** As it is now, for whoever is about to change it: what cannot be read is an error. */
+  readToChange(key: string): Promise<LeaseFile | undefined>
   /** Puts `value` where `present` is, or nothing was; undefined when something has come there meanwhile. While changing. */
   write(key: string, value: string, isReservation: boolean, present?: LeaseFile): Promise<LeaseFile | undefined>
   remove(key: string): Promise<void>
@@ -147,6 +149,15 @@ export function createLeaseFiles(directory: string): LeaseFiles {
     }
   }
 
+  async function readToChange(key: string): Promise<LeaseFile | undefined> {
+    try {
+      return await call(() => readFrom(join(subnets, key), key))
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
+      throw error
+    }
+  }
+
   /** Writes `value` to a temporary file on disk, to be linked or renamed. */
   function writeTemporary(key: string, value: string, mode: number): Promise<string> {
     const path = join(temporaries, `${key}.${identity}.${temporaryCount++}`)
@@ -210,6 +221,7 @@ export function createLeaseFiles(directory: string): LeaseFiles {
     doing,
     changing: (signal, what) => doing(signal, () => locked(top, what)),
     now,
+    readToChange,
     keys: async () => (await call(() => readdir(subnets))).filter((name) => !name.startsWith('.')).toSorted(),
     read,
     write,

@@ -1326,6 +1326,17 @@ describe('the directory store, when things break', () => {
     await expect(changes.next()).rejects.toThrow('enough')
   })
 
+  it('says that its lease cannot be read when it is to be renewed', async () => {
+    const { prefix: directory } = directoryBed()
+    const store = directoryStore(directory)
+    const lease = await acquire(store, '1.1.1.1')
+    await store.list(signal())
+    const path = join(directory, 'subnets', lease.key)
+    rmSync(path)
+    symlinkSync(path, path) // ELOOP, for root too
+    await expect(renewLease(store, lease, { signal: signal() })).rejects.toThrow('ELOOP')
+  })
+
   it('gives a node another subnet when a directory stands where the one of its earlier run would', async () => {
     const at = directoryBed()
     mkdirSync(join(at.prefix, 'subnets/10.5.7.0-24'))
