@@ -1411,7 +1411,7 @@ describe('the directory store, when things break', () => {
     expect(new Set(claims.map(({ key }) => key)).size).toBeLessThanOrEqual(WRITERS)
     // Whoever comes next is kept waiting by nobody that is dead.
     expect((await acquire(directoryStore(directory), '192.0.2.9')).key).toMatch(/^10\.5\./)
-  }, 300_000)
+  }, 1_200_000)
 
   it('leaves no temporary file behind', async () => {
     const bed = directoryBed()
