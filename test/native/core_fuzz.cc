@@ -66,7 +66,7 @@ void outward(const uint8_t* bytes, size_t size) {
   records[PeerTable::kRecordBytes + 2] = 4;
   peers.replace(std::make_unique<const PeerTable>(records));
   Egress<FlannelUdp> egress(
-      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, SIZE_MAX, &features, CounterRow(row.data())},
+      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, CounterRow(row.data())},
       peers.reader(0));
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (send(tun.outside.get(), at, length, 0) < 0) return;
@@ -81,7 +81,7 @@ void inward(const uint8_t* bytes, size_t size) {
   Features features(kFeatures);
   PeerTables peers(1);
   Ingress<FlannelUdp> ingress(
-      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, SIZE_MAX, &features, CounterRow(row.data())},
+      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, CounterRow(row.data())},
       peers.reader(0));
   each_message(bytes, size, [&](const uint8_t* at, size_t length) { send(udp.outside.get(), at, length, 0); });
   while (ingress.pump().items > 0) expect_packets(tun.outside.get(), sizeof(VirtioHeader));

@@ -70,8 +70,8 @@ export async function simulate(seed: number): Promise<Outcome> {
   const hits = new Map<Fault, number>()
   const violations: string[] = []
   const store = createVirtualStore(time, random, hits)
-  watchOwners(store, violations)
   const nodes = Array.from({ length: NODES }, (_, index) => newNode(store, time, `192.0.2.${index + 1}`))
+  watchOwners(store, nodes, violations)
   store.onGone = (key) => {
     for (const { steady } of nodes) steady.delete(key)
   }
@@ -376,16 +376,17 @@ const ownerOf = (value: string): string | undefined =>
   /"PublicIP":"([^"]+)"/.exec(value)?.[1]?.replace(/^(192\.0\.2\.)\d*(\d)$/, '$1$2')
 
 /** Looks at every write: no subnet may get a second owner while the first one's lease lives. */
-function watchOwners(store: VirtualStore, violations: string[]): void {
-  /** Who was last to be read under a key, whatever junk stands there since. */
-  const readable = new Map<string, string>()
+function watchOwners(store: VirtualStore, nodes: readonly Node[], violations: string[]): void {
+  /** Junk tells nobody's name: whoever had the subnet, as far as it knows, may take it for its own. */
+  const mayMend = (key: string, me: string): boolean =>
+    nodes.some(({ lease, publicIp }) => lease?.key === key && ownerOf(`"PublicIP":"${publicIp}"`) === me)
   store.onWrite = (before, after, all) => {
     const mine = parseLeaseKey(after.key)?.subnet
     const me = ownerOf(after.value)
     if (!mine || me === undefined || after.key === FOREIGN) return
-    const holder = before && (ownerOf(before.value) ?? readable.get(after.key))
-    readable.set(after.key, me)
-    if (before && holder !== me) violations.push(`${me} took ${after.key}, which ${holder} held`)
+    const holder = before && ownerOf(before.value)
+    if (before && holder !== me && (holder !== undefined || !mayMend(after.key, me)))
+      violations.push(`${me} took ${after.key}, which ${holder} held`)
     for (const other of all) {
       const subnet = other.key === after.key ? undefined : parseLeaseKey(other.key)?.subnet
       if (subnet && ipv4NetsOverlap(subnet, mine)) violations.push(`${after.key} lies across ${other.key}`)
