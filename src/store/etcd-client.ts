@@ -1,10 +1,6 @@
-// etcd-client.ts - calls to etcd: which endpoint is asked, users and their tokens, and what a failure means to an operator.
+// etcd-client.ts - calls to etcd: users and their tokens, watches, and what a failure means to an operator.
 //
-// The endpoint that answered last is asked until it fails; then whichever first gives a sign of life, asked one after another a
-// quarter of a second apart (as RFC 8305 does with addresses), so that a dead one costs no more than that. One that owes an
-// answer is left when it gives no sign of life and another does: a call that merely takes long is waited for.
-//
-// A call may reach etcd twice. Whoever writes makes the write conditional, and tells its own.
+// A call may reach etcd twice (etcd-choice.ts). Whoever writes makes the write conditional, and tells its own.
 
 import { createRequire } from 'node:module'
 import type { Duplex } from 'node:stream'
@@ -12,19 +8,11 @@ import type * as grpc from '@grpc/grpc-js'
 import type * as etcd3 from 'etcd3'
 import type * as rpc from 'etcd3/lib/rpc.js'
 import { messageOf, WeftError } from '../errors.ts'
-import { pause } from '../host/bell.ts'
-import {
-  certificateTimes,
-  hostsOf,
-  openEndpoints,
-  type Endpoint,
-  type EndpointOptions,
-  type Hosts,
-  type Service,
-} from './etcd-endpoint.ts'
+import { CALL_TIMEOUT_MS, createEndpointChoice, EndpointError, metadataWith, within } from './etcd-choice.ts'
+import { hostsOf, type Endpoint, type EndpointOptions, type Hosts, type Service } from './etcd-endpoint.ts'
 
 const require = createRequire(import.meta.url)
-const { Metadata, status } = require('@grpc/grpc-js') as typeof grpc
+const { status } = require('@grpc/grpc-js') as typeof grpc
 const { KVClient, LeaseClient } = require('etcd3/lib/rpc.js') as typeof rpc
 
 export interface EtcdOptions extends EndpointOptions {
@@ -36,16 +24,6 @@ export interface EtcdOptions extends EndpointOptions {
   /** Hears what is passed over, as flanneld's client passes over it. */
   readonly log?: { warn(message: string): void }
 }
-
-/** Longer than what a busy etcd may take; a dead connection is noticed by the keepalive. */
-const CALL_TIMEOUT_MS = 6_000
-/** Between one endpoint and the next that are asked for a sign of life. */
-const STAGGER_MS = 250
-/** An endpoint that owes an answer for so long is asked for a sign of life, and given as long to answer that. */
-const SILENT_MS = 500
-
-/** A call that each endpoint refused is made again after these, and an equal part of each at random: one that is busy refuses some. */
-const REFUSED_PAUSES_MS = [50, 100]
 
 /** The generated clients of etcd3. */
 export interface EtcdCalls {
@@ -88,39 +66,10 @@ function sayPassedOver(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOpt
     )
 }
 
-/** What another endpoint may do better. Not: what etcd itself has decided. */
-function isTransient(error: unknown): boolean {
-  const { code } = error as Partial<grpc.ServiceError>
-  return (
-    code === status.UNAVAILABLE ||
-    code === status.DEADLINE_EXCEEDED ||
-    code === status.CANCELLED ||
-    code === status.INTERNAL ||
-    error instanceof EndpointError
-  )
-}
-
-/** What no status of gRPC says. */
-class EndpointError extends Error {}
-
 /** A token that has run out, or was given before users or roles were changed (etcd api/v3rpc/rpctypes/error.go). */
 const TOKEN_ENDED = /invalid auth token|revision of auth store is old/
 /** Some versions of etcd refuse a watch in these words for an ended token too (server/etcdserver/api/v3rpc/watch.go). */
 class WatchDenied extends Error {}
-
-/** Runs with a signal of its own, which aborts with `signal` or when this is over. */
-async function within<T>(signal: AbortSignal, run: (scope: AbortSignal) => Promise<T>): Promise<T> {
-  signal.throwIfAborted()
-  const scope = new AbortController()
-  const onAbort = (): void => scope.abort(signal.reason)
-  signal.addEventListener('abort', onAbort, { once: true })
-  try {
-    return await run(scope.signal)
-  } finally {
-    signal.removeEventListener('abort', onAbort)
-    scope.abort(new Error('over'))
-  }
-}
 
 /** Rejects when the signal aborts. */
 const aborted = (signal: AbortSignal): Promise<never> =>
@@ -128,129 +77,24 @@ const aborted = (signal: AbortSignal): Promise<never> =>
     signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true }),
   )
 
-/** In any order: the nodes of a network are to spread over the endpoints. */
-function shuffled<T>(all: readonly T[]): T[] {
-  return all
-    .map((each) => ({ each, at: Math.random() }))
-    .toSorted((a, b) => a.at - b.at)
-    .map(({ each }) => each)
-}
-
-/** The metadata of a call: etcd is to end it when its member has lost the cluster (etcd clientv3 WithRequireLeader). */
-function metadataWith(token?: string): grpc.Metadata {
-  const metadata = new Metadata()
-  metadata.set('hasleader', 'true')
-  if (token !== undefined) metadata.set('token', token)
-  return metadata
-}
-
-/** Resolves when etcd itself answers there, and has a leader. */
-async function signOfLife(endpoint: Endpoint, signal: AbortSignal): Promise<Endpoint> {
-  try {
-    await endpoint.call(
-      'Maintenance',
-      'status',
-      {},
-      { metadata: metadataWith(), deadline: Date.now() + CALL_TIMEOUT_MS, signal },
-    )
-  } catch (error) {
-    // Whoever may not ask is answered all the same.
-    if (isTransient(error) || !/etcdserver:/.test(messageOf(error))) throw error
-  }
-  return endpoint
-}
-
-/** The first that gives a sign of life; rejects with what is wrong with them. */
-async function firstAlive(endpoints: readonly Endpoint[], signal: AbortSignal): Promise<Endpoint> {
-  const from = async ([endpoint, ...rest]: readonly Endpoint[], scope: AbortSignal): Promise<Endpoint> => {
-    if (!endpoint) throw new EndpointError('no endpoint is left')
-    const answer = signOfLife(endpoint, scope)
-    if (rest.length === 0) return answer
-    const first = await Promise.race([
-      answer.catch(() => undefined),
-      pause(scope, STAGGER_MS).catch(() => undefined), // when another has answered
-    ])
-    return first ?? Promise.any([answer, from(rest, scope)])
-  }
-  try {
-    return await within(signal, (scope) => from(endpoints, scope))
-  } catch (error) {
-    signal.throwIfAborted()
-    const all = (each: unknown): unknown[] => (each instanceof AggregateError ? each.errors.flatMap(all) : [each])
-    const failures = all(error)
-    const isSilent = failures.every((each) => (each as Partial<grpc.ServiceError>).code === status.DEADLINE_EXCEEDED)
-    const code = isSilent ? status.DEADLINE_EXCEEDED : status.UNAVAILABLE
-    throw Object.assign(new Error([...new Set(failures.map(messageOf))].join('; ')), { code })
-  }
-}
-
-/** Rejects when `endpoint`, from which an answer is due, is silent while one of `others` is not; never resolves. */
-async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: AbortSignal): Promise<never> {
-  const forever = new Promise<never>(() => {})
-  if (others.length === 0) return forever
-  try {
-    for (;;) {
-      await pause(scope, SILENT_MS)
-      const own = signOfLife(endpoint, scope)
-      const other = firstAlive(shuffled(others), scope)
-      other.catch(() => {})
-      if (await Promise.race([own.catch(() => undefined), pause(scope, SILENT_MS)])) continue
-      await other
-      break
-    }
-  } catch {
-    return forever // the answer has come, or nobody is better
-  }
-  throw new EndpointError(`no answer from ${endpoint.address}`)
-}
-
 /** Does not contact etcd. Throws WeftError USAGE for files that cannot be read. */
 export function createEtcdClient(options: EtcdOptions): EtcdClient {
   const hosts = hostsOf(options)
   sayPassedOver(hosts, options)
   const closing = new AbortController()
-  let endpoints = openEndpoints(hosts, options)
-  let certificates = certificateTimes(options)
-  /** The one that answered last. */
-  let chosen: Endpoint | undefined
   /** Whether etcd is given the user: not while it has none. */
   let asUser = options.username !== ''
   let token: Promise<string> | undefined
   /** The watches that are open, to be ended before their connections: they would keep the process up. */
   const streams = new Set<{ cancel(): void }>()
-
-  function closeConnections(): void {
+  const choice = createEndpointChoice(hosts, options, () => {
     for (const stream of streams) stream.cancel()
-    for (const endpoint of endpoints) endpoint.close()
-  }
-
-  /** Renewed certificates need new connections; files that do not fit each other are still being written. */
-  function followCertificates(): void {
-    const times = certificateTimes(options)
-    if (times === certificates) return
-    try {
-      const next = openEndpoints(hosts, options)
-      closeConnections()
-      endpoints = next
-      chosen = undefined
-      certificates = times
-    } catch {
-      // Tried again with the next call; until then the old ones may do.
-    }
-  }
-
-  async function choose(tried: ReadonlySet<Endpoint>, signal: AbortSignal): Promise<Endpoint> {
-    const [only, ...more] = endpoints
-    if (only && more.length === 0) return only
-    if (!chosen || tried.has(chosen))
-      chosen = await firstAlive(shuffled(endpoints.filter((each) => !tried.has(each))), signal)
-    return chosen
-  }
+  })
 
   function userToken(): Promise<string> {
     if (token) return token
     const credentials = { name: options.username, password: options.password }
-    const asking = atEndpoints(closing.signal, async (endpoint, signal) => {
+    const asking = choice.at(closing.signal, async (endpoint, signal) => {
       const how = { metadata: metadataWith(), deadline: Date.now() + CALL_TIMEOUT_MS, signal }
       const answer = await endpoint.call('Auth', 'authenticate', credentials, how)
       return (answer as etcd3.IAuthenticateResponse).token
@@ -259,48 +103,6 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
       if (token === asking) token = undefined
     })
     return (token = asking)
-  }
-
-  /** Runs `ask` at the endpoint that answered last, and at each other one that gives a sign of life while it fails. */
-  async function once<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T> {
-    const tried = new Set<Endpoint>()
-    let failure: unknown
-    for (;;) {
-      let endpoint
-      try {
-        endpoint = await choose(tried, signal)
-      } catch (error) {
-        signal.throwIfAborted()
-        throw failure ?? error
-      }
-      const others = endpoints.filter((each) => each !== endpoint)
-      try {
-        return await within(signal, (scope) => Promise.race([ask(endpoint, scope), silence(endpoint, others, scope)]))
-      } catch (error) {
-        signal.throwIfAborted()
-        if (!isTransient(error)) throw error
-        if (chosen === endpoint) chosen = undefined
-        tried.add(endpoint)
-        failure = error
-        if (endpoints.every((each) => tried.has(each))) throw error
-      }
-    }
-  }
-
-  async function atEndpoints<T>(
-    signal: AbortSignal,
-    ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>,
-  ): Promise<T> {
-    for (const pauseMs of REFUSED_PAUSES_MS) {
-      try {
-        return await once(signal, ask)
-      } catch (error) {
-        signal.throwIfAborted()
-        if ((error as Partial<grpc.ServiceError>).code !== status.UNAVAILABLE) throw error
-      }
-      await pause(signal, pauseMs * (1 + Math.random()))
-    }
-    return once(signal, ask)
   }
 
   /** Whether to ask again, after a failure as this user, by this token, or as none: etcd's users have changed. */
@@ -324,14 +126,13 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
     signal: AbortSignal,
     ask: (endpoint: Endpoint, metadata: grpc.Metadata, scope: AbortSignal) => Promise<T>,
   ): Promise<T> {
-    followCertificates()
     for (let isAgain = false; ; isAgain = true) {
       const wasUser = asUser
       let used: Promise<string> | undefined
       try {
         used = wasUser ? userToken() : undefined
         const metadata = metadataWith(await within(signal, (scope) => Promise.race([used, aborted(scope)])))
-        return await atEndpoints(signal, (endpoint, scope) => ask(endpoint, metadata, scope))
+        return await choice.at(signal, (endpoint, scope) => ask(endpoint, metadata, scope))
       } catch (error) {
         signal.throwIfAborted()
         if (isAgain || !followUsers(error, wasUser, used)) throw error
@@ -427,7 +228,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
     errorOf: (error) => storeError(error, options),
     close() {
       closing.abort(new Error('the client is closed'))
-      closeConnections()
+      choice.close()
     },
   }
 }

@@ -90,6 +90,9 @@ function keepPinging(from: Host, to: Host): { lost(): Promise<number[]> } {
   })
   return {
     async lost() {
+      // What was sent before this one is answered or lost.
+      const before = Math.max(0, ...answered)
+      await eventually(() => expect(Math.max(...answered)).toBeGreaterThan(before + 1))
       child.kill('SIGINT')
       await ended(child)
       // The last may be on its way.
@@ -260,12 +263,12 @@ it(
       const apart = pairs(lab.hosts).filter((pair) => !(fault.isOfHost && pair.includes(host)))
       const flows = apart.map(([from, to]) => keepPinging(from, to))
       const heal = await fault.strike(host, random.of(etcd.members))
+      // What is tried is that nothing else happens for so long.
       await delay(random.of([0, 500, 5_000, 20_000].slice(0, SOAK_MS > 60_000 ? 4 : 2)))
       await heal()
       await allIsWell().catch((error: unknown) => {
         throw new Error(`not well after: ${title}`, { cause: error })
       })
-      await delay(500) // something is to be lost, if it is
       for (const [index, flow] of flows.entries()) {
         const [from, to] = apart[index]!
         expect(await flow.lost(), `${from.name} to ${to.name}: ${title}`).toEqual([])
