@@ -128,6 +128,17 @@ bool is_whole(const Bytes& bytes) {
          transport_sum(bytes) == 0xffff && reference_fold(reference_sum(bytes.data(), packet.ip_bytes)) == 0xffff;
 }
 
+/// Of a TCP superpacket without IP options that is to be cut into segments of so many bytes.
+VirtioHeader tcp_in_segments_of(uint16_t size) {
+  VirtioHeader virtio;
+  virtio.flags = kVirtioNeedsCsum;
+  virtio.gso_type = kGsoTcp4;
+  virtio.gso_size = size;
+  virtio.csum_start = 20;
+  virtio.csum_offset = 16;
+  return virtio;
+}
+
 /// Superpackets with headers of different sizes, more datagrams than one batch of messages holds, and single packets
 /// between them.
 template <typename Encap>
@@ -140,13 +151,7 @@ void test_out(uint32_t features) {
     f.payload = 6000;
     f.sequence = static_cast<uint32_t>(i) * 6000;
     f.tcp_options = Bytes(i < 3 ? 0 : 40, 1);
-    VirtioHeader virtio;
-    virtio.flags = kVirtioNeedsCsum;
-    virtio.gso_type = kGsoTcp4;
-    virtio.gso_size = 100;
-    virtio.csum_start = 20;
-    virtio.csum_offset = 16;
-    host.to_tun(virtio, build(f));
+    host.to_tun(tcp_in_segments_of(100), build(f));
     f.payload = 77;
     host.to_tun({}, build(f));
     expected += 61;
@@ -174,13 +179,7 @@ void test_dropped_segments() {
     f.payload = 6050;
     f.ttl = nobody ? 60 : 1;
     if (nobody) f.destination = 0x0a050901;
-    VirtioHeader virtio;
-    virtio.flags = kVirtioNeedsCsum;
-    virtio.gso_type = kGsoTcp4;
-    virtio.gso_size = 100;
-    virtio.csum_start = 20;
-    virtio.csum_offset = 16;
-    host.to_tun(virtio, build(f));
+    host.to_tun(tcp_in_segments_of(100), build(f));
     f.payload = 77;
     host.to_tun({}, build(f));
     CHECK(!host.egress->pump().failure);
