@@ -179,21 +179,63 @@ const pingIdle: Case = {
   },
 }
 
-const LOADED = { pings: 500, intervalS: 0.004, startS: 0.3 }
+/** Beside a load: its own start is no part of the sample. */
+const LOADED = { seconds: 3, pingIntervalS: 0.0015, startS: 0.3 }
+const LOADED_S = Math.ceil(LOADED.seconds + LOADED.startS)
 
-const pingLoaded: Case = {
-  method: `${LOADED.pings} pings, ${LOADED.intervalS * 1000} ms apart, beside one TCP stream`,
-  metrics: { p50: latency('ping, under TCP,', 50), p99: latency('ping, under TCP,', 99) },
-  lasts: () => 3,
-  async sample({ from, address, iperf }) {
-    const { pings, intervalS, startS } = LOADED
-    const args = ['--congestion', usual()]
-    const load = iperf(Math.ceil(pings * intervalS + startS), args)
-    // The stream's own start is no part of the sample.
-    const pinged = delay(startS * 1000).then(() => ping(from.namespace, address, { count: pings, intervalS }))
-    const [times] = await Promise.all([pinged, load])
-    return { p50: percentile(times, 0.5) * 1e3, p99: percentile(times, 0.99) * 1e3 }
-  },
+const streamsOf = (streams: number): string => (streams === 1 ? 'one TCP stream' : `${streams} TCP streams`)
+
+/** Takes a sample beside bulk TCP in the same direction, once that has started; returns the bulk's Gbit/s too. */
+async function beside<Sample>(
+  { iperf }: Path,
+  streams: number,
+  sample: () => Promise<Sample>,
+): Promise<readonly [Sample, number]> {
+  const load = iperf(LOADED_S, ['--parallel', String(streams), '--congestion', usual()])
+  const [taken, { bitsPerSecond }] = await Promise.all([delay(LOADED.startS * 1000).then(sample), load])
+  return [taken, bitsPerSecond / 1e9]
+}
+
+function pingLoaded(streams: number): Case {
+  const { seconds, pingIntervalS: intervalS } = LOADED
+  const count = Math.ceil(seconds / intervalS)
+  const what = `ping, beside ${streamsOf(streams)},`
+  return {
+    method: `pings for ${seconds} s, ${intervalS * 1000} ms apart or as soon as ping gets a core, beside ${streamsOf(streams)}, whose throughput is taken too`,
+    metrics: {
+      p50: latency(what, 50),
+      p99: latency(what, 99),
+      'p99.9': latency(what, 99.9),
+      throughput: { title: `${streamsOf(streams)} beside ping`, unit: 'Gbit/s', better: 'more' },
+    },
+    lasts: () => LOADED_S,
+    async sample(path) {
+      const send = () => ping(path.from.namespace, path.address, { count, intervalS, deadlineS: seconds })
+      const [times, throughput] = await beside(path, streams, send)
+      const us = (share: number): number => percentile(times, share) * 1e3
+      return { p50: us(0.5), p99: us(0.99), 'p99.9': us(0.999), throughput }
+    },
+  }
+}
+
+function rrLoaded(streams: number): Case {
+  const what = `request/response, beside ${streamsOf(streams)}`
+  return {
+    method: `\`rr\` for ${LOADED.seconds} s beside ${streamsOf(streams)}, whose throughput is taken too`,
+    metrics: {
+      rate: { title: what, unit: 'k/s', better: 'more' },
+      p50: latency(`${what},`, 50),
+      p99: latency(`${what},`, 99),
+      throughput: { title: `${streamsOf(streams)} beside request/response`, unit: 'Gbit/s', better: 'more' },
+    },
+    lasts: () => LOADED_S,
+    async sample(path) {
+      const [{ perSecond = 0, p50 = 0, p99 = 0 }, throughput] = await beside(path, streams, () =>
+        path.traffic('rr', path.address, LOADED.seconds, 0),
+      )
+      return { rate: perSecond / 1e3, p50, p99, throughput }
+    },
+  }
 }
 
 export const CASES: Readonly<Record<string, Case>> = {
@@ -211,14 +253,18 @@ export const CASES: Readonly<Record<string, Case>> = {
   'rr-idle': rrIdle,
   crr,
   ping: pingIdle,
-  'ping-loaded': pingLoaded,
+  'ping-loaded': pingLoaded(1),
+  'ping-loaded8': pingLoaded(8),
+  'rr-loaded': rrLoaded(1),
+  'rr-loaded8': rrLoaded(8),
 }
 
 /** Cases of a run that names none. */
 export const SHORT: readonly string[] = ['tcp', 'udp64', 'rr', 'ping']
 /** Cases of the suite. The others tell where the time of these goes. */
-export const SUITE: readonly string[] = 'tcp tcp8 tcp-cubic tcp8-cubic udp64 udp1400 rr crr ping ping-loaded'.split(' ')
+export const SUITE: readonly string[] =
+  'tcp tcp8 tcp-cubic tcp8-cubic udp64 udp1400 rr crr ping ping-loaded ping-loaded8 rr-loaded'.split(' ')
 /** Cases by which the ends are told apart. */
-export const BETWEEN_CONTAINERS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'ping-loaded']
+export const BETWEEN_CONTAINERS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping-loaded', 'ping-loaded8']
 /** Cases by which the features are told apart. */
 export const TELLING: readonly string[] = ['tcp', 'tcp8', 'udp64-flood', 'udp1400-flood']

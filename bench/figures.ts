@@ -23,6 +23,10 @@ const HEADLINES = [
   'crr rate',
   'ping p50',
   'ping-loaded p50',
+  'ping-loaded p99',
+  'ping-loaded8 p50',
+  'ping-loaded8 p99',
+  'rr-loaded rate',
 ]
 
 /** The README's figures: of which part and metric, what it is, and what it tells. */

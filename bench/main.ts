@@ -15,7 +15,7 @@ import { ENDS, FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
 import { compareTable, textTable } from './report.ts'
 import type { Part, Result } from './result.ts'
 
-const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|both] [--ends hosts|containers] [--rounds N] [--seconds S] [--peer CMD]
+const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|shaped|both] [--ends hosts|containers] [--rounds N] [--seconds S] [--peer CMD]
        npm run bench -- leases          from the store to the packet, on a real etcd
        npm run bench -- micro           the pure functions of native/, beside what memory gives
        npm run bench -- suite [PART...] micro, plain, wire, containers, features (the engine without each); of a part alone the
@@ -26,7 +26,8 @@ const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link pla
 Cases: ${Object.keys(CASES).join(' ')}; net alone is all of them; none is ${SHORT.join(' ')}
 Paths: ${PATH_NAMES.join(' ')}, and native-FEATURE for the native engine without a feature, such as native-udp-gso
 
-  --link LINK   plain: a veth as it is; wire: one that carries only frames of at most the MTU (plain)
+  --link LINK   plain: a veth as it is; wire: one that carries only frames of at most the MTU; shaped: that at
+                1 Gbit/s; both: plain, then wire (plain)
   --ends ENDS   hosts: from one host to the other; containers: from a container on one to one on the other (hosts)
   --rounds N    samples of each case on each path (5)
   --seconds S   length of a throughput sample (1)
@@ -77,7 +78,7 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
   if (words[0] === 'suite') {
     const references = ['naive', 'vxlan']
     const all: Plan[] = [
-      ...LINKS.map((link) => ({
+      ...BOTH.map((link) => ({
         ...common,
         name: link,
         link,
@@ -107,12 +108,15 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
   }
   const [group, ...rest] = words
   const named = group === 'net' ? (rest.length > 0 ? rest : Object.keys(CASES)) : words.length > 0 ? words : SHORT
-  const links = options.link === 'both' ? LINKS : LINKS.filter((link) => link === options.link)
-  if (links.length === 0) throw usage(`--link is ${options.link}; it is ${LINKS.join(' or ')} or both`)
+  const links = options.link === 'both' ? BOTH : LINKS.filter((link) => link === options.link)
+  if (links.length === 0) throw usage(`--link is ${options.link}; it is ${LINKS.join(', ')} or both`)
   const cases = casesNamed([...new Set(named)])
   const paths = [...new Set([...options.paths.split(','), ...peer])]
   return links.map((link) => ({ ...common, name: link, link, cases, paths }))
 }
+
+/** Links that say what a path can carry. */
+const BOTH = ['plain', 'wire'] as const
 
 const OPTIONS = {
   paths: { type: 'string', default: PATH_NAMES.join(',') },

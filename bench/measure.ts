@@ -41,9 +41,30 @@ export const circumstances = (): Omit<Result, 'parts'> => ({
   machine: machine(),
 })
 
-/** One line that is written over on a terminal; nothing elsewhere. */
-function progress(text: string): void {
-  if (process.stderr.isTTY) process.stderr.write(`\r\u001B[K${text}`)
+const BAR_CELLS = 20
+
+/** How far a part is: a bar that is written over on a terminal, a line for each round elsewhere. */
+function createProgress(part: string, rounds: number, samples: number) {
+  const start = performance.now()
+  let taken = 0
+  return {
+    show(text: string): void {
+      if (!process.stderr.isTTY) return
+      const share = taken / samples
+      const full = Math.round(share * BAR_CELLS)
+      const left =
+        taken === 0 ? '' : `, ${Math.ceil(((performance.now() - start) / 60_000) * (1 / share - 1))} min left`
+      const bar = '#'.repeat(full) + '.'.repeat(BAR_CELLS - full)
+      process.stderr.write(`\r\u001B[K${part} [${bar}] ${Math.round(share * 100)}%${left}: ${text}`)
+    },
+    sampled: () => void taken++,
+    round(number: number): void {
+      if (!process.stderr.isTTY) process.stderr.write(`${part}: round ${number} of ${rounds} is done\n`)
+    },
+    end(): void {
+      if (process.stderr.isTTY) process.stderr.write('\r\u001B[K')
+    },
+  }
 }
 
 export interface Plan extends PathOptions {
@@ -68,26 +89,29 @@ export async function measure({ name: part, cases, paths: names, rounds, seconds
   const open: Path[] = []
   const values = new Map<string, number[]>()
   const key = (...words: string[]): string => words.join(' ')
+  const progress = createProgress(part, rounds, rounds * cases.length * names.length)
   try {
     for (const name of names) {
-      progress(`${part}: setting up ${name}`)
+      progress.show(`setting up ${name}`)
       open.push(await openPath(name, options))
     }
     for (let round = 0; round < rounds; round++) {
       const first = round % open.length
       for (const [name, each] of cases) {
         for (const path of [...open.slice(first), ...open.slice(0, first)]) {
-          progress(`${part}: round ${round + 1} of ${rounds}: ${name} by ${path.name}`)
+          progress.show(`${name} by ${path.name}`)
           const sample = await each.sample(path, seconds)
+          progress.sampled()
           for (const [metric, value] of Object.entries(sample)) {
             const series = key(name, metric, path.name)
             values.set(series, [...(values.get(series) ?? []), value])
           }
         }
       }
+      progress.round(round + 1)
     }
   } finally {
-    progress('')
+    progress.end()
     for (const path of open) await path.close()
   }
   const series: Series[] = cases.flatMap(([name, { metrics }]) =>

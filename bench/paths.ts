@@ -1,10 +1,11 @@
 // paths.ts - the ways between two hosts that are measured beside each other; all stay up, one works at a time.
 //
-// The link below them is a veth, in one of two states. `plain`: as it is made. It hands whole superpackets over, also
+// The link below them is a veth, in one of three states. `plain`: as it is made. It hands whole superpackets over, also
 // those inside a vxlan, so that nothing is ever cut: no wire does that. `wire`: only frames of at most the MTU cross
 // it, as with a network card without segmentation of its own. The kernel cuts in software on the way out, for TCP, for
 // vxlan and for UDP_SEGMENT alike, and GRO joins what comes in, as in a card's driver. Checksums stay offloaded, as
-// every card can do it and UDP_SEGMENT demands it.
+// every card can do it and UDP_SEGMENT demands it. `shaped`: a wire of 1 Gbit/s behind a queue of 20 ms (tc-tbf), so that
+// queues stand there and not in the path.
 // The ends are the hosts themselves, or a container on each: then each packet is forwarded between the container's veth, a
 // bridge and the path, as in use. What `--peer` must do stands in README.md.
 
@@ -150,7 +151,7 @@ function setupFor(name: string, peer: string | undefined): Setup {
   })
 }
 
-export const LINKS = ['plain', 'wire'] as const
+export const LINKS = ['plain', 'wire', 'shaped'] as const
 export type Link = (typeof LINKS)[number]
 
 /** Features of ethtool(8) by which a device takes what is larger than a frame, as far as they are on. */
@@ -165,6 +166,11 @@ async function makeWire(host: Host): Promise<void> {
   const left = await superpacketFeatures(host)
   if (left.length > 0)
     throw new WeftError('DEVICE', `--link wire: this kernel's veth cannot do without ${left.join(', ')}`)
+}
+
+async function shape(host: Host): Promise<void> {
+  const filter = ['rate', '1gbit', 'burst', '256kb', 'latency', '20ms']
+  await host.output(['tc', 'qdisc', 'add', 'dev', 'eth0', 'root', 'tbf', ...filter])
 }
 
 export const ENDS = ['hosts', 'containers'] as const
@@ -183,7 +189,8 @@ export async function openPath(name: string, { link, ends, peer }: PathOptions):
   const lab = await createLab({ hosts: 2, underlay: 'veth' })
   try {
     const hosts = lab.hosts as [Host, Host]
-    if (link === 'wire') for (const host of hosts) await makeWire(host)
+    if (link !== 'plain') for (const host of hosts) await makeWire(host)
+    if (link === 'shaped') for (const host of hosts) await shape(host)
     const reached = await setup(...hosts, lab)
     const { from, to, address } =
       ends === 'hosts' ? hostEnds(hosts, reached) : await containerEnds(name, hosts, reached)

@@ -10,10 +10,15 @@ const REACH_PAUSE_MS = 50
 
 const inside = (namespace: string, ...command: string[]): string[] => ['ip', 'netns', 'exec', namespace, ...command]
 
-/** Round-trip times in ms of `count` pings; fewer if some were lost. */
-export async function ping(namespace: string, address: string, { count = 3, intervalS = 0.2 } = {}): Promise<number[]> {
+/** Round-trip times in ms of `count` pings; fewer if some were lost, or not sent by `deadlineS` whole seconds. */
+export async function ping(
+  namespace: string,
+  address: string,
+  { count = 3, intervalS = 0.2, deadlineS = 0 } = {},
+): Promise<number[]> {
+  const deadline = deadlineS > 0 ? ['-w', String(deadlineS)] : []
   const { stdout } = await execute(
-    inside(namespace, 'ping', '-n', '-c', String(count), '-i', String(intervalS), '-W', '1', address),
+    inside(namespace, 'ping', '-n', '-c', String(count), '-i', String(intervalS), '-W', '1', ...deadline, address),
   )
   return [...stdout.matchAll(/time=([\d.]+) ms/g)].map((match) => Number(match[1]))
 }
