@@ -34,6 +34,18 @@ export async function createSubnetManager(options: DaemonOptions, log: Log): Pro
   return managerOf(store, log)
 }
 
+/** Backends that flannel removed, and what takes their place. */
+const CLOUD =
+  "take host-gw where the hosts are on one link, else udp; or alloc, and the routes by the cloud's own controller"
+const REMOVED: Readonly<Record<string, string>> = {
+  'ali-vpc': CLOUD,
+  'aws-vpc': CLOUD,
+  gce: CLOUD,
+  'tencent-vpc': CLOUD,
+  ipsec: 'take udp, and IPsec between the hosts below it',
+}
+const KNOWN = 'udp, host-gw or alloc'
+
 /** The backend that the network configuration names. Throws WeftError CONFIG for one that there is not. */
 export async function createBackend(
   config: NetworkConfig,
@@ -41,14 +53,27 @@ export async function createBackend(
   options: DaemonOptions,
   log: Log,
 ): Promise<Backend> {
-  if (config.backendType !== 'udp') {
-    throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${config.backendType}`, {
-      remedy: 'set "Backend": {"Type": "udp"} in the network configuration',
-    })
+  switch (config.backendType) {
+    case 'udp': {
+      const { createUdpBackend } = await import('./backend/udp.ts')
+      const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
+      return createUdpBackend({ config, external, startEngine, run, log })
+    }
+    case 'host-gw': {
+      const { createHostGwBackend } = await import('./backend/host-gw.ts')
+      return createHostGwBackend({ config, external, run, log })
+    }
+    case 'alloc': {
+      const { createAllocBackend } = await import('./backend/alloc.ts')
+      return createAllocBackend({ external, run })
+    }
+    default: {
+      const instead = REMOVED[config.backendType]
+      throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${config.backendType}`, {
+        remedy: `set "Backend": {"Type": ...} in the network configuration to ${KNOWN}${instead === undefined ? '' : `: ${instead}`}`,
+      })
+    }
   }
-  const { createUdpBackend } = await import('./backend/udp.ts')
-  const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
-  return createUdpBackend({ config, external, startEngine, run, log })
 }
 
 async function startEngineOf(

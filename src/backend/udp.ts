@@ -5,19 +5,19 @@
 import { WeftError } from '../errors.ts'
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { Engine, EngineConfig } from '../dataplane/engine.ts'
-import { encodePeers, type Peer } from '../dataplane/peers.ts'
+import { encodePeers } from '../dataplane/peers.ts'
 import type { Run } from '../host/command.ts'
-import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
-import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
+import { changeOf, currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { Backend, DataPath } from './backend.ts'
+import { createPeerFilter } from './peer-filter.ts'
 import { createTunDevice, refuseForeignRoute, type TunDevice } from './tun-device.ts'
 
 const DEFAULT_PORT = 8285
 /** Outer IPv4 header and UDP header. */
 const ENCAP_BYTES = 28
-const BROADCAST = 0xffffffff
 const TUN_NAME = 'flannel%d'
 
 export interface UdpOptions {
@@ -38,17 +38,6 @@ export function udpPort(backend: Readonly<Record<string, unknown>>): number {
     })
   }
   return port === 0 ? DEFAULT_PORT : port
-}
-
-/** Why a lease cannot be a peer of ours, or undefined when it can. Its backend does not matter, as for flanneld. */
-export function unusableReason({ attrs: { publicIp } }: Lease, own: OwnLease): string | undefined {
-  const top = publicIp >>> 24
-  // 240.0.0.0/4 is a host's: the kernel sends there since 2.6.25, and clouds lease it.
-  const isMulticast = top >= 224 && top < 240
-  if (top === 0 || top === 127 || isMulticast || publicIp === BROADCAST)
-    return `${formatIpv4(publicIp)} is no address of a host`
-  if (publicIp === own.attrs.publicIp) return `${formatIpv4(publicIp)} is this node's own address`
-  return undefined
 }
 
 /**
@@ -118,13 +107,6 @@ export function createUdpBackend(options: UdpOptions): Backend {
   }
 }
 
-function describeChange(before: ExternalInterface, now: ExternalInterface): string | undefined {
-  if (now.address !== before.address)
-    return `the address of ${now.name} changed from ${formatIpv4(before.address)} to ${formatIpv4(now.address)}`
-  if (now.mtu !== before.mtu) return `the MTU of ${now.name} changed from ${before.mtu} to ${now.mtu}`
-  return undefined
-}
-
 function openDataPath(
   { external, log, run }: UdpOptions,
   engine: Engine,
@@ -133,35 +115,23 @@ function openDataPath(
   mtu: number,
   port: number,
 ): DataPath {
-  let skipped = new Set<string>()
+  const filter = createPeerFilter({ lease, log })
   let moved!: (reason: Error) => void
   const externalMoved = new Promise<Error>((resolve) => (moved = resolve))
   return {
     mtu,
     fault: Promise.race([engine.fault, externalMoved]),
     async apply(leases, ownKey) {
-      const peers: Peer[] = []
-      const unusable = new Set<string>()
-      for (const peer of leases.values()) {
-        if (peer.key === ownKey) continue
-        const reason = unusableReason(peer, lease)
-        if (reason === undefined) {
-          peers.push({ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port })
-          continue
-        }
-        unusable.add(peer.key)
-        if (!skipped.has(peer.key)) log.warn(`Lease ${peer.key} is not used: ${reason}`)
-      }
-      skipped = unusable
-      engine.setPeers(encodePeers(peers))
+      const peers = filter.usable(leases, ownKey)
+      engine.setPeers(encodePeers(peers.map(({ subnet, attrs }) => ({ subnet, endpoint: attrs.publicIp, port }))))
     },
     async resync() {
-      const change = describeChange(external, await currentExternal(run, external))
+      const change = changeOf(external, await currentExternal(run, external))
       if (change === undefined) return device.resync() // one that is gone the engine reports as a fault
       moved(new Error(change)) // sockets, segment sizes and the lease are made for what was
       return []
     },
-    counters: () => ({ ...engine.counters(), peers_unusable: BigInt(skipped.size) }),
+    counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     threads: () => engine.threads(),
     close: () => engine.stop(),
   }

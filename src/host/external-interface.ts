@@ -169,6 +169,14 @@ export async function currentExternal(run: Run, before: ExternalInterface): Prom
   return { ...before, mtu: link.mtu, address, publicIp: before.named.publicIp ? before.publicIp : address }
 }
 
+/** What a data path that was made for `before` can no longer carry on with, or undefined. */
+export function changeOf(before: ExternalInterface, now: ExternalInterface): string | undefined {
+  if (now.address !== before.address)
+    return `the address of ${now.name} changed from ${formatIpv4(before.address)} to ${formatIpv4(now.address)}`
+  if (now.mtu !== before.mtu) return `the MTU of ${now.name} changed from ${before.mtu} to ${now.mtu}`
+  return undefined
+}
+
 async function byDefaultRoute(run: Run, links: readonly Link[], log: Log): Promise<Found> {
   log.info('Determining IP address of default interface')
   const routes = (await routesTo(run, 'default')).filter(({ device }) => device !== '')
