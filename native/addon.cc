@@ -196,6 +196,8 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     return {};
   }
 
+  Failure priority_refused() const { return engine_->priority_refused(); }
+
   void shut_down() {
     watcher_.reset();
     engine_.reset();
@@ -274,13 +276,14 @@ Napi::Value open_descriptors_of(const Napi::CallbackInfo& info) {
   options.features = features_of(given.Get("features").As<Napi::Array>());
 
   Descriptors descriptors;
-  int receive_buffer_bytes = 0;
-  if (Failure failure = open_descriptors(options, descriptors, receive_buffer_bytes)) {
+  ReceiveBuffer receive_buffer;
+  if (Failure failure = open_descriptors(options, descriptors, receive_buffer)) {
     to_error(env, *failure).ThrowAsJavaScriptException();
     return env.Undefined();
   }
   Napi::Object result = to_object(env, std::move(descriptors));
-  result.Set("receiveBufferBytes", receive_buffer_bytes);
+  result.Set("receiveBufferAsked", receive_buffer.asked_bytes);
+  result.Set("receiveBufferGranted", receive_buffer.granted_bytes);
   return result;
 }
 
@@ -295,7 +298,8 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   options.network_address = to_be32(given.Get("networkAddress").As<Napi::Number>().Uint32Value());
   const auto peers = given.Get("peers").As<Napi::Uint8Array>();
   options.peers = {peers.Data(), peers.ByteLength()};
-  options.naive = given.Get("naive").As<Napi::Boolean>();
+  options.loops = {given.Get("naive").As<Napi::Boolean>(), given.Get("nice").As<Napi::Number>().Int32Value(),
+                   given.Get("pollUs").As<Napi::Number>().Int64Value()};
 
   auto counters = Napi::BigUint64Array::New(env, descriptors.loops.size() * kCounterCount, napi_biguint64_array);
   Napi::Object handle = env.GetInstanceData<Classes>()->engine.New({});
@@ -305,6 +309,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
     return env.Undefined();
   }
   handle.Set("counters", counters);
+  if (Failure refused = engine->priority_refused()) handle.Set("priorityRefused", to_error(env, *refused).Message());
   return handle;
 }
 

@@ -40,8 +40,12 @@ export interface RunOptions {
   networkAddress: number
   /** The first peer table, as `setPeers` takes it: packets may be waiting in the descriptors. */
   peers: Uint8Array
-  /** One packet per system call and one thread, on descriptors without features: as flanneld does, to compare with. */
+  /** One packet per system call, on descriptors without features: as flanneld does, to compare with. */
   naive: boolean
+  /** Priority of the threads, -20 (first) to 19; 0: that of the process. */
+  nice: number
+  /** Microseconds that a thread looks again for, giving way, before it sleeps; 0: it sleeps at once. */
+  pollUs: number
 }
 
 export interface NativeEngine {
@@ -52,6 +56,8 @@ export interface NativeEngine {
    * to be read only.
    */
   readonly counters: BigUint64Array
+  /** Why the threads run at the process's priority instead of the one asked for. */
+  readonly priorityRefused?: string
   /** Replaces the whole peer table by these records (see dataplane/peers.ts); in force at each loop's next batch. */
   setPeers(records: Uint8Array): void
   /**
@@ -85,8 +91,10 @@ export const counterNames: string[]
 /** The names of the engine's features; native/core/features.h says what each is. */
 export const featureNames: string[]
 
-/** Opens the TUN and the sockets; `receiveBufferBytes` is what the kernel granted for one of them. */
-export function openDescriptors(options: OpenOptions): Descriptors & { readonly receiveBufferBytes: number }
+/** Opens the TUN and the sockets. The receive buffer is one socket's, in bytes. */
+export function openDescriptors(
+  options: OpenOptions,
+): Descriptors & { readonly receiveBufferAsked: number; readonly receiveBufferGranted: number }
 
 /**
  * Starts the threads on descriptors that are the engine's from now on, also when this throws. `onFault` is called at

@@ -1,18 +1,25 @@
 // descriptors.cc - the sockets and the TUN queues of all loops, and which features they have in common.
 #include "descriptors.h"
 
+#include <algorithm>
+
 #include "io/tun.h"
 
 namespace weft {
 
-Failure open_descriptors(const OpenOptions& options, Descriptors& result, int& receive_buffer_bytes) {
+Failure open_descriptors(const OpenOptions& options, Descriptors& result, ReceiveBuffer& receive_buffer) {
   uint32_t wanted = options.features;
   if (!(wanted & kTunHeader)) wanted &= ~(kTunCsum | kTunTso | kTunUso | kCoalesceTcp | kCoalesceUdp);
   const bool several = options.workers > 1;
+  receive_buffer.asked_bytes =
+      std::max(kReceiveBufferBytes / static_cast<int>(options.workers), kLeastReceiveBufferBytes);
   std::vector<Tun> tuns(options.workers);
   std::vector<UdpSocket> sockets(options.workers), senders(options.workers);
   for (size_t i = 0; i < options.workers; i++) {
-    if (Failure failure = open_udp(options.bind_address, several, wanted, sockets[i])) return failure;
+    const Share share = !several ? Share::kNo : i == 0 ? Share::kBegin : Share::kJoin;
+    if (Failure failure = open_udp(options.bind_address, share, receive_buffer.asked_bytes, wanted, sockets[i])) {
+      return failure;
+    }
     if (!several) break;
     if (Failure failure = open_sender(options.bind_address, i, wanted, senders[i])) return failure;
   }
@@ -23,12 +30,12 @@ Failure open_descriptors(const OpenOptions& options, Descriptors& result, int& r
     if (Failure failure = open_tun(name, several, wanted, tun)) return failure;
     name = tun.name;
   }
-  uint32_t granted = wanted & (kCoalesceTcp | kCoalesceUdp | kTwoThreads);
+  uint32_t granted = wanted & (kCoalesceTcp | kCoalesceUdp);
   granted |= tuns[0].features | sockets[0].features;
   // A kernel that does not know USO refuses UDP superpackets in both directions.
   if (!(granted & kTunUso) && (wanted & kTunUso)) granted &= ~kCoalesceUdp;
 
-  receive_buffer_bytes = sockets[0].receive_buffer_bytes;
+  receive_buffer.granted_bytes = sockets[0].receive_buffer_bytes;
   result.tun_name = name;
   result.features = granted;
   result.loops.clear();

@@ -29,7 +29,13 @@ struct OpenOptions {
   uint32_t features = kAllFeatures;  ///< those wanted
 };
 
-/// Opens all that `workers` loops need. `receive_buffer_bytes` is what the kernel granted for one socket.
-Failure open_descriptors(const OpenOptions& options, Descriptors& descriptors, int& receive_buffer_bytes);
+/// Of one socket.
+struct ReceiveBuffer {
+  int asked_bytes = 0;
+  int granted_bytes = 0;
+};
+
+/// Opens all that `workers` loops need.
+Failure open_descriptors(const OpenOptions& options, Descriptors& descriptors, ReceiveBuffer& receive_buffer);
 
 }  // namespace weft

@@ -12,7 +12,7 @@
 #include <errno.h>
 
 #include <algorithm>
-#include <vector>
+#include <memory>
 
 #include "core/checksum.h"
 #include "core/encapsulation.h"
@@ -34,7 +34,7 @@ class Egress final : public Direction {
         peers_(peers),
         encap_(encap),
         sender_(path.sender, Encap::kHeaderBytes, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters),
-        reads_(kReadBudgetBytes + Encap::kHeaderBytes + kMaxReadBytes) {}
+        reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + Encap::kHeaderBytes + kMaxReadBytes)) {}
 
   Pump pump() override {
     Pump pump;
@@ -44,7 +44,7 @@ class Egress final : public Direction {
     while (pump.items < max_reads && used < kReadBudgetBytes) {
       // Before each packet there is room for what the encapsulation puts there, whether or not the TUN speaks virtio
       // headers.
-      uint8_t* bytes = reads_.data() + used + Encap::kHeaderBytes;
+      uint8_t* bytes = reads_.get() + used + Encap::kHeaderBytes;
       const ssize_t size = read(path_.tun, bytes, kMaxReadBytes);
       if (size < 0) {
         if (errno == EINTR) continue;
@@ -124,7 +124,7 @@ class Egress final : public Direction {
   Encap encap_;
   Sender sender_;
   IcmpLimit icmp_;
-  std::vector<uint8_t> reads_;
+  std::unique_ptr<uint8_t[]> reads_;  // not written to before it is used: a lane that is idle has no memory
 };
 
 }  // namespace weft

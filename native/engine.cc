@@ -54,15 +54,15 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     fds.sender ? fds.sender.get() : fds.socket.get(),
                     options.tun_address,
                     options.network_address,
-                    options.naive ? 1 : kNoLimit,
+                    options.loops.naive ? 1 : kNoLimit,
                     &engine->features_,
                     CounterRow(counters + i * kCounterCount)};
     Directions made = encapsulation->make(path, engine->peers_.reader(2 * i), engine->peers_.reader(2 * i + 1));
-    engine->loops_.push_back(
-        std::make_unique<Loop>(i, path, std::move(made.egress), std::move(made.ingress), engine->fault_));
+    engine->loops_.push_back(std::make_unique<Loop>(i, path, std::move(made.egress), std::move(made.ingress),
+                                                    options.loops, engine->fault_));
   }
   for (auto& loop : engine->loops_) {
-    if (Failure failure = loop->start(options.naive)) return failure;
+    if (Failure failure = loop->start()) return failure;
   }
   result = std::move(engine);
   return {};
@@ -70,7 +70,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
 
 std::vector<ThreadRounds> Engine::ask_threads() const {
   std::vector<ThreadRounds> threads;
-  for (const auto& loop : loops_) loop->ask_threads(threads);
+  for (const auto& loop : loops_) threads.push_back(loop->ask_thread());
   return threads;
 }
 

@@ -19,7 +19,7 @@ struct RunOptions {
   uint32_t tun_address = 0;        ///< network order, as the next
   uint32_t network_address = 0;
   std::span<const uint8_t> peers;  ///< the first table: packets may be waiting in the descriptors
-  bool naive = false;
+  LoopOptions loops;
 };
 
 class Engine {
@@ -32,7 +32,9 @@ class Engine {
   const Features& features() const { return features_; }
   Fault& fault() { return fault_; }
   void set_peers(std::span<const uint8_t> records) { peers_.replace(std::make_unique<const PeerTable>(records)); }
-  /// Tells each thread's rounds until now, then wakes it: a thread that is alive goes round once more.
+  /// Why the threads have not the priority that was asked for.
+  Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
+  /// Of each thread, as Loop::ask_thread.
   std::vector<ThreadRounds> ask_threads() const;
   /// Joins the threads and gives the descriptors back, open, for another engine. Nothing else may be asked of this one
   /// afterwards. An engine that is destroyed instead closes them, with which the TUN disappears.

@@ -1,18 +1,14 @@
-// loop.h - the threads of one loop: when each of them runs, sleeps, and ends.
+// loop.h - one loop: a TUN queue, a socket, and the thread that moves packets between them in both directions.
 //
-// A loop is one TUN queue, one socket and a thread. While it is quiet that thread serves both directions, because an
-// idle ping then costs no wake-up across CPUs. When both directions are busy and it has used up a core, the TUN side
-// (egress) moves to a second thread, and comes back after a quiet while (core/waiting.h says when). A direction is only
-// ever run by the thread that holds it; it is handed over through an eventfd, whose write and read order everything
-// before and after.
+// Several loops are lanes. A flow stays in its loop, and the kernel's scheduler serves the loops in turn, by the time
+// that each has used: one that has little to do is served at once, however much waits in another. So a lone packet
+// does not stand behind eight streams, and no queue of ours has to be fair.
 #pragma once
 
 #include <atomic>
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "core/waiting.h"
 #include "direction.h"
 #include "io/event.h"
 #include "io/thread.h"
@@ -54,42 +50,44 @@ struct ThreadRounds {
   uint64_t rounds;
 };
 
+struct LoopOptions {
+  bool naive = false;   ///< one packet a system call (naive.cc)
+  int nice = 0;         ///< of the thread, as setpriority(2) has it; 0: that of the process
+  int64_t poll_us = 0;  ///< for how long it looks again before it sleeps (core/waiting.h)
+};
+
 class Loop {
  public:
   Loop(size_t number, const Path& path, std::unique_ptr<Direction> egress, std::unique_ptr<Direction> ingress,
-       Fault& fault);
+       const LoopOptions& options, Fault& fault);
   /// Stops and joins.
   ~Loop();
 
-  /// `naive`: one thread and one packet a system call (naive.cc).
-  Failure start(bool naive);
+  Failure start();
+  /// Why the thread has not the priority that was asked for, once it was started.
+  Failure priority_refused() const { return thread_.priority_refused(); }
   void stop();
-  void ask_threads(std::vector<ThreadRounds>& threads) const;
+  /// Tells the rounds until now, then wakes the thread: one that is alive goes round once more.
+  ThreadRounds ask_thread() const;
 
  private:
   void run();
-  void run_helper();
   void run_naive();
   /// False when the path cannot go on, which is told.
   bool pump(Direction& direction, size_t& items);
   bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
-  std::string thread_name(const char* kind) const { return kind + std::to_string(number_); }
 
-  size_t number_;
+  std::string name_;
   Path path_;
   std::unique_ptr<Direction> egress_;
   std::unique_ptr<Direction> ingress_;
+  LoopOptions options_;
   Fault& fault_;
   Fd epoll_;
-  Event wake_;         // the loop's thread: stop, or the TUN side comes back, or go round once
-  Event helper_wake_;  // the helper: take the TUN side, or stop, or go round once
+  Event wake_;  // stop, or go round once
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> helper_has_tun_{false};
-  LoopWaiting waiting_;
   Rounds rounds_;
-  Rounds helper_rounds_;
   Thread thread_;
-  Thread helper_;
 };
 
 }  // namespace weft

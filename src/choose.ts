@@ -5,6 +5,7 @@ import type { NetworkConfig } from './config/network-config.ts'
 import type { Engine, EngineConfig } from './dataplane/engine.ts'
 import { WeftError } from './errors.ts'
 import { run } from './host/command.ts'
+import { raiseSession } from './host/session-priority.ts'
 import type { ExternalInterface } from './host/external-interface.ts'
 import { managerOf } from './lease/store-manager.ts'
 import type { SubnetManager } from './lease/subnet-manager.ts'
@@ -77,7 +78,7 @@ export async function createBackend(
 }
 
 async function startEngineOf(
-  { engine, workers, without }: Pick<DaemonOptions, 'engine' | 'workers' | 'without'>,
+  { engine, workers, nice, without, 'poll-us': pollUs }: DaemonOptions,
   config: EngineConfig,
 ): Promise<Engine> {
   if (engine === 'dgram') {
@@ -85,5 +86,6 @@ async function startEngineOf(
     return startDgramEngine(config)
   }
   const { startNativeEngine } = await import('./dataplane/native-engine.ts')
-  return startNativeEngine(config, { naive: engine === 'naive', workers, without })
+  if (engine === 'native' && nice !== 0) raiseSession(nice)
+  return startNativeEngine(config, { naive: engine === 'naive', workers, nice, pollUs, without })
 }

@@ -66,7 +66,18 @@ export const WEFT_FLAGS = {
     help: 'seconds that peers are kept when more than half of them vanish from the store at once',
   },
   engine: { default: 'native', help: 'data path: native, dgram (TypeScript, no threads) or naive (to compare with)' },
-  workers: { default: 1, help: 'loops of the native engine, each with a TUN queue, a socket and a thread, 1 to 16' },
+  workers: {
+    default: 8,
+    help: 'lanes of the native engine, each with a TUN queue, a socket and a thread, 1 to 16: what waits in one delays none of the others',
+  },
+  nice: {
+    default: -5,
+    help: "priority of the native engine's threads, -20 (first) to 19; 0 for that of weftd",
+  },
+  'poll-us': {
+    default: 50,
+    help: 'microseconds that an idle thread of the native engine gives way and looks again for before it sleeps, 0 to 1000',
+  },
   without: {
     default: [] as readonly string[],
     help: 'do not use this kernel feature, such as udp-gso; may be given several times',
@@ -129,5 +140,11 @@ export function checkOptions(options: DaemonOptions): void {
   }
   if (options.workers < 1 || options.workers > 16) {
     throw new WeftError('USAGE', `--workers is ${options.workers}`, { remedy: 'give it 1 to 16' })
+  }
+  if (options.nice < -20 || options.nice > 19) {
+    throw new WeftError('USAGE', `--nice is ${options.nice}`, { remedy: 'give it -20 to 19' })
+  }
+  if (options['poll-us'] < 0 || options['poll-us'] > 1000) {
+    throw new WeftError('USAGE', `--poll-us is ${options['poll-us']}`, { remedy: 'give it 0 to 1000 microseconds' })
   }
 }

@@ -40,9 +40,7 @@ namespace weft {
   X(rx_drop_ttl)               /* TTL or hop limit ran out here */                                  \
   X(rx_time_exceeded_sent)     /* ICMP time exceeded, to the peer */                                \
   X(rx_drop_tun)               /* the kernel did not take the packet: the TUN is down or full */    \
-  X(coalesce_refusals)         /* joined writes that had to be written again singly */              \
-  /* the loop */                                                                                    \
-  X(thread_handovers)          /* times that the TUN side moved to its own thread */
+  X(coalesce_refusals)         /* joined writes that had to be written again singly */
 // clang-format on
 
 enum Counter : size_t {

@@ -20,7 +20,6 @@ enum Feature : uint32_t {
   kUdpGro = 1 << 5,       ///< many datagrams from one message, UDP_GRO (Linux 5.0)
   kCoalesceTcp = 1 << 6,  ///< TCP packets joined for the TUN
   kCoalesceUdp = 1 << 7,  ///< UDP packets joined for the TUN; the kernel must know USO
-  kTwoThreads = 1 << 8,   ///< when one thread needs all of a core, each direction has its own
 };
 
 struct FeatureName {
@@ -28,7 +27,7 @@ struct FeatureName {
   std::string_view name;
 };
 
-constexpr std::array<FeatureName, 9> kFeatureNames{{
+constexpr std::array<FeatureName, 8> kFeatureNames{{
     {kTunHeader, "tun-header"},
     {kTunCsum, "tun-csum"},
     {kTunTso, "tun-tso"},
@@ -37,7 +36,6 @@ constexpr std::array<FeatureName, 9> kFeatureNames{{
     {kUdpGro, "udp-gro"},
     {kCoalesceTcp, "coalesce-tcp"},
     {kCoalesceUdp, "coalesce-udp"},
-    {kTwoThreads, "two-threads"},
 }};
 
 constexpr uint32_t kAllFeatures = (1 << kFeatureNames.size()) - 1;

@@ -1,80 +1,73 @@
-// waiting.h - how a thread waits when it has moved a batch, and which of a loop's two threads waits at the TUN.
+// waiting.h - how a thread waits for packets: whether it gives way for a moment and looks again before it sleeps.
 //
-// Two threads wake each other and compete with the programs at the ends: where cores are short, one carries as much
-// with fewer wake-ups. Help pays for a thread that moves packets in both directions, has a core to itself and needs
-// all of it. What a thread does in each case is loop.cc's.
+// A wake-up costs more than what is done with a lone packet, and a conversation (a request, its answer, the next) has
+// two on each host. A thread that gives way instead leaves its core to whoever sends the next packet, and is there when
+// it comes. Two things speak against it, and both are told by the clock alone:
 //
-// A clock tells `now_us()`, the microseconds of a clock that only goes on, and `worked_us()`, the CPU time of the
-// calling thread.
+//   - the last packets were far apart: the next is not worth waiting for. So it costs nothing while a host is idle, and
+//     at most 1 / kNearWindows of a core ever.
+//   - others want the core: a turn that is given away is theirs for milliseconds, where a thread that sleeps would be
+//     woken to preempt them. One such turn, and it sleeps at once for a while; again, for twice as long.
+//
+// KVM's halt polling decides by the first alone (Documentation/virt/kvm/halt-polling.rst); there the core is one's own.
 #pragma once
 
-#include <cstddef>
+#include <algorithm>
 #include <cstdint>
 
 namespace weft {
 
-enum class Next : uint8_t {
-  kSleep,  ///< until something comes, or for as long as its own waiting says
-  kHandTunOver,
-  kGiveTunBack,
-};
-
-/// Of the loop's own thread, which sleeps until something comes.
-class LoopWaiting {
+class Waiting {
  public:
-  static constexpr int kSleepMs = -1;
-  static constexpr size_t kBusyItems = 24;  ///< of each direction, in a window
-  static constexpr int64_t kWindowUs = 20'000;
-  static constexpr int64_t kFullPercent = 90;
+  /// Longer than a turn takes of those who answer a packet, shorter than a time slice.
+  static constexpr int64_t kLateUs = 300;
+  static constexpr int64_t kShortestRestUs = 10'000;
+  static constexpr int64_t kLongestRestUs = 1'000'000;
+  /// Of the window, a sleep this long is the longest that it would have been right to look again in.
+  static constexpr int64_t kNearWindows = 25;
+  /// So many turns that were not late make a new beginning.
+  static constexpr int kGoodTurns = 256;
 
-  /// After the thread has moved so much in both directions. The clock is not asked while a direction is quiet.
-  template <typename Clock>
-  Next after(size_t tun_items, size_t socket_items, const Clock& clock) {
-    tun_items_ += tun_items;
-    socket_items_ += socket_items;
-    if (tun_items_ < kBusyItems || socket_items_ < kBusyItems) return Next::kSleep;
-    const int64_t elapsed = clock.now_us() - start_us_;
-    if (elapsed < kWindowUs) return Next::kSleep;
-    const int64_t worked = clock.worked_us() - worked_us_;
-    start_us_ += elapsed;
-    worked_us_ += worked;
-    tun_items_ = socket_items_ = 0;
-    return worked * 100 >= elapsed * kFullPercent ? Next::kHandTunOver : Next::kSleep;
-  }
+  /// For how long it looks again; 0: it always sleeps at once.
+  explicit Waiting(int64_t window_us) : window_us_(window_us) {}
 
- private:
-  size_t tun_items_ = 0;
-  size_t socket_items_ = 0;
-  int64_t start_us_ = 0;   // of the window
-  int64_t worked_us_ = 0;  // CPU time of the thread by then
-};
-
-/// Of the thread that has taken over the TUN, from then on until it gives it back.
-class HelperWaiting {
- public:
-  /// Bounds both the return of the TUN and how long ending the thread takes.
-  static constexpr int kSleepMs = 20;
-  static constexpr int64_t kQuietUs = 20'000;
-  static constexpr size_t kQuietItems = 8;  ///< fewer than this in that time count as quiet
-
-  template <typename Clock>
-  explicit HelperWaiting(const Clock& clock) : since_us_(clock.now_us()) {}
-
-  /// After the thread has slept, and moved so much if anything came.
-  template <typename Clock>
-  Next after(size_t items, const Clock& clock) {
-    items_ += items;
-    const int64_t now = clock.now_us();
-    if (items_ >= kQuietItems) {
-      items_ = 0;
-      since_us_ = now;
+  /// Waits until `look(milliseconds)`, which waits for as long (-1: for ever), finds anything, and returns what that
+  /// returned. `clock` has `now_us()`, of a clock that only goes on, and `give_way()`.
+  template <typename Look, typename Clock>
+  int wait(const Look& look, const Clock& clock) {
+    if (window_us_ == 0) return look(-1);
+    if (const int found = look(0)) return found;
+    const int64_t start_us = clock.now_us();
+    int64_t now_us = start_us;
+    while (near_ && now_us >= rest_until_us_ && now_us - start_us < window_us_) {
+      const int64_t before_us = now_us;
+      clock.give_way();
+      const int found = look(0);
+      now_us = clock.now_us();
+      took_turn(now_us - before_us, now_us);
+      if (found) return found;
     }
-    return now - since_us_ >= kQuietUs ? Next::kGiveTunBack : Next::kSleep;
+    const int found = look(-1);
+    near_ = clock.now_us() - now_us <= kNearWindows * window_us_;
+    return found;
   }
 
  private:
-  size_t items_ = 0;
-  int64_t since_us_;  // the last time that it was not quiet
+  void took_turn(int64_t us, int64_t now_us) {
+    if (us > kLateUs) {
+      rest_us_ = std::clamp(2 * rest_us_, kShortestRestUs, kLongestRestUs);
+      rest_until_us_ = now_us + rest_us_;
+      good_turns_ = 0;
+    } else if (++good_turns_ >= kGoodTurns) {
+      rest_us_ = 0;
+    }
+  }
+
+  int64_t window_us_;
+  bool near_ = true;
+  int64_t rest_us_ = 0;
+  int64_t rest_until_us_ = 0;
+  int good_turns_ = 0;
 };
 
 }  // namespace weft

@@ -1,24 +1,25 @@
-// clock.h - the clocks of clock_gettime(2) that the threads ask.
+// clock.h - the clock that the threads ask.
 #pragma once
 
+#include <sched.h>
 #include <time.h>
 
 #include <cstdint>
 
 namespace weft {
 
-inline int64_t clock_us(clockid_t clock) {
+inline int64_t monotonic_us() {
   timespec now;
-  clock_gettime(clock, &now);
+  clock_gettime(CLOCK_MONOTONIC, &now);
   return now.tv_sec * 1'000'000 + now.tv_nsec / 1'000;
 }
 
-inline int64_t now_ms() { return clock_us(CLOCK_MONOTONIC) / 1'000; }
+inline int64_t now_ms() { return monotonic_us() / 1'000; }
 
 /// What core/waiting.h asks, of the calling thread.
 struct ThreadClock {
-  int64_t now_us() const { return clock_us(CLOCK_MONOTONIC); }
-  int64_t worked_us() const { return clock_us(CLOCK_THREAD_CPUTIME_ID); }
+  int64_t now_us() const { return monotonic_us(); }
+  void give_way() const { sched_yield(); }
 };
 
 }  // namespace weft

@@ -45,7 +45,7 @@ Receiver::Receiver(int socket, size_t batch, CounterRow counters)
       batch_(std::min(batch, kMaxMessages)),
       counters_(counters),
       overflow_(drops_of(socket)),
-      buffers_(batch_ * kMessageBytes),
+      buffers_(std::make_unique_for_overwrite<uint8_t[]>(batch_ * kMessageBytes)),
       messages_(batch_),
       iovecs_(batch_),
       controls_(batch_ * kControlBytes),
@@ -53,7 +53,7 @@ Receiver::Receiver(int socket, size_t batch, CounterRow counters)
 
 size_t Receiver::receive(Failure& failure) {
   for (size_t i = 0; i < batch_; i++) {
-    iovecs_[i] = {buffers_.data() + i * kMessageBytes, kMessageBytes};
+    iovecs_[i] = {buffers_.get() + i * kMessageBytes, kMessageBytes};
     msghdr& header = messages_[i].msg_hdr;
     header = {};
     header.msg_iov = &iovecs_[i];

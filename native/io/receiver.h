@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -43,8 +44,8 @@ class Receiver {
   int socket_;
   size_t batch_;
   CounterRow counters_;
-  uint32_t overflow_;  // of the socket, as far as it is counted; wraps around as the kernel's does
-  std::vector<uint8_t> buffers_;
+  uint32_t overflow_;                   // of the socket, as far as it is counted; wraps around as the kernel's does
+  std::unique_ptr<uint8_t[]> buffers_;  // not written to before it is used: a lane that is idle has no memory
   std::vector<mmsghdr> messages_;
   std::vector<iovec> iovecs_;
   std::vector<uint8_t> controls_;

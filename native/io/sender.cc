@@ -34,18 +34,18 @@ Sender::Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features
       features_(features),
       counters_(counters),
       learnt_(features),
-      headers_(kMaxDatagrams * max_header_bytes),
+      headers_size_(kMaxDatagrams * max_header_bytes),
+      headers_(std::make_unique_for_overwrite<uint8_t[]>(headers_size_)),
       iovecs_(kMaxDatagrams * 2),
       runs_(kMaxMessages),
       messages_(kMaxMessages),
       controls_(kMaxMessages * kControlBytes) {}
 
 uint8_t* Sender::room(size_t header_bytes) {
-  if (headers_used_ + header_bytes > headers_.size() || iovecs_used_ + 2 > iovecs_.size() ||
-      runs_used_ == runs_.size()) {
+  if (headers_used_ + header_bytes > headers_size_ || iovecs_used_ + 2 > iovecs_.size() || runs_used_ == runs_.size()) {
     send();
   }
-  uint8_t* header = headers_.data() + headers_used_;
+  uint8_t* header = headers_.get() + headers_used_;
   headers_used_ += header_bytes;
   return header;
 }

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -63,7 +64,8 @@ class Sender {
   CounterRow counters_;
   Learnt learnt_;
   bool waited_ = false;  // in this batch
-  std::vector<uint8_t> headers_;
+  size_t headers_size_;
+  std::unique_ptr<uint8_t[]> headers_;  // not written to before it is used: a lane that is idle has no memory
   size_t headers_used_ = 0;
   std::vector<iovec> iovecs_;
   size_t iovecs_used_ = 0;

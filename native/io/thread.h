@@ -1,10 +1,13 @@
 // thread.h - a thread that the kernel may refuse, which std::thread would throw.
 #pragma once
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <functional>
+#include <semaphore>
 #include <string>
 
 #include "system.h"
@@ -19,12 +22,14 @@ class Thread {
   Thread& operator=(const Thread&) = delete;
   ~Thread() { join(); }
 
-  /// Starts it, once. It takes no signals: those are for Node's main thread. Fails with EAGAIN where threads are
-  /// limited (pids cgroup, RLIMIT_NPROC).
-  Failure start(const std::string& name, std::function<void()> body) {
+  /// Starts it, once, at the priority `nice` of setpriority(2), where 0 stands for that of whoever starts it. It takes
+  /// no signals: those are for Node's main thread. Fails with EAGAIN where threads are limited (pids cgroup,
+  /// RLIMIT_NPROC).
+  Failure start(const std::string& name, int nice, std::function<void()> body) {
     body_ = std::move(body);
+    nice_ = nice;
     const auto run = [](void* self) -> void* {
-      static_cast<Thread*>(self)->body_();
+      static_cast<Thread*>(self)->run();
       return nullptr;
     };
     sigset_t all, before;
@@ -35,7 +40,12 @@ class Thread {
     if (error != 0) return SystemError{"pthread_create", error};
     started_ = true;
     pthread_setname_np(thread_, name.c_str());
+    begun_.acquire();
     return {};
+  }
+  /// Nothing, or why it runs at the priority of whoever started it: EACCES without CAP_SYS_NICE and RLIMIT_NICE.
+  Failure priority_refused() const {
+    return priority_error_ == 0 ? Failure{} : SystemError{"setpriority", priority_error_};
   }
   bool started() const { return started_; }
   void join() {
@@ -43,7 +53,17 @@ class Thread {
   }
 
  private:
+  void run() {
+    // 0 stands for the calling thread: priorities are a thread's own in Linux (setpriority(2), C library differences).
+    if (nice_ != 0 && setpriority(PRIO_PROCESS, 0, nice_) != 0) priority_error_ = errno;
+    begun_.release();
+    body_();
+  }
+
   std::function<void()> body_;
+  int nice_ = 0;
+  int priority_error_ = 0;
+  std::binary_semaphore begun_{0};
   pthread_t thread_{};
   bool started_ = false;
 };

@@ -25,18 +25,20 @@ int set_buffer(int fd, int force, int ask, int bytes) {
   return granted / 2;
 }
 
-Failure open_socket(const sockaddr_in& address, bool shared, int receive_buffer_bytes, uint32_t wanted,
+Failure open_socket(const sockaddr_in& address, Share share, int receive_buffer_bytes, uint32_t wanted,
                     UdpSocket& result) {
   Fd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) return SystemError{"socket", errno};
-  if (shared && !set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1))
-    return SystemError{"setsockopt SO_REUSEPORT", errno};
+  const auto let_share = [&] { return set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1); };
+  if (share == Share::kJoin && !let_share()) return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.receive_buffer_bytes = set_buffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, receive_buffer_bytes);
   set_buffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, kSendBufferBytes);
   // Each message says how many were dropped before it (Linux 2.6.33). One that does not is counted as none.
   set_option(fd.get(), SOL_SOCKET, SO_RXQ_OVFL, 1);
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0)
     return SystemError{"bind", errno};
+  // The first one only now: until it is bound it shares with nobody, so that two daemons cannot have one port.
+  if (share == Share::kBegin && !let_share()) return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.features = 0;
   // A segment size of 0 changes nothing and tells whether the option exists.
   if ((wanted & kUdpGso) && set_option(fd.get(), IPPROTO_UDP, UDP_SEGMENT, 0)) result.features |= kUdpGso;
@@ -47,8 +49,9 @@ Failure open_socket(const sockaddr_in& address, bool shared, int receive_buffer_
 
 }  // namespace
 
-Failure open_udp(const sockaddr_in& address, bool shared, uint32_t wanted, UdpSocket& socket) {
-  return open_socket(address, shared, kReceiveBufferBytes, wanted, socket);
+Failure open_udp(const sockaddr_in& address, Share share, int receive_buffer_bytes, uint32_t wanted,
+                 UdpSocket& socket) {
+  return open_socket(address, share, receive_buffer_bytes, wanted, socket);
 }
 
 Failure open_sender(const sockaddr_in& address, size_t worker, uint32_t wanted, UdpSocket& socket) {
@@ -59,12 +62,12 @@ Failure open_sender(const sockaddr_in& address, size_t worker, uint32_t wanted, 
   for (size_t port = ntohs(address.sin_port) + kStride + worker; port <= 0xffff; port += kStride) {
     sockaddr_in own = address;
     own.sin_port = htons(static_cast<uint16_t>(port));
-    failure = open_socket(own, false, kNothingBytes, wanted & kUdpGso, socket);
+    failure = open_socket(own, Share::kNo, kNothingBytes, wanted & kUdpGso, socket);
     if (!failure || failure->number != EADDRINUSE) return failure;
   }
   sockaddr_in any = address;
   any.sin_port = 0;
-  return open_socket(any, false, kNothingBytes, wanted & kUdpGso, socket);
+  return open_socket(any, Share::kNo, kNothingBytes, wanted & kUdpGso, socket);
 }
 
 bool spread_by_source(const UdpSocket& first, const sockaddr_in& address, size_t workers) {

@@ -17,9 +17,11 @@ struct UdpSocket {
   int receive_buffer_bytes = 0;  ///< as granted
 };
 
-/// What is asked for: a burst of 64-byte packets takes about 0.8 KB each in the kernel's accounting, and 16 MiB took
-/// the retransmissions of eight TCP streams from 28,000 to none.
+/// What is asked for, all workers together and one at least: a burst of 64-byte packets takes about 0.8 KB each in the
+/// kernel's accounting, and 16 MiB took the retransmissions of eight TCP streams from 28,000 to none. What stands in it
+/// delays what comes later, so that a lane among others has less.
 constexpr int kReceiveBufferBytes = 16 << 20;
+constexpr int kLeastReceiveBufferBytes = 2 << 20;
 constexpr int kSendBufferBytes = 4 << 20;
 
 // How several workers share one peer's traffic. A TUN queue holds whole flows, and a worker sends what its queue holds
@@ -29,9 +31,15 @@ constexpr int kSendBufferBytes = 4 << 20;
 // was written to, so that any other rule could send it around in circles. 240 is a multiple of the usual numbers of
 // workers. A datagram from P itself, as flannel and single workers send them, goes to a worker by source address.
 
-/// Opens and binds the socket. `shared` lets several sockets bind to the one port (SO_REUSEPORT). It is sent and
-/// received by with MSG_DONTWAIT.
-Failure open_udp(const sockaddr_in& address, bool shared, uint32_t wanted, UdpSocket& socket);
+/// Whether a socket shares its port with others of this process (SO_REUSEPORT).
+enum class Share : uint8_t {
+  kNo,
+  kBegin,  ///< later ones may join it; fails where another has the port, also one that would share it
+  kJoin,
+};
+
+/// Opens and binds the socket. It is sent and received by with MSG_DONTWAIT.
+Failure open_udp(const sockaddr_in& address, Share share, int receive_buffer_bytes, uint32_t wanted, UdpSocket& socket);
 
 /// Opens the socket that worker `worker` sends by, where there are several.
 Failure open_sender(const sockaddr_in& address, size_t worker, uint32_t wanted, UdpSocket& socket);

@@ -98,6 +98,7 @@ export function createUdpBackend(options: UdpOptions): Backend {
         throw error
       }
       for (const note of engine.notes) log.warn(note)
+      if (log.v(1)) for (const detail of engine.details) log.info(detail)
       log.info(
         `Forwarding between ${engine.tunName} and UDP ${formatIpv4(external.address)}:${port} with the ${engine.kind} engine` +
           (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),

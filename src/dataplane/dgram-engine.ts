@@ -171,6 +171,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     tunName: tun.name,
     offloads: [],
     notes: [],
+    details: [],
     fault,
     setPeers(records) {
       table = buildTable(records)

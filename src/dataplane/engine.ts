@@ -28,6 +28,8 @@ export interface Engine {
   readonly offloads: readonly string[]
   /** What an operator should know of how the engine started: a smaller buffer, a feature refused. */
   readonly notes: readonly string[]
+  /** What else could be better, for those who ask (-v 1). */
+  readonly details: readonly string[]
   /** Resolves with the reason if the data path can no longer forward; stays pending otherwise. */
   readonly fault: Promise<Error>
   /** Replaces the whole peer table by encoded records (peers.ts). Idempotent. */

@@ -4,13 +4,15 @@ import { addon } from '../host/addon.ts'
 import type { Engine, EngineConfig } from './engine.ts'
 import { engineStartError } from './start-error.ts'
 
-/** Asked for in native/io/udp.h. */
-const WANTED_RECEIVE_BUFFER_BYTES = 16 * 1024 * 1024
-
 export interface NativeOptions {
-  /** One packet for each system call in one thread, as flanneld does. */
+  /** One packet for each system call in one thread, as flanneld does: the other options do not count then. */
   readonly naive?: boolean
+  /** Loops, each with a TUN queue, a socket and a thread: the lanes of packets. */
   readonly workers?: number
+  /** Priority of the threads, -20 (first) to 19; 0: that of the process. */
+  readonly nice?: number
+  /** Microseconds that an idle thread looks again for before it sleeps. */
+  readonly pollUs?: number
   /** Kernel features not to use, of `addon.featureNames`. */
   readonly without?: readonly string[]
 }
@@ -18,7 +20,7 @@ export interface NativeOptions {
 /** Starts the native engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
 export function startNativeEngine(
   config: EngineConfig,
-  { naive = false, workers = 1, without = [] }: NativeOptions = {},
+  { naive = false, workers = 1, nice = 0, pollUs = 0, without = [] }: NativeOptions = {},
 ): Engine {
   let reportFault: (error: Error) => void = () => {}
   const fault = new Promise<Error>((resolve) => {
@@ -29,21 +31,30 @@ export function startNativeEngine(
   let opened
   let native
   try {
-    opened = addon.openDescriptors({ tunName, bindAddress, port, workers, features })
-    const options = { encapsulation, tunAddress, networkAddress, naive, peers: new Uint8Array() }
+    opened = addon.openDescriptors({ tunName, bindAddress, port, workers: naive ? 1 : workers, features })
+    const threads = naive ? { naive, nice: 0, pollUs: 0 } : { naive, nice, pollUs }
+    const options = { encapsulation, tunAddress, networkAddress, peers: new Uint8Array(), ...threads }
     native = addon.runEngine(opened, options, (error) => reportFault(error))
   } catch (error) {
     throw engineStartError(error, config)
   }
   const notes: string[] = []
-  if (opened.receiveBufferBytes < WANTED_RECEIVE_BUFFER_BYTES) {
+  const { receiveBufferAsked: asked, receiveBufferGranted: granted } = opened
+  if (granted < asked) {
     notes.push(
-      `the UDP receive buffer is ${opened.receiveBufferBytes >> 10} KiB instead of ${WANTED_RECEIVE_BUFFER_BYTES >> 10}: ` +
-        `bursts may be lost; raise net.core.rmem_max`,
+      `the UDP receive buffer is ${granted >> 10} KiB instead of ${asked >> 10}: bursts may be lost; raise net.core.rmem_max`,
     )
   }
   const refused = features.filter((name) => !opened.features.includes(name))
   if (refused.length > 0) notes.push(`the kernel does not offer ${refused.join(', ')}: slower, not less correct`)
+
+  const details: string[] = []
+  if (native.priorityRefused !== undefined) {
+    details.push(
+      `the forwarding threads run at the priority of weftd instead of ${nice} (${native.priorityRefused}): packets wait ` +
+        'behind programs when cores are short; grant CAP_SYS_NICE or RLIMIT_NICE, or set --nice 0',
+    )
+  }
 
   const names = addon.counterNames
   let stopped: Promise<void> | undefined
@@ -54,6 +65,7 @@ export function startNativeEngine(
       return native.offloads
     },
     notes,
+    details,
     fault,
     setPeers: (records) => native.setPeers(records),
     counters() {

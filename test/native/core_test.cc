@@ -616,84 +616,102 @@ static void test_learnt() {
   CHECK(features.bits() == kAllFeatures);
 }
 
-/// Time as a test says; `asked` counts how often it was.
-struct TestClock {
-  const int64_t& now;
-  const int64_t& worked;
-  size_t& asked;
-  int64_t now_us() const { return asked++, now; }
-  int64_t worked_us() const { return asked++, worked; }
+/// A core as a test says: what a turn given away takes, when the next packet comes, how long a sleep overshoots.
+struct Core {
+  mutable int64_t now = 7'000'000'000;
+  int64_t turn_us = 0;
+  int64_t packet_at = 0;
+  mutable int turns = 0, sleeps = 0;
+  int64_t now_us() const { return now; }
+  void give_way() const { turns++, now += turn_us; }
+  int look(int milliseconds) const {
+    if (milliseconds < 0) sleeps++, now = std::max(now, packet_at);
+    return now >= packet_at ? 1 : 0;
+  }
+  /// Waits for a packet that comes so long after now.
+  void wait(Waiting& waiting, int64_t gap_us) {
+    turns = sleeps = 0;
+    packet_at = now + gap_us;
+    CHECK(waiting.wait([this](int milliseconds) { return look(milliseconds); }, *this) == 1);
+    CHECK(now >= packet_at);
+  }
 };
 
-static void test_loop_waiting() {
-  // Rounds of a thread: what it moves, how long each takes, how much of that it worked.
-  struct Row {
-    const char* what;
-    size_t tun_items, socket_items;
-    int64_t round_us, worked_us;
-    bool helped;
-  };
-  const Row rows[] = {
-      {"all of a core, both directions", 4, 2, 100, 95, true},
-      {"just enough of a core", 4, 2, 100, 90, true},
-      {"a tenth and a bit asleep, or waiting for a core", 4, 2, 100, 89, false},
-      {"half asleep", 4, 2, 100, 50, false},
-      {"all of a core for one direction", 8, 0, 100, 100, false},
-      {"all of a core for the other", 0, 8, 100, 100, false},
-      {"few large rounds", 1, 1, 2'000, 2'000, true},
-      {"hardly any packets", 1, 1, 50'000, 50'000, true},
-  };
-  for (const Row& row : rows) {
-    context = row.what;
-    LoopWaiting waiting;
-    int64_t now = 7'000'000'000, worked = 1'000'000;
-    size_t asked = 0;
-    const TestClock clock{now, worked, asked};
-    const auto help_within = [&](int64_t us) {
-      for (const int64_t end = now + us; now < end;) {
-        now += row.round_us;
-        worked += row.worked_us;
-        if (waiting.after(row.tun_items, row.socket_items, clock) == Next::kHandTunOver) return true;
-      }
-      return false;
-    };
-    // The first window began with the machine, when the thread was not there: it says nothing.
-    CHECK(!help_within(LoopWaiting::kWindowUs / 2));
-    CHECK(help_within(10'000'000) == row.helped);
-    if (row.tun_items == 0 || row.socket_items == 0) CHECK(asked == 0);
-    // A burst after an hour of sleep is no load.
-    now += 3'600'000'000;
-    CHECK(!help_within(LoopWaiting::kWindowUs / 2));
-  }
-  context.clear();
-}
-
-static void test_helper_waiting() {
-  // What each round takes and moves; when the TUN goes back, in microseconds from the hand-over.
-  struct Row {
-    const char* what;
-    int64_t round_us;
-    size_t items;
-    int64_t back_us;  // 0: never
-  };
-  const Row rows[] = {
-      {"nothing comes", 20'000, 0, 20'000},        {"busy", 100, 4, 0},
-      {"just busy enough", 19'999, 8, 0},          {"a batch each sleep", 20'000, 8, 0},
-      {"a packet now and then", 5'000, 1, 20'000}, {"seven in the time", 2'900, 1, 20'300},
-      {"eight in the time", 2'500, 1, 0},
-  };
-  for (const Row& row : rows) {
-    context = row.what;
-    int64_t now = 5'000'000, worked = 0;
-    size_t asked = 0;
-    const TestClock clock{now, worked, asked};
-    HelperWaiting waiting(clock);
-    int64_t back = 0;
-    for (int64_t passed = row.round_us; passed <= 10'000'000 && back == 0; passed += row.round_us) {
-      now = 5'000'000 + passed;
-      if (waiting.after(row.items, clock) == Next::kGiveTunBack) back = passed;
+static void test_waiting() {
+  constexpr int64_t kWindow = 50;
+  {
+    context = "packets that come soon are not slept for";
+    Waiting waiting(kWindow);
+    Core core{.turn_us = 5};
+    for (int i = 0; i < 1'000; i++) {
+      core.wait(waiting, 20);
+      CHECK(core.turns == 4 && core.sleeps == 0);
     }
-    CHECK(back == row.back_us);
+    core.wait(waiting, 0);  // one that is there already
+    CHECK(core.turns == 0 && core.sleeps == 0);
+  }
+  {
+    context = "packets far apart cost one look after the first";
+    Waiting waiting(kWindow);
+    Core core{.turn_us = 1};
+    core.wait(waiting, 10'000);
+    CHECK(core.turns == kWindow && core.sleeps == 1);
+    for (int i = 0; i < 1'000; i++) {
+      core.wait(waiting, 10'000);
+      CHECK(core.turns == 0 && core.sleeps == 1);
+    }
+    // The first that comes near again is slept for, the next is not.
+    core.wait(waiting, 30);
+    CHECK(core.turns == 0 && core.sleeps == 1);
+    core.wait(waiting, 30);
+    CHECK(core.turns == 30 && core.sleeps == 0);
+  }
+  {
+    context = "never more than its share of a core";
+    Waiting waiting(kWindow);
+    Core core{.turn_us = 1};
+    const int64_t start = core.now;
+    int64_t spent = 0;
+    for (int i = 0; i < 10'000; i++) core.wait(waiting, kWindow + i % 2'000), spent += core.turns;
+    CHECK(spent * Waiting::kNearWindows / 10 < core.now - start);
+    Waiting worst(kWindow);
+    const int64_t begin = core.now;
+    spent = 0;
+    for (int i = 0; i < 10'000; i++) core.wait(worst, kWindow * (Waiting::kNearWindows + 1)), spent += core.turns;
+    CHECK(spent * Waiting::kNearWindows <= core.now - begin);
+  }
+  {
+    context = "a late turn ends it for a while, each more for twice as long";
+    Waiting waiting(kWindow);
+    Core core;
+    for (int64_t rest = Waiting::kShortestRestUs; rest < 4 * Waiting::kLongestRestUs; rest *= 2) {
+      core.turn_us = Waiting::kLateUs + 1;
+      core.wait(waiting, 30);
+      CHECK(core.turns == 1);
+      const int64_t end = core.now + std::min(rest, Waiting::kLongestRestUs);
+      while (core.now + 1'000 < end) {
+        core.wait(waiting, 1'000);
+        CHECK(core.turns == 0 && core.sleeps == 1);
+      }
+      core.wait(waiting, 1'000);
+    }
+    // Turns that are not late make it forget.
+    core.turn_us = 5;
+    for (int i = 0; i < Waiting::kGoodTurns; i++) core.wait(waiting, 20);
+    core.turn_us = Waiting::kLateUs + 1;
+    core.wait(waiting, 30);
+    const int64_t end = core.now + Waiting::kShortestRestUs;
+    while (core.now < end) core.wait(waiting, 1'000);
+    core.turn_us = 5;
+    core.wait(waiting, 20);
+    CHECK(core.turns == 4 && core.sleeps == 0);
+  }
+  {
+    context = "switched off, it asks nothing";
+    Waiting waiting(0);
+    Core core{.turn_us = 5};
+    core.wait(waiting, 20);
+    CHECK(core.turns == 0 && core.sleeps == 1);
   }
   context.clear();
 }
@@ -712,7 +730,6 @@ int main(int argc, char** argv) {
   test_icmp();
   test_refusals();
   test_learnt();
-  test_loop_waiting();
-  test_helper_waiting();
+  test_waiting();
   return verdict(seed);
 }

@@ -286,8 +286,8 @@ void test_time_exceeded() {
 /// What a socket had no room for is counted, by whichever engine has it at the time.
 void test_overflow() {
   UdpSocket socket, sender;
-  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), false, 0, socket));
-  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), false, 0, sender));
+  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), Share::kNo, 1 << 20, 0, socket));
+  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), Share::kNo, 1 << 20, 0, sender));
   const int small = 20'000;
   CHECK(setsockopt(socket.fd.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small) == 0);
   const sockaddr_in to = Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(socket.fd.get()));
@@ -312,7 +312,7 @@ void test_overflow() {
 /// A socket that is sent by alone holds next to nothing of what is sent to it.
 void test_sender_socket() {
   UdpSocket receiver, sender;
-  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), false, 0, receiver));
+  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), Share::kNo, 1 << 20, 0, receiver));
   CHECK(!open_sender(Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(receiver.fd.get())), 1, 0, sender));
   const sockaddr_in to = Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(sender.fd.get()));
   const Bytes datagram(1000);

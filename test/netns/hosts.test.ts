@@ -3,6 +3,7 @@
 import { once } from 'node:events'
 import { closeSync, mkdirSync, openSync, readdirSync, readFileSync, rmSync, utimesSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
@@ -13,6 +14,7 @@ import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { eventually } from '../support/event.ts'
 import { added, removed, subnetOf, tunAddress } from '../support/hosts.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
+import { freezeThread } from '../support/service-manager.ts'
 import { ipv4Packet, udpDatagram } from '../support/packets.ts'
 
 needs(HOSTS, ...ETCD, 'iperf3', 'ping')
@@ -266,7 +268,7 @@ describe('--workers', () => {
   /** Of CPU time, in all loops, and of what was sent: so much that each loop had its share. */
   const ENOUGH_TICKS = 100
   const ENOUGH_SEGMENTS = 10_000
-  /** CPU time in ticks of each of a daemon's loops and of their helpers (proc_pid_stat(5): utime, stime). */
+  /** CPU time in ticks of each of a daemon's loops (proc_pid_stat(5): utime, stime). */
   const loopTicks = ({ process }: Daemon): number[] =>
     readdirSync(`/proc/${process.pid}/task`)
       .map((task) => readFileSync(`/proc/${process.pid}/task/${task}/stat`, 'utf8'))
@@ -310,6 +312,50 @@ describe('--workers', () => {
     // What TCP takes for reordering, not for loss: only a flow that moves to the queue of its
     // other direction, once, may cause it.
     expect(await count('TcpExtTCPSACKReorder')).toBeLessThan(flows * 10)
+  })
+
+  const LANES = 8
+  /** So many that each lane has some, but for a chance of one in millions. */
+  const FLOWS = 128
+  const dgram = "const socket = () => require('node:dgram').createSocket('udp4')\n"
+
+  it('of which one stands still delays none of the others, and loses nothing', async () => {
+    lab = await createLab({ hosts: 2 })
+    const { args } = await directoryLeases(lab)
+    const [first, second] = lab.hosts as [Host, Host]
+    const daemons = lab.hosts.map((host) => host.startDaemon({ args }))
+    await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+    await reach(first.namespace, tunAddress(second))
+    const ports = (await first.output(['ss', '-Huln'])).match(/(?<=192\.168\.77\.1:)\d+/g)!.map(Number)
+    const senders = Array.from({ length: LANES }, (_, lane) => 8525 + lane)
+    expect(new Set(ports)).toEqual(new Set([8285, ...senders]))
+
+    const echo = second.spawn([
+      process.execPath,
+      '-e',
+      `${dgram}const echo = socket()
+      echo.on('message', (text, { port, address }) => echo.send(text, port, address))
+      echo.bind(7000, () => console.log('listening'))`,
+    ])
+    await once(createInterface({ input: echo.stdout! }), 'line')
+    const thaw = await freezeThread(first, daemons[0]!.process.pid!, 'weft-loop3')
+    const asking = first.spawn([
+      process.execPath,
+      '-e',
+      `${dgram}let answered = 0
+      for (let flow = 0; flow < ${FLOWS}; flow++) {
+        const each = socket()
+        each.on('message', () => console.log(++answered))
+        each.send('x', 7000, '${tunAddress(second)}')
+      }`,
+    ])
+    const answers: string[] = []
+    createInterface({ input: asking.stdout! }).on('line', (line) => answers.push(line))
+    await eventually(() => expect(answers.length).toBeGreaterThan(FLOWS / 2))
+    expect(answers.length).toBeLessThan(FLOWS)
+    await thaw()
+    await eventually(() => expect(answers).toHaveLength(FLOWS))
+    for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
   })
 })
 

@@ -12,6 +12,7 @@ import { afterEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
 import { createLab, EVENT_MS, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
+import { addon } from '../../src/host/addon.ts'
 import { checkCapture, type Checked } from '../support/pcap.ts'
 import { digestOf } from '../support/stream.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -19,17 +20,7 @@ import { HOSTS, needs } from '../support/needs.ts'
 needs(HOSTS, 'ethtool', 'iperf3', 'ping', 'tcpdump')
 
 const ALL = process.env['WEFT_LONG'] === '1'
-const FEATURES = [
-  'tun-header',
-  'tun-csum',
-  'tun-tso',
-  'tun-uso',
-  'udp-gso',
-  'udp-gro',
-  'coalesce-tcp',
-  'coalesce-udp',
-  'two-threads',
-]
+const FEATURES = addon.featureNames
 const STREAM_BYTES = ALL ? 10e9 : 32 << 20
 const RANDOM_BYTES = ALL ? 256 << 20 : 32 << 20
 const RANDOM_PAIRS = ALL ? 72 : 2

@@ -1,8 +1,9 @@
 // privileges.test.ts - what docs/operating.md and the unit file grant is enough: CAP_NET_ADMIN and /dev/net/tun.
 
-import { chmodSync, existsSync, mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
+import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
+import { execute } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Daemon, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
@@ -29,6 +30,54 @@ const NOBODY = [
   ...ONLY,
 ]
 const NET_ADMIN = 1n << 12n
+const unit = readFileSync(new URL('../../deploy/weftd.service', import.meta.url), 'utf8')
+
+/** Priority of each forwarding thread (proc_pid_stat(5): nice is the 17th after the name). */
+function priorities(pid: number): number[] {
+  return readdirSync(`/proc/${pid}/task`).flatMap((id) => {
+    const [, name, rest = ''] = /^\d+ \((.*)\) (.*)/.exec(readFileSync(`/proc/${pid}/task/${id}/stat`, 'utf8')) ?? []
+    return name?.startsWith('weft-loop') ? [Number(rest.split(' ')[16])] : []
+  })
+}
+
+describe('the priority of the forwarding threads', () => {
+  const NICE = ['--nice', '-7', '--workers', '2', '-v', '1']
+  async function start(before: string[]): Promise<{ daemon: Daemon; session: string }> {
+    lab = await createLab({ hosts: 1 })
+    const [host] = lab.hosts
+    const leases = join(lab.folder, 'leases')
+    mkdirSync(leases)
+    writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16"}')
+    // A session of its own, as service managers give each service.
+    const daemon = host!.startDaemon({ args: ['--lease-dir', leases, ...NICE], before: [...before, 'setsid'] })
+    await daemon.line(/flannel is ready/)
+    const autogroup = `/proc/${daemon.process.pid}/autogroup`
+    return { daemon, session: existsSync(autogroup) ? readFileSync(autogroup, 'utf8') : '' }
+  }
+  const refused = /\] the forwarding threads run at the priority of weftd instead of -7 \(setpriority: .*--nice 0$/
+
+  it('is refused without a right to it, which -v 1 tells', async () => {
+    const { daemon } = await start(['prlimit', '--nice=0', ...ROOT])
+    await daemon.line(refused)
+    expect(priorities(daemon.process.pid!)).toEqual([0, 0])
+    expect(daemon.lines.filter((line) => /^[EW].*priority/.test(line))).toEqual([])
+  })
+
+  const more = '-all,+net_admin,+sys_nice'
+  it.for([
+    ['CAP_SYS_NICE', ['setpriv', '--bounding-set', more, '--inh-caps', more, '--no-new-privs']],
+    ['RLIMIT_NICE, as the unit has it', ['prlimit', '--nice=40', ...ROOT]], // setrlimit(2): 20 less the value
+  ] as const)('is granted by %s, for the session too', async ([, before], { skip }) => {
+    const limits = before[0] === 'prlimit' ? before.slice(0, 2) : []
+    const { code, stderr } = await execute([...limits, 'nice', '-n', '-7', 'true'])
+    skip(code !== 0 || stderr !== '', `this machine's root may not: ${stderr.trim()}`)
+    expect(unit).toContain('\nLimitNICE=-20\n')
+    const { daemon, session } = await start([...before])
+    expect(priorities(daemon.process.pid!)).toEqual([-7, -7])
+    expect(session === '' || session.endsWith('nice -7\n')).toBe(true)
+    expect(daemon.lines.filter((line) => refused.test(line))).toEqual([])
+  })
+})
 
 describe('with CAP_NET_ADMIN alone', () => {
   it.each(['native', 'dgram'])('root and a user without a name exchange packets by the %s engine', async (engine) => {
@@ -64,7 +113,6 @@ const strict = (folder: string): string[] => [
   'mount --bind "$0" "$0" && mount -o remount,bind,ro / && ! touch /run/weft-test 2>/dev/null && exec "$@"',
   folder,
 ]
-const unit = readFileSync(new URL('../../deploy/weftd.service', import.meta.url), 'utf8')
 const LEGACY = '/usr/sbin/xtables-legacy-multi'
 const NFT = '/usr/sbin/xtables-nft-multi'
 

@@ -42,6 +42,8 @@ function run(descriptors: Descriptors): NativeEngine {
     tunAddress: parseIpv4(OURS)!,
     networkAddress: parseIpv4('10.5.0.0')!,
     naive: false,
+    nice: 0,
+    pollUs: 0,
     peers: encodePeers([peer]),
   }
   return addon.runEngine(descriptors, options, (error) => {

@@ -57,7 +57,9 @@ const OURS: typeof UPSTREAM = [
   ['iface-wait', 'FLANNELD_IFACE_WAIT', 120],
   ['fail-static-hold', 'FLANNELD_FAIL_STATIC_HOLD', 30],
   ['engine', 'FLANNELD_ENGINE', 'native'],
-  ['workers', 'FLANNELD_WORKERS', 1],
+  ['workers', 'FLANNELD_WORKERS', 8],
+  ['nice', 'FLANNELD_NICE', -5],
+  ['poll-us', 'FLANNELD_POLL_US', 50],
   ['without', 'FLANNELD_WITHOUT', []],
 ]
 
@@ -184,15 +186,21 @@ describe('checkOptions and checkMargin', () => {
     [['-engine=warp'], 'unknown engine: warp'],
     [['-workers=0'], '--workers is 0'],
     [['-workers=17'], '--workers is 17'],
+    [['-nice=-21'], '--nice is -21'],
+    [['-nice=20'], '--nice is 20'],
+    [['-poll-us=-1'], '--poll-us is -1'],
+    [['-poll-us=1001'], '--poll-us is 1001'],
     [['-iface-wait=-1'], '--iface-wait is -1'],
   ])('refuses %j', (args, message) => {
     expect(() => check(...args)).toThrow(message)
   })
 
-  it.each([[['-subnet-lease-renew-margin=1']], [['-subnet-lease-renew-margin=1439', '-engine=dgram', '-workers=16']]])(
-    'takes %j',
-    (args) => check(...args),
-  )
+  it.each([
+    [['-subnet-lease-renew-margin=1']],
+    [['-subnet-lease-renew-margin=1439', '-engine=dgram', '-workers=16']],
+    [['-nice=-20', '-poll-us=0']],
+    [['-nice=19', '-poll-us=1000']],
+  ])('takes %j', (args) => check(...args))
 })
 
 describe('checkFeatures', () => {

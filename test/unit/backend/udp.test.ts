@@ -1,7 +1,8 @@
 // udp.test.ts - what the udp backend does to the host and what it tells the engine, on a host of tables.
 
 import { beforeEach, describe, expect, it } from 'vitest'
-import { createUdpBackend, udpPort, unusableReason } from '../../../src/backend/udp.ts'
+import { unusableReason } from '../../../src/backend/peer-filter.ts'
+import { createUdpBackend, udpPort } from '../../../src/backend/udp.ts'
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
 import { decodePeers } from '../../../src/dataplane/peers.ts'
 import type { Engine, EngineConfig } from '../../../src/dataplane/engine.ts'
@@ -31,6 +32,7 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
     tunName: 'flannel0',
     offloads: [],
     notes: ['a note'],
+    details: [],
     fault: new Promise(() => {}),
     setPeers: (records) => void (engine.records = records),
     counters: () => ({ sent: 5n }),

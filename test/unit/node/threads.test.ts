@@ -11,22 +11,22 @@ it('notices a thread that hangs, names it, and stops serving the watchdog until 
   const tick = async (ms: number, moves: boolean): Promise<void> => {
     for (let at = 0; at < ms; at += 1000) {
       const { rounds } = dataPaths[0]!
-      dataPaths[0]!.rounds = { 'weft-loop0': (rounds['weft-loop0'] ?? 0) + 1, 'weft-tun0': moves ? at : 0 }
+      dataPaths[0]!.rounds = { 'weft-loop0': (rounds['weft-loop0'] ?? 0) + 1, 'weft-loop1': moves ? at : 0 }
       await vi.advanceTimersByTimeAsync(1000)
     }
   }
   await tick(60_000, true)
   expect([trouble(), alive]).toEqual([undefined, 4])
   await tick(20_000, false)
-  expect(trouble()).toMatch(/^the thread weft-tun0 has hung for 1\d s$/)
+  expect(trouble()).toMatch(/^the thread weft-loop1 has hung for 1\d s$/)
   expect(lines.filter((line) => line.startsWith('E'))).toEqual([
-    'E The thread weft-tun0 hangs: packets are not forwarded. Only a restart of weftd can mend that',
+    'E The thread weft-loop1 hangs: packets are not forwarded. Only a restart of weftd can mend that',
   ])
   const served = alive
   await tick(60_000, false)
   expect(alive).toBe(served)
-  expect(told.at(-1)).toContain('the thread weft-tun0 hangs')
+  expect(told.at(-1)).toContain('the thread weft-loop1 hangs')
   await tick(20_000, true)
   expect([trouble(), alive]).toEqual([undefined, served + 1])
-  expect(logged(/^W The thread weft-tun0 goes on$/)).toBe(true)
+  expect(logged(/^W The thread weft-loop1 goes on$/)).toBe(true)
 })

@@ -19,7 +19,7 @@ const well: Snapshot = {
   ...{ isReady: true, subnetFile: '/run/flannel/subnet.env' },
 }
 const hung = [0, 1, 2, 3, 4, 5].reduce<Threads>(
-  (threads, look) => lookAtThreads(threads, { 'weft-tun0': 7 }, 180_000 + look * 2_000),
+  (threads, look) => lookAtThreads(threads, { 'weft-loop1': 7 }, 180_000 + look * 2_000),
   new Map(),
 )
 
@@ -35,8 +35,8 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
   [
     'with a thread that hangs',
     { threads: hung },
-    'the thread weft-tun0 has hung for 20 s',
-    'the thread weft-tun0 hangs, etcd store reachable',
+    'the thread weft-loop1 has hung for 20 s',
+    'the thread weft-loop1 hangs, etcd store reachable',
   ],
   ['whose store fails', { isFailing: true }, undefined, '2 peers, etcd store unreachable'],
   [
