@@ -3,6 +3,7 @@
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
+import { ended } from '../../lab/command.ts'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
@@ -104,7 +105,8 @@ describe('host-gw', () => {
     await daemon.line(
       /your PublicIP differs from interface IP, meaning that probably you're on a NAT, which is not supported by host-gw backend/,
     )
-    expect(await daemon.stop()).toBe(1)
+    await ended(daemon.process)
+    expect(daemon.process.exitCode).toBe(1)
   })
 })
 
@@ -130,5 +132,6 @@ it.each([
   lab = await createLab({ hosts: 1 })
   const daemon = lab.hosts[0]!.startDaemon({ args: ['--lease-dir', leases({ Backend: { Type: type } })] })
   await daemon.line(line)
-  expect(await daemon.stop()).toBe(1)
+  await ended(daemon.process)
+  expect(daemon.process.exitCode).toBe(1)
 })
