@@ -49,7 +49,7 @@ const FOUR = [
   {
     of: ['containers', 'ping-loaded', 'p50'],
     what: 'A ping beside a TCP stream, between containers',
-    tells: 'It queues behind the stream, and a process on either host must have its turn.',
+    tells: 'It has a lane of its own; what is left is that a thread on either host must be woken.',
   },
 ] as const
 
