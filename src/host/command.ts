@@ -11,13 +11,15 @@ export type Run = (file: string, args: readonly string[], options?: RunOptions) 
 
 export interface RunOptions {
   readonly input?: string
+  /** Beside the daemon's own variables. */
+  readonly env?: Readonly<Record<string, string>>
   readonly signal?: AbortSignal
   /** For what waits for another program: no limit of time. */
   readonly patient?: boolean
 }
 
 /** The program's stdout. Rejects with WeftError: COMMAND, or PERMISSION when the kernel said EPERM. */
-export const run: Run = (file, args, { input, signal, patient = false } = {}) =>
+export const run: Run = (file, args, { input, env, signal, patient = false } = {}) =>
   new Promise((resolve, reject) => {
     const child = execFile(
       file,
@@ -25,15 +27,17 @@ export const run: Run = (file, args, { input, signal, patient = false } = {}) =>
       {
         timeout: patient ? 0 : TIMEOUT_MS,
         maxBuffer: 64 << 20,
-        env: { ...process.env, LC_ALL: 'C' },
+        env: { ...process.env, LC_ALL: 'C', ...env },
         ...(signal ? { signal } : {}),
       },
       (error, stdout, stderr) => {
         if (!error) return resolve(stdout)
         if (signal?.aborted) return reject(signal.reason)
+        error.stdout = stdout // what a batch said before and after the line that failed
         reject(commandError(file, args, error, stderr))
       },
     )
+    child.stdin?.on('error', () => {}) // it ended without reading: what it ended with tells
     if (input !== undefined) child.stdin?.end(input)
   })
 
