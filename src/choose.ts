@@ -45,7 +45,7 @@ const REMOVED: Readonly<Record<string, string>> = {
   'tencent-vpc': CLOUD,
   ipsec: 'take udp, and IPsec between the hosts below it',
 }
-const KNOWN = 'udp, host-gw or alloc'
+const KNOWN = 'udp, vxlan, host-gw, alloc or extension'
 
 /** The backend that the network configuration names. Throws WeftError CONFIG for one that there is not. */
 export async function createBackend(
@@ -60,6 +60,10 @@ export async function createBackend(
       const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
       return createUdpBackend({ config, external, startEngine, run, log })
     }
+    case 'vxlan': {
+      const { createVxlanBackend } = await import('./backend/vxlan.ts')
+      return createVxlanBackend({ config, external, run, log })
+    }
     case 'host-gw': {
       const { createHostGwBackend } = await import('./backend/host-gw.ts')
       return createHostGwBackend({ config, external, run, log })
@@ -67,6 +71,10 @@ export async function createBackend(
     case 'alloc': {
       const { createAllocBackend } = await import('./backend/alloc.ts')
       return createAllocBackend({ external, run })
+    }
+    case 'extension': {
+      const { createExtensionBackend } = await import('./backend/extension.ts')
+      return createExtensionBackend({ config, external, run, log })
     }
     default: {
       const instead = REMOVED[config.backendType]

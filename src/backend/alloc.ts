@@ -3,8 +3,9 @@
 // As flanneld's (pkg/backend/alloc).
 
 import type { Run } from '../host/command.ts'
-import { changeOf, currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
 import type { Backend } from './backend.ts'
+import { watchExternal } from './external-watch.ts'
 
 export function createAllocBackend({ external: found, run }: { external: ExternalInterface; run: Run }): Backend {
   let external = found
@@ -15,15 +16,13 @@ export function createAllocBackend({ external: found, run }: { external: Externa
       return { publicIp: external.publicIp, backendType: '' }
     },
     async open() {
-      let moved!: (reason: Error) => void
-      const fault = new Promise<Error>((resolve) => (moved = resolve))
+      const watch = watchExternal(run, external)
       return {
         mtu: external.mtu,
-        fault,
+        fault: watch.moved,
         apply: async () => {},
         async resync() {
-          const change = changeOf(external, await currentExternal(run, external))
-          if (change !== undefined) moved(new Error(change))
+          await watch.hasMoved()
           return []
         },
         counters: () => ({}),

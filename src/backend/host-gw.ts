@@ -5,13 +5,14 @@
 import { WeftError } from '../errors.ts'
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { Run } from '../host/command.ts'
-import { changeOf, currentExternal, type ExternalInterface } from '../host/external-interface.ts'
-import type { LeaseAttrs } from '../lease/lease.ts'
+import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import type { Lease, LeaseAttrs } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import type { Backend, DataPath } from './backend.ts'
+import { watchExternal } from './external-watch.ts'
 import { createPeerFilter } from './peer-filter.ts'
-import { createRouteSync } from './route-sync.ts'
+import { createRouteSync, type NextHop } from './route-sync.ts'
 
 const TYPE = 'host-gw'
 
@@ -37,27 +38,20 @@ export function createHostGwBackend({ config, external: found, run, log }: HostG
       }
       return { publicIp: external.publicIp, backendType: TYPE }
     },
-    async open(lease): Promise<DataPath> {
+    async open(own): Promise<DataPath> {
       const { name: device, mtu } = external
-      const routes = createRouteSync({ network: config.network, device, run, log })
-      const filter = createPeerFilter({ type: TYPE, lease, log })
-      let moved!: (reason: Error) => void
-      const fault = new Promise<Error>((resolve) => (moved = resolve))
+      const routes = createRouteSync({ network: config.network, run, log })
+      const filter = createPeerFilter({ type: TYPE, lease: own, log })
+      const watch = watchExternal(run, external)
       return {
         mtu,
-        fault,
+        fault: watch.moved,
         async apply(leases, ownKey) {
           const peers = filter.usable(leases, ownKey)
-          await routes.apply(
-            new Map(peers.map(({ subnet, attrs }) => [formatIpv4Net(subnet), formatIpv4(attrs.publicIp)])),
-          )
+          const hopOf = (lease: Lease): NextHop => ({ gateway: formatIpv4(lease.attrs.publicIp), device })
+          await routes.apply(new Map(peers.map((lease) => [formatIpv4Net(lease.subnet), hopOf(lease)])))
         },
-        async resync() {
-          const change = changeOf(external, await currentExternal(run, external))
-          if (change === undefined) return routes.resync()
-          moved(new Error(change)) // the routes and the lease are made for what was
-          return []
-        },
+        resync: async () => ((await watch.hasMoved()) ? [] : routes.resync()),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),
         // As flanneld's: the routes stay, and carry on while the daemon is away.

@@ -22,6 +22,8 @@ export interface PeerFilterOptions {
   readonly type?: string
   readonly lease: OwnLease
   readonly log: Log
+  /** Why a lease that is otherwise a peer's is none. */
+  readonly alsoUnusable?: (lease: Lease) => string | undefined
 }
 
 export interface PeerFilter {
@@ -31,14 +33,14 @@ export interface PeerFilter {
   skipped(): number
 }
 
-export function createPeerFilter({ type, lease: own, log }: PeerFilterOptions): PeerFilter {
+export function createPeerFilter({ type, lease: own, log, alsoUnusable }: PeerFilterOptions): PeerFilter {
   let skipped = new Set<string>()
   function why(lease: Lease): string | undefined {
     const { backendType } = lease.attrs
     // flanneld's words (pkg/backend/route_network.go, vxlan_network.go).
     if (type !== undefined && backendType !== type)
       return `Ignoring non-${type} subnet: ${formatIpv4Net(lease.subnet)}, type=${backendType}`
-    const reason = unusableReason(lease, own)
+    const reason = unusableReason(lease, own) ?? alsoUnusable?.(lease)
     return reason === undefined ? undefined : `Lease ${lease.key} is not used: ${reason}`
   }
   return {

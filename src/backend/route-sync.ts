@@ -1,9 +1,10 @@
 // route-sync.ts - makes the kernel's routes to peers' subnets equal a set, and keeps them so.
 //
-// All that differs goes to one `ip -batch`, so that thousands of peers cost one process. Routes of others are left alone, also
-// those that an earlier process left: nothing tells them from an operator's.
+// All that differs goes to one `ip -batch`, so that thousands of peers cost one process. Routes by a device of our own are
+// ours, also those of an earlier process; by another device only those are that we made: nothing tells the rest from an operator's.
 
-import { isWeftError, messageOf } from '../errors.ts'
+import { messageOf } from '../errors.ts'
+import { runBatch } from '../host/batch.ts'
 import type { Run } from '../host/command.ts'
 import { routesWithin, type Route } from '../host/links.ts'
 import type { Log } from '../log.ts'
@@ -12,64 +13,72 @@ import type { Ipv4Net } from '../net/ipv4.ts'
 /** So many routes that the kernel refuses are each tried alone, to hear why; so many strange ones are named. */
 const NAMED = 5
 
+export interface NextHop {
+  readonly gateway: string
+  readonly device: string
+  /** The gateway is taken to be on the device's link, whatever its addresses say. */
+  readonly onlink?: boolean
+}
+
+/** By destination: `10.5.2.0/24`. */
+export type NextHops = ReadonlyMap<string, NextHop>
+
 export interface RouteSyncOptions {
   /** Within which all the routes are. */
   readonly network: Ipv4Net
-  /** Of the routes. */
-  readonly device: string
+  /** The device that is a backend's own, if it has one. */
+  readonly ownDevice?: string
   readonly run: Run
   readonly log: Log
 }
 
-/** Gateways by destination: `10.5.2.0/24` to `192.0.2.2`. */
-export type Gateways = ReadonlyMap<string, string>
-
 export interface RouteSync {
   /** Makes our routes equal these. What the kernel refuses is named, and tried again by resync. */
-  apply(gateways: Gateways): Promise<void>
+  apply(hops: NextHops): Promise<void>
   /** Puts back what others took away; says what. */
   resync(): Promise<readonly string[]>
 }
 
-export function createRouteSync({ network, device, run, log }: RouteSyncOptions): RouteSync {
-  let wanted: Gateways = new Map()
-  let refused: Gateways = new Map()
+const say = (destination: string, { gateway, device }: NextHop): string => `${destination} via ${gateway} dev ${device}`
+const isSame = (a: NextHop | undefined, b: NextHop): boolean => a?.gateway === b.gateway && a.device === b.device
+const wordsFor = (destination: string, hop: NextHop): string[] => [
+  ...['route', 'replace', ...say(destination, hop).split(' ')],
+  ...(hop.onlink ? ['onlink'] : []),
+]
+
+export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptions): RouteSync {
+  let wanted: NextHops = new Map()
+  let refused: NextHops = new Map()
   let isFirst = true
 
   const mainRoutes = async (): Promise<Map<string, Route>> =>
     new Map(
       (await routesWithin(run, network)).filter(({ metric }) => metric === 0).map((each) => [each.destination, each]),
     )
-  const isThere = (route: Route | undefined, gateway: string): boolean =>
+  const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
     route?.gateway === gateway && route.device === device
-  const missing = (routes: ReadonlyMap<string, Route>): (readonly [string, string])[] =>
-    [...wanted].filter(([destination, gateway]) => !isThere(routes.get(destination), gateway))
-  const replacing = (destination: string, gateway: string): string[] => [
-    ...['route', 'replace', destination, 'via', gateway, 'dev', device],
-  ]
+  const missing = (routes: ReadonlyMap<string, Route>): (readonly [string, NextHop])[] =>
+    [...wanted].filter(([destination, hop]) => !isThere(routes.get(destination), hop))
 
-  /** Does all of it, also what comes after a line that the kernel refuses: those are looked for afterwards. */
   async function change(lines: readonly string[]): Promise<void> {
     if (lines.length === 0) return
-    try {
-      await run('ip', ['-force', '-batch', '-'], { input: `${lines.join('\n')}\n` })
-    } catch (error) {
-      if (!isWeftError(error, 'COMMAND')) throw error
-    }
+    await runBatch(run, 'ip', lines)
     const still = missing(await mainRoutes())
-    const news = still.filter(([destination, gateway]) => refused.get(destination) !== gateway)
-    for (const [destination, gateway] of news.slice(0, NAMED)) {
-      const why = await run('ip', replacing(destination, gateway)).then(() => undefined, messageOf)
-      if (why !== undefined) log.error(`Error adding route to ${destination} via ${gateway} dev ${device}: ${why}`)
+    const news = still.filter(([destination, hop]) => !isSame(refused.get(destination), hop))
+    for (const [destination, hop] of news.slice(0, NAMED)) {
+      const why = await run('ip', wordsFor(destination, hop)).then(() => undefined, messageOf)
+      if (why !== undefined) log.error(`Error adding route to ${say(destination, hop)}: ${why}`)
     }
     if (news.length > NAMED) log.error(`Error adding routes to ${news.length - NAMED} more subnets`)
     refused = new Map(still)
   }
 
-  /** Names once what an earlier process, or somebody else, has there. */
+  /** Names once what an earlier process, or somebody else, has there by the devices that we use. */
   function nameStrange(routes: ReadonlyMap<string, Route>): void {
+    const devices = new Set([...wanted.values()].map(({ device }) => device))
     const strange = [...routes.values()].filter(
-      ({ destination, gateway, device: on }) => gateway !== undefined && on === device && !wanted.has(destination),
+      ({ destination, gateway, device }) =>
+        gateway !== undefined && device !== ownDevice && devices.has(device) && !wanted.has(destination),
     )
     const names = strange.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
     if (strange.length > 0)
@@ -80,30 +89,35 @@ export function createRouteSync({ network, device, run, log }: RouteSyncOptions)
   }
 
   return {
-    async apply(gateways) {
+    async apply(hops) {
       const routes = await mainRoutes()
-      const gone = [...wanted].filter(
-        ([destination, gateway]) => !gateways.has(destination) && isThere(routes.get(destination), gateway),
-      )
-      wanted = gateways
+      const known = wanted
+      wanted = hops
       if (isFirst) nameStrange(routes)
       isFirst = false
+      const gone = [...routes].filter(([destination, { device, gateway }]) => {
+        const ours = known.get(destination)
+        const isOurs =
+          (ours && isThere(routes.get(destination), ours)) || (device === ownDevice && gateway !== undefined)
+        return isOurs && !wanted.has(destination)
+      })
       const adding = missing(routes)
       for (const [destination] of adding) {
         const other = routes.get(destination)
-        if (other) log.warn(`Replacing existing route to ${destination} via ${other.gateway ?? other.device}`)
+        if (other && !isThere(other, known.get(destination) ?? { gateway: '', device: '' }))
+          log.warn(`Replacing existing route to ${destination} via ${other.gateway ?? other.device}`)
       }
       await change([
-        ...gone.map(([destination, gateway]) => `route del ${destination} via ${gateway} dev ${device}`),
-        ...adding.map(([destination, gateway]) => replacing(destination, gateway).join(' ')),
+        ...gone.map(([destination, { gateway, device }]) => `route del ${destination} via ${gateway} dev ${device}`),
+        ...adding.map(([destination, hop]) => wordsFor(destination, hop).join(' ')),
       ])
     },
     async resync() {
       const lost = missing(await mainRoutes())
-      await change(lost.map(([destination, gateway]) => replacing(destination, gateway).join(' ')))
+      await change(lost.map(([destination, hop]) => wordsFor(destination, hop).join(' ')))
       return lost
-        .filter(([destination, gateway]) => refused.get(destination) !== gateway)
-        .map(([destination, gateway]) => `the route to ${destination} via ${gateway} was gone`)
+        .filter(([destination, hop]) => !isSame(refused.get(destination), hop))
+        .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)
     },
   }
 }

@@ -7,11 +7,12 @@ import type { NetworkConfig } from '../config/network-config.ts'
 import type { Engine, EngineConfig } from '../dataplane/engine.ts'
 import { encodePeers } from '../dataplane/peers.ts'
 import type { Run } from '../host/command.ts'
-import { changeOf, currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
 import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { Backend, DataPath } from './backend.ts'
+import { watchExternal } from './external-watch.ts'
 import { createPeerFilter } from './peer-filter.ts'
 import { createTunDevice, refuseForeignRoute, type TunDevice } from './tun-device.ts'
 
@@ -117,21 +118,16 @@ function openDataPath(
   port: number,
 ): DataPath {
   const filter = createPeerFilter({ lease, log })
-  let moved!: (reason: Error) => void
-  const externalMoved = new Promise<Error>((resolve) => (moved = resolve))
+  const watch = watchExternal(run, external)
   return {
     mtu,
-    fault: Promise.race([engine.fault, externalMoved]),
+    fault: Promise.race([engine.fault, watch.moved]),
     async apply(leases, ownKey) {
       const peers = filter.usable(leases, ownKey)
       engine.setPeers(encodePeers(peers.map(({ subnet, attrs }) => ({ subnet, endpoint: attrs.publicIp, port }))))
     },
-    async resync() {
-      const change = changeOf(external, await currentExternal(run, external))
-      if (change === undefined) return device.resync() // one that is gone the engine reports as a fault
-      moved(new Error(change)) // sockets, segment sizes and the lease are made for what was
-      return []
-    },
+    // A device that is gone the engine reports as a fault.
+    resync: async () => ((await watch.hasMoved()) ? [] : device.resync()),
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     threads: () => engine.threads(),
     close: () => engine.stop(),

@@ -127,6 +127,22 @@ export async function routesWithin(run: Run, network: Ipv4Net): Promise<Route[]>
   return (await ipJson<JsonRoute>(run, ['-4', 'route', 'show', 'root', formatIpv4Net(network)])).map(toRoute)
 }
 
+/** The route that the kernel would use to each of these dotted addresses; without those there is none to. */
+export async function routesFor(run: Run, addresses: readonly string[]): Promise<Map<string, Route>> {
+  if (addresses.length === 0) return new Map()
+  const input = `${addresses.map((address) => `route get ${address}`).join('\n')}\n`
+  const text = await run('ip', ['-j', '-4', '-force', '-batch', '-'], { input }).catch((error: unknown) => {
+    if (!isWeftError(error, 'COMMAND')) throw error
+    return (error.cause as { readonly stdout?: string }).stdout ?? '' // there is no way to one of them
+  })
+  // One array for each line of the input.
+  const routes = text
+    .split('\n')
+    .filter((line) => line.trim() !== '')
+    .flatMap((line) => JSON.parse(line) as JsonRoute[])
+  return new Map(routes.map((json) => [json.dst ?? '', toRoute(json)]))
+}
+
 /** The interface and source address that the kernel would use to reach `address`; undefined when there is no route. */
 export async function routeFor(run: Run, address: Ipv4): Promise<Route | undefined> {
   try {

@@ -1,0 +1,139 @@
+// extension.ts - commands of the operator bring the packets there: one before the lease, one after it, one for each peer that
+// comes, and one for each that goes.
+//
+// Words, variables, input and what a failure means are flanneld's (pkg/backend/extension, v0.28.2 and later). No shell: a command
+// is split at white space. Of peers it gets addresses as variables and what they published on its standard input, never as
+// an argument that it did not ask for.
+
+import { messageOf, WeftError } from '../errors.ts'
+import type { NetworkConfig } from '../config/network-config.ts'
+import type { Run } from '../host/command.ts'
+import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import type { Lease, LeaseAttrs } from '../lease/lease.ts'
+import { leasesEqual } from '../lease/lease.ts'
+import type { Log } from '../log.ts'
+import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+import type { Backend, DataPath } from './backend.ts'
+import { watchExternal } from './external-watch.ts'
+import { createPeerFilter } from './peer-filter.ts'
+
+const TYPE = 'extension'
+const COMMANDS = ['PreStartupCommand', 'PostStartupCommand', 'SubnetAddCommand', 'SubnetRemoveCommand'] as const
+type Command = (typeof COMMANDS)[number]
+type Variables = Readonly<Record<string, string>>
+
+export interface ExtensionOptions {
+  readonly config: NetworkConfig
+  readonly external: ExternalInterface
+  readonly run: Run
+  readonly log: Log
+}
+
+/** The commands of the `Backend` object, empty where there is none. Throws WeftError CONFIG. */
+export function extensionCommands(backend: Readonly<Record<string, unknown>>): Readonly<Record<Command, string>> {
+  const entries = COMMANDS.map((name) => {
+    const value = backend[name.toLowerCase()] ?? ''
+    if (typeof value !== 'string')
+      throw new WeftError('CONFIG', `Backend.${name} is ${JSON.stringify(value)}`, {
+        remedy: 'give it a command as a text',
+      })
+    return [name, value] as const
+  })
+  return Object.fromEntries(entries) as Record<Command, string>
+}
+
+/** The words of a command: split at white space, then `$NAME` and `${NAME}` put in each, so that a value stays in its word. */
+export function wordsOf(command: string, variables: Variables): string[] {
+  const value = (name: string): string => variables[name] ?? process.env[name] ?? ''
+  return command
+    .split(/\s+/)
+    .filter((word) => word !== '')
+    .map((word) =>
+      word.replaceAll(/\$(?:\{(\w+)\}|(\w+))/g, (_all, braced?: string, plain?: string) =>
+        value(braced ?? plain ?? ''),
+      ),
+    )
+}
+
+export function createExtensionBackend({ config, external: found, run, log }: ExtensionOptions): Backend {
+  let external = found
+  const commands = extensionCommands(config.backend)
+
+  /** Runs one, if there is one; returns what it printed. */
+  async function call(name: Command, variables: Variables, input = ''): Promise<string> {
+    const [file, ...args] = wordsOf(commands[name], variables)
+    if (file === undefined) return ''
+    const output = await run(file, args, { input, env: variables })
+    log.info(`Ran command: ${commands[name]}\n Output: ${output.trim()}`)
+    return output.trim()
+  }
+  async function must(name: Command, variables: Variables): Promise<string> {
+    try {
+      return await call(name, variables)
+    } catch (error) {
+      throw new WeftError('CONFIG', `failed to run command ${commands[name]}: ${messageOf(error)}`, {
+        remedy: `mend Backend.${name} of the network configuration; it is run without a shell`,
+        cause: error,
+      })
+    }
+  }
+
+  return {
+    name: TYPE,
+    async prepare(): Promise<LeaseAttrs> {
+      external = await currentExternal(run, external)
+      const output = commands.PreStartupCommand === '' ? undefined : await must('PreStartupCommand', {})
+      return {
+        publicIp: external.address,
+        backendType: TYPE,
+        ...(output === undefined ? {} : { backendData: output }),
+      }
+    },
+    async open(own): Promise<DataPath> {
+      await must('PostStartupCommand', {
+        NETWORK: formatIpv4Net(config.network),
+        SUBNET: formatIpv4Net(own.subnet),
+        IPV6SUBNET: '::/0',
+        PUBLIC_IP: formatIpv4(own.attrs.publicIp),
+        PUBLIC_IPV6: '<nil>',
+      })
+      const filter = createPeerFilter({ type: TYPE, lease: own, log })
+      const watch = watchExternal(run, external)
+      let known: ReadonlyMap<string, Lease> = new Map()
+      let failures = 0
+
+      async function tell(name: Command, { subnet, attrs }: Lease): Promise<void> {
+        const variables = { SUBNET: formatIpv4Net(subnet), PUBLIC_IP: formatIpv4(attrs.publicIp) }
+        const data = typeof attrs.backendData === 'string' ? attrs.backendData : ''
+        try {
+          await call(name, variables, `${data}\n`)
+        } catch (error) {
+          failures++
+          log.error(`failed to run command ${commands[name]} for ${variables.SUBNET}: ${messageOf(error)}`)
+        }
+      }
+
+      return {
+        mtu: external.mtu,
+        fault: watch.moved,
+        async apply(leases, ownKey) {
+          const peers = new Map(filter.usable(leases, ownKey).map((each) => [each.key, each]))
+          const before = known
+          known = peers
+          for (const [key, lease] of before) if (!peers.has(key)) await tell('SubnetRemoveCommand', lease)
+          for (const [key, lease] of peers) {
+            const old = before.get(key)
+            if (!old || !leasesEqual(old, lease)) await tell('SubnetAddCommand', lease)
+          }
+        },
+        async resync() {
+          await watch.hasMoved()
+          return []
+        },
+        counters: () => ({ peers_unusable: BigInt(filter.skipped()), command_failures: BigInt(failures) }),
+        threads: () => ({}),
+        close: async () => {},
+      }
+    },
+  }
+}

@@ -1,0 +1,211 @@
+// vxlan-device.ts - the kernel's vxlan device, as flannel makes it: its options, its address, and its entries for each peer.
+//
+// A peer is a neighbour (the first address of its subnet, at its MAC) and a forwarding entry (that MAC, behind its host).
+// Both are static: nobody is asked by ARP, and nothing is flooded (pkg/backend/vxlan/device.go).
+
+import { randomBytes } from 'node:crypto'
+import { writeFile } from 'node:fs/promises'
+import { isWeftError, messageOf, WeftError } from '../errors.ts'
+import { runBatch } from '../host/batch.ts'
+import type { Run } from '../host/command.ts'
+import { findLink, ipJson } from '../host/links.ts'
+import type { Log } from '../log.ts'
+import { formatIpv4, ipv4NetContains, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
+
+export interface VxlanOptions {
+  readonly name: string
+  readonly vni: number
+  /** UDP, of both ends. */
+  readonly port: number
+  readonly learning: boolean
+  readonly gbp: boolean
+  /** Outer source address, and the interface that it is on. */
+  readonly local: Ipv4
+  readonly underlay: string
+  /** Of the device, in bytes. */
+  readonly mtu: number
+}
+
+/** What the device has to know of a peer. */
+export interface VxlanPeer {
+  /** The first address of its subnet, dotted. */
+  readonly address: string
+  /** `02:11:22:33:44:55`, lower case. */
+  readonly mac: string
+  /** Its host, dotted. */
+  readonly host: string
+}
+
+export interface VxlanDevice {
+  readonly mac: string
+  /** Sets its address and size and takes it up; said as a whole, so that saying it again changes nothing. */
+  configure(address: Ipv4, network: Ipv4Net): Promise<void>
+  /** Puts in the entries of peers that are new or changed. */
+  add(peers: readonly VxlanPeer[]): Promise<void>
+  /** Takes out all entries that are of none of them. */
+  keepOnly(peers: readonly VxlanPeer[]): Promise<void>
+  /** Makes device and entries right again; says what had to be mended. */
+  resync(peers: readonly VxlanPeer[]): Promise<readonly string[]>
+}
+
+interface JsonVxlan {
+  address?: string
+  linkinfo?: {
+    info_kind?: string
+    info_data?: { id?: number; local?: string; link?: string; port?: number; learning?: boolean; gbp?: boolean }
+  }
+}
+
+interface JsonNeighbour {
+  dst?: string
+  lladdr?: string
+}
+
+interface JsonForwarding {
+  mac?: string
+  dst?: string
+}
+
+/** Random, local, of one host (IEEE 802, the two low bits of the first byte). */
+function randomMac(): string {
+  const bytes = [...randomBytes(6)].map((byte, index) => (index === 0 ? (byte & 0xfc) | 0x02 : byte))
+  return bytes.map((byte) => byte.toString(16).padStart(2, '0')).join(':')
+}
+
+/** What of an existing device is another than wanted, or undefined. */
+function difference({ linkinfo }: JsonVxlan, options: VxlanOptions): string | undefined {
+  if (linkinfo?.info_kind !== 'vxlan') return `it is a device of type ${linkinfo?.info_kind ?? 'none'}`
+  const { id, local, link, port, learning = true, gbp = false } = linkinfo.info_data ?? {}
+  const pairs = [
+    ['VNI', id, options.vni],
+    ['local address', local, formatIpv4(options.local)],
+    ['interface', link, options.underlay],
+    ['port', port, options.port],
+    ['learning', learning, options.learning],
+    ['GBP', gbp, options.gbp],
+  ] as const
+  const other = pairs.find(([, is, wanted]) => is !== wanted)
+  return other && `${other[0]}: ${String(other[1])} vs ${String(other[2])}`
+}
+
+/** Finds the device or makes it. `mac` is what it had before, if it had one. Throws WeftError DEVICE. */
+export async function openVxlanDevice(options: VxlanOptions, run: Run, log: Log, mac?: string): Promise<VxlanDevice> {
+  const { name, mtu } = options
+  const show = async (): Promise<JsonVxlan | undefined> => {
+    if (!(await findLink(run, name))) return undefined
+    return (await ipJson<JsonVxlan>(run, ['-d', 'link', 'show', 'dev', name]))[0]
+  }
+  let address: { readonly own: Ipv4; readonly network: Ipv4Net } | undefined
+
+  async function create(wantedMac: string): Promise<void> {
+    const { vni, port, learning, gbp, local, underlay } = options
+    const link = ['id', String(vni), 'local', formatIpv4(local), 'dev', underlay, 'dstport', String(port)]
+    const flags = [learning ? 'learning' : 'nolearning', ...(gbp ? ['gbp'] : [])]
+    try {
+      await run('ip', ['link', 'add', name, 'address', wantedMac, 'type', 'vxlan', ...link, ...flags])
+    } catch (error) {
+      if (!isWeftError(error, 'COMMAND')) throw error
+      throw new WeftError('DEVICE', `failed to create the vxlan device ${name}: ${messageOf(error)}`, {
+        remedy:
+          'see whether the kernel has vxlan (`modprobe vxlan`) and another device has its VNI; or take the udp backend',
+        cause: error,
+      })
+    }
+    // Router advertisements of another host's containers are none of ours. Not there where IPv6 is off.
+    await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
+  }
+
+  let found = await show()
+  const other = found && difference(found, options)
+  if (other !== undefined) {
+    log.warn(`"${name}" already exists with incompatible configuration: ${other}; recreating device`)
+    await run('ip', ['link', 'del', name])
+    mac ??= found?.address
+    found = undefined
+  }
+  const ownMac = found?.address ?? mac ?? randomMac()
+  if (!found) await create(ownMac)
+
+  async function configure(own: Ipv4, network: Ipv4Net): Promise<void> {
+    address = { own, network }
+    await run('ip', ['link', 'set', 'dev', name, 'mtu', String(mtu), 'up'])
+    await run('ip', ['address', 'replace', `${formatIpv4(own)}/32`, 'dev', name])
+    const link = await findLink(run, name)
+    for (const each of link?.addresses ?? [])
+      if (each.address !== own && ipv4NetContains(network, each.address))
+        await run('ip', ['address', 'del', `${formatIpv4(each.address)}/${each.prefixLength}`, 'dev', name])
+  }
+
+  const neighbours = async (): Promise<Map<string, string>> =>
+    new Map(
+      (await ipJson<JsonNeighbour>(run, ['-4', 'neigh', 'show', 'dev', name, 'nud', 'permanent'])).map(
+        ({ dst = '', lladdr = '' }) => [dst, lladdr],
+      ),
+    )
+  /** The entry for all other addresses, of all zeroes, is not there: nothing is flooded. */
+  const forwarding = async (): Promise<Map<string, string>> => {
+    const text = await run('bridge', ['-j', 'fdb', 'show', 'dev', name])
+    const entries = text.trim() === '' ? [] : (JSON.parse(text) as JsonForwarding[])
+    return new Map(entries.flatMap(({ mac: to = '', dst }) => (dst === undefined ? [] : [[to, dst] as const])))
+  }
+
+  /** Puts in what is missing of them; returns how many entries that were. */
+  async function put(peers: readonly VxlanPeer[]): Promise<number> {
+    const [known, behind] = [await neighbours(), await forwarding()]
+    const forward = peers.filter(({ mac: to, host }) => behind.get(to) !== host)
+    const resolve = peers.filter(({ address: of, mac: at }) => known.get(of) !== at)
+    await runBatch(
+      run,
+      'bridge',
+      forward.map(({ mac: to, host }) => `fdb replace ${to} dev ${name} dst ${host} self permanent`),
+    )
+    await runBatch(
+      run,
+      'ip',
+      resolve.map(({ address: of, mac: at }) => `neigh replace ${of} lladdr ${at} dev ${name} nud permanent`),
+    )
+    return forward.length + resolve.length
+  }
+
+  async function keepOnly(peers: readonly VxlanPeer[]): Promise<void> {
+    const macs = new Set(peers.map(({ mac: of }) => of))
+    const addresses = new Set(peers.map(({ address: of }) => of))
+    const [known, behind] = [await neighbours(), await forwarding()]
+    await runBatch(
+      run,
+      'ip',
+      [...known.keys()].filter((of) => !addresses.has(of)).map((of) => `neigh del ${of} dev ${name}`),
+    )
+    await runBatch(
+      run,
+      'bridge',
+      [...behind].filter(([of]) => !macs.has(of)).map(([of, dst]) => `fdb del ${of} dev ${name} dst ${dst} self`),
+    )
+  }
+
+  return {
+    mac: ownMac,
+    configure,
+    add: async (peers) => void (await put(peers)),
+    keepOnly,
+    async resync(peers) {
+      const wrong: string[] = []
+      const now = await show()
+      const change = now && difference(now, options)
+      if (!now || change !== undefined) {
+        if (now) await run('ip', ['link', 'del', name])
+        await create(ownMac)
+        wrong.push(now ? `${name} was another device (${change})` : `${name} was gone`)
+      }
+      const link = await findLink(run, name)
+      if (wrong.length === 0 && link && !link.up) wrong.push(`${name} was down`)
+      if (wrong.length === 0 && link && link.mtu !== mtu) wrong.push(`${name} had MTU ${link.mtu}`)
+      if (wrong.length === 0 && address && !link?.addresses.some((each) => each.address === address?.own))
+        wrong.push(`${name} had lost its address`)
+      if (wrong.length > 0 && address) await configure(address.own, address.network)
+      const missing = await put(peers)
+      if (wrong.length === 0 && missing > 0) wrong.push(`${missing} entries of ${name} for peers were gone`)
+      return wrong
+    },
+  }
+}

@@ -1,0 +1,55 @@
+// vxlan.test.ts - what the vxlan backend reads: its options, and a peer's MAC.
+
+import { expect, it } from 'vitest'
+import { vtepMacOf, vxlanConfig } from '../../../src/backend/vxlan.ts'
+import type { Lease } from '../../../src/lease/lease.ts'
+
+const NONE = { vni: 1, port: 0, mtu: 0, gbp: false, learning: false, directRouting: false }
+
+it.each([
+  [{}, NONE],
+  [
+    { type: 'vxlan', vni: 7, port: 4789, mtu: 1400 },
+    { ...NONE, vni: 7, port: 4789, mtu: 1400 },
+  ],
+  [
+    { gbp: true, learning: true, directrouting: true },
+    { ...NONE, gbp: true, learning: true, directRouting: true },
+  ],
+  [{ vni: null }, NONE],
+  [{ vni: 16_777_215 }, { ...NONE, vni: 16_777_215 }],
+])('of %j the options are %j', (backend, options) => {
+  expect(vxlanConfig(backend)).toEqual(options)
+})
+
+it.each([
+  [{ vni: 16_777_216 }, 'Backend.VNI is 16777216'],
+  [{ vni: -1 }, 'Backend.VNI is -1'],
+  [{ vni: '1' }, 'Backend.VNI is "1"'],
+  [{ port: 65_536 }, 'Backend.Port is 65536'],
+  [{ mtu: 1.5 }, 'Backend.MTU is 1.5'],
+  [{ gbp: 'yes' }, 'Backend.GBP is "yes"'],
+  [{ directrouting: 1 }, 'Backend.DirectRouting is 1'],
+])('%j is refused: %s', (backend, message) => {
+  expect(() => vxlanConfig(backend)).toThrow(message)
+})
+
+it.each([
+  [{ VNI: 1, VtepMAC: '5A:11:22:33:44:55' }, '5a:11:22:33:44:55'],
+  [{ VtepMAC: '02:00:00:00:00:01' }, '02:00:00:00:00:01'],
+  [{ VtepMAC: '01:00:5e:00:00:01' }, undefined],
+  [{ VtepMAC: 'ff:ff:ff:ff:ff:ff' }, undefined],
+  [{ VtepMAC: '00:00:00:00:00:00' }, undefined],
+  [{ VtepMAC: '02:00:00:00:00:01 dev lo' }, undefined],
+  [{ VtepMAC: 7 }, undefined],
+  ['02:00:00:00:00:01', undefined],
+  [null, undefined],
+  [undefined, undefined],
+])('of %j the MAC is %s', (backendData, mac) => {
+  const lease: Lease = {
+    key: '10.5.2.0-24',
+    subnet: { address: 0x0a050200, prefixLength: 24 },
+    attrs: { publicIp: 0xc0000202, backendType: 'vxlan', backendData },
+  }
+  expect(vtepMacOf(lease)).toBe(mac)
+})
