@@ -65,6 +65,7 @@ async function keepRight(node: Node, lease: OwnLease, repairs: RepairLog): Promi
     if (node.lease.key !== lease.key) return
     try {
       for (const mended of await dataPath.resync()) repairs.add(mended)
+      if (node.isUnapplied) await applyPeers(node)
     } catch (error) {
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)

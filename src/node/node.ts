@@ -42,6 +42,8 @@ export interface Node extends NodeParts {
   dataPath: DataPath | undefined
   /** All leases that are believed, our own among them. */
   view: PeerView
+  /** Whether the data path could not be given all of it; then it is given it again when it is looked at. */
+  isUnapplied: boolean
   /** How well the leases are followed. */
   readonly following: FollowState
   /** When the node came to be, by performance.now(). */
@@ -69,7 +71,7 @@ export function createNode(
   return {
     ...parts,
     ...{ lease, attrs, dataPath, dataPathDoubt },
-    ...{ view: new Map(), repaired: 0, isPublished: false, isReady: false, threads: new Map() },
+    ...{ view: new Map(), isUnapplied: false, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
     leaseDoubt: createBell(),

@@ -1,5 +1,6 @@
 // peers.ts - keeps the data path's peers: what the other nodes lease, as far as it is believed.
 
+import { describeError } from '../errors.ts'
 import { followLeases } from '../lease/follow.ts'
 import { leasesEqual, type Lease } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetsOverlap } from '../net/ipv4.ts'
@@ -52,7 +53,17 @@ function nameOverlaps({ view, lease, log }: Node, named: ReadonlySet<string>): R
   return new Set(across.map(({ key }) => key))
 }
 
-/** Makes the data path's peers equal the view, less our own lease. */
-export async function applyPeers({ dataPath, view, lease }: Node): Promise<void> {
-  await dataPath?.apply(view, lease.key)
+/** Makes the data path's peers equal the view, less our own lease. What is in the way is said once, and tried again. */
+export async function applyPeers(node: Node): Promise<void> {
+  const { dataPath, view, lease, log, signal } = node
+  try {
+    await dataPath?.apply(view, lease.key)
+    node.isUnapplied = false
+  } catch (error) {
+    signal.throwIfAborted()
+    if (node.isUnapplied) return
+    node.isUnapplied = true
+    log.error(`Cannot set the peers of the data path: ${describeError(error)}; trying again`)
+    node.dataPathDoubt.ring()
+  }
 }

@@ -4,7 +4,7 @@ import { setMaxListeners } from 'node:events'
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, beforeEach, vi } from 'vitest'
+import { afterEach, beforeEach, expect, vi } from 'vitest'
 import { EVENT_MS } from '../../lab/lab.ts'
 import type { Backend } from '../../src/backend/backend.ts'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
@@ -22,12 +22,16 @@ interface FakeDataPath {
   readonly subnet: string
   readonly applied: string[][]
   closed: boolean
+  /** Why peers cannot be set now. */
+  refusal: Error | undefined
   mended: string[]
   rounds: Record<string, number>
   die(why: string): void
 }
 
 let folder: string
+/** What no node may do. */
+let misuses: string[]
 /** Of the test that runs. */
 export let store: MemoryStore
 export let dataPaths: FakeDataPath[]
@@ -55,6 +59,7 @@ const backend: Backend = {
       subnet: lease.key,
       applied: [],
       closed: false,
+      refusal: undefined,
       mended: [],
       rounds: {},
       die: (why) => die(new Error(why)),
@@ -64,7 +69,8 @@ const backend: Backend = {
       mtu: 1472,
       fault,
       apply: async (leases, own) => {
-        if (dataPath.closed) throw new Error('applied to a data path that is closed')
+        if (dataPath.closed) misuses.push('applied to a data path that is closed')
+        if (dataPath.refusal) throw dataPath.refusal
         dataPath.applied.push([...leases.keys()].filter((key) => key !== own).toSorted())
       },
       resync: async () => dataPath.mended.splice(0),
@@ -85,6 +91,7 @@ function setUp(): void {
   folder = mkdtempSync(join(tmpdir(), 'weft-daemon-'))
   store = createMemoryStore()
   dataPaths = []
+  misuses = []
   refuse = undefined
   lines = []
   health = createHealth()
@@ -99,6 +106,7 @@ async function tearDown(): Promise<void> {
   vi.restoreAllMocks()
   vi.useRealTimers()
   rmSync(folder, { recursive: true })
+  expect(misuses).toEqual([])
 }
 
 /** What stops the next node that is started. */

@@ -1,6 +1,7 @@
 // peers.test.ts - which peers the data path is given.
 
 import { expect, it, vi } from 'vitest'
+import { WeftError } from '../../../src/errors.ts'
 import {
   installRig,
   dataPaths,
@@ -103,4 +104,20 @@ it('keeps its peers when most of them vanish at once, until a listing 30 s later
   await until(() => logged(/W The store still lacks 4 leases; they are removed now/), 5_000)
   await until(() => applied() === 0)
   expect(holds()).toBe(1)
+})
+
+it('says once that peers cannot be set, goes on, and sets them all as soon as they can be', async () => {
+  start()
+  await ready()
+  dataPaths[0]!.refusal = new WeftError('COMMAND', '`ip -batch` failed')
+  const [one = '', two = ''] = ['10.5.0.64-26', '10.5.0.128-26', '10.5.0.192-26'].filter((key) => key !== own())
+  store.put(one, value('192.0.2.2'))
+  await until(() => logged(/^E Cannot set the peers of the data path: `ip -batch` failed; trying again$/))
+  store.put(two, value('192.0.2.3'))
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect(lines.filter((line) => line.includes('Cannot set the peers'))).toHaveLength(1)
+  dataPaths[0]!.refusal = undefined
+  await until(() => dataPaths[0]!.applied.at(-1)!.length === 2, 6_000)
+  expect(dataPaths[0]!.applied.at(-1)).toEqual([one, two].toSorted())
+  expect(dataPaths).toHaveLength(1)
 })
