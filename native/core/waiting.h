@@ -5,7 +5,8 @@
 // it comes. Two things speak against it, and both are told by the clock alone:
 //
 //   - the last packets were far apart: the next is not worth waiting for. So it costs nothing while a host is idle, and
-//     at most 1 / kNearWindows of a core ever.
+//     what is spent in vain is at most 1 / kNearWindows of a core. While packets come within the window it does not
+//     sleep at all: that core is then the thread's, as far as nobody else wants it.
 //   - others want the core: a turn that is given away is theirs for milliseconds, where a thread that sleeps would be
 //     woken to preempt them. One such turn, and it sleeps at once for a while; again, for twice as long.
 //

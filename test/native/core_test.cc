@@ -667,7 +667,7 @@ static void test_waiting() {
     CHECK(core.turns == 30 && core.sleeps == 0);
   }
   {
-    context = "never more than its share of a core";
+    context = "in vain, no more than its share of a core";
     Waiting waiting(kWindow);
     Core core{.turn_us = 1};
     const int64_t start = core.now;
