@@ -30,6 +30,8 @@ class Direction {
   virtual ~Direction() = default;
   /// Moves one batch. Does not block, but for a full socket buffer (io/sender.h). Run by one thread at a time.
   virtual Pump pump() = 0;
+  /// Counts what the kernel tells only when it is asked. By the same thread, now and then.
+  virtual void count() {}
 };
 
 }  // namespace weft

@@ -53,7 +53,9 @@ ThreadRounds Loop::ask_thread() const {
 void Loop::stop() {
   stopping_.store(true);
   wake_.signal();
+  if (!thread_.started()) return;
   thread_.join();
+  ingress_->count();
 }
 
 bool Loop::pump(Direction& direction, size_t& items) {
@@ -77,6 +79,7 @@ void Loop::run() {
       size_t items = 0;
       if (fd == wake_.fd()) {
         wake_.clear();
+        ingress_->count();
       } else if (!pump(fd == path_.tun ? *egress_ : *ingress_, items)) {
         return;
       }

@@ -11,7 +11,10 @@ void Loop::run_naive() {
   pollfd waits[3] = {{path_.tun, POLLIN, 0}, {path_.socket, POLLIN, 0}, {wake_.fd(), POLLIN, 0}};
   while (!stopping()) {
     if (poll(waits, 3, -1) < 0 && errno != EINTR) return fault_.report({"poll", errno});
-    if (waits[2].revents != 0) wake_.clear();
+    if (waits[2].revents != 0) {
+      wake_.clear();
+      ingress_->count();
+    }
     size_t items;
     do {
       rounds_.add();

@@ -12,7 +12,7 @@ namespace weft {
 
 namespace {
 
-constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(uint32_t));
+constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int));
 
 /// What a socket has dropped until now: it may have been another engine's before.
 uint32_t drops_of(int socket) {
@@ -22,23 +22,18 @@ uint32_t drops_of(int socket) {
   return memory[SK_MEMINFO_DROPS];
 }
 
-}  // namespace
-
-Receiver::Controls Receiver::read_controls(msghdr& message) {
-  Controls controls;
+/// By what the kernel joined the datagrams of a message; 0 when it joined none.
+size_t joined_bytes_of(msghdr& message) {
   for (cmsghdr* control = CMSG_FIRSTHDR(&message); control; control = CMSG_NXTHDR(&message, control)) {
-    if (control->cmsg_level == IPPROTO_UDP && control->cmsg_type == UDP_GRO) {
-      int size;
-      std::memcpy(&size, CMSG_DATA(control), sizeof size);
-      controls.joined_bytes = size > 0 ? static_cast<size_t>(size) : 0;
-    } else if (control->cmsg_level == SOL_SOCKET && control->cmsg_type == SO_RXQ_OVFL) {
-      uint32_t drops;
-      std::memcpy(&drops, CMSG_DATA(control), sizeof drops);
-      controls.overflow = drops;
-    }
+    if (control->cmsg_level != IPPROTO_UDP || control->cmsg_type != UDP_GRO) continue;
+    int size;
+    std::memcpy(&size, CMSG_DATA(control), sizeof size);
+    return size > 0 ? static_cast<size_t>(size) : 0;
   }
-  return controls;
+  return 0;
 }
+
+}  // namespace
 
 Receiver::Receiver(int socket, size_t batch, CounterRow counters)
     : socket_(socket),
@@ -74,21 +69,22 @@ size_t Receiver::receive(Failure& failure) {
   const size_t received = static_cast<size_t>(count);
   for (size_t i = 0; i < received; i++) {
     msghdr& header = messages_[i].msg_hdr;
-    const Controls controls = read_controls(header);
-    if (controls.overflow) {
-      counters_.add(k_rx_drop_socket_full, *controls.overflow - overflow_);
-      overflow_ = *controls.overflow;
-    }
     if (header.msg_flags & MSG_TRUNC) {
       counters_.add(k_rx_drop_truncated);
       continue;
     }
     whole_[whole_count_++] = {static_cast<uint8_t*>(header.msg_iov->iov_base), messages_[i].msg_len,
-                              controls.joined_bytes};
+                              joined_bytes_of(header)};
   }
   counters_.add(k_rx_messages, received);
   counters_.add(k_rx_batches);
   return received;
+}
+
+void Receiver::count_overflow() {
+  const uint32_t drops = drops_of(socket_);
+  counters_.add(k_rx_drop_socket_full, drops - overflow_);
+  overflow_ = drops;
 }
 
 bool Receiver::answer(const Endpoint& to, std::span<const uint8_t> datagram) {

@@ -33,8 +33,6 @@ Failure open_socket(const sockaddr_in& address, Share share, int receive_buffer_
   if (share == Share::kJoin && !let_share()) return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.receive_buffer_bytes = set_buffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, receive_buffer_bytes);
   set_buffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, kSendBufferBytes);
-  // Each message says how many were dropped before it (Linux 2.6.33). One that does not is counted as none.
-  set_option(fd.get(), SOL_SOCKET, SO_RXQ_OVFL, 1);
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0)
     return SystemError{"bind", errno};
   // The first one only now: until it is bound it shares with nobody, so that two daemons cannot have one port.
