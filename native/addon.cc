@@ -296,6 +296,9 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   options.encapsulation = encapsulation;
   options.tun_address = to_be32(given.Get("tunAddress").As<Napi::Number>().Uint32Value());
   options.network_address = to_be32(given.Get("networkAddress").As<Napi::Number>().Uint32Value());
+  const auto own = given.Get("ownEnd").As<Napi::Uint8Array>();
+  std::memcpy(options.own.encap.data(), own.Data(), std::min(own.ByteLength(), options.own.encap.size()));
+  options.own.mtu = given.Get("mtu").As<Napi::Number>().Uint32Value();
   const auto peers = given.Get("peers").As<Napi::Uint8Array>();
   options.peers = {peers.Data(), peers.ByteLength()};
   options.loops = {given.Get("naive").As<Napi::Boolean>(), given.Get("nice").As<Napi::Number>().Int32Value(),

@@ -38,6 +38,10 @@ export interface RunOptions {
   tunAddress: number
   /** The same of ICMP errors into the TUN: none of this host's, whose kernel takes those for forged. */
   networkAddress: number
+  /** What the encapsulation knows of this host, as a peer record has it of a peer: at most 16 bytes. */
+  ownEnd: Uint8Array
+  /** Of the TUN, in bytes. */
+  mtu: number
   /** The first peer table, as `setPeers` takes it: packets may be waiting in the descriptors. */
   peers: Uint8Array
   /** One packet per system call, on descriptors without features: as flanneld does, to compare with. */

@@ -1,8 +1,8 @@
 // egress.h - the walk of a packet from the TUN to its peer.
 //
 //   read      up to 64 packets or 256 KiB, each with its virtio header
-//   decide    inner destination to endpoint; without one an ICMP error goes back into the TUN; TTL less one
-//   cut       a superpacket into (header, slice of payload) pairs, no payload copied; checksums completed
+//   decide    inner destination to endpoint; without one an ICMP error goes back into the TUN; TTL less one where the
+//   tunnel routes cut       a superpacket into (header, slice of payload) pairs, no payload copied; checksums completed
 //   write     what the encapsulation puts before each packet
 //   send      all of the batch (io/sender.h)
 //
@@ -28,11 +28,11 @@ namespace weft {
 template <Encapsulation Encap>
 class Egress final : public Direction {
  public:
-  Egress(const Path& path, PeerTables::Reader peers, Encap encap = {})
+  Egress(const Path& path, PeerTables::Reader peers, const OwnEnd& own)
       : path_(path),
         header_(path.features->has(kTunHeader)),
         peers_(peers),
-        encap_(encap),
+        encap_(own),
         sender_(path.sender, Encap::kHeaderBytes, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters),
         reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + Encap::kHeaderBytes + kMaxReadBytes)) {}
 
@@ -82,11 +82,13 @@ class Egress final : public Direction {
       path_.counters.add(k_tx_drop_no_route, count_packets(virtio, bytes, packet));
       return send_icmp(kIcmpUnreachable, kIcmpNetUnreachable, bytes, packet, k_tx_unreachable_sent);
     }
-    if (packet.hop_limit <= 1) {
-      path_.counters.add(k_tx_drop_ttl, count_packets(virtio, bytes, packet));
-      return send_icmp(kIcmpTimeExceeded, 0, bytes, packet, k_tx_time_exceeded_sent);
+    if constexpr (Encap::kRoutes) {
+      if (packet.hop_limit <= 1) {
+        path_.counters.add(k_tx_drop_ttl, count_packets(virtio, bytes, packet));
+        return send_icmp(kIcmpTimeExceeded, 0, bytes, packet, k_tx_time_exceeded_sent);
+      }
+      decrement_hop_limit(bytes, packet);
     }
-    decrement_hop_limit(bytes, packet);
 
     if (virtio.gso_type != kGsoNone) return cut(virtio, bytes, packet, *endpoint);
     if ((virtio.flags & kVirtioNeedsCsum) && !finish_checksum(virtio, bytes, packet)) {

@@ -7,6 +7,7 @@
 
 #include "egress.h"
 #include "encap/flannel_udp.h"
+#include "encap/vxlan.h"
 #include "ingress.h"
 
 namespace weft {
@@ -22,16 +23,19 @@ struct Directions {
 };
 
 template <Encapsulation Encap>
-Directions make_directions(const Path& path, PeerTables::Reader for_egress, PeerTables::Reader for_ingress) {
-  return {std::make_unique<Egress<Encap>>(path, for_egress), std::make_unique<Ingress<Encap>>(path, for_ingress)};
+Directions make_directions(const Path& path, const OwnEnd& own, PeerTables::Reader for_egress,
+                           PeerTables::Reader for_ingress) {
+  return {std::make_unique<Egress<Encap>>(path, for_egress, own),
+          std::make_unique<Ingress<Encap>>(path, for_ingress, own)};
 }
 
 /// Every encapsulation: a file in encap/ and a line here.
 constexpr struct {
   std::string_view name;
-  Directions (*make)(const Path&, PeerTables::Reader, PeerTables::Reader);
+  Directions (*make)(const Path&, const OwnEnd&, PeerTables::Reader, PeerTables::Reader);
 } kEncapsulations[] = {
     {"udp", make_directions<FlannelUdp>},
+    {"vxlan", make_directions<Vxlan>},
 };
 
 }  // namespace
@@ -57,7 +61,8 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     options.loops.naive ? 1 : kNoLimit,
                     &engine->features_,
                     CounterRow(counters + i * kCounterCount)};
-    Directions made = encapsulation->make(path, engine->peers_.reader(2 * i), engine->peers_.reader(2 * i + 1));
+    Directions made =
+        encapsulation->make(path, options.own, engine->peers_.reader(2 * i), engine->peers_.reader(2 * i + 1));
     engine->loops_.push_back(std::make_unique<Loop>(i, path, std::move(made.egress), std::move(made.ingress),
                                                     options.loops, engine->fault_));
   }

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/encapsulation.h"
 #include "core/peers.h"
 #include "descriptors.h"
 #include "loop.h"
@@ -18,6 +19,7 @@ struct RunOptions {
   std::string_view encapsulation;  ///< by its name in engine.cc
   uint32_t tun_address = 0;        ///< network order, as the next
   uint32_t network_address = 0;
+  OwnEnd own;
   std::span<const uint8_t> peers;  ///< the first table: packets may be waiting in the descriptors
   LoopOptions loops;
 };

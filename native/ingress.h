@@ -2,7 +2,7 @@
 //
 //   receive   a batch of messages, each with one datagram or many (io/receiver.h)
 //   strip     what the encapsulation put before each packet, where it lies
-//   check     the shape of the inner packet; TTL less one
+//   check     the shape of the inner packet; TTL less one where the tunnel routes
 //   join      packets of one flow into superpackets (core/coalesce.h)
 //   write     each with its virtio header, in order (io/tun_writer.h)
 #pragma once
@@ -22,10 +22,10 @@ template <Encapsulation Encap>
 class Ingress final : public Direction {
  public:
   /// The claim on the peer table is its own: it may run beside the other direction.
-  Ingress(const Path& path, PeerTables::Reader peers, Encap encap = {})
+  Ingress(const Path& path, PeerTables::Reader peers, const OwnEnd& own)
       : path_(path),
         peers_(peers),
-        encap_(encap),
+        encap_(own),
         receiver_(path.socket, path.batch, path.counters),
         writer_(path.tun, path.features, path.counters) {}
 
@@ -39,7 +39,7 @@ class Ingress final : public Direction {
         const Stripped stripped = encap_.strip(message);
         if (stripped.drop) {
           path_.counters.add(*stripped.drop);
-        } else if (Failure failure = receive(stripped.packet)) {
+        } else if (Failure failure = receive(stripped.packet, stripped.undone)) {
           pump.failure = failure;
         }
       } while (message.size > 0);
@@ -49,20 +49,26 @@ class Ingress final : public Direction {
     return pump;
   }
 
+  void count() override { receiver_.count_overflow(); }
+
  private:
-  Failure receive(std::span<uint8_t> bytes) {
+  Failure receive(std::span<uint8_t> bytes, const VirtioHeader& undone) {
     Failure failure;
     Packet packet;
     if (read_packet(bytes.data(), bytes.size(), packet) != Shape::kOk) {
       path_.counters.add(k_rx_drop_malformed);
-    } else if (packet.hop_limit <= 1) {
-      path_.counters.add(k_rx_drop_ttl);
-      send_time_exceeded(bytes.data(), packet);
-    } else {
-      decrement_hop_limit(bytes.data(), packet);
-      if (coalescer_.full()) failure = writer_.write(coalescer_);
-      coalescer_.add(bytes.data(), packet, limits_);
+      return failure;
     }
+    if constexpr (Encap::kRoutes) {
+      if (packet.hop_limit <= 1) {
+        path_.counters.add(k_rx_drop_ttl, count_packets(undone, bytes.data(), packet));
+        send_time_exceeded(bytes.data(), packet);
+        return failure;
+      }
+      decrement_hop_limit(bytes.data(), packet);
+    }
+    if (coalescer_.full()) failure = writer_.write(coalescer_);
+    coalescer_.add(bytes.data(), packet, limits_, undone);
     return failure;
   }
 

@@ -18,12 +18,11 @@ struct Coalescer::Flow {
   bool tcp;
   bool eligible;  ///< may be joined with another at all
   bool ends_run;  ///< nothing may follow it in a run
+  bool open;      ///< its sum is the pseudo header's alone
 };
 
 namespace {
 
-constexpr size_t kTcpChecksum = 16;
-constexpr size_t kUdpChecksum = 6;
 constexpr uint16_t kDontFragment = 0x4000;
 
 /// IPv6 next headers that hide the transport header (RFC 8200 section 4), and the fragment header.
@@ -55,10 +54,12 @@ uint32_t flow_hash(const uint8_t* bytes, const uint8_t* transport, uint8_t versi
   return static_cast<uint32_t>((mix * 0x9e3779b97f4a7c15ull) >> 32);
 }
 
-/// Both sums: of the IPv4 header, which has no options, and of the rest. The header's is checked although the kernel
-/// does so too, since the joined packet gets a new one.
-bool checksums_are_right(const uint8_t* bytes, const uint8_t* transport, uint32_t total, uint8_t version, bool tcp) {
+/// Both sums: of the IPv4 header, which has no options, and of the rest, unless that is `open`. The header's is checked
+/// although the kernel does so too, since the joined packet gets a new one.
+bool checksums_are_right(const uint8_t* bytes, const uint8_t* transport, uint32_t total, uint8_t version, bool tcp,
+                         bool open) {
   if (version == 4 && checksum_fold(checksum_add(0, bytes, kIpv4HeaderBytes)) != 0xffff) return false;
+  if (open) return true;
   const uint32_t size = total - static_cast<uint32_t>(transport - bytes);
   const size_t at = version == 4 ? 12 : 8;
   uint64_t sum = pseudo_header_sum(bytes + at, version == 4 ? 8 : 32, tcp ? IPPROTO_TCP : IPPROTO_UDP, size);
@@ -80,31 +81,32 @@ void Coalescer::clear() {
   std::fill(open_.begin(), open_.end(), kNone);
 }
 
-uint32_t Coalescer::append(uint8_t* bytes, uint32_t total) {
-  pieces_[packet_count_] = {bytes, total, kNone};
+uint32_t Coalescer::append(uint8_t* bytes, uint32_t total, bool open) {
+  pieces_[packet_count_] = {bytes, kNone, static_cast<uint16_t>(total), open};
   return static_cast<uint32_t>(packet_count_++);
 }
 
-uint32_t Coalescer::start_run(uint8_t* bytes, uint32_t total) {
+uint32_t Coalescer::start_run(uint8_t* bytes, uint32_t total, const VirtioHeader& undone) {
   Run& run = runs_[write_count_];
   run = {};
-  run.first = run.last = append(bytes, total);
+  run.first = run.last = append(bytes, total, undone.flags & kVirtioNeedsCsum);
   run.total = total;
-  run.count = 1;
+  run.count = run.packets = 1;
+  virtio_[write_count_] = undone;
   return static_cast<uint32_t>(write_count_++);
 }
 
-void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits) {
+void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits, const VirtioHeader& undone) {
   const bool tcp = packet.protocol == IPPROTO_TCP;
   const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);
   if (packet.fragment || (packet.version == 6 && is_extension(packet.protocol))) {
     // It may belong to any flow: none may be continued past it.
     std::fill(open_.begin(), open_.end(), kNone);
-    start_run(bytes, packet.total);
+    start_run(bytes, packet.total, undone);
     return;
   }
   if ((!tcp && packet.protocol != IPPROTO_UDP) || packet.total < least) {
-    start_run(bytes, packet.total);
+    start_run(bytes, packet.total, undone);
     return;
   }
 
@@ -114,7 +116,8 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
   flow.total = packet.total;
   flow.version = packet.version;
   flow.tcp = tcp;
-  const bool plain = packet.version == 6 || packet.ip_bytes == kIpv4HeaderBytes;
+  flow.open = undone.flags & kVirtioNeedsCsum;
+  const bool plain = undone.gso_type == kGsoNone && (packet.version == 6 || packet.ip_bytes == kIpv4HeaderBytes);
   if (tcp) {
     const size_t tcp_bytes = static_cast<size_t>(flow.transport[12] >> 4) * 4;
     const size_t headers = packet.ip_bytes + tcp_bytes;
@@ -135,15 +138,18 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
   uint32_t& open = open_[flow_hash(bytes, flow.transport, packet.version) % kSlots];
   if (!flow.eligible) {
     open = kNone;
-    start_run(bytes, packet.total);
+    Run& run = runs_[start_run(bytes, packet.total, undone)];
+    run.udp = !tcp;
+    run.packets = static_cast<uint16_t>(count_packets(undone, bytes, packet));
     return;
   }
   if (open != kNone && joins(runs_[open], flow, limits)) {
     Run& run = runs_[open];
-    const uint32_t piece = append(bytes, packet.total);
+    const uint32_t piece = append(bytes, packet.total, flow.open);
     pieces_[run.last].next = piece;
     run.last = piece;
     run.count++;
+    run.packets++;
     run.total += flow.payload_bytes;
     run.next_sequence += flow.payload_bytes;
     run.next_id++;
@@ -151,7 +157,7 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
     if (flow.ends_run || flow.payload_bytes < run.segment_bytes) open = kNone;
     return;
   }
-  const uint32_t index = start_run(bytes, packet.total);
+  const uint32_t index = start_run(bytes, packet.total, undone);
   Run& run = runs_[index];
   run.udp = !tcp;
   run.version = packet.version;
@@ -184,16 +190,18 @@ bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) 
   }
   if (!run.verified) {
     // Settled once: a damaged first packet can never be joined, whatever follows.
-    if (!checksums_are_right(head, head_transport, pieces_[run.first].total, run.version, flow.tcp)) return false;
+    if (!checksums_are_right(head, head_transport, pieces_[run.first].total, run.version, flow.tcp,
+                             pieces_[run.first].open)) {
+      return false;
+    }
     run.verified = true;
   }
-  return checksums_are_right(flow.bytes, flow.transport, flow.total, flow.version, flow.tcp);
+  return checksums_are_right(flow.bytes, flow.transport, flow.total, flow.version, flow.tcp, flow.open);
 }
 
 size_t Coalescer::write(size_t index, iovec* iov) {
   const Run& run = runs_[index];
   VirtioHeader& virtio = virtio_[index];
-  virtio = {};
   iov[0] = {&virtio, sizeof virtio};
   const Piece& first = pieces_[run.first];
   if (run.count == 1) {
@@ -219,6 +227,7 @@ size_t Coalescer::write(size_t index, iovec* iov) {
   const uint64_t sum = pseudo_header_sum(header + (run.version == 4 ? 12 : 8), run.version == 4 ? 8 : 32,
                                          run.udp ? IPPROTO_UDP : IPPROTO_TCP, transport_total);
   store(transport + field, checksum_fold(sum));
+  virtio = {};
   virtio.flags = kVirtioNeedsCsum;
   virtio.gso_type = run.udp ? kGsoUdp : run.version == 4 ? kGsoTcp4 : kGsoTcp6;
   virtio.hdr_len = run.header_bytes;
@@ -229,7 +238,7 @@ size_t Coalescer::write(size_t index, iovec* iov) {
   iov[1] = {header, run.header_bytes};
   size_t count = 2;
   for (uint32_t at = run.first; at != kNone; at = pieces_[at].next) {
-    iov[count++] = {pieces_[at].bytes + run.header_bytes, pieces_[at].total - run.header_bytes};
+    iov[count++] = {pieces_[at].bytes + run.header_bytes, size_t{pieces_[at].total} - run.header_bytes};
   }
   return count;
 }

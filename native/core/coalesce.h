@@ -10,7 +10,8 @@
 // the next sequence number; UDP: a checksum is present; equal payload size, a shorter one ends the run, and so does
 // PSH. Never: SYN, FIN, RST, URG, CWR, IP options and extension headers, fragments, an empty payload.
 // All inner checksums are verified before two packets are joined, since the joined one gets new ones: a packet that was
-// damaged on the way, or its header, must go on with the sum that betrays it.
+// damaged on the way, or its header, must go on with the sum that betrays it. What another kernel of this machine left
+// without a sum has nothing to verify, and one that it left uncut goes on so.
 #pragma once
 
 #include <sys/uio.h>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "packet.h"
+#include "segment.h"
 #include "virtio.h"
 
 namespace weft {
@@ -43,22 +45,42 @@ class Coalescer {
 
   bool full() const { return packet_count_ == kMaxPackets || write_count_ == kMaxWrites; }
 
-  /// Takes a packet of `packet.total` bytes; `bytes` is borrowed until clear().
-  void add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits);
+  /// Takes a packet of `packet.total` bytes; `bytes` is borrowed until clear(). `undone` is of a packet that is not
+  /// finished: its sum, and it may be a superpacket.
+  void add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits, const VirtioHeader& undone = {});
 
   size_t writes() const { return write_count_; }
 
-  /// Packets joined in write `index`; 1 for one that goes as it came.
-  size_t run_packets(size_t index) const { return runs_[index].count; }
-  /// Whether write `index` joins UDP packets.
+  /// Packets in write `index`, joined or not yet cut; 1 for one that goes as it came.
+  size_t run_packets(size_t index) const { return runs_[index].packets; }
+  /// Whether these are UDP packets.
   bool is_udp(size_t index) const { return runs_[index].udp; }
+  /// Whether write `index` is a superpacket as it came.
+  bool is_uncut(size_t index) const { return runs_[index].packets > 1 && runs_[index].count == 1; }
+  /// Whether its sum is still to be finished, where it is one packet.
+  bool is_open(size_t index) const { return runs_[index].count == 1 && pieces_[runs_[index].first].open; }
   /// Puts write `index` into `iov`, virtio header first, and returns the number of iovecs. Valid until clear().
   size_t write(size_t index, iovec* iov);
-  /// Calls `each(bytes, size)` for the packets of write `index` as they came in, to send them singly.
+  /// Calls `each(header, payload)` for the packets of write `index`, finished, to send them singly: as they came in, or
+  /// cut. The payload may be empty.
   template <typename Each>
-  void each_packet(size_t index, Each each) const {
+  void each_packet(size_t index, Each each) {
+    Packet packet;
     for (uint32_t at = runs_[index].first; at != kNone; at = pieces_[at].next) {
-      each(pieces_[at].bytes, pieces_[at].total);
+      const Piece& piece = pieces_[at];
+      read_packet(piece.bytes, piece.total, packet);
+      if (is_uncut(index)) {
+        Segmenter segments;
+        if (!segments.begin(virtio_[index], piece.bytes, packet)) continue;
+        uint8_t header[kMaxHeadersBytes];
+        while (!segments.done()) {
+          const Segment one = segments.next(header);
+          each(std::span(one.header, one.header_bytes), std::span(one.payload, one.payload_bytes));
+        }
+        continue;
+      }
+      if (piece.open) finish_checksum(open_sum(packet), piece.bytes, packet);
+      each(std::span(piece.bytes, piece.total), std::span<uint8_t>());
     }
   }
 
@@ -70,15 +92,17 @@ class Coalescer {
 
   struct Piece {
     uint8_t* bytes;
-    uint32_t total;
     uint32_t next;
+    uint16_t total;
+    bool open;  // its sum is the pseudo header's alone
   };
   struct Run {
     uint32_t first, last;    // pieces
     uint32_t total;          // bytes of the joined packet so far
     uint32_t next_sequence;  // TCP
     uint16_t next_id;        // IPv4
-    uint16_t count;
+    uint16_t count;          // of pieces
+    uint16_t packets;        // more than pieces where one is a superpacket
     uint16_t segment_bytes;  // payload of the first
     uint8_t header_bytes;
     uint8_t version;
@@ -89,8 +113,8 @@ class Coalescer {
   struct Flow;  // a packet that could take part
 
   bool joins(Run& run, const Flow& flow, const CoalesceLimits& limits);
-  uint32_t append(uint8_t* bytes, uint32_t total);
-  uint32_t start_run(uint8_t* bytes, uint32_t total);
+  uint32_t append(uint8_t* bytes, uint32_t total, bool open);
+  uint32_t start_run(uint8_t* bytes, uint32_t total, const VirtioHeader& undone);
 
   size_t packet_count_ = 0;
   size_t write_count_ = 0;

@@ -35,7 +35,9 @@ namespace weft {
   X(rx_batches)                /* recvmmsg calls that returned any */                               \
   X(tun_writes)                /* writes they went in: fewer than packets with coalescing */        \
   X(rx_drop_malformed)         /* shorter than an IP header, not IP, contradicting lengths */       \
-  X(rx_drop_socket_full)       /* messages that the socket's receive buffer had no room for */      \
+  X(rx_drop_not_ours)          /* VXLAN: another VNI, another host's MAC, or no IP */               \
+  X(rx_drop_socket_full)       /* messages that the receive buffer had no room for: as of the */    \
+                               /* last time that a thread was asked how it is */                    \
   X(rx_drop_truncated)         /* longer than the receive buffer */                                 \
   X(rx_drop_ttl)               /* TTL or hop limit ran out here */                                  \
   X(rx_time_exceeded_sent)     /* ICMP time exceeded, to the peer */                                \

@@ -16,10 +16,15 @@ struct Message {
   size_t joined_bytes;
 
   /// Takes the first datagram off.
-  std::span<uint8_t> take() {
-    const std::span<uint8_t> datagram(bytes, joined_bytes > 0 ? std::min(joined_bytes, size) : size);
-    bytes += datagram.size();
-    size -= datagram.size();
+  std::span<uint8_t> take() { return take(joined_bytes > 0 ? std::min(joined_bytes, size) : size); }
+  /// Takes all of it as one.
+  std::span<uint8_t> take_all() { return take(size); }
+
+ private:
+  std::span<uint8_t> take(size_t count) {
+    const std::span<uint8_t> datagram(bytes, count);
+    bytes += count;
+    size -= count;
     return datagram;
   }
 };

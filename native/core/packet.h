@@ -14,6 +14,10 @@ constexpr size_t kUdpHeaderBytes = 8;
 /// The longest IPv4 header and TCP header together.
 constexpr size_t kMaxHeadersBytes = 120;
 
+/// Where the checksum stands in a TCP and in a UDP header.
+constexpr size_t kTcpChecksum = 16;
+constexpr size_t kUdpChecksum = 6;
+
 /// TCP flags, the 14th byte of the header (RFC 9293 section 3.1, RFC 3168 section 6.1).
 enum TcpFlag : uint8_t { kFin = 1, kSyn = 2, kRst = 4, kPsh = 8, kAck = 16, kUrg = 32, kEce = 64, kCwr = 128 };
 

@@ -9,9 +9,6 @@ namespace weft {
 
 namespace {
 
-constexpr size_t kTcpChecksum = 16;
-constexpr size_t kUdpChecksum = 6;
-
 /// The value for a checksum field. For UDP a sum of zero would mean "none" (RFC 768).
 uint16_t checksum_field(uint64_t sum, bool tcp) {
   const uint16_t field = static_cast<uint16_t>(~checksum_fold(sum));

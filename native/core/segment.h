@@ -11,6 +11,15 @@
 
 namespace weft {
 
+/// How a TCP or UDP packet is told of that has the pseudo header's sum alone.
+inline VirtioHeader open_sum(const Packet& packet) {
+  VirtioHeader virtio;
+  virtio.flags = kVirtioNeedsCsum;
+  virtio.csum_start = packet.ip_bytes;
+  virtio.csum_offset = static_cast<uint16_t>(packet.protocol == IPPROTO_TCP ? kTcpChecksum : kUdpChecksum);
+  return virtio;
+}
+
 /// Completes the checksum of a packet read with kVirtioNeedsCsum and no GSO type. False when the offsets are not behind
 /// its IP header and within it. A UDP sum of zero becomes 0xffff (RFC 768).
 bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet);

@@ -5,10 +5,11 @@
 
 namespace weft {
 
-bool write_packet(int tun, bool header, std::span<uint8_t> packet) {
+bool write_packet(int tun, bool header, std::span<uint8_t> packet, std::span<uint8_t> payload) {
   VirtioHeader virtio;
-  const iovec iov[2] = {{&virtio, sizeof virtio}, {packet.data(), packet.size()}};
-  return (header ? writev(tun, iov, 2) : writev(tun, iov + 1, 1)) >= 0;
+  const iovec iov[3] = {{&virtio, sizeof virtio}, {packet.data(), packet.size()}, {payload.data(), payload.size()}};
+  const int count = payload.empty() ? 1 : 2;
+  return (header ? writev(tun, iov, 1 + count) : writev(tun, iov + 1, count)) >= 0;
 }
 
 TunWriter::TunWriter(int tun, Features* features, CounterRow counters)
@@ -26,8 +27,12 @@ CoalesceLimits TunWriter::limits() const {
 Failure TunWriter::write(Coalescer& packets) {
   Failure failure;
   for (size_t i = 0; i < packets.writes(); i++) {
+    if (!takes(packets, i)) {
+      write_singly(packets, i);
+      continue;
+    }
     const size_t count = packets.write(i, iovecs_.data());
-    // Without the virtio header nothing was joined, and the packet stands alone behind it.
+    // Without the virtio header nothing was joined or is open, and the packet stands alone behind it.
     const size_t skip = header_ ? 0 : 1;
     if (writev(tun_, iovecs_.data() + skip, static_cast<int>(count - skip)) < 0) {
       refused(packets, i, errno, failure);
@@ -54,17 +59,28 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   }
   if (consequence.then == Then::kDrop) return counters_.add(consequence.counted, count);
   counters_.add(consequence.counted);
+  learnt_.learn(consequence, attempt, write_singly(packets, index));
+}
+
+/// What the TUN would not take another kernel's unfinished packet for.
+bool TunWriter::takes(const Coalescer& packets, size_t index) const {
+  if (packets.is_uncut(index)) return features_->has(packets.is_udp(index) ? kCoalesceUdp : kCoalesceTcp);
+  return header_ || !packets.is_open(index);
+}
+
+/// Whether any was taken.
+bool TunWriter::write_singly(Coalescer& packets, size_t index) {
   bool taken = false;
-  packets.each_packet(index, [&](uint8_t* bytes, size_t size) {
-    if (!write_packet(tun_, header_, {bytes, size})) {
+  packets.each_packet(index, [&](std::span<uint8_t> header, std::span<uint8_t> payload) {
+    if (!write_packet(tun_, header_, header, payload)) {
       return counters_.add(consequence_of({Way::kTun, 0, 1}, errno).counted);
     }
     counters_.add(k_tun_writes);
     counters_.add(k_rx_packets);
-    counters_.add(k_rx_bytes, size);
+    counters_.add(k_rx_bytes, header.size() + payload.size());
     taken = true;
   });
-  learnt_.learn(consequence, attempt, taken);
+  return taken;
 }
 
 }  // namespace weft

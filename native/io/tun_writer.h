@@ -12,8 +12,9 @@
 
 namespace weft {
 
-/// Writes one packet that is whole. `header` says whether the TUN speaks virtio headers.
-bool write_packet(int tun, bool header, std::span<uint8_t> packet);
+/// Writes one packet that is whole, its payload elsewhere or with the rest. `header` says whether the TUN speaks virtio
+/// headers.
+bool write_packet(int tun, bool header, std::span<uint8_t> packet, std::span<uint8_t> payload = {});
 
 class TunWriter {
  public:
@@ -26,6 +27,8 @@ class TunWriter {
 
  private:
   void refused(Coalescer& packets, size_t index, int error, Failure& failure);
+  bool takes(const Coalescer& packets, size_t index) const;
+  bool write_singly(Coalescer& packets, size_t index);
 
   int tun_;
   bool header_;

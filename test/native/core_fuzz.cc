@@ -10,6 +10,7 @@
 
 #include "../../native/egress.h"
 #include "../../native/encap/flannel_udp.h"
+#include "../../native/encap/vxlan.h"
 #include "../../native/ingress.h"
 #include "core_jobs.h"
 
@@ -53,6 +54,42 @@ void expect_packets(int fd, size_t header_bytes) {
 /// Without UDP_SEGMENT on sending, since a Unix socket stands for the UDP one.
 constexpr uint32_t kFeatures = kAllFeatures & ~kUdpGso;
 
+/// Of a VXLAN frame all of whose bytes are 0 but the flag.
+OwnEnd own_end() {
+  OwnEnd own;
+  own.mtu = 1450;
+  return own;
+}
+
+template <typename Encap>
+void inward(const uint8_t* bytes, size_t size) {
+  Pair tun(SOCK_SEQPACKET), udp(SOCK_DGRAM);
+  std::vector<uint64_t> row(kCounterCount);
+  Features features(kFeatures);
+  PeerTables peers(1);
+  Ingress<Encap> ingress(
+      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, CounterRow(row.data())},
+      peers.reader(0), own_end());
+  each_message(bytes, size, [&](const uint8_t* at, size_t length) { send(udp.outside.get(), at, length, 0); });
+  while (ingress.pump().items > 0) expect_packets(tun.outside.get(), sizeof(VirtioHeader));
+}
+
+/// Messages as a socket with UDP_GRO may give them: the first two bytes of each are what its datagrams were joined by.
+void strip(const uint8_t* bytes, size_t size) {
+  const Vxlan vxlan(own_end());
+  each_message(bytes, size, [&](const uint8_t* at, size_t length) {
+    if (length < 2) return;
+    std::vector<uint8_t> copy(at + 2, at + length);  // on the heap, where a sanitizer sees its end
+    Message message{copy.data(), copy.size(), load<uint16_t>(at)};
+    do {
+      const Stripped stripped = vxlan.strip(message);
+      Packet packet;
+      if (!stripped.drop && read_packet(stripped.packet.data(), stripped.packet.size(), packet) != Shape::kOk) abort();
+      if (!stripped.drop) count_packets(stripped.undone, stripped.packet.data(), packet);
+    } while (message.size > 0);
+  });
+}
+
 void outward(const uint8_t* bytes, size_t size) {
   Pair tun(SOCK_SEQPACKET), udp(SOCK_SEQPACKET);
   std::vector<uint64_t> row(kCounterCount);
@@ -67,24 +104,12 @@ void outward(const uint8_t* bytes, size_t size) {
   peers.replace(std::make_unique<const PeerTable>(records));
   Egress<FlannelUdp> egress(
       {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, CounterRow(row.data())},
-      peers.reader(0));
+      peers.reader(0), OwnEnd{});
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (send(tun.outside.get(), at, length, 0) < 0) return;
     while (egress.pump().items > 0) expect_packets(udp.outside.get(), 0);
     expect_packets(tun.outside.get(), sizeof(VirtioHeader));
   });
-}
-
-void inward(const uint8_t* bytes, size_t size) {
-  Pair tun(SOCK_SEQPACKET), udp(SOCK_DGRAM);
-  std::vector<uint64_t> row(kCounterCount);
-  Features features(kFeatures);
-  PeerTables peers(1);
-  Ingress<FlannelUdp> ingress(
-      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, CounterRow(row.data())},
-      peers.reader(0));
-  each_message(bytes, size, [&](const uint8_t* at, size_t length) { send(udp.outside.get(), at, length, 0); });
-  while (ingress.pump().items > 0) expect_packets(tun.outside.get(), sizeof(VirtioHeader));
 }
 
 }  // namespace
@@ -96,7 +121,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
       outward(bytes + 1, size - 1);
       break;
     case 'I':
-      inward(bytes + 1, size - 1);
+      inward<FlannelUdp>(bytes + 1, size - 1);
+      break;
+    case 'V':
+      inward<Vxlan>(bytes + 1, size - 1);
+      break;
+    case 'S':
+      strip(bytes + 1, size - 1);
       break;
     default:
       Jobs(bytes + 1, size - 1).run();

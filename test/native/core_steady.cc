@@ -87,8 +87,8 @@ int main() {
   peers.replace(std::make_unique<const PeerTable>(record));
   std::vector<uint64_t> row(kCounterCount);
   const Path path{tun[0], udp[0], udp[0], 1, 2, SIZE_MAX, &features, CounterRow(row.data())};
-  Egress<FlannelUdp> egress(path, peers.reader(0));
-  Ingress<FlannelUdp> ingress(path, peers.reader(1));
+  Egress<FlannelUdp> egress(path, peers.reader(0), OwnEnd{});
+  Ingress<FlannelUdp> ingress(path, peers.reader(1), OwnEnd{});
 
   std::vector<uint8_t> superpacket(sizeof(VirtioHeader) + kHeaders + kSegments * kPayload);
   VirtioHeader virtio;

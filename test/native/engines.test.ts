@@ -5,7 +5,7 @@ import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
-import { ENCAPSULATIONS, type Encapsulation, type EncapsulationName } from '../../src/dataplane/encapsulation.ts'
+import { ENCAPSULATIONS, type Encapsulation, type Speakable } from '../../src/dataplane/encapsulation.ts'
 import { decrementTtl } from '../../src/dataplane/packet.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
@@ -70,7 +70,7 @@ const outward = packetsBetween(CONTAINER, PEER, 1, 2_000)
 const inward = packetsBetween(PEER, CONTAINER, 2, 2_000)
 const hex = (packets: readonly Buffer[]): string[] => packets.map((packet) => packet.toString('hex'))
 
-const encapsulations = Object.keys(ENCAPSULATIONS) as EncapsulationName[]
+const encapsulations = Object.keys(ENCAPSULATIONS) as Speakable[]
 const engines = ['native', 'naive', 'dgram'].flatMap((engine) => encapsulations.map((name) => [engine, name] as const))
 
 describe.each(engines)('the %s engine with the encapsulation %s', (engine, encapsulation) => {
@@ -209,7 +209,7 @@ describe('the native engine', () => {
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: [] }
       const opened = addon.openDescriptors(asked)
       try {
-        const options = { encapsulation: 'none such', tunAddress: 1, networkAddress: 2, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+        const options = { encapsulation: 'none such', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
         addon.runEngine(opened, options, () => {})
       } catch ({ code }) {
         console.log(code, require('node:fs').readFileSync('/proc/net/dev', 'utf8').includes(opened.tunName + ':'))
@@ -237,7 +237,7 @@ describe('the native engine', () => {
       const opened = addon.openDescriptors(asked)
       require('node:child_process').execFileSync('prlimit', ['--pid', process.pid, '--nproc=1'])
       try {
-        const options = { encapsulation: 'udp', tunAddress: 1, networkAddress: 2, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+        const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
         addon.runEngine(opened, options, () => {})
       } catch ({ code, syscall }) {
         console.log(code, syscall, require('node:fs').readFileSync('/proc/net/dev', 'utf8').includes(opened.tunName + ':'))
@@ -251,7 +251,7 @@ describe('the native engine', () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: addon.featureNames }
-      const options = { encapsulation: 'udp', tunAddress: 1, networkAddress: 2, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+      const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
       const told = []
       const start = () => {
         const opened = addon.openDescriptors(asked)
@@ -278,7 +278,7 @@ describe('the native engine', () => {
       const addon = require('node-gyp-build')(process.argv[1])
       const features = addon.featureNames
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 2, features }
-      const options = { encapsulation: 'udp', tunAddress: 1, networkAddress: 2, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+      const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
       const start = () => addon.runEngine(addon.openDescriptors(asked), options, () => {})
       start()
       start()

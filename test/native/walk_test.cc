@@ -1,5 +1,5 @@
-// walk_test.cc - whole walks through egress and ingress, for flannel's udp and for an encapsulation of the test's that
-// puts bytes before each packet; core.test.ts builds and runs it.
+// walk_test.cc - whole walks through egress and ingress, for flannel's udp, for an encapsulation of the test's that
+// puts bytes before each packet, and for VXLAN with what kernels send; core.test.ts builds and runs it.
 //
 // A pair of sockets that keep messages apart stands for the TUN; datagrams go over loopback. clock_gettime is replaced
 // for the whole program.
@@ -11,6 +11,7 @@
 
 #include "../../native/egress.h"
 #include "../../native/encap/flannel_udp.h"
+#include "../../native/encap/vxlan.h"
 #include "../../native/ingress.h"
 #include "../../native/io/udp.h"
 #include "packets.h"
@@ -26,6 +27,8 @@ namespace {
 /// Eight bytes of the peer's record before each packet, and a first byte that is not 0.
 struct Marked {
   static constexpr size_t kHeaderBytes = 8;
+  static constexpr bool kRoutes = true;
+  explicit Marked(const OwnEnd&) {}
   void write(const Endpoint& peer, const Packet&, uint8_t* out) const { std::memcpy(out, peer.encap.data(), 8); }
   Stripped strip(Message& message) const {
     const std::span<uint8_t> datagram = message.take();
@@ -40,7 +43,7 @@ constexpr uint8_t kMark[8] = {0xde, 0xad, 1, 2, 3, 4, 5, 6};
 /// An egress and an ingress of one host, whose only peer is `address` and port of the other end.
 template <typename Encap>
 struct Host {
-  explicit Host(uint32_t features) : features(features), row(kCounterCount), peers(2) {
+  explicit Host(uint32_t features, const OwnEnd& own = {}) : features(features), row(kCounterCount), peers(2) {
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
     const int buffer = 4 << 20;
     for (int* fd : {&socket, &other}) {
@@ -62,8 +65,8 @@ struct Host {
                     SIZE_MAX,
                     &this->features,
                     CounterRow(row.data())};
-    egress = std::make_unique<Egress<Encap>>(path, peers.reader(0));
-    ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(1));
+    egress = std::make_unique<Egress<Encap>>(path, peers.reader(0), own);
+    ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(1), own);
   }
   ~Host() {
     for (const int fd : {tun[0], tun[1], socket, other}) close(fd);
@@ -288,6 +291,9 @@ void test_overflow() {
   UdpSocket socket, sender;
   CHECK(!open_udp(Host<FlannelUdp>::loopback(0), Share::kNo, 1 << 20, 0, socket));
   CHECK(!open_udp(Host<FlannelUdp>::loopback(0), Share::kNo, 1 << 20, 0, sender));
+  int tells = -1;
+  socklen_t size = sizeof tells;
+  CHECK(getsockopt(socket.fd.get(), SOL_SOCKET, SO_RXQ_OVFL, &tells, &size) == 0 && tells == 0);  // see receiver.h
   const int small = 20'000;
   CHECK(setsockopt(socket.fd.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small) == 0);
   const sockaddr_in to = Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(socket.fd.get()));
@@ -297,12 +303,13 @@ void test_overflow() {
     Receiver receiver(socket.fd.get(), 64, CounterRow(row.data()));
     Failure failure;
     size_t sent = 0;
-    for (const int datagrams : {300, 1, 300, 1}) {  // what was dropped last is told by the next that comes
+    for (const int datagrams : {300, 300}) {
       for (int i = 0; i < datagrams; i++, sent++) {
         const auto* address = reinterpret_cast<const sockaddr*>(&to);
         CHECK(sendto(sender.fd.get(), datagram.data(), datagram.size(), 0, address, sizeof to) == 1000);
       }
       while (receiver.receive(failure) > 0) CHECK(!failure);
+      receiver.count_overflow();
     }
     CHECK(row[k_rx_drop_socket_full] > 400);
     CHECK(row[k_rx_messages] + row[k_rx_drop_socket_full] == sent);
@@ -325,6 +332,193 @@ void test_sender_socket() {
   CHECK(memory[SK_MEMINFO_DROPS] > 900);
   CHECK(memory[SK_MEMINFO_RMEM_ALLOC] < 10'000);
   CHECK(sender.receive_buffer_bytes < receiver.receive_buffer_bytes);
+}
+
+constexpr uint8_t kOurMac[6] = {2, 0, 0, 0, 0, 0xaa};
+constexpr size_t kVxlanMtu = 1450;
+
+/// VNI 0x010203.
+OwnEnd vxlan_end() {
+  OwnEnd own;
+  own.mtu = kVxlanMtu;
+  std::copy(std::begin(kOurMac), std::end(kOurMac), own.encap.begin());
+  own.encap[6] = 1;
+  own.encap[7] = 2;
+  own.encap[8] = 3;
+  return own;
+}
+
+/// A frame for us around a packet.
+Bytes vxlan_frame(const Bytes& packet, uint16_t ether_type = 0x0800) {
+  Bytes frame{8, 0, 0, 0, 1, 2, 3, 0, 2, 0, 0, 0, 0, 0xaa, 2, 0, 0, 0, 0, 0xbb};
+  frame.push_back(static_cast<uint8_t>(ether_type >> 8));
+  frame.push_back(static_cast<uint8_t>(ether_type));
+  frame.insert(frame.end(), packet.begin(), packet.end());
+  return frame;
+}
+
+/// The packet as a kernel has it that leaves its sum to a device.
+Bytes opened(Bytes packet) {
+  const Packet shape = read(packet);
+  const uint64_t sum = pseudo_header_sum(source_address(packet.data(), shape), 2 * address_bytes(shape), shape.protocol,
+                                         shape.total - shape.ip_bytes);
+  store(&packet[shape.ip_bytes + (shape.protocol == IPPROTO_TCP ? 16u : 6u)], checksum_fold(sum));
+  return packet;
+}
+
+Message message_of(Bytes& bytes, size_t joined = 0) { return {bytes.data(), bytes.size(), joined}; }
+
+/// The bytes before a packet, as RFC 7348 section 5 draws them.
+void test_vxlan_out() {
+  Host<Vxlan> host(kAllFeatures & ~kUdpGso, vxlan_end());
+  Fields f;
+  f.ttl = 1;  // a link's, not a router's
+  host.to_tun({}, build(f));
+  f.payload = 3000;
+  host.to_tun(tcp_in_segments_of(1000), build(f));
+  CHECK(!host.egress->pump().failure);
+  const auto datagrams = host.drain(host.other);
+  CHECK(datagrams.size() == 4);
+  // The peer's MAC is what the host's record has.
+  const Bytes expected{8, 0, 0, 0, 1, 2, 3, 0, 0xde, 0xad, 1, 2, 3, 4, 2, 0, 0, 0, 0, 0xaa, 8, 0};
+  for (const Bytes& datagram : datagrams) {
+    CHECK(std::equal(expected.begin(), expected.end(), datagram.begin()));
+    CHECK(is_whole(Bytes(datagram.begin() + 22, datagram.end())) && datagram[22 + 8] == 1);
+  }
+  CHECK(host.row[k_tx_bytes] == 140 + 3 * 1040);
+}
+
+/// What is not for us, and what is no frame.
+void test_vxlan_refusals() {
+  const Vxlan vxlan(vxlan_end());
+  const Bytes good = vxlan_frame(build({}));
+  const auto drop_of = [&](Bytes frame) {
+    Message message = message_of(frame);
+    const Stripped stripped = vxlan.strip(message);
+    CHECK(message.size == 0);
+    return stripped.drop;
+  };
+  CHECK(!drop_of(good));
+  const auto with = [&](size_t at, uint8_t byte) {
+    Bytes frame = good;
+    frame[at] = byte;
+    return frame;
+  };
+  CHECK(!drop_of(with(0, 0x88)));   // a flag that is to be ignored
+  CHECK(!drop_of(with(14, 0x77)));  // whoever it came from
+  CHECK(drop_of(with(0, 0)) == k_rx_drop_not_ours);
+  for (const size_t at : {4, 5, 6, 8, 13}) CHECK(drop_of(with(at, 0x55)) == k_rx_drop_not_ours);
+  CHECK(drop_of(vxlan_frame(build({}), 0x0806)) == k_rx_drop_not_ours);
+  CHECK(drop_of(vxlan_frame(build({}), 0x86dd)) == k_rx_drop_not_ours);
+  for (const size_t size : {0, 7, 21, 22, 41, 100}) {
+    CHECK(drop_of(Bytes(good.begin(), good.begin() + static_cast<long>(size))) == k_rx_drop_malformed);
+  }
+  CHECK(drop_of(vxlan_frame(Bytes(60, 0xff))) == k_rx_drop_malformed);
+  Fields f;
+  f.v6 = true;
+  CHECK(!drop_of(vxlan_frame(build(f), 0x86dd)));
+}
+
+/// What a kernel left undone of a packet is told from its sum and its length.
+void test_vxlan_undone() {
+  const Vxlan vxlan(vxlan_end());
+  const auto undone_of = [&](Bytes frame, size_t joined = 0) {
+    Message message = message_of(frame, joined);
+    const Stripped stripped = vxlan.strip(message);
+    CHECK(!stripped.drop && message.size == 0 && stripped.packet.size() == frame.size() - 22);
+    return stripped.undone;
+  };
+  for (const bool v6 : {false, true}) {
+    const uint16_t type = v6 ? 0x86dd : 0x0800;
+    const uint16_t ip = v6 ? 40 : 20;
+    for (const bool tcp : {false, true}) {
+      Fields f;
+      f.v6 = v6;
+      f.tcp = tcp;
+      CHECK(undone_of(vxlan_frame(build(f), type)).flags == 0);
+      const VirtioHeader open = undone_of(vxlan_frame(opened(build(f)), type));
+      CHECK(open.flags == kVirtioNeedsCsum && open.gso_type == kGsoNone && open.csum_start == ip);
+      CHECK(open.csum_offset == (tcp ? 16 : 6));
+    }
+    Fields f;
+    f.v6 = v6;
+    f.payload = 30'000;
+    f.tcp_options = Bytes(12, 1);
+    const VirtioHeader super = undone_of(vxlan_frame(opened(build(f)), type));
+    CHECK(super.gso_type == (v6 ? kGsoTcp6 : kGsoTcp4) && super.gso_size == kVxlanMtu - ip - 32);
+    CHECK(undone_of(vxlan_frame(build(f), type)).gso_type == kGsoNone);  // a whole one is as large as it says
+    f.flags |= kCwr;
+    CHECK(undone_of(vxlan_frame(opened(build(f)), type)).gso_type == ((v6 ? kGsoTcp6 : kGsoTcp4) | kGsoEcn));
+    // What tells the segments' size looks like that of joined datagrams.
+    f.tcp = false;
+    f.payload = 12'000;
+    const VirtioHeader udp = undone_of(vxlan_frame(opened(build(f)), type), 1200);
+    CHECK(udp.gso_type == kGsoUdp && udp.gso_size == 1200 && udp.flags == kVirtioNeedsCsum);
+  }
+}
+
+/// Datagrams that this kernel joined are taken off one by one.
+void test_vxlan_joined() {
+  const Vxlan vxlan(vxlan_end());
+  Bytes message_bytes;
+  for (const size_t payload : {500, 500, 500, 20}) {
+    Fields f;
+    f.payload = payload;
+    const Bytes frame = vxlan_frame(build(f));
+    message_bytes.insert(message_bytes.end(), frame.begin(), frame.end());
+  }
+  Message message = message_of(message_bytes, 562);
+  for (const size_t size : {540, 540, 540, 60}) {
+    const Stripped stripped = vxlan.strip(message);
+    CHECK(!stripped.drop && stripped.packet.size() == size && stripped.undone.flags == 0);
+  }
+  CHECK(message.size == 0);
+}
+
+/// A superpacket from a kernel reaches a TUN as one where that takes it, else cut and finished; a stream whose sums are
+/// open is joined.
+void test_vxlan_in(uint32_t features) {
+  Host<Vxlan> host(features, vxlan_end());
+  const size_t header = features & kTunHeader ? sizeof(VirtioHeader) : 0;
+  Fields f;
+  f.ttl = 1;
+  f.payload = 20'000;
+  host.from_peer(vxlan_frame(opened(build(f))));
+  f.payload = 1000;
+  f.sequence = 5;
+  for (int i = 0; i < 4; i++, f.sequence += 1000) host.from_peer(vxlan_frame(opened(build(f))));
+  CHECK(!host.ingress->pump().failure);
+  const size_t segments = (20'000 + kVxlanMtu - 41) / (kVxlanMtu - 40);
+  CHECK(host.row[k_rx_packets] == segments + 4);
+  const auto writes = host.drain(host.tun[1]);
+  const bool joins = features & kCoalesceTcp;
+  CHECK(writes.size() == (joins ? 2 : segments + 4));
+  size_t payload = 0, unfinished = 0;
+  for (const Bytes& write : writes) {
+    VirtioHeader virtio;
+    if (header) std::memcpy(&virtio, write.data(), header);
+    const Bytes packet(write.begin() + static_cast<long>(header), write.end());
+    CHECK(packet[8] == 1);
+    payload += packet.size() - 40;
+    unfinished += !is_whole(packet);
+    CHECK(is_whole(packet) != ((virtio.flags & kVirtioNeedsCsum) != 0));
+    if (!joins) CHECK(virtio.gso_type == kGsoNone && packet.size() <= kVxlanMtu);
+  }
+  CHECK(payload == 24'000);
+  // Of the single ones, those of the stream are open where the kernel may finish them.
+  CHECK(unfinished == (joins ? 2u : header ? 4u : 0u));
+}
+
+void test_vxlan() {
+  test_vxlan_out();
+  test_vxlan_refusals();
+  test_vxlan_undone();
+  test_vxlan_joined();
+  for (const uint32_t features : {kAllFeatures, kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), 0u}) {
+    context = "vxlan, features " + std::to_string(features);
+    test_vxlan_in(features);
+  }
+  context.clear();
 }
 
 template <typename Encap>
@@ -351,6 +545,7 @@ int main(int argc, char** argv) {
   const unsigned seed = seed_of(argc, argv);
   test_walks<FlannelUdp>("flannel's udp", argc < 4);
   test_walks<Marked>("eight bytes before each packet", argc < 4);
+  test_vxlan();
   test_sender_socket();
   test_overflow();
   return verdict(seed);

@@ -10,7 +10,7 @@ import { readSync, writeSync } from 'node:fs'
 import { text } from 'node:stream/consumers'
 import { output } from '../../lab/command.ts'
 import { startDgramEngine } from '../../src/dataplane/dgram-engine.ts'
-import { ENCAPSULATIONS, type Encapsulation, type EncapsulationName } from '../../src/dataplane/encapsulation.ts'
+import { ENCAPSULATIONS, type Encapsulation, type Speakable } from '../../src/dataplane/encapsulation.ts'
 import type { Engine, EngineConfig } from '../../src/dataplane/engine.ts'
 import { startNativeEngine } from '../../src/dataplane/native-engine.ts'
 import { encodePeers } from '../../src/dataplane/peers.ts'
@@ -23,7 +23,7 @@ export interface ProbeJob {
   readonly toTun: readonly string[]
   readonly toUdp: readonly string[]
   readonly without: readonly string[]
-  readonly encapsulation: EncapsulationName
+  readonly encapsulation: Speakable
   /** How many answers of the engine's own to wait for on each side: nothing orders them after the last packet. */
   readonly answers?: { readonly fromTun: number; readonly fromUdp: number }
 }

@@ -39,6 +39,8 @@ function run(descriptors: Descriptors): NativeEngine {
   const peer = { subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port: 9999 }
   const options = {
     encapsulation: 'udp',
+    ownEnd: new Uint8Array(),
+    mtu: 1472,
     tunAddress: parseIpv4(OURS)!,
     networkAddress: parseIpv4('10.5.0.0')!,
     naive: false,

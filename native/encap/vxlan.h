@@ -1,0 +1,106 @@
+// vxlan.h - VXLAN (RFC 7348) to and from the vxlan devices of kernels that flannel set up: 8 bytes of VXLAN, 14 of
+// Ethernet, the packet.
+//
+// All is static: a peer's MAC is in its record, and nobody asks by ARP (pkg/backend/vxlan/device.go). A kernel drops a
+// frame for another MAC than its device's, and so do we.
+//
+// What a kernel's device sends to a socket on the same machine, by veth or virtio, is not what it sends over a wire.
+// Tried with Linux 6.18:
+//   - TCP and UDP sums hold the pseudo header's alone: the device that would finish them never came.
+//   - A TCP superpacket comes as one datagram, and nothing tells its segments' size. Ours is then the TUN's MTU.
+//   - So does a UDP superpacket, and what looks like the size of joined datagrams is that of its segments. The inner
+//     packet's own length tells it from datagrams that were joined.
+#pragma once
+
+#include "../core/encapsulation.h"
+#include "../core/segment.h"
+
+namespace weft {
+
+class Vxlan {
+ public:
+  static constexpr size_t kHeaderBytes = 22;
+  static constexpr bool kRoutes = false;
+
+  /// `own.encap` is MAC (6) and VNI (3, big-endian); a peer's record has its MAC.
+  explicit Vxlan(const OwnEnd& own) : mtu_(own.mtu) {
+    std::memcpy(own_mac_, own.encap.data(), kMacBytes);
+    std::memcpy(vxlan_ + kVni, own.encap.data() + kMacBytes, kVniBytes);
+  }
+
+  void write(const Endpoint& peer, const Packet& packet, uint8_t* out) const {
+    std::memcpy(out, vxlan_, sizeof vxlan_);
+    std::memcpy(out + kDestination, peer.encap.data(), kMacBytes);
+    std::memcpy(out + kSource, own_mac_, kMacBytes);
+    store_be16(out + kEtherType, ether_type(packet));
+  }
+
+  Stripped strip(Message& message) const {
+    const std::span<uint8_t> frame = is_one(message) ? message.take_all() : message.take();
+    Packet packet;
+    if (!read_inner(frame, packet)) return {{}, k_rx_drop_malformed};
+    // Other flags are to be ignored (RFC 7348 section 5).
+    const uint8_t* bytes = frame.data();
+    if (!(bytes[0] & kHasVni) || std::memcmp(bytes + kVni, vxlan_ + kVni, kVniBytes) != 0 ||
+        std::memcmp(bytes + kDestination, own_mac_, kMacBytes) != 0 ||
+        load_be16(bytes + kEtherType) != ether_type(packet)) {
+      return {{}, k_rx_drop_not_ours};
+    }
+    const std::span<uint8_t> inner = frame.subspan(kHeaderBytes);
+    return {inner, {}, undone(inner.data(), packet, message.joined_bytes)};
+  }
+
+ private:
+  static constexpr size_t kMacBytes = 6, kVniBytes = 3;
+  static constexpr uint8_t kHasVni = 8;
+  // Where they stand.
+  static constexpr size_t kVni = 4, kDestination = 8, kSource = 14, kEtherType = 20;
+
+  static uint16_t ether_type(const Packet& packet) { return packet.version == 4 ? 0x0800 : 0x86dd; }
+
+  static bool read_inner(std::span<uint8_t> frame, Packet& packet) {
+    return frame.size() > kHeaderBytes &&
+           read_packet(frame.data() + kHeaderBytes, frame.size() - kHeaderBytes, packet) == Shape::kOk;
+  }
+
+  /// Whether a message is one packet although it looks like several.
+  static bool is_one(const Message& message) {
+    Packet packet;
+    return message.joined_bytes > 0 && message.joined_bytes < message.size &&
+           read_inner({message.bytes, message.size}, packet) && kHeaderBytes + packet.total == message.size;
+  }
+
+  /// What a kernel left undone of a packet, which shows in its sum. A whole packet that has such a sum by chance comes
+  /// out of it the same.
+  VirtioHeader undone(const uint8_t* bytes, const Packet& packet, size_t segment_bytes) const {
+    const bool tcp = packet.protocol == IPPROTO_TCP;
+    const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);
+    if ((!tcp && packet.protocol != IPPROTO_UDP) || packet.fragment || packet.total < least) return {};
+    const size_t offset = tcp ? kTcpChecksum : kUdpChecksum;
+    const uint64_t sum = pseudo_header_sum(source_address(bytes, packet), 2 * address_bytes(packet), packet.protocol,
+                                           packet.total - packet.ip_bytes);
+    if (load<uint16_t>(bytes + packet.ip_bytes + offset) != checksum_fold(sum)) return {};
+
+    VirtioHeader virtio = open_sum(packet);
+    const size_t transport_bytes = tcp ? static_cast<size_t>(bytes[packet.ip_bytes + 12] >> 4) * 4 : kUdpHeaderBytes;
+    const size_t headers = packet.ip_bytes + transport_bytes;
+    if (packet.total <= headers || mtu_ <= headers) return virtio;
+    if (tcp && packet.total > mtu_) {
+      virtio.gso_type = packet.version == 4 ? kGsoTcp4 : kGsoTcp6;
+      if (bytes[packet.ip_bytes + 13] & kCwr) virtio.gso_type |= kGsoEcn;
+      virtio.gso_size = static_cast<uint16_t>(mtu_ - headers);
+    } else if (!tcp && segment_bytes > 0 && segment_bytes < packet.total - headers) {
+      virtio.gso_type = kGsoUdp;
+      virtio.gso_size = static_cast<uint16_t>(segment_bytes);
+    }
+    virtio.hdr_len = static_cast<uint16_t>(headers);
+    return virtio;
+  }
+
+  size_t mtu_;
+  uint8_t own_mac_[kMacBytes];
+  uint8_t vxlan_[8] = {kHasVni};
+};
+static_assert(Encapsulation<Vxlan>);
+
+}  // namespace weft
