@@ -1,6 +1,7 @@
 // choose.ts - subnet manager, backend and engine by name: all the variants there are. What is not chosen is not loaded.
 
 import type { Backend } from './backend/backend.ts'
+import type { VxlanBackendOptions } from './backend/vxlan.ts'
 import type { NetworkConfig } from './config/network-config.ts'
 import type { Engine, EngineConfig } from './dataplane/engine.ts'
 import { WeftError } from './errors.ts'
@@ -53,16 +54,17 @@ export async function createBackend(
   external: ExternalInterface,
   options: DaemonOptions,
   log: Log,
+  publishedBefore: VxlanBackendOptions['publishedBefore'],
 ): Promise<Backend> {
+  const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
   switch (config.backendType) {
     case 'udp': {
       const { createUdpBackend } = await import('./backend/udp.ts')
-      const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
       return createUdpBackend({ config, external, startEngine, run, log })
     }
     case 'vxlan': {
       const { createVxlanBackend } = await import('./backend/vxlan.ts')
-      return createVxlanBackend({ config, external, run, log })
+      return createVxlanBackend({ config, external, startEngine, publishedBefore, run, log })
     }
     case 'host-gw': {
       const { createHostGwBackend } = await import('./backend/host-gw.ts')

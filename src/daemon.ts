@@ -22,7 +22,7 @@ import { formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
 import { watchConfig } from './node/config.ts'
 import { keepDataPath } from './node/data-path.ts'
 import { keepFirewall } from './node/firewall.ts'
-import { keepLease, obtainLease } from './node/lease.ts'
+import { attrsBefore, keepLease, obtainLease } from './node/lease.ts'
 import { createNode, snapshotOf, type Node, type NodeParts } from './node/node.ts'
 import { keepPeers } from './node/peers.ts'
 import { serveWatchdog, tellManager } from './node/service-manager.ts'
@@ -108,7 +108,7 @@ async function startNode(
   const watching = watchHost(() => hostChanged.ring(), log, AbortSignal.any([signal, ended.signal]))
   try {
     const external = await waitForInterface(options, hostChanged, log, signal)
-    const backend = await createBackend(config, external, options, log)
+    const backend = await createBackend(config, external, options, log, attrsBefore(manager, log))
     // Told when to stop: iptables waits for its lock as long as another program has it.
     const runTillStop: Run = (file, args, more) => run(file, args, more?.patient ? { signal, ...more } : more)
     const rules = firewallFor(config, options, previous, runTillStop, log)

@@ -16,6 +16,7 @@ export type ErrorCode =
   | 'INTERFACE' // no external interface fits
   | 'COMMAND' // a command we depend on failed or is not installed
   | 'DEVICE' // the kernel refused something about a device
+  | 'NO_DEVICE_TYPE' // the kernel has no device of this type
   | 'STORE' // the store refused: wrong credentials, read-only, a malformed answer
   | 'OUT_OF_SUBNETS' // every subnet of the network is leased
   | 'FAULT' // the data path died

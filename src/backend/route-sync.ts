@@ -6,9 +6,10 @@
 import { messageOf } from '../errors.ts'
 import { runBatch } from '../host/batch.ts'
 import type { Run } from '../host/command.ts'
-import { routesWithin, type Route } from '../host/links.ts'
+import { routesFor, routesWithin, type Route } from '../host/links.ts'
+import type { Lease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
-import type { Ipv4Net } from '../net/ipv4.ts'
+import { formatIpv4, formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
 
 /** So many routes that the kernel refuses are each tried alone, to hear why; so many strange ones are named. */
 const NAMED = 5
@@ -45,6 +46,19 @@ const wordsFor = (destination: string, hop: NextHop): string[] => [
   ...['route', 'replace', ...say(destination, hop).split(' ')],
   ...(hop.onlink ? ['onlink'] : []),
 ]
+
+/** To those peers that are reached without a router, by subnet: past any tunnel, as host-gw's. */
+export async function directHops(run: Run, peers: readonly Lease[]): Promise<NextHops> {
+  const hostOf = ({ attrs }: Lease): string => formatIpv4(attrs.publicIp)
+  const ways = await routesFor(run, peers.map(hostOf))
+  return new Map(
+    peers.flatMap((peer) => {
+      const way = ways.get(hostOf(peer))
+      if (!way || way.gateway !== undefined) return []
+      return [[formatIpv4Net(peer.subnet), { gateway: hostOf(peer), device: way.device }] as const]
+    }),
+  )
+}
 
 export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptions): RouteSync {
   let wanted: NextHops = new Map()

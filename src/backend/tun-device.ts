@@ -22,6 +22,8 @@ export interface TunOptions {
   readonly mtu: number
   readonly run: Run
   readonly log: Log
+  /** Whether a route to a part of the network is ours, beside the device. */
+  readonly isOwnRoute?: ((destination: string) => boolean) | undefined
 }
 
 export interface TunDevice {
@@ -43,7 +45,8 @@ export async function refuseForeignRoute(run: Run, to: Ipv4Net): Promise<void> {
   })
 }
 
-export function createTunDevice({ name: device, network, subnet, mtu, run, log }: TunOptions): TunDevice {
+export function createTunDevice(options: TunOptions): TunDevice {
+  const { name: device, network, subnet, mtu, run, log, isOwnRoute = () => false } = options
   const route = formatIpv4Net(network)
   let hidden = new Set<string>()
 
@@ -64,7 +67,9 @@ export function createTunDevice({ name: device, network, subnet, mtu, run, log }
     const hiding = new Set<string>()
     for (const each of routes) {
       const net = parseIpv4Net(each.destination)
-      const isOwn = net && net.prefixLength >= subnet.prefixLength && ipv4NetContains(subnet, net.address)
+      const isOwn =
+        isOwnRoute(each.destination) ||
+        (net && net.prefixLength >= subnet.prefixLength && ipv4NetContains(subnet, net.address))
       if (net && !isOwn && net.prefixLength > network.prefixLength && each.device !== device)
         hiding.add(`${each.destination} to ${ownerOf(each)}`)
     }

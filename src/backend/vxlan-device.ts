@@ -8,7 +8,7 @@ import { writeFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../errors.ts'
 import { runBatch } from '../host/batch.ts'
 import type { Run } from '../host/command.ts'
-import { findLink, ipJson } from '../host/links.ts'
+import { addDevice, findLink, ipJson } from '../host/links.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, ipv4NetContains, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 
@@ -67,7 +67,7 @@ interface JsonForwarding {
 }
 
 /** Random, local, of one host (IEEE 802, the two low bits of the first byte). */
-function randomMac(): string {
+export function randomMac(): string {
   const bytes = [...randomBytes(6)].map((byte, index) => (index === 0 ? (byte & 0xfc) | 0x02 : byte))
   return bytes.map((byte) => byte.toString(16).padStart(2, '0')).join(':')
 }
@@ -88,13 +88,20 @@ function difference({ linkinfo }: JsonVxlan, options: VxlanOptions): string | un
   return other && `${other[0]}: ${String(other[1])} vs ${String(other[2])}`
 }
 
-/** Finds the device or makes it. `mac` is what it had before, if it had one. Throws WeftError DEVICE. */
-export async function openVxlanDevice(options: VxlanOptions, run: Run, log: Log, mac?: string): Promise<VxlanDevice> {
+async function show(run: Run, name: string): Promise<JsonVxlan | undefined> {
+  if (!(await findLink(run, name))) return undefined
+  return (await ipJson<JsonVxlan>(run, ['-d', 'link', 'show', 'dev', name]))[0]
+}
+
+/** The MAC of the vxlan device of this name; undefined when there is none. */
+export async function vxlanMac(run: Run, name: string): Promise<string | undefined> {
+  const found = await show(run, name)
+  return found?.linkinfo?.info_kind === 'vxlan' ? found.address : undefined
+}
+
+/** Finds the device, or makes it with this MAC. Throws WeftError DEVICE, and NO_DEVICE_TYPE where the kernel has no vxlan. */
+export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
   const { name, mtu } = options
-  const show = async (): Promise<JsonVxlan | undefined> => {
-    if (!(await findLink(run, name))) return undefined
-    return (await ipJson<JsonVxlan>(run, ['-d', 'link', 'show', 'dev', name]))[0]
-  }
   let address: { readonly own: Ipv4; readonly network: Ipv4Net } | undefined
 
   async function create(wantedMac: string): Promise<void> {
@@ -102,12 +109,11 @@ export async function openVxlanDevice(options: VxlanOptions, run: Run, log: Log,
     const link = ['id', String(vni), 'local', formatIpv4(local), 'dev', underlay, 'dstport', String(port)]
     const flags = [learning ? 'learning' : 'nolearning', ...(gbp ? ['gbp'] : [])]
     try {
-      await run('ip', ['link', 'add', name, 'address', wantedMac, 'type', 'vxlan', ...link, ...flags])
+      await addDevice(run, name, 'vxlan', ['address', wantedMac], [...link, ...flags])
     } catch (error) {
       if (!isWeftError(error, 'COMMAND')) throw error
       throw new WeftError('DEVICE', `failed to create the vxlan device ${name}: ${messageOf(error)}`, {
-        remedy:
-          'see whether the kernel has vxlan (`modprobe vxlan`) and another device has its VNI; or take the udp backend',
+        remedy: 'see whether another device has its VNI (`ip -d link show type vxlan`); or set "DataPath": "userspace"',
         cause: error,
       })
     }
@@ -115,15 +121,14 @@ export async function openVxlanDevice(options: VxlanOptions, run: Run, log: Log,
     await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
   }
 
-  let found = await show()
+  let found = await show(run, name)
   const other = found && difference(found, options)
   if (other !== undefined) {
     log.warn(`"${name}" already exists with incompatible configuration: ${other}; recreating device`)
     await run('ip', ['link', 'del', name])
-    mac ??= found?.address
     found = undefined
   }
-  const ownMac = found?.address ?? mac ?? randomMac()
+  const ownMac = found?.address ?? mac
   if (!found) await create(ownMac)
 
   async function configure(own: Ipv4, network: Ipv4Net): Promise<void> {
@@ -190,7 +195,7 @@ export async function openVxlanDevice(options: VxlanOptions, run: Run, log: Log,
     keepOnly,
     async resync(peers) {
       const wrong: string[] = []
-      const now = await show()
+      const now = await show(run, name)
       const change = now && difference(now, options)
       if (!now || change !== undefined) {
         if (now) await run('ip', ['link', 'del', name])

@@ -6,6 +6,7 @@
 import { createSocket } from 'node:dgram'
 import { closeSync, readSync, writeSync } from 'node:fs'
 import { LRUCache } from 'lru-cache'
+import { WeftError } from '../errors.ts'
 import { addon } from '../host/addon.ts'
 import { formatIpv4, ipv4Mask } from '../net/ipv4.ts'
 import { ENCAPSULATIONS, type Encapsulation } from './encapsulation.ts'
@@ -40,9 +41,16 @@ function buildTable(records: Uint8Array): Table {
   return [...lengths].toSorted(([a], [b]) => b - a).map(([bits, subnets]) => ({ mask: ipv4Mask(bits), subnets }))
 }
 
-/** Starts the engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
+function encapsulationOf({ encapsulation: name }: EngineConfig): Encapsulation {
+  const known: Readonly<Record<string, Encapsulation>> = ENCAPSULATIONS
+  const encapsulation = known[name]
+  if (encapsulation) return encapsulation
+  throw new WeftError('CONFIG', `the dgram engine does not speak ${name}`, { remedy: 'run weftd with --engine native' })
+}
+
+/** Starts the engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE; CONFIG for an encapsulation that it does not speak). */
 export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
-  const encapsulation: Encapsulation = ENCAPSULATIONS[config.encapsulation]
+  const encapsulation = encapsulationOf(config)
   const socket = createSocket({ type: 'udp4', recvBufferSize: RECEIVE_BUFFER_BYTES })
   let tun: { fd: number; name: string }
   try {

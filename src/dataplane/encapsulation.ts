@@ -1,6 +1,9 @@
 // encapsulation.ts - what stands before an inner packet in a datagram, by the name that a backend asks for.
 //
-// Written and stripped here for the dgram engine; the native engine has the same names in native/engine.cc.
+// Written and stripped here for the dgram engine, which knows flannel's udp alone; the native engine has all of them, by
+// the same names, in native/engine.cc.
+
+export type EncapsulationName = 'udp' | 'vxlan'
 
 export interface Encapsulation {
   /** The datagram for a packet: the packet itself when nothing stands before it. */
@@ -12,6 +15,7 @@ export interface Encapsulation {
 export const ENCAPSULATIONS = {
   /** flannel's udp: the packet is all that a datagram holds (pkg/backend/udp/proxy_amd64.c). */
   udp: { write: (packet) => packet, strip: (datagram) => datagram },
-} satisfies Readonly<Record<string, Encapsulation>>
+} satisfies Readonly<Partial<Record<EncapsulationName, Encapsulation>>>
 
-export type EncapsulationName = keyof typeof ENCAPSULATIONS
+/** Those that the dgram engine speaks. */
+export type Speakable = keyof typeof ENCAPSULATIONS

@@ -8,6 +8,8 @@ export type Counters = Readonly<Record<string, bigint>>
 export interface EngineConfig {
   /** What stands before an inner packet. */
   readonly encapsulation: EncapsulationName
+  /** What the encapsulation knows of this host, as a peer's record has it of a peer; nothing where it is left out. */
+  readonly ownEnd?: Uint8Array
   /** Interface name or a pattern such as `flannel%d`. */
   readonly tunName: string
   /** Dotted IPv4 address of the external interface. */

@@ -12,7 +12,7 @@
 //        6    2  0
 //        8   16  subnet, network order; an IPv4 address stands in the first 4
 //       24   16  endpoint address, likewise
-//       40   16  what the encapsulation needs to know of the peer; 0 for flannel's udp
+//       40   16  what the encapsulation needs to know of the peer; 0 for flannel's udp, its MAC for vxlan
 
 import type { Ipv4, Ipv4Net } from '../net/ipv4.ts'
 
@@ -22,7 +22,11 @@ export interface Peer {
   readonly subnet: Ipv4Net
   readonly endpoint: Ipv4
   readonly port: number
+  /** What the encapsulation needs to know of the peer, at most 16 bytes; nothing where it is left out. */
+  readonly encap?: Uint8Array
 }
+
+const ENCAP_OFFSET = 40
 
 export function encodePeers(peers: readonly Peer[]): Uint8Array {
   const records = new Uint8Array(peers.length * PEER_RECORD_BYTES)
@@ -35,6 +39,7 @@ export function encodePeers(peers: readonly Peer[]): Uint8Array {
     view.setUint16(at + 4, peer.port)
     view.setUint32(at + 8, peer.subnet.address)
     view.setUint32(at + 24, peer.endpoint)
+    if (peer.encap) records.set(peer.encap, at + ENCAP_OFFSET)
   })
   return records
 }

@@ -1,6 +1,6 @@
 // links.ts - network interfaces, their addresses and routes, by iproute2's JSON.
 
-import { isWeftError } from '../errors.ts'
+import { isWeftError, WeftError } from '../errors.ts'
 import { formatIpv4, formatIpv4Net, parseIpv4, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { Run } from './command.ts'
 
@@ -104,6 +104,29 @@ export async function findLink(run: Run, name: string): Promise<Link | undefined
   } catch (error) {
     if (isWeftError(error, 'COMMAND') && error.message.includes('does not exist')) return undefined
     throw error
+  }
+}
+
+/**
+ * Makes a device of this type, such as `vxlan`, with words for any device and words for its type. Rejects with WeftError
+ * NO_DEVICE_TYPE where the kernel has none, COMMAND for any other refusal.
+ */
+export async function addDevice(
+  run: Run,
+  name: string,
+  type: string,
+  common: readonly string[],
+  own: readonly string[] = [],
+): Promise<void> {
+  try {
+    await run('ip', ['link', 'add', name, ...common, 'type', type, ...own])
+  } catch (error) {
+    // The second is what kernels say without extended answers (before Linux 4.20, or iproute2 without libmnl).
+    if (!isWeftError(error, 'COMMAND') || !/unknown device type|operation not supported/i.test(error.message)) throw error
+    throw new WeftError('NO_DEVICE_TYPE', `this kernel has no device of type ${type}`, {
+      remedy: `load its module (\`modprobe ${type}\`), or take a backend that needs none, such as udp`,
+      cause: error,
+    })
   }
 }
 

@@ -3,8 +3,8 @@
 import { describeError, isWeftError } from '../errors.ts'
 import { pause } from '../host/bell.ts'
 import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
-import { formatGoDuration, formatGoTime, seldom } from '../log.ts'
-import { formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+import { formatGoDuration, formatGoTime, seldom, type Log } from '../log.ts'
+import { formatIpv4Net, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { Node, NodeParts } from './node.ts'
 
 /** At most, and half of it at least: nodes that lost one store are not to come back together. */
@@ -46,6 +46,27 @@ export async function obtainLease(
       calm.error(`failed to acquire lease: ${describeError(error)}`)
     }
     await pause(signal, ACQUIRE_RETRY_MS * (0.5 + Math.random() / 2))
+  }
+}
+
+/**
+ * What a node with this public IP published at an earlier time, if it is still there. A store that cannot be reached is
+ * waited for.
+ */
+export function attrsBefore({ source }: NodeParts['manager'], log: Log) {
+  return async (publicIp: Ipv4, signal: AbortSignal): Promise<LeaseAttrs | undefined> => {
+    const calm = seldom(log)
+    for (;;) {
+      try {
+        const { entries } = await source.list(signal)
+        return entries.find(({ lease }) => lease?.attrs.publicIp === publicIp)?.lease?.attrs
+      } catch (error) {
+        signal.throwIfAborted()
+        if (!isWeftError(error, 'STORE_UNAVAILABLE')) throw error
+        calm.error(`failed to look for an earlier lease: ${describeError(error)}`)
+      }
+      await pause(signal, ACQUIRE_RETRY_MS * (0.5 + Math.random() / 2))
+    }
   }
 }
 

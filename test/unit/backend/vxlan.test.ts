@@ -1,10 +1,9 @@
 // vxlan.test.ts - what the vxlan backend reads: its options, and a peer's MAC.
 
 import { expect, it } from 'vitest'
-import { vtepMacOf, vxlanConfig } from '../../../src/backend/vxlan.ts'
-import type { Lease } from '../../../src/lease/lease.ts'
+import { vtepMacOf, vxlanConfig } from '../../../src/backend/vxlan-config.ts'
 
-const NONE = { vni: 1, port: 0, mtu: 0, gbp: false, learning: false, directRouting: false }
+const NONE = { vni: 1, port: 0, mtu: 0, gbp: false, learning: false, directRouting: false, dataPath: undefined }
 
 it.each([
   [{}, NONE],
@@ -16,6 +15,7 @@ it.each([
     { gbp: true, learning: true, directrouting: true },
     { ...NONE, gbp: true, learning: true, directRouting: true },
   ],
+  [{ datapath: 'userspace' }, { ...NONE, dataPath: 'userspace' }],
   [{ vni: null }, NONE],
   [{ vni: 16_777_215 }, { ...NONE, vni: 16_777_215 }],
 ])('of %j the options are %j', (backend, options) => {
@@ -30,6 +30,7 @@ it.each([
   [{ mtu: 1.5 }, 'Backend.MTU is 1.5'],
   [{ gbp: 'yes' }, 'Backend.GBP is "yes"'],
   [{ directrouting: 1 }, 'Backend.DirectRouting is 1'],
+  [{ datapath: 'user' }, 'Backend.DataPath is "user"'],
 ])('%j is refused: %s', (backend, message) => {
   expect(() => vxlanConfig(backend)).toThrow(message)
 })
@@ -46,10 +47,5 @@ it.each([
   [null, undefined],
   [undefined, undefined],
 ])('of %j the MAC is %s', (backendData, mac) => {
-  const lease: Lease = {
-    key: '10.5.2.0-24',
-    subnet: { address: 0x0a050200, prefixLength: 24 },
-    attrs: { publicIp: 0xc0000202, backendType: 'vxlan', backendData },
-  }
-  expect(vtepMacOf(lease)).toBe(mac)
+  expect(vtepMacOf({ publicIp: 0xc0000202, backendType: 'vxlan', backendData })).toBe(mac)
 })

@@ -1,0 +1,67 @@
+// vxlan-config.ts - what the hosts of a vxlan network agree on: the options, and what a lease says of a host.
+//
+// flanneld's (pkg/backend/vxlan), but for DataPath, which is ours.
+
+import { WeftError } from '../errors.ts'
+import type { Lease, LeaseAttrs } from '../lease/lease.ts'
+
+export const TYPE = 'vxlan'
+const MAX_VNI = 2 ** 24 - 1
+
+export interface VxlanConfig {
+  readonly vni: number
+  /** 0: the kernel's. */
+  readonly port: number
+  /** Of the underlay, in bytes; 0: the external interface's. */
+  readonly mtu: number
+  readonly gbp: boolean
+  readonly learning: boolean
+  readonly directRouting: boolean
+  /** Who carries the packets; undefined: the kernel where it can. */
+  readonly dataPath: 'kernel' | 'userspace' | undefined
+}
+
+/** The options of the `Backend` object. Throws WeftError CONFIG. */
+export function vxlanConfig(backend: Readonly<Record<string, unknown>>): VxlanConfig {
+  const given = (name: string): unknown => backend[name.toLowerCase()] ?? undefined
+  function refuse(name: string, remedy: string): never {
+    throw new WeftError('CONFIG', `Backend.${name} is ${JSON.stringify(given(name))}`, { remedy })
+  }
+  function number(name: string, fallback: number, most: number): number {
+    const value = given(name) ?? fallback
+    if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value <= most) return value
+    return refuse(name, `give it a whole number from 0 to ${most}`)
+  }
+  function flag(name: string): boolean {
+    const value = given(name) ?? false
+    return typeof value === 'boolean' ? value : refuse(name, 'give it true or false')
+  }
+  const dataPath = given('DataPath')
+  if (dataPath !== undefined && dataPath !== 'kernel' && dataPath !== 'userspace')
+    refuse('DataPath', 'give it "kernel" or "userspace", or leave it out')
+  return {
+    dataPath,
+    vni: number('VNI', 1, MAX_VNI),
+    port: number('Port', 0, 65_535),
+    mtu: number('MTU', 0, 65_535),
+    gbp: flag('GBP'),
+    learning: flag('Learning'),
+    directRouting: flag('DirectRouting'),
+  }
+}
+
+/** The MAC that a node publishes, lower case; undefined when it publishes none that a host can have. */
+export function vtepMacOf({ backendData }: LeaseAttrs): string | undefined {
+  const data = backendData as { readonly VtepMAC?: unknown } | null | undefined
+  const mac = typeof data === 'object' && data !== null && typeof data.VtepMAC === 'string' ? data.VtepMAC : ''
+  const isMac = /^([\da-f]{2}:){5}[\da-f]{2}$/i.test(mac)
+  const isOneHosts = isMac && (Number.parseInt(mac.slice(0, 2), 16) & 1) === 0 && !/^[0:]+$/.test(mac)
+  return isOneHosts ? mac.toLowerCase() : undefined
+}
+
+/** Which leases are peers'. */
+export const PEERS = {
+  type: TYPE,
+  alsoUnusable: ({ attrs }: Lease): string | undefined =>
+    vtepMacOf(attrs) === undefined ? 'it publishes no MAC of a vxlan device' : undefined,
+}

@@ -1,0 +1,78 @@
+// vxlan-kernel.ts - VXLAN by the kernel: one device, and for each peer a neighbour, a forwarding entry and a route.
+//
+// Device, entries and routes are flanneld's (pkg/backend/vxlan).
+
+import type { Lease } from '../lease/lease.ts'
+import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+import { watchExternal } from './external-watch.ts'
+import { createPeerFilter } from './peer-filter.ts'
+import { createRouteSync, directHops, type NextHop } from './route-sync.ts'
+import type { TunnelOptions } from './tunnel.ts'
+import type { VxlanCarrier, VxlanSetup } from './vxlan.ts'
+import { PEERS, vtepMacOf } from './vxlan-config.ts'
+import { openVxlanDevice, type VxlanPeer } from './vxlan-device.ts'
+
+/** Finds or makes the device. Throws WeftError DEVICE; NO_DEVICE_TYPE where the kernel has no vxlan. */
+export async function prepareKernelVxlan(
+  { name, options, port, mtu, mac: wantedMac, external }: VxlanSetup,
+  { config: { network }, run, log }: Pick<TunnelOptions, 'config' | 'run' | 'log'>,
+): Promise<VxlanCarrier> {
+  const { vni, learning, gbp, directRouting } = options
+  const path = { local: external.address, underlay: external.name, port, mtu }
+  const opened = await openVxlanDevice({ name, vni, learning, gbp, ...path }, wantedMac, run, log)
+  return {
+    async open(lease) {
+      await opened.configure(lease.subnet.address, network)
+      const routes = createRouteSync({ network, ownDevice: name, run, log })
+      const filter = createPeerFilter({ ...PEERS, lease, log })
+      const watch = watchExternal(run, external)
+      let tunnelled: readonly VxlanPeer[] = []
+      const twins = new Set<string>()
+      /** A virtual machine that was cloned with its device, for one: packets for both would go to one of them. */
+      function nameTwin({ key, attrs }: Lease, host: string): void {
+        if (twins.has(key)) return
+        twins.add(key)
+        log.warn(
+          `Lease ${key} is not used: its MAC ${vtepMacOf(attrs)} is that of ${host}; delete ${name} on one of the two and restart its daemon`,
+        )
+      }
+
+      return {
+        mtu,
+        fault: watch.moved,
+        async apply(leases, ownKey) {
+          const peers = filter.usable(leases, ownKey)
+          const entries = new Map<string, VxlanPeer>() // by MAC: the kernel has one entry for each
+          const hops = new Map<string, NextHop>(directRouting ? await directHops(run, peers) : [])
+          for (const peer of peers) {
+            if (hops.has(formatIpv4Net(peer.subnet))) continue
+            const [host, address] = [formatIpv4(peer.attrs.publicIp), formatIpv4(peer.subnet.address)]
+            const mac = vtepMacOf(peer.attrs) ?? ''
+            const twin = mac === opened.mac ? { host: 'this node' } : entries.get(mac)
+            if (twin) {
+              nameTwin(peer, twin.host)
+              continue
+            }
+            entries.set(mac, { address, host, mac })
+            hops.set(formatIpv4Net(peer.subnet), { gateway: address, device: name, onlink: true })
+          }
+          tunnelled = [...entries.values()]
+          await opened.add(tunnelled)
+          await routes.apply(hops)
+          await opened.keepOnly(tunnelled)
+        },
+        async resync() {
+          if (await watch.hasMoved()) return []
+          const mended = await opened.resync(tunnelled)
+          const routed = await routes.resync()
+          // A device that goes takes its routes with it: one line says so.
+          return mended.length > 0 ? mended : routed
+        },
+        counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
+        threads: () => ({}),
+        // As flanneld's: device and entries stay, and carry on while the daemon is away.
+        close: async () => {},
+      }
+    },
+  }
+}

@@ -1,0 +1,35 @@
+// vxlan-userspace.ts - VXLAN by the engine, for hosts whose kernel has none: a TUN of the device's name, and the datagrams
+// that a kernel's device sends and takes.
+
+import type { Lease } from '../lease/lease.ts'
+import { openTunnel, type TunnelOptions } from './tunnel.ts'
+import type { VxlanCarrier, VxlanSetup } from './vxlan.ts'
+import { PEERS, vtepMacOf } from './vxlan-config.ts'
+import { vxlanMac } from './vxlan-device.ts'
+
+const macBytes = (mac: string): number[] => mac.split(':').map((byte) => Number.parseInt(byte, 16))
+
+/** As native/encap/vxlan.h reads it: the MAC, and after our own the VNI. */
+const endOf = ({ attrs }: Lease): Uint8Array => Uint8Array.from(macBytes(vtepMacOf(attrs) ?? ''))
+const ownEnd = (mac: string, vni: number): Uint8Array =>
+  Uint8Array.from([...macBytes(mac), vni >>> 16, (vni >>> 8) & 0xff, vni & 0xff])
+
+/** Opens nothing yet: the TUN takes the name of a device that carries on until then. */
+export function prepareUserspaceVxlan(
+  { name, options, port, mtu, mac, external }: VxlanSetup,
+  tunnelOptions: TunnelOptions,
+): VxlanCarrier {
+  const { run, log } = tunnelOptions
+  const { vni, directRouting } = options
+  const ends = { ownEnd: ownEnd(mac, vni), endOf }
+  const kind = { encapsulation: 'vxlan', ...ends, tunName: name, port, mtu, filter: PEERS, directRouting } as const
+  return {
+    async open(lease) {
+      if ((await vxlanMac(run, name)) !== undefined) {
+        log.info(`Deleting the kernel's device ${name}, whose place weftd takes`)
+        await run('ip', ['link', 'del', name])
+      }
+      return openTunnel({ ...tunnelOptions, external }, kind, lease)
+    },
+  }
+}
