@@ -3,6 +3,7 @@
 // The daemon calls prepare, acquires the lease with what it returned, then calls open. Backends are told what the
 // peers are and start no timer of their own.
 
+import type { Watched } from '../host/events.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
 
 export interface Backend {
@@ -18,6 +19,8 @@ export interface Backend {
 export interface DataPath {
   /** What containers may send, in bytes; written to subnet.env. */
   readonly mtu: number
+  /** What it has at the kernel beside links, addresses and routes, to be looked at when it changes. */
+  readonly watched?: Watched
   /** Resolves with the reason if the data path dies; stays pending otherwise. */
   readonly fault: Promise<Error>
   /** Makes the data path equal this whole set, by lease key, less our own lease. One that cannot be used is skipped and counted. */

@@ -2,6 +2,7 @@
 //
 // Device, entries and routes are flanneld's (pkg/backend/vxlan).
 
+import { entriesOf } from '../host/events.ts'
 import type { Lease } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import { watchExternal } from './external-watch.ts'
@@ -39,6 +40,7 @@ export async function prepareKernelVxlan(
 
       return {
         mtu,
+        watched: entriesOf(name),
         fault: watch.moved,
         async apply(leases, ownKey) {
           const peers = filter.usable(leases, ownKey)

@@ -2,6 +2,7 @@
 
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
+import { createInterface } from 'node:readline'
 import { messageOf } from '../errors.ts'
 import type { Log } from '../log.ts'
 import { pause } from './bell.ts'
@@ -11,18 +12,35 @@ const RESTART_MIN_MS = 200
 const RESTART_MAX_MS = 30_000
 /** So that the child ends with us also when we are killed; otherwise it ends when it has a change to report (SIGPIPE). */
 const WITH_US = ['setpriv', '--pdeathsig', 'KILL'] // util-linux 2.33
-const MONITOR = ['ip', '-4', 'monitor', 'link', 'address', 'route']
+
+/** What is watched, and the lines that matter; all where it is left out. */
+export interface Watched {
+  readonly monitor: readonly string[]
+  readonly matters?: (line: string) => boolean
+}
+
+const HOST: Watched = { monitor: ['ip', '-4', 'monitor', 'link', 'address', 'route'] }
+/** Neighbours and forwarding entries of a device. By its name: one that is made again has another number. */
+export const entriesOf = (device: string): Watched => ({
+  monitor: ['ip', 'monitor', 'neigh'],
+  matters: (line) => line.includes(` dev ${device} `),
+})
 
 /**
- * Calls `onChange` whenever something of the host's network changed, or may have changed unheard: what it was is for
- * the caller to look up. Goes on until `signal` aborts, then resolves.
+ * Calls `onChange` whenever something of what is watched changed, or may have changed unheard: what it was is for the
+ * caller to look up. Goes on until `signal` aborts, then resolves.
  */
-export async function watchHost(onChange: () => void, log: Log, signal: AbortSignal): Promise<void> {
+export async function watchHost(
+  onChange: () => void,
+  log: Log,
+  signal: AbortSignal,
+  watched: Watched = HOST,
+): Promise<void> {
   let withUs = WITH_US
   let restartMs = RESTART_MIN_MS
   while (!signal.aborted) {
     const startedAt = performance.now()
-    const ended = await runMonitor([...withUs, ...MONITOR], onChange, signal)
+    const ended = await runMonitor(withUs, watched, onChange, signal)
     if (signal.aborted) return
     onChange()
     if (withUs.length > 0 && !ended.bySignal) {
@@ -39,14 +57,17 @@ export async function watchHost(onChange: () => void, log: Log, signal: AbortSig
 
 /** Runs the child to its end, which `signal` brings about. */
 async function runMonitor(
-  [file = '', ...args]: readonly string[],
+  withUs: readonly string[],
+  { monitor: command, matters }: Watched,
   onChange: () => void,
   signal: AbortSignal,
 ): Promise<{ readonly bySignal: boolean; readonly why: string }> {
+  const [file = '', ...args] = [...withUs, ...command]
   const monitor = spawn(file, args, { stdio: ['ignore', 'pipe', 'pipe'] })
   const stop = (): void => void monitor.kill()
   signal.addEventListener('abort', stop)
-  monitor.stdout.on('data', onChange)
+  if (matters) createInterface(monitor.stdout).on('line', (line) => matters(line) && onChange())
+  else monitor.stdout.on('data', onChange)
   // When the kernel's queue ran over, iproute2 says so there and reads on (lib/libnetlink.c, rtnl_listen).
   monitor.stderr.on('data', onChange)
   try {

@@ -1,7 +1,9 @@
 // data-path.ts - keeps the data path: the device is mended, and all opened again when it died or the node moved.
 
 import { describeError, messageOf } from '../errors.ts'
+import type { DataPath } from '../backend/backend.ts'
 import { pause } from '../host/bell.ts'
+import { watchHost } from '../host/events.ts'
 import type { OwnLease } from '../lease/lease.ts'
 import { seldom } from '../log.ts'
 import { RESYNC_MS, type Node } from './node.ts'
@@ -53,6 +55,20 @@ export async function keepDataPath(node: Node): Promise<never> {
 async function keepRight(node: Node, lease: OwnLease, repairs: RepairLog): Promise<void> {
   const { log, signal, dataPath } = node
   if (!dataPath) return
+  const ended = new AbortController()
+  const until = AbortSignal.any([signal, ended.signal])
+  const ring = (): void => node.dataPathDoubt.ring()
+  const watching = dataPath.watched && watchHost(ring, log, until, dataPath.watched)
+  try {
+    return await lookAfter(node, dataPath, lease, repairs)
+  } finally {
+    ended.abort()
+    await watching
+  }
+}
+
+async function lookAfter(node: Node, dataPath: DataPath, lease: OwnLease, repairs: RepairLog): Promise<void> {
+  const { log, signal } = node
   let fault: Error | undefined
   void dataPath.fault.then((error) => {
     fault = error

@@ -54,11 +54,10 @@ function checkInner(bytes: Buffer, from: number, to: number, checked: Checked): 
 }
 
 /**
- * Reads `tcpdump -w - udp port PORT` from an Ethernet device until it ends (pcap format of draft-ietf-opsawg-pcap, as
- * this machine writes it: its own byte order). With `outer`, the outer UDP checksums are checked too; on a device
- * with checksum offload they are not there yet. What was seen is counted in `checked` as it comes.
+ * The frames of `tcpdump -w -` on an Ethernet device until it ends (pcap format of draft-ietf-opsawg-pcap, as this machine
+ * writes it: its own byte order).
  */
-export async function checkCapture(stream: Readable, checked: Checked, { outer = false } = {}): Promise<void> {
+export async function* frames(stream: Readable): AsyncGenerator<Buffer> {
   let pending: Buffer = Buffer.alloc(0)
   let started = false
   for await (const chunk of stream as AsyncIterable<Buffer>) {
@@ -77,14 +76,24 @@ export async function checkCapture(stream: Readable, checked: Checked, { outer =
       if (captured !== pending.readUInt32LE(at + 12))
         throw new Error('the capture cut a packet: it needs --snapshot-length 0')
       if (pending.length - at - 16 < captured) break
-      const ip = at + 16 + 14
-      const end = at + 16 + captured
-      const udp = ip + (pending[ip]! & 15) * 4
-      checked.datagrams++
-      if (outer && !transportIsRight(pending, ip, ip + pending.readUInt16BE(ip + 2))) checked.badDatagrams++
-      checkInner(pending, udp + 8, end, checked)
-      at = end
+      yield pending.subarray(at + 16, at + 16 + captured)
+      at += 16 + captured
     }
     pending = pending.subarray(at)
+  }
+}
+
+/** Where the UDP header of a frame with an IPv4 packet begins. */
+export const udpOf = (frame: Buffer): number => 14 + (frame[14]! & 15) * 4
+
+/**
+ * Reads a capture with the filter `udp port PORT` until it ends. With `outer`, the outer UDP checksums are checked too; on a
+ * device with checksum offload they are not there yet. What was seen is counted in `checked` as it comes.
+ */
+export async function checkCapture(stream: Readable, checked: Checked, { outer = false } = {}): Promise<void> {
+  for await (const frame of frames(stream)) {
+    checked.datagrams++
+    if (outer && !transportIsRight(frame, 14, 14 + frame.readUInt16BE(16))) checked.badDatagrams++
+    checkInner(frame, udpOf(frame) + 8, frame.length, checked)
   }
 }

@@ -1,0 +1,280 @@
+// vxlan.test.ts - VXLAN by weftd itself, beside hosts whose kernel carries it: the bytes, the traffic, and who is chosen.
+
+import { mkdirSync, readFileSync, writeFileSync, chmodSync, rmSync } from 'node:fs'
+import { createInterface } from 'node:readline'
+import { once } from 'node:events'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { ended, execute, output } from '../../lab/command.ts'
+import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { iperfServer, reach } from '../../lab/measure.ts'
+import { eventually } from '../support/event.ts'
+import { answers, subnetOf, tunAddress } from '../support/hosts.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+import { frames, udpOf } from '../support/pcap.ts'
+
+needs(HOSTS, 'ping', 'iperf3', 'tcpdump')
+
+let lab: Lab
+afterEach(() => lab?.close())
+
+type Way = 'kernel' | 'userspace' | undefined
+const leases = (): string => join(lab.folder, 'leases')
+function configure(dataPath: Way, options: object = {}): void {
+  mkdirSync(leases(), { recursive: true })
+  const backend = { Type: 'vxlan', ...(dataPath ? { DataPath: dataPath } : {}), ...options }
+  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+}
+/** The configuration is read at the start: each host may have another. */
+async function start(host: Host, dataPath: Way, options: object = {}, env = {}): Promise<Daemon> {
+  configure(dataPath, options)
+  const daemon = host.startDaemon({ args: ['--lease-dir', leases()], env })
+  await daemon.line(/flannel is ready/)
+  return daemon
+}
+const leaseOf = (host: Host): string => readFileSync(join(leases(), 'subnets', subnetOf(host).replace('/', '-')), 'utf8')
+const macOf = (host: Host): string => /"VtepMAC":"([^"]+)"/.exec(leaseOf(host))![1]!
+
+/** A folder for PATH in which `ip` knows no devices of type vxlan, as iproute2 says it of a kernel without. */
+async function pathWithoutVxlan(): Promise<string> {
+  const folder = join(lab.folder, 'bin')
+  mkdirSync(folder)
+  const ip = (await output(['sh', '-c', 'command -v ip'])).trim()
+  const refuse = 'case " $* " in *" add "*" type vxlan "*) echo "Error: Unknown device type." >&2; exit 2;; esac'
+  writeFileSync(join(folder, 'ip'), `#!/bin/sh\n${refuse}\nexec ${ip} "$@"\n`)
+  chmodSync(join(folder, 'ip'), 0o755)
+  return `${folder}:${process.env['PATH']}`
+}
+
+async function needsKernelVxlan(skip: (condition: boolean, why: string) => void): Promise<void> {
+  const { code, stderr } = await execute('unshare --net ip link add probe type vxlan id 1 dstport 8472'.split(' '))
+  skip(code !== 0, `no vxlan in the kernel: ${stderr.trim()}`)
+}
+
+/** The inner frames of so many datagrams that pass eth0 of a host, and the UDP ports they came from. */
+async function captured(host: Host, count: number, traffic: () => Promise<void>): Promise<{ port: number; frame: Buffer }[]> {
+  const child = host.spawn(
+    `tcpdump -i eth0 -U --immediate-mode -s 0 -c ${count} -w - udp dst port 8472`.split(' '),
+  )
+  const found: { port: number; frame: Buffer }[] = []
+  const done = (async () => {
+    for await (const frame of frames(child.stdout!)) {
+      const udp = udpOf(frame)
+      found.push({ port: frame.readUInt16BE(udp), frame: Buffer.from(frame.subarray(udp + 8)) })
+    }
+  })()
+  await once(createInterface({ input: child.stderr! }), 'line') // listening on eth0
+  await traffic()
+  await done
+  return found
+}
+
+describe('a cluster of both', () => {
+  beforeEach(({ skip }) => needsKernelVxlan(skip))
+
+  it('has kernels and weftd talk to each other, neither knowing', async () => {
+    lab = await createLab({ hosts: 3 })
+    const [a, b, c] = lab.hosts as [Host, Host, Host]
+    await start(a, 'kernel')
+    const daemon = await start(b, 'userspace')
+    await start(c, 'kernel')
+    await daemon.line(/VXLAN is carried by weftd itself: "DataPath" is "userspace"/)
+    expect(readFileSync(b.subnetFile, 'utf8')).toContain('FLANNEL_MTU=1450\n')
+    expect(leaseOf(b)).toBe(
+      `{"PublicIP":"${b.address}","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"${macOf(b)}"}}`,
+    )
+    const [podA, podB, podC] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod, Pod]
+    const pairs = [
+      [podA, podB],
+      [podB, podA],
+      [podB, podC],
+      [podC, podB],
+    ] as const
+    for (const [from, to] of pairs) await reach(from.namespace, to.address)
+    // Hosts too, by the addresses of their devices.
+    await reach(a.namespace, tunAddress(b))
+    await reach(b.namespace, tunAddress(a))
+
+    // The largest that fits, and one byte more; and what is larger than a packet.
+    for (const [from, to] of pairs) {
+      const ping = (size: number, ...more: string[]) =>
+        from.run(['ping', '-n', '-c', '1', '-W', '60', '-s', String(size), ...more, to.address])
+      expect((await ping(1450 - 28, '-M', 'do')).code).toBe(0)
+      const tooBig = await ping(1450 - 27, '-M', 'do')
+      expect(tooBig.stdout + tooBig.stderr).toMatch(/message too long, mtu=1450/)
+      expect((await ping(60_000)).code).toBe(0)
+    }
+
+    // A link, not a router: what a kernel sends with a TTL of 2 arrives.
+    await answersWithTtl(podA, podB, 3)
+    await answersWithTtl(podB, podA, 3)
+
+    for (const [from, to] of pairs) {
+      const server = await iperfServer((command) => to.spawn(command))
+      for (const args of [[], ['--length', '64K', '--parallel', '4'], ['--udp', '--bitrate', '50M', '--length', '1400']]) {
+        const { bitsPerSecond } = await server.run(from.namespace, to.address, 1, args)
+        expect(bitsPerSecond, `${args.join(' ')}`).toBeGreaterThan(0)
+      }
+      await server.stop()
+    }
+  })
+
+  /** Containers are one host's router away from the tunnel at either end: a TTL of 3 is the least that gets there. */
+  async function answersWithTtl(from: Pod, to: Pod, ttl: number): Promise<void> {
+    const ping = (value: number) => from.run(['ping', '-n', '-c', '1', '-W', '60', '-t', String(value), to.address])
+    expect((await ping(ttl)).code).toBe(0)
+    expect((await ping(ttl - 1)).stdout).toContain('Time to live exceeded')
+  }
+
+  it('sends what a kernel sends: every field of both headers', async () => {
+    lab = await createLab({ hosts: 2 })
+    const [a, b] = lab.hosts as [Host, Host]
+    await start(a, 'kernel', { VNI: 0x12345 })
+    await start(b, 'userspace', { VNI: 0x12345 })
+    const [podA, podB] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+    await reach(podA.namespace, podB.address)
+    const device = JSON.parse(await a.output('ip -j link show flannel.74565'.split(' '))) as [{ address: string }]
+    expect(macOf(a)).toBe(device[0].address)
+    const found = await captured(b, 8, () => answers(podA.namespace, podB.address, 4))
+    const bytes = (mac: string): string => mac.replaceAll(':', '')
+    const heads = found.map(({ frame }) => frame.subarray(0, 22).toString('hex'))
+    const head = (to: Host, from: Host): string => `0800000001234500${bytes(macOf(to))}${bytes(macOf(from))}0800`
+    // Requests by the kernel, answers by weftd, which differ in nothing but who is who.
+    expect(new Set(heads)).toEqual(new Set([head(b, a), head(a, b)]))
+    for (const { frame } of found) expect(frame.readUInt16BE(22 + 2)).toBe(frame.length - 22)
+    // A port of the flow's, not the one that is listened on.
+    for (const { port } of found) expect(port).not.toBe(8472)
+  })
+
+  it('keeps a hundred connections while a host changes from one to the other and back, under load', async () => {
+    lab = await createLab({ hosts: 3 })
+    const [a, b, c] = lab.hosts as [Host, Host, Host]
+    await start(a, 'kernel')
+    await start(b, 'userspace')
+    let changing = await start(c, 'kernel')
+    const mac = macOf(c)
+    const [podA, podB, podC] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod, Pod]
+    for (const pod of [podA, podB]) await reach(pod.namespace, podC.address)
+    const program = [process.execPath, join(packageRoot, 'dist/test/support/conversations.js')]
+    const server = podC.spawn([...program, 'answer', podC.address, '7000'])
+    await once(createInterface({ input: server.stdout! }), 'line')
+    const talkers = [podA, podB].map((pod) => {
+      const child = pod.spawn([...program, 'talk', podC.address, '7000', '50'])
+      let said = ''
+      child.stderr!.on('data', (text: Buffer) => (said += text.toString()))
+      let rounds = 0
+      createInterface({ input: child.stdout! }).on('line', (line) => (rounds = Number(line)))
+      return { child, rounds: () => rounds, said: () => said }
+    })
+    /** Every connection of every talker has gone on by some rounds. */
+    async function goOn(): Promise<void> {
+      const before = talkers.map(({ rounds }) => rounds())
+      await eventually(() => {
+        talkers.forEach(({ child, rounds, said }, index) => {
+          if (child.exitCode !== null) throw new Error(`a talker ended: ${said()}`)
+          expect(rounds()).toBeGreaterThan(before[index]! + 3)
+        })
+      })
+    }
+    await goOn()
+    const load = await iperfServer((command) => podC.spawn(command))
+    let loading = true
+    const loaded = (async () => {
+      while (loading) await load.run(podA.namespace, podC.address, 1).catch(() => {}) // a run may end in the change
+    })()
+    for (const way of ['userspace', 'kernel', 'userspace'] as const) {
+      expect(await changing.stop()).toBe(0)
+      changing = await start(c, way)
+      await goOn()
+      expect(macOf(c)).toBe(mac)
+      const shown = await c.output('ip -d link show flannel.1'.split(' '))
+      expect(shown).toContain(way === 'kernel' ? 'vxlan id 1' : 'tun type tun')
+    }
+    loading = false
+    await loaded
+    for (const { child, said } of talkers) expect([child.exitCode, said()]).toEqual([null, ''])
+  }, 4 * EVENT_MS)
+
+  it('routes past the tunnel to hosts on the same link, with DirectRouting, and calls those routes its own', async () => {
+    lab = await createLab({ hosts: 2 })
+    const [a, b] = lab.hosts as [Host, Host]
+    const direct = { DirectRouting: true }
+    const daemon = await start(a, 'userspace', direct)
+    await start(b, 'kernel', direct)
+    const route = `${subnetOf(b)} via ${b.address} dev eth0`
+    const routes = () => a.output('ip route show root 10.5.0.0/16'.split(' '))
+    await eventually(async () => expect(await routes()).toContain(route))
+    await a.output(['ip', 'route', 'del', subnetOf(b)])
+    await daemon.line(new RegExp(`Repaired: the route to ${subnetOf(b)} via`))
+    expect(await routes()).toContain(route)
+    const [podA, podB] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+    await reach(podA.namespace, podB.address)
+    expect(daemon.lines.filter((line) => line.includes('bypass the tunnel'))).toEqual([])
+  })
+})
+
+describe('who carries it', () => {
+  it('is weftd where the kernel has no vxlan, which is said, and the MAC stays over a restart', async () => {
+    lab = await createLab({ hosts: 2 })
+    const [a, b] = lab.hosts as [Host, Host]
+    const env = { PATH: await pathWithoutVxlan() }
+    const daemon = await start(a, undefined, {}, env)
+    await daemon.line(/VXLAN is carried by weftd itself: this kernel has no device of type vxlan$/)
+    await start(b, 'userspace')
+    await reach(a.namespace, tunAddress(b))
+    const mac = macOf(a)
+    expect(await daemon.stop()).toBe(0)
+    // Nothing of it is left on the host: the lease tells.
+    expect((await a.run('ip link show flannel.1'.split(' '))).code).not.toBe(0)
+    await start(a, undefined, {}, env)
+    expect(macOf(a)).toBe(mac)
+    await reach(b.namespace, tunAddress(a))
+  })
+
+  it('is the kernel where it can, and none where it has to and cannot', async ({ skip }) => {
+    await needsKernelVxlan(skip)
+    lab = await createLab({ hosts: 1 })
+    const [host] = lab.hosts as [Host]
+    const daemon = await start(host, undefined)
+    await daemon.line(/VXLAN is carried by the kernel$/)
+    await daemon.stop()
+    await host.output('ip link del flannel.1'.split(' '))
+    rmSync(join(leases(), 'subnets'), { recursive: true })
+    configure('kernel')
+    const env = { PATH: await pathWithoutVxlan() }
+    const refused = host.startDaemon({ args: ['--lease-dir', leases()], env })
+    await refused.line(/this kernel has no device of type vxlan; load its module \(`modprobe vxlan`\)/)
+    await ended(refused.process)
+    expect(refused.process.exitCode).toBe(1)
+  })
+
+  it('needs the native engine', async () => {
+    lab = await createLab({ hosts: 1 })
+    configure('userspace')
+    const daemon = lab.hosts[0]!.startDaemon({ args: ['--lease-dir', leases(), '--engine', 'dgram'] })
+    await daemon.line(/the dgram engine does not speak vxlan; run weftd with --engine native/)
+    await ended(daemon.process)
+    expect(daemon.process.exitCode).toBe(1)
+  })
+
+  it.for(['naive', 'native'])('reaches a kernel with the %s engine, whatever it leaves undone', async (engine, { skip }) => {
+    await needsKernelVxlan(skip)
+    lab = await createLab({ hosts: 2 })
+    const [a, b] = lab.hosts as [Host, Host]
+    await start(a, 'kernel')
+    configure('userspace')
+    const without = engine === 'native' ? ['--without', 'tun-header'] : []
+    const daemon = b.startDaemon({ args: ['--lease-dir', leases(), '--engine', engine, ...without] })
+    await daemon.line(/flannel is ready/)
+    const [podA, podB] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+    await reach(podA.namespace, podB.address)
+    for (const [from, to] of [
+      [podA, podB],
+      [podB, podA],
+    ] as const) {
+      const server = await iperfServer((command) => to.spawn(command))
+      expect((await server.run(from.namespace, to.address, 1)).bitsPerSecond).toBeGreaterThan(0)
+      await server.stop()
+    }
+  })
+})

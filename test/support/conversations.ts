@@ -1,0 +1,47 @@
+// conversations.ts - many TCP connections on each of which something is said all the time, and whether all of them live.
+//
+// Started as a program: `answer ADDRESS PORT` listens, prints `listening` and sends back what comes; `talk ADDRESS PORT COUNT`
+// holds so many connections, on each of which a number goes there and back again and again, and prints the least number of
+// rounds of any of them, five times a second. One that ends is an error.
+
+import { once } from 'node:events'
+import { createServer, connect, type Socket } from 'node:net'
+
+const PAUSE_MS = 20
+const REPORT_MS = 200
+const NUMBER_BYTES = 4
+
+function answer(address: string, port: number): void {
+  const server = createServer((socket) => socket.setNoDelay().pipe(socket))
+  server.listen(port, address, () => process.stdout.write('listening\n'))
+}
+
+async function talk(host: string, port: number, count: number): Promise<void> {
+  const rounds = Array.from({ length: count }, () => 0)
+  const converse = async (socket: Socket, index: number): Promise<never> => {
+    for (let number = 0; ; number++) {
+      const said = Buffer.alloc(NUMBER_BYTES)
+      said.writeUInt32BE(number)
+      socket.write(said)
+      let heard: Buffer | null
+      while ((heard = socket.read(NUMBER_BYTES) as Buffer | null) === null) await once(socket, 'readable')
+      if (!heard.equals(said)) throw new Error(`connection ${index} heard ${heard.toString('hex')} for ${said.toString('hex')}`)
+      rounds[index] = number + 1
+      await new Promise((resolve) => setTimeout(resolve, PAUSE_MS))
+    }
+  }
+  const hold = async (index: number): Promise<never> => {
+    const socket = connect({ host, port, noDelay: true })
+    await once(socket, 'connect')
+    const ended = once(socket, 'end').then(() => {
+      throw new Error(`connection ${index} ended`)
+    })
+    return Promise.race([converse(socket, index), ended])
+  }
+  setInterval(() => process.stdout.write(`${Math.min(...rounds)}\n`), REPORT_MS)
+  await Promise.all(rounds.map((_, index) => hold(index)))
+}
+
+const [, , mode, address = '', port = '0', count = '0'] = process.argv
+if (mode === 'answer') answer(address, Number(port))
+if (mode === 'talk') await talk(address, Number(port), Number(count))
