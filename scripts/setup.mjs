@@ -44,6 +44,8 @@ const SYSTEM = [
   { command: 'iptables', package: 'iptables', for: ['test'] },
   { command: 'nft', package: 'nftables', for: ['test'] },
   { command: 'tcpdump', package: 'tcpdump', for: ['test'] },
+  { command: 'wg', package: 'wireguard-tools', for: RUN },
+  { command: 'wireguard-go', package: 'wireguard-go', for: RUN },
   { command: 'etcd', package: 'etcd-server', for: ['bench', 'test'] },
   { command: 'etcdctl', package: 'etcd-client', for: ['bench', 'test'] },
   { command: 'openssl', package: 'openssl', for: ['test'] },

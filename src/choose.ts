@@ -44,9 +44,9 @@ const REMOVED: Readonly<Record<string, string>> = {
   'aws-vpc': CLOUD,
   gce: CLOUD,
   'tencent-vpc': CLOUD,
-  ipsec: 'take udp, and IPsec between the hosts below it',
+  ipsec: 'take wireguard',
 }
-const KNOWN = 'udp, vxlan, host-gw, alloc or extension'
+const KNOWN = 'udp, vxlan, host-gw, ipip, wireguard, alloc or extension'
 
 /** The backend that the network configuration names. Throws WeftError CONFIG for one that there is not. */
 export async function createBackend(
@@ -69,6 +69,14 @@ export async function createBackend(
     case 'host-gw': {
       const { createHostGwBackend } = await import('./backend/host-gw.ts')
       return createHostGwBackend({ config, external, run, log })
+    }
+    case 'ipip': {
+      const { createIpipBackend } = await import('./backend/ipip.ts')
+      return createIpipBackend({ config, external, run, log })
+    }
+    case 'wireguard': {
+      const { createWireguardBackend } = await import('./backend/wireguard.ts')
+      return createWireguardBackend({ config, external, run, log })
     }
     case 'alloc': {
       const { createAllocBackend } = await import('./backend/alloc.ts')

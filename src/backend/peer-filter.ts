@@ -24,6 +24,17 @@ export interface PeerFilterOptions {
   readonly log: Log
   /** Why a lease that is otherwise a peer's is none. */
   readonly alsoUnusable?: (lease: Lease) => string | undefined
+  readonly identity?: Identity | undefined
+}
+
+/** What the kernel knows a peer by: of two with the same, such as a virtual machine and its clone, one would get the packets of both. */
+export interface Identity {
+  /** `MAC` */
+  readonly name: string
+  readonly own: string
+  readonly of: (lease: Lease) => string | undefined
+  /** What to do about it, on one of the two. */
+  readonly remedy: string
 }
 
 export interface PeerFilter {
@@ -33,23 +44,32 @@ export interface PeerFilter {
   skipped(): number
 }
 
-export function createPeerFilter({ type, lease: own, log, alsoUnusable }: PeerFilterOptions): PeerFilter {
+export function createPeerFilter({ type, lease: own, log, alsoUnusable, identity }: PeerFilterOptions): PeerFilter {
   let skipped = new Set<string>()
-  function why(lease: Lease): string | undefined {
+  /** Takes what the lease is known by, or says who has it. */
+  function twin(lease: Lease, known: Map<string, string>): string | undefined {
+    const value = identity?.of(lease)
+    if (!identity || value === undefined) return undefined
+    const host = known.get(value)
+    if (host === undefined) known.set(value, formatIpv4(lease.attrs.publicIp))
+    return host && `its ${identity.name} ${value} is that of ${host}; ${identity.remedy}`
+  }
+  function why(lease: Lease, known: Map<string, string>): string | undefined {
     const { backendType } = lease.attrs
     // flanneld's words (pkg/backend/route_network.go, vxlan_network.go).
     if (type !== undefined && backendType !== type)
       return `Ignoring non-${type} subnet: ${formatIpv4Net(lease.subnet)}, type=${backendType}`
-    const reason = unusableReason(lease, own) ?? alsoUnusable?.(lease)
+    const reason = unusableReason(lease, own) ?? alsoUnusable?.(lease) ?? twin(lease, known)
     return reason === undefined ? undefined : `Lease ${lease.key} is not used: ${reason}`
   }
   return {
     usable(leases, ownKey) {
       const peers: Lease[] = []
       const now = new Set<string>()
+      const known = new Map(identity ? [[identity.own, 'this node']] : [])
       for (const lease of leases.values()) {
         if (lease.key === ownKey) continue
-        const reason = why(lease)
+        const reason = why(lease, known)
         if (reason === undefined) {
           peers.push(lease)
           continue

@@ -75,16 +75,19 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
     [...wanted].filter(([destination, hop]) => !isThere(routes.get(destination), hop))
 
   async function change(lines: readonly string[]): Promise<void> {
-    if (lines.length === 0) return
-    await runBatch(run, 'ip', lines)
-    const still = missing(await mainRoutes())
-    const news = still.filter(([destination, hop]) => !isSame(refused.get(destination), hop))
+    if (await runBatch(run, 'ip', lines)) {
+      refused = new Map()
+      return
+    }
+    const still = new Map(missing(await mainRoutes()))
+    const news = [...still].filter(([destination, hop]) => !isSame(refused.get(destination), hop))
     for (const [destination, hop] of news.slice(0, NAMED)) {
       const why = await run('ip', wordsFor(destination, hop)).then(() => undefined, messageOf)
-      if (why !== undefined) log.error(`Error adding route to ${say(destination, hop)}: ${why}`)
+      if (why === undefined) still.delete(destination) // somebody took it meanwhile
+      else log.error(`Error adding route to ${say(destination, hop)}: ${why}`)
     }
     if (news.length > NAMED) log.error(`Error adding routes to ${news.length - NAMED} more subnets`)
-    refused = new Map(still)
+    refused = still
   }
 
   /** Names once what an earlier process, or somebody else, has there by the devices that we use. */

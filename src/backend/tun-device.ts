@@ -1,6 +1,7 @@
 // tun-device.ts - what makes a TUN device carry a network: its address, MTU and queue, and the route; mended when others undo it.
+// WireGuard's device is like one, and is treated so.
 //
-// Device, address, MTU and route are flanneld's (pkg/backend/udp).
+// Device, address, MTU and route are flanneld's (pkg/backend/udp, pkg/backend/wireguard).
 
 import { WeftError } from '../errors.ts'
 import type { Run } from '../host/command.ts'
@@ -20,6 +21,8 @@ export interface TunOptions {
   readonly subnet: Ipv4Net
   /** Bytes. */
   readonly mtu: number
+  /** Of the route to the network (rtnetlink(7)). */
+  readonly scope?: 'global' | 'link'
   readonly run: Run
   readonly log: Log
   /** Whether a route to a part of the network is ours, beside the device. */
@@ -35,9 +38,12 @@ export interface TunDevice {
 
 const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
 
-/** Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). */
-export async function refuseForeignRoute(run: Run, to: Ipv4Net): Promise<void> {
-  const foreign = (await routesTo(run, to)).find(({ metric }) => metric === 0)
+/**
+ * Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). One to `own`, a device
+ * that is made anew, goes with it.
+ */
+export async function refuseForeignRoute(run: Run, to: Ipv4Net, own?: string): Promise<void> {
+  const foreign = (await routesTo(run, to)).find(({ metric, device }) => metric === 0 && device !== own)
   if (!foreign) return
   const network = formatIpv4Net(to)
   throw new WeftError('DEVICE', `${network} is already routed to ${ownerOf(foreign)}`, {
@@ -46,7 +52,7 @@ export async function refuseForeignRoute(run: Run, to: Ipv4Net): Promise<void> {
 }
 
 export function createTunDevice(options: TunOptions): TunDevice {
-  const { name: device, network, subnet, mtu, run, log, isOwnRoute = () => false } = options
+  const { name: device, network, subnet, mtu, run, log, scope = 'global', isOwnRoute = () => false } = options
   const route = formatIpv4Net(network)
   let hidden = new Set<string>()
 
@@ -56,7 +62,7 @@ export function createTunDevice(options: TunOptions): TunDevice {
     await run('ip', ['link', 'set', 'dev', device, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
     await run('ip', ['address', 'replace', `${formatIpv4(subnet.address)}/32`, 'dev', device])
     // Without a word `ip` makes a route to a device one of scope link (iproute2, ip/iproute.c).
-    await run('ip', ['route', 'replace', route, 'dev', device, 'scope', 'global'])
+    await run('ip', ['route', 'replace', route, 'dev', device, 'scope', scope])
   }
 
   /**

@@ -2,7 +2,7 @@
 //
 // flanneld's (pkg/backend/vxlan), but for DataPath, which is ours.
 
-import { WeftError } from '../errors.ts'
+import { backendOptions } from '../config/backend-options.ts'
 import type { Lease, LeaseAttrs } from '../lease/lease.ts'
 
 export const TYPE = 'vxlan'
@@ -23,30 +23,15 @@ export interface VxlanConfig {
 
 /** The options of the `Backend` object. Throws WeftError CONFIG. */
 export function vxlanConfig(backend: Readonly<Record<string, unknown>>): VxlanConfig {
-  const given = (name: string): unknown => backend[name.toLowerCase()] ?? undefined
-  function refuse(name: string, remedy: string): never {
-    throw new WeftError('CONFIG', `Backend.${name} is ${JSON.stringify(given(name))}`, { remedy })
-  }
-  function number(name: string, fallback: number, most: number): number {
-    const value = given(name) ?? fallback
-    if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value <= most) return value
-    return refuse(name, `give it a whole number from 0 to ${most}`)
-  }
-  function flag(name: string): boolean {
-    const value = given(name) ?? false
-    return typeof value === 'boolean' ? value : refuse(name, 'give it true or false')
-  }
-  const dataPath = given('DataPath')
-  if (dataPath !== undefined && dataPath !== 'kernel' && dataPath !== 'userspace')
-    refuse('DataPath', 'give it "kernel" or "userspace", or leave it out')
+  const { number, flag, word } = backendOptions(backend)
   return {
-    dataPath,
     vni: number('VNI', 1, MAX_VNI),
     port: number('Port', 0, 65_535),
     mtu: number('MTU', 0, 65_535),
     gbp: flag('GBP'),
     learning: flag('Learning'),
     directRouting: flag('DirectRouting'),
+    dataPath: word('DataPath', ['kernel', 'userspace']),
   }
 }
 

@@ -10,7 +10,8 @@ import { runBatch } from '../host/batch.ts'
 import type { Run } from '../host/command.ts'
 import { addDevice, findLink, ipJson } from '../host/links.ts'
 import type { Log } from '../log.ts'
-import { formatIpv4, ipv4NetContains, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
+import { formatIpv4, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
+import { deviceState, type DeviceState } from './device-state.ts'
 
 export interface VxlanOptions {
   readonly name: string
@@ -102,7 +103,7 @@ export async function vxlanMac(run: Run, name: string): Promise<string | undefin
 /** Finds the device, or makes it with this MAC. Throws WeftError DEVICE, and NO_DEVICE_TYPE where the kernel has no vxlan. */
 export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
   const { name, mtu } = options
-  let address: { readonly own: Ipv4; readonly network: Ipv4Net } | undefined
+  let state: DeviceState | undefined
 
   async function create(wantedMac: string): Promise<void> {
     const { vni, port, learning, gbp, local, underlay } = options
@@ -132,13 +133,8 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
   if (!found) await create(ownMac)
 
   async function configure(own: Ipv4, network: Ipv4Net): Promise<void> {
-    address = { own, network }
-    await run('ip', ['link', 'set', 'dev', name, 'mtu', String(mtu), 'up'])
-    await run('ip', ['address', 'replace', `${formatIpv4(own)}/32`, 'dev', name])
-    const link = await findLink(run, name)
-    for (const each of link?.addresses ?? [])
-      if (each.address !== own && ipv4NetContains(network, each.address))
-        await run('ip', ['address', 'del', `${formatIpv4(each.address)}/${each.prefixLength}`, 'dev', name])
+    state = deviceState(run, name, mtu, own, network)
+    await state.configure()
   }
 
   const neighbours = async (): Promise<Map<string, string>> =>
@@ -202,12 +198,8 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
         await create(ownMac)
         wrong.push(now ? `${name} was another device (${change})` : `${name} was gone`)
       }
-      const link = await findLink(run, name)
-      if (wrong.length === 0 && link && !link.up) wrong.push(`${name} was down`)
-      if (wrong.length === 0 && link && link.mtu !== mtu) wrong.push(`${name} had MTU ${link.mtu}`)
-      if (wrong.length === 0 && address && !link?.addresses.some((each) => each.address === address?.own))
-        wrong.push(`${name} had lost its address`)
-      if (wrong.length > 0 && address) await configure(address.own, address.network)
+      if (wrong.length === 0 && state) wrong.push(...(await state.wrong()))
+      if (wrong.length > 0) await state?.configure()
       const missing = await put(peers)
       if (wrong.length === 0 && missing > 0) wrong.push(`${missing} entries of ${name} for peers were gone`)
       return wrong

@@ -25,40 +25,28 @@ export async function prepareKernelVxlan(
     async open(lease) {
       await opened.configure(lease.subnet.address, network)
       const routes = createRouteSync({ network, ownDevice: name, run, log })
-      const filter = createPeerFilter({ ...PEERS, lease, log })
+      const identity = {
+        ...{ name: 'MAC', own: opened.mac, of: ({ attrs }: Lease) => vtepMacOf(attrs) },
+        remedy: `delete ${name} on one of the two and restart its daemon`,
+      }
+      const filter = createPeerFilter({ ...PEERS, lease, log, identity })
       const watch = watchExternal(run, external)
       let tunnelled: readonly VxlanPeer[] = []
-      const twins = new Set<string>()
-      /** A virtual machine that was cloned with its device, for one: packets for both would go to one of them. */
-      function nameTwin({ key, attrs }: Lease, host: string): void {
-        if (twins.has(key)) return
-        twins.add(key)
-        log.warn(
-          `Lease ${key} is not used: its MAC ${vtepMacOf(attrs)} is that of ${host}; delete ${name} on one of the two and restart its daemon`,
-        )
-      }
-
       return {
         mtu,
         watched: entriesOf(name),
         fault: watch.moved,
         async apply(leases, ownKey) {
           const peers = filter.usable(leases, ownKey)
-          const entries = new Map<string, VxlanPeer>() // by MAC: the kernel has one entry for each
+          const entries: VxlanPeer[] = []
           const hops = new Map<string, NextHop>(directRouting ? await directHops(run, peers) : [])
           for (const peer of peers) {
             if (hops.has(formatIpv4Net(peer.subnet))) continue
             const [host, address] = [formatIpv4(peer.attrs.publicIp), formatIpv4(peer.subnet.address)]
-            const mac = vtepMacOf(peer.attrs) ?? ''
-            const twin = mac === opened.mac ? { host: 'this node' } : entries.get(mac)
-            if (twin) {
-              nameTwin(peer, twin.host)
-              continue
-            }
-            entries.set(mac, { address, host, mac })
+            entries.push({ address, host, mac: vtepMacOf(peer.attrs) ?? '' })
             hops.set(formatIpv4Net(peer.subnet), { gateway: address, device: name, onlink: true })
           }
-          tunnelled = [...entries.values()]
+          tunnelled = entries
           await opened.add(tunnelled)
           await routes.apply(hops)
           await opened.keepOnly(tunnelled)

@@ -31,7 +31,7 @@ function deviceOf({ ifname: name = '', flags = [], linkinfo }: JsonLink): Device
   const kind = linkinfo?.info_kind ?? ''
   const data = linkinfo?.info_data ?? {}
   const isOurs =
-    (kind === 'tun' && data.type === 'tun' && /^flannel\.?\d+$/.test(name)) ||
+    (kind === 'tun' && data.type === 'tun' && /^flannel(\.?\d+|-wg)$/.test(name)) ||
     (kind === 'vxlan' && /^flannel(-v6)?\.\d+$/.test(name) && name.endsWith(`.${data.id}`)) ||
     (kind === 'ipip' && name === 'flannel.ipip') ||
     (kind === 'wireguard' && /^flannel-wg(-v6)?$/.test(name))

@@ -26,7 +26,16 @@ export function startNativeEngine(
   const fault = new Promise<Error>((resolve) => {
     reportFault = resolve
   })
-  const { encapsulation, ownEnd = new Uint8Array(), mtu, tunAddress, networkAddress, tunName, bindAddress, port } = config
+  const {
+    encapsulation,
+    ownEnd = new Uint8Array(),
+    mtu,
+    tunAddress,
+    networkAddress,
+    tunName,
+    bindAddress,
+    port,
+  } = config
   const features = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
   let opened
   let native

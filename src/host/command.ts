@@ -4,7 +4,7 @@ import { execFile, type ExecFileException } from 'node:child_process'
 import { WeftError } from '../errors.ts'
 
 /** Debian packages of the programs we run, for the remedy. */
-const PACKAGES: Readonly<Record<string, string>> = { ip: 'iproute2', nft: 'nftables' }
+const PACKAGES: Readonly<Record<string, string>> = { ip: 'iproute2', nft: 'nftables', wg: 'wireguard-tools' }
 const TIMEOUT_MS = 10_000
 
 export type Run = (file: string, args: readonly string[], options?: RunOptions) => Promise<string>

@@ -73,7 +73,15 @@ export function createNode(
   return {
     ...parts,
     ...{ lease, attrs, dataPath, dataPathDoubt },
-    ...{ view: new Map(), isUnapplied: false, applying: Promise.resolve(), repaired: 0, isPublished: false, isReady: false, threads: new Map() },
+    ...{
+      view: new Map(),
+      isUnapplied: false,
+      applying: Promise.resolve(),
+      repaired: 0,
+      isPublished: false,
+      isReady: false,
+      threads: new Map(),
+    },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
     leaseDoubt: createBell(),

@@ -82,9 +82,12 @@ describe('host-gw', () => {
     const folder = leases({ Backend: { Type: 'host-gw' } })
     const [daemon] = await startAll(folder)
     const put = (subnet: string, lease: object): void => writeFileSync(file(folder, subnet), JSON.stringify(lease))
+    put('10.5.242.0/24', { PublicIP: '192.168.77.42', BackendType: 'host-gw' })
+    await eventually(async () => expect(await routes(a)).toContain('10.5.242.0/24 via 192.168.77.42 dev eth0'))
+    await a.output(['ip', 'route', 'del', '10.5.242.0/24'])
+    await daemon!.line(/Repaired: the route to 10\.5\.242\.0\/24/)
     put('10.5.240.0/24', { PublicIP: '192.0.2.40', BackendType: 'host-gw' })
     put('10.5.241.0/24', { PublicIP: '192.168.77.41', BackendType: 'vxlan' })
-    put('10.5.242.0/24', { PublicIP: '192.168.77.42', BackendType: 'host-gw' })
     await daemon!.line(
       /Error adding route to 10\.5\.240\.0\/24 via 192\.0\.2\.40 dev eth0: .*(unreachable|invalid gateway)/i,
     )
@@ -92,8 +95,6 @@ describe('host-gw', () => {
     await eventually(async () =>
       expect((await routes(a)).toSorted()).toEqual([via(b), '10.5.242.0/24 via 192.168.77.42 dev eth0'].toSorted()),
     )
-    await a.output(['ip', 'route', 'del', '10.5.242.0/24'])
-    await daemon!.line(/Repaired: the route to 10\.5\.242\.0\/24/)
     for (const once of [/10\.5\.240\.0\/24 via 192/, /Ignoring non-host-gw/])
       expect(daemon!.lines.filter((line) => once.test(line))).toHaveLength(1)
   })
@@ -378,8 +379,8 @@ describe('extension', () => {
 
 it.each([
   ['aws-vpc', /unknown backend type: aws-vpc; .*host-gw.*alloc/],
-  ['ipsec', /unknown backend type: ipsec; .*IPsec between the hosts/],
-  ['nonsense', /unknown backend type: nonsense; set .* to udp, vxlan, host-gw, alloc or extension$/],
+  ['ipsec', /unknown backend type: ipsec; .*take wireguard/],
+  ['nonsense', /unknown backend type: nonsense; set .* to udp, vxlan, host-gw, ipip, wireguard, alloc or extension$/],
 ])('the backend type %s is refused with what to take', async (type, line) => {
   lab = await createLab({ hosts: 1 })
   const daemon = lab.hosts[0]!.startDaemon({ args: ['--lease-dir', leases({ Backend: { Type: type } })] })

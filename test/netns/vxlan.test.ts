@@ -32,7 +32,8 @@ async function start(host: Host, dataPath: Way, options: object = {}, env = {}):
   await daemon.line(/flannel is ready/)
   return daemon
 }
-const leaseOf = (host: Host): string => readFileSync(join(leases(), 'subnets', subnetOf(host).replace('/', '-')), 'utf8')
+const leaseOf = (host: Host): string =>
+  readFileSync(join(leases(), 'subnets', subnetOf(host).replace('/', '-')), 'utf8')
 const macOf = (host: Host): string => /"VtepMAC":"([^"]+)"/.exec(leaseOf(host))![1]!
 
 /** A folder for PATH in which `ip` knows no devices of type vxlan, as iproute2 says it of a kernel without. */
@@ -52,10 +53,12 @@ async function needsKernelVxlan(skip: (condition: boolean, why: string) => void)
 }
 
 /** The inner frames of so many datagrams that pass eth0 of a host, and the UDP ports they came from. */
-async function captured(host: Host, count: number, traffic: () => Promise<void>): Promise<{ port: number; frame: Buffer }[]> {
-  const child = host.spawn(
-    `tcpdump -i eth0 -U --immediate-mode -s 0 -c ${count} -w - udp dst port 8472`.split(' '),
-  )
+async function captured(
+  host: Host,
+  count: number,
+  traffic: () => Promise<void>,
+): Promise<{ port: number; frame: Buffer }[]> {
+  const child = host.spawn(`tcpdump -i eth0 -U --immediate-mode -s 0 -c ${count} -w - udp dst port 8472`.split(' '))
   const found: { port: number; frame: Buffer }[] = []
   const done = (async () => {
     for await (const frame of frames(child.stdout!)) {
@@ -111,9 +114,13 @@ describe('a cluster of both', () => {
 
     for (const [from, to] of pairs) {
       const server = await iperfServer((command) => to.spawn(command))
-      for (const args of [[], ['--length', '64K', '--parallel', '4'], ['--udp', '--bitrate', '50M', '--length', '1400']]) {
+      for (const args of [
+        [],
+        ['--length', '64K', '--parallel', '4'],
+        ['--udp', '--bitrate', '50M', '--length', '1400'],
+      ]) {
         const { bitsPerSecond } = await server.run(from.namespace, to.address, 1, args)
-        expect(bitsPerSecond, `${args.join(' ')}`).toBeGreaterThan(0)
+        expect(bitsPerSecond, args.join(' ')).toBeGreaterThan(0)
       }
       await server.stop()
     }
@@ -146,54 +153,58 @@ describe('a cluster of both', () => {
     for (const { port } of found) expect(port).not.toBe(8472)
   })
 
-  it('keeps a hundred connections while a host changes from one to the other and back, under load', async () => {
-    lab = await createLab({ hosts: 3 })
-    const [a, b, c] = lab.hosts as [Host, Host, Host]
-    await start(a, 'kernel')
-    await start(b, 'userspace')
-    let changing = await start(c, 'kernel')
-    const mac = macOf(c)
-    const [podA, podB, podC] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod, Pod]
-    for (const pod of [podA, podB]) await reach(pod.namespace, podC.address)
-    const program = [process.execPath, join(packageRoot, 'dist/test/support/conversations.js')]
-    const server = podC.spawn([...program, 'answer', podC.address, '7000'])
-    await once(createInterface({ input: server.stdout! }), 'line')
-    const talkers = [podA, podB].map((pod) => {
-      const child = pod.spawn([...program, 'talk', podC.address, '7000', '50'])
-      let said = ''
-      child.stderr!.on('data', (text: Buffer) => (said += text.toString()))
-      let rounds = 0
-      createInterface({ input: child.stdout! }).on('line', (line) => (rounds = Number(line)))
-      return { child, rounds: () => rounds, said: () => said }
-    })
-    /** Every connection of every talker has gone on by some rounds. */
-    async function goOn(): Promise<void> {
-      const before = talkers.map(({ rounds }) => rounds())
-      await eventually(() => {
-        talkers.forEach(({ child, rounds, said }, index) => {
-          if (child.exitCode !== null) throw new Error(`a talker ended: ${said()}`)
-          expect(rounds()).toBeGreaterThan(before[index]! + 3)
-        })
+  it(
+    'keeps a hundred connections while a host changes from one to the other and back, under load',
+    async () => {
+      lab = await createLab({ hosts: 3 })
+      const [a, b, c] = lab.hosts as [Host, Host, Host]
+      await start(a, 'kernel')
+      await start(b, 'userspace')
+      let changing = await start(c, 'kernel')
+      const mac = macOf(c)
+      const [podA, podB, podC] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod, Pod]
+      for (const pod of [podA, podB]) await reach(pod.namespace, podC.address)
+      const program = [process.execPath, join(packageRoot, 'dist/test/support/conversations.js')]
+      const server = podC.spawn([...program, 'answer', podC.address, '7000'])
+      await once(createInterface({ input: server.stdout! }), 'line')
+      const talkers = [podA, podB].map((pod) => {
+        const child = pod.spawn([...program, 'talk', podC.address, '7000', '50'])
+        let said = ''
+        child.stderr!.on('data', (text: Buffer) => (said += text.toString()))
+        let rounds = 0
+        createInterface({ input: child.stdout! }).on('line', (line) => (rounds = Number(line)))
+        return { child, rounds: () => rounds, said: () => said }
       })
-    }
-    await goOn()
-    const load = await iperfServer((command) => podC.spawn(command))
-    let loading = true
-    const loaded = (async () => {
-      while (loading) await load.run(podA.namespace, podC.address, 1).catch(() => {}) // a run may end in the change
-    })()
-    for (const way of ['userspace', 'kernel', 'userspace'] as const) {
-      expect(await changing.stop()).toBe(0)
-      changing = await start(c, way)
+      /** Every connection of every talker has gone on by some rounds. */
+      async function goOn(): Promise<void> {
+        const before = talkers.map(({ rounds }) => rounds())
+        await eventually(() => {
+          talkers.forEach(({ child, rounds, said }, index) => {
+            if (child.exitCode !== null) throw new Error(`a talker ended: ${said()}`)
+            expect(rounds()).toBeGreaterThan(before[index]! + 3)
+          })
+        })
+      }
       await goOn()
-      expect(macOf(c)).toBe(mac)
-      const shown = await c.output('ip -d link show flannel.1'.split(' '))
-      expect(shown).toContain(way === 'kernel' ? 'vxlan id 1' : 'tun type tun')
-    }
-    loading = false
-    await loaded
-    for (const { child, said } of talkers) expect([child.exitCode, said()]).toEqual([null, ''])
-  }, 4 * EVENT_MS)
+      const load = await iperfServer((command) => podC.spawn(command))
+      const changes = new AbortController()
+      const loaded = (async () => {
+        while (!changes.signal.aborted) await load.run(podA.namespace, podC.address, 1).catch(() => {}) // a run may end in the change
+      })()
+      for (const way of ['userspace', 'kernel', 'userspace'] as const) {
+        expect(await changing.stop()).toBe(0)
+        changing = await start(c, way)
+        await goOn()
+        expect(macOf(c)).toBe(mac)
+        const shown = await c.output('ip -d link show flannel.1'.split(' '))
+        expect(shown).toContain(way === 'kernel' ? 'vxlan id 1' : 'tun type tun')
+      }
+      changes.abort()
+      await loaded
+      for (const { child, said } of talkers) expect([child.exitCode, said()]).toEqual([null, ''])
+    },
+    4 * EVENT_MS,
+  )
 
   it('routes past the tunnel to hosts on the same link, with DirectRouting, and calls those routes its own', async () => {
     lab = await createLab({ hosts: 2 })
@@ -257,24 +268,27 @@ describe('who carries it', () => {
     expect(daemon.process.exitCode).toBe(1)
   })
 
-  it.for(['naive', 'native'])('reaches a kernel with the %s engine, whatever it leaves undone', async (engine, { skip }) => {
-    await needsKernelVxlan(skip)
-    lab = await createLab({ hosts: 2 })
-    const [a, b] = lab.hosts as [Host, Host]
-    await start(a, 'kernel')
-    configure('userspace')
-    const without = engine === 'native' ? ['--without', 'tun-header'] : []
-    const daemon = b.startDaemon({ args: ['--lease-dir', leases(), '--engine', engine, ...without] })
-    await daemon.line(/flannel is ready/)
-    const [podA, podB] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
-    await reach(podA.namespace, podB.address)
-    for (const [from, to] of [
-      [podA, podB],
-      [podB, podA],
-    ] as const) {
-      const server = await iperfServer((command) => to.spawn(command))
-      expect((await server.run(from.namespace, to.address, 1)).bitsPerSecond).toBeGreaterThan(0)
-      await server.stop()
-    }
-  })
+  it.for(['naive', 'native'])(
+    'reaches a kernel with the %s engine, whatever it leaves undone',
+    async (engine, { skip }) => {
+      await needsKernelVxlan(skip)
+      lab = await createLab({ hosts: 2 })
+      const [a, b] = lab.hosts as [Host, Host]
+      await start(a, 'kernel')
+      configure('userspace')
+      const without = engine === 'native' ? ['--without', 'tun-header'] : []
+      const daemon = b.startDaemon({ args: ['--lease-dir', leases(), '--engine', engine, ...without] })
+      await daemon.line(/flannel is ready/)
+      const [podA, podB] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+      await reach(podA.namespace, podB.address)
+      for (const [from, to] of [
+        [podA, podB],
+        [podB, podA],
+      ] as const) {
+        const server = await iperfServer((command) => to.spawn(command))
+        expect((await server.run(from.namespace, to.address, 1)).bitsPerSecond).toBeGreaterThan(0)
+        await server.stop()
+      }
+    },
+  )
 })

@@ -25,7 +25,8 @@ async function talk(host: string, port: number, count: number): Promise<void> {
       socket.write(said)
       let heard: Buffer | null
       while ((heard = socket.read(NUMBER_BYTES) as Buffer | null) === null) await once(socket, 'readable')
-      if (!heard.equals(said)) throw new Error(`connection ${index} heard ${heard.toString('hex')} for ${said.toString('hex')}`)
+      if (!heard.equals(said))
+        throw new Error(`connection ${index} heard ${heard.toString('hex')} for ${said.toString('hex')}`)
       rounds[index] = number + 1
       await new Promise((resolve) => setTimeout(resolve, PAUSE_MS))
     }

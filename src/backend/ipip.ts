@@ -1,0 +1,107 @@
+// ipip.ts - IP in IP by the kernel (RFC 2003): one device, and a route to each peer's subnet by way of its host.
+//
+// Device, routes, lease and refusals are flanneld's (pkg/backend/ipip). There is no port and no checksum: a fabric has to let
+// protocol 4 pass.
+
+import { backendOptions } from '../config/backend-options.ts'
+import type { NetworkConfig } from '../config/network-config.ts'
+import { WeftError } from '../errors.ts'
+import type { Run } from '../host/command.ts'
+import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import { addDevice, findLink, ipJson } from '../host/links.ts'
+import type { Lease, LeaseAttrs } from '../lease/lease.ts'
+import type { Log } from '../log.ts'
+import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+import type { Backend, DataPath } from './backend.ts'
+import { deviceState } from './device-state.ts'
+import { watchExternal } from './external-watch.ts'
+import { createPeerFilter } from './peer-filter.ts'
+import { createRouteSync, directHops, type NextHop } from './route-sync.ts'
+
+const TYPE = 'ipip'
+const NAME = 'flannel.ipip'
+/** The outer IPv4 header. */
+const ENCAP_BYTES = 20
+
+export interface IpipOptions {
+  readonly config: NetworkConfig
+  readonly external: ExternalInterface
+  readonly run: Run
+  readonly log: Log
+}
+
+interface JsonIpip {
+  readonly linkinfo?: {
+    readonly info_kind?: string
+    readonly info_data?: { readonly local?: string; readonly remote?: string }
+  }
+}
+
+export function createIpipBackend({ config, external: found, run, log }: IpipOptions): Backend {
+  let external = found
+  const isDirect = backendOptions(config.backend).flag('DirectRouting')
+  log.info(`IPIP config: DirectRouting=${isDirect}`)
+
+  /** Finds the device or makes it; returns what was the matter with it. Throws WeftError DEVICE, NO_DEVICE_TYPE. */
+  async function ensureDevice(): Promise<readonly string[]> {
+    const local = formatIpv4(external.address)
+    if (await findLink(run, NAME)) {
+      const [json] = await ipJson<JsonIpip>(run, ['-d', 'link', 'show', 'dev', NAME])
+      const { info_kind: kind = 'none', info_data: data = {} } = json?.linkinfo ?? {}
+      if (kind !== TYPE)
+        throw new WeftError('DEVICE', `${NAME} isn't an ipip mode device, please remove device and try again`, {
+          remedy: `it is of type ${kind}: remove it with \`ip link del ${NAME}\``,
+        })
+      const [isLocal, isRemote] = [data.local ?? 'any', data.remote ?? 'any']
+      if (isLocal === local && isRemote === 'any') return []
+      await run('ip', ['link', 'del', NAME])
+      await addDevice(run, NAME, TYPE, [], ['local', local])
+      return [`${NAME} went from ${isLocal} to ${isRemote}`]
+    }
+    await addDevice(run, NAME, TYPE, [], ['local', local])
+    return [`${NAME} was gone`]
+  }
+
+  return {
+    name: TYPE,
+    async prepare(): Promise<LeaseAttrs> {
+      external = await currentExternal(run, external)
+      return { publicIp: external.publicIp, backendType: TYPE }
+    },
+    async open(own): Promise<DataPath> {
+      const mtu = external.mtu - ENCAP_BYTES
+      const state = deviceState(run, NAME, mtu, own.subnet.address, config.network)
+      await ensureDevice()
+      await state.configure()
+      const routes = createRouteSync({ network: config.network, ownDevice: NAME, run, log })
+      const filter = createPeerFilter({ type: TYPE, lease: own, log })
+      const watch = watchExternal(run, external)
+      const hopOf = (peer: Lease): NextHop => ({
+        ...{ gateway: formatIpv4(peer.attrs.publicIp), device: NAME },
+        onlink: true,
+      })
+      return {
+        mtu,
+        fault: watch.moved,
+        async apply(leases, ownKey) {
+          const peers = filter.usable(leases, ownKey)
+          const tunnelled = peers.map((peer) => [formatIpv4Net(peer.subnet), hopOf(peer)] as const)
+          await routes.apply(new Map([...tunnelled, ...(isDirect ? await directHops(run, peers) : [])]))
+        },
+        async resync() {
+          if (await watch.hasMoved()) return []
+          const remade = await ensureDevice()
+          const wrong = remade.length > 0 ? remade : await state.wrong()
+          if (wrong.length > 0) await state.configure()
+          const routed = await routes.resync()
+          // A device that goes takes its routes with it: one line says so.
+          return wrong.length > 0 ? wrong : routed
+        },
+        counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
+        threads: () => ({}),
+        // As flanneld's: device and routes stay, and carry on while the daemon is away.
+        close: async () => {},
+      }
+    },
+  }
+}

@@ -1,0 +1,129 @@
+// wireguard.ts - packets encrypted between the hosts: WireGuard's device, to which the whole network is routed.
+//
+// Options, device, route, key file and lease are flanneld's (pkg/backend/wireguard). The device goes with the daemon; the key stays.
+
+import { backendOptions } from '../config/backend-options.ts'
+import type { NetworkConfig } from '../config/network-config.ts'
+import type { Run } from '../host/command.ts'
+import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import { findLink } from '../host/links.ts'
+import type { Lease, LeaseAttrs } from '../lease/lease.ts'
+import type { Log } from '../log.ts'
+import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+import type { Backend, DataPath } from './backend.ts'
+import { watchExternal } from './external-watch.ts'
+import { createPeerFilter } from './peer-filter.ts'
+import { createTunDevice, refuseForeignRoute } from './tun-device.ts'
+import { isKey, openWireguardDevice, publicKeyOf, type WireguardPeer } from './wireguard-device.ts'
+
+const TYPE = 'wireguard'
+const NAME = 'flannel-wg'
+/** What upstream leaves for WireGuard, over IPv6 too. */
+const ENCAP_BYTES = 80
+const DEFAULT_PORT = 51_820
+const DEFAULT_KEY_FILE = '/run/flannel/wgkey'
+const MAX_KEEPALIVE_S = 65_535
+
+export interface WireguardConfig {
+  readonly port: number
+  /** Of the underlay, in bytes; 0: the external interface's. */
+  readonly mtu: number
+  readonly psk: string
+  readonly keepalive: number
+}
+
+/** The options of the `Backend` object. Throws WeftError CONFIG. */
+export function wireguardConfig(backend: Readonly<Record<string, unknown>>): WireguardConfig {
+  const { number, text, word, refuse } = backendOptions(backend)
+  const psk = text('PSK')
+  if (psk !== '' && !isKey(psk)) refuse('PSK', 'give it a key as `wg genpsk` makes it')
+  // Of two stacks we have one: all modes but the last mean the same.
+  if (word('Mode', ['separate', 'auto', 'ipv4', 'ipv6']) === 'ipv6')
+    refuse('Mode', 'weft has no IPv6 yet: set it to ipv4, or leave it out')
+  number('ListenPortV6', 0, 65_535)
+  return {
+    port: number('ListenPort', 0, 65_535) || DEFAULT_PORT,
+    mtu: number('MTU', 0, 65_535),
+    psk,
+    keepalive: number('PersistentKeepaliveInterval', 0, MAX_KEEPALIVE_S),
+  }
+}
+
+/** What a lease says of its end of the tunnel; undefined when that is none. */
+export function endOf({ attrs, subnet }: Lease): WireguardPeer | undefined {
+  const data = attrs.backendData as { readonly PublicKey?: unknown; readonly Port?: unknown } | null | undefined
+  const { PublicKey: publicKey, Port: given = DEFAULT_PORT } = typeof data === 'object' && data !== null ? data : {}
+  const port = given === 0 ? DEFAULT_PORT : given
+  if (typeof publicKey !== 'string' || !isKey(publicKey)) return undefined
+  if (typeof port !== 'number' || !Number.isInteger(port) || port < 1 || port > 65_535) return undefined
+  return { publicKey, endpoint: `${formatIpv4(attrs.publicIp)}:${port}`, allowedIps: formatIpv4Net(subnet) }
+}
+
+export interface WireguardBackendOptions {
+  readonly config: NetworkConfig
+  readonly external: ExternalInterface
+  readonly run: Run
+  readonly log: Log
+}
+
+export function createWireguardBackend({ config, external: found, run, log }: WireguardBackendOptions): Backend {
+  const { network } = config
+  const { port, psk, keepalive, mtu: givenMtu } = wireguardConfig(config.backend)
+  const keyFile = process.env['WIREGUARD_KEY_FILE'] || DEFAULT_KEY_FILE
+  let external = found
+  let ownKey = ''
+  return {
+    name: TYPE,
+    async prepare(): Promise<LeaseAttrs> {
+      external = await currentExternal(run, external)
+      ownKey = await publicKeyOf(run, keyFile)
+      const backendData = { PublicKey: ownKey, Port: port }
+      return { publicIp: external.publicIp, backendType: TYPE, backendData }
+    },
+    async open(lease): Promise<DataPath> {
+      await refuseForeignRoute(run, network, NAME)
+      const opened = await openWireguardDevice({ name: NAME, keyFile, port, psk, keepalive, run, log })
+      const mtu = (givenMtu || external.mtu) - ENCAP_BYTES
+      const device = createTunDevice({ name: NAME, network, subnet: lease.subnet, mtu, scope: 'link', run, log })
+      try {
+        await device.configure()
+      } catch (error) {
+        await opened.close()
+        throw error
+      }
+      const filter = createPeerFilter({
+        ...{ type: TYPE, lease, log },
+        alsoUnusable: (peer) => (endOf(peer) ? undefined : 'it publishes no WireGuard key and port'),
+        identity: {
+          ...{ name: 'key', own: ownKey, of: (peer) => endOf(peer)?.publicKey },
+          remedy: `delete ${keyFile} on one of the two and restart its daemon`,
+        },
+      })
+      const watch = watchExternal(run, external)
+      let tellGone!: (reason: Error) => void
+      const gone = new Promise<Error>((resolve) => (tellGone = resolve))
+      let peers: readonly WireguardPeer[] = []
+      return {
+        mtu,
+        fault: Promise.race([opened.fault, watch.moved, gone]),
+        async apply(leases, ownLeaseKey) {
+          peers = filter.usable(leases, ownLeaseKey).flatMap((peer) => endOf(peer) ?? [])
+          await opened.setPeers(peers)
+        },
+        async resync() {
+          if (await watch.hasMoved()) return []
+          if (!(await findLink(run, NAME))) {
+            tellGone(new Error(`${NAME} is gone`))
+            return []
+          }
+          const mended = await device.resync()
+          const others = await opened.setPeers(peers)
+          return others > 0 ? [...mended, `${others} peers of ${NAME} were not as they had been set`] : mended
+        },
+        counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
+        threads: () => ({}),
+        close: () => opened.close(),
+      }
+    },
+  }
+}

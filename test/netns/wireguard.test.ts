@@ -1,0 +1,183 @@
+// wireguard.test.ts - the wireguard backend, by the kernel's device where there is one, else by wireguard-go.
+
+import { mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { ended, execute, output } from '../../lab/command.ts'
+import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { reach } from '../../lab/measure.ts'
+import { eventually } from '../support/event.ts'
+import { subnetOf, tunAddress } from '../support/hosts.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, 'ping', 'wg')
+
+/** wireguard-go has a socket by the name of the device, which all hosts of a lab call alike: each gets a folder of its own. */
+const APART = [
+  ...['unshare', '--mount', 'sh', '-c'],
+  'mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard && exec "$@"',
+  'sh',
+]
+const PSK = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
+/** Of a peer that nobody is. */
+const SOME_KEY = 'xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg='
+
+let lab: Lab
+afterEach(() => lab?.close())
+
+const leases = (): string => join(lab.folder, 'leases')
+const file = (subnet: string): string => join(leases(), 'subnets', subnet.replace('/', '-'))
+const keyFile = (host: Host): string => join(lab.folder, `${host.name}-wgkey`)
+async function start(host: Host, options: object = {}): Promise<Daemon> {
+  mkdirSync(leases(), { recursive: true })
+  const config = { Network: '10.5.0.0/16', Backend: { Type: 'wireguard', ...options } }
+  writeFileSync(join(leases(), 'config'), JSON.stringify(config))
+  const daemon = host.startDaemon({
+    args: ['--lease-dir', leases()],
+    env: { WIREGUARD_KEY_FILE: keyFile(host) },
+    before: APART,
+  })
+  await daemon.line(/flannel is ready/)
+  return daemon
+}
+/** What `wg` says, asked where the daemon is: lines of fields, the device first. */
+async function dump(host: Host, daemon: Daemon): Promise<string[][]> {
+  const pid = String(daemon.process.pid)
+  const text = await host.output(['nsenter', '--target', pid, '--mount', 'wg', 'show', 'flannel-wg', 'dump'])
+  return text
+    .trim()
+    .split('\n')
+    .map((line) => line.split('\t'))
+}
+const publicKey = (host: Host): string => /"PublicKey":"([^"]+)"/.exec(readFileSync(file(subnetOf(host)), 'utf8'))![1]!
+
+describe('wireguard', () => {
+  beforeEach(async ({ skip }) => {
+    const kernel = await execute('unshare --net ip link add probe type wireguard'.split(' '))
+    const go = await execute(['sh', '-c', 'command -v wireguard-go'])
+    skip(kernel.code !== 0 && go.code !== 0, 'neither a WireGuard in the kernel nor wireguard-go')
+  })
+
+  it('has a device, a route and peers as flanneld, and touches no session when peers come and go', async () => {
+    lab = await createLab({ hosts: 3 })
+    const [a, b, c] = lab.hosts as [Host, Host, Host]
+    const options = { PSK, ListenPort: 51_999, PersistentKeepaliveInterval: 25, Mode: 'separate' }
+    const daemons = [await start(a, options), await start(b, options)]
+    expect(readFileSync(a.subnetFile, 'utf8')).toContain('FLANNEL_MTU=1420\n')
+    expect(readFileSync(file(subnetOf(a)), 'utf8')).toBe(
+      `{"PublicIP":"${a.address}","PublicIPv6":null,"BackendType":"wireguard","BackendData":{"PublicKey":"${publicKey(a)}","Port":51999}}`,
+    )
+    expect(statSync(keyFile(a)).mode & 0o777).toBe(0o400)
+    expect(readFileSync(keyFile(a), 'utf8')).toHaveLength(44)
+    expect(await a.output('ip route show root 10.5.0.0/16'.split(' '))).toContain(
+      '10.5.0.0/16 dev flannel-wg scope link',
+    )
+    expect(await a.output('ip -4 -br address show dev flannel-wg'.split(' '))).toContain(`${tunAddress(a)}/32`)
+    expect(await a.output('ip link show dev flannel-wg'.split(' '))).toContain('mtu 1420')
+    const [podA, podB] = [await a.startPod(), await b.startPod()]
+    await reach(podA.namespace, podB.address)
+    const peerOf = (host: Host, fields: string[]): string[] => [
+      ...[publicKey(host), PSK, `${host.address}:51999`, subnetOf(host)],
+      ...fields.slice(4, 7),
+      '25',
+    ]
+    const [device, known] = await dump(a, daemons[0]!)
+    expect(device).toEqual([readFileSync(keyFile(a), 'utf8'), publicKey(a), '51999', 'off'])
+    expect(known).toEqual(peerOf(b, known!))
+    const handshake = known![4]!
+    expect(Number(handshake)).toBeGreaterThan(0)
+
+    daemons.push(await start(c, options))
+    const podC = await c.startPod()
+    await reach(podA.namespace, podC.address)
+    await reach(podC.namespace, podB.address)
+    const after = (await dump(a, daemons[0]!)).slice(1)
+    expect(after.map(([key = '']) => key).toSorted()).toEqual([publicKey(b), publicKey(c)].toSorted())
+    expect(after.find(([key]) => key === publicKey(b))![4]).toBe(handshake)
+
+    const gone = subnetOf(c)
+    expect(await daemons[2]!.stop()).toBe(0)
+    expect((await c.run('ip link show flannel-wg'.split(' '))).code).not.toBe(0) // as flanneld's
+    rmSync(file(gone))
+    await eventually(async () =>
+      expect((await dump(a, daemons[0]!)).slice(1).map(([key]) => key)).toEqual([publicKey(b)]),
+    )
+    await reach(podA.namespace, podB.address)
+
+    // What is left of it for the next one: the key.
+    const key = publicKey(a)
+    expect(await daemons[0]!.stop()).toBe(0)
+    const again = await start(a, options)
+    expect(publicKey(a)).toBe(key)
+    await reach(podA.namespace, podB.address)
+    expect(again.lines.filter((line) => line.startsWith('E'))).toEqual([])
+  })
+
+  it('is put back when others take its parts, or all of it', async () => {
+    lab = await createLab({ hosts: 2 })
+    const [a, b] = lab.hosts as [Host, Host]
+    const [daemon] = [await start(a), await start(b)]
+    await reach(a.namespace, tunAddress(b))
+    const inside = ['nsenter', '--target', String(daemon.process.pid), '--mount']
+    for (const [what, line] of [
+      [['ip', 'route', 'del', '10.5.0.0/16'], /Repaired: the route to 10\.5\.0\.0\/16 was gone/],
+      [['ip', 'link', 'set', 'flannel-wg', 'down'], /Repaired: flannel-wg was down/],
+      [[...inside, 'wg', 'set', 'flannel-wg', 'peer', publicKey(b), 'remove'], /Repaired: 1 peers of flannel-wg/],
+      [['ip', 'link', 'del', 'flannel-wg'], /The data path stopped: .*(gone|ended).*Opening it again/],
+    ] as const) {
+      await a.output(what)
+      await daemon.line(line)
+      await reach(a.namespace, tunAddress(b))
+    }
+  })
+
+  it('passes over what is no peer of it, and says so once', async () => {
+    lab = await createLab({ hosts: 1 })
+    const [host] = lab.hosts as [Host]
+    const daemon = await start(host)
+    const put = (subnet: string, data: unknown): void =>
+      writeFileSync(
+        file(subnet),
+        JSON.stringify({ PublicIP: '192.168.77.40', BackendType: 'wireguard', BackendData: data }),
+      )
+    put('10.5.240.0/24', { PublicKey: 'x; reboot', Port: 51_820 })
+    await daemon.line(/Lease 10\.5\.240\.0-24 is not used: it publishes no WireGuard key and port/)
+    put('10.5.241.0/24', { PublicKey: publicKey(host), Port: 51_820 })
+    await daemon.line(/Lease 10\.5\.241\.0-24 is not used: its key .* is that of this node; delete .*wgkey/)
+    put('10.5.242.0/24', { PublicKey: SOME_KEY, Port: 0 })
+    await eventually(async () =>
+      expect((await dump(host, daemon)).slice(1).map((fields) => fields.slice(0, 4))).toEqual([
+        [SOME_KEY, '(none)', '192.168.77.40:51820', '10.5.242.0/24'],
+      ]),
+    )
+    expect(daemon.lines.filter((line) => /is not used/.test(line))).toHaveLength(2)
+  })
+
+  it('refuses a key file that holds none, and a mode that it has not', async () => {
+    lab = await createLab({ hosts: 1 })
+    const [host] = lab.hosts as [Host]
+    writeFileSync(keyFile(host), 'no key\n')
+    await expect(start(host)).rejects.toThrow(/holds no WireGuard key; delete it, and another is made/)
+    await expect(start(host, { Mode: 'ipv6' })).rejects.toThrow(/Backend\.Mode is "ipv6"; weft has no IPv6 yet/)
+    await expect(start(host, { PSK: 'short' })).rejects.toThrow(/Backend\.PSK is "short"; give it a key as `wg genpsk`/)
+  })
+})
+
+it('says what to install where there is no WireGuard at all', async () => {
+  lab = await createLab({ hosts: 1 })
+  const [host] = lab.hosts as [Host]
+  mkdirSync(leases())
+  writeFileSync(join(leases(), 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard"}}')
+  const bin = join(lab.folder, 'bin')
+  mkdirSync(bin)
+  const ip = (await output(['sh', '-c', 'command -v ip'])).trim()
+  const refuse = 'case "$*" in *"type wireguard"*) echo "Error: Unknown device type." >&2; exit 2;; esac'
+  const without = `#!/bin/sh\n${refuse}\nexec ${ip} "$@"\n`
+  writeFileSync(join(bin, 'ip'), without, { mode: 0o755 })
+  writeFileSync(join(bin, 'wireguard-go'), '#!/bin/sh\nexit 127\n', { mode: 0o755 })
+  const env = { PATH: `${bin}:${process.env['PATH']}`, WIREGUARD_KEY_FILE: keyFile(host) }
+  const daemon = host.startDaemon({ args: ['--lease-dir', leases()], env })
+  await daemon.line(/this kernel has no device of type wireguard; .*modprobe wireguard.*, or install wireguard-go/)
+  await ended(daemon.process)
+  expect(daemon.process.exitCode).toBe(1)
+})
