@@ -6,25 +6,26 @@ import { parseArgs } from 'node:util'
 import { packageRoot } from '../lab/lab.ts'
 import { becomeRoot } from '../lab/unprivileged.ts'
 import { describeError, isWeftError, messageOf, WeftError } from '../src/errors.ts'
-import { BETWEEN_CONTAINERS, CASES, SHORT, SUITE, TELLING } from './cases.ts'
+import { BETWEEN_BACKENDS, BETWEEN_CONTAINERS, CASES, SHORT, SUITE, TELLING } from './cases.ts'
 import { figureBlocks, fillFigures, resultChart } from './figures.ts'
 import { circumstances, estimate, measure, type Plan } from './measure.ts'
 import { LEASES_MINUTES, measureLeases } from './leases.ts'
 import { measureMicro, MICRO_SECONDS } from './micro.ts'
-import { ENDS, FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
+import { BACKEND_PATH_NAMES, ENDS, FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
 import { compareTable, textTable } from './report.ts'
 import type { Part, Result } from './result.ts'
 
 const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|shaped|both] [--ends hosts|containers] [--rounds N] [--seconds S] [--peer CMD]
        npm run bench -- leases          from the store to the packet, on a real etcd
        npm run bench -- micro           the pure functions of native/, beside what memory gives
+       npm run bench -- backends        the backends beside each other, between containers, on both links
        npm run bench -- suite [PART...] micro, plain, wire, containers, features (the engine without each); of a part alone the
                                         result is put beside the other parts
        npm run bench -- report [FILE]   puts a result (bench/results/suite.json) into the READMEs and draws its chart
        npm run bench:compare -- BEFORE.json AFTER.json
 
 Cases: ${Object.keys(CASES).join(' ')}; net alone is all of them; none is ${SHORT.join(' ')}
-Paths: ${PATH_NAMES.join(' ')}, and native-FEATURE for the native engine without a feature, such as native-udp-gso
+Paths: ${PATH_NAMES.join(' ')}; of \`backends\` ${BACKEND_PATH_NAMES.join(' ')}; native-FEATURE for the native engine without a feature, such as native-udp-gso
 
   --link LINK   plain: a veth as it is; wire: one that carries only frames of at most the MTU; shaped: that at
                 1 Gbit/s; both: plain, then wire (plain)
@@ -75,6 +76,11 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
   }
   const peer = options.peer === undefined ? [] : ['peer']
   if (words[0] === 'micro' || words[0] === 'leases') return []
+  if (words[0] === 'backends') {
+    const cases = casesNamed(words.length > 1 ? words.slice(1) : BETWEEN_BACKENDS)
+    const part = { ...common, ends: 'containers', cases, paths: BACKEND_PATH_NAMES } as const
+    return BOTH.map((link) => ({ ...part, name: `backends, ${link}`, link }))
+  }
   if (words[0] === 'suite') {
     const references = ['naive', 'vxlan']
     const all: Plan[] = [

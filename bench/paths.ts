@@ -51,20 +51,34 @@ async function subnetsBy(hosts: readonly [Host, Host], via: readonly [string, st
 
 const without = (features: readonly string[]): string[] => features.flatMap((feature) => ['--without', feature])
 
-function weft(engine: string, ...flags: string[]): Setup {
+const weft = (engine: string, ...flags: string[]): Setup => daemons({ Type: 'udp' }, '--engine', engine, ...flags)
+
+/** wireguard-go has a socket by the name of the device, which all hosts of a lab call alike: each gets a folder of its own. */
+const APART = [
+  ...['unshare', '--mount', 'sh', '-c'],
+  'mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard && exec "$@"',
+  'sh',
+]
+
+/** Two daemons with this backend. */
+function daemons(backend: object, ...flags: string[]): Setup {
   return async (from, to, lab) => {
     const leases = join(lab.folder, 'leases')
     mkdirSync(leases)
-    writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
-    const daemons = [from, to].map((host) =>
-      host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine, ...flags] }),
+    writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+    const started = [from, to].map((host) =>
+      host.startDaemon({
+        args: ['--lease-dir', leases, ...flags],
+        env: { WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`) },
+        before: APART,
+      }),
     )
-    await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+    await Promise.all(started.map((daemon) => daemon.line(/flannel is ready/)))
     const [near, far] = [from, to].map((host): Subnet => {
       const { FLANNEL_SUBNET: gateway = '', FLANNEL_MTU: mtu = '' } = host.subnetEnv()
       return { gateway, mtu }
     }) as [Subnet, Subnet]
-    // flannel0 has the subnet's own first address.
+    // A device of ours has the subnet's own first address; host-gw has none.
     return { address: far.gateway.replace(/\.1\/\d+$/, '.0'), subnets: [near, far] }
   }
 }
@@ -138,16 +152,24 @@ const SETUPS: Readonly<Record<string, Setup>> = {
 }
 
 export const PATH_NAMES: readonly string[] = Object.keys(SETUPS)
+/** Backends beside each other, all by their daemons; `native` is the udp backend. */
+const BACKENDS: Readonly<Record<string, Setup>> = {
+  'host-gw': daemons({ Type: 'host-gw' }),
+  'vxlan-kernel': daemons({ Type: 'vxlan', DataPath: 'kernel' }),
+  'vxlan-userspace': daemons({ Type: 'vxlan', DataPath: 'userspace' }),
+  wireguard: daemons({ Type: 'wireguard' }),
+}
+export const BACKEND_PATH_NAMES: readonly string[] = ['native', ...Object.keys(BACKENDS)]
 /** The native engine without one feature each. */
 export const FEATURE_PATH_NAMES: readonly string[] = addon.featureNames.map((feature) => `native-${feature}`)
 
 function setupFor(name: string, peer: string | undefined): Setup {
-  const setup = SETUPS[name]
+  const setup = SETUPS[name] ?? BACKENDS[name]
   if (setup) return setup
   if (name === 'peer' && peer !== undefined) return peerProgram(peer)
   if (FEATURE_PATH_NAMES.includes(name)) return weft('native', ...without([name.slice('native-'.length)]))
   throw new WeftError('USAGE', `no such path: ${name}`, {
-    remedy: `there are ${[...PATH_NAMES, ...FEATURE_PATH_NAMES].join(', ')}`,
+    remedy: `there are ${[...new Set([...PATH_NAMES, ...BACKEND_PATH_NAMES, ...FEATURE_PATH_NAMES])].join(', ')}`,
   })
 }
 
