@@ -1,9 +1,12 @@
-// vxlan-config.ts - what the hosts of a vxlan network agree on: the options, and what a lease says of a host.
+// vxlan-config.ts - what the hosts of a vxlan network agree on: the options, and what a lease says of a host; and what both
+// ways of carrying it are given.
 //
 // flanneld's (pkg/backend/vxlan), but for DataPath, which is ours.
 
 import { backendOptions } from '../config/backend-options.ts'
-import type { Lease, LeaseAttrs } from '../lease/lease.ts'
+import type { ExternalInterface } from '../host/external-interface.ts'
+import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
+import type { DataPath } from './backend.ts'
 
 export const TYPE = 'vxlan'
 const MAX_VNI = 2 ** 24 - 1
@@ -19,6 +22,25 @@ export interface VxlanConfig {
   readonly directRouting: boolean
   /** Who carries the packets; undefined: the kernel where it can. */
   readonly dataPath: 'kernel' | 'userspace' | undefined
+}
+
+/** What both ways of carrying are given. */
+export interface VxlanSetup {
+  /** Of the device, `flannel.1`. */
+  readonly name: string
+  readonly options: VxlanConfig
+  /** UDP, of both ends. */
+  readonly port: number
+  /** What containers may send, in bytes. */
+  readonly mtu: number
+  /** Ours, of the inner Ethernet header. */
+  readonly mac: string
+  readonly external: ExternalInterface
+}
+
+/** A way of carrying: what it has ready before there is a lease. */
+export interface VxlanCarrier {
+  open(lease: OwnLease): Promise<DataPath>
 }
 
 /** The options of the `Backend` object. Throws WeftError CONFIG. */

@@ -9,8 +9,7 @@ import { watchExternal } from './external-watch.ts'
 import { createPeerFilter } from './peer-filter.ts'
 import { createRouteSync, directHops, type NextHop } from './route-sync.ts'
 import type { TunnelOptions } from './tunnel.ts'
-import type { VxlanCarrier, VxlanSetup } from './vxlan.ts'
-import { PEERS, vtepMacOf } from './vxlan-config.ts'
+import { PEERS, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { openVxlanDevice, type VxlanPeer } from './vxlan-device.ts'
 
 /** Finds or makes the device. Throws WeftError DEVICE; NO_DEVICE_TYPE where the kernel has no vxlan. */

@@ -3,8 +3,7 @@
 
 import type { Lease } from '../lease/lease.ts'
 import { openTunnel, type TunnelOptions } from './tunnel.ts'
-import type { VxlanCarrier, VxlanSetup } from './vxlan.ts'
-import { PEERS, vtepMacOf } from './vxlan-config.ts'
+import { PEERS, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { vxlanMac } from './vxlan-device.ts'
 
 const macBytes = (mac: string): number[] => mac.split(':').map((byte) => Number.parseInt(byte, 16))

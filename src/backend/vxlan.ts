@@ -4,12 +4,12 @@
 // and lease are flanneld's (pkg/backend/vxlan), but for DataPath, which is ours.
 
 import { isWeftError, messageOf } from '../errors.ts'
-import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
-import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
+import { currentExternal } from '../host/external-interface.ts'
+import type { LeaseAttrs } from '../lease/lease.ts'
 import type { Ipv4 } from '../net/ipv4.ts'
-import type { Backend, DataPath } from './backend.ts'
+import type { Backend } from './backend.ts'
 import { checkNetwork, type TunnelOptions } from './tunnel.ts'
-import { TYPE, vtepMacOf, vxlanConfig, type VxlanConfig } from './vxlan-config.ts'
+import { TYPE, vtepMacOf, vxlanConfig, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { randomMac, vxlanMac } from './vxlan-device.ts'
 import { prepareKernelVxlan } from './vxlan-kernel.ts'
 import { prepareUserspaceVxlan } from './vxlan-userspace.ts'
@@ -18,25 +18,6 @@ import { prepareUserspaceVxlan } from './vxlan-userspace.ts'
 const ENCAP_BYTES = 50
 /** The kernel's own, from before IANA gave it 4789. */
 const DEFAULT_PORT = 8472
-
-/** What both ways of carrying are given. */
-export interface VxlanSetup {
-  /** Of the device, `flannel.1`. */
-  readonly name: string
-  readonly options: VxlanConfig
-  /** UDP, of both ends. */
-  readonly port: number
-  /** What containers may send, in bytes. */
-  readonly mtu: number
-  /** Ours, of the inner Ethernet header. */
-  readonly mac: string
-  readonly external: ExternalInterface
-}
-
-/** A way of carrying: what it has ready before there is a lease. */
-export interface VxlanCarrier {
-  open(lease: OwnLease): Promise<DataPath>
-}
 
 export interface VxlanBackendOptions extends TunnelOptions {
   /** What this node published at an earlier time, if the store still has it. */

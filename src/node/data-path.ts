@@ -26,8 +26,10 @@ export async function keepDataPath(node: Node): Promise<never> {
   for (;;) {
     const openedAt = performance.now()
     await keepRight(node, lease, repairs)
-    await node.dataPath?.close()
+    const { dataPath } = node
     node.dataPath = undefined
+    await node.applying // to this one, perhaps
+    await dataPath?.close()
     // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     if (diedYoung > 1) await pause(signal, REOPEN_RETRY_MS)
