@@ -9,6 +9,8 @@ import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
 export interface Backend {
   /** The type in the network configuration: `udp`. */
   readonly name: string
+  /** What the log says when a peer's lease comes, or changes, and when it goes; flanneld's words, `Subnet added: ...` where left out. */
+  readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /** What this node publishes in its lease, by the host as it is now; called again before the data path is opened again. */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /** Brings the data path up for this node's lease. */

@@ -12,7 +12,7 @@ import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import type { Backend, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { createPeerFilter } from './peer-filter.ts'
-import { createRouteSync, type NextHop } from './route-sync.ts'
+import { createRouteSync, ROUTE_WORDS, type NextHop } from './route-sync.ts'
 
 const TYPE = 'host-gw'
 
@@ -27,6 +27,7 @@ export function createHostGwBackend({ config, external: found, run, log }: HostG
   let external = found
   return {
     name: TYPE,
+    words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       if (external.publicIp !== external.address) {

@@ -16,7 +16,7 @@ import type { Backend, DataPath } from './backend.ts'
 import { deviceState } from './device-state.ts'
 import { watchExternal } from './external-watch.ts'
 import { createPeerFilter } from './peer-filter.ts'
-import { createRouteSync, directHops, type NextHop } from './route-sync.ts'
+import { createRouteSync, directHops, ROUTE_WORDS, type NextHop } from './route-sync.ts'
 
 const TYPE = 'ipip'
 const NAME = 'flannel.ipip'
@@ -64,6 +64,7 @@ export function createIpipBackend({ config, external: found, run, log }: IpipOpt
 
   return {
     name: TYPE,
+    words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       return { publicIp: external.publicIp, backendType: TYPE }

@@ -47,6 +47,12 @@ const wordsFor = (destination: string, hop: NextHop): string[] => [
   ...(hop.onlink ? ['onlink'] : []),
 ]
 
+/** What backends that route to a peer's host say of it (pkg/backend/route_network.go). */
+export const ROUTE_WORDS = {
+  added: ({ subnet, attrs }: Lease): string =>
+    `Subnet added: ${formatIpv4Net(subnet)} via ${formatIpv4(attrs.publicIp)}`,
+}
+
 /** To those peers that are reached without a router, by subnet: past any tunnel, as host-gw's. */
 export async function directHops(run: Run, peers: readonly Lease[]): Promise<NextHops> {
   const hostOf = ({ attrs }: Lease): string => formatIpv4(attrs.publicIp)

@@ -5,8 +5,9 @@
 
 import { isWeftError, messageOf } from '../errors.ts'
 import { currentExternal } from '../host/external-interface.ts'
-import type { LeaseAttrs } from '../lease/lease.ts'
-import type { Ipv4 } from '../net/ipv4.ts'
+import type { Lease, LeaseAttrs } from '../lease/lease.ts'
+import { formatIpv4, type Ipv4 } from '../net/ipv4.ts'
+import { formatIpv6 } from '../net/ipv6.ts'
 import type { Backend } from './backend.ts'
 import { checkNetwork, type TunnelOptions } from './tunnel.ts'
 import { TYPE, vtepMacOf, vxlanConfig, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
@@ -18,6 +19,16 @@ import { prepareUserspaceVxlan } from './vxlan-userspace.ts'
 const ENCAP_BYTES = 50
 /** The kernel's own, from before IANA gave it 4789. */
 const DEFAULT_PORT = 8472
+
+/** flanneld's line for a lease that comes as for one that goes (pkg/backend/vxlan, pkg/lease). */
+const describe = ({ attrs: { backendType, publicIp, publicIpv6, backendData, backendV6Data } }: Lease): string => {
+  const json = (data: unknown): string => (data === undefined ? '(nil)' : JSON.stringify(data))
+  const ipv6 = publicIpv6 === undefined ? '(nil)' : formatIpv6(publicIpv6)
+  return (
+    `Received Subnet Event with VxLan: BackendType: ${backendType}, PublicIP: ${formatIpv4(publicIp)}, PublicIPv6: ${ipv6}, ` +
+    `BackendData: ${json(backendData)}, BackendV6Data: ${json(backendV6Data)}`
+  )
+}
 
 export interface VxlanBackendOptions extends TunnelOptions {
   /** What this node published at an earlier time, if the store still has it. */
@@ -59,6 +70,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   log.info(`VXLAN config: VNI=${vni} Port=${port} GBP=${gbp} Learning=${learning} DirectRouting=${directRouting}`)
   return {
     name: TYPE,
+    words: { added: describe, removed: describe },
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       checkNetwork(TYPE, config, external.address, log)

@@ -74,6 +74,7 @@ export function createWireguardBackend({ config, external: found, run, log }: Wi
   let ownKey = ''
   return {
     name: TYPE,
+    words: { added: (peer) => `Subnet added: ${formatIpv4Net(peer.subnet)} via ${endOf(peer)?.endpoint ?? 'nowhere'}` },
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       ownKey = await publicKeyOf(run, keyFile)

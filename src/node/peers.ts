@@ -6,9 +6,15 @@ import { leasesEqual, type Lease } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetsOverlap } from '../net/ipv4.ts'
 import type { Node } from './node.ts'
 
+const WORDS = {
+  added: ({ subnet }: Lease): string => `Subnet added: ${formatIpv4Net(subnet)}`,
+  removed: ({ subnet }: Lease): string => `Subnet removed: ${formatIpv4Net(subnet)}`,
+}
+
 export async function keepPeers(node: Node): Promise<never> {
   const { options, manager, log, signal } = node
   const isOwn = ({ key }: Lease): boolean => key === node.lease.key
+  const say = { ...WORDS, ...node.backend.words }
   log.info('Watching for new subnet leases')
   signal.addEventListener('abort', () => log.info('evts chan closed'), { once: true }) // so flanneld calls its end
   const following = followLeases(manager.source, {
@@ -21,9 +27,8 @@ export async function keepPeers(node: Node): Promise<never> {
   let named: ReadonlySet<string> = new Set()
   for await (const { leases, added, changed, removed, isOwnUnreadable } of following) {
     node.view = leases
-    for (const lease of [...added, ...changed])
-      if (!isOwn(lease)) log.info(`Subnet added: ${formatIpv4Net(lease.subnet)}`)
-    for (const lease of removed) if (!isOwn(lease)) log.info(`Subnet removed: ${formatIpv4Net(lease.subnet)}`)
+    for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(say.added(lease))
+    for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
     if (added.length + changed.length + removed.length > 0) {
       named = nameOverlaps(node, named)
       await applyPeers(node)

@@ -52,6 +52,7 @@ describe('host-gw', () => {
     })
     const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
     for (const to of pods.slice(1)) await reach(pods[0]!.namespace, to.address)
+    await daemons[0]!.line(new RegExp(`Subnet added: ${subnetOf(b)} via ${b.address}$`))
 
     await a.output(['ip', 'route', 'del', subnetOf(b)])
     await daemons[0]!.line(new RegExp(`Repaired: the route to ${subnetOf(b)} via ${b.address} was gone`))
@@ -95,7 +96,7 @@ describe('host-gw', () => {
     await eventually(async () =>
       expect((await routes(a)).toSorted()).toEqual([via(b), '10.5.242.0/24 via 192.168.77.42 dev eth0'].toSorted()),
     )
-    for (const once of [/10\.5\.240\.0\/24 via 192/, /Ignoring non-host-gw/])
+    for (const once of [/Error adding route to 10\.5\.240/, /Ignoring non-host-gw/])
       expect(daemon!.lines.filter((line) => once.test(line))).toHaveLength(1)
   })
 
@@ -206,6 +207,9 @@ describe('vxlan of the kernel', () => {
       })
     }
     await daemons[0]!.line(/Repaired: flannel\.1 was gone/)
+    const peer = `PublicIP: ${b.address}, PublicIPv6: (nil), BackendData: {"VNI":1,"VtepMAC":"${(await deviceOf(b)).address}"}`
+    const line = `] Received Subnet Event with VxLan: BackendType: vxlan, ${peer}, BackendV6Data: (nil)`
+    expect(daemons[0]!.lines.filter((each) => each.endsWith(line))).toHaveLength(1)
     expect((await deviceOf(a)).address).toBe(mac)
     await talk()
 

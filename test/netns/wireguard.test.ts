@@ -74,6 +74,7 @@ describe('wireguard', () => {
     )
     expect(await a.output('ip -4 -br address show dev flannel-wg'.split(' '))).toContain(`${tunAddress(a)}/32`)
     expect(await a.output('ip link show dev flannel-wg'.split(' '))).toContain('mtu 1420')
+    await daemons[0]!.line(new RegExp(`Subnet added: ${subnetOf(b)} via ${b.address}:51999$`))
     const [podA, podB] = [await a.startPod(), await b.startPod()]
     await reach(podA.namespace, podB.address)
     const peerOf = (host: Host, fields: string[]): string[] => [
