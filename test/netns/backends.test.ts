@@ -208,8 +208,8 @@ describe('vxlan of the kernel', () => {
     }
     await daemons[0]!.line(/Repaired: flannel\.1 was gone/)
     const peer = `PublicIP: ${b.address}, PublicIPv6: (nil), BackendData: {"VNI":1,"VtepMAC":"${(await deviceOf(b)).address}"}`
-    const line = `] Received Subnet Event with VxLan: BackendType: vxlan, ${peer}, BackendV6Data: (nil)`
-    expect(daemons[0]!.lines.filter((each) => each.endsWith(line))).toHaveLength(1)
+    const received = `] Received Subnet Event with VxLan: BackendType: vxlan, ${peer}, BackendV6Data: (nil)`
+    expect(daemons[0]!.lines.filter((each) => each.endsWith(received))).toHaveLength(1)
     expect((await deviceOf(a)).address).toBe(mac)
     await talk()
 
