@@ -15,6 +15,7 @@ import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import type { Backend, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
+import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
 
 const TYPE = 'extension'
@@ -113,7 +114,7 @@ export function createExtensionBackend({ config, external: found, run, log }: Ex
         }
       }
 
-      return {
+      return inTurn({
         mtu: external.mtu,
         fault: watch.moved,
         async apply(leases, ownKey) {
@@ -133,7 +134,7 @@ export function createExtensionBackend({ config, external: found, run, log }: Ex
         counters: () => ({ peers_unusable: BigInt(filter.skipped()), command_failures: BigInt(failures) }),
         threads: () => ({}),
         close: async () => {},
-      }
+      })
     },
   }
 }

@@ -11,6 +11,7 @@ import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import type { Backend, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
+import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
 import { createRouteSync, ROUTE_WORDS, type NextHop } from './route-sync.ts'
 
@@ -44,7 +45,7 @@ export function createHostGwBackend({ config, external: found, run, log }: HostG
       const routes = createRouteSync({ network: config.network, run, log })
       const filter = createPeerFilter({ type: TYPE, lease: own, log })
       const watch = watchExternal(run, external)
-      return {
+      return inTurn({
         mtu,
         fault: watch.moved,
         async apply(leases, ownKey) {
@@ -57,7 +58,7 @@ export function createHostGwBackend({ config, external: found, run, log }: HostG
         threads: () => ({}),
         // As flanneld's: the routes stay, and carry on while the daemon is away.
         close: async () => {},
-      }
+      })
     },
   }
 }

@@ -15,6 +15,7 @@ import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import type { Backend, DataPath } from './backend.ts'
 import { deviceState } from './device-state.ts'
 import { watchExternal } from './external-watch.ts'
+import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
 import { createRouteSync, directHops, ROUTE_WORDS, type NextHop } from './route-sync.ts'
 
@@ -81,7 +82,7 @@ export function createIpipBackend({ config, external: found, run, log }: IpipOpt
         ...{ gateway: formatIpv4(peer.attrs.publicIp), device: NAME },
         onlink: true,
       })
-      return {
+      return inTurn({
         mtu,
         fault: watch.moved,
         async apply(leases, ownKey) {
@@ -102,7 +103,7 @@ export function createIpipBackend({ config, external: found, run, log }: IpipOpt
         threads: () => ({}),
         // As flanneld's: device and routes stay, and carry on while the daemon is away.
         close: async () => {},
-      }
+      })
     },
   }
 }

@@ -12,6 +12,7 @@ import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
+import { inTurn } from './in-turn.ts'
 import { createPeerFilter, type PeerFilterOptions } from './peer-filter.ts'
 import { createRouteSync, directHops, type NextHops } from './route-sync.ts'
 import { createTunDevice, refuseForeignRoute } from './tun-device.ts'
@@ -101,7 +102,7 @@ export async function openTunnel(
   )
   const filter = createPeerFilter({ ...kind.filter, lease, log })
   const watch = watchExternal(run, external)
-  return {
+  return inTurn({
     mtu,
     fault: Promise.race([engine.fault, watch.moved]),
     async apply(leases, ownKey) {
@@ -124,5 +125,5 @@ export async function openTunnel(
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     threads: () => engine.threads(),
     close: () => engine.stop(),
-  }
+  })
 }

@@ -6,6 +6,7 @@ import { entriesOf } from '../host/events.ts'
 import type { Lease } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import { watchExternal } from './external-watch.ts'
+import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
 import { createRouteSync, directHops, type NextHop } from './route-sync.ts'
 import type { TunnelOptions } from './tunnel.ts'
@@ -31,7 +32,7 @@ export async function prepareKernelVxlan(
       const filter = createPeerFilter({ ...PEERS, lease, log, identity })
       const watch = watchExternal(run, external)
       let tunnelled: readonly VxlanPeer[] = []
-      return {
+      return inTurn({
         mtu,
         watched: entriesOf(name),
         fault: watch.moved,
@@ -61,7 +62,7 @@ export async function prepareKernelVxlan(
         threads: () => ({}),
         // As flanneld's: device and entries stay, and carry on while the daemon is away.
         close: async () => {},
-      }
+      })
     },
   }
 }

@@ -12,6 +12,7 @@ import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import type { Backend, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
+import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
 import { createTunDevice, refuseForeignRoute } from './tun-device.ts'
 import { isKey, openWireguardDevice, publicKeyOf, type WireguardPeer } from './wireguard-device.ts'
@@ -104,7 +105,7 @@ export function createWireguardBackend({ config, external: found, run, log }: Wi
       let tellGone!: (reason: Error) => void
       const gone = new Promise<Error>((resolve) => (tellGone = resolve))
       let peers: readonly WireguardPeer[] = []
-      return {
+      return inTurn({
         mtu,
         fault: Promise.race([opened.fault, watch.moved, gone]),
         async apply(leases, ownLeaseKey) {
@@ -124,7 +125,7 @@ export function createWireguardBackend({ config, external: found, run, log }: Wi
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),
         close: () => opened.close(),
-      }
+      })
     },
   }
 }

@@ -28,7 +28,6 @@ export async function keepDataPath(node: Node): Promise<never> {
     await keepRight(node, lease, repairs)
     const { dataPath } = node
     node.dataPath = undefined
-    await node.applying // to this one, perhaps
     await dataPath?.close()
     // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0

@@ -44,8 +44,6 @@ export interface Node extends NodeParts {
   view: PeerView
   /** Whether the data path could not be given all of it; then it is given it again when it is looked at. */
   isUnapplied: boolean
-  /** Ends when the data path has been given, or refused, all that it was to be given. */
-  applying: Promise<void>
   /** How well the leases are followed. */
   readonly following: FollowState
   /** When the node came to be, by performance.now(). */
@@ -73,15 +71,7 @@ export function createNode(
   return {
     ...parts,
     ...{ lease, attrs, dataPath, dataPathDoubt },
-    ...{
-      view: new Map(),
-      isUnapplied: false,
-      applying: Promise.resolve(),
-      repaired: 0,
-      isPublished: false,
-      isReady: false,
-      threads: new Map(),
-    },
+    ...{ view: new Map(), isUnapplied: false, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
     leaseDoubt: createBell(),

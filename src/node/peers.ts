@@ -58,16 +58,8 @@ function nameOverlaps({ view, lease, log }: Node, named: ReadonlySet<string>): R
   return new Set(across.map(({ key }) => key))
 }
 
-/**
- * Makes the data path's peers equal the view, less our own lease. What is in the way is said once, and tried again. One after
- * another, whoever asks: else an older view could be set last.
- */
-export function applyPeers(node: Node): Promise<void> {
-  node.applying = node.applying.then(() => applyView(node))
-  return node.applying
-}
-
-async function applyView(node: Node): Promise<void> {
+/** Makes the data path's peers equal the view, less our own lease. What is in the way is said once, and tried again. */
+export async function applyPeers(node: Node): Promise<void> {
   const { dataPath, view, lease, log, signal } = node
   try {
     await dataPath?.apply(view, lease.key)
