@@ -29,6 +29,14 @@ function message(...parts) {
   return Buffer.concat([Buffer.from(new Uint16Array([bytes.length]).buffer), bytes])
 }
 
+/** A VXLAN frame for the host of core_fuzz.cc, whose VNI and MAC are 0 (RFC 7348 section 5). */
+function frame(packet) {
+  const header = Buffer.alloc(22)
+  header[0] = 8
+  header.writeUInt16BE(packet[0] >> 4 === 4 ? 0x0800 : 0x86dd, 20)
+  return Buffer.concat([header, packet])
+}
+
 function writeSeeds() {
   mkdirSync(corpus, { recursive: true })
   const random = randomFrom(1)
@@ -48,6 +56,12 @@ function writeSeeds() {
         message(encodeVirtio(NO_OFFLOAD), batch[0]),
       ]),
       inward: Buffer.concat([Buffer.from('I'), ...batch.map((each) => message(each))]),
+      vxlan: Buffer.concat([Buffer.from('V'), ...batch.map((each) => message(frame(each)))]),
+      strip: Buffer.concat([
+        Buffer.from('S'),
+        message(Buffer.alloc(2), frame(packet)),
+        message(Buffer.from(new Uint16Array([frame(batch[0]).length]).buffer), frame(batch[0]), frame(batch[0])),
+      ]),
     }
     for (const [name, bytes] of Object.entries(seeds)) writeFileSync(join(corpus, `${name}-${i}`), bytes)
   }
