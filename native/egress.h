@@ -1,8 +1,9 @@
 // egress.h - the walk of a packet from the TUN to its peer.
 //
 //   read      up to 64 packets or 256 KiB, each with its virtio header
-//   decide    inner destination to endpoint; without one an ICMP error goes back into the TUN; TTL less one where the
-//   tunnel routes cut       a superpacket into (header, slice of payload) pairs, no payload copied; checksums completed
+//   decide    inner destination to endpoint; without one an ICMP error goes back into the TUN; TTL less one
+//             where the tunnel routes
+//   cut       a superpacket into (header, slice of payload) pairs, no payload copied; checksums completed
 //   write     what the encapsulation puts before each packet
 //   send      all of the batch (io/sender.h)
 //

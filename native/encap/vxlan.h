@@ -7,7 +7,8 @@
 // What a kernel's device sends to a socket on the same machine, by veth or virtio, is not what it sends over a wire.
 // Tried with Linux 6.18:
 //   - TCP and UDP sums hold the pseudo header's alone: the device that would finish them never came.
-//   - A TCP superpacket comes as one datagram, and nothing tells its segments' size. Ours is then the TUN's MTU.
+//   - A TCP superpacket comes as one datagram, and nothing tells its segments' size. We claim one that fits every link
+//     that a container may be on: should the kernel have to cut, larger ones would be too big, and sent again the same.
 //   - So does a UDP superpacket, and what looks like the size of joined datagrams is that of its segments. The inner
 //     packet's own length tells it from datagrams that were joined.
 #pragma once
@@ -37,14 +38,11 @@ class Vxlan {
 
   Stripped strip(Message& message) const {
     const std::span<uint8_t> frame = is_one(message) ? message.take_all() : message.take();
+    if (frame.size() < kHeaderBytes) return {{}, k_rx_drop_malformed};
+    if (!is_ours(frame.data())) return {{}, k_rx_drop_not_ours};
     Packet packet;
-    if (!read_inner(frame, packet)) return {{}, k_rx_drop_malformed};
-    // Other flags are to be ignored (RFC 7348 section 5).
-    const uint8_t* bytes = frame.data();
-    if (!(bytes[0] & kHasVni) || std::memcmp(bytes + kVni, vxlan_ + kVni, kVniBytes) != 0 ||
-        std::memcmp(bytes + kDestination, own_mac_, kMacBytes) != 0 ||
-        load_be16(bytes + kEtherType) != ether_type(packet)) {
-      return {{}, k_rx_drop_not_ours};
+    if (!read_inner(frame, packet) || load_be16(frame.data() + kEtherType) != ether_type(packet)) {
+      return {{}, k_rx_drop_malformed};
     }
     const std::span<uint8_t> inner = frame.subspan(kHeaderBytes);
     return {inner, {}, undone(inner.data(), packet, message.joined_bytes)};
@@ -53,10 +51,20 @@ class Vxlan {
  private:
   static constexpr size_t kMacBytes = 6, kVniBytes = 3;
   static constexpr uint8_t kHasVni = 8;
+  static constexpr uint16_t kIpv4Type = 0x0800, kIpv6Type = 0x86dd;
+  /// The least MTU of a link that IPv6 may be on (RFC 8200 section 5).
+  static constexpr size_t kLeastMtu = 1280;
   // Where they stand.
   static constexpr size_t kVni = 4, kDestination = 8, kSource = 14, kEtherType = 20;
 
-  static uint16_t ether_type(const Packet& packet) { return packet.version == 4 ? 0x0800 : 0x86dd; }
+  static uint16_t ether_type(const Packet& packet) { return packet.version == 4 ? kIpv4Type : kIpv6Type; }
+
+  /// Other flags than that of the VNI are to be ignored (RFC 7348 section 5).
+  bool is_ours(const uint8_t* bytes) const {
+    const uint16_t type = load_be16(bytes + kEtherType);
+    return (bytes[0] & kHasVni) && std::memcmp(bytes + kVni, vxlan_ + kVni, kVniBytes) == 0 &&
+           std::memcmp(bytes + kDestination, own_mac_, kMacBytes) == 0 && (type == kIpv4Type || type == kIpv6Type);
+  }
 
   static bool read_inner(std::span<uint8_t> frame, Packet& packet) {
     return frame.size() > kHeaderBytes &&
@@ -84,11 +92,12 @@ class Vxlan {
     VirtioHeader virtio = open_sum(packet);
     const size_t transport_bytes = tcp ? static_cast<size_t>(bytes[packet.ip_bytes + 12] >> 4) * 4 : kUdpHeaderBytes;
     const size_t headers = packet.ip_bytes + transport_bytes;
-    if (packet.total <= headers || mtu_ <= headers) return virtio;
-    if (tcp && packet.total > mtu_) {
+    if (packet.total <= headers || headers - packet.ip_bytes < (tcp ? kTcpHeaderBytes : kUdpHeaderBytes)) return virtio;
+    const size_t link = std::min(mtu_, kLeastMtu);
+    if (tcp && packet.total > mtu_ && link > headers) {
       virtio.gso_type = packet.version == 4 ? kGsoTcp4 : kGsoTcp6;
       if (bytes[packet.ip_bytes + 13] & kCwr) virtio.gso_type |= kGsoEcn;
-      virtio.gso_size = static_cast<uint16_t>(mtu_ - headers);
+      virtio.gso_size = static_cast<uint16_t>(link - headers);
     } else if (!tcp && segment_bytes > 0 && segment_bytes < packet.total - headers) {
       virtio.gso_type = kGsoUdp;
       virtio.gso_size = static_cast<uint16_t>(segment_bytes);

@@ -59,7 +59,9 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   }
   if (consequence.then == Then::kDrop) return counters_.add(consequence.counted, count);
   counters_.add(consequence.counted);
-  learnt_.learn(consequence, attempt, write_singly(packets, index));
+  const bool taken = write_singly(packets, index);
+  // What another kernel sent teaches nothing of what we may join.
+  if (!packets.is_uncut(index)) learnt_.learn(consequence, attempt, taken);
 }
 
 /// What the TUN would not take another kernel's unfinished packet for.

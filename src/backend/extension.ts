@@ -98,7 +98,7 @@ export function createExtensionBackend({ config, external: found, run, log }: Ex
         PUBLIC_IP: formatIpv4(own.attrs.publicIp),
         PUBLIC_IPV6: '<nil>',
       })
-      const filter = createPeerFilter({ type: TYPE, lease: own, log })
+      const filter = createPeerFilter({ type: TYPE, network: config.network, lease: own, log })
       const watch = watchExternal(run, external)
       let known: ReadonlyMap<string, Lease> = new Map()
       let failures = 0

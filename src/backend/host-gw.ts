@@ -43,7 +43,7 @@ export function createHostGwBackend({ config, external: found, run, log }: HostG
     async open(own): Promise<DataPath> {
       const { name: device, mtu } = external
       const routes = createRouteSync({ network: config.network, run, log })
-      const filter = createPeerFilter({ type: TYPE, lease: own, log })
+      const filter = createPeerFilter({ type: TYPE, lease: own, network: config.network, log })
       const watch = watchExternal(run, external)
       return inTurn({
         mtu,

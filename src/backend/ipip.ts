@@ -76,7 +76,7 @@ export function createIpipBackend({ config, external: found, run, log }: IpipOpt
       await ensureDevice()
       await state.configure()
       const routes = createRouteSync({ network: config.network, ownDevice: NAME, run, log })
-      const filter = createPeerFilter({ type: TYPE, lease: own, log })
+      const filter = createPeerFilter({ type: TYPE, lease: own, network: config.network, log })
       const watch = watchExternal(run, external)
       const hopOf = (peer: Lease): NextHop => ({
         ...{ gateway: formatIpv4(peer.attrs.publicIp), device: NAME },

@@ -100,7 +100,7 @@ export async function openTunnel(
     `Forwarding between ${engine.tunName} and UDP ${formatIpv4(external.address)}:${port} with the ${engine.kind} engine` +
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
-  const filter = createPeerFilter({ ...kind.filter, lease, log })
+  const filter = createPeerFilter({ ...kind.filter, lease, network, log })
   const watch = watchExternal(run, external)
   return inTurn({
     mtu,

@@ -9,7 +9,8 @@ import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { DataPath } from './backend.ts'
 
 export const TYPE = 'vxlan'
-const MAX_VNI = 2 ** 24 - 1
+/** As many digits as fit a device's name behind `flannel.` (IFNAMSIZ), of the 24 bits of RFC 7348. */
+const MAX_VNI = 9_999_999
 
 export interface VxlanConfig {
   readonly vni: number

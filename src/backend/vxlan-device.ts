@@ -198,6 +198,10 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
         await create(ownMac)
         wrong.push(now ? `${name} was another device (${change})` : `${name} was gone`)
       }
+      if (wrong.length === 0 && now?.address !== ownMac) {
+        await run('ip', ['link', 'set', 'dev', name, 'address', ownMac])
+        wrong.push(`${name} had the MAC ${now?.address}`)
+      }
       if (wrong.length === 0 && state) wrong.push(...(await state.wrong()))
       if (wrong.length > 0) await state?.configure()
       const missing = await put(peers)

@@ -27,9 +27,9 @@ export async function prepareKernelVxlan(
       const routes = createRouteSync({ network, ownDevice: name, run, log })
       const identity = {
         ...{ name: 'MAC', own: opened.mac, of: ({ attrs }: Lease) => vtepMacOf(attrs) },
-        remedy: `delete ${name} on one of the two and restart its daemon`,
+        remedy: `where both are there, delete ${name} on one of the two and restart its daemon`,
       }
-      const filter = createPeerFilter({ ...PEERS, lease, log, identity })
+      const filter = createPeerFilter({ ...PEERS, lease, network, log, identity })
       const watch = watchExternal(run, external)
       let tunnelled: readonly VxlanPeer[] = []
       return inTurn({

@@ -42,14 +42,14 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   const name = `flannel.${vni}`
   let { external } = options
   let mac: string | undefined
-  let isSaid = false
+  let said = ''
   let carrier: VxlanCarrier | undefined
 
   /** The kernel where it can, unless the configuration says who. */
   async function choose(setup: VxlanSetup): Promise<VxlanCarrier> {
     const say = (line: string): void => {
-      if (!isSaid) log.info(line)
-      isSaid = true
+      if (line !== said) log.info(line)
+      said = line
     }
     const userspace = (): VxlanCarrier => prepareUserspaceVxlan(setup, { ...options, external })
     if (dataPath === 'userspace') {

@@ -4,8 +4,9 @@
 
 import { spawn, type ChildProcessByStdio } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdir, readFile, rm, writeFile } from 'node:fs/promises'
-import { dirname } from 'node:path'
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { dirname, join } from 'node:path'
 import { createInterface } from 'node:readline'
 import type { Readable } from 'node:stream'
 import { isWeftError, messageOf, WeftError } from '../errors.ts'
@@ -15,6 +16,8 @@ import type { Log } from '../log.ts'
 
 type Child = ChildProcessByStdio<null, Readable, Readable>
 
+/** wireguard-go takes a fraction of a second. */
+const READY_MS = 10_000
 /** So many peers for one process of `wg`. */
 const PEERS_AT_ONCE = 500
 
@@ -23,13 +26,15 @@ export interface WireguardPeer {
   readonly publicKey: string
   /** `192.0.2.1:51820` */
   readonly endpoint: string
-  /** `10.5.2.0/24` */
-  readonly allowedIps: string
+  /** `10.5.2.0/24`, each. */
+  readonly allowedIps: readonly string[]
 }
 
 export interface WireguardOptions {
   readonly name: string
   readonly keyFile: string
+  /** The public key to what is in it. */
+  readonly ownKey: string
   readonly port: number
   /** Base64 of 32 bytes, or empty. */
   readonly psk: string
@@ -42,13 +47,25 @@ export interface WireguardOptions {
 export interface WireguardDevice {
   /** Resolves when the device cannot go on; stays pending otherwise. */
   readonly fault: Promise<Error>
-  /** Makes the peers equal these, and touches no other; returns how many were not as they had been set. */
+  /** Makes the peers equal these, and touches no other; returns how many settings, its own too, were not as they had been set. */
   setPeers(peers: readonly WireguardPeer[]): Promise<number>
   /** Takes it down. */
   close(): Promise<void>
 }
 
 export const isKey = (text: string): boolean => /^[A-Za-z\d+/]{42}[AEIMQUYcgkosw048]=$/.test(text)
+
+async function makeKeyFile(file: string, key: string): Promise<void> {
+  try {
+    await mkdir(dirname(file), { recursive: true })
+    await writeFile(file, key, { mode: 0o400, flag: 'wx' })
+  } catch (error) {
+    throw new WeftError('PERMISSION', `the key file ${file} cannot be made: ${messageOf(error)}`, {
+      remedy: 'let weftd write its folder, or name another file with WIREGUARD_KEY_FILE',
+      cause: error,
+    })
+  }
+}
 
 /** The public key to the private one in this file, which is made where there is none. Throws WeftError CONFIG, COMMAND. */
 export async function publicKeyOf(run: Run, file: string): Promise<string> {
@@ -60,8 +77,7 @@ export async function publicKeyOf(run: Run, file: string): Promise<string> {
   })
   if (key === undefined) {
     key = (await run('wg', ['genkey'])).trim()
-    await mkdir(dirname(file), { recursive: true })
-    await writeFile(file, key, { mode: 0o400, flag: 'wx' })
+    await makeKeyFile(file, key)
   }
   if (!isKey(key.trim()))
     throw new WeftError('CONFIG', `the key file ${file} holds no WireGuard key`, {
@@ -77,8 +93,8 @@ function startWireguardGo(name: string): Child {
   return spawn('setpriv', args, { stdio: ['ignore', 'pipe', 'pipe'], env })
 }
 
-/** Resolves when it takes orders. Rejects with WeftError DEVICE when it ends instead. */
-async function ready(child: Child): Promise<void> {
+/** Resolves when it takes orders. Rejects with WeftError DEVICE when it ends instead, or says nothing, with the signal's reason. */
+async function ready(child: Child, signal: AbortSignal): Promise<void> {
   let last = ''
   const started = new Promise<void>((resolve) => {
     for (const stream of [child.stdout, child.stderr])
@@ -97,12 +113,19 @@ async function ready(child: Child): Promise<void> {
       })
     },
   )
-  await Promise.race([started, ended])
+  const patience = AbortSignal.timeout(READY_MS)
+  const given = once(AbortSignal.any([patience, signal]), 'abort').then(() => {
+    signal.throwIfAborted()
+    throw new WeftError('DEVICE', `wireguard-go does not say that it is ready: ${last}`, {
+      remedy: 'run `wireguard-go --foreground` by hand to see why',
+    })
+  })
+  await Promise.race([started, ended, given])
 }
 
 /** Makes the device anew. Throws WeftError DEVICE, COMMAND; NO_DEVICE_TYPE without WireGuard in the kernel and wireguard-go. */
-export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
-  const { name, keyFile, port, psk, keepalive, run, log } = options
+export async function openWireguardDevice(options: WireguardOptions, signal: AbortSignal): Promise<WireguardDevice> {
+  const { name, keyFile, ownKey, port, psk, keepalive, run, log } = options
   if (await findLink(run, name)) await run('ip', ['link', 'del', name])
   let child: Child | undefined
   try {
@@ -116,15 +139,19 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
       })
     })
     log.info(`WireGuard is carried by wireguard-go: ${messageOf(error)}`)
-    child = startWireguardGo(name)
-    await ready(child)
+    const started = startWireguardGo(name)
+    await ready(started, signal).catch((cause: unknown) => {
+      started.kill('SIGKILL')
+      throw cause
+    })
+    child = started
   }
-  const pskFile = `${keyFile}.psk`
   const told = new Map<string, string>() // endpoints by key: a peer that roams is to be left alone
   const fault = child ? once(child, 'exit').then(() => new Error('wireguard-go ended')) : new Promise<Error>(() => {})
 
+  const setOwn = (): Promise<string> => run('wg', ['set', name, 'listen-port', String(port), 'private-key', keyFile])
+
   async function close(): Promise<void> {
-    await rm(pskFile, { force: true })
     if (child) {
       const ended = child.exitCode === null && child.signalCode === null ? once(child, 'exit') : undefined
       child.kill('SIGTERM') // takes its device along
@@ -135,51 +162,70 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
   }
 
   try {
-    await run('wg', ['set', name, 'listen-port', String(port), 'private-key', keyFile])
-    if (psk !== '') {
-      await rm(pskFile, { force: true })
-      await writeFile(pskFile, psk, { mode: 0o400, flag: 'wx' })
-    }
+    await setOwn()
   } catch (error) {
     await close()
     throw error
   }
 
-  /** By key: which addresses it may send from. */
-  async function present(): Promise<Map<string, string>> {
-    const [, ...lines] = (await run('wg', ['show', name, 'dump'])).trim().split('\n')
-    return new Map(
-      lines.map((line) => {
-        const [key = '', , , allowedIps = ''] = line.split('\t')
-        return [key, allowedIps]
-      }),
-    )
+  /** What the device has: whether its own settings are ours, and of each peer by key what we set beside its endpoint. */
+  async function present(): Promise<{ isOwn: boolean; peers: Map<string, string> }> {
+    const [own = [], ...lines] = (await run('wg', ['show', name, 'dump']))
+      .trim()
+      .split('\n')
+      .map((line) => line.split('\t'))
+    const peers = lines.map(([key = '', shared = '', , allowedIps = '', , , , alive = '']) => {
+      const settings = [shared === '(none)' ? '' : shared, alive === 'off' ? '0' : alive]
+      return [key, settingsOf(allowedIps.split(','), settings)] as const
+    })
+    return { isOwn: own[1] === ownKey && own[2] === String(port), peers: new Map(peers) }
+  }
+  const settingsOf = (
+    allowedIps: readonly string[],
+    [shared = psk, alive = String(keepalive)]: readonly string[] = [],
+  ) => [...allowedIps].toSorted().concat(shared, alive).join(' ')
+
+  async function set(peers: readonly (readonly string[])[]): Promise<void> {
+    for (let at = 0; at < peers.length; at += PEERS_AT_ONCE)
+      await run('wg', ['set', name, ...peers.slice(at, at + PEERS_AT_ONCE).flat()])
   }
 
-  async function set(words: readonly (readonly string[])[]): Promise<void> {
-    for (let at = 0; at < words.length; at += PEERS_AT_ONCE)
-      await run('wg', ['set', name, ...words.slice(at, at + PEERS_AT_ONCE).flat()])
+  /** `wg` reads the shared key from a file, which is there for as long as that takes. */
+  async function withPsk(work: (words: readonly string[]) => Promise<void>): Promise<void> {
+    if (psk === '') return work([])
+    const folder = await mkdtemp(join(tmpdir(), 'weft-'))
+    try {
+      const file = join(folder, 'psk')
+      await writeFile(file, psk, { mode: 0o400 })
+      await work(['preshared-key', file])
+    } finally {
+      await rm(folder, { recursive: true, force: true })
+    }
   }
 
   return {
     fault,
     async setPeers(peers) {
-      const now = await present()
+      const { isOwn, peers: now } = await present()
+      if (!isOwn) await setOwn()
       const wanted = new Set(peers.map(({ publicKey }) => publicKey))
       const strange = [...now.keys()].filter((key) => !wanted.has(key))
       const isRight = ({ publicKey, endpoint, allowedIps }: WireguardPeer): boolean =>
-        now.get(publicKey) === allowedIps && told.get(publicKey) === endpoint
+        now.get(publicKey) === settingsOf(allowedIps) && told.get(publicKey) === endpoint
       const wrong = peers.filter((peer) => !isRight(peer))
       await set(strange.map((key) => ['peer', key, 'remove']))
-      await set(
-        wrong.map(({ publicKey, endpoint, allowedIps }) => [
-          ...['peer', publicKey, 'endpoint', endpoint, 'allowed-ips', allowedIps],
-          ...['persistent-keepalive', String(keepalive), ...(psk === '' ? [] : ['preshared-key', pskFile])],
-        ]),
-      )
+      if (wrong.length > 0)
+        await withPsk((shared) =>
+          set(
+            wrong.map(({ publicKey, endpoint, allowedIps }) => [
+              ...['peer', publicKey, 'endpoint', endpoint, 'allowed-ips', allowedIps.join(',')],
+              ...['persistent-keepalive', String(keepalive), ...shared],
+            ]),
+          ),
+        )
       told.clear()
       for (const { publicKey, endpoint } of peers) told.set(publicKey, endpoint)
-      return strange.length + wrong.length
+      return strange.length + wrong.length + (isOwn ? 0 : 1)
     },
     close,
   }

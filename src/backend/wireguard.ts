@@ -14,6 +14,7 @@ import type { Backend, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
+import { checkNetwork } from './tunnel.ts'
 import { createTunDevice, refuseForeignRoute } from './tun-device.ts'
 import { isKey, openWireguardDevice, publicKeyOf, type WireguardPeer } from './wireguard-device.ts'
 
@@ -57,7 +58,7 @@ export function endOf({ attrs, subnet }: Lease): WireguardPeer | undefined {
   const port = given === 0 ? DEFAULT_PORT : given
   if (typeof publicKey !== 'string' || !isKey(publicKey)) return undefined
   if (typeof port !== 'number' || !Number.isInteger(port) || port < 1 || port > 65_535) return undefined
-  return { publicKey, endpoint: `${formatIpv4(attrs.publicIp)}:${port}`, allowedIps: formatIpv4Net(subnet) }
+  return { publicKey, endpoint: `${formatIpv4(attrs.publicIp)}:${port}`, allowedIps: [formatIpv4Net(subnet)] }
 }
 
 export interface WireguardBackendOptions {
@@ -75,16 +76,22 @@ export function createWireguardBackend({ config, external: found, run, log }: Wi
   let ownKey = ''
   return {
     name: TYPE,
-    words: { added: (peer) => `Subnet added: ${formatIpv4Net(peer.subnet)} via ${endOf(peer)?.endpoint ?? 'nowhere'}` },
+    words: {
+      added: (peer) => {
+        const end = peer.attrs.backendType === TYPE ? endOf(peer) : undefined
+        return `Subnet added: ${formatIpv4Net(peer.subnet)}${end ? ` via ${end.endpoint}` : ''}`
+      },
+    },
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
+      checkNetwork(TYPE, config, external.address, log)
       ownKey = await publicKeyOf(run, keyFile)
       const backendData = { PublicKey: ownKey, Port: port }
       return { publicIp: external.publicIp, backendType: TYPE, backendData }
     },
-    async open(lease): Promise<DataPath> {
+    async open(lease, signal): Promise<DataPath> {
       await refuseForeignRoute(run, network, NAME)
-      const opened = await openWireguardDevice({ name: NAME, keyFile, port, psk, keepalive, run, log })
+      const opened = await openWireguardDevice({ name: NAME, keyFile, ownKey, port, psk, keepalive, run, log }, signal)
       const mtu = (givenMtu || external.mtu) - ENCAP_BYTES
       const device = createTunDevice({ name: NAME, network, subnet: lease.subnet, mtu, scope: 'link', run, log })
       try {
@@ -94,11 +101,11 @@ export function createWireguardBackend({ config, external: found, run, log }: Wi
         throw error
       }
       const filter = createPeerFilter({
-        ...{ type: TYPE, lease, log },
+        ...{ type: TYPE, lease, network, log },
         alsoUnusable: (peer) => (endOf(peer) ? undefined : 'it publishes no WireGuard key and port'),
         identity: {
           ...{ name: 'key', own: ownKey, of: (peer) => endOf(peer)?.publicKey },
-          remedy: `delete ${keyFile} on one of the two and restart its daemon`,
+          remedy: `where both are there, delete ${keyFile} on one of the two and restart its daemon`,
         },
       })
       const watch = watchExternal(run, external)
@@ -109,7 +116,13 @@ export function createWireguardBackend({ config, external: found, run, log }: Wi
         mtu,
         fault: Promise.race([opened.fault, watch.moved, gone]),
         async apply(leases, ownLeaseKey) {
-          peers = filter.usable(leases, ownLeaseKey).flatMap((peer) => endOf(peer) ?? [])
+          // A host that has several leases is one peer.
+          const byKey = new Map<string, WireguardPeer>()
+          for (const end of filter.usable(leases, ownLeaseKey).flatMap((peer) => endOf(peer) ?? [])) {
+            const allowedIps = [...(byKey.get(end.publicKey)?.allowedIps ?? []), ...end.allowedIps]
+            byKey.set(end.publicKey, { ...end, allowedIps })
+          }
+          peers = [...byKey.values()]
           await opened.setPeers(peers)
         },
         async resync() {
@@ -120,7 +133,7 @@ export function createWireguardBackend({ config, external: found, run, log }: Wi
           }
           const mended = await device.resync()
           const others = await opened.setPeers(peers)
-          return others > 0 ? [...mended, `${others} peers of ${NAME} were not as they had been set`] : mended
+          return others > 0 ? [...mended, `${others} settings of ${NAME} were not as they had been set`] : mended
         },
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),

@@ -124,7 +124,7 @@ export async function addDevice(
     // The second is what kernels say without extended answers (before Linux 4.20, or iproute2 without libmnl).
     if (!isWeftError(error, 'COMMAND') || !/unknown device type|operation not supported/i.test(error.message))
       throw error
-    throw new WeftError('NO_DEVICE_TYPE', `this kernel has no device of type ${type}`, {
+    throw new WeftError('NO_DEVICE_TYPE', `this kernel has no device of type ${type} (${error.message})`, {
       remedy: `load its module (\`modprobe ${type}\`), or take a backend that needs none, such as udp`,
       cause: error,
     })

@@ -408,8 +408,8 @@ void test_vxlan_refusals() {
   CHECK(!drop_of(with(14, 0x77)));  // whoever it came from
   CHECK(drop_of(with(0, 0)) == k_rx_drop_not_ours);
   for (const size_t at : {4, 5, 6, 8, 13}) CHECK(drop_of(with(at, 0x55)) == k_rx_drop_not_ours);
-  CHECK(drop_of(vxlan_frame(build({}), 0x0806)) == k_rx_drop_not_ours);
-  CHECK(drop_of(vxlan_frame(build({}), 0x86dd)) == k_rx_drop_not_ours);
+  CHECK(drop_of(vxlan_frame(Bytes(28), 0x0806)) == k_rx_drop_not_ours);  // as ARP is
+  CHECK(drop_of(vxlan_frame(build({}), 0x86dd)) == k_rx_drop_malformed);
   for (const size_t size : {0, 7, 21, 22, 41, 100}) {
     CHECK(drop_of(Bytes(good.begin(), good.begin() + static_cast<long>(size))) == k_rx_drop_malformed);
   }
@@ -445,7 +445,7 @@ void test_vxlan_undone() {
     f.payload = 30'000;
     f.tcp_options = Bytes(12, 1);
     const VirtioHeader super = undone_of(vxlan_frame(opened(build(f)), type));
-    CHECK(super.gso_type == (v6 ? kGsoTcp6 : kGsoTcp4) && super.gso_size == kVxlanMtu - ip - 32);
+    CHECK(super.gso_type == (v6 ? kGsoTcp6 : kGsoTcp4) && super.gso_size == 1280 - ip - 32);
     CHECK(undone_of(vxlan_frame(build(f), type)).gso_type == kGsoNone);  // a whole one is as large as it says
     f.flags |= kCwr;
     CHECK(undone_of(vxlan_frame(opened(build(f)), type)).gso_type == ((v6 ? kGsoTcp6 : kGsoTcp4) | kGsoEcn));
@@ -488,7 +488,7 @@ void test_vxlan_in(uint32_t features) {
   f.sequence = 5;
   for (int i = 0; i < 4; i++, f.sequence += 1000) host.from_peer(vxlan_frame(opened(build(f))));
   CHECK(!host.ingress->pump().failure);
-  const size_t segments = (20'000 + kVxlanMtu - 41) / (kVxlanMtu - 40);
+  const size_t segments = (20'000 + 1280 - 41) / (1280 - 40);
   CHECK(host.row[k_rx_packets] == segments + 4);
   const auto writes = host.drain(host.tun[1]);
   const bool joins = features & kCoalesceTcp;

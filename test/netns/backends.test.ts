@@ -194,6 +194,7 @@ describe('vxlan of the kernel', () => {
       'ip link del flannel.1',
       'ip link set flannel.1 down',
       'ip link set flannel.1 mtu 1400',
+      'ip link set flannel.1 address 02:00:00:00:00:99',
       'ip address flush dev flannel.1',
       'ip neigh flush dev flannel.1 nud permanent',
       `bridge fdb del ${(await deviceOf(b)).address} dev flannel.1 dst ${b.address} self`,
@@ -290,6 +291,12 @@ describe('vxlan of the kernel', () => {
     await daemon!.line(/Lease 10\.5\.240\.0-24 is not used: it publishes no MAC of a vxlan device/)
     await daemon!.line(/Lease 10\.5\.241\.0-24 is not used: it publishes no MAC of a vxlan device/)
     await daemon!.line(/Ignoring non-vxlan subnet: 10\.5\.242\.0\/24, type=$/)
+    put('10.6.0.0/24', {
+      PublicIP: '192.168.77.46',
+      BackendType: 'vxlan',
+      BackendData: { VNI: 1, VtepMAC: '02:00:00:00:00:46' },
+    })
+    await daemon!.line(/Lease 10\.6\.0\.0-24 is not used: its subnet is not within the network 10\.5\.0\.0\/16/)
     // One that was cloned with its device.
     const { address: own } = await deviceOf(lab.hosts[0]!)
     put('10.5.244.0/24', {
@@ -297,7 +304,9 @@ describe('vxlan of the kernel', () => {
       BackendType: 'vxlan',
       BackendData: { VNI: 1, VtepMAC: own },
     })
-    await daemon!.line(/Lease 10\.5\.244\.0-24 is not used: its MAC .* is that of this node; delete flannel\.1/)
+    await daemon!.line(
+      /Lease 10\.5\.244\.0-24 is not used: its MAC .* is that of this node; where both are there, delete flannel\.1/,
+    )
     put('10.5.243.0/24', {
       PublicIP: '192.168.77.43',
       BackendType: 'vxlan',
@@ -306,7 +315,26 @@ describe('vxlan of the kernel', () => {
     await eventually(async () =>
       expect((await known(lab.hosts[0]!))[2]).toEqual(['10.5.243.0/24 via 10.5.243.0 dev flannel.1 onlink']),
     )
-    expect(daemon!.lines.filter((line) => /is not used|Ignoring/.test(line))).toHaveLength(4)
+    // A host that has two leases, and then one with another address: the newest is where it is.
+    const mac = '02:00:00:00:00:47'
+    const at = (publicIp: string) => ({
+      PublicIP: publicIp,
+      BackendType: 'vxlan',
+      BackendData: { VNI: 1, VtepMAC: mac },
+    })
+    put('10.5.247.0/24', at('192.168.77.47'))
+    put('10.5.248.0/24', at('192.168.77.47'))
+    const both = ['10.5.247.0/24', '10.5.248.0/24'].map((net) => `${net} via ${net.slice(0, -3)} dev flannel.1 onlink`)
+    await eventually(async () => expect(await routes(lab.hosts[0]!)).toEqual(expect.arrayContaining(both)))
+    put('10.5.246.0/24', at('192.168.77.48'))
+    await daemon!.line(
+      /Lease 10\.5\.247\.0-24 is not used: its MAC .* is that of 192\.168\.77\.48 too, whose lease is newer/,
+    )
+    await eventually(async () => {
+      expect(await routes(lab.hosts[0]!)).toEqual(expect.not.arrayContaining(both))
+      expect((await known(lab.hosts[0]!))[1]).toContain(`${mac} dst 192.168.77.48 self permanent`)
+    })
+    expect(daemon!.lines.filter((line) => /is not used|Ignoring/.test(line))).toHaveLength(7)
   })
 })
 

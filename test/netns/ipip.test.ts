@@ -107,7 +107,7 @@ it('is refused where the kernel has no ipip', async ({ skip }) => {
   lab = await createLab({ hosts: 1 })
   const daemon = begin(lab.hosts[0]!)
   await daemon.line(
-    /Error registering network: this kernel has no device of type ipip; load its module \(`modprobe ipip`\)/,
+    /Error registering network: this kernel has no device of type ipip \(.*\); load its module \(`modprobe ipip`\)/,
   )
   await ended(daemon.process)
   expect(daemon.process.exitCode).toBe(1)

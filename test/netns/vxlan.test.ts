@@ -18,6 +18,9 @@ needs(HOSTS, 'ping', 'iperf3', 'tcpdump')
 let lab: Lab
 afterEach(() => lab?.close())
 
+/** Bits a second of a stream whose first window alone arrives. No machine is as slow. */
+const STALLED = 2e6
+
 type Way = 'kernel' | 'userspace' | undefined
 const leases = (): string => join(lab.folder, 'leases')
 function configure(dataPath: Way, options: object = {}): void {
@@ -120,7 +123,7 @@ describe('a cluster of both', () => {
         ['--udp', '--bitrate', '50M', '--length', '1400'],
       ]) {
         const { bitsPerSecond } = await server.run(from.namespace, to.address, 1, args)
-        expect(bitsPerSecond, args.join(' ')).toBeGreaterThan(0)
+        expect(bitsPerSecond, args.join(' ')).toBeGreaterThan(STALLED)
       }
       await server.stop()
     }
@@ -230,7 +233,9 @@ describe('who carries it', () => {
     const [a, b] = lab.hosts as [Host, Host]
     const env = { PATH: await pathWithoutVxlan() }
     const daemon = await start(a, undefined, {}, env)
-    await daemon.line(/VXLAN is carried by weftd itself: this kernel has no device of type vxlan$/)
+    await daemon.line(
+      /VXLAN is carried by weftd itself: this kernel has no device of type vxlan \(.*Unknown device type\.\)$/,
+    )
     await start(b, 'userspace')
     await reach(a.namespace, tunAddress(b))
     const mac = macOf(a)
@@ -254,7 +259,7 @@ describe('who carries it', () => {
     configure('kernel')
     const env = { PATH: await pathWithoutVxlan() }
     const refused = host.startDaemon({ args: ['--lease-dir', leases()], env })
-    await refused.line(/this kernel has no device of type vxlan; load its module \(`modprobe vxlan`\)/)
+    await refused.line(/this kernel has no device of type vxlan \(.*\); load its module \(`modprobe vxlan`\)/)
     await ended(refused.process)
     expect(refused.process.exitCode).toBe(1)
   })
@@ -286,7 +291,7 @@ describe('who carries it', () => {
         [podB, podA],
       ] as const) {
         const server = await iperfServer((command) => to.spawn(command))
-        expect((await server.run(from.namespace, to.address, 1)).bitsPerSecond).toBeGreaterThan(0)
+        expect((await server.run(from.namespace, to.address, 1)).bitsPerSecond).toBeGreaterThan(STALLED)
         await server.stop()
       }
     },

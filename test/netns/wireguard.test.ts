@@ -123,7 +123,8 @@ describe('wireguard', () => {
     for (const [what, line] of [
       [['ip', 'route', 'del', '10.5.0.0/16'], /Repaired: the route to 10\.5\.0\.0\/16 was gone/],
       [['ip', 'link', 'set', 'flannel-wg', 'down'], /Repaired: flannel-wg was down/],
-      [[...inside, 'wg', 'set', 'flannel-wg', 'peer', publicKey(b), 'remove'], /Repaired: 1 peers of flannel-wg/],
+      [[...inside, 'wg', 'set', 'flannel-wg', 'peer', publicKey(b), 'remove'], /Repaired: 1 settings of flannel-wg/],
+      [[...inside, 'wg', 'set', 'flannel-wg', 'listen-port', '4444'], /Repaired: 1 settings of flannel-wg/],
       [['ip', 'link', 'del', 'flannel-wg'], /The data path stopped: .*(gone|ended).*Opening it again/],
     ] as const) {
       await a.output(what)
@@ -144,7 +145,9 @@ describe('wireguard', () => {
     put('10.5.240.0/24', { PublicKey: 'x; reboot', Port: 51_820 })
     await daemon.line(/Lease 10\.5\.240\.0-24 is not used: it publishes no WireGuard key and port/)
     put('10.5.241.0/24', { PublicKey: publicKey(host), Port: 51_820 })
-    await daemon.line(/Lease 10\.5\.241\.0-24 is not used: its key .* is that of this node; delete .*wgkey/)
+    await daemon.line(
+      /Lease 10\.5\.241\.0-24 is not used: its key .* is that of this node; where both are there, delete .*wgkey/,
+    )
     put('10.5.242.0/24', { PublicKey: SOME_KEY, Port: 0 })
     await eventually(async () =>
       expect((await dump(host, daemon)).slice(1).map((fields) => fields.slice(0, 4))).toEqual([
@@ -178,7 +181,9 @@ it('says what to install where there is no WireGuard at all', async () => {
   writeFileSync(join(bin, 'wireguard-go'), '#!/bin/sh\nexit 127\n', { mode: 0o755 })
   const env = { PATH: `${bin}:${process.env['PATH']}`, WIREGUARD_KEY_FILE: keyFile(host) }
   const daemon = host.startDaemon({ args: ['--lease-dir', leases()], env })
-  await daemon.line(/this kernel has no device of type wireguard; .*modprobe wireguard.*, or install wireguard-go/)
+  await daemon.line(
+    /this kernel has no device of type wireguard \(.*\); .*modprobe wireguard.*, or install wireguard-go/,
+  )
   await ended(daemon.process)
   expect(daemon.process.exitCode).toBe(1)
 })

@@ -17,13 +17,13 @@ it.each([
   ],
   [{ datapath: 'userspace' }, { ...NONE, dataPath: 'userspace' }],
   [{ vni: null }, NONE],
-  [{ vni: 16_777_215 }, { ...NONE, vni: 16_777_215 }],
+  [{ vni: 9_999_999 }, { ...NONE, vni: 9_999_999 }],
 ])('of %j the options are %j', (backend, options) => {
   expect(vxlanConfig(backend)).toEqual(options)
 })
 
 it.each([
-  [{ vni: 16_777_216 }, 'Backend.VNI is 16777216'],
+  [{ vni: 10_000_000 }, 'Backend.VNI is 10000000'],
   [{ vni: -1 }, 'Backend.VNI is -1'],
   [{ vni: '1' }, 'Backend.VNI is "1"'],
   [{ port: 65_536 }, 'Backend.Port is 65536'],
