@@ -4,6 +4,7 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import { unusableReason } from '../../../src/backend/peer-filter.ts'
 import { createUdpBackend, udpPort } from '../../../src/backend/udp.ts'
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
+import type { Stranger } from '../../../src/dataplane/filter.ts'
 import { decodePeers } from '../../../src/dataplane/peers.ts'
 import type { Engine, EngineConfig } from '../../../src/dataplane/engine.ts'
 import type { Lease, OwnLease } from '../../../src/lease/lease.ts'
@@ -18,10 +19,10 @@ const lease = (subnet: string, publicIp: string, backendType = ''): Lease => ({
 })
 const own: OwnLease = { ...lease('10.5.72.0/24', '192.0.2.1'), expiresAt: 0, revision: 1n }
 
-let engine: { config: EngineConfig | undefined; records: Uint8Array; stopped: number }
+let engine: { config: EngineConfig | undefined; records: Uint8Array; stopped: number; strangers: Stranger[] }
 installHost()
 beforeEach(() => {
-  engine = { config: undefined, records: new Uint8Array(), stopped: 0 }
+  engine = { config: undefined, records: new Uint8Array(), stopped: 0, strangers: [] }
 })
 
 const startEngine = async (config: EngineConfig): Promise<Engine> => {
@@ -37,6 +38,7 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
     setPeers: (records) => void (engine.records = records),
     counters: () => ({ sent: 5n }),
     threads: () => ({}),
+    takeStrangers: () => engine.strangers.splice(0),
     stop: async () => void engine.stopped++,
   }
 }
@@ -102,6 +104,7 @@ describe('open', () => {
       ...{ encapsulation: 'udp', tunName: 'flannel%d' },
       ...{ bindAddress: '192.0.2.1', port: 7890, mtu: 1472 },
       ...{ tunAddress: ip('10.5.72.0'), networkAddress: ip('10.5.0.0') },
+      filter: { verifySource: 'strict', network: parseIpv4Net('10.5.0.0/16'), subnet: own.subnet },
     })
     expect(host.commands).toEqual([
       'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',

@@ -1,0 +1,88 @@
+// strangers.ts - says whose packets the engine does not let in, each once, and what to do.
+
+import { LRUCache } from 'lru-cache'
+import { VERIFY_SOURCE, reasonToDrop, type FilterOptions, type Stranger, type VerifySource } from '../dataplane/filter.ts'
+import { createPeerTable, type Peer, type PeerTable } from '../dataplane/peers.ts'
+import { WeftError } from '../errors.ts'
+import type { Log } from '../log.ts'
+import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+
+/** Strangers that are remembered as named. */
+const MOST_NAMED = 1024
+/** Anybody can pretend to be many: so many are named a minute, and the others later if they still send. */
+const NAMED_A_MINUTE = 8
+
+/** VerifySource of the `Backend` object. Throws WeftError CONFIG when it is none that there is. */
+export function verifySource(backend: Readonly<Record<string, unknown>>): VerifySource {
+  const value = Object.entries(backend).find(([key]) => key.toLowerCase() === 'verifysource')?.[1] ?? 'strict'
+  const known = VERIFY_SOURCE.find((each) => each === value)
+  if (known) return known
+  throw new WeftError('CONFIG', `Backend.VerifySource is ${JSON.stringify(value)}`, {
+    remedy: 'give it "strict", "inner" or "off", or leave it out',
+  })
+}
+
+export interface StrangerLog {
+  setPeers(peers: readonly Peer[]): void
+  /** Names those that are new. */
+  name(strangers: readonly Stranger[]): void
+}
+
+/** `now` is in ms and never goes back. */
+export function createStrangerLog(
+  filter: FilterOptions,
+  log: Log,
+  now: () => number = () => performance.now(),
+): StrangerLog {
+  let peers: readonly Peer[] = []
+  let table: PeerTable | undefined
+  const named = new LRUCache<string, true>({ max: MOST_NAMED })
+  let namedAt: readonly number[] = []
+  return {
+    setPeers(all) {
+      peers = all
+      table = undefined
+    },
+    name(strangers) {
+      if (strangers.length === 0) return
+      const known = (table ??= createPeerTable(peers))
+      const early = new Set<string>()
+      for (const stranger of strangers) {
+        const from = formatIpv4(stranger.from)
+        if (stranger.source !== 0 && reasonToDrop(filter, known, stranger) === undefined) {
+          early.add(from)
+          continue
+        }
+        const key = `${stranger.reason} ${from}`
+        namedAt = namedAt.filter((at) => now() - at < 60_000)
+        if (named.has(key) || namedAt.length >= NAMED_A_MINUTE) continue
+        named.set(key, true)
+        namedAt = [...namedAt, now()]
+        warn(stranger, known)
+      }
+      if (early.size > 0)
+        log.info(`Packets came before the leases of their senders were known here, and were dropped: ${[...early].join(', ')}`)
+    },
+  }
+
+  function warn({ from, source, destination, reason }: Stranger, known: PeerTable): void {
+    const sender = `Packets from ${formatIpv4(from)} are not let in`
+    const claimed = source === 0 ? 'an IPv6 address' : formatIpv4(source)
+    const peer = known.find(source)
+    if (reason === 'rx_drop_destination') {
+      log.warn(`${sender}: they are for ${formatIpv4(destination)}, which is not in ${formatIpv4Net(filter.subnet)}, this node's subnet`)
+    } else if (reason === 'rx_drop_unknown_sender') {
+      log.warn(
+        `${sender}: no lease known here says that ${claimed} is there. If it is a node, see that its lease is in the store; ` +
+          'else have the firewall keep it out',
+      )
+    } else if (peer) {
+      log.warn(
+        `${sender}: ${claimed} is of the node at ${formatIpv4(peer.endpoint)}. Somebody forges it; or set "VerifySource": "inner" ` +
+          'if that peer is behind NAT or published another address with --public-ip',
+      )
+    } else {
+      log.warn(`${sender}: they claim to be from ${claimed}, which no other node can have`)
+    }
+  }
+}
