@@ -26,35 +26,37 @@ class Strangers {
   void note(const Stranger& stranger) {
     const uint64_t who = static_cast<uint64_t>(stranger.from) << 32 | (stranger.reason + 1);
     Slot& slot = slots_[(who * 0x9e3779b97f4a7c15ull) >> (64 - kSlotBits)];  // as PeerTable's hash
-    if (slot.who.load(std::memory_order_relaxed) == who) return;
-    slot.who.store(0, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_release);  // whoever reads what follows sees the 0 too
-    slot.inner.store(static_cast<uint64_t>(stranger.source) << 32 | stranger.destination, std::memory_order_relaxed);
-    slot.who.store(who, std::memory_order_release);
+    if ((slot.who.load() & ~kTurns) == who) return;
+    turns_ = (turns_ + kTurn) & kTurns;
+    slot.who.store(0);
+    slot.inner.store(static_cast<uint64_t>(stranger.source) << 32 | stranger.destination);
+    slot.who.store(who | turns_);
   }
 
   /// Calls `each` with those there are, and forgets them. By one thread, which need not be the one that notes.
   template <typename Each>
   void take(Each each) {
     for (Slot& slot : slots_) {
-      uint64_t who = slot.who.load(std::memory_order_acquire);
+      uint64_t who = slot.who.load();
       if (who == 0) continue;
-      const uint64_t inner = slot.inner.load(std::memory_order_relaxed);
-      std::atomic_thread_fence(std::memory_order_acquire);
-      // Written over meanwhile: taken the next time.
-      if (!slot.who.compare_exchange_strong(who, 0)) continue;
+      const uint64_t inner = slot.inner.load();
+      if (!slot.who.compare_exchange_strong(who, 0)) continue;  // written over meanwhile: it is taken the next time
       each(Stranger{static_cast<uint32_t>(who >> 32), static_cast<uint32_t>(inner >> 32), static_cast<uint32_t>(inner),
-                    static_cast<Counter>(static_cast<uint32_t>(who) - 1)});
+                    static_cast<Counter>((who & kReason) - 1)});
     }
   }
 
  private:
   static constexpr size_t kSlotBits = 6;
+  /// What `who` has below the address: the reason plus one, and which writing it was, so that two differ.
+  static constexpr uint64_t kReason = 0xff, kTurns = 0xffffff00, kTurn = 0x100;
+  static_assert(kCounterCount < kReason);
   struct Slot {
     std::atomic<uint64_t> who{0};  // 0: free
     std::atomic<uint64_t> inner{0};
   };
   std::array<Slot, 1 << kSlotBits> slots_;
+  uint64_t turns_ = 0;
 };
 
 }  // namespace weft
