@@ -61,28 +61,29 @@ export function createStrangerLog(
         warn(stranger, known)
       }
       if (early.size > 0)
-        log.info(`Packets came before the leases of their senders were known here, and were dropped: ${[...early].join(', ')}`)
+        log.info(`Packets that came before their sender's lease was known were dropped: ${[...early].join(', ')}`)
     },
   }
 
   function warn({ from, source, destination, reason }: Stranger, known: PeerTable): void {
-    const sender = `Packets from ${formatIpv4(from)} are not let in`
+    const sender = formatIpv4(from)
     const claimed = source === 0 ? 'an IPv6 address' : formatIpv4(source)
     const peer = known.find(source)
     if (reason === 'rx_drop_destination') {
-      log.warn(`${sender}: they are for ${formatIpv4(destination)}, which is not in ${formatIpv4Net(filter.subnet)}, this node's subnet`)
+      const [to, subnet] = [formatIpv4(destination), formatIpv4Net(filter.subnet)]
+      log.warn(`Packets from ${sender} are not let in: they are for ${to}, which is not in this node's subnet ${subnet}`)
     } else if (reason === 'rx_drop_unknown_sender') {
       log.warn(
-        `${sender}: no lease known here says that ${claimed} is there. If it is a node, see that its lease is in the store; ` +
-          'else have the firewall keep it out',
+        `Packets from ${sender} are not let in: no lease says that ${claimed} is there. If that is a node, see that its lease ` +
+          'is in the store; else have the firewall keep it out',
       )
     } else if (peer) {
       log.warn(
-        `${sender}: ${claimed} is of the node at ${formatIpv4(peer.endpoint)}. Somebody forges it; or set "VerifySource": "inner" ` +
-          'if that peer is behind NAT or published another address with --public-ip',
+        `Packets from ${sender} are not let in: ${claimed} belongs to the node at ${formatIpv4(peer.endpoint)}. They are forged, ` +
+          'or set "VerifySource": "inner" if that peer is behind NAT or published another address with --public-ip',
       )
     } else {
-      log.warn(`${sender}: they claim to be from ${claimed}, which no other node can have`)
+      log.warn(`Packets from ${sender} are not let in: they claim to be from ${claimed}, which no other node can have`)
     }
   }
 }

@@ -186,6 +186,25 @@ describe('apply', () => {
   })
 })
 
+describe('look', () => {
+  it('names who is not let in, by the peers that the data path has', async () => {
+    const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"verifySource":"strict"}}')
+    const peer = lease('10.5.1.0/24', '192.0.2.2')
+    host.lines = []
+    engine.strangers = [
+      { from: ip('192.0.2.9'), source: ip('10.5.1.7'), destination: ip('10.5.72.2'), reason: 'rx_drop_unknown_sender' },
+      { from: ip('192.0.2.2'), source: ip('10.5.1.7'), destination: ip('10.5.72.2'), reason: 'rx_drop_unknown_sender' },
+    ]
+    await dataPath.apply(new Map([[peer.key, peer]]), own.key)
+    dataPath.look!()
+    dataPath.look!()
+    expect(host.lines).toEqual([
+      expect.stringMatching(/^Packets from 192\.0\.2\.9 are not let in: no lease says that 10\.5\.1\.7 is there/),
+      "Packets that came before their sender's lease was known were dropped: 192.0.2.2",
+    ])
+  })
+})
+
 describe('resync', () => {
   it('mends the device', async () => {
     const dataPath = await open()
