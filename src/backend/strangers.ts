@@ -24,7 +24,7 @@ export function verifySource(backend: Readonly<Record<string, unknown>>): Verify
 
 export interface StrangerLog {
   setPeers(peers: readonly Peer[]): void
-  /** Names those that are new. */
+  /** Names those of the call before that are new and still are strangers: a lease may come after its node's first packets. */
   name(strangers: readonly Stranger[]): void
 }
 
@@ -36,6 +36,7 @@ export function createStrangerLog(
 ): StrangerLog {
   let peers: readonly Peer[] = []
   let table: PeerTable | undefined
+  let before: readonly Stranger[] = []
   const named = new LRUCache<string, true>({ max: MOST_NAMED })
   let namedAt: readonly number[] = []
   return {
@@ -43,7 +44,9 @@ export function createStrangerLog(
       peers = all
       table = undefined
     },
-    name(strangers) {
+    name(newest) {
+      const strangers = before
+      before = newest
       if (strangers.length === 0) return
       const known = (table ??= createPeerTable(peers))
       const early = new Set<string>()

@@ -40,6 +40,11 @@ describe('strangers', () => {
   let lines: string[]
   let now: number
   let log: StrangerLog
+  /** What is said of these. */
+  function name(strangers: readonly Stranger[]): void {
+    log.name(strangers)
+    log.name([])
+  }
   beforeEach(() => {
     lines = []
     now = 0
@@ -72,16 +77,16 @@ describe('strangers', () => {
       "they are for 10.5.2.1, which is not in this node's subnet 10.5.72.0/24",
     ],
   ])('%o is named once, with what to do', (one, said) => {
-    log.name([one, { ...one, source: one.source && one.source + 1 }])
+    name([one, { ...one, source: one.source && one.source + 1 }])
     now = 3_600_000
-    log.name([one])
+    name([one])
     expect(lines).toEqual([`W Packets from 192.0.2.9 are not let in: ${said}`])
   })
 
   it('are named again for another reason, and others too', () => {
-    log.name([stranger('unknown_sender', '192.0.2.9', '10.5.7.7')])
-    log.name([stranger('spoofed_source', '192.0.2.9', '10.5.1.7')])
-    log.name([stranger('spoofed_source', '192.0.2.3', '10.5.1.7')])
+    name([stranger('unknown_sender', '192.0.2.9', '10.5.7.7')])
+    name([stranger('spoofed_source', '192.0.2.9', '10.5.1.7')])
+    name([stranger('spoofed_source', '192.0.2.3', '10.5.1.7')])
     expect(lines).toHaveLength(3)
   })
 
@@ -91,11 +96,13 @@ describe('strangers', () => {
       stranger('unknown_sender', '192.0.2.4', '10.5.3.8'),
       stranger('unknown_sender', '192.0.2.4', '172.17.0.2'),
     ]
-    log.setPeers([...peers, { subnet: parseIpv4Net('10.5.3.0/24')!, endpoint: ip('192.0.2.4'), port: 8285 }])
     log.name(early)
+    expect(lines).toEqual([])
+    log.setPeers([...peers, { subnet: parseIpv4Net('10.5.3.0/24')!, endpoint: ip('192.0.2.4'), port: 8285 }])
+    log.name([])
     expect(lines).toEqual(["I Packets that came before their sender's lease was known were dropped: 192.0.2.4"])
     log.setPeers(peers)
-    log.name(early)
+    name(early)
     expect(lines[1]).toMatch(/^W Packets from 192\.0\.2\.4 are not let in: no lease/)
   })
 
@@ -103,9 +110,9 @@ describe('strangers', () => {
     const many = Array.from({ length: 512 }, (_, index) =>
       stranger('unknown_sender', `198.51.${index >> 8}.${index & 255}`, '10.5.7.7'),
     )
-    for (now = 0; now < 60_000; now += 2_000) log.name(many)
+    for (now = 0; now < 60_000; now += 2_000) name(many)
     expect(lines).toHaveLength(8)
-    for (; now < 180_000; now += 2_000) log.name(many)
+    for (; now < 180_000; now += 2_000) name(many)
     expect(new Set(lines).size).toBe(24)
     expect(lines).toHaveLength(24)
   })

@@ -195,6 +195,8 @@ describe('look', () => {
       { from: ip('192.0.2.9'), source: ip('10.5.1.7'), destination: ip('10.5.72.2'), reason: 'rx_drop_unknown_sender' },
       { from: ip('192.0.2.2'), source: ip('10.5.1.7'), destination: ip('10.5.72.2'), reason: 'rx_drop_unknown_sender' },
     ]
+    dataPath.look!()
+    expect(host.lines).toEqual([])
     await dataPath.apply(new Map([[peer.key, peer]]), own.key)
     dataPath.look!()
     dataPath.look!()
