@@ -18,7 +18,7 @@ struct Path {
   size_t batch;              ///< at most so many packets are read, or messages received, in one turn
   Features* features;
   CounterRow counters;
-  FilterOptions filter = {};  ///< what is let in from peers
+  FilterOptions filter = {};       ///< what is let in from peers
   Strangers* strangers = nullptr;  ///< where it says who was not
 };
 

@@ -41,7 +41,10 @@ constexpr struct {
 }  // namespace
 
 Engine::Engine(Descriptors descriptors)
-    : descriptors_(std::move(descriptors)), peers_(2 * descriptors_.loops.size()), features_(descriptors_.features), strangers_(descriptors_.loops.size()) {}
+    : descriptors_(std::move(descriptors)),
+      peers_(2 * descriptors_.loops.size()),
+      features_(descriptors_.features),
+      strangers_(descriptors_.loops.size()) {}
 
 Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t* counters,
                     std::unique_ptr<Engine>& result) {

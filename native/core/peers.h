@@ -75,7 +75,7 @@ class PeerTable {
 
   std::vector<Endpoint> endpoints_;
   std::vector<uint32_t> ipv4_endpoints_;  // their addresses, sorted
-  std::vector<Length> v4_, v6_;  // longest first
+  std::vector<Length> v4_, v6_;           // longest first
 };
 
 /// The table in force, replaced without a lock: a hazard pointer for each reading thread (Michael, "Hazard

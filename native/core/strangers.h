@@ -1,8 +1,8 @@
 // strangers.h - senders of whom the filter let a packet not in, for JavaScript to name: a small table, one a loop.
 //
-// The loop's thread writes it and JavaScript's takes from it, without a lock. It has few slots, and a stranger takes the
-// place of another: one who keeps sending is found in it sooner or later, however many there are. How many packets were
-// dropped the counters say.
+// The loop's thread writes it and JavaScript's takes from it, without a lock. It has few slots, and a stranger takes
+// the place of another: one who keeps sending is found in it sooner or later, however many there are. How many packets
+// were dropped the counters say.
 #pragma once
 
 #include <array>

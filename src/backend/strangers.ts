@@ -1,9 +1,15 @@
 // strangers.ts - says whose packets the engine does not let in, each once, and what to do.
 
 import { LRUCache } from 'lru-cache'
-import { VERIFY_SOURCE, reasonToDrop, type FilterOptions, type Stranger, type VerifySource } from '../dataplane/filter.ts'
+import { backendOptions } from '../config/backend-options.ts'
+import {
+  VERIFY_SOURCE,
+  reasonToDrop,
+  type FilterOptions,
+  type Stranger,
+  type VerifySource,
+} from '../dataplane/filter.ts'
 import { createPeerTable, type Peer, type PeerTable } from '../dataplane/peers.ts'
-import { WeftError } from '../errors.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 
@@ -14,12 +20,7 @@ const NAMED_A_MINUTE = 8
 
 /** VerifySource of the `Backend` object. Throws WeftError CONFIG when it is none that there is. */
 export function verifySource(backend: Readonly<Record<string, unknown>>): VerifySource {
-  const value = Object.entries(backend).find(([key]) => key.toLowerCase() === 'verifysource')?.[1] ?? 'strict'
-  const known = VERIFY_SOURCE.find((each) => each === value)
-  if (known) return known
-  throw new WeftError('CONFIG', `Backend.VerifySource is ${JSON.stringify(value)}`, {
-    remedy: 'give it "strict", "inner" or "off", or leave it out',
-  })
+  return backendOptions(backend).word('VerifySource', VERIFY_SOURCE) ?? 'strict'
 }
 
 export interface StrangerLog {
@@ -74,7 +75,9 @@ export function createStrangerLog(
     const peer = known.find(source)
     if (reason === 'rx_drop_destination') {
       const [to, subnet] = [formatIpv4(destination), formatIpv4Net(filter.subnet)]
-      log.warn(`Packets from ${sender} are not let in: they are for ${to}, which is not in this node's subnet ${subnet}`)
+      log.warn(
+        `Packets from ${sender} are not let in: they are for ${to}, which is not in this node's subnet ${subnet}`,
+      )
     } else if (reason === 'rx_drop_unknown_sender') {
       log.warn(
         `Packets from ${sender} are not let in: no lease says that ${claimed} is there. If that is a node, see that its lease ` +

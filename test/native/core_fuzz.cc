@@ -80,9 +80,9 @@ void inward(const uint8_t* bytes, size_t size, const FilterOptions& filter) {
   peers.replace(std::make_unique<const PeerTable>(one_peer()));
   Strangers strangers;
   const CounterRow counters(row.data());
-  Ingress<Encap> ingress({tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, counters,
-                          filter, &strangers},
-                         peers.reader(0), own_end());
+  Ingress<Encap> ingress(
+      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, counters, filter, &strangers},
+      peers.reader(0), own_end());
   each_message(bytes, size, [&](const uint8_t* at, size_t length) { send(udp.outside.get(), at, length, 0); });
   while (ingress.pump().items > 0) expect_packets(tun.outside.get(), sizeof(VirtioHeader));
 }

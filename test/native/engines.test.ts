@@ -186,7 +186,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     })
     const [sender, spoofed, destination] = ['rx_drop_unknown_sender', 'rx_drop_spoofed_source', 'rx_drop_destination']
     const counted = { off: [0, 0, 0], inner: [4, 2, 3], strict: [4, 3, 3] }[verifySource]
-    expect([sender, spoofed, destination].map((name) => counters[name!])).toEqual(counted)
+    expect([sender, spoofed, destination].map((name) => counters[name])).toEqual(counted)
     const letIn = packets.filter((each) => each.isIn)
     expect(counters['rx_packets']).toBe(letIn.length + 1)
     // The kernel has its own opinion of what an open filter lets in.

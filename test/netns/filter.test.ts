@@ -66,71 +66,83 @@ const CASES = [
   { engine: 'native', backend: { Type: 'vxlan', DataPath: 'userspace' }, port: 8472, device: 'flannel.1' },
 ] as const
 
-it.each(CASES)('nothing of an attacker reaches $backend.Type with the $engine engine', async ({ engine, backend, port, device }) => {
-  lab = await createLab({ hosts: 3 })
-  const [victim, peer, attacker] = lab.hosts as [Host, Host, Host]
-  configure(backend)
-  // One lane: whatever is in its socket before another packet is done with when that has come.
-  const daemon = await start(victim, '--engine', engine, '--workers', '1')
-  await start(peer, '--engine', engine)
-  await daemon.line(added(peer))
-  const [inside, other] = (await Promise.all([victim, peer].map((host) => host.startPod()))) as [Pod, Pod]
-  await reach(other.namespace, inside.address)
+it.each(CASES)(
+  'nothing of an attacker reaches $backend.Type with the $engine engine',
+  async ({ engine, backend, port, device }) => {
+    lab = await createLab({ hosts: 3 })
+    const [victim, peer, attacker] = lab.hosts as [Host, Host, Host]
+    configure(backend)
+    // One lane: whatever is in its socket before another packet is done with when that has come.
+    const daemon = await start(victim, '--engine', engine, '--workers', '1')
+    await start(peer, '--engine', engine)
+    await daemon.line(added(peer))
+    const [inside, other] = (await Promise.all([victim, peer].map((host) => host.startPod()))) as [Pod, Pod]
+    await reach(other.namespace, inside.address)
 
-  const [ours, peers] = [inside.address, other.address]
-  const nobodys = '10.5.0.7' // the first subnet is leased to nobody
-  const packets = [
-    ...[peers, tunAddress(peer), nobodys, ours, tunAddress(victim)].map((source) => packet(source, ours)),
-    ...[attacker.address, victim.address, peer.address, '8.8.8.8'].map((source) => packet(source, ours)),
-    ...['127.0.0.1', '224.0.0.1', '255.255.255.255', '0.0.0.0'].map((source) => packet(source, ours)),
-    ...[nobodys, peers, victim.address, '224.0.0.1', '255.255.255.255', '127.0.0.1'].map((to) => packet(peers, to)),
-    packet(peers, tunAddress(victim)),
-    packet(attacker.address, tunAddress(victim)),
-  ]
-  const header = backend.Type === 'vxlan' ? await vxlanHeader(victim) : undefined
-  const enclose = (type: number, inner: Buffer): Buffer =>
-    header ? Buffer.concat([header, Buffer.from([type >> 8, type & 255]), inner]) : inner
-  const version6 = Buffer.concat([Buffer.from([0x60, 0, 0, 0, 0, 8, 17, 64]), Buffer.alloc(40, 0xfd)])
-  const whole = packets.map((each) => enclose(0x0800, each))
-  const mangled = [whole[0]!.subarray(0, 19), whole[0]!.subarray(0, -1), Buffer.from('nothing'), Buffer.alloc(60, 0xff)]
-  const forged = [...whole, enclose(0x86dd, version6), ...mangled]
+    const [ours, peers] = [inside.address, other.address]
+    const nobodys = '10.5.0.7' // the first subnet is leased to nobody
+    const packets = [
+      ...[peers, tunAddress(peer), nobodys, ours, tunAddress(victim)].map((source) => packet(source, ours)),
+      ...[attacker.address, victim.address, peer.address, '8.8.8.8'].map((source) => packet(source, ours)),
+      ...['127.0.0.1', '224.0.0.1', '255.255.255.255', '0.0.0.0'].map((source) => packet(source, ours)),
+      ...[nobodys, peers, victim.address, '224.0.0.1', '255.255.255.255', '127.0.0.1'].map((to) => packet(peers, to)),
+      packet(peers, tunAddress(victim)),
+      packet(attacker.address, tunAddress(victim)),
+    ]
+    const header = backend.Type === 'vxlan' ? await vxlanHeader(victim) : undefined
+    const enclose = (type: number, inner: Buffer): Buffer =>
+      header ? Buffer.concat([header, Buffer.from([type >> 8, type & 255]), inner]) : inner
+    const version6 = Buffer.concat([Buffer.from([0x60, 0, 0, 0, 0, 8, 17, 64]), Buffer.alloc(40, 0xfd)])
+    const whole = packets.map((each) => enclose(0x0800, each))
+    const mangled = [
+      whole[0]!.subarray(0, 19),
+      whole[0]!.subarray(0, -1),
+      Buffer.from('nothing'),
+      Buffer.alloc(60, 0xff),
+    ]
+    const forged = [...whole, enclose(0x86dd, version6), ...mangled]
 
-  // With nothing else on the way.
-  const PINGS = 5
-  const before = await written(victim, device)
-  await send(attacker, victim, port, forged)
-  await answers(other.namespace, ours, PINGS)
-  expect((await written(victim, device)) - before).toBe(PINGS)
+    // With nothing else on the way.
+    const PINGS = 5
+    const before = await written(victim, device)
+    await send(attacker, victim, port, forged)
+    await answers(other.namespace, ours, PINGS)
+    expect((await written(victim, device)) - before).toBe(PINGS)
 
-  // While there is a stream, which goes on.
-  const listen = `const socket = require('node:dgram').createSocket('udp4')
+    // While there is a stream, which goes on.
+    const listen = `const socket = require('node:dgram').createSocket('udp4')
   socket.on('message', (text, { address }) => console.log(address)).bind(${MARK}, () => console.log('listening'))`
-  const listeners = [inside, victim].map((place) => place.spawn([process.execPath, '-e', listen]))
-  let heard = ''
-  for (const { stdout } of listeners) stdout!.on('data', (text: Buffer) => (heard += text.toString()))
-  await eventually(() => expect(heard).toBe('listening\nlistening\n'))
-  const server = await iperfServer((command) => inside.spawn(command))
-  let streaming = true
-  const streamed = server.run(other.namespace, ours, 3).finally(() => (streaming = false))
-  do await send(attacker, victim, port, forged)
-  while (streaming)
-  expect((await streamed).bitsPerSecond).toBeGreaterThan(0)
-  await server.stop()
-  await other.output([process.execPath, '-e', `require('node:dgram').createSocket('udp4').send('x', ${MARK}, '${ours}', () => process.exit())`])
-  await eventually(() => expect(heard).toContain(peers))
-  expect(heard).toBe(`listening\nlistening\n${peers}\n`)
+    const listeners = [inside, victim].map((place) => place.spawn([process.execPath, '-e', listen]))
+    let heard = ''
+    for (const { stdout } of listeners) stdout!.on('data', (text: Buffer) => (heard += text.toString()))
+    await eventually(() => expect(heard).toBe('listening\nlistening\n'))
+    const server = await iperfServer((command) => inside.spawn(command))
+    const stream = { isOver: false }
+    const streamed = server.run(other.namespace, ours, 3).finally(() => (stream.isOver = true))
+    do await send(attacker, victim, port, forged)
+    while (!stream.isOver)
+    expect((await streamed).bitsPerSecond).toBeGreaterThan(0)
+    await server.stop()
+    await other.output([
+      process.execPath,
+      '-e',
+      `require('node:dgram').createSocket('udp4').send('x', ${MARK}, '${ours}', () => process.exit())`,
+    ])
+    await eventually(() => expect(heard).toContain(peers))
+    expect(heard).toBe(`listening\nlistening\n${peers}\n`)
 
-  // What there is to say is said, and once.
-  await daemon.line(/Packets from 192\.168\.77\.3 are not let in: no lease says that /)
-  await daemon.line(
-    new RegExp(
-      `Packets from 192\\.168\\.77\\.3 are not let in: (they claim to be from |${peers}|${tunAddress(peer)} belongs to the node at 192\\.168\\.77\\.2)`,
-    ),
-  )
-  expect(daemon.lines.filter((line) => line.includes('are not let in: no lease says'))).toHaveLength(1)
-  expect(daemon.lines.filter((line) => line.includes('Packets from'))).toHaveLength(2)
-  expect(await daemon.stop()).toBe(0)
-})
+    // What there is to say is said, and once.
+    await daemon.line(/Packets from 192\.168\.77\.3 are not let in: no lease says that /)
+    await daemon.line(
+      new RegExp(
+        `Packets from 192\\.168\\.77\\.3 are not let in: (they claim to be from |${peers}|${tunAddress(peer)} belongs to the node at 192\\.168\\.77\\.2)`,
+      ),
+    )
+    expect(daemon.lines.filter((line) => line.includes('are not let in: no lease says'))).toHaveLength(1)
+    expect(daemon.lines.filter((line) => line.includes('Packets from'))).toHaveLength(2)
+    expect(await daemon.stop()).toBe(0)
+  },
+)
 
 it('a peer that sends from another address than it publishes is named once, and let in by "inner"', async () => {
   lab = await createLab({ hosts: 2 })
@@ -158,5 +170,5 @@ it('a wrong value is an error that says what may stand there', async () => {
   lab = await createLab({ hosts: 1 })
   configure({ Type: 'udp', VerifySource: 'yes' })
   const daemon = lab.hosts[0]!.startDaemon({ args: ['--lease-dir', leases()] })
-  await daemon.line(/Backend\.VerifySource is "yes"; give it "strict", "inner" or "off", or leave it out/)
+  await daemon.line(/Backend\.VerifySource is "yes"; give it one of strict, inner, off, or leave it out/)
 })

@@ -212,10 +212,7 @@ describe('flannel0', () => {
       const [others, nobodys] = [beside(1), beside(2)]
       // The sender is a peer, or weftd itself would not let it in.
       const lease = others.replace(/\.7$/, '.0-24')
-      writeFileSync(
-        join(lab.folder, 'leases/subnets', lease),
-        `{"PublicIP":"${b.address}","PublicIPv6":null}`,
-      )
+      writeFileSync(join(lab.folder, 'leases/subnets', lease), `{"PublicIP":"${b.address}","PublicIPv6":null}`)
       await daemon.line(added(lease.replace('-', '/')))
       const listen = `const socket = (await import('node:dgram')).createSocket('udp4')
       socket.on('message', (text) => console.log(String(text))).bind(5000, () => console.log('listening'))`

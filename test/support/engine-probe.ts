@@ -118,9 +118,7 @@ async function main(kind: string): Promise<void> {
   const stranger = createSocket('udp4')
   await new Promise<void>((resolve) => stranger.bind(9999, '127.0.0.66', resolve))
   const send = (packet: Buffer, by = socket): Promise<void> =>
-    new Promise((resolve, reject) =>
-      by.send(packet, 8285, '127.0.0.1', (error) => (error ? reject(error) : resolve())),
-    )
+    new Promise((resolve, reject) => by.send(packet, 8285, '127.0.0.1', (error) => (error ? reject(error) : resolve())))
 
   const inside = parseIpv4('10.5.1.2')!
   const peer = parseIpv4('10.5.2.2')!

@@ -9,8 +9,8 @@ describe('VerifySource', () => {
   it.each([
     [{}, 'strict'],
     [{ verifysource: 'strict' }, 'strict'],
-    [{ VerifySource: 'inner' }, 'inner'],
-    [{ VERIFYSOURCE: 'off' }, 'off'],
+    [{ verifysource: 'inner' }, 'inner'],
+    [{ verifysource: 'off' }, 'off'],
     [{ verifysource: null }, 'strict'],
   ])('of %j is %s', (backend, expected) => {
     expect(verifySource(backend)).toBe(expected)
@@ -21,7 +21,7 @@ describe('VerifySource', () => {
       expect.objectContaining({
         code: 'CONFIG',
         message: `Backend.VerifySource is ${JSON.stringify(value)}`,
-        remedy: 'give it "strict", "inner" or "off", or leave it out',
+        remedy: 'give it one of strict, inner, off, or leave it out',
       }),
     )
   })

@@ -3,7 +3,16 @@
 import { expect, it } from 'vitest'
 import { vtepMacOf, vxlanConfig } from '../../../src/backend/vxlan-config.ts'
 
-const NONE = { vni: 1, port: 0, mtu: 0, gbp: false, learning: false, directRouting: false, dataPath: undefined, verifySource: 'strict' }
+const NONE = {
+  vni: 1,
+  port: 0,
+  mtu: 0,
+  gbp: false,
+  learning: false,
+  directRouting: false,
+  dataPath: undefined,
+  verifySource: 'strict',
+}
 
 it.each([
   [{}, NONE],

@@ -7,7 +7,11 @@ import { isIpv6Packet } from '../../../src/dataplane/packet.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
-const peer = (subnet: string, endpoint: string) => ({ subnet: parseIpv4Net(subnet)!, endpoint: ip(endpoint), port: 8285 })
+const peer = (subnet: string, endpoint: string) => ({
+  subnet: parseIpv4Net(subnet)!,
+  endpoint: ip(endpoint),
+  port: 8285,
+})
 const table = createPeerTable([
   peer('10.5.2.0/24', '192.0.2.9'),
   peer('10.5.2.0/24', '192.0.2.2'),
@@ -48,7 +52,9 @@ it.each([
 ])('from %s, %s to %s: strict %s, inner %s', (from, source, destination, strict, inner) => {
   const net = { network: parseIpv4Net('10.5.0.0/16')!, subnet: parseIpv4Net('10.5.1.0/24')! }
   const addresses = { from: ip(from), source: ip(source), destination: ip(destination) }
-  const all = (['strict', 'inner', 'off'] as const).map((how) => reasonToDrop({ verifySource: how, ...net }, table, addresses))
+  const all = (['strict', 'inner', 'off'] as const).map((how) =>
+    reasonToDrop({ verifySource: how, ...net }, table, addresses),
+  )
   expect(all).toEqual([strict, inner, undefined])
 })
 
