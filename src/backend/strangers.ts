@@ -23,6 +23,9 @@ export function verifySource(backend: Readonly<Record<string, unknown>>): Verify
   return backendOptions(backend).word('VerifySource', VERIFY_SOURCE) ?? 'strict'
 }
 
+/** No IPv4 packet with the source 0.0.0.0 is dropped for that reason. */
+const isIpv6 = ({ source, reason }: Stranger): boolean => source === 0 && reason === 'rx_drop_unknown_sender'
+
 export interface StrangerLog {
   setPeers(peers: readonly Peer[]): void
   /** Names those of the call before that are new and still are strangers: a lease may come after its node's first packets. */
@@ -53,25 +56,28 @@ export function createStrangerLog(
       const early = new Set<string>()
       for (const stranger of strangers) {
         const from = formatIpv4(stranger.from)
-        if (stranger.source !== 0 && reasonToDrop(filter, known, stranger) === undefined) {
+        // By the peers of now: what was unknown may be forged by what is known.
+        const reason = isIpv6(stranger) ? stranger.reason : reasonToDrop(filter, known, stranger)
+        if (reason === undefined) {
           early.add(from)
           continue
         }
-        const key = `${stranger.reason} ${from}`
+        const key = `${reason} ${from}`
         namedAt = namedAt.filter((at) => now() - at < 60_000)
         if (named.has(key) || namedAt.length >= NAMED_A_MINUTE) continue
         named.set(key, true)
         namedAt = [...namedAt, now()]
-        warn(stranger, known)
+        warn({ ...stranger, reason }, known)
       }
       if (early.size > 0)
         log.info(`Packets that came before their sender's lease was known were dropped: ${[...early].join(', ')}`)
     },
   }
 
-  function warn({ from, source, destination, reason }: Stranger, known: PeerTable): void {
+  function warn(stranger: Stranger, known: PeerTable): void {
+    const { from, source, destination, reason } = stranger
     const sender = formatIpv4(from)
-    const claimed = source === 0 ? 'an IPv6 address' : formatIpv4(source)
+    const claimed = isIpv6(stranger) ? 'an IPv6 address' : formatIpv4(source)
     const peer = known.find(source)
     if (reason === 'rx_drop_destination') {
       const [to, subnet] = [formatIpv4(destination), formatIpv4Net(filter.subnet)]

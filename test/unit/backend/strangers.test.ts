@@ -3,7 +3,7 @@
 import { beforeEach, describe, expect, it } from 'vitest'
 import { createStrangerLog, verifySource, type StrangerLog } from '../../../src/backend/strangers.ts'
 import type { Stranger } from '../../../src/dataplane/filter.ts'
-import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
+import { formatIpv4, parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 
 describe('VerifySource', () => {
   it.each([
@@ -72,15 +72,16 @@ describe('strangers', () => {
       stranger('spoofed_source', '192.0.2.9', '10.5.72.7'),
       'they claim to be from 10.5.72.7, which no other node can have',
     ],
+    [stranger('spoofed_source', '192.0.2.9', '0.0.0.0'), 'they claim to be from 0.0.0.0, which no other node can have'],
     [
-      stranger('destination', '192.0.2.9', '10.5.1.7', '10.5.2.1'),
+      stranger('destination', '192.0.2.2', '10.5.1.7', '10.5.2.1'),
       "they are for 10.5.2.1, which is not in this node's subnet 10.5.72.0/24",
     ],
   ])('%o is named once, with what to do', (one, said) => {
     name([one, { ...one, source: one.source && one.source + 1 }])
     now = 3_600_000
     name([one])
-    expect(lines).toEqual([`W Packets from 192.0.2.9 are not let in: ${said}`])
+    expect(lines).toEqual([`W Packets from ${formatIpv4(one.from)} are not let in: ${said}`])
   })
 
   it('are named again for another reason, and others too', () => {
@@ -104,6 +105,13 @@ describe('strangers', () => {
     log.setPeers(peers)
     name(early)
     expect(lines[1]).toMatch(/^W Packets from 192\.0\.2\.4 are not let in: no lease/)
+  })
+
+  it('are judged by the leases of now', () => {
+    log.name([stranger('unknown_sender', '192.0.2.9', '10.5.3.7')])
+    log.setPeers([...peers, { subnet: parseIpv4Net('10.5.3.0/24')!, endpoint: ip('192.0.2.4'), port: 8285 }])
+    log.name([])
+    expect(lines).toEqual([expect.stringContaining('10.5.3.7 belongs to the node at 192.0.2.4')])
   })
 
   it('are named few in a minute, however many they are, and the others when they still send', () => {

@@ -192,7 +192,7 @@ describe('look', () => {
     const peer = lease('10.5.1.0/24', '192.0.2.2')
     host.lines = []
     engine.strangers = [
-      { from: ip('192.0.2.9'), source: ip('10.5.1.7'), destination: ip('10.5.72.2'), reason: 'rx_drop_unknown_sender' },
+      { from: ip('192.0.2.9'), source: ip('10.5.9.7'), destination: ip('10.5.72.2'), reason: 'rx_drop_unknown_sender' },
       { from: ip('192.0.2.2'), source: ip('10.5.1.7'), destination: ip('10.5.72.2'), reason: 'rx_drop_unknown_sender' },
     ]
     dataPath.look!()
@@ -201,7 +201,7 @@ describe('look', () => {
     dataPath.look!()
     dataPath.look!()
     expect(host.lines).toEqual([
-      expect.stringMatching(/^Packets from 192\.0\.2\.9 are not let in: no lease says that 10\.5\.1\.7 is there/),
+      expect.stringMatching(/^Packets from 192\.0\.2\.9 are not let in: no lease says that 10\.5\.9\.7 is there/),
       "Packets that came before their sender's lease was known were dropped: 192.0.2.2",
     ])
   })
