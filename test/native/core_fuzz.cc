@@ -55,7 +55,7 @@ void expect_packets(int fd, size_t header_bytes) {
 constexpr uint32_t kFeatures = kAllFeatures & ~kUdpGso;
 
 /// Everything, or what half of the addresses send to the other half. A Unix socket names no sender: all are at 0.
-constexpr FilterOptions kFilters[] = {{}, {VerifySource::kStrict, {0, 0}, {to_be32(1u << 31), to_be32(1u << 31)}}};
+const FilterOptions kFilters[] = {{}, {VerifySource::kStrict, {0, 0}, {to_be32(1u << 31), to_be32(1u << 31)}}};
 
 std::vector<uint8_t> one_peer() {
   std::vector<uint8_t> record(PeerTable::kRecordBytes);
