@@ -109,6 +109,20 @@ uint32_t features_of(const Napi::Array& names) {
   return features;
 }
 
+Net to_net(const Napi::Value& value) {
+  const auto net = value.As<Napi::Object>();
+  const uint32_t bits = net.Get("prefixLength").As<Napi::Number>().Uint32Value();
+  return {to_be32(net.Get("address").As<Napi::Number>().Uint32Value()), to_be32(bits == 0 ? 0 : ~0u << (32 - bits))};
+}
+
+FilterOptions to_filter(const Napi::Object& filter) {
+  const std::string verify = filter.Get("verifySource").As<Napi::String>();
+  return {verify == "off"     ? VerifySource::kOff
+          : verify == "inner" ? VerifySource::kInner
+                              : VerifySource::kStrict,
+          to_net(filter.Get("network")), to_net(filter.Get("subnet"))};
+}
+
 /// The descriptors are JavaScript's from now on.
 Napi::Object to_object(Napi::Env env, Descriptors descriptors) {
   Napi::Object object = Napi::Object::New(env);
@@ -175,6 +189,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     return DefineClass(
         env, "NativeEngine",
         {InstanceMethod<&EngineHandle::set_peers>("setPeers"), InstanceMethod<&EngineHandle::ask_threads>("askThreads"),
+         InstanceMethod<&EngineHandle::take_strangers>("takeStrangers"),
          InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
          InstanceAccessor<&EngineHandle::offloads>("offloads")});
   }
@@ -217,6 +232,20 @@ class EngineHandle : public WithCleanup<EngineHandle> {
       rounds.Set(thread.name, Napi::Number::New(info.Env(), static_cast<double>(thread.rounds)));
     }
     return rounds;
+  }
+  Napi::Value take_strangers(const Napi::CallbackInfo& info) {
+    Napi::Env env = info.Env();
+    Napi::Array strangers = Napi::Array::New(env);
+    if (!engine_) return strangers;
+    engine_->take_strangers([&](const Stranger& stranger) {
+      Napi::Object object = Napi::Object::New(env);
+      object.Set("from", to_be32(stranger.from));
+      object.Set("source", to_be32(stranger.source));
+      object.Set("destination", to_be32(stranger.destination));
+      object.Set("reason", std::string(kCounterNames[stranger.reason]));
+      strangers.Set(strangers.Length(), object);
+    });
+    return strangers;
   }
   Napi::Value stop(const Napi::CallbackInfo& info) { return end(info.Env(), false); }
   Napi::Value release_descriptors(const Napi::CallbackInfo& info) { return end(info.Env(), true); }
@@ -296,6 +325,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   options.encapsulation = encapsulation;
   options.tun_address = to_be32(given.Get("tunAddress").As<Napi::Number>().Uint32Value());
   options.network_address = to_be32(given.Get("networkAddress").As<Napi::Number>().Uint32Value());
+  options.filter = to_filter(given.Get("filter").As<Napi::Object>());
   const auto own = given.Get("ownEnd").As<Napi::Uint8Array>();
   std::memcpy(options.own.encap.data(), own.Data(), std::min(own.ByteLength(), options.own.encap.size()));
   options.own.mtu = given.Get("mtu").As<Napi::Number>().Uint32Value();

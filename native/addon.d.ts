@@ -30,6 +30,33 @@ export interface Descriptors {
   readonly loops: readonly { readonly tun: number; readonly socket: number; readonly sender?: number }[]
 }
 
+/** An IPv4 network: its first address in host order, and its prefix length. */
+export interface Net {
+  readonly address: number
+  readonly prefixLength: number
+}
+
+/** Which packets from peers are let in: native/core/filter.h. */
+export interface FilterOptions {
+  /** `strict`; `inner`: whatever the datagram's source; `off`: all are. */
+  readonly verifySource: 'strict' | 'inner' | 'off'
+  /** The cluster's. */
+  readonly network: Net
+  /** This node's part of it. */
+  readonly subnet: Net
+}
+
+/** A sender of whom a packet was not let in, and why. Addresses are IPv4 in host order; the inner ones of an IPv6 packet are 0. */
+export interface Stranger {
+  /** The datagram's source. */
+  readonly from: number
+  /** The packet's. */
+  readonly source: number
+  readonly destination: number
+  /** The counter that has it, of `counterNames`. */
+  readonly reason: string
+}
+
 /** What an engine runs with. All of it is fixed for its life but the peer table. */
 export interface RunOptions {
   /** What stands before an inner packet, by its name in native/engine.cc. */
@@ -38,6 +65,7 @@ export interface RunOptions {
   tunAddress: number
   /** The same of ICMP errors into the TUN: none of this host's, whose kernel takes those for forged. */
   networkAddress: number
+  filter: FilterOptions
   /** What the encapsulation knows of this host, as a peer record has it of a peer: at most 16 bytes. */
   ownEnd: Uint8Array
   /** Of the TUN, in bytes. */
@@ -69,6 +97,8 @@ export interface NativeEngine {
    * Then wakes it: a thread that is alive goes round once more.
    */
   askThreads(): Record<string, number>
+  /** The strangers since the last call, as far as there is room for them: a few dozen a loop. */
+  takeStrangers(): Stranger[]
   /**
    * Stops and joins the threads, after at most one batch, and gives the descriptors back, open, for another engine:
    * packets wait in them meanwhile. Instead of `stop`, and once.

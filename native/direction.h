@@ -3,6 +3,7 @@
 
 #include "core/counters.h"
 #include "core/features.h"
+#include "core/filter.h"
 #include "io/system.h"
 
 namespace weft {
@@ -17,6 +18,8 @@ struct Path {
   size_t batch;              ///< at most so many packets are read, or messages received, in one turn
   Features* features;
   CounterRow counters;
+  FilterOptions filter = {};       ///< what is let in from peers
+  Strangers* strangers = nullptr;  ///< where it says who was not
 };
 
 /// What one turn did.

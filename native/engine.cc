@@ -41,7 +41,10 @@ constexpr struct {
 }  // namespace
 
 Engine::Engine(Descriptors descriptors)
-    : descriptors_(std::move(descriptors)), peers_(2 * descriptors_.loops.size()), features_(descriptors_.features) {}
+    : descriptors_(std::move(descriptors)),
+      peers_(2 * descriptors_.loops.size()),
+      features_(descriptors_.features),
+      strangers_(descriptors_.loops.size()) {}
 
 Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t* counters,
                     std::unique_ptr<Engine>& result) {
@@ -60,7 +63,9 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     options.network_address,
                     options.loops.naive ? 1 : kNoLimit,
                     &engine->features_,
-                    CounterRow(counters + i * kCounterCount)};
+                    CounterRow(counters + i * kCounterCount),
+                    options.filter,
+                    &engine->strangers_[i]};
     Directions made =
         encapsulation->make(path, options.own, engine->peers_.reader(2 * i), engine->peers_.reader(2 * i + 1));
     engine->loops_.push_back(std::make_unique<Loop>(i, path, std::move(made.egress), std::move(made.ingress),

@@ -19,6 +19,7 @@ struct RunOptions {
   std::string_view encapsulation;  ///< by its name in engine.cc
   uint32_t tun_address = 0;        ///< network order, as the next
   uint32_t network_address = 0;
+  FilterOptions filter;
   OwnEnd own;
   std::span<const uint8_t> peers;  ///< the first table: packets may be waiting in the descriptors
   LoopOptions loops;
@@ -38,6 +39,11 @@ class Engine {
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
   /// Of each thread, as Loop::ask_thread.
   std::vector<ThreadRounds> ask_threads() const;
+  /// Calls `each` with the strangers of all loops since the last call.
+  template <typename Each>
+  void take_strangers(Each each) {
+    for (Strangers& strangers : strangers_) strangers.take(each);
+  }
   /// Joins the threads and gives the descriptors back, open, for another engine. Nothing else may be asked of this one
   /// afterwards. An engine that is destroyed instead closes them, with which the TUN disappears.
   Descriptors release();
@@ -49,6 +55,7 @@ class Engine {
   PeerTables peers_;
   Features features_;
   Fault fault_;
+  std::vector<Strangers> strangers_;          // of each loop
   std::vector<std::unique_ptr<Loop>> loops_;  // last: they use all of the above
 };
 

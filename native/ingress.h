@@ -2,7 +2,8 @@
 //
 //   receive   a batch of messages, each with one datagram or many (io/receiver.h)
 //   strip     what the encapsulation put before each packet, where it lies
-//   check     the shape of the inner packet; TTL less one where the tunnel routes
+//   check     the shape of the inner packet; whose it is and for whom (core/filter.h); TTL less one where the tunnel
+//   routes
 //   join      packets of one flow into superpackets (core/coalesce.h)
 //   write     each with its virtio header, in order (io/tun_writer.h)
 #pragma once
@@ -26,6 +27,7 @@ class Ingress final : public Direction {
       : path_(path),
         peers_(peers),
         encap_(own),
+        filter_(path.filter, path.strangers),
         receiver_(path.socket, path.batch, path.counters),
         writer_(path.tun, path.features, path.counters) {}
 
@@ -34,12 +36,13 @@ class Ingress final : public Direction {
     pump.items = receiver_.receive(pump.failure);
     limits_ = writer_.limits();
     table_ = &peers_.acquire();
+    filter_.begin(*table_);
     for (Message& message : receiver_.messages()) {
       do {
         const Stripped stripped = encap_.strip(message);
         if (stripped.drop) {
           path_.counters.add(*stripped.drop);
-        } else if (Failure failure = receive(stripped.packet, stripped.undone)) {
+        } else if (Failure failure = receive(message.from, stripped.packet, stripped.undone)) {
           pump.failure = failure;
         }
       } while (message.size > 0);
@@ -52,11 +55,15 @@ class Ingress final : public Direction {
   void count() override { receiver_.count_overflow(); }
 
  private:
-  Failure receive(std::span<uint8_t> bytes, const VirtioHeader& undone) {
+  Failure receive(uint32_t from, std::span<uint8_t> bytes, const VirtioHeader& undone) {
     Failure failure;
     Packet packet;
     if (read_packet(bytes.data(), bytes.size(), packet) != Shape::kOk) {
       path_.counters.add(k_rx_drop_malformed);
+      return failure;
+    }
+    if (const auto reason = filter_.reason_to_drop(from, bytes.data(), packet)) {
+      path_.counters.add(*reason, count_packets(undone, bytes.data(), packet));
       return failure;
     }
     if constexpr (Encap::kRoutes) {
@@ -89,6 +96,7 @@ class Ingress final : public Direction {
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;  // during a turn
   Encap encap_;
+  Filter filter_;
   Receiver receiver_;
   CoalesceLimits limits_;  // during a turn
   Coalescer coalescer_;

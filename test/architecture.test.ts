@@ -45,6 +45,7 @@ const PURE = [
   'lease/subnet-manager.ts',
   'lease/store-manager.ts',
   'dataplane/peers.ts',
+  'dataplane/filter.ts',
   'dataplane/encapsulation.ts',
   'dataplane/packet.ts',
   'cleanup/remains.ts',

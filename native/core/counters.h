@@ -36,6 +36,9 @@ namespace weft {
   X(tun_writes)                /* writes they went in: fewer than packets with coalescing */        \
   X(rx_drop_malformed)         /* shorter than an IP header, not IP, contradicting lengths */       \
   X(rx_drop_not_ours)          /* VXLAN: another VNI, another host's MAC, or no IP */               \
+  X(rx_drop_unknown_sender)    /* no peer has the inner source, or, outside the network, sends it */\
+  X(rx_drop_spoofed_source)    /* a peer has the inner source, and another sent it; or no peer can */\
+  X(rx_drop_destination)       /* the inner destination is not in our subnet */                     \
   X(rx_drop_socket_full)       /* messages that the receive buffer had no room for: as of the */    \
                                /* last time that a thread was asked how it is */                    \
   X(rx_drop_truncated)         /* longer than the receive buffer */                                 \

@@ -36,7 +36,9 @@ PeerTable::PeerTable(std::span<const uint8_t> records) {
   v4_ = lengths_for(v4_counts);
   v6_ = lengths_for(v6_counts);
   endpoints_.reserve(count);
+  ipv4_endpoints_.reserve(count);
   for (size_t i = 0; i < count; i++) insert(records.data() + i * kRecordBytes);
+  std::sort(ipv4_endpoints_.begin(), ipv4_endpoints_.end());
 }
 
 std::vector<PeerTable::Length> PeerTable::lengths_for(std::span<const uint32_t> counts) {
@@ -57,6 +59,7 @@ void PeerTable::insert(const uint8_t* record) {
     endpoint.address.v4.sin_port = load<uint16_t>(record + 4);
     endpoint.address.v4.sin_addr.s_addr = load<uint32_t>(record + 24);
     endpoint.address_bytes = sizeof(sockaddr_in);
+    ipv4_endpoints_.push_back(endpoint.address.v4.sin_addr.s_addr);
   } else {
     endpoint.address.v6.sin6_family = AF_INET6;
     endpoint.address.v6.sin6_port = load<uint16_t>(record + 4);
@@ -83,6 +86,10 @@ const Endpoint* PeerTable::find(uint8_t version, const uint8_t* destination) con
     }
   }
   return nullptr;
+}
+
+bool PeerTable::has_endpoint_at(uint32_t ipv4) const {
+  return std::binary_search(ipv4_endpoints_.begin(), ipv4_endpoints_.end(), ipv4);
 }
 
 size_t PeerTable::longest_run() const {

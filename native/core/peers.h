@@ -26,6 +26,9 @@ struct Endpoint {
   socklen_t address_bytes;
   /// What the encapsulation needs to know of the peer, opaque to all others (for vxlan its MAC and VNI).
   std::array<uint8_t, 16> encap;
+
+  /// Whether its datagrams come from this IPv4 address, in network order; whatever the port.
+  bool is_at(uint32_t ipv4) const { return address.v4.sin_family == AF_INET && address.v4.sin_addr.s_addr == ipv4; }
 };
 
 class PeerTable {
@@ -38,6 +41,9 @@ class PeerTable {
 
   /// The endpoint for a destination in network order (4 bytes for version 4, 16 for 6), or null.
   const Endpoint* find(uint8_t version, const uint8_t* destination) const;
+
+  /// Whether any peer's endpoint is at this IPv4 address, in network order.
+  bool has_endpoint_at(uint32_t ipv4) const;
 
   /// The most slots in a row that are taken: what a look-up may have to walk.
   size_t longest_run() const;
@@ -68,7 +74,8 @@ class PeerTable {
   void insert(const uint8_t* record);
 
   std::vector<Endpoint> endpoints_;
-  std::vector<Length> v4_, v6_;  // longest first
+  std::vector<uint32_t> ipv4_endpoints_;  // their addresses, sorted
+  std::vector<Length> v4_, v6_;           // longest first
 };
 
 /// The table in force, replaced without a lock: a hazard pointer for each reading thread (Michael, "Hazard

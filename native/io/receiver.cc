@@ -44,6 +44,7 @@ Receiver::Receiver(int socket, size_t batch, CounterRow counters)
       messages_(batch_),
       iovecs_(batch_),
       controls_(batch_ * kControlBytes),
+      senders_(batch_),
       whole_(batch_) {}
 
 size_t Receiver::receive(Failure& failure) {
@@ -51,6 +52,8 @@ size_t Receiver::receive(Failure& failure) {
     iovecs_[i] = {buffers_.get() + i * kMessageBytes, kMessageBytes};
     msghdr& header = messages_[i].msg_hdr;
     header = {};
+    header.msg_name = &senders_[i];
+    header.msg_namelen = sizeof senders_[i];
     header.msg_iov = &iovecs_[i];
     header.msg_iovlen = 1;
     header.msg_control = controls_.data() + i * kControlBytes;
@@ -74,7 +77,7 @@ size_t Receiver::receive(Failure& failure) {
       continue;
     }
     whole_[whole_count_++] = {static_cast<uint8_t*>(header.msg_iov->iov_base), messages_[i].msg_len,
-                              joined_bytes_of(header)};
+                              joined_bytes_of(header), senders_[i].sin_addr.s_addr};
   }
   counters_.add(k_rx_messages, received);
   counters_.add(k_rx_batches);

@@ -1,6 +1,7 @@
 // receiver.h - receives messages from peers, a batch by one recvmmsg; with UDP_GRO each may hold many datagrams.
 #pragma once
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -47,6 +48,7 @@ class Receiver {
   std::vector<mmsghdr> messages_;
   std::vector<iovec> iovecs_;
   std::vector<uint8_t> controls_;
+  std::vector<sockaddr_in> senders_;
   std::vector<Message> whole_;
   size_t whole_count_ = 0;
 };

@@ -32,5 +32,7 @@ export interface DataPath {
   counters(): Readonly<Record<string, bigint>>
   /** How often each forwarding thread has gone round its loop, by its name; asks each for one more round. */
   threads(): Readonly<Record<string, number>>
+  /** Says what it has noticed since the last call; called every few seconds. */
+  look?(): void
   close(): Promise<void>
 }

@@ -3,6 +3,7 @@
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { EncapsulationName } from '../dataplane/encapsulation.ts'
 import type { Engine, EngineConfig } from '../dataplane/engine.ts'
+import type { VerifySource } from '../dataplane/filter.ts'
 import { encodePeers } from '../dataplane/peers.ts'
 import { WeftError } from '../errors.ts'
 import type { Run } from '../host/command.ts'
@@ -15,6 +16,7 @@ import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter, type PeerFilterOptions } from './peer-filter.ts'
 import { createRouteSync, directHops, type NextHops } from './route-sync.ts'
+import { createStrangerLog } from './strangers.ts'
 import { createTunDevice, refuseForeignRoute } from './tun-device.ts'
 
 export interface TunnelOptions {
@@ -37,6 +39,8 @@ export interface TunnelKind {
   readonly port: number
   /** What containers may send, in bytes. */
   readonly mtu: number
+  /** Which packets from peers are let in. */
+  readonly verifySource: VerifySource
   /** Which leases are peers' beside what all backends ask. */
   readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable'>
   /** Whether peers that are reached without a router are routed to past the tunnel. */
@@ -70,10 +74,11 @@ export function checkNetwork(backend: string, config: NetworkConfig, address: Ip
 
 export async function openTunnel(
   { config: { network }, external, startEngine, run, log }: TunnelOptions,
-  { encapsulation, ownEnd, endOf, tunName, port, mtu, ...kind }: TunnelKind,
+  { encapsulation, ownEnd, endOf, tunName, port, mtu, verifySource, ...kind }: TunnelKind,
   lease: OwnLease,
 ): Promise<DataPath> {
   await refuseForeignRoute(run, network)
+  const verify = { verifySource, network, subnet: lease.subnet }
   const engine = await startEngine({
     encapsulation,
     ...(ownEnd ? { ownEnd } : {}),
@@ -83,6 +88,7 @@ export async function openTunnel(
     mtu,
     tunAddress: lease.subnet.address,
     networkAddress: networkAddressFor(network, lease.subnet),
+    filter: verify,
   })
   const routes = kind.directRouting ? createRouteSync({ network, run, log }) : undefined
   let direct: NextHops = new Map()
@@ -101,6 +107,7 @@ export async function openTunnel(
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
   const filter = createPeerFilter({ ...kind.filter, lease, network, log })
+  const strangers = createStrangerLog(verify, log)
   const watch = watchExternal(run, external)
   return inTurn({
     mtu,
@@ -112,6 +119,7 @@ export async function openTunnel(
         ...(endOf ? { encap: endOf(peer) } : {}),
       }))
       engine.setPeers(encodePeers(ends))
+      strangers.setPeers(ends)
       if (!routes) return
       direct = await directHops(run, peers)
       await routes.apply(direct)
@@ -124,6 +132,7 @@ export async function openTunnel(
     },
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     threads: () => engine.threads(),
+    look: () => strangers.name(engine.takeStrangers()),
     close: () => engine.stop(),
   })
 }

@@ -6,6 +6,7 @@ import { WeftError } from '../errors.ts'
 import { currentExternal } from '../host/external-interface.ts'
 import type { LeaseAttrs } from '../lease/lease.ts'
 import type { Backend } from './backend.ts'
+import { verifySource } from './strangers.ts'
 import { checkNetwork, openTunnel, type TunnelOptions } from './tunnel.ts'
 
 const DEFAULT_PORT = 8285
@@ -29,6 +30,7 @@ export function createUdpBackend(options: TunnelOptions): Backend {
   const { config, log, run } = options
   let { external } = options
   const port = udpPort(config.backend)
+  const verify = verifySource(config.backend)
   return {
     name: 'udp',
     async prepare(): Promise<LeaseAttrs> {
@@ -38,7 +40,8 @@ export function createUdpBackend(options: TunnelOptions): Backend {
       return { publicIp: external.publicIp, backendType: '' }
     },
     open: (lease) => {
-      const kind = { encapsulation: 'udp', tunName: TUN_NAME, port, mtu: external.mtu - ENCAP_BYTES } as const
+      const mtu = external.mtu - ENCAP_BYTES
+      const kind = { encapsulation: 'udp', tunName: TUN_NAME, port, mtu, verifySource: verify } as const
       return openTunnel({ ...options, external }, kind, lease)
     },
   }

@@ -1,12 +1,14 @@
 // vxlan-config.ts - what the hosts of a vxlan network agree on: the options, and what a lease says of a host; and what both
 // ways of carrying it are given.
 //
-// flanneld's (pkg/backend/vxlan), but for DataPath, which is ours.
+// flanneld's (pkg/backend/vxlan), but for DataPath and VerifySource, which are ours.
 
 import { backendOptions } from '../config/backend-options.ts'
+import type { VerifySource } from '../dataplane/filter.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { DataPath } from './backend.ts'
+import { verifySource } from './strangers.ts'
 
 export const TYPE = 'vxlan'
 /** As many digits as fit a device's name behind `flannel.` (IFNAMSIZ), of the 24 bits of RFC 7348. */
@@ -23,6 +25,8 @@ export interface VxlanConfig {
   readonly directRouting: boolean
   /** Who carries the packets; undefined: the kernel where it can. */
   readonly dataPath: 'kernel' | 'userspace' | undefined
+  /** Which packets from peers are let in, where weftd carries them. */
+  readonly verifySource: VerifySource
 }
 
 /** What both ways of carrying are given. */
@@ -55,6 +59,7 @@ export function vxlanConfig(backend: Readonly<Record<string, unknown>>): VxlanCo
     learning: flag('Learning'),
     directRouting: flag('DirectRouting'),
     dataPath: word('DataPath', ['kernel', 'userspace']),
+    verifySource: verifySource(backend),
   }
 }
 

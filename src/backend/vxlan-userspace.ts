@@ -19,9 +19,10 @@ export function prepareUserspaceVxlan(
   tunnelOptions: TunnelOptions,
 ): VxlanCarrier {
   const { run, log } = tunnelOptions
-  const { vni, directRouting } = options
+  const { vni, directRouting, verifySource } = options
   const ends = { ownEnd: ownEnd(mac, vni), endOf }
-  const kind = { encapsulation: 'vxlan', ...ends, tunName: name, port, mtu, filter: PEERS, directRouting } as const
+  const asked = { verifySource, filter: PEERS, directRouting }
+  const kind = { encapsulation: 'vxlan', ...ends, tunName: name, port, mtu, ...asked } as const
   return {
     async open(lease) {
       if ((await vxlanMac(run, name)) !== undefined) {

@@ -1,7 +1,7 @@
 // vxlan.ts - VXLAN (RFC 7348) as flannel's: its options, its lease, and who carries the packets, the kernel or the engine.
 //
 // Both publish the same and send the same, so that a host may change from one to the other and no peer need know. Options
-// and lease are flanneld's (pkg/backend/vxlan), but for DataPath, which is ours.
+// and lease are flanneld's (pkg/backend/vxlan), but for DataPath and VerifySource, which are ours.
 
 import { isWeftError, messageOf } from '../errors.ts'
 import { currentExternal } from '../host/external-interface.ts'

@@ -8,11 +8,12 @@ import { closeSync, readSync, writeSync } from 'node:fs'
 import { LRUCache } from 'lru-cache'
 import { WeftError } from '../errors.ts'
 import { addon } from '../host/addon.ts'
-import { formatIpv4, ipv4Mask } from '../net/ipv4.ts'
+import { formatIpv4, parseIpv4 } from '../net/ipv4.ts'
 import { ENCAPSULATIONS, type Encapsulation } from './encapsulation.ts'
 import type { Engine, EngineConfig } from './engine.ts'
-import { decrementTtl, icmpError, icmpLimit, ipv4PacketBytes } from './packet.ts'
-import { decodePeers } from './peers.ts'
+import { reasonToDrop, type Addresses, type Stranger } from './filter.ts'
+import { decrementTtl, icmpError, icmpLimit, ipv4PacketBytes, isIpv6Packet } from './packet.ts'
+import { createPeerTable, decodePeers } from './peers.ts'
 import { engineStartError } from './start-error.ts'
 
 /** Destinations whose look-up is remembered. */
@@ -21,24 +22,14 @@ const FLOW_CACHE_ENTRIES = 4096
 const READS_PER_TURN = 64
 /** Asked for; the kernel grants up to net.core.rmem_max. */
 const RECEIVE_BUFFER_BYTES = 4 << 20
+/** Strangers that are remembered until somebody asks. */
+const STRANGERS = 64
 const ICMP_UNREACHABLE = 3
 const ICMP_TIME_EXCEEDED = 11
 
 interface Endpoint {
   readonly address: string
   readonly port: number
-}
-
-/** Subnets by prefix length, longest first. */
-type Table = readonly { readonly mask: number; readonly subnets: ReadonlyMap<number, Endpoint> }[]
-
-function buildTable(records: Uint8Array): Table {
-  const lengths = new Map<number, Map<number, Endpoint>>()
-  for (const { subnet, endpoint, port } of decodePeers(records)) {
-    const subnets = lengths.get(subnet.prefixLength) ?? new Map<number, Endpoint>()
-    lengths.set(subnet.prefixLength, subnets.set(subnet.address, { address: formatIpv4(endpoint), port }))
-  }
-  return [...lengths].toSorted(([a], [b]) => b - a).map(([bits, subnets]) => ({ mask: ipv4Mask(bits), subnets }))
 }
 
 function encapsulationOf({ encapsulation: name }: EngineConfig): Encapsulation {
@@ -76,19 +67,16 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     counters[name] = (counters[name] ?? 0n) + BigInt(amount)
   }
 
-  let table: Table = []
+  let table = createPeerTable([])
   const flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
   function endpointFor(destination: number): Endpoint | undefined {
     const known = flows.get(destination)
     if (known) return known
-    for (const { mask, subnets } of table) {
-      const endpoint = subnets.get((destination & mask) >>> 0)
-      if (endpoint) {
-        flows.set(destination, endpoint)
-        return endpoint
-      }
-    }
-    return undefined
+    const peer = table.find(destination)
+    if (!peer) return undefined
+    const endpoint = { address: formatIpv4(peer.endpoint), port: peer.port }
+    flows.set(destination, endpoint)
+    return endpoint
   }
 
   function writeTun(packet: Buffer): boolean {
@@ -136,12 +124,27 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
 
   // Peer to TUN.
   const mayAnswerPeers = icmpLimit()
-  socket.on('message', (datagram) => {
+  const strangers = new LRUCache<string, Stranger>({ max: STRANGERS })
+  /** Whether a packet is none that is let in; then it is counted. */
+  function isRefused(addresses: Addresses, reason: string | undefined): boolean {
+    if (reason === undefined) return false
+    count(reason)
+    strangers.set(`${reason} ${addresses.from}`, { ...addresses, reason })
+    return true
+  }
+  const { filter } = config
+  socket.on('message', (datagram, { address }) => {
     count('rx_messages')
     const bytes = encapsulation.strip(datagram)
     const size = bytes && ipv4PacketBytes(bytes)
+    const from = parseIpv4(address) ?? 0
+    // There are no IPv6 peers.
+    if (bytes && filter.verifySource !== 'off' && isIpv6Packet(bytes))
+      return void isRefused({ from, source: 0, destination: 0 }, 'rx_drop_unknown_sender')
     if (!bytes || size === undefined) return count('rx_drop_malformed')
     const packet = bytes.subarray(0, size)
+    const addresses = { from, source: packet.readUInt32BE(12), destination: packet.readUInt32BE(16) }
+    if (isRefused(addresses, reasonToDrop(filter, table, addresses))) return
     if (!decrementTtl(packet)) {
       count('rx_drop_ttl')
       // To the peer whose packet it was, and to nobody else: a datagram may come from anywhere.
@@ -182,11 +185,16 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     details: [],
     fault,
     setPeers(records) {
-      table = buildTable(records)
+      table = createPeerTable(decodePeers(records))
       flows.clear()
     },
     counters: () => ({ ...counters }),
     threads: () => ({}),
+    takeStrangers() {
+      const taken = [...strangers.values()]
+      strangers.clear()
+      return taken
+    },
     async stop() {
       if (!running) return
       running = false

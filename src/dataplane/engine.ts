@@ -1,6 +1,7 @@
 // engine.ts - what a data path offers, whichever way it moves the packets.
 
 import type { EncapsulationName } from './encapsulation.ts'
+import type { FilterOptions, Stranger } from './filter.ts'
 
 /** Counters since the engine started, by name; `native/core/counters.h` lists them with what each counts. */
 export type Counters = Readonly<Record<string, bigint>>
@@ -21,6 +22,8 @@ export interface EngineConfig {
   readonly tunAddress: number
   /** The source of ICMP errors into the TUN: none of this host's addresses, which the kernel takes for forged there. */
   readonly networkAddress: number
+  /** Which packets from peers are let in. */
+  readonly filter: FilterOptions
 }
 
 export interface Engine {
@@ -42,6 +45,8 @@ export interface Engine {
    * that is alive has gone a moment later. Empty where the event loop forwards.
    */
   threads(): Readonly<Record<string, number>>
+  /** Senders of whom a packet was not let in since the last call, as far as there is room for them: a few dozen. */
+  takeStrangers(): readonly Stranger[]
   /** Stops forwarding and closes the TUN and the socket. Idempotent. */
   stop(): Promise<void>
 }

@@ -26,23 +26,15 @@ export function startNativeEngine(
   const fault = new Promise<Error>((resolve) => {
     reportFault = resolve
   })
-  const {
-    encapsulation,
-    ownEnd = new Uint8Array(),
-    mtu,
-    tunAddress,
-    networkAddress,
-    tunName,
-    bindAddress,
-    port,
-  } = config
+  const { encapsulation, ownEnd = new Uint8Array(), mtu, tunAddress, networkAddress, filter } = config
+  const { tunName, bindAddress, port } = config
   const features = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
   let opened
   let native
   try {
     opened = addon.openDescriptors({ tunName, bindAddress, port, workers: naive ? 1 : workers, features })
     const threads = naive ? { naive, nice: 0, pollUs: 0 } : { naive, nice, pollUs }
-    const path = { encapsulation, ownEnd, mtu, tunAddress, networkAddress, peers: new Uint8Array() }
+    const path = { encapsulation, ownEnd, mtu, tunAddress, networkAddress, filter, peers: new Uint8Array() }
     const options = { ...path, ...threads }
     native = addon.runEngine(opened, options, (error) => reportFault(error))
   } catch (error) {
@@ -88,6 +80,7 @@ export function startNativeEngine(
       return sums
     },
     threads: () => native.askThreads(),
+    takeStrangers: () => native.takeStrangers(),
     stop: () => (stopped ??= native.stop()),
   }
 }

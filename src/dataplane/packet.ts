@@ -1,6 +1,7 @@
 // packet.ts - what the dgram engine does to an inner IPv4 packet, byte for byte what native/ does.
 
 export const MIN_IPV4_HEADER_BYTES = 20
+const IPV6_HEADER_BYTES = 40
 const PROTOCOL_ICMP = 1
 const ICMP_ECHO_REQUEST = 8
 const ICMP_TTL = 8
@@ -15,6 +16,15 @@ export function ipv4PacketBytes(bytes: Buffer): number | undefined {
   const total = bytes.readUInt16BE(2)
   if (headerBytes < MIN_IPV4_HEADER_BYTES || headerBytes > total || total > bytes.length) return undefined
   return total
+}
+
+/** Whether `bytes` start with an IPv6 packet that is whole. */
+export function isIpv6Packet(bytes: Buffer): boolean {
+  return (
+    bytes.length >= IPV6_HEADER_BYTES &&
+    bytes.readUInt8(0) >> 4 === 6 &&
+    IPV6_HEADER_BYTES + bytes.readUInt16BE(4) <= bytes.length
+  )
 }
 
 function ipv4HeaderBytes(bytes: Buffer): number {

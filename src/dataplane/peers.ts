@@ -14,7 +14,7 @@
 //       24   16  endpoint address, likewise
 //       40   16  what the encapsulation needs to know of the peer; 0 for flannel's udp, its MAC for vxlan
 
-import type { Ipv4, Ipv4Net } from '../net/ipv4.ts'
+import { ipv4Mask, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 
 export const PEER_RECORD_BYTES = 56
 
@@ -57,4 +57,36 @@ export function decodePeers(records: Uint8Array): Peer[] {
     })
   }
   return peers
+}
+
+/** Peers by address: as native/core/peers.h. */
+export interface PeerTable {
+  /** The peer whose subnet has an address; of several the one with the longest prefix. */
+  find(address: Ipv4): Peer | undefined
+  /** Whether any peer's endpoint is at an address. */
+  hasEndpointAt(address: Ipv4): boolean
+}
+
+/** Of two peers for one subnet the last counts. */
+export function createPeerTable(peers: readonly Peer[]): PeerTable {
+  const lengths = new Map<number, Map<Ipv4, Peer>>()
+  for (const peer of peers) {
+    const { address, prefixLength } = peer.subnet
+    const subnets = lengths.get(prefixLength) ?? new Map<Ipv4, Peer>()
+    lengths.set(prefixLength, subnets.set(address, peer))
+  }
+  const longestFirst = [...lengths]
+    .toSorted(([a], [b]) => b - a)
+    .map(([bits, subnets]) => ({ mask: ipv4Mask(bits), subnets }))
+  const endpoints = new Set(peers.map(({ endpoint }) => endpoint))
+  return {
+    find(address) {
+      for (const { mask, subnets } of longestFirst) {
+        const peer = subnets.get((address & mask) >>> 0)
+        if (peer) return peer
+      }
+      return undefined
+    },
+    hasEndpointAt: (address) => endpoints.has(address),
+  }
 }

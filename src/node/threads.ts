@@ -1,4 +1,4 @@
-// threads.ts - keeps an eye on the data path's threads: one that hangs is noticed and named.
+// threads.ts - keeps an eye on the data path: a thread that hangs is noticed and named, and it says what it has noticed itself.
 
 import { pause } from '../host/bell.ts'
 import { hungThread, lookAtThreads } from '../status/threads.ts'
@@ -16,6 +16,7 @@ export async function watchThreads(node: Node): Promise<never> {
     if (hung && hung.name !== before?.name)
       log.error(`The thread ${hung.name} hangs: packets are not forwarded. Only a restart of weftd can mend that`)
     if (before && !hung) log.warn(`The thread ${before.name} goes on`)
+    node.dataPath?.look?.()
     await pause(signal, LOOK_MS)
   }
 }

@@ -54,6 +54,16 @@ void expect_packets(int fd, size_t header_bytes) {
 /// Without UDP_SEGMENT on sending, since a Unix socket stands for the UDP one.
 constexpr uint32_t kFeatures = kAllFeatures & ~kUdpGso;
 
+/// Everything, or what half of the addresses send to the other half. A Unix socket names no sender: all are at 0.
+const FilterOptions kFilters[] = {{}, {VerifySource::kStrict, {0, 0}, {to_be32(1u << 31), to_be32(1u << 31)}}};
+
+std::vector<uint8_t> one_peer() {
+  std::vector<uint8_t> record(PeerTable::kRecordBytes);
+  record[0] = record[2] = 4;
+  record[1] = 1;
+  return record;
+}
+
 /// Of a VXLAN frame all of whose bytes are 0 but the flag.
 OwnEnd own_end() {
   OwnEnd own;
@@ -62,13 +72,16 @@ OwnEnd own_end() {
 }
 
 template <typename Encap>
-void inward(const uint8_t* bytes, size_t size) {
+void inward(const uint8_t* bytes, size_t size, const FilterOptions& filter) {
   Pair tun(SOCK_SEQPACKET), udp(SOCK_DGRAM);
   std::vector<uint64_t> row(kCounterCount);
   Features features(kFeatures);
   PeerTables peers(1);
+  peers.replace(std::make_unique<const PeerTable>(one_peer()));
+  Strangers strangers;
+  const CounterRow counters(row.data());
   Ingress<Encap> ingress(
-      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, CounterRow(row.data())},
+      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, counters, filter, &strangers},
       peers.reader(0), own_end());
   each_message(bytes, size, [&](const uint8_t* at, size_t length) { send(udp.outside.get(), at, length, 0); });
   while (ingress.pump().items > 0) expect_packets(tun.outside.get(), sizeof(VirtioHeader));
@@ -121,10 +134,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
       outward(bytes + 1, size - 1);
       break;
     case 'I':
-      inward<FlannelUdp>(bytes + 1, size - 1);
+      for (const FilterOptions& filter : kFilters) inward<FlannelUdp>(bytes + 1, size - 1, filter);
       break;
     case 'V':
-      inward<Vxlan>(bytes + 1, size - 1);
+      for (const FilterOptions& filter : kFilters) inward<Vxlan>(bytes + 1, size - 1, filter);
       break;
     case 'S':
       strip(bytes + 1, size - 1);

@@ -86,7 +86,11 @@ int main() {
   record[0] = record[2] = 4;
   peers.replace(std::make_unique<const PeerTable>(record));
   std::vector<uint64_t> row(kCounterCount);
-  const Path path{tun[0], udp[0], udp[0], 1, 2, SIZE_MAX, &features, CounterRow(row.data())};
+  Strangers strangers;
+  // A Unix socket names no sender, so all are at 0, as the peer is.
+  const FilterOptions filter{
+      VerifySource::kStrict, {to_be32(0x0a050000), to_be32(0xffff0000)}, {to_be32(0x0a050200), to_be32(0xffffff00)}};
+  const Path path{tun[0], udp[0], udp[0], 1, 2, SIZE_MAX, &features, CounterRow(row.data()), filter, &strangers};
   Egress<FlannelUdp> egress(path, peers.reader(0), OwnEnd{});
   Ingress<FlannelUdp> ingress(path, peers.reader(1), OwnEnd{});
 
@@ -110,12 +114,14 @@ int main() {
   while (row[k_rx_packets] < kPackets) {
     for (int i = 0; i < 16; i++, sequence += kPayload) {
       write_headers(datagram.data(), kPayload, sequence);
+      if (i == 15) datagram[14] = 2;  // our own subnet: it is dropped
       if (send(udp[1], datagram.data(), datagram.size(), 0) < 0) return 2;
     }
     if (ingress.pump().failure) return 2;
     drain(tun[1]);
   }
   counting = false;
+  if (row[k_rx_drop_spoofed_source] == 0) std::printf("nothing was dropped\n");
   // That packets were joined shows that the walk was the one of a loaded machine.
   const bool joined = row[k_tun_writes] * 10 < row[k_rx_packets];
   std::printf("%zu allocations, %zu locks%s\n", allocations, locks, joined ? "" : ", nothing joined");

@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 
+#include <atomic>
 #include <map>
 #include <thread>
 
@@ -11,6 +12,7 @@
 #include "../../native/core/peers.h"
 #include "../../native/core/refusals.h"
 #include "../../native/core/segment.h"
+#include "../../native/core/strangers.h"
 #include "../../native/core/waiting.h"
 #include "packets.h"
 
@@ -195,6 +197,72 @@ static void test_peer_replacement() {
   first.join();
   second.join();
   CHECK(wrong.load() == 0);
+}
+
+static void test_endpoints() {
+  Bytes records;
+  for (const uint32_t endpoint : {0xc0000205u, 0xc0000202u, 0xc0000205u}) {
+    const Bytes r = record(4, 24, {10, 5, static_cast<uint8_t>(records.size() / PeerTable::kRecordBytes), 0}, endpoint);
+    records.insert(records.end(), r.begin(), r.end());
+  }
+  const PeerTable table{records};
+  for (const auto& [address, is_there] :
+       {std::pair{0xc0000202u, true}, {0xc0000205u, true}, {0xc0000203u, false}, {0x050200c0u, false}, {0u, false}}) {
+    CHECK(table.has_endpoint_at(to_be32(address)) == is_there);
+  }
+  const uint8_t second[] = {10, 5, 1, 9};
+  CHECK(table.find(4, second)->is_at(to_be32(0xc0000202)) && !table.find(4, second)->is_at(to_be32(0xc0000205)));
+  Bytes v6 = record(4, 24, {10, 5, 1, 0}, 0xc0000202);
+  v6[2] = 6;
+  const PeerTable by_v6{v6};
+  CHECK(!by_v6.has_endpoint_at(to_be32(0xc0000202)) && !by_v6.find(4, second)->is_at(to_be32(0xc0000202)));
+}
+
+/// Who was noted is told once, with what belongs together, while others are noted.
+static void test_strangers() {
+  {
+    Strangers strangers;
+    size_t told = 0;
+    const auto count = [&](const Stranger&) { told++; };
+    strangers.note({1, 2, 3, k_rx_drop_destination});
+    strangers.note({1, 9, 9, k_rx_drop_destination});
+    strangers.note({1, 5, 6, k_rx_drop_spoofed_source});
+    bool first = false, second = false;
+    strangers.take([&](const Stranger& s) {
+      first |= s.from == 1 && s.source == 2 && s.destination == 3 && s.reason == k_rx_drop_destination;
+      second |= s.from == 1 && s.source == 5 && s.destination == 6 && s.reason == k_rx_drop_spoofed_source;
+    });
+    CHECK(first && second);
+    strangers.take(count);
+    CHECK(told == 0);
+    strangers.note({1, 2, 3, k_rx_drop_destination});
+    strangers.take(count);
+    CHECK(told == 1);
+    // However many there are, it is a few that are told, and one who goes on is among them.
+    told = 0;
+    bool last = false;
+    for (uint32_t from = 0; from < 100'000; from++) strangers.note({from, from, from, k_rx_drop_unknown_sender});
+    strangers.take([&](const Stranger& s) {
+      told++;
+      last |= s.from == 99'999;
+    });
+    CHECK(told == 64 && last);
+  }
+  Strangers strangers;
+  std::atomic<bool> done{false};
+  std::thread thread([&] {
+    for (uint32_t i = 0; !done.load(); i++) strangers.note({i % 300, ~(i % 300), i % 300, k_rx_drop_destination});
+  });
+  size_t wrong = 0, told = 0;
+  while (told < 3000) {
+    strangers.take([&](const Stranger& s) {
+      told++;
+      wrong += s.source != ~s.from || s.destination != s.from || s.reason != k_rx_drop_destination;
+    });
+  }
+  done.store(true);
+  thread.join();
+  CHECK(wrong == 0);
 }
 
 static void test_segment_rules() {
@@ -724,6 +792,8 @@ int main(int argc, char** argv) {
   test_peers();
   test_peer_spread();
   test_peer_replacement();
+  test_endpoints();
+  test_strangers();
   test_segment_rules();
   test_coalesce_reasons();
   test_coalesce_property(rounds);

@@ -402,6 +402,10 @@ void test_receive() {
       errno = EINTR;
       return -1;
     }
+    for (unsigned i = 0; i < 5; i++) {
+      CHECK(messages[i].msg_hdr.msg_namelen == sizeof(sockaddr_in));
+      static_cast<sockaddr_in*>(messages[i].msg_hdr.msg_name)->sin_addr.s_addr = htonl(kHere + i);
+    }
     deliver(messages[0], 100, 0);
     deliver(messages[1], 65536, 0, MSG_TRUNC);
     deliver(messages[2], 250, 100);
@@ -412,12 +416,15 @@ void test_receive() {
   CHECK(receiver.receive(failure) == 5);
   CHECK(!failure);
   std::vector<std::vector<size_t>> taken;
+  std::vector<uint32_t> senders;
   for (Message& message : receiver.messages()) {
     taken.emplace_back();
+    senders.push_back(ntohl(message.from) - kHere);
     do taken.back().push_back(message.take().size());
     while (message.size > 0);
   }
   CHECK((taken == std::vector<std::vector<size_t>>{{100}, {100, 100, 50}, {0}, {60}}));
+  CHECK((senders == std::vector<uint32_t>{0, 2, 3, 4}));
   CHECK(counters[k_rx_messages] == 5);
   CHECK(counters[k_rx_batches] == 1);
   CHECK(counters[k_rx_drop_truncated] == 1);

@@ -40,10 +40,23 @@ static_assert(Encapsulation<Marked>);
 
 constexpr uint8_t kMark[8] = {0xde, 0xad, 1, 2, 3, 4, 5, 6};
 
-/// An egress and an ingress of one host, whose only peer is `address` and port of the other end.
+Net net(uint32_t address, int bits) { return {htonl(address), htonl(~0u << (32 - bits))}; }
+/// Of the host 10.5.1.0/24 in the network 10.5.0.0/16.
+FilterOptions filter(VerifySource verify) { return {verify, net(0x0a050000, 16), net(0x0a050100, 24)}; }
+
+/// What the host's peer sends to one of its containers.
+Fields inward() {
+  Fields f;
+  f.source = 0x0a050207;
+  f.destination = 0x0a050102;
+  return f;
+}
+
+/// An egress and an ingress of one host, whose only peer has 10.5.2.0/24 and is at the other end.
 template <typename Encap>
 struct Host {
-  explicit Host(uint32_t features, const OwnEnd& own = {}) : features(features), row(kCounterCount), peers(2) {
+  explicit Host(uint32_t features, const OwnEnd& own = {}, VerifySource verify = VerifySource::kStrict)
+      : features(features), row(kCounterCount), peers(2) {
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
     const int buffer = 4 << 20;
     for (int* fd : {&socket, &other}) {
@@ -64,14 +77,18 @@ struct Host {
                     htonl(0x0a050000),
                     SIZE_MAX,
                     &this->features,
-                    CounterRow(row.data())};
+                    CounterRow(row.data()),
+                    filter(verify),
+                    &strangers};
     egress = std::make_unique<Egress<Encap>>(path, peers.reader(0), own);
     ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(1), own);
   }
   ~Host() {
     for (const int fd : {tun[0], tun[1], socket, other}) close(fd);
   }
-  static sockaddr_in loopback(uint16_t port) { return {AF_INET, port, {htonl(INADDR_LOOPBACK)}, {}}; }
+  static sockaddr_in loopback(uint16_t port, uint32_t address = INADDR_LOOPBACK) {
+    return {AF_INET, port, {htonl(address)}, {}};
+  }
   static uint16_t port_of(int fd) {
     sockaddr_in address{};
     socklen_t size = sizeof address;
@@ -85,9 +102,17 @@ struct Host {
     bytes.insert(bytes.end(), packet.begin(), packet.end());
     CHECK(send(tun[1], bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
   }
-  void from_peer(const Bytes& datagram) {
+  void from_peer(const Bytes& datagram) { from(other, datagram); }
+  /// From another address than the peer's.
+  void from_stranger(const Bytes& datagram) {
+    const Fd stranger(::socket(AF_INET, SOCK_DGRAM, 0));
+    const sockaddr_in address = loopback(0, INADDR_LOOPBACK + 1);
+    CHECK(bind(stranger.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    from(stranger.get(), datagram);
+  }
+  void from(int sender, const Bytes& datagram) {
     const sockaddr_in to = loopback(port_of(socket));
-    CHECK(sendto(other, datagram.data(), datagram.size(), 0, reinterpret_cast<const sockaddr*>(&to), sizeof to) ==
+    CHECK(sendto(sender, datagram.data(), datagram.size(), 0, reinterpret_cast<const sockaddr*>(&to), sizeof to) ==
           static_cast<ssize_t>(datagram.size()));
   }
   /// All that arrived at one end.
@@ -105,6 +130,7 @@ struct Host {
   Features features;
   std::vector<uint64_t> row;
   PeerTables peers;
+  Strangers strangers;
   int tun[2], socket, other;
   std::unique_ptr<Egress<Encap>> egress;
   std::unique_ptr<Ingress<Encap>> ingress;
@@ -223,7 +249,7 @@ void test_answers_are_few() {
 template <typename Encap>
 void test_in(uint32_t features) {
   Host<Encap> host(features);
-  Fields f;
+  Fields f = inward();
   std::vector<Bytes> packets;
   for (int i = 0; i < 10; i++, f.sequence += 100, f.id++) {
     packets.push_back(build(f));
@@ -248,12 +274,10 @@ void test_in(uint32_t features) {
 template <typename Encap>
 void test_time_exceeded() {
   Host<Encap> host(kAllFeatures);
-  Fields f;
+  Fields f = inward();
   f.tcp = false;
   f.ttl = 1;
-  f.source = 0x0a050207;
-  f.destination = 0x0a050102;
-  const int stranger = ::socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+  const int stranger = ::socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0);  // the peer, by another port
   const sockaddr_in to = Host<Encap>::loopback(Host<Encap>::port_of(host.socket));
   const auto send = [&](size_t packets) {
     const Bytes datagram = outer<Encap>(build(f));
@@ -273,7 +297,7 @@ void test_time_exceeded() {
   const Bytes error = inner<Encap>(answers[0]);
   CHECK(error.size() == 56 && error[20] == kIcmpTimeExceeded && load_be32(&error[16]) == f.source);
 
-  f.source = 0x0a050907;
+  f.source = 0xc0000209;  // of no peer's subnet: a host's
   send(1);
   CHECK(host.row[k_rx_drop_ttl] == 2);
   CHECK(host.row[k_rx_time_exceeded_sent] == 1);
@@ -284,6 +308,101 @@ void test_time_exceeded() {
   CHECK(host.row[k_rx_drop_ttl] == 102);
   CHECK(host.row[k_rx_time_exceeded_sent] == 50);
   close(stranger);
+}
+
+/// Who is let in, by how much is looked at.
+template <typename Encap>
+void test_filter() {
+  constexpr uint32_t kPeers = 0x0a050207, kOurs = 0x0a050102, kHosts = 0xc0000209, kNobodys = 0x0a050907;
+  constexpr Counter kIn = k_rx_packets, kUnknown = k_rx_drop_unknown_sender, kSpoofed = k_rx_drop_spoofed_source,
+                    kNotOurs = k_rx_drop_destination;
+  constexpr struct {
+    const char* what;
+    bool by_peer;
+    uint32_t source, destination;
+    Counter strict, inner;
+  } rows[] = {
+      {"a container to another", true, kPeers, kOurs, kIn, kIn},
+      {"a node to another, by their TUNs", true, 0x0a050200, 0x0a050100, kIn, kIn},
+      {"a host that does not masquerade", true, kHosts, kOurs, kIn, kIn},
+      {"a cloud's address that was reserved", true, 0xf0000001, kOurs, kIn, kIn},
+      {"a peer's source from elsewhere", false, kPeers, kOurs, kSpoofed, kIn},
+      {"a node that has no lease", false, kNobodys, kOurs, kUnknown, kUnknown},
+      {"nobody's source by a peer", true, kNobodys, kOurs, kUnknown, kUnknown},
+      {"a host that is no node", false, kHosts, kOurs, kUnknown, kUnknown},
+      {"our own subnet, by a peer", true, kOurs, kOurs, kSpoofed, kSpoofed},
+      {"our own TUN, by a peer", true, 0x0a050100, kOurs, kSpoofed, kSpoofed},
+      {"our own subnet, by a stranger", false, kOurs, kOurs, kSpoofed, kSpoofed},
+      {"from loopback", true, 0x7f000001, kOurs, kSpoofed, kSpoofed},
+      {"from multicast", true, 0xe0000001, kOurs, kSpoofed, kSpoofed},
+      {"from broadcast", true, 0xffffffff, kOurs, kSpoofed, kSpoofed},
+      {"from no address", true, 0, kOurs, kSpoofed, kSpoofed},
+      {"to another node's subnet", true, kPeers, 0x0a050302, kNotOurs, kNotOurs},
+      {"to the peer's own subnet", true, kPeers, kPeers, kNotOurs, kNotOurs},
+      {"to a host", true, kPeers, kHosts, kNotOurs, kNotOurs},
+      {"to multicast", true, kPeers, 0xe0000001, kNotOurs, kNotOurs},
+      {"to broadcast", true, kPeers, 0xffffffff, kNotOurs, kNotOurs},
+      {"to loopback", true, kPeers, 0x7f000001, kNotOurs, kNotOurs},
+  };
+  for (const auto& row : rows) {
+    context = row.what;
+    Fields f;
+    f.source = row.source;
+    f.destination = row.destination;
+    const Bytes datagram = outer<Encap>(build(f));
+    for (const auto& [verify, expected] : {std::pair{VerifySource::kStrict, row.strict},
+                                           {VerifySource::kInner, row.inner},
+                                           {VerifySource::kOff, k_rx_packets}}) {
+      Host<Encap> host(kAllFeatures, {}, verify);
+      // Before and after it what is let in: it is no other packet's worth.
+      const Bytes good = outer<Encap>(build(inward()));
+      host.from_peer(good);
+      row.by_peer ? host.from_peer(datagram) : host.from_stranger(datagram);
+      host.from_peer(good);
+      CHECK(!host.ingress->pump().failure);
+      CHECK(host.row[k_rx_packets] == (expected == kIn ? 3 : 2));
+      for (const Counter counter : {kUnknown, kSpoofed, kNotOurs}) CHECK(host.row[counter] == (counter == expected));
+      size_t named = 0;
+      host.strangers.take([&](const Stranger& stranger) {
+        named++;
+        CHECK(stranger.reason == expected && ntohl(stranger.from) == INADDR_LOOPBACK + !row.by_peer);
+        CHECK(ntohl(stranger.source) == row.source && ntohl(stranger.destination) == row.destination);
+      });
+      CHECK(named == (expected != kIn));
+    }
+  }
+  context = "IPv6";
+  for (const bool has_peer : {false, true}) {
+    for (const bool by_peer : {true, false}) {
+      for (const VerifySource verify : {VerifySource::kStrict, VerifySource::kInner, VerifySource::kOff}) {
+        Host<Encap> host(kAllFeatures, {}, verify);
+        if (has_peer) {
+          Bytes subnet(16);
+          subnet[0] = 0xfd;
+          host.peers.replace(std::make_unique<const PeerTable>(record(6, 64, subnet, INADDR_LOOPBACK)));
+        }
+        Fields f;
+        f.v6 = true;
+        const Bytes datagram = outer<Encap>(build(f));
+        by_peer ? host.from_peer(datagram) : host.from_stranger(datagram);
+        CHECK(!host.ingress->pump().failure);
+        const bool is_off = verify == VerifySource::kOff, is_strict = verify == VerifySource::kStrict;
+        const bool is_spoofed = is_strict && has_peer && !by_peer;
+        CHECK(host.row[kUnknown] == (!is_off && !has_peer));
+        CHECK(host.row[kSpoofed] == is_spoofed);
+        CHECK(host.row[k_rx_packets] == (is_off || (has_peer && !is_spoofed)));
+      }
+    }
+  }
+  context = "a peer that goes";
+  Host<Encap> host(kAllFeatures);
+  for (const uint64_t expected : {1u, 1u}) {
+    host.from_peer(outer<Encap>(build(inward())));
+    CHECK(!host.ingress->pump().failure);
+    CHECK(host.row[k_rx_packets] == expected);
+    host.peers.replace(std::make_unique<const PeerTable>(std::span<const uint8_t>{}));
+  }
+  CHECK(host.row[kUnknown] == 1);
 }
 
 /// What a socket had no room for is counted, by whichever engine has it at the time.
@@ -480,7 +599,7 @@ void test_vxlan_joined() {
 void test_vxlan_in(uint32_t features) {
   Host<Vxlan> host(features, vxlan_end());
   const size_t header = features & kTunHeader ? sizeof(VirtioHeader) : 0;
-  Fields f;
+  Fields f = inward();
   f.ttl = 1;
   f.payload = 20'000;
   host.from_peer(vxlan_frame(opened(build(f))));
@@ -509,11 +628,23 @@ void test_vxlan_in(uint32_t features) {
   CHECK(unfinished == (joins ? 2u : header ? 4u : 0u));
 }
 
+/// A superpacket that the filter does not let in counts as its segments.
+void test_vxlan_filter() {
+  Host<Vxlan> host(kAllFeatures, vxlan_end());
+  Fields f = inward();
+  f.payload = 20'000;
+  host.from_stranger(vxlan_frame(opened(build(f))));
+  CHECK(!host.ingress->pump().failure);
+  CHECK(host.row[k_rx_drop_spoofed_source] == (20'000 + kVxlanMtu - 41) / (kVxlanMtu - 40));
+  CHECK(host.drain(host.tun[1]).empty());
+}
+
 void test_vxlan() {
   test_vxlan_out();
   test_vxlan_refusals();
   test_vxlan_undone();
   test_vxlan_joined();
+  test_vxlan_filter();
   for (const uint32_t features : {kAllFeatures, kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), 0u}) {
     context = "vxlan, features " + std::to_string(features);
     test_vxlan_in(features);
@@ -536,6 +667,7 @@ void test_walks(const char* name, bool udp_gso) {
   test_dropped_segments<Encap>();
   test_answers_are_few<Encap>();
   test_time_exceeded<Encap>();
+  test_filter<Encap>();
   context.clear();
 }
 

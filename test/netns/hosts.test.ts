@@ -200,14 +200,20 @@ describe('flannel0', () => {
       lab = await createLab({ hosts: 2 })
       const [a, b] = lab.hosts as [Host, Host]
       const leases = await directoryLeases(lab)
-      await a.startDaemon({ args: leases.args }).line(/flannel is ready/)
+      const daemon = a.startDaemon({ args: leases.args })
+      await daemon.line(/flannel is ready/)
       await a.output(['ip', 'link', 'add', 'other0', 'type', 'bridge'])
       await a.output(['ip', 'address', 'add', '172.30.0.1/24', 'dev', 'other0'])
       for (const device of ['all', 'flannel0'])
         await a.output(['sh', '-c', `echo ${mode} > /proc/sys/net/ipv4/conf/${device}/rp_filter`])
 
       const here = tunAddress(a)
-      const nobodys = here.replace(/\.(\d+)\.0$/, (_all, third) => `.${Number(third) ^ 1}.7`)
+      const beside = (bit: number): string => here.replace(/\.(\d+)\.0$/, (_all, third) => `.${Number(third) ^ bit}.7`)
+      const [others, nobodys] = [beside(1), beside(2)]
+      // The sender is a peer, or weftd itself would not let it in.
+      const lease = others.replace(/\.7$/, '.0-24')
+      writeFileSync(join(lab.folder, 'leases/subnets', lease), `{"PublicIP":"${b.address}","PublicIPv6":null}`)
+      await daemon.line(added(lease.replace('-', '/')))
       const listen = `const socket = (await import('node:dgram')).createSocket('udp4')
       socket.on('message', (text) => console.log(String(text))).bind(5000, () => console.log('listening'))`
       const listener = a.spawn([process.execPath, '--input-type=module', '-e', listen])
@@ -216,7 +222,7 @@ describe('flannel0', () => {
       await eventually(() => expect(heard).toBe('listening\n'))
 
       // In this order through one socket: what comes last tells that the others would have come.
-      const sources = ['192.168.77.1', here, '172.30.0.1', nobodys]
+      const sources = ['192.168.77.1', here, '172.30.0.1', others]
       const destination = parseIpv4(here)!
       const packets = sources.map((from) => {
         const source = parseIpv4(from)!
@@ -237,8 +243,8 @@ describe('flannel0', () => {
         send,
         ...packets.map((each) => each.toString('hex')),
       ])
-      await eventually(() => expect(heard).toContain(nobodys))
-      expect(heard).toBe(`listening\n${nobodys}\n`)
+      await eventually(() => expect(heard).toContain(others))
+      expect(heard).toBe(`listening\n${others}\n`)
       listener.kill()
 
       const nobody = await a.run([...PING, '-c', '1', nobodys])

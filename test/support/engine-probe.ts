@@ -4,6 +4,7 @@
 // devices are used: the kernel forwards between the engine's TUN and a second TUN that this program reads and writes.
 //
 //   probe0 (this program) <-> kernel <-> flannel0 (the engine) <-> UDP 127.0.0.1:8285 <-> 127.0.0.1:9999 (this program)
+//                                                                                    <-- 127.0.0.66 (this program, no peer)
 
 import { createSocket } from 'node:dgram'
 import { readSync, writeSync } from 'node:fs'
@@ -12,6 +13,7 @@ import { output } from '../../lab/command.ts'
 import { startDgramEngine } from '../../src/dataplane/dgram-engine.ts'
 import { ENCAPSULATIONS, type Encapsulation, type Speakable } from '../../src/dataplane/encapsulation.ts'
 import type { Engine, EngineConfig } from '../../src/dataplane/engine.ts'
+import type { Stranger, VerifySource } from '../../src/dataplane/filter.ts'
 import { startNativeEngine } from '../../src/dataplane/native-engine.ts'
 import { encodePeers } from '../../src/dataplane/peers.ts'
 import { addon } from '../../src/host/addon.ts'
@@ -24,6 +26,9 @@ export interface ProbeJob {
   readonly toUdp: readonly string[]
   readonly without: readonly string[]
   readonly encapsulation: Speakable
+  readonly verifySource: VerifySource
+  /** Datagrams for the UDP side from an address that is no peer's, before the others. */
+  readonly fromStranger: readonly string[]
   /** How many answers of the engine's own to wait for on each side: nothing orders them after the last packet. */
   readonly answers?: { readonly fromTun: number; readonly fromUdp: number }
 }
@@ -33,10 +38,11 @@ export interface ProbeResult {
   readonly fromUdp: readonly string[]
   readonly counters: Readonly<Record<string, number>>
   readonly offloads: readonly string[]
+  readonly strangers: readonly Stranger[]
 }
 
-const TUN_ADDRESS = parseIpv4('10.5.1.0')!
-const NETWORK_ADDRESS = parseIpv4('10.5.0.0')!
+const NETWORK = parseIpv4Net('10.5.0.0/16')!
+const SUBNET = parseIpv4Net('10.5.1.0/24')!
 /** Packets on their way at a time: fewer than any buffer holds, however long whoever reads it has no turn. */
 const WINDOW = 64
 /** Marks the last packet of each side. */
@@ -51,8 +57,9 @@ async function main(kind: string): Promise<void> {
     bindAddress: '127.0.0.1',
     port: 8285,
     mtu: 1472,
-    tunAddress: TUN_ADDRESS,
-    networkAddress: NETWORK_ADDRESS,
+    tunAddress: SUBNET.address,
+    networkAddress: NETWORK.address,
+    filter: { verifySource: job.verifySource, network: NETWORK, subnet: SUBNET },
   }
   const engine: Engine =
     kind === 'dgram'
@@ -66,7 +73,7 @@ async function main(kind: string): Promise<void> {
     address add 10.5.1.0/32 dev ${engine.tunName}
     route add 10.5.0.0/16 dev ${engine.tunName}
     link set dev ${probe.name} mtu 1500 txqueuelen 4000 up
-    address add 10.99.0.1/24 dev ${probe.name}`
+    address add 10.5.1.1/24 dev ${probe.name}`
   await output(['ip', '-batch', '-'], { input: settings })
   for (const sysctl of [
     'ip_forward=1',
@@ -108,12 +115,12 @@ async function main(kind: string): Promise<void> {
     })
     stopWatching = () => watcher.stop()
   })
-  const send = (packet: Buffer): Promise<void> =>
-    new Promise((resolve, reject) =>
-      socket.send(packet, 8285, '127.0.0.1', (error) => (error ? reject(error) : resolve())),
-    )
+  const stranger = createSocket('udp4')
+  await new Promise<void>((resolve) => stranger.bind(9999, '127.0.0.66', resolve))
+  const send = (packet: Buffer, by = socket): Promise<void> =>
+    new Promise((resolve, reject) => by.send(packet, 8285, '127.0.0.1', (error) => (error ? reject(error) : resolve())))
 
-  const inside = parseIpv4('10.99.0.2')!
+  const inside = parseIpv4('10.5.1.2')!
   const peer = parseIpv4('10.5.2.2')!
   // The dgram engine shares this event loop: it gets its turn after each packet. What is dropped or answered counts as on
   // its way for good: no job has a window full of that.
@@ -128,6 +135,10 @@ async function main(kind: string): Promise<void> {
   }
   writeSync(probe.fd, ipv4Packet({ source: inside, destination: peer, protocol: 253, payload: SENTINEL }))
   await udpDone
+  for (const hex of job.fromStranger) {
+    await send(Buffer.from(hex, 'hex'), stranger)
+    await turn()
+  }
   for (const [index, hex] of job.toUdp.entries()) {
     await send(Buffer.from(hex, 'hex'))
     await settle(index + 1, fromTun)
@@ -139,9 +150,11 @@ async function main(kind: string): Promise<void> {
   while (fromTun.length < answers.fromTun || fromUdp.length < answers.fromUdp) await turn()
 
   const counters = Object.fromEntries(Object.entries(engine.counters()).map(([name, count]) => [name, Number(count)]))
-  const result: ProbeResult = { fromTun, fromUdp, counters, offloads: engine.offloads }
+  const strangers = engine.takeStrangers()
+  const result: ProbeResult = { fromTun, fromUdp, counters, offloads: engine.offloads, strangers }
   stopWatching()
   socket.close()
+  stranger.close()
   await engine.stop()
   process.stdout.write(JSON.stringify(result), () => process.exit(0))
 }

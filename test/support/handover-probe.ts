@@ -43,6 +43,11 @@ function run(descriptors: Descriptors): NativeEngine {
     mtu: 1472,
     tunAddress: parseIpv4(OURS)!,
     networkAddress: parseIpv4('10.5.0.0')!,
+    filter: {
+      verifySource: 'strict',
+      network: parseIpv4Net('10.5.0.0/16')!,
+      subnet: parseIpv4Net('10.5.1.0/24')!,
+    } as const,
     naive: false,
     nice: 0,
     pollUs: 0,

@@ -26,6 +26,7 @@ interface FakeDataPath {
   refusal: Error | undefined
   mended: string[]
   rounds: Record<string, number>
+  looks: number
   die(why: string): void
 }
 
@@ -62,6 +63,7 @@ const backend: Backend = {
       refusal: undefined,
       mended: [],
       rounds: {},
+      looks: 0,
       die: (why) => die(new Error(why)),
     }
     dataPaths.push(dataPath)
@@ -76,6 +78,7 @@ const backend: Backend = {
       resync: async () => dataPath.mended.splice(0),
       counters: () => ({}),
       threads: () => dataPath.rounds,
+      look: () => void dataPath.looks++,
       close: async () => void (dataPath.closed = true),
     }
   },

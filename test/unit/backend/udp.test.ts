@@ -4,6 +4,7 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import { unusableReason } from '../../../src/backend/peer-filter.ts'
 import { createUdpBackend, udpPort } from '../../../src/backend/udp.ts'
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
+import type { Stranger } from '../../../src/dataplane/filter.ts'
 import { decodePeers } from '../../../src/dataplane/peers.ts'
 import type { Engine, EngineConfig } from '../../../src/dataplane/engine.ts'
 import type { Lease, OwnLease } from '../../../src/lease/lease.ts'
@@ -18,10 +19,10 @@ const lease = (subnet: string, publicIp: string, backendType = ''): Lease => ({
 })
 const own: OwnLease = { ...lease('10.5.72.0/24', '192.0.2.1'), expiresAt: 0, revision: 1n }
 
-let engine: { config: EngineConfig | undefined; records: Uint8Array; stopped: number }
+let engine: { config: EngineConfig | undefined; records: Uint8Array; stopped: number; strangers: Stranger[] }
 installHost()
 beforeEach(() => {
-  engine = { config: undefined, records: new Uint8Array(), stopped: 0 }
+  engine = { config: undefined, records: new Uint8Array(), stopped: 0, strangers: [] }
 })
 
 const startEngine = async (config: EngineConfig): Promise<Engine> => {
@@ -37,6 +38,7 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
     setPeers: (records) => void (engine.records = records),
     counters: () => ({ sent: 5n }),
     threads: () => ({}),
+    takeStrangers: () => engine.strangers.splice(0),
     stop: async () => void engine.stopped++,
   }
 }
@@ -102,6 +104,7 @@ describe('open', () => {
       ...{ encapsulation: 'udp', tunName: 'flannel%d' },
       ...{ bindAddress: '192.0.2.1', port: 7890, mtu: 1472 },
       ...{ tunAddress: ip('10.5.72.0'), networkAddress: ip('10.5.0.0') },
+      filter: { verifySource: 'strict', network: parseIpv4Net('10.5.0.0/16'), subnet: own.subnet },
     })
     expect(host.commands).toEqual([
       'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',
@@ -180,6 +183,27 @@ describe('apply', () => {
   )
   it.each([['240.0.0.1'], ['255.255.255.254'], ['223.255.255.255']])('%s is one', (address) => {
     expect(unusableReason(lease('10.5.1.0/24', address), own)).toBeUndefined()
+  })
+})
+
+describe('look', () => {
+  it('names who is not let in, by the peers that the data path has', async () => {
+    const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"verifySource":"strict"}}')
+    const peer = lease('10.5.1.0/24', '192.0.2.2')
+    host.lines = []
+    engine.strangers = [
+      { from: ip('192.0.2.9'), source: ip('10.5.9.7'), destination: ip('10.5.72.2'), reason: 'rx_drop_unknown_sender' },
+      { from: ip('192.0.2.2'), source: ip('10.5.1.7'), destination: ip('10.5.72.2'), reason: 'rx_drop_unknown_sender' },
+    ]
+    dataPath.look!()
+    expect(host.lines).toEqual([])
+    await dataPath.apply(new Map([[peer.key, peer]]), own.key)
+    dataPath.look!()
+    dataPath.look!()
+    expect(host.lines).toEqual([
+      expect.stringMatching(/^Packets from 192\.0\.2\.9 are not let in: no lease says that 10\.5\.9\.7 is there/),
+      "Packets that came before their sender's lease was known were dropped: 192.0.2.2",
+    ])
   })
 })
 

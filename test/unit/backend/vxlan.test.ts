@@ -3,7 +3,16 @@
 import { expect, it } from 'vitest'
 import { vtepMacOf, vxlanConfig } from '../../../src/backend/vxlan-config.ts'
 
-const NONE = { vni: 1, port: 0, mtu: 0, gbp: false, learning: false, directRouting: false, dataPath: undefined }
+const NONE = {
+  vni: 1,
+  port: 0,
+  mtu: 0,
+  gbp: false,
+  learning: false,
+  directRouting: false,
+  dataPath: undefined,
+  verifySource: 'strict',
+}
 
 it.each([
   [{}, NONE],
@@ -16,6 +25,7 @@ it.each([
     { ...NONE, gbp: true, learning: true, directRouting: true },
   ],
   [{ datapath: 'userspace' }, { ...NONE, dataPath: 'userspace' }],
+  [{ verifysource: 'inner' }, { ...NONE, verifySource: 'inner' }],
   [{ vni: null }, NONE],
   [{ vni: 9_999_999 }, { ...NONE, vni: 9_999_999 }],
 ])('of %j the options are %j', (backend, options) => {
@@ -31,6 +41,7 @@ it.each([
   [{ gbp: 'yes' }, 'Backend.GBP is "yes"'],
   [{ directrouting: 1 }, 'Backend.DirectRouting is 1'],
   [{ datapath: 'user' }, 'Backend.DataPath is "user"'],
+  [{ verifysource: 'outer' }, 'Backend.VerifySource is "outer"'],
 ])('%j is refused: %s', (backend, message) => {
   expect(() => vxlanConfig(backend)).toThrow(message)
 })

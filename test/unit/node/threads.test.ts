@@ -17,6 +17,7 @@ it('notices a thread that hangs, names it, and stops serving the watchdog until 
   }
   await tick(60_000, true)
   expect([trouble(), alive]).toEqual([undefined, 4])
+  expect(dataPaths[0]!.looks).toBeGreaterThan(25) // every 2 s it says what it has noticed
   await tick(20_000, false)
   expect(trouble()).toMatch(/^the thread weft-loop1 has hung for 1\d s$/)
   expect(lines.filter((line) => line.startsWith('E'))).toEqual([

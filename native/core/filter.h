@@ -1,0 +1,110 @@
+// filter.h - which packets from peers are let in: those that say truly whose they are, and are for us.
+//
+// There is no key and no signature: what is compared is the packet's inner source with the peer table, and the
+// datagram's outer source with the peer's address. Ports are not, which peers choose as they like. That keeps out
+// whoever cannot send with a peer's address; on an underlay where hosts forge addresses it keeps out nobody who knows
+// the peers.
+#pragma once
+
+#include <optional>
+
+#include "packet.h"
+#include "peers.h"
+#include "strangers.h"
+
+namespace weft {
+
+enum class VerifySource : uint8_t {
+  kOff,     ///< everything is let in, as by flanneld
+  kInner,   ///< by the inner addresses, for peers whose datagrams come from another address than they lease with
+  kStrict,  ///< by the outer source too
+};
+
+/// An IPv4 network, in network order.
+struct Net {
+  uint32_t address = 0;
+  uint32_t mask = 0;
+  bool contains(uint32_t other) const { return (other & mask) == address; }
+};
+
+struct FilterOptions {
+  VerifySource verify = VerifySource::kOff;
+  Net network = {};  ///< the cluster's
+  Net subnet = {};   ///< this node's part of it, with the TUN's own address
+};
+
+/// Used by one thread.
+class Filter {
+ public:
+  Filter(const FilterOptions& options, Strangers* strangers) : options_(options), strangers_(strangers) {}
+
+  /// Until the next call peers are asked of `table`.
+  void begin(const PeerTable& table) {
+    table_ = &table;
+    last_ = {};
+  }
+
+  /// Why a packet is not let in that came in a datagram from `from` (IPv4, network order); nothing when it is.
+  std::optional<Counter> reason_to_drop(uint32_t from, const uint8_t* bytes, const Packet& packet) {
+    if (options_.verify == VerifySource::kOff) return {};
+    if (packet.version == 6) return noted(reason_against(from, bytes + 8), {from, 0, 0});
+    const uint32_t source = load<uint32_t>(bytes + 12), destination = load<uint32_t>(bytes + 16);
+    // Most packets of a turn are a stream's.
+    if (!last_.known || last_.from != from || last_.source != source) {
+      if (const auto reason = reason_against(from, source)) return noted(reason, {from, source, destination});
+      last_ = {true, from, source};
+    }
+    if (options_.subnet.contains(destination)) return {};
+    return noted(k_rx_drop_destination, {from, source, destination});
+  }
+
+ private:
+  struct Pair {
+    bool known = false;
+    uint32_t from = 0, source = 0;
+  };
+  struct Addresses {
+    uint32_t from, source, destination;
+  };
+
+  std::optional<Counter> reason_against(uint32_t from, uint32_t source) const {
+    if (options_.subnet.contains(source) || !is_one_host(source)) return k_rx_drop_spoofed_source;
+    uint8_t address[sizeof source];
+    store(address, source);
+    if (const Endpoint* peer = table_->find(4, address)) return unless_sent_by(*peer, from);
+    // A host that does not masquerade what it sends itself.
+    if (!options_.network.contains(source) && table_->has_endpoint_at(from)) return {};
+    return k_rx_drop_unknown_sender;
+  }
+
+  /// Of IPv6 no network and no subnet of our own is known: a packet is a peer's, or nobody's.
+  std::optional<Counter> reason_against(uint32_t from, const uint8_t* source) const {
+    const Endpoint* peer = table_->find(6, source);
+    return peer ? unless_sent_by(*peer, from) : k_rx_drop_unknown_sender;
+  }
+
+  std::optional<Counter> unless_sent_by(const Endpoint& peer, uint32_t from) const {
+    if (options_.verify == VerifySource::kStrict && !peer.is_at(from)) return k_rx_drop_spoofed_source;
+    return {};
+  }
+
+  /// Whether an address can be that of one host (RFC 1122 section 3.2.1.3); those above 240.0.0.0 are, since clouds
+  /// lease them.
+  static bool is_one_host(uint32_t address) {
+    const uint32_t host_order = to_be32(address);
+    const uint8_t top = static_cast<uint8_t>(host_order >> 24);
+    return top != 0 && top != 127 && (top < 224 || top >= 240) && host_order != 0xffffffff;
+  }
+
+  std::optional<Counter> noted(std::optional<Counter> reason, const Addresses& addresses) {
+    if (reason) strangers_->note({addresses.from, addresses.source, addresses.destination, *reason});
+    return reason;
+  }
+
+  FilterOptions options_;
+  Strangers* strangers_;
+  const PeerTable* table_ = nullptr;
+  Pair last_;  // that was let in
+};
+
+}  // namespace weft

@@ -1,0 +1,101 @@
+// strangers.ts - says whose packets the engine does not let in, each once, and what to do.
+
+import { LRUCache } from 'lru-cache'
+import { backendOptions } from '../config/backend-options.ts'
+import {
+  VERIFY_SOURCE,
+  reasonToDrop,
+  type FilterOptions,
+  type Stranger,
+  type VerifySource,
+} from '../dataplane/filter.ts'
+import { createPeerTable, type Peer, type PeerTable } from '../dataplane/peers.ts'
+import type { Log } from '../log.ts'
+import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+
+/** Strangers that are remembered as named. */
+const MOST_NAMED = 1024
+/** Anybody can pretend to be many: so many are named a minute, and the others later if they still send. */
+const NAMED_A_MINUTE = 8
+
+/** VerifySource of the `Backend` object. Throws WeftError CONFIG when it is none that there is. */
+export function verifySource(backend: Readonly<Record<string, unknown>>): VerifySource {
+  return backendOptions(backend).word('VerifySource', VERIFY_SOURCE) ?? 'strict'
+}
+
+/** No IPv4 packet with the source 0.0.0.0 is dropped for that reason. */
+const isIpv6 = ({ source, reason }: Stranger): boolean => source === 0 && reason === 'rx_drop_unknown_sender'
+
+export interface StrangerLog {
+  setPeers(peers: readonly Peer[]): void
+  /** Names those of the call before that are new and still are strangers: a lease may come after its node's first packets. */
+  name(strangers: readonly Stranger[]): void
+}
+
+/** `now` is in ms and never goes back. */
+export function createStrangerLog(
+  filter: FilterOptions,
+  log: Log,
+  now: () => number = () => performance.now(),
+): StrangerLog {
+  let peers: readonly Peer[] = []
+  let table: PeerTable | undefined
+  let before: readonly Stranger[] = []
+  const named = new LRUCache<string, true>({ max: MOST_NAMED })
+  let namedAt: readonly number[] = []
+  return {
+    setPeers(all) {
+      peers = all
+      table = undefined
+    },
+    name(newest) {
+      const strangers = before
+      before = newest
+      if (strangers.length === 0) return
+      const known = (table ??= createPeerTable(peers))
+      const early = new Set<string>()
+      for (const stranger of strangers) {
+        const from = formatIpv4(stranger.from)
+        // By the peers of now: what was unknown may be forged by what is known.
+        const reason = isIpv6(stranger) ? stranger.reason : reasonToDrop(filter, known, stranger)
+        if (reason === undefined) {
+          early.add(from)
+          continue
+        }
+        const key = `${reason} ${from}`
+        namedAt = namedAt.filter((at) => now() - at < 60_000)
+        if (named.has(key) || namedAt.length >= NAMED_A_MINUTE) continue
+        named.set(key, true)
+        namedAt = [...namedAt, now()]
+        warn({ ...stranger, reason }, known)
+      }
+      if (early.size > 0)
+        log.info(`Packets that came before their sender's lease was known were dropped: ${[...early].join(', ')}`)
+    },
+  }
+
+  function warn(stranger: Stranger, known: PeerTable): void {
+    const { from, source, destination, reason } = stranger
+    const sender = formatIpv4(from)
+    const claimed = isIpv6(stranger) ? 'an IPv6 address' : formatIpv4(source)
+    const peer = known.find(source)
+    if (reason === 'rx_drop_destination') {
+      const [to, subnet] = [formatIpv4(destination), formatIpv4Net(filter.subnet)]
+      log.warn(
+        `Packets from ${sender} are not let in: they are for ${to}, which is not in this node's subnet ${subnet}`,
+      )
+    } else if (reason === 'rx_drop_unknown_sender') {
+      log.warn(
+        `Packets from ${sender} are not let in: no lease says that ${claimed} is there. If that is a node, see that its lease ` +
+          'is in the store; else have the firewall keep it out',
+      )
+    } else if (peer) {
+      log.warn(
+        `Packets from ${sender} are not let in: ${claimed} belongs to the node at ${formatIpv4(peer.endpoint)}. They are forged, ` +
+          'or set "VerifySource": "inner" if that peer is behind NAT or published another address with --public-ip',
+      )
+    } else {
+      log.warn(`Packets from ${sender} are not let in: they claim to be from ${claimed}, which no other node can have`)
+    }
+  }
+}
