@@ -158,8 +158,16 @@ const BACKENDS: Readonly<Record<string, Setup>> = {
   'vxlan-kernel': daemons({ Type: 'vxlan', DataPath: 'kernel' }),
   'vxlan-userspace': daemons({ Type: 'vxlan', DataPath: 'userspace' }),
   wireguard: daemons({ Type: 'wireguard' }),
+  // What the ingress filter costs.
+  'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),
 }
-export const BACKEND_PATH_NAMES: readonly string[] = ['native', ...Object.keys(BACKENDS)]
+export const BACKEND_PATH_NAMES: readonly string[] = [
+  'native',
+  'host-gw',
+  'vxlan-kernel',
+  'vxlan-userspace',
+  'wireguard',
+]
 /** The native engine without one feature each. */
 export const FEATURE_PATH_NAMES: readonly string[] = addon.featureNames.map((feature) => `native-${feature}`)
 
@@ -169,7 +177,7 @@ function setupFor(name: string, peer: string | undefined): Setup {
   if (name === 'peer' && peer !== undefined) return peerProgram(peer)
   if (FEATURE_PATH_NAMES.includes(name)) return weft('native', ...without([name.slice('native-'.length)]))
   throw new WeftError('USAGE', `no such path: ${name}`, {
-    remedy: `there are ${[...new Set([...PATH_NAMES, ...BACKEND_PATH_NAMES, ...FEATURE_PATH_NAMES])].join(', ')}`,
+    remedy: `there are ${[...PATH_NAMES, ...Object.keys(BACKENDS), ...FEATURE_PATH_NAMES].join(', ')}`,
   })
 }
 

@@ -47,7 +47,7 @@ export function engineStartError(error: unknown, config: EngineConfig): WeftErro
     return fail(
       'PORT_IN_USE',
       `UDP port ${where} is taken`,
-      `stop the process that holds it (\`ss -ulnp sport = :${config.port}\`), flanneld perhaps, or a vxlan device of the kernel (\`ip -d link show type vxlan\`), or set Backend.Port for all nodes`,
+      `stop what holds it (\`ss -ulnp sport = :${config.port}\`; flanneld perhaps, or a vxlan device), or set Backend.Port for all nodes`,
     )
   }
   if (code === 'EADDRNOTAVAIL') {
