@@ -455,6 +455,8 @@ void test_sender_socket() {
 
 constexpr uint8_t kOurMac[6] = {2, 0, 0, 0, 0, 0xaa};
 constexpr size_t kVxlanMtu = 1450;
+/// Of so much TCP payload in a superpacket, whose segments fit an MTU of 1280 (encap/vxlan.h).
+constexpr size_t kSegmentsOf20000 = (20'000 + 1280 - 41) / (1280 - 40);
 
 /// VNI 0x010203.
 OwnEnd vxlan_end() {
@@ -607,11 +609,10 @@ void test_vxlan_in(uint32_t features) {
   f.sequence = 5;
   for (int i = 0; i < 4; i++, f.sequence += 1000) host.from_peer(vxlan_frame(opened(build(f))));
   CHECK(!host.ingress->pump().failure);
-  const size_t segments = (20'000 + 1280 - 41) / (1280 - 40);
-  CHECK(host.row[k_rx_packets] == segments + 4);
+  CHECK(host.row[k_rx_packets] == kSegmentsOf20000 + 4);
   const auto writes = host.drain(host.tun[1]);
   const bool joins = features & kCoalesceTcp;
-  CHECK(writes.size() == (joins ? 2 : segments + 4));
+  CHECK(writes.size() == (joins ? 2 : kSegmentsOf20000 + 4));
   size_t payload = 0, unfinished = 0;
   for (const Bytes& write : writes) {
     VirtioHeader virtio;
@@ -635,7 +636,7 @@ void test_vxlan_filter() {
   f.payload = 20'000;
   host.from_stranger(vxlan_frame(opened(build(f))));
   CHECK(!host.ingress->pump().failure);
-  CHECK(host.row[k_rx_drop_spoofed_source] == (20'000 + kVxlanMtu - 41) / (kVxlanMtu - 40));
+  CHECK(host.row[k_rx_drop_spoofed_source] == kSegmentsOf20000);
   CHECK(host.drain(host.tun[1]).empty());
 }
 
