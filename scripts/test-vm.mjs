@@ -56,7 +56,7 @@ process.on('exit', () => cleanups.forEach((cleanup) => cleanup()))
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, () => process.exit(130))
 
 /** The stdout of a program that must succeed. */
-function output(command, args, cwd = root) {
+function outputOf(command, args, cwd = root) {
   const { status, stdout, stderr, error } = spawnSync(command, args, { cwd, encoding: 'utf8' })
   if (status !== 0) fail(`${[command, ...args].join(' ')} failed: ${error?.message ?? stderr.trim()}`)
   return stdout
@@ -64,7 +64,7 @@ function output(command, args, cwd = root) {
 
 /** Debian's kernel as it is now: the folder with the package unpacked, which is downloaded once. */
 function unpackedKernel() {
-  const name = /Depends: (linux-image-\S+)/.exec(output('apt-cache', ['depends', 'linux-image-amd64']))?.[1]
+  const name = /Depends: (linux-image-\S+)/.exec(outputOf('apt-cache', ['depends', 'linux-image-amd64']))?.[1]
   if (name === undefined) fail('apt knows no linux-image-amd64; run apt-get update')
   const unpacked = join(folder, name)
   if (existsSync(unpacked)) return unpacked
@@ -72,11 +72,11 @@ function unpackedKernel() {
   mkdirSync(folder, { recursive: true })
   const part = mkdtempSync(join(folder, 'part-'))
   cleanups.add(() => rmSync(part, { recursive: true, force: true }))
-  output('apt-get', ['download', '-q', name], part)
+  outputOf('apt-get', ['download', '-q', name], part)
   const [archive] = readdirSync(part)
-  output('dpkg', ['-x', archive, '.'], part)
+  outputOf('dpkg', ['-x', archive, '.'], part)
   rmSync(join(part, archive))
-  output('depmod', ['-b', part, versionOf(part)])
+  outputOf('depmod', ['-b', part, versionOf(part)])
   renameSync(part, unpacked)
   return unpacked
 }
@@ -88,14 +88,14 @@ function packInitramfs(unpacked, to) {
   const tree = `${to}-tree`
   for (const each of ['bin', 'modules', 'proc', 'sys', 'dev', 'lower', 'upper', 'root'])
     mkdirSync(join(tree, each), { recursive: true })
-  copyFileSync(output('sh', ['-c', 'command -v busybox']).trim(), join(tree, 'bin/busybox'))
+  copyFileSync(outputOf('sh', ['-c', 'command -v busybox']).trim(), join(tree, 'bin/busybox'))
   copyFileSync(join(root, 'scripts/vm/initramfs'), join(tree, 'init'))
   chmodSync(join(tree, 'init'), 0o755)
   const asked = ['-d', unpacked, '-S', versionOf(unpacked), '-a', '--show-depends', ...ROOT_MODULES]
-  const paths = new Set([...output('modprobe', asked).matchAll(/^insmod (\S+)/gm)].map(([, path]) => path))
+  const paths = new Set([...outputOf('modprobe', asked).matchAll(/^insmod (\S+)/gm)].map(([, path]) => path))
   for (const [index, path] of [...paths].entries())
     copyFileSync(path, join(tree, 'modules', `${String(index).padStart(2, '0')}-${basename(path)}`))
-  output('sh', ['-c', `find . | cpio --quiet -o -H newc > "$0"`, to], tree)
+  outputOf('sh', ['-c', `find . | cpio --quiet -o -H newc > "$0"`, to], tree)
   rmSync(tree, { recursive: true })
 }
 
@@ -184,10 +184,12 @@ if (args[0] === '--') {
   process.stdout.write(`ended with ${code ?? 'the machine'} on Linux ${kernel}, emulated, after ${seconds} s\n`)
   process.exitCode = code ?? 1
 } else {
-  const missing = args.find((word) => /\.test\.ts$/.test(word) && !existsSync(join(root, word)))
+  const missing = args.find((word) => word.endsWith('.test.ts') && !existsSync(join(root, word)))
   if (missing !== undefined) fail(`there is no ${missing}`)
   const parts = args.length > 0 ? [args] : DEFAULT.filter(([file]) => existsSync(join(root, file)))
-  const vitest = [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run']
+  // Each test is told as it ends: a file's take minutes, and when time is up it is seen which one hung.
+  const reporters = ['--reporter=verbose', '--reporter=./test/support/summary-reporter.ts']
+  const vitest = [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...reporters]
   const lines = []
   const total = { passed: 0, failed: 0, skipped: 0 }
   for (const [index, part] of parts.entries()) {
