@@ -111,6 +111,7 @@ async function runThere(command, exchange) {
   const env = {
     HOME: '/root',
     PATH: `${process.env.PATH}:/usr/sbin:/sbin`,
+    TMPDIR: '/run/tmp', // the tree's is used by others meanwhile, whose labs would look like leftovers there
     NO_COLOR: '1',
     WEFT_PATIENCE: PATIENCE,
     ...Object.fromEntries(Object.entries(process.env).filter(([name]) => name.startsWith('WEFT_'))),
