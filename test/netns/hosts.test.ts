@@ -7,7 +7,7 @@ import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
-import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
@@ -455,7 +455,7 @@ describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) =
       [1, 2, 3].map((number) => `{"PublicIP":"192.168.77.${number}","PublicIPv6":null}`),
     )
     expect(await leases.overwritten()).toEqual([])
-  }, 240_000)
+  }, 4 * EVENT_MS)
 })
 
 describe('the start race', () => {
@@ -496,6 +496,6 @@ describe('the start race', () => {
         await Promise.all(daemons.map((daemon) => daemon.stop('SIGKILL')))
       }
     },
-    600_000,
+    10 * EVENT_MS,
   )
 })
