@@ -2,9 +2,10 @@
 // most of their time is waiting. That of the container image is there when it is asked for.
 
 import { defineConfig } from 'vitest/config'
+import { PATIENCE } from './lab/command.ts'
 
 /** Of a test that hangs; what it waits for has a limit of a minute for each event (test/support/event.ts). */
-const LIMITS = { testTimeout: 300_000, hookTimeout: 300_000 }
+const LIMITS = { testTimeout: 300_000 * PATIENCE, hookTimeout: 300_000 * PATIENCE }
 
 export default defineConfig({
   test: {
@@ -12,7 +13,7 @@ export default defineConfig({
     reporters: ['default', './test/support/summary-reporter.ts'],
     passWithNoTests: false,
     setupFiles: ['./test/support/report-failure.ts'],
-    expect: { poll: { timeout: 60_000, interval: 50 } },
+    expect: { poll: { timeout: 60_000 * PATIENCE, interval: 50 } },
     ...LIMITS,
     projects: [
       {

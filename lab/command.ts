@@ -8,7 +8,10 @@ export interface Finished {
   readonly stderr: string
 }
 
-const TIMEOUT_MS = 120_000
+/** How many times as long everything may take, on a machine that is that much slower: one that is emulated. */
+export const PATIENCE = Number(process.env['WEFT_PATIENCE'] ?? 1)
+
+const TIMEOUT_MS = 120_000 * PATIENCE
 
 /** Runs a program to its end, at most two minutes. */
 export function execute(
@@ -41,7 +44,7 @@ export async function output(
 /** Like `output`, without the event loop: for cleaning up while the process ends. Failures are ignored. */
 export function executeSync(command: readonly string[]): string {
   const [file = '', ...args] = command
-  return spawnSync(file, args, { encoding: 'utf8', timeout: 10_000 }).stdout ?? ''
+  return spawnSync(file, args, { encoding: 'utf8', timeout: 10_000 * PATIENCE }).stdout ?? ''
 }
 
 /** Resolves when the process has ended. */

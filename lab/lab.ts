@@ -23,10 +23,10 @@ import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { createInterface } from 'node:readline'
 import { formatIpv4, parseIpv4 } from '../src/net/ipv4.ts'
-import { ended, execute, executeSync, output, type Finished } from './command.ts'
+import { ended, execute, executeSync, output, PATIENCE, type Finished } from './command.ts'
 
 /** How long an event of a lab may take, in ms, before it counts as one that does not come: much, for slow machines. */
-export const EVENT_MS = 60_000
+export const EVENT_MS = 60_000 * PATIENCE
 
 const PREFIX = 'weft-'
 const NAMESPACE_FOLDER = '/run/netns'
@@ -381,7 +381,7 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
         const running = [...children]
         for (const child of running) child.kill('SIGTERM')
         const gone = Promise.all(running.map(ended))
-        const patience = setTimeout(() => running.forEach((child) => child.kill('SIGKILL')), 3_000)
+        const patience = setTimeout(() => running.forEach((child) => child.kill('SIGKILL')), 3_000 * PATIENCE)
         await gone
         clearTimeout(patience)
         removeAll()

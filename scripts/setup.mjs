@@ -22,7 +22,7 @@ import { fileURLToPath } from 'node:url'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const COMMON = ['demo', 'test', 'bench', 'lint']
-const KINDS = [...COMMON, 'build', 'fuzz', 'arch', 'image']
+const KINDS = [...COMMON, 'build', 'fuzz', 'arch', 'image', 'vm']
 const RUN = ['demo', 'test', 'bench']
 const color = process.stdout.isTTY && !process.env.NO_COLOR
 
@@ -59,6 +59,10 @@ const SYSTEM = [
   { command: 's390x-linux-gnu-g++', package: 'g++-s390x-linux-gnu', for: ['arch'] },
   { command: 'qemu-aarch64-static', package: 'qemu-user-static', for: ['arch'] },
   { command: 'qemu-s390x-static', package: 'qemu-user-static', for: ['arch'] },
+  { command: 'qemu-system-x86_64', package: 'qemu-system-x86', for: ['vm'] },
+  { command: 'busybox', package: 'busybox-static', for: ['vm'] },
+  { command: 'cpio', package: 'cpio', for: ['vm'] },
+  { command: 'modprobe', package: 'kmod', for: ['vm'] },
 ]
 
 /** Clang's folder of a version, which has the version for its name; undefined when there is no clang. */

@@ -248,9 +248,7 @@ describe('the native engine', () => {
 
   it('hands its descriptors on: packets cross under each engine, also those that were sent between two', async () => {
     const script = join(packageRoot, 'dist/test/support/handover-probe.js')
-    const result = JSON.parse(
-      await output(inNamespace([process.execPath, script]), { timeoutMs: 30_000 }),
-    ) as HandoverResult
+    const result = JSON.parse(await output(inNamespace([process.execPath, script]))) as HandoverResult
     expect(result.crossed).toEqual({
       'the first': ['before the first', 'the first'], // in another process than the one that opened them
       'the second': ['before the second', 'the second'],

@@ -7,7 +7,7 @@ import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
-import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
@@ -410,52 +410,56 @@ describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) =
     expect(first!.process.exitCode).toBeNull()
   })
 
-  it('that were frozen while their lease ended take it again, or move when another node has it', async () => {
-    lab = await createLab({ hosts: 3 })
-    const leases = await STORES[store](lab)
-    const [a, b, c] = lab.hosts as [Host, Host, Host]
-    const [first, second] = [a, b].map((host) => host.startDaemon({ args: leases.args }))
-    await Promise.all([first!, second!].map((daemon) => daemon.line(/flannel is ready/)))
-    await reach(a.namespace, tunAddress(b))
-    const subnet = subnetOf(a)
-    const frozen = async (meanwhile: () => Promise<void>): Promise<void> => {
-      first!.process.kill('SIGSTOP')
-      await eventually(() => expect(readFileSync(`/proc/${first!.process.pid}/stat`, 'utf8')).toMatch(/\) T /))
-      await leases.expire(subnet)
-      await second!.line(removed(subnet))
-      await meanwhile()
-      await delay(FROZEN_MS)
-      first!.process.kill('SIGCONT')
-    }
-    await frozen(async () => {})
-    await first!.line(/Lease of .* acquired again/)
-    expect(subnetOf(a)).toBe(subnet)
-    await reach(b.namespace, tunAddress(a))
+  it(
+    'that were frozen while their lease ended take it again, or move when another node has it',
+    async () => {
+      lab = await createLab({ hosts: 3 })
+      const leases = await STORES[store](lab)
+      const [a, b, c] = lab.hosts as [Host, Host, Host]
+      const [first, second] = [a, b].map((host) => host.startDaemon({ args: leases.args }))
+      await Promise.all([first!, second!].map((daemon) => daemon.line(/flannel is ready/)))
+      await reach(a.namespace, tunAddress(b))
+      const subnet = subnetOf(a)
+      const frozen = async (meanwhile: () => Promise<void>): Promise<void> => {
+        first!.process.kill('SIGSTOP')
+        await eventually(() => expect(readFileSync(`/proc/${first!.process.pid}/stat`, 'utf8')).toMatch(/\) T /))
+        await leases.expire(subnet)
+        await second!.line(removed(subnet))
+        await meanwhile()
+        await delay(FROZEN_MS)
+        first!.process.kill('SIGCONT')
+      }
+      await frozen(async () => {})
+      await first!.line(/Lease of .* acquired again/)
+      expect(subnetOf(a)).toBe(subnet)
+      await reach(b.namespace, tunAddress(a))
 
-    let third: Daemon
-    await frozen(async () => {
-      writeFileSync(c.subnetFile, readFileSync(a.subnetFile))
-      third = c.startDaemon({ args: leases.args })
-      await third.line(/flannel is ready/)
-    })
-    await first!.line(/Lease has been revoked: .*192\.168\.77\.3/)
-    await first!.line(/This node moves from/)
-    await expect.poll(() => subnetOf(a)).not.toBe(subnet)
-    expect(subnetOf(c)).toBe(subnet)
-    // Each is where the store says, for whoever looks.
-    await third!.line(added(a))
-    for (const [from, to] of [
-      [b, a],
-      [b, c],
-      [c, a],
-      [a, c],
-    ] as const)
-      await reach(from.namespace, tunAddress(to))
-    expect((await leases.values()).toSorted()).toEqual(
-      [1, 2, 3].map((number) => `{"PublicIP":"192.168.77.${number}","PublicIPv6":null}`),
-    )
-    expect(await leases.overwritten()).toEqual([])
-  }, 240_000)
+      let third: Daemon
+      await frozen(async () => {
+        writeFileSync(c.subnetFile, readFileSync(a.subnetFile))
+        third = c.startDaemon({ args: leases.args })
+        await third.line(/flannel is ready/)
+      })
+      await first!.line(/Lease has been revoked: .*192\.168\.77\.3/)
+      await first!.line(/This node moves from/)
+      await expect.poll(() => subnetOf(a)).not.toBe(subnet)
+      expect(subnetOf(c)).toBe(subnet)
+      // Each is where the store says, for whoever looks.
+      await third!.line(added(a))
+      for (const [from, to] of [
+        [b, a],
+        [b, c],
+        [c, a],
+        [a, c],
+      ] as const)
+        await reach(from.namespace, tunAddress(to))
+      expect((await leases.values()).toSorted()).toEqual(
+        [1, 2, 3].map((number) => `{"PublicIP":"192.168.77.${number}","PublicIPv6":null}`),
+      )
+      expect(await leases.overwritten()).toEqual([])
+    },
+    4 * EVENT_MS,
+  )
 })
 
 describe('the start race', () => {
@@ -496,6 +500,6 @@ describe('the start race', () => {
         await Promise.all(daemons.map((daemon) => daemon.stop('SIGKILL')))
       }
     },
-    600_000,
+    10 * EVENT_MS,
   )
 })

@@ -32,7 +32,7 @@ const routes = async (host: Host): Promise<string[]> =>
   (await host.output('ip route show root 10.5.0.0/16'.split(' ')))
     .split('\n')
     .map((line) => line.trim())
-    .filter((line) => line !== '')
+    .filter((line) => line.includes(' via '))
     .toSorted()
 const via = (host: Host): string => `${subnetOf(host)} via ${host.address} dev flannel.ipip onlink`
 

@@ -1,0 +1,205 @@
+// test-vm.mjs - tests on another kernel, Debian's own in QEMU: `npm run test:vm -- [FILE...] [-t NAME]`, or `-- -- COMMAND...`.
+//
+// The machine is emulated, which needs no right and no virtualization, and is ten to twenty times slower than this one. Its
+// root is this machine's tree, read-only beneath a tmpfs (vm/initramfs), where the command runs (vm/guest) as it would here:
+// the same programs, another kernel. The kernel is the package that `linux-image-amd64` depends on, unpacked into build/vm,
+// never installed. Each part of the list has a machine of its own, so that none meets what another left.
+
+import { spawn, spawnSync } from 'node:child_process'
+import {
+  chmodSync,
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs'
+import { availableParallelism } from 'node:os'
+import { basename, dirname, join, relative } from 'node:path'
+import { fileURLToPath } from 'node:url'
+
+const root = dirname(dirname(fileURLToPath(import.meta.url)))
+const folder = join(root, 'build/vm')
+/** How many times as long whatever a test waits for may take there. */
+const PATIENCE = 10
+const MEMORY_MIB = 4096
+/** For one machine, from its start to its end. */
+const LIMIT_MS = 20 * 60_000
+/** What its root is made of: virtio's bus, this machine's tree, what is written above it. */
+const ROOT_MODULES = ['virtio_pci', '9pnet_virtio', '9p', 'overlay']
+
+/**
+ * What runs when nothing is named, as arguments of vitest: the engine, which misses features of newer kernels there, and
+ * backends, some of which need devices that not every kernel has.
+ */
+const DEFAULT = [
+  ['test/native/engines.test.ts'],
+  ['test/netns/backends.test.ts'],
+  ['test/netns/ipip.test.ts'],
+  ['test/netns/wireguard.test.ts'],
+  ['test/netns/vxlan.test.ts'],
+  ['test/netns/hosts.test.ts', '-t', 'with the native engine|is mended'],
+]
+
+function fail(message) {
+  process.stderr.write(`test:vm: ${message}\n`)
+  process.exit(2)
+}
+
+/** What is to be undone at the end, also when this is interrupted. */
+const cleanups = new Set()
+process.on('exit', () => cleanups.forEach((cleanup) => cleanup()))
+for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, () => process.exit(130))
+
+/** The stdout of a program that must succeed. */
+function outputOf(command, args, cwd = root) {
+  const { status, stdout, stderr, error } = spawnSync(command, args, { cwd, encoding: 'utf8' })
+  if (status !== 0) fail(`${[command, ...args].join(' ')} failed: ${error?.message ?? stderr.trim()}`)
+  return stdout
+}
+
+/** Debian's kernel as it is now: the folder with the package unpacked, which is downloaded once. */
+function unpackedKernel() {
+  const name = /Depends: (linux-image-\S+)/.exec(outputOf('apt-cache', ['depends', 'linux-image-amd64']))?.[1]
+  if (name === undefined) fail('apt knows no linux-image-amd64; run apt-get update')
+  const unpacked = join(folder, name)
+  if (existsSync(unpacked)) return unpacked
+  process.stdout.write(`${name} is downloaded and unpacked into ${relative(process.cwd(), folder)}\n`)
+  mkdirSync(folder, { recursive: true })
+  const part = mkdtempSync(join(folder, 'part-'))
+  cleanups.add(() => rmSync(part, { recursive: true, force: true }))
+  outputOf('apt-get', ['download', '-q', name], part)
+  const [archive] = readdirSync(part)
+  outputOf('dpkg', ['-x', archive, '.'], part)
+  rmSync(join(part, archive))
+  outputOf('depmod', ['-b', part, versionOf(part)])
+  renameSync(part, unpacked)
+  return unpacked
+}
+
+const versionOf = (unpacked) => readdirSync(join(unpacked, 'lib/modules'))[0]
+
+/** Packs what the kernel starts with: busybox, the modules for the root in the order of loading, the script. */
+function packInitramfs(unpacked, to) {
+  const tree = `${to}-tree`
+  for (const each of ['bin', 'modules', 'proc', 'sys', 'dev', 'lower', 'upper', 'root'])
+    mkdirSync(join(tree, each), { recursive: true })
+  copyFileSync(outputOf('sh', ['-c', 'command -v busybox']).trim(), join(tree, 'bin/busybox'))
+  copyFileSync(join(root, 'scripts/vm/initramfs'), join(tree, 'init'))
+  chmodSync(join(tree, 'init'), 0o755)
+  const asked = ['-d', unpacked, '-S', versionOf(unpacked), '-a', '--show-depends', ...ROOT_MODULES]
+  const paths = new Set([...outputOf('modprobe', asked).matchAll(/^insmod (\S+)/gm)].map(([, path]) => path))
+  for (const [index, path] of [...paths].entries())
+    copyFileSync(path, join(tree, 'modules', `${String(index).padStart(2, '0')}-${basename(path)}`))
+  outputOf('sh', ['-c', `find . | cpio --quiet -o -H newc > "$0"`, to], tree)
+  rmSync(tree, { recursive: true })
+}
+
+const quoted = (words) => words.map((word) => `'${word.replaceAll("'", `'\\''`)}'`).join(' ')
+
+/** Runs a command on a machine of its own; shows its output as it comes, and resolves with it, the exit code and the kernel. */
+async function runThere(command, exchange) {
+  const unpacked = unpackedKernel()
+  const at = (name) => join(exchange, name)
+  mkdirSync(exchange, { recursive: true })
+  packInitramfs(unpacked, at('initrd'))
+  copyFileSync(join(root, 'scripts/vm/guest'), at('guest'))
+  const env = {
+    HOME: '/root',
+    PATH: `${process.env.PATH}:/usr/sbin:/sbin`,
+    TMPDIR: '/run/tmp', // the tree's is used by others meanwhile, whose labs would look like leftovers there
+    NO_COLOR: '1',
+    WEFT_PATIENCE: PATIENCE,
+    ...Object.fromEntries(Object.entries(process.env).filter(([name]) => name.startsWith('WEFT_'))),
+  }
+  const set = Object.entries(env).map(([name, value]) => `${name}=${value}`)
+  writeFileSync(at('command'), `cd ${quoted([root])} && exec env ${quoted([...set, ...command])}\n`)
+  writeFileSync(at('output'), '')
+
+  const share = (tag, path, readonly) => [
+    '-virtfs',
+    `local,path=${path},mount_tag=${tag},security_model=none,multidevs=remap${readonly ? ',readonly=on' : ''}`,
+  ]
+  const began = performance.now()
+  // Without its parent it ends as well, when that is killed.
+  const qemu = spawn('setpriv', [
+    ...['--pdeathsig', 'KILL', 'qemu-system-x86_64'],
+    ...['-accel', 'tcg,thread=multi', '-cpu', 'max', '-smp', String(Math.min(availableParallelism(), 4))],
+    ...['-m', String(MEMORY_MIB), '-display', 'none', '-monitor', 'none', '-serial', `file:${at('console')}`],
+    ...['-nic', 'none', '-no-reboot'],
+    ...['-kernel', join(unpacked, 'boot', `vmlinuz-${versionOf(unpacked)}`), '-initrd', at('initrd')],
+    ...['-append', 'console=ttyS0 quiet panic=-1 random.trust_cpu=on'],
+    ...share('tree', '/', true),
+    ...share('modules', join(unpacked, 'lib/modules'), true),
+    ...share('exchange', exchange, false),
+  ])
+  let said = ''
+  qemu.stderr.setEncoding('utf8').on('data', (text) => (said += text))
+  const kill = () => qemu.kill('SIGKILL')
+  cleanups.add(kill)
+  const limit = setTimeout(() => {
+    said += `its ${LIMIT_MS / 60_000} minutes were over`
+    kill()
+  }, LIMIT_MS)
+  const ends = (child) => new Promise((resolve) => child.on('error', resolve).on('close', resolve))
+  const shown = ends(
+    spawn('tail', ['-f', '-n', '+1', `--pid=${qemu.pid}`, at('output')], { stdio: ['ignore', 'inherit', 'inherit'] }),
+  )
+  await ends(qemu)
+  clearTimeout(limit)
+  cleanups.delete(kill)
+  await shown
+  const read = (name) => (existsSync(at(name)) ? readFileSync(at(name), 'utf8').trim() : undefined)
+  const code = read('code')
+  if (code === undefined)
+    process.stderr.write(
+      `test:vm: the machine ended before the command: ${said}\n${read('console')?.split('\n').slice(-20).join('\n')}\n`,
+    )
+  return {
+    code: code === undefined ? undefined : Number(code),
+    output: read('output') ?? '',
+    kernel: read('kernel') ?? versionOf(unpacked),
+    seconds: Math.round((performance.now() - began) / 1000),
+  }
+}
+
+/** Of a run of vitest: what its last line counts. One that has none, or is not content, has failed. */
+function countsOf({ code, output }) {
+  const last = [...output.matchAll(/^(\d+) passed, (\d+) failed, (\d+) skipped$/gm)].at(-1)
+  const [passed, failed, skipped] = last?.slice(1).map(Number) ?? [0, 0, 0]
+  return { passed, failed: code === 0 ? failed : Math.max(failed, 1), skipped }
+}
+
+const sentence = ({ passed, failed, skipped }) => `${passed} passed, ${failed} failed, ${skipped} skipped`
+
+const args = process.argv.slice(2)
+const runs = join(folder, 'runs')
+rmSync(runs, { recursive: true, force: true })
+
+if (args[0] === '--') {
+  const { code, kernel, seconds } = await runThere(args.slice(1), join(runs, 'command'))
+  process.stdout.write(`ended with ${code ?? 'the machine'} on Linux ${kernel}, emulated, after ${seconds} s\n`)
+  process.exitCode = code ?? 1
+} else {
+  const missing = args.find((word) => word.endsWith('.test.ts') && !existsSync(join(root, word)))
+  if (missing !== undefined) fail(`there is no ${missing}`)
+  const parts = args.length > 0 ? [args] : DEFAULT.filter(([file]) => existsSync(join(root, file)))
+  // Each test is told as it ends: a file's take minutes, and when time is up it is seen which one hung.
+  const reporters = ['--reporter=verbose', '--reporter=./test/support/summary-reporter.ts']
+  const vitest = [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...reporters]
+  const lines = []
+  const total = { passed: 0, failed: 0, skipped: 0 }
+  for (const [index, part] of parts.entries()) {
+    process.stdout.write(`\n${part.join(' ')}\n`)
+    const run = await runThere([...vitest, ...part], join(runs, String(index + 1)))
+    const counts = countsOf(run)
+    for (const name of Object.keys(total)) total[name] += counts[name]
+    lines.push(`${part.join(' ')} on Linux ${run.kernel}, emulated: ${sentence(counts)}, ${run.seconds} s`)
+  }
+  process.stdout.write(`\n${lines.join('\n')}\n${sentence(total)}\n`)
+  process.exitCode = total.failed === 0 ? 0 : 1
+}
