@@ -12,7 +12,7 @@
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
-import { createLab, type Host, type Lab, type Place, type Subnet } from '../lab/lab.ts'
+import { createLab, WIREGUARD_APART, type Host, type Lab, type Place, type Subnet } from '../lab/lab.ts'
 import { iperfServer, type IperfResult, reach } from '../lab/measure.ts'
 import { addon } from '../src/host/addon.ts'
 import { WeftError } from '../src/errors.ts'
@@ -53,13 +53,6 @@ const without = (features: readonly string[]): string[] => features.flatMap((fea
 
 const weft = (engine: string, ...flags: string[]): Setup => daemons({ Type: 'udp' }, '--engine', engine, ...flags)
 
-/** wireguard-go has a socket by the name of the device, which all hosts of a lab call alike: each gets a folder of its own. */
-const APART = [
-  ...['unshare', '--mount', 'sh', '-c'],
-  'mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard && exec "$@"',
-  'sh',
-]
-
 /** Two daemons with this backend. */
 function daemons(backend: object, ...flags: string[]): Setup {
   return async (from, to, lab) => {
@@ -70,7 +63,7 @@ function daemons(backend: object, ...flags: string[]): Setup {
       host.startDaemon({
         args: ['--lease-dir', leases, ...flags],
         env: { WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`) },
-        before: APART,
+        before: WIREGUARD_APART,
       }),
     )
     await Promise.all(started.map((daemon) => daemon.line(/flannel is ready/)))

@@ -28,6 +28,16 @@ import { ended, execute, executeSync, output, PATIENCE, type Finished } from './
 /** How long an event of a lab may take, in ms, before it counts as one that does not come: much, for slow machines. */
 export const EVENT_MS = 60_000 * PATIENCE
 
+/**
+ * For `DaemonArgs.before`, where wireguard-go may run: it has a socket by the name of its device, which all hosts of a lab call
+ * alike, so that each gets a folder of its own.
+ */
+export const WIREGUARD_APART: readonly string[] = [
+  ...['unshare', '--mount', 'sh', '-c'],
+  'mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard && exec "$@"',
+  'sh',
+]
+
 const PREFIX = 'weft-'
 const NAMESPACE_FOLDER = '/run/netns'
 

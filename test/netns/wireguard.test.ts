@@ -4,7 +4,7 @@ import { mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:f
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended, execute, output } from '../../lab/command.ts'
-import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
 import { subnetOf, tunAddress } from '../support/hosts.ts'
@@ -12,12 +12,6 @@ import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'ping', 'wg')
 
-/** wireguard-go has a socket by the name of the device, which all hosts of a lab call alike: each gets a folder of its own. */
-const APART = [
-  ...['unshare', '--mount', 'sh', '-c'],
-  'mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard && exec "$@"',
-  'sh',
-]
 const PSK = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
 /** Of a peer that nobody is. */
 const SOME_KEY = 'xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg='
@@ -35,7 +29,7 @@ async function start(host: Host, options: object = {}): Promise<Daemon> {
   const daemon = host.startDaemon({
     args: ['--lease-dir', leases()],
     env: { WIREGUARD_KEY_FILE: keyFile(host) },
-    before: APART,
+    before: WIREGUARD_APART,
   })
   await daemon.line(/flannel is ready/)
   return daemon
