@@ -1,7 +1,7 @@
 // events.test.ts - how soon the child that listens to the kernel is started again, in virtual time, where there is none.
 
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
-import { watchHost } from '../../../src/host/events.ts'
+import { entriesOf, watchHost } from '../../../src/host/events.ts'
 
 const path = process.env['PATH']
 beforeEach(() => {
@@ -37,4 +37,13 @@ it('doubles the pause from 0.2 s to 30 s, says it once, and has the host looked 
   stopping.abort(new Error('the test is over'))
   await watching
   expect(warnings).toEqual([expect.stringMatching(/^`ip monitor` ended: .*ENOENT.*\. Starting it again/)])
+})
+
+it.each([
+  ['10.5.2.0 dev flannel.1 lladdr 02:00:00:00:00:01 PERMANENT ', true],
+  ['Deleted 10.0.0.1 dev flannel.1 lladdr 02:00:00:00:00:01 NOARP PERMANENT ', true],
+  ['10.5.2.0 dev flannel.12 lladdr 02:00:00:00:00:01 PERMANENT ', false],
+  ['192.168.77.2 dev eth0 lladdr 02:00:00:00:00:02 REACHABLE ', false],
+])('of the entries of flannel.1 the line %j matters: %s', (line, matters) => {
+  expect(entriesOf('flannel.1').matters?.(line)).toBe(matters)
 })
