@@ -3,8 +3,20 @@
 // The daemon calls prepare, acquires the lease with what it returned, then calls open. Backends are told what the
 // peers are and start no timer of their own.
 
+import type { NetworkConfig } from '../config/network-config.ts'
+import type { Run } from '../host/command.ts'
 import type { Watched } from '../host/events.ts'
+import type { ExternalInterface } from '../host/external-interface.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
+import type { Log } from '../log.ts'
+
+/** What a backend is made of. */
+export interface BackendParts {
+  readonly config: NetworkConfig
+  readonly external: ExternalInterface
+  readonly run: Run
+  readonly log: Log
+}
 
 export interface Backend {
   /** The type in the network configuration: `udp`. */

@@ -6,14 +6,12 @@
 // an argument that it did not ask for.
 
 import { messageOf, WeftError } from '../errors.ts'
-import type { NetworkConfig } from '../config/network-config.ts'
-import type { Run } from '../host/command.ts'
-import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import { backendOptions } from '../config/backend-options.ts'
+import { currentExternal } from '../host/external-interface.ts'
 import type { Lease, LeaseAttrs } from '../lease/lease.ts'
 import { leasesEqual } from '../lease/lease.ts'
-import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
-import type { Backend, DataPath } from './backend.ts'
+import type { Backend, BackendParts, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
@@ -23,24 +21,10 @@ const COMMANDS = ['PreStartupCommand', 'PostStartupCommand', 'SubnetAddCommand',
 type Command = (typeof COMMANDS)[number]
 type Variables = Readonly<Record<string, string>>
 
-export interface ExtensionOptions {
-  readonly config: NetworkConfig
-  readonly external: ExternalInterface
-  readonly run: Run
-  readonly log: Log
-}
-
 /** The commands of the `Backend` object, empty where there is none. Throws WeftError CONFIG. */
 export function extensionCommands(backend: Readonly<Record<string, unknown>>): Readonly<Record<Command, string>> {
-  const entries = COMMANDS.map((name) => {
-    const value = backend[name.toLowerCase()] ?? ''
-    if (typeof value !== 'string')
-      throw new WeftError('CONFIG', `Backend.${name} is ${JSON.stringify(value)}`, {
-        remedy: 'give it a command as a text',
-      })
-    return [name, value] as const
-  })
-  return Object.fromEntries(entries) as Record<Command, string>
+  const { text } = backendOptions(backend)
+  return Object.fromEntries(COMMANDS.map((name) => [name, text(name)])) as Record<Command, string>
 }
 
 /** The words of a command: split at white space, then `$NAME` and `${NAME}` put in each, so that a value stays in its word. */
@@ -56,7 +40,7 @@ export function wordsOf(command: string, variables: Variables): string[] {
     )
 }
 
-export function createExtensionBackend({ config, external: found, run, log }: ExtensionOptions): Backend {
+export function createExtensionBackend({ config, external: found, run, log }: BackendParts): Backend {
   let external = found
   const commands = extensionCommands(config.backend)
 

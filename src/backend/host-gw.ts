@@ -3,13 +3,10 @@
 // Routes, lease and refusals are flanneld's (pkg/backend/hostgw, pkg/backend/route_network.go).
 
 import { WeftError } from '../errors.ts'
-import type { NetworkConfig } from '../config/network-config.ts'
-import type { Run } from '../host/command.ts'
-import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import { currentExternal } from '../host/external-interface.ts'
 import type { Lease, LeaseAttrs } from '../lease/lease.ts'
-import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
-import type { Backend, DataPath } from './backend.ts'
+import type { Backend, BackendParts, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
@@ -17,14 +14,7 @@ import { createRouteSync, ROUTE_WORDS, type NextHop } from './route-sync.ts'
 
 const TYPE = 'host-gw'
 
-export interface HostGwOptions {
-  readonly config: NetworkConfig
-  readonly external: ExternalInterface
-  readonly run: Run
-  readonly log: Log
-}
-
-export function createHostGwBackend({ config, external: found, run, log }: HostGwOptions): Backend {
+export function createHostGwBackend({ config, external: found, run, log }: BackendParts): Backend {
   let external = found
   return {
     name: TYPE,

@@ -4,15 +4,12 @@
 // protocol 4 pass.
 
 import { backendOptions } from '../config/backend-options.ts'
-import type { NetworkConfig } from '../config/network-config.ts'
 import { WeftError } from '../errors.ts'
-import type { Run } from '../host/command.ts'
-import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import { currentExternal } from '../host/external-interface.ts'
 import { addDevice, findLink, ipJson } from '../host/links.ts'
 import type { Lease, LeaseAttrs } from '../lease/lease.ts'
-import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
-import type { Backend, DataPath } from './backend.ts'
+import type { Backend, BackendParts, DataPath } from './backend.ts'
 import { deviceState } from './device-state.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
@@ -24,13 +21,6 @@ const NAME = 'flannel.ipip'
 /** The outer IPv4 header. */
 const ENCAP_BYTES = 20
 
-export interface IpipOptions {
-  readonly config: NetworkConfig
-  readonly external: ExternalInterface
-  readonly run: Run
-  readonly log: Log
-}
-
 interface JsonIpip {
   readonly linkinfo?: {
     readonly info_kind?: string
@@ -38,7 +28,7 @@ interface JsonIpip {
   }
 }
 
-export function createIpipBackend({ config, external: found, run, log }: IpipOptions): Backend {
+export function createIpipBackend({ config, external: found, run, log }: BackendParts): Backend {
   let external = found
   const isDirect = backendOptions(config.backend).flag('DirectRouting')
   log.info(`IPIP config: DirectRouting=${isDirect}`)

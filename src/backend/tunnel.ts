@@ -6,12 +6,10 @@ import type { Engine, EngineConfig } from '../dataplane/engine.ts'
 import type { VerifySource } from '../dataplane/filter.ts'
 import { encodePeers } from '../dataplane/peers.ts'
 import { WeftError } from '../errors.ts'
-import type { Run } from '../host/command.ts'
-import type { ExternalInterface } from '../host/external-interface.ts'
 import type { Lease, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
-import type { DataPath } from './backend.ts'
+import type { BackendParts, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter, type PeerFilterOptions } from './peer-filter.ts'
@@ -19,12 +17,8 @@ import { createRouteSync, directHops, type NextHops } from './route-sync.ts'
 import { createStrangerLog } from './strangers.ts'
 import { createTunDevice, refuseForeignRoute } from './tun-device.ts'
 
-export interface TunnelOptions {
-  readonly config: NetworkConfig
-  readonly external: ExternalInterface
+export interface TunnelOptions extends BackendParts {
   readonly startEngine: (config: EngineConfig) => Promise<Engine>
-  readonly run: Run
-  readonly log: Log
 }
 
 /** What one tunnel has that others have not. */

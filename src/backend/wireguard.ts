@@ -3,14 +3,11 @@
 // Options, device, route, key file and lease are flanneld's (pkg/backend/wireguard). The device goes with the daemon; the key stays.
 
 import { backendOptions } from '../config/backend-options.ts'
-import type { NetworkConfig } from '../config/network-config.ts'
-import type { Run } from '../host/command.ts'
-import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import { currentExternal } from '../host/external-interface.ts'
 import { findLink } from '../host/links.ts'
 import type { Lease, LeaseAttrs } from '../lease/lease.ts'
-import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
-import type { Backend, DataPath } from './backend.ts'
+import type { Backend, BackendParts, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
@@ -61,14 +58,7 @@ export function endOf({ attrs, subnet }: Lease): WireguardPeer | undefined {
   return { publicKey, endpoint: `${formatIpv4(attrs.publicIp)}:${port}`, allowedIps: [formatIpv4Net(subnet)] }
 }
 
-export interface WireguardBackendOptions {
-  readonly config: NetworkConfig
-  readonly external: ExternalInterface
-  readonly run: Run
-  readonly log: Log
-}
-
-export function createWireguardBackend({ config, external: found, run, log }: WireguardBackendOptions): Backend {
+export function createWireguardBackend({ config, external: found, run, log }: BackendParts): Backend {
   const { network } = config
   const { port, psk, keepalive, mtu: givenMtu } = wireguardConfig(config.backend)
   const keyFile = process.env['WIREGUARD_KEY_FILE'] || DEFAULT_KEY_FILE

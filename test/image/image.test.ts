@@ -8,7 +8,7 @@ import { cpSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync }
 import { dirname, join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
-import { execute, output, type Finished, executeSync } from '../../lab/command.ts'
+import { execute, executeSync, output, type Finished } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, packageRoot, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'

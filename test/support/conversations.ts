@@ -6,7 +6,9 @@
 
 import { once } from 'node:events'
 import { createServer, connect, type Socket } from 'node:net'
+import { setTimeout as delay } from 'node:timers/promises'
 
+/** Between two rounds of a connection: a conversation is to be held, not as much said as can be. */
 const PAUSE_MS = 20
 const REPORT_MS = 200
 const NUMBER_BYTES = 4
@@ -28,7 +30,7 @@ async function talk(host: string, port: number, count: number): Promise<void> {
       if (!heard.equals(said))
         throw new Error(`connection ${index} heard ${heard.toString('hex')} for ${said.toString('hex')}`)
       rounds[index] = number + 1
-      await new Promise((resolve) => setTimeout(resolve, PAUSE_MS))
+      await delay(PAUSE_MS)
     }
   }
   const hold = async (index: number): Promise<never> => {
