@@ -2,10 +2,11 @@
 
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { EncapsulationName } from '../dataplane/encapsulation.ts'
-import type { Engine, EngineConfig } from '../dataplane/engine.ts'
+import type { Engine, EngineConfig, OpenPath } from '../dataplane/engine.ts'
 import type { VerifySource } from '../dataplane/filter.ts'
 import { encodePeers } from '../dataplane/peers.ts'
 import { WeftError } from '../errors.ts'
+import { findLink } from '../host/links.ts'
 import type { Lease, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
@@ -15,10 +16,23 @@ import { inTurn } from './in-turn.ts'
 import { createPeerFilter, type PeerFilterOptions } from './peer-filter.ts'
 import { createRouteSync, directHops, type NextHops } from './route-sync.ts'
 import { createStrangerLog } from './strangers.ts'
-import { createTunDevice, refuseForeignRoute } from './tun-device.ts'
+import { adoptTun, createTunDevice, isNamedBy, refuseForeignRoute } from './tun-device.ts'
 
 export interface TunnelOptions extends BackendParts {
   readonly startEngine: (config: EngineConfig) => Promise<Engine>
+  readonly persistence: Persistence
+}
+
+/** What is to outlive this process, and what another one left. */
+export interface Persistence {
+  /** Whether the device is to stay when the process ends, however it ends. */
+  readonly persist: boolean
+  /** The device of the daemon before. */
+  readonly tunName?: string | undefined
+  /** Whether the engine opens several queues, as a device has them or not for all its life. */
+  readonly isMultiQueue: boolean
+  /** What that daemon forwarded through, if it was opened for the same: it forwards no more then. If not, what it held is free. */
+  inherit(wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'>): Promise<OpenPath | undefined>
 }
 
 /** What one tunnel has that others have not. */
@@ -67,17 +81,42 @@ export function checkNetwork(backend: string, config: NetworkConfig, address: Ip
 }
 
 export async function openTunnel(
-  { config: { network }, external, startEngine, run, log }: TunnelOptions,
+  { config: { network }, external, startEngine, persistence, run, log }: TunnelOptions,
   { encapsulation, ownEnd, endOf, tunName, port, mtu, verifySource, ...kind }: TunnelKind,
   lease: OwnLease,
+  leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
-  await refuseForeignRoute(run, network)
+  const { persist, isMultiQueue } = persistence
+  // What is one of ours by its name is looked at when nobody runs any more.
+  await refuseForeignRoute(run, network, (name) => isNamedBy(tunName, name))
+  const filter = createPeerFilter({ ...kind.filter, lease, network, log })
+  const endsOf = (all: ReadonlyMap<string, Lease>, ownKey: string) => {
+    const peers = filter.usable(all, ownKey)
+    const ends = peers.map((peer) => ({
+      ...{ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port },
+      ...(endOf ? { encap: endOf(peer) } : {}),
+    }))
+    return { peers, ends }
+  }
+  const { ends: firstEnds } = endsOf(leases, lease.key)
   const verify = { verifySource, network, subnet: lease.subnet }
+  const bindAddress = formatIpv4(external.address)
+  const inherited = await persistence.inherit({ tunName, bindAddress, port })
+  // From here on, where there is something inherited, packets wait.
+  let adopted: string | undefined
+  if (!inherited) {
+    const { subnet } = lease
+    adopted = await adoptTun(run, { name: tunName, last: persistence.tunName, network, subnet, isMultiQueue })
+    await refuseForeignRoute(run, network, (name) => name === adopted)
+  }
   const engine = await startEngine({
     encapsulation,
     ...(ownEnd ? { ownEnd } : {}),
-    tunName,
-    bindAddress: formatIpv4(external.address),
+    tunName: adopted ?? tunName,
+    inherited,
+    persistent: persist,
+    peers: encodePeers(firstEnds),
+    bindAddress,
     port,
     mtu,
     tunAddress: lease.subnet.address,
@@ -87,11 +126,16 @@ export async function openTunnel(
   const routes = kind.directRouting ? createRouteSync({ network, run, log }) : undefined
   let direct: NextHops = new Map()
   const isOwnRoute = (destination: string): boolean => direct.has(destination)
+  async function end(): Promise<void> {
+    await engine.stop()
+    // A device that persists does not go with the engine; it is gone where it was deleted, which ended the engine.
+    if (persist && (await findLink(run, engine.tunName))) await run('ip', ['link', 'del', 'dev', engine.tunName])
+  }
   const device = createTunDevice({ name: engine.tunName, network, subnet: lease.subnet, mtu, run, log, isOwnRoute })
   try {
     await device.configure()
   } catch (error) {
-    await engine.stop()
+    await end()
     throw error
   }
   for (const note of engine.notes) log.warn(note)
@@ -100,18 +144,15 @@ export async function openTunnel(
     `Forwarding between ${engine.tunName} and UDP ${formatIpv4(external.address)}:${port} with the ${engine.kind} engine` +
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
-  const filter = createPeerFilter({ ...kind.filter, lease, network, log })
   const strangers = createStrangerLog(verify, log)
+  strangers.setPeers(firstEnds)
   const watch = watchExternal(run, external)
   return inTurn({
     mtu,
+    tunName: engine.tunName,
     fault: Promise.race([engine.fault, watch.moved]),
-    async apply(leases, ownKey) {
-      const peers = filter.usable(leases, ownKey)
-      const ends = peers.map((peer) => ({
-        ...{ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port },
-        ...(endOf ? { encap: endOf(peer) } : {}),
-      }))
+    async apply(all, ownKey) {
+      const { peers, ends } = endsOf(all, ownKey)
       engine.setPeers(encodePeers(ends))
       strangers.setPeers(ends)
       if (!routes) return
@@ -127,6 +168,8 @@ export async function openTunnel(
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     threads: () => engine.threads(),
     look: () => strangers.name(engine.takeStrangers()),
-    close: () => engine.stop(),
+    ...(persist ? { leave: async () => (engine.lend ? engine.lend() : void (await engine.stop())) } : {}),
+    ...(engine.takeBack ? { takeBack: () => engine.takeBack?.() } : {}),
+    close: end,
   })
 }

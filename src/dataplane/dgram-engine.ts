@@ -52,7 +52,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
         resolve()
       })
     })
-    tun = addon.openTun(config.tunName)
+    tun = addon.openTun(config.tunName, config.persistent ?? false)
   } catch (error) {
     socket.close()
     throw engineStartError(error, config)
@@ -67,7 +67,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     counters[name] = (counters[name] ?? 0n) + BigInt(amount)
   }
 
-  let table = createPeerTable([])
+  let table = createPeerTable(decodePeers(config.peers ?? new Uint8Array()))
   const flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
   function endpointFor(destination: number): Endpoint | undefined {
     const known = flows.get(destination)
