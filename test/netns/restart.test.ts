@@ -9,6 +9,7 @@ import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab, typ
 import { reach } from '../../lab/measure.ts'
 import { closeAll, connect } from '../../src/host/unix-socket.ts'
 import { eventually } from '../support/event.ts'
+import { pinging } from '../support/pinging.ts'
 import { subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
@@ -48,25 +49,6 @@ afterEach(() => lab?.close())
 
 const device = async (host: Host, name = 'flannel0'): Promise<boolean> =>
   (await host.run(['ip', 'link', 'show', 'dev', name])).code === 0
-
-/** A ping each millisecond until `stop`, which tells how many there were and which were not answered. */
-function pinging(from: Pod, to: Pod) {
-  const child = from.spawn(['ping', '-n', '-i', '0.001', '-W', '1', to.address])
-  let said = ''
-  child.stdout!.on('data', (text: Buffer) => (said += text.toString()))
-  return {
-    async stop(): Promise<{ sent: number; lost: number; errors: number }> {
-      child.kill('SIGINT')
-      await eventually(() => expect(said).toMatch(/packets transmitted/))
-      const [, sent, received] = /(\d+) packets transmitted, (\d+) received/.exec(said)!
-      return {
-        sent: Number(sent),
-        lost: Number(sent) - Number(received),
-        errors: Number(/\+(\d+) errors/.exec(said)?.[1] ?? 0),
-      }
-    },
-  }
-}
 
 describe.each([
   { backend: { Type: 'udp' }, tun: 'flannel0' },
