@@ -57,7 +57,7 @@ export async function createBackend(
   options: DaemonOptions,
   log: Log,
   publishedBefore: VxlanBackendOptions['publishedBefore'],
-  inheritance: { readonly take: Inheritance['take']; readonly tunName?: string | undefined },
+  inheritance: Pick<Inheritance, 'take' | 'tunName'>,
 ): Promise<Backend> {
   const persistence = persistenceOf(options, inheritance)
   const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
@@ -101,15 +101,15 @@ export async function createBackend(
 
 function persistenceOf(
   { engine, persist, workers, without }: DaemonOptions,
-  { take, tunName }: Parameters<typeof createBackend>[5],
+  inheritance: Pick<Inheritance, 'take' | 'tunName'>,
 ): Persistence {
   const isNative = engine === 'native'
   return {
     persist,
-    tunName,
+    tunName: inheritance.tunName,
     isMultiQueue: isNative && workers > 1,
     // The other engines go on with nobody's descriptors.
-    inherit: (wanted) => take({ ...wanted, without, workers: isNative ? workers : 0 }),
+    inherit: (wanted) => inheritance.take({ ...wanted, without, workers: isNative ? workers : 0 }),
   }
 }
 

@@ -94,7 +94,7 @@ export async function runDaemon(
   const known = await readLastKnown(lastKnownFile(options), log)
   if (!options.persist) await removeLastKnown(lastKnownFile(options))
   notifier?.forget(kept.map((_, place) => keptName(place)))
-  const inheritance = createInheritance(holder, kept, known?.path)
+  const inheritance = createInheritance(holder, kept, known)
   const start: Start = { options, log, stopping, notifier, previous, known, inheritance, resumed: undefined }
   try {
     start.resumed = await resume(known, options, inheritance, log, stopping.signal)
@@ -102,8 +102,10 @@ export async function runDaemon(
   } finally {
     // It is no node's yet.
     const { resumed } = start
-    const write = (path: unknown) => writeLastKnown(lastKnownFile(options), { ...known!, path })
-    if (resumed) await leaveDataPath(resumed.dataPath, write, notifier, log)
+    if (resumed && known) {
+      const write = (path: unknown) => writeLastKnown(lastKnownFile(options), { ...known, path })
+      await leaveDataPath(resumed.dataPath, write, notifier, log)
+    }
     inheritance.close()
   }
 }
@@ -171,9 +173,9 @@ async function startNode(start: Start, manager: NodeParts['manager'], health: He
   try {
     const external = await waitForInterface(options, hostChanged, log, signal)
     const resumed = await resumedFor(start, config, external)
-    const before = { take: start.inheritance.take, tunName: start.known?.tunName }
     const backend =
-      resumed?.backend ?? (await createBackend(config, external, options, log, attrsBefore(manager, log), before))
+      resumed?.backend ??
+      (await createBackend(config, external, options, log, attrsBefore(manager, log), start.inheritance))
     // Told when to stop: iptables waits for its lock as long as another program has it.
     const runTillStop: Run = (file, args, more) => run(file, args, more?.patient ? { signal, ...more } : more)
     const rules = firewallFor(config, options, previous, runTillStop, log)

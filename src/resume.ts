@@ -36,10 +36,7 @@ export async function resume(
     const config = parseNetworkConfig(known.config)
     const external = await chooseExternalInterface(run, interfaceWishes(options), { ...log, info: () => {} })
     const publishedBefore = async () => known.lease.attrs
-    const backend = await createBackend(config, external, options, log, publishedBefore, {
-      take: inheritance.take,
-      tunName: known.tunName,
-    })
+    const backend = await createBackend(config, external, options, log, publishedBefore, inheritance)
     const lease = { ...known.lease, attrs: await backend.prepare(signal), expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return undefined
     const leases = new Map(known.leases.map((each) => [each.key, each]))

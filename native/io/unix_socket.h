@@ -10,7 +10,8 @@
 
 namespace weft {
 
-/// What one message carries. Descriptors travel as SCM_RIGHTS (unix(7)): the receiver has its own of the same open files.
+/// What one message carries. Descriptors travel as SCM_RIGHTS (unix(7)): the receiver has its own of the same open
+/// files.
 struct Parcel {
   std::string text;
   std::vector<Fd> fds;

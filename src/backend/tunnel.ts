@@ -131,6 +131,11 @@ export async function openTunnel(
     // A device that persists does not go with the engine; it is gone where it was deleted, which ended the engine.
     if (persist && (await findLink(run, engine.tunName))) await run('ip', ['link', 'del', 'dev', engine.tunName])
   }
+  async function leave(): Promise<OpenPath | undefined> {
+    if (engine.lend) return engine.lend()
+    await engine.stop()
+    return undefined
+  }
   const device = createTunDevice({ name: engine.tunName, network, subnet: lease.subnet, mtu, run, log, isOwnRoute })
   try {
     await device.configure()
@@ -168,7 +173,7 @@ export async function openTunnel(
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     threads: () => engine.threads(),
     look: () => strangers.name(engine.takeStrangers()),
-    ...(persist ? { leave: async () => (engine.lend ? engine.lend() : void (await engine.stop())) } : {}),
+    ...(persist ? { leave } : {}),
     ...(engine.takeBack ? { takeBack: () => engine.takeBack?.() } : {}),
     close: end,
   })

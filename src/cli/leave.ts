@@ -16,5 +16,8 @@ export async function leave(options: DaemonOptions, log: Log): Promise<boolean> 
   if (!holder) log.warn('No weftd runs for this subnet file that could give its lease back: the lease ends by itself')
   // It may wait for its service manager to stop it.
   const running = await findRunning(run, '/proc', pid)
-  return removeRemains(options['subnet-file'], false, running, { say: log.info, warn: log.warn })
+  return removeRemains(options['subnet-file'], false, running, {
+    say: (line) => log.info(line),
+    warn: (line) => log.warn(line),
+  })
 }

@@ -50,8 +50,11 @@ function createQueue<T>(fd: number, take: () => T | undefined | 'end') {
   })
   return {
     async next(signal: AbortSignal): Promise<T | undefined> {
-      while (waiting.length === 0 && !isOver) await bell.wait(signal)
-      return waiting.shift()
+      for (;;) {
+        const item = waiting.shift()
+        if (item !== undefined || isOver) return item
+        await bell.wait(signal)
+      }
     },
     /** Returns what nobody took. */
     close(): readonly T[] {

@@ -12,7 +12,7 @@
 // subnet.env, which two daemons cannot share anyway. Messages are JSON, so that versions of weft understand each other:
 // members that one does not know are passed over, and a new meaning needs a new number.
 
-import { closeAll, connect, type Connection, type Listener } from '../host/unix-socket.ts'
+import { closeAll, connect, type Connection, type Listener, type Parcel } from '../host/unix-socket.ts'
 import { WeftError } from '../errors.ts'
 import type { OpenPath } from '../dataplane/engine.ts'
 import type { DaemonOptions } from '../options.ts'
@@ -42,18 +42,24 @@ export interface Holder {
 
 /** The daemon that runs for this socket; undefined when there is none. */
 export function findHolder(path: string): Holder | undefined {
-  let connection: Connection | undefined
   try {
-    connection = connect(path)
+    const connection = connect(path)
+    return connection && holderAt(connection)
   } catch {
-    return undefined // a path that is too long, or no socket: nobody hands over there
+    return undefined // a path that is too long, or another user's: nobody hands over there
   }
-  if (!connection) return undefined
-  const { send, receive, close } = connection
-  const ask = (want: Want): void => send(JSON.stringify({ weft: VERSION, want }))
-  const answer = async (withinMs = ANSWER_MS): ReturnType<typeof receive> => {
+}
+
+function holderAt(connection: Connection): Holder {
+  /** Undefined when the holder has ended. */
+  async function ask(want: Want, withinMs = ANSWER_MS): Promise<Parcel | undefined> {
     try {
-      return await receive(AbortSignal.timeout(withinMs))
+      connection.send(JSON.stringify({ weft: VERSION, want }))
+    } catch {
+      return undefined
+    }
+    try {
+      return await connection.receive(AbortSignal.timeout(withinMs))
     } catch (error) {
       throw new WeftError('DEVICE', 'another weftd runs on this host and does not answer', {
         remedy: 'kill it (`pgrep weftd`), then start again',
@@ -61,30 +67,21 @@ export function findHolder(path: string): Holder | undefined {
       })
     }
   }
+  const read = (parcel: Parcel | undefined) => JSON.parse(parcel?.text ?? '{}') as { pid?: unknown; path?: unknown }
   return {
     async write() {
-      ask('known')
-      const { pid } = JSON.parse((await answer())?.text ?? '{}') as { readonly pid?: unknown }
+      const { pid } = read(await ask('known'))
       return typeof pid === 'number' ? pid : undefined
     },
     async takePath() {
-      ask('path')
-      const parcel = await answer()
-      if (!parcel) return undefined
-      const { path: description } = JSON.parse(parcel.text) as { readonly path?: unknown }
-      const open = unpackPath(description, parcel.fds)
-      if (!open) closeAll(parcel.fds)
+      const parcel = await ask('path')
+      const open = unpackPath(read(parcel).path, parcel?.fds ?? [])
+      if (parcel && !open) closeAll(parcel.fds)
       return open
     },
-    async end(how = 'end') {
-      try {
-        ask(how)
-      } catch {
-        return // it has ended already
-      }
-      while (await answer(how === 'leave' ? LEAVE_MS : ANSWER_MS)) continue
-    },
-    close,
+    // It answers by its end alone.
+    end: async (how = 'end') => void (await ask(how, how === 'leave' ? LEAVE_MS : ANSWER_MS)),
+    close: () => connection.close(),
   }
 }
 
@@ -121,11 +118,12 @@ export async function serveHeirs(listener: Listener, estate: Estate, signal: Abo
 }
 
 async function serveHeir(connection: Connection, estate: Estate, signal: AbortSignal): Promise<void> {
-  const { send, receive, close } = connection
   let isLent: boolean = false
+  const send = (message: object, fds?: readonly number[]): void =>
+    connection.send(JSON.stringify({ weft: VERSION, ...message }), fds)
   const next = async (): Promise<{ readonly weft?: unknown; readonly want?: unknown } | undefined> => {
     const patience = isLent ? AbortSignal.any([signal, AbortSignal.timeout(ANSWER_MS)]) : signal
-    const parcel = await receive(patience).catch(() => undefined)
+    const parcel = await connection.receive(patience).catch(() => undefined)
     signal.throwIfAborted()
     return parcel && (JSON.parse(parcel.text) as object)
   }
@@ -133,21 +131,21 @@ async function serveHeir(connection: Connection, estate: Estate, signal: AbortSi
     for (let asked = await next(); asked?.weft === VERSION; asked = await next()) {
       if (asked.want === 'known') {
         await estate.write()
-        send(JSON.stringify({ weft: VERSION, pid: process.pid }))
+        send({ pid: process.pid })
       } else if (asked.want === 'path') {
         const lent = await estate.lend()
         isLent ||= lent !== undefined
         const { description, fds } = lent ? packPath(lent) : { description: undefined, fds: [] }
-        send(JSON.stringify({ weft: VERSION, path: description }), fds)
+        send({ path: description }, fds)
       } else if (asked.want === 'end' || asked.want === 'leave') {
         isLent = false // the heir's now
-        throw new Superseded(asked.want, close)
+        throw new Superseded(asked.want, () => connection.close())
       }
     }
-    close()
+    connection.close()
   } catch (error) {
     if (error instanceof Superseded) throw error
-    close()
+    connection.close()
     const isTheirs = error instanceof SyntaxError || (error as NodeJS.ErrnoException).code !== undefined
     if (!isTheirs) throw error
   } finally {

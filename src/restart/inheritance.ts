@@ -4,6 +4,7 @@
 import type { OpenPath } from '../dataplane/engine.ts'
 import { closeAll } from '../host/unix-socket.ts'
 import type { Holder } from './handover.ts'
+import type { LastKnown } from './last-known.ts'
 import { fdsOf, unpackPath } from './open-path.ts'
 
 /** What an engine is to be opened for. */
@@ -14,6 +15,8 @@ export interface WantedPath extends Pick<OpenPath, 'bindAddress' | 'port' | 'wit
 }
 
 export interface Inheritance {
+  /** The TUN device of the daemon before. */
+  readonly tunName: string | undefined
   /** Whether another daemon runs, or ran when this was asked first. */
   readonly isHeir: boolean
   /** Resolves when no other daemon runs. */
@@ -52,11 +55,11 @@ export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] 
     .map(({ fd }) => fd)
 }
 
-/** `kept` are the descriptors that the service manager had, `description` what was last said of them. */
+/** `kept` are the descriptors that the service manager had; what was last known has their description. */
 export function createInheritance(
   holder: Holder | undefined,
   kept: readonly number[],
-  description: unknown,
+  known: Pick<LastKnown, 'tunName' | 'path'> | undefined,
 ): Inheritance {
   let left = kept
   let isSettled = holder === undefined
@@ -77,11 +80,12 @@ export function createInheritance(
   /** Of a daemon that runs, else what is kept. */
   async function path(): Promise<OpenPath | undefined> {
     if (!isSettled) return holder?.takePath()
-    const open = unpackPath(description, left)
+    const open = unpackPath(known?.path, left)
     if (open) left = []
     return open
   }
   return {
+    tunName: known?.tunName,
     isHeir: holder !== undefined,
     settled,
     async take(wanted) {

@@ -10,7 +10,8 @@ import { encodeLeaseValue, type Lease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import type { DaemonOptions } from '../options.ts'
 
-const VERSION = 1
+/** Of the file; what another has means something else. */
+const VERSION: number = 1
 
 export interface LastKnown {
   /** Which store's, so that what was known of one network is not taken for another's. */
@@ -30,7 +31,7 @@ export interface LastKnown {
 
 type KeyAndValue = readonly [key: string, value: string]
 interface Written extends Omit<LastKnown, 'lease' | 'leases'> {
-  readonly version: typeof VERSION
+  readonly version: number
   readonly lease: KeyAndValue
   readonly leases: readonly KeyAndValue[]
 }
@@ -61,7 +62,7 @@ export async function writeLastKnown(path: string, known: LastKnown): Promise<vo
 export async function readLastKnown(path: string, log: Log): Promise<LastKnown | undefined> {
   try {
     const { version, lease, leases, ...rest } = JSON.parse(await readFile(path, 'utf8')) as Written
-    if (version !== VERSION) throw new Error(`its version is ${String(version)}, and this weftd knows ${VERSION}`)
+    if (version !== VERSION) throw new Error(`its version is ${version}, and this weftd knows ${VERSION}`)
     return { ...rest, lease: decodeLease(...lease), leases: leases.map(([key, value]) => decodeLease(key, value)) }
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code !== 'ENOENT')
