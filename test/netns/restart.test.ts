@@ -6,16 +6,16 @@ import { dirname, join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
 import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
-import { reach } from '../../lab/measure.ts'
+import { iperfServer, reach } from '../../lab/measure.ts'
 import { closeAll, connect } from '../../src/host/unix-socket.ts'
 import { eventually } from '../support/event.ts'
 import { pinging } from '../support/pinging.ts'
 import { subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
-needs(HOSTS, 'ping')
+needs(HOSTS, 'ping', 'iperf3')
 
-const UPGRADES = process.env['WEFT_LONG'] ? 20 : 3
+const UPGRADES = process.env['WEFT_LONG'] ? 20 : 2
 const CONNECTIONS = 100
 const FORWARDING_AS_KNOWN = /Forwarding to 1 peers as last known/
 
@@ -66,6 +66,10 @@ describe.each([
     talker.stderr!.on('data', (text: Buffer) => (complaint += text.toString()))
     await eventually(() => expect(rounds).toBeGreaterThan(0))
 
+    const server = await iperfServer((command) => pods[1].spawn(command))
+    const load = pods[0].spawn(['iperf3', '--client', pods[1].address, '--time', '3600'])
+    load.stdout!.resume()
+
     const pings = pinging(...pods)
     for (let upgrade = 0; upgrade < UPGRADES; upgrade++) {
       const before = daemons[0]
@@ -77,6 +81,10 @@ describe.each([
       await eventually(() => expect(rounds).toBeGreaterThan(said))
     }
     const { sent, lost } = await pings.stop()
+    expect(load.exitCode).toBe(null)
+    load.kill('SIGINT')
+    await ended(load)
+    await server.stop()
     expect({ lost, complaint }).toEqual({ lost: 0, complaint: '' })
     expect(sent).toBeGreaterThan(100)
     expect(await device(a, tun)).toBe(true)
