@@ -2,8 +2,9 @@
 //
 //   receive   a batch of messages, each with one datagram or many (io/receiver.h)
 //   strip     what the encapsulation put before each packet, where it lies
-//   check     the shape of the inner packet; whose it is and for whom (core/filter.h); TTL less one where the tunnel
-//   routes
+//   check     the inner packet (core/inspect.h); whose it is and for whom (core/filter.h); TTL less one where the
+//   tunnel
+//             routes
 //   join      packets of one flow into superpackets (core/coalesce.h)
 //   write     each with its virtio header, in order (io/tun_writer.h)
 #pragma once
@@ -12,6 +13,7 @@
 #include "core/coalesce.h"
 #include "core/encapsulation.h"
 #include "core/icmp.h"
+#include "core/inspect.h"
 #include "direction.h"
 #include "io/clock.h"
 #include "io/receiver.h"
@@ -58,8 +60,8 @@ class Ingress final : public Direction {
   Failure receive(uint32_t from, std::span<uint8_t> bytes, const VirtioHeader& undone) {
     Failure failure;
     Packet packet;
-    if (read_packet(bytes.data(), bytes.size(), packet) != Shape::kOk) {
-      path_.counters.add(k_rx_drop_malformed);
+    if (const auto reason = inspect(bytes, packet)) {
+      path_.counters.add(*reason);
       return failure;
     }
     if (const auto reason = filter_.reason_to_drop(from, bytes.data(), packet)) {

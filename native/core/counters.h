@@ -35,6 +35,9 @@ namespace weft {
   X(rx_batches)                /* recvmmsg calls that returned any */                               \
   X(tun_writes)                /* writes they went in: fewer than packets with coalescing */        \
   X(rx_drop_malformed)         /* shorter than an IP header, not IP, contradicting lengths */       \
+  X(rx_drop_checksum)          /* a wrong checksum in the IPv4 header */                            \
+  X(rx_drop_options)           /* IPv4 options that leave their header, or a route of their own */  \
+  X(rx_drop_fragment)          /* beyond the end of any packet, not of whole blocks, too small */   \
   X(rx_drop_not_ours)          /* VXLAN: another VNI, another host's MAC, or no IP */               \
   X(rx_drop_unknown_sender)    /* no peer has the inner source, or, outside the network, sends it */\
   X(rx_drop_spoofed_source)    /* a peer has the inner source, and another sent it; or no peer can */\

@@ -12,7 +12,7 @@ import { formatIpv4, parseIpv4 } from '../net/ipv4.ts'
 import { ENCAPSULATIONS, type Encapsulation } from './encapsulation.ts'
 import type { Engine, EngineConfig } from './engine.ts'
 import { reasonToDrop, type Addresses, type Stranger } from './filter.ts'
-import { decrementTtl, icmpError, icmpLimit, ipv4PacketBytes, isIpv6Packet } from './packet.ts'
+import { decrementTtl, icmpError, icmpLimit, ipv4PacketBytes, isIpv6Packet, reasonMalformed } from './packet.ts'
 import { createPeerTable, decodePeers } from './peers.ts'
 import { engineStartError } from './start-error.ts'
 
@@ -143,6 +143,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       return void isRefused({ from, source: 0, destination: 0 }, 'rx_drop_unknown_sender')
     if (!bytes || size === undefined) return count('rx_drop_malformed')
     const packet = bytes.subarray(0, size)
+    const malformed = reasonMalformed(packet)
+    if (malformed !== undefined) return count(malformed)
     const addresses = { from, source: packet.readUInt32BE(12), destination: packet.readUInt32BE(16) }
     if (isRefused(addresses, reasonToDrop(filter, table, addresses))) return
     if (!decrementTtl(packet)) {

@@ -3,6 +3,11 @@
 export const MIN_IPV4_HEADER_BYTES = 20
 const IPV6_HEADER_BYTES = 40
 const PROTOCOL_ICMP = 1
+const PROTOCOL_TCP = 6
+const OPTION_END = 0
+const OPTION_NOTHING = 1
+const OPTION_LOOSE_ROUTE = 131
+const OPTION_STRICT_ROUTE = 137
 const ICMP_ECHO_REQUEST = 8
 const ICMP_TTL = 8
 /** Of ICMP errors, as native/core/icmp.h has it. */
@@ -16,6 +21,40 @@ export function ipv4PacketBytes(bytes: Buffer): number | undefined {
   const total = bytes.readUInt16BE(2)
   if (headerBytes < MIN_IPV4_HEADER_BYTES || headerBytes > total || total > bytes.length) return undefined
   return total
+}
+
+/**
+ * Why an IPv4 packet of a peer's must not go on, as the name of a counter; undefined when it may: as native/core/inspect.h,
+ * which has the reasons.
+ */
+export function reasonMalformed(packet: Buffer): string | undefined {
+  const headerBytes = ipv4HeaderBytes(packet)
+  const header = packet.subarray(0, headerBytes)
+  if (internetChecksum(header) !== 0) return 'rx_drop_checksum'
+  if (!isSoundFragment(packet, packet.length - headerBytes)) return 'rx_drop_fragment'
+  return areSoundOptions(header.subarray(MIN_IPV4_HEADER_BYTES)) ? undefined : 'rx_drop_options'
+}
+
+/** Whether a packet of so much data is no fragment or one that can be part of a packet (RFC 791 section 3.2, RFC 3128 section 3). */
+function isSoundFragment(packet: Buffer, size: number): boolean {
+  const word = packet.readUInt16BE(6) & 0x3fff
+  if (word === 0) return true
+  const offset = (word & 0x1fff) * 8
+  const hasMore = (word & 0x2000) !== 0
+  if (size === 0 || (hasMore && size % 8 !== 0) || packet.length + offset > 0xffff) return false
+  return packet.readUInt8(9) !== PROTOCOL_TCP || (offset === 0 ? size >= 16 : offset > 8)
+}
+
+/** Whether IPv4 options keep to their header, and none is a source route (RFC 791 section 3.1). */
+function areSoundOptions(options: Buffer): boolean {
+  for (let at = 0; at < options.length && options[at] !== OPTION_END;) {
+    const [type, size = 0] = options.subarray(at)
+    if (type === OPTION_LOOSE_ROUTE || type === OPTION_STRICT_ROUTE) return false
+    if (type === OPTION_NOTHING) at++
+    else if (size < 2 || at + size > options.length) return false
+    else at += size
+  }
+  return true
 }
 
 /** Whether `bytes` start with an IPv6 packet that is whole. */

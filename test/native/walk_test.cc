@@ -269,6 +269,37 @@ void test_in(uint32_t features) {
   CHECK(!writes.empty() && writes[0].size() > header + 8 && writes[0][header + 8] == f.ttl - 1);
 }
 
+/// A damaged header ends here, in the middle of a stream that is joined too; later fragments are let in by who sends
+/// them, as all is.
+template <typename Encap>
+void test_malformed(uint32_t features) {
+  Host<Encap> host(features);
+  Fields f = inward();
+  for (int i = 0; i < 5; i++, f.sequence += 100, f.id++) {
+    Bytes packet = build(f);
+    if (i == 2) packet[5] ^= 1;  // the identification, which joining with DF does not look at
+    host.from_peer(outer<Encap>(packet));
+  }
+  f.fragment = 0x0020;
+  host.from_peer(outer<Encap>(build(f)));
+  host.from_stranger(outer<Encap>(build(f)));
+  f.fragment = 0x1fff;
+  host.from_peer(outer<Encap>(build(f)));
+  f.fragment = 0x4000;
+  f.ip_options = {131, 7, 4, 10, 5, 1, 3, 0};
+  host.from_peer(outer<Encap>(build(f)));
+  CHECK(!host.ingress->pump().failure);
+  CHECK(host.row[k_rx_packets] == 5);
+  for (const Counter counter : {k_rx_drop_checksum, k_rx_drop_fragment, k_rx_drop_options, k_rx_drop_spoofed_source}) {
+    CHECK(host.row[counter] == 1);
+  }
+  const size_t header = features & kTunHeader ? sizeof(VirtioHeader) : 0;
+  for (const Bytes& write : host.drain(host.tun[1])) {
+    const Bytes packet(write.begin() + static_cast<long>(header), write.end());
+    CHECK(reference_fold(reference_sum(packet.data(), 20)) == 0xffff && load_be32(&packet[12]) == f.source);
+  }
+}
+
 /// What has no TTL left is answered to the peer whose packet it was, in its encapsulation, wherever it came from;
 /// nobody is answered for a packet that is no peer's, nor too often.
 template <typename Encap>
@@ -629,6 +660,22 @@ void test_vxlan_in(uint32_t features) {
   CHECK(unfinished == (joins ? 2u : header ? 4u : 0u));
 }
 
+/// A damaged header inside of a frame.
+void test_vxlan_malformed() {
+  Host<Vxlan> host(kAllFeatures, vxlan_end());
+  Bytes packet = build(inward());
+  packet[10] ^= 1;
+  host.from_peer(vxlan_frame(packet));
+  Fields f = inward();
+  f.payload = 20'000;
+  packet = opened(build(f));
+  packet[4] ^= 1;
+  host.from_peer(vxlan_frame(packet));
+  CHECK(!host.ingress->pump().failure);
+  CHECK(host.row[k_rx_drop_checksum] == 2 && host.row[k_rx_packets] == 0);
+  CHECK(host.drain(host.tun[1]).empty());
+}
+
 /// A superpacket that the filter does not let in counts as its segments.
 void test_vxlan_filter() {
   Host<Vxlan> host(kAllFeatures, vxlan_end());
@@ -645,6 +692,7 @@ void test_vxlan() {
   test_vxlan_refusals();
   test_vxlan_undone();
   test_vxlan_joined();
+  test_vxlan_malformed();
   test_vxlan_filter();
   for (const uint32_t features : {kAllFeatures, kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), 0u}) {
     context = "vxlan, features " + std::to_string(features);
@@ -663,6 +711,7 @@ void test_walks(const char* name, bool udp_gso) {
   for (const uint32_t features : {kAllFeatures, kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), 0u}) {
     context = std::string(name) + ", features " + std::to_string(features);
     test_in<Encap>(features);
+    test_malformed<Encap>(features);
   }
   context = name;
   test_dropped_segments<Encap>();
