@@ -17,7 +17,6 @@
 
 #include "core/checksum.h"
 #include "core/encapsulation.h"
-#include "core/icmp.h"
 #include "core/segment.h"
 #include "direction.h"
 #include "io/clock.h"
@@ -116,8 +115,12 @@ class Egress final : public Direction {
   void send_icmp(uint8_t type, uint8_t code, const uint8_t* bytes, const Packet& packet, Counter counter) {
     uint8_t out[kMaxIcmpErrorBytes];
     const size_t size = write_icmp_error(type, code, path_.network_address, bytes, packet, out);
-    if (size > 0 && icmp_.allows(now_ms()) && write_packet(path_.tun, header_, {out, size}))
+    if (size == 0) return;
+    const uint32_t sender = load<uint32_t>(source_address(bytes, packet));
+    if (path_.filter.is_from_here(sender) && path_.icmp->allows(sender, now_ms()) &&
+        write_packet(path_.tun, header_, {out, size})) {
       path_.counters.add(counter);
+    }
   }
 
   Path path_;
@@ -126,7 +129,6 @@ class Egress final : public Direction {
   const PeerTable* table_ = nullptr;  // during a turn
   Encap encap_;
   Sender sender_;
-  IcmpLimit icmp_;
   std::unique_ptr<uint8_t[]> reads_;  // not written to before it is used: a lane that is idle has no memory
 };
 

@@ -12,7 +12,6 @@
 #include "core/checksum.h"
 #include "core/coalesce.h"
 #include "core/encapsulation.h"
-#include "core/icmp.h"
 #include "core/inspect.h"
 #include "direction.h"
 #include "io/clock.h"
@@ -89,7 +88,8 @@ class Ingress final : public Direction {
     uint8_t* error = out + Encap::kHeaderBytes;
     const size_t size = write_icmp_error(kIcmpTimeExceeded, 0, path_.tun_address, bytes, packet, error);
     Packet about;
-    if (!peer || size == 0 || read_packet(error, size, about) != Shape::kOk || !icmp_.allows(now_ms())) return;
+    if (!peer || size == 0 || read_packet(error, size, about) != Shape::kOk) return;
+    if (!path_.icmp->allows(load<uint32_t>(source_address(bytes, packet)), now_ms())) return;
     encap_.write(*peer, about, out);
     if (receiver_.answer(*peer, {out, Encap::kHeaderBytes + size})) path_.counters.add(k_rx_time_exceeded_sent);
   }
@@ -103,7 +103,6 @@ class Ingress final : public Direction {
   CoalesceLimits limits_;  // during a turn
   Coalescer coalescer_;
   TunWriter writer_;
-  IcmpLimit icmp_;
 };
 
 }  // namespace weft

@@ -11,7 +11,7 @@ import { addon } from '../host/addon.ts'
 import { formatIpv4, parseIpv4 } from '../net/ipv4.ts'
 import { ENCAPSULATIONS, type Encapsulation } from './encapsulation.ts'
 import type { Engine, EngineConfig } from './engine.ts'
-import { reasonToDrop, type Addresses, type Stranger } from './filter.ts'
+import { isFromHere, reasonToDrop, type Addresses, type Stranger } from './filter.ts'
 import { decrementTtl, icmpError, icmpLimit, ipv4PacketBytes, isIpv6Packet, reasonMalformed } from './packet.ts'
 import { createPeerTable, decodePeers } from './peers.ts'
 import { engineStartError } from './start-error.ts'
@@ -67,6 +67,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     counters[name] = (counters[name] ?? 0n) + BigInt(amount)
   }
 
+  const { filter } = config
   let table = createPeerTable(decodePeers(config.peers ?? new Uint8Array()))
   const flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
   function endpointFor(destination: number): Endpoint | undefined {
@@ -92,7 +93,9 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   const mayAnswer = icmpLimit()
   function answer(type: 3 | 11, packet: Buffer, counter: string): void {
     const error = icmpError(type, config.networkAddress, packet)
-    if (error && mayAnswer(performance.now()) && writeTun(error)) count(counter)
+    if (!error) return
+    const sender = packet.readUInt32BE(12)
+    if (isFromHere(filter, sender) && mayAnswer(sender, performance.now()) && writeTun(error)) count(counter)
   }
 
   // TUN to peer.
@@ -123,7 +126,6 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
 
   // Peer to TUN.
-  const mayAnswerPeers = icmpLimit()
   const strangers = new LRUCache<string, Stranger>({ max: STRANGERS })
   /** Whether a packet is none that is let in; then it is counted. */
   function isRefused(addresses: Addresses, reason: string | undefined): boolean {
@@ -132,7 +134,6 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     strangers.set(`${reason} ${addresses.from}`, { ...addresses, reason })
     return true
   }
-  const { filter } = config
   socket.on('message', (datagram, { address }) => {
     count('rx_messages')
     const bytes = encapsulation.strip(datagram)
@@ -150,9 +151,10 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     if (!decrementTtl(packet)) {
       count('rx_drop_ttl')
       // To the peer whose packet it was, and to nobody else: a datagram may come from anywhere.
-      const peer = endpointFor(packet.readUInt32BE(12))
+      const sender = packet.readUInt32BE(12)
+      const peer = endpointFor(sender)
       const error = peer && icmpError(ICMP_TIME_EXCEEDED, config.tunAddress, packet)
-      if (!error || !mayAnswerPeers(performance.now())) return
+      if (!error || !mayAnswer(sender, performance.now())) return
       const reply = encapsulation.write(error)
       return socket.send(reply, peer.port, peer.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
     }

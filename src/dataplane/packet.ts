@@ -1,5 +1,8 @@
 // packet.ts - what the dgram engine does to an inner IPv4 packet, byte for byte what native/ does.
 
+import { LRUCache } from 'lru-cache'
+import { isOneHost, type Ipv4 } from '../net/ipv4.ts'
+
 export const MIN_IPV4_HEADER_BYTES = 20
 const IPV6_HEADER_BYTES = 40
 const PROTOCOL_ICMP = 1
@@ -11,8 +14,12 @@ const OPTION_STRICT_ROUTE = 137
 const ICMP_ECHO_REQUEST = 8
 const ICMP_TTL = 8
 /** Of ICMP errors, as native/core/icmp.h has it. */
-const ICMP_BURST = 50
-const ICMP_PER_MS = 1
+const ICMP_BURST = 500
+const ICMP_EVERY_MS = 1
+const ICMP_SENDER_BURST = 50
+const ICMP_SENDER_EVERY_MS = 10
+/** Of whom it is known how many they have had. */
+const ICMP_SENDERS = 1024
 
 /** The length of the IPv4 packet that starts `bytes`, or why it is none. */
 export function ipv4PacketBytes(bytes: Buffer): number | undefined {
@@ -94,14 +101,13 @@ export function decrementTtl(bytes: Buffer): boolean {
 
 /**
  * An ICMP error about `packet` from `source`, an IPv4 address in host order; undefined when none may be sent (RFC 1122
- * section 3.2.2). TTL 8 and a quote of the IP header and 8 bytes, as flanneld's (pkg/backend/udp/proxy_amd64.c).
+ * section 3.2.2, RFC 1812 section 4.3.2.7). TTL 8 and a quote of the IP header and 8 bytes, as flanneld's (pkg/backend/udp/proxy_amd64.c).
  */
 export function icmpError(type: 3 | 11, source: number, packet: Buffer): Buffer | undefined {
   const headerBytes = ipv4HeaderBytes(packet)
   if ((packet.readUInt16BE(6) & 0x1fff) !== 0) return undefined
   if (packet.readUInt8(9) === PROTOCOL_ICMP && packet[headerBytes] !== ICMP_ECHO_REQUEST) return undefined
-  const top = packet.readUInt8(12)
-  if (top === 0 || top === 127 || top >= 224) return undefined
+  if (!isOneHost(packet.readUInt32BE(12)) || !isOneHost(packet.readUInt32BE(16))) return undefined
   const quote = packet.subarray(0, headerBytes + 8)
   const error = Buffer.alloc(MIN_IPV4_HEADER_BYTES + 8 + quote.length)
   error.writeUInt8(0x45, 0)
@@ -118,15 +124,29 @@ export function icmpError(type: 3 | 11, source: number, packet: Buffer): Buffer 
   return error
 }
 
-/** Says whether one more ICMP error may be sent at a time: 1,000 a second, and 50 at once. */
-export function icmpLimit(): (nowMs: number) => boolean {
-  let left = ICMP_BURST
-  let lastMs = 0
+/**
+ * Says whether one more ICMP error may be sent about a packet of a sender's at a time (RFC 1812 section 4.3.2.8), as
+ * native/core/icmp.h: to each 100 a second and 50 at once, to all 1,000 and 500.
+ */
+export function icmpLimit(): (sender: Ipv4, nowMs: number) => boolean {
+  const senders = new LRUCache<Ipv4, Bucket>({ max: ICMP_SENDERS })
+  const all = createBucket(ICMP_EVERY_MS, ICMP_BURST)
+  return (sender, nowMs) => {
+    let own = senders.get(sender)
+    if (!own) senders.set(sender, (own = createBucket(ICMP_SENDER_EVERY_MS, ICMP_SENDER_BURST)))
+    return own(nowMs) && all(nowMs)
+  }
+}
+
+type Bucket = (nowMs: number) => boolean
+
+/** The generic cell rate algorithm (ITU-T I.371): a bucket is the time at which it will be full again. */
+function createBucket(everyMs: number, burst: number): Bucket {
+  let fullMs = -Infinity
   return (nowMs) => {
-    left = Math.min(ICMP_BURST, left + (nowMs - lastMs) * ICMP_PER_MS)
-    lastMs = nowMs
-    if (left < 1) return false
-    left--
+    const fromMs = Math.max(fullMs, nowMs)
+    if (fromMs - nowMs > (burst - 1) * everyMs) return false
+    fullMs = fromMs + everyMs
     return true
   }
 }

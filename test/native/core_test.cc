@@ -686,6 +686,30 @@ static void test_icmp() {
   CHECK(write_icmp_error(3, 0, source, packet.data(), read(packet), out) == 20 + 8 + 60 + 8);
 }
 
+/// How many errors each sender may have told, and all of them, of however many threads.
+static void test_icmp_limit() {
+  IcmpLimit limit;
+  const auto allowed = [&](uint32_t sender, int64_t now_ms, int tries) {
+    int count = 0;
+    while (tries-- > 0) count += limit.allows(htonl(sender), now_ms);
+    return count;
+  };
+  CHECK(allowed(1, 1'000, 1'000) == 50);
+  CHECK(allowed(1, 1'009, 1'000) == 0);
+  CHECK(allowed(1, 1'075, 1'000) == 7);
+  CHECK(allowed(1, 3'600'000, 1'000) == 50);
+  CHECK(allowed(2, 3'600'000, 1'000) == 50);
+  int all = 0;
+  for (uint32_t sender = 1; sender < 10'000; sender++) all += allowed(sender, 7'200'000, 1);
+  CHECK(all == 500);
+  // As it is asked by all loops at once.
+  std::atomic<int> together{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; i++) threads.emplace_back([&] { together += allowed(7, 10'800'000, 1'000); });
+  for (auto& thread : threads) thread.join();
+  CHECK(together == 50);
+}
+
 /// What follows from each refusal, and what is then tried no more. The table is the policy, row by row.
 static void test_refusals() {
   enum class Effect { kNone, kLongRuns, kOff };  // of the endpoint when it was a message, else of the TUN
@@ -911,6 +935,7 @@ int main(int argc, char** argv) {
   test_coalesce_reasons();
   test_coalesce_property(rounds);
   test_icmp();
+  test_icmp_limit();
   test_refusals();
   test_learnt();
   test_waiting();

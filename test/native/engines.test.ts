@@ -128,8 +128,10 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       ttl: 1,
       payload: udpDatagram(NOBODY, CONTAINER, 1, 2, Buffer.from('hello')),
     })
+    // What would go to the peer whose address it has, if it were answered.
+    const forgedOutward = ipv4Packet({ source: PEER, destination: NOBODY, payload: datagram })
     const { fromTun, fromUdp, counters } = await probe(engine, {
-      toTun: hex([lost, late, icmpError]),
+      toTun: hex([forgedOutward, lost, late, icmpError]),
       toUdp: hex([write(forged), write(lateInward)]),
       encapsulation,
       answers: { fromTun: 2, fromUdp: 1 },
@@ -148,7 +150,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
         .map((packet) => [packet.readUInt8(20), packet.readUInt32BE(12), packet.readUInt32BE(16)]),
     ).toEqual([[11, parseIpv4('10.5.1.0'), PEER]])
     expect(counters).toMatchObject({
-      tx_drop_no_route: 2,
+      tx_drop_no_route: 3,
       tx_unreachable_sent: 1,
       tx_drop_ttl: 1,
       tx_time_exceeded_sent: 1,

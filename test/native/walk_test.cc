@@ -79,7 +79,8 @@ struct Host {
                     &this->features,
                     CounterRow(row.data()),
                     filter(verify),
-                    &strangers};
+                    &strangers,
+                    &icmp};
     egress = std::make_unique<Egress<Encap>>(path, peers.reader(0), own);
     ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(1), own);
   }
@@ -131,6 +132,7 @@ struct Host {
   std::vector<uint64_t> row;
   PeerTables peers;
   Strangers strangers;
+  IcmpLimit icmp;
   int tun[2], socket, other;
   std::unique_ptr<Egress<Encap>> egress;
   std::unique_ptr<Ingress<Encap>> ingress;
@@ -236,12 +238,49 @@ void test_answers_are_few() {
     CHECK(host.row[nobody ? k_tx_drop_no_route : k_tx_drop_ttl] == 120);
     CHECK(host.row[sent] == 50);
     CHECK(host.drain(host.tun[1]).size() == 50);
-    clock_ms += 7;
+    clock_ms += 75;
     send(60);
     CHECK(host.row[sent] == 57);
     clock_ms += 3'600'000;
     send(60);
     CHECK(host.row[sent] == 107);
+    // Another sender is answered meanwhile.
+    f.source++;
+    send(60);
+    CHECK(host.row[sent] == 157);
+  }
+}
+
+/// Nobody is told of what is not from one host of this side to one host.
+template <typename Encap>
+void test_not_answered() {
+  constexpr uint32_t kOurs = 0x0a050102, kNobodys = 0x0a050901;
+  constexpr struct {
+    const char* what;
+    uint32_t source, destination;
+    size_t answers, answers_when_off;
+  } rows[] = {
+      {"a container", kOurs, kNobodys, 1, 1},           {"the host", 0xc0000209, kNobodys, 1, 1},
+      {"a peer's address", 0x0a050207, kNobodys, 0, 1}, {"nobody's address", 0x0a050a01, kNobodys, 0, 1},
+      {"to multicast", kOurs, 0xe00000fb, 0, 0},        {"to broadcast", kOurs, 0xffffffff, 0, 0},
+      {"from multicast", 0xe00000fb, kNobodys, 0, 0},   {"from nowhere", 0, kNobodys, 0, 0},
+      {"from loopback", 0x7f000001, kNobodys, 0, 0},
+  };
+  for (const auto& row : rows) {
+    context = row.what;
+    for (const VerifySource verify : {VerifySource::kStrict, VerifySource::kInner, VerifySource::kOff}) {
+      Host<Encap> host(kAllFeatures, {}, verify);
+      Fields f;
+      f.tcp = false;
+      f.source = row.source;
+      f.destination = row.destination;
+      host.to_tun({}, build(f));
+      f.fragment = 0x0010;
+      host.to_tun({}, build(f));
+      CHECK(!host.egress->pump().failure);
+      CHECK(host.row[k_tx_drop_no_route] == 2);
+      CHECK(host.row[k_tx_unreachable_sent] == (verify == VerifySource::kOff ? row.answers_when_off : row.answers));
+    }
   }
 }
 
@@ -716,6 +755,8 @@ void test_walks(const char* name, bool udp_gso) {
   context = name;
   test_dropped_segments<Encap>();
   test_answers_are_few<Encap>();
+  test_not_answered<Encap>();
+  context = name;
   test_time_exceeded<Encap>();
   test_filter<Encap>();
   context.clear();
