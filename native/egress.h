@@ -17,11 +17,13 @@
 
 #include "core/checksum.h"
 #include "core/encapsulation.h"
+#include "core/nested.h"
 #include "core/segment.h"
 #include "direction.h"
 #include "io/clock.h"
 #include "io/sender.h"
 #include "io/tun_writer.h"
+#include "io/udp.h"
 
 namespace weft {
 
@@ -31,6 +33,7 @@ class Egress final : public Direction {
   Egress(const Path& path, PeerTables::Reader peers, const OwnEnd& own)
       : path_(path),
         header_(path.features->has(kTunHeader)),
+        own_address_(bound_address(path.socket).sin_addr.s_addr),
         peers_(peers),
         encap_(own),
         sender_(path.sender, Encap::kHeaderBytes, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters),
@@ -82,6 +85,9 @@ class Egress final : public Direction {
       path_.counters.add(k_tx_drop_no_route, count_packets(virtio, bytes, packet));
       return send_icmp(kIcmpUnreachable, kIcmpNetUnreachable, bytes, packet, k_tx_unreachable_sent);
     }
+    if (is_nested_twice(own_address_, Encap::kHeaderBytes, bytes, packet)) {
+      return path_.counters.add(k_tx_drop_circle, count_packets(virtio, bytes, packet));
+    }
     if constexpr (Encap::kRoutes) {
       if (packet.hop_limit <= 1) {
         path_.counters.add(k_tx_drop_ttl, count_packets(virtio, bytes, packet));
@@ -125,6 +131,7 @@ class Egress final : public Direction {
 
   Path path_;
   bool header_;  // the TUN speaks virtio headers
+  uint32_t own_address_;
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;  // during a turn
   Encap encap_;

@@ -21,6 +21,7 @@ namespace weft {
   X(tun_reads)                 /* packets and superpackets read from the TUN */                     \
   X(tx_drop_malformed)         /* not IP, or its lengths contradict each other */                   \
   X(tx_drop_no_route)          /* no peer has the destination */                                    \
+  X(tx_drop_circle)            /* our own datagram around another one: the peer is not outside */   \
   X(tx_drop_ttl)               /* TTL or hop limit ran out here */                                  \
   X(tx_drop_too_big)           /* EMSGSIZE: larger than the path takes */                           \
   X(tx_drop_socket_full)       /* the socket's buffer stayed full, or ENOBUFS from a queue */       \

@@ -12,7 +12,15 @@ import { formatIpv4, parseIpv4 } from '../net/ipv4.ts'
 import { ENCAPSULATIONS, type Encapsulation } from './encapsulation.ts'
 import type { Engine, EngineConfig } from './engine.ts'
 import { isFromHere, reasonToDrop, type Addresses, type Stranger } from './filter.ts'
-import { decrementTtl, icmpError, icmpLimit, ipv4PacketBytes, isIpv6Packet, reasonMalformed } from './packet.ts'
+import {
+  decrementTtl,
+  icmpError,
+  icmpLimit,
+  ipv4PacketBytes,
+  isNestedTwice,
+  isIpv6Packet,
+  reasonMalformed,
+} from './packet.ts'
 import { createPeerTable, decodePeers } from './peers.ts'
 import { engineStartError } from './start-error.ts'
 
@@ -68,6 +76,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
 
   const { filter } = config
+  const own = parseIpv4(config.bindAddress) ?? 0
+  const encapBytes = encapsulation.write(Buffer.alloc(0)).length
   let table = createPeerTable(decodePeers(config.peers ?? new Uint8Array()))
   const flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
   function endpointFor(destination: number): Endpoint | undefined {
@@ -109,6 +119,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       count('tx_drop_no_route')
       return answer(ICMP_UNREACHABLE, packet, 'tx_unreachable_sent')
     }
+    if (isNestedTwice(own, encapBytes, packet)) return count('tx_drop_circle')
     if (!decrementTtl(packet)) {
       count('tx_drop_ttl')
       return answer(ICMP_TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')

@@ -7,6 +7,7 @@ export const MIN_IPV4_HEADER_BYTES = 20
 const IPV6_HEADER_BYTES = 40
 const PROTOCOL_ICMP = 1
 const PROTOCOL_TCP = 6
+const PROTOCOL_UDP = 17
 const OPTION_END = 0
 const OPTION_NOTHING = 1
 const OPTION_LOOSE_ROUTE = 131
@@ -62,6 +63,21 @@ function areSoundOptions(options: Buffer): boolean {
     else at += size
   }
   return true
+}
+
+/**
+ * Whether a packet out of the TUN is a datagram of `own`'s around another of its datagrams, `encapBytes` further on: a circle,
+ * as native/core/nested.h has it.
+ */
+export function isNestedTwice(own: Ipv4, encapBytes: number, packet: Buffer): boolean {
+  const isOwn = (ip: Buffer): boolean => ip.readUInt8(9) === PROTOCOL_UDP && ip.readUInt32BE(12) === own
+  const isLaterFragment = (ip: Buffer): boolean => (ip.readUInt16BE(6) & 0x1fff) !== 0
+  if (!isOwn(packet) || isLaterFragment(packet)) return false
+  const udp = packet.subarray(ipv4HeaderBytes(packet))
+  const inner = udp.subarray(8 + encapBytes)
+  if (inner.length < MIN_IPV4_HEADER_BYTES || inner.readUInt8(0) >> 4 !== 4 || !isOwn(inner)) return false
+  const within = inner.subarray(ipv4HeaderBytes(inner))
+  return isLaterFragment(inner) || (within.length >= 4 && within.readUInt16BE(2) === udp.readUInt16BE(2))
 }
 
 /** Whether `bytes` start with an IPv6 packet that is whole. */

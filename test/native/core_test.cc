@@ -10,6 +10,7 @@
 #include "../../native/core/coalesce.h"
 #include "../../native/core/icmp.h"
 #include "../../native/core/inspect.h"
+#include "../../native/core/nested.h"
 #include "../../native/core/peers.h"
 #include "../../native/core/refusals.h"
 #include "../../native/core/segment.h"
@@ -218,6 +219,52 @@ static void test_inspect() {
   packet.resize(packet.size() - 1);
   CHECK(reason_of(packet) == k_rx_drop_malformed);
   context.clear();
+}
+
+/// Which packets out of the TUN are our own datagrams around our own datagrams.
+constexpr uint32_t kOwn = 0xc0a84d01, kOther = 0xc0a84d02;
+static void test_nested() {
+  /// A datagram around what is given, with so many bytes before it.
+  const auto around = [](const Bytes& packet, size_t encap_bytes, uint32_t source = kOwn, uint16_t port = 8285,
+                         uint16_t fragment = 0) {
+    Fields f;
+    f.tcp = false;
+    f.source = source;
+    f.destination_port = port;
+    f.fragment = fragment;
+    f.payload = encap_bytes + packet.size();
+    Bytes datagram = build(f);
+    std::copy(packet.begin(), packet.end(), datagram.end() - static_cast<long>(packet.size()));
+    return datagram;
+  };
+  const auto is_circle = [](Bytes bytes, size_t encap_bytes) {
+    return is_nested_twice(htonl(kOwn), encap_bytes, bytes.data(), read(bytes));
+  };
+  Fields f;
+  f.tcp = false;
+  f.source = kOwn;  // what the host itself says to a container
+  f.destination_port = 53;
+  const Bytes packet = build(f);
+  for (const size_t encap : {size_t{0}, size_t{22}}) {
+    CHECK(!is_circle(packet, encap));
+    CHECK(!is_circle(around(packet, encap), encap));
+    const Bytes once = around(build({}), encap);
+    CHECK(!is_circle(once, encap));
+    CHECK(is_circle(around(once, encap), encap));
+    CHECK(is_circle(around(once, encap, kOwn, 8285, 0x2000), encap));
+    CHECK(!is_circle(around(once, encap, kOther), encap));
+    CHECK(!is_circle(around(once, encap, kOwn, 53), encap));
+    CHECK(!is_circle(around(once, encap, kOwn, 8285, 0x0010), encap));  // it does not tell what it is of
+    CHECK(is_circle(around(around(once, encap, kOwn, 1, 0x0010), encap), encap));
+    CHECK(!is_circle(around(around(once, encap, kOther), encap), encap));
+    // All that may be missing at the end.
+    Bytes cut = around(once, encap);
+    for (size_t size = cut.size(); size >= 28; size--) {
+      cut.resize(size);
+      store_be16(&cut[2], static_cast<uint16_t>(size));
+      CHECK(is_circle(cut, encap) == (size >= 28 + encap + 24));
+    }
+  }
 }
 
 static void test_peers() {
@@ -926,6 +973,7 @@ int main(int argc, char** argv) {
   test_checksum();
   test_read_packet();
   test_inspect();
+  test_nested();
   test_peers();
   test_peer_spread();
   test_peer_replacement();

@@ -2,10 +2,17 @@
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
-import { decrementTtl, icmpError, icmpLimit, internetChecksum, ipv4PacketBytes } from '../../../src/dataplane/packet.ts'
+import {
+  decrementTtl,
+  icmpError,
+  icmpLimit,
+  internetChecksum,
+  ipv4PacketBytes,
+  isNestedTwice,
+} from '../../../src/dataplane/packet.ts'
 import { decodePeers, encodePeers } from '../../../src/dataplane/peers.ts'
 import { ipv4Net, parseIpv4 } from '../../../src/net/ipv4.ts'
-import { ipv4Packet } from '../../support/packets.ts'
+import { ipv4Packet, udpDatagram } from '../../support/packets.ts'
 
 describe('packet', () => {
   it('keeps the header checksum right while the TTL falls', () => {
@@ -72,6 +79,25 @@ describe('packet', () => {
     expect(error.subarray(28)).toEqual(packet.subarray(0, 28))
     expect(internetChecksum(error.subarray(0, 20))).toBe(0)
     expect(internetChecksum(error.subarray(20))).toBe(0)
+  })
+
+  it('knows its own datagram around another one', () => {
+    const [own, peer] = [parseIpv4('192.168.77.1')!, parseIpv4('10.5.2.9')!]
+    const around = (packet: Buffer, source = own, port = 8285, fragment = 0): Buffer => {
+      const payload = udpDatagram(source, peer, 8525, port, packet)
+      return ipv4Packet({ source, destination: peer, payload, fragment })
+    }
+    const once = around(ipv4Packet({ source: parseIpv4('10.5.1.2')!, destination: peer }))
+    const is = (packet: Buffer): boolean => isNestedTwice(own, 0, packet)
+    expect([once, around(once), around(once, own, 8285, 0x2000)].map(is)).toEqual([false, true, true])
+    expect([around(once, peer), around(once, own, 53), around(once, own, 8285, 5)].map(is)).toEqual([
+      false,
+      false,
+      false,
+    ])
+    expect(is(around(around(once, own, 1, 5)))).toBe(true)
+    expect(is(around(once.subarray(0, 20)))).toBe(false)
+    expect(isNestedTwice(own, 22, around(Buffer.concat([Buffer.alloc(22), once])))).toBe(true)
   })
 
   it('does not answer ICMP errors, later fragments, or what comes from no host', () => {
