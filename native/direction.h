@@ -4,6 +4,7 @@
 #include "core/counters.h"
 #include "core/features.h"
 #include "core/filter.h"
+#include "core/icmp.h"
 #include "io/system.h"
 
 namespace weft {
@@ -20,6 +21,7 @@ struct Path {
   CounterRow counters;
   FilterOptions filter = {};       ///< what is let in from peers
   Strangers* strangers = nullptr;  ///< where it says who was not
+  IcmpLimit* icmp = nullptr;       ///< of all loops
 };
 
 /// What one turn did.

@@ -55,6 +55,7 @@ class Engine {
   PeerTables peers_;
   Features features_;
   Fault fault_;
+  IcmpLimit icmp_;
   std::vector<Strangers> strangers_;          // of each loop
   std::vector<std::unique_ptr<Loop>> loops_;  // last: they use all of the above
 };

@@ -68,7 +68,13 @@ function packetsBetween(source: number, destination: number, seed: number, count
   })
   return fc
     .sample(fields, { numRuns: count, seed })
-    .map(({ body, ...rest }) => ipv4Packet({ source, destination, ...rest, ...body }))
+    .map(({ body: { protocol, payload: whole }, ...rest }) => {
+      // A fragment but the last is of whole blocks (RFC 791 section 3.2), and the first has what no firewall may miss (RFC 3128).
+      const hasMore = rest.fragment === 0x2000
+      const bytes = hasMore ? Math.max(16, whole.length - (whole.length % 8)) : Math.max(1, whole.length)
+      const body = Buffer.concat([whole, Buffer.alloc(16)]).subarray(0, bytes)
+      return ipv4Packet({ source, destination, ...rest, protocol, payload: body })
+    })
     .filter((packet) => packet.length <= 1472)
 }
 
@@ -122,8 +128,10 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       ttl: 1,
       payload: udpDatagram(NOBODY, CONTAINER, 1, 2, Buffer.from('hello')),
     })
+    // What would go to the peer whose address it has, if it were answered.
+    const forgedOutward = ipv4Packet({ source: PEER, destination: NOBODY, payload: datagram })
     const { fromTun, fromUdp, counters } = await probe(engine, {
-      toTun: hex([lost, late, icmpError]),
+      toTun: hex([forgedOutward, lost, late, icmpError]),
       toUdp: hex([write(forged), write(lateInward)]),
       encapsulation,
       answers: { fromTun: 2, fromUdp: 1 },
@@ -142,7 +150,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
         .map((packet) => [packet.readUInt8(20), packet.readUInt32BE(12), packet.readUInt32BE(16)]),
     ).toEqual([[11, parseIpv4('10.5.1.0'), PEER]])
     expect(counters).toMatchObject({
-      tx_drop_no_route: 2,
+      tx_drop_no_route: 3,
       tx_unreachable_sent: 1,
       tx_drop_ttl: 1,
       tx_time_exceeded_sent: 1,
@@ -221,12 +229,47 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       change(2, 0xff),
       change(3, 19), // lengths beyond and below the truth
     ]
+    const damaged = [1, 4, 8, 10, 13].map((at) => change(at, good.readUInt8(at) ^ 0x10))
+    const fields = { source: PEER, destination: CONTAINER, payload: Buffer.alloc(41) }
+    // Beyond the end of any packet; not of whole blocks; nothing; the second block of a TCP header, and less than two.
+    const fragments = [
+      ipv4Packet({ ...fields, fragment: 0x1fff }),
+      ipv4Packet({ ...fields, fragment: 0x2000 }),
+      ipv4Packet({ ...fields, fragment: 0x0001, payload: Buffer.alloc(0) }),
+      ipv4Packet({ ...fields, fragment: 0x0001, protocol: 6 }),
+      ipv4Packet({ ...fields, fragment: 0x2000, protocol: 6, payload: Buffer.alloc(8) }),
+    ]
+    const options = ['830704c000020100', '890704c000020100', '44000500', '44010500', '44050500', '01010144'].map(
+      (text) => ipv4Packet({ ...fields, options: Buffer.from(text, 'hex') }),
+    )
     const header = write(Buffer.alloc(0))
     const short = Array.from(header, (_, size) => header.subarray(0, size))
-    const toUdp = hex([...short, ...[...evil, good].map(write)])
+    const toUdp = hex([...short, ...[...evil, ...damaged, ...fragments, ...options, good].map(write)])
     const { fromTun, counters } = await probe(engine, { encapsulation, toUdp })
     expect(fromTun).toEqual(hex([forwarded(good, 2)!]))
     expect(counters['rx_drop_malformed']).toBe(short.length + evil.length)
+    expect(counters).toMatchObject({
+      rx_drop_checksum: damaged.length,
+      rx_drop_fragment: fragments.length,
+      rx_drop_options: options.length,
+    })
+  })
+
+  it('lets pass what is odd and sound: options that harm nobody, fragments, a checksum of 0xffff', async () => {
+    const fields = { source: PEER, destination: CONTAINER, payload: Buffer.alloc(40, 7) }
+    const odd = [
+      ipv4Packet({ ...fields, options: Buffer.from('01010100', 'hex') }),
+      ipv4Packet({ ...fields, options: Buffer.from('94040000', 'hex') }),
+      ipv4Packet({ ...fields, fragment: 0x2000 }),
+      ipv4Packet({ ...fields, fragment: 0x0005 }),
+      ipv4Packet({ ...fields, fragment: 0x4005 }),
+    ]
+    // The checksum of 0, as flanneld's decrement may write it.
+    const zero = ipv4Packet(fields)
+    zero.writeUInt16BE(zero.readUInt16BE(10), 4)
+    zero.writeUInt16BE(0xffff, 10)
+    const { counters } = await probe(engine, { encapsulation, toUdp: hex([...odd, zero].map(write)) })
+    expect(counters['rx_packets']).toBe(odd.length + 2)
   })
 })
 
