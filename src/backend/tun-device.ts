@@ -5,7 +5,7 @@
 
 import { WeftError } from '../errors.ts'
 import type { Run } from '../host/command.ts'
-import { findLink, ipJson, routesTo, routesWithin, type Route } from '../host/links.ts'
+import { findLink, ipJson, isNamedBy, routesTo, routesWithin, type Route } from '../host/links.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
 
@@ -39,12 +39,6 @@ export interface TunDevice {
 interface JsonTun {
   flags?: string[]
   linkinfo?: { info_kind?: string; info_data?: { type?: string; multi_queue?: boolean } }
-}
-
-/** Whether a name is one that the kernel makes of a pattern such as `flannel%d`. */
-export const isNamedBy = (pattern: string, name: string): boolean => {
-  const [before = '', after] = pattern.split('%d')
-  return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
 }
 
 /**

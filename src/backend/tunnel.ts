@@ -6,7 +6,7 @@ import type { Engine, EngineConfig, OpenPath } from '../dataplane/engine.ts'
 import type { VerifySource } from '../dataplane/filter.ts'
 import { encodePeers } from '../dataplane/peers.ts'
 import { WeftError } from '../errors.ts'
-import { findLink } from '../host/links.ts'
+import { findLink, isNamedBy } from '../host/links.ts'
 import type { Lease, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
@@ -16,7 +16,7 @@ import { inTurn } from './in-turn.ts'
 import { createPeerFilter, type PeerFilterOptions } from './peer-filter.ts'
 import { createRouteSync, directHops, type NextHops } from './route-sync.ts'
 import { createStrangerLog } from './strangers.ts'
-import { adoptTun, createTunDevice, isNamedBy, refuseForeignRoute } from './tun-device.ts'
+import { adoptTun, createTunDevice, refuseForeignRoute } from './tun-device.ts'
 
 export interface TunnelOptions extends BackendParts {
   readonly startEngine: (config: EngineConfig) => Promise<Engine>

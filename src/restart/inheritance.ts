@@ -2,6 +2,7 @@
 // manager's keeping (sd_notify(3), FDSTORE; the other side is status/notify.ts).
 
 import type { OpenPath } from '../dataplane/engine.ts'
+import { isNamedBy } from '../host/links.ts'
 import { closeAll } from '../host/unix-socket.ts'
 import type { Holder } from './handover.ts'
 import type { LastKnown } from './last-known.ts'
@@ -107,7 +108,7 @@ export function createInheritance(
 /** Whether opening it now would give the same. */
 function fits(path: OpenPath, { tunName, bindAddress, port, workers, without }: WantedPath): boolean {
   return (
-    path.tunName.startsWith(tunName.replace('%d', '')) &&
+    isNamedBy(tunName, path.tunName) &&
     path.bindAddress === bindAddress &&
     path.port === port &&
     path.loops.length === workers &&
