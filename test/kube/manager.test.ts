@@ -2,6 +2,7 @@
 //
 // `npm run test:kube` has the real one, `npm test` the small one alone.
 
+import { setMaxListeners } from 'node:events'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -13,7 +14,7 @@ import type { Lease, LeaseAttrs } from '../../src/lease/lease.ts'
 import type { SubnetManager } from '../../src/lease/subnet-manager.ts'
 import { formatIpv4, parseIpv4 } from '../../src/net/ipv4.ts'
 import { eventually } from '../support/event.ts'
-import { KUBE_APISERVER, startKubeApiserver } from '../support/kube-apiserver.ts'
+import { allow, KUBE_APISERVER, startKubeApiserver } from '../support/kube-apiserver.ts'
 import { WEFT_TOKEN, type KubeApi } from '../support/kube-admin.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { needs } from '../support/needs.ts'
@@ -250,6 +251,23 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     expect(await api.admin.events()).toContainEqual(expect.objectContaining({ reason: 'PodCIDRChanged' }))
   })
 
+  it.each([3, 50])('of %i nodes that start at once, each knows all', async (count) => {
+    const names = Array.from({ length: count }, (_, at) => `n${at + 1}`)
+    setMaxListeners(0, stopping.signal)
+    await Promise.all(names.map((name, at) => api.admin.addNode(name, `10.5.${at + 1}.0/24`)))
+    const views = await Promise.all(
+      names.map(async (name, at) => {
+        const manager = await managerOf(name)
+        await obtain(manager, attrs(`192.168.77.${at + 1}`))
+        return follow(manager)
+      }),
+    )
+    const all = Object.fromEntries(names.map((_, at) => [`10.5.${at + 1}.0-24`, `192.168.77.${at + 1}`]))
+    await eventually(() => {
+      for (const { view } of views) expect(view()).toEqual(all)
+    })
+  })
+
   it("publishes an operator's public IP, and takes one for the node", async () => {
     await api.admin.addNode('node1', '10.5.1.0/24', {
       [`${P}/public-ip-overwrite`]: '203.0.113.1',
@@ -328,6 +346,14 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     expect(await manager.config(stopping.signal)).toBe('{"Network":"10.5.0.0/16"}')
   })
 
+  it('asks for nothing beyond its rights, and uses them all', () => {
+    expect(api.asked().filter(({ isAllowed }) => !isAllowed)).toEqual([])
+    expect([...new Set(api.asked().map(({ what }) => what))].toSorted()).toEqual([
+      ...['create events', 'get nodes', 'get pods', 'list nodes', 'patch nodes/status', 'watch nodes'],
+    ])
+  })
+
+  // The last: a real server that is just back denies all for a moment.
   it('goes on when the API server was away, and hears of all that it missed', async () => {
     await api.admin.addNode('node1', '10.5.1.0/24')
     const manager = await managerOf('node1')
@@ -341,13 +367,6 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await api.admin.addNode('node2', '10.5.2.0/24', flannels('192.168.77.2'))
     await eventually(() => expect(seen.view()).toMatchObject({ '10.5.2.0-24': '192.168.77.2' }))
   })
-
-  it('asks for nothing beyond its rights, and uses them all', () => {
-    expect(api.asked().filter(({ isAllowed }) => !isAllowed)).toEqual([])
-    expect([...new Set(api.asked().map(({ what }) => what))].toSorted()).toEqual([
-      ...['create events', 'get nodes', 'get pods', 'list nodes', 'patch nodes/status', 'watch nodes'],
-    ])
-  })
 })
 
 /** What a flannel with the udp backend writes, as recorded of one. */
@@ -357,27 +376,3 @@ const flannels = (publicIp: string): Record<string, string> => ({
   [`${P}/kube-subnet-manager`]: 'true',
   [`${P}/public-ip`]: publicIp,
 })
-
-/** weftd's rights, on the real server. */
-async function allow({ admin }: KubeApi): Promise<void> {
-  const role = {
-    rules: [
-      { apiGroups: [''], resources: ['pods'], verbs: ['get'] },
-      { apiGroups: [''], resources: ['nodes'], verbs: ['get', 'list', 'watch'] },
-      { apiGroups: [''], resources: ['nodes/status'], verbs: ['patch'] },
-      { apiGroups: [''], resources: ['events'], verbs: ['create'] },
-    ],
-  }
-  const rbac = '/apis/rbac.authorization.k8s.io/v1'
-  const kind = (name: string) => ({
-    apiVersion: 'rbac.authorization.k8s.io/v1',
-    kind: name,
-    metadata: { name: 'weft' },
-  })
-  await admin.call('POST', `${rbac}/clusterroles`, { ...kind('ClusterRole'), ...role })
-  await admin.call('POST', `${rbac}/clusterrolebindings`, {
-    ...kind('ClusterRoleBinding'),
-    roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: 'weft' },
-    subjects: [{ kind: 'ServiceAccount', name: 'flannel', namespace: 'kube-flannel' }],
-  })
-}

@@ -58,32 +58,30 @@ function read(text: string): unknown {
 
 export function kubeAdmin(api: () => { readonly url: string; readonly caFile: string }): KubeAdmin {
   const agent = new Agent({ keepAlive: true })
-  function call(method: string, path: string, body?: unknown, contentType = 'application/json') {
+  type Answer = { readonly status: number; readonly body: unknown }
+  function call(method: string, path: string, body?: unknown, contentType = 'application/json'): Promise<Answer> {
     const { url, caFile } = api()
     const text = body === undefined ? undefined : JSON.stringify(body)
-    return new Promise<{ status: number; body: unknown }>((resolve, reject) => {
-      request(
-        `${url}${path}`,
-        {
-          method,
-          ca: readFileSync(caFile),
-          timeout: EVENT_MS,
-          agent,
-          headers: {
-            authorization: `Bearer ${ADMIN_TOKEN}`,
-            ...(text === undefined ? {} : { 'content-type': contentType }),
-          },
-        },
-        (response) => {
+    return new Promise((resolve, reject) => {
+      const headers = {
+        authorization: `Bearer ${ADMIN_TOKEN}`,
+        ...(text === undefined ? {} : { 'content-type': contentType }),
+      }
+      const asked = request(`${url}${path}`, { method, ca: readFileSync(caFile), timeout: EVENT_MS, agent, headers })
+      asked
+        .on('response', (response) => {
           let said = ''
           response
             .setEncoding('utf8')
             .on('data', (part: string) => (said += part))
             .on('end', () => resolve({ status: response.statusCode ?? 0, body: read(said) }))
             .on('error', reject)
-        },
-      )
-        .on('error', reject)
+        })
+        .on('error', (error) => {
+          // The server was killed, or ended a connection that lay idle (Node.js, request.reusedSocket).
+          if (asked.reusedSocket) resolve(call(method, path, body, contentType))
+          else reject(error)
+        })
         .end(text)
     })
   }

@@ -107,3 +107,27 @@ export async function startKubeApiserver(): Promise<RealKubeApi> {
   await api.start()
   return api
 }
+
+/** Gives weftd's service account its rights. */
+export async function allow({ admin }: KubeApi): Promise<void> {
+  const role = {
+    rules: [
+      { apiGroups: [''], resources: ['pods'], verbs: ['get'] },
+      { apiGroups: [''], resources: ['nodes'], verbs: ['get', 'list', 'watch'] },
+      { apiGroups: [''], resources: ['nodes/status'], verbs: ['patch'] },
+      { apiGroups: [''], resources: ['events'], verbs: ['create'] },
+    ],
+  }
+  const rbac = '/apis/rbac.authorization.k8s.io/v1'
+  const kind = (name: string) => ({
+    apiVersion: 'rbac.authorization.k8s.io/v1',
+    kind: name,
+    metadata: { name: 'weft' },
+  })
+  await admin.call('POST', `${rbac}/clusterroles`, { ...kind('ClusterRole'), ...role })
+  await admin.call('POST', `${rbac}/clusterrolebindings`, {
+    ...kind('ClusterRoleBinding'),
+    roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: 'weft' },
+    subjects: [{ kind: 'ServiceAccount', name: 'flannel', namespace: 'kube-flannel' }],
+  })
+}

@@ -172,7 +172,10 @@ export async function startKubeServer(): Promise<SmallKubeApi> {
               ? { kind: 'PartialObjectMetadata', apiVersion: 'meta.k8s.io/v1', metadata: object['metadata'] }
               : object,
         }),
-      end: () => response.end(),
+      end() {
+        watchers.delete(watcher)
+        response.end()
+      },
     }
     if (after < oldest) {
       watcher.send('ERROR', refuse(410, `too old resource version: ${after} (${oldest})`))
