@@ -175,6 +175,7 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
     expect(await a.output(['ip', 'link', 'show', 'flannel.1'])).toContain(FLANNEL_MAC)
     expect((await made.admin.node(a.name)).metadata?.annotations).toEqual(metadata?.annotations)
     expect(await daemon.stop()).toBe(0)
+    expect(api!.asked().filter(({ isAllowed }) => !isAllowed)).toEqual([])
     expect((await made.admin.node(a.name)).metadata?.annotations).toEqual(metadata?.annotations)
   })
 })

@@ -6,6 +6,7 @@ import { join } from 'node:path'
 import { output } from '../../lab/command.ts'
 import { EVENT_MS } from '../../lab/lab.ts'
 import type { NodeObject } from '../../src/kube/node-lease.ts'
+import type { KubeObject } from './kube-manifest.ts'
 
 /** An API server, small or real. */
 export interface KubeApi {
@@ -41,6 +42,8 @@ export interface KubeAdmin {
   /** What a kubelet does now and then: the condition Ready is written again. */
   heartbeat(name: string, at?: string): Promise<void>
   removeNode(name: string): Promise<void>
+  /** As `kubectl create`. */
+  create(object: KubeObject): Promise<{ status: number; body: unknown }>
   events(): Promise<readonly Readonly<Record<string, unknown>>[]>
 }
 
@@ -110,6 +113,12 @@ export function kubeAdmin(api: () => { readonly url: string; readonly caFile: st
         { status: { conditions: [{ type: 'Ready', status: 'True', reason: 'KubeletReady', lastHeartbeatTime: at }] } },
         STRATEGIC,
       )),
+    create: (object) => {
+      const { apiVersion, kind, metadata } = object
+      const group = apiVersion.includes('/') ? `/apis/${apiVersion}` : `/api/${apiVersion}`
+      const namespace = metadata.namespace === undefined ? '' : `/namespaces/${metadata.namespace}`
+      return call('POST', `${group}${namespace}/${kind.toLowerCase()}s`, object)
+    },
     removeNode: async (name) => void (await must('DELETE', path(name))),
     events: async () =>
       ((await must('GET', '/api/v1/namespaces/default/events')) as { items: readonly Record<string, unknown>[] }).items,

@@ -8,6 +8,7 @@ import { join } from 'node:path'
 import { ended, output } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { eventually } from './event.ts'
+import { manifestObjects, type KubeObject } from './kube-manifest.ts'
 import { ADMIN_TOKEN, kubeAdmin, makePki, WEFT_TOKEN, WEFT_USER, type KubeApi } from './kube-admin.ts'
 
 /** Of the program; empty unless the real server is asked for. */
@@ -108,26 +109,11 @@ export async function startKubeApiserver(): Promise<RealKubeApi> {
   return api
 }
 
-/** Gives weftd's service account its rights. */
-export async function allow({ admin }: KubeApi): Promise<void> {
-  const role = {
-    rules: [
-      { apiGroups: [''], resources: ['pods'], verbs: ['get'] },
-      { apiGroups: [''], resources: ['nodes'], verbs: ['get', 'list', 'watch'] },
-      { apiGroups: [''], resources: ['nodes/status'], verbs: ['patch'] },
-      { apiGroups: [''], resources: ['events'], verbs: ['create'] },
-    ],
+/** Gives weftd's service account the rights of the manifest; `more` besides. */
+export async function allow({ admin }: KubeApi, more: readonly KubeObject[] = []): Promise<void> {
+  const objects = manifestObjects().filter(({ kind }) => /^(Cluster)?Role(Binding)?$/.test(kind))
+  for (const object of [...objects, ...more]) {
+    const { status, body } = await admin.create(object)
+    if (status !== 201) throw new Error(`${object.kind}: ${status} ${JSON.stringify(body)}`)
   }
-  const rbac = '/apis/rbac.authorization.k8s.io/v1'
-  const kind = (name: string) => ({
-    apiVersion: 'rbac.authorization.k8s.io/v1',
-    kind: name,
-    metadata: { name: 'weft' },
-  })
-  await admin.call('POST', `${rbac}/clusterroles`, { ...kind('ClusterRole'), ...role })
-  await admin.call('POST', `${rbac}/clusterrolebindings`, {
-    ...kind('ClusterRoleBinding'),
-    roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: 'weft' },
-    subjects: [{ kind: 'ServiceAccount', name: 'flannel', namespace: 'kube-flannel' }],
-  })
 }

@@ -60,6 +60,7 @@ const ALLOWED: readonly (readonly [what: string, request: RegExp])[] = [
   ['get pods', /^GET \/api\/v1\/namespaces\/[^/]+\/pods\/[^/]+$/],
   ['create events', /^POST \/api\/v1\/namespaces\/default\/events$/],
 ]
+export const RIGHTS: readonly string[] = ALLOWED.map(([what]) => what)
 const rightFor = (request: string): string | undefined => ALLOWED.find(([, pattern]) => pattern.test(request))?.[0]
 
 interface Watcher {
