@@ -11,6 +11,7 @@
 
 #include "core/counters.h"
 #include "engine.h"
+#include "io/clock.h"
 #include "io/notify.h"
 #include "io/tun.h"
 
@@ -190,6 +191,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
         env, "NativeEngine",
         {InstanceMethod<&EngineHandle::set_peers>("setPeers"), InstanceMethod<&EngineHandle::ask_threads>("askThreads"),
          InstanceMethod<&EngineHandle::take_strangers>("takeStrangers"),
+         InstanceMethod<&EngineHandle::traffic>("traffic"),
          InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
          InstanceAccessor<&EngineHandle::offloads>("offloads")});
   }
@@ -246,6 +248,19 @@ class EngineHandle : public WithCleanup<EngineHandle> {
       strangers.Set(strangers.Length(), object);
     });
     return strangers;
+  }
+  Napi::Value traffic(const Napi::CallbackInfo& info) {
+    const std::vector<Traffic> sums = engine_ ? engine_->traffic() : std::vector<Traffic>{};
+    auto array = Napi::Float64Array::New(info.Env(), sums.size() * 5);
+    const auto now = static_cast<uint64_t>(now_ms());
+    double* out = array.Data();
+    for (const Traffic& sum : sums) {
+      for (const uint64_t count : {sum.tx_packets, sum.tx_bytes, sum.rx_packets, sum.rx_bytes}) {
+        *out++ = static_cast<double>(count);
+      }
+      *out++ = sum.heard_ms == 0 ? -1 : static_cast<double>(now - std::min(now, sum.heard_ms));
+    }
+    return array;
   }
   Napi::Value stop(const Napi::CallbackInfo& info) { return end(info.Env(), false); }
   Napi::Value release_descriptors(const Napi::CallbackInfo& info) { return end(info.Env(), true); }

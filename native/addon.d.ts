@@ -97,6 +97,11 @@ export interface NativeEngine {
    * Then wakes it: a thread that is alive goes round once more.
    */
   askThreads(): Record<string, number>
+  /**
+   * What passed to and from each peer, by the slot that its record names: five numbers a slot, packets and bytes sent,
+   * packets and bytes let in, and the milliseconds since the last of those came (-1: none did). As far as slots were named.
+   */
+  traffic(): Float64Array
   /** The strangers since the last call, as far as there is room for them: a few dozen a loop. */
   takeStrangers(): Stranger[]
   /**

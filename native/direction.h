@@ -4,6 +4,7 @@
 #include "core/counters.h"
 #include "core/features.h"
 #include "core/filter.h"
+#include "core/traffic.h"
 #include "io/system.h"
 
 namespace weft {
@@ -18,6 +19,7 @@ struct Path {
   size_t batch;              ///< at most so many packets are read, or messages received, in one turn
   Features* features;
   CounterRow counters;
+  TrafficRows* traffic;
   FilterOptions filter = {};       ///< what is let in from peers
   Strangers* strangers = nullptr;  ///< where it says who was not
 };

@@ -34,7 +34,8 @@ class Egress final : public Direction {
         header_(path.features->has(kTunHeader)),
         peers_(peers),
         encap_(own),
-        sender_(path.sender, Encap::kHeaderBytes, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters),
+        sender_(path.sender, Encap::kHeaderBytes, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters,
+                path.traffic),
         reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + Encap::kHeaderBytes + kMaxReadBytes)) {}
 
   Pump pump() override {

@@ -25,14 +25,18 @@ import { keepFirewall } from './node/firewall.ts'
 import { attrsBefore, keepLease, obtainLease } from './node/lease.ts'
 import { createNode, snapshotOf, type Node, type NodeParts } from './node/node.ts'
 import { keepPeers } from './node/peers.ts'
+import { reportOf } from './node/report.ts'
 import { serveWatchdog, tellManager } from './node/service-manager.ts'
 import { keepSubnetEnv, publish } from './node/subnet-env.ts'
 import { watchThreads } from './node/threads.ts'
 import { watchForTwins } from './node/twins.ts'
 import type { DaemonOptions } from './options.ts'
 import { waitForConfig, waitForInterface } from './start.ts'
-import { createHealth, serveHealth, type Health } from './status/health.ts'
+import { version } from './version.ts'
+import { createEvents, type Events } from './status/events.ts'
+import { createHealth, serveHealth, serveSocket, type Health } from './status/health.ts'
 import type { Notifier } from './status/notify.ts'
+import { startingReport, type DaemonStatus } from './status/status.ts'
 import { readPreviousNets, type PreviousNets } from './status/subnet-env.ts'
 
 /** Started in this order; each goes on until the signal to stop, and ends by throwing. */
@@ -64,6 +68,7 @@ export async function runDaemon(
   log: Log,
   stopping: AbortController,
   notifier?: Notifier,
+  events: Events = createEvents(),
 ): Promise<never> {
   setMaxListeners(0, stopping.signal) // each loop listens, and each command that it waits for
   stopping.signal.addEventListener('abort', () => notifier?.stopping())
@@ -72,18 +77,31 @@ export async function runDaemon(
   try {
     const subnet = previous.subnet ? formatIpv4Net(previous.subnet) : 'None'
     log.info(`Created subnet manager: ${manager.title} with Previous Subnet: ${subnet}`)
-    const health = createHealth()
+    const health = createHealth({ daemon: daemonStatus(options), events: () => events.last() })
     const port = options['healthz-port']
     const server = port > 0 ? await serveHealth(options['healthz-ip'], port, health, log) : undefined
+    const socket = await serveSocket(options['status-socket'], health, log)
     try {
       return await startNode(options, manager, log, stopping, health, notifier, previous)
     } finally {
-      await server?.close()
+      await Promise.all([server?.close(), socket?.close()])
     }
   } finally {
     await manager.close()
   }
 }
+
+function daemonStatus(options: DaemonOptions): DaemonStatus {
+  return {
+    ...{ version: version(), pid: process.pid },
+    startedAt: new Date(performance.timeOrigin).toISOString(),
+    subnetFile: options['subnet-file'],
+    leases: options['lease-dir'] || `${withoutUser(options['etcd-endpoints'])} ${options['etcd-prefix']}`,
+  }
+}
+
+/** Endpoints may name a user with its password. */
+const withoutUser = (endpoints: string): string => endpoints.replaceAll(/\/\/[^/@,]*@/g, '//')
 
 async function startNode(
   options: DaemonOptions,
@@ -95,7 +113,10 @@ async function startNode(
   previous: PreviousNets,
 ): Promise<never> {
   const { signal } = stopping
-  const tell = (status: string): void => notifier?.tell({ ready: false, status })
+  const tell = (status: string): void => {
+    health.report = async () => startingReport(manager.name, status)
+    notifier?.tell({ ready: false, status })
+  }
   tell(`waiting for the network configuration in the ${manager.name} store`)
   const config = await waitForConfig(manager, log, signal)
   if (!config.enableIpv4 && !config.ipv6)
@@ -115,7 +136,8 @@ async function startNode(
     const firewall = { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
     if ((await getSysctl('net/ipv4/ip_forward')) === '0') log.warn(NOT_FORWARDING)
     tell('waiting for a lease')
-    const parts = { options, manager, config, backend, firewall, log, signal, health, notifier }
+    const node = { options, manager, config, backend, externalName: external.name }
+    const parts = { ...node, firewall, log, signal, health, notifier }
     return await runNode(parts, previous.subnet, stopping, hostChanged)
   } finally {
     ended.abort()
@@ -154,7 +176,10 @@ export async function runNode(
   const lease = await prefixed(REGISTERING, obtaining)
   const dataPath = await prefixed(REGISTERING, backend.open(lease, signal))
   const node = createNode(parts, lease, attrs, dataPath, hostChanged)
-  if (health) health.snapshot = () => snapshotOf(node)
+  if (health) {
+    health.snapshot = () => snapshotOf(node)
+    health.report = () => reportOf(node)
+  }
   try {
     await firewall?.rules.raise(node.lease.subnet)
     await publish(node)

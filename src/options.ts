@@ -78,6 +78,10 @@ export const WEFT_FLAGS = {
     default: 50,
     help: 'microseconds that an idle thread of the native engine gives way and looks again for before it sleeps, 0 to 1000',
   },
+  'status-socket': {
+    default: '/run/weft/weftd.sock',
+    help: 'Unix socket at which weft asks how the daemon is; empty for none',
+  },
   without: {
     default: [] as readonly string[],
     help: 'do not use this kernel feature, such as udp-gso; may be given several times',

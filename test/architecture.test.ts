@@ -26,8 +26,22 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   node: ['errors', 'log', 'net', 'options', 'config', 'host', 'lease', 'backend', 'firewall', 'status'],
   start: ['errors', 'log', 'options', 'config', 'host', 'lease'],
   choose: ['errors', 'log', 'options', 'config', 'host', 'store', 'lease', 'dataplane', 'backend'],
-  daemon: ['errors', 'log', 'net', 'options', 'config', 'host', 'firewall', 'status', 'node', 'start', 'choose'],
-  cli: ['errors', 'log', 'net', 'go-flags', 'options', 'host', 'status', 'cleanup', 'daemon'],
+  version: [],
+  daemon: [
+    'errors',
+    'log',
+    'net',
+    'options',
+    'config',
+    'host',
+    'firewall',
+    'status',
+    'node',
+    'start',
+    'choose',
+    'version',
+  ],
+  cli: ['errors', 'log', 'net', 'go-flags', 'options', 'host', 'status', 'cleanup', 'daemon', 'version'],
 }
 /** Files that read and write nothing: no clock, no I/O. */
 const PURE = [
@@ -52,6 +66,7 @@ const PURE = [
   'cleanup/flannel-rules.ts',
   'firewall/rules.ts',
   'status/snapshot.ts',
+  'status/status.ts',
   'status/threads.ts',
 ]
 

@@ -5,6 +5,7 @@ import type { EncapsulationName } from '../dataplane/encapsulation.ts'
 import type { Engine, EngineConfig } from '../dataplane/engine.ts'
 import type { VerifySource } from '../dataplane/filter.ts'
 import { encodePeers } from '../dataplane/peers.ts'
+import { createTrafficSlots } from '../dataplane/traffic.ts'
 import { WeftError } from '../errors.ts'
 import type { Lease, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
@@ -103,16 +104,21 @@ export async function openTunnel(
   const filter = createPeerFilter({ ...kind.filter, lease, network, log })
   const strangers = createStrangerLog(verify, log)
   const watch = watchExternal(run, external)
+  const slots = createTrafficSlots(() => engine.traffic())
+  let applied: readonly Lease[] = []
   return inTurn({
     mtu,
     fault: Promise.race([engine.fault, watch.moved]),
     async apply(leases, ownKey) {
       const peers = filter.usable(leases, ownKey)
+      slots.keep(peers.map(({ key }) => key))
       const ends = peers.map((peer) => ({
+        slot: slots.slotOf(peer.key),
         ...{ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port },
         ...(endOf ? { encap: endOf(peer) } : {}),
       }))
       engine.setPeers(encodePeers(ends))
+      applied = peers
       strangers.setPeers(ends)
       if (!routes) return
       direct = await directHops(run, peers)
@@ -123,6 +129,16 @@ export async function openTunnel(
       // A device that is gone the engine reports as a fault.
       const mended = await device.resync()
       return routes ? [...mended, ...(await routes.resync())] : mended
+    },
+    carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
+    async peers() {
+      const traffic = slots.read()
+      return applied.map(({ key, subnet, attrs }) =>
+        // What is routed past the tunnel the engine does not see.
+        direct.has(formatIpv4Net(subnet))
+          ? { key, endpoint: formatIpv4(attrs.publicIp) }
+          : { key, endpoint: `${formatIpv4(attrs.publicIp)}:${port}`, traffic: traffic.get(key) },
+      )
     },
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     threads: () => engine.threads(),

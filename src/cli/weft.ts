@@ -4,7 +4,7 @@ import { CLEANUP_HELP, cleanup } from '../cleanup/cleanup.ts'
 import { describeError, isWeftError } from '../errors.ts'
 import { DOCKER_OPTS_HELP, dockerOpts } from './docker-opts.ts'
 import { INSTALL_CONF_HELP, installConf } from './install-conf.ts'
-import { version } from './version.ts'
+import { version } from '../version.ts'
 
 const EXIT_FAILED = 1
 const EXIT_USAGE = 2

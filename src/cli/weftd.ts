@@ -13,7 +13,7 @@ import {
   WITHOUT_EFFECT,
   type DaemonOptions,
 } from '../options.ts'
-import { version } from './version.ts'
+import { version } from '../version.ts'
 
 const EXIT_FAILED = 1
 /** For a command line that cannot be read. flanneld exits with 0, which hides the mistake from a service manager. */
@@ -53,7 +53,9 @@ export async function main(program: string, args: readonly string[], environment
   }
 
   const { createLog } = await import('../log.ts')
-  const log = createLog(options.v)
+  const { createEvents } = await import('../status/events.ts')
+  const events = createEvents()
+  const log = createLog(options.v, undefined, (level, message) => events.hear(level, message))
   for (const message of badVariables) log.error(`Failed to set flag FLANNELD from env: ${message}`)
   for (const name of WITHOUT_EFFECT) {
     if (options[name] !== '') log.warn(`-${name} does nothing: which lines are logged, -v alone says`)
@@ -82,7 +84,7 @@ export async function main(program: string, args: readonly string[], environment
       const { addon } = await import('../host/addon.ts')
       return addon.notify
     })
-    await runDaemon(options, log, stopping, notifier)
+    await runDaemon(options, log, stopping, notifier, events)
   } catch (error) {
     if (error !== stopped) {
       log.error(describeError(error))

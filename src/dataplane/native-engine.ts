@@ -79,6 +79,7 @@ export function startNativeEngine(
       })
       return sums
     },
+    traffic: () => native.traffic(),
     threads: () => native.askThreads(),
     takeStrangers: () => native.takeStrangers(),
     stop: () => (stopped ??= native.stop()),

@@ -24,6 +24,8 @@ export interface NodeParts {
   readonly manager: SubnetManager
   readonly config: NetworkConfig
   readonly backend: Backend
+  /** The external interface's, as it was chosen at the start. */
+  readonly externalName?: string
   /** The rules, and how often they are looked at. */
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number } | undefined
   readonly log: Log
@@ -59,6 +61,8 @@ export interface Node extends NodeParts {
   /** Whether it was written once; it never goes back, as flanneld's. */
   isReady: boolean
   threads: Threads
+  /** When each lease of the view came, by its key, in ms since the epoch. */
+  readonly cameAt: Map<string, number>
 }
 
 export function createNode(
@@ -72,6 +76,7 @@ export function createNode(
     ...parts,
     ...{ lease, attrs, dataPath, dataPathDoubt },
     ...{ view: new Map(), isUnapplied: false, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
+    cameAt: new Map(),
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
     leaseDoubt: createBell(),

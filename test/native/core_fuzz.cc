@@ -79,10 +79,12 @@ void inward(const uint8_t* bytes, size_t size, const FilterOptions& filter) {
   PeerTables peers(1);
   peers.replace(std::make_unique<const PeerTable>(one_peer()));
   Strangers strangers;
+  TrafficRows traffic;
+
   const CounterRow counters(row.data());
-  Ingress<Encap> ingress(
-      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, counters, filter, &strangers},
-      peers.reader(0), own_end());
+  Ingress<Encap> ingress({tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, counters,
+                          &traffic, filter, &strangers},
+                         peers.reader(0), own_end());
   each_message(bytes, size, [&](const uint8_t* at, size_t length) { send(udp.outside.get(), at, length, 0); });
   while (ingress.pump().items > 0) expect_packets(tun.outside.get(), sizeof(VirtioHeader));
 }
@@ -115,9 +117,10 @@ void outward(const uint8_t* bytes, size_t size) {
   records[PeerTable::kRecordBytes] = 6;
   records[PeerTable::kRecordBytes + 2] = 4;
   peers.replace(std::make_unique<const PeerTable>(records));
-  Egress<FlannelUdp> egress(
-      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, CounterRow(row.data())},
-      peers.reader(0), OwnEnd{});
+  TrafficRows traffic;
+  Egress<FlannelUdp> egress({tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features,
+                             CounterRow(row.data()), &traffic},
+                            peers.reader(0), OwnEnd{});
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (send(tun.outside.get(), at, length, 0) < 0) return;
     while (egress.pump().items > 0) expect_packets(udp.outside.get(), 0);

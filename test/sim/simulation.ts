@@ -313,6 +313,8 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
           node.steady = new Set(current.map(({ key }) => key).filter((key) => peers.has(key)))
         },
         resync: async () => [],
+        carrier: () => ({ engine: 'none', features: [] }),
+        peers: async () => [],
         counters: () => ({}),
         threads: () => ({}),
         close: async () => {},
