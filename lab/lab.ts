@@ -299,6 +299,9 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
           subnetFile,
           '--status-socket',
           statusSocket,
+          // Probes are packets that no test has sent.
+          '--probe-interval',
+          '0',
           ...args,
         ]
         const daemon = watchDaemon(start(inside(namespace, command), env), join(folder, name, 'weftd.log'))

@@ -12,6 +12,7 @@
 #include "core/counters.h"
 #include "engine.h"
 #include "io/clock.h"
+#include "io/echo.h"
 #include "io/notify.h"
 #include "io/tun.h"
 
@@ -418,6 +419,46 @@ void notify_manager(const Napi::CallbackInfo& info) {
   if (Failure failure = notify(socket, message)) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
 }
 
+Napi::Value open_echo_socket(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  Echo echo;
+  if (Failure failure = open_echo(to_be32(info[0].As<Napi::Number>().Uint32Value()), echo)) {
+    to_error(env, *failure).ThrowAsJavaScriptException();
+    return env.Undefined();
+  }
+  Napi::Object result = Napi::Object::New(env);
+  result.Set("raw", echo.raw);
+  result.Set("mark", echo.mark);
+  result.Set("fd", echo.fd.release());
+  return result;
+}
+
+EchoSocket to_echo(const Napi::Object& echo) {
+  return {echo.Get("fd").As<Napi::Number>(), echo.Get("raw").As<Napi::Boolean>(),
+          echo.Get("mark").As<Napi::Number>().Uint32Value()};
+}
+
+void send_echo_request(const Napi::CallbackInfo& info) {
+  const auto sequence = static_cast<uint16_t>(info[2].As<Napi::Number>().Uint32Value());
+  const uint32_t to = to_be32(info[1].As<Napi::Number>().Uint32Value());
+  if (Failure failure = send_echo(to_echo(info[0].As<Napi::Object>()), to, sequence)) {
+    to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+  }
+}
+
+Napi::Value take_echo_answers(const Napi::CallbackInfo& info) {
+  std::array<EchoAnswer, 64> room;
+  const auto answers = take_echoes(to_echo(info[0].As<Napi::Object>()), room);
+  auto array = Napi::Float64Array::New(info.Env(), answers.size() * 3);
+  double* out = array.Data();
+  for (const EchoAnswer& answer : answers) {
+    *out++ = to_be32(answer.from);
+    *out++ = answer.sequence;
+    *out++ = static_cast<double>(answer.microseconds);
+  }
+  return array;
+}
+
 void exit_now(const Napi::CallbackInfo& info) { _exit(info[0].As<Napi::Number>().Int32Value()); }
 
 Napi::Object init(Napi::Env env, Napi::Object exports) {
@@ -431,6 +472,9 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   exports.Set("watchReadable", Napi::Function::New<watch_readable>(env));
   exports.Set("lockFile", Napi::Function::New<lock_file>(env));
   exports.Set("notify", Napi::Function::New<notify_manager>(env));
+  exports.Set("openEcho", Napi::Function::New<open_echo_socket>(env));
+  exports.Set("sendEcho", Napi::Function::New<send_echo_request>(env));
+  exports.Set("takeEchoes", Napi::Function::New<take_echo_answers>(env));
   exports.Set("exitNow", Napi::Function::New<exit_now>(env));
   return exports;
 }

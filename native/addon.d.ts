@@ -159,5 +159,28 @@ export function lockFile(fd: number): Promise<void>
  */
 export function notify(socket: string, message: string): void
 
+/** A socket for ICMP echo requests; `raw` where the kernel's own kind for this is not allowed. */
+export interface EchoSocket {
+  readonly fd: number
+  readonly raw: boolean
+  /** In each of its requests. */
+  readonly mark: number
+}
+
+/**
+ * Opens one that sends from this IPv4 address, in host order. Throws the errno of the raw one: EPERM where neither
+ * net.ipv4.ping_group_range nor CAP_NET_RAW allows it.
+ */
+export function openEcho(source: number): EchoSocket
+
+/** Sends a request to an IPv4 address in host order, with a sequence number of 16 bits. */
+export function sendEcho(socket: EchoSocket, to: number, sequence: number): void
+
+/**
+ * The answers to this socket's requests that have come, 64 at most: three numbers each, the IPv4 address that it came from in host
+ * order, the sequence number, and the microseconds that it took.
+ */
+export function takeEchoes(socket: EchoSocket): Float64Array
+
 /** Ends the process at once (_exit(2)). process.exit joins libuv's threads, of which one may wait for ever for a file server. */
 export function exitNow(code: number): never

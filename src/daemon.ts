@@ -15,6 +15,7 @@ import { prefixed, WeftError } from './errors.ts'
 import { createFirewall, type Firewall } from './firewall/firewall.ts'
 import { createBell } from './host/bell.ts'
 import { run, type Run } from './host/command.ts'
+import { openEcho } from './host/echo.ts'
 import { watchHost } from './host/events.ts'
 import { getSysctl } from './host/sysctl.ts'
 import type { Log } from './log.ts'
@@ -25,6 +26,7 @@ import { keepFirewall } from './node/firewall.ts'
 import { attrsBefore, keepLease, obtainLease } from './node/lease.ts'
 import { createNode, snapshotOf, type Node, type NodeParts } from './node/node.ts'
 import { keepPeers } from './node/peers.ts'
+import { probePeers } from './node/probes.ts'
 import { reportOf } from './node/report.ts'
 import { serveWatchdog, tellManager } from './node/service-manager.ts'
 import { keepSubnetEnv, publish } from './node/subnet-env.ts'
@@ -49,6 +51,7 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
   keepFirewall, // the firewall's rules are kept right
   keepSubnetEnv, // subnet.env is kept right
   watchThreads, // a hung thread is noticed
+  probePeers, // peers are asked whether they answer
   tellManager, // the service manager hears how the node is
   serveWatchdog, // and that it lives
 ]
@@ -136,7 +139,7 @@ async function startNode(
     const firewall = { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
     if ((await getSysctl('net/ipv4/ip_forward')) === '0') log.warn(NOT_FORWARDING)
     tell('waiting for a lease')
-    const node = { options, manager, config, backend, externalName: external.name }
+    const node = { options, manager, config, backend, externalName: external.name, openEcho }
     const parts = { ...node, firewall, log, signal, health, notifier }
     return await runNode(parts, previous.subnet, stopping, hostChanged)
   } finally {

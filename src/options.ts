@@ -78,6 +78,10 @@ export const WEFT_FLAGS = {
     default: 50,
     help: 'microseconds that an idle thread of the native engine gives way and looks again for before it sleeps, 0 to 1000',
   },
+  'probe-interval': {
+    default: 10,
+    help: 'seconds between two echo requests to a peer, which show whether it answers; 0 for none',
+  },
   'status-socket': {
     default: '/run/weft/weftd.sock',
     help: 'Unix socket at which weft asks how the daemon is; empty for none',
@@ -144,6 +148,11 @@ export function checkOptions(options: DaemonOptions): void {
   }
   if (options.workers < 1 || options.workers > 16) {
     throw new WeftError('USAGE', `--workers is ${options.workers}`, { remedy: 'give it 1 to 16' })
+  }
+  if (options['probe-interval'] < 0 || options['probe-interval'] > 3600) {
+    throw new WeftError('USAGE', `--probe-interval is ${options['probe-interval']}`, {
+      remedy: 'give it 1 to 3600 seconds, 0 for none',
+    })
   }
   if (options.nice < -20 || options.nice > 19) {
     throw new WeftError('USAGE', `--nice is ${options.nice}`, { remedy: 'give it -20 to 19' })

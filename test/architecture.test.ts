@@ -23,7 +23,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   cleanup: ['errors', 'net', 'host'],
   firewall: ['errors', 'log', 'net', 'host', 'cleanup'],
   status: ['errors', 'log', 'net', 'host'],
-  node: ['errors', 'log', 'net', 'options', 'config', 'host', 'lease', 'backend', 'firewall', 'status'],
+  node: ['errors', 'log', 'net', 'options', 'config', 'host', 'lease', 'dataplane', 'backend', 'firewall', 'status'],
   start: ['errors', 'log', 'options', 'config', 'host', 'lease'],
   choose: ['errors', 'log', 'options', 'config', 'host', 'store', 'lease', 'dataplane', 'backend'],
   version: [],
@@ -66,6 +66,7 @@ const PURE = [
   'cleanup/flannel-rules.ts',
   'firewall/rules.ts',
   'status/snapshot.ts',
+  'status/probes.ts',
   'status/status.ts',
   'status/threads.ts',
 ]

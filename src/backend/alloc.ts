@@ -31,7 +31,7 @@ export function createAllocBackend({ external: found, run }: { external: Externa
           return []
         },
         carrier: () => ({ engine: 'none', features: [] }),
-        peers: async () => applied.map(({ key, attrs }) => ({ key, endpoint: formatIpv4(attrs.publicIp) })),
+        peers: () => applied.map(({ key, attrs }) => ({ key, endpoint: formatIpv4(attrs.publicIp) })),
         counters: () => ({}),
         threads: () => ({}),
         close: async () => {},

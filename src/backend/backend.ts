@@ -10,6 +10,7 @@ import type { Watched } from '../host/events.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
+import type { Ipv4 } from '../net/ipv4.ts'
 
 /** What a backend is made of. */
 export interface BackendParts {
@@ -36,8 +37,8 @@ export interface PathPeer {
   readonly key: string
   /** Where they go: `192.0.2.1:8285`, or the address alone where there is no port. */
   readonly endpoint: string
-  /** Left out where nobody counts by peer. */
-  readonly traffic?: PeerTraffic | undefined
+  /** An address of its host's that answers by way of the data path; left out where none is known. */
+  readonly probe?: Ipv4
 }
 
 /** What carries packets. */
@@ -63,8 +64,12 @@ export interface DataPath {
   /** Makes what the kernel holds for us (device, address, route) right again; says what it had to mend. */
   resync(): Promise<readonly string[]>
   carrier(): Carrier
+  /** This host's address that peers may be asked from whether they answer; left out where none can be. */
+  readonly probeSource?: Ipv4
   /** The peers that it was given, can use, and has set. */
-  peers(): Promise<readonly PathPeer[]>
+  peers(): readonly PathPeer[]
+  /** What passed to and from each of them, by the key of its lease; left out where nobody counts by peer. */
+  traffic?(): Promise<ReadonlyMap<string, PeerTraffic>>
   counters(): Readonly<Record<string, bigint>>
   /** How often each forwarding thread has gone round its loop, by its name; asks each for one more round. */
   threads(): Readonly<Record<string, number>>

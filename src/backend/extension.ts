@@ -116,7 +116,7 @@ export function createExtensionBackend({ config, external: found, run, log }: Ba
           return []
         },
         carrier: () => ({ engine: 'none', features: [] }),
-        peers: async () => [...known.values()].map(({ key, attrs }) => ({ key, endpoint: formatIpv4(attrs.publicIp) })),
+        peers: () => [...known.values()].map(({ key, attrs }) => ({ key, endpoint: formatIpv4(attrs.publicIp) })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()), command_failures: BigInt(failures) }),
         threads: () => ({}),
         close: async () => {},

@@ -47,11 +47,12 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
         },
         resync: async () => ((await watch.hasMoved()) ? [] : routes.resync()),
         carrier: () => ({ engine: 'kernel', features: [] }),
-        // The kernel counts by device and not by peer.
-        peers: async () =>
+        // No address of the overlay is each host's: what can be asked is the host that routes to it.
+        probeSource: external.address,
+        peers: () =>
           applied
             .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet)))
-            .map(({ key, attrs }) => ({ key, endpoint: formatIpv4(attrs.publicIp) })),
+            .map(({ key, attrs }) => ({ key, probe: attrs.publicIp, endpoint: formatIpv4(attrs.publicIp) })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),
         // As flanneld's: the routes stay, and carry on while the daemon is away.

@@ -93,10 +93,11 @@ export function createIpipBackend({ config, external: found, run, log }: Backend
         },
         carrier: () => ({ device: NAME, engine: 'kernel', features: [] }),
         // The kernel counts by device and not by peer.
-        peers: async () =>
+        probeSource: own.subnet.address,
+        peers: () =>
           applied
             .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet)))
-            .map(({ key, attrs }) => ({ key, endpoint: formatIpv4(attrs.publicIp) })),
+            .map(({ key, subnet, attrs }) => ({ key, probe: subnet.address, endpoint: formatIpv4(attrs.publicIp) })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),
         // As flanneld's: device and routes stay, and carry on while the daemon is away.

@@ -106,6 +106,7 @@ export async function openTunnel(
   const watch = watchExternal(run, external)
   const slots = createTrafficSlots(() => engine.traffic())
   let applied: readonly Lease[] = []
+  const isDirect = (subnet: Ipv4Net): boolean => direct.has(formatIpv4Net(subnet))
   return inTurn({
     mtu,
     fault: Promise.race([engine.fault, watch.moved]),
@@ -131,14 +132,17 @@ export async function openTunnel(
       return routes ? [...mended, ...(await routes.resync())] : mended
     },
     carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
-    async peers() {
-      const traffic = slots.read()
-      return applied.map(({ key, subnet, attrs }) =>
-        // What is routed past the tunnel the engine does not see.
-        direct.has(formatIpv4Net(subnet))
-          ? { key, endpoint: formatIpv4(attrs.publicIp) }
-          : { key, endpoint: `${formatIpv4(attrs.publicIp)}:${port}`, traffic: traffic.get(key) },
-      )
+    probeSource: lease.subnet.address,
+    peers: () =>
+      applied.map(({ key, subnet, attrs }) => ({
+        key,
+        endpoint: formatIpv4(attrs.publicIp) + (isDirect(subnet) ? '' : `:${port}`),
+        probe: subnet.address,
+      })),
+    async traffic() {
+      // What is routed past the tunnel the engine does not see.
+      const past = new Set(applied.filter(({ subnet }) => isDirect(subnet)).map(({ key }) => key))
+      return new Map([...slots.read()].filter(([key]) => !past.has(key)))
     },
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     threads: () => engine.threads(),

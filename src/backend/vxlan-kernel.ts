@@ -62,10 +62,15 @@ export async function prepareKernelVxlan(
         },
         carrier: () => ({ device: name, engine: 'kernel', features: [] }),
         // The kernel counts by device and not by peer.
-        peers: async () =>
+        probeSource: lease.subnet.address,
+        peers: () =>
           applied
             .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet)))
-            .map(({ key, attrs }) => ({ key, endpoint: `${formatIpv4(attrs.publicIp)}:${port}` })),
+            .map(({ key, subnet, attrs }) => ({
+              key,
+              probe: subnet.address,
+              endpoint: `${formatIpv4(attrs.publicIp)}:${port}`,
+            })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),
         // As flanneld's: device and entries stay, and carry on while the daemon is away.

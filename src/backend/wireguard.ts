@@ -129,12 +129,20 @@ export function createWireguardBackend({ config, external: found, run, log }: Ba
           return others > 0 ? [...mended, `${others} settings of ${NAME} were not as they had been set`] : mended
         },
         carrier: () => ({ device: NAME, engine: 'kernel', features: [] }),
-        async peers() {
-          const traffic = await opened.traffic()
-          return applied.flatMap((peer) => {
+        probeSource: lease.subnet.address,
+        peers: () =>
+          applied.flatMap((peer) => {
             const end = endOf(peer)
-            return end ? [{ key: peer.key, endpoint: end.endpoint, traffic: traffic.get(end.publicKey) }] : []
-          })
+            return end ? [{ key: peer.key, endpoint: end.endpoint, probe: peer.subnet.address }] : []
+          }),
+        async traffic() {
+          const traffic = await opened.traffic()
+          return new Map(
+            applied.flatMap((peer) => {
+              const passed = traffic.get(endOf(peer)?.publicKey ?? '')
+              return passed ? [[peer.key, passed] as const] : []
+            }),
+          )
         },
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),

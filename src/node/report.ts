@@ -3,9 +3,11 @@
 import { hostname } from 'node:os'
 import type { PathPeer } from '../backend/backend.ts'
 import type { NetworkConfig } from '../config/network-config.ts'
+import type { PeerTraffic } from '../dataplane/engine.ts'
 import { isWeftError } from '../errors.ts'
 import { encodeLeaseValue, type Lease } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+import type { Probed } from '../status/probes.ts'
 import { summaryOf, troubleOf } from '../status/snapshot.ts'
 import { isHung } from '../status/threads.ts'
 import { countPeers, dropsOf, withoutSecrets, type NodeReport, type PeerStatus } from '../status/status.ts'
@@ -16,12 +18,12 @@ const iso = (ms: number): string => new Date(ms).toISOString()
 const seconds = (ms: number): number => Math.round(ms) / 1000
 
 export async function reportOf(node: Node): Promise<NodeReport> {
-  const programmed = await programmedPeers(node)
+  const traffic = await trafficOf(node)
   // Of one moment from here on.
   const snapshot = snapshotOf(node)
   const { at, comparedAt } = snapshot
   const { lease, following } = node
-  const list = peersOf(node, programmed, at)
+  const list = peersOf(node, traffic, at)
   const trouble = troubleOf(snapshot)
   return {
     state: trouble === undefined ? 'working' : 'impaired',
@@ -46,7 +48,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       published: JSON.parse(encodeLeaseValue(node.attrs)) as Record<string, unknown>,
     },
     dataPath: pathOf(node, at),
-    peers: countPeers(list, false),
+    peers: countPeers(list, node.probes ? node.probes.intervalMs / 1000 : null),
     repairs: node.repaired,
     subnetFileWritten: node.isReady,
   }
@@ -79,37 +81,55 @@ function pathOf({ dataPath, threads }: Node, at: number): NodeReport['dataPath']
   }
 }
 
-function peersOf(node: Node, programmed: readonly PathPeer[], at: number): PeerStatus[] {
-  const { view, lease: own, following } = node
-  const set = new Map(programmed.map((peer) => [peer.key, peer]))
+function peersOf(node: Node, traffic: Traffic, at: number): PeerStatus[] {
+  const { view, lease: own, following, dataPath, isUnapplied } = node
+  // None while the data path does not have them all.
+  const set = new Map(isUnapplied ? [] : dataPath?.peers().map((peer) => [peer.key, peer]))
   const held = new Set(following.heldKeys ?? [])
-  return [...view.values()]
-    .filter(({ key }) => key !== own.key)
-    .map((lease) => peerOf(node, lease, set.get(lease.key), held.has(lease.key), at))
+  const seen = (lease: Lease): Seen => ({
+    ...{ peer: set.get(lease.key), traffic: traffic.get(lease.key), probed: node.probes?.results.get(lease.key) },
+    ...{ isHeld: held.has(lease.key), cameAt: node.cameAt.get(lease.key) ?? Date.now() },
+  })
+  return [...view.values()].filter(({ key }) => key !== own.key).map((lease) => peerOf(lease, seen(lease), at))
 }
 
-/** None while the data path does not have them all, or is gone. */
-async function programmedPeers({ dataPath, isUnapplied }: Node): Promise<readonly PathPeer[]> {
-  if (!dataPath || isUnapplied) return []
-  return dataPath.peers().catch((error: unknown) => {
-    if (isWeftError(error)) return []
+type Traffic = ReadonlyMap<string, PeerTraffic>
+
+/** None where the device is gone that counted it. */
+async function trafficOf({ dataPath }: Node): Promise<Traffic> {
+  const nothing: Traffic = new Map()
+  if (!dataPath?.traffic) return nothing
+  return dataPath.traffic().catch((error: unknown) => {
+    if (isWeftError(error)) return nothing
     throw error
   })
 }
 
-function peerOf(node: Node, lease: Lease, peer: PathPeer | undefined, held: boolean, at: number): PeerStatus {
-  const { key, subnet, attrs } = lease
-  const { txPackets, txBytes, rxPackets, rxBytes, heardAt } = peer?.traffic ?? {}
+/** What is known of a peer beside its lease. */
+interface Seen {
+  readonly peer: PathPeer | undefined
+  readonly traffic: PeerTraffic | undefined
+  readonly probed: Probed | undefined
+  readonly isHeld: boolean
+  readonly cameAt: number
+}
+
+function peerOf(
+  { key, subnet, attrs }: Lease,
+  { peer, traffic, probed, isHeld, cameAt }: Seen,
+  at: number,
+): PeerStatus {
+  const { txPackets, txBytes, rxPackets, rxBytes, heardAt } = traffic ?? {}
   const ago = (when: number | undefined): number | null => (when === undefined ? null : seconds(Math.max(0, at - when)))
   return {
     ...{ lease: key, subnet: formatIpv4Net(subnet), publicIp: formatIpv4(attrs.publicIp) },
     ...{ endpoint: peer?.endpoint ?? null, type: attrs.backendType },
-    state: peer ? 'programmed' : 'stored',
-    held,
-    since: iso(node.cameAt.get(key) ?? Date.now()),
+    state: !peer ? 'stored' : probed?.isAnswering ? 'answering' : 'programmed',
+    ...{ held: isHeld, since: iso(cameAt) },
     ...{ txPackets: txPackets ?? null, txBytes: txBytes ?? null },
     ...{ rxPackets: rxPackets ?? null, rxBytes: rxBytes ?? null },
     heardSecondsAgo: ago(heardAt),
-    ...{ roundTripMs: null, lossPercent: null, probedSecondsAgo: null, pathMtu: null },
+    ...{ roundTripMs: probed?.roundTripMs ?? null, lossPercent: probed?.lossPercent ?? null },
+    ...{ probedSecondsAgo: ago(probed?.at), pathMtu: null },
   }
 }

@@ -35,10 +35,12 @@ export interface PeerStatus {
 export interface PeersStatus {
   readonly stored: number
   readonly programmed: number
-  /** Undefined in no case: null while peers are not probed. */
+  /** Null while peers are not probed, as the next two. */
   readonly answering: number | null
-  /** Peers probed of late; fewer than there are where they are many. */
+  /** How many there is a result of. */
   readonly probed: number | null
+  /** How often each is probed: less often than was asked for where peers are very many. */
+  readonly probeSeconds: number | null
   /** How whole the network is as seen from here, 0 to 1: the part of the stored peers that are programmed, times the part of the probed that answer. */
   readonly whole: number
   readonly list: readonly PeerStatus[]
@@ -134,8 +136,9 @@ export function dropsOf(counters: Readonly<Record<string, number>>): Readonly<Re
   return Object.fromEntries(Object.entries(counters).filter(([name, count]) => name.includes('_drop_') && count > 0))
 }
 
-/** The numbers above the peers. `probed` is null while nobody probes. */
-export function countPeers(list: readonly PeerStatus[], isProbing: boolean): PeersStatus {
+/** The numbers above the peers; `probeSeconds` is null while nobody probes. */
+export function countPeers(list: readonly PeerStatus[], probeSeconds: number | null): PeersStatus {
+  const isProbing = probeSeconds !== null
   const stored = list.length
   const programmed = list.filter(({ state }) => state !== 'stored').length
   const answering = list.filter(({ state }) => state === 'answering').length
@@ -143,7 +146,7 @@ export function countPeers(list: readonly PeerStatus[], isProbing: boolean): Pee
   const part = (some: number, all: number): number => (all === 0 ? 1 : some / all)
   return {
     ...{ stored, programmed },
-    ...{ answering: isProbing ? answering : null, probed: isProbing ? probed : null },
+    ...{ answering: isProbing ? answering : null, probed: isProbing ? probed : null, probeSeconds },
     whole: part(programmed, stored) * (isProbing ? part(answering, probed) : 1),
     list,
   }

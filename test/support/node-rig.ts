@@ -11,6 +11,7 @@ import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { runNode } from '../../src/daemon.ts'
 import type { PeerTraffic } from '../../src/dataplane/engine.ts'
 import { createBell } from '../../src/host/bell.ts'
+import { parseLeaseKey } from '../../src/lease/lease.ts'
 import { managerOf } from '../../src/lease/store-manager.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import type { NodeParts } from '../../src/node/node.ts'
@@ -81,8 +82,15 @@ const backend: Backend = {
       },
       resync: async () => dataPath.mended.splice(0),
       carrier: () => ({ device: 'fake0', engine: 'native', features: [] }),
-      peers: async () =>
-        (dataPath.applied.at(-1) ?? []).map((key) => ({ key, endpoint: 'somewhere:8285', traffic: dataPath.traffic })),
+      probeSource: lease.subnet.address,
+      peers: () =>
+        (dataPath.applied.at(-1) ?? []).map((key) => ({
+          key,
+          endpoint: 'somewhere:8285',
+          probe: parseLeaseKey(key)!.subnet.address,
+        })),
+      traffic: async () =>
+        new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (dataPath.traffic ? [[key, dataPath.traffic]] : []))),
       counters: () => ({ tx_packets: 5n, tx_drop_no_route: 2n, rx_drop_ttl: 0n }),
       threads: () => dataPath.rounds,
       look: () => void dataPath.looks++,
@@ -151,6 +159,7 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
     'subnet-lease-renew-margin': 60,
     'fail-static-hold': 30,
     'ip-masq': false,
+    'probe-interval': 10,
   }
   const notifier = {
     aliveMs: 15_000,

@@ -60,6 +60,7 @@ const OURS: typeof UPSTREAM = [
   ['workers', 'FLANNELD_WORKERS', 8],
   ['nice', 'FLANNELD_NICE', -5],
   ['poll-us', 'FLANNELD_POLL_US', 50],
+  ['probe-interval', 'FLANNELD_PROBE_INTERVAL', 10],
   ['status-socket', 'FLANNELD_STATUS_SOCKET', '/run/weft/weftd.sock'],
   ['without', 'FLANNELD_WITHOUT', []],
 ]
@@ -189,6 +190,8 @@ describe('checkOptions and checkMargin', () => {
     [['-workers=17'], '--workers is 17'],
     [['-nice=-21'], '--nice is -21'],
     [['-nice=20'], '--nice is 20'],
+    [['-probe-interval=-1'], '--probe-interval is -1'],
+    [['-probe-interval=3601'], '--probe-interval is 3601'],
     [['-poll-us=-1'], '--poll-us is -1'],
     [['-poll-us=1001'], '--poll-us is 1001'],
     [['-iface-wait=-1'], '--iface-wait is -1'],

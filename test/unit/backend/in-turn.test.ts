@@ -23,7 +23,7 @@ it('does what it is asked in that order, one at a time, and goes on after a fail
       return ['mended']
     },
     carrier: () => ({ engine: 'none', features: [] }),
-    peers: async () => [],
+    peers: () => [],
     counters: () => ({}),
     threads: () => ({}),
     close: () => slow('close'),

@@ -24,19 +24,19 @@ const peer = (state: PeerStatus['state'], probedSecondsAgo: number | null = null
 })
 
 it.each([
-  ['nobody', [], false, 1],
-  ['nobody, probed', [], true, 1],
-  ['all programmed', [peer('programmed')], false, 1],
-  ['one of two programmed', [peer('programmed'), peer('stored')], false, 0.5],
-  ['none probed yet', [peer('programmed'), peer('programmed')], true, 1],
+  ['nobody', [], null, 1],
+  ['nobody, probed', [], 10, 1],
+  ['all programmed', [peer('programmed')], null, 1],
+  ['one of two programmed', [peer('programmed'), peer('stored')], null, 0.5],
+  ['none probed yet', [peer('programmed'), peer('programmed')], 10, 1],
   [
     'one of two that were probed answers, of four',
     [peer('answering', 1), peer('programmed', 1), peer('programmed'), peer('stored')],
-    true,
+    10,
     0.375,
   ],
-] as const)('tells how whole the network is: %s', (_name, list, isProbing, whole) => {
-  expect(countPeers(list, isProbing).whole).toBe(whole)
+] as const)('tells how whole the network is: %s', (_name, list, probeSeconds, whole) => {
+  expect(countPeers(list, probeSeconds).whole).toBe(whole)
 })
 
 it('tells drops from other counters, and hides secrets', () => {
