@@ -441,7 +441,8 @@ EchoSocket to_echo(const Napi::Object& echo) {
 void send_echo_request(const Napi::CallbackInfo& info) {
   const auto sequence = static_cast<uint16_t>(info[2].As<Napi::Number>().Uint32Value());
   const uint32_t to = to_be32(info[1].As<Napi::Number>().Uint32Value());
-  if (Failure failure = send_echo(to_echo(info[0].As<Napi::Object>()), to, sequence)) {
+  const size_t bytes = info[3].IsNumber() ? info[3].As<Napi::Number>().Uint32Value() : 0;
+  if (Failure failure = send_echo(to_echo(info[0].As<Napi::Object>()), to, sequence, bytes)) {
     to_error(info.Env(), *failure).ThrowAsJavaScriptException();
   }
 }

@@ -173,8 +173,11 @@ export interface EchoSocket {
  */
 export function openEcho(source: number): EchoSocket
 
-/** Sends a request to an IPv4 address in host order, with a sequence number of 16 bits. */
-export function sendEcho(socket: EchoSocket, to: number, sequence: number): void
+/**
+ * Sends a request to an IPv4 address in host order, with a sequence number of 16 bits: a packet of `bytes`, or of as few as it takes,
+ * that nobody may fragment.
+ */
+export function sendEcho(socket: EchoSocket, to: number, sequence: number, bytes?: number): void
 
 /**
  * The answers to this socket's requests that have come, 64 at most: three numbers each, the IPv4 address that it came from in host

@@ -8,9 +8,13 @@
 #include <sys/socket.h>
 #include <time.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
+#include <vector>
 
 #include "../core/checksum.h"
+#include "../core/packet.h"
 
 namespace weft {
 
@@ -59,6 +63,9 @@ Failure open_echo(uint32_t source, Echo& echo) {
   }
   const int on = 1;
   setsockopt(echo.fd.get(), SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
+  // Whole or not at all, whatever the kernel believes of the path: what is asked is whether so large a packet arrives.
+  const int whole = IP_PMTUDISC_PROBE;
+  setsockopt(echo.fd.get(), IPPROTO_IP, IP_MTU_DISCOVER, &whole, sizeof whole);
   const sockaddr_in address{AF_INET, 0, {source}, {}};
   if (bind(echo.fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) {
     return SystemError{"bind ICMP", errno};
@@ -66,30 +73,32 @@ Failure open_echo(uint32_t source, Echo& echo) {
   return {};
 }
 
-Failure send_echo(const EchoSocket& echo, uint32_t to, uint16_t sequence) {
+Failure send_echo(const EchoSocket& echo, uint32_t to, uint16_t sequence, size_t bytes) {
   Request request{};
   request.header.type = ICMP_ECHO;
   request.header.un.echo.sequence = to_be16(sequence);
   request.sent = realtime();
   request.mark = echo.mark;
+  std::vector<uint8_t> packet(std::max(bytes, kIpv4HeaderBytes + sizeof request) - kIpv4HeaderBytes);
   // The kernel's socket has a number of its own, and writes it and the sum (net/ipv4/ping.c).
+  if (echo.raw) request.header.un.echo.id = to_be16(static_cast<uint16_t>(getpid()));
+  std::memcpy(packet.data(), &request, sizeof request);
   if (echo.raw) {
-    request.header.un.echo.id = to_be16(static_cast<uint16_t>(getpid()));
-    uint8_t bytes[sizeof request];
-    std::memcpy(bytes, &request, sizeof request);
-    request.header.checksum = static_cast<uint16_t>(~checksum_fold(checksum_add(0, bytes, sizeof bytes)));
+    const uint16_t sum = static_cast<uint16_t>(~checksum_fold(checksum_add(0, packet.data(), packet.size())));
+    store(packet.data() + offsetof(icmphdr, checksum), sum);
   }
   const sockaddr_in address{AF_INET, 0, {to}, {}};
   const auto* target = reinterpret_cast<const sockaddr*>(&address);
-  if (sendto(echo.fd, &request, sizeof request, MSG_DONTWAIT, target, sizeof address) < 0)
+  if (sendto(echo.fd, packet.data(), packet.size(), MSG_DONTWAIT, target, sizeof address) < 0) {
     return SystemError{"sendto", errno};
+  }
   return {};
 }
 
 std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> room) {
   size_t count = 0;
   while (count < room.size()) {
-    uint8_t bytes[128];
+    uint8_t bytes[128];  // the rest of a long one is cut off
     alignas(cmsghdr) uint8_t controls[CMSG_SPACE(sizeof(timespec))];
     sockaddr_in from{};
     iovec iov{bytes, sizeof bytes};
@@ -106,7 +115,7 @@ std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> 
     const size_t size = static_cast<size_t>(got);
     const size_t ip_bytes = echo.raw && size > 0 ? size_t{bytes[0]} % 16 * 4 : 0;
     Request answer;
-    if (size != ip_bytes + sizeof answer) continue;
+    if (size < ip_bytes + sizeof answer) continue;
     std::memcpy(&answer, bytes + ip_bytes, sizeof answer);
     if (answer.header.type != ICMP_ECHOREPLY || answer.mark != echo.mark) continue;
     const int64_t microseconds = (arrival_of(message) - answer.sent) / 1'000;

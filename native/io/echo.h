@@ -33,8 +33,8 @@ struct EchoAnswer {
 /// Requests leave from `source`, IPv4 in network order, which must be this host's.
 Failure open_echo(uint32_t source, Echo& echo);
 
-/// Does not block.
-Failure send_echo(const EchoSocket& echo, uint32_t to, uint16_t sequence);
+/// An IPv4 packet of `bytes`, or of as few as it takes, that nobody may fragment. Does not block.
+Failure send_echo(const EchoSocket& echo, uint32_t to, uint16_t sequence, size_t bytes);
 
 /// Takes answers to requests of this socket, as many as have room and are there, and returns those. Does not block.
 std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> room);

@@ -5,7 +5,8 @@ import type { Ipv4 } from '../net/ipv4.ts'
 import { addon } from './addon.ts'
 
 export interface Echo {
-  send(to: Ipv4, sequence: number): void
+  /** A packet of `bytes`, or of as few as it takes, that nobody may fragment. Throws an Error with `code`, EMSGSIZE among them. */
+  send(to: Ipv4, sequence: number, bytes?: number): void
   close(): void
 }
 
@@ -20,7 +21,7 @@ export const openEcho: OpenEcho = (source, onAnswer) => {
       onAnswer(answers[at] ?? 0, answers[at + 1] ?? 0, (answers[at + 2] ?? 0) / 1000)
   })
   return {
-    send: (to, sequence) => addon.sendEcho(socket, to, sequence),
+    send: (to, sequence, bytes = 0) => addon.sendEcho(socket, to, sequence, bytes),
     close() {
       watcher.stop()
       closeSync(socket.fd)

@@ -5,7 +5,7 @@ import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { request } from 'node:http'
 import { execute } from '../../lab/command.ts'
-import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { createLab, packageRoot, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import type { Status } from '../../src/status/status.ts'
 import { eventually } from '../support/event.ts'
 import { answers, subnetOf } from '../support/hosts.ts'
@@ -131,6 +131,19 @@ describe.each(OVER_KERNEL)('%s, which the kernel carries', (Type, device, endpoi
       expect(peer!.rxBytes).toBeGreaterThan(0)
       expect(peer!.heardSecondsAgo).toBeLessThan(120)
     } else expect([peer!.rxBytes, peer!.heardSecondsAgo]).toEqual([null, null])
+    const weft = [
+      process.execPath,
+      join(packageRoot, 'bin/weft'),
+      'doctor',
+      '--json',
+      '--status-socket',
+      first.statusSocket,
+    ]
+    const { code, stdout } = await first.run(weft)
+    expect([code, (JSON.parse(stdout) as { findings: unknown[] }[]).flatMap(({ findings }) => findings)]).toEqual([
+      0,
+      [],
+    ])
     expect(other!.lines.filter((line) => /are not asked/.test(line))).toEqual([])
   })
 })
