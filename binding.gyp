@@ -13,12 +13,12 @@
         "native/descriptors.cc",
         "native/engine.cc",
         "native/io/echo.cc",
-        "native/io/notify.cc",
         "native/io/receiver.cc",
         "native/io/sender.cc",
         "native/io/tun.cc",
         "native/io/tun_writer.cc",
         "native/io/udp.cc",
+        "native/io/unix_socket.cc",
         "native/loop.cc",
         "native/naive.cc"
       ],

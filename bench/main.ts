@@ -12,11 +12,13 @@ import { circumstances, estimate, measure, type Plan } from './measure.ts'
 import { LEASES_MINUTES, measureLeases } from './leases.ts'
 import { measureMicro, MICRO_SECONDS } from './micro.ts'
 import { BACKEND_PATH_NAMES, ENDS, FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
+import { measureRestarts, RESTARTS_SECONDS_A_ROUND } from './restarts.ts'
 import { compareTable, textTable } from './report.ts'
 import type { Part, Result } from './result.ts'
 
 const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|shaped|both] [--ends hosts|containers] [--rounds N] [--seconds S] [--peer CMD]
        npm run bench -- leases          from the store to the packet, on a real etcd
+       npm run bench -- restarts        what is lost while weftd is replaced
        npm run bench -- micro           the pure functions of native/, beside what memory gives
        npm run bench -- backends        the backends beside each other, between containers, on both links
        npm run bench -- suite [PART...] micro, plain, wire, containers, features (the engine without each); of a part alone the
@@ -75,7 +77,7 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
     ends,
   }
   const peer = options.peer === undefined ? [] : ['peer']
-  if (words[0] === 'micro' || words[0] === 'leases') return []
+  if (['micro', 'leases', 'restarts'].includes(words[0] ?? '')) return []
   if (words[0] === 'backends') {
     const cases = casesNamed(words.length > 1 ? words.slice(1) : BETWEEN_BACKENDS)
     const part = { ...common, ends: 'containers', cases, paths: BACKEND_PATH_NAMES } as const
@@ -169,12 +171,13 @@ async function main(): Promise<void> {
   const rounds = positive('rounds', options.rounds)
   const minutes =
     (plans.reduce((sum, plan) => sum + estimate(plan), 0) + (micro ? rounds * MICRO_SECONDS : 0)) / 60 +
-    (words[0] === 'leases' ? LEASES_MINUTES : 0)
+    (words[0] === 'leases' ? LEASES_MINUTES : 0) +
+    (words[0] === 'restarts' ? (rounds * RESTARTS_SECONDS_A_ROUND) / 60 : 0)
   process.stderr.write(
     `about ${minutes < 2 ? `${Math.ceil(minutes * 60)} seconds` : `${Math.round(minutes)} minutes`}\n`,
   )
 
-  if (plans.length > 0 || words[0] === 'leases') await becomeRoot()
+  if (plans.length > 0 || words[0] === 'leases' || words[0] === 'restarts') await becomeRoot()
   process.on('SIGINT', () => process.exit(130)).on('SIGTERM', () => process.exit(143)) // the labs clean up on exit
   const start = circumstances()
   const local = join(packageRoot, 'bench/results/local', `${start.date.replaceAll(':', '')}.json`)
@@ -189,6 +192,7 @@ async function main(): Promise<void> {
   }
   if (micro) add(await measureMicro(rounds))
   if (words[0] === 'leases') add(await measureLeases())
+  if (words[0] === 'restarts') add(await measureRestarts(rounds))
   for (const plan of plans) add(await measure(plan))
   process.stdout.write(`\n${textTable(result)}\n`)
   process.stderr.write(`written to ${file}\n`)

@@ -13,8 +13,8 @@
 #include "engine.h"
 #include "io/clock.h"
 #include "io/echo.h"
-#include "io/notify.h"
 #include "io/tun.h"
+#include "io/unix_socket.h"
 
 namespace weft {
 
@@ -100,6 +100,12 @@ Napi::Array to_array(Napi::Env env, const std::vector<std::string_view>& names) 
   return array;
 }
 
+std::vector<int> to_numbers(const Napi::Array& array) {
+  std::vector<int> numbers;
+  for (uint32_t i = 0; i < array.Length(); i++) numbers.push_back(array.Get(i).As<Napi::Number>().Int32Value());
+  return numbers;
+}
+
 uint32_t features_of(const Napi::Array& names) {
   uint32_t features = 0;
   for (uint32_t i = 0; i < names.Length(); i++) {
@@ -142,14 +148,16 @@ Napi::Object to_object(Napi::Env env, Descriptors descriptors) {
   return object;
 }
 
-/// They are C++'s from now on.
+/// They are C++'s from now on, and no command that is run has them: those that another process opened may be inherited.
 Descriptors to_descriptors(const Napi::Object& object) {
   Descriptors descriptors;
   descriptors.tun_name = object.Get("tunName").As<Napi::String>();
   descriptors.features = features_of(object.Get("features").As<Napi::Array>());
   const auto loops = object.Get("loops").As<Napi::Array>();
   const auto fd_of = [](const Napi::Value& value) {
-    return Fd(value.IsNumber() ? value.As<Napi::Number>().Int32Value() : -1);
+    Fd fd(value.IsNumber() ? value.As<Napi::Number>().Int32Value() : -1);
+    if (fd) fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
+    return fd;
   };
   for (uint32_t i = 0; i < loops.Length(); i++) {
     const auto loop = loops.Get(i).As<Napi::Object>();
@@ -350,6 +358,10 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   options.loops = {given.Get("naive").As<Napi::Boolean>(), given.Get("nice").As<Napi::Number>().Int32Value(),
                    given.Get("pollUs").As<Napi::Number>().Int64Value()};
 
+  if (Failure failure = set_persistent(descriptors.loops[0].tun, given.Get("persistent").As<Napi::Boolean>())) {
+    to_error(env, *failure).ThrowAsJavaScriptException();
+    return env.Undefined();
+  }
   auto counters = Napi::BigUint64Array::New(env, descriptors.loops.size() * kCounterCount, napi_biguint64_array);
   Napi::Object handle = env.GetInstanceData<Classes>()->engine.New({});
   EngineHandle* engine = EngineHandle::Unwrap(handle);
@@ -365,7 +377,9 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
 Napi::Value open_plain_tun(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
   Tun tun;
-  if (Failure failure = open_tun(info[0].As<Napi::String>(), false, 0, tun)) {
+  Failure failure = open_tun(info[0].As<Napi::String>(), false, 0, tun);
+  if (!failure) failure = set_persistent(tun.fd, info[1].As<Napi::Boolean>());
+  if (failure) {
     to_error(env, *failure).ThrowAsJavaScriptException();
     return env.Undefined();
   }
@@ -416,7 +430,55 @@ Napi::Value lock_file(const Napi::CallbackInfo& info) {
 void notify_manager(const Napi::CallbackInfo& info) {
   const std::string socket = info[0].As<Napi::String>();
   const std::string message = info[1].As<Napi::String>();
-  if (Failure failure = notify(socket, message)) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+  const std::vector<int> fds = to_numbers(info[2].As<Napi::Array>());
+  if (Failure failure = notify(socket, message, fds)) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+}
+
+/// The descriptor that a call opened; undefined where nothing waited.
+Napi::Value to_value(Napi::Env env, const Failure& failure, Fd& fd) {
+  if (!failure) return Napi::Number::New(env, fd.release());
+  if (failure->number != EAGAIN) to_error(env, *failure).ThrowAsJavaScriptException();
+  return env.Undefined();
+}
+
+Napi::Value listen_unix(const Napi::CallbackInfo& info) {
+  Fd fd;
+  const Failure failure = listen_at(info[0].As<Napi::String>().Utf8Value(), fd);
+  return to_value(info.Env(), failure, fd);
+}
+
+Napi::Value connect_unix(const Napi::CallbackInfo& info) {
+  Fd fd;
+  const Failure failure = connect_to(info[0].As<Napi::String>().Utf8Value(), fd);
+  return to_value(info.Env(), failure, fd);
+}
+
+Napi::Value accept_unix(const Napi::CallbackInfo& info) {
+  Fd fd;
+  const Failure failure = accept_from(info[0].As<Napi::Number>(), fd);
+  return to_value(info.Env(), failure, fd);
+}
+
+void send_parcel_of(const Napi::CallbackInfo& info) {
+  const std::string text = info[1].As<Napi::String>();
+  const std::vector<int> fds = to_numbers(info[2].As<Napi::Array>());
+  const Failure failure = send_parcel(info[0].As<Napi::Number>(), text, fds);
+  if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+}
+
+Napi::Value receive_parcel_from(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  Parcel parcel;
+  if (Failure failure = receive_parcel(info[0].As<Napi::Number>(), parcel)) {
+    if (failure->number != EAGAIN) to_error(env, *failure).ThrowAsJavaScriptException();
+    return env.Undefined();
+  }
+  Napi::Object result = Napi::Object::New(env);
+  Napi::Array fds = Napi::Array::New(env);
+  for (Fd& fd : parcel.fds) fds.Set(fds.Length(), fd.release());
+  result.Set("text", parcel.text);
+  result.Set("fds", fds);
+  return result;
 }
 
 Napi::Value open_echo_socket(const Napi::CallbackInfo& info) {
@@ -476,6 +538,11 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   exports.Set("openEcho", Napi::Function::New<open_echo_socket>(env));
   exports.Set("sendEcho", Napi::Function::New<send_echo_request>(env));
   exports.Set("takeEchoes", Napi::Function::New<take_echo_answers>(env));
+  exports.Set("listenUnix", Napi::Function::New<listen_unix>(env));
+  exports.Set("connectUnix", Napi::Function::New<connect_unix>(env));
+  exports.Set("acceptUnix", Napi::Function::New<accept_unix>(env));
+  exports.Set("sendParcel", Napi::Function::New<send_parcel_of>(env));
+  exports.Set("receiveParcel", Napi::Function::New<receive_parcel_from>(env));
   exports.Set("exitNow", Napi::Function::New<exit_now>(env));
   return exports;
 }

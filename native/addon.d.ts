@@ -72,6 +72,8 @@ export interface RunOptions {
   mtu: number
   /** The first peer table, as `setPeers` takes it: packets may be waiting in the descriptors. */
   peers: Uint8Array
+  /** Whether the TUN stays, with its addresses and routes, when all of its queues are closed. */
+  persistent: boolean
   /** One packet per system call, on descriptors without features: as flanneld does, to compare with. */
   naive: boolean
   /** Priority of the threads, -20 (first) to 19; 0: that of the process. */
@@ -142,7 +144,7 @@ export function openDescriptors(
 export function runEngine(descriptors: Descriptors, options: RunOptions, onFault: (error: Error) => void): NativeEngine
 
 /** Opens a TUN without packet information or virtio header, non-blocking, for the dgram engine. */
-export function openTun(name: string): Tun
+export function openTun(name: string, persistent: boolean): Tun
 
 /** Calls `onReadable` from the event loop whenever `fd` has input (level-triggered, libuv's uv_poll). */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
@@ -154,10 +156,28 @@ export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 export function lockFile(fd: number): Promise<void>
 
 /**
- * Sends one datagram to a Unix socket, named by its path, or by `@` and its abstract name. Never waits: a reader that
- * is behind makes it fail with EAGAIN.
+ * Sends one datagram to a Unix socket, named by its path, or by `@` and its abstract name, and descriptors with it. Never
+ * waits: a reader that is behind makes it fail with EAGAIN.
  */
-export function notify(socket: string, message: string): void
+export function notify(socket: string, message: string, fds: readonly number[]): void
+
+// Sequenced packets between processes of this host (unix(7)), each a text and descriptors. All descriptors are closed by
+// whoever has them, and none of these calls waits.
+
+/** Listens at a path, for this user alone; what stood there before is removed. */
+export function listenUnix(path: string): number
+
+/** A connection to whoever listens there; ECONNREFUSED or ENOENT when nobody does, undefined when others wait already. */
+export function connectUnix(path: string): number | undefined
+
+/** The next connection, or undefined when none waits. */
+export function acceptUnix(listener: number): number | undefined
+
+/** At most 64 KiB of text and 253 descriptors, which stay open here; the receiver has its own. */
+export function sendParcel(connection: number, text: string, fds: readonly number[]): void
+
+/** Undefined when none waits; an empty text at the end of the connection. */
+export function receiveParcel(connection: number): { text: string; fds: number[] } | undefined
 
 /** A socket for ICMP echo requests; `raw` where the kernel's own kind for this is not allowed. */
 export interface EchoSocket {

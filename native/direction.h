@@ -4,6 +4,7 @@
 #include "core/counters.h"
 #include "core/features.h"
 #include "core/filter.h"
+#include "core/icmp.h"
 #include "core/traffic.h"
 #include "io/system.h"
 
@@ -22,6 +23,7 @@ struct Path {
   TrafficRows* traffic;
   FilterOptions filter = {};       ///< what is let in from peers
   Strangers* strangers = nullptr;  ///< where it says who was not
+  IcmpLimit* icmp = nullptr;       ///< of all loops
 };
 
 /// What one turn did.

@@ -17,12 +17,13 @@
 
 #include "core/checksum.h"
 #include "core/encapsulation.h"
-#include "core/icmp.h"
+#include "core/nested.h"
 #include "core/segment.h"
 #include "direction.h"
 #include "io/clock.h"
 #include "io/sender.h"
 #include "io/tun_writer.h"
+#include "io/udp.h"
 
 namespace weft {
 
@@ -32,6 +33,7 @@ class Egress final : public Direction {
   Egress(const Path& path, PeerTables::Reader peers, const OwnEnd& own)
       : path_(path),
         header_(path.features->has(kTunHeader)),
+        own_address_(bound_address(path.socket).sin_addr.s_addr),
         peers_(peers),
         encap_(own),
         sender_(path.sender, Encap::kHeaderBytes, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters,
@@ -84,6 +86,9 @@ class Egress final : public Direction {
       path_.counters.add(k_tx_drop_no_route, count_packets(virtio, bytes, packet));
       return send_icmp(kIcmpUnreachable, kIcmpNetUnreachable, bytes, packet, k_tx_unreachable_sent);
     }
+    if (is_nested_twice(own_address_, Encap::kHeaderBytes, bytes, packet)) {
+      return path_.counters.add(k_tx_drop_circle, count_packets(virtio, bytes, packet));
+    }
     if constexpr (Encap::kRoutes) {
       if (packet.hop_limit <= 1) {
         path_.counters.add(k_tx_drop_ttl, count_packets(virtio, bytes, packet));
@@ -117,17 +122,21 @@ class Egress final : public Direction {
   void send_icmp(uint8_t type, uint8_t code, const uint8_t* bytes, const Packet& packet, Counter counter) {
     uint8_t out[kMaxIcmpErrorBytes];
     const size_t size = write_icmp_error(type, code, path_.network_address, bytes, packet, out);
-    if (size > 0 && icmp_.allows(now_ms()) && write_packet(path_.tun, header_, {out, size}))
+    if (size == 0) return;
+    const uint32_t sender = load<uint32_t>(source_address(bytes, packet));
+    if (path_.filter.is_from_here(sender) && path_.icmp->allows(sender, now_ms()) &&
+        write_packet(path_.tun, header_, {out, size})) {
       path_.counters.add(counter);
+    }
   }
 
   Path path_;
   bool header_;  // the TUN speaks virtio headers
+  uint32_t own_address_;
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;  // during a turn
   Encap encap_;
   Sender sender_;
-  IcmpLimit icmp_;
   std::unique_ptr<uint8_t[]> reads_;  // not written to before it is used: a lane that is idle has no memory
 };
 

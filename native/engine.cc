@@ -67,7 +67,8 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     CounterRow(counters + i * kCounterCount),
                     &engine->traffic_[i],
                     options.filter,
-                    &engine->strangers_[i]};
+                    &engine->strangers_[i],
+                    &engine->icmp_};
     Directions made =
         encapsulation->make(path, options.own, engine->peers_.reader(2 * i), engine->peers_.reader(2 * i + 1));
     engine->loops_.push_back(std::make_unique<Loop>(i, path, std::move(made.egress), std::move(made.ingress),

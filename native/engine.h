@@ -57,6 +57,7 @@ class Engine {
   PeerTables peers_;
   Features features_;
   Fault fault_;
+  IcmpLimit icmp_;
   std::vector<Strangers> strangers_;  // of each loop, as the next
   std::vector<TrafficRows> traffic_;
   uint32_t traffic_slots_ = 1;

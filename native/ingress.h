@@ -2,8 +2,9 @@
 //
 //   receive   a batch of messages, each with one datagram or many (io/receiver.h)
 //   strip     what the encapsulation put before each packet, where it lies
-//   check     the shape of the inner packet; whose it is and for whom (core/filter.h); TTL less one where the tunnel
-//   routes
+//   check     the inner packet (core/inspect.h); whose it is and for whom (core/filter.h); TTL less one where the
+//   tunnel
+//             routes
 //   join      packets of one flow into superpackets (core/coalesce.h)
 //   write     each with its virtio header, in order (io/tun_writer.h)
 #pragma once
@@ -11,7 +12,7 @@
 #include "core/checksum.h"
 #include "core/coalesce.h"
 #include "core/encapsulation.h"
-#include "core/icmp.h"
+#include "core/inspect.h"
 #include "direction.h"
 #include "io/clock.h"
 #include "io/receiver.h"
@@ -59,8 +60,8 @@ class Ingress final : public Direction {
   Failure receive(uint32_t from, std::span<uint8_t> bytes, const VirtioHeader& undone) {
     Failure failure;
     Packet packet;
-    if (read_packet(bytes.data(), bytes.size(), packet) != Shape::kOk) {
-      path_.counters.add(k_rx_drop_malformed);
+    if (const auto reason = inspect(bytes, packet)) {
+      path_.counters.add(*reason);
       return failure;
     }
     if (const auto reason = filter_.reason_to_drop(from, bytes.data(), packet)) {
@@ -101,7 +102,8 @@ class Ingress final : public Direction {
     uint8_t* error = out + Encap::kHeaderBytes;
     const size_t size = write_icmp_error(kIcmpTimeExceeded, 0, path_.tun_address, bytes, packet, error);
     Packet about;
-    if (!peer || size == 0 || read_packet(error, size, about) != Shape::kOk || !icmp_.allows(now_ms())) return;
+    if (!peer || size == 0 || read_packet(error, size, about) != Shape::kOk) return;
+    if (!path_.icmp->allows(load<uint32_t>(source_address(bytes, packet)), now_ms())) return;
     encap_.write(*peer, about, out);
     if (receiver_.answer(*peer, {out, Encap::kHeaderBytes + size})) path_.counters.add(k_rx_time_exceeded_sent);
   }
@@ -122,7 +124,6 @@ class Ingress final : public Direction {
   CoalesceLimits limits_;  // during a turn
   Coalescer coalescer_;
   TunWriter writer_;
-  IcmpLimit icmp_;
 };
 
 }  // namespace weft

@@ -1,20 +1,28 @@
 // fuzz.mjs - the native core under libFuzzer with the address and undefined behaviour sanitizers: `npm run test:fuzz -- SECONDS`.
 //
-// Starts from random batches and superpackets (test/support/packet-model.ts), with one process a core. What it found
-// worth keeping stays in build/fuzz/corpus for the next run; an input that fails is printed and left in build/fuzz.
+// Starts from the corpus in test/native/corpus, and from random batches and superpackets (test/support/packet-model.ts), with
+// one process a core. What it finds worth keeping stays in build/fuzz/corpus for the next run, and `--keep` puts the least of
+// it that reaches as much into test/native/corpus. An input that fails is printed and left in build/fuzz. Where clang or its
+// libFuzzer is not there, g++ and test/native/fuzz_driver.cc stand in for it: the same checks, but blind to what an input reaches.
 
 import { spawnSync } from 'node:child_process'
-import { mkdirSync, readdirSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { parseArgs } from 'node:util'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const folder = join(root, 'build/fuzz')
 const corpus = join(folder, 'corpus')
-const seconds = Number(process.argv[2] ?? 60)
+const kept = join(root, 'test/native/corpus')
+const { values: options, positionals } = parseArgs({
+  allowPositionals: true,
+  options: { processes: { type: 'string', default: String(availableParallelism()) }, keep: { type: 'boolean' } },
+})
+const seconds = Number(positionals[0] ?? 60)
 if (!(seconds >= 1)) {
-  process.stderr.write(`fuzz: ${process.argv[2]} is no number of seconds\n`)
+  process.stderr.write(`fuzz: ${positionals[0]} is no number of seconds\n`)
   process.exit(2)
 }
 
@@ -55,8 +63,9 @@ function writeSeeds() {
         message(encodeVirtio(virtio), packet),
         message(encodeVirtio(NO_OFFLOAD), batch[0]),
       ]),
-      inward: Buffer.concat([Buffer.from('I'), ...batch.map((each) => message(each))]),
-      vxlan: Buffer.concat([Buffer.from('V'), ...batch.map((each) => message(frame(each)))]),
+      inward: Buffer.concat([Buffer.from(i % 2 ? 'I' : 'i'), ...batch.map((each) => message(each))]),
+      vxlan: Buffer.concat([Buffer.from(i % 2 ? 'V' : 'v'), ...batch.map((each) => message(frame(each)))]),
+      refusals: Buffer.concat([Buffer.from('R'), Buffer.alloc(160).map(() => random.below(256))]),
       strip: Buffer.concat([
         Buffer.from('S'),
         message(Buffer.alloc(2), frame(packet)),
@@ -67,10 +76,13 @@ function writeSeeds() {
   }
 }
 
-function run(command, args) {
-  const { status, error } = spawnSync(command, args, { cwd: folder, stdio: 'inherit' })
-  if (error) process.stderr.write(`fuzz: ${command} cannot be run: ${error.message}\n`)
-  if (status !== 0) process.exit(1)
+const run = (command, args, stdio = 'inherit') => spawnSync(command, args, { cwd: folder, stdio })
+function mustRun(command, args) {
+  const { status, error } = run(command, args)
+  if (error) process.stderr.write(`fuzz: ${error.message}\n`)
+  if (status === 0) return
+  process.stderr.write(`fuzz: ${command} failed; an input that made it fail is in ${folder}\n`)
+  process.exit(1)
 }
 
 writeSeeds()
@@ -80,12 +92,27 @@ const sources = ['native/core', 'native/io'].flatMap((room) =>
     .filter((name) => name.endsWith('.cc'))
     .map((name) => join(root, room, name)),
 )
-run('clang++', [
-  ...['-std=c++20', '-g', '-O1', '-fno-exceptions', '-fno-sanitize-recover=all'],
-  '-fsanitize=fuzzer,address,undefined',
+const build = [
+  ...['-std=c++20', '-g1', '-O1', '-fno-exceptions', '-fno-sanitize-recover=all'],
   ...[join(root, 'test/native/core_fuzz.cc'), ...sources, '-o', program],
-])
-const workers = availableParallelism()
-const limits = [`-max_total_time=${seconds}`, '-max_len=8192', '-timeout=10', '-rss_limit_mb=4096']
-run(program, [`-fork=${workers}`, '-ignore_crashes=0', ...limits, corpus])
-process.stdout.write(`fuzz: ${seconds} s with ${workers} processes, nothing found\n`)
+]
+const isGuided = run('clang++', ['-fsanitize=fuzzer,address,undefined', ...build], 'ignore').status === 0
+const corpora = existsSync(kept) ? [corpus, kept] : [corpus]
+if (isGuided) {
+  const limits = [`-max_total_time=${seconds}`, '-max_len=8192', '-timeout=10', '-rss_limit_mb=4096']
+  mustRun(program, [`-fork=${options.processes}`, '-ignore_crashes=0', ...limits, ...corpora])
+} else {
+  mustRun('g++', ['-fsanitize=address,undefined', join(root, 'test/native/fuzz_driver.cc'), ...build])
+  mustRun(program, [String(seconds), join(folder, 'crash'), ...corpora])
+}
+if (options.keep) {
+  const all = join(folder, 'all')
+  rmSync(all, { recursive: true, force: true })
+  mkdirSync(all)
+  mustRun(program, ['-set_cover_merge=1', '-use_counters=0', '-use_value_profile=0', all, ...corpora])
+  rmSync(kept, { recursive: true, force: true })
+  renameSync(all, kept)
+}
+process.stdout.write(
+  `fuzz: ${seconds} s ${isGuided ? 'by libFuzzer' : 'by mutation alone, without libFuzzer'}, nothing found\n`,
+)

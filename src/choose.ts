@@ -1,6 +1,7 @@
 // choose.ts - subnet manager, backend and engine by name: all the variants there are. What is not chosen is not loaded.
 
 import type { Backend } from './backend/backend.ts'
+import type { Persistence } from './backend/tunnel.ts'
 import type { VxlanBackendOptions } from './backend/vxlan.ts'
 import type { NetworkConfig } from './config/network-config.ts'
 import type { Engine, EngineConfig } from './dataplane/engine.ts'
@@ -12,6 +13,7 @@ import { managerOf } from './lease/store-manager.ts'
 import type { SubnetManager } from './lease/subnet-manager.ts'
 import type { Log } from './log.ts'
 import type { DaemonOptions } from './options.ts'
+import type { Inheritance } from './restart/inheritance.ts'
 import type { Store } from './store/store.ts'
 
 /** The subnet manager that the flags name. Does not contact its store. */
@@ -101,16 +103,18 @@ export async function createBackend(
   options: DaemonOptions,
   log: Log,
   publishedBefore: VxlanBackendOptions['publishedBefore'],
+  inheritance: Pick<Inheritance, 'take' | 'tunName'>,
 ): Promise<Backend> {
+  const persistence = persistenceOf(options, inheritance)
   const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
   switch (config.backendType) {
     case 'udp': {
       const { createUdpBackend } = await import('./backend/udp.ts')
-      return createUdpBackend({ config, external, startEngine, run, log })
+      return createUdpBackend({ config, external, startEngine, persistence, run, log })
     }
     case 'vxlan': {
       const { createVxlanBackend } = await import('./backend/vxlan.ts')
-      return createVxlanBackend({ config, external, startEngine, publishedBefore, run, log })
+      return createVxlanBackend({ config, external, startEngine, persistence, publishedBefore, run, log })
     }
     case 'host-gw': {
       const { createHostGwBackend } = await import('./backend/host-gw.ts')
@@ -142,6 +146,20 @@ function unknownBackend(type: string): WeftError {
   return new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, {
     remedy: `set "Backend": {"Type": ...} in the network configuration to ${KNOWN}${instead === undefined ? '' : `: ${instead}`}`,
   })
+}
+
+function persistenceOf(
+  { engine, persist, workers, without }: DaemonOptions,
+  inheritance: Pick<Inheritance, 'take' | 'tunName'>,
+): Persistence {
+  const isNative = engine === 'native'
+  return {
+    persist,
+    tunName: inheritance.tunName,
+    isMultiQueue: isNative && workers > 1,
+    // The other engines go on with nobody's descriptors.
+    inherit: (wanted) => inheritance.take({ ...wanted, without, workers: isNative ? workers : 0 }),
+  }
 }
 
 async function startEngineOf(

@@ -78,6 +78,14 @@ export const WEFT_FLAGS = {
     default: 50,
     help: 'microseconds that an idle thread of the native engine gives way and looks again for before it sleeps, 0 to 1000',
   },
+  persist: {
+    default: true,
+    help: 'leave the TUN device, its address and its route when weftd ends, so that the next one loses no packet',
+  },
+  leave: {
+    default: false,
+    help: 'end the weftd that runs for this subnet file, give its lease back, remove what it left on the host, and exit',
+  },
   'probe-interval': {
     default: 10,
     help: 'seconds between two echo requests to a peer, which show whether it answers; 0 for none',

@@ -4,7 +4,7 @@ import { parseNetworkConfig, type NetworkConfig } from './config/network-config.
 import { describeError, isWeftError } from './errors.ts'
 import { pause, type Bell } from './host/bell.ts'
 import { run } from './host/command.ts'
-import { chooseExternalInterface, type ExternalInterface } from './host/external-interface.ts'
+import { chooseExternalInterface, type ExternalInterface, type InterfaceWishes } from './host/external-interface.ts'
 import type { SubnetManager } from './lease/subnet-manager.ts'
 import { seldom, type Log } from './log.ts'
 import type { DaemonOptions } from './options.ts'
@@ -15,14 +15,21 @@ const LOOK_MS = 5_000
 /** What the kernel reports comes in bursts. */
 const SETTLE_MS = 200
 
+export interface FoundConfig {
+  readonly config: NetworkConfig
+  /** What it was read from. */
+  readonly configText: string
+}
+
 /** Asks every second until there is a configuration, as flanneld does. A wrong one is named and asked for again. */
-export async function waitForConfig(manager: SubnetManager, log: Log, signal: AbortSignal): Promise<NetworkConfig> {
+export async function waitForConfig(manager: SubnetManager, log: Log, signal: AbortSignal): Promise<FoundConfig> {
   const calm = seldom(log)
   for (;;) {
     try {
-      const config = parseNetworkConfig(await manager.config(signal))
+      const configText = await manager.config(signal)
+      const config = parseNetworkConfig(configText)
       log.info(`Found network config - Backend type: ${config.backendType}`)
-      return config
+      return { config, configText }
     } catch (error) {
       signal.throwIfAborted()
       const mayPass = (['CONFIG', 'CONFIG_MISSING', 'STORE_UNAVAILABLE'] as const).some((code) =>
@@ -35,6 +42,16 @@ export async function waitForConfig(manager: SubnetManager, log: Log, signal: Ab
   }
 }
 
+/** What the flags say of the external interface. */
+export function interfaceWishes(options: DaemonOptions): InterfaceWishes {
+  return {
+    ifaces: options.iface,
+    patterns: options['iface-regex'],
+    canReach: options['iface-can-reach'],
+    publicIp: options['public-ip'],
+  }
+}
+
 /** The external interface. At boot its route, its address or the device itself may come later than this daemon. */
 export async function waitForInterface(
   options: DaemonOptions,
@@ -42,12 +59,7 @@ export async function waitForInterface(
   log: Log,
   signal: AbortSignal,
 ): Promise<ExternalInterface> {
-  const wishes = {
-    ifaces: options.iface,
-    patterns: options['iface-regex'],
-    canReach: options['iface-can-reach'],
-    publicIp: options['public-ip'],
-  }
+  const wishes = interfaceWishes(options)
   const waitS = options['iface-wait']
   const end = performance.now() + waitS * 1000
   const said = new Set<string>()

@@ -34,6 +34,14 @@ inline uint16_t ipv4_header_checksum(const uint8_t* header, size_t size) {
   return static_cast<uint16_t>(~checksum_fold(checksum_add(sum, header + 12, size - 12)));
 }
 
+/// Whether an IPv4 header of `size` bytes has the checksum that it must have.
+inline bool is_ipv4_header_right(const uint8_t* header, size_t size) {
+  uint64_t sum = 0;
+  for (size_t at = 0; at < 20; at += 4) sum += load<uint32_t>(header + at);
+  if (size > 20) sum = checksum_add(sum, header + 20, size - 20);
+  return checksum_fold(sum) == 0xffff;
+}
+
 /// Lowers the TTL by one and mends the header checksum by RFC 1624 equation 3, HC' = ~(~HC + ~m + m'). The TTL must
 /// not be 0.
 inline void decrement_ipv4_ttl(uint8_t* header) {

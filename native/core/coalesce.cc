@@ -54,11 +54,9 @@ uint32_t flow_hash(const uint8_t* bytes, const uint8_t* transport, uint8_t versi
   return static_cast<uint32_t>((mix * 0x9e3779b97f4a7c15ull) >> 32);
 }
 
-/// Both sums: of the IPv4 header, which has no options, and of the rest, unless that is `open`. The header's is checked
-/// although the kernel does so too, since the joined packet gets a new one.
-bool checksums_are_right(const uint8_t* bytes, const uint8_t* transport, uint32_t total, uint8_t version, bool tcp,
-                         bool open) {
-  if (version == 4 && checksum_fold(checksum_add(0, bytes, kIpv4HeaderBytes)) != 0xffff) return false;
+/// The sum of all behind the IP header, unless that is `open`.
+bool checksum_is_right(const uint8_t* bytes, const uint8_t* transport, uint32_t total, uint8_t version, bool tcp,
+                       bool open) {
   if (open) return true;
   const uint32_t size = total - static_cast<uint32_t>(transport - bytes);
   const size_t at = version == 4 ? 12 : 8;
@@ -190,13 +188,13 @@ bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) 
   }
   if (!run.verified) {
     // Settled once: a damaged first packet can never be joined, whatever follows.
-    if (!checksums_are_right(head, head_transport, pieces_[run.first].total, run.version, flow.tcp,
-                             pieces_[run.first].open)) {
+    if (!checksum_is_right(head, head_transport, pieces_[run.first].total, run.version, flow.tcp,
+                           pieces_[run.first].open)) {
       return false;
     }
     run.verified = true;
   }
-  return checksums_are_right(flow.bytes, flow.transport, flow.total, flow.version, flow.tcp, flow.open);
+  return checksum_is_right(flow.bytes, flow.transport, flow.total, flow.version, flow.tcp, flow.open);
 }
 
 size_t Coalescer::write(size_t index, iovec* iov) {

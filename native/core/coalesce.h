@@ -9,9 +9,10 @@
 // same addresses, ports, TOS or traffic class with ECN, TTL, DF; TCP: same acknowledgement, window, flags and options,
 // the next sequence number; UDP: a checksum is present; equal payload size, a shorter one ends the run, and so does
 // PSH. Never: SYN, FIN, RST, URG, CWR, IP options and extension headers, fragments, an empty payload.
-// All inner checksums are verified before two packets are joined, since the joined one gets new ones: a packet that was
-// damaged on the way, or its header, must go on with the sum that betrays it. What another kernel of this machine left
-// without a sum has nothing to verify, and one that it left uncut goes on so.
+// Both inner checksums are new in a joined packet. That of the IP header was right in all that is added (inspect.h);
+// the other is verified before two packets are joined: one that was damaged on the way must go on with the sum that
+// betrays it. What another kernel of this machine left without a sum has nothing to verify, and one that it left uncut
+// goes on so.
 #pragma once
 
 #include <sys/uio.h>
@@ -45,8 +46,8 @@ class Coalescer {
 
   bool full() const { return packet_count_ == kMaxPackets || write_count_ == kMaxWrites; }
 
-  /// Takes a packet of `packet.total` bytes; `bytes` is borrowed until clear(). `undone` is of a packet that is not
-  /// finished: its sum, and it may be a superpacket.
+  /// Takes a packet of `packet.total` bytes whose IP header is sound; `bytes` is borrowed until clear(). `undone` is of
+  /// a packet that is not finished: its sum, and it may be a superpacket.
   void add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits, const VirtioHeader& undone = {});
 
   size_t writes() const { return write_count_; }

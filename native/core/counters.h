@@ -21,6 +21,7 @@ namespace weft {
   X(tun_reads)                 /* packets and superpackets read from the TUN */                     \
   X(tx_drop_malformed)         /* not IP, or its lengths contradict each other */                   \
   X(tx_drop_no_route)          /* no peer has the destination */                                    \
+  X(tx_drop_circle)            /* our own datagram around another one: the peer is not outside */   \
   X(tx_drop_ttl)               /* TTL or hop limit ran out here */                                  \
   X(tx_drop_too_big)           /* EMSGSIZE: larger than the path takes */                           \
   X(tx_drop_socket_full)       /* the socket's buffer stayed full, or ENOBUFS from a queue */       \
@@ -35,6 +36,9 @@ namespace weft {
   X(rx_batches)                /* recvmmsg calls that returned any */                               \
   X(tun_writes)                /* writes they went in: fewer than packets with coalescing */        \
   X(rx_drop_malformed)         /* shorter than an IP header, not IP, contradicting lengths */       \
+  X(rx_drop_checksum)          /* a wrong checksum in the IPv4 header */                            \
+  X(rx_drop_options)           /* IPv4 options that leave their header, or a route of their own */  \
+  X(rx_drop_fragment)          /* beyond the end of any packet, not of whole blocks, too small */   \
   X(rx_drop_not_ours)          /* VXLAN: another VNI, another host's MAC, or no IP */               \
   X(rx_drop_unknown_sender)    /* no peer has the inner source, or, outside the network, sends it */\
   X(rx_drop_spoofed_source)    /* a peer has the inner source, and another sent it; or no peer can */\

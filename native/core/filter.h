@@ -31,6 +31,12 @@ struct FilterOptions {
   VerifySource verify = VerifySource::kOff;
   Net network = {};  ///< the cluster's
   Net subnet = {};   ///< this node's part of it, with the TUN's own address
+
+  /// Whether a packet that came out of the TUN can be from this side. If not, what is said about it would go to a peer,
+  /// who did not send it and would not let it in.
+  bool is_from_here(uint32_t source) const {
+    return verify == VerifySource::kOff || subnet.contains(source) || !network.contains(source);
+  }
 };
 
 /// Used by one thread.
@@ -105,14 +111,6 @@ class Filter {
   std::optional<Counter> unless_sent_by(const Endpoint& peer, uint32_t from) const {
     if (options_.verify == VerifySource::kStrict && !peer.is_at(from)) return k_rx_drop_spoofed_source;
     return {};
-  }
-
-  /// Whether an address can be that of one host (RFC 1122 section 3.2.1.3); those above 240.0.0.0 are, since clouds
-  /// lease them.
-  static bool is_one_host(uint32_t address) {
-    const uint32_t host_order = to_be32(address);
-    const uint8_t top = static_cast<uint8_t>(host_order >> 24);
-    return top != 0 && top != 127 && (top < 224 || top >= 240) && host_order != 0xffffffff;
   }
 
   std::optional<Counter> noted(std::optional<Counter> reason, const Addresses& addresses) {

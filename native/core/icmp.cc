@@ -17,8 +17,7 @@ bool may_answer(const uint8_t* bytes, const Packet& packet) {
   if (packet.protocol == IPPROTO_ICMP && (packet.total <= packet.ip_bytes || bytes[packet.ip_bytes] != kEchoRequest)) {
     return false;
   }
-  const uint8_t top = bytes[12];
-  return top != 0 && top != 127 && top < 224;  // not this host, loopback, multicast or class E
+  return is_one_host(load<uint32_t>(bytes + 12)) && is_one_host(load<uint32_t>(bytes + 16));
 }
 
 }  // namespace

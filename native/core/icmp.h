@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 
 #include "packet.h"
 
@@ -16,31 +18,48 @@ constexpr size_t kMaxIcmpErrorBytes = kIpv4HeaderBytes + 8 + 60 + 8;
 
 /// Writes an ICMP error about the IPv4 packet at `bytes` into `out` (kMaxIcmpErrorBytes of room) and returns its
 /// length; 0 when none may be sent: about an ICMP message other than an echo request, about a fragment but the first,
-/// to a source that is not one host (RFC 1122 section 3.2.2).
+/// about what is not from one host to another (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.7). Nor about IPv6: there
+/// are no IPv6 peers, so that none of its packets has a sender here.
 /// `source` is the sender's IPv4 address, network order. TTL 8, identification 0, no DF and a quote of the IP
 /// header and 8 bytes: as flanneld's net unreachable (pkg/backend/udp/proxy_amd64.c).
 size_t write_icmp_error(uint8_t type, uint8_t code, uint32_t source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out);
 
-/// How many ICMP errors may be sent: whoever sends what earns one must not slow all others by that (RFC 1812 section
-/// 4.3.2.8). As many as Linux sends by default (Documentation/networking/ip-sysctl.rst, icmp_msgs_per_sec and
-/// icmp_msgs_burst).
+/// How many ICMP errors may be sent (RFC 1812 section 4.3.2.8): whoever sends what earns one slows no other by that,
+/// nor gets more for being served by several threads. Shared by all loops, without a lock. Its memory is bounded: two
+/// senders may have one bucket, which costs each half at worst.
 class IcmpLimit {
  public:
-  static constexpr int64_t kBurst = 50;
-  static constexpr int64_t kPerMs = 1;
+  static constexpr int64_t kSenderBurst = 50, kSenderEveryMs = 10;
+  static constexpr int64_t kBurst = 500, kEveryMs = 1;
 
-  bool allows(int64_t now_ms) {
-    left_ = std::min(kBurst, left_ + (now_ms - last_ms_) * kPerMs);
-    last_ms_ = now_ms;
-    if (left_ == 0) return false;
-    left_--;
-    return true;
+  /// Whether one more may be sent about a packet of `sender` (IPv4, network order).
+  bool allows(uint32_t sender, int64_t now_ms) {
+    Bucket& own = senders_[(sender * 0x9e3779b97f4a7c15ull) >> (64 - kBucketBits)];  // as PeerTable's hash
+    return own.take(now_ms, kSenderEveryMs, kSenderBurst) && all_.take(now_ms, kEveryMs, kBurst);
   }
 
  private:
-  int64_t left_ = kBurst;
-  int64_t last_ms_ = 0;
+  static constexpr size_t kBucketBits = 10;
+  /// The generic cell rate algorithm (ITU-T I.371): a bucket is the time at which it will be full again.
+  class Bucket {
+   public:
+    bool take(int64_t now_ms, int64_t every_ms, int64_t burst) {
+      int64_t full_ms = full_ms_.load(std::memory_order_relaxed);
+      int64_t from_ms;
+      do {
+        from_ms = std::max(full_ms, now_ms);
+        if (from_ms - now_ms > (burst - 1) * every_ms) return false;
+      } while (!full_ms_.compare_exchange_weak(full_ms, from_ms + every_ms, std::memory_order_relaxed));
+      return true;
+    }
+
+   private:
+    std::atomic<int64_t> full_ms_{0};
+  };
+
+  std::array<Bucket, 1 << kBucketBits> senders_;
+  Bucket all_;
 };
 
 }  // namespace weft

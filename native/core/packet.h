@@ -69,6 +69,14 @@ inline Shape read_packet(const uint8_t* bytes, size_t size, Packet& packet) {
   return Shape::kBadVersion;
 }
 
+/// Whether an IPv4 address, in network order, can be that of one host (RFC 1122 section 3.2.1.3); those above 240.0.0.0
+/// are, since clouds lease them.
+inline bool is_one_host(uint32_t address) {
+  const uint32_t host_order = to_be32(address);
+  const uint8_t top = static_cast<uint8_t>(host_order >> 24);
+  return top != 0 && top != 127 && (top < 224 || top >= 240) && host_order != 0xffffffff;
+}
+
 /// Where the source address stands; the destination follows it. `address_bytes` is the length of one.
 inline const uint8_t* source_address(const uint8_t* bytes, const Packet& packet) {
   return bytes + (packet.version == 4 ? 12 : 8);

@@ -15,7 +15,11 @@ struct Tun {
 };
 
 /// Opens one queue of a TUN without packet information, non-blocking. `name` may be a pattern with %d, of which the
-/// kernel takes the first free one. Of `wanted` it takes the tun features that the kernel grants.
+/// kernel takes the first free one, or that of a device that persists and has as many queues, one or several (EINVAL
+/// otherwise). Of `wanted` it takes the tun features that the kernel grants.
 Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun& tun);
+
+/// Whether the device stays, with its addresses and routes, when its last queue is closed.
+Failure set_persistent(const Fd& tun, bool persistent);
 
 }  // namespace weft

@@ -68,6 +68,13 @@ Failure open_sender(const sockaddr_in& address, size_t worker, uint32_t wanted, 
   return open_socket(any, Share::kNo, kNothingBytes, wanted & kUdpGso, socket);
 }
 
+sockaddr_in bound_address(int socket) {
+  sockaddr_in address{};
+  socklen_t size = sizeof address;
+  const bool is_bound = getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  return is_bound && address.sin_family == AF_INET ? address : sockaddr_in{};
+}
+
 bool spread_by_source(const UdpSocket& first, const sockaddr_in& address, size_t workers) {
   // Classic BPF on the headers before the datagram's payload (filter.txt, SKF_NET_OFF); no options in the IPv4 header.
   constexpr uint32_t kHeaders = static_cast<uint32_t>(SKF_NET_OFF);

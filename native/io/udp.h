@@ -44,6 +44,9 @@ Failure open_udp(const sockaddr_in& address, Share share, int receive_buffer_byt
 /// Opens the socket that worker `worker` sends by, where there are several.
 Failure open_sender(const sockaddr_in& address, size_t worker, uint32_t wanted, UdpSocket& socket);
 
+/// Where a UDP socket is bound; nowhere for one of another kind.
+sockaddr_in bound_address(int socket);
+
 /// Attaches the rule above to the sockets that share `address`, all of them open; `first` is the first of them. False
 /// when the kernel refuses.
 bool spread_by_source(const UdpSocket& first, const sockaddr_in& address, size_t workers);

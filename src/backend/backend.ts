@@ -6,6 +6,7 @@
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { PeerTraffic } from '../dataplane/engine.ts'
 import type { Run } from '../host/command.ts'
+import type { OpenPath } from '../dataplane/engine.ts'
 import type { Watched } from '../host/events.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
@@ -23,12 +24,14 @@ export interface BackendParts {
 export interface Backend {
   /** The type in the network configuration: `udp`. */
   readonly name: string
+  /** Whether its data path goes on with what a process before this one opened, which forwards until then. */
+  readonly inherits?: boolean
   /** What the log says when a peer's lease comes, or changes, and when it goes; flanneld's words, `Subnet added: ...` where left out. */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /** What this node publishes in its lease, by the host as it is now; called again before the data path is opened again. */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
-  /** Brings the data path up for this node's lease. */
-  open(lease: OwnLease, signal: AbortSignal): Promise<DataPath>
+  /** Brings the data path up for this node's lease, with peers of `leases` from its first packet on if it can. */
+  open(lease: OwnLease, signal: AbortSignal, leases: ReadonlyMap<string, Lease>): Promise<DataPath>
 }
 
 /** A peer that packets can go to. */
@@ -55,6 +58,8 @@ export interface Carrier {
 export interface DataPath {
   /** What containers may send, in bytes; written to subnet.env. */
   readonly mtu: number
+  /** The TUN device of the engine that carries it; undefined where the kernel carries it. */
+  readonly tunName?: string
   /** What it has at the kernel beside links, addresses and routes, to be looked at when it changes. */
   readonly watched?: Watched
   /** Resolves with the reason if the data path dies; stays pending otherwise. */
@@ -75,5 +80,13 @@ export interface DataPath {
   threads(): Readonly<Record<string, number>>
   /** Says what it has noticed since the last call; called every few seconds. */
   look?(): void
+  /**
+   * Stops forwarding, and leaves what a process after this one goes on with: the device with its address and route; returns what
+   * packets wait in meanwhile, open, if it can be lent. Left out where `close` leaves as much.
+   */
+  leave?(): Promise<OpenPath | undefined>
+  /** Forwards again, after `leave`; left out where it cannot. */
+  takeBack?(): void
+  /** Ends it for good. */
   close(): Promise<void>
 }

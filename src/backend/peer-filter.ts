@@ -2,17 +2,11 @@
 
 import type { Lease, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
-import { formatIpv4, formatIpv4Net, ipv4NetContains, type Ipv4Net } from '../net/ipv4.ts'
-
-const BROADCAST = 0xffffffff
+import { formatIpv4, formatIpv4Net, ipv4NetContains, isOneHost, type Ipv4Net } from '../net/ipv4.ts'
 
 /** Why no host can have the address that a lease publishes, or undefined when one can. */
 export function unusableReason({ attrs: { publicIp } }: Lease, own: OwnLease): string | undefined {
-  const top = publicIp >>> 24
-  // 240.0.0.0/4 is a host's: the kernel sends there since 2.6.25, and clouds lease it.
-  const isMulticast = top >= 224 && top < 240
-  if (top === 0 || top === 127 || isMulticast || publicIp === BROADCAST)
-    return `${formatIpv4(publicIp)} is no address of a host`
+  if (!isOneHost(publicIp)) return `${formatIpv4(publicIp)} is no address of a host`
   if (publicIp === own.attrs.publicIp) return `${formatIpv4(publicIp)} is this node's own address`
   return undefined
 }

@@ -5,7 +5,7 @@
 
 import { WeftError } from '../errors.ts'
 import type { Run } from '../host/command.ts'
-import { findLink, routesTo, routesWithin, type Route } from '../host/links.ts'
+import { findLink, ipJson, isNamedBy, routesTo, routesWithin, type Route } from '../host/links.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
 
@@ -36,14 +36,51 @@ export interface TunDevice {
   resync(): Promise<readonly string[]>
 }
 
+interface JsonTun {
+  flags?: string[]
+  linkinfo?: { info_kind?: string; info_data?: { type?: string; multi_queue?: boolean } }
+}
+
+/**
+ * A device that a process before this one left, if it is as one that is made now would be: the last one known, else that which the
+ * network is routed to. One that it left in another state is removed, since it would be in the way; one that somebody forwards through
+ * is not ours.
+ */
+export async function adoptTun(
+  run: Run,
+  { name: pattern, last, network, subnet, isMultiQueue }: AdoptOptions,
+): Promise<string | undefined> {
+  const routed = (await routesTo(run, network)).map(({ device }) => device)
+  const names = [last ?? pattern, ...routed].filter((name) => isNamedBy(pattern, name))
+  for (const name of new Set(names)) {
+    const link = await findLink(run, name)
+    if (!link) continue
+    const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
+    const { info_kind: kind, info_data: data } = json?.linkinfo ?? {}
+    const isInUse = link.up && !json?.flags?.includes('NO-CARRIER')
+    if (kind !== 'tun' || data?.type !== 'tun' || isInUse) continue
+    if (data.multi_queue === isMultiQueue && link.addresses.every(({ address }) => address === subnet.address))
+      return name
+    await run('ip', ['link', 'del', 'dev', name])
+  }
+  return undefined
+}
+
+interface AdoptOptions extends Pick<TunOptions, 'network' | 'subnet'> {
+  /** Or a pattern such as `flannel%d`. */
+  readonly name: string
+  readonly last: string | undefined
+  readonly isMultiQueue: boolean
+}
+
 const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
 
 /**
- * Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). One to `own`, a device
- * that is made anew, goes with it.
+ * Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). One to a device of our
+ * own is ours.
  */
-export async function refuseForeignRoute(run: Run, to: Ipv4Net, own?: string): Promise<void> {
-  const foreign = (await routesTo(run, to)).find(({ metric, device }) => metric === 0 && device !== own)
+export async function refuseForeignRoute(run: Run, to: Ipv4Net, isOwn: (device: string) => boolean): Promise<void> {
+  const foreign = (await routesTo(run, to)).find(({ metric, device }) => metric === 0 && !isOwn(device))
   if (!foreign) return
   const network = formatIpv4Net(to)
   throw new WeftError('DEVICE', `${network} is already routed to ${ownerOf(foreign)}`, {

@@ -2,11 +2,12 @@
 
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { EncapsulationName } from '../dataplane/encapsulation.ts'
-import type { Engine, EngineConfig } from '../dataplane/engine.ts'
+import type { Engine, EngineConfig, OpenPath } from '../dataplane/engine.ts'
 import type { VerifySource } from '../dataplane/filter.ts'
 import { encodePeers } from '../dataplane/peers.ts'
 import { createTrafficSlots } from '../dataplane/traffic.ts'
 import { WeftError } from '../errors.ts'
+import { findLink, isNamedBy } from '../host/links.ts'
 import type { Lease, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
@@ -16,10 +17,23 @@ import { inTurn } from './in-turn.ts'
 import { createPeerFilter, type PeerFilterOptions } from './peer-filter.ts'
 import { createRouteSync, directHops, type NextHops } from './route-sync.ts'
 import { createStrangerLog } from './strangers.ts'
-import { createTunDevice, refuseForeignRoute } from './tun-device.ts'
+import { adoptTun, createTunDevice, refuseForeignRoute } from './tun-device.ts'
 
 export interface TunnelOptions extends BackendParts {
   readonly startEngine: (config: EngineConfig) => Promise<Engine>
+  readonly persistence: Persistence
+}
+
+/** What is to outlive this process, and what another one left. */
+export interface Persistence {
+  /** Whether the device is to stay when the process ends, however it ends. */
+  readonly persist: boolean
+  /** The device of the daemon before. */
+  readonly tunName?: string | undefined
+  /** Whether the engine opens several queues, as a device has them or not for all its life. */
+  readonly isMultiQueue: boolean
+  /** What that daemon forwarded through, if it was opened for the same: it forwards no more then. If not, what it held is free. */
+  inherit(wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'>): Promise<OpenPath | undefined>
 }
 
 /** What one tunnel has that others have not. */
@@ -68,31 +82,71 @@ export function checkNetwork(backend: string, config: NetworkConfig, address: Ip
 }
 
 export async function openTunnel(
-  { config: { network }, external, startEngine, run, log }: TunnelOptions,
+  { config: { network }, external, startEngine, persistence, run, log }: TunnelOptions,
   { encapsulation, ownEnd, endOf, tunName, port, mtu, verifySource, ...kind }: TunnelKind,
   lease: OwnLease,
+  leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
-  await refuseForeignRoute(run, network)
+  const { persist, isMultiQueue } = persistence
+  // What is one of ours by its name is looked at when nobody runs any more.
+  await refuseForeignRoute(run, network, (name) => isNamedBy(tunName, name))
+  const filter = createPeerFilter({ ...kind.filter, lease, network, log })
+  let counted = (): Float64Array => new Float64Array() // of the engine that is not there yet
+  const slots = createTrafficSlots(() => counted())
+  const endsOf = (all: ReadonlyMap<string, Lease>, ownKey: string) => {
+    const peers = filter.usable(all, ownKey)
+    slots.keep(peers.map(({ key }) => key))
+    const ends = peers.map((peer) => ({
+      slot: slots.slotOf(peer.key),
+      ...{ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port },
+      ...(endOf ? { encap: endOf(peer) } : {}),
+    }))
+    return { peers, ends }
+  }
+  const { ends: firstEnds, peers: firstPeers } = endsOf(leases, lease.key)
   const verify = { verifySource, network, subnet: lease.subnet }
+  const bindAddress = formatIpv4(external.address)
+  const inherited = await persistence.inherit({ tunName, bindAddress, port })
+  // From here on, where there is something inherited, packets wait.
+  let adopted: string | undefined
+  if (!inherited) {
+    const { subnet } = lease
+    adopted = await adoptTun(run, { name: tunName, last: persistence.tunName, network, subnet, isMultiQueue })
+    await refuseForeignRoute(run, network, (name) => name === adopted)
+  }
   const engine = await startEngine({
     encapsulation,
     ...(ownEnd ? { ownEnd } : {}),
-    tunName,
-    bindAddress: formatIpv4(external.address),
+    tunName: adopted ?? tunName,
+    inherited,
+    persistent: persist,
+    peers: encodePeers(firstEnds),
+    bindAddress,
     port,
     mtu,
     tunAddress: lease.subnet.address,
     networkAddress: networkAddressFor(network, lease.subnet),
     filter: verify,
   })
+  counted = () => engine.traffic()
   const routes = kind.directRouting ? createRouteSync({ network, run, log }) : undefined
   let direct: NextHops = new Map()
   const isOwnRoute = (destination: string): boolean => direct.has(destination)
+  async function end(): Promise<void> {
+    await engine.stop()
+    // A device that persists does not go with the engine; it is gone where it was deleted, which ended the engine.
+    if (persist && (await findLink(run, engine.tunName))) await run('ip', ['link', 'del', 'dev', engine.tunName])
+  }
+  async function leave(): Promise<OpenPath | undefined> {
+    if (engine.lend) return engine.lend()
+    await engine.stop()
+    return undefined
+  }
   const device = createTunDevice({ name: engine.tunName, network, subnet: lease.subnet, mtu, run, log, isOwnRoute })
   try {
     await device.configure()
   } catch (error) {
-    await engine.stop()
+    await end()
     throw error
   }
   for (const note of engine.notes) log.warn(note)
@@ -101,23 +155,17 @@ export async function openTunnel(
     `Forwarding between ${engine.tunName} and UDP ${formatIpv4(external.address)}:${port} with the ${engine.kind} engine` +
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
-  const filter = createPeerFilter({ ...kind.filter, lease, network, log })
   const strangers = createStrangerLog(verify, log)
+  strangers.setPeers(firstEnds)
   const watch = watchExternal(run, external)
-  const slots = createTrafficSlots(() => engine.traffic())
-  let applied: readonly Lease[] = []
+  let applied: readonly Lease[] = firstPeers
   const isDirect = (subnet: Ipv4Net): boolean => direct.has(formatIpv4Net(subnet))
   return inTurn({
     mtu,
+    tunName: engine.tunName,
     fault: Promise.race([engine.fault, watch.moved]),
-    async apply(leases, ownKey) {
-      const peers = filter.usable(leases, ownKey)
-      slots.keep(peers.map(({ key }) => key))
-      const ends = peers.map((peer) => ({
-        slot: slots.slotOf(peer.key),
-        ...{ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port },
-        ...(endOf ? { encap: endOf(peer) } : {}),
-      }))
+    async apply(all, ownKey) {
+      const { peers, ends } = endsOf(all, ownKey)
       engine.setPeers(encodePeers(ends))
       applied = peers
       strangers.setPeers(ends)
@@ -147,6 +195,8 @@ export async function openTunnel(
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     threads: () => engine.threads(),
     look: () => strangers.name(engine.takeStrangers()),
-    close: () => engine.stop(),
+    ...(persist ? { leave } : {}),
+    ...(engine.takeBack ? { takeBack: () => engine.takeBack?.() } : {}),
+    close: end,
   })
 }

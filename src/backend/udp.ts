@@ -33,16 +33,17 @@ export function createUdpBackend(options: TunnelOptions): Backend {
   const verify = verifySource(config.backend)
   return {
     name: 'udp',
+    inherits: true,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       checkNetwork('udp', config, external.address, log)
       // No backend type: flanneld's udp publishes none, and the bytes must be the same.
       return { publicIp: external.publicIp, backendType: '' }
     },
-    open: (lease) => {
+    open: (lease, _signal, leases) => {
       const mtu = external.mtu - ENCAP_BYTES
       const kind = { encapsulation: 'udp', tunName: TUN_NAME, port, mtu, verifySource: verify } as const
-      return openTunnel({ ...options, external }, kind, lease)
+      return openTunnel({ ...options, external }, kind, lease, leases)
     },
   }
 }

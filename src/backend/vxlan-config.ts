@@ -45,7 +45,7 @@ export interface VxlanSetup {
 
 /** A way of carrying: what it has ready before there is a lease. */
 export interface VxlanCarrier {
-  open(lease: OwnLease): Promise<DataPath>
+  open(lease: OwnLease, leases: ReadonlyMap<string, Lease>): Promise<DataPath>
 }
 
 /** The options of the `Backend` object. Throws WeftError CONFIG. */

@@ -24,12 +24,12 @@ export function prepareUserspaceVxlan(
   const asked = { verifySource, filter: PEERS, directRouting }
   const kind = { encapsulation: 'vxlan', ...ends, tunName: name, port, mtu, ...asked } as const
   return {
-    async open(lease) {
+    async open(lease, leases) {
       if ((await vxlanMac(run, name)) !== undefined) {
         log.info(`Deleting the kernel's device ${name}, whose place weftd takes`)
         await run('ip', ['link', 'del', name])
       }
-      return openTunnel({ ...tunnelOptions, external }, kind, lease)
+      return openTunnel({ ...tunnelOptions, external }, kind, lease, leases)
     },
   }
 }

@@ -70,6 +70,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   log.info(`VXLAN config: VNI=${vni} Port=${port} GBP=${gbp} Learning=${learning} DirectRouting=${directRouting}`)
   return {
     name: TYPE,
+    inherits: true,
     words: { added: describe, removed: describe },
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
@@ -84,6 +85,6 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       carrier = await choose({ name, options: own, port: port === 0 ? DEFAULT_PORT : port, mtu, mac, external })
       return { publicIp: external.publicIp, backendType: TYPE, backendData: { VNI: vni, VtepMAC: mac } }
     },
-    open: (lease) => (carrier as VxlanCarrier).open(lease), // by prepare, which comes first
+    open: (lease, _signal, leases) => (carrier as VxlanCarrier).open(lease, leases), // by prepare, which comes first
   }
 }

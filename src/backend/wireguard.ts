@@ -80,7 +80,7 @@ export function createWireguardBackend({ config, external: found, run, log }: Ba
       return { publicIp: external.publicIp, backendType: TYPE, backendData }
     },
     async open(lease, signal): Promise<DataPath> {
-      await refuseForeignRoute(run, network, NAME)
+      await refuseForeignRoute(run, network, (name) => name === NAME)
       const opened = await openWireguardDevice({ name: NAME, keyFile, ownKey, port, psk, keepalive, run, log }, signal)
       const mtu = (givenMtu || external.mtu) - ENCAP_BYTES
       const device = createTunDevice({ name: NAME, network, subnet: lease.subnet, mtu, scope: 'link', run, log })

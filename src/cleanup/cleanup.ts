@@ -1,11 +1,14 @@
 // cleanup.ts - `weft cleanup`: removes what weft or flannel left on this host, and nothing else.
 
+import { existsSync } from 'node:fs'
 import { readFile, unlink } from 'node:fs/promises'
 import { parseArgs, parseEnv } from 'node:util'
 import { describeError, messageOf, WeftError } from '../errors.ts'
 import { run } from '../host/command.ts'
 import { formatIpv4Net, parseIpv4Net } from '../net/ipv4.ts'
 import { formatIpv6Net, parseIpv6Net } from '../net/ipv6.ts'
+import { handoverSocket } from '../restart/handover.ts'
+import { lastKnownFile } from '../restart/last-known.ts'
 import { findBlackholeRemains, findDeviceRemains } from './device-remains.ts'
 import type { Remains } from './remains.ts'
 import { findIptablesRemains, findNftablesRemains } from './rule-remains.ts'
@@ -14,7 +17,7 @@ import { findRunning } from './running.ts'
 export const CLEANUP_HELP = `Usage: weft cleanup [--dry-run] [-f FILE]
 
 Removes what weftd or a flanneld, also an old one, left on this host: rules and chains of iptables and nftables, devices with
-their routes, subnet.env. Prints a line for each thing; refuses while a daemon runs.
+their routes, subnet.env and what stands beside it. Prints a line for each thing; refuses while a daemon runs.
 
   -f, --subnet-file FILE  the daemon's file (default /run/flannel/subnet.env); it also tells which rules of flannels
                           before 0.16, which had no comments, are its own
@@ -31,12 +34,22 @@ export interface Output {
  * Whether all is removed that was found, or would be. Throws WeftError USAGE, or DEVICE while a daemon runs; COMMAND or PERMISSION when the
  * host cannot be looked at.
  */
-export async function cleanup(args: readonly string[], { say, warn }: Output): Promise<boolean> {
+export async function cleanup(args: readonly string[], output: Output): Promise<boolean> {
   const { file, dryRun } = readArguments(args)
-  const running = await findRunning(run)
+  return removeRemains(file, dryRun, await findRunning(run), output)
+}
+
+/** As `cleanup`, beside the daemons that were found to run. */
+export async function removeRemains(
+  file: string,
+  dryRun: boolean,
+  running: readonly string[],
+  { say, warn }: Output,
+): Promise<boolean> {
   const refusal = new WeftError('DEVICE', running.join(', '), { remedy: 'stop it, then clean up' })
   if (running.length > 0 && !dryRun) throw refusal
 
+  const forFile = { 'subnet-file': file }
   const env = parseEnv(await readIfThere(file))
   const networks = netsOf(env, ['FLANNEL_NETWORK', 'FLANNEL_IPV6_NETWORK'])
   const subnets = netsOf(env, ['FLANNEL_SUBNET', 'FLANNEL_IPV6_SUBNET'])
@@ -47,6 +60,7 @@ export async function cleanup(args: readonly string[], { say, warn }: Output): P
     ...iptables.remains,
     ...(await findNftablesRemains(run)),
     ...fileRemains(file, env),
+    ...[lastKnownFile(forFile), handoverSocket(forFile)].filter(existsSync).map(fileRemain),
   ]
   let isClean = iptables.unseen.length === 0
   for (const each of remains) {
@@ -108,5 +122,9 @@ function netsOf(env: Env, keys: readonly string[]): ReadonlySet<string> {
 /** A file without flannel's variables is somebody else's. */
 function fileRemains(path: string, env: Env): Remains[] {
   if (env['FLANNEL_SUBNET'] === undefined && env['FLANNEL_IPV6_SUBNET'] === undefined) return []
-  return [{ things: [`file ${path}`], stays: [], remove: () => unlink(path) }]
+  return [fileRemain(path)]
+}
+
+function fileRemain(path: string): Remains {
+  return { things: [`file ${path}`], stays: [], remove: () => unlink(path) }
 }

@@ -5,11 +5,12 @@ import { basename } from 'node:path'
 import type { Run } from '../host/command.ts'
 import { findDevices } from './device-remains.ts'
 
-/** The daemons of flannel's kind that run in this network namespace, each in words; `proc` is where procfs is mounted. */
-export async function findRunning(run: Run, proc = '/proc'): Promise<string[]> {
+/** The daemons of flannel's kind that run in this network namespace, but for this process and `except`, each in words; `proc` is where procfs is mounted. */
+export async function findRunning(run: Run, proc = '/proc', except?: number): Promise<string[]> {
   const running: string[] = []
   const here = await readlink(`${proc}/self/ns/net`)
-  for (const pid of (await readdir(proc)).filter((name) => /^\d+$/.test(name))) {
+  const passedOver = new Set([process.pid, except].map(String))
+  for (const pid of (await readdir(proc)).filter((name) => /^\d+$/.test(name) && !passedOver.has(name))) {
     const command = await readFile(`${proc}/${pid}/cmdline`, 'utf8').catch(() => '') // it ended
     const name = daemonName(command.split('\0'))
     if (name === undefined) continue

@@ -1,5 +1,6 @@
 // weftd.ts - from the command line to the daemon, and from its end to an exit code.
 
+import { once } from 'node:events'
 import { describeError, isWeftError } from '../errors.ts'
 import { applyEnvironment, describeFlags, HelpWanted, parseFlags } from '../go-flags.ts'
 import {
@@ -13,6 +14,7 @@ import {
   WITHOUT_EFFECT,
   type DaemonOptions,
 } from '../options.ts'
+import type { Log } from '../log.ts'
 import { version } from '../version.ts'
 
 const EXIT_FAILED = 1
@@ -60,6 +62,7 @@ export async function main(program: string, args: readonly string[], environment
   for (const name of WITHOUT_EFFECT) {
     if (options[name] !== '') log.warn(`-${name} does nothing: which lines are logged, -v alone says`)
   }
+  if (options.leave) return leaveWith(options, log)
   const stopping = new AbortController()
   const stopped = new Error('stopped by a signal')
   try {
@@ -84,15 +87,46 @@ export async function main(program: string, args: readonly string[], environment
       const { addon } = await import('../host/addon.ts')
       return addon.notify
     })
-    await runDaemon(options, log, stopping, notifier, events)
+    const { takeKept } = await import('../restart/inheritance.ts')
+    const kept = takeKept(environment, process.pid)
+    await runDaemon(options, log, stopping, notifier, kept, events)
   } catch (error) {
-    if (error !== stopped) {
+    const { Superseded } = await import('../restart/handover.ts')
+    if (error instanceof Superseded) {
+      log.info(`Ending: ${error.message}`)
+      error.tell()
+      if (isStartedAgain(environment)) {
+        log.info('Waiting to be stopped: whoever started this process would start it again')
+        await untilStopped()
+      }
+    } else if (error !== stopped) {
       log.error(describeError(error))
       return EXIT_FAILED
     }
   }
   log.info('Exiting cleanly...')
   return 0
+}
+
+/** Whether this is a container's first process, or a unit's (systemd.exec(5)). */
+const isStartedAgain = (environment: NodeJS.ProcessEnv): boolean =>
+  process.pid === 1 || environment['INVOCATION_ID'] !== undefined
+
+async function untilStopped(): Promise<void> {
+  const day = setInterval(() => {}, 86_400_000) // signals alone do not keep a process
+  await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')])
+  clearInterval(day)
+}
+
+/** `weftd --leave`: 0 when nothing of this node is left. */
+async function leaveWith(options: DaemonOptions, log: Log): Promise<number> {
+  const { leave } = await import('./leave.ts')
+  try {
+    return (await leave(options, log)) ? 0 : EXIT_FAILED
+  } catch (error) {
+    log.error(describeError(error))
+    return EXIT_FAILED
+  }
 }
 
 /** Ends the process with this code: by itself, or over a call to a file server that is gone, which nothing else can end. */

@@ -11,8 +11,16 @@ import { addon } from '../host/addon.ts'
 import { formatIpv4, parseIpv4 } from '../net/ipv4.ts'
 import { ENCAPSULATIONS, type Encapsulation } from './encapsulation.ts'
 import type { Engine, EngineConfig } from './engine.ts'
-import { reasonToDrop, type Addresses, type Stranger } from './filter.ts'
-import { decrementTtl, icmpError, icmpLimit, ipv4PacketBytes, isIpv6Packet } from './packet.ts'
+import { isFromHere, reasonToDrop, type Addresses, type Stranger } from './filter.ts'
+import {
+  decrementTtl,
+  icmpError,
+  icmpLimit,
+  ipv4PacketBytes,
+  isNestedTwice,
+  isIpv6Packet,
+  reasonMalformed,
+} from './packet.ts'
 import { createPeerTable, decodePeers } from './peers.ts'
 import { SLOT_NUMBERS } from './traffic.ts'
 import { engineStartError } from './start-error.ts'
@@ -60,7 +68,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
         resolve()
       })
     })
-    tun = addon.openTun(config.tunName)
+    tun = addon.openTun(config.tunName, config.persistent ?? false)
   } catch (error) {
     socket.close()
     throw engineStartError(error, config)
@@ -77,8 +85,10 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
 
   const trafficBySlot: Traffic[] = []
   const trafficOf = (slot = 0): Traffic => (trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], heardAt: undefined })
-
-  let table = createPeerTable([])
+  const { filter } = config
+  const own = parseIpv4(config.bindAddress) ?? 0
+  const encapBytes = encapsulation.write(Buffer.alloc(0)).length
+  let table = createPeerTable(decodePeers(config.peers ?? new Uint8Array()))
   const flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
   function endpointFor(destination: number): Endpoint | undefined {
     const known = flows.get(destination)
@@ -103,7 +113,9 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   const mayAnswer = icmpLimit()
   function answer(type: 3 | 11, packet: Buffer, counter: string): void {
     const error = icmpError(type, config.networkAddress, packet)
-    if (error && mayAnswer(performance.now()) && writeTun(error)) count(counter)
+    if (!error) return
+    const sender = packet.readUInt32BE(12)
+    if (isFromHere(filter, sender) && mayAnswer(sender, performance.now()) && writeTun(error)) count(counter)
   }
 
   // TUN to peer.
@@ -117,6 +129,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       count('tx_drop_no_route')
       return answer(ICMP_UNREACHABLE, packet, 'tx_unreachable_sent')
     }
+    if (isNestedTwice(own, encapBytes, packet)) return count('tx_drop_circle')
     if (!decrementTtl(packet)) {
       count('tx_drop_ttl')
       return answer(ICMP_TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
@@ -136,7 +149,6 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
 
   // Peer to TUN.
-  const mayAnswerPeers = icmpLimit()
   const strangers = new LRUCache<string, Stranger>({ max: STRANGERS })
   /** Whether a packet is none that is let in; then it is counted. */
   function isRefused(addresses: Addresses, reason: string | undefined): boolean {
@@ -145,7 +157,6 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     strangers.set(`${reason} ${addresses.from}`, { ...addresses, reason })
     return true
   }
-  const { filter } = config
   socket.on('message', (datagram, { address }) => {
     count('rx_messages')
     const bytes = encapsulation.strip(datagram)
@@ -156,14 +167,17 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       return void isRefused({ from, source: 0, destination: 0 }, 'rx_drop_unknown_sender')
     if (!bytes || size === undefined) return count('rx_drop_malformed')
     const packet = bytes.subarray(0, size)
+    const malformed = reasonMalformed(packet)
+    if (malformed !== undefined) return count(malformed)
     const addresses = { from, source: packet.readUInt32BE(12), destination: packet.readUInt32BE(16) }
     if (isRefused(addresses, reasonToDrop(filter, table, addresses))) return
     if (!decrementTtl(packet)) {
       count('rx_drop_ttl')
       // To the peer whose packet it was, and to nobody else: a datagram may come from anywhere.
-      const peer = endpointFor(packet.readUInt32BE(12))
+      const sender = packet.readUInt32BE(12)
+      const peer = endpointFor(sender)
       const error = peer && icmpError(ICMP_TIME_EXCEEDED, config.tunAddress, packet)
-      if (!error || !mayAnswerPeers(performance.now())) return
+      if (!error || !mayAnswer(sender, performance.now())) return
       const reply = encapsulation.write(error)
       return socket.send(reply, peer.port, peer.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
     }

@@ -1,5 +1,6 @@
 // engine.ts - what a data path offers, whichever way it moves the packets.
 
+import type { Descriptors } from '../../native/addon.d.ts'
 import type { EncapsulationName } from './encapsulation.ts'
 import type { FilterOptions, Stranger } from './filter.ts'
 
@@ -36,6 +37,20 @@ export interface EngineConfig {
   readonly networkAddress: number
   /** Which packets from peers are let in. */
   readonly filter: FilterOptions
+  /** The first peer table, by encoded records (peers.ts); empty where it is left out. */
+  readonly peers?: Uint8Array
+  /** Whether the device stays, with its address and routes, when this process ends and did not stop the engine. */
+  readonly persistent?: boolean
+  /** What another process opened for the same, to go on with instead of opening it; from an engine that lends. */
+  readonly inherited?: OpenPath | undefined
+}
+
+/** What an engine moves packets through, open, and what it was opened for: enough for another process to go on with. */
+export interface OpenPath extends Descriptors {
+  readonly bindAddress: string
+  readonly port: number
+  /** Kernel features that were not asked for, of `addon.featureNames`. */
+  readonly without: readonly string[]
 }
 
 export interface Engine {
@@ -64,6 +79,13 @@ export interface Engine {
   threads(): Readonly<Record<string, number>>
   /** Senders of whom a packet was not let in since the last call, as far as there is room for them: a few dozen. */
   takeStrangers(): readonly Stranger[]
+  /**
+   * Stops forwarding and lends what it forwards through, which stays open here, to be sent to another process: packets wait
+   * in it meanwhile. Once. Left out where another process could not go on with it.
+   */
+  lend?(): Promise<OpenPath>
+  /** Forwards again by the last peer table, after `lend`. */
+  takeBack?(): void
   /** Stops forwarding and closes the TUN and the socket. Idempotent. */
   stop(): Promise<void>
 }

@@ -1,6 +1,6 @@
 // filter.ts - which packets from peers are let in: those that say truly whose they are, and are for us; as native/core/filter.h.
 
-import { ipv4NetContains, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
+import { ipv4NetContains, isOneHost, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { PeerTable } from './peers.ts'
 
 /**
@@ -47,8 +47,10 @@ export function reasonToDrop(
   return ipv4NetContains(subnet, destination) ? undefined : 'rx_drop_destination'
 }
 
-/** Whether an address can be that of one host (RFC 1122 section 3.2.1.3); those above 240.0.0.0 are, since clouds lease them. */
-function isOneHost(address: Ipv4): boolean {
-  const top = address >>> 24
-  return top !== 0 && top !== 127 && (top < 224 || top >= 240) && address !== 0xffffffff
+/**
+ * Whether a packet that came out of the TUN can be from this side. If not, what is said about it would go to a peer, who did
+ * not send it and would not let it in.
+ */
+export function isFromHere({ verifySource, network, subnet }: FilterOptions, source: Ipv4): boolean {
+  return verifySource === 'off' || ipv4NetContains(subnet, source) || !ipv4NetContains(network, source)
 }

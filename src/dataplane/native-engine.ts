@@ -1,8 +1,9 @@
-// native-engine.ts - the data path in C++ threads (native/): starting it, reading its counters, stopping it.
+// native-engine.ts - the data path in C++ threads (native/): starting it, reading its counters, lending it, stopping it.
 
 import { addon } from '../host/addon.ts'
-import type { Engine, EngineConfig } from './engine.ts'
+import type { Counters, Engine, EngineConfig, OpenPath } from './engine.ts'
 import { engineStartError } from './start-error.ts'
+import { sumTraffic } from './traffic.ts'
 
 export interface NativeOptions {
   /** One packet for each system call in one thread, as flanneld does: the other options do not count then. */
@@ -27,28 +28,34 @@ export function startNativeEngine(
     reportFault = resolve
   })
   const { encapsulation, ownEnd = new Uint8Array(), mtu, tunAddress, networkAddress, filter } = config
-  const { tunName, bindAddress, port } = config
+  const { tunName, bindAddress, port, persistent = false, inherited } = config
   const features = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
-  let opened
-  let native
+  const threads = naive ? { naive, nice: 0, pollUs: 0 } : { naive, nice, pollUs }
+  const path = { encapsulation, ownEnd, mtu, tunAddress, networkAddress, filter, persistent }
+  let { peers = new Uint8Array() } = config
+  const open = (): ReturnType<typeof addon.openDescriptors> =>
+    addon.openDescriptors({ tunName, bindAddress, port, workers: naive ? 1 : workers, features })
+  const run = (on: Parameters<typeof addon.runEngine>[0]): ReturnType<typeof addon.runEngine> =>
+    addon.runEngine(on, { ...path, ...threads, peers }, (error) => reportFault(error))
+  const notes: string[] = []
+  let opened: ReturnType<typeof open> | undefined
+  let native: ReturnType<typeof run>
   try {
-    opened = addon.openDescriptors({ tunName, bindAddress, port, workers: naive ? 1 : workers, features })
-    const threads = naive ? { naive, nice: 0, pollUs: 0 } : { naive, nice, pollUs }
-    const path = { encapsulation, ownEnd, mtu, tunAddress, networkAddress, filter, peers: new Uint8Array() }
-    const options = { ...path, ...threads }
-    native = addon.runEngine(opened, options, (error) => reportFault(error))
+    opened = inherited ? undefined : open()
+    native = run(opened ?? (inherited as OpenPath))
   } catch (error) {
     throw engineStartError(error, config)
   }
-  const notes: string[] = []
-  const { receiveBufferAsked: asked, receiveBufferGranted: granted } = opened
-  if (granted < asked) {
-    notes.push(
-      `the UDP receive buffer is ${granted >> 10} KiB instead of ${asked >> 10}: bursts may be lost; raise net.core.rmem_max`,
-    )
+  if (opened) {
+    const { receiveBufferAsked: asked, receiveBufferGranted: granted } = opened
+    if (granted < asked) {
+      notes.push(
+        `the UDP receive buffer is ${granted >> 10} KiB instead of ${asked >> 10}: bursts may be lost; raise net.core.rmem_max`,
+      )
+    }
+    const refused = features.filter((name) => !opened.features.includes(name))
+    if (refused.length > 0) notes.push(`the kernel does not offer ${refused.join(', ')}: slower, not less correct`)
   }
-  const refused = features.filter((name) => !opened.features.includes(name))
-  if (refused.length > 0) notes.push(`the kernel does not offer ${refused.join(', ')}: slower, not less correct`)
 
   const details: string[] = []
   if (native.priorityRefused !== undefined) {
@@ -59,29 +66,54 @@ export function startNativeEngine(
   }
 
   const names = addon.counterNames
+  /** Of the engines that ran on the path before, where it was lent and taken back. */
+  let counted: Counters = {}
+  function counters(): Counters {
+    const sums: Record<string, bigint> = {}
+    names.forEach((name, index) => {
+      let sum = counted[name] ?? 0n
+      for (let at = index; at < native.counters.length; at += names.length) sum += native.counters[at] ?? 0n
+      sums[name] = sum
+    })
+    return sums
+  }
+  /** Of engines that ran before, likewise. */
+  let passed: Float64Array = new Float64Array()
+  const traffic = (): Float64Array => sumTraffic(native.traffic(), passed)
+  let lent: OpenPath | undefined
+  function takeBack(): void {
+    if (!lent) return
+    counted = counters()
+    native = run(lent)
+    lent = undefined
+  }
   let stopped: Promise<void> | undefined
   return {
     kind: naive ? 'naive' : 'native',
-    tunName: opened.tunName,
+    tunName: (opened ?? (inherited as OpenPath)).tunName,
     get offloads() {
       return native.offloads
     },
     notes,
     details,
     fault,
-    setPeers: (records) => native.setPeers(records),
-    counters() {
-      const sums: Record<string, bigint> = {}
-      names.forEach((name, index) => {
-        let sum = 0n
-        for (let at = index; at < native.counters.length; at += names.length) sum += native.counters[at] ?? 0n
-        sums[name] = sum
-      })
-      return sums
+    setPeers(records) {
+      peers = records
+      native.setPeers(records)
     },
-    traffic: () => native.traffic(),
+    counters,
+    traffic,
     threads: () => native.askThreads(),
     takeStrangers: () => native.takeStrangers(),
-    stop: () => (stopped ??= native.stop()),
+    async lend() {
+      passed = traffic()
+      lent = { ...(await native.release()), bindAddress, port, without }
+      return lent
+    },
+    takeBack,
+    stop() {
+      takeBack() // what is lent is open here too, and only an engine closes it
+      return (stopped ??= native.stop())
+    },
   }
 }

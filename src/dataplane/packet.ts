@@ -1,13 +1,26 @@
 // packet.ts - what the dgram engine does to an inner IPv4 packet, byte for byte what native/ does.
 
+import { LRUCache } from 'lru-cache'
+import { isOneHost, type Ipv4 } from '../net/ipv4.ts'
+
 export const MIN_IPV4_HEADER_BYTES = 20
 const IPV6_HEADER_BYTES = 40
 const PROTOCOL_ICMP = 1
+const PROTOCOL_TCP = 6
+const PROTOCOL_UDP = 17
+const OPTION_END = 0
+const OPTION_NOTHING = 1
+const OPTION_LOOSE_ROUTE = 131
+const OPTION_STRICT_ROUTE = 137
 const ICMP_ECHO_REQUEST = 8
 const ICMP_TTL = 8
 /** Of ICMP errors, as native/core/icmp.h has it. */
-const ICMP_BURST = 50
-const ICMP_PER_MS = 1
+const ICMP_BURST = 500
+const ICMP_EVERY_MS = 1
+const ICMP_SENDER_BURST = 50
+const ICMP_SENDER_EVERY_MS = 10
+/** Of whom it is known how many they have had. */
+const ICMP_SENDERS = 1024
 
 /** The length of the IPv4 packet that starts `bytes`, or why it is none. */
 export function ipv4PacketBytes(bytes: Buffer): number | undefined {
@@ -16,6 +29,55 @@ export function ipv4PacketBytes(bytes: Buffer): number | undefined {
   const total = bytes.readUInt16BE(2)
   if (headerBytes < MIN_IPV4_HEADER_BYTES || headerBytes > total || total > bytes.length) return undefined
   return total
+}
+
+/**
+ * Why an IPv4 packet of a peer's must not go on, as the name of a counter; undefined when it may: as native/core/inspect.h,
+ * which has the reasons.
+ */
+export function reasonMalformed(packet: Buffer): string | undefined {
+  const headerBytes = ipv4HeaderBytes(packet)
+  const header = packet.subarray(0, headerBytes)
+  if (internetChecksum(header) !== 0) return 'rx_drop_checksum'
+  if (!isSoundFragment(packet, packet.length - headerBytes)) return 'rx_drop_fragment'
+  return areSoundOptions(header.subarray(MIN_IPV4_HEADER_BYTES)) ? undefined : 'rx_drop_options'
+}
+
+/** Whether a packet of so much data is no fragment or one that can be part of a packet (RFC 791 section 3.2, RFC 3128 section 3). */
+function isSoundFragment(packet: Buffer, size: number): boolean {
+  const word = packet.readUInt16BE(6) & 0x3fff
+  if (word === 0) return true
+  const offset = (word & 0x1fff) * 8
+  const hasMore = (word & 0x2000) !== 0
+  if (size === 0 || (hasMore && size % 8 !== 0) || packet.length + offset > 0xffff) return false
+  return packet.readUInt8(9) !== PROTOCOL_TCP || (offset === 0 ? size >= 16 : offset > 8)
+}
+
+/** Whether IPv4 options keep to their header, and none is a source route (RFC 791 section 3.1). */
+function areSoundOptions(options: Buffer): boolean {
+  for (let at = 0; at < options.length && options[at] !== OPTION_END;) {
+    const [type, size = 0] = options.subarray(at)
+    if (type === OPTION_LOOSE_ROUTE || type === OPTION_STRICT_ROUTE) return false
+    if (type === OPTION_NOTHING) at++
+    else if (size < 2 || at + size > options.length) return false
+    else at += size
+  }
+  return true
+}
+
+/**
+ * Whether a packet out of the TUN is a datagram of `own`'s around another of its datagrams, `encapBytes` further on: a circle,
+ * as native/core/nested.h has it.
+ */
+export function isNestedTwice(own: Ipv4, encapBytes: number, packet: Buffer): boolean {
+  const isOwn = (ip: Buffer): boolean => ip.readUInt8(9) === PROTOCOL_UDP && ip.readUInt32BE(12) === own
+  const isLaterFragment = (ip: Buffer): boolean => (ip.readUInt16BE(6) & 0x1fff) !== 0
+  if (!isOwn(packet) || isLaterFragment(packet)) return false
+  const udp = packet.subarray(ipv4HeaderBytes(packet))
+  const inner = udp.subarray(8 + encapBytes)
+  if (inner.length < MIN_IPV4_HEADER_BYTES || inner.readUInt8(0) >> 4 !== 4 || !isOwn(inner)) return false
+  const within = inner.subarray(ipv4HeaderBytes(inner))
+  return isLaterFragment(inner) || (within.length >= 4 && within.readUInt16BE(2) === udp.readUInt16BE(2))
 }
 
 /** Whether `bytes` start with an IPv6 packet that is whole. */
@@ -55,14 +117,13 @@ export function decrementTtl(bytes: Buffer): boolean {
 
 /**
  * An ICMP error about `packet` from `source`, an IPv4 address in host order; undefined when none may be sent (RFC 1122
- * section 3.2.2). TTL 8 and a quote of the IP header and 8 bytes, as flanneld's (pkg/backend/udp/proxy_amd64.c).
+ * section 3.2.2, RFC 1812 section 4.3.2.7). TTL 8 and a quote of the IP header and 8 bytes, as flanneld's (pkg/backend/udp/proxy_amd64.c).
  */
 export function icmpError(type: 3 | 11, source: number, packet: Buffer): Buffer | undefined {
   const headerBytes = ipv4HeaderBytes(packet)
   if ((packet.readUInt16BE(6) & 0x1fff) !== 0) return undefined
   if (packet.readUInt8(9) === PROTOCOL_ICMP && packet[headerBytes] !== ICMP_ECHO_REQUEST) return undefined
-  const top = packet.readUInt8(12)
-  if (top === 0 || top === 127 || top >= 224) return undefined
+  if (!isOneHost(packet.readUInt32BE(12)) || !isOneHost(packet.readUInt32BE(16))) return undefined
   const quote = packet.subarray(0, headerBytes + 8)
   const error = Buffer.alloc(MIN_IPV4_HEADER_BYTES + 8 + quote.length)
   error.writeUInt8(0x45, 0)
@@ -79,15 +140,29 @@ export function icmpError(type: 3 | 11, source: number, packet: Buffer): Buffer 
   return error
 }
 
-/** Says whether one more ICMP error may be sent at a time: 1,000 a second, and 50 at once. */
-export function icmpLimit(): (nowMs: number) => boolean {
-  let left = ICMP_BURST
-  let lastMs = 0
+/**
+ * Says whether one more ICMP error may be sent about a packet of a sender's at a time (RFC 1812 section 4.3.2.8), as
+ * native/core/icmp.h: to each 100 a second and 50 at once, to all 1,000 and 500.
+ */
+export function icmpLimit(): (sender: Ipv4, nowMs: number) => boolean {
+  const senders = new LRUCache<Ipv4, Bucket>({ max: ICMP_SENDERS })
+  const all = createBucket(ICMP_EVERY_MS, ICMP_BURST)
+  return (sender, nowMs) => {
+    let own = senders.get(sender)
+    if (!own) senders.set(sender, (own = createBucket(ICMP_SENDER_EVERY_MS, ICMP_SENDER_BURST)))
+    return own(nowMs) && all(nowMs)
+  }
+}
+
+type Bucket = (nowMs: number) => boolean
+
+/** The generic cell rate algorithm (ITU-T I.371): a bucket is the time at which it will be full again. */
+function createBucket(everyMs: number, burst: number): Bucket {
+  let fullMs = -Infinity
   return (nowMs) => {
-    left = Math.min(ICMP_BURST, left + (nowMs - lastMs) * ICMP_PER_MS)
-    lastMs = nowMs
-    if (left < 1) return false
-    left--
+    const fromMs = Math.max(fullMs, nowMs)
+    if (fromMs - nowMs > (burst - 1) * everyMs) return false
+    fullMs = fromMs + everyMs
     return true
   }
 }

@@ -10,6 +10,20 @@ export const SLOT_NUMBERS = 5
 /** Slot 0 is of no peer. As native/core/traffic.h has it; what has no slot is not counted. */
 const MAX_SLOTS = 1 << 16
 
+/** What two engines counted one after another, as if they were one; the second has gone on with the first's slots. */
+export function sumTraffic(now: Float64Array, before: Float64Array): Float64Array {
+  if (before.length === 0) return now
+  const sum = new Float64Array(Math.max(now.length, before.length))
+  for (let at = 0; at < sum.length; at++) {
+    const [a, b] = [now[at] ?? nothing(at), before[at] ?? nothing(at)]
+    // The last is an age, which the later engine knows better.
+    sum[at] = isAge(at) ? (a < 0 ? b : a) : a + b
+  }
+  return sum
+}
+const isAge = (at: number): boolean => at % SLOT_NUMBERS === SLOT_NUMBERS - 1
+const nothing = (at: number): number => (isAge(at) ? -1 : 0)
+
 export interface TrafficSlots {
   /** Gives each of these peers, by lease key, a slot; those that are not among them lose theirs. */
   keep(keys: readonly string[]): void

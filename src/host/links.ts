@@ -61,6 +61,12 @@ interface JsonRoute {
   prefsrc?: string
 }
 
+/** Whether a name is one that the kernel makes of a pattern such as `flannel%d`. */
+export const isNamedBy = (pattern: string, name: string): boolean => {
+  const [before = '', after] = pattern.split('%d')
+  return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
+}
+
 /** What `ip -j` prints. */
 export async function ipJson<T>(run: Run, args: readonly string[]): Promise<T[]> {
   const text = await run('ip', ['-j', ...args])

@@ -27,6 +27,7 @@ export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
     obtain: (attrs, previous, log, signal) =>
       acquireLease(store, config, attrs, { previous, random: Math.random, log, signal }),
     renew: (lease, attrs, log, signal) => renewLease(store, lease, { attrs, log, signal }),
+    release: (lease, signal) => releaseLease(store, lease, signal),
   }
 }
 
@@ -40,6 +41,16 @@ export interface AcquireOptions {
 
 /** So much of a value that is no lease is shown in the log. */
 const SHOWN_VALUE = 200
+
+/** Deletes it, unless another node has it meanwhile. */
+async function releaseLease(store: Store, { key, attrs }: OwnLease, signal: AbortSignal): Promise<void> {
+  for (;;) {
+    const listing = await store.list(signal)
+    const own = decodeAll(listing).find((lease) => lease.key === key && lease.attrs.publicIp === attrs.publicIp)
+    // A reservation is the operator's.
+    if (!own || own.entry.isReservation || (await store.delete(key, own.entry, signal))) return
+  }
+}
 
 type FoundLease = Lease & { readonly entry: StoreEntry }
 

@@ -46,6 +46,8 @@ export interface LeaseHolder {
    * LEASE_LOST when it is gone or another node's.
    */
   renew(lease: OwnLease, attrs: LeaseAttrs, log: Log, signal: AbortSignal): Promise<OwnLease>
+  /** Gives it back, as far as it is this node's still. Left out where it is not this node's to give. */
+  release?(lease: OwnLease, signal: AbortSignal): Promise<void>
 }
 
 export interface SubnetManager {

@@ -62,3 +62,9 @@ export function ipv4NetContains(net: Ipv4Net, address: Ipv4): boolean {
 export function ipv4NetsOverlap(a: Ipv4Net, b: Ipv4Net): boolean {
   return a.prefixLength <= b.prefixLength ? ipv4NetContains(a, b.address) : ipv4NetContains(b, a.address)
 }
+
+/** Whether an address can be that of one host (RFC 1122 section 3.2.1.3); those above 240.0.0.0 are: Linux sends there since 2.6.25, and clouds lease them. */
+export function isOneHost(address: Ipv4): boolean {
+  const top = address >>> 24
+  return top !== 0 && top !== 127 && (top < 224 || top >= 240) && address !== 0xffffffff
+}

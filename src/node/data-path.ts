@@ -39,7 +39,7 @@ export async function keepDataPath(node: Node): Promise<never> {
         node.attrs = await backend.prepare(signal)
         if (node.attrs.publicIp !== node.lease.attrs.publicIp) node.leaseDoubt.ring()
         lease = node.lease
-        node.dataPath = await backend.open({ ...lease, attrs: node.attrs }, signal)
+        node.dataPath = await backend.open({ ...lease, attrs: node.attrs }, signal, node.view)
         mtu = node.dataPath.mtu
       } catch (error) {
         signal.throwIfAborted()
@@ -48,6 +48,7 @@ export async function keepDataPath(node: Node): Promise<never> {
       }
     }
     await applyPeers(node)
+    node.learnt.ring()
     if (lease.key !== before.lease.key || mtu !== before.mtu) await publish(node)
   }
 }

@@ -145,6 +145,7 @@ async function renewOrReplace(node: Node): Promise<void> {
   for (;;) {
     try {
       node.lease = await timed(() => holder.renew(node.lease, node.attrs, log, signal))
+      node.learnt.ring()
       return log.info(`Lease renewed, new expiration: ${formatGoTime(node.lease.expiresAt)}`)
     } catch (error) {
       signal.throwIfAborted()
@@ -169,6 +170,7 @@ async function replaceLease(node: Node): Promise<void> {
   const { log } = node
   const before = node.lease
   node.lease = await obtainLease(node, node.attrs, before.subnet, true)
+  node.learnt.ring()
   if (node.lease.key === before.key) return log.info(`Lease of ${formatIpv4Net(before.subnet)} acquired again`)
   log.warn(
     `This node moves from ${formatIpv4Net(before.subnet)} to ${formatIpv4Net(node.lease.subnet)}: ` +

@@ -1,6 +1,7 @@
 // node.ts - a node in the network: what its loops share.
 
 import type { Backend, DataPath } from '../backend/backend.ts'
+import type { OpenPath } from '../dataplane/engine.ts'
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { Firewall } from '../firewall/firewall.ts'
 import { createBell, type Bell } from '../host/bell.ts'
@@ -39,8 +40,21 @@ export interface NodeParts {
   readonly signal: AbortSignal
   /** Where the node says how it is; nobody asks when it is left out. */
   readonly health?: Health
+  /** What the process after this one goes on with; nothing outlives this one when it is left out. */
+  readonly next?: Next | undefined
   /** The service manager, if there is one that wants to know. */
   readonly notifier?: Notifier | undefined
+}
+
+/** For the process after this one. */
+export interface Next {
+  /** What the network configuration was read from, and which store's it is. */
+  readonly config: string
+  readonly store: string
+  /** The file of what is known (restart/last-known.ts). */
+  readonly lastKnown: string
+  /** The socket by which it takes over (restart/handover.ts). */
+  readonly handover: string
 }
 
 export interface Node extends NodeParts {
@@ -59,6 +73,10 @@ export interface Node extends NodeParts {
   readonly since: number
   /** Rung when the store says that our own lease is not what we wrote. */
   readonly leaseDoubt: Bell
+  /** Rung when there is something that the process after this one should know. */
+  readonly learnt: Bell
+  /** The data path while another process has it, and what that one was sent, which is open here too. */
+  lent: { readonly dataPath: DataPath; readonly path: OpenPath | undefined } | undefined
   /** Rung when the data path died, the host changed, or the node has another lease. */
   readonly dataPathDoubt: Bell
   /** How many repairs there were since the start. */
@@ -80,15 +98,18 @@ export function createNode(
   attrs: LeaseAttrs,
   dataPath: DataPath,
   dataPathDoubt: Bell,
+  view: PeerView,
 ): Node {
   return {
     ...parts,
     ...{ lease, attrs, dataPath, dataPathDoubt },
-    ...{ view: new Map(), isUnapplied: false, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
-    ...{ cameAt: new Map(), probes: undefined },
+    ...{ view, isUnapplied: false, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
+    ...{ cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])), probes: undefined },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
     leaseDoubt: createBell(),
+    learnt: createBell(),
+    lent: undefined,
   }
 }
 

@@ -34,6 +34,7 @@ export async function keepPeers(node: Node): Promise<never> {
     if (added.length + changed.length + removed.length > 0) {
       named = nameOverlaps(node, named)
       await applyPeers(node)
+      node.learnt.ring()
     }
     // A deletion that came between acquiring and the first listing was never in the view. What the node has to publish since
     // then may wait for a store that was away.

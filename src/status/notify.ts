@@ -20,10 +20,14 @@ export interface Notifier {
   tell(state: State): void
   alive(): void
   stopping(): void
+  /** Gives descriptors into its keeping, under these names, for whoever is started next; one that keeps none closes them. */
+  keep(fds: readonly { readonly fd: number; readonly name: string }[]): void
+  /** Nothing under these names is kept any more. */
+  forget(names: readonly string[]): void
 }
 
 /** Sends one datagram to a Unix socket; throws an Error with `code` EAGAIN when it would have to wait. */
-export type SendDatagram = (socket: string, message: string) => void
+export type SendDatagram = (socket: string, message: string, fds: readonly number[]) => void
 
 /**
  * Takes the manager's variables out of `environment`, so that no command that we run can speak for us, and returns the
@@ -55,9 +59,9 @@ function createNotifier(socket: string, aliveMs: number | undefined, log: Log, s
   let complained = false
   let told: State = { ready: false, status: '' }
 
-  function send(...lines: readonly string[]): boolean {
+  function send(lines: readonly string[], fds: readonly number[] = []): boolean {
     try {
-      sendDatagram(socket, lines.join('\n'))
+      sendDatagram(socket, lines.join('\n'), fds)
       return true
     } catch (error) {
       const busy = (error as NodeJS.ErrnoException).code === 'EAGAIN'
@@ -77,9 +81,17 @@ function createNotifier(socket: string, aliveMs: number | undefined, log: Log, s
         ...(state.ready && !told.ready ? ['READY=1'] : []),
         ...(status === told.status ? [] : [`STATUS=${status}`]),
       ]
-      if (news.length > 0 && send(...news)) told = { ready: state.ready, status }
+      if (news.length > 0 && send(news)) told = { ready: state.ready, status }
     },
-    alive: () => void send('WATCHDOG=1'),
-    stopping: () => void send('STOPPING=1'),
+    alive: () => void send(['WATCHDOG=1']),
+    stopping: () => void send(['STOPPING=1']),
+    // One a message: of several in one the manager keeps the set, not the order. FDPOLL: a socket whose peer's host refuses
+    // has an error, for which the manager would let go of it.
+    keep(fds) {
+      for (const { fd, name } of fds) send(['FDSTORE=1', 'FDPOLL=0', `FDNAME=${name}`], [fd])
+    },
+    forget(names) {
+      for (const name of names) send(['FDSTOREREMOVE=1', `FDNAME=${name}`])
+    },
   }
 }

@@ -1,8 +1,9 @@
-// core_fuzz.cc - the core under libFuzzer: its functions by the jobs of core_jobs.h, and both walks of a packet whole.
+// core_fuzz.cc - what a fuzzer throws at the core: its functions by the jobs of core_jobs.h, what is learnt from
+// refusals, and both walks of a packet whole.
 //
-// The first byte of an input says which; the rest is jobs, or what a TUN or a socket delivers: messages, each a length
-// (uint16) and bytes. Nothing may be read or written out of bounds, whatever the bytes are; the packets that leave
-// must be whole ones. scripts/fuzz.mjs builds and runs it.
+// The first byte of an input says which; the rest is jobs, refusals, or what a TUN or a socket delivers: messages, each
+// a length (uint16) and bytes. Nothing may be read or written out of bounds, whatever the bytes are; the packets that
+// leave must be whole ones, and those that reach the TUN sound ones. scripts/fuzz.mjs builds and runs it.
 #include <fcntl.h>
 #include <sys/socket.h>
 
@@ -13,6 +14,7 @@
 #include "../../native/encap/vxlan.h"
 #include "../../native/ingress.h"
 #include "core_jobs.h"
+#include "packets.h"
 
 using namespace weft;
 
@@ -39,23 +41,54 @@ void each_message(const uint8_t* bytes, size_t size, Each each) {
   }
 }
 
+/// What must be so of all that reaches the TUN, said another way than native/ does.
+bool is_sound(const uint8_t* bytes, size_t size) {
+  if (bytes[0] >> 4 == 6) return true;
+  const size_t header = (bytes[0] & 15) * 4u;
+  if (reference_fold(reference_sum(bytes, header)) != 0xffff) return false;
+  const unsigned offset = (bytes[6] & 31u) * 256 + bytes[7];
+  const bool more = bytes[6] & 32;
+  if ((offset > 0 || more) && (size == header || offset * 8 + size > 65535)) return false;
+  if (more && (size - header) % 8 != 0) return false;
+  for (size_t at = 20; at < header && bytes[at] != 0; at += bytes[at] == 1 ? 1u : bytes[at + 1]) {
+    if (bytes[at] == 131 || bytes[at] == 137) return false;
+    if (bytes[at] != 1 && (at + 1 == header || bytes[at + 1] < 2 || at + bytes[at + 1] > header)) return false;
+  }
+  return true;
+}
+
 /// Takes all that came out and checks that each is a packet of its own length.
-void expect_packets(int fd, size_t header_bytes) {
+void expect_packets(int fd, size_t header_bytes, bool sound = false) {
   static std::vector<uint8_t> buffer(1 << 17);
   for (ssize_t size; (size = recv(fd, buffer.data(), buffer.size(), 0)) > 0;) {
     Packet packet;
+    const uint8_t* bytes = buffer.data() + header_bytes;
     const size_t length = static_cast<size_t>(size) - header_bytes;
-    if (static_cast<size_t>(size) < header_bytes ||
-        read_packet(buffer.data() + header_bytes, length, packet) != Shape::kOk || packet.total != length)
+    if (static_cast<size_t>(size) < header_bytes || read_packet(bytes, length, packet) != Shape::kOk ||
+        packet.total != length || (sound && !is_sound(bytes, length)))
       abort();
   }
+}
+
+/// Makes the IPv4 header's checksum right, which no mutation would find.
+void mend(uint8_t* bytes, size_t size) {
+  const size_t header = size < 20 ? 0 : (bytes[0] & 15) * 4u;
+  if (header >= 20 && header <= size) store(bytes + 10, ipv4_header_checksum(bytes, header));
 }
 
 /// Without UDP_SEGMENT on sending, since a Unix socket stands for the UDP one.
 constexpr uint32_t kFeatures = kAllFeatures & ~kUdpGso;
 
-/// Everything, or what half of the addresses send to the other half. A Unix socket names no sender: all are at 0.
-const FilterOptions kFilters[] = {{}, {VerifySource::kStrict, {0, 0}, {to_be32(1u << 31), to_be32(1u << 31)}}};
+struct Setting {
+  uint32_t features;
+  FilterOptions filter;
+};
+/// Everything, on a TUN that takes all; what half of the addresses send to the other half, on one that takes nothing
+/// joined. A Unix socket names no sender: all are at 0.
+const Setting kSettings[] = {
+    {kFeatures, {}},
+    {kTunHeader, {VerifySource::kStrict, {0, 0}, {to_be32(1u << 31), to_be32(1u << 31)}}},
+};
 
 std::vector<uint8_t> one_peer() {
   std::vector<uint8_t> record(PeerTable::kRecordBytes);
@@ -72,21 +105,59 @@ OwnEnd own_end() {
 }
 
 template <typename Encap>
-void inward(const uint8_t* bytes, size_t size, const FilterOptions& filter) {
+void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setting) {
   Pair tun(SOCK_SEQPACKET), udp(SOCK_DGRAM);
   std::vector<uint64_t> row(kCounterCount);
-  Features features(kFeatures);
+  Features features(setting.features);
   PeerTables peers(1);
   peers.replace(std::make_unique<const PeerTable>(one_peer()));
   Strangers strangers;
   TrafficRows traffic;
-
+  IcmpLimit icmp;
   const CounterRow counters(row.data());
   Ingress<Encap> ingress({tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, counters,
-                          &traffic, filter, &strangers},
+                          &traffic, setting.filter, &strangers, &icmp},
                          peers.reader(0), own_end());
-  each_message(bytes, size, [&](const uint8_t* at, size_t length) { send(udp.outside.get(), at, length, 0); });
-  while (ingress.pump().items > 0) expect_packets(tun.outside.get(), sizeof(VirtioHeader));
+  each_message(bytes, size, [&](const uint8_t* at, size_t length) {
+    std::vector<uint8_t> message(at, at + length);
+    if (mended && length > Encap::kHeaderBytes) mend(&message[Encap::kHeaderBytes], length - Encap::kHeaderBytes);
+    send(udp.outside.get(), message.data(), message.size(), 0);
+  });
+  while (ingress.pump().items > 0) expect_packets(tun.outside.get(), sizeof(VirtioHeader), true);
+  strangers.take([&](const Stranger& stranger) {
+    if (row[stranger.reason] == 0) abort();
+  });
+}
+
+/// Refusals as they may follow each other, eight bytes each: what they lead to is one of few things, and ends.
+void refuse(const uint8_t* bytes, size_t size) {
+  Features features(kAllFeatures);
+  Learnt learnt(&features);
+  int64_t now_ms = 0;
+  Endpoint endpoint{};
+  endpoint.address_bytes = sizeof(sockaddr_in);
+  for (; size >= 8; bytes += 8, size -= 8) {
+    const bool joined = bytes[0] & 1;
+    const size_t packets = joined ? 2u + bytes[1] : 1;
+    now_ms += load_be16(bytes + 2);
+    endpoint.address.v4.sin_addr.s_addr = bytes[4];
+    const int error = bytes[5];
+    const bool taken = bytes[6] & 1;
+    if (bytes[0] & 2) {
+      const Attempt attempt{Way::kTun, joined ? kCoalesceTcp << (bytes[0] >> 2 & 1) : 0u, packets};
+      const Consequence& consequence = consequence_of(attempt, error);
+      if (consequence.then == Then::kSingly) learnt.learn(consequence, attempt, taken);
+      if (consequence.then == Then::kSingly && !joined) abort();
+    } else {
+      const Attempt attempt{Way::kPeers, joined ? kUdpGso : 0u, packets};
+      const Consequence& consequence = consequence_of(attempt, error);
+      if (consequence.then == Then::kSingly && !joined) abort();
+      if (consequence.then == Then::kSingly) learnt.learn(consequence, taken, endpoint, now_ms);
+    }
+    const uint16_t most = learnt.udp_segments_to(endpoint, [&] { return now_ms; });
+    if (most != 1 && most != kOldUdpSegments && most != kUdpSegments) abort();
+    if (learnt.udp_segments_to(endpoint, [&] { return now_ms + kRememberedMs; }) != kUdpSegments) abort();
+  }
 }
 
 /// Messages as a socket with UDP_GRO may give them: the first two bytes of each are what its datagrams were joined by.
@@ -118,8 +189,20 @@ void outward(const uint8_t* bytes, size_t size) {
   records[PeerTable::kRecordBytes + 2] = 4;
   peers.replace(std::make_unique<const PeerTable>(records));
   TrafficRows traffic;
-  Egress<FlannelUdp> egress({tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features,
-                             CounterRow(row.data()), &traffic},
+  IcmpLimit icmp;
+  const CounterRow counters(row.data());
+  Egress<FlannelUdp> egress({tun.inside.get(),
+                             udp.inside.get(),
+                             udp.inside.get(),
+                             1,
+                             2,
+                             SIZE_MAX,
+                             &features,
+                             counters,
+                             &traffic,
+                             {},
+                             nullptr,
+                             &icmp},
                             peers.reader(0), OwnEnd{});
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (send(tun.outside.get(), at, length, 0) < 0) return;
@@ -137,10 +220,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
       outward(bytes + 1, size - 1);
       break;
     case 'I':
-      for (const FilterOptions& filter : kFilters) inward<FlannelUdp>(bytes + 1, size - 1, filter);
+    case 'i':
+      for (const Setting& each : kSettings) inward<FlannelUdp>(bytes + 1, size - 1, bytes[0] == 'i', each);
       break;
     case 'V':
-      for (const FilterOptions& filter : kFilters) inward<Vxlan>(bytes + 1, size - 1, filter);
+    case 'v':
+      for (const Setting& each : kSettings) inward<Vxlan>(bytes + 1, size - 1, bytes[0] == 'v', each);
+      break;
+    case 'R':
+      refuse(bytes + 1, size - 1);
       break;
     case 'S':
       strip(bytes + 1, size - 1);

@@ -88,11 +88,12 @@ int main() {
   std::vector<uint64_t> row(kCounterCount);
   Strangers strangers;
   TrafficRows traffic;
+  IcmpLimit icmp;
   // A Unix socket names no sender, so all are at 0, as the peer is.
   const FilterOptions filter{
       VerifySource::kStrict, {to_be32(0x0a050000), to_be32(0xffff0000)}, {to_be32(0x0a050200), to_be32(0xffffff00)}};
-  const Path path{tun[0],   udp[0], udp[0],    1, 2, SIZE_MAX, &features, CounterRow(row.data()),
-                  &traffic, filter, &strangers};
+  const Path path{tun[0],   udp[0], udp[0],     1,    2, SIZE_MAX, &features, CounterRow(row.data()),
+                  &traffic, filter, &strangers, &icmp};
   Egress<FlannelUdp> egress(path, peers.reader(0), OwnEnd{});
   Ingress<FlannelUdp> ingress(path, peers.reader(1), OwnEnd{});
 
@@ -116,7 +117,10 @@ int main() {
   while (row[k_rx_packets] < kPackets) {
     for (int i = 0; i < 16; i++, sequence += kPayload) {
       write_headers(datagram.data(), kPayload, sequence);
-      if (i == 15) datagram[14] = 2;  // our own subnet: it is dropped
+      if (i == 15) {
+        datagram[14] = 2;  // our own subnet: it is dropped
+        store(datagram.data() + 10, ipv4_header_checksum(datagram.data(), kIpv4HeaderBytes));
+      }
       if (send(udp[1], datagram.data(), datagram.size(), 0) < 0) return 2;
     }
     if (ingress.pump().failure) return 2;

@@ -9,6 +9,8 @@
 #include "../../native/core/checksum.h"
 #include "../../native/core/coalesce.h"
 #include "../../native/core/icmp.h"
+#include "../../native/core/inspect.h"
+#include "../../native/core/nested.h"
 #include "../../native/core/peers.h"
 #include "../../native/core/refusals.h"
 #include "../../native/core/segment.h"
@@ -101,6 +103,166 @@ static void test_read_packet() {
       static Coalescer coalescer;
       coalescer.add(bytes.data(), packet, {});
       coalescer.clear();
+    }
+  }
+}
+
+/// Why a packet from a peer may not go on.
+static void test_inspect() {
+  constexpr auto reason_of = [](const Bytes& bytes) {
+    Packet packet;
+    return inspect(bytes, packet);
+  };
+  struct Row {
+    const char* what;
+    std::optional<Counter> reason;
+    void (*change)(Fields&);
+  };
+  constexpr Counter kFragment = k_rx_drop_fragment, kOptions = k_rx_drop_options;
+  const Row rows[] = {
+      {"nothing odd", {}, [](Fields&) {}},
+      {"no payload", {}, [](Fields& f) { f.payload = 0; }},
+      {"all that IPv4 can be long", {}, [](Fields& f) { f.payload = 65535 - 40; }},
+      {"a first fragment", {}, [](Fields& f) { f.fragment = 0x2000, f.payload = 20; }},
+      {"the least first fragment of TCP", {}, [](Fields& f) { f.fragment = 0x2000, f.payload = 4; }},
+      {"the least first fragment of UDP", {}, [](Fields& f) { f.tcp = false, f.fragment = 0x2000, f.payload = 0; }},
+      {"a middle fragment", {}, [](Fields& f) { f.fragment = 0x2002, f.payload = 4; }},
+      {"a last fragment", {}, [](Fields& f) { f.fragment = 0x0010, f.payload = 1; }},
+      {"the last of the longest", {}, [](Fields& f) { f.tcp = false, f.fragment = 0x1ffb, f.payload = 11; }},
+      {"a fragment with DF", {}, [](Fields& f) { f.fragment = 0x4010; }},
+      {"one byte too far", kFragment, [](Fields& f) { f.tcp = false, f.fragment = 0x1ffb, f.payload = 12; }},
+      {"the farthest", kFragment, [](Fields& f) { f.fragment = 0x1fff; }},
+      {"not of whole blocks", kFragment, [](Fields& f) { f.fragment = 0x2000, f.payload = 21; }},
+      {"not of whole blocks in the middle", kFragment, [](Fields& f) { f.fragment = 0x2005, f.payload = 21; }},
+      {"a TCP header's second block", kFragment, [](Fields& f) { f.fragment = 0x0001; }},
+      {"the same of UDP", {}, [](Fields& f) { f.tcp = false, f.fragment = 0x0001; }},
+      {"nothing to be done",
+       {},
+       [](Fields& f) {
+         f.ip_options = {1, 1, 1, 0};
+       }},
+      {"a router alert",
+       {},
+       [](Fields& f) {
+         f.ip_options = {148, 4, 0, 0};
+       }},
+      {"record route", {}, [](Fields& f) { f.ip_options = {7, 7, 4, 0, 0, 0, 0, 0}; }},
+      {"40 bytes", {}, [](Fields& f) { f.ip_options = Bytes(40, 1); }},
+      {"an option up to the end", {}, [](Fields& f) { f.ip_options = Bytes(40, 68), f.ip_options[1] = 40; }},
+      {"anything behind the end",
+       {},
+       [](Fields& f) {
+         f.ip_options = {0, 131, 1, 200};
+       }},
+      {"beyond the end", kOptions,
+       [](Fields& f) {
+         f.ip_options = {68, 5, 5, 0};
+       }},
+      {"no length", kOptions,
+       [](Fields& f) {
+         f.ip_options = {1, 1, 1, 68};
+       }},
+      {"a length of 0", kOptions,
+       [](Fields& f) {
+         f.ip_options = {68, 0, 5, 0};
+       }},
+      {"a length of 1", kOptions,
+       [](Fields& f) {
+         f.ip_options = {68, 1, 5, 0};
+       }},
+      {"a loose source route", kOptions, [](Fields& f) { f.ip_options = {131, 7, 4, 10, 5, 3, 2, 0}; }},
+      {"a strict one", kOptions, [](Fields& f) { f.ip_options = {1, 137, 7, 4, 10, 5, 3, 2}; }},
+  };
+  for (const Row& row : rows) {
+    context = row.what;
+    Fields f;
+    row.change(f);
+    Bytes packet = build(f);
+    CHECK(reason_of(packet) == row.reason);
+    packet.resize(packet.size() + 7);  // what is behind it is not looked at
+    CHECK(reason_of(packet) == row.reason);
+    packet[10] ^= 1;
+    CHECK(reason_of(packet) == k_rx_drop_checksum);
+  }
+  context = "fragments of nothing";
+  for (const uint16_t fragment : {0x2000, 0x2010, 0x0010}) {
+    Fields f;
+    f.fragment = fragment;
+    Bytes packet = build(f);
+    packet.resize(20);
+    store_be16(&packet[2], 20);
+    store(&packet[10], ipv4_header_checksum(packet.data(), 20));
+    CHECK(reason_of(packet) == k_rx_drop_fragment);
+  }
+  context = "each bit of a header";
+  for (size_t bit = 0; bit < 8 * 32; bit++) {
+    if (bit == 5) continue;  // makes it IPv6
+    Fields f;
+    f.ip_options = Bytes(12, 1);
+    Bytes packet = build(f);
+    packet[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+    CHECK(reason_of(packet).has_value());
+  }
+  context = "a checksum that is 0, either way";
+  Fields f;
+  f.id = 0;
+  Bytes packet = build(f);
+  store_be16(&packet[4], load_be16(&packet[10]));  // which makes it 0
+  store_be16(&packet[10], 0);
+  CHECK(!reason_of(packet));
+  store_be16(&packet[10], 0xffff);  // as flanneld's decrement may leave it
+  CHECK(!reason_of(packet));
+  context = "IPv6";
+  f.v6 = true;
+  packet = build(f);
+  CHECK(!reason_of(packet));
+  packet.resize(packet.size() - 1);
+  CHECK(reason_of(packet) == k_rx_drop_malformed);
+  context.clear();
+}
+
+/// Which packets out of the TUN are our own datagrams around our own datagrams.
+constexpr uint32_t kOwn = 0xc0a84d01, kOther = 0xc0a84d02;
+static void test_nested() {
+  /// A datagram around what is given, with so many bytes before it.
+  const auto around = [](const Bytes& packet, size_t encap_bytes, uint32_t source = kOwn, uint16_t port = 8285,
+                         uint16_t fragment = 0) {
+    Fields f;
+    f.tcp = false;
+    f.source = source;
+    f.destination_port = port;
+    f.fragment = fragment;
+    f.payload = encap_bytes + packet.size();
+    Bytes datagram = build(f);
+    std::copy(packet.begin(), packet.end(), datagram.end() - static_cast<long>(packet.size()));
+    return datagram;
+  };
+  const auto is_circle = [](Bytes bytes, size_t encap_bytes) {
+    return is_nested_twice(htonl(kOwn), encap_bytes, bytes.data(), read(bytes));
+  };
+  Fields f;
+  f.tcp = false;
+  f.source = kOwn;  // what the host itself says to a container
+  f.destination_port = 53;
+  const Bytes packet = build(f);
+  for (const size_t encap : {size_t{0}, size_t{22}}) {
+    CHECK(!is_circle(packet, encap));
+    CHECK(!is_circle(around(packet, encap), encap));
+    const Bytes once = around(build({}), encap);
+    CHECK(!is_circle(once, encap));
+    CHECK(is_circle(around(once, encap), encap));
+    CHECK(is_circle(around(once, encap, kOwn, 8285, 0x2000), encap));
+    CHECK(!is_circle(around(once, encap, kOther), encap));
+    CHECK(!is_circle(around(once, encap, kOwn, 53), encap));
+    CHECK(!is_circle(around(once, encap, kOwn, 8285, 0x0010), encap));  // it does not tell what it is of
+    CHECK(is_circle(around(around(once, encap, kOwn, 1, 0x0010), encap), encap));
+    CHECK(!is_circle(around(around(once, encap, kOther), encap), encap));
+    // All that may be missing at the end.
+    Bytes cut = around(once, encap);
+    for (size_t size = cut.size(); size >= 28; size--) {
+      cut.resize(size);
+      store_be16(&cut[2], static_cast<uint16_t>(size));
+      CHECK(is_circle(cut, encap) == (size >= 28 + encap + 24));
     }
   }
 }
@@ -477,21 +639,18 @@ static void test_coalesce_reasons() {
   context.clear();
   // A damaged packet is never joined, and comes out as damaged as it was.
   for (const size_t which : {0u, 1u, 2u}) {
-    // In its payload; in the header's sum; in the identification, which DF lets differ.
-    for (const size_t at : {139u, 10u, 5u}) {
-      Fields f;
-      std::vector<Bytes> packets;
-      for (int i = 0; i < 3; i++) {
-        packets.push_back(build(f));
-        f.sequence += 100;
-        f.id++;
-      }
-      packets[which][at] ^= 1;
-      const auto before = packets;
-      std::vector<Bytes> after;
-      for (const auto& write : coalesce(packets)) after.insert(after.end(), write.begin(), write.end());
-      CHECK(after == before);
+    Fields f;
+    std::vector<Bytes> packets;
+    for (int i = 0; i < 3; i++) {
+      packets.push_back(build(f));
+      f.sequence += 100;
+      f.id++;
     }
+    packets[which][139] ^= 1;
+    const auto before = packets;
+    std::vector<Bytes> after;
+    for (const auto& write : coalesce(packets)) after.insert(after.end(), write.begin(), write.end());
+    CHECK(after == before);
   }
   // Limits.
   Fields small;
@@ -572,6 +731,30 @@ static void test_icmp() {
   f.ip_options = Bytes(40, 1);
   packet = build(f);
   CHECK(write_icmp_error(3, 0, source, packet.data(), read(packet), out) == 20 + 8 + 60 + 8);
+}
+
+/// How many errors each sender may have told, and all of them, of however many threads.
+static void test_icmp_limit() {
+  IcmpLimit limit;
+  const auto allowed = [&](uint32_t sender, int64_t now_ms, int tries) {
+    int count = 0;
+    while (tries-- > 0) count += limit.allows(htonl(sender), now_ms);
+    return count;
+  };
+  CHECK(allowed(1, 1'000, 1'000) == 50);
+  CHECK(allowed(1, 1'009, 1'000) == 0);
+  CHECK(allowed(1, 1'075, 1'000) == 7);
+  CHECK(allowed(1, 3'600'000, 1'000) == 50);
+  CHECK(allowed(2, 3'600'000, 1'000) == 50);
+  int all = 0;
+  for (uint32_t sender = 1; sender < 10'000; sender++) all += allowed(sender, 7'200'000, 1);
+  CHECK(all == 500);
+  // As it is asked by all loops at once.
+  std::atomic<int> together{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; i++) threads.emplace_back([&] { together += allowed(7, 10'800'000, 1'000); });
+  for (auto& thread : threads) thread.join();
+  CHECK(together == 50);
 }
 
 /// What follows from each refusal, and what is then tried no more. The table is the policy, row by row.
@@ -789,6 +972,8 @@ int main(int argc, char** argv) {
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 40;
   test_checksum();
   test_read_packet();
+  test_inspect();
+  test_nested();
   test_peers();
   test_peer_spread();
   test_peer_replacement();
@@ -798,6 +983,7 @@ int main(int argc, char** argv) {
   test_coalesce_reasons();
   test_coalesce_property(rounds);
   test_icmp();
+  test_icmp_limit();
   test_refusals();
   test_learnt();
   test_waiting();

@@ -68,7 +68,13 @@ function packetsBetween(source: number, destination: number, seed: number, count
   })
   return fc
     .sample(fields, { numRuns: count, seed })
-    .map(({ body, ...rest }) => ipv4Packet({ source, destination, ...rest, ...body }))
+    .map(({ body: { protocol, payload: whole }, ...rest }) => {
+      // A fragment but the last is of whole blocks (RFC 791 section 3.2), and the first has what no firewall may miss (RFC 3128).
+      const hasMore = rest.fragment === 0x2000
+      const bytes = hasMore ? Math.max(16, whole.length - (whole.length % 8)) : Math.max(1, whole.length)
+      const body = Buffer.concat([whole, Buffer.alloc(16)]).subarray(0, bytes)
+      return ipv4Packet({ source, destination, ...rest, protocol, payload: body })
+    })
     .filter((packet) => packet.length <= 1472)
 }
 
@@ -124,8 +130,10 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       ttl: 1,
       payload: udpDatagram(NOBODY, CONTAINER, 1, 2, Buffer.from('hello')),
     })
+    // What would go to the peer whose address it has, if it were answered.
+    const forgedOutward = ipv4Packet({ source: PEER, destination: NOBODY, payload: datagram })
     const { fromTun, fromUdp, counters } = await probe(engine, {
-      toTun: hex([lost, late, icmpError]),
+      toTun: hex([forgedOutward, lost, late, icmpError]),
       toUdp: hex([write(forged), write(lateInward)]),
       encapsulation,
       answers: { fromTun: 2, fromUdp: 1 },
@@ -144,7 +152,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
         .map((packet) => [packet.readUInt8(20), packet.readUInt32BE(12), packet.readUInt32BE(16)]),
     ).toEqual([[11, parseIpv4('10.5.1.0'), PEER]])
     expect(counters).toMatchObject({
-      tx_drop_no_route: 2,
+      tx_drop_no_route: 3,
       tx_unreachable_sent: 1,
       tx_drop_ttl: 1,
       tx_time_exceeded_sent: 1,
@@ -223,12 +231,47 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       change(2, 0xff),
       change(3, 19), // lengths beyond and below the truth
     ]
+    const damaged = [1, 4, 8, 10, 13].map((at) => change(at, good.readUInt8(at) ^ 0x10))
+    const fields = { source: PEER, destination: CONTAINER, payload: Buffer.alloc(41) }
+    // Beyond the end of any packet; not of whole blocks; nothing; the second block of a TCP header, and less than two.
+    const fragments = [
+      ipv4Packet({ ...fields, fragment: 0x1fff }),
+      ipv4Packet({ ...fields, fragment: 0x2000 }),
+      ipv4Packet({ ...fields, fragment: 0x0001, payload: Buffer.alloc(0) }),
+      ipv4Packet({ ...fields, fragment: 0x0001, protocol: 6 }),
+      ipv4Packet({ ...fields, fragment: 0x2000, protocol: 6, payload: Buffer.alloc(8) }),
+    ]
+    const options = ['830704c000020100', '890704c000020100', '44000500', '44010500', '44050500', '01010144'].map(
+      (text) => ipv4Packet({ ...fields, options: Buffer.from(text, 'hex') }),
+    )
     const header = write(Buffer.alloc(0))
     const short = Array.from(header, (_, size) => header.subarray(0, size))
-    const toUdp = hex([...short, ...[...evil, good].map(write)])
+    const toUdp = hex([...short, ...[...evil, ...damaged, ...fragments, ...options, good].map(write)])
     const { fromTun, counters } = await probe(engine, { encapsulation, toUdp })
     expect(fromTun).toEqual(hex([forwarded(good, 2)!]))
     expect(counters['rx_drop_malformed']).toBe(short.length + evil.length)
+    expect(counters).toMatchObject({
+      rx_drop_checksum: damaged.length,
+      rx_drop_fragment: fragments.length,
+      rx_drop_options: options.length,
+    })
+  })
+
+  it('lets pass what is odd and sound: options that harm nobody, fragments, a checksum of 0xffff', async () => {
+    const fields = { source: PEER, destination: CONTAINER, payload: Buffer.alloc(40, 7) }
+    const odd = [
+      ipv4Packet({ ...fields, options: Buffer.from('01010100', 'hex') }),
+      ipv4Packet({ ...fields, options: Buffer.from('94040000', 'hex') }),
+      ipv4Packet({ ...fields, fragment: 0x2000 }),
+      ipv4Packet({ ...fields, fragment: 0x0005 }),
+      ipv4Packet({ ...fields, fragment: 0x4005 }),
+    ]
+    // The checksum of 0, as flanneld's decrement may write it.
+    const zero = ipv4Packet(fields)
+    zero.writeUInt16BE(zero.readUInt16BE(10), 4)
+    zero.writeUInt16BE(0xffff, 10)
+    const { counters } = await probe(engine, { encapsulation, toUdp: hex([...odd, zero].map(write)) })
+    expect(counters['rx_packets']).toBe(odd.length + 2)
   })
 })
 
@@ -267,7 +310,7 @@ describe('the native engine', () => {
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: [] }
       const opened = addon.openDescriptors(asked)
       try {
-        const options = { encapsulation: 'none such', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+        const options = { encapsulation: 'none such', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
         addon.runEngine(opened, options, () => {})
       } catch ({ code }) {
         console.log(code, require('node:fs').readFileSync('/proc/net/dev', 'utf8').includes(opened.tunName + ':'))
@@ -295,7 +338,7 @@ describe('the native engine', () => {
       const opened = addon.openDescriptors(asked)
       require('node:child_process').execFileSync('prlimit', ['--pid', process.pid, '--nproc=1'])
       try {
-        const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+        const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
         addon.runEngine(opened, options, () => {})
       } catch ({ code, syscall }) {
         console.log(code, syscall, require('node:fs').readFileSync('/proc/net/dev', 'utf8').includes(opened.tunName + ':'))
@@ -309,7 +352,7 @@ describe('the native engine', () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: addon.featureNames }
-      const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+      const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
       const told = []
       const start = () => {
         const opened = addon.openDescriptors(asked)
@@ -336,7 +379,7 @@ describe('the native engine', () => {
       const addon = require('node-gyp-build')(process.argv[1])
       const features = addon.featureNames
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 2, features }
-      const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+      const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
       const start = () => addon.runEngine(addon.openDescriptors(asked), options, () => {})
       start()
       start()

@@ -85,7 +85,8 @@ struct Host {
                     CounterRow(row.data()),
                     &traffic,
                     filter(verify),
-                    &strangers};
+                    &strangers,
+                    &icmp};
     egress = std::make_unique<Egress<Encap>>(path, peers.reader(0), own);
     ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(1), own);
   }
@@ -144,6 +145,7 @@ struct Host {
   PeerTables peers;
   Strangers strangers;
   TrafficRows traffic;
+  IcmpLimit icmp;
   int tun[2], socket, other;
   std::unique_ptr<Egress<Encap>> egress;
   std::unique_ptr<Ingress<Encap>> ingress;
@@ -251,12 +253,49 @@ void test_answers_are_few() {
     CHECK(host.row[nobody ? k_tx_drop_no_route : k_tx_drop_ttl] == 120);
     CHECK(host.row[sent] == 50);
     CHECK(host.drain(host.tun[1]).size() == 50);
-    clock_ms += 7;
+    clock_ms += 75;
     send(60);
     CHECK(host.row[sent] == 57);
     clock_ms += 3'600'000;
     send(60);
     CHECK(host.row[sent] == 107);
+    // Another sender is answered meanwhile.
+    f.source++;
+    send(60);
+    CHECK(host.row[sent] == 157);
+  }
+}
+
+/// Nobody is told of what is not from one host of this side to one host.
+template <typename Encap>
+void test_not_answered() {
+  constexpr uint32_t kOurs = 0x0a050102, kNobodys = 0x0a050901;
+  constexpr struct {
+    const char* what;
+    uint32_t source, destination;
+    size_t answers, answers_when_off;
+  } rows[] = {
+      {"a container", kOurs, kNobodys, 1, 1},           {"the host", 0xc0000209, kNobodys, 1, 1},
+      {"a peer's address", 0x0a050207, kNobodys, 0, 1}, {"nobody's address", 0x0a050a01, kNobodys, 0, 1},
+      {"to multicast", kOurs, 0xe00000fb, 0, 0},        {"to broadcast", kOurs, 0xffffffff, 0, 0},
+      {"from multicast", 0xe00000fb, kNobodys, 0, 0},   {"from nowhere", 0, kNobodys, 0, 0},
+      {"from loopback", 0x7f000001, kNobodys, 0, 0},
+  };
+  for (const auto& row : rows) {
+    context = row.what;
+    for (const VerifySource verify : {VerifySource::kStrict, VerifySource::kInner, VerifySource::kOff}) {
+      Host<Encap> host(kAllFeatures, {}, verify);
+      Fields f;
+      f.tcp = false;
+      f.source = row.source;
+      f.destination = row.destination;
+      host.to_tun({}, build(f));
+      f.fragment = 0x0010;
+      host.to_tun({}, build(f));
+      CHECK(!host.egress->pump().failure);
+      CHECK(host.row[k_tx_drop_no_route] == 2);
+      CHECK(host.row[k_tx_unreachable_sent] == (verify == VerifySource::kOff ? row.answers_when_off : row.answers));
+    }
   }
 }
 
@@ -307,6 +346,37 @@ void test_traffic() {
     clock_ms += 1'000;
     CHECK(!host.ingress->pump().failure);
     CHECK(host.of_peer().heard_ms == static_cast<uint64_t>(clock_ms - 1'000));
+  }
+}
+
+/// A damaged header ends here, in the middle of a stream that is joined too; later fragments are let in by who sends
+/// them, as all is.
+template <typename Encap>
+void test_malformed(uint32_t features) {
+  Host<Encap> host(features);
+  Fields f = inward();
+  for (int i = 0; i < 5; i++, f.sequence += 100, f.id++) {
+    Bytes packet = build(f);
+    if (i == 2) packet[5] ^= 1;  // the identification, which joining with DF does not look at
+    host.from_peer(outer<Encap>(packet));
+  }
+  f.fragment = 0x0020;
+  host.from_peer(outer<Encap>(build(f)));
+  host.from_stranger(outer<Encap>(build(f)));
+  f.fragment = 0x1fff;
+  host.from_peer(outer<Encap>(build(f)));
+  f.fragment = 0x4000;
+  f.ip_options = {131, 7, 4, 10, 5, 1, 3, 0};
+  host.from_peer(outer<Encap>(build(f)));
+  CHECK(!host.ingress->pump().failure);
+  CHECK(host.row[k_rx_packets] == 5);
+  for (const Counter counter : {k_rx_drop_checksum, k_rx_drop_fragment, k_rx_drop_options, k_rx_drop_spoofed_source}) {
+    CHECK(host.row[counter] == 1);
+  }
+  const size_t header = features & kTunHeader ? sizeof(VirtioHeader) : 0;
+  for (const Bytes& write : host.drain(host.tun[1])) {
+    const Bytes packet(write.begin() + static_cast<long>(header), write.end());
+    CHECK(reference_fold(reference_sum(packet.data(), 20)) == 0xffff && load_be32(&packet[12]) == f.source);
   }
 }
 
@@ -670,6 +740,22 @@ void test_vxlan_in(uint32_t features) {
   CHECK(unfinished == (joins ? 2u : header ? 4u : 0u));
 }
 
+/// A damaged header inside of a frame.
+void test_vxlan_malformed() {
+  Host<Vxlan> host(kAllFeatures, vxlan_end());
+  Bytes packet = build(inward());
+  packet[10] ^= 1;
+  host.from_peer(vxlan_frame(packet));
+  Fields f = inward();
+  f.payload = 20'000;
+  packet = opened(build(f));
+  packet[4] ^= 1;
+  host.from_peer(vxlan_frame(packet));
+  CHECK(!host.ingress->pump().failure);
+  CHECK(host.row[k_rx_drop_checksum] == 2 && host.row[k_rx_packets] == 0);
+  CHECK(host.drain(host.tun[1]).empty());
+}
+
 /// A superpacket that the filter does not let in counts as its segments.
 void test_vxlan_filter() {
   Host<Vxlan> host(kAllFeatures, vxlan_end());
@@ -686,6 +772,7 @@ void test_vxlan() {
   test_vxlan_refusals();
   test_vxlan_undone();
   test_vxlan_joined();
+  test_vxlan_malformed();
   test_vxlan_filter();
   for (const uint32_t features : {kAllFeatures, kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), 0u}) {
     context = "vxlan, features " + std::to_string(features);
@@ -704,10 +791,13 @@ void test_walks(const char* name, bool udp_gso) {
   for (const uint32_t features : {kAllFeatures, kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), 0u}) {
     context = std::string(name) + ", features " + std::to_string(features);
     test_in<Encap>(features);
+    test_malformed<Encap>(features);
   }
   context = name;
   test_dropped_segments<Encap>();
   test_answers_are_few<Encap>();
+  test_not_answered<Encap>();
+  context = name;
   test_time_exceeded<Encap>();
   test_filter<Encap>();
   test_traffic<Encap>();

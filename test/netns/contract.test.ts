@@ -77,7 +77,8 @@ const AT_THE_END = [
 describe("flanneld's lines, in its order", () => {
   it('from the first start to the end, and when it comes back by its address, then by its subnet.env', async () => {
     const life = async (signal: NodeJS.Signals): Promise<string[]> => {
-      const daemon = start(host, ['--ip-masq'])
+      // With --persist the next one opens its data path first, as the last one did.
+      const daemon = start(host, ['--ip-masq', '--persist=false'])
       await daemon.line(/Waiting for .* to renew lease/)
       expect(await daemon.stop(signal)).toBe(0)
       return messages(daemon)
@@ -250,17 +251,20 @@ describe('exit codes', () => {
     expect(code).toBe(1)
   })
 
-  it('what it leaves: the lease, subnet.env and the rules stay, device and route go', async () => {
-    const daemon = start(host, ['--ip-masq'])
-    await daemon.line(/flannel is ready/)
-    expect(await host.output(['ss', '-Hltn'])).toBe('') // no --healthz-port
-    expect(await daemon.stop()).toBe(0)
-    expect(await etcd.ctl('get', '--prefix', '--print-value-only', '/coreos.com/network/subnets/')).toContain('77.1')
-    expect(host.subnetEnv()['FLANNEL_IPMASQ']).toBe('true')
-    expect(await host.output(['iptables-save'])).toContain('-A FLANNEL-POSTRTG')
-    expect(await host.output(['ip', 'route', 'show', '10.5.0.0/16'])).toBe('')
-    expect((await host.run(['ip', 'link', 'show', 'dev', 'flannel0'])).code).not.toBe(0)
-  })
+  it.each([true, false])(
+    'what it leaves: the lease, subnet.env and the rules stay, device and route too: %s',
+    async (persist) => {
+      const daemon = start(host, ['--ip-masq', `--persist=${persist}`])
+      await daemon.line(/flannel is ready/)
+      expect(await host.output(['ss', '-Hltn'])).toBe('') // no --healthz-port
+      expect(await daemon.stop()).toBe(0)
+      expect(await etcd.ctl('get', '--prefix', '--print-value-only', '/coreos.com/network/subnets/')).toContain('77.1')
+      expect(host.subnetEnv()['FLANNEL_IPMASQ']).toBe('true')
+      expect(await host.output(['iptables-save'])).toContain('-A FLANNEL-POSTRTG')
+      expect(await host.output(['ip', 'route', 'show', '10.5.0.0/16'])).toMatch(persist ? /dev flannel0/ : /^$/)
+      expect((await host.run(['ip', 'link', 'show', 'dev', 'flannel0'])).code === 0).toBe(persist)
+    },
+  )
 })
 
 describe('variables', () => {

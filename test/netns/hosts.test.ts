@@ -176,10 +176,10 @@ describe('health', () => {
 })
 
 describe('flannel0', () => {
-  it("has upstream's address, MTU and route, and disappears with the daemon", async () => {
+  it("has upstream's address, MTU and route, and disappears with a daemon that is not to leave it", async () => {
     lab = await createLab({ hosts: 1 })
     const leases = await directoryLeases(lab)
-    const [daemon] = await startAll(lab, leases.args)
+    const [daemon] = await startAll(lab, [...leases.args, '--persist=false'])
     const [host] = lab.hosts
     const show = (...args: string[]): Promise<string> => host!.output(['ip', ...args])
     expect(await show('-4', '-o', 'address', 'show', 'dev', 'flannel0')).toContain(` ${tunAddress(host!)}/32 `)

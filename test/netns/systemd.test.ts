@@ -2,7 +2,9 @@
 
 import { afterEach, describe, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
-import { createLab, type Lab } from '../../lab/lab.ts'
+import { createLab, type Host, type Lab } from '../../lab/lab.ts'
+import { reach } from '../../lab/measure.ts'
+import { pinging } from '../support/pinging.ts'
 import { freezeThread } from '../support/service-manager.ts'
 import { bootSystemd, hasSystemd, type Systemd } from '../support/systemd.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
@@ -68,6 +70,33 @@ describe('the unit', () => {
     await systemd.systemctl('stop', 'weftd')
     expect([await systemd.property('ActiveState'), await systemd.property('Result')]).toEqual(['inactive', 'success'])
     expect(systemd.read('/run/flannel/subnet.env')).toBeDefined()
+  })
+
+  it('loses no packet over a restart', async ({ skip }) => {
+    skip(!hasSystemd, 'no systemd, or no cgroups of version 2')
+    lab = await createLab({ hosts: 2 })
+    const [a, b] = lab.hosts as [Host, Host]
+    etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
+    await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
+    systemd = await bootSystemd(a, [
+      `Environment=FLANNELD_ETCD_ENDPOINTS=${etcd.endpoint} FLANNELD_SUBNET_FILE=/run/flannel/subnet.env`,
+    ])
+    await systemd.systemctl('start', 'weftd')
+    const peer = b.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint] })
+    await peer.line(/flannel is ready/)
+    const gateway = /FLANNEL_SUBNET=(.*)/.exec(systemd.read('/run/flannel/subnet.env')!)![1]!
+    const [from, to] = [await a.startPod({ gateway, mtu: '1472' }), await b.startPod()]
+    await reach(from.namespace, to.address)
+    const pid = await systemd.mainPid()
+
+    const pings = pinging(from, to)
+    for (let restart = 0; restart < 3; restart++) await systemd.systemctl('restart', 'weftd')
+    const { sent, lost } = await pings.stop()
+    expect(lost).toBe(0)
+    expect(sent).toBeGreaterThan(100)
+    expect(await systemd.mainPid()).not.toBe(pid)
+    // Each took what was kept for it, and nothing is kept while it runs.
+    expect(await systemd.property('NFileDescriptorStore')).toBe('0')
   })
 
   it.for([

@@ -70,7 +70,7 @@ async function main(kind: string): Promise<void> {
     kind === 'dgram'
       ? await startDgramEngine(config)
       : startNativeEngine(config, { naive: kind === 'naive', without: job.without })
-  const probe = addon.openTun('probe%d')
+  const probe = addon.openTun('probe%d', false)
   await output(['sh', '-c', 'echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6']) // its solicitations would be counted
   const settings = `
     link set lo up

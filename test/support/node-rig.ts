@@ -166,6 +166,8 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
     tell: ({ ready, status }: State) => void (told.at(-1) !== status && ready && told.push(status)),
     alive: () => void alive++,
     stopping: () => {},
+    keep: () => {},
+    forget: () => {},
   }
   const manager = managerOf(store)
   const parts = { options, manager, config, backend, log, signal: stopping.signal, health, notifier, ...extra }

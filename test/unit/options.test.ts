@@ -60,6 +60,8 @@ const OURS: typeof UPSTREAM = [
   ['workers', 'FLANNELD_WORKERS', 8],
   ['nice', 'FLANNELD_NICE', -5],
   ['poll-us', 'FLANNELD_POLL_US', 50],
+  ['persist', 'FLANNELD_PERSIST', true],
+  ['leave', 'FLANNELD_LEAVE', false],
   ['probe-interval', 'FLANNELD_PROBE_INTERVAL', 10],
   ['status-socket', 'FLANNELD_STATUS_SOCKET', '/run/weft/weftd.sock'],
   ['without', 'FLANNELD_WITHOUT', []],

@@ -61,9 +61,10 @@ const backend = (config = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1') =>
       named: { address: false, publicIp: false },
     },
     ...{ startEngine, run, log },
+    persistence: { persist: false, isMultiQueue: false, inherit: async () => undefined },
   })
 const { signal } = new AbortController()
-const open = (config?: string) => backend(config).open(own, signal)
+const open = (config?: string) => backend(config).open(own, signal, new Map())
 
 describe('udpPort', () => {
   it.each([
@@ -108,7 +109,13 @@ describe('open', () => {
     const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Port":7890}}')
     expect(dataPath.mtu).toBe(1472)
     expect(engine.config).toEqual({
-      ...{ encapsulation: 'udp', tunName: 'flannel%d' },
+      ...{
+        encapsulation: 'udp',
+        tunName: 'flannel%d',
+        persistent: false,
+        inherited: undefined,
+        peers: new Uint8Array(),
+      },
       ...{ bindAddress: '192.0.2.1', port: 7890, mtu: 1472 },
       ...{ tunAddress: ip('10.5.72.0'), networkAddress: ip('10.5.0.0') },
       filter: { verifySource: 'strict', network: parseIpv4Net('10.5.0.0/16'), subnet: own.subnet },

@@ -2,10 +2,17 @@
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
-import { decrementTtl, icmpError, icmpLimit, internetChecksum, ipv4PacketBytes } from '../../../src/dataplane/packet.ts'
+import {
+  decrementTtl,
+  icmpError,
+  icmpLimit,
+  internetChecksum,
+  ipv4PacketBytes,
+  isNestedTwice,
+} from '../../../src/dataplane/packet.ts'
 import { decodePeers, encodePeers } from '../../../src/dataplane/peers.ts'
 import { ipv4Net, parseIpv4 } from '../../../src/net/ipv4.ts'
-import { ipv4Packet } from '../../support/packets.ts'
+import { ipv4Packet, udpDatagram } from '../../support/packets.ts'
 
 describe('packet', () => {
   it('keeps the header checksum right while the TTL falls', () => {
@@ -47,10 +54,14 @@ describe('packet', () => {
     expect(ipv4PacketBytes(long)).toBeUndefined()
   })
 
-  it('answers 50 times at once, and once more each millisecond', () => {
+  it('answers each sender 50 times at once and once more each 10 ms, and all 500 times and once more each millisecond', () => {
     const allows = icmpLimit()
-    const count = (nowMs: number): number => Array.from({ length: 100 }, () => allows(nowMs)).filter(Boolean).length
-    expect([1_000, 1_000, 1_007.5, 1_008, 3_600_000].map(count)).toEqual([50, 0, 7, 1, 50])
+    const count = (nowMs: number, sender: number): number =>
+      Array.from({ length: 100 }, () => allows(sender, nowMs)).filter(Boolean).length
+    expect([1_000, 1_000, 1_075, 1_080, 3_600_000].map((nowMs) => count(nowMs, 1))).toEqual([50, 0, 7, 1, 50])
+    const senders = Array.from({ length: 20 }, (_, index) => index + 2)
+    const sum = (nowMs: number): number => senders.reduce((all, sender) => all + count(nowMs, sender), 0)
+    expect([sum(4_000_000), sum(4_000_000), sum(4_000_050)]).toEqual([500, 0, 50])
   })
 
   it('answers as upstream does: TTL 8, no identification, a quote of header and 8 bytes', () => {
@@ -70,18 +81,39 @@ describe('packet', () => {
     expect(internetChecksum(error.subarray(20))).toBe(0)
   })
 
+  it('knows its own datagram around another one', () => {
+    const [own, peer] = [parseIpv4('192.168.77.1')!, parseIpv4('10.5.2.9')!]
+    const around = (packet: Buffer, source = own, port = 8285, fragment = 0): Buffer => {
+      const payload = udpDatagram(source, peer, 8525, port, packet)
+      return ipv4Packet({ source, destination: peer, payload, fragment })
+    }
+    const once = around(ipv4Packet({ source: parseIpv4('10.5.1.2')!, destination: peer }))
+    const is = (packet: Buffer): boolean => isNestedTwice(own, 0, packet)
+    expect([once, around(once), around(once, own, 8285, 0x2000)].map(is)).toEqual([false, true, true])
+    expect([around(once, peer), around(once, own, 53), around(once, own, 8285, 5)].map(is)).toEqual([
+      false,
+      false,
+      false,
+    ])
+    expect(is(around(around(once, own, 1, 5)))).toBe(true)
+    expect(is(around(once.subarray(0, 20)))).toBe(false)
+    expect(isNestedTwice(own, 22, around(Buffer.concat([Buffer.alloc(22), once])))).toBe(true)
+  })
+
   it('does not answer ICMP errors, later fragments, or what comes from no host', () => {
     const base = {
       source: parseIpv4('10.5.1.2')!,
-      destination: 2,
+      destination: parseIpv4('10.5.9.9')!,
       protocol: 1,
       payload: Buffer.from([3, 0, 0, 0, 0, 0, 0, 0]),
     }
     expect(icmpError(3, 1, ipv4Packet(base))).toBeUndefined()
     expect(icmpError(3, 1, ipv4Packet({ ...base, payload: Buffer.from([8, 0, 0, 0, 0, 0, 0, 0]) }))).toBeDefined()
     expect(icmpError(3, 1, ipv4Packet({ ...base, protocol: 17, fragment: 1 }))).toBeUndefined()
-    for (const source of ['0.0.0.0', '127.0.0.1', '224.0.0.1', '255.255.255.255']) {
-      expect(icmpError(3, 1, ipv4Packet({ ...base, protocol: 17, source: parseIpv4(source)! }))).toBeUndefined()
+    for (const address of ['0.0.0.0', '127.0.0.1', '224.0.0.1', '255.255.255.255']) {
+      const nobody = parseIpv4(address)!
+      expect(icmpError(3, 1, ipv4Packet({ ...base, protocol: 17, source: nobody }))).toBeUndefined()
+      expect(icmpError(3, 1, ipv4Packet({ ...base, protocol: 17, destination: nobody }))).toBeUndefined()
     }
   })
 })

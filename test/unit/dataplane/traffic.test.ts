@@ -1,7 +1,7 @@
 // traffic.test.ts - a peer keeps its slot and its counts; one that takes a slot over begins at nothing.
 
 import { beforeEach, describe, expect, it } from 'vitest'
-import { createTrafficSlots, SLOT_NUMBERS, type TrafficSlots } from '../../../src/dataplane/traffic.ts'
+import { createTrafficSlots, SLOT_NUMBERS, sumTraffic, type TrafficSlots } from '../../../src/dataplane/traffic.ts'
 
 let counted: number[][]
 let now: number
@@ -15,6 +15,13 @@ beforeEach(() => {
   )
 })
 const NOTHING = { txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, heardAt: undefined }
+
+it('goes on where the engine before ended', () => {
+  const before = Float64Array.from([0, 0, 0, 0, -1, 1, 10, 2, 20, 500, 3, 30, 4, 40, 600])
+  const now = Float64Array.from([0, 0, 0, 0, -1, 1, 10, 0, 0, -1])
+  expect([...sumTraffic(now, before)]).toEqual([0, 0, 0, 0, -1, 2, 20, 2, 20, 500, 3, 30, 4, 40, 600])
+  expect(sumTraffic(now, new Float64Array())).toBe(now)
+})
 
 describe('slots of traffic', () => {
   it('are kept as long as the peer is one, whoever comes and goes', () => {

@@ -4,18 +4,21 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import { takeNotifier, type Notifier } from '../../../src/status/notify.ts'
 
 let sent: [socket: string, message: string][]
+let given: (readonly number[])[]
 let lines: string[]
 let failure: Error | undefined
 beforeEach(() => {
   sent = []
+  given = []
   lines = []
   failure = undefined
 })
 
 const log = { info: () => {}, warn: (text: string) => void lines.push(text), error: () => {}, v: () => false }
-const send = (socket: string, message: string): void => {
+const send = (socket: string, message: string, fds: readonly number[]): void => {
   if (failure) throw failure
   sent.push([socket, message])
+  given.push(fds)
 }
 const take = (environment: NodeJS.ProcessEnv): Promise<Notifier | undefined> =>
   takeNotifier(environment, 77, log, async () => send)
@@ -40,6 +43,21 @@ describe('the notifier', () => {
       'STOPPING=1',
     ])
     expect(lines).toEqual([])
+  })
+
+  it('gives descriptors away, each under its name, and lets go of them', async () => {
+    const notifier = (await take({ NOTIFY_SOCKET: '/run/manager' }))!
+    notifier.keep([
+      { fd: 7, name: 'weft-0' },
+      { fd: 9, name: 'weft-1' },
+    ])
+    notifier.forget(['weft-0'])
+    expect(sent.map(([, message]) => message)).toEqual([
+      'FDSTORE=1\nFDPOLL=0\nFDNAME=weft-0',
+      'FDSTORE=1\nFDPOLL=0\nFDNAME=weft-1',
+      'FDSTOREREMOVE=1\nFDNAME=weft-0',
+    ])
+    expect(given).toEqual([[7], [9], []])
   })
 
   it('says later what a manager that is behind did not take', async () => {

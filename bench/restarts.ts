@@ -1,0 +1,145 @@
+// restarts.ts - `npm run bench -- restarts`: for how long nobody forwards while a host's weftd is replaced, and what is lost.
+//
+// A container on one host pings one on the other each millisecond; the first host's daemon is replaced in each way in turn, once a
+// round, on an idle network and beside a TCP stream.
+
+import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { text } from 'node:stream/consumers'
+import { setTimeout as delay } from 'node:timers/promises'
+import { ended } from '../lab/command.ts'
+import { createLab, type Daemon, type Host, type Lab, type Pod } from '../lab/lab.ts'
+import { reach } from '../lab/measure.ts'
+import type { Part, Series } from './result.ts'
+
+export const RESTARTS_SECONDS_A_ROUND = 25
+/** Pings before and after a restart. */
+const QUIET_MS = 500
+
+const METHOD =
+  'a ping each millisecond between containers on two hosts; pause: the longest time between two answers; lost: those without one; ' +
+  'after engine: from the start of the first forwarding thread of the new daemon, which the kernel tells in steps of 10 ms, to the ' +
+  'first answer after the pause'
+
+/** How one daemon follows another; resolves with the new one. */
+type Way = (before: Daemon, start: (...more: string[]) => Daemon) => Promise<Daemon>
+
+const WAYS: Readonly<Record<string, Way>> = {
+  async 'taken over'(before, start) {
+    const next = start()
+    await ended(before.process)
+    return next
+  },
+  async 'killed, started'(before, start) {
+    await before.stop('SIGKILL')
+    return start()
+  },
+  async 'stopped, started'(before, start) {
+    await before.stop()
+    return start()
+  },
+  // The device ends with its process, as flanneld's, and the store is asked first.
+  async 'stopped, started, --persist=false'(before, start) {
+    await before.stop()
+    return start('--persist=false')
+  },
+}
+
+const METRICS = {
+  pause: { title: 'longest pause', unit: 'ms', better: 'less' },
+  lost: { title: 'lost', unit: 'packets', better: 'less' },
+  engine: { title: 'after engine', unit: 'ms', better: 'less' },
+} as const
+/** A container on each host. */
+type Pods = readonly [Pod, Pod]
+type Sample = Readonly<Record<keyof typeof METRICS, number>>
+
+/** When a process's first forwarding thread began, in ms since the epoch (proc_pid_stat(5): starttime, in 1/100 s since boot). */
+function engineStart(pid: number): number {
+  const tasks = `/proc/${pid}/task`
+  const thread = readdirSync(tasks).find((id) => readFileSync(`${tasks}/${id}/comm`, 'utf8') === 'weft-loop0\n')
+  if (thread === undefined) throw new Error(`process ${pid} has no forwarding thread`)
+  const stat = readFileSync(`${tasks}/${thread}/stat`, 'utf8')
+  const startedMs = 10 * Number(stat.slice(stat.lastIndexOf(')')).split(' ')[20])
+  const uptimeMs = 1000 * Number(readFileSync('/proc/uptime', 'utf8').split(' ')[0])
+  return Date.now() - uptimeMs + startedMs
+}
+
+/** When each ping was answered, in ms since the epoch, and how many were not. */
+function readPings(said: string): { readonly times: number[]; readonly lost: number } {
+  const answers = [...said.matchAll(/^\[([\d.]+)\].*icmp_seq=(\d+) ttl=/gm)]
+  const last = Math.max(...answers.map(([, , number]) => Number(number)))
+  return { times: answers.map(([, time]) => 1000 * Number(time)), lost: last - answers.length }
+}
+
+async function sample(way: Way, lab: Lab, [from, to]: Pods, beside: boolean): Promise<Sample> {
+  const [host] = lab.hosts as [Host, Host]
+  const args = ['--lease-dir', join(lab.folder, 'leases')]
+  const start = (...more: string[]): Daemon => host.startDaemon({ args: [...args, ...more] })
+  const persist = way === WAYS['stopped, started, --persist=false'] ? ['--persist=false'] : []
+  const before = start(...persist)
+  await before.line(/flannel is ready/)
+  await reach(from.namespace, to.address)
+  const load = beside ? from.spawn(['iperf3', '--client', to.address, '--time', '60']) : undefined
+  load?.stdout?.resume()
+  const pinging = from.spawn(['ping', '-D', '-n', '-i', '0.001', '-W', '1', to.address])
+  const said = text(pinging.stdout as NodeJS.ReadableStream)
+  await delay(QUIET_MS)
+  const next = await way(before, start)
+  await next.line(/flannel is ready/)
+  await reach(from.namespace, to.address)
+  await delay(QUIET_MS)
+  const began = engineStart(next.process.pid as number)
+  for (const child of [pinging, load]) {
+    child?.kill('SIGINT')
+    if (child) await ended(child)
+  }
+  const { times, lost } = readPings(await said)
+  const pauses = times.slice(1).map((time, index) => ({ ms: time - (times[index] as number), end: time }))
+  const longest = pauses.reduce((most, each) => (each.ms > most.ms ? each : most))
+  await next.stop()
+  return { pause: longest.ms, lost, engine: longest.end - began }
+}
+
+export async function measureRestarts(rounds: number): Promise<Part> {
+  const lab = await createLab({ hosts: 2 })
+  try {
+    const leases = join(lab.folder, 'leases')
+    mkdirSync(leases)
+    writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
+    const start = async (host: Host): Promise<Daemon> => {
+      const daemon = host.startDaemon({ args: ['--lease-dir', leases] })
+      await daemon.line(/flannel is ready/)
+      return daemon
+    }
+    const [host, other] = lab.hosts as [Host, Host]
+    await start(other)
+    await (await start(host)).stop() // for its subnet
+    const pods = [await host.startPod(), await other.startPod()] as const
+    const server = pods[1].spawn(['iperf3', '--server'])
+    server.stdout?.resume()
+    const series: Series[] = []
+    for (const beside of [false, true]) {
+      const samples = new Map<string, Sample[]>(Object.keys(WAYS).map((name) => [name, []]))
+      for (let round = 0; round < rounds; round++) {
+        for (const [name, way] of Object.entries(WAYS)) samples.get(name)?.push(await sample(way, lab, pods, beside))
+        process.stderr.write(`restarts${beside ? ' beside a TCP stream' : ''}: round ${round + 1} of ${rounds}\n`)
+      }
+      for (const [metric, about] of Object.entries(METRICS))
+        series.push({
+          case: beside ? 'beside a TCP stream' : 'idle',
+          metric,
+          ...about,
+          values: Object.fromEntries(
+            // While one runs beside the other the pause says nothing of when an engine began.
+            [...samples]
+              .filter(([name]) => metric !== 'engine' || name !== 'taken over')
+              .map(([name, values]) => [name, values.map((value) => value[metric as keyof Sample])]),
+          ),
+        })
+    }
+    return { name: 'restarts', rounds, seconds: 0, method: { idle: METHOD, 'beside a TCP stream': METHOD }, series }
+  } finally {
+    await lab.close()
+  }
+}

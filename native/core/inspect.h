@@ -1,0 +1,61 @@
+// inspect.h - whether what came from a peer is an IP packet that the kernel may be given: nothing malformed reaches the
+// TUN.
+//
+// What a router looks at (RFC 1812 section 5.2.2), fragments and options with it. All of it is in the IP header, which
+// a superpacket has once. What the header's length leaves over at the end is cut off, as the kernel does
+// (net/ipv4/ip_input.c, ip_rcv_core).
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "counters.h"
+#include "packet.h"
+
+namespace weft {
+
+/// Whether an IPv4 fragment can be part of a packet.
+inline bool is_sound_fragment(const uint8_t* bytes, const Packet& packet) {
+  constexpr size_t kBlockBytes = 8, kMaxPacketBytes = 65535;
+  constexpr size_t kLeastFirstTcpBytes = 16;
+  const uint16_t word = load_be16(bytes + 6);
+  const bool more = word & 0x2000;
+  const size_t offset = (word & 0x1fff) * kBlockBytes, size = packet.total - packet.ip_bytes;
+  // Each but the last is of whole blocks (RFC 791 section 3.2).
+  if (size == 0 || (more && size % kBlockBytes != 0)) return false;
+  if (packet.ip_bytes + offset + size > kMaxPacketBytes) return false;
+  // A TCP header in pieces hides its flags from a firewall (RFC 3128 section 3).
+  return packet.protocol != IPPROTO_TCP || (offset == 0 ? size >= kLeastFirstTcpBytes : offset > kBlockBytes);
+}
+
+/// Whether the options of an IPv4 header (RFC 791 section 3.1) keep to it, and none names a route of its own: the
+/// destination would not be where the packet goes, which is what is let in by (RFC 7126 sections 4.3 and 4.4; a kernel
+/// refuses them too, but for accept_source_route).
+inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
+  constexpr uint8_t kEnd = 0, kNothing = 1, kLooseRoute = 131, kStrictRoute = 137;
+  while (at < end && *at != kEnd) {
+    if (*at == kNothing) {
+      at++;
+      continue;
+    }
+    if (*at == kLooseRoute || *at == kStrictRoute) return false;
+    if (end - at < 2 || at[1] < 2 || at[1] > end - at) return false;
+    at += at[1];
+  }
+  return true;
+}
+
+/// Reads the IP header of what came from a peer and says why it may not go on; nothing when it may.
+inline std::optional<Counter> inspect(std::span<const uint8_t> bytes, Packet& packet) {
+  if (read_packet(bytes.data(), bytes.size(), packet) != Shape::kOk) return k_rx_drop_malformed;
+  if (packet.version == 6) return {};
+  if (!is_ipv4_header_right(bytes.data(), packet.ip_bytes)) return k_rx_drop_checksum;
+  if (packet.fragment && !is_sound_fragment(bytes.data(), packet)) return k_rx_drop_fragment;
+  if (packet.ip_bytes > kIpv4HeaderBytes &&
+      !are_sound_options(bytes.data() + kIpv4HeaderBytes, bytes.data() + packet.ip_bytes)) {
+    return k_rx_drop_options;
+  }
+  return {};
+}
+
+}  // namespace weft

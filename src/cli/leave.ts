@@ -1,0 +1,23 @@
+// leave.ts - `weftd --leave`: ends the daemon that runs for a subnet file and removes all that this node is in its network.
+
+import { findRunning } from '../cleanup/running.ts'
+import { removeRemains } from '../cleanup/cleanup.ts'
+import { run } from '../host/command.ts'
+import type { Log } from '../log.ts'
+import type { DaemonOptions } from '../options.ts'
+import { findHolder, handoverSocket } from '../restart/handover.ts'
+
+/** Whether nothing is left on the host. Throws WeftError DEVICE where a daemon hangs, or another one runs. */
+export async function leave(options: DaemonOptions, log: Log): Promise<boolean> {
+  const holder = findHolder(handoverSocket(options))
+  const pid = await holder?.write()
+  await holder?.end('leave')
+  holder?.close()
+  if (!holder) log.warn('No weftd runs for this subnet file that could give its lease back: the lease ends by itself')
+  // It may wait for its service manager to stop it.
+  const running = await findRunning(run, '/proc', pid)
+  return removeRemains(options['subnet-file'], false, running, {
+    say: (line) => log.info(line),
+    warn: (line) => log.warn(line),
+  })
+}

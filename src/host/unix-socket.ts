@@ -1,0 +1,123 @@
+// unix-socket.ts - messages between processes of this host, each a text with descriptors: sequenced packets of a Unix socket.
+
+import { closeSync } from 'node:fs'
+import { addon } from './addon.ts'
+import { createBell } from './bell.ts'
+
+export interface Parcel {
+  readonly text: string
+  /** Open, of whoever has the parcel. */
+  readonly fds: readonly number[]
+}
+
+export interface Connection {
+  /** The descriptors stay open here; the receiver has its own. Throws an Error with `code` when the other end is gone. */
+  send(text: string, fds?: readonly number[]): void
+  /** The next message; undefined at the end of the connection, however it ended. Rejects with the signal's reason. */
+  receive(signal: AbortSignal): Promise<Parcel | undefined>
+  /** Idempotent; closes the descriptors of what was not received. */
+  close(): void
+}
+
+export interface Listener {
+  /** The next connection. Rejects with the signal's reason. */
+  accept(signal: AbortSignal): Promise<Connection>
+  /** Idempotent. The path stays: another process may have put its own there. */
+  close(): void
+}
+
+export function closeAll(fds: readonly number[]): void {
+  for (const fd of fds) closeSync(fd)
+}
+
+/** What a descriptor brings, kept until somebody takes it; undefined when it brings no more. */
+function createQueue<T>(fd: number, take: () => T | undefined | 'end') {
+  const waiting: T[] = []
+  const bell = createBell()
+  let isOver = false
+  const watcher = addon.watchReadable(fd, () => {
+    for (;;) {
+      const item = take()
+      if (item === undefined) break
+      if (item === 'end') {
+        isOver = true
+        watcher.stop()
+        break
+      }
+      waiting.push(item)
+    }
+    bell.ring()
+  })
+  return {
+    async next(signal: AbortSignal): Promise<T | undefined> {
+      for (;;) {
+        const item = waiting.shift()
+        if (item !== undefined || isOver) return item
+        await bell.wait(signal)
+      }
+    },
+    /** Returns what nobody took. */
+    close(): readonly T[] {
+      if (!isOver) watcher.stop()
+      isOver = true
+      return waiting.splice(0)
+    },
+  }
+}
+
+function connectionOf(fd: number): Connection {
+  const parcels = createQueue<Parcel>(fd, () => {
+    try {
+      const parcel = addon.receiveParcel(fd)
+      return parcel?.text === '' ? 'end' : parcel
+    } catch {
+      return 'end' // the other end died
+    }
+  })
+  let isOpen = true
+  return {
+    send: (text, fds = []) => addon.sendParcel(fd, text, fds),
+    receive: (signal) => parcels.next(signal),
+    close() {
+      if (!isOpen) return
+      isOpen = false
+      for (const { fds } of parcels.close()) closeAll(fds)
+      closeSync(fd)
+    },
+  }
+}
+
+/** A connection to whoever listens at a path; undefined when nobody does. Throws an Error with `code` for anything else. */
+export function connect(path: string): Connection | undefined {
+  try {
+    const fd = addon.connectUnix(path)
+    return fd === undefined ? undefined : connectionOf(fd)
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException
+    if (code === 'ENOENT' || code === 'ECONNREFUSED') return undefined
+    throw error
+  }
+}
+
+/** Listens at a path for processes of this user. Throws an Error with `code`. */
+export function listen(path: string): Listener {
+  const fd = addon.listenUnix(path)
+  const connections = createQueue(fd, () => {
+    const connection = addon.acceptUnix(fd)
+    return connection === undefined ? undefined : connectionOf(connection)
+  })
+  let isOpen = true
+  return {
+    async accept(signal) {
+      const connection = await connections.next(signal)
+      if (!connection) throw new Error('the listener is closed')
+      return connection
+    },
+    close() {
+      if (!isOpen) return
+      isOpen = false
+      for (const connection of connections.close()) connection.close()
+      closeSync(fd)
+    },
+  }
+}

@@ -1,0 +1,38 @@
+// last-known.ts - keeps the file of what this node knows, for the process after it.
+
+import { messageOf } from '../errors.ts'
+import { pause } from '../host/bell.ts'
+import { seldom } from '../log.ts'
+import { removeLastKnown, writeLastKnown } from '../restart/last-known.ts'
+import type { Node } from './node.ts'
+
+/** Between two writes, and for each lease besides: with 10,000 peers the file has a megabyte, and some of them always change. */
+const REST_MS = 200
+const REST_MS_A_LEASE = 1
+
+/** What is said of a path that stays open elsewhere is written with it. Rejects with the file system's error. */
+export async function writeKnown(node: Node, path?: unknown): Promise<void> {
+  const { next, lease, attrs, view, dataPath } = node
+  if (!next) return
+  const tunName = dataPath?.tunName
+  // What the kernel carries goes on by itself.
+  if (tunName === undefined) return removeLastKnown(next.lastKnown)
+  const { store, config } = next
+  await writeLastKnown(next.lastKnown, {
+    ...{ store, config, tunName, path },
+    lease: { ...lease, attrs },
+    expiresAt: lease.expiresAt,
+    leases: [...view.values()],
+  })
+}
+
+export async function keepLastKnown(node: Node): Promise<never> {
+  const calm = seldom(node.log)
+  for (;;) {
+    await node.learnt.wait(node.signal)
+    await writeKnown(node).catch((error: unknown) =>
+      calm.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),
+    )
+    await pause(node.signal, REST_MS + REST_MS_A_LEASE * node.view.size)
+  }
+}

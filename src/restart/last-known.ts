@@ -1,0 +1,78 @@
+// last-known.ts - what a node knew when it last ran, in a file beside subnet.env: enough to forward before the store was asked.
+//
+// Leases stand in it as in a store, so that a file of another version of weft is read as long as its number is known.
+
+import { readFile, unlink } from 'node:fs/promises'
+import { messageOf } from '../errors.ts'
+import { replaceFile } from '../host/replace-file.ts'
+import { decodeLease } from '../lease/decode.ts'
+import { encodeLeaseValue, type Lease } from '../lease/lease.ts'
+import type { Log } from '../log.ts'
+import type { DaemonOptions } from '../options.ts'
+
+/** Of the file; what another has means something else. */
+const VERSION: number = 1
+
+export interface LastKnown {
+  /** Which store's, so that what was known of one network is not taken for another's. */
+  readonly store: string
+  /** The network configuration's text. */
+  readonly config: string
+  readonly lease: Lease
+  /** When the lease ends, in ms since the epoch; undefined when never. */
+  readonly expiresAt: number | undefined
+  /** All leases that were believed, our own among them. */
+  readonly leases: readonly Lease[]
+  /** The TUN device, which may still be there. */
+  readonly tunName: string
+  /** The description of a path (open-path.ts) whose descriptors the service manager keeps. */
+  readonly path?: unknown
+}
+
+type KeyAndValue = readonly [key: string, value: string]
+interface Written extends Omit<LastKnown, 'lease' | 'leases'> {
+  readonly version: number
+  readonly lease: KeyAndValue
+  readonly leases: readonly KeyAndValue[]
+}
+
+export const lastKnownFile = (options: Pick<DaemonOptions, 'subnet-file'>): string =>
+  `${options['subnet-file']}.last-known`
+
+/** What tells one store from another: endpoints come and go, a prefix or a folder does not. */
+export function storeNameOf(options: Pick<DaemonOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr'>): string {
+  if (options['kube-subnet-mgr']) return 'kube'
+  return options['lease-dir'] === '' ? `etcd ${options['etcd-prefix']}` : `directory ${options['lease-dir']}`
+}
+
+/** Rejects with the file system's error. */
+export async function writeLastKnown(path: string, known: LastKnown): Promise<void> {
+  const pair = ({ key, attrs }: Lease): KeyAndValue => [key, encodeLeaseValue(attrs)]
+  const written: Written = {
+    ...known,
+    version: VERSION,
+    lease: pair(known.lease),
+    leases: known.leases.map(pair),
+  }
+  // Whoever can write it says where packets go.
+  await replaceFile(path, `${JSON.stringify(written)}\n`, 0o600)
+}
+
+/** Undefined when there is none, or none that can be read, which is said. */
+export async function readLastKnown(path: string, log: Log): Promise<LastKnown | undefined> {
+  try {
+    const { version, lease, leases, ...rest } = JSON.parse(await readFile(path, 'utf8')) as Written
+    if (version !== VERSION) throw new Error(`its version is ${version}, and this weftd knows ${VERSION}`)
+    return { ...rest, lease: decodeLease(...lease), leases: leases.map(([key, value]) => decodeLease(key, value)) }
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'ENOENT')
+      log.warn(`Cannot use what was last known, in ${path}: ${messageOf(error)}; the store is waited for`)
+    return undefined
+  }
+}
+
+export async function removeLastKnown(path: string): Promise<void> {
+  await unlink(path).catch((error: NodeJS.ErrnoException) => {
+    if (error.code !== 'ENOENT') throw error
+  })
+}

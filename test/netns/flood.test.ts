@@ -1,0 +1,110 @@
+// flood.test.ts - what must end although packets do not: a tunnel inside of itself, and whatever is waited for while packets
+// come without a pause.
+
+import { mkdirSync, rmSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterAll, afterEach, beforeAll, expect, it } from 'vitest'
+import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { eventually } from '../support/event.ts'
+import { buildForge, type Forge } from '../support/forge.ts'
+import { added, removed, tunAddress } from '../support/hosts.ts'
+import { BUILD_MS } from '../support/native-program.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+import { ipv4Packet, udpDatagram } from '../support/packets.ts'
+
+const lacks = needs(HOSTS, 'g++', 'ping')
+
+let forge: Forge
+beforeAll(async () => {
+  if (!lacks) forge = await buildForge()
+}, BUILD_MS)
+afterAll(() => forge?.close())
+let lab: Lab
+afterEach(() => lab?.close())
+
+const leases = (): string => join(lab.folder, 'leases')
+function configure(backend: object): void {
+  mkdirSync(join(leases(), 'subnets'), { recursive: true })
+  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+}
+const NEW = '10.5.0.0/24' // which no node draws
+const newLease = (): string => join(leases(), 'subnets', NEW.replace('/', '-'))
+function putPeer(type: string, publicIp: string): void {
+  const data = type === 'vxlan' ? { BackendData: { VNI: 1, VtepMAC: '02:00:00:00:00:07' } } : {}
+  writeFileSync(newLease(), JSON.stringify({ PublicIP: publicIp, BackendType: type, ...data }))
+}
+
+it.each([
+  { engine: 'native', backend: { Type: 'udp' }, device: 'flannel0' },
+  { engine: 'dgram', backend: { Type: 'udp' }, device: 'flannel0' },
+  { engine: 'native', backend: { Type: 'vxlan', DataPath: 'userspace' }, device: 'flannel.1' },
+])('a peer whose address is inside of its own subnet: $backend.Type, $engine', async ({ engine, backend, device }) => {
+  lab = await createLab({ hosts: 1 })
+  const [host] = lab.hosts as [Host]
+  configure(backend)
+  const daemon = host.startDaemon({ args: ['--lease-dir', leases(), '--engine', engine] })
+  await daemon.line(/flannel is ready/)
+  putPeer(backend.Type, '10.5.0.9')
+  await daemon.line(/Subnet added: 10\.5\.0\.0\/24|10\.5\.0\.9.*VtepMAC/)
+  // Each waits a second for an answer, in which nothing but the circle could go on; the second goes in fragments.
+  const ping = (size: string) => host.run(['ping', '-n', '-c', '1', '-W', '1', '-s', size, '10.5.0.5'])
+  expect((await Promise.all(['56', '1444'].map(ping))).map(({ code }) => code)).toEqual([1, 1])
+  const [{ stats64 }] = JSON.parse(await host.output(['ip', '-s', '-j', 'link', 'show', device])) as [
+    { stats64: { tx: { bytes: number; packets: number } } },
+  ]
+  expect(stats64.tx.packets).toBeGreaterThan(2) // it came back, and then no more
+  expect(stats64.tx.bytes).toBeLessThan(70_000)
+  expect(await daemon.stop()).toBe(0)
+})
+
+it.each(['native', 'dgram'])('under floods both ways peers come and go, and a stop is heard: %s', async (engine) => {
+  lab = await createLab({ hosts: 3 })
+  const [a, b, stranger] = lab.hosts as [Host, Host, Host]
+  configure({ Type: 'udp' })
+  const start = (host: Host): Daemon => host.startDaemon({ args: ['--lease-dir', leases(), '--engine', engine] })
+  const daemons = [start(a), start(b)]
+  await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+  await Promise.all([daemons[0]!.line(added(b)), daemons[1]!.line(added(a))])
+
+  const listen = `require('node:dgram').createSocket('udp4').once('message', () => console.log('came')).bind(8285, '${stranger.address}', () => console.log('listening'))`
+  const listener = stranger.spawn([process.execPath, '-e', listen])
+  let heard = ''
+  listener.stdout!.on('data', (text: Buffer) => (heard += text.toString()))
+  await eventually(() => expect(heard).toContain('listening'))
+
+  const [ours, theirs, nobodys] = [tunAddress(a), tunAddress(b), '10.5.1.9'].map((address) => parseIpv4(address)!)
+  const payload = Buffer.alloc(30)
+  const inner = (source: number): Buffer =>
+    ipv4Packet({ source, destination: ours!, payload: udpDatagram(source, ours!, 1, 9, payload) })
+  const floods = [
+    forge.flood(a, tunAddress(b), 9, [payload]), // out of the TUN
+    forge.flood(b, a, 8285, [inner(theirs!)]), // in, from a peer
+    forge.flood(stranger, a, 8285, [inner(theirs!), inner(nobodys!), payload]), // and from whoever is none
+  ]
+  const forwarded = async (): Promise<number> => {
+    const link = await a.output(['ip', '-s', '-j', 'link', 'show', 'flannel0'])
+    return (JSON.parse(link) as [{ stats64: { tx: { packets: number } } }])[0].stats64.tx.packets
+  }
+  await eventually(async () => expect(await forwarded()).toBeGreaterThan(20_000))
+
+  putPeer('udp', stranger.address)
+  await daemons[0]!.line(added(NEW))
+  const pinged = a.spawn(['ping', '-n', '-i', '0.2', '10.5.0.5'])
+  await eventually(() => expect(heard).toContain('came'))
+  pinged.kill()
+  rmSync(newLease())
+  await daemons[0]!.line(removed(NEW))
+  await eventually(async () => {
+    const { stdout } = await a.run(['ping', '-n', '-c', '1', '-W', '1', '10.5.0.5'])
+    expect(stdout).toContain('Destination Net Unreachable')
+  })
+
+  const before = performance.now()
+  expect(await daemons[0]!.stop()).toBe(0)
+  if (process.env['WEFT_LONG']) expect(performance.now() - before).toBeLessThan(1_000)
+  for (const flood of floods) {
+    expect(flood.exitCode).toBeNull()
+    flood.kill()
+  }
+})

@@ -1,0 +1,209 @@
+// restart.test.ts - what a restart costs those who talk meanwhile: nothing where the next weftd takes over from one that runs, and
+// no more than the time in which nobody forwards where it was killed. And what is left of a node that leaves.
+
+import { mkdirSync, readdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
+import { afterEach, describe, expect, it } from 'vitest'
+import { ended } from '../../lab/command.ts'
+import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { iperfServer, reach } from '../../lab/measure.ts'
+import { closeAll, connect } from '../../src/host/unix-socket.ts'
+import { eventually } from '../support/event.ts'
+import { pinging } from '../support/pinging.ts'
+import { subnetOf } from '../support/hosts.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, 'ping', 'iperf3')
+
+const UPGRADES = process.env['WEFT_LONG'] ? 20 : 2
+const CONNECTIONS = 100
+const FORWARDING_AS_KNOWN = /Forwarding to 1 peers as last known/
+
+let lab: Lab
+let a: Host
+let b: Host
+let pods: [Pod, Pod]
+let daemons: [Daemon, Daemon]
+const leases = (): string => join(lab.folder, 'leases')
+
+async function start(host: Host, ...more: string[]): Promise<Daemon> {
+  const daemon = host.startDaemon({ args: ['--lease-dir', leases(), ...more] })
+  await daemon.line(/flannel is ready/)
+  return daemon
+}
+
+/** Two hosts that know each other, a container on each. */
+async function open(backend: object, ...more: string[]): Promise<void> {
+  lab = await createLab({ hosts: 2 })
+  ;[a, b] = lab.hosts as [Host, Host]
+  mkdirSync(leases())
+  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  daemons = [await start(a, ...more), await start(b, ...more)]
+  pods = [await a.startPod(), await b.startPod()]
+  await reach(pods[0].namespace, pods[1].address)
+  for (const host of [a, b]) await eventually(() => expect(lastKnown(host).leases).toHaveLength(2))
+}
+const lastKnown = (host: Host) =>
+  JSON.parse(readFileSync(`${host.subnetFile}.last-known`, 'utf8')) as { readonly leases: readonly unknown[] }
+afterEach(() => lab?.close())
+
+const device = async (host: Host, name = 'flannel0'): Promise<boolean> =>
+  (await host.run(['ip', 'link', 'show', 'dev', name])).code === 0
+
+describe.each([
+  { backend: { Type: 'udp' }, tun: 'flannel0' },
+  { backend: { Type: 'vxlan', DataPath: 'userspace' }, tun: 'flannel.1' },
+])('$backend.Type', ({ backend, tun }) => {
+  it(`loses nothing over ${UPGRADES} upgrades`, async () => {
+    await open(backend)
+    const program = join(packageRoot, 'dist/test/support/conversations.js')
+    const listener = pods[1].spawn([process.execPath, program, 'answer', pods[1].address, '7000'])
+    await new Promise((resolve) => listener.stdout!.once('data', resolve))
+    const talker = pods[0].spawn([process.execPath, program, 'talk', pods[1].address, '7000', String(CONNECTIONS)])
+    let rounds = 0
+    let complaint = ''
+    talker.stdout!.on('data', (text: Buffer) => (rounds = Number(text.toString().trim().split('\n').at(-1))))
+    talker.stderr!.on('data', (text: Buffer) => (complaint += text.toString()))
+    await eventually(() => expect(rounds).toBeGreaterThan(0))
+
+    const server = await iperfServer((command) => pods[1].spawn(command))
+    const load = pods[0].spawn(['iperf3', '--client', pods[1].address, '--time', '3600'])
+    load.stdout!.resume()
+
+    const pings = pinging(...pods)
+    for (let upgrade = 0; upgrade < UPGRADES; upgrade++) {
+      const before = daemons[0]
+      daemons[0] = await start(a)
+      await before.line(/Ending: another weftd has taken over/)
+      expect(await before.stop()).toBe(0)
+      expect(daemons[0].lines.some((line) => FORWARDING_AS_KNOWN.test(line))).toBe(true)
+      const said = rounds
+      await eventually(() => expect(rounds).toBeGreaterThan(said))
+    }
+    const { sent, lost } = await pings.stop()
+    expect(load.exitCode).toBe(null)
+    load.kill('SIGINT')
+    await ended(load)
+    await server.stop()
+    expect({ lost, complaint }).toEqual({ lost: 0, complaint: '' })
+    expect(sent).toBeGreaterThan(100)
+    expect(await device(a, tun)).toBe(true)
+  })
+})
+
+/** The store does not answer with what a start needs until this is called. */
+function hideStore(): () => void {
+  const config = join(leases(), 'config')
+  renameSync(config, `${config}-away`)
+  return () => renameSync(`${config}-away`, config)
+}
+
+describe('one that was killed', () => {
+  it.each(['native', 'dgram'])(
+    'is missed, by nobody cut off, until the next one forwards, store or no store: %s',
+    async (engine) => {
+      await open({ Type: 'udp' }, '--engine', engine)
+      const route = await a.output(['ip', 'route', 'show', '10.5.0.0/16'])
+      const pings = pinging(...pods)
+      await daemons[0].stop('SIGKILL')
+      expect(await a.output(['ip', 'route', 'show', '10.5.0.0/16'])).toContain(route.trim())
+      const bringBack = hideStore()
+      const next = a.startDaemon({ args: ['--lease-dir', leases(), '--engine', engine] })
+      await next.line(FORWARDING_AS_KNOWN)
+      await reach(pods[0].namespace, pods[1].address)
+      expect(next.lines.some((line) => line.includes('flannel is ready'))).toBe(false)
+      expect((await pings.stop()).errors).toBe(0)
+      bringBack()
+      await next.line(/flannel is ready/)
+      expect(next.lines.filter((line) => line.includes('Forwarding between'))).toHaveLength(1)
+      await reach(pods[1].namespace, pods[0].address)
+    },
+  )
+})
+
+describe('one that was stopped', () => {
+  it('leaves the device with its route, and what is known, for the next', async () => {
+    await open({ Type: 'udp' })
+    expect(await daemons[0].stop()).toBe(0)
+    expect(await device(a)).toBe(true)
+    const next = await start(a)
+    expect(next.lines.some((line) => FORWARDING_AS_KNOWN.test(line))).toBe(true)
+    await reach(pods[0].namespace, pods[1].address)
+  })
+
+  it('leaves nothing with --persist=false, also of one before', async () => {
+    await open({ Type: 'udp' })
+    await daemons[0].stop('SIGKILL')
+    const next = await start(a, '--persist=false')
+    await reach(pods[0].namespace, pods[1].address)
+    expect(await next.stop()).toBe(0)
+    expect(await device(a)).toBe(false)
+    expect(readdirSync(dirname(a.subnetFile)).filter((file) => file.includes('last-known'))).toEqual([])
+  })
+
+  it.each([
+    ['another number of lanes', ['--workers', '1']],
+    ['features left out', ['--without', 'udp-gso']],
+    ['another engine', ['--engine', 'dgram']],
+    ['another port', []],
+  ])('hands over to one with %s', async (_what, more) => {
+    await open({ Type: 'udp' })
+    if (more.length === 0)
+      writeFileSync(
+        join(leases(), 'config'),
+        JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'udp', Port: 9000 } }),
+      )
+    const [before] = daemons
+    const next = await start(a, ...more)
+    await before.line(/Ending: another weftd has taken over/)
+    if (more.length === 0) await start(b)
+    await reach(pods[0].namespace, pods[1].address)
+    await reach(pods[1].namespace, pods[0].address)
+    expect(next.lines.filter((line) => / [EF]\d{4} /.test(` ${line}`))).toEqual([])
+  })
+})
+
+it('forwards again when the one that was to take over goes away', async () => {
+  await open({ Type: 'udp' })
+  const heir = connect(`${a.subnetFile}.handover`)!
+  heir.send('{"weft":1,"want":"path"}')
+  const parcel = await heir.receive(AbortSignal.timeout(EVENT_MS))
+  expect(parcel!.fds).toHaveLength(24)
+  closeAll(parcel!.fds)
+  expect((await pods[0].run(['ping', '-c', '1', '-W', '1', pods[1].address])).code).toBe(1)
+  heir.close()
+  await daemons[0].line(/went away; forwarding again/)
+  await reach(pods[0].namespace, pods[1].address)
+  // And hands over to the next.
+  await start(a)
+  await daemons[0].line(/Ending: another weftd has taken over/)
+})
+
+it('does not go on as known in another network, or when its lease has ended meanwhile', async () => {
+  await open({ Type: 'udp' })
+  await daemons[0].stop()
+  const file = `${a.subnetFile}.last-known`
+  const known = lastKnown(a)
+  for (const wrong of [{ expiresAt: 1 }, { store: 'directory /elsewhere' }, { version: 99 }]) {
+    writeFileSync(file, JSON.stringify({ ...known, ...wrong }))
+    const daemon = await start(a)
+    expect(daemon.lines.filter((line) => FORWARDING_AS_KNOWN.test(line))).toEqual([])
+    await reach(pods[0].namespace, pods[1].address)
+    await daemon.stop()
+  }
+})
+
+it('weftd --leave gives the lease back and leaves nothing', async () => {
+  await open({ Type: 'udp' })
+  const subnet = subnetOf(a).replace('/', '-')
+  expect(readdirSync(join(leases(), 'subnets'))).toContain(subnet)
+  const leaving = a.startDaemon({ args: ['--lease-dir', leases(), '--leave'] })
+  await daemons[0].line(/This node has left the network/)
+  await ended(leaving.process)
+  expect(leaving.process.exitCode).toBe(0)
+  expect(leaving.lines.join('\n')).toContain(`removed file ${a.subnetFile}`)
+  expect(await device(a)).toBe(false)
+  expect(readdirSync(join(leases(), 'subnets'))).not.toContain(subnet)
+  expect(readdirSync(dirname(a.subnetFile)).filter((file) => file.startsWith('subnet.env'))).toEqual([])
+  await daemons[1].line(/Subnet removed/)
+})

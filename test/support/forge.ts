@@ -1,0 +1,39 @@
+// forge.ts - datagrams that are sent as fast as a host can, by test/native/forge.cc.
+
+import type { ChildProcess } from 'node:child_process'
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import type { Host, Place } from '../../lab/lab.ts'
+import { buildNative } from './native-program.ts'
+
+export interface Forge {
+  /** Sends so many, of these in turn; returns how many the kernel took. */
+  send(from: Place, to: Host | string, port: number, datagrams: readonly Buffer[], count: number): Promise<number>
+  /** Sends them until it is ended. */
+  flood(from: Place, to: Host | string, port: number, datagrams: readonly Buffer[]): ChildProcess
+  /** Removes the program. */
+  close(): void
+}
+
+const FOR_EVER = 1e12
+
+export async function buildForge(): Promise<Forge> {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-forge-'))
+  const program = join(folder, 'forge')
+  await buildNative('forge', program, ['-O2'], [])
+  const command = (to: Host | string, port: number, count: number): string[] => [
+    ...[program, typeof to === 'string' ? to : to.address, String(port), String(count)],
+  ]
+  const lines = (datagrams: readonly Buffer[]): string => datagrams.map((each) => `${each.toString('hex')}\n`).join('')
+  return {
+    send: async (from, to, port, datagrams, count) =>
+      Number(await from.output(command(to, port, count), { input: lines(datagrams) })),
+    flood(from, to, port, datagrams) {
+      const child = from.spawn(command(to, port, FOR_EVER), { stdin: true })
+      child.stdin!.end(lines(datagrams))
+      return child
+    },
+    close: () => rmSync(folder, { recursive: true, force: true }),
+  }
+}
