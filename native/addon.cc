@@ -358,7 +358,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   options.loops = {given.Get("naive").As<Napi::Boolean>(), given.Get("nice").As<Napi::Number>().Int32Value(),
                    given.Get("pollUs").As<Napi::Number>().Int64Value()};
 
-  if (Failure failure = set_persistent(descriptors.loops[0].tun, given.Get("persistent").As<Napi::Boolean>())) {
+  if (Failure failure = set_persistent(descriptors.loops[0].tun.get(), given.Get("persistent").As<Napi::Boolean>())) {
     to_error(env, *failure).ThrowAsJavaScriptException();
     return env.Undefined();
   }
@@ -378,7 +378,7 @@ Napi::Value open_plain_tun(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
   Tun tun;
   Failure failure = open_tun(info[0].As<Napi::String>(), false, 0, tun);
-  if (!failure) failure = set_persistent(tun.fd, info[1].As<Napi::Boolean>());
+  if (!failure) failure = set_persistent(tun.fd.get(), info[1].As<Napi::Boolean>());
   if (failure) {
     to_error(env, *failure).ThrowAsJavaScriptException();
     return env.Undefined();
@@ -387,6 +387,11 @@ Napi::Value open_plain_tun(const Napi::CallbackInfo& info) {
   result.Set("name", tun.name);
   result.Set("fd", tun.fd.release());
   return result;
+}
+
+void set_tun_persistent(const Napi::CallbackInfo& info) {
+  const Failure failure = set_persistent(info[0].As<Napi::Number>(), info[1].As<Napi::Boolean>());
+  if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
 }
 
 Napi::Value watch_readable(const Napi::CallbackInfo& info) {
@@ -532,6 +537,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   exports.Set("openDescriptors", Napi::Function::New<open_descriptors_of>(env));
   exports.Set("runEngine", Napi::Function::New<run_engine>(env));
   exports.Set("openTun", Napi::Function::New<open_plain_tun>(env));
+  exports.Set("setTunPersistent", Napi::Function::New<set_tun_persistent>(env));
   exports.Set("watchReadable", Napi::Function::New<watch_readable>(env));
   exports.Set("lockFile", Napi::Function::New<lock_file>(env));
   exports.Set("notify", Napi::Function::New<notify_manager>(env));

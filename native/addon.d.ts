@@ -146,6 +146,9 @@ export function runEngine(descriptors: Descriptors, options: RunOptions, onFault
 /** Opens a TUN without packet information or virtio header, non-blocking, for the dgram engine. */
 export function openTun(name: string, persistent: boolean): Tun
 
+/** Whether the TUN of this queue stays, with its addresses and routes, when all of its queues are closed. */
+export function setTunPersistent(fd: number, persistent: boolean): void
+
 /** Calls `onReadable` from the event loop whenever `fd` has input (level-triggered, libuv's uv_poll). */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 

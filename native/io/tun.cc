@@ -53,8 +53,8 @@ Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun
   return {};
 }
 
-Failure set_persistent(const Fd& tun, bool persistent) {
-  if (ioctl(tun.get(), TUNSETPERSIST, static_cast<unsigned long>(persistent)) < 0) {
+Failure set_persistent(int tun, bool persistent) {
+  if (ioctl(tun, TUNSETPERSIST, static_cast<unsigned long>(persistent)) < 0) {
     return SystemError{"ioctl TUNSETPERSIST", errno};
   }
   return {};

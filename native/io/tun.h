@@ -20,6 +20,6 @@ struct Tun {
 Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun& tun);
 
 /// Whether the device stays, with its addresses and routes, when its last queue is closed.
-Failure set_persistent(const Fd& tun, bool persistent);
+Failure set_persistent(int tun, bool persistent);
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 
 import type { DataPath } from '../backend/backend.ts'
 import { messageOf } from '../errors.ts'
+import { addon } from '../host/addon.ts'
 import { closeAll, listen, type Listener } from '../host/unix-socket.ts'
 import type { Log } from '../log.ts'
 import { serveHeirs, Superseded } from '../restart/handover.ts'
@@ -75,7 +76,11 @@ export async function leaveDataPath(
   if (!dataPath.leave) return dataPath.close()
   const path = await dataPath.leave()
   const { description, fds } = path ? packPath(path) : { description: undefined, fds: [] }
-  notifier?.keep(fds.map((fd, place) => ({ fd, name: keptName(place) })))
+  if (path && notifier) {
+    // The device lasts for as long as its queues are kept: over a restart, and not when the service is stopped.
+    for (const { tun } of path.loops) addon.setTunPersistent(tun, false)
+    notifier.keep(fds.map((fd, place) => ({ fd, name: keptName(place) })))
+  }
   closeAll(fds)
   await write(description).catch((error: unknown) =>
     log.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),

@@ -70,6 +70,7 @@ describe('the unit', () => {
     await systemd.systemctl('stop', 'weftd')
     expect([await systemd.property('ActiveState'), await systemd.property('Result')]).toEqual(['inactive', 'success'])
     expect(systemd.read('/run/flannel/subnet.env')).toBeDefined()
+    expect((await host!.run(['ip', 'link', 'show', 'flannel0'])).code).not.toBe(0)
   })
 
   it('loses no packet over a restart', async ({ skip }) => {
