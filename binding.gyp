@@ -12,6 +12,7 @@
         "native/core/segment.cc",
         "native/descriptors.cc",
         "native/engine.cc",
+        "native/io/echo.cc",
         "native/io/receiver.cc",
         "native/io/sender.cc",
         "native/io/tun.cc",

@@ -112,6 +112,8 @@ export interface Host extends Place {
   /** On the underlay. */
   readonly address: string
   readonly subnetFile: string
+  /** At which its daemon tells how it is. */
+  readonly statusSocket: string
   startDaemon(options: DaemonArgs): Daemon
   /** The values of subnet.env. */
   subnetEnv(): Readonly<Record<string, string>>
@@ -261,6 +263,7 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
     const address = `192.168.77.${number}`
     const namespace = await addNamespace(name)
     const subnetFile = join(folder, name, 'subnet.env')
+    const statusSocket = join(folder, name, 'weftd.sock')
     mkdirSync(dirname(subnetFile))
     if (underlay === 'bridge') {
       await plug(namespace, `${id}-switch`, `h${number}`)
@@ -282,6 +285,7 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
       name,
       address,
       subnetFile,
+      statusSocket,
       startDaemon({ args, iface = ['--iface', 'eth0'], env = {}, gate, before = [] }) {
         // Opening a FIFO to read waits until somebody opens it to write.
         const wait = gate === undefined ? [] : ['sh', '-c', 'echo waiting; : < "$0"; exec "$@"', gate]
@@ -293,6 +297,11 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
           ...iface,
           '--subnet-file',
           subnetFile,
+          '--status-socket',
+          statusSocket,
+          // Probes are packets that no test has sent.
+          '--probe-interval',
+          '0',
           ...args,
         ]
         const daemon = watchDaemon(start(inside(namespace, command), env), join(folder, name, 'weftd.log'))

@@ -11,6 +11,8 @@
 
 #include "core/counters.h"
 #include "engine.h"
+#include "io/clock.h"
+#include "io/echo.h"
 #include "io/tun.h"
 #include "io/unix_socket.h"
 
@@ -198,6 +200,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
         env, "NativeEngine",
         {InstanceMethod<&EngineHandle::set_peers>("setPeers"), InstanceMethod<&EngineHandle::ask_threads>("askThreads"),
          InstanceMethod<&EngineHandle::take_strangers>("takeStrangers"),
+         InstanceMethod<&EngineHandle::traffic>("traffic"),
          InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
          InstanceAccessor<&EngineHandle::offloads>("offloads")});
   }
@@ -254,6 +257,19 @@ class EngineHandle : public WithCleanup<EngineHandle> {
       strangers.Set(strangers.Length(), object);
     });
     return strangers;
+  }
+  Napi::Value traffic(const Napi::CallbackInfo& info) {
+    const std::vector<Traffic> sums = engine_ ? engine_->traffic() : std::vector<Traffic>{};
+    auto array = Napi::Float64Array::New(info.Env(), sums.size() * 5);
+    const auto now = static_cast<uint64_t>(now_ms());
+    double* out = array.Data();
+    for (const Traffic& sum : sums) {
+      for (const uint64_t count : {sum.tx_packets, sum.tx_bytes, sum.rx_packets, sum.rx_bytes}) {
+        *out++ = static_cast<double>(count);
+      }
+      *out++ = sum.heard_ms == 0 ? -1 : static_cast<double>(now - std::min(now, sum.heard_ms));
+    }
+    return array;
   }
   Napi::Value stop(const Napi::CallbackInfo& info) { return end(info.Env(), false); }
   Napi::Value release_descriptors(const Napi::CallbackInfo& info) { return end(info.Env(), true); }
@@ -470,6 +486,47 @@ Napi::Value receive_parcel_from(const Napi::CallbackInfo& info) {
   return result;
 }
 
+Napi::Value open_echo_socket(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  Echo echo;
+  if (Failure failure = open_echo(to_be32(info[0].As<Napi::Number>().Uint32Value()), echo)) {
+    to_error(env, *failure).ThrowAsJavaScriptException();
+    return env.Undefined();
+  }
+  Napi::Object result = Napi::Object::New(env);
+  result.Set("raw", echo.raw);
+  result.Set("mark", echo.mark);
+  result.Set("fd", echo.fd.release());
+  return result;
+}
+
+EchoSocket to_echo(const Napi::Object& echo) {
+  return {echo.Get("fd").As<Napi::Number>(), echo.Get("raw").As<Napi::Boolean>(),
+          echo.Get("mark").As<Napi::Number>().Uint32Value()};
+}
+
+void send_echo_request(const Napi::CallbackInfo& info) {
+  const auto sequence = static_cast<uint16_t>(info[2].As<Napi::Number>().Uint32Value());
+  const uint32_t to = to_be32(info[1].As<Napi::Number>().Uint32Value());
+  const size_t bytes = info[3].IsNumber() ? info[3].As<Napi::Number>().Uint32Value() : 0;
+  if (Failure failure = send_echo(to_echo(info[0].As<Napi::Object>()), to, sequence, bytes)) {
+    to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+  }
+}
+
+Napi::Value take_echo_answers(const Napi::CallbackInfo& info) {
+  std::array<EchoAnswer, 64> room;
+  const auto answers = take_echoes(to_echo(info[0].As<Napi::Object>()), room);
+  auto array = Napi::Float64Array::New(info.Env(), answers.size() * 3);
+  double* out = array.Data();
+  for (const EchoAnswer& answer : answers) {
+    *out++ = to_be32(answer.from);
+    *out++ = answer.sequence;
+    *out++ = static_cast<double>(answer.microseconds);
+  }
+  return array;
+}
+
 void exit_now(const Napi::CallbackInfo& info) { _exit(info[0].As<Napi::Number>().Int32Value()); }
 
 Napi::Object init(Napi::Env env, Napi::Object exports) {
@@ -484,6 +541,9 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   exports.Set("watchReadable", Napi::Function::New<watch_readable>(env));
   exports.Set("lockFile", Napi::Function::New<lock_file>(env));
   exports.Set("notify", Napi::Function::New<notify_manager>(env));
+  exports.Set("openEcho", Napi::Function::New<open_echo_socket>(env));
+  exports.Set("sendEcho", Napi::Function::New<send_echo_request>(env));
+  exports.Set("takeEchoes", Napi::Function::New<take_echo_answers>(env));
   exports.Set("listenUnix", Napi::Function::New<listen_unix>(env));
   exports.Set("connectUnix", Napi::Function::New<connect_unix>(env));
   exports.Set("acceptUnix", Napi::Function::New<accept_unix>(env));

@@ -99,6 +99,11 @@ export interface NativeEngine {
    * Then wakes it: a thread that is alive goes round once more.
    */
   askThreads(): Record<string, number>
+  /**
+   * What passed to and from each peer, by the slot that its record names: five numbers a slot, packets and bytes sent,
+   * packets and bytes let in, and the milliseconds since the last of those came (-1: none did). As far as slots were named.
+   */
+  traffic(): Float64Array
   /** The strangers since the last call, as far as there is room for them: a few dozen a loop. */
   takeStrangers(): Stranger[]
   /**
@@ -176,6 +181,32 @@ export function sendParcel(connection: number, text: string, fds: readonly numbe
 
 /** Undefined when none waits; an empty text at the end of the connection. */
 export function receiveParcel(connection: number): { text: string; fds: number[] } | undefined
+
+/** A socket for ICMP echo requests; `raw` where the kernel's own kind for this is not allowed. */
+export interface EchoSocket {
+  readonly fd: number
+  readonly raw: boolean
+  /** In each of its requests. */
+  readonly mark: number
+}
+
+/**
+ * Opens one that sends from this IPv4 address, in host order. Throws the errno of the raw one: EPERM where neither
+ * net.ipv4.ping_group_range nor CAP_NET_RAW allows it.
+ */
+export function openEcho(source: number): EchoSocket
+
+/**
+ * Sends a request to an IPv4 address in host order, with a sequence number of 16 bits: a packet of `bytes`, or of as few as it takes,
+ * that nobody may fragment.
+ */
+export function sendEcho(socket: EchoSocket, to: number, sequence: number, bytes?: number): void
+
+/**
+ * The answers to this socket's requests that have come, 64 at most: three numbers each, the IPv4 address that it came from in host
+ * order, the sequence number, and the microseconds that it took.
+ */
+export function takeEchoes(socket: EchoSocket): Float64Array
 
 /** Ends the process at once (_exit(2)). process.exit joins libuv's threads, of which one may wait for ever for a file server. */
 export function exitNow(code: number): never

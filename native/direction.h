@@ -5,6 +5,7 @@
 #include "core/features.h"
 #include "core/filter.h"
 #include "core/icmp.h"
+#include "core/traffic.h"
 #include "io/system.h"
 
 namespace weft {
@@ -19,6 +20,7 @@ struct Path {
   size_t batch;              ///< at most so many packets are read, or messages received, in one turn
   Features* features;
   CounterRow counters;
+  TrafficRows* traffic;
   FilterOptions filter = {};       ///< what is let in from peers
   Strangers* strangers = nullptr;  ///< where it says who was not
   IcmpLimit* icmp = nullptr;       ///< of all loops

@@ -36,7 +36,8 @@ class Egress final : public Direction {
         own_address_(bound_address(path.socket).sin_addr.s_addr),
         peers_(peers),
         encap_(own),
-        sender_(path.sender, Encap::kHeaderBytes, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters),
+        sender_(path.sender, Encap::kHeaderBytes, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters,
+                path.traffic),
         reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + Encap::kHeaderBytes + kMaxReadBytes)) {}
 
   Pump pump() override {

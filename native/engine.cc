@@ -44,7 +44,8 @@ Engine::Engine(Descriptors descriptors)
     : descriptors_(std::move(descriptors)),
       peers_(2 * descriptors_.loops.size()),
       features_(descriptors_.features),
-      strangers_(descriptors_.loops.size()) {}
+      strangers_(descriptors_.loops.size()),
+      traffic_(descriptors_.loops.size()) {}
 
 Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t* counters,
                     std::unique_ptr<Engine>& result) {
@@ -64,6 +65,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     options.loops.naive ? 1 : kNoLimit,
                     &engine->features_,
                     CounterRow(counters + i * kCounterCount),
+                    &engine->traffic_[i],
                     options.filter,
                     &engine->strangers_[i],
                     &engine->icmp_};
@@ -77,6 +79,21 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   }
   result = std::move(engine);
   return {};
+}
+
+void Engine::set_peers(std::span<const uint8_t> records) {
+  auto table = std::make_unique<const PeerTable>(records);
+  traffic_slots_ = std::max(traffic_slots_, table->traffic_slots());
+  for (TrafficRows& rows : traffic_) rows.make_room(traffic_slots_);
+  peers_.replace(std::move(table));
+}
+
+std::vector<Traffic> Engine::traffic() const {
+  std::vector<Traffic> sums(traffic_slots_);
+  for (uint32_t slot = 0; slot < traffic_slots_; slot++) {
+    for (const TrafficRows& rows : traffic_) rows.sum(slot, sums[slot]);
+  }
+  return sums;
 }
 
 std::vector<ThreadRounds> Engine::ask_threads() const {

@@ -34,7 +34,9 @@ class Engine {
 
   const Features& features() const { return features_; }
   Fault& fault() { return fault_; }
-  void set_peers(std::span<const uint8_t> records) { peers_.replace(std::make_unique<const PeerTable>(records)); }
+  void set_peers(std::span<const uint8_t> records);
+  /// What passed to and from each peer, by slot, as far as slots were given.
+  std::vector<Traffic> traffic() const;
   /// Why the threads have not the priority that was asked for.
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
   /// Of each thread, as Loop::ask_thread.
@@ -56,7 +58,9 @@ class Engine {
   Features features_;
   Fault fault_;
   IcmpLimit icmp_;
-  std::vector<Strangers> strangers_;          // of each loop
+  std::vector<Strangers> strangers_;  // of each loop, as the next
+  std::vector<TrafficRows> traffic_;
+  uint32_t traffic_slots_ = 1;
   std::vector<std::unique_ptr<Loop>> loops_;  // last: they use all of the above
 };
 

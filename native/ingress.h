@@ -49,6 +49,7 @@ class Ingress final : public Direction {
       } while (message.size > 0);
     }
     if (Failure failure = writer_.write(coalescer_)) pump.failure = failure;
+    count_received();
     peers_.release();
     return pump;
   }
@@ -75,9 +76,22 @@ class Ingress final : public Direction {
       }
       decrement_hop_limit(bytes.data(), packet);
     }
+    if (filter_.peer() != received_.peer) count_received();
+    received_.peer = filter_.peer();
+    received_.packets += count_packets(undone, bytes.data(), packet);
+    received_.bytes += packet.total;
     if (coalescer_.full()) failure = writer_.write(coalescer_);
     coalescer_.add(bytes.data(), packet, limits_, undone);
     return failure;
+  }
+
+  /// Counts what was let in of one peer since it was last counted.
+  void count_received() {
+    if (received_.peer) {
+      path_.traffic->add_received(received_.peer->slot, received_.packets, received_.bytes,
+                                  static_cast<uint64_t>(now_ms()));
+    }
+    received_ = {};
   }
 
   /// Goes to the peer whose packet it was, at the endpoint that it receives by, and to nobody else: whoever sends a
@@ -94,11 +108,18 @@ class Ingress final : public Direction {
     if (receiver_.answer(*peer, {out, Encap::kHeaderBytes + size})) path_.counters.add(k_rx_time_exceeded_sent);
   }
 
+  /// A peer's packets that follow each other.
+  struct Received {
+    const Endpoint* peer = nullptr;
+    uint64_t packets = 0, bytes = 0;
+  };
+
   Path path_;
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;  // during a turn
   Encap encap_;
   Filter filter_;
+  Received received_;  // during a turn
   Receiver receiver_;
   CoalesceLimits limits_;  // during a turn
   Coalescer coalescer_;

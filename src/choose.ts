@@ -14,6 +14,7 @@ import type { SubnetManager } from './lease/subnet-manager.ts'
 import type { Log } from './log.ts'
 import type { DaemonOptions } from './options.ts'
 import type { Inheritance } from './restart/inheritance.ts'
+import type { Store } from './store/store.ts'
 
 /** The subnet manager that the flags name. Does not contact its store, but to find out in a pod which node this is. */
 export async function createSubnetManager(
@@ -32,9 +33,27 @@ export async function createSubnetManager(
       setCondition: options['set-node-network-unavailable'],
     })
   }
+  const store = await createStore(options, log)
+  return options['lease-dir'] === '' ? managerOf(store, log) : managerOf(store)
+}
+
+export type StoreOptions = Pick<
+  DaemonOptions,
+  | 'lease-dir'
+  | 'etcd-endpoints'
+  | 'etcd-prefix'
+  | 'etcd-keyfile'
+  | 'etcd-certfile'
+  | 'etcd-cafile'
+  | 'etcd-username'
+  | 'etcd-password'
+>
+
+/** The store that they name. Does not contact it. */
+export async function createStore(options: StoreOptions, log: Log): Promise<Store> {
   if (options['lease-dir'] !== '') {
     const { createDirectoryStore } = await import('./store/directory.ts')
-    return managerOf(createDirectoryStore({ directory: options['lease-dir'] }))
+    return createDirectoryStore({ directory: options['lease-dir'] })
   }
   const { createEtcdStore } = await import('./store/etcd.ts')
   const endpoints = options['etcd-endpoints'].split(',')
@@ -44,13 +63,40 @@ export async function createSubnetManager(
   // flanneld's words and condition (registry.go, newTlsConfig), but where TLS is spoken all the same: they would not be true.
   if ((certFile === '' || keyFile === '') && endpoints.some(isPlain))
     log.warn('no certificate provided: connecting to etcd with http. This is insecure')
-  const store = createEtcdStore({
+  return createEtcdStore({
     ...{ endpoints, certFile, keyFile, caFile, log },
     prefix: options['etcd-prefix'],
     username: options['etcd-username'],
     password: options['etcd-password'],
   })
-  return managerOf(store, log)
+}
+
+/** Checks the options of the `Backend` object, for whoever is about to put a configuration. Throws WeftError CONFIG. */
+export async function checkBackend({ backendType, backend }: NetworkConfig): Promise<void> {
+  switch (backendType) {
+    case 'udp': {
+      const [{ udpPort }, { verifySource }] = await Promise.all([
+        import('./backend/udp.ts'),
+        import('./backend/strangers.ts'),
+      ])
+      udpPort(backend)
+      verifySource(backend)
+      return
+    }
+    case 'vxlan':
+      return void (await import('./backend/vxlan-config.ts')).vxlanConfig(backend)
+    case 'ipip':
+      return void (await import('./config/backend-options.ts')).backendOptions(backend).flag('DirectRouting')
+    case 'wireguard':
+      return void (await import('./backend/wireguard.ts')).wireguardConfig(backend)
+    case 'extension':
+      return void (await import('./backend/extension.ts')).extensionCommands(backend)
+    case 'host-gw':
+    case 'alloc':
+      return
+    default:
+      throw unknownBackend(backendType)
+  }
 }
 
 /** Backends that flannel removed, and what takes their place. */
@@ -105,13 +151,16 @@ export async function createBackend(
       const { createExtensionBackend } = await import('./backend/extension.ts')
       return createExtensionBackend({ config, external, run, log })
     }
-    default: {
-      const instead = REMOVED[config.backendType]
-      throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${config.backendType}`, {
-        remedy: `set "Backend": {"Type": ...} in the network configuration to ${KNOWN}${instead === undefined ? '' : `: ${instead}`}`,
-      })
-    }
+    default:
+      throw unknownBackend(config.backendType)
   }
+}
+
+function unknownBackend(type: string): WeftError {
+  const instead = REMOVED[type]
+  return new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, {
+    remedy: `set "Backend": {"Type": ...} in the network configuration to ${KNOWN}${instead === undefined ? '' : `: ${instead}`}`,
+  })
 }
 
 function persistenceOf(

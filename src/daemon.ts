@@ -17,6 +17,7 @@ import { prefixed, WeftError } from './errors.ts'
 import { createFirewall, type Firewall } from './firewall/firewall.ts'
 import { createBell } from './host/bell.ts'
 import { run, type Run } from './host/command.ts'
+import { openEcho } from './host/echo.ts'
 import { watchHost } from './host/events.ts'
 import type { ExternalInterface } from './host/external-interface.ts'
 import { getSysctl } from './host/sysctl.ts'
@@ -31,7 +32,9 @@ import { amended, askPatiently, attrsBefore, keepLease, obtainLease } from './no
 import { createNode, snapshotOf, type Next, type Node, type NodeParts } from './node/node.ts'
 import { keepLastKnown } from './node/last-known.ts'
 import { keepPeers } from './node/peers.ts'
+import { probePeers } from './node/probes.ts'
 import { keepReady } from './node/ready.ts'
+import { reportOf } from './node/report.ts'
 import { serveWatchdog, tellManager } from './node/service-manager.ts'
 import { endDataPath, leaveDataPath, serveSuccessor } from './node/successor.ts'
 import { keepSubnetEnv, publish } from './node/subnet-env.ts'
@@ -50,8 +53,11 @@ import {
 } from './restart/last-known.ts'
 import { resume, type Resumed } from './resume.ts'
 import { waitForConfig, waitForInterface } from './start.ts'
-import { createHealth, serveHealth, type Health, type HealthServer } from './status/health.ts'
+import { version } from './version.ts'
+import { createEvents, type Events } from './status/events.ts'
+import { createHealth, serveHealth, serveSocket, type Health, type HealthServer } from './status/health.ts'
 import type { Notifier } from './status/notify.ts'
+import { startingReport, type DaemonStatus } from './status/status.ts'
 import { readPreviousNets, type PreviousNets } from './status/subnet-env.ts'
 
 /** Started in this order; each goes on until the signal to stop, and ends by throwing. */
@@ -65,6 +71,7 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
   keepSubnetEnv, // subnet.env is kept right
   keepReady, // the subnet manager hears that the node is in the network
   watchThreads, // a hung thread is noticed
+  probePeers, // peers are asked whether they answer
   tellManager, // the service manager hears how the node is
   serveWatchdog, // and that it lives
   keepLastKnown, // the next process finds what this one knew
@@ -87,6 +94,7 @@ export async function runDaemon(
   stopping: AbortController,
   notifier?: Notifier,
   kept: readonly number[] = [],
+  events: Events = createEvents(),
 ): Promise<never> {
   setMaxListeners(0, stopping.signal) // each loop listens, and each command that it waits for
   stopping.signal.addEventListener('abort', () => notifier?.stopping())
@@ -97,7 +105,7 @@ export async function runDaemon(
   if (!options.persist) await removeLastKnown(lastKnownFile(options))
   notifier?.forget(kept.map((_, place) => keptName(place)))
   const inheritance = createInheritance(holder, kept, known)
-  const start: Start = { options, log, stopping, notifier, previous, known, inheritance, resumed: undefined }
+  const start: Start = { options, log, stopping, notifier, events, previous, known, inheritance, resumed: undefined }
   try {
     start.resumed = await resume(known, options, inheritance, log, stopping.signal)
     return await startManager(start)
@@ -118,6 +126,8 @@ interface Start {
   readonly log: Log
   readonly stopping: AbortController
   readonly notifier: Notifier | undefined
+  /** The last lines of the log. */
+  readonly events: Events
   readonly previous: PreviousNets
   /** What the daemon before knew, and what it left. */
   readonly known: LastKnown | undefined
@@ -134,36 +144,54 @@ async function startManager(start: Start): Promise<never> {
     const subnet = previous.subnet ? formatIpv4Net(previous.subnet) : 'None'
     const reused = manager.givesSubnets ? '' : ` with Previous Subnet: ${subnet}`
     log.info(`Created subnet manager: ${manager.title}${reused}`)
-    const health = createHealth()
+    const health = createHealth({ daemon: daemonStatus(options), events: () => start.events.last() })
     const server = await serveHealthOf(start, health)
     try {
       return await startNode(start, manager, health)
     } finally {
-      await server?.close()
+      await server.close()
     }
   } finally {
     await manager.close()
   }
 }
 
-/** Answers probes, as soon as the daemon before has let go of the port. */
+function daemonStatus(options: DaemonOptions): DaemonStatus {
+  return {
+    ...{ version: version(), pid: process.pid },
+    startedAt: new Date(performance.timeOrigin).toISOString(),
+    subnetFile: options['subnet-file'],
+    leases: options['lease-dir'] || `${withoutUser(options['etcd-endpoints'])} ${options['etcd-prefix']}`,
+  }
+}
+
+/** Endpoints may name a user with its password. */
+const withoutUser = (endpoints: string): string => endpoints.replaceAll(/\/\/[^/@,]*@/g, '//')
+
+/** Answers whoever asks, as soon as the daemon before has let go of the port and the socket. */
 async function serveHealthOf(
   { options, log, stopping, inheritance }: Start,
   health: Health,
-): Promise<Pick<HealthServer, 'close'> | undefined> {
+): Promise<Pick<HealthServer, 'close'>> {
   const port = options['healthz-port']
-  if (port <= 0) return undefined
-  const serve = (): Promise<HealthServer> => serveHealth(options['healthz-ip'], port, health, log)
-  if (!inheritance.isHeir) return serve()
-  let server: HealthServer | undefined
-  inheritance.settled.then(async () => void (server = await serve())).catch((error: unknown) => stopping.abort(error))
-  return { close: async () => server?.close() }
+  const open: Pick<HealthServer, 'close'>[] = []
+  const serve = async (): Promise<void> => {
+    if (port > 0) open.push(await serveHealth(options['healthz-ip'], port, health, log))
+    const socket = await serveSocket(options['status-socket'], health, log)
+    if (socket) open.push(socket)
+  }
+  if (inheritance.isHeir) inheritance.settled.then(serve).catch((error: unknown) => stopping.abort(error))
+  else await serve()
+  return { close: async () => void (await Promise.all(open.map((each) => each.close()))) }
 }
 
 async function startNode(start: Start, manager: NodeParts['manager'], health: Health): Promise<never> {
   const { options, log, stopping, notifier, previous } = start
   const { signal } = stopping
-  const tell = (status: string): void => notifier?.tell({ ready: false, status })
+  const tell = (status: string): void => {
+    health.report = async () => startingReport(manager.name, status)
+    notifier?.tell({ ready: false, status })
+  }
   tell(`waiting for the network configuration in the ${manager.name} store`)
   const { config, configText } = await waitForConfig(manager, log, signal)
   if (!config.enableIpv4 && !config.ipv6)
@@ -188,7 +216,8 @@ async function startNode(start: Start, manager: NodeParts['manager'], health: He
     if ((await getSysctl('net/ipv4/ip_forward')) === '0') log.warn(NOT_FORWARDING)
     tell('waiting for a lease')
     const next = options.persist ? nextFor(options, configText) : undefined
-    const parts = { options, manager, config, backend, firewall, log, signal, health, next, notifier }
+    const node = { options, manager, config, backend, externalName: external.name, openEcho, next }
+    const parts = { ...node, firewall, log, signal, health, notifier }
     return await runNode(parts, previous.subnet, stopping, hostChanged, start)
   } finally {
     ended.abort()
@@ -268,7 +297,10 @@ export async function runNode(
   const leases = left.resumed?.leases ?? new Map()
   const dataPath = await prefixed(REGISTERING, openDataPath(backend, { ...lease, attrs }, leases, left, signal))
   const node = createNode(parts, lease, attrs, dataPath, hostChanged, leases)
-  if (health) health.snapshot = () => snapshotOf(node)
+  if (health) {
+    health.snapshot = () => snapshotOf(node)
+    health.report = () => reportOf(node)
+  }
   try {
     await firewall?.rules.raise(node.lease.subnet)
     await publish(node)

@@ -19,6 +19,8 @@ export interface Log {
 const SAME_LINE_MS = 30_000
 const FAILURES_A_MINUTE = 4
 
+type Level = 'info' | 'warn' | 'error'
+
 const LETTERS: Readonly<Record<string, string>> = { info: 'I', warn: 'W', error: 'E' }
 
 /** One line of klog's shape. `at` is in microseconds since the epoch; line breaks in `message` are escaped. */
@@ -53,8 +55,12 @@ function nowUs(): number {
   return (originMs + performance.now()) * 1000
 }
 
-/** A log of the given verbosity, to stderr unless `write` is given. */
-export function createLog(verbosity: number, write: (line: string) => void = writeToStderr): Log {
+/** A log of the given verbosity, to stderr unless `write` is given; `hear` is told each message too. */
+export function createLog(
+  verbosity: number,
+  write: (line: string) => void = writeToStderr,
+  hear?: (level: Level, message: string) => void,
+): Log {
   const stream = new Writable({
     decodeStrings: false,
     write(line: string, _encoding, done) {
@@ -71,8 +77,9 @@ export function createLog(verbosity: number, write: (line: string) => void = wri
     transports: [new winston.transports.Stream({ stream })],
   })
   const at =
-    (level: string) =>
+    (level: Level) =>
     (message: string): void => {
+      hear?.(level, message)
       logger.log({ level, message, caller: callerOf(new Error('caller').stack), atUs: nowUs() })
     }
   return { info: at('info'), warn: at('warn'), error: at('error'), v: (level) => level <= verbosity }

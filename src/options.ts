@@ -86,6 +86,14 @@ export const WEFT_FLAGS = {
     default: false,
     help: 'end the weftd that runs for this subnet file, give its lease back, remove what it left on the host, and exit',
   },
+  'probe-interval': {
+    default: 10,
+    help: 'seconds between two echo requests to a peer, which show whether it answers; 0 for none',
+  },
+  'status-socket': {
+    default: '/run/weft/weftd.sock',
+    help: 'Unix socket at which weft asks how the daemon is; empty for none',
+  },
   without: {
     default: [] as readonly string[],
     help: 'do not use this kernel feature, such as udp-gso; may be given several times',
@@ -151,6 +159,11 @@ export function checkOptions(options: DaemonOptions): void {
   }
   if (options.workers < 1 || options.workers > 16) {
     throw new WeftError('USAGE', `--workers is ${options.workers}`, { remedy: 'give it 1 to 16' })
+  }
+  if (options['probe-interval'] < 0 || options['probe-interval'] > 3600) {
+    throw new WeftError('USAGE', `--probe-interval is ${options['probe-interval']}`, {
+      remedy: 'give it 1 to 3600 seconds, 0 for none',
+    })
   }
   if (options.nice < -20 || options.nice > 19) {
     throw new WeftError('USAGE', `--nice is ${options.nice}`, { remedy: 'give it -20 to 19' })

@@ -26,27 +26,22 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   firewall: ['errors', 'log', 'net', 'host', 'cleanup'],
   status: ['errors', 'log', 'net', 'host'],
   node: [
-    'errors',
-    'log',
-    'net',
-    'options',
-    'config',
-    'host',
-    'lease',
-    'dataplane',
-    'backend',
-    'firewall',
-    'status',
+    ...['errors', 'log', 'net', 'options', 'config', 'host', 'lease', 'dataplane', 'backend', 'firewall', 'status'],
     'restart',
   ],
   start: ['errors', 'log', 'options', 'config', 'host', 'lease'],
   choose: ['errors', 'log', 'options', 'config', 'host', 'store', 'kube', 'lease', 'dataplane', 'backend', 'restart'],
   resume: ['errors', 'log', 'options', 'config', 'host', 'lease', 'backend', 'restart', 'start', 'choose'],
+  version: [],
   daemon: [
     ...['errors', 'log', 'net', 'options', 'config', 'host', 'lease', 'backend', 'firewall', 'status', 'restart'],
-    ...['node', 'start', 'choose', 'resume'],
+    ...['node', 'start', 'choose', 'resume', 'version'],
   ],
-  cli: ['errors', 'log', 'net', 'go-flags', 'options', 'host', 'status', 'cleanup', 'restart', 'daemon'],
+  doctor: ['errors', 'net', 'host', 'status'],
+  cli: [
+    ...['errors', 'log', 'net', 'go-flags', 'options', 'config', 'host', 'store', 'lease', 'status', 'cleanup'],
+    ...['restart', 'choose', 'daemon', 'doctor', 'version'],
+  ],
 }
 /** Files that read and write nothing: no clock, no I/O. */
 const PURE = [
@@ -72,7 +67,11 @@ const PURE = [
   'cleanup/remains.ts',
   'cleanup/flannel-rules.ts',
   'firewall/rules.ts',
+  'doctor/checks.ts',
+  'doctor/filter-walk.ts',
   'status/snapshot.ts',
+  'status/probes.ts',
+  'status/status.ts',
   'status/threads.ts',
 ]
 

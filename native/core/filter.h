@@ -47,22 +47,30 @@ class Filter {
   /// Until the next call peers are asked of `table`.
   void begin(const PeerTable& table) {
     table_ = &table;
+    peer_ = nullptr;
     last_ = {};
   }
 
   /// Why a packet is not let in that came in a datagram from `from` (IPv4, network order); nothing when it is.
   std::optional<Counter> reason_to_drop(uint32_t from, const uint8_t* bytes, const Packet& packet) {
-    if (options_.verify == VerifySource::kOff) return {};
+    if (options_.verify == VerifySource::kOff) {
+      look_up(packet, bytes);
+      return {};
+    }
     if (packet.version == 6) return noted(reason_against(from, bytes + 8), {from, 0, 0});
     const uint32_t source = load<uint32_t>(bytes + 12), destination = load<uint32_t>(bytes + 16);
     // Most packets of a turn are a stream's.
     if (!last_.known || last_.from != from || last_.source != source) {
+      last_ = {};
       if (const auto reason = reason_against(from, source)) return noted(reason, {from, source, destination});
       last_ = {true, from, source};
     }
     if (options_.subnet.contains(destination)) return {};
     return noted(k_rx_drop_destination, {from, source, destination});
   }
+
+  /// The peer whose subnet has the source of the packet that was let in last; null where it is from outside all.
+  const Endpoint* peer() const { return peer_; }
 
  private:
   struct Pair {
@@ -73,20 +81,31 @@ class Filter {
     uint32_t from, source, destination;
   };
 
-  std::optional<Counter> reason_against(uint32_t from, uint32_t source) const {
+  /// Whose a packet is where nothing is asked of it.
+  void look_up(const Packet& packet, const uint8_t* bytes) {
+    const bool is_v4 = packet.version == 4;
+    const uint32_t source = is_v4 ? load<uint32_t>(bytes + 12) : 0;
+    if (is_v4 && last_.known && last_.source == source) return;
+    peer_ = table_->find(packet.version, source_address(bytes, packet));
+    last_ = {is_v4, 0, source};
+  }
+
+  std::optional<Counter> reason_against(uint32_t from, uint32_t source) {
     if (options_.subnet.contains(source) || !is_one_host(source)) return k_rx_drop_spoofed_source;
     uint8_t address[sizeof source];
     store(address, source);
-    if (const Endpoint* peer = table_->find(4, address)) return unless_sent_by(*peer, from);
+    peer_ = table_->find(4, address);
+    if (peer_) return unless_sent_by(*peer_, from);
     // A host that does not masquerade what it sends itself.
     if (!options_.network.contains(source) && table_->has_endpoint_at(from)) return {};
     return k_rx_drop_unknown_sender;
   }
 
   /// Of IPv6 no network and no subnet of our own is known: a packet is a peer's, or nobody's.
-  std::optional<Counter> reason_against(uint32_t from, const uint8_t* source) const {
-    const Endpoint* peer = table_->find(6, source);
-    return peer ? unless_sent_by(*peer, from) : k_rx_drop_unknown_sender;
+  std::optional<Counter> reason_against(uint32_t from, const uint8_t* source) {
+    peer_ = table_->find(6, source);
+    last_ = {};
+    return peer_ ? unless_sent_by(*peer_, from) : k_rx_drop_unknown_sender;
   }
 
   std::optional<Counter> unless_sent_by(const Endpoint& peer, uint32_t from) const {
@@ -102,7 +121,8 @@ class Filter {
   FilterOptions options_;
   Strangers* strangers_;
   const PeerTable* table_ = nullptr;
-  Pair last_;  // that was let in
+  const Endpoint* peer_ = nullptr;  // of the packet that was asked about last
+  Pair last_;                       // that was let in
 };
 
 }  // namespace weft

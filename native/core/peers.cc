@@ -67,6 +67,9 @@ void PeerTable::insert(const uint8_t* record) {
     endpoint.address_bytes = sizeof(sockaddr_in6);
   }
   std::memcpy(endpoint.encap.data(), record + 40, endpoint.encap.size());
+  const uint32_t slot = load<uint32_t>(record + 56);
+  endpoint.slot = slot < TrafficRows::kMaxSlots ? slot : 0;
+  traffic_slots_ = std::max(traffic_slots_, endpoint.slot + 1);
   endpoints_.push_back(endpoint);
   auto& lengths = record[0] == 4 ? v4_ : v6_;
   Length& length = *std::find_if(lengths.begin(), lengths.end(), [&](const Length& l) { return l.bits == record[1]; });

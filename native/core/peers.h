@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bytes.h"
+#include "traffic.h"
 
 namespace weft {
 
@@ -26,6 +27,8 @@ struct Endpoint {
   socklen_t address_bytes;
   /// What the encapsulation needs to know of the peer, opaque to all others (for vxlan its MAC and VNI).
   std::array<uint8_t, 16> encap;
+  /// Where what passes to and from the peer is counted (traffic.h).
+  uint32_t slot;
 
   /// Whether its datagrams come from this IPv4 address, in network order; whatever the port.
   bool is_at(uint32_t ipv4) const { return address.v4.sin_family == AF_INET && address.v4.sin_addr.s_addr == ipv4; }
@@ -34,7 +37,7 @@ struct Endpoint {
 class PeerTable {
  public:
   /// Size of one record; the layout is in src/dataplane/peers.ts.
-  static constexpr size_t kRecordBytes = 56;
+  static constexpr size_t kRecordBytes = 60;
 
   /// Builds a table from whole records. Of two records for one subnet the last counts.
   explicit PeerTable(std::span<const uint8_t> records);
@@ -44,6 +47,9 @@ class PeerTable {
 
   /// Whether any peer's endpoint is at this IPv4 address, in network order.
   bool has_endpoint_at(uint32_t ipv4) const;
+
+  /// One more than the highest slot that an endpoint has.
+  uint32_t traffic_slots() const { return traffic_slots_; }
 
   /// The most slots in a row that are taken: what a look-up may have to walk.
   size_t longest_run() const;
@@ -76,6 +82,7 @@ class PeerTable {
   std::vector<Endpoint> endpoints_;
   std::vector<uint32_t> ipv4_endpoints_;  // their addresses, sorted
   std::vector<Length> v4_, v6_;           // longest first
+  uint32_t traffic_slots_ = 1;
 };
 
 /// The table in force, replaced without a lock: a hazard pointer for each reading thread (Michael, "Hazard

@@ -28,11 +28,13 @@ Attempt attempt_of(size_t datagrams) { return {Way::kPeers, datagrams > 1 ? kUdp
 
 }  // namespace
 
-Sender::Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features* features, CounterRow counters)
+Sender::Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features* features, CounterRow counters,
+               TrafficRows* traffic)
     : socket_(socket),
       encap_bytes_(encap_bytes),
       features_(features),
       counters_(counters),
+      traffic_(traffic),
       learnt_(features),
       headers_size_(kMaxDatagrams * max_header_bytes),
       headers_(std::make_unique_for_overwrite<uint8_t[]>(headers_size_)),
@@ -106,7 +108,7 @@ void Sender::send() {
     const int count = sendmmsg(socket_, &messages_[sent], static_cast<unsigned>(runs_used_ - sent), MSG_DONTWAIT);
     counters_.add(k_tx_batches);
     if (count > 0) {
-      for (int i = 0; i < count; i++, sent++) count_sent(runs_[sent].datagrams, runs_[sent].bytes);
+      for (int i = 0; i < count; i++, sent++) count_sent(runs_[sent], runs_[sent].datagrams, runs_[sent].bytes);
     } else if (!again(errno)) {
       // The first message was refused: it alone is dealt with, then the rest goes on.
       refused(runs_[sent++], errno);
@@ -142,7 +144,7 @@ bool Sender::send_singly(const Run& run) {
     if (result < 0) {
       counters_.add(consequence_of(attempt_of(1), errno).counted);
     } else {
-      count_sent(1, size);
+      count_sent(run, 1, size);
       taken = true;
     }
     iov += count;
@@ -151,10 +153,12 @@ bool Sender::send_singly(const Run& run) {
   return taken;
 }
 
-void Sender::count_sent(uint64_t datagrams, uint64_t bytes) {
+void Sender::count_sent(const Run& run, uint64_t datagrams, uint64_t bytes) {
+  const uint64_t inner_bytes = bytes - datagrams * encap_bytes_;
   counters_.add(k_tx_messages);
   counters_.add(k_tx_packets, datagrams);
-  counters_.add(k_tx_bytes, bytes - datagrams * encap_bytes_);
+  counters_.add(k_tx_bytes, inner_bytes);
+  traffic_->add_sent(run.endpoint->slot, datagrams, inner_bytes);
 }
 
 }  // namespace weft

@@ -15,6 +15,7 @@
 #include "../core/features.h"
 #include "../core/peers.h"
 #include "../core/refusals.h"
+#include "../core/traffic.h"
 
 namespace weft {
 
@@ -22,7 +23,8 @@ class Sender {
  public:
   /// `encap_bytes` of each datagram stand before the inner packet, whose bytes alone are counted. `max_header_bytes` is
   /// the most that is asked of room() at once.
-  Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features* features, CounterRow counters);
+  Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features* features, CounterRow counters,
+         TrafficRows* traffic);
 
   /// Makes room for one datagram more and returns `header_bytes` of memory for its header. Sends what is gathered when
   /// there is no room: what was added before is then no longer borrowed.
@@ -56,12 +58,13 @@ class Sender {
   bool again(int error);
   void refused(const Run& run, int error);
   bool send_singly(const Run& run);
-  void count_sent(uint64_t datagrams, uint64_t bytes);
+  void count_sent(const Run& run, uint64_t datagrams, uint64_t bytes);
 
   int socket_;
   size_t encap_bytes_;
   Features* features_;
   CounterRow counters_;
+  TrafficRows* traffic_;
   Learnt learnt_;
   bool waited_ = false;  // in this batch
   size_t headers_size_;

@@ -4,6 +4,8 @@
 
 import type { Run } from '../host/command.ts'
 import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import type { Lease } from '../lease/lease.ts'
+import { formatIpv4 } from '../net/ipv4.ts'
 import type { Backend } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 
@@ -17,14 +19,19 @@ export function createAllocBackend({ external: found, run }: { external: Externa
     },
     async open() {
       const watch = watchExternal(run, external)
+      let applied: readonly Lease[] = []
       return {
         mtu: external.mtu,
         fault: watch.moved,
-        apply: async () => {},
+        async apply(leases, ownKey) {
+          applied = [...leases.values()].filter(({ key }) => key !== ownKey)
+        },
         async resync() {
           await watch.hasMoved()
           return []
         },
+        carrier: () => ({ engine: 'none', features: [] }),
+        peers: () => applied.map(({ key, attrs }) => ({ key, endpoint: formatIpv4(attrs.publicIp) })),
         counters: () => ({}),
         threads: () => ({}),
         close: async () => {},

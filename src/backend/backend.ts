@@ -4,12 +4,14 @@
 // peers are and start no timer of their own.
 
 import type { NetworkConfig } from '../config/network-config.ts'
+import type { PeerTraffic } from '../dataplane/engine.ts'
 import type { Run } from '../host/command.ts'
 import type { OpenPath } from '../dataplane/engine.ts'
 import type { Watched } from '../host/events.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
+import type { Ipv4 } from '../net/ipv4.ts'
 
 /** What a backend is made of. */
 export interface BackendParts {
@@ -32,6 +34,26 @@ export interface Backend {
   open(lease: OwnLease, signal: AbortSignal, leases: ReadonlyMap<string, Lease>): Promise<DataPath>
 }
 
+/** A peer that packets can go to. */
+export interface PathPeer {
+  /** Its lease's. */
+  readonly key: string
+  /** Where they go: `192.0.2.1:8285`, or the address alone where there is no port. */
+  readonly endpoint: string
+  /** An address of its host's that answers by way of the data path; left out where none is known. */
+  readonly probe?: Ipv4
+}
+
+/** What carries packets. */
+export interface Carrier {
+  /** Left out where there is no device of a backend's own. */
+  readonly device?: string
+  /** `none`: something that is not ours to know. */
+  readonly engine: 'native' | 'naive' | 'dgram' | 'kernel' | 'none'
+  /** Kernel features in use at this moment, of those that an engine asks for. */
+  readonly features: readonly string[]
+}
+
 /** A data path that is open. */
 export interface DataPath {
   /** What containers may send, in bytes; written to subnet.env. */
@@ -46,6 +68,13 @@ export interface DataPath {
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string): Promise<void>
   /** Makes what the kernel holds for us (device, address, route) right again; says what it had to mend. */
   resync(): Promise<readonly string[]>
+  carrier(): Carrier
+  /** This host's address that peers may be asked from whether they answer; left out where none can be. */
+  readonly probeSource?: Ipv4
+  /** The peers that it was given, can use, and has set. */
+  peers(): readonly PathPeer[]
+  /** What passed to and from each of them, by the key of its lease; left out where nobody counts by peer. */
+  traffic?(): Promise<ReadonlyMap<string, PeerTraffic>>
   counters(): Readonly<Record<string, bigint>>
   /** How often each forwarding thread has gone round its loop, by its name; asks each for one more round. */
   threads(): Readonly<Record<string, number>>

@@ -115,6 +115,8 @@ export function createExtensionBackend({ config, external: found, run, log }: Ba
           await watch.hasMoved()
           return []
         },
+        carrier: () => ({ engine: 'none', features: [] }),
+        peers: () => [...known.values()].map(({ key, attrs }) => ({ key, endpoint: formatIpv4(attrs.publicIp) })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()), command_failures: BigInt(failures) }),
         threads: () => ({}),
         close: async () => {},

@@ -35,15 +35,24 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
       const routes = createRouteSync({ network: config.network, run, log })
       const filter = createPeerFilter({ type: TYPE, lease: own, network: config.network, log })
       const watch = watchExternal(run, external)
+      let applied: readonly Lease[] = []
       return inTurn({
         mtu,
         fault: watch.moved,
         async apply(leases, ownKey) {
           const peers = filter.usable(leases, ownKey)
+          applied = peers
           const hopOf = (lease: Lease): NextHop => ({ gateway: formatIpv4(lease.attrs.publicIp), device })
           await routes.apply(new Map(peers.map((lease) => [formatIpv4Net(lease.subnet), hopOf(lease)])))
         },
         resync: async () => ((await watch.hasMoved()) ? [] : routes.resync()),
+        carrier: () => ({ engine: 'kernel', features: [] }),
+        // No address of the overlay is each host's: what can be asked is the host that routes to it.
+        probeSource: external.address,
+        peers: () =>
+          applied
+            .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet)))
+            .map(({ key, attrs }) => ({ key, probe: attrs.publicIp, endpoint: formatIpv4(attrs.publicIp) })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),
         // As flanneld's: the routes stay, and carry on while the daemon is away.

@@ -68,6 +68,7 @@ export function createIpipBackend({ config, external: found, run, log }: Backend
       const routes = createRouteSync({ network: config.network, ownDevice: NAME, run, log })
       const filter = createPeerFilter({ type: TYPE, lease: own, network: config.network, log })
       const watch = watchExternal(run, external)
+      let applied: readonly Lease[] = []
       const hopOf = (peer: Lease): NextHop => ({
         ...{ gateway: formatIpv4(peer.attrs.publicIp), device: NAME },
         onlink: true,
@@ -77,6 +78,7 @@ export function createIpipBackend({ config, external: found, run, log }: Backend
         fault: watch.moved,
         async apply(leases, ownKey) {
           const peers = filter.usable(leases, ownKey)
+          applied = peers
           const tunnelled = peers.map((peer) => [formatIpv4Net(peer.subnet), hopOf(peer)] as const)
           await routes.apply(new Map([...tunnelled, ...(isDirect ? await directHops(run, peers) : [])]))
         },
@@ -89,6 +91,13 @@ export function createIpipBackend({ config, external: found, run, log }: Backend
           // A device that goes takes its routes with it: one line says so.
           return wrong.length > 0 ? wrong : routed
         },
+        carrier: () => ({ device: NAME, engine: 'kernel', features: [] }),
+        // The kernel counts by device and not by peer.
+        probeSource: own.subnet.address,
+        peers: () =>
+          applied
+            .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet)))
+            .map(({ key, subnet, attrs }) => ({ key, probe: subnet.address, endpoint: formatIpv4(attrs.publicIp) })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),
         // As flanneld's: device and routes stay, and carry on while the daemon is away.

@@ -36,6 +36,8 @@ export interface RouteSyncOptions {
 export interface RouteSync {
   /** Makes our routes equal these. What the kernel refuses is named, and tried again by resync. */
   apply(hops: NextHops): Promise<void>
+  /** Whether the kernel has taken the route to this destination. */
+  isSet(destination: string): boolean
   /** Puts back what others took away; says what. */
   resync(): Promise<readonly string[]>
 }
@@ -135,6 +137,7 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
         ...adding.map(([destination, hop]) => wordsFor(destination, hop).join(' ')),
       ])
     },
+    isSet: (destination) => wanted.has(destination) && !refused.has(destination),
     async resync() {
       const lost = missing(await mainRoutes())
       await change(lost.map(([destination, hop]) => wordsFor(destination, hop).join(' ')))

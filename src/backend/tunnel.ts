@@ -5,6 +5,7 @@ import type { EncapsulationName } from '../dataplane/encapsulation.ts'
 import type { Engine, EngineConfig, OpenPath } from '../dataplane/engine.ts'
 import type { VerifySource } from '../dataplane/filter.ts'
 import { encodePeers } from '../dataplane/peers.ts'
+import { createTrafficSlots } from '../dataplane/traffic.ts'
 import { WeftError } from '../errors.ts'
 import { findLink, isNamedBy } from '../host/links.ts'
 import type { Lease, OwnLease } from '../lease/lease.ts'
@@ -90,15 +91,19 @@ export async function openTunnel(
   // What is one of ours by its name is looked at when nobody runs any more.
   await refuseForeignRoute(run, network, (name) => isNamedBy(tunName, name))
   const filter = createPeerFilter({ ...kind.filter, lease, network, log })
+  let counted = (): Float64Array => new Float64Array() // of the engine that is not there yet
+  const slots = createTrafficSlots(() => counted())
   const endsOf = (all: ReadonlyMap<string, Lease>, ownKey: string) => {
     const peers = filter.usable(all, ownKey)
+    slots.keep(peers.map(({ key }) => key))
     const ends = peers.map((peer) => ({
+      slot: slots.slotOf(peer.key),
       ...{ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port },
       ...(endOf ? { encap: endOf(peer) } : {}),
     }))
     return { peers, ends }
   }
-  const { ends: firstEnds } = endsOf(leases, lease.key)
+  const { ends: firstEnds, peers: firstPeers } = endsOf(leases, lease.key)
   const verify = { verifySource, network, subnet: lease.subnet }
   const bindAddress = formatIpv4(external.address)
   const inherited = await persistence.inherit({ tunName, bindAddress, port })
@@ -123,6 +128,7 @@ export async function openTunnel(
     networkAddress: networkAddressFor(network, lease.subnet),
     filter: verify,
   })
+  counted = () => engine.traffic()
   const routes = kind.directRouting ? createRouteSync({ network, run, log }) : undefined
   let direct: NextHops = new Map()
   const isOwnRoute = (destination: string): boolean => direct.has(destination)
@@ -152,6 +158,8 @@ export async function openTunnel(
   const strangers = createStrangerLog(verify, log)
   strangers.setPeers(firstEnds)
   const watch = watchExternal(run, external)
+  let applied: readonly Lease[] = firstPeers
+  const isDirect = (subnet: Ipv4Net): boolean => direct.has(formatIpv4Net(subnet))
   return inTurn({
     mtu,
     tunName: engine.tunName,
@@ -159,6 +167,7 @@ export async function openTunnel(
     async apply(all, ownKey) {
       const { peers, ends } = endsOf(all, ownKey)
       engine.setPeers(encodePeers(ends))
+      applied = peers
       strangers.setPeers(ends)
       if (!routes) return
       direct = await directHops(run, peers)
@@ -169,6 +178,19 @@ export async function openTunnel(
       // A device that is gone the engine reports as a fault.
       const mended = await device.resync()
       return routes ? [...mended, ...(await routes.resync())] : mended
+    },
+    carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
+    probeSource: lease.subnet.address,
+    peers: () =>
+      applied.map(({ key, subnet, attrs }) => ({
+        key,
+        endpoint: formatIpv4(attrs.publicIp) + (isDirect(subnet) ? '' : `:${port}`),
+        probe: subnet.address,
+      })),
+    async traffic() {
+      // What is routed past the tunnel the engine does not see.
+      const past = new Set(applied.filter(({ subnet }) => isDirect(subnet)).map(({ key }) => key))
+      return new Map([...slots.read()].filter(([key]) => !past.has(key)))
     },
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     threads: () => engine.threads(),

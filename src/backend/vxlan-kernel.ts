@@ -31,6 +31,7 @@ export async function prepareKernelVxlan(
       }
       const filter = createPeerFilter({ ...PEERS, lease, network, log, identity })
       const watch = watchExternal(run, external)
+      let applied: readonly Lease[] = []
       let tunnelled: readonly VxlanPeer[] = []
       return inTurn({
         mtu,
@@ -38,6 +39,7 @@ export async function prepareKernelVxlan(
         fault: watch.moved,
         async apply(leases, ownKey) {
           const peers = filter.usable(leases, ownKey)
+          applied = peers
           const entries: VxlanPeer[] = []
           const hops = new Map<string, NextHop>(directRouting ? await directHops(run, peers) : [])
           for (const peer of peers) {
@@ -58,6 +60,17 @@ export async function prepareKernelVxlan(
           // A device that goes takes its routes with it: one line says so.
           return mended.length > 0 ? mended : routed
         },
+        carrier: () => ({ device: name, engine: 'kernel', features: [] }),
+        // The kernel counts by device and not by peer.
+        probeSource: lease.subnet.address,
+        peers: () =>
+          applied
+            .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet)))
+            .map(({ key, subnet, attrs }) => ({
+              key,
+              probe: subnet.address,
+              endpoint: `${formatIpv4(attrs.publicIp)}:${port}`,
+            })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),
         // As flanneld's: device and entries stay, and carry on while the daemon is away.

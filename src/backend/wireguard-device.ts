@@ -9,6 +9,7 @@ import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { createInterface } from 'node:readline'
 import type { Readable } from 'node:stream'
+import type { PeerTraffic } from '../dataplane/engine.ts'
 import { isWeftError, messageOf, WeftError } from '../errors.ts'
 import type { Run } from '../host/command.ts'
 import { addDevice, findLink } from '../host/links.ts'
@@ -49,6 +50,8 @@ export interface WireguardDevice {
   readonly fault: Promise<Error>
   /** Makes the peers equal these, and touches no other; returns how many settings, its own too, were not as they had been set. */
   setPeers(peers: readonly WireguardPeer[]): Promise<number>
+  /** What passed to and from each peer, by its key. */
+  traffic(): Promise<ReadonlyMap<string, PeerTraffic>>
   /** Takes it down. */
   close(): Promise<void>
 }
@@ -226,6 +229,21 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
       told.clear()
       for (const { publicKey, endpoint } of peers) told.set(publicKey, endpoint)
       return strange.length + wrong.length + (isOwn ? 0 : 1)
+    },
+    async traffic() {
+      const [, ...lines] = (await run('wg', ['show', name, 'dump'])).trim().split('\n')
+      const at = performance.now() - Date.now()
+      return new Map(
+        lines.map((line) => {
+          const [key = '', , , , handshake = '0', received = '', sent = ''] = line.split('\t')
+          const traffic = {
+            // Bytes with those of the encryption; a handshake comes at least every two minutes while packets do.
+            ...{ txPackets: undefined, txBytes: Number(sent), rxPackets: undefined, rxBytes: Number(received) },
+            heardAt: handshake === '0' ? undefined : at + Number(handshake) * 1000,
+          }
+          return [key, traffic] as const
+        }),
+      )
     },
     close,
   }

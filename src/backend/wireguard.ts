@@ -102,18 +102,21 @@ export function createWireguardBackend({ config, external: found, run, log }: Ba
       let tellGone!: (reason: Error) => void
       const gone = new Promise<Error>((resolve) => (tellGone = resolve))
       let peers: readonly WireguardPeer[] = []
+      let applied: readonly Lease[] = []
       return inTurn({
         mtu,
         fault: Promise.race([opened.fault, watch.moved, gone]),
         async apply(leases, ownLeaseKey) {
           // A host that has several leases is one peer.
           const byKey = new Map<string, WireguardPeer>()
-          for (const end of filter.usable(leases, ownLeaseKey).flatMap((peer) => endOf(peer) ?? [])) {
+          const usable = filter.usable(leases, ownLeaseKey)
+          for (const end of usable.flatMap((peer) => endOf(peer) ?? [])) {
             const allowedIps = [...(byKey.get(end.publicKey)?.allowedIps ?? []), ...end.allowedIps]
             byKey.set(end.publicKey, { ...end, allowedIps })
           }
           peers = [...byKey.values()]
           await opened.setPeers(peers)
+          applied = usable
         },
         async resync() {
           if (await watch.hasMoved()) return []
@@ -124,6 +127,22 @@ export function createWireguardBackend({ config, external: found, run, log }: Ba
           const mended = await device.resync()
           const others = await opened.setPeers(peers)
           return others > 0 ? [...mended, `${others} settings of ${NAME} were not as they had been set`] : mended
+        },
+        carrier: () => ({ device: NAME, engine: 'kernel', features: [] }),
+        probeSource: lease.subnet.address,
+        peers: () =>
+          applied.flatMap((peer) => {
+            const end = endOf(peer)
+            return end ? [{ key: peer.key, endpoint: end.endpoint, probe: peer.subnet.address }] : []
+          }),
+        async traffic() {
+          const traffic = await opened.traffic()
+          return new Map(
+            applied.flatMap((peer) => {
+              const passed = traffic.get(endOf(peer)?.publicKey ?? '')
+              return passed ? [[peer.key, passed] as const] : []
+            }),
+          )
         },
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),

@@ -1,85 +1,161 @@
-// weft.ts - the operator's tool. It grows a subcommand with each thing that an operator asks.
+// weft.ts - the operator's tool: the table of its subcommands, and from a command line to an exit code.
 
 import { CLEANUP_HELP, cleanup } from '../cleanup/cleanup.ts'
 import { describeError, isWeftError } from '../errors.ts'
+import { HelpWanted } from '../go-flags.ts'
+import { version } from '../version.ts'
+import { EXIT, helpOf, type Command } from './command.ts'
 import { DOCKER_OPTS_HELP, dockerOpts } from './docker-opts.ts'
 import { INSTALL_CONF_HELP, installConf } from './install-conf.ts'
-import { version } from './version.ts'
+import { createScreen, type Screen } from './look.ts'
+import { configCheckCommand, configGetCommand, configSetCommand } from './config.ts'
+import { doctorCommand } from './doctor.ts'
+import { leaseLsCommand, leaseReleaseCommand, leaseReserveCommand, leaseShowCommand } from './lease.ts'
+import { explainCommand } from './explain.ts'
+import { pingCommand } from './ping.ts'
+import { peersCommand, statusCommand } from './status.ts'
 
-const EXIT_FAILED = 1
-const EXIT_USAGE = 2
-
-const HELP = `Usage: weft COMMAND
-
-  cleanup       remove what weftd or a flanneld left on this host
-  docker-opts   write options for Docker's daemon from subnet.env, as mk-docker-opts.sh does
-  install-conf  copy a file to where a running program reads it, such as a CNI configuration
-  version       print the version
-  help          print this text
-
-The daemon is weftd; see weftd --help.
-`
-
-interface Command {
+/** flannel's own programs, and what is as old here: they read their command lines themselves. */
+interface OldCommand {
+  readonly name: string
+  readonly does: string
   readonly help: string
   /** Returns the exit code; what it throws becomes a line. */
-  readonly run: (args: readonly string[]) => Promise<number>
+  readonly run: (args: readonly string[], screen: Screen) => Promise<number>
 }
 
-const COMMANDS: Readonly<Record<string, Command>> = {
-  cleanup: {
+const OLD: readonly OldCommand[] = [
+  {
+    name: 'cleanup',
+    does: 'remove what weftd or a flanneld left on this host',
     help: CLEANUP_HELP,
     async run(args) {
       const say = (line: string): void => void process.stdout.write(`${line}\n`)
       const warn = (line: string): void => void process.stderr.write(`weft cleanup: ${line}\n`)
-      return (await cleanup(args, { say, warn })) ? 0 : EXIT_FAILED
+      return (await cleanup(args, { say, warn })) ? EXIT.ok : EXIT.failed
     },
   },
-  'docker-opts': {
+  {
+    name: 'docker-opts',
+    does: "write options for Docker's daemon from subnet.env, as mk-docker-opts.sh does",
     help: DOCKER_OPTS_HELP,
     async run(args) {
       await dockerOpts(args, process.env)
-      return 0
+      return EXIT.ok
     },
   },
-  'install-conf': {
+  {
+    name: 'install-conf',
+    does: 'copy a file to where a running program reads it, such as a CNI configuration',
     help: INSTALL_CONF_HELP,
     async run(args) {
       await installConf(args)
-      return 0
+      return EXIT.ok
     },
   },
+]
+
+/** All others. */
+export const COMMANDS: readonly Command[] = [
+  statusCommand,
+  peersCommand,
+  pingCommand,
+  explainCommand,
+  doctorCommand,
+  leaseLsCommand,
+  leaseShowCommand,
+  leaseReleaseCommand,
+  leaseReserveCommand,
+  configGetCommand,
+  configSetCommand,
+  configCheckCommand,
+]
+
+const isHelp = (word: string | undefined): boolean =>
+  word !== undefined && ['-h', '-?', '-help', '--help'].includes(word)
+
+function help(): string {
+  const others = [
+    { name: 'version', does: 'print the version' },
+    { name: 'help', does: 'print this text; with a command, its own' },
+  ]
+  const all = [...COMMANDS.map(({ name, args, does }) => ({ name: `${name} ${args}`.trim(), does })), ...OLD, ...others]
+  const width = Math.max(...all.map(({ name }) => name.length))
+  const lines = all.map(({ name, does }) => `  ${name.padEnd(width)}  ${does}\n`).join('')
+  return `Usage: weft COMMAND [OPTION]... [ARGUMENT]...\n\n${lines}\nThe daemon is weftd; see weftd --help.\n`
+}
+
+/** The command that the words begin with: of one word or two. */
+function find(words: readonly string[]): { readonly found: Command; readonly rest: readonly string[] } | undefined {
+  for (const length of [2, 1]) {
+    const found = COMMANDS.find(({ name }) => name === words.slice(0, length).join(' '))
+    if (found) return { found, rest: words.slice(length) }
+  }
+  return undefined
 }
 
 /** Runs a subcommand and returns the exit code. */
-export async function main([name = 'help', ...rest]: readonly string[]): Promise<number> {
+export async function main(
+  words: readonly string[],
+  screen: Screen = createScreen(process.stdout, process.stderr, process.env),
+): Promise<number> {
+  const [name = 'help', ...rest] = words
   if (name === 'version' || name === '--version') {
-    process.stdout.write(`${version()}\n`)
-    return 0
+    screen.write(`${version()}\n`)
+    return EXIT.ok
   }
-  if (['help', '-h', '--help'].includes(name)) {
-    process.stdout.write(HELP)
-    return 0
+  if (name === 'help' && rest.length > 0) return main([...rest, '--help'], screen)
+  if (name === 'help' || isHelp(name)) {
+    screen.write(help())
+    return EXIT.ok
   }
-  const command = Object.hasOwn(COMMANDS, name) ? COMMANDS[name] : undefined
-  if (!command) {
-    process.stderr.write(`weft: there is no command ${name}; see weft help\n`)
-    return EXIT_USAGE
+  const old = OLD.find((each) => each.name === name)
+  if (old) return runOld(old, rest, screen)
+  const wanted = find(words)
+  if (wanted) return runCommand(wanted.found, wanted.rest, screen)
+  const group = COMMANDS.filter((each) => each.name.startsWith(`${name} `))
+  if (group.length > 0 && (rest.length === 0 || isHelp(rest[0]))) {
+    screen.write(group.map((each) => helpOf(each)).join('\n'))
+    return rest.length === 0 ? EXIT.usage : EXIT.ok
   }
+  screen.warn(`weft: there is no command ${group.length > 0 ? `${name} ${rest[0]}` : name}; see weft help`)
+  return EXIT.usage
+}
+
+async function runCommand(command: Command, words: readonly string[], screen: Screen): Promise<number> {
+  const stopping = new AbortController()
+  const stop = (): void => stopping.abort()
+  process.once('SIGINT', stop).once('SIGTERM', stop)
+  try {
+    return await command.run(words, process.env, screen, stopping.signal)
+  } catch (error) {
+    if (error instanceof HelpWanted) {
+      screen.write(helpOf(command))
+      return EXIT.ok
+    }
+    if (stopping.signal.aborted) return EXIT.ok // who watches ends it so
+    screen.warn(`weft ${command.name}: ${describeError(error)}`)
+    return isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
+  } finally {
+    process.off('SIGINT', stop).off('SIGTERM', stop)
+  }
+}
+
+async function runOld({ name, help: text, run }: OldCommand, rest: readonly string[], screen: Screen): Promise<number> {
   // The script exits with 1 for its -h, and so ends whoever asks by it whether it worked; --help is ours.
   if (name === 'docker-opts' && ['-h', '-?'].includes(rest[0] ?? '')) {
-    process.stderr.write(command.help)
-    return EXIT_FAILED
+    process.stderr.write(text)
+    return EXIT.failed
   }
-  if (['-h', '-?', '--help'].includes(rest[0] ?? '')) {
-    process.stdout.write(command.help)
-    return 0
+  if (isHelp(rest[0])) {
+    screen.write(text)
+    return EXIT.ok
   }
   try {
-    return await command.run(rest)
+    return await run(rest, screen)
   } catch (error) {
     process.stderr.write(`weft ${name}: ${describeError(error)}\n`)
     // The other two are flannel's programs, which exit with 1 whatever it was.
-    return name === 'cleanup' && isWeftError(error, 'USAGE') ? EXIT_USAGE : EXIT_FAILED
+    return name === 'cleanup' && isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
   }
 }

@@ -15,7 +15,7 @@ import {
   type DaemonOptions,
 } from '../options.ts'
 import type { Log } from '../log.ts'
-import { version } from './version.ts'
+import { version } from '../version.ts'
 
 const EXIT_FAILED = 1
 /** For a command line that cannot be read. flanneld exits with 0, which hides the mistake from a service manager. */
@@ -55,7 +55,9 @@ export async function main(program: string, args: readonly string[], environment
   }
 
   const { createLog } = await import('../log.ts')
-  const log = createLog(options.v)
+  const { createEvents } = await import('../status/events.ts')
+  const events = createEvents()
+  const log = createLog(options.v, undefined, (level, message) => events.hear(level, message))
   for (const message of badVariables) log.error(`Failed to set flag FLANNELD from env: ${message}`)
   for (const name of WITHOUT_EFFECT) {
     if (options[name] !== '') log.warn(`-${name} does nothing: which lines are logged, -v alone says`)
@@ -87,7 +89,7 @@ export async function main(program: string, args: readonly string[], environment
     })
     const { takeKept } = await import('../restart/inheritance.ts')
     const kept = takeKept(environment, process.pid)
-    await runDaemon(options, log, stopping, notifier, kept)
+    await runDaemon(options, log, stopping, notifier, kept, events)
   } catch (error) {
     const { Superseded } = await import('../restart/handover.ts')
     if (error instanceof Superseded) {

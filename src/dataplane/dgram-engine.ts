@@ -22,6 +22,7 @@ import {
   reasonMalformed,
 } from './packet.ts'
 import { createPeerTable, decodePeers } from './peers.ts'
+import { SLOT_NUMBERS } from './traffic.ts'
 import { engineStartError } from './start-error.ts'
 
 /** Destinations whose look-up is remembered. */
@@ -38,6 +39,13 @@ const ICMP_TIME_EXCEEDED = 11
 interface Endpoint {
   readonly address: string
   readonly port: number
+  readonly traffic: Traffic
+}
+
+/** What is counted of one peer. */
+interface Traffic {
+  readonly numbers: [txPackets: number, txBytes: number, rxPackets: number, rxBytes: number]
+  heardAt: number | undefined
 }
 
 function encapsulationOf({ encapsulation: name }: EngineConfig): Encapsulation {
@@ -75,6 +83,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     counters[name] = (counters[name] ?? 0n) + BigInt(amount)
   }
 
+  const trafficBySlot: Traffic[] = []
+  const trafficOf = (slot = 0): Traffic => (trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], heardAt: undefined })
   const { filter } = config
   const own = parseIpv4(config.bindAddress) ?? 0
   const encapBytes = encapsulation.write(Buffer.alloc(0)).length
@@ -85,7 +95,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     if (known) return known
     const peer = table.find(destination)
     if (!peer) return undefined
-    const endpoint = { address: formatIpv4(peer.endpoint), port: peer.port }
+    const endpoint = { address: formatIpv4(peer.endpoint), port: peer.port, traffic: trafficOf(peer.slot) }
     flows.set(destination, endpoint)
     return endpoint
   }
@@ -129,6 +139,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
         count('tx_packets')
         count('tx_bytes', size)
         count('tx_messages')
+        endpoint.traffic.numbers[0]++
+        endpoint.traffic.numbers[1] += size
       } else {
         const { code } = error as NodeJS.ErrnoException
         count(code === 'EMSGSIZE' ? 'tx_drop_too_big' : code === 'ENOBUFS' ? 'tx_drop_socket_full' : 'tx_drop_refused')
@@ -169,6 +181,12 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       const reply = encapsulation.write(error)
       return socket.send(reply, peer.port, peer.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
     }
+    const traffic = endpointFor(addresses.source)?.traffic
+    if (traffic) {
+      traffic.numbers[2]++
+      traffic.numbers[3] += size
+      traffic.heardAt = performance.now()
+    }
     if (!writeTun(packet)) return count('rx_drop_tun')
     count('tun_writes')
     count('rx_packets')
@@ -204,6 +222,15 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       flows.clear()
     },
     counters: () => ({ ...counters }),
+    traffic() {
+      const all = new Float64Array(trafficBySlot.length * SLOT_NUMBERS)
+      const now = performance.now()
+      // What was never used of an array is no entry of it.
+      trafficBySlot.forEach(({ numbers, heardAt }, slot) =>
+        all.set([...numbers, heardAt === undefined ? -1 : now - heardAt], slot * SLOT_NUMBERS),
+      )
+      return all
+    },
     threads: () => ({}),
     takeStrangers() {
       const taken = [...strangers.values()]

@@ -7,6 +7,18 @@ import type { FilterOptions, Stranger } from './filter.ts'
 /** Counters since the engine started, by name; `native/core/counters.h` lists them with what each counts. */
 export type Counters = Readonly<Record<string, bigint>>
 
+/** What passed between this host and a peer. What is undefined nobody counts. */
+export interface PeerTraffic {
+  /** Inner packets, and their bytes. */
+  readonly txPackets: number | undefined
+  readonly txBytes: number | undefined
+  /** Of those that were let in. */
+  readonly rxPackets: number | undefined
+  readonly rxBytes: number | undefined
+  /** When the last of them came, by performance.now(). */
+  readonly heardAt: number | undefined
+}
+
 export interface EngineConfig {
   /** What stands before an inner packet. */
   readonly encapsulation: EncapsulationName
@@ -55,6 +67,11 @@ export interface Engine {
   /** Replaces the whole peer table by encoded records (peers.ts). Idempotent. */
   setPeers(records: Uint8Array): void
   counters(): Counters
+  /**
+   * What passed to and from each peer since the engine started, by the slot that its record names, five numbers a slot: packets
+   * and bytes sent, packets and bytes let in, and the milliseconds since the last of those came, -1 when none did.
+   */
+  traffic(): Float64Array
   /**
    * How often each forwarding thread has gone round its loop, by its name; asks each for one more round, which a thread
    * that is alive has gone a moment later. Empty where the event loop forwards.

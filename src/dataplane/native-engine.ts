@@ -3,6 +3,7 @@
 import { addon } from '../host/addon.ts'
 import type { Counters, Engine, EngineConfig, OpenPath } from './engine.ts'
 import { engineStartError } from './start-error.ts'
+import { sumTraffic } from './traffic.ts'
 
 export interface NativeOptions {
   /** One packet for each system call in one thread, as flanneld does: the other options do not count then. */
@@ -76,6 +77,9 @@ export function startNativeEngine(
     })
     return sums
   }
+  /** Of engines that ran before, likewise. */
+  let passed: Float64Array = new Float64Array()
+  const traffic = (): Float64Array => sumTraffic(native.traffic(), passed)
   let lent: OpenPath | undefined
   function takeBack(): void {
     if (!lent) return
@@ -98,9 +102,11 @@ export function startNativeEngine(
       native.setPeers(records)
     },
     counters,
+    traffic,
     threads: () => native.askThreads(),
     takeStrangers: () => native.takeStrangers(),
     async lend() {
+      passed = traffic()
       lent = { ...(await native.release()), bindAddress, port, without }
       return lent
     },

@@ -13,10 +13,11 @@
 //        8   16  subnet, network order; an IPv4 address stands in the first 4
 //       24   16  endpoint address, likewise
 //       40   16  what the encapsulation needs to know of the peer; 0 for flannel's udp, its MAC for vxlan
+//       56    4  slot in which what passes to and from the peer is counted, in the order of this host; 0 for none
 
 import { ipv4Mask, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 
-export const PEER_RECORD_BYTES = 56
+export const PEER_RECORD_BYTES = 60
 
 export interface Peer {
   readonly subnet: Ipv4Net
@@ -24,9 +25,14 @@ export interface Peer {
   readonly port: number
   /** What the encapsulation needs to know of the peer, at most 16 bytes; nothing where it is left out. */
   readonly encap?: Uint8Array
+  /** Where what passes to and from it is counted (traffic.ts); nowhere where it is left out. */
+  readonly slot?: number
 }
 
 const ENCAP_OFFSET = 40
+const SLOT_OFFSET = 56
+/** C++ reads it as it stands. */
+const IS_LITTLE_ENDIAN = new Uint8Array(Uint16Array.of(1).buffer)[0] === 1
 
 export function encodePeers(peers: readonly Peer[]): Uint8Array {
   const records = new Uint8Array(peers.length * PEER_RECORD_BYTES)
@@ -39,6 +45,7 @@ export function encodePeers(peers: readonly Peer[]): Uint8Array {
     view.setUint16(at + 4, peer.port)
     view.setUint32(at + 8, peer.subnet.address)
     view.setUint32(at + 24, peer.endpoint)
+    view.setUint32(at + SLOT_OFFSET, peer.slot ?? 0, IS_LITTLE_ENDIAN)
     if (peer.encap) records.set(peer.encap, at + ENCAP_OFFSET)
   })
   return records
@@ -50,10 +57,12 @@ export function decodePeers(records: Uint8Array): Peer[] {
   const view = new DataView(records.buffer, records.byteOffset, records.byteLength)
   const peers: Peer[] = []
   for (let at = 0; at < records.byteLength; at += PEER_RECORD_BYTES) {
+    const slot = view.getUint32(at + SLOT_OFFSET, IS_LITTLE_ENDIAN)
     peers.push({
       subnet: { address: view.getUint32(at + 8), prefixLength: view.getUint8(at + 1) },
       endpoint: view.getUint32(at + 24),
       port: view.getUint16(at + 4),
+      ...(slot === 0 ? {} : { slot }),
     })
   }
   return peers

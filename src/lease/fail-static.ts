@@ -61,6 +61,11 @@ export class LeaseView {
     return this.#isHolding ? this.#gone.size : 0
   }
 
+  /** Their keys. */
+  get heldKeys(): readonly string[] {
+    return this.#isHolding ? [...this.#gone.keys()] : []
+  }
+
   /** How often leases began to be held. */
   get holds(): number {
     return this.#holds

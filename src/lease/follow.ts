@@ -45,6 +45,8 @@ export interface FollowState {
   failing: boolean
   /** Leases that the source no longer has and that are kept until a second listing confirms it. */
   held: number
+  /** Their keys. */
+  heldKeys?: readonly string[]
   /** How often leases began to be kept so. */
   holds: number
 }
@@ -149,6 +151,7 @@ export async function* followLeases<Cursor>(
   const view = new LeaseView({ holdMs: options.holdMs ?? HOLD_MS, ownKey: options.ownKey ?? (() => ''), log })
   const told = (change: ViewChange): Followed => {
     state.held = view.held
+    state.heldKeys = view.heldKeys
     state.holds = view.holds
     return { ...change, leases: view.leases, isOwnUnreadable: view.isOwnUnreadable }
   }

@@ -5,6 +5,7 @@ import type { OpenPath } from '../dataplane/engine.ts'
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { Firewall } from '../firewall/firewall.ts'
 import { createBell, type Bell } from '../host/bell.ts'
+import type { OpenEcho } from '../host/echo.ts'
 import type { PeerView } from '../lease/fail-static.ts'
 import type { FollowState } from '../lease/follow.ts'
 import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
@@ -12,6 +13,7 @@ import type { SubnetManager } from '../lease/subnet-manager.ts'
 import type { Log } from '../log.ts'
 import type { DaemonOptions } from '../options.ts'
 import type { Health } from '../status/health.ts'
+import type { Probed } from '../status/probes.ts'
 import type { Notifier } from '../status/notify.ts'
 import type { Snapshot } from '../status/snapshot.ts'
 import type { Threads } from '../status/threads.ts'
@@ -21,12 +23,19 @@ export const RESYNC_MS = 5_000
 
 /** What a node is made of. */
 export interface NodeParts {
-  readonly options: Pick<DaemonOptions, 'subnet-file' | 'subnet-lease-renew-margin' | 'fail-static-hold' | 'ip-masq'>
+  readonly options: Pick<
+    DaemonOptions,
+    'subnet-file' | 'subnet-lease-renew-margin' | 'fail-static-hold' | 'ip-masq' | 'probe-interval'
+  >
   readonly manager: SubnetManager
   readonly config: NetworkConfig
   readonly backend: Backend
+  /** The external interface's, as it was chosen at the start. */
+  readonly externalName?: string
   /** The rules, and how often they are looked at. */
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number } | undefined
+  /** Peers are not asked whether they answer where it is left out. */
+  readonly openEcho?: OpenEcho
   readonly log: Log
   readonly signal: AbortSignal
   /** Where the node says how it is; nobody asks when it is left out. */
@@ -77,6 +86,10 @@ export interface Node extends NodeParts {
   /** Whether it was written once; it never goes back, as flanneld's. */
   isReady: boolean
   threads: Threads
+  /** What the peers answered; undefined while they are not asked. */
+  probes: { readonly results: ReadonlyMap<string, Probed>; readonly intervalMs: number } | undefined
+  /** When each lease of the view came, by its key, in ms since the epoch. */
+  readonly cameAt: Map<string, number>
 }
 
 export function createNode(
@@ -91,6 +104,7 @@ export function createNode(
     ...parts,
     ...{ lease, attrs, dataPath, dataPathDoubt },
     ...{ view, isUnapplied: false, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
+    ...{ cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])), probes: undefined },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
     leaseDoubt: createBell(),

@@ -27,6 +27,8 @@ export async function keepPeers(node: Node): Promise<never> {
   let named: ReadonlySet<string> = new Set()
   for await (const { leases, added, changed, removed, isOwnUnreadable } of following) {
     node.view = leases
+    for (const { key } of added) node.cameAt.set(key, Date.now())
+    for (const { key } of removed) node.cameAt.delete(key)
     for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(say.added(lease))
     for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
     if (added.length + changed.length + removed.length > 0) {

@@ -1,42 +1,85 @@
-// health.ts - what weftd tells a prober: flanneld's /healthz and /readyz, and /livez, which looks deeper.
+// health.ts - what weftd tells whoever asks: flanneld's /healthz and /readyz, /livez, which looks deeper, and /status.json, which has
+// all there is. On a TCP port for probers, and on a Unix socket for whoever may read it.
+//
+// Nothing here changes anything, and nothing that goes wrong with the socket stops a daemon.
 
-import { createServer } from 'node:http'
+import { once } from 'node:events'
+import { mkdir, unlink } from 'node:fs/promises'
+import { createServer, type Server } from 'node:http'
+import { connect } from 'node:net'
+import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../errors.ts'
 import type { Log } from '../log.ts'
 import { detailsOf, troubleOf, type Snapshot } from './snapshot.ts'
+import {
+  startingReport,
+  STATUS_SCHEMA,
+  type DaemonStatus,
+  type NodeReport,
+  type Status,
+  type StatusEvent,
+} from './status.ts'
 
 export interface Health {
   /** How the node is; undefined while there is none. */
   snapshot(): Snapshot | undefined
+  /** The same in full, and of a daemon without a node what it waits for. */
+  report(): Promise<NodeReport>
+  /** All there is to say. */
+  status(): Promise<Status>
+}
+
+/** What a daemon knows of itself. */
+export interface About {
+  readonly daemon: DaemonStatus
+  readonly events: () => readonly StatusEvent[]
+}
+
+const NOBODY: About = {
+  daemon: { version: '', pid: process.pid, startedAt: new Date(0).toISOString(), subnetFile: '', leases: '' },
+  events: () => [],
 }
 
 /** The health of a daemon that has only just started. */
-export function createHealth(): Health {
-  return { snapshot: () => undefined }
+export function createHealth({ daemon, events }: About = NOBODY): Health {
+  const health: Health = {
+    snapshot: () => undefined,
+    report: async () => startingReport('', 'starting'),
+    status: async () => ({
+      ...{ schema: STATUS_SCHEMA, at: new Date().toISOString(), daemon },
+      ...(await health.report()),
+      events: events(),
+    }),
+  }
+  return health
 }
 
 export interface Answer {
   readonly status: number
+  readonly type: string
   readonly body: string
 }
 
-/** What is answered for a path; the first two word for word as flanneld's main.go. Any method will do, as there. */
-export function answerProbe(path: string, health: Health): Answer {
+const text = (status: number, body: string): Answer => ({ status, type: 'text/plain; charset=utf-8', body })
+
+/** What is answered for a path; the first two word for word as flanneld's main.go, to any method, as there. */
+export async function answerProbe(path: string, method: string, health: Health): Promise<Answer> {
   const node = health.snapshot()
   switch (path) {
     case '/healthz':
-      return { status: 200, body: 'flanneld is running' }
+      return text(200, 'flanneld is running')
     case '/readyz':
-      return node?.isReady
-        ? { status: 200, body: 'flanneld is ready' }
-        : { status: 503, body: 'flanneld is not ready yet' }
+      return node?.isReady ? text(200, 'flanneld is ready') : text(503, 'flanneld is not ready yet')
     case '/livez': {
       const trouble = node ? troubleOf(node) : 'starting'
       const details = node ? detailsOf(node) : 'no lease yet'
-      return { status: trouble === undefined ? 200 : 503, body: `${trouble ?? 'weftd is alive'}\n${details}\n` }
+      return text(trouble === undefined ? 200 : 503, `${trouble ?? 'weftd is alive'}\n${details}\n`)
     }
+    case '/status.json':
+      if (method !== 'GET' && method !== 'HEAD') return text(405, '405 method not allowed\n')
+      return { status: 200, type: 'application/json', body: `${JSON.stringify(await health.status())}\n` }
     default:
-      return { status: 404, body: '404 page not found\n' }
+      return text(404, '404 page not found\n')
   }
 }
 
@@ -47,7 +90,23 @@ export interface HealthServer {
   close(): Promise<void>
 }
 
-/** Answers probes at this address, which it says to `log`. Throws WeftError PORT_IN_USE, or ADDRESS for whatever else is in the way. */
+function serverOf(health: Health): Server {
+  return createServer((request, response) => {
+    request.resume()
+    const path = (request.url ?? '').replace(/\?.*/s, '')
+    void answerProbe(path, request.method ?? '', health)
+      .catch((error: unknown) => text(500, `${messageOf(error)}\n`))
+      .then(({ status, type, body }) => response.writeHead(status, { 'Content-Type': type }).end(body))
+  })
+}
+
+const closing = (server: Server): Promise<void> =>
+  new Promise((resolve) => {
+    server.close(() => resolve())
+    server.closeAllConnections()
+  })
+
+/** Answers at this address, which it says to `log`. Throws WeftError PORT_IN_USE, or ADDRESS for whatever else is in the way. */
 export async function serveHealth(
   ip: string,
   port: number,
@@ -55,11 +114,7 @@ export async function serveHealth(
   log: Pick<Log, 'info'>,
 ): Promise<HealthServer> {
   log.info(`Start healthz server on ${ip.includes(':') ? `[${ip}]` : ip}:${port}`)
-  const server = createServer((request, response) => {
-    const { status, body } = answerProbe((request.url ?? '').replace(/\?.*/s, ''), health)
-    response.writeHead(status, { 'Content-Type': 'text/plain; charset=utf-8' }).end(body)
-    request.resume()
-  })
+  const server = serverOf(health)
   await new Promise<void>((resolve, reject) => {
     server.once('error', reject)
     server.listen(port, ip === '' ? undefined : ip, () => {
@@ -76,10 +131,50 @@ export async function serveHealth(
   const address = server.address()
   return {
     port: typeof address === 'object' && address ? address.port : port,
-    close: () =>
-      new Promise((resolve) => {
-        server.close(() => resolve())
-        server.closeAllConnections()
-      }),
+    close: () => closing(server),
   }
+}
+
+/**
+ * Answers on a Unix socket that only this user may open; what a daemon that was killed left there is replaced. What is in the way is
+ * a warning: a host whose /run is read-only has its network all the same. Empty for no socket.
+ */
+export async function serveSocket(
+  path: string,
+  health: Health,
+  log: Pick<Log, 'warn'>,
+): Promise<Pick<HealthServer, 'close'> | undefined> {
+  if (path === '') return undefined
+  try {
+    await mkdir(dirname(path), { recursive: true, mode: 0o755 })
+    if (await isAnswered(path)) throw new Error('another daemon answers there')
+    await unlink(path).catch((error: NodeJS.ErrnoException) => {
+      if (error.code !== 'ENOENT') throw error
+    })
+    const server = serverOf(health)
+    // The socket is made within this call, with the mode that it is to have from its first moment.
+    const umask = process.umask(0o177)
+    try {
+      server.listen(path)
+    } finally {
+      process.umask(umask)
+    }
+    await once(server, 'listening')
+    return { close: () => closing(server) } // which removes it
+  } catch (error) {
+    log.warn(`The status cannot be asked for at ${path}: ${messageOf(error)}; name another socket with --status-socket`)
+    return undefined
+  }
+}
+
+/** Whether somebody takes connections at a Unix socket. */
+function isAnswered(path: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    const socket = connect(path)
+    const end = (answered: boolean): void => {
+      socket.destroy()
+      resolve(answered)
+    }
+    socket.once('connect', () => end(true)).once('error', () => end(false))
+  })
 }

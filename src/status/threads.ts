@@ -32,9 +32,11 @@ export function lookAtThreads(before: Threads, rounds: Readonly<Record<string, n
   )
 }
 
+export const isHung = ({ silentLooks }: ThreadState): boolean => silentLooks >= HUNG_LOOKS
+
 /** The thread that hangs for the longest time, with the moment since which it does; undefined when all move. */
 export function hungThread(threads: Threads): { readonly name: string; readonly since: number } | undefined {
-  const hung = [...threads].filter(([, { silentLooks }]) => silentLooks >= HUNG_LOOKS)
+  const hung = [...threads].filter(([, thread]) => isHung(thread))
   const [first] = hung.toSorted(([, a], [, b]) => a.askedAt - b.askedAt)
   return first && { name: first[0], since: first[1].askedAt }
 }

@@ -148,6 +148,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
         remedy: `write one such as {"Network":"10.5.0.0/16"} to ${options.directory}/config, or see whether --lease-dir is right`,
       })
     },
+    setConfig: (text, signal) => files.changing(signal, () => files.setConfig(text)),
     list: (signal) =>
       files.doing(signal, async () => {
         // Before the files are read: what a watch tells meanwhile is newer.

@@ -196,6 +196,9 @@ export function createEtcdStore(options: EtcdOptions): Store {
         remedy: `put it with \`${example}\`, or see whether --etcd-prefix is right`,
       })
     },
+    async setConfig(text, signal) {
+      await callToWrite(signal, (etcd) => etcd.kv.put({ key: configKey, value: Buffer.from(text) }))
+    },
     async list(signal) {
       const range = { key: from, range_end: to }
       const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)

@@ -54,6 +54,8 @@ export interface LeaseFiles {
   remove(key: string): Promise<void>
   /** The text of `DIR/config`; undefined when there is none. */
   config(): Promise<string | undefined>
+  /** Puts another text there; who reads it sees the old one or the new one. While changing. */
+  setConfig(text: string): Promise<void>
   /** Replaces the text of `DIR/weft/<name>` by another, and returns what it was. */
   claim(name: string, value: string): Promise<string | undefined>
   /** Tells of changes by inotify; undefined where the kernel has none left. */
@@ -233,6 +235,11 @@ export function createLeaseFiles(directory: string): LeaseFiles {
         if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
         throw error
       }
+    },
+    async setConfig(text) {
+      const temporary = await writeTemporary('config', text, 0o644)
+      await call(() => rename(temporary, join(top, 'config')))
+      await call(() => syncDirectory(top))
     },
     async claim(name, value) {
       const path = join(claims, name)

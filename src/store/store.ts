@@ -55,6 +55,8 @@ export interface Store {
   readonly title: string
   /** The network configuration's JSON text. Rejects with CONFIG_MISSING when there is none, and says where to put it. */
   config(signal: AbortSignal): Promise<string>
+  /** Puts another in its place, or the first. */
+  setConfig(text: string, signal: AbortSignal): Promise<void>
   list(signal: AbortSignal): Promise<StoreListing>
   /**
    * What changed after `after`. Ends only by throwing: WeftError GAP when `after` is lost, another one when the

@@ -112,10 +112,11 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
   PeerTables peers(1);
   peers.replace(std::make_unique<const PeerTable>(one_peer()));
   Strangers strangers;
+  TrafficRows traffic;
   IcmpLimit icmp;
   const CounterRow counters(row.data());
   Ingress<Encap> ingress({tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, counters,
-                          setting.filter, &strangers, &icmp},
+                          &traffic, setting.filter, &strangers, &icmp},
                          peers.reader(0), own_end());
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     std::vector<uint8_t> message(at, at + length);
@@ -187,11 +188,22 @@ void outward(const uint8_t* bytes, size_t size) {
   records[PeerTable::kRecordBytes] = 6;
   records[PeerTable::kRecordBytes + 2] = 4;
   peers.replace(std::make_unique<const PeerTable>(records));
+  TrafficRows traffic;
   IcmpLimit icmp;
   const CounterRow counters(row.data());
-  Egress<FlannelUdp> egress(
-      {tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, counters, {}, nullptr, &icmp},
-      peers.reader(0), OwnEnd{});
+  Egress<FlannelUdp> egress({tun.inside.get(),
+                             udp.inside.get(),
+                             udp.inside.get(),
+                             1,
+                             2,
+                             SIZE_MAX,
+                             &features,
+                             counters,
+                             &traffic,
+                             {},
+                             nullptr,
+                             &icmp},
+                            peers.reader(0), OwnEnd{});
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (send(tun.outside.get(), at, length, 0) < 0) return;
     while (egress.pump().items > 0) expect_packets(udp.outside.get(), 0);

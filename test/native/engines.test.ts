@@ -95,6 +95,8 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     expect(sorted(result.fromTun)).toEqual(sorted(hex(inward.map((packet) => forwarded(packet, 2)!))))
     expect(result.counters['tx_packets']).toBe(outward.length + 1)
     expect(result.counters['rx_packets']).toBe(inward.length + 1)
+    const { tx_packets, tx_bytes, rx_packets, rx_bytes } = result.counters
+    expect(result.traffic).toEqual([tx_packets, tx_bytes, rx_packets, rx_bytes, 1])
   })
 
   it('delivers datagrams longer than its MTU whole', async () => {

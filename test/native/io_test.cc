@@ -119,7 +119,10 @@ Endpoint endpoint_of(uint32_t address) {
 /// A sender, and datagrams of `size` bytes that are numbered.
 struct Outward {
   explicit Outward(uint32_t granted = kAllFeatures)
-      : features(granted), row(kCounterCount), sender(-1, 0, 100, &features, CounterRow(row.data())), payload(2000) {}
+      : features(granted),
+        row(kCounterCount),
+        sender(-1, 0, 100, &features, CounterRow(row.data()), &traffic),
+        payload(2000) {}
 
   void add(const Endpoint& endpoint, size_t size = 100) {
     uint8_t* header = sender.room(4);
@@ -145,6 +148,7 @@ struct Outward {
 
   Features features;
   std::vector<uint64_t> row;
+  TrafficRows traffic;
   Sender sender;
   Bytes payload;
   uint32_t number = 0;

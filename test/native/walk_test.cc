@@ -52,6 +52,9 @@ Fields inward() {
   return f;
 }
 
+/// Of the peer, in another chunk of rows than slot 0.
+constexpr uint32_t kSlot = 300;
+
 /// An egress and an ingress of one host, whose only peer has 10.5.2.0/24 and is at the other end.
 template <typename Encap>
 struct Host {
@@ -69,6 +72,8 @@ struct Host {
     Bytes r = record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK);
     store(&r[4], port_of(other));
     std::copy(std::begin(kMark), std::end(kMark), r.begin() + 40);
+    store(&r[56], uint32_t{kSlot});
+    traffic.make_room(kSlot + 1);
     peers.replace(std::make_unique<const PeerTable>(r));
     const Path path{tun[0],
                     socket,
@@ -78,6 +83,7 @@ struct Host {
                     SIZE_MAX,
                     &this->features,
                     CounterRow(row.data()),
+                    &traffic,
                     filter(verify),
                     &strangers,
                     &icmp};
@@ -104,6 +110,12 @@ struct Host {
     CHECK(send(tun[1], bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
   }
   void from_peer(const Bytes& datagram) { from(other, datagram); }
+  /// What was counted of the peer.
+  Traffic of_peer() const {
+    Traffic sum;
+    traffic.sum(kSlot, sum);
+    return sum;
+  }
   /// From another address than the peer's.
   void from_stranger(const Bytes& datagram) {
     const Fd stranger(::socket(AF_INET, SOCK_DGRAM, 0));
@@ -132,6 +144,7 @@ struct Host {
   std::vector<uint64_t> row;
   PeerTables peers;
   Strangers strangers;
+  TrafficRows traffic;
   IcmpLimit icmp;
   int tun[2], socket, other;
   std::unique_ptr<Egress<Encap>> egress;
@@ -198,6 +211,8 @@ void test_out(uint32_t features) {
     bytes += packet.size();
   }
   CHECK(wrong == 0);
+  const Traffic traffic = host.of_peer();
+  CHECK(traffic.tx_packets == expected && traffic.tx_bytes == bytes && traffic.rx_packets == 0);
   CHECK(host.row[k_tx_bytes] == bytes);
 }
 
@@ -306,6 +321,32 @@ void test_in(uint32_t features) {
   for (const Bytes& write : writes) payload += write.size() - header - 40;
   CHECK(payload == 1000);
   CHECK(!writes.empty() && writes[0].size() > header + 8 && writes[0][header + 8] == f.ttl - 1);
+}
+
+/// What a peer sends is counted as its own however much is asked of it; what is nobody's, or not let in, is not.
+template <typename Encap>
+void test_traffic() {
+  for (const VerifySource verify : {VerifySource::kStrict, VerifySource::kInner, VerifySource::kOff}) {
+    Host<Encap> host(kAllFeatures, {}, verify);
+    Fields f = inward();
+    f.tcp = false;
+    size_t bytes = 0;
+    for (const uint32_t source : {0x0a050207u, 0x0a050208u, 0x08080808u, 0x0a050207u, 0x0a050901u}) {
+      f.source = source;
+      const Bytes packet = build(f);
+      if (source >> 8 == 0x0a0502) bytes += packet.size();
+      host.from_peer(outer<Encap>(packet));
+    }
+    CHECK(host.of_peer().heard_ms == 0);
+    CHECK(!host.ingress->pump().failure);
+    const Traffic traffic = host.of_peer();
+    CHECK(host.row[k_rx_packets] == (verify == VerifySource::kOff ? 5u : 4u));
+    CHECK(traffic.rx_packets == 3 && traffic.rx_bytes == bytes && traffic.tx_packets == 0);
+    CHECK(traffic.heard_ms == static_cast<uint64_t>(clock_ms));
+    clock_ms += 1'000;
+    CHECK(!host.ingress->pump().failure);
+    CHECK(host.of_peer().heard_ms == static_cast<uint64_t>(clock_ms - 1'000));
+  }
 }
 
 /// A damaged header ends here, in the middle of a stream that is joined too; later fragments are let in by who sends
@@ -759,6 +800,7 @@ void test_walks(const char* name, bool udp_gso) {
   context = name;
   test_time_exceeded<Encap>();
   test_filter<Encap>();
+  test_traffic<Encap>();
   context.clear();
 }
 

@@ -313,6 +313,8 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
           node.steady = new Set(current.map(({ key }) => key).filter((key) => peers.has(key)))
         },
         resync: async () => [],
+        carrier: () => ({ engine: 'none', features: [] }),
+        peers: () => [],
         counters: () => ({}),
         threads: () => ({}),
         close: async () => {},
@@ -325,6 +327,7 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
       'subnet-lease-renew-margin': 5,
       'fail-static-hold': 30,
       'ip-masq': false,
+      'probe-interval': 0,
     },
     manager: managerOf(node.connection.store),
     config,

@@ -182,6 +182,7 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
         call(signal, () => {
           throw new WeftError('CONFIG_MISSING', 'there is none')
         }),
+      setConfig: () => Promise.reject(new Error('nobody puts one')),
       list: (signal) => call(signal, () => ({ revision, entries: [...keys.values()] })),
       async *watch(after, signal): AsyncIterable<StoreBatch> {
         await call(signal, () => {})

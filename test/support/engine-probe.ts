@@ -16,6 +16,7 @@ import type { Engine, EngineConfig } from '../../src/dataplane/engine.ts'
 import type { Stranger, VerifySource } from '../../src/dataplane/filter.ts'
 import { startNativeEngine } from '../../src/dataplane/native-engine.ts'
 import { encodePeers } from '../../src/dataplane/peers.ts'
+import { SLOT_NUMBERS } from '../../src/dataplane/traffic.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { ipv4Packet } from './packets.ts'
@@ -38,6 +39,8 @@ export interface ProbeResult {
   readonly fromUdp: readonly string[]
   readonly counters: Readonly<Record<string, number>>
   readonly offloads: readonly string[]
+  /** Of the peer: packets and bytes sent, packets and bytes let in, and whether it was heard of. */
+  readonly traffic: readonly number[]
   readonly strangers: readonly Stranger[]
 }
 
@@ -45,6 +48,8 @@ const NETWORK = parseIpv4Net('10.5.0.0/16')!
 const SUBNET = parseIpv4Net('10.5.1.0/24')!
 /** Packets on their way at a time: fewer than any buffer holds, however long whoever reads it has no turn. */
 const WINDOW = 64
+/** Where the peer's traffic is counted. */
+const SLOT = 300
 /** Marks the last packet of each side. */
 const SENTINEL = Buffer.from('the end of this side')
 
@@ -85,7 +90,7 @@ async function main(kind: string): Promise<void> {
     await output(['sh', '-c', `echo ${value} > /proc/sys/net/ipv4/${name.replaceAll('.', '/')}`])
   }
   engine.setPeers(
-    encodePeers([{ subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port: 9999 }]),
+    encodePeers([{ subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port: 9999, slot: SLOT }]),
   )
 
   const fromTun: string[] = []
@@ -151,7 +156,9 @@ async function main(kind: string): Promise<void> {
 
   const counters = Object.fromEntries(Object.entries(engine.counters()).map(([name, count]) => [name, Number(count)]))
   const strangers = engine.takeStrangers()
-  const result: ProbeResult = { fromTun, fromUdp, counters, offloads: engine.offloads, strangers }
+  const [silentMs = -1, ...counted] = [...engine.traffic().subarray(SLOT * SLOT_NUMBERS)].toReversed()
+  const traffic = [...counted.toReversed(), Number(silentMs >= 0)]
+  const result: ProbeResult = { fromTun, fromUdp, counters, offloads: engine.offloads, strangers, traffic }
   stopWatching()
   socket.close()
   stranger.close()

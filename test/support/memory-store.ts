@@ -68,6 +68,10 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
       if (configText === undefined) throw new WeftError('CONFIG_MISSING', 'there is no network configuration')
       return configText
     },
+    async setConfig(text) {
+      check()
+      configText = text
+    },
     async list(signal) {
       check(signal)
       return { revision, entries: [...entries.values()] }

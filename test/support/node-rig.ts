@@ -9,12 +9,15 @@ import { EVENT_MS } from '../../lab/lab.ts'
 import type { Backend } from '../../src/backend/backend.ts'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { runNode } from '../../src/daemon.ts'
+import type { PeerTraffic } from '../../src/dataplane/engine.ts'
 import { createBell } from '../../src/host/bell.ts'
+import { parseLeaseKey } from '../../src/lease/lease.ts'
 import { managerOf } from '../../src/lease/store-manager.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import type { NodeParts } from '../../src/node/node.ts'
 import { createHealth, type Health } from '../../src/status/health.ts'
 import type { State } from '../../src/status/notify.ts'
+import type { Status } from '../../src/status/status.ts'
 import { detailsOf, troubleOf } from '../../src/status/snapshot.ts'
 import { createMemoryStore, type MemoryStore } from './memory-store.ts'
 
@@ -27,6 +30,7 @@ interface FakeDataPath {
   mended: string[]
   rounds: Record<string, number>
   looks: number
+  traffic: PeerTraffic | undefined
   die(why: string): void
 }
 
@@ -64,6 +68,7 @@ const backend: Backend = {
       mended: [],
       rounds: {},
       looks: 0,
+      traffic: undefined,
       die: (why) => die(new Error(why)),
     }
     dataPaths.push(dataPath)
@@ -76,7 +81,17 @@ const backend: Backend = {
         dataPath.applied.push([...leases.keys()].filter((key) => key !== own).toSorted())
       },
       resync: async () => dataPath.mended.splice(0),
-      counters: () => ({}),
+      carrier: () => ({ device: 'fake0', engine: 'native', features: [] }),
+      probeSource: lease.subnet.address,
+      peers: () =>
+        (dataPath.applied.at(-1) ?? []).map((key) => ({
+          key,
+          endpoint: 'somewhere:8285',
+          probe: parseLeaseKey(key)!.subnet.address,
+        })),
+      traffic: async () =>
+        new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (dataPath.traffic ? [[key, dataPath.traffic]] : []))),
+      counters: () => ({ tx_packets: 5n, tx_drop_no_route: 2n, rx_drop_ttl: 0n }),
       threads: () => dataPath.rounds,
       look: () => void dataPath.looks++,
       close: async () => void (dataPath.closed = true),
@@ -97,7 +112,8 @@ function setUp(): void {
   misuses = []
   refuse = undefined
   lines = []
-  health = createHealth()
+  const daemon = { version: '0', pid: 1, startedAt: '', subnetFile: '', leases: '' }
+  health = createHealth({ daemon, events: () => lines.map((text) => ({ at: '', level: 'info', text })) })
   told = []
   alive = 0
   restart()
@@ -129,6 +145,7 @@ export function trouble(): string | undefined {
   const node = health.snapshot()
   return node ? troubleOf(node) : 'starting'
 }
+export const nodeStatus = (): Promise<Status> => health.status()
 export const details = (): string => detailsOf(health.snapshot()!)
 export const holds = (): number => health.snapshot()!.holds
 
@@ -142,6 +159,7 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
     'subnet-lease-renew-margin': 60,
     'fail-static-hold': 30,
     'ip-masq': false,
+    'probe-interval': 10,
   }
   const notifier = {
     aliveMs: 15_000,

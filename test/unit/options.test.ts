@@ -62,6 +62,8 @@ const OURS: typeof UPSTREAM = [
   ['poll-us', 'FLANNELD_POLL_US', 50],
   ['persist', 'FLANNELD_PERSIST', true],
   ['leave', 'FLANNELD_LEAVE', false],
+  ['probe-interval', 'FLANNELD_PROBE_INTERVAL', 10],
+  ['status-socket', 'FLANNELD_STATUS_SOCKET', '/run/weft/weftd.sock'],
   ['without', 'FLANNELD_WITHOUT', []],
 ]
 
@@ -190,6 +192,8 @@ describe('checkOptions and checkMargin', () => {
     [['-workers=17'], '--workers is 17'],
     [['-nice=-21'], '--nice is -21'],
     [['-nice=20'], '--nice is 20'],
+    [['-probe-interval=-1'], '--probe-interval is -1'],
+    [['-probe-interval=3601'], '--probe-interval is 3601'],
     [['-poll-us=-1'], '--poll-us is -1'],
     [['-poll-us=1001'], '--poll-us is 1001'],
     [['-iface-wait=-1'], '--iface-wait is -1'],

@@ -22,6 +22,8 @@ it('does what it is asked in that order, one at a time, and goes on after a fail
       await slow('resync')
       return ['mended']
     },
+    carrier: () => ({ engine: 'none', features: [] }),
+    peers: () => [],
     counters: () => ({}),
     threads: () => ({}),
     close: () => slow('close'),

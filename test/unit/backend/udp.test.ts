@@ -19,10 +19,16 @@ const lease = (subnet: string, publicIp: string, backendType = ''): Lease => ({
 })
 const own: OwnLease = { ...lease('10.5.72.0/24', '192.0.2.1'), expiresAt: 0, revision: 1n }
 
-let engine: { config: EngineConfig | undefined; records: Uint8Array; stopped: number; strangers: Stranger[] }
+let engine: {
+  config: EngineConfig | undefined
+  records: Uint8Array
+  stopped: number
+  strangers: Stranger[]
+  traffic: Float64Array
+}
 installHost()
 beforeEach(() => {
-  engine = { config: undefined, records: new Uint8Array(), stopped: 0, strangers: [] }
+  engine = { config: undefined, records: new Uint8Array(), stopped: 0, strangers: [], traffic: new Float64Array() }
 })
 
 const startEngine = async (config: EngineConfig): Promise<Engine> => {
@@ -37,6 +43,7 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
     fault: new Promise(() => {}),
     setPeers: (records) => void (engine.records = records),
     counters: () => ({ sent: 5n }),
+    traffic: () => engine.traffic,
     threads: () => ({}),
     takeStrangers: () => engine.strangers.splice(0),
     stop: async () => void engine.stopped++,

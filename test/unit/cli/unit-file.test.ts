@@ -23,12 +23,12 @@ describe('weftd.service', () => {
     expect(rest).toEqual([])
   })
 
-  it('grants CAP_NET_ADMIN, the TUN device and /run/flannel', () => {
+  it('grants CAP_NET_ADMIN, the TUN device, /run/flannel and /run/weft', () => {
     expect(values('CapabilityBoundingSet')).toEqual(['CAP_NET_ADMIN'])
     expect(values('DeviceAllow')).toEqual(['/dev/net/tun rw'])
     expect(values('DevicePolicy')).toEqual(['closed'])
     expect(values('ProtectSystem')).toEqual(['strict'])
-    expect(values('RuntimeDirectory')).toEqual(['flannel'])
+    expect(values('RuntimeDirectory')).toEqual(['flannel weft'])
   })
 
   it('waits for READY=1 however long etcd takes, from the daemon alone, and watches it', () => {

@@ -31,6 +31,7 @@ function fakeStore(parts: Partial<Store>): Store {
     name: 'etcd',
     title: 'Etcd Local Manager',
     config: unasked,
+    setConfig: unasked,
     list: unasked,
     // oxlint-disable-next-line require-yield
     async *watch() {

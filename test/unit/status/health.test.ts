@@ -1,9 +1,13 @@
-// health.test.ts - flanneld's two probes word for word, /livez, and a port that is taken.
+// health.test.ts - flanneld's two probes word for word, /livez, /status.json, a port that is taken, and the socket.
 
-import { afterEach, describe, expect, it } from 'vitest'
+import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { request } from 'node:http'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { isWeftError } from '../../../src/errors.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
-import { createHealth, serveHealth, type HealthServer } from '../../../src/status/health.ts'
+import { createHealth, serveHealth, serveSocket, type HealthServer } from '../../../src/status/health.ts'
 import { detailsOf, type Snapshot } from '../../../src/status/snapshot.ts'
 
 const node: Snapshot = {
@@ -75,5 +79,78 @@ describe('health server', () => {
       ['127.0.0.1', 70_000],
     ] as const)
       expect(isWeftError(await refused(ip, port), 'ADDRESS')).toBe(true)
+  })
+})
+
+describe('/status.json', () => {
+  it('is there before there is a node, and says what is waited for', async () => {
+    const { get } = await serve()
+    const [code, body] = await get('/status.json')
+    expect([code, JSON.parse(body)]).toEqual([
+      200,
+      expect.objectContaining({ schema: 1, state: 'starting', node: null }),
+    ])
+  })
+
+  it('can be read and nothing else', async () => {
+    const { get, health } = await serve()
+    for (const method of ['POST', 'PUT', 'DELETE', 'PATCH'])
+      expect(await get('/status.json', method)).toEqual([405, '405 method not allowed\n'])
+    expect((await get('/status.json', 'HEAD'))[0]).toBe(200)
+    health.report = async () => {
+      throw new Error('it is on fire')
+    }
+    expect(await get('/status.json')).toEqual([500, 'it is on fire\n'])
+  })
+})
+
+describe('the status socket', () => {
+  let folder: string
+  let path: string
+  let warnings: string[]
+  const log = { warn: (line: string) => void warnings.push(line) }
+  beforeEach(() => {
+    folder = mkdtempSync(join(tmpdir(), 'weft-socket-'))
+    path = join(folder, 'run', 'weftd.sock')
+    warnings = []
+  })
+  afterEach(() => rmSync(folder, { recursive: true }))
+  const ask = (): Promise<number | undefined> =>
+    new Promise((resolve, reject) => {
+      request({ socketPath: path, path: '/status.json' }, (response) => {
+        response.resume()
+        resolve(response.statusCode)
+      })
+        .once('error', reject)
+        .end()
+    })
+
+  it("is its user's alone, and goes with the daemon", async () => {
+    const server = await serveSocket(path, createHealth(), log)
+    expect(statSync(path).mode & 0o777).toBe(0o600)
+    expect(await ask()).toBe(200)
+    await server!.close()
+    expect([existsSync(path), warnings]).toEqual([false, []])
+  })
+
+  it('takes the place of one that nobody answers at, and of no other', async () => {
+    const first = await serveSocket(path, createHealth(), log)
+    expect(await serveSocket(path, createHealth(), log)).toBeUndefined()
+    expect(warnings).toEqual([expect.stringContaining('another daemon answers there; name another socket')])
+    expect(await ask()).toBe(200)
+    await first!.close()
+    writeFileSync(path, '') // what a killed daemon leaves can be opened as little as this
+    const second = await serveSocket(path, createHealth(), log)
+    expect(await ask()).toBe(200)
+    await second!.close()
+  })
+
+  it('is none where none is wanted, and a warning where it cannot be', async () => {
+    expect(await serveSocket('', createHealth(), log)).toBeUndefined()
+    expect(warnings).toEqual([])
+    path = join(folder, 'file', 'weftd.sock')
+    writeFileSync(join(folder, 'file'), '')
+    expect(await serveSocket(path, createHealth(), log)).toBeUndefined()
+    expect(warnings).toEqual([expect.stringMatching(/^The status cannot be asked for at .*ENOTDIR|EEXIST/)])
   })
 })

@@ -3,8 +3,8 @@
 import { readFileSync } from 'node:fs'
 
 export function version(): string {
-  // From src/cli and from dist/src/cli.
-  for (const path of ['../../package.json', '../../../package.json']) {
+  // From src and from dist/src.
+  for (const path of ['../package.json', '../../package.json']) {
     try {
       return (JSON.parse(readFileSync(new URL(path, import.meta.url), 'utf8')) as { version: string }).version
     } catch (error) {

@@ -1,0 +1,42 @@
+// echo.h - ICMP echo requests and their answers (RFC 792), to see whether a peer answers, and how soon.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "system.h"
+
+namespace weft {
+
+/// A socket for them. The kernel's own for this (SOCK_DGRAM, Linux 3.0: icmp(7)) takes no privilege of those whose
+/// group is within net.ipv4.ping_group_range; a raw one takes CAP_NET_RAW.
+struct Echo {
+  Fd fd;
+  bool raw = false;
+  uint32_t mark = 0;  ///< in each request: a raw socket hears the answers to everybody's
+};
+
+/// The same, borrowed.
+struct EchoSocket {
+  int fd;
+  bool raw;
+  uint32_t mark;
+};
+
+struct EchoAnswer {
+  uint32_t from;  ///< IPv4, network order
+  uint16_t sequence;
+  int64_t microseconds;  ///< since the request was sent, as the kernel saw it
+};
+
+/// Requests leave from `source`, IPv4 in network order, which must be this host's.
+Failure open_echo(uint32_t source, Echo& echo);
+
+/// An IPv4 packet of `bytes`, or of as few as it takes, that nobody may fragment. Does not block.
+Failure send_echo(const EchoSocket& echo, uint32_t to, uint16_t sequence, size_t bytes);
+
+/// Takes answers to requests of this socket, as many as have room and are there, and returns those. Does not block.
+std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> room);
+
+}  // namespace weft

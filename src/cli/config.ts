@@ -1,0 +1,119 @@
+// config.ts - `weft config`: the network configuration in the store, shown, put, checked.
+
+import { readFile } from 'node:fs/promises'
+import { text as textOf } from 'node:stream/consumers'
+import { checkBackend } from '../choose.ts'
+import { parseNetworkConfig, type NetworkConfig } from '../config/network-config.ts'
+import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
+import { isCompatible } from '../lease/allocate.ts'
+import { parseLeaseKey } from '../lease/lease.ts'
+import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+import { withoutSecrets } from '../status/status.ts'
+import { command, EXIT, JSON_FLAG, SOCKET_FLAG, STORE_FLAGS } from './command.ts'
+import { count } from './look.ts'
+import { withStore } from './store.ts'
+
+const MORE = "Without flags of a store it is that of this host's daemon."
+const flags = { ...SOCKET_FLAG, ...STORE_FLAGS }
+
+export const configGetCommand = command({
+  name: 'config get',
+  does: 'print the network configuration that is in the store',
+  more: `${MORE} As it stands there: a key of WireGuard too.`,
+  flags,
+  run: ({ options, screen, signal: stopping }) =>
+    withStore(options, screen, stopping, async ({ store, signal }) => {
+      screen.write(`${(await store.config(signal)).trimEnd()}\n`)
+      return EXIT.ok
+    }),
+})
+
+/** Throws WeftError CONFIG for what no daemon would start with. */
+async function check(text: string): Promise<NetworkConfig> {
+  const config = parseNetworkConfig(text)
+  await checkBackend(config)
+  return config
+}
+
+/** `-` is standard input. Throws WeftError USAGE. */
+async function readText(path: string): Promise<string> {
+  try {
+    return path === '-' ? await textOf(process.stdin) : await readFile(path, 'utf8')
+  } catch (error) {
+    throw new WeftError('USAGE', `${path} cannot be read: ${messageOf(error)}`, {
+      remedy: 'name a file, or - for standard input',
+    })
+  }
+}
+
+export const configSetCommand = command({
+  name: 'config set',
+  args: 'FILE',
+  does: 'check a network configuration and put it into the store',
+  more: `FILE may be - for standard input. ${MORE} Daemons take it when they restart. One that leases would not fit is refused without --force.`,
+  flags: {
+    force: { default: false, help: 'also where leases do not fit it: their nodes get others when they restart' },
+    ...flags,
+  },
+  async run({ options, args: [path = ''], screen, signal: stopping }) {
+    const text = await readText(path)
+    const config = await check(text)
+    return withStore(options, screen, stopping, async ({ store, signal }) => {
+      const keys = (await store.list(signal)).entries.flatMap(({ key }) => parseLeaseKey(key) ?? [])
+      const unfit = keys.filter(({ subnet }) => !isCompatible(subnet, config))
+      if (unfit.length > 0 && !options.force) {
+        const [first] = unfit
+        throw new WeftError(
+          'CONFIG',
+          `${count(unfit.length, 'lease')} would not fit it, such as ${first && formatIpv4Net(first.subnet)}`,
+          {
+            remedy: 'give --force when their nodes may get other subnets',
+          },
+        )
+      }
+      await store.setConfig(text.trimEnd(), signal)
+      screen.write('put; daemons take it when they restart\n')
+      return EXIT.ok
+    })
+  },
+})
+
+export const configCheckCommand = command({
+  name: 'config check',
+  args: '[FILE]',
+  does: 'check the network configuration in the store, or in a file',
+  more: `FILE may be - for standard input. ${MORE} Exits with 3 when it is not valid.`,
+  flags: { ...JSON_FLAG, ...flags },
+  async run({ options, args: [path], screen, signal: stopping }) {
+    const judge = async (text: string): Promise<number> => {
+      try {
+        const { network, subnetLength, subnetMin, subnetMax, backendType, backend } = await check(text)
+        const nodes = (subnetMax - subnetMin) / 2 ** (32 - subnetLength) + 1
+        const range = {
+          network: formatIpv4Net(network),
+          subnetLength,
+          subnetMin: formatIpv4(subnetMin),
+          subnetMax: formatIpv4(subnetMax),
+        }
+        if (options.json)
+          screen.write(
+            `${JSON.stringify({ valid: true, ...range, nodes, backendType, backend: withoutSecrets(backend) })}\n`,
+          )
+        else {
+          const { colour } = screen
+          screen.write(
+            `${colour('good', 'valid')}: ${range.network} in /${subnetLength}, ${range.subnetMin} to ${range.subnetMax}: ${count(nodes, 'node')}; ${backendType}\n`,
+          )
+        }
+        return EXIT.ok
+      } catch (error) {
+        if (!isWeftError(error, 'CONFIG')) throw error
+        if (options.json) screen.write(`${JSON.stringify({ valid: false, problem: describeError(error) })}\n`)
+        else screen.write(`${screen.colour('bad', 'not valid')}: ${describeError(error)}\n`)
+        return EXIT.wrong
+      }
+    }
+    if (path !== undefined) return judge(await readText(path))
+    return withStore(options, screen, stopping, async ({ store, signal }) => judge(await store.config(signal)))
+  },
+})

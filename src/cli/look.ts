@@ -1,0 +1,78 @@
+// look.ts - how weft writes: tables, colours where somebody looks, times and sizes in a person's units. Pure but for createScreen.
+
+/** Where a command writes. */
+export interface Screen {
+  /** Whether a person looks at it, so that it may be written over. */
+  readonly isTerminal: boolean
+  readonly colour: Colour
+  write(text: string): void
+  /** Beside what is asked for: to stderr. */
+  warn(line: string): void
+}
+
+export type Tone = 'good' | 'bad' | 'doubtful' | 'dim' | 'bold'
+export type Colour = (tone: Tone, text: string) => string
+
+/** Select Graphic Rendition (ECMA-48, 8.3.117). */
+const CODES: Readonly<Record<Tone, number>> = { good: 32, bad: 31, doubtful: 33, dim: 2, bold: 1 }
+
+/** Colours on a terminal, unless NO_COLOR says otherwise (no-color.org). */
+export function createScreen(
+  stdout: { readonly isTTY: boolean; write(text: string): boolean },
+  stderr: { write(text: string): boolean },
+  environment: NodeJS.ProcessEnv,
+): Screen {
+  const isTerminal = stdout.isTTY
+  const isColoured = isTerminal && !environment['NO_COLOR'] && environment['TERM'] !== 'dumb'
+  return {
+    isTerminal,
+    colour: isColoured ? (tone, text) => `\u001B[${CODES[tone]}m${text}\u001B[0m` : (_tone, text) => text,
+    write: (text) => void stdout.write(text),
+    warn: (line) => void stderr.write(`${line}\n`),
+  }
+}
+
+/** A cell: its text, and how it is to look. */
+export type Cell = string | readonly [Tone, string]
+
+const textOf = (cell: Cell): string => (typeof cell === 'string' ? cell : cell[1])
+
+/** Columns as wide as their widest cell; the first row is the heading. */
+export function table(rows: readonly (readonly Cell[])[], colour: Colour): string {
+  const widths = (rows[0] ?? []).map((_, column) => Math.max(...rows.map((row) => textOf(row[column] ?? '').length)))
+  return rows
+    .map((row, at) =>
+      row
+        .map((cell, column) => {
+          const isLast = column === row.length - 1
+          const padded = isLast ? textOf(cell) : textOf(cell).padEnd(widths[column] ?? 0)
+          if (at === 0) return colour('dim', padded)
+          return typeof cell === 'string' ? padded : colour(cell[0], padded)
+        })
+        .join('  ')
+        .trimEnd(),
+    )
+    .map((line) => `${line}\n`)
+    .join('')
+}
+
+/** `2 h`, `3 min`, `4.5 s`. */
+export function duration(seconds: number): string {
+  if (seconds < 10) return `${Math.round(seconds * 10) / 10} s`
+  if (seconds < 120) return `${Math.round(seconds)} s`
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`
+  return seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} days`
+}
+
+/** `1.2 MiB` */
+export function bytes(count: number): string {
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB']
+  let [value, unit] = [count, 0]
+  for (; value >= 1024 && unit < units.length - 1; unit++) value /= 1024
+  return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`
+}
+
+export const milliseconds = (ms: number): string => `${ms >= 100 ? Math.round(ms) : ms.toPrecision(2)} ms`
+
+/** `1 peer`, `2 peers` */
+export const count = (number: number, what: string): string => `${number} ${what}${number === 1 ? '' : 's'}`

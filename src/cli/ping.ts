@@ -1,0 +1,73 @@
+// ping.ts - `weft ping`: asks a peer's host whether it answers, through the data path.
+
+import { WeftError } from '../errors.ts'
+import { pause } from '../host/bell.ts'
+import { formatIpv4 } from '../net/ipv4.ts'
+import { askStatus } from './ask.ts'
+import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { milliseconds } from './look.ts'
+import { createAsker, peerNamed, probeOf } from './peer.ts'
+
+const WAIT_MS = 1_000
+
+export const pingCommand = command({
+  name: 'ping',
+  args: 'PEER',
+  does: 'ask a peer through the data path whether it answers',
+  more: 'PEER is its subnet, an address within it, or its public IP. Exits with 3 when nothing comes back.',
+  flags: {
+    count: { default: 4, help: 'how often' },
+    size: { default: 0, help: 'bytes of the whole packet, which nobody may fragment; 0 for a small one' },
+    ...JSON_FLAG,
+    ...SOCKET_FLAG,
+  },
+  async run({ options: { count, size, json, 'status-socket': socket }, args: [name = ''], screen, signal }) {
+    if (count < 1 || size < 0 || size > 65_535) {
+      throw new WeftError('USAGE', `--count is ${count} and --size ${size}`, {
+        remedy: 'give it a count of 1 or more, and at most 65535 bytes',
+      })
+    }
+    const status = await askStatus(socket, signal)
+    const peer = peerNamed(status, name)
+    if (!peer) throw new WeftError('USAGE', `there is no peer ${name}`, { remedy: 'see `weft peers`' })
+    const probe = probeOf(status, peer)
+    if (!probe) {
+      throw new WeftError(
+        'CONFIG',
+        `with the ${status.config?.backendType} backend weft knows nobody who would answer`,
+        {
+          remedy: 'ping a container of that node',
+        },
+      )
+    }
+    const asker = createAsker(probe.from)
+    const times: (number | undefined)[] = []
+    try {
+      for (let number = 0; number < count; number++) {
+        if (number > 0) await pause(signal, WAIT_MS)
+        const took = await asker.ask(probe.to, WAIT_MS, size)
+        times.push(took)
+        if (json) continue
+        const said = took === undefined ? screen.colour('bad', 'no answer') : screen.colour('good', milliseconds(took))
+        screen.write(`${peer.subnet} at ${peer.endpoint ?? peer.publicIp} (${formatIpv4(probe.to)}): ${said}\n`)
+      }
+    } finally {
+      asker.close()
+    }
+    const answered = times.filter((time) => time !== undefined)
+    const lossPercent = Math.round((100 * (times.length - answered.length)) / times.length)
+    if (json) {
+      const roundTripsMs = times.map((time) => time ?? null)
+      screen.write(
+        `${JSON.stringify({ peer: peer.subnet, address: formatIpv4(probe.to), roundTripsMs, lossPercent })}\n`,
+      )
+    } else {
+      const spread =
+        answered.length === 0
+          ? ''
+          : `, ${milliseconds(Math.min(...answered))} to ${milliseconds(Math.max(...answered))}`
+      screen.write(`${answered.length} of ${times.length} answered (${lossPercent}% lost)${spread}\n`)
+    }
+    return answered.length > 0 ? EXIT.ok : EXIT.wrong
+  },
+})

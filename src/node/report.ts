@@ -1,0 +1,135 @@
+// report.ts - how a node is, in full: what /status.json has of it, from what its loops share.
+
+import { hostname } from 'node:os'
+import type { PathPeer } from '../backend/backend.ts'
+import type { NetworkConfig } from '../config/network-config.ts'
+import type { PeerTraffic } from '../dataplane/engine.ts'
+import { isWeftError } from '../errors.ts'
+import { encodeLeaseValue, type Lease } from '../lease/lease.ts'
+import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+import type { Probed } from '../status/probes.ts'
+import { summaryOf, troubleOf } from '../status/snapshot.ts'
+import { isHung } from '../status/threads.ts'
+import { countPeers, dropsOf, withoutSecrets, type NodeReport, type PeerStatus } from '../status/status.ts'
+import { snapshotOf, type Node } from './node.ts'
+
+const iso = (ms: number): string => new Date(ms).toISOString()
+/** With what a millisecond is to a person. */
+const seconds = (ms: number): number => Math.round(ms) / 1000
+
+export async function reportOf(node: Node): Promise<NodeReport> {
+  const traffic = await trafficOf(node)
+  // Of one moment from here on.
+  const snapshot = snapshotOf(node)
+  const { at, comparedAt } = snapshot
+  const { lease, following } = node
+  const list = peersOf(node, traffic, at)
+  const trouble = troubleOf(snapshot)
+  return {
+    state: trouble === undefined ? 'working' : 'impaired',
+    trouble: trouble ?? null,
+    summary: summaryOf(snapshot),
+    store: {
+      name: snapshot.store,
+      reachable: comparedAt !== undefined && !snapshot.isFailing,
+      comparedSecondsAgo: comparedAt === undefined ? null : seconds(at - comparedAt),
+      ...{ held: following.held, holds: following.holds },
+    },
+    node: {
+      hostname: hostname(),
+      subnet: formatIpv4Net(lease.subnet),
+      publicIp: formatIpv4(node.attrs.publicIp),
+      externalInterface: node.externalName ?? null,
+    },
+    config: configOf(node.config),
+    lease: {
+      key: lease.key,
+      expiresAt: lease.expiresAt === undefined ? null : iso(lease.expiresAt),
+      published: JSON.parse(encodeLeaseValue(node.attrs)) as Record<string, unknown>,
+    },
+    dataPath: pathOf(node, at),
+    peers: countPeers(list, node.probes ? node.probes.intervalMs / 1000 : null),
+    repairs: node.repaired,
+    subnetFileWritten: node.isReady,
+  }
+}
+
+function configOf(config: NetworkConfig): NodeReport['config'] {
+  return {
+    network: formatIpv4Net(config.network),
+    subnetLength: config.subnetLength,
+    ...{ subnetMin: formatIpv4(config.subnetMin), subnetMax: formatIpv4(config.subnetMax) },
+    backendType: config.backendType,
+    backend: withoutSecrets(config.backend),
+  }
+}
+
+function pathOf({ dataPath, threads }: Node, at: number): NodeReport['dataPath'] {
+  const carrier = dataPath?.carrier()
+  const counters = Object.fromEntries(
+    Object.entries(dataPath?.counters() ?? {}).map(([name, count]) => [name, Number(count)]),
+  )
+  return {
+    open: dataPath !== undefined,
+    mtu: dataPath?.mtu ?? null,
+    ...{ device: carrier?.device ?? null, engine: carrier?.engine ?? null, features: [...(carrier?.features ?? [])] },
+    threads: [...threads].map(([name, thread]) => ({
+      name,
+      hungSeconds: isHung(thread) ? seconds(at - thread.askedAt) : null,
+    })),
+    ...{ counters, drops: dropsOf(counters) },
+  }
+}
+
+function peersOf(node: Node, traffic: Traffic, at: number): PeerStatus[] {
+  const { view, lease: own, following, dataPath, isUnapplied } = node
+  // None while the data path does not have them all.
+  const set = new Map(isUnapplied ? [] : dataPath?.peers().map((peer) => [peer.key, peer]))
+  const held = new Set(following.heldKeys ?? [])
+  const seen = (lease: Lease): Seen => ({
+    ...{ peer: set.get(lease.key), traffic: traffic.get(lease.key), probed: node.probes?.results.get(lease.key) },
+    ...{ isHeld: held.has(lease.key), cameAt: node.cameAt.get(lease.key) ?? Date.now() },
+  })
+  return [...view.values()].filter(({ key }) => key !== own.key).map((lease) => peerOf(lease, seen(lease), at))
+}
+
+type Traffic = ReadonlyMap<string, PeerTraffic>
+
+/** None where the device is gone that counted it. */
+async function trafficOf({ dataPath }: Node): Promise<Traffic> {
+  const nothing: Traffic = new Map()
+  if (!dataPath?.traffic) return nothing
+  return dataPath.traffic().catch((error: unknown) => {
+    if (isWeftError(error)) return nothing
+    throw error
+  })
+}
+
+/** What is known of a peer beside its lease. */
+interface Seen {
+  readonly peer: PathPeer | undefined
+  readonly traffic: PeerTraffic | undefined
+  readonly probed: Probed | undefined
+  readonly isHeld: boolean
+  readonly cameAt: number
+}
+
+function peerOf(
+  { key, subnet, attrs }: Lease,
+  { peer, traffic, probed, isHeld, cameAt }: Seen,
+  at: number,
+): PeerStatus {
+  const { txPackets, txBytes, rxPackets, rxBytes, heardAt } = traffic ?? {}
+  const ago = (when: number | undefined): number | null => (when === undefined ? null : seconds(Math.max(0, at - when)))
+  return {
+    ...{ lease: key, subnet: formatIpv4Net(subnet), publicIp: formatIpv4(attrs.publicIp) },
+    ...{ endpoint: peer?.endpoint ?? null, type: attrs.backendType },
+    state: !peer ? 'stored' : probed?.isAnswering ? 'answering' : 'programmed',
+    ...{ held: isHeld, since: iso(cameAt) },
+    ...{ txPackets: txPackets ?? null, txBytes: txBytes ?? null },
+    ...{ rxPackets: rxPackets ?? null, rxBytes: rxBytes ?? null },
+    heardSecondsAgo: ago(heardAt),
+    ...{ roundTripMs: probed?.roundTripMs ?? null, lossPercent: probed?.lossPercent ?? null },
+    ...{ probedSecondsAgo: ago(probed?.at), pathMtu: null },
+  }
+}

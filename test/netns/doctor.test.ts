@@ -1,0 +1,295 @@
+// doctor.test.ts - `weft doctor` on hosts that are broken in one way each: it names that and nothing else, and accuses no host that is
+// well; what `weft` says of a real daemon, by the way.
+
+import { mkdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import type { Finished } from '../../lab/command.ts'
+import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import type { FindingName } from '../../src/doctor/checks.ts'
+import type { Status } from '../../src/status/status.ts'
+import { eventually } from '../support/event.ts'
+import { subnetOf } from '../support/hosts.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, 'iptables', 'nft')
+
+let lab: Lab
+let first: Host
+let second: Host
+let daemons: Daemon[]
+const leases = (): string => join(lab.folder, 'leases')
+const args = (): string[] => ['--lease-dir', leases(), '--probe-interval', '1']
+
+/** Runs weft on a host, behind `before`. */
+const weft = (host: Host, words: readonly string[], before: readonly string[] = []): Promise<Finished> =>
+  host.run([...before, process.execPath, join(packageRoot, 'bin/weft'), ...words, '--status-socket', host.statusSocket])
+async function statusOf(host: Host): Promise<Status> {
+  return JSON.parse((await weft(host, ['status', '--json'])).stdout) as Status
+}
+
+interface Check {
+  readonly check: string
+  readonly state: string
+  readonly findings: readonly { readonly name: FindingName; readonly detail: string }[]
+}
+/** What the doctor finds, each once, with its exit code. */
+async function doctor(host: Host, before: readonly string[] = []) {
+  const { code, stdout, stderr } = await weft(host, ['doctor', '--json', '--subnet-file', host.subnetFile], before)
+  expect(stderr).toBe('')
+  const checks = JSON.parse(stdout) as Check[]
+  const findings = checks.flatMap((each) => each.findings)
+  return {
+    code,
+    checks,
+    names: [...new Set(findings.map(({ name }) => name))],
+    details: findings.map(({ detail }) => detail),
+  }
+}
+const inShell = (host: Host, script: string): Promise<string> => host.output(['sh', '-c', script])
+/** Resolves when each knows the other, and has heard of it. */
+async function areWell(): Promise<void> {
+  for (const host of [first, second])
+    await eventually(async () => expect((await statusOf(host)).peers).toMatchObject({ stored: 1, answering: 1 }))
+}
+
+beforeAll(async () => {
+  lab = await createLab({ hosts: 2 })
+  ;[first, second] = lab.hosts as [Host, Host]
+  mkdirSync(leases())
+  writeFileSync(join(leases(), 'config'), '{"Network":"10.5.0.0/16"}')
+  daemons = lab.hosts.map((host) => host.startDaemon({ args: args() }))
+  await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+  await first.startPod()
+  await areWell()
+})
+afterAll(() => lab.close())
+
+it('finds nothing wrong with hosts that are well', async () => {
+  for (const host of [first, second]) {
+    const { code, checks, names } = await doctor(host)
+    expect([code, names]).toEqual([0, []])
+    expect(checks.filter(({ state }) => state === 'unknown')).toEqual([])
+  }
+})
+
+it('asks a peer by any of its names, and says how soon it answers', async () => {
+  const subnet = subnetOf(second)
+  for (const name of [subnet, subnet.replace('.0/24', '.77'), second.address]) {
+    const { code, stdout } = await weft(first, ['ping', name, '--count', '1', '--size', '1472'])
+    expect([code, stdout]).toEqual([0, expect.stringMatching(/^10\.5\..*: [\d.]+ ms\n1 of 1 answered \(0% lost\)/)])
+  }
+  expect(await weft(first, ['ping', subnet, '--count', '1', '--size', '1473', '--json'])).toMatchObject({ code: 3 })
+  expect(await weft(first, ['ping', '10.5.254.9'])).toMatchObject({
+    code: 2,
+    stderr: expect.stringContaining('there is no peer'),
+  })
+})
+
+it('explains what would happen to a packet, out and in', async () => {
+  const [here, there] = [subnetOf(first), subnetOf(second)].map((subnet) => subnet.replace('.0/24', '.2')) as [
+    string,
+    string,
+  ]
+  const explain = async (source: string, destination: string) => {
+    const { code, stdout } = await weft(first, ['explain', source, destination, '--json'])
+    const { passes, steps } = JSON.parse(stdout) as {
+      passes: boolean | null
+      steps: { step: string; passes?: boolean; says: string }[]
+    }
+    return {
+      code,
+      passes,
+      steps: steps.map(({ step }) => step),
+      failed: steps.filter((each) => each.passes === false).map(({ step }) => step),
+    }
+  }
+  const outward = ['source', 'destination', 'forwarding', 'firewall', 'route', 'data path', 'mtu', 'peer']
+  expect(await explain(here, there)).toEqual({ code: 0, passes: true, steps: outward, failed: [] })
+  expect(await explain(there, here)).toEqual({
+    ...{ code: 0, passes: true, failed: [] },
+    steps: ['source', 'destination', 'firewall', 'data path', 'forwarding', 'firewall', 'route'],
+  })
+  expect(await explain(here, '10.5.254.9')).toMatchObject({ code: 3, failed: ['data path'] })
+  expect(await explain(here, '192.0.2.5')).toMatchObject({ code: 0, passes: true })
+  await inShell(first, `ip route add ${there}/32 via 192.168.77.254; echo 0 > /proc/sys/net/ipv4/ip_forward`)
+  expect(await explain(here, there)).toMatchObject({ code: 3, failed: ['forwarding', 'route'] })
+  await inShell(first, `ip route del ${there}/32; echo 1 > /proc/sys/net/ipv4/ip_forward`)
+})
+
+/** Each breaks the first host, and mends it; `find` is all that may be found there. */
+const BROKEN: readonly {
+  readonly what: string
+  readonly find: readonly FindingName[]
+  readonly detail?: RegExp
+  readonly break: () => Promise<unknown>
+  readonly mend: () => Promise<unknown>
+}[] = [
+  {
+    what: 'no ip_forward',
+    find: ['forwarding-off'],
+    break: () => inShell(first, 'echo 0 > /proc/sys/net/ipv4/ip_forward'),
+    mend: () => inShell(first, 'echo 1 > /proc/sys/net/ipv4/ip_forward'),
+  },
+  {
+    what: 'a port that is closed',
+    find: ['port-dropped', 'peer-silent'],
+    detail: /^-A INPUT -p udp .*--dport 8285 -j DROP$/,
+    break: () => inShell(first, 'iptables -A INPUT -p udp --dport 8285 -j DROP'),
+    mend: () => inShell(first, 'iptables -F INPUT'),
+  },
+  {
+    what: 'a firewall of nftables that drops what it does not know',
+    find: ['nft-drops', 'peer-silent'],
+    break: () =>
+      inShell(first, "nft 'table inet mine { chain in { type filter hook input priority 0; policy drop; }; }'"),
+    mend: () => inShell(first, 'nft delete table inet mine'),
+  },
+  {
+    what: 'a route that somebody else made',
+    find: ['foreign-route', 'peer-silent'],
+    detail: /^10\.5\..* goes via 192\.168\.77\.254 to eth0$/,
+    break: () => inShell(first, `ip route add ${subnetOf(second)} via 192.168.77.254`),
+    mend: () => inShell(first, `ip route del ${subnetOf(second)}`),
+  },
+  {
+    what: 'a path that takes less than the interface',
+    find: ['path-mtu'],
+    detail: /packets of 1472 bytes do not come back$/,
+    break: () => inShell(second, 'ip link set eth0 mtu 1400'),
+    mend: () => inShell(second, 'ip link set eth0 mtu 1500'),
+  },
+  {
+    what: 'containers with a larger MTU',
+    find: ['bridge-mtu'],
+    detail: /^cni0 has 1500, the data path 1472$/,
+    break: () => inShell(first, 'ip link add spare mtu 1500 type veth peer name spare2; ip link set cni0 mtu 1500'),
+    mend: () => inShell(first, 'ip link set cni0 mtu 1472; ip link del spare'),
+  },
+  {
+    what: "Docker's bridge by a stale subnet.env",
+    find: ['bridge-elsewhere'],
+    detail: /^docker0 has 10\.5\.253\.1, and this node 10\.5\./,
+    break: () => inShell(first, 'ip link add docker0 type bridge && ip address add 10.5.253.1/32 dev docker0'),
+    mend: () => inShell(first, 'ip link del docker0'),
+  },
+  {
+    what: 'subnets of two nodes across each other',
+    find: ['subnet-twice', 'peer-silent'],
+    break: async () => {
+      const part = subnetOf(second).replace('.0/24', '.128-25')
+      writeFileSync(join(leases(), 'subnets', part), '{"PublicIP":"192.168.77.9","PublicIPv6":null}')
+      await eventually(async () => expect((await statusOf(first)).peers!.programmed).toBe(2))
+    },
+    mend: async () => {
+      rmSync(join(leases(), 'subnets', subnetOf(second).replace('.0/24', '.128-25')))
+      await areWell()
+    },
+  },
+  {
+    what: 'another host with our address',
+    find: ['address-twice'],
+    detail: /^192\.168\.77\.1 leases 10\.5\.254\.0\/24 too$/,
+    break: async () => {
+      writeFileSync(join(leases(), 'subnets', '10.5.254.0-24'), '{"PublicIP":"192.168.77.1","PublicIPv6":null}')
+      await eventually(async () => expect((await statusOf(first)).peers!.stored).toBe(2))
+    },
+    mend: async () => {
+      rmSync(join(leases(), 'subnets', '10.5.254.0-24'))
+      await areWell()
+    },
+  },
+  {
+    what: 'a node with another backend in a lease that cannot be used',
+    find: ['peer-unusable'],
+    detail: /^10\.9\.0\.0\/24 at 192\.168\.77\.8$/,
+    break: async () => {
+      writeFileSync(join(leases(), 'subnets', '10.9.0.0-24'), '{"PublicIP":"192.168.77.8","PublicIPv6":null}')
+      await eventually(async () => expect((await statusOf(first)).peers!.stored).toBe(2))
+    },
+    mend: async () => {
+      rmSync(join(leases(), 'subnets', '10.9.0.0-24'))
+      await areWell()
+    },
+  },
+  {
+    what: 'a store that is gone',
+    find: ['store-away'],
+    break: async () => {
+      renameSync(leases(), `${leases()}-gone`)
+      writeFileSync(leases(), 'no directory')
+      await eventually(async () => expect((await statusOf(first)).store.reachable).toBe(false))
+    },
+    mend: async () => {
+      rmSync(leases())
+      renameSync(`${leases()}-gone`, leases())
+      await eventually(async () => expect((await statusOf(first)).store.reachable).toBe(true))
+    },
+  },
+  {
+    what: 'subnet.env that cannot be written',
+    find: ['subnet-env-wrong'],
+    break: async () => {
+      rmSync(first.subnetFile)
+      mkdirSync(first.subnetFile)
+    },
+    mend: async () => {
+      rmSync(first.subnetFile, { recursive: true })
+      await eventually(() => expect(subnetOf(first)).toMatch(/^10\.5\./))
+    },
+  },
+  {
+    what: 'a peer that was killed',
+    find: ['peer-silent'],
+    detail: /: last heard \d+ s ago$/,
+    break: () => daemons[1]!.stop('SIGKILL'),
+    mend: async () => {
+      daemons[1] = second.startDaemon({ args: args() })
+      await daemons[1].line(/flannel is ready/)
+      await areWell()
+    },
+  },
+]
+
+describe.sequential('of a host with', () => {
+  it.each(BROKEN)('$what', async ({ find, detail, break: break_, mend }) => {
+    await break_()
+    try {
+      await eventually(async () => {
+        const { code, names, details } = await doctor(first)
+        // The loss is of the last ten probes: what the break before this one cost is among them.
+        expect(names.filter((name) => name !== 'peer-lossy').toSorted()).toEqual([...find].toSorted())
+        expect(code).toBe(find.every((name) => ['bridge-mtu', 'nft-drops'].includes(name)) ? 0 : 3)
+        if (detail) expect(details).toEqual(expect.arrayContaining([expect.stringMatching(detail)]))
+      })
+    } finally {
+      await mend()
+    }
+  })
+
+  it('nothing any more, when all is mended', async () => {
+    await eventually(async () => expect((await doctor(first)).names).toEqual([]))
+  })
+
+  it('no TUN device', async () => {
+    const hidden = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/net && exec "$@"', 'sh']
+    const { code, names } = await doctor(first, hidden)
+    expect([code, names]).toEqual([3, ['tun-missing']])
+  })
+
+  it('a FORWARD chain that drops, and rules that nobody may make', async () => {
+    await daemons[0]!.stop()
+    await inShell(first, 'iptables -F FORWARD; iptables -P FORWARD DROP')
+    daemons[0] = first.startDaemon({ args: [...args(), '--iptables-forward-rules=false'] })
+    await daemons[0].line(/flannel is ready/)
+    await areWell()
+    const { code, names, details } = await doctor(first)
+    expect([code, names, details]).toEqual([3, ['forward-dropped'], ['-P FORWARD DROP']])
+  })
+
+  it('no daemon', async () => {
+    await daemons[0]!.stop('SIGKILL')
+    const { code, names } = await doctor(first)
+    expect([code, names]).toEqual([3, ['daemon-silent']])
+  })
+})

@@ -1,0 +1,168 @@
+// status.test.ts - real daemons tell how they are, at their sockets and ports.
+
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { request } from 'node:http'
+import { execute } from '../../lab/command.ts'
+import { createLab, packageRoot, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import type { Status } from '../../src/status/status.ts'
+import { eventually } from '../support/event.ts'
+import { answers, subnetOf } from '../support/hosts.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS)
+
+let lab: Lab
+beforeEach(async () => {
+  lab = await createLab({ hosts: 2 })
+})
+afterEach(() => lab.close())
+
+/** What a daemon tells at its socket. */
+const ask = ({ statusSocket }: Host, method = 'GET'): Promise<{ code: number | undefined; text: string }> =>
+  new Promise((resolve, reject) => {
+    request({ socketPath: statusSocket, path: '/status.json', method }, (response) => {
+      const parts: Buffer[] = []
+      response.on('data', (part: Buffer) => parts.push(part))
+      response.on('end', () => resolve({ code: response.statusCode, text: Buffer.concat(parts).toString() }))
+    })
+      .once('error', reject)
+      .end()
+  })
+/** Resolves when packets can go to its one peer, and are let in from there. */
+const knowsItsPeer = (host: Host): Promise<void> =>
+  eventually(async () => expect((await statusOf(host)).peers?.programmed).toBe(1))
+const statusOf = async (host: Host): Promise<Status> => JSON.parse((await ask(host)).text) as Status
+
+it.each(['native', 'dgram'])('tells what passed to and from each peer, with the %s engine', async (engine) => {
+  const leases = join(lab.folder, 'leases')
+  await lab.hosts[0]!.output(['mkdir', '-p', leases])
+  writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16"}')
+  const [first, second] = lab.hosts as [Host, Host]
+  const args = ['--lease-dir', leases, '--engine', engine, '--healthz-port', '8080']
+  const daemons = lab.hosts.map((host) => host.startDaemon({ args }))
+  await Promise.all(daemons.map((daemon) => daemon.line(/Running backend/)))
+  for (const host of lab.hosts) await knowsItsPeer(host)
+  const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
+  await answers(pods[0]!.namespace, pods[1]!.address, 5)
+
+  const status = await eventually(async () => {
+    const node = await statusOf(first)
+    expect(node.dataPath!.threads).toHaveLength(engine === 'native' ? 8 : 0)
+    return node
+  })
+  expect(status).toMatchObject({
+    ...{ schema: 1, state: 'working', subnetFileWritten: true },
+    node: { subnet: subnetOf(first), publicIp: first.address, externalInterface: 'eth0' },
+    dataPath: { open: true, device: 'flannel0', engine, mtu: 1472 },
+    peers: { stored: 1, programmed: 1 },
+  })
+  const [peer] = status.peers!.list
+  expect(peer).toMatchObject({
+    ...{ subnet: subnetOf(second), endpoint: `${second.address}:8285`, state: 'programmed' },
+    ...{ txPackets: status.dataPath!.counters['tx_packets'], rxPackets: status.dataPath!.counters['rx_packets'] },
+    ...{ txBytes: status.dataPath!.counters['tx_bytes'], rxBytes: status.dataPath!.counters['rx_bytes'] },
+  })
+  expect(peer!.rxPackets).toBeGreaterThanOrEqual(5)
+  expect(peer!.heardSecondsAgo).toBeLessThan(60)
+  expect((await ask(first, 'POST')).code).toBe(405)
+  expect(JSON.parse(await first.output(['curl', '-sS', `http://127.0.0.1:8080/status.json`]))).toMatchObject({
+    schema: 1,
+  })
+
+  // The peer goes and comes: what was counted of it stays its own.
+  await daemons[1]!.stop()
+  const restarted = second.startDaemon({ args })
+  await restarted.line(/Running backend/)
+  await knowsItsPeer(second)
+  await answers(pods[0]!.namespace, pods[1]!.address, 2)
+  expect((await statusOf(first)).peers!.list[0]!.rxPackets).toBeGreaterThanOrEqual(peer!.rxPackets! + 2)
+})
+
+const OVER_KERNEL = [
+  ['host-gw', null, (host: Host) => host.address],
+  ['vxlan', 'flannel.1', (host: Host) => `${host.address}:8472`],
+  ['wireguard', 'flannel-wg', (host: Host) => `${host.address}:51820`],
+] as const
+
+async function startAll(
+  backend: object,
+  more: readonly string[] = [],
+  before: readonly string[] = [],
+): Promise<Daemon[]> {
+  const leases = join(lab.folder, 'leases')
+  await lab.hosts[0]!.output(['mkdir', '-p', leases])
+  writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  const daemons = lab.hosts.map((host) =>
+    host.startDaemon({
+      args: ['--lease-dir', leases, ...more],
+      env: { WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`) },
+      before,
+    }),
+  )
+  await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+  return daemons
+}
+
+describe.each(OVER_KERNEL)('%s, which the kernel carries', (Type, device, endpointOf) => {
+  it('tells what the kernel knows, and which peers answer, by a socket without privilege', async ({ skip }) => {
+    if (device !== null) {
+      const kind =
+        Type === 'wireguard'
+          ? ['sh', '-c', 'command -v wg wireguard-go']
+          : ['unshare', '--net', 'ip', 'link', 'add', 'x', 'type', Type]
+      skip((await execute(kind)).code !== 0, `no ${Type} here`)
+    }
+    for (const host of lab.hosts)
+      await host.output(['sh', '-c', 'echo 0 2147483647 > /proc/sys/net/ipv4/ping_group_range'])
+    const [, other] = await startAll({ Type }, ['--probe-interval', '1'], Type === 'wireguard' ? WIREGUARD_APART : [])
+    const [first, second] = lab.hosts as [Host, Host]
+    const status = await eventually(async () => {
+      const node = await statusOf(first)
+      expect(node.peers).toMatchObject({ stored: 1, programmed: 1, answering: 1, whole: 1 })
+      return node
+    })
+    expect(status.dataPath).toMatchObject({ engine: 'kernel', device })
+    const [peer] = status.peers!.list
+    expect(peer).toMatchObject({ endpoint: endpointOf(second), txPackets: null, lossPercent: expect.any(Number) })
+    expect(peer!.roundTripMs).toBeGreaterThan(0)
+    if (Type === 'wireguard') {
+      expect(peer!.rxBytes).toBeGreaterThan(0)
+      expect(peer!.heardSecondsAgo).toBeLessThan(120)
+    } else expect([peer!.rxBytes, peer!.heardSecondsAgo]).toEqual([null, null])
+    const weft = [
+      process.execPath,
+      join(packageRoot, 'bin/weft'),
+      'doctor',
+      '--json',
+      '--status-socket',
+      first.statusSocket,
+    ]
+    const { code, stdout } = await first.run(weft)
+    expect([code, (JSON.parse(stdout) as { findings: unknown[] }[]).flatMap(({ findings }) => findings)]).toEqual([
+      0,
+      [],
+    ])
+    expect(other!.lines.filter((line) => /are not asked/.test(line))).toEqual([])
+  })
+})
+
+it('finds a peer that went, and goes on where it may not ask', async () => {
+  const [, killed] = await startAll({ Type: 'udp' }, ['--probe-interval', '1'])
+  const [first] = lab.hosts as [Host]
+  await eventually(async () => expect((await statusOf(first)).peers).toMatchObject({ answering: 1 }))
+  await killed!.stop('SIGKILL')
+  await eventually(async () =>
+    expect((await statusOf(first)).peers).toMatchObject({ programmed: 1, answering: 0, whole: 0 }),
+  )
+  // Without the capability, and in a namespace whose kernel allows nobody the other kind.
+  const args = ['--lease-dir', join(lab.folder, 'leases'), '--probe-interval', '1']
+  const unable = lab.hosts[1]!.startDaemon({
+    args,
+    before: ['setpriv', '--bounding-set', '-net_raw', '--inh-caps', '-net_raw'],
+  })
+  await unable.line(/I.* Peers are not asked whether they answer/)
+  await eventually(async () => expect((await statusOf(first)).peers).toMatchObject({ answering: 1 }))
+  expect((await statusOf(lab.hosts[1]!)).peers).toMatchObject({ programmed: 1, answering: null })
+})

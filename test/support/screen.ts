@@ -1,0 +1,27 @@
+// screen.ts - runs weft in this process and keeps what it writes.
+
+import { main } from '../../src/cli/weft.ts'
+import { createScreen } from '../../src/cli/look.ts'
+
+export interface Shown {
+  readonly code: number
+  readonly out: string
+  readonly err: string
+}
+
+/** `isTTY`: as on a terminal. */
+export async function weft(
+  words: readonly string[],
+  { isTTY = false, env = {} }: { readonly isTTY?: boolean; readonly env?: NodeJS.ProcessEnv } = {},
+): Promise<Shown> {
+  const written = { out: '', err: '' }
+  const to = (which: 'out' | 'err') => ({
+    isTTY,
+    write: (text: string) => {
+      written[which] += text
+      return true
+    },
+  })
+  const screen = createScreen(to('out'), to('err'), env)
+  return { code: await main(words, screen), ...written }
+}

@@ -1,0 +1,197 @@
+// weft.test.ts - the command line: help, exit codes, flags anywhere, and the look: tables, units, colours where somebody looks.
+
+import { createServer, type Server } from 'node:http'
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { packageRoot } from '../../../lab/lab.ts'
+import { bytes, duration, milliseconds, table } from '../../../src/cli/look.ts'
+import { COMMANDS } from '../../../src/cli/weft.ts'
+import { countPeers, type PeerStatus, type Status } from '../../../src/status/status.ts'
+import { weft } from '../../support/screen.ts'
+
+describe('the command line', () => {
+  it.each([
+    [[], 0],
+    [['help'], 0],
+    [['--help'], 0],
+    [['version'], 0],
+    [['help', 'ping'], 0],
+    [['ping', '--help'], 0],
+    [['ping', '-h'], 0],
+    [['lease', '--help'], 0],
+    [['lease'], 2],
+    [['lease', 'eat'], 2],
+    [['nothing'], 2],
+    [['status', '--nothing'], 2],
+    [['status', 'more'], 2],
+    [['ping'], 2],
+    [['ping', 'a', 'b'], 2],
+    [['ping', 'a', '--count', 'x'], 2],
+    [['ping', 'a', '--count', '0'], 2],
+    [['explain', '10.5.1.2'], 2],
+    [['explain', '10.5.1.2', 'there'], 2],
+    [['status', '--status-socket', '/nowhere'], 1],
+  ])('weft %j exits with %d', async (words, code) => {
+    const shown = await weft(words)
+    expect(shown.code).toBe(code)
+    if (code === 1) expect(shown.err).toContain('no weftd answers at /nowhere: there is no such socket')
+  })
+
+  it('has a help for each command, which names its flags, and all of them in docs/weft.md', async () => {
+    const page = readFileSync(join(packageRoot, 'docs/weft.md'), 'utf8')
+    const all = (await weft(['help'])).out
+    for (const { name, args, flags } of COMMANDS) {
+      const { out } = await weft([...name.split(' '), '--help'])
+      expect(out).toMatch(new RegExp(`^Usage: weft ${name} \\[OPTION\\]`))
+      for (const flag of Object.keys(flags)) expect(out).toContain(`  --${flag}`)
+      expect(all).toContain(`  ${`${name} ${args}`.trim()}  `)
+      expect(page).toContain(`\`weft ${`${name} ${args}`.trim()}\``)
+    }
+  })
+})
+
+describe('the look', () => {
+  it.each([
+    [0.04, '0 s'],
+    [9.94, '9.9 s'],
+    [75, '75 s'],
+    [150, '3 min'],
+    [7_300, '2 h'],
+    [200_000, '2 days'],
+  ])('tells %d seconds as %s', (seconds, text) => expect(duration(seconds)).toBe(text))
+  it.each([
+    [0, '0 B'],
+    [1023, '1023 B'],
+    [1536, '1.5 KiB'],
+    [200 * 1024, '200 KiB'],
+    [5 * 2 ** 30, '5.0 GiB'],
+  ])('tells %d bytes as %s', (count, text) => expect(bytes(count)).toBe(text))
+  it.each([
+    [0.0523, '0.052 ms'],
+    [3.14, '3.1 ms'],
+    [123.4, '123 ms'],
+  ])('tells %d ms as %s', (ms, text) => expect(milliseconds(ms)).toBe(text))
+
+  it('aligns columns by what is seen, not by what colours it', () => {
+    const rows = [
+      ['A', 'LONG', 'C'],
+      [['good', 'x'], 'y', 'z'],
+    ] as const
+    expect(table(rows, (_tone, text) => text)).toBe('A  LONG  C\nx  y     z\n')
+    expect(table(rows, (tone, text) => `<${tone}>${text}</>`)).toContain('<good>x</>  y     z\n')
+  })
+})
+
+describe('weft status', () => {
+  let folder: string
+  let server: Server
+  let status: Status
+  let asked: number
+  const peer: PeerStatus = {
+    ...{ lease: '10.5.2.0-24', subnet: '10.5.2.0/24', publicIp: '192.0.2.2', endpoint: '192.0.2.2:8285', type: '' },
+    ...{ state: 'answering', held: false, since: '', txPackets: 10, txBytes: 2048, rxPackets: 10, rxBytes: 4096 },
+    ...{ heardSecondsAgo: 3, roundTripMs: 1.25, lossPercent: 0, probedSecondsAgo: 3, pathMtu: null },
+  }
+  const socket = (): string[] => ['--status-socket', join(folder, 'socket')]
+  beforeEach(async () => {
+    asked = 0
+    folder = mkdtempSync(join(tmpdir(), 'weft-cli-'))
+    status = {
+      ...{ schema: 1, at: '2026-11-22T10:00:00.000Z', state: 'working', trouble: null, summary: '', repairs: 2 },
+      daemon: {
+        version: '1.2',
+        pid: 7,
+        startedAt: '2026-11-22T07:00:00.000Z',
+        subnetFile: '/run/s',
+        leases: '/var/lib/weft',
+      },
+      store: { name: 'directory', reachable: true, comparedSecondsAgo: 5, held: 0, holds: 0 },
+      node: { hostname: 'a', subnet: '10.5.1.0/24', publicIp: '192.0.2.1', externalInterface: 'eth0' },
+      config: {
+        ...{ network: '10.5.0.0/16', subnetLength: 24, subnetMin: '10.5.1.0', subnetMax: '10.5.255.0' },
+        ...{ backendType: 'udp', backend: {} },
+      },
+      lease: { key: '10.5.1.0-24', expiresAt: '2026-11-23T09:00:00Z', published: {} },
+      dataPath: {
+        ...{ open: true, mtu: 1472, device: 'flannel0', engine: 'native', features: ['udp-gso'], threads: [] },
+        ...{ counters: {}, drops: { tx_drop_no_route: 2 } },
+      },
+      peers: countPeers(
+        [peer, { ...peer, subnet: '10.5.3.0/24', state: 'programmed', lossPercent: 100, roundTripMs: null }],
+        10,
+      ),
+      subnetFileWritten: true,
+      events: [{ at: '2026-11-22T09:00:00.000Z', level: 'warn', text: 'It rains' }],
+    }
+    server = createServer((_request, response) => {
+      asked++
+      response.end(JSON.stringify(status))
+    })
+    await new Promise<void>((resolve) => server.listen(join(folder, 'socket'), resolve))
+  })
+  afterEach(() => {
+    server.close()
+    rmSync(folder, { recursive: true })
+  })
+
+  it('shows all at a glance, who needs a look first, and exits with 3 when somebody does', async () => {
+    const { code, out } = await weft(['status', ...socket()])
+    expect(out).toBe(
+      [
+        'weftd 1.2 on a, working (up 3 h, pid 7)',
+        '  node       10.5.1.0/24 of 10.5.0.0/16, reached at 192.0.2.1 by eth0',
+        '  data path  udp by flannel0, the native engine, MTU 1472; udp-gso',
+        '  store      directory, /var/lib/weft: reachable, compared 5 s ago',
+        '  lease      10.5.1.0-24, until 2026-11-23T09:00:00Z',
+        '  peers      2 stored, 2 programmed, 1 of 2 asked answer: 50% whole',
+        '  drops      tx_drop_no_route 2',
+        '  repairs    2',
+        '',
+        'LAST WARNINGS',
+        '2026-11-22T09:00:00.000Z  It rains',
+        '',
+        'PEER         AT              STATE      RTT     LOSS  HEARD    SENT     RECEIVED',
+        '10.5.3.0/24  192.0.2.2:8285  silent     -       100%  3 s ago  2.0 KiB  4.0 KiB',
+        '10.5.2.0/24  192.0.2.2:8285  answering  1.3 ms  0%    3 s ago  2.0 KiB  4.0 KiB',
+        '',
+      ].join('\n'),
+    )
+    expect(code).toBe(3)
+    status = { ...status, peers: countPeers([peer], 10) }
+    expect((await weft(['peers', ...socket()])).code).toBe(0)
+  })
+
+  it('colours on a terminal, and not where it is told not to', async () => {
+    const onTerminal = await weft(['status', ...socket()], { isTTY: true, env: { TERM: 'xterm' } })
+    expect(onTerminal.out).toContain('\u001B[31msilent')
+    for (const env of [{ NO_COLOR: '1' }, { TERM: 'dumb' }])
+      expect((await weft(['status', ...socket()], { isTTY: true, env })).out).not.toContain('\u001B')
+  })
+
+  it('prints for programs what the daemon says', async () => {
+    const { out } = await weft(['status', '--json', ...socket()])
+    expect(JSON.parse(out)).toEqual(status)
+    expect(out.endsWith('}\n')).toBe(true)
+  })
+
+  it('says again what is asked for again, with rates', async () => {
+    const watching = weft(['peers', '--watch', ...socket()], { isTTY: true, env: { TERM: 'dumb' } })
+    await expect.poll(() => asked).toBe(1)
+    const later = { ...peer, txBytes: 4096, rxBytes: 4096 + 10 * 1024 }
+    status = { ...status, at: '2026-11-22T10:00:02.000Z', peers: countPeers([later], 10) }
+    await expect.poll(() => asked).toBe(2)
+    process.emit('SIGINT')
+    const { code, out } = await watching
+    expect(code).toBe(0)
+    expect(out.startsWith('\u001B[HPEER')).toBe(true)
+    expect(out.endsWith('\n\u001B[J')).toBe(true)
+    expect(out).toMatch(/10\.5\.2\.0\/24 .* 1\.0 KiB\/s {2}5\.0 KiB\/s\n/)
+  })
+
+  it('refuses to read what another version says', async () => {
+    status = { ...status, schema: 2 as unknown as 1 }
+    expect(await weft(['status', ...socket()])).toMatchObject({ code: 1, err: expect.stringContaining('version 2') })
+  })
+})

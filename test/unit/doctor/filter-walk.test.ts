@@ -1,0 +1,58 @@
+// filter-walk.test.ts - what iptables' rules, as `iptables -S` prints them, say of a packet; and where they leave it open.
+
+import { expect, it } from 'vitest'
+import { walkFilter, type FilteredPacket } from '../../../src/doctor/filter-walk.ts'
+import { parseIpv4 } from '../../../src/net/ipv4.ts'
+
+const packet: FilteredPacket = {
+  ...{ chain: 'INPUT', protocol: 'udp', source: parseIpv4('192.0.2.7')!, destination: parseIpv4('192.0.2.1')! },
+  ...{ port: 8285, from: 'eth0' },
+}
+const accepted = { isAccepted: true, isCertain: true }
+const dropped = { isAccepted: false, isCertain: true }
+const perhaps = (isAccepted: boolean) => ({ isAccepted, isCertain: false })
+
+it.each([
+  ['no rule', [], accepted],
+  ['the policy', ['-P INPUT DROP'], dropped],
+  ['a port', ['-A INPUT -p udp -m udp --dport 8285 -j DROP'], dropped],
+  [
+    'ports',
+    ['-A INPUT -p udp -m multiport --dports 53,8000:9000 -j REJECT --reject-with icmp-port-unreachable'],
+    dropped,
+  ],
+  ['another port', ['-A INPUT -p udp -m udp --dport 8286 -j DROP'], accepted],
+  ['another protocol', ['-A INPUT -p tcp -m tcp --dport 8285 -j DROP'], accepted],
+  ['the first that matches', ['-P INPUT DROP', '-A INPUT -s 192.0.2.0/24 -j ACCEPT', '-A INPUT -j DROP'], accepted],
+  ['another source', ['-A INPUT ! -s 192.0.2.0/24 -j DROP'], accepted],
+  ['not another source', ['-A INPUT ! -s 198.51.100.0/24 -j DROP'], dropped],
+  ['one address', ['-A INPUT -s 192.0.2.7/32 -d 192.0.2.1/32 -j DROP'], dropped],
+  ['interfaces', ['-A INPUT -i eth+ -j DROP'], dropped],
+  ['another interface', ['-A INPUT ! -i eth0 -j DROP', '-A INPUT -i lo -j DROP'], accepted],
+  ['comments', ['-A INPUT -p udp -m comment --comment "not -j ACCEPT, this" -j DROP'], dropped],
+  ['a state, which is not known', ['-A INPUT -m conntrack --ctstate INVALID -j DROP'], perhaps(true)],
+  [
+    'a state that would let it in',
+    ['-P INPUT DROP', '-A INPUT -m conntrack --ctstate ESTABLISHED -j ACCEPT'],
+    perhaps(false),
+  ],
+  ['a chain', ['-N own', '-A INPUT -j own', '-A own -p udp -j DROP'], dropped],
+  [
+    'a chain that gives it back',
+    ['-P INPUT DROP', '-A INPUT -j own', '-A INPUT -j ACCEPT', '-A own -p udp -j RETURN', '-A own -j DROP'],
+    accepted,
+  ],
+  ['a chain that says nothing', ['-P INPUT DROP', '-A INPUT -j own', '-A own -p tcp -j ACCEPT'], dropped],
+  ['a chain for some', ['-A INPUT -m set --match-set a src -j own', '-A own -j DROP'], perhaps(true)],
+  ['what only counts', ['-A INPUT -j LOG --log-prefix "in: "', '-A INPUT'], accepted],
+  ['a chain without an end', ['-A INPUT -j own', '-A own -j own'], accepted],
+])('reads %s', (_name, rules, verdict) => {
+  expect(walkFilter(rules.join('\n'), packet)).toMatchObject(verdict)
+})
+
+it('says by which rule, and knows one chain from another', () => {
+  const rules = '-P INPUT ACCEPT\n-P FORWARD DROP\n-A INPUT -p udp -j DROP\n'
+  expect(walkFilter(rules, packet).by).toBe('-A INPUT -p udp -j DROP')
+  expect(walkFilter(rules, { ...packet, chain: 'FORWARD' }).by).toBe('-P FORWARD DROP')
+  expect(walkFilter('', packet).by).toBe('-P INPUT ACCEPT')
+})

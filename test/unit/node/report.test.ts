@@ -1,0 +1,97 @@
+// report.test.ts - what /status.json has of a node: its peers' states, what passed, what is wrong.
+
+import { expect, it } from 'vitest'
+import {
+  dataPaths,
+  installRig,
+  logged,
+  own,
+  ready,
+  refuseToOpen,
+  start,
+  nodeStatus,
+  store,
+  until,
+  value,
+} from '../../support/node-rig.ts'
+import type { Status } from '../../../src/status/status.ts'
+
+installRig()
+
+/** Waits until the status is so. */
+async function becomes(isSo: (status: Status) => boolean, virtualMs?: number): Promise<Status> {
+  let newest = await nodeStatus()
+  await until(() => {
+    void nodeStatus().then((read) => (newest = read))
+    return isSo(newest)
+  }, virtualMs)
+  return newest
+}
+
+it('has the node, its lease and its data path', async () => {
+  expect(await nodeStatus()).toMatchObject({ state: 'starting', node: null, peers: null })
+  start()
+  await ready()
+  expect(await becomes((node) => node.subnetFileWritten)).toMatchObject({
+    ...{ state: 'working', trouble: null },
+    store: { name: 'etcd', reachable: true, held: 0 },
+    node: { subnet: own().replace('-', '/'), publicIp: '192.0.2.1' },
+    config: { network: '10.5.0.0/24', backendType: 'udp' },
+    lease: { key: own(), published: { PublicIP: '192.0.2.1' } },
+    dataPath: {
+      ...{ open: true, mtu: 1472, device: 'fake0', engine: 'native' },
+      ...{ counters: { tx_packets: 5 }, drops: { tx_drop_no_route: 2 } },
+    },
+    peers: { stored: 0, programmed: 0, answering: null, whole: 1, list: [] },
+  })
+})
+
+it('tells peers that are only stored from those that the data path has', async () => {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start()
+  await ready()
+  dataPaths[0]!.traffic = { txPackets: 1, txBytes: 84, rxPackets: 2, rxBytes: 168, heardAt: performance.now() - 250 }
+  const there = await becomes(({ peers }) => peers!.programmed === 1)
+  expect(there.peers!.list).toEqual([
+    {
+      ...{ lease: '10.5.0.64-26', subnet: '10.5.0.64/26', publicIp: '192.0.2.2', endpoint: 'somewhere:8285', type: '' },
+      ...{ state: 'programmed', held: false, since: expect.stringMatching(/^\d{4}-.*Z$/) },
+      ...{ txPackets: 1, txBytes: 84, rxPackets: 2, rxBytes: 168, heardSecondsAgo: expect.closeTo(0.25, 0) },
+      ...{ roundTripMs: null, lossPercent: null, probedSecondsAgo: null, pathMtu: null },
+    },
+  ])
+  dataPaths[0]!.refusal = new Error('no')
+  store.put(
+    ['10.5.0.128-26', '10.5.0.192-26'].find((key) => key !== own())!,
+    value('192.0.2.3'),
+  )
+  const refused = await becomes(({ peers }) => peers!.stored === 2)
+  expect(refused.peers).toMatchObject({ programmed: 0, whole: 0 })
+  expect(refused.peers!.list.map(({ state, endpoint }) => [state, endpoint])).toEqual([
+    ['stored', null],
+    ['stored', null],
+  ])
+})
+
+it('says which peers are kept though the store lacks them', async () => {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start()
+  await ready()
+  await becomes(({ peers }) => peers!.programmed === 1)
+  store.remove('10.5.0.64-26')
+  store.remove(own())
+  const kept = await becomes(({ store: { held } }) => held > 0, 70_000)
+  expect(kept.peers!.list.map(({ lease, held }) => [lease, held])).toEqual([['10.5.0.64-26', true]])
+})
+
+it('is impaired while there is no data path', async () => {
+  start()
+  await ready()
+  refuseToOpen(new Error('no device'))
+  dataPaths[0]!.die('unplugged')
+  await until(() => logged(/Cannot open the data path/))
+  expect(await nodeStatus()).toMatchObject({
+    ...{ state: 'impaired', trouble: 'the data path is down' },
+    dataPath: { open: false, mtu: null, device: null, engine: null },
+  })
+})
