@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bytes.h"
+#include "path_mtu.h"
 
 namespace weft {
 
@@ -26,6 +27,8 @@ struct Endpoint {
   socklen_t address_bytes;
   /// What the encapsulation needs to know of the peer, opaque to all others (for vxlan its MAC and VNI).
   std::array<uint8_t, 16> encap;
+  /// Learnt while it is sent to; with another table it is asked for again.
+  mutable PathMtu path;
 
   /// Whether its datagrams come from this IPv4 address, in network order; whatever the port.
   bool is_at(uint32_t ipv4) const { return address.v4.sin_family == AF_INET && address.v4.sin_addr.s_addr == ipv4; }
