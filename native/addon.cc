@@ -476,6 +476,10 @@ Napi::Value accept_unix(const Napi::CallbackInfo& info) {
   return to_value(info.Env(), failure, fd);
 }
 
+Napi::Value peer_pid_of(const Napi::CallbackInfo& info) {
+  return Napi::Number::New(info.Env(), peer_pid(info[0].As<Napi::Number>()));
+}
+
 void send_parcel_of(const Napi::CallbackInfo& info) {
   const std::string text = info[1].As<Napi::String>();
   const std::vector<int> fds = to_numbers(info[2].As<Napi::Array>());
@@ -560,6 +564,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   exports.Set("listenUnix", Napi::Function::New<listen_unix>(env));
   exports.Set("connectUnix", Napi::Function::New<connect_unix>(env));
   exports.Set("acceptUnix", Napi::Function::New<accept_unix>(env));
+  exports.Set("peerPid", Napi::Function::New<peer_pid_of>(env));
   exports.Set("sendParcel", Napi::Function::New<send_parcel_of>(env));
   exports.Set("receiveParcel", Napi::Function::New<receive_parcel_from>(env));
   exports.Set("exitNow", Napi::Function::New<exit_now>(env));

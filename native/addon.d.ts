@@ -179,6 +179,9 @@ export function connectUnix(path: string): number | undefined
 /** The next connection, or undefined when none waits. */
 export function acceptUnix(listener: number): number | undefined
 
+/** The process at the other end of a connection, by its id as it is here (SO_PEERCRED); 0 when it has none here. */
+export function peerPid(connection: number): number
+
 /** At most 64 KiB of text and 253 descriptors, which stay open here; the receiver has its own. */
 export function sendParcel(connection: number, text: string, fds: readonly number[]): void
 

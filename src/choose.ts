@@ -118,7 +118,7 @@ export async function createBackend(
   options: DaemonOptions,
   log: Log,
   publishedBefore: VxlanBackendOptions['publishedBefore'],
-  inheritance: Pick<Inheritance, 'take' | 'tunName'>,
+  inheritance: Pick<Inheritance, 'take' | 'settle' | 'tunName'>,
 ): Promise<Backend> {
   const persistence = persistenceOf(options, inheritance)
   const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
@@ -165,7 +165,7 @@ function unknownBackend(type: string): WeftError {
 
 function persistenceOf(
   { engine, persist, workers, without }: DaemonOptions,
-  inheritance: Pick<Inheritance, 'take' | 'tunName'>,
+  inheritance: Pick<Inheritance, 'take' | 'settle' | 'tunName'>,
 ): Persistence {
   const isNative = engine === 'native'
   return {
@@ -173,6 +173,7 @@ function persistenceOf(
     tunName: inheritance.tunName,
     isMultiQueue: isNative && workers > 1,
     // The other engines go on with nobody's descriptors.
+    settle: () => inheritance.settle(),
     inherit: (wanted) => inheritance.take({ ...wanted, without, workers: isNative ? workers : 0 }),
   }
 }

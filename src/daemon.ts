@@ -10,7 +10,8 @@
 
 import { setMaxListeners } from 'node:events'
 import { isDeepStrictEqual } from 'node:util'
-import type { Backend, DataPath } from './backend/backend.ts'
+import type { DataPath } from './backend/backend.ts'
+import { removeIdleTun } from './backend/tun-device.ts'
 import { createBackend, createSubnetManager } from './choose.ts'
 import type { NetworkConfig } from './config/network-config.ts'
 import { prefixed, WeftError } from './errors.ts'
@@ -36,12 +37,12 @@ import { probePeers } from './node/probes.ts'
 import { keepReady } from './node/ready.ts'
 import { reportOf } from './node/report.ts'
 import { serveWatchdog, tellManager } from './node/service-manager.ts'
-import { endDataPath, leaveDataPath, serveSuccessor } from './node/successor.ts'
+import { endDataPath, leaveDataPath, serveEarly, serveSuccessor } from './node/successor.ts'
 import { keepSubnetEnv, publish } from './node/subnet-env.ts'
 import { watchThreads } from './node/threads.ts'
 import { watchForTwins } from './node/twins.ts'
 import type { DaemonOptions } from './options.ts'
-import { findHolder, handoverSocket } from './restart/handover.ts'
+import { findHolder, handoverSocket, Superseded } from './restart/handover.ts'
 import { createInheritance, keptName, type Inheritance } from './restart/inheritance.ts'
 import {
   lastKnownFile,
@@ -97,7 +98,10 @@ export async function runDaemon(
   events: Events = createEvents(),
 ): Promise<never> {
   setMaxListeners(0, stopping.signal) // each loop listens, and each command that it waits for
-  stopping.signal.addEventListener('abort', () => notifier?.stopping())
+  // A unit whose weftd was taken over goes on, with nothing to do: to stop is its manager's to say.
+  stopping.signal.addEventListener('abort', () => {
+    if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
+  })
   const previous = await readPreviousNets(options['subnet-file'], log)
   const holder = findHolder(handoverSocket(options))
   await holder?.write()
@@ -108,16 +112,25 @@ export async function runDaemon(
   const start: Start = { options, log, stopping, notifier, events, previous, known, inheritance, resumed: undefined }
   try {
     start.resumed = await resume(known, options, inheritance, log, stopping.signal)
+    if (start.resumed && options.persist) serveUntilNode(start.resumed, handoverSocket(options), log, stopping)
     return await startManager(start)
   } finally {
     // It is no node's yet.
     const { resumed } = start
     if (resumed && known) {
       const write = (path: unknown) => writeLastKnown(lastKnownFile(options), { ...known, path })
-      await leaveDataPath(resumed.dataPath, write, notifier, log)
+      await leaveDataPath(resumed, write, notifier, log)
     }
     inheritance.close()
   }
+}
+
+/** A store may be away for long: what forwards meanwhile can be taken over too. */
+function serveUntilNode(resumed: Resumed, handover: string, log: Log, stopping: AbortController): void {
+  const until = AbortSignal.any([stopping.signal, resumed.isNodes.signal])
+  serveEarly(resumed, handover, log, until).catch((error: unknown) => {
+    if (!until.aborted) stopping.abort(error)
+  })
 }
 
 /** What the start has in hand. */
@@ -278,6 +291,7 @@ function firewallFor(
 
 /** What a node begins with that the daemon before left. */
 interface Left {
+  readonly known?: LastKnown | undefined
   readonly inheritance?: Pick<Inheritance, 'settle'>
   resumed?: Resumed | undefined
 }
@@ -295,7 +309,7 @@ export async function runNode(
   const obtaining = prefixed('failed to acquire lease: ', obtainLease(parts, attrs, previous))
   const lease = await prefixed(REGISTERING, obtaining)
   const leases = left.resumed?.leases ?? new Map()
-  const dataPath = await prefixed(REGISTERING, openDataPath(backend, { ...lease, attrs }, leases, left, signal))
+  const dataPath = await prefixed(REGISTERING, openDataPath(parts, { ...lease, attrs }, leases, left))
   const node = createNode(parts, lease, attrs, dataPath, hostChanged, leases)
   if (health) {
     health.snapshot = () => snapshotOf(node)
@@ -313,17 +327,19 @@ export async function runNode(
 
 /** That which forwards already, if it is for this lease. */
 async function openDataPath(
-  backend: Backend,
+  { backend, config: { network }, signal }: NodeParts,
   lease: OwnLease,
   leases: PeerView,
   left: Left,
-  signal: AbortSignal,
 ): Promise<DataPath> {
   const { resumed, inheritance } = left
   left.resumed = undefined
+  resumed?.isNodes.abort()
   if (resumed && leasesEqual(resumed.lease, lease)) return resumed.dataPath
   await resumed?.dataPath.close()
   if (!backend.inherits) await inheritance?.settle()
+  // One that the backend goes on with it has a name for; any other would be in its way, and keep the route.
+  if (backend.name !== 'udp' && left.known) await removeIdleTun(run, left.known.tunName, network)
   const dataPath = await backend.open(lease, signal, leases)
   await inheritance?.settle()
   return dataPath

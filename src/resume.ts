@@ -3,11 +3,12 @@
 import type { Backend, DataPath } from './backend/backend.ts'
 import { createBackend } from './choose.ts'
 import { parseNetworkConfig, type NetworkConfig } from './config/network-config.ts'
-import { describeError, isWeftError } from './errors.ts'
+import { messageOf } from './errors.ts'
 import { run } from './host/command.ts'
 import { chooseExternalInterface, type ExternalInterface } from './host/external-interface.ts'
 import { leasesEqual, type Lease, type OwnLease } from './lease/lease.ts'
 import type { Log } from './log.ts'
+import type { Holding } from './node/successor.ts'
 import type { DaemonOptions } from './options.ts'
 import type { Inheritance } from './restart/inheritance.ts'
 import { storeNameOf, type LastKnown } from './restart/last-known.ts'
@@ -21,6 +22,10 @@ export interface Resumed {
   readonly lease: OwnLease
   readonly leases: ReadonlyMap<string, Lease>
   readonly dataPath: DataPath
+  /** As node/successor.ts has it. */
+  lent: Holding['lent']
+  /** Aborted when a node has it. */
+  readonly isNodes: AbortController
 }
 
 /** Undefined where the store has to be waited for: nothing is known, or it is of another store, host or time. What is in the way is said. */
@@ -43,12 +48,11 @@ export async function resume(
     const dataPath = await backend.open(lease, signal, leases)
     const peers = leases.size - (leases.has(lease.key) ? 1 : 0)
     log.info(`Forwarding to ${peers} peers as last known, until the store says what they are`)
-    await inheritance.settle()
-    return { config, external, backend, lease, leases, dataPath }
+    return { config, external, backend, lease, leases, dataPath, lent: undefined, isNodes: new AbortController() }
   } catch (error) {
     signal.throwIfAborted()
-    if (!isWeftError(error)) throw error
-    log.warn(`Cannot go on as the daemon before did: ${describeError(error)}; the store is waited for`)
+    // Also what no version of weft should have written there.
+    log.warn(`Cannot go on as the daemon before did: ${messageOf(error)}; the store is waited for`)
     return undefined
   }
 }

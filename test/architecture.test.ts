@@ -31,7 +31,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   ],
   start: ['errors', 'log', 'options', 'config', 'host', 'lease'],
   choose: ['errors', 'log', 'options', 'config', 'host', 'store', 'kube', 'lease', 'dataplane', 'backend', 'restart'],
-  resume: ['errors', 'log', 'options', 'config', 'host', 'lease', 'backend', 'restart', 'start', 'choose'],
+  resume: ['errors', 'log', 'options', 'config', 'host', 'lease', 'backend', 'restart', 'node', 'start', 'choose'],
   version: [],
   daemon: [
     ...['errors', 'log', 'net', 'options', 'config', 'host', 'lease', 'backend', 'firewall', 'status', 'restart'],

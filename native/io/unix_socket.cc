@@ -102,6 +102,12 @@ Failure accept_from(int listener, Fd& connection) {
   return connection ? Failure{} : SystemError{"accept4", errno};
 }
 
+int peer_pid(int connection) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0 ? 0 : peer.pid;
+}
+
 Failure send_parcel(int connection, std::string_view text, std::span<const int> fds) {
   return send_message(connection, nullptr, text, fds);
 }

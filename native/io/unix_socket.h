@@ -32,6 +32,9 @@ Failure connect_to(std::string_view path, Fd& connection);
 /// The next that waits: EAGAIN when none does.
 Failure accept_from(int listener, Fd& connection);
 
+/// The process at the other end, by its id in this process's namespace; 0 when it has none there.
+int peer_pid(int connection);
+
 /// Neither blocks: EAGAIN when it would have to.
 Failure send_parcel(int connection, std::string_view text, std::span<const int> fds);
 /// An empty parcel at the end of the connection.

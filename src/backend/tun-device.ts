@@ -5,7 +5,7 @@
 
 import { WeftError } from '../errors.ts'
 import type { Run } from '../host/command.ts'
-import { findLink, ipJson, isNamedBy, routesTo, routesWithin, type Route } from '../host/links.ts'
+import { findLink, ipJson, isNamedBy, routesTo, routesWithin, type Link, type Route } from '../host/links.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
 
@@ -53,17 +53,35 @@ export async function adoptTun(
   const routed = (await routesTo(run, network)).map(({ device }) => device)
   const names = [last ?? pattern, ...routed].filter((name) => isNamedBy(pattern, name))
   for (const name of new Set(names)) {
-    const link = await findLink(run, name)
-    if (!link) continue
-    const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
-    const { info_kind: kind, info_data: data } = json?.linkinfo ?? {}
-    const isInUse = link.up && !json?.flags?.includes('NO-CARRIER')
-    if (kind !== 'tun' || data?.type !== 'tun' || isInUse) continue
-    if (data.multi_queue === isMultiQueue && link.addresses.every(({ address }) => address === subnet.address))
+    const tun = await findIdleTun(run, name)
+    // One with other addresses than the network's is another daemon's.
+    if (!tun || tun.addresses.some(({ address }) => !ipv4NetContains(network, address))) continue
+    if (tun.isMultiQueue === isMultiQueue && tun.addresses.every(({ address }) => address === subnet.address))
       return name
     await run('ip', ['link', 'del', 'dev', name])
   }
   return undefined
+}
+
+/** A TUN that nobody forwards through. */
+async function findIdleTun(
+  run: Run,
+  name: string,
+): Promise<{ readonly addresses: Link['addresses']; readonly isMultiQueue: boolean } | undefined> {
+  const link = await findLink(run, name)
+  if (!link) return undefined
+  const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
+  const { info_kind: kind, info_data: data } = json?.linkinfo ?? {}
+  const isInUse = link.up && !json?.flags?.includes('NO-CARRIER')
+  if (kind !== 'tun' || data?.type !== 'tun' || isInUse) return undefined
+  return { addresses: link.addresses, isMultiQueue: data.multi_queue === true }
+}
+
+/** Removes what a data path of another kind left of a network: its device, if nobody forwards through it. */
+export async function removeIdleTun(run: Run, name: string, network: Ipv4Net): Promise<void> {
+  const tun = await findIdleTun(run, name)
+  if (tun?.addresses.every(({ address }) => ipv4NetContains(network, address)))
+    await run('ip', ['link', 'del', 'dev', name])
 }
 
 interface AdoptOptions extends Pick<TunOptions, 'network' | 'subnet'> {

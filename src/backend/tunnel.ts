@@ -34,6 +34,8 @@ export interface Persistence {
   readonly isMultiQueue: boolean
   /** What that daemon forwarded through, if it was opened for the same: it forwards no more then. If not, what it held is free. */
   inherit(wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'>): Promise<OpenPath | undefined>
+  /** Ends that daemon, once an engine runs on what it had. */
+  settle(): Promise<void>
 }
 
 /** What one tunnel has that others have not. */
@@ -144,9 +146,11 @@ export async function openTunnel(
   }
   const device = createTunDevice({ name: engine.tunName, network, subnet: lease.subnet, mtu, run, log, isOwnRoute })
   try {
+    await persistence.settle()
     await device.configure()
   } catch (error) {
-    await end()
+    // A device that was there before stays: the other daemon may have taken it back.
+    await (inherited || adopted !== undefined ? engine.stop() : end())
     throw error
   }
   for (const note of engine.notes) log.warn(note)

@@ -6,7 +6,7 @@ import type { Run } from '../host/command.ts'
 import { findDevices } from './device-remains.ts'
 
 /** The daemons of flannel's kind that run in this network namespace, but for this process and `except`, each in words; `proc` is where procfs is mounted. */
-export async function findRunning(run: Run, proc = '/proc', except?: number): Promise<string[]> {
+export async function findDaemons(proc = '/proc', except?: number): Promise<string[]> {
   const running: string[] = []
   const here = await readlink(`${proc}/self/ns/net`)
   const passedOver = new Set([process.pid, except].map(String))
@@ -20,6 +20,12 @@ export async function findRunning(run: Run, proc = '/proc', except?: number): Pr
     )
     if (there === here) running.push(`${name} still runs (pid ${pid})`)
   }
+  return running
+}
+
+/** The same; without any, the devices that somebody forwards through. */
+export async function findRunning(run: Run, proc?: string, except?: number): Promise<string[]> {
+  const running = await findDaemons(proc, except)
   if (running.length > 0) return running
   // In a container the processes of the host cannot be seen, but its device can.
   const devices = (await findDevices(run)).filter(({ inUse }) => inUse)

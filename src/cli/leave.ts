@@ -1,7 +1,8 @@
 // leave.ts - `weftd --leave`: ends the daemon that runs for a subnet file and removes all that this node is in its network.
 
-import { findRunning } from '../cleanup/running.ts'
+import { findDaemons, findRunning } from '../cleanup/running.ts'
 import { removeRemains } from '../cleanup/cleanup.ts'
+import { WeftError } from '../errors.ts'
 import { run } from '../host/command.ts'
 import type { Log } from '../log.ts'
 import type { DaemonOptions } from '../options.ts'
@@ -10,12 +11,16 @@ import { findHolder, handoverSocket } from '../restart/handover.ts'
 /** Whether nothing is left on the host. Throws WeftError DEVICE where a daemon hangs, or another one runs. */
 export async function leave(options: DaemonOptions, log: Log): Promise<boolean> {
   const holder = findHolder(handoverSocket(options))
-  const pid = await holder?.write()
+  // It may go on after this, waiting for its service manager to stop it.
+  const others = await findDaemons('/proc', holder?.pid)
+  if (others.length > 0)
+    throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {
+      remedy: 'stop it first: what they left cannot be told apart',
+    })
   await holder?.end('leave')
   holder?.close()
   if (!holder) log.warn('No weftd runs for this subnet file that could give its lease back: the lease ends by itself')
-  // It may wait for its service manager to stop it.
-  const running = await findRunning(run, '/proc', pid)
+  const running = await findRunning(run, '/proc', holder?.pid)
   return removeRemains(options['subnet-file'], false, running, {
     say: (line) => log.info(line),
     warn: (line) => log.warn(line),

@@ -15,6 +15,7 @@ import {
   type DaemonOptions,
 } from '../options.ts'
 import type { Log } from '../log.ts'
+import type { Notifier } from '../status/notify.ts'
 import { version } from '../version.ts'
 
 const EXIT_FAILED = 1
@@ -63,6 +64,7 @@ export async function main(program: string, args: readonly string[], environment
     if (options[name] !== '') log.warn(`-${name} does nothing: which lines are logged, -v alone says`)
   }
   if (options.leave) return leaveWith(options, log)
+  let notifier: Notifier | undefined
   const stopping = new AbortController()
   const stopped = new Error('stopped by a signal')
   try {
@@ -73,31 +75,33 @@ export async function main(program: string, args: readonly string[], environment
       log.info('shutdownHandler sent cancel signal...')
       stopping.abort(stopped)
       log.info('Waiting for all goroutines to exit') // flanneld's words, which scripts look for
-      setTimeout(() => {
-        log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed`)
-        // Not process.exit: that joins libuv's threads, one of which may be what hangs (a file lock on a dead server).
-        process.kill(process.pid, 'SIGKILL')
-      }, STOP_MS).unref()
     }
+    let killing: NodeJS.Timeout | undefined
+    const kill = (): void => {
+      log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed`)
+      // Not process.exit: that joins libuv's threads, one of which may be what hangs (a file lock on a dead server).
+      process.kill(process.pid, 'SIGKILL')
+    }
+    stopping.signal.addEventListener('abort', () => (killing = setTimeout(kill, STOP_MS).unref()))
     process.on('SIGINT', stop).on('SIGTERM', stop)
     log.info('Installing signal handlers') // whoever reads it may send one
     const { runDaemon } = await import('../daemon.ts')
     const { takeNotifier } = await import('../status/notify.ts')
-    const notifier = await takeNotifier(environment, process.pid, log, async () => {
+    notifier = await takeNotifier(environment, process.pid, log, async () => {
       const { addon } = await import('../host/addon.ts')
       return addon.notify
     })
     const { takeKept } = await import('../restart/inheritance.ts')
     const kept = takeKept(environment, process.pid)
-    await runDaemon(options, log, stopping, notifier, kept, events)
+    await runDaemon(options, log, stopping, notifier, kept, events).finally(() => clearTimeout(killing))
   } catch (error) {
     const { Superseded } = await import('../restart/handover.ts')
     if (error instanceof Superseded) {
       log.info(`Ending: ${error.message}`)
       error.tell()
-      if (isStartedAgain(environment)) {
+      if (process.pid === 1 || notifier) {
         log.info('Waiting to be stopped: whoever started this process would start it again')
-        await untilStopped()
+        await untilStopped(error.message, notifier)
       }
     } else if (error !== stopped) {
       log.error(describeError(error))
@@ -108,14 +112,14 @@ export async function main(program: string, args: readonly string[], environment
   return 0
 }
 
-/** Whether this is a container's first process, or a unit's (systemd.exec(5)). */
-const isStartedAgain = (environment: NodeJS.ProcessEnv): boolean =>
-  process.pid === 1 || environment['INVOCATION_ID'] !== undefined
-
-async function untilStopped(): Promise<void> {
-  const day = setInterval(() => {}, 86_400_000) // signals alone do not keep a process
+/** The service manager hears that the process lives, and why it has nothing to do. */
+async function untilStopped(why: string, notifier: Notifier | undefined): Promise<void> {
+  notifier?.tell({ ready: true, status: `${why}; waiting to be stopped` })
+  // Signals alone do not keep a process.
+  const alive = setInterval(() => notifier?.alive(), notifier?.aliveMs ?? 86_400_000)
   await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')])
-  clearInterval(day)
+  clearInterval(alive)
+  notifier?.stopping()
 }
 
 /** `weftd --leave`: 0 when nothing of this node is left. */

@@ -82,10 +82,15 @@ export function startNativeEngine(
   const traffic = (): Float64Array => sumTraffic(native.traffic(), passed)
   let lent: OpenPath | undefined
   function takeBack(): void {
-    if (!lent) return
-    counted = counters()
-    native = run(lent)
+    const on = lent
     lent = undefined
+    if (!on) return
+    counted = counters()
+    try {
+      native = run(on) // which has the descriptors from here on, also when it fails
+    } catch (error) {
+      reportFault(error as Error)
+    }
   }
   let stopped: Promise<void> | undefined
   return {

@@ -11,6 +11,8 @@ export interface Parcel {
 }
 
 export interface Connection {
+  /** The process at the other end; 0 when it is in a namespace that is not seen from here. */
+  readonly peerPid: number
   /** The descriptors stay open here; the receiver has its own. Throws an Error with `code` when the other end is gone. */
   send(text: string, fds?: readonly number[]): void
   /** The next message; undefined at the end of the connection, however it ended. Rejects with the signal's reason. */
@@ -76,6 +78,7 @@ function connectionOf(fd: number): Connection {
   })
   let isOpen = true
   return {
+    peerPid: addon.peerPid(fd),
     send: (text, fds = []) => addon.sendParcel(fd, text, fds),
     receive: (signal) => parcels.next(signal),
     close() {
@@ -103,8 +106,12 @@ export function connect(path: string): Connection | undefined {
 export function listen(path: string): Listener {
   const fd = addon.listenUnix(path)
   const connections = createQueue(fd, () => {
-    const connection = addon.acceptUnix(fd)
-    return connection === undefined ? undefined : connectionOf(connection)
+    try {
+      const connection = addon.acceptUnix(fd)
+      return connection === undefined ? undefined : connectionOf(connection)
+    } catch {
+      return undefined // no descriptor is free: whoever waits is taken when one is
+    }
   })
   let isOpen = true
   return {

@@ -79,6 +79,7 @@ async function lookAfter(node: Node, dataPath: DataPath, lease: OwnLease, repair
   const calm = seldom(log)
   for (;;) {
     await node.dataPathDoubt.wait(signal, RESYNC_MS)
+    if (node.lent) continue // it is another process's to mend
     if (fault) return log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
     if (node.lease.key !== lease.key) return
     try {

@@ -75,7 +75,7 @@ export interface Node extends NodeParts {
   readonly leaseDoubt: Bell
   /** Rung when there is something that the process after this one should know. */
   readonly learnt: Bell
-  /** The data path while another process has it, and what that one was sent, which is open here too. */
+  /** As successor.ts has it. */
   lent: { readonly dataPath: DataPath; readonly path: OpenPath | undefined } | undefined
   /** Rung when the data path died, the host changed, or the node has another lease. */
   readonly dataPathDoubt: Bell

@@ -2,6 +2,7 @@
 
 import type { DataPath } from '../backend/backend.ts'
 import { messageOf } from '../errors.ts'
+import type { OpenPath } from '../dataplane/engine.ts'
 import { addon } from '../host/addon.ts'
 import { closeAll, listen, type Listener } from '../host/unix-socket.ts'
 import type { Log } from '../log.ts'
@@ -16,31 +17,65 @@ import type { Node } from './node.ts'
 /** For the store to take the lease back. */
 const RELEASE_MS = 3_000
 
+/** What a successor takes over; a node, or what forwards before there is one. */
+export interface Holding {
+  readonly dataPath: DataPath | undefined
+  /** The data path while another process has it, and what that one was sent, which is open here too. */
+  lent: { readonly dataPath: DataPath; readonly path: OpenPath | undefined } | undefined
+}
+
 /** Ends with Superseded when another weftd has taken over, or wants this node to leave. */
 export async function serveSuccessor(node: Node): Promise<never> {
   const { log, next, signal } = node
-  let listener: Listener | undefined
+  if (!next) return ended(signal)
+  // What stands in the way of writing was said by whoever keeps it written.
+  const write = (): Promise<void> => writeKnown(node).catch(() => {})
+  return serve(node, next.handover, write, () => node.dataPathDoubt.ring(), log, signal)
+}
+
+/** The same for a data path that forwards before there is a node. */
+export function serveEarly(holding: Holding, handover: string, log: Log, signal: AbortSignal): Promise<never> {
+  return serve(
+    holding,
+    handover,
+    async () => {},
+    () => {},
+    log,
+    signal,
+  )
+}
+
+async function serve(
+  holding: Holding,
+  handover: string,
+  write: () => Promise<void>,
+  onReturn: () => void,
+  log: Log,
+  signal: AbortSignal,
+): Promise<never> {
+  let listener: Listener
   try {
-    listener = next && listen(next.handover)
+    listener = listen(handover)
   } catch (error) {
     log.warn(`The next weftd cannot take over from this one while it runs: ${messageOf(error)}`)
+    return ended(signal)
   }
-  if (!listener) return ended(signal)
   const estate = {
-    // What stands in the way of that was said by whoever keeps it written.
-    write: () => writeKnown(node).catch(() => {}),
+    write,
     async lend() {
-      const { dataPath, lent } = node
+      const { dataPath, lent } = holding
       if (lent || !dataPath?.leave || !dataPath.takeBack) return undefined
-      node.lent = { dataPath, path: undefined }
+      holding.lent = { dataPath, path: undefined }
       const path = await dataPath.leave()
-      node.lent = { dataPath, path }
+      holding.lent = { dataPath, path }
       return path
     },
     takeBack() {
       log.warn('The weftd that was to take over went away; forwarding again')
-      node.lent?.dataPath.takeBack?.()
-      node.lent = undefined
+      const { lent } = holding
+      holding.lent = undefined
+      lent?.dataPath.takeBack?.()
+      onReturn()
     },
   }
   try {
@@ -58,40 +93,51 @@ async function ended(signal: AbortSignal): Promise<never> {
 /** What becomes of the data path when the process ends for `reason`: it stays for the next process, or nothing does. */
 export async function endDataPath(node: Node, reason: unknown): Promise<void> {
   const { dataPath, next, notifier, log } = node
-  const isLeaving = reason instanceof Superseded && reason.how === 'leave'
-  if (isLeaving) return leaveNetwork(node)
-  // The successor has its own of the same. This process may go on for a while, and would hold device and port.
-  if (node.lent) return closeAll(node.lent.path ? fdsOf(node.lent.path) : [])
-  if (!next) return dataPath?.close()
-  if (dataPath) await leaveDataPath(dataPath, (path) => writeKnown(node, path), notifier, log)
+  if (reason instanceof Superseded && reason.how === 'leave') return leaveNetwork(node)
+  if (!node.lent && !next) return dataPath?.close()
+  await leaveDataPath(node, (path) => writeKnown(node, path), notifier, log)
 }
 
 /** Leaves a data path to the next process: what packets wait in meanwhile in the service manager's keeping, and what is known written. */
 export async function leaveDataPath(
-  dataPath: DataPath,
+  { dataPath, lent }: Holding,
   write: (path: unknown) => Promise<void>,
   notifier: Notifier | undefined,
   log: Log,
 ): Promise<void> {
-  if (!dataPath.leave) return dataPath.close()
+  // The successor has its own of the same. This process may go on for a while, and would hold device and port.
+  if (lent) return closeAll(lent.path ? fdsOf(lent.path) : [])
+  if (!dataPath?.leave) return dataPath?.close()
   const path = await dataPath.leave()
-  const { description, fds } = path ? packPath(path) : { description: undefined, fds: [] }
-  if (path && notifier) {
-    // The device lasts for as long as its queues are kept: over a restart, and not when the service is stopped.
-    for (const { tun } of path.loops) addon.setTunPersistent(tun, false)
-    notifier.keep(fds.map((fd, place) => ({ fd, name: keptName(place) })))
-  }
-  closeAll(fds)
-  await write(description).catch((error: unknown) =>
+  const kept = path && (await giveToManager(path, notifier))
+  await write(kept).catch((error: unknown) =>
     log.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),
   )
+}
+
+/** Closes a path; its description if the service manager keeps it open. */
+async function giveToManager(path: OpenPath, notifier: Notifier | undefined): Promise<OpenPath | undefined> {
+  const { description, fds } = packPath(path)
+  try {
+    if (!notifier || notifier.keeps < fds.length) return undefined
+    if (!(await notifier.keep(fds.map((fd, place) => ({ fd, name: keptName(place) }))))) return undefined
+    // The device lasts for as long as its queues are kept: over a restart, and not when the service is stopped.
+    for (const { tun } of path.loops) addon.setTunPersistent(tun, false)
+    return description
+  } catch {
+    return undefined // the device was deleted
+  } finally {
+    closeAll(fds)
+  }
 }
 
 async function leaveNetwork({ dataPath, next, manager, config, lease, log }: Node): Promise<void> {
   await dataPath?.close()
   if (next) await removeLastKnown(next.lastKnown)
+  const holder = manager.holder(config)
+  if (!holder.release) return log.info('This node has left; its lease ends with the node of the cluster')
   try {
-    await manager.holder(config).release?.(lease, AbortSignal.timeout(RELEASE_MS))
+    await holder.release(lease, AbortSignal.timeout(RELEASE_MS))
     log.info('This node has left the network')
   } catch (error) {
     log.error(`The lease cannot be given back, and ends by itself: ${messageOf(error)}`)

@@ -2,13 +2,14 @@
 //
 //   heir                         holder
 //   {want: 'known'}     ->       writes what it knows (last-known.ts)
-//                       <-       {pid}
+//                       <-       {}
 //   {want: 'path'}      ->       stops forwarding
 //                       <-       {path, pid} with the descriptors, in which packets wait
 //   runs its engine on them
-//   {want: 'end'}       ->       ends, and leaves all as it is; the end of the connection says that it has
+//   {want: 'end'}       ->       ends, and leaves all as it is
+//                       <-       {ended: true}, when it holds nothing any more
 //
-// A holder whose heir goes away before the last request forwards again. The socket is for root alone (mode 0600), beside
+// A holder whose heir goes away, or takes too long, before the last request takes its path back and closes the connection. The socket is for root alone (mode 0600), beside
 // subnet.env, which two daemons cannot share anyway. Messages are JSON, so that versions of weft understand each other:
 // members that one does not know are passed over, and a new meaning needs a new number.
 
@@ -31,11 +32,16 @@ type Want = 'known' | 'path' | 'end' | 'leave'
 
 /** The daemon that still runs, as its heir sees it. */
 export interface Holder {
-  /** Has it write what it knows now; resolves with its process id, if it tells. */
-  write(): Promise<number | undefined>
+  /** Its process; 0 when that is in a namespace that is not seen from here. */
+  readonly pid: number
+  /** Has it write what it knows now. */
+  write(): Promise<void>
   /** Stops it forwarding and gives what it forwarded through; undefined where that is not to be had. */
   takePath(): Promise<OpenPath | undefined>
-  /** Has it end and leave all as it is; resolves when it has ended. With `leave` it removes what it can first. */
+  /**
+   * Has it end and leave all as it is; resolves when it holds nothing any more. With `leave` it removes what it can first. Rejects with
+   * WeftError DEVICE when it hangs, or has taken its path back: then it forwards.
+   */
   end(how?: 'end' | 'leave'): Promise<void>
   close(): void
 }
@@ -67,20 +73,23 @@ function holderAt(connection: Connection): Holder {
       })
     }
   }
-  const read = (parcel: Parcel | undefined) => JSON.parse(parcel?.text ?? '{}') as { pid?: unknown; path?: unknown }
+  const read = (parcel: Parcel | undefined) => JSON.parse(parcel?.text ?? '{}') as { path?: unknown; ended?: unknown }
   return {
-    async write() {
-      const { pid } = read(await ask('known'))
-      return typeof pid === 'number' ? pid : undefined
-    },
+    pid: connection.peerPid,
+    write: async () => void (await ask('known')),
     async takePath() {
       const parcel = await ask('path')
       const open = unpackPath(read(parcel).path, parcel?.fds ?? [])
       if (parcel && !open) closeAll(parcel.fds)
       return open
     },
-    // It answers by its end alone.
-    end: async (how = 'end') => void (await ask(how, how === 'leave' ? LEAVE_MS : ANSWER_MS)),
+    async end(how = 'end') {
+      const { ended } = read(await ask(how, how === 'leave' ? LEAVE_MS : ANSWER_MS))
+      if (ended !== true)
+        throw new WeftError('DEVICE', 'the weftd that runs on this host did not let go of its data path', {
+          remedy: 'see its log; start this one again',
+        })
+    },
     close: () => connection.close(),
   }
 }
@@ -131,7 +140,7 @@ async function serveHeir(connection: Connection, estate: Estate, signal: AbortSi
     for (let asked = await next(); asked?.weft === VERSION; asked = await next()) {
       if (asked.want === 'known') {
         await estate.write()
-        send({ pid: process.pid })
+        send({})
       } else if (asked.want === 'path') {
         const lent = await estate.lend()
         isLent ||= lent !== undefined
@@ -139,7 +148,14 @@ async function serveHeir(connection: Connection, estate: Estate, signal: AbortSi
         send({ path: description }, fds)
       } else if (asked.want === 'end' || asked.want === 'leave') {
         isLent = false // the heir's now
-        throw new Superseded(asked.want, () => connection.close())
+        throw new Superseded(asked.want, () => {
+          try {
+            send({ ended: true })
+          } catch {
+            // The heir has gone.
+          }
+          connection.close()
+        })
       }
     }
     connection.close()

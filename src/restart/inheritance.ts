@@ -74,8 +74,11 @@ export function createInheritance(
   async function settle(): Promise<void> {
     if (isSettled) return
     isSettled = true
-    await holder?.end()
-    holder?.close()
+    try {
+      await holder?.end()
+    } finally {
+      holder?.close()
+    }
     resolve()
   }
   /** Of a daemon that runs, else what is kept. */

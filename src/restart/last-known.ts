@@ -40,8 +40,10 @@ export const lastKnownFile = (options: Pick<DaemonOptions, 'subnet-file'>): stri
   `${options['subnet-file']}.last-known`
 
 /** What tells one store from another: endpoints come and go, a prefix or a folder does not. */
-export function storeNameOf(options: Pick<DaemonOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr'>): string {
-  if (options['kube-subnet-mgr']) return 'kube'
+export function storeNameOf(
+  options: Pick<DaemonOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr' | 'kube-api-url' | 'kubeconfig-file'>,
+): string {
+  if (options['kube-subnet-mgr']) return `kubernetes ${options['kube-api-url']} ${options['kubeconfig-file']}`
   return options['lease-dir'] === '' ? `etcd ${options['etcd-prefix']}` : `directory ${options['lease-dir']}`
 }
 
@@ -62,6 +64,8 @@ export async function writeLastKnown(path: string, known: LastKnown): Promise<vo
 export async function readLastKnown(path: string, log: Log): Promise<LastKnown | undefined> {
   try {
     const { version, lease, leases, ...rest } = JSON.parse(await readFile(path, 'utf8')) as Written
+    const { expiresAt } = rest
+    if (expiresAt !== undefined && typeof expiresAt !== 'number') throw new Error('expiresAt is no number')
     if (version !== VERSION) throw new Error(`its version is ${version}, and this weftd knows ${VERSION}`)
     return { ...rest, lease: decodeLease(...lease), leases: leases.map(([key, value]) => decodeLease(key, value)) }
   } catch (error) {

@@ -36,6 +36,11 @@ function withFds(path: OpenPath, map: (fd: number) => number): OpenPath {
   return { ...path, loops }
 }
 
+function isLoop(value: unknown): boolean {
+  const { tun, socket, sender = 0 } = (value ?? {}) as { readonly [name: string]: unknown }
+  return [tun, socket, sender].every((fd) => typeof fd === 'number')
+}
+
 /** Of another version of weft perhaps: what it lacks makes it none, what it has besides is passed over. */
 function isPath(value: unknown): value is OpenPath {
   const path = (value ?? {}) as { readonly [Name in keyof OpenPath]?: unknown }
@@ -47,6 +52,7 @@ function isPath(value: unknown): value is OpenPath {
     areStrings(path.features) &&
     areStrings(path.without) &&
     Array.isArray(path.loops) &&
-    path.loops.length > 0
+    path.loops.length > 0 &&
+    path.loops.every(isLoop)
   )
 }

@@ -3,6 +3,7 @@
 // The protocol is systemd's (sd_notify(3), sd_watchdog_enabled(3)): lines of `NAME=value` in a datagram to the socket
 // that NOTIFY_SOCKET names. Podman and others speak it too. Nothing that goes wrong here stops a daemon.
 
+import { setTimeout as delay } from 'node:timers/promises'
 import { messageOf } from '../errors.ts'
 import type { Log } from '../log.ts'
 
@@ -20,8 +21,10 @@ export interface Notifier {
   tell(state: State): void
   alive(): void
   stopping(): void
-  /** Gives descriptors into its keeping, under these names, for whoever is started next; one that keeps none closes them. */
-  keep(fds: readonly { readonly fd: number; readonly name: string }[]): void
+  /** How many descriptors it keeps for whoever is started next. */
+  readonly keeps: number
+  /** Gives them into its keeping, under these names. Resolves with whether it took all. */
+  keep(fds: readonly { readonly fd: number; readonly name: string }[]): Promise<boolean>
   /** Nothing under these names is kept any more. */
   forget(names: readonly string[]): void
 }
@@ -39,8 +42,8 @@ export async function takeNotifier(
   log: Log,
   loadSend: () => Promise<SendDatagram>,
 ): Promise<Notifier | undefined> {
-  const { NOTIFY_SOCKET: socket, WATCHDOG_USEC: interval, WATCHDOG_PID: watched } = environment
-  for (const name of ['NOTIFY_SOCKET', 'WATCHDOG_USEC', 'WATCHDOG_PID']) delete environment[name]
+  const { NOTIFY_SOCKET: socket, WATCHDOG_USEC: interval, WATCHDOG_PID: watched, FDSTORE: keeps } = environment
+  for (const name of ['NOTIFY_SOCKET', 'WATCHDOG_USEC', 'WATCHDOG_PID', 'FDSTORE']) delete environment[name]
   if (socket === undefined || socket === '') return undefined
   if (!/^[/@]./.test(socket)) {
     log.warn(`NOTIFY_SOCKET is ${socket}, neither a path nor @ and a name: the service manager is not told anything`)
@@ -52,10 +55,20 @@ export async function takeNotifier(
     if (/^[1-9]\d*$/.test(interval)) aliveMs = Number(interval) / 2000
     else log.warn(`WATCHDOG_USEC is ${interval}, no number of microseconds: the watchdog is not served`)
   }
-  return createNotifier(socket, aliveMs, log, await loadSend())
+  return createNotifier(socket, aliveMs, Number(keeps) || 0, log, await loadSend())
 }
 
-function createNotifier(socket: string, aliveMs: number | undefined, log: Log, sendDatagram: SendDatagram): Notifier {
+/** For so long, and so often, a manager that is behind is tried again with what it is to keep. */
+const KEEP_MS = 1_000
+const BUSY_MS = 5
+
+function createNotifier(
+  socket: string,
+  aliveMs: number | undefined,
+  keeps: number,
+  log: Log,
+  sendDatagram: SendDatagram,
+): Notifier {
   let complained = false
   let told: State = { ready: false, status: '' }
 
@@ -75,6 +88,7 @@ function createNotifier(socket: string, aliveMs: number | undefined, log: Log, s
 
   return {
     aliveMs,
+    keeps,
     tell(state) {
       const status = state.status.replaceAll('\n', ' ')
       const news = [
@@ -87,8 +101,14 @@ function createNotifier(socket: string, aliveMs: number | undefined, log: Log, s
     stopping: () => void send(['STOPPING=1']),
     // One a message: of several in one the manager keeps the set, not the order. FDPOLL: a socket whose peer's host refuses
     // has an error, for which the manager would let go of it.
-    keep(fds) {
-      for (const { fd, name } of fds) send(['FDSTORE=1', 'FDPOLL=0', `FDNAME=${name}`], [fd])
+    async keep(fds) {
+      const end = performance.now() + KEEP_MS
+      for (const { fd, name } of fds)
+        while (!send(['FDSTORE=1', 'FDPOLL=0', `FDNAME=${name}`], [fd])) {
+          if (performance.now() > end) return false
+          await delay(BUSY_MS)
+        }
+      return true
     },
     forget(names) {
       for (const name of names) send(['FDSTOREREMOVE=1', `FDNAME=${name}`])

@@ -179,6 +179,48 @@ it('forwards again when the one that was to take over goes away', async () => {
   await daemons[0].line(/Ending: another weftd has taken over/)
 })
 
+it('can be taken over while it waits for its store', async () => {
+  await open({ Type: 'udp' })
+  await daemons[0].stop('SIGKILL')
+  const bringBack = hideStore()
+  const waiting = [0, 1].map(() => undefined as Daemon | undefined)
+  for (const at of waiting.keys()) {
+    waiting[at] = a.startDaemon({ args: ['--lease-dir', leases()] })
+    await waiting[at].line(FORWARDING_AS_KNOWN)
+    await reach(pods[0].namespace, pods[1].address)
+  }
+  await waiting[0]!.line(/Ending: another weftd has taken over/)
+  bringBack()
+  await waiting[1]!.line(/flannel is ready/)
+  await reach(pods[0].namespace, pods[1].address)
+})
+
+it('what another backend left is out of the way of the next', async () => {
+  await open({ Type: 'udp' })
+  await daemons[0].stop('SIGKILL')
+  writeFileSync(`${a.subnetFile}.last-known`, JSON.stringify({ ...lastKnown(a), expiresAt: 1 }))
+  writeFileSync(join(leases(), 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}')
+  await start(a)
+  expect(await device(a)).toBe(false)
+})
+
+it('what stands in the file and makes no sense is a warning', async () => {
+  await open({ Type: 'udp' })
+  await daemons[0].stop()
+  const known = lastKnown(a)
+  for (const odd of [
+    '{',
+    '[]',
+    JSON.stringify({ ...known, path: { loops: [null] } }),
+    JSON.stringify({ ...known, leases: 7 }),
+  ]) {
+    writeFileSync(`${a.subnetFile}.last-known`, odd)
+    const daemon = await start(a)
+    await reach(pods[0].namespace, pods[1].address)
+    expect(await daemon.stop()).toBe(0)
+  }
+})
+
 it('does not go on as known in another network, or when its lease has ended meanwhile', async () => {
   await open({ Type: 'udp' })
   await daemons[0].stop()

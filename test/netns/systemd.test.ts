@@ -1,6 +1,7 @@
 // systemd.test.ts - deploy/weftd.service as a real systemd runs it: what started means, what restarts it and what does not.
 
 import { afterEach, describe, expect, it } from 'vitest'
+import { ended } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
@@ -98,6 +99,27 @@ describe('the unit', () => {
     expect(await systemd.mainPid()).not.toBe(pid)
     // Each took what was kept for it, and nothing is kept while it runs.
     expect(await systemd.property('NFileDescriptorStore')).toBe('0')
+
+    // One that was told to leave is not started again for having done so.
+    const leaving = a.spawn([
+      ...[
+        'nsenter',
+        '--target',
+        String(await systemd.mainPid()),
+        '--mount',
+        '--pid',
+        '/opt/node',
+        '/opt/weft/bin/weftd',
+      ],
+      ...['--leave', '--subnet-file', '/run/flannel/subnet.env'],
+    ])
+    await ended(leaving)
+    expect(leaving.exitCode).toBe(0)
+    await until('StatusText', /^weftd --leave; waiting to be stopped$/)
+    expect((await a.run(['ip', 'link', 'show', 'flannel0'])).code).not.toBe(0)
+    expect([await systemd.property('ActiveState'), await systemd.property('NRestarts')]).toEqual(['active', '0'])
+    await systemd.systemctl('stop', 'weftd')
+    expect(await systemd.property('Result')).toBe('success')
   })
 
   it.for([

@@ -166,7 +166,8 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
     tell: ({ ready, status }: State) => void (told.at(-1) !== status && ready && told.push(status)),
     alive: () => void alive++,
     stopping: () => {},
-    keep: () => {},
+    keeps: 0,
+    keep: async () => false,
     forget: () => {},
   }
   const manager = managerOf(store)

@@ -61,7 +61,7 @@ const backend = (config = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1') =>
       named: { address: false, publicIp: false },
     },
     ...{ startEngine, run, log },
-    persistence: { persist: false, isMultiQueue: false, inherit: async () => undefined },
+    persistence: { persist: false, isMultiQueue: false, inherit: async () => undefined, settle: async () => {} },
   })
 const { signal } = new AbortController()
 const open = (config?: string) => backend(config).open(own, signal, new Map())

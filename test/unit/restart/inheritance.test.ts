@@ -36,7 +36,8 @@ const path = (): OpenPath => ({
 function holder(has: OpenPath | undefined) {
   const asked: string[] = []
   const running: Holder = {
-    write: async () => undefined,
+    pid: 0,
+    write: async () => {},
     takePath: async () => (asked.push('path'), has),
     end: async () => void asked.push('end'),
     close: () => void asked.push('close'),

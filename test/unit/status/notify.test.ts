@@ -47,7 +47,7 @@ describe('the notifier', () => {
 
   it('gives descriptors away, each under its name, and lets go of them', async () => {
     const notifier = (await take({ NOTIFY_SOCKET: '/run/manager' }))!
-    notifier.keep([
+    await notifier.keep([
       { fd: 7, name: 'weft-0' },
       { fd: 9, name: 'weft-1' },
     ])
