@@ -3,9 +3,9 @@
 //   read      up to 64 packets or 256 KiB, each with its virtio header
 //   decide    inner destination to endpoint; without one an ICMP error goes back into the TUN; TTL less one
 //             where the tunnel routes
-//   cut       a superpacket into (header, slice of payload) pairs, no payload copied; checksums completed; what the
-//   path
-//             to the peer does not take into fragments, or an ICMP error goes back (docs/path-mtu.md)
+//   cut       a superpacket into (header, slice of payload) pairs, no payload copied; checksums completed
+//   fit       what the path to the peer does not take: cut smaller, in fragments, or an ICMP error goes back
+//             (docs/path-mtu.md)
 //   write     what the encapsulation puts before each packet
 //   send      all of the batch (io/sender.h)
 //
