@@ -48,7 +48,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       published: JSON.parse(encodeLeaseValue(node.attrs)) as Record<string, unknown>,
     },
     dataPath: pathOf(node, at),
-    peers: countPeers(list, node.probes ? node.probes.intervalMs / 1000 : null),
+    peers: countPeers(list, node.probes ? node.probes.intervalMs() / 1000 : null),
     repairs: node.repaired,
     subnetFileWritten: node.isReady,
   }
@@ -86,8 +86,9 @@ function peersOf(node: Node, traffic: Traffic, at: number): PeerStatus[] {
   // None while the data path does not have them all.
   const set = new Map(isUnapplied ? [] : dataPath?.peers().map((peer) => [peer.key, peer]))
   const held = new Set(following.heldKeys ?? [])
+  const probed = node.probes?.results()
   const seen = (lease: Lease): Seen => ({
-    ...{ peer: set.get(lease.key), traffic: traffic.get(lease.key), probed: node.probes?.results.get(lease.key) },
+    ...{ peer: set.get(lease.key), traffic: traffic.get(lease.key), probed: probed?.get(lease.key) },
     ...{ isHeld: held.has(lease.key), cameAt: node.cameAt.get(lease.key) ?? Date.now() },
   })
   return [...view.values()].filter(({ key }) => key !== own.key).map((lease) => peerOf(lease, seen(lease), at))

@@ -1,5 +1,5 @@
-// health.ts - what weftd tells whoever asks: flanneld's /healthz and /readyz, /livez, which looks deeper, and /status.json, which has
-// all there is. On a TCP port for probers, and on a Unix socket for whoever may read it.
+// health.ts - what weftd tells whoever asks: flanneld's /healthz and /readyz, /livez, which looks deeper, /status.json, which has
+// all there is, and /metrics for Prometheus. On a TCP port for probers, and on a Unix socket for whoever may read it.
 //
 // Nothing here changes anything, and nothing that goes wrong with the socket stops a daemon.
 
@@ -78,6 +78,11 @@ export async function answerProbe(path: string, method: string, health: Health):
     case '/status.json':
       if (method !== 'GET' && method !== 'HEAD') return text(405, '405 method not allowed\n')
       return { status: 200, type: 'application/json', body: `${JSON.stringify(await health.status())}\n` }
+    case '/metrics': {
+      if (method !== 'GET' && method !== 'HEAD') return text(405, '405 method not allowed\n')
+      const { formatMetrics } = await import('./metrics.ts') // who is not scraped does not load it
+      return { status: 200, ...(await formatMetrics(await health.status())) }
+    }
     default:
       return text(404, '404 page not found\n')
   }

@@ -18,9 +18,9 @@ const NOTHING = { txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, heardAt: u
 
 it('goes on where the engine before ended', () => {
   const before = Float64Array.from([0, 0, 0, 0, -1, 1, 10, 2, 20, 500, 3, 30, 4, 40, 600])
-  const now = Float64Array.from([0, 0, 0, 0, -1, 1, 10, 0, 0, -1])
-  expect([...sumTraffic(now, before)]).toEqual([0, 0, 0, 0, -1, 2, 20, 2, 20, 500, 3, 30, 4, 40, 600])
-  expect(sumTraffic(now, new Float64Array())).toBe(now)
+  const newer = Float64Array.from([0, 0, 0, 0, -1, 1, 10, 0, 0, -1])
+  expect([...sumTraffic(newer, before)]).toEqual([0, 0, 0, 0, -1, 2, 20, 2, 20, 500, 3, 30, 4, 40, 600])
+  expect(sumTraffic(newer, new Float64Array())).toBe(newer)
 })
 
 describe('slots of traffic', () => {
