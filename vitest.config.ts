@@ -28,7 +28,12 @@ export default defineConfig({
         extends: true,
         test: {
           name: 'system',
-          include: ['test/native/**/*.test.ts', 'test/store/**/*.test.ts', 'test/netns/**/*.test.ts'],
+          include: [
+            'test/native/**/*.test.ts',
+            'test/store/**/*.test.ts',
+            'test/kube/**/*.test.ts',
+            'test/netns/**/*.test.ts',
+          ],
           // By default there is a worker less than cores, which of two leaves one.
           maxWorkers: 4,
           sequence: { groupOrder: 1 },

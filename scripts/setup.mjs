@@ -22,7 +22,7 @@ import { fileURLToPath } from 'node:url'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const COMMON = ['demo', 'test', 'bench', 'lint']
-const KINDS = [...COMMON, 'build', 'fuzz', 'arch', 'image', 'vm']
+const KINDS = [...COMMON, 'build', 'fuzz', 'arch', 'image', 'vm', 'kube']
 const RUN = ['demo', 'test', 'bench']
 const color = process.stdout.isTTY && !process.env.NO_COLOR
 
@@ -65,7 +65,20 @@ const SYSTEM = [
   { command: 'busybox', package: 'busybox-static', for: ['vm'] },
   { command: 'cpio', package: 'cpio', for: ['vm'] },
   { command: 'modprobe', package: 'kmod', for: ['vm'] },
+  // To build a kube-apiserver from its source (kube-apiserver.mjs).
+  { command: 'dpkg-source', package: 'dpkg-dev', for: ['kube'] },
+  { command: 'rsync', package: 'rsync', for: ['kube'] },
+  { command: 'jq', package: 'jq', for: ['kube'] },
+  { command: 'go', package: 'golang-go', for: ['kube'] },
+  goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
+  goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
 ]
+
+/** A library of Go's as Debian packs it, of which there is source alone. */
+function goLibrary(path, name) {
+  const isThere = () => existsSync(join('/usr/share/gocode/src', path))
+  return { what: `${path} for Go`, isThere, package: () => name, for: ['kube'] }
+}
 
 /** Clang's folder of a version, which has the version for its name; undefined when there is no clang. */
 function clangFolder() {

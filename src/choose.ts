@@ -16,8 +16,23 @@ import type { DaemonOptions } from './options.ts'
 import type { Inheritance } from './restart/inheritance.ts'
 import type { Store } from './store/store.ts'
 
-/** The subnet manager that the flags name. Does not contact its store. */
-export async function createSubnetManager(options: DaemonOptions, log: Log): Promise<SubnetManager> {
+/** The subnet manager that the flags name. Does not contact its store, but to find out in a pod which node this is. */
+export async function createSubnetManager(
+  options: DaemonOptions,
+  log: Log,
+  signal: AbortSignal,
+): Promise<SubnetManager> {
+  if (options['kube-subnet-mgr']) {
+    const { createKubeManager } = await import('./kube/kube-manager.ts')
+    return createKubeManager({
+      ...{ log, signal, environment: process.env },
+      apiUrl: options['kube-api-url'],
+      kubeconfig: options['kubeconfig-file'],
+      annotationPrefix: options['kube-annotation-prefix'],
+      netConfigPath: options['net-config-path'],
+      setCondition: options['set-node-network-unavailable'],
+    })
+  }
   const store = await createStore(options, log)
   return options['lease-dir'] === '' ? managerOf(store, log) : managerOf(store)
 }

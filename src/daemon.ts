@@ -24,16 +24,17 @@ import { getSysctl } from './host/sysctl.ts'
 import type { PeerView } from './lease/fail-static.ts'
 import { leasesEqual, type OwnLease } from './lease/lease.ts'
 import type { Log } from './log.ts'
-import { formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
+import { formatIpv4, formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
 import { watchConfig } from './node/config.ts'
 import { keepDataPath } from './node/data-path.ts'
 import { keepFirewall } from './node/firewall.ts'
-import { attrsBefore, keepLease, obtainLease } from './node/lease.ts'
+import { amended, askPatiently, attrsBefore, keepLease, obtainLease } from './node/lease.ts'
 import { createNode, snapshotOf, type Next, type Node, type NodeParts } from './node/node.ts'
 import { keepLastKnown } from './node/last-known.ts'
 import { keepPeers } from './node/peers.ts'
 import { probePeers } from './node/probes.ts'
 import { reportOf } from './node/report.ts'
+import { keepReady } from './node/ready.ts'
 import { serveWatchdog, tellManager } from './node/service-manager.ts'
 import { endDataPath, leaveDataPath, serveSuccessor } from './node/successor.ts'
 import { keepSubnetEnv, publish } from './node/subnet-env.ts'
@@ -68,6 +69,7 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
   keepDataPath, // the device is kept right, and the data path opened again when it died or the node moved
   keepFirewall, // the firewall's rules are kept right
   keepSubnetEnv, // subnet.env is kept right
+  keepReady, // the subnet manager hears that the node is in the network
   watchThreads, // a hung thread is noticed
   probePeers, // peers are asked whether they answer
   tellManager, // the service manager hears how the node is
@@ -135,11 +137,13 @@ interface Start {
 }
 
 async function startManager(start: Start): Promise<never> {
-  const { options, log, previous } = start
-  const manager = await prefixed('Failed to create SubnetManager: ', createSubnetManager(options, log))
+  const { options, log, stopping, previous } = start
+  const making = createSubnetManager(options, log, stopping.signal)
+  const manager = await prefixed('Failed to create SubnetManager: ', making)
   try {
     const subnet = previous.subnet ? formatIpv4Net(previous.subnet) : 'None'
-    log.info(`Created subnet manager: ${manager.title} with Previous Subnet: ${subnet}`)
+    const reused = manager.givesSubnets ? '' : ` with Previous Subnet: ${subnet}`
+    log.info(`Created subnet manager: ${manager.title}${reused}`)
     const health = createHealth({ daemon: daemonStatus(options), events: () => start.events.last() })
     const server = await serveHealthOf(start, health)
     try {
@@ -157,8 +161,13 @@ function daemonStatus(options: DaemonOptions): DaemonStatus {
     ...{ version: version(), pid: process.pid },
     startedAt: new Date(performance.timeOrigin).toISOString(),
     subnetFile: options['subnet-file'],
-    leases: options['lease-dir'] || `${withoutUser(options['etcd-endpoints'])} ${options['etcd-prefix']}`,
+    leases: placeOf(options),
   }
+}
+
+function placeOf(options: DaemonOptions): string {
+  if (options['kube-subnet-mgr']) return 'the nodes of Kubernetes'
+  return options['lease-dir'] || `${withoutUser(options['etcd-endpoints'])} ${options['etcd-prefix']}`
 }
 
 /** Endpoints may name a user with its password. */
@@ -199,11 +208,12 @@ async function startNode(start: Start, manager: NodeParts['manager'], health: He
   const ended = new AbortController()
   const watching = watchHost(() => hostChanged.ring(), log, AbortSignal.any([signal, ended.signal]))
   try {
-    const external = await waitForInterface(options, hostChanged, log, signal)
+    const external = await waitForInterface(await withGivenIp(options, manager, log, signal), hostChanged, log, signal)
     const resumed = await resumedFor(start, config, external)
-    const backend =
+    const made =
       resumed?.backend ??
       (await createBackend(config, external, options, log, attrsBefore(manager, log), start.inheritance))
+    const backend = amended(made, manager, log)
     // Told when to stop: iptables waits for its lock as long as another program has it.
     const runTillStop: Run = (file, args, more) => run(file, args, more?.patient ? { signal, ...more } : more)
     const rules = firewallFor(config, options, previous, runTillStop, log)
@@ -240,6 +250,17 @@ async function resumedFor(
   start.resumed = undefined
   await resumed.dataPath.close()
   return undefined
+}
+
+/** The flags, with the public IP that an operator gave this node where its lease is kept. */
+async function withGivenIp(
+  options: DaemonOptions,
+  manager: NodeParts['manager'],
+  log: Log,
+  signal: AbortSignal,
+): Promise<DaemonOptions> {
+  const publicIp = await askPatiently("this node's public IP", async (till) => manager.publicIp?.(till), log, signal)
+  return publicIp === undefined ? options : { ...options, 'public-ip': formatIpv4(publicIp) }
 }
 
 /** The firewall that the network configuration and the flags ask for. */

@@ -105,7 +105,7 @@ export const FLAGS = { ...FLANNEL_FLAGS, ...WEFT_FLAGS }
 export type DaemonOptions = Options<typeof FLAGS>
 
 /** Flags of flanneld whose effect weft does not have yet: asking for it is an error, never ignored. */
-const NOT_YET = ['public-ipv6', 'kube-subnet-mgr'] as const
+const NOT_YET = ['public-ipv6'] as const
 
 /** Flags of klog that are accepted, so that a unit or a manifest may name them. */
 export const WITHOUT_EFFECT = ['vmodule', 'log_backtrace_at'] as const
@@ -146,6 +146,9 @@ export function checkMargin(options: DaemonOptions): void {
 
 /** Checks of weft's own flags what their types do not say. Throws WeftError USAGE. */
 export function checkOptions(options: DaemonOptions): void {
+  if (options['kube-subnet-mgr'] && options['lease-dir'] !== '') {
+    throw new WeftError('USAGE', '--lease-dir and --kube-subnet-mgr exclude each other', { remedy: 'leave one out' })
+  }
   if (options['iface-wait'] < 0) {
     throw new WeftError('USAGE', `--iface-wait is ${options['iface-wait']}`, {
       remedy: 'give it seconds, 0 for no wait',

@@ -33,7 +33,7 @@ export async function resume(
 ): Promise<Resumed | undefined> {
   if (!known || known.store !== storeNameOf(options) || (known.expiresAt ?? Infinity) <= Date.now()) return undefined
   try {
-    const config = parseNetworkConfig(known.config)
+    const config = parseNetworkConfig(known.config, { areGiven: options['kube-subnet-mgr'] })
     const external = await chooseExternalInterface(run, interfaceWishes(options), { ...log, info: () => {} })
     const publishedBefore = async () => known.lease.attrs
     const backend = await createBackend(config, external, options, log, publishedBefore, inheritance)

@@ -27,7 +27,7 @@ export async function waitForConfig(manager: SubnetManager, log: Log, signal: Ab
   for (;;) {
     try {
       const configText = await manager.config(signal)
-      const config = parseNetworkConfig(configText)
+      const config = parseNetworkConfig(configText, { areGiven: manager.givesSubnets })
       log.info(`Found network config - Backend type: ${config.backendType}`)
       return { config, configText }
     } catch (error) {

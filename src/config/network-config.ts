@@ -52,8 +52,11 @@ const isBoolean = (value: unknown): value is boolean => typeof value === 'boolea
 const isUint = (value: unknown): value is number =>
   typeof value === 'number' && Number.isSafeInteger(value) && value >= 0
 
-/** Reads and checks a configuration. Throws WeftError CONFIG. */
-export function parseNetworkConfig(text: string): NetworkConfig {
+/**
+ * Reads and checks a configuration. Throws WeftError CONFIG. Where the subnets are given (`givesSubnets` of the subnet manager) the
+ * range to draw them from is not asked for, as flanneld asks for none in Kubernetes.
+ */
+export function parseNetworkConfig(text: string, { areGiven = false } = {}): NetworkConfig {
   let members: Members
   try {
     members = readGoJsonObject(text)
@@ -72,9 +75,9 @@ export function parseNetworkConfig(text: string): NetworkConfig {
     enableIpv4,
     enableNftables: member(members, 'EnableNFTables', 'true or false', isBoolean, false),
     ...(enableIpv4
-      ? ipv4Range(members)
+      ? ipv4Range(members, areGiven)
       : { network: { address: 0, prefixLength: 0 }, subnetLength: 0, subnetMin: 0, subnetMax: 0 }),
-    ...(enableIpv6 ? { ipv6: ipv6Range(members) } : {}),
+    ...(enableIpv6 ? { ipv6: ipv6Range(members, areGiven) } : {}),
     backendType: backendType.toLowerCase(),
     backend: Object.fromEntries(backend ?? []),
   }
@@ -89,11 +92,12 @@ function parsed<T>(members: Members, key: string, kind: string, parse: (text: st
   return value
 }
 
-function ipv4Range(members: Members): SubnetRange<Ipv4Net, Ipv4> {
+function ipv4Range(members: Members, areGiven: boolean): SubnetRange<Ipv4Net, Ipv4> {
   const network = parsed(members, 'Network', 'an IPv4 network such as 10.5.0.0/16', parseIpv4Net)
   // 0.0.0.0/0 and ::/0 are Go's empty networks.
   if (!network?.prefixLength)
     throw invalid('please define a correct Network parameter in the flannel config', `add it, ${EXAMPLE}`)
+  if (areGiven) return { network, subnetLength: 0, subnetMin: 0, subnetMax: 0 }
   const subnetLength = subnetLengthFor(
     network.prefixLength,
     member(members, 'SubnetLen', 'a whole number', isUint, 0),
@@ -122,9 +126,10 @@ function ipv4Range(members: Members): SubnetRange<Ipv4Net, Ipv4> {
   return { network, subnetLength, subnetMin, subnetMax }
 }
 
-function ipv6Range(members: Members): SubnetRange<Ipv6Net, Ipv6> {
+function ipv6Range(members: Members, areGiven: boolean): SubnetRange<Ipv6Net, Ipv6> {
   const network = parsed(members, 'IPv6Network', 'an IPv6 network such as fc00::/48', parseIpv6Net)
   if (!network?.prefixLength) throw invalid('please define a correct IPv6Network parameter in the flannel config')
+  if (areGiven) return { network, subnetLength: 0, subnetMin: 0n, subnetMax: 0n }
   const subnetLength = subnetLengthFor(
     network.prefixLength,
     member(members, 'IPv6SubnetLen', 'a whole number', isUint, 0),

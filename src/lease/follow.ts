@@ -1,5 +1,7 @@
 // follow.ts - follows the leases of all nodes above any source: listed, watched, listed again after a gap and every minute.
 //
+// Where a listing is dear, one is good for longer, as long as each minute the watch is heard to go forward.
+//
 // The minute's listing is taken beside the open watch, so that neither waits for the other; cursors tell what of the one is
 // already in the other: a watch may lag behind, or be ahead of a listing that took long. A listing that brings news though
 // the watch has brought none since the one before shows that the watch is deaf: it is opened again from there.
@@ -34,7 +36,10 @@ const systemClock: Clock = {
 
 /** What following leases knows of itself, for whoever reports on the daemon. */
 export interface FollowState {
-  /** When the whole listing was last compared with what is known, by the clock's `now`; undefined before the first. */
+  /**
+   * When the whole listing was last compared with what is known, or the watch was trusted in its place, by the clock's `now`;
+   * undefined before the first.
+   */
   listedAt: number | undefined
   /** Whether the last thing that was asked of the source failed. */
   failing: boolean
@@ -163,6 +168,9 @@ export async function* followLeases<Cursor>(
   /** What the watch has said since the listing that is under way began. */
   let since: Batch<Cursor>[] = []
   let heardSinceListing = false
+  /** Until when the last listing is good where listings are dear, and whether the watch has gone forward in the last minute. */
+  let goodUntil = 0
+  let hasGoneForward = false
   let isWatching = false // it has answered
   let failures = 0 // since the watch last proved good
 
@@ -185,6 +193,13 @@ export async function* followLeases<Cursor>(
     )
   }
 
+  /** Whether the watch says enough for another minute, so that a listing, where that is dear, can wait. */
+  function isTrusted(now: number): boolean {
+    const isGood = watch !== undefined && hasGoneForward && view.held === 0 && now < goodUntil
+    hasGoneForward = false
+    return isGood
+  }
+
   function takeListing({ cursor, entries }: Listing<Cursor>): ViewChange {
     const now = clock.now()
     state.listedAt = now
@@ -197,6 +212,8 @@ export async function* followLeases<Cursor>(
           if (change.kind === 'put') current.set(change.entry.key, change.entry)
           else current.delete(change.key)
     const change = view.list([...current.values()], now)
+    // At random too, for the nodes that started together.
+    goodUntil = now + (source.trustedMs?.(view.leases.size) ?? 0) * (0.5 + random())
     const isNews = change.added.length + change.changed.length + change.removed.length > 0
     if (watch && (wentBack || (isNews && !heardSinceListing))) {
       watch.end()
@@ -216,7 +233,10 @@ export async function* followLeases<Cursor>(
   function takeBatches(batches: readonly Batch<Cursor>[]): ViewChange | undefined {
     const last = batches.at(-1)
     if (!last) return undefined
-    if (!after || source.isAfter(last.cursor, after.cursor)) after = { cursor: last.cursor }
+    if (!after || source.isAfter(last.cursor, after.cursor)) {
+      after = { cursor: last.cursor }
+      hasGoneForward = true
+    }
     state.failing = false
     isWatching = true
     if (batches.some(({ changes }) => changes.length > 0)) {
@@ -241,6 +261,10 @@ export async function* followLeases<Cursor>(
   try {
     for (;;) {
       const now = clock.now()
+      if (!listing && now >= listAt && isTrusted(now)) {
+        state.listedAt = now
+        listAt = now + relistMs
+      }
       if (!listing && now >= listAt) {
         since = []
         listing = errands.send(async (bring, ending) => bring(await source.list(ending)))

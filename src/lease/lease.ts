@@ -64,15 +64,19 @@ export function parseLeaseKey(key: string): { subnet: Ipv4Net; subnet6?: Ipv6Net
 
 /** The value's bytes, in the order of upstream's Go struct: `{"PublicIP":"1.2.3.4","PublicIPv6":null}`. */
 export function encodeLeaseValue(attrs: LeaseAttrs): string {
-  const text = JSON.stringify({
+  return goJsonText({
     PublicIP: formatIpv4(attrs.publicIp),
     PublicIPv6: attrs.publicIpv6 === undefined ? null : formatIpv6(attrs.publicIpv6),
     ...(attrs.backendType === '' ? {} : { BackendType: attrs.backendType }),
     ...(attrs.backendData === undefined ? {} : { BackendData: attrs.backendData }),
     ...(attrs.backendV6Data === undefined ? {} : { BackendV6Data: attrs.backendV6Data }),
   })
-  // Go's json.Marshal writes these five as escapes, wherever they stand in a string.
-  return text.replaceAll(/[<>&\u2028\u2029]/g, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, '0')}`)
+}
+
+/** A JSON value's bytes as Go's json.Marshal writes them: five characters as escapes, wherever they stand in a string. */
+export function goJsonText(value: unknown): string {
+  const escape = (letter: string): string => `\\u${letter.charCodeAt(0).toString(16).padStart(4, '0')}`
+  return JSON.stringify(value).replaceAll(/[<>&\u2028\u2029]/g, escape)
 }
 
 /** Whether two leases say the same: key and every published value. */

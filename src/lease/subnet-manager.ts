@@ -5,7 +5,7 @@
 
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { Log } from '../log.ts'
-import type { Ipv4Net } from '../net/ipv4.ts'
+import type { Ipv4, Ipv4Net } from '../net/ipv4.ts'
 import type { Lease, LeaseAttrs, OwnLease } from './lease.ts'
 
 /** What stands under one key: a lease, or something that cannot be read as one, and why. */
@@ -32,6 +32,11 @@ export interface LeaseSource<Cursor> {
   ): AsyncIterable<{ readonly cursor: Cursor; readonly changes: readonly Change[] }>
   /** Whether the changes up to `a` go further than those up to `b`. */
   isAfter(a: Cursor, b: Cursor): boolean
+  /**
+   * Where listings are dear: for how long one of so many leases is good while the watch goes forward each minute. Left out, all
+   * are listed each minute.
+   */
+  trustedMs?(leases: number): number
 }
 
 /** How this node comes to its own lease, and keeps it. */
@@ -51,10 +56,12 @@ export interface LeaseHolder {
 }
 
 export interface SubnetManager {
-  /** For messages: `etcd`, `directory`. */
+  /** For messages: `etcd`, `directory`, `kubernetes`. */
   readonly name: string
   /** What flanneld's log calls it. */
   readonly title: string
+  /** Whether others give the nodes their subnets: then neither an earlier one counts nor a range to draw from. */
+  readonly givesSubnets?: boolean
   /** The network configuration's JSON text. Rejects with CONFIG_MISSING when there is none. */
   config(signal: AbortSignal): Promise<string>
   readonly source: LeaseSource<unknown>
@@ -65,4 +72,12 @@ export interface SubnetManager {
 
   /** Makes `value` what stands under `name` beside the leases, and returns what stood there before; undefined for nothing. */
   claim?(name: string, value: string, signal: AbortSignal): Promise<string | undefined>
+  /** What this node published at an earlier time. */
+  published?(signal: AbortSignal): Promise<LeaseAttrs | undefined>
+  /** The public IP that an operator gave this node there; it goes before the flag. */
+  publicIp?(signal: AbortSignal): Promise<Ipv4 | undefined>
+  /** What this node is to publish instead of `attrs`, if an operator said so there. */
+  amend?(attrs: LeaseAttrs, signal: AbortSignal): Promise<LeaseAttrs>
+  /** Hears that the node is in the network, again and again: it does what is still to do about that. */
+  ready?(signal: AbortSignal): Promise<void>
 }

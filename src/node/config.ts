@@ -10,6 +10,7 @@ const COMPARE_MS = 60_000
 
 /** A node works by the configuration that it started with, as flanneld does; here the log says so when another one is put. */
 export async function watchConfig({ manager, config, log, signal }: Node): Promise<never> {
+  const areGiven = manager.givesSubnets
   let named: string | undefined
   // The first somewhere in the minute: nodes that started together are not to ask together for ever.
   for (let waitMs = Math.random() * COMPARE_MS; ; waitMs = COMPARE_MS) {
@@ -17,7 +18,7 @@ export async function watchConfig({ manager, config, log, signal }: Node): Promi
     try {
       const text = await manager.config(signal)
       if (text === named) continue
-      const isOurs = isDeepStrictEqual(parseNetworkConfig(text), config)
+      const isOurs = isDeepStrictEqual(parseNetworkConfig(text, { areGiven }), config)
       if (!isOurs) log.warn(`The network configuration changed, and takes effect when weftd restarts: ${text}`)
       named = isOurs ? undefined : text
     } catch (error) {

@@ -1,5 +1,6 @@
 // lease.ts - keeps this node's own lease: renewed before it ends, and taken again when it was lost.
 
+import type { Backend } from '../backend/backend.ts'
 import { describeError, isWeftError } from '../errors.ts'
 import { pause } from '../host/bell.ts'
 import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
@@ -49,24 +50,51 @@ export async function obtainLease(
   }
 }
 
-/**
- * What a node with this public IP published at an earlier time, if it is still there. A store that cannot be reached is
- * waited for.
- */
-export function attrsBefore({ source }: NodeParts['manager'], log: Log) {
-  return async (publicIp: Ipv4, signal: AbortSignal): Promise<LeaseAttrs | undefined> => {
-    const calm = seldom(log)
-    for (;;) {
-      try {
-        const { entries } = await source.list(signal)
-        return entries.find(({ lease }) => lease?.attrs.publicIp === publicIp)?.lease?.attrs
-      } catch (error) {
-        signal.throwIfAborted()
-        if (!isWeftError(error, 'STORE_UNAVAILABLE')) throw error
-        calm.error(`failed to look for an earlier lease: ${describeError(error)}`)
-      }
-      await pause(signal, ACQUIRE_RETRY_MS * (0.5 + Math.random() / 2))
+/** Asks the store something before there is a lease. One that cannot be reached is waited for. */
+export async function askPatiently<T>(
+  what: string,
+  ask: (signal: AbortSignal) => Promise<T>,
+  log: Log,
+  signal: AbortSignal,
+): Promise<T> {
+  const calm = seldom(log)
+  for (;;) {
+    try {
+      return await ask(signal)
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isWeftError(error, 'STORE_UNAVAILABLE')) throw error
+      calm.error(`failed to look for ${what}: ${describeError(error)}`)
     }
+    await pause(signal, ACQUIRE_RETRY_MS * (0.5 + Math.random() / 2))
+  }
+}
+
+/** What a node with this public IP published at an earlier time, if it is still there. */
+export function attrsBefore(manager: NodeParts['manager'], log: Log) {
+  const find = async (publicIp: Ipv4, signal: AbortSignal): Promise<LeaseAttrs | undefined> => {
+    if (manager.published) return manager.published(signal)
+    const { entries } = await manager.source.list(signal)
+    return entries.find(({ lease }) => lease?.attrs.publicIp === publicIp)?.lease?.attrs
+  }
+  return (publicIp: Ipv4, stopping: AbortSignal): Promise<LeaseAttrs | undefined> =>
+    askPatiently('an earlier lease', (signal) => find(publicIp, signal), log, stopping)
+}
+
+/** The backend, whose lease says what an operator wants said of this node. */
+export function amended(backend: Backend, manager: NodeParts['manager'], log: Log): Backend {
+  if (!manager.amend) return backend
+  return {
+    ...backend,
+    async prepare(stopping) {
+      const attrs = await backend.prepare(stopping)
+      return askPatiently(
+        "an operator's public IP",
+        async (signal) => (await manager.amend?.(attrs, signal)) ?? attrs,
+        log,
+        stopping,
+      )
+    },
   }
 }
 

@@ -203,7 +203,13 @@ describe('exit codes', () => {
       2,
       /^\S*weftd: weft does not have flanneld's -public-ipv6 yet; leave it out\n$/,
     ],
-    ['-v=0', [], { FLANNELD_KUBE_SUBNET_MGR: 'true' }, 2, /^\S*weftd: .* -kube-subnet-mgr yet; leave it out\n$/],
+    [
+      '-v=0',
+      ['--lease-dir=/nowhere'],
+      { FLANNELD_KUBE_SUBNET_MGR: 'true' },
+      2,
+      /^\S*weftd: --lease-dir and --kube-subnet-mgr exclude each other; leave one out\n$/,
+    ],
     ['--ip-masq=perhaps', [], {}, 2, /invalid value "perhaps" for flag -ip-masq/],
     [
       '--subnet-lease-renew-margin=1440',

@@ -16,7 +16,7 @@ it.each([
 ])('says that etcd is asked without TLS, where it is and no certificate is given: %j', async (args, said) => {
   const lines: string[] = []
   const log = { info: () => {}, warn: (line: string) => lines.push(line), error: () => {}, v: () => false }
-  const manager = await createSubnetManager(parseFlags(FLAGS, args).options, log)
+  const manager = await createSubnetManager(parseFlags(FLAGS, args).options, log, AbortSignal.timeout(60_000))
   expect(lines).toEqual(said)
   if (args[0] !== '--lease-dir=/nowhere') await manager.close()
 })

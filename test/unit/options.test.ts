@@ -234,7 +234,7 @@ describe('checkFeatures', () => {
 })
 
 describe('refuseNotYet', () => {
-  it.each([[['-kube-subnet-mgr']], [['-public-ipv6=fc00::1']]])('refuses %j', (args) => {
+  it.each([[['-public-ipv6=fc00::1']]])('refuses %j', (args) => {
     expect(() => refuseNotYet(parse(...args).options)).toThrow(expect.objectContaining({ code: 'USAGE' }))
   })
 })

@@ -124,6 +124,13 @@ describe('network configuration', () => {
     }
   })
 
+  it('asks for no range where subnets are given', () => {
+    const text = '{"Network":"10.5.0.0/29","SubnetLen":31,"SubnetMin":"10.9.0.0"}'
+    expect(() => parseNetworkConfig(text)).toThrow('SubnetLen must be less than /31')
+    expect(parseNetworkConfig(text, { areGiven: true })).toMatchObject({ network: { prefixLength: 29 } })
+    expect(() => parseNetworkConfig('{}', { areGiven: true })).toThrow('please define a correct Network parameter')
+  })
+
   it('hands out subnets inside the network only', () => {
     fc.assert(
       fc.property(fc.integer({ min: 0, max: 0xffffffff }), fc.integer({ min: 1, max: 28 }), (address, length) => {

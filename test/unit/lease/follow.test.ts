@@ -276,6 +276,52 @@ describe('following', () => {
     expect(cursors).toEqual([1n, 2n, 4n])
   })
 
+  it('lists seldom where that is dear, as long as the watch goes forward each minute', async () => {
+    const controller = new AbortController()
+    const clock = steppedClock()
+    const watch = queue<bigint>()
+    const times: number[] = []
+    const source = fakeSource({
+      async list() {
+        times.push(clock.now())
+        return { cursor: 1n, entries: [entry('10.5.1.0-24', '1.1.1.1')] }
+      },
+      async *watch(_after, signal) {
+        for (;;) yield { cursor: await watch.take(signal), changes: [] }
+      },
+      trustedMs: (leases) => leases * 300_000,
+    })
+    const { signal } = controller
+    const state = { listedAt: undefined as number | undefined, failing: false, held: 0, holds: 0 }
+    const updates = followLeases(source, { log: recorder(), signal, clock, state, random: () => 0.5 })
+    let taken = 0
+    const run = async (): Promise<void> => {
+      for await (const _ of updates) taken++
+    }
+    const over = run()
+    await eventually(() => expect(taken).toBe(1))
+    /** Lets the next minute be over, in which the watch has said this, and nothing for undefined. */
+    const minute = async (said: bigint | undefined): Promise<void> => {
+      if (said !== undefined) watch.give(said)
+      const at = clock.nextAt()
+      await eventually(() => expect(clock.nextAt()).toBeLessThan(Infinity))
+      for (let turns = 0; turns < 20; turns++) await new Promise((resolve) => setImmediate(resolve))
+      await clock.passTo(at)
+      await eventually(() => expect(state.listedAt).toBe(at))
+    }
+    for (let said = 2n; said <= 5n; said++) await minute(said)
+    expect([times, state.listedAt]).toEqual([[0], 210_000])
+    await minute(undefined) // it was silent
+    await minute(5n) // and went not forward
+    await minute(6n)
+    expect(times).toEqual([0, 270_000, 330_000])
+    // The last is good for five minutes, of which the watch was heard in each.
+    for (let said = 7n; said <= 11n; said++) await minute(said)
+    expect(times).toEqual([0, 270_000, 330_000, 630_000])
+    controller.abort(ended)
+    await expect(over).rejects.toBe(ended)
+  })
+
   it('spreads the listings of 1,000 nodes that started in one second: at most 40 in any later one', async () => {
     const time = takeOverTime(0)
     const controller = new AbortController()

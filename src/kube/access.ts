@@ -1,0 +1,155 @@
+// access.ts - where the API server is and what lets us in: a pod's service account, a kubeconfig, or a URL alone.
+//
+// All of it is read from disk again for each request: tokens, certificates and authorities rotate, and requests are few.
+
+import { readFile } from 'node:fs/promises'
+import { dirname, resolve } from 'node:path'
+import { messageOf, WeftError } from '../errors.ts'
+
+/** What kubelet puts into each pod (Kubernetes, "Accessing the API from within a Pod"). */
+const SERVICE_ACCOUNT = '/var/run/secrets/kubernetes.io/serviceaccount'
+
+export interface Access {
+  /** Without a slash at the end. */
+  readonly server: string
+  readonly token?: string
+  /** PEM; the authorities that Node.js knows where left out. */
+  readonly ca?: string
+  /** PEM, of the client. */
+  readonly cert?: string
+  readonly key?: string
+  /** What the server's certificate is to be for, when that is not the URL's host. */
+  readonly serverName?: string
+  /** Whether any certificate will do. */
+  readonly isInsecure?: boolean
+}
+
+export interface AccessOptions {
+  /** The flags --kube-api-url and --kubeconfig-file; empty for none. */
+  readonly apiUrl: string
+  readonly kubeconfig: string
+  readonly environment: NodeJS.ProcessEnv
+  /** Where kubelet puts what a pod is given. */
+  readonly serviceAccount?: string
+}
+
+/** Reads it as it is now. Throws WeftError STORE that says what is wrong with it. */
+export async function readAccess(options: AccessOptions): Promise<Access> {
+  const { apiUrl, kubeconfig } = options
+  // In this order as client-go's BuildConfigFromFlags.
+  if (kubeconfig !== '') return readKubeconfig(kubeconfig, apiUrl)
+  return apiUrl === '' ? readServiceAccount(options) : { server: serverOf(apiUrl, '--kube-api-url') }
+}
+
+const refuse = (message: string, remedy: string): WeftError =>
+  new WeftError('STORE', `fail to create kubernetes config: ${message}`, { remedy }) // flannel's words
+
+function serverOf(text: string, where: string): string {
+  // client-go takes a host without a scheme for http.
+  const full = text.includes('://') ? text : `http://${text}`
+  if (!URL.canParse(full) || !/^https?:/i.test(full))
+    throw refuse(`${where} is ${JSON.stringify(text)}`, 'give it a URL such as https://10.0.0.1:6443')
+  return new URL(full).href.replace(/\/$/, '')
+}
+
+async function readPart(path: string): Promise<string> {
+  try {
+    return await readFile(path, 'utf8')
+  } catch (error) {
+    throw refuse(messageOf(error), 'put the file there, or name another kubeconfig with --kubeconfig-file')
+  }
+}
+
+async function readServiceAccount({ environment, serviceAccount = SERVICE_ACCOUNT }: AccessOptions): Promise<Access> {
+  const { KUBERNETES_SERVICE_HOST: host = '', KUBERNETES_SERVICE_PORT: port = '' } = environment
+  if (host === '' || port === '') {
+    throw refuse(
+      'KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set',
+      'run weftd in a pod, or name a kubeconfig with --kubeconfig-file',
+    )
+  }
+  const [token, ca] = await Promise.all([
+    readPart(resolve(serviceAccount, 'token')),
+    readPart(resolve(serviceAccount, 'ca.crt')),
+  ])
+  return { server: `https://${host.includes(':') ? `[${host}]` : host}:${port}`, token: token.trim(), ca }
+}
+
+/** Of a kubeconfig what weft reads (client-go, tools/clientcmd/api/v1/types.go); a value may be of any type. */
+interface Kubeconfig {
+  readonly 'current-context'?: unknown
+  readonly contexts?: readonly Named<'context'>[]
+  readonly clusters?: readonly Named<'cluster'>[]
+  readonly users?: readonly Named<'user'>[]
+}
+type Named<Kind extends string> = { readonly name?: unknown } & { readonly [kind in Kind]?: Section | null }
+type Section = Readonly<Record<string, unknown>>
+
+/** What weft does not do, and what to do instead. */
+const REFUSED: Readonly<Record<string, string>> = {
+  exec: 'weft starts no program for a credential; give the user a token, a tokenFile or a certificate',
+  'auth-provider': 'give the user a token, a tokenFile or a certificate',
+  'proxy-url': 'give the cluster an address that this host reaches without a proxy',
+}
+
+async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
+  const { parse } = await import('yaml') // a pod needs none
+  let config: Kubeconfig
+  try {
+    config = (parse(await readPart(path)) ?? {}) as Kubeconfig
+  } catch (error) {
+    if (error instanceof WeftError) throw error
+    throw refuse(`${path}: ${messageOf(error)}`, 'mend the kubeconfig')
+  }
+  const find = <Kind extends string>(
+    list: readonly Named<Kind>[] | undefined,
+    kind: Kind,
+    name: unknown,
+  ): Section | undefined => {
+    const found = Array.isArray(list) ? list.find((each: Named<Kind>) => each.name === name) : undefined
+    return found?.[kind] ?? undefined
+  }
+  const current = config['current-context']
+  const context = find(config.contexts, 'context', current)
+  if (!context)
+    throw refuse(
+      `${path}: there is no context ${JSON.stringify(current ?? '')}`,
+      'set current-context to one that is there',
+    )
+  const cluster = find(config.clusters, 'cluster', context['cluster'])
+  const user = find(config.users, 'user', context['user']) ?? {}
+  for (const [name, remedy] of Object.entries(REFUSED))
+    if (user[name] || cluster?.[name]) throw refuse(`${path} has ${JSON.stringify(name)}`, remedy)
+  const server = apiUrl === '' ? cluster?.['server'] : apiUrl
+  if (typeof server !== 'string' || server === '')
+    throw refuse(`${path}: the cluster of the context has no server`, 'mend the kubeconfig, or give --kube-api-url')
+
+  /** A value that stands there in base64 as NAME-data, or else in a file, whose path is the kubeconfig's to say. */
+  const material = async (section: Section | undefined, name: string): Promise<string | undefined> => {
+    const inline = section?.[`${name}-data`]
+    if (typeof inline === 'string' && inline !== '') return Buffer.from(inline, 'base64').toString()
+    const file = section?.[name]
+    return typeof file === 'string' && file !== '' ? readPart(resolve(dirname(path), file)) : undefined
+  }
+  const [ca, cert, key] = await Promise.all([
+    material(cluster, 'certificate-authority'),
+    material(user, 'client-certificate'),
+    material(user, 'client-key'),
+  ])
+  const { token: given, tokenFile } = user
+  // As client-go, the file goes first: it is the one that rotates.
+  const token =
+    typeof tokenFile === 'string' && tokenFile !== ''
+      ? (await readPart(resolve(dirname(path), tokenFile))).trim()
+      : given
+  const serverName = cluster?.['tls-server-name']
+  return {
+    server: serverOf(server, apiUrl === '' ? `the server in ${path}` : '--kube-api-url'),
+    ...(typeof token === 'string' && token !== '' ? { token } : {}),
+    ...(ca === undefined ? {} : { ca }),
+    ...(cert === undefined ? {} : { cert }),
+    ...(key === undefined ? {} : { key }),
+    ...(typeof serverName === 'string' && serverName !== '' ? { serverName } : {}),
+    ...(cluster?.['insecure-skip-tls-verify'] === true ? { isInsecure: true } : {}),
+  }
+}

@@ -1,0 +1,296 @@
+// faults.test.ts - what an API server, or the way to it, may do to weftd; each fault is counted, and must have struck.
+
+import { setMaxListeners } from 'node:events'
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { createServer, type Server } from 'node:http'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { isWeftError } from '../../src/errors.ts'
+import { createKubeClient } from '../../src/kube/api-client.ts'
+import { createKubeManager } from '../../src/kube/kube-manager.ts'
+import { annotationNames } from '../../src/kube/node-lease.ts'
+import { createNodeSource } from '../../src/kube/node-source.ts'
+import { followLeases, type FollowState } from '../../src/lease/follow.ts'
+import type { Lease } from '../../src/lease/lease.ts'
+import type { SubnetManager } from '../../src/lease/subnet-manager.ts'
+import { formatIpv4, parseIpv4 } from '../../src/net/ipv4.ts'
+import { eventually } from '../support/event.ts'
+import { WEFT_TOKEN } from '../support/kube-admin.ts'
+import { startKubeServer, type Fault, type SmallKubeApi } from '../support/kube-server.ts'
+import { needs } from '../support/needs.ts'
+
+/** Each byte takes 4 ms: all of them in the long run. */
+const STEP = process.env['WEFT_LONG'] === '1' ? 1 : 7
+const P = 'flannel.alpha.coreos.com'
+const flannels = (publicIp: string): Record<string, string> => ({
+  [`${P}/backend-data`]: 'null',
+  [`${P}/backend-type`]: '',
+  [`${P}/kube-subnet-manager`]: 'true',
+  [`${P}/public-ip`]: publicIp,
+})
+
+describe('an API server', () => {
+  needs('openssl')
+  let api: SmallKubeApi
+  let folder: string
+  let stopping: AbortController
+  let lines: string[]
+  let manager: SubnetManager
+  let leases: ReadonlyMap<string, Lease>
+  let state: FollowState
+  let over: Promise<unknown>
+  const log = {
+    info: () => {},
+    warn: (line: string) => void lines.push(line),
+    error: (line: string) => void lines.push(line),
+    v: () => false,
+  }
+
+  beforeEach(async () => {
+    api = await startKubeServer()
+    folder = mkdtempSync(join(tmpdir(), 'weft-kube-'))
+    stopping = new AbortController()
+    lines = []
+    leases = new Map()
+    state = { listedAt: undefined, failing: false, held: 0, holds: 0 }
+    writeFileSync(join(folder, 'token'), WEFT_TOKEN)
+    writeFileSync(join(folder, 'ca.crt'), readFileSync(api.caFile))
+    const { hostname, port } = new URL(api.url)
+    writeFileSync(
+      join(folder, 'kubeconfig'),
+      `current-context: test
+clusters: [{name: test, cluster: {server: "https://${hostname}:${port}", certificate-authority: ca.crt}}]
+users: [{name: weft, user: {tokenFile: token}}]
+contexts: [{name: test, context: {cluster: test, user: weft}}]
+`,
+    )
+    manager = await createKubeManager({
+      ...{ apiUrl: '', kubeconfig: join(folder, 'kubeconfig'), environment: { NODE_NAME: 'node1' } },
+      ...{ annotationPrefix: P, netConfigPath: '', setCondition: true, log, signal: stopping.signal },
+    })
+    await api.admin.addNode('node1', '10.5.1.0/24', flannels('192.168.77.1'))
+    await api.admin.addNode('node2', '10.5.2.0/24', flannels('192.168.77.2'))
+  })
+  afterEach(async () => {
+    stopping.abort(new Error('the test is over'))
+    await over
+    await manager.close()
+    await api.close()
+    rmSync(folder, { recursive: true })
+  })
+
+  async function follow(): Promise<void> {
+    const run = async (): Promise<void> => {
+      const options = { log, signal: stopping.signal, state, relistMs: 1000, holdMs: 1000, ownKey: () => '10.5.1.0-24' }
+      for await (const followed of followLeases(manager.source, options)) ({ leases } = followed)
+    }
+    over = run().catch((error: unknown) => error)
+    await eventually(() => expect(view()).toEqual(['10.5.1.0-24 192.168.77.1', '10.5.2.0-24 192.168.77.2']))
+  }
+  const view = (): string[] =>
+    [...leases].map(([key, { attrs }]) => `${key} ${formatIpv4(attrs.publicIp)}`).toSorted((a, b) => a.localeCompare(b))
+  /** While it is so, a peer is never lost; afterwards what changed meanwhile is seen. */
+  async function survive(during: () => Promise<void>): Promise<void> {
+    let lost = 0
+    const looking = setInterval(() => void (leases.has('10.5.2.0-24') || lost++), 1)
+    await during()
+    clearInterval(looking)
+    api.fault = undefined
+    await api.admin.addNode('node3', '10.5.3.0/24', flannels('192.168.77.3'))
+    await eventually(() => expect(view()).toContain('10.5.3.0-24 192.168.77.3'))
+    expect(lost).toBe(0)
+  }
+
+  it.each<[string, (request: string) => Fault | undefined, strikes?: number]>([
+    ['is busy, 429', () => ({ status: 429, headers: { 'retry-after': '1' } })],
+    ['fails, 500', () => ({ status: 500 })],
+    ['is not there behind its balancer, 503', () => ({ status: 503, headers: { 'retry-after': '1' } })],
+    ['has forgotten, 410', () => ({ status: 410 })],
+    ['denies access, 403', () => ({ status: 403 })],
+    ['breaks off in the middle of an answer', () => ({ cutAfter: 700 })],
+    ['breaks off in the middle of a watch', (request) => (request.includes('watch=') ? { cutAfter: 300 } : undefined)],
+    ['is slow', () => ({ delayMs: 100 }), 1],
+  ])('that %s', async (_what, fault, strikes = 2) => {
+    await follow()
+    await survive(async () => {
+      api.fault = fault
+      await api.kill()
+      await api.start()
+      // The watch is opened again; there is always something to tell.
+      await eventually(async () => {
+        await api.admin.annotate('node2', { time: String(performance.now()) })
+        expect(api.struck).toBeGreaterThanOrEqual(strikes)
+      })
+    })
+  })
+
+  it('that asks for a pause is left alone for so long', async () => {
+    const asked: number[] = []
+    api.fault = () => {
+      asked.push(performance.now())
+      return asked.length === 1 ? { status: 429, headers: { 'retry-after': '1' } } : undefined
+    }
+    await expect(manager.source.list(stopping.signal)).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+    await manager.source.list(stopping.signal)
+    expect(asked[1]! - asked[0]!).toBeGreaterThanOrEqual(990)
+  })
+
+  it('that has forgotten the history, 410 as an event', async () => {
+    await follow()
+    await survive(async () => {
+      await api.kill()
+      await api.start()
+      await api.admin.addNode('node4', '10.5.4.0/24', flannels('192.168.77.4'))
+      await api.admin.removeNode('node4')
+      api.compact()
+      await eventually(() => expect(lines.join('\n')).toMatch(/fell behind \(.*too old resource version/))
+    })
+  })
+
+  it('that was restored from a backup', async () => {
+    await follow()
+    for (let time = 0; time < 20; time++) api.touch('node2')
+    await eventually(() => expect(state.failing).toBe(false))
+    await survive(async () => api.rewind(15))
+  })
+
+  it('whose token ends, and is another then', async () => {
+    await follow()
+    await survive(async () => {
+      api.setToken('the next one')
+      await api.kill()
+      await api.start()
+      await eventually(() => expect(lines.join('\n')).toContain('401 Unauthorized'))
+      writeFileSync(join(folder, 'token'), 'the next one')
+    })
+  })
+
+  it('whose authority is rotated', async () => {
+    await follow()
+    await survive(async () => {
+      await api.rotate()
+      await eventually(() =>
+        expect(lines.join('\n')).toMatch(/does not answer: .*(self-signed|unable to verify|signature)/),
+      )
+      writeFileSync(join(folder, 'ca.crt'), readFileSync(api.caFile))
+    })
+  })
+
+  it('that has lost most nodes is not believed at once', async () => {
+    for (const at of [3, 4, 5])
+      await api.admin.addNode(`node${at + 10}`, `10.5.1${at}.0/24`, flannels(`192.168.77.1${at}`))
+    const run = async (): Promise<void> => {
+      const options = { log, signal: stopping.signal, state, holdMs: 1500, ownKey: () => '10.5.1.0-24' }
+      for await (const followed of followLeases(manager.source, options)) ({ leases } = followed)
+    }
+    over = run().catch((error: unknown) => error)
+    await eventually(() => expect(leases.size).toBe(5))
+    for (const name of ['node2', 'node13', 'node14', 'node15']) await api.admin.removeNode(name)
+    await eventually(() => expect(state.held).toBeGreaterThan(0))
+    expect(leases.size).toBeGreaterThan(2)
+    await eventually(() => expect(view()).toEqual(['10.5.1.0-24 192.168.77.1']))
+  })
+
+  it('that says nothing while a lease is wanted ends no wait, and is not asked in a hurry', async () => {
+    const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}', { areGiven: true })
+    const attrs = { publicIp: parseIpv4('192.168.77.1')!, backendType: '' }
+    api.fault = () => 'silence'
+    const obtaining = manager.holder(config).obtain(attrs, undefined, log, stopping.signal)
+    await eventually(() => expect(api.struck).toBe(1))
+    stopping.abort(new Error('the test is over'))
+    await expect(obtaining).rejects.toThrow('the test is over')
+  })
+
+  it('tells little: heartbeats cost their metadata', async () => {
+    await follow()
+    // As much as kubelet writes of images and the like.
+    const images = Array.from({ length: 50 }, (_, at) => ({
+      names: [`registry.example/image-${at}@sha256:${'0'.repeat(64)}`],
+    }))
+    await api.admin.call(
+      'PATCH',
+      '/api/v1/nodes/node2/status',
+      { status: { images } },
+      'application/strategic-merge-patch+json',
+    )
+    const before = api.watchedBytes
+    for (let beat = 0; beat < 20; beat++) api.touch('node2')
+    await api.admin.annotate('node2', { [`${P}/public-ip`]: '192.168.77.9' })
+    await eventually(() => expect(view()).toContain('10.5.2.0-24 192.168.77.9'))
+    expect((api.watchedBytes - before) / 21).toBeLessThan(700)
+  })
+})
+
+describe('a watch', () => {
+  interface Recorded {
+    readonly list: unknown
+    readonly node3: unknown
+    readonly watch: readonly string[]
+  }
+  /** What a kube-apiserver 1.20.2 answered, byte for byte but for the white space of this file. */
+  const recorded = JSON.parse(readFileSync(join(import.meta.dirname, 'recorded.json'), 'utf8')) as Recorded
+  const versionIn = (line: string): number => Number(/"resourceVersion":"(\d+)"/.exec(line)![1])
+  let server: Server
+  /** Where watches were cut. */
+  let cuts: Set<number>
+  beforeEach(async () => {
+    cuts = new Set()
+    server = createServer((request, response): unknown => {
+      const url = new URL(request.url!, 'http://kubernetes')
+      if (url.pathname !== '/api/v1/nodes') return response.end(JSON.stringify(recorded.node3))
+      if (url.searchParams.get('watch') !== 'true') return response.end(JSON.stringify(recorded.list))
+      const after = Number(url.searchParams.get('resourceVersion'))
+      const rest = recorded.watch.filter((line) => versionIn(line) > after || line.includes('BOOKMARK'))
+      // As the chunks of the server's own HTTP: an event each.
+      const bytes = Buffer.concat([
+        Buffer.from('HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n'),
+        ...rest.map((line) => Buffer.from(`${(line.length + 1).toString(16)}\r\n${line}\n\r\n`)),
+      ])
+      const cutAt = Number(request.headers.authorization!.replace('Bearer ', ''))
+      if (cuts.has(cutAt)) return request.socket.write(bytes)
+      cuts.add(cutAt)
+      return request.socket.end(bytes.subarray(0, cutAt))
+    })
+    await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  })
+  afterEach(async () => {
+    server.closeAllConnections()
+    await new Promise((resolve) => server.close(resolve))
+  })
+
+  it('goes on where it was cut, at every byte of a recorded stream', async () => {
+    const { port } = server.address() as { port: number }
+    const length = recorded.watch.reduce((sum, line) => sum + line.length + 10, 120)
+    const places = Array.from({ length }, (_, at) => at).filter((at) => at % STEP === 0)
+    const { signal } = new AbortController()
+    setMaxListeners(0, signal)
+    async function cut(at: number): Promise<void> {
+      const client = createKubeClient(async () => ({ server: `http://127.0.0.1:${port}`, token: String(at) }))
+      const source = createNodeSource(client, annotationNames(P))
+      const listing = await source.list(signal)
+      const seen = new Map(listing.entries.map((entry) => [entry.key, entry]))
+      let { cursor } = listing
+      const wanted = BigInt(versionIn(recorded.watch.at(-1)!))
+      while (cursor < wanted)
+        try {
+          for await (const batch of source.watch(cursor, signal)) {
+            ;({ cursor } = batch)
+            for (const change of batch.changes)
+              if (change.kind === 'put') seen.set(change.entry.key, change.entry)
+              else seen.delete(change.key)
+            if (cursor >= wanted) break
+          }
+        } catch (error) {
+          // Cut before the answer began, or within it; where it ended between two events it is opened again unasked.
+          expect(isWeftError(error, 'STORE_UNAVAILABLE'), String(error)).toBe(true)
+        }
+      client.close()
+      const ips = [...seen].map(([key, { lease }]) => `${key} ${lease && formatIpv4(lease.attrs.publicIp)}`)
+      expect([at, ...ips]).toEqual([at, '10.5.2.0-24 192.168.77.22', '10.5.3.0-24 192.168.77.3'])
+    }
+    for (let at = 0; at < places.length; at += 50) await Promise.all(places.slice(at, at + 50).map(cut))
+    expect(cuts.size).toBe(places.length)
+  })
+})

@@ -1,0 +1,393 @@
+// manager.test.ts - nodes of the Kubernetes API as leases: one contract, on the small server of the tests and on a real one.
+//
+// `npm run test:kube` has the real one, `npm test` the small one alone.
+
+import { setMaxListeners } from 'node:events'
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
+import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { createKubeManager, type KubeManagerOptions } from '../../src/kube/kube-manager.ts'
+import { followLeases, type FollowState } from '../../src/lease/follow.ts'
+import type { Lease, LeaseAttrs } from '../../src/lease/lease.ts'
+import type { SubnetManager } from '../../src/lease/subnet-manager.ts'
+import { formatIpv4, parseIpv4 } from '../../src/net/ipv4.ts'
+import { eventually } from '../support/event.ts'
+import { allow, KUBE_APISERVER, startKubeApiserver } from '../support/kube-apiserver.ts'
+import { WEFT_TOKEN, type KubeApi } from '../support/kube-admin.ts'
+import { manifestObjects, rightsOf } from '../support/kube-manifest.ts'
+import { startKubeServer } from '../support/kube-server.ts'
+import { needs } from '../support/needs.ts'
+
+const P = 'flannel.alpha.coreos.com'
+const attrs = (publicIp: string, more: Partial<LeaseAttrs> = {}): LeaseAttrs => ({
+  publicIp: parseIpv4(publicIp)!,
+  backendType: '',
+  ...more,
+})
+const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}', { areGiven: true })
+
+const BEDS: readonly (readonly [string, () => Promise<KubeApi>])[] =
+  KUBE_APISERVER === ''
+    ? [['small', startKubeServer]]
+    : [
+        ['small', startKubeServer],
+        ['real', startKubeApiserver],
+      ]
+
+describe.each(BEDS)('on the %s server', (_kind, start) => {
+  const missing = needs('openssl', ...(_kind === 'real' ? ['etcd', 'etcdctl'] : []))
+  let api: KubeApi
+  let folder: string
+  let stopping: AbortController
+  let lines: string[]
+  let managers: SubnetManager[]
+  beforeAll(async () => {
+    if (missing === undefined) api = await start()
+    if (_kind === 'real') await allow(api, GET_PODS)
+  })
+  afterAll(() => api?.close())
+  beforeEach(() => {
+    folder = mkdtempSync(join(tmpdir(), 'weft-kube-'))
+    stopping = new AbortController()
+    lines = []
+    managers = []
+  })
+  afterEach(async () => {
+    stopping.abort(new Error('the test is over'))
+    for (const manager of managers) await manager.close()
+    rmSync(folder, { recursive: true })
+    const { body } = await api.admin.call('GET', '/api/v1/nodes')
+    for (const { metadata } of (body as { items: { metadata: { name: string } }[] }).items)
+      await api.admin.removeNode(metadata.name)
+  })
+
+  const log = {
+    info: (line: string) => void lines.push(`I ${line}`),
+    warn: (line: string) => void lines.push(`W ${line}`),
+    error: (line: string) => void lines.push(`E ${line}`),
+    v: () => false,
+  }
+  function writeKubeconfig(token = WEFT_TOKEN): string {
+    const path = join(folder, 'kubeconfig')
+    writeFileSync(join(folder, 'token'), token)
+    writeFileSync(
+      path,
+      `apiVersion: v1
+kind: Config
+current-context: test
+clusters: [{name: test, cluster: {server: "${api.url}", certificate-authority: ca.crt}}]
+users: [{name: weft, user: {tokenFile: token}}]
+contexts: [{name: test, context: {cluster: test, user: weft}}]
+`,
+    )
+    writeFileSync(join(folder, 'ca.crt'), readFileSync(api.caFile))
+    return path
+  }
+  async function managerOf(node: string, more: Partial<KubeManagerOptions> = {}): Promise<Required<SubnetManager>> {
+    const manager = await createKubeManager({
+      ...{ apiUrl: '', kubeconfig: writeKubeconfig(), environment: { NODE_NAME: node }, annotationPrefix: P },
+      ...{ netConfigPath: join(folder, 'net-conf.json'), setCondition: true, log, signal: stopping.signal, ...more },
+    })
+    managers.push(manager)
+    return manager as Required<SubnetManager>
+  }
+  const obtain = (manager: SubnetManager, what: LeaseAttrs) =>
+    manager.holder(config).obtain(what, undefined, log, stopping.signal)
+
+  /** What a node that follows knows, by key: public IP and backend data. */
+  function follow(manager: SubnetManager, relistMs?: number) {
+    const state: FollowState = { listedAt: undefined, failing: false, held: 0, holds: 0 }
+    const seen = {
+      state,
+      leases: new Map() as ReadonlyMap<string, Lease>,
+      view: () => viewOf(seen.leases),
+      error: undefined as unknown,
+    }
+    const run = async (): Promise<void> => {
+      for await (const { leases } of followLeases(manager.source, {
+        log,
+        signal: stopping.signal,
+        state,
+        ...(relistMs ? { relistMs } : {}),
+      }))
+        seen.leases = leases
+    }
+    run().catch((error: unknown) => (seen.error = error))
+    return seen
+  }
+  const viewOf = (leases: ReadonlyMap<string, Lease>): Record<string, string> =>
+    Object.fromEntries(
+      [...leases]
+        .map(([key, lease]) => [key, formatIpv4(lease.attrs.publicIp)])
+        .toSorted((a, b) => a[0]!.localeCompare(b[0]!)),
+    )
+
+  it('takes the podCIDR that the node was given, and says in annotations what flannel says, once', async () => {
+    await api.admin.addNode('node1', '10.5.1.0/24')
+    const manager = await managerOf('node1')
+    const vxlan = attrs('192.168.77.1', { backendType: 'vxlan', backendData: { VNI: 1, VtepMAC: 'aa:bb:cc:dd:ee:ff' } })
+    const lease = await obtain(manager, vxlan)
+    expect(lease).toMatchObject({ key: '10.5.1.0-24', attrs: vxlan, expiresAt: undefined })
+    const written = await api.admin.node('node1')
+    expect(written.metadata?.annotations).toEqual({
+      'node.alpha.kubernetes.io/ttl': '0',
+      [`${P}/backend-data`]: '{"VNI":1,"VtepMAC":"aa:bb:cc:dd:ee:ff"}',
+      [`${P}/backend-type`]: 'vxlan',
+      [`${P}/kube-subnet-manager`]: 'true',
+      [`${P}/public-ip`]: '192.168.77.1',
+    })
+    await obtain(manager, vxlan)
+    await manager.holder(config).renew(lease, vxlan, log, stopping.signal)
+    expect((await api.admin.node('node1')).metadata?.resourceVersion).toBe(written.metadata?.resourceVersion)
+    expect(await manager.published(stopping.signal)).toEqual(vxlan)
+    await obtain(manager, attrs('192.168.77.1')) // udp
+    expect((await api.admin.node('node1')).metadata?.annotations).toMatchObject({
+      [`${P}/backend-data`]: 'null',
+      [`${P}/backend-type`]: '',
+    })
+    expect(lines).toContain('I Creating the node lease for IPv4. This is the n.Spec.PodCIDRs: [10.5.1.0/24]')
+  })
+
+  it('says that the network is up, once for each node of its name', async () => {
+    await api.admin.addNode('node1', '10.5.1.0/24')
+    const manager = await managerOf('node1')
+    const lease = await obtain(manager, attrs('192.168.77.1'))
+    await manager.ready(stopping.signal)
+    const condition = async () =>
+      (await api.admin.node('node1')).status?.conditions?.find(({ type }) => type === 'NetworkUnavailable')
+    expect(await condition()).toMatchObject({
+      ...{ status: 'False', reason: 'FlannelIsUp', message: 'Flannel is running on this node' },
+      lastTransitionTime: expect.stringMatching(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$/),
+    })
+    const { metadata } = await api.admin.node('node1')
+    await manager.ready(stopping.signal)
+    expect((await api.admin.node('node1')).metadata?.resourceVersion).toBe(metadata?.resourceVersion)
+    await api.admin.removeNode('node1')
+    await api.admin.addNode('node1', '10.5.1.0/24')
+    await manager.holder(config).renew(lease, lease.attrs, log, stopping.signal)
+    await manager.ready(stopping.signal)
+    expect(await condition()).toMatchObject({ status: 'False' })
+  })
+
+  it('waits for a podCIDR that comes late, and tells the node by an Event', async () => {
+    const manager = await managerOf('node1')
+    const obtaining = obtain(manager, attrs('192.168.77.1'))
+    await eventually(() => expect(lines.join()).toContain('node "node1" is not there'))
+    await api.admin.addNode('node1')
+    await eventually(async () =>
+      expect(await api.admin.events()).toContainEqual(
+        expect.objectContaining({
+          reason: 'NoPodCIDR',
+          type: 'Warning',
+          involvedObject: expect.objectContaining({ kind: 'Node', name: 'node1', uid: 'node1' }),
+        }),
+      ),
+    )
+    await api.admin.givePodCidr('node1', '10.5.9.0/24')
+    expect((await obtaining).key).toBe('10.5.9.0-24')
+  })
+
+  it('refuses a podCIDR outside the network', async () => {
+    await api.admin.addNode('node1', '10.6.1.0/24')
+    const manager = await managerOf('node1')
+    await expect(obtain(manager, attrs('192.168.77.1'))).rejects.toMatchObject({
+      code: 'CONFIG',
+      message: `subnet "10.5.0.0/16" specified in the flannel net config doesn't contain "10.6.1.0/24" PodCIDR of the "node1" node`,
+    })
+  })
+
+  it('follows nodes that come, change and go, and passes over those without annotations', async () => {
+    await api.admin.addNode('node1', '10.5.1.0/24')
+    await api.admin.addNode('bare', '10.5.99.0/24')
+    const manager = await managerOf('node1')
+    const lease = await obtain(manager, attrs('192.168.77.1'))
+    const seen = follow(manager)
+    await eventually(() => expect(seen.view()).toEqual({ '10.5.1.0-24': '192.168.77.1' }))
+    // New since the listing: only its metadata are watched.
+    await api.admin.addNode('node2')
+    await api.admin.givePodCidr('node2', '10.5.2.0/24')
+    await api.admin.annotate('node2', flannels('192.168.77.2'))
+    await eventually(() => expect(seen.view()).toMatchObject({ '10.5.2.0-24': '192.168.77.2' }))
+    await api.admin.annotate('node2', { [`${P}/public-ip`]: '192.168.77.222' })
+    await eventually(() => expect(seen.view()).toMatchObject({ '10.5.2.0-24': '192.168.77.222' }))
+    // Junk by hand changes nothing, and is named.
+    await api.admin.annotate('node2', { [`${P}/public-ip`]: 'junk' })
+    await eventually(() =>
+      expect(lines.join('\n')).toContain(`Ignoring bad subnet node: 10.5.2.0-24: node node2: ${P}/public-ip is "junk"`),
+    )
+    expect(seen.view()).toMatchObject({ '10.5.2.0-24': '192.168.77.222' })
+    // Made anew with another podCIDR.
+    await api.admin.removeNode('node2')
+    await eventually(() => expect(seen.view()).toEqual({ '10.5.1.0-24': '192.168.77.1' }))
+    await api.admin.addNode('node2', '10.5.22.0/24', flannels('192.168.77.2'))
+    await eventually(() =>
+      expect(seen.view()).toEqual({ '10.5.1.0-24': '192.168.77.1', '10.5.22.0-24': '192.168.77.2' }),
+    )
+    // One that says no more that it is flannel's.
+    await api.admin.annotate('node2', { [`${P}/kube-subnet-manager`]: null })
+    await eventually(() => expect(seen.view()).toEqual({ '10.5.1.0-24': '192.168.77.1' }))
+    // All annotations of our own edited: written again by a renewal, which the view asks for.
+    await api.admin.annotate('node1', { [`${P}/public-ip`]: 'junk', [`${P}/backend-data`]: '{' })
+    await eventually(() => expect(lines.join('\n')).toContain('Ignoring bad subnet node: 10.5.1.0-24'))
+    await manager.holder(config).renew(lease, lease.attrs, log, stopping.signal)
+    expect((await api.admin.node('node1')).metadata?.annotations).toMatchObject(flannels('192.168.77.1'))
+    expect(lines.join('\n')).toContain('W The annotations of this node were no longer what weftd wrote')
+    expect(seen.error).toBeUndefined()
+  })
+
+  it('loses its lease when the node is made anew with another podCIDR, and takes the new one', async () => {
+    await api.admin.addNode('node1', '10.5.1.0/24')
+    const manager = await managerOf('node1')
+    const lease = await obtain(manager, attrs('192.168.77.1'))
+    const renew = () => manager.holder(config).renew(lease, lease.attrs, log, stopping.signal)
+    await api.admin.removeNode('node1')
+    await expect(renew()).rejects.toMatchObject({ code: 'LEASE_LOST', message: 'node "node1" is not there' })
+    await api.admin.addNode('node1')
+    await expect(renew()).rejects.toMatchObject({ code: 'LEASE_LOST', message: 'node "node1" pod cidr not assigned' })
+    await api.admin.givePodCidr('node1', '10.5.7.0/24')
+    await expect(renew()).rejects.toMatchObject({ code: 'LEASE_LOST', message: 'node "node1" has 10.5.7.0/24 now' })
+    expect((await obtain(manager, lease.attrs)).key).toBe('10.5.7.0-24')
+    expect(await api.admin.events()).toContainEqual(expect.objectContaining({ reason: 'PodCIDRChanged' }))
+  })
+
+  it.each([3, 50])('of %i nodes that start at once, each knows all', async (count) => {
+    const names = Array.from({ length: count }, (_, at) => `n${at + 1}`)
+    setMaxListeners(0, stopping.signal)
+    await Promise.all(names.map((name, at) => api.admin.addNode(name, `10.5.${at + 1}.0/24`)))
+    const views = await Promise.all(
+      names.map(async (name, at) => {
+        const manager = await managerOf(name)
+        await obtain(manager, attrs(`192.168.77.${at + 1}`))
+        return follow(manager)
+      }),
+    )
+    const all = Object.fromEntries(names.map((_, at) => [`10.5.${at + 1}.0-24`, `192.168.77.${at + 1}`]))
+    await eventually(() => {
+      for (const { view } of views) expect(view()).toEqual(all)
+    })
+  })
+
+  it("publishes an operator's public IP, and takes one for the node", async () => {
+    await api.admin.addNode('node1', '10.5.1.0/24', {
+      [`${P}/public-ip-overwrite`]: '203.0.113.1',
+      [`${P}/node-public-ip`]: '198.51.100.1',
+    })
+    const manager = await managerOf('node1')
+    expect(await manager.publicIp(stopping.signal)).toBe(parseIpv4('198.51.100.1'))
+    const amended = await manager.amend(attrs('192.168.77.1'), stopping.signal)
+    expect(formatIpv4(amended.publicIp)).toBe('203.0.113.1')
+    await obtain(manager, amended)
+    expect((await api.admin.node('node1')).metadata?.annotations?.[`${P}/public-ip`]).toBe('203.0.113.1')
+    await api.admin.annotate('node1', { [`${P}/public-ip-overwrite`]: 'junk' })
+    expect(await manager.amend(attrs('192.168.77.1'), stopping.signal)).toEqual(attrs('192.168.77.1'))
+    expect(lines.join('\n')).toContain(
+      `W An annotation of this node is no IPv4 address, and is passed over: ${P}/public-ip-overwrite`,
+    )
+  })
+
+  it('asks which node its pod is on', async () => {
+    await api.admin.call('POST', '/api/v1/namespaces', { metadata: { name: 'kube-flannel' } })
+    await api.admin.addNode('node1', '10.5.1.0/24')
+    const pod = {
+      metadata: { name: 'flannel-1' },
+      spec: { nodeName: 'node1', containers: [{ name: 'a', image: 'a' }] },
+    }
+    await api.admin.call('POST', '/api/v1/namespaces/kube-flannel/pods', { apiVersion: 'v1', kind: 'Pod', ...pod })
+    const environment = { POD_NAME: 'flannel-1', POD_NAMESPACE: 'kube-flannel' }
+    expect((await managerOf('', { environment })).title).toBe('Kubernetes Subnet Manager - node1')
+    const absent = managerOf('', { environment: { ...environment, POD_NAME: 'other' } })
+    await expect(absent).rejects.toMatchObject({ code: 'STORE', message: 'there is no such pod' })
+  })
+
+  it('lists more than a page', async () => {
+    // The smallest number that takes a second page.
+    const names = Array.from({ length: 501 }, (_, at) => `many${at}`)
+    for (let at = 0; at < names.length; at += 50)
+      await Promise.all(
+        names
+          .slice(at, at + 50)
+          .map((name, of) =>
+            api.admin.addNode(
+              name,
+              `10.5.${Math.floor((at + of) / 4)}.${((at + of) % 4) * 64}/26`,
+              flannels('192.168.77.9'),
+            ),
+          ),
+      )
+    const manager = await managerOf('node1')
+    const { entries } = await manager.source.list(stopping.signal)
+    expect(new Set(entries.map(({ key }) => key)).size).toBe(501)
+  })
+
+  it('takes a token and an authority from disk again', async () => {
+    await api.admin.addNode('node1', '10.5.1.0/24', flannels('192.168.77.1'))
+    const manager = await managerOf('node1')
+    writeFileSync(join(folder, 'token'), 'expired')
+    await expect(manager.source.list(stopping.signal)).rejects.toMatchObject({
+      code: 'STORE_UNAVAILABLE',
+      message: expect.stringContaining('GET /api/v1/nodes: 401'),
+    })
+    writeFileSync(join(folder, 'token'), `${WEFT_TOKEN}\n`)
+    expect((await manager.source.list(stopping.signal)).entries).toHaveLength(1)
+    writeFileSync(join(folder, 'ca.crt'), 'no certificate')
+    await expect(manager.source.list(stopping.signal)).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+    writeFileSync(join(folder, 'ca.crt'), readFileSync(api.caFile))
+    expect((await manager.source.list(stopping.signal)).entries).toHaveLength(1)
+  })
+
+  it('reads the network configuration from its file, and waits for one that is not there', async () => {
+    const manager = await managerOf('node1')
+    await expect(manager.config(stopping.signal)).rejects.toMatchObject({
+      code: 'CONFIG_MISSING',
+      message: expect.stringMatching(/^failed to read net conf: ENOENT.*net-conf\.json'$/),
+    })
+    writeFileSync(join(folder, 'net-conf.json'), '{"Network":"10.5.0.0/16"}')
+    expect(await manager.config(stopping.signal)).toBe('{"Network":"10.5.0.0/16"}')
+  })
+
+  it('asks for nothing beyond its rights, and uses them all', () => {
+    expect(api.asked().filter(({ isAllowed }) => !isAllowed)).toEqual([])
+    expect([...new Set(api.asked().map(({ what }) => what))].toSorted()).toEqual(
+      [
+        ...rightsOf(manifestObjects()),
+        'get pods', // for POD_NAME
+      ].toSorted(),
+    )
+  })
+
+  // The last: a real server that is just back denies all for a moment.
+  it('goes on when the API server was away, and hears of all that it missed', async () => {
+    await api.admin.addNode('node1', '10.5.1.0/24')
+    const manager = await managerOf('node1')
+    await obtain(manager, attrs('192.168.77.1'))
+    const seen = follow(manager)
+    await eventually(() => expect(seen.view()).toEqual({ '10.5.1.0-24': '192.168.77.1' }))
+    await api.kill()
+    await eventually(() => expect(seen.state.failing).toBe(true))
+    expect(seen.view()).toEqual({ '10.5.1.0-24': '192.168.77.1' })
+    await api.start()
+    await api.admin.addNode('node2', '10.5.2.0/24', flannels('192.168.77.2'))
+    await eventually(() => expect(seen.view()).toMatchObject({ '10.5.2.0-24': '192.168.77.2' }))
+  })
+})
+
+/** What a flannel with the udp backend writes, as recorded of one. */
+const flannels = (publicIp: string): Record<string, string> => ({
+  [`${P}/backend-data`]: 'null',
+  [`${P}/backend-type`]: '',
+  [`${P}/kube-subnet-manager`]: 'true',
+  [`${P}/public-ip`]: publicIp,
+})
+
+/** Who gives POD_NAME instead of NODE_NAME gives this right too, as flannel's role has it. */
+const RBAC = { apiVersion: 'rbac.authorization.k8s.io/v1', metadata: { name: 'get-pods' } }
+const GET_PODS = [
+  { ...RBAC, kind: 'ClusterRole', rules: [{ apiGroups: [''], resources: ['pods'], verbs: ['get'] }] },
+  {
+    ...{ ...RBAC, kind: 'ClusterRoleBinding' },
+    roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: 'get-pods' },
+    subjects: [{ kind: 'ServiceAccount', name: 'flannel', namespace: 'kube-flannel' }],
+  },
+]

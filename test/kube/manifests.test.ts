@@ -1,0 +1,224 @@
+// manifests.test.ts - the manifest, the chart, what they ask of a cluster, and what of a host.
+
+import { spawnSync } from 'node:child_process'
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { parse, parseAllDocuments } from 'yaml'
+import { packageRoot } from '../../lab/lab.ts'
+import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { parseFlags } from '../../src/go-flags.ts'
+import { checkOptions, FLAGS, refuseNotYet } from '../../src/options.ts'
+import { KUBE_APISERVER, startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
+import { manifestObjects, rightsOf, type KubeObject } from '../support/kube-manifest.ts'
+import { RIGHTS } from '../support/kube-server.ts'
+import { needs } from '../support/needs.ts'
+
+const deploy = join(packageRoot, 'deploy')
+const read = (path: string): string => readFileSync(join(deploy, path), 'utf8')
+
+interface Container {
+  readonly name: string
+  readonly image: string
+  readonly args?: readonly string[]
+  readonly securityContext: Readonly<Record<string, unknown>>
+  readonly volumeMounts: readonly { readonly name: string }[]
+}
+interface PodSpec {
+  readonly hostNetwork: boolean
+  readonly securityContext: unknown
+  readonly initContainers: readonly Container[]
+  readonly containers: readonly [Container]
+  readonly volumes: readonly { readonly name: string; readonly hostPath?: { readonly path: string } }[]
+}
+const find = (objects: readonly KubeObject[], kind: string): KubeObject => objects.find((each) => each.kind === kind)!
+const podOf = (objects: readonly KubeObject[]): PodSpec =>
+  (find(objects, 'DaemonSet') as unknown as { spec: { template: { spec: PodSpec } } }).spec.template.spec
+const dataOf = (objects: readonly KubeObject[]) =>
+  (find(objects, 'ConfigMap') as unknown as { data: { 'net-conf.json': string; 'cni-conf.json': string } }).data
+
+/** What holds for the manifest and for the chart with whichever values. */
+function holds(objects: readonly KubeObject[]): void {
+  // Of rights: what weftd asks for with NODE_NAME, which is all but the question for its own pod.
+  expect(rightsOf(objects)).toEqual(RIGHTS.filter((right) => right !== 'get pods').toSorted())
+  const pod = podOf(objects)
+  expect([pod.hostNetwork, pod.securityContext]).toEqual([true, { seccompProfile: { type: 'RuntimeDefault' } }])
+  for (const { securityContext, name } of [...pod.initContainers, ...pod.containers]) {
+    expect(securityContext, name).toMatchObject({ allowPrivilegeEscalation: false, readOnlyRootFilesystem: true })
+    expect(securityContext['privileged'] ?? false, name).toBe(false)
+    expect(securityContext['capabilities'], name).toMatchObject({ drop: ['ALL'] })
+  }
+  const volumes = new Set(pod.volumes.map(({ name }) => name))
+  for (const { volumeMounts } of [...pod.initContainers, ...pod.containers])
+    for (const { name } of volumeMounts) expect(volumes).toContain(name)
+  const { options } = parseFlags(FLAGS, pod.containers[0].args ?? [])
+  refuseNotYet(options)
+  checkOptions(options)
+  expect(options['kube-subnet-mgr']).toBe(true)
+  const data = dataOf(objects)
+  parseNetworkConfig(data['net-conf.json'], { areGiven: true })
+  const conf = JSON.parse(data['cni-conf.json']) as { plugins: { type: string }[] }
+  expect(conf.plugins.map(({ type }) => type)).toEqual(['flannel', 'portmap'])
+}
+
+describe('deploy/kubernetes/weft.yaml', () => {
+  const objects = manifestObjects()
+  it('asks for the rights that weftd uses and for no power beyond NET_ADMIN', () => {
+    holds(objects)
+    expect(podOf(objects).containers[0].securityContext['capabilities']).toEqual({ drop: ['ALL'], add: ['NET_ADMIN'] })
+  })
+  it("has flannel's names, so that it takes the place of flannel's objects", () => {
+    const names = objects.map(({ kind, metadata: { name, namespace } }) => `${kind} ${namespace ?? ''}/${name}`)
+    expect(names).toEqual([
+      ...['Namespace /kube-flannel', 'ServiceAccount kube-flannel/flannel', 'ClusterRole /flannel'],
+      ...['ClusterRoleBinding /flannel', 'Role default/flannel-events', 'RoleBinding default/flannel-events'],
+      ...['ConfigMap kube-flannel/kube-flannel-cfg', 'DaemonSet kube-flannel/kube-flannel-ds'],
+    ])
+  })
+  it('is all that the kustomization has, whose image is one of it', () => {
+    const { resources, images } = parse(read('kubernetes/kustomization.yaml')) as {
+      resources: string[]
+      images: { name: string; newName: string; newTag: string }[]
+    }
+    expect(resources).toEqual(['weft.yaml'])
+    const used = podOf(objects).containers[0].image
+    expect(images.map(({ name, newTag }) => `${name}:${newTag}`)).toEqual([used])
+    const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
+    expect(used).toBe(`weft:${version}`)
+  })
+})
+
+describe('deploy/charts/weft', () => {
+  const missing = needs('go')
+  let folder: string
+  beforeAll(() => {
+    if (missing !== undefined) return
+    folder = mkdtempSync(join(tmpdir(), 'weft-chart-'))
+    const env = { ...process.env, GO111MODULE: 'off', GOCACHE: join(folder, 'cache'), GOFLAGS: '' }
+    const source = join(packageRoot, 'test/support/helm-render.go')
+    const { status, stderr } = spawnSync('go', ['build', '-o', join(folder, 'render'), source], {
+      env,
+      encoding: 'utf8',
+    })
+    if (status !== 0) throw new Error(stderr)
+  })
+  afterAll(() => {
+    if (missing === undefined) rmSync(folder, { recursive: true })
+  })
+
+  type Values = Readonly<Record<string, unknown>>
+  const defaults = parse(read('charts/weft/values.yaml')) as Values & { flannel: Values }
+  function render(values: Values): KubeObject[] {
+    const { status, stdout, stderr } = spawnSync(join(folder, 'render'), [join(deploy, 'charts/weft')], {
+      input: JSON.stringify(values),
+      encoding: 'utf8',
+    })
+    if (status !== 0) throw new Error(stderr)
+    return parseAllDocuments(stdout).map((document) => {
+      expect(document.errors).toEqual([])
+      return document.toJS() as KubeObject
+    })
+  }
+  /** By kind and name; the label by which flannel's manifest tells its pods, and the chart not, left out. */
+  const byName = (objects: readonly KubeObject[]): Record<string, unknown> =>
+    Object.fromEntries(
+      objects.map((each) => {
+        const plain = JSON.parse(
+          JSON.stringify(each)
+            .replaceAll(/,?"k8s-app":"flannel"/g, '')
+            .replaceAll('{,', '{'),
+        ) as KubeObject
+        const data =
+          each.kind === 'ConfigMap'
+            ? { data: Object.entries(dataOf([each])).map(([name, text]) => [name, JSON.parse(text)]) }
+            : {}
+        return [`${each.kind} ${each.metadata.name}`, { ...plain, ...data }]
+      }),
+    )
+
+  it('is the manifest, with its default values', () => {
+    expect(byName(render(defaults))).toEqual(byName(manifestObjects()))
+  })
+
+  it("takes the values of a release of flannel's chart, which know nothing of ours", () => {
+    // As of its chart v0.28.9, with what its comments offer.
+    const { weft: _, netpol: __, ...rest } = defaults
+    const flannel = {
+      ...defaults.flannel,
+      ...{ backend: 'vxlan', backendPort: 4789, vni: 42, mtu: 1400, directRouting: true, GBP: true },
+      nodeSelector: { role: 'worker' },
+      tolerations: [],
+      skipCNIConfigInstallation: true,
+      enableNFTables: true,
+      cniBinDir: '/usr/libexec/cni',
+      args: ['--ip-masq', '--kube-subnet-mgr', '--iface=eth1'],
+      healthz: { port: 0 },
+    }
+    const objects = render({
+      ...rest,
+      flannel,
+      global: { imagePullSecrets: [{ name: 'secret' }] },
+      podCidr: '10.9.0.0/16',
+    })
+    holds(objects)
+    expect(JSON.parse(dataOf(objects)['net-conf.json'])).toEqual({
+      ...{ Network: '10.9.0.0/16', EnableNFTables: true },
+      Backend: { Type: 'vxlan', Port: 4789, VNI: 42, MTU: 1400, DirectRouting: true, GBP: true },
+    })
+    const pod = podOf(objects)
+    expect(pod.initContainers.map(({ name }) => name)).toEqual(['install-cni-plugin'])
+    expect(pod.containers[0].args).toEqual(['--ip-masq', '--kube-subnet-mgr', '--iface=eth1'])
+    expect(pod).toMatchObject({ nodeSelector: { role: 'worker' }, imagePullSecrets: [{ name: 'secret' }] })
+    expect(pod).not.toHaveProperty('tolerations')
+    expect(pod.containers[0]).not.toHaveProperty('livenessProbe')
+    expect(pod.volumes.find(({ name }) => name === 'cni-plugin')?.hostPath?.path).toBe('/usr/libexec/cni')
+  })
+
+  it('writes the other backends, and what is weft’s own', () => {
+    const backendOf = (flannel: Values, weft: Values = {}): unknown => {
+      const objects = render({ ...defaults, weft, flannel: { ...defaults.flannel, ...flannel } })
+      holds(objects)
+      return (JSON.parse(dataOf(objects)['net-conf.json']) as { Backend: unknown }).Backend
+    }
+    expect(backendOf({ backend: 'udp', backendPort: 9000 }, { backend: { VerifySource: 'inner' } })).toEqual({
+      ...{ Type: 'udp', Port: 9000, VerifySource: 'inner' },
+    })
+    expect(
+      backendOf({ backend: 'wireguard', backendPort: 51821, psk: '0"', keepaliveInterval: 25, tunnelMode: 'separate' }),
+    ).toEqual({
+      ...{ Type: 'wireguard', ListenPort: 51821, PSK: '0"', PersistentKeepaliveInterval: 25, Mode: 'separate' },
+    })
+    expect(backendOf({ backend: 'host-gw' })).toEqual({ Type: 'host-gw' })
+    const legacy = render({ ...defaults, weft: { legacyIptables: true } })
+    expect(podOf(legacy).containers[0].securityContext['capabilities']).toEqual({
+      drop: ['ALL'],
+      add: ['NET_ADMIN', 'NET_RAW'],
+    })
+    expect(() => render({ ...defaults, netpol: { enabled: true } })).toThrow('netpol is not part of weft')
+  })
+
+  it('has no value that no template reads', () => {
+    const templates = readdirSync(join(deploy, 'charts/weft/templates'))
+      .map((name) => read(`charts/weft/templates/${name}`))
+      .join('\n')
+    for (const name of Object.keys(defaults.flannel))
+      expect(templates, name).toMatch(new RegExp(String.raw`flannel\.${name}\b`))
+  })
+})
+
+describe.runIf(KUBE_APISERVER !== '')('a real API server', () => {
+  needs('openssl', 'etcd', 'etcdctl')
+  let api: RealKubeApi
+  beforeAll(async () => {
+    api = await startKubeApiserver()
+  })
+  afterAll(() => api.close())
+
+  it('takes each object of the manifest', async () => {
+    for (const object of manifestObjects()) {
+      const { status, body } = await api.admin.create(object)
+      expect([object.kind, status, body]).toEqual([object.kind, 201, expect.objectContaining({ kind: object.kind })])
+    }
+  })
+})
