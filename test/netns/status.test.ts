@@ -166,3 +166,17 @@ it('finds a peer that went, and goes on where it may not ask', async () => {
   await eventually(async () => expect((await statusOf(first)).peers).toMatchObject({ answering: 1 }))
   expect((await statusOf(lab.hosts[1]!)).peers).toMatchObject({ programmed: 1, answering: null })
 })
+
+it('goes on telling when another weftd takes over, which has the socket then', async () => {
+  const [before] = await startAll({ Type: 'udp' }, ['--probe-interval', '1'])
+  const [first] = lab.hosts as [Host]
+  const old = (await statusOf(first)).daemon.pid
+  const after = first.startDaemon({ args: ['--lease-dir', join(lab.folder, 'leases'), '--probe-interval', '1'] })
+  await before!.line(/Ending: another weftd has taken over/)
+  await before!.stop()
+  await eventually(async () => {
+    const { daemon, peers } = await statusOf(first)
+    expect([daemon.pid === old, peers]).toEqual([false, expect.objectContaining({ programmed: 1, answering: 1 })])
+  })
+  expect(after.lines.filter((line) => /cannot be asked for/.test(line))).toEqual([])
+})
