@@ -11,7 +11,7 @@ import { eventually } from '../support/event.ts'
 import { answers, subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
-needs(HOSTS)
+needs(HOSTS, 'curl')
 
 let lab: Lab
 beforeEach(async () => {
@@ -35,14 +35,14 @@ const knowsItsPeer = (host: Host): Promise<void> =>
   eventually(async () => expect((await statusOf(host)).peers?.programmed).toBe(1))
 const statusOf = async (host: Host): Promise<Status> => JSON.parse((await ask(host)).text) as Status
 
-it.each(['native', 'dgram'])('tells what passed to and from each peer, with the %s engine', async (engine) => {
-  const leases = join(lab.folder, 'leases')
-  await lab.hosts[0]!.output(['mkdir', '-p', leases])
-  writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16"}')
+it.each([
+  ['native', { Type: 'udp' }, 'flannel0', 8285, 1472],
+  ['dgram', { Type: 'udp' }, 'flannel0', 8285, 1472],
+  ['native', { Type: 'vxlan', DataPath: 'userspace' }, 'flannel.1', 8472, 1450],
+] as const)('tells what passed to and from each peer: %s engine, %j', async (engine, backend, device, port, mtu) => {
+  const more = ['--engine', engine, '--healthz-port', '8080']
+  const daemons = await startAll(backend, more)
   const [first, second] = lab.hosts as [Host, Host]
-  const args = ['--lease-dir', leases, '--engine', engine, '--healthz-port', '8080']
-  const daemons = lab.hosts.map((host) => host.startDaemon({ args }))
-  await Promise.all(daemons.map((daemon) => daemon.line(/Running backend/)))
   for (const host of lab.hosts) await knowsItsPeer(host)
   const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
   await answers(pods[0]!.namespace, pods[1]!.address, 5)
@@ -55,12 +55,12 @@ it.each(['native', 'dgram'])('tells what passed to and from each peer, with the 
   expect(status).toMatchObject({
     ...{ schema: 1, state: 'working', subnetFileWritten: true },
     node: { subnet: subnetOf(first), publicIp: first.address, externalInterface: 'eth0' },
-    dataPath: { open: true, device: 'flannel0', engine, mtu: 1472 },
+    dataPath: { open: true, device, engine, mtu },
     peers: { stored: 1, programmed: 1 },
   })
   const [peer] = status.peers!.list
   expect(peer).toMatchObject({
-    ...{ subnet: subnetOf(second), endpoint: `${second.address}:8285`, state: 'programmed' },
+    ...{ subnet: subnetOf(second), endpoint: `${second.address}:${port}`, state: 'programmed' },
     ...{ txPackets: status.dataPath!.counters['tx_packets'], rxPackets: status.dataPath!.counters['rx_packets'] },
     ...{ txBytes: status.dataPath!.counters['tx_bytes'], rxBytes: status.dataPath!.counters['rx_bytes'] },
   })
@@ -71,9 +71,26 @@ it.each(['native', 'dgram'])('tells what passed to and from each peer, with the 
     schema: 1,
   })
 
+  expect(
+    (
+      await first.run([
+        process.execPath,
+        join(packageRoot, 'bin/weft'),
+        'ping',
+        subnetOf(second),
+        '--count',
+        '1',
+        '--size',
+        String(mtu),
+        '--status-socket',
+        first.statusSocket,
+      ])
+    ).code,
+  ).toBe(0)
+
   // The peer goes and comes: what was counted of it stays its own.
   await daemons[1]!.stop()
-  const restarted = second.startDaemon({ args })
+  const restarted = second.startDaemon({ args: ['--lease-dir', join(lab.folder, 'leases'), ...more] })
   await restarted.line(/Running backend/)
   await knowsItsPeer(second)
   await answers(pods[0]!.namespace, pods[1]!.address, 2)
