@@ -4,23 +4,23 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import { createTrafficSlots, SLOT_NUMBERS, sumTraffic, type TrafficSlots } from '../../../src/dataplane/traffic.ts'
 
 let counted: number[][]
-let now: number
+let clockMs: number
 let slots: TrafficSlots
 beforeEach(() => {
   counted = [[0, 0, 0, 0, -1]]
-  now = 1_000
+  clockMs = 1_000
   slots = createTrafficSlots(
     () => Float64Array.from(counted.flatMap((row) => row)),
-    () => now,
+    () => clockMs,
   )
 })
 const NOTHING = { txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, heardAt: undefined }
 
 it('goes on where the engine before ended', () => {
   const before = Float64Array.from([0, 0, 0, 0, -1, 1, 10, 2, 20, 500, 3, 30, 4, 40, 600])
-  const newer = Float64Array.from([0, 0, 0, 0, -1, 1, 10, 0, 0, -1])
-  expect([...sumTraffic(newer, before)]).toEqual([0, 0, 0, 0, -1, 2, 20, 2, 20, 500, 3, 30, 4, 40, 600])
-  expect(sumTraffic(newer, new Float64Array())).toBe(newer)
+  const after = Float64Array.from([0, 0, 0, 0, -1, 1, 10, 0, 0, -1])
+  expect([...sumTraffic(after, before)]).toEqual([0, 0, 0, 0, -1, 2, 20, 2, 20, 500, 3, 30, 4, 40, 600])
+  expect(sumTraffic(after, new Float64Array())).toBe(after)
 })
 
 describe('slots of traffic', () => {
@@ -39,7 +39,7 @@ describe('slots of traffic', () => {
       [1, 100, 2, 200, 250],
       [0, 0, 0, 0, -1],
     ]
-    now = 2_000
+    clockMs = 2_000
     expect([...slots.read()]).toEqual([
       ['a', { txPackets: 1, txBytes: 100, rxPackets: 2, rxBytes: 200, heardAt: 1_750 }],
       ['b', NOTHING],
@@ -60,7 +60,7 @@ describe('slots of traffic', () => {
       [0, 0, 0, 0, -1],
       [6, 600, 7, 700, 0],
     ]
-    now = 5_000
+    clockMs = 5_000
     expect(slots.read().get('b')).toEqual({ txPackets: 1, txBytes: 100, rxPackets: 1, rxBytes: 100, heardAt: 5_000 })
   })
 
