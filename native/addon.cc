@@ -13,6 +13,7 @@
 #include "engine.h"
 #include "io/clock.h"
 #include "io/echo.h"
+#include "io/path_probe.h"
 #include "io/tun.h"
 #include "io/unix_socket.h"
 
@@ -394,6 +395,17 @@ void set_tun_persistent(const Napi::CallbackInfo& info) {
   if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
 }
 
+Napi::Value path_mtu(const Napi::CallbackInfo& info) {
+  const auto address_of = [&](size_t index, uint16_t port) {
+    sockaddr_in address{AF_INET, to_be16(port), {}, {}};
+    inet_pton(AF_INET, info[index].As<Napi::String>().Utf8Value().c_str(), &address.sin_addr);
+    return address;
+  };
+  constexpr uint16_t kAnyPort = 1;
+  PathProbe probe(address_of(0, 0));
+  return Napi::Number::New(info.Env(), static_cast<double>(probe.ask(address_of(1, kAnyPort))));
+}
+
 Napi::Value watch_readable(const Napi::CallbackInfo& info) {
   return info.Env().GetInstanceData<Classes>()->watcher.New({info[0], info[1]});
 }
@@ -538,6 +550,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   exports.Set("runEngine", Napi::Function::New<run_engine>(env));
   exports.Set("openTun", Napi::Function::New<open_plain_tun>(env));
   exports.Set("setTunPersistent", Napi::Function::New<set_tun_persistent>(env));
+  exports.Set("pathMtu", Napi::Function::New<path_mtu>(env));
   exports.Set("watchReadable", Napi::Function::New<watch_readable>(env));
   exports.Set("lockFile", Napi::Function::New<lock_file>(env));
   exports.Set("notify", Napi::Function::New<notify_manager>(env));

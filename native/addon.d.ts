@@ -149,6 +149,9 @@ export function openTun(name: string, persistent: boolean): Tun
 /** Whether the TUN of this queue stays, with its addresses and routes, when all of its queues are closed. */
 export function setTunPersistent(fd: number, persistent: boolean): void
 
+/** The MTU of the path from an address of this host to another, IPv4, as the kernel knows it; 0 when it does not. */
+export function pathMtu(from: string, to: string): number
+
 /** Calls `onReadable` from the event loop whenever `fd` has input (level-triggered, libuv's uv_poll). */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 

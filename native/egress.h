@@ -3,7 +3,9 @@
 //   read      up to 64 packets or 256 KiB, each with its virtio header
 //   decide    inner destination to endpoint; without one an ICMP error goes back into the TUN; TTL less one
 //             where the tunnel routes
-//   cut       a superpacket into (header, slice of payload) pairs, no payload copied; checksums completed
+//   cut       a superpacket into (header, slice of payload) pairs, no payload copied; checksums completed; what the
+//   path
+//             to the peer does not take into fragments, or an ICMP error goes back (docs/path-mtu.md)
 //   write     what the encapsulation puts before each packet
 //   send      all of the batch (io/sender.h)
 //
@@ -17,10 +19,12 @@
 
 #include "core/checksum.h"
 #include "core/encapsulation.h"
+#include "core/fragment.h"
 #include "core/nested.h"
 #include "core/segment.h"
 #include "direction.h"
 #include "io/clock.h"
+#include "io/path_probe.h"
 #include "io/sender.h"
 #include "io/tun_writer.h"
 #include "io/udp.h"
@@ -34,6 +38,7 @@ class Egress final : public Direction {
       : path_(path),
         header_(path.features->has(kTunHeader)),
         own_address_(bound_address(path.socket).sin_addr.s_addr),
+        probe_(bound_address(path.sender)),
         peers_(peers),
         encap_(own),
         sender_(path.sender, Encap::kHeaderBytes, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters,
@@ -43,6 +48,7 @@ class Egress final : public Direction {
   Pump pump() override {
     Pump pump;
     table_ = &peers_.acquire();
+    turn_ms_ = 0;
     const size_t max_reads = std::min(path_.batch, kMaxReads);
     size_t used = 0;
     while (pump.items < max_reads && used < kReadBudgetBytes) {
@@ -69,6 +75,7 @@ class Egress final : public Direction {
   static constexpr size_t kMaxReads = 64;
   static constexpr size_t kReadBudgetBytes = 256 << 10;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
+  static constexpr size_t kNoLimit = SIZE_MAX;
 
   void forward(uint8_t* bytes, size_t size) {
     VirtioHeader virtio;
@@ -84,7 +91,7 @@ class Egress final : public Direction {
     const Endpoint* endpoint = table_->find(packet.version, destination_address(bytes, packet));
     if (!endpoint) {
       path_.counters.add(k_tx_drop_no_route, count_packets(virtio, bytes, packet));
-      return send_icmp(kIcmpUnreachable, kIcmpNetUnreachable, bytes, packet, k_tx_unreachable_sent);
+      return send_icmp(kNetUnreachable, bytes, packet, k_tx_unreachable_sent);
     }
     if (is_nested_twice(own_address_, Encap::kHeaderBytes, bytes, packet)) {
       return path_.counters.add(k_tx_drop_circle, count_packets(virtio, bytes, packet));
@@ -92,14 +99,21 @@ class Egress final : public Direction {
     if constexpr (Encap::kRoutes) {
       if (packet.hop_limit <= 1) {
         path_.counters.add(k_tx_drop_ttl, count_packets(virtio, bytes, packet));
-        return send_icmp(kIcmpTimeExceeded, 0, bytes, packet, k_tx_time_exceeded_sent);
+        return send_icmp(kTimeExceeded, bytes, packet, k_tx_time_exceeded_sent);
       }
       decrement_hop_limit(bytes, packet);
     }
 
-    if (virtio.gso_type != kGsoNone) return cut(virtio, bytes, packet, *endpoint);
+    const size_t mtu = packet.total > PathMtu::kAlwaysFits ? mtu_to(*endpoint) : kNoLimit;
+    if (virtio.gso_type != kGsoNone) return cut(virtio, bytes, packet, *endpoint, mtu);
+    const bool fits = packet.total <= mtu || packet.version == 6;  // nobody has IPv6 peers, who would be told otherwise
+    if (!fits && may_not_fragment(bytes)) return refuse(mtu, virtio, bytes, packet);
     if ((virtio.flags & kVirtioNeedsCsum) && !finish_checksum(virtio, bytes, packet)) {
       return path_.counters.add(k_tx_drop_malformed);
+    }
+    if (!fits) {
+      const size_t ip_bytes = packet.ip_bytes;
+      return send_fragments({bytes, ip_bytes, bytes + ip_bytes, packet.total - ip_bytes}, packet, *endpoint, mtu);
     }
     uint8_t* start = bytes - Encap::kHeaderBytes;
     encap_.write(*endpoint, packet, start);
@@ -107,9 +121,19 @@ class Egress final : public Direction {
     sender_.add(*endpoint, {start, Encap::kHeaderBytes + packet.total}, {});
   }
 
-  void cut(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint) {
+  void cut(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint, size_t mtu) {
     Segmenter segments;
     if (!segments.begin(virtio, bytes, packet)) return path_.counters.add(k_tx_drop_malformed);
+    if (segments.packet_bytes() > mtu) {
+      if (segments.is_tcp()) {
+        segments.limit(mtu);
+      } else if (packet.version == 4) {
+        if (may_not_fragment(bytes)) return refuse(mtu, virtio, bytes, packet);
+        uint8_t header[kMaxHeadersBytes];
+        while (!segments.done()) send_fragments(segments.next(header), packet, endpoint, mtu);
+        return;
+      }
+    }
     const size_t header_bytes = Encap::kHeaderBytes + segments.header_bytes();
     while (!segments.done()) {
       uint8_t* start = sender_.room(header_bytes);
@@ -119,9 +143,38 @@ class Egress final : public Direction {
     }
   }
 
-  void send_icmp(uint8_t type, uint8_t code, const uint8_t* bytes, const Packet& packet, Counter counter) {
+  void send_fragments(const Segment& whole, const Packet& packet, const Endpoint& endpoint, size_t mtu) {
+    Fragmenter fragments(whole, packet.ip_bytes, mtu);
+    if (whole.header_bytes + whole.payload_bytes > mtu) path_.counters.add(k_tx_fragmented);
+    while (!fragments.done()) {
+      uint8_t* start = sender_.room(Encap::kHeaderBytes + fragments.header_bytes());
+      const Segment fragment = fragments.next(start + Encap::kHeaderBytes);
+      encap_.write(endpoint, packet, start);
+      sender_.add(endpoint, {start, Encap::kHeaderBytes + fragment.header_bytes},
+                  {fragment.payload, fragment.payload_bytes});
+    }
+  }
+
+  static bool may_not_fragment(const uint8_t* bytes) { return load_be16(bytes + 6) & kDontFragment; }
+
+  void refuse(size_t mtu, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet) {
+    path_.counters.add(k_tx_drop_too_big, count_packets(virtio, bytes, packet));
+    send_icmp(fragmentation_needed(mtu), bytes, packet, k_tx_frag_needed_sent);
+  }
+
+  /// The longest packet that the path to a peer takes. One that takes next to nothing is left to the kernel, which
+  /// fragments datagrams.
+  size_t mtu_to(const Endpoint& endpoint) {
+    constexpr size_t kBefore = kOuterBytes + Encap::kHeaderBytes, kLeast = 256;
+    if (turn_ms_ == 0) turn_ms_ = now_ms();
+    if (endpoint.path.is_due(turn_ms_)) endpoint.path.learn(probe_.ask(endpoint.address.v4), turn_ms_);
+    const size_t path = endpoint.path.bytes();
+    return path >= kBefore + kLeast ? path - kBefore : kNoLimit;
+  }
+
+  void send_icmp(const IcmpError& error, const uint8_t* bytes, const Packet& packet, Counter counter) {
     uint8_t out[kMaxIcmpErrorBytes];
-    const size_t size = write_icmp_error(type, code, path_.network_address, bytes, packet, out);
+    const size_t size = write_icmp_error(error, path_.network_address, bytes, packet, out);
     if (size == 0) return;
     const uint32_t sender = load<uint32_t>(source_address(bytes, packet));
     if (path_.filter.is_from_here(sender) && path_.icmp->allows(sender, now_ms()) &&
@@ -133,6 +186,8 @@ class Egress final : public Direction {
   Path path_;
   bool header_;  // the TUN speaks virtio headers
   uint32_t own_address_;
+  PathProbe probe_;
+  int64_t turn_ms_ = 0;  // when the turn began; 0 while nobody has asked
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;  // during a turn
   Encap encap_;

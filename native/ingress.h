@@ -100,7 +100,7 @@ class Ingress final : public Direction {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
     uint8_t out[Encap::kHeaderBytes + kMaxIcmpErrorBytes];
     uint8_t* error = out + Encap::kHeaderBytes;
-    const size_t size = write_icmp_error(kIcmpTimeExceeded, 0, path_.tun_address, bytes, packet, error);
+    const size_t size = write_icmp_error(kTimeExceeded, path_.tun_address, bytes, packet, error);
     Packet about;
     if (!peer || size == 0 || read_packet(error, size, about) != Shape::kOk) return;
     if (!path_.icmp->allows(load<uint32_t>(source_address(bytes, packet)), now_ms())) return;

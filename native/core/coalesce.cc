@@ -23,8 +23,6 @@ struct Coalescer::Flow {
 
 namespace {
 
-constexpr uint16_t kDontFragment = 0x4000;
-
 /// IPv6 next headers that hide the transport header (RFC 8200 section 4), and the fragment header.
 bool is_extension(uint8_t protocol) {
   return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING || protocol == IPPROTO_FRAGMENT ||

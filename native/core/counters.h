@@ -23,11 +23,13 @@ namespace weft {
   X(tx_drop_no_route)          /* no peer has the destination */                                    \
   X(tx_drop_circle)            /* our own datagram around another one: the peer is not outside */   \
   X(tx_drop_ttl)               /* TTL or hop limit ran out here */                                  \
-  X(tx_drop_too_big)           /* EMSGSIZE: larger than the path takes */                           \
+  X(tx_drop_too_big)           /* larger than the path takes, and not to be fragmented; EMSGSIZE */ \
   X(tx_drop_socket_full)       /* the socket's buffer stayed full, or ENOBUFS from a queue */       \
   X(tx_drop_refused)           /* any other refusal: no route to the peer, a firewall's EPERM */    \
+  X(tx_fragmented)             /* packets that went in fragments, of which each counts as a packet */\
   X(tx_unreachable_sent)       /* ICMP net unreachable, into the TUN */                             \
   X(tx_time_exceeded_sent)     /* ICMP time exceeded, into the TUN */                               \
+  X(tx_frag_needed_sent)       /* ICMP fragmentation needed, into the TUN */                        \
   X(udp_gso_refusals)          /* messages that had to be sent again as single datagrams */         \
   /* peers to TUN */                                                                                \
   X(rx_packets)                /* inner packets written to the TUN */                               \

@@ -17,6 +17,9 @@
 
 namespace weft {
 
+/// IPv4 and UDP, before all of it.
+constexpr size_t kOuterBytes = kIpv4HeaderBytes + kUdpHeaderBytes;
+
 /// What an encapsulation knows of this host.
 struct OwnEnd {
   std::array<uint8_t, 16> encap{};  ///< as a peer's record has it of a peer

@@ -22,7 +22,7 @@ bool may_answer(const uint8_t* bytes, const Packet& packet) {
 
 }  // namespace
 
-size_t write_icmp_error(uint8_t type, uint8_t code, uint32_t source, const uint8_t* bytes, const Packet& packet,
+size_t write_icmp_error(const IcmpError& error, uint32_t source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out) {
   if (!may_answer(bytes, packet)) return 0;
   const size_t quote = std::min<size_t>(packet.ip_bytes + 8u, packet.total);
@@ -37,8 +37,9 @@ size_t write_icmp_error(uint8_t type, uint8_t code, uint32_t source, const uint8
   store(out + 10, ipv4_header_checksum(out, kIpv4HeaderBytes));
 
   uint8_t* icmp = out + kIpv4HeaderBytes;
-  icmp[0] = type;
-  icmp[1] = code;
+  icmp[0] = error.type;
+  icmp[1] = error.code;
+  store_be16(icmp + 6, error.mtu);
   std::memcpy(icmp + 8, bytes, quote);
   store(icmp + 2, static_cast<uint16_t>(~checksum_fold(checksum_add(0, icmp, 8 + quote))));
   return total;

@@ -9,9 +9,13 @@
 
 namespace weft {
 
-constexpr uint8_t kIcmpUnreachable = 3;
-constexpr uint8_t kIcmpNetUnreachable = 0;
-constexpr uint8_t kIcmpTimeExceeded = 11;
+struct IcmpError {
+  uint8_t type, code;
+  uint16_t mtu = 0;  ///< of the next hop (RFC 1191 section 4)
+};
+constexpr IcmpError kNetUnreachable{3, 0};
+constexpr IcmpError kTimeExceeded{11, 0};
+constexpr IcmpError fragmentation_needed(size_t mtu) { return {3, 4, static_cast<uint16_t>(mtu)}; }
 
 /// IP header, ICMP header, and the longest quote: an IP header with options and 8 bytes.
 constexpr size_t kMaxIcmpErrorBytes = kIpv4HeaderBytes + 8 + 60 + 8;
@@ -22,7 +26,7 @@ constexpr size_t kMaxIcmpErrorBytes = kIpv4HeaderBytes + 8 + 60 + 8;
 /// are no IPv6 peers, so that none of its packets has a sender here.
 /// `source` is the sender's IPv4 address, network order. TTL 8, identification 0, no DF and a quote of the IP
 /// header and 8 bytes: as flanneld's net unreachable (pkg/backend/udp/proxy_amd64.c).
-size_t write_icmp_error(uint8_t type, uint8_t code, uint32_t source, const uint8_t* bytes, const Packet& packet,
+size_t write_icmp_error(const IcmpError& error, uint32_t source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out);
 
 /// How many ICMP errors may be sent (RFC 1812 section 4.3.2.8): whoever sends what earns one slows no other by that,

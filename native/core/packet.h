@@ -18,6 +18,9 @@ constexpr size_t kMaxHeadersBytes = 120;
 constexpr size_t kTcpChecksum = 16;
 constexpr size_t kUdpChecksum = 6;
 
+/// Of the 16 bits of flags and fragment offset (RFC 791 section 3.1).
+constexpr uint16_t kDontFragment = 0x4000;
+
 /// TCP flags, the 14th byte of the header (RFC 9293 section 3.1, RFC 3168 section 6.1).
 enum TcpFlag : uint8_t { kFin = 1, kSyn = 2, kRst = 4, kPsh = 8, kAck = 16, kUrg = 32, kEce = 64, kCwr = 128 };
 

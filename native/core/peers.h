@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bytes.h"
+#include "path_mtu.h"
 #include "traffic.h"
 
 namespace weft {
@@ -29,6 +30,8 @@ struct Endpoint {
   std::array<uint8_t, 16> encap;
   /// Where what passes to and from the peer is counted (traffic.h).
   uint32_t slot;
+  /// Learnt while it is sent to; with another table it is asked for again.
+  mutable PathMtu path;
 
   /// Whether its datagrams come from this IPv4 address, in network order; whatever the port.
   bool is_at(uint32_t ipv4) const { return address.v4.sin_family == AF_INET && address.v4.sin_addr.s_addr == ipv4; }

@@ -37,9 +37,9 @@ constexpr Rule kRules[] = {
     // More segments than this kernel takes; else segments larger than the path's MTU, before Linux 6.14. A blackhole
     // route says the same (net/ipv4/fib_semantics.c, fib_props), of singles too.
     {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,  kLongRuns}},
-    {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
+    {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},
     // Larger than the path's MTU: singly, the kernel may fragment them. It says so when it has copied all of them.
-    {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
+    {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},
     {kPeers, EMSGSIZE,  kAnything,    0,               {kDrop,   k_tx_drop_too_big}},
     {kPeers, EAGAIN,    kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
     {kPeers, ENOBUFS,   kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
@@ -72,8 +72,9 @@ void Learnt::learn(const Consequence& consequence, const Attempt& attempt, bool 
   if (consequence.off == Off::kFeature) features_->drop(attempt.joined_by);
 }
 
-void Learnt::learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, int64_t now_ms) {
+void Learnt::learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, size_t bytes, int64_t now_ms) {
   if (!taken || consequence.off == Off::kNothing) return;
+  if (consequence.off == Off::kUnlessPath && endpoint.path.explains(bytes, now_ms)) return;
   size_t at = find(endpoint);
   if (at == refused_.size()) {
     at = static_cast<size_t>(std::ranges::min_element(refused_, {}, &Refused::until_ms) - refused_.begin());

@@ -30,7 +30,12 @@ struct Attempt {
 
 enum class Then : uint8_t { kDrop, kSingly, kGiveUp };
 /// What is not tried again.
-enum class Off : uint8_t { kNothing, kLongRuns, kFeature };
+enum class Off : uint8_t {
+  kNothing,
+  kLongRuns,
+  kFeature,
+  kUnlessPath,  ///< the feature, where the path to the endpoint does not explain it
+};
 
 /// For how long it is not tried again for an endpoint: a peer that is mended is served in full again within a minute.
 constexpr int64_t kRememberedMs = 30'000;
@@ -62,8 +67,8 @@ class Learnt {
 
   /// Remembers what follows from a refused write, `taken` when any of the singles was not refused.
   void learn(const Consequence& consequence, const Attempt& attempt, bool taken);
-  /// The same of a message to `endpoint`.
-  void learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, int64_t now_ms);
+  /// The same of a message to `endpoint`, whose longest datagram had so many bytes with all its headers.
+  void learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, size_t bytes, int64_t now_ms);
 
  private:
   /// Endpoints to which joining does not work are few; when they are not, the one that ends first is forgotten.

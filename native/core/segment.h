@@ -4,6 +4,7 @@
 // payload is not copied, a segment points into the superpacket.
 #pragma once
 
+#include <algorithm>
 #include <span>
 
 #include "packet.h"
@@ -45,6 +46,11 @@ class Segmenter {
   size_t header_bytes() const { return header_bytes_; }
   size_t count() const { return (payload_bytes_ + gso_size_ - 1) / gso_size_; }
   bool done() const { return offset_ >= payload_bytes_; }
+  bool is_tcp() const { return tcp_; }
+  /// The length of the longest.
+  size_t packet_bytes() const { return header_bytes_ + std::min(gso_size_, payload_bytes_); }
+  /// Of TCP, at the beginning: makes no packet longer than that, which must be more than the header.
+  void limit(size_t packet_bytes) { gso_size_ = std::min(gso_size_, packet_bytes - header_bytes_); }
 
   /// Writes the next segment's header to `header` (header_bytes() of room). Must not be called when done.
   Segment next(uint8_t* header);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "../core/encapsulation.h"
 #include "clock.h"
 #include "linux_compat.h"
 
@@ -125,7 +126,7 @@ void Sender::refused(const Run& run, int error) {
   if (consequence.then != Then::kSingly) return counters_.add(consequence.counted, run.datagrams);
   counters_.add(consequence.counted);
   const bool taken = send_singly(run);
-  learnt_.learn(consequence, taken, *run.endpoint, now_ms());
+  learnt_.learn(consequence, taken, *run.endpoint, kOuterBytes + run.datagram_bytes, now_ms());
 }
 
 /// Whether any was taken.

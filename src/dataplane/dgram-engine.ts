@@ -14,12 +14,18 @@ import type { Engine, EngineConfig } from './engine.ts'
 import { isFromHere, reasonToDrop, type Addresses, type Stranger } from './filter.ts'
 import {
   decrementTtl,
+  fragmentationNeeded,
+  fragmentsOf,
   icmpError,
   icmpLimit,
   ipv4PacketBytes,
-  isNestedTwice,
   isIpv6Packet,
+  isNestedTwice,
+  mayFragment,
+  NET_UNREACHABLE,
   reasonMalformed,
+  TIME_EXCEEDED,
+  type IcmpError,
 } from './packet.ts'
 import { createPeerTable, decodePeers } from './peers.ts'
 import { SLOT_NUMBERS } from './traffic.ts'
@@ -33,8 +39,14 @@ const READS_PER_TURN = 64
 const RECEIVE_BUFFER_BYTES = 4 << 20
 /** Strangers that are remembered until somebody asks. */
 const STRANGERS = 64
-const ICMP_UNREACHABLE = 3
-const ICMP_TIME_EXCEEDED = 11
+/** Of paths, as native/core/path_mtu.h has them: whose answer is remembered, for how long, and what needs none. */
+const PATHS = 4096
+const ASK_PATH_EVERY_MS = 500
+const ALWAYS_FITS_BYTES = 500
+/** What a path must take at least; the kernel fragments datagrams for one that takes less. */
+const LEAST_MTU = 256
+/** IPv4 and UDP. */
+const OUTER_BYTES = 28
 
 interface Endpoint {
   readonly address: string
@@ -111,8 +123,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
 
   const mayAnswer = icmpLimit()
-  function answer(type: 3 | 11, packet: Buffer, counter: string): void {
-    const error = icmpError(type, config.networkAddress, packet)
+  function answer(about: IcmpError, packet: Buffer, counter: string): void {
+    const error = icmpError(about, config.networkAddress, packet)
     if (!error) return
     const sender = packet.readUInt32BE(12)
     if (isFromHere(filter, sender) && mayAnswer(sender, performance.now()) && writeTun(error)) count(counter)
@@ -127,20 +139,40 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     const endpoint = endpointFor(packet.readUInt32BE(16))
     if (!endpoint) {
       count('tx_drop_no_route')
-      return answer(ICMP_UNREACHABLE, packet, 'tx_unreachable_sent')
+      return answer(NET_UNREACHABLE, packet, 'tx_unreachable_sent')
     }
     if (isNestedTwice(own, encapBytes, packet)) return count('tx_drop_circle')
     if (!decrementTtl(packet)) {
       count('tx_drop_ttl')
-      return answer(ICMP_TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
+      return answer(TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
     }
+    const mtu = size > ALWAYS_FITS_BYTES ? mtuTo(endpoint.address) : Infinity
+    if (size <= mtu) return send(packet, endpoint)
+    if (!mayFragment(packet)) {
+      count('tx_drop_too_big')
+      return answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent')
+    }
+    count('tx_fragmented')
+    for (const fragment of fragmentsOf(packet, mtu)) send(fragment, endpoint)
+  }
+
+  const paths = new LRUCache<string, number>({ max: PATHS, ttl: ASK_PATH_EVERY_MS })
+  /** The longest packet that the path to a peer takes (docs/path-mtu.md). */
+  function mtuTo(address: string): number {
+    let bytes = paths.get(address)
+    if (bytes === undefined) paths.set(address, (bytes = addon.pathMtu(config.bindAddress, address)))
+    const mtu = bytes - OUTER_BYTES - encapBytes
+    return mtu >= LEAST_MTU ? mtu : Infinity
+  }
+
+  function send(packet: Buffer, endpoint: Endpoint): void {
     socket.send(encapsulation.write(packet), endpoint.port, endpoint.address, (error) => {
       if (!error) {
         count('tx_packets')
-        count('tx_bytes', size)
+        count('tx_bytes', packet.length)
         count('tx_messages')
         endpoint.traffic.numbers[0]++
-        endpoint.traffic.numbers[1] += size
+        endpoint.traffic.numbers[1] += packet.length
       } else {
         const { code } = error as NodeJS.ErrnoException
         count(code === 'EMSGSIZE' ? 'tx_drop_too_big' : code === 'ENOBUFS' ? 'tx_drop_socket_full' : 'tx_drop_refused')
@@ -176,7 +208,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       // To the peer whose packet it was, and to nobody else: a datagram may come from anywhere.
       const sender = packet.readUInt32BE(12)
       const peer = endpointFor(sender)
-      const error = peer && icmpError(ICMP_TIME_EXCEEDED, config.tunAddress, packet)
+      const error = peer && icmpError(TIME_EXCEEDED, config.tunAddress, packet)
       if (!error || !mayAnswer(sender, performance.now())) return
       const reply = encapsulation.write(error)
       return socket.send(reply, peer.port, peer.address, (failed) => failed ?? count('rx_time_exceeded_sent'))

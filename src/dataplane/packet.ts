@@ -8,6 +8,9 @@ const IPV6_HEADER_BYTES = 40
 const PROTOCOL_ICMP = 1
 const PROTOCOL_TCP = 6
 const PROTOCOL_UDP = 17
+const DONT_FRAGMENT = 0x4000
+const MORE_FRAGMENTS = 0x2000
+const OPTION_COPIED = 0x80
 const OPTION_END = 0
 const OPTION_NOTHING = 1
 const OPTION_LOOSE_ROUTE = 131
@@ -80,6 +83,41 @@ export function isNestedTwice(own: Ipv4, encapBytes: number, packet: Buffer): bo
   return isLaterFragment(inner) || (within.length >= 4 && within.readUInt16BE(2) === udp.readUInt16BE(2))
 }
 
+/** Whether an IPv4 packet may be cut into fragments. */
+export const mayFragment = (packet: Buffer): boolean => (packet.readUInt16BE(6) & DONT_FRAGMENT) === 0
+
+/** The fragments of an IPv4 packet, each of at most `mtu` bytes (RFC 791 section 3.2), as native/core/fragment.h. */
+export function fragmentsOf(packet: Buffer, mtu: number): Buffer[] {
+  const headerBytes = ipv4HeaderBytes(packet)
+  const word = packet.readUInt16BE(6)
+  const payload = packet.subarray(headerBytes)
+  const size = Math.floor((mtu - headerBytes) / 8) * 8
+  const fragments: Buffer[] = []
+  for (let at = 0; at < payload.length; at += size) {
+    const fragment = Buffer.concat([packet.subarray(0, headerBytes), payload.subarray(at, at + size)])
+    const header = fragment.subarray(0, headerBytes)
+    const hasMore = at + size < payload.length
+    if (at > 0) keepCopiedOptions(header.subarray(MIN_IPV4_HEADER_BYTES))
+    header.writeUInt16BE(fragment.length, 2)
+    header.writeUInt16BE((word + at / 8) | (hasMore ? MORE_FRAGMENTS : 0), 6)
+    header.writeUInt16BE(0, 10)
+    header.writeUInt16BE(internetChecksum(header), 10)
+    fragments.push(fragment)
+  }
+  return fragments
+}
+
+/** Leaves the options that every fragment has (RFC 791 section 3.1, the copied flag); the others do nothing. */
+function keepCopiedOptions(options: Buffer): void {
+  for (let at = 0; at < options.length && options[at] !== OPTION_END;) {
+    const [type = OPTION_END, length = 0] = options.subarray(at)
+    const size = type === OPTION_NOTHING ? 1 : length
+    if (size === 0 || at + size > options.length) return
+    if ((type & OPTION_COPIED) === 0) options.fill(OPTION_NOTHING, at, at + size)
+    at += size
+  }
+}
+
 /** Whether `bytes` start with an IPv6 packet that is whole. */
 export function isIpv6Packet(bytes: Buffer): boolean {
   return (
@@ -115,11 +153,21 @@ export function decrementTtl(bytes: Buffer): boolean {
   return true
 }
 
+export interface IcmpError {
+  readonly type: number
+  readonly code: number
+  /** Of the next hop (RFC 1191 section 4). */
+  readonly mtu?: number
+}
+export const NET_UNREACHABLE: IcmpError = { type: 3, code: 0 }
+export const TIME_EXCEEDED: IcmpError = { type: 11, code: 0 }
+export const fragmentationNeeded = (mtu: number): IcmpError => ({ type: 3, code: 4, mtu })
+
 /**
  * An ICMP error about `packet` from `source`, an IPv4 address in host order; undefined when none may be sent (RFC 1122
  * section 3.2.2, RFC 1812 section 4.3.2.7). TTL 8 and a quote of the IP header and 8 bytes, as flanneld's (pkg/backend/udp/proxy_amd64.c).
  */
-export function icmpError(type: 3 | 11, source: number, packet: Buffer): Buffer | undefined {
+export function icmpError({ type, code, mtu = 0 }: IcmpError, source: number, packet: Buffer): Buffer | undefined {
   const headerBytes = ipv4HeaderBytes(packet)
   if ((packet.readUInt16BE(6) & 0x1fff) !== 0) return undefined
   if (packet.readUInt8(9) === PROTOCOL_ICMP && packet[headerBytes] !== ICMP_ECHO_REQUEST) return undefined
@@ -135,6 +183,8 @@ export function icmpError(type: 3 | 11, source: number, packet: Buffer): Buffer 
   error.writeUInt16BE(internetChecksum(error.subarray(0, MIN_IPV4_HEADER_BYTES)), 10)
   const icmp = error.subarray(MIN_IPV4_HEADER_BYTES)
   icmp.writeUInt8(type, 0)
+  icmp.writeUInt8(code, 1)
+  icmp.writeUInt16BE(mtu, 6)
   quote.copy(icmp, 8)
   icmp.writeUInt16BE(internetChecksum(icmp), 2)
   return error

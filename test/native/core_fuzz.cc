@@ -152,7 +152,7 @@ void refuse(const uint8_t* bytes, size_t size) {
       const Attempt attempt{Way::kPeers, joined ? kUdpGso : 0u, packets};
       const Consequence& consequence = consequence_of(attempt, error);
       if (consequence.then == Then::kSingly && !joined) abort();
-      if (consequence.then == Then::kSingly) learnt.learn(consequence, taken, endpoint, now_ms);
+      if (consequence.then == Then::kSingly) learnt.learn(consequence, taken, endpoint, load_be16(bytes + 2), now_ms);
     }
     const uint16_t most = learnt.udp_segments_to(endpoint, [&] { return now_ms; });
     if (most != 1 && most != kOldUdpSegments && most != kUdpSegments) abort();
@@ -176,11 +176,11 @@ void strip(const uint8_t* bytes, size_t size) {
   });
 }
 
-void outward(const uint8_t* bytes, size_t size) {
+void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
   Pair tun(SOCK_SEQPACKET), udp(SOCK_SEQPACKET);
   std::vector<uint64_t> row(kCounterCount);
   Features features(kFeatures);
-  PeerTables peers(1);
+  PeerTables peers(2);
   // One peer for all of IPv4 and one for all of IPv6; a connected Unix socket ignores their addresses.
   std::vector<uint8_t> records(2 * PeerTable::kRecordBytes);
   records[0] = 4;
@@ -191,6 +191,10 @@ void outward(const uint8_t* bytes, size_t size) {
   TrafficRows traffic;
   IcmpLimit icmp;
   const CounterRow counters(row.data());
+  const uint8_t anybody[16] = {};
+  PeerTables::Reader reader = peers.reader(1);
+  for (const uint8_t version : {4, 6}) reader.acquire().find(version, anybody)->path.learn(path_bytes, INT32_MAX);
+  reader.release();
   Egress<FlannelUdp> egress({tun.inside.get(),
                              udp.inside.get(),
                              udp.inside.get(),
@@ -217,7 +221,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   if (size == 0) return 0;
   switch (bytes[0]) {
     case 'O':
-      outward(bytes + 1, size - 1);
+      for (const size_t path_bytes : {0, 700}) outward(bytes + 1, size - 1, path_bytes);
       break;
     case 'I':
     case 'i':

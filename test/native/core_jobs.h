@@ -122,7 +122,7 @@ class Jobs {
     Packet packet;
     if (read_packet(bytes.data(), bytes.size(), packet) != Shape::kOk) return answer(kRefused);
     std::vector<uint8_t> out(kMaxIcmpErrorBytes);
-    const size_t size = write_icmp_error(kIcmpTimeExceeded, 0, 0x0105050a, bytes.data(), packet, out.data());
+    const size_t size = write_icmp_error(kTimeExceeded, 0x0105050a, bytes.data(), packet, out.data());
     if (size == 0) return answer(kRefused);
     answer(1);
     answer(static_cast<uint32_t>(size));

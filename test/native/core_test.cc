@@ -8,6 +8,7 @@
 
 #include "../../native/core/checksum.h"
 #include "../../native/core/coalesce.h"
+#include "../../native/core/fragment.h"
 #include "../../native/core/icmp.h"
 #include "../../native/core/inspect.h"
 #include "../../native/core/nested.h"
@@ -98,7 +99,7 @@ static void test_read_packet() {
     if (read_packet(bytes.data(), bytes.size(), packet) == Shape::kOk) {
       CHECK(packet.ip_bytes <= packet.total && packet.total <= bytes.size());
       uint8_t out[kMaxIcmpErrorBytes];
-      const size_t size = write_icmp_error(kIcmpUnreachable, kIcmpNetUnreachable, 1, bytes.data(), packet, out);
+      const size_t size = write_icmp_error(kNetUnreachable, 1, bytes.data(), packet, out);
       CHECK(size <= kMaxIcmpErrorBytes);
       static Coalescer coalescer;
       coalescer.add(bytes.data(), packet, {});
@@ -724,13 +725,13 @@ static void test_icmp() {
   Bytes packet = build(f);
   uint8_t out[kMaxIcmpErrorBytes];
   const uint32_t source = htonl(0x0a050100);
-  CHECK(write_icmp_error(3, 0, source, packet.data(), read(packet), out) == 56);
+  CHECK(write_icmp_error(kNetUnreachable, source, packet.data(), read(packet), out) == 56);
   CHECK(out[8] == 8 && out[9] == 1 && out[20] == 3 && load<uint32_t>(out + 12) == source);
   CHECK(reference_fold(reference_sum(out, 20)) == 0xffff);
   CHECK(reference_fold(reference_sum(out + 20, 36)) == 0xffff);
   f.ip_options = Bytes(40, 1);
   packet = build(f);
-  CHECK(write_icmp_error(3, 0, source, packet.data(), read(packet), out) == 20 + 8 + 60 + 8);
+  CHECK(write_icmp_error(kNetUnreachable, source, packet.data(), read(packet), out) == 20 + 8 + 60 + 8);
 }
 
 /// How many errors each sender may have told, and all of them, of however many threads.
@@ -823,7 +824,7 @@ static void test_refusals() {
       Learnt learnt(&features);
       CHECK(learnt.udp_segments_to(here, never_asked) == 128);
       if (row.way == kUp) {
-        learnt.learn(consequence, taken, here, now());
+        learnt.learn(consequence, taken, here, 1500, now());
       } else {
         learnt.learn(consequence, attempt, taken);
       }
@@ -854,17 +855,102 @@ static void test_learnt() {
     return learnt.udp_segments_to(endpoint(number), [now] { return now; });
   };
   CHECK(kRememberedMs <= 60'000);
-  learnt.learn(fewer, true, endpoint(1), 1'000);
+  learnt.learn(fewer, true, endpoint(1), 1500, 1'000);
   CHECK(most(1, 1'000 + kRememberedMs - 1) == 64);
   CHECK(most(1, 1'000 + kRememberedMs) == 128);
-  learnt.learn(none, true, endpoint(1), 2'000);  // again: its own entry, for as long from now on
+  learnt.learn(none, true, endpoint(1), 1500, 2'000);  // again: its own entry, for as long from now on
   CHECK(most(1, 2'000 + kRememberedMs - 1) == 1);
-  for (uint32_t i = 2; i <= 64; i++) learnt.learn(none, true, endpoint(i), 2'000 + i);
+  for (uint32_t i = 2; i <= 64; i++) learnt.learn(none, true, endpoint(i), 1500, 2'000 + i);
   for (uint32_t i = 1; i <= 64; i++) CHECK(most(i, 3'000) == 1);
-  learnt.learn(none, true, endpoint(65), 3'000);  // one too many: that which ends first is forgotten
+  learnt.learn(none, true, endpoint(65), 1500, 3'000);  // one too many: that which ends first is forgotten
   CHECK(most(1, 3'000) == 128);
   for (uint32_t i = 2; i <= 65; i++) CHECK(most(i, 3'000) == 1);
   CHECK(features.bits() == kAllFeatures);
+}
+
+/// What the kernel says of a path, for how long, and what of a refusal it explains.
+static void test_path_mtu() {
+  PathMtu path;
+  CHECK(path.bytes() == 0 && path.is_due(0) && path.is_due(1'000'000));
+  CHECK(!path.explains(1500, 1'000));  // nothing is known, so that nothing is to be asked again
+  path.learn(1500, 1'000);
+  CHECK(path.bytes() == 1500 && !path.is_due(1'499) && path.is_due(1'500));
+  path.learn(0, 1'500);  // no route, say
+  CHECK(path.bytes() == 0 && !path.is_due(1'999) && path.is_due(2'000));
+  path.learn(1 << 20, 2'000);
+  CHECK(path.bytes() == 65535);
+  // It has become less: what was on its way is refused, by all threads, and it is asked once.
+  path.learn(1500, 3'000);
+  CHECK(path.explains(1500, 3'010) && path.is_due(3'010));
+  CHECK(path.explains(1500, 3'010) && path.is_due(3'010));
+  path.learn(1280, 3'011);
+  CHECK(path.bytes() == 1280 && !path.is_due(3'011));
+  CHECK(path.explains(1500, 3'012) && !path.is_due(3'012));
+  // What fits by its answer is not the path's fault.
+  CHECK(!path.explains(1280, 3'013) && !path.explains(1280, 3'510));
+  path.learn(1280, 3'511);
+  CHECK(path.explains(1280, 3'600) && path.is_due(3'600));
+
+  // A refusal that it explains teaches nothing of joining.
+  for (const int error : {EMSGSIZE, EINVAL}) {
+    Features features(kAllFeatures);
+    Learnt learnt(&features);
+    Endpoint here{};
+    here.address.v4 = {AF_INET, htons(8285), {htonl(0x0a000001)}, {}};
+    here.address_bytes = sizeof(sockaddr_in);
+    const Consequence& consequence = consequence_of({Way::kPeers, kUdpGso, 10}, error);
+    const auto most = [&] { return learnt.udp_segments_to(here, [] { return int64_t{1'000}; }); };
+    here.path.learn(1500, 1'000);
+    learnt.learn(consequence, true, here, 1500, 1'000);
+    CHECK(most() == 128 && here.path.is_due(1'000));
+    here.path.learn(1500, 1'001);
+    learnt.learn(consequence, true, here, 1500, 1'002);
+    CHECK(most() == 1);
+  }
+}
+
+/// Fragments, put together again, are the packet; none is longer than it may be, and each is let in.
+static void test_fragments(int rounds) {
+  for (int round = 0; round < 50 * rounds; round++) {
+    Fields f;
+    f.tcp = false;
+    f.id = static_cast<uint16_t>(random_below(65536));
+    f.payload = 8 + random_below(random_below(10) ? 3'000 : 60'000);
+    // The first and the last of these are copied into each fragment (RFC 791 section 3.1).
+    if (random_below(3) == 0) f.ip_options = {148, 4, 0, 0, 1, 7, 7, 4, 0, 0, 0, 0, 1, 136, 4, 1, 2, 0, 0, 0};
+    const uint16_t offset = random_below(3) ? 0 : static_cast<uint16_t>(random_below(500));
+    const bool more = random_below(3) == 0;
+    f.fragment = static_cast<uint16_t>(offset | (more ? 0x2000 : 0));
+    if (more) f.payload = f.payload / 8 * 8;
+    Bytes packet = build(f);
+    const size_t ip_bytes = 20 + f.ip_options.size(), mtu = 256 + random_below(1'300);
+    // Its UDP header stands with the IP header, as a segment's does, or with the payload.
+    const size_t header = ip_bytes + (random_below(2) ? 8 : 0);
+    Fragmenter fragments({packet.data(), header, packet.data() + header, packet.size() - header}, ip_bytes, mtu);
+    Bytes whole(packet.begin(), packet.begin() + static_cast<long>(ip_bytes));
+    size_t count = 0;
+    while (!fragments.done()) {
+      Bytes bytes(fragments.header_bytes());
+      const Segment one = fragments.next(bytes.data());
+      bytes.resize(one.header_bytes);
+      bytes.insert(bytes.end(), one.payload, one.payload + one.payload_bytes);
+      CHECK(bytes.size() <= mtu && load_be16(&bytes[2]) == bytes.size());
+      Packet shape;
+      CHECK(!inspect(bytes, shape) && shape.ip_bytes == ip_bytes);
+      const uint16_t word = load_be16(&bytes[6]);
+      CHECK((word & 0x1fffu) == offset + (whole.size() - ip_bytes) / 8);
+      whole.insert(whole.end(), bytes.begin() + static_cast<long>(ip_bytes), bytes.end());
+      CHECK(((word & 0x2000) != 0) == (more || whole.size() < packet.size()));
+      if (!f.ip_options.empty()) {
+        Bytes options(bytes.begin() + 20, bytes.begin() + static_cast<long>(ip_bytes));
+        Bytes expected = f.ip_options;
+        if (count > 0) std::fill(expected.begin() + 5, expected.begin() + 12, uint8_t{1});
+        CHECK(options == expected);
+      }
+      count++;
+    }
+    CHECK(whole == packet && (count > 1) == (packet.size() > mtu));
+  }
 }
 
 /// A core as a test says: what a turn given away takes, when the next packet comes, how long a sleep overshoots.
@@ -986,6 +1072,8 @@ int main(int argc, char** argv) {
   test_icmp_limit();
   test_refusals();
   test_learnt();
+  test_path_mtu();
+  test_fragments(rounds);
   test_waiting();
   return verdict(seed);
 }

@@ -1,7 +1,7 @@
 // forge.cc - sends datagrams as fast as it can, for tests of who is let in.
 //
 //   forge ADDRESS PORT COUNT   the datagrams on stdin, a line of hex each, in turn, until COUNT were sent; prints how
-//                              many the kernel took
+//                              many the kernel took. To port 0: ICMP messages
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
@@ -18,7 +18,8 @@ int main(int argc, char** argv) {
   to.sin_family = AF_INET;
   to.sin_port = htons(static_cast<uint16_t>(std::atoi(argv[2])));
   const size_t count = std::strtoul(argv[3], nullptr, 10);
-  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const bool icmp = to.sin_port == 0;
+  const int fd = socket(AF_INET, (icmp ? SOCK_RAW : SOCK_DGRAM) | SOCK_CLOEXEC, icmp ? IPPROTO_ICMP : 0);
   if (fd < 0 || inet_pton(AF_INET, argv[1], &to.sin_addr) != 1) return 2;
 
   std::vector<std::string> datagrams;

@@ -266,6 +266,81 @@ void test_answers_are_few() {
   }
 }
 
+/// What the path to the peer does not take is cut to it, fragmented inside, or told to its sender.
+template <typename Encap>
+void test_path(uint32_t features) {
+  constexpr size_t kPath = 1280, kMtu = kPath - kOuterBytes - Encap::kHeaderBytes;
+  const auto sent = [&](const VirtioHeader& virtio, const Bytes& packet, Host<Encap>& host) {
+    PeerTables::Reader reader = host.peers.reader(1);
+    const uint8_t peers[] = {10, 5, 2, 2};
+    reader.acquire().find(4, peers)->path.learn(kPath, clock_ms);
+    reader.release();
+    host.to_tun(virtio, packet);
+    CHECK(!host.egress->pump().failure);
+    std::vector<Bytes> packets;
+    for (const Bytes& datagram : host.drain(host.other)) packets.push_back(inner<Encap>(datagram));
+    for (const Bytes& each : packets) {
+      CHECK(each.size() <= kMtu && reference_fold(reference_sum(each.data(), 20)) == 0xffff);
+    }
+    return packets;
+  };
+  const auto told = [](Host<Encap>& host) {
+    const auto writes = host.drain(host.tun[1]);
+    if (writes.size() != 1) return size_t{0};
+    const uint8_t* error = writes[0].data() + sizeof(VirtioHeader);
+    CHECK(error[20] == 3 && error[21] == 4 && reference_fold(reference_sum(error + 20, 36)) == 0xffff);
+    return size_t{load_be16(error + 26)};
+  };
+  Fields f;
+  f.tcp = false;
+  const auto of_size = [&](size_t size) {
+    f.payload = size - 28;
+    return build(f);
+  };
+  for (const uint16_t fragment : {0x4000, 0}) {
+    context = fragment ? "DF" : "no DF";
+    f.fragment = fragment;
+    Host<Encap> host(features);
+    CHECK(sent({}, of_size(kMtu), host).size() == 1 && host.row[k_tx_fragmented] == 0);
+    const auto packets = sent({}, of_size(kMtu + 1), host);
+    CHECK(packets.size() == (fragment ? 0 : 2) && told(host) == (fragment ? kMtu : 0));
+    CHECK(host.row[k_tx_drop_too_big] == (fragment != 0) && host.row[k_tx_fragmented] == (fragment == 0));
+    CHECK(host.row[k_tx_frag_needed_sent] == (fragment != 0));
+    // A sum that is left open is finished before it is in pieces.
+    Packet shape;
+    Bytes packet = of_size(kMtu + 100);
+    read_packet(packet.data(), packet.size(), shape);
+    const uint16_t right = load<uint16_t>(&packet[26]);
+    store(&packet[26], checksum_fold(pseudo_header_sum(&packet[12], 8, IPPROTO_UDP, static_cast<uint32_t>(kMtu + 80))));
+    const auto pieces = sent(open_sum(shape), packet, host);
+    CHECK(pieces.size() == (fragment ? 0 : 2));
+    if (!fragment) CHECK(load<uint16_t>(&pieces[0][26]) == right);
+    host.drain(host.tun[1]);
+    // A UDP superpacket is of packets, which are so told or cut one by one.
+    VirtioHeader in_segments = open_sum(shape);
+    in_segments.gso_type = kGsoUdp;
+    in_segments.gso_size = 1300;
+    const auto segments = sent(in_segments, of_size(28 + 3 * 1300 + 10), host);
+    CHECK(segments.size() == (fragment ? 0 : 7) && told(host) == (fragment ? kMtu : 0));
+    CHECK(host.row[k_tx_drop_too_big] == (fragment ? 2 + 4 : 0));
+  }
+  context = "a TCP superpacket";
+  Host<Encap> host(features);
+  f = {};
+  f.payload = 20'000;
+  const auto segments = sent(tcp_in_segments_of(1432), build(f), host);
+  CHECK(segments.size() == (20'000 + kMtu - 41) / (kMtu - 40));
+  for (const Bytes& each : segments) CHECK(is_whole(each));
+  CHECK(host.drain(host.tun[1]).empty());
+  context = "what is known grows old";
+  f.tcp = false;
+  f.payload = 1400;
+  clock_ms += PathMtu::kAskEveryMs;
+  host.to_tun({}, build(f));
+  CHECK(!host.egress->pump().failure);
+  CHECK(host.drain(host.other).size() == 1);  // by loopback
+}
+
 /// Nobody is told of what is not from one host of this side to one host.
 template <typename Encap>
 void test_not_answered() {
@@ -406,7 +481,7 @@ void test_time_exceeded() {
   CHECK(host.drain(stranger).empty());
   if (answers.empty()) return;
   const Bytes error = inner<Encap>(answers[0]);
-  CHECK(error.size() == 56 && error[20] == kIcmpTimeExceeded && load_be32(&error[16]) == f.source);
+  CHECK(error.size() == 56 && error[20] == kTimeExceeded.type && load_be32(&error[16]) == f.source);
 
   f.source = 0xc0000209;  // of no peer's subnet: a host's
   send(1);
@@ -787,6 +862,7 @@ void test_walks(const char* name, bool udp_gso) {
     if ((features & kUdpGso) && !udp_gso) continue;
     context = std::string(name) + (features & kUdpGso ? ", udp-gso" : ", no udp-gso");
     test_out<Encap>(features);
+    test_path<Encap>(features);
   }
   for (const uint32_t features : {kAllFeatures, kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), 0u}) {
     context = std::string(name) + ", features " + std::to_string(features);

@@ -88,6 +88,12 @@ it.each([
     ).code,
   ).toBe(0)
 
+  const toSecond = ['ip', 'route', 'replace', `${second.address}/32`, 'dev', 'eth0']
+  await first.output([...toSecond, 'mtu', '1400'])
+  expect((await statusOf(first)).peers!.list[0]).toMatchObject({ pathMtu: mtu - 100 })
+  await first.output([...toSecond, 'mtu', '1500'])
+  expect((await statusOf(first)).peers!.list[0]).toMatchObject({ pathMtu: null })
+
   // The peer goes and comes: what was counted of it stays its own.
   await daemons[1]!.stop()
   const restarted = second.startDaemon({ args: ['--lease-dir', join(lab.folder, 'leases'), ...more] })

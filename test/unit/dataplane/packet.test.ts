@@ -4,11 +4,15 @@ import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import {
   decrementTtl,
+  fragmentationNeeded,
+  fragmentsOf,
   icmpError,
   icmpLimit,
   internetChecksum,
   ipv4PacketBytes,
   isNestedTwice,
+  mayFragment,
+  NET_UNREACHABLE,
 } from '../../../src/dataplane/packet.ts'
 import { decodePeers, encodePeers } from '../../../src/dataplane/peers.ts'
 import { ipv4Net, parseIpv4 } from '../../../src/net/ipv4.ts'
@@ -71,7 +75,7 @@ describe('packet', () => {
       protocol: 17,
       payload: Buffer.from('0123456789'),
     })
-    const error = icmpError(3, parseIpv4('10.5.1.0')!, packet)!
+    const error = icmpError(NET_UNREACHABLE, parseIpv4('10.5.1.0')!, packet)!
     expect(error).toHaveLength(20 + 8 + 28)
     expect([error.readUInt8(8), error.readUInt16BE(4), error.readUInt8(20), error.readUInt8(21)]).toEqual([8, 0, 3, 0])
     expect(error.readUInt32BE(12)).toBe(parseIpv4('10.5.1.0'))
@@ -100,6 +104,45 @@ describe('packet', () => {
     expect(isNestedTwice(own, 22, around(Buffer.concat([Buffer.alloc(22), once])))).toBe(true)
   })
 
+  it('says what the next hop takes', () => {
+    const packet = ipv4Packet({ source: parseIpv4('10.5.1.2')!, destination: parseIpv4('10.5.9.9')! })
+    const error = icmpError(fragmentationNeeded(1252), 1, packet)!
+    expect([error.readUInt8(20), error.readUInt8(21), error.readUInt16BE(26)]).toEqual([3, 4, 1252])
+    expect(internetChecksum(error.subarray(20))).toBe(0)
+  })
+
+  it('cuts what may be cut into fragments that are the packet again', () => {
+    const copied = '940400000107070400000000018804010200000000000000'
+    const fields = fc.record({
+      payload: fc.uint8Array({ minLength: 256, maxLength: 4_000 }).map((bytes) => Buffer.from(bytes)),
+      fragment: fc.constantFrom(0, 0x2000, 0x0010, 0x2010),
+      id: fc.integer({ min: 0, max: 0xffff }),
+      options: fc.constantFrom(Buffer.alloc(0), Buffer.from(copied, 'hex')),
+    })
+    fc.assert(
+      fc.property(fields, fc.integer({ min: 256, max: 1_500 }), (given, mtu) => {
+        const { fragment: word, payload } = given
+        const packet = ipv4Packet({ source: 1, destination: 2, ...given })
+        const headerBytes = packet.length - payload.length
+        const fragments = fragmentsOf(packet, mtu)
+        let before = 0
+        for (const [index, fragment] of fragments.entries()) {
+          expect(fragment.length).toBeLessThanOrEqual(mtu)
+          expect(ipv4PacketBytes(fragment)).toBe(fragment.length)
+          expect(internetChecksum(fragment.subarray(0, headerBytes))).toBe(0)
+          const hasMore = index + 1 < fragments.length || (word & 0x2000) !== 0
+          expect(fragment.readUInt16BE(6)).toBe((word & 0x1fff) + before / 8 + (hasMore ? 0x2000 : 0))
+          if (given.options.length > 0 && index > 0)
+            expect(fragment.toString('hex', 20, headerBytes)).toBe('940400000101010101010101018804010200000000000000')
+          before += fragment.length - headerBytes
+        }
+        expect(Buffer.concat(fragments.map((each) => each.subarray(headerBytes)))).toEqual(payload)
+      }),
+    )
+    const may = (fragment: number): boolean => mayFragment(ipv4Packet({ source: 1, destination: 2, fragment }))
+    expect([0, 0x4000, 0x2000].map(may)).toEqual([true, false, true])
+  })
+
   it('does not answer ICMP errors, later fragments, or what comes from no host', () => {
     const base = {
       source: parseIpv4('10.5.1.2')!,
@@ -107,13 +150,15 @@ describe('packet', () => {
       protocol: 1,
       payload: Buffer.from([3, 0, 0, 0, 0, 0, 0, 0]),
     }
-    expect(icmpError(3, 1, ipv4Packet(base))).toBeUndefined()
-    expect(icmpError(3, 1, ipv4Packet({ ...base, payload: Buffer.from([8, 0, 0, 0, 0, 0, 0, 0]) }))).toBeDefined()
-    expect(icmpError(3, 1, ipv4Packet({ ...base, protocol: 17, fragment: 1 }))).toBeUndefined()
+    expect(icmpError(NET_UNREACHABLE, 1, ipv4Packet(base))).toBeUndefined()
+    expect(
+      icmpError(NET_UNREACHABLE, 1, ipv4Packet({ ...base, payload: Buffer.from([8, 0, 0, 0, 0, 0, 0, 0]) })),
+    ).toBeDefined()
+    expect(icmpError(NET_UNREACHABLE, 1, ipv4Packet({ ...base, protocol: 17, fragment: 1 }))).toBeUndefined()
     for (const address of ['0.0.0.0', '127.0.0.1', '224.0.0.1', '255.255.255.255']) {
       const nobody = parseIpv4(address)!
-      expect(icmpError(3, 1, ipv4Packet({ ...base, protocol: 17, source: nobody }))).toBeUndefined()
-      expect(icmpError(3, 1, ipv4Packet({ ...base, protocol: 17, destination: nobody }))).toBeUndefined()
+      expect(icmpError(NET_UNREACHABLE, 1, ipv4Packet({ ...base, protocol: 17, source: nobody }))).toBeUndefined()
+      expect(icmpError(NET_UNREACHABLE, 1, ipv4Packet({ ...base, protocol: 17, destination: nobody }))).toBeUndefined()
     }
   })
 })

@@ -1,0 +1,50 @@
+// fragment.cc - each fragment's header.
+#include "fragment.h"
+
+#include <algorithm>
+
+#include "checksum.h"
+
+namespace weft {
+
+namespace {
+
+constexpr size_t kBlockBytes = 8;
+constexpr uint16_t kMoreFragments = 0x2000;
+
+/// Leaves the options that every fragment has (RFC 791 section 3.1, the copied flag); the others do nothing.
+void keep_copied_options(uint8_t* at, const uint8_t* end) {
+  constexpr uint8_t kEnd = 0, kNothing = 1, kCopied = 0x80;
+  while (at < end && *at != kEnd) {
+    const size_t size = *at == kNothing ? 1 : end - at < 2 ? 0 : at[1];
+    if (size == 0 || size > static_cast<size_t>(end - at)) return;
+    if (!(*at & kCopied)) std::fill(at, at + size, kNothing);
+    at += size;
+  }
+}
+
+}  // namespace
+
+Fragmenter::Fragmenter(const Segment& packet, size_t ip_bytes, size_t mtu)
+    : packet_(packet), ip_bytes_(ip_bytes), block_bytes_((mtu - ip_bytes) / kBlockBytes * kBlockBytes) {}
+
+Segment Fragmenter::next(uint8_t* header) {
+  const bool first = offset_ == 0;
+  // What is in the first piece behind the IP header belongs to the first fragment.
+  const size_t rest = packet_.header_bytes - ip_bytes_;
+  const size_t header_bytes = first ? packet_.header_bytes : ip_bytes_;
+  const size_t size = std::min(first ? block_bytes_ - rest : block_bytes_, packet_.payload_bytes - offset_);
+  std::memcpy(header, packet_.header, header_bytes);
+  const uint16_t word = load_be16(header + 6);
+  const size_t blocks = (first ? 0 : rest + offset_) / kBlockBytes;
+  const bool last = offset_ + size == packet_.payload_bytes;
+  if (!first) keep_copied_options(header + kIpv4HeaderBytes, header + ip_bytes_);
+  store_be16(header + 2, static_cast<uint16_t>(header_bytes + size));
+  store_be16(header + 6, static_cast<uint16_t>((word + blocks) | (last ? 0 : kMoreFragments)));
+  store(header + 10, ipv4_header_checksum(header, ip_bytes_));
+  const Segment fragment{header, header_bytes, packet_.payload + offset_, size};
+  offset_ += size;
+  return fragment;
+}
+
+}  // namespace weft

@@ -1,0 +1,201 @@
+// path-mtu.test.ts - a path between two hosts that takes less all of a sudden: what is told, cut and fragmented, and that it
+// ends; what somebody who forges such news can do.
+
+import { mkdirSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { createLab, labs, type Host, type Place, type Pod } from '../../lab/lab.ts'
+import { reach } from '../../lab/measure.ts'
+import { internetChecksum } from '../../src/dataplane/packet.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { eventually } from '../support/event.ts'
+import { buildForge, type Forge } from '../support/forge.ts'
+import { BUILD_MS } from '../support/native-program.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+import { ipv4Packet } from '../support/packets.ts'
+
+const lacks = needs(HOSTS, 'g++', 'ping')
+
+const LONG = process.env['WEFT_LONG'] === '1'
+let forge: Forge
+beforeAll(async () => {
+  if (!lacks) forge = await buildForge()
+}, BUILD_MS)
+afterAll(async () => {
+  forge?.close()
+  await Promise.all([...labs.open].map((lab) => lab.close()))
+})
+
+const MIB = 1 << 20
+/** Takes what comes, and says each MiB. */
+const SINK = `let size = 0, told = 0
+require('node:net').createServer((socket) => socket.on('data', (bytes) => {
+  size += bytes.length
+  while (told < Math.floor(size / ${MIB})) console.log('MiB ' + ++told)
+})).listen(7000, () => console.log('listening'))`
+/** Sends a MiB for each line. */
+const SOURCE = (address: string): string => `const socket = require('node:net').connect(7000, '${address}')
+process.stdin.on('data', () => socket.write(Buffer.alloc(${MIB})))`
+
+/** Makes a kernel forget what it has learnt of paths, as it does after ten minutes. */
+const forget = (place: Place): Promise<string> => place.output(['ip', 'route', 'flush', 'cache'])
+
+/** What comes of a packet with DF, of so many bytes with all headers, whatever its sender knew of the path. */
+async function probe(from: Place, to: string, bytes: number): Promise<string> {
+  await forget(from)
+  return (await from.run(['ping', '-n', '-c', '1', '-W', '1', '-M', 'do', '-s', String(bytes - 28), to])).stdout
+}
+
+/** A number of /proc/net/snmp. */
+async function ipCount(place: Place, name: string): Promise<number> {
+  const [names = [], values = []] = (await place.output(['grep', '^Ip:', '/proc/net/snmp']))
+    .split('\n')
+    .map((line) => line.split(' '))
+  return Number(values[names.indexOf(name)])
+}
+
+interface Bed {
+  readonly hosts: readonly [Host, Host, Host]
+  readonly inside: Pod
+  readonly other: Pod
+  /** A MiB from one to the other, and then another by the same connection. */
+  readonly stream: () => Promise<void>
+}
+
+/** Two nodes, each with a container, and a host that is none; `before` is done before the nodes start. */
+async function open(
+  { engine, backend, args = [] }: { engine: string; backend: object; args?: readonly string[] },
+  before: (hosts: readonly [Host, Host, Host]) => Promise<unknown> = () => Promise.resolve(),
+): Promise<Bed> {
+  const lab = await createLab({ hosts: 3 })
+  const hosts = lab.hosts as unknown as readonly [Host, Host, Host]
+  const nodes = hosts.slice(0, 2)
+  const leases = join(lab.folder, 'leases')
+  mkdirSync(leases)
+  writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  await before(hosts)
+  const started = nodes.map((host) => host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine, ...args] }))
+  await Promise.all(started.map((daemon) => daemon.line(/flannel is ready/)))
+  const [inside, other] = (await Promise.all(nodes.map((host) => host.startPod()))) as [Pod, Pod]
+  await reach(inside.namespace, other.address)
+
+  const sink = other.spawn([process.execPath, '-e', SINK])
+  let heard = ''
+  sink.stdout!.on('data', (text: Buffer) => (heard += text.toString()))
+  await eventually(() => expect(heard).toContain('listening'))
+  const source = inside.spawn([process.execPath, '-e', SOURCE(other.address)], { stdin: true })
+  let sent = 0
+  const stream = async (): Promise<void> => {
+    source.stdin!.write('\n')
+    sent++
+    await eventually(() => expect(heard).toContain(`MiB ${sent}\n`))
+  }
+  return { hosts, inside, other, stream }
+}
+
+describe.concurrent('a path', () => {
+  it.each([
+    { engine: 'native', backend: { Type: 'udp' }, overhead: 28 },
+    { engine: 'dgram', backend: { Type: 'udp' }, overhead: 28 },
+    { engine: 'native', backend: { Type: 'vxlan', DataPath: 'userspace' }, overhead: 50 },
+  ])('narrows from 1500 to 1280: $backend.Type, $engine', async ({ engine, backend, overhead }) => {
+    // With one arm: what comes in goes out there again.
+    const throughRouter = async ([a, b, router]: readonly [Host, Host, Host]): Promise<void> => {
+      for (const name of ['ip_forward=1', 'conf/all/send_redirects=0', 'conf/eth0/send_redirects=0'])
+        await router.output(['sh', '-c', `echo ${name.split('=')[1]} > /proc/sys/net/ipv4/${name.split('=')[0]}`])
+      await a.output(['ip', 'route', 'add', b.address, 'via', router.address])
+      await b.output(['ip', 'route', 'add', a.address, 'via', router.address])
+    }
+    const { hosts, inside, other, stream } = await open({ engine, backend }, throughRouter)
+    const [a, b, router] = hosts
+    const takes = (mtu: string): Promise<unknown> =>
+      Promise.all(
+        [a, b].map(({ address }) => router.output(['ip', 'route', 'replace', address, 'dev', 'eth0', 'mtu', mtu])),
+      )
+    const wide = 1500 - overhead
+    const fits = 1280 - overhead
+    expect(await probe(inside, other.address, wide)).toContain('1 received')
+
+    await stream()
+
+    await takes('1280')
+    const began = performance.now()
+    const small = inside.spawn(['ping', '-n', '-i', '0.1', '-c', '10', other.address])
+    let pings = ''
+    small.stdout!.on('data', (text: Buffer) => (pings += text.toString()))
+    await stream()
+    if (LONG) expect(performance.now() - began).toBeLessThan(10_000)
+    await eventually(() => expect(pings).toContain('10 packets transmitted, 10 received'))
+
+    // With DF the sender is told, on either side.
+    const isTold = (from: Pod, to: Pod) => async () =>
+      expect(await probe(from, to.address, fits + 1)).toContain(`Frag needed and DF set (mtu = ${fits})`)
+    await eventually(isTold(inside, other))
+    await eventually(isTold(other, inside))
+    expect(await probe(inside, other.address, fits)).toContain('1 received')
+
+    // Without, it goes in fragments that the container puts together, not its host.
+    await Promise.all([inside, other].map(forget)) // or they would fragment by themselves what they send
+    const counts = async (): Promise<number[]> => [await ipCount(b, 'ReasmReqds'), await ipCount(other, 'ReasmOKs')]
+    const [byHost = 0, byContainer = 0] = await counts()
+    const { stdout } = await inside.run([
+      'ping',
+      '-n',
+      '-c',
+      '3',
+      '-i',
+      '0.1',
+      '-M',
+      'dont',
+      '-s',
+      '1400',
+      other.address,
+    ])
+    expect(stdout).toContain('3 received')
+    expect(await counts()).toEqual([byHost, byContainer + 3])
+
+    // It is wide again, and the kernels have forgotten, as they do after ten minutes.
+    await takes('1500')
+    await Promise.all([a, b].map(forget))
+    await eventually(async () => expect(await probe(inside, other.address, wide)).toContain('1 received'))
+    await stream()
+  })
+
+  it.each(['native', 'dgram'])(
+    'is believed to be as narrow as the kernel believes, whoever says so: %s',
+    async (engine) => {
+      // By one lane, whose datagrams are from the port that they go to.
+      const given = { engine, backend: { Type: 'udp' }, args: ['--workers', '1'] }
+      const { hosts, inside, other, stream } = await open(given)
+      const [a, b, forger] = hosts
+      await stream()
+      const quoted = ipv4Packet({
+        source: parseIpv4(a.address)!,
+        destination: parseIpv4(b.address)!,
+        payload: Buffer.from([8285 >> 8, 8285 & 255, 8285 >> 8, 8285 & 255, 0, 100, 0, 0]),
+      })
+      const message = Buffer.concat([Buffer.from([3, 4, 0, 0, 0, 0, 0, 68]), quoted])
+      message.writeUInt16BE(internetChecksum(message), 2)
+      expect(await forge.send(forger, a, 0, [message], 1_000)).toBe(1_000)
+      expect(await a.output(['ip', 'route', 'get', b.address])).toContain('mtu lock 552')
+      // It is slower, and nothing stops.
+      await eventually(async () => expect(await probe(inside, other.address, 1472)).toContain('(mtu = 524)'))
+      await stream()
+      await forget(inside)
+      const { stdout } = await inside.run([
+        'ping',
+        '-n',
+        '-c',
+        '3',
+        '-i',
+        '0.1',
+        '-M',
+        'dont',
+        '-s',
+        '1400',
+        other.address,
+      ])
+      expect(stdout).toContain('3 received')
+    },
+  )
+})
