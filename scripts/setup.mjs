@@ -49,6 +49,8 @@ const SYSTEM = [
   { command: 'etcd', package: 'etcd-server', for: ['bench', 'test'] },
   { command: 'etcdctl', package: 'etcd-client', for: ['bench', 'test'] },
   { command: 'openssl', package: 'openssl', for: ['test'] },
+  { command: 'promtool', package: 'prometheus', for: ['test'] },
+  { command: 'curl', package: 'curl', for: ['test'] },
   { command: 'podman', package: 'podman', for: ['image'] },
   { command: 'runc', package: 'runc', for: ['image'] },
   { command: 'mmdebstrap', package: 'mmdebstrap', for: ['image'] },
@@ -104,6 +106,7 @@ function fuzzerPackage() {
 /** The services that these packages enable: nobody who runs a test has asked for them. */
 const SERVICES = {
   'etcd-server': ['etcd.service'],
+  prometheus: ['prometheus.service'],
   podman: ['podman.service', 'podman.socket', 'podman-restart.service', 'podman-auto-update.timer'],
 }
 

@@ -49,6 +49,10 @@ describe('deploy/Dockerfile', () => {
     expect(all('FROM')).toEqual(['${NODE} AS build', '${BASE}'])
   })
 
+  it('has its socket on the volume of subnet.env, since all else is read-only', () => {
+    expect(lastStage).toContainEqual(['ENV', 'FLANNELD_STATUS_SOCKET=/run/flannel/weftd.sock'])
+  })
+
   it('names no architecture', () => {
     expect(read('deploy/Dockerfile')).not.toMatch(/amd64|x86|x64|arm|aarch/i)
   })

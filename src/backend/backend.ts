@@ -75,6 +75,8 @@ export interface DataPath {
   peers(): readonly PathPeer[]
   /** What passed to and from each of them, by the key of its lease; left out where nobody counts by peer. */
   traffic?(): Promise<ReadonlyMap<string, PeerTraffic>>
+  /** The largest packet that goes whole to this peer's host, where the kernel knows of a path that takes less than `mtu`. */
+  pathMtu?(peer: Lease): number | undefined
   counters(): Readonly<Record<string, bigint>>
   /** How often each forwarding thread has gone round its loop, by its name; asks each for one more round. */
   threads(): Readonly<Record<string, number>>

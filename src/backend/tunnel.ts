@@ -7,6 +7,7 @@ import type { VerifySource } from '../dataplane/filter.ts'
 import { encodePeers } from '../dataplane/peers.ts'
 import { createTrafficSlots } from '../dataplane/traffic.ts'
 import { WeftError } from '../errors.ts'
+import { addon } from '../host/addon.ts'
 import { findLink, isNamedBy } from '../host/links.ts'
 import type { Lease, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
@@ -18,6 +19,9 @@ import { createPeerFilter, type PeerFilterOptions } from './peer-filter.ts'
 import { createRouteSync, directHops, type NextHops } from './route-sync.ts'
 import { createStrangerLog } from './strangers.ts'
 import { adoptTun, createTunDevice, refuseForeignRoute } from './tun-device.ts'
+
+/** What stands before an inner packet, with the outer IPv4 header. */
+const ENCAP_BYTES: Readonly<Record<EncapsulationName, number>> = { udp: 28, vxlan: 50 }
 
 export interface TunnelOptions extends BackendParts {
   readonly startEngine: (config: EngineConfig) => Promise<Engine>
@@ -195,6 +199,11 @@ export async function openTunnel(
       // What is routed past the tunnel the engine does not see.
       const past = new Set(applied.filter(({ subnet }) => isDirect(subnet)).map(({ key }) => key))
       return new Map([...slots.read()].filter(([key]) => !past.has(key)))
+    },
+    pathMtu({ subnet, attrs }) {
+      if (isDirect(subnet)) return undefined
+      const bytes = addon.pathMtu(bindAddress, formatIpv4(attrs.publicIp)) - ENCAP_BYTES[encapsulation]
+      return bytes > 0 && bytes < mtu ? bytes : undefined
     },
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     threads: () => engine.threads(),

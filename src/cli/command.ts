@@ -16,6 +16,14 @@ export const EXIT = {
   wrong: 3,
 } as const
 
+/** In the order of the codes. */
+export const EXIT_MEANINGS = [
+  'Done, and all is well.',
+  'It could not be done: no daemon, store or command answers, or it is not allowed.',
+  'The command line cannot be read, or names what there is not.',
+  'Done, and something is wrong: a peer does not answer, a finding of the doctor, a configuration that is not valid.',
+] as const
+
 export interface Call<Table extends FlagTable> {
   readonly options: Options<Table>
   /** What is no flag, as many as the command takes. */

@@ -53,13 +53,18 @@ async function show(
   let before: Status | undefined
   for (;;) {
     const status = await askStatus(socket, signal)
-    // On a terminal in place: from its first line on, and what stood below goes (ECMA-48: CUP, ED).
-    const place = watch && screen.isTerminal ? '\u001B[H' : ''
-    screen.write(json ? `${JSON.stringify(status)}\n` : place + text(status, before) + (place === '' ? '' : '\u001B[J'))
+    const isInPlace = watch && screen.isTerminal && !json
+    const shown = json ? `${JSON.stringify(status)}\n` : text(status, before)
+    screen.write(isInPlace ? inPlace(shown, before === undefined) : shown)
     if (!watch) return isWell(status) ? EXIT.ok : EXIT.wrong
     before = status
     await pause(signal, WATCH_MS)
   }
+}
+
+/** From the first line of the terminal on; of each line what stood there goes, and what stood below (ECMA-48: CUP, EL, ED). */
+function inPlace(text: string, isFirst: boolean): string {
+  return `${isFirst ? '\u001B[2J' : ''}\u001B[H${text.replaceAll('\n', '\u001B[K\n')}\u001B[J`
 }
 
 export const isWell = ({ state, peers }: Status): boolean => state === 'working' && (peers?.whole ?? 1) === 1

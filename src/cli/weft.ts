@@ -4,7 +4,7 @@ import { CLEANUP_HELP, cleanup } from '../cleanup/cleanup.ts'
 import { describeError, isWeftError } from '../errors.ts'
 import { HelpWanted } from '../go-flags.ts'
 import { version } from '../version.ts'
-import { EXIT, helpOf, type Command } from './command.ts'
+import { EXIT, EXIT_MEANINGS, helpOf, type Command } from './command.ts'
 import { DOCKER_OPTS_HELP, dockerOpts } from './docker-opts.ts'
 import { INSTALL_CONF_HELP, installConf } from './install-conf.ts'
 import { createScreen, type Screen } from './look.ts'
@@ -12,6 +12,7 @@ import { configCheckCommand, configGetCommand, configSetCommand } from './config
 import { doctorCommand } from './doctor.ts'
 import { leaseLsCommand, leaseReleaseCommand, leaseReserveCommand, leaseShowCommand } from './lease.ts'
 import { explainCommand } from './explain.ts'
+import { completion, manual, SHELLS, type Other } from './manual.ts'
 import { pingCommand } from './ping.ts'
 import { peersCommand, statusCommand } from './status.ts'
 
@@ -74,12 +75,17 @@ export const COMMANDS: readonly Command[] = [
 const isHelp = (word: string | undefined): boolean =>
   word !== undefined && ['-h', '-?', '-help', '--help'].includes(word)
 
+/** What is told of those that are not in the table. */
+const OTHERS: readonly Other[] = [
+  ...OLD,
+  { name: 'completion', does: `print what completes a command line of weft in a shell: ${SHELLS.join(', ')}` },
+  { name: 'man', does: 'print the manual page; see it with `weft man | man -l -`' },
+  { name: 'version', does: 'print the version' },
+  { name: 'help', does: 'print this text; with a command, its own' },
+]
+
 function help(): string {
-  const others = [
-    { name: 'version', does: 'print the version' },
-    { name: 'help', does: 'print this text; with a command, its own' },
-  ]
-  const all = [...COMMANDS.map(({ name, args, does }) => ({ name: `${name} ${args}`.trim(), does })), ...OLD, ...others]
+  const all = [...COMMANDS.map(({ name, args, does }) => ({ name: `${name} ${args}`.trim(), does })), ...OTHERS]
   const width = Math.max(...all.map(({ name }) => name.length))
   const lines = all.map(({ name, does }) => `  ${name.padEnd(width)}  ${does}\n`).join('')
   return `Usage: weft COMMAND [OPTION]... [ARGUMENT]...\n\n${lines}\nThe daemon is weftd; see weftd --help.\n`
@@ -103,6 +109,16 @@ export async function main(
   if (name === 'version' || name === '--version') {
     screen.write(`${version()}\n`)
     return EXIT.ok
+  }
+  if (name === 'man') {
+    screen.write(manual(COMMANDS, OTHERS, version(), EXIT_MEANINGS))
+    return EXIT.ok
+  }
+  if (name === 'completion' && !isHelp(rest[0])) {
+    const shell = SHELLS.find((each) => each === rest[0])
+    if (shell) screen.write(completion(shell, COMMANDS, OTHERS))
+    else screen.warn(`weft completion: give it one of ${SHELLS.join(', ')}`)
+    return shell ? EXIT.ok : EXIT.usage
   }
   if (name === 'help' && rest.length > 0) return main([...rest, '--help'], screen)
   if (name === 'help' || isHelp(name)) {

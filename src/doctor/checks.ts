@@ -236,7 +236,8 @@ function checkTun({ status, tunProblem }: Facts): Finding[] | undefined {
   return [{ name: isForbidden ? 'tun-forbidden' : 'tun-missing', detail: tunProblem }]
 }
 
-function checkFirewall({ status, iptables, nft }: Facts): Finding[] | undefined {
+function checkFirewall(facts: Facts): Finding[] | undefined {
+  const { status, iptables, nft } = facts
   const { config, node, peers } = status ?? {}
   const network = netOf(config?.network ?? '')
   const subnet = netOf(node?.subnet ?? '')
@@ -257,12 +258,12 @@ function checkFirewall({ status, iptables, nft }: Facts): Finding[] | undefined 
     const verdict = packet && walkFilter(iptables, packet)
     if (verdict && !verdict.isAccepted && verdict.isCertain) findings.push({ name: 'port-dropped', detail: verdict.by })
   }
-  const chains = droppingChains(nft ?? '')
+  const chains = droppingChains(nft ?? '').filter((chain) => isSuspect(chain, facts))
   // One direction is enough to say it.
   const unique = findings.filter(
     ({ name, detail }, at) => findings.findIndex((one) => one.name === name && one.detail === detail) === at,
   )
-  return [...unique, ...chains.map((detail): Finding => ({ name: 'nft-drops', detail }))]
+  return [...unique, ...chains.map(({ name }): Finding => ({ name: 'nft-drops', detail: name }))]
 }
 
 /** What a peer sends here outside; undefined where there is nothing of that kind. */
@@ -291,19 +292,33 @@ function portOf(type: string, backend: Readonly<Record<string, unknown>>): numbe
   return typeof given === 'number' && given > 0 ? given : known[1]
 }
 
+interface NftChain {
+  readonly name: string
+  readonly hook: string
+  /** Its rules, and what stands before them. */
+  readonly text: string
+}
+
 /** Chains of nftables with policy drop, but those that iptables shows itself (its tables are `ip filter` and the like). */
-function droppingChains(ruleset: string): string[] {
-  const found: string[] = []
+function droppingChains(ruleset: string): NftChain[] {
+  const found: NftChain[] = []
   let table = ''
-  let chain = ''
-  for (const line of ruleset.split('\n')) {
-    table = /^table (\S+ \S+) \{/.exec(line)?.[1] ?? table
-    chain = /^\s+chain (\S+) \{/.exec(line)?.[1] ?? chain
-    const isOurs = /^ip6? (filter|nat|mangle|raw|security)$/.test(table)
-    if (!isOurs && /type filter hook (input|forward) .*policy drop;/.test(line) && !table.startsWith('ip6 '))
-      found.push(`${table} ${chain}`)
+  for (const part of ruleset.split(/^(?=table |\s+chain )/m)) {
+    table = /^table (\S+ \S+) \{/.exec(part)?.[1] ?? table
+    const [, chain = ''] = /^\s+chain (\S+) \{/.exec(part) ?? []
+    const [, hook] = /type filter hook (input|forward) .*policy drop;/.exec(part) ?? []
+    const isSeen = /^ip (filter|nat|mangle|raw|security)$/.test(table) || table.startsWith('ip6 ')
+    if (hook !== undefined && !isSeen) found.push({ name: `${table} ${chain}`, hook, text: part })
   }
   return found
+}
+
+/** Whether a chain that drops may be what stops packets: one that names the network, or lets in what answers, is somebody's work. */
+function isSuspect({ hook, text }: NftChain, { status, answers }: Facts): boolean {
+  const { config, dataPath, peers } = status ?? {}
+  if (hook === 'forward') return ![config?.network, dataPath?.device].some((name) => name && text.includes(name))
+  const programmed = (peers?.list ?? []).filter(({ state }) => state !== 'stored')
+  return !programmed.every(({ lease, state }) => answers.get(lease)?.small ?? state === 'answering')
 }
 
 function checkRoutes({ status, routes }: Facts): Finding[] | undefined {

@@ -105,12 +105,11 @@ function outward({ source, destination, status, facts, route }: Question, from: 
           : `${dataPath.engine === 'kernel' ? 'the kernel' : `the ${dataPath.engine} engine`} sends it to ${peer.endpoint}`
         : (status.trouble ?? 'down'),
   })
-  if (dataPath?.mtu)
-    steps.push({
-      step: 'mtu',
-      passes: true,
-      says: `packets of up to ${dataPath.mtu} bytes go whole; larger ones are cut, or refused where they may not be`,
-    })
+  if (dataPath?.mtu) {
+    const [whole, why] = peer.pathMtu === null ? [dataPath.mtu, ''] : [peer.pathMtu, ', which the path to it takes,']
+    const says = `packets of up to ${whole} bytes${why} go whole; larger ones are cut, or refused where they may not be`
+    steps.push({ step: 'mtu', passes: true, says })
+  }
   steps.push(answered(peer))
   return steps.filter(({ says }) => says !== '')
 }

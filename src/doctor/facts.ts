@@ -107,7 +107,9 @@ async function askPeers(
       programmed.slice(0, ASKED_PEERS).map(async (peer) => {
         // What the answer depends on is not to be one lost packet.
         const small = (await ask(peer, 0)) || (await ask(peer, 0))
-        const large = small && ((await ask(peer, mtu)) || (await ask(peer, mtu)))
+        // What the kernel knows of the path the senders are told.
+        const whole = peer.pathMtu ?? mtu
+        const large = small && ((await ask(peer, whole)) || (await ask(peer, whole)))
         return [peer.lease, { small, large }] as const
       }),
     )

@@ -13,7 +13,7 @@ import type { SubnetManager } from '../lease/subnet-manager.ts'
 import type { Log } from '../log.ts'
 import type { DaemonOptions } from '../options.ts'
 import type { Health } from '../status/health.ts'
-import type { Probed } from '../status/probes.ts'
+import type { Probes } from '../status/probes.ts'
 import type { Notifier } from '../status/notify.ts'
 import type { Snapshot } from '../status/snapshot.ts'
 import type { Threads } from '../status/threads.ts'
@@ -87,7 +87,9 @@ export interface Node extends NodeParts {
   isReady: boolean
   threads: Threads
   /** What the peers answered; undefined while they are not asked. */
-  probes: { readonly results: ReadonlyMap<string, Probed>; readonly intervalMs: number } | undefined
+  probes: Pick<Probes, 'results' | 'intervalMs'> | undefined
+  /** How often the data path was given its peers. */
+  applied: number
   /** When each lease of the view came, by its key, in ms since the epoch. */
   readonly cameAt: Map<string, number>
 }
@@ -104,7 +106,7 @@ export function createNode(
     ...parts,
     ...{ lease, attrs, dataPath, dataPathDoubt },
     ...{ view, isUnapplied: false, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
-    ...{ cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])), probes: undefined },
+    ...{ cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])), probes: undefined, applied: 0 },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
     leaseDoubt: createBell(),

@@ -67,6 +67,7 @@ export async function applyPeers(node: Node): Promise<void> {
   try {
     await dataPath?.apply(view, lease.key)
     node.isUnapplied = false
+    node.applied++
   } catch (error) {
     signal.throwIfAborted()
     if (node.isUnapplied) return

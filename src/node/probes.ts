@@ -1,6 +1,7 @@
 // probes.ts - asks the peers whether they answer: an ICMP echo request to each by way of the data path, as `ping` would. Stock
 // flannel's hosts answer too, since their kernels do.
 
+import type { DataPath } from '../backend/backend.ts'
 import { messageOf } from '../errors.ts'
 import { createBell, pause } from '../host/bell.ts'
 import type { Echo } from '../host/echo.ts'
@@ -10,6 +11,8 @@ import type { Node } from './node.ts'
 
 /** Between two looks at who is due. */
 const TICK_MS = 1_000
+/** How often it is looked whether the data path has other peers, though nobody gave it any. */
+const KEEP_MS = 10_000
 /** What the kernel says to those who may not. */
 const FORBIDDEN: ReadonlySet<string | undefined> = new Set(['EPERM', 'EACCES'])
 
@@ -20,6 +23,11 @@ export async function probePeers(node: Node): Promise<never> {
   const probes = createProbes(everyMs, Math.random)
   let echo: Echo | undefined
   let source: Ipv4 | undefined
+  /** Whose peers are asked. */
+  let given: { readonly dataPath?: DataPath | undefined; readonly applied: number; readonly at: number } = {
+    applied: -1,
+    at: 0,
+  }
   try {
     for (;;) {
       await pause(signal, TICK_MS)
@@ -43,12 +51,17 @@ export async function probePeers(node: Node): Promise<never> {
         }
       }
       const now = performance.now()
-      const targets = dataPath
-        ?.peers()
-        .flatMap(({ key, probe }) => (probe === undefined ? [] : [{ key, address: probe }]))
-      probes.keep(targets ?? [], now)
+      // Of thousands of peers nothing is to be done each second. A route that was refused may be taken later.
+      if (dataPath !== given.dataPath || node.applied !== given.applied || now - given.at > KEEP_MS) {
+        given = { dataPath, applied: node.applied, at: now }
+        const peers = dataPath?.peers() ?? []
+        probes.keep(
+          peers.flatMap(({ key, probe }) => (probe === undefined ? [] : [{ key, address: probe }])),
+          now,
+        )
+      }
       for (const { address, sequence } of probes.due(now)) send(echo, address, sequence)
-      node.probes = { results: probes.results(), intervalMs: probes.intervalMs() }
+      node.probes = probes
     }
   } finally {
     echo?.close()

@@ -13,6 +13,9 @@ import { isHung } from '../status/threads.ts'
 import { countPeers, dropsOf, withoutSecrets, type NodeReport, type PeerStatus } from '../status/status.ts'
 import { snapshotOf, type Node } from './node.ts'
 
+/** The kernel is asked for each path: not for thousands. */
+const MOST_PATHS = 500
+
 const iso = (ms: number): string => new Date(ms).toISOString()
 /** With what a millisecond is to a person. */
 const seconds = (ms: number): number => Math.round(ms) / 1000
@@ -48,7 +51,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       published: JSON.parse(encodeLeaseValue(node.attrs)) as Record<string, unknown>,
     },
     dataPath: pathOf(node, at),
-    peers: countPeers(list, node.probes ? node.probes.intervalMs / 1000 : null),
+    peers: countPeers(list, node.probes ? node.probes.intervalMs() / 1000 : null),
     repairs: node.repaired,
     subnetFileWritten: node.isReady,
   }
@@ -86,8 +89,11 @@ function peersOf(node: Node, traffic: Traffic, at: number): PeerStatus[] {
   // None while the data path does not have them all.
   const set = new Map(isUnapplied ? [] : dataPath?.peers().map((peer) => [peer.key, peer]))
   const held = new Set(following.heldKeys ?? [])
+  const probed = node.probes?.results()
+  const isFew = view.size <= MOST_PATHS
   const seen = (lease: Lease): Seen => ({
-    ...{ peer: set.get(lease.key), traffic: traffic.get(lease.key), probed: node.probes?.results.get(lease.key) },
+    pathMtu: isFew && set.has(lease.key) ? dataPath?.pathMtu?.(lease) : undefined,
+    ...{ peer: set.get(lease.key), traffic: traffic.get(lease.key), probed: probed?.get(lease.key) },
     ...{ isHeld: held.has(lease.key), cameAt: node.cameAt.get(lease.key) ?? Date.now() },
   })
   return [...view.values()].filter(({ key }) => key !== own.key).map((lease) => peerOf(lease, seen(lease), at))
@@ -110,13 +116,14 @@ interface Seen {
   readonly peer: PathPeer | undefined
   readonly traffic: PeerTraffic | undefined
   readonly probed: Probed | undefined
+  readonly pathMtu: number | undefined
   readonly isHeld: boolean
   readonly cameAt: number
 }
 
 function peerOf(
   { key, subnet, attrs }: Lease,
-  { peer, traffic, probed, isHeld, cameAt }: Seen,
+  { peer, traffic, probed, pathMtu, isHeld, cameAt }: Seen,
   at: number,
 ): PeerStatus {
   const { txPackets, txBytes, rxPackets, rxBytes, heardAt } = traffic ?? {}
@@ -130,6 +137,6 @@ function peerOf(
     ...{ rxPackets: rxPackets ?? null, rxBytes: rxBytes ?? null },
     heardSecondsAgo: ago(heardAt),
     ...{ roundTripMs: probed?.roundTripMs ?? null, lossPercent: probed?.lossPercent ?? null },
-    ...{ probedSecondsAgo: ago(probed?.at), pathMtu: null },
+    ...{ probedSecondsAgo: ago(probed?.at), pathMtu: pathMtu ?? null },
   }
 }

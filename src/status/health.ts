@@ -1,5 +1,5 @@
-// health.ts - what weftd tells whoever asks: flanneld's /healthz and /readyz, /livez, which looks deeper, and /status.json, which has
-// all there is. On a TCP port for probers, and on a Unix socket for whoever may read it.
+// health.ts - what weftd tells whoever asks: flanneld's /healthz and /readyz, /livez, which looks deeper, /status.json, which has
+// all there is, and /metrics for Prometheus. On a TCP port for probers, and on a Unix socket for whoever may read it.
 //
 // Nothing here changes anything, and nothing that goes wrong with the socket stops a daemon.
 
@@ -35,6 +35,13 @@ export interface About {
   readonly events: () => readonly StatusEvent[]
 }
 
+/**
+ * So many times as long as it took to tell the status it is told again as it was: whoever may ask may not keep weftd busy. Less than
+ * so many ms it takes below thousands of peers.
+ */
+const REST = 10
+const QUICK_MS = 20
+
 const NOBODY: About = {
   daemon: { version: '', pid: process.pid, startedAt: new Date(0).toISOString(), subnetFile: '', leases: '' },
   events: () => [],
@@ -42,14 +49,26 @@ const NOBODY: About = {
 
 /** The health of a daemon that has only just started. */
 export function createHealth({ daemon, events }: About = NOBODY): Health {
+  let latest: { readonly until: number; readonly status: Promise<Status> } | undefined
+  async function tell(): Promise<Status> {
+    const began = performance.now()
+    const about = { schema: STATUS_SCHEMA, at: new Date().toISOString(), daemon } as const
+    const status = { ...about, ...(await health.report()), events: events() }
+    const took = performance.now() - began
+    latest = { until: performance.now() + (took < QUICK_MS ? 0 : took * REST), status: Promise.resolve(status) }
+    return status
+  }
   const health: Health = {
     snapshot: () => undefined,
     report: async () => startingReport('', 'starting'),
-    status: async () => ({
-      ...{ schema: STATUS_SCHEMA, at: new Date().toISOString(), daemon },
-      ...(await health.report()),
-      events: events(),
-    }),
+    status() {
+      if (!latest || performance.now() >= latest.until) {
+        const status = tell()
+        latest = { until: Infinity, status }
+        status.catch(() => (latest = undefined))
+      }
+      return latest.status
+    },
   }
   return health
 }
@@ -78,6 +97,11 @@ export async function answerProbe(path: string, method: string, health: Health):
     case '/status.json':
       if (method !== 'GET' && method !== 'HEAD') return text(405, '405 method not allowed\n')
       return { status: 200, type: 'application/json', body: `${JSON.stringify(await health.status())}\n` }
+    case '/metrics': {
+      if (method !== 'GET' && method !== 'HEAD') return text(405, '405 method not allowed\n')
+      const { formatMetrics } = await import('./metrics.ts') // who is not scraped does not load it
+      return { status: 200, ...(await formatMetrics(await health.status())) }
+    }
     default:
       return text(404, '404 page not found\n')
   }

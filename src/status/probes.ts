@@ -62,23 +62,56 @@ interface Known {
   concludedAt: number | undefined
 }
 
+const NOTHING_KNOWN = { nextAt: 0, roundTripMs: undefined, concludedAt: undefined }
+
+/** When a peer is asked. */
+interface Turn {
+  readonly key: string
+  readonly at: number
+}
+
 /** `random` gives 0 to 1. */
 export function createProbes(wantedMs: number, random: () => number): Probes {
   const known = new Map<string, Known>()
   /** Requests that nothing was heard of yet, the oldest first. */
-  const waiting = new Map<number, { readonly peer: Known; readonly sentAt: number }>()
+  const waiting = new Map<number, { readonly key: string; readonly peer: Known; readonly sentAt: number }>()
   /** Of those that were lost, to whom they were: an answer may be late. */
   const lost = new Map<number, Known>()
+  /** Keys by the second in which they are due, and those whose second has come, the first first. */
+  const later = new Map<number, Turn[]>()
+  const come: Turn[] = []
+  let taken = 0 // of those
   let next = Math.floor(random() * SEQUENCES)
   const intervalMs = (): number => Math.max(wantedMs, (known.size / ASKED_A_SECOND) * 1000)
 
+  function schedule(key: string, peer: Known, at: number): void {
+    peer.nextAt = at
+    const second = Math.ceil(at / 1000)
+    const turns = later.get(second)
+    if (turns) turns.push({ key, at })
+    else later.set(second, [{ key, at }])
+  }
+
+  /** The next peer whose turn has come; undefined when there is none. */
+  function nextDue(): readonly [string, Known] | undefined {
+    while (taken < come.length) {
+      const turn = come[taken++]
+      const peer = turn && known.get(turn.key)
+      // One that is no peer any more, or was given another turn since.
+      if (peer?.nextAt === turn?.at && turn && peer) return [turn.key, peer]
+    }
+    come.length = 0
+    taken = 0
+    return undefined
+  }
+
   function giveUp(now: number): void {
-    for (const [sequence, { peer, sentAt }] of waiting) {
+    for (const [sequence, { key, peer, sentAt }] of waiting) {
       if (now - sentAt < PATIENCE_MS) break
       waiting.delete(sequence)
       lost.set(sequence, peer)
       conclude(peer, sequence, false, now)
-      if (lostInARow(peer) < LOST_IN_A_ROW) peer.nextAt = now
+      if (lostInARow(peer) < LOST_IN_A_ROW && known.get(key) === peer) schedule(key, peer, now)
     }
     for (const sequence of lost.keys()) {
       if (lost.size <= known.size) break
@@ -92,24 +125,31 @@ export function createProbes(wantedMs: number, random: () => number): Probes {
       for (const key of known.keys()) if (!wanted.has(key)) known.delete(key)
       for (const { key, address } of targets) {
         if (known.get(key)?.address === address) continue
-        const fresh = { address, isFirst: true, results: [], roundTripMs: undefined, concludedAt: undefined }
-        known.set(key, { ...fresh, nextAt: now + Math.min(SOON_MS, wantedMs) * random() })
+        const fresh: Known = { address, isFirst: true, results: [], ...NOTHING_KNOWN }
+        known.set(key, fresh)
+        schedule(key, fresh, now + Math.min(SOON_MS, wantedMs) * random())
       }
     },
     due(now) {
       giveUp(now)
-      const due = [...known].filter(([, { nextAt }]) => nextAt <= now)
-      const first = due.toSorted(([, a], [, b]) => a.nextAt - b.nextAt).slice(0, ASKED_A_SECOND)
-      return first.map(([key, peer]) => {
+      for (const second of [...later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
+        come.push(...(later.get(second) ?? []))
+        later.delete(second)
+      }
+      const requests: Request[] = []
+      while (requests.length < ASKED_A_SECOND) {
+        const [key, peer] = nextDue() ?? []
+        if (key === undefined || !peer) break
         const sequence = next
         next = (next + 1) % SEQUENCES
         waiting.delete(sequence)
         lost.delete(sequence)
-        waiting.set(sequence, { peer, sentAt: now })
-        peer.nextAt = now + intervalMs() * (peer.isFirst ? random() : 1)
+        waiting.set(sequence, { key, peer, sentAt: now })
+        schedule(key, peer, now + intervalMs() * (peer.isFirst ? random() : 1))
         peer.isFirst = false
-        return { key, address: peer.address, sequence }
-      })
+        requests.push({ key, address: peer.address, sequence })
+      }
+      return requests
     },
     answered(sequence, from, roundTripMs, now) {
       const peer = waiting.get(sequence)?.peer ?? lost.get(sequence)

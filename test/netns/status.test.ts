@@ -11,7 +11,7 @@ import { eventually } from '../support/event.ts'
 import { answers, subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
-needs(HOSTS)
+needs(HOSTS, 'curl')
 
 let lab: Lab
 beforeEach(async () => {
@@ -35,14 +35,14 @@ const knowsItsPeer = (host: Host): Promise<void> =>
   eventually(async () => expect((await statusOf(host)).peers?.programmed).toBe(1))
 const statusOf = async (host: Host): Promise<Status> => JSON.parse((await ask(host)).text) as Status
 
-it.each(['native', 'dgram'])('tells what passed to and from each peer, with the %s engine', async (engine) => {
-  const leases = join(lab.folder, 'leases')
-  await lab.hosts[0]!.output(['mkdir', '-p', leases])
-  writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16"}')
+it.each([
+  ['native', { Type: 'udp' }, 'flannel0', 8285, 1472],
+  ['dgram', { Type: 'udp' }, 'flannel0', 8285, 1472],
+  ['native', { Type: 'vxlan', DataPath: 'userspace' }, 'flannel.1', 8472, 1450],
+] as const)('tells what passed to and from each peer: %s engine, %j', async (engine, backend, device, port, mtu) => {
+  const more = ['--engine', engine, '--healthz-port', '8080']
+  const daemons = await startAll(backend, more)
   const [first, second] = lab.hosts as [Host, Host]
-  const args = ['--lease-dir', leases, '--engine', engine, '--healthz-port', '8080']
-  const daemons = lab.hosts.map((host) => host.startDaemon({ args }))
-  await Promise.all(daemons.map((daemon) => daemon.line(/Running backend/)))
   for (const host of lab.hosts) await knowsItsPeer(host)
   const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
   await answers(pods[0]!.namespace, pods[1]!.address, 5)
@@ -55,12 +55,12 @@ it.each(['native', 'dgram'])('tells what passed to and from each peer, with the 
   expect(status).toMatchObject({
     ...{ schema: 1, state: 'working', subnetFileWritten: true },
     node: { subnet: subnetOf(first), publicIp: first.address, externalInterface: 'eth0' },
-    dataPath: { open: true, device: 'flannel0', engine, mtu: 1472 },
+    dataPath: { open: true, device, engine, mtu },
     peers: { stored: 1, programmed: 1 },
   })
   const [peer] = status.peers!.list
   expect(peer).toMatchObject({
-    ...{ subnet: subnetOf(second), endpoint: `${second.address}:8285`, state: 'programmed' },
+    ...{ subnet: subnetOf(second), endpoint: `${second.address}:${port}`, state: 'programmed' },
     ...{ txPackets: status.dataPath!.counters['tx_packets'], rxPackets: status.dataPath!.counters['rx_packets'] },
     ...{ txBytes: status.dataPath!.counters['tx_bytes'], rxBytes: status.dataPath!.counters['rx_bytes'] },
   })
@@ -71,9 +71,32 @@ it.each(['native', 'dgram'])('tells what passed to and from each peer, with the 
     schema: 1,
   })
 
+  expect(
+    (
+      await first.run([
+        process.execPath,
+        join(packageRoot, 'bin/weft'),
+        'ping',
+        subnetOf(second),
+        '--count',
+        '1',
+        '--size',
+        String(mtu),
+        '--status-socket',
+        first.statusSocket,
+      ])
+    ).code,
+  ).toBe(0)
+
+  const toSecond = ['ip', 'route', 'replace', `${second.address}/32`, 'dev', 'eth0']
+  await first.output([...toSecond, 'mtu', '1400'])
+  expect((await statusOf(first)).peers!.list[0]).toMatchObject({ pathMtu: mtu - 100 })
+  await first.output([...toSecond, 'mtu', '1500'])
+  expect((await statusOf(first)).peers!.list[0]).toMatchObject({ pathMtu: null })
+
   // The peer goes and comes: what was counted of it stays its own.
   await daemons[1]!.stop()
-  const restarted = second.startDaemon({ args })
+  const restarted = second.startDaemon({ args: ['--lease-dir', join(lab.folder, 'leases'), ...more] })
   await restarted.line(/Running backend/)
   await knowsItsPeer(second)
   await answers(pods[0]!.namespace, pods[1]!.address, 2)
@@ -165,4 +188,18 @@ it('finds a peer that went, and goes on where it may not ask', async () => {
   await unable.line(/I.* Peers are not asked whether they answer/)
   await eventually(async () => expect((await statusOf(first)).peers).toMatchObject({ answering: 1 }))
   expect((await statusOf(lab.hosts[1]!)).peers).toMatchObject({ programmed: 1, answering: null })
+})
+
+it('goes on telling when another weftd takes over, which has the socket then', async () => {
+  const [before] = await startAll({ Type: 'udp' }, ['--probe-interval', '1'])
+  const [first] = lab.hosts as [Host]
+  const old = (await statusOf(first)).daemon.pid
+  const after = first.startDaemon({ args: ['--lease-dir', join(lab.folder, 'leases'), '--probe-interval', '1'] })
+  await before!.line(/Ending: another weftd has taken over/)
+  await before!.stop()
+  await eventually(async () => {
+    const { daemon, peers } = await statusOf(first)
+    expect([daemon.pid === old, peers]).toEqual([false, expect.objectContaining({ programmed: 1, answering: 1 })])
+  })
+  expect(after.lines.filter((line) => /cannot be asked for/.test(line))).toEqual([])
 })

@@ -1,10 +1,14 @@
 // operator.test.ts - `weft lease` and `weft config` on either store: what they print, change and exit with.
 
 import { mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest'
 import { ownPlace, startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { gatherFacts } from '../../src/doctor/facts.ts'
+import { soundStatus } from '../support/facts.ts'
 import { weft, type Shown } from '../support/screen.ts'
 import { ETCD, needs } from '../support/needs.ts'
 
@@ -127,6 +131,23 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(code).toBe(3)
     expect(out).toMatch(/^10\.5\.9\.0-24 .* the value is not a JSON object/m)
   })
+})
+
+it('tells how far the clock of an etcd is ahead, by what it tells everybody', async () => {
+  const hourAhead = createServer((_request, response) =>
+    response.writeHead(404, { date: new Date(Date.now() + 3_600_000).toUTCString() }).end(),
+  )
+  await new Promise<void>((resolve) => hourAhead.listen(0, '127.0.0.1', resolve))
+  const { port } = hourAhead.address() as AddressInfo
+  const aheadOf = async (leases: string): Promise<number | undefined> => {
+    const status = { ...soundStatus, daemon: { ...soundStatus.daemon, leases } }
+    const run = () => Promise.resolve('[]')
+    return (await gatherFacts({ status, silence: undefined, subnetFile: '', run, ask: undefined })).storeAheadMs
+  }
+  expect(Math.abs((await aheadOf(`${etcd.endpoint},http://127.0.0.1:1 /x`))!)).toBeLessThan(30_000)
+  expect(Math.abs((await aheadOf(`http://127.0.0.1:${port} /x`))! - 3_600_000)).toBeLessThan(30_000)
+  expect(await aheadOf(`http://${await ownPlace()} /x`)).toBeUndefined()
+  hourAhead.close()
 })
 
 it('says that a store does not answer', async () => {

@@ -9,16 +9,24 @@ export interface Shown {
   readonly err: string
 }
 
-/** `isTTY`: as on a terminal. */
+export interface Terminal {
+  /** As on a terminal. */
+  readonly isTTY?: boolean
+  readonly env?: NodeJS.ProcessEnv
+  /** Is told what stands on stdout, each time that something comes. */
+  readonly hear?: (out: string) => void
+}
+
 export async function weft(
   words: readonly string[],
-  { isTTY = false, env = {} }: { readonly isTTY?: boolean; readonly env?: NodeJS.ProcessEnv } = {},
+  { isTTY = false, env = {}, hear = () => {} }: Terminal = {},
 ): Promise<Shown> {
   const written = { out: '', err: '' }
   const to = (which: 'out' | 'err') => ({
     isTTY,
     write: (text: string) => {
       written[which] += text
+      hear(written.out)
       return true
     },
   })

@@ -88,7 +88,6 @@ describe('weft status', () => {
   let folder: string
   let server: Server
   let status: Status
-  let asked: number
   const peer: PeerStatus = {
     ...{ lease: '10.5.2.0-24', subnet: '10.5.2.0/24', publicIp: '192.0.2.2', endpoint: '192.0.2.2:8285', type: '' },
     ...{ state: 'answering', held: false, since: '', txPackets: 10, txBytes: 2048, rxPackets: 10, rxBytes: 4096 },
@@ -96,7 +95,6 @@ describe('weft status', () => {
   }
   const socket = (): string[] => ['--status-socket', join(folder, 'socket')]
   beforeEach(async () => {
-    asked = 0
     folder = mkdtempSync(join(tmpdir(), 'weft-cli-'))
     status = {
       ...{ schema: 1, at: '2026-11-22T10:00:00.000Z', state: 'working', trouble: null, summary: '', repairs: 2 },
@@ -126,7 +124,6 @@ describe('weft status', () => {
       events: [{ at: '2026-11-22T09:00:00.000Z', level: 'warn', text: 'It rains' }],
     }
     server = createServer((_request, response) => {
-      asked++
       response.end(JSON.stringify(status))
     })
     await new Promise<void>((resolve) => server.listen(join(folder, 'socket'), resolve))
@@ -177,17 +174,24 @@ describe('weft status', () => {
   })
 
   it('says again what is asked for again, with rates', async () => {
-    const watching = weft(['peers', '--watch', ...socket()], { isTTY: true, env: { TERM: 'dumb' } })
-    await expect.poll(() => asked).toBe(1)
+    let shown = ''
+    const hear = (text: string): void => void (shown = text)
+    const watching = weft(['peers', '--watch', ...socket()], { isTTY: true, env: { TERM: 'dumb' }, hear })
+    const screens = (): number => shown.split('\u001B[J').length - 1
+    await expect.poll(screens).toBe(1)
     const later = { ...peer, txBytes: 4096, rxBytes: 4096 + 10 * 1024 }
     status = { ...status, at: '2026-11-22T10:00:02.000Z', peers: countPeers([later], 10) }
-    await expect.poll(() => asked).toBe(2)
+    await expect.poll(screens).toBe(2)
     process.emit('SIGINT')
     const { code, out } = await watching
     expect(code).toBe(0)
-    expect(out.startsWith('\u001B[HPEER')).toBe(true)
-    expect(out.endsWith('\n\u001B[J')).toBe(true)
-    expect(out).toMatch(/10\.5\.2\.0\/24 .* 1\.0 KiB\/s {2}5\.0 KiB\/s\n/)
+    expect(out.startsWith('\u001B[2J\u001B[HPEER')).toBe(true)
+    const [, first = '', second = ''] = out.split('\u001B[H')
+    for (const screen of [first, second]) expect(screen).toMatch(/^PEER/)
+    expect(second.endsWith('\u001B[K\n\u001B[J')).toBe(true)
+    // What was longer leaves nothing behind.
+    expect(second.replaceAll('\u001B[K\n', '')).not.toContain('\n')
+    expect(out).toMatch(/10\.5\.2\.0\/24 .* 1\.0 KiB\/s {2}5\.0 KiB\/s/)
   })
 
   it('refuses to read what another version says', async () => {

@@ -13,6 +13,9 @@ import { link, route, sound, soundNow, soundPeer, soundStatus } from '../../supp
 const NOW = soundNow
 const peer = soundPeer
 const status = soundStatus
+/** As `nft list ruleset` prints it. */
+const nft = (hook: string, rule: string): string =>
+  `table inet mine {\n\tchain c {\n\t\ttype filter hook ${hook} priority filter; policy drop;\n\t\t${rule}\n\t}\n}\n`
 const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...status, ...part } })
 const withPeers = (...list: Partial<PeerStatus>[]): Partial<Facts> => ({
   ...withStatus({
@@ -59,6 +62,9 @@ describe('the doctor', () => {
       'a firewall whose states it cannot know',
       { iptables: '-P INPUT DROP\n-A INPUT -m conntrack --ctstate NEW -j ACCEPT' },
     ],
+    ['a firewall of nftables that lets in what answers', { nft: nft('input', 'udp dport 8285 accept') }],
+    ['a firewall of nftables that names the network', { nft: nft('forward', 'ip saddr 10.5.0.0/16 accept') }],
+    ['a firewall of nftables that names the device', { nft: nft('forward', 'iifname "flannel0" accept') }],
     [
       "iptables' own tables in nft",
       { nft: 'table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n' },
@@ -92,10 +98,7 @@ describe('the doctor', () => {
     ['forwarding-off', { isForwarding: false }],
     ['forward-dropped', { iptables: '-P FORWARD DROP\n-A FORWARD -s 10.5.1.0/24 -j ACCEPT' }],
     ['port-dropped', { iptables: '-A INPUT -i eth0 -p udp -m udp --dport 8285 -j REJECT' }],
-    [
-      'nft-drops',
-      { nft: 'table inet mine {\n\tchain in {\n\t\ttype filter hook input priority filter; policy drop;\n' },
-    ],
+    ['nft-drops', { nft: nft('forward', 'ip saddr 10.9.0.0/16 accept') }],
     ['foreign-route', { routes: [...sound.routes, route('10.5.2.0/24', 'eth1', '192.0.2.254')] }],
     ['foreign-route', { routes: [...sound.routes, route('10.5.0.0/16', 'tun9')] }],
     ['no-route', { routes: [route('10.5.1.0/24', 'cni0')] }],
@@ -137,6 +140,11 @@ describe('the doctor', () => {
     ['packets-dropped', withStatus({ dataPath: { ...status.dataPath!, drops: { rx_drop_socket_full: 500 } } })],
   ])('names %s and nothing else', (name, part) => {
     expect(found(part)).toEqual([name])
+  })
+
+  it('names a firewall of nftables beside the peer that does not answer', () => {
+    const answers = new Map([['10.5.2.0-24', { small: false, large: false }]])
+    expect(found({ nft: nft('input', 'tcp dport 22 accept'), answers })).toEqual(['nft-drops', 'peer-silent'])
   })
 
   it('names the first few of many, and how many more there are', () => {

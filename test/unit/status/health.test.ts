@@ -7,6 +7,7 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { isWeftError } from '../../../src/errors.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
+import { eventually } from '../../support/event.ts'
 import { createHealth, serveHealth, serveSocket, type HealthServer } from '../../../src/status/health.ts'
 import { detailsOf, type Snapshot } from '../../../src/status/snapshot.ts'
 
@@ -102,6 +103,29 @@ describe('/status.json', () => {
     }
     expect(await get('/status.json')).toEqual([500, 'it is on fire\n'])
   })
+})
+
+it('tells the status as it was for a while, as long as it takes to tell it', async () => {
+  const health = createHealth()
+  const starting = await health.report()
+  let told = 0
+  let ready!: () => void
+  health.report = async () => {
+    told++
+    await new Promise<void>((resolve) => (ready = resolve))
+    return starting
+  }
+  const both = [health.status(), health.status()]
+  await new Promise((resolve) => setTimeout(resolve, 60))
+  ready()
+  const [first, second] = await Promise.all(both)
+  expect(second).toBe(first)
+  expect(await health.status()).toBe(first)
+  expect(told).toBe(1)
+  health.report = () => Promise.reject(new Error('gone'))
+  await eventually(() => expect(health.status()).rejects.toThrow('gone'))
+  health.report = async () => starting
+  expect(await health.status()).toMatchObject({ state: 'starting' })
 })
 
 describe('the status socket', () => {
