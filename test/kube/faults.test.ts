@@ -294,3 +294,25 @@ describe('a watch', () => {
     expect(cuts.size).toBe(places.length)
   })
 })
+
+it('a request whose connection lay idle, and is gone, is sent on another', async () => {
+  const seen: (readonly [port: number | undefined, method: string | undefined])[] = []
+  const answered = new Set<unknown>()
+  const server = createServer((request, response) => {
+    seen.push([request.socket.remotePort, request.method])
+    if (answered.has(request.socket)) return void request.socket.resetAndDestroy()
+    answered.add(request.socket)
+    response.end('{}')
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  const { port } = server.address() as { port: number }
+  const client = createKubeClient(async () => ({ server: `http://127.0.0.1:${port}` }))
+  const { signal } = new AbortController()
+  await client.ask({ method: 'GET', path: '/' }, signal)
+  await client.ask({ method: 'PATCH', path: '/', body: {} }, signal)
+  expect(seen.map(([, method]) => method)).toEqual(['GET', 'PATCH', 'PATCH'])
+  expect(seen[1]![0]).toBe(seen[0]![0])
+  expect(seen[2]![0]).not.toBe(seen[0]![0])
+  client.close()
+  await new Promise((resolve) => server.close(resolve))
+})
