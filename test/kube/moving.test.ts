@@ -14,10 +14,10 @@ import { reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
 import { answers } from '../support/hosts.ts'
 import { ADMIN_TOKEN, kubeconfigText } from '../support/kube-admin.ts'
-import { KUBE_APISERVER, startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
+import { startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
 import { openKubeGate, type KubeGate } from '../support/kube-gate.ts'
 import { manifestObjects, type KubeObject } from '../support/kube-manifest.ts'
-import { HOSTS, needs } from '../support/needs.ts'
+import { HOSTS, KUBE_APISERVER, needs } from '../support/needs.ts'
 
 const P = 'flannel.alpha.coreos.com'
 const IMAGE = 'registry.example/weft:0.1.0'
@@ -40,8 +40,8 @@ const blocks = [...readFileSync(join(packageRoot, 'docs/kubernetes.md'), 'utf8')
   ([, text = '']) => text,
 )
 
-describe.runIf(KUBE_APISERVER !== '')('docs/kubernetes.md', () => {
-  needs(HOSTS, 'openssl', 'iptables', 'ping', 'kubectl')
+describe('docs/kubernetes.md', () => {
+  needs(KUBE_APISERVER, HOSTS, 'openssl', 'iptables', 'ping', 'kubectl')
   let lab: Lab | undefined
   let api: RealKubeApi | undefined
   let gate: KubeGate | undefined
