@@ -21,7 +21,9 @@ import { WEFT_TOKEN } from '../support/kube-admin.ts'
 import { startKubeServer, type Fault, type SmallKubeApi } from '../support/kube-server.ts'
 import { needs } from '../support/needs.ts'
 
-/** Each byte takes 4 ms: all of them in the long run. */
+/** Between two pieces of a stream, so that they come as two. */
+const PIECES_MS = 10
+/** All bytes in the long run. */
 const STEP = process.env['WEFT_LONG'] === '1' ? 1 : 7
 const P = 'flannel.alpha.coreos.com'
 const flannels = (publicIp: string): Record<string, string> => ({
@@ -249,7 +251,11 @@ describe('a watch', () => {
         ...rest.map((line) => Buffer.from(`${(line.length + 1).toString(16)}\r\n${line}\n\r\n`)),
       ])
       const cutAt = Number(request.headers.authorization!.replace('Bearer ', ''))
-      if (cuts.has(cutAt)) return request.socket.write(bytes)
+      if (cuts.has(cutAt)) {
+        // Whole now, but in two pieces that are divided there.
+        request.socket.setNoDelay().write(bytes.subarray(0, cutAt))
+        return setTimeout(() => request.socket.write(bytes.subarray(cutAt)), PIECES_MS)
+      }
       cuts.add(cutAt)
       return request.socket.end(bytes.subarray(0, cutAt))
     })
