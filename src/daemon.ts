@@ -161,8 +161,13 @@ function daemonStatus(options: DaemonOptions): DaemonStatus {
     ...{ version: version(), pid: process.pid },
     startedAt: new Date(performance.timeOrigin).toISOString(),
     subnetFile: options['subnet-file'],
-    leases: options['lease-dir'] || `${withoutUser(options['etcd-endpoints'])} ${options['etcd-prefix']}`,
+    leases: leasesOf(options),
   }
+}
+
+function leasesOf(options: DaemonOptions): string {
+  if (options['kube-subnet-mgr']) return `nodes, annotations ${options['kube-annotation-prefix']}`
+  return options['lease-dir'] || `${withoutUser(options['etcd-endpoints'])} ${options['etcd-prefix']}`
 }
 
 /** Endpoints may name a user with its password. */

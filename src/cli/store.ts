@@ -31,6 +31,11 @@ export async function withStore(
     throw error
   })
   const isGiven = options['lease-dir'] !== '' || options['etcd-endpoints'] !== STORE_FLAGS['etcd-endpoints'].default
+  if (!isGiven && status?.store.name === 'kubernetes') {
+    throw new WeftError('USAGE', "the leases of this host's daemon are nodes of Kubernetes", {
+      remedy: 'see them by `weft peers` or `kubectl get nodes -o yaml`, the configuration in the ConfigMap',
+    })
+  }
   const warn = (line: string): void => screen.warn(`weft: ${line}`)
   const log: Log = { info: () => {}, warn, error: warn, v: () => false }
   const store = await createStore(isGiven || !status ? options : { ...options, ...placeOf(status) }, log)

@@ -3,7 +3,7 @@
 import { spawnSync } from 'node:child_process'
 import { cpSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { dirname, join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { parse, parseAllDocuments, stringify } from 'yaml'
 import { packageRoot } from '../../lab/lab.ts'
@@ -24,7 +24,7 @@ interface Container {
   readonly image: string
   readonly args?: readonly string[]
   readonly securityContext: Readonly<Record<string, unknown>>
-  readonly volumeMounts: readonly { readonly name: string }[]
+  readonly volumeMounts: readonly { readonly name: string; readonly mountPath: string }[]
 }
 interface PodSpec {
   readonly hostNetwork: boolean
@@ -57,6 +57,9 @@ function holds(objects: readonly KubeObject[]): void {
   refuseNotYet(options)
   checkOptions(options)
   expect(options['kube-subnet-mgr']).toBe(true)
+  // What it writes beside the root file system, which it cannot.
+  const mounts = pod.containers[0].volumeMounts.map(({ mountPath }) => mountPath)
+  for (const path of [options['subnet-file'], options['status-socket']]) expect(mounts).toContain(dirname(path))
   const data = dataOf(objects)
   parseNetworkConfig(data['net-conf.json'], { areGiven: true })
   const conf = JSON.parse(data['cni-conf.json']) as { plugins: { type: string }[] }
