@@ -65,11 +65,12 @@ const SYSTEM = [
   { command: 'busybox', package: 'busybox-static', for: ['vm'] },
   { command: 'cpio', package: 'cpio', for: ['vm'] },
   { command: 'modprobe', package: 'kmod', for: ['vm'] },
-  // To build a kube-apiserver from its source (kube-apiserver.mjs).
+  // To build a kube-apiserver from its source (kube-apiserver.mjs), and to ask it as an operator does.
   { command: 'dpkg-source', package: 'dpkg-dev', for: ['kube'] },
   { command: 'rsync', package: 'rsync', for: ['kube'] },
   { command: 'jq', package: 'jq', for: ['kube'] },
   { command: 'go', package: 'golang-go', for: ['kube'] },
+  { command: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
   goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
 ]

@@ -174,12 +174,12 @@ function daemonStatus(options: DaemonOptions): DaemonStatus {
     ...{ version: version(), pid: process.pid },
     startedAt: new Date(performance.timeOrigin).toISOString(),
     subnetFile: options['subnet-file'],
-    leases: placeOf(options),
+    leases: leasesOf(options),
   }
 }
 
-function placeOf(options: DaemonOptions): string {
-  if (options['kube-subnet-mgr']) return 'the nodes of Kubernetes'
+function leasesOf(options: DaemonOptions): string {
+  if (options['kube-subnet-mgr']) return `nodes, annotations ${options['kube-annotation-prefix']}`
   return options['lease-dir'] || `${withoutUser(options['etcd-endpoints'])} ${options['etcd-prefix']}`
 }
 

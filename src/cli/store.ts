@@ -32,8 +32,8 @@ export async function withStore(
   })
   const isGiven = options['lease-dir'] !== '' || options['etcd-endpoints'] !== STORE_FLAGS['etcd-endpoints'].default
   if (!isGiven && status?.store.name === 'kubernetes') {
-    throw new WeftError('USAGE', 'the leases of this node are nodes of Kubernetes', {
-      remedy: 'see them with kubectl; the configuration is a ConfigMap',
+    throw new WeftError('USAGE', "the leases of this host's daemon are nodes of Kubernetes", {
+      remedy: 'see them by `weft peers` or `kubectl get nodes -o yaml`, the configuration in the ConfigMap',
     })
   }
   const warn = (line: string): void => screen.warn(`weft: ${line}`)

@@ -82,20 +82,27 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
       ...(isInsecure ? { rejectUnauthorized: false } : {}),
     }
     const common = { method: ask.method, headers, signal }
-    return new Promise((resolve, reject) => {
-      const failed = (error: unknown): void =>
-        reject(signal.aborted ? (signal.reason as Error) : unreachable(server, error))
-      try {
+    const send = (): Promise<IncomingMessage> =>
+      new Promise((resolve, reject) => {
         const request =
           url.protocol === 'https:'
             ? requestHttps(url, { ...common, ...tls, agent: agents.https })
             : requestHttp(url, { ...common, agent: agents.http })
         request.on('socket', (socket) => socket.setKeepAlive(true, KEEPALIVE_MS))
-        request.on('response', resolve).on('error', failed).end(body)
-      } catch (error) {
-        failed(error) // a certificate or a key that is none
-      }
-    })
+        request
+          .on('response', resolve)
+          .on('error', (error: NodeJS.ErrnoException) => {
+            // The server ended a connection that lay idle as we took it (Node.js, request.reusedSocket): a new one is made.
+            if (request.reusedSocket && error.code === 'ECONNRESET' && !signal.aborted) resolve(send())
+            else reject(error)
+          })
+          .end(body)
+      })
+    try {
+      return await send()
+    } catch (error) {
+      throw signal.aborted ? signal.reason : unreachable(server, error) // also for a certificate or a key that is none
+    }
   }
 
   /** Throws for an answer that is none of these. */

@@ -65,7 +65,10 @@ export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string 
   const name = JSON.stringify(metadata?.name ?? '')
   if (cidrs.length > 2) return `node ${name} pod cidrs should be IPv4/IPv6 only or dualstack` // flannel's words
   const subnet = cidrs.map(parseIpv4Net).find((net) => net !== undefined)
-  const subnet6 = cidrs.map(parseIpv6Net).find((net) => net !== undefined)
+  const subnet6 = cidrs
+    .filter((cidr) => cidr.includes(':'))
+    .map(parseIpv6Net)
+    .find((net) => net !== undefined)
   if (!subnet || subnet.prefixLength > 31) return `node ${name} has no IPv4 pod cidr: ${cidrs.join(', ')}`
   return { key: leaseKey(subnet, subnet6), subnet, ...(subnet6 ? { subnet6 } : {}) }
 }

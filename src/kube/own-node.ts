@@ -5,9 +5,10 @@
 
 import type { NetworkConfig } from '../config/network-config.ts'
 import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
+import { pause } from '../host/bell.ts'
 import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { LeaseHolder } from '../lease/subnet-manager.ts'
-import { seldom, type Log } from '../log.ts'
+import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, type Ipv4 } from '../net/ipv4.ts'
 import type { KubeClient } from './api-client.ts'
 import {
@@ -23,6 +24,8 @@ import { NODES, versionOf, type NodeList } from './node-source.ts'
 
 /** How long one watch waits for our node to change. */
 const WAIT_S = 60
+/** One that brought nothing is not followed by another at once: a server may end them as they come. */
+const AGAIN_MS = 1_000
 /** The same event is made anew after this time: the API server keeps one for an hour. */
 const EVENT_AGAIN_MS = 3_600_000
 const PATCH = 'application/strategic-merge-patch+json'
@@ -33,6 +36,10 @@ interface OwnNodeOptions {
   readonly name: string
   readonly log: Log
 }
+
+type Given =
+  | { readonly node: NodeObject; readonly subnets: NodeSubnets }
+  | { readonly subnets?: undefined; readonly why: string; readonly isFinal: boolean }
 
 export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
   const path = `${NODES}/${name}`
@@ -60,6 +67,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     } catch (error) {
       if (!isWeftError(error, 'GAP')) throw error // it is read again, and that is all
     }
+    await pause(signal, AGAIN_MS)
   }
 
   /** Tells the node's owner by an Event; that nobody must know of it is fine, and flannel's rights allow none. */
@@ -87,26 +95,13 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     }
   }
 
-  /** Makes the annotations say this; undefined when they did, else what they said of it. */
-  async function publish(
-    node: NodeObject,
-    attrs: LeaseAttrs,
-    signal: AbortSignal,
-  ): Promise<{ readonly before: LeaseAttrs | undefined } | undefined> {
-    const present = node.metadata?.annotations ?? {}
-    const annotations = annotationsPatch(present, attrs, names)
-    if (!annotations) return undefined
+  /** Makes the annotations say this; whether they did not. */
+  async function publish(node: NodeObject, attrs: LeaseAttrs, signal: AbortSignal): Promise<boolean> {
+    const annotations = annotationsPatch(annotationsOf(node), attrs, names)
+    if (!annotations) return false
     const ask = { method: 'PATCH', path: `${path}/status`, contentType: PATCH } as const
     await client.ask({ ...ask, body: { metadata: { annotations } } }, signal)
-    return { before: attrsOrUndefined(present) }
-  }
-
-  function attrsOrUndefined(annotations: Readonly<Record<string, string>>): LeaseAttrs | undefined {
-    try {
-      return readAttrs(annotations, names)
-    } catch {
-      return undefined
-    }
+    return true
   }
 
   const leaseFrom = (node: NodeObject, subnets: NodeSubnets, attrs: LeaseAttrs): OwnLease => ({
@@ -116,30 +111,30 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     revision: versionOf(node.metadata?.resourceVersion),
   })
 
-  /** Why this node has no subnet now; undefined when it has. */
-  function missing(node: NodeObject | undefined): string | undefined {
-    if (!node) return `node ${JSON.stringify(name)} is not there`
+  /** What the node was given, or why it has nothing: it may come still, or not in this node's life. */
+  function given(node: NodeObject | undefined): Given {
+    const quoted = JSON.stringify(name)
+    if (!node) return { why: `node ${quoted} is not there`, isFinal: false }
     const found = subnetsOf(node)
-    return found === undefined ? `node ${JSON.stringify(name)} pod cidr not assigned` : undefined
+    if (found === undefined) return { why: `node ${quoted} pod cidr not assigned`, isFinal: false }
+    return typeof found === 'string' ? { why: found, isFinal: true } : { node, subnets: found }
   }
 
   const holder = (config: NetworkConfig): LeaseHolder => ({
     async obtain(attrs, _previous, calm, signal) {
-      const patient = seldom(calm)
       for (;;) {
-        const { node, version } = await read(signal)
-        const found = node && subnetsOf(node)
-        if (typeof found === 'string') {
-          await tell('BadPodCIDR', found, signal)
-          throw new WeftError('CONFIG', found, { remedy: 'make the node anew with other pod CIDRs' })
-        }
-        if (!node || !found) {
-          const why = missing(node) ?? ''
-          patient.error(`${why}: it is waited for; ${WITHOUT_SUBNET}`)
-          if (node) await tell('NoPodCIDR', `${why}: ${WITHOUT_SUBNET}`, signal)
+        const { node: present, version } = await read(signal)
+        const now = given(present)
+        if (!now.subnets) {
+          const { why, isFinal } = now
+          if (present)
+            await tell(isFinal ? 'BadPodCIDR' : 'NoPodCIDR', isFinal ? why : `${why}: ${WITHOUT_SUBNET}`, signal)
+          if (isFinal) throw new WeftError('CONFIG', why, { remedy: 'make the node anew with other pod CIDRs' })
+          calm.error(`${why}: it is waited for; ${WITHOUT_SUBNET}`)
           await changed(version, signal)
           continue
         }
+        const { node, subnets: found } = now
         const { network } = config
         if (network.prefixLength > found.subnet.prefixLength || !ipv4NetContains(network, found.subnet.address)) {
           const why =
@@ -168,20 +163,18 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     },
 
     async renew(lease, attrs, calm, signal) {
-      const { node } = await read(signal)
-      const found = node && subnetsOf(node)
-      if (!node || typeof found !== 'object' || found.key !== lease.key) {
-        const now =
-          typeof found === 'object' ? `node ${JSON.stringify(name)} has ${formatIpv4Net(found.subnet)} now` : found
-        throw new WeftError('LEASE_LOST', now ?? missing(node) ?? '')
-      }
-      const written = await publish(node, attrs, signal)
-      if (written && !written.before) {
+      const now = given((await read(signal)).node)
+      if (!now.subnets) throw new WeftError('LEASE_LOST', now.why)
+      const { node, subnets } = now
+      if (subnets.key !== lease.key)
+        throw new WeftError('LEASE_LOST', `node ${JSON.stringify(name)} has ${formatIpv4Net(subnets.subnet)} now`)
+      const wasOurs = annotationsPatch(annotationsOf(node), lease.attrs, names) === undefined
+      if ((await publish(node, attrs, signal)) && !wasOurs) {
         const why = 'The annotations of this node were no longer what weftd wrote, and are written again'
-        calm.warn(`${why}: ${JSON.stringify(node.metadata?.annotations ?? {})}`)
+        calm.warn(`${why}: ${JSON.stringify(annotationsOf(node))}`)
         await tell('AnnotationsRestored', why, signal)
       }
-      return { ...leaseFrom(node, found, attrs) }
+      return leaseFrom(node, subnets, attrs)
     },
   })
 
@@ -190,7 +183,11 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
 
     async published(signal: AbortSignal): Promise<LeaseAttrs | undefined> {
       const { node } = await read(signal)
-      return attrsOrUndefined(node?.metadata?.annotations ?? {})
+      try {
+        return node && readAttrs(annotationsOf(node), names)
+      } catch {
+        return undefined // junk, or nothing yet
+      }
     },
 
     /** The address that an operator gave this node by one of the annotations. */
@@ -229,6 +226,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
   }
 }
 
+const annotationsOf = ({ metadata }: NodeObject): Readonly<Record<string, string>> => metadata?.annotations ?? {}
 const WITHOUT_SUBNET = 'kube-controller-manager gives it with --allocate-node-cidrs and --cluster-cidr'
 
 /** Now, as Kubernetes writes a time. */

@@ -65,7 +65,7 @@ export interface DaemonStatus {
   readonly pid: number
   readonly startedAt: string
   readonly subnetFile: string
-  /** Where leases are kept: endpoints with the prefix, or the directory; without user and password. */
+  /** Where leases are kept: endpoints with the prefix, the directory, or nodes; without user and password. */
   readonly leases: string
 }
 

@@ -4,7 +4,7 @@ import { once } from 'node:events'
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
-import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
 import { answers, subnetOf } from '../support/hosts.ts'
@@ -174,6 +174,15 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
     await daemon.line(/flannel is ready/)
     expect(await a.output(['ip', 'link', 'show', 'flannel.1'])).toContain(FLANNEL_MAC)
     expect((await made.admin.node(a.name)).metadata?.annotations).toEqual(metadata?.annotations)
+    const weft = (...words: string[]) =>
+      a.run([process.execPath, join(packageRoot, 'bin/weft'), ...words, '--status-socket', a.statusSocket])
+    expect((await weft('status')).stdout).toContain('kubernetes')
+    expect(await weft('lease', 'ls')).toMatchObject({
+      code: 2,
+      stderr: expect.stringContaining(
+        "the leases of this host's daemon are nodes of Kubernetes; see them by `weft peers`",
+      ),
+    })
     expect(await daemon.stop()).toBe(0)
     expect(api!.asked().filter(({ isAllowed }) => !isAllowed)).toEqual([])
     expect((await made.admin.node(a.name)).metadata?.annotations).toEqual(metadata?.annotations)

@@ -1,19 +1,20 @@
 // manifests.test.ts - the manifest, the chart, what they ask of a cluster, and what of a host.
 
 import { spawnSync } from 'node:child_process'
-import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
+import { cpSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
-import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { parse, parseAllDocuments } from 'yaml'
+import { dirname, join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { parse, parseAllDocuments, stringify } from 'yaml'
 import { packageRoot } from '../../lab/lab.ts'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { parseFlags } from '../../src/go-flags.ts'
 import { checkOptions, FLAGS, refuseNotYet } from '../../src/options.ts'
-import { KUBE_APISERVER, startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
+import { ADMIN_TOKEN, kubeconfigText } from '../support/kube-admin.ts'
+import { startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
 import { manifestObjects, rightsOf, type KubeObject } from '../support/kube-manifest.ts'
 import { RIGHTS } from '../support/kube-server.ts'
-import { needs } from '../support/needs.ts'
+import { HELM, KUBE_APISERVER, needs } from '../support/needs.ts'
 
 const deploy = join(packageRoot, 'deploy')
 const read = (path: string): string => readFileSync(join(deploy, path), 'utf8')
@@ -23,7 +24,7 @@ interface Container {
   readonly image: string
   readonly args?: readonly string[]
   readonly securityContext: Readonly<Record<string, unknown>>
-  readonly volumeMounts: readonly { readonly name: string }[]
+  readonly volumeMounts: readonly { readonly name: string; readonly mountPath: string }[]
 }
 interface PodSpec {
   readonly hostNetwork: boolean
@@ -56,6 +57,9 @@ function holds(objects: readonly KubeObject[]): void {
   refuseNotYet(options)
   checkOptions(options)
   expect(options['kube-subnet-mgr']).toBe(true)
+  // What it writes beside the root file system, which it cannot.
+  const mounts = pod.containers[0].volumeMounts.map(({ mountPath }) => mountPath)
+  for (const path of [options['subnet-file'], options['status-socket']]) expect(mounts).toContain(dirname(path))
   const data = dataOf(objects)
   parseNetworkConfig(data['net-conf.json'], { areGiven: true })
   const conf = JSON.parse(data['cni-conf.json']) as { plugins: { type: string }[] }
@@ -89,33 +93,36 @@ describe('deploy/kubernetes/weft.yaml', () => {
   })
 })
 
-describe('deploy/charts/weft', () => {
-  const missing = needs('go')
-  let folder: string
-  beforeAll(() => {
-    if (missing !== undefined) return
-    folder = mkdtempSync(join(tmpdir(), 'weft-chart-'))
-    const env = { ...process.env, GO111MODULE: 'off', GOCACHE: join(folder, 'cache'), GOFLAGS: '' }
-    const source = join(packageRoot, 'test/support/helm-render.go')
-    const { status, stderr } = spawnSync('go', ['build', '-o', join(folder, 'render'), source], {
-      env,
-      encoding: 'utf8',
-    })
-    if (status !== 0) throw new Error(stderr)
-  })
-  afterAll(() => {
-    if (missing === undefined) rmSync(folder, { recursive: true })
-  })
+type Values = Readonly<Record<string, unknown>>
+const chart = join(deploy, 'charts/weft')
+const defaults = parse(read('charts/weft/values.yaml')) as Values & { readonly flannel: Values }
+const templates = readdirSync(join(chart, 'templates')).map((name) => read(`charts/weft/templates/${name}`))
 
-  type Values = Readonly<Record<string, unknown>>
-  const defaults = parse(read('charts/weft/values.yaml')) as Values & { flannel: Values }
-  function render(values: Values): KubeObject[] {
-    const { status, stdout, stderr } = spawnSync(join(folder, 'render'), [join(deploy, 'charts/weft')], {
-      input: JSON.stringify(values),
-      encoding: 'utf8',
-    })
-    if (status !== 0) throw new Error(stderr)
-    return parseAllDocuments(stdout).map((document) => {
+it('deploy/charts/weft has no value that no template reads', () => {
+  for (const name of Object.keys(defaults.flannel))
+    expect(templates.join('\n'), name).toMatch(new RegExp(String.raw`flannel\.${name}\b`))
+})
+
+function helm(args: readonly string[], env: Readonly<Record<string, string>> = {}): string {
+  const ran = spawnSync(process.env['WEFT_HELM']!, args, { encoding: 'utf8', env: { ...process.env, ...env } })
+  if (ran.status !== 0) throw new Error(ran.stderr)
+  return ran.stdout
+}
+
+describe('deploy/charts/weft', () => {
+  needs(HELM)
+  let folder: string
+  beforeEach(() => {
+    folder = mkdtempSync(join(tmpdir(), 'weft-chart-'))
+  })
+  afterEach(() => rmSync(folder, { recursive: true }))
+
+  /** With these values above the chart's own; null takes one away, as if it had never been there. */
+  function render(values: Values = {}): KubeObject[] {
+    const file = join(folder, 'values.json')
+    writeFileSync(file, JSON.stringify(values))
+    const rendered = helm(['template', 'flannel', chart, '--namespace', 'kube-flannel', '--values', file])
+    return parseAllDocuments(rendered).map((document) => {
       expect(document.errors).toEqual([])
       return document.toJS() as KubeObject
     })
@@ -138,14 +145,14 @@ describe('deploy/charts/weft', () => {
     )
 
   it('is the manifest, with its default values', () => {
-    expect(byName(render(defaults))).toEqual(byName(manifestObjects()))
+    // As flannel's, it leaves the namespace to whoever installs it.
+    const { 'Namespace kube-flannel': _, ...manifest } = byName(manifestObjects())
+    expect(byName(render())).toEqual(manifest)
   })
 
   it("takes the values of a release of flannel's chart, which know nothing of ours", () => {
     // As of its chart v0.28.9, with what its comments offer.
-    const { weft: _, netpol: __, ...rest } = defaults
     const flannel = {
-      ...defaults.flannel,
       ...{ backend: 'vxlan', backendPort: 4789, vni: 42, mtu: 1400, directRouting: true, GBP: true },
       nodeSelector: { role: 'worker' },
       tolerations: [],
@@ -155,12 +162,8 @@ describe('deploy/charts/weft', () => {
       args: ['--ip-masq', '--kube-subnet-mgr', '--iface=eth1'],
       healthz: { port: 0 },
     }
-    const objects = render({
-      ...rest,
-      flannel,
-      global: { imagePullSecrets: [{ name: 'secret' }] },
-      podCidr: '10.9.0.0/16',
-    })
+    const global = { imagePullSecrets: [{ name: 'secret' }] }
+    const objects = render({ global, flannel, podCidr: '10.9.0.0/16', weft: null, netpol: null })
     holds(objects)
     expect(JSON.parse(dataOf(objects)['net-conf.json'])).toEqual({
       ...{ Network: '10.9.0.0/16', EnableNFTables: true },
@@ -177,7 +180,7 @@ describe('deploy/charts/weft', () => {
 
   it('writes the other backends, and what is weft’s own', () => {
     const backendOf = (flannel: Values, weft: Values = {}): unknown => {
-      const objects = render({ ...defaults, weft, flannel: { ...defaults.flannel, ...flannel } })
+      const objects = render({ weft, flannel })
       holds(objects)
       return (JSON.parse(dataOf(objects)['net-conf.json']) as { Backend: unknown }).Backend
     }
@@ -190,35 +193,59 @@ describe('deploy/charts/weft', () => {
       ...{ Type: 'wireguard', ListenPort: 51821, PSK: '0"', PersistentKeepaliveInterval: 25, Mode: 'separate' },
     })
     expect(backendOf({ backend: 'host-gw' })).toEqual({ Type: 'host-gw' })
-    const legacy = render({ ...defaults, weft: { legacyIptables: true } })
+    const legacy = render({ weft: { legacyIptables: true } })
     expect(podOf(legacy).containers[0].securityContext['capabilities']).toEqual({
       drop: ['ALL'],
       add: ['NET_ADMIN', 'NET_RAW'],
     })
-    expect(() => render({ ...defaults, netpol: { enabled: true } })).toThrow('netpol is not part of weft')
-  })
-
-  it('has no value that no template reads', () => {
-    const templates = readdirSync(join(deploy, 'charts/weft/templates'))
-      .map((name) => read(`charts/weft/templates/${name}`))
-      .join('\n')
-    for (const name of Object.keys(defaults.flannel))
-      expect(templates, name).toMatch(new RegExp(String.raw`flannel\.${name}\b`))
+    expect(() => render({ netpol: { enabled: true } })).toThrow('netpol is not part of weft')
   })
 })
 
-describe.runIf(KUBE_APISERVER !== '')('a real API server', () => {
-  needs('openssl', 'etcd', 'etcdctl')
-  let api: RealKubeApi
-  beforeAll(async () => {
-    api = await startKubeApiserver()
+describe('a real API server', () => {
+  const lacks = needs(KUBE_APISERVER, 'openssl', 'etcd', 'etcdctl')
+  let api: RealKubeApi | undefined
+  beforeEach(async () => {
+    if (lacks === undefined) api = await startKubeApiserver()
   })
-  afterAll(() => api.close())
+  afterEach(() => api?.close())
 
   it('takes each object of the manifest', async () => {
     for (const object of manifestObjects()) {
-      const { status, body } = await api.admin.create(object)
+      const { status, body } = await api!.admin.create(object)
       expect([object.kind, status, body]).toEqual([object.kind, 201, expect.objectContaining({ kind: object.kind })])
     }
+  })
+
+  it("turns a release of flannel's chart into weft's by --reuse-values, and back", async ({ skip }) => {
+    skip(!process.env['WEFT_HELM'], `this machine lacks ${HELM}`)
+    const folder = mkdtempSync(join(tmpdir(), 'weft-chart-'))
+    const kubeconfig = join(folder, 'kubeconfig')
+    writeFileSync(kubeconfig, kubeconfigText(api!.url, api!.caFile, ADMIN_TOKEN))
+    const run = (...args: string[]): string =>
+      helm([...args, '--namespace', 'kube-flannel'], { KUBECONFIG: kubeconfig, HELM_CACHE_HOME: folder })
+    const daemonSet = async () => {
+      const path = '/apis/apps/v1/namespaces/kube-flannel/daemonsets/kube-flannel-ds'
+      return (await api!.admin.call('GET', path)).body as KubeObject
+    }
+    // What flannel's chart is to Helm: its name, its objects' names, its values, none of ours.
+    const flannels = join(folder, 'flannel')
+    cpSync(chart, flannels, { recursive: true })
+    const { weft: _, ...values } = defaults
+    const image = { repository: 'ghcr.io/flannel-io/flannel', tag: 'v0.28.9' }
+    writeFileSync(join(flannels, 'values.yaml'), stringify({ ...values, flannel: { ...defaults.flannel, image } }))
+    await api!.admin.create(manifestObjects()[0]!)
+    run('install', 'flannel', flannels, '--set', 'podCidr=10.9.0.0/16', '--set', 'flannel.backend=host-gw')
+    expect(podOf([await daemonSet()]).containers[0].image).toBe('ghcr.io/flannel-io/flannel:v0.28.9')
+    const ours = ['flannel.image.repository=registry.example/weft', 'flannel.image.tag=0.1.0']
+    run('upgrade', 'flannel', chart, '--reuse-values', ...ours.flatMap((each) => ['--set', each]))
+    expect(podOf([await daemonSet()]).containers[0].image).toBe('registry.example/weft:0.1.0')
+    const map = await api!.admin.call('GET', '/api/v1/namespaces/kube-flannel/configmaps/kube-flannel-cfg')
+    expect(JSON.parse(dataOf([map.body as KubeObject])['net-conf.json'])).toEqual({
+      ...{ Network: '10.9.0.0/16', Backend: { Type: 'host-gw' } },
+    })
+    run('rollback', 'flannel')
+    expect(podOf([await daemonSet()]).containers[0].image).toBe('ghcr.io/flannel-io/flannel:v0.28.9')
+    rmSync(folder, { recursive: true })
   })
 })

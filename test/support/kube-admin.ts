@@ -125,6 +125,20 @@ export function kubeAdmin(api: () => { readonly url: string; readonly caFile: st
   }
 }
 
+/** A kubeconfig that lets in with this token. */
+export const kubeconfigText = (server: string, caFile: string, token: string, more = ''): string =>
+  `apiVersion: v1
+kind: Config
+current-context: test
+clusters:
+- name: test
+  cluster: {server: "${server}", certificate-authority: "${caFile}"${more}}
+users:
+- {name: test, user: {token: "${token}"}}
+contexts:
+- {name: test, context: {cluster: test, user: test}}
+`
+
 export interface Pki {
   readonly caFile: string
   readonly certFile: string

@@ -10,7 +10,7 @@ import { createInterface } from 'node:readline'
 import { spawn } from 'node:child_process'
 import type { Lab } from '../../lab/lab.ts'
 import { ended } from '../../lab/command.ts'
-import { WEFT_TOKEN, type KubeApi } from './kube-admin.ts'
+import { kubeconfigText, WEFT_TOKEN, type KubeApi } from './kube-admin.ts'
 
 const ADDRESS = '192.168.77.254'
 const PORT = 6443
@@ -62,20 +62,8 @@ export async function openKubeGate(lab: Lab, api: KubeApi): Promise<KubeGate> {
   })
   await new Promise((resolve) => createInterface({ input: outpost.stdout }).once('line', resolve))
   const kubeconfig = join(lab.folder, 'kubeconfig')
-  writeFileSync(
-    kubeconfig,
-    `apiVersion: v1
-kind: Config
-current-context: lab
-clusters:
-- name: lab
-  cluster: {server: "https://${ADDRESS}:${PORT}", certificate-authority: "${api.caFile}", tls-server-name: kubernetes}
-users:
-- {name: weft, user: {token: "${WEFT_TOKEN}"}}
-contexts:
-- {name: lab, context: {cluster: lab, user: weft}}
-`,
-  )
+  const place = `https://${ADDRESS}:${PORT}`
+  writeFileSync(kubeconfig, kubeconfigText(place, api.caFile, WEFT_TOKEN, ', tls-server-name: kubernetes'))
   const gate: KubeGate = {
     kubeconfig,
     cut() {

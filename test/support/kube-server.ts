@@ -353,7 +353,7 @@ export async function startKubeServer(): Promise<SmallKubeApi> {
 
 /** A patch: RFC 7386, and of strategic ones as much as there is here: conditions are told apart by their type. */
 function merged(before: unknown, patch: unknown, isStrategic: boolean): unknown {
-  if (isStrategic && Array.isArray(patch)) {
+  if (isStrategic && Array.isArray(patch) && patch.every((item) => (item as Json)['type'] !== undefined)) {
     const list = [...((before ?? []) as Json[])]
     for (const item of patch as Json[]) {
       const at = list.findIndex(({ type }) => type === item['type'])

@@ -10,6 +10,12 @@ export const HOSTS = "root's right to make network namespaces, and /dev/net/tun"
 /** To run an etcd and ask it. */
 export const ETCD = ['etcd', 'etcdctl'] as const
 
+/** To ask a real API server; its path is in this variable. */
+export const KUBE_APISERVER = 'a real kube-apiserver, which `npm run test:kube` builds'
+
+/** To run Helm, whose path is in this variable. */
+export const HELM = 'Helm, which `npm run test:kube` fetches'
+
 function canMakeHosts(): boolean {
   if (spawnSync('unshare', ['--net', '--mount', 'true']).status !== 0) return false
   try {
@@ -23,7 +29,11 @@ function canMakeHosts(): boolean {
 const isThere = (what: string): boolean =>
   what === HOSTS
     ? canMakeHosts()
-    : (process.env['PATH'] ?? '').split(':').some((folder) => existsSync(join(folder, what)))
+    : what === KUBE_APISERVER
+      ? Boolean(process.env['WEFT_KUBE_APISERVER'])
+      : what === HELM
+        ? Boolean(process.env['WEFT_HELM'])
+        : (process.env['PATH'] ?? '').split(':').some((folder) => existsSync(join(folder, what)))
 
 /**
  * Skips the tests of the file that calls it unless there is all of this: `HOSTS`, or programs by their names. Returns what
