@@ -350,6 +350,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   options.encapsulation = encapsulation;
   options.tun_address = to_be32(given.Get("tunAddress").As<Napi::Number>().Uint32Value());
   options.network_address = to_be32(given.Get("networkAddress").As<Napi::Number>().Uint32Value());
+  options.clamp_mss = given.Get("clampMss").As<Napi::Boolean>();
   options.filter = to_filter(given.Get("filter").As<Napi::Object>());
   const auto own = given.Get("ownEnd").As<Napi::Uint8Array>();
   std::memcpy(options.own.encap.data(), own.Data(), std::min(own.ByteLength(), options.own.encap.size()));

@@ -66,6 +66,8 @@ export interface RunOptions {
   /** The same of ICMP errors into the TUN: none of this host's, whose kernel takes those for forged. */
   networkAddress: number
   filter: FilterOptions
+  /** Whether connections of TCP are to begin with segments that fit (native/core/mss.h). */
+  clampMss: boolean
   /** What the encapsulation knows of this host, as a peer record has it of a peer: at most 16 bytes. */
   ownEnd: Uint8Array
   /** Of the TUN, in bytes. */

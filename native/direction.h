@@ -24,6 +24,7 @@ struct Path {
   FilterOptions filter = {};       ///< what is let in from peers
   Strangers* strangers = nullptr;  ///< where it says who was not
   IcmpLimit* icmp = nullptr;       ///< of all loops
+  size_t clamp_mtu = 0;            ///< of the TUN, where TCP is to begin with segments that fit; 0: it is not
 };
 
 /// What one turn did.

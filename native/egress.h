@@ -20,6 +20,7 @@
 #include "core/checksum.h"
 #include "core/encapsulation.h"
 #include "core/fragment.h"
+#include "core/mss.h"
 #include "core/nested.h"
 #include "core/segment.h"
 #include "direction.h"
@@ -108,6 +109,10 @@ class Egress final : public Direction {
     if (virtio.gso_type != kGsoNone) return cut(virtio, bytes, packet, *endpoint, mtu);
     const bool fits = packet.total <= mtu || packet.version == 6;  // nobody has IPv6 peers, who would be told otherwise
     if (!fits && may_not_fragment(bytes)) return refuse(mtu, virtio, bytes, packet);
+    if (path_.clamp_mtu != 0 && is_tcp_syn(bytes, packet)) {
+      const size_t most = std::min(path_.clamp_mtu, mtu_to(*endpoint));
+      clamp_mss(bytes, packet, most - kMssHeaderBytes, virtio.flags & kVirtioNeedsCsum);
+    }
     if ((virtio.flags & kVirtioNeedsCsum) && !finish_checksum(virtio, bytes, packet)) {
       return path_.counters.add(k_tx_drop_malformed);
     }

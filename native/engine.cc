@@ -68,7 +68,8 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     &engine->traffic_[i],
                     options.filter,
                     &engine->strangers_[i],
-                    &engine->icmp_};
+                    &engine->icmp_,
+                    options.clamp_mss ? options.own.mtu : 0};
     Directions made =
         encapsulation->make(path, options.own, engine->peers_.reader(2 * i), engine->peers_.reader(2 * i + 1));
     engine->loops_.push_back(std::make_unique<Loop>(i, path, std::move(made.egress), std::move(made.ingress),

@@ -20,6 +20,7 @@ struct RunOptions {
   uint32_t tun_address = 0;        ///< network order, as the next
   uint32_t network_address = 0;
   FilterOptions filter;
+  bool clamp_mss = false;  ///< whether TCP is to begin with segments that fit (core/mss.h)
   OwnEnd own;
   std::span<const uint8_t> peers;  ///< the first table: packets may be waiting in the descriptors
   LoopOptions loops;

@@ -13,6 +13,7 @@
 #include "core/coalesce.h"
 #include "core/encapsulation.h"
 #include "core/inspect.h"
+#include "core/mss.h"
 #include "direction.h"
 #include "io/clock.h"
 #include "io/receiver.h"
@@ -76,6 +77,7 @@ class Ingress final : public Direction {
       }
       decrement_hop_limit(bytes.data(), packet);
     }
+    if (path_.clamp_mtu != 0 && is_tcp_syn(bytes.data(), packet)) clamp(bytes.data(), packet, undone);
     if (filter_.peer() != received_.peer) count_received();
     received_.peer = filter_.peer();
     received_.packets += count_packets(undone, bytes.data(), packet);
@@ -83,6 +85,16 @@ class Ingress final : public Direction {
     if (coalescer_.full()) failure = writer_.write(coalescer_);
     coalescer_.add(bytes.data(), packet, limits_, undone);
     return failure;
+  }
+
+  /// What a peer's connection begins with is what this side will send: as much as goes to that peer, as far as that is
+  /// known.
+  void clamp(uint8_t* bytes, const Packet& packet, const VirtioHeader& undone) {
+    const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
+    const size_t path = peer ? peer->path.bytes() : 0;
+    const size_t before = kOuterBytes + Encap::kHeaderBytes;
+    const size_t most = path > before + kMssHeaderBytes ? std::min(path_.clamp_mtu, path - before) : path_.clamp_mtu;
+    clamp_mss(bytes, packet, most - kMssHeaderBytes, undone.flags & kVirtioNeedsCsum);
   }
 
   /// Counts what was let in of one peer since it was last counted.

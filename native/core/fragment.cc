@@ -26,14 +26,16 @@ void keep_copied_options(uint8_t* at, const uint8_t* end) {
 }  // namespace
 
 Fragmenter::Fragmenter(const Segment& packet, size_t ip_bytes, size_t mtu)
-    : packet_(packet), ip_bytes_(ip_bytes), block_bytes_((mtu - ip_bytes) / kBlockBytes * kBlockBytes) {}
+    : packet_(packet), ip_bytes_(ip_bytes), room_(mtu - ip_bytes) {}
 
 Segment Fragmenter::next(uint8_t* header) {
   const bool first = offset_ == 0;
   // What is in the first piece behind the IP header belongs to the first fragment.
   const size_t rest = packet_.header_bytes - ip_bytes_;
   const size_t header_bytes = first ? packet_.header_bytes : ip_bytes_;
-  const size_t size = std::min(first ? block_bytes_ - rest : block_bytes_, packet_.payload_bytes - offset_);
+  const size_t left = packet_.payload_bytes - offset_, before = first ? rest : 0;
+  // All but the last are of whole blocks.
+  const size_t size = before + left <= room_ ? left : room_ / kBlockBytes * kBlockBytes - before;
   std::memcpy(header, packet_.header, header_bytes);
   const uint16_t word = load_be16(header + 6);
   const size_t blocks = (first ? 0 : rest + offset_) / kBlockBytes;

@@ -25,8 +25,8 @@ class Fragmenter {
  private:
   Segment packet_;
   size_t ip_bytes_;
-  size_t block_bytes_;  // of payload, in a fragment behind the first, if there were nothing but the IP header
-  size_t offset_ = 0;   // into the payload
+  size_t room_;        // behind a fragment's IP header
+  size_t offset_ = 0;  // into the payload
 };
 
 }  // namespace weft

@@ -56,6 +56,8 @@ export interface TunnelKind {
   readonly mtu: number
   /** Which packets from peers are let in. */
   readonly verifySource: VerifySource
+  /** Whether connections of TCP are to begin with segments that fit. */
+  readonly clampMss: boolean
   /** Which leases are peers' beside what all backends ask. */
   readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable'>
   /** Whether peers that are reached without a router are routed to past the tunnel. */
@@ -89,7 +91,7 @@ export function checkNetwork(backend: string, config: NetworkConfig, address: Ip
 
 export async function openTunnel(
   { config: { network }, external, startEngine, persistence, run, log }: TunnelOptions,
-  { encapsulation, ownEnd, endOf, tunName, port, mtu, verifySource, ...kind }: TunnelKind,
+  { encapsulation, ownEnd, endOf, tunName, port, mtu, verifySource, clampMss, ...kind }: TunnelKind,
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
@@ -133,6 +135,7 @@ export async function openTunnel(
     tunAddress: lease.subnet.address,
     networkAddress: networkAddressFor(network, lease.subnet),
     filter: verify,
+    clampMss,
   })
   counted = () => engine.traffic()
   const routes = kind.directRouting ? createRouteSync({ network, run, log }) : undefined

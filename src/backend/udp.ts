@@ -2,6 +2,7 @@
 //
 // Port and wire format are flanneld's (pkg/backend/udp), so that both can be in one network.
 
+import { backendOptions } from '../config/backend-options.ts'
 import { WeftError } from '../errors.ts'
 import { currentExternal } from '../host/external-interface.ts'
 import type { LeaseAttrs } from '../lease/lease.ts'
@@ -31,6 +32,7 @@ export function createUdpBackend(options: TunnelOptions): Backend {
   let { external } = options
   const port = udpPort(config.backend)
   const verify = verifySource(config.backend)
+  const clampMss = backendOptions(config.backend).flag('ClampMSS')
   return {
     name: 'udp',
     inherits: true,
@@ -42,7 +44,7 @@ export function createUdpBackend(options: TunnelOptions): Backend {
     },
     open: (lease, _signal, leases) => {
       const mtu = external.mtu - ENCAP_BYTES
-      const kind = { encapsulation: 'udp', tunName: TUN_NAME, port, mtu, verifySource: verify } as const
+      const kind = { encapsulation: 'udp', tunName: TUN_NAME, port, mtu, verifySource: verify, clampMss } as const
       return openTunnel({ ...options, external }, kind, lease, leases)
     },
   }

@@ -27,6 +27,8 @@ export interface VxlanConfig {
   readonly dataPath: 'kernel' | 'userspace' | undefined
   /** Which packets from peers are let in, where weftd carries them. */
   readonly verifySource: VerifySource
+  /** Whether connections of TCP are to begin with segments that fit, where weftd carries them. */
+  readonly clampMss: boolean
 }
 
 /** What both ways of carrying are given. */
@@ -60,6 +62,7 @@ export function vxlanConfig(backend: Readonly<Record<string, unknown>>): VxlanCo
     directRouting: flag('DirectRouting'),
     dataPath: word('DataPath', ['kernel', 'userspace']),
     verifySource: verifySource(backend),
+    clampMss: flag('ClampMSS'),
   }
 }
 

@@ -13,6 +13,7 @@ import { ENCAPSULATIONS, type Encapsulation } from './encapsulation.ts'
 import type { Engine, EngineConfig } from './engine.ts'
 import { isFromHere, reasonToDrop, type Addresses, type Stranger } from './filter.ts'
 import {
+  clampMss,
   decrementTtl,
   fragmentationNeeded,
   fragmentsOf,
@@ -20,6 +21,7 @@ import {
   icmpLimit,
   ipv4PacketBytes,
   isIpv6Packet,
+  isTcpSyn,
   isNestedTwice,
   mayFragment,
   NET_UNREACHABLE,
@@ -146,6 +148,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       count('tx_drop_ttl')
       return answer(TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
     }
+    if (config.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, mtuTo(endpoint.address)))
     const mtu = size > ALWAYS_FITS_BYTES ? mtuTo(endpoint.address) : Infinity
     if (size <= mtu) return send(packet, endpoint)
     if (!mayFragment(packet)) {
@@ -219,6 +222,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       traffic.numbers[3] += size
       traffic.heardAt = performance.now()
     }
+    // What a peer's connection begins with is what this side will send.
+    if (config.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, mtuTo(address)))
     if (!writeTun(packet)) return count('rx_drop_tun')
     count('tun_writes')
     count('rx_packets')

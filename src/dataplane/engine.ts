@@ -37,6 +37,8 @@ export interface EngineConfig {
   readonly networkAddress: number
   /** Which packets from peers are let in. */
   readonly filter: FilterOptions
+  /** Whether connections of TCP are to begin with segments that fit. */
+  readonly clampMss?: boolean
   /** The first peer table, by encoded records (peers.ts); empty where it is left out. */
   readonly peers?: Uint8Array
   /** Whether the device stays, with its address and routes, when this process ends and did not stop the engine. */

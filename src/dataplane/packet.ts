@@ -13,6 +13,10 @@ const MORE_FRAGMENTS = 0x2000
 const OPTION_COPIED = 0x80
 const OPTION_END = 0
 const OPTION_NOTHING = 1
+const OPTION_MSS = 2
+const TCP_HEADER_BYTES = 20
+const TCP_CHECKSUM = 16
+const TCP_SYN = 2
 const OPTION_LOOSE_ROUTE = 131
 const OPTION_STRICT_ROUTE = 137
 const ICMP_ECHO_REQUEST = 8
@@ -118,6 +122,46 @@ function keepCopiedOptions(options: Buffer): void {
   }
 }
 
+/** Whether a packet begins a TCP connection, from either side. */
+export function isTcpSyn(packet: Buffer): boolean {
+  const at = ipv4HeaderBytes(packet)
+  const isFirst = (packet.readUInt16BE(6) & 0x1fff) === 0
+  const isTcp = packet.readUInt8(9) === PROTOCOL_TCP && packet.length >= at + TCP_HEADER_BYTES
+  return isTcp && isFirst && (packet.readUInt8(at + 13) & TCP_SYN) !== 0
+}
+
+/**
+ * Makes such a packet announce a maximum segment size that fits packets of `mtu` bytes (RFC 9293 section 3.7.1): as
+ * native/core/mss.h.
+ */
+export function clampMss(packet: Buffer, mtu: number): void {
+  const tcp = packet.subarray(ipv4HeaderBytes(packet))
+  const headerBytes = (tcp.readUInt8(12) >> 4) * 4
+  const most = mtu - MIN_IPV4_HEADER_BYTES - TCP_HEADER_BYTES
+  for (let at = TCP_HEADER_BYTES; at < headerBytes && headerBytes <= tcp.length;) {
+    const [kind, size = 0] = tcp.subarray(at, headerBytes)
+    if (kind === OPTION_END || (kind !== OPTION_NOTHING && (size < 2 || at + size > headerBytes))) return
+    if (kind === OPTION_MSS && size === 4) {
+      const before = tcp.readUInt16BE(at + 2)
+      if (before <= most) return
+      tcp.writeUInt16BE(most, at + 2)
+      // At an odd place the value stands across two words, each byte in the other half of its own.
+      const asSummed = (value: number): number => (at % 2 === 0 ? value : ((value & 0xff) << 8) | (value >> 8))
+      tcp.writeUInt16BE(mendedChecksum(tcp.readUInt16BE(TCP_CHECKSUM), asSummed(before), asSummed(most)), TCP_CHECKSUM)
+      return
+    }
+    at += kind === OPTION_NOTHING ? 1 : size
+  }
+}
+
+/** A checksum after one word was changed (RFC 1624 equation 3). */
+function mendedChecksum(checksum: number, before: number, now: number): number {
+  let sum = (~checksum & 0xffff) + (~before & 0xffff) + now
+  sum = (sum & 0xffff) + (sum >>> 16)
+  sum = (sum & 0xffff) + (sum >>> 16)
+  return ~sum & 0xffff
+}
+
 /** Whether `bytes` start with an IPv6 packet that is whole. */
 export function isIpv6Packet(bytes: Buffer): boolean {
   return (
@@ -146,10 +190,7 @@ export function decrementTtl(bytes: Buffer): boolean {
   if (ttl <= 1) return false
   const before = bytes.readUInt16BE(8)
   bytes.writeUInt8(ttl - 1, 8)
-  let sum = (~bytes.readUInt16BE(10) & 0xffff) + (~before & 0xffff) + bytes.readUInt16BE(8)
-  sum = (sum & 0xffff) + (sum >>> 16)
-  sum = (sum & 0xffff) + (sum >>> 16)
-  bytes.writeUInt16BE(~sum & 0xffff, 10)
+  bytes.writeUInt16BE(mendedChecksum(bytes.readUInt16BE(10), before, bytes.readUInt16BE(8)), 10)
   return true
 }
 

@@ -116,7 +116,7 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
   IcmpLimit icmp;
   const CounterRow counters(row.data());
   Ingress<Encap> ingress({tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, counters,
-                          &traffic, setting.filter, &strangers, &icmp},
+                          &traffic, setting.filter, &strangers, &icmp, 1400},
                          peers.reader(0), own_end());
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     std::vector<uint8_t> message(at, at + length);
@@ -206,7 +206,8 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
                              &traffic,
                              {},
                              nullptr,
-                             &icmp},
+                             &icmp,
+                             1400},
                             peers.reader(0), OwnEnd{});
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (send(tun.outside.get(), at, length, 0) < 0) return;

@@ -11,6 +11,7 @@
 #include "../../native/core/fragment.h"
 #include "../../native/core/icmp.h"
 #include "../../native/core/inspect.h"
+#include "../../native/core/mss.h"
 #include "../../native/core/nested.h"
 #include "../../native/core/peers.h"
 #include "../../native/core/refusals.h"
@@ -1053,6 +1054,75 @@ static void test_waiting() {
   context.clear();
 }
 
+/// A SYN whose options begin with `before`, then the maximum segment size, with a checksum that is right.
+static Bytes syn(const Bytes& before, uint16_t mss, uint8_t flags = kSyn) {
+  Bytes options = before;
+  for (const uint8_t byte : {uint8_t{2}, uint8_t{4}, static_cast<uint8_t>(mss >> 8), static_cast<uint8_t>(mss)}) {
+    options.push_back(byte);
+  }
+  while (options.size() % 4 != 0) options.push_back(0);
+  Bytes packet(kIpv4HeaderBytes + kTcpHeaderBytes, 0);
+  packet[0] = 0x45;
+  packet[8] = 64;
+  packet[9] = IPPROTO_TCP;
+  for (size_t i = 12; i < 20; i++) packet[i] = static_cast<uint8_t>(10 + i);
+  packet[kIpv4HeaderBytes + 12] = static_cast<uint8_t>((kTcpHeaderBytes + options.size()) / 4 << 4);
+  packet[kIpv4HeaderBytes + 13] = flags;
+  packet.insert(packet.end(), options.begin(), options.end());
+  store_be16(packet.data() + 2, static_cast<uint16_t>(packet.size()));
+  return packet;
+}
+
+static uint16_t tcp_sum(const Bytes& packet) {
+  const size_t size = packet.size() - kIpv4HeaderBytes;
+  const uint64_t pseudo = pseudo_header_sum(packet.data() + 12, 8, IPPROTO_TCP, static_cast<uint32_t>(size));
+  return checksum_fold(checksum_add(pseudo, packet.data() + kIpv4HeaderBytes, size));
+}
+
+/// What a connection begins with is lowered wherever it stands, and the sum is right after it; nothing else is touched.
+static void test_mss() {
+  for (const Bytes& before : {Bytes{}, Bytes{1}, Bytes{1, 1}, Bytes{1, 1, 1}, Bytes{3, 3, 7}, Bytes{4, 2, 1}}) {
+    for (const uint16_t mss : {uint16_t{536}, uint16_t{1432}, uint16_t{1433}, uint16_t{1460}, uint16_t{65495}}) {
+      for (const bool open : {false, true}) {
+        Bytes packet = syn(before, mss);
+        if (!open) {
+          const uint16_t sum = static_cast<uint16_t>(~tcp_sum(packet));
+          store(packet.data() + kIpv4HeaderBytes + kTcpChecksum, sum);
+          CHECK(tcp_sum(packet) == 0xffff);
+        }
+        Bytes expected = packet;
+        Packet read;
+        CHECK(read_packet(packet.data(), packet.size(), read) == Shape::kOk && is_tcp_syn(packet.data(), read));
+        clamp_mss(packet.data(), read, 1432, open);
+        const size_t at = kIpv4HeaderBytes + kTcpHeaderBytes + before.size() + 2;
+        CHECK(load_be16(packet.data() + at) == std::min<uint16_t>(mss, 1432));
+        if (!open) CHECK(tcp_sum(packet) == 0xffff);
+        store_be16(expected.data() + at, std::min<uint16_t>(mss, 1432));
+        const size_t checksum = kIpv4HeaderBytes + kTcpChecksum;
+        std::copy_n(packet.begin() + checksum, 2, expected.begin() + checksum);
+        CHECK(packet == expected);
+      }
+    }
+  }
+  // What is no SYN, what is cut off, and options that leave their header.
+  Bytes data = syn({}, 1460, kAck);
+  Packet read;
+  CHECK(read_packet(data.data(), data.size(), read) == Shape::kOk && !is_tcp_syn(data.data(), read));
+  for (const Bytes& odd : {Bytes{2}, Bytes{2, 0}, Bytes{9, 1}, Bytes{9, 200}, Bytes{0}}) {
+    Bytes packet = syn(odd, 1460);
+    const Bytes was = packet;
+    CHECK(read_packet(packet.data(), packet.size(), read) == Shape::kOk);
+    if (odd.size() == 2 || odd[0] == 0) {
+      clamp_mss(packet.data(), read, 1432, false);
+      CHECK(packet == was);
+    }
+  }
+  Bytes cut = syn({}, 1460);
+  cut[kIpv4HeaderBytes + 12] = 0xf0;
+  CHECK(read_packet(cut.data(), cut.size(), read) == Shape::kOk);
+  clamp_mss(cut.data(), read, 1432, false);
+}
+
 int main(int argc, char** argv) {
   const unsigned seed = seed_of(argc, argv);
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 40;
@@ -1074,6 +1144,7 @@ int main(int argc, char** argv) {
   test_learnt();
   test_path_mtu();
   test_fragments(rounds);
+  test_mss();
   test_waiting();
   return verdict(seed);
 }

@@ -310,7 +310,7 @@ describe('the native engine', () => {
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: [] }
       const opened = addon.openDescriptors(asked)
       try {
-        const options = { encapsulation: 'none such', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+        const options = { encapsulation: 'none such', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, clampMss: false, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
         addon.runEngine(opened, options, () => {})
       } catch ({ code }) {
         console.log(code, require('node:fs').readFileSync('/proc/net/dev', 'utf8').includes(opened.tunName + ':'))
@@ -338,7 +338,7 @@ describe('the native engine', () => {
       const opened = addon.openDescriptors(asked)
       require('node:child_process').execFileSync('prlimit', ['--pid', process.pid, '--nproc=1'])
       try {
-        const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+        const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, clampMss: false, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
         addon.runEngine(opened, options, () => {})
       } catch ({ code, syscall }) {
         console.log(code, syscall, require('node:fs').readFileSync('/proc/net/dev', 'utf8').includes(opened.tunName + ':'))
@@ -352,7 +352,7 @@ describe('the native engine', () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: addon.featureNames }
-      const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+      const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, clampMss: false, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
       const told = []
       const start = () => {
         const opened = addon.openDescriptors(asked)
@@ -379,7 +379,7 @@ describe('the native engine', () => {
       const addon = require('node-gyp-build')(process.argv[1])
       const features = addon.featureNames
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 2, features }
-      const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+      const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, clampMss: false, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
       const start = () => addon.runEngine(addon.openDescriptors(asked), options, () => {})
       start()
       start()

@@ -48,6 +48,7 @@ function run(descriptors: Descriptors): NativeEngine {
       network: parseIpv4Net('10.5.0.0/16')!,
       subnet: parseIpv4Net('10.5.1.0/24')!,
     } as const,
+    clampMss: false,
     persistent: false,
     naive: false,
     nice: 0,

@@ -112,6 +112,7 @@ describe('open', () => {
       ...{
         encapsulation: 'udp',
         tunName: 'flannel%d',
+        clampMss: false,
         persistent: false,
         inherited: undefined,
         peers: new Uint8Array(),

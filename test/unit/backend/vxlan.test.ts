@@ -12,6 +12,7 @@ const NONE = {
   directRouting: false,
   dataPath: undefined,
   verifySource: 'strict',
+  clampMss: false,
 }
 
 it.each([

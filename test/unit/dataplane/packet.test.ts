@@ -3,6 +3,7 @@
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import {
+  clampMss,
   decrementTtl,
   fragmentationNeeded,
   fragmentsOf,
@@ -11,12 +12,70 @@ import {
   internetChecksum,
   ipv4PacketBytes,
   isNestedTwice,
+  isTcpSyn,
   mayFragment,
   NET_UNREACHABLE,
 } from '../../../src/dataplane/packet.ts'
 import { decodePeers, encodePeers } from '../../../src/dataplane/peers.ts'
 import { ipv4Net, parseIpv4 } from '../../../src/net/ipv4.ts'
 import { ipv4Packet, udpDatagram } from '../../support/packets.ts'
+
+describe('what a TCP connection begins with', () => {
+  const [source, destination] = [0x0a050102, 0x0a050203]
+  function segment(options: readonly number[], flags: number): Buffer {
+    const tcp = Buffer.alloc(20 + Math.ceil(options.length / 4) * 4)
+    tcp.writeUInt8((tcp.length / 4) << 4, 12)
+    tcp.writeUInt8(flags, 13)
+    Buffer.from(options).copy(tcp, 20)
+    tcp.writeUInt16BE(checksumOf(tcp), 16)
+    return ipv4Packet({ source, destination, protocol: 6, payload: tcp })
+  }
+  /** The sum of a segment with its pseudo-header; 0 when it is right. */
+  function checksumOf(tcp: Buffer): number {
+    const pseudo = Buffer.alloc(12)
+    pseudo.writeUInt32BE(source, 0)
+    pseudo.writeUInt32BE(destination, 4)
+    pseudo.writeUInt8(6, 9)
+    pseudo.writeUInt16BE(tcp.length, 10)
+    return internetChecksum(Buffer.concat([pseudo, tcp]))
+  }
+  const SYN = 2
+
+  it('is lowered to what fits, wherever it stands, and the checksum is right', () => {
+    const others = fc.constantFrom([1], [1, 1], [3, 3, 7], [4, 2], [8, 10, 0, 1, 2, 3, 4, 5, 6, 7])
+    fc.assert(
+      fc.property(fc.array(others, { maxLength: 3 }), fc.integer({ min: 0, max: 65_535 }), (before, mss) => {
+        const options = [...before.flat(), 2, 4, mss >> 8, mss & 0xff]
+        const packet = segment(options, SYN)
+        const expected = Buffer.from(packet)
+        expect(isTcpSyn(packet)).toBe(true)
+        clampMss(packet, 1472)
+        const at = 40 + before.flat().length + 2
+        expect(packet.readUInt16BE(at)).toBe(Math.min(mss, 1432))
+        expect(checksumOf(packet.subarray(20)) % 0xffff).toBe(0)
+        expected.writeUInt16BE(Math.min(mss, 1432), at)
+        packet.copy(expected, 36, 36, 38)
+        expect(packet).toEqual(expected)
+      }),
+    )
+  })
+
+  it.each([[[2]], [[2, 0]], [[9, 1, 2, 4]], [[9, 200, 2, 4]], [[0, 2, 4, 255, 255]], [[2, 3, 255]]])(
+    'is left alone with options %j',
+    (options) => {
+      const packet = segment(options, SYN)
+      const before = Buffer.from(packet)
+      clampMss(packet, 1472)
+      expect(packet).toEqual(before)
+    },
+  )
+
+  it('is a SYN, from either side', () => {
+    expect([SYN, SYN | 16, 16, 4].map((flags) => isTcpSyn(segment([], flags)))).toEqual([true, true, false, false])
+    expect(isTcpSyn(ipv4Packet({ source, destination, protocol: 17, payload: Buffer.alloc(20, 0xff) }))).toBe(false)
+    expect(isTcpSyn(ipv4Packet({ source, destination, protocol: 6, payload: Buffer.alloc(19, 0xff) }))).toBe(false)
+  })
+})
 
 describe('packet', () => {
   it('keeps the header checksum right while the TTL falls', () => {
