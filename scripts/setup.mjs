@@ -269,8 +269,17 @@ const stamp = join(root, 'dist/.built')
 
 function typescriptFits() {
   const built = statSync(stamp, { throwIfNoEntry: false })
-  const sources = ['src', 'lab', 'bench', 'test', 'native/addon.d.ts', 'tsconfig.json', 'vitest.config.ts']
-  return built !== undefined && built.mtimeMs >= newest(sources, (path) => /\.(ts|json)$/.test(path))
+  const sources = [
+    'src',
+    'lab',
+    'bench',
+    'test',
+    'native/addon.d.ts',
+    'scripts/build-page.mjs',
+    'tsconfig.json',
+    'vitest.config.ts',
+  ]
+  return built !== undefined && built.mtimeMs >= newest(sources, (path) => /\.(ts|json|html|css|mjs)$/.test(path))
 }
 
 async function buildTypescript() {
@@ -280,6 +289,7 @@ async function buildTypescript() {
     '-p',
     'tsconfig.json',
   ])
+  await step('build the page', process.execPath, [join(root, 'scripts/build-page.mjs')])
   mkdirSync(dirname(stamp), { recursive: true })
   writeFileSync(stamp, '')
   utimesSync(stamp, began, began)
