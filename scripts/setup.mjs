@@ -22,7 +22,7 @@ import { fileURLToPath } from 'node:url'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const COMMON = ['demo', 'test', 'bench', 'lint']
-const KINDS = [...COMMON, 'build', 'fuzz', 'arch', 'image', 'vm', 'kube']
+const KINDS = [...COMMON, 'build', 'fuzz', 'arch', 'image', 'vm', 'kube', 'page']
 const RUN = ['demo', 'test', 'bench']
 const color = process.stdout.isTTY && !process.env.NO_COLOR
 
@@ -65,6 +65,13 @@ const SYSTEM = [
   { command: 'busybox', package: 'busybox-static', for: ['vm'] },
   { command: 'cpio', package: 'cpio', for: ['vm'] },
   { command: 'modprobe', package: 'kmod', for: ['vm'] },
+  { command: 'chromium', package: 'chromium', for: ['page'] },
+  {
+    what: 'fonts',
+    isThere: () => existsSync('/usr/share/fonts/truetype/dejavu'),
+    package: () => 'fonts-dejavu-core',
+    for: ['page'],
+  },
   // To build a kube-apiserver from its source (kube-apiserver.mjs), and to ask it as an operator does.
   { command: 'dpkg-source', package: 'dpkg-dev', for: ['kube'] },
   { command: 'rsync', package: 'rsync', for: ['kube'] },

@@ -8,13 +8,10 @@ import { createEventList } from './events.ts'
 import { createFindings } from './findings.ts'
 import { createHistory } from './history.ts'
 import { createMap } from './map.ts'
-import { changesOf, peersOf, type Peer } from './model.ts'
+import { changesOf, pauseAfter, peersOf, type Peer } from './model.ts'
 import { createNodeView } from './node.ts'
 import { createTable } from './table.ts'
 
-const ASKED_EVERY_MS = 1000
-/** At most this part of the time goes into asking and showing: where peers are very many it is done less often. */
-const BUSY_SHARE = 0.1
 const PATIENCE_MS = 10_000
 
 const history = createHistory()
@@ -96,8 +93,7 @@ async function round(): Promise<void> {
   try {
     await look()
   } finally {
-    const took = performance.now() - began
-    setTimeout(() => void round(), Math.max(ASKED_EVERY_MS - took, took / BUSY_SHARE - took))
+    setTimeout(() => void round(), pauseAfter(performance.now() - began))
   }
 }
 

@@ -61,7 +61,7 @@ export function createMap(history: History, actions: MapActions) {
       return {
         element,
         show(place, at) {
-          isGroup = place.peers.length > 1 || place.name === place.key
+          isGroup = place.isGroup
           setAttribute(button, 'data-condition', place.condition)
           setAttribute(button, 'aria-haspopup', isGroup ? 'false' : 'dialog')
           setText(sign, LOOKS[place.condition].sign)

@@ -138,6 +138,7 @@ export interface Place {
   /** Of the worst of them. */
   readonly condition: Condition
   readonly peers: readonly Peer[]
+  readonly isGroup: boolean
 }
 
 /** The map has no more places than this. */
@@ -146,7 +147,13 @@ export const MOST_PLACES = 256
 /** Peers in the order of their subnets to places: as many bits of the address as leave few enough. */
 export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly Place[] {
   if (peers.length <= most)
-    return peers.map((peer) => ({ key: peer.lease, name: peer.subnet, condition: peer.condition, peers: [peer] }))
+    return peers.map((peer) => ({
+      key: peer.lease,
+      name: peer.subnet,
+      condition: peer.condition,
+      peers: [peer],
+      isGroup: false,
+    }))
   const addresses = peers.map(({ net }) => net?.address ?? 0)
   let bits = 32
   for (; bits > 0; bits--) if (new Set(addresses.map((address) => (address & ipv4Mask(bits)) >>> 0)).size <= most) break
@@ -159,7 +166,7 @@ export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly P
   })
   return [...groups].map(([name, members]) => {
     const condition = byNeed(members)[0]?.condition ?? 'programmed'
-    return { key: name, name, condition, peers: members }
+    return { key: name, name, condition, peers: members, isGroup: true }
   })
 }
 
@@ -168,3 +175,10 @@ export function around(at: number, all: number): { readonly x: number; readonly 
   const angle = Math.PI + (2 * Math.PI * at) / all
   return { x: 0.5 + 0.39 * Math.cos(angle), y: 0.5 + 0.4 * Math.sin(angle) }
 }
+
+const ASKED_EVERY_MS = 1000
+/** At most this part of the time goes into asking and showing: where peers are very many it is done less often. */
+const BUSY_SHARE = 0.05
+
+/** How long to wait after a round that took so long, in ms. */
+export const pauseAfter = (tookMs: number): number => Math.max(ASKED_EVERY_MS, tookMs / BUSY_SHARE) - tookMs

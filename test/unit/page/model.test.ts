@@ -10,6 +10,7 @@ import {
   countsText,
   matching,
   MOST_PLACES,
+  pauseAfter,
   peersOf,
   placesOf,
   verdictOf,
@@ -157,4 +158,8 @@ describe('the map', () => {
       expect(Math.max(x, y)).toBeLessThan(0.95)
     }
   })
+})
+
+it('asks once a second, and less often where that takes long', () => {
+  expect([0, 20, 500].map(pauseAfter)).toEqual([1000, 980, 9500])
 })
