@@ -4,7 +4,7 @@ import { mkdirSync, writeFileSync } from 'node:fs'
 import { connect, createServer } from 'node:net'
 import { join } from 'node:path'
 import { parseArgs } from 'node:util'
-import { createLab, lastLines, type Daemon, type Host, type Pod } from './lab.ts'
+import { createLab, lastLines, named, type Daemon, type Host, type Pod } from './lab.ts'
 import { iperfServer, median, ping, reach } from './measure.ts'
 import { becomeRoot } from './unprivileged.ts'
 
@@ -139,6 +139,7 @@ async function demo(hosts: number, engine: string, stay: boolean, isForPage: boo
         const all = lab.hosts.map((host) => ({
           host,
           daemon: host.startDaemon({
+            before: named(host.name),
             args: ['--lease-dir', leases, '--engine', engine, '--probe-interval', String(PROBE_SECONDS)],
           }),
         }))

@@ -59,7 +59,12 @@ export function createNodeView() {
 function showWhole({ peers }: Status): void {
   const whole = peers?.whole
   setText(byId('whole'), or(whole, percent))
-  setAttribute(elementOf(SVGCircleElement, 'ring'), 'stroke-dasharray', `${100 * (whole ?? 0)} 100`)
+  // A whole ring has no dash, and so no seam.
+  setAttribute(
+    elementOf(SVGCircleElement, 'ring'),
+    'stroke-dasharray',
+    whole === 1 ? 'none' : `${100 * (whole ?? 0)} 100`,
+  )
   const asked = peers?.answering ?? null
   setText(
     byId('answering'),
@@ -69,6 +74,7 @@ function showWhole({ peers }: Status): void {
 }
 
 function medianOf(peers: readonly Peer[]): number | undefined {
-  const times = peers.flatMap(({ roundTripMs }) => roundTripMs ?? []).toSorted((a, b) => a - b)
+  const answering = peers.filter(({ condition }) => condition === 'answering')
+  const times = answering.flatMap(({ roundTripMs }) => roundTripMs ?? []).toSorted((a, b) => a - b)
   return times[Math.floor(times.length / 2)]
 }
