@@ -1,5 +1,5 @@
 // vitest.config.ts - projects one after another: what runs in one process; then hosts, stores and programs, four at once, since
-// most of their time is waiting. That of the container image is there when it is asked for.
+// most of their time is waiting. Those of the container image and of the page in a browser are there when they are asked for.
 
 import { defineConfig } from 'vitest/config'
 import { PATIENCE } from './lab/command.ts'
@@ -39,18 +39,12 @@ export default defineConfig({
           sequence: { groupOrder: 1 },
         },
       },
-      ...(process.env['WEFT_IMAGE']
-        ? [
-            {
-              extends: true as const,
-              test: {
-                name: 'image',
-                include: ['test/image/**/*.test.ts'],
-                sequence: { groupOrder: 2 },
-              },
-            },
-          ]
-        : []),
+      ...['image', 'page']
+        .filter((name) => process.env[`WEFT_${name.toUpperCase()}`])
+        .map((name) => ({
+          extends: true as const,
+          test: { name, include: [`test/${name}/**/*.test.ts`], sequence: { groupOrder: 2 } },
+        })),
     ],
   },
 })

@@ -1,15 +1,17 @@
 // demo.ts - `npm run demo`: hosts on this machine lease subnets from a directory, and their containers talk.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
+import { connect, createServer } from 'node:net'
 import { join } from 'node:path'
 import { parseArgs } from 'node:util'
-import { createLab, lastLines, type Daemon, type Host, type Pod } from './lab.ts'
+import { createLab, lastLines, named, type Daemon, type Host, type Pod } from './lab.ts'
 import { iperfServer, median, ping, reach } from './measure.ts'
 import { becomeRoot } from './unprivileged.ts'
 
-const USAGE = `Usage: npm run demo -- [--once] [--hosts N] [--engine native|dgram|naive]
+const USAGE = `Usage: npm run demo -- [--once | --page] [--hosts N] [--engine native|dgram|naive]
 
   --once     end after the table instead of waiting for Ctrl-C
+  --page     no table: hosts with some traffic, and the addresses of their pages to look at
   --hosts N  how many hosts, 2 to 20 (3)
   --engine   the data path (native)
 `
@@ -17,6 +19,8 @@ const NETWORK = '10.5.0.0/16'
 const TCP_SECONDS = 1
 /** How long a pair is tried that is not there yet. */
 const REACH_MS = 10_000
+/** So that a peer that is killed is soon seen. */
+const PROBE_SECONDS = 3
 
 const tty = process.stdout.isTTY
 const colour = tty && process.env['NO_COLOR'] === undefined
@@ -81,7 +85,46 @@ async function pingAll(members: readonly Member[]): Promise<(number | undefined)
   )
 }
 
-async function demo(hosts: number, engine: string, stay: boolean): Promise<boolean> {
+/** The page of a daemon, whose host this machine's browser cannot reach: at a port of this machine, from its Unix socket. */
+async function showPage({ host }: Member): Promise<string> {
+  const server = createServer((browser) => {
+    const daemon = connect(host.statusSocket)
+    browser.pipe(daemon).pipe(browser)
+    for (const [one, other] of [
+      [browser, daemon],
+      [daemon, browser],
+    ] as const)
+      one.on('error', () => {}).on('close', () => other.destroy())
+  })
+  await new Promise<void>((resolve, reject) => server.once('error', reject).listen(0, '127.0.0.1', resolve))
+  const address = server.address()
+  return `http://127.0.0.1:${typeof address === 'object' ? address?.port : ''}/`
+}
+
+async function sayPages(members: readonly Member[]): Promise<void> {
+  say(`\n  ${bold('The page')} of each host, for a browser:`)
+  if (process.env['WEFT_UNPRIVILEGED']) {
+    // The network of this process is its own, and no browser's.
+    const [{ host } = { host: undefined }] = members
+    say(
+      `    socat TCP-LISTEN:8080,bind=127.0.0.1,fork UNIX-CONNECT:${host?.statusSocket} # then http://127.0.0.1:8080/`,
+    )
+    return
+  }
+  for (const member of members) say(`    ${member.host.name}   ${await showPage(member)}`)
+}
+
+/** Goes on until the demo ends: bursts to the second container, pings to the others. */
+function makeTraffic([first, second, ...others]: readonly Member[]): void {
+  if (!first || !second) return
+  const inside = ({ host, pod }: Member, script: string): void =>
+    void host.spawn(['ip', 'netns', 'exec', pod.namespace, 'sh', '-c', `${script} > /dev/null 2>&1`])
+  inside(second, 'iperf3 -s')
+  inside(first, `while sleep 2; do iperf3 -c ${second.pod.address} -t 6 -b 40M; done`)
+  for (const { pod } of others) inside(first, `ping -q -i 0.1 -s 1200 ${pod.address}`)
+}
+
+async function demo(hosts: number, engine: string, stay: boolean, isForPage: boolean): Promise<boolean> {
   say(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container; leases in a directory\n`)
   // Every one of them, not the first: npm passes on a Ctrl-C that the terminal has already sent.
   const interrupted = new Promise<void>((resolve) => process.on('SIGINT', resolve).on('SIGTERM', resolve))
@@ -95,7 +138,10 @@ async function demo(hosts: number, engine: string, stay: boolean): Promise<boole
       const started = await step(`weftd on each: a lease out of ${NETWORK}, a tunnel`, async () => {
         const all = lab.hosts.map((host) => ({
           host,
-          daemon: host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine] }),
+          daemon: host.startDaemon({
+            before: named(host.name),
+            args: ['--lease-dir', leases, '--engine', engine, '--probe-interval', String(PROBE_SECONDS)],
+          }),
         }))
         await Promise.all(all.map(({ daemon }) => daemon.line(/flannel is ready/)))
         return all
@@ -110,6 +156,14 @@ async function demo(hosts: number, engine: string, stay: boolean): Promise<boole
         // A pair that does not is shown in the table below.
         await Promise.allSettled(pairs.map(({ from, to }) => reach(from.pod.namespace, to.pod.address, REACH_MS)))
       })
+      if (isForPage) {
+        makeTraffic(members)
+        await sayPages(members)
+        const last = members.at(-1)
+        say(`\n  See it turn red:   kill -9 ${last?.daemon.process.pid}   # the daemon of ${last?.host.name}`)
+        say(`\n  ${bold('Ctrl-C')} takes everything down.`)
+        return await new Promise<never>(() => {})
+      }
       const pings = await step('ping', () => pingAll(members))
       const [first, second] = members as [Member, Member]
       const complete = pings.every((row, from) => row.every((time, to) => from === to || time !== undefined))
@@ -161,6 +215,7 @@ async function demo(hosts: number, engine: string, stay: boolean): Promise<boole
         say(`    cat ${first.host.subnetFile}`)
         say(`    tail -f ${first.daemon.logFile}`)
         say(`    ls ${join(leases, 'subnets')}`)
+        await sayPages(members)
         say(`\n  ${bold('Ctrl-C')} takes everything down.`)
         await new Promise(() => {})
       }
@@ -176,6 +231,7 @@ async function demo(hosts: number, engine: string, stay: boolean): Promise<boole
 const { values } = parseArgs({
   options: {
     once: { type: 'boolean', default: false },
+    page: { type: 'boolean', default: false },
     hosts: { type: 'string', default: '3' },
     engine: { type: 'string', default: 'native' },
     help: { type: 'boolean', default: false },
@@ -187,11 +243,14 @@ if (values.help) {
 } else if (!Number.isInteger(hosts) || hosts < 2 || hosts > 20) {
   process.stderr.write(`--hosts is ${values.hosts}; give it 2 to 20\n`)
   process.exitCode = 2
+} else if (values.once && values.page) {
+  process.stderr.write('--once and --page exclude each other\n')
+  process.exitCode = 2
 } else {
   await becomeRoot()
   try {
     // Leaves at once: a step that was cut off by Ctrl-C may still wait for something.
-    process.exit((await demo(hosts, values.engine, !values.once)) ? 0 : 1)
+    process.exit((await demo(hosts, values.engine, !values.once, values.page)) ? 0 : 1)
   } catch (error) {
     process.stderr.write(`\nweft demo: ${error instanceof Error ? error.message : String(error)}\n`)
     process.exit(1)

@@ -38,6 +38,11 @@ export const WIREGUARD_APART: readonly string[] = [
   'sh',
 ]
 
+/** For `DaemonArgs.before`: the daemon's host has this name, for itself alone. */
+export const named = (name: string): readonly string[] => [
+  ...['unshare', '--uts', 'sh', '-c', 'hostname "$0"; exec "$@"', name],
+]
+
 const PREFIX = 'weft-'
 const NAMESPACE_FOLDER = '/run/netns'
 

@@ -22,7 +22,7 @@ import { fileURLToPath } from 'node:url'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const COMMON = ['demo', 'test', 'bench', 'lint']
-const KINDS = [...COMMON, 'build', 'fuzz', 'arch', 'image', 'vm', 'kube']
+const KINDS = [...COMMON, 'build', 'fuzz', 'arch', 'image', 'vm', 'kube', 'page']
 const RUN = ['demo', 'test', 'bench']
 const color = process.stdout.isTTY && !process.env.NO_COLOR
 
@@ -65,6 +65,13 @@ const SYSTEM = [
   { command: 'busybox', package: 'busybox-static', for: ['vm'] },
   { command: 'cpio', package: 'cpio', for: ['vm'] },
   { command: 'modprobe', package: 'kmod', for: ['vm'] },
+  { command: 'chromium', package: 'chromium', for: ['page'] },
+  {
+    what: 'fonts',
+    isThere: () => existsSync('/usr/share/fonts/truetype/dejavu'),
+    package: () => 'fonts-dejavu-core',
+    for: ['page'],
+  },
   // To build a kube-apiserver from its source (kube-apiserver.mjs), and to ask it as an operator does.
   { command: 'dpkg-source', package: 'dpkg-dev', for: ['kube'] },
   { command: 'rsync', package: 'rsync', for: ['kube'] },
@@ -269,8 +276,17 @@ const stamp = join(root, 'dist/.built')
 
 function typescriptFits() {
   const built = statSync(stamp, { throwIfNoEntry: false })
-  const sources = ['src', 'lab', 'bench', 'test', 'native/addon.d.ts', 'tsconfig.json', 'vitest.config.ts']
-  return built !== undefined && built.mtimeMs >= newest(sources, (path) => /\.(ts|json)$/.test(path))
+  const sources = [
+    'src',
+    'lab',
+    'bench',
+    'test',
+    'native/addon.d.ts',
+    'scripts/build-page.mjs',
+    'tsconfig.json',
+    'vitest.config.ts',
+  ]
+  return built !== undefined && built.mtimeMs >= newest(sources, (path) => /\.(ts|json|html|css|mjs)$/.test(path))
 }
 
 async function buildTypescript() {
@@ -280,6 +296,7 @@ async function buildTypescript() {
     '-p',
     'tsconfig.json',
   ])
+  await step('build the page', process.execPath, [join(root, 'scripts/build-page.mjs')])
   mkdirSync(dirname(stamp), { recursive: true })
   writeFileSync(stamp, '')
   utimesSync(stamp, began, began)

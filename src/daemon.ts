@@ -58,6 +58,7 @@ import { version } from './version.ts'
 import { createEvents, type Events } from './status/events.ts'
 import { createHealth, serveHealth, serveSocket, type Health, type HealthServer } from './status/health.ts'
 import type { Notifier } from './status/notify.ts'
+import { readPage } from './status/page.ts'
 import { startingReport, type DaemonStatus } from './status/status.ts'
 import { readPreviousNets, type PreviousNets } from './status/subnet-env.ts'
 
@@ -157,7 +158,8 @@ async function startManager(start: Start): Promise<never> {
     const subnet = previous.subnet ? formatIpv4Net(previous.subnet) : 'None'
     const reused = manager.givesSubnets ? '' : ` with Previous Subnet: ${subnet}`
     log.info(`Created subnet manager: ${manager.title}${reused}`)
-    const health = createHealth({ daemon: daemonStatus(options), events: () => start.events.last() })
+    const page = options['status-page'] ? { page: () => readPage() } : {}
+    const health = createHealth({ daemon: daemonStatus(options), events: () => start.events.last(), ...page })
     const server = await serveHealthOf(start, health)
     try {
       return await startNode(start, manager, health)

@@ -94,6 +94,10 @@ export const WEFT_FLAGS = {
     default: '/run/weft/weftd.sock',
     help: 'Unix socket at which weft asks how the daemon is; empty for none',
   },
+  'status-page': {
+    default: true,
+    help: 'show the status to a browser at / of the health port',
+  },
   without: {
     default: [] as readonly string[],
     help: 'do not use this kernel feature, such as udp-gso; may be given several times',

@@ -38,6 +38,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     ...['node', 'start', 'choose', 'resume', 'version'],
   ],
   doctor: ['errors', 'net', 'host', 'status'],
+  page: ['net', 'status', 'doctor'],
   cli: [
     ...['errors', 'log', 'net', 'go-flags', 'options', 'config', 'host', 'store', 'lease', 'status', 'cleanup'],
     ...['restart', 'choose', 'daemon', 'doctor', 'version'],
@@ -75,6 +76,9 @@ const PURE = [
   'status/probes.ts',
   'status/status.ts',
   'status/threads.ts',
+  'page/format.ts',
+  'page/history.ts',
+  'page/model.ts',
 ]
 
 const files = readdirSync(source, { recursive: true, encoding: 'utf8' }).filter((file) => file.endsWith('.ts'))

@@ -32,9 +32,11 @@ const packed = (
 
 describe('the package', () => {
   it('has the programs, all that they run, the unit and the manuals', () => {
-    const compiled = below('src', /\.ts$/).map((path) => `dist/${path.replace(/ts$/, 'js')}`)
+    // The page's scripts are all in the page.
+    const compiled = below('src', /(?<!^src\/page\/.*)\.ts$/).map((path) => `dist/${path.replace(/ts$/, 'js')}`)
     const manuals = ['README.md', 'LICENSE', 'CHANGELOG.md', 'docs/operating.md', 'docs/differences.md']
     const wanted = [...Object.values(manifest.bin), ...compiled, ...manuals, 'deploy/weftd.service', 'package.json']
+    wanted.push('dist/src/page/page.html')
     expect(compiled.length).toBeGreaterThan(50)
     expect(wanted.filter((path) => !packed.includes(path))).toEqual([])
   })
@@ -60,11 +62,11 @@ describe('the package', () => {
     const folders = ['bin/', 'deploy/', 'dist/src/', 'docs/', 'native/', 'prebuilds/']
     const isKnown = (path: string): boolean => known.has(path) || folders.some((folder) => path.startsWith(folder))
     expect(packed.filter((path) => !isKnown(path))).toEqual([])
-    expect(packed.filter((path) => /\.map$|\.test\.|Dockerfile/.test(path))).toEqual([])
+    expect(packed.filter((path) => /page\/.*\.js$|\.map$|\.test\.|Dockerfile/.test(path))).toEqual([])
   })
 
   it('depends on what runs or builds the addon, and on nothing else', () => {
-    const imported = below('src', /\.ts$/).flatMap((path) =>
+    const imported = below('src', /(?<!^src\/page\/.*)\.ts$/).flatMap((path) =>
       [...read(path).matchAll(/(?:from|import|require)[ (]+'([^.'][^']*)'/g)].map(([, name]) =>
         name!.startsWith('@') ? name!.split('/').slice(0, 2).join('/') : name!.split('/')[0]!,
       ),

@@ -527,3 +527,17 @@ export interface Diagnosis {
 
 export const diagnose = (facts: Facts): readonly Diagnosis[] =>
   CHECKS.map(({ name, look }) => ({ check: name, findings: look(facts) }))
+
+/** Checks that need no more than what the daemon says of itself; the rest need the host's own tools. */
+const BY_STATUS = [checkDaemon, checkStore, checkClock, checkLeases, checkPeers, checkDrops]
+const NOTHING_ELSE: Omit<Facts, 'status' | 'now'> = {
+  ...{ silence: undefined, isRoot: true, tunProblem: undefined, isForwarding: true, links: [], routes: [] },
+  ...{ iptables: undefined, nft: undefined, subnetEnv: undefined, storeAheadMs: undefined },
+  ...{ answers: new Map(), unasked: undefined },
+}
+
+/** What can be found of a status alone, as the page does that a browser shows. */
+export function diagnoseStatus(status: Status): readonly Finding[] {
+  const facts = { ...NOTHING_ELSE, status, now: Date.parse(status.at) }
+  return BY_STATUS.flatMap((look) => look(facts) ?? [])
+}

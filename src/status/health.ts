@@ -1,5 +1,6 @@
 // health.ts - what weftd tells whoever asks: flanneld's /healthz and /readyz, /livez, which looks deeper, /status.json, which has
-// all there is, and /metrics for Prometheus. On a TCP port for probers, and on a Unix socket for whoever may read it.
+// all there is, /metrics for Prometheus, and / with a page for people. On a TCP port for probers, and on a Unix socket for whoever may
+// read it.
 //
 // Nothing here changes anything, and nothing that goes wrong with the socket stops a daemon.
 
@@ -10,6 +11,7 @@ import { connect } from 'node:net'
 import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../errors.ts'
 import type { Log } from '../log.ts'
+import type { Page } from './page.ts'
 import { detailsOf, troubleOf, type Snapshot } from './snapshot.ts'
 import {
   startingReport,
@@ -27,12 +29,15 @@ export interface Health {
   report(): Promise<NodeReport>
   /** All there is to say. */
   status(): Promise<Status>
+  /** What shows it to a person; undefined where that is not wanted. */
+  page(): Promise<Page | undefined>
 }
 
 /** What a daemon knows of itself. */
 export interface About {
   readonly daemon: DaemonStatus
   readonly events: () => readonly StatusEvent[]
+  readonly page?: () => Promise<Page | undefined>
 }
 
 /**
@@ -48,7 +53,7 @@ const NOBODY: About = {
 }
 
 /** The health of a daemon that has only just started. */
-export function createHealth({ daemon, events }: About = NOBODY): Health {
+export function createHealth({ daemon, events, page = async () => undefined }: About = NOBODY): Health {
   let latest: { readonly until: number; readonly status: Promise<Status> } | undefined
   async function tell(): Promise<Status> {
     const began = performance.now()
@@ -69,6 +74,7 @@ export function createHealth({ daemon, events }: About = NOBODY): Health {
       }
       return latest.status
     },
+    page,
   }
   return health
 }
@@ -77,6 +83,8 @@ export interface Answer {
   readonly status: number
   readonly type: string
   readonly body: string
+  /** Beside the type. */
+  readonly headers?: Readonly<Record<string, string>>
 }
 
 const text = (status: number, body: string): Answer => ({ status, type: 'text/plain; charset=utf-8', body })
@@ -95,17 +103,29 @@ export async function answerProbe(path: string, method: string, health: Health):
       return text(trouble === undefined ? 200 : 503, `${trouble ?? 'weftd is alive'}\n${details}\n`)
     }
     case '/status.json':
-      if (method !== 'GET' && method !== 'HEAD') return text(405, '405 method not allowed\n')
-      return { status: 200, type: 'application/json', body: `${JSON.stringify(await health.status())}\n` }
+      if (!isRead(method)) return NOT_ALLOWED
+      return {
+        ...{ status: 200, type: 'application/json', body: `${JSON.stringify(await health.status())}\n` },
+        headers: { 'Cache-Control': 'no-store' },
+      }
     case '/metrics': {
-      if (method !== 'GET' && method !== 'HEAD') return text(405, '405 method not allowed\n')
+      if (!isRead(method)) return NOT_ALLOWED
       const { formatMetrics } = await import('./metrics.ts') // who is not scraped does not load it
       return { status: 200, ...(await formatMetrics(await health.status())) }
     }
+    case '/': {
+      const page = await health.page()
+      if (!page) return NOT_FOUND
+      return isRead(method) ? { status: 200, type: 'text/html; charset=utf-8', ...page } : NOT_ALLOWED
+    }
     default:
-      return text(404, '404 page not found\n')
+      return NOT_FOUND
   }
 }
+
+const isRead = (method: string): boolean => method === 'GET' || method === 'HEAD'
+const NOT_FOUND = text(404, '404 page not found\n')
+const NOT_ALLOWED = text(405, '405 method not allowed\n')
 
 export interface HealthServer {
   /** The port bound to, which the kernel chose when 0 was asked for. */
@@ -120,7 +140,11 @@ function serverOf(health: Health): Server {
     const path = (request.url ?? '').replace(/\?.*/s, '')
     void answerProbe(path, request.method ?? '', health)
       .catch((error: unknown) => text(500, `${messageOf(error)}\n`))
-      .then(({ status, type, body }) => response.writeHead(status, { 'Content-Type': type }).end(body))
+      .then(({ status, type, body, headers = {} }) => {
+        const isKnown = headers['ETag'] !== undefined && request.headers['if-none-match'] === headers['ETag']
+        const all = { 'Content-Type': type, 'X-Content-Type-Options': 'nosniff', ...headers }
+        response.writeHead(isKnown ? 304 : status, all).end(isKnown ? undefined : body)
+      })
   })
 }
 

@@ -70,6 +70,7 @@ it.each([
   expect(JSON.parse(await first.output(['curl', '-sS', `http://127.0.0.1:8080/status.json`]))).toMatchObject({
     schema: 1,
   })
+  expect(await first.output(['curl', '-sS', 'http://127.0.0.1:8080/'])).toMatch(/^<!doctype html>[^]*<\/html>\n$/)
 
   expect(
     (
@@ -96,8 +97,11 @@ it.each([
 
   // The peer goes and comes: what was counted of it stays its own.
   await daemons[1]!.stop()
-  const restarted = second.startDaemon({ args: ['--lease-dir', join(lab.folder, 'leases'), ...more] })
+  const restarted = second.startDaemon({
+    args: ['--lease-dir', join(lab.folder, 'leases'), ...more, '--status-page=false'],
+  })
   await restarted.line(/Running backend/)
+  expect(await second.output(['curl', '-sS', 'http://127.0.0.1:8080/'])).toBe('404 page not found\n')
   await knowsItsPeer(second)
   await answers(pods[0]!.namespace, pods[1]!.address, 2)
   expect((await statusOf(first)).peers!.list[0]!.rxPackets).toBeGreaterThanOrEqual(peer!.rxPackets! + 2)

@@ -64,6 +64,7 @@ const OURS: typeof UPSTREAM = [
   ['leave', 'FLANNELD_LEAVE', false],
   ['probe-interval', 'FLANNELD_PROBE_INTERVAL', 10],
   ['status-socket', 'FLANNELD_STATUS_SOCKET', '/run/weft/weftd.sock'],
+  ['status-page', 'FLANNELD_STATUS_PAGE', true],
   ['without', 'FLANNELD_WITHOUT', []],
 ]
 

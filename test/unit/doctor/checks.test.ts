@@ -5,9 +5,9 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
-import { CHECKS, diagnose, FINDINGS, type FindingName } from '../../../src/doctor/checks.ts'
+import { CHECKS, diagnose, diagnoseStatus, FINDINGS, type FindingName } from '../../../src/doctor/checks.ts'
 import type { Facts } from '../../../src/doctor/facts.ts'
-import { countPeers, type PeerStatus, type Status } from '../../../src/status/status.ts'
+import { countPeers, startingReport, type PeerStatus, type Status } from '../../../src/status/status.ts'
 import { link, route, sound, soundNow, soundPeer, soundStatus } from '../../support/facts.ts'
 
 const NOW = soundNow
@@ -162,5 +162,21 @@ describe('the doctor', () => {
     const source = readFileSync(import.meta.filename, 'utf8')
     expect(Object.keys(FINDINGS).filter((name) => !source.includes(`'${name}',`))).toEqual([])
     expect(Object.values(FINDINGS).filter(({ check }) => !CHECKS.some(({ name }) => name === check))).toEqual([])
+  })
+})
+
+describe('the doctor, by the status alone', () => {
+  it('finds nothing on a sound node, though it knows nothing of the host', () => {
+    expect(diagnoseStatus(soundStatus)).toEqual([])
+  })
+
+  it('finds what the status has, as weft doctor does', () => {
+    const silent: PeerStatus = { ...soundPeer, state: 'programmed', lossPercent: 100 }
+    const sick: Status = {
+      ...{ ...soundStatus, peers: countPeers([silent], 10), store: { ...soundStatus.store, reachable: false } },
+    }
+    expect(diagnoseStatus(sick).map(({ name }) => name)).toEqual(['store-away', 'peer-silent'])
+    const starting: Status = { ...soundStatus, ...startingReport('etcd', 'waiting for a lease') }
+    expect(diagnoseStatus(starting)).toEqual([{ name: 'daemon-waits', detail: 'waiting for a lease' }])
   })
 })

@@ -1,0 +1,21 @@
+// page-status.ts - the status of a sound node, with the peers that a test wants.
+
+import { countPeers, type PeerStatus, type Status } from '../../src/status/status.ts'
+import { soundPeer, soundStatus } from './facts.ts'
+
+/** The peer with 10.5.N.0/24, which answers; one that is said to be programmed was asked in vain. */
+export function peerWith(number: number, known: Partial<PeerStatus> = {}): PeerStatus {
+  const lossPercent = { stored: null, programmed: 100, answering: 0 }[known.state ?? 'answering']
+  return {
+    ...{ ...soundPeer, lossPercent, txBytes: 1000, rxBytes: 2000 },
+    ...{ lease: `10.5.${number}.0-24`, subnet: `10.5.${number}.0/24`, publicIp: `192.168.77.${number}` },
+    ...{ endpoint: `192.168.77.${number}:8285`, ...known },
+  }
+}
+
+/** Its peers are probed, unless not. */
+export const statusWith = (list: readonly PeerStatus[], known: Partial<Status> = {}, isProbing = true): Status => ({
+  ...soundStatus,
+  peers: countPeers(list, isProbing ? 10 : null),
+  ...known,
+})
