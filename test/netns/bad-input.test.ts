@@ -49,7 +49,7 @@ describe('an error of one line', () => {
   it('for an unknown flag', async () =>
     expectOneError(await run(['--nonsense']), 2, 'flag provided but not defined: -nonsense', 'see --help'))
   it('for a flag of flanneld that there is not yet', async () =>
-    expectOneError(await run(['--kube-subnet-mgr']), 2, '-kube-subnet-mgr', 'leave it out'))
+    expectOneError(await run(['--public-ipv6', 'fc00::1']), 2, '-public-ipv6', 'leave it out'))
   it('for a bad value', async () => expectOneError(await run(['-v=loud']), 2, 'invalid value "loud" for flag -v'))
   it('for a bad renewal margin', async () =>
     expectOneError(await run(['--subnet-lease-renew-margin=0']), 1, 'out of acceptable range', '1 to 1439'))
