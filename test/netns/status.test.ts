@@ -138,7 +138,7 @@ describe.each(OVER_KERNEL)('%s, which the kernel carries', (Type, device, endpoi
       const kind =
         Type === 'wireguard'
           ? ['sh', '-c', 'command -v wg wireguard-go']
-          : ['unshare', '--net', 'ip', 'link', 'add', 'x', 'type', Type]
+          : ['unshare', '--net', 'ip', 'link', 'add', 'x', 'type', Type, 'id', '1', 'dstport', '8472']
       skip((await execute(kind)).code !== 0, `no ${Type} here`)
     }
     for (const host of lab.hosts)
