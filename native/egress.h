@@ -107,8 +107,11 @@ class Egress final : public Direction {
 
     const size_t mtu = packet.total > PathMtu::kAlwaysFits ? mtu_to(*endpoint) : kNoLimit;
     if (virtio.gso_type != kGsoNone) return cut(virtio, bytes, packet, *endpoint, mtu);
-    const bool fits = packet.total <= mtu || packet.version == 6;  // nobody has IPv6 peers, who would be told otherwise
-    if (!fits && may_not_fragment(bytes)) return refuse(mtu, virtio, bytes, packet);
+    bool fits = packet.total <= mtu || packet.version == 6;  // nobody has IPv6 peers, who would be told otherwise
+    if (!fits && may_not_fragment(bytes)) {
+      fits = is_path_question(bytes, packet) && packet.total <= known_mtu(*endpoint);
+      if (!fits) return refuse(mtu, virtio, bytes, packet);
+    }
     if (path_.clamp_mtu != 0 && is_tcp_syn(bytes, packet)) {
       const size_t most = std::min(path_.clamp_mtu, mtu_to(*endpoint));
       clamp_mss(bytes, packet, most - kMssHeaderBytes, virtio.flags & kVirtioNeedsCsum);
@@ -167,9 +170,22 @@ class Egress final : public Direction {
     send_icmp(fragmentation_needed(mtu), bytes, packet, k_tx_frag_needed_sent);
   }
 
-  /// The longest packet that the path to a peer takes. One that takes next to nothing is left to the kernel, which
-  /// fragments datagrams.
+  /// Whether a packet that may not be fragmented asks if so long a one arrives: an echo request of this host's own. No
+  /// limit is in its way, or nobody would find out that there is none any more.
+  bool is_path_question(const uint8_t* bytes, const Packet& packet) const {
+    return packet.protocol == IPPROTO_ICMP && !packet.fragment && packet.total > packet.ip_bytes &&
+           bytes[packet.ip_bytes] == kEchoRequest && load<uint32_t>(bytes + 12) == path_.tun_address;
+  }
+
+  /// The longest packet that the path to a peer takes.
   size_t mtu_to(const Endpoint& endpoint) {
+    const size_t known = known_mtu(endpoint);
+    return endpoint.limit == 0 ? known : std::min<size_t>(known, endpoint.limit);
+  }
+
+  /// The longest that the kernel knows the path to take. One that takes next to nothing is left to the kernel, which
+  /// fragments datagrams.
+  size_t known_mtu(const Endpoint& endpoint) {
     constexpr size_t kBefore = kOuterBytes + Encap::kHeaderBytes, kLeast = 256;
     if (turn_ms_ == 0) turn_ms_ = now_ms();
     if (endpoint.path.is_due(turn_ms_)) endpoint.path.learn(probe_.ask(endpoint.address.v4), turn_ms_);
