@@ -123,10 +123,15 @@ class Egress final : public Direction {
       const size_t ip_bytes = packet.ip_bytes;
       return send_fragments({bytes, ip_bytes, bytes + ip_bytes, packet.total - ip_bytes}, packet, *endpoint, mtu);
     }
+    // Alone in its datagram's message: of several in one the kernel lets a router fragment each (__ip_make_skb sets DF
+    // where all of it fits the path), and one that arrives in pieces says nothing of the path.
+    const bool alone = packet.protocol == IPPROTO_ICMP && is_path_question(bytes, packet);
+    if (alone) sender_.flush();
     uint8_t* start = bytes - Encap::kHeaderBytes;
     encap_.write(*endpoint, packet, start);
     sender_.room(0);
     sender_.add(*endpoint, {start, Encap::kHeaderBytes + packet.total}, {});
+    if (alone) sender_.flush();
   }
 
   void cut(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint, size_t mtu) {
@@ -173,8 +178,9 @@ class Egress final : public Direction {
   /// Whether a packet that may not be fragmented asks if so long a one arrives: an echo request of this host's own. No
   /// limit is in its way, or nobody would find out that there is none any more.
   bool is_path_question(const uint8_t* bytes, const Packet& packet) const {
-    return packet.protocol == IPPROTO_ICMP && !packet.fragment && packet.total > packet.ip_bytes &&
-           bytes[packet.ip_bytes] == kEchoRequest && load<uint32_t>(bytes + 12) == path_.tun_address;
+    return packet.protocol == IPPROTO_ICMP && packet.version == 4 && !packet.fragment &&
+           packet.total > packet.ip_bytes && bytes[packet.ip_bytes] == kEchoRequest &&
+           load<uint32_t>(bytes + 12) == path_.tun_address;
   }
 
   /// The longest packet that the path to a peer takes.

@@ -160,7 +160,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     if (size <= mtu) return send(packet, endpoint)
     if (!mayFragment(packet)) {
       // No limit is in the way of what asks whether so long a packet arrives.
-      if (size <= knownMtu(endpoint.address) && isEchoRequestFrom(config.tunAddress, packet)) return send(packet, endpoint)
+      if (size <= knownMtu(endpoint.address) && isEchoRequestFrom(config.tunAddress, packet))
+        return send(packet, endpoint)
       count('tx_drop_too_big')
       return answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent')
     }
@@ -227,14 +228,14 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       const reply = encapsulation.write(error)
       return socket.send(reply, peer.port, peer.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
     }
-    const traffic = endpointFor(addresses.source)?.traffic
+    const { traffic, limit = Infinity } = endpointFor(addresses.source) ?? {}
     if (traffic) {
       traffic.numbers[2]++
       traffic.numbers[3] += size
       traffic.heardAt = performance.now()
     }
     // What a peer's connection begins with is what this side will send.
-    if (config.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, mtuTo(address)))
+    if (config.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, knownMtu(address), limit))
     if (!writeTun(packet)) return count('rx_drop_tun')
     count('tun_writes')
     count('rx_packets')
