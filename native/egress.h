@@ -107,8 +107,11 @@ class Egress final : public Direction {
 
     const size_t mtu = packet.total > PathMtu::kAlwaysFits ? mtu_to(*endpoint) : kNoLimit;
     if (virtio.gso_type != kGsoNone) return cut(virtio, bytes, packet, *endpoint, mtu);
-    const bool fits = packet.total <= mtu || packet.version == 6;  // nobody has IPv6 peers, who would be told otherwise
-    if (!fits && may_not_fragment(bytes)) return refuse(mtu, virtio, bytes, packet);
+    bool fits = packet.total <= mtu || packet.version == 6;  // nobody has IPv6 peers, who would be told otherwise
+    if (!fits && may_not_fragment(bytes)) {
+      fits = is_path_question(bytes, packet) && packet.total <= known_mtu(*endpoint);
+      if (!fits) return refuse(mtu, virtio, bytes, packet);
+    }
     if (path_.clamp_mtu != 0 && is_tcp_syn(bytes, packet)) {
       const size_t most = std::min(path_.clamp_mtu, mtu_to(*endpoint));
       clamp_mss(bytes, packet, most - kMssHeaderBytes, virtio.flags & kVirtioNeedsCsum);
@@ -120,10 +123,15 @@ class Egress final : public Direction {
       const size_t ip_bytes = packet.ip_bytes;
       return send_fragments({bytes, ip_bytes, bytes + ip_bytes, packet.total - ip_bytes}, packet, *endpoint, mtu);
     }
+    // Alone in its datagram's message: of several in one the kernel lets a router fragment each (__ip_make_skb sets DF
+    // where all of it fits the path), and one that arrives in pieces says nothing of the path.
+    const bool alone = packet.protocol == IPPROTO_ICMP && is_path_question(bytes, packet);
+    if (alone) sender_.flush();
     uint8_t* start = bytes - Encap::kHeaderBytes;
     encap_.write(*endpoint, packet, start);
     sender_.room(0);
     sender_.add(*endpoint, {start, Encap::kHeaderBytes + packet.total}, {});
+    if (alone) sender_.flush();
   }
 
   void cut(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint, size_t mtu) {
@@ -167,9 +175,23 @@ class Egress final : public Direction {
     send_icmp(fragmentation_needed(mtu), bytes, packet, k_tx_frag_needed_sent);
   }
 
-  /// The longest packet that the path to a peer takes. One that takes next to nothing is left to the kernel, which
-  /// fragments datagrams.
+  /// Whether a packet that may not be fragmented asks if so long a one arrives: an echo request of this host's own. No
+  /// limit is in its way, or nobody would find out that there is none any more.
+  bool is_path_question(const uint8_t* bytes, const Packet& packet) const {
+    return packet.protocol == IPPROTO_ICMP && packet.version == 4 && !packet.fragment &&
+           packet.total > packet.ip_bytes && bytes[packet.ip_bytes] == kEchoRequest &&
+           load<uint32_t>(bytes + 12) == path_.tun_address;
+  }
+
+  /// The longest packet that the path to a peer takes.
   size_t mtu_to(const Endpoint& endpoint) {
+    const size_t known = known_mtu(endpoint);
+    return endpoint.limit == 0 ? known : std::min<size_t>(known, endpoint.limit);
+  }
+
+  /// The longest that the kernel knows the path to take. One that takes next to nothing is left to the kernel, which
+  /// fragments datagrams.
+  size_t known_mtu(const Endpoint& endpoint) {
     constexpr size_t kBefore = kOuterBytes + Encap::kHeaderBytes, kLeast = 256;
     if (turn_ms_ == 0) turn_ms_ = now_ms();
     if (endpoint.path.is_due(turn_ms_)) endpoint.path.learn(probe_.ask(endpoint.address.v4), turn_ms_);

@@ -93,7 +93,8 @@ class Ingress final : public Direction {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
     const size_t path = peer ? peer->path.bytes() : 0;
     const size_t before = kOuterBytes + Encap::kHeaderBytes;
-    const size_t most = path > before + kMssHeaderBytes ? std::min(path_.clamp_mtu, path - before) : path_.clamp_mtu;
+    size_t most = path > before + kMssHeaderBytes ? std::min(path_.clamp_mtu, path - before) : path_.clamp_mtu;
+    if (peer && peer->limit != 0) most = std::min<size_t>(most, peer->limit);
     clamp_mss(bytes, packet, most - kMssHeaderBytes, undone.flags & kVirtioNeedsCsum);
   }
 

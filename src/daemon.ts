@@ -32,6 +32,7 @@ import { keepFirewall } from './node/firewall.ts'
 import { amended, askPatiently, attrsBefore, keepLease, obtainLease } from './node/lease.ts'
 import { createNode, snapshotOf, type Next, type Node, type NodeParts } from './node/node.ts'
 import { keepLastKnown } from './node/last-known.ts'
+import { searchPaths } from './node/path-search.ts'
 import { keepPeers } from './node/peers.ts'
 import { probePeers } from './node/probes.ts'
 import { keepReady } from './node/ready.ts'
@@ -74,6 +75,7 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
   keepReady, // the subnet manager hears that the node is in the network
   watchThreads, // a hung thread is noticed
   probePeers, // peers are asked whether they answer
+  searchPaths, // the longest packet that reaches each peer is found
   tellManager, // the service manager hears how the node is
   serveWatchdog, // and that it lives
   keepLastKnown, // the next process finds what this one knew

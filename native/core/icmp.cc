@@ -10,7 +10,6 @@ namespace weft {
 namespace {
 
 constexpr uint8_t kTtl = 8;
-constexpr uint8_t kEchoRequest = 8;
 
 bool may_answer(const uint8_t* bytes, const Packet& packet) {
   if (packet.version != 4 || packet.later_fragment) return false;

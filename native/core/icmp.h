@@ -17,6 +17,8 @@ constexpr IcmpError kNetUnreachable{3, 0};
 constexpr IcmpError kTimeExceeded{11, 0};
 constexpr IcmpError fragmentation_needed(size_t mtu) { return {3, 4, static_cast<uint16_t>(mtu)}; }
 
+constexpr uint8_t kEchoRequest = 8;
+
 /// IP header, ICMP header, and the longest quote: an IP header with options and 8 bytes.
 constexpr size_t kMaxIcmpErrorBytes = kIpv4HeaderBytes + 8 + 60 + 8;
 

@@ -66,6 +66,8 @@ void PeerTable::insert(const uint8_t* record) {
     std::memcpy(&endpoint.address.v6.sin6_addr, record + 24, 16);
     endpoint.address_bytes = sizeof(sockaddr_in6);
   }
+  const uint16_t limit = load_be16(record + 6);
+  endpoint.limit = limit >= PathMtu::kAlwaysFits ? limit : 0;
   std::memcpy(endpoint.encap.data(), record + 40, endpoint.encap.size());
   const uint32_t slot = load<uint32_t>(record + 56);
   endpoint.slot = slot < TrafficRows::kMaxSlots ? slot : 0;

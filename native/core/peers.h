@@ -30,6 +30,8 @@ struct Endpoint {
   std::array<uint8_t, 16> encap;
   /// Where what passes to and from the peer is counted (traffic.h).
   uint32_t slot;
+  /// No longer packet reaches the peer, as was found by asking it; 0: not known of any. Beside what the kernel knows.
+  uint16_t limit;
   /// Learnt while it is sent to; with another table it is asked for again.
   mutable PathMtu path;
 

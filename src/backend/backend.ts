@@ -54,6 +54,16 @@ export interface Carrier {
   readonly features: readonly string[]
 }
 
+/** How the longest packet that reaches a peer is looked for where the kernel knows of none (docs/path-mtu.md). */
+export interface PathSearching {
+  /** What stands before a packet on its way to a peer, in bytes. */
+  readonly overhead: number
+  /** What no packet may be longer than by what the kernel knows, by the peer's lease key; undefined for one that is routed to. */
+  knownMtu(key: string): number | undefined
+  /** Sets the longest that reaches each peer, for all that there is one for. */
+  limit(bytes: ReadonlyMap<string, number>): void
+}
+
 /** A data path that is open. */
 export interface DataPath {
   /** What containers may send, in bytes; written to subnet.env. */
@@ -75,8 +85,10 @@ export interface DataPath {
   peers(): readonly PathPeer[]
   /** What passed to and from each of them, by the key of its lease; left out where nobody counts by peer. */
   traffic?(): Promise<ReadonlyMap<string, PeerTraffic>>
-  /** The largest packet that goes whole to this peer's host, where the kernel knows of a path that takes less than `mtu`. */
+  /** The largest packet that goes whole to this peer's host, where the path to it is known to take less than `mtu`. */
   pathMtu?(peer: Lease): number | undefined
+  /** What it takes to look for the longest packet that reaches each peer; left out where nobody is to. */
+  readonly pathSearch?: PathSearching
   counters(): Readonly<Record<string, bigint>>
   /** How often each forwarding thread has gone round its loop, by its name; asks each for one more round. */
   threads(): Readonly<Record<string, number>>

@@ -4,7 +4,7 @@ import type { NetworkConfig } from '../config/network-config.ts'
 import type { EncapsulationName } from '../dataplane/encapsulation.ts'
 import type { Engine, EngineConfig, OpenPath } from '../dataplane/engine.ts'
 import type { VerifySource } from '../dataplane/filter.ts'
-import { encodePeers } from '../dataplane/peers.ts'
+import { encodePeers, type Peer } from '../dataplane/peers.ts'
 import { createTrafficSlots } from '../dataplane/traffic.ts'
 import { WeftError } from '../errors.ts'
 import { addon } from '../host/addon.ts'
@@ -12,7 +12,7 @@ import { findLink, isNamedBy } from '../host/links.ts'
 import type { Lease, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
-import type { BackendParts, DataPath } from './backend.ts'
+import type { BackendParts, DataPath, PathSearching } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter, type PeerFilterOptions } from './peer-filter.ts'
@@ -58,6 +58,8 @@ export interface TunnelKind {
   readonly verifySource: VerifySource
   /** Whether connections of TCP are to begin with segments that fit. */
   readonly clampMss: boolean
+  /** Whether the longest packet that reaches each peer is looked for. */
+  readonly probePathMtu: boolean
   /** Which leases are peers' beside what all backends ask. */
   readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable'>
   /** Whether peers that are reached without a router are routed to past the tunnel. */
@@ -91,7 +93,7 @@ export function checkNetwork(backend: string, config: NetworkConfig, address: Ip
 
 export async function openTunnel(
   { config: { network }, external, startEngine, persistence, run, log }: TunnelOptions,
-  { encapsulation, ownEnd, endOf, tunName, port, mtu, verifySource, clampMss, ...kind }: TunnelKind,
+  { encapsulation, ownEnd, endOf, tunName, port, mtu, verifySource, clampMss, probePathMtu, ...kind }: TunnelKind,
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
@@ -101,17 +103,19 @@ export async function openTunnel(
   const filter = createPeerFilter({ ...kind.filter, lease, network, log })
   let counted = (): Float64Array => new Float64Array() // of the engine that is not there yet
   const slots = createTrafficSlots(() => counted())
-  const endsOf = (all: ReadonlyMap<string, Lease>, ownKey: string) => {
-    const peers = filter.usable(all, ownKey)
-    slots.keep(peers.map(({ key }) => key))
-    const ends = peers.map((peer) => ({
+  let applied: ReadonlyMap<string, Lease> = new Map()
+  let limits: ReadonlyMap<string, number> = new Map()
+  const take = (all: ReadonlyMap<string, Lease>, ownKey: string): void => {
+    applied = new Map(filter.usable(all, ownKey).map((peer) => [peer.key, peer]))
+    slots.keep([...applied.keys()])
+  }
+  const ends = (): Peer[] =>
+    [...applied.values()].map((peer) => ({
       slot: slots.slotOf(peer.key),
-      ...{ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port },
+      ...{ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port, limit: limits.get(peer.key) ?? 0 },
       ...(endOf ? { encap: endOf(peer) } : {}),
     }))
-    return { peers, ends }
-  }
-  const { ends: firstEnds, peers: firstPeers } = endsOf(leases, lease.key)
+  take(leases, lease.key)
   const verify = { verifySource, network, subnet: lease.subnet }
   const bindAddress = formatIpv4(external.address)
   const inherited = await persistence.inherit({ tunName, bindAddress, port })
@@ -128,7 +132,7 @@ export async function openTunnel(
     tunName: adopted ?? tunName,
     inherited,
     persistent: persist,
-    peers: encodePeers(firstEnds),
+    peers: encodePeers(ends()),
     bindAddress,
     port,
     mtu,
@@ -167,21 +171,35 @@ export async function openTunnel(
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
   const strangers = createStrangerLog(verify, log)
-  strangers.setPeers(firstEnds)
+  strangers.setPeers(ends())
   const watch = watchExternal(run, external)
-  let applied: readonly Lease[] = firstPeers
   const isDirect = (subnet: Ipv4Net): boolean => direct.has(formatIpv4Net(subnet))
+  const known = ({ attrs }: Lease): number => {
+    const bytes = addon.pathMtu(bindAddress, formatIpv4(attrs.publicIp)) - ENCAP_BYTES[encapsulation]
+    return bytes > 0 && bytes < mtu ? bytes : mtu
+  }
+  const pathSearch: PathSearching = {
+    overhead: ENCAP_BYTES[encapsulation],
+    knownMtu(key) {
+      const peer = applied.get(key)
+      return peer && !isDirect(peer.subnet) ? known(peer) : undefined
+    },
+    limit(bytes) {
+      limits = bytes
+      engine.setPeers(encodePeers(ends()))
+    },
+  }
   return inTurn({
     mtu,
     tunName: engine.tunName,
     fault: Promise.race([engine.fault, watch.moved]),
     async apply(all, ownKey) {
-      const { peers, ends } = endsOf(all, ownKey)
-      engine.setPeers(encodePeers(ends))
-      applied = peers
-      strangers.setPeers(ends)
+      take(all, ownKey)
+      const peers = ends()
+      engine.setPeers(encodePeers(peers))
+      strangers.setPeers(peers)
       if (!routes) return
-      direct = await directHops(run, peers)
+      direct = await directHops(run, [...applied.values()])
       await routes.apply(direct)
     },
     async resync() {
@@ -193,21 +211,21 @@ export async function openTunnel(
     carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
     probeSource: lease.subnet.address,
     peers: () =>
-      applied.map(({ key, subnet, attrs }) => ({
+      [...applied.values()].map(({ key, subnet, attrs }) => ({
         key,
         endpoint: formatIpv4(attrs.publicIp) + (isDirect(subnet) ? '' : `:${port}`),
         probe: subnet.address,
       })),
     async traffic() {
       // What is routed past the tunnel the engine does not see.
-      const past = new Set(applied.filter(({ subnet }) => isDirect(subnet)).map(({ key }) => key))
+      const past = new Set([...applied.values()].filter(({ subnet }) => isDirect(subnet)).map(({ key }) => key))
       return new Map([...slots.read()].filter(([key]) => !past.has(key)))
     },
-    pathMtu({ subnet, attrs }) {
-      if (isDirect(subnet)) return undefined
-      const bytes = addon.pathMtu(bindAddress, formatIpv4(attrs.publicIp)) - ENCAP_BYTES[encapsulation]
-      return bytes > 0 && bytes < mtu ? bytes : undefined
+    pathMtu(peer) {
+      const bytes = isDirect(peer.subnet) ? mtu : Math.min(known(peer), limits.get(peer.key) ?? mtu)
+      return bytes < mtu ? bytes : undefined
     },
+    ...(probePathMtu ? { pathSearch } : {}),
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     threads: () => engine.threads(),
     look: () => strangers.name(engine.takeStrangers()),

@@ -2,8 +2,8 @@
 //
 // Port and wire format are flanneld's (pkg/backend/udp), so that both can be in one network.
 
-import { backendOptions } from '../config/backend-options.ts'
 import { WeftError } from '../errors.ts'
+import { backendOptions } from '../config/backend-options.ts'
 import { currentExternal } from '../host/external-interface.ts'
 import type { LeaseAttrs } from '../lease/lease.ts'
 import type { Backend } from './backend.ts'
@@ -31,8 +31,12 @@ export function createUdpBackend(options: TunnelOptions): Backend {
   const { config, log, run } = options
   let { external } = options
   const port = udpPort(config.backend)
-  const verify = verifySource(config.backend)
-  const clampMss = backendOptions(config.backend).flag('ClampMSS')
+  const { flag } = backendOptions(config.backend)
+  const asked = {
+    verifySource: verifySource(config.backend),
+    clampMss: flag('ClampMSS'),
+    probePathMtu: flag('ProbePathMTU'),
+  }
   return {
     name: 'udp',
     inherits: true,
@@ -44,7 +48,7 @@ export function createUdpBackend(options: TunnelOptions): Backend {
     },
     open: (lease, _signal, leases) => {
       const mtu = external.mtu - ENCAP_BYTES
-      const kind = { encapsulation: 'udp', tunName: TUN_NAME, port, mtu, verifySource: verify, clampMss } as const
+      const kind = { encapsulation: 'udp', tunName: TUN_NAME, port, mtu, ...asked } as const
       return openTunnel({ ...options, external }, kind, lease, leases)
     },
   }

@@ -1,7 +1,7 @@
 // vxlan-config.ts - what the hosts of a vxlan network agree on: the options, and what a lease says of a host; and what both
 // ways of carrying it are given.
 //
-// flanneld's (pkg/backend/vxlan), but for DataPath and VerifySource, which are ours.
+// flanneld's (pkg/backend/vxlan), but for DataPath, VerifySource and ProbePathMTU, which are ours.
 
 import { backendOptions } from '../config/backend-options.ts'
 import type { VerifySource } from '../dataplane/filter.ts'
@@ -29,6 +29,8 @@ export interface VxlanConfig {
   readonly verifySource: VerifySource
   /** Whether connections of TCP are to begin with segments that fit, where weftd carries them. */
   readonly clampMss: boolean
+  /** Whether the longest packet that reaches each peer is looked for, likewise. */
+  readonly probePathMtu: boolean
 }
 
 /** What both ways of carrying are given. */
@@ -63,6 +65,7 @@ export function vxlanConfig(backend: Readonly<Record<string, unknown>>): VxlanCo
     dataPath: word('DataPath', ['kernel', 'userspace']),
     verifySource: verifySource(backend),
     clampMss: flag('ClampMSS'),
+    probePathMtu: flag('ProbePathMTU'),
   }
 }
 

@@ -19,9 +19,9 @@ export function prepareUserspaceVxlan(
   tunnelOptions: TunnelOptions,
 ): VxlanCarrier {
   const { run, log } = tunnelOptions
-  const { vni, directRouting, verifySource, clampMss } = options
+  const { vni, directRouting, verifySource, clampMss, probePathMtu } = options
   const ends = { ownEnd: ownEnd(mac, vni), endOf }
-  const asked = { verifySource, clampMss, filter: PEERS, directRouting }
+  const asked = { verifySource, clampMss, probePathMtu, filter: PEERS, directRouting }
   const kind = { encapsulation: 'vxlan', ...ends, tunName: name, port, mtu, ...asked } as const
   return {
     async open(lease, leases) {

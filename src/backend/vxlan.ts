@@ -1,7 +1,7 @@
 // vxlan.ts - VXLAN (RFC 7348) as flannel's: its options, its lease, and who carries the packets, the kernel or the engine.
 //
 // Both publish the same and send the same, so that a host may change from one to the other and no peer need know. Options
-// and lease are flanneld's (pkg/backend/vxlan), but for DataPath and VerifySource, which are ours.
+// and lease are flanneld's (pkg/backend/vxlan), but for DataPath, VerifySource and ProbePathMTU, which are ours.
 
 import { isWeftError, messageOf } from '../errors.ts'
 import { currentExternal } from '../host/external-interface.ts'
@@ -58,7 +58,10 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
     }
     try {
       const prepared = await prepareKernelVxlan(setup, options)
-      say('VXLAN is carried by the kernel')
+      const passedOver = own.probePathMtu
+        ? ', which lets routers fragment its datagrams: "ProbePathMTU" is passed over'
+        : ''
+      say(`VXLAN is carried by the kernel${passedOver}`)
       return prepared
     } catch (error) {
       if (dataPath === 'kernel' || !isWeftError(error, 'NO_DEVICE_TYPE')) throw error

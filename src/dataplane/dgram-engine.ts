@@ -19,6 +19,7 @@ import {
   fragmentsOf,
   icmpError,
   icmpLimit,
+  isEchoRequestFrom,
   ipv4PacketBytes,
   isIpv6Packet,
   isTcpSyn,
@@ -53,6 +54,8 @@ const OUTER_BYTES = 28
 interface Endpoint {
   readonly address: string
   readonly port: number
+  /** As a peer's. */
+  readonly limit: number
   readonly traffic: Traffic
 }
 
@@ -109,7 +112,11 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     if (known) return known
     const peer = table.find(destination)
     if (!peer) return undefined
-    const endpoint = { address: formatIpv4(peer.endpoint), port: peer.port, traffic: trafficOf(peer.slot) }
+    const { port, limit = 0 } = peer
+    const endpoint = {
+      ...{ address: formatIpv4(peer.endpoint), port, limit: limit >= ALWAYS_FITS_BYTES ? limit : Infinity },
+      traffic: trafficOf(peer.slot),
+    }
     flows.set(destination, endpoint)
     return endpoint
   }
@@ -148,10 +155,13 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       count('tx_drop_ttl')
       return answer(TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
     }
-    if (config.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, mtuTo(endpoint.address)))
-    const mtu = size > ALWAYS_FITS_BYTES ? mtuTo(endpoint.address) : Infinity
+    if (config.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, mtuTo(endpoint)))
+    const mtu = size > ALWAYS_FITS_BYTES ? mtuTo(endpoint) : Infinity
     if (size <= mtu) return send(packet, endpoint)
     if (!mayFragment(packet)) {
+      // No limit is in the way of what asks whether so long a packet arrives.
+      if (size <= knownMtu(endpoint.address) && isEchoRequestFrom(config.tunAddress, packet))
+        return send(packet, endpoint)
       count('tx_drop_too_big')
       return answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent')
     }
@@ -160,13 +170,15 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
 
   const paths = new LRUCache<string, number>({ max: PATHS, ttl: ASK_PATH_EVERY_MS })
-  /** The longest packet that the path to a peer takes (docs/path-mtu.md). */
-  function mtuTo(address: string): number {
+  /** The longest packet that the kernel knows the path to a peer to take (docs/path-mtu.md). */
+  function knownMtu(address: string): number {
     let bytes = paths.get(address)
     if (bytes === undefined) paths.set(address, (bytes = addon.pathMtu(config.bindAddress, address)))
     const mtu = bytes - OUTER_BYTES - encapBytes
     return mtu >= LEAST_MTU ? mtu : Infinity
   }
+
+  const mtuTo = ({ address, limit }: Endpoint): number => Math.min(knownMtu(address), limit)
 
   function send(packet: Buffer, endpoint: Endpoint): void {
     socket.send(encapsulation.write(packet), endpoint.port, endpoint.address, (error) => {
@@ -216,14 +228,14 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       const reply = encapsulation.write(error)
       return socket.send(reply, peer.port, peer.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
     }
-    const traffic = endpointFor(addresses.source)?.traffic
+    const { traffic, limit = Infinity } = endpointFor(addresses.source) ?? {}
     if (traffic) {
       traffic.numbers[2]++
       traffic.numbers[3] += size
       traffic.heardAt = performance.now()
     }
     // What a peer's connection begins with is what this side will send.
-    if (config.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, mtuTo(address)))
+    if (config.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, knownMtu(address), limit))
     if (!writeTun(packet)) return count('rx_drop_tun')
     count('tun_writes')
     count('rx_packets')

@@ -90,6 +90,13 @@ export function isNestedTwice(own: Ipv4, encapBytes: number, packet: Buffer): bo
 /** Whether an IPv4 packet may be cut into fragments. */
 export const mayFragment = (packet: Buffer): boolean => (packet.readUInt16BE(6) & DONT_FRAGMENT) === 0
 
+/** Whether an IPv4 packet is an ICMP echo request, whole, from an address. */
+export const isEchoRequestFrom = (source: Ipv4, packet: Buffer): boolean =>
+  packet.readUInt8(9) === PROTOCOL_ICMP &&
+  (packet.readUInt16BE(6) & ~DONT_FRAGMENT) === 0 &&
+  packet[ipv4HeaderBytes(packet)] === ICMP_ECHO_REQUEST &&
+  packet.readUInt32BE(12) === source
+
 /** The fragments of an IPv4 packet, each of at most `mtu` bytes (RFC 791 section 3.2), as native/core/fragment.h. */
 export function fragmentsOf(packet: Buffer, mtu: number): Buffer[] {
   const headerBytes = ipv4HeaderBytes(packet)

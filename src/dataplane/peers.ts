@@ -9,7 +9,7 @@
 //        2    1  address family of the endpoint: 4 or 6
 //        3    1  flags, 0
 //        4    2  UDP port of the endpoint, big-endian
-//        6    2  0
+//        6    2  limit: the longest packet that reaches the peer, big-endian; 0 where none is known
 //        8   16  subnet, network order; an IPv4 address stands in the first 4
 //       24   16  endpoint address, likewise
 //       40   16  what the encapsulation needs to know of the peer; 0 for flannel's udp, its MAC for vxlan
@@ -25,6 +25,8 @@ export interface Peer {
   readonly port: number
   /** What the encapsulation needs to know of the peer, at most 16 bytes; nothing where it is left out. */
   readonly encap?: Uint8Array
+  /** The longest packet that reaches it, in bytes, beside what the kernel knows of the path; none where it is left out. */
+  readonly limit?: number
   /** Where what passes to and from it is counted (traffic.ts); nowhere where it is left out. */
   readonly slot?: number
 }
@@ -43,6 +45,7 @@ export function encodePeers(peers: readonly Peer[]): Uint8Array {
     view.setUint8(at + 1, peer.subnet.prefixLength)
     view.setUint8(at + 2, 4)
     view.setUint16(at + 4, peer.port)
+    view.setUint16(at + 6, peer.limit ?? 0)
     view.setUint32(at + 8, peer.subnet.address)
     view.setUint32(at + 24, peer.endpoint)
     view.setUint32(at + SLOT_OFFSET, peer.slot ?? 0, IS_LITTLE_ENDIAN)
@@ -57,11 +60,13 @@ export function decodePeers(records: Uint8Array): Peer[] {
   const view = new DataView(records.buffer, records.byteOffset, records.byteLength)
   const peers: Peer[] = []
   for (let at = 0; at < records.byteLength; at += PEER_RECORD_BYTES) {
+    const limit = view.getUint16(at + 6)
     const slot = view.getUint32(at + SLOT_OFFSET, IS_LITTLE_ENDIAN)
     peers.push({
       subnet: { address: view.getUint32(at + 8), prefixLength: view.getUint8(at + 1) },
       endpoint: view.getUint32(at + 24),
       port: view.getUint16(at + 4),
+      ...(limit === 0 ? {} : { limit }),
       ...(slot === 0 ? {} : { slot }),
     })
   }

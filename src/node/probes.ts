@@ -14,7 +14,7 @@ const TICK_MS = 1_000
 /** How often it is looked whether the data path has other peers, though nobody gave it any. */
 const KEEP_MS = 10_000
 /** What the kernel says to those who may not. */
-const FORBIDDEN: ReadonlySet<string | undefined> = new Set(['EPERM', 'EACCES'])
+export const FORBIDDEN: ReadonlySet<string | undefined> = new Set(['EPERM', 'EACCES'])
 
 export async function probePeers(node: Node): Promise<never> {
   const { log, signal, openEcho, options } = node
@@ -69,16 +69,16 @@ export async function probePeers(node: Node): Promise<never> {
 }
 
 /** What the kernel does not send is not answered, which is what is told of it. */
-function send(echo: Echo, to: Ipv4, sequence: number): void {
+export function send(echo: Echo, to: Ipv4, sequence: number, bytes = 0): void {
   try {
-    echo.send(to, sequence)
+    echo.send(to, sequence, bytes)
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code === undefined) throw error
   }
 }
 
 /** Until the stop. */
-async function forGood(signal: AbortSignal): Promise<never> {
+export async function forGood(signal: AbortSignal): Promise<never> {
   await createBell().wait(signal)
   throw signal.reason
 }

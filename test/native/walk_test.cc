@@ -341,6 +341,75 @@ void test_path(uint32_t features) {
   CHECK(host.drain(host.other).size() == 1);  // by loopback
 }
 
+/// A limit of the peer's record counts beside what the kernel knows of the path; an echo request of the host's own
+/// passes it.
+template <typename Encap>
+void test_limit(uint32_t features) {
+  constexpr size_t kBefore = kOuterBytes + Encap::kHeaderBytes, kLimit = 1200;
+  constexpr uint32_t kTunAddress = 0x0a050100, kContainer = 0x0a050102;
+  const auto limit_to = [](Host<Encap>& host, size_t limit) {
+    Bytes r = record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK);
+    store(&r[4], Host<Encap>::port_of(host.other));
+    store_be16(&r[6], static_cast<uint16_t>(limit));
+    host.peers.replace(std::make_unique<const PeerTable>(r));
+  };
+  const auto datagrams = [](Host<Encap>& host, const VirtioHeader& virtio, const Bytes& packet) {
+    host.to_tun(virtio, packet);
+    CHECK(!host.egress->pump().failure);
+    host.drain(host.tun[1]);
+    return host.drain(host.other).size();
+  };
+  Fields f;
+  f.tcp = false;
+  f.payload = kLimit - 28;
+  const auto echo = [](uint32_t source, uint8_t type, uint16_t fragment) {
+    Fields g;
+    g.tcp = false;
+    g.source = source;
+    g.fragment = fragment;
+    g.payload = kLimit + 1 - 28;
+    Bytes packet = build(g);
+    packet[9] = IPPROTO_ICMP;
+    packet[20] = type;
+    store(&packet[10], uint16_t{0});
+    store_be16(&packet[10], static_cast<uint16_t>(~reference_fold(reference_sum(packet.data(), 20))));
+    return packet;
+  };
+  Host<Encap> host(features);
+  context = "a limit";
+  limit_to(host, kLimit);
+  CHECK(datagrams(host, {}, build(f)) == 1);
+  f.payload++;
+  CHECK(datagrams(host, {}, build(f)) == 0 && host.row[k_tx_drop_too_big] == 1);
+  f.fragment = 0;
+  CHECK(datagrams(host, {}, build(f)) == 2 && host.row[k_tx_fragmented] == 1);
+  Fields stream;
+  stream.payload = 20'000;
+  CHECK(datagrams(host, tcp_in_segments_of(1432), build(stream)) == (20'000 + kLimit - 41) / (kLimit - 40));
+  context = "what asks whether it arrives";
+  CHECK(datagrams(host, {}, echo(kTunAddress, 8, 0x4000)) == 1);
+  CHECK(datagrams(host, {}, echo(kTunAddress, 0, 0x4000)) == 0);
+  CHECK(datagrams(host, {}, echo(kContainer, 8, 0x4000)) == 0);
+  CHECK(datagrams(host, {}, echo(kTunAddress, 8, 0)) == 2);
+  context = "what the kernel knows counts beside a limit";
+  const auto know = [](Host<Encap>& of, size_t bytes) {
+    PeerTables::Reader reader = of.peers.reader(1);
+    const uint8_t peer[] = {10, 5, 2, 2};
+    reader.acquire().find(4, peer)->path.learn(bytes, clock_ms);
+    reader.release();
+  };
+  know(host, kLimit + kBefore);
+  CHECK(datagrams(host, {}, echo(kTunAddress, 8, 0x4000)) == 0);
+  limit_to(host, kLimit + 100);
+  know(host, kLimit + kBefore);
+  CHECK(datagrams(host, {}, echo(kContainer, 8, 0x4000)) == 0);
+  context = "no limit, and one that is none";
+  for (const size_t none : {size_t{0}, PathMtu::kAlwaysFits - 1}) {
+    limit_to(host, none);
+    CHECK(datagrams(host, {}, echo(kContainer, 8, 0x4000)) == 1);
+  }
+}
+
 /// Nobody is told of what is not from one host of this side to one host.
 template <typename Encap>
 void test_not_answered() {
@@ -863,6 +932,7 @@ void test_walks(const char* name, bool udp_gso) {
     context = std::string(name) + (features & kUdpGso ? ", udp-gso" : ", no udp-gso");
     test_out<Encap>(features);
     test_path<Encap>(features);
+    test_limit<Encap>(features);
   }
   for (const uint32_t features : {kAllFeatures, kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), 0u}) {
     context = std::string(name) + ", features " + std::to_string(features);

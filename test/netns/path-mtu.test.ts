@@ -4,7 +4,7 @@
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { createLab, labs, type Host, type Place, type Pod } from '../../lab/lab.ts'
+import { createLab, labs, type Daemon, type Host, type Place, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { internetChecksum } from '../../src/dataplane/packet.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
@@ -14,7 +14,7 @@ import { BUILD_MS } from '../support/native-program.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { ipv4Packet } from '../support/packets.ts'
 
-const lacks = needs(HOSTS, 'g++', 'ping')
+const lacks = needs(HOSTS, 'g++', 'ping', 'nft', 'nstat', 'ethtool')
 
 const LONG = process.env['WEFT_LONG'] === '1'
 let forge: Forge
@@ -54,7 +54,12 @@ async function ipCount(place: Place, name: string): Promise<number> {
   return Number(values[names.indexOf(name)])
 }
 
+/** One of those that `nstat` has. */
+const tcpCount = async (place: Place, name: string): Promise<number> =>
+  Number(new RegExp(`^${name} +(\\d+)`, 'm').exec(await place.output(['nstat', '-asz', name]))?.[1])
+
 interface Bed {
+  readonly daemons: readonly Daemon[]
   readonly hosts: readonly [Host, Host, Host]
   readonly inside: Pod
   readonly other: Pod
@@ -64,7 +69,12 @@ interface Bed {
 
 /** Two nodes, each with a container, and a host that is none; `before` is done before the nodes start. */
 async function open(
-  { engine, backend, args = [] }: { engine: string; backend: object; args?: readonly string[] },
+  {
+    engine,
+    backend,
+    args = [],
+    env = {},
+  }: { engine: string; backend: object; args?: readonly string[]; env?: Record<string, string> },
   before: (hosts: readonly [Host, Host, Host]) => Promise<unknown> = () => Promise.resolve(),
 ): Promise<Bed> {
   const lab = await createLab({ hosts: 3 })
@@ -74,7 +84,9 @@ async function open(
   mkdirSync(leases)
   writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
   await before(hosts)
-  const started = nodes.map((host) => host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine, ...args] }))
+  const started = nodes.map((host) =>
+    host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine, ...args], env }),
+  )
   await Promise.all(started.map((daemon) => daemon.line(/flannel is ready/)))
   const [inside, other] = (await Promise.all(nodes.map((host) => host.startPod()))) as [Pod, Pod]
   await reach(inside.namespace, other.address)
@@ -90,7 +102,52 @@ async function open(
     sent++
     await eventually(() => expect(heard).toContain(`MiB ${sent}\n`))
   }
-  return { hosts, inside, other, stream }
+  return { hosts, daemons: started, inside, other, stream }
+}
+
+/** By the third host, with one arm: what comes in goes out there again. */
+async function throughRouter([a, b, router]: readonly [Host, Host, Host]): Promise<void> {
+  for (const name of ['ip_forward=1', 'conf/all/send_redirects=0', 'conf/eth0/send_redirects=0'])
+    await router.output(['sh', '-c', `echo ${name.split('=')[1]} > /proc/sys/net/ipv4/${name.split('=')[0]}`])
+  await a.output(['ip', 'route', 'add', b.address, 'via', router.address])
+  await b.output(['ip', 'route', 'add', a.address, 'via', router.address])
+}
+
+/** What the way of the router to each of two hosts takes. */
+const takes = (router: Host, hosts: readonly Host[], mtu: number): Promise<unknown> =>
+  Promise.all(
+    hosts.map(({ address }) => router.output(['ip', 'route', 'replace', address, 'dev', 'eth0', 'mtu', String(mtu)])),
+  )
+
+/** Ways in which the router takes 1280 bytes and says nothing of it, and each one's end. */
+const HOLES = {
+  /** Whatever is longer is dropped. What leaves the hosts as many datagrams in one is made datagrams first, as for a wire. */
+  length: async ([a, b, router]: readonly [Host, Host, Host]): Promise<void> => {
+    for (const host of [a, b]) await host.output(['ethtool', '-K', 'eth0', 'tx-udp-segmentation', 'off'])
+    await router.output(nft('forward', 'ip length gt 1280'))
+  },
+  /** What may not be fragmented is dropped. */
+  'no ICMP': async ([a, b, router]: readonly [Host, Host, Host]): Promise<void> => {
+    await takes(router, [a, b], 1280)
+    await router.output(nft('output', 'icmp type destination-unreachable'))
+  },
+}
+const nft = (hook: string, what: string): string[] => [
+  'nft',
+  `table ip hole { chain hole { type filter hook ${hook} priority 0; ${what} drop; }; }`,
+]
+async function fillHole([a, b, router]: readonly [Host, Host, Host]): Promise<void> {
+  await takes(router, [a, b], 1500)
+  await router.output(['nft', 'delete', 'table', 'ip', 'hole'])
+}
+
+/** Has the clock of a daemon that counts without a break go ten minutes ahead at SIGUSR2. */
+const CLOCK = {
+  NODE_OPTIONS: `--import=data:text/javascript,${encodeURIComponent(`
+const now = performance.now.bind(performance)
+let ahead = 0
+performance.now = () => now() + ahead
+process.on('SIGUSR2', () => (ahead += 600_000))`)}`,
 }
 
 describe.concurrent('a path', () => {
@@ -99,26 +156,15 @@ describe.concurrent('a path', () => {
     { engine: 'dgram', backend: { Type: 'udp' }, overhead: 28 },
     { engine: 'native', backend: { Type: 'vxlan', DataPath: 'userspace' }, overhead: 50 },
   ])('narrows from 1500 to 1280: $backend.Type, $engine', async ({ engine, backend, overhead }) => {
-    // With one arm: what comes in goes out there again.
-    const throughRouter = async ([a, b, router]: readonly [Host, Host, Host]): Promise<void> => {
-      for (const name of ['ip_forward=1', 'conf/all/send_redirects=0', 'conf/eth0/send_redirects=0'])
-        await router.output(['sh', '-c', `echo ${name.split('=')[1]} > /proc/sys/net/ipv4/${name.split('=')[0]}`])
-      await a.output(['ip', 'route', 'add', b.address, 'via', router.address])
-      await b.output(['ip', 'route', 'add', a.address, 'via', router.address])
-    }
     const { hosts, inside, other, stream } = await open({ engine, backend }, throughRouter)
     const [a, b, router] = hosts
-    const takes = (mtu: string): Promise<unknown> =>
-      Promise.all(
-        [a, b].map(({ address }) => router.output(['ip', 'route', 'replace', address, 'dev', 'eth0', 'mtu', mtu])),
-      )
     const wide = 1500 - overhead
     const fits = 1280 - overhead
     expect(await probe(inside, other.address, wide)).toContain('1 received')
 
     await stream()
 
-    await takes('1280')
+    await takes(router, [a, b], 1280)
     const began = performance.now()
     const small = inside.spawn(['ping', '-n', '-i', '0.1', '-c', '10', other.address])
     let pings = ''
@@ -155,10 +201,58 @@ describe.concurrent('a path', () => {
     expect(await counts()).toEqual([byHost, byContainer + 3])
 
     // It is wide again, and the kernels have forgotten, as they do after ten minutes.
-    await takes('1500')
+    await takes(router, [a, b], 1500)
     await Promise.all([a, b].map(forget))
     await eventually(async () => expect(await probe(inside, other.address, wide)).toContain('1 received'))
     await stream()
+  })
+
+  it.each([
+    { engine: 'native', backend: { Type: 'udp' }, overhead: 28, hole: 'length' },
+    { engine: 'dgram', backend: { Type: 'udp' }, overhead: 28, hole: 'length' },
+    { engine: 'native', backend: { Type: 'vxlan', DataPath: 'userspace' }, overhead: 50, hole: 'no ICMP' },
+  ] as const)(
+    'that drops what is too long and says nothing is found, by $hole: $backend.Type, $engine',
+    async (given) => {
+      const { engine, overhead, hole } = given
+      const backend = { ...given.backend, ProbePathMTU: true }
+      const { hosts, daemons, inside, other, stream } = await open({ engine, backend, env: CLOCK }, async (three) => {
+        await throughRouter(three)
+        await HOLES[hole](three)
+      })
+      const fits = 1280 - overhead
+      const found = new RegExp(`Packets of more than ${fits} bytes do not reach .*, and nobody on the way says so`)
+      await Promise.all(daemons.map((daemon) => daemon.line(found)))
+      const began = performance.now()
+      const pings = inside.run(['ping', '-n', '-i', '0.1', '-c', '10', other.address])
+      await stream()
+      expect(performance.now() - began).toBeLessThan(10_000)
+      expect((await pings).stdout).toContain('10 packets transmitted, 10 received')
+      expect(await probe(inside, other.address, fits + 1)).toContain(`Frag needed and DF set (mtu = ${fits})`)
+      expect(await probe(inside, other.address, fits)).toContain('1 received')
+
+      // It takes all again, as is found ten minutes later.
+      await fillHole(hosts)
+      for (const daemon of daemons) daemon.process.kill('SIGUSR2')
+      await Promise.all(daemons.map((daemon) => daemon.line(/No packet is too long for the path to .* any more/)))
+      await eventually(async () => expect(await probe(inside, other.address, 1500 - overhead)).toContain('1 received'))
+    },
+  )
+
+  it.each(['native', 'dgram'])('that does so stalls where nobody is asked to look: %s', async (engine) => {
+    const { hosts, inside, other, stream } = await open({ engine, backend: { Type: 'udp' } }, async (three) => {
+      await throughRouter(three)
+      await HOLES.length(three)
+    })
+    expect(await inside.output(['cat', '/proc/sys/net/ipv4/tcp_mtu_probing'])).toBe('0\n')
+    let crossed = false
+    const crossing = stream().then(() => (crossed = true))
+    // The sender tries again and again, and nothing comes of it.
+    await eventually(async () => expect(await tcpCount(inside, 'TcpRetransSegs')).toBeGreaterThan(3))
+    expect(crossed).toBe(false)
+    expect((await inside.run(['ping', '-n', '-c', '1', other.address])).stdout).toContain('1 received')
+    await fillHole(hosts)
+    await crossing
   })
 
   it.each(['native', 'dgram'])(

@@ -31,6 +31,8 @@ interface FakeDataPath {
   rounds: Record<string, number>
   looks: number
   traffic: PeerTraffic | undefined
+  /** As the node has set them, each time. */
+  readonly limits: [string, number][][]
   die(why: string): void
 }
 
@@ -41,6 +43,8 @@ let misuses: string[]
 export let store: MemoryStore
 export let dataPaths: FakeDataPath[]
 let refuse: Error | undefined
+/** Says what the kernel knows of a path; paths are not searched where it is undefined. */
+let knownMtu: ((key: string) => number | undefined) | undefined
 export let lines: string[]
 let health: Health
 export let told: string[]
@@ -69,6 +73,7 @@ const backend: Backend = {
       rounds: {},
       looks: 0,
       traffic: undefined,
+      limits: [],
       die: (why) => die(new Error(why)),
     }
     dataPaths.push(dataPath)
@@ -93,6 +98,9 @@ const backend: Backend = {
         new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (dataPath.traffic ? [[key, dataPath.traffic]] : []))),
       counters: () => ({ tx_packets: 5n, tx_drop_no_route: 2n, rx_drop_ttl: 0n }),
       threads: () => dataPath.rounds,
+      ...(knownMtu
+        ? { pathSearch: { overhead: 28, knownMtu, limit: (all) => void dataPath.limits.push([...all]) } }
+        : {}),
       look: () => void dataPath.looks++,
       close: async () => void (dataPath.closed = true),
     }
@@ -111,6 +119,7 @@ function setUp(): void {
   dataPaths = []
   misuses = []
   refuse = undefined
+  knownMtu = undefined
   lines = []
   const daemon = { version: '0', pid: 1, startedAt: '', subnetFile: '', leases: '' }
   health = createHealth({ daemon, events: () => lines.map((text) => ({ at: '', level: 'info', text })) })
@@ -137,6 +146,11 @@ export function restart(): void {
 /** From now on the backend throws this when it is to open a data path; without an error it opens one again. */
 export function refuseToOpen(error?: Error): void {
   refuse = error
+}
+
+/** From now on a data path that is opened asks for the longest packet that reaches each peer. */
+export function searchPaths(known: (key: string) => number | undefined): void {
+  knownMtu = known
 }
 
 /** What /readyz and /livez tell. */

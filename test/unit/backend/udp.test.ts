@@ -201,6 +201,28 @@ describe('apply', () => {
   })
 })
 
+describe('pathSearch', () => {
+  it('is there where it is asked for', async () => {
+    expect((await open()).pathSearch).toBeUndefined()
+    expect(() => backend('{"Network":"10.5.0.0/16","Backend":{"ProbePathMTU":1}}')).toThrow('Backend.ProbePathMTU is 1')
+  })
+
+  it('limits what goes to a peer, which a change of the peers outlives', async () => {
+    const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"ProbePathMTU":true}}')
+    const [one, two] = [lease('10.5.1.0/24', '192.0.2.2'), lease('10.5.2.0/24', '192.0.2.3')]
+    const limits = () => decodePeers(engine.records).map(({ limit }) => limit)
+    await dataPath.apply(new Map([[one.key, one]]), own.key)
+    expect([limits(), dataPath.pathMtu!(one)]).toEqual([[undefined], undefined])
+    dataPath.pathSearch!.limit(new Map([[one.key, 1252]]))
+    expect([limits(), dataPath.pathMtu!(one)]).toEqual([[1252], 1252])
+    await dataPath.apply(new Map([one, two].map((each) => [each.key, each])), own.key)
+    expect(limits()).toEqual([1252, undefined])
+    expect(dataPath.pathSearch!.knownMtu('10.5.9.0-24')).toBeUndefined()
+    dataPath.pathSearch!.limit(new Map())
+    expect([limits(), dataPath.pathMtu!(one)]).toEqual([[undefined, undefined], undefined])
+  })
+})
+
 describe('look', () => {
   it('names who is not let in, by the peers that the data path has', async () => {
     const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"verifySource":"strict"}}')

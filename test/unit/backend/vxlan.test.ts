@@ -13,6 +13,7 @@ const NONE = {
   dataPath: undefined,
   verifySource: 'strict',
   clampMss: false,
+  probePathMtu: false,
 }
 
 it.each([
@@ -27,6 +28,7 @@ it.each([
   ],
   [{ datapath: 'userspace' }, { ...NONE, dataPath: 'userspace' }],
   [{ verifysource: 'inner' }, { ...NONE, verifySource: 'inner' }],
+  [{ probepathmtu: true }, { ...NONE, probePathMtu: true }],
   [{ vni: null }, NONE],
   [{ vni: 9_999_999 }, { ...NONE, vni: 9_999_999 }],
 ])('of %j the options are %j', (backend, options) => {
@@ -43,6 +45,7 @@ it.each([
   [{ directrouting: 1 }, 'Backend.DirectRouting is 1'],
   [{ datapath: 'user' }, 'Backend.DataPath is "user"'],
   [{ verifysource: 'outer' }, 'Backend.VerifySource is "outer"'],
+  [{ probepathmtu: 'yes' }, 'Backend.ProbePathMTU is "yes"'],
 ])('%j is refused: %s', (backend, message) => {
   expect(() => vxlanConfig(backend)).toThrow(message)
 })

@@ -230,6 +230,16 @@ describe('peer records', () => {
       endpoint: ip,
       port: fc.integer({ min: 0, max: 65535 }),
     })
-    fc.assert(fc.property(fc.array(peer), (peers) => void expect(decodePeers(encodePeers(peers))).toEqual(peers)))
+    const limited = fc.record({
+      ...{ subnet: peer.map(({ subnet }) => subnet), endpoint: ip },
+      port: fc.constant(8285),
+      limit: fc.integer({ min: 1, max: 65535 }),
+    })
+    fc.assert(
+      fc.property(
+        fc.array(fc.oneof(peer, limited)),
+        (peers) => void expect(decodePeers(encodePeers(peers))).toEqual(peers),
+      ),
+    )
   })
 })
