@@ -5,7 +5,7 @@
 
 import { WeftError } from '../errors.ts'
 import type { Run } from '../host/command.ts'
-import { findLink, ipJson, isNamedBy, routesTo, routesWithin, type Link, type Route } from '../host/links.ts'
+import { findLink, ipJson, isNamedBy, isTunOpen, routesTo, routesWithin, type Link, type Route } from '../host/links.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
 
@@ -72,8 +72,7 @@ async function findIdleTun(
   if (!link) return undefined
   const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
   const { info_kind: kind, info_data: data } = json?.linkinfo ?? {}
-  const isInUse = link.up && !json?.flags?.includes('NO-CARRIER')
-  if (kind !== 'tun' || data?.type !== 'tun' || isInUse) return undefined
+  if (kind !== 'tun' || data?.type !== 'tun' || (await isTunOpen(name, link.index, json?.flags ?? []))) return undefined
   return { addresses: link.addresses, isMultiQueue: data.multi_queue === true }
 }
 

@@ -2,10 +2,11 @@
 
 import { isWeftError } from '../errors.ts'
 import type { Run } from '../host/command.ts'
-import { ipJson } from '../host/links.ts'
+import { ipJson, isTunOpen } from '../host/links.ts'
 import type { Remains } from './remains.ts'
 
 interface JsonLink {
+  ifindex?: number
   ifname?: string
   flags?: string[]
   linkinfo?: { info_kind?: string; info_data?: { id?: number; type?: string; persist?: boolean } }
@@ -27,7 +28,7 @@ interface Device {
 }
 
 /** The devices of the backends udp, vxlan, ipip and wireguard: a name alone does not make a device flannel's. */
-function deviceOf({ ifname: name = '', flags = [], linkinfo }: JsonLink): Device | undefined {
+async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }: JsonLink): Promise<Device[]> {
   const kind = linkinfo?.info_kind ?? ''
   const data = linkinfo?.info_data ?? {}
   const isOurs =
@@ -35,14 +36,16 @@ function deviceOf({ ifname: name = '', flags = [], linkinfo }: JsonLink): Device
     (kind === 'vxlan' && /^flannel(-v6)?\.\d+$/.test(name) && name.endsWith(`.${data.id}`)) ||
     (kind === 'ipip' && name === 'flannel.ipip') ||
     (kind === 'wireguard' && /^flannel-wg(-v6)?$/.test(name))
+  if (!isOurs) return []
   // A TUN that is not persistent ends with its process; a persistent one has a carrier while a process has it open.
-  const inUse = kind === 'tun' && (data.persist === false || (flags.includes('UP') && !flags.includes('NO-CARRIER')))
-  return isOurs ? { name, kind, inUse } : undefined
+  const inUse = kind === 'tun' && (data.persist === false || (await isTunOpen(name, ifindex, flags)))
+  return [{ name, kind, inUse }]
 }
 
 /** All of them. */
 export async function findDevices(run: Run): Promise<Device[]> {
-  return (await ipJson<JsonLink>(run, ['-d', 'link', 'show'])).flatMap((link) => deviceOf(link) ?? [])
+  const links = await ipJson<JsonLink>(run, ['-d', 'link', 'show'])
+  return (await Promise.all(links.map(deviceOf))).flat()
 }
 
 /** Devices, with the routes that end with them. */

@@ -1,5 +1,6 @@
 // links.ts - network interfaces, their addresses and routes, by iproute2's JSON.
 
+import { readFile } from 'node:fs/promises'
 import { isWeftError, WeftError } from '../errors.ts'
 import { formatIpv4, formatIpv4Net, parseIpv4, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { Run } from './command.ts'
@@ -59,6 +60,20 @@ interface JsonRoute {
   gateway?: string
   metric?: number
   prefsrc?: string
+}
+
+/**
+ * Whether a process has a TUN open, by its flags as `ip` tells them and, since NO-CARRIER may come a second late
+ * (net/core/link_watch.c), by sysfs where that shows the same network namespace.
+ */
+export async function isTunOpen(name: string, index: number, flags: readonly string[]): Promise<boolean> {
+  if (!flags.includes('UP') || flags.includes('NO-CARRIER')) return false
+  const read = (file: string): Promise<string> =>
+    readFile(`/sys/class/net/${name}/${file}`, 'utf8').then(
+      (text) => text.trim(),
+      () => '',
+    )
+  return (await read('ifindex')) !== String(index) || (await read('carrier')) !== '0'
 }
 
 /** Whether a name is one that the kernel makes of a pattern such as `flannel%d`. */
