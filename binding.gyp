@@ -22,7 +22,9 @@
         "native/io/udp.cc",
         "native/io/unix_socket.cc",
         "native/loop.cc",
-        "native/naive.cc"
+        "native/naive.cc",
+        "native/napi_host.cc",
+        "native/napi_values.cc"
       ],
       "include_dirs": ["<!(node -p \"require('node-addon-api').include_dir\")"],
       "defines": ["NAPI_VERSION=8", "NODE_ADDON_API_DISABLE_CPP_EXCEPTIONS"],

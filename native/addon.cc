@@ -1,4 +1,4 @@
-// addon.cc - arguments, errors and life times between JavaScript and the engine; the only file that knows N-API.
+// addon.cc - arguments and life times between JavaScript and the engine. This file and the napi_ ones alone know N-API.
 //
 // Threads never call into JavaScript: a fault is an eventfd that the event loop watches. Everything that is open when
 // the environment ends (a worker, process.exit) is closed by a cleanup hook, threads joined first.
@@ -12,21 +12,13 @@
 #include "core/counters.h"
 #include "engine.h"
 #include "io/clock.h"
-#include "io/echo.h"
-#include "io/path_probe.h"
 #include "io/tun.h"
-#include "io/unix_socket.h"
+#include "napi_host.h"
+#include "napi_values.h"
 
 namespace weft {
 
 namespace {
-
-Napi::Error to_error(Napi::Env env, const SystemError& failure) {
-  Napi::Error error = Napi::Error::New(env, std::string(failure.call) + ": " + strerror(failure.number));
-  error.Set("code", uv_err_name(-failure.number));
-  error.Set("syscall", failure.call);
-  return error;
-}
 
 uv_loop_t* event_loop(Napi::Env env) {
   uv_loop_t* loop = nullptr;
@@ -86,86 +78,6 @@ class WithCleanup : public Napi::ObjectWrap<T> {
   static void clean_up(void* self) { static_cast<T*>(self)->shut_down(); }
   napi_env environment_;
 };
-
-std::vector<std::string_view> names_of(uint32_t features) {
-  std::vector<std::string_view> names;
-  for (const FeatureName& each : kFeatureNames) {
-    if (features & each.feature) names.push_back(each.name);
-  }
-  return names;
-}
-
-Napi::Array to_array(Napi::Env env, const std::vector<std::string_view>& names) {
-  Napi::Array array = Napi::Array::New(env);
-  for (const std::string_view name : names) array.Set(array.Length(), std::string(name));
-  return array;
-}
-
-std::vector<int> to_numbers(const Napi::Array& array) {
-  std::vector<int> numbers;
-  for (uint32_t i = 0; i < array.Length(); i++) numbers.push_back(array.Get(i).As<Napi::Number>().Int32Value());
-  return numbers;
-}
-
-uint32_t features_of(const Napi::Array& names) {
-  uint32_t features = 0;
-  for (uint32_t i = 0; i < names.Length(); i++) {
-    const std::string name = names.Get(i).As<Napi::String>();
-    for (const FeatureName& each : kFeatureNames) {
-      if (each.name == name) features |= each.feature;
-    }
-  }
-  return features;
-}
-
-Net to_net(const Napi::Value& value) {
-  const auto net = value.As<Napi::Object>();
-  const uint32_t bits = net.Get("prefixLength").As<Napi::Number>().Uint32Value();
-  return {to_be32(net.Get("address").As<Napi::Number>().Uint32Value()), to_be32(bits == 0 ? 0 : ~0u << (32 - bits))};
-}
-
-FilterOptions to_filter(const Napi::Object& filter) {
-  const std::string verify = filter.Get("verifySource").As<Napi::String>();
-  return {verify == "off"     ? VerifySource::kOff
-          : verify == "inner" ? VerifySource::kInner
-                              : VerifySource::kStrict,
-          to_net(filter.Get("network")), to_net(filter.Get("subnet"))};
-}
-
-/// The descriptors are JavaScript's from now on.
-Napi::Object to_object(Napi::Env env, Descriptors descriptors) {
-  Napi::Object object = Napi::Object::New(env);
-  Napi::Array loops = Napi::Array::New(env);
-  for (LoopDescriptors& fds : descriptors.loops) {
-    Napi::Object loop = Napi::Object::New(env);
-    loop.Set("tun", fds.tun.release());
-    loop.Set("socket", fds.socket.release());
-    if (fds.sender) loop.Set("sender", fds.sender.release());
-    loops.Set(loops.Length(), loop);
-  }
-  object.Set("tunName", descriptors.tun_name);
-  object.Set("features", to_array(env, names_of(descriptors.features)));
-  object.Set("loops", loops);
-  return object;
-}
-
-/// They are C++'s from now on, and no command that is run has them: those that another process opened may be inherited.
-Descriptors to_descriptors(const Napi::Object& object) {
-  Descriptors descriptors;
-  descriptors.tun_name = object.Get("tunName").As<Napi::String>();
-  descriptors.features = features_of(object.Get("features").As<Napi::Array>());
-  const auto loops = object.Get("loops").As<Napi::Array>();
-  const auto fd_of = [](const Napi::Value& value) {
-    Fd fd(value.IsNumber() ? value.As<Napi::Number>().Int32Value() : -1);
-    if (fd) fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
-    return fd;
-  };
-  for (uint32_t i = 0; i < loops.Length(); i++) {
-    const auto loop = loops.Get(i).As<Napi::Object>();
-    descriptors.loops.push_back({fd_of(loop.Get("tun")), fd_of(loop.Get("socket")), fd_of(loop.Get("sender"))});
-  }
-  return descriptors;
-}
 
 /// Joins the threads in a thread of libuv's pool: one that hangs must not stop the event loop. Then closes the
 /// descriptors, or gives them back.
@@ -376,37 +288,6 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   return handle;
 }
 
-Napi::Value open_plain_tun(const Napi::CallbackInfo& info) {
-  Napi::Env env = info.Env();
-  Tun tun;
-  Failure failure = open_tun(info[0].As<Napi::String>(), false, 0, tun);
-  if (!failure) failure = set_persistent(tun.fd.get(), info[1].As<Napi::Boolean>());
-  if (failure) {
-    to_error(env, *failure).ThrowAsJavaScriptException();
-    return env.Undefined();
-  }
-  Napi::Object result = Napi::Object::New(env);
-  result.Set("name", tun.name);
-  result.Set("fd", tun.fd.release());
-  return result;
-}
-
-void set_tun_persistent(const Napi::CallbackInfo& info) {
-  const Failure failure = set_persistent(info[0].As<Napi::Number>(), info[1].As<Napi::Boolean>());
-  if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
-}
-
-Napi::Value path_mtu(const Napi::CallbackInfo& info) {
-  const auto address_of = [&](size_t index, uint16_t port) {
-    sockaddr_in address{AF_INET, to_be16(port), {}, {}};
-    inet_pton(AF_INET, info[index].As<Napi::String>().Utf8Value().c_str(), &address.sin_addr);
-    return address;
-  };
-  constexpr uint16_t kAnyPort = 1;
-  PathProbe probe(address_of(0, 0));
-  return Napi::Number::New(info.Env(), static_cast<double>(probe.ask(address_of(1, kAnyPort))));
-}
-
 Napi::Value watch_readable(const Napi::CallbackInfo& info) {
   return info.Env().GetInstanceData<Classes>()->watcher.New({info[0], info[1]});
 }
@@ -445,105 +326,6 @@ Napi::Value lock_file(const Napi::CallbackInfo& info) {
   return worker->promise();
 }
 
-void notify_manager(const Napi::CallbackInfo& info) {
-  const std::string socket = info[0].As<Napi::String>();
-  const std::string message = info[1].As<Napi::String>();
-  const std::vector<int> fds = to_numbers(info[2].As<Napi::Array>());
-  if (Failure failure = notify(socket, message, fds)) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
-}
-
-/// The descriptor that a call opened; undefined where nothing waited.
-Napi::Value to_value(Napi::Env env, const Failure& failure, Fd& fd) {
-  if (!failure) return Napi::Number::New(env, fd.release());
-  if (failure->number != EAGAIN) to_error(env, *failure).ThrowAsJavaScriptException();
-  return env.Undefined();
-}
-
-Napi::Value listen_unix(const Napi::CallbackInfo& info) {
-  Fd fd;
-  const Failure failure = listen_at(info[0].As<Napi::String>().Utf8Value(), fd);
-  return to_value(info.Env(), failure, fd);
-}
-
-Napi::Value connect_unix(const Napi::CallbackInfo& info) {
-  Fd fd;
-  const Failure failure = connect_to(info[0].As<Napi::String>().Utf8Value(), fd);
-  return to_value(info.Env(), failure, fd);
-}
-
-Napi::Value accept_unix(const Napi::CallbackInfo& info) {
-  Fd fd;
-  const Failure failure = accept_from(info[0].As<Napi::Number>(), fd);
-  return to_value(info.Env(), failure, fd);
-}
-
-Napi::Value peer_pid_of(const Napi::CallbackInfo& info) {
-  return Napi::Number::New(info.Env(), peer_pid(info[0].As<Napi::Number>()));
-}
-
-void send_parcel_of(const Napi::CallbackInfo& info) {
-  const std::string text = info[1].As<Napi::String>();
-  const std::vector<int> fds = to_numbers(info[2].As<Napi::Array>());
-  const Failure failure = send_parcel(info[0].As<Napi::Number>(), text, fds);
-  if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
-}
-
-Napi::Value receive_parcel_from(const Napi::CallbackInfo& info) {
-  Napi::Env env = info.Env();
-  Parcel parcel;
-  if (Failure failure = receive_parcel(info[0].As<Napi::Number>(), parcel)) {
-    if (failure->number != EAGAIN) to_error(env, *failure).ThrowAsJavaScriptException();
-    return env.Undefined();
-  }
-  Napi::Object result = Napi::Object::New(env);
-  Napi::Array fds = Napi::Array::New(env);
-  for (Fd& fd : parcel.fds) fds.Set(fds.Length(), fd.release());
-  result.Set("text", parcel.text);
-  result.Set("fds", fds);
-  return result;
-}
-
-Napi::Value open_echo_socket(const Napi::CallbackInfo& info) {
-  Napi::Env env = info.Env();
-  Echo echo;
-  if (Failure failure = open_echo(to_be32(info[0].As<Napi::Number>().Uint32Value()), echo)) {
-    to_error(env, *failure).ThrowAsJavaScriptException();
-    return env.Undefined();
-  }
-  Napi::Object result = Napi::Object::New(env);
-  result.Set("raw", echo.raw);
-  result.Set("mark", echo.mark);
-  result.Set("fd", echo.fd.release());
-  return result;
-}
-
-EchoSocket to_echo(const Napi::Object& echo) {
-  return {echo.Get("fd").As<Napi::Number>(), echo.Get("raw").As<Napi::Boolean>(),
-          echo.Get("mark").As<Napi::Number>().Uint32Value()};
-}
-
-void send_echo_request(const Napi::CallbackInfo& info) {
-  const auto sequence = static_cast<uint16_t>(info[2].As<Napi::Number>().Uint32Value());
-  const uint32_t to = to_be32(info[1].As<Napi::Number>().Uint32Value());
-  const size_t bytes = info[3].IsNumber() ? info[3].As<Napi::Number>().Uint32Value() : 0;
-  if (Failure failure = send_echo(to_echo(info[0].As<Napi::Object>()), to, sequence, bytes)) {
-    to_error(info.Env(), *failure).ThrowAsJavaScriptException();
-  }
-}
-
-Napi::Value take_echo_answers(const Napi::CallbackInfo& info) {
-  std::array<EchoAnswer, 64> room;
-  const auto answers = take_echoes(to_echo(info[0].As<Napi::Object>()), room);
-  auto array = Napi::Float64Array::New(info.Env(), answers.size() * 3);
-  double* out = array.Data();
-  for (const EchoAnswer& answer : answers) {
-    *out++ = to_be32(answer.from);
-    *out++ = answer.sequence;
-    *out++ = static_cast<double>(answer.microseconds);
-  }
-  return array;
-}
-
 void exit_now(const Napi::CallbackInfo& info) { _exit(info[0].As<Napi::Number>().Int32Value()); }
 
 Napi::Object init(Napi::Env env, Napi::Object exports) {
@@ -553,21 +335,9 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   exports.Set("featureNames", to_array(env, names_of(kAllFeatures)));
   exports.Set("openDescriptors", Napi::Function::New<open_descriptors_of>(env));
   exports.Set("runEngine", Napi::Function::New<run_engine>(env));
-  exports.Set("openTun", Napi::Function::New<open_plain_tun>(env));
-  exports.Set("setTunPersistent", Napi::Function::New<set_tun_persistent>(env));
-  exports.Set("pathMtu", Napi::Function::New<path_mtu>(env));
   exports.Set("watchReadable", Napi::Function::New<watch_readable>(env));
   exports.Set("lockFile", Napi::Function::New<lock_file>(env));
-  exports.Set("notify", Napi::Function::New<notify_manager>(env));
-  exports.Set("openEcho", Napi::Function::New<open_echo_socket>(env));
-  exports.Set("sendEcho", Napi::Function::New<send_echo_request>(env));
-  exports.Set("takeEchoes", Napi::Function::New<take_echo_answers>(env));
-  exports.Set("listenUnix", Napi::Function::New<listen_unix>(env));
-  exports.Set("connectUnix", Napi::Function::New<connect_unix>(env));
-  exports.Set("acceptUnix", Napi::Function::New<accept_unix>(env));
-  exports.Set("peerPid", Napi::Function::New<peer_pid_of>(env));
-  exports.Set("sendParcel", Napi::Function::New<send_parcel_of>(env));
-  exports.Set("receiveParcel", Napi::Function::New<receive_parcel_from>(env));
+  export_host(env, exports);
   exports.Set("exitNow", Napi::Function::New<exit_now>(env));
   return exports;
 }

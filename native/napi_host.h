@@ -1,0 +1,10 @@
+// napi_host.h - the functions of addon.d.ts that need no engine.
+#pragma once
+
+#include <napi.h>
+
+namespace weft {
+
+void export_host(Napi::Env env, Napi::Object exports);
+
+}  // namespace weft

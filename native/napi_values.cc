@@ -1,0 +1,96 @@
+// napi_values.cc - member by member.
+#include "napi_values.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <uv.h>
+
+namespace weft {
+
+Napi::Error to_error(Napi::Env env, const SystemError& failure) {
+  Napi::Error error = Napi::Error::New(env, std::string(failure.call) + ": " + strerror(failure.number));
+  error.Set("code", uv_err_name(-failure.number));
+  error.Set("syscall", failure.call);
+  return error;
+}
+
+std::vector<std::string_view> names_of(uint32_t features) {
+  std::vector<std::string_view> names;
+  for (const FeatureName& each : kFeatureNames) {
+    if (features & each.feature) names.push_back(each.name);
+  }
+  return names;
+}
+
+Napi::Array to_array(Napi::Env env, const std::vector<std::string_view>& names) {
+  Napi::Array array = Napi::Array::New(env);
+  for (const std::string_view name : names) array.Set(array.Length(), std::string(name));
+  return array;
+}
+
+std::vector<int> to_numbers(const Napi::Array& array) {
+  std::vector<int> numbers;
+  for (uint32_t i = 0; i < array.Length(); i++) numbers.push_back(array.Get(i).As<Napi::Number>().Int32Value());
+  return numbers;
+}
+
+uint32_t features_of(const Napi::Array& names) {
+  uint32_t features = 0;
+  for (uint32_t i = 0; i < names.Length(); i++) {
+    const std::string name = names.Get(i).As<Napi::String>();
+    for (const FeatureName& each : kFeatureNames) {
+      if (each.name == name) features |= each.feature;
+    }
+  }
+  return features;
+}
+
+Net to_net(const Napi::Value& value) {
+  const auto net = value.As<Napi::Object>();
+  const uint32_t bits = net.Get("prefixLength").As<Napi::Number>().Uint32Value();
+  return {to_be32(net.Get("address").As<Napi::Number>().Uint32Value()), to_be32(bits == 0 ? 0 : ~0u << (32 - bits))};
+}
+
+FilterOptions to_filter(const Napi::Object& filter) {
+  const std::string verify = filter.Get("verifySource").As<Napi::String>();
+  return {verify == "off"     ? VerifySource::kOff
+          : verify == "inner" ? VerifySource::kInner
+                              : VerifySource::kStrict,
+          to_net(filter.Get("network")), to_net(filter.Get("subnet"))};
+}
+
+Napi::Object to_object(Napi::Env env, Descriptors descriptors) {
+  Napi::Object object = Napi::Object::New(env);
+  Napi::Array loops = Napi::Array::New(env);
+  for (LoopDescriptors& fds : descriptors.loops) {
+    Napi::Object loop = Napi::Object::New(env);
+    loop.Set("tun", fds.tun.release());
+    loop.Set("socket", fds.socket.release());
+    if (fds.sender) loop.Set("sender", fds.sender.release());
+    loops.Set(loops.Length(), loop);
+  }
+  object.Set("tunName", descriptors.tun_name);
+  object.Set("features", to_array(env, names_of(descriptors.features)));
+  object.Set("loops", loops);
+  return object;
+}
+
+Descriptors to_descriptors(const Napi::Object& object) {
+  Descriptors descriptors;
+  descriptors.tun_name = object.Get("tunName").As<Napi::String>();
+  descriptors.features = features_of(object.Get("features").As<Napi::Array>());
+  const auto loops = object.Get("loops").As<Napi::Array>();
+  const auto fd_of = [](const Napi::Value& value) {
+    Fd fd(value.IsNumber() ? value.As<Napi::Number>().Int32Value() : -1);
+    if (fd) fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
+    return fd;
+  };
+  for (uint32_t i = 0; i < loops.Length(); i++) {
+    const auto loop = loops.Get(i).As<Napi::Object>();
+    descriptors.loops.push_back({fd_of(loop.Get("tun")), fd_of(loop.Get("socket")), fd_of(loop.Get("sender"))});
+  }
+  return descriptors;
+}
+
+}  // namespace weft

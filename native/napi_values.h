@@ -1,0 +1,27 @@
+// napi_values.h - values between JavaScript and C++: errors, lists, what addon.d.ts describes.
+#pragma once
+
+#include <napi.h>
+
+#include <string_view>
+#include <vector>
+
+#include "core/filter.h"
+#include "descriptors.h"
+#include "io/system.h"
+
+namespace weft {
+
+Napi::Error to_error(Napi::Env env, const SystemError& failure);
+std::vector<std::string_view> names_of(uint32_t features);
+Napi::Array to_array(Napi::Env env, const std::vector<std::string_view>& names);
+std::vector<int> to_numbers(const Napi::Array& array);
+uint32_t features_of(const Napi::Array& names);
+Net to_net(const Napi::Value& value);
+FilterOptions to_filter(const Napi::Object& filter);
+/// The descriptors are JavaScript's from now on.
+Napi::Object to_object(Napi::Env env, Descriptors descriptors);
+/// They are C++'s from now on, and no command that is run has them: those that another process opened may be inherited.
+Descriptors to_descriptors(const Napi::Object& object);
+
+}  // namespace weft
