@@ -7,12 +7,13 @@ import { formatIpv4, parseIpv4 } from '../../../src/net/ipv4.ts'
 import {
   dataPaths,
   installRig,
-  logged,
   lines,
+  logged,
   ready,
   searchPaths,
   start,
   store,
+  subnetFile,
   until,
   value,
 } from '../../support/node-rig.ts'
@@ -46,7 +47,7 @@ beforeEach(() => {
 async function open(known: (key: string) => number | undefined = () => 1472): Promise<void> {
   searchPaths(known)
   store.put(PEER, value('192.0.2.2'))
-  const options = { 'subnet-file': '/dev/null', 'subnet-lease-renew-margin': 60, 'fail-static-hold': 30 }
+  const options = { 'subnet-file': subnetFile(), 'subnet-lease-renew-margin': 60, 'fail-static-hold': 30 }
   start({ openEcho, options: { ...options, 'ip-masq': false, 'probe-interval': 0 } })
   await ready()
 }
