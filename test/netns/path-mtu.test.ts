@@ -46,6 +46,11 @@ async function probe(from: Place, to: string, bytes: number): Promise<string> {
   return (await from.run(['ping', '-n', '-c', '1', '-W', '1', '-M', 'do', '-s', String(bytes - 28), to])).stdout
 }
 
+/** What comes of three long packets that may be fragmented. */
+async function wideWithoutDf(from: Place, to: string): Promise<string> {
+  return (await from.run(['ping', '-n', '-c', '3', '-i', '0.1', '-M', 'dont', '-s', '1400', to])).stdout
+}
+
 /** A number of /proc/net/snmp. */
 async function ipCount(place: Place, name: string): Promise<number> {
   const [names = [], values = []] = (await place.output(['grep', '^Ip:', '/proc/net/snmp']))
@@ -184,20 +189,7 @@ describe.concurrent('a path', () => {
     await Promise.all([inside, other].map(forget)) // or they would fragment by themselves what they send
     const counts = async (): Promise<number[]> => [await ipCount(b, 'ReasmReqds'), await ipCount(other, 'ReasmOKs')]
     const [byHost = 0, byContainer = 0] = await counts()
-    const { stdout } = await inside.run([
-      'ping',
-      '-n',
-      '-c',
-      '3',
-      '-i',
-      '0.1',
-      '-M',
-      'dont',
-      '-s',
-      '1400',
-      other.address,
-    ])
-    expect(stdout).toContain('3 received')
+    expect(await wideWithoutDf(inside, other.address)).toContain('3 received')
     expect(await counts()).toEqual([byHost, byContainer + 3])
 
     // It is wide again, and the kernels have forgotten, as they do after ten minutes.
@@ -276,20 +268,7 @@ describe.concurrent('a path', () => {
       await eventually(async () => expect(await probe(inside, other.address, 1472)).toContain('(mtu = 524)'))
       await stream()
       await forget(inside)
-      const { stdout } = await inside.run([
-        'ping',
-        '-n',
-        '-c',
-        '3',
-        '-i',
-        '0.1',
-        '-M',
-        'dont',
-        '-s',
-        '1400',
-        other.address,
-      ])
-      expect(stdout).toContain('3 received')
+      expect(await wideWithoutDf(inside, other.address)).toContain('3 received')
     },
   )
 })
