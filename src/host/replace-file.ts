@@ -4,12 +4,13 @@ import { lstat, open, rename, unlink } from 'node:fs/promises'
 import { basename, dirname, join } from 'node:path'
 
 /**
- * Temporary file beside it, fsync, rename. `mode` holds whatever the umask. Rejects with the file system's error, and for what is no
- * file: a device such as /dev/null would be gone for the whole host.
+ * Temporary file beside it, fsync, rename. `mode` holds whatever the umask. Rejects with the file system's error, and for a
+ * device, a socket or a pipe: one such as /dev/null would be gone for the whole host.
  */
 export async function replaceFile(path: string, data: string | Uint8Array, mode: number): Promise<void> {
   const there = await lstat(path).catch(() => undefined)
-  if (there && !there.isFile() && !there.isSymbolicLink()) throw new Error(`${path} is no file`)
+  if (there && !there.isFile() && !there.isSymbolicLink() && !there.isDirectory())
+    throw new Error(`${path} is a device, a socket or a pipe, not a file`)
   // A name that no reader of a configuration folder takes for one of its own.
   const temporary = join(dirname(path), `.${basename(path)}.tmp${process.pid}`)
   try {

@@ -3,6 +3,7 @@
 import { execFileSync } from 'node:child_process'
 import {
   lstatSync,
+  mkdirSync,
   mkdtempSync,
   readdirSync,
   readFileSync,
@@ -34,10 +35,12 @@ it('writes a file, and writes over one and over a link to one, with the mode', a
   expect(readdirSync(folder).toSorted()).toEqual(['file', 'link', 'other'])
 })
 
-it('leaves what is no file: a pipe, as it would a device', async () => {
+it('leaves a pipe, as it would a device, and a folder', async () => {
   const path = join(folder, 'pipe')
   execFileSync('mkfifo', [path])
-  await expect(replaceFile(path, 'text', 0o644)).rejects.toThrow(`${path} is no file`)
+  await expect(replaceFile(path, 'text', 0o644)).rejects.toThrow(`${path} is a device, a socket or a pipe, not a file`)
   expect(lstatSync(path).isFIFO()).toBe(true)
-  expect(readdirSync(folder)).toEqual(['pipe'])
+  mkdirSync(join(folder, 'folder'))
+  await expect(replaceFile(join(folder, 'folder'), 'text', 0o644)).rejects.toMatchObject({ code: 'EISDIR' })
+  expect(readdirSync(folder)).toEqual(['folder', 'pipe'])
 })
