@@ -72,6 +72,8 @@ export interface DataPath {
   readonly tunName?: string
   /** What it has at the kernel beside links, addresses and routes, to be looked at when it changes. */
   readonly watched?: Watched
+  /** Whether it has something there whose changes nobody reports: it is looked at more often. */
+  readonly unreported?: boolean
   /** Resolves with the reason if the data path dies; stays pending otherwise. */
   readonly fault: Promise<Error>
   /** Makes the data path equal this whole set, by lease key, less our own lease. One that cannot be used is skipped and counted. */

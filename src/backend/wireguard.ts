@@ -105,6 +105,8 @@ export function createWireguardBackend({ config, external: found, run, log }: Ba
       let applied: readonly Lease[] = []
       return inTurn({
         mtu,
+        // Neither keys nor peers are in what rtnetlink reports.
+        unreported: true,
         fault: Promise.race([opened.fault, watch.moved, gone]),
         async apply(leases, ownLeaseKey) {
           // A host that has several leases is one peer.

@@ -7,9 +7,12 @@ import { messageOf } from '../errors.ts'
 import type { Log } from '../log.ts'
 import { pause } from './bell.ts'
 
-/** A child that ends is started again after the first, doubling to the last; one that lived for the last counts as new. */
+/**
+ * A child that ends is started again after the first, doubling to the last, at which all is looked at: so often also where there is
+ * none. One that lived for the last counts as new.
+ */
 const RESTART_MIN_MS = 200
-const RESTART_MAX_MS = 30_000
+const RESTART_MAX_MS = 5_000
 /** So that the child ends with us also when we are killed; otherwise it ends when it has a change to report (SIGPIPE). */
 const WITH_US = ['setpriv', '--pdeathsig', 'KILL'] // util-linux 2.33
 

@@ -14,6 +14,8 @@ import { publish } from './subnet-env.ts'
 const REOPEN_RETRY_MS = 1_000
 /** What the kernel reports comes in bursts: looked at once in so long, which leaves room within a second. */
 const SETTLE_MS = 200
+/** Looks when all was right at the last one, and nothing was reported since: in case a report was lost. */
+const CALM_MS = 30_000
 /** With more repairs a minute somebody undoes them: then the device is looked at every RESYNC_MS only. */
 const REPAIRS_A_MINUTE = 60
 
@@ -77,14 +79,18 @@ async function lookAfter(node: Node, dataPath: DataPath, lease: OwnLease, repair
     node.dataPathDoubt.ring()
   })
   const calm = seldom(log)
+  let isCalm = false
   for (;;) {
-    await node.dataPathDoubt.wait(signal, RESYNC_MS)
+    await node.dataPathDoubt.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
     if (node.lent) continue // it is another process's to mend
     if (fault) return log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
     if (node.lease.key !== lease.key) return
+    isCalm = false
     try {
-      for (const mended of await dataPath.resync()) repairs.add(mended)
+      const mended = await dataPath.resync()
+      for (const each of mended) repairs.add(each)
       if (node.isUnapplied) await applyPeers(node)
+      isCalm = mended.length === 0 && !node.isUnapplied && !dataPath.unreported
     } catch (error) {
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)

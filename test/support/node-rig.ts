@@ -28,6 +28,7 @@ interface FakeDataPath {
   /** Why peers cannot be set now. */
   refusal: Error | undefined
   mended: string[]
+  unreported: boolean
   rounds: Record<string, number>
   looks: number
   traffic: PeerTraffic | undefined
@@ -70,6 +71,7 @@ const backend: Backend = {
       closed: false,
       refusal: undefined,
       mended: [],
+      unreported: false,
       rounds: {},
       looks: 0,
       traffic: undefined,
@@ -86,6 +88,9 @@ const backend: Backend = {
         dataPath.applied.push([...leases.keys()].filter((key) => key !== own).toSorted())
       },
       resync: async () => dataPath.mended.splice(0),
+      get unreported() {
+        return dataPath.unreported
+      },
       carrier: () => ({ device: 'fake0', engine: 'native', features: [] }),
       probeSource: lease.subnet.address,
       peers: () =>

@@ -28,7 +28,7 @@ it('doubles the pause from 0.2 s to 30 s, says it once, and has the host looked 
   }
   await pausing(2) // once for setpriv, which is not there either
   let after = 2
-  for (const pauseMs of [200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 30_000, 30_000]) {
+  for (const pauseMs of [200, 400, 800, 1_600, 3_200, 5_000, 5_000]) {
     await vi.advanceTimersByTimeAsync(pauseMs - 1)
     expect([changes, vi.getTimerCount()]).toEqual([after, 1])
     await vi.advanceTimersByTimeAsync(1)

@@ -55,12 +55,38 @@ it('waits a second before it opens one that died at once twice, and between trie
   expect(dataPaths[2]!.applied.at(-1)).toEqual([free])
 })
 
-it('has the device looked at every five seconds, and says what was mended', async () => {
+it.each([
+  ['five seconds after one that was not, or that nobody would report', true, 5000],
+  ['half a minute where all was right and what changes is reported', false, 30_000],
+])('has the device looked at within %s, and says what was mended', async (_, unreported, withinMs) => {
   start()
   await ready()
-  dataPaths[0]!.mended = ['flannel0 was down']
-  await vi.advanceTimersByTimeAsync(5000)
+  const wrong = async (after: number): Promise<number> => {
+    dataPaths[0]!.mended = ['flannel0 was down']
+    await vi.advanceTimersByTimeAsync(after - 100)
+    return dataPaths[0]!.mended.length
+  }
+  dataPaths[0]!.unreported = unreported
+  await wrong(5100)
   await until(() => logged(/^W Repaired: flannel0 was down/))
+  await vi.advanceTimersByTimeAsync(10_000)
+  expect(await wrong(withinMs === 5000 ? 5300 : 25_000)).toBe(withinMs === 5000 ? 0 : 1)
+  await vi.advanceTimersByTimeAsync(5300)
+  expect(dataPaths[0]!.mended).toEqual([])
+})
+
+it('looks again in five seconds where peers could not be set', async () => {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start()
+  await ready()
+  await vi.advanceTimersByTimeAsync(20_000)
+  dataPaths[0]!.refusal = new WeftError('COMMAND', 'no')
+  store.put('10.5.0.128-26', value('192.0.2.3'))
+  await vi.advanceTimersByTimeAsync(31_000)
+  dataPaths[0]!.refusal = undefined
+  const sets = dataPaths[0]!.applied.length
+  await vi.advanceTimersByTimeAsync(5300)
+  expect(dataPaths[0]!.applied.length).toBeGreaterThan(sets)
 })
 
 it('looks at the device within a quarter of a second when the host reports a change, and so once for many', async () => {
@@ -77,7 +103,8 @@ it('looks at the device within a quarter of a second when the host reports a cha
 })
 
 it('says only the first of many repairs, and looks less often when somebody undoes them', async () => {
-  start()
+  const hostChanged = createBell()
+  start({}, hostChanged)
   await ready()
   dataPaths[0]!.mended = Array.from({ length: 100 }, () => 'flannel0 was down')
   await vi.advanceTimersByTimeAsync(5000)
@@ -87,6 +114,6 @@ it('says only the first of many repairs, and looks less often when somebody undo
   expect(lines.filter((line) => line.startsWith('W Repaired'))).toHaveLength(7)
   await vi.advanceTimersByTimeAsync(120_000)
   dataPaths[0]!.mended = ['flannel0 had lost its address']
-  await vi.advanceTimersByTimeAsync(5000)
+  hostChanged.ring()
   await until(() => logged(/^W Repaired: flannel0 had lost its address \(repair \d+ since the start\)$/))
 })
