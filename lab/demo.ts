@@ -1,24 +1,32 @@
-// demo.ts - `npm run demo`: hosts on this machine lease subnets from a directory, and their containers talk.
+// demo.ts - `npm run demo`: hosts on this machine lease subnets from a directory, and their containers talk; or do not, to see how
+// weft says why.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { connect, createServer } from 'node:net'
 import { join } from 'node:path'
 import { parseArgs } from 'node:util'
-import { createLab, lastLines, named, type Daemon, type Host, type Pod } from './lab.ts'
+import { createLab, lastLines, named, packageRoot, type Daemon, type Host, type Lab, type Pod } from './lab.ts'
 import { iperfServer, median, ping, reach } from './measure.ts'
 import { becomeRoot } from './unprivileged.ts'
 
-const USAGE = `Usage: npm run demo -- [--once | --page] [--hosts N] [--engine native|dgram|naive]
+const USAGE = `Usage: npm run demo -- [--once | --page | --broken WHAT] [--hosts N] [--engine native|dgram|naive]
 
-  --once     end after the table instead of waiting for Ctrl-C
-  --page     no table: hosts with some traffic, and the addresses of their pages to look at
-  --hosts N  how many hosts, 2 to 20 (3)
-  --engine   the data path (native)
+  --once         end after the table instead of waiting for Ctrl-C
+  --page         no table: hosts with some traffic, and the addresses of their pages to look at
+  --broken WHAT  the same with something broken: peer, port or mtu; find it as you would on hosts of your own
+  --hosts N      how many hosts, 2 to 20 (3)
+  --engine       the data path (native)
 `
 const NETWORK = '10.5.0.0/16'
 const TCP_SECONDS = 1
 /** How long a pair is tried that is not there yet. */
 const REACH_MS = 10_000
+/** What `--broken` does to the last host. */
+const BREAKS: Readonly<Record<string, (last: Member) => Promise<unknown>>> = {
+  peer: ({ daemon }) => daemon.stop('SIGKILL'),
+  port: ({ host }) => host.output(['iptables', '-A', 'INPUT', '-p', 'udp', '--dport', '8285', '-j', 'DROP']),
+  mtu: ({ host }) => host.output(['ip', 'link', 'set', 'eth0', 'mtu', '1400']),
+}
 /** So that a peer that is killed is soon seen. */
 const PROBE_SECONDS = 3
 
@@ -47,6 +55,16 @@ async function step<T>(title: string, body: () => Promise<T>): Promise<T> {
     process.stdout.write(`${tty ? '\r\u001B[K' : ''}  ${red('✗')} ${title}\n`)
     throw error
   }
+}
+
+interface Wanted {
+  readonly hosts: number
+  readonly engine: string
+  /** Whether all stays up until Ctrl-C. */
+  readonly stay: boolean
+  readonly isForPage: boolean
+  /** One of BREAKS. */
+  readonly broken: string | undefined
 }
 
 interface Member {
@@ -124,7 +142,20 @@ function makeTraffic([first, second, ...others]: readonly Member[]): void {
   for (const { pod } of others) inside(first, `ping -q -i 0.1 -s 1200 ${pod.address}`)
 }
 
-async function demo(hosts: number, engine: string, stay: boolean, isForPage: boolean): Promise<boolean> {
+/** The operator's tool as it is on that host: a command to type. */
+function toolOf(lab: Lab, { host }: Member): string {
+  const path = join(lab.folder, host.name, 'weft')
+  const environment = `FLANNELD_STATUS_SOCKET=${host.statusSocket} FLANNELD_SUBNET_FILE=${host.subnetFile}`
+  const tool = `env ${environment} ${process.execPath} ${join(packageRoot, 'bin/weft')}`
+  writeFileSync(path, `#!/bin/sh\nexec ${lab.enter(host.namespace)} ${tool} "$@"\n`, { mode: 0o755 })
+  return path
+}
+
+function sayTools(lab: Lab, members: readonly Member[], command: string): void {
+  for (const member of members) say(`    ${toolOf(lab, member)} ${command}`)
+}
+
+async function demo({ hosts, engine, stay, isForPage, broken }: Wanted): Promise<boolean> {
   say(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container; leases in a directory\n`)
   // Every one of them, not the first: npm passes on a Ctrl-C that the terminal has already sent.
   const interrupted = new Promise<void>((resolve) => process.on('SIGINT', resolve).on('SIGTERM', resolve))
@@ -156,11 +187,19 @@ async function demo(hosts: number, engine: string, stay: boolean, isForPage: boo
         // A pair that does not is shown in the table below.
         await Promise.allSettled(pairs.map(({ from, to }) => reach(from.pod.namespace, to.pod.address, REACH_MS)))
       })
+      const last = members.at(-1) as Member
+      if (broken !== undefined) {
+        await BREAKS[broken]?.(last)
+        say(`\n  Now something is ${bold('broken')}. Find out what, from another terminal, on any of the hosts:`)
+        sayTools(lab, members, 'doctor')
+        await sayPages(members)
+        say(`\n  ${bold('Ctrl-C')} takes everything down.`)
+        return await new Promise<never>(() => {})
+      }
       if (isForPage) {
         makeTraffic(members)
         await sayPages(members)
-        const last = members.at(-1)
-        say(`\n  See it turn red:   kill -9 ${last?.daemon.process.pid}   # the daemon of ${last?.host.name}`)
+        say(`\n  See it turn red:   kill -9 ${last.daemon.process.pid}   # the daemon of ${last.host.name}`)
         say(`\n  ${bold('Ctrl-C')} takes everything down.`)
         return await new Promise<never>(() => {})
       }
@@ -215,6 +254,7 @@ async function demo(hosts: number, engine: string, stay: boolean, isForPage: boo
         say(`    cat ${first.host.subnetFile}`)
         say(`    tail -f ${first.daemon.logFile}`)
         say(`    ls ${join(leases, 'subnets')}`)
+        sayTools(lab, [first], 'status')
         await sayPages(members)
         say(`\n  ${bold('Ctrl-C')} takes everything down.`)
         await new Promise(() => {})
@@ -232,6 +272,7 @@ const { values } = parseArgs({
   options: {
     once: { type: 'boolean', default: false },
     page: { type: 'boolean', default: false },
+    broken: { type: 'string' },
     hosts: { type: 'string', default: '3' },
     engine: { type: 'string', default: 'native' },
     help: { type: 'boolean', default: false },
@@ -243,14 +284,18 @@ if (values.help) {
 } else if (!Number.isInteger(hosts) || hosts < 2 || hosts > 20) {
   process.stderr.write(`--hosts is ${values.hosts}; give it 2 to 20\n`)
   process.exitCode = 2
-} else if (values.once && values.page) {
-  process.stderr.write('--once and --page exclude each other\n')
+} else if (values.broken !== undefined && !BREAKS[values.broken]) {
+  process.stderr.write(`--broken is ${values.broken}; give it ${Object.keys(BREAKS).join(', ')}\n`)
+  process.exitCode = 2
+} else if ([values.once, values.page, values.broken].filter(Boolean).length > 1) {
+  process.stderr.write('--once, --page and --broken exclude each other\n')
   process.exitCode = 2
 } else {
   await becomeRoot()
   try {
     // Leaves at once: a step that was cut off by Ctrl-C may still wait for something.
-    process.exit((await demo(hosts, values.engine, !values.once, values.page)) ? 0 : 1)
+    const { engine, once, page, broken } = values
+    process.exit((await demo({ hosts, engine, stay: !once, isForPage: page, broken })) ? 0 : 1)
   } catch (error) {
     process.stderr.write(`\nweft demo: ${error instanceof Error ? error.message : String(error)}\n`)
     process.exit(1)

@@ -137,7 +137,7 @@ export const FINDINGS = {
   'path-mtu': {
     ...{ check: 'mtu', level: 'failure' },
     means: 'small packets reach a peer, and those of the full MTU do not: connections open and then stall',
-    fix: "something between the hosts takes less than this host's interface: raise its MTU, or lower that of the external interface on all nodes",
+    fix: 'something between the hosts takes less than this host\'s interface: raise its MTU, or lower that of the external interface on all nodes; or have weft look for what it takes: `"ProbePathMTU": true` in `Backend`',
   },
   'mtu-too-large': {
     ...{ check: 'mtu', level: 'failure' },
@@ -206,6 +206,8 @@ const PORTS: Readonly<Record<string, readonly [option: string, port: number]>> =
   wireguard: ['listenport', 51_820],
 }
 const LOSSY_PERCENT = 20
+/** With so many lost, a peer that does not answer has been silent for longer than it takes to ask it once more. */
+const SILENT_PERCENT = 40
 const CLOCK_MS = 60_000
 const LEASE_MS = 24 * 3_600_000
 const STALE_S = 180
@@ -412,7 +414,7 @@ function checkLeases({ status }: Facts): Finding[] | undefined {
 function checkPeers({ status, answers, unasked }: Facts): Finding[] | undefined {
   if (!status?.peers || !status.node) return undefined
   const own = status.node.publicIp
-  const { list, answering } = status.peers
+  const { list, answering, probeSeconds } = status.peers
   const unusable = list.filter(({ state, publicIp }) => state === 'stored' && publicIp !== own)
   const programmed = list.filter(({ state }) => state !== 'stored')
   const isSilent = ({ lease, state, lossPercent }: PeerStatus): boolean =>
@@ -421,8 +423,16 @@ function checkPeers({ status, answers, unasked }: Facts): Finding[] | undefined 
       : answering !== null && lossPercent !== null && state !== 'answering'
   const silent = programmed.filter(isSilent)
   const lossy = programmed.filter((peer) => !isSilent(peer) && (peer.lossPercent ?? 0) >= LOSSY_PERCENT)
-  const heard = ({ heardSecondsAgo }: PeerStatus): string =>
-    heardSecondsAgo === null ? 'nothing was ever heard of it' : `last heard ${Math.round(heardSecondsAgo)} s ago`
+  // Heard since it was last asked, or while it was asked in vain: it lives, and one direction is open.
+  const isOneWay = ({ heardSecondsAgo: heard, probedSecondsAgo: asked, lossPercent }: PeerStatus): boolean =>
+    heard !== null &&
+    asked !== null &&
+    (heard + 1 < asked || (SILENT_PERCENT <= (lossPercent ?? 0) && heard < (probeSeconds ?? 0)))
+  const heard = (peer: PeerStatus): string =>
+    peer.heardSecondsAgo === null
+      ? 'nothing was ever heard of it'
+      : `last heard ${Math.round(peer.heardSecondsAgo)} s ago` +
+        (isOneWay(peer) ? '; it sends, and what is sent to it is lost: look at the firewall there first' : '')
   const isBlind = answering === null && answers.size === 0 && programmed.length > 0
   return [
     ...each(

@@ -80,6 +80,22 @@ const activeText = (page: Page): Promise<string> =>
   page.evaluate(() => (document.activeElement === document.body ? '' : (document.activeElement?.textContent ?? '')))
 
 describe('with three daemons', () => {
+  it('leaves the path MTU to the doctor, who asks with packets', async () => {
+    const [first, second] = lab.hosts as [Host, Host, Host]
+    await places(await open(), 'answering')
+      .nth(1)
+      .waitFor()
+    await second.output(['ip', 'link', 'set', 'eth0', 'mtu', '1400'])
+    const tool = [process.execPath, join(packageRoot, 'bin/weft'), 'doctor', '--status-socket', first.statusSocket]
+    const inTerminal = ['script', '-qec', [...tool, '--subnet-file', first.subnetFile].join(' '), '/dev/null']
+    const { stdout, code } = await first.run(inTerminal)
+    expect(code).toBe(3)
+    expect(stdout).toMatch(/mtu .*failure.*path-mtu/)
+    expect(stdout).toContain(`${subnetOf(second)} at ${second.address}:8285: packets of 1472 bytes do not come back`)
+    await terminalPicture('mtu', `$ weft doctor\n${stdout}`)
+    await second.output(['ip', 'link', 'set', 'eth0', 'mtu', '1500'])
+  })
+
   it('shows the peers, opens one by the keyboard, and one that was killed within 15 s', async () => {
     const page = await open()
     await places(page, 'answering').nth(1).waitFor()
@@ -138,6 +154,21 @@ describe('with three daemons', () => {
     complaints.splice(0, complaints.length, ...others)
   })
 
+  it('names a host whose firewall lets nothing in, and where to look', async () => {
+    const [, second] = lab.hosts as [Host, Host, Host]
+    const port = ['INPUT', '-p', 'udp', '--dport', '8285', '-j', 'DROP']
+    const page = await open()
+    await second.output(['iptables', '-A', ...port])
+    await page
+      .getByRole('region', { name: /What the doctor finds/ })
+      .filter({ hasText: `${subnetOf(second)} at ${second.address}:8285` })
+      .filter({ hasText: 'it sends, and what is sent to it is lost: look at the firewall there first' })
+      .waitFor()
+    await pictures('port', page, ['light'])
+    await second.output(['iptables', '-D', ...port])
+    await page.getByRole('heading', { name: 'The network is whole' }).waitFor()
+  })
+
   it('draws what passes', async () => {
     const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
     const [from, to, last] = pods as [Pod, Pod, Pod]
@@ -182,6 +213,25 @@ async function pictures(name: string, page: Page, kinds = ['light', 'dark', 'pho
   await page.setViewportSize(PHONE)
   await take('phone')
   await page.setViewportSize(WIDE)
+}
+
+/** Of what a program wrote to a terminal, in its colours (ECMA-48, 8.3.117). */
+async function terminalPicture(name: string, output: string): Promise<void> {
+  if (!process.env['WEFT_PICTURES']) return
+  const styles: Readonly<Record<string, string>> = {
+    ...{ 1: 'font-weight: bold', 2: 'opacity: 0.6', 31: 'color: #ff7b72', 32: 'color: #56d364', 33: 'color: #e3b341' },
+  }
+  const marked = output
+    .replaceAll('\r', '')
+    .replace(/[&<>]/g, (sign) => `&#${sign.charCodeAt(0)};`)
+    // oxlint-disable-next-line no-control-regex -- what begins a colour
+    .replace(/\u001B\[(\d+)m/g, (_, code: string) => (code === '0' ? '</span>' : `<span style="${styles[code]}">`))
+  const page = await browser.newPage({ viewport: { width: 1180, height: 200 }, deviceScaleFactor: 1 })
+  await page.setContent(
+    `<body style="margin: 0"><pre style="margin: 0; padding: 20px; background: #0d1117; color: #e6edf3;
+     font: 13px/1.5 monospace; white-space: pre-wrap">${marked.trim()}</pre>`,
+  )
+  await page.locator('pre').screenshot({ path: join(packageRoot, `docs/images/${name}-terminal.png`) })
 }
 
 describe.each([

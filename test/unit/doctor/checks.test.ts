@@ -147,6 +147,23 @@ describe('the doctor', () => {
     expect(found({ nft: nft('input', 'tcp dport 22 accept'), answers })).toEqual(['nft-drops', 'peer-silent'])
   })
 
+  it.each([
+    ['heard since it was last asked', { heardSecondsAgo: 3, probedSecondsAgo: 6, lossPercent: 20 }, true],
+    ['heard while it was asked in vain', { heardSecondsAgo: 8, probedSecondsAgo: 4, lossPercent: 40 }, true],
+    [
+      'heard for the last time before it was asked',
+      { heardSecondsAgo: 8, probedSecondsAgo: 4, lossPercent: 20 },
+      false,
+    ],
+    ['not heard for longer than it is asked', { heardSecondsAgo: 12, probedSecondsAgo: 4, lossPercent: 100 }, false],
+    ['never heard', { heardSecondsAgo: null, probedSecondsAgo: 4, lossPercent: 100 }, false],
+  ])('says of a silent peer that was %s whether it sends', (_, changes, sends) => {
+    const check = diagnose({ ...sound, ...withPeers({ state: 'programmed', ...changes }), answers: new Map() }).find(
+      (each) => each.check === 'peers',
+    )
+    expect(check!.findings!.map(({ detail }) => /; it sends,/.test(detail))).toEqual([sends])
+  })
+
   it('names the first few of many, and how many more there are', () => {
     const many = Array.from({ length: 9 }, (_, at) => ({ subnet: `10.5.${at + 2}.0/24`, state: 'stored' as const }))
     const check = diagnose({ ...sound, ...withPeers(...many) }).find((each) => each.check === 'peers')
