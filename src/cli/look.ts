@@ -76,3 +76,16 @@ export const milliseconds = (ms: number): string => `${ms >= 100 ? Math.round(ms
 
 /** `1 peer`, `2 peers` */
 export const count = (number: number, what: string): string => `${number} ${what}${number === 1 ? '' : 's'}`
+
+/** What carries packets: `udp by flannel0, the native engine, MTU 1472; udp-gso` */
+export function carrierText(carrier: {
+  readonly backendType: string
+  readonly device: string | null
+  readonly engine: string | null
+  readonly mtu: number | null
+  readonly features: readonly string[]
+}): string {
+  const { backendType, device, engine, mtu, features } = carrier
+  const by = `${backendType}${device ? ` by ${device}` : ''}, ${engine === 'kernel' ? 'the kernel' : `the ${engine} engine`}`
+  return [`${by}, MTU ${mtu}`, ...(features.length > 0 ? [features.join(', ')] : [])].join('; ')
+}
