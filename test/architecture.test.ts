@@ -42,7 +42,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   page: ['net', 'status', 'doctor'],
   cli: [
     ...['errors', 'log', 'net', 'go-flags', 'options', 'config', 'host', 'store', 'lease', 'status', 'cleanup'],
-    ...['restart', 'choose', 'daemon', 'doctor', 'version'],
+    ...['restart', 'choose', 'daemon', 'doctor', 'measure', 'version'],
   ],
 }
 /** Files that read and write nothing: no clock, no I/O. */
