@@ -78,7 +78,8 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
   async function welcome(socket: Socket): Promise<void> {
     const address = socket.remoteAddress ?? ''
     const greeting = readGreeting(await readLine(socket, GREETING_MS))
-    const why = await refusalOf(address, greeting)
+    // Nothing is waited for between the look whether another run is under way and the beginning of this one.
+    const why = (await refusalOf(address, greeting)) ?? busyWith(greeting)
     if (why !== undefined || !greeting) {
       socket.write(lineOf({ refused: why }))
       socket.destroySoon()
@@ -97,9 +98,11 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
         ? undefined
         : `what comes from ${address} belongs to no run`
     }
-    const why = await options.refusal(address, greeting.inside)
-    return why ?? (now.run ? `a run from ${[...now.run.addresses][0]} is under way` : undefined)
+    return options.refusal(address, greeting.inside)
   }
+
+  const busyWith = (greeting: Greeting | undefined): string | undefined =>
+    greeting?.wants === 'run' && now.run ? `a run from ${[...now.run.addresses][0]} is under way` : undefined
 
   async function lead(socket: Socket, address: string, inside: string): Promise<void> {
     const run: Run = {

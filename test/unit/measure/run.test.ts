@@ -144,6 +144,22 @@ describe('a listener', () => {
     ])
   })
 
+  it('lets in one of two that come at once', async () => {
+    let answer = (): void => {}
+    const both = new Promise<void>((resolve) => (answer = resolve))
+    let asked = 0
+    await start({
+      refusal: async () => {
+        if (++asked === 2) answer()
+        await both
+        return undefined
+      },
+    })
+    const begun = await Promise.all([1, 2].map(() => beginRun(WAYS, port, WAYS.inside.from)))
+    for (const run of begun) if (!('refused' in run)) runs.push(run)
+    expect(begun.filter((run) => 'refused' in run)).toEqual([{ refused: 'a run from 127.0.0.1 is under way' }])
+  })
+
   it('ends a run that goes away or asks for too much, and is free for the next one', async () => {
     await start()
     ;(await begin()).close()
