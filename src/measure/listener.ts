@@ -46,7 +46,7 @@ const GREETING_MS = 5_000
 const REQUEST_MS = (LIMITS.seconds + 30) * 1000
 /** What is asked for and does not come is waited for no longer. */
 const PATIENCE_MS = 3_000
-/** So long after all was sent a datagram may still be under way. */
+/** When none has come for so long after all were sent, none is under way any more. */
 const STRAGGLERS_MS = 300
 /** Each is said once, so that nobody fills the terminal. */
 const MOST_REFUSED = 100
@@ -271,13 +271,19 @@ function countDatagrams(run: Run, first: number, most: number, port: number): { 
   return {
     async end(sent) {
       await new Promise<void>((resolve) => {
-        const timer = setTimeout(resolve, STRAGGLERS_MS)
+        let timer: NodeJS.Timeout | undefined
+        // A timer that is late comes before what has arrived meanwhile and was not read.
+        const look = (before: number): void => {
+          const now = datagrams
+          if (now >= sent || now === before) resolve()
+          else timer = setTimeout(() => setImmediate(look, now), STRAGGLERS_MS)
+        }
         onNews = () => {
           if (datagrams < sent) return
           clearTimeout(timer)
           resolve()
         }
-        onNews()
+        look(-1)
       })
       run.onDatagram = () => {}
       return { datagrams, reordered, overflowed: dropsOfSocket(port) - full }

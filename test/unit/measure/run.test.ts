@@ -35,15 +35,13 @@ let stopping: AbortController
 let drops: number
 let listening: Promise<unknown>
 let runs: Run[]
+const optionsWith = (options: Partial<ListenerOptions>): ListenerOptions => ({
+  ...{ port, idleMs: LONG_MS, refusal: async () => undefined, say: (line) => void said.push(line) },
+  here: async () => ({ inUse: IN_USE, drops: { rx_drop_malformed: drops++ } }),
+  ...options,
+})
 const start = async (options: Partial<ListenerOptions> = {}): Promise<void> => {
-  listening = listen(
-    {
-      ...{ port, idleMs: LONG_MS, refusal: async () => undefined, say: (line) => void said.push(line) },
-      here: async () => ({ inUse: IN_USE, drops: { rx_drop_malformed: drops++ } }),
-      ...options,
-    },
-    stopping.signal,
-  ).catch((error: unknown) => error)
+  listening = listen(optionsWith(options), stopping.signal).catch((error: unknown) => error)
   await eventually(async () => (await connectTo(WAYS.outside, port, LONG_MS)).destroy(), { everyMs: 5 })
 }
 const begin = async (): Promise<Run> => {
@@ -171,8 +169,7 @@ describe('a listener', () => {
   })
 
   it('ends by itself when nobody comes, and by a signal, with a run or without', async () => {
-    await start({ idleMs: 20 })
-    expect(await listening).toBeUndefined()
+    expect(await listen(optionsWith({ idleMs: 20 }), stopping.signal)).toBeUndefined()
     await start()
     const run = await begin()
     stopping.abort()
@@ -183,8 +180,9 @@ describe('a listener', () => {
 
   it('says that its port is taken', async () => {
     await start()
-    const options = { port, idleMs: 1, refusal: async () => undefined, here: async () => null, say: () => {} }
-    await expect(listen(options, stopping.signal)).rejects.toSatisfy((error) => isWeftError(error, 'PORT_IN_USE'))
+    await expect(listen(optionsWith({}), stopping.signal)).rejects.toSatisfy((error) =>
+      isWeftError(error, 'PORT_IN_USE'),
+    )
   })
 })
 
