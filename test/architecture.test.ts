@@ -38,10 +38,11 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     ...['node', 'start', 'choose', 'resume', 'version'],
   ],
   doctor: ['errors', 'net', 'host', 'status'],
+  measure: ['errors', 'host'],
   page: ['net', 'status', 'doctor'],
   cli: [
     ...['errors', 'log', 'net', 'go-flags', 'options', 'config', 'host', 'store', 'lease', 'status', 'cleanup'],
-    ...['restart', 'choose', 'daemon', 'doctor', 'version'],
+    ...['restart', 'choose', 'daemon', 'doctor', 'measure', 'version'],
   ],
 }
 /** Files that read and write nothing: no clock, no I/O. */
@@ -72,6 +73,9 @@ const PURE = [
   'doctor/checks.ts',
   'doctor/explain.ts',
   'doctor/filter-walk.ts',
+  'measure/conversation.ts',
+  'measure/plan.ts',
+  'measure/result.ts',
   'status/snapshot.ts',
   'status/probes.ts',
   'status/status.ts',

@@ -72,7 +72,28 @@ export function bytes(count: number): string {
   return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`
 }
 
-export const milliseconds = (ms: number): string => `${ms >= 100 ? Math.round(ms) : ms.toPrecision(2)} ms`
+/** `1.2 Gbit/s`: of links in powers of 1000, as their makers count. */
+export function bitRate(bitsPerSecond: number): string {
+  const units = ['bit/s', 'kbit/s', 'Mbit/s', 'Gbit/s', 'Tbit/s']
+  let [value, unit] = [bitsPerSecond, 0]
+  for (; value >= 1000 && unit < units.length - 1; unit++) value /= 1000
+  return `${value >= 100 || unit === 0 ? Math.round(value) : value.toPrecision(3)} ${units[unit]}`
+}
+
+export const milliseconds = (ms: number): string => `${ms >= 99.5 ? Math.round(ms) : ms.toPrecision(2)} ms`
 
 /** `1 peer`, `2 peers` */
 export const count = (number: number, what: string): string => `${number} ${what}${number === 1 ? '' : 's'}`
+
+/** What carries packets: `udp by flannel0, the native engine, MTU 1472; udp-gso` */
+export function carrierText(carrier: {
+  readonly backendType: string
+  readonly device: string | null
+  readonly engine: string | null
+  readonly mtu: number | null
+  readonly features: readonly string[]
+}): string {
+  const { backendType, device, engine, mtu, features } = carrier
+  const by = `${backendType}${device ? ` by ${device}` : ''}, ${engine === 'kernel' ? 'the kernel' : `the ${engine} engine`}`
+  return [`${by}, MTU ${mtu}`, ...(features.length > 0 ? [features.join(', ')] : [])].join('; ')
+}

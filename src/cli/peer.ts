@@ -35,6 +35,17 @@ export function probeOf(
   return source === undefined || target === undefined ? undefined : { from: source, to: target }
 }
 
+/** The peer of this name, and how it is asked. Throws WeftError where there is none, or nobody to ask. */
+export function askedPeer(status: Status, name: string) {
+  const peer = peerNamed(status, name)
+  if (!peer) throw new WeftError('USAGE', `there is no peer ${name}`, { remedy: 'see `weft peers`' })
+  const probe = probeOf(status, peer)
+  if (probe) return { peer, probe }
+  throw new WeftError('CONFIG', `with the ${status.config?.backendType} backend weft knows nobody who would answer`, {
+    remedy: 'ask a container of that node',
+  })
+}
+
 /** Asks one after another of a socket, and resolves with the round-trip time in ms, undefined when nothing came in time. */
 export interface Asker {
   ask(to: Ipv4, waitMs: number, bytes?: number): Promise<number | undefined>

@@ -6,7 +6,7 @@ import { formatIpv4 } from '../net/ipv4.ts'
 import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { milliseconds } from './look.ts'
-import { createAsker, peerNamed, probeOf } from './peer.ts'
+import { askedPeer, createAsker } from './peer.ts'
 
 const WAIT_MS = 1_000
 
@@ -27,19 +27,7 @@ export const pingCommand = command({
         remedy: 'give it a count of 1 or more, and at most 65535 bytes',
       })
     }
-    const status = await askStatus(socket, signal)
-    const peer = peerNamed(status, name)
-    if (!peer) throw new WeftError('USAGE', `there is no peer ${name}`, { remedy: 'see `weft peers`' })
-    const probe = probeOf(status, peer)
-    if (!probe) {
-      throw new WeftError(
-        'CONFIG',
-        `with the ${status.config?.backendType} backend weft knows nobody who would answer`,
-        {
-          remedy: 'ping a container of that node',
-        },
-      )
-    }
+    const { peer, probe } = askedPeer(await askStatus(socket, signal), name)
     const asker = createAsker(probe.from)
     const times: (number | undefined)[] = []
     try {

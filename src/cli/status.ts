@@ -4,7 +4,18 @@ import { pause } from '../host/bell.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
 import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
-import { bytes, count, duration, milliseconds, table, type Cell, type Colour, type Screen, type Tone } from './look.ts'
+import {
+  bytes,
+  carrierText,
+  count,
+  duration,
+  milliseconds,
+  table,
+  type Cell,
+  type Colour,
+  type Screen,
+  type Tone,
+} from './look.ts'
 
 const WATCH_MS = 2_000
 /** More than a person reads are cut, unless they are asked for. */
@@ -109,13 +120,10 @@ function heading(status: Status, colour: Colour): string {
 }
 
 function pathText({ dataPath, config }: Status): string {
-  const { device, engine, mtu, features, threads } = dataPath ?? { features: [], threads: [] }
-  const hung = threads?.find(({ hungSeconds }) => hungSeconds !== null)
-  return [
-    `${config?.backendType}${device ? ` by ${device}` : ''}, ${engine === 'kernel' ? 'the kernel' : `the ${engine} engine`}, MTU ${mtu}`,
-    ...(features.length > 0 ? [features.join(', ')] : []),
-    ...(hung ? [`the thread ${hung.name} has hung for ${duration(hung.hungSeconds ?? 0)}`] : []),
-  ].join('; ')
+  if (!dataPath) return ''
+  const hung = dataPath.threads.find(({ hungSeconds }) => hungSeconds !== null)
+  const trouble = hung ? `; the thread ${hung.name} has hung for ${duration(hung.hungSeconds ?? 0)}` : ''
+  return carrierText({ ...dataPath, backendType: config?.backendType ?? '' }) + trouble
 }
 
 function peersText({ peers }: Status, colour: Colour): string {

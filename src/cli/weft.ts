@@ -4,6 +4,7 @@ import { CLEANUP_HELP, cleanup } from '../cleanup/cleanup.ts'
 import { describeError, isWeftError } from '../errors.ts'
 import { HelpWanted } from '../go-flags.ts'
 import { version } from '../version.ts'
+import { benchCommand } from './bench.ts'
 import { EXIT, EXIT_MEANINGS, helpOf, type Command } from './command.ts'
 import { DOCKER_OPTS_HELP, dockerOpts } from './docker-opts.ts'
 import { INSTALL_CONF_HELP, installConf } from './install-conf.ts'
@@ -63,6 +64,7 @@ export const COMMANDS: readonly Command[] = [
   pingCommand,
   explainCommand,
   doctorCommand,
+  benchCommand,
   leaseLsCommand,
   leaseShowCommand,
   leaseReleaseCommand,

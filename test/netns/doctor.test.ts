@@ -1,15 +1,18 @@
 // doctor.test.ts - `weft doctor` on hosts that are broken in one way each: it names that and nothing else, and accuses no host that is
 // well; what `weft` says of a real daemon, by the way.
 
+import { once } from 'node:events'
 import { mkdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { createInterface } from 'node:readline'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import type { Finished } from '../../lab/command.ts'
+import { ended, type Finished } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import type { Report } from '../../src/cli/bench.ts'
 import type { FindingName } from '../../src/doctor/checks.ts'
 import type { Status } from '../../src/status/status.ts'
 import { eventually } from '../support/event.ts'
-import { subnetOf } from '../support/hosts.ts'
+import { subnetOf, tunAddress } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'iptables', 'nft')
@@ -21,9 +24,12 @@ let daemons: Daemon[]
 const leases = (): string => join(lab.folder, 'leases')
 const args = (): string[] => ['--lease-dir', leases(), '--probe-interval', '1']
 
+const command = (host: Host, words: readonly string[]): string[] => [
+  ...[process.execPath, join(packageRoot, 'bin/weft'), ...words, '--status-socket', host.statusSocket],
+]
 /** Runs weft on a host, behind `before`. */
 const weft = (host: Host, words: readonly string[], before: readonly string[] = []): Promise<Finished> =>
-  host.run([...before, process.execPath, join(packageRoot, 'bin/weft'), ...words, '--status-socket', host.statusSocket])
+  host.run([...before, ...command(host, words)])
 async function statusOf(host: Host): Promise<Status> {
   return JSON.parse((await weft(host, ['status', '--json'])).stdout) as Status
 }
@@ -115,6 +121,65 @@ it('explains what would happen to a packet, out and in', async () => {
   await inShell(first, `ip route add ${there}/32 via 192.168.77.254; echo 0 > /proc/sys/net/ipv4/ip_forward`)
   expect(await explain(here, there)).toMatchObject({ code: 3, failed: ['forwarding', 'route'] })
   await inShell(first, `ip route del ${there}/32; echo 1 > /proc/sys/net/ipv4/ip_forward`)
+})
+
+it('measures to a peer outside and inside the tunnel, names what is in the way, and lets no stranger in', async () => {
+  const words = ['bench', second.address, '--seconds', '0.05', '--pairs', '1', '--streams', '2']
+  expect(await weft(first, words)).toMatchObject({
+    ...{ code: 1, stdout: '' },
+    stderr: expect.stringMatching(
+      /nobody listens at TCP port 8286 of 192\.168\.77\.2; run `weft bench --listen` there$/m,
+    ),
+  })
+  const listener = second.spawn(command(second, ['bench', '--listen']))
+  const said: string[] = []
+  const lines = createInterface({ input: listener.stdout! }).on('line', (line) => said.push(line))
+  await once(lines, 'line')
+
+  const { code, stdout, stderr } = await weft(first, [...words, '--json'])
+  expect([code, stderr]).toEqual([0, ''])
+  const report = JSON.parse(stdout) as Report
+  const paths = { outside: expect.any(Number) as number, inside: expect.any(Number) as number }
+  const inUse = { backendType: 'udp', device: 'flannel0', engine: 'native', mtu: 1472, pathMtu: null }
+  expect(report).toMatchObject({
+    ...{ peer: subnetOf(second), outside: second.address, inside: tunAddress(second), isBroken: false },
+    ...{ tcp: { ...paths, ratio: expect.any(Number) }, roundTripMs: paths, udp: { datagramBytes: 1444 } },
+    inUse: { here: { ...inUse, subnet: subnetOf(first) }, there: { ...inUse, subnet: subnetOf(second) } },
+    drops: { here: expect.any(Object), there: expect.any(Object) },
+  })
+  for (const path of ['outside', 'inside'] as const) {
+    expect(Math.min(report.tcp[path]!, report.roundTripMs[path]!)).toBeGreaterThan(0)
+    expect(report.udp[path].lost).toBeLessThan(report.udp[path].sent)
+  }
+
+  const rule = (device: string): string => `INPUT -i ${device} -p tcp --dport 8286 -j REJECT`
+  await inShell(second, `iptables -A ${rule('eth0')}`)
+  expect(await weft(first, words)).toMatchObject({
+    code: 1,
+    stderr: expect.stringMatching(/TCP port 8286 of 192\.168\.77\.2 is reached inside and not outside.*firewall/),
+  })
+  await inShell(second, `iptables -D ${rule('eth0')}; iptables -A ${rule('flannel0')}`)
+  expect(await weft(first, words)).toMatchObject({
+    code: 3,
+    stdout: expect.stringMatching(/is reached outside and not inside.*a ping through the data path is answered: let/),
+  })
+  await inShell(second, `iptables -D ${rule('flannel0')}`)
+
+  // The second host comes with what the first one's daemon tells, and is no peer of its own.
+  expect(await second.run(command(first, words))).toMatchObject({
+    code: 1,
+    stderr: expect.stringContaining('refuses: no peer of this node has the public IP 192.168.77.2'),
+  })
+  const allSaid = once(lines, 'close')
+  listener.kill('SIGTERM')
+  await Promise.all([ended(listener), allSaid])
+  expect(listener.exitCode).toBe(0)
+  expect(said).toEqual([
+    expect.stringMatching(/^listening at TCP and UDP port 8286.*: weft bench 192\.168\.77\.2$/),
+    ...['192.168.77.1 measures', '192.168.77.1 has ended', '192.168.77.1 measures'],
+    '192.168.77.1 went away: it closed the connection',
+    expect.stringMatching(/^192\.168\.77\.2 was refused: no peer/),
+  ])
 })
 
 /** Each breaks the first host, and mends it; `find` is all that may be found there. */

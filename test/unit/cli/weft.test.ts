@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
-import { bytes, duration, milliseconds, table } from '../../../src/cli/look.ts'
+import { bitRate, bytes, duration, milliseconds, table } from '../../../src/cli/look.ts'
 import { COMMANDS } from '../../../src/cli/weft.ts'
 import { countPeers, type PeerStatus, type Status } from '../../../src/status/status.ts'
 import { weft } from '../../support/screen.ts'
@@ -30,6 +30,18 @@ describe('the command line', () => {
     [['ping', 'a', 'b'], 2],
     [['ping', 'a', '--count', 'x'], 2],
     [['ping', 'a', '--count', '0'], 2],
+    [['bench'], 2],
+    [['bench', 'a', '--listen'], 2],
+    [['bench', 'a', '--port', '0'], 2],
+    [['bench', 'a', '--port', '65536'], 2],
+    [['bench', 'a', '--seconds', 'long'], 2],
+    [['bench', 'a', '--seconds', '61'], 2],
+    [['bench', 'a', '--streams', '0'], 2],
+    [['bench', 'a', '--pairs', '0'], 2],
+    [['bench', 'a', '--rate', '-1'], 2],
+    [['bench', '--listen', '--from', 'there'], 2],
+    [['bench', '10.5.2.0/24', '--status-socket', '/nowhere'], 1],
+    [['bench', '--listen', '--status-socket', '/nowhere'], 1],
     [['explain', '10.5.1.2'], 2],
     [['explain', '10.5.1.2', 'there'], 2],
     [['status', '--status-socket', '/nowhere'], 1],
@@ -69,8 +81,17 @@ describe('the look', () => {
     [5 * 2 ** 30, '5.0 GiB'],
   ])('tells %d bytes as %s', (count, text) => expect(bytes(count)).toBe(text))
   it.each([
+    [0, '0 bit/s'],
+    [999, '999 bit/s'],
+    [1_540_000, '1.54 Mbit/s'],
+    [20_500_000, '20.5 Mbit/s'],
+    [199_600_000, '200 Mbit/s'],
+    [12_340_000_000, '12.3 Gbit/s'],
+  ])('tells %d bits a second as %s', (bits, text) => expect(bitRate(bits)).toBe(text))
+  it.each([
     [0.0523, '0.052 ms'],
     [3.14, '3.1 ms'],
+    [99.6, '100 ms'],
     [123.4, '123 ms'],
   ])('tells %d ms as %s', (ms, text) => expect(milliseconds(ms)).toBe(text))
 

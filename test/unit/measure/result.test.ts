@@ -1,0 +1,84 @@
+// result.test.ts - what samples come to: medians, the pairs' ratios, losses, and what must be known to believe them.
+
+import { describe, expect, it } from 'vitest'
+import { increase, median, resultOf, type Samples } from '../../../src/measure/result.ts'
+
+const tcp = (bitsPerSecond: number, here = 0.3, there = 0.4) => ({ bitsPerSecond, busy: { here, there } })
+const udp = (datagrams: number, { sent = 1000, reordered = 0, overflowed = 0 } = {}) => ({
+  ...{ datagrams, sent, reordered, overflowed, seconds: 1 },
+})
+const WELL: Samples = {
+  roundTripsMs: { outside: [0.1, 0.2, 9], inside: [0.3, 0.4, 0.5] },
+  tcp: { outside: [tcp(10e9), tcp(4e9), tcp(8e9)], inside: [tcp(5e9), tcp(3e9), tcp(6e9)] },
+  udp: { outside: [udp(1000), udp(1000)], inside: [udp(990), udp(1000)] },
+  datagramBytes: 1000,
+}
+
+describe('the median', () => {
+  it.each([
+    [[], undefined],
+    [[3], 3],
+    [[3, 1], 2],
+    [[9, 1, 2], 2],
+  ])('of %j is %j', (values, middle) => expect(median(values)).toBe(middle))
+})
+
+describe('a result', () => {
+  it('has medians, and the median of the ratios of the pairs', () => {
+    const { tcp: rates, udp: loss, roundTripMs, isBroken, notes } = resultOf(WELL)
+    expect(rates).toEqual({ outside: 8e9, inside: 5e9, ratio: 0.75, leastRatio: 0.5, mostRatio: 0.75 })
+    expect(roundTripMs).toEqual({ outside: 0.2, inside: 0.4, ratio: 2 })
+    expect(loss.outside).toMatchObject({ sent: 2000, lost: 0, lossPercent: 0, sentBitsPerSecond: 8e6 })
+    expect(loss.inside).toMatchObject({ sent: 2000, lost: 10, lossPercent: 0.5 })
+    expect([isBroken, notes]).toEqual([false, []])
+  })
+
+  it('does not count as lost what the other end was too slow to take, and says so', () => {
+    const { udp: loss, notes } = resultOf({
+      ...WELL,
+      udp: { outside: [udp(900, { overflowed: 60 })], inside: [udp(900, { overflowed: 500, reordered: 7 })] },
+    })
+    expect([loss.outside.lost, loss.inside.lost, loss.inside.overflowed]).toEqual([40, 0, 100])
+    expect(notes).toEqual([
+      expect.stringMatching(/^outside 60 datagrams arrived that the other end was too slow/),
+      expect.stringMatching(/^inside 100 datagrams arrived/),
+      'inside 7 datagrams came behind a later one',
+    ])
+  })
+
+  it('says where the bench itself was the limit', () => {
+    const { notes } = resultOf({
+      ...WELL,
+      tcp: { outside: [tcp(9e9, 0.95, 1.1)], inside: [tcp(9e9, 0.5, 0.9)] },
+    })
+    expect(notes).toEqual([
+      expect.stringMatching(/^outside weft bench itself took a whole core here and there/),
+      expect.stringMatching(/^inside weft bench itself took a whole core there:/),
+    ])
+  })
+
+  it.each([
+    ['long packets', { tcp: { ...WELL.tcp, inside: [tcp(0), tcp(0), tcp(0)] } }, [/^inside connections open.*doctor/]],
+    [
+      'all',
+      { tcp: { ...WELL.tcp, inside: [tcp(0)] }, udp: { ...WELL.udp, inside: [udp(0)] } },
+      [/^inside connections/, /^inside no datagram/],
+    ],
+    ['UDP outside', { udp: { ...WELL.udp, outside: [udp(0)] } }, [/^outside TCP arrives and UDP does not/]],
+  ] as const)('is broken where %s does not arrive, and says what that means', (_what, some, expected) => {
+    const { isBroken, notes } = resultOf({ ...WELL, ...some })
+    expect(isBroken).toBe(true)
+    expect(notes).toEqual(expected.map((pattern) => expect.stringMatching(pattern) as string))
+  })
+
+  it('has no ratio of nothing', () => {
+    const none = { outside: [tcp(0)], inside: [tcp(0)] }
+    const { tcp: rates, roundTripMs } = resultOf({ ...WELL, tcp: none, roundTripsMs: { outside: [1], inside: [] } })
+    expect(rates).toEqual({ outside: 0, inside: 0, ratio: null, leastRatio: null, mostRatio: null })
+    expect(roundTripMs).toEqual({ outside: 1, inside: null, ratio: null })
+  })
+})
+
+it('tells what was counted in between, also after a counter began anew', () => {
+  expect(increase({ a: 5, b: 2, c: 9 }, { a: 5, b: 3, c: 4, d: 1 })).toEqual({ b: 1, c: 4, d: 1 })
+})
