@@ -14,6 +14,7 @@ import { Etcd3 } from 'etcd3'
 import { execute, output } from '../lab/command.ts'
 import { startEtcd, type Etcd } from '../lab/etcd.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../lab/lab.ts'
+import type { Progress } from '../scripts/progress.mjs'
 import type { Metric } from './cases.ts'
 import type { Part, Series } from './result.ts'
 
@@ -300,17 +301,30 @@ const METRICS: readonly (readonly [string, string, Metric])[] = [
   ['together', 'requests', { title: 'etcd requests an hour, each daemon', unit: '', better: 'less' }],
 ]
 
-export const LEASES_MINUTES = 4
+/** What is measured, and the seconds that each takes, about. */
+const STEPS: readonly (readonly [
+  name: string,
+  seconds: number,
+  what: string,
+  run: () => Promise<Record<string, number>>,
+])[] = [
+  ['change', 20, '100 leases', () => scale(100)],
+  ['start10000', 50, '10,000 leases', () => scale(10_000)],
+  ['start60000', 80, '60,000 leases', () => scale(60_000)],
+  ['together', 90, `${DAEMONS} daemons at once`, together],
+]
+
+export const LEASES_SECONDS = STEPS.reduce((sum, [, seconds]) => sum + seconds, 0)
 
 /** One round of everything; every figure is of this one round. */
-export async function measureLeases(): Promise<Part> {
+export async function measureLeases(progress: Progress): Promise<Part> {
   if (!existsSync('/usr/bin/etcd')) throw new Error('the leases part needs etcd; install etcd-server and etcd-client')
-  const measured = new Map([
-    ['change', await scale(100)],
-    ['start10000', await scale(10_000)],
-    ['start60000', await scale(60_000)],
-    ['together', await together()],
-  ])
+  const measured = new Map<string, Record<string, number>>()
+  for (const [name, seconds, what, run] of STEPS) {
+    progress.now(`leases: ${what}`, seconds)
+    measured.set(name, await run())
+    progress.plain(`leases: ${what} measured`)
+  }
   const series = METRICS.map(([name, metric, about]): Series => ({
     case: name,
     metric,

@@ -5,11 +5,12 @@ import { dirname, join } from 'node:path'
 import { parseArgs } from 'node:util'
 import { packageRoot } from '../lab/lab.ts'
 import { becomeRoot } from '../lab/unprivileged.ts'
+import { createProgress } from '../scripts/progress.mjs'
 import { describeError, isWeftError, messageOf, WeftError } from '../src/errors.ts'
 import { BETWEEN_BACKENDS, BETWEEN_CONTAINERS, CASES, SHORT, SUITE, TELLING } from './cases.ts'
 import { figureBlocks, fillFigures, resultChart } from './figures.ts'
 import { circumstances, estimate, measure, type Plan } from './measure.ts'
-import { LEASES_MINUTES, measureLeases } from './leases.ts'
+import { LEASES_SECONDS, measureLeases } from './leases.ts'
 import { measureMicro, MICRO_SECONDS } from './micro.ts'
 import { BACKEND_PATH_NAMES, ENDS, FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
 import { measureRestarts, RESTARTS_SECONDS_A_ROUND } from './restarts.ts'
@@ -169,12 +170,13 @@ async function main(): Promise<void> {
   const plans = plansFor(words, options)
   const micro = words[0] === 'micro' || (words[0] === 'suite' && (words.length === 1 || words.includes('micro')))
   const rounds = positive('rounds', options.rounds)
-  const minutes =
-    (plans.reduce((sum, plan) => sum + estimate(plan), 0) + (micro ? rounds * MICRO_SECONDS : 0)) / 60 +
-    (words[0] === 'leases' ? LEASES_MINUTES : 0) +
-    (words[0] === 'restarts' ? (rounds * RESTARTS_SECONDS_A_ROUND) / 60 : 0)
+  const seconds =
+    plans.reduce((sum, plan) => sum + estimate(plan), 0) +
+    (micro ? rounds * MICRO_SECONDS : 0) +
+    (words[0] === 'leases' ? LEASES_SECONDS : 0) +
+    (words[0] === 'restarts' ? rounds * RESTARTS_SECONDS_A_ROUND : 0)
   process.stderr.write(
-    `about ${minutes < 2 ? `${Math.ceil(minutes * 60)} seconds` : `${Math.round(minutes)} minutes`}\n`,
+    `about ${seconds < 120 ? `${Math.ceil(seconds)} seconds` : `${Math.round(seconds / 60)} minutes`}\n`,
   )
 
   if (plans.length > 0 || words[0] === 'leases' || words[0] === 'restarts') await becomeRoot()
@@ -190,10 +192,15 @@ async function main(): Promise<void> {
     result = { ...result, parts: [...result.parts.filter(({ name }) => name !== part.name), part] }
     writeFileSync(file, `${JSON.stringify(result, undefined, 2)}\n`)
   }
-  if (micro) add(await measureMicro(rounds))
-  if (words[0] === 'leases') add(await measureLeases())
-  if (words[0] === 'restarts') add(await measureRestarts(rounds))
-  for (const plan of plans) add(await measure(plan))
+  const progress = createProgress('bench', { total: seconds, pace: 'seconds' })
+  try {
+    if (micro) add(await measureMicro(rounds, progress))
+    if (words[0] === 'leases') add(await measureLeases(progress))
+    if (words[0] === 'restarts') add(await measureRestarts(rounds, progress))
+    for (const plan of plans) add(await measure(plan, progress))
+  } finally {
+    progress.end()
+  }
   process.stdout.write(`\n${textTable(result)}\n`)
   process.stderr.write(`written to ${file}\n`)
 }

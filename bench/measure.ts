@@ -7,6 +7,7 @@ import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { cpus, release, totalmem } from 'node:os'
 import { packageRoot } from '../lab/lab.ts'
+import type { Progress } from '../scripts/progress.mjs'
 import type { Case } from './cases.ts'
 import { openPath, type Path, type PathOptions } from './paths.ts'
 import type { Machine, Part, Result, Series } from './result.ts'
@@ -41,32 +42,6 @@ export const circumstances = (): Omit<Result, 'parts'> => ({
   machine: machine(),
 })
 
-const BAR_CELLS = 20
-
-/** How far a part is: a bar that is written over on a terminal, a line for each round elsewhere. */
-function createProgress(part: string, rounds: number, samples: number) {
-  const start = performance.now()
-  let taken = 0
-  return {
-    show(text: string): void {
-      if (!process.stderr.isTTY) return
-      const share = taken / samples
-      const full = Math.round(share * BAR_CELLS)
-      const left =
-        taken === 0 ? '' : `, ${Math.ceil(((performance.now() - start) / 60_000) * (1 / share - 1))} min left`
-      const bar = '#'.repeat(full) + '.'.repeat(BAR_CELLS - full)
-      process.stderr.write(`\r\u001B[K${part} [${bar}] ${Math.round(share * 100)}%${left}: ${text}`)
-    },
-    sampled: () => void taken++,
-    round(number: number): void {
-      if (!process.stderr.isTTY) process.stderr.write(`${part}: round ${number} of ${rounds} is done\n`)
-    },
-    end(): void {
-      if (process.stderr.isTTY) process.stderr.write('\r\u001B[K')
-    },
-  }
-}
-
 export interface Plan extends PathOptions {
   /** Of the part. */
   readonly name: string
@@ -78,40 +53,42 @@ export interface Plan extends PathOptions {
   readonly seconds: number
 }
 
-/** Seconds that a plan will take, about; a path takes one to come up. */
+/** Seconds that a path takes to come up, about. */
+const SETUP_SECONDS = 1
+const secondsOf = (each: Case, seconds: number): number => each.lasts(seconds) + 0.1
+
+/** Seconds that a plan will take, about. */
 export function estimate({ cases, paths, rounds, seconds }: Plan): number {
-  const round = cases.reduce((sum, [, each]) => sum + each.lasts(seconds) + 0.1, 0)
-  return paths.length * (1 + rounds * round)
+  const round = cases.reduce((sum, [, each]) => sum + secondsOf(each, seconds), 0)
+  return paths.length * (SETUP_SECONDS + rounds * round)
 }
 
 /** Runs a plan from the labs to its part of the result. Everything it made is gone when it returns or throws. */
-export async function measure({ name: part, cases, paths: names, rounds, seconds, ...options }: Plan): Promise<Part> {
+export async function measure(plan: Plan, progress: Progress): Promise<Part> {
+  const { name: part, cases, paths: names, rounds, seconds, ...options } = plan
   const open: Path[] = []
   const values = new Map<string, number[]>()
   const key = (...words: string[]): string => words.join(' ')
-  const progress = createProgress(part, rounds, rounds * cases.length * names.length)
   try {
     for (const name of names) {
-      progress.show(`setting up ${name}`)
+      progress.now(`${part}: setting up ${name}`, SETUP_SECONDS)
       open.push(await openPath(name, options))
     }
     for (let round = 0; round < rounds; round++) {
       const first = round % open.length
       for (const [name, each] of cases) {
         for (const path of [...open.slice(first), ...open.slice(0, first)]) {
-          progress.show(`${name} by ${path.name}`)
+          progress.now(`${part}: ${name} by ${path.name}`, secondsOf(each, seconds))
           const sample = await each.sample(path, seconds)
-          progress.sampled()
           for (const [metric, value] of Object.entries(sample)) {
             const series = key(name, metric, path.name)
             values.set(series, [...(values.get(series) ?? []), value])
           }
         }
       }
-      progress.round(round + 1)
+      progress.plain(`${part}: round ${round + 1} of ${rounds} is done`)
     }
   } finally {
-    progress.end()
     for (const path of open) await path.close()
   }
   const series: Series[] = cases.flatMap(([name, { metrics }]) =>

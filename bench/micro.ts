@@ -1,6 +1,7 @@
 // micro.ts - the pure functions of native/ by bench/native/micro.cc, as a part of a result.
 
 import { output } from '../lab/command.ts'
+import type { Progress } from '../scripts/progress.mjs'
 import { nativeProgram } from './native.ts'
 import type { Part, Series } from './result.ts'
 
@@ -53,10 +54,11 @@ export function microSeries(rounds: readonly (readonly Line[])[]): Series[] {
   })
 }
 
-export async function measureMicro(rounds: number): Promise<Part> {
+export async function measureMicro(rounds: number, progress: Progress): Promise<Part> {
   const program = await nativeProgram('micro', ['core/checksum', 'core/coalesce', 'core/peers', 'core/segment'])
   const runs: Line[][] = []
   for (let round = 0; round < rounds; round++) {
+    progress.now(`micro: round ${round + 1} of ${rounds}`, MICRO_SECONDS)
     const text = await output([program])
     runs.push(
       text

@@ -10,6 +10,7 @@ import { setTimeout as delay } from 'node:timers/promises'
 import { ended } from '../lab/command.ts'
 import { createLab, type Daemon, type Host, type Lab, type Pod } from '../lab/lab.ts'
 import { reach } from '../lab/measure.ts'
+import type { Progress } from '../scripts/progress.mjs'
 import type { Part, Series } from './result.ts'
 
 export const RESTARTS_SECONDS_A_ROUND = 25
@@ -44,6 +45,8 @@ const WAYS: Readonly<Record<string, Way>> = {
     return start('--persist=false')
   },
 }
+
+const SAMPLE_SECONDS = RESTARTS_SECONDS_A_ROUND / (2 * Object.keys(WAYS).length)
 
 const METRICS = {
   pause: { title: 'longest pause', unit: 'ms', better: 'less' },
@@ -101,7 +104,7 @@ async function sample(way: Way, lab: Lab, [from, to]: Pods, beside: boolean): Pr
   return { pause: longest.ms, lost, engine: longest.end - began }
 }
 
-export async function measureRestarts(rounds: number): Promise<Part> {
+export async function measureRestarts(rounds: number, progress: Progress): Promise<Part> {
   const lab = await createLab({ hosts: 2 })
   try {
     const leases = join(lab.folder, 'leases')
@@ -120,10 +123,14 @@ export async function measureRestarts(rounds: number): Promise<Part> {
     server.stdout?.resume()
     const series: Series[] = []
     for (const beside of [false, true]) {
+      const part = `restarts${beside ? ' beside a TCP stream' : ''}`
       const samples = new Map<string, Sample[]>(Object.keys(WAYS).map((name) => [name, []]))
       for (let round = 0; round < rounds; round++) {
-        for (const [name, way] of Object.entries(WAYS)) samples.get(name)?.push(await sample(way, lab, pods, beside))
-        process.stderr.write(`restarts${beside ? ' beside a TCP stream' : ''}: round ${round + 1} of ${rounds}\n`)
+        for (const [name, way] of Object.entries(WAYS)) {
+          progress.now(`${part}: ${name}`, SAMPLE_SECONDS)
+          samples.get(name)?.push(await sample(way, lab, pods, beside))
+        }
+        progress.plain(`${part}: round ${round + 1} of ${rounds}`)
       }
       for (const [metric, about] of Object.entries(METRICS))
         series.push({

@@ -19,6 +19,7 @@ import {
 import { createRequire } from 'node:module'
 import { basename, dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { createProgress } from './progress.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const COMMON = ['demo', 'test', 'bench', 'lint']
@@ -132,43 +133,45 @@ function fail(message) {
   process.exit(1)
 }
 
-/** Runs a step behind one line of progress; shows its whole output, and ends setup, only when it fails. */
-function step(title, file, args, { env = {}, hint = '' } = {}) {
+/** How far setup is; there once it is known how many steps there are. */
+let progress
+
+/** Runs a step, which becomes one line; shows its whole output, and ends setup, only when it fails. */
+function step(title, file, args, { env = {} } = {}) {
   return new Promise((resolve) => {
     const began = performance.now()
     const seconds = () => `${((performance.now() - began) / 1000).toFixed(1)} s`
-    const paint = (text) => process.stdout.write(`\r\x1b[2K${text}`)
-    const frames = ['|', '/', '-', '\\']
-    let frame = 0
-    const timer = process.stdout.isTTY
-      ? setInterval(() => paint(`  ${frames[frame++ % 4]} ${title}  ${seconds()}`), 120)
-      : undefined
+    progress.now(title)
     const child = spawn(file, args, { cwd: root, env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'] })
     const output = []
     child.stdout.on('data', (data) => output.push(data))
     child.stderr.on('data', (data) => output.push(data))
     child.on('error', (error) => output.push(Buffer.from(`${error.message}\n`)))
     child.on('close', (code, signal) => {
-      clearInterval(timer)
-      if (process.stdout.isTTY) paint('')
       if (code === 0) {
         process.stdout.write(`  ${color ? '\x1b[32mok\x1b[0m' : 'ok'} ${title}  ${seconds()}\n`)
         return resolve()
       }
+      progress.end()
       process.stderr.write(Buffer.concat(output))
-      fail(`${title} failed (${signal ?? `exit code ${code}`}): ${[file, ...args].join(' ')}${hint}`)
+      fail(`${title} failed (${signal ?? `exit code ${code}`}): ${[file, ...args].join(' ')}`)
     })
   })
 }
 
-async function systemPackages(kinds, mustBuild) {
+/** What is wanted of the system and not there. */
+function missingOfSystem(kinds, mustBuild) {
   const wanted = SYSTEM.filter((need) => need.for.some((kind) => kinds.includes(kind)) && (mustBuild || !need.toBuild))
-  const missing = wanted.filter((need) => !isThere(need))
-  if (missing.length === 0) return
+  return wanted.filter((need) => !isThere(need))
+}
+
+const apt = find('apt-get')
+const mayInstall = apt !== undefined && process.getuid() === 0
+
+async function systemPackages(missing, kinds) {
   const packages = [...new Set(missing.map((need) => (need.isThere ? need.package() : need.package)))]
   const install = `apt-get install -y --no-install-recommends ${packages.join(' ')}`
-  const apt = find('apt-get')
-  if (apt && process.getuid() === 0) {
+  if (mayInstall) {
     await withoutServices(async () => {
       const env = { DEBIAN_FRONTEND: 'noninteractive' }
       await step('package lists', apt, ['update', '-q'], { env })
@@ -283,6 +286,7 @@ function typescriptFits() {
     'test',
     'native/addon.d.ts',
     'scripts/build-page.mjs',
+    'scripts/progress.mjs',
     'tsconfig.json',
     'vitest.config.ts',
   ]
@@ -308,14 +312,24 @@ async function setup(kinds) {
   if (major < 20 || (major === 20 && minor < 19)) {
     fail(`Node ${process.versions.node} is too old; install Node 20.19 or newer`)
   }
-  await systemPackages(kinds, !addonFits())
-  if (!npmPackagesFit()) {
+  const wants = { addon: !addonFits(), npm: !npmPackagesFit(), typescript: !typescriptFits() }
+  const missing = missingOfSystem(kinds, wants.addon)
+  const steps = [
+    missing.length > 0 && mayInstall ? 2 : 0,
+    Number(wants.npm),
+    Number(wants.addon),
+    wants.typescript ? 2 : 0,
+  ]
+  progress = createProgress('setup', { total: steps.reduce((sum, count) => sum + count) })
+  if (missing.length > 0) await systemPackages(missing, kinds)
+  if (wants.npm) {
     const npm = process.env.npm_execpath
     const [file, args] = npm ? [process.execPath, [npm]] : ['npm', []]
     await step('install the npm packages', file, [...args, 'ci', '--ignore-scripts', '--no-audit', '--no-fund'])
   }
-  if (!addonFits()) await buildAddon()
-  if (!typescriptFits()) await buildTypescript()
+  if (wants.addon) await buildAddon()
+  if (wants.typescript) await buildTypescript()
+  progress.end()
 }
 
 const kinds = process.argv.slice(2)

@@ -1,0 +1,192 @@
+// progress.test.ts - the bar as text, and on a terminal: what is written beside it stays whole, and nothing of it is left at the end.
+
+import { spawnSync } from 'node:child_process'
+import { join } from 'node:path'
+import { stripVTControlCharacters } from 'node:util'
+import fc from 'fast-check'
+import { describe, expect, it } from 'vitest'
+import { packageRoot } from '../../../lab/lab.ts'
+import { barLine, canShowBar, createProgress, progressOf } from '../../../scripts/progress.mjs'
+
+const state = { title: 'bench', step: 'tcp by native', done: 40, total: 100, counted: false, elapsedMs: 12_000 }
+const bar = (more: object = {}, columns = 80, colour = false): string => barLine({ ...state, ...more }, columns, colour)
+
+describe('the line', () => {
+  it.each([
+    [{}, 'bench [########............] 40%, 12 s: tcp by native'],
+    [{ leftMs: 300 }, 'bench [########............] 40%, 12 s, about 1 s left: tcp by native'],
+    [{ leftMs: 18_000 }, 'bench [########............] 40%, 12 s, about 18 s left: tcp by native'],
+    [
+      { leftMs: 1_800_000, elapsedMs: 9_000_000 },
+      'bench [########............] 40%, 2.5 h, about 30 min left: tcp by native',
+    ],
+    [{ counted: true, done: 2, total: 5 }, 'bench [########............] 3 of 5, 12 s: tcp by native'],
+    [{ counted: true, done: 5, total: 5 }, 'bench [####################] 5 of 5, 12 s: tcp by native'],
+    [{ done: 0, total: 0 }, 'bench [....................] 0%, 12 s: tcp by native'],
+    [{ done: 130 }, 'bench [####################] 100%, 12 s: tcp by native'],
+    [{ step: 'a\r\nb\u001B[2J' }, 'bench [########............] 40%, 12 s: a  b [2J'],
+  ])('says %j', (more, expected) => expect(bar(more)).toBe(expected))
+
+  it.each([
+    [50, 'bench [######..........] 40%, 12 s: tcp by native'],
+    [40, 'bench [##....] 40%, 12 s: tcp by native'],
+    [34, 'bench 40%, 12 s: tcp by native'],
+    [20, 'bench 40%, 12 s: tc'],
+    [1, ''],
+    [0, ''],
+  ])('fits into %i columns', (columns, expected) => expect(bar({}, columns)).toBe(expected))
+
+  it('is never as wide as the terminal, which would begin another line', () => {
+    fc.assert(
+      fc.property(fc.nat(300), fc.string(), fc.nat(100), (columns, step, done) => {
+        expect(bar({ step, done }, columns).length).toBeLessThan(Math.max(1, columns))
+      }),
+    )
+  })
+
+  it('is coloured when that is wanted, which takes no room', () => {
+    expect(stripVTControlCharacters(bar({}, 50, true))).toBe(bar({}, 50))
+    expect(bar({}, 50, true)).toContain('\u001B[32m######\u001B[39m')
+  })
+})
+
+describe('what is left', () => {
+  const work = { done: 0, size: 10, total: 100, pace: 'seconds', beforeMs: 0, withinMs: 0 } as const
+
+  it.each([
+    ['by the sizes, before anything is done', {}, { done: 0, leftMs: 100_000 }],
+    ['by the clock within a step', { withinMs: 4_000 }, { done: 4, leftMs: 96_000 }],
+    ['by the pace of what is done', { done: 20, beforeMs: 40_000 }, { done: 20, leftMs: 160_000 }],
+    ['and by that within a step', { done: 20, beforeMs: 40_000, withinMs: 10_000 }, { done: 25, leftMs: 150_000 }],
+    ['as if a step that takes longer were at its end', { withinMs: 99_000 }, { done: 10, leftMs: 90_000 }],
+    ['not at all when that is the last', { done: 90, beforeMs: 90_000, withinMs: 99_000 }, { done: 100 }],
+    ['not at all before the first of those that are only even', { pace: 'even', withinMs: 4_000 }, { done: 0 }],
+    ['then by the first', { pace: 'even', done: 10, beforeMs: 7_000 }, { done: 10, leftMs: 63_000 }],
+    ['not at all where the sizes say nothing', { pace: 'unknown', done: 10, beforeMs: 7_000 }, { done: 10 }],
+  ] as const)('is told %s', (_, more, expected) => expect(progressOf({ ...work, ...more })).toEqual(expected))
+})
+
+it.each([
+  [{ isTTY: true }, { TERM: 'xterm' }, true],
+  [{ isTTY: true }, {}, true],
+  [{ isTTY: true }, { TERM: 'dumb' }, false],
+  [{ isTTY: false }, { TERM: 'xterm' }, false],
+  [{}, { TERM: 'xterm' }, false],
+])('%j with %j: a bar %s', (stream, environment, expected) =>
+  expect(canShowBar({ ...stream, write: () => true }, environment)).toBe(expected),
+)
+
+it('writes lines alone where there is no terminal', () => {
+  let said = ''
+  const stream = { write: (text: string) => ((said += text), true) }
+  const progress = createProgress('bench', { total: 2, stream, environment: { TERM: 'xterm' } })
+  progress.now('first')
+  progress.plain('first is done')
+  progress.now('second')
+  progress.end()
+  expect(said).toBe('first is done\n')
+})
+
+/** Long work, with lines of its own, a child's that come in pieces (when it is slow, a bar is drawn between), and a result. */
+const WORK = `
+import { spawn } from 'node:child_process'
+import { createProgress } from ${JSON.stringify(join(packageRoot, 'scripts/progress.mjs'))}
+const progress = createProgress('work', { total: 3 })
+progress.now('the first of three steps, whose name is rather long')
+process.stdout.write('ok the first\\n')
+progress.plain('the first is done')
+progress.now('a child')
+const child = spawn('sh', ['-c', 'printf "half a "; sleep "$0"; echo line; echo oops >&2', process.argv[2] === 'slow' ? '0.6' : '0'])
+child.stdout.on('data', (data) => process.stdout.write(data))
+child.stderr.on('data', (data) => process.stderr.write(data))
+await new Promise((resolve) => child.on('close', resolve))
+progress.now('the last')
+progress.plain('the last is done')
+if (process.argv[2] === 'fail') throw new Error('it failed')
+progress.end()
+process.stdout.write('3 passed, 0 failed, 0 skipped\\n')
+`
+const node = (...args: string[]): string[] => [
+  process.execPath,
+  '--input-type=module',
+  '-e',
+  WORK,
+  '--',
+  'file',
+  ...args,
+]
+const quoted = (word: string): string => `'${word.replaceAll("'", String.raw`'\''`)}'`
+
+/** On a terminal of that width: util-linux's `script` makes one. */
+function onTerminal(columns: number, environment: Record<string, string>, ...args: string[]): string {
+  const command = `stty cols ${columns} rows 24; exec ${node(...args)
+    .map(quoted)
+    .join(' ')}`
+  const { stdout } = spawnSync('script', ['-qec', command, '/dev/null'], {
+    encoding: 'utf8',
+    env: { PATH: process.env['PATH'], TERM: 'xterm', SHELL: '/bin/sh', ...environment },
+    stdio: ['ignore', 'pipe', 'inherit'],
+  })
+  return stdout
+}
+
+/** What a terminal shows in the end of this: it knows a line's begin, the erasing of what follows, and the next line. */
+function screen(text: string): string[] {
+  const lines = ['']
+  let column = 0
+  for (const part of text.match(/\r|\n|\p{Cc}\[K|\P{Cc}+/gu) ?? []) {
+    const line = lines.at(-1)!
+    if (part === '\r') column = 0
+    else if (part === '\n') lines.push('')
+    else if (part === '\u001B[K') lines[lines.length - 1] = line.slice(0, column)
+    else {
+      lines[lines.length - 1] = line.slice(0, column) + part + line.slice(column + part.length)
+      column += part.length
+    }
+    if (part === '\n') column = 0
+  }
+  return lines
+}
+
+describe('on a terminal', () => {
+  const hasScript = spawnSync('script', ['--version']).status === 0
+
+  it('stands below what is written, and is gone at the end', ({ skip }) => {
+    if (!hasScript) skip('this machine lacks script, of util-linux')
+    const text = onTerminal(70, { NO_COLOR: '1' }, 'slow')
+    expect(screen(text)).toEqual(['ok the first', 'half a line', 'oops', '3 passed, 0 failed, 0 skipped', ''])
+    const bars = text.match(/work\P{Cc}*/gu) ?? []
+    expect(bars[0]).toBe('work 1 of 3, 0 s: the first of three steps, whose name is rather long'.slice(0, 69))
+    expect(bars).toContain('work [######..............] 2 of 3, 0 s: a child')
+    expect(bars.at(-1)).toMatch(/^work \[#############\.......\] 3 of 3, \d s: the last$/)
+    // No colour, since NO_COLOR says so.
+    expect(text).not.toMatch(/\p{Cc}\[\d*m/u)
+  })
+
+  it('is gone before an error is told', ({ skip }) => {
+    if (!hasScript) skip('this machine lacks script, of util-linux')
+    const shown = screen(onTerminal(70, { NO_COLOR: '1' }, 'fail'))
+    expect(shown).toContain('Error: it failed')
+    expect(shown.join('\n')).not.toMatch(/work .*3 of 3/)
+  })
+
+  it('is none on a terminal that cannot be written over, nor elsewhere: a line a step', ({ skip }) => {
+    const lines = [
+      'ok the first',
+      'the first is done',
+      'half a line',
+      'oops',
+      'the last is done',
+      '3 passed, 0 failed, 0 skipped',
+      '',
+    ]
+    const [file = '', ...args] = node()
+    const { stdout, stderr } = spawnSync(file, args, { encoding: 'utf8' })
+    expect([stdout, stderr]).toEqual([
+      'ok the first\nhalf a line\n3 passed, 0 failed, 0 skipped\n',
+      'the first is done\noops\nthe last is done\n',
+    ])
+    if (!hasScript) skip('this machine lacks script, of util-linux')
+    expect(onTerminal(70, { TERM: 'dumb' }).split('\r\n')).toEqual(lines)
+  })
+})
