@@ -79,11 +79,19 @@ const isHelp = (word: string | undefined): boolean =>
 
 /** What is told of those that are not in the table. */
 const OTHERS: readonly Other[] = [
-  ...OLD,
-  { name: 'completion', does: `print what completes a command line of weft in a shell: ${SHELLS.join(', ')}` },
+  ...OLD.map((old) => ({ ...old, follows: 'path' as const })),
+  {
+    name: 'completion',
+    does: `print what completes a command line of weft in a shell: ${SHELLS.join(', ')}`,
+    follows: SHELLS,
+  },
   { name: 'man', does: 'print the manual page; see it with `weft man | man -l -`' },
   { name: 'version', does: 'print the version' },
-  { name: 'help', does: 'print this text; with a command, its own' },
+  {
+    name: 'help',
+    does: 'print this text; with a command, its own',
+    follows: [...new Set([...COMMANDS, ...OLD].map(({ name }) => name.split(' ')[0] ?? ''))],
+  },
 ]
 
 function help(): string {
