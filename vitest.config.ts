@@ -7,10 +7,17 @@ import { PATIENCE } from './lab/command.ts'
 /** Of a test that hangs; what it waits for has a limit of a minute for each event (test/support/event.ts). */
 const LIMITS = { testTimeout: 300_000 * PATIENCE, hookTimeout: 300_000 * PATIENCE }
 
+/** What takes more than minutes. It shows one bar, in place of vitest's own. */
+const isLong = ['LONG', 'IMAGE', 'PAGE'].some((name) => process.env[`WEFT_${name}`])
+
 export default defineConfig({
   test: {
     pool: 'forks',
-    reporters: ['default', './test/support/summary-reporter.ts'],
+    reporters: [
+      ...(isLong ? ['./test/support/progress-reporter.ts'] : []),
+      ['default', { summary: !isLong }],
+      './test/support/summary-reporter.ts',
+    ],
     passWithNoTests: false,
     setupFiles: ['./test/support/report-failure.ts'],
     expect: { poll: { timeout: 60_000 * PATIENCE, interval: 50 } },

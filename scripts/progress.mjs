@@ -4,6 +4,7 @@
 // writes goes above it and stays; a child's output is handed on by this process (piped, not inherited), so nothing tears.
 
 const CELLS = 20
+const LEAST_CELLS = 5
 const REDRAW_MS = 500
 /** What is said of a terminal that tells no size, such as one that a program made. */
 const COLUMNS = 80
@@ -50,8 +51,8 @@ function duration(ms) {
 }
 
 /**
- * The bar as one line of less than `columns`, since a terminal goes to the next line after the last one: on a narrow one first
- * the cells go, then the end of the text.
+ * The bar as one line of less than `columns`, since a terminal goes to the next line after the last one. A narrow one has fewer
+ * cells, whatever the text, so that they stay where they are; the text is cut.
  * @param {State} state
  * @param {number} columns
  * @param {boolean} colour
@@ -62,12 +63,11 @@ export function barLine({ title, step, done, total, counted, elapsedMs, leftMs }
   const left = leftMs === undefined ? '' : `, about ${duration(Math.max(1000, leftMs))} left`
   // A control character in a name would move the cursor.
   const text = ` ${place}, ${duration(elapsedMs)}${left}: ${step}`.replaceAll(/\p{Cc}/gu, ' ')
-  const room = columns - 1 - ' []'.length - title.length - text.length
-  const cells = Math.min(CELLS, Math.max(0, room))
-  if (cells < 4) return `${title}${text}`.slice(0, Math.max(0, columns - 1))
+  const cells = Math.min(CELLS, Math.floor(columns / 4))
   const full = Math.floor(share * cells)
-  const [before, after] = colour ? ['\u001B[32m', '\u001B[39m'] : ['', '']
-  return `${title} [${before}${'#'.repeat(full)}${after}${'.'.repeat(cells - full)}]${text}`
+  const bar = cells < LEAST_CELLS ? '' : ` [${'#'.repeat(full)}${'.'.repeat(cells - full)}]`
+  const line = `${title}${bar}${text}`.slice(0, Math.max(0, columns - 1))
+  return colour ? line.replace(/(?<=\[)#+/, '\u001B[32m$&\u001B[39m') : line
 }
 
 /** @typedef {'seconds' | 'even' | 'unknown'} Pace */

@@ -244,7 +244,7 @@ const FAULTS: readonly Fault[] = [
 
 it(
   'loses no packet that is behind no fault, and every table is the store as soon as all is well',
-  async () => {
+  async ({ annotate }) => {
     lab = await createLab({ hosts: 4 })
     etcd = await startEtcdCluster(lab.hosts)
     await ctl('put', `${PREFIX}/config`, CONFIG)
@@ -259,6 +259,8 @@ it(
       const fault = random.of(FAULTS)
       const host = random.of(lab.hosts)
       const title = `${fault.name} (${host.name}, seed ${SEED}, round ${[...struck.values()].reduce((a, b) => a + b, 0)})`
+      const minutes = Math.ceil((end - performance.now()) / 60_000)
+      await annotate(`${title}, about ${minutes} min left`, 'step')
       struck.set(fault.name, (struck.get(fault.name) ?? 0) + 1)
       const apart = pairs(lab.hosts).filter((pair) => !(fault.isOfHost && pair.includes(host)))
       const flows = apart.map(([from, to]) => keepPinging(from, to))

@@ -16,12 +16,13 @@ const SEEDS = process.env['WEFT_LONG'] === '1' ? 10_000 : 200
 
 it(
   'every node converges, no subnet has two owners, no steady peer is lost',
-  async () => {
+  async ({ annotate }) => {
     const first = Math.floor(Date.now() / 1000) % 1_000_000
     const seeds = only === undefined ? Array.from({ length: SEEDS }, (_, index) => first + index) : [Number(only)]
     const total = new Map<Fault, number>()
     let holds = 0
-    for (const seed of seeds) {
+    for (const [index, seed] of seeds.entries()) {
+      if (index > 0 && index % 1_000 === 0) await annotate(`${index} of ${SEEDS} seeds`, 'step')
       const { hits, violations, ...more } = await simulate(seed)
       holds += more.holds
       for (const [fault, count] of hits) total.set(fault, (total.get(fault) ?? 0) + count)

@@ -4,9 +4,11 @@ import { spawnSync } from 'node:child_process'
 import { join } from 'node:path'
 import { stripVTControlCharacters } from 'node:util'
 import fc from 'fast-check'
-import { describe, expect, it } from 'vitest'
+import { describe, expect, it, vi } from 'vitest'
+import type { TestCase, TestModule, TestSpecification } from 'vitest/node'
 import { packageRoot } from '../../../lab/lab.ts'
 import { barLine, canShowBar, createProgress, progressOf } from '../../../scripts/progress.mjs'
+import ProgressReporter from '../../support/progress-reporter.ts'
 
 const state = { title: 'bench', step: 'tcp by native', done: 40, total: 100, counted: false, elapsedMs: 12_000 }
 const bar = (more: object = {}, columns = 80, colour = false): string => barLine({ ...state, ...more }, columns, colour)
@@ -28,10 +30,10 @@ describe('the line', () => {
   ])('says %j', (more, expected) => expect(bar(more)).toBe(expected))
 
   it.each([
-    [50, 'bench [######..........] 40%, 12 s: tcp by native'],
-    [40, 'bench [##....] 40%, 12 s: tcp by native'],
-    [34, 'bench 40%, 12 s: tcp by native'],
-    [20, 'bench 40%, 12 s: tc'],
+    [50, 'bench [####........] 40%, 12 s: tcp by native'],
+    [40, 'bench [####......] 40%, 12 s: tcp by na'],
+    [20, 'bench [##...] 40%, '],
+    [19, 'bench 40%, 12 s: t'],
     [1, ''],
     [0, ''],
   ])('fits into %i columns', (columns, expected) => expect(bar({}, columns)).toBe(expected))
@@ -46,7 +48,7 @@ describe('the line', () => {
 
   it('is coloured when that is wanted, which takes no room', () => {
     expect(stripVTControlCharacters(bar({}, 50, true))).toBe(bar({}, 50))
-    expect(bar({}, 50, true)).toContain('\u001B[32m######\u001B[39m')
+    expect(bar({}, 50, true)).toContain(' [\u001B[32m####\u001B[39m.')
   })
 })
 
@@ -87,6 +89,23 @@ it('writes lines alone where there is no terminal', () => {
   expect(said).toBe('first is done\n')
 })
 
+it('tells the steps of a long test where there is no terminal, each once', () => {
+  const said = vi.spyOn(process.stderr, 'write').mockReturnValue(true)
+  const reporter = new ProgressReporter()
+  const module = { id: '1', relativeModuleId: 'test/netns/soak.test.ts', children: { allTests: () => [1] } }
+  const test = { name: 'loses nothing', module } as unknown as TestCase
+  reporter.onTestRunStart([{} as TestSpecification])
+  reporter.onTestModuleCollected(module as unknown as TestModule)
+  reporter.onTestCaseReady(test)
+  reporter.onTestCaseAnnotate(test, { type: 'step', message: 'a link is down' })
+  reporter.onTestCaseAnnotate(test, { type: 'notice', message: 'something else' })
+  reporter.onTestCaseResult(test)
+  reporter.onTestRunEnd()
+  const lines = said.mock.calls.map(([line]) => line)
+  said.mockRestore()
+  expect(lines).toEqual(['netns/soak.test.ts: a link is down\n'])
+})
+
 /** Long work, with lines of its own, a child's that come in pieces (when it is slow, a bar is drawn between), and a result. */
 const WORK = `
 import { spawn } from 'node:child_process'
@@ -106,24 +125,23 @@ if (process.argv[2] === 'fail') throw new Error('it failed')
 progress.end()
 process.stdout.write('3 passed, 0 failed, 0 skipped\\n')
 `
-const node = (...args: string[]): string[] => [
+const work = (...args: string[]): string[] => [
   process.execPath,
   '--input-type=module',
   '-e',
   WORK,
   '--',
-  'file',
+  'work',
   ...args,
 ]
 const quoted = (word: string): string => `'${word.replaceAll("'", String.raw`'\''`)}'`
 
-/** On a terminal of that width: util-linux's `script` makes one. */
-function onTerminal(columns: number, environment: Record<string, string>, ...args: string[]): string {
-  const command = `stty cols ${columns} rows 24; exec ${node(...args)
-    .map(quoted)
-    .join(' ')}`
-  const { stdout } = spawnSync('script', ['-qec', command, '/dev/null'], {
+/** What a command writes on a terminal of 70 columns: util-linux's `script` makes one. */
+function onTerminal(command: readonly string[], environment: Record<string, string> = { NO_COLOR: '1' }): string {
+  const line = `stty cols 70 rows 24; exec ${command.map(quoted).join(' ')}`
+  const { stdout } = spawnSync('script', ['-qec', line, '/dev/null'], {
     encoding: 'utf8',
+    cwd: packageRoot,
     env: { PATH: process.env['PATH'], TERM: 'xterm', SHELL: '/bin/sh', ...environment },
     stdio: ['ignore', 'pipe', 'inherit'],
   })
@@ -134,12 +152,12 @@ function onTerminal(columns: number, environment: Record<string, string>, ...arg
 function screen(text: string): string[] {
   const lines = ['']
   let column = 0
-  for (const part of text.match(/\r|\n|\p{Cc}\[K|\P{Cc}+/gu) ?? []) {
+  for (const part of text.match(/\r|\n|\p{Cc}\[[?\d;]*\w|\P{Cc}+/gu) ?? []) {
     const line = lines.at(-1)!
     if (part === '\r') column = 0
     else if (part === '\n') lines.push('')
-    else if (part === '\u001B[K') lines[lines.length - 1] = line.slice(0, column)
-    else {
+    else if (part.endsWith('[K')) lines[lines.length - 1] = line.slice(0, column)
+    else if (!part.startsWith('\u001B')) {
       lines[lines.length - 1] = line.slice(0, column) + part + line.slice(column + part.length)
       column += part.length
     }
@@ -153,19 +171,19 @@ describe('on a terminal', () => {
 
   it('stands below what is written, and is gone at the end', ({ skip }) => {
     if (!hasScript) skip('this machine lacks script, of util-linux')
-    const text = onTerminal(70, { NO_COLOR: '1' }, 'slow')
+    const text = onTerminal(work('slow'))
     expect(screen(text)).toEqual(['ok the first', 'half a line', 'oops', '3 passed, 0 failed, 0 skipped', ''])
     const bars = text.match(/work\P{Cc}*/gu) ?? []
-    expect(bars[0]).toBe('work 1 of 3, 0 s: the first of three steps, whose name is rather long'.slice(0, 69))
-    expect(bars).toContain('work [######..............] 2 of 3, 0 s: a child')
-    expect(bars.at(-1)).toMatch(/^work \[#############\.......\] 3 of 3, \d s: the last$/)
+    expect(bars[0]).toMatch(/^work \[\.{17}\] 1 of 3, \d s: the first of three steps, whose$/)
+    expect(bars).toContainEqual(expect.stringMatching(/^work \[#{5}\.{12}\] 2 of 3, \d s: a child$/))
+    expect(bars.at(-1)).toMatch(/^work \[#{11}\.{6}\] 3 of 3, \d s: the last$/)
     // No colour, since NO_COLOR says so.
     expect(text).not.toMatch(/\p{Cc}\[\d*m/u)
   })
 
   it('is gone before an error is told', ({ skip }) => {
     if (!hasScript) skip('this machine lacks script, of util-linux')
-    const shown = screen(onTerminal(70, { NO_COLOR: '1' }, 'fail'))
+    const shown = screen(onTerminal(work('fail')))
     expect(shown).toContain('Error: it failed')
     expect(shown.join('\n')).not.toMatch(/work .*3 of 3/)
   })
@@ -180,13 +198,23 @@ describe('on a terminal', () => {
       '3 passed, 0 failed, 0 skipped',
       '',
     ]
-    const [file = '', ...args] = node()
+    const [file = '', ...args] = work()
     const { stdout, stderr } = spawnSync(file, args, { encoding: 'utf8' })
     expect([stdout, stderr]).toEqual([
       'ok the first\nhalf a line\n3 passed, 0 failed, 0 skipped\n',
       'the first is done\noops\nthe last is done\n',
     ])
     if (!hasScript) skip('this machine lacks script, of util-linux')
-    expect(onTerminal(70, { TERM: 'dumb' }).split('\r\n')).toEqual(lines)
+    expect(onTerminal(work(), { TERM: 'dumb' }).split('\r\n')).toEqual(lines)
+  })
+
+  it('stands below a long run of tests, whose last line is as ever', ({ skip }) => {
+    if (!hasScript) skip('this machine lacks script, of util-linux')
+    const vitest = [process.execPath, 'node_modules/vitest/vitest.mjs', 'run', 'test/unit/net/nets.test.ts']
+    const text = onTerminal(vitest, { NO_COLOR: '1', WEFT_LONG: '1', npm_lifecycle_event: 'test:long' })
+    expect(text).toMatch(/test:long \[#*\.*\] 1 of 1, \d+ s: unit\/net\/nets\.test\.ts: /)
+    const shown = screen(text).join('\n')
+    expect(shown).toMatch(/^\d+ passed, 0 failed, 0 skipped$/m)
+    expect(shown).not.toContain('test:long')
   })
 })
