@@ -5,12 +5,12 @@
 // it that reaches as much into test/native/corpus. An input that fails is printed and left in build/fuzz. Where clang or its
 // libFuzzer is not there, g++ and test/native/fuzz_driver.cc stand in for it: the same checks, but blind to what an input reaches.
 
-import { spawnSync } from 'node:child_process'
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
+import { createProgress, runAloud } from './progress.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const folder = join(root, 'build/fuzz')
@@ -76,13 +76,19 @@ function writeSeeds() {
   }
 }
 
-const run = (command, args, stdio = 'inherit') => spawnSync(command, args, { cwd: folder, stdio })
-function mustRun(command, args) {
-  const { status, error } = run(command, args)
-  if (error) process.stderr.write(`fuzz: ${error.message}\n`)
-  if (status === 0) return
+async function mustRun(command, args) {
+  const end = await runAloud(command, args, { cwd: folder }).catch((error) => error.message)
+  if (end === 0) return
+  if (typeof end === 'string') process.stderr.write(`fuzz: ${end}\n`)
   process.stderr.write(`fuzz: ${command} failed; an input that made it fail is in ${folder}\n`)
   process.exit(1)
+}
+
+/** Whether it can be built with libFuzzer; why not is not asked. */
+async function buildGuided(args) {
+  const unheard = { write: () => true }
+  const guided = ['-fsanitize=fuzzer,address,undefined', ...args]
+  return (await runAloud('clang++', guided, { cwd: folder, stdout: unheard, stderr: unheard }).catch(() => null)) === 0
 }
 
 writeSeeds()
@@ -96,20 +102,28 @@ const build = [
   ...['-std=c++20', '-g1', '-O1', '-fno-exceptions', '-fno-sanitize-recover=all'],
   ...[join(root, 'test/native/core_fuzz.cc'), ...sources, '-o', program],
 ]
-const isGuided = run('clang++', ['-fsanitize=fuzzer,address,undefined', ...build], 'ignore').status === 0
+const building = createProgress('test:fuzz', { total: 1 })
+building.now('build')
+const isGuided = await buildGuided(build)
+if (!isGuided)
+  await mustRun('g++', ['-fsanitize=address,undefined', join(root, 'test/native/fuzz_driver.cc'), ...build])
+building.end()
+
+const fuzzing = createProgress('test:fuzz', { total: seconds, pace: 'seconds' })
+fuzzing.now(isGuided ? 'by libFuzzer' : 'by mutation alone', seconds)
 const corpora = existsSync(kept) ? [corpus, kept] : [corpus]
 if (isGuided) {
   const limits = [`-max_total_time=${seconds}`, '-max_len=8192', '-timeout=10', '-rss_limit_mb=4096']
-  mustRun(program, [`-fork=${options.processes}`, '-ignore_crashes=0', ...limits, ...corpora])
+  await mustRun(program, [`-fork=${options.processes}`, '-ignore_crashes=0', ...limits, ...corpora])
 } else {
-  mustRun('g++', ['-fsanitize=address,undefined', join(root, 'test/native/fuzz_driver.cc'), ...build])
-  mustRun(program, [String(seconds), join(folder, 'crash'), ...corpora])
+  await mustRun(program, [String(seconds), join(folder, 'crash'), ...corpora])
 }
+fuzzing.end()
 if (options.keep) {
   const all = join(folder, 'all')
   rmSync(all, { recursive: true, force: true })
   mkdirSync(all)
-  mustRun(program, ['-set_cover_merge=1', '-use_counters=0', '-use_value_profile=0', all, ...corpora])
+  await mustRun(program, ['-set_cover_merge=1', '-use_counters=0', '-use_value_profile=0', all, ...corpora])
   rmSync(kept, { recursive: true, force: true })
   renameSync(all, kept)
 }

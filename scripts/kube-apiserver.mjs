@@ -3,7 +3,6 @@
 // Debian has the source of 1.20.2 and no package of the server (its build takes less than five minutes of two cores, and 3 GB
 // of disk that are given back). What is built stays in a cache beside no project: ~/.cache/weft, or $XDG_CACHE_HOME/weft.
 
-import { spawnSync } from 'node:child_process'
 import {
   copyFileSync,
   cpSync,
@@ -17,6 +16,7 @@ import {
 } from 'node:fs'
 import { homedir } from 'node:os'
 import { join } from 'node:path'
+import { createProgress, runAloud } from './progress.mjs'
 
 const KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
 /** Where Debian's packages of Go libraries put their source. */
@@ -30,13 +30,19 @@ const NEWER = ['github.com/modern-go/reflect2', 'github.com/json-iterator/go']
 const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'weft')
 const program = join(cache, 'kube-apiserver-1.20')
 
-function run(command, args, options = {}) {
-  const { status, error } = spawnSync(command, args, { stdio: ['ignore', 2, 2], ...options })
-  if (status !== 0)
-    throw new Error(`${[command, ...args].join(' ')} failed: ${error?.message ?? `exit code ${status}`}`)
+/** The seconds that the steps take, about, on two cores. */
+const SECONDS = { lists: 10, source: 30, build: 280 }
+
+/** All output goes to stderr: stdout is for the path. */
+async function run(command, args, options = {}) {
+  const end = await runAloud(command, args, { stdout: process.stderr, ...options }).catch((error) => error.message)
+  if (end !== 0)
+    throw new Error(`${[command, ...args].join(' ')} failed: ${typeof end === 'string' ? end : `exit code ${end}`}`)
 }
 
-function build() {
+async function build() {
+  const total = SECONDS.lists + SECONDS.source + SECONDS.build
+  const progress = createProgress('kube-apiserver', { total, pace: 'seconds' })
   mkdirSync(cache, { recursive: true })
   const work = mkdtempSync(join(cache, 'build-'))
   process.on('exit', () => rmSync(work, { recursive: true, force: true }))
@@ -53,8 +59,10 @@ function build() {
     ...['-o', `Dir::State::lists=${join(work, 'lists')}`, '-o', `Dir::Cache=${join(work, 'cache')}`],
     ...['-o', 'APT::Sandbox::User=root'],
   ]
-  run('apt-get', [...apt, '-q', 'update'])
-  run('apt-get', [...apt, '-q', 'source', 'kubernetes'], { cwd: join(work, 'source') })
+  progress.now('package lists', SECONDS.lists)
+  await run('apt-get', [...apt, '-q', 'update'])
+  progress.now("Debian's source", SECONDS.source)
+  await run('apt-get', [...apt, '-q', 'source', 'kubernetes'], { cwd: join(work, 'source') })
   const folder = readdirSync(join(work, 'source'), { withFileTypes: true }).find((each) => each.isDirectory())
   const tree = join(work, 'go/src/k8s.io/kubernetes')
   renameSync(join(work, 'source', folder.name), tree)
@@ -62,17 +70,19 @@ function build() {
     rmSync(join(tree, 'vendor', library), { recursive: true })
     cpSync(join(LIBRARIES, library), join(tree, 'vendor', library), { recursive: true, dereference: true })
   }
-  run('nice', ['-n', '10', 'make', 'WHAT=cmd/kube-apiserver', 'GO111MODULE=off'], {
+  progress.now('build', SECONDS.build)
+  await run('nice', ['-n', '10', 'make', 'WHAT=cmd/kube-apiserver', 'GO111MODULE=off'], {
     cwd: tree,
     env: { ...process.env, GOPATH: join(work, 'go'), GOCACHE: join(work, 'go-cache'), GOFLAGS: '' },
   })
   const built = readdirSync(join(tree, '_output'), { recursive: true }).find((path) => path.endsWith('/kube-apiserver'))
   copyFileSync(join(tree, '_output', built), `${program}.part`)
   renameSync(`${program}.part`, program)
+  progress.end()
 }
 
 if (!existsSync(program)) {
   process.stderr.write(`kube-apiserver is built from Debian's source into ${cache}: about five minutes\n`)
-  build()
+  await build()
 }
 process.stdout.write(`${program}\n`)

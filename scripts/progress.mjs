@@ -3,6 +3,8 @@
 // Plain Node without a dependency, since setup.mjs shows by it how it installs them. While a bar stands, whatever this process
 // writes goes above it and stays; a child's output is handed on by this process (piped, not inherited), so nothing tears.
 
+import { spawn } from 'node:child_process'
+
 const CELLS = 20
 const LEAST_CELLS = 5
 const REDRAW_MS = 500
@@ -159,4 +161,21 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
     plain() {},
     end,
   }
+}
+
+/**
+ * Runs a program and hands on what it writes, also beside a bar. Resolves with its exit code, null when a signal ended it; rejects
+ * when it cannot be started.
+ * @param {string} file
+ * @param {readonly string[]} args
+ * @param {{ cwd?: string, env?: Record<string, string | undefined>, stdout?: Output, stderr?: Output }} [options] Where it writes, if elsewhere.
+ * @returns {Promise<number | null>}
+ */
+export function runAloud(file, args, { stdout = process.stdout, stderr = process.stderr, ...options } = {}) {
+  return new Promise((resolve, reject) => {
+    const child = spawn(file, args, { ...options, stdio: ['ignore', 'pipe', 'pipe'] })
+    child.stdout?.on('data', (data) => stdout.write(data))
+    child.stderr?.on('data', (data) => stderr.write(data))
+    child.on('error', reject).on('close', resolve)
+  })
 }

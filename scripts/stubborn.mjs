@@ -19,6 +19,7 @@ import {
 import { availableParallelism } from 'node:os'
 import { dirname, join, relative } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { createProgress } from './progress.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const folder = join(root, 'build/stubborn')
@@ -144,13 +145,16 @@ async function run(mode, path) {
 rmSync(folder, { recursive: true, force: true })
 mkdirSync(folder, { recursive: true })
 const red = []
+const progress = createProgress('test:stubborn', { total: times, pace: 'even' })
 for (let index = 0; index < times; index++) {
   const mode = MODES[index % MODES.length]
   const path = join(folder, `${index + 1}-${mode.replaceAll(' ', '-')}.log`)
+  progress.now(mode)
   const { green, seconds, failures, summary } = await run(mode, path)
   process.stdout.write(`${index + 1}/${times} ${mode}: ${summary}, ${seconds} s\n`)
   if (!green) red.push({ index, mode, path, failures })
 }
+progress.end()
 for (const { index, mode, path, failures } of red) {
   process.stdout.write(`\nnot green: run ${index + 1} (${mode}), ${relative(process.cwd(), path)}\n`)
   for (const name of failures) process.stdout.write(`  ${name}\n`)

@@ -2,11 +2,11 @@
 //
 // arm64, and s390x for its byte order, with Debian's cross compilers and qemu-user.
 
-import { spawnSync } from 'node:child_process'
 import { mkdtempSync, readdirSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { createProgress, runAloud } from './progress.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const ARCHITECTURES = [
@@ -21,26 +21,30 @@ const SOURCES = ['native/core', 'native/io'].flatMap((room) =>
 )
 const ROUNDS = '4'
 
-function run(command, args) {
-  const { status, error } = spawnSync(command, args, { stdio: 'inherit' })
-  if (status === 0) return
-  process.stderr.write(`test-arch: ${[command, ...args].join(' ')} failed${error ? `: ${error.message}` : ''}\n`)
-  process.exit(1)
+async function run(command, args) {
+  const end = await runAloud(command, args).catch((error) => error.message)
+  if (end !== 0) throw new Error(`${[command, ...args].join(' ')} failed${typeof end === 'string' ? `: ${end}` : ''}`)
 }
 
+const progress = createProgress('test:arch', { total: ARCHITECTURES.length * PROGRAMS.length, pace: 'even' })
 const folder = mkdtempSync(join(tmpdir(), 'weft-arch-'))
 try {
   for (const { name, compiler, qemu } of ARCHITECTURES) {
     for (const test of PROGRAMS) {
+      progress.now(`${test} on ${name}`)
       const program = join(folder, `${name}-${test}`)
       const flags = ['-std=c++20', '-O2', '-Wall', '-Wextra', '-Werror', '-fno-exceptions', '-static']
-      run(compiler, [...flags, join(root, `test/native/${test}.cc`), ...SOURCES, '-o', program, '-lpthread'])
+      await run(compiler, [...flags, join(root, `test/native/${test}.cc`), ...SOURCES, '-o', program, '-lpthread'])
       process.stdout.write(`${name}, ${test}: `)
       // qemu-user 7.2 hands the control message of UDP_SEGMENT to the kernel without changing its byte order.
       const without = name === 's390x' ? ['without-udp-gso'] : []
-      run(qemu, [program, String(Date.now() % 1_000_000), ROUNDS, ...without])
+      await run(qemu, [program, String(Date.now() % 1_000_000), ROUNDS, ...without])
     }
   }
+} catch (error) {
+  process.stderr.write(`test-arch: ${error.message}\n`)
+  process.exitCode = 1
 } finally {
+  progress.end()
   rmSync(folder, { recursive: true, force: true })
 }

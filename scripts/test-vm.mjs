@@ -21,6 +21,7 @@ import {
 import { availableParallelism } from 'node:os'
 import { basename, dirname, join, relative } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { createProgress, runAloud } from './progress.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const folder = join(root, 'build/vm')
@@ -145,9 +146,7 @@ async function runThere(command, exchange) {
     kill()
   }, LIMIT_MS)
   const ends = (child) => new Promise((resolve) => child.on('error', resolve).on('close', resolve))
-  const shown = ends(
-    spawn('tail', ['-f', '-n', '+1', `--pid=${qemu.pid}`, at('output')], { stdio: ['ignore', 'inherit', 'inherit'] }),
-  )
+  const shown = runAloud('tail', ['-f', '-n', '+1', `--pid=${qemu.pid}`, at('output')])
   await ends(qemu)
   clearTimeout(limit)
   cleanups.delete(kill)
@@ -192,7 +191,9 @@ if (args[0] === '--') {
   const vitest = [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...reporters]
   const lines = []
   const total = { passed: 0, failed: 0, skipped: 0 }
+  const progress = createProgress('test:vm', { total: parts.length })
   for (const [index, part] of parts.entries()) {
+    progress.now(part.join(' '))
     process.stdout.write(`\n${part.join(' ')}\n`)
     const run = await runThere([...vitest, ...part], join(runs, String(index + 1)))
     const counts = countsOf(run)
@@ -201,6 +202,7 @@ if (args[0] === '--') {
     process.stdout.write(`${line}\n`)
     lines.push(line)
   }
+  progress.end()
   process.stdout.write(`\n${lines.join('\n')}\n${sentence(total)}\n`)
   process.exitCode = total.failed === 0 ? 0 : 1
 }
