@@ -3,6 +3,7 @@
 
 import { defineConfig } from 'vitest/config'
 import { PATIENCE } from './lab/command.ts'
+import { isStepAlone } from './test/support/long-step.ts'
 
 /** Of a test that hangs; what it waits for has a limit of a minute for each event (test/support/event.ts). */
 const LIMITS = { testTimeout: 300_000 * PATIENCE, hookTimeout: 300_000 * PATIENCE }
@@ -18,6 +19,7 @@ export default defineConfig({
       ['default', { summary: !isLong }],
       './test/support/summary-reporter.ts',
     ],
+    onConsoleLog: (content) => !isStepAlone(content),
     passWithNoTests: false,
     setupFiles: ['./test/support/report-failure.ts'],
     expect: { poll: { timeout: 60_000 * PATIENCE, interval: 50 } },

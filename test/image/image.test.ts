@@ -13,6 +13,7 @@ import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, packageRoot, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { fetchNode, hasNode, makeDebian, npmFolder } from '../support/debian.ts'
+import { tellStep } from '../support/long-step.ts'
 
 const MINUTE = 60_000
 const IMAGE = 'localhost/weft'
@@ -52,6 +53,7 @@ const command = (...args: readonly string[]): string[] => [
 const podman = (...args: readonly string[]): Promise<string> => output(command(...args), { timeoutMs: 20 * MINUTE })
 
 async function step<T>(title: string, body: () => Promise<T>): Promise<T> {
+  tellStep(title)
   const started = performance.now()
   const result = await body()
   process.stdout.write(`  ${title}  ${((performance.now() - started) / 1000).toFixed(0)} s\n`)

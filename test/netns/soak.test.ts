@@ -259,8 +259,9 @@ it(
       const fault = random.of(FAULTS)
       const host = random.of(lab.hosts)
       const title = `${fault.name} (${host.name}, seed ${SEED}, round ${[...struck.values()].reduce((a, b) => a + b, 0)})`
-      const minutes = Math.ceil((end - performance.now()) / 60_000)
-      await annotate(`${title}, about ${minutes} min left`, 'step')
+      const left = end - performance.now()
+      const far = `${Math.floor(100 * (1 - left / SOAK_MS))}%, about ${Math.ceil(left / 60_000)} min left`
+      await annotate(`${far}: ${title}`, 'step')
       struck.set(fault.name, (struck.get(fault.name) ?? 0) + 1)
       const apart = pairs(lab.hosts).filter((pair) => !(fault.isOfHost && pair.includes(host)))
       const flows = apart.map(([from, to]) => keepPinging(from, to))

@@ -22,7 +22,8 @@ it(
     const total = new Map<Fault, number>()
     let holds = 0
     for (const [index, seed] of seeds.entries()) {
-      if (index > 0 && index % 1_000 === 0) await annotate(`${index} of ${SEEDS} seeds`, 'step')
+      if (index > 0 && index % 1_000 === 0)
+        await annotate(`${(100 * index) / SEEDS}%, ${index} of ${SEEDS} seeds`, 'step')
       const { hits, violations, ...more } = await simulate(seed)
       holds += more.holds
       for (const [fault, count] of hits) total.set(fault, (total.get(fault) ?? 0) + count)

@@ -1,31 +1,33 @@
 // progress-reporter.ts - how far a long run of tests is, by scripts/progress.mjs: how many of its files, and what goes on.
 //
-// A test that takes long says so by an annotation of the type `step`, of which each is a line where there is no terminal.
+// A test that takes long says where it is by an annotation of the type `step`, such as `35%, a link is down`, of which each is a line
+// where there is no terminal; a hook does by long-step.ts.
 
 import { relative } from 'node:path'
-import type { TestAnnotation } from 'vitest'
-import type { ReportedHookContext, Reporter, TestCase, TestModule, TestSpecification } from 'vitest/node'
+import type { TestAnnotation, UserConsoleLog } from 'vitest'
+import type { Reporter, TestCase, TestModule, TestSpecification } from 'vitest/node'
 import { createProgress, type Progress } from '../../scripts/progress.mjs'
+import { stepIn } from './long-step.ts'
 
 const nameOf = ({ relativeModuleId }: TestModule): string => relative('test', relativeModuleId)
 
 export default class ProgressReporter implements Reporter {
   #progress: Progress | undefined
-  /** Of each file that was begun, which share of its tests is done; files run beside each other. */
-  readonly #shares = new Map<string, { done: number; readonly tests: number }>()
+  /** Of each file that was begun, its tests, those that are done, and how much of the one that runs; files run beside each other. */
+  readonly #shares = new Map<string, { readonly tests: number; done: number; part: number }>()
 
   onTestRunStart(specifications: readonly TestSpecification[]): void {
     this.#progress = createProgress(process.env['npm_lifecycle_event'] ?? 'test', { total: specifications.length })
   }
 
   onTestModuleCollected(module: TestModule): void {
-    this.#shares.set(module.id, { done: 0, tests: [...module.children.allTests()].length })
+    this.#shares.set(module.id, { tests: [...module.children.allTests()].length, done: 0, part: 0 })
     this.#show(nameOf(module))
   }
 
-  onHookStart({ name, entity }: ReportedHookContext): void {
-    const module = entity.type === 'module' ? entity : entity.module
-    if (name === 'beforeAll') this.#show(`${nameOf(module)}: what prepares it`)
+  onUserConsoleLog({ content }: UserConsoleLog): void {
+    const step = stepIn(content)
+    if (step !== undefined) this.#show(step)
   }
 
   onTestCaseReady(test: TestCase): void {
@@ -34,6 +36,8 @@ export default class ProgressReporter implements Reporter {
 
   onTestCaseAnnotate(test: TestCase, { type, message }: TestAnnotation): void {
     if (type !== 'step') return
+    const share = this.#shares.get(test.module.id)
+    if (share) share.part = Number.parseInt(message, 10) / 100 || 0
     const line = `${nameOf(test.module)}: ${message}`
     this.#show(line)
     this.#progress?.plain(line)
@@ -41,11 +45,11 @@ export default class ProgressReporter implements Reporter {
 
   onTestCaseResult(test: TestCase): void {
     const share = this.#shares.get(test.module.id)
-    if (share) share.done++
+    if (share) Object.assign(share, { done: share.done + 1, part: 0 })
   }
 
   onTestModuleEnd(module: TestModule): void {
-    this.#shares.set(module.id, { done: 1, tests: 1 })
+    this.#shares.set(module.id, { tests: 1, done: 1, part: 0 })
   }
 
   onTestRunEnd(): void {
@@ -53,7 +57,7 @@ export default class ProgressReporter implements Reporter {
   }
 
   #show(what: string): void {
-    const shares = [...this.#shares.values()].map(({ done, tests }) => (tests > 0 ? done / tests : 0))
+    const shares = [...this.#shares.values()].map(({ tests, done, part }) => (tests > 0 ? (done + part) / tests : 0))
     this.#progress?.reach(
       shares.reduce((sum, share) => sum + share, 0),
       what,

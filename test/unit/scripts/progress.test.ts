@@ -8,6 +8,7 @@ import { describe, expect, it, vi } from 'vitest'
 import type { TestCase, TestModule, TestSpecification } from 'vitest/node'
 import { packageRoot } from '../../../lab/lab.ts'
 import { barLine, canShowBar, createProgress, progressOf } from '../../../scripts/progress.mjs'
+import { isStepAlone, stepIn } from '../../support/long-step.ts'
 import ProgressReporter from '../../support/progress-reporter.ts'
 
 const state = { title: 'bench', step: 'tcp by native', done: 40, total: 100, counted: false, elapsedMs: 12_000 }
@@ -89,6 +90,15 @@ it('writes lines alone where there is no terminal', () => {
   expect(said).toBe('first is done\n')
 })
 
+it.each([
+  ['step: first\nstep: second\n', 'second', true],
+  ['step: first\nfound it\n', 'first', false],
+  ['one step: none\n', undefined, false],
+  ['\n', undefined, false],
+])('of %j shows the step %s, and takes it off the screen: %s', (content, step, isAlone) => {
+  expect([stepIn(content), isStepAlone(content)]).toEqual([step, isAlone])
+})
+
 it('tells the steps of a long test where there is no terminal, each once', () => {
   const said = vi.spyOn(process.stderr, 'write').mockReturnValue(true)
   const reporter = new ProgressReporter()
@@ -96,14 +106,15 @@ it('tells the steps of a long test where there is no terminal, each once', () =>
   const test = { name: 'loses nothing', module } as unknown as TestCase
   reporter.onTestRunStart([{} as TestSpecification])
   reporter.onTestModuleCollected(module as unknown as TestModule)
+  reporter.onUserConsoleLog({ content: 'step: what a hook tells\n', type: 'stdout', time: 0, size: 0 })
   reporter.onTestCaseReady(test)
-  reporter.onTestCaseAnnotate(test, { type: 'step', message: 'a link is down' })
+  reporter.onTestCaseAnnotate(test, { type: 'step', message: '35%, a link is down' })
   reporter.onTestCaseAnnotate(test, { type: 'notice', message: 'something else' })
   reporter.onTestCaseResult(test)
   reporter.onTestRunEnd()
   const lines = said.mock.calls.map(([line]) => line)
   said.mockRestore()
-  expect(lines).toEqual(['netns/soak.test.ts: a link is down\n'])
+  expect(lines).toEqual(['netns/soak.test.ts: 35%, a link is down\n'])
 })
 
 /** Long work, with lines of its own, a child's that come in pieces (when it is slow, a bar is drawn between), and a result. */
