@@ -144,9 +144,14 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
     clearInterval(timer)
     clear()
     for (const [index, each] of guarded.entries()) if (originals[index]) each.write = originals[index]
-    process.off('exit', end)
+    process.off('exit', end).off('SIGINT', interrupted)
   }
-  process.once('exit', end)
+  /** Ctrl-C ends this process as it would have, unless others listen, who then say what follows. */
+  const interrupted = () => {
+    end()
+    if (process.listenerCount('SIGINT') === 0) process.kill(process.pid, 'SIGINT')
+  }
+  process.once('exit', end).once('SIGINT', interrupted)
 
   /** @param {Pick<typeof current, 'step' | 'size' | 'done'>} next */
   const begin = (next) => {

@@ -1,6 +1,7 @@
 // progress.test.ts - the bar as text, and on a terminal: what is written beside it stays whole, and nothing of it is left at the end.
 
 import { spawnSync } from 'node:child_process'
+import { constants } from 'node:os'
 import { join } from 'node:path'
 import { stripVTControlCharacters } from 'node:util'
 import fc from 'fast-check'
@@ -133,6 +134,10 @@ await new Promise((resolve) => child.on('close', resolve))
 progress.now('the last')
 progress.plain('the last is done')
 if (process.argv[2] === 'fail') throw new Error('it failed')
+if (process.argv[2] === 'interrupt') {
+  process.kill(process.pid, 'SIGINT')
+  await new Promise((resolve) => setTimeout(resolve, 60_000))
+}
 progress.end()
 process.stdout.write('3 passed, 0 failed, 0 skipped\\n')
 `
@@ -148,15 +153,15 @@ const work = (...args: string[]): string[] => [
 const quoted = (word: string): string => `'${word.replaceAll("'", String.raw`'\''`)}'`
 
 /** What a command writes on a terminal of 70 columns: util-linux's `script` makes one. */
-function onTerminal(command: readonly string[], environment: Record<string, string> = { NO_COLOR: '1' }): string {
+const onTerminal = (...args: Parameters<typeof endOnTerminal>): string => endOnTerminal(...args).stdout
+function endOnTerminal(command: readonly string[], environment: Record<string, string> = { NO_COLOR: '1' }) {
   const line = `stty cols 70 rows 24; exec ${command.map(quoted).join(' ')}`
-  const { stdout } = spawnSync('script', ['-qec', line, '/dev/null'], {
+  return spawnSync('script', ['-qec', line, '/dev/null'], {
     encoding: 'utf8',
     cwd: packageRoot,
     env: { PATH: process.env['PATH'], TERM: 'xterm', SHELL: '/bin/sh', ...environment },
     stdio: ['ignore', 'pipe', 'inherit'],
   })
-  return stdout
 }
 
 /** What a terminal shows in the end of this: it knows a line's begin, the erasing of what follows, and the next line. */
@@ -197,6 +202,13 @@ describe('on a terminal', () => {
     const shown = screen(onTerminal(work('fail')))
     expect(shown).toContain('Error: it failed')
     expect(shown.join('\n')).not.toMatch(/work .*3 of 3/)
+  })
+
+  it('is gone when Ctrl-C ends it all', ({ skip }) => {
+    if (!hasScript) skip('this machine lacks script, of util-linux')
+    const { stdout, status } = endOnTerminal(work('interrupt'))
+    expect(screen(stdout)).toEqual(['ok the first', 'half a line', 'oops', ''])
+    expect(status).toBe(128 + constants.signals.SIGINT)
   })
 
   it('is none on a terminal that cannot be written over, nor elsewhere: a line a step', ({ skip }) => {
