@@ -5,6 +5,7 @@
 // for the whole program.
 #include <arpa/inet.h>
 #include <linux/sock_diag.h>
+#include <stdio.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -660,6 +661,15 @@ void test_filter() {
   CHECK(host.row[kUnknown] == 1);
 }
 
+/// Whether sockets tell what they dropped (Linux 4.12): qemu's emulation of a user's program writes a part of it.
+bool do_sockets_tell(int socket) {
+  uint32_t memory[9] = {};  // as many as SK_MEMINFO_VARS
+  socklen_t size = sizeof memory;
+  if (getsockopt(socket, SOL_SOCKET, SO_MEMINFO, memory, &size) == 0 && size == sizeof memory) return true;
+  fprintf(stderr, "skipped: what a socket drops: no SO_MEMINFO here\n");
+  return false;
+}
+
 /// What a socket had no room for is counted, by whichever engine has it at the time.
 void test_overflow() {
   UdpSocket socket, sender;
@@ -668,6 +678,7 @@ void test_overflow() {
   int tells = -1;
   socklen_t size = sizeof tells;
   CHECK(getsockopt(socket.fd.get(), SOL_SOCKET, SO_RXQ_OVFL, &tells, &size) == 0 && tells == 0);  // see receiver.h
+  if (!do_sockets_tell(socket.fd.get())) return;
   const int small = 20'000;
   CHECK(setsockopt(socket.fd.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small) == 0);
   const sockaddr_in to = Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(socket.fd.get()));
@@ -700,7 +711,8 @@ void test_sender_socket() {
   for (int i = 0; i < 1000; i++) {
     sendto(receiver.fd.get(), datagram.data(), datagram.size(), 0, reinterpret_cast<const sockaddr*>(&to), sizeof to);
   }
-  uint32_t memory[9] = {};  // as many as SK_MEMINFO_VARS
+  if (!do_sockets_tell(sender.fd.get())) return;
+  uint32_t memory[9] = {};
   socklen_t size = sizeof memory;
   CHECK(getsockopt(sender.fd.get(), SOL_SOCKET, SO_MEMINFO, memory, &size) == 0);
   CHECK(memory[SK_MEMINFO_DROPS] > 900);
