@@ -1,0 +1,43 @@
+// drops.ts - the packets that the dgram engine dropped last, each way; as native/core/drops.h, but for the bound in time.
+
+import type { DroppedPacket, Drops } from '../../native/addon.d.ts'
+import type { Ipv4 } from '../net/ipv4.ts'
+
+/** As native/core/drops.h has them. */
+const KEPT = 256
+const HEADER_BYTES = 128
+
+/** What is known of a packet that is dropped, beside its bytes. */
+export interface DropDetails {
+  /** 0 when it is not known. */
+  readonly peer?: Ipv4
+  /** Whether the encapsulation stands before what should be a packet. */
+  readonly wrapped?: boolean
+}
+
+export interface DropLog {
+  add(reason: string, bytes: Buffer, details?: DropDetails): void
+  read(after?: Drops['next']): Drops
+}
+
+/** `nowUs` is the time of the day in microseconds, `firstNumber` higher than those of an engine before. */
+export function createDropLog(nowUs: () => number, firstNumber: number): DropLog {
+  const ways = ['tx_', 'rx_'].map((prefix) => ({ prefix, next: firstNumber, kept: [] as DroppedPacket[] }))
+  return {
+    add(reason, bytes, { peer = 0, wrapped = false } = {}) {
+      const way = ways.find(({ prefix }) => reason.startsWith(prefix))
+      if (!way) return
+      const headers = Buffer.from(bytes.subarray(0, HEADER_BYTES))
+      way.kept.push({ atUs: nowUs(), reason, packets: 1, length: bytes.length, peer, wrapped, headers })
+      if (way.kept.length > KEPT) way.kept.shift()
+      way.next++
+    },
+    read: (after = []) => ({
+      next: ways.map(({ next }) => next),
+      packets: ways.flatMap(({ next, kept }, at) => {
+        const fresh = Math.min(kept.length, next - (after[at] ?? 0))
+        return kept.slice(kept.length - fresh)
+      }),
+    }),
+  }
+}
