@@ -69,8 +69,8 @@ export interface DroppedPacket {
   readonly length: number
   /** Whom the datagram came from, or would have gone to: IPv4 in host order; 0 when that is not known. */
   readonly peer: number
-  /** Whether it begins with what the encapsulation puts before a packet: none was found in it. */
-  readonly wrapped: boolean
+  /** How many of the first bytes the encapsulation put before a packet: where none was found, they are still there. */
+  readonly encapBytes: number
   /** What it begins with. */
   readonly headers: Uint8Array
 }

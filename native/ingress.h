@@ -30,7 +30,7 @@ class Ingress final : public Direction {
         peers_(peers),
         encap_(own),
         filter_(path.filter, path.strangers),
-        receiver_(path.socket, path.batch, Encap::kHeaderBytes > 0, path.counters, path.rx_drops),
+        receiver_(path.socket, path.batch, Encap::kHeaderBytes, path.counters, path.rx_drops),
         writer_(path.tun, path.features, path.counters, path.rx_drops) {}
 
   Pump pump() override {
@@ -48,7 +48,7 @@ class Ingress final : public Direction {
           path_.rx_drops->add({.reason = *stripped.drop,
                                .bytes = {datagram, message.bytes},
                                .peer = message.from,
-                               .wrapped = Encap::kHeaderBytes > 0});
+                               .encap_bytes = Encap::kHeaderBytes});
         } else if (Failure failure = receive(message.from, stripped.packet, stripped.undone)) {
           pump.failure = failure;
         }

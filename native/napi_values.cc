@@ -67,7 +67,7 @@ Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_u
   object.Set("packets", kept.packets);
   object.Set("length", kept.length);
   object.Set("peer", to_be32(kept.peer));
-  object.Set("wrapped", kept.wrapped);
+  object.Set("encapBytes", static_cast<double>(kept.encap_bytes));
   object.Set("headers", Napi::Buffer<uint8_t>::Copy(env, kept.bytes.data(), kept.size));
   return object;
 }

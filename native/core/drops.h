@@ -25,7 +25,7 @@ struct Dropped {
   std::span<const uint8_t> more = {};  ///< what follows them, where it lies elsewhere
   size_t length = 0;                   ///< of all of it, where that is more than is at hand
   uint32_t peer = 0;                   ///< IPv4, network order: the datagram's sender or receiver; 0: not known
-  bool wrapped = false;                ///< begins with what the encapsulation puts before a packet
+  size_t encap_bytes = 0;              ///< which the encapsulation put before a packet, and are still there
 };
 
 /// What is kept of it.
@@ -36,7 +36,7 @@ struct KeptDrop {
   Counter reason;
   uint32_t packets, length;
   uint32_t peer;
-  bool wrapped;
+  size_t encap_bytes;
   size_t size;  ///< bytes that are kept
   std::array<uint8_t, kMaxBytes> bytes;
 };
@@ -111,7 +111,7 @@ class Drops {
     store(slot.sequence, sequence_of(number) - 1);
     store(slot.at_us, static_cast<uint64_t>(turn_us_));
     store(slot.numbers, length << 32 | (dropped.packets & 0xffffffff));
-    store(slot.about, uint64_t{dropped.peer} << 32 | dropped.reason << 16 | (size + more) << 1 | dropped.wrapped);
+    store(slot.about, uint64_t{dropped.peer} << 32 | dropped.reason << 16 | (size + more) << 8 | dropped.encap_bytes);
     for (size_t i = 0; i * sizeof(uint64_t) < size + more; i++) store(slot.words[i], words[i]);
     store(slot.sequence, sequence_of(number));
     store(next_, number + 1);
@@ -127,8 +127,8 @@ class Drops {
     kept.packets = static_cast<uint32_t>(numbers);
     kept.peer = static_cast<uint32_t>(about >> 32);
     kept.reason = static_cast<Counter>(about >> 16 & 0xff);
-    kept.size = std::min<size_t>(about >> 1 & 0xff, KeptDrop::kMaxBytes);
-    kept.wrapped = about & 1;
+    kept.size = std::min<size_t>(about >> 8 & 0xff, KeptDrop::kMaxBytes);
+    kept.encap_bytes = std::min<size_t>(about & 0xff, kept.size);
     for (size_t i = 0; i * sizeof(uint64_t) < kept.size; i++) {
       const uint64_t word = load(slot.words[i]);
       std::memcpy(&kept.bytes[i * sizeof word], &word, sizeof word);

@@ -35,10 +35,10 @@ size_t joined_bytes_of(msghdr& message) {
 
 }  // namespace
 
-Receiver::Receiver(int socket, size_t batch, bool wrapped, CounterRow counters, Drops* drops)
+Receiver::Receiver(int socket, size_t batch, size_t encap_bytes, CounterRow counters, Drops* drops)
     : socket_(socket),
       batch_(std::min(batch, kMaxMessages)),
-      wrapped_(wrapped),
+      encap_bytes_(encap_bytes),
       counters_(counters),
       drops_(drops),
       overflow_(drops_of(socket)),
@@ -78,7 +78,7 @@ size_t Receiver::receive(Failure& failure) {
     const size_t size = messages_[i].msg_len;
     const uint32_t from = senders_[i].sin_addr.s_addr;
     if (header.msg_flags & MSG_TRUNC) {
-      drops_->add({.reason = k_rx_drop_truncated, .bytes = {bytes, size}, .peer = from, .wrapped = wrapped_});
+      drops_->add({.reason = k_rx_drop_truncated, .bytes = {bytes, size}, .peer = from, .encap_bytes = encap_bytes_});
       continue;
     }
     whole_[whole_count_++] = {bytes, size, joined_bytes_of(header), from};

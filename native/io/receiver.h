@@ -21,9 +21,8 @@ class Receiver {
  public:
   static constexpr size_t kMaxMessages = 16;
 
-  /// `batch` is the most messages taken by one call; `wrapped` says whether an encapsulation puts anything before a
-  /// packet.
-  Receiver(int socket, size_t batch, bool wrapped, CounterRow counters, Drops* drops);
+  /// `batch` is the most messages taken by one call. `encap_bytes` of each datagram stand before the inner packet.
+  Receiver(int socket, size_t batch, size_t encap_bytes, CounterRow counters, Drops* drops);
 
   /// Takes what there is, up to a batch, and returns how many messages came. Does not block.
   size_t receive(Failure& failure);
@@ -44,7 +43,7 @@ class Receiver {
 
   int socket_;
   size_t batch_;
-  bool wrapped_;
+  size_t encap_bytes_;
   CounterRow counters_;
   Drops* drops_;
   uint32_t overflow_;                   // of the socket, as far as it is counted; wraps around as the kernel's does

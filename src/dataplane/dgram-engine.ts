@@ -222,7 +222,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     // There are no IPv6 peers.
     if (bytes && filter.verifySource !== 'off' && isIpv6Packet(bytes))
       return void isRefused(bytes, { from, source: 0, destination: 0 }, 'rx_drop_unknown_sender')
-    if (!bytes) return drop('rx_drop_malformed', datagram, { peer: from, wrapped: encapBytes > 0 })
+    if (!bytes) return drop('rx_drop_malformed', datagram, { peer: from, encapBytes })
     if (size === undefined) return drop('rx_drop_malformed', bytes, { peer: from })
     const packet = bytes.subarray(0, size)
     const malformed = reasonMalformed(packet)

@@ -11,8 +11,8 @@ const HEADER_BYTES = 128
 export interface DropDetails {
   /** 0 when it is not known. */
   readonly peer?: Ipv4
-  /** Whether the encapsulation stands before what should be a packet. */
-  readonly wrapped?: boolean
+  /** How many of the first bytes the encapsulation put before a packet, if they are still there. */
+  readonly encapBytes?: number
 }
 
 export interface DropLog {
@@ -24,11 +24,12 @@ export interface DropLog {
 export function createDropLog(nowUs: () => number, firstNumber: number): DropLog {
   const ways = ['tx_', 'rx_'].map((prefix) => ({ prefix, next: firstNumber, kept: [] as DroppedPacket[] }))
   return {
-    add(reason, bytes, { peer = 0, wrapped = false } = {}) {
+    add(reason, bytes, { peer = 0, encapBytes = 0 } = {}) {
       const way = ways.find(({ prefix }) => reason.startsWith(prefix))
       if (!way) return
       const headers = Buffer.from(bytes.subarray(0, HEADER_BYTES))
-      way.kept.push({ atUs: nowUs(), reason, packets: 1, length: bytes.length, peer, wrapped, headers })
+      const about = { reason, packets: 1, length: bytes.length, peer, encapBytes: Math.min(encapBytes, headers.length) }
+      way.kept.push({ ...about, atUs: nowUs(), headers })
       if (way.kept.length > KEPT) way.kept.shift()
       way.next++
     },

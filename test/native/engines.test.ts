@@ -163,7 +163,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     // Each is kept as it came to the engine, its TTL lowered by the kernel alone; in the order of each direction.
     const out = [forgedOutward, lost, late, icmpError].map((packet) => forwarded(packet, 1)!)
     const kept = (reason: string, packet: Buffer, peer = '0.0.0.0') => ({
-      ...{ reason, peer, packets: 1, length: packet.length, wrapped: false, headers: packet.toString('hex') },
+      ...{ reason, peer, packets: 1, length: packet.length, encapBytes: 0, headers: packet.toString('hex') },
     })
     expect(drops).toEqual([
       kept('tx_drop_no_route', out[0]!),
@@ -262,14 +262,19 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     const dropped = [...evil, ...damaged, ...fragments, ...options]
     const toUdp = hex([...short, ...[...dropped, good].map(write)])
     const { fromTun, counters, drops } = await probe(engine, { encapsulation, toUdp })
-    const wrapped = short.map((datagram) => ['rx_drop_malformed', datagram.length, true, datagram.toString('hex')])
+    const cut = short.map((datagram) => [
+      'rx_drop_malformed',
+      datagram.length,
+      datagram.length,
+      datagram.toString('hex'),
+    ])
     const bare = [
       ...evil.map((datagram) => ['rx_drop_malformed', datagram] as const),
       ...damaged.map((datagram) => ['rx_drop_checksum', datagram] as const),
       ...fragments.map((datagram) => ['rx_drop_fragment', datagram] as const),
       ...options.map((datagram) => ['rx_drop_options', datagram] as const),
-    ].map(([reason, datagram]) => [reason, datagram.length, false, datagram.subarray(0, 128).toString('hex')])
-    expect(drops.map((each) => [each.reason, each.length, each.wrapped, each.headers])).toEqual([...wrapped, ...bare])
+    ].map(([reason, datagram]) => [reason, datagram.length, 0, datagram.subarray(0, 128).toString('hex')])
+    expect(drops.map((each) => [each.reason, each.length, each.encapBytes, each.headers])).toEqual([...cut, ...bare])
     expect(fromTun).toEqual(hex([forwarded(good, 2)!]))
     expect(counters['rx_drop_malformed']).toBe(short.length + evil.length)
     expect(counters).toMatchObject({

@@ -196,7 +196,7 @@ void test_send_refusals() {
     uint32_t lost = 0;
     out.drops.read(0, [&](const KeptDrop& kept) {
       CHECK(kept.reason == row.counted && kept.packets == 1 && kept.length == 100 && kept.size == 100);
-      CHECK(load_be32(kept.bytes.data()) == lost++ && ntohl(kept.peer) == kHere && !kept.wrapped);
+      CHECK(load_be32(kept.bytes.data()) == lost++ && ntohl(kept.peer) == kHere && kept.encap_bytes == 0);
     });
     CHECK(lost == row.datagrams - row.sent);
     const auto numbers = Outward::numbers();
@@ -413,7 +413,7 @@ void deliver(mmsghdr& message, size_t size, int joined_bytes, int flags = 0) {
 void test_receive() {
   std::vector<uint64_t> counters(kCounterCount);
   Drops drops(CounterRow(counters.data()), [] { return clock_ms * 1'000; });
-  Receiver receiver(-1, 64, true, CounterRow(counters.data()), &drops);
+  Receiver receiver(-1, 64, 8, CounterRow(counters.data()), &drops);
   Failure failure;
   bool interrupted = false;
   kernel = {};
@@ -454,7 +454,7 @@ void test_receive() {
   drops.read(0, [&](const KeptDrop& kept) {
     truncated++;
     CHECK(kept.reason == k_rx_drop_truncated && kept.length == 65536 && kept.size == KeptDrop::kMaxBytes);
-    CHECK(kept.bytes[0] == 7 && ntohl(kept.peer) == kHere + 1 && kept.wrapped);
+    CHECK(kept.bytes[0] == 7 && ntohl(kept.peer) == kHere + 1 && kept.encap_bytes == 8);
   });
   CHECK(truncated == 1);
 
@@ -469,7 +469,7 @@ void test_receive() {
   CHECK(counters[k_rx_batches] == 1);
 
   // One at a time, where that was asked for.
-  Receiver single(-1, 1, true, CounterRow(counters.data()), &drops);
+  Receiver single(-1, 1, 8, CounterRow(counters.data()), &drops);
   kernel.receive = [](mmsghdr*, unsigned count) {
     CHECK(count == 1);
     return errno = EAGAIN, -1;

@@ -48,7 +48,7 @@ export interface ProbeResult {
     readonly packets: number
     readonly length: number
     readonly peer: string
-    readonly wrapped: boolean
+    readonly encapBytes: number
     readonly headers: string
   }[]
 }
@@ -167,9 +167,9 @@ async function main(kind: string): Promise<void> {
   const strangers = engine.takeStrangers()
   const [silentMs = -1, ...counted] = [...engine.traffic().subarray(SLOT * SLOT_NUMBERS)].toReversed()
   const traffic = [...counted.toReversed(), Number(silentMs >= 0)]
-  const drops = engine.drops().packets.map(({ reason, packets, length, wrapped, ...rest }) => {
+  const drops = engine.drops().packets.map(({ reason, packets, length, encapBytes, ...rest }) => {
     const headers = Buffer.from(rest.headers).toString('hex')
-    return { reason, packets, length, wrapped, headers, peer: formatIpv4(rest.peer) }
+    return { reason, packets, length, encapBytes, headers, peer: formatIpv4(rest.peer) }
   })
   const result: ProbeResult = { fromTun, fromUdp, counters, offloads: engine.offloads, strangers, traffic, drops }
   stopWatching()

@@ -14,8 +14,8 @@ it('keeps the last of each direction, their headers, and tells each once to who 
   bytes.fill(1) // which its owner may
   const first = log.read()
   const [sent, received] = [
-    { atUs: 2_000, reason: 'tx_drop_malformed', packets: 1, length: 3, peer: 0, wrapped: false },
-    { atUs: 1_000, reason: 'rx_drop_ttl', packets: 1, length: 200, peer: 9, wrapped: false },
+    { atUs: 2_000, reason: 'tx_drop_malformed', packets: 1, length: 3, peer: 0, encapBytes: 0 },
+    { atUs: 1_000, reason: 'rx_drop_ttl', packets: 1, length: 200, peer: 9, encapBytes: 0 },
   ]
   expect(first).toEqual({
     next: [6, 6],
