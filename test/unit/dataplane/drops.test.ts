@@ -25,11 +25,21 @@ it('keeps the last of each direction, their headers, and tells each once to who 
     ],
   })
   expect(log.read(first.next)).toEqual({ next: [6, 6], packets: [] })
-  for (let number = 0; number < 300; number++) log.add('rx_drop_tun', Buffer.from([number & 255]))
+  for (let number = 0; number < 300; number++) {
+    now += 1_000
+    log.add('rx_drop_tun', Buffer.from([number & 255]))
+  }
   const second = log.read(first.next)
   expect(second.packets.map(({ headers }) => headers[0])).toEqual(
     Array.from({ length: 256 }, (_, at) => (at + 44) & 255),
   )
   expect(log.read([6, second.next[1]! - 2]).packets).toHaveLength(2)
   expect(log.read().packets).toHaveLength(257)
+})
+
+it('keeps of a flood what comes at once, and then one in a millisecond', () => {
+  let now = 1_000
+  const log = createDropLog(() => now, 0)
+  for (; now < 11_000; now++) log.add('rx_drop_ttl', Buffer.alloc(1))
+  expect(log.read().next).toEqual([0, 256 + 9])
 })
