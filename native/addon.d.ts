@@ -1,6 +1,7 @@
 // addon.d.ts - the contract: all that crosses between JavaScript and C++.
 //
-// JavaScript decides and checks, C++ trusts what it is given. No packet, log line, retry or timer crosses.
+// JavaScript decides and checks, C++ trusts what it is given. No packet, log line, retry or timer crosses; of packets that
+// were dropped the headers do, when they are asked for.
 // Every function throws an Error with `code` (an errno name such as 'EPERM') and `syscall` when the kernel refuses.
 
 /** What is asked for when the TUN and the sockets are opened. */

@@ -119,6 +119,10 @@ it('shows what was dropped, and why', async () => {
   expect(shown[2]).toMatch(/ IP 10\.5\.255\.254\.1234 > .*\.80: UDP, length 200/)
   expect(shown).toHaveLength(5)
 
+  // Whoever reads no more has seen enough.
+  const unread = await host.run(['sh', '-c', '{ "$@"; echo $? >&2; } | true', 'sh', ...weft()])
+  expect(unread).toMatchObject({ stderr: '0\n' })
+
   // Whoever follows is told of those to come, and of nothing twice.
   const following = host.spawn(weft('--follow'))
   let heard = ''
