@@ -23,7 +23,6 @@ struct Dropped {
   size_t packets = 1;  ///< a superpacket counts as its segments
   std::span<const uint8_t> bytes = {};
   std::span<const uint8_t> more = {};  ///< what follows them, where it lies elsewhere
-  size_t length = 0;                   ///< of all of it, where that is more than is at hand
   uint32_t peer = 0;                   ///< IPv4, network order: the datagram's sender or receiver; 0: not known
   size_t encap_bytes = 0;              ///< which the encapsulation put before a packet, and are still there
 };
@@ -59,8 +58,8 @@ class Drops {
         next_(first_),
         slots_(std::make_unique_for_overwrite<Slot[]>(kSlots)) {}
 
-  /// The rest is the writing thread's.
   void begin_turn() { turn_us_ = 0; }
+  /// Counts, and keeps if it may. As begin_turn, by the direction's thread.
   void add(const Dropped& dropped) {
     counters_.add(dropped.reason, dropped.packets);
     if (turn_us_ == 0) turn_us_ = now_us_();
@@ -104,7 +103,7 @@ class Drops {
     auto* bytes = reinterpret_cast<uint8_t*>(words);
     if (size > 0) std::memcpy(bytes, dropped.bytes.data(), size);
     if (more > 0) std::memcpy(bytes + size, dropped.more.data(), more);
-    const uint64_t length = std::max(dropped.length, dropped.bytes.size() + dropped.more.size());
+    const uint64_t length = dropped.bytes.size() + dropped.more.size();
 
     const uint64_t number = next_;
     Slot& slot = slots_[number % kSlots];

@@ -453,13 +453,13 @@ static void test_drops() {
   };
   add({.reason = k_tx_drop_no_route});
   now_us += 7;
-  add({.reason = k_rx_drop_tun, .packets = 3, .bytes = whole.first(21), .length = 64'000, .peer = 0xfffffffe});
+  add({.reason = k_rx_drop_tun, .packets = 3, .bytes = whole.first(21), .peer = 0xfffffffe});
   add({.reason = k_rx_drop_not_ours, .bytes = whole.first(20), .more = whole.subspan(20), .encap_bytes = 22});
   const uint64_t next = read_from(0);
   CHECK(next == first + 3 && all.size() == 3);
   CHECK(all[0].reason == k_tx_drop_no_route && all[0].at_us == 5'000'000 && all[0].packets == 1);
   CHECK(all[0].size == 0 && all[0].length == 0 && all[0].peer == 0 && all[0].encap_bytes == 0);
-  CHECK(all[1].reason == k_rx_drop_tun && all[1].at_us == 5'000'007 && all[1].packets == 3 && all[1].length == 64'000);
+  CHECK(all[1].reason == k_rx_drop_tun && all[1].at_us == 5'000'007 && all[1].packets == 3 && all[1].length == 21);
   CHECK(all[1].size == 21 && all[1].peer == 0xfffffffe);
   CHECK(std::equal(bytes.begin(), bytes.begin() + 21, all[1].bytes.begin()));
   CHECK(all[2].size == KeptDrop::kMaxBytes && all[2].length == 300 && all[2].encap_bytes == 22);
@@ -505,7 +505,6 @@ static void test_drops_while_written() {
       drops.add({.reason = i % 2 ? k_rx_drop_ttl : k_tx_drop_ttl,
                  .packets = i,
                  .bytes = bytes,
-                 .length = ~i,
                  .peer = i,
                  .encap_bytes = i % 2});
     }
@@ -517,7 +516,7 @@ static void test_drops_while_written() {
     drops.read(0, [&](const KeptDrop& kept) {
       told++;
       const uint32_t i = kept.packets;
-      wrong += i <= last || kept.length != ~i || kept.peer != i || kept.encap_bytes != i % 2 ||
+      wrong += i <= last || kept.length != kept.size || kept.peer != i || kept.encap_bytes != i % 2 ||
                kept.reason != (i % 2 ? k_rx_drop_ttl : k_tx_drop_ttl) || kept.size != i % KeptDrop::kMaxBytes + 1;
       for (size_t at = 0; at < kept.size; at++) wrong += kept.bytes[at] != static_cast<uint8_t>(i);
       last = i;
