@@ -113,7 +113,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
         env, "NativeEngine",
         {InstanceMethod<&EngineHandle::set_peers>("setPeers"), InstanceMethod<&EngineHandle::ask_threads>("askThreads"),
          InstanceMethod<&EngineHandle::take_strangers>("takeStrangers"),
-         InstanceMethod<&EngineHandle::traffic>("traffic"),
+         InstanceMethod<&EngineHandle::traffic>("traffic"), InstanceMethod<&EngineHandle::drops>("drops"),
          InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
          InstanceAccessor<&EngineHandle::offloads>("offloads")});
   }
@@ -183,6 +183,25 @@ class EngineHandle : public WithCleanup<EngineHandle> {
       *out++ = sum.heard_ms == 0 ? -1 : static_cast<double>(now - std::min(now, sum.heard_ms));
     }
     return array;
+  }
+  Napi::Value drops(const Napi::CallbackInfo& info) {
+    Napi::Env env = info.Env();
+    const auto after = info[0].As<Napi::Array>();
+    Napi::Array next = Napi::Array::New(env), packets = Napi::Array::New(env);
+    const int64_t since_1970_us = day_us() - monotonic_us();
+    if (engine_) {
+      for (const Drops& drops : engine_->drops()) {
+        const Napi::Value from = after.Get(next.Length());
+        const uint64_t first = from.IsNumber() ? static_cast<uint64_t>(from.As<Napi::Number>().DoubleValue()) : 0;
+        const uint64_t end = drops.read(
+            first, [&](const KeptDrop& kept) { packets.Set(packets.Length(), to_object(env, kept, since_1970_us)); });
+        next.Set(next.Length(), static_cast<double>(end));
+      }
+    }
+    Napi::Object result = Napi::Object::New(env);
+    result.Set("next", next);
+    result.Set("packets", packets);
+    return result;
   }
   Napi::Value stop(const Napi::CallbackInfo& info) { return end(info.Env(), false); }
   Napi::Value release_descriptors(const Napi::CallbackInfo& info) { return end(info.Env(), true); }
@@ -332,6 +351,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   env.SetInstanceData(
       new Classes{Napi::Persistent(EngineHandle::define(env)), Napi::Persistent(WatcherHandle::define(env))});
   exports.Set("counterNames", to_array(env, {kCounterNames.begin(), kCounterNames.end()}));
+  exports.Set("counterTexts", to_array(env, {kCounterTexts.begin(), kCounterTexts.end()}));
   exports.Set("featureNames", to_array(env, names_of(kAllFeatures)));
   exports.Set("openDescriptors", Napi::Function::New<open_descriptors_of>(env));
   exports.Set("runEngine", Napi::Function::New<run_engine>(env));

@@ -1,6 +1,7 @@
 // addon.d.ts - the contract: all that crosses between JavaScript and C++.
 //
-// JavaScript decides and checks, C++ trusts what it is given. No packet, log line, retry or timer crosses.
+// JavaScript decides and checks, C++ trusts what it is given. No packet, log line, retry or timer crosses; of packets that
+// were dropped the headers do, when they are asked for.
 // Every function throws an Error with `code` (an errno name such as 'EPERM') and `syscall` when the kernel refuses.
 
 /** What is asked for when the TUN and the sockets are opened. */
@@ -57,6 +58,30 @@ export interface Stranger {
   readonly reason: string
 }
 
+/** A packet that was dropped, as far as it was kept: native/core/drops.h. */
+export interface DroppedPacket {
+  /** Microseconds since 1970; of those that were read at once the same. */
+  readonly atUs: number
+  /** The counter that has it, of `counterNames`; those to peers begin with `tx_`, those from peers with `rx_`. */
+  readonly reason: string
+  /** How many packets it is: a superpacket is as many as it has segments. */
+  readonly packets: number
+  /** Its bytes on the wire; of a superpacket all. */
+  readonly length: number
+  /** Whom the datagram came from, or would have gone to: IPv4 in host order; 0 when that is not known. */
+  readonly peer: number
+  /** How many of the first bytes the encapsulation put before a packet: where none was found, they are still there. */
+  readonly encapBytes: number
+  /** What it begins with. */
+  readonly headers: Uint8Array
+}
+
+/** The packets that were dropped last, and what to name to be told of later ones alone. */
+export interface Drops {
+  readonly next: readonly number[]
+  readonly packets: readonly DroppedPacket[]
+}
+
 /** What an engine runs with. All of it is fixed for its life but the peer table. */
 export interface RunOptions {
   /** What stands before an inner packet, by its name in native/engine.cc. */
@@ -108,6 +133,8 @@ export interface NativeEngine {
   traffic(): Float64Array
   /** The strangers since the last call, as far as there is room for them: a few dozen a loop. */
   takeStrangers(): Stranger[]
+  /** The last packets that were dropped, of each loop and direction, from those numbers on; an empty list for all that are kept. */
+  drops(after: readonly number[]): Drops
   /**
    * Stops and joins the threads, after at most one batch, and gives the descriptors back, open, for another engine:
    * packets wait in them meanwhile. Instead of `stop`, and once.
@@ -130,6 +157,9 @@ export interface ReadWatcher {
 
 /** The names of the counters, in the order in which they stand in `NativeEngine.counters`. */
 export const counterNames: string[]
+
+/** What each of them counts, in words, in the same order. */
+export const counterTexts: string[]
 
 /** The names of the engine's features; native/core/features.h says what each is. */
 export const featureNames: string[]

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/counters.h"
+#include "core/drops.h"
 #include "core/features.h"
 #include "core/filter.h"
 #include "core/icmp.h"
@@ -21,6 +22,7 @@ struct Path {
   Features* features;
   CounterRow counters;
   TrafficRows* traffic;
+  Drops *tx_drops, *rx_drops;      ///< where each direction says what it drops
   FilterOptions filter = {};       ///< what is let in from peers
   Strangers* strangers = nullptr;  ///< where it says who was not
   IcmpLimit* icmp = nullptr;       ///< of all loops

@@ -43,12 +43,13 @@ class Egress final : public Direction {
         peers_(peers),
         encap_(own),
         sender_(path.sender, Encap::kHeaderBytes, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters,
-                path.traffic),
+                path.tx_drops, path.traffic),
         reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + Encap::kHeaderBytes + kMaxReadBytes)) {}
 
   Pump pump() override {
     Pump pump;
     table_ = &peers_.acquire();
+    path_.tx_drops->begin_turn();
     turn_ms_ = 0;
     const size_t max_reads = std::min(path_.batch, kMaxReads);
     size_t used = 0;
@@ -81,25 +82,27 @@ class Egress final : public Direction {
   void forward(uint8_t* bytes, size_t size) {
     VirtioHeader virtio;
     if (header_) {
-      if (size < sizeof virtio) return path_.counters.add(k_tx_drop_malformed);
+      if (size < sizeof virtio) return path_.tx_drops->add({.reason = k_tx_drop_malformed});
       std::memcpy(&virtio, bytes, sizeof virtio);
       bytes += sizeof virtio;
       size -= sizeof virtio;
     }
     Packet packet;
-    if (read_packet(bytes, size, packet) != Shape::kOk) return path_.counters.add(k_tx_drop_malformed);
+    if (read_packet(bytes, size, packet) != Shape::kOk) {
+      return path_.tx_drops->add({.reason = k_tx_drop_malformed, .bytes = {bytes, size}});
+    }
 
     const Endpoint* endpoint = table_->find(packet.version, destination_address(bytes, packet));
     if (!endpoint) {
-      path_.counters.add(k_tx_drop_no_route, count_packets(virtio, bytes, packet));
+      drop(k_tx_drop_no_route, virtio, bytes, packet);
       return send_icmp(kNetUnreachable, bytes, packet, k_tx_unreachable_sent);
     }
     if (is_nested_twice(own_address_, Encap::kHeaderBytes, bytes, packet)) {
-      return path_.counters.add(k_tx_drop_circle, count_packets(virtio, bytes, packet));
+      return drop(k_tx_drop_circle, virtio, bytes, packet, endpoint);
     }
     if constexpr (Encap::kRoutes) {
       if (packet.hop_limit <= 1) {
-        path_.counters.add(k_tx_drop_ttl, count_packets(virtio, bytes, packet));
+        drop(k_tx_drop_ttl, virtio, bytes, packet, endpoint);
         return send_icmp(kTimeExceeded, bytes, packet, k_tx_time_exceeded_sent);
       }
       decrement_hop_limit(bytes, packet);
@@ -110,14 +113,14 @@ class Egress final : public Direction {
     bool fits = packet.total <= mtu || packet.version == 6;  // nobody has IPv6 peers, who would be told otherwise
     if (!fits && may_not_fragment(bytes)) {
       fits = is_path_question(bytes, packet) && packet.total <= known_mtu(*endpoint);
-      if (!fits) return refuse(mtu, virtio, bytes, packet);
+      if (!fits) return refuse(mtu, virtio, bytes, packet, *endpoint);
     }
     if (path_.clamp_mtu != 0 && is_tcp_syn(bytes, packet)) {
       const size_t most = std::min(path_.clamp_mtu, mtu_to(*endpoint));
       clamp_mss(bytes, packet, most - kMssHeaderBytes, virtio.flags & kVirtioNeedsCsum);
     }
     if ((virtio.flags & kVirtioNeedsCsum) && !finish_checksum(virtio, bytes, packet)) {
-      return path_.counters.add(k_tx_drop_malformed);
+      return drop(k_tx_drop_malformed, {}, bytes, packet, endpoint);
     }
     if (!fits) {
       const size_t ip_bytes = packet.ip_bytes;
@@ -136,12 +139,12 @@ class Egress final : public Direction {
 
   void cut(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint, size_t mtu) {
     Segmenter segments;
-    if (!segments.begin(virtio, bytes, packet)) return path_.counters.add(k_tx_drop_malformed);
+    if (!segments.begin(virtio, bytes, packet)) return drop(k_tx_drop_malformed, {}, bytes, packet, &endpoint);
     if (segments.packet_bytes() > mtu) {
       if (segments.is_tcp()) {
         segments.limit(mtu);
       } else if (packet.version == 4) {
-        if (may_not_fragment(bytes)) return refuse(mtu, virtio, bytes, packet);
+        if (may_not_fragment(bytes)) return refuse(mtu, virtio, bytes, packet, endpoint);
         uint8_t header[kMaxHeadersBytes];
         while (!segments.done()) send_fragments(segments.next(header), packet, endpoint, mtu);
         return;
@@ -168,10 +171,19 @@ class Egress final : public Direction {
     }
   }
 
+  /// As it lies there, which of a superpacket is all of it.
+  void drop(Counter reason, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet,
+            const Endpoint* endpoint = nullptr) {
+    path_.tx_drops->add({.reason = reason,
+                         .packets = count_packets(virtio, bytes, packet),
+                         .bytes = {bytes, packet.total},
+                         .peer = endpoint ? endpoint->ipv4() : 0});
+  }
+
   static bool may_not_fragment(const uint8_t* bytes) { return load_be16(bytes + 6) & kDontFragment; }
 
-  void refuse(size_t mtu, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet) {
-    path_.counters.add(k_tx_drop_too_big, count_packets(virtio, bytes, packet));
+  void refuse(size_t mtu, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint) {
+    drop(k_tx_drop_too_big, virtio, bytes, packet, &endpoint);
     send_icmp(fragmentation_needed(mtu), bytes, packet, k_tx_frag_needed_sent);
   }
 

@@ -57,6 +57,9 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   engine->set_peers(options.peers);
   for (size_t i = 0; i < engine->descriptors_.loops.size(); i++) {
     const LoopDescriptors& fds = engine->descriptors_.loops[i];
+    const CounterRow row(counters + i * kCounterCount);
+    Drops& tx_drops = engine->drops_.emplace_back(row, monotonic_us);
+    Drops& rx_drops = engine->drops_.emplace_back(row, monotonic_us);
     const Path path{fds.tun.get(),
                     fds.socket.get(),
                     fds.sender ? fds.sender.get() : fds.socket.get(),
@@ -64,8 +67,10 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     options.network_address,
                     options.loops.naive ? 1 : kNoLimit,
                     &engine->features_,
-                    CounterRow(counters + i * kCounterCount),
+                    row,
                     &engine->traffic_[i],
+                    &tx_drops,
+                    &rx_drops,
                     options.filter,
                     &engine->strangers_[i],
                     &engine->icmp_,

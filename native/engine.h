@@ -3,6 +3,7 @@
 // Nothing in a loop is process-wide: several run side by side on a multi-queue TUN and a SO_REUSEPORT group.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -47,6 +48,8 @@ class Engine {
   void take_strangers(Each each) {
     for (Strangers& strangers : strangers_) strangers.take(each);
   }
+  /// Of each direction of each loop, in an order that stays.
+  const std::deque<Drops>& drops() const { return drops_; }
   /// Joins the threads and gives the descriptors back, open, for another engine. Nothing else may be asked of this one
   /// afterwards. An engine that is destroyed instead closes them, with which the TUN disappears.
   Descriptors release();
@@ -60,6 +63,7 @@ class Engine {
   Fault fault_;
   IcmpLimit icmp_;
   std::vector<Strangers> strangers_;  // of each loop, as the next
+  std::deque<Drops> drops_;           // two a loop: out, in; never moved, since threads write into them
   std::vector<TrafficRows> traffic_;
   uint32_t traffic_slots_ = 1;
   std::vector<std::unique_ptr<Loop>> loops_;  // last: they use all of the above

@@ -30,20 +30,25 @@ class Ingress final : public Direction {
         peers_(peers),
         encap_(own),
         filter_(path.filter, path.strangers),
-        receiver_(path.socket, path.batch, path.counters),
-        writer_(path.tun, path.features, path.counters) {}
+        receiver_(path.socket, path.batch, Encap::kHeaderBytes, path.counters, path.rx_drops),
+        writer_(path.tun, path.features, path.counters, path.rx_drops) {}
 
   Pump pump() override {
     Pump pump;
+    path_.rx_drops->begin_turn();
     pump.items = receiver_.receive(pump.failure);
     limits_ = writer_.limits();
     table_ = &peers_.acquire();
     filter_.begin(*table_);
     for (Message& message : receiver_.messages()) {
       do {
+        const uint8_t* datagram = message.bytes;
         const Stripped stripped = encap_.strip(message);
         if (stripped.drop) {
-          path_.counters.add(*stripped.drop);
+          path_.rx_drops->add({.reason = *stripped.drop,
+                               .bytes = {datagram, message.bytes},
+                               .peer = message.from,
+                               .encap_bytes = Encap::kHeaderBytes});
         } else if (Failure failure = receive(message.from, stripped.packet, stripped.undone)) {
           pump.failure = failure;
         }
@@ -62,16 +67,16 @@ class Ingress final : public Direction {
     Failure failure;
     Packet packet;
     if (const auto reason = inspect(bytes, packet)) {
-      path_.counters.add(*reason);
+      path_.rx_drops->add({.reason = *reason, .bytes = bytes, .peer = from});
       return failure;
     }
     if (const auto reason = filter_.reason_to_drop(from, bytes.data(), packet)) {
-      path_.counters.add(*reason, count_packets(undone, bytes.data(), packet));
+      drop(*reason, from, undone, bytes, packet);
       return failure;
     }
     if constexpr (Encap::kRoutes) {
       if (packet.hop_limit <= 1) {
-        path_.counters.add(k_rx_drop_ttl, count_packets(undone, bytes.data(), packet));
+        drop(k_rx_drop_ttl, from, undone, bytes, packet);
         send_time_exceeded(bytes.data(), packet);
         return failure;
       }
@@ -85,6 +90,13 @@ class Ingress final : public Direction {
     if (coalescer_.full()) failure = writer_.write(coalescer_);
     coalescer_.add(bytes.data(), packet, limits_, undone);
     return failure;
+  }
+
+  void drop(Counter reason, uint32_t from, const VirtioHeader& undone, std::span<uint8_t> bytes, const Packet& packet) {
+    path_.rx_drops->add({.reason = reason,
+                         .packets = count_packets(undone, bytes.data(), packet),
+                         .bytes = bytes.first(packet.total),
+                         .peer = from});
   }
 
   /// What a peer's connection begins with is what this side will send: as much as goes to that peer, as far as that is

@@ -60,6 +60,18 @@ FilterOptions to_filter(const Napi::Object& filter) {
           to_net(filter.Get("network")), to_net(filter.Get("subnet"))};
 }
 
+Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_us) {
+  Napi::Object object = Napi::Object::New(env);
+  object.Set("atUs", static_cast<double>(kept.at_us + since_1970_us));
+  object.Set("reason", std::string(kCounterNames[kept.reason]));
+  object.Set("packets", kept.packets);
+  object.Set("length", kept.length);
+  object.Set("peer", to_be32(kept.peer));
+  object.Set("encapBytes", static_cast<double>(kept.encap_bytes));
+  object.Set("headers", Napi::Buffer<uint8_t>::Copy(env, kept.bytes.data(), kept.size));
+  return object;
+}
+
 Napi::Object to_object(Napi::Env env, Descriptors descriptors) {
   Napi::Object object = Napi::Object::New(env);
   Napi::Array loops = Napi::Array::New(env);

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/drops.h"
 #include "core/filter.h"
 #include "descriptors.h"
 #include "io/system.h"
@@ -19,6 +20,8 @@ std::vector<int> to_numbers(const Napi::Array& array);
 uint32_t features_of(const Napi::Array& names);
 Net to_net(const Napi::Value& value);
 FilterOptions to_filter(const Napi::Object& filter);
+/// `since_1970_us` is added to the time of the threads' clock.
+Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_us);
 /// The descriptors are JavaScript's from now on.
 Napi::Object to_object(Napi::Env env, Descriptors descriptors);
 /// They are C++'s from now on, and no command that is run has them: those that another process opened may be inherited.

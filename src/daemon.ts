@@ -28,6 +28,7 @@ import type { Log } from './log.ts'
 import { formatIpv4, formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
 import { watchConfig } from './node/config.ts'
 import { keepDataPath } from './node/data-path.ts'
+import { dropsReportOf } from './node/drops.ts'
 import { keepFirewall } from './node/firewall.ts'
 import { amended, askPatiently, attrsBefore, keepLease, obtainLease } from './node/lease.ts'
 import { createNode, snapshotOf, type Next, type Node, type NodeParts } from './node/node.ts'
@@ -323,6 +324,7 @@ export async function runNode(
   if (health) {
     health.snapshot = () => snapshotOf(node)
     health.report = () => reportOf(node)
+    health.drops = (after) => dropsReportOf(node, after)
   }
   try {
     await firewall?.rules.raise(node.lease.subnet)

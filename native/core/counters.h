@@ -1,4 +1,5 @@
-// counters.h - what the data path counts, by name; every packet that is dropped is counted under its reason.
+// counters.h - what the data path counts, by name and in words; every packet that is dropped is counted under its
+// reason (drops.h).
 //
 // Packets are inner packets as they stand on the wire, a superpacket counts as its segments. Each loop has a row of
 // its own in memory that JavaScript reads; each counter is written by one thread at a time.
@@ -12,59 +13,65 @@
 namespace weft {
 
 // clang-format off
-#define WEFT_COUNTERS(X)                                                                            \
-  /* TUN to peers */                                                                                \
-  X(tx_packets)                /* inner packets handed to the socket */                             \
-  X(tx_bytes)                  /* their bytes, without UDP and outer headers */                     \
-  X(tx_messages)               /* messages they went in: fewer than packets with udp-gso */         \
-  X(tx_batches)                /* sendmmsg calls */                                                 \
-  X(tun_reads)                 /* packets and superpackets read from the TUN */                     \
-  X(tx_drop_malformed)         /* not IP, or its lengths contradict each other */                   \
-  X(tx_drop_no_route)          /* no peer has the destination */                                    \
-  X(tx_drop_circle)            /* our own datagram around another one: the peer is not outside */   \
-  X(tx_drop_ttl)               /* TTL or hop limit ran out here */                                  \
-  X(tx_drop_too_big)           /* larger than the path takes, and not to be fragmented; EMSGSIZE */ \
-  X(tx_drop_socket_full)       /* the socket's buffer stayed full, or ENOBUFS from a queue */       \
-  X(tx_drop_refused)           /* any other refusal: no route to the peer, a firewall's EPERM */    \
-  X(tx_fragmented)             /* packets that went in fragments, of which each counts as a packet */\
-  X(tx_unreachable_sent)       /* ICMP net unreachable, into the TUN */                             \
-  X(tx_time_exceeded_sent)     /* ICMP time exceeded, into the TUN */                               \
-  X(tx_frag_needed_sent)       /* ICMP fragmentation needed, into the TUN */                        \
-  X(udp_gso_refusals)          /* messages that had to be sent again as single datagrams */         \
-  /* peers to TUN */                                                                                \
-  X(rx_packets)                /* inner packets written to the TUN */                               \
-  X(rx_bytes)                  /* their bytes */                                                    \
-  X(rx_messages)               /* messages read from the socket */                                  \
-  X(rx_batches)                /* recvmmsg calls that returned any */                               \
-  X(tun_writes)                /* writes they went in: fewer than packets with coalescing */        \
-  X(rx_drop_malformed)         /* shorter than an IP header, not IP, contradicting lengths */       \
-  X(rx_drop_checksum)          /* a wrong checksum in the IPv4 header */                            \
-  X(rx_drop_options)           /* IPv4 options that leave their header, or a route of their own */  \
-  X(rx_drop_fragment)          /* beyond the end of any packet, not of whole blocks, too small */   \
-  X(rx_drop_not_ours)          /* VXLAN: another VNI, another host's MAC, or no IP */               \
-  X(rx_drop_unknown_sender)    /* no peer has the inner source, or, outside the network, sends it */\
-  X(rx_drop_spoofed_source)    /* a peer has the inner source, and another sent it; or no peer can */\
-  X(rx_drop_destination)       /* the inner destination is not in our subnet */                     \
-  X(rx_drop_socket_full)       /* messages that the receive buffer had no room for: as of the */    \
-                               /* last time that a thread was asked how it is */                    \
-  X(rx_drop_truncated)         /* longer than the receive buffer */                                 \
-  X(rx_drop_ttl)               /* TTL or hop limit ran out here */                                  \
-  X(rx_time_exceeded_sent)     /* ICMP time exceeded, to the peer */                                \
-  X(rx_drop_tun)               /* the kernel did not take the packet: the TUN is down or full */    \
-  X(coalesce_refusals)         /* joined writes that had to be written again singly */
+#define WEFT_COUNTERS(X)                                                                             \
+  /* TUN to peers */                                                                                 \
+  X(tx_packets,             "inner packets handed to the socket")                                    \
+  X(tx_bytes,               "their bytes, without UDP and outer headers")                            \
+  X(tx_messages,            "messages they went in: fewer than packets with udp-gso")                \
+  X(tx_batches,             "sendmmsg calls")                                                        \
+  X(tun_reads,              "packets and superpackets read from the TUN")                            \
+  X(tx_drop_malformed,      "not IP, or its lengths contradict each other")                          \
+  X(tx_drop_no_route,       "no peer has the destination")                                           \
+  X(tx_drop_circle,         "our own datagram around another one: the peer is not outside")          \
+  X(tx_drop_ttl,            "TTL or hop limit ran out here")                                         \
+  X(tx_drop_too_big,        "larger than the path takes, and not to be fragmented; EMSGSIZE")        \
+  X(tx_drop_socket_full,    "the socket's buffer stayed full, or ENOBUFS from a queue")              \
+  X(tx_drop_refused,        "the kernel refused it: no route to the peer, a firewall's EPERM")      \
+  X(tx_fragmented,          "packets that went in fragments, of which each counts as a packet")      \
+  X(tx_unreachable_sent,    "ICMP net unreachable, into the TUN")                                    \
+  X(tx_time_exceeded_sent,  "ICMP time exceeded, into the TUN")                                      \
+  X(tx_frag_needed_sent,    "ICMP fragmentation needed, into the TUN")                               \
+  X(udp_gso_refusals,       "messages that had to be sent again as single datagrams")                \
+  /* peers to TUN */                                                                                 \
+  X(rx_packets,             "inner packets written to the TUN")                                      \
+  X(rx_bytes,               "their bytes")                                                           \
+  X(rx_messages,            "messages read from the socket")                                         \
+  X(rx_batches,             "recvmmsg calls that returned any")                                      \
+  X(tun_writes,             "writes they went in: fewer than packets with coalescing")               \
+  X(rx_drop_malformed,      "shorter than an IP header, not IP, contradicting lengths")              \
+  X(rx_drop_checksum,       "a wrong checksum in the IPv4 header")                                   \
+  X(rx_drop_options,        "IPv4 options that leave their header, or a route of their own")         \
+  X(rx_drop_fragment,       "a fragment beyond the end of any packet, too small, or of odd blocks")  \
+  X(rx_drop_not_ours,       "VXLAN: another VNI, another host's MAC, or no IP")                      \
+  X(rx_drop_unknown_sender, "no peer has the inner source, or, outside the network, sends it")       \
+  X(rx_drop_spoofed_source, "a peer has the inner source, and another sent it; or no peer can")      \
+  X(rx_drop_destination,    "the inner destination is not in our subnet")                            \
+  X(rx_drop_socket_full,    "messages that the receive buffer had no room for, as of the last look") \
+  X(rx_drop_truncated,      "longer than the receive buffer")                                        \
+  X(rx_drop_ttl,            "TTL or hop limit ran out here")                                         \
+  X(rx_time_exceeded_sent,  "ICMP time exceeded, to the peer")                                       \
+  X(rx_drop_tun,            "the kernel did not take the packet: the TUN is down or full")           \
+  X(coalesce_refusals,      "joined writes that had to be written again singly")
 // clang-format on
 
 enum Counter : size_t {
-#define WEFT_COUNTER_ENUM(name) k_##name,
+#define WEFT_COUNTER_ENUM(name, text) k_##name,
   WEFT_COUNTERS(WEFT_COUNTER_ENUM)
 #undef WEFT_COUNTER_ENUM
       kCounterCount
 };
 
 constexpr std::array<std::string_view, kCounterCount> kCounterNames{
-#define WEFT_COUNTER_NAME(name) #name,
+#define WEFT_COUNTER_NAME(name, text) #name,
     WEFT_COUNTERS(WEFT_COUNTER_NAME)
 #undef WEFT_COUNTER_NAME
+};
+
+/// What each counts, for people.
+constexpr std::array<std::string_view, kCounterCount> kCounterTexts{
+#define WEFT_COUNTER_TEXT(name, text) text,
+    WEFT_COUNTERS(WEFT_COUNTER_TEXT)
+#undef WEFT_COUNTER_TEXT
 };
 
 /// One loop's row.

@@ -1,10 +1,9 @@
 // icmp.h - the ICMP errors that a router sends (RFC 792, RFC 1812 section 4.3).
 #pragma once
 
-#include <algorithm>
 #include <array>
-#include <atomic>
 
+#include "bucket.h"
 #include "packet.h"
 
 namespace weft {
@@ -47,23 +46,6 @@ class IcmpLimit {
 
  private:
   static constexpr size_t kBucketBits = 10;
-  /// The generic cell rate algorithm (ITU-T I.371): a bucket is the time at which it will be full again.
-  class Bucket {
-   public:
-    bool take(int64_t now_ms, int64_t every_ms, int64_t burst) {
-      int64_t full_ms = full_ms_.load(std::memory_order_relaxed);
-      int64_t from_ms;
-      do {
-        from_ms = std::max(full_ms, now_ms);
-        if (from_ms - now_ms > (burst - 1) * every_ms) return false;
-      } while (!full_ms_.compare_exchange_weak(full_ms, from_ms + every_ms, std::memory_order_relaxed));
-      return true;
-    }
-
-   private:
-    std::atomic<int64_t> full_ms_{0};
-  };
-
   std::array<Bucket, 1 << kBucketBits> senders_;
   Bucket all_;
 };

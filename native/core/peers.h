@@ -36,7 +36,9 @@ struct Endpoint {
   mutable PathMtu path;
 
   /// Whether its datagrams come from this IPv4 address, in network order; whatever the port.
-  bool is_at(uint32_t ipv4) const { return address.v4.sin_family == AF_INET && address.v4.sin_addr.s_addr == ipv4; }
+  bool is_at(uint32_t other) const { return address.v4.sin_family == AF_INET && ipv4() == other; }
+  /// Its address, in network order; 0 when it is none of IPv4.
+  uint32_t ipv4() const { return address.v4.sin_family == AF_INET ? address.v4.sin_addr.s_addr : 0; }
 };
 
 class PeerTable {

@@ -1,4 +1,4 @@
-// clock.h - the clock that the threads ask.
+// clock.h - the clock that the threads ask, and that of the day.
 #pragma once
 
 #include <sched.h>
@@ -8,11 +8,16 @@
 
 namespace weft {
 
-inline int64_t monotonic_us() {
+inline int64_t microseconds_of(clockid_t clock) {
   timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(clock, &now);
   return now.tv_sec * 1'000'000 + now.tv_nsec / 1'000;
 }
+
+inline int64_t monotonic_us() { return microseconds_of(CLOCK_MONOTONIC); }
+
+/// Since 1970, for whoever reads.
+inline int64_t day_us() { return microseconds_of(CLOCK_REALTIME); }
 
 inline int64_t now_ms() { return monotonic_us() / 1'000; }
 

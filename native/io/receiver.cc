@@ -35,10 +35,12 @@ size_t joined_bytes_of(msghdr& message) {
 
 }  // namespace
 
-Receiver::Receiver(int socket, size_t batch, CounterRow counters)
+Receiver::Receiver(int socket, size_t batch, size_t encap_bytes, CounterRow counters, Drops* drops)
     : socket_(socket),
       batch_(std::min(batch, kMaxMessages)),
+      encap_bytes_(encap_bytes),
       counters_(counters),
+      drops_(drops),
       overflow_(drops_of(socket)),
       buffers_(std::make_unique_for_overwrite<uint8_t[]>(batch_ * kMessageBytes)),
       messages_(batch_),
@@ -72,12 +74,14 @@ size_t Receiver::receive(Failure& failure) {
   const size_t received = static_cast<size_t>(count);
   for (size_t i = 0; i < received; i++) {
     msghdr& header = messages_[i].msg_hdr;
+    auto* bytes = static_cast<uint8_t*>(header.msg_iov->iov_base);
+    const size_t size = messages_[i].msg_len;
+    const uint32_t from = senders_[i].sin_addr.s_addr;
     if (header.msg_flags & MSG_TRUNC) {
-      counters_.add(k_rx_drop_truncated);
+      drops_->add({.reason = k_rx_drop_truncated, .bytes = {bytes, size}, .peer = from, .encap_bytes = encap_bytes_});
       continue;
     }
-    whole_[whole_count_++] = {static_cast<uint8_t*>(header.msg_iov->iov_base), messages_[i].msg_len,
-                              joined_bytes_of(header), senders_[i].sin_addr.s_addr};
+    whole_[whole_count_++] = {bytes, size, joined_bytes_of(header), from};
   }
   counters_.add(k_rx_messages, received);
   counters_.add(k_rx_batches);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../core/counters.h"
+#include "../core/drops.h"
 #include "../core/message.h"
 #include "../core/peers.h"
 #include "system.h"
@@ -20,8 +21,8 @@ class Receiver {
  public:
   static constexpr size_t kMaxMessages = 16;
 
-  /// `batch` is the most messages taken by one call.
-  Receiver(int socket, size_t batch, CounterRow counters);
+  /// `batch` is the most messages taken by one call. `encap_bytes` of each datagram stand before the inner packet.
+  Receiver(int socket, size_t batch, size_t encap_bytes, CounterRow counters, Drops* drops);
 
   /// Takes what there is, up to a batch, and returns how many messages came. Does not block.
   size_t receive(Failure& failure);
@@ -42,7 +43,9 @@ class Receiver {
 
   int socket_;
   size_t batch_;
+  size_t encap_bytes_;
   CounterRow counters_;
+  Drops* drops_;
   uint32_t overflow_;                   // of the socket, as far as it is counted; wraps around as the kernel's does
   std::unique_ptr<uint8_t[]> buffers_;  // not written to before it is used: a lane that is idle has no memory
   std::vector<mmsghdr> messages_;

@@ -30,11 +30,12 @@ Attempt attempt_of(size_t datagrams) { return {Way::kPeers, datagrams > 1 ? kUdp
 }  // namespace
 
 Sender::Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features* features, CounterRow counters,
-               TrafficRows* traffic)
+               Drops* drops, TrafficRows* traffic)
     : socket_(socket),
       encap_bytes_(encap_bytes),
       features_(features),
       counters_(counters),
+      drops_(drops),
       traffic_(traffic),
       learnt_(features),
       headers_size_(kMaxDatagrams * max_header_bytes),
@@ -123,7 +124,9 @@ void Sender::send() {
 void Sender::refused(const Run& run, int error) {
   const Attempt attempt = attempt_of(run.datagrams);
   const Consequence& consequence = consequence_of(attempt, error);
-  if (consequence.then != Then::kSingly) return counters_.add(consequence.counted, run.datagrams);
+  if (consequence.then != Then::kSingly) {
+    return each_datagram(run, [&](std::span<iovec> iov, size_t) { drop(consequence.counted, run, iov); });
+  }
   counters_.add(consequence.counted);
   const bool taken = send_singly(run);
   learnt_.learn(consequence, taken, *run.endpoint, kOuterBytes + run.datagram_bytes, now_ms());
@@ -132,26 +135,41 @@ void Sender::refused(const Run& run, int error) {
 /// Whether any was taken.
 bool Sender::send_singly(const Run& run) {
   bool taken = false;
+  each_datagram(run, [&](std::span<iovec> iov, size_t size) {
+    const msghdr header = header_for(*run.endpoint, iov.data(), iov.size());
+    ssize_t result;
+    do {
+      result = sendmsg(socket_, &header, MSG_DONTWAIT);
+    } while (result < 0 && again(errno));
+    if (result < 0) return drop(consequence_of(attempt_of(1), errno).counted, run, iov);
+    count_sent(run, 1, size);
+    taken = true;
+  });
+  return taken;
+}
+
+/// Calls `each` with what a datagram is made of, header first, and its size.
+template <typename Each>
+void Sender::each_datagram(const Run& run, Each each) {
   iovec* iov = &iovecs_[run.first_iovec];
   for (size_t left = run.bytes; left > 0;) {
     const size_t size = std::min<size_t>(left, run.datagram_bytes);
     size_t count = 0;
     for (size_t bytes = 0; bytes < size; count++) bytes += iov[count].iov_len;
-    const msghdr header = header_for(*run.endpoint, iov, count);
-    ssize_t result;
-    do {
-      result = sendmsg(socket_, &header, MSG_DONTWAIT);
-    } while (result < 0 && again(errno));
-    if (result < 0) {
-      counters_.add(consequence_of(attempt_of(1), errno).counted);
-    } else {
-      count_sent(run, 1, size);
-      taken = true;
-    }
+    each(std::span(iov, count), size);
     iov += count;
     left -= size;
   }
-  return taken;
+}
+
+void Sender::drop(Counter reason, const Run& run, std::span<const iovec> datagram) {
+  const auto bytes = [](const iovec& piece) {
+    return std::span(static_cast<const uint8_t*>(piece.iov_base), piece.iov_len);
+  };
+  drops_->add({.reason = reason,
+               .bytes = bytes(datagram[0]).subspan(encap_bytes_),
+               .more = datagram.size() > 1 ? bytes(datagram[1]) : std::span<const uint8_t>(),
+               .peer = run.endpoint->ipv4()});
 }
 
 void Sender::count_sent(const Run& run, uint64_t datagrams, uint64_t bytes) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../core/counters.h"
+#include "../core/drops.h"
 #include "../core/features.h"
 #include "../core/peers.h"
 #include "../core/refusals.h"
@@ -23,7 +24,7 @@ class Sender {
  public:
   /// `encap_bytes` of each datagram stand before the inner packet, whose bytes alone are counted. `max_header_bytes` is
   /// the most that is asked of room() at once.
-  Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features* features, CounterRow counters,
+  Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features* features, CounterRow counters, Drops* drops,
          TrafficRows* traffic);
 
   /// Makes room for one datagram more and returns `header_bytes` of memory for its header. Sends what is gathered when
@@ -58,12 +59,16 @@ class Sender {
   bool again(int error);
   void refused(const Run& run, int error);
   bool send_singly(const Run& run);
+  void drop(Counter reason, const Run& run, std::span<const iovec> datagram);
+  template <typename Each>
+  void each_datagram(const Run& run, Each each);
   void count_sent(const Run& run, uint64_t datagrams, uint64_t bytes);
 
   int socket_;
   size_t encap_bytes_;
   Features* features_;
   CounterRow counters_;
+  Drops* drops_;
   TrafficRows* traffic_;
   Learnt learnt_;
   bool waited_ = false;  // in this batch

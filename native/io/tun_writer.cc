@@ -12,11 +12,12 @@ bool write_packet(int tun, bool header, std::span<uint8_t> packet, std::span<uin
   return (header ? writev(tun, iov, 1 + count) : writev(tun, iov + 1, count)) >= 0;
 }
 
-TunWriter::TunWriter(int tun, Features* features, CounterRow counters)
+TunWriter::TunWriter(int tun, Features* features, CounterRow counters, Drops* drops)
     : tun_(tun),
       header_(features->has(kTunHeader)),
       features_(features),
       counters_(counters),
+      drops_(drops),
       learnt_(features),
       iovecs_(Coalescer::kMaxIovecs) {}
 
@@ -57,7 +58,11 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
     failure = SystemError{"write to the TUN", error};
     return;
   }
-  if (consequence.then == Then::kDrop) return counters_.add(consequence.counted, count);
+  if (consequence.then == Then::kDrop) {
+    return packets.each_packet(index, [&](std::span<uint8_t> header, std::span<uint8_t> payload) {
+      drops_->add({.reason = consequence.counted, .bytes = header, .more = payload});
+    });
+  }
   counters_.add(consequence.counted);
   const bool taken = write_singly(packets, index);
   // What another kernel sent teaches nothing of what we may join.
@@ -75,7 +80,8 @@ bool TunWriter::write_singly(Coalescer& packets, size_t index) {
   bool taken = false;
   packets.each_packet(index, [&](std::span<uint8_t> header, std::span<uint8_t> payload) {
     if (!write_packet(tun_, header_, header, payload)) {
-      return counters_.add(consequence_of({Way::kTun, 0, 1}, errno).counted);
+      const Counter reason = consequence_of({Way::kTun, 0, 1}, errno).counted;
+      return drops_->add({.reason = reason, .bytes = header, .more = payload});
     }
     counters_.add(k_tun_writes);
     counters_.add(k_rx_packets);

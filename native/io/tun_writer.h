@@ -6,6 +6,7 @@
 
 #include "../core/coalesce.h"
 #include "../core/counters.h"
+#include "../core/drops.h"
 #include "../core/features.h"
 #include "../core/refusals.h"
 #include "system.h"
@@ -18,7 +19,7 @@ bool write_packet(int tun, bool header, std::span<uint8_t> packet, std::span<uin
 
 class TunWriter {
  public:
-  TunWriter(int tun, Features* features, CounterRow counters);
+  TunWriter(int tun, Features* features, CounterRow counters, Drops* drops);
 
   /// What may be joined for this TUN at this time.
   CoalesceLimits limits() const;
@@ -34,6 +35,7 @@ class TunWriter {
   bool header_;
   Features* features_;
   CounterRow counters_;
+  Drops* drops_;
   Learnt learnt_;
   std::vector<iovec> iovecs_;
 };

@@ -4,7 +4,7 @@
 // peers are and start no timer of their own.
 
 import type { NetworkConfig } from '../config/network-config.ts'
-import type { PeerTraffic } from '../dataplane/engine.ts'
+import type { Engine, PeerTraffic } from '../dataplane/engine.ts'
 import type { Run } from '../host/command.ts'
 import type { OpenPath } from '../dataplane/engine.ts'
 import type { Watched } from '../host/events.ts'
@@ -92,6 +92,8 @@ export interface DataPath {
   /** What it takes to look for the longest packet that reaches each peer; left out where nobody is to. */
   readonly pathSearch?: PathSearching
   counters(): Readonly<Record<string, bigint>>
+  /** The packets that it dropped last, as an engine's; left out where nobody knows which they were. */
+  readonly drops?: Engine['drops']
   /** How often each forwarding thread has gone round its loop, by its name; asks each for one more round. */
   threads(): Readonly<Record<string, number>>
   /** Says what it has noticed since the last call; called every few seconds. */

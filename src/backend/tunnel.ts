@@ -227,6 +227,7 @@ export async function openTunnel(
     },
     ...(probePathMtu ? { pathSearch } : {}),
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
+    drops: (after) => engine.drops(after),
     threads: () => engine.threads(),
     look: () => strangers.name(engine.takeStrangers()),
     ...(persist ? { leave } : {}),

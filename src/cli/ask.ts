@@ -1,15 +1,30 @@
-// ask.ts - asks the daemon of this host how it is.
+// ask.ts - asks the daemon of this host: how it is, and which packets it dropped.
 
 import { request } from 'node:http'
-import { messageOf, WeftError } from '../errors.ts'
+import { isWeftError, messageOf, WeftError } from '../errors.ts'
+import { DROPS_SCHEMA, type DropsReport } from '../status/drops.ts'
 import { STATUS_SCHEMA, type Status } from '../status/status.ts'
 
 const PATIENCE_MS = 10_000
+const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of its package' }
 
 /** Throws WeftError: PERMISSION, or COMMAND when nobody answers, or speaks another version. */
-export async function askStatus(socket: string, signal: AbortSignal): Promise<Status> {
-  const text = await get(socket, signal).catch((error: unknown) => {
+export const askStatus = (socket: string, signal: AbortSignal): Promise<Status> =>
+  ask<Status>(socket, '/status.json', STATUS_SCHEMA, signal)
+
+/** Only packets that are later than what was told with this `next`. As askStatus. */
+export const askDrops = (socket: string, after: DropsReport['next'], signal: AbortSignal): Promise<DropsReport> =>
+  ask<DropsReport>(socket, `/drops.json?after=${after.join(',')}`, DROPS_SCHEMA, signal)
+
+async function ask<Answer extends { readonly schema: number }>(
+  socket: string,
+  path: string,
+  schema: number,
+  signal: AbortSignal,
+): Promise<Answer> {
+  const text = await get(socket, path, signal).catch((error: unknown) => {
     signal.throwIfAborted()
+    if (isWeftError(error)) throw error
     const { code } = error as NodeJS.ErrnoException
     if (code === 'EACCES' || code === 'EPERM') {
       throw new WeftError('PERMISSION', `${socket} may not be opened`, { remedy: 'run as root', cause: error })
@@ -21,27 +36,27 @@ export async function askStatus(socket: string, signal: AbortSignal): Promise<St
       cause: error,
     })
   })
-  const status = JSON.parse(text) as Status
-  if ((status.schema as number) === STATUS_SCHEMA) return status
+  const answer = JSON.parse(text) as Answer
+  if (answer.schema === schema) return answer
   throw new WeftError(
     'COMMAND',
-    `weftd speaks version ${status.schema} of the status, and this weft ${STATUS_SCHEMA}`,
-    {
-      remedy: 'restart weftd, or use the weft of its package',
-    },
+    `weftd speaks version ${answer.schema} of its answers, and this weft ${schema}`,
+    OTHER_VERSION,
   )
 }
 
-function get(socketPath: string, signal: AbortSignal): Promise<string> {
+function get(socketPath: string, path: string, signal: AbortSignal): Promise<string> {
   return new Promise((resolve, reject) => {
     const limit = AbortSignal.any([signal, AbortSignal.timeout(PATIENCE_MS)])
-    request({ socketPath, path: '/status.json', signal: limit }, (response) => {
+    request({ socketPath, path, signal: limit }, (response) => {
       const parts: Buffer[] = []
       response.on('data', (part: Buffer) => parts.push(part))
       response.once('error', reject)
       response.once('end', () => {
         const text = Buffer.concat(parts).toString()
         if (response.statusCode === 200) resolve(text)
+        else if (response.statusCode === 404)
+          reject(new WeftError('COMMAND', `the weftd at ${socketPath} is older than this weft`, OTHER_VERSION))
         else reject(new Error(text.trim()))
       })
     })

@@ -5,7 +5,7 @@ export interface Screen {
   /** Whether a person looks at it, so that it may be written over. */
   readonly isTerminal: boolean
   readonly colour: Colour
-  write(text: string): void
+  write(text: string | Uint8Array): void
   /** Beside what is asked for: to stderr. */
   warn(line: string): void
 }
@@ -18,7 +18,7 @@ const CODES: Readonly<Record<Tone, number>> = { good: 32, bad: 31, doubtful: 33,
 
 /** Colours on a terminal, unless NO_COLOR says otherwise (no-color.org). */
 export function createScreen(
-  stdout: { readonly isTTY: boolean; write(text: string): boolean },
+  stdout: { readonly isTTY: boolean; write(text: string | Uint8Array): boolean },
   stderr: { write(text: string): boolean },
   environment: NodeJS.ProcessEnv,
 ): Screen {

@@ -8,6 +8,7 @@ import { benchCommand } from './bench.ts'
 import { EXIT, EXIT_MEANINGS, helpOf, type Command } from './command.ts'
 import { DOCKER_OPTS_HELP, dockerOpts } from './docker-opts.ts'
 import { INSTALL_CONF_HELP, installConf } from './install-conf.ts'
+import { captureCommand } from './capture.ts'
 import { createScreen, type Screen } from './look.ts'
 import { configCheckCommand, configGetCommand, configSetCommand } from './config.ts'
 import { doctorCommand } from './doctor.ts'
@@ -65,6 +66,7 @@ export const COMMANDS: readonly Command[] = [
   explainCommand,
   doctorCommand,
   benchCommand,
+  captureCommand,
   leaseLsCommand,
   leaseShowCommand,
   leaseReleaseCommand,

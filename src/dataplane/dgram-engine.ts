@@ -9,6 +9,7 @@ import { LRUCache } from 'lru-cache'
 import { WeftError } from '../errors.ts'
 import { addon } from '../host/addon.ts'
 import { formatIpv4, parseIpv4 } from '../net/ipv4.ts'
+import { createDropLog, type DropDetails } from './drops.ts'
 import { ENCAPSULATIONS, type Encapsulation } from './encapsulation.ts'
 import type { Engine, EngineConfig } from './engine.ts'
 import { isFromHere, reasonToDrop, type Addresses, type Stranger } from './filter.ts'
@@ -100,6 +101,13 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     counters[name] = (counters[name] ?? 0n) + BigInt(amount)
   }
 
+  const nowUs = (): number => Math.round((performance.timeOrigin + performance.now()) * 1_000)
+  const dropLog = createDropLog(nowUs, nowUs())
+  function drop(reason: string, bytes: Buffer, details?: DropDetails): void {
+    count(reason)
+    dropLog.add(reason, bytes, details)
+  }
+
   const trafficBySlot: Traffic[] = []
   const trafficOf = (slot = 0): Traffic => (trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], heardAt: undefined })
   const { filter } = config
@@ -143,16 +151,17 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   function forward(bytes: Buffer): void {
     const size = ipv4PacketBytes(bytes)
     if (size === undefined)
-      return count(bytes.length > 0 && bytes.readUInt8(0) >> 4 === 6 ? 'tx_drop_no_route' : 'tx_drop_malformed')
+      return drop(bytes.length > 0 && bytes.readUInt8(0) >> 4 === 6 ? 'tx_drop_no_route' : 'tx_drop_malformed', bytes)
     const packet = Buffer.from(bytes.subarray(0, size)) // send() keeps it until the datagram is gone
     const endpoint = endpointFor(packet.readUInt32BE(16))
     if (!endpoint) {
-      count('tx_drop_no_route')
+      drop('tx_drop_no_route', packet)
       return answer(NET_UNREACHABLE, packet, 'tx_unreachable_sent')
     }
-    if (isNestedTwice(own, encapBytes, packet)) return count('tx_drop_circle')
+    const to = { peer: parseIpv4(endpoint.address) ?? 0 }
+    if (isNestedTwice(own, encapBytes, packet)) return drop('tx_drop_circle', packet, to)
     if (!decrementTtl(packet)) {
-      count('tx_drop_ttl')
+      drop('tx_drop_ttl', packet, to)
       return answer(TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
     }
     if (config.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, mtuTo(endpoint)))
@@ -162,7 +171,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       // No limit is in the way of what asks whether so long a packet arrives.
       if (size <= knownMtu(endpoint.address) && isEchoRequestFrom(config.tunAddress, packet))
         return send(packet, endpoint)
-      count('tx_drop_too_big')
+      drop('tx_drop_too_big', packet, to)
       return answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent')
     }
     count('tx_fragmented')
@@ -190,7 +199,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
         endpoint.traffic.numbers[1] += packet.length
       } else {
         const { code } = error as NodeJS.ErrnoException
-        count(code === 'EMSGSIZE' ? 'tx_drop_too_big' : code === 'ENOBUFS' ? 'tx_drop_socket_full' : 'tx_drop_refused')
+        const reason = code === 'EMSGSIZE' ? 'too_big' : code === 'ENOBUFS' ? 'socket_full' : 'refused'
+        drop(`tx_drop_${reason}`, packet, { peer: parseIpv4(endpoint.address) ?? 0 })
       }
     })
   }
@@ -198,9 +208,9 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   // Peer to TUN.
   const strangers = new LRUCache<string, Stranger>({ max: STRANGERS })
   /** Whether a packet is none that is let in; then it is counted. */
-  function isRefused(addresses: Addresses, reason: string | undefined): boolean {
+  function isRefused(packet: Buffer, addresses: Addresses, reason: string | undefined): boolean {
     if (reason === undefined) return false
-    count(reason)
+    drop(reason, packet, { peer: addresses.from })
     strangers.set(`${reason} ${addresses.from}`, { ...addresses, reason })
     return true
   }
@@ -211,15 +221,16 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     const from = parseIpv4(address) ?? 0
     // There are no IPv6 peers.
     if (bytes && filter.verifySource !== 'off' && isIpv6Packet(bytes))
-      return void isRefused({ from, source: 0, destination: 0 }, 'rx_drop_unknown_sender')
-    if (!bytes || size === undefined) return count('rx_drop_malformed')
+      return void isRefused(bytes, { from, source: 0, destination: 0 }, 'rx_drop_unknown_sender')
+    if (!bytes) return drop('rx_drop_malformed', datagram, { peer: from, encapBytes })
+    if (size === undefined) return drop('rx_drop_malformed', bytes, { peer: from })
     const packet = bytes.subarray(0, size)
     const malformed = reasonMalformed(packet)
-    if (malformed !== undefined) return count(malformed)
+    if (malformed !== undefined) return drop(malformed, bytes, { peer: from })
     const addresses = { from, source: packet.readUInt32BE(12), destination: packet.readUInt32BE(16) }
-    if (isRefused(addresses, reasonToDrop(filter, table, addresses))) return
+    if (isRefused(packet, addresses, reasonToDrop(filter, table, addresses))) return
     if (!decrementTtl(packet)) {
-      count('rx_drop_ttl')
+      drop('rx_drop_ttl', packet, { peer: from })
       // To the peer whose packet it was, and to nobody else: a datagram may come from anywhere.
       const sender = packet.readUInt32BE(12)
       const peer = endpointFor(sender)
@@ -236,7 +247,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     }
     // What a peer's connection begins with is what this side will send.
     if (config.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, knownMtu(address), limit))
-    if (!writeTun(packet)) return count('rx_drop_tun')
+    if (!writeTun(packet)) return drop('rx_drop_tun', packet)
     count('tun_writes')
     count('rx_packets')
     count('rx_bytes', size)
@@ -280,6 +291,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       )
       return all
     },
+    drops: (after) => dropLog.read(after),
     threads: () => ({}),
     takeStrangers() {
       const taken = [...strangers.values()]

@@ -1,6 +1,6 @@
 // engine.ts - what a data path offers, whichever way it moves the packets.
 
-import type { Descriptors } from '../../native/addon.d.ts'
+import type { Descriptors, Drops } from '../../native/addon.d.ts'
 import type { EncapsulationName } from './encapsulation.ts'
 import type { FilterOptions, Stranger } from './filter.ts'
 
@@ -74,6 +74,11 @@ export interface Engine {
    * and bytes sent, packets and bytes let in, and the milliseconds since the last of those came, -1 when none did.
    */
   traffic(): Float64Array
+  /**
+   * The packets that were dropped last, with their headers, as far as they are kept: a few hundred of each loop and direction. Only
+   * later ones than what was told before, where its `next` is given: it holds for an engine after this one too.
+   */
+  drops(after?: Drops['next']): Drops
   /**
    * How often each forwarding thread has gone round its loop, by its name; asks each for one more round, which a thread
    * that is alive has gone a moment later. Empty where the event loop forwards.

@@ -108,6 +108,11 @@ export function startNativeEngine(
     },
     counters,
     traffic,
+    drops(after = []) {
+      const drops = native.drops(after)
+      // While it is lent there is nobody to ask.
+      return drops.next.length > 0 ? drops : { next: after, packets: [] }
+    },
     threads: () => native.askThreads(),
     takeStrangers: () => native.takeStrangers(),
     async lend() {

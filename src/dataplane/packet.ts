@@ -2,6 +2,7 @@
 
 import { LRUCache } from 'lru-cache'
 import { isOneHost, type Ipv4 } from '../net/ipv4.ts'
+import { createBucket, type Bucket } from './bucket.ts'
 
 export const MIN_IPV4_HEADER_BYTES = 20
 const IPV6_HEADER_BYTES = 40
@@ -249,18 +250,5 @@ export function icmpLimit(): (sender: Ipv4, nowMs: number) => boolean {
     let own = senders.get(sender)
     if (!own) senders.set(sender, (own = createBucket(ICMP_SENDER_EVERY_MS, ICMP_SENDER_BURST)))
     return own(nowMs) && all(nowMs)
-  }
-}
-
-type Bucket = (nowMs: number) => boolean
-
-/** The generic cell rate algorithm (ITU-T I.371): a bucket is the time at which it will be full again. */
-function createBucket(everyMs: number, burst: number): Bucket {
-  let fullMs = -Infinity
-  return (nowMs) => {
-    const fromMs = Math.max(fullMs, nowMs)
-    if (fromMs - nowMs > (burst - 1) * everyMs) return false
-    fullMs = fromMs + everyMs
-    return true
   }
 }

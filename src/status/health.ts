@@ -1,6 +1,6 @@
 // health.ts - what weftd tells whoever asks: flanneld's /healthz and /readyz, /livez, which looks deeper, /status.json, which has
 // all there is, /metrics for Prometheus, and / with a page for people. On a TCP port for probers, and on a Unix socket for whoever may
-// read it.
+// read it, who is told by /drops.json what others' packets were too.
 //
 // Nothing here changes anything, and nothing that goes wrong with the socket stops a daemon.
 
@@ -11,6 +11,7 @@ import { connect } from 'node:net'
 import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../errors.ts'
 import type { Log } from '../log.ts'
+import { noDrops, parseAfter, type DropsReport } from './drops.ts'
 import type { Page } from './page.ts'
 import { detailsOf, troubleOf, type Snapshot } from './snapshot.ts'
 import {
@@ -29,6 +30,8 @@ export interface Health {
   report(): Promise<NodeReport>
   /** All there is to say. */
   status(): Promise<Status>
+  /** Which packets were dropped last; later ones alone than what was told with this `next`. */
+  drops(after: DropsReport['next']): DropsReport
   /** What shows it to a person; undefined where that is not wanted. */
   page(): Promise<Page | undefined>
 }
@@ -74,6 +77,7 @@ export function createHealth({ daemon, events, page = async () => undefined }: A
       }
       return latest.status
     },
+    drops: () => noDrops(new Date().toISOString()),
     page,
   }
   return health
@@ -89,8 +93,14 @@ export interface Answer {
 
 const text = (status: number, body: string): Answer => ({ status, type: 'text/plain; charset=utf-8', body })
 
+interface Asked {
+  readonly path: string
+  readonly query: URLSearchParams
+  readonly method: string
+}
+
 /** What is answered for a path; the first two word for word as flanneld's main.go, to any method, as there. */
-export async function answerProbe(path: string, method: string, health: Health): Promise<Answer> {
+async function answerProbe({ path, method }: Asked, health: Health): Promise<Answer> {
   const node = health.snapshot()
   switch (path) {
     case '/healthz':
@@ -104,10 +114,7 @@ export async function answerProbe(path: string, method: string, health: Health):
     }
     case '/status.json':
       if (!isRead(method)) return NOT_ALLOWED
-      return {
-        ...{ status: 200, type: 'application/json', body: `${JSON.stringify(await health.status())}\n` },
-        headers: { 'Cache-Control': 'no-store' },
-      }
+      return json(await health.status())
     case '/metrics': {
       if (!isRead(method)) return NOT_ALLOWED
       const { formatMetrics } = await import('./metrics.ts') // who is not scraped does not load it
@@ -123,6 +130,18 @@ export async function answerProbe(path: string, method: string, health: Health):
   }
 }
 
+/** What is answered at the socket alone: what a packet says is nobody's business but its sender's and root's. */
+async function answerPrivately(asked: Asked, health: Health): Promise<Answer> {
+  if (asked.path !== '/drops.json') return answerProbe(asked, health)
+  if (!isRead(asked.method)) return NOT_ALLOWED
+  const after = parseAfter(asked.query.get('after') ?? '')
+  return after ? json(health.drops(after)) : text(400, '400 after is what the answer before had as next: 1,2,3\n')
+}
+
+const json = (value: unknown): Answer => ({
+  ...{ status: 200, type: 'application/json', body: `${JSON.stringify(value)}\n` },
+  headers: { 'Cache-Control': 'no-store' },
+})
 const isRead = (method: string): boolean => method === 'GET' || method === 'HEAD'
 const NOT_FOUND = text(404, '404 page not found\n')
 const NOT_ALLOWED = text(405, '405 method not allowed\n')
@@ -134,11 +153,11 @@ export interface HealthServer {
   close(): Promise<void>
 }
 
-function serverOf(health: Health): Server {
+function serverOf(health: Health, answer: typeof answerProbe): Server {
   return createServer((request, response) => {
     request.resume()
-    const path = (request.url ?? '').replace(/\?.*/s, '')
-    void answerProbe(path, request.method ?? '', health)
+    const [, path = '', query = ''] = /^([^?]*)\??(.*)$/s.exec(request.url ?? '') ?? []
+    void answer({ path, query: new URLSearchParams(query), method: request.method ?? '' }, health)
       .catch((error: unknown) => text(500, `${messageOf(error)}\n`))
       .then(({ status, type, body, headers = {} }) => {
         const isKnown = headers['ETag'] !== undefined && request.headers['if-none-match'] === headers['ETag']
@@ -162,7 +181,7 @@ export async function serveHealth(
   log: Pick<Log, 'info'>,
 ): Promise<HealthServer> {
   log.info(`Start healthz server on ${ip.includes(':') ? `[${ip}]` : ip}:${port}`)
-  const server = serverOf(health)
+  const server = serverOf(health, answerProbe)
   await new Promise<void>((resolve, reject) => {
     server.once('error', reject)
     server.listen(port, ip === '' ? undefined : ip, () => {
@@ -199,7 +218,7 @@ export async function serveSocket(
     await unlink(path).catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ENOENT') throw error
     })
-    const server = serverOf(health)
+    const server = serverOf(health, answerPrivately)
     // The socket is made within this call, with the mode that it is to have from its first moment.
     const umask = process.umask(0o177)
     try {

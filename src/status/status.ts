@@ -133,8 +133,10 @@ export const startingReport = (store: string, waitsFor: string): NodeReport => (
 
 /** Of the counters, those of packets that were dropped. */
 export function dropsOf(counters: Readonly<Record<string, number>>): Readonly<Record<string, number>> {
-  return Object.fromEntries(Object.entries(counters).filter(([name, count]) => name.includes('_drop_') && count > 0))
+  return Object.fromEntries(Object.entries(counters).filter(([name, count]) => isDrop(name) && count > 0))
 }
+/** Whether a counter is of packets that were dropped. */
+export const isDrop = (counter: string): boolean => counter.includes('_drop_')
 
 /** The numbers above the peers; `probeSeconds` is null while nobody probes. */
 export function countPeers(list: readonly PeerStatus[], probeSeconds: number | null): PeersStatus {

@@ -104,6 +104,14 @@ OwnEnd own_end() {
   return own;
 }
 
+/// What is kept of drops was counted, and is no more than there was.
+void expect_counted(const Drops& drops, std::vector<uint64_t> row) {
+  drops.read(0, [&](const KeptDrop& kept) {
+    if (kept.packets == 0 || row[kept.reason] < kept.packets || kept.size > kept.length) abort();
+    row[kept.reason] -= kept.packets;
+  });
+}
+
 template <typename Encap>
 void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setting) {
   Pair tun(SOCK_SEQPACKET), udp(SOCK_DGRAM);
@@ -115,8 +123,9 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
   TrafficRows traffic;
   IcmpLimit icmp;
   const CounterRow counters(row.data());
+  Drops drops(counters, monotonic_us);
   Ingress<Encap> ingress({tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, counters,
-                          &traffic, setting.filter, &strangers, &icmp, 1400},
+                          &traffic, nullptr, &drops, setting.filter, &strangers, &icmp, 1400},
                          peers.reader(0), own_end());
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     std::vector<uint8_t> message(at, at + length);
@@ -127,6 +136,7 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
   strangers.take([&](const Stranger& stranger) {
     if (row[stranger.reason] == 0) abort();
   });
+  expect_counted(drops, row);
 }
 
 /// Refusals as they may follow each other, eight bytes each: what they lead to is one of few things, and ends.
@@ -191,6 +201,7 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
   TrafficRows traffic;
   IcmpLimit icmp;
   const CounterRow counters(row.data());
+  Drops drops(counters, monotonic_us);
   const uint8_t anybody[16] = {};
   PeerTables::Reader reader = peers.reader(1);
   for (const uint8_t version : {4, 6}) reader.acquire().find(version, anybody)->path.learn(path_bytes, INT32_MAX);
@@ -204,6 +215,8 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
                              &features,
                              counters,
                              &traffic,
+                             &drops,
+                             nullptr,
                              {},
                              nullptr,
                              &icmp,
@@ -214,6 +227,7 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
     while (egress.pump().items > 0) expect_packets(udp.outside.get(), 0);
     expect_packets(tun.outside.get(), sizeof(VirtioHeader));
   });
+  expect_counted(drops, row);
 }
 
 }  // namespace

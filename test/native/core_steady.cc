@@ -88,12 +88,13 @@ int main() {
   std::vector<uint64_t> row(kCounterCount);
   Strangers strangers;
   TrafficRows traffic;
+  Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
   IcmpLimit icmp;
   // A Unix socket names no sender, so all are at 0, as the peer is.
   const FilterOptions filter{
       VerifySource::kStrict, {to_be32(0x0a050000), to_be32(0xffff0000)}, {to_be32(0x0a050200), to_be32(0xffffff00)}};
-  const Path path{tun[0],   udp[0], udp[0],     1,    2, SIZE_MAX, &features, CounterRow(row.data()),
-                  &traffic, filter, &strangers, &icmp};
+  const Path path{tun[0],   udp[0],    udp[0],    1,      2,          SIZE_MAX, &features, CounterRow(row.data()),
+                  &traffic, &tx_drops, &rx_drops, filter, &strangers, &icmp};
   Egress<FlannelUdp> egress(path, peers.reader(0), OwnEnd{});
   Ingress<FlannelUdp> ingress(path, peers.reader(1), OwnEnd{});
 

@@ -8,6 +8,7 @@
 
 #include "../../native/core/checksum.h"
 #include "../../native/core/coalesce.h"
+#include "../../native/core/drops.h"
 #include "../../native/core/fragment.h"
 #include "../../native/core/icmp.h"
 #include "../../native/core/inspect.h"
@@ -422,6 +423,103 @@ static void test_strangers() {
     strangers.take([&](const Stranger& s) {
       told++;
       wrong += s.source != ~s.from || s.destination != s.from || s.reason != k_rx_drop_destination;
+    });
+  }
+  done.store(true);
+  thread.join();
+  CHECK(wrong == 0);
+}
+
+/// What is kept of drops: whose, how much, the last; and of a flood a few.
+static void test_drops() {
+  static int64_t now_us;
+  now_us = 5'000'000;
+  std::vector<uint64_t> row(kCounterCount);
+  Drops drops(CounterRow(row.data()), [] { return now_us; });
+  std::vector<KeptDrop> all;
+  const auto read_from = [&](uint64_t number) {
+    all.clear();
+    return drops.read(number, [&](const KeptDrop& kept) { all.push_back(kept); });
+  };
+  const uint64_t first = read_from(0);
+  CHECK(all.empty());
+
+  Bytes bytes(300);
+  for (size_t i = 0; i < bytes.size(); i++) bytes[i] = static_cast<uint8_t>(i);
+  const std::span<const uint8_t> whole(bytes);
+  const auto add = [&](const Dropped& dropped) {
+    drops.begin_turn();
+    drops.add(dropped);
+  };
+  add({.reason = k_tx_drop_no_route});
+  now_us += 7;
+  add({.reason = k_rx_drop_tun, .packets = 3, .bytes = whole.first(21), .peer = 0xfffffffe});
+  add({.reason = k_rx_drop_not_ours, .bytes = whole.first(20), .more = whole.subspan(20), .encap_bytes = 22});
+  const uint64_t next = read_from(0);
+  CHECK(next == first + 3 && all.size() == 3);
+  CHECK(all[0].reason == k_tx_drop_no_route && all[0].at_us == 5'000'000 && all[0].packets == 1);
+  CHECK(all[0].size == 0 && all[0].length == 0 && all[0].peer == 0 && all[0].encap_bytes == 0);
+  CHECK(all[1].reason == k_rx_drop_tun && all[1].at_us == 5'000'007 && all[1].packets == 3 && all[1].length == 21);
+  CHECK(all[1].size == 21 && all[1].peer == 0xfffffffe);
+  CHECK(std::equal(bytes.begin(), bytes.begin() + 21, all[1].bytes.begin()));
+  CHECK(all[2].size == KeptDrop::kMaxBytes && all[2].length == 300 && all[2].encap_bytes == 22);
+  CHECK(std::equal(all[2].bytes.begin(), all[2].bytes.end(), bytes.begin()));
+  CHECK(row[k_tx_drop_no_route] == 1 && row[k_rx_drop_tun] == 3 && row[k_rx_drop_not_ours] == 1);
+  CHECK(read_from(next) == next && all.empty());
+  CHECK(read_from(next - 1) == next && all.size() == 1 && all[0].encap_bytes == 22);
+
+  // A flood is counted, and kept as far as there is room at once; then one in so long, each in the place of the oldest.
+  for (int i = 0; i < 100'000; i++) add({.reason = k_tx_drop_ttl});
+  CHECK(row[k_tx_drop_ttl] == 100'000);
+  CHECK(read_from(0) == first + Drops::kSlots && all.size() == Drops::kSlots && all[0].reason == k_tx_drop_no_route);
+  for (int i = 0; i < 10; i++) {
+    now_us += Drops::kEveryUs;
+    for (int j = 0; j < 1000; j++) add({.reason = k_tx_drop_circle});
+  }
+  CHECK(read_from(0) == first + Drops::kSlots + 10 && all.size() == Drops::kSlots);
+  for (size_t i = 0; i < all.size(); i++) {
+    CHECK(all[i].reason == (i < Drops::kSlots - 10 ? k_tx_drop_ttl : k_tx_drop_circle));
+  }
+  // The clock is asked once a turn, and another engine's numbers are higher.
+  now_us += 60'000'000;
+  drops.begin_turn();
+  drops.add({.reason = k_tx_drop_ttl});
+  now_us += 1;
+  drops.add({.reason = k_tx_drop_ttl});
+  read_from(first + Drops::kSlots + 10);
+  CHECK(all.size() == 2 && all[0].at_us == all[1].at_us);
+  CHECK(Drops(CounterRow(row.data()), [] { return now_us; }).read(0, [](const KeptDrop&) {}) > read_from(0));
+}
+
+/// What is read while others are written belongs together, and comes in order.
+static void test_drops_while_written() {
+  static std::atomic<int64_t> now_us;  // goes on so far with each that all are kept
+  now_us = 1;
+  std::vector<uint64_t> row(kCounterCount);
+  Drops drops(CounterRow(row.data()), [] { return now_us += Drops::kEveryUs; });
+  std::atomic<bool> done{false};
+  std::thread thread([&] {
+    for (uint32_t i = 1; !done.load(); i++) {
+      const Bytes bytes(i % KeptDrop::kMaxBytes + 1, static_cast<uint8_t>(i));
+      drops.begin_turn();
+      drops.add({.reason = i % 2 ? k_rx_drop_ttl : k_tx_drop_ttl,
+                 .packets = i,
+                 .bytes = bytes,
+                 .peer = i,
+                 .encap_bytes = i % 2});
+    }
+  });
+  size_t wrong = 0, told = 0;
+  while (told < 100'000) {
+    uint32_t last = 0;
+    // From the oldest on, which is the one that is written over.
+    drops.read(0, [&](const KeptDrop& kept) {
+      told++;
+      const uint32_t i = kept.packets;
+      wrong += i <= last || kept.length != kept.size || kept.peer != i || kept.encap_bytes != i % 2 ||
+               kept.reason != (i % 2 ? k_rx_drop_ttl : k_tx_drop_ttl) || kept.size != i % KeptDrop::kMaxBytes + 1;
+      for (size_t at = 0; at < kept.size; at++) wrong += kept.bytes[at] != static_cast<uint8_t>(i);
+      last = i;
     });
   }
   done.store(true);
@@ -1135,6 +1233,8 @@ int main(int argc, char** argv) {
   test_peer_replacement();
   test_endpoints();
   test_strangers();
+  test_drops();
+  test_drops_while_written();
   test_segment_rules();
   test_coalesce_reasons();
   test_coalesce_property(rounds);

@@ -132,7 +132,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     })
     // What would go to the peer whose address it has, if it were answered.
     const forgedOutward = ipv4Packet({ source: PEER, destination: NOBODY, payload: datagram })
-    const { fromTun, fromUdp, counters } = await probe(engine, {
+    const { fromTun, fromUdp, counters, drops } = await probe(engine, {
       toTun: hex([forgedOutward, lost, late, icmpError]),
       toUdp: hex([write(forged), write(lateInward)]),
       encapsulation,
@@ -160,6 +160,19 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       rx_drop_unknown_sender: 1, // and not answered
       rx_time_exceeded_sent: 1,
     })
+    // Each is kept as it came to the engine, its TTL lowered by the kernel alone; in the order of each direction.
+    const out = [forgedOutward, lost, late, icmpError].map((packet) => forwarded(packet, 1)!)
+    const kept = (reason: string, packet: Buffer, peer = '0.0.0.0') => ({
+      ...{ reason, peer, packets: 1, length: packet.length, encapBytes: 0, headers: packet.toString('hex') },
+    })
+    expect(drops).toEqual([
+      kept('tx_drop_no_route', out[0]!),
+      kept('tx_drop_no_route', out[1]!),
+      kept('tx_drop_ttl', out[2]!, '127.0.0.1'),
+      kept('tx_drop_no_route', out[3]!),
+      kept('rx_drop_unknown_sender', forged, '127.0.0.1'),
+      kept('rx_drop_ttl', lateInward, '127.0.0.1'),
+    ])
   })
 
   it.each(VERIFY_SOURCE)('lets in who says truly whose a packet is, and is known: %s', async (verifySource) => {
@@ -246,8 +259,22 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     )
     const header = write(Buffer.alloc(0))
     const short = Array.from(header, (_, size) => header.subarray(0, size))
-    const toUdp = hex([...short, ...[...evil, ...damaged, ...fragments, ...options, good].map(write)])
-    const { fromTun, counters } = await probe(engine, { encapsulation, toUdp })
+    const dropped = [...evil, ...damaged, ...fragments, ...options]
+    const toUdp = hex([...short, ...[...dropped, good].map(write)])
+    const { fromTun, counters, drops } = await probe(engine, { encapsulation, toUdp })
+    const cut = short.map((datagram) => [
+      'rx_drop_malformed',
+      datagram.length,
+      datagram.length,
+      datagram.toString('hex'),
+    ])
+    const bare = [
+      ...evil.map((datagram) => ['rx_drop_malformed', datagram] as const),
+      ...damaged.map((datagram) => ['rx_drop_checksum', datagram] as const),
+      ...fragments.map((datagram) => ['rx_drop_fragment', datagram] as const),
+      ...options.map((datagram) => ['rx_drop_options', datagram] as const),
+    ].map(([reason, datagram]) => [reason, datagram.length, 0, datagram.subarray(0, 128).toString('hex')])
+    expect(drops.map((each) => [each.reason, each.length, each.encapBytes, each.headers])).toEqual([...cut, ...bare])
     expect(fromTun).toEqual(hex([forwarded(good, 2)!]))
     expect(counters['rx_drop_malformed']).toBe(short.length + evil.length)
     expect(counters).toMatchObject({

@@ -121,7 +121,8 @@ struct Outward {
   explicit Outward(uint32_t granted = kAllFeatures)
       : features(granted),
         row(kCounterCount),
-        sender(-1, 0, 100, &features, CounterRow(row.data()), &traffic),
+        drops(CounterRow(row.data()), [] { return clock_ms * 1'000; }),
+        sender(-1, 0, 100, &features, CounterRow(row.data()), &drops, &traffic),
         payload(2000) {}
 
   void add(const Endpoint& endpoint, size_t size = 100) {
@@ -149,6 +150,7 @@ struct Outward {
   Features features;
   std::vector<uint64_t> row;
   TrafficRows traffic;
+  Drops drops;
   Sender sender;
   Bytes payload;
   uint32_t number = 0;
@@ -191,6 +193,12 @@ void test_send_refusals() {
     CHECK(out.row[k_tx_bytes] == row.sent * 100);
     CHECK(out.row[k_udp_gso_refusals] == row.resent);
     CHECK(out.row[row.counted] == row.datagrams - row.sent);
+    uint32_t lost = 0;
+    out.drops.read(0, [&](const KeptDrop& kept) {
+      CHECK(kept.reason == row.counted && kept.packets == 1 && kept.length == 100 && kept.size == 100);
+      CHECK(load_be32(kept.bytes.data()) == lost++ && ntohl(kept.peer) == kHere && kept.encap_bytes == 0);
+    });
+    CHECK(lost == row.datagrams - row.sent);
     const auto numbers = Outward::numbers();
     CHECK(numbers.size() == row.sent);
     for (size_t i = 0; i < numbers.size(); i++) CHECK(numbers[i] == i);
@@ -337,7 +345,8 @@ void test_write_refusals() {
     };
     Features features(kAllFeatures);
     std::vector<uint64_t> counters(kCounterCount);
-    TunWriter writer(-1, &features, CounterRow(counters.data()));
+    Drops drops(CounterRow(counters.data()), [] { return clock_ms * 1'000; });
+    TunWriter writer(-1, &features, CounterRow(counters.data()), &drops);
     Coalescer coalescer;
     std::vector<Bytes> packets;
     Fields fields;
@@ -355,6 +364,14 @@ void test_write_refusals() {
     CHECK(counters[k_rx_packets] == row.written);
     CHECK(counters[k_coalesce_refusals] == row.rewritten);
     CHECK(counters[k_rx_drop_tun] == static_cast<size_t>(row.packets) - row.written);
+    size_t kept_drops = 0;
+    drops.read(0, [&](const KeptDrop& kept) {
+      const Bytes& packet = packets[row.written + kept_drops++];
+      CHECK(kept.reason == k_rx_drop_tun && kept.packets == 1 && kept.length == packet.size());
+      CHECK(kept.size == std::min(packet.size(), KeptDrop::kMaxBytes));
+      CHECK(std::equal(packet.begin(), packet.begin() + static_cast<ptrdiff_t>(kept.size), kept.bytes.begin()));
+    });
+    CHECK(kept_drops == packets.size() - row.written);
     if (row.rewritten && row.written) {
       CHECK(kernel.taken.size() == packets.size());
       for (size_t i = 0; i < kernel.taken.size(); i++) {
@@ -368,7 +385,7 @@ void test_write_refusals() {
   kernel.refusal = [](const Sent&) { return EBADFD; };
   Features features(kAllFeatures);
   std::vector<uint64_t> counters(kCounterCount);
-  TunWriter writer(-1, &features, CounterRow(counters.data()));
+  TunWriter writer(-1, &features, CounterRow(counters.data()), nullptr);
   Coalescer coalescer;
   Bytes packet = build({});
   coalescer.add(packet.data(), read(packet), writer.limits());
@@ -395,7 +412,8 @@ void deliver(mmsghdr& message, size_t size, int joined_bytes, int flags = 0) {
 
 void test_receive() {
   std::vector<uint64_t> counters(kCounterCount);
-  Receiver receiver(-1, 64, CounterRow(counters.data()));
+  Drops drops(CounterRow(counters.data()), [] { return clock_ms * 1'000; });
+  Receiver receiver(-1, 64, 8, CounterRow(counters.data()), &drops);
   Failure failure;
   bool interrupted = false;
   kernel = {};
@@ -432,6 +450,13 @@ void test_receive() {
   CHECK(counters[k_rx_messages] == 5);
   CHECK(counters[k_rx_batches] == 1);
   CHECK(counters[k_rx_drop_truncated] == 1);
+  size_t truncated = 0;
+  drops.read(0, [&](const KeptDrop& kept) {
+    truncated++;
+    CHECK(kept.reason == k_rx_drop_truncated && kept.length == 65536 && kept.size == KeptDrop::kMaxBytes);
+    CHECK(kept.bytes[0] == 7 && ntohl(kept.peer) == kHere + 1 && kept.encap_bytes == 8);
+  });
+  CHECK(truncated == 1);
 
   // An error of an earlier send is none of receiving; a socket that is none ends it.
   for (const auto& [error, fails] : {std::pair{EAGAIN, false}, {ECONNREFUSED, false}, {EBADF, true}}) {
@@ -444,7 +469,7 @@ void test_receive() {
   CHECK(counters[k_rx_batches] == 1);
 
   // One at a time, where that was asked for.
-  Receiver single(-1, 1, CounterRow(counters.data()));
+  Receiver single(-1, 1, 8, CounterRow(counters.data()), &drops);
   kernel.receive = [](mmsghdr*, unsigned count) {
     CHECK(count == 1);
     return errno = EAGAIN, -1;

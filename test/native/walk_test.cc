@@ -60,7 +60,11 @@ constexpr uint32_t kSlot = 300;
 template <typename Encap>
 struct Host {
   explicit Host(uint32_t features, const OwnEnd& own = {}, VerifySource verify = VerifySource::kStrict)
-      : features(features), row(kCounterCount), peers(2) {
+      : features(features),
+        row(kCounterCount),
+        peers(2),
+        tx_drops(CounterRow(row.data()), monotonic_us),
+        rx_drops(CounterRow(row.data()), monotonic_us) {
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
     const int buffer = 4 << 20;
     for (int* fd : {&socket, &other}) {
@@ -85,6 +89,8 @@ struct Host {
                     &this->features,
                     CounterRow(row.data()),
                     &traffic,
+                    &tx_drops,
+                    &rx_drops,
                     filter(verify),
                     &strangers,
                     &icmp};
@@ -92,6 +98,7 @@ struct Host {
     ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(1), own);
   }
   ~Host() {
+    check_drops();
     for (const int fd : {tun[0], tun[1], socket, other}) close(fd);
   }
   static sockaddr_in loopback(uint16_t port, uint32_t address = INADDR_LOOPBACK) {
@@ -117,6 +124,22 @@ struct Host {
     traffic.sum(kSlot, sum);
     return sum;
   }
+  /// Whatever was dropped is kept under the reason that it was counted under.
+  void check_drops() const {
+    std::vector<uint64_t> counted = row;
+    for (const Drops* drops : {&tx_drops, &rx_drops}) {
+      size_t kept_drops = 0;
+      drops->read(0, [&](const KeptDrop& kept) {
+        counted[kept.reason] -= kept.packets;
+        kept_drops++;
+        CHECK(kNames[kept.reason].starts_with(drops == &tx_drops ? "tx_drop_" : "rx_drop_"));
+      });
+      if (kept_drops == Drops::kSlots) return;  // there may have been more
+    }
+    for (size_t at = 0; at < kCounterCount; at++)
+      CHECK(kNames[at].find("_drop_") == kNames[at].npos || counted[at] == 0);
+  }
+  static constexpr auto& kNames = kCounterNames;
   /// From another address than the peer's.
   void from_stranger(const Bytes& datagram) {
     const Fd stranger(::socket(AF_INET, SOCK_DGRAM, 0));
@@ -146,6 +169,7 @@ struct Host {
   PeerTables peers;
   Strangers strangers;
   TrafficRows traffic;
+  Drops tx_drops, rx_drops;
   IcmpLimit icmp;
   int tun[2], socket, other;
   std::unique_ptr<Egress<Encap>> egress;
@@ -685,7 +709,7 @@ void test_overflow() {
   const Bytes datagram(1000);
   for (int engine = 0; engine < 2; engine++) {
     std::vector<uint64_t> row(kCounterCount);
-    Receiver receiver(socket.fd.get(), 64, CounterRow(row.data()));
+    Receiver receiver(socket.fd.get(), 64, 0, CounterRow(row.data()), nullptr);
     Failure failure;
     size_t sent = 0;
     for (const int datagrams : {300, 300}) {

@@ -18,7 +18,7 @@ import { startNativeEngine } from '../../src/dataplane/native-engine.ts'
 import { encodePeers } from '../../src/dataplane/peers.ts'
 import { SLOT_NUMBERS } from '../../src/dataplane/traffic.ts'
 import { addon } from '../../src/host/addon.ts'
-import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
+import { formatIpv4, parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { ipv4Packet } from './packets.ts'
 
 export interface ProbeJob {
@@ -42,6 +42,15 @@ export interface ProbeResult {
   /** Of the peer: packets and bytes sent, packets and bytes let in, and whether it was heard of. */
   readonly traffic: readonly number[]
   readonly strangers: readonly Stranger[]
+  /** What was dropped and kept, without the time, the headers in hex. */
+  readonly drops: readonly {
+    readonly reason: string
+    readonly packets: number
+    readonly length: number
+    readonly peer: string
+    readonly encapBytes: number
+    readonly headers: string
+  }[]
 }
 
 const NETWORK = parseIpv4Net('10.5.0.0/16')!
@@ -158,7 +167,11 @@ async function main(kind: string): Promise<void> {
   const strangers = engine.takeStrangers()
   const [silentMs = -1, ...counted] = [...engine.traffic().subarray(SLOT * SLOT_NUMBERS)].toReversed()
   const traffic = [...counted.toReversed(), Number(silentMs >= 0)]
-  const result: ProbeResult = { fromTun, fromUdp, counters, offloads: engine.offloads, strangers, traffic }
+  const drops = engine.drops().packets.map(({ reason, packets, length, encapBytes, ...rest }) => {
+    const headers = Buffer.from(rest.headers).toString('hex')
+    return { reason, packets, length, encapBytes, headers, peer: formatIpv4(rest.peer) }
+  })
+  const result: ProbeResult = { fromTun, fromUdp, counters, offloads: engine.offloads, strangers, traffic, drops }
   stopWatching()
   socket.close()
   stranger.close()

@@ -44,6 +44,7 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
     setPeers: (records) => void (engine.records = records),
     counters: () => ({ sent: 5n }),
     traffic: () => engine.traffic,
+    drops: (after = []) => ({ next: [...after, 7], packets: [] }),
     threads: () => ({}),
     takeStrangers: () => engine.strangers.splice(0),
     stop: async () => void engine.stopped++,

@@ -43,6 +43,8 @@ describe('the command line', () => {
     [['bench', '10.5.2.0/24', '--status-socket', '/nowhere'], 1],
     [['bench', '--listen', '--status-socket', '/nowhere'], 1],
     [['explain', '10.5.1.2'], 2],
+    [['capture', 'all'], 2],
+    [['capture', '--status-socket', '/nowhere'], 1],
     [['explain', '10.5.1.2', 'there'], 2],
     [['status', '--status-socket', '/nowhere'], 1],
   ])('weft %j exits with %d', async (words, code) => {

@@ -8,6 +8,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { isWeftError } from '../../../src/errors.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { eventually } from '../../support/event.ts'
+import { noDrops } from '../../../src/status/drops.ts'
 import { createHealth, serveHealth, serveSocket, type HealthServer } from '../../../src/status/health.ts'
 import { detailsOf, type Snapshot } from '../../../src/status/snapshot.ts'
 
@@ -139,9 +140,9 @@ describe('the status socket', () => {
     warnings = []
   })
   afterEach(() => rmSync(folder, { recursive: true }))
-  const ask = (): Promise<number | undefined> =>
+  const ask = (target = '/status.json', method = 'GET'): Promise<number | undefined> =>
     new Promise((resolve, reject) => {
-      request({ socketPath: path, path: '/status.json' }, (response) => {
+      request({ socketPath: path, path: target, method }, (response) => {
         response.resume()
         resolve(response.statusCode)
       })
@@ -155,6 +156,25 @@ describe('the status socket', () => {
     expect(await ask()).toBe(200)
     await server!.close()
     expect([existsSync(path), warnings]).toEqual([false, []])
+  })
+
+  it('tells there which packets were dropped, and at no port', async () => {
+    const health = createHealth()
+    const after: (readonly number[])[] = []
+    health.drops = (numbers) => {
+      after.push(numbers)
+      return noDrops('now')
+    }
+    const server = await serveSocket(path, health, log)
+    expect(await ask('/drops.json')).toBe(200)
+    expect(await ask('/drops.json?after=1,9007199254740991')).toBe(200)
+    expect(after).toEqual([[], [1, 2 ** 53 - 1]])
+    for (const bad of ['x', '1,', ',', '-1', '1.5', '9007199254740993'])
+      expect(await ask(`/drops.json?after=${bad}`)).toBe(400)
+    expect(await ask('/drops.json', 'POST')).toBe(405)
+    expect((await (await serve(health)).get('/drops.json'))[0]).toBe(404)
+    expect(after).toHaveLength(2)
+    await server!.close()
   })
 
   it('takes the place of one that nobody answers at, and of no other', async () => {

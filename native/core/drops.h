@@ -1,0 +1,147 @@
+// drops.h - what a direction dropped: each packet counted under its reason, and the headers of the last ones kept for
+// JavaScript to show.
+//
+// The direction's thread writes and JavaScript's reads, without a lock. Copying is bounded by time and not by packets:
+// a flood of what is dropped costs no more than a trickle, and of it some are kept. How many there were the counters
+// say.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <span>
+
+#include "bucket.h"
+#include "counters.h"
+
+namespace weft {
+
+/// What is dropped, where it lies.
+struct Dropped {
+  Counter reason;
+  size_t packets = 1;  ///< a superpacket counts as its segments
+  std::span<const uint8_t> bytes = {};
+  std::span<const uint8_t> more = {};  ///< what follows them, where it lies elsewhere
+  uint32_t peer = 0;                   ///< IPv4, network order: the datagram's sender or receiver; 0: not known
+  size_t encap_bytes = 0;              ///< which the encapsulation put before a packet, and are still there
+};
+
+/// What is kept of it.
+struct KeptDrop {
+  static constexpr size_t kMaxBytes = 128;
+
+  int64_t at_us;  ///< when its turn began, by the threads' clock
+  Counter reason;
+  uint32_t packets, length;
+  uint32_t peer;
+  size_t encap_bytes;
+  size_t size;  ///< bytes that are kept
+  std::array<uint8_t, kMaxBytes> bytes;
+};
+
+class Drops {
+ public:
+  /// So many are kept, and may be at once; of more, one in so long.
+  static constexpr uint64_t kSlots = 256;
+  static constexpr int64_t kEveryUs = 1'000;
+
+  /// The threads' clock. It is asked once a turn at most, and only in one that drops something.
+  using Clock = int64_t (*)();
+
+  /// Numbers begin with the time. Fewer are kept than microseconds pass, so that an engine's are higher than those of
+  /// the one before, and whoever has read up to a number can go on with the next engine.
+  Drops(CounterRow counters, Clock now_us)
+      : counters_(counters),
+        now_us_(now_us),
+        first_(static_cast<uint64_t>(now_us())),
+        next_(first_),
+        slots_(std::make_unique_for_overwrite<Slot[]>(kSlots)) {}
+
+  void begin_turn() { turn_us_ = 0; }
+  /// Counts, and keeps if it may. As begin_turn, by the direction's thread.
+  void add(const Dropped& dropped) {
+    counters_.add(dropped.reason, dropped.packets);
+    if (turn_us_ == 0) turn_us_ = now_us_();
+    if (bucket_.take(turn_us_, kEveryUs, kSlots)) keep(dropped);
+  }
+
+  /// Calls `each` with what is kept from this number on, the oldest first, and returns the next number. By any thread.
+  template <typename Each>
+  uint64_t read(uint64_t from, Each each) const {
+    const uint64_t next = load(next_);
+    const uint64_t oldest = std::max(first_, next - std::min(next, kSlots));
+    KeptDrop kept;
+    for (uint64_t number = std::max(from, oldest); number < next; number++) {
+      if (read_slot(number, kept)) each(kept);
+    }
+    return next;
+  }
+
+ private:
+  static constexpr size_t kWords = KeptDrop::kMaxBytes / sizeof(uint64_t);
+
+  /// A sequence lock: `sequence` is odd while the slot is written, and tells which number stands in it. Words are
+  /// stored with release and loaded with acquire order: whoever has seen one of a writing sees its odd sequence too
+  /// (H. Boehm, "Can seqlocks get along with programming language memory models?", 2012, without its fences, of which
+  /// ThreadSanitizer knows nothing).
+  struct Slot {
+    uint64_t sequence;
+    uint64_t at_us, numbers, about;
+    uint64_t words[kWords];
+  };
+  static_assert(kCounterCount <= 256 && KeptDrop::kMaxBytes < 256);  // as `about` has them
+  static uint64_t sequence_of(uint64_t number) { return 2 * number + 2; }
+
+  static uint64_t load(const uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_ACQUIRE); }
+  static void store(uint64_t& word, uint64_t value) { __atomic_store_n(&word, value, __ATOMIC_RELEASE); }
+
+  void keep(const Dropped& dropped) {
+    uint64_t words[kWords] = {};
+    const size_t size = std::min(dropped.bytes.size(), sizeof words);
+    const size_t more = std::min(dropped.more.size(), sizeof words - size);
+    auto* bytes = reinterpret_cast<uint8_t*>(words);
+    if (size > 0) std::memcpy(bytes, dropped.bytes.data(), size);
+    if (more > 0) std::memcpy(bytes + size, dropped.more.data(), more);
+    const uint64_t length = dropped.bytes.size() + dropped.more.size();
+
+    const uint64_t number = next_;
+    Slot& slot = slots_[number % kSlots];
+    store(slot.sequence, sequence_of(number) - 1);
+    store(slot.at_us, static_cast<uint64_t>(turn_us_));
+    store(slot.numbers, length << 32 | (dropped.packets & 0xffffffff));
+    store(slot.about, uint64_t{dropped.peer} << 32 | dropped.reason << 16 | (size + more) << 8 | dropped.encap_bytes);
+    for (size_t i = 0; i * sizeof(uint64_t) < size + more; i++) store(slot.words[i], words[i]);
+    store(slot.sequence, sequence_of(number));
+    store(next_, number + 1);
+  }
+
+  /// False when it is written over meanwhile.
+  bool read_slot(uint64_t number, KeptDrop& kept) const {
+    const Slot& slot = slots_[number % kSlots];
+    if (load(slot.sequence) != sequence_of(number)) return false;
+    const uint64_t numbers = load(slot.numbers), about = load(slot.about);
+    kept.at_us = static_cast<int64_t>(load(slot.at_us));
+    kept.length = static_cast<uint32_t>(numbers >> 32);
+    kept.packets = static_cast<uint32_t>(numbers);
+    kept.peer = static_cast<uint32_t>(about >> 32);
+    kept.reason = static_cast<Counter>(about >> 16 & 0xff);
+    kept.size = std::min<size_t>(about >> 8 & 0xff, KeptDrop::kMaxBytes);
+    kept.encap_bytes = std::min<size_t>(about & 0xff, kept.size);
+    for (size_t i = 0; i * sizeof(uint64_t) < kept.size; i++) {
+      const uint64_t word = load(slot.words[i]);
+      std::memcpy(&kept.bytes[i * sizeof word], &word, sizeof word);
+    }
+    return load(slot.sequence) == sequence_of(number);
+  }
+
+  CounterRow counters_;
+  Clock now_us_;
+  int64_t turn_us_ = 0;  // when the turn began; 0 while nobody has asked
+  Bucket bucket_;
+  uint64_t first_;
+  uint64_t next_;                  // number
+  std::unique_ptr<Slot[]> slots_;  // not written to before it is used: a lane that drops nothing has no memory
+};
+
+}  // namespace weft

@@ -1,0 +1,38 @@
+// drops.ts - the packets that a node dropped last: what /drops.json has, from its data path.
+
+import { addon } from '../host/addon.ts'
+import { formatIpv4 } from '../net/ipv4.ts'
+import { DROPS_SCHEMA, type DropsReport } from '../status/drops.ts'
+import { isDrop } from '../status/status.ts'
+import type { Node } from './node.ts'
+
+/** Why packets are dropped, and what each reason means. */
+const TEXTS: ReadonlyMap<string, string> = new Map(
+  addon.counterNames.map((name, at) => [name, addon.counterTexts[at] ?? ''] as const).filter(([name]) => isDrop(name)),
+)
+
+const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex')
+
+/** Of all that are kept those that are later than what was told with this `next`. */
+export function dropsReportOf({ dataPath }: Pick<Node, 'dataPath'>, after: DropsReport['next']): DropsReport {
+  const carrier = dataPath?.carrier()
+  // Before the packets: what is dropped in between is told now, and counted the next time.
+  const counts = Object.entries(dataPath?.counters() ?? {}).filter(([name]) => TEXTS.has(name))
+  const { packets, next } = dataPath?.drops?.(after) ?? { packets: [], next: [] }
+  return {
+    ...{ schema: DROPS_SCHEMA, at: new Date().toISOString() },
+    ...{ device: carrier?.device ?? null, engine: carrier?.engine ?? null },
+    reasons: Object.fromEntries(
+      counts.map(([name, count]) => [name, { packets: Number(count), means: TEXTS.get(name) ?? '' }]),
+    ),
+    packets: packets
+      .map(({ atUs, reason, packets: number, length, peer, encapBytes, headers }) => ({
+        ...{ atUs, reason, direction: reason.startsWith('tx_') ? ('out' as const) : ('in' as const) },
+        ...{ packets: number, length: length - encapBytes, peer: peer === 0 ? null : formatIpv4(peer) },
+        encap: hex(headers.subarray(0, encapBytes)),
+        headers: hex(headers.subarray(encapBytes)),
+      }))
+      .toSorted((a, b) => a.atUs - b.atUs),
+    next: [...next],
+  }
+}

@@ -1,0 +1,154 @@
+// capture.test.ts - weft capture on a real host: what was dropped, as lines, as JSON, and as a file that tcpdump reads. That all
+// engines keep the same is in test/native/engines.test.ts.
+
+import { statSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterEach, beforeEach, expect, it } from 'vitest'
+import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
+import type { DropsReport } from '../../src/status/drops.ts'
+import { eventually } from '../support/event.ts'
+import { added, tunAddress } from '../support/hosts.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+import { ipv4Packet, udpDatagram } from '../support/packets.ts'
+
+needs(HOSTS, 'curl', 'ping', 'tcpdump')
+
+const NEW = '10.5.0.0/24' // which no node draws
+const NOBODYS = '10.5.0.5'
+
+let lab: Lab
+let host: Host
+let other: Host
+beforeEach(async () => {
+  lab = await createLab({ hosts: 2 })
+  ;[host, other] = lab.hosts as [Host, Host]
+})
+afterEach(() => lab.close())
+
+const leases = (): string => join(lab.folder, 'leases')
+async function start(backend: object, ...more: string[]) {
+  // The kernel's own solicitations of IPv6 would be dropped too.
+  await host.output(['sh', '-c', 'echo 1 | tee /proc/sys/net/ipv6/conf/*/disable_ipv6'])
+  await host.output(['mkdir', '-p', join(leases(), 'subnets')])
+  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  const daemon = host.startDaemon({ args: ['--lease-dir', leases(), ...more] })
+  await daemon.line(/flannel is ready/)
+  return daemon
+}
+const weft = (...words: string[]): string[] => [
+  ...[process.execPath, join(packageRoot, 'bin/weft'), 'capture', ...words],
+  ...['--status-socket', host.statusSocket],
+]
+const report = async (...words: string[]): Promise<DropsReport> =>
+  JSON.parse(await host.output(weft('--json', ...words))) as DropsReport
+/** Sends datagrams from the other host, one after another. */
+async function send(port: number, ...datagrams: readonly Buffer[]): Promise<void> {
+  const script = `
+    const socket = require('node:dgram').createSocket('udp4')
+    const all = ${JSON.stringify(datagrams.map((datagram) => datagram.toString('hex')))}
+    const next = () => all.length > 0 ? socket.send(Buffer.from(all.shift(), 'hex'), ${port}, '${host.address}', next) : socket.close()
+    next()`
+  await other.output([process.execPath, '-e', script])
+}
+const ping = (to: string, ...more: string[]) => host.run(['ping', '-n', '-c', '1', '-W', '1', ...more, to])
+
+it('shows what was dropped, and why', async () => {
+  const daemon = await start({ Type: 'udp' }, '--workers', '1', '--healthz-port', '8080')
+  const own = tunAddress(host)
+  expect(await report()).toMatchObject({ schema: 1, device: 'flannel0', engine: 'native', packets: [] })
+  await ping(NOBODYS)
+  writeFileSync(join(leases(), 'subnets', NEW.replace('/', '-')), JSON.stringify({ PublicIP: other.address }))
+  await daemon.line(added(NEW))
+  await ping(NOBODYS, '-t', '1')
+  const [source, destination] = [parseIpv4('10.5.255.254')!, parseIpv4(own)!]
+  const payload = udpDatagram(source, destination, 1234, 80, Buffer.alloc(200, 1))
+  const forged = ipv4Packet({ source, destination, payload })
+  await send(8285, forged, Buffer.from('hello'))
+
+  const all = await eventually(async () => {
+    const told = await report()
+    expect(told.packets).toHaveLength(4)
+    return told
+  })
+  const about = (reason: string, direction: string, peer: string | null, length: number) => ({
+    ...{ reason, direction, peer, length, packets: 1, encap: '' },
+  })
+  expect(all.packets).toEqual([
+    expect.objectContaining(about('tx_drop_no_route', 'out', null, 84)),
+    expect.objectContaining(about('tx_drop_ttl', 'out', other.address, 84)),
+    expect.objectContaining(about('rx_drop_unknown_sender', 'in', other.address, 228)),
+    expect.objectContaining(about('rx_drop_malformed', 'in', other.address, 5)),
+  ])
+  expect(all.packets[2]!.headers).toBe(forged.subarray(0, 128).toString('hex'))
+  expect(Math.abs(all.packets[0]!.atUs / 1000 - Date.now())).toBeLessThan(60_000)
+  expect(all.reasons['tx_drop_ttl']).toEqual({ packets: 1, means: 'TTL or hop limit ran out here' })
+  // What packets say is not for who reaches the port.
+  expect(await host.output(['curl', '-sS', 'http://127.0.0.1:8080/drops.json'])).toBe('404 page not found\n')
+
+  expect((await report('--reason', 'ttl')).packets).toHaveLength(1)
+  const lines = (await host.output(weft())).split('\n')
+  const when = String.raw`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z`
+  expect(lines).toEqual([
+    expect.stringMatching(
+      new RegExp(`${when} out ${own} > ${NOBODYS} icmp echo request, 84 bytes: no peer has the destination`),
+    ),
+    expect.stringContaining(
+      `> ${NOBODYS} icmp echo request, 84 bytes, to ${other.address}: TTL or hop limit ran out here`,
+    ),
+    expect.stringMatching(
+      new RegExp(
+        `${when} in {2}10.5.255.254:1234 > ${own}:80 udp, 228 bytes, from ${other.address}: .*unknown_sender\\)$`,
+      ),
+    ),
+    expect.stringMatching(/ no IP packet: 68656c6c6f, 5 bytes, .*\(rx_drop_malformed\)$/),
+    'shown: 4 of the 4 packets dropped since the data path was opened',
+    '',
+  ])
+
+  const file = join(lab.folder, 'drops.pcapng')
+  const { code, stdout, stderr } = await host.run(weft('--write', file))
+  expect([code, stdout, stderr]).toEqual([
+    0,
+    '',
+    'written: 4 of the 4 packets dropped since the data path was opened\n',
+  ])
+  expect(statSync(file).mode & 0o777).toBe(0o600)
+  const shown = (await host.output(['tcpdump', '-nttr', file])).split('\n')
+  expect(shown[0]).toMatch(new RegExp(`^\\d+\\.\\d{6} IP ${own} > ${NOBODYS}: ICMP echo request`))
+  expect(shown[2]).toMatch(/ IP 10\.5\.255\.254\.1234 > .*\.80: UDP, length 200/)
+  expect(shown).toHaveLength(5)
+
+  // Whoever reads no more has seen enough.
+  const unread = await host.run(['sh', '-c', '{ "$@"; echo $? >&2; } | true', 'sh', ...weft()])
+  expect(unread).toMatchObject({ stderr: '0\n' })
+
+  // Whoever follows is told of those to come, and of nothing twice.
+  const following = host.spawn(weft('--follow'))
+  let heard = ''
+  following.stdout!.on('data', (text: Buffer) => (heard += text.toString()))
+  await eventually(() => expect(heard.match(/\n/g)).toHaveLength(4))
+  await send(8285, Buffer.from('again'))
+  await eventually(() => expect(heard).toContain('616761696e'))
+  expect(heard.match(/\n/g)).toHaveLength(5)
+  const ended = new Promise((resolve) => following.once('exit', resolve))
+  following.kill('SIGINT')
+  expect(await ended).toBe(0)
+})
+
+it('shows of VXLAN what was no frame for this host as it came', async () => {
+  await start({ Type: 'vxlan', DataPath: 'userspace' })
+  const frame = Buffer.concat([Buffer.from('0800000000000700', 'hex'), Buffer.alloc(14, 2), Buffer.alloc(40, 3)])
+  await send(8472, frame)
+  const told = await eventually(async () => {
+    const drops = await report()
+    expect(drops.packets).toHaveLength(1)
+    return drops
+  })
+  expect(told.packets[0]).toMatchObject({
+    reason: 'rx_drop_not_ours',
+    encap: '0800000000000700' + '02'.repeat(14),
+    headers: Buffer.alloc(40, 3).toString('hex'),
+  })
+  expect(await host.output(weft())).toContain(`from ${other.address}, behind 0800000000000700`)
+})
