@@ -68,10 +68,9 @@ async function readServiceAccount({ environment, serviceAccount = SERVICE_ACCOUN
       'run weftd in a pod, or name a kubeconfig with --kubeconfig-file',
     )
   }
-  const [token, ca] = await Promise.all([
-    readPart(resolve(serviceAccount, 'token')),
-    readPart(resolve(serviceAccount, 'ca.crt')),
-  ])
+  // One after another: of several that are missing the first is named, whatever the disk does.
+  const token = await readPart(resolve(serviceAccount, 'token'))
+  const ca = await readPart(resolve(serviceAccount, 'ca.crt'))
   return { server: `https://${host.includes(':') ? `[${host}]` : host}:${port}`, token: token.trim(), ca }
 }
 
@@ -131,11 +130,9 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
     const file = section?.[name]
     return typeof file === 'string' && file !== '' ? readPart(resolve(dirname(path), file)) : undefined
   }
-  const [ca, cert, key] = await Promise.all([
-    material(cluster, 'certificate-authority'),
-    material(user, 'client-certificate'),
-    material(user, 'client-key'),
-  ])
+  const ca = await material(cluster, 'certificate-authority')
+  const cert = await material(user, 'client-certificate')
+  const key = await material(user, 'client-key')
   const { token: given, tokenFile } = user
   // As client-go, the file goes first: it is the one that rotates.
   const token =
