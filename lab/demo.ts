@@ -284,7 +284,7 @@ if (values.help) {
 } else if (!Number.isInteger(hosts) || hosts < 2 || hosts > 20) {
   process.stderr.write(`--hosts is ${values.hosts}; give it 2 to 20\n`)
   process.exitCode = 2
-} else if (values.broken !== undefined && !BREAKS[values.broken]) {
+} else if (values.broken !== undefined && !Object.keys(BREAKS).includes(values.broken)) {
   process.stderr.write(`--broken is ${values.broken}; give it ${Object.keys(BREAKS).join(', ')}\n`)
   process.exitCode = 2
 } else if ([values.once, values.page, values.broken].filter(Boolean).length > 1) {

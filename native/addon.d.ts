@@ -66,7 +66,7 @@ export interface DroppedPacket {
   readonly reason: string
   /** How many packets it is: a superpacket is as many as it has segments. */
   readonly packets: number
-  /** Its bytes on the wire; of a superpacket all. */
+  /** Its bytes on the wire; of a superpacket all, of a datagram that the receive buffer cut what that took. */
   readonly length: number
   /** Whom the datagram came from, or would have gone to: IPv4 in host order; 0 when that is not known. */
   readonly peer: number

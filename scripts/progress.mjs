@@ -108,9 +108,10 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
   let shown = ''
   /** Whether something was written whose line has no end yet: the bar would cut it. */
   let isOpen = false
+  let isEnded = false
   const draw = () => {
     const { step, done, size, since } = current
-    if (isOpen || step === '') return
+    if (isEnded || isOpen || step === '') return
     const now = performance.now()
     const far = progressOf({ done, size, total, pace, beforeMs: since - began, withinMs: now - since })
     const state = { title, step, total, counted: pace !== 'seconds', elapsedMs: now - began, ...far }
@@ -141,6 +142,7 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
   const timer = setInterval(draw, REDRAW_MS)
   timer.unref()
   const end = () => {
+    isEnded = true
     clearInterval(timer)
     clear()
     for (const [index, each] of guarded.entries()) if (originals[index]) each.write = originals[index]

@@ -200,17 +200,23 @@ async function begin(ways: Ways, port: number): Promise<Run> {
   try {
     const run = await beginRun(ways, port, ways.inside.from)
     if ('refused' in run) {
-      throw new WeftError('PERMISSION', `weft bench --listen at ${to} refuses: ${run.refused}`, {
-        remedy: 'see what it says there',
-      })
+      throw refusedBy(to, run.refused)
     }
-    await run.openEcho('outside')
+    await run.openEcho('outside').catch((error: unknown) => {
+      run.close()
+      // One without a code is the listener's own answer.
+      throw isRefusal(error) ? refusedBy(to, messageOf(error)) : error
+    })
     return run
   } catch (error) {
     throw isWeftError(error) ? error : await whyNotOutside(ways, port, error)
   }
 }
 
+const refusedBy = (to: string, why: string): WeftError =>
+  new WeftError('PERMISSION', `weft bench --listen at ${to} refuses: ${why}`, { remedy: 'see what it says there' })
+
+const isRefusal = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === undefined
 const isRefused = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'ECONNREFUSED'
 
 /** Whether a listener is there at all, the other path tells. */
@@ -247,8 +253,7 @@ async function whyNotOutside({ outside, inside }: Ways, port: number, error: unk
 /** The listener is reached outside: whether it is the data path or that port alone, a ping tells. */
 async function whyNotInside({ to, from }: Ways['inside'], port: number, error: unknown): Promise<string> {
   const what = `TCP port ${port} of ${to} is reached outside and not inside: ${messageOf(error)}`
-  const isAnswer = (error as NodeJS.ErrnoException).code === undefined
-  if (isAnswer) return `${what}; is the source ${from} rewritten on the way?`
+  if (isRefusal(error)) return `${what}; is the source ${from} rewritten on the way?`
   const answers = await pinged(to, from)
   if (answers === undefined) return `${what}; see weft doctor on both hosts`
   return answers

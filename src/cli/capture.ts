@@ -47,9 +47,9 @@ export const captureCommand = command({
     try {
       for (;;) {
         await output.add(report)
-        if (!follow) break
+        if (!follow || !screen.isRead()) break
         await pause(signal, FOLLOW_MS)
-        report = wanted(await askDrops(socket, report.next, signal), names)
+        report = wanted(await askAgain(socket, report, screen, signal), names)
       }
     } finally {
       await output.end()
@@ -57,6 +57,27 @@ export const captureCommand = command({
     return EXIT.ok
   },
 })
+
+const AWAY: ReadonlySet<string> = new Set(['ENOENT', 'ECONNREFUSED', 'ECONNRESET'])
+
+/** What came since `before`. A daemon that is away is waited for: while it is restarted packets go on, and may be dropped. */
+async function askAgain(
+  socket: string,
+  before: DropsReport,
+  screen: Screen,
+  signal: AbortSignal,
+): Promise<DropsReport> {
+  for (let isFirst = true; ; isFirst = false) {
+    try {
+      return await askDrops(socket, before.next, signal)
+    } catch (error) {
+      const { code } = ((error as Error).cause ?? {}) as NodeJS.ErrnoException
+      if (code === undefined || !AWAY.has(code)) throw error
+      if (isFirst) screen.warn(`weft capture: ${messageOf(error)}; going on when one does`)
+      await pause(signal, FOLLOW_MS)
+    }
+  }
+}
 
 const OURS: ReadonlySet<string> = new Set(['native', 'naive', 'dgram'])
 
@@ -189,8 +210,11 @@ export function createTally(): (report: DropsReport) => number {
 async function captureFile(path: string, { device }: DropsReport, screen: Screen): Promise<Output> {
   const file = path === '-' ? undefined : await openFile(path)
   const write = async (bytes: Buffer): Promise<void> => {
-    if (file) await file.write(bytes)
-    else screen.write(bytes)
+    if (!file) return screen.write(bytes)
+    // All of it, or an error: write(2) may take a part.
+    await file.appendFile(bytes).catch((error: unknown) => {
+      throw unwritable(path, error)
+    })
   }
   await write(Buffer.concat([sectionHeader(`weft ${version()}`), interfaceDescription(device ?? '', MOST_BYTES)]))
   let [written, said] = [0, '']
@@ -202,7 +226,7 @@ async function captureFile(path: string, { device }: DropsReport, screen: Screen
     },
     async end() {
       await file?.close()
-      screen.warn(said)
+      if (said !== '') screen.warn(said)
     },
   }
 }
@@ -215,9 +239,9 @@ function blockOf(packet: DroppedPacket, { reasons }: DropsReport): Buffer {
 
 async function openFile(path: string): Promise<FileHandle> {
   return open(path, 'w', 0o600).catch((error: unknown) => {
-    throw new WeftError('COMMAND', `${path} cannot be written: ${messageOf(error)}`, {
-      remedy: 'name another file',
-      cause: error,
-    })
+    throw unwritable(path, error)
   })
 }
+
+const unwritable = (path: string, cause: unknown): WeftError =>
+  new WeftError('COMMAND', `${path} cannot be written: ${messageOf(cause)}`, { remedy: 'name another file', cause })

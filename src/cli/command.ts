@@ -122,15 +122,21 @@ export function helpOf({ name, args, does, more, flags }: Command): string {
   const usage = `Usage: weft ${[name, ...(Object.keys(flags).length > 0 ? ['[OPTION]...'] : []), args].join(' ').trim()}`
   const width = Math.max(0, ...Object.entries(flags).map((flag) => wordsOf(flag).length))
   const lines = Object.entries(flags).map((flag) => {
-    const shown = flag[1].default
-    const isPlain = shown === '' || shown === false || Array.isArray(shown)
-    return `  ${wordsOf(flag).padEnd(width)}  ${flag[1].help}${isPlain ? '' : ` (default ${String(shown)})`}`
+    return `  ${wordsOf(flag).padEnd(width)}  ${flag[1].help}${defaultText(flag[1].default, 'default ')}`
   })
   const sentence = `${does[0]?.toUpperCase()}${does.slice(1)}.`
   return `${[usage, [sentence, more].filter((text) => text !== '').join(' '), lines.join('\n')].filter((part) => part !== '').join('\n\n')}\n`
 }
 
-function wordsOf([name, { default: value, placeholder }]: [string, FlagTable[string]]): string {
-  if (typeof value === 'boolean') return `--${name}`
-  return `--${name} ${placeholder ?? (typeof value === 'number' ? 'N' : 'TEXT')}`
+/** What a flag is without a word of it, in brackets; nothing where that says nothing. */
+export function defaultText(value: FlagTable[string]['default'], before = ''): string {
+  return value === '' || value === false || Array.isArray(value) ? '' : ` (${before}${String(value)})`
 }
+
+/** What stands for a flag's value; nothing where it has none. */
+export function valueWord({ default: value, placeholder }: FlagTable[string]): string | undefined {
+  return typeof value === 'boolean' ? undefined : (placeholder ?? (typeof value === 'number' ? 'N' : 'TEXT'))
+}
+
+const wordsOf = ([name, flag]: [string, FlagTable[string]]): string =>
+  [`--${name}`, valueWord(flag) ?? []].flat().join(' ')

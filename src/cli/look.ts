@@ -4,6 +4,8 @@
 export interface Screen {
   /** Whether a person looks at it, so that it may be written over. */
   readonly isTerminal: boolean
+  /** Whether anybody reads still. What is written to nobody is lost, and the command goes on to its own end. */
+  isRead(): boolean
   readonly colour: Colour
   write(text: string | Uint8Array): void
   /** Beside what is asked for: to stderr. */
@@ -16,16 +18,29 @@ export type Colour = (tone: Tone, text: string) => string
 /** Select Graphic Rendition (ECMA-48, 8.3.117). */
 const CODES: Readonly<Record<Tone, number>> = { good: 32, bad: 31, doubtful: 33, dim: 2, bold: 1 }
 
+interface Stdout {
+  readonly isTTY: boolean
+  write(text: string | Uint8Array): boolean
+  on(event: 'error', listener: (error: NodeJS.ErrnoException) => void): unknown
+}
+
 /** Colours on a terminal, unless NO_COLOR says otherwise (no-color.org). */
 export function createScreen(
-  stdout: { readonly isTTY: boolean; write(text: string | Uint8Array): boolean },
+  stdout: Stdout,
   stderr: { write(text: string): boolean },
   environment: NodeJS.ProcessEnv,
 ): Screen {
   const isTerminal = stdout.isTTY
+  let isRead = true
+  stdout.on('error', (error) => {
+    // `weft capture --follow | head` has seen enough.
+    if (error.code !== 'EPIPE') throw error
+    isRead = false
+  })
   const isColoured = isTerminal && !environment['NO_COLOR'] && environment['TERM'] !== 'dumb'
   return {
     isTerminal,
+    isRead: () => isRead,
     colour: isColoured ? (tone, text) => `\u001B[${CODES[tone]}m${text}\u001B[0m` : (_tone, text) => text,
     write: (text) => void stdout.write(text),
     warn: (line) => void stderr.write(`${line}\n`),

@@ -1,6 +1,6 @@
 // manual.ts - completion for shells and pages for man(1), made from the same table as the help. Pure.
 
-import type { Command } from './command.ts'
+import { defaultText, valueWord, type Command } from './command.ts'
 
 /** What may stand beside flags: a path, or one of these words; there are none where only the operator knows what. */
 type Follows = 'nothing' | 'path' | readonly string[]
@@ -222,10 +222,10 @@ export function manual(
     ...commands.flatMap((command) => [
       ...['.SS', roff(`weft ${`${command.name} ${command.args}`.trim()}`)],
       paragraph(`${command.does[0]?.toUpperCase()}${command.does.slice(1)}. ${command.more}`.trim()),
-      ...Object.entries(command.flags).flatMap(([flag, { help, default: value }]) => [
+      ...Object.entries(command.flags).flatMap(([name, flag]) => [
         '.TP',
-        `.BR ${roff(`--${flag}`)}${typeof value === 'boolean' ? '' : String.raw` " " \fI${typeof value === 'number' ? 'N' : 'TEXT'}\fR`}`,
-        paragraph(help + (value === '' || value === false || Array.isArray(value) ? '' : ` (${String(value)})`)),
+        `.BR ${roff(`--${name}`)}${valueWord(flag) === undefined ? '' : String.raw` " " \fI${valueWord(flag)}\fR`}`,
+        paragraph(flag.help + defaultText(flag.default)),
       ]),
     ]),
     ...others.flatMap(({ name, does }) => [

@@ -67,7 +67,7 @@ async function show(
     const isInPlace = watch && screen.isTerminal && !json
     const shown = json ? `${JSON.stringify(status)}\n` : text(status, before)
     screen.write(isInPlace ? inPlace(shown, before === undefined) : shown)
-    if (!watch) return isWell(status) ? EXIT.ok : EXIT.wrong
+    if (!watch || !screen.isRead()) return isWell(status) ? EXIT.ok : EXIT.wrong
     before = status
     await pause(signal, WATCH_MS)
   }

@@ -424,7 +424,9 @@ function checkPeers({ status, answers, unasked }: Facts): Finding[] | undefined 
   const silent = programmed.filter(isSilent)
   const lossy = programmed.filter((peer) => !isSilent(peer) && (peer.lossPercent ?? 0) >= LOSSY_PERCENT)
   // Heard since it was last asked, or while it was asked in vain: it lives, and one direction is open.
-  const isOneWay = ({ heardSecondsAgo: heard, probedSecondsAgo: asked, lossPercent }: PeerStatus): boolean =>
+  // A status of a moment ago, in which it answers still, tells nothing of that.
+  const isOneWay = ({ state, heardSecondsAgo: heard, probedSecondsAgo: asked, lossPercent }: PeerStatus): boolean =>
+    state !== 'answering' &&
     heard !== null &&
     asked !== null &&
     (heard + 1 < asked || (SILENT_PERCENT <= (lossPercent ?? 0) && heard < (probeSeconds ?? 0)))

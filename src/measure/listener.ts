@@ -42,7 +42,7 @@ export interface ListenerOptions {
 }
 
 /** How long a connection may take to say what it is for, and a leading one from one request to the next. */
-const GREETING_MS = 5_000
+const GREETING_MS = 2_000
 const REQUEST_MS = (LIMITS.seconds + 30) * 1000
 /** What is asked for and does not come is waited for no longer. */
 const PATIENCE_MS = 3_000
@@ -84,8 +84,10 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
       socket.write(lineOf({ refused: why }))
       socket.destroySoon()
       const line = `${address} was refused: ${why}`
-      if (!refused.has(line)) options.say(line)
-      if (refused.size < MOST_REFUSED) refused.add(line)
+      if (!refused.has(line) && refused.size < MOST_REFUSED) {
+        refused.add(line)
+        options.say(line)
+      }
     } else if (greeting.wants === 'run') await lead(socket, address, greeting.inside)
     else if (now.run) join(now.run, socket, greeting.wants)
   }

@@ -157,7 +157,8 @@ export async function beginRun(ways: Both<Way>, port: number, inside: string): P
         })
         const took = (performance.now() - start) / 1000
         sentEver += most
-        const arrived = await ask({ ask: 'sent', datagrams: sent }, readArrived)
+        // As long as what is under way comes in, the listener waits.
+        const arrived = await ask({ ask: 'sent', datagrams: sent }, readArrived, seconds * 1000 + 3 * PATIENCE_MS)
         return { ...arrived, sent, seconds: took }
       },
 
@@ -181,7 +182,7 @@ interface Paced {
   readonly isOver: () => boolean
 }
 
-/** Sends datagrams evenly for so long; resolves with how many there were. */
+/** Sends datagrams evenly for so long; resolves with how many the kernel took. */
 async function sendPaced({ to, from }: Way, paced: Paced): Promise<number> {
   const { port, mark, first, most, perSecond, seconds, bytes, isOver } = paced
   const socket = createSocket('udp4')
@@ -214,7 +215,8 @@ async function sendPaced({ to, from }: Way, paced: Paced): Promise<number> {
       }
       tick()
     })
-    return sent
+    // What waits still goes with the socket.
+    return sent - socket.getSendQueueCount()
   } finally {
     socket.close()
   }

@@ -81,7 +81,7 @@ async function lookAfter(node: Node, dataPath: DataPath, lease: OwnLease, repair
   const calm = seldom(log)
   let isCalm = false
   for (;;) {
-    await node.dataPathDoubt.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
+    const rang = await node.dataPathDoubt.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
     if (node.lent) continue // it is another process's to mend
     if (fault) return log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
     if (node.lease.key !== lease.key) return
@@ -90,7 +90,8 @@ async function lookAfter(node: Node, dataPath: DataPath, lease: OwnLease, repair
       const mended = await dataPath.resync()
       for (const each of mended) repairs.add(each)
       if (node.isUnapplied) await applyPeers(node)
-      isCalm = mended.length === 0 && !node.isUnapplied && !dataPath.unreported
+      // After a report another may have been missed, such as while `ip monitor` was started again.
+      isCalm = !rang && mended.length === 0 && !node.isUnapplied && !dataPath.unreported
     } catch (error) {
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)

@@ -131,6 +131,11 @@ it('shows what was dropped, and why', async () => {
   await send(8285, Buffer.from('again'))
   await eventually(() => expect(heard).toContain('616761696e'))
   expect(heard.match(/\n/g)).toHaveLength(5)
+  // Also of a daemon that comes after the one that is told of.
+  await daemon.stop('SIGKILL')
+  await start({ Type: 'udp' }, '--workers', '1', '--healthz-port', '8080')
+  await send(8285, Buffer.from('later'))
+  await eventually(() => expect(heard).toContain('6c61746572'))
   const ended = new Promise((resolve) => following.once('exit', resolve))
   following.kill('SIGINT')
   expect(await ended).toBe(0)

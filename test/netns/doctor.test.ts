@@ -357,4 +357,9 @@ describe.sequential('of a host with', () => {
     const { code, names } = await doctor(first)
     expect([code, names]).toEqual([3, ['daemon-silent']])
   })
+
+  it('a reader that goes: it ends as it would have', async () => {
+    const words = command(first, ['doctor', '--subnet-file', first.subnetFile]).join(' ')
+    expect(await first.output(['bash', '-c', `${words} | true; echo \${PIPESTATUS[0]}`])).toBe('3\n')
+  })
 })

@@ -24,6 +24,7 @@ export async function weft(
   const written = { out: '', err: '' }
   const to = (which: 'out' | 'err') => ({
     isTTY,
+    on: () => {},
     write: (text: string) => {
       written[which] += text
       hear(written.out)

@@ -156,11 +156,12 @@ describe('the doctor', () => {
       false,
     ],
     ['not heard for longer than it is asked', { heardSecondsAgo: 12, probedSecondsAgo: 4, lossPercent: 100 }, false],
+    ['answering when the status was taken', { state: 'answering', heardSecondsAgo: 2, probedSecondsAgo: 8 }, false],
     ['never heard', { heardSecondsAgo: null, probedSecondsAgo: 4, lossPercent: 100 }, false],
-  ])('says of a silent peer that was %s whether it sends', (_, changes, sends) => {
-    const check = diagnose({ ...sound, ...withPeers({ state: 'programmed', ...changes }), answers: new Map() }).find(
-      (each) => each.check === 'peers',
-    )
+  ] as const)('says of a silent peer that was %s whether it sends', (_, changes, sends) => {
+    const answers = new Map([['10.5.2.0-24', { small: false, large: false }]])
+    const facts = { ...sound, ...withPeers({ state: 'programmed', ...changes }), answers }
+    const check = diagnose(facts).find((each) => each.check === 'peers')
     expect(check!.findings!.map(({ detail }) => /; it sends,/.test(detail))).toEqual([sends])
   })
 

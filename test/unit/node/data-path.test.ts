@@ -101,6 +101,18 @@ it('looks at the device within a quarter of a second when the host reports a cha
   }
 })
 
+it('looks again in five seconds after a report: what came right behind it may not have been reported', async () => {
+  const hostChanged = createBell()
+  start({}, hostChanged)
+  await ready()
+  await vi.advanceTimersByTimeAsync(20_000)
+  hostChanged.ring()
+  await vi.advanceTimersByTimeAsync(1000)
+  dataPaths[0]!.mended = ['flannel0 was down']
+  await vi.advanceTimersByTimeAsync(5000)
+  await until(() => logged(/^W Repaired: flannel0 was down/), 0)
+})
+
 it('says only the first of many repairs, and looks less often when somebody undoes them', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
