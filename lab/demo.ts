@@ -119,7 +119,9 @@ async function showPage({ host }: Member): Promise<string> {
   return `http://127.0.0.1:${typeof address === 'object' ? address?.port : ''}/`
 }
 
-async function sayPages(members: readonly Member[]): Promise<void> {
+async function sayPages(lab: Lab, members: readonly Member[], command = 'status'): Promise<void> {
+  say(`\n  ${bold('The tool')} on each host:`)
+  for (const member of members) say(`    ${toolOf(lab, member)} ${command}`)
   say(`\n  ${bold('The page')} of each host, for a browser:`)
   if (process.env['WEFT_UNPRIVILEGED']) {
     // The network of this process is its own, and no browser's.
@@ -149,10 +151,6 @@ function toolOf(lab: Lab, { host }: Member): string {
   const tool = `env ${environment} ${process.execPath} ${join(packageRoot, 'bin/weft')}`
   writeFileSync(path, `#!/bin/sh\nexec ${lab.enter(host.namespace)} ${tool} "$@"\n`, { mode: 0o755 })
   return path
-}
-
-function sayTools(lab: Lab, members: readonly Member[], command: string): void {
-  for (const member of members) say(`    ${toolOf(lab, member)} ${command}`)
 }
 
 async function demo({ hosts, engine, stay, isForPage, broken }: Wanted): Promise<boolean> {
@@ -190,15 +188,16 @@ async function demo({ hosts, engine, stay, isForPage, broken }: Wanted): Promise
       const last = members.at(-1) as Member
       if (broken !== undefined) {
         await BREAKS[broken]?.(last)
-        say(`\n  Now something is ${bold('broken')}. Find out what, from another terminal, on any of the hosts:`)
-        sayTools(lab, members, 'doctor')
-        await sayPages(members)
+        say(
+          `\n  Now something is ${bold('broken')}. Find out what, from another terminal: doctor, status, ping, explain, or the page.`,
+        )
+        await sayPages(lab, members, 'doctor')
         say(`\n  ${bold('Ctrl-C')} takes everything down.`)
         return await new Promise<never>(() => {})
       }
       if (isForPage) {
         makeTraffic(members)
-        await sayPages(members)
+        await sayPages(lab, members)
         say(`\n  See it turn red:   kill -9 ${last.daemon.process.pid}   # the daemon of ${last.host.name}`)
         say(`\n  ${bold('Ctrl-C')} takes everything down.`)
         return await new Promise<never>(() => {})
@@ -254,8 +253,7 @@ async function demo({ hosts, engine, stay, isForPage, broken }: Wanted): Promise
         say(`    cat ${first.host.subnetFile}`)
         say(`    tail -f ${first.daemon.logFile}`)
         say(`    ls ${join(leases, 'subnets')}`)
-        sayTools(lab, [first], 'status')
-        await sayPages(members)
+        await sayPages(lab, members)
         say(`\n  ${bold('Ctrl-C')} takes everything down.`)
         await new Promise(() => {})
       }
@@ -268,21 +266,33 @@ async function demo({ hosts, engine, stay, isForPage, broken }: Wanted): Promise
   }
 }
 
-const { values } = parseArgs({
-  options: {
-    once: { type: 'boolean', default: false },
-    page: { type: 'boolean', default: false },
-    broken: { type: 'string' },
-    hosts: { type: 'string', default: '3' },
-    engine: { type: 'string', default: 'native' },
-    help: { type: 'boolean', default: false },
-  },
-})
+function readOptions() {
+  try {
+    return parseArgs({
+      options: {
+        once: { type: 'boolean', default: false },
+        page: { type: 'boolean', default: false },
+        broken: { type: 'string' },
+        hosts: { type: 'string', default: '3' },
+        engine: { type: 'string', default: 'native' },
+        help: { type: 'boolean', default: false },
+      },
+    }).values
+  } catch (error) {
+    process.stderr.write(`${error instanceof Error ? error.message : String(error)}\n\n${USAGE}`)
+    process.exit(2)
+  }
+}
+
+const values = readOptions()
 const hosts = Number(values.hosts)
 if (values.help) {
   say(USAGE)
 } else if (!Number.isInteger(hosts) || hosts < 2 || hosts > 20) {
   process.stderr.write(`--hosts is ${values.hosts}; give it 2 to 20\n`)
+  process.exitCode = 2
+} else if (!['native', 'dgram', 'naive'].includes(values.engine)) {
+  process.stderr.write(`--engine is ${values.engine}; give it native, dgram or naive\n`)
   process.exitCode = 2
 } else if (values.broken !== undefined && !Object.keys(BREAKS).includes(values.broken)) {
   process.stderr.write(`--broken is ${values.broken}; give it ${Object.keys(BREAKS).join(', ')}\n`)

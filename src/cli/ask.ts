@@ -5,7 +5,7 @@ import { isWeftError, messageOf, WeftError } from '../errors.ts'
 import { DROPS_SCHEMA, type DropsReport } from '../status/drops.ts'
 import { STATUS_SCHEMA, type Status } from '../status/status.ts'
 
-const PATIENCE_MS = 10_000
+const PATIENCE_MS = 5_000
 const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of its package' }
 
 /** Throws WeftError: PERMISSION, or COMMAND when nobody answers, or speaks another version. */
@@ -47,8 +47,8 @@ async function ask<Answer extends { readonly schema: number }>(
 
 function get(socketPath: string, path: string, signal: AbortSignal): Promise<string> {
   return new Promise((resolve, reject) => {
-    const limit = AbortSignal.any([signal, AbortSignal.timeout(PATIENCE_MS)])
-    request({ socketPath, path, signal: limit }, (response) => {
+    // Not by AbortSignal.timeout in AbortSignal.any, which Node.js 20 forgets once it collects garbage.
+    const asking = request({ socketPath, path, signal, timeout: PATIENCE_MS }, (response) => {
       const parts: Buffer[] = []
       response.on('data', (part: Buffer) => parts.push(part))
       response.once('error', reject)
@@ -60,7 +60,7 @@ function get(socketPath: string, path: string, signal: AbortSignal): Promise<str
         else reject(new Error(text.trim()))
       })
     })
-      .once('error', reject)
-      .end()
+    asking.once('timeout', () => asking.destroy(new Error(`it says nothing for ${PATIENCE_MS / 1000} s`)))
+    asking.once('error', reject).end()
   })
 }

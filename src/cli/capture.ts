@@ -184,7 +184,9 @@ function summary(told: number, verb: 'shown' | 'written', report: DropsReport): 
   const { seen, headless } = droppedOf(report)
   const unseen =
     headless === 0 ? '' : `; of ${headless} more the kernel tells the number alone: ${[...HEADLESS].join(', ')}`
-  if (seen === 0 && told === 0) return `no packet was dropped since the data path was opened${unseen}`
+  const names = Object.keys(report.reasons)
+  const why = names.length > 2 ? '' : ` for ${names.join(' or ')}`
+  if (seen === 0 && told === 0) return `no packet was dropped${why} since the data path was opened${unseen}`
   const all = count(Math.max(seen, told), 'packet')
   return `${verb}: ${told} of the ${all} dropped since the data path was opened${unseen}`
 }

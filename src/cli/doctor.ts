@@ -24,14 +24,16 @@ export const doctorCommand = command({
   },
   async run({ options: { json, 'status-socket': socket, 'subnet-file': subnetFile }, screen, signal }) {
     let silence: string | undefined
+    let isForbidden = false
     const status = await askStatus(socket, signal).catch((error: unknown) => {
       if (!isWeftError(error)) throw error
       silence = error.message
+      isForbidden = error.code === 'PERMISSION'
       return undefined
     })
     const asking = status && askingOf(status)
     try {
-      const facts = await gatherFacts({ status, silence, subnetFile, run, ask: asking?.ask })
+      const facts = await gatherFacts({ status, silence, isForbidden, subnetFile, run, ask: asking?.ask })
       const diagnoses = diagnose(facts)
       screen.write(json ? `${JSON.stringify(toJson(diagnoses))}\n` : toText(diagnoses, screen.colour))
       const isSick = diagnoses.some(({ findings = [] }) =>

@@ -27,12 +27,20 @@ export const pingCommand = command({
         remedy: 'give it a count of 1 or more, and at most 65535 bytes',
       })
     }
-    const { peer, probe } = askedPeer(await askStatus(socket, signal), name)
+    const status = await askStatus(socket, signal)
+    const { peer, probe } = askedPeer(status, name)
+    const mtu = status.dataPath?.mtu ?? 0
+    if (mtu > 0 && size > mtu) {
+      throw new WeftError('USAGE', `--size is ${size}, and the data path of this host takes ${mtu}`, {
+        remedy: 'give it as many bytes at most',
+      })
+    }
     const asker = createAsker(probe.from)
     const times: (number | undefined)[] = []
     try {
       for (let number = 0; number < count; number++) {
-        if (number > 0) await pause(signal, WAIT_MS)
+        if (number > 0) await pause(signal, WAIT_MS).catch(() => {})
+        if (signal.aborted) break // what was heard until then is told
         const took = await asker.ask(probe.to, WAIT_MS, size)
         times.push(took)
         if (json) continue

@@ -137,7 +137,7 @@ export const FINDINGS = {
   'path-mtu': {
     ...{ check: 'mtu', level: 'failure' },
     means: 'small packets reach a peer, and those of the full MTU do not: connections open and then stall',
-    fix: 'something between the hosts takes less than this host\'s interface: raise its MTU, or lower that of the external interface on all nodes; or have weft look for what it takes: `"ProbePathMTU": true` in `Backend`',
+    fix: 'the external interface of the peer, or something between the hosts, takes less than this host\'s: raise the MTU there, or lower that of the external interface on all nodes; or have weft look for what it takes: `"ProbePathMTU": true` in `Backend`',
   },
   'mtu-too-large': {
     ...{ check: 'mtu', level: 'failure' },
@@ -206,7 +206,7 @@ const PORTS: Readonly<Record<string, readonly [option: string, port: number]>> =
   wireguard: ['listenport', 51_820],
 }
 const LOSSY_PERCENT = 20
-/** With so many lost, a peer that does not answer has been silent for longer than it takes to ask it once more. */
+/** With so many lost, one that went has been silent for more than two intervals. */
 const SILENT_PERCENT = 40
 const CLOCK_MS = 60_000
 const LEASE_MS = 24 * 3_600_000
@@ -221,8 +221,9 @@ function each<T>(name: FindingName, all: readonly T[], detailOf: (one: T) => str
   return all.length > NAMED ? [...shown, { name, detail: `and ${all.length - NAMED} more` }] : shown
 }
 
-function checkDaemon({ status, silence, isRoot }: Facts): Finding[] {
+function checkDaemon({ status, silence, isForbidden, isRoot }: Facts): Finding[] {
   const findings: Finding[] = isRoot ? [] : [{ name: 'not-root', detail: '' }]
+  if (!status && isForbidden) return findings
   if (!status) return [...findings, { name: 'daemon-silent', detail: silence ?? '' }]
   if (status.state === 'starting') return [...findings, { name: 'daemon-waits', detail: status.trouble ?? '' }]
   const hung = status.dataPath?.threads.find(({ hungSeconds }) => hungSeconds !== null)
@@ -429,7 +430,7 @@ function checkPeers({ status, answers, unasked }: Facts): Finding[] | undefined 
     state !== 'answering' &&
     heard !== null &&
     asked !== null &&
-    (heard + 1 < asked || (SILENT_PERCENT <= (lossPercent ?? 0) && heard < (probeSeconds ?? 0)))
+    (heard + 1 < asked || (SILENT_PERCENT <= (lossPercent ?? 0) && heard < 2 * (probeSeconds ?? 0)))
   const heard = (peer: PeerStatus): string =>
     peer.heardSecondsAgo === null
       ? 'nothing was ever heard of it'

@@ -107,7 +107,7 @@ function outward({ source, destination, status, facts, route }: Question, from: 
   })
   if (dataPath?.mtu) {
     const [whole, why] = peer.pathMtu === null ? [dataPath.mtu, ''] : [peer.pathMtu, ', which the path to it takes,']
-    const says = `packets of up to ${whole} bytes${why} go whole; larger ones are cut, or refused where they may not be`
+    const says = `packets of up to ${whole} bytes${why} go whole as far as this host knows; larger ones are cut, or refused where they may not be`
     steps.push({ step: 'mtu', passes: true, says })
   }
   steps.push(answered(peer))

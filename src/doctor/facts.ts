@@ -19,6 +19,8 @@ export interface Facts {
   /** What the daemon says; undefined when it says nothing, for the reason in `silence`. */
   readonly status: Status | undefined
   readonly silence: string | undefined
+  /** Whether that is because we may not ask. */
+  readonly isForbidden?: boolean
   /** The clock of the day, in ms. */
   readonly now: number
   readonly isRoot: boolean
@@ -53,6 +55,7 @@ export type AskPeer = (peer: PeerStatus, bytes: number) => Promise<boolean>
 export interface Sources {
   readonly status: Status | undefined
   readonly silence: string | undefined
+  readonly isForbidden?: boolean
   readonly subnetFile: string
   readonly run: Run
   /** Undefined where the backend has nobody to ask. */

@@ -71,7 +71,7 @@ it('shows a line for each packet, and how many there were', async () => {
   })
   expect((await capture([], { isTTY: true })).out).toContain('\u001B[31mTTL ran out\u001B[0m')
   report = { ...report, reasons: { tx_drop_ttl: { packets: 0, means: '' } }, packets: [] }
-  expect((await capture([])).out).toBe('no packet was dropped since the data path was opened\n')
+  expect((await capture([])).out).toBe('no packet was dropped for tx_drop_ttl since the data path was opened\n')
 })
 
 it.each([

@@ -156,6 +156,28 @@ describe('weft status', () => {
     rmSync(folder, { recursive: true })
   })
 
+  it('gives up on a daemon that hangs, which the doctor names', async () => {
+    const hangs = createServer(() => {})
+    const path = join(folder, 'hangs')
+    await new Promise<void>((resolve) => hangs.listen(path, resolve))
+    const [shown, found] = await Promise.all(
+      ['status', 'doctor'].map((command) => weft([command, '--status-socket', path])),
+    )
+    hangs.closeAllConnections()
+    hangs.close()
+    expect(shown).toMatchObject({ code: 1, out: '' })
+    expect(shown!.err).toContain(`no weftd answers at ${path}: it says nothing for 5 s`)
+    expect([found!.code, /daemon-silent/.test(found!.out)]).toEqual([3, true])
+  })
+
+  it('refuses to ask with more than the data path of this host takes', async () => {
+    const { code, err } = await weft(['ping', '10.5.2.0/24', '--size', '1473', ...socket()])
+    expect([code, err]).toEqual([
+      2,
+      expect.stringContaining('--size is 1473, and the data path of this host takes 1472'),
+    ])
+  })
+
   it('shows all at a glance, who needs a look first, and exits with 3 when somebody does', async () => {
     const { code, out } = await weft(['status', ...socket()])
     expect(out).toBe(

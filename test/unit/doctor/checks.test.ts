@@ -93,6 +93,7 @@ describe('the doctor', () => {
     ],
     ['data-path-down', withStatus({ dataPath: { ...status.dataPath!, open: false, mtu: null } })],
     ['not-root', { isRoot: false }],
+    ['not-root', { isRoot: false, status: undefined, isForbidden: true }],
     ['tun-missing', { tunProblem: 'ENOENT' }],
     ['tun-forbidden', { tunProblem: 'EPERM' }],
     ['forwarding-off', { isForwarding: false }],
@@ -155,7 +156,7 @@ describe('the doctor', () => {
       { heardSecondsAgo: 8, probedSecondsAgo: 4, lossPercent: 20 },
       false,
     ],
-    ['not heard for longer than it is asked', { heardSecondsAgo: 12, probedSecondsAgo: 4, lossPercent: 100 }, false],
+    ['not heard for longer than two intervals', { heardSecondsAgo: 22, probedSecondsAgo: 4, lossPercent: 100 }, false],
     ['answering when the status was taken', { state: 'answering', heardSecondsAgo: 2, probedSecondsAgo: 8 }, false],
     ['never heard', { heardSecondsAgo: null, probedSecondsAgo: 4, lossPercent: 100 }, false],
   ] as const)('says of a silent peer that was %s whether it sends', (_, changes, sends) => {

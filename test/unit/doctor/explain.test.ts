@@ -71,7 +71,7 @@ it('says which peer, by which rule, and what its host answered', () => {
     'firewall: FORWARD: let through by -P FORWARD ACCEPT',
     'route: to flannel0',
     'data path: the native engine sends it to 192.0.2.2:8285',
-    'mtu: packets of up to 1472 bytes go whole; larger ones are cut, or refused where they may not be',
+    'mtu: packets of up to 1472 bytes go whole as far as this host knows; larger ones are cut, or refused where they may not be',
     'peer: its host answers through the data path, in 1 ms',
   ])
 })
