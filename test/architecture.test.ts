@@ -76,6 +76,8 @@ const PURE = [
   'cli/pcapng.ts',
   'doctor/checks.ts',
   'doctor/explain.ts',
+  'doctor/findings.ts',
+  'doctor/firewall.ts',
   'doctor/filter-walk.ts',
   'measure/conversation.ts',
   'measure/plan.ts',

@@ -11,6 +11,7 @@ import { createInterface } from 'node:readline'
 import type { Readable } from 'node:stream'
 import type { PeerTraffic } from '../dataplane/engine.ts'
 import { isWeftError, messageOf, WeftError } from '../errors.ts'
+import { pause } from '../host/bell.ts'
 import type { Run } from '../host/command.ts'
 import { addDevice, findLink } from '../host/links.ts'
 import type { Log } from '../log.ts'
@@ -116,14 +117,14 @@ async function ready(child: Child, signal: AbortSignal): Promise<void> {
       })
     },
   )
-  const patience = AbortSignal.timeout(READY_MS)
-  const given = once(AbortSignal.any([patience, signal]), 'abort').then(() => {
-    signal.throwIfAborted()
+  // Not by AbortSignal.timeout in AbortSignal.any, which Node.js 20 forgets once it collects garbage.
+  const over = new AbortController()
+  const given = pause(AbortSignal.any([over.signal, signal]), READY_MS).then(() => {
     throw new WeftError('DEVICE', `wireguard-go does not say that it is ready: ${last}`, {
       remedy: 'run `wireguard-go --foreground` by hand to see why',
     })
   })
-  await Promise.race([started, ended, given])
+  await Promise.race([started, ended, given]).finally(() => over.abort())
 }
 
 /** Makes the device anew. Throws WeftError DEVICE, COMMAND; NO_DEVICE_TYPE without WireGuard in the kernel and wireguard-go. */

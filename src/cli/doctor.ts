@@ -2,7 +2,8 @@
 
 import { isWeftError } from '../errors.ts'
 import { run } from '../host/command.ts'
-import { FINDINGS, diagnose, type Diagnosis } from '../doctor/checks.ts'
+import { diagnose, type Diagnosis } from '../doctor/checks.ts'
+import { FINDINGS } from '../doctor/findings.ts'
 import { gatherFacts, type AskPeer } from '../doctor/facts.ts'
 import { FLANNEL_FLAGS } from '../options.ts'
 import type { Status } from '../status/status.ts'

@@ -1,180 +1,13 @@
-// checks.ts - all that `weft doctor` can find, as one table, and how each check judges what was seen. Pure.
+// checks.ts - what `weft doctor` looks at, and how each check judges what was seen. Pure.
 //
-// docs/doctor.md has the same table, which a test compares. A check says nothing of what it cannot know: a healthy host is accused of
-// nothing.
+// A check says nothing of what it cannot know: a healthy host is accused of nothing. What there is to find stands in findings.ts.
 
-import { formatIpv4, ipv4NetContains, ipv4NetsOverlap, parseIpv4, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+import { formatIpv4, ipv4NetContains, ipv4NetsOverlap, parseIpv4Net } from '../net/ipv4.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
 import type { Route } from '../host/links.ts'
 import type { Facts } from './facts.ts'
-import { walkFilter, type FilteredPacket } from './filter-walk.ts'
-
-export type Level = 'warning' | 'failure'
-
-interface Possible {
-  /** Of CHECKS. */
-  readonly check: string
-  readonly level: Level
-  /** What it is, and what it does to the network. */
-  readonly means: string
-  readonly fix: string
-}
-
-/** By the name that programs match. */
-export const FINDINGS = {
-  'daemon-silent': {
-    ...{ check: 'daemon', level: 'failure' },
-    means: 'weftd does not run, or does not answer: routes and rules are not kept, and with udp no packet crosses',
-    fix: 'start it (`systemctl start weftd`), and read the last line of its log; a second daemon on the host has its socket elsewhere: --status-socket',
-  },
-  'daemon-waits': {
-    ...{ check: 'daemon', level: 'failure' },
-    means: 'weftd has no lease yet, and no packet crosses',
-    fix: 'see what it waits for, and the errors above it in its log',
-  },
-  'data-path-down': {
-    ...{ check: 'daemon', level: 'failure' },
-    means: 'packets are not forwarded',
-    fix: 'see the errors in its log; where a thread hangs only a restart mends that: `systemctl restart weftd`',
-  },
-  'not-root': {
-    ...{ check: 'daemon', level: 'warning' },
-    means: 'not all can be looked at, and nobody can be asked',
-    fix: 'run weft doctor as root',
-  },
-  'tun-missing': {
-    ...{ check: 'tun', level: 'failure' },
-    means: 'the kernel or this container has no /dev/net/tun, without which weftd cannot carry packets',
-    fix: 'load the module (`modprobe tun`), or give the container the device (`--device /dev/net/tun`)',
-  },
-  'tun-forbidden': {
-    ...{ check: 'tun', level: 'failure' },
-    means: '/dev/net/tun may not be opened',
-    fix: 'in a container, allow the device: `--device /dev/net/tun`; else see its mode, which is 0666',
-  },
-  'forwarding-off': {
-    ...{ check: 'forwarding', level: 'failure' },
-    means: 'net.ipv4.ip_forward is 0: no packet of a container leaves this host, and none comes in',
-    fix: '`sysctl -w net.ipv4.ip_forward=1`, and in /etc/sysctl.d for the next boot',
-  },
-  'forward-dropped': {
-    ...{ check: 'firewall', level: 'failure' },
-    means: "the FORWARD chain drops packets between this node's containers and others",
-    fix: 'start weftd without --iptables-forward-rules=false, or accept both directions: `iptables -I FORWARD -s NETWORK -j ACCEPT`, and `-d`',
-  },
-  'port-dropped': {
-    ...{ check: 'firewall', level: 'failure' },
-    means: "this host's firewall drops what other nodes send to it",
-    fix: "let the other nodes in at the backend's port: `iptables -I INPUT -p udp --dport PORT -s NODE -j ACCEPT`",
-  },
-  'nft-drops': {
-    ...{ check: 'firewall', level: 'warning' },
-    means: 'a chain of nftables drops what its rules do not accept; weft does not read its rules',
-    fix: "see that it accepts the network in `forward` and the backend's port in `input`: `nft list ruleset`",
-  },
-  'foreign-route': {
-    ...{ check: 'routes', level: 'failure' },
-    means: "a route that is not weft's takes packets to a part of the network elsewhere",
-    fix: 'remove it with `ip route del`, unless it is wanted',
-  },
-  'no-route': {
-    ...{ check: 'routes', level: 'failure' },
-    means: 'there is no route to the network, or to a peer: packets to it leave by the default route',
-    fix: 'weftd puts it back within seconds while it runs; see the errors in its log',
-  },
-  'store-away': {
-    ...{ check: 'store', level: 'failure' },
-    means:
-      'the store does not answer: known peers are reached on, new ones are not, and the lease ends when it is not renewed',
-    fix: 'see whether it runs and can be reached from here, and the errors in the log of weftd',
-  },
-  'store-stale': {
-    ...{ check: 'store', level: 'failure' },
-    means: 'the leases were not compared with the store for minutes: what changed meanwhile is not known',
-    fix: 'see the errors in the log of weftd; over NFS see that the server answers',
-  },
-  'peers-held': {
-    ...{ check: 'store', level: 'warning' },
-    means: 'most leases vanished from the store at once; their nodes are still forwarded to',
-    fix: 'if the store was restored or wiped, restart nothing: each node writes its lease again',
-  },
-  'clock-off': {
-    ...{ check: 'clock', level: 'warning' },
-    means:
-      "this host's clock differs from the store's, or from its own when the lease was written: leases and certificates seem to end at other times",
-    fix: 'have it set: `timedatectl set-ntp true`, chrony or the like',
-  },
-  'subnet-twice': {
-    ...{ check: 'leases', level: 'failure' },
-    means: 'two nodes have one subnet, or parts of one: packets to what both have reach only one of them',
-    fix: 'delete the lease that is wrong (`weft lease release SUBNET`), and restart its node',
-  },
-  'address-twice': {
-    ...{ check: 'leases', level: 'failure' },
-    means: 'two hosts say that they have one public IP: both hold one subnet, and packets reach only one of them',
-    fix: 'give each its own with --public-ip or --iface, and release the lease that nobody holds: `weft lease release SUBNET`',
-  },
-  'peer-unusable': {
-    ...{ check: 'peers', level: 'failure' },
-    means: 'a node has a lease that this one cannot use: no packet goes there',
-    fix: 'read why in the log of weftd (`is not used`, `Ignoring`); all nodes must have one backend type',
-  },
-  'peer-silent': {
-    ...{ check: 'peers', level: 'failure' },
-    means: 'a peer does not answer through the data path',
-    fix: "see whether its daemon runs, and whether both hosts' firewalls, and what is between them, let the backend's port pass, both ways; run weft doctor there",
-  },
-  'peer-lossy': {
-    ...{ check: 'peers', level: 'warning' },
-    means: 'of the last probes of a peer some were lost',
-    fix: 'see whether packets are lost between the hosts too, and what is dropped: `weft status`',
-  },
-  'peers-unasked': {
-    ...{ check: 'peers', level: 'warning' },
-    means: 'nobody asks the peers whether they answer',
-    fix: 'set net.ipv4.ping_group_range to include the group of weftd (systemd sets 0 2147483647), grant CAP_NET_RAW, or set --probe-interval',
-  },
-  'path-mtu': {
-    ...{ check: 'mtu', level: 'failure' },
-    means: 'small packets reach a peer, and those of the full MTU do not: connections open and then stall',
-    fix: 'the external interface of the peer, or something between the hosts, takes less than this host\'s: raise the MTU there, or lower that of the external interface on all nodes; or have weft look for what it takes: `"ProbePathMTU": true` in `Backend`',
-  },
-  'mtu-too-large': {
-    ...{ check: 'mtu', level: 'failure' },
-    means: "the data path's MTU and what stands before each packet are more than the external interface takes",
-    fix: 'restart weftd, which takes the MTU from the interface; leave MTU out of the network configuration',
-  },
-  'bridge-mtu': {
-    ...{ check: 'mtu', level: 'warning' },
-    means: "containers' bridge has a larger MTU than the data path: packets are cut, or refused where they may not be",
-    fix: 'give Docker or CNI the MTU of subnet.env (`weft docker-opts`), and start the containers again',
-  },
-  'bridge-elsewhere': {
-    ...{ check: 'containers', level: 'failure' },
-    means:
-      "a bridge of containers has an address of the network that is outside of this node's subnet: nothing finds its containers",
-    fix: 'it was made by an older subnet.env: give Docker the new one (`weft docker-opts`, restart it), or delete the bridge of CNI (`ip link del cni0`) and start the pods again',
-  },
-  'subnet-env-wrong': {
-    ...{ check: 'containers', level: 'failure' },
-    means:
-      'subnet.env is missing, or says another subnet or MTU than weftd has: containers start with the wrong one, or not at all',
-    fix: 'see that weftd can write it; it does within seconds',
-  },
-  'packets-dropped': {
-    ...{ check: 'drops', level: 'warning' },
-    means: 'packets were dropped for want of room, or because of what they said',
-    fix: 'docs/status.md and native/core/counters.h have each reason; for rx_drop_socket_full raise net.core.rmem_max',
-  },
-} as const satisfies Readonly<Record<string, Possible>>
-
-export type FindingName = keyof typeof FINDINGS
-
-export interface Finding {
-  readonly name: FindingName
-  /** What was seen: of which peer, by which rule. */
-  readonly detail: string
-}
+import type { Finding, FindingName } from './findings.ts'
+import { checkFirewall } from './firewall.ts'
 
 /** In the order in which they are told. `look` returns undefined where it cannot know. */
 interface Check {
@@ -199,12 +32,6 @@ export const CHECKS: readonly Check[] = [
 
 /** What stands before an inner packet on the wire, with the outer IPv4 header: bytes. */
 const OVERHEAD: Readonly<Record<string, number>> = { udp: 28, vxlan: 50, ipip: 20, wireguard: 60, 'host-gw': 0 }
-/** UDP ports where the configuration names none. */
-const PORTS: Readonly<Record<string, readonly [option: string, port: number]>> = {
-  udp: ['port', 8285],
-  vxlan: ['port', 8472],
-  wireguard: ['listenport', 51_820],
-}
 const LOSSY_PERCENT = 20
 /** With so many lost, one that went has been silent for more than two intervals. */
 const SILENT_PERCENT = 40
@@ -214,7 +41,6 @@ const STALE_S = 180
 /** Named of what may be many. */
 const NAMED = 5
 
-const netOf = (text: string): Ipv4Net | undefined => parseIpv4Net(text)
 /** The first few, each as a finding of its own, and the rest as one. */
 function each<T>(name: FindingName, all: readonly T[], detailOf: (one: T) => string): Finding[] {
   const shown = all.slice(0, NAMED).map((one) => ({ name, detail: detailOf(one) }))
@@ -239,100 +65,15 @@ function checkTun({ status, tunProblem }: Facts): Finding[] | undefined {
   return [{ name: isForbidden ? 'tun-forbidden' : 'tun-missing', detail: tunProblem }]
 }
 
-function checkFirewall(facts: Facts): Finding[] | undefined {
-  const { status, iptables, nft } = facts
-  const { config, node, peers } = status ?? {}
-  const network = netOf(config?.network ?? '')
-  const subnet = netOf(node?.subnet ?? '')
-  if (!config || !node || !network || !subnet) return undefined
-  const findings: Finding[] = []
-  const peer = peers?.list.find(({ state }) => state !== 'stored')
-  const there = netOf(peer?.subnet ?? '')
-  if (iptables !== undefined && peer && there) {
-    const [inside, outside] = [subnet.address + 2, there.address + 2]
-    for (const [source, destination] of [
-      [inside, outside],
-      [outside, inside],
-    ] as const) {
-      const verdict = walkFilter(iptables, { chain: 'FORWARD', protocol: 'tcp', source, destination })
-      if (!verdict.isAccepted && verdict.isCertain) findings.push({ name: 'forward-dropped', detail: verdict.by })
-    }
-    const packet = portPacket(status, peer)
-    const verdict = packet && walkFilter(iptables, packet)
-    if (verdict && !verdict.isAccepted && verdict.isCertain) findings.push({ name: 'port-dropped', detail: verdict.by })
-  }
-  const chains = droppingChains(nft ?? '').filter((chain) => isSuspect(chain, facts))
-  // One direction is enough to say it.
-  const unique = findings.filter(
-    ({ name, detail }, at) => findings.findIndex((one) => one.name === name && one.detail === detail) === at,
-  )
-  return [...unique, ...chains.map(({ name }): Finding => ({ name: 'nft-drops', detail: name }))]
-}
-
-/** What a peer sends here outside; undefined where there is nothing of that kind. */
-export function portPacket(
-  { config, node }: Pick<Status, 'config' | 'node'> | { config?: undefined; node?: undefined } = {},
-  peer: PeerStatus,
-): FilteredPacket | undefined {
-  const type = config?.backendType ?? ''
-  const [source, destination] = [parseIpv4(peer.publicIp), parseIpv4(node?.publicIp ?? '')]
-  if (source === undefined || destination === undefined) return undefined
-  const way = {
-    chain: 'INPUT',
-    source,
-    destination,
-    ...(node?.externalInterface ? { from: node.externalInterface } : {}),
-  } as const
-  if (type === 'ipip') return { ...way, protocol: 'ipencap' }
-  const port = portOf(type, config?.backend ?? {})
-  return port === undefined ? undefined : { ...way, protocol: 'udp', port }
-}
-
-function portOf(type: string, backend: Readonly<Record<string, unknown>>): number | undefined {
-  const known = PORTS[type]
-  if (!known) return undefined
-  const [, given] = Object.entries(backend).find(([name]) => name.toLowerCase() === known[0]) ?? []
-  return typeof given === 'number' && given > 0 ? given : known[1]
-}
-
-interface NftChain {
-  readonly name: string
-  readonly hook: string
-  /** Its rules, and what stands before them. */
-  readonly text: string
-}
-
-/** Chains of nftables with policy drop, but those that iptables shows itself (its tables are `ip filter` and the like). */
-function droppingChains(ruleset: string): NftChain[] {
-  const found: NftChain[] = []
-  let table = ''
-  for (const part of ruleset.split(/^(?=table |\s+chain )/m)) {
-    table = /^table (\S+ \S+) \{/.exec(part)?.[1] ?? table
-    const [, chain = ''] = /^\s+chain (\S+) \{/.exec(part) ?? []
-    const [, hook] = /type filter hook (input|forward) .*policy drop;/.exec(part) ?? []
-    const isSeen = /^ip (filter|nat|mangle|raw|security)$/.test(table) || table.startsWith('ip6 ')
-    if (hook !== undefined && !isSeen) found.push({ name: `${table} ${chain}`, hook, text: part })
-  }
-  return found
-}
-
-/** Whether a chain that drops may be what stops packets: one that names the network, or lets in what answers, is somebody's work. */
-function isSuspect({ hook, text }: NftChain, { status, answers }: Facts): boolean {
-  const { config, dataPath, peers } = status ?? {}
-  if (hook === 'forward') return ![config?.network, dataPath?.device].some((name) => name && text.includes(name))
-  const programmed = (peers?.list ?? []).filter(({ state }) => state !== 'stored')
-  return !programmed.every(({ lease, state }) => answers.get(lease)?.small ?? state === 'answering')
-}
-
 function checkRoutes({ status, routes }: Facts): Finding[] | undefined {
   const path = status?.dataPath
-  const [whole, subnet] = [status?.config?.network ?? '', netOf(status?.node?.subnet ?? '')]
+  const [whole, subnet] = [status?.config?.network ?? '', parseIpv4Net(status?.node?.subnet ?? '')]
   if (!status || !subnet || !path?.open || path.engine === 'none') return undefined
   // With udp, wireguard and vxlan that weftd carries one route takes the whole network; with the others each peer has one.
   const isOneRoute = path.engine !== 'kernel' || status.config?.backendType === 'wireguard'
   const peers = new Map((status.peers?.list ?? []).map((peer) => [peer.subnet, peer]))
   const isRight = ({ destination, device, gateway }: Route): boolean => {
-    const net = netOf(destination)
+    const net = parseIpv4Net(destination)
     if (!net || device === path.device) return true
     if (destination === whole) return !isOneRoute
     const isOwn = net.prefixLength >= subnet.prefixLength && ipv4NetContains(subnet, net.address)
@@ -392,7 +133,7 @@ function checkLeases({ status }: Facts): Finding[] | undefined {
   const nodes = [{ subnet: node.subnet, publicIp: node.publicIp }, ...peers.list]
   const sorted = nodes
     .flatMap((one) => {
-      const net = netOf(one.subnet)
+      const net = parseIpv4Net(one.subnet)
       return net ? [{ ...one, net }] : []
     })
     .toSorted((a, b) => a.net.address - b.net.address || a.net.prefixLength - b.net.prefixLength)
@@ -452,7 +193,7 @@ function checkPeers({ status, answers, unasked }: Facts): Finding[] | undefined 
 function checkMtu({ status, links, answers }: Facts): Finding[] | undefined {
   const { config, dataPath, node, peers } = status ?? {}
   const mtu = dataPath?.mtu
-  const subnet = netOf(node?.subnet ?? '')
+  const subnet = parseIpv4Net(node?.subnet ?? '')
   if (!mtu || !subnet || !config) return undefined
   const cut = (peers?.list ?? []).filter(({ lease }) => answers.get(lease)?.small && !answers.get(lease)?.large)
   const external = links.find(({ name }) => name === node?.externalInterface)
@@ -485,7 +226,7 @@ const isContainers = (name: string): boolean => /^(docker|cni|br-|cbr|bridge|pod
 
 function checkContainers({ status, links, subnetEnv }: Facts): Finding[] | undefined {
   const { config, node, dataPath, daemon } = status ?? {}
-  const [network, subnet] = [netOf(config?.network ?? ''), netOf(node?.subnet ?? '')]
+  const [network, subnet] = [parseIpv4Net(config?.network ?? ''), parseIpv4Net(node?.subnet ?? '')]
   if (!network || !subnet || !node || !daemon || !dataPath?.open) return undefined
   const elsewhere = links
     .filter(({ name }) => isContainers(name))

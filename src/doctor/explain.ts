@@ -3,9 +3,9 @@
 import { formatIpv4, ipv4NetContains, parseIpv4Net, type Ipv4 } from '../net/ipv4.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
 import type { Route } from '../host/links.ts'
-import { portPacket } from './checks.ts'
 import type { Facts } from './facts.ts'
 import { walkFilter, type FilteredPacket } from './filter-walk.ts'
+import { portPacket } from './firewall.ts'
 
 export interface Step {
   /** `source`, `route`, `firewall`, ... */

@@ -1,6 +1,7 @@
 // findings.ts - what the doctor finds in the status, and what to do.
 
-import { diagnoseStatus, FINDINGS, type Finding, type FindingName } from '../doctor/checks.ts'
+import { diagnoseStatus } from '../doctor/checks.ts'
+import { FINDINGS, type Finding, type FindingName } from '../doctor/findings.ts'
 import type { Status } from '../status/status.ts'
 import { byId, createList, h, setAttribute, setText, type Child } from './dom.ts'
 

@@ -136,7 +136,8 @@ progress.plain('the last is done')
 if (process.argv[2] === 'fail') throw new Error('it failed')
 if (process.argv[2] === 'interrupt') {
   process.kill(process.pid, 'SIGINT')
-  await new Promise((resolve) => setTimeout(resolve, 60_000))
+  setInterval(() => {}, 1000) // so that nothing but the signal ends it
+  await new Promise(() => {})
 }
 progress.end()
 process.stdout.write('3 passed, 0 failed, 0 skipped\\n')
@@ -158,6 +159,7 @@ function endOnTerminal(command: readonly string[], environment: Record<string, s
   const line = `stty cols 70 rows 24; exec ${command.map(quoted).join(' ')}`
   return spawnSync('script', ['-qec', line, '/dev/null'], {
     encoding: 'utf8',
+    timeout: 60_000,
     cwd: packageRoot,
     env: { PATH: process.env['PATH'], TERM: 'xterm', SHELL: '/bin/sh', ...environment },
     stdio: ['ignore', 'pipe', 'inherit'],

@@ -4,10 +4,9 @@ import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:f
 import { request } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { isWeftError } from '../../../src/errors.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
-import { eventually } from '../../support/event.ts'
 import { noDrops } from '../../../src/status/drops.ts'
 import { createHealth, serveHealth, serveSocket, type HealthServer } from '../../../src/status/health.ts'
 import { detailsOf, type Snapshot } from '../../../src/status/snapshot.ts'
@@ -21,6 +20,7 @@ const node: Snapshot = {
 const silent = { info: () => {} }
 let servers: HealthServer[] = []
 afterEach(async () => {
+  vi.useRealTimers()
   for (const server of servers) await server.close()
   servers = []
 })
@@ -107,6 +107,7 @@ describe('/status.json', () => {
 })
 
 it('tells the status as it was for a while, as long as it takes to tell it', async () => {
+  vi.useFakeTimers({ toFake: ['performance'] })
   const health = createHealth()
   const starting = await health.report()
   let told = 0
@@ -117,14 +118,17 @@ it('tells the status as it was for a while, as long as it takes to tell it', asy
     return starting
   }
   const both = [health.status(), health.status()]
-  await new Promise((resolve) => setTimeout(resolve, 60))
+  vi.advanceTimersByTime(60)
   ready()
   const [first, second] = await Promise.all(both)
   expect(second).toBe(first)
   expect(await health.status()).toBe(first)
   expect(told).toBe(1)
   health.report = () => Promise.reject(new Error('gone'))
-  await eventually(() => expect(health.status()).rejects.toThrow('gone'))
+  vi.advanceTimersByTime(599)
+  expect(await health.status()).toBe(first)
+  vi.advanceTimersByTime(1)
+  await expect(health.status()).rejects.toThrow('gone')
   health.report = async () => starting
   expect(await health.status()).toMatchObject({ state: 'starting' })
 })
