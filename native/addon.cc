@@ -1,7 +1,9 @@
 // addon.cc - arguments and life times between JavaScript and the engine. This file and the napi_ ones alone know N-API.
 //
-// Threads never call into JavaScript: a fault is an eventfd that the event loop watches. Everything that is open when
-// the environment ends (a worker, process.exit) is closed by a cleanup hook, threads joined first.
+// Threads never call into JavaScript: a fault is an eventfd that the event loop watches. When the environment ends (a
+// worker, process.exit), engines that run are stopped by a cleanup hook, threads joined and descriptors closed, and
+// what libuv still has of ours is waited for: a worker's end unloads this code. Descriptors that JavaScript has as
+// numbers are JavaScript's.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -26,36 +28,55 @@ uv_loop_t* event_loop(Napi::Env env) {
   return loop;
 }
 
-/// Calls a JavaScript function from the event loop while a descriptor is readable. The libuv handle outlives this
-/// object until libuv has closed it.
+/// Calls a JavaScript function from the event loop while a descriptor is readable.
 class Watcher {
  public:
-  Watcher(Napi::Env env, int fd, std::function<void(Napi::Env)> on_readable)
-      : state_(new State{{}, env, std::move(on_readable)}) {
-    uv_poll_init(event_loop(env), &state_->poll, fd);
-    state_->poll.data = state_;
-    uv_poll_start(&state_->poll, UV_READABLE, [](uv_poll_t* poll, int, int) {
+  /// Fails where the descriptor is of a kind that cannot be waited for, or is none, or is watched already.
+  static Failure start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_readable,
+                       std::unique_ptr<Watcher>& result) {
+    auto state = std::make_shared<State>(env, std::move(on_readable));
+    if (const int error = uv_poll_init(event_loop(env), &state->poll, fd)) return SystemError{"uv_poll_init", -error};
+    state->poll.data = state.get();
+    state->open = state;
+    napi_add_async_cleanup_hook(env, &Watcher::end_with_environment, state.get(), &state->hook);
+    result.reset(new Watcher(state));
+    const int error = uv_poll_start(&state->poll, UV_READABLE, [](uv_poll_t* poll, int, int) {
       auto* state = static_cast<State*>(poll->data);
-      Napi::HandleScope scope(state->env);
-      state->on_readable(state->env);
+      Napi::Env env = state->env;
+      Napi::HandleScope scope(env);
+      state->on_readable(env);
+      // What it threw is nobody's to catch. Left pending, it would be thrown by whatever call into the addon is next.
+      if (env.IsExceptionPending()) napi_fatal_exception(env, env.GetAndClearPendingException().Value());
     });
+    if (error == 0) return {};
+    result.reset();
+    return SystemError{"uv_poll_start", -error};
   }
-  ~Watcher() { stop(); }
-  void stop() {
-    if (!state_) return;
-    uv_poll_stop(&state_->poll);
-    uv_close(reinterpret_cast<uv_handle_t*>(&state_->poll),
-             [](uv_handle_t* handle) { delete static_cast<State*>(handle->data); });
-    state_ = nullptr;
-  }
+  ~Watcher() { close(*state_); }
 
  private:
   struct State {
-    uv_poll_t poll;
+    State(Napi::Env environment, std::function<void(Napi::Env)> callback)
+        : env(environment), on_readable(std::move(callback)) {}
+    uv_poll_t poll{};
     Napi::Env env;
     std::function<void(Napi::Env)> on_readable;
+    napi_async_cleanup_hook_handle hook = nullptr;  // the environment does not end before it is removed
+    std::shared_ptr<State> open;                    // itself, until libuv has closed the handle
   };
-  State* state_;
+  explicit Watcher(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+  static void close(State& state) {
+    auto* handle = reinterpret_cast<uv_handle_t*>(&state.poll);
+    if (uv_is_closing(handle)) return;
+    uv_close(handle, [](uv_handle_t* closed) {
+      const auto state = std::move(static_cast<State*>(closed->data)->open);
+      napi_remove_async_cleanup_hook(state->hook);
+    });
+  }
+  static void end_with_environment(napi_async_cleanup_hook_handle, void* state) { close(*static_cast<State*>(state)); }
+
+  std::shared_ptr<State> state_;
 };
 
 /// Stops something when the environment ends, if nobody has before.
@@ -80,7 +101,7 @@ class WithCleanup : public Napi::ObjectWrap<T> {
 };
 
 /// Joins the threads in a thread of libuv's pool: one that hangs must not stop the event loop. Then closes the
-/// descriptors, or gives them back.
+/// descriptors, or gives them back. Of an engine that was ended before there is nothing to close, and nothing to give.
 class EndWorker : public Napi::AsyncWorker {
  public:
   EndWorker(Napi::Env env, std::unique_ptr<Engine> engine, Napi::ObjectReference counters, bool give_back)
@@ -93,15 +114,23 @@ class EndWorker : public Napi::AsyncWorker {
 
  protected:
   void Execute() override {
+    if (!engine_) {
+      if (give_back_) failure_ = SystemError{"release", EBADF};
+      return;
+    }
     if (give_back_) descriptors_ = engine_->release();
     engine_.reset();
   }
-  void OnOK() override { promise_.Resolve(give_back_ ? to_object(Env(), std::move(descriptors_)) : Env().Undefined()); }
+  void OnOK() override {
+    if (failure_) return promise_.Reject(to_error(Env(), *failure_).Value());
+    promise_.Resolve(give_back_ ? to_object(Env(), std::move(descriptors_)) : Env().Undefined());
+  }
 
  private:
   std::unique_ptr<Engine> engine_;
   Napi::ObjectReference counters_;  // the threads write into it until then
   bool give_back_;
+  Failure failure_;
   Descriptors descriptors_;
   Napi::Promise::Deferred promise_;
 };
@@ -111,7 +140,9 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   static Napi::Function define(Napi::Env env) {
     return DefineClass(
         env, "NativeEngine",
-        {InstanceMethod<&EngineHandle::set_peers>("setPeers"), InstanceMethod<&EngineHandle::ask_threads>("askThreads"),
+        {InstanceMethod<&EngineHandle::set_peers>("setPeers"),
+         InstanceMethod<&EngineHandle::change_peers>("changePeers"),
+         InstanceMethod<&EngineHandle::ask_threads>("askThreads"),
          InstanceMethod<&EngineHandle::take_strangers>("takeStrangers"),
          InstanceMethod<&EngineHandle::traffic>("traffic"), InstanceMethod<&EngineHandle::drops>("drops"),
          InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
@@ -122,16 +153,21 @@ class EngineHandle : public WithCleanup<EngineHandle> {
 
   Failure run(Descriptors descriptors, const RunOptions& options, Napi::BigUint64Array counters,
               Napi::Function on_fault) {
-    if (Failure failure = Engine::run(std::move(descriptors), options, counters.Data(), engine_)) {
+    Failure failure = Engine::run(std::move(descriptors), options, counters.Data(), engine_);
+    if (!failure) {
+      const auto tell = [this](Napi::Env env) {
+        watcher_.reset();
+        on_fault_.MakeCallback(env.Global(), {to_error(env, engine_->fault().error()).Value()});
+      };
+      failure = Watcher::start(Env(), engine_->fault().event(), tell, watcher_);
+    }
+    if (failure) {
+      engine_.reset();
       release();
       return failure;
     }
     counters_ = Napi::Persistent(static_cast<Napi::Object>(counters));
     on_fault_ = Napi::Persistent(on_fault);
-    watcher_ = std::make_unique<Watcher>(info_env(), engine_->fault().event(), [this](Napi::Env env) {
-      watcher_.reset();
-      on_fault_.MakeCallback(env.Global(), {to_error(env, engine_->fault().error()).Value()});
-    });
     return {};
   }
 
@@ -143,11 +179,13 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   }
 
  private:
-  Napi::Env info_env() { return Env(); }
-
   void set_peers(const Napi::CallbackInfo& info) {
     const auto records = info[0].As<Napi::Uint8Array>();
     if (engine_) engine_->set_peers({records.Data(), records.ByteLength()});
+  }
+  void change_peers(const Napi::CallbackInfo& info) {
+    const auto records = info[0].As<Napi::Uint8Array>();
+    if (engine_) engine_->change_peers({records.Data(), records.ByteLength()});
   }
   Napi::Value ask_threads(const Napi::CallbackInfo& info) {
     Napi::Object rounds = Napi::Object::New(info.Env());
@@ -172,11 +210,14 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     return strangers;
   }
   Napi::Value traffic(const Napi::CallbackInfo& info) {
-    const std::vector<Traffic> sums = engine_ ? engine_->traffic() : std::vector<Traffic>{};
-    auto array = Napi::Float64Array::New(info.Env(), sums.size() * 5);
+    const uint32_t slots = engine_ ? engine_->traffic_slots() : 0;
+    const uint32_t first = info[0].IsNumber() ? info[0].As<Napi::Number>().Uint32Value() : 0;
+    const uint32_t end = info[0].IsNumber() ? std::min(slots, first + 1) : slots;
+    auto array = Napi::Float64Array::New(info.Env(), size_t{end > first ? end - first : 0} * 5);
     const auto now = static_cast<uint64_t>(now_ms());
     double* out = array.Data();
-    for (const Traffic& sum : sums) {
+    for (uint32_t slot = first; slot < end; slot++) {
+      const Traffic sum = engine_->traffic(slot);
       for (const uint64_t count : {sum.tx_packets, sum.tx_bytes, sum.rx_packets, sum.rx_bytes}) {
         *out++ = static_cast<double>(count);
       }
@@ -229,8 +270,11 @@ class WatcherHandle : public WithCleanup<WatcherHandle> {
   }
   explicit WatcherHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {
     callback_ = Napi::Persistent(info[1].As<Napi::Function>());
-    watcher_ = std::make_unique<Watcher>(info.Env(), info[0].As<Napi::Number>().Int32Value(),
-                                         [this](Napi::Env env) { callback_.MakeCallback(env.Global(), {}); });
+    const auto tell = [this](Napi::Env env) { callback_.MakeCallback(env.Global(), {}); };
+    const Failure failure = Watcher::start(info.Env(), info[0].As<Napi::Number>().Int32Value(), tell, watcher_);
+    if (!failure) return;
+    release();
+    to_error(info.Env(), *failure).ThrowAsJavaScriptException();
   }
   void shut_down() { watcher_.reset(); }
 
@@ -311,6 +355,14 @@ Napi::Value watch_readable(const Napi::CallbackInfo& info) {
   return info.Env().GetInstanceData<Classes>()->watcher.New({info[0], info[1]});
 }
 
+/// What both ways of locking ask for: the whole file, for writing.
+struct flock whole_file() {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return lock;
+}
+
 /// Waits for the lock in a thread of libuv's pool.
 class LockWorker : public Napi::AsyncWorker {
  public:
@@ -319,9 +371,7 @@ class LockWorker : public Napi::AsyncWorker {
 
  protected:
   void Execute() override {
-    struct flock lock {};
-    lock.l_type = F_WRLCK;
-    lock.l_whence = SEEK_SET;
+    struct flock lock = whole_file();
     while (fcntl(fd_, F_OFD_SETLKW, &lock) < 0) {
       if (errno == EINTR) continue;
       error_ = errno;
@@ -345,6 +395,15 @@ Napi::Value lock_file(const Napi::CallbackInfo& info) {
   return worker->promise();
 }
 
+Napi::Value try_lock_file(const Napi::CallbackInfo& info) {
+  struct flock lock = whole_file();
+  if (fcntl(info[0].As<Napi::Number>().Int32Value(), F_OFD_SETLK, &lock) == 0)
+    return Napi::Boolean::New(info.Env(), true);
+  if (errno != EAGAIN && errno != EACCES)
+    to_error(info.Env(), {"fcntl F_OFD_SETLK", errno}).ThrowAsJavaScriptException();
+  return Napi::Boolean::New(info.Env(), false);
+}
+
 void exit_now(const Napi::CallbackInfo& info) { _exit(info[0].As<Napi::Number>().Int32Value()); }
 
 Napi::Object init(Napi::Env env, Napi::Object exports) {
@@ -357,6 +416,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   exports.Set("runEngine", Napi::Function::New<run_engine>(env));
   exports.Set("watchReadable", Napi::Function::New<watch_readable>(env));
   exports.Set("lockFile", Napi::Function::New<lock_file>(env));
+  exports.Set("tryLockFile", Napi::Function::New<try_lock_file>(env));
   export_host(env, exports);
   exports.Set("exitNow", Napi::Function::New<exit_now>(env));
   return exports;

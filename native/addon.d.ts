@@ -119,8 +119,13 @@ export interface NativeEngine {
   readonly counters: BigUint64Array
   /** Why the threads run at the process's priority instead of the one asked for. */
   readonly priorityRefused?: string
-  /** Replaces the whole peer table by these records (see dataplane/peers.ts); in force at each loop's next batch. */
+  /**
+   * Makes the peer table equal these records (see dataplane/peers.ts); in force at each loop's next batch. A peer that is the same
+   * keeps what was learnt of the path to it.
+   */
   setPeers(records: Uint8Array): void
+  /** Puts these peers, or takes away those whose record says so; all others stay. Costs what they cost, not the table. */
+  changePeers(records: Uint8Array): void
   /**
    * How often each thread has gone round its loop until now, by the thread's name (that of /proc/PID/task/TID/comm).
    * Then wakes it: a thread that is alive goes round once more.
@@ -128,19 +133,20 @@ export interface NativeEngine {
   askThreads(): Record<string, number>
   /**
    * What passed to and from each peer, by the slot that its record names: five numbers a slot, packets and bytes sent,
-   * packets and bytes let in, and the milliseconds since the last of those came (-1: none did). As far as slots were named.
+   * packets and bytes let in, and the milliseconds since the last of those came (-1: none did). As far as slots were named. Of one
+   * slot alone, if there is such a one, where it is given.
    */
-  traffic(): Float64Array
+  traffic(slot?: number): Float64Array
   /** The strangers since the last call, as far as there is room for them: a few dozen a loop. */
   takeStrangers(): Stranger[]
   /** The last packets that were dropped, of each loop and direction, from those numbers on; an empty list for all that are kept. */
   drops(after: readonly number[]): Drops
   /**
    * Stops and joins the threads, after at most one batch, and gives the descriptors back, open, for another engine:
-   * packets wait in them meanwhile. Instead of `stop`, and once.
+   * packets wait in them meanwhile. Instead of `stop`; rejects with EBADF where the engine was ended before.
    */
   release(): Promise<Descriptors>
-  /** Stops and joins the threads likewise and closes the descriptors, with which the TUN disappears. Call it once. */
+  /** Stops and joins the threads likewise and closes the descriptors, with which the TUN disappears. Nothing is done twice. */
   stop(): Promise<void>
 }
 
@@ -184,7 +190,7 @@ export function setTunPersistent(fd: number, persistent: boolean): void
 /** The MTU of the path from an address of this host to another, IPv4, as the kernel knows it; 0 when it does not. */
 export function pathMtu(from: string, to: string): number
 
-/** Calls `onReadable` from the event loop whenever `fd` has input (level-triggered, libuv's uv_poll). */
+/** Calls `onReadable` from the event loop whenever `fd` has input (level-triggered, libuv's uv_poll), which files have not. */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 
 /**
@@ -192,6 +198,12 @@ export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
  * thread of libuv's pool. It ends when the descriptor is closed, or the process dies.
  */
 export function lockFile(fd: number): Promise<void>
+
+/**
+ * Takes the same lock if nobody has it (F_OFD_SETLK); false when somebody does. It belongs to the open file: whoever is sent the
+ * descriptor has it too, and it ends when the last of them is closed. Throws an Error with `code`.
+ */
+export function tryLockFile(fd: number): boolean
 
 /**
  * Sends one datagram to a Unix socket, named by its path, or by `@` and its abstract name, and descriptors with it. Never
@@ -205,8 +217,8 @@ export function notify(socket: string, message: string, fds: readonly number[]):
 /** Listens at a path, for this user alone; what stood there before is removed. */
 export function listenUnix(path: string): number
 
-/** A connection to whoever listens there; ECONNREFUSED or ENOENT when nobody does, undefined when others wait already. */
-export function connectUnix(path: string): number | undefined
+/** A connection to whoever listens there; throws ECONNREFUSED or ENOENT when nobody does, EAGAIN when others wait already. */
+export function connectUnix(path: string): number
 
 /** The next connection, or undefined when none waits. */
 export function acceptUnix(listener: number): number | undefined

@@ -1,8 +1,11 @@
 // direction.h - what the two directions of a loop share: what each is given, and what it tells the loop.
 #pragma once
 
+#include <algorithm>
+
 #include "core/counters.h"
 #include "core/drops.h"
+#include "core/encapsulation.h"
 #include "core/features.h"
 #include "core/filter.h"
 #include "core/icmp.h"
@@ -25,15 +28,31 @@ struct Path {
   Drops *tx_drops, *rx_drops;      ///< where each direction says what it drops
   FilterOptions filter = {};       ///< what is let in from peers
   Strangers* strangers = nullptr;  ///< where it says who was not
-  IcmpLimit* icmp = nullptr;       ///< of all loops
+  IcmpLimits* icmp = nullptr;      ///< of all loops
   size_t clamp_mtu = 0;            ///< of the TUN, where TCP is to begin with segments that fit; 0: it is not
 };
 
 /// What one turn did.
 struct Pump {
-  size_t items = 0;  ///< reads or messages
-  Failure failure;   ///< the path cannot go on
+  size_t items = 0;    ///< reads or messages
+  size_t carried = 0;  ///< packets that went on, or superpackets
+  size_t refused = 0;  ///< those that were dropped
+  Failure failure;     ///< the path cannot go on
 };
+
+/// The longest packet that a path of `path_bytes` takes, in a datagram with `encap_bytes` before it. Where the path is
+/// not known, which is 0, or takes next to nothing, the kernel fragments datagrams, and it is what one may hold.
+inline size_t longest_within(size_t path_bytes, size_t encap_bytes) {
+  constexpr size_t kLeast = 256;
+  const size_t before = kOuterBytes + encap_bytes;
+  return path_bytes >= before + kLeast ? path_bytes - before : kMaxDatagramBytes - encap_bytes;
+}
+
+/// The same to an endpoint, by all that is known of it.
+inline size_t longest_to(const Endpoint& endpoint, size_t encap_bytes) {
+  const size_t known = longest_within(endpoint.path.bytes(), encap_bytes);
+  return endpoint.limit == 0 ? known : std::min<size_t>(known, endpoint.limit);
+}
 
 class Direction {
  public:

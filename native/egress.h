@@ -48,6 +48,8 @@ class Egress final : public Direction {
 
   Pump pump() override {
     Pump pump;
+    const size_t gathered = sender_.gathered();
+    refused_ = 0;
     table_ = &peers_.acquire();
     path_.tx_drops->begin_turn();
     turn_ms_ = 0;
@@ -69,6 +71,8 @@ class Egress final : public Direction {
     }
     sender_.flush();
     path_.counters.add(k_tun_reads, pump.items);
+    pump.carried = sender_.gathered() - gathered;
+    pump.refused = refused_;
     peers_.release();
     return pump;
   }
@@ -77,25 +81,24 @@ class Egress final : public Direction {
   static constexpr size_t kMaxReads = 64;
   static constexpr size_t kReadBudgetBytes = 256 << 10;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
-  static constexpr size_t kNoLimit = SIZE_MAX;
 
   void forward(uint8_t* bytes, size_t size) {
     VirtioHeader virtio;
     if (header_) {
-      if (size < sizeof virtio) return path_.tx_drops->add({.reason = k_tx_drop_malformed});
+      if (size < sizeof virtio) return drop({.reason = k_tx_drop_malformed});
       std::memcpy(&virtio, bytes, sizeof virtio);
       bytes += sizeof virtio;
       size -= sizeof virtio;
     }
     Packet packet;
     if (read_packet(bytes, size, packet) != Shape::kOk) {
-      return path_.tx_drops->add({.reason = k_tx_drop_malformed, .bytes = {bytes, size}});
+      return drop({.reason = k_tx_drop_malformed, .bytes = {bytes, size}});
     }
 
     const Endpoint* endpoint = table_->find(packet.version, destination_address(bytes, packet));
     if (!endpoint) {
       drop(k_tx_drop_no_route, virtio, bytes, packet);
-      return send_icmp(kNetUnreachable, bytes, packet, k_tx_unreachable_sent);
+      return send_icmp(IcmpKind::kOutward, kNetUnreachable, bytes, packet, k_tx_unreachable_sent);
     }
     if (is_nested_twice(own_address_, Encap::kHeaderBytes, bytes, packet)) {
       return drop(k_tx_drop_circle, virtio, bytes, packet, endpoint);
@@ -103,12 +106,12 @@ class Egress final : public Direction {
     if constexpr (Encap::kRoutes) {
       if (packet.hop_limit <= 1) {
         drop(k_tx_drop_ttl, virtio, bytes, packet, endpoint);
-        return send_icmp(kTimeExceeded, bytes, packet, k_tx_time_exceeded_sent);
+        return send_icmp(IcmpKind::kOutward, kTimeExceeded, bytes, packet, k_tx_time_exceeded_sent);
       }
       decrement_hop_limit(bytes, packet);
     }
 
-    const size_t mtu = packet.total > PathMtu::kAlwaysFits ? mtu_to(*endpoint) : kNoLimit;
+    const size_t mtu = packet.total > PathMtu::kAlwaysFits ? mtu_to(*endpoint) : kMaxDatagramBytes;
     if (virtio.gso_type != kGsoNone) return cut(virtio, bytes, packet, *endpoint, mtu);
     bool fits = packet.total <= mtu || packet.version == 6;  // nobody has IPv6 peers, who would be told otherwise
     if (!fits && may_not_fragment(bytes)) {
@@ -129,12 +132,12 @@ class Egress final : public Direction {
     // Alone in its datagram's message: of several in one the kernel lets a router fragment each (__ip_make_skb sets DF
     // where all of it fits the path), and one that arrives in pieces says nothing of the path.
     const bool alone = packet.protocol == IPPROTO_ICMP && is_path_question(bytes, packet);
-    if (alone) sender_.flush();
+    if (alone) sender_.send();
     uint8_t* start = bytes - Encap::kHeaderBytes;
     encap_.write(*endpoint, packet, start);
     sender_.room(0);
-    sender_.add(*endpoint, {start, Encap::kHeaderBytes + packet.total}, {});
-    if (alone) sender_.flush();
+    sender_.add(*endpoint, outer_ecn(bytes, packet), {start, Encap::kHeaderBytes + packet.total}, {});
+    if (alone) sender_.send();
   }
 
   void cut(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint, size_t mtu) {
@@ -151,40 +154,51 @@ class Egress final : public Direction {
       }
     }
     const size_t header_bytes = Encap::kHeaderBytes + segments.header_bytes();
+    const Ecn ecn = outer_ecn(bytes, packet);
     while (!segments.done()) {
       uint8_t* start = sender_.room(header_bytes);
       const Segment segment = segments.next(start + Encap::kHeaderBytes);
       encap_.write(endpoint, packet, start);
-      sender_.add(endpoint, {start, header_bytes}, {segment.payload, segment.payload_bytes});
+      sender_.add(endpoint, ecn, {start, header_bytes}, {segment.payload, segment.payload_bytes});
     }
   }
 
   void send_fragments(const Segment& whole, const Packet& packet, const Endpoint& endpoint, size_t mtu) {
     Fragmenter fragments(whole, packet.ip_bytes, mtu);
+    const Ecn ecn = outer_ecn(whole.header, packet);
     if (whole.header_bytes + whole.payload_bytes > mtu) path_.counters.add(k_tx_fragmented);
     while (!fragments.done()) {
       uint8_t* start = sender_.room(Encap::kHeaderBytes + fragments.header_bytes());
       const Segment fragment = fragments.next(start + Encap::kHeaderBytes);
       encap_.write(endpoint, packet, start);
-      sender_.add(endpoint, {start, Encap::kHeaderBytes + fragment.header_bytes},
+      sender_.add(endpoint, ecn, {start, Encap::kHeaderBytes + fragment.header_bytes},
                   {fragment.payload, fragment.payload_bytes});
     }
   }
 
+  /// What the outer header says of congestion.
+  static Ecn outer_ecn(const uint8_t* bytes, const Packet& packet) {
+    return Encap::kCopiesEcn ? ecn_of(bytes, packet) : kNotEct;
+  }
+
+  void drop(const Dropped& dropped) {
+    refused_++;
+    path_.tx_drops->add(dropped);
+  }
   /// As it lies there, which of a superpacket is all of it.
   void drop(Counter reason, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet,
             const Endpoint* endpoint = nullptr) {
-    path_.tx_drops->add({.reason = reason,
-                         .packets = count_packets(virtio, bytes, packet),
-                         .bytes = {bytes, packet.total},
-                         .peer = endpoint ? endpoint->ipv4() : 0});
+    drop({.reason = reason,
+          .packets = count_packets(virtio, bytes, packet),
+          .bytes = {bytes, packet.total},
+          .peer = endpoint ? endpoint->ipv4() : 0});
   }
 
   static bool may_not_fragment(const uint8_t* bytes) { return load_be16(bytes + 6) & kDontFragment; }
 
   void refuse(size_t mtu, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint) {
     drop(k_tx_drop_too_big, virtio, bytes, packet, &endpoint);
-    send_icmp(fragmentation_needed(mtu), bytes, packet, k_tx_frag_needed_sent);
+    send_icmp(IcmpKind::kTooBig, fragmentation_needed(mtu), bytes, packet, k_tx_frag_needed_sent);
   }
 
   /// Whether a packet that may not be fragmented asks if so long a one arrives: an echo request of this host's own. No
@@ -197,26 +211,28 @@ class Egress final : public Direction {
 
   /// The longest packet that the path to a peer takes.
   size_t mtu_to(const Endpoint& endpoint) {
-    const size_t known = known_mtu(endpoint);
-    return endpoint.limit == 0 ? known : std::min<size_t>(known, endpoint.limit);
+    ask_path(endpoint);
+    return longest_to(endpoint, Encap::kHeaderBytes);
   }
 
-  /// The longest that the kernel knows the path to take. One that takes next to nothing is left to the kernel, which
-  /// fragments datagrams.
+  /// The longest that the kernel knows the path to take.
   size_t known_mtu(const Endpoint& endpoint) {
-    constexpr size_t kBefore = kOuterBytes + Encap::kHeaderBytes, kLeast = 256;
+    ask_path(endpoint);
+    return longest_within(endpoint.path.bytes(), Encap::kHeaderBytes);
+  }
+
+  void ask_path(const Endpoint& endpoint) {
     if (turn_ms_ == 0) turn_ms_ = now_ms();
     if (endpoint.path.is_due(turn_ms_)) endpoint.path.learn(probe_.ask(endpoint.address.v4), turn_ms_);
-    const size_t path = endpoint.path.bytes();
-    return path >= kBefore + kLeast ? path - kBefore : kNoLimit;
   }
 
-  void send_icmp(const IcmpError& error, const uint8_t* bytes, const Packet& packet, Counter counter) {
+  void send_icmp(IcmpKind kind, const IcmpError& error, const uint8_t* bytes, const Packet& packet, Counter counter) {
     uint8_t out[kMaxIcmpErrorBytes];
     const size_t size = write_icmp_error(error, path_.network_address, bytes, packet, out);
     if (size == 0) return;
     const uint32_t sender = load<uint32_t>(source_address(bytes, packet));
-    if (path_.filter.is_from_here(sender) && path_.icmp->allows(sender, now_ms()) &&
+    const bool is_ours = path_.filter.subnet.contains(sender);
+    if (path_.filter.is_from_here(sender) && (*path_.icmp)[kind].allows(sender, is_ours, now_ms()) &&
         write_packet(path_.tun, header_, {out, size})) {
       path_.counters.add(counter);
     }
@@ -231,6 +247,7 @@ class Egress final : public Direction {
   const PeerTable* table_ = nullptr;  // during a turn
   Encap encap_;
   Sender sender_;
+  size_t refused_ = 0;                // in a turn
   std::unique_ptr<uint8_t[]> reads_;  // not written to before it is used: a lane that is idle has no memory
 };
 

@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <errno.h>
+#include <sys/random.h>
 
 #include <algorithm>
 
@@ -29,6 +30,13 @@ Directions make_directions(const Path& path, const OwnEnd& own, PeerTables::Read
           std::make_unique<Ingress<Encap>>(path, for_ingress, own)};
 }
 
+/// What nobody outside knows; where the kernel gives nothing at random, of this process alone.
+uint64_t secret() {
+  uint64_t bits = static_cast<uint64_t>(monotonic_us()) ^ reinterpret_cast<uintptr_t>(&bits);
+  [[maybe_unused]] const ssize_t got = getrandom(&bits, sizeof bits, GRND_NONBLOCK);
+  return bits;
+}
+
 /// Every encapsulation: a file in encap/ and a line here.
 constexpr struct {
   std::string_view name;
@@ -44,6 +52,7 @@ Engine::Engine(Descriptors descriptors)
     : descriptors_(std::move(descriptors)),
       peers_(2 * descriptors_.loops.size()),
       features_(descriptors_.features),
+      icmp_(secret()),
       strangers_(descriptors_.loops.size()),
       traffic_(descriptors_.loops.size()) {}
 
@@ -87,19 +96,26 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   return {};
 }
 
-void Engine::set_peers(std::span<const uint8_t> records) {
-  auto table = std::make_unique<const PeerTable>(records);
-  traffic_slots_ = std::max(traffic_slots_, table->traffic_slots());
+void Engine::make_room_for(std::span<const uint8_t> records) {
+  traffic_slots_ = std::max(traffic_slots_, PeerTables::traffic_slots(records));
   for (TrafficRows& rows : traffic_) rows.make_room(traffic_slots_);
-  peers_.replace(std::move(table));
 }
 
-std::vector<Traffic> Engine::traffic() const {
-  std::vector<Traffic> sums(traffic_slots_);
-  for (uint32_t slot = 0; slot < traffic_slots_; slot++) {
-    for (const TrafficRows& rows : traffic_) rows.sum(slot, sums[slot]);
-  }
-  return sums;
+void Engine::set_peers(std::span<const uint8_t> records) {
+  make_room_for(records);
+  peers_.set(records);
+}
+
+void Engine::change_peers(std::span<const uint8_t> records) {
+  make_room_for(records);
+  peers_.change(records);
+}
+
+Traffic Engine::traffic(uint32_t slot) const {
+  Traffic sum;
+  if (slot >= traffic_slots_) return sum;
+  for (const TrafficRows& rows : traffic_) rows.sum(slot, sum);
+  return sum;
 }
 
 std::vector<ThreadRounds> Engine::ask_threads() const {

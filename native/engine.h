@@ -36,9 +36,13 @@ class Engine {
 
   const Features& features() const { return features_; }
   Fault& fault() { return fault_; }
+  /// As PeerTables.
   void set_peers(std::span<const uint8_t> records);
-  /// What passed to and from each peer, by slot, as far as slots were given.
-  std::vector<Traffic> traffic() const;
+  void change_peers(std::span<const uint8_t> records);
+  /// What passed to and from a peer, by its slot.
+  Traffic traffic(uint32_t slot) const;
+  /// One more than the highest slot that was given.
+  uint32_t traffic_slots() const { return traffic_slots_; }
   /// Why the threads have not the priority that was asked for.
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
   /// Of each thread, as Loop::ask_thread.
@@ -56,12 +60,13 @@ class Engine {
 
  private:
   explicit Engine(Descriptors descriptors);
+  void make_room_for(std::span<const uint8_t> records);
 
   Descriptors descriptors_;
   PeerTables peers_;
   Features features_;
   Fault fault_;
-  IcmpLimit icmp_;
+  IcmpLimits icmp_;
   std::vector<Strangers> strangers_;  // of each loop, as the next
   std::deque<Drops> drops_;           // two a loop: out, in; never moved, since threads write into them
   std::vector<TrafficRows> traffic_;

@@ -2,9 +2,9 @@
 //
 //   receive   a batch of messages, each with one datagram or many (io/receiver.h)
 //   strip     what the encapsulation put before each packet, where it lies
-//   check     the inner packet (core/inspect.h); whose it is and for whom (core/filter.h); TTL less one where the
-//   tunnel
-//             routes
+//   check     the inner packet (core/inspect.h); whose it is and for whom (core/filter.h); what the outer header says
+//   of
+//             congestion (core/ecn.h); TTL less one where the tunnel routes
 //   join      packets of one flow into superpackets (core/coalesce.h)
 //   write     each with its virtio header, in order (io/tun_writer.h)
 #pragma once
@@ -37,6 +37,7 @@ class Ingress final : public Direction {
     Pump pump;
     path_.rx_drops->begin_turn();
     pump.items = receiver_.receive(pump.failure);
+    pump.refused = pump.items - receiver_.messages().size();
     limits_ = writer_.limits();
     table_ = &peers_.acquire();
     filter_.begin(*table_);
@@ -45,12 +46,15 @@ class Ingress final : public Direction {
         const uint8_t* datagram = message.bytes;
         const Stripped stripped = encap_.strip(message);
         if (stripped.drop) {
+          pump.refused++;
           path_.rx_drops->add({.reason = *stripped.drop,
                                .bytes = {datagram, message.bytes},
                                .peer = message.from,
                                .encap_bytes = Encap::kHeaderBytes});
-        } else if (Failure failure = receive(message.from, stripped.packet, stripped.undone)) {
-          pump.failure = failure;
+        } else if (receive(message, stripped.packet, stripped.undone, pump.failure)) {
+          pump.carried++;
+        } else {
+          pump.refused++;
         }
       } while (message.size > 0);
     }
@@ -63,22 +67,28 @@ class Ingress final : public Direction {
   void count() override { receiver_.count_overflow(); }
 
  private:
-  Failure receive(uint32_t from, std::span<uint8_t> bytes, const VirtioHeader& undone) {
-    Failure failure;
+  /// Whether the packet goes on.
+  bool receive(const Message& message, std::span<uint8_t> bytes, const VirtioHeader& undone, Failure& failure) {
+    const uint32_t from = message.from;
     Packet packet;
     if (const auto reason = inspect(bytes, packet)) {
       path_.rx_drops->add({.reason = *reason, .bytes = bytes, .peer = from});
-      return failure;
+      return false;
     }
     if (const auto reason = filter_.reason_to_drop(from, bytes.data(), packet)) {
       drop(*reason, from, undone, bytes, packet);
-      return failure;
+      return false;
+    }
+    // Where the outer header says nothing of congestion that was copied, a router's mark is no reason to drop.
+    if (message.ecn != kNotEct && !take_ecn(message.ecn, bytes.data(), packet) && Encap::kCopiesEcn) {
+      drop(k_rx_drop_congestion, from, undone, bytes, packet);
+      return false;
     }
     if constexpr (Encap::kRoutes) {
       if (packet.hop_limit <= 1) {
         drop(k_rx_drop_ttl, from, undone, bytes, packet);
         send_time_exceeded(bytes.data(), packet);
-        return failure;
+        return false;
       }
       decrement_hop_limit(bytes.data(), packet);
     }
@@ -87,9 +97,11 @@ class Ingress final : public Direction {
     received_.peer = filter_.peer();
     received_.packets += count_packets(undone, bytes.data(), packet);
     received_.bytes += packet.total;
-    if (coalescer_.full()) failure = writer_.write(coalescer_);
+    if (coalescer_.full()) {
+      if (Failure gone = writer_.write(coalescer_)) failure = gone;
+    }
     coalescer_.add(bytes.data(), packet, limits_, undone);
-    return failure;
+    return true;
   }
 
   void drop(Counter reason, uint32_t from, const VirtioHeader& undone, std::span<uint8_t> bytes, const Packet& packet) {
@@ -103,10 +115,7 @@ class Ingress final : public Direction {
   /// known.
   void clamp(uint8_t* bytes, const Packet& packet, const VirtioHeader& undone) {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
-    const size_t path = peer ? peer->path.bytes() : 0;
-    const size_t before = kOuterBytes + Encap::kHeaderBytes;
-    size_t most = path > before + kMssHeaderBytes ? std::min(path_.clamp_mtu, path - before) : path_.clamp_mtu;
-    if (peer && peer->limit != 0) most = std::min<size_t>(most, peer->limit);
+    const size_t most = peer ? std::min(path_.clamp_mtu, longest_to(*peer, Encap::kHeaderBytes)) : path_.clamp_mtu;
     clamp_mss(bytes, packet, most - kMssHeaderBytes, undone.flags & kVirtioNeedsCsum);
   }
 
@@ -128,7 +137,8 @@ class Ingress final : public Direction {
     const size_t size = write_icmp_error(kTimeExceeded, path_.tun_address, bytes, packet, error);
     Packet about;
     if (!peer || size == 0 || read_packet(error, size, about) != Shape::kOk) return;
-    if (!path_.icmp->allows(load<uint32_t>(source_address(bytes, packet)), now_ms())) return;
+    IcmpLimit& limit = (*path_.icmp)[IcmpKind::kInward];
+    if (!limit.allows(load<uint32_t>(source_address(bytes, packet)), false, now_ms())) return;
     encap_.write(*peer, about, out);
     if (receiver_.answer(*peer, {out, Encap::kHeaderBytes + size})) path_.counters.add(k_rx_time_exceeded_sent);
   }

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <sys/epoll.h>
 
+#include "core/precedence.h"
 #include "core/waiting.h"
 #include "io/clock.h"
 
@@ -58,10 +59,12 @@ void Loop::stop() {
   ingress_->count();
 }
 
-bool Loop::pump(Direction& direction, size_t& items) {
+bool Loop::pump(Direction& direction, Pump& sum) {
   const Pump pump = direction.pump();
   if (pump.failure) fault_.report(*pump.failure);
-  items += pump.items;
+  sum.items += pump.items;
+  sum.carried += pump.carried;
+  sum.refused += pump.refused;
   return !pump.failure;
 }
 
@@ -70,20 +73,23 @@ void Loop::run() {
   epoll_event events[kDescriptors];
   const auto look = [&](int milliseconds) { return epoll_wait(epoll_.get(), events, kDescriptors, milliseconds); };
   Waiting waiting(options_.poll_us);
+  Precedence precedence;
   while (!stopping()) {
     rounds_.add();
     const int count = waiting.wait(look, ThreadClock{});
     if (count < 0 && errno != EINTR) return fault_.report({"epoll_wait", errno});
+    Pump sum;
     for (int i = 0; i < count; i++) {
       const int fd = events[i].data.fd;
-      size_t items = 0;
       if (fd == wake_.fd()) {
         wake_.clear();
         ingress_->count();
-      } else if (!pump(fd == path_.tun ? *egress_ : *ingress_, items)) {
+      } else if (!pump(fd == path_.tun ? *egress_ : *ingress_, sum)) {
         return;
       }
     }
+    if (sum.carried > 0) waiting.found_worth();
+    if (precedence.count(sum.carried, sum.refused, monotonic_us)) thread_.go_first(precedence.goes_first());
   }
 }
 

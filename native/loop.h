@@ -74,7 +74,7 @@ class Loop {
   void run();
   void run_naive();
   /// False when the path cannot go on, which is told.
-  bool pump(Direction& direction, size_t& items);
+  bool pump(Direction& direction, Pump& sum);
   bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
 
   std::string name_;

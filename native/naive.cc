@@ -15,12 +15,12 @@ void Loop::run_naive() {
       wake_.clear();
       ingress_->count();
     }
-    size_t items;
+    Pump sum;
     do {
       rounds_.add();
-      items = 0;
-      if (!pump(*egress_, items) || !pump(*ingress_, items)) return;
-    } while (items > 0 && !stopping());
+      sum = {};
+      if (!pump(*egress_, sum) || !pump(*ingress_, sum)) return;
+    } while (sum.items > 0 && !stopping());
   }
 }
 

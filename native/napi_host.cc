@@ -69,8 +69,12 @@ Napi::Value listen_unix(const Napi::CallbackInfo& info) {
 
 Napi::Value connect_unix(const Napi::CallbackInfo& info) {
   Fd fd;
-  const Failure failure = connect_to(info[0].As<Napi::String>().Utf8Value(), fd);
-  return to_value(info.Env(), failure, fd);
+  // EAGAIN, of one that listens and takes nobody, is an error like any other here: it is not that nobody is there.
+  if (Failure failure = connect_to(info[0].As<Napi::String>().Utf8Value(), fd)) {
+    to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+    return info.Env().Undefined();
+  }
+  return Napi::Number::New(info.Env(), fd.release());
 }
 
 Napi::Value accept_unix(const Napi::CallbackInfo& info) {

@@ -225,9 +225,9 @@ void packets(Bench& bench) {
 
 /// `count` peers with a /24 each from 10.0.0.0, as src/dataplane/peers.ts lays them out.
 std::vector<uint8_t> peer_records(size_t count) {
-  std::vector<uint8_t> records(count * PeerTable::kRecordBytes);
+  std::vector<uint8_t> records(count * PeerTables::kRecordBytes);
   for (size_t i = 0; i < count; i++) {
-    uint8_t* record = &records[i * PeerTable::kRecordBytes];
+    uint8_t* record = &records[i * PeerTables::kRecordBytes];
     record[0] = record[2] = 4;
     record[1] = 24;
     store_be16(record + 4, 8285);
@@ -239,7 +239,8 @@ std::vector<uint8_t> peer_records(size_t count) {
 
 void lookups(Bench& bench) {
   for (const size_t count : {10, 1'000, 100'000}) {
-    const PeerTable table(peer_records(count));
+    const PeerTables tables(0, peer_records(count));
+    const PeerTable& table = tables.current();
     std::vector<uint32_t> wanted(1 << 16);
     std::mt19937 random(1);
     for (uint32_t& address : wanted) {

@@ -3,16 +3,16 @@
 // The inverse of segment.h, for what arrived in one receive batch. Packets are added in order and come out as writes
 // in the order in which each write's first packet came in. A flow's packets never overtake each other: a packet that
 // may not join the open run of its flow closes that run and starts a write of its own behind it. Nothing is held
-// beyond the batch, so that joining costs no latency.
+// beyond the batch.
 //
-// A packet joins a run only if cutting the result again (segment.h, or the kernel) gives back the same packets:
-// same addresses, ports, TOS or traffic class with ECN, TTL, DF; TCP: same acknowledgement, window, flags and options,
-// the next sequence number; UDP: a checksum is present; equal payload size, a shorter one ends the run, and so does
-// PSH. Never: SYN, FIN, RST, URG, CWR, IP options and extension headers, fragments, an empty payload.
-// Both inner checksums are new in a joined packet. That of the IP header was right in all that is added (inspect.h);
-// the other is verified before two packets are joined: one that was damaged on the way must go on with the sum that
-// betrays it. What another kernel of this machine left without a sum has nothing to verify, and one that it left uncut
-// goes on so.
+// A packet joins a run only if cutting the result again (segment.h, or the kernel) gives back the same packets, but for
+// the identification of those with DF, which means nothing (RFC 6864 section 4.1) and counts up then: same addresses,
+// ports, TOS or traffic class with ECN, TTL, DF; TCP: same acknowledgement, window, flags and options, the next
+// sequence number; UDP: a checksum is present; equal payload size, a shorter one ends the run, and so does PSH. Never:
+// SYN, FIN, RST, URG, CWR, IP options and extension headers, fragments, an empty payload. Both inner checksums are new
+// in a joined packet. That of the IP header was right in all that is added (inspect.h); the other is verified before
+// two packets are joined: one that was damaged on the way must go on with the sum that betrays it. What another kernel
+// of this machine left without a sum has nothing to verify, and one that it left uncut goes on so.
 #pragma once
 
 #include <sys/uio.h>

@@ -1,7 +1,8 @@
-// counters.h - what the data path counts, by name and in words; every packet that is dropped is counted under its
-// reason (drops.h).
+// counters.h - what the data path counts, by name and in words; what is dropped is counted under its reason (drops.h).
 //
-// Packets are inner packets as they stand on the wire, a superpacket counts as its segments. Each loop has a row of
+// Packets are inner packets as they stand on the wire, a superpacket counts as its segments. Where what is dropped was
+// never taken apart, a message counts as one, whatever it held: rx_drop_socket_full and rx_drop_truncated. Of the ICMP
+// errors of our own those are counted that were sent. Each loop has a row of
 // its own in memory that JavaScript reads; each counter is written by one thread at a time.
 #pragma once
 
@@ -46,6 +47,7 @@ namespace weft {
   X(rx_drop_unknown_sender, "no peer has the inner source, or, outside the network, sends it")       \
   X(rx_drop_spoofed_source, "a peer has the inner source, and another sent it; or no peer can")      \
   X(rx_drop_destination,    "the inner destination is not in our subnet")                            \
+  X(rx_drop_congestion,     "marked by a router on the way, and of a sender that knows no marks")   \
   X(rx_drop_socket_full,    "messages that the receive buffer had no room for, as of the last look") \
   X(rx_drop_truncated,      "longer than the receive buffer")                                        \
   X(rx_drop_ttl,            "TTL or hop limit ran out here")                                         \

@@ -84,7 +84,7 @@ class Drops {
   /// A sequence lock: `sequence` is odd while the slot is written, and tells which number stands in it. Words are
   /// stored with release and loaded with acquire order: whoever has seen one of a writing sees its odd sequence too
   /// (H. Boehm, "Can seqlocks get along with programming language memory models?", 2012, without its fences, of which
-  /// ThreadSanitizer knows nothing).
+  /// ThreadSanitizer knows nothing). Less than release and acquire no test sees here (test/native/orders.test.ts).
   struct Slot {
     uint64_t sequence;
     uint64_t at_us, numbers, about;

@@ -19,6 +19,8 @@ namespace weft {
 
 /// IPv4 and UDP, before all of it.
 constexpr size_t kOuterBytes = kIpv4HeaderBytes + kUdpHeaderBytes;
+/// The most that stands behind them, in one datagram or in several that are one message.
+constexpr size_t kMaxDatagramBytes = 65535 - kOuterBytes;
 
 /// What an encapsulation knows of this host.
 struct OwnEnd {
@@ -41,6 +43,8 @@ concept Encapsulation = std::constructible_from<E, const OwnEnd&> &&
   /// Whether either end of the tunnel is a router, which takes one off the TTL, or both are a
   /// link's.
   { E::kRoutes } -> std::convertible_to<bool>;
+  /// Whether the outer header says of congestion what the packet says (core/ecn.h), or nothing.
+  { E::kCopiesEcn } -> std::convertible_to<bool>;
   /// Writes them before a packet to `peer`. Of a packet that was cut it is told the
   /// superpacket's shape.
   encapsulation.write(peer, packet, out);

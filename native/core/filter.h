@@ -15,7 +15,7 @@
 namespace weft {
 
 enum class VerifySource : uint8_t {
-  kOff,     ///< everything is let in, as by flanneld
+  kOff,     ///< everything is let in, as by flanneld, but for what IPv6 routers tell their own link
   kInner,   ///< by the inner addresses, for peers whose datagrams come from another address than they lease with
   kStrict,  ///< by the outer source too
 };
@@ -55,6 +55,7 @@ class Filter {
   std::optional<Counter> reason_to_drop(uint32_t from, const uint8_t* bytes, const Packet& packet) {
     if (options_.verify == VerifySource::kOff) {
       look_up(packet, bytes);
+      if (packet.version == 6 && is_link_local(bytes + 8)) return noted(k_rx_drop_unknown_sender, {from, 0, 0});
       return {};
     }
     if (packet.version == 6) return noted(reason_against(from, bytes + 8), {from, 0, 0});
@@ -80,6 +81,10 @@ class Filter {
   struct Addresses {
     uint32_t from, source, destination;
   };
+
+  /// Whether an IPv6 address is of one link, fe80::/10. Nobody on this one has any; what a router's advertisement or
+  /// redirect says, which must come from such a one (RFC 4861 sections 4.2 and 4.5), the host would do.
+  static bool is_link_local(const uint8_t* address) { return address[0] == 0xfe && (address[1] & 0xc0) == 0x80; }
 
   /// Whose a packet is where nothing is asked of it.
   void look_up(const Packet& packet, const uint8_t* bytes) {

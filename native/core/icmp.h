@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 
 #include "bucket.h"
 #include "packet.h"
@@ -30,24 +31,91 @@ constexpr size_t kMaxIcmpErrorBytes = kIpv4HeaderBytes + 8 + 60 + 8;
 size_t write_icmp_error(const IcmpError& error, uint32_t source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out);
 
-/// How many ICMP errors may be sent (RFC 1812 section 4.3.2.8): whoever sends what earns one slows no other by that,
-/// nor gets more for being served by several threads. Shared by all loops, without a lock. Its memory is bounded: two
-/// senders may have one bucket, which costs each half at worst.
+/// Why one is sent: each has limits of its own, so that who earns one kind takes none of another from anybody.
+enum class IcmpKind : uint8_t {
+  kOutward,  ///< about what came out of the TUN, but for the next
+  kTooBig,   ///< fragmentation needed: without it a connection hangs
+  kInward,   ///< about what came from a peer
+  kKinds
+};
+
+/// How many ICMP errors of one kind may be sent (RFC 1812 section 4.3.2.8): so many to each sender, whichever threads
+/// serve it, and so many to all but those of this node's subnet. Those are few, and no other's errors are in their way.
+///
+/// A sender stands in one of the eight words of a line that a secret chooses: nobody can find out who shares it. In the
+/// place of the one that has been told of least, so that whoever comes and goes with many addresses is told of more
+/// himself, and costs no other what is due to it. Shared by all loops, without a lock.
 class IcmpLimit {
  public:
   static constexpr int64_t kSenderBurst = 50, kSenderEveryMs = 10;
   static constexpr int64_t kBurst = 500, kEveryMs = 1;
 
-  /// Whether one more may be sent about a packet of `sender` (IPv4, network order).
-  bool allows(uint32_t sender, int64_t now_ms) {
-    Bucket& own = senders_[(sender * 0x9e3779b97f4a7c15ull) >> (64 - kBucketBits)];  // as PeerTable's hash
-    return own.take(now_ms, kSenderEveryMs, kSenderBurst) && all_.take(now_ms, kEveryMs, kBurst);
+  explicit IcmpLimit(uint64_t secret) : secret_(secret) {}
+
+  /// Whether one more may be sent about a packet of `sender` (IPv4, network order), which is one of our subnet or not.
+  bool allows(uint32_t sender, bool is_ours, int64_t now_ms) {
+    return takes(sender, static_cast<uint32_t>(now_ms)) && (is_ours || others_.take(now_ms, kEveryMs, kBurst));
   }
 
  private:
-  static constexpr size_t kBucketBits = 10;
-  std::array<Bucket, 1 << kBucketBits> senders_;
-  Bucket all_;
+  static constexpr size_t kLineBits = 7, kWays = 8;
+  static constexpr uint32_t kLongestMs = kSenderBurst * kSenderEveryMs;
+  /// No thread's time is ahead of another's by more: each reads it once for a batch.
+  static constexpr uint32_t kAheadMs = 60'000;
+  /// A word is a sender and the lower half of the time at which its bucket will be full again, as Bucket has it; 0:
+  /// free.
+  struct alignas(64) Line {
+    std::array<std::atomic<uint64_t>, kWays> words{};
+  };
+
+  /// For how long from now on a bucket will not be full: more than any can be by as much as the thread that wrote the
+  /// word was ahead of this one. What is longer than that is of weeks ago.
+  static uint32_t left_ms(uint64_t word, uint32_t now_ms) {
+    const uint32_t left = static_cast<uint32_t>(word) - now_ms;
+    return word == 0 || left > kLongestMs + kAheadMs ? 0 : left;
+  }
+
+  Line& line_of(uint32_t sender) {
+    uint64_t mixed = (sender ^ secret_) * 0x9e3779b97f4a7c15ull;
+    mixed = (mixed ^ mixed >> 32 ^ secret_) * 0xc2b2ae3d27d4eb4full;
+    return lines_[mixed >> (64 - kLineBits)];
+  }
+
+  bool takes(uint32_t sender, uint32_t now_ms) {
+    auto& words = line_of(sender).words;
+    for (;;) {
+      size_t at = 0;
+      uint64_t word = 0;
+      bool is_known = false;
+      for (size_t way = 0; way < kWays && !is_known; way++) {
+        const uint64_t other = words[way].load(std::memory_order_relaxed);
+        is_known = other >> 32 == sender;
+        if (way > 0 && !is_known && left_ms(other, now_ms) >= left_ms(word, now_ms)) continue;
+        at = way;
+        word = other;
+      }
+      const uint32_t left = is_known ? left_ms(word, now_ms) : 0;
+      if (left > (kSenderBurst - 1) * kSenderEveryMs) return false;
+      const uint64_t taken = uint64_t{sender} << 32 | static_cast<uint32_t>(now_ms + left + kSenderEveryMs);
+      // Another thread may have changed it since: then it is looked at again.
+      if (words[at].compare_exchange_strong(word, taken, std::memory_order_relaxed)) return true;
+    }
+  }
+
+  uint64_t secret_;
+  std::array<Line, 1 << kLineBits> lines_;
+  Bucket others_;
+};
+
+/// One for each kind.
+class IcmpLimits {
+ public:
+  /// Which nobody else knows.
+  explicit IcmpLimits(uint64_t secret) : limits_{IcmpLimit(secret), IcmpLimit(secret), IcmpLimit(secret)} {}
+  IcmpLimit& operator[](IcmpKind kind) { return limits_[static_cast<size_t>(kind)]; }
+
+ private:
+  std::array<IcmpLimit, static_cast<size_t>(IcmpKind::kKinds)> limits_;
 };
 
 }  // namespace weft

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <span>
 
+#include "ecn.h"
+
 namespace weft {
 
 struct Message {
@@ -15,6 +17,7 @@ struct Message {
   /// means for the bytes is the encapsulation's to know: an inner superpacket of another kernel says its own size here.
   size_t joined_bytes;
   uint32_t from = 0;  ///< the IPv4 address that it came from, network order; datagrams are joined of one sender alone
+  Ecn ecn = kNotEct;  ///< what the outer header says of the way; datagrams are joined that say the same alone
 
   /// Takes the first datagram off.
   std::span<uint8_t> take() { return take(joined_bytes > 0 ? std::min(joined_bytes, size) : size); }

@@ -37,6 +37,8 @@ class PathMtu {
     write(known | kAtOnce, now_ms);
     return true;
   }
+  /// What is known of the path by another one; what a thread learns there meanwhile is asked for again here.
+  void take_over(const PathMtu& other) { __atomic_store_n(&word_, other.read(), __ATOMIC_RELAXED); }
 
  private:
   static constexpr uint64_t kBytes = 0xffff, kAtOnce = 1 << 16, kDoubted = 1 << 17;

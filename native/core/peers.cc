@@ -1,65 +1,40 @@
-// peers.cc - building, asking and replacing the peer table.
+// peers.cc - changing the peer table, and freeing what was changed.
 #include "peers.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
 
 namespace weft {
 
-PeerTable::Prefix PeerTable::read_prefix(uint8_t version, const uint8_t* address) {
-  if (version == 4) return {static_cast<uint64_t>(load_be32(address)) << 32, 0};
-  return {static_cast<uint64_t>(load_be32(address)) << 32 | load_be32(address + 4),
-          static_cast<uint64_t>(load_be32(address + 8)) << 32 | load_be32(address + 12)};
-}
+namespace {
 
-PeerTable::Prefix PeerTable::mask_of(uint8_t bits) {
+/// In the fourth byte of a record: the subnet has no peer any more.
+constexpr uint8_t kGone = 1;
+
+template <typename Key>
+Key mask_of(uint8_t bits);
+template <>
+uint32_t mask_of(uint8_t bits) {
+  return bits == 0 ? 0 : ~uint32_t{0} << (32 - bits);
+}
+template <>
+Prefix mask_of(uint8_t bits) {
   const uint64_t high = bits == 0 ? 0 : bits >= 64 ? ~0ull : ~0ull << (64 - bits);
   const uint64_t low = bits <= 64 ? 0 : bits >= 128 ? ~0ull : ~0ull << (128 - bits);
   return {high, low};
 }
 
-uint32_t PeerTable::Length::home(const Prefix& prefix) const {
-  // Multiplicative hashing by the golden ratio. Only the top bits depend on all others, and the low ones not at all:
-  // a subnet's host bits are zero, so those of the product are.
-  return static_cast<uint32_t>(((prefix.high ^ prefix.low * 0xc2b2ae3d27d4eb4full) * 0x9e3779b97f4a7c15ull) >>
-                               (64 - std::bit_width(slot_mask)));
+uint32_t slot_in(const uint8_t* record) {
+  const uint32_t slot = load<uint32_t>(record + 56);
+  return slot < TrafficRows::kMaxSlots ? slot : 0;
 }
 
-PeerTable::PeerTable(std::span<const uint8_t> records) {
-  const size_t count = records.size() / kRecordBytes;
-  std::array<uint32_t, 256> v4_counts{}, v6_counts{};  // by prefix length
-  for (size_t i = 0; i < count; i++) {
-    const uint8_t* record = records.data() + i * kRecordBytes;
-    (record[0] == 4 ? v4_counts[record[1]] : v6_counts[record[1]])++;
-  }
-  v4_ = lengths_for(v4_counts);
-  v6_ = lengths_for(v6_counts);
-  endpoints_.reserve(count);
-  ipv4_endpoints_.reserve(count);
-  for (size_t i = 0; i < count; i++) insert(records.data() + i * kRecordBytes);
-  std::sort(ipv4_endpoints_.begin(), ipv4_endpoints_.end());
-}
-
-std::vector<PeerTable::Length> PeerTable::lengths_for(std::span<const uint32_t> counts) {
-  std::vector<Length> lengths;
-  for (size_t bits = counts.size(); bits-- > 0;) {
-    if (counts[bits] == 0) continue;
-    const size_t slots = std::bit_ceil(size_t{counts[bits]} * 2);  // at most half full: short probes
-    lengths.push_back({static_cast<uint8_t>(bits), mask_of(static_cast<uint8_t>(bits)),
-                       static_cast<uint32_t>(slots - 1), std::vector<Slot>(slots)});
-  }
-  return lengths;
-}
-
-void PeerTable::insert(const uint8_t* record) {
+Endpoint read_endpoint(const uint8_t* record) {
   Endpoint endpoint{};
   if (record[2] == 4) {
     endpoint.address.v4.sin_family = AF_INET;
     endpoint.address.v4.sin_port = load<uint16_t>(record + 4);
     endpoint.address.v4.sin_addr.s_addr = load<uint32_t>(record + 24);
     endpoint.address_bytes = sizeof(sockaddr_in);
-    ipv4_endpoints_.push_back(endpoint.address.v4.sin_addr.s_addr);
   } else {
     endpoint.address.v6.sin6_family = AF_INET6;
     endpoint.address.v6.sin6_port = load<uint16_t>(record + 4);
@@ -69,59 +44,170 @@ void PeerTable::insert(const uint8_t* record) {
   const uint16_t limit = load_be16(record + 6);
   endpoint.limit = limit >= PathMtu::kAlwaysFits ? limit : 0;
   std::memcpy(endpoint.encap.data(), record + 40, endpoint.encap.size());
-  const uint32_t slot = load<uint32_t>(record + 56);
-  endpoint.slot = slot < TrafficRows::kMaxSlots ? slot : 0;
-  traffic_slots_ = std::max(traffic_slots_, endpoint.slot + 1);
-  endpoints_.push_back(endpoint);
-  auto& lengths = record[0] == 4 ? v4_ : v6_;
-  Length& length = *std::find_if(lengths.begin(), lengths.end(), [&](const Length& l) { return l.bits == record[1]; });
-  const Prefix address = read_prefix(record[0], record + 8);
-  const Prefix prefix{address.high & length.mask.high, address.low & length.mask.low};
-  uint32_t at = length.home(prefix);
-  while (length.slots[at].endpoint != 0 && length.slots[at].prefix != prefix) at = (at + 1) & length.slot_mask;
-  length.slots[at] = {prefix, static_cast<uint32_t>(endpoints_.size())};
+  endpoint.slot = slot_in(record);
+  return endpoint;
 }
 
-const Endpoint* PeerTable::find(uint8_t version, const uint8_t* destination) const {
-  const Prefix address = read_prefix(version, destination);
-  for (const Length& length : version == 4 ? v4_ : v6_) {
-    const Prefix prefix{address.high & length.mask.high, address.low & length.mask.low};
-    for (uint32_t at = length.home(prefix); length.slots[at].endpoint != 0; at = (at + 1) & length.slot_mask) {
-      if (length.slots[at].prefix == prefix) return &endpoints_[length.slots[at].endpoint - 1];
+bool is_same_address(const Endpoint& a, const Endpoint& b) {
+  return a.address_bytes == b.address_bytes && std::memcmp(&a.address, &b.address, a.address_bytes) == 0;
+}
+bool is_same(const Endpoint& a, const Endpoint& b) {
+  return is_same_address(a, b) && a.encap == b.encap && a.slot == b.slot && a.limit == b.limit;
+}
+
+}  // namespace
+
+PeerTables::PeerTables(size_t readers, std::span<const uint8_t> records) : hazards_(readers) {
+  tables_.emplace_back();
+  apply(records, true);
+}
+
+void PeerTables::set(std::span<const uint8_t> records) { apply(records, true); }
+void PeerTables::change(std::span<const uint8_t> records) { apply(records, false); }
+
+void PeerTables::apply(std::span<const uint8_t> records, bool is_whole) {
+  if (is_whole) round_++;
+  for (size_t at = 0; at + kRecordBytes <= records.size(); at += kRecordBytes) {
+    const uint8_t* record = records.data() + at;
+    const uint8_t bits = record[1];
+    const auto apply_to = [&]<typename Key>(Lengths<Key>& lengths, const Key& address) {
+      Subnets<Key>& subnets = lengths[bits];
+      const Key prefix = PeerTable::masked(address, mask_of<Key>(bits));
+      if (record[3] & kGone) {
+        put<Key>(subnets, prefix, nullptr, subnets.find(prefix));
+      } else {
+        put(subnets, prefix, read_endpoint(record));
+      }
+    };
+    if (record[0] == 4) {
+      apply_to(v4_, PeerTable::read_ipv4(record + 8));
+    } else {
+      apply_to(v6_, PeerTable::read_ipv6(record + 8));
     }
   }
-  return nullptr;
+  if (is_whole) {
+    keep_only_round(v4_);
+    keep_only_round(v6_);
+  }
+  publish();
 }
 
-bool PeerTable::has_endpoint_at(uint32_t ipv4) const {
-  return std::binary_search(ipv4_endpoints_.begin(), ipv4_endpoints_.end(), ipv4);
+/// Puts what is wanted, unless it is there.
+template <typename Key>
+void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& wanted) {
+  Endpoint* before = subnets.find(prefix);
+  if (before && is_same(*before, wanted)) {
+    before->round = round_;
+    return;
+  }
+  Endpoint* endpoint = new_endpoint(wanted);
+  // The same path, though another limit, port or MAC.
+  if (before && before->ipv4() == wanted.ipv4()) endpoint->path.take_over(before->path);
+  put(subnets, prefix, endpoint, before);
 }
 
-size_t PeerTable::longest_run() const {
+template <typename Key>
+void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, Endpoint* endpoint, Endpoint* before) {
+  if (!endpoint && !before) return;
+  subnets.put(prefix, endpoint, tables_.back().pages);
+  const uint32_t now = endpoint ? endpoint->ipv4() : 0, was = before ? before->ipv4() : 0;
+  if (before) tables_.back().endpoints.push_back(before);
+  if (now == was) return;
+  if (now != 0) count_host(now, 1);
+  if (was != 0) count_host(was, -1);
+}
+
+void PeerTables::count_host(uint32_t ipv4, int change) {
+  hosts_.put(ipv4, hosts_.find(ipv4) + static_cast<uint32_t>(change), tables_.back().pages);
+}
+
+/// What was in no record of this whole set goes.
+template <typename Key>
+void PeerTables::keep_only_round(Lengths<Key>& lengths) {
+  for (auto& [bits, subnets] : lengths) {
+    std::vector<std::pair<Key, Endpoint*>> gone;
+    subnets.for_each([&](const Key& prefix, Endpoint* endpoint) {
+      if (endpoint->round != round_) gone.emplace_back(prefix, endpoint);
+    });
+    for (const auto& [prefix, endpoint] : gone) put<Key>(subnets, prefix, nullptr, endpoint);
+  }
+}
+
+Endpoint* PeerTables::new_endpoint(const Endpoint& wanted) {
+  if (free_.empty()) {
+    endpoints_.push_back(wanted);
+    free_.push_back(&endpoints_.back());
+  }
+  Endpoint* endpoint = free_.back();
+  free_.pop_back();
+  *endpoint = wanted;
+  endpoint->round = round_;
+  return endpoint;
+}
+
+/// A length without prefixes would cost each look-up a probe.
+template <typename Key>
+void PeerTables::drop_empty(Lengths<Key>& lengths) {
+  for (auto at = lengths.begin(); at != lengths.end();) {
+    at->second.settle();
+    if (at->second.size() > 0) {
+      ++at;
+      continue;
+    }
+    // The table before has its pages.
+    auto* emptied = new Subnets<Key>(std::move(at->second));
+    tables_.back().pages.push_back({emptied, [](void* old) { delete static_cast<Subnets<Key>*>(old); }});
+    at = lengths.erase(at);
+  }
+}
+
+void PeerTables::publish() {
+  drop_empty(v4_);
+  drop_empty(v6_);
+  hosts_.settle();
+  auto table = std::make_unique<PeerTable>();
+  for (const auto& [bits, subnets] : v4_) table->v4_.push_back({mask_of<uint32_t>(bits), subnets.pages()});
+  for (const auto& [bits, subnets] : v6_) table->v6_.push_back({mask_of<Prefix>(bits), subnets.pages()});
+  table->hosts_ = hosts_.pages();
+  tables_.push_back({std::move(table), {}, {}});
+  current_.store(tables_.back().table.get(), std::memory_order_seq_cst);
+  free_unheld();
+}
+
+/// In their order: what the table after it has no more, those before it may have too.
+void PeerTables::free_unheld() {
+  const auto is_held = [this](const PeerTable* table) {
+    return std::any_of(hazards_.begin(), hazards_.end(),
+                       [&](const auto& hazard) { return hazard.load(std::memory_order_seq_cst) == table; });
+  };
+  while (tables_.size() > 1) {
+    Kept& oldest = tables_.front();
+    if (oldest.table && is_held(oldest.table.get())) return;
+    free_.insert(free_.end(), oldest.endpoints.begin(), oldest.endpoints.end());
+    tables_.pop_front();
+  }
+}
+
+size_t PeerTables::size() const {
+  size_t size = 0;
+  for (const auto& [bits, subnets] : v4_) size += subnets.size();
+  for (const auto& [bits, subnets] : v6_) size += subnets.size();
+  return size;
+}
+
+uint32_t PeerTables::traffic_slots(std::span<const uint8_t> records) {
+  uint32_t highest = 0;
+  for (size_t at = 0; at + kRecordBytes <= records.size(); at += kRecordBytes) {
+    highest = std::max(highest, slot_in(records.data() + at));
+  }
+  return highest + 1;
+}
+
+size_t PeerTables::longest_run() const {
   size_t longest = 0;
-  for (const auto* lengths : {&v4_, &v6_}) {
-    for (const Length& length : *lengths) {
-      size_t run = 0;
-      for (const Slot& slot : length.slots) longest = std::max(longest, run = slot.endpoint == 0 ? 0 : run + 1);
-    }
-  }
+  for (const auto& [bits, subnets] : v4_) longest = std::max(longest, subnets.longest_run());
+  for (const auto& [bits, subnets] : v6_) longest = std::max(longest, subnets.longest_run());
   return longest;
-}
-
-PeerTables::PeerTables(size_t readers) : hazards_(readers) {
-  owned_.push_back(std::make_unique<const PeerTable>(std::span<const uint8_t>{}));
-  current_.store(owned_.back().get(), std::memory_order_release);
-}
-
-void PeerTables::replace(std::unique_ptr<const PeerTable> table) {
-  const PeerTable* newest = table.get();
-  current_.store(newest, std::memory_order_seq_cst);
-  owned_.push_back(std::move(table));
-  std::erase_if(owned_, [this, newest](const auto& old) {
-    return old.get() != newest && std::none_of(hazards_.begin(), hazards_.end(), [&](const auto& hazard) {
-             return hazard.load(std::memory_order_seq_cst) == old.get();
-           });
-  });
 }
 
 }  // namespace weft

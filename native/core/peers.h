@@ -1,25 +1,30 @@
-// peers.h - the peer table: inner destination to UDP endpoint, built once, read by every thread.
+// peers.h - the peer table: inner destination to UDP endpoint, read by every thread while one changes it.
 //
-// One open-addressing hash table for each prefix length that occurs, asked from the longest to the shortest. In
+// One hash map (paged_map.h) for each prefix length that occurs, asked from the longest to the shortest. In
 // practice a network has one prefix length (SubnetLen), so a look-up is one multiplication and one probe, however
-// many peers there are, and leases of other lengths still match longest first.
+// many peers there are, and leases of other lengths still match longest first. What a thread holds never changes: a
+// change makes another table, which has all but what was changed in common with the one before.
 #pragma once
 
 #include <netinet/in.h>
 
 #include <array>
 #include <atomic>
+#include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "bytes.h"
+#include "paged_map.h"
 #include "path_mtu.h"
 #include "traffic.h"
 
 namespace weft {
 
-/// Where a peer's datagrams go. Compared by address: one peer is one Endpoint in a table.
+/// Where a peer's datagrams go. Compared by address: one peer is one Endpoint in a table, and the same in the next one
+/// unless it was changed.
 struct Endpoint {
   union {
     sockaddr_in v4;
@@ -32,7 +37,9 @@ struct Endpoint {
   uint32_t slot;
   /// No longer packet reaches the peer, as was found by asking it; 0: not known of any. Beside what the kernel knows.
   uint16_t limit;
-  /// Learnt while it is sent to; with another table it is asked for again.
+  /// The last whole set that it was in; nothing to those who look it up.
+  uint16_t round;
+  /// Learnt while it is sent to, and kept for as long as the peer has the address.
   mutable PathMtu path;
 
   /// Whether its datagrams come from this IPv4 address, in network order; whatever the port.
@@ -41,65 +48,77 @@ struct Endpoint {
   uint32_t ipv4() const { return address.v4.sin_family == AF_INET ? address.v4.sin_addr.s_addr : 0; }
 };
 
+/// A prefix of up to 128 bits, left-aligned, host order.
+struct Prefix {
+  uint64_t high, low;
+  bool operator==(const Prefix&) const = default;
+};
+
+constexpr uint64_t hash_of(const Prefix& key) {
+  return hash_of(uint64_t{key.high ^ (key.low * 0xc2b2ae3d27d4eb4full)});
+}
+
+/// As it is during one batch.
 class PeerTable {
  public:
-  /// Size of one record; the layout is in src/dataplane/peers.ts.
-  static constexpr size_t kRecordBytes = 60;
-
-  /// Builds a table from whole records. Of two records for one subnet the last counts.
-  explicit PeerTable(std::span<const uint8_t> records);
-
   /// The endpoint for a destination in network order (4 bytes for version 4, 16 for 6), or null.
-  const Endpoint* find(uint8_t version, const uint8_t* destination) const;
+  const Endpoint* find(uint8_t version, const uint8_t* destination) const {
+    return version == 4 ? find_in(v4_, read_ipv4(destination)) : find_in(v6_, read_ipv6(destination));
+  }
 
   /// Whether any peer's endpoint is at this IPv4 address, in network order.
-  bool has_endpoint_at(uint32_t ipv4) const;
-
-  /// One more than the highest slot that an endpoint has.
-  uint32_t traffic_slots() const { return traffic_slots_; }
-
-  /// The most slots in a row that are taken: what a look-up may have to walk.
-  size_t longest_run() const;
+  bool has_endpoint_at(uint32_t ipv4) const { return hosts_->find(ipv4) != 0; }
 
  private:
-  /// A prefix of up to 128 bits, left-aligned, host order; IPv4 uses the top 32.
-  struct Prefix {
-    uint64_t high, low;
-    bool operator==(const Prefix&) const = default;
-  };
-  struct Slot {
-    Prefix prefix;
-    uint32_t endpoint;  // index plus one; 0 is free
-  };
+  friend class PeerTables;
+  template <typename Key>
+  using Subnets = PagedMap<Key, Endpoint*>;
+  /// How many endpoints are at an IPv4 address, in network order.
+  using Hosts = PagedMap<uint32_t, uint32_t>;
+  template <typename Key>
   struct Length {
-    uint8_t bits;
-    Prefix mask;
-    uint32_t slot_mask;  // number of slots, a power of two, minus one
-    std::vector<Slot> slots;
-    /// Where the search for a prefix begins.
-    uint32_t home(const Prefix& prefix) const;
+    Key mask;
+    const typename Subnets<Key>::Pages* subnets;
   };
 
-  static Prefix read_prefix(uint8_t version, const uint8_t* address);
-  static Prefix mask_of(uint8_t bits);
-  /// Empty tables with room for `counts[bits]` prefixes of each length, the longest first.
-  static std::vector<Length> lengths_for(std::span<const uint32_t> counts);
-  void insert(const uint8_t* record);
+  static uint32_t read_ipv4(const uint8_t* address) { return load_be32(address); }
+  static Prefix read_ipv6(const uint8_t* address) {
+    return {uint64_t{load_be32(address)} << 32 | load_be32(address + 4),
+            uint64_t{load_be32(address + 8)} << 32 | load_be32(address + 12)};
+  }
+  static uint32_t masked(uint32_t address, uint32_t mask) { return address & mask; }
+  static Prefix masked(const Prefix& address, const Prefix& mask) {
+    return {address.high & mask.high, address.low & mask.low};
+  }
+  template <typename Key>
+  static const Endpoint* find_in(const std::vector<Length<Key>>& lengths, const Key& address) {
+    for (const Length<Key>& length : lengths) {
+      if (const Endpoint* found = length.subnets->find(masked(address, length.mask))) return found;
+    }
+    return nullptr;
+  }
 
-  std::vector<Endpoint> endpoints_;
-  std::vector<uint32_t> ipv4_endpoints_;  // their addresses, sorted
-  std::vector<Length> v4_, v6_;           // longest first
-  uint32_t traffic_slots_ = 1;
+  std::vector<Length<uint32_t>> v4_;  // longest first
+  std::vector<Length<Prefix>> v6_;
+  const Hosts::Pages* hosts_;
 };
 
 /// The table in force, replaced without a lock: a hazard pointer for each reading thread (Michael, "Hazard
 /// Pointers", 2004). Writers are serialised by their one thread, JavaScript's.
 class PeerTables {
  public:
+  /// Size of one record; the layout is in src/dataplane/peers.ts.
+  static constexpr size_t kRecordBytes = 60;
+
   /// A reader's claim on the table that it uses during one batch.
   class Reader {
    public:
     /// The newest table, valid until the next `acquire` or `release` of this reader.
+    ///
+    /// The claim and the look after it must both be seq_cst, as are the new table in publish() and the look at
+    /// the claims in free_unheld(): of the two stores one is then seen by the other side's load. With less the look may
+    /// go before the claim, and a table that is read is freed; no test of this project's sees that on a processor that
+    /// does not do it (test/native/orders.test.ts).
     const PeerTable& acquire() {
       const PeerTable* table = tables_->current_.load(std::memory_order_acquire);
       for (;;) {
@@ -118,17 +137,62 @@ class PeerTables {
     std::atomic<const PeerTable*>* hazard_;
   };
 
-  explicit PeerTables(size_t readers);
+  explicit PeerTables(size_t readers, std::span<const uint8_t> records = {});
 
   /// The claim of reader `index`; each is used by one thread at a time.
   Reader reader(size_t index) { return {this, &hazards_[index]}; }
 
-  /// Puts `table` in force and frees those that no reader holds any more.
-  void replace(std::unique_ptr<const PeerTable> table);
+  /// Makes the peers equal these whole records. Of two records for one subnet the last counts. A peer of which nothing
+  /// is said that was not said before stays the one that it was.
+  void set(std::span<const uint8_t> records);
+  /// Puts these peers, or takes away those whose record says so, in their order; all others stay.
+  void change(std::span<const uint8_t> records);
+
+  /// For the thread that changes them.
+  const PeerTable& current() const { return *tables_.back().table; }
+  size_t size() const;
+  /// One more than the highest slot that these records name.
+  static uint32_t traffic_slots(std::span<const uint8_t> records);
+  /// How many tables of before are kept, since a reader has one of them.
+  size_t kept() const { return tables_.size() - 1; }
+  /// As PagedMap's, of all of them.
+  size_t longest_run() const;
 
  private:
+  template <typename Key>
+  using Subnets = PeerTable::Subnets<Key>;
+  /// By the length of their prefixes, the longest first.
+  template <typename Key>
+  using Lengths = std::map<uint8_t, Subnets<Key>, std::greater<>>;
+  /// A table, and what the next one has no more: freed once nobody has this one or one before it.
+  struct Kept {
+    std::unique_ptr<const PeerTable> table;
+    Garbage pages;
+    std::vector<Endpoint*> endpoints;
+  };
+
+  void apply(std::span<const uint8_t> records, bool is_whole);
+  template <typename Key>
+  void put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& wanted);
+  template <typename Key>
+  void put(Subnets<Key>& subnets, const Key& prefix, Endpoint* endpoint, Endpoint* before);
+  template <typename Key>
+  void keep_only_round(Lengths<Key>& lengths);
+  template <typename Key>
+  void drop_empty(Lengths<Key>& lengths);
+  void count_host(uint32_t ipv4, int change);
+  Endpoint* new_endpoint(const Endpoint& wanted);
+  void publish();
+  void free_unheld();
+
+  std::deque<Endpoint> endpoints_;  // never moved
+  std::vector<Endpoint*> free_;     // of these, which are nobody's
+  Lengths<uint32_t> v4_;
+  Lengths<Prefix> v6_;
+  PeerTable::Hosts hosts_;
+  uint16_t round_ = 0;
+  std::deque<Kept> tables_;  // the current one last
   std::atomic<const PeerTable*> current_;
-  std::vector<std::unique_ptr<const PeerTable>> owned_;  // the current one and those still in use
   std::vector<std::atomic<const PeerTable*>> hazards_;
 };
 

@@ -78,6 +78,10 @@ void Learnt::learn(const Consequence& consequence, bool taken, const Endpoint& e
   size_t at = find(endpoint);
   if (at == refused_.size()) {
     at = static_cast<size_t>(std::ranges::min_element(refused_, {}, &Refused::until_ms) - refused_.begin());
+    if (refused_[at].until_ms > now_ms) {
+      others_until_ms_ = now_ms + kRememberedMs;
+      return;
+    }
   } else if (at == used_) {
     used_++;
   }

@@ -61,8 +61,12 @@ class Learnt {
   /// How many datagrams for `endpoint` may be joined. `now_ms()` is asked only where there is something to remember.
   template <typename Clock>
   uint16_t udp_segments_to(const Endpoint& endpoint, Clock now_ms) const {
+    if (used_ == 0) return kUdpSegments;
     const size_t at = find(endpoint);
-    return at < used_ && refused_[at].until_ms > now_ms() ? refused_[at].udp_segments : kUdpSegments;
+    if (at == used_ && others_until_ms_ == 0) return kUdpSegments;
+    const int64_t now = now_ms();
+    if (at < used_ && refused_[at].until_ms > now) return refused_[at].udp_segments;
+    return others_until_ms_ > now ? 1 : kUdpSegments;
   }
 
   /// Remembers what follows from a refused write, `taken` when any of the singles was not refused.
@@ -71,7 +75,8 @@ class Learnt {
   void learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, size_t bytes, int64_t now_ms);
 
  private:
-  /// Endpoints to which joining does not work are few; when they are not, the one that ends first is forgotten.
+  /// Endpoints to which joining does not work are few. When they are not, a policy of this host's is why (IPsec), and
+  /// to those that have no place nothing is joined for as long: what is refused is copied twice each time.
   static constexpr size_t kMaxRefused = 64;
   struct Refused {
     sockaddr_in6 address;
@@ -88,6 +93,7 @@ class Learnt {
   Features* features_;
   uint16_t udp_segments_ = kUdpSegments;
   size_t used_ = 0;
+  int64_t others_until_ms_ = 0;
   std::array<Refused, kMaxRefused> refused_{};
 };
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 
 namespace weft {
@@ -21,12 +22,12 @@ struct Traffic {
 class TrafficRows {
  public:
   /// Slot 0 is of no peer, and takes what is counted for one that has none.
-  static constexpr uint32_t kMaxSlots = 1 << 16;
+  static constexpr uint32_t kMaxSlots = 1 << 24;
 
   /// Makes room for slots below `count`; by the one thread that publishes tables, before the first table that has them.
   void make_room(uint32_t count) {
     for (uint32_t at = 0; at * kChunk < count && at < chunks_.size(); at++) {
-      if (!chunks_[at]) chunks_[at] = std::make_unique<Chunk>();
+      if (!chunks_[at]) chunks_[at] = new_chunk();
     }
   }
 
@@ -43,7 +44,7 @@ class TrafficRows {
   }
   /// Adds what stands in a slot there is room for; by any thread.
   void sum(uint32_t slot, Traffic& sum) const {
-    const Traffic& row = (*chunks_[slot / kChunk])[slot % kChunk];
+    const Traffic& row = chunks_[slot / kChunk][slot % kChunk];
     sum.tx_packets += load(row.tx_packets);
     sum.tx_bytes += load(row.tx_bytes);
     sum.rx_packets += load(row.rx_packets);
@@ -52,16 +53,23 @@ class TrafficRows {
   }
 
  private:
-  static constexpr uint32_t kChunk = 256;
-  using Chunk = std::array<Traffic, kChunk>;
+  static constexpr uint32_t kChunk = 1 << 12;
+  struct Free {
+    void operator()(Traffic* rows) const { std::free(rows); }
+  };
+  using Chunk = std::unique_ptr<Traffic[], Free>;
 
-  Traffic& row_of(uint32_t slot) { return (*chunks_[slot / kChunk])[slot % kChunk]; }
+  /// Zeroes that take no memory until they are written to: a loop hears of few of a million peers. So large a chunk
+  /// calloc has from the kernel (mallopt(3), M_MMAP_THRESHOLD).
+  static Chunk new_chunk() { return Chunk(static_cast<Traffic*>(std::calloc(kChunk, sizeof(Traffic)))); }
+
+  Traffic& row_of(uint32_t slot) { return chunks_[slot / kChunk][slot % kChunk]; }
   static uint64_t load(const uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
   /// One writer, as CounterRow's.
   static void add(uint64_t& word, uint64_t amount) { __atomic_store_n(&word, load(word) + amount, __ATOMIC_RELAXED); }
 
   /// Never moved: a thread may be in one while there comes room for more.
-  std::array<std::unique_ptr<Chunk>, kMaxSlots / kChunk> chunks_{std::make_unique<Chunk>()};
+  std::array<Chunk, kMaxSlots / kChunk> chunks_{new_chunk()};
 };
 
 }  // namespace weft

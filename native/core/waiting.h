@@ -7,6 +7,8 @@
 //   - the last packets were far apart: the next is not worth waiting for. So it costs nothing while a host is idle, and
 //     what is spent in vain is at most 1 / kNearWindows of a core. While packets come within the window it does not
 //     sleep at all: that core is then the thread's, as far as nobody else wants it.
+//     What is refused is nobody's conversation: it neither makes nor keeps a thread look again, so that whoever may not
+//     send buys nothing by it.
 //   - others want the core: a turn that is given away is theirs for milliseconds, where a thread that sleeps would be
 //     woken to preempt them. One such turn, and it sleeps at once for a while; again, for twice as long.
 //
@@ -38,9 +40,10 @@ class Waiting {
   int wait(const Look& look, const Clock& clock) {
     if (window_us_ == 0) return look(-1);
     if (const int found = look(0)) return found;
-    const int64_t start_us = clock.now_us();
-    int64_t now_us = start_us;
-    while (near_ && now_us >= rest_until_us_ && now_us - start_us < window_us_) {
+    int64_t now_us = clock.now_us();
+    if (is_new_) start_us_ = now_us;
+    is_new_ = false;
+    while (near_ && now_us >= rest_until_us_ && now_us - start_us_ < window_us_) {
       const int64_t before_us = now_us;
       clock.give_way();
       const int found = look(0);
@@ -48,9 +51,18 @@ class Waiting {
       took_turn(now_us - before_us, now_us);
       if (found) return found;
     }
+    if (!asleep_) asleep_since_us_ = now_us;
+    asleep_ = true;
     const int found = look(-1);
-    near_ = clock.now_us() - now_us <= kNearWindows * window_us_;
+    woke_us_ = clock.now_us();
     return found;
+  }
+
+  /// What was found last is worth being looked for again: some of it went on.
+  void found_worth() {
+    if (asleep_) near_ = woke_us_ - asleep_since_us_ <= kNearWindows * window_us_;
+    asleep_ = false;
+    is_new_ = true;
   }
 
  private:
@@ -66,6 +78,10 @@ class Waiting {
 
   int64_t window_us_;
   bool near_ = true;
+  bool is_new_ = true;    // it has not been looked again for since
+  int64_t start_us_ = 0;  // when that began
+  bool asleep_ = false;   // since what was found last, but for what was not worth it
+  int64_t asleep_since_us_ = 0, woke_us_ = 0;
   int64_t rest_us_ = 0;
   int64_t rest_until_us_ = 0;
   int good_turns_ = 0;

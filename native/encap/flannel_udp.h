@@ -10,6 +10,7 @@ namespace weft {
 struct FlannelUdp {
   static constexpr size_t kHeaderBytes = 0;
   static constexpr bool kRoutes = true;
+  static constexpr bool kCopiesEcn = false;
   explicit FlannelUdp(const OwnEnd&) {}
   void write(const Endpoint&, const Packet&, uint8_t*) const {}
   Stripped strip(Message& message) const { return {message.take()}; }

@@ -22,6 +22,7 @@ class Vxlan {
  public:
   static constexpr size_t kHeaderBytes = 22;
   static constexpr bool kRoutes = false;
+  static constexpr bool kCopiesEcn = true;
 
   /// `own.encap` is MAC (6) and VNI (3, big-endian); a peer's record has its MAC.
   explicit Vxlan(const OwnEnd& own) : mtu_(own.mtu) {

@@ -97,7 +97,8 @@ Failure send_echo(const EchoSocket& echo, uint32_t to, uint16_t sequence, size_t
 
 std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> room) {
   size_t count = 0;
-  while (count < room.size()) {
+  // A raw socket hears the answers to everybody's: whoever floods this host with them must not keep the caller here.
+  for (size_t looks = 0; looks < room.size(); looks++) {
     uint8_t bytes[128];  // the rest of a long one is cut off
     alignas(cmsghdr) uint8_t controls[CMSG_SPACE(sizeof(timespec))];
     sockaddr_in from{};

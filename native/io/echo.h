@@ -36,7 +36,8 @@ Failure open_echo(uint32_t source, Echo& echo);
 /// An IPv4 packet of `bytes`, or of as few as it takes, that nobody may fragment. Does not block.
 Failure send_echo(const EchoSocket& echo, uint32_t to, uint16_t sequence, size_t bytes);
 
-/// Takes answers to requests of this socket, as many as have room and are there, and returns those. Does not block.
+/// Takes what has come, as many messages as there is room for answers, and returns those that are answers to requests
+/// of this socket: there may be more. Does not block.
 std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> room);
 
 }  // namespace weft

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "../core/encapsulation.h"
 #include "clock.h"
 #include "linux_compat.h"
 
@@ -14,7 +13,8 @@ namespace weft {
 
 namespace {
 
-constexpr size_t kControlBytes = CMSG_SPACE(sizeof(uint16_t));
+/// Of a run: the size of its datagrams, and what their outer header says of congestion.
+constexpr size_t kControlBytes = CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(uint8_t));
 
 msghdr header_for(const Endpoint& endpoint, iovec* iovecs, size_t count) {
   msghdr header{};
@@ -23,6 +23,23 @@ msghdr header_for(const Endpoint& endpoint, iovec* iovecs, size_t count) {
   header.msg_iov = iovecs;
   header.msg_iovlen = count;
   return header;
+}
+
+/// Adds a control message to a header whose control messages lie at `room`.
+template <typename T>
+void add_control(msghdr& header, uint8_t* room, int level, int type, T value) {
+  header.msg_control = room;
+  auto* control = reinterpret_cast<cmsghdr*>(room + header.msg_controllen);
+  control->cmsg_level = level;
+  control->cmsg_type = type;
+  control->cmsg_len = CMSG_LEN(sizeof value);
+  std::memcpy(CMSG_DATA(control), &value, sizeof value);
+  header.msg_controllen += CMSG_SPACE(sizeof value);
+}
+
+/// Without DSCP, as a kernel's vxlan device sends it. One byte, which has no order.
+void add_ecn(msghdr& header, uint8_t* room, Ecn ecn) {
+  if (ecn != kNotEct) add_control(header, room, IPPROTO_IP, IP_TOS, static_cast<uint8_t>(ecn));
 }
 
 Attempt attempt_of(size_t datagrams) { return {Way::kPeers, datagrams > 1 ? kUdpGso : 0u, datagrams}; }
@@ -54,15 +71,20 @@ uint8_t* Sender::room(size_t header_bytes) {
   return header;
 }
 
-void Sender::add(const Endpoint& endpoint, std::span<uint8_t> header, std::span<uint8_t> payload) {
+void Sender::add(const Endpoint& endpoint, Ecn ecn, std::span<uint8_t> header, std::span<uint8_t> payload) {
   const size_t size = header.size() + payload.size();
+  if (size > kMaxDatagramBytes) {
+    const iovec pieces[] = {{header.data(), header.size()}, {payload.data(), payload.size()}};
+    return drop(k_tx_drop_too_big, endpoint, pieces);
+  }
+  gathered_++;
   Run* last = runs_used_ > 0 ? &runs_[runs_used_ - 1] : nullptr;
-  const bool joins = last && last->datagrams < last->most && last->endpoint == &endpoint &&
-                     size <= last->datagram_bytes && last->bytes + size <= kMaxRunBytes;
+  const bool joins = last && last->datagrams < last->most && last->endpoint == &endpoint && last->ecn == ecn &&
+                     size <= last->datagram_bytes && last->bytes + size <= kMaxDatagramBytes;
   if (!joins) {
     last = &runs_[runs_used_++];
     const uint16_t most = features_->has(kUdpGso) ? learnt_.udp_segments_to(endpoint, now_ms) : uint16_t{1};
-    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, most};
+    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, most, ecn};
   }
   iovecs_[iovecs_used_++] = {header.data(), header.size()};
   if (!payload.empty()) iovecs_[iovecs_used_++] = {payload.data(), payload.size()};
@@ -77,15 +99,9 @@ void Sender::prepare() {
     const size_t end = i + 1 < runs_used_ ? runs_[i + 1].first_iovec : iovecs_used_;
     msghdr& header = messages_[i].msg_hdr;
     header = header_for(*run.endpoint, &iovecs_[run.first_iovec], end - run.first_iovec);
-    if (run.datagrams > 1) {
-      header.msg_control = controls_.data() + i * kControlBytes;
-      header.msg_controllen = kControlBytes;
-      cmsghdr* control = CMSG_FIRSTHDR(&header);
-      control->cmsg_level = IPPROTO_UDP;
-      control->cmsg_type = UDP_SEGMENT;
-      control->cmsg_len = CMSG_LEN(sizeof(uint16_t));
-      std::memcpy(CMSG_DATA(control), &run.datagram_bytes, sizeof(uint16_t));
-    }
+    uint8_t* controls = controls_.data() + i * kControlBytes;
+    if (run.datagrams > 1) add_control(header, controls, IPPROTO_UDP, UDP_SEGMENT, run.datagram_bytes);
+    add_ecn(header, controls, run.ecn);
   }
 }
 
@@ -125,7 +141,7 @@ void Sender::refused(const Run& run, int error) {
   const Attempt attempt = attempt_of(run.datagrams);
   const Consequence& consequence = consequence_of(attempt, error);
   if (consequence.then != Then::kSingly) {
-    return each_datagram(run, [&](std::span<iovec> iov, size_t) { drop(consequence.counted, run, iov); });
+    return each_datagram(run, [&](std::span<iovec> iov, size_t) { drop(consequence.counted, *run.endpoint, iov); });
   }
   counters_.add(consequence.counted);
   const bool taken = send_singly(run);
@@ -136,12 +152,14 @@ void Sender::refused(const Run& run, int error) {
 bool Sender::send_singly(const Run& run) {
   bool taken = false;
   each_datagram(run, [&](std::span<iovec> iov, size_t size) {
-    const msghdr header = header_for(*run.endpoint, iov.data(), iov.size());
+    msghdr header = header_for(*run.endpoint, iov.data(), iov.size());
+    alignas(cmsghdr) uint8_t controls[kControlBytes];
+    add_ecn(header, controls, run.ecn);
     ssize_t result;
     do {
       result = sendmsg(socket_, &header, MSG_DONTWAIT);
     } while (result < 0 && again(errno));
-    if (result < 0) return drop(consequence_of(attempt_of(1), errno).counted, run, iov);
+    if (result < 0) return drop(consequence_of(attempt_of(1), errno).counted, *run.endpoint, iov);
     count_sent(run, 1, size);
     taken = true;
   });
@@ -162,14 +180,14 @@ void Sender::each_datagram(const Run& run, Each each) {
   }
 }
 
-void Sender::drop(Counter reason, const Run& run, std::span<const iovec> datagram) {
+void Sender::drop(Counter reason, const Endpoint& endpoint, std::span<const iovec> datagram) {
   const auto bytes = [](const iovec& piece) {
     return std::span(static_cast<const uint8_t*>(piece.iov_base), piece.iov_len);
   };
   drops_->add({.reason = reason,
                .bytes = bytes(datagram[0]).subspan(encap_bytes_),
                .more = datagram.size() > 1 ? bytes(datagram[1]) : std::span<const uint8_t>(),
-               .peer = run.endpoint->ipv4()});
+               .peer = endpoint.ipv4()});
 }
 
 void Sender::count_sent(const Run& run, uint64_t datagrams, uint64_t bytes) {

@@ -13,6 +13,7 @@
 
 #include "../core/counters.h"
 #include "../core/drops.h"
+#include "../core/encapsulation.h"
 #include "../core/features.h"
 #include "../core/peers.h"
 #include "../core/refusals.h"
@@ -30,18 +31,22 @@ class Sender {
   /// Makes room for one datagram more and returns `header_bytes` of memory for its header. Sends what is gathered when
   /// there is no room: what was added before is then no longer borrowed.
   uint8_t* room(size_t header_bytes);
-  /// Gathers one datagram, for which room() was made. `payload` may be empty.
-  void add(const Endpoint& endpoint, std::span<uint8_t> header, std::span<uint8_t> payload);
-  /// Sends what is gathered, and ends the batch. Does not block, but once in a batch for a full socket buffer: a moment
-  /// pushes back on those who send too much, and delays the other direction, which may be this thread's, by no more.
+  /// Gathers one datagram, for which room() was made, whose outer header is to say `ecn`. `payload` may be empty. One
+  /// that is too long for a datagram is dropped.
+  void add(const Endpoint& endpoint, Ecn ecn, std::span<uint8_t> header, std::span<uint8_t> payload);
+  /// Sends what is gathered, as room() does of itself. Once in a batch, however often it sends, a full socket buffer is
+  /// waited for: that moment pushes back on those who send too much, and is the longest that the other direction, which
+  /// may be this thread's, waits for this one.
+  void send();
+  /// The same, and ends the batch.
   void flush();
+  /// How many datagrams were gathered until now.
+  size_t gathered() const { return gathered_; }
 
  private:
   /// Datagrams and messages gathered before they must be sent.
   static constexpr size_t kMaxDatagrams = 2048;
   static constexpr size_t kMaxMessages = 256;
-  /// The most that one message's payload may be.
-  static constexpr size_t kMaxRunBytes = 65507;
   static constexpr int kPatienceMs = 10;
 
   struct Run {
@@ -51,15 +56,15 @@ class Sender {
     uint16_t datagram_bytes;  // of all datagrams but the last
     uint16_t datagrams;
     uint16_t most;  // datagrams that it may have
+    Ecn ecn;        // of all of them, whose outer header is one
   };
 
   void prepare();
-  void send();
   /// Whether to try at once again after an error: an interruption, or a full socket that was waited for.
   bool again(int error);
   void refused(const Run& run, int error);
   bool send_singly(const Run& run);
-  void drop(Counter reason, const Run& run, std::span<const iovec> datagram);
+  void drop(Counter reason, const Endpoint& endpoint, std::span<const iovec> datagram);
   template <typename Each>
   void each_datagram(const Run& run, Each each);
   void count_sent(const Run& run, uint64_t datagrams, uint64_t bytes);
@@ -79,6 +84,7 @@ class Sender {
   size_t iovecs_used_ = 0;
   std::vector<Run> runs_;
   size_t runs_used_ = 0;
+  size_t gathered_ = 0;
   std::vector<mmsghdr> messages_;
   std::vector<uint8_t> controls_;
 };

@@ -47,6 +47,11 @@ class Thread {
   Failure priority_refused() const {
     return priority_error_ == 0 ? Failure{} : SystemError{"setpriority", priority_error_};
   }
+  /// By the thread itself: whether it goes on at its own priority, or at that of whoever started it. Where the kernel
+  /// refuses either, it stays as it is.
+  void go_first(bool first) {
+    if (nice_ != 0 && priority_error_ == 0) setpriority(PRIO_PROCESS, 0, first ? nice_ : usual_nice_);
+  }
   bool started() const { return started_; }
   void join() {
     if (std::exchange(started_, false)) pthread_join(thread_, nullptr);
@@ -55,6 +60,7 @@ class Thread {
  private:
   void run() {
     // 0 stands for the calling thread: priorities are a thread's own in Linux (setpriority(2), C library differences).
+    usual_nice_ = getpriority(PRIO_PROCESS, 0);
     if (nice_ != 0 && setpriority(PRIO_PROCESS, 0, nice_) != 0) priority_error_ = errno;
     begun_.release();
     body_();
@@ -62,6 +68,7 @@ class Thread {
 
   std::function<void()> body_;
   int nice_ = 0;
+  int usual_nice_ = 0;
   int priority_error_ = 0;
   std::binary_semaphore begun_{0};
   pthread_t thread_{};

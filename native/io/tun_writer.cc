@@ -54,11 +54,8 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   const uint32_t joined_by = count == 1 ? 0u : packets.is_udp(index) ? kCoalesceUdp : kCoalesceTcp;
   const Attempt attempt{Way::kTun, joined_by, count};
   const Consequence& consequence = consequence_of(attempt, error);
-  if (consequence.then == Then::kGiveUp) {
-    failure = SystemError{"write to the TUN", error};
-    return;
-  }
-  if (consequence.then == Then::kDrop) {
+  if (consequence.then == Then::kGiveUp) failure = SystemError{"write to the TUN", error};
+  if (consequence.then != Then::kSingly) {
     return packets.each_packet(index, [&](std::span<uint8_t> header, std::span<uint8_t> payload) {
       drops_->add({.reason = consequence.counted, .bytes = header, .more = payload});
     });
