@@ -6,14 +6,13 @@ import type { VxlanBackendOptions } from './backend/vxlan.ts'
 import type { NetworkConfig } from './config/network-config.ts'
 import type { Engine, EngineConfig } from './dataplane/engine.ts'
 import { WeftError } from './errors.ts'
-import { run } from './host/command.ts'
+import { run as runCommand } from './host/command.ts'
 import { raiseSession } from './host/session-priority.ts'
 import type { ExternalInterface } from './host/external-interface.ts'
-import { managerOf } from './lease/store-manager.ts'
 import type { SubnetManager } from './lease/subnet-manager.ts'
 import type { Log } from './log.ts'
 import type { DaemonOptions } from './options.ts'
-import type { Inheritance } from './restart/inheritance.ts'
+import type { Inheritance } from './restart/succession.ts'
 import type { Store } from './store/store.ts'
 
 /** The subnet manager that the flags name. Does not contact its store, but to find out in a pod which node this is. */
@@ -34,6 +33,7 @@ export async function createSubnetManager(
     })
   }
   const store = await createStore(options, log)
+  const { managerOf } = await import('./lease/store-manager.ts')
   return options['lease-dir'] === '' ? managerOf(store, log) : managerOf(store)
 }
 
@@ -56,7 +56,8 @@ export async function createStore(options: StoreOptions, log: Log): Promise<Stor
     return createDirectoryStore({ directory: options['lease-dir'] })
   }
   const { createEtcdStore } = await import('./store/etcd.ts')
-  const endpoints = options['etcd-endpoints'].split(',')
+  // Without a user, whom flanneld's client passes over too.
+  const endpoints = String(options['etcd-endpoints']).split(',')
   const [certFile, keyFile, caFile] = [options['etcd-certfile'], options['etcd-keyfile'], options['etcd-cafile']]
   const isPlain = (endpoint: string): boolean =>
     caFile === '' ? !/^\s*https:/.test(endpoint) : /^\s*http:/.test(endpoint)
@@ -118,7 +119,8 @@ export async function createBackend(
   options: DaemonOptions,
   log: Log,
   publishedBefore: VxlanBackendOptions['publishedBefore'],
-  inheritance: Pick<Inheritance, 'take' | 'settle' | 'tunName'>,
+  inheritance: Pick<Inheritance, 'take' | 'tunName'>,
+  run = runCommand,
 ): Promise<Backend> {
   const persistence = persistenceOf(options, inheritance)
   const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
@@ -165,7 +167,7 @@ function unknownBackend(type: string): WeftError {
 
 function persistenceOf(
   { engine, persist, workers, without }: DaemonOptions,
-  inheritance: Pick<Inheritance, 'take' | 'settle' | 'tunName'>,
+  inheritance: Pick<Inheritance, 'take' | 'tunName'>,
 ): Persistence {
   const isNative = engine === 'native'
   return {
@@ -173,7 +175,6 @@ function persistenceOf(
     tunName: inheritance.tunName,
     isMultiQueue: isNative && workers > 1,
     // The other engines go on with nobody's descriptors.
-    settle: () => inheritance.settle(),
     inherit: (wanted) => inheritance.take({ ...wanted, without, workers: isNative ? workers : 0 }),
   }
 }

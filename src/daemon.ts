@@ -1,30 +1,31 @@
 // daemon.ts - the page to read first: what weftd does from start to stop, and the loops in between.
 //
-//   start   previous subnet -> what was last known: forward by it -> subnet manager -> network configuration -> external
-//           interface -> lease -> data path -> firewall -> subnet.env -> ready
+//   start   previous subnet -> who forwards: nobody, then by what was last known, or another weftd, which goes on until this
+//           one is ready (begin.ts, which then loads this file) -> subnet manager -> network configuration -> external interface ->
+//           lease -> data path -> firewall -> subnet.env -> ready: the other weftd ends
 //   loops   the table LOOPS: each keeps one thing right, in a file of src/node/ that has its name
-//   stop    one AbortController: a signal, a successor, or a loop that cannot go on, aborts it; all loops end on it, then
-//           the data path is left to the next process, or closed, and the store is closed
+//   stop    one AbortController: a signal, a successor, a loop that cannot go on, or what nobody caught, aborts it; all loops end on
+//           it, then the data path is left to the next process, or closed, and the store is closed
 //
 // The loops are the daemon's and nobody else's; stores and backends are told what to do and start no timer.
 
-import { setMaxListeners } from 'node:events'
 import { isDeepStrictEqual } from 'node:util'
-import type { DataPath } from './backend/backend.ts'
+import type { Backend } from './backend/backend.ts'
 import { removeIdleTun } from './backend/tun-device.ts'
 import { createBackend, createSubnetManager } from './choose.ts'
-import type { NetworkConfig } from './config/network-config.ts'
-import { prefixed, WeftError } from './errors.ts'
+import { withoutSecrets } from './config/hidden.ts'
+import { parseNetworkConfig, refuseIpv6, type NetworkConfig } from './config/network-config.ts'
+import { describeError, isWeftError, prefixed } from './errors.ts'
 import { createFirewall, type Firewall } from './firewall/firewall.ts'
-import { createBell } from './host/bell.ts'
+import { createBell, pause } from './host/bell.ts'
 import { run, type Run } from './host/command.ts'
 import { openEcho } from './host/echo.ts'
 import { watchHost } from './host/events.ts'
-import type { ExternalInterface } from './host/external-interface.ts'
+import { isNamedBy } from './host/links.ts'
 import { getSysctl } from './host/sysctl.ts'
-import type { PeerView } from './lease/fail-static.ts'
-import { leasesEqual, type OwnLease } from './lease/lease.ts'
-import type { Log } from './log.ts'
+import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from './lease/lease.ts'
+import type { Log, MovableLog } from './log.ts'
+import { createWinstonWriter } from './log-winston.ts'
 import { formatIpv4, formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
 import { watchConfig } from './node/config.ts'
 import { keepDataPath } from './node/data-path.ts'
@@ -38,31 +39,24 @@ import { keepPeers } from './node/peers.ts'
 import { probePeers } from './node/probes.ts'
 import { keepReady } from './node/ready.ts'
 import { reportOf } from './node/report.ts'
+import { giveBack, untilOurs, type Possession } from './node/possession.ts'
 import { serveWatchdog, tellManager } from './node/service-manager.ts'
-import { endDataPath, leaveDataPath, serveEarly, serveSuccessor } from './node/successor.ts'
+import { endDataPath } from './node/end.ts'
 import { keepSubnetEnv, publish } from './node/subnet-env.ts'
 import { watchThreads } from './node/threads.ts'
 import { watchForTwins } from './node/twins.ts'
 import type { DaemonOptions } from './options.ts'
-import { findHolder, handoverSocket, Superseded } from './restart/handover.ts'
-import { createInheritance, keptName, type Inheritance } from './restart/inheritance.ts'
-import {
-  lastKnownFile,
-  readLastKnown,
-  removeLastKnown,
-  storeNameOf,
-  writeLastKnown,
-  type LastKnown,
-} from './restart/last-known.ts'
-import { resume, type Resumed } from './resume.ts'
-import { waitForConfig, waitForInterface } from './start.ts'
+import { lastKnownFile, readLastKnown, removeLastKnown, storeNameOf, type LastKnown } from './restart/last-known.ts'
+import type { Succession } from './restart/succession.ts'
+import type { Resumed } from './resume.ts'
+import { waitForConfig, waitForInterface, waitForSameNetwork } from './start.ts'
 import { version } from './version.ts'
-import { createEvents, type Events } from './status/events.ts'
+import type { Events } from './status/events.ts'
 import { createHealth, serveHealth, serveSocket, type Health, type HealthServer } from './status/health.ts'
 import type { Notifier } from './status/notify.ts'
 import { readPage } from './status/page.ts'
 import { startingReport, type DaemonStatus } from './status/status.ts'
-import { readPreviousNets, type PreviousNets } from './status/subnet-env.ts'
+import type { PreviousNets } from './status/subnet-env.ts'
 
 /** Started in this order; each goes on until the signal to stop, and ends by throwing. */
 const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
@@ -80,65 +74,18 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
   tellManager, // the service manager hears how the node is
   serveWatchdog, // and that it lives
   keepLastKnown, // the next process finds what this one knew
-  serveSuccessor, // and takes over from it while it runs
 ]
 
 /** flanneld does not set net.ipv4.ip_forward either. */
 const NOT_FORWARDING =
   'net.ipv4.ip_forward is 0: no packet of a container leaves this host until it is 1; Docker and the bridge plugin of CNI set it'
+/** Between two tries to have a port that the daemon before had. */
+const HEALTH_RETRY_MS = 1_000
 /** flanneld's words for a failure of the lease and of the device at the start. */
 const REGISTERING = 'Error registering network: '
 
-/**
- * Runs until `stopping` is aborted, which it does itself when a loop cannot go on. Always rejects: with the reason of
- * the abort, or with what was in the way of starting (a WeftError when an operator can mend it).
- */
-export async function runDaemon(
-  options: DaemonOptions,
-  log: Log,
-  stopping: AbortController,
-  notifier?: Notifier,
-  kept: readonly number[] = [],
-  events: Events = createEvents(),
-): Promise<never> {
-  setMaxListeners(0, stopping.signal) // each loop listens, and each command that it waits for
-  // A unit whose weftd was taken over goes on, with nothing to do: to stop is its manager's to say.
-  stopping.signal.addEventListener('abort', () => {
-    if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
-  })
-  const previous = await readPreviousNets(options['subnet-file'], log)
-  const holder = findHolder(handoverSocket(options))
-  await holder?.write()
-  const known = await readLastKnown(lastKnownFile(options), log)
-  if (!options.persist) await removeLastKnown(lastKnownFile(options))
-  notifier?.forget(kept.map((_, place) => keptName(place)))
-  const inheritance = createInheritance(holder, kept, known)
-  const start: Start = { options, log, stopping, notifier, events, previous, known, inheritance, resumed: undefined }
-  try {
-    start.resumed = await resume(known, options, inheritance, log, stopping.signal)
-    if (start.resumed && options.persist) serveUntilNode(start.resumed, handoverSocket(options), log, stopping)
-    return await startManager(start)
-  } finally {
-    // It is no node's yet.
-    const { resumed } = start
-    if (resumed && known) {
-      const write = (path: unknown) => writeLastKnown(lastKnownFile(options), { ...known, path })
-      await leaveDataPath(resumed, write, notifier, log)
-    }
-    inheritance.close()
-  }
-}
-
-/** A store may be away for long: what forwards meanwhile can be taken over too. */
-function serveUntilNode(resumed: Resumed, handover: string, log: Log, stopping: AbortController): void {
-  const until = AbortSignal.any([stopping.signal, resumed.isNodes.signal])
-  serveEarly(resumed, handover, log, until).catch((error: unknown) => {
-    if (!until.aborted) stopping.abort(error)
-  })
-}
-
 /** What the start has in hand. */
-interface Start {
+export interface Start {
   readonly options: DaemonOptions
   readonly log: Log
   readonly stopping: AbortController
@@ -146,15 +93,18 @@ interface Start {
   /** The last lines of the log. */
   readonly events: Events
   readonly previous: PreviousNets
-  /** What the daemon before knew, and what it left. */
-  readonly known: LastKnown | undefined
-  readonly inheritance: Inheritance
-  /** Until a node has it. */
+  /** The data path of this host, whoever has it: a node, or what goes on as last known until there is one. */
+  held: Possession
+  /** What the daemon before knew. */
+  known: LastKnown | undefined
   resumed: Resumed | undefined
+  node: Node | undefined
 }
 
-async function startManager(start: Start): Promise<never> {
+/** The start from where the store is asked on, and all that follows. Always rejects, as `runDaemon` does. */
+export async function startManager(start: Start, succession: Succession<Resumed>): Promise<never> {
   const { options, log, stopping, previous } = start
+  ;(log as Partial<MovableLog>).writeBy?.(createWinstonWriter())
   const making = createSubnetManager(options, log, stopping.signal)
   const manager = await prefixed('Failed to create SubnetManager: ', making)
   try {
@@ -163,9 +113,9 @@ async function startManager(start: Start): Promise<never> {
     log.info(`Created subnet manager: ${manager.title}${reused}`)
     const page = options['status-page'] ? { page: () => readPage() } : {}
     const health = createHealth({ daemon: daemonStatus(options), events: () => start.events.last(), ...page })
-    const server = await serveHealthOf(start, health)
+    const server = await serveHealthOf(start, succession, health)
     try {
-      return await startNode(start, manager, health)
+      return await startNode(start, succession, manager, health)
     } finally {
       await server.close()
     }
@@ -185,53 +135,113 @@ function daemonStatus(options: DaemonOptions): DaemonStatus {
 
 function leasesOf(options: DaemonOptions): string {
   if (options['kube-subnet-mgr']) return `nodes, annotations ${options['kube-annotation-prefix']}`
-  return options['lease-dir'] || `${withoutUser(options['etcd-endpoints'])} ${options['etcd-prefix']}`
+  return options['lease-dir'] || `${String(options['etcd-endpoints'])} ${options['etcd-prefix']}`
 }
 
-/** Endpoints may name a user with its password. */
-const withoutUser = (endpoints: string): string => endpoints.replaceAll(/\/\/[^/@,]*@/g, '//')
-
-/** Answers whoever asks, as soon as the daemon before has let go of the port and the socket. */
+/**
+ * Answers whoever asks. What a daemon that is to be succeeded has, this one answers at when that one has let go of it; a port that
+ * somebody else has ends this one before it takes anything.
+ */
 async function serveHealthOf(
-  { options, log, stopping, inheritance }: Start,
+  { options, log, stopping }: Start,
+  succession: Succession<Resumed>,
   health: Health,
 ): Promise<Pick<HealthServer, 'close'>> {
+  const { signal } = stopping
   const port = options['healthz-port']
   const open: Pick<HealthServer, 'close'>[] = []
-  const serve = async (): Promise<void> => {
-    if (port > 0) open.push(await serveHealth(options['healthz-ip'], port, health, log))
+  const servePort = async (): Promise<void> =>
+    void open.push(await serveHealth({ ip: options['healthz-ip'], port, statusIp: options['status-ip'] }, health, log))
+  const serveStatus = async (): Promise<void> => {
     const socket = await serveSocket(options['status-socket'], health, log)
     if (socket) open.push(socket)
   }
-  if (inheritance.isHeir) inheritance.settled.then(serve).catch((error: unknown) => stopping.abort(error))
-  else await serve()
-  return { close: async () => void (await Promise.all(open.map((each) => each.close()))) }
+  const later: (() => Promise<void>)[] = []
+  if (port > 0) {
+    try {
+      await servePort()
+    } catch (error) {
+      const before = succession.isSuccessor ? await succession.predecessor() : undefined
+      if (!isWeftError(error, 'PORT_IN_USE') || before?.healthPort !== port) throw error
+      later.push(servePort)
+    }
+  }
+  if (succession.isSuccessor) later.push(serveStatus)
+  else await serveStatus()
+  const closing = new AbortController()
+  const closed = new Promise<void>((resolve) =>
+    closing.signal.addEventListener('abort', () => resolve(), { once: true }),
+  )
+  const catchUp = async (): Promise<void> => {
+    await Promise.race([succession.free, closed])
+    for (const serve of later) {
+      while (!closing.signal.aborted) {
+        try {
+          await serve()
+          break
+        } catch (error) {
+          // A node that forwards does not end for its health port.
+          if (!isWeftError(error)) throw error
+          log.error(describeError(error))
+          await Promise.race([pause(signal, HEALTH_RETRY_MS).catch(() => {}), closed])
+        }
+      }
+    }
+  }
+  const caughtUp = catchUp().catch((error: unknown) => stopping.abort(error))
+  return {
+    async close() {
+      closing.abort()
+      await caughtUp
+      await Promise.all(open.map((each) => each.close()))
+    },
+  }
 }
 
-async function startNode(start: Start, manager: NodeParts['manager'], health: Health): Promise<never> {
+async function startNode(
+  start: Start,
+  succession: Succession<Resumed>,
+  manager: NodeParts['manager'],
+  health: Health,
+): Promise<never> {
   const { options, log, stopping, notifier, previous } = start
   const { signal } = stopping
+  const before = (await succession.predecessor())?.pid
+  const standing = before === undefined ? '' : `another weftd${before ? ` (pid ${before})` : ''} forwards; `
   const tell = (status: string): void => {
-    health.report = async () => startingReport(manager.name, status)
-    notifier?.tell({ ready: false, status })
+    health.report = async () => startingReport(manager.name, standing + status)
+    notifier?.tell({ ready: false, status: standing + status })
   }
-  tell(`waiting for the network configuration in the ${manager.name} store`)
-  const { config, configText } = await waitForConfig(manager, log, signal)
-  if (!config.enableIpv4 && !config.ipv6)
-    throw new WeftError('CONFIG', 'none defined stack', { remedy: 'set "EnableIPv4": true in the configuration' })
-  if (config.enableIpv4 && config.ipv6)
-    log.warn('weft has no IPv6 yet: "EnableIPv6" of the network configuration is passed over')
-  tell('waiting for the external interface')
   const hostChanged = createBell()
   const ended = new AbortController()
-  const watching = watchHost(() => hostChanged.ring(), log, AbortSignal.any([signal, ended.signal]))
+  const changed = (): void => {
+    hostChanged.ring()
+    start.held.dataPathDoubt.ring()
+  }
+  const watching = watchHost(changed, log, AbortSignal.any([signal, ended.signal]))
   try {
+    tell(`waiting for the network configuration in the ${manager.name} store`)
+    const { config, configText } = await waitForConfig(manager, log, signal)
+    if (!config.enableIpv4) refuseIpv6(config)
+    if (config.ipv6) log.warn('weft has no IPv6 yet: "EnableIPv6" of the network configuration is passed over')
+    await waitForSameNetwork(manager, async () => (await succession.predecessor())?.lease, log, signal)
+    tell('waiting for the external interface')
     const external = await waitForInterface(await withGivenIp(options, manager, log, signal), hostChanged, log, signal)
-    const resumed = await resumedFor(start, config, external)
+    // As it is last known: without its secrets, which no backend has whose data path outlives a daemon.
+    const known = parseNetworkConfig(withoutSecrets(configText), { areGiven: manager.givesSubnets })
+    const fits = (resumed: Resumed | undefined): boolean =>
+      isDeepStrictEqual(resumed?.config, known) && isDeepStrictEqual(resumed?.external, external)
     const made =
-      resumed?.backend ??
-      (await createBackend(config, external, options, log, attrsBefore(manager, log), start.inheritance))
-    const backend = amended(made, manager, log)
+      start.resumed && fits(start.resumed)
+        ? start.resumed.backend
+        : await createBackend(config, external, options, log, attrsBefore(manager, log), succession)
+    const amendments = new Map<Backend, Backend>()
+    const amend = (own: Backend): Backend => {
+      const again = amendments.get(own) ?? amended(own, manager, log)
+      amendments.set(own, again)
+      return again
+    }
+    const backend = amend(made)
     // Told when to stop: iptables waits for its lock as long as another program has it.
     const runTillStop: Run = (file, args, more) => run(file, args, more?.patient ? { signal, ...more } : more)
     const rules = firewallFor(config, options, previous, runTillStop, log)
@@ -241,7 +251,7 @@ async function startNode(start: Start, manager: NodeParts['manager'], health: He
     const next = options.persist ? nextFor(options, configText) : undefined
     const node = { options, manager, config, backend, externalName: external.name, openEcho, next }
     const parts = { ...node, firewall, log, signal, health, notifier }
-    return await runNode(parts, previous.subnet, stopping, hostChanged, start)
+    return await runNode(parts, previous.subnet, stopping, { start, succession, fits, amend })
   } finally {
     ended.abort()
     await watching
@@ -249,25 +259,7 @@ async function startNode(start: Start, manager: NodeParts['manager'], health: He
 }
 
 function nextFor(options: DaemonOptions, config: string): Next {
-  const [lastKnown, handover] = [lastKnownFile(options), handoverSocket(options)]
-  return { config, store: storeNameOf(options), lastKnown, handover }
-}
-
-/** The data path that forwards by what was last known, if the store and the host say the same; closed if not. */
-async function resumedFor(
-  start: Start,
-  config: NetworkConfig,
-  external: ExternalInterface,
-): Promise<Resumed | undefined> {
-  const { resumed, log } = start
-  if (!resumed) return undefined
-  if (isDeepStrictEqual(resumed.config, config) && isDeepStrictEqual(resumed.external, external)) return resumed
-  log.warn(
-    'The network configuration or the external interface is not what was last known; the data path is opened again',
-  )
-  start.resumed = undefined
-  await resumed.dataPath.close()
-  return undefined
+  return { config: withoutSecrets(config), store: storeNameOf(options), lastKnown: lastKnownFile(options) }
 }
 
 /** The flags, with the public IP that an operator gave this node where its lease is kept. */
@@ -299,11 +291,14 @@ function firewallFor(
   })
 }
 
-/** What a node begins with that the daemon before left. */
-interface Left {
-  readonly known?: LastKnown | undefined
-  readonly inheritance?: Pick<Inheritance, 'settle'>
-  resumed?: Resumed | undefined
+/** What comes before a node: whoever forwards until then. */
+interface Before {
+  readonly start: Pick<Start, 'held' | 'known' | 'options' | 'log' | 'node'>
+  readonly succession: Omit<Succession<Resumed>, 'free' | 'close'>
+  /** A backend of this node, always the same one for the same. */
+  readonly amend: (backend: Backend) => Backend
+  /** Whether what was resumed is for the network configuration and the external interface that there are. */
+  readonly fits: (resumed: Resumed | undefined) => boolean
 }
 
 /** The node's life once it is known what it is made of: lease, data path, loops. As `runDaemon` for its end. */
@@ -311,16 +306,22 @@ export async function runNode(
   parts: NodeParts,
   previous: Ipv4Net | undefined,
   stopping: AbortController,
-  hostChanged = createBell(),
-  left: Left = {},
+  before: Before,
 ): Promise<never> {
   const { backend, firewall, health, log, signal } = parts
+  const { start, succession } = before
+  const opening = async () => {
+    const resumed = await succession.opening()
+    if (backend.tunName === undefined) await succession.release()
+    return resumed
+  }
+  const early = backend.preparesDevice ? opening() : undefined
+  await early
   const attrs = await backend.prepare(signal)
   const obtaining = prefixed('failed to acquire lease: ', obtainLease(parts, attrs, previous))
   const lease = await prefixed(REGISTERING, obtaining)
-  const leases = left.resumed?.leases ?? new Map()
-  const dataPath = await prefixed(REGISTERING, openDataPath(parts, { ...lease, attrs }, leases, left))
-  const node = createNode(parts, lease, attrs, dataPath, hostChanged, leases)
+  const resumed = await (early ?? opening())
+  const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before))
   if (health) {
     health.snapshot = () => snapshotOf(node)
     health.report = () => reportOf(node)
@@ -329,31 +330,62 @@ export async function runNode(
   try {
     await firewall?.rules.raise(node.lease.subnet)
     await publish(node)
+    succession.settle()
+    if (!parts.next && start.known) await removeLastKnown(lastKnownFile(start.options))
     log.info('Running backend.')
     return await runLoops(node, stopping)
+  } catch (error) {
+    stopping.abort(error) // nobody is lent what is about to be left
+    throw error
   } finally {
-    await endDataPath(node, signal.reason)
+    if (succession.isOnLoan) await giveBack(node)
+    else await endDataPath(node, signal.reason)
   }
 }
 
-/** That which forwards already, if it is for this lease. */
-async function openDataPath(
-  { backend, config: { network }, signal }: NodeParts,
+/** The node, in whose hands the data path is from then on: what forwards already, if it is for this lease, else one that is opened. */
+async function openNode(
+  parts: NodeParts,
   lease: OwnLease,
-  leases: PeerView,
-  left: Left,
-): Promise<DataPath> {
-  const { resumed, inheritance } = left
-  left.resumed = undefined
-  resumed?.isNodes.abort()
-  if (resumed && leasesEqual(resumed.lease, lease)) return resumed.dataPath
-  await resumed?.dataPath.close()
-  if (!backend.inherits) await inheritance?.settle()
-  // One that the backend goes on with it has a name for; any other would be in its way, and keep the route.
-  if (backend.name !== 'udp' && left.known) await removeIdleTun(run, left.known.tunName, network)
-  const dataPath = await backend.open(lease, signal, leases)
-  await inheritance?.settle()
-  return dataPath
+  attrs: LeaseAttrs,
+  resumed: Resumed | undefined,
+  before: Before,
+): Promise<Node> {
+  const { config, signal, log } = parts
+  const { start, fits, amend } = before
+  await resumed?.hand()
+  for (;;) {
+    await untilOurs(start.held, signal)
+    const node = await start.held.inTurn(async () => {
+      const { held } = start
+      if (held.lent) return undefined
+      const isSame = resumed && held.dataPath && fits(resumed) && leasesEqual(resumed.lease, { ...lease, attrs })
+      const view = resumed?.view ?? (await knownToPredecessor(before)) ?? new Map()
+      const backend = isSame ? amend(resumed.backend) : parts.backend
+      if (!isSame) {
+        if (resumed) log.warn(`What was last known is not so any more; the data path is opened again`)
+        const { dataPath } = held
+        held.dataPath = undefined
+        await dataPath?.close()
+        // One that the backend goes on with it has a name for; any other would be in its way, and keep the route.
+        const left = start.known?.tunName
+        if (left !== undefined && !(backend.tunName !== undefined && isNamedBy(backend.tunName, left)))
+          await removeIdleTun(run, left, config.network)
+        held.dataPath = await backend.open({ ...lease, attrs }, signal, view)
+      }
+      start.node = createNode({ ...parts, backend }, lease, attrs, held, view)
+      start.held = start.node
+      return start.node
+    })
+    if (node) return node
+  }
+}
+
+/** The leases that a daemon which runs believes, as it writes them when it is asked. */
+async function knownToPredecessor({ start, succession }: Before): Promise<ReadonlyMap<string, Lease> | undefined> {
+  if (!succession.isOnLoan) return undefined
+  const known = await readLastKnown(lastKnownFile(start.options), start.log)
+  return known && new Map(known.leases.map((each) => [each.key, each]))
 }
 
 /** Waits for all loops to end. The first that fails stops the others. */

@@ -24,8 +24,13 @@ export interface BackendParts {
 export interface Backend {
   /** The type in the network configuration: `udp`. */
   readonly name: string
-  /** Whether its data path goes on with what a process before this one opened, which forwards until then. */
-  readonly inherits?: boolean
+  /**
+   * The TUN device, by name or pattern, that its data path can go on with where a process before this one left or lends it; left out
+   * where the kernel carries the packets, and a TUN that is left would be in the way.
+   */
+  readonly tunName?: string | undefined
+  /** Whether `prepare` already makes the device, which a process before this one may forward through. */
+  readonly preparesDevice?: boolean
   /** What the log says when a peer's lease comes, or changes, and when it goes; flanneld's words, `Subnet added: ...` where left out. */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /** What this node publishes in its lease, by the host as it is now; called again before the data path is opened again. */
@@ -76,8 +81,11 @@ export interface DataPath {
   readonly unreported?: boolean
   /** Resolves with the reason if the data path dies; stays pending otherwise. */
   readonly fault: Promise<Error>
-  /** Makes the data path equal this whole set, by lease key, less our own lease. One that cannot be used is skipped and counted. */
-  apply(leases: ReadonlyMap<string, Lease>, ownKey: string): Promise<void>
+  /**
+   * Makes the data path equal this whole set, by lease key, less our own lease. One that cannot be used is skipped and counted. `touched`
+   * says where to look: no other key differs from what was applied last; all may where it is left out.
+   */
+  apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void>
   /** Makes what the kernel holds for us (device, address, route) right again; says what it had to mend. */
   resync(): Promise<readonly string[]>
   carrier(): Carrier
@@ -85,6 +93,8 @@ export interface DataPath {
   readonly probeSource?: Ipv4
   /** The peers that it was given, can use, and has set. */
   peers(): readonly PathPeer[]
+  /** One of them; left out where that costs as much as all, or where peers come and go without `apply`. */
+  peer?(key: string): PathPeer | undefined
   /** What passed to and from each of them, by the key of its lease; left out where nobody counts by peer. */
   traffic?(): Promise<ReadonlyMap<string, PeerTraffic>>
   /** The largest packet that goes whole to this peer's host, where the path to it is known to take less than `mtu`. */
@@ -104,7 +114,7 @@ export interface DataPath {
    */
   leave?(): Promise<OpenPath | undefined>
   /** Forwards again, after `leave`; left out where it cannot. */
-  takeBack?(): void
+  takeBack?(): Promise<void>
   /** Ends it for good. */
   close(): Promise<void>
 }

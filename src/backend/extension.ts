@@ -11,6 +11,7 @@ import { currentExternal } from '../host/external-interface.ts'
 import type { Lease, LeaseAttrs } from '../lease/lease.ts'
 import { leasesEqual } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+import { withoutUser, type Secret } from '../secret.ts'
 import type { Backend, BackendParts, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
@@ -22,9 +23,9 @@ type Command = (typeof COMMANDS)[number]
 type Variables = Readonly<Record<string, string>>
 
 /** The commands of the `Backend` object, empty where there is none. Throws WeftError CONFIG. */
-export function extensionCommands(backend: Readonly<Record<string, unknown>>): Readonly<Record<Command, string>> {
-  const { text } = backendOptions(backend)
-  return Object.fromEntries(COMMANDS.map((name) => [name, text(name)])) as Record<Command, string>
+export function extensionCommands(backend: Readonly<Record<string, unknown>>): Readonly<Record<Command, Secret>> {
+  const { secret } = backendOptions(backend)
+  return Object.fromEntries(COMMANDS.map((name) => [name, secret(name)])) as Record<Command, Secret>
 }
 
 /** The words of a command: split at white space, then `$NAME` and `${NAME}` put in each, so that a value stays in its word. */
@@ -43,20 +44,22 @@ export function wordsOf(command: string, variables: Variables): string[] {
 export function createExtensionBackend({ config, external: found, run, log }: BackendParts): Backend {
   let external = found
   const commands = extensionCommands(config.backend)
+  /** As flanneld logs it: whole, but without users of URLs. */
+  const shown = (name: Command): string => withoutUser(commands[name].reveal())
 
   /** Runs one, if there is one; returns what it printed. */
   async function call(name: Command, variables: Variables, input = ''): Promise<string> {
-    const [file, ...args] = wordsOf(commands[name], variables)
+    const [file, ...args] = wordsOf(commands[name].reveal(), variables)
     if (file === undefined) return ''
     const output = await run(file, args, { input, env: variables })
-    log.info(`Ran command: ${commands[name]}\n Output: ${output.trim()}`)
+    log.info(`Ran command: ${shown(name)}\n Output: ${withoutUser(output.trim())}`)
     return output.trim()
   }
   async function must(name: Command, variables: Variables): Promise<string> {
     try {
       return await call(name, variables)
     } catch (error) {
-      throw new WeftError('CONFIG', `failed to run command ${commands[name]}: ${messageOf(error)}`, {
+      throw new WeftError('CONFIG', `failed to run command ${shown(name)}: ${messageOf(error)}`, {
         remedy: `mend Backend.${name} of the network configuration; it is run without a shell`,
         cause: error,
       })
@@ -67,7 +70,7 @@ export function createExtensionBackend({ config, external: found, run, log }: Ba
     name: TYPE,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
-      const output = commands.PreStartupCommand === '' ? undefined : await must('PreStartupCommand', {})
+      const output = commands.PreStartupCommand.isEmpty ? undefined : await must('PreStartupCommand', {})
       return {
         publicIp: external.address,
         backendType: TYPE,
@@ -94,7 +97,7 @@ export function createExtensionBackend({ config, external: found, run, log }: Ba
           await call(name, variables, `${data}\n`)
         } catch (error) {
           failures++
-          log.error(`failed to run command ${commands[name]} for ${variables.SUBNET}: ${messageOf(error)}`)
+          log.error(`failed to run command ${shown(name)} for ${variables.SUBNET}: ${messageOf(error)}`)
         }
       }
 

@@ -1,6 +1,9 @@
 // peer-filter.ts - which leases are peers of a backend. What is none is named once, for as long as it is there.
+//
+// Which of the leases that cannot be used beside each other counts depends on these leases and on no order in which they came. So
+// only those are judged again that may differ, and those that they are in the way of, and the outcome is that of judging all.
 
-import type { Lease, OwnLease } from '../lease/lease.ts'
+import { leasesEqual, type Lease, type OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, isOneHost, type Ipv4Net } from '../net/ipv4.ts'
 
@@ -37,17 +40,69 @@ export interface Identity {
 }
 
 export interface PeerFilter {
-  /** Of the leases by key, those of peers; our own is none. */
+  /**
+   * Takes leases by key over, less our own: all of them, or those of the keys alone that may differ from what was taken before. Who was
+   * a peer before, by each key whose peer came, changed or went; undefined where all may have.
+   */
+  take(
+    leases: ReadonlyMap<string, Lease>,
+    ownKey: string,
+    touched?: Iterable<string>,
+  ): ReadonlyMap<string, Lease | undefined> | undefined
+  /** Those of peers, by key. */
+  peers(): ReadonlyMap<string, Lease>
+  /** Takes all, and returns those of peers. */
   usable(leases: ReadonlyMap<string, Lease>, ownKey: string): readonly Lease[]
   /** How many were none at the last call. */
   skipped(): number
 }
 
-/** Whose lease was written last: a host that is gone, or has another address now, renews its old one no more. */
-const isNewer = (a: Lease, b: Lease): boolean => (a.revision ?? -1n) > (b.revision ?? -1n)
+/**
+ * Whose lease was written last: a host that is gone, or has another address now, renews its old one no more. Of two that nobody wrote,
+ * or that were written at once, all nodes choose the same.
+ */
+function isNewer(a: Lease, b: Lease): boolean {
+  const [x, y] = [a.revision ?? -1n, b.revision ?? -1n]
+  return x === y ? a.key < b.key : x > y
+}
+
+/** Leases that cannot be used beside each other, by what they have in common. */
+function createRivals<Name>() {
+  const newest = new Map<Name, Lease>()
+  /** Hardly ever is there one. */
+  const others = new Map<Name, readonly Lease[]>()
+  function all(name: Name): readonly Lease[] {
+    const first = newest.get(name)
+    return first ? [first, ...(others.get(name) ?? [])] : []
+  }
+  function add(name: Name, lease: Lease): void {
+    const first = newest.get(name)
+    if (!first || isNewer(lease, first)) newest.set(name, lease)
+    if (first) others.set(name, [...(others.get(name) ?? []), isNewer(lease, first) ? first : lease])
+  }
+  function remove(name: Name, { key }: Lease): void {
+    const left = all(name).filter((each) => each.key !== key)
+    newest.delete(name)
+    others.delete(name)
+    for (const lease of left) add(name, lease)
+  }
+  return { newest: (name: Name): Lease | undefined => newest.get(name), all, add, remove }
+}
+
+const PREFIX_LENGTHS = 64
+/** One number for a subnet. */
+const numberOf = ({ subnet }: Lease): number => subnet.address * PREFIX_LENGTHS + subnet.prefixLength
 
 export function createPeerFilter(options: PeerFilterOptions): PeerFilter {
   const { type, lease: own, network, log, alsoUnusable, identity } = options
+  let ownKey: string | undefined
+  let peers = new Map<string, Lease>()
+  /** Those that only another one is in the way of. */
+  let beaten = new Map<string, Lease>()
+  /** Of both. */
+  let bySubnet = createRivals<number>()
+  /** Of the newest of each subnet. */
+  let byIdentity = createRivals<string>()
   let skipped = new Set<string>()
   const hostOf = ({ attrs }: Lease): string => formatIpv4(attrs.publicIp)
   function why(lease: Lease): string | undefined {
@@ -65,49 +120,106 @@ export function createPeerFilter(options: PeerFilterOptions): PeerFilter {
         : undefined)
     return reason === undefined ? undefined : `Lease ${lease.key} is not used: ${reason}`
   }
-  /** Why, of leases that cannot be used beside each other, all but the newest are not; undefined for that. By lease. */
-  function rivals(
-    leases: readonly Lease[],
-    what: string,
-    nameOf: (lease: Lease) => string | undefined,
-    remedy: string,
-  ) {
-    const newest = new Map<string, Lease>()
-    for (const lease of leases) {
-      const name = nameOf(lease)
-      const other = name === undefined ? undefined : newest.get(name)
-      if (name !== undefined && (!other || isNewer(lease, other))) newest.set(name, lease)
-    }
-    return (lease: Lease): string | undefined => {
-      const name = nameOf(lease)
-      const other = name === undefined ? undefined : newest.get(name)
-      if (!other || other === lease) return undefined
-      return `Lease ${lease.key} is not used: its ${what} ${name} is that of ${hostOf(other)} too, whose lease is newer${remedy}`
-    }
+  /** Why one that is sound by itself is not used, since another one is newer. */
+  function whyBeaten(lease: Lease): string | undefined {
+    const say = (what: string, newest: Lease, remedy: string): string =>
+      `Lease ${lease.key} is not used: its ${what} is that of ${hostOf(newest)} too, whose lease is newer${remedy}`
+    const first = bySubnet.newest(numberOf(lease))
+    if (first && first.key !== lease.key) return say(`subnet ${formatIpv4Net(lease.subnet)}`, first, '')
+    const name = identity?.of(lease)
+    const newest = name === undefined ? undefined : byIdentity.newest(name)
+    // One host may have several leases.
+    if (!identity || !newest || newest.attrs.publicIp === lease.attrs.publicIp) return undefined
+    return say(`${identity.name} ${name}`, newest, `; ${identity.remedy}`)
   }
+
+  /** Makes a lease a peer, or not, and says why not, unless that was said. */
+  function decide(key: string, lease: Lease | undefined, reason: string | undefined, named: ReadonlySet<string>): void {
+    if (reason !== undefined && !named.has(key)) log.warn(reason)
+    if (reason === undefined) skipped.delete(key)
+    else skipped.add(key)
+    if (lease) (reason === undefined ? peers : beaten).set(key, lease)
+  }
+
+  function takeAll(leases: ReadonlyMap<string, Lease>): void {
+    const named = skipped
+    ;[peers, beaten, skipped] = [new Map(), new Map(), new Set()]
+    ;[bySubnet, byIdentity] = [createRivals(), createRivals()]
+    const sound: Lease[] = []
+    for (const [key, lease] of leases) {
+      const reason = key === ownKey ? undefined : why(lease)
+      if (reason !== undefined) decide(key, undefined, reason, named)
+      else if (key !== ownKey) sound.push(lease)
+    }
+    for (const lease of sound) bySubnet.add(numberOf(lease), lease)
+    for (const lease of identity ? sound : []) {
+      const name = bySubnet.newest(numberOf(lease)) === lease ? identity?.of(lease) : undefined
+      if (name !== undefined) byIdentity.add(name, lease)
+    }
+    for (const lease of sound) decide(lease.key, lease, whyBeaten(lease), named)
+  }
+
+  function takeTouched(leases: ReadonlyMap<string, Lease>, touched: Iterable<string>): Map<string, Lease | undefined> {
+    /** Whom it may make a peer or none, with what was one before and why it is none by itself. */
+    const judged = new Map<string, { readonly before: Lease | undefined; readonly unsound?: string | undefined }>()
+    const newestBefore = new Map<number, Lease | undefined>()
+    for (const key of new Set(touched)) {
+      const [before, lease] = [peers.get(key), key === ownKey ? undefined : leases.get(key)]
+      const [was, unsound] = [before ?? beaten.get(key), lease && why(lease)]
+      const is = unsound === undefined ? lease : undefined
+      judged.set(key, { before, unsound })
+      for (const each of [was, is]) {
+        const subnet = each && numberOf(each)
+        if (subnet !== undefined && !newestBefore.has(subnet)) newestBefore.set(subnet, bySubnet.newest(subnet))
+      }
+      if (was) bySubnet.remove(numberOf(was), was)
+      if (is) bySubnet.add(numberOf(is), is)
+      peers.delete(key)
+      beaten.delete(key)
+      if (is) beaten.set(key, is) // until it is judged
+    }
+    const judge = ({ key }: Lease): void => void (judged.has(key) || judged.set(key, { before: peers.get(key) }))
+    const identities = new Set<string>()
+    for (const [subnet, before] of newestBefore) {
+      for (const lease of bySubnet.all(subnet)) judge(lease)
+      const after = bySubnet.newest(subnet)
+      if (!identity || before === after) continue
+      const [was, is] = [before && identity.of(before), after && identity.of(after)]
+      if (before && was !== undefined) byIdentity.remove(was, before)
+      if (after && is !== undefined) byIdentity.add(is, after)
+      for (const name of [was, is]) if (name !== undefined) identities.add(name)
+    }
+    for (const name of identities) for (const lease of byIdentity.all(name)) judge(lease)
+    const changed = new Map<string, Lease | undefined>()
+    for (const [key, { before, unsound }] of judged) {
+      const lease = peers.get(key) ?? beaten.get(key)
+      peers.delete(key)
+      beaten.delete(key)
+      decide(key, lease, unsound ?? (lease && whyBeaten(lease)), skipped)
+      const is = peers.get(key)
+      if (before !== is && !(before && is && leasesEqual(before, is))) changed.set(key, before)
+    }
+    return changed
+  }
+
+  function take(
+    leases: ReadonlyMap<string, Lease>,
+    key: string,
+    touched?: Iterable<string>,
+  ): ReadonlyMap<string, Lease | undefined> | undefined {
+    const isWhole = touched === undefined || key !== ownKey
+    ownKey = key
+    if (!isWhole) return takeTouched(leases, touched)
+    takeAll(leases)
+    return undefined
+  }
+
   return {
-    usable(leases, ownKey) {
-      const now = new Set<string>()
-      const skip = (lease: Lease, reason: string | undefined): boolean => {
-        if (reason === undefined) return false
-        now.add(lease.key)
-        if (!skipped.has(lease.key)) log.warn(reason)
-        return true
-      }
-      let peers = [...leases.values()].filter((lease) => lease.key !== ownKey && !skip(lease, why(lease)))
-      const sameSubnet = rivals(peers, 'subnet', ({ subnet }) => formatIpv4Net(subnet), '')
-      peers = peers.filter((lease) => !skip(lease, sameSubnet(lease)))
-      if (identity) {
-        // One host may have several leases.
-        const newest = rivals(peers, identity.name, identity.of, `; ${identity.remedy}`)
-        const byHost = new Map<string, string>()
-        for (const lease of peers) if (newest(lease) === undefined) byHost.set(identity.of(lease) ?? '', hostOf(lease))
-        const isRefused = (lease: Lease): boolean =>
-          byHost.get(identity.of(lease) ?? '') !== hostOf(lease) && skip(lease, newest(lease))
-        peers = peers.filter((lease) => !isRefused(lease))
-      }
-      skipped = now
-      return peers
+    take,
+    peers: () => peers,
+    usable(leases, key) {
+      take(leases, key)
+      return [...peers.values()]
     },
     skipped: () => skipped.size,
   }

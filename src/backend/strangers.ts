@@ -1,6 +1,5 @@
 // strangers.ts - says whose packets the engine does not let in, each once, and what to do.
 
-import { LRUCache } from 'lru-cache'
 import { backendOptions } from '../config/backend-options.ts'
 import {
   VERIFY_SOURCE,
@@ -27,7 +26,10 @@ export function verifySource(backend: Readonly<Record<string, unknown>>): Verify
 const isIpv6 = ({ source, reason }: Stranger): boolean => source === 0 && reason === 'rx_drop_unknown_sender'
 
 export interface StrangerLog {
-  setPeers(peers: readonly Peer[]): void
+  /** Who the peers are, to be asked when there are strangers. */
+  setPeers(peers: () => readonly Peer[]): void
+  /** What became different of them since. */
+  changePeers(peers: readonly Peer[]): void
   /** Names those of the call before that are new and still are strangers: a lease may come after its node's first packets. */
   name(strangers: readonly Stranger[]): void
 }
@@ -38,21 +40,22 @@ export function createStrangerLog(
   log: Log,
   now: () => number = () => performance.now(),
 ): StrangerLog {
-  let peers: readonly Peer[] = []
+  let peers: () => readonly Peer[] = () => []
   let table: PeerTable | undefined
   let before: readonly Stranger[] = []
-  const named = new LRUCache<string, true>({ max: MOST_NAMED })
+  const named = new Set<string>()
   let namedAt: readonly number[] = []
   return {
     setPeers(all) {
       peers = all
       table = undefined
     },
+    changePeers: (changes) => table?.change(changes),
     name(newest) {
       const strangers = before
       before = newest
       if (strangers.length === 0) return
-      const known = (table ??= createPeerTable(peers))
+      const known = (table ??= createPeerTable(peers()))
       const early = new Set<string>()
       for (const stranger of strangers) {
         const from = formatIpv4(stranger.from)
@@ -65,7 +68,8 @@ export function createStrangerLog(
         const key = `${reason} ${from}`
         namedAt = namedAt.filter((at) => now() - at < 60_000)
         if (named.has(key) || namedAt.length >= NAMED_A_MINUTE) continue
-        named.set(key, true)
+        named.add(key)
+        if (named.size > MOST_NAMED) named.delete([...named][0] as string)
         namedAt = [...namedAt, now()]
         warn({ ...stranger, reason }, known)
       }

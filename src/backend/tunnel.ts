@@ -12,7 +12,7 @@ import { findLink, isNamedBy } from '../host/links.ts'
 import type { Lease, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
-import type { BackendParts, DataPath, PathSearching } from './backend.ts'
+import type { BackendParts, DataPath, PathPeer, PathSearching } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter, type PeerFilterOptions } from './peer-filter.ts'
@@ -38,8 +38,6 @@ export interface Persistence {
   readonly isMultiQueue: boolean
   /** What that daemon forwarded through, if it was opened for the same: it forwards no more then. If not, what it held is free. */
   inherit(wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'>): Promise<OpenPath | undefined>
-  /** Ends that daemon, once an engine runs on what it had. */
-  settle(): Promise<void>
 }
 
 /** What one tunnel has that others have not. */
@@ -101,20 +99,30 @@ export async function openTunnel(
   // What is one of ours by its name is looked at when nobody runs any more.
   await refuseForeignRoute(run, network, (name) => isNamedBy(tunName, name))
   const filter = createPeerFilter({ ...kind.filter, lease, network, log })
-  let counted = (): Float64Array => new Float64Array() // of the engine that is not there yet
-  const slots = createTrafficSlots(() => counted())
-  let applied: ReadonlyMap<string, Lease> = new Map()
+  let counted = (_slot?: number): Float64Array => new Float64Array() // of the engine that is not there yet
+  const slots = createTrafficSlots((slot) => counted(slot))
+  const applied = (): ReadonlyMap<string, Lease> => filter.peers()
   let limits: ReadonlyMap<string, number> = new Map()
-  const take = (all: ReadonlyMap<string, Lease>, ownKey: string): void => {
-    applied = new Map(filter.usable(all, ownKey).map((peer) => [peer.key, peer]))
-    slots.keep([...applied.keys()])
+  const endTo = (peer: Lease): Peer => ({
+    slot: slots.slotOf(peer.key),
+    ...{ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port, limit: limits.get(peer.key) ?? 0 },
+    ...(endOf ? { encap: endOf(peer) } : {}),
+  })
+  const ends = (): Peer[] => [...applied().values()].map(endTo)
+  /** Takes leases over, and says which ends became different; undefined where all may have. */
+  const take = (all: ReadonlyMap<string, Lease>, ownKey: string, touched?: Iterable<string>): Peer[] | undefined => {
+    const changed = filter.take(all, ownKey, touched)
+    if (!changed) {
+      slots.keep(applied().keys())
+      return undefined
+    }
+    const came = [...changed.keys()].flatMap((key) => applied().get(key) ?? [])
+    const gone = [...changed].flatMap(([key, before]) => (before && !applied().has(key) ? before : []))
+    for (const { key } of gone) slots.remove(key)
+    for (const { key } of came) slots.add(key)
+    // In this order: the subnet of one that goes may be another's from now on.
+    return [...gone.map(({ subnet }): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came.map(endTo)]
   }
-  const ends = (): Peer[] =>
-    [...applied.values()].map((peer) => ({
-      slot: slots.slotOf(peer.key),
-      ...{ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port, limit: limits.get(peer.key) ?? 0 },
-      ...(endOf ? { encap: endOf(peer) } : {}),
-    }))
   take(leases, lease.key)
   const verify = { verifySource, network, subnet: lease.subnet }
   const bindAddress = formatIpv4(external.address)
@@ -132,7 +140,7 @@ export async function openTunnel(
     tunName: adopted ?? tunName,
     inherited,
     persistent: persist,
-    peers: encodePeers(ends()),
+    peers: () => encodePeers(ends()),
     bindAddress,
     port,
     mtu,
@@ -141,7 +149,7 @@ export async function openTunnel(
     filter: verify,
     clampMss,
   })
-  counted = () => engine.traffic()
+  counted = (slot) => engine.traffic(slot)
   const routes = kind.directRouting ? createRouteSync({ network, run, log }) : undefined
   let direct: NextHops = new Map()
   const isOwnRoute = (destination: string): boolean => direct.has(destination)
@@ -157,7 +165,6 @@ export async function openTunnel(
   }
   const device = createTunDevice({ name: engine.tunName, network, subnet: lease.subnet, mtu, run, log, isOwnRoute })
   try {
-    await persistence.settle()
     await device.configure()
   } catch (error) {
     // A device that was there before stays: the other daemon may have taken it back.
@@ -171,9 +178,14 @@ export async function openTunnel(
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
   const strangers = createStrangerLog(verify, log)
-  strangers.setPeers(ends())
+  strangers.setPeers(ends)
   const watch = watchExternal(run, external)
   const isDirect = (subnet: Ipv4Net): boolean => direct.has(formatIpv4Net(subnet))
+  const pathPeer = ({ key, subnet, attrs }: Lease): PathPeer => ({
+    key,
+    endpoint: formatIpv4(attrs.publicIp) + (isDirect(subnet) ? '' : `:${port}`),
+    probe: subnet.address,
+  })
   const known = ({ attrs }: Lease): number => {
     const bytes = addon.pathMtu(bindAddress, formatIpv4(attrs.publicIp)) - ENCAP_BYTES[encapsulation]
     return bytes > 0 && bytes < mtu ? bytes : mtu
@@ -181,25 +193,32 @@ export async function openTunnel(
   const pathSearch: PathSearching = {
     overhead: ENCAP_BYTES[encapsulation],
     knownMtu(key) {
-      const peer = applied.get(key)
+      const peer = applied().get(key)
       return peer && !isDirect(peer.subnet) ? known(peer) : undefined
     },
     limit(bytes) {
+      const before = limits
       limits = bytes
-      engine.setPeers(encodePeers(ends()))
+      const differ = new Set([...before.keys(), ...bytes.keys()])
+      const changed = [...differ].filter((key) => before.get(key) !== bytes.get(key))
+      engine.changePeers(encodePeers(changed.flatMap((key) => applied().get(key) ?? []).map(endTo)))
     },
   }
   return inTurn({
     mtu,
     tunName: engine.tunName,
     fault: Promise.race([engine.fault, watch.moved]),
-    async apply(all, ownKey) {
-      take(all, ownKey)
-      const peers = ends()
-      engine.setPeers(encodePeers(peers))
-      strangers.setPeers(peers)
-      if (!routes) return
-      direct = await directHops(run, [...applied.values()])
+    async apply(all, ownKey, touched) {
+      const changed = take(all, ownKey, touched)
+      if (changed) {
+        engine.changePeers(encodePeers(changed))
+        strangers.changePeers(changed)
+      } else {
+        engine.setPeers(encodePeers(ends()))
+        strangers.setPeers(ends)
+      }
+      if (!routes || changed?.length === 0) return
+      direct = await directHops(run, [...applied().values()])
       await routes.apply(direct)
     },
     async resync() {
@@ -210,15 +229,14 @@ export async function openTunnel(
     },
     carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
     probeSource: lease.subnet.address,
-    peers: () =>
-      [...applied.values()].map(({ key, subnet, attrs }) => ({
-        key,
-        endpoint: formatIpv4(attrs.publicIp) + (isDirect(subnet) ? '' : `:${port}`),
-        probe: subnet.address,
-      })),
+    peers: () => [...applied().values()].map(pathPeer),
+    peer(key) {
+      const peer = applied().get(key)
+      return peer && pathPeer(peer)
+    },
     async traffic() {
       // What is routed past the tunnel the engine does not see.
-      const past = new Set([...applied.values()].filter(({ subnet }) => isDirect(subnet)).map(({ key }) => key))
+      const past = new Set([...applied().values()].filter(({ subnet }) => isDirect(subnet)).map(({ key }) => key))
       return new Map([...slots.read()].filter(([key]) => !past.has(key)))
     },
     pathMtu(peer) {
@@ -231,7 +249,7 @@ export async function openTunnel(
     threads: () => engine.threads(),
     look: () => strangers.name(engine.takeStrangers()),
     ...(persist ? { leave } : {}),
-    ...(engine.takeBack ? { takeBack: () => engine.takeBack?.() } : {}),
+    ...(engine.takeBack ? { takeBack: async () => engine.takeBack?.() } : {}),
     close: end,
   })
 }

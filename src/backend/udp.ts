@@ -39,7 +39,7 @@ export function createUdpBackend(options: TunnelOptions): Backend {
   }
   return {
     name: 'udp',
-    inherits: true,
+    tunName: TUN_NAME,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       checkNetwork('udp', config, external.address, log)

@@ -49,6 +49,8 @@ export interface VxlanSetup {
 
 /** A way of carrying: what it has ready before there is a lease. */
 export interface VxlanCarrier {
+  /** As a backend's. */
+  readonly tunName?: string
   open(lease: OwnLease, leases: ReadonlyMap<string, Lease>): Promise<DataPath>
 }
 

@@ -24,6 +24,7 @@ export function prepareUserspaceVxlan(
   const asked = { verifySource, clampMss, probePathMtu, filter: PEERS, directRouting }
   const kind = { encapsulation: 'vxlan', ...ends, tunName: name, port, mtu, ...asked } as const
   return {
+    tunName: name,
     async open(lease, leases) {
       if ((await vxlanMac(run, name)) !== undefined) {
         log.info(`Deleting the kernel's device ${name}, whose place weftd takes`)

@@ -73,7 +73,10 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   log.info(`VXLAN config: VNI=${vni} Port=${port} GBP=${gbp} Learning=${learning} DirectRouting=${directRouting}`)
   return {
     name: TYPE,
-    inherits: true,
+    get tunName() {
+      return carrier?.tunName
+    },
+    preparesDevice: dataPath !== 'userspace',
     words: { added: describe, removed: describe },
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)

@@ -4,7 +4,7 @@
 
 import { spawn, type ChildProcessByStdio } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { lstat, mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { createInterface } from 'node:readline'
@@ -15,6 +15,7 @@ import { pause } from '../host/bell.ts'
 import type { Run } from '../host/command.ts'
 import { addDevice, findLink } from '../host/links.ts'
 import type { Log } from '../log.ts'
+import { Secret } from '../secret.ts'
 
 type Child = ChildProcessByStdio<null, Readable, Readable>
 
@@ -39,7 +40,7 @@ export interface WireguardOptions {
   readonly ownKey: string
   readonly port: number
   /** Base64 of 32 bytes, or empty. */
-  readonly psk: string
+  readonly psk: Secret
   /** Seconds; 0: none. */
   readonly keepalive: number
   readonly run: Run
@@ -59,10 +60,10 @@ export interface WireguardDevice {
 
 export const isKey = (text: string): boolean => /^[A-Za-z\d+/]{42}[AEIMQUYcgkosw048]=$/.test(text)
 
-async function makeKeyFile(file: string, key: string): Promise<void> {
+async function makeKeyFile(file: string, key: Secret): Promise<void> {
   try {
     await mkdir(dirname(file), { recursive: true })
-    await writeFile(file, key, { mode: 0o400, flag: 'wx' })
+    await writeFile(file, key.reveal(), { mode: 0o400, flag: 'wx' })
   } catch (error) {
     throw new WeftError('PERMISSION', `the key file ${file} cannot be made: ${messageOf(error)}`, {
       remedy: 'let weftd write its folder, or name another file with WIREGUARD_KEY_FILE',
@@ -71,23 +72,74 @@ async function makeKeyFile(file: string, key: string): Promise<void> {
   }
 }
 
+/** Where a folder for the pre-shared key may be: in memory, which a reset empties; else beside the key file. */
+const placesFor = (keyFile: string): readonly string[] => ['/dev/shm', dirname(keyFile), tmpdir()]
+const FOLDER = '.weft-'
+
+/** One that nobody else may open, and that says whose it is. Throws WeftError PERMISSION. */
+async function privateFolder(keyFile: string): Promise<string> {
+  const failures: unknown[] = []
+  for (const place of placesFor(keyFile)) {
+    try {
+      return await mkdtemp(join(place, `${FOLDER}${process.pid}-`))
+    } catch (error) {
+      failures.push(error)
+    }
+  }
+  throw new WeftError(
+    'PERMISSION',
+    `the pre-shared key cannot be handed to wg: ${failures.map(messageOf).join('; ')}`,
+    {
+      remedy: `let weftd write the folder of its key file, ${dirname(keyFile)}`,
+      cause: failures[0],
+    },
+  )
+}
+
+/** Removes what such folders a weftd left that was killed meanwhile: also one of our pid, in another container. */
+async function removeLeftovers(keyFile: string): Promise<void> {
+  for (const place of new Set(placesFor(keyFile))) {
+    const names = await readdir(place).catch(() => [])
+    for (const name of names.filter((each) => each.startsWith(FOLDER))) {
+      const path = join(place, name)
+      const pid = Number(/^(\d+)-/.exec(name.slice(FOLDER.length))?.[1] ?? process.pid)
+      // What somebody else made under such a name is not ours to enter.
+      const isOurs = await lstat(path).then(
+        (found) => found.isDirectory() && found.uid === process.geteuid?.(),
+        () => false,
+      )
+      if (isOurs && (pid === process.pid || !isAlive(pid)))
+        await rm(path, { recursive: true, force: true }).catch(() => {})
+    }
+  }
+}
+
+function isAlive(pid: number): boolean {
+  try {
+    return process.kill(pid, 0)
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code !== 'ESRCH'
+  }
+}
+
 /** The public key to the private one in this file, which is made where there is none. Throws WeftError CONFIG, COMMAND. */
 export async function publicKeyOf(run: Run, file: string): Promise<string> {
-  let key = await readFile(file, 'utf8').catch((error: NodeJS.ErrnoException) => {
+  const read = (text: string): Secret => new Secret(text.trim())
+  let key = await readFile(file, 'utf8').then(read, (error: NodeJS.ErrnoException) => {
     if (error.code === 'ENOENT') return undefined
     throw new WeftError('PERMISSION', `the key file ${file} cannot be read: ${error.message}`, {
       remedy: 'let weftd read it, or name another with WIREGUARD_KEY_FILE',
     })
   })
   if (key === undefined) {
-    key = (await run('wg', ['genkey'])).trim()
+    key = read(await run('wg', ['genkey']))
     await makeKeyFile(file, key)
   }
-  if (!isKey(key.trim()))
+  if (!isKey(key.reveal()))
     throw new WeftError('CONFIG', `the key file ${file} holds no WireGuard key`, {
       remedy: 'delete it, and another is made; or put a key of `wg genkey` there',
     })
-  return (await run('wg', ['pubkey'], { input: key })).trim()
+  return (await run('wg', ['pubkey'], { input: `${key.reveal()}\n` })).trim()
 }
 
 /** Ends with us also when we are killed, as the device of a process must; otherwise it would hold the port. */
@@ -130,6 +182,7 @@ async function ready(child: Child, signal: AbortSignal): Promise<void> {
 /** Makes the device anew. Throws WeftError DEVICE, COMMAND; NO_DEVICE_TYPE without WireGuard in the kernel and wireguard-go. */
 export async function openWireguardDevice(options: WireguardOptions, signal: AbortSignal): Promise<WireguardDevice> {
   const { name, keyFile, ownKey, port, psk, keepalive, run, log } = options
+  await removeLeftovers(keyFile)
   if (await findLink(run, name)) await run('ip', ['link', 'del', name])
   let child: Child | undefined
   try {
@@ -151,7 +204,8 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
     child = started
   }
   const told = new Map<string, string>() // endpoints by key: a peer that roams is to be left alone
-  const fault = child ? once(child, 'exit').then(() => new Error('wireguard-go ended')) : new Promise<Error>(() => {})
+  const goEnded = (): Error => new Error('wireguard-go ended')
+  const fault = child ? once(child, 'exit').then(goEnded, goEnded) : new Promise<Error>(() => {})
 
   const setOwn = (): Promise<string> => run('wg', ['set', name, 'listen-port', String(port), 'private-key', keyFile])
 
@@ -186,7 +240,7 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
   }
   const settingsOf = (
     allowedIps: readonly string[],
-    [shared = psk, alive = String(keepalive)]: readonly string[] = [],
+    [shared = psk.reveal(), alive = String(keepalive)]: readonly string[] = [],
   ) => [...allowedIps].toSorted().concat(shared, alive).join(' ')
 
   async function set(peers: readonly (readonly string[])[]): Promise<void> {
@@ -196,11 +250,11 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
 
   /** `wg` reads the shared key from a file, which is there for as long as that takes. */
   async function withPsk(work: (words: readonly string[]) => Promise<void>): Promise<void> {
-    if (psk === '') return work([])
-    const folder = await mkdtemp(join(tmpdir(), 'weft-'))
+    if (psk.isEmpty) return work([])
+    const folder = await privateFolder(keyFile)
     try {
       const file = join(folder, 'psk')
-      await writeFile(file, psk, { mode: 0o400 })
+      await writeFile(file, psk.reveal(), { mode: 0o600, flag: 'wx' })
       await work(['preshared-key', file])
     } finally {
       await rm(folder, { recursive: true, force: true })

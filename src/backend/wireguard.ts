@@ -7,6 +7,7 @@ import { currentExternal } from '../host/external-interface.ts'
 import { findLink } from '../host/links.ts'
 import type { Lease, LeaseAttrs } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+import type { Secret } from '../secret.ts'
 import type { Backend, BackendParts, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
@@ -27,15 +28,15 @@ export interface WireguardConfig {
   readonly port: number
   /** Of the underlay, in bytes; 0: the external interface's. */
   readonly mtu: number
-  readonly psk: string
+  readonly psk: Secret
   readonly keepalive: number
 }
 
 /** The options of the `Backend` object. Throws WeftError CONFIG. */
 export function wireguardConfig(backend: Readonly<Record<string, unknown>>): WireguardConfig {
-  const { number, text, word, refuse } = backendOptions(backend)
-  const psk = text('PSK')
-  if (psk !== '' && !isKey(psk)) refuse('PSK', 'give it a key as `wg genpsk` makes it')
+  const { number, secret, word, refuse } = backendOptions(backend)
+  const psk = secret('PSK')
+  if (!psk.isEmpty && !isKey(psk.reveal())) refuse('PSK', 'give it a key as `wg genpsk` makes it')
   // Of two stacks we have one: all modes but the last mean the same.
   if (word('Mode', ['separate', 'auto', 'ipv4', 'ipv6']) === 'ipv6')
     refuse('Mode', 'weft has no IPv6 yet: set it to ipv4, or leave it out')

@@ -1,7 +1,6 @@
 // weftd.ts - from the command line to the daemon, and from its end to an exit code.
 
-import { once } from 'node:events'
-import { describeError, isWeftError } from '../errors.ts'
+import { describeError, isWeftError, messageOf } from '../errors.ts'
 import { applyEnvironment, describeFlags, HelpWanted, parseFlags } from '../go-flags.ts'
 import {
   checkFeatures,
@@ -16,6 +15,7 @@ import {
 } from '../options.ts'
 import type { Log } from '../log.ts'
 import type { Notifier } from '../status/notify.ts'
+import { printable } from '../text.ts'
 import { version } from '../version.ts'
 
 const EXIT_FAILED = 1
@@ -51,11 +51,11 @@ export async function main(program: string, args: readonly string[], environment
       return 0
     }
     if (!isWeftError(error)) throw error
-    process.stderr.write(`${program}: ${describeError(error)}\n`)
+    process.stderr.write(`${program}: ${printable(describeError(error))}\n`)
     return error.code === 'USAGE' ? EXIT_USAGE : EXIT_FAILED
   }
 
-  const { createLog } = await import('../log.ts')
+  const { createLog, seldom } = await import('../log.ts')
   const { createEvents } = await import('../status/events.ts')
   const events = createEvents()
   const log = createLog(options.v, undefined, (level, message) => events.hear(level, message))
@@ -67,10 +67,23 @@ export async function main(program: string, args: readonly string[], environment
   let notifier: Notifier | undefined
   const stopping = new AbortController()
   const stopped = new Error('stopped by a signal')
+  let tellSignalled!: () => void
+  const signalled = new Promise<void>((resolve) => (tellSignalled = resolve))
+  // What nobody caught, a promise's rejection too (Node.js, uncaughtException), ends the daemon as a loop's does. What more there
+  // is while it stops is said and changes nothing: the stop has its time.
+  const uncaught = new Set<unknown>()
+  const calm = seldom(log)
+  const fail = (error: unknown): void => {
+    uncaught.add(error)
+    calm.error(`Stopping for what nobody caught: ${describeError(error)}`)
+    stopping.abort(error)
+  }
+  process.on('uncaughtException', fail)
   try {
     checkMargin(options)
     log.info(`CLI flags config: ${formatOptions(options)}`)
     const stop = (): void => {
+      tellSignalled()
       process.off('SIGINT', stop).off('SIGTERM', stop) // a second signal kills at once
       log.info('shutdownHandler sent cancel signal...')
       stopping.abort(stopped)
@@ -78,20 +91,21 @@ export async function main(program: string, args: readonly string[], environment
     }
     let killing: NodeJS.Timeout | undefined
     const kill = (): void => {
-      log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed`)
+      const reason = messageOf(stopping.signal.reason)
+      log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed. It stops for this: ${reason}`)
       // Not process.exit: that joins libuv's threads, one of which may be what hangs (a file lock on a dead server).
       process.kill(process.pid, 'SIGKILL')
     }
     stopping.signal.addEventListener('abort', () => (killing = setTimeout(kill, STOP_MS).unref()))
     process.on('SIGINT', stop).on('SIGTERM', stop)
     log.info('Installing signal handlers') // whoever reads it may send one
-    const { runDaemon } = await import('../daemon.ts')
+    const { runDaemon } = await import('../begin.ts')
     const { takeNotifier } = await import('../status/notify.ts')
     notifier = await takeNotifier(environment, process.pid, log, async () => {
       const { addon } = await import('../host/addon.ts')
       return addon.notify
     })
-    const { takeKept } = await import('../restart/inheritance.ts')
+    const { takeKept } = await import('../restart/kept.ts')
     const kept = takeKept(environment, process.pid)
     await runDaemon(options, log, stopping, notifier, kept, events).finally(() => clearTimeout(killing))
   } catch (error) {
@@ -101,25 +115,52 @@ export async function main(program: string, args: readonly string[], environment
       error.tell()
       if (process.pid === 1 || notifier) {
         log.info('Waiting to be stopped: whoever started this process would start it again')
-        await untilStopped(error.message, notifier)
+        const free = error.how === 'end' ? untilFree(options, log) : new Promise<never>(() => {})
+        if ((await untilStopped(error.message, notifier, signalled, free)) === 'alone') {
+          log.error('The weftd that had taken over has ended, and nobody forwards: this one ends, to be started again')
+          return EXIT_FAILED
+        }
       }
-    } else if (error !== stopped) {
+    } else if (error !== stopped && !uncaught.has(error)) {
       log.error(describeError(error))
       return EXIT_FAILED
     }
+  } finally {
+    process.off('uncaughtException', fail)
   }
+  if (uncaught.size > 0) return EXIT_FAILED
   log.info('Exiting cleanly...')
   return 0
 }
 
-/** The service manager hears that the process lives, and why it has nothing to do. */
-async function untilStopped(why: string, notifier: Notifier | undefined): Promise<void> {
+/**
+ * The service manager hears that the process lives, and why it has nothing to do. Resolves with `alone` when nobody forwards any more,
+ * which `free` tells: then whoever started this one is to start it again.
+ */
+async function untilStopped(
+  why: string,
+  notifier: Notifier | undefined,
+  signalled: Promise<void>,
+  free: Promise<void>,
+): Promise<'stopped' | 'alone'> {
   notifier?.tell({ ready: true, status: `${why}; waiting to be stopped` })
   // Signals alone do not keep a process.
   const alive = setInterval(() => notifier?.alive(), notifier?.aliveMs ?? 86_400_000)
-  await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')])
+  const how = await Promise.race([signalled.then(() => 'stopped' as const), free.then(() => 'alone' as const)])
   clearInterval(alive)
   notifier?.stopping()
+  return how
+}
+
+/** Resolves when no weftd forwards for this subnet file; never where that cannot be told. */
+async function untilFree(options: DaemonOptions, log: Log): Promise<void> {
+  const { rendezvousAt } = await import('../restart/rendezvous.ts')
+  await rendezvousAt(options, (message) => log.warn(message))
+    .untilFree()
+    .catch(async (error: unknown) => {
+      log.warn(`It will not be noticed here should the other weftd end: ${describeError(error)}`)
+      await new Promise(() => {})
+    })
 }
 
 /** `weftd --leave`: 0 when nothing of this node is left. */
@@ -140,11 +181,9 @@ export function end(code: number): void {
   setTimeout(() => void leave(), LINGER_MS).unref()
 }
 
-/** The options on one line; the password is hidden. */
+/** The options on one line. */
 function formatOptions(options: DaemonOptions): string {
-  const shown = Object.entries(options).map(([name, value]) => {
-    const text = name === 'etcd-password' && value !== '' ? '<hidden>' : String(value)
-    return `${name}:${text}`
-  })
-  return `{${shown.join(' ')}}`
+  return `{${Object.entries(options)
+    .map(([name, value]) => `${name}:${String(value)}`)
+    .join(' ')}}`
 }

@@ -8,7 +8,7 @@ import { closeSync, readSync, writeSync } from 'node:fs'
 import { LRUCache } from 'lru-cache'
 import { WeftError } from '../errors.ts'
 import { addon } from '../host/addon.ts'
-import { formatIpv4, parseIpv4 } from '../net/ipv4.ts'
+import { formatIpv4, ipv4NetContains, parseIpv4 } from '../net/ipv4.ts'
 import { createDropLog, type DropDetails } from './drops.ts'
 import { ENCAPSULATIONS, type Encapsulation } from './encapsulation.ts'
 import type { Engine, EngineConfig } from './engine.ts'
@@ -113,7 +113,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   const { filter } = config
   const own = parseIpv4(config.bindAddress) ?? 0
   const encapBytes = encapsulation.write(Buffer.alloc(0)).length
-  let table = createPeerTable(decodePeers(config.peers ?? new Uint8Array()))
+  let table = createPeerTable(decodePeers(config.peers?.() ?? new Uint8Array()))
   const flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
   function endpointFor(destination: number): Endpoint | undefined {
     const known = flows.get(destination)
@@ -139,12 +139,14 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     }
   }
 
-  const mayAnswer = icmpLimit()
-  function answer(about: IcmpError, packet: Buffer, counter: string): void {
+  // Each kind has limits of its own.
+  const [mayAnswer, mayTellOfSize, mayAnswerPeer] = [icmpLimit(), icmpLimit(), icmpLimit()]
+  function answer(about: IcmpError, packet: Buffer, counter: string, may = mayAnswer): void {
     const error = icmpError(about, config.networkAddress, packet)
     if (!error) return
     const sender = packet.readUInt32BE(12)
-    if (isFromHere(filter, sender) && mayAnswer(sender, performance.now()) && writeTun(error)) count(counter)
+    const isOurs = ipv4NetContains(filter.subnet, sender)
+    if (isFromHere(filter, sender) && may(sender, isOurs, performance.now()) && writeTun(error)) count(counter)
   }
 
   // TUN to peer.
@@ -172,7 +174,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       if (size <= knownMtu(endpoint.address) && isEchoRequestFrom(config.tunAddress, packet))
         return send(packet, endpoint)
       drop('tx_drop_too_big', packet, to)
-      return answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent')
+      return answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent', mayTellOfSize)
     }
     count('tx_fragmented')
     for (const fragment of fragmentsOf(packet, mtu)) send(fragment, endpoint)
@@ -235,7 +237,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       const sender = packet.readUInt32BE(12)
       const peer = endpointFor(sender)
       const error = peer && icmpError(TIME_EXCEEDED, config.tunAddress, packet)
-      if (!error || !mayAnswer(sender, performance.now())) return
+      if (!error || !mayAnswerPeer(sender, false, performance.now())) return
       const reply = encapsulation.write(error)
       return socket.send(reply, peer.port, peer.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
     }
@@ -281,14 +283,21 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       table = createPeerTable(decodePeers(records))
       flows.clear()
     },
+    changePeers(records) {
+      table.change(decodePeers(records))
+      flows.clear()
+    },
     counters: () => ({ ...counters }),
-    traffic() {
-      const all = new Float64Array(trafficBySlot.length * SLOT_NUMBERS)
+    traffic(slot) {
       const now = performance.now()
+      const rowOf = ({ numbers, heardAt }: Traffic): number[] => [
+        ...numbers,
+        heardAt === undefined ? -1 : now - heardAt,
+      ]
+      if (slot !== undefined) return Float64Array.from(trafficBySlot[slot] ? rowOf(trafficBySlot[slot]) : [])
+      const all = new Float64Array(trafficBySlot.length * SLOT_NUMBERS)
       // What was never used of an array is no entry of it.
-      trafficBySlot.forEach(({ numbers, heardAt }, slot) =>
-        all.set([...numbers, heardAt === undefined ? -1 : now - heardAt], slot * SLOT_NUMBERS),
-      )
+      trafficBySlot.forEach((each, at) => all.set(rowOf(each), at * SLOT_NUMBERS))
       return all
     },
     drops: (after) => dropLog.read(after),

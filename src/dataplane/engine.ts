@@ -39,8 +39,8 @@ export interface EngineConfig {
   readonly filter: FilterOptions
   /** Whether connections of TCP are to begin with segments that fit. */
   readonly clampMss?: boolean
-  /** The first peer table, by encoded records (peers.ts); empty where it is left out. */
-  readonly peers?: Uint8Array
+  /** The peer table to begin with, and to go on with after `takeBack`, by encoded records (peers.ts); empty where it is left out. */
+  readonly peers?: () => Uint8Array
   /** Whether the device stays, with its address and routes, when this process ends and did not stop the engine. */
   readonly persistent?: boolean
   /** What another process opened for the same, to go on with instead of opening it; from an engine that lends. */
@@ -66,14 +66,17 @@ export interface Engine {
   readonly details: readonly string[]
   /** Resolves with the reason if the data path can no longer forward; stays pending otherwise. */
   readonly fault: Promise<Error>
-  /** Replaces the whole peer table by encoded records (peers.ts). Idempotent. */
+  /** Makes the peer table equal these encoded records (peers.ts). Idempotent. */
   setPeers(records: Uint8Array): void
+  /** Puts these peers, or takes away those that are gone; all others stay. Idempotent. */
+  changePeers(records: Uint8Array): void
   counters(): Counters
   /**
    * What passed to and from each peer since the engine started, by the slot that its record names, five numbers a slot: packets
-   * and bytes sent, packets and bytes let in, and the milliseconds since the last of those came, -1 when none did.
+   * and bytes sent, packets and bytes let in, and the milliseconds since the last of those came, -1 when none did. Of one slot
+   * alone, where it is given.
    */
-  traffic(): Float64Array
+  traffic(slot?: number): Float64Array
   /**
    * The packets that were dropped last, with their headers, as far as they are kept: a few hundred of each loop and direction. Only
    * later ones than what was told before, where its `next` is given: it holds for an engine after this one too.
@@ -88,10 +91,11 @@ export interface Engine {
   takeStrangers(): readonly Stranger[]
   /**
    * Stops forwarding and lends what it forwards through, which stays open here, to be sent to another process: packets wait
-   * in it meanwhile. Once. Left out where another process could not go on with it.
+   * in it meanwhile. Undefined when there is nothing to lend: it is lent, or stopped, or could not be taken back. Left out where
+   * another process could not go on with it.
    */
-  lend?(): Promise<OpenPath>
-  /** Forwards again by the last peer table, after `lend`. */
+  lend?(): Promise<OpenPath | undefined>
+  /** Forwards again, after `lend`. */
   takeBack?(): void
   /** Stops forwarding and closes the TUN and the socket. Idempotent. */
   stop(): Promise<void>

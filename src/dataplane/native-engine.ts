@@ -3,7 +3,7 @@
 import { addon } from '../host/addon.ts'
 import type { Counters, Engine, EngineConfig, OpenPath } from './engine.ts'
 import { engineStartError } from './start-error.ts'
-import { sumTraffic } from './traffic.ts'
+import { SLOT_NUMBERS, sumTraffic } from './traffic.ts'
 
 export interface NativeOptions {
   /** One packet for each system call in one thread, as flanneld does: the other options do not count then. */
@@ -32,11 +32,11 @@ export function startNativeEngine(
   const features = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
   const threads = naive ? { naive, nice: 0, pollUs: 0 } : { naive, nice, pollUs }
   const path = { encapsulation, ownEnd, mtu, tunAddress, networkAddress, filter, clampMss, persistent }
-  let { peers = new Uint8Array() } = config
+  const { peers = () => new Uint8Array() } = config
   const open = (): ReturnType<typeof addon.openDescriptors> =>
     addon.openDescriptors({ tunName, bindAddress, port, workers: naive ? 1 : workers, features })
   const run = (on: Parameters<typeof addon.runEngine>[0]): ReturnType<typeof addon.runEngine> =>
-    addon.runEngine(on, { ...path, ...threads, peers }, (error) => reportFault(error))
+    addon.runEngine(on, { ...path, ...threads, peers: peers() }, (error) => reportFault(error))
   const notes: string[] = []
   let opened: ReturnType<typeof open> | undefined
   let native: ReturnType<typeof run>
@@ -79,20 +79,41 @@ export function startNativeEngine(
   }
   /** Of engines that ran before, likewise. */
   let passed: Float64Array = new Float64Array()
-  const traffic = (): Float64Array => sumTraffic(native.traffic(), passed)
+  /** Whether an engine forwards, as far as this side knows; not while it is lent, nor after the stop. */
+  let runs = true
+  let lending: Promise<OpenPath | undefined> = Promise.resolve(undefined)
+  const traffic = (slot?: number): Float64Array => {
+    const at = slot === undefined ? 0 : slot * SLOT_NUMBERS
+    const end = slot === undefined ? undefined : at + SLOT_NUMBERS
+    return sumTraffic(native.traffic(slot), passed.subarray(at, end))
+  }
   let lent: OpenPath | undefined
   function takeBack(): void {
     const on = lent
     lent = undefined
     if (!on) return
-    counted = counters()
+    const before = counters()
     try {
       native = run(on) // which has the descriptors from here on, also when it fails
+      counted = before
+      runs = true
     } catch (error) {
       reportFault(error as Error)
     }
   }
+  async function release(): Promise<OpenPath | undefined> {
+    passed = traffic()
+    // Another engine is to open its own: nothing was agreed on here.
+    lent = { ...(await native.release()), bindAddress, port, without: naive ? addon.featureNames : without }
+    return stopped ? undefined : lent
+  }
   let stopped: Promise<void> | undefined
+  async function stop(): Promise<void> {
+    await lending.catch(() => {})
+    takeBack() // what is lent is open here too, and only an engine closes it
+    runs = false
+    await native.stop()
+  }
   return {
     kind: naive ? 'naive' : 'native',
     tunName: (opened ?? (inherited as OpenPath)).tunName,
@@ -102,10 +123,8 @@ export function startNativeEngine(
     notes,
     details,
     fault,
-    setPeers(records) {
-      peers = records
-      native.setPeers(records)
-    },
+    setPeers: (records) => native.setPeers(records),
+    changePeers: (records) => native.changePeers(records),
     counters,
     traffic,
     drops(after = []) {
@@ -115,15 +134,16 @@ export function startNativeEngine(
     },
     threads: () => native.askThreads(),
     takeStrangers: () => native.takeStrangers(),
-    async lend() {
-      passed = traffic()
-      lent = { ...(await native.release()), bindAddress, port, without }
-      return lent
+    lend() {
+      if (!runs || stopped) return Promise.resolve(undefined)
+      runs = false
+      return (lending = release())
     },
-    takeBack,
-    stop() {
-      takeBack() // what is lent is open here too, and only an engine closes it
-      return (stopped ??= native.stop())
+    takeBack() {
+      if (stopped) return
+      if (lent) takeBack()
+      else void lending.then(takeBack, () => {})
     },
+    stop: () => (stopped ??= stop()),
   }
 }

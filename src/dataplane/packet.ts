@@ -240,15 +240,15 @@ export function icmpError({ type, code, mtu = 0 }: IcmpError, source: number, pa
 }
 
 /**
- * Says whether one more ICMP error may be sent about a packet of a sender's at a time (RFC 1812 section 4.3.2.8), as
- * native/core/icmp.h: to each 100 a second and 50 at once, to all 1,000 and 500.
+ * Says whether one more ICMP error of a kind may be sent about a packet of a sender's at a time (RFC 1812 section 4.3.2.8), as
+ * native/core/icmp.h: to each 100 a second and 50 at once, to all but those of this node's subnet 1,000 and 500.
  */
-export function icmpLimit(): (sender: Ipv4, nowMs: number) => boolean {
+export function icmpLimit(): (sender: Ipv4, isOurs: boolean, nowMs: number) => boolean {
   const senders = new LRUCache<Ipv4, Bucket>({ max: ICMP_SENDERS })
-  const all = createBucket(ICMP_EVERY_MS, ICMP_BURST)
-  return (sender, nowMs) => {
+  const others = createBucket(ICMP_EVERY_MS, ICMP_BURST)
+  return (sender, isOurs, nowMs) => {
     let own = senders.get(sender)
     if (!own) senders.set(sender, (own = createBucket(ICMP_SENDER_EVERY_MS, ICMP_SENDER_BURST)))
-    return own(nowMs) && all(nowMs)
+    return own(nowMs) && (isOurs || others(nowMs))
   }
 }

@@ -43,6 +43,8 @@ export interface Question extends SearchedPeer {
 export interface PathSearch {
   /** These and no others are peers from now on. */
   keep(peers: readonly SearchedPeer[], now: number): void
+  /** What there is to be asked of one of them from now on; nothing where it is no peer any more. */
+  look(key: string, peer: Omit<SearchedPeer, 'key'> | undefined, now: number): void
   /** What to ask now. To be called about once a second. */
   due(now: number): readonly Question[]
   /** An answer came. */
@@ -80,6 +82,12 @@ export function createPathSearch(
   random: () => number,
 ): PathSearch {
   const known = new Map<string, Known>()
+  /** Those whose search is under way; the others by the second in which they are due; those of them whose second came, the first first. */
+  const begun = new Set<Known>()
+  const later = new Map<number, Known[]>()
+  const come: Known[] = []
+  let taken = 0 // of those
+  const limits = new Map<string, number>()
   /** Requests of the sizes that are asked now. */
   const waiting = new Map<number, { readonly peer: Known; readonly search: Search; readonly at: number | undefined }>()
   let next = Math.floor(random() * SEQUENCES)
@@ -95,7 +103,32 @@ export function createPathSearch(
   function end(peer: Known, nextAt: number): void {
     forget(peer)
     peer.search = undefined
+    begun.delete(peer)
+    schedule(peer, nextAt)
+  }
+
+  function schedule(peer: Known, nextAt: number): void {
     peer.nextAt = nextAt
+    const second = Math.ceil(nextAt / 1000)
+    const others = later.get(second)
+    if (others) others.push(peer)
+    else later.set(second, [peer])
+  }
+
+  /** Whoever is due, the search that is under way first, then whoever waits longest. */
+  function* turns(now: number): Generator<Known, void, undefined> {
+    yield* [...begun].filter(({ nextAt }) => nextAt <= now).toSorted((a, b) => a.nextAt - b.nextAt)
+    for (const second of [...later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
+      for (const peer of (later.get(second) ?? []).toSorted((a, b) => a.nextAt - b.nextAt)) come.push(peer)
+      later.delete(second)
+    }
+    while (taken < come.length) {
+      const peer = come[taken++]
+      // One that is no peer any more, or is asked already.
+      if (peer && known.get(peer.key) === peer && !peer.search) yield peer
+    }
+    come.length = 0
+    taken = 0
   }
 
   function forget(peer: Known): void {
@@ -120,6 +153,8 @@ export function createPathSearch(
       const found = passes === sizes.length - 1 ? undefined : sizes[passes]
       if (search.isForLonger || found !== peer.limit) peer.raiseAt = now + RAISE_EVERY_MS
       peer.limit = found
+      if (found === undefined) limits.delete(peer.key)
+      else limits.set(peer.key, found)
     }
     end(peer, now + CONFIRM_EVERY_MS)
   }
@@ -152,6 +187,7 @@ export function createPathSearch(
     if (peer.search?.sizes.at(-1) !== longest) {
       forget(peer)
       peer.search = begin(peer, longest, now)
+      begun.add(peer)
     }
     const { search } = peer
     search.tries++
@@ -160,34 +196,37 @@ export function createPathSearch(
     return [newQuestion(peer, search, search.at), ...small]
   }
 
+  function look(key: string, wanted: Omit<SearchedPeer, 'key'> | undefined, now: number): void {
+    const before = known.get(key)
+    if (before && before.endpoint === wanted?.endpoint && before.address === wanted.address) return
+    if (before) {
+      forget(before)
+      begun.delete(before)
+      known.delete(key)
+      limits.delete(key)
+    }
+    if (!wanted) return
+    const { endpoint, address } = wanted
+    const peer: Known = { key, endpoint, address, nextAt: 0, raiseAt: 0, limit: undefined, search: undefined }
+    known.set(key, peer)
+    schedule(peer, now + SOON_MS * random())
+  }
+
   return {
     keep(peers, now) {
       const wanted = new Set(peers.map(({ key }) => key))
-      const remove = (peer: Known): void => {
-        forget(peer)
-        known.delete(peer.key)
-      }
-      for (const peer of known.values()) if (!wanted.has(peer.key)) remove(peer)
-      for (const peer of peers) {
-        const before = known.get(peer.key)
-        if (before?.endpoint === peer.endpoint && before.address === peer.address) continue
-        if (before) remove(before)
-        const nextAt = now + SOON_MS * random()
-        known.set(peer.key, { ...peer, nextAt, raiseAt: 0, limit: undefined, search: undefined })
-      }
+      for (const key of known.keys()) if (!wanted.has(key)) look(key, undefined, now)
+      for (const peer of peers) look(peer.key, peer, now)
     },
+    look,
     due(now) {
-      // What was begun first, then whoever waits longest.
-      const peers = [...known.values()]
-        .filter(({ nextAt }) => nextAt <= now)
-        .toSorted((a, b) => Number(b.search !== undefined) - Number(a.search !== undefined) || a.nextAt - b.nextAt)
       const questions: Question[] = []
       let asked = 0
-      for (const peer of peers) {
-        if (asked === ASKED_A_SECOND) break
+      for (const peer of turns(now)) {
         const more = ask(peer, now)
         if (more.length > 0) asked++
         questions.push(...more)
+        if (asked === ASKED_A_SECOND) break
       }
       return questions
     },
@@ -199,6 +238,6 @@ export function createPathSearch(
       if (at === undefined) search.isPeerThere = true
       else conclude(peer, search, true, now)
     },
-    limits: () => new Map([...known].flatMap(([key, { limit }]) => (limit === undefined ? [] : [[key, limit]]))),
+    limits: () => new Map(limits),
   }
 }

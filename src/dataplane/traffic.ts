@@ -8,7 +8,9 @@ import type { PeerTraffic } from './engine.ts'
 /** Numbers for each slot: packets and bytes sent, packets and bytes let in, milliseconds since the last of those or -1. */
 export const SLOT_NUMBERS = 5
 /** Slot 0 is of no peer. As native/core/traffic.h has it; what has no slot is not counted. */
-const MAX_SLOTS = 1 << 16
+const MAX_SLOTS = 1 << 24
+/** In a slot that nobody had before. */
+const NOTHING: readonly number[] = [0, 0, 0, 0, -1]
 
 /** What two engines counted one after another, as if they were one; the second has gone on with the first's slots. */
 export function sumTraffic(now: Float64Array, before: Float64Array): Float64Array {
@@ -26,7 +28,11 @@ const nothing = (at: number): number => (isAge(at) ? -1 : 0)
 
 export interface TrafficSlots {
   /** Gives each of these peers, by lease key, a slot; those that are not among them lose theirs. */
-  keep(keys: readonly string[]): void
+  keep(keys: Iterable<string>): void
+  /** Gives one more peer a slot, unless it has one. */
+  add(key: string): void
+  /** The slot of one that is no peer any more is another's. */
+  remove(key: string): void
   /** 0 for a peer beyond the last slot. */
   slotOf(key: string): number
   /** What passed since the peer came; undefined for one that has no slot. */
@@ -40,9 +46,9 @@ interface Slot {
   readonly before: readonly number[]
 }
 
-/** `counted` is the engine's, and `now` in ms and never goes back. */
+/** `counted` is the engine's, of all slots or of one, and `now` in ms and never goes back. */
 export function createTrafficSlots(
-  counted: () => Float64Array,
+  counted: (slot?: number) => Float64Array,
   now: () => number = () => performance.now(),
 ): TrafficSlots {
   const slots = new Map<string, Slot>()
@@ -50,23 +56,29 @@ export function createTrafficSlots(
   let unused = 1
   const numbersOf = (all: Float64Array, slot: number): number[] => {
     const numbers = [...all.subarray(slot * SLOT_NUMBERS, (slot + 1) * SLOT_NUMBERS)]
-    return numbers.length === SLOT_NUMBERS ? numbers : [0, 0, 0, 0, -1]
+    return numbers.length === SLOT_NUMBERS ? numbers : [...NOTHING]
+  }
+  function remove(key: string): void {
+    const had = slots.get(key)
+    if (!had) return
+    slots.delete(key)
+    free.push(had.slot)
+  }
+  function add(key: string): void {
+    if (slots.has(key)) return
+    const used = free.pop()
+    const slot = used ?? (unused < MAX_SLOTS ? unused++ : undefined)
+    if (slot === undefined) return
+    slots.set(key, { slot, since: now(), before: used === undefined ? NOTHING : numbersOf(counted(used), 0) })
   }
   return {
     keep(keys) {
       const wanted = new Set(keys)
-      for (const [key, { slot }] of slots) {
-        if (wanted.has(key)) continue
-        slots.delete(key)
-        free.push(slot)
-      }
-      const came = keys.filter((key) => !slots.has(key))
-      const all = came.length > 0 && free.length > 0 ? counted() : new Float64Array()
-      for (const key of came) {
-        const slot = free.pop() ?? (unused < MAX_SLOTS ? unused++ : undefined)
-        if (slot !== undefined) slots.set(key, { slot, since: now(), before: numbersOf(all, slot) })
-      }
+      for (const key of slots.keys()) if (!wanted.has(key)) remove(key)
+      for (const key of wanted) add(key)
     },
+    add,
+    remove,
     slotOf: (key) => slots.get(key)?.slot ?? 0,
     read() {
       const all = counted()

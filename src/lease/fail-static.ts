@@ -7,6 +7,7 @@
 // was the store. Pure.
 
 import type { Log } from '../log.ts'
+import type { Ipv4 } from '../net/ipv4.ts'
 import { leasesEqual, type Lease } from './lease.ts'
 import type { Change, Entry } from './subnet-manager.ts'
 
@@ -17,6 +18,8 @@ export interface ViewChange {
   readonly added: readonly Lease[]
   readonly changed: readonly Lease[]
   readonly removed: readonly Lease[]
+  /** Keys whose lease says the same, but was written again since. */
+  readonly renewed: readonly string[]
 }
 
 export interface ViewOptions {
@@ -34,6 +37,8 @@ export type PeerView = ReadonlyMap<string, Lease>
 export class LeaseView {
   readonly #options: ViewOptions
   readonly #leases = new Map<string, Lease>()
+  /** How many of them publish an address. */
+  readonly #at = new Map<Ipv4, number>()
   /** What went within the last hold time, in the order in which it went. While `#isHolding`, these stand in `#leases`. */
   readonly #gone = new Map<string, { readonly lease: Lease; readonly at: number }>()
   #isHolding = false
@@ -92,7 +97,8 @@ export class LeaseView {
       else if (!this.#isHeld(key)) this.#lose(lease, now)
     }
     for (const key of found.keys()) this.#gone.delete(key)
-    this.#forgetMoved(found.values())
+    const addresses = new Set([...found.values()].map(({ attrs }) => attrs.publicIp))
+    this.#forgetMoved((address) => addresses.has(address))
     this.#endIfAllAreBack()
     if (this.#isHolding) this.#believe(survivors, now)
     else this.#holdIfLarge(survivors, now)
@@ -123,13 +129,16 @@ export class LeaseView {
         if (key !== own) survivors--
       }
     }
-    const news = [...last.values()].filter((lease) => lease !== undefined)
-    const moved = this.#forgetMoved(hasLost ? [...news, ...this.#presentBut(last)] : news)
+    const news = new Set([...last.values()].flatMap((lease) => lease?.attrs.publicIp ?? []))
+    const isNews = (address: Ipv4): boolean => news.has(address)
+    const moved = this.#forgetMoved(hasLost ? this.#isPresentBut(last, isNews) : isNews)
     this.#endIfAllAreBack()
-    // What had gone before the rest followed comes back too.
-    if (!this.#isHolding) this.#holdIfLarge(survivors, now)
+    const wasHolding = this.#isHolding
+    if (!wasHolding) this.#holdIfLarge(survivors, now)
     const left = moved.filter((key) => !last.has(key)).map((key) => [key, undefined] as const)
-    return this.#apply([...left, ...[...last].filter(([key]) => !this.#isHeld(key)), ...this.#held()])
+    // What had gone before the rest followed comes back too.
+    const back = wasHolding ? [] : this.#held()
+    return this.#apply([...left, ...[...last].filter(([key]) => !this.#isHeld(key)), ...back])
   }
 
   /** The lease of an entry. One that cannot be read leaves its key as it was (`last` within a batch), and is named once. */
@@ -156,15 +165,20 @@ export class LeaseView {
     if (lease.key !== this.#options.ownKey()) this.#gone.set(lease.key, { lease, at: now })
   }
 
-  /** What is there under other keys than those of a batch. */
-  #presentBut(batch: ReadonlyMap<string, unknown>): Lease[] {
-    return [...this.#leases.values()].filter(({ key }) => !batch.has(key) && !this.#gone.has(key))
+  /** Whether an address is among the news of a batch, or is there under another key than those of the batch. */
+  #isPresentBut(batch: ReadonlyMap<string, unknown>, isNews: (address: Ipv4) => boolean): (address: Ipv4) => boolean {
+    const absent = new Map<Ipv4, number>()
+    const leave = (lease: Lease | undefined): void => {
+      if (lease) absent.set(lease.attrs.publicIp, (absent.get(lease.attrs.publicIp) ?? 0) + 1)
+    }
+    for (const key of batch.keys()) leave(this.#leases.get(key))
+    for (const key of this.#gone.keys()) if (!batch.has(key)) leave(this.#leases.get(key))
+    return (address) => isNews(address) || (this.#at.get(address) ?? 0) > (absent.get(address) ?? 0)
   }
 
   /** Whoever is there under another key has not vanished: the keys that it had. */
-  #forgetMoved(present: Iterable<Lease>): string[] {
-    const addresses = new Set([...present].map(({ attrs }) => attrs.publicIp))
-    const moved = [...this.#gone].flatMap(([key, { lease }]) => (addresses.has(lease.attrs.publicIp) ? [key] : []))
+  #forgetMoved(isPresent: (address: Ipv4) => boolean): string[] {
+    const moved = [...this.#gone].flatMap(([key, { lease }]) => (isPresent(lease.attrs.publicIp) ? [key] : []))
     for (const key of moved) this.#gone.delete(key)
     return moved
   }
@@ -212,17 +226,30 @@ export class LeaseView {
     const added: Lease[] = []
     const changed: Lease[] = []
     const removed: Lease[] = []
+    const renewed: string[] = []
     for (const [key, lease] of news) {
       const before = this.#leases.get(key)
       if (lease) {
+        const isSame = before && leasesEqual(before, lease)
+        if (isSame && before.revision === lease.revision) continue
         this.#leases.set(key, lease) // when it says the same, it was written again all the same
+        this.#count(lease, 1)
+        if (before) this.#count(before, -1)
         if (!before) added.push(lease)
-        else if (!leasesEqual(before, lease)) changed.push(lease)
+        else if (isSame) renewed.push(key)
+        else changed.push(lease)
       } else if (before) {
         this.#leases.delete(key)
+        this.#count(before, -1)
         removed.push(before)
       }
     }
-    return { added, changed, removed }
+    return { added, changed, removed, renewed }
+  }
+
+  #count({ attrs: { publicIp } }: Lease, change: number): void {
+    const now = (this.#at.get(publicIp) ?? 0) + change
+    if (now === 0) this.#at.delete(publicIp)
+    else this.#at.set(publicIp, now)
   }
 }

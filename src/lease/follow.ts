@@ -69,6 +69,8 @@ export interface FollowOptions {
 export interface Followed extends ViewChange {
   /** All leases as they are now; changed in place by what follows. */
   readonly leases: PeerView
+  /** Whether it was a whole listing. */
+  readonly isListing: boolean
   /** Something stands under this node's own key that is no lease, though `leases` has the one from before. */
   readonly isOwnUnreadable: boolean
 }
@@ -149,11 +151,11 @@ export async function* followLeases<Cursor>(
   signal.throwIfAborted()
   const state = options.state ?? { listedAt: undefined, failing: false, held: 0, holds: 0 }
   const view = new LeaseView({ holdMs: options.holdMs ?? HOLD_MS, ownKey: options.ownKey ?? (() => ''), log })
-  const told = (change: ViewChange): Followed => {
+  const told = (change: ViewChange, isListing: boolean): Followed => {
     state.held = view.held
     state.heldKeys = view.heldKeys
     state.holds = view.holds
-    return { ...change, leases: view.leases, isOwnUnreadable: view.isOwnUnreadable }
+    return { ...change, isListing, leases: view.leases, isOwnUnreadable: view.isOwnUnreadable }
   }
   const calm = seldom(log, () => clock.now())
   const errands = createErrands(signal, clock)
@@ -280,7 +282,7 @@ export async function* followLeases<Cursor>(
       await errands.sleep(Math.min(listing ? Infinity : listAt, watch || !after ? Infinity : watchAt) - now)
 
       const change = takeBatches(watch?.brought.splice(0) ?? [])
-      if (change) yield told(change)
+      if (change) yield told(change, false)
       if (watch?.isOver && watch.brought.length === 0) {
         const { error } = watch
         watch = undefined
@@ -288,7 +290,6 @@ export async function* followLeases<Cursor>(
         if (isWeftError(error, 'GAP')) {
           calm.warn(`${source.name} watch for leases fell behind (${error.message}), re-listing and resuming`)
           after = undefined
-          listed = undefined
           listing?.end()
           listing = undefined
           listAt = watchAt
@@ -298,7 +299,7 @@ export async function* followLeases<Cursor>(
         const { brought, error } = listing
         listing = undefined
         const [found] = brought
-        if (found) yield told(takeListing(found))
+        if (found) yield told(takeListing(found), true)
         else if (watch && isWatching && isWeftError(error)) {
           // Changes are followed all the same until it is tried again.
           state.failing = true

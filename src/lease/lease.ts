@@ -23,7 +23,10 @@ export interface Lease {
   readonly subnet: Ipv4Net
   readonly subnet6?: Ipv6Net
   readonly attrs: LeaseAttrs
-  /** Of the store, where it was read from one and its node wrote it: not of a reservation, which an operator did. */
+  /**
+   * Higher where it was written later: the store's, if its node wrote it, not of a reservation, which an operator did. Of a node of
+   * Kubernetes when that was made, in ms since the epoch.
+   */
   readonly revision?: bigint
 }
 
@@ -81,7 +84,18 @@ export function goJsonText(value: unknown): string {
 
 /** Whether two leases say the same: key and every published value. */
 export function leasesEqual(a: Lease, b: Lease): boolean {
-  return a.key === b.key && (a.attrs === b.attrs || encodeLeaseValue(a.attrs) === encodeLeaseValue(b.attrs))
+  if (a.key !== b.key) return false
+  const [x, y] = [a.attrs, b.attrs]
+  const isSameText = (one: unknown, other: unknown): boolean =>
+    one === other || (one !== undefined && other !== undefined && goJsonText(one) === goJsonText(other))
+  return (
+    x === y ||
+    (x.publicIp === y.publicIp &&
+      x.publicIpv6 === y.publicIpv6 &&
+      x.backendType === y.backendType &&
+      isSameText(x.backendData, y.backendData) &&
+      isSameText(x.backendV6Data, y.backendV6Data))
+  )
 }
 
 /** The subnets in Go's words for log lines: `ip: 10.5.1.0/24 ipv6: ::/0`. */

@@ -1,6 +1,7 @@
 // config.ts - keeps an eye on the network configuration: one that is no longer the one in use is named.
 
 import { isDeepStrictEqual } from 'node:util'
+import { withoutSecrets } from '../config/hidden.ts'
 import { parseNetworkConfig } from '../config/network-config.ts'
 import { isWeftError } from '../errors.ts'
 import { pause } from '../host/bell.ts'
@@ -19,7 +20,8 @@ export async function watchConfig({ manager, config, log, signal }: Node): Promi
       const text = await manager.config(signal)
       if (text === named) continue
       const isOurs = isDeepStrictEqual(parseNetworkConfig(text, { areGiven }), config)
-      if (!isOurs) log.warn(`The network configuration changed, and takes effect when weftd restarts: ${text}`)
+      if (!isOurs)
+        log.warn(`The network configuration changed, and takes effect when weftd restarts: ${withoutSecrets(text)}`)
       named = isOurs ? undefined : text
     } catch (error) {
       signal.throwIfAborted()

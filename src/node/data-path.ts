@@ -4,10 +4,11 @@ import { describeError, messageOf } from '../errors.ts'
 import type { DataPath } from '../backend/backend.ts'
 import { pause } from '../host/bell.ts'
 import { watchHost } from '../host/events.ts'
-import type { OwnLease } from '../lease/lease.ts'
+import { leasesEqual, type OwnLease } from '../lease/lease.ts'
 import { seldom } from '../log.ts'
 import { RESYNC_MS, type Node } from './node.ts'
 import { applyPeers } from './peers.ts'
+import { untilOurs, type Possession } from './possession.ts'
 import { createRepairLog, type RepairLog } from './repairs.ts'
 import { publish } from './subnet-env.ts'
 
@@ -19,7 +20,15 @@ const CALM_MS = 30_000
 /** With more repairs a minute somebody undoes them: then the device is looked at every RESYNC_MS only. */
 const REPAIRS_A_MINUTE = 60
 
-export async function keepDataPath(node: Node): Promise<never> {
+/** What forwards, and what it is opened with: a node, or what goes on as last known before there is one. */
+export type Forwarding = Possession &
+  Pick<Node, 'backend' | 'log' | 'signal' | 'lease' | 'attrs' | 'view' | 'isUnapplied' | 'repaired'> &
+  Pick<Node, 'leaseDoubt' | 'learnt' | 'unprobed' | 'unsearched'>
+
+export const keepDataPath = (node: Node): Promise<never> => keepForwarding(node, () => publish(node))
+
+/** Calls `moved` when the data path was opened for another lease or MTU. */
+export async function keepForwarding(node: Forwarding, moved: () => Promise<void>): Promise<never> {
   const { backend, log, signal } = node
   let { lease } = node
   let mtu = node.dataPath?.mtu
@@ -28,21 +37,32 @@ export async function keepDataPath(node: Node): Promise<never> {
   for (;;) {
     const openedAt = performance.now()
     await keepRight(node, lease, repairs)
-    const { dataPath } = node
-    node.dataPath = undefined
-    await dataPath?.close()
     // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
-    if (diedYoung > 1) await pause(signal, REOPEN_RETRY_MS)
     const before = { lease, mtu }
     const calm = seldom(log)
+    const close = async (): Promise<void> => {
+      const { dataPath } = node
+      if (node.lent) return
+      node.dataPath = undefined
+      await dataPath?.close() // what it cannot close is for whoever opens the next to deal with
+    }
+    await untilOurs(node, signal)
+    await node
+      .inTurn(close)
+      .catch((error: unknown) => calm.error(`Cannot close the data path: ${describeError(error)}`))
+    if (diedYoung > 1) await pause(signal, REOPEN_RETRY_MS)
     while (!node.dataPath) {
+      await untilOurs(node, signal)
       try {
         node.attrs = await backend.prepare(signal)
-        if (node.attrs.publicIp !== node.lease.attrs.publicIp) node.leaseDoubt.ring()
-        lease = node.lease
-        node.dataPath = await backend.open({ ...lease, attrs: node.attrs }, signal, node.view)
-        mtu = node.dataPath.mtu
+        if (!leasesEqual(node.lease, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring() // peers have to know
+        await node.inTurn(async () => {
+          if (node.lent) return
+          lease = node.lease
+          node.dataPath = await backend.open({ ...lease, attrs: node.attrs }, signal, node.view)
+          mtu = node.dataPath.mtu
+        })
       } catch (error) {
         signal.throwIfAborted()
         calm.error(`Cannot open the data path: ${describeError(error)}`)
@@ -51,12 +71,12 @@ export async function keepDataPath(node: Node): Promise<never> {
     }
     await applyPeers(node)
     node.learnt.ring()
-    if (lease.key !== before.lease.key || mtu !== before.mtu) await publish(node)
+    if (lease.key !== before.lease.key || mtu !== before.mtu) await moved()
   }
 }
 
 /** Mends what others changed of the device, until the data path must be opened again: it died, or the node moved. */
-async function keepRight(node: Node, lease: OwnLease, repairs: RepairLog): Promise<void> {
+async function keepRight(node: Forwarding, lease: OwnLease, repairs: RepairLog): Promise<void> {
   const { log, signal, dataPath } = node
   if (!dataPath) return
   const ended = new AbortController()
@@ -71,18 +91,20 @@ async function keepRight(node: Node, lease: OwnLease, repairs: RepairLog): Promi
   }
 }
 
-async function lookAfter(node: Node, dataPath: DataPath, lease: OwnLease, repairs: RepairLog): Promise<void> {
+async function lookAfter(node: Forwarding, dataPath: DataPath, lease: OwnLease, repairs: RepairLog): Promise<void> {
   const { log, signal } = node
   let fault: Error | undefined
-  void dataPath.fault.then((error) => {
+  const onFault = (error: Error): void => {
     fault = error
     node.dataPathDoubt.ring()
-  })
+  }
+  void dataPath.fault.then(onFault, onFault)
   const calm = seldom(log)
   let isCalm = false
   for (;;) {
     const rang = await node.dataPathDoubt.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
-    if (node.lent) continue // it is another process's to mend
+    if (node.dataPath !== dataPath) return // it was closed for another process
+    if (node.lent) continue // it is that one's to mend
     if (fault) return log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
     if (node.lease.key !== lease.key) return
     isCalm = false

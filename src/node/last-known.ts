@@ -10,11 +10,26 @@ import type { Node } from './node.ts'
 const REST_MS = 200
 const REST_MS_A_LEASE = 1
 
-/** What is said of a path that stays open elsewhere is written with it. Rejects with the file system's error. */
-export async function writeKnown(node: Node, path?: unknown): Promise<void> {
+const turns = new WeakMap<Node, Promise<void>>()
+
+/**
+ * What is said of a path that stays open elsewhere is written with it. One after another, since what was to be written last is to stand
+ * there. Rejects with the file system's error.
+ */
+export function writeKnown(node: Node, path?: unknown): Promise<void> {
+  const turn = (turns.get(node) ?? Promise.resolve()).then(() => write(node, path))
+  turns.set(
+    node,
+    turn.catch(() => {}),
+  )
+  return turn
+}
+
+async function write(node: Node, path: unknown): Promise<void> {
   const { next, lease, attrs, view, dataPath } = node
-  if (!next) return
-  const tunName = dataPath?.tunName
+  // While a data path that died is opened again, what was known of it stays for a process that starts then.
+  if (!next || !dataPath) return
+  const { tunName } = dataPath
   // What the kernel carries goes on by itself.
   if (tunName === undefined) return removeLastKnown(next.lastKnown)
   const { store, config } = next
@@ -22,7 +37,7 @@ export async function writeKnown(node: Node, path?: unknown): Promise<void> {
     ...{ store, config, tunName, path },
     lease: { ...lease, attrs },
     expiresAt: lease.expiresAt,
-    leases: [...view.values()],
+    leases: view.values(),
   })
 }
 

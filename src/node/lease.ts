@@ -1,8 +1,8 @@
 // lease.ts - keeps this node's own lease: renewed before it ends, and taken again when it was lost.
 
 import type { Backend } from '../backend/backend.ts'
-import { describeError, isWeftError } from '../errors.ts'
-import { pause } from '../host/bell.ts'
+import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
+import { limited, pause } from '../host/bell.ts'
 import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import { formatGoDuration, formatGoTime, seldom, type Log } from '../log.ts'
 import { formatIpv4Net, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
@@ -10,6 +10,10 @@ import type { Node, NodeParts } from './node.ts'
 
 /** At most, and half of it at least: nodes that lost one store are not to come back together. */
 const ACQUIRE_RETRY_MS = 1_000
+/** What only an operator can mend is tried again less and less often, to this: each try lists all that there is. */
+const ACQUIRE_RETRY_MAX_MS = 30_000
+/** For so long the store is asked how the lease is to be amended while what it said last can be used. */
+const AMEND_MS = 1_000
 /** Renewing is tried again after the first, doubling to the last: one missed try must not cost an hour's margin. */
 const RENEW_RETRY_MIN_MS = 1_000
 const RENEW_RETRY_MAX_MS = 60_000
@@ -38,15 +42,17 @@ export async function obtainLease(
 ): Promise<OwnLease> {
   const calm = seldom(log)
   const holder = manager.holder(config)
-  for (;;) {
+  for (let pauseMs = ACQUIRE_RETRY_MS; ;) {
     try {
       return await timed(() => holder.obtain(attrs, previous, calm, signal))
     } catch (error) {
       signal.throwIfAborted()
-      if (!isWeftError(error, 'STORE_UNAVAILABLE') && !(isRunning && isWeftError(error))) throw error
+      const isAway = isWeftError(error, 'STORE_UNAVAILABLE')
+      if (!isAway && !(isRunning && isWeftError(error))) throw error
       calm.error(`failed to acquire lease: ${describeError(error)}`)
+      pauseMs = isAway ? ACQUIRE_RETRY_MS : Math.min(2 * pauseMs, ACQUIRE_RETRY_MAX_MS)
     }
-    await pause(signal, ACQUIRE_RETRY_MS * (0.5 + Math.random() / 2))
+    await pause(signal, pauseMs * (0.5 + Math.random() / 2))
   }
 }
 
@@ -81,19 +87,35 @@ export function attrsBefore(manager: NodeParts['manager'], log: Log) {
     askPatiently('an earlier lease', (signal) => find(publicIp, signal), log, stopping)
 }
 
-/** The backend, whose lease says what an operator wants said of this node. */
+/**
+ * The backend, whose lease says what an operator wants said of this node. A store that is away is waited for the first time; from
+ * then on what it said last holds: a data path that died is not to stay down for it.
+ */
 export function amended(backend: Backend, manager: NodeParts['manager'], log: Log): Backend {
   if (!manager.amend) return backend
+  let known: Partial<LeaseAttrs> | undefined
+  const late = () =>
+    new WeftError('STORE_UNAVAILABLE', `the ${manager.name} store did not answer within ${AMEND_MS / 1000} s`)
   return {
     ...backend,
+    get tunName() {
+      return backend.tunName
+    },
     async prepare(stopping) {
       const attrs = await backend.prepare(stopping)
-      return askPatiently(
-        "an operator's public IP",
-        async (signal) => (await manager.amend?.(attrs, signal)) ?? attrs,
-        log,
-        stopping,
-      )
+      const ask = async (signal: AbortSignal): Promise<Partial<LeaseAttrs>> => {
+        const answer = (await manager.amend?.(attrs, signal)) ?? attrs
+        return Object.fromEntries(Object.entries(answer).filter(([name, value]) => Reflect.get(attrs, name) !== value))
+      }
+      if (known === undefined) known = await askPatiently("an operator's public IP", ask, log, stopping)
+      else
+        known = await limited(stopping, AMEND_MS, late, ask).catch((error: unknown) => {
+          stopping.throwIfAborted()
+          if (!isWeftError(error)) throw error
+          log.warn(`An operator's public IP for this node is taken as last known: ${messageOf(error)}`)
+          return known
+        })
+      return { ...attrs, ...known }
     },
   }
 }

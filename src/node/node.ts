@@ -1,7 +1,6 @@
 // node.ts - a node in the network: what its loops share.
 
-import type { Backend, DataPath } from '../backend/backend.ts'
-import type { OpenPath } from '../dataplane/engine.ts'
+import type { Backend } from '../backend/backend.ts'
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { Firewall } from '../firewall/firewall.ts'
 import { createBell, type Bell } from '../host/bell.ts'
@@ -17,6 +16,7 @@ import type { Probes } from '../status/probes.ts'
 import type { Notifier } from '../status/notify.ts'
 import type { Snapshot } from '../status/snapshot.ts'
 import type { Threads } from '../status/threads.ts'
+import type { Possession } from './possession.ts'
 
 /** How often a loop looks at what it keeps, when nothing tells it to. */
 export const RESYNC_MS = 5_000
@@ -48,21 +48,34 @@ export interface NodeParts {
 
 /** For the process after this one. */
 export interface Next {
-  /** What the network configuration was read from, and which store's it is. */
+  /** The network configuration's text without its secrets, and which store's it is. */
   readonly config: string
   readonly store: string
   /** The file of what is known (restart/last-known.ts). */
   readonly lastKnown: string
-  /** The socket by which it takes over (restart/handover.ts). */
-  readonly handover: string
 }
 
-export interface Node extends NodeParts {
+/** The peers that somebody has not looked at since they were applied, by lease key; all, where `keys` is undefined. */
+export interface Unseen {
+  keys: Set<string> | undefined
+}
+
+export function touch(unseen: Unseen, keys: ReadonlySet<string> | undefined): void {
+  if (!keys) unseen.keys = undefined
+  else for (const key of keys) unseen.keys?.add(key)
+}
+
+/** What is still to be looked at, which is seen by that. */
+export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
+  const { keys } = unseen
+  unseen.keys = new Set()
+  return keys
+}
+
+export interface Node extends NodeParts, Possession {
   lease: OwnLease
   /** What the lease is to say; the next renewal writes it. */
   attrs: LeaseAttrs
-  /** Undefined while it is being opened again. */
-  dataPath: DataPath | undefined
   /** All leases that are believed, our own among them. */
   view: PeerView
   /** Whether the data path could not be given all of it; then it is given it again when it is looked at. */
@@ -75,10 +88,6 @@ export interface Node extends NodeParts {
   readonly leaseDoubt: Bell
   /** Rung when there is something that the process after this one should know. */
   readonly learnt: Bell
-  /** As successor.ts has it. */
-  lent: { readonly dataPath: DataPath; readonly path: OpenPath | undefined } | undefined
-  /** Rung when the data path died, the host changed, or the node has another lease. */
-  readonly dataPathDoubt: Bell
   /** How many repairs there were since the start. */
   repaired: number
   /** Whether subnet.env stands as it was last to be written. */
@@ -88,8 +97,11 @@ export interface Node extends NodeParts {
   threads: Threads
   /** What the peers answered; undefined while they are not asked. */
   probes: Pick<Probes, 'results' | 'intervalMs'> | undefined
-  /** How often the data path was given its peers. */
-  applied: number
+  /** The peers that probes.ts and path-search.ts have still to look at. */
+  readonly unprobed: Unseen
+  readonly unsearched: Unseen
+  /** The name of another host that uses our public IP, as it says itself. */
+  twin: string | undefined
   /** When each lease of the view came, by its key, in ms since the epoch. */
   readonly cameAt: Map<string, number>
 }
@@ -98,20 +110,19 @@ export function createNode(
   parts: NodeParts,
   lease: OwnLease,
   attrs: LeaseAttrs,
-  dataPath: DataPath,
-  dataPathDoubt: Bell,
+  { dataPath, lent, inTurn, dataPathDoubt }: Possession,
   view: PeerView,
 ): Node {
   return {
     ...parts,
-    ...{ lease, attrs, dataPath, dataPathDoubt },
+    ...{ dataPath, lent, inTurn, dataPathDoubt, lease, attrs },
     ...{ view, isUnapplied: false, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
-    ...{ cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])), probes: undefined, applied: 0 },
+    ...{ cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])), probes: undefined, twin: undefined },
+    ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
     leaseDoubt: createBell(),
     learnt: createBell(),
-    lent: undefined,
   }
 }
 

@@ -1,19 +1,24 @@
 // path-search.ts - finds the longest packet that reaches each peer where routers drop longer ones and say nothing, and has the
 // data path go by it. Only where the data path asks for that.
 
-import type { DataPath } from '../backend/backend.ts'
-import { createPathSearch, type PathSearch } from '../dataplane/path-search.ts'
+import type { DataPath, PathPeer } from '../backend/backend.ts'
+import { createPathSearch, type PathSearch, type SearchedPeer } from '../dataplane/path-search.ts'
 import { messageOf } from '../errors.ts'
 import { pause } from '../host/bell.ts'
 import type { Echo } from '../host/echo.ts'
 import type { Probed } from '../status/probes.ts'
-import type { Node } from './node.ts'
+import { takeUnseen, type Node } from './node.ts'
 import { FORBIDDEN, forGood, send } from './probes.ts'
 
 /** Between two looks at who is due. */
 const TICK_MS = 1_000
-/** How often it is looked whether the data path has other peers, though nobody gave it any. */
+/** How often it is looked whether the data path has other peers, though nobody gave it any, where it may. */
 const KEEP_MS = 10_000
+
+/** What is asked of a peer's path; nothing where nobody answers. */
+function searchedOf(peer: PathPeer | undefined): Omit<SearchedPeer, 'key'> | undefined {
+  return peer?.probe === undefined ? undefined : { endpoint: peer.endpoint, address: peer.probe }
+}
 
 export async function searchPaths(node: Node): Promise<never> {
   const { log, signal, openEcho } = node
@@ -23,7 +28,7 @@ export async function searchPaths(node: Node): Promise<never> {
   let limits: ReadonlyMap<string, number> = new Map()
   /** What the peers answered to small requests, as it was when it was first asked for in this tick. */
   let probed: ReadonlyMap<string, Probed> | undefined
-  let kept = { applied: -1, at: 0 }
+  let keptAt = -Infinity
   try {
     for (;;) {
       await pause(signal, TICK_MS)
@@ -55,15 +60,21 @@ export async function searchPaths(node: Node): Promise<never> {
           return await forGood(signal)
         }
         limits = new Map()
-        kept = { applied: -1, at: 0 }
+        keptAt = -Infinity
       }
       const { echo, search } = running
       const now = performance.now()
-      if (node.applied !== kept.applied || now - kept.at > KEEP_MS) {
-        kept = { applied: node.applied, at: now }
+      const unseen = takeUnseen(node.unsearched)
+      if (unseen && dataPath?.peer && keptAt !== -Infinity) {
+        for (const key of unseen) search.look(key, searchedOf(dataPath.peer(key)), now)
+      } else if (!unseen || unseen.size > 0 || now - keptAt > KEEP_MS) {
+        keptAt = now
         const peers = dataPath?.peers() ?? []
         search.keep(
-          peers.flatMap(({ key, endpoint, probe }) => (probe === undefined ? [] : [{ key, endpoint, address: probe }])),
+          peers.flatMap((peer) => {
+            const searched = searchedOf(peer)
+            return searched ? [{ key: peer.key, ...searched }] : []
+          }),
           now,
         )
       }

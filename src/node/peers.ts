@@ -4,7 +4,7 @@ import { describeError } from '../errors.ts'
 import { followLeases } from '../lease/follow.ts'
 import { leasesEqual, type Lease } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetsOverlap } from '../net/ipv4.ts'
-import type { Node } from './node.ts'
+import { touch, type Node } from './node.ts'
 
 const WORDS = {
   added: ({ subnet }: Lease): string => `Subnet added: ${formatIpv4Net(subnet)}`,
@@ -24,16 +24,24 @@ export async function keepPeers(node: Node): Promise<never> {
     holdMs: options['fail-static-hold'] * 1000,
     state: node.following,
   })
-  let named: ReadonlySet<string> = new Set()
-  for await (const { leases, added, changed, removed, isOwnUnreadable } of following) {
+  const overlaps = createOverlaps(node)
+  /** Keys whose lease may not be the one that was applied last; all, before there was one. */
+  let touched: Set<string> | undefined
+  for await (const { leases, added, changed, removed, renewed, isListing, isOwnUnreadable } of following) {
     node.view = leases
+    // A whole listing is applied as a whole, so that nothing that went wrong stays so.
+    if (isListing && added.length + changed.length + removed.length > 0) touched = undefined
+    for (const { key } of [...added, ...changed, ...removed]) touched?.add(key)
+    for (const key of renewed) touched?.add(key)
     for (const { key } of added) node.cameAt.set(key, Date.now())
     for (const { key } of removed) node.cameAt.delete(key)
     for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(say.added(lease))
     for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
     if (added.length + changed.length + removed.length > 0) {
-      named = nameOverlaps(node, named)
-      await applyPeers(node)
+      overlaps(touched)
+      const applying = touched
+      touched = new Set()
+      await applyPeers(node, applying)
       node.learnt.ring()
     }
     // A deletion that came between acquiring and the first listing was never in the view. What the node has to publish since
@@ -44,30 +52,55 @@ export async function keepPeers(node: Node): Promise<never> {
   throw signal.reason
 }
 
-/** Says of each other lease that overlaps this node's that it does, once while it does. Returns their keys. */
-function nameOverlaps({ view, lease, log }: Node, named: ReadonlySet<string>): ReadonlySet<string> {
-  const across = [...view.values()].filter(
-    ({ key, attrs, subnet }) =>
-      key !== lease.key && attrs.publicIp !== lease.attrs.publicIp && ipv4NetsOverlap(subnet, lease.subnet),
-  )
-  for (const { key, attrs } of across) {
-    if (named.has(key)) continue
-    log.error(
-      `Two nodes have one subnet: ${formatIpv4(attrs.publicIp)} leases ${key}, and this node ${lease.key}. Packets to what ` +
-        'both have reach only one of them; delete the lease whose length is not that of the network configuration, and ' +
-        'restart its node',
-    )
+/**
+ * Says of each other lease that overlaps this node's that it does, once while it does; to be called with the keys whose lease may differ
+ * from the last call, or for all of them.
+ */
+function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) => void {
+  const named = new Set<string>()
+  let ownKey = ''
+  return (touched) => {
+    const { view, lease, log } = node
+    const all = touched === undefined || lease.key !== ownKey
+    ownKey = lease.key
+    if (all) for (const key of named) if (!view.has(key)) named.delete(key)
+    for (const key of all ? view.keys() : touched) {
+      const { attrs, subnet } = view.get(key) ?? {}
+      const isAcross =
+        attrs &&
+        subnet &&
+        key !== lease.key &&
+        attrs.publicIp !== lease.attrs.publicIp &&
+        ipv4NetsOverlap(subnet, lease.subnet)
+      if (!isAcross) named.delete(key)
+      if (!isAcross || named.has(key)) continue
+      named.add(key)
+      log.error(
+        `Two nodes have one subnet: ${formatIpv4(attrs.publicIp)} leases ${key}, and this node ${lease.key}. Packets to what ` +
+          'both have reach only one of them; delete the lease whose length is not that of the network configuration, and ' +
+          'restart its node',
+      )
+    }
   }
-  return new Set(across.map(({ key }) => key))
 }
 
-/** Makes the data path's peers equal the view, less our own lease. What is in the way is said once, and tried again. */
-export async function applyPeers(node: Node): Promise<void> {
+type Applying = Pick<
+  Node,
+  'dataPath' | 'view' | 'lease' | 'log' | 'signal' | 'isUnapplied' | 'dataPathDoubt' | 'unprobed' | 'unsearched'
+>
+
+/**
+ * Makes the data path's peers equal the view, less our own lease. What is in the way is said once, and tried again. `touched` says where to
+ * look: only these leases may differ from those that were applied last; all where it is left out.
+ */
+export async function applyPeers(node: Applying, touched?: ReadonlySet<string>): Promise<void> {
   const { dataPath, view, lease, log, signal } = node
+  const where = node.isUnapplied ? undefined : touched
   try {
-    await dataPath?.apply(view, lease.key)
-    node.isUnapplied = false
-    node.applied++
+    await dataPath?.apply(view, lease.key, where)
+    // One that could not be given all is given all again, whatever was given meanwhile.
+    if (!where) node.isUnapplied = false
+    for (const unseen of [node.unprobed, node.unsearched]) touch(unseen, where)
   } catch (error) {
     signal.throwIfAborted()
     if (node.isUnapplied) return

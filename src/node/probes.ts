@@ -7,11 +7,11 @@ import { createBell, pause } from '../host/bell.ts'
 import type { Echo } from '../host/echo.ts'
 import type { Ipv4 } from '../net/ipv4.ts'
 import { createProbes } from '../status/probes.ts'
-import type { Node } from './node.ts'
+import { takeUnseen, type Node } from './node.ts'
 
 /** Between two looks at who is due. */
 const TICK_MS = 1_000
-/** How often it is looked whether the data path has other peers, though nobody gave it any. */
+/** How often it is looked whether the data path has other peers, though nobody gave it any, where it may. */
 const KEEP_MS = 10_000
 /** What the kernel says to those who may not. */
 export const FORBIDDEN: ReadonlySet<string | undefined> = new Set(['EPERM', 'EACCES'])
@@ -24,10 +24,7 @@ export async function probePeers(node: Node): Promise<never> {
   let echo: Echo | undefined
   let source: Ipv4 | undefined
   /** Whose peers are asked. */
-  let given: { readonly dataPath?: DataPath | undefined; readonly applied: number; readonly at: number } = {
-    applied: -1,
-    at: 0,
-  }
+  let given: { readonly dataPath?: DataPath | undefined; readonly at: number } = { at: 0 }
   try {
     for (;;) {
       await pause(signal, TICK_MS)
@@ -52,8 +49,12 @@ export async function probePeers(node: Node): Promise<never> {
       }
       const now = performance.now()
       // Of thousands of peers nothing is to be done each second. A route that was refused may be taken later.
-      if (dataPath !== given.dataPath || node.applied !== given.applied || now - given.at > KEEP_MS) {
-        given = { dataPath, applied: node.applied, at: now }
+      const isOther = dataPath !== given.dataPath
+      const unseen = takeUnseen(node.unprobed)
+      if (!isOther && unseen && dataPath?.peer) {
+        for (const key of unseen) probes.look(key, dataPath.peer(key)?.probe, now)
+      } else if (isOther || !unseen || unseen.size > 0 || now - given.at > KEEP_MS) {
+        given = { dataPath, at: now }
         const peers = dataPath?.peers() ?? []
         probes.keep(
           peers.flatMap(({ key, probe }) => (probe === undefined ? [] : [{ key, address: probe }])),

@@ -10,7 +10,7 @@ import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import type { Probed } from '../status/probes.ts'
 import { summaryOf, troubleOf } from '../status/snapshot.ts'
 import { isHung } from '../status/threads.ts'
-import { countPeers, dropsOf, withoutSecrets, type NodeReport, type PeerStatus } from '../status/status.ts'
+import { countPeers, dropsOf, type NodeReport, type PeerStatus } from '../status/status.ts'
 import { snapshotOf, type Node } from './node.ts'
 
 /** The kernel is asked for each path: not for thousands. */
@@ -43,6 +43,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       subnet: formatIpv4Net(lease.subnet),
       publicIp: formatIpv4(node.attrs.publicIp),
       externalInterface: node.externalName ?? null,
+      twin: node.twin ?? null,
     },
     config: configOf(node.config),
     lease: {
@@ -63,7 +64,7 @@ function configOf(config: NetworkConfig): NodeReport['config'] {
     subnetLength: config.subnetLength,
     ...{ subnetMin: formatIpv4(config.subnetMin), subnetMax: formatIpv4(config.subnetMax) },
     backendType: config.backendType,
-    backend: withoutSecrets(config.backend),
+    backend: config.backend,
   }
 }
 

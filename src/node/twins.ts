@@ -13,6 +13,8 @@ import { formatIpv4 } from '../net/ipv4.ts'
 import type { Node } from './node.ts'
 
 const CLAIM_MS = 60_000
+/** In so many looks without another's claim it would have written one: it looks as often. */
+const CALM_LOOKS = 2
 /** By so many looks a renewal of our own whose answer was lost was tried again. */
 const FOREIGN_LOOKS = 3
 
@@ -22,20 +24,29 @@ export async function watchForTwins(node: Node): Promise<never> {
   const mine = JSON.stringify({ Hostname: hostname(), ID: randomUUID() })
   let claimed = false
   let answer: string | undefined
+  let calm = 0
   const lookAtWrites = foreignWrites(node)
   // The second look somewhere in a minute: nodes that started together are not to look together for ever.
   let waitMs = (0.5 + Math.random()) * CLAIM_MS
   for (;;) {
     const current = formatIpv4(node.attrs.publicIp)
-    if (current !== address) claimed = false
+    if (current !== address) {
+      claimed = false
+      node.twin = undefined
+    }
     address = current
     lookAtWrites()
     try {
       const found = await manager.claim?.(address, mine, signal)
-      if (claimed && found !== undefined && found !== mine) {
+      if (!claimed || found === undefined || found === mine) {
+        calm++
+        if (calm >= CALM_LOOKS) node.twin = undefined
+      } else {
+        calm = 0
         if (found === answer) {
+          node.twin = hostnameIn(found)
           log.error(
-            `Another host uses this node's public IP ${address} too: ${hostnameIn(found)}. ` +
+            `Another host uses this node's public IP ${address} too: ${node.twin}. ` +
               'Both hold one subnet, and packets reach only one of them; give each its own address with --public-ip or --iface',
           )
         }
@@ -57,7 +68,8 @@ function foreignWrites(node: Node): () => void {
   let looks = 0
   return () => {
     const { key, revision: ours } = node.lease
-    const { revision } = node.view.get(key) ?? {}
+    // Where others give the subnets, a revision says nothing of who wrote.
+    const { revision } = node.manager.givesSubnets ? {} : (node.view.get(key) ?? {})
     const isForeign = revision !== undefined && revision > ours
     looks = isForeign && revision === seen ? looks + 1 : 1
     seen = isForeign ? revision : undefined

@@ -2,7 +2,10 @@
 //
 // Leases stand in it as in a store, so that a file of another version of weft is read as long as its number is known.
 
+import { realpathSync } from 'node:fs'
 import { readFile, unlink } from 'node:fs/promises'
+import { resolve } from 'node:path'
+import { setImmediate } from 'node:timers/promises'
 import { messageOf } from '../errors.ts'
 import { replaceFile } from '../host/replace-file.ts'
 import { decodeLease } from '../lease/decode.ts'
@@ -10,13 +13,15 @@ import { encodeLeaseValue, type Lease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import type { DaemonOptions } from '../options.ts'
 
+/** Some two milliseconds' worth. */
+const LEASES_A_PIECE = 1_000
 /** Of the file; what another has means something else. */
 const VERSION: number = 1
 
 export interface LastKnown {
   /** Which store's, so that what was known of one network is not taken for another's. */
   readonly store: string
-  /** The network configuration's text. */
+  /** The network configuration's text, without its secrets. */
   readonly config: string
   readonly lease: Lease
   /** When the lease ends, in ms since the epoch; undefined when never. */
@@ -29,6 +34,7 @@ export interface LastKnown {
   readonly path?: unknown
 }
 
+type ToWrite = Omit<LastKnown, 'leases'> & { readonly leases: Iterable<Lease> }
 type KeyAndValue = readonly [key: string, value: string]
 interface Written extends Omit<LastKnown, 'lease' | 'leases'> {
   readonly version: number
@@ -39,25 +45,51 @@ interface Written extends Omit<LastKnown, 'lease' | 'leases'> {
 export const lastKnownFile = (options: Pick<DaemonOptions, 'subnet-file'>): string =>
   `${options['subnet-file']}.last-known`
 
+/** One folder has many names. */
+function realFolder(path: string): string {
+  try {
+    return realpathSync(path)
+  } catch {
+    return resolve(path) // it is not there yet
+  }
+}
+
 /** What tells one store from another: endpoints come and go, a prefix or a folder does not. */
 export function storeNameOf(
   options: Pick<DaemonOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr' | 'kube-api-url' | 'kubeconfig-file'>,
 ): string {
-  if (options['kube-subnet-mgr']) return `kubernetes ${options['kube-api-url']} ${options['kubeconfig-file']}`
-  return options['lease-dir'] === '' ? `etcd ${options['etcd-prefix']}` : `directory ${options['lease-dir']}`
+  if (options['kube-subnet-mgr']) return `kubernetes ${String(options['kube-api-url'])} ${options['kubeconfig-file']}`
+  return options['lease-dir'] === ''
+    ? `etcd ${options['etcd-prefix']}`
+    : `directory ${realFolder(options['lease-dir'])}`
 }
 
-/** Rejects with the file system's error. */
-export async function writeLastKnown(path: string, known: LastKnown): Promise<void> {
-  const pair = ({ key, attrs }: Lease): KeyAndValue => [key, encodeLeaseValue(attrs)]
-  const written: Written = {
-    ...known,
-    version: VERSION,
-    lease: pair(known.lease),
-    leases: known.leases.map(pair),
-  }
+/**
+ * Rejects with the file system's error. Of a million leases the text takes seconds, in which others get their turn: what changes
+ * meanwhile among the leases may be in it or not.
+ */
+export async function writeLastKnown(path: string, known: ToWrite): Promise<void> {
   // Whoever can write it says where packets go.
-  await replaceFile(path, `${JSON.stringify(written)}\n`, 0o600)
+  await replaceFile(path, textOf(known), 0o600)
+}
+
+const pair = ({ key, attrs }: Lease): KeyAndValue => [key, encodeLeaseValue(attrs)]
+
+/** By pieces. */
+async function* textOf({ leases, ...known }: ToWrite): AsyncGenerator<string, void, undefined> {
+  const written: Omit<Written, 'leases'> = { ...known, version: VERSION, lease: pair(known.lease) }
+  yield `${JSON.stringify(written).slice(0, -1)},"leases":[`
+  let piece: string[] = []
+  let separator = ''
+  for (const lease of leases) {
+    piece.push(JSON.stringify(pair(lease)))
+    if (piece.length < LEASES_A_PIECE) continue
+    yield separator + piece.join(',')
+    separator = ','
+    piece = []
+    await setImmediate()
+  }
+  yield `${piece.length > 0 ? separator : ''}${piece.join(',')}]}\n`
 }
 
 /** Undefined when there is none, or none that can be read, which is said. */
