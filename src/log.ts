@@ -1,11 +1,10 @@
-// log.ts - log lines of klog's shape on stderr, by winston.
+// log.ts - log lines of klog's shape on stderr.
 //
 // People grep flanneld's messages and the leading letter, and tools parse the header, so both are kept:
 // `Lmmdd hh:mm:ss.uuuuuu <pid, 7 wide> file:line] message`, local time (k8s.io/klog, header of its text format). A line is written
 // before the call returns, so that nothing is lost when the process ends.
 
-import { Writable } from 'node:stream'
-import winston from 'winston'
+import { printable } from './text.ts'
 
 export interface Log {
   info(message: string): void
@@ -19,19 +18,18 @@ export interface Log {
 const SAME_LINE_MS = 30_000
 const FAILURES_A_MINUTE = 4
 
-type Level = 'info' | 'warn' | 'error'
+export type Level = 'info' | 'warn' | 'error'
 
-const LETTERS: Readonly<Record<string, string>> = { info: 'I', warn: 'W', error: 'E' }
+const LETTERS: Readonly<Record<Level, string>> = { info: 'I', warn: 'W', error: 'E' }
 
-/** One line of klog's shape. `at` is in microseconds since the epoch; line breaks in `message` are escaped. */
-export function formatLogLine(level: string, atUs: number, pid: number, caller: string, message: string): string {
+/** One line of klog's shape. `at` is in microseconds since the epoch. */
+export function formatLogLine(level: Level, atUs: number, pid: number, caller: string, message: string): string {
   const time = new Date(Math.floor(atUs / 1000))
   const two = (value: number): string => String(value).padStart(2, '0')
   const date = two(time.getMonth() + 1) + two(time.getDate())
   const clock = `${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`
   const micros = String(Math.floor(atUs % 1_000_000)).padStart(6, '0')
-  const text = message.replaceAll('\r', String.raw`\r`).replaceAll('\n', String.raw`\n`)
-  return `${LETTERS[level] ?? 'I'}${date} ${clock}.${micros} ${String(pid).padStart(7)} ${caller}] ${text}`
+  return `${LETTERS[level]}${date} ${clock}.${micros} ${String(pid).padStart(7)} ${caller}] ${message}`
 }
 
 /** `file.ts:line` of whoever called the log. */
@@ -55,34 +53,28 @@ function nowUs(): number {
   return (originMs + performance.now()) * 1000
 }
 
+/** A daemon's log, whose lines another writer can take over: what that one costs to load nobody waits for. */
+export interface MovableLog extends Log {
+  writeBy(write: (line: string) => void): void
+}
+
 /** A log of the given verbosity, to stderr unless `write` is given; `hear` is told each message too. */
 export function createLog(
   verbosity: number,
   write: (line: string) => void = writeToStderr,
   hear?: (level: Level, message: string) => void,
-): Log {
-  const stream = new Writable({
-    decodeStrings: false,
-    write(line: string, _encoding, done) {
-      write(line)
-      done()
-    },
-  })
-  const logger = winston.createLogger({
-    levels: { error: 0, warn: 1, info: 2 },
-    level: 'info',
-    format: winston.format.printf(({ level, message, caller, atUs }) =>
-      formatLogLine(level, Number(atUs), process.pid, String(caller), String(message)),
-    ),
-    transports: [new winston.transports.Stream({ stream })],
-  })
+): MovableLog {
+  let writer = write
   const at =
     (level: Level) =>
-    (message: string): void => {
+    (text: string): void => {
+      // One line, whoever's words are in it.
+      const message = printable(text)
       hear?.(level, message)
-      logger.log({ level, message, caller: callerOf(new Error('caller').stack), atUs: nowUs() })
+      writer(`${formatLogLine(level, nowUs(), process.pid, callerOf(new Error('caller').stack), message)}\n`)
     }
-  return { info: at('info'), warn: at('warn'), error: at('error'), v: (level) => level <= verbosity }
+  const writeBy = (next: (line: string) => void): void => void (writer = next)
+  return { info: at('info'), warn: at('warn'), error: at('error'), v: (level) => level <= verbosity, writeBy }
 }
 
 /**
@@ -108,8 +100,8 @@ export function seldom(log: Log, now: () => number = () => performance.now()): L
   }
 }
 
-/** Node writes stderr synchronously on Linux, to a file, a terminal or a pipe. */
-function writeToStderr(line: string): void {
+/** Node.js writes stderr synchronously on Linux, to a file, a terminal or a pipe. */
+export function writeToStderr(line: string): void {
   // A reader that is gone (EPIPE) must not stop the daemon.
   if (process.stderr.listenerCount('error') === 0) process.stderr.on('error', () => {})
   process.stderr.write(line)

@@ -1,12 +1,15 @@
 // backend-options.ts - reads the options of the `Backend` object, each by its name in any case, with a clear refusal.
 
 import { WeftError } from '../errors.ts'
+import { Secret } from '../secret.ts'
 
 export interface BackendOptions {
   /** A whole number from 0 to `most`. */
   readonly number: (name: string, fallback: number, most: number) => number
   readonly flag: (name: string) => boolean
   readonly text: (name: string) => string
+  /** A text that may be secret, or have a part that is. */
+  readonly secret: (name: string) => Secret
   /** One of a few words; undefined where it is left out. */
   readonly word: <W extends string>(name: string, words: readonly W[]) => W | undefined
   /** Throws WeftError CONFIG about an option's value. */
@@ -32,6 +35,11 @@ export function backendOptions(backend: Readonly<Record<string, unknown>>): Back
     text(name) {
       const value = given(name) ?? ''
       return typeof value === 'string' ? value : refuse(name, 'give it a text')
+    },
+    secret(name) {
+      const value = given(name) ?? ''
+      if (value instanceof Secret) return value
+      return typeof value === 'string' ? new Secret(value, (text) => text) : refuse(name, 'give it a text')
     },
     word(name, words) {
       const value = given(name)

@@ -1,8 +1,10 @@
 // go-json.ts - JSON objects as Go's encoding/json reads them into a struct: keys match in any case, the last one wins.
 
-/** The object's members by lower-case key. Throws an Error that says why `text` is not an object. */
-export function readGoJsonObject(text: string): ReadonlyMap<string, unknown> {
-  const value: unknown = JSON.parse(text)
+import { parseJson } from './hidden.ts'
+
+/** The object's members by lower-case key; `parse` is JSON's. Throws an Error that says why `text` is not an object. */
+export function readGoJsonObject(text: string, parse = parseJson): ReadonlyMap<string, unknown> {
+  const value = parse(text)
   if (value === null) return new Map() // Go leaves the struct as it was
   return goJsonMembers(value) ?? fail(`it is ${jsonKind(value)} instead of an object`)
 }

@@ -5,6 +5,7 @@ import { messageOf, WeftError } from '../errors.ts'
 import { formatIpv4, ipv4Mask, ipv4NetSize, parseIpv4, parseIpv4Net, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import { formatIpv6, ipv6Net, ipv6NetSize, parseIpv6, parseIpv6Net, type Ipv6, type Ipv6Net } from '../net/ipv6.ts'
 import { goJsonMembers, jsonKind, readGoJsonObject } from './go-json.ts'
+import { hideSecrets, parseJson } from './hidden.ts'
 
 /** The node subnets of one address family: they have `subnetLength` and lie from `subnetMin` to `subnetMax`. */
 export interface SubnetRange<Net, Address> {
@@ -21,7 +22,7 @@ export interface NetworkConfig extends SubnetRange<Ipv4Net, Ipv4> {
   readonly ipv6?: SubnetRange<Ipv6Net, Ipv6>
   /** Lower case; `udp` without a Backend object, empty for one without a Type. */
   readonly backendType: string
-  /** The Backend object's members by lower-case key. */
+  /** The Backend object's members by lower-case key; what is secret of them is a `Secret`. */
   readonly backend: Readonly<Record<string, unknown>>
 }
 
@@ -59,7 +60,7 @@ const isUint = (value: unknown): value is number =>
 export function parseNetworkConfig(text: string, { areGiven = false } = {}): NetworkConfig {
   let members: Members
   try {
-    members = readGoJsonObject(text)
+    members = readGoJsonObject(text, (json) => hideSecrets(parseJson(json)))
   } catch (error) {
     throw invalid(`the network configuration is not valid JSON: ${messageOf(error)}`)
   }
@@ -81,6 +82,19 @@ export function parseNetworkConfig(text: string, { areGiven = false } = {}): Net
     backendType: backendType.toLowerCase(),
     backend: Object.fromEntries(backend ?? []),
   }
+}
+
+/**
+ * Refuses a configuration that asks for IPv6, which weft has not, or for neither family. weftd itself goes on where IPv4 is asked for
+ * too. Throws WeftError CONFIG.
+ */
+export function refuseIpv6({ enableIpv4, ipv6 }: NetworkConfig): void {
+  if (ipv6)
+    throw invalid(
+      'weft has no IPv6 yet, and "EnableIPv6" of the network configuration is true',
+      'take "EnableIPv6" out, and stay with flannel where pods use IPv6',
+    )
+  if (!enableIpv4) throw invalid('none defined stack', 'set "EnableIPv4": true in the configuration')
 }
 
 /** A member that `parse` understands; undefined when absent or empty. */

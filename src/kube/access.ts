@@ -5,19 +5,21 @@
 import { readFile } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 import { messageOf, WeftError } from '../errors.ts'
+import { Secret, withoutUser } from '../secret.ts'
 
 /** What kubelet puts into each pod (Kubernetes, "Accessing the API from within a Pod"). */
 const SERVICE_ACCOUNT = '/var/run/secrets/kubernetes.io/serviceaccount'
 
 export interface Access {
-  /** Without a slash at the end. */
+  /** Without a slash at the end, and without a user. */
   readonly server: string
-  readonly token?: string
+  /** Of the header Authorization; a bearer's token, or user and password of the URL. */
+  readonly authorization?: Secret
   /** PEM; the authorities that Node.js knows where left out. */
   readonly ca?: string
   /** PEM, of the client. */
   readonly cert?: string
-  readonly key?: string
+  readonly key?: Secret
   /** What the server's certificate is to be for, when that is not the URL's host. */
   readonly serverName?: string
   /** Whether any certificate will do. */
@@ -26,7 +28,7 @@ export interface Access {
 
 export interface AccessOptions {
   /** The flags --kube-api-url and --kubeconfig-file; empty for none. */
-  readonly apiUrl: string
+  readonly apiUrl: Secret
   readonly kubeconfig: string
   readonly environment: NodeJS.ProcessEnv
   /** Where kubelet puts what a pod is given. */
@@ -37,19 +39,36 @@ export interface AccessOptions {
 export async function readAccess(options: AccessOptions): Promise<Access> {
   const { apiUrl, kubeconfig } = options
   // In this order as client-go's BuildConfigFromFlags.
-  if (kubeconfig !== '') return readKubeconfig(kubeconfig, apiUrl)
-  return apiUrl === '' ? readServiceAccount(options) : { server: serverOf(apiUrl, '--kube-api-url') }
+  if (kubeconfig !== '') return readKubeconfig(kubeconfig, apiUrl.reveal())
+  return apiUrl.isEmpty ? readServiceAccount(options) : serverOf(apiUrl.reveal(), '--kube-api-url')
 }
 
 const refuse = (message: string, remedy: string): WeftError =>
   new WeftError('STORE', `fail to create kubernetes config: ${message}`, { remedy }) // flannel's words
 
-function serverOf(text: string, where: string): string {
+const bearer = (token: string): Secret => new Secret(`Bearer ${token}`)
+
+function serverOf(text: string, where: string): Pick<Access, 'server' | 'authorization'> {
   // client-go takes a host without a scheme for http.
   const full = text.includes('://') ? text : `http://${text}`
   if (!URL.canParse(full) || !/^https?:/i.test(full))
-    throw refuse(`${where} is ${JSON.stringify(text)}`, 'give it a URL such as https://10.0.0.1:6443')
-  return new URL(full).href.replace(/\/$/, '')
+    throw refuse(`${where} is ${JSON.stringify(withoutUser(text))}`, 'give it a URL such as https://10.0.0.1:6443')
+  const url = new URL(full)
+  const [user, password] = [url.username, url.password].map(decoded) as [string, string]
+  url.username = url.password = ''
+  const server = url.href.replace(/\/$/, '')
+  if (user === '' && password === '') return { server }
+  // As Go's client (net/http, Request.URL): RFC 7617.
+  return { server, authorization: new Secret(`Basic ${Buffer.from(`${user}:${password}`).toString('base64')}`) }
+}
+
+/** What is no escape stands for itself. */
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text)
+  } catch {
+    return text
+  }
 }
 
 async function readPart(path: string): Promise<string> {
@@ -71,7 +90,11 @@ async function readServiceAccount({ environment, serviceAccount = SERVICE_ACCOUN
   // One after another: of several that are missing the first is named, whatever the disk does.
   const token = await readPart(resolve(serviceAccount, 'token'))
   const ca = await readPart(resolve(serviceAccount, 'ca.crt'))
-  return { server: `https://${host.includes(':') ? `[${host}]` : host}:${port}`, token: token.trim(), ca }
+  return {
+    server: `https://${host.includes(':') ? `[${host}]` : host}:${port}`,
+    authorization: bearer(token.trim()),
+    ca,
+  }
 }
 
 /** Of a kubeconfig what weft reads (client-go, tools/clientcmd/api/v1/types.go); a value may be of any type. */
@@ -92,13 +115,16 @@ const REFUSED: Readonly<Record<string, string>> = {
 }
 
 async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
-  const { parse } = await import('yaml') // a pod needs none
+  const { parse, YAMLParseError } = await import('yaml') // a pod needs none
+  const text = await readPart(path)
   let config: Kubeconfig
   try {
-    config = (parse(await readPart(path)) ?? {}) as Kubeconfig
+    config = (parse(text, { logLevel: 'error' }) ?? {}) as Kubeconfig
   } catch (error) {
-    if (error instanceof WeftError) throw error
-    throw refuse(`${path}: ${messageOf(error)}`, 'mend the kubeconfig')
+    // Not its message, which shows the lines around: they may have a token.
+    const [{ line, col }] = (error instanceof YAMLParseError && error.linePos) || [{ line: 0, col: 0 }]
+    const where = line === 0 ? '' : ` at line ${line}, column ${col}`
+    throw refuse(`${path}: it is no YAML${where}`, 'mend the kubeconfig')
   }
   const find = <Kind extends string>(
     list: readonly Named<Kind>[] | undefined,
@@ -141,11 +167,11 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
       : given
   const serverName = cluster?.['tls-server-name']
   return {
-    server: serverOf(server, apiUrl === '' ? `the server in ${path}` : '--kube-api-url'),
-    ...(typeof token === 'string' && token !== '' ? { token } : {}),
+    ...serverOf(server, apiUrl === '' ? `the server in ${path}` : '--kube-api-url'),
+    ...(typeof token === 'string' && token !== '' ? { authorization: bearer(token) } : {}),
     ...(ca === undefined ? {} : { ca }),
     ...(cert === undefined ? {} : { cert }),
-    ...(key === undefined ? {} : { key }),
+    ...(key === undefined ? {} : { key: new Secret(key) }),
     ...(typeof serverName === 'string' && serverName !== '' ? { serverName } : {}),
     ...(cluster?.['insecure-skip-tls-verify'] === true ? { isInsecure: true } : {}),
   }

@@ -7,7 +7,7 @@ import { request as requestHttp, Agent as HttpAgent, type IncomingMessage } from
 import { request as requestHttps, Agent as HttpsAgent } from 'node:https'
 import { createGunzip } from 'node:zlib'
 import { messageOf, WeftError } from '../errors.ts'
-import { pause } from '../host/bell.ts'
+import { limited, pause } from '../host/bell.ts'
 import type { Access } from './access.ts'
 
 /** For an answer as a whole; one with 500 nodes has some 10 MB. */
@@ -62,7 +62,7 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
 
   async function open(ask: Ask, accept: string, signal: AbortSignal): Promise<IncomingMessage> {
     await pause(signal, notBefore - performance.now())
-    const { server, token, ca, cert, key, serverName, isInsecure } = await access()
+    const { server, authorization, ca, cert, key, serverName, isInsecure } = await access()
     const url = new URL(`${server}${ask.path}`)
     for (const [name, value] of Object.entries(ask.query ?? {})) url.searchParams.set(name, value)
     const body = ask.body === undefined ? undefined : Buffer.from(JSON.stringify(ask.body))
@@ -70,14 +70,14 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
       accept,
       'user-agent': 'weftd',
       'accept-encoding': 'gzip',
-      ...(token === undefined ? {} : { authorization: `Bearer ${token}` }),
+      ...(authorization && { authorization: authorization.reveal() }),
       ...(body && { 'content-type': ask.contentType ?? 'application/json', 'content-length': body.length }),
     }
     // The agent keeps connections apart by what TLS was given, so that a new authority or certificate gets a new one.
     const tls = {
       ...(ca === undefined ? {} : { ca }),
       ...(cert === undefined ? {} : { cert }),
-      ...(key === undefined ? {} : { key }),
+      ...(key && { key: key.reveal() }),
       ...(serverName === undefined ? {} : { servername: serverName }),
       ...(isInsecure ? { rejectUnauthorized: false } : {}),
     }
@@ -88,10 +88,16 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
           url.protocol === 'https:'
             ? requestHttps(url, { ...common, ...tls, agent: agents.https })
             : requestHttp(url, { ...common, agent: agents.http })
+        let isOver = false
         request.on('socket', (socket) => socket.setKeepAlive(true, KEEPALIVE_MS))
         request
-          .on('response', resolve)
+          .on('response', (response) => {
+            isOver = true
+            resolve(response)
+          })
           .on('error', (error: NodeJS.ErrnoException) => {
+            if (isOver) return // who reads the answer is told by that
+            isOver = true
             // The server ended a connection that lay idle as we took it (Node.js, request.reusedSocket): a new one is made.
             if (request.reusedSocket && error.code === 'ECONNRESET' && !signal.aborted) resolve(send())
             else reject(error)
@@ -117,8 +123,8 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
 
   return {
     async ask<T>(ask: Ask, signal: AbortSignal) {
-      return within(ANSWER_MS, signal, `${ask.method} ${ask.path}`, async (limited) => {
-        const response = await open(ask, 'application/json', limited)
+      return within(ANSWER_MS, signal, `${ask.method} ${ask.path}`, async (limit) => {
+        const response = await open(ask, 'application/json', limit)
         await check(
           response,
           ask,
@@ -149,7 +155,7 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
         for await (const chunk of unpacked(response)) {
           const lines = (rest + chunk).split('\n')
           rest = lines.pop() ?? ''
-          const events = lines.filter((line) => line !== '').map((line) => parse(line) as WatchEvent)
+          const events = lines.filter((line) => line !== '').map(parseEvent)
           if (events.length > 0) yield events
         }
       } catch (error) {
@@ -183,24 +189,14 @@ async function within<T>(
   ms: number,
   signal: AbortSignal,
   what: string,
-  work: (limited: AbortSignal) => Promise<T>,
+  work: (limit: AbortSignal) => Promise<T>,
 ): Promise<T> {
-  signal.throwIfAborted()
-  const limit = new AbortController()
-  const onAbort = (): void => limit.abort(signal.reason)
-  signal.addEventListener('abort', onAbort)
-  const timer = setTimeout(
-    () => limit.abort(new WeftError('STORE_UNAVAILABLE', `${what}: no answer within ${ms / 1000} s`)),
-    ms,
-  )
+  const late = () => new WeftError('STORE_UNAVAILABLE', `${what}: no answer within ${ms / 1000} s`)
   try {
-    return await work(limit.signal)
+    return await limited(signal, ms, late, work)
   } catch (error) {
-    if (limit.signal.aborted) throw limit.signal.reason
+    signal.throwIfAborted()
     throw error instanceof WeftError ? error : unreachable(what, error)
-  } finally {
-    clearTimeout(timer)
-    signal.removeEventListener('abort', onAbort)
   }
 }
 
@@ -227,6 +223,12 @@ function parse(text: string): unknown {
   } catch (error) {
     throw new WeftError('STORE_UNAVAILABLE', `the Kubernetes API answers with what is no JSON: ${messageOf(error)}`)
   }
+}
+
+function parseEvent(line: string): WatchEvent {
+  const event = parse(line)
+  if (typeof event === 'object' && event !== null) return event
+  throw new WeftError('STORE_UNAVAILABLE', `the Kubernetes API tells what is no event: ${line.slice(0, SHOWN_BODY)}`)
 }
 
 /** What went wrong by a Status (Kubernetes, API conventions), or whatever stands in its place. */

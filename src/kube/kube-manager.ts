@@ -86,7 +86,7 @@ async function nodeOfPod(
       const path = `/api/v1/namespaces/${encodeURIComponent(namespace)}/pods/${encodeURIComponent(name)}`
       const pod = await client.ask<{ spec?: { nodeName?: string } }>({ method: 'GET', path }, signal)
       if (!pod) throw new WeftError('STORE', 'there is no such pod', { remedy: 'look at POD_NAME and POD_NAMESPACE' })
-      if (pod.spec?.nodeName) return pod.spec.nodeName
+      if (typeof pod.spec?.nodeName === 'string' && pod.spec.nodeName !== '') return pod.spec.nodeName
       throw new WeftError('STORE', `node name not present in pod spec '${namespace}/${name}'`)
     } catch (error) {
       signal.throwIfAborted()

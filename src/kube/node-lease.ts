@@ -1,24 +1,60 @@
 // node-lease.ts - a node of the Kubernetes API as a lease, and what our own node is to say. Pure.
 //
 // The subnet is the podCIDR that a controller gave the node, once and for its life (ValidateNodeUpdate of the API server lets
-// nobody change it). All else are annotations, in flannel's names and bytes (pkg/subnet/kube/annotations.go and kube.go).
+// nobody change it). All else are annotations, in flannel's names and bytes (pkg/subnet/kube/annotations.go and kube.go). Those for
+// IPv6 (`public-ipv6`, `backend-v6-data`) are whoever's speaks it: not read, and never written or taken away.
 
 import { jsonKind } from '../config/go-json.ts'
 import { messageOf, WeftError } from '../errors.ts'
 import { goJsonText, leaseKey, type Lease, type LeaseAttrs } from '../lease/lease.ts'
 import type { Entry } from '../lease/subnet-manager.ts'
 import { formatIpv4, parseIpv4, parseIpv4Net, type Ipv4 } from '../net/ipv4.ts'
-import { parseIpv6, parseIpv6Net } from '../net/ipv6.ts'
+import { parseIpv6Net } from '../net/ipv6.ts'
 
 /** Of a node what weft reads. */
 export interface NodeObject {
   readonly metadata?: {
-    readonly name?: string
-    readonly uid?: string
-    readonly resourceVersion?: string
+    readonly name?: string | undefined
+    readonly uid?: string | undefined
+    readonly resourceVersion?: string | undefined
+    readonly creationTimestamp?: string | undefined
     readonly annotations?: Readonly<Record<string, string>>
   }
-  readonly spec?: { readonly podCIDR?: string; readonly podCIDRs?: readonly string[] }
+  readonly spec?: { readonly podCIDR?: string | undefined; readonly podCIDRs?: readonly string[] }
+}
+
+const isText = (value: unknown): value is string => typeof value === 'string'
+const textOf = (value: unknown): string | undefined => (isText(value) ? value : undefined)
+/** Of a JSON value; none where it is no object. */
+export const membersOf = (value: unknown): Readonly<Record<string, unknown>> =>
+  typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : {}
+
+/** A node as it came, whatever that is: what is not of its type is not there. */
+export function nodeOf(value: unknown): NodeObject {
+  const { metadata, spec } = membersOf(value)
+  const { name, uid, resourceVersion, creationTimestamp, annotations } = membersOf(metadata)
+  const { podCIDR, podCIDRs } = membersOf(spec)
+  return {
+    metadata: {
+      ...{ name: textOf(name), uid: textOf(uid), resourceVersion: textOf(resourceVersion) },
+      creationTimestamp: textOf(creationTimestamp),
+      annotations: Object.fromEntries(
+        Object.entries(membersOf(annotations)).filter((each): each is [string, string] => isText(each[1])),
+      ),
+    },
+    ...(typeof spec === 'object' && spec !== null
+      ? { spec: { podCIDR: textOf(podCIDR), podCIDRs: Array.isArray(podCIDRs) ? podCIDRs.filter(isText) : [] } }
+      : {}),
+  }
+}
+
+/**
+ * When a node was made, as a number that is higher for a later one. Its resourceVersion is none: a heartbeat makes that of a node which
+ * is long gone from its host higher than that of the one which took its place.
+ */
+export function createdAt({ metadata }: NodeObject): bigint | undefined {
+  const at = Date.parse(metadata?.creationTimestamp ?? '')
+  return Number.isNaN(at) ? undefined : BigInt(at)
 }
 
 export type NodeSubnets = Pick<Lease, 'key' | 'subnet' | 'subnet6'>
@@ -28,9 +64,7 @@ export interface AnnotationNames {
   readonly managed: string
   readonly backendType: string
   readonly backendData: string
-  readonly backendV6Data: string
   readonly publicIp: string
-  readonly publicIpv6: string
   /** An operator's: what is published as public IP, whatever the node's is. */
   readonly publicIpOverwrite: string
   /** An operator's: what stands for --public-ip on this node. */
@@ -50,9 +84,7 @@ export function annotationNames(given: string): AnnotationNames {
     managed: `${prefix}kube-subnet-manager`,
     backendType: `${prefix}backend-type`,
     backendData: `${prefix}backend-data`,
-    backendV6Data: `${prefix}backend-v6-data`,
     publicIp: `${prefix}public-ip`,
-    publicIpv6: `${prefix}public-ipv6`,
     publicIpOverwrite: `${prefix}public-ip-overwrite`,
     nodePublicIp: `${prefix}node-public-ip`,
   }
@@ -78,9 +110,12 @@ export const isManaged = ({ metadata }: NodeObject, names: AnnotationNames): boo
   metadata?.annotations?.[names.managed] === 'true'
 
 /** The lease that a managed node with these subnets publishes. */
-export function entryOf({ metadata }: NodeObject, { key, ...subnets }: NodeSubnets, names: AnnotationNames): Entry {
+export function entryOf(node: NodeObject, { key, ...subnets }: NodeSubnets, names: AnnotationNames): Entry {
+  const { metadata } = node
+  const revision = createdAt(node)
   try {
-    return { key, lease: { key, ...subnets, attrs: readAttrs(metadata?.annotations ?? {}, names) } }
+    const attrs = readAttrs(metadata?.annotations ?? {}, names)
+    return { key, lease: { key, ...subnets, attrs, ...(revision === undefined ? {} : { revision }) } }
   } catch (error) {
     return { key, problem: `node ${metadata?.name ?? ''}: ${messageOf(error)}` }
   }
@@ -88,53 +123,43 @@ export function entryOf({ metadata }: NodeObject, { key, ...subnets }: NodeSubne
 
 /** What annotations say of their node. Throws an Error that says why they say nothing. */
 export function readAttrs(annotations: Readonly<Record<string, string>>, names: AnnotationNames): LeaseAttrs {
-  const address = <T>(name: string, parse: (text: string) => T | undefined): T | undefined => {
-    const text = annotations[name]
-    if (text === undefined || text === '') return undefined
-    const parsed = parse(text)
-    if (parsed === undefined) throw new Error(`${name} is ${JSON.stringify(text)}`)
-    return parsed
-  }
-  const data = (name: string): unknown => {
-    // flannel writes null for what there is none of.
-    try {
-      return JSON.parse(annotations[name] || 'null') ?? undefined
-    } catch {
-      throw new Error(`${name} is not JSON: ${JSON.stringify(annotations[name])}`)
-    }
-  }
-  const publicIp = address(names.publicIp, parseIpv4)
-  if (publicIp === undefined) throw new Error(`it has no ${names.publicIp}`)
-  const publicIpv6 = address(names.publicIpv6, parseIpv6)
-  const [backendData, backendV6Data] = [data(names.backendData), data(names.backendV6Data)]
+  const address = annotations[names.publicIp]
+  if (!address) throw new Error(`it has no ${names.publicIp}`)
+  const publicIp = parseIpv4(address)
+  if (publicIp === undefined) throw new Error(`${names.publicIp} is ${JSON.stringify(address)}`)
+  const backendData = readBackendData(annotations[names.backendData], names.backendData)
   return {
     publicIp,
-    ...(publicIpv6 === undefined ? {} : { publicIpv6 }),
     backendType: annotations[names.backendType] ?? '',
     ...(backendData === undefined ? {} : { backendData }),
-    ...(backendV6Data === undefined ? {} : { backendV6Data }),
+  }
+}
+
+/** flannel writes null for what there is none of. */
+function readBackendData(text: string | undefined, name: string): unknown {
+  try {
+    return JSON.parse(text || 'null') ?? undefined
+  } catch {
+    throw new Error(`${name} is not JSON: ${JSON.stringify(text)}`)
   }
 }
 
 /**
- * What must change in a node's annotations so that they say this; null for one that must go. Undefined when they do: nothing is
- * written then, as flannel writes nothing.
+ * What must change in a node's annotations so that they say this. Undefined when they do: nothing is written then, as flannel writes
+ * nothing.
  */
 export function annotationsPatch(
   present: Readonly<Record<string, string>>,
   attrs: LeaseAttrs,
   names: AnnotationNames,
-): Readonly<Record<string, string | null>> | undefined {
-  const wanted: readonly (readonly [string, string | null])[] = [
+): Readonly<Record<string, string>> | undefined {
+  const wanted: readonly (readonly [string, string])[] = [
     [names.backendData, goJsonText(attrs.backendData ?? null)],
-    // What a flannel with IPv6 left: others would send IPv6 to a node that has none.
-    [names.backendV6Data, null],
     [names.backendType, attrs.backendType],
     [names.managed, 'true'],
     [names.publicIp, formatIpv4(attrs.publicIp)],
-    [names.publicIpv6, null],
   ]
-  const different = wanted.filter(([name, value]) => (present[name] ?? null) !== value)
+  const different = wanted.filter(([name, value]) => present[name] !== value)
   return different.length === 0 ? undefined : Object.fromEntries(different)
 }
 

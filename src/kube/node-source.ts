@@ -7,7 +7,16 @@
 import { WeftError } from '../errors.ts'
 import type { Change, Entry, LeaseSource } from '../lease/subnet-manager.ts'
 import { statusError, type KubeClient } from './api-client.ts'
-import { entryOf, isManaged, subnetsOf, type AnnotationNames, type NodeObject, type NodeSubnets } from './node-lease.ts'
+import {
+  entryOf,
+  isManaged,
+  membersOf,
+  nodeOf,
+  subnetsOf,
+  type AnnotationNames,
+  type NodeObject,
+  type NodeSubnets,
+} from './node-lease.ts'
 
 export const NODES = '/api/v1/nodes'
 const PAGE = 500
@@ -18,16 +27,26 @@ const SHORT_MS = 5_000
 /** A listing has all of each node: of so many nodes it is asked for no more often than this times their number. */
 const RELIST_MS_PER_NODE = 3_000
 
+/** A part of a listing, or all of it. */
 export interface NodeList {
-  readonly metadata?: { readonly resourceVersion?: string; readonly continue?: string }
-  readonly items?: readonly NodeObject[]
+  readonly version: bigint
+  /** What the next part is asked for with; empty where there is none. */
+  readonly next: string
+  readonly nodes: readonly NodeObject[]
+}
+
+/** Throws WeftError STORE_UNAVAILABLE for what is no listing. */
+export function nodeListOf(value: unknown): NodeList {
+  const { metadata, items } = membersOf(value)
+  const { resourceVersion, continue: next = '' } = membersOf(metadata)
+  const nodes = Array.isArray(items) ? items.map(nodeOf) : []
+  return { version: versionOf(resourceVersion), next: typeof next === 'string' ? next : '', nodes }
 }
 
 /** Versions come from etcd, one counter for all: they compare as numbers (Kubernetes KEP-5504, which made it a promise). */
-export function versionOf(text: string | undefined): bigint {
-  if (text === undefined || !/^\d+$/.test(text))
-    throw new WeftError('STORE_UNAVAILABLE', `the Kubernetes API names a resourceVersion ${JSON.stringify(text ?? '')}`)
-  return BigInt(text)
+export function versionOf(text: unknown): bigint {
+  if (typeof text === 'string' && /^\d{1,20}$/.test(text)) return BigInt(text)
+  throw new WeftError('STORE_UNAVAILABLE', `the Kubernetes API names a resourceVersion ${JSON.stringify(text ?? '')}`)
 }
 
 export function createNodeSource(client: KubeClient, names: AnnotationNames): LeaseSource<bigint> {
@@ -37,7 +56,7 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
   const remember = (node: NodeObject): NodeSubnets | string | undefined => {
     const { uid = '' } = node.metadata ?? {}
     const found = subnetsOf(node)
-    if (found !== undefined) subnets.set(uid, found)
+    if (found !== undefined && uid !== '') subnets.set(uid, found)
     return found
   }
   /** What a managed node is; `found` are its subnets. */
@@ -51,11 +70,11 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
     const { uid = '', name = '', resourceVersion = '' } = node.metadata ?? {}
     let found = node.spec ? remember(node) : subnets.get(uid)
     if (!isManaged(node, names)) return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined
-    if (found === undefined && !node.spec) {
+    if (found === undefined && !node.spec && name !== '') {
       // Whichever server answers is to know what this one told; from its cache, as it need not be newer.
-      const ask = { method: 'GET', path: `${NODES}/${name}`, query: { resourceVersion } } as const
-      const whole = await client.ask<NodeObject>(ask, signal)
-      if (whole?.metadata?.uid !== uid) return undefined // its end is on its way
+      const ask = { method: 'GET', path: `${NODES}/${encodeURIComponent(name)}`, query: { resourceVersion } } as const
+      const whole = nodeOf(await client.ask(ask, signal))
+      if (whole.metadata?.uid !== uid) return undefined // its end is on its way
       found = remember(whole)
     }
     return { kind: 'put', entry: entry(node, found) }
@@ -72,21 +91,21 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
       let next = ''
       do {
         const query = { limit: String(PAGE), ...(next === '' ? {} : { continue: next }) }
-        let page: NodeList | undefined
+        let page: NodeList
         try {
-          page = await client.ask<NodeList>({ method: 'GET', path: NODES, query }, signal)
+          page = nodeListOf(await client.ask({ method: 'GET', path: NODES, query }, signal))
         } catch (error) {
           // The first page's revision was compacted away meanwhile: begun again, as if the server had been away.
           if (!(error instanceof WeftError) || error.code !== 'GAP') throw error
           throw new WeftError('STORE_UNAVAILABLE', error.message)
         }
-        cursor ??= versionOf(page?.metadata?.resourceVersion)
-        for (const node of page?.items ?? []) {
+        cursor ??= page.version
+        for (const node of page.nodes) {
           const known = remember(node)
           found.add(node.metadata?.uid ?? '')
           if (isManaged(node, names)) entries.push(entry(node, known))
         }
-        next = page?.metadata?.continue ?? ''
+        ;({ next } = page)
       } while (next !== '')
       // Those that are gone; what the watch has learnt meanwhile stays.
       for (const uid of before) if (!found.has(uid)) subnets.delete(uid)
@@ -103,10 +122,14 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
         for await (const events of client.watch(NODES, query, seconds, signal)) {
           const changes: Change[] = []
           for (const { type, object } of events) {
-            const node = (object ?? {}) as NodeObject
+            const node = nodeOf(object)
             if (type === 'ERROR') {
-              const { code = 500 } = object as { code?: number }
-              throw statusError(code, 'the watch of nodes', JSON.stringify(object))
+              const { code } = membersOf(object)
+              throw statusError(
+                typeof code === 'number' ? code : 500,
+                'the watch of nodes',
+                JSON.stringify(object ?? null),
+              )
             }
             const change =
               type === 'DELETED' ? gone(node) : type === 'BOOKMARK' ? undefined : await changeOf(node, signal)

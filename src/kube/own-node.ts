@@ -10,9 +10,11 @@ import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { LeaseHolder } from '../lease/subnet-manager.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, type Ipv4 } from '../net/ipv4.ts'
+import { printable } from '../text.ts'
 import type { KubeClient } from './api-client.ts'
 import {
   annotationsPatch,
+  createdAt,
   givenAddress,
   readAttrs,
   subnetsOf,
@@ -20,7 +22,7 @@ import {
   type NodeObject,
   type NodeSubnets,
 } from './node-lease.ts'
-import { NODES, versionOf, type NodeList } from './node-source.ts'
+import { NODES, nodeListOf } from './node-source.ts'
 
 /** How long one watch waits for our node to change. */
 const WAIT_S = 60
@@ -53,10 +55,10 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
   /** The node, if it is there, and the version up to which that is so. */
   async function read(signal: AbortSignal): Promise<{ node: NodeObject | undefined; version: string }> {
     const query = { fieldSelector: `metadata.name=${name}` }
-    const list = await client.ask<NodeList>({ method: 'GET', path: NODES, query }, signal)
-    const node = list?.items?.[0]
+    const { nodes, version } = nodeListOf(await client.ask({ method: 'GET', path: NODES, query }, signal))
+    const [node] = nodes
     seen = node?.metadata?.uid ?? seen
-    return { node, version: String(versionOf(list?.metadata?.resourceVersion)) }
+    return { node, version: String(version) }
   }
 
   /** Resolves when the node was changed after `version`, or a minute is over. */
@@ -83,7 +85,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
       metadata: { generateName: `${name}.`, namespace: 'default' },
       // kubelet's uid of a node in events is its name, and `kubectl describe node` looks for that.
       involvedObject: { kind: 'Node', apiVersion: 'v1', name, uid: name },
-      ...{ reason, message, type: 'Warning', count: 1 },
+      ...{ reason, message: printable(message), type: 'Warning', count: 1 },
       ...{ firstTimestamp: time, lastTimestamp: time, source: { component: 'weftd', host: name } },
     }
     try {
@@ -108,7 +110,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     ...subnets,
     attrs,
     expiresAt: undefined, // as long as the node
-    revision: versionOf(node.metadata?.resourceVersion),
+    revision: createdAt(node) ?? 0n,
   })
 
   /** What the node was given, or why it has nothing: it may come still, or not in this node's life. */

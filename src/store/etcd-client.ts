@@ -8,6 +8,7 @@ import type * as grpc from '@grpc/grpc-js'
 import type * as etcd3 from 'etcd3'
 import type * as rpc from 'etcd3/lib/rpc.js'
 import { messageOf, WeftError } from '../errors.ts'
+import type { Secret } from '../secret.ts'
 import { CALL_TIMEOUT_MS, createEndpointChoice, EndpointError, metadataWith, within } from './etcd-choice.ts'
 import { hostsOf, type Endpoint, type EndpointOptions, type Hosts, type Service } from './etcd-endpoint.ts'
 
@@ -18,7 +19,7 @@ const { KVClient, LeaseClient } = require('etcd3/lib/rpc.js') as typeof rpc
 export interface EtcdOptions extends EndpointOptions {
   readonly prefix: string
   readonly username: string
-  readonly password: string
+  readonly password: Secret
   /** How long a key lives that is not written again, in ms. */
   readonly ttlMs?: number
   /** Hears what is passed over, as flanneld's client passes over it. */
@@ -93,7 +94,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
 
   function userToken(): Promise<string> {
     if (token) return token
-    const credentials = { name: options.username, password: options.password }
+    const credentials = { name: options.username, password: options.password.reveal() }
     const asking = choice.at(closing.signal, async (endpoint, signal) => {
       const how = { metadata: metadataWith(), deadline: Date.now() + CALL_TIMEOUT_MS, signal }
       const answer = await endpoint.call('Auth', 'authenticate', credentials, how)

@@ -1,0 +1,68 @@
+// hidden.ts - which parts of a network configuration are secret, and what JSON says when it cannot be read without showing them.
+
+import { messageOf } from '../errors.ts'
+import { Secret, withoutUser } from '../secret.ts'
+
+/** What a member of such a name has is not shown. */
+const SECRET_NAME = /psk|password|passphrase|secret|token|(?<!public)key$/i
+
+/** Of a command of the operator's any word may be one: what is shown is its program. */
+const COMMAND_NAME = /command$/i
+const programOf = (command: string): string => {
+  const [program = '', ...rest] = withoutUser(command.trim()).split(/\s+/)
+  return rest.length > 0 ? `${program} <hidden>` : program
+}
+
+/** A JSON value whose secrets are `Secret`s: what stands under such a name, whatever it is, the words of commands, and texts that have URLs with a user. */
+export function hideSecrets(value: unknown, name = ''): unknown {
+  if (value === null || value === '' || value instanceof Secret) return value
+  if (SECRET_NAME.test(name)) return new Secret(typeof value === 'string' ? value : JSON.stringify(value))
+  if (typeof value === 'string' && COMMAND_NAME.test(name)) return new Secret(value, programOf)
+  if (typeof value === 'string') return withoutUser(value) === value ? value : new Secret(value, withoutUser)
+  if (typeof value !== 'object') return value
+  if (Array.isArray(value)) return value.map((each) => hideSecrets(each))
+  return Object.fromEntries(Object.entries(value).map(([key, member]) => [key, hideSecrets(member, key)]))
+}
+
+/**
+ * A configuration's text without its secrets, in one line where it has some, or has what JSON.parse does not tell: of two members of
+ * one name it knows the last. Throws an Error for what is no JSON.
+ */
+export function withoutSecrets(text: string): string {
+  const shown = JSON.stringify(hideSecrets(parseJson(text)))
+  return withoutSpace(shown) === withoutSpace(text) ? text : shown
+}
+
+const withoutSpace = (text: string): string => text.replaceAll(/\s/g, '')
+
+/** As JSON.parse, whose message quotes what stands around the mistake: here it says where that is. */
+export function parseJson(text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch (error) {
+    // oxlint-disable-next-line preserve-caught-error -- the message of the cause is what is not to be shown
+    throw new Error(isQuoting(error) ? `unexpected character ${placeOf(text)}` : messageOf(error))
+  }
+}
+
+const isQuoting = (error: unknown): boolean => messageOf(error).endsWith(' is not valid JSON')
+
+/** Where the first character stands that JSON does not expect: the shortest beginning of the text of which that is said ends there. */
+function placeOf(text: string): string {
+  const isWrong = (beginning: string): boolean => {
+    try {
+      JSON.parse(beginning)
+      return false
+    } catch (error) {
+      return isQuoting(error)
+    }
+  }
+  let [without, having] = [0, text.length]
+  while (having - without > 1) {
+    const middle = Math.floor((without + having) / 2)
+    if (isWrong(text.slice(0, middle))) having = middle
+    else without = middle
+  }
+  const lines = text.slice(0, having).split('\n')
+  return `at line ${lines.length}, column ${lines.at(-1)?.length ?? 0}`
+}
