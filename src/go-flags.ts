@@ -4,8 +4,10 @@
 // or `--`, ends the flags.
 
 import { WeftError } from './errors.ts'
+import { Secret } from './secret.ts'
 
-export type FlagValue = string | boolean | number | readonly string[]
+/** A secret's default says how it is shown. */
+export type FlagValue = string | boolean | number | readonly string[] | Secret
 
 export interface Flag<Value extends FlagValue = FlagValue> {
   readonly default: Value
@@ -22,7 +24,9 @@ type Widen<Value> = Value extends boolean
     ? number
     : Value extends string
       ? string
-      : readonly string[]
+      : Value extends Secret
+        ? Secret
+        : readonly string[]
 
 export interface ParsedFlags<Table extends FlagTable> {
   readonly options: Options<Table>
@@ -59,13 +63,16 @@ function readValue(flag: Flag, text: string): FlagValue | { readonly problem: st
     case 'number':
       return parseGoInt(text) ?? { problem: 'it takes a whole number' }
     default:
-      return text
+      return flag.default instanceof Secret ? flag.default.with(text) : text
   }
 }
 
 function isProblem(value: unknown): value is { readonly problem: string } {
   return typeof value === 'object' && value !== null && 'problem' in value
 }
+
+/** Of a word that may be a flag what may be shown: its value is perhaps a secret's. */
+export const nameIn = (word: string): string => word.replace(/(?<=^-.*=).*/s, '...')
 
 /** Thrown for -h, -help and --help, which Go treats as a flag of every program. */
 export class HelpWanted extends Error {
@@ -88,7 +95,7 @@ export function parseFlags<Table extends FlagTable>(table: Table, args: readonly
     }
     if (!argument.startsWith('-') || argument === '-') break
     const body = argument.replace(/^--?/, '')
-    if (body === '' || body.startsWith('-') || body.startsWith('=')) throw usage(`bad flag syntax: ${argument}`)
+    if (body === '' || body.startsWith('-') || body.startsWith('=')) throw usage(`bad flag syntax: ${nameIn(argument)}`)
     const equals = body.indexOf('=')
     const name = equals < 0 ? body : body.slice(0, equals)
     const flag = Object.hasOwn(table, name) ? table[name] : undefined
@@ -143,12 +150,12 @@ export function describeFlags(table: FlagTable): string {
   return Object.entries(table)
     .toSorted(([a], [b]) => (a < b ? -1 : 1))
     .map(([name, flag]) => {
-      const type = typeof flag.default
+      const type = flag.default instanceof Secret ? 'string' : typeof flag.default
       const word =
         flag.placeholder ??
         (type === 'number' ? 'int' : type === 'string' ? 'string' : type === 'boolean' ? '' : 'value')
       const head = word === '' ? `  -${name}` : `  -${name} ${word}`
-      const value = flag.default
+      const value = flag.default instanceof Secret ? String(flag.default) : flag.default
       const shown =
         value === '' || value === false || value === 0 || Array.isArray(value)
           ? ''

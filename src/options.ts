@@ -2,11 +2,14 @@
 
 import { WeftError } from './errors.ts'
 import type { Options } from './go-flags.ts'
+import { parseIpv4 } from './net/ipv4.ts'
+import { parseIpv6 } from './net/ipv6.ts'
+import { Secret, secretUrls } from './secret.ts'
 
 /** flanneld's, by its names and with its defaults. */
 export const FLANNEL_FLAGS = {
   'etcd-endpoints': {
-    default: 'http://127.0.0.1:4001,http://127.0.0.1:2379',
+    default: secretUrls('http://127.0.0.1:4001,http://127.0.0.1:2379'),
     help: 'etcd endpoints, separated by commas',
   },
   'etcd-prefix': { default: '/coreos.com/network', help: 'prefix of the keys in etcd' },
@@ -14,7 +17,7 @@ export const FLANNEL_FLAGS = {
   'etcd-certfile': { default: '', help: 'client certificate for etcd' },
   'etcd-cafile': { default: '', help: "certificate authority of etcd's certificate" },
   'etcd-username': { default: '', help: 'user name for etcd' },
-  'etcd-password': { default: '', help: 'password for etcd' },
+  'etcd-password': { default: new Secret(''), help: 'password for etcd' },
   iface: {
     default: [] as readonly string[],
     help: 'external interface, by name or address; may be given several times, the first that fits is taken',
@@ -31,7 +34,7 @@ export const FLANNEL_FLAGS = {
   'ip-masq': { default: false, help: 'masquerade traffic that leaves the network' },
   'ip-masq-fully-random-disable': { default: false, help: 'masquerade without fully random source ports' },
   'kube-subnet-mgr': { default: false, help: 'take subnets from the Kubernetes API instead of etcd' },
-  'kube-api-url': { default: '', help: 'URL of the Kubernetes API; empty in a pod' },
+  'kube-api-url': { default: secretUrls(''), help: 'URL of the Kubernetes API; empty in a pod' },
   'kube-annotation-prefix': { default: 'flannel.alpha.coreos.com', help: "prefix of the node's annotations" },
   'kubeconfig-file': { default: '', help: 'kubeconfig file; empty in a pod' },
   version: { default: false, help: 'print the version and exit' },
@@ -94,6 +97,10 @@ export const WEFT_FLAGS = {
     default: '/run/weft/weftd.sock',
     help: 'Unix socket at which weft asks how the daemon is; empty for none',
   },
+  'status-ip': {
+    default: '127.0.0.1',
+    help: 'address at which the health port tells all of the status, beside the probes, which anybody may ask; 0.0.0.0 for every one, empty for none',
+  },
   'status-page': {
     default: true,
     help: 'show the status to a browser at / of the health port',
@@ -148,6 +155,9 @@ export function checkMargin(options: DaemonOptions): void {
   }
 }
 
+/** Without a zone. */
+const isAddress = (text: string): boolean => parseIpv4(text) !== undefined || parseIpv6(text) !== undefined
+
 /** Checks of weft's own flags what their types do not say. Throws WeftError USAGE. */
 export function checkOptions(options: DaemonOptions): void {
   if (options['kube-subnet-mgr'] && options['lease-dir'] !== '') {
@@ -167,6 +177,12 @@ export function checkOptions(options: DaemonOptions): void {
   if (options['probe-interval'] < 0 || options['probe-interval'] > 3600) {
     throw new WeftError('USAGE', `--probe-interval is ${options['probe-interval']}`, {
       remedy: 'give it 1 to 3600 seconds, 0 for none',
+    })
+  }
+  const statusIp = options['status-ip']
+  if (statusIp !== '' && !isAddress(statusIp)) {
+    throw new WeftError('USAGE', `--status-ip is ${JSON.stringify(statusIp)}`, {
+      remedy: 'give it an address of this host, 0.0.0.0 for all of them, or nothing for none',
     })
   }
   if (options.nice < -20 || options.nice > 19) {

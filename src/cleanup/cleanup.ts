@@ -7,7 +7,7 @@ import { describeError, messageOf, WeftError } from '../errors.ts'
 import { run } from '../host/command.ts'
 import { formatIpv4Net, parseIpv4Net } from '../net/ipv4.ts'
 import { formatIpv6Net, parseIpv6Net } from '../net/ipv6.ts'
-import { handoverSocket } from '../restart/handover.ts'
+import { handoverLock, handoverSocket } from '../restart/rendezvous.ts'
 import { lastKnownFile } from '../restart/last-known.ts'
 import { findBlackholeRemains, findDeviceRemains } from './device-remains.ts'
 import type { Remains } from './remains.ts'
@@ -60,7 +60,7 @@ export async function removeRemains(
     ...iptables.remains,
     ...(await findNftablesRemains(run)),
     ...fileRemains(file, env),
-    ...[lastKnownFile(forFile), handoverSocket(forFile)].filter(existsSync).map(fileRemain),
+    ...[lastKnownFile(forFile), handoverSocket(forFile), handoverLock(forFile)].filter(existsSync).map(fileRemain),
   ]
   let isClean = iptables.unseen.length === 0
   for (const each of remains) {

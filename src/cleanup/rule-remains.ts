@@ -3,7 +3,7 @@
 import { readFile } from 'node:fs/promises'
 import { describeError, isWeftError } from '../errors.ts'
 import { notInstalled, type Run } from '../host/command.ts'
-import { isIptables162, WAIT } from '../host/iptables.ts'
+import { isIptables162, isNfTables, WAIT } from '../host/iptables.ts'
 import {
   findFlannelNftRules,
   findFlannelRules,
@@ -49,7 +49,7 @@ export async function findIptablesRemains(run: Run, networks: ReadonlySet<string
     // The kinds have names of their own since 1.8; what the plain command is, it says. Before there was one, the legacy one.
     const version = await versionOf(run, command)
     const plain = { name: command, wait: isIptables162(version) ? WAIT : [] }
-    const isNft = version.includes('nf_tables')
+    const isNft = isNfTables(version)
     const legacy = await list(run, [{ name: `${command}-legacy`, wait: WAIT }, ...(isNft ? [] : [plain])], unseen)
     if (legacy) listings.push(legacy)
     else unseen.push(...(await unseenTables(family, command)))

@@ -3,6 +3,7 @@
 import { request } from 'node:http'
 import { isWeftError, messageOf, WeftError } from '../errors.ts'
 import { DROPS_SCHEMA, type DropsReport } from '../status/drops.ts'
+import { parseToShow } from '../text.ts'
 import { STATUS_SCHEMA, type Status } from '../status/status.ts'
 
 const PATIENCE_MS = 5_000
@@ -36,7 +37,7 @@ async function ask<Answer extends { readonly schema: number }>(
       cause: error,
     })
   })
-  const answer = JSON.parse(text) as Answer
+  const answer = parseToShow(text) as Answer
   if (answer.schema === schema) return answer
   throw new WeftError(
     'COMMAND',

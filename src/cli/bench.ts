@@ -10,6 +10,7 @@ import { increase, resultOf, type Compared, type Result } from '../measure/resul
 import { beginRun, measure, type Run } from '../measure/run.ts'
 import { formatIpv4, ipv4NetContains, parseIpv4, parseIpv4Net } from '../net/ipv4.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
+import { jsonLine, printable } from '../text.ts'
 import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG, type Call } from './command.ts'
 import { bitRate, carrierText, milliseconds, table, type Screen } from './look.ts'
@@ -102,7 +103,7 @@ async function listenHere({ options, screen, signal }: BenchCall): Promise<numbe
         const peer = now?.peers?.list.find(({ publicIp }) => publicIp === address)
         return now ? { inUse: inUseOf(now, peer), drops: now.dataPath?.drops ?? {} } : null
       },
-      say: (line) => screen.write(`${line}\n`),
+      say: (line) => screen.write(`${printable(line)}\n`),
     },
     signal,
   )
@@ -156,7 +157,7 @@ async function benchPeer({ options, screen, signal }: BenchCall, name: string): 
     } catch (error) {
       signal.throwIfAborted()
       const why = await whyNotInside(ways.inside, port, error)
-      screen.write(json ? `${JSON.stringify({ ...about, unreached: why })}\n` : `${screen.colour('bad', why)}\n`)
+      screen.write(json ? jsonLine({ ...about, unreached: why }) : `${screen.colour('bad', printable(why))}\n`)
       return EXIT.wrong
     }
     const here = inUseOf(before, peer)
@@ -168,7 +169,7 @@ async function benchPeer({ options, screen, signal }: BenchCall, name: string): 
     const result = resultOf(samples)
     tell('')
     const all = { ...about, plan, ...result, samples, inUse: { here, there: run.there }, drops }
-    screen.write(json ? `${JSON.stringify(all)}\n` : textOf(all, screen))
+    screen.write(json ? jsonLine(all) : textOf(all, screen))
     return result.isBroken ? EXIT.wrong : EXIT.ok
   } catch (error) {
     if (!signal.aborted) throw error
@@ -277,7 +278,7 @@ async function pinged(to: string, from: string): Promise<boolean | undefined> {
 /** A line that is written over, where somebody looks; empty text takes it away. */
 function progress(screen: Screen, json: boolean): (what: string) => void {
   return (what) => {
-    if (screen.isTerminal && !json) screen.write(`\r${screen.colour('dim', what)}\u001B[K`)
+    if (screen.isTerminal && !json) screen.write(`\u001B[G${screen.colour('dim', what)}\u001B[K`)
   }
 }
 

@@ -5,6 +5,7 @@ import { messageOf, WeftError } from '../errors.ts'
 import { pause } from '../host/bell.ts'
 import { HEADLESS, type DroppedPacket, type DropsReport } from '../status/drops.ts'
 import { version } from '../version.ts'
+import { jsonLine } from '../text.ts'
 import { askDrops } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { count, type Screen } from './look.ts'
@@ -129,7 +130,7 @@ async function openOutput({ write, json, follow }: OutputOptions, first: DropsRe
     return {
       // Once, or as often as there is something.
       async add(report) {
-        if (!follow || report.packets.length > 0) screen.write(`${JSON.stringify(report)}\n`)
+        if (!follow || report.packets.length > 0) screen.write(jsonLine(report))
       },
       async end() {},
     }

@@ -3,6 +3,7 @@
 import { WeftError } from '../errors.ts'
 import { applyEnvironment, parseFlags, type FlagTable, type Options } from '../go-flags.ts'
 import { FLANNEL_FLAGS, WEFT_FLAGS } from '../options.ts'
+import { Secret } from '../secret.ts'
 import type { Screen } from './look.ts'
 
 /** What weft exits with. */
@@ -130,7 +131,8 @@ export function helpOf({ name, args, does, more, flags }: Command): string {
 
 /** What a flag is without a word of it, in brackets; nothing where that says nothing. */
 export function defaultText(value: FlagTable[string]['default'], before = ''): string {
-  return value === '' || value === false || Array.isArray(value) ? '' : ` (${before}${String(value)})`
+  const isNone = value instanceof Secret ? value.isEmpty : value === '' || value === false || Array.isArray(value)
+  return isNone ? '' : ` (${before}${String(value)})`
 }
 
 /** What stands for a flag's value; nothing where it has none. */

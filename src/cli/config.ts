@@ -3,12 +3,13 @@
 import { readFile } from 'node:fs/promises'
 import { text as textOf } from 'node:stream/consumers'
 import { checkBackend } from '../choose.ts'
-import { parseNetworkConfig, type NetworkConfig } from '../config/network-config.ts'
+import { withoutSecrets } from '../config/hidden.ts'
+import { parseNetworkConfig, refuseIpv6, type NetworkConfig } from '../config/network-config.ts'
 import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
 import { isCompatible } from '../lease/allocate.ts'
 import { parseLeaseKey } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
-import { withoutSecrets } from '../status/status.ts'
+import { jsonLine, printable, printableLines } from '../text.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG, STORE_FLAGS } from './command.ts'
 import { count } from './look.ts'
 import { withStore } from './store.ts'
@@ -19,18 +20,31 @@ const flags = { ...SOCKET_FLAG, ...STORE_FLAGS }
 export const configGetCommand = command({
   name: 'config get',
   does: 'print the network configuration that is in the store',
-  more: `${MORE} As it stands there: a key of WireGuard too.`,
-  flags,
+  more: `${MORE} A secret, such as a key of WireGuard, prints as <hidden>.`,
+  flags: { 'show-secrets': { default: false, help: 'as it stands there, with its secrets' }, ...flags },
   run: ({ options, screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, signal }) => {
-      screen.write(`${(await store.config(signal)).trimEnd()}\n`)
+      const text = await store.config(signal)
+      screen.write(`${printableLines((options['show-secrets'] ? text : hidden(text)).trimEnd())}\n`)
       return EXIT.ok
     }),
 })
 
-/** Throws WeftError CONFIG for what no daemon would start with. */
+/** Throws WeftError CONFIG for what is no JSON: nobody knows what of it is secret. */
+function hidden(text: string): string {
+  try {
+    return withoutSecrets(text)
+  } catch (error) {
+    throw new WeftError('CONFIG', `the network configuration is not valid JSON: ${messageOf(error)}`, {
+      remedy: 'see it as it stands with --show-secrets, and mend it',
+    })
+  }
+}
+
+/** Throws WeftError CONFIG for what no daemon would start with, or do all of. */
 async function check(text: string): Promise<NetworkConfig> {
   const config = parseNetworkConfig(text)
+  refuseIpv6(config)
   await checkBackend(config)
   return config
 }
@@ -95,21 +109,18 @@ export const configCheckCommand = command({
           subnetMin: formatIpv4(subnetMin),
           subnetMax: formatIpv4(subnetMax),
         }
-        if (options.json)
-          screen.write(
-            `${JSON.stringify({ valid: true, ...range, nodes, backendType, backend: withoutSecrets(backend) })}\n`,
-          )
+        if (options.json) screen.write(jsonLine({ valid: true, ...range, nodes, backendType, backend }))
         else {
           const { colour } = screen
           screen.write(
-            `${colour('good', 'valid')}: ${range.network} in /${subnetLength}, ${range.subnetMin} to ${range.subnetMax}: ${count(nodes, 'node')}; ${backendType}\n`,
+            `${colour('good', 'valid')}: ${range.network} in /${subnetLength}, ${range.subnetMin} to ${range.subnetMax}: ${count(nodes, 'node')}; ${printable(backendType)}\n`,
           )
         }
         return EXIT.ok
       } catch (error) {
         if (!isWeftError(error, 'CONFIG')) throw error
-        if (options.json) screen.write(`${JSON.stringify({ valid: false, problem: describeError(error) })}\n`)
-        else screen.write(`${screen.colour('bad', 'not valid')}: ${describeError(error)}\n`)
+        if (options.json) screen.write(jsonLine({ valid: false, problem: describeError(error) }))
+        else screen.write(`${screen.colour('bad', 'not valid')}: ${printable(describeError(error))}\n`)
         return EXIT.wrong
       }
     }

@@ -7,6 +7,7 @@ import { FINDINGS } from '../doctor/findings.ts'
 import { gatherFacts, type AskPeer } from '../doctor/facts.ts'
 import { FLANNEL_FLAGS } from '../options.ts'
 import type { Status } from '../status/status.ts'
+import { jsonLine, printable } from '../text.ts'
 import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { count, type Colour } from './look.ts'
@@ -36,7 +37,7 @@ export const doctorCommand = command({
     try {
       const facts = await gatherFacts({ status, silence, isForbidden, subnetFile, run, ask: asking?.ask })
       const diagnoses = diagnose(facts)
-      screen.write(json ? `${JSON.stringify(toJson(diagnoses))}\n` : toText(diagnoses, screen.colour))
+      screen.write(json ? jsonLine(toJson(diagnoses)) : toText(diagnoses, screen.colour))
       const isSick = diagnoses.some(({ findings = [] }) =>
         findings.some(({ name }) => FINDINGS[name].level === 'failure'),
       )
@@ -92,7 +93,7 @@ function toText(diagnoses: readonly Diagnosis[], colour: Colour): string {
       const details = findings.filter((finding) => finding.name === each && finding.detail !== '')
       return [
         `${name}${colour(level === 'failure' ? 'bad' : 'doubtful', level)}  ${means} ${colour('dim', `(${each})`)}\n`,
-        ...details.map(({ detail }) => `${' '.repeat(14)}${detail}\n`),
+        ...details.map(({ detail }) => `${' '.repeat(14)}${printable(detail)}\n`),
         `${' '.repeat(14)}${colour('bold', 'to do:')} ${fix}\n`,
       ]
     })

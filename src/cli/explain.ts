@@ -6,6 +6,7 @@ import { isWeftError, WeftError } from '../errors.ts'
 import { run } from '../host/command.ts'
 import { ipJson, type Link, type Route } from '../host/links.ts'
 import { formatIpv4, ipv4NetContains, parseIpv4, parseIpv4Net, type Ipv4 } from '../net/ipv4.ts'
+import { jsonLine, printable } from '../text.ts'
 import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 
@@ -24,7 +25,7 @@ export const explainCommand = command({
     const route = await routeOf(source, destination, by)
     const steps = explain({ source, destination, status, facts, route })
     const passes = passesOf(steps)
-    if (json) screen.write(`${JSON.stringify({ passes, steps })}\n`)
+    if (json) screen.write(jsonLine({ passes, steps }))
     else {
       const { colour } = screen
       const marks = new Map([
@@ -32,7 +33,8 @@ export const explainCommand = command({
         [false, colour('bad', 'no')],
         [undefined, colour('doubtful', '? ')],
       ])
-      for (const { step, passes: one, says } of steps) screen.write(`${step.padEnd(12)} ${marks.get(one)}  ${says}\n`)
+      for (const { step, passes: one, says } of steps)
+        screen.write(`${step.padEnd(12)} ${marks.get(one)}  ${printable(says)}\n`)
       const verdict =
         passes === false
           ? colour('bad', 'it would not get through')

@@ -8,6 +8,7 @@ import { encodeLeaseValue, leaseKey, type Lease } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetsOverlap, parseIpv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { Status } from '../status/status.ts'
 import type { StoreEntry } from '../store/store.ts'
+import { jsonLine, printable } from '../text.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG, STORE_FLAGS } from './command.ts'
 import { table, type Cell } from './look.ts'
 import { subnetNamed, withStore } from './store.ts'
@@ -50,7 +51,7 @@ export const leaseLsCommand = command({
       const all = (await store.list(signal)).entries.map(read)
       const byAddress = (a: Read, b: Read): number => (a.lease?.subnet.address ?? 0) - (b.lease?.subnet.address ?? 0)
       const leases = all.toSorted(byAddress)
-      if (options.json) screen.write(`${JSON.stringify(leases.map(toJson))}\n`)
+      if (options.json) screen.write(jsonLine(leases.map(toJson)))
       else {
         const rows = leases.map(({ entry, lease, problem }): Cell[] => [
           lease ? formatIpv4Net(lease.subnet) : entry.key,
@@ -81,10 +82,10 @@ export const leaseShowCommand = command({
   run: ({ options, args: [name = ''], screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, signal }) => {
       const shown = toJson(read(entryOf((await store.list(signal)).entries, subnetNamed(name))))
-      if (options.json) screen.write(`${JSON.stringify(shown)}\n`)
+      if (options.json) screen.write(jsonLine(shown))
       else
         for (const [key, value] of Object.entries(shown))
-          if (value !== null) screen.write(`${screen.colour('dim', key.padEnd(9))} ${String(value)}\n`)
+          if (value !== null) screen.write(`${screen.colour('dim', key.padEnd(9))} ${printable(String(value))}\n`)
       return shown.problem === null ? EXIT.ok : EXIT.wrong
     }),
 })

@@ -6,18 +6,20 @@ import { WeftError } from '../errors.ts'
 import { run } from '../host/command.ts'
 import type { Log } from '../log.ts'
 import type { DaemonOptions } from '../options.ts'
-import { findHolder, handoverSocket } from '../restart/handover.ts'
+import { predecessorAt } from '../restart/handover.ts'
+import { rendezvousAt } from '../restart/rendezvous.ts'
 
 /** Whether nothing is left on the host. Throws WeftError DEVICE where a daemon hangs, or another one runs. */
 export async function leave(options: DaemonOptions, log: Log): Promise<boolean> {
-  const holder = findHolder(handoverSocket(options))
+  const connection = rendezvousAt(options, (message) => log.warn(message)).connect()
+  const holder = connection && predecessorAt(connection)
   // It may go on after this, waiting for its service manager to stop it.
   const others = await findDaemons('/proc', holder?.pid)
   if (others.length > 0)
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {
       remedy: 'stop it first: what they left cannot be told apart',
     })
-  await holder?.end('leave')
+  await holder?.leave()
   holder?.close()
   if (!holder) log.warn('No weftd runs for this subnet file that could give its lease back: the lease ends by itself')
   const running = await findRunning(run, '/proc', holder?.pid)

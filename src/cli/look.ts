@@ -1,5 +1,7 @@
 // look.ts - how weft writes: tables, colours where somebody looks, times and sizes in a person's units. Pure but for createScreen.
 
+import { printable, printableLines } from '../text.ts'
+
 /** Where a command writes. */
 export interface Screen {
   /** Whether a person looks at it, so that it may be written over. */
@@ -7,8 +9,9 @@ export interface Screen {
   /** Whether anybody reads still. What is written to nobody is lost, and the command goes on to its own end. */
   isRead(): boolean
   readonly colour: Colour
+  /** Bytes as they are; of a text no more steers a terminal than `colour` wrote. */
   write(text: string | Uint8Array): void
-  /** Beside what is asked for: to stderr. */
+  /** Beside what is asked for: a line to stderr. */
   warn(line: string): void
 }
 
@@ -42,15 +45,23 @@ export function createScreen(
     isTerminal,
     isRead: () => isRead,
     colour: isColoured ? (tone, text) => `\u001B[${CODES[tone]}m${text}\u001B[0m` : (_tone, text) => text,
-    write: (text) => void stdout.write(text),
-    warn: (line) => void stderr.write(`${line}\n`),
+    write: (text) => void stdout.write(typeof text === 'string' ? withOurSequences(text) : text),
+    warn: (line) => void stderr.write(`${printable(line)}\n`),
   }
 }
+
+/** Of what steers a terminal colours and the cursor's ways that weft writes itself are left, and no more. */
+const OURS = new RegExp(String.raw`(\u001B\[(?:(?:0|${Object.values(CODES).join('|')})m|2J|[GHJK]))`)
+const withOurSequences = (text: string): string =>
+  text
+    .split(OURS)
+    .map((part, at) => (at % 2 === 1 ? part : printableLines(part)))
+    .join('')
 
 /** A cell: its text, and how it is to look. */
 export type Cell = string | readonly [Tone, string]
 
-const textOf = (cell: Cell): string => (typeof cell === 'string' ? cell : cell[1])
+const textOf = (cell: Cell): string => printable(typeof cell === 'string' ? cell : cell[1])
 
 /** Columns as wide as their widest cell; the first row is the heading. */
 export function table(rows: readonly (readonly Cell[])[], colour: Colour): string {

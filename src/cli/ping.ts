@@ -3,6 +3,7 @@
 import { WeftError } from '../errors.ts'
 import { pause } from '../host/bell.ts'
 import { formatIpv4 } from '../net/ipv4.ts'
+import { jsonLine } from '../text.ts'
 import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { milliseconds } from './look.ts'
@@ -54,9 +55,7 @@ export const pingCommand = command({
     const lossPercent = Math.round((100 * (times.length - answered.length)) / times.length)
     if (json) {
       const roundTripsMs = times.map((time) => time ?? null)
-      screen.write(
-        `${JSON.stringify({ peer: peer.subnet, address: formatIpv4(probe.to), roundTripsMs, lossPercent })}\n`,
-      )
+      screen.write(jsonLine({ peer: peer.subnet, address: formatIpv4(probe.to), roundTripsMs, lossPercent }))
     } else {
       const spread =
         answered.length === 0

@@ -2,6 +2,7 @@
 
 import { pause } from '../host/bell.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
+import { jsonLine } from '../text.ts'
 import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import {
@@ -65,7 +66,7 @@ async function show(
   for (;;) {
     const status = await askStatus(socket, signal)
     const isInPlace = watch && screen.isTerminal && !json
-    const shown = json ? `${JSON.stringify(status)}\n` : text(status, before)
+    const shown = json ? jsonLine(status) : text(status, before)
     screen.write(isInPlace ? inPlace(shown, before === undefined) : shown)
     if (!watch || !screen.isRead()) return isWell(status) ? EXIT.ok : EXIT.wrong
     before = status
@@ -78,7 +79,7 @@ function inPlace(text: string, isFirst: boolean): string {
   return `${isFirst ? '\u001B[2J' : ''}\u001B[H${text.replaceAll('\n', '\u001B[K\n')}\u001B[J`
 }
 
-export const isWell = ({ state, peers }: Status): boolean => state === 'working' && (peers?.whole ?? 1) === 1
+export const isWell = ({ state, peers }: Status): boolean => state === 'working' && peers?.whole === 1
 
 function heading(status: Status, colour: Colour): string {
   const { daemon, state, trouble, node, store, lease, dataPath, peers, config } = status

@@ -2,8 +2,10 @@
 
 import { createStore, type StoreOptions } from '../choose.ts'
 import { isWeftError, WeftError } from '../errors.ts'
+import { limited } from '../host/bell.ts'
 import type { Log } from '../log.ts'
 import { parseIpv4Net, formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+import { secretUrls } from '../secret.ts'
 import type { Status } from '../status/status.ts'
 import type { Store } from '../store/store.ts'
 import { askStatus } from './ask.ts'
@@ -39,14 +41,12 @@ export async function withStore(
   const warn = (line: string): void => screen.warn(`weft: ${line}`)
   const log: Log = { info: () => {}, warn, error: warn, v: () => false }
   const store = await createStore(isGiven || !status ? options : { ...options, ...placeOf(status) }, log)
-  const limit = AbortSignal.timeout(WAIT_MS)
-  try {
-    return await work({ store, status, signal: AbortSignal.any([stopping, limit]) })
-  } catch (error) {
-    if (!limit.aborted || stopping.aborted || isWeftError(error)) throw error
-    throw new WeftError('STORE_UNAVAILABLE', `the ${store.name} store did not answer within ${WAIT_MS / 1000} s`, {
+  const late = (): Error =>
+    new WeftError('STORE_UNAVAILABLE', `the ${store.name} store did not answer within ${WAIT_MS / 1000} s`, {
       remedy: 'see whether it can be reached from here, and whether the flags name the right one',
     })
+  try {
+    return await limited(stopping, WAIT_MS, late, (signal) => work({ store, status, signal }))
   } finally {
     await store.close()
   }
@@ -56,7 +56,7 @@ export async function withStore(
 function placeOf({ store, daemon: { leases } }: Status): Partial<StoreOptions> {
   if (store.name === 'directory') return { 'lease-dir': leases }
   const at = leases.lastIndexOf(' ')
-  return at < 0 ? {} : { 'etcd-endpoints': leases.slice(0, at), 'etcd-prefix': leases.slice(at + 1) }
+  return at < 0 ? {} : { 'etcd-endpoints': secretUrls(leases.slice(0, at)), 'etcd-prefix': leases.slice(at + 1) }
 }
 
 /** `10.5.1.0/24`, or the key `10.5.1.0-24`. Throws WeftError USAGE. */

@@ -1,87 +1,89 @@
 // weft.ts - the operator's tool: the table of its subcommands, and from a command line to an exit code.
 
-import { CLEANUP_HELP, cleanup } from '../cleanup/cleanup.ts'
 import { describeError, isWeftError } from '../errors.ts'
-import { HelpWanted } from '../go-flags.ts'
+import { HelpWanted, nameIn } from '../go-flags.ts'
+import { printable } from '../text.ts'
 import { version } from '../version.ts'
-import { benchCommand } from './bench.ts'
 import { EXIT, EXIT_MEANINGS, helpOf, type Command } from './command.ts'
-import { DOCKER_OPTS_HELP, dockerOpts } from './docker-opts.ts'
-import { INSTALL_CONF_HELP, installConf } from './install-conf.ts'
-import { captureCommand } from './capture.ts'
 import { createScreen, type Screen } from './look.ts'
-import { configCheckCommand, configGetCommand, configSetCommand } from './config.ts'
-import { doctorCommand } from './doctor.ts'
-import { leaseLsCommand, leaseReleaseCommand, leaseReserveCommand, leaseShowCommand } from './lease.ts'
-import { explainCommand } from './explain.ts'
 import { completion, manual, SHELLS, type Other } from './manual.ts'
-import { pingCommand } from './ping.ts'
-import { peersCommand, statusCommand } from './status.ts'
 
 /** flannel's own programs, and what is as old here: they read their command lines themselves. */
 interface OldCommand {
   readonly name: string
   readonly does: string
-  readonly help: string
-  /** Returns the exit code; what it throws becomes a line. */
-  readonly run: (args: readonly string[], screen: Screen) => Promise<number>
+  readonly load: () => Promise<{
+    readonly help: string
+    /** Returns the exit code; what it throws becomes a line. Its warnings begin with its name. */
+    readonly run: (args: readonly string[], screen: Screen) => Promise<number>
+  }>
 }
 
 const OLD: readonly OldCommand[] = [
   {
     name: 'cleanup',
     does: 'remove what weftd or a flanneld left on this host',
-    help: CLEANUP_HELP,
-    async run(args) {
-      const say = (line: string): void => void process.stdout.write(`${line}\n`)
-      const warn = (line: string): void => void process.stderr.write(`weft cleanup: ${line}\n`)
-      return (await cleanup(args, { say, warn })) ? EXIT.ok : EXIT.failed
+    async load() {
+      const { CLEANUP_HELP, cleanup } = await import('../cleanup/cleanup.ts')
+      const run = async (args: readonly string[], screen: Screen): Promise<number> => {
+        const say = (line: string): void => screen.write(`${printable(line)}\n`)
+        return (await cleanup(args, { say, warn: (line) => screen.warn(line) })) ? EXIT.ok : EXIT.failed
+      }
+      return { help: CLEANUP_HELP, run }
     },
   },
   {
     name: 'docker-opts',
     does: "write options for Docker's daemon from subnet.env, as mk-docker-opts.sh does",
-    help: DOCKER_OPTS_HELP,
-    async run(args) {
-      await dockerOpts(args, process.env)
-      return EXIT.ok
+    async load() {
+      const { DOCKER_OPTS_HELP, dockerOpts } = await import('./docker-opts.ts')
+      const run = async (args: readonly string[]) => dockerOpts(args, process.env).then(() => EXIT.ok)
+      return { help: DOCKER_OPTS_HELP, run }
     },
   },
   {
     name: 'install-conf',
     does: 'copy a file to where a running program reads it, such as a CNI configuration',
-    help: INSTALL_CONF_HELP,
-    async run(args) {
-      await installConf(args)
-      return EXIT.ok
+    async load() {
+      const { INSTALL_CONF_HELP, installConf } = await import('./install-conf.ts')
+      const run = async (args: readonly string[]) => installConf(args).then(() => EXIT.ok)
+      return { help: INSTALL_CONF_HELP, run }
     },
   },
 ]
 
-/** All others. */
-export const COMMANDS: readonly Command[] = [
-  statusCommand,
-  peersCommand,
-  pingCommand,
-  explainCommand,
-  doctorCommand,
-  benchCommand,
-  captureCommand,
-  leaseLsCommand,
-  leaseShowCommand,
-  leaseReleaseCommand,
-  leaseReserveCommand,
-  configGetCommand,
-  configSetCommand,
-  configCheckCommand,
-]
+/** All others, in the order of the help. Which of them is asked for is loaded, and no other: see `weft status` run once a second. */
+const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
+  status: async () => (await import('./status.ts')).statusCommand,
+  peers: async () => (await import('./status.ts')).peersCommand,
+  ping: async () => (await import('./ping.ts')).pingCommand,
+  explain: async () => (await import('./explain.ts')).explainCommand,
+  doctor: async () => (await import('./doctor.ts')).doctorCommand,
+  bench: async () => (await import('./bench.ts')).benchCommand,
+  capture: async () => (await import('./capture.ts')).captureCommand,
+  'lease ls': async () => (await import('./lease.ts')).leaseLsCommand,
+  'lease show': async () => (await import('./lease.ts')).leaseShowCommand,
+  'lease release': async () => (await import('./lease.ts')).leaseReleaseCommand,
+  'lease reserve': async () => (await import('./lease.ts')).leaseReserveCommand,
+  'config get': async () => (await import('./config.ts')).configGetCommand,
+  'config set': async () => (await import('./config.ts')).configSetCommand,
+  'config check': async () => (await import('./config.ts')).configCheckCommand,
+}
+
+/** Those whose names begin so. */
+export const loadCommands = (start = ''): Promise<readonly Command[]> =>
+  Promise.all(
+    Object.entries(COMMANDS)
+      .filter(([name]) => name.startsWith(start))
+      .map(([, load]) => load()),
+  )
 
 const isHelp = (word: string | undefined): boolean =>
   word !== undefined && ['-h', '-?', '-help', '--help'].includes(word)
 
 /** What is told of those that are not in the table. */
 const OTHERS: readonly Other[] = [
-  ...OLD.map((old) => ({ ...old, follows: 'path' as const })),
+  ...OLD.map(({ name, does }) => ({ name, does, follows: 'path' as const })),
   {
     name: 'completion',
     does: `print what completes a command line of weft in a shell: ${SHELLS.join(', ')}`,
@@ -92,22 +94,28 @@ const OTHERS: readonly Other[] = [
   {
     name: 'help',
     does: 'print this text; with a command, its own',
-    follows: [...new Set([...COMMANDS, ...OLD].map(({ name }) => name.split(' ')[0] ?? ''))],
+    follows: [
+      ...new Set([...Object.keys(COMMANDS), ...OLD.map(({ name }) => name)].map((name) => name.split(' ')[0] ?? '')),
+    ],
   },
 ]
 
-function help(): string {
-  const all = [...COMMANDS.map(({ name, args, does }) => ({ name: `${name} ${args}`.trim(), does })), ...OTHERS]
+async function help(): Promise<string> {
+  const commands = await loadCommands()
+  const all = [...commands.map(({ name, args, does }) => ({ name: `${name} ${args}`.trim(), does })), ...OTHERS]
   const width = Math.max(...all.map(({ name }) => name.length))
   const lines = all.map(({ name, does }) => `  ${name.padEnd(width)}  ${does}\n`).join('')
   return `Usage: weft COMMAND [OPTION]... [ARGUMENT]...\n\n${lines}\nThe daemon is weftd; see weftd --help.\n`
 }
 
 /** The command that the words begin with: of one word or two. */
-function find(words: readonly string[]): { readonly found: Command; readonly rest: readonly string[] } | undefined {
+async function find(
+  words: readonly string[],
+): Promise<{ readonly found: Command; readonly rest: readonly string[] } | undefined> {
   for (const length of [2, 1]) {
-    const found = COMMANDS.find(({ name }) => name === words.slice(0, length).join(' '))
-    if (found) return { found, rest: words.slice(length) }
+    const name = words.slice(0, length).join(' ')
+    const load = Object.hasOwn(COMMANDS, name) ? COMMANDS[name] : undefined
+    if (load) return { found: await load(), rest: words.slice(length) }
   }
   return undefined
 }
@@ -123,30 +131,32 @@ export async function main(
     return EXIT.ok
   }
   if (name === 'man') {
-    screen.write(manual(COMMANDS, OTHERS, version(), EXIT_MEANINGS))
+    screen.write(manual(await loadCommands(), OTHERS, version(), EXIT_MEANINGS))
     return EXIT.ok
   }
   if (name === 'completion' && !isHelp(rest[0])) {
     const shell = SHELLS.find((each) => each === rest[0])
-    if (shell) screen.write(completion(shell, COMMANDS, OTHERS))
+    if (shell) screen.write(completion(shell, await loadCommands(), OTHERS))
     else screen.warn(`weft completion: give it one of ${SHELLS.join(', ')}`)
     return shell ? EXIT.ok : EXIT.usage
   }
   if (name === 'help' && rest.length > 0) return main([...rest, '--help'], screen)
   if (name === 'help' || isHelp(name)) {
-    screen.write(help())
+    screen.write(await help())
     return EXIT.ok
   }
   const old = OLD.find((each) => each.name === name)
   if (old) return runOld(old, rest, screen)
-  const wanted = find(words)
+  const wanted = await find(words)
   if (wanted) return runCommand(wanted.found, wanted.rest, screen)
-  const group = COMMANDS.filter((each) => each.name.startsWith(`${name} `))
+  const group = await loadCommands(`${name} `)
   if (group.length > 0 && (rest.length === 0 || isHelp(rest[0]))) {
     screen.write(group.map((each) => helpOf(each)).join('\n'))
     return rest.length === 0 ? EXIT.usage : EXIT.ok
   }
-  screen.warn(`weft: there is no command ${group.length > 0 ? `${name} ${rest[0]}` : name}; see weft help`)
+  screen.warn(
+    `weft: there is no command ${(group.length > 0 ? [name, rest[0] ?? ''] : [name]).map(nameIn).join(' ')}; see weft help`,
+  )
   return EXIT.usage
 }
 
@@ -169,7 +179,8 @@ async function runCommand(command: Command, words: readonly string[], screen: Sc
   }
 }
 
-async function runOld({ name, help: text, run }: OldCommand, rest: readonly string[], screen: Screen): Promise<number> {
+async function runOld({ name, load }: OldCommand, rest: readonly string[], screen: Screen): Promise<number> {
+  const { help: text, run } = await load()
   // The script exits with 1 for its -h, and so ends whoever asks by it whether it worked; --help is ours.
   if (name === 'docker-opts' && ['-h', '-?'].includes(rest[0] ?? '')) {
     process.stderr.write(text)
@@ -179,10 +190,11 @@ async function runOld({ name, help: text, run }: OldCommand, rest: readonly stri
     screen.write(text)
     return EXIT.ok
   }
+  const warn = (line: string): void => screen.warn(`weft ${name}: ${line}`)
   try {
-    return await run(rest, screen)
+    return await run(rest, { ...screen, warn })
   } catch (error) {
-    process.stderr.write(`weft ${name}: ${describeError(error)}\n`)
+    warn(describeError(error))
     // The other two are flannel's programs, which exit with 1 whatever it was.
     return name === 'cleanup' && isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
   }

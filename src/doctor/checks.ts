@@ -78,7 +78,7 @@ function checkRoutes({ status, routes }: Facts): Finding[] | undefined {
     if (destination === whole) return !isOneRoute
     const isOwn = net.prefixLength >= subnet.prefixLength && ipv4NetContains(subnet, net.address)
     // Past the tunnel, as host-gw does and DirectRouting may.
-    return isOwn || peers.get(destination)?.publicIp === gateway
+    return isOwn || (gateway !== undefined && peers.get(destination)?.publicIp === gateway)
   }
   const main = routes.filter(({ metric }) => metric === 0)
   const there = new Set(main.map(({ destination }) => destination))
@@ -128,7 +128,7 @@ function checkClock({ status, now, storeAheadMs }: Facts): Finding[] | undefined
 }
 
 function checkLeases({ status }: Facts): Finding[] | undefined {
-  const { node, peers, events } = status ?? {}
+  const { node, peers } = status ?? {}
   if (!node || !peers) return undefined
   const nodes = [{ subnet: node.subnet, publicIp: node.publicIp }, ...peers.list]
   const sorted = nodes
@@ -142,14 +142,11 @@ function checkLeases({ status }: Facts): Finding[] | undefined {
     return before && ipv4NetsOverlap(before.net, one.net) ? [[before, one] as const] : []
   })
   const twice = peers.list.filter(({ publicIp }) => publicIp === node.publicIp)
-  // The daemon notices who writes its claim; what it said is not said again while that lasts.
-  const twin = events?.findLast(({ text }) => text.startsWith("Another host uses this node's public IP"))
   return [
     ...each('subnet-twice', across, ([a, b]) => `${a.subnet} of ${a.publicIp} and ${b.subnet} of ${b.publicIp}`),
     ...each('address-twice', twice, ({ subnet, publicIp }) => `${publicIp} leases ${subnet} too`),
-    ...(twin
-      ? [{ name: 'address-twice', detail: twin.text.replace(/^.*: (.*?)\. .*/, `${node.publicIp}, as $1`) } as const]
-      : []),
+    // A weftd of before tells of none.
+    ...(node.twin ? [{ name: 'address-twice', detail: `${node.publicIp}, as ${node.twin}` } as const] : []),
   ]
 }
 

@@ -11,10 +11,11 @@ import {
   readTables,
   removalInput,
   type IptablesChain,
+  type Tables,
 } from '../cleanup/flannel-rules.ts'
 import { findIptablesRemains } from '../cleanup/rule-remains.ts'
 import { notInstalled, type Run } from '../host/command.ts'
-import { isIptables162, WAIT } from '../host/iptables.ts'
+import { isIptables162, isNfTables, WAIT } from '../host/iptables.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
 import { createBlackhole } from './blackhole.ts'
@@ -84,23 +85,42 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
   const shown = new Map<string, string>()
   const tidy = new Set<IptablesChain>()
   let isModern: boolean | undefined
+  let isByChain: boolean | undefined
 
-  /** Makes one chain right; true when it had to be mended. `lines` are its table's. */
-  async function ensureChain(chain: IptablesChain, lines: readonly string[], subnet: Ipv4Net): Promise<boolean> {
+  /** All that there is. Without -t, since asking the legacy kind for a table makes it, and with it, for nat, connection tracking. */
+  const readAll = async (): Promise<Tables> => readTables(await run('iptables-save', []))
+
+  /**
+   * Of a chain's table what has to do with it. Only the kind of nf_tables can show one chain without reading all of them, of which
+   * kube-proxy has tens of thousands; where a chain is to go, all are read, since each may jump to it.
+   */
+  async function readLines(
+    chain: IptablesChain,
+    isWanted: boolean,
+    all: () => Promise<Tables>,
+  ): Promise<readonly string[]> {
+    const { table } = chain
+    const some = isByChain ? await readChains(run, chain, !tidy.has(chain)) : undefined
+    const goes = some && findFlannelRules(table, some, ours, isWanted ? chain : undefined).removal
+    return some && !goes?.some((line) => line.startsWith('-X ')) ? some : ((await all()).get(table) ?? [])
+  }
+
+  /** Makes one chain right; true when it had to be mended. `all` reads all tables. */
+  async function ensureChain(chain: IptablesChain, all: () => Promise<Tables>, subnet: Ipv4Net): Promise<boolean> {
     const rules = iptablesRules(chain, { ...wish, subnet, randomFully: isModern === true && !plainPorts })
+    if (!rules && tidy.has(chain)) return false
+    const lines = await readLines(chain, rules !== undefined, all)
     const restore = (input: string) =>
       run('iptables-restore', ['--noflush', ...(isModern ? WAIT : [])], { input, patient: true })
     if (!rules) {
-      const input = tidy.has(chain)
-        ? ''
-        : removalInput(new Map([[chain.table, findFlannelRules(chain.table, lines, ours)]]))
+      const input = removalInput(new Map([[chain.table, findFlannelRules(chain.table, lines, ours)]]))
       if (input !== '') await restore(input)
       return false
     }
     const known = shown.get(chain.chain)
     const wanted = `${formatIpv4Net(subnet)}\n`
     const there = oursIn(lines, chain)
-    const own = (all: readonly string[]): readonly string[] => all.filter((line) => !isAnothers(line, ours))
+    const own = (some: readonly string[]): readonly string[] => some.filter((line) => !isAnothers(line, ours))
     if (known === wanted + own(there).join('\n')) return false
     const others = there.filter((line) => isAnothers(line, ours)).map((line) => line.slice(`-A ${chain.chain} `.length))
     const { removal } = findFlannelRules(chain.table, lines, ours, chain)
@@ -108,7 +128,8 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
     if (isMending) log.info('Some iptables rules are missing; deleting and recreating rules')
     await restore(restoreInput(chain, [...rules, ...others], there, removal))
     log.info('bootstrap done')
-    const now = own(oursIn(readTables(await run('iptables-save', ['-t', chain.table])).get(chain.table) ?? [], chain))
+    const readTable = async () => readTables(await run('iptables-save', ['-t', chain.table]))
+    const now = own(oursIn(await readLines(chain, true, readTable), chain))
     shown.set(chain.chain, wanted + (now.length === rules.length + 1 ? now.join('\n') : UNDONE))
     return isMending
   }
@@ -118,14 +139,18 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
     chains: readonly IptablesChain[] = FLANNEL_CHAINS,
   ): Promise<readonly string[]> {
     if (!wish.masq && !wish.forward && chains.every((chain) => tidy.has(chain))) return []
-    isModern ??= isIptables162(await run('iptables', ['--version']))
-    // Without -t, since asking the legacy kind for a table makes it, and with it, for nat, the tracking of connections.
-    const tables = readTables(await run('iptables-save', []))
+    if (isModern === undefined) {
+      const version = await run('iptables', ['--version'])
+      isByChain = isNfTables(version)
+      isModern = isIptables162(version)
+    }
+    let reading: Promise<Tables> | undefined
+    const all = (): Promise<Tables> => (reading ??= readAll())
     const mended: string[] = []
     const failures: unknown[] = []
     for (const chain of chains) {
       try {
-        if (await ensureChain(chain, tables.get(chain.table) ?? [], subnet)) mended.push(`rules of ${chain.chain}`)
+        if (await ensureChain(chain, all, subnet)) mended.push(`rules of ${chain.chain}`)
         tidy.add(chain)
       } catch (error) {
         failures.push(error) // a kernel without NAT can still forward
@@ -171,6 +196,29 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
       await bootstrap(subnet, forward, wish.forward)
     },
   }
+}
+
+/**
+ * By the kind of nf_tables: a chain and the one that jumps to it, with `isFirst` also that of flannel 0.5, as iptables-save shows
+ * them. Undefined where the tool cannot show the built-in one, as where nft put something into it that this iptables does not know.
+ */
+async function readChains(
+  run: Run,
+  { table, chain, from }: IptablesChain,
+  isFirst: boolean,
+): Promise<readonly string[] | undefined> {
+  const show = (name: string): Promise<string | undefined> =>
+    run('iptables', ['-t', table, '-S', name]).catch((error: unknown) => {
+      if (isWeftError(error, 'COMMAND') && !notInstalled(error)) return undefined
+      throw error
+    })
+  const shown: string[] = []
+  for (const name of [from, chain, ...(isFirst && table === 'nat' ? ['FLANNEL'] : [])]) {
+    const text = await show(name)
+    if (text === undefined && name === from) return undefined
+    shown.push(...(text ?? '').split('\n').filter((line) => line !== '')) // else there is none of that name
+  }
+  return shown.map((line) => line.replace(/^-N (\S+)$/, ':$1 - [0:0]').replace(/^-P (\S+) (\S+)$/, ':$1 $2 [0:0]'))
 }
 
 export function createNftables({ run, log, plainPorts, previous, ...wish }: FirewallOptions): Firewall {

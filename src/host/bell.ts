@@ -50,3 +50,26 @@ export function createBell(): Bell {
 export async function pause(signal: AbortSignal, ms: number): Promise<void> {
   await createBell().wait(signal, ms)
 }
+
+/** Runs `work` with a signal that aborts with `signal`, or after so many ms with what `late` makes; then rejects with that. */
+export async function limited<T>(
+  signal: AbortSignal,
+  ms: number,
+  late: () => Error,
+  work: (limit: AbortSignal) => Promise<T>,
+): Promise<T> {
+  signal.throwIfAborted()
+  // Not by AbortSignal.timeout in AbortSignal.any, which Node.js 20 forgets once it collects garbage.
+  const limit = new AbortController()
+  const onAbort = (): void => limit.abort(signal.reason)
+  signal.addEventListener('abort', onAbort)
+  const timer = setTimeout(() => limit.abort(late()), ms)
+  try {
+    return await work(limit.signal)
+  } catch (error) {
+    throw limit.signal.aborted ? limit.signal.reason : error
+  } finally {
+    clearTimeout(timer)
+    signal.removeEventListener('abort', onAbort)
+  }
+}

@@ -2,6 +2,7 @@
 
 import { execFile, type ExecFileException } from 'node:child_process'
 import { WeftError } from '../errors.ts'
+import { withoutUser } from '../secret.ts'
 
 /** Debian packages of the programs we run, for the remedy. */
 const PACKAGES: Readonly<Record<string, string>> = { ip: 'iproute2', nft: 'nftables', wg: 'wireguard-tools' }
@@ -21,24 +22,26 @@ export interface RunOptions {
 /** The program's stdout. Rejects with WeftError: COMMAND, or PERMISSION when the kernel said EPERM. */
 export const run: Run = (file, args, { input, env, signal, patient = false } = {}) =>
   new Promise((resolve, reject) => {
-    const child = execFile(
-      file,
-      args,
-      {
-        timeout: patient ? 0 : TIMEOUT_MS,
-        maxBuffer: 64 << 20,
-        env: { ...process.env, LC_ALL: 'C', ...env },
-        ...(signal ? { signal } : {}),
-      },
-      (error, stdout, stderr) => {
+    const how = {
+      timeout: patient ? 0 : TIMEOUT_MS,
+      maxBuffer: 64 << 20,
+      env: { ...process.env, LC_ALL: 'C', ...env },
+      ...(signal ? { signal } : {}),
+    }
+    try {
+      const child = execFile(file, args, how, (error, stdout, stderr) => {
         if (!error) return resolve(stdout)
         if (signal?.aborted) return reject(signal.reason)
-        error.stdout = stdout // what a batch said before and after the line that failed
+        // What a batch said before and after the line that failed; it is no part of what is printed of an error.
+        Object.defineProperty(error, 'stdout', { value: stdout })
         reject(commandError(file, args, error, stderr))
-      },
-    )
-    child.stdin?.on('error', () => {}) // it ended without reading: what it ended with tells
-    if (input !== undefined) child.stdin?.end(input)
+      })
+      child.stdin?.on('error', () => {}) // it ended without reading: what it ended with tells
+      if (input !== undefined) child.stdin?.end(input)
+    } catch (error) {
+      // Node.js throws what fork says but for some (ENOMEM, E2BIG), and for an argument with a zero byte.
+      reject(commandError(file, args, error as ExecFileException, ''))
+    }
   })
 
 function commandError(file: string, args: readonly string[], error: ExecFileException, stderr: string): WeftError {
@@ -51,8 +54,10 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   // Of several lines the last is what it died of; `ip` warns before, and iptables-restore adds where and how to go on.
   const lines = stderr.split('\n').filter((line) => line.trim() !== '' && !/^(Try `|Error occurred at line)/.test(line))
   const denied = lines.find((line) => /operation not permitted|permission denied/i.test(line))
-  const said = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? lines.at(-1) ?? error.message)
-  const message = `\`${[file, ...args].join(' ')}\` failed: ${said}`
+  const words = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? lines.at(-1) ?? error.message)
+  // wg shows a key that is none.
+  const said = withoutUser(words).replace(/(not the correct length or format).*/s, '$1')
+  const message = `\`${withoutUser([file, ...args].join(' '))}\` failed: ${said}`
   // It asks through a raw socket, and iptables-restore does not say that it may not (iptables/libiptc/libiptc.c).
   if (/\(legacy\).*initialize/.test(said)) {
     return new WeftError(denied === undefined ? 'COMMAND' : 'PERMISSION', message, {

@@ -66,15 +66,19 @@ async function runMonitor(
   signal: AbortSignal,
 ): Promise<{ readonly bySignal: boolean; readonly why: string }> {
   const [file = '', ...args] = [...withUs, ...command]
-  const monitor = spawn(file, args, { stdio: ['ignore', 'pipe', 'pipe'] })
-  const stop = (): void => void monitor.kill()
-  signal.addEventListener('abort', stop)
-  if (matters) createInterface(monitor.stdout).on('line', (line) => matters(line) && onChange())
-  else monitor.stdout.on('data', onChange)
-  // When the kernel's queue ran over, iproute2 says so there and reads on (lib/libnetlink.c, rtnl_listen).
-  monitor.stderr.on('data', onChange)
+  let stop = (): void => {}
   try {
-    const [code, by] = (await once(monitor, 'close')) as [number | null, string | null]
+    const monitor = spawn(file, args, { stdio: ['ignore', 'pipe', 'pipe'] })
+    const closed = once(monitor, 'close')
+    stop = () => void monitor.kill()
+    signal.addEventListener('abort', stop)
+    // Without a descriptor for them there are none, whatever the types say; then it has not started either.
+    const { stdout, stderr } = monitor as Partial<typeof monitor>
+    if (stdout && matters) createInterface(stdout).on('line', (line) => matters(line) && onChange())
+    else stdout?.on('data', onChange)
+    // When the kernel's queue ran over, iproute2 says so there and reads on (lib/libnetlink.c, rtnl_listen).
+    stderr?.on('data', onChange)
+    const [code, by] = (await closed) as [number | null, string | null]
     return { bySignal: by !== null, why: by ?? `exit code ${code}` }
   } catch (error) {
     return { bySignal: false, why: messageOf(error) }

@@ -90,14 +90,18 @@ function connectionOf(fd: number): Connection {
   }
 }
 
-/** A connection to whoever listens at a path; undefined when nobody does. Throws an Error with `code` for anything else. */
+/** What says that nobody listens: no socket, none that is alive, or a path that no socket can have. */
+const NOBODY = new Set(['ENOENT', 'ECONNREFUSED', 'ENAMETOOLONG'])
+
+/**
+ * A connection to whoever listens at a path; undefined when nobody does. Throws an Error with `code` for anything else, such as
+ * EAGAIN of one that listens and takes no connection.
+ */
 export function connect(path: string): Connection | undefined {
   try {
-    const fd = addon.connectUnix(path)
-    return fd === undefined ? undefined : connectionOf(fd)
+    return connectionOf(addon.connectUnix(path))
   } catch (error) {
-    const { code } = error as NodeJS.ErrnoException
-    if (code === 'ENOENT' || code === 'ECONNREFUSED') return undefined
+    if (NOBODY.has((error as NodeJS.ErrnoException).code ?? '')) return undefined
     throw error
   }
 }

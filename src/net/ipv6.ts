@@ -1,6 +1,11 @@
 // ipv6.ts - IPv6 addresses as 128-bit bigints and networks as bigint and prefix length; text by ip-address.
 
-import { Address6 } from 'ip-address'
+import { createRequire } from 'node:module'
+import type * as IpAddress from 'ip-address'
+
+const require = createRequire(import.meta.url)
+/** Loaded when there is an IPv6 address: most networks have none, and a start does not wait for it. */
+const address6 = (): typeof IpAddress.Address6 => (require('ip-address') as typeof IpAddress).Address6
 
 /** An IPv6 address, 0 to 2^128 - 1. */
 export type Ipv6 = bigint
@@ -13,13 +18,14 @@ export interface Ipv6Net {
 
 /** `fc00::1` to a bigint; undefined when it is no IPv6 address, or has a zone or a prefix length. */
 export function parseIpv6(text: string): Ipv6 | undefined {
-  if (!/^[0-9a-fA-F:.]+$/.test(text) || !Address6.isValid(text)) return undefined
+  if (!/^[0-9a-fA-F:.]+$/.test(text) || !address6().isValid(text)) return undefined
+  const Address6 = address6()
   return new Address6(text).bigInt()
 }
 
 /** The canonical text (RFC 5952). */
 export function formatIpv6(address: Ipv6): string {
-  return Address6.fromBigInt(address).correctForm()
+  return address6().fromBigInt(address).correctForm()
 }
 
 function ipv6Mask(prefixLength: number): bigint {

@@ -1,6 +1,7 @@
 // main.ts - the page that weftd serves: asks /status.json of its own origin and shows what it says. It changes nothing.
 
 import { STATUS_SCHEMA, type Status } from '../status/status.ts'
+import { parseToShow } from '../text.ts'
 import { createCharts } from './charts.ts'
 import { createDetails } from './details.ts'
 import { byId, setAttribute, setText } from './dom.ts'
@@ -50,7 +51,7 @@ async function ask(): Promise<Status> {
   // Relative, so that it works behind a proxy that adds a path too.
   const answer = await fetch('status.json', { cache: 'no-store', signal: AbortSignal.timeout(PATIENCE_MS) })
   if (!answer.ok) throw new Error(`it answers ${answer.status}`)
-  const status = (await answer.json()) as Status
+  const status = parseToShow(await answer.text()) as Status
   if (status.schema !== STATUS_SCHEMA) throw new Error('it speaks another version; load this page again')
   return status
 }

@@ -1,16 +1,19 @@
-// health.ts - what weftd tells whoever asks: flanneld's /healthz and /readyz, /livez, which looks deeper, /status.json, which has
-// all there is, /metrics for Prometheus, and / with a page for people. On a TCP port for probers, and on a Unix socket for whoever may
-// read it, who is told by /drops.json what others' packets were too.
+// health.ts - what weftd tells whoever asks: flanneld's /healthz and /readyz, and /livez, which looks deeper, to anybody who reaches
+// the TCP port. All there is, as /status.json, as /metrics for Prometheus, as a page at / for people, to the audience that is meant to
+// have it (audience.ts); and at a Unix socket to whoever may open that, who is told by /drops.json what others' packets were too.
 //
-// Nothing here changes anything, and nothing that goes wrong with the socket stops a daemon.
+// Nothing here changes anything, and nothing that goes wrong beside the probes stops a daemon.
 
 import { once } from 'node:events'
 import { mkdir, unlink } from 'node:fs/promises'
-import { createServer, type Server } from 'node:http'
-import { connect } from 'node:net'
+import { createServer, type IncomingMessage, type Server } from 'node:http'
+import { connect, type Socket } from 'node:net'
+import { hostname } from 'node:os'
 import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../errors.ts'
 import type { Log } from '../log.ts'
+import { jsonLine, printableLines } from '../text.ts'
+import { listenAt, refusalOf, type Refusal } from './audience.ts'
 import { noDrops, parseAfter, type DropsReport } from './drops.ts'
 import type { Page } from './page.ts'
 import { detailsOf, troubleOf, type Snapshot } from './snapshot.ts'
@@ -91,27 +94,42 @@ export interface Answer {
   readonly headers?: Readonly<Record<string, string>>
 }
 
-const text = (status: number, body: string): Answer => ({ status, type: 'text/plain; charset=utf-8', body })
+const text = (status: number, body: string): Answer => ({
+  status,
+  type: 'text/plain; charset=utf-8',
+  body: printableLines(body),
+})
 
 interface Asked {
   readonly path: string
   readonly query: URLSearchParams
   readonly method: string
+  /** Why no more than the probes is for whoever asks. */
+  readonly refusal: Refusal | undefined
 }
 
 /** What is answered for a path; the first two word for word as flanneld's main.go, to any method, as there. */
-async function answerProbe({ path, method }: Asked, health: Health): Promise<Answer> {
+async function answerAtPort(asked: Asked, health: Health): Promise<Answer> {
   const node = health.snapshot()
-  switch (path) {
+  switch (asked.path) {
     case '/healthz':
       return text(200, 'flanneld is running')
     case '/readyz':
       return node?.isReady ? text(200, 'flanneld is ready') : text(503, 'flanneld is not ready yet')
     case '/livez': {
       const trouble = node ? troubleOf(node) : 'starting'
-      const details = node ? detailsOf(node) : 'no lease yet'
-      return text(trouble === undefined ? 200 : 503, `${trouble ?? 'weftd is alive'}\n${details}\n`)
+      const details = asked.refusal ? '' : `${node ? detailsOf(node) : 'no lease yet'}\n`
+      return text(trouble === undefined ? 200 : 503, `${trouble ?? 'weftd is alive'}\n${details}`)
     }
+    default:
+      return answerInFull(asked, health)
+  }
+}
+
+async function answerInFull({ path, method, refusal }: Asked, health: Health): Promise<Answer> {
+  if (refusal && ['/status.json', '/metrics', '/'].includes(path))
+    return text(refusal.status, `${refusal.status} ${refusal.why}\n`)
+  switch (path) {
     case '/status.json':
       if (!isRead(method)) return NOT_ALLOWED
       return json(await health.status())
@@ -131,15 +149,15 @@ async function answerProbe({ path, method }: Asked, health: Health): Promise<Ans
 }
 
 /** What is answered at the socket alone: what a packet says is nobody's business but its sender's and root's. */
-async function answerPrivately(asked: Asked, health: Health): Promise<Answer> {
-  if (asked.path !== '/drops.json') return answerProbe(asked, health)
+async function answerAtSocket(asked: Asked, health: Health): Promise<Answer> {
+  if (asked.path !== '/drops.json') return answerAtPort(asked, health)
   if (!isRead(asked.method)) return NOT_ALLOWED
   const after = parseAfter(asked.query.get('after') ?? '')
   return after ? json(health.drops(after)) : text(400, '400 after is what the answer before had as next: 1,2,3\n')
 }
 
 const json = (value: unknown): Answer => ({
-  ...{ status: 200, type: 'application/json', body: `${JSON.stringify(value)}\n` },
+  ...{ status: 200, type: 'application/json', body: jsonLine(value) },
   headers: { 'Cache-Control': 'no-store' },
 })
 const isRead = (method: string): boolean => method === 'GET' || method === 'HEAD'
@@ -153,17 +171,60 @@ export interface HealthServer {
   close(): Promise<void>
 }
 
-function serverOf(health: Health, answer: typeof answerProbe): Server {
-  return createServer((request, response) => {
+/**
+ * What one who asks may cost: so much of a header, so long for it and for the whole request, so long without a byte in either
+ * direction. Node.js looks for requests that take too long every two seconds.
+ */
+const LIMITS = {
+  ...{ maxHeaderSize: 8 << 10, headersTimeout: 5_000, requestTimeout: 5_000 },
+  ...{ connectionsCheckingInterval: 2_000, keepAliveTimeout: 5_000 },
+}
+const SILENT_MS = 30_000
+const MOST_CONNECTIONS = 128
+
+/** `refusing`: why a request is told no more than the probes; undefined when it may hear all. */
+function serverOf(
+  health: Health,
+  answer: typeof answerAtPort,
+  refusing: (request: IncomingMessage, host: string | undefined) => Refusal | undefined,
+): Server {
+  const server = createServer(LIMITS, (request, response) => {
     request.resume()
-    const [, path = '', query = ''] = /^([^?]*)\??(.*)$/s.exec(request.url ?? '') ?? []
-    void answer({ path, query: new URLSearchParams(query), method: request.method ?? '' }, health)
+    const target = request.url ?? ''
+    // A client of a proxy gives the whole URL.
+    const [, authority, rest = target] = /^https?:\/\/([^/?#]*)(.*)$/is.exec(target) ?? []
+    const [, path = '', query = ''] = /^([^?]*)\??(.*)$/s.exec(rest) ?? []
+    const refusal = refusing(request, authority ?? request.headers.host)
+    void answer({ path, query: new URLSearchParams(query), method: request.method ?? '', refusal }, health)
       .catch((error: unknown) => text(500, `${messageOf(error)}\n`))
       .then(({ status, type, body, headers = {} }) => {
         const isKnown = headers['ETag'] !== undefined && request.headers['if-none-match'] === headers['ETag']
         const all = { 'Content-Type': type, 'X-Content-Type-Options': 'nosniff', ...headers }
         response.writeHead(isKnown ? 304 : status, all).end(isKnown ? undefined : body)
       })
+      .catch(() => response.destroy())
+  })
+  // A connection that the kernel does not hand over is one who asks in vain; before it listens there are others who hear it.
+  server.on('error', () => {})
+  server.setTimeout(SILENT_MS, (socket: Socket) => socket.destroy())
+  makeRoom(server)
+  return server
+}
+
+/** Of too many connections the oldest of whoever has most gives way: who opens many keeps nobody else out. */
+function makeRoom(server: Server): void {
+  const open = new Map<Socket, string>()
+  server.on('connection', (socket) => {
+    open.set(socket, socket.remoteAddress ?? '')
+    socket.once('close', () => open.delete(socket))
+    if (open.size <= MOST_CONNECTIONS) return
+    const counts = new Map<string, number>()
+    for (const from of open.values()) counts.set(from, (counts.get(from) ?? 0) + 1)
+    const [most] = [...counts].reduce((a, b) => (b[1] > a[1] ? b : a))
+    const [oldest] = [...open].find(([, from]) => from === most) ?? []
+    if (!oldest) return
+    open.delete(oldest)
+    oldest.destroy()
   })
 }
 
@@ -173,22 +234,41 @@ const closing = (server: Server): Promise<void> =>
     server.closeAllConnections()
   })
 
-/** Answers at this address, which it says to `log`. Throws WeftError PORT_IN_USE, or ADDRESS for whatever else is in the way. */
+export interface HealthPlace {
+  /** Where the probes are answered. */
+  readonly ip: string
+  readonly port: number
+  /** Where all there is is told, beside this host's loopback; empty for nowhere. */
+  readonly statusIp: string
+}
+
+/**
+ * Answers at these addresses, and says so to `log`. Throws WeftError PORT_IN_USE, or ADDRESS for whatever else is in the way of the
+ * probes; where only the status cannot be told, that is a warning.
+ */
 export async function serveHealth(
-  ip: string,
-  port: number,
+  { ip, port, statusIp }: HealthPlace,
   health: Health,
-  log: Pick<Log, 'info'>,
+  log: Pick<Log, 'info' | 'warn'>,
 ): Promise<HealthServer> {
   log.info(`Start healthz server on ${ip.includes(':') ? `[${ip}]` : ip}:${port}`)
-  const server = serverOf(health, answerProbe)
-  await new Promise<void>((resolve, reject) => {
-    server.once('error', reject)
-    server.listen(port, ip === '' ? undefined : ip, () => {
-      server.off('error', reject)
-      resolve()
-    })
-  }).catch((error: unknown) => {
+  const refusing = ({ socket, headers }: IncomingMessage, host: string | undefined): Refusal | undefined =>
+    refusalOf(
+      {
+        ...{ local: socket.localAddress, remote: socket.remoteAddress, host },
+        ...{
+          origin: headers.origin,
+          site: headers['sec-fetch-site']?.toString(),
+          dest: headers['sec-fetch-dest']?.toString(),
+        },
+      },
+      statusIp,
+      hostname(),
+    )
+  const listen = (at: string, on: number): Promise<Server> =>
+    listening(serverOf(health, answerAtPort, refusing), at, on)
+  const [first = ip, second] = listenAt(ip, statusIp)
+  const server = await listen(first, port).catch((error: unknown) => {
     const taken = (error as NodeJS.ErrnoException).code === 'EADDRINUSE'
     throw new WeftError(taken ? 'PORT_IN_USE' : 'ADDRESS', `Start healthz server error. ${messageOf(error)}`, {
       remedy: 'give a free address and port with --healthz-ip and --healthz-port',
@@ -196,11 +276,30 @@ export async function serveHealth(
     })
   })
   const address = server.address()
-  return {
-    port: typeof address === 'object' && address ? address.port : port,
-    close: () => closing(server),
+  const bound = typeof address === 'object' && address ? address.port : port
+  const servers = [server]
+  // flanneld listens at the first alone: what is in the way of the other must not keep a node from its network.
+  if (second !== undefined) {
+    try {
+      servers.push(await listen(second, bound))
+    } catch (error) {
+      log.warn(
+        `The status cannot be asked for at ${second}: ${messageOf(error)}; name another address with --status-ip`,
+      )
+    }
   }
+  return { port: bound, close: async () => void (await Promise.all(servers.map(closing))) }
 }
+
+/** Resolves once it listens. */
+const listening = (server: Server, ip: string, port: number): Promise<Server> =>
+  new Promise((resolve, reject) => {
+    server.once('error', reject)
+    server.listen(port, ip === '' ? undefined : ip, () => {
+      server.off('error', reject)
+      resolve(server)
+    })
+  })
 
 /**
  * Answers on a Unix socket that only this user may open; what a daemon that was killed left there is replaced. What is in the way is
@@ -218,7 +317,7 @@ export async function serveSocket(
     await unlink(path).catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ENOENT') throw error
     })
-    const server = serverOf(health, answerPrivately)
+    const server = serverOf(health, answerAtSocket, () => undefined)
     // The socket is made within this call, with the mode that it is to have from its first moment.
     const umask = process.umask(0o177)
     try {

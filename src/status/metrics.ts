@@ -4,6 +4,7 @@
 // peer is left out where peers are very many: no server wants as many series as a network of thousands has pairs of hosts.
 
 import { Counter, Gauge, Registry } from 'prom-client'
+import { printable } from '../text.ts'
 import type { PeerStatus, Status } from './status.ts'
 
 /** With more peers than this nothing is told of each. */
@@ -199,6 +200,10 @@ export const METRICS: readonly Metric[] = [
   gauge('process_resident_memory_bytes', 'Memory of the process.', () => one(process.memoryUsage.rss())),
 ]
 
+/** Whoever looks at it may do so on a terminal; the backend's name is the configuration's to say. */
+const shown = (labels: Readonly<Record<string, string>> = {}): Record<string, string> =>
+  Object.fromEntries(Object.entries(labels).map(([name, value]) => [name, printable(value)]))
+
 /** What is answered to a scrape, and of which type that is. */
 export async function formatMetrics(status: Status): Promise<{ readonly type: string; readonly body: string }> {
   const registry = new Registry()
@@ -210,10 +215,10 @@ export async function formatMetrics(status: Status): Promise<{ readonly type: st
     const options = { name, help, labelNames, registers: [registry] }
     if (type === 'counter') {
       const metric = new Counter(options)
-      for (const [value, labels = {}] of all) metric.inc(labels, value)
+      for (const [value, labels] of all) metric.inc(shown(labels), value)
     } else {
       const metric = new Gauge(options)
-      for (const [value, labels = {}] of all) metric.set(labels, value)
+      for (const [value, labels] of all) metric.set(shown(labels), value)
     }
   }
   return { type: registry.contentType, body: await registry.metrics() }

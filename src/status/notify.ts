@@ -6,6 +6,7 @@
 import { setTimeout as delay } from 'node:timers/promises'
 import { messageOf } from '../errors.ts'
 import type { Log } from '../log.ts'
+import { printable } from '../text.ts'
 
 export interface State {
   /** Whether subnet.env is written and packets are forwarded. */
@@ -90,7 +91,7 @@ function createNotifier(
     aliveMs,
     keeps,
     tell(state) {
-      const status = state.status.replaceAll('\n', ' ')
+      const status = printable(state.status.replaceAll('\n', ' '))
       const news = [
         ...(state.ready && !told.ready ? ['READY=1'] : []),
         ...(status === told.status ? [] : [`STATUS=${status}`]),

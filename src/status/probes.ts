@@ -42,6 +42,8 @@ export interface Request extends Target {
 export interface Probes {
   /** These and no others are peers from now on. */
   keep(targets: readonly Target[], now: number): void
+  /** What is to be asked of one of them from now on; nothing where it is no peer any more. */
+  look(key: string, address: Ipv4 | undefined, now: number): void
   /** Whom to ask now. To be called about once a second. */
   due(now: number): readonly Request[]
   /** An answer came. */
@@ -119,17 +121,22 @@ export function createProbes(wantedMs: number, random: () => number): Probes {
     }
   }
 
+  function look(key: string, address: Ipv4 | undefined, now: number): void {
+    if (known.get(key)?.address === address) return
+    known.delete(key)
+    if (address === undefined) return
+    const fresh: Known = { address, isFirst: true, results: [], ...NOTHING_KNOWN }
+    known.set(key, fresh)
+    schedule(key, fresh, now + Math.min(SOON_MS, wantedMs) * random())
+  }
+
   return {
     keep(targets, now) {
       const wanted = new Set(targets.map(({ key }) => key))
       for (const key of known.keys()) if (!wanted.has(key)) known.delete(key)
-      for (const { key, address } of targets) {
-        if (known.get(key)?.address === address) continue
-        const fresh: Known = { address, isFirst: true, results: [], ...NOTHING_KNOWN }
-        known.set(key, fresh)
-        schedule(key, fresh, now + Math.min(SOON_MS, wantedMs) * random())
-      }
+      for (const { key, address } of targets) look(key, address, now)
     },
+    look,
     due(now) {
       giveUp(now)
       for (const second of [...later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {

@@ -57,6 +57,8 @@ export interface NodeStatus {
   readonly subnet: string
   readonly publicIp: string
   readonly externalInterface: string | null
+  /** The name of another host that uses the public IP now, as it says itself. */
+  readonly twin: string | null
 }
 
 /** What is known from the start on, and does not change. */
@@ -99,7 +101,7 @@ export interface NodeReport {
     readonly subnetMin: string
     readonly subnetMax: string
     readonly backendType: string
-    /** The `Backend` object; what may be a secret is hidden. */
+    /** The `Backend` object; what is secret of it prints as hidden. */
     readonly backend: Readonly<Record<string, unknown>>
   } | null
   readonly lease: {
@@ -152,11 +154,4 @@ export function countPeers(list: readonly PeerStatus[], probeSeconds: number | n
     whole: part(programmed, stored) * (isProbing ? part(answering, probed) : 1),
     list,
   }
-}
-
-/** What the `Backend` object may show: of a secret that it is there. */
-export function withoutSecrets(backend: Readonly<Record<string, unknown>>): Readonly<Record<string, unknown>> {
-  return Object.fromEntries(
-    Object.entries(backend).map(([name, value]) => [name, /psk|password|secret|key$/i.test(name) ? '<hidden>' : value]),
-  )
 }
