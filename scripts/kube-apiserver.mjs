@@ -17,6 +17,7 @@ import {
 import { homedir } from 'node:os'
 import { join } from 'node:path'
 import { createProgress, runAloud } from './progress.mjs'
+import { undo } from './undo.mjs'
 
 const KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
 /** Where Debian's packages of Go libraries put their source. */
@@ -45,8 +46,7 @@ async function build() {
   const progress = createProgress('kube-apiserver', { total, pace: 'seconds' })
   mkdirSync(cache, { recursive: true })
   const work = mkdtempSync(join(cache, 'build-'))
-  process.on('exit', () => rmSync(work, { recursive: true, force: true }))
-  for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, () => process.exit(130))
+  undo(() => rmSync(work, { recursive: true, force: true }))
   // Lists and sources of its own: the machine's may name no sources, and are left as they are.
   for (const folder of ['lists/partial', 'cache/archives/partial', 'source', 'go/src/k8s.io'])
     mkdirSync(join(work, folder), { recursive: true })
@@ -57,7 +57,7 @@ async function build() {
   const apt = [
     ...['-o', `Dir::Etc::sourcelist=${join(work, 'sources.list')}`, '-o', 'Dir::Etc::sourceparts=/dev/null'],
     ...['-o', `Dir::State::lists=${join(work, 'lists')}`, '-o', `Dir::Cache=${join(work, 'cache')}`],
-    ...['-o', 'APT::Sandbox::User=root'],
+    ...['-o', 'APT::Sandbox::User=root', '-o', 'APT::Update::Error-Mode=any'],
   ]
   progress.now('package lists', SECONDS.lists)
   await run('apt-get', [...apt, '-q', 'update'])
@@ -75,14 +75,21 @@ async function build() {
     cwd: tree,
     env: { ...process.env, GOPATH: join(work, 'go'), GOCACHE: join(work, 'go-cache'), GOFLAGS: '' },
   })
-  const built = readdirSync(join(tree, '_output'), { recursive: true }).find((path) => path.endsWith('/kube-apiserver'))
-  copyFileSync(join(tree, '_output', built), `${program}.part`)
+  // Where its makefile leaves what is for this machine. The tree is not to be searched: it has a link to itself in it.
+  copyFileSync(join(tree, '_output/bin/kube-apiserver'), `${program}.part`)
   renameSync(`${program}.part`, program)
   progress.end()
 }
 
-if (!existsSync(program)) {
-  process.stderr.write(`kube-apiserver is built from Debian's source into ${cache}: about five minutes\n`)
-  await build()
+try {
+  if (!existsSync(program)) {
+    process.stderr.write(`kube-apiserver is built from Debian's source into ${cache}: about five minutes\n`)
+    await build()
+  }
+  process.stdout.write(`${program}\n`)
+} catch (error) {
+  process.stderr.write(
+    `kube-apiserver cannot be built: ${error.message}; set WEFT_KUBE_APISERVER to the path of one that you have\n`,
+  )
+  process.exitCode = 1
 }
-process.stdout.write(`${program}\n`)

@@ -1,8 +1,8 @@
 // setup.mjs - brings a fresh clone to where the demo, the tests and the benchmarks run; does nothing when it is there.
 //
 // Plain Node without a dependency, because it is what installs them. Four steps, each skipped when nothing is missing:
-// system packages, npm packages, the addon, the TypeScript. `node scripts/setup.mjs KIND...` asks for what these need (KINDS,
-// below), and for what a developer needs every day without a word.
+// system packages, npm packages, the addon, the TypeScript. `node scripts/setup.mjs KIND...` asks for what these need
+// (machine.mjs), and for what a developer needs every day without a word.
 
 import { spawn, spawnSync } from 'node:child_process'
 import {
@@ -17,100 +17,13 @@ import {
   writeFileSync,
 } from 'node:fs'
 import { createRequire } from 'node:module'
-import { basename, dirname, join } from 'node:path'
+import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { COMMON, find, installLine, isThere, KINDS, missingFor, packagesOf, sayLack } from './machine.mjs'
 import { createProgress } from './progress.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
-const COMMON = ['demo', 'test', 'bench', 'lint']
-const KINDS = [...COMMON, 'build', 'fuzz', 'arch', 'image', 'vm', 'kube', 'page']
-const RUN = ['demo', 'test', 'bench']
 const color = process.stdout.isTTY && !process.env.NO_COLOR
-
-/**
- * What is needed of the system, with its Debian package; `toBuild` only while the addon is not built. What is no command says
- * by itself whether it is there.
- */
-const SYSTEM = [
-  { command: 'make', package: 'make', for: KINDS, toBuild: true },
-  { command: 'g++', package: 'g++', for: KINDS, toBuild: true },
-  { command: 'python3', package: 'python3', for: KINDS, toBuild: true },
-  { command: 'python3', package: 'python3', for: ['test'] }, // plays systemd's part
-  { command: 'g++', package: 'g++', for: ['bench', 'test', 'lint'] }, // programs of their own; all that is C++
-  { command: 'ip', package: 'iproute2', for: RUN },
-  { command: 'ping', package: 'iputils-ping', for: RUN },
-  { command: 'ethtool', package: 'ethtool', for: ['bench', 'test'] },
-  { command: 'iperf3', package: 'iperf3', for: RUN },
-  { command: 'unshare', package: 'util-linux', for: RUN },
-  { command: 'iptables', package: 'iptables', for: ['test'] },
-  { command: 'nft', package: 'nftables', for: ['test'] },
-  { command: 'tcpdump', package: 'tcpdump', for: ['test'] },
-  { command: 'wg', package: 'wireguard-tools', for: RUN },
-  { command: 'wireguard-go', package: 'wireguard-go', for: RUN },
-  { command: 'etcd', package: 'etcd-server', for: ['bench', 'test'] },
-  { command: 'etcdctl', package: 'etcd-client', for: ['bench', 'test'] },
-  { command: 'openssl', package: 'openssl', for: ['test'] },
-  { command: 'promtool', package: 'prometheus', for: ['test'] },
-  { command: 'curl', package: 'curl', for: ['test'] },
-  { command: 'podman', package: 'podman', for: ['image'] },
-  { command: 'runc', package: 'runc', for: ['image'] },
-  { command: 'mmdebstrap', package: 'mmdebstrap', for: ['image'] },
-  { command: 'clang++', package: 'clang', for: ['lint', 'fuzz'] },
-  { command: 'clang-format', package: 'clang-format', for: ['lint'] },
-  { what: "libFuzzer and clang's sanitizers", isThere: hasFuzzer, package: fuzzerPackage, for: ['fuzz'] },
-  { command: 'aarch64-linux-gnu-g++', package: 'g++-aarch64-linux-gnu', for: ['arch'] },
-  { command: 's390x-linux-gnu-g++', package: 'g++-s390x-linux-gnu', for: ['arch'] },
-  { command: 'qemu-aarch64-static', package: 'qemu-user-static', for: ['arch'] },
-  { command: 'qemu-s390x-static', package: 'qemu-user-static', for: ['arch'] },
-  { command: 'qemu-system-x86_64', package: 'qemu-system-x86', for: ['vm'] },
-  { command: 'busybox', package: 'busybox-static', for: ['vm'] },
-  { command: 'cpio', package: 'cpio', for: ['vm'] },
-  { command: 'modprobe', package: 'kmod', for: ['vm'] },
-  { command: 'chromium', package: 'chromium', for: ['page'] },
-  {
-    what: 'fonts',
-    isThere: () => existsSync('/usr/share/fonts/truetype/dejavu'),
-    package: () => 'fonts-dejavu-core',
-    for: ['page'],
-  },
-  // To build a kube-apiserver from its source (kube-apiserver.mjs), and to ask it as an operator does.
-  { command: 'dpkg-source', package: 'dpkg-dev', for: ['kube'] },
-  { command: 'rsync', package: 'rsync', for: ['kube'] },
-  { command: 'jq', package: 'jq', for: ['kube'] },
-  { command: 'go', package: 'golang-go', for: ['kube'] },
-  { command: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
-  goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
-  goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
-]
-
-/** A library of Go's as Debian packs it, of which there is source alone. */
-function goLibrary(path, name) {
-  const isThere = () => existsSync(join('/usr/share/gocode/src', path))
-  return { what: `${path} for Go`, isThere, package: () => name, for: ['kube'] }
-}
-
-/** Clang's folder of a version, which has the version for its name; undefined when there is no clang. */
-function clangFolder() {
-  const clang = find('clang++')
-  return clang && spawnSync(clang, ['-print-resource-dir'], { encoding: 'utf8' }).stdout.trim()
-}
-
-/** Whether clang can link a fuzzer: what it takes is in a package of its own since version 14. */
-function hasFuzzer() {
-  const folder = clangFolder()
-  const libraries = folder && join(folder, 'lib')
-  // libclang_rt.fuzzer-x86_64.a, or libclang_rt.fuzzer.a in a folder of the target's.
-  return (
-    existsSync(libraries ?? '') &&
-    readdirSync(libraries, { recursive: true }).some((path) => /libclang_rt\.fuzzer(-\w+)?\.a$/.test(path))
-  )
-}
-
-/** That of the clang that is there; the one without a number goes with Debian's `clang`. */
-function fuzzerPackage() {
-  const folder = clangFolder()
-  return folder ? `libclang-rt-${Number.parseInt(basename(folder), 10)}-dev` : 'libclang-rt-dev'
-}
 
 /** The services that these packages enable: nobody who runs a test has asked for them. */
 const SERVICES = {
@@ -118,15 +31,6 @@ const SERVICES = {
   prometheus: ['prometheus.service'],
   podman: ['podman.service', 'podman.socket', 'podman-restart.service', 'podman-auto-update.timer'],
 }
-
-/** The command's path; the sbin folders count too, which an ordinary user's PATH lacks on Debian. */
-function find(command) {
-  const folders = [...(process.env.PATH ?? '').split(':'), '/usr/sbin', '/sbin']
-  return folders.map((folder) => join(folder, command)).find((path) => existsSync(path))
-}
-
-const isThere = (need) => (need.isThere ? need.isThere() : find(need.command) !== undefined)
-const nameOf = ({ what, command }) => what ?? command
 
 function fail(message) {
   process.stderr.write(`setup: ${message}\n`)
@@ -159,44 +63,29 @@ function step(title, file, args, { env = {} } = {}) {
   })
 }
 
-/** What is wanted of the system and not there. */
-function missingOfSystem(kinds, mustBuild) {
-  const wanted = SYSTEM.filter((need) => need.for.some((kind) => kinds.includes(kind)) && (mustBuild || !need.toBuild))
-  return wanted.filter((need) => !isThere(need))
-}
-
 const apt = find('apt-get')
 const mayInstall = apt !== undefined && process.getuid() === 0
 
 async function systemPackages(missing, kinds) {
-  const packages = [...new Set(missing.map((need) => (need.isThere ? need.package() : need.package)))]
-  const install = `apt-get install -y --no-install-recommends ${packages.join(' ')}`
-  if (mayInstall) {
-    await withoutServices(async () => {
-      const env = { DEBIAN_FRONTEND: 'noninteractive' }
-      await step('package lists', apt, ['update', '-q'], { env })
-      await step(
-        `install ${packages.join(' ')}`,
-        apt,
-        ['install', '-y', '-q', '--no-install-recommends', ...packages],
-        { env },
-      )
-    })
-    const services = packages.flatMap((name) => SERVICES[name] ?? [])
-    if (services.length > 0 && find('systemctl')) spawnSync('systemctl', ['disable', ...services], { stdio: 'ignore' })
-    const still = missing.filter((need) => !isThere(need))
-    if (still.length > 0) fail(`installed, but still not found: ${still.map(nameOf).join(', ')}`)
+  // The tests skip, and say so, what needs something that only they use; all else is needed by what was asked for.
+  const isOnlyForTests = (need) => !need.toBuild && !need.for.some((kind) => kind !== 'test' && kinds.includes(kind))
+  const hindering = missing.filter((need) => !isOnlyForTests(need))
+  const packages = packagesOf(missing)
+  if (!mayInstall || hindering.some((need) => need.package === undefined)) {
+    if (hindering.length > 0) fail(sayLack(hindering))
+    process.stdout.write(`setup: ${sayLack(missing)}; the tests that use it will be skipped\n`)
     return
   }
-  const names = missing.map(nameOf).join(', ')
-  const remedy = apt
-    ? `run: sudo apt-get update && sudo ${install}`
-    : `install the packages that Debian calls ${packages.join(' ')}`
-  // The tests skip, and say so, what needs a program that only they use; all else is needed by what was asked for.
-  if (missing.some((need) => need.toBuild || need.for.some((kind) => kind !== 'test' && kinds.includes(kind)))) {
-    fail(`not installed: ${names}; ${remedy}`)
-  }
-  process.stdout.write(`setup: not installed: ${names}; the tests that use them will be skipped; ${remedy}\n`)
+  await withoutServices(async () => {
+    const env = { DEBIAN_FRONTEND: 'noninteractive' }
+    const [install, ...args] = installLine(packages).split(' ')
+    await step('package lists', apt, ['update', '-q'], { env })
+    await step(`install ${packages.join(' ')}`, install, [...args, '-q'], { env })
+  })
+  const services = packages.flatMap((name) => SERVICES[name] ?? [])
+  if (services.length > 0 && find('systemctl')) spawnSync('systemctl', ['disable', ...services], { stdio: 'ignore' })
+  const still = missing.filter((need) => !isThere(need))
+  if (still.length > 0) fail(`installed, but still not found: ${still.map(({ name }) => name).join(', ')}`)
 }
 
 /** Keeps packages from starting their daemons: the tests run an etcd of their own (Debian policy manual 9.3.3.1). */
@@ -286,6 +175,7 @@ function typescriptFits() {
     'test',
     'native/addon.d.ts',
     'scripts/build-page.mjs',
+    'scripts/machine.mjs',
     'scripts/progress.mjs',
     'tsconfig.json',
     'vitest.config.ts',
@@ -313,7 +203,7 @@ async function setup(kinds) {
     fail(`Node ${process.versions.node} is too old; install Node 20.19 or newer`)
   }
   const wants = { addon: !addonFits(), npm: !npmPackagesFit(), typescript: !typescriptFits() }
-  const missing = missingOfSystem(kinds, wants.addon)
+  const missing = missingFor(kinds, wants.addon)
   const steps = [
     missing.length > 0 && mayInstall ? 2 : 0,
     Number(wants.npm),

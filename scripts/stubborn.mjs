@@ -20,6 +20,7 @@ import { availableParallelism } from 'node:os'
 import { dirname, join, relative } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { createProgress } from './progress.mjs'
+import { undo } from './undo.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const folder = join(root, 'build/stubborn')
@@ -40,17 +41,6 @@ if (missing !== undefined)
 const times = counted ? Number(first) : files.length > 0 ? 20 : 4
 if (times < 1) fail('it takes a number of runs from 1 on')
 const MODES = files.length > 0 ? ['quiet', 'busy', 'half a core', 'busy'] : ['quiet', 'busy']
-
-/** What is to be undone, also when this is interrupted. */
-const cleanups = new Set()
-function undo(cleanup) {
-  cleanups.add(cleanup)
-  return () => {
-    if (cleanups.delete(cleanup)) cleanup()
-  }
-}
-process.on('exit', () => cleanups.forEach((cleanup) => cleanup()))
-for (const signal of ['SIGINT', 'SIGTERM']) process.on(signal, () => process.exit(130))
 
 /** A process for each core that does nothing but run. */
 function keepBusy() {

@@ -22,6 +22,7 @@ import { availableParallelism } from 'node:os'
 import { basename, dirname, join, relative } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { createProgress, runAloud } from './progress.mjs'
+import { undo } from './undo.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const folder = join(root, 'build/vm')
@@ -50,11 +51,6 @@ function fail(message) {
   process.exit(2)
 }
 
-/** What is to be undone at the end, also when this is interrupted. */
-const cleanups = new Set()
-process.on('exit', () => cleanups.forEach((cleanup) => cleanup()))
-for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, () => process.exit(130))
-
 /** The stdout of a program that must succeed. */
 function outputOf(command, args, cwd = root) {
   const { status, stdout, stderr, error } = spawnSync(command, args, { cwd, encoding: 'utf8' })
@@ -71,13 +67,14 @@ function unpackedKernel() {
   process.stdout.write(`${name} is downloaded and unpacked into ${relative(process.cwd(), folder)}\n`)
   mkdirSync(folder, { recursive: true })
   const part = mkdtempSync(join(folder, 'part-'))
-  cleanups.add(() => rmSync(part, { recursive: true, force: true }))
+  const removePart = undo(() => rmSync(part, { recursive: true, force: true }))
   outputOf('apt-get', ['download', '-q', name], part)
   const [archive] = readdirSync(part)
   outputOf('dpkg', ['-x', archive, '.'], part)
   rmSync(join(part, archive))
   outputOf('depmod', ['-b', part, versionOf(part)])
   renameSync(part, unpacked)
+  removePart()
   return unpacked
 }
 
@@ -140,7 +137,7 @@ async function runThere(command, exchange) {
   let said = ''
   qemu.stderr.setEncoding('utf8').on('data', (text) => (said += text))
   const kill = () => qemu.kill('SIGKILL')
-  cleanups.add(kill)
+  const ended = undo(kill)
   const limit = setTimeout(() => {
     said += `its ${LIMIT_MS / 60_000} minutes were over`
     kill()
@@ -149,7 +146,7 @@ async function runThere(command, exchange) {
   const shown = runAloud('tail', ['-f', '-n', '+1', `--pid=${qemu.pid}`, at('output')])
   await ends(qemu)
   clearTimeout(limit)
-  cleanups.delete(kill)
+  ended()
   await shown
   const read = (name) => (existsSync(at(name)) ? readFileSync(at(name), 'utf8').trim() : undefined)
   const code = read('code')
@@ -183,9 +180,9 @@ if (args[0] === '--') {
   process.stdout.write(`ended with ${code ?? 'the machine'} on Linux ${kernel}, emulated, after ${seconds} s\n`)
   process.exitCode = code ?? 1
 } else {
-  const missing = args.find((word) => word.endsWith('.test.ts') && !existsSync(join(root, word)))
+  const parts = args.length > 0 ? [args] : DEFAULT
+  const missing = parts.flat().find((word) => word.endsWith('.test.ts') && !existsSync(join(root, word)))
   if (missing !== undefined) fail(`there is no ${missing}`)
-  const parts = args.length > 0 ? [args] : DEFAULT.filter(([file]) => existsSync(join(root, file)))
   // Each test is told as it ends: a file's take minutes, and when time is up it is seen which one hung.
   const reporters = ['--reporter=verbose', '--reporter=./test/support/summary-reporter.ts']
   const vitest = [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...reporters]

@@ -1,0 +1,202 @@
+// machine.mjs - what the commands need of the machine, whether it is there, and how it is had.
+//
+// One table for setup.mjs, which installs what is missing or refuses, and for the tests (test/support/needs.ts), which skip.
+// Plain Node without a dependency, because setup.mjs is what installs them.
+
+import { spawnSync } from 'node:child_process'
+import { accessSync, constants, existsSync, readdirSync } from 'node:fs'
+import { basename, join } from 'node:path'
+
+/** What a developer needs every day. */
+export const COMMON = ['demo', 'test', 'bench', 'lint']
+/** The tests that run when they are asked for by name, and are more than a choice of `npm test`. */
+const ASKED = ['stubborn', 'soak', 'paths', 'kube', 'page', 'image', 'vm', 'arch', 'fuzz', 'mutants']
+export const KINDS = [...COMMON, 'build', ...ASKED]
+/** Which of them make hosts. */
+const HOSTED = ['demo', 'test', 'bench', 'soak', 'paths', 'kube', 'page', 'image']
+
+/** Needed of the machine, and no program that a package brings. */
+export const HOSTS = "root's right to make network namespaces, and /dev/net/tun"
+export const KUBE_APISERVER = 'a real kube-apiserver'
+export const HELM = 'Helm'
+export const NODE = 'an architecture that the npm registry has Node.js for'
+
+/**
+ * @typedef {object} Need
+ * @property {string} name A command, where it has no `isThere`.
+ * @property {readonly string[]} for
+ * @property {boolean} [toBuild] Only while the addon is not built.
+ * @property {() => boolean} [isThere]
+ * @property {string | (() => string)} [package] Debian's.
+ * @property {() => string} [remedy] Where no package brings it.
+ */
+
+/** @type {readonly Need[]} */
+export const NEEDS = [
+  { name: 'make', package: 'make', for: KINDS, toBuild: true },
+  { name: 'g++', package: 'g++', for: KINDS, toBuild: true },
+  { name: 'python3', package: 'python3', for: KINDS, toBuild: true },
+  { name: 'python3', package: 'python3', for: ['test'] }, // plays systemd's part
+  { name: 'g++', package: 'g++', for: ['bench', 'test', 'soak', 'lint', 'mutants'] }, // programs of their own; all that is C++
+  { name: 'ip', package: 'iproute2', for: HOSTED },
+  { name: 'nstat', package: 'iproute2', for: ['test'] },
+  { name: 'ping', package: 'iputils-ping', for: HOSTED },
+  { name: 'ethtool', package: 'ethtool', for: ['bench', 'test', 'paths'] },
+  { name: 'iperf3', package: 'iperf3', for: ['demo', 'bench', 'test', 'soak', 'paths', 'page'] },
+  { name: 'unshare', package: 'util-linux', for: HOSTED },
+  { name: 'setpriv', package: 'util-linux', for: [...HOSTED, 'stubborn', 'vm'] },
+  { name: 'iptables', package: 'iptables', for: ['test', 'kube'] },
+  { name: 'nft', package: 'nftables', for: ['test', 'soak'] },
+  { name: 'tcpdump', package: 'tcpdump', for: ['test', 'paths', 'kube'] },
+  { name: 'wg', package: 'wireguard-tools', for: ['demo', 'test', 'bench'] },
+  { name: 'wireguard-go', package: 'wireguard-go', for: ['demo', 'test', 'bench'] },
+  { name: 'etcd', package: 'etcd-server', for: ['bench', 'test', 'soak', 'kube'] },
+  { name: 'etcdctl', package: 'etcd-client', for: ['bench', 'test', 'soak', 'kube'] },
+  { name: 'openssl', package: 'openssl', for: ['test', 'kube'] },
+  { name: 'prometheus', package: 'prometheus', for: ['test'] },
+  { name: 'promtool', package: 'prometheus', for: ['test'] },
+  { name: 'curl', package: 'curl', for: ['test', 'soak'] },
+  { name: 'podman', package: 'podman', for: ['image'] },
+  { name: 'runc', package: 'runc', for: ['image'] },
+  { name: 'mmdebstrap', package: 'mmdebstrap', for: ['image'] },
+  { name: 'clang++', package: 'clang', for: ['lint', 'fuzz'] },
+  { name: 'clang-format', package: 'clang-format', for: ['lint'] },
+  { name: "libFuzzer and clang's sanitizers", isThere: hasFuzzer, package: fuzzerPackage, for: ['fuzz'] },
+  { name: 'aarch64-linux-gnu-g++', package: 'g++-aarch64-linux-gnu', for: ['arch'] },
+  { name: 's390x-linux-gnu-g++', package: 'g++-s390x-linux-gnu', for: ['arch'] },
+  { name: 'qemu-aarch64-static', package: 'qemu-user-static', for: ['arch'] },
+  { name: 'qemu-s390x-static', package: 'qemu-user-static', for: ['arch'] },
+  { name: 'qemu-system-x86_64', package: 'qemu-system-x86', for: ['vm'] },
+  { name: 'busybox', package: 'busybox-static', for: ['vm'] },
+  { name: 'cpio', package: 'cpio', for: ['vm'] },
+  { name: 'modprobe', package: 'kmod', for: ['vm'] },
+  { name: 'chromium', package: 'chromium', for: ['page'] },
+  {
+    name: 'fonts',
+    isThere: () => existsSync('/usr/share/fonts/truetype/dejavu'),
+    package: 'fonts-dejavu-core',
+    for: ['page'],
+  },
+  // To build a kube-apiserver from its source (kube-apiserver.mjs), and to ask it as an operator does.
+  { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube'] },
+  { name: 'rsync', package: 'rsync', for: ['kube'] },
+  { name: 'jq', package: 'jq', for: ['kube'] },
+  { name: 'go', package: 'golang-go', for: ['kube'] },
+  { name: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
+  goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
+  goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
+  // Last, since what is installed is of use in it. Without it, what `test` alone runs is skipped.
+  {
+    name: HOSTS,
+    isThere: () => whyNoHosts() === undefined,
+    remedy: () => whyNoHosts() ?? '',
+    for: ['soak', 'paths', 'kube', 'page', 'image'],
+  },
+  {
+    name: NODE,
+    isThere: () => ['x64', 'arm64'].includes(process.arch),
+    remedy: () => 'run it on amd64 or arm64',
+    for: ['image'],
+  },
+  // Those of run.mjs, which has them made.
+  { name: KUBE_APISERVER, isThere: () => Boolean(process.env.WEFT_KUBE_APISERVER), remedy: byTestKube, for: [] },
+  { name: HELM, isThere: () => Boolean(process.env.WEFT_HELM), remedy: byTestKube, for: [] },
+]
+
+function byTestKube() {
+  return '`npm run test:kube` gets it'
+}
+
+/** A library of Go's as Debian packs it, of which there is source alone.
+ * @param {string} path
+ * @param {string} name
+ * @returns {Need} */
+function goLibrary(path, name) {
+  const isThere = () => existsSync(join('/usr/share/gocode/src', path))
+  return { name: `${path} for Go`, isThere, package: name, for: ['kube'] }
+}
+
+/** Clang's folder of a version, which has the version for its name; undefined when there is no clang. */
+function clangFolder() {
+  const clang = find('clang++')
+  return clang && spawnSync(clang, ['-print-resource-dir'], { encoding: 'utf8' }).stdout.trim()
+}
+
+/** Whether clang can link a fuzzer: what it takes is in a package of its own since version 14. */
+function hasFuzzer() {
+  const folder = clangFolder()
+  const libraries = folder && join(folder, 'lib')
+  // libclang_rt.fuzzer-x86_64.a, or libclang_rt.fuzzer.a in a folder of the target's.
+  return (
+    existsSync(libraries ?? '') &&
+    readdirSync(libraries ?? '', { recursive: true, encoding: 'utf8' }).some((path) =>
+      /libclang_rt\.fuzzer(-\w+)?\.a$/.test(path),
+    )
+  )
+}
+
+/** That of the clang that is there; the one without a number goes with Debian's `clang`. */
+function fuzzerPackage() {
+  const folder = clangFolder()
+  return folder ? `libclang-rt-${Number.parseInt(basename(folder), 10)}-dev` : 'libclang-rt-dev'
+}
+
+/** Why no hosts can be made here, as what to do about it. */
+function whyNoHosts() {
+  if (process.getuid?.() !== 0) return 'run it as root'
+  if (spawnSync('unshare', ['--net', '--mount', 'true']).status !== 0)
+    return 'run it where root may make namespaces (a container: --cap-add SYS_ADMIN --cap-add NET_ADMIN)'
+  try {
+    accessSync('/dev/net/tun', constants.R_OK | constants.W_OK)
+    return undefined
+  } catch {
+    return 'modprobe tun, or give the container the device (--device /dev/net/tun)'
+  }
+}
+
+/** The command's path; the sbin folders count too, which an ordinary user's PATH lacks on Debian.
+ * @param {string} command */
+export function find(command) {
+  const folders = [...(process.env.PATH ?? '').split(':'), '/usr/sbin', '/sbin']
+  return folders.map((folder) => join(folder, command)).find((path) => existsSync(path))
+}
+
+/** @param {Need} need */
+export const isThere = (need) => (need.isThere ? need.isThere() : find(need.name) !== undefined)
+
+/** What is needed for these kinds and not there.
+ * @param {readonly string[]} kinds
+ * @param {boolean} mustBuild Whether the addon is to be built. */
+export function missingFor(kinds, mustBuild) {
+  const wanted = NEEDS.filter((need) => need.for.some((kind) => kinds.includes(kind)) && (mustBuild || !need.toBuild))
+  return wanted.filter((need) => !isThere(need))
+}
+
+/** @param {readonly Need[]} needs */
+export const packagesOf = (needs) => [
+  ...new Set(needs.flatMap((need) => (typeof need.package === 'function' ? need.package() : (need.package ?? [])))),
+]
+
+/** @param {readonly string[]} packages */
+export const installLine = (packages) => `apt-get install -y --no-install-recommends ${packages.join(' ')}`
+
+/** How what is missing is had, in half a sentence.
+ * @param {readonly Need[]} missing */
+function remedyFor(missing) {
+  const packages = packagesOf(missing)
+  const install = find('apt-get')
+    ? `run: sudo apt-get update && sudo ${installLine(packages)}`
+    : `install the packages that Debian calls ${packages.join(' ')}`
+  return [...(packages.length > 0 ? [install] : []), ...missing.flatMap(({ remedy }) => remedy?.() ?? [])].join('; ')
+}
+
+const LACKS = 'this machine lacks '
+
+/** What is missing, and how it is had.
+ * @param {readonly Need[]} missing */
+export const sayLack = (missing) =>
+  `${LACKS}${[...new Set(missing.map(({ name }) => name))].join(', ')}: ${remedyFor(missing)}`
+
+/** Whether a test that gives this reason is skipped for want of something that the machine could have.
+ * @param {string} reason */
+export const isLack = (reason) => reason.startsWith(LACKS)

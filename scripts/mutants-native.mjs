@@ -1,0 +1,202 @@
+// mutants-native.mjs - small mistakes put into native/core and native/encap, one at a time, and whether the tests of the core and of the walks notice.
+//
+// The operators are applied to the text, comments and strings left out: a mutant that does not compile is no mutant. Programs are
+// compiled without sanitizers; where only another file than the mutated one is needed, its object of before is linked. Which of
+// the mutants are tried is drawn by the seed, and what is known of one is kept until a source or a test changes.
+
+import { spawn } from 'node:child_process'
+import { createHash } from 'node:crypto'
+import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { basename, dirname, join } from 'node:path'
+import { drawn } from './mutants-score.mjs'
+
+const COMPILER = ['g++', '-std=c++20', '-O1', '-fno-exceptions', '-w']
+/** Those that can be linked without Node, and their arguments: a seed and how many rounds. */
+const PROGRAMS = { core_test: ['1', '8'], walk_test: ['1', '8'] }
+const COMPILE_MS = 300_000
+/** How many times as long as without a mistake a program may run, and what it may take however short that was. */
+const PATIENCE = 10
+const LEAST_MS = 20_000
+
+/** What is looked for, and what it becomes; the first group stays before it. @type {[string, RegExp, string[]][]} */
+const OPERATORS = [
+  ['relation', /(?<= )<(?= )/g, ['<=']],
+  ['relation', /(?<= )<=(?= )/g, ['<']],
+  ['relation', /(?<= )>(?= )/g, ['>=']],
+  ['relation', /(?<= )>=(?= )/g, ['>']],
+  ['relation', /(?<= )==(?= )/g, ['!=']],
+  ['relation', /(?<= )!=(?= )/g, ['==']],
+  ['logic', /(?<= )&&(?= )/g, ['||']],
+  ['logic', /(?<= )\|\|(?= )/g, ['&&']],
+  ['logic', /!(?=[\w(])(?!=)/g, ['']],
+  ['arithmetic', /(?<=[\w)\]] )\+(?= )/g, ['-']],
+  ['arithmetic', /(?<=[\w)\]] )-(?= )/g, ['+']],
+  ['arithmetic', /(?<= )\+=(?= )/g, ['-=']],
+  ['arithmetic', /(?<= )-=(?= )/g, ['+=']],
+  ['arithmetic', /\+\+/g, ['--']],
+  ['bits', /(?<=[\w)\]] )&(?= \w)/g, ['|']],
+  ['bits', /(?<=[\w)\]] )\|(?= )/g, ['&']],
+  ['bits', /(?<=[\w)\]] )<<(?= )/g, ['>>']],
+  ['bits', /(?<=[\w)\]] )>>(?= )/g, ['<<']],
+  ['bound', /std::min\b/g, ['std::max']],
+  ['bound', /std::max\b/g, ['std::min']],
+  ['number', /(?<![\w.'])\d+(?![\w.'])/g, ['+1']],
+  ['truth', /\btrue\b/g, ['false']],
+  ['truth', /\bfalse\b/g, ['true']],
+  ['condition', /\bif \((?!constexpr)/g, ['if (false && ', 'if (true || ']],
+  // A call, an assignment or a jump that is a line of its own; not a declaration.
+  [
+    'statement',
+    /(?<=^ +)(?:(?:[\w.:>\]-]+(?:\[[^\]]*\])?(?: [-+|&^]?= [^;]+|\([^;]*\))|continue|break|\+\+[\w.]+|[\w.]+\+\+);)$/gm,
+    [';'],
+  ],
+]
+
+/** The text with comments, strings, and lines of the preprocessor blank, of the same length. @param {string} text */
+function codeOf(text) {
+  return text.replaceAll(
+    /\/\/[^\n]*|\/\*[\s\S]*?\*\/|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)+'(?!\w)|^#[^\n]*|static_assert\([^;]*;/gm,
+    (part) => part.replaceAll(/[^\n]/g, ' '),
+  )
+}
+
+/** @param {string} text @param {string} file */
+export function mutantsOf(text, file) {
+  const code = codeOf(text)
+  const lines = text.split('\n')
+  return OPERATORS.flatMap(([operator, pattern, becomes]) =>
+    [...code.matchAll(pattern)].flatMap((match) => {
+      const number = code.slice(0, match.index).split('\n').length
+      return becomes.map((replacement) => ({
+        file,
+        number,
+        line: lines[number - 1].trim().replaceAll(/\s+/g, ' '),
+        index: match.index,
+        was: match[0],
+        became: operator === 'number' ? String(Number(match[0]) + 1) : replacement,
+        operator,
+      }))
+    }),
+  )
+}
+
+/**
+ * Every mutant of a room, in the order that the seed gives.
+ * @param {{ root: string, room: string, seed: string }} options
+ */
+export function nativeMutants({ root, room, seed }) {
+  const files = readdirSync(join(root, 'native', room)).filter((name) => /\.(cc|h)$/.test(name))
+  return files
+    .toSorted()
+    .flatMap((name) => mutantsOf(readFileSync(join(root, 'native', room, name), 'utf8'), `native/${room}/${name}`))
+    .map((mutant, index) => ({
+      mutant,
+      at: drawn(`${seed} ${mutant.file} ${mutant.line} ${mutant.was} ${mutant.became} ${index}`),
+    }))
+    .toSorted((a, b) => a.at - b.at)
+    .map(({ mutant }) => mutant)
+}
+
+/** How a command ended: its exit code, or why it has none. @param {string[]} command @param {{ cwd: string, limitMs: number }} options @returns {Promise<number | string>} */
+function end([file, ...args], { cwd, limitMs }) {
+  return new Promise((resolve, reject) => {
+    const child = spawn(file, args, { cwd, stdio: 'ignore', timeout: limitMs, killSignal: 'SIGKILL' })
+    child.on('error', reject).on('close', (code, signal) => resolve(code ?? signal ?? 'ended'))
+  })
+}
+
+/**
+ * Makes and keeps what is needed to try mutants: the objects without a mistake, and which sources each is made of.
+ * @param {{ root: string, folder: string }} options
+ */
+export async function createNativeTrials({ root, folder }) {
+  const before = join(folder, 'objects')
+  const list = (/** @type {string} */ room, /** @type {RegExp} */ pattern) =>
+    readdirSync(join(root, room))
+      .filter((name) => pattern.test(name))
+      .map((name) => `${room}/${name}`)
+      .toSorted()
+  const rooms = ['native', 'native/core', 'native/encap', 'native/io']
+  const sources = [...rooms, 'test/native'].flatMap((room) => list(room, /\.(cc|h)$/))
+  const state = createHash('sha256')
+  for (const file of sources) state.update(file).update(readFileSync(join(root, file)))
+  const key = state.digest('hex')
+  // Of what did not change since the last run the objects are there.
+  const keyPath = join(before, 'key')
+  const isBuilt = existsSync(keyPath) && readFileSync(keyPath, 'utf8') === key
+  if (!isBuilt) rmSync(before, { recursive: true, force: true })
+  mkdirSync(before, { recursive: true })
+  const shared = ['native/core', 'native/io'].flatMap((room) => list(room, /\.cc$/))
+  const mains = Object.keys(PROGRAMS).map((name) => `test/native/${name}.cc`)
+  const objectOf = (/** @type {string} */ source, /** @type {string} */ to) =>
+    join(to, `${basename(dirname(source))}-${basename(source)}.o`)
+
+  /** Which files an object is made of. @type {Map<string, Set<string>>} */
+  const made = new Map()
+  for (const source of [...shared, ...mains]) {
+    const object = objectOf(source, before)
+    const command = [...COMPILER, '-MMD', '-MF', `${object}.d`, '-c', join(root, source), '-o', object]
+    if (!isBuilt && (await end(command, { cwd: root, limitMs: COMPILE_MS })) !== 0)
+      throw new Error(`${source} does not compile: ${command.join(' ')}`)
+    made.set(
+      source,
+      new Set(
+        readFileSync(`${object}.d`, 'utf8')
+          .split(/[\s\\]+/)
+          .map((path) => join(path)),
+      ),
+    )
+  }
+
+  writeFileSync(keyPath, key)
+
+  /** @param {string} name @param {string} to The folder of objects that go before those without a mistake. */
+  async function link(name, to) {
+    const program = join(to, name)
+    const objects = [...shared, `test/native/${name}.cc`].map((source) => {
+      const own = objectOf(source, to)
+      return existsSync(own) ? own : objectOf(source, before)
+    })
+    if ((await end(['g++', ...objects, '-o', program, '-lpthread'], { cwd: root, limitMs: COMPILE_MS })) !== 0)
+      throw new Error(`${name} cannot be linked`)
+    return program
+  }
+
+  /** @type {Record<string, number>} */
+  const limits = {}
+  for (const [name, args] of Object.entries(PROGRAMS)) {
+    const program = await link(name, before)
+    const began = performance.now()
+    const code = await end([program, ...args], { cwd: root, limitMs: COMPILE_MS })
+    if (code !== 0) throw new Error(`${name} fails without a mistake too: ${code}`)
+    limits[name] = Math.ceil(Math.max(LEAST_MS, PATIENCE * (performance.now() - began)))
+  }
+
+  /**
+   * Whether a test notices this mistake; undefined when it does not compile.
+   * @param {ReturnType<typeof nativeMutants>[number]} mutant
+   */
+  async function isNoticed({ file, index, was, became }) {
+    const to = join(folder, 'mutant')
+    rmSync(to, { recursive: true, force: true })
+    mkdirSync(join(to, 'tree'), { recursive: true })
+    // A tree of its own, since a header is found beside the file that includes it.
+    if ((await end(['cp', '-r', '--parents', ...sources, join(to, 'tree')], { cwd: root, limitMs: COMPILE_MS })) !== 0)
+      throw new Error('sources cannot be copied')
+    const text = readFileSync(join(root, file), 'utf8')
+    writeFileSync(join(to, 'tree', file), text.slice(0, index) + became + text.slice(index + was.length))
+    const touched = (/** @type {string} */ source) => made.get(source)?.has(join(root, file))
+    const compile = (/** @type {string} */ source) =>
+      end([...COMPILER, '-c', join(to, 'tree', source), '-o', objectOf(source, to)], { cwd: root, limitMs: COMPILE_MS })
+    for (const source of shared.filter(touched)) if ((await compile(source)) !== 0) return undefined
+    for (const [name, args] of Object.entries(PROGRAMS)) {
+      const main = `test/native/${name}.cc`
+      if (touched(main) && (await compile(main)) !== 0) return undefined
+      const program = await link(name, to)
+      if ((await end([program, ...args], { cwd: root, limitMs: limits[name] })) !== 0) return true
+    }
+    return false
+  }
+
+  return { state: key, isNoticed }
+}

@@ -1,0 +1,65 @@
+// run.mjs - `npm run NAME` for what needs something of the machine: sets that up, then runs the commands of tasks.mjs.
+//
+// It ends with the exit code of what failed first, and nothing is run after that: a shell would go on after a $(...) that
+// failed, and what was asked for would be skipped. Names of files must be of files that are there: vitest takes them for parts
+// of names, and is content when some fit nothing.
+
+import { spawn } from 'node:child_process'
+import { existsSync } from 'node:fs'
+import { constants } from 'node:os'
+import { dirname, join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { TASKS } from './tasks.mjs'
+
+const root = dirname(dirname(fileURLToPath(import.meta.url)))
+const [name = '', ...words] = process.argv.slice(2)
+
+function fail(message, code = 1) {
+  process.stderr.write(`${name}: ${message}\n`)
+  process.exit(code)
+}
+
+const task = Object.hasOwn(TASKS, name)
+  ? TASKS[name]
+  : fail(`no such task; there is ${Object.keys(TASKS).join(', ')}`, 2)
+const commands = task.commands.map((command, index) =>
+  index === task.commands.length - 1 ? [...command, ...words] : command,
+)
+const named = [...task.commands.flat(), ...words.filter((word) => /\.test\.ts(:\d+)?$/.test(word))]
+for (const word of named)
+  if (/^(test|scripts)\//.test(word) && !existsSync(join(root, word.replace(/:\d+$/, ''))))
+    fail(`there is no ${word}`, 2)
+
+const env = {
+  ...process.env,
+  ...task.env,
+  PATH: `${join(root, 'node_modules/.bin')}:${process.env.PATH ?? ''}`,
+  npm_lifecycle_event: process.env.npm_lifecycle_event ?? name,
+}
+const node = (...args) => [process.execPath, ...args]
+
+/** Runs to the end, also when this process is told to end, which it does when that fails; resolves with what was written, if asked for. */
+async function run([file, ...args], stdout = 'inherit') {
+  const child = spawn(file, args, { cwd: root, stdio: ['inherit', stdout, 'inherit'], env })
+  let written = ''
+  child.stdout?.setEncoding('utf8').on('data', (text) => (written += text))
+  const signals = ['SIGINT', 'SIGTERM', 'SIGHUP']
+  // A terminal sends SIGINT to all of its processes.
+  const hear = (signal) => void (signal === 'SIGINT' || child.kill(signal))
+  for (const signal of signals) process.on(signal, hear)
+  const end = await new Promise((resolve) => {
+    child.on('error', (error) => fail(`${file} cannot be run: ${error.message}`))
+    child.on('close', (code, signal) => resolve(code ?? 128 + constants.signals[signal]))
+  })
+  for (const signal of signals) process.off(signal, hear)
+  if (end !== 0) process.exit(end)
+  return written.trim()
+}
+
+await run(node('scripts/setup.mjs', ...task.setup))
+for (const [variable, path] of Object.entries(task.made ?? {})) {
+  if (env[variable]) continue
+  env[variable] = await run(node(path), 'pipe')
+  if (env[variable] === '') fail(`${path} made nothing; set ${variable} to the path of one`)
+}
+for (const [file, ...args] of commands) await run(file === 'node' ? node(...args) : [file, ...args])

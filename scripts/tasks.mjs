@@ -1,0 +1,67 @@
+// tasks.mjs - what `npm run NAME` does: what is set up before (machine.mjs), the commands, what they find in their environment.
+
+/** The project's tests by vitest; what follows a name on the command line goes to the last command. */
+const vitest = (...words) => ['vitest', 'run', ...words]
+const script = (path, ...words) => ['node', path, ...words]
+/** What was asked for by name is not done when it is skipped: test/support/summary-reporter.ts. */
+const ASKED = { WEFT_REQUIRE: '1' }
+const LONG = { ...ASKED, WEFT_LONG: '1' }
+
+/**
+ * @typedef {object} Task
+ * @property {readonly string[]} setup For which kinds of machine.mjs; what `test` alone needs may be missing, all else not.
+ * @property {readonly (readonly string[])[]} commands One after another, to the first that fails.
+ * @property {Readonly<Record<string, string>>} [env]
+ * @property {Readonly<Record<string, string>>} [made] Variables whose value a script prints that makes what it names; not where they are set.
+ */
+
+/** @type {Readonly<Record<string, Task>>} */
+export const TASKS = {
+  build: { setup: ['build'], commands: [['tsc', '-p', 'tsconfig.json'], script('scripts/build-page.mjs')] },
+  'build:native': { setup: ['build'], commands: [['node-gyp', 'build']] },
+  demo: { setup: ['demo'], commands: [script('dist/lab/demo.js')] },
+  bench: { setup: ['bench'], commands: [script('dist/bench/main.js')] },
+  'bench:compare': { setup: ['bench'], commands: [script('dist/bench/main.js', 'compare')] },
+  'lint:ts': {
+    setup: ['lint'],
+    commands: [
+      ['tsc', '-p', 'tsconfig.json', '--noEmit'],
+      ['tsc', '-p', 'src/page'],
+      ['tsc', '-p', 'test/page'],
+      ['oxlint', '--type-aware', '--deny-warnings'],
+      ['oxfmt', '--check'],
+    ],
+  },
+  'lint:native': { setup: ['lint'], commands: [script('scripts/lint-native.mjs')] },
+  format: { setup: ['lint'], commands: [['oxfmt'], script('scripts/lint-native.mjs', '--fix')] },
+  test: { setup: ['test'], commands: [vitest()] },
+  'test:stubborn': { setup: ['test', 'stubborn'], env: ASKED, commands: [script('scripts/stubborn.mjs')] },
+  'test:soak': {
+    setup: ['test', 'soak'],
+    env: LONG,
+    commands: [
+      vitest(
+        'test/sim',
+        'test/store',
+        ...['outages', 'hosts', 'following', 'soak', 'filter', 'flood'].map((name) => `test/netns/${name}.test.ts`),
+      ),
+    ],
+  },
+  'test:paths': { setup: ['test', 'paths'], env: LONG, commands: [vitest('test/netns/paths.test.ts')] },
+  'test:fuzz': { setup: ['fuzz'], commands: [script('scripts/fuzz.mjs')] },
+  'test:arch': { setup: ['arch'], commands: [script('scripts/test-arch.mjs')] },
+  'test:vm': { setup: ['test', 'vm'], env: ASKED, commands: [script('scripts/test-vm.mjs')] },
+  'test:kube': {
+    setup: ['test', 'kube'],
+    env: LONG,
+    made: { WEFT_KUBE_APISERVER: 'scripts/kube-apiserver.mjs', WEFT_HELM: 'scripts/helm.mjs' },
+    commands: [vitest('test/kube')],
+  },
+  'test:mutants': { setup: ['mutants'], commands: [script('scripts/mutants.mjs')] },
+  'test:page': { setup: ['test', 'page'], env: { ...ASKED, WEFT_PAGE: '1' }, commands: [vitest('--project', 'page')] },
+  'image:test': {
+    setup: ['test', 'image'],
+    env: { ...ASKED, WEFT_IMAGE: '1' },
+    commands: [vitest('--project', 'image')],
+  },
+}
