@@ -34,7 +34,7 @@ describe('the package', () => {
   it('has the programs, all that they run, the unit and the manuals', () => {
     // The page's scripts are all in the page.
     const compiled = below('src', /(?<!^src\/page\/.*)\.ts$/).map((path) => `dist/${path.replace(/ts$/, 'js')}`)
-    const manuals = ['README.md', 'LICENSE', 'CHANGELOG.md', 'docs/operating.md', 'docs/differences.md']
+    const manuals = ['README.md', 'LICENSE', 'CHANGELOG.md', 'SECURITY.md', 'docs/operating.md', 'docs/differences.md']
     const wanted = [...Object.values(manifest.bin), ...compiled, ...manuals, 'deploy/weftd.service', 'package.json']
     wanted.push('dist/src/page/page.html')
     expect(compiled.length).toBeGreaterThan(50)
@@ -58,7 +58,7 @@ describe('the package', () => {
   })
 
   it('has neither tests nor what only a clone needs', () => {
-    const known = new Set(['CHANGELOG.md', 'LICENSE', 'README.md', 'package.json', 'binding.gyp'])
+    const known = new Set(['CHANGELOG.md', 'LICENSE', 'README.md', 'SECURITY.md', 'package.json', 'binding.gyp'])
     const folders = ['bin/', 'deploy/', 'dist/src/', 'docs/', 'native/', 'prebuilds/']
     const isKnown = (path: string): boolean => known.has(path) || folders.some((folder) => path.startsWith(folder))
     expect(packed.filter((path) => !isKnown(path))).toEqual([])

@@ -7,13 +7,14 @@
 import { cpSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { createInterface } from 'node:readline'
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
+import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import { execute, executeSync, output, type Finished } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, packageRoot, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
-import { fetchNode, hasNode, makeDebian, npmFolder } from '../support/debian.ts'
+import { fetchNode, makeDebian, npmFolder } from '../support/debian.ts'
 import { tellStep } from '../support/long-step.ts'
+import { HOSTS, needs, NODE } from '../support/needs.ts'
 
 const MINUTE = 60_000
 const IMAGE = 'localhost/weft'
@@ -32,16 +33,10 @@ const mayRaiseNice = executeSync(['sh', '-c', 'prlimit --nice=40 true 2>&1 && ec
 /** The release of Node.js that the image has by default. */
 const nodeMajor = Number(/^ARG NODE=.*\/node:(\d+)-/m.exec(readFileSync(root('deploy/Dockerfile'), 'utf8'))![1])
 
-/** What is missing here, in words. */
-function missing(): string | undefined {
-  if (process.getuid?.() !== 0) return 'it needs root'
-  return hasNode ? undefined : `the npm registry has no Node.js for ${process.arch}`
-}
-
 /** Holds the folder; the containers have hosts of their own. */
 let workshop: Lab
 let podmanEnv: Readonly<Record<string, string>>
-const reason = missing()
+const reason = needs(HOSTS, 'podman', 'runc', 'mmdebstrap', 'ping', NODE)
 
 /** Podman with a storage of its own. Its waiting, attached too, may not end on some kernels: nothing here waits by it. */
 const command = (...args: readonly string[]): string[] => [
@@ -141,7 +136,6 @@ afterAll(async () => {
   if (podmanEnv) await podman('rm', '--all', '--force', '--time', '1')
   await workshop?.close()
 }, 5 * MINUTE)
-beforeEach((context) => context.skip(reason !== undefined, reason))
 
 /** Where the image's files are, and their paths. */
 async function tree(): Promise<{ folder: string; paths: string[] }> {
@@ -173,7 +167,7 @@ describe('the image', () => {
       .map((path) => dirname(path).replace('opt/weft/', ''))
     expect(installed.length).toBeGreaterThan(20)
     expect(installed.filter((path) => !(path in packages) || packages[path]!.dev)).toEqual([])
-    for (const name of ['etcd3', 'winston']) expect(installed).toContain(`node_modules/${name}`)
+    for (const name of ['etcd3', 'prom-client']) expect(installed).toContain(`node_modules/${name}`)
     for (const name of ['node-gyp', 'node-addon-api']) expect(installed).not.toContain(`node_modules/${name}`)
   })
 

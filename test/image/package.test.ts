@@ -2,21 +2,20 @@
 
 import { cpSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
+import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import { execute, output } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
-import { fetchNode, hasNode, makeDebian, npmFolder } from '../support/debian.ts'
+import { fetchNode, makeDebian, npmFolder } from '../support/debian.ts'
 import { tellStep } from '../support/long-step.ts'
-import { HOSTS, needs } from '../support/needs.ts'
+import { HOSTS, needs, NODE } from '../support/needs.ts'
 
 const MINUTE = 60_000
 /** The oldest that package.json allows, and those that are supported. */
 const MAJORS = [20, 22, 24] as const
 const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
 
-const missing = needs(HOSTS, 'mmdebstrap', 'ping')
-beforeEach(({ skip }) => skip(!hasNode, `the registry has no Node.js for ${process.arch}`))
+const missing = needs(HOSTS, 'mmdebstrap', 'ping', NODE)
 
 /** Holds the folder: the Debian, the releases of Node.js, the package. */
 let workshop: Lab
@@ -32,7 +31,7 @@ const inDebian = (major: number, ...command: readonly string[]): string[] => [
 ]
 
 beforeAll(async () => {
-  if (missing !== undefined || !hasNode) return
+  if (missing !== undefined) return
   workshop = await createLab({ hosts: 0 })
   debian = join(workshop.folder, 'debian')
   tellStep('a bare Debian')

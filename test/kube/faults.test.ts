@@ -8,10 +8,13 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
 import { isWeftError } from '../../src/errors.ts'
-import { createKubeClient } from '../../src/kube/api-client.ts'
+import { createPeerFilter } from '../../src/backend/peer-filter.ts'
+import { createKubeClient, type KubeClient } from '../../src/kube/api-client.ts'
+import { Secret, secretUrls } from '../../src/secret.ts'
 import { createKubeManager } from '../../src/kube/kube-manager.ts'
 import { annotationNames } from '../../src/kube/node-lease.ts'
 import { createNodeSource } from '../../src/kube/node-source.ts'
+import { createOwnNode } from '../../src/kube/own-node.ts'
 import { followLeases, type FollowState } from '../../src/lease/follow.ts'
 import type { Lease } from '../../src/lease/lease.ts'
 import type { SubnetManager } from '../../src/lease/subnet-manager.ts'
@@ -69,7 +72,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
 `,
     )
     manager = await createKubeManager({
-      ...{ apiUrl: '', kubeconfig: join(folder, 'kubeconfig'), environment: { NODE_NAME: 'node1' } },
+      ...{ apiUrl: secretUrls(''), kubeconfig: join(folder, 'kubeconfig'), environment: { NODE_NAME: 'node1' } },
       ...{ annotationPrefix: P, netConfigPath: '', setCondition: true, log, signal: stopping.signal },
     })
     await api.admin.addNode('node1', '10.5.1.0/24', flannels('192.168.77.1'))
@@ -272,7 +275,10 @@ describe('a watch', () => {
     const { signal } = new AbortController()
     setMaxListeners(0, signal)
     async function cut(at: number): Promise<void> {
-      const client = createKubeClient(async () => ({ server: `http://127.0.0.1:${port}`, token: String(at) }))
+      const client = createKubeClient(async () => ({
+        server: `http://127.0.0.1:${port}`,
+        authorization: new Secret(String(at)),
+      }))
       const source = createNodeSource(client, annotationNames(P))
       const listing = await source.list(signal)
       const seen = new Map(listing.entries.map((entry) => [entry.key, entry]))
@@ -320,4 +326,160 @@ it('a request whose connection lay idle, and is gone, is sent on another', async
   expect(seen[2]![0]).not.toBe(seen[0]![0])
   client.close()
   await new Promise((resolve) => server.close(resolve))
+})
+
+it('a watch whose connection is reset, one that a request had before, ends, and nothing is asked again', async () => {
+  const unheard: unknown[] = []
+  const hear = (error: unknown): void => void unheard.push(error)
+  process.on('unhandledRejection', hear)
+  const seen: (number | undefined)[] = []
+  let reset: () => void = () => {}
+  const server = createServer((request, response) => {
+    seen.push(request.socket.remotePort)
+    if (!request.url!.includes('watch=')) return void response.end('{}')
+    reset = () => request.socket.resetAndDestroy()
+    response.write('{"type":"BOOKMARK","object":{}}\n')
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  const { port } = server.address() as { port: number }
+  const client = createKubeClient(async () => ({ server: `http://127.0.0.1:${port}` }))
+  const { signal } = new AbortController()
+  await client.ask({ method: 'GET', path: '/' }, signal)
+  const reading = async (): Promise<void> => {
+    for await (const events of client.watch('/', {}, 300, signal)) if (events.length > 0) setTimeout(reset, PIECES_MS)
+  }
+  await expect(reading()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+  // What would have been sent again would be there before this is answered.
+  await client.ask({ method: 'GET', path: '/' }, signal)
+  process.off('unhandledRejection', hear)
+  expect(unheard).toEqual([])
+  expect([seen.length, seen[1]]).toEqual([3, seen[0]])
+  client.close()
+  server.closeAllConnections()
+  await new Promise((resolve) => server.close(resolve))
+})
+
+describe('junk in each field', () => {
+  type Json = { [name: string]: unknown } | unknown[]
+  const JUNK = [undefined, null, true, 0, -1.5, '', 'junk', '9'.repeat(400), [], [null], {}, { a: null }]
+  const NODE = {
+    metadata: {
+      ...{ name: 'node2', uid: 'u2', resourceVersion: '101', creationTimestamp: '2026-01-02T03:04:05Z' },
+      annotations: { ...flannels('192.168.77.2'), [`${P}/public-ip-overwrite`]: '192.0.2.7' },
+    },
+    spec: { podCIDR: '10.5.2.0/24', podCIDRs: ['10.5.2.0/24'] },
+  }
+  /** The value itself, and with each junk in each place. */
+  function* spoilt(value: unknown): Generator {
+    yield* JUNK
+    if (typeof value !== 'object' || value === null) return
+    for (const [name, member] of Object.entries(value))
+      for (const junk of spoilt(member)) {
+        const copy = structuredClone(value) as Json
+        Object.assign(copy, { [name]: junk })
+        yield copy
+      }
+  }
+  const hasFailed = (error: unknown): void => expect(isWeftError(error), String(error)).toBe(true)
+  const names = annotationNames(P)
+  const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+  const clientOf = (answer: unknown): KubeClient => ({
+    ask: async <T>() => structuredClone(answer) as T,
+    watch: async function* () {},
+    close() {},
+  })
+
+  it('of a listing, and of our own node, is an error of the store or a node that is none', async () => {
+    const { signal } = new AbortController()
+    const attrs = { publicIp: parseIpv4('192.168.77.2')!, backendType: '' }
+    let lists = 0
+    for (const listing of spoilt({ metadata: { resourceVersion: '100' }, items: [NODE] })) {
+      const client = clientOf(listing)
+      const source = createNodeSource(client, names)
+      await source.list(signal).then(({ entries }) => void (lists += entries.length), hasFailed)
+      const own = createOwnNode({ client, names, name: 'node2', log })
+      const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}', { areGiven: true })
+      const renewing = own
+        .holder(config)
+        .renew(
+          { key: '10.5.2.0-24', subnet: { address: 0, prefixLength: 24 }, attrs, expiresAt: undefined, revision: 0n },
+          attrs,
+          log,
+          signal,
+        )
+      await renewing.catch(hasFailed)
+      await own.published(signal).catch(hasFailed)
+      await own.amend(attrs, signal).catch(hasFailed)
+      await own.ready(signal).catch(hasFailed)
+    }
+    expect(lists).toBeGreaterThan(50)
+  })
+
+  it('of an event, or an event that is none, ends the watch with an error of the store, or means no lease', async () => {
+    let line: string | undefined
+    const server = createServer((request, response) => {
+      const url = new URL(request.url!, 'http://kubernetes')
+      if (url.searchParams.get('watch') !== 'true') return void response.end(JSON.stringify(NODE))
+      response.end(line)
+      line = undefined
+    })
+    await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+    const { port } = server.address() as { port: number }
+    const { signal } = new AbortController()
+    setMaxListeners(0, signal)
+    const status = { kind: 'Status', code: 410, message: 'too old' }
+    const { spec: _spec, ...withoutSpec } = NODE
+    const events = [
+      ...['ADDED', 'MODIFIED', 'DELETED', 'BOOKMARK'].map((type) => ({ type, object: NODE })),
+      { type: 'MODIFIED', object: withoutSpec },
+      { type: 'ERROR', object: status },
+    ]
+    let changes = 0
+    for (const event of events)
+      for (const junk of spoilt(event)) {
+        line = `${JSON.stringify(junk ?? null)}\n`
+        const client = createKubeClient(async () => ({ server: `http://127.0.0.1:${port}` }))
+        const source = createNodeSource(client, names)
+        const watching = async (): Promise<void> => {
+          for await (const batch of source.watch(100n, signal)) changes += batch.changes.length
+        }
+        await watching().catch(hasFailed)
+        client.close()
+      }
+    expect(changes).toBeGreaterThan(100)
+    await new Promise((resolve) => server.close(resolve))
+  })
+})
+
+it('of two nodes that say they are one host the one that was made last is the newer, whoever was heard from last', async () => {
+  const node = (name: string, at: string, version: string) => ({
+    metadata: { name, uid: name, resourceVersion: version, creationTimestamp: at, annotations: flannels('192.0.2.1') },
+    spec: { podCIDR: `10.5.${name}.0/24` },
+  })
+  const items = [node('1', '2026-01-02T03:04:06Z', '7'), node('2', '2026-01-02T03:04:05Z', '900')]
+  const client: KubeClient = {
+    ask: async <T>() => ({ metadata: { resourceVersion: '1000' }, items }) as T,
+    watch: async function* () {},
+    close() {},
+  }
+  const { entries } = await createNodeSource(client, annotationNames(P)).list(new AbortController().signal)
+  const leases = new Map(entries.map(({ key, lease }) => [key, lease!]))
+  const own = { ...leases.get('10.5.1.0-24')!, key: '', expiresAt: undefined, revision: 0n }
+  const lease = { ...own, attrs: { ...own.attrs, publicIp: parseIpv4('192.0.2.9')! } }
+  const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+  const identity = { name: 'MAC', own: '', of: () => 'one', remedy: '' }
+  const network = { address: parseIpv4('10.5.0.0')!, prefixLength: 16 }
+  // Each by its own address: one host may have two leases.
+  const [first, second] = [...leases.values()].map((each, at) => ({
+    ...each,
+    attrs: { ...each.attrs, publicIp: each.attrs.publicIp + at },
+  }))
+  for (const order of [
+    [first!, second!],
+    [second!, first!],
+  ]) {
+    const filter = createPeerFilter({ lease, network, log, identity })
+    const peers = filter.usable(new Map(order.map((each) => [each.key, each])), '')
+    expect(peers.map(({ key }) => key)).toEqual(['10.5.1.0-24'])
+  }
 })

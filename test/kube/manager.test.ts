@@ -8,6 +8,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { secretUrls } from '../../src/secret.ts'
 import { createKubeManager, type KubeManagerOptions } from '../../src/kube/kube-manager.ts'
 import { followLeases, type FollowState } from '../../src/lease/follow.ts'
 import type { Lease, LeaseAttrs } from '../../src/lease/lease.ts'
@@ -87,7 +88,12 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
   }
   async function managerOf(node: string, more: Partial<KubeManagerOptions> = {}): Promise<Required<SubnetManager>> {
     const manager = await createKubeManager({
-      ...{ apiUrl: '', kubeconfig: writeKubeconfig(), environment: { NODE_NAME: node }, annotationPrefix: P },
+      ...{
+        apiUrl: secretUrls(''),
+        kubeconfig: writeKubeconfig(),
+        environment: { NODE_NAME: node },
+        annotationPrefix: P,
+      },
       ...{ netConfigPath: join(folder, 'net-conf.json'), setCondition: true, log, signal: stopping.signal, ...more },
     })
     managers.push(manager)

@@ -14,7 +14,7 @@ import { ADMIN_TOKEN, kubeconfigText } from '../support/kube-admin.ts'
 import { startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
 import { manifestObjects, rightsOf, type KubeObject } from '../support/kube-manifest.ts'
 import { RIGHTS } from '../support/kube-server.ts'
-import { HELM, KUBE_APISERVER, needs } from '../support/needs.ts'
+import { HELM, KUBE_APISERVER, lackOf, needs } from '../support/needs.ts'
 
 const deploy = join(packageRoot, 'deploy')
 const read = (path: string): string => readFileSync(join(deploy, path), 'utf8')
@@ -40,7 +40,7 @@ const dataOf = (objects: readonly KubeObject[]) =>
   (find(objects, 'ConfigMap') as unknown as { data: { 'net-conf.json': string; 'cni-conf.json': string } }).data
 
 /** What holds for the manifest and for the chart with whichever values. */
-function holds(objects: readonly KubeObject[]): void {
+function holds(objects: readonly KubeObject[], isClosed = true): void {
   // Of rights: what weftd asks for with NODE_NAME, which is all but the question for its own pod.
   expect(rightsOf(objects)).toEqual(RIGHTS.filter((right) => right !== 'get pods').toSorted())
   const pod = podOf(objects)
@@ -57,6 +57,7 @@ function holds(objects: readonly KubeObject[]): void {
   refuseNotYet(options)
   checkOptions(options)
   expect(options['kube-subnet-mgr']).toBe(true)
+  if (isClosed) expect(options['status-ip']).toBe('127.0.0.1')
   // What it writes beside the root file system, which it cannot.
   const mounts = pod.containers[0].volumeMounts.map(({ mountPath }) => mountPath)
   for (const path of [options['subnet-file'], options['status-socket']]) expect(mounts).toContain(dirname(path))
@@ -193,12 +194,17 @@ describe('deploy/charts/weft', () => {
       ...{ Type: 'wireguard', ListenPort: 51821, PSK: '0"', PersistentKeepaliveInterval: 25, Mode: 'separate' },
     })
     expect(backendOf({ backend: 'host-gw' })).toEqual({ Type: 'host-gw' })
+    const open = render({ weft: { statusIp: '0.0.0.0' } })
+    holds(open, false)
+    expect(podOf(open).containers[0].args).toContain('--status-ip=0.0.0.0')
     const legacy = render({ weft: { legacyIptables: true } })
     expect(podOf(legacy).containers[0].securityContext['capabilities']).toEqual({
       drop: ['ALL'],
       add: ['NET_ADMIN', 'NET_RAW'],
     })
     expect(() => render({ netpol: { enabled: true } })).toThrow('netpol is not part of weft')
+    expect(() => render({ podCidrv6: 'fd00::/56' })).toThrow('weft has no IPv6 yet')
+    expect(() => render({ podCidr: '' })).toThrow('set podCidr')
   })
 })
 
@@ -218,7 +224,8 @@ describe('a real API server', () => {
   })
 
   it("turns a release of flannel's chart into weft's by --reuse-values, and back", async ({ skip }) => {
-    skip(!process.env['WEFT_HELM'], `this machine lacks ${HELM}`)
+    const lacksHelm = lackOf(HELM)
+    skip(lacksHelm !== undefined, lacksHelm)
     const folder = mkdtempSync(join(tmpdir(), 'weft-chart-'))
     const kubeconfig = join(folder, 'kubeconfig')
     writeFileSync(kubeconfig, kubeconfigText(api!.url, api!.caFile, ADMIN_TOKEN))

@@ -91,7 +91,7 @@ const Setting kSettings[] = {
 };
 
 std::vector<uint8_t> one_peer() {
-  std::vector<uint8_t> record(PeerTable::kRecordBytes);
+  std::vector<uint8_t> record(PeerTables::kRecordBytes);
   record[0] = record[2] = 4;
   record[1] = 1;
   return record;
@@ -118,10 +118,10 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
   std::vector<uint64_t> row(kCounterCount);
   Features features(setting.features);
   PeerTables peers(1);
-  peers.replace(std::make_unique<const PeerTable>(one_peer()));
+  peers.set(one_peer());
   Strangers strangers;
   TrafficRows traffic;
-  IcmpLimit icmp;
+  IcmpLimits icmp{1};
   const CounterRow counters(row.data());
   Drops drops(counters, monotonic_us);
   Ingress<Encap> ingress({tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, counters,
@@ -192,14 +192,14 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
   Features features(kFeatures);
   PeerTables peers(2);
   // One peer for all of IPv4 and one for all of IPv6; a connected Unix socket ignores their addresses.
-  std::vector<uint8_t> records(2 * PeerTable::kRecordBytes);
+  std::vector<uint8_t> records(2 * PeerTables::kRecordBytes);
   records[0] = 4;
   records[2] = 4;
-  records[PeerTable::kRecordBytes] = 6;
-  records[PeerTable::kRecordBytes + 2] = 4;
-  peers.replace(std::make_unique<const PeerTable>(records));
+  records[PeerTables::kRecordBytes] = 6;
+  records[PeerTables::kRecordBytes + 2] = 4;
+  peers.set(records);
   TrafficRows traffic;
-  IcmpLimit icmp;
+  IcmpLimits icmp{1};
   const CounterRow counters(row.data());
   Drops drops(counters, monotonic_us);
   const uint8_t anybody[16] = {};

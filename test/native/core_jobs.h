@@ -131,14 +131,15 @@ class Jobs {
 
   void look_up(std::vector<uint8_t>& records) {
     // JavaScript checks that there are whole records with prefix lengths that fit their version (addon.d.ts).
-    records.resize(records.size() / PeerTable::kRecordBytes * PeerTable::kRecordBytes);
-    for (size_t at = 0; at < records.size(); at += PeerTable::kRecordBytes) {
+    records.resize(records.size() / PeerTables::kRecordBytes * PeerTables::kRecordBytes);
+    for (size_t at = 0; at < records.size(); at += PeerTables::kRecordBytes) {
       records[at] = records[at] % 2 ? 4 : 6;
       records[at + 1] %= records[at] == 4 ? 33 : 129;
     }
-    const PeerTable table(records);
+    const PeerTables tables(0, records);
+    const PeerTable& table = tables.current();
     uint32_t found = 0;
-    for (size_t at = 0; at < records.size(); at += PeerTable::kRecordBytes) {
+    for (size_t at = 0; at < records.size(); at += PeerTables::kRecordBytes) {
       found += table.find(records[at], &records[at + 8]) != nullptr;
     }
     answer(found);

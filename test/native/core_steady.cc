@@ -82,14 +82,14 @@ int main() {
   }
   Features features(kAllFeatures & ~kUdpGso);  // a Unix socket knows no UDP_SEGMENT
   PeerTables peers(2);
-  std::vector<uint8_t> record(PeerTable::kRecordBytes);
+  std::vector<uint8_t> record(PeerTables::kRecordBytes);
   record[0] = record[2] = 4;
-  peers.replace(std::make_unique<const PeerTable>(record));
+  peers.set(record);
   std::vector<uint64_t> row(kCounterCount);
   Strangers strangers;
   TrafficRows traffic;
   Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
-  IcmpLimit icmp;
+  IcmpLimits icmp{1};
   // A Unix socket names no sender, so all are at 0, as the peer is.
   const FilterOptions filter{
       VerifySource::kStrict, {to_be32(0x0a050000), to_be32(0xffff0000)}, {to_be32(0x0a050200), to_be32(0xffffff00)}};

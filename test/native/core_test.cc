@@ -9,15 +9,18 @@
 #include "../../native/core/checksum.h"
 #include "../../native/core/coalesce.h"
 #include "../../native/core/drops.h"
+#include "../../native/core/ecn.h"
 #include "../../native/core/fragment.h"
 #include "../../native/core/icmp.h"
 #include "../../native/core/inspect.h"
 #include "../../native/core/mss.h"
 #include "../../native/core/nested.h"
 #include "../../native/core/peers.h"
+#include "../../native/core/precedence.h"
 #include "../../native/core/refusals.h"
 #include "../../native/core/segment.h"
 #include "../../native/core/strangers.h"
+#include "../../native/core/traffic.h"
 #include "../../native/core/waiting.h"
 #include "packets.h"
 
@@ -71,6 +74,13 @@ static std::vector<std::vector<Bytes>> coalesce(std::vector<Bytes>& packets, Coa
 // ---- the tests ----
 
 static void test_checksum() {
+  // Callers add a few words more: the largest sum leaves room for them.
+  for (const size_t size : {8u, 32u}) {
+    const Bytes addresses(size, 0xff);
+    const uint8_t last[4] = {0, IPPROTO_TCP, 0xff, 0xff};
+    const uint16_t expected = reference_fold(reference_sum(last, 4, reference_sum(addresses.data(), size)));
+    CHECK(to_be16(checksum_fold(pseudo_header_sum(addresses.data(), size, IPPROTO_TCP, 0xffff))) == expected);
+  }
   Bytes bytes(5000);
   for (auto& byte : bytes) byte = static_cast<uint8_t>(random_below(256));
   for (int round = 0; round < 3000; round++) {
@@ -290,7 +300,8 @@ static void test_peers() {
       records.insert(records.end(), r.begin(), r.end());
       entries.push_back(entry);
     }
-    const PeerTable table{records};
+    const PeerTables tables(0, records);
+    const PeerTable& table = tables.current();
     const auto matches = [](const Entry& entry, const Bytes& address) {
       for (int bit = 0; bit < entry.bits; bit++) {
         const int byte = bit / 8, mask = 0x80 >> bit % 8;
@@ -331,32 +342,178 @@ static void test_peer_spread() {
             const Bytes r = record(version, bits, subnet, i + 1);
             records.insert(records.end(), r.begin(), r.end());
           }
-          CHECK(PeerTable{records}.longest_run() <= 64);
+          CHECK(PeerTables(0, records).longest_run() <= 64);
         }
       }
     }
   }
 }
 
-/// Readers look up while the table is replaced; a table that was freed too early shows under the sanitizers.
+/// The record that takes a subnet's peer away.
+static Bytes gone(Bytes record) {
+  record[3] = 1;
+  return record;
+}
+
+/// Whatever is set and changed after one another, the table is the one that the records left would make; and a peer
+/// that is sent to the same address as before keeps what was learnt of the path.
+static void test_peer_changes() {
+  struct Entry {
+    Bytes record;
+    size_t learnt;
+  };
+  for (int round = 0; round < 30; round++) {
+    PeerTables tables(1);
+    PeerTables::Reader reader = tables.reader(0);
+    std::map<Bytes, Entry> model;  // by family, prefix length and subnet
+    const auto name = [](const Bytes& r) { return Bytes{r[0], r[1], r[8], r[9], r[10], r[11], r[23]}; };
+    const auto random_record = [&] {
+      const uint8_t version = random_below(4) ? 4 : 6, width = version == 4 ? 32 : 128;
+      // Long enough for two to be one subnet by what stands in it only, and many of one length.
+      const uint8_t bits = random_below(4) ? width : static_cast<uint8_t>(width - 8);
+      Bytes subnet(width / 8);
+      subnet[0] = 10;
+      subnet[2] = static_cast<uint8_t>(random_below(8));
+      if (bits == width) subnet.back() = static_cast<uint8_t>(1 + random_below(round % 2 ? 250 : 6));
+      Bytes r = record(version, bits, subnet, 0xc0000200 + random_below(20));
+      store_be16(&r[6], static_cast<uint16_t>(random_below(3) ? 0 : 1200 + random_below(2)));
+      store(&r[56], random_below(5));
+      r[40] = static_cast<uint8_t>(random_below(2));
+      return r;
+    };
+    const auto put = [&](std::map<Bytes, Entry>& into, const Bytes& r) {
+      const auto said = into.find(name(r)), known = model.find(name(r));
+      const Entry* before = said != into.end() ? &said->second : known != model.end() ? &known->second : nullptr;
+      const bool is_path_same = before && load<uint32_t>(&before->record[24]) == load<uint32_t>(&r[24]);
+      into[name(r)] = {r, is_path_same ? before->learnt : 0};
+    };
+    for (int step = 0; step < 60; step++) {
+      const bool is_whole = random_below(10) == 0;
+      Bytes records;
+      const auto say = [&](const Bytes& r) { records.insert(records.end(), r.begin(), r.end()); };
+      if (is_whole) {
+        std::map<Bytes, Entry> next;
+        for (const auto& [_, entry] : model) {
+          if (random_below(10)) say(entry.record), put(next, entry.record);
+        }
+        for (uint32_t more = random_below(30); more > 0; more--) {
+          const Bytes r = random_record();
+          say(r);
+          put(next, r);
+        }
+        model = next;
+        tables.set(records);
+      } else {
+        for (uint32_t more = random_below(step < 10 ? 60 : 4); more > 0; more--) {
+          const Bytes r = random_record();
+          const bool is_gone = random_below(3) == 0;
+          say(is_gone ? gone(r) : r);
+          if (is_gone) {
+            model.erase(name(r));
+          } else {
+            put(model, r);
+          }
+        }
+        tables.change(records);
+      }
+      Bytes left;
+      for (const auto& [_, entry] : model) left.insert(left.end(), entry.record.begin(), entry.record.end());
+      const PeerTables anew(0, left);
+      const PeerTable& table = reader.acquire();
+      CHECK(&table == &tables.current());
+      CHECK(tables.size() == model.size() && anew.size() == model.size());
+      for (int probe = 0; probe < 100; probe++) {
+        const Bytes r = random_record();
+        const Endpoint *found = table.find(r[0], &r[8]), *expected = anew.current().find(r[0], &r[8]);
+        CHECK((found != nullptr) == (expected != nullptr));
+        if (found && expected) {
+          CHECK(found->ipv4() == expected->ipv4() && found->limit == expected->limit && found->slot == expected->slot &&
+                found->encap == expected->encap);
+        }
+        const uint32_t host = to_be32(0xc0000200 + random_below(24));
+        CHECK(table.has_endpoint_at(host) == anew.current().has_endpoint_at(host));
+      }
+      for (auto& [_, entry] : model) {
+        const Endpoint* found = table.find(entry.record[0], &entry.record[8]);
+        if (!found || load<uint32_t>(&entry.record[24]) != found->ipv4()) {
+          CHECK(false);
+          continue;
+        }
+        CHECK(found->path.bytes() == entry.learnt);
+        if (random_below(3) == 0) found->path.learn(entry.learnt = 600 + random_below(900), 1);
+      }
+      reader.release();
+      CHECK(tables.kept() <= 1);
+    }
+  }
+}
+
+/// What a table of before has is kept for as long as a reader has that table, and no longer.
+static void test_peer_release() {
+  PeerTables tables(2);
+  PeerTables::Reader first = tables.reader(0), second = tables.reader(1);
+  const auto change = [&](uint32_t endpoint) { tables.change(record(4, 24, {10, 5, 2, 0}, endpoint)); };
+  const uint8_t address[4] = {10, 5, 2, 9};
+  change(1);
+  CHECK(tables.kept() == 0);
+  const Endpoint* held = first.acquire().find(4, address);
+  for (uint32_t endpoint = 2; endpoint < 50; endpoint++) change(endpoint);
+  CHECK(tables.kept() == 48 && ntohl(held->ipv4()) == 1);
+  CHECK(ntohl(second.acquire().find(4, address)->ipv4()) == 49);
+  change(50);
+  first.release();
+  change(51);
+  CHECK(tables.kept() == 2 && ntohl(second.acquire().find(4, address)->ipv4()) == 51);
+  change(52);
+  CHECK(tables.kept() == 1);
+  second.release();
+  change(53);
+  CHECK(tables.kept() == 0);
+}
+
+/// Readers look up while the table is changed; what was freed too early shows under the sanitizers, and what was
+/// changed together is seen together.
 static void test_peer_replacement() {
   PeerTables tables(2);
   std::atomic<bool> done{false};
   std::atomic<int> wrong{0};
+  const auto both = [](uint32_t endpoint) {
+    Bytes records = record(4, 24, {10, 5, 2, 0}, endpoint);
+    const Bytes other = record(4, 26, {10, 5, 3, 0}, endpoint);
+    records.insert(records.end(), other.begin(), other.end());
+    return records;
+  };
   const auto read_tables = [&](size_t index) {
     PeerTables::Reader reader = tables.reader(index);
-    const uint8_t address[4] = {10, 5, 2, 9};
+    const uint8_t address[4] = {10, 5, 2, 9}, other[4] = {10, 5, 3, 9};
     while (!done.load()) {
-      const Endpoint* found = reader.acquire().find(4, address);
-      if (found && ntohl(found->address.v4.sin_addr.s_addr) != 0xc0a84d02) wrong++;
+      const PeerTable& table = reader.acquire();
+      const Endpoint *found = table.find(4, address), *beside = table.find(4, other);
+      if ((found != nullptr) != (beside != nullptr)) wrong++;
+      if (found && beside) {
+        if (found->ipv4() != beside->ipv4() || !table.has_endpoint_at(found->ipv4())) wrong++;
+        found->path.learn(1400, 1);
+      }
       reader.release();
     }
   };
   std::thread first(read_tables, 0), second(read_tables, 1);
-  for (int round = 0; round < 3000; round++) {
-    const Bytes r = record(4, 24, {10, 5, 2, 0}, 0xc0a84d02);
-    tables.replace(
-        std::make_unique<const PeerTable>(random_below(3) ? std::span<const uint8_t>(r) : std::span<const uint8_t>()));
+  for (uint32_t round = 0; round < 3000; round++) {
+    const Bytes one =
+        record(4, 24, {10, static_cast<uint8_t>(6 + random_below(40)), static_cast<uint8_t>(round), 0}, round);
+    switch (random_below(5)) {
+      case 0:
+        tables.set({});
+        break;
+      case 1:
+        tables.set(both(0xc0a84d02 + random_below(2)));
+        break;
+      case 2:
+        tables.change(both(0xc0a84d02 + random_below(2)));
+        break;
+      default:
+        tables.change(random_below(3) ? one : gone(one));
+    }
   }
   done.store(true);
   first.join();
@@ -364,13 +521,54 @@ static void test_peer_replacement() {
   CHECK(wrong.load() == 0);
 }
 
+/// What the loops counted of a peer is one sum, and it was heard when the last of them heard it.
+static void test_traffic() {
+  TrafficRows first, second;
+  // The last of a chunk, the first of the next, and the last that there is.
+  for (const uint32_t slot : {1u, 4095u, 4096u, 65'536u, 1'000'000u, TrafficRows::kMaxSlots - 1}) {
+    for (TrafficRows* rows : {&first, &second}) rows->make_room(slot + 1);
+    Traffic sum;
+    first.sum(slot, sum);
+    second.sum(slot, sum);
+    CHECK(sum.tx_packets == 0 && sum.rx_bytes == 0 && sum.heard_ms == 0);
+    first.add_received(slot, 1, 100, 5);
+    sum = {};
+    first.sum(slot, sum);
+    second.sum(slot, sum);
+    CHECK(sum.rx_packets == 1 && sum.rx_bytes == 100 && sum.heard_ms == 5);
+    second.add_received(slot, 2, 200, 7);
+    for (const bool is_reversed : {false, true}) {
+      sum = {};
+      for (const TrafficRows* rows : {is_reversed ? &second : &first, is_reversed ? &first : &second})
+        rows->sum(slot, sum);
+      CHECK(sum.rx_packets == 3 && sum.rx_bytes == 300 && sum.heard_ms == 7);
+    }
+    first.add_sent(slot, 3, 30);
+    first.add_sent(slot, 4, 40);
+    first.add_received(slot, 1, 1, 9);
+    sum = {};
+    for (const TrafficRows* rows : {&first, &second}) rows->sum(slot, sum);
+    CHECK(sum.tx_packets == 7 && sum.tx_bytes == 70 && sum.heard_ms == 9);
+  }
+  CHECK(PeerTables::traffic_slots({}) == 1);
+  Bytes records = record(4, 24, {10, 5, 2, 0}, 1);
+  store(&records[56], TrafficRows::kMaxSlots - 1);
+  CHECK(PeerTables::traffic_slots(records) == TrafficRows::kMaxSlots);
+  store(&records[56], TrafficRows::kMaxSlots);
+  CHECK(PeerTables::traffic_slots(records) == 1);
+  const uint8_t address[] = {10, 5, 2, 9};
+  CHECK(PeerTables(0, records).current().find(4, address)->slot == 0);
+}
+
 static void test_endpoints() {
   Bytes records;
   for (const uint32_t endpoint : {0xc0000205u, 0xc0000202u, 0xc0000205u}) {
-    const Bytes r = record(4, 24, {10, 5, static_cast<uint8_t>(records.size() / PeerTable::kRecordBytes), 0}, endpoint);
+    const Bytes r =
+        record(4, 24, {10, 5, static_cast<uint8_t>(records.size() / PeerTables::kRecordBytes), 0}, endpoint);
     records.insert(records.end(), r.begin(), r.end());
   }
-  const PeerTable table{records};
+  const PeerTables tables(0, records);
+  const PeerTable& table = tables.current();
   for (const auto& [address, is_there] :
        {std::pair{0xc0000202u, true}, {0xc0000205u, true}, {0xc0000203u, false}, {0x050200c0u, false}, {0u, false}}) {
     CHECK(table.has_endpoint_at(to_be32(address)) == is_there);
@@ -379,7 +577,8 @@ static void test_endpoints() {
   CHECK(table.find(4, second)->is_at(to_be32(0xc0000202)) && !table.find(4, second)->is_at(to_be32(0xc0000205)));
   Bytes v6 = record(4, 24, {10, 5, 1, 0}, 0xc0000202);
   v6[2] = 6;
-  const PeerTable by_v6{v6};
+  const PeerTables tables_v6(0, v6);
+  const PeerTable& by_v6 = tables_v6.current();
   CHECK(!by_v6.has_endpoint_at(to_be32(0xc0000202)) && !by_v6.find(4, second)->is_at(to_be32(0xc0000202)));
 }
 
@@ -682,6 +881,7 @@ static void test_coalesce_reasons() {
       {"URG", false, [](Fields&, Fields& b) { b.flags |= kUrg; }},
       {"CWR", false, [](Fields&, Fields& b) { b.flags |= kCwr; }},
       {"CWR on the first", false, [](Fields& a, Fields&) { a.flags |= kCwr; }},
+      {"CWR on both", false, [](Fields& a, Fields& b) { a.flags = b.flags = kAck | kCwr; }},
       {"ECE on one", false, [](Fields&, Fields& b) { b.flags |= kEce; }},
       {"no ACK", false, [](Fields& a, Fields& b) { a.flags = b.flags = 0; }},
       {"PSH on the first", false, [](Fields& a, Fields&) { a.flags |= kPsh; }},
@@ -768,6 +968,38 @@ static void test_coalesce_reasons() {
   CoalesceLimits none;
   none.udp = false;
   CHECK(coalesce(many, none).size() == 300);
+  // Of a packet as IPv4 can have it, with all its headers: as many bytes, and one more.
+  for (const bool tcp : {true, false}) {
+    const size_t headers = tcp ? 40 : 28;
+    for (const size_t over : {0u, 1u, 2u}) {
+      context = std::string(tcp ? "TCP" : "UDP") + ", longer than 65534 by " + std::to_string(over);
+      Fields f;
+      f.tcp = tcp;
+      f.payload = 1000;
+      std::vector<Bytes> packets;
+      for (size_t left = 65534 + over - headers; left > 0; left -= f.payload, f.id++) {
+        f.payload = std::min<size_t>(left, 1000);
+        packets.push_back(build(f));
+        f.sequence += static_cast<uint32_t>(f.payload);
+      }
+      const auto writes = coalesce(packets);
+      CHECK(writes.size() == (over == 2 ? 2u : 1u));
+      CHECK(writes.back().size() == (over == 2 ? 1u : packets.size()));
+    }
+  }
+  context.clear();
+  // The identification of each is the next one's less one: of the third too.
+  for (const uint16_t third : {102, 101}) {
+    Fields f;
+    f.fragment = 0;
+    std::vector<Bytes> packets;
+    for (const uint16_t id : {uint16_t{100}, uint16_t{101}, third}) {
+      f.id = id;
+      packets.push_back(build(f));
+      f.sequence += 100;
+    }
+    CHECK(coalesce(packets).size() == (third == 102 ? 1u : 2u));
+  }
 }
 
 /// Streams of many flows, mixed: what comes out again are the same packets, each flow in its order.
@@ -835,26 +1067,143 @@ static void test_icmp() {
 
 /// How many errors each sender may have told, and all of them, of however many threads.
 static void test_icmp_limit() {
-  IcmpLimit limit;
-  const auto allowed = [&](uint32_t sender, int64_t now_ms, int tries) {
+  constexpr uint64_t kSecret = 0x5eed;
+  constexpr bool kOurs = true, kOthers = false;
+  const auto allowed_by = [](IcmpLimit& limit, uint32_t sender, bool is_ours, int64_t now_ms, int tries) {
     int count = 0;
-    while (tries-- > 0) count += limit.allows(htonl(sender), now_ms);
+    while (tries-- > 0) count += limit.allows(htonl(sender), is_ours, now_ms);
     return count;
   };
-  CHECK(allowed(1, 1'000, 1'000) == 50);
-  CHECK(allowed(1, 1'009, 1'000) == 0);
-  CHECK(allowed(1, 1'075, 1'000) == 7);
-  CHECK(allowed(1, 3'600'000, 1'000) == 50);
-  CHECK(allowed(2, 3'600'000, 1'000) == 50);
-  int all = 0;
-  for (uint32_t sender = 1; sender < 10'000; sender++) all += allowed(sender, 7'200'000, 1);
-  CHECK(all == 500);
-  // As it is asked by all loops at once.
-  std::atomic<int> together{0};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 4; i++) threads.emplace_back([&] { together += allowed(7, 10'800'000, 1'000); });
-  for (auto& thread : threads) thread.join();
-  CHECK(together == 50);
+  {
+    IcmpLimit limit(kSecret);
+    const auto allowed = [&](uint32_t sender, int64_t now_ms, int tries) {
+      return allowed_by(limit, sender, kOthers, now_ms, tries);
+    };
+    CHECK(allowed(1, 1'000, 1'000) == 50);
+    CHECK(allowed(1, 1'009, 1'000) == 0);
+    CHECK(allowed(1, 1'075, 1'000) == 7);
+    CHECK(allowed(1, 3'600'000, 1'000) == 50);
+    CHECK(allowed(2, 3'600'000, 1'000) == 50);
+    int all = 0;
+    for (uint32_t sender = 1; sender < 10'000; sender++) all += allowed(sender, 7'200'000, 1);
+    CHECK(all == 500);
+    // Those of our own subnet have no part in that, on either side.
+    for (uint32_t sender = 0x0a050100; sender < 0x0a050140; sender++) {
+      CHECK(allowed_by(limit, sender, kOurs, 7'200'000, 1'000) == 50);
+    }
+    CHECK(allowed(20'000, 7'200'010, 1'000) == 10);
+    // As it is asked by all loops at once.
+    std::atomic<int> together{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; i++) threads.emplace_back([&] { together += allowed(7, 10'800'000, 1'000); });
+    for (auto& thread : threads) thread.join();
+    CHECK(together == 50);
+    // Each thread reads the time when it begins a batch, so that one is behind another.
+    CHECK(allowed(9, 14'400'001, 1'000) == 50);
+    CHECK(allowed(9, 14'400'000, 1'000) == 0);
+    CHECK(allowed(9, 14'399'000, 1'000) == 0);
+    CHECK(allowed(9, 14'400'011, 1'000) == 1);
+    together = 0;
+    threads.clear();
+    for (int i = 0; i < 4; i++) {
+      threads.emplace_back([&, i] {
+        for (int turn = 0; turn < 1'000; turn++) together += allowed(10, 18'000'009 - (turn + i) % 10, 1);
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    CHECK(together == 50);
+    // Times beyond 32 bits of milliseconds, and a sender of weeks before.
+    constexpr int64_t kWrap = int64_t{1} << 32;
+    CHECK(allowed(8, kWrap - 5, 1'000) == 50);
+    CHECK(allowed(8, kWrap + 5, 1'000) == 1);
+    CHECK(allowed(8, kWrap + kWrap / 2 + 100, 1'000) == 50);
+  }
+  // Of one who asks five times a second each is told, whatever the others do: one of them without end, twelve at once,
+  // all of a subnet, as many addresses as there are.
+  const auto told = [&](uint64_t secret, bool is_ours, auto others) {
+    IcmpLimit limit(secret);
+    int count = 0;
+    for (int64_t ms = 1'000; ms < 21'000; ms++) {
+      others([&](uint32_t sender, bool ours) { limit.allows(htonl(sender), ours, ms); }, ms);
+      if (ms % 200 == 77) count += limit.allows(htonl(0x0a050102), is_ours, ms);
+    }
+    return count;
+  };
+  for (const uint64_t secret : {kSecret, uint64_t{0}, ~uint64_t{0}}) {
+    context = "secret " + std::to_string(secret);
+    CHECK(told(secret, kOurs, [](auto ask, int64_t) { ask(0x0a050103, true); }) == 100);
+    CHECK(told(secret, kOurs, [](auto ask, int64_t) {
+            for (uint32_t i = 0; i < 12; i++) ask(0x11000000 + i * 7919, false);
+          }) == 100);
+    CHECK(told(secret, kOurs, [](auto ask, int64_t) {
+            for (uint32_t host = 0; host < 256; host++) {
+              if (host != 2) ask(0x0a050100 + host, true);
+            }
+          }) == 100);
+    CHECK(told(secret, kOurs, [](auto ask, int64_t ms) {
+            for (uint32_t i = 0; i < 100; i++) ask(0x30000000 + static_cast<uint32_t>(ms) * 100 + i, false);
+          }) == 100);
+  }
+  context.clear();
+  // One kind takes nothing of another.
+  IcmpLimits limits(kSecret);
+  for (const IcmpKind kind : {IcmpKind::kOutward, IcmpKind::kInward, IcmpKind::kTooBig}) {
+    CHECK(allowed_by(limits[kind], 1, kOthers, 1'000, 1'000) == 50);
+    int all = 50;
+    for (uint32_t sender = 2; sender < 1'000; sender++) all += allowed_by(limits[kind], sender, kOthers, 1'000, 1);
+    CHECK(all == 500);
+  }
+}
+
+/// What the outer header says of congestion, and the inner one, and what comes of both: RFC 6040, figure 4.
+static void test_ecn() {
+  constexpr int kDrop = -1;
+  constexpr int expected[4][4] = {
+      // by outer Not-ECT, ECT(1), ECT(0), CE
+      {kNotEct, kNotEct, kNotEct, kDrop},
+      {kEct1, kEct1, kEct1, kCe},
+      {kEct0, kEct1, kEct0, kCe},
+      {kCe, kCe, kCe, kCe},
+  };
+  for (const bool v6 : {false, true}) {
+    for (const uint8_t dscp : {0, 0xb8, 0xfc}) {
+      for (uint8_t inner = 0; inner < 4; inner++) {
+        for (uint8_t outer = 0; outer < 4; outer++) {
+          context = "inner " + std::to_string(inner) + ", outer " + std::to_string(outer) + (v6 ? ", IPv6" : "");
+          Fields f;
+          f.v6 = v6;
+          f.tos = dscp | inner;
+          Bytes bytes = build(f);
+          const Packet packet = read(bytes);
+          CHECK(ecn_of(bytes.data(), packet) == inner);
+          const bool goes_on = take_ecn(static_cast<Ecn>(outer), bytes.data(), packet);
+          CHECK(goes_on == (expected[inner][outer] != kDrop));
+          // Nothing else of it is changed, and its sum is that of the packet that it is now.
+          f.tos = static_cast<uint8_t>(dscp | (goes_on ? expected[inner][outer] : inner));
+          CHECK(bytes == build(f));
+        }
+      }
+    }
+  }
+  context.clear();
+}
+
+/// What is counted of one peer by two loops.
+static void test_traffic_sums() {
+  for (const bool turned : {false, true}) {
+    TrafficRows first, second;
+    first.add_sent(0, 1, 100);
+    first.add_received(0, 2, 200, 5'000);
+    second.add_received(0, 3, 300, 6'000);
+    Traffic sum;
+    for (const TrafficRows* rows : {turned ? &second : &first, turned ? &first : &second}) rows->sum(0, sum);
+    CHECK(sum.tx_packets == 1 && sum.tx_bytes == 100);
+    CHECK(sum.rx_packets == 5 && sum.rx_bytes == 500);
+    CHECK(sum.heard_ms == 6'000);  // the later, whichever comes first
+    TrafficRows silent;
+    silent.sum(0, sum);
+    CHECK(sum.heard_ms == 6'000);
+  }
 }
 
 /// What follows from each refusal, and what is then tried no more. The table is the policy, row by row.
@@ -961,9 +1310,19 @@ static void test_learnt() {
   CHECK(most(1, 2'000 + kRememberedMs - 1) == 1);
   for (uint32_t i = 2; i <= 64; i++) learnt.learn(none, true, endpoint(i), 1500, 2'000 + i);
   for (uint32_t i = 1; i <= 64; i++) CHECK(most(i, 3'000) == 1);
-  learnt.learn(none, true, endpoint(65), 1500, 3'000);  // one too many: that which ends first is forgotten
-  CHECK(most(1, 3'000) == 128);
-  for (uint32_t i = 2; i <= 65; i++) CHECK(most(i, 3'000) == 1);
+  CHECK(most(65, 3'000) == 128);
+  // One too many: nothing is joined to any that has no place, for as long; those that have keep what they have.
+  learnt.learn(fewer, true, endpoint(3), 1500, 3'000);
+  learnt.learn(none, true, endpoint(65), 1500, 3'000);
+  for (const uint32_t other : {65u, 66u, 1'000u}) {
+    CHECK(most(other, 3'000 + kRememberedMs - 1) == 1);
+    CHECK(most(other, 3'000 + kRememberedMs) == 128);
+  }
+  CHECK(most(3, 3'000) == 64 && most(2, 3'000) == 1);
+  // The place of one whose time is over is free.
+  const int64_t later = 2'002 + kRememberedMs;
+  learnt.learn(fewer, true, endpoint(70), 1500, later);
+  CHECK(most(70, later) == 64 && most(71, later + 2'000) == 128);
   CHECK(features.bits() == kAllFeatures);
 }
 
@@ -1064,12 +1423,13 @@ struct Core {
     if (milliseconds < 0) sleeps++, now = std::max(now, packet_at);
     return now >= packet_at ? 1 : 0;
   }
-  /// Waits for a packet that comes so long after now.
-  void wait(Waiting& waiting, int64_t gap_us) {
+  /// Waits for a packet that comes so long after now, and is let in or not.
+  void wait(Waiting& waiting, int64_t gap_us, bool is_let_in = true) {
     turns = sleeps = 0;
     packet_at = now + gap_us;
     CHECK(waiting.wait([this](int milliseconds) { return look(milliseconds); }, *this) == 1);
     CHECK(now >= packet_at);
+    if (is_let_in) waiting.found_worth();
   }
 };
 
@@ -1143,6 +1503,40 @@ static void test_waiting() {
     CHECK(core.turns == 4 && core.sleeps == 0);
   }
   {
+    context = "what is refused is not looked again for, however much comes";
+    Waiting waiting(kWindow);
+    Core core{.turn_us = 5};
+    core.wait(waiting, 20);
+    int turns = 0;
+    for (int i = 0; i < 10'000; i++) {
+      core.wait(waiting, 20, false);
+      turns += core.turns;
+    }
+    CHECK(turns * core.turn_us <= kWindow + core.turn_us);  // what was left of the window after the one that was let in
+  }
+  {
+    context = "what is refused meanwhile takes nothing from a conversation";
+    Waiting waiting(kWindow);
+    Core core{.turn_us = 5};
+    for (int i = 0; i < 1'000; i++) {
+      core.wait(waiting, 20, false);
+      CHECK(core.turns == 4 && core.sleeps == 0);
+      core.wait(waiting, 20);
+      CHECK(core.turns == 4 && core.sleeps == 0);
+    }
+    // One that comes after the window, but near: the next is looked for again, whatever woke it in between.
+    for (int i = 0; i < 10; i++) core.wait(waiting, 100, false);
+    core.wait(waiting, 100);
+    CHECK(core.sleeps == 1);
+    core.wait(waiting, 20);
+    CHECK(core.turns == 4 && core.sleeps == 0);
+    // One that comes after long is not, though what was refused came without a pause.
+    for (int i = 0; i < 100; i++) core.wait(waiting, 100, false);
+    core.wait(waiting, 100);
+    core.wait(waiting, 20);
+    CHECK(core.turns == 0 && core.sleeps == 1);
+  }
+  {
     context = "switched off, it asks nothing";
     Waiting waiting(0);
     Core core{.turn_us = 5};
@@ -1150,6 +1544,42 @@ static void test_waiting() {
     CHECK(core.turns == 0 && core.sleeps == 1);
   }
   context.clear();
+}
+
+/// A thread is as other programs are while nearly all is refused, and at no other time.
+static void test_precedence() {
+  int64_t now = 5'000'000;
+  size_t looks = 0;
+  const auto clock = [&] { return looks++, now; };
+  Precedence precedence;
+  int changes = 0;
+  /// So many of each a second, in turns of 1 ms, for so long.
+  const auto run = [&](size_t carried, size_t refused, int64_t ms) {
+    size_t carries = 0, refuses = 0;
+    for (int64_t i = 0; i < ms; i++, now += 1'000) {
+      carries += carried;
+      refuses += refused;
+      const bool first = precedence.goes_first();
+      const bool changed = precedence.count(carries / 1'000, refuses / 1'000, clock);
+      CHECK(changed == (first != precedence.goes_first()));
+      changes += changed;
+      carries %= 1'000;
+      refuses %= 1'000;
+    }
+    return precedence.goes_first();
+  };
+  CHECK(run(1'000'000, 0, 1'000) && looks == 0);  // the clock costs nobody who is let in
+  CHECK(run(0, 1'000, 1'000));
+  CHECK(!run(0, 2'000, 1'000) && changes == 1);
+  CHECK(run(0, 1'000, 1'000) && changes == 2);
+  CHECK(!run(0, 100'000, 300) && !run(6'000, 100'000, 300) && changes == 3);
+  CHECK(run(7'000, 100'000, 300) && changes == 4);
+  CHECK(!run(0, 100'000, 300) && changes == 5);
+  // The first that is let in after the flood goes first again.
+  now += 10'000'000;
+  CHECK(run(1'000, 0, 1) && changes == 6);
+  looks = 0;
+  CHECK(run(1'000, 0, 1'000) && looks == 0);
 }
 
 /// A SYN whose options begin with `before`, then the maximum segment size, with a checksum that is right.
@@ -1230,7 +1660,10 @@ int main(int argc, char** argv) {
   test_nested();
   test_peers();
   test_peer_spread();
+  test_peer_changes();
+  test_peer_release();
   test_peer_replacement();
+  test_traffic();
   test_endpoints();
   test_strangers();
   test_drops();
@@ -1246,5 +1679,8 @@ int main(int argc, char** argv) {
   test_fragments(rounds);
   test_mss();
   test_waiting();
+  test_precedence();
+  test_ecn();
+  test_traffic_sums();
   return verdict(seed);
 }

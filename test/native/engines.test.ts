@@ -12,6 +12,7 @@ import { addon } from '../../src/host/addon.ts'
 import { formatIpv4, parseIpv4 } from '../../src/net/ipv4.ts'
 import type { ProbeJob, ProbeResult } from '../support/engine-probe.ts'
 import type { HandoverResult } from '../support/handover-probe.ts'
+import type { LendingResult } from '../support/lending-probe.ts'
 import { ipv4Packet, udpDatagram } from '../support/packets.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
@@ -97,6 +98,14 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     expect(result.counters['rx_packets']).toBe(inward.length + 1)
     const { tx_packets, tx_bytes, rx_packets, rx_bytes } = result.counters
     expect(result.traffic).toEqual([tx_packets, tx_bytes, rx_packets, rx_bytes, 1])
+  })
+
+  it('sends to where a peer is, also when that changes in the middle of a conversation', async () => {
+    const packets = outward.slice(0, 50)
+    const { fromUdp, fromOther } = await probe(engine, { encapsulation, toTun: hex(packets), afterMove: hex(packets) })
+    const sent = sorted(hex(packets.map((packet) => write(forwarded(packet, 2)!))))
+    expect(sorted(fromUdp)).toEqual(sent)
+    expect(sorted(fromOther)).toEqual(sent)
   })
 
   it('delivers datagrams longer than its MTU whole', async () => {
@@ -399,6 +408,88 @@ describe('the native engine', () => {
     expect(await output(['unshare', '--net', process.execPath, '-e', script, packageRoot])).toBe(
       'read from the TUN, heard, read from the TUN, heard\n',
     )
+  })
+
+  /** Runs a worker thread in a namespace until it ends, and what its process says then. */
+  async function endOfWorker(work: string): Promise<string> {
+    const worker = `
+      const { parentPort, workerData } = require('node:worker_threads')
+      const addon = require('node-gyp-build')(workerData)
+      const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 2, features: addon.featureNames }
+      const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, clampMss: false, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+      const start = () => addon.runEngine(addon.openDescriptors(asked), options, () => {})
+      ${work}`
+    const script = `
+      const { Worker } = require('node:worker_threads')
+      const worker = new Worker(${JSON.stringify(worker)}, { eval: true, workerData: process.argv[1] })
+      worker.on('message', () => worker.terminate())
+      worker.on('error', (error) => console.log(String(error)))
+      worker.on('exit', (code) => {
+        const fs = require('node:fs')
+        const threads = fs.readdirSync('/proc/self/task').map((id) => fs.readFileSync('/proc/self/task/' + id + '/comm', 'utf8'))
+        console.log('ended with', code, threads.filter((name) => name.startsWith('weft-')).length, fs.readFileSync('/proc/net/dev', 'utf8').includes(' w0:'))
+      })`
+    return output(['unshare', '--net', process.execPath, '-e', script, packageRoot])
+  }
+
+  it.each([
+    ['a watch', `addon.watchReadable(addon.openTun('t%d', false).fd, () => {}); process.exit(3)`, 3],
+    [
+      'a watch that was just stopped',
+      `addon.watchReadable(addon.openTun('t%d', false).fd, () => {}).stop(); process.exit(3)`,
+      3,
+    ],
+    ['an engine', `start(); process.exit(3)`, 3],
+    ['an engine, terminated from outside', `start(); parentPort.postMessage('up'); setInterval(() => {}, 1000)`, 1],
+    ['an engine that is being stopped', `start().stop(); process.exit(3)`, 3],
+    ['an engine that is being released', `start().release(); process.exit(3)`, 3],
+    [
+      'a lock that is waited for',
+      `const fs = require('node:fs'), file = require('node:os').tmpdir() + '/weft-lock-' + process.pid
+      addon.lockFile(fs.openSync(file, 'w')); fs.unlinkSync(file); process.exit(3)`,
+      3,
+    ],
+  ])('outlives the end of a worker thread that has %s', async (what, work, code) => {
+    // What was released is JavaScript's, and nobody has it any more.
+    const left = what === 'an engine that is being released'
+    expect(await endOfWorker(work)).toMatch(left ? /^ended with 3 0 / : `ended with ${code} 0 false\n`)
+  })
+
+  it('resolves a stop of what was stopped, and rejects to release it; tells why a descriptor cannot be watched', async () => {
+    const script = `
+      const addon = require('node-gyp-build')(process.argv[1])
+      const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 2, features: addon.featureNames }
+      const options = { encapsulation: 'udp', ownEnd: new Uint8Array(), mtu: 1472, tunAddress: 1, networkAddress: 2, filter: ${FILTER}, clampMss: false, persistent: false, naive: false, nice: 0, pollUs: 0, peers: new Uint8Array() }
+      const codeOf = async (call) => { try { return typeof (await call()) } catch ({ code }) { return code } }
+      ;(async () => {
+        const told = []
+        const engine = addon.runEngine(addon.openDescriptors(asked), options, () => {})
+        for (const call of ['stop', 'stop', 'release', 'release', 'stop']) told.push(await codeOf(() => engine[call]()))
+        engine.setPeers(new Uint8Array())
+        told.push(engine.takeStrangers().length, engine.traffic().length, engine.drops([]).packets.length, Object.keys(engine.askThreads()).length)
+        const file = require('node:fs').openSync('/etc/passwd')
+        for (const fd of [file, 999]) told.push(await codeOf(async () => addon.watchReadable(fd, () => {})))
+        console.log(told.join(' '))
+      })()`
+    expect(await output(['unshare', '--net', process.execPath, '-e', script, packageRoot])).toBe(
+      'undefined undefined EBADF EBADF undefined 0 0 0 0 EPERM EBADF\n',
+    )
+  })
+
+  it('lends and takes back: nothing twice, nothing after the stop, and a failure is a fault', async () => {
+    const script = join(packageRoot, 'dist/test/support/lending-probe.js')
+    const told = JSON.parse(await output(inNamespace([process.execPath, script]))) as LendingResult
+    expect(told).toEqual({
+      twice: [true, false],
+      afterTakingBack: true,
+      countedOnce: true,
+      whileStopping: [false, false],
+      deviceAfterStopping: false,
+      fault: 'EBADF',
+      afterFault: [false, true],
+      countedAfterFault: true,
+      takenBackAtOnce: true,
+    })
   })
 
   it('ends with its process: no thread outlives the environment', async () => {

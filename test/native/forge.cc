@@ -1,7 +1,8 @@
 // forge.cc - sends datagrams as fast as it can, for tests of who is let in.
 //
-//   forge ADDRESS PORT COUNT   the datagrams on stdin, a line of hex each, in turn, until COUNT were sent; prints how
-//                              many the kernel took. To port 0: ICMP messages
+//   forge ADDRESS PORT COUNT [FROM]   the datagrams on stdin, a line of hex each, in turn, until COUNT were sent;
+//   prints
+//                                     how many the kernel took. To port 0: ICMP messages. FROM: the port they leave by
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
@@ -21,6 +22,13 @@ int main(int argc, char** argv) {
   const bool icmp = to.sin_port == 0;
   const int fd = socket(AF_INET, (icmp ? SOCK_RAW : SOCK_DGRAM) | SOCK_CLOEXEC, icmp ? IPPROTO_ICMP : 0);
   if (fd < 0 || inet_pton(AF_INET, argv[1], &to.sin_addr) != 1) return 2;
+
+  if (argc > 4) {
+    sockaddr_in from{};
+    from.sin_family = AF_INET;
+    from.sin_port = htons(static_cast<uint16_t>(std::atoi(argv[4])));
+    if (bind(fd, reinterpret_cast<const sockaddr*>(&from), sizeof from) < 0) return 2;
+  }
 
   std::vector<std::string> datagrams;
   for (std::string line; std::getline(std::cin, line);) {

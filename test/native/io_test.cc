@@ -11,6 +11,8 @@
 
 #include <functional>
 
+#include "../../native/egress.h"
+#include "../../native/encap/flannel_udp.h"
 #include "../../native/io/linux_compat.h"
 #include "../../native/io/receiver.h"
 #include "../../native/io/sender.h"
@@ -24,6 +26,7 @@ struct Sent {
   uint32_t address;  // of the endpoint, host order; 0 for the TUN
   size_t segment_bytes;
   Bytes bytes;
+  int tos = 0;
 };
 
 struct Kernel {
@@ -58,7 +61,12 @@ Sent read_message(const msghdr& message) {
   sent.address = ntohl(static_cast<const sockaddr_in*>(message.msg_name)->sin_addr.s_addr);
   sent.bytes = joined(message.msg_iov, message.msg_iovlen);
   msghdr readable = message;
-  if (const cmsghdr* control = CMSG_FIRSTHDR(&readable)) {
+  for (cmsghdr* control = CMSG_FIRSTHDR(&readable); control; control = CMSG_NXTHDR(&readable, control)) {
+    if (control->cmsg_level == IPPROTO_IP && control->cmsg_type == IP_TOS) {
+      CHECK(control->cmsg_len == CMSG_LEN(1));
+      sent.tos = *CMSG_DATA(control);
+      continue;
+    }
     uint16_t size;
     std::memcpy(&size, CMSG_DATA(control), sizeof size);
     CHECK(control->cmsg_level == IPPROTO_UDP && control->cmsg_type == UDP_SEGMENT);
@@ -100,7 +108,7 @@ int clock_gettime(clockid_t, timespec* now) {
 }
 int recvmmsg(int, mmsghdr* messages, unsigned count, int, timespec*) { return kernel.receive(messages, count); }
 ssize_t writev(int, const iovec* iov, int count) {
-  if (const int error = kernel.take({0, 0, joined(iov, static_cast<size_t>(count))})) return errno = error, -1;
+  if (const int error = kernel.take({0, 0, joined(iov, static_cast<size_t>(count)), 0})) return errno = error, -1;
   return static_cast<ssize_t>(kernel.taken.back().bytes.size());
 }
 }
@@ -123,12 +131,12 @@ struct Outward {
         row(kCounterCount),
         drops(CounterRow(row.data()), [] { return clock_ms * 1'000; }),
         sender(-1, 0, 100, &features, CounterRow(row.data()), &drops, &traffic),
-        payload(2000) {}
+        payload(70'000) {}
 
-  void add(const Endpoint& endpoint, size_t size = 100) {
+  void add(const Endpoint& endpoint, size_t size = 100, Ecn ecn = kNotEct) {
     uint8_t* header = sender.room(4);
     store_be32(header, number++);
-    sender.add(endpoint, {header, 4}, {payload.data(), size - 4});
+    sender.add(endpoint, ecn, {header, 4}, {payload.data(), size - 4});
   }
   /// The numbers of all datagrams that the kernel took, in its order.
   static std::vector<uint32_t> numbers() {
@@ -314,6 +322,129 @@ void test_runs() {
         }).size() == 40);
 }
 
+/// The most that one message holds, exactly; and a datagram that none holds.
+void test_longest() {
+  const auto sizes = [](const std::vector<size_t>& datagrams) {
+    Outward out;
+    kernel = {};
+    for (const size_t size : datagrams) out.add(out.here, size);
+    out.sender.flush();
+    std::vector<size_t> taken;
+    for (const Sent& sent : kernel.taken) taken.push_back(sent.bytes.size());
+    CHECK(out.row[k_tx_packets] + out.row[k_tx_drop_too_big] == datagrams.size());
+    CHECK(out.sender.gathered() == out.row[k_tx_packets]);
+    size_t kept = 0;
+    out.drops.read(0, [&](const KeptDrop& drop) { kept += drop.reason == k_tx_drop_too_big && drop.length > 65507; });
+    CHECK(kept == out.row[k_tx_drop_too_big]);
+    return taken;
+  };
+  using Sizes = std::vector<size_t>;
+  for (const size_t last : {34u, 35u, 36u}) {
+    Sizes datagrams(66, 992);  // 65472 bytes
+    datagrams.push_back(last);
+    CHECK((sizes(datagrams) == (last == 36 ? Sizes{65472, 36} : Sizes{65472 + last})));
+  }
+  CHECK((sizes({65506, 65507, 65508, 65535, 65536, 65537, 100}) == Sizes{65506, 65507, 100}));
+}
+
+/// Of one message the outer header is one: what says another thing of congestion goes in another, also when it is sent
+/// again singly.
+void test_ecn() {
+  const std::vector<Ecn> marks{kNotEct, kNotEct, kEct0, kEct0, kCe, kEct0, kEct1, kNotEct};
+  for (const int error : {0, EMSGSIZE}) {
+    Outward out;
+    kernel = {};
+    kernel.refusal = [&](const Sent& sent) { return sent.segment_bytes ? error : 0; };
+    for (const Ecn mark : marks) out.add(out.here, 100, mark);
+    out.sender.flush();
+    CHECK(kernel.taken.size() == (error ? 8u : 6u));
+    std::vector<int> seen;
+    for (const Sent& sent : kernel.taken) {
+      for (size_t at = 0; at < sent.bytes.size(); at += 100) seen.push_back(sent.tos);
+    }
+    CHECK(std::equal(seen.begin(), seen.end(), marks.begin(), marks.end()));
+    CHECK(Outward::numbers().size() == marks.size() && out.row[k_tx_packets] == marks.size());
+  }
+}
+
+/// What the kernel knows of the path explains that a datagram is too long, with all its headers; if it does not, it is
+/// asked again at once.
+void test_path_explains() {
+  constexpr size_t kPath = 1500, kFits = kPath - 28;
+  for (const size_t size : {kFits - 1, kFits, kFits + 1}) {
+    Outward out;
+    kernel = {};
+    kernel.refusal = [](const Sent& sent) { return sent.segment_bytes ? EMSGSIZE : 0; };
+    out.here.path.learn(kPath, clock_ms);
+    for (int i = 0; i < 3; i++) out.add(out.here, size);
+    out.sender.flush();
+    CHECK(out.row[k_udp_gso_refusals] == 1 && out.row[k_tx_packets] == 3);
+    CHECK(out.here.path.is_due(clock_ms) == (size <= kFits));
+  }
+}
+
+/// However many questions of the path go alone, each in a call of its own, a full socket is waited for once a batch.
+void test_full_socket_of_questions() {
+  int tun[2];
+  CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
+  std::vector<uint64_t> row(kCounterCount);
+  const CounterRow counters(row.data());
+  Features features(kAllFeatures);
+  Drops drops(counters, [] { return clock_ms * 1'000; });
+  TrafficRows traffic;
+  IcmpLimits icmp(1);
+  Strangers strangers;
+  PeerTables peers(1);
+  peers.set(record(4, 24, {10, 5, 2, 0}, kThere));
+  constexpr uint32_t kOwn = 0x0a050100;
+  Egress<FlannelUdp> egress(
+      {tun[0], -1, -1, htonl(kOwn), 0, SIZE_MAX, &features, counters, &traffic, &drops, &drops, {}, &strangers, &icmp},
+      peers.reader(0), OwnEnd{});
+  Fields f;
+  f.tcp = false;
+  f.source = kOwn;
+  Bytes question = build(f);
+  question[9] = IPPROTO_ICMP;
+  question[20] = kEchoRequest;
+  Bytes bytes(sizeof(VirtioHeader));
+  bytes.insert(bytes.end(), question.begin(), question.end());
+  for (int batch = 1; batch <= 2; batch++) {
+    kernel = {};
+    kernel.refusal = [](const Sent&) { return EAGAIN; };
+    for (int i = 0; i < 20; i++) CHECK(send(tun[1], bytes.data(), bytes.size(), 0) > 0);
+    CHECK(egress.pump().items == 20);
+    CHECK(kernel.waits == 1);
+    CHECK(row[k_tx_drop_socket_full] == static_cast<uint64_t>(20 * batch));
+  }
+  close(tun[0]);
+  close(tun[1]);
+}
+
+/// A superpacket of another kernel that the TUN refuses, and takes cut, teaches nothing of what may be joined here.
+void test_uncut_refused() {
+  for (const bool tcp : {true, false}) {
+    Features features(kAllFeatures);
+    std::vector<uint64_t> counters(kCounterCount);
+    Drops drops(CounterRow(counters.data()), [] { return clock_ms * 1'000; });
+    TunWriter writer(-1, &features, CounterRow(counters.data()), &drops);
+    Fields f;
+    f.tcp = tcp;
+    f.payload = 10'000;
+    Bytes packet = build(f);
+    const Packet shape = read(packet);
+    VirtioHeader undone = open_sum(shape);
+    undone.gso_type = tcp ? kGsoTcp4 : kGsoUdp;
+    undone.gso_size = 100;
+    kernel = {};
+    kernel.refusal = [](const Sent& sent) { return sent.bytes[1] == kGsoNone ? 0 : EINVAL; };
+    Coalescer coalescer;
+    coalescer.add(packet.data(), shape, writer.limits(), undone);
+    CHECK(!writer.write(coalescer));
+    CHECK(counters[k_rx_packets] == 100 && counters[k_coalesce_refusals] == 1);
+    CHECK(features.bits() == kAllFeatures && writer.limits().udp_segments == kUdpSegments);
+  }
+}
+
 void test_write_refusals() {
   struct Row {
     const char* what;
@@ -385,12 +516,17 @@ void test_write_refusals() {
   kernel.refusal = [](const Sent&) { return EBADFD; };
   Features features(kAllFeatures);
   std::vector<uint64_t> counters(kCounterCount);
-  TunWriter writer(-1, &features, CounterRow(counters.data()), nullptr);
+  Drops drops(CounterRow(counters.data()), [] { return clock_ms * 1'000; });
+  TunWriter writer(-1, &features, CounterRow(counters.data()), &drops);
   Coalescer coalescer;
-  Bytes packet = build({});
-  coalescer.add(packet.data(), read(packet), writer.limits());
+  std::vector<Bytes> packets;
+  Fields fields;
+  for (int i = 0; i < 5; i++, fields.sequence += i == 3 ? 7 : 100) packets.push_back(build(fields));
+  for (Bytes& packet : packets) coalescer.add(packet.data(), read(packet), writer.limits());
+  CHECK(coalescer.writes() == 2);
   const Failure failure = writer.write(coalescer);
   CHECK(failure && failure->number == EBADFD);
+  CHECK(counters[k_rx_drop_tun] == 5 && counters[k_rx_packets] == 0);  // each of each write
   context.clear();
 }
 
@@ -404,6 +540,7 @@ void deliver(mmsghdr& message, size_t size, int joined_bytes, int flags = 0) {
     message.msg_hdr.msg_controllen = 0;
     return;
   }
+  message.msg_hdr.msg_controllen = CMSG_SPACE(sizeof joined_bytes);
   control->cmsg_level = IPPROTO_UDP;
   control->cmsg_type = UDP_GRO;
   control->cmsg_len = CMSG_LEN(sizeof joined_bytes);
@@ -485,6 +622,11 @@ int main(int argc, char** argv) {
   test_full_socket();
   test_send_partly();
   test_runs();
+  test_longest();
+  test_ecn();
+  test_path_explains();
+  test_full_socket_of_questions();
+  test_uncut_refused();
   test_write_refusals();
   test_receive();
   return verdict(seed);

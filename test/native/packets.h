@@ -103,7 +103,7 @@ inline Packet read(Bytes& bytes) {
 }
 
 inline Bytes record(uint8_t version, uint8_t bits, const Bytes& subnet, uint32_t endpoint) {
-  Bytes r(PeerTable::kRecordBytes);
+  Bytes r(PeerTables::kRecordBytes);
   r[0] = version;
   r[1] = bits;
   r[2] = 4;

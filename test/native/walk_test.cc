@@ -4,16 +4,25 @@
 // A pair of sockets that keep messages apart stands for the TUN; datagrams go over loopback. clock_gettime is replaced
 // for the whole program.
 #include <arpa/inet.h>
+#include <linux/icmp.h>
 #include <linux/sock_diag.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <functional>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 #include "../../native/egress.h"
 #include "../../native/encap/flannel_udp.h"
 #include "../../native/encap/vxlan.h"
 #include "../../native/ingress.h"
+#include "../../native/io/echo.h"
+#include "../../native/io/linux_compat.h"
 #include "../../native/io/udp.h"
 #include "packets.h"
 
@@ -29,6 +38,7 @@ namespace {
 struct Marked {
   static constexpr size_t kHeaderBytes = 8;
   static constexpr bool kRoutes = true;
+  static constexpr bool kCopiesEcn = true;
   explicit Marked(const OwnEnd&) {}
   void write(const Endpoint& peer, const Packet&, uint8_t* out) const { std::memcpy(out, peer.encap.data(), 8); }
   Stripped strip(Message& message) const {
@@ -59,7 +69,8 @@ constexpr uint32_t kSlot = 300;
 /// An egress and an ingress of one host, whose only peer has 10.5.2.0/24 and is at the other end.
 template <typename Encap>
 struct Host {
-  explicit Host(uint32_t features, const OwnEnd& own = {}, VerifySource verify = VerifySource::kStrict)
+  explicit Host(uint32_t features, const OwnEnd& own = {}, VerifySource verify = VerifySource::kStrict,
+                size_t clamp_mtu = 0)
       : features(features),
         row(kCounterCount),
         peers(2),
@@ -79,7 +90,7 @@ struct Host {
     std::copy(std::begin(kMark), std::end(kMark), r.begin() + 40);
     store(&r[56], uint32_t{kSlot});
     traffic.make_room(kSlot + 1);
-    peers.replace(std::make_unique<const PeerTable>(r));
+    peers.set(r);
     const Path path{tun[0],
                     socket,
                     socket,
@@ -93,7 +104,8 @@ struct Host {
                     &rx_drops,
                     filter(verify),
                     &strangers,
-                    &icmp};
+                    &icmp,
+                    clamp_mtu};
     egress = std::make_unique<Egress<Encap>>(path, peers.reader(0), own);
     ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(1), own);
   }
@@ -170,7 +182,7 @@ struct Host {
   Strangers strangers;
   TrafficRows traffic;
   Drops tx_drops, rx_drops;
-  IcmpLimit icmp;
+  IcmpLimits icmp{1};
   int tun[2], socket, other;
   std::unique_ptr<Egress<Encap>> egress;
   std::unique_ptr<Ingress<Encap>> ingress;
@@ -376,7 +388,7 @@ void test_limit(uint32_t features) {
     Bytes r = record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK);
     store(&r[4], Host<Encap>::port_of(host.other));
     store_be16(&r[6], static_cast<uint16_t>(limit));
-    host.peers.replace(std::make_unique<const PeerTable>(r));
+    host.peers.set(r);
   };
   const auto datagrams = [](Host<Encap>& host, const VirtioHeader& virtio, const Bytes& packet) {
     host.to_tun(virtio, packet);
@@ -425,14 +437,342 @@ void test_limit(uint32_t features) {
   };
   know(host, kLimit + kBefore);
   CHECK(datagrams(host, {}, echo(kTunAddress, 8, 0x4000)) == 0);
+  context = "what the kernel knows outlives a limit";
   limit_to(host, kLimit + 100);
-  know(host, kLimit + kBefore);
   CHECK(datagrams(host, {}, echo(kContainer, 8, 0x4000)) == 0);
   context = "no limit, and one that is none";
+  host.peers.set({});
   for (const size_t none : {size_t{0}, PathMtu::kAlwaysFits - 1}) {
     limit_to(host, none);
     CHECK(datagrams(host, {}, echo(kContainer, 8, 0x4000)) == 1);
   }
+}
+
+/// Of fragmentation needed every sender hears, whatever else others are told of, and others of the same.
+template <typename Encap>
+void test_told_of_size() {
+  Host<Encap> host(kAllFeatures);
+  Bytes r = record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK);
+  store(&r[4], Host<Encap>::port_of(host.other));
+  store_be16(&r[6], 1000);  // no longer packet reaches the peer
+  host.peers.set(r);
+  Fields nowhere, late, long_one;
+  nowhere.tcp = late.tcp = long_one.tcp = false;
+  nowhere.destination = 0x0a050901;
+  late.ttl = 1;
+  long_one.payload = 1200;
+  size_t told = 0, asked = 0;
+  for (int ms = 0; ms < 4'000; ms += 4, clock_ms += 4) {
+    for (uint32_t other = 0; other < 6; other++) {
+      nowhere.source = 0x0a050110 + (static_cast<uint32_t>(ms) + other) % 200;
+      late.source = 0xc0000200 + other;
+      long_one.source = other % 2 ? 0xc0000300 + (static_cast<uint32_t>(ms) * 8 + other) % 4096 : 0x0a050103 + other;
+      for (const Fields& f : {nowhere, late, long_one}) host.to_tun({}, build(f));
+    }
+    CHECK(!host.egress->pump().failure);
+    host.drain(host.tun[1]);
+    if (ms % 200 != 0) continue;
+    asked++;
+    // What it earned itself for other reasons is counted apart.
+    nowhere.source = long_one.source = 0x0a050102;
+    for (int i = 0; i < 60; i++) host.to_tun({}, build(nowhere));
+    CHECK(!host.egress->pump().failure);
+    host.drain(host.tun[1]);
+    host.to_tun({}, build(long_one));
+    CHECK(!host.egress->pump().failure);
+    for (const Bytes& write : host.drain(host.tun[1])) {
+      const uint8_t* error = write.data() + sizeof(VirtioHeader);
+      told += error[20] == 3 && error[21] == 4 && load_be32(error + 16) == 0x0a050102 && load_be16(error + 26) == 1000;
+    }
+  }
+  CHECK(asked == 20 && told == asked);
+  CHECK(host.row[k_tx_unreachable_sent] > 0 && host.row[k_tx_time_exceeded_sent] > 0);
+}
+
+/// What is in no datagram is told to its sender, cut, or dropped: with all that stands before it, and one byte more.
+template <typename Encap>
+void test_longest() {
+  constexpr size_t kMost = 65507 - Encap::kHeaderBytes;
+  const auto datagrams = [](Host<Encap>& host, const Bytes& packet) {
+    host.to_tun({}, packet);
+    CHECK(!host.egress->pump().failure);
+    size_t longest = 0;
+    const auto all = host.drain(host.other);
+    for (const Bytes& each : all) longest = std::max(longest, each.size());
+    CHECK(longest <= 65507);
+    return all.size();
+  };
+  Fields f;
+  f.tcp = false;
+  for (const size_t size : {kMost, kMost + 1, size_t{65514}, size_t{65535}}) {
+    context = "a packet of " + std::to_string(size);
+    const bool fits = size <= kMost;
+    f.payload = size - 28;
+    Host<Encap> host(kAllFeatures);
+    f.fragment = 0x4000;
+    CHECK(datagrams(host, build(f)) == fits);
+    CHECK(host.row[k_tx_drop_too_big] == !fits && host.row[k_tx_frag_needed_sent] == !fits);
+    f.fragment = 0;
+    CHECK(datagrams(host, build(f)) == (fits ? 1 : 2));
+    CHECK(host.row[k_tx_drop_too_big] == !fits && host.row[k_tx_fragmented] == !fits);
+  }
+  context = "IPv6";
+  Bytes subnet(16);
+  subnet[0] = 0xfd;
+  Host<Encap> host(kAllFeatures);
+  Bytes r = record(6, 64, subnet, INADDR_LOOPBACK);
+  store(&r[4], Host<Encap>::port_of(host.other));
+  host.peers.set(r);
+  f.v6 = true;
+  f.destination = 2;
+  for (const size_t size : {kMost, kMost + 1, size_t{65535}}) {
+    f.payload = size - 48;
+    Bytes packet = build(f);
+    packet[24] = 0xfd;
+    CHECK(datagrams(host, packet) == (size == kMost));
+  }
+  CHECK(host.row[k_tx_drop_too_big] == 2);
+  context.clear();
+}
+
+/// Of a path whose MTU is known connections begin with segments that fit it, from either side by one rule; of one that
+/// takes next to nothing with what the device takes.
+template <typename Encap>
+void test_clamp() {
+  constexpr size_t kBefore = kOuterBytes + Encap::kHeaderBytes, kClamp = 1400, kLeast = 256;
+  for (const auto& [path, most] : {std::pair<size_t, size_t>{1280 + kBefore, 1280},
+                                   {kLeast + kBefore, kLeast},
+                                   {kLeast + kBefore - 1, kClamp},
+                                   {41 + kBefore, kClamp},
+                                   {kClamp + kBefore, kClamp},
+                                   {kClamp + kBefore + 1, kClamp},
+                                   {0, kClamp}}) {
+    for (const bool outward : {true, false}) {
+      context = std::string(outward ? "out" : "in") + ", a path of " + std::to_string(path);
+      Host<Encap> host(kAllFeatures, {}, VerifySource::kStrict, kClamp);
+      PeerTables::Reader reader = host.peers.reader(1);
+      const uint8_t peer[] = {10, 5, 2, 2};
+      reader.acquire().find(4, peer)->path.learn(path, clock_ms);
+      reader.release();
+      Fields f = outward ? Fields{} : inward();
+      f.flags = kSyn;
+      f.payload = 0;
+      f.tcp_options = {2, 4, 0xff, 0xff};
+      Bytes packet = build(f);
+      std::vector<Bytes> out;
+      if (outward) {
+        host.to_tun({}, packet);
+        CHECK(!host.egress->pump().failure);
+        for (const Bytes& each : host.drain(host.other)) out.push_back(inner<Encap>(each));
+      } else {
+        host.from_peer(outer<Encap>(packet));
+        CHECK(!host.ingress->pump().failure);
+        for (const Bytes& each : host.drain(host.tun[1])) {
+          out.push_back(Bytes(each.begin() + sizeof(VirtioHeader), each.end()));
+        }
+      }
+      CHECK(out.size() == 1 && is_whole(out[0]) && load_be16(&out[0][42]) == most - 40);
+    }
+  }
+  context.clear();
+}
+
+/// A question of the path goes alone, though what comes before and after it is of its size and for the same peer.
+template <typename Encap>
+void test_question_alone(uint32_t features) {
+  Host<Encap> host(features);
+  Fields f;
+  f.tcp = false;
+  f.source = 0x0a050100;
+  const Bytes before = build(f);
+  Bytes question = before;
+  question[9] = IPPROTO_ICMP;
+  question[20] = kEchoRequest;
+  for (int i = 0; i < 3; i++) host.to_tun({}, before);
+  host.to_tun({}, question);
+  for (int i = 0; i < 3; i++) host.to_tun({}, before);
+  CHECK(!host.egress->pump().failure);
+  CHECK(host.row[k_tx_packets] == 7 && host.drain(host.other).size() == 7);
+  CHECK(host.row[k_tx_messages] == (features & kUdpGso ? 3 : 7));
+}
+
+/// What a table was used for by the walk that has ended keeps none that was replaced: one is as large as a network.
+template <typename Encap>
+void test_table_goes() {
+#if defined(__SANITIZE_ADDRESS__)
+  for (const bool outward : {true, false}) {
+    Host<Encap> host(kAllFeatures);
+    Bytes r = record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK);
+    store(&r[4], Host<Encap>::port_of(host.other));
+    host.peers.set(r);
+    const auto* used = &host.peers.current();
+    if (outward) {
+      host.to_tun({}, build({}));
+      CHECK(!host.egress->pump().failure);
+    } else {
+      host.from_peer(outer<Encap>(build(inward())));
+      CHECK(!host.ingress->pump().failure);
+    }
+    CHECK(host.row[outward ? k_tx_packets : k_rx_packets] == 1);
+    CHECK(!__asan_address_is_poisoned(used));
+    host.peers.set(r);
+    CHECK(__asan_address_is_poisoned(used));
+  }
+#endif
+}
+
+/// What a router says of congestion to the outer header the packet hears, where its sender would; and what a packet
+/// says stands outside, where the encapsulation copies it. By the kernel's own sockets.
+template <typename Encap>
+void test_congestion(uint32_t features, const std::function<Bytes(const Bytes&)>& frame, const OwnEnd& own = {}) {
+  constexpr uint8_t kDscp = 0xb8;
+  for (const bool v6 : {false, true}) {
+    for (uint8_t inner = 0; inner < 4; inner++) {
+      for (int outer = 0; outer < 4; outer++) {
+        context = "inner " + std::to_string(inner) + ", outer " + std::to_string(outer) + (v6 ? ", IPv6" : "");
+        Host<Encap> host(features & ~kCoalesceTcp, own, VerifySource::kOff);
+        Fields f = inward();
+        f.v6 = v6;
+        f.tos = kDscp | inner;
+        // The DSCP of the outer header is none of the packet's.
+        const int tos = 0x40 | outer;
+        CHECK(setsockopt(host.other, IPPROTO_IP, IP_TOS, &tos, sizeof tos) == 0);
+        for (int i = 0; i < 2; i++, f.sequence += 100) host.from_peer(frame(build(f)));
+        const Pump pump = host.ingress->pump();
+        const bool is_lost = inner == kNotEct && outer == kCe && Encap::kCopiesEcn;
+        CHECK(pump.carried == (is_lost ? 0 : 2) && pump.refused == (is_lost ? 2 : 0));
+        CHECK(host.row[k_rx_drop_congestion] == (is_lost ? 2 : 0));
+        const auto writes = host.drain(host.tun[1]);
+        CHECK(writes.size() == (is_lost ? 0 : 2));
+        for (const Bytes& write : writes) {
+          const uint8_t* bytes = write.data() + sizeof(VirtioHeader);
+          const int now = v6 ? (bytes[0] & 15) << 4 | bytes[1] >> 4 : bytes[1];
+          const int marked = inner == kNotEct                   ? kNotEct
+                             : outer == kCe                     ? kCe
+                             : inner == kEct0 && outer == kEct1 ? kEct1
+                                                                : static_cast<Ecn>(inner);
+          CHECK(now == (kDscp | marked));
+          CHECK(v6 || reference_fold(reference_sum(bytes, 20)) == 0xffff);
+        }
+      }
+    }
+  }
+  context = "what is sent";
+  Host<Encap> host(features, own);
+  const int on = 1;
+  CHECK(setsockopt(host.other, IPPROTO_IP, IP_RECVTOS, &on, sizeof on) == 0);
+  Fields f;
+  f.payload = 1000;
+  std::vector<uint8_t> expected;
+  for (const uint8_t ecn : {kNotEct, kEct0, kEct0, kCe, kEct1, kNotEct, kEct0}) {
+    f.tos = kDscp | ecn;
+    host.to_tun({}, build(f));
+    expected.push_back(ecn);
+  }
+  f.payload = 3000;
+  f.tos = kEct0;
+  host.to_tun(tcp_in_segments_of(1000), build(f));
+  expected.insert(expected.end(), 3, kEct0);
+  CHECK(!host.egress->pump().failure);
+  for (const uint8_t ecn : expected) {
+    Bytes bytes(2000);
+    alignas(cmsghdr) uint8_t controls[CMSG_SPACE(1)];
+    iovec iov{bytes.data(), bytes.size()};
+    msghdr message{};
+    message.msg_iov = &iov;
+    message.msg_iovlen = 1;
+    message.msg_control = controls;
+    message.msg_controllen = sizeof controls;
+    CHECK(recvmsg(host.other, &message, 0) > 0);
+    const cmsghdr* control = CMSG_FIRSTHDR(&message);
+    CHECK(control && control->cmsg_level == IPPROTO_IP && control->cmsg_type == IP_TOS);
+    if (control) CHECK(*CMSG_DATA(control) == (Encap::kCopiesEcn ? ecn : 0));
+    CHECK((bytes[Encap::kHeaderBytes + 1] & 3) == ecn);
+  }
+  context.clear();
+}
+
+/// Of datagrams that the kernel joined the mark is that of each.
+void test_congestion_joined() {
+  Host<FlannelUdp> host(kAllFeatures & ~kCoalesceTcp);
+  const int on = 1, size = 140, ce = kCe;
+  CHECK(setsockopt(host.socket, IPPROTO_UDP, UDP_GRO, &on, sizeof on) == 0);
+  CHECK(setsockopt(host.other, IPPROTO_UDP, UDP_SEGMENT, &size, sizeof size) == 0);
+  CHECK(setsockopt(host.other, IPPROTO_IP, IP_TOS, &ce, sizeof ce) == 0);
+  Fields f = inward();
+  f.tos = kEct0;
+  Bytes run;
+  for (int i = 0; i < 5; i++, f.sequence += 100) {
+    const Bytes packet = build(f);
+    run.insert(run.end(), packet.begin(), packet.end());
+  }
+  host.from_peer(run);
+  CHECK(host.ingress->pump().items == 1);  // or nothing was joined
+  const auto writes = host.drain(host.tun[1]);
+  CHECK(writes.size() == 5);
+  for (const Bytes& write : writes) {
+    CHECK((write[sizeof(VirtioHeader) + 1] & 3) == kCe);
+    CHECK(reference_fold(reference_sum(write.data() + sizeof(VirtioHeader), 20)) == 0xffff);
+  }
+}
+
+/// A turn says what went on and what did not: of it threads decide how they wait.
+template <typename Encap>
+void test_turns() {
+  Host<Encap> host(kAllFeatures);
+  const Bytes good = outer<Encap>(build(inward()));
+  const auto inward_turn = [&](std::pair<size_t, size_t> expected) {
+    const Pump pump = host.ingress->pump();
+    CHECK(!pump.failure && std::pair(pump.carried, pump.refused) == expected);
+  };
+  inward_turn({0, 0});
+  host.from_peer(good);
+  inward_turn({1, 0});
+  host.from_stranger(good);
+  host.from_peer(Bytes(5, 0));
+  Fields late = inward();
+  late.ttl = 1;
+  host.from_peer(outer<Encap>(build(late)));
+  inward_turn({0, 3});
+  host.from_stranger(good);
+  host.from_peer(good);
+  inward_turn({1, 1});
+  const auto outward_turn = [&](std::pair<size_t, size_t> expected) {
+    const Pump pump = host.egress->pump();
+    CHECK(!pump.failure && std::pair(pump.carried, pump.refused) == expected);
+  };
+  outward_turn({0, 0});
+  host.to_tun({}, build({}));
+  outward_turn({1, 0});
+  Fields nowhere;
+  nowhere.destination = 0x0a050901;
+  host.to_tun({}, build(nowhere));
+  host.to_tun({}, Bytes(30, 0xff));
+  outward_turn({0, 2});
+}
+
+/// Answers to others, which a raw socket hears too, keep nobody who looks for his own.
+void test_echoes() {
+  int pair[2];
+  CHECK(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0, pair) == 0);
+  constexpr uint32_t kMark = 7, kForeign = 8;
+  const auto reply = [&](uint32_t mark, uint8_t sequence) {
+    Bytes bytes(24);
+    bytes[0] = ICMP_ECHOREPLY;
+    bytes[7] = sequence;
+    store(&bytes[16], mark);
+    return send(pair[1], bytes.data(), bytes.size(), 0) == 24;
+  };
+  const EchoSocket echo{pair[0], false, kMark};
+  std::array<EchoAnswer, 4> room;
+  for (int i = 0; i < 4; i++) CHECK(reply(kForeign, 1));
+  CHECK(reply(kMark, 5));
+  CHECK(take_echoes(echo, room).empty());
+  const auto answers = take_echoes(echo, room);
+  CHECK(answers.size() == 1 && answers[0].sequence == 5);
+  CHECK(take_echoes(echo, room).empty());
+  close(pair[0]);
+  close(pair[1]);
 }
 
 /// Nobody is told of what is not from one host of this side to one host.
@@ -659,7 +999,7 @@ void test_filter() {
         if (has_peer) {
           Bytes subnet(16);
           subnet[0] = 0xfd;
-          host.peers.replace(std::make_unique<const PeerTable>(record(6, 64, subnet, INADDR_LOOPBACK)));
+          host.peers.set(record(6, 64, subnet, INADDR_LOOPBACK));
         }
         Fields f;
         f.v6 = true;
@@ -674,13 +1014,29 @@ void test_filter() {
       }
     }
   }
+  context = "what routers of IPv6 tell their link";
+  for (const uint8_t second : {0x80, 0xbf, 0x7f, 0xc0}) {
+    Host<Encap> host(kAllFeatures, {}, VerifySource::kOff);
+    Fields f;
+    f.v6 = true;
+    Bytes advertisement = build(f);
+    advertisement[6] = IPPROTO_ICMPV6;
+    advertisement[7] = 255;
+    advertisement[40] = 134;
+    advertisement[8] = 0xfe;
+    advertisement[9] = second;
+    host.from_peer(outer<Encap>(advertisement));
+    CHECK(!host.ingress->pump().failure);
+    const bool is_link_local = second == 0x80 || second == 0xbf;
+    CHECK(host.row[kUnknown] == is_link_local && host.row[k_rx_packets] == !is_link_local);
+  }
   context = "a peer that goes";
   Host<Encap> host(kAllFeatures);
   for (const uint64_t expected : {1u, 1u}) {
     host.from_peer(outer<Encap>(build(inward())));
     CHECK(!host.ingress->pump().failure);
     CHECK(host.row[k_rx_packets] == expected);
-    host.peers.replace(std::make_unique<const PeerTable>(std::span<const uint8_t>{}));
+    host.peers.set({});
   }
   CHECK(host.row[kUnknown] == 1);
 }
@@ -954,6 +1310,9 @@ void test_vxlan() {
   test_vxlan_joined();
   test_vxlan_malformed();
   test_vxlan_filter();
+  test_congestion<Vxlan>(
+      kAllFeatures & ~kUdpGso,
+      [](const Bytes& packet) { return vxlan_frame(packet, packet[0] >> 4 == 6 ? 0x86dd : 0x0800); }, vxlan_end());
   for (const uint32_t features : {kAllFeatures, kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), 0u}) {
     context = "vxlan, features " + std::to_string(features);
     test_vxlan_in(features);
@@ -969,6 +1328,8 @@ void test_walks(const char* name, bool udp_gso) {
     test_out<Encap>(features);
     test_path<Encap>(features);
     test_limit<Encap>(features);
+    test_question_alone<Encap>(features);
+    test_congestion<Encap>(features, outer<Encap>);
   }
   for (const uint32_t features : {kAllFeatures, kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), 0u}) {
     context = std::string(name) + ", features " + std::to_string(features);
@@ -978,6 +1339,11 @@ void test_walks(const char* name, bool udp_gso) {
   context = name;
   test_dropped_segments<Encap>();
   test_answers_are_few<Encap>();
+  test_told_of_size<Encap>();
+  test_longest<Encap>();
+  test_clamp<Encap>();
+  test_table_goes<Encap>();
+  test_turns<Encap>();
   test_not_answered<Encap>();
   context = name;
   test_time_exceeded<Encap>();
@@ -993,6 +1359,8 @@ int main(int argc, char** argv) {
   test_walks<FlannelUdp>("flannel's udp", argc < 4);
   test_walks<Marked>("eight bytes before each packet", argc < 4);
   test_vxlan();
+  if (argc < 4) test_congestion_joined();
+  test_echoes();
   test_sender_socket();
   test_overflow();
   return verdict(seed);

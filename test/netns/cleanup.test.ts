@@ -127,7 +127,11 @@ async function addForeign(): Promise<void> {
   await here('ip', 'route', 'add', 'blackhole', '10.99.0.0/16')
 }
 
-describe.runIf(existsSync('/usr/sbin/iptables-legacy') && existsSync('/usr/sbin/iptables-nft'))('weft cleanup', () => {
+describe('weft cleanup', () => {
+  beforeEach(({ skip }) => {
+    for (const path of ['/usr/sbin/iptables-legacy', '/usr/sbin/iptables-nft']) skip(!existsSync(path), `no ${path}`)
+  })
+
   it('says that there is nothing where there is nothing', async () => {
     expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING, stderr: '' })
     // Looking makes nothing: no table of the legacy kind, which would track connections, and none of nft.

@@ -247,6 +247,7 @@ describe('exit codes', () => {
     ['{"Network":"10.5.0.0/16","Backend":{"Type":"XYZ"}}', 'Error fetching backend: unknown backend type: xyz'],
     ['{"Network":"10.5.0.0/16","Backend":{}}', 'Error fetching backend: unknown backend type: ;'],
     ['{"EnableIPv4":false}', 'none defined stack'],
+    ['{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48"}', 'weft has no IPv6 yet'],
     ['{"Network":"10.5.0.0/28"}', 'Error registering network: failed to acquire lease: out of subnets'],
   ])('1 for the configuration %s', async (config, message) => {
     await etcd.ctl('put', '/coreos.com/network/config', config)

@@ -7,6 +7,7 @@ import { ended } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { countCalls } from '../support/calls.ts'
+import { isNfTables } from '../../src/host/iptables.ts'
 import { eventually } from '../support/event.ts'
 import { answers } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -404,7 +405,11 @@ describe('subnet.env', () => {
 
 describe('rules that others write beside ours', () => {
   it('before, after and the same ones again: ours are put right once, theirs stay where they are', async () => {
-    const calls = countCalls(lab, 'iptables-save')
+    // The first that a look at the rules asks for, of either kind of iptables.
+    const [program, look]: readonly [string, RegExp] = isNfTables(await host.output(['iptables', '--version']))
+      ? ['iptables', /^-t nat -S POSTROUTING$/]
+      : ['iptables-save', /^$/]
+    const calls = countCalls(lab, program)
     const daemon = start(undefined, ['--ip-masq', '--iptables-resync', '1'], calls.env)
     await daemon.line(/flannel is ready/)
     const nat = async (): Promise<string[]> =>
@@ -414,7 +419,7 @@ describe('rules that others write beside ours', () => {
     const iptables = (...args: string[]): Promise<string> => host.output(['iptables', '-w', '-t', 'nat', ...args])
     await iptables('-I', 'POSTROUTING', '-s', '198.51.100.1/32', '-j', 'ACCEPT')
     await iptables('-A', 'POSTROUTING', '-s', '198.51.100.2/32', '-j', 'ACCEPT')
-    await calls.more(2) // when the second look begins, the first is over
+    await calls.more(2, look) // when the second look begins, the first is over
     const beside = ['-A POSTROUTING -s 198.51.100.1/32 -j ACCEPT', '-A POSTROUTING -s 198.51.100.2/32 -j ACCEPT']
     expect(await nat()).toEqual([beside[0], jump, beside[1], ...ours.filter((line) => line !== jump)])
     expect(count(daemon, /Repaired/)).toBe(0)
@@ -426,7 +431,7 @@ describe('rules that others write beside ours', () => {
     const after = await nat()
     expect(after.filter((line) => !beside.includes(line))).toEqual(ours)
     expect(after.filter((line) => beside.includes(line))).toEqual(beside)
-    await calls.more(2)
+    await calls.more(2, look)
     expect(count(daemon, /Repaired/)).toBe(1)
   })
 })

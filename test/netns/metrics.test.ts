@@ -19,7 +19,7 @@ beforeAll(async () => {
   const leases = join(lab.folder, 'leases')
   mkdirSync(leases)
   writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16"}')
-  const args = ['--lease-dir', leases, '--probe-interval', '1', '--healthz-port', '8081']
+  const args = ['--lease-dir', leases, '--probe-interval', '1', '--healthz-port', '8081', '--status-ip', '0.0.0.0']
   const daemons = hosts.map((host) => host.startDaemon({ args }))
   await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
 })

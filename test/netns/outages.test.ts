@@ -23,6 +23,7 @@ import { execute, output } from '../../lab/command.ts'
 import { startEtcd, startEtcdCluster, type Etcd, type EtcdCluster } from '../../lab/etcd.ts'
 import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
+import { createDirectoryStore } from '../../src/store/directory.ts'
 import { eventually } from '../support/event.ts'
 import { added, cpuSeconds, subnetOf, tunAddress } from '../support/hosts.ts'
 import type { Strikes, Trouble } from '../support/troubled-etcd.ts'
@@ -428,6 +429,34 @@ describe.concurrent('while the lease directory', () => {
     }
     return async () => rmSync(path)
   }
+
+  it('that is full takes a renewal, and no other address: what is said to be written is written', async () => {
+    const bed = await openDirectory(1)
+    const store = createDirectoryStore({ directory: bed.folder })
+    const { signal } = new AbortController()
+    const value = (address: string): string => `{"PublicIP":"${address}","PublicIPv6":null}`
+    const created = await store.create('10.5.16.0-24', value('192.0.2.1'), signal)
+    const end = await full(bed.folder)
+    const renewed = await store.update(
+      '10.5.16.0-24',
+      value('192.0.2.1'),
+      { ...created!, value: value('192.0.2.1') },
+      signal,
+    )
+    expect(renewed).toBeDefined()
+    const moving = () =>
+      store.update('10.5.16.0-24', value('192.0.2.2'), { ...renewed!, value: value('192.0.2.1') }, signal)
+    await expect(moving()).rejects.toMatchObject({
+      code: 'STORE_UNAVAILABLE',
+      message: expect.stringContaining('ENOSPC'),
+    })
+    expect((await store.list(signal)).entries).toMatchObject([{ value: value('192.0.2.1') }])
+    await end()
+    expect(await moving()).toBeDefined()
+    expect((await store.list(signal)).entries).toMatchObject([{ value: value('192.0.2.2') }])
+    await store.close()
+    await close(bed)
+  })
 
   it.each([
     // What a daemon says that starts meanwhile; whether it ends; whether those that run can renew.

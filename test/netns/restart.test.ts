@@ -1,11 +1,21 @@
 // restart.test.ts - what a restart costs those who talk meanwhile: nothing where the next weftd takes over from one that runs, and
 // no more than the time in which nobody forwards where it was killed. And what is left of a node that leaves.
 
+import { spawn } from 'node:child_process'
 import { mkdirSync, readdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
-import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import {
+  createLab,
+  EVENT_MS,
+  packageRoot,
+  type Daemon,
+  type DaemonArgs,
+  type Host,
+  type Lab,
+  type Pod,
+} from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { closeAll, connect } from '../../src/host/unix-socket.ts'
 import { eventually } from '../support/event.ts'
@@ -75,8 +85,9 @@ describe.each([
       const before = daemons[0]
       daemons[0] = await start(a)
       await before.line(/Ending: another weftd has taken over/)
-      expect(await before.stop()).toBe(0)
-      expect(daemons[0].lines.some((line) => FORWARDING_AS_KNOWN.test(line))).toBe(true)
+      await ended(before.process) // by itself
+      expect(before.process.exitCode).toBe(0)
+      expect(daemons[0].lines.some((line) => /Another weftd forwards/.test(line))).toBe(true)
       const said = rounds
       await eventually(() => expect(rounds).toBeGreaterThan(said))
     }
@@ -163,15 +174,26 @@ describe('one that was stopped', () => {
   })
 })
 
+/** A successor of the test's own, which has met the weftd of a host. */
+async function meet(host: Host) {
+  const connection = connect(`${host.subnetFile}.handover`)!
+  const ask = async (want: string) => {
+    connection.send(JSON.stringify({ weft: 2, want }))
+    return (await connection.receive(AbortSignal.timeout(EVENT_MS)))!
+  }
+  return { connection, ask, about: JSON.parse((await ask('meet')).text) as Record<string, unknown> }
+}
+
 it('forwards again when the one that was to take over goes away', async () => {
   await open({ Type: 'udp' })
-  const heir = connect(`${a.subnetFile}.handover`)!
-  heir.send('{"weft":1,"want":"path"}')
-  const parcel = await heir.receive(AbortSignal.timeout(EVENT_MS))
-  expect(parcel!.fds).toHaveLength(24)
-  closeAll(parcel!.fds)
+  const { connection, ask, about } = await meet(a)
+  expect(about).toMatchObject({ store: `directory ${leases()}`, lease: { key: subnetOf(a).replace('/', '-') } })
+  const parcel = await ask('path')
+  // The lock, and of eight lanes a queue, a socket and one to send by.
+  expect(parcel.fds).toHaveLength(1 + 24)
+  closeAll(parcel.fds)
   expect((await pods[0].run(['ping', '-c', '1', '-W', '1', pods[1].address])).code).toBe(1)
-  heir.close()
+  connection.close()
   await daemons[0].line(/went away; forwarding again/)
   await reach(pods[0].namespace, pods[1].address)
   // And hands over to the next.
@@ -179,19 +201,112 @@ it('forwards again when the one that was to take over goes away', async () => {
   await daemons[0].line(/Ending: another weftd has taken over/)
 })
 
-it('can be taken over while it waits for its store', async () => {
+it('ends one that was lent the path and hangs, and forwards again', async () => {
+  await open({ Type: 'udp' })
+  // It asks, says that it lives once, and then stands still for ever.
+  const program = `
+    const { connect } = await import(${JSON.stringify(join(packageRoot, 'dist/src/host/unix-socket.js'))})
+    const connection = connect(process.argv[1])
+    for (const want of ['meet', 'path']) {
+      connection.send(JSON.stringify({ weft: 2, want }))
+      await connection.receive(new AbortController().signal)
+    }
+    connection.send(JSON.stringify({ weft: 2, want: 'still' }))
+    process.kill(process.pid, 'SIGSTOP')`
+  const hanging = spawn(process.execPath, ['--input-type=module', '-e', program, `${a.subnetFile}.handover`])
+  await daemons[0].line(new RegExp(`hung, and was killed \\(pid ${hanging.pid}\\); forwarding again`))
+  await reach(pods[0].namespace, pods[1].address)
+  await ended(hanging)
+  expect(hanging.signalCode).toBe('SIGKILL')
+})
+
+it('one that was lent the path is not disturbed: others are refused, and a signal leaves the path to it', async () => {
+  await open({ Type: 'udp' })
+  const { connection, ask } = await meet(a)
+  closeAll((await ask('path')).fds)
+  connection.send(JSON.stringify({ weft: 2, want: 'still' }))
+  const other = connect(`${a.subnetFile}.handover`)!
+  for (const want of ['meet', 'path', 'release', 'end', 'leave', 'nonsense']) {
+    other.send(JSON.stringify({ weft: 2, want }))
+    expect((await other.receive(AbortSignal.timeout(EVENT_MS)))!.text).toMatch(/is taking over already/)
+  }
+  other.close()
+  expect(await daemons[0].stop()).toBe(0)
+  expect(daemons[0].lines.some((line) => line.includes('forwarding again'))).toBe(false)
+  connection.close()
+})
+
+describe('one that is not what it should be takes nothing from the one that forwards', () => {
+  it.each<[string, RegExp, () => DaemonArgs]>([
+    [
+      'another store',
+      /another weftd runs on this host for the store directory/,
+      () => ({ args: ['--lease-dir', join(lab.folder, 'other')] }),
+    ],
+    ['no flags at all', /another weftd runs on this host for the store directory/, () => ({ args: [] })],
+    [
+      'a port that another program has',
+      /Start healthz server error/,
+      () => ({ args: ['--lease-dir', leases(), '--healthz-port', '7001', '--healthz-ip', '127.0.0.1'] }),
+    ],
+    [
+      'an interface that is not there',
+      /error looking up interface nothing0: route ip\+net: no such network interface/,
+      () => ({ args: ['--lease-dir', leases(), '--iface-wait', '0'], iface: ['--iface', 'nothing0'] }),
+    ],
+  ])('%s', async (_what, complaint, options) => {
+    await open({ Type: 'udp' })
+    mkdirSync(join(lab.folder, 'other'))
+    writeFileSync(join(lab.folder, 'other', 'config'), JSON.stringify({ Network: '10.5.0.0/16' }))
+    const taken = a.spawn([
+      process.execPath,
+      '-e',
+      'net.createServer().listen(7001, "127.0.0.1", () => console.log(1))',
+    ])
+    await new Promise((resolve) => taken.stdout!.once('data', resolve))
+    const pings = pinging(...pods)
+    const wrong = a.startDaemon(options())
+    await wrong.line(complaint)
+    await ended(wrong.process)
+    expect(wrong.process.exitCode).toBe(1)
+    expect((await pings.stop()).lost).toBe(0)
+    expect(daemons[0].lines.some((line) => /Ending|forwarding again/.test(line))).toBe(false)
+  })
+})
+
+it('stands by while its store is away, goes on when the one before ends, and is a node when the store is back', async () => {
+  await open({ Type: 'udp' })
+  const bringBack = hideStore()
+  const next = a.startDaemon({ args: ['--lease-dir', leases()] })
+  await next.line(/Another weftd forwards \(pid \d+\); it goes on until this one is ready/)
+  await reach(pods[0].namespace, pods[1].address)
+  // A third is told that there is a second.
+  const third = a.startDaemon({ args: ['--lease-dir', leases()] })
+  await third.line(/is taking over already/)
+  await ended(third.process)
+  expect(third.process.exitCode).toBe(1)
+
+  await daemons[0].stop('SIGKILL')
+  await next.line(FORWARDING_AS_KNOWN)
+  await reach(pods[0].namespace, pods[1].address)
+  bringBack()
+  await next.line(/flannel is ready/)
+  expect(next.lines.filter((line) => line.includes('Forwarding between'))).toHaveLength(1)
+  await reach(pods[1].namespace, pods[0].address)
+})
+
+it('what goes on as last known is kept right though the store is away', async () => {
   await open({ Type: 'udp' })
   await daemons[0].stop('SIGKILL')
-  const bringBack = hideStore()
-  const waiting = [0, 1].map(() => undefined as Daemon | undefined)
-  for (const at of waiting.keys()) {
-    waiting[at] = a.startDaemon({ args: ['--lease-dir', leases()] })
-    await waiting[at].line(FORWARDING_AS_KNOWN)
-    await reach(pods[0].namespace, pods[1].address)
-  }
-  await waiting[0]!.line(/Ending: another weftd has taken over/)
-  bringBack()
-  await waiting[1]!.line(/flannel is ready/)
+  hideStore()
+  const next = a.startDaemon({ args: ['--lease-dir', leases()] })
+  await next.line(FORWARDING_AS_KNOWN)
+  await a.output(['ip', 'link', 'set', 'dev', 'flannel0', 'down'])
+  await next.line(/Repaired: flannel0 was down/)
+  await reach(pods[0].namespace, pods[1].address)
+  await a.output(['ip', 'link', 'del', 'dev', 'flannel0'])
+  await next.line(/The data path stopped/)
+  await eventually(async () => expect(await device(a)).toBe(true))
   await reach(pods[0].namespace, pods[1].address)
 })
 
@@ -233,6 +348,18 @@ it('does not go on as known in another network, or when its lease has ended mean
     await reach(pods[0].namespace, pods[1].address)
     await daemon.stop()
   }
+})
+
+it('weftd --leave fails when something of the node stays', async () => {
+  await open({ Type: 'udp' })
+  const leaving = a.startDaemon({
+    args: ['--lease-dir', leases(), '--leave'],
+    // A file that another one is mounted on cannot be removed.
+    before: ['unshare', '--mount', 'sh', '-c', `mount --bind ${a.subnetFile} ${a.subnetFile} && exec "$@"`, 'sh'],
+  })
+  await ended(leaving.process)
+  expect(leaving.lines.join('\n')).toMatch(/cannot remove file .*subnet\.env: .*EBUSY/)
+  expect(leaving.process.exitCode).toBe(1)
 })
 
 it('weftd --leave gives the lease back and leaves nothing', async () => {

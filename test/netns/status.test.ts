@@ -71,6 +71,18 @@ it.each([
     schema: 1,
   })
   expect(await first.output(['curl', '-sS', 'http://127.0.0.1:8080/'])).toMatch(/^<!doctype html>[^]*<\/html>\n$/)
+  // A container, another host, and this one by its address in the network hear the probes alone.
+  const said = await Promise.all(
+    [pods[0]!.namespace, pods[1]!.namespace, second.namespace, first.namespace].map(async (namespace) => {
+      const from = ['ip', 'netns', 'exec', namespace, 'curl', '-sS', '--max-time', '20']
+      const paths = ['healthz', 'livez', 'status.json', 'metrics', ''].map(
+        (path) => `http://${first.address}:8080/${path}`,
+      )
+      return (await execute([...from, ...paths])).stdout
+    }),
+  )
+  const refused = '403 only the probes are answered at this address\n'
+  expect(said).toEqual(Array(4).fill(`flanneld is runningweftd is alive\n${refused.repeat(3)}`))
 
   expect(
     (

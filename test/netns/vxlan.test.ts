@@ -8,12 +8,13 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended, execute, output } from '../../lab/command.ts'
 import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
+import type { Status } from '../../src/status/status.ts'
 import { eventually } from '../support/event.ts'
 import { answers, subnetOf, tunAddress } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { frames, udpOf } from '../support/pcap.ts'
 
-needs(HOSTS, 'ping', 'iperf3', 'tcpdump')
+needs(HOSTS, 'ping', 'iperf3', 'tcpdump', 'nft', 'curl')
 
 let lab: Lab
 afterEach(() => lab?.close())
@@ -135,6 +136,54 @@ describe('a cluster of both', () => {
     expect((await ping(ttl)).code).toBe(0)
     expect((await ping(ttl - 1)).stdout).toContain('Time to live exceeded')
   }
+
+  it("carries routers' marks of congestion both ways, as kernels do (RFC 6040)", async ({ skip }) => {
+    lab = await createLab({ hosts: 2 })
+    const [a, b] = lab.hosts as [Host, Host]
+    await start(a, 'kernel')
+    const daemon = await start(b, 'userspace')
+    const [podA, podB] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+    await reach(podA.namespace, podB.address)
+    // Each host's way out marks what is capable of it, as a congested router does.
+    const congested = `
+      add table ip congested
+      add chain ip congested out { type filter hook postrouting priority 0; }
+      add rule ip congested out udp dport 8472 ip ecn != not-ect ip ecn set ce`
+    const { code, stderr } = await a.run(['nft', '-f', '-'], { input: congested })
+    skip(code !== 0, `no mark can be set here: ${stderr}`)
+    await b.output(['nft', '-f', '-'], { input: congested })
+    const ect0 = 2
+    const marked = 3
+    /** The TOS of the requests that arrive, of a ping with this one. */
+    const arriving = async (from: Pod, to: Pod, tos: number): Promise<number[]> => {
+      const child = to.spawn('tcpdump -i eth0 -U --immediate-mode -c 3 -w - icmp[icmptype]=icmp-echo'.split(' '))
+      const seen: number[] = []
+      const done = (async () => {
+        for await (const frame of frames(child.stdout!)) seen.push(frame.readUInt8(14 + 1))
+      })()
+      await once(createInterface({ input: child.stderr! }), 'line') // listening on eth0
+      await from.output(['ping', '-n', '-c', '3', '-i', '0.2', '-Q', String(tos), to.address])
+      await done
+      return seen
+    }
+    for (const [from, to] of [
+      [podA, podB],
+      [podB, podA],
+    ] as const) {
+      expect(await arriving(from, to, ect0)).toEqual([marked, marked, marked])
+      expect(await arriving(from, to, 0xb8 | ect0)).toEqual(Array(3).fill(0xb8 | marked))
+      expect(await arriving(from, to, 0)).toEqual([0, 0, 0]) // which no router marks
+    }
+
+    // A router that marks what is not capable: nobody would hear of it, so the packet is lost, and counted.
+    await a.output(['nft', 'flush', 'chain', 'ip', 'congested', 'out'])
+    await a.output('nft add rule ip congested out udp dport 8472 ip ecn set ce'.split(' '))
+    expect((await podA.run(['ping', '-n', '-c', '1', '-W', '1', podB.address])).code).toBe(1)
+    expect(await podA.output(['ping', '-n', '-c', '1', '-Q', String(ect0), podB.address])).toContain(' 0% packet loss')
+    const status = await b.output(['curl', '-s', '--unix-socket', b.statusSocket, 'http://weft/status.json'])
+    expect((JSON.parse(status) as Status).dataPath!.drops).toMatchObject({ rx_drop_congestion: 1 })
+    expect(await daemon.stop()).toBe(0)
+  })
 
   it('sends what a kernel sends: every field of both headers', async () => {
     lab = await createLab({ hosts: 2 })

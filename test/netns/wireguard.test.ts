@@ -157,7 +157,9 @@ describe('wireguard', () => {
     writeFileSync(keyFile(host), 'no key\n')
     await expect(start(host)).rejects.toThrow(/holds no WireGuard key; delete it, and another is made/)
     await expect(start(host, { Mode: 'ipv6' })).rejects.toThrow(/Backend\.Mode is "ipv6"; weft has no IPv6 yet/)
-    await expect(start(host, { PSK: 'short' })).rejects.toThrow(/Backend\.PSK is "short"; give it a key as `wg genpsk`/)
+    await expect(start(host, { PSK: 'short' })).rejects.toThrow(
+      /Backend\.PSK is "<hidden>"; give it a key as `wg genpsk`/,
+    )
   })
 })
 

@@ -361,7 +361,7 @@ describe('with a status of ten thousand peers', () => {
       {
         ...{ at: new Date().toISOString(), state: 'impaired', trouble: evil },
         events: [{ at: '2026-11-22T10:00:00Z', level: 'warn', text: evil }],
-        node: { hostname: evil, subnet: evil, publicIp: evil, externalInterface: evil },
+        node: { hostname: evil, subnet: evil, publicIp: evil, externalInterface: evil, twin: evil },
       },
     )
     const page = await open({ viewport: WIDE }, (tab) =>

@@ -1,4 +1,4 @@
-// simulation.test.ts - seeds through the simulation: 200 here, 10,000 by `npm run test:soak`. WEFT_SEED=… repeats one.
+// simulation.test.ts - seeds through the simulation: 100 here, 10,000 by `npm run test:soak`. WEFT_SEED=… repeats one.
 
 import { expect, it, vi } from 'vitest'
 import { simulate } from './simulation.ts'
@@ -12,7 +12,7 @@ vi.mock('../../src/status/subnet-env.ts', async (importOriginal) => ({
 }))
 
 const only = process.env['WEFT_SEED']
-const SEEDS = process.env['WEFT_LONG'] === '1' ? 10_000 : 200
+const SEEDS = process.env['WEFT_LONG'] === '1' ? 10_000 : 100
 
 it(
   'every node converges, no subnet has two owners, no steady peer is lost',

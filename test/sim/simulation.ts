@@ -12,6 +12,7 @@ import { parseLeaseKey, type Lease } from '../../src/lease/lease.ts'
 import { managerOf } from '../../src/lease/store-manager.ts'
 import { formatIpv4, ipv4NetsOverlap, parseIpv4 } from '../../src/net/ipv4.ts'
 import { createHealth, type Health } from '../../src/status/health.ts'
+import { alone } from '../support/alone.ts'
 import { randomFrom } from '../support/packet-model.ts'
 import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -336,7 +337,9 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
     signal: node.stopping.signal,
     health: node.health,
   }
-  node.ended = node.machine.run(() => runNode(parts, previous, node.stopping)).catch((error: unknown) => error)
+  node.ended = node.machine
+    .run(() => runNode(parts, previous, node.stopping, alone(parts)))
+    .catch((error: unknown) => error)
 }
 
 /** Then who has no lease forwards on without one, and waits. Writes that were applied late may have taken what was left. */

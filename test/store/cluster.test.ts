@@ -13,6 +13,7 @@ import { acquireLease, renewLease } from '../../src/lease/own-lease.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { createEtcdStore } from '../../src/store/etcd.ts'
 import type { Store } from '../../src/store/store.ts'
+import { Secret } from '../../src/secret.ts'
 import { eventually } from '../support/event.ts'
 import { ETCD, needs } from '../support/needs.ts'
 
@@ -40,7 +41,7 @@ function open(members: readonly EtcdMember[] = cluster.members): Store {
   const store = createEtcdStore({
     endpoints: members.map(({ endpoint }) => endpoint),
     prefix: '/coreos.com/network',
-    ...{ certFile: '', keyFile: '', caFile: '', username: '', password: '' },
+    ...{ certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') },
   })
   stores.push(store)
   return store

@@ -17,6 +17,7 @@ import { acquireLease, renewLease } from '../../src/lease/own-lease.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { createEtcdStore } from '../../src/store/etcd.ts'
 import type { Store } from '../../src/store/store.ts'
+import { Secret } from '../../src/secret.ts'
 import { startCuttingProxy } from '../support/cutting-proxy.ts'
 import { eventually } from '../support/event.ts'
 import { ETCD, needs } from '../support/needs.ts'
@@ -57,7 +58,7 @@ afterEach(async () => {
 
 function open(endpoints: readonly string[], more: Partial<Parameters<typeof createEtcdStore>[0]> = {}): Store {
   const store = createEtcdStore({
-    ...{ endpoints, prefix: PREFIX, certFile: '', keyFile: '', caFile: '', username: '', password: '' },
+    ...{ endpoints, prefix: PREFIX, certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') },
     ...more,
   })
   cleanups.push(() => store.close())
@@ -263,7 +264,7 @@ it.each(['simple', 'jwt'])('goes on with %s tokens when users and roles are chan
   await server.ctl('user', 'grant-role', 'node', 'nodes')
   await server.ctl('auth', 'enable')
   const asRoot = (...args: string[]) => server.ctl('--user', 'root:sesame', ...args)
-  const store = open([server.endpoint], { username: 'node', password: 'open' })
+  const store = open([server.endpoint], { username: 'node', password: new Secret('open') })
   const attrs = { publicIp: parseIpv4('192.0.2.1')!, backendType: '' }
   let lease = await acquireLease(store, network, attrs, { random: Math.random, log: quiet, signal: over.signal })
   const follower = follow(store, 200)

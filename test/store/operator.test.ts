@@ -78,6 +78,14 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(await run('config', 'set', file('{"Network":"10.5.0.0/16","Backend":{"Type":"ipsec"}}'))).toMatchObject({
       code: 1,
     })
+    for (const families of ['"EnableIPv6":true', '"EnableIPv6":true,"EnableIPv4":false']) {
+      const ipv6 = file(`{"Network":"10.5.0.0/16","IPv6Network":"fc00::/48",${families}}`)
+      expect(await run('config', 'check', ipv6)).toMatchObject({
+        code: 3,
+        out: expect.stringMatching(/^not valid: weft has no IPv6 yet.*stay with flannel/),
+      })
+      expect(await run('config', 'set', ipv6)).toMatchObject({ code: 1, err: expect.stringContaining('no IPv6 yet') })
+    }
     expect(await run('config', 'get')).toMatchObject({ out: `${CONFIG}\n` })
     expect(await run('config', 'set', '/nowhere/config')).toMatchObject({ code: 2 })
   })

@@ -3,6 +3,7 @@
 import { afterAll, beforeAll, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createEtcdStore } from '../../src/store/etcd.ts'
+import { Secret } from '../../src/secret.ts'
 
 let etcd: Etcd
 beforeAll(async () => {
@@ -15,7 +16,15 @@ it.each(['/a/b', '/a/b/', '//a//b//'])('of keys below /a/b may be written %j', a
   await etcd.ctl('put', '/a/b/config', config)
   await etcd.ctl('put', '/a/b/subnets/10.5.1.0-24', '{"PublicIP":"192.0.2.1","PublicIPv6":null}')
   const store = createEtcdStore({
-    ...{ endpoints: [etcd.endpoint], prefix, certFile: '', keyFile: '', caFile: '', username: '', password: '' },
+    ...{
+      endpoints: [etcd.endpoint],
+      prefix,
+      certFile: '',
+      keyFile: '',
+      caFile: '',
+      username: '',
+      password: new Secret(''),
+    },
   })
   try {
     const signal = AbortSignal.timeout(60_000)

@@ -36,6 +36,7 @@ import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { createDirectoryStore } from '../../src/store/directory.ts'
 import { createEtcdStore } from '../../src/store/etcd.ts'
 import { LEASE_TTL_MS, type Store, type StoreBatch, type StoreChange } from '../../src/store/store.ts'
+import { Secret } from '../../src/secret.ts'
 import { startCuttingProxy, type CuttingProxy } from '../support/cutting-proxy.ts'
 import { eventually } from '../support/event.ts'
 import { startTroubledEtcd } from '../support/troubled-etcd.ts'
@@ -124,7 +125,7 @@ function etcdBed(): Bed {
         keyFile: '',
         caFile: '',
         username: '',
-        password: '',
+        password: new Secret(''),
         ttlMs: TTL_MS,
       })
       stores.push(store)
@@ -441,6 +442,25 @@ describe.each([
     expect(seen).toMatchObject([{ kind: 'put', entry: { key: early.key } }])
   })
 
+  it('says no further than it has told, and tells the same to whoever watches from there again', async () => {
+    const bed = makeBed()
+    const writer = bed.open()
+    const store = bed.open()
+    const { revision } = await store.list(signal())
+    for (let watcher = 0; watcher < 2; watcher++) {
+      const controller = new AbortController()
+      const told: StoreChange[] = []
+      if (watcher === 0) await acquire(writer, '1.1.1.1', { previous: '10.5.1.0/24' })
+      for await (const batch of store.watch(revision, controller.signal)) {
+        if (batch.changes.length === 0) expect([told.length, batch.revision]).toEqual([0, revision])
+        told.push(...batch.changes)
+        if (told.length > 0) break
+      }
+      expect(told).toMatchObject([{ kind: 'put', entry: { key: '10.5.1.0-24' } }])
+      controller.abort(new Error('heard'))
+    }
+  })
+
   it('loses no change to somebody who lists while it is watched', async () => {
     const bed = makeBed()
     const writer = bed.open()
@@ -735,7 +755,7 @@ describe('the etcd store, when things break', () => {
     const put = (last: number, ip: string): Promise<string> => own.ctl('put', `/x/subnets/10.5.${last}.0-24`, value(ip))
     const store = createEtcdStore({
       endpoints: [`http://127.0.0.1:${way.port}`],
-      ...{ prefix: '/x', certFile: '', keyFile: '', caFile: '', username: '', password: '' },
+      ...{ prefix: '/x', certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') },
     })
     stores.push(store)
     try {
@@ -807,7 +827,7 @@ describe('the etcd store, when things break', () => {
       keyFile: '',
       caFile: '',
       username: 'someone',
-      password: 'sesame',
+      password: new Secret('sesame'),
     })
     stores.push(store)
     const error = await store.config(signal()).catch((thrown: unknown) => thrown)
@@ -827,7 +847,7 @@ describe('the etcd store, when things break', () => {
       keyFile: '',
       caFile: '',
       username: '',
-      password: '',
+      password: new Secret(''),
     })
     stores.push(store)
     for (let times = 0; times < 4; times++) await expect(store.config(signal())).rejects.toThrow('ECONNREFUSED')
@@ -843,7 +863,7 @@ describe('the etcd store and who may use it', () => {
       keyFile: '',
       caFile: '',
       username: '',
-      password: '',
+      password: new Secret(''),
       ...more,
     })
     stores.push(store)
@@ -925,7 +945,7 @@ describe('the etcd store and who may use it', () => {
         await server.ctl('user', 'grant-role', 'root', 'root')
         await server.ctl('auth', 'enable')
         vi.stubEnv(name, `http://${await ownPlace()}`)
-        const { revision } = await open(server, { username: 'root', password: 'sesame' }).list(signal())
+        const { revision } = await open(server, { username: 'root', password: new Secret('sesame') }).list(signal())
         expect(revision).toBeGreaterThan(0n)
       } finally {
         vi.unstubAllEnvs()
@@ -1005,11 +1025,31 @@ describe('the etcd store and who may use it', () => {
     }
   })
 
+  it('asks an endpoint that it has, not the one that answered before certificates were renewed', async () => {
+    const servers = await Promise.all([startEtcd({ tls: true }), startEtcd({ tls: true })])
+    const folder = mkdtempSync(join(tmpdir(), 'weft-tls-'))
+    folders.push(folder)
+    const caFile = join(folder, 'ca.pem')
+    const authorities = servers.map(({ certificate }) => readFileSync(certificate, 'utf8')).join('')
+    try {
+      for (const each of servers) await each.ctl('put', '/x/config', CONFIG)
+      writeFileSync(caFile, authorities)
+      const store = open(servers[0], { caFile, endpoints: servers.map(({ endpoint }) => endpoint) })
+      for (let renewals = 1; renewals <= 3; renewals++) {
+        for (let calls = 0; calls < 2; calls++) expect(await store.config(signal())).toBe(CONFIG)
+        writeFileSync(caFile, authorities)
+        utimesSync(caFile, 0, renewals)
+      }
+    } finally {
+      await Promise.all(servers.map((each) => each.close()))
+    }
+  })
+
   it('goes on as nobody while etcd has no users, says so once, and is the user as soon as it has', async () => {
     const server = await startEtcd()
     try {
       const log = quiet()
-      const store = open(server, { username: 'root', password: 'sesame', log })
+      const store = open(server, { username: 'root', password: new Secret('sesame'), log })
       const asked = [store.config(signal()), store.list(signal()), store.claim('1.1.1.1', 'me', signal())] as const
       await expect(asked[0]).rejects.toMatchObject({ code: 'CONFIG_MISSING' })
       expect((await asked[1]).entries).toEqual([])
@@ -1032,7 +1072,7 @@ describe('the etcd store and who may use it', () => {
       await server.ctl('user', 'grant-role', 'root', 'root')
       await server.ctl('user', 'add', 'guest:open')
       await server.ctl('auth', 'enable')
-      const store = open(server, { username: 'root', password: 'sesame' })
+      const store = open(server, { username: 'root', password: new Secret('sesame') })
       const lease = await acquire(store, '1.1.1.1')
       const follower = follow(store)
       await follower.until((view) => view.has(lease.key))
@@ -1041,7 +1081,7 @@ describe('the etcd store and who may use it', () => {
         ['guest', 'open'],
         ['', ''],
       ] as const) {
-        const error = (await open(server, { username, password })
+        const error = (await open(server, { username, password: new Secret(password) })
           .list(signal())
           .catch((thrown: unknown) => thrown)) as Error
         expect(error, error.message).toMatchObject({
@@ -1053,7 +1093,7 @@ describe('the etcd store and who may use it', () => {
       // Its tokens are in memory: after a restart ours is unknown, and another must be asked for.
       await server.kill()
       await server.start()
-      const writer = open(server, { username: 'root', password: 'sesame' })
+      const writer = open(server, { username: 'root', password: new Secret('sesame') })
       await writer.create('10.5.250.0-24', value('2.2.2.2'), signal())
       await follower.until((view) => view.has('10.5.250.0-24'))
       await renewLease(store, lease, { signal: signal() })
@@ -1073,7 +1113,7 @@ describe('an etcd that is full', () => {
     const way = await startTroubledEtcd(server.endpoint)
     try {
       const ttlMs = 60_000
-      const files = { certFile: '', keyFile: '', caFile: '', username: '', password: '' }
+      const files = { certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') }
       const store = createEtcdStore({ endpoints: [way.endpoint], prefix: '/x', ttlMs, ...files })
       stores.push(store)
       const first = await acquire(store, '1.1.1.1')
@@ -1153,7 +1193,7 @@ describe('leases of etcd that nothing came under', () => {
       await server.ctl('user', 'grant-role', 'guest', 'reader')
       await server.ctl('auth', 'enable')
       const files = { certFile: '', keyFile: '', caFile: '' }
-      const user = { username: 'guest', password: 'open' }
+      const user = { username: 'guest', password: new Secret('open') }
       const store = createEtcdStore({ endpoints: [server.endpoint], prefix: '/x', ...files, ...user })
       stores.push(store)
       for (let times = 0; times < 3; times++) {
@@ -1170,7 +1210,7 @@ describe('leases of etcd that nothing came under', () => {
     const server = await startEtcd()
     const way = await startTroubledEtcd(server.endpoint)
     try {
-      const files = { certFile: '', keyFile: '', caFile: '', username: '', password: '' }
+      const files = { certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') }
       const store = createEtcdStore({ endpoints: [way.endpoint], prefix: '/x', ...files })
       stores.push(store)
       way.set({ failMethod: 'Txn' })
@@ -1352,6 +1392,18 @@ describe('the directory store, when things break', () => {
     const options = { random: () => 0.99, log: quiet(), signal: signal() }
     const lease = await acquireLease(at.open(), config, attrs('192.0.2.9'), options)
     expect(Object.keys(await at.dump()).toSorted()).toEqual(['10.5.2.0-24', lease.key].toSorted())
+  })
+
+  it('leaves the file of a lease that ended long ago, and was taken again since it was looked at', async () => {
+    const at = directoryBed()
+    await at.put('10.5.1.0-24', value('192.0.2.1'))
+    utimesSync(join(at.prefix, 'subnets/10.5.1.0-24'), 0, Date.now() / 1000 - 49 * 3600)
+    const [first, second] = [at.open(), at.open()]
+    await first.list(signal())
+    expect(await second.create('10.5.1.0-24', value('192.0.2.1'), signal())).toBeDefined()
+    // Whoever creates a lease removes what had ended by its own last listing.
+    expect(await first.create('10.5.2.0-24', value('192.0.2.2'), signal())).toBeDefined()
+    expect(Object.keys(await at.dump()).toSorted()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
   })
 
   it('keeps every lease whole and of one owner while processes race for subnets and are killed as they write', async () => {

@@ -17,9 +17,6 @@ export async function makeDebian(target: string, packages: readonly string[] = [
   })
 }
 
-/** For which architectures the registry has Node.js. */
-export const hasNode = ['x64', 'arm64'].includes(process.arch)
-
 /** The newest release of Node.js `major`, as nodejs.org packs it, from the npm registry: bin/node and include/node below `folder`. */
 export async function fetchNode(major: number, folder: string): Promise<void> {
   mkdirSync(folder, { recursive: true })

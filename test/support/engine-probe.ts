@@ -32,11 +32,15 @@ export interface ProbeJob {
   readonly fromStranger: readonly string[]
   /** How many answers of the engine's own to wait for on each side: nothing orders them after the last packet. */
   readonly answers?: { readonly fromTun: number; readonly fromUdp: number }
+  /** Packets for the TUN side after all others, when the peer has another port. */
+  readonly afterMove?: readonly string[]
 }
 
 export interface ProbeResult {
   readonly fromTun: readonly string[]
   readonly fromUdp: readonly string[]
+  /** What came to the peer's other port. */
+  readonly fromOther: readonly string[]
   readonly counters: Readonly<Record<string, number>>
   readonly offloads: readonly string[]
   /** Of the peer: packets and bytes sent, packets and bytes let in, and whether it was heard of. */
@@ -98,9 +102,9 @@ async function main(kind: string): Promise<void> {
     const [name = '', value = ''] = sysctl.split('=')
     await output(['sh', '-c', `echo ${value} > /proc/sys/net/ipv4/${name.replaceAll('.', '/')}`])
   }
-  engine.setPeers(
-    encodePeers([{ subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port: 9999, slot: SLOT }]),
-  )
+  const peersAt = (port: number): Uint8Array =>
+    encodePeers([{ subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port, slot: SLOT }])
+  engine.setPeers(peersAt(9999))
 
   const fromTun: string[] = []
   const fromUdp: string[] = []
@@ -160,8 +164,21 @@ async function main(kind: string): Promise<void> {
   const last = ipv4Packet({ source: peer, destination: inside, protocol: 253, payload: SENTINEL })
   await send(encapsulation.write(last))
   await tunDone
-  const { answers = { fromTun: 0, fromUdp: 0 } } = job
+  const { answers = { fromTun: 0, fromUdp: 0 }, afterMove = [] } = job
   while (fromTun.length < answers.fromTun || fromUdp.length < answers.fromUdp) await turn()
+
+  const fromOther: string[] = []
+  if (afterMove.length > 0) {
+    const other = createSocket('udp4')
+    await new Promise<void>((resolve) => other.bind(9998, '127.0.0.1', resolve))
+    other.on('message', (packet) => fromOther.push(packet.toString('hex')))
+    engine.setPeers(peersAt(9998))
+    for (const hex of afterMove) writeSync(probe.fd, Buffer.from(hex, 'hex'))
+    // Where they come to is what is asked.
+    const before = fromUdp.length
+    while (fromOther.length + fromUdp.length - before < afterMove.length) await turn()
+    other.close()
+  }
 
   const counters = Object.fromEntries(Object.entries(engine.counters()).map(([name, count]) => [name, Number(count)]))
   const strangers = engine.takeStrangers()
@@ -171,7 +188,16 @@ async function main(kind: string): Promise<void> {
     const headers = Buffer.from(rest.headers).toString('hex')
     return { reason, packets, length, encapBytes, headers, peer: formatIpv4(rest.peer) }
   })
-  const result: ProbeResult = { fromTun, fromUdp, counters, offloads: engine.offloads, strangers, traffic, drops }
+  const result: ProbeResult = {
+    fromTun,
+    fromUdp,
+    fromOther,
+    counters,
+    offloads: engine.offloads,
+    strangers,
+    traffic,
+    drops,
+  }
   stopWatching()
   socket.close()
   stranger.close()

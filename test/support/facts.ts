@@ -21,7 +21,7 @@ export const soundStatus: Status = {
     leases: 'http://192.0.2.9:2379 /n',
   },
   store: { name: 'etcd', reachable: true, comparedSecondsAgo: 5, held: 0, holds: 0 },
-  node: { hostname: 'a', subnet: '10.5.1.0/24', publicIp: '192.0.2.1', externalInterface: 'eth0' },
+  node: { hostname: 'a', subnet: '10.5.1.0/24', publicIp: '192.0.2.1', externalInterface: 'eth0', twin: null },
   config: {
     ...{ network: '10.5.0.0/16', subnetLength: 24, subnetMin: '10.5.1.0', subnetMax: '10.5.255.0' },
     ...{ backendType: 'udp', backend: {} },

@@ -10,8 +10,8 @@ import { buildNative } from './native-program.ts'
 export interface Forge {
   /** Sends so many, of these in turn; returns how many the kernel took. */
   send(from: Place, to: Host | string, port: number, datagrams: readonly Buffer[], count: number): Promise<number>
-  /** Sends them until it is ended. */
-  flood(from: Place, to: Host | string, port: number, datagrams: readonly Buffer[]): ChildProcess
+  /** Sends them until it is ended, by a port of its own where one is given. */
+  flood(from: Place, to: Host | string, port: number, datagrams: readonly Buffer[], by?: number): ChildProcess
   /** Removes the program. */
   close(): void
 }
@@ -29,8 +29,10 @@ export async function buildForge(): Promise<Forge> {
   return {
     send: async (from, to, port, datagrams, count) =>
       Number(await from.output(command(to, port, count), { input: lines(datagrams) })),
-    flood(from, to, port, datagrams) {
-      const child = from.spawn(command(to, port, FOR_EVER), { stdin: true })
+    flood(from, to, port, datagrams, by) {
+      const child = from.spawn([...command(to, port, FOR_EVER), ...(by === undefined ? [] : [String(by)])], {
+        stdin: true,
+      })
       child.stdin!.end(lines(datagrams))
       return child
     },

@@ -1,7 +1,10 @@
 // memory-store.ts - a Store in memory that a test can change behind the daemon's back, and make fail.
 
 import { WeftError } from '../../src/errors.ts'
-import { LEASE_TTL_MS, type Expected, type Store, type StoreChange, type StoreEntry } from '../../src/store/store.ts'
+import { type Expected, type Store, type StoreChange, type StoreEntry } from '../../src/store/store.ts'
+
+/** Shorter than that of other stores, as virtual time costs real time: a node looks at its parts every few seconds of it. */
+export const LEASE_TTL_MS = 3 * 3_600_000
 
 export interface MemoryStore extends Store {
   /** By key. */
@@ -45,7 +48,10 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
   }
   const isAsRead = (key: string, { revision: before, value }: Expected): boolean =>
     entries.get(key)?.revision === before && entries.get(key)?.value === value
-  const written = () => ({ revision, expiresAt: Date.now() + LEASE_TTL_MS })
+  const written = (isForever = false) => ({
+    revision,
+    expiresAt: isForever ? undefined : Date.now() + LEASE_TTL_MS,
+  })
 
   return {
     name,
@@ -106,8 +112,8 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
     async update(key, value, expected, signal) {
       check(signal)
       if (!isAsRead(key, expected)) return undefined
-      put(key, value)
-      return written()
+      put(key, value, expected.isReservation)
+      return written(expected.isReservation)
     },
     async delete(key, expected, signal) {
       check(signal)

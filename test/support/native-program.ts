@@ -1,7 +1,7 @@
 // native-program.ts - builds a program of test/native with the rooms of native/ that can be linked without Node.
 
-import { readdirSync } from 'node:fs'
-import { join } from 'node:path'
+import { mkdtempSync, readdirSync } from 'node:fs'
+import { dirname, join } from 'node:path'
 import { output, PATIENCE } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
 
@@ -19,7 +19,30 @@ function sourcesOf(rooms: readonly string[]): string[] {
   )
 }
 
-/** Builds test/native/NAME.cc as the program `to`. */
+/** The rooms that were compiled, by how. */
+const compiled = new Map<string, Promise<string[]>>()
+
+/** Their objects, compiled once for all programs that are built beside each other with the same flags: that is most of the work. */
+function objectsOf(rooms: readonly string[], flags: readonly string[], beside: string): Promise<string[]> {
+  const key = JSON.stringify([rooms, flags, beside])
+  const known = compiled.get(key)
+  if (known) return known
+  const compile = async (): Promise<string[]> => {
+    const sources = sourcesOf(rooms)
+    if (sources.length === 0) return []
+    const folder = mkdtempSync(join(beside, 'rooms-'))
+    // They go where it is run.
+    await output(['sh', '-c', 'cd "$0" && exec g++ "$@"', folder, ...FLAGS, ...flags, '-c', ...sources], {
+      timeoutMs: BUILD_MS,
+    })
+    return readdirSync(folder).map((name) => join(folder, name))
+  }
+  const objects = compile()
+  compiled.set(key, objects)
+  return objects
+}
+
+/** Builds test/native/NAME.cc as the program `to`; the folder that it is in has the objects of the rooms too. */
 export async function buildNative(
   name: string,
   to: string,
@@ -27,5 +50,6 @@ export async function buildNative(
   rooms: readonly string[] = ['core', 'io'],
 ): Promise<void> {
   const source = join(packageRoot, 'test/native', `${name}.cc`)
-  await output(['g++', ...FLAGS, ...flags, source, ...sourcesOf(rooms), '-o', to, '-lpthread'], { timeoutMs: BUILD_MS })
+  const objects = await objectsOf(rooms, flags, dirname(to))
+  await output(['g++', ...FLAGS, ...flags, source, ...objects, '-o', to, '-lpthread'], { timeoutMs: BUILD_MS })
 }

@@ -19,12 +19,15 @@ import { createHealth, type Health } from '../../src/status/health.ts'
 import type { State } from '../../src/status/notify.ts'
 import type { Status } from '../../src/status/status.ts'
 import { detailsOf, troubleOf } from '../../src/status/snapshot.ts'
+import { alone } from './alone.ts'
 import { createMemoryStore, type MemoryStore } from './memory-store.ts'
 
 interface FakeDataPath {
   readonly subnet: string
   readonly applied: string[][]
   closed: boolean
+  /** Why it cannot be closed. */
+  stuck: Error | undefined
   /** Why peers cannot be set now. */
   refusal: Error | undefined
   mended: string[]
@@ -58,7 +61,7 @@ const config = parseNetworkConfig('{"Network":"10.5.0.0/24"}')
 export const value = (publicIp: string): string => `{"PublicIP":"${publicIp}","PublicIPv6":null}`
 export const ours = value('192.0.2.1')
 
-const backend: Backend = {
+export const backend: Backend = {
   name: 'fake',
   prepare: async () => ({ publicIp: parseIpv4('192.0.2.1')!, backendType: '' }),
   async open(lease) {
@@ -69,6 +72,7 @@ const backend: Backend = {
       subnet: lease.key,
       applied: [],
       closed: false,
+      stuck: undefined,
       refusal: undefined,
       mended: [],
       unreported: false,
@@ -99,6 +103,10 @@ const backend: Backend = {
           endpoint: 'somewhere:8285',
           probe: parseLeaseKey(key)!.subnet.address,
         })),
+      peer: (key) =>
+        dataPath.applied.at(-1)?.includes(key)
+          ? { key, endpoint: 'somewhere:8285', probe: parseLeaseKey(key)!.subnet.address }
+          : undefined,
       traffic: async () =>
         new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (dataPath.traffic ? [[key, dataPath.traffic]] : []))),
       counters: () => ({ tx_packets: 5n, tx_drop_no_route: 2n, rx_drop_ttl: 0n }),
@@ -107,7 +115,10 @@ const backend: Backend = {
         ? { pathSearch: { overhead: 28, knownMtu, limit: (all) => void dataPath.limits.push([...all]) } }
         : {}),
       look: () => void dataPath.looks++,
-      close: async () => void (dataPath.closed = true),
+      close: async () => {
+        dataPath.closed = true
+        if (dataPath.stuck) throw dataPath.stuck
+      },
     }
   },
 }
@@ -170,9 +181,10 @@ export const holds = (): number => health.snapshot()!.holds
 
 export const subnetFile = (): string => join(folder, 'subnet.env')
 
+const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
+export const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
+
 export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()): void {
-  const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
-  const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
   const options = {
     'subnet-file': subnetFile(),
     'subnet-lease-renew-margin': 60,
@@ -191,7 +203,7 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
   }
   const manager = managerOf(store)
   const parts = { options, manager, config, backend, log, signal: stopping.signal, health, notifier, ...extra }
-  ended = runNode(parts, undefined, stopping, hostChanged).catch((error: unknown) => error)
+  ended = runNode(parts, undefined, stopping, alone(parts, hostChanged)).catch((error: unknown) => error)
 }
 
 /** Of real time, in which a file is written. */

@@ -1,8 +1,11 @@
 // summary-reporter.ts - says every skip aloud, with its reason, and ends with one line: `12 passed, 0 failed, 1 skipped`.
 //
-// A skip without a reason fails the run: whoever reads `1 skipped` must be able to tell what it takes to run it.
+// A skip without a reason fails the run: whoever reads `1 skipped` must be able to tell what it takes to run it. With WEFT_REQUIRE,
+// which scripts/tasks.mjs sets for what was asked for by name, so does one for what the machine lacks (needs.ts). What its kernel
+// is without is a skip always.
 
 import type { Reporter, TestCase, TestModule, TestSuite, Vitest } from 'vitest/node'
+import { isLack } from '../../scripts/machine.mjs'
 
 export default class SummaryReporter implements Reporter {
   /** Whether some tests of a file were chosen, by name or by line: the others need no reason. */
@@ -17,10 +20,11 @@ export default class SummaryReporter implements Reporter {
     let failed = unhandledErrors.length
     let skipped = 0
     const lines: string[] = []
-    /** The tests of a file that are skipped for one reason. */
-    const reasons = new Map<string, TestCase[]>()
-    const fail = (line: string): void => {
-      failed++
+    /** The tests of a file that are skipped, or could not be run, for one reason. */
+    const groups = new Map<string, { where: string; note: string; tests: TestCase[] }>()
+    const isRequired = Boolean(process.env['WEFT_REQUIRE'])
+    const fail = (line: string, count = 1): void => {
+      failed += count
       lines.push(line)
       process.exitCode = 1
     }
@@ -35,18 +39,22 @@ export default class SummaryReporter implements Reporter {
         else {
           const note = result.note ?? (isBelowFailure(test) ? 'what prepares it failed' : undefined)
           if (note !== undefined) {
-            const group = `${module.relativeModuleId}: ${note}`
-            reasons.set(group, [...(reasons.get(group) ?? []), test])
-          } else if (!this.#isChoice) {
-            fail(`skipped without a reason, which is a failure: ${test.fullName}`)
-            continue
-          }
-          skipped++
+            const where = module.relativeModuleId
+            const group = groups.get(`${where}: ${note}`) ?? { where, note, tests: [] }
+            groups.set(`${where}: ${note}`, { ...group, tests: [...group.tests, test] })
+          } else if (this.#isChoice) skipped++
+          else fail(`skipped without a reason, which is a failure: ${test.fullName}`)
         }
       }
     }
-    for (const [group, tests] of reasons)
-      lines.push(`skipped: ${tests.length === 1 ? tests[0]!.fullName : `${tests.length} tests`}, ${group}`)
+    for (const { where, note, tests } of groups.values()) {
+      const line = `${tests.length === 1 ? tests[0]!.fullName : `${tests.length} tests`}, ${where}: ${note}`
+      if (isRequired && isLack(note)) fail(`could not run, which is a failure: ${line}`, tests.length)
+      else {
+        skipped += tests.length
+        lines.push(`skipped: ${line}`)
+      }
+    }
     if (passed + failed === 0) {
       lines.push('no test was run')
       process.exitCode = 1

@@ -58,7 +58,8 @@ describe('Go flags', () => {
     [['--version=maybe'], 'invalid value "maybe" for flag -version: it takes true or false'],
     [['-iface'], 'flag needs an argument: -iface'],
     [['---v'], 'bad flag syntax: ---v'],
-    [['-=x'], 'bad flag syntax: -=x'],
+    [['-=x'], 'bad flag syntax: -=...'],
+    [['---etcd-password=x'], 'bad flag syntax: ---etcd-password=...'],
     [['--toString'], 'flag provided but not defined: -toString'],
   ])('refuses %j', (args, message) => {
     expect(() => parse(...args)).toThrow(message)

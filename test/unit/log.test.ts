@@ -10,9 +10,24 @@ afterEach(() => {
 describe('log', () => {
   it("has klog's header and one line a message", () => {
     const at = new Date(2026, 10, 21, 2, 3, 4, 567).getTime() * 1000 + 89
-    expect(formatLogLine('warn', at, 42, 'a.ts:7', 'two\nlines')).toBe(
-      String.raw`W1121 02:03:04.567089      42 a.ts:7] two\nlines`,
+    expect(formatLogLine('warn', at, 42, 'a.ts:7', 'a line')).toBe(
+      String.raw`W1121 02:03:04.567089      42 a.ts:7] a line`,
     )
+  })
+
+  it("has no line and no control character of others', also for who hears it", () => {
+    const heard: string[] = []
+    const lines: string[] = []
+    const log = createLog(
+      0,
+      (line) => lines.push(line),
+      (_level, text) => heard.push(text),
+    )
+    log.warn('two\nE1121 02:03:04.567089       1 a.ts:7] forged \u001B[2J\u009B31m\u202E\u2028\uD800')
+    const text = String.raw`two\nE1121 02:03:04.567089       1 a.ts:7] forged \u001b[2J\u009b31m\u202e\u2028\ud800`
+    expect(lines).toEqual([expect.stringMatching(/^W.*\n$/)])
+    expect(lines[0]).toContain(`] ${text}\n`)
+    expect(heard).toEqual([text])
   })
 
   it('writes before it returns, with the letter of the level and the caller', () => {

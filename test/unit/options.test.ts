@@ -1,8 +1,10 @@
 // options.test.ts - flanneld's flags and ours, their environment variables, and what each may be.
 
+import { inspect } from 'node:util'
 import { describe, expect, it } from 'vitest'
 import { usage } from '../../src/cli/weftd.ts'
 import { applyEnvironment, parseFlags, type FlagValue } from '../../src/go-flags.ts'
+import { Secret, secretUrls } from '../../src/secret.ts'
 import {
   checkFeatures,
   checkMargin,
@@ -18,13 +20,13 @@ const bad = (): void => {}
 
 /** flanneld's flags as its main.go and klog register them: name, variable, default. */
 const UPSTREAM: readonly (readonly [name: string, variable: string, fallback: FlagValue])[] = [
-  ['etcd-endpoints', 'FLANNELD_ETCD_ENDPOINTS', 'http://127.0.0.1:4001,http://127.0.0.1:2379'],
+  ['etcd-endpoints', 'FLANNELD_ETCD_ENDPOINTS', secretUrls('http://127.0.0.1:4001,http://127.0.0.1:2379')],
   ['etcd-prefix', 'FLANNELD_ETCD_PREFIX', '/coreos.com/network'],
   ['etcd-keyfile', 'FLANNELD_ETCD_KEYFILE', ''],
   ['etcd-certfile', 'FLANNELD_ETCD_CERTFILE', ''],
   ['etcd-cafile', 'FLANNELD_ETCD_CAFILE', ''],
   ['etcd-username', 'FLANNELD_ETCD_USERNAME', ''],
-  ['etcd-password', 'FLANNELD_ETCD_PASSWORD', ''],
+  ['etcd-password', 'FLANNELD_ETCD_PASSWORD', new Secret('')],
   ['iface', 'FLANNELD_IFACE', []],
   ['iface-regex', 'FLANNELD_IFACE_REGEX', []],
   ['iface-can-reach', 'FLANNELD_IFACE_CAN_REACH', ''],
@@ -35,7 +37,7 @@ const UPSTREAM: readonly (readonly [name: string, variable: string, fallback: Fl
   ['ip-masq', 'FLANNELD_IP_MASQ', false],
   ['ip-masq-fully-random-disable', 'FLANNELD_IP_MASQ_FULLY_RANDOM_DISABLE', false],
   ['kube-subnet-mgr', 'FLANNELD_KUBE_SUBNET_MGR', false],
-  ['kube-api-url', 'FLANNELD_KUBE_API_URL', ''],
+  ['kube-api-url', 'FLANNELD_KUBE_API_URL', secretUrls('')],
   ['kube-annotation-prefix', 'FLANNELD_KUBE_ANNOTATION_PREFIX', 'flannel.alpha.coreos.com'],
   ['kubeconfig-file', 'FLANNELD_KUBECONFIG_FILE', ''],
   ['version', 'FLANNELD_VERSION', false],
@@ -64,6 +66,7 @@ const OURS: typeof UPSTREAM = [
   ['leave', 'FLANNELD_LEAVE', false],
   ['probe-interval', 'FLANNELD_PROBE_INTERVAL', 10],
   ['status-socket', 'FLANNELD_STATUS_SOCKET', '/run/weft/weftd.sock'],
+  ['status-ip', 'FLANNELD_STATUS_IP', '127.0.0.1'],
   ['status-page', 'FLANNELD_STATUS_PAGE', true],
   ['without', 'FLANNELD_WITHOUT', []],
 ]
@@ -95,6 +98,8 @@ describe("flanneld's flags, and ours", () => {
     if (typeof fallback === 'boolean')
       return { text: String(!fallback), value: !fallback, other: String(fallback), otherValue: fallback }
     if (typeof fallback === 'number') return { text: '0x4D', value: 77, other: '5', otherValue: 5 }
+    if (fallback instanceof Secret)
+      return { text: 'a,b', value: new Secret('a,b'), other: 'c', otherValue: new Secret('c') }
     if (typeof fallback === 'string') return { text: 'a,b', value: 'a,b', other: 'c', otherValue: 'c' }
     return { text: 'a,b', value: ['a,b'], other: 'c', otherValue: ['c'] }
   }
@@ -137,10 +142,11 @@ describe("flanneld's flags, and ours", () => {
         for (const [text, value] of INTEGERS) takes(text, value)
         for (const text of NO_INTEGER) refuses(text)
       } else {
-        const list = typeof fallback !== 'string'
-        for (const text of ['', 'a', 'a,b', ' a ', 'a=b', '-x', '"a"']) takes(text, list ? [text] : text)
+        const list = Array.isArray(fallback)
+        const one = (text: string): FlagValue => (fallback instanceof Secret ? new Secret(text) : text)
+        for (const text of ['', 'a', 'a,b', ' a ', 'a=b', '-x', '"a"']) takes(text, list ? [text] : one(text))
         const twice = parse(`-${name}=a`, `--${name}`, 'b').options[nameOf(name)]
-        expect(twice).toEqual(list ? ['a', 'b'] : 'b')
+        expect(twice).toEqual(list ? ['a', 'b'] : one('b'))
       }
       if (typeof fallback !== 'boolean') expect(() => parse(`-${name}`)).toThrow(`flag needs an argument: -${name}`)
     },
@@ -160,12 +166,23 @@ describe("flanneld's flags, and ours", () => {
     expect(from({ [variable]: text }, `-${name}=${other}`)).toEqual(otherValue)
   })
 
+  it('say of a secret no more than that it is there, and of URLs all but the user', () => {
+    const { options } = parse(
+      ...['--etcd-password=sesame', '--etcd-endpoints', 'http://jo:sesame@h:1,jo:sesame@h:2'],
+      ...['--kube-api-url=https://jo:sesame@h'],
+    )
+    expect(inspect(options) + JSON.stringify(options)).not.toContain('sesame')
+    expect(String(options['etcd-endpoints'])).toBe('http://h:1,h:2')
+    expect(options['kube-api-url'].reveal()).toBe('https://jo:sesame@h')
+  })
+
   it("have the usage text that Go's PrintDefaults makes of them, byte for byte", () => {
     const words: Readonly<Record<string, string>> = { v: ' value', vmodule: ' value', log_backtrace_at: ' value' } // klog's types
     const shape = (table: typeof UPSTREAM, help: Readonly<Record<string, { help: string }>>): string =>
       table
         .toSorted(([a], [b]) => (a < b ? -1 : 1))
-        .map(([name, , fallback]) => {
+        .map(([name, , given]) => {
+          const fallback = given instanceof Secret ? given.reveal() : given
           const type = { boolean: '', number: ' int', string: ' string', object: ' value' }[typeof fallback as string]
           const zero = [false, 0, ''].includes(fallback as string) || typeof fallback === 'object'
           const quoted = typeof fallback === 'string' ? `"${fallback}"` : String(fallback)
@@ -193,6 +210,8 @@ describe('checkOptions and checkMargin', () => {
     [['-workers=17'], '--workers is 17'],
     [['-nice=-21'], '--nice is -21'],
     [['-nice=20'], '--nice is 20'],
+    [['-status-ip=node1'], '--status-ip is "node1"'],
+    [['-status-ip=fe80::1%eth0'], '--status-ip is "fe80::1%eth0"'],
     [['-probe-interval=-1'], '--probe-interval is -1'],
     [['-probe-interval=3601'], '--probe-interval is 3601'],
     [['-poll-us=-1'], '--poll-us is -1'],

@@ -51,7 +51,7 @@ describe('strangers', () => {
     const say = (level: string) => (line: string) => void lines.push(`${level} ${line}`)
     const to = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
     log = createStrangerLog({ verifySource: 'strict', ...filter }, to, () => now)
-    log.setPeers(peers)
+    log.setPeers(() => peers)
   })
 
   it.each([
@@ -99,17 +99,17 @@ describe('strangers', () => {
     ]
     log.name(early)
     expect(lines).toEqual([])
-    log.setPeers([...peers, { subnet: parseIpv4Net('10.5.3.0/24')!, endpoint: ip('192.0.2.4'), port: 8285 }])
+    log.setPeers(() => [...peers, { subnet: parseIpv4Net('10.5.3.0/24')!, endpoint: ip('192.0.2.4'), port: 8285 }])
     log.name([])
     expect(lines).toEqual(["I Packets that came before their sender's lease was known were dropped: 192.0.2.4"])
-    log.setPeers(peers)
+    log.setPeers(() => peers)
     name(early)
     expect(lines[1]).toMatch(/^W Packets from 192\.0\.2\.4 are not let in: no lease/)
   })
 
   it('are judged by the leases of now', () => {
     log.name([stranger('unknown_sender', '192.0.2.9', '10.5.3.7')])
-    log.setPeers([...peers, { subnet: parseIpv4Net('10.5.3.0/24')!, endpoint: ip('192.0.2.4'), port: 8285 }])
+    log.setPeers(() => [...peers, { subnet: parseIpv4Net('10.5.3.0/24')!, endpoint: ip('192.0.2.4'), port: 8285 }])
     log.name([])
     expect(lines).toEqual([expect.stringContaining('10.5.3.7 belongs to the node at 192.0.2.4')])
   })

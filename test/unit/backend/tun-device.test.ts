@@ -1,7 +1,8 @@
 // tun-device.test.ts - what is mended of a TUN device and its route, and what is only named, on a host of tables.
 
 import { expect, it } from 'vitest'
-import { createTunDevice, type TunDevice } from '../../../src/backend/tun-device.ts'
+import { adoptTun, createTunDevice, type TunDevice } from '../../../src/backend/tun-device.ts'
+import type { Run } from '../../../src/host/command.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { host, installHost, log, run } from '../../support/fake-host.ts'
 
@@ -79,3 +80,24 @@ it('leaves a device that is gone alone', async () => {
   expect(await device.resync()).toEqual([])
   expect(host.commands).toEqual([])
 })
+
+it.each([true, false])(
+  'goes on with an idle TUN of its own kind, of many queues: %s, and removes one of the other',
+  async (many) => {
+    const commands: string[] = []
+    const linkinfo = { info_kind: 'tun', info_data: { type: 'tun', multi_queue: many } }
+    const link = { ifname: 'flannel0', ifindex: 9, mtu: 1472, flags: [], linkinfo, addr_info: [] }
+    const tables: Run = async (_file, args) => {
+      if (args.includes('-j')) return args.includes('route') ? '[]' : JSON.stringify([link])
+      commands.push(args.join(' '))
+      return ''
+    }
+    const [network, subnet] = [parseIpv4Net('10.5.0.0/16')!, parseIpv4Net('10.5.72.0/24')!]
+    const adopt = (isMultiQueue: boolean) =>
+      adoptTun(tables, { name: 'flannel0', last: undefined, network, subnet, isMultiQueue })
+    expect(await adopt(many)).toBe('flannel0')
+    expect(commands).toEqual([])
+    expect(await adopt(!many)).toBeUndefined()
+    expect(commands).toEqual(['link del dev flannel0'])
+  },
+)

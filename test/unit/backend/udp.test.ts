@@ -5,7 +5,7 @@ import { unusableReason } from '../../../src/backend/peer-filter.ts'
 import { createUdpBackend, udpPort } from '../../../src/backend/udp.ts'
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
 import type { Stranger } from '../../../src/dataplane/filter.ts'
-import { decodePeers } from '../../../src/dataplane/peers.ts'
+import { decodePeers, encodePeers } from '../../../src/dataplane/peers.ts'
 import type { Engine, EngineConfig } from '../../../src/dataplane/engine.ts'
 import type { Lease, OwnLease } from '../../../src/lease/lease.ts'
 import { formatIpv4, formatIpv4Net, parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
@@ -22,13 +22,22 @@ const own: OwnLease = { ...lease('10.5.72.0/24', '192.0.2.1'), expiresAt: 0, rev
 let engine: {
   config: EngineConfig | undefined
   records: Uint8Array
+  /** How many records were changed, beside what was set as a whole. */
+  changed: number
   stopped: number
   strangers: Stranger[]
   traffic: Float64Array
 }
 installHost()
 beforeEach(() => {
-  engine = { config: undefined, records: new Uint8Array(), stopped: 0, strangers: [], traffic: new Float64Array() }
+  engine = {
+    config: undefined,
+    records: new Uint8Array(),
+    changed: 0,
+    stopped: 0,
+    strangers: [],
+    traffic: new Float64Array(),
+  }
 })
 
 const startEngine = async (config: EngineConfig): Promise<Engine> => {
@@ -42,6 +51,15 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
     details: [],
     fault: new Promise(() => {}),
     setPeers: (records) => void (engine.records = records),
+    changePeers(records) {
+      const table = new Map(decodePeers(engine.records).map((peer) => [formatIpv4Net(peer.subnet), peer]))
+      for (const peer of decodePeers(records)) {
+        if (peer.isGone) table.delete(formatIpv4Net(peer.subnet))
+        else table.set(formatIpv4Net(peer.subnet), peer)
+      }
+      engine.records = encodePeers([...table.values()])
+      engine.changed += decodePeers(records).length
+    },
     counters: () => ({ sent: 5n }),
     traffic: () => engine.traffic,
     drops: (after = []) => ({ next: [...after, 7], packets: [] }),
@@ -62,7 +80,7 @@ const backend = (config = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1') =>
       named: { address: false, publicIp: false },
     },
     ...{ startEngine, run, log },
-    persistence: { persist: false, isMultiQueue: false, inherit: async () => undefined, settle: async () => {} },
+    persistence: { persist: false, isMultiQueue: false, inherit: async () => undefined },
   })
 const { signal } = new AbortController()
 const open = (config?: string) => backend(config).open(own, signal, new Map())
@@ -116,7 +134,7 @@ describe('open', () => {
         clampMss: false,
         persistent: false,
         inherited: undefined,
-        peers: new Uint8Array(),
+        peers: expect.any(Function),
       },
       ...{ bindAddress: '192.0.2.1', port: 7890, mtu: 1472 },
       ...{ tunAddress: ip('10.5.72.0'), networkAddress: ip('10.5.0.0') },
@@ -199,6 +217,52 @@ describe('apply', () => {
   )
   it.each([['240.0.0.1'], ['255.255.255.254'], ['223.255.255.255']])('%s is one', (address) => {
     expect(unusableReason(lease('10.5.1.0/24', address), own)).toBeUndefined()
+  })
+})
+
+describe('apply with what was touched', () => {
+  it('tells the engine what differs and no more, and comes to what a whole set comes to', async () => {
+    const dataPath = await open()
+    const records = (): string[] =>
+      decodePeers(engine.records)
+        .map(({ subnet, endpoint }) => `${formatIpv4Net(subnet)} ${formatIpv4(endpoint)}`)
+        .toSorted()
+    const at = (subnet: string, address: string, revision: bigint) => ({ ...lease(subnet, address), revision })
+    const leases = new Map(
+      [own, at('10.5.1.0/24', '192.0.2.2', 2n), at('10.5.2.0/24', '192.0.2.3', 3n)].map((each) => [each.key, each]),
+    )
+    await dataPath.apply(leases, own.key)
+    const touch = async (...keys: string[]): Promise<void> => {
+      await dataPath.apply(leases, own.key, new Set(keys))
+      const changed = records()
+      await dataPath.apply(leases, own.key)
+      expect(changed).toEqual(records())
+    }
+    expect(engine.changed).toBe(0)
+    leases.set('10.5.3.0-24', at('10.5.3.0/24', '192.0.2.4', 4n))
+    await touch('10.5.3.0-24', '10.5.1.0-24', own.key)
+    expect(engine.changed).toBe(1)
+    // The subnet goes from one lease to another in one change.
+    const other = { ...at('10.5.2.0/24', '192.0.2.9', 9n), key: '10.5.2.0-24&fc00::-64' }
+    leases.set(other.key, other)
+    await touch(other.key)
+    expect(dataPath.peer!(other.key)).toEqual({ key: other.key, endpoint: '192.0.2.9:8285', probe: ip('10.5.2.0') })
+    expect(dataPath.peer!('10.5.2.0-24')).toBeUndefined()
+    leases.delete(other.key)
+    leases.delete('10.5.1.0-24')
+    await touch(other.key, '10.5.1.0-24')
+    expect(records()).toEqual(['10.5.2.0/24 192.0.2.3', '10.5.3.0/24 192.0.2.4'])
+    expect(
+      dataPath
+        .peers()
+        .map(({ key }) => key)
+        .toSorted(),
+    ).toEqual(['10.5.2.0-24', '10.5.3.0-24'])
+    // A renewal says nothing new.
+    const { changed } = engine
+    leases.set('10.5.3.0-24', at('10.5.3.0/24', '192.0.2.4', 12n))
+    await touch('10.5.3.0-24')
+    expect(engine.changed).toBe(changed)
   })
 })
 

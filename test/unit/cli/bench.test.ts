@@ -14,7 +14,7 @@ const STATUS: Status = {
   ...startingReport('directory', ''),
   ...{ schema: 1, at: '', events: [] },
   daemon: { version: '1', pid: 1, startedAt: '', subnetFile: '', leases: '' },
-  node: { hostname: 'a', subnet: '10.5.1.0/24', publicIp: '192.0.2.1', externalInterface: 'eth0' },
+  node: { hostname: 'a', subnet: '10.5.1.0/24', publicIp: '192.0.2.1', externalInterface: 'eth0', twin: null },
   dataPath: {
     ...{ open: true, mtu: 1472, device: 'flannel0', engine: 'native', features: ['udp-gso'], threads: [] },
     ...{ counters: {}, drops: {} },

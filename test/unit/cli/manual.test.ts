@@ -5,9 +5,11 @@ import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
-import { COMMANDS } from '../../../src/cli/weft.ts'
+import { loadCommands } from '../../../src/cli/weft.ts'
 import { SHELLS, type Shell } from '../../../src/cli/manual.ts'
 import { weft } from '../../support/screen.ts'
+
+const COMMANDS = await loadCommands()
 
 const has = (program: string): boolean => spawnSync('sh', ['-c', `command -v ${program}`]).status === 0
 

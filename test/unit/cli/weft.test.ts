@@ -7,9 +7,11 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
 import { bitRate, bytes, duration, milliseconds, table } from '../../../src/cli/look.ts'
-import { COMMANDS } from '../../../src/cli/weft.ts'
+import { loadCommands } from '../../../src/cli/weft.ts'
 import { countPeers, type PeerStatus, type Status } from '../../../src/status/status.ts'
 import { weft } from '../../support/screen.ts'
+
+const COMMANDS = await loadCommands()
 
 describe('the command line', () => {
   it.each([
@@ -129,7 +131,7 @@ describe('weft status', () => {
         leases: '/var/lib/weft',
       },
       store: { name: 'directory', reachable: true, comparedSecondsAgo: 5, held: 0, holds: 0 },
-      node: { hostname: 'a', subnet: '10.5.1.0/24', publicIp: '192.0.2.1', externalInterface: 'eth0' },
+      node: { hostname: 'a', subnet: '10.5.1.0/24', publicIp: '192.0.2.1', externalInterface: 'eth0', twin: null },
       config: {
         ...{ network: '10.5.0.0/16', subnetLength: 24, subnetMin: '10.5.1.0', subnetMax: '10.5.255.0' },
         ...{ backendType: 'udp', backend: {} },

@@ -4,7 +4,7 @@ import { afterEach, expect, it, vi } from 'vitest'
 import { main } from '../../../src/cli/weftd.ts'
 
 const started = vi.hoisted(() => vi.fn<() => Promise<never>>())
-vi.mock('../../../src/daemon.ts', () => ({ runDaemon: started }))
+vi.mock('../../../src/begin.ts', () => ({ runDaemon: started }))
 vi.mock('../../../src/host/addon.ts', () => ({ addon: { featureNames: ['tun-tso', 'udp-gso'] } }))
 
 afterEach(() => {

@@ -2,11 +2,12 @@
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
+import { backendOptions } from '../../../src/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
 import { pickSubnet } from '../../../src/lease/allocate.ts'
 import { WeftError } from '../../../src/errors.ts'
 import { formatIpv4, formatIpv4Net, ipv4Net, ipv4NetContains } from '../../../src/net/ipv4.ts'
-import { formatIpv6 } from '../../../src/net/ipv6.ts'
+import { formatIpv6, parseIpv6Net } from '../../../src/net/ipv6.ts'
 
 const range = (text: string): string => {
   const config = parseNetworkConfig(text)
@@ -143,5 +144,155 @@ describe('network configuration', () => {
         expect(ipv4Net(config.subnetMin, config.subnetLength).address).toBe(config.subnetMin)
       }),
     )
+  })
+})
+
+describe('at the limits', () => {
+  const v6 = (more: object): ReturnType<typeof parseNetworkConfig>['ipv6'] =>
+    parseNetworkConfig(JSON.stringify({ EnableIPv4: false, EnableIPv6: true, ...more })).ipv6
+
+  it.each([
+    [{ Network: '10.0.0.0/16', SubnetLen: 30 }, '10.0.0.4 10.0.255.252 /30'],
+    [{ Network: '10.0.0.0/16', SubnetLen: 18 }, '10.0.64.0 10.0.192.0 /18'],
+    // The network's own first and last subnet may be asked for.
+    [{ Network: '10.0.0.0/16', SubnetMin: '10.0.0.0', SubnetMax: '10.0.255.0' }, '10.0.0.0 10.0.255.0 /24'],
+    [{ Network: '10.0.0.0/16', SubnetLen: null, SubnetMin: null }, '10.0.1.0 10.0.255.0 /24'],
+    [{ Network: '0.0.0.0/1' }, '0.0.1.0 127.255.255.0 /24'],
+  ])('%j has the subnets %s', (config, expected) => expect(range(JSON.stringify(config))).toBe(expected))
+
+  it.each([
+    [{ IPv6Network: 'fc00::/48', IPv6SubnetLen: 126 }, 'fc00::4', 126],
+    [{ IPv6Network: 'fc00::/48', IPv6SubnetLen: 50 }, 'fc00:0:0:4000::', 50],
+    [{ IPv6Network: 'fc00::/48', IPv6SubnetMin: 'fc00::' }, 'fc00::', 64],
+    [{ IPv6Network: 'fc00::/48', IPv6SubnetMin: '::' }, 'fc00:0:0:1::', 64],
+  ])('%j begins with %s', (config, first, length) => {
+    const own = v6(config)!
+    expect([formatIpv6(own.subnetMin), own.subnetLength]).toEqual([first, length])
+  })
+
+  it.each([
+    ['{"Network":"10.0.0.0/16","SubnetMax":"10.1.0.0"}', 'SubnetMax is not in the range of the Network'],
+    ['{"Network":"10.1.0.0/16","SubnetMin":"10.0.255.0"}', 'SubnetMin is not in the range of the Network'],
+    ['{"Network":"10.0.0.0/16","SubnetMin":"10.0"}', 'SubnetMin is "10.0"; it must be an IPv4 address'],
+    ['{"Network":"10.0.0.0/16","SubnetMax":"fc00::"}', 'SubnetMax is "fc00::"; it must be an IPv4 address'],
+    ['{"Network":"10.0"}', 'Network is "10.0"; it must be an IPv4 network such as 10.5.0.0/16'],
+    ['{"Network":"10.0.0.0/16","SubnetLen":"24"}', 'SubnetLen is string "24"; it must be a whole number'],
+    ['{"Network":"10.0.0.0/16","SubnetLen":24.5}', 'SubnetLen is number 24.5; it must be a whole number'],
+    ['{"Network":"10.0.0.0/16","SubnetLen":[24]}', 'SubnetLen is array [24]; it must be a whole number'],
+    ['{"Network":"10.0.0.0/16","EnableIPv4":1}', 'EnableIPv4 is number 1; it must be true or false'],
+    ['{"Network":"10.0.0.0/16","EnableIPv6":"no"}', 'EnableIPv6 is string "no"; it must be true or false'],
+    ['{"Network":"10.0.0.0/16","EnableNFTables":"yes"}', 'EnableNFTables is string "yes"; it must be true or false'],
+    ['{"Network":"10.0.0.0/16","Backend":[]}', 'Backend is array; it must be an object'],
+    ['{"Network":"10.0.0.0/16","Backend":true}', 'Backend is bool; it must be an object'],
+    ['{"Network":"10.0.0.0/16","Backend":{"Type":{}}}', 'Type is object {}; it must be a string'],
+    ['"x"', 'the network configuration is not valid JSON: it is string instead of an object'],
+    ['true', 'the network configuration is not valid JSON: it is bool instead of an object'],
+    [
+      '{"Network":"10.0.0.0/16","EnableIPv6":true}',
+      'please define a correct IPv6Network parameter in the flannel config',
+    ],
+    [
+      '{"Network":"10.0.0.0/16","EnableIPv6":true,"IPv6Network":"::/0"}',
+      'please define a correct IPv6Network parameter in the flannel config',
+    ],
+    [
+      '{"Network":"10.0.0.0/16","EnableIPv6":true,"IPv6Network":"10.0.0.0/8"}',
+      'IPv6Network is "10.0.0.0/8"; it must be an IPv6 network such as fc00::/48',
+    ],
+    ...(
+      [
+        ['"IPv6SubnetMin":"fc00:0:1::"', 'IPv6SubnetMin is not in the range of the IPv6Network'],
+        ['"IPv6SubnetMin":"fbff::"', 'IPv6SubnetMin is not in the range of the IPv6Network'],
+        ['"IPv6SubnetMax":"fc00:0:1::"', 'IPv6SubnetMax is not in the range of the IPv6Network'],
+        ['"IPv6SubnetMin":"fc00::1"', 'IPv6SubnetMin is not on a SubnetLen boundary: fc00::1'],
+        ['"IPv6SubnetMax":"fc00::1"', 'IPv6SubnetMax is not on a SubnetLen boundary: fc00::1'],
+        ['"IPv6SubnetMin":"x"', 'IPv6SubnetMin is "x"; it must be an IPv6 address'],
+        ['"IPv6SubnetMax":"x"', 'IPv6SubnetMax is "x"; it must be an IPv6 address'],
+        ['"IPv6SubnetLen":49', 'network must be able to accommodate at least four subnets'],
+        ['"IPv6SubnetLen":true', 'IPv6SubnetLen is bool true; it must be a whole number'],
+      ] as const
+    ).map(([given, message]): [string, string] => [
+      `{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48",${given}}`,
+      message,
+    ]),
+  ] as const)('%s is refused in these words', (text, message) => {
+    expect(() => parseNetworkConfig(text)).toThrow(expect.objectContaining({ code: 'CONFIG', message }))
+  })
+
+  it('takes an enabled family alone, and no range where subnets are given', () => {
+    expect(parseNetworkConfig('{"EnableIPv4":false}')).toEqual({
+      enableIpv4: false,
+      enableNftables: false,
+      network: { address: 0, prefixLength: 0 },
+      subnetLength: 0,
+      subnetMin: 0,
+      subnetMax: 0,
+      backendType: 'udp',
+      backend: {},
+    })
+    expect(
+      parseNetworkConfig('{"Network":"10.5.0.0/16","EnableNFTables":true,"IPv6Network":"fc00::/48"}'),
+    ).toMatchObject({
+      enableIpv4: true,
+      enableNftables: true,
+    })
+    expect(parseNetworkConfig('{"Network":"10.5.0.0/16","IPv6Network":"fc00::/48"}')).not.toHaveProperty('ipv6')
+    const text = '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fc00::/127","Backend":null}'
+    const { network, subnetLength, subnetMin, subnetMax, ipv6 } = parseNetworkConfig(text, { areGiven: true })
+    expect([formatIpv4Net(network), subnetLength, subnetMin, subnetMax]).toEqual(['10.5.0.0/16', 0, 0, 0])
+    expect(ipv6).toEqual({ network: parseIpv6Net('fc00::/127'), subnetLength: 0, subnetMin: 0n, subnetMax: 0n })
+  })
+
+  it('shows an example to whom the network is missing', () => {
+    const refused = (text: string) => {
+      try {
+        return parseNetworkConfig(text)
+      } catch (error) {
+        return error
+      }
+    }
+    const example = 'for example {"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
+    expect(refused('{}')).toMatchObject({ remedy: `add it, ${example}` })
+    expect(refused('{"Network":7}')).toMatchObject({ remedy: `mend the network configuration, ${example}` })
+  })
+})
+
+describe('the options of a backend', () => {
+  const options = backendOptions({ port: 0, ttl: 255, gbp: true, psk: 'x', mode: 'auto', none: null })
+
+  it('are read by their name in any case, and have their default where they are left out', () => {
+    expect([options.number('Port', 7, 65_535), options.number('TTL', 7, 255), options.number('VNI', 7, 9)]).toEqual([
+      0, 255, 7,
+    ])
+    expect([options.flag('GBP'), options.flag('Learning'), options.flag('None')]).toEqual([true, false, false])
+    expect([options.text('PSK'), options.text('Other')]).toEqual(['x', ''])
+    expect([options.word('Mode', ['auto', 'ipv4']), options.word('Other', ['auto'])]).toEqual(['auto', undefined])
+  })
+
+  it.each([
+    ['too large', () => options.number('TTL', 7, 254), 'Backend.TTL is 255', 'give it a whole number from 0 to 254'],
+    [
+      'negative',
+      () => backendOptions({ a: -1 }).number('A', 0, 9),
+      'Backend.A is -1',
+      'give it a whole number from 0 to 9',
+    ],
+    [
+      'a fraction',
+      () => backendOptions({ a: 1.5 }).number('A', 0, 9),
+      'Backend.A is 1.5',
+      'give it a whole number from 0 to 9',
+    ],
+    ['a text', () => options.number('PSK', 0, 9), 'Backend.PSK is "x"', 'give it a whole number from 0 to 9'],
+    ['a number', () => options.flag('Port'), 'Backend.Port is 0', 'give it true or false'],
+    ['a flag', () => options.text('GBP'), 'Backend.GBP is true', 'give it a text'],
+    [
+      'a word',
+      () => options.word('Mode', ['a', 'b']),
+      'Backend.Mode is "auto"',
+      'give it one of a, b, or leave it out',
+    ],
+  ])('are refused: %s', (_, read, message, remedy) => {
+    expect(read).toThrow(expect.objectContaining({ code: 'CONFIG', message, remedy }))
   })
 })

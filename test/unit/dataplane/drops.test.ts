@@ -43,3 +43,20 @@ it('keeps of a flood what comes at once, and then one in a millisecond', () => {
   for (; now < 11_000; now++) log.add('rx_drop_ttl', Buffer.alloc(1))
   expect(log.read().next).toEqual([0, 256 + 9])
 })
+
+it('keeps what is of a direction, and says of the bytes before a packet no more than it kept', () => {
+  const log = createDropLog(() => 0, 0)
+  log.add('other_drop', Buffer.alloc(8))
+  log.add('rx_drop_ttl', Buffer.alloc(200), { encapBytes: 22 })
+  log.add('rx_drop_ttl', Buffer.alloc(8), { encapBytes: 22 })
+  log.add('rx_drop_ttl', Buffer.alloc(200))
+  expect(log.read().packets.map(({ encapBytes, peer }) => [encapBytes, peer])).toEqual([
+    ...[
+      [22, 0],
+      [8, 0],
+      [0, 0],
+    ],
+  ])
+  expect(log.read([0]).next).toEqual([0, 3])
+  expect(log.read([0]).packets).toHaveLength(3)
+})

@@ -1,7 +1,7 @@
 // filter.test.ts - the peer table and the filter of the dgram engine; that the native one does the same, engines.test.ts shows.
 
 import { expect, it } from 'vitest'
-import { reasonToDrop } from '../../../src/dataplane/filter.ts'
+import { isFromHere, reasonToDrop } from '../../../src/dataplane/filter.ts'
 import { createPeerTable } from '../../../src/dataplane/peers.ts'
 import { isIpv6Packet } from '../../../src/dataplane/packet.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
@@ -66,4 +66,17 @@ it('knows a whole packet of IPv6', () => {
   for (const size of [0, 1, 39, 47]) expect(isIpv6Packet(packet.subarray(0, size))).toBe(false)
   packet.writeUInt8(0x45, 0)
   expect(isIpv6Packet(packet)).toBe(false)
+})
+
+it.each([
+  ['10.5.1.7', true, true],
+  ['10.5.1.255', true, true],
+  ['10.5.2.7', false, true],
+  ['172.17.0.2', true, true],
+])('what says that it is from %s can be from here: %s, and where nothing is asked: %s', (source, expected, off) => {
+  const net = { network: parseIpv4Net('10.5.0.0/16')!, subnet: parseIpv4Net('10.5.1.0/24')! }
+  const all = (['strict', 'inner', 'off'] as const).map((verifySource) =>
+    isFromHere({ verifySource, ...net }, ip(source)),
+  )
+  expect(all).toEqual([expected, expected, off])
 })

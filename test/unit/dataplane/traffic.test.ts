@@ -4,13 +4,19 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import { createTrafficSlots, SLOT_NUMBERS, sumTraffic, type TrafficSlots } from '../../../src/dataplane/traffic.ts'
 
 let counted: number[][]
+/** Of which slot, of all where it is undefined. */
+let asked: (number | undefined)[]
 let clockMs: number
 let slots: TrafficSlots
 beforeEach(() => {
   counted = [[0, 0, 0, 0, -1]]
+  asked = []
   clockMs = 1_000
   slots = createTrafficSlots(
-    () => Float64Array.from(counted.flatMap((row) => row)),
+    (slot) => {
+      asked.push(slot)
+      return Float64Array.from(slot === undefined ? counted.flatMap((row) => row) : (counted[slot] ?? []))
+    },
     () => clockMs,
   )
 })
@@ -64,11 +70,30 @@ describe('slots of traffic', () => {
     expect(slots.read().get('b')).toEqual({ txPackets: 1, txBytes: 100, rxPackets: 1, rxBytes: 100, heardAt: 5_000 })
   })
 
-  it('read as nothing where the engine has not got so far yet, and there are only so many', () => {
+  it('are there for every peer, and read as nothing where the engine has not got so far yet', () => {
     slots.keep(Array.from({ length: 70_000 }, (_, at) => `peer ${at}`))
-    expect(slots.slotOf('peer 65534')).toBe(65_535)
-    expect(slots.slotOf('peer 65535')).toBe(0)
-    expect(slots.read().size).toBe(65_535)
+    expect(slots.slotOf('peer 69999')).toBe(70_000)
+    expect(slots.read().size).toBe(70_000)
     expect(slots.read().get('peer 1000')).toEqual(NOTHING)
+  })
+
+  it('are given and taken one by one, for which no other is asked about', () => {
+    slots.keep(['a', 'b', 'c'])
+    slots.remove('b')
+    slots.remove('nobody')
+    slots.add('a')
+    expect(asked).toEqual([])
+    counted = [
+      [0, 0, 0, 0, -1],
+      [0, 0, 0, 0, -1],
+      [5, 500, 6, 600, 10],
+      [0, 0, 0, 0, -1],
+    ]
+    slots.add('d')
+    expect(asked).toEqual([2])
+    expect(['a', 'b', 'c', 'd'].map((key) => slots.slotOf(key))).toEqual([1, 0, 3, 2])
+    expect(slots.read().get('d')).toEqual(NOTHING)
+    slots.add('e')
+    expect([slots.slotOf('e'), asked]).toEqual([4, [2, undefined]])
   })
 })

@@ -1,11 +1,12 @@
 // explain.test.ts - each kind of way that a packet may take, and what stops it there.
 
 import { expect, it } from 'vitest'
-import { explain } from '../../../src/doctor/explain.ts'
+import { explain, sideOf } from '../../../src/doctor/explain.ts'
 import type { Facts } from '../../../src/doctor/facts.ts'
 import type { Route } from '../../../src/host/links.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
-import { sound, soundStatus as status } from '../../support/facts.ts'
+import { countPeers, type PeerStatus, type Status } from '../../../src/status/status.ts'
+import { sound, soundPeer, soundStatus as status } from '../../support/facts.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const by = (device: string, gateway?: string): Route => ({
@@ -74,4 +75,207 @@ it('says which peer, by which rule, and what its host answered', () => {
     'mtu: packets of up to 1472 bytes go whole as far as this host knows; larger ones are cut, or refused where they may not be',
     'peer: its host answers through the data path, in 1 ms',
   ])
+})
+
+const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...status, ...part } })
+const withPeer = (part: Partial<PeerStatus>): Partial<Facts> =>
+  withStatus({ peers: countPeers([{ ...soundPeer, ...part }], 10) })
+const path = status.dataPath!
+const says = (...args: Parameters<typeof ask>): string[] =>
+  ask(...args).map(({ step, passes, says: text }) => `${step} ${passes ?? '?'}: ${text}`)
+/** Without who asks and who is asked. */
+const way = (...args: Parameters<typeof ask>): string[] => says(...args).slice(2)
+const OUT = ['10.5.1.2', '10.5.2.2', by('flannel0')] as const
+const of = (step: string, facts: Partial<Facts>, question: readonly [string, string, Route | undefined] = OUT) =>
+  says(...question, facts).filter((line) => line.startsWith(`${step} `))
+
+it('knows where an address is: this host first, then the longest subnet, then the network', () => {
+  const peers = countPeers(
+    [
+      { ...soundPeer, subnet: '10.5.2.0/24', publicIp: '192.0.2.2' },
+      { ...soundPeer, subnet: '10.5.2.128/25', publicIp: '192.0.2.3' },
+      { ...soundPeer, subnet: 'x', publicIp: '192.0.2.4' },
+    ],
+    10,
+  )
+  const side = (address: string): string => {
+    const found = sideOf(ip(address), { ...status, peers }, sound)
+    return found.kind === 'peer' ? found.peer.publicIp : found.kind
+  }
+  expect(['10.5.1.1', '10.5.1.2', '10.5.2.127', '10.5.2.128', '10.5.3.1', '10.6.0.1', '192.0.2.1'].map(side)).toEqual([
+    ...['host', 'here', '192.0.2.2', '192.0.2.3', 'nobody', 'outside', 'host'],
+  ])
+  const bare = { ...status, node: null, config: null, peers: null }
+  expect(sideOf(ip('10.5.1.2'), bare, { links: [] })).toEqual({ kind: 'outside' })
+})
+
+it.each([
+  ['10.5.1.1', "source true: 10.5.1.1 is this host's own"],
+  ['10.5.7.1', 'source true: 10.5.7.1 is of the network 10.5.0.0/16, and no node has a lease of it'],
+  ['10.6.0.1', 'source true: 10.6.0.1 is outside of the network 10.5.0.0/16'],
+])('says who %s is', (source, line) => expect(says(source, '10.5.1.2', by('cni0'))[0]).toBe(line))
+
+it.each([
+  ['10.5.1.2', '10.5.1.1', 'way true: both are on this host: no tunnel is between them'],
+  ['192.0.2.1', '10.5.1.2', 'way true: both are on this host: no tunnel is between them'],
+  ['10.5.2.2', '10.5.7.2', 'way ?: neither is on this host: ask on the host of one of them'],
+  ['10.5.7.2', '10.5.2.2', 'way ?: neither is on this host: ask on the host of one of them'],
+  [
+    '10.5.1.2',
+    '10.5.7.2',
+    'data path false: no node has it: the sender gets ICMP net unreachable, and it is counted as tx_drop_no_route',
+  ],
+  [
+    '10.5.7.2',
+    '10.5.1.2',
+    'data path false: not let in, since no lease says where it comes from: counted as rx_drop_unknown_sender',
+  ],
+])('of %s to %s there is one thing to say', (source, destination, line) => {
+  expect(way(source, destination, by('cni0'))).toEqual([line])
+})
+
+it('asks a host that sends itself for no forwarding, and a container for both', () => {
+  const steps = (source: string): string[] => ask(source, '10.5.2.2', by('flannel0')).map(({ step }) => step)
+  expect(steps('10.5.1.1').slice(2)).toEqual(['route', 'data path', 'mtu', 'peer'])
+  expect(steps('10.5.1.2').slice(2, 4)).toEqual(['forwarding', 'firewall'])
+  expect(of('forwarding', { isForwarding: false })).toEqual(['forwarding false: net.ipv4.ip_forward is 0'])
+})
+
+it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], string[]]>([
+  ['route', {}, ['10.5.1.2', '10.5.2.2', undefined], ['route false: there is none']],
+  ['route', {}, ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.2')], ['route true: to eth0 via 192.0.2.2']],
+  [
+    'route',
+    {},
+    ['10.5.1.2', '10.5.2.2', by('eth1')],
+    ['route false: to eth1, and not flannel0: another route comes first'],
+  ],
+  [
+    'route',
+    withStatus({ dataPath: { ...path, device: null } }),
+    ['10.5.1.2', '10.5.2.2', by('eth1', '192.0.2.9')],
+    ['route false: to eth1 via 192.0.2.9, and not via 192.0.2.2: another route comes first'],
+  ],
+  [
+    'data path',
+    withPeer({ state: 'stored' }),
+    OUT,
+    ['data path false: its lease cannot be used by this node: see the log of weftd'],
+  ],
+  ['data path', withStatus({ dataPath: { ...path, open: false }, trouble: 'why' }), OUT, ['data path false: why']],
+  ['data path', withStatus({ dataPath: { ...path, open: false } }), OUT, ['data path false: down']],
+  ['data path', withStatus({ dataPath: null }), OUT, ['data path false: down']],
+  [
+    'data path',
+    withStatus({ dataPath: { ...path, engine: 'kernel' } }),
+    OUT,
+    ['data path true: the kernel sends it to 192.0.2.2:8285'],
+  ],
+  ['mtu', withStatus({ dataPath: { ...path, mtu: null } }), OUT, []],
+  [
+    'mtu',
+    withPeer({ pathMtu: 1252 }),
+    OUT,
+    [
+      'mtu true: packets of up to 1252 bytes, which the path to it takes, go whole as far as this host knows; larger ones are cut, or refused where they may not be',
+    ],
+  ],
+  [
+    'peer',
+    withPeer({ lossPercent: 10, roundTripMs: 2.5 }),
+    OUT,
+    ['peer true: its host answers through the data path, in 2.5 ms, 10% lost'],
+  ],
+  ['peer', withPeer({ lossPercent: null }), OUT, ['peer true: its host answers through the data path, in 1 ms']],
+  [
+    'peer',
+    withPeer({ state: 'programmed', lossPercent: null }),
+    OUT,
+    ['peer ?: nobody asked its host whether it answers'],
+  ],
+  [
+    'peer',
+    withPeer({ state: 'programmed', lossPercent: 100 }),
+    OUT,
+    ['peer false: its host does not answer through the data path, 100% lost'],
+  ],
+  [
+    'peer',
+    withPeer({ state: 'programmed', lossPercent: 0 }),
+    OUT,
+    ['peer false: its host does not answer through the data path'],
+  ],
+  ['firewall', { iptables: undefined }, OUT, ['firewall ?: the rules of iptables cannot be read']],
+  ['firewall', { iptables: BAD_FORWARD }, OUT, ['firewall false: FORWARD: dropped by -P FORWARD DROP']],
+  [
+    'firewall',
+    { iptables: '-A FORWARD -m mark --mark 0x1 -j DROP' },
+    OUT,
+    [
+      'firewall ?: FORWARD: let through by -P FORWARD ACCEPT, unless a rule before it that asks for more decides otherwise',
+    ],
+  ],
+  [
+    'firewall',
+    { iptables: '-A FORWARD -p tcp -s 10.5.1.2/32 -d 10.5.2.2/32 -j DROP' },
+    OUT,
+    ['firewall false: FORWARD: dropped by -A FORWARD -p tcp -s 10.5.1.2/32 -d 10.5.2.2/32 -j DROP'],
+  ],
+])('tells the step %s with %j', (step, facts, question, lines) => expect(of(step, facts, question)).toEqual(lines))
+
+it('tells how a packet leaves the network', () => {
+  const masq = { subnetEnv: { FLANNEL_IPMASQ: 'true' } }
+  const route = by('eth0', '192.0.2.254')
+  const own = "masquerade true: not by weft: it leaves with its own source, unless others' rules change that"
+  expect(way('10.5.1.2', '198.51.100.1', route, masq)).toEqual([
+    'forwarding true: net.ipv4.ip_forward is 1',
+    'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+    'route true: to eth0 via 192.0.2.254, past the tunnel',
+    "masquerade true: by weft's rules (--ip-masq)",
+  ])
+  expect(way('10.5.1.1', '198.51.100.1', by('eth0'), masq)).toEqual(['route true: to eth0, past the tunnel', own])
+  expect(way('10.5.1.2', '198.51.100.1', route, { subnetEnv: { FLANNEL_IPMASQ: 'false' } }).at(-1)).toBe(own)
+  expect(way('10.5.1.2', '198.51.100.1', undefined, { subnetEnv: undefined }).slice(2)).toEqual([
+    'route false: there is none',
+    own,
+  ])
+})
+
+it('tells how a packet comes in', () => {
+  expect(way('10.5.2.2', '10.5.1.2', by('cni0'))).toEqual([
+    'firewall true: INPUT: let through by -P INPUT ACCEPT',
+    'data path true: let in when it comes from 192.0.2.2, unless VerifySource says otherwise',
+    'forwarding true: net.ipv4.ip_forward is 1',
+    'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+    'route true: to cni0, where containers are',
+  ])
+  // Nothing of a peer's comes to a port with host-gw; a host forwards nothing to itself.
+  const gateway = withStatus({
+    config: { ...status.config!, backendType: 'host-gw' },
+    dataPath: { ...path, engine: 'kernel' },
+  })
+  expect(way('10.5.2.2', '10.5.1.1', by('lo'), gateway)).toEqual([
+    'data path true: the kernel takes it from whoever sends it',
+  ])
+  const taken = (part: Partial<Facts>) => of('data path', part, ['10.5.2.2', '10.5.1.1', by('lo')])[0]!.split(':')[0]
+  expect([taken(withPeer({ state: 'stored' })), taken(withStatus({ dataPath: { ...path, open: false } }))]).toEqual([
+    ...['data path false', 'data path false'],
+  ])
+  for (const route of [undefined, by('flannel0'), by('eth0', '192.0.2.9')])
+    expect(way('198.51.100.1', '10.5.1.2', route).at(-1)).toBe(
+      'route false: there is no bridge of containers that has 10.5.1.2',
+    )
+})
+
+it('knows each of the addresses of a link as this host', () => {
+  const [first] = sound.links
+  const links = [
+    {
+      ...first!,
+      addresses: ['192.0.2.1', '192.0.2.7'].map((address) => ({ ...first!.addresses[0]!, address: ip(address) })),
+    },
+  ]
+  expect(['192.0.2.1', '192.0.2.7', '192.0.2.8'].map((address) => sideOf(ip(address), status, { links }).kind)).toEqual(
+    [...['host', 'host', 'outside']],
+  )
 })

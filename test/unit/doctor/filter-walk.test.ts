@@ -56,3 +56,54 @@ it('says by which rule, and knows one chain from another', () => {
   expect(walkFilter(rules, { ...packet, chain: 'FORWARD' }).by).toBe('-P FORWARD DROP')
   expect(walkFilter('', packet).by).toBe('-P INPUT ACCEPT')
 })
+
+it.each([
+  ['the first and the last of some ports', ['-A INPUT -p udp -m multiport --dports 53,8285:9000 -j DROP'], dropped],
+  ['ports up to it', ['-A INPUT -p udp -m multiport --dports 8000:8285 -j DROP'], dropped],
+  ['ports up to the one before', ['-A INPUT -p udp -m multiport --dports 8000:8284 -j DROP'], accepted],
+  ['ports from the next', ['-A INPUT -p udp -m multiport --dports 8286:9000 -j DROP'], accepted],
+  ['any protocol', ['-A INPUT -p all -j DROP'], dropped],
+  ['what is not its protocol', ['-A INPUT ! -p udp -j DROP'], accepted],
+  ['an address without a length', ['-A INPUT -s 192.0.2.7 -j DROP'], dropped],
+  ['another address without a length', ['-A INPUT -s 192.0.2.8 -j DROP'], accepted],
+  ['not its destination', ['-A INPUT ! -d 192.0.2.1/32 -j DROP'], accepted],
+  [
+    'one that is refused by its address, though its mark may be',
+    ['-A INPUT -m mark --mark 0x1 -s 10.0.0.0/8 -j DROP'],
+    accepted,
+  ],
+  [
+    'one that is refused by its address, and then asks more',
+    ['-A INPUT -s 10.0.0.0/8 -m mark --mark 0x1 -j DROP'],
+    accepted,
+  ],
+  ['a state that is not wanted', ['-A INPUT -m conntrack ! --ctstate NEW -j DROP'], perhaps(true)],
+  ['an interface outward, of which nothing is known', ['-A INPUT -o eth0 -j DROP'], perhaps(true)],
+  ['another interface by its beginning', ['-A INPUT -i wlan+ -j DROP'], accepted],
+  ['an interface that only begins so', ['-A INPUT -i eth -j DROP'], accepted],
+  ['a jump without return', ['-A INPUT -g own', '-A own -j DROP'], dropped],
+  [
+    'a chain that may give it back',
+    ['-A INPUT -j own', '-A own -m mark --mark 0x1 -j RETURN', '-A own -j DROP'],
+    perhaps(false),
+  ],
+  ['a return from the first chain', ['-P INPUT DROP', '-A INPUT -j RETURN', '-A INPUT -j ACCEPT'], dropped],
+  [
+    'a chain that perhaps is asked and says nothing',
+    ['-A INPUT -m mark --mark 0x1 -j own', '-A own -p tcp -j DROP'],
+    accepted,
+  ],
+  ['chains within chains', ['-A INPUT -j a', '-A a -j b', '-A b -j REJECT'], dropped],
+  ['a rule of another chain', ['-A FORWARD -j DROP'], accepted],
+  ['what is no rule', ['-N own', '# -A INPUT -j DROP', ''], accepted],
+])('reads %s too', (_name, rules, verdict) => {
+  expect(walkFilter(rules.join('\n'), packet)).toMatchObject(verdict)
+})
+
+it('does not claim to know a port or an interface that nobody told', () => {
+  const { port: _port, from: _from, ...bare } = packet
+  expect(walkFilter('-A INPUT -p udp --dport 8285 -j DROP', bare)).toMatchObject(perhaps(true))
+  expect(walkFilter('-A INPUT -i eth0 -j DROP', bare)).toMatchObject(perhaps(true))
+  expect(walkFilter('-A INPUT -o eth1 -j DROP', { ...bare, to: 'eth1' })).toMatchObject(dropped)
+  expect(walkFilter('-A INPUT -o eth2 -j DROP', { ...bare, to: 'eth1' })).toMatchObject(accepted)
+})

@@ -17,21 +17,38 @@ interface Call {
 }
 
 /** A host where commands print `answers`, by program and arguments or by program alone; an Error is thrown. */
-function fakeHost(answers: Record<string, string | Error>, verbosity = 0) {
+function fakeHost(given: Readonly<Record<string, string | Error>>, verbosity = 0) {
+  const answers: Record<string, string | Error> = { ...given }
   const calls: Call[] = []
   const lines: string[] = []
   let set = ''
+  /** What each table was set to last. */
+  const tables = new Map<string, string>()
   const run: Run = async (file, args, options) => {
     const input = options?.input ?? ''
     calls.push({ file, args, input, patient: options?.patient })
     const command = [file, ...args].join(' ')
+    const [, table, chain] = /^iptables -t (\S+) -S (\S+)$/.exec(command) ?? []
+    if (table !== undefined && chain !== undefined && answers[command] === undefined) return showChain(table, chain)
     const answer = answers[command] ?? answers[file]
     if (answer instanceof Error) throw answer
     if (answer === undefined) throw missing(file)
     // A listing of one table shows what was set last, unless the host is told to show something else.
     if (file.endsWith('-restore') || command === 'nft -f -') set = input
+    if (file === 'iptables-restore') for (const [, name = ''] of input.matchAll(/^\*(\S+)$/gm)) tables.set(name, input)
     const isListing = command.startsWith('iptables-save -t') || command.startsWith('nft -s list table')
     return isListing ? (answers[command] === undefined ? set : answer) : answer
+  }
+  /** As iptables of the kind nf_tables, from what a listing of all would show. */
+  function showChain(table: string, chain: string): string {
+    const there = answers[`iptables-save -t ${table}`] ?? tables.get(table) ?? answers['iptables-save'] ?? ''
+    if (there instanceof Error) throw there
+    const [, ofTable = ''] = new RegExp(`^\\*${table}\\n([^*]*)`, 'm').exec(there) ?? []
+    const rules = ofTable.split('\n').filter((line) => line.startsWith(`-A ${chain} `))
+    const isBuiltIn = !chain.startsWith('FLANNEL')
+    if (!isBuiltIn && !ofTable.includes(`:${chain} `))
+      throw refused(`chain \`${chain}' in table \`${table}' is incompatible`)
+    return [isBuiltIn ? `-P ${chain} ACCEPT` : `-N ${chain}`, ...rules, ''].join('\n')
   }
   const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
   const log = { info: say('I'), warn: say('W'), error: say('E'), v: (level: number) => level <= verbosity }
@@ -204,6 +221,55 @@ describe('iptables', () => {
     await firewall.raise(SUBNET)
     for (let times = 0; times < 2; times++) expect(await firewall.ensure(SUBNET)).toEqual(['rules of FLANNEL-POSTRTG'])
     expect(host.inputs('iptables-restore')).toHaveLength(3)
+  })
+
+  it.each(['iptables v1.8.9 (nf_tables)', 'iptables v1.8.9 (legacy)'])(
+    '%s: writes nothing while nothing has changed, and all when rules stand in another order',
+    async (version) => {
+      const host = fakeHost({ ...MODERN, 'iptables --version': version })
+      const firewall = createIptables(host.options({}))
+      await firewall.raise(SUBNET)
+      const set = host.inputs('iptables-restore')
+      expect(set).toHaveLength(2)
+      host.answers['iptables-save'] = set.join('')
+      for (let times = 0; times < 3; times++) expect(await firewall.ensure(SUBNET)).toEqual([])
+      expect(host.inputs('iptables-restore')).toHaveLength(2)
+      const lines = set[0]!.split('\n')
+      const at = lines.findIndex((line) => line.startsWith('-A FLANNEL-POSTRTG'))
+      const swapped = lines
+        .with(at, lines[at + 1]!)
+        .with(at + 1, lines[at]!)
+        .join('\n')
+      Object.assign(host.answers, { 'iptables-save': swapped + set[1], 'iptables-save -t nat': swapped })
+      expect(await firewall.ensure(SUBNET)).toEqual(['rules of FLANNEL-POSTRTG'])
+    },
+  )
+
+  it('reads its own chains alone where that costs less than all of them, and all where one goes or cannot be shown', async () => {
+    const asked = async (
+      answers: Record<string, string | Error>,
+      wish: Partial<FirewallOptions> = {},
+    ): Promise<readonly string[]> => {
+      const host = fakeHost({ ...MODERN, ...answers })
+      const firewall = createIptables(host.options(wish))
+      await firewall.raise(SUBNET)
+      await firewall.ensure(SUBNET)
+      const listings = host.calls.filter(({ file, args }) => file === 'iptables-save' || args.includes('-S'))
+      return [...new Set(listings.map(({ file, args }) => [file, ...args].join(' ')))]
+    }
+    const nat = ['POSTROUTING', 'FLANNEL-POSTRTG', 'FLANNEL'].map((chain) => `iptables -t nat -S ${chain}`)
+    const filter = ['FORWARD', 'FLANNEL-FWD'].map((chain) => `iptables -t filter -S ${chain}`)
+    expect(await asked({})).toEqual([...nat, ...filter])
+    expect(await asked({ 'iptables --version': 'iptables v1.8.9 (legacy)' })).toEqual([
+      ...['iptables-save', 'iptables-save -t nat', 'iptables-save -t filter'],
+    ])
+    const left =
+      '*nat\n:FLANNEL-POSTRTG - [0:0]\n-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\nCOMMIT\n'
+    expect(await asked({ 'iptables-save': left }, { masq: false })).toEqual([...nat, 'iptables-save', ...filter])
+    expect(await asked({ 'iptables -t nat -S POSTROUTING': refused('use nft') }, { forward: false })).toEqual([
+      ...[nat[0], 'iptables-save', 'iptables-save -t nat'],
+      ...filter,
+    ])
   })
 
   it('takes rules of an older version away in the same transaction that brings its own', async () => {

@@ -188,3 +188,25 @@ add table ip6 flannel-ipv6
 delete table ip6 flannel-ipv6
 `)
 })
+
+it('keeps the rules of another daemon also where this one wants none of its own, and makes a chain for nothing else', () => {
+  const { others } = splitNftTable(nftInput(wish(true, true, true)), new Set(['10.5.0.0/16']))
+  const alone = nftInput(wish(false, false, false), others)
+  expect(splitNftTable(alone, new Set(['10.5.0.0/16'])).others).toEqual(others)
+  const rules = alone.split('\n').filter((line) => line.startsWith('    ') && !/^ +(comment|type|meta) /.test(line))
+  expect(rules.map((line) => line.trim())).toEqual([...others.postrtg, ...others.forward])
+  expect(nftInput(wish(false, false, false), { postrtg: others.postrtg, forward: [] })).not.toContain('chain forward {')
+  expect(nftInput(wish(false, false, false), { postrtg: [], forward: others.forward })).not.toContain('chain postrtg {')
+})
+
+it('what follows after a chain that is not ours is still told from it', () => {
+  const shown = nftInput(wish(true, true, true))
+  const last = '  chain theirs {\n    ip saddr 10.5.0.0/16 accept\n  }\n'
+  const mixed = shown.replace('}\ntable ip6', `${last}}\ntable ip6`)
+  expect(mixed).not.toBe(shown)
+  const ours = new Set(['10.42.0.0/16'])
+  expect(splitNftTable(mixed, ours)).toEqual(splitNftTable(shown, ours))
+  // As nft prints it, by tabs.
+  const tabs = (text: string): string => text.replaceAll(/^ {2}( {2})?/gm, (spaces) => '\t'.repeat(spaces.length / 2))
+  expect(splitNftTable(tabs(mixed), ours)).toEqual(splitNftTable(tabs(shown), ours))
+})

@@ -30,6 +30,16 @@ describe('run', () => {
     }
   })
 
+  it.each([
+    ['too long an argument', 'x'.repeat(4 << 20), /E2BIG/],
+    ['one that no program can have', 'a\0b', /null bytes/],
+  ])('rejects, as for any failure, what cannot be started: %s', async (_what, argument, why) => {
+    await expect(run('true', [argument])).rejects.toMatchObject({
+      code: 'COMMAND',
+      message: expect.stringMatching(why),
+    })
+  })
+
   it('says what the program said last', async () => {
     await expect(node('console.error("warning"); console.error("broken"); process.exit(2)')).rejects.toMatchObject({
       code: 'COMMAND',

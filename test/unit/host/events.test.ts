@@ -1,7 +1,16 @@
 // events.test.ts - how soon the child that listens to the kernel is started again, in virtual time, where there is none.
 
+import type * as childProcess from 'node:child_process'
+import { EventEmitter } from 'node:events'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { entriesOf, watchHost } from '../../../src/host/events.ts'
+
+/** What starting a program says, if it is not what it says here. */
+const fork = vi.hoisted<{ fails?: (() => object) | undefined }>(() => ({}))
+vi.mock('node:child_process', async (load) => {
+  const real = await load<typeof childProcess>()
+  return { ...real, spawn: (...args: Parameters<typeof real.spawn>) => fork.fails?.() ?? real.spawn(...args) }
+})
 
 const path = process.env['PATH']
 beforeEach(() => {
@@ -9,6 +18,7 @@ beforeEach(() => {
   process.env['PATH'] = '/nowhere'
 })
 afterEach(() => {
+  fork.fails = undefined
   process.env['PATH'] = path
   vi.useRealTimers()
 })
@@ -46,4 +56,33 @@ it.each([
   ['192.168.77.2 dev eth0 lladdr 02:00:00:00:00:02 REACHABLE ', false],
 ])('of the entries of flannel.1 the line %j matters: %s', (line, matters) => {
   expect(entriesOf('flannel.1').matters?.(line)).toBe(matters)
+})
+
+it.each<[what: string, fails: () => object]>([
+  [
+    'there is no descriptor for it, nor for its output (Node.js, ChildProcess.spawn)',
+    () => {
+      const child = new EventEmitter()
+      process.nextTick(() => child.emit('error', new Error('spawn EMFILE')))
+      return child
+    },
+  ],
+  [
+    'there is no memory for it',
+    () => {
+      throw new Error('spawn ENOMEM')
+    },
+  ],
+])('is started again where %s', async (_what, fails) => {
+  fork.fails = fails
+  const stopping = new AbortController()
+  const warnings: string[] = []
+  const log = { info: () => {}, warn: (text: string) => void warnings.push(text), error: () => {}, v: () => false }
+  let changes = 0
+  const watching = watchHost(() => changes++, log, stopping.signal)
+  await vi.waitFor(() => expect(warnings).toEqual([expect.stringMatching(/^`ip monitor` ended: spawn E/)]))
+  await vi.advanceTimersByTimeAsync(200)
+  await vi.waitFor(() => expect(changes).toBeGreaterThan(2))
+  stopping.abort(new Error('the test is over'))
+  await watching
 })

@@ -10,11 +10,12 @@ import {
   rmSync,
   statSync,
   symlinkSync,
+  utimesSync,
   writeFileSync,
 } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, beforeEach, expect, it } from 'vitest'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { replaceFile } from '../../../src/host/replace-file.ts'
 
 let folder: string
@@ -43,4 +44,41 @@ it('leaves a pipe, as it would a device, and a folder', async () => {
   mkdirSync(join(folder, 'folder'))
   await expect(replaceFile(join(folder, 'folder'), 'text', 0o644)).rejects.toMatchObject({ code: 'EISDIR' })
   expect(readdirSync(folder)).toEqual(['folder', 'pipe'])
+})
+
+it('of many writes at once leaves the one that was asked for last, whole', async () => {
+  const path = join(folder, 'file')
+  for (let round = 0; round < 20; round++) {
+    const texts = Array.from({ length: 5 }, (_, at) => `${round} ${at} ${'x'.repeat(5000 - 900 * at)}`)
+    await Promise.all(texts.map((text) => replaceFile(path, text, 0o600)))
+    expect(readFileSync(path, 'utf8')).toBe(texts.at(-1))
+  }
+  expect(readdirSync(folder)).toEqual(['file'])
+})
+
+it('of two processes that write at once, in containers with one id, leaves one text whole', async () => {
+  const path = join(folder, 'file')
+  vi.resetModules()
+  const other = await import('../../../src/host/replace-file.ts')
+  expect(other.replaceFile).not.toBe(replaceFile)
+  const texts = ['a'.repeat(3000), 'b'.repeat(2000)] as const
+  for (let round = 0; round < 50; round++) {
+    await Promise.all([replaceFile(path, texts[0], 0o600), other.replaceFile(path, texts[1], 0o600)])
+    expect(texts).toContain(readFileSync(path, 'utf8'))
+  }
+})
+
+it('goes on after a write that failed, and removes what one left that was killed, not what another may be writing', async () => {
+  const path = join(folder, 'file')
+  await expect(replaceFile(join(folder, 'none', 'file'), 'text', 0o644)).rejects.toMatchObject({ code: 'ENOENT' })
+  mkdirSync(path)
+  const failing = replaceFile(path, 'text', 0o644)
+  const next = failing.catch(() => rmSync(path, { recursive: true })).then(() => replaceFile(path, 'one', 0o644))
+  await expect(failing).rejects.toMatchObject({ code: 'EISDIR' })
+  await next
+  const old = new Date(Date.now() - 120_000)
+  for (const name of ['.file.tmp1234', '.file.tmpabcd', '.other.tmp1234']) writeFileSync(join(folder, name), 'half')
+  for (const name of ['.file.tmp1234', '.other.tmp1234']) utimesSync(join(folder, name), old, old)
+  await replaceFile(path, 'two', 0o644)
+  expect(readdirSync(folder).toSorted()).toEqual(['.file.tmpabcd', '.other.tmp1234', 'file'])
 })

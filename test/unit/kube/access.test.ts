@@ -3,8 +3,10 @@
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { inspect } from 'node:util'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { readAccess, type AccessOptions } from '../../../src/kube/access.ts'
+import { Secret, secretUrls } from '../../../src/secret.ts'
 
 let folder: string
 beforeEach(() => {
@@ -12,8 +14,9 @@ beforeEach(() => {
 })
 afterEach(() => rmSync(folder, { recursive: true }))
 
-const read = (options: Partial<AccessOptions>) =>
-  readAccess({ apiUrl: '', kubeconfig: '', environment: {}, serviceAccount: folder, ...options })
+const read = ({ apiUrl = '', ...options }: Partial<Omit<AccessOptions, 'apiUrl'>> & { readonly apiUrl?: string }) =>
+  readAccess({ apiUrl: secretUrls(apiUrl), kubeconfig: '', environment: {}, serviceAccount: folder, ...options })
+const bearer = (token: string) => ({ authorization: new Secret(`Bearer ${token}`) })
 const refused = (message: RegExp | string) =>
   expect.objectContaining({ code: 'STORE', message: expect.stringMatching(message) })
 
@@ -22,10 +25,10 @@ describe('in a pod', () => {
   it('takes what kubelet put there, as it is at the moment', async () => {
     writeFileSync(join(folder, 'token'), 'first\n')
     writeFileSync(join(folder, 'ca.crt'), 'PEM')
-    const access = { server: 'https://10.96.0.1:443', token: 'first', ca: 'PEM' }
+    const access = { server: 'https://10.96.0.1:443', ...bearer('first'), ca: 'PEM' }
     expect(await read({ environment })).toEqual(access)
     writeFileSync(join(folder, 'token'), 'second')
-    expect(await read({ environment })).toEqual({ ...access, token: 'second' })
+    expect(await read({ environment })).toEqual({ ...access, ...bearer('second') })
     const ipv6 = { ...environment, KUBERNETES_SERVICE_HOST: 'fd00::1' }
     expect(await read({ environment: ipv6 })).toMatchObject({ server: 'https://[fd00::1]:443' })
   })
@@ -42,6 +45,17 @@ describe('a URL', () => {
     ['https://kube.example/path', 'https://kube.example/path'],
   ])('%s is %s', async (apiUrl, server) => {
     expect(await read({ apiUrl })).toEqual({ server })
+  })
+  it.each([
+    ['http://jo:se%2Fsame@10.0.0.1:8080/', 'jo:se/same'],
+    ['jo:100%@10.0.0.1:8080', 'jo:100%'],
+    ['http://jo@10.0.0.1:8080', 'jo:'],
+  ])('with a user is that, and what Go would send of it', async (apiUrl, user) => {
+    const authorization = new Secret(`Basic ${Buffer.from(user).toString('base64')}`)
+    expect(await read({ apiUrl })).toEqual({ server: 'http://10.0.0.1:8080', authorization })
+  })
+  it('that is none is refused, and not with its password', async () => {
+    await expect(read({ apiUrl: 'ftp://jo:sesame@x' })).rejects.toEqual(refused(/--kube-api-url is "ftp:\/\/x"$/))
   })
   it('that is none is refused', async () => {
     await expect(read({ apiUrl: 'ftp://x' })).rejects.toEqual(refused('--kube-api-url is "ftp://x"'))
@@ -77,8 +91,8 @@ users:
       user: 'client-certificate: pki/cert, client-key: pki/key, tokenFile: pki/token, token: an older one',
     })
     expect(await read({ kubeconfig: inFiles })).toEqual({
-      ...{ server: 'https://10.0.0.1:6443', serverName: 'kubernetes', token: 'the token' },
-      ...{ ca: 'the ca\n', cert: 'the cert\n', key: 'the key\n' },
+      ...{ server: 'https://10.0.0.1:6443', serverName: 'kubernetes', ...bearer('the token') },
+      ...{ ca: 'the ca\n', cert: 'the cert\n', key: new Secret('the key\n') },
     })
     const base64 = (text: string): string => Buffer.from(text).toString('base64')
     const inLines = kubeconfig({
@@ -86,7 +100,7 @@ users:
       user: `client-certificate-data: ${base64('CERT')}, client-key-data: ${base64('KEY')}, token: abc`,
     })
     expect(await read({ kubeconfig: inLines })).toEqual({
-      ...{ server: 'https://10.0.0.1:6443', token: 'abc', ca: 'CA', cert: 'CERT', key: 'KEY' },
+      ...{ server: 'https://10.0.0.1:6443', ...bearer('abc'), ca: 'CA', cert: 'CERT', key: new Secret('KEY') },
     })
     expect(await read({ kubeconfig: inLines, apiUrl: 'https://elsewhere:6443' })).toMatchObject({
       server: 'https://elsewhere:6443',
@@ -104,9 +118,22 @@ users:
     [{ cluster: '' }, /the cluster of the context has no server/],
     [{ cluster: 'server: ":"' }, /the server in .*kubeconfig is ":"/],
     [{ user: 'tokenFile: absent' }, /ENOENT.*absent/],
-    [{ current: '"' }, /kubeconfig: Missing closing/],
+    [{ current: '"' }, /kubeconfig: it is no YAML at line \d+, column \d+/],
   ])('%j is refused: %s', async (parts, why) => {
     await expect(read({ kubeconfig: kubeconfig(parts) })).rejects.toEqual(refused(why))
+  })
+  it.each([
+    'token: *sesame',
+    'token: "sesame',
+    'token: [sesame\nx: y: z',
+    '%YAML sesame\n---\na: 1',
+    'a: b\n  c: sesame\n d: 1',
+  ])('that is no YAML is refused, and no line of it is shown: %j', async (text) => {
+    const path = join(folder, 'kubeconfig')
+    writeFileSync(path, text)
+    const error = await read({ kubeconfig: path }).catch((why: unknown) => why)
+    expect(error).toEqual(refused(/kubeconfig: it is no YAML/))
+    expect(inspect(error, { depth: null })).not.toContain('sesame')
   })
   it('that is not there, or is empty, is refused', async () => {
     await expect(read({ kubeconfig: join(folder, 'absent') })).rejects.toEqual(refused(/ENOENT/))

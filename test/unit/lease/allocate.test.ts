@@ -21,6 +21,11 @@ describe('allocation', () => {
       expect(isCompatible(net(other), config)).toBe(false)
   })
 
+  it('hands out its first and its last subnet, and none beside them', () => {
+    const fitting = ['10.3.0.0/24', '10.3.1.0/24', '10.3.25.0/24', '10.3.26.0/24'].map(net)
+    expect(fitting.map((subnet) => isCompatible(subnet, config))).toEqual([false, true, true, false])
+  })
+
   it('sees overlaps of any length', () => {
     expect(freeSubnets(config, [net('10.3.0.0/20')]).map(formatIpv4Net)[0]).toBe('10.3.16.0/24')
     expect(freeSubnets(config, [net('10.3.1.128/25')]).map(formatIpv4Net)[0]).toBe('10.3.2.0/24')

@@ -4,6 +4,7 @@ import { describe, expect, it } from 'vitest'
 import { decodeLease, sourceOf } from '../../../src/lease/decode.ts'
 import type { Change } from '../../../src/lease/subnet-manager.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
+import { parseIpv6 } from '../../../src/net/ipv6.ts'
 import { createMemoryStore } from '../../support/memory-store.ts'
 
 describe('a lease', () => {
@@ -58,5 +59,66 @@ describe('a store as a source', () => {
     // As flanneld: of the two that are a lease's.
     expect(lines).toHaveLength(2)
     for (const line of lines) expect(line).toMatch(/^watchSubnets: got valid subnet event with revision \d+$/)
+  })
+})
+
+describe('at the limits', () => {
+  const decode = (value: string) => decodeLease('10.5.1.0-24', value)
+  /** JSON of so many characters. */
+  const ofLength = (length: number): string => JSON.stringify({ x: ' '.repeat(length - 8) })
+
+  it('reads a value of 65,536 characters, and none that is longer', () => {
+    expect(ofLength(65_536)).toHaveLength(65_536)
+    expect(decode(ofLength(65_536)).attrs.publicIp).toBe(0)
+    expect(() => decode(ofLength(65_537))).toThrow('the value has 65537 characters')
+  })
+
+  it('reads every member, of IPv6 too, and keeps those apart that are null or missing', () => {
+    const { attrs } = decode(
+      '{"PublicIP":"1.2.3.4","PublicIPv6":"fc00::1","BackendType":"vxlan","BackendData":{"VNI":1},"BackendV6Data":{"VNI":2}}',
+    )
+    expect(attrs).toEqual({
+      publicIp: parseIpv4('1.2.3.4'),
+      publicIpv6: parseIpv6('fc00::1'),
+      backendType: 'vxlan',
+      backendData: { VNI: 1 },
+      backendV6Data: { VNI: 2 },
+    })
+    expect(decode('{"PublicIPv6":null,"BackendType":null,"BackendData":null}').attrs).toStrictEqual({
+      publicIp: 0,
+      backendType: '',
+      backendData: null,
+    })
+  })
+
+  it.each([
+    ['{"PublicIP":null}', 'PublicIP is null'],
+    ['{"PublicIP":7}', 'PublicIP is 7'],
+    ['{"PublicIP":"fc00::1"}', 'PublicIP is "fc00::1"'],
+    ['{"PublicIPv6":7}', 'PublicIPv6 is 7'],
+    ['{"PublicIPv6":"1.2.3.4"}', 'PublicIPv6 is "1.2.3.4"'],
+    ['{"BackendType":[]}', 'BackendType is array'],
+    ['{"BackendType":true}', 'BackendType is bool'],
+    ['[]', 'the value is not a JSON object: it is array instead of an object'],
+    ['7', 'the value is not a JSON object: it is number instead of an object'],
+  ])('says of %s: %s', (value, message) => expect(() => decode(value)).toThrow(new Error(message)))
+
+  it('has the revision of a lease, not that of a reservation, and compares cursors', async () => {
+    const store = createMemoryStore()
+    store.put('10.5.1.0-24', '{}')
+    const source = sourceOf(store)
+    const { entries } = await source.list(new AbortController().signal)
+    expect(entries[0]!.lease!.revision).toBeTypeOf('bigint')
+    expect([source.isAfter(2n, 1n), source.isAfter(1n, 1n), source.isAfter(1n, 2n)]).toEqual([true, false, false])
+    const reserved = {
+      ...store,
+      list: () =>
+        Promise.resolve({
+          revision: 1n,
+          entries: [{ key: '10.5.1.0-24', value: '{}', revision: 1n, isReservation: true }],
+        }),
+    }
+    const [entry] = (await sourceOf(reserved).list(new AbortController().signal)).entries
+    expect(entry!.lease).not.toHaveProperty('revision')
   })
 })

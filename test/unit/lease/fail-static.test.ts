@@ -36,6 +36,22 @@ const keysOf = ({ added, changed, removed }: ViewChange) =>
   [added, changed, removed].map((leases) => leases.map((each) => each.key))
 
 describe('a view', () => {
+  it('holds what went before the rest followed as long as the rest: from when so many were missed', () => {
+    const { view, thirds } = newView()
+    view.list(
+      [1, 2, 3, 4, 5].map((third) => entry(third)),
+      0,
+    )
+    view.change([gone(1)], 10_000)
+    expect(thirds()).toEqual([2, 3, 4, 5])
+    view.change([gone(2), gone(3)], 30_000)
+    expect([thirds(), view.waitMs(30_000)]).toEqual([[1, 2, 3, 4, 5], HOLD_MS])
+    view.list([entry(4), entry(5)], 30_000 + HOLD_MS - 1)
+    expect(thirds()).toEqual([1, 2, 3, 4, 5])
+    view.list([entry(4), entry(5)], 30_000 + HOLD_MS)
+    expect(thirds()).toEqual([4, 5])
+  })
+
   it('tells what differs by value, and nothing of a renewal', () => {
     const { view } = newView()
     view.list([entry(1), entry(2)], 0)

@@ -107,6 +107,65 @@ function queue<T>() {
 const ended = new Error('the test is over')
 
 describe('following', () => {
+  /** Follows a source whose listings, and whose watches' ends, are given one by one. */
+  function driven() {
+    const stopping = new AbortController()
+    setMaxListeners(0, stopping.signal)
+    const [lists, ends] = [queue<bigint>(), queue<Error>()]
+    const watches: bigint[] = []
+    let listed = 0
+    const clock = jumpingClock()
+    const source = fakeSource({
+      async list(signal) {
+        const cursor = await lists.take(signal)
+        return { cursor, entries: [entry('10.5.1.0-24', '1.1.1.1')] }
+      },
+      async *watch(after, signal) {
+        watches.push(after)
+        yield { cursor: after, changes: [] }
+        throw await ends.take(signal)
+      },
+    })
+    const run = async (): Promise<void> => {
+      const options = { log: recorder(), signal: stopping.signal, relistMs: 7_000, random: () => 1, clock }
+      for await (const followed of followLeases(source, options)) listed += followed.leases.size
+    }
+    const over = run().catch((error: unknown) => error)
+    return {
+      ...{ lists, ends, watches, clock },
+      listed: () => listed,
+      stop: async () => {
+        stopping.abort(ended)
+        expect(await over).toBe(ended)
+      },
+    }
+  }
+
+  it('opens the watch again from where a listing went back to, though it brings nothing new', async () => {
+    const { lists, watches, listed, stop } = driven()
+    lists.give(100n)
+    await eventually(() => expect(watches).toEqual([100n]))
+    lists.give(50n)
+    await eventually(() => expect([listed(), watches]).toEqual([2, [100n, 50n]]))
+    lists.give(60n)
+    await eventually(() => expect(listed()).toBe(3))
+    expect(watches).toEqual([100n, 50n])
+    await stop()
+  })
+
+  it('opens a watch that ends now and then as soon each time, where a listing came between', async () => {
+    const { lists, ends, watches, clock, listed, stop } = driven()
+    lists.give(100n)
+    for (let times = 1; times <= 6; times++) {
+      await eventually(() => expect([listed(), watches.length]).toEqual([times, times]))
+      ends.give(new WeftError('STORE_UNAVAILABLE', 'the connection was cut'))
+      await eventually(() => expect(watches).toHaveLength(times + 1))
+      lists.give(100n)
+    }
+    expect(Math.max(...clock.pauses.filter((ms) => ms < 6_000))).toBeLessThanOrEqual(100)
+    await stop()
+  })
+
   it('waits longer and longer for a store that answers every watch with a gap, and says so seldom', async () => {
     const controller = new AbortController()
     const log = recorder()

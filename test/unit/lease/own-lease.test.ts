@@ -1,10 +1,10 @@
-// own-lease.test.ts - acquiring above a store of the test's own.
+// own-lease.test.ts - acquiring, renewing and giving back above a store of the test's own.
 
 import { describe, expect, it } from 'vitest'
 import { EVENT_MS } from '../../../lab/lab.ts'
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
 import type { LeaseAttrs } from '../../../src/lease/lease.ts'
-import { acquireLease } from '../../../src/lease/own-lease.ts'
+import { acquireLease, holderOf } from '../../../src/lease/own-lease.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 import type { Store, StoreEntry } from '../../../src/store/store.ts'
 import { createMemoryStore } from '../../support/memory-store.ts'
@@ -153,5 +153,118 @@ describe('acquiring', () => {
       previous: parseIpv4Net('10.5.7.0/24')!,
     })
     expect(lease.key).toBe('10.5.1.0-24')
+  })
+
+  it('ends though what lies across is seen only once its own is written, wherever it draws', async () => {
+    const small = parseNetworkConfig('{"Network":"10.5.0.0/24"}')
+    const store = createMemoryStore()
+    const [create, list] = [store.create.bind(store), store.list.bind(store)]
+    let tries = 0
+    store.create = (...args) => {
+      if (++tries > 10) throw new Error('it draws for ever')
+      return create(...args)
+    }
+    store.list = async (stop) => {
+      const { revision, entries } = await list(stop)
+      const across = entries.map(({ key, revision: at }) => entry(key.replace('-26', '-27'), value('9.9.9.9'), at - 1n))
+      return { revision, entries: [...entries, ...across] }
+    }
+    await expect(acquireLease(store, small, attrs('1.1.1.1'), options())).rejects.toMatchObject({
+      code: 'OUT_OF_SUBNETS',
+    })
+    expect([tries, [...store.entries.keys()]]).toEqual([3, []])
+  })
+})
+
+const KEY = '10.5.1.0-24'
+/** A node that holds KEY, and the store. */
+async function holding(ip = '1.1.1.1') {
+  const store = createMemoryStore()
+  const holder = holderOf(store, parseNetworkConfig('{"Network":"10.5.0.0/16"}'))
+  const log = recorder()
+  const stop = new AbortController().signal
+  const lease = await holder.obtain(attrs(ip), parseIpv4Net('10.5.1.0/24'), log, stop)
+  expect(lease.key).toBe(KEY)
+  return {
+    ...{ store, log, lease },
+    renew: (as = attrs(ip)) => holder.renew(lease, as, log, stop),
+    release: () => holder.release!(lease, stop),
+    /** What another does once, between what is read next and what is written then. */
+    meanwhile: (what: () => void) => {
+      const list = store.list.bind(store)
+      store.list = async (signal) => {
+        const listing = await list(signal)
+        store.list = list
+        what()
+        return listing
+      }
+    },
+  }
+}
+
+describe('giving a lease back', () => {
+  it('takes it from the store', async () => {
+    const { store, release } = await holding()
+    await release()
+    expect([...store.entries]).toEqual([])
+    await release()
+  })
+
+  it('takes also what was written again meanwhile, by this node', async () => {
+    const { store, release, meanwhile } = await holding()
+    meanwhile(() => store.put(KEY, value('1.1.1.1')))
+    await release()
+    expect([...store.entries]).toEqual([])
+  })
+
+  it.each<[what: string, text: string, isReservation: boolean]>([
+    ['the lease of a node that took the subnet', value('2.2.2.2'), false],
+    ['what an operator reserved for it', value('1.1.1.1'), true],
+    ['what an operator reserved for another', value('2.2.2.2'), true],
+    ['what nobody can read', 'junk', false],
+  ])('leaves %s, from before or from the very moment', async (_what, text, isReservation) => {
+    for (const isLate of [false, true]) {
+      const { store, release, meanwhile } = await holding()
+      const put = (): void => store.put(KEY, text, isReservation)
+      if (isLate) meanwhile(put)
+      else put()
+      await release()
+      expect(store.entries.get(KEY)).toMatchObject({ value: text, isReservation })
+    }
+  })
+})
+
+describe('renewing', () => {
+  it.each<[what: string, text: string, expected: object]>([
+    ['junk without an end is a lease that ends', 'junk', { isReservation: false, endless: false }],
+    ['its own, made a reservation, stays one', value('1.1.1.1'), { isReservation: true, endless: true }],
+    [
+      'its own of another type, made a reservation, stays one',
+      '{"PublicIP":"1.1.1.1","BackendType":"vxlan"}',
+      {
+        isReservation: true,
+        endless: true,
+      },
+    ],
+  ])('over what an operator put under its key: %s', async (_what, text, expected) => {
+    const { store, renew } = await holding()
+    store.put(KEY, text, true)
+    const { expiresAt } = await renew()
+    const { isReservation, value: written } = store.entries.get(KEY)!
+    expect({ isReservation, endless: expiresAt === undefined }).toEqual(expected)
+    expect(written).toBe(value('1.1.1.1'))
+  })
+
+  it.each([
+    ['the address that it had', '{"PublicIP":"1.1.1.1","BackendType":"vxlan"}', true],
+    ['the address that it has now', '{"PublicIP":"3.3.3.3","BackendType":"vxlan"}', true],
+    ['no address', '{}', true],
+    ["another's address", '{"PublicIP":"2.2.2.2"}', false],
+  ])('with a new address, what stands there with %s is its own: %s', async (_what, text, isOwn) => {
+    const { store, renew } = await holding()
+    store.put(KEY, text)
+    if (isOwn) await renew(attrs('3.3.3.3'))
+    else await expect(renew(attrs('3.3.3.3'))).rejects.toMatchObject({ code: 'LEASE_LOST' })
+    expect(store.entries.get(KEY)!.value).toBe(isOwn ? value('3.3.3.3') : text)
   })
 })

@@ -9,10 +9,18 @@ import {
   ipv4NetContains,
   ipv4NetSize,
   ipv4NetsOverlap,
+  isOneHost,
   parseIpv4,
   parseIpv4Net,
 } from '../../../src/net/ipv4.ts'
-import { formatIpv6, formatIpv6Net, ipv6NetContains, parseIpv6, parseIpv6Net } from '../../../src/net/ipv6.ts'
+import {
+  formatIpv6,
+  formatIpv6Net,
+  ipv6NetContains,
+  ipv6NetSize,
+  parseIpv6,
+  parseIpv6Net,
+} from '../../../src/net/ipv6.ts'
 
 const address = fc.integer({ min: 0, max: 0xffffffff })
 const net = fc.tuple(address, fc.integer({ min: 0, max: 32 })).map(([ip, length]) => ipv4Net(ip, length))
@@ -88,4 +96,58 @@ describe('IPv6', () => {
     expect(ipv6NetContains(value, parseIpv6('fc00:0:0:ffff:ffff:ffff:ffff:ffff')!)).toBe(true)
     expect(ipv6NetContains(value, parseIpv6('fc00:0:1::')!)).toBe(false)
   })
+})
+
+describe('at the limits', () => {
+  it.each([
+    ['10.5.1.255/24', '10.5.1.0/24'],
+    ['10.5.1.7/32', '10.5.1.7/32'],
+    ['10.5.1.7/0', '0.0.0.0/0'],
+    ['10.5.1.7/1', '0.0.0.0/1'],
+  ])('%s is the network %s', (text, expected) => expect(formatIpv4Net(parseIpv4Net(text)!)).toBe(expected))
+
+  it.each(['10.5.1.024', '00.5.1.0', '10.5.1', '/24', '10.5.1.0 24', '10.5.1.0/1 ', '10.5.1.0//24', '10.5.1.0/033'])(
+    'no IPv4 network: %j',
+    (text) => expect(parseIpv4Net(text)).toBeUndefined(),
+  )
+
+  it.each([
+    ['0.0.0.0', false],
+    ['0.255.255.255', false],
+    ['1.0.0.0', true],
+    ['126.255.255.255', true],
+    ['127.0.0.1', false],
+    ['128.0.0.0', true],
+    ['223.255.255.255', true],
+    ['224.0.0.1', false],
+    ['239.255.255.255', false],
+    ['240.0.0.0', true],
+    ['255.255.255.254', true],
+    ['255.255.255.255', false],
+  ])('%s is an address of one host: %s', (text, expected) => expect(isOneHost(parseIpv4(text)!)).toBe(expected))
+
+  it.each([
+    ['fc00::1/128', 'fc00::1/128'],
+    ['fc00::1/127', 'fc00::/127'],
+    ['fc00::1/0', '::/0'],
+    ['::/64', '::/64'],
+  ])('%s is the network %s', (text, expected) => expect(formatIpv6Net(parseIpv6Net(text)!)).toBe(expected))
+
+  it.each([
+    'fc00::1',
+    'fc00::/129',
+    'fc00::/',
+    'fc00::/a64',
+    'fc00::/64a',
+    'fc00::/0064',
+    '/64',
+    'fc00::1/ 64',
+    'x/64',
+  ])('no IPv6 network: %j', (text) => expect(parseIpv6Net(text)).toBeUndefined())
+
+  it.each([
+    [128, 1n],
+    [64, 1n << 64n],
+    [0, 1n << 128n],
+  ])('an IPv6 network of /%i has %s addresses', (length, size) => expect(ipv6NetSize(length)).toBe(size))
 })

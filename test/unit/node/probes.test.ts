@@ -110,3 +110,22 @@ it('waits for an address that is not there yet', async () => {
   await inTurns(() => opened.length === 1)
   expect([tries, dataPaths.length, parseIpv4(opened[0]!.source)]).toEqual([3, 1, expect.any(Number)])
 })
+
+it('asks whom a later change made a peer, and nobody that went', async () => {
+  opened.length = 0
+  silent = []
+  start({ openEcho })
+  await ready()
+  await inTurns(() => opened.length === 1)
+  const key = own() === '10.5.0.64-26' ? '10.5.0.128-26' : '10.5.0.64-26'
+  store.put(key, value('192.0.2.2'))
+  await inTurns(() => opened[0]!.asked.length > 0)
+  store.remove(key)
+  await inTurns(() => dataPaths[0]!.applied.at(-1)!.length === 0)
+  await vi.advanceTimersByTimeAsync(2_000)
+  const before = opened[0]!.asked.length
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect(opened[0]!.asked.length).toBe(before)
+  store.put(key, value('192.0.2.2'))
+  await inTurns(() => opened[0]!.asked.length > before)
+})

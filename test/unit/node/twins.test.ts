@@ -2,8 +2,20 @@
 
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../src/errors.ts'
-import { LEASE_TTL_MS } from '../../../src/store/store.ts'
-import { installRig, lines, logged, ours, own, ready, start, stopping, store, until } from '../../support/node-rig.ts'
+import { LEASE_TTL_MS } from '../../support/memory-store.ts'
+import {
+  installRig,
+  lines,
+  logged,
+  nodeStatus,
+  ours,
+  own,
+  ready,
+  start,
+  stopping,
+  store,
+  until,
+} from '../../support/node-rig.ts'
 
 installRig()
 
@@ -11,7 +23,7 @@ const MINUTE_MS = 60_000
 const claim = (text: string): Promise<unknown> => store.claim('192.0.2.1', text, stopping.signal)
 const foreign = (): number => lines.filter((line) => line.startsWith("W Somebody else wrote this node's lease")).length
 
-it('notices another host with its public IP that writes its own name again', async () => {
+it('notices another host with its public IP that writes its own name again, as long as it does', async () => {
   start()
   await ready()
   const answering = setInterval(() => void claim('{"Hostname":"twin","ID":"2"}'), MINUTE_MS)
@@ -19,7 +31,12 @@ it('notices another host with its public IP that writes its own name again', asy
     () => logged(/^E Another host uses this node's public IP 192\.0\.2\.1 too: twin\. .*--public-ip or --iface$/),
     3 * MINUTE_MS,
   )
+  expect((await nodeStatus()).node!.twin).toBe('twin')
+  await vi.advanceTimersByTimeAsync(5 * MINUTE_MS)
+  expect((await nodeStatus()).node!.twin).toBe('twin')
   clearInterval(answering)
+  await vi.advanceTimersByTimeAsync(4 * MINUTE_MS)
+  expect((await nodeStatus()).node!.twin).toBeNull()
 })
 
 it('does not take its own name of earlier times for another, found at the start or brought back by a restored store', async () => {

@@ -17,7 +17,7 @@ it('keeps fifty troubles and fifty others, with when they were said', () => {
   expect(last.at(-1)).toMatchObject({ level: 'warn', text: 'it smells' })
 })
 
-it('hears what the log says, as it was meant', () => {
+it('hears what the log says, in one line each', () => {
   const events = createEvents(() => 0)
   const written: string[] = []
   const log = createLog(
@@ -28,7 +28,7 @@ it('hears what the log says, as it was meant', () => {
   log.warn('one\ntwo')
   log.info('three')
   expect(events.last().map(({ level, text }) => [level, text])).toEqual([
-    ['warn', 'one\ntwo'],
+    ['warn', String.raw`one\ntwo`],
     ['info', 'three'],
   ])
   expect(written).toHaveLength(2)

@@ -1,7 +1,9 @@
 // health.test.ts - flanneld's two probes word for word, /livez, /status.json, a port that is taken, and the socket.
 
 import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
-import { request } from 'node:http'
+import { request, Server } from 'node:http'
+import { connect, createServer, type Socket } from 'node:net'
+import { once } from 'node:events'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
@@ -17,7 +19,8 @@ const node: Snapshot = {
   ...{ isReady: false, subnetFile: '/run/flannel/subnet.env' },
 }
 
-const silent = { info: () => {} }
+const silent = { info: () => {}, warn: () => {} }
+const HERE = { ip: '127.0.0.1', port: 0, statusIp: '127.0.0.1' }
 let servers: HealthServer[] = []
 afterEach(async () => {
   vi.useRealTimers()
@@ -25,8 +28,8 @@ afterEach(async () => {
   servers = []
 })
 
-async function serve(health = createHealth()) {
-  const server = await serveHealth('127.0.0.1', 0, health, silent)
+async function serve(health = createHealth(), place = HERE) {
+  const server = await serveHealth(place, health, silent)
   servers.push(server)
   const get = async (path: string, method = 'GET'): Promise<[number, string]> => {
     const response = await fetch(`http://127.0.0.1:${server.port}${path}`, { method })
@@ -36,6 +39,17 @@ async function serve(health = createHealth()) {
 }
 
 describe('health server', () => {
+  it('goes on when the kernel cannot hand a connection over, and when an answer cannot be written', async () => {
+    const listen = vi.spyOn(Server.prototype, 'listen')
+    const { health, get } = await serve()
+    const [server] = listen.mock.contexts as [Server]
+    listen.mockRestore()
+    server.emit('error', new Error('accept ENFILE'))
+    health.page = async () => ({ body: '', headers: { 'X-Junk': 'a\nb' } })
+    await expect(get('/')).rejects.toThrow('fetch failed')
+    expect(await get('/healthz')).toEqual([200, 'flanneld is running'])
+  })
+
   it("answers /healthz and /readyz in flanneld's words, whatever the method and the query", async () => {
     const { health, get } = await serve()
     for (const method of ['GET', 'POST', 'PUT', 'DELETE'])
@@ -65,14 +79,16 @@ describe('health server', () => {
     ['', ':'],
   ])("says in flanneld's words that it listens on %j", async (ip, shown) => {
     const lines: string[] = []
-    servers.push(await serveHealth(ip, 0, createHealth(), { info: (line) => lines.push(line) }))
+    servers.push(
+      await serveHealth({ ip, port: 0, statusIp: '' }, createHealth(), { ...silent, info: (line) => lines.push(line) }),
+    )
     expect(lines).toEqual([`Start healthz server on ${shown}0`])
   })
 
   it('says what is in the way of listening, and what to do', async () => {
     const { server } = await serve()
     const refused = async (ip: string, port: number): Promise<unknown> =>
-      serveHealth(ip, port, createHealth(), silent).catch((error: unknown) => error)
+      serveHealth({ ip, port, statusIp: '' }, createHealth(), silent).catch((error: unknown) => error)
     const taken = await refused('127.0.0.1', server.port)
     expect(isWeftError(taken, 'PORT_IN_USE') && taken.remedy).toContain('--healthz-port')
     expect(String(taken)).toContain('Start healthz server error.')
@@ -81,6 +97,129 @@ describe('health server', () => {
       ['127.0.0.1', 70_000],
     ] as const)
       expect(isWeftError(await refused(ip, port), 'ADDRESS')).toBe(true)
+  })
+})
+
+/** The answer to these bytes, until the server ends the connection. */
+async function answerTo(port: number, text: string, address = '127.0.0.1'): Promise<string> {
+  const socket = connect(port, address)
+  const parts: Buffer[] = []
+  socket.on('data', (part) => parts.push(part)).on('error', () => {})
+  socket.write(text)
+  await once(socket, 'close')
+  return Buffer.concat(parts).toString()
+}
+const codeOf = (answer: string): number => Number(/^HTTP\/1\.1 (\d+)/.exec(answer)?.[1])
+
+describe('who is told what', () => {
+  const get = (path: string, ...headers: string[]): string =>
+    [`GET ${path} HTTP/1.1`, ...headers, 'Connection: close', '', ''].join('\r\n')
+  const FULL = ['/status.json', '/metrics', '/'] as const
+  const known = (): ReturnType<typeof createHealth> => {
+    const health = createHealth()
+    health.page = async () => ({ body: '<p>', headers: {} })
+    health.snapshot = () => node
+    return health
+  }
+
+  it('is the probes for everybody, and all else where --status-ip says', async () => {
+    // 127.0.0.2 stands for this host's address in the network: the kernel has all of 127.0.0.0/8.
+    const { server } = await serve(known(), { ip: '0.0.0.0', port: 0, statusIp: '127.0.0.1' })
+    const open = await serve(known(), { ip: '0.0.0.0', port: 0, statusIp: '0.0.0.0' })
+    const none = await serve(known(), { ip: '0.0.0.0', port: 0, statusIp: '' })
+    for (const path of ['/healthz', '/readyz', '/livez']) {
+      const codes = [server, open.server, none.server].map(({ port }) => answerTo(port, get(path, 'Host: pod.example')))
+      expect((await Promise.all(codes)).map(codeOf)).toEqual(Array(3).fill(path === '/readyz' ? 503 : 200))
+    }
+    for (const path of FULL) {
+      expect(codeOf(await answerTo(server.port, get(path, 'Host: 127.0.0.1')))).toBe(200)
+      expect(codeOf(await answerTo(open.server.port, get(path, 'Host: 10.0.0.1:8081')))).toBe(200)
+      expect(codeOf(await answerTo(none.server.port, get(path, 'Host: 127.0.0.1')))).toBe(403)
+    }
+    expect(await answerTo(server.port, get('/livez', 'Host: localhost'))).toContain(detailsOf(node))
+    const told = await answerTo(none.server.port, get('/livez', 'Host: localhost'))
+    expect(told.split('\r\n\r\n')[1]).toContain('weftd is alive\n')
+    expect(told).not.toContain('10.5.1.0')
+  })
+
+  it('is nothing for a name that may be anybody’s, and for another site', async () => {
+    const { server } = await serve(known())
+    for (const path of FULL) {
+      for (const host of ['evil.example', `evil.example:${server.port}`, '127.0.0.1.evil.example', ''])
+        expect(codeOf(await answerTo(server.port, get(path, `Host: ${host}`)))).toBe(421)
+      expect(codeOf(await answerTo(server.port, get(path, 'Host: localhost', 'Sec-Fetch-Site: cross-site')))).toBe(403)
+    }
+    // An absolute target's authority counts, and Host does not.
+    const absolute = (host: string): string => get(`http://${host}/status.json?x`, 'Host: localhost')
+    expect(codeOf(await answerTo(server.port, absolute('evil.example')))).toBe(421)
+    expect(codeOf(await answerTo(server.port, absolute('[::1]:80')))).toBe(200)
+    expect(codeOf(await answerTo(server.port, get('http://evil.example/healthz', 'Host: x')))).toBe(200)
+  })
+
+  it('is told at a second address beside the probes’, or is not, and the node goes on', async () => {
+    const lines: string[] = []
+    const log = { info: () => {}, warn: (line: string) => void lines.push(line) }
+    const two = await serveHealth({ ip: '127.0.0.2', port: 0, statusIp: '127.0.0.1' }, known(), log)
+    servers.push(two)
+    expect(codeOf(await answerTo(two.port, get('/readyz', 'Host: x'), '127.0.0.2'))).toBe(503)
+    expect(codeOf(await answerTo(two.port, get('/status.json', 'Host: 127.0.0.1')))).toBe(200)
+    expect(lines).toEqual([])
+    const other = createServer().listen(0, '127.0.0.1')
+    await once(other, 'listening')
+    const { port } = other.address() as { port: number }
+    servers.push(await serveHealth({ ip: '127.0.0.2', port, statusIp: '127.0.0.1' }, known(), log))
+    expect(lines).toEqual([expect.stringMatching(/^The status cannot be asked for at 127\.0\.0\.1: .*--status-ip$/)])
+    expect(codeOf(await answerTo(port, get('/healthz', 'Host: x'), '127.0.0.2'))).toBe(200)
+    other.close()
+    await once(other, 'close')
+  })
+})
+
+describe('who asks too much', () => {
+  it('gets no long header, and no endless target', async () => {
+    const { server } = await serve()
+    const long = 'x'.repeat(9000)
+    expect(codeOf(await answerTo(server.port, `GET /${long} HTTP/1.1\r\nHost: x\r\n\r\n`))).toBe(431)
+    const many = Array.from({ length: 900 }, (_, at) => `X-${at}: 12345678\r\n`).join('')
+    expect(codeOf(await answerTo(server.port, `GET /healthz HTTP/1.1\r\nHost: x\r\n${many}\r\n`))).toBe(431)
+    expect(codeOf(await answerTo(server.port, 'hello\r\n\r\n'))).toBe(400)
+  })
+
+  it('keeps nobody else out by many connections, and loses the oldest of its own', async () => {
+    const { server } = await serve()
+    const open = (localAddress: string): Promise<Socket> =>
+      new Promise((resolve) => {
+        const socket = connect({ port: server.port, host: '127.0.0.1', localAddress }, () => resolve(socket))
+        socket.on('error', () => {})
+      })
+    const others = await open('127.0.0.3')
+    const greedy: Socket[] = []
+    for (let count = 0; count < 127; count++) greedy.push(await open('127.0.0.2'))
+    const ended = Promise.all(greedy.slice(0, 3).map((socket) => once(socket, 'close')))
+    for (let count = 0; count < 3; count++) greedy.push(await open('127.0.0.2'))
+    await ended
+    expect(greedy.slice(3).filter((socket) => socket.destroyed)).toEqual([])
+    // Who has few is answered on a connection that is older than all of those.
+    const parts: Buffer[] = []
+    others.on('data', (part) => parts.push(part))
+    others.write('GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
+    await once(others, 'close')
+    expect(codeOf(Buffer.concat(parts).toString())).toBe(200)
+    for (const socket of greedy) socket.destroy()
+  })
+
+  it('is dropped when a request never ends, in its header or behind it', async () => {
+    const { server } = await serve()
+    const began = [
+      'GET /healthz HTTP/1.1\r\nHost: x\r\n',
+      'POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n',
+    ]
+    const sockets = began.map((text) => {
+      const socket = connect(server.port, '127.0.0.1', () => socket.write(text))
+      socket.on('error', () => {}).resume()
+      return socket
+    })
+    await Promise.all(sockets.map((socket) => once(socket, 'close')))
   })
 })
 

@@ -91,3 +91,95 @@ it('forgets who is a peer no more, and begins again with one that has another ad
   probes.due(20_000)
   expect(probes.results().size).toBe(0)
 })
+
+it('takes a request for lost after a second, not before', () => {
+  let random = 0
+  const probes = createProbes(10_000, () => random)
+  probes.keep([target(1)], 0)
+  random = 1
+  probes.due(0)
+  expect(probes.due(999)).toEqual([])
+  expect(probes.results().size).toBe(0)
+  expect(probes.due(1_000).map(({ address }) => address)).toEqual([1])
+  expect(probes.results().get('peer 1')).toEqual({
+    ...{ isAnswering: false, roundTripMs: undefined, lossPercent: 100, at: 1_000 },
+  })
+  // Two in a row are enough: from now on it is asked once in the interval.
+  expect(probes.due(2_000)).toEqual([])
+  expect(probes.due(10_999)).toEqual([])
+  expect(probes.due(11_000)).toHaveLength(1)
+})
+
+it('tells the loss of the last ten, and forgets what was before', () => {
+  const probes = createProbes(1_000, () => 0)
+  probes.keep([target(1)], 0)
+  const losses = (from: number, count: number, isAnswered: boolean): number => {
+    for (let second = from; second < from + count; second++)
+      for (const { sequence } of probes.due(second * 1_000))
+        if (isAnswered) probes.answered(sequence, 1, 3, second * 1_000)
+    return probes.results().get('peer 1')!.lossPercent
+  }
+  expect(losses(0, 9, true)).toBe(0)
+  expect(losses(9, 1, true)).toBe(0)
+  losses(10, 3, false)
+  expect(losses(13, 8, true)).toBe(20)
+  expect(losses(21, 2, true)).toBe(0)
+})
+
+it('says the interval that was asked for as long as fifty a second are enough', () => {
+  const probes = createProbes(10_000, () => 0)
+  expect(probes.intervalMs()).toBe(10_000)
+  probes.keep(targets(500), 0)
+  expect(probes.intervalMs()).toBe(10_000)
+  probes.keep(targets(501), 0)
+  expect(probes.intervalMs()).toBe(10_020)
+})
+
+it('begins within the first second, or within an interval that is shorter, and spreads from there', () => {
+  const first = (wantedMs: number): number => {
+    const probes = createProbes(wantedMs, () => 0.5)
+    probes.keep([target(1)], 1_000)
+    for (let now = 1_000; ; now += 10) if (probes.due(now).length > 0) return now
+  }
+  // A turn counts from the full second on.
+  expect([first(10_000), first(100)]).toEqual([2_000, 2_000])
+  const probes = createProbes(10_000, () => 0.5)
+  probes.keep([target(1)], 0)
+  const asked = pass(probes, 0, 30, all).flatMap((each, second) => (each.length > 0 ? [second] : []))
+  expect(asked).toEqual([1, 6, 16, 26])
+})
+
+it('has numbers of 16 bits, and asks who is a peer no more nothing', () => {
+  const probes = createProbes(10_000, () => 0.99999)
+  probes.keep(targets(3), 0)
+  probes.keep(targets(2), 500)
+  expect(probes.due(2_000).map(({ sequence, address }) => [sequence, address])).toEqual([
+    ...[
+      [65_535, 1],
+      [0, 2],
+    ],
+  ])
+})
+
+it('takes an answer for one request alone, however often it comes, and a late one for the newest time', () => {
+  const probes = createProbes(10_000, () => 0)
+  probes.keep([target(1)], 0)
+  const [first] = probes.due(0)
+  probes.answered(first!.sequence, 1, 4, 50)
+  probes.answered(first!.sequence, 1, 9, 60)
+  expect(probes.results().get('peer 1')).toMatchObject({ roundTripMs: 4, at: 50, lossPercent: 0 })
+})
+
+it('keeps what it knows of those that stay, and asks them no sooner', () => {
+  const probes = createProbes(10_000, () => 0)
+  probes.keep([target(1)], 0)
+  pass(probes, 0, 1, all)
+  pass(probes, 1, 2, all) // its place in the interval
+  const before = probes.results().get('peer 1')
+  expect(before).toBeDefined()
+  for (let second = 2; second < 9; second++) {
+    probes.keep([target(1), target(second)], second * 1_000)
+    expect(probes.results().get('peer 1')).toEqual(before)
+    expect(probes.due(second * 1_000).map(({ address }) => address)).not.toContain(1)
+  }
+})

@@ -75,3 +75,16 @@ it('tells in detail what changes all the time', () => {
   )
   expect(detailsOf({ ...well, comparedAt: undefined })).toMatch(/; leases not yet compared; 0 repairs since the start$/)
 })
+
+it('has trouble after three minutes without a comparison, and not before', () => {
+  const since = (comparedAt: number | undefined, followedSince = 0) => troubleOf({ ...well, comparedAt, followedSince })
+  expect([since(20_000), since(19_001), since(19_000)]).toEqual([
+    ...[undefined, undefined, 'the leases were last compared 181 s ago'],
+  ])
+  expect([since(undefined, 20_000), since(undefined, 19_000)]).toEqual([
+    ...[undefined, 'the leases were last compared 181 s ago'],
+  ])
+  // The path that is down is told before the thread that hangs in it, and that before the store.
+  expect(troubleOf({ ...well, isOpen: false, threads: hung, comparedAt: 0 })).toBe('the data path is down')
+  expect(troubleOf({ ...well, threads: hung, comparedAt: 0 })).toMatch(/^the thread weft-loop1 has hung/)
+})

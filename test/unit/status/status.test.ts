@@ -1,10 +1,10 @@
-// status.test.ts - the numbers above the peers, what is hidden, and that docs/status.md has each field of the JSON and no other.
+// status.test.ts - the numbers above the peers, and that docs/status.md has each field of the JSON and no other.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
-import { countPeers, dropsOf, withoutSecrets, type PeerStatus } from '../../../src/status/status.ts'
+import { countPeers, dropsOf, startingReport, type PeerStatus } from '../../../src/status/status.ts'
 import { installRig, ready, start, nodeStatus, store, value, dataPaths, until } from '../../support/node-rig.ts'
 
 installRig()
@@ -39,11 +39,8 @@ it.each([
   expect(countPeers(list, probeSeconds).whole).toBe(whole)
 })
 
-it('tells drops from other counters, and hides secrets', () => {
+it('tells drops from other counters', () => {
   expect(dropsOf({ tx_packets: 5, tx_drop_ttl: 0, rx_drop_tun: 3 })).toEqual({ rx_drop_tun: 3 })
-  expect(withoutSecrets({ type: 'wireguard', psk: 'abc', listenport: 5 })).toEqual({
-    ...{ type: 'wireguard', psk: '<hidden>', listenport: 5 },
-  })
 })
 
 /** The names of all fields, `a.b[].c`; what is said of objects by the network or by counters is not the schema's. */
@@ -69,4 +66,17 @@ it('has each field in docs/status.md, and there no other', async () => {
   const fields = fieldsOf(node)
   expect(documented.filter((name) => name !== 'node' && !fields.includes(name))).toEqual([])
   expect(fields.filter((name) => !documented.includes(name))).toEqual([])
+})
+
+it('counts what nobody probes as not known, and what is not used as not probed', () => {
+  const list = [peer('answering', 1), peer('programmed', 1), peer('stored', 1), peer('programmed')]
+  expect(countPeers(list, 10)).toMatchObject({ stored: 4, programmed: 3, answering: 1, probed: 2, probeSeconds: 10 })
+  expect(countPeers(list, null)).toMatchObject({ answering: null, probed: null, probeSeconds: null, whole: 0.75 })
+})
+
+it('is of a daemon that waits: nothing but its store and for what', () => {
+  expect(startingReport('etcd', 'a lease')).toMatchObject({
+    ...{ state: 'starting', trouble: 'a lease', repairs: 0, subnetFileWritten: false, node: null, peers: null },
+    store: { name: 'etcd', reachable: false, comparedSecondsAgo: null, held: 0, holds: 0 },
+  })
 })

@@ -1,0 +1,119 @@
+// loop_test.cc - a loop's thread with directions of the test's: what it asks of them, and when it has its priority;
+// core.test.ts builds and runs it.
+#include "../../native/loop.cc"
+
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <thread>
+
+#include "../../native/naive.cc"
+#include "checks.h"
+
+using namespace weft;
+
+namespace {
+
+struct Ends {
+  Ends() { CHECK(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0, fds) == 0); }
+  ~Ends() {
+    for (const int fd : fds) close(fd);
+  }
+  void send() const { CHECK(::send(fds[1], "x", 1, 0) == 1); }
+  int fds[2];
+};
+
+/// Takes a message a turn and says of it what the test wants to hear said.
+struct Told final : Direction {
+  explicit Told(int from) : fd(from) {}
+  Pump pump() override {
+    Pump pump;
+    char byte;
+    if (recv(fd, &byte, 1, 0) <= 0) return pump;
+    pump.items = 1;
+    pump.carried = carried.load();
+    pump.refused = refused.load();
+    nice.store(getpriority(PRIO_PROCESS, 0));
+    if (fails) pump.failure = SystemError{"a test", EIO};
+    turns++;
+    counted_after = false;
+    return pump;
+  }
+  void count() override { counted_after = true; }
+  int fd;
+  std::atomic<size_t> carried{1}, refused{0}, turns{0};
+  std::atomic<int> nice{0};
+  std::atomic<bool> fails{false};
+  bool counted_after = false;  // of the loop's thread, and after its end the test's
+};
+
+struct Rig {
+  explicit Rig(LoopOptions options) {
+    auto out = std::make_unique<Told>(tun.fds[0]), in = std::make_unique<Told>(socket.fds[0]);
+    egress = out.get();
+    ingress = in.get();
+    const int socket_fd = socket.fds[0];
+    const Path path{tun.fds[0], socket_fd, socket_fd, 0, 0, 1, nullptr, CounterRow(nullptr), nullptr, nullptr, nullptr};
+    loop = std::make_unique<Loop>(0, path, std::move(out), std::move(in), options, fault);
+    CHECK(!loop->start());
+  }
+  /// Sends one and waits until its turn was.
+  void turn(const Ends& ends, Told& direction) {
+    const size_t before = direction.turns;
+    ends.send();
+    while (direction.turns == before) std::this_thread::yield();
+  }
+  Ends tun, socket;
+  Told *egress, *ingress;
+  Fault fault;
+  std::unique_ptr<Loop> loop;
+};
+
+/// What the socket dropped until the end is counted: the next engine on it begins with what it finds.
+void test_counts_at_the_end() {
+  for (const bool naive : {false, true}) {
+    Rig rig({naive, 0, 0});
+    rig.turn(rig.socket, *rig.ingress);
+    rig.turn(rig.tun, *rig.egress);
+    rig.loop->stop();
+    CHECK(rig.ingress->counted_after);
+  }
+  // By a thread that ended of itself, and so looks no more.
+  Rig rig({false, 0, 0});
+  rig.ingress->fails = true;
+  rig.turn(rig.socket, *rig.ingress);
+  pollfd told{rig.fault.event(), POLLIN, 0};
+  CHECK(poll(&told, 1, -1) == 1);
+  rig.loop->stop();
+  CHECK(rig.ingress->counted_after);
+}
+
+/// Under a flood of what is refused the thread is as whoever started it, and before others again when it is over.
+void test_priority() {
+  const int usual = getpriority(PRIO_PROCESS, 0), own = usual - 5;
+  Rig rig({false, own, 0});
+  if (rig.loop->priority_refused()) {
+    std::fprintf(stderr, "skipped: priority: it is not allowed here\n");
+    return;
+  }
+  const auto until = [&](int nice) {
+    while (rig.ingress->nice != nice) rig.turn(rig.socket, *rig.ingress);
+  };
+  until(own);
+  rig.ingress->carried = 0;
+  rig.ingress->refused = 10'000;
+  until(usual);
+  rig.ingress->carried = 10'000;
+  until(own);
+  CHECK(getpriority(PRIO_PROCESS, 0) == usual);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const unsigned seed = seed_of(argc, argv);
+  test_counts_at_the_end();
+  test_priority();
+  return verdict(seed);
+}

@@ -1,0 +1,129 @@
+// defects.test.ts - what nobody caught, wherever it was thrown, ends weftd as a signal does: the reason in the log, packets on their
+// way, the lease kept. Its exit code alone is another.
+
+import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { get } from 'node:http'
+import { join } from 'node:path'
+import { afterEach, describe, expect, it } from 'vitest'
+import { ended } from '../../lab/command.ts'
+import { startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { connect } from '../../src/host/unix-socket.ts'
+import { handoverSocket } from '../../src/restart/rendezvous.ts'
+import { eventually } from '../support/event.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS)
+
+const CONFIG = '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
+const PORT = '8099'
+let lab: Lab
+let host: Host
+let etcd: Etcd | undefined
+let store: readonly string[]
+const leases = (): string => join(lab.folder, 'leases')
+
+async function open(): Promise<void> {
+  lab = await createLab({ hosts: 1 })
+  ;[host] = lab.hosts as [Host]
+  mkdirSync(leases())
+  writeFileSync(join(leases(), 'config'), CONFIG)
+  store = ['--lease-dir', leases()]
+}
+afterEach(async () => {
+  await lab?.close()
+  await etcd?.close()
+  etcd = undefined
+})
+
+/** A daemon in which what `kind` names throws, once it is ready and has written what it knows. */
+async function startThrowing(kind: string): Promise<Daemon> {
+  const preload = join(packageRoot, 'dist/test/support/throwing.js')
+  const env = { NODE_OPTIONS: `--import ${preload}`, WEFT_THROW: kind }
+  const daemon = host.startDaemon({ args: [...store, '--healthz-ip', '127.0.0.1', '--healthz-port', PORT], env })
+  await daemon.line(/flannel is ready/)
+  await eventually(() => readFileSync(`${host.subnetFile}.last-known`))
+  return daemon
+}
+async function arm(daemon: Daemon): Promise<void> {
+  daemon.process.kill('SIGUSR2')
+  await daemon.line(/^it will throw/)
+}
+const said = ({ lines }: Daemon, kind: string): string[] =>
+  lines.filter((line) => line.includes(`Stopping for what nobody caught: Error: thrown by a test: ${kind}`))
+
+/** As a stop leaves it: the next daemon forwards before it has asked anybody, by the same lease. */
+async function expectLeft(before: string): Promise<void> {
+  expect(await host.output(['ip', '-br', 'link', 'show', 'dev', 'flannel0'])).toContain('UP')
+  expect(await host.output(['ip', 'route', 'show', '10.5.0.0/16'])).toContain('flannel0')
+  const next = host.startDaemon({ args: [...store] })
+  await next.line(/Forwarding to 0 peers as last known/)
+  await next.line(/flannel is ready/)
+  expect(host.subnetEnv()['FLANNEL_SUBNET']).toBe(before)
+  expect(await next.stop()).toBe(0)
+}
+
+const changeAddresses = () => host.output(['ip', 'address', 'add', '198.51.100.7/32', 'dev', 'lo'])
+const nothing = async (): Promise<void> => {}
+
+describe('what nobody caught', () => {
+  it.each<[kind: string, provoke: (daemon: Daemon) => unknown]>([
+    ['promise that nobody waits for', nothing],
+    ['error that nobody hears', nothing],
+    ['timer', nothing],
+    ['health port', () => void host.spawn([process.execPath, '-e', `fetch('http://127.0.0.1:${PORT}/healthz')`])],
+    ['status socket', () => get({ socketPath: host.statusSocket, path: '/healthz' }).on('error', () => {})],
+    ['descriptor that is readable', () => connect(handoverSocket({ 'subnet-file': host.subnetFile }))?.close()],
+    ['output of a child', changeAddresses],
+    ['end of a command', changeAddresses],
+    ['change of a file', () => writeFileSync(join(leases(), 'subnets', 'junk'), '')],
+    ['listener for the stop', (daemon) => daemon.process.kill('SIGTERM')],
+  ])('in a %s', async (kind, provoke) => {
+    await open()
+    const daemon = await startThrowing(kind)
+    const subnet = host.subnetEnv()['FLANNEL_SUBNET']!
+    await arm(daemon)
+    await provoke(daemon)
+    await ended(daemon.process)
+    expect([daemon.process.exitCode, said(daemon, kind).length]).toEqual([1, 1])
+    expect(readdirSync(join(leases(), 'subnets')).filter((name) => name !== 'junk')).toHaveLength(1)
+    await expectLeft(subnet)
+  })
+
+  it('in a message of etcd', async () => {
+    await open()
+    etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
+    await etcd.ctl('put', '/coreos.com/network/config', CONFIG)
+    store = ['--etcd-endpoints', etcd.endpoint]
+    const daemon = await startThrowing('message of etcd')
+    const subnet = host.subnetEnv()['FLANNEL_SUBNET']!
+    await arm(daemon)
+    await etcd.ctl('put', '/coreos.com/network/subnets/junk', '')
+    await ended(daemon.process)
+    expect([daemon.process.exitCode, said(daemon, 'message of etcd').length]).toEqual([1, 1])
+    expect(await etcd.ctl('get', '--prefix', '--keys-only', '/coreos.com/network/subnets/10.5.')).not.toBe('')
+    await expectLeft(subnet)
+  })
+
+  it('in a fault of the engine, whose device is gone', async () => {
+    await open()
+    const daemon = await startThrowing('fault of the engine')
+    await arm(daemon)
+    await host.output(['ip', 'link', 'del', 'flannel0'])
+    await ended(daemon.process)
+    expect([daemon.process.exitCode, said(daemon, 'fault of the engine').length]).toEqual([1, 1])
+    expect(readdirSync(join(leases(), 'subnets'))).toHaveLength(1)
+  })
+
+  it('a thousand times a second, also while it stops: it ends all the same, and says a few of them', async () => {
+    await open()
+    const daemon = await startThrowing('thousand errors')
+    const subnet = host.subnetEnv()['FLANNEL_SUBNET']!
+    await arm(daemon)
+    await ended(daemon.process)
+    expect(daemon.process.exitCode).toBe(1)
+    expect(said(daemon, 'thousand errors')).toHaveLength(1)
+    expect(daemon.lines.some((line) => line.includes('Stopping took longer'))).toBe(false)
+    await expectLeft(subnet)
+  })
+})

@@ -1,0 +1,310 @@
+// secrets.test.ts - canaries in all that can be secret: every command and every error that would have one, and then all that was
+// written, served or given to a command is searched.
+
+import { chmodSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterEach, beforeEach, expect, it } from 'vitest'
+import { ended, execute } from '../../lab/command.ts'
+import { startEtcd } from '../../lab/etcd.ts'
+import { createLab, packageRoot, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { eventually } from '../support/event.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
+import { weft as inThisProcess } from '../support/screen.ts'
+
+needs(HOSTS, 'curl', 'wg', ...ETCD)
+
+/** Each is one, in whatever it is wrapped. */
+const CANARY = 'CANARYc4nary'
+/** A key as `wg genpsk` makes it, but of a canary. */
+const PSK = `${CANARY.repeat(4).slice(0, 42)}A=`
+/** User and password, as the header of a request has them. */
+const IN_BASE64 = Buffer.from(`jo:${CANARY}`).toString('base64').slice(0, -4)
+
+let lab: Lab
+let host: Host
+/** What was said and served, with where. */
+let told: [string, string][]
+let daemons: Daemon[]
+beforeEach(async () => {
+  lab = await createLab({ hosts: 1 })
+  host = lab.hosts[0]!
+  ;[told, daemons] = [[], []]
+})
+afterEach(() => lab.close())
+
+const leases = (): string => join(lab.folder, 'leases')
+const bin = (name: string): string => join(packageRoot, 'bin', name)
+function putConfig(text: string | object): string[] {
+  mkdirSync(join(leases(), 'subnets'), { recursive: true })
+  writeFileSync(join(leases(), 'config'), typeof text === 'string' ? text : JSON.stringify(text))
+  return ['--lease-dir', leases()]
+}
+
+/** Before a daemon: the programs of a folder, which write down their words and to whom a file with the key is open. */
+function wrapped(): string[] {
+  const folder = join(lab.folder, 'bin')
+  mkdirSync(folder, { recursive: true })
+  for (const name of ['wg', 'ip', 'iptables', 'nft']) {
+    const script = `#!/bin/sh
+printf '%s\\n' "${name} $*" >> ${lab.folder}/calls
+for word in "$@"; do case $word in */psk) stat -c '%a %u %n' "$word" "\${word%/*}" >> ${lab.folder}/psk-files;; esac; done
+PATH=\${PATH#*:}; exec ${name} "$@"
+`
+    writeFileSync(join(folder, name), script)
+    chmodSync(join(folder, name), 0o755)
+  }
+  return ['env', `PATH=${folder}:${process.env['PATH']}`]
+}
+
+function start(at: Host, args: readonly string[], env: Record<string, string> = {}): Daemon {
+  const daemon = at.startDaemon({
+    args: ['-v', '10', '--healthz-port', '8080', ...args],
+    env: { WIREGUARD_KEY_FILE: join(lab.folder, `${at.name}-keys`, 'wgkey'), ...env },
+    before: [...WIREGUARD_APART, ...wrapped()],
+  })
+  daemons.push(daemon)
+  return daemon
+}
+
+async function run(words: readonly string[], env: Record<string, string> = {}): Promise<number | null> {
+  const given = Object.entries(env).map(([name, value]) => `${name}=${value}`)
+  const { code, stdout, stderr } = await host.run(['env', ...given, process.execPath, ...words])
+  told.push([words.map((word) => word.replaceAll(CANARY, '?')).join(' '), stdout + stderr])
+  return code
+}
+async function weft(...words: string[]): Promise<void> {
+  const { out, err } = await inThisProcess(words)
+  told.push([['weft', ...words].join(' ').replaceAll(CANARY, '?'), out + err])
+}
+const onSocket = (): string[] => ['--status-socket', host.statusSocket]
+
+/** All commands that look, and all that is served. */
+async function lookAtAll(store: readonly string[]): Promise<void> {
+  for (const path of ['', 'status.json', 'metrics', 'livez', 'readyz', 'healthz', 'drops.json'])
+    told.push([path, await host.output(['curl', '-sS', `http://127.0.0.1:8080/${path}`])])
+  for (const path of ['status.json', 'drops.json'])
+    told.push([path, await host.output(['curl', '-sS', '--unix-socket', host.statusSocket, `http://x/${path}`])])
+  const subnet = readdirSync(join(leases(), 'subnets'))[0]!.replace('-', '/')
+  for (const words of [
+    ...[
+      ['status'],
+      ['peers'],
+      ['doctor'],
+      ['explain', '10.5.1.2', '10.5.2.2'],
+      ['capture'],
+      ['ping', subnet, '--count', '1'],
+    ],
+    ...[
+      ['lease', 'ls'],
+      ['lease', 'show', subnet],
+      ['config', 'check'],
+    ],
+  ]) {
+    const more = ['lease', 'config'].includes(words[0]!) ? store : []
+    for (const json of [[], ['--json']]) await weft(...words, ...onSocket(), ...more, ...json)
+  }
+  await weft('config', 'get', ...onSocket(), ...store)
+}
+
+/** Files below, but those that hold a secret because they are its place. */
+function filesIn(folder: string): string[] {
+  return readdirSync(folder, { recursive: true, encoding: 'utf8' })
+    .map((name) => join(folder, name))
+    .filter((path) => statSync(path).isFile() && !path.startsWith(join(leases(), 'config')) && !/kubeconfig/.test(path))
+}
+
+/** Fails with where each canary is. */
+async function search(): Promise<void> {
+  for (const daemon of daemons) {
+    told.push(['log', daemon.lines.join('\n')])
+    const { exitCode, signalCode, pid } = daemon.process
+    if (exitCode === null && signalCode === null)
+      told.push(['its words', readFileSync(`/proc/${pid}/cmdline`, 'latin1')])
+  }
+  const all = [...told, ...filesIn(lab.folder).map((path) => [path, readFileSync(path, 'latin1')] as const)]
+  // In pieces too, as an error would show of a line that it quotes.
+  const pieces = [CANARY, CANARY.slice(0, 8), CANARY.slice(-8), IN_BASE64]
+  const lines = all.flatMap(([where, text]) =>
+    text
+      .split('\n')
+      .filter((line) => pieces.some((piece) => line.includes(piece)))
+      .map((line) => `${where}: ${line}`),
+  )
+  expect(lines).toEqual([])
+}
+
+it('a pre-shared key is in the store and in the device, and nowhere else', async ({ skip }) => {
+  const kernel = await execute('unshare --net ip link add probe type wireguard'.split(' '))
+  const go = await execute(['sh', '-c', 'command -v wireguard-go'])
+  skip(kernel.code !== 0 && go.code !== 0, 'neither a WireGuard in the kernel nor wireguard-go')
+  const backend = {
+    Type: 'wireguard',
+    PSK,
+    Password: CANARY,
+    More: [{ apiToken: { a: CANARY } }],
+    Url: `http://jo:${CANARY}@h`,
+  }
+  // A peer, whom the key is set for.
+  const peer = { PublicKey: 'xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=', Port: 51_820 }
+  const config = { Network: '10.5.0.0/16', Secret: CANARY, Backend: backend }
+  const store = putConfig(config)
+  writeFileSync(
+    join(leases(), 'subnets', '10.5.2.0-24'),
+    JSON.stringify({ PublicIP: '192.168.77.2', BackendType: 'wireguard', BackendData: peer }),
+  )
+  await start(host, store, { TMPDIR: '/nowhere' }).line(/flannel is ready/)
+  const [device] = daemons as [Daemon]
+  const inside = ['nsenter', '--target', String(device.process.pid), '--mount']
+  // It has come to where it belongs, by a file that is only root's, and is gone.
+  await eventually(async () =>
+    expect(await host.output([...inside, 'wg', 'show', 'flannel-wg', 'preshared-keys'])).toContain(PSK),
+  )
+  const files = readFileSync(join(lab.folder, 'psk-files'), 'utf8').trim().split('\n')
+  expect(new Set(files.map((line) => line.replace(/ \/dev\/shm\/\.weft-[^/]*/, ' folder')))).toEqual(
+    new Set(['600 0 folder/psk', '700 0 folder']),
+  )
+  expect(readdirSync(join(lab.folder, `${host.name}-keys`))).toEqual(['wgkey'])
+  await lookAtAll(store)
+  expect(told.find(([path]) => path === 'status.json')![1]).toContain('"psk":"<hidden>"')
+  expect(told.find(([words]) => words.includes('config get'))![1]).toContain('"PSK":"<hidden>"')
+  await search()
+  // By name, and no other way.
+  const { stdout } = await host.run([process.execPath, bin('weft'), 'config', 'get', '--show-secrets', ...store])
+  expect(JSON.parse(stdout)).toEqual(config)
+
+  // What `wg` says of a key file that was broken meanwhile.
+  const key = join(lab.folder, `${host.name}-keys`, 'wgkey')
+  chmodSync(key, 0o600)
+  writeFileSync(key, `${CANARY.repeat(4).slice(0, 42)}!=`)
+  await host.output([...inside, 'wg', 'set', 'flannel-wg', 'listen-port', '1'])
+  await device.line(/^E.*wg set.*not the correct length or format/)
+  writeFileSync(key, '')
+  await search()
+})
+
+const REFUSED: readonly (readonly [string | object, RegExp])[] = [
+  [{ Type: 'wireguard', PSK: `${CANARY}!` }, /Backend\.PSK is "<hidden>"; give it a key/],
+  [{ Type: 'wireguard', PSK: [CANARY] }, /Backend\.PSK is "<hidden>"/],
+  [`{"Network":"10.5.0.0/16","Backend":{"PSK":${CANARY}}}`, /at line 1, column 43/],
+  [`{"Network":"10.5.0.0/16","Backend":{"PSK":"${CANARY}"x}}`, /not valid JSON/],
+  [{ Type: { Secret: CANARY } }, /Type is object \{"Secret":"<hidden>"\}/],
+  [{ Type: 'extension', PreStartupCommand: `false http://jo:${CANARY}@h` }, /`false http:\/\/h` failed/],
+]
+
+it('what is refused is not shown', async () => {
+  for (const [backend, line] of REFUSED) {
+    const store = putConfig(typeof backend === 'string' ? backend : { Network: '10.5.0.0/16', Backend: backend })
+    const daemon = start(host, store)
+    await daemon.line(line)
+    if (daemon.process.exitCode === null) await Promise.race([daemon.stop(), ended(daemon.process)])
+    for (const json of [[], ['--json']]) await weft('config', 'check', ...store, ...json)
+    await weft('config', 'get', ...store)
+    await weft('config', 'set', join(leases(), 'config'), ...store)
+  }
+  await search()
+})
+
+it('the words of a command are in lines of the log, and not where the configuration is shown', async () => {
+  const command = `echo --token ${CANARY} http://jo:its@h`
+  const store = putConfig({ Network: '10.5.0.0/16', Backend: { Type: 'extension', PostStartupCommand: command } })
+  const daemon = start(host, store)
+  await daemon.line(new RegExp(`Ran command: echo --token ${CANARY} http://h`))
+  await daemon.line(/flannel is ready/)
+  const status = await host.output(['curl', '-sS', '--unix-socket', host.statusSocket, 'http://x/status.json'])
+  expect(JSON.parse(status)).toHaveProperty('config.backend.poststartupcommand', 'echo <hidden>')
+  await weft('config', 'get', ...store)
+  expect(told.at(-1)![1]).toContain('"PostStartupCommand":"echo <hidden>"')
+})
+
+it('what is last known has no secret, and is gone on with all the same', async () => {
+  const store = putConfig({ Network: '10.5.0.0/16', Backend: { Type: 'udp', PSK: CANARY } })
+  const first = start(host, store)
+  await first.line(/flannel is ready/)
+  const known = `${host.subnetFile}.last-known`
+  await eventually(() => expect(readFileSync(known, 'utf8')).toContain('<hidden>'))
+  expect(statSync(known).mode & 0o777).toBe(0o600)
+  await lookAtAll(store)
+  expect(await first.stop()).toBe(0)
+  const second = start(host, store)
+  await second.line(/Forwarding to 0 peers as last known/)
+  await second.line(/flannel is ready/)
+  expect(second.lines.filter((text) => text.includes('is opened again'))).toEqual([])
+  await search()
+})
+
+it('a password for etcd and the user of an endpoint are in no line', async () => {
+  const url = `http://jo:it's-\`a"${CANARY}@127.0.0.1:1`
+  const user = ['--etcd-username', 'jo', `--etcd-password=${CANARY}`]
+  const away = start(host, [...user, '--etcd-endpoints', `${url},jo:${CANARY}@127.0.0.1:2`])
+  await away.line(
+    /etcd at http:\/\/127\.0\.0\.1:1, 127\.0\.0\.1:2 cannot be reached|etcd at http:\/\/127\.0\.0\.1:1,127\.0\.0\.1:2/,
+  )
+  expect(await away.stop()).toBe(0)
+  const byVariable = start(host, [], {
+    ...{ FLANNELD_ETCD_ENDPOINTS: url, FLANNELD_ETCD_USERNAME: 'jo', FLANNELD_ETCD_PASSWORD: CANARY },
+  })
+  await byVariable.line(/cannot be reached/)
+  expect(await byVariable.stop()).toBe(0)
+  await weft('lease', 'ls', ...user, '--etcd-endpoints', url)
+  const address = (await host.output(['sh', '-c', "ip route show default | sed 's/.* via //; s/ .*//'"])).trim()
+  const etcd = await startEtcd({ namespace: `${lab.id}-switch`, address })
+  try {
+    await etcd.ctl('user', 'add', 'root:sesame')
+    await etcd.ctl('user', 'grant-role', 'root', 'root')
+    await etcd.ctl('auth', 'enable')
+    const refused = start(host, [...user, '--etcd-endpoints', etcd.endpoint.replace('//', `//jo:${CANARY}@`)])
+    await refused.line(/refused the user jo/)
+    await ended(refused.process)
+    await run([bin('weft'), 'config', 'get', ...user, '--etcd-endpoints', etcd.endpoint])
+    expect(told.at(-1)![1]).toContain('refused the user jo')
+  } finally {
+    await etcd.close()
+  }
+  await search()
+})
+
+it("what lets weftd into Kubernetes' API is in no line", async () => {
+  const url = `http://jo:${CANARY}@127.0.0.1:1`
+  const env = { NODE_NAME: 'node' }
+  const kube = ['--kube-subnet-mgr', '--net-config-path', join(putConfig({ Network: '10.5.0.0/16' })[1]!, 'config')]
+  const away = start(host, [...kube, '--kube-api-url', url], env)
+  await away.line(/the Kubernetes API at http:\/\/127\.0\.0\.1:1 does not answer/)
+  await away.stop()
+  const kubeconfig = join(lab.folder, 'kubeconfig')
+  const good = `current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "https://jo:${CANARY}@127.0.0.1:1"}}]
+users: [{name: u, user: {token: "${CANARY}", client-key-data: "${Buffer.from(CANARY).toString('base64')}"}}]
+`
+  for (const [text, line] of [
+    [good, /the Kubernetes API at|fail to create kubernetes config/],
+    [good.replace('}]\n', '\n'), /it is no YAML/],
+    [good.replace(`"${CANARY}"`, `*${CANARY}`), /it is no YAML/],
+    [good.replace('https:', 'ftp:'), /the server in .*kubeconfig is "ftp:\/\/127\.0\.0\.1:1"/],
+  ] as const) {
+    writeFileSync(kubeconfig, text)
+    const daemon = start(host, [...kube, '--kubeconfig-file', kubeconfig], env)
+    await daemon.line(line)
+    if (daemon.process.exitCode === null) await Promise.race([daemon.stop(), ended(daemon.process)])
+  }
+  await search()
+})
+
+it('a flag that is mistyped is named without its value', async () => {
+  for (const flag of ['--etcd-pasword', '---etcd-password', '--etcd-password']) {
+    const word = `${flag}=${CANARY}`
+    await run([bin('weftd'), word, '--nonsense'])
+    await weft(word, 'status')
+    await weft('lease', word)
+    await weft('status', word)
+    await weft('lease', 'ls', word, '--lease-dir', leases())
+  }
+  const env = { FLANNELD_ETCD_PASSWORD: CANARY, FLANNELD_ETCD_ENDPOINTS: `http://jo:${CANARY}@h`, FLANNELD_V: 'x' }
+  for (const words of [
+    [bin('weftd'), '--help'],
+    [bin('weft'), 'lease', 'ls', '--help'],
+    [bin('weft'), 'man'],
+  ])
+    expect(await run(words, env)).toBe(0)
+  await search()
+})

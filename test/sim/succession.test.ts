@@ -1,0 +1,45 @@
+// succession.test.ts - seeds through the model of the hand-over: 1 to 300 here, to 10,000 by `npm run test:soak`. WEFT_SEED=… repeats one.
+
+import { expect, it, vi } from 'vitest'
+import { FATES, simulateSuccession, type Fate } from './succession.ts'
+
+const world = vi.hoisted(() => ({ closeAll: (_fds: readonly number[]): void => {} }))
+// Descriptors of the model are numbers of its own, and it reads and writes no file, which takes real time.
+vi.mock('../../src/host/unix-socket.ts', () => ({ closeAll: (fds: readonly number[]) => world.closeAll(fds) }))
+vi.mock('../../src/status/subnet-env.ts', async (importOriginal) => ({
+  ...(await importOriginal<object>()),
+  writeSubnetEnv: async () => {},
+  holdsSubnetEnv: async () => true,
+}))
+vi.mock('../../src/restart/last-known.ts', async (importOriginal) => ({
+  ...(await importOriginal<object>()),
+  readLastKnown: async () => undefined,
+}))
+
+const only = process.env['WEFT_SEED']
+const SEEDS = process.env['WEFT_LONG'] === '1' ? 10_000 : 300
+/** How far some schedule is to come. */
+const REACHED = ['taken over', 'taken back', 'as last known', 'started again']
+
+it(
+  'never two that forward, never none for longer than the bound, no descriptor left, no process that does nothing',
+  async ({ annotate }) => {
+    const seeds = only === undefined ? Array.from({ length: SEEDS }, (_, index) => index + 1) : [Number(only)]
+    const struck = new Set<Fate>()
+    const reached = new Set<string>()
+    for (const [index, seed] of seeds.entries()) {
+      if (index > 0 && index % 1_000 === 0)
+        await annotate(`${(100 * index) / SEEDS}%, ${index} of ${SEEDS} schedules`, 'step')
+      const outcome = await simulateSuccession(seed, (closeAll) => (world.closeAll = closeAll))
+      for (const fate of outcome.struck) struck.add(fate)
+      for (const each of outcome.reached) reached.add(each)
+      if (outcome.violations.length > 0)
+        expect.fail(`WEFT_SEED=${seed}\n${outcome.violations.join('\n')}\n\n${outcome.log.join('\n')}`)
+    }
+    // What never struck proves nothing.
+    if (only !== undefined) return
+    expect(FATES.filter((fate) => !struck.has(fate))).toEqual([])
+    expect(REACHED.filter((each) => !reached.has(each))).toEqual([])
+  },
+  SEEDS * 5_000,
+)

@@ -1,0 +1,723 @@
+// succession.ts - weftds of one host that start, take over, stop, die and stand still, by a seed: the real conversation, possession and
+// loop of the data path, on sockets, a lock and packets that are only believed, in virtual time.
+//
+// A process dies where it stands: its timers never come, its descriptors are closed, and whoever is connected to it hears the end.
+// One that stands still (SIGSTOP) forwards nothing, and hears all that came meanwhile when it goes on.
+
+import { setMaxListeners } from 'node:events'
+import type { Backend, DataPath } from '../../src/backend/backend.ts'
+import { parseNetworkConfig, type NetworkConfig } from '../../src/config/network-config.ts'
+import { runNode } from '../../src/daemon.ts'
+import type { OpenPath } from '../../src/dataplane/engine.ts'
+import { WeftError } from '../../src/errors.ts'
+import { createBell, pause } from '../../src/host/bell.ts'
+import type { Connection, Listener, Parcel } from '../../src/host/unix-socket.ts'
+import { decodeLease } from '../../src/lease/decode.ts'
+import { managerOf } from '../../src/lease/store-manager.ts'
+import { keepForwarding, type Forwarding } from '../../src/node/data-path.ts'
+import type { Node } from '../../src/node/node.ts'
+import { createPossession, estateOf, leaveDataPath, type Possession } from '../../src/node/possession.ts'
+import { Superseded } from '../../src/restart/handover.ts'
+import { createKept } from '../../src/restart/kept.ts'
+import type { Lock, Rendezvous } from '../../src/restart/rendezvous.ts'
+import { enterSuccession, type Inheritance } from '../../src/restart/succession.ts'
+import { createMemoryStore } from '../support/memory-store.ts'
+import { randomFrom, type Random } from '../support/packet-model.ts'
+import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
+
+/** For which nobody may forward while somebody could. */
+const BOUND_MS = 5_000
+/** Of a service manager, as deploy/weftd.service has it. */
+const RESTART_MS = 2_000
+/** What a machine that was busy may take besides. */
+const SLACK_MS = 200
+
+/** What a process may end with that is as it should be. */
+const REFUSALS =
+  /does not let this one take over|does not answer|of another network|has taken the place of|cannot be opened|has the port/
+
+export const FATES = [
+  'stop',
+  'kill',
+  'freeze',
+  'thaw',
+  'fail',
+  'third',
+  'full backlog',
+  'unseen',
+  'refit',
+  'another store',
+] as const
+export type Fate = (typeof FATES)[number]
+
+export interface Outcome {
+  readonly struck: ReadonlySet<Fate>
+  /** How far processes came: taken over, taken back, gone on as last known. */
+  readonly reached: ReadonlySet<string>
+  readonly violations: readonly string[]
+  readonly log: readonly string[]
+}
+
+const CONFIG = '{"Network":"10.5.0.0/24"}'
+const LEASE = decodeLease('10.5.0.64-26', '{"PublicIP":"192.0.2.1","PublicIPv6":null}')
+
+/** An open file: whoever has a descriptor of it has it open. */
+interface OpenFile {
+  readonly what: 'lock' | 'path'
+  /** Processes, once for each descriptor. */
+  holders: Process[]
+}
+
+interface Process {
+  readonly name: string
+  readonly pid: number
+  readonly machine: Machine
+  readonly stopping: AbortController
+  isDead: boolean
+  isFrozen: boolean
+  /** Whether a service manager keeps it, and starts it again. */
+  readonly isManaged: boolean
+  /** Waiting to be stopped, since another has taken over. */
+  isWaiting: boolean
+  ends: Socket[]
+  ended: boolean
+  /** Whether its host does not let it open now and then. */
+  readonly isUnable: boolean
+  /** Whether something befell it. */
+  isStruck: boolean
+}
+
+/** One end of a connection. */
+interface Socket {
+  readonly owner: Process
+  other: Socket | undefined
+  readonly queue: { readonly text: string; readonly files: readonly OpenFile[] }[]
+  wake: () => void
+  isOpen: boolean
+  /** Whether the other end is closed, and all that it sent has come. */
+  isOver: boolean
+}
+
+/** `give` is given what closes descriptors of the model. */
+export async function simulateSuccession(
+  seed: number,
+  give: (closeAll: (fds: readonly number[]) => void) => void,
+): Promise<Outcome> {
+  const random = randomFrom(seed)
+  const time = takeOverTime(1_700_000_000_000)
+  const world = createWorld(time, random)
+  give(world.closeAll)
+  try {
+    await world.run()
+    return world.outcome
+  } finally {
+    time.restore()
+  }
+}
+
+function createWorld(time: VirtualTime, random: Random) {
+  const below = (limit: number): number => random.below(limit)
+  const chance = (probability: number): boolean => random.chance(probability)
+  const struck = new Set<Fate>()
+  const reached = new Set<string>()
+  const violations: string[] = []
+  const log: string[] = []
+  const say = (process: Process | undefined, line: string): void =>
+    void log.push(`${String(time.now() - 1_700_000_000_000).padStart(6)} ${process?.name ?? '-'}: ${line}`)
+  const between = (least: number, most: number): number => least + below(most - least)
+
+  const processes: Process[] = []
+  const files = new Map<number, { file: OpenFile; owner: Process }>()
+  let lastFd = 100
+  let lastPid = 0
+  /** The lock of this host, which is one file. */
+  let lockFile: OpenFile | undefined
+  let listening: { owner: Process; pending: Socket[]; wake: () => void } | undefined
+  /** Which processes run an engine, and the file that it has open. */
+  const engines = new Map<Process, OpenFile>()
+  /** The state of what a device is: it stays when a process dies, and can be opened by one at a time. */
+  let pathFile: OpenFile | undefined
+  let isBacklogFull: boolean = false
+  let arePidsSeen: boolean = true
+  const store = createMemoryStore()
+  store.put(LEASE.key, '{"PublicIP":"192.0.2.1","PublicIPv6":null}')
+
+  const heldBy = (file: OpenFile | undefined): Process[] => file?.holders ?? []
+  function openFd(file: OpenFile, owner: Process): number {
+    file.holders.push(owner)
+    files.set(++lastFd, { file, owner })
+    return lastFd
+  }
+  function closeFd(fd: number): void {
+    const open = files.get(fd)
+    if (!open) {
+      violations.push(`descriptor ${fd} was closed twice`)
+      return
+    }
+    files.delete(fd)
+    open.file.holders.splice(open.file.holders.indexOf(open.owner), 1)
+  }
+
+  /** On the process's own clock: while it stands still nothing happens to it. */
+  const onMachine = (process: Process, work: () => void, ms = 0): void =>
+    process.machine.run(() => void setTimeout(() => process.isDead || work(), ms))
+
+  function socketPair(a: Process, b: Process): [Socket, Socket] {
+    const make = (owner: Process): Socket => ({
+      owner,
+      other: undefined,
+      queue: [],
+      wake: () => {},
+      isOpen: true,
+      isOver: false,
+    })
+    const [left, right] = [make(a), make(b)]
+    left.other = right
+    right.other = left
+    a.ends.push(left)
+    b.ends.push(right)
+    return [left, right]
+  }
+  const drop = (sent: readonly OpenFile[], holder: Process): void => {
+    for (const file of sent) file.holders.splice(file.holders.indexOf(holder), 1)
+  }
+  function shut(socket: Socket): void {
+    if (!socket.isOpen) return
+    socket.isOpen = false
+    for (const message of socket.queue.splice(0)) drop(message.files, socket.owner)
+    const { other } = socket
+    if (!other) return
+    const end = (): void => {
+      other.isOver = true
+      other.wake()
+    }
+    time.at(1, end)
+  }
+  function connectionOf(socket: Socket): Connection {
+    const { owner } = socket
+    const taken = (): Parcel | undefined => {
+      const message = socket.queue.shift()
+      if (!message) return undefined
+      const fds = message.files.map((file) => openFd(file, owner))
+      drop(message.files, owner)
+      return { text: message.text, fds }
+    }
+    return {
+      peerPid: arePidsSeen ? (socket.other?.owner.pid ?? 0) : 0,
+      send(text, fds = []) {
+        if (!/still/.test(text)) say(owner, `says ${text.slice(0, 120)}`)
+        const { other } = socket
+        if (!socket.isOpen || !other?.isOpen) throw Object.assign(new Error('it has gone'), { code: 'EPIPE' })
+        // On its way, and until it is received, it is open: by whoever is to receive it.
+        const sent = fds.map((fd) => files.get(fd)?.file).filter((file) => file !== undefined)
+        if (sent.length !== fds.length) violations.push('a closed descriptor was sent')
+        for (const file of sent) file.holders.push(other.owner)
+        time.at(between(1, 4), () => {
+          if (!other.isOpen) return drop(sent, other.owner)
+          other.queue.push({ text, files: sent })
+          other.wake()
+        })
+      },
+      async receive(signal) {
+        for (;;) {
+          const parcel = taken()
+          if (parcel) return parcel
+          if (socket.isOver || !socket.isOpen) return undefined
+          const bell = createBell()
+          socket.wake = () => onMachine(owner, () => bell.ring())
+          try {
+            await bell.wait(signal)
+          } catch (error) {
+            // What has arrived is read before the timer's own turn is over (handover.ts, hear).
+            const late = taken()
+            if (late) return late
+            throw error
+          }
+        }
+      },
+      close: () => shut(socket),
+    }
+  }
+
+  function rendezvousOf(process: Process): Rendezvous {
+    const lockOf = (fd: number): Lock => {
+      let open: number | undefined = fd
+      return {
+        get fd() {
+          return open
+        },
+        sign: () => {},
+        close() {
+          if (open !== undefined) closeFd(open)
+          open = undefined
+        },
+      }
+    }
+    return {
+      path: 'subnet.env.handover',
+      tryLock() {
+        if (lockFile && heldBy(lockFile).length > 0) return undefined
+        lockFile = { what: 'lock', holders: [] }
+        return lockOf(openFd(lockFile, process))
+      },
+      untilFree: () => new Promise(() => {}),
+      receivedLock: lockOf,
+      holder: () => heldBy(lockFile)[0]?.pid,
+      connect() {
+        const there = listening
+        if (!there || there.owner.isDead) return undefined
+        if (isBacklogFull) {
+          struck.add('full backlog')
+          throw Object.assign(new Error('connect: EAGAIN'), { code: 'EAGAIN' })
+        }
+        const [mine, theirs] = socketPair(process, there.owner)
+        there.pending.push(theirs)
+        there.wake()
+        return connectionOf(mine)
+      },
+      listen(): Listener {
+        const bell = createBell()
+        const mine = { owner: process, pending: [] as Socket[], wake: () => onMachine(process, () => bell.ring()) }
+        listening = mine
+        return {
+          async accept(signal) {
+            for (;;) {
+              const socket = mine.pending.shift()
+              if (socket) return connectionOf(socket)
+              await bell.wait(signal)
+            }
+          },
+          close() {
+            if (listening === mine) listening = undefined
+            for (const socket of mine.pending) shut(socket)
+          },
+        }
+      },
+      kill(pid) {
+        const other = processes.find((each) => each.pid === pid)
+        if (!other || other.isDead) return false
+        say(process, `kills ${other.name}`)
+        die(other)
+        return true
+      },
+    }
+  }
+
+  function die(process: Process): void {
+    if (process.isDead) return
+    process.isDead = true
+    process.ended = true
+    process.machine.freeze(Infinity)
+    engines.delete(process)
+    if (listening?.owner === process) {
+      for (const socket of listening.pending) shut(socket)
+      listening = undefined
+    }
+    for (const [fd, { owner }] of files) if (owner === process) closeFd(fd)
+    for (const socket of process.ends) shut(socket)
+  }
+
+  // What packets go through.
+
+  function startEngine(process: Process, path: OpenPath | undefined): DataPath & { readonly open: OpenPath } {
+    let fds: number[]
+    if (path) fds = path.loops.flatMap(({ tun, socket }) => [tun, socket])
+    else {
+      if (heldBy(pathFile).length > 0)
+        throw new WeftError('PORT_IN_USE', `${process.name}: ${heldBy(pathFile)[0]!.name} has the port`)
+      pathFile = { what: 'path', holders: [] }
+      fds = [openFd(pathFile, process), openFd(pathFile, process)]
+    }
+    const file = files.get(fds[0]!)!.file
+    engines.set(process, file)
+    say(process, 'forwards')
+    const described = (): OpenPath => ({
+      ...{ tunName: 'flannel0', bindAddress: '192.0.2.1', port: 8285, features: [], without: [] },
+      loops: [{ tun: fds[0]!, socket: fds[1]! }],
+    })
+    const stop = (): void => {
+      if (engines.delete(process)) say(process, 'forwards no more')
+    }
+    return {
+      open: described(),
+      mtu: 1472,
+      tunName: 'flannel0',
+      fault: new Promise(() => {}),
+      apply: async () => {},
+      resync: async () => [],
+      carrier: () => ({ device: 'flannel0', engine: 'native', features: [] }),
+      peers: () => [],
+      counters: () => ({}),
+      threads: () => ({}),
+      async leave() {
+        await busy(process, 5, 60)
+        stop()
+        return described()
+      },
+      async takeBack() {
+        say(process, 'forwards again')
+        engines.set(process, file)
+      },
+      async close() {
+        await busy(process, 5, 60)
+        stop()
+        for (const fd of fds) closeFd(fd)
+        fds = []
+      },
+    }
+  }
+
+  /** Time that a call to the host takes. */
+  const busy = (process: Process, least: number, most: number): Promise<void> =>
+    new Promise((resolve) => onMachine(process, resolve, between(least, most)))
+
+  interface Plan {
+    /** Which lanes: a path of other ones does not fit. */
+    readonly workers: number
+    /** What it fails at, if at anything. */
+    readonly failsAt: 'start' | 'open' | 'firewall' | undefined
+    /** For how long its store does not answer. */
+    readonly storeMs: number
+    readonly store: string
+    readonly isManaged: boolean
+  }
+
+  function begin(plan: Plan): Process {
+    const process: Process = {
+      ...{ name: `${String.fromCodePoint(65 + (lastPid % 26))}${++lastPid}`, pid: lastPid, machine: time.newMachine() },
+      ...{ stopping: new AbortController(), isDead: false, isFrozen: false, isManaged: plan.isManaged },
+      ...{ isWaiting: false, ends: [], ended: false, isStruck: false, isUnable: plan.failsAt === 'open' },
+    }
+    setMaxListeners(0, process.stopping.signal)
+    processes.push(process)
+    say(process, `starts: ${JSON.stringify(plan)}`)
+    process.machine.run(() => void live(process, plan).catch((error: unknown) => finish(process, plan, error)))
+    return process
+  }
+
+  /** As weftd.ts has it: a process ends, or waits to be stopped. */
+  function finish(process: Process, plan: Plan, error: unknown): void {
+    if (process.isDead) return
+    say(process, `ends: ${(error as Error).message}`)
+    if (!(error instanceof Superseded)) {
+      // One that nothing befell ends for a reason that is said, or not at all.
+      if (
+        !process.isStruck &&
+        plan.failsAt === undefined &&
+        plan.store === 'one' &&
+        !isOver &&
+        !REFUSALS.test((error as Error).message)
+      )
+        violations.push(`${process.name} ended for no reason: ${(error as Error).message}`)
+      return exit(process, plan)
+    }
+    error.tell()
+    reached.add('taken over')
+    if (!process.isManaged) return exit(process, plan)
+    process.isWaiting = true
+    const look = (): void => {
+      if (heldBy(lockFile).length > 0) return onMachine(process, look, 20)
+      say(process, 'finds that nobody forwards, and ends to be started again')
+      reached.add('started again')
+      exit(process, plan)
+    }
+    look()
+  }
+  function exit(process: Process, plan: Plan): void {
+    const leaked = [...files.values()].filter(({ owner }) => owner === process)
+    if (leaked.length > 0)
+      violations.push(`${process.name} left ${leaked.length} descriptors open: ${leaked[0]!.file.what}`)
+    process.isWaiting = false
+    die(process)
+    if (process.isManaged && !isOver)
+      time.at(RESTART_MS, () => void (isOver || begin({ ...plan, failsAt: undefined, storeMs: 10, store: 'one' })))
+  }
+
+  /** As runDaemon has it, without Linux. */
+  async function live(process: Process, plan: Plan): Promise<never> {
+    const { stopping } = process
+    const { signal } = stopping
+    const logTo = (line: string): void => {
+      say(process, line)
+      if (/forwarding again/.test(line)) reached.add('taken back')
+      if (/as last known/.test(line)) reached.add('as last known')
+      if (/hands nothing over/.test(line)) reached.add('refused')
+    }
+    const logger = { info: logTo, warn: logTo, error: logTo, v: () => false }
+    const start: { held: Possession; known: undefined; node: Node | undefined } = {
+      ...{ held: createPossession(), known: undefined, node: undefined },
+    }
+    const makeBackend = (inheritance: Inheritance): Backend => ({
+      name: 'simulated',
+      tunName: 'flannel%d',
+      prepare: async () => (await busy(process, 1, 50), LEASE.attrs),
+      async open() {
+        const wanted = {
+          bindAddress: '192.0.2.1',
+          port: 8285,
+          without: [],
+          tunName: 'flannel%d',
+          workers: plan.workers,
+        }
+        const inherited = await inheritance.take({ ...wanted })
+        await busy(process, 1, 300)
+        if (plan.failsAt === 'open' && chance(0.5)) {
+          struck.add('fail')
+          if (inherited) for (const { tun, socket } of inherited.loops) [tun, socket].forEach(closeFd)
+          throw new WeftError('DEVICE', 'it cannot be opened')
+        }
+        const path = startEngine(process, inherited)
+        await busy(process, 10, 300) // its device is configured
+        return path
+      },
+    })
+    const config: NetworkConfig = parseNetworkConfig(CONFIG)
+    const estate = estateOf(() => start.held, logger)
+    const succession = await enterSuccession<Forwarding & { hand(): Promise<void> }>({
+      ...{ log: logger, stopping, rendezvous: rendezvousOf(process) },
+      estate: {
+        ...estate,
+        about: () => ({
+          version: '1',
+          store: plan.store,
+          lease: { key: LEASE.key, publicIp: '192.0.2.1' },
+          healthPort: 0,
+        }),
+        refusal: () => undefined,
+        write: () => busy(process, 1, 100),
+      },
+      kept: async () => createKept([], { tunName: 'flannel0' }),
+      resume: (inheritance) =>
+        start.held.inTurn(async () => {
+          await busy(process, 10, 200)
+          const backend = makeBackend(inheritance)
+          const ended = new AbortController()
+          signal.addEventListener('abort', () => ended.abort(signal.reason), { once: true })
+          try {
+            const attrs = await backend.prepare(signal)
+            const lease = { ...LEASE, attrs, expiresAt: undefined, revision: 0n }
+            const dataPath = await backend.open(lease, signal, new Map())
+            logTo('forwards as last known')
+            const forwarding: Forwarding = {
+              ...start.held,
+              ...{ backend, log: logger, signal: ended.signal, lease, attrs, view: new Map(), dataPath },
+              ...{ isUnapplied: false, repaired: 0, leaseDoubt: createBell(), learnt: createBell() },
+              ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
+            }
+            const resumed = Object.assign(forwarding, {
+              hand: async () => {
+                ended.abort(new Error('a node has it'))
+                await kept
+              },
+            })
+            const kept = keepForwarding(resumed, async () => {}).catch(() => {})
+            start.held = resumed
+            return resumed
+          } catch (error) {
+            logTo(`cannot go on: ${(error as Error).message}`)
+            return 'failed'
+          }
+        }),
+      check(about) {
+        if (about.store !== plan.store) throw new WeftError('DEVICE', 'it is of another network')
+      },
+    })
+    try {
+      await busy(process, 20, 100)
+      if (plan.failsAt === 'start') {
+        struck.add('fail')
+        throw new WeftError('PORT_IN_USE', 'the health port is taken')
+      }
+      await pause(signal, plan.storeMs)
+      const parts = {
+        options: {
+          'subnet-file': 'not written',
+          'subnet-lease-renew-margin': 60,
+          'fail-static-hold': 30,
+          'ip-masq': false,
+          'probe-interval': 0,
+        },
+        manager: managerOf(store),
+        config,
+        backend: makeBackend(succession),
+        firewall: {
+          resyncMs: 600_000,
+          rules: {
+            async raise() {
+              await busy(process, 5, 400)
+              if (plan.failsAt !== 'firewall') return
+              struck.add('fail')
+              throw new WeftError('COMMAND', 'iptables failed')
+            },
+            resync: async () => [],
+            subnetMoved: async () => {},
+          } as never,
+        },
+        log: logger,
+        signal,
+        next: undefined,
+      }
+      const before = {
+        start: { ...start, log: logger, options: {} },
+        succession,
+        fits: () => true,
+        amend: (backend: Backend) => backend,
+      }
+      // One object, so that what the node has is what a successor asks for.
+      const shared = Object.assign(start, { log: logger, options: { 'subnet-file': '/nowhere/subnet.env' } })
+      return await runNode(parts, undefined, stopping, { ...before, start: shared } as never)
+    } catch (error) {
+      stopping.abort(error)
+      throw error
+    } finally {
+      if (!start.node)
+        await leaveDataPath(
+          () => start.held,
+          async () => {},
+          undefined,
+          logger,
+        )
+      succession.close()
+    }
+  }
+
+  // What befalls them, and what must hold.
+
+  let isOver: boolean = false
+  /** Since when nobody forwards though this process could. */
+  const silentSince = new Map<Process, number>()
+  let waitingSince: number | undefined
+
+  const isActive = (process: Process): boolean => !process.isDead && !process.isFrozen
+  function check(): void {
+    const forwarding = [...engines.keys()].filter(isActive)
+    if (forwarding.length > 1 && arePidsSeen)
+      violations.push(`two forward: ${forwarding.map(({ name }) => name).join(' and ')}`)
+    const could = [...new Set(heldBy(lockFile))].filter(isActive)
+    const standing =
+      heldBy(lockFile).length === 0
+        ? processes.filter((each) => isActive(each) && !each.isWaiting && !each.stopping.signal.aborted)
+        : []
+    const somebody = [...could, ...standing].filter(
+      (each) => !each.isWaiting && !each.isUnable && !each.stopping.signal.aborted,
+    )
+    // One that stands still in another PID namespace, and opened its own, keeps device and port: nobody can end it.
+    const isKept = !arePidsSeen && [...engines.keys()].some(({ isFrozen, isDead }) => isFrozen && !isDead)
+    const able = new Set(forwarding.length > 0 || isKept ? [] : somebody)
+    for (const each of silentSince.keys()) if (!able.has(each)) silentSince.delete(each)
+    for (const each of able) {
+      const since = silentSince.get(each) ?? time.now()
+      silentSince.set(each, since)
+      if (time.now() - since <= BOUND_MS + SLACK_MS) continue
+      violations.push(`nobody forwards for ${time.now() - since} ms, though ${each.name} could`)
+      silentSince.delete(each)
+    }
+    // A service manager that believes in a process that does nothing, while nobody else is there.
+    const idle = processes.filter((each) => isActive(each) && each.isWaiting)
+    const others = processes.filter((each) => !each.isDead && !each.isWaiting)
+    if (idle.length === 0 || others.length > 0) waitingSince = undefined
+    else waitingSince ??= time.now()
+    if (waitingSince !== undefined && time.now() - waitingSince > 2_000) {
+      violations.push(`${idle[0]!.name} waits to be stopped, and nobody is left`)
+      waitingSince = undefined
+    }
+  }
+
+  const alive = (): Process[] => processes.filter(({ isDead }) => !isDead)
+  const freeze = (process: Process, ms: number): void => {
+    if (process.isFrozen) return
+    struck.add('freeze')
+    say(process, `stands still for ${ms} ms`)
+    process.isFrozen = true
+    process.isStruck = true
+    process.machine.freeze(ms)
+    time.at(ms, () => {
+      if (process.isDead) return
+      struck.add('thaw')
+      say(process, 'goes on')
+      process.isFrozen = false
+    })
+  }
+  function strike(): void {
+    const there = alive()
+    const victim = there[below(Math.max(1, there.length))]
+    const dice = below(1_000) / 1_000
+    if (dice < 0.3 || !victim) {
+      if (there.length >= 4) return
+      if (there.length > 1) struck.add('third')
+      const isOther = chance(0.1)
+      if (isOther) struck.add('another store')
+      const workers = chance(0.7) ? 1 : 2
+      if (workers > 1) struck.add('refit')
+      begin({
+        workers,
+        failsAt: chance(0.75) ? undefined : random.of(['start', 'open', 'firewall'] as const),
+        storeMs: chance(0.6) ? between(1, 200) : between(200, 20_000),
+        store: isOther ? 'another' : 'one',
+        isManaged: chance(0.4),
+      })
+    } else if (dice < 0.5) {
+      struck.add('kill')
+      say(victim, 'is killed')
+      die(victim)
+      if (victim.isManaged)
+        time.at(
+          100,
+          () => void (isOver || begin({ workers: 1, failsAt: undefined, storeMs: 10, store: 'one', isManaged: true })),
+        )
+    } else if (dice < 0.7) {
+      struck.add('stop')
+      say(victim, 'is told to stop')
+      victim.isStruck = true
+      // To a process that stands still the signal comes when it goes on.
+      onMachine(victim, () => {
+        if (victim.isWaiting) return die(victim)
+        victim.stopping.abort(new Error('stopped by a signal'))
+      })
+    } else if (dice < 0.95) freeze(victim, chance(0.5) ? between(10, 3_000) : between(3_000, 15_000))
+    else {
+      isBacklogFull = true
+      time.at(between(100, 8_000), () => (isBacklogFull = false))
+    }
+  }
+
+  async function run(): Promise<void> {
+    arePidsSeen = chance(0.8)
+    if (!arePidsSeen) struck.add('unseen')
+    begin({ workers: 1, failsAt: undefined, storeMs: between(1, 300), store: 'one', isManaged: chance(0.5) })
+    const pass = async (ms: number): Promise<void> => {
+      for (let left = ms; left > 0; left -= 20) {
+        await time.advance(Math.min(20, left))
+        check()
+      }
+    }
+    await pass(1_000)
+    for (let strikes = 0; strikes < 12; strikes++) {
+      strike()
+      // Most come within the steps of a hand-over.
+      await pass(chance(0.7) ? between(1, 600) : between(600, 8_000))
+    }
+    isBacklogFull = false
+    // Then all is sound again: whoever is there comes to an end of it.
+    await pass(30_000)
+    const forwarding = [...engines.keys()].filter(isActive)
+    const there = alive().filter(({ isWaiting }) => !isWaiting)
+    if (there.length > 0 && forwarding.length !== 1)
+      violations.push(`in the end ${forwarding.length} of ${there.length} forward`)
+    isOver = true
+    for (const each of alive()) {
+      each.stopping.abort(new Error('the simulation is over'))
+      if (each.isWaiting) die(each)
+    }
+    await pass(10_000)
+    for (const each of alive()) violations.push(`${each.name} does not end`)
+  }
+
+  return {
+    run,
+    closeAll: (fds: readonly number[]) => fds.forEach(closeFd),
+    get outcome(): Outcome {
+      return { struck, reached, violations, log }
+    },
+  }
+}

@@ -1,0 +1,104 @@
+// lending-probe.ts - what a native engine does when it is lent, taken back and stopped in every order.
+//
+// Started as a program inside a namespace; a result as JSON on stdout.
+
+import { closeSync, readFileSync } from 'node:fs'
+import { createSocket } from 'node:dgram'
+import type { Engine, EngineConfig, OpenPath } from '../../src/dataplane/engine.ts'
+import { startNativeEngine } from '../../src/dataplane/native-engine.ts'
+import { parseIpv4Net } from '../../src/net/ipv4.ts'
+import { output } from '../../lab/command.ts'
+
+export interface LendingResult {
+  /** Whether there was something to lend: of two calls at once. */
+  readonly twice: readonly boolean[]
+  /** Whether there is again what to lend after it was taken back. */
+  readonly afterTakingBack: boolean
+  /** Whether what was counted before it was lent is counted once after that. */
+  readonly countedOnce: boolean
+  /** Whether anything is lent while it is stopped, and afterwards; whether the device is there then. */
+  readonly whileStopping: readonly boolean[]
+  readonly deviceAfterStopping: boolean
+  /** What is told of descriptors that were closed meanwhile; whether they are lent then, and whether a stop comes to its end. */
+  readonly fault: string | undefined
+  readonly afterFault: readonly boolean[]
+  readonly countedAfterFault: boolean
+  /** Whether it forwards again when it is taken back before it was lent to the end. */
+  readonly takenBackAtOnce: boolean
+}
+
+const SUBNET = parseIpv4Net('10.5.1.0/24')!
+const NETWORK = parseIpv4Net('10.5.0.0/16')!
+const config = (port: number): EngineConfig => ({
+  ...{ encapsulation: 'udp', tunName: 'flannel%d', bindAddress: '127.0.0.1', port, mtu: 1472 },
+  tunAddress: SUBNET.address,
+  networkAddress: NETWORK.address,
+  filter: { verifySource: 'strict', network: NETWORK, subnet: SUBNET },
+})
+const isThere = (name: string): boolean => readFileSync('/proc/net/dev', 'utf8').includes(`${name}:`)
+const lend = async (engine: Engine): Promise<OpenPath | undefined> => engine.lend?.()
+const isLent = async (engine: Engine): Promise<boolean> => (await lend(engine)) !== undefined
+const dropped = (engine: Engine): bigint => engine.counters()['rx_drop_malformed'] ?? 0n
+const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
+
+/** Sends what is no packet, and waits until it was counted. */
+async function drop(engine: Engine, port: number): Promise<void> {
+  const before = dropped(engine)
+  const socket = createSocket('udp4')
+  await new Promise<void>((resolve) => socket.send(Buffer.alloc(3), port, '127.0.0.1', () => resolve()))
+  socket.close()
+  while (dropped(engine) === before) await turn()
+}
+
+async function main(): Promise<void> {
+  await output(['ip', 'link', 'set', 'lo', 'up'])
+  const first = startNativeEngine(config(8285), { workers: 2 })
+  await drop(first, 8285)
+  const twice = await Promise.all([isLent(first), isLent(first)])
+  first.takeBack?.()
+  first.takeBack?.()
+  const countedOnce = dropped(first) === 1n
+  await drop(first, 8285)
+  const afterTakingBack = await isLent(first)
+  first.takeBack?.()
+  const lending = isLent(first)
+  first.takeBack?.()
+  await lending
+  await drop(first, 8285)
+  const takenBackAtOnce = dropped(first) === 3n
+
+  const late = lend(first)
+  const stopped = first.stop()
+  const whileStopping = [(await late) !== undefined, await isLent(first)]
+  await stopped
+  await first.stop()
+  const deviceAfterStopping = isThere(first.tunName)
+
+  const second = startNativeEngine(config(8286), { workers: 1 })
+  await drop(second, 8286)
+  const lent = await lend(second)
+  for (const { tun, socket, sender } of lent?.loops ?? []) {
+    for (const fd of [tun, socket, sender]) if (fd !== undefined) closeSync(fd)
+  }
+  second.takeBack?.()
+  const { code: fault } = (await second.fault) as NodeJS.ErrnoException
+  const countedAfterFault = dropped(second) === 1n
+  const lentAgain = await isLent(second)
+  await second.stop()
+  const result: LendingResult = {
+    ...{
+      twice,
+      afterTakingBack,
+      countedOnce,
+      whileStopping,
+      deviceAfterStopping,
+      fault,
+      countedAfterFault,
+      takenBackAtOnce,
+    },
+    afterFault: [lentAgain, true],
+  }
+  process.stdout.write(JSON.stringify(result), () => process.exit(0))
+}
+
+await main()

@@ -1,0 +1,179 @@
+// peer-filter.test.ts - who is a peer, judged again where something changed or all anew: the same peers, the same lines, the same count.
+
+import fc from 'fast-check'
+import { describe, expect, it } from 'vitest'
+import { createPeerFilter, type PeerFilter, type PeerFilterOptions } from '../../../src/backend/peer-filter.ts'
+import type { Lease, OwnLease } from '../../../src/lease/lease.ts'
+import { formatIpv4, formatIpv4Net, parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
+
+const ip = (text: string): number => parseIpv4(text)!
+const OWN_MAC = 'own'
+const own: OwnLease = {
+  key: '10.5.0.0-24',
+  subnet: parseIpv4Net('10.5.0.0/24')!,
+  attrs: { publicIp: ip('192.0.2.1'), backendType: 'x' },
+  expiresAt: 0,
+  revision: 1n,
+}
+const macOf = ({ attrs }: Lease): string | undefined => attrs.backendData as string | undefined
+
+function create(hasIdentity: boolean): { filter: PeerFilter; lines: string[] } {
+  const lines: string[] = []
+  const say = (line: string): void => void lines.push(line)
+  const log = { info: say, warn: say, error: say, v: () => false }
+  const identity = { name: 'MAC', own: OWN_MAC, of: macOf, remedy: 'take another' }
+  const options: PeerFilterOptions = {
+    ...{ type: 'x', lease: own, network: parseIpv4Net('10.5.0.0/16')!, log },
+    ...(hasIdentity ? { identity } : {}),
+  }
+  return { filter: createPeerFilter(options), lines }
+}
+
+/** Who is a peer, said as simply as it can be: by the leases alone. */
+function peersOf(leases: ReadonlyMap<string, Lease>, ownKey: string, hasIdentity: boolean): string[] {
+  const isNewer = (a: Lease, b: Lease): boolean => {
+    const [x, y] = [a.revision ?? -1n, b.revision ?? -1n]
+    return x > y || (x === y && a.key < b.key)
+  }
+  const isSound = ({ key, subnet, attrs }: Lease): boolean =>
+    key !== ownKey &&
+    attrs.backendType === 'x' &&
+    attrs.publicIp !== own.attrs.publicIp &&
+    formatIpv4(attrs.publicIp) !== '127.0.0.1' &&
+    formatIpv4Net(subnet).startsWith('10.5.') &&
+    !(hasIdentity && attrs.backendData === OWN_MAC)
+  const sound = [...leases.values()].filter(isSound)
+  const first = sound.filter(
+    (lease) =>
+      !sound.some((other) => formatIpv4Net(other.subnet) === formatIpv4Net(lease.subnet) && isNewer(other, lease)),
+  )
+  const hostOf = (mac: string): number | undefined =>
+    first.filter((lease) => macOf(lease) === mac).toSorted((a, b) => (isNewer(a, b) ? -1 : 1))[0]?.attrs.publicIp
+  return first
+    .filter((lease) => {
+      const mac = macOf(lease)
+      return !hasIdentity || mac === undefined || hostOf(mac) === lease.attrs.publicIp
+    })
+    .map(({ key }) => key)
+    .toSorted()
+}
+
+/** Few of each, so that they clash: two keys for a subnet, two lengths, foreign ones; hosts that have several, and none. */
+const leaseOf = fc
+  .record({
+    third: fc.integer({ min: 0, max: 4 }),
+    form: fc.constantFrom('-24', '-24&fc00::-64', '-24&fc01::-64', '-25'),
+    network: fc.constantFrom('10.5', '10.5', '10.5', '10.6'),
+    address: fc.constantFrom('192.0.2.1', '127.0.0.1', '192.0.2.2', '192.0.2.3', '192.0.2.4'),
+    backendType: fc.constantFrom('x', 'x', 'x', 'y'),
+    mac: fc.constantFrom(undefined, OWN_MAC, 'a', 'b'),
+    revision: fc.constantFrom(undefined, 1n, 2n, 3n, 4n),
+  })
+  .map(({ third, form, network, address, backendType, mac, revision }): Lease => {
+    const [length = ''] = form.slice(1).split('&')
+    return {
+      key: `${network}.${third}.0${form}`,
+      subnet: parseIpv4Net(`${network}.${third}.0/${length}`)!,
+      attrs: { publicIp: ip(address), backendType, ...(mac === undefined ? {} : { backendData: mac }) },
+      ...(revision === undefined ? {} : { revision }),
+    }
+  })
+const steps = fc.array(
+  fc.record({
+    puts: fc.array(leaseOf, { maxLength: 6 }),
+    /** By their place among the leases. */
+    removals: fc.array(fc.nat(), { maxLength: 3 }),
+    /** Keys that are said to be touched and are not. */
+    more: fc.array(fc.nat(), { maxLength: 2 }),
+    ownKey: fc.constantFrom(own.key, own.key, own.key, '10.5.1.0-24'),
+  }),
+  { minLength: 1, maxLength: 25 },
+)
+
+describe.each([
+  ['by subnet', false],
+  ['by subnet and MAC', true],
+])("leases that are in each other's way %s", (_title, hasIdentity) => {
+  it('are judged by what changed as they are judged anew, whatever changes after what', () => {
+    fc.assert(
+      fc.property(steps, fc.integer({ min: 0, max: 3 }), (all, wholeEvery) => {
+        const [some, anew] = [create(hasIdentity), create(hasIdentity)]
+        const leases = new Map<string, Lease>()
+        let told = new Map<string, Lease>()
+        all.forEach(({ puts, removals, more, ownKey }, index) => {
+          const touched = new Set<string>()
+          for (const at of removals) {
+            const key = [...leases.keys()][at % Math.max(1, leases.size)] ?? 'none'
+            leases.delete(key)
+            touched.add(key)
+          }
+          for (const lease of puts) {
+            leases.set(lease.key, lease)
+            touched.add(lease.key)
+          }
+          for (const at of more) touched.add([...leases.keys()][at % Math.max(1, leases.size)] ?? 'none')
+          const before = some.filter.peers()
+          const known = new Map(before)
+          const changed = some.filter.take(
+            leases,
+            ownKey,
+            wholeEvery > 0 && index % (4 * wholeEvery) === 3 ? undefined : touched,
+          )
+          const peers = some.filter.peers()
+          expect([...peers.keys()].toSorted()).toEqual(peersOf(leases, ownKey, hasIdentity))
+          expect(
+            anew.filter
+              .usable(leases, ownKey)
+              .map(({ key }) => key)
+              .toSorted(),
+          ).toEqual([...peers.keys()].toSorted())
+          for (const [key, lease] of peers) expect(lease).toBe(leases.get(key))
+          expect(some.filter.skipped()).toBe(anew.filter.skipped())
+          expect(some.lines.splice(0).toSorted()).toEqual(anew.lines.splice(0).toSorted())
+          // Whoever goes by what is said to have changed comes to the same.
+          if (!changed) told = new Map(peers)
+          for (const [key, was] of changed ?? []) {
+            expect(was).toBe(known.get(key))
+            const lease = peers.get(key)
+            if (lease) told.set(key, lease)
+            else told.delete(key)
+          }
+          const said = (of: ReadonlyMap<string, Lease>) =>
+            [...of].map(([key, { attrs }]) => `${key} ${attrs.publicIp} ${String(attrs.backendData)}`).toSorted()
+          expect(said(told)).toEqual(said(peers))
+        })
+      }),
+      { numRuns: 300 },
+    )
+  })
+})
+
+it('says what changed and of no other', () => {
+  const { filter } = create(false)
+  const lease = (key: string, address: string, revision: bigint): Lease => ({
+    ...{ key, subnet: parseIpv4Net(key.replace(/-(\d+).*/, '/$1'))!, revision },
+    attrs: { publicIp: ip(address), backendType: 'x' },
+  })
+  const leases = new Map(
+    [lease('10.5.1.0-24', '192.0.2.2', 1n), lease('10.5.2.0-24', '192.0.2.3', 2n)].map((each) => [each.key, each]),
+  )
+  expect(filter.take(leases, own.key, ['10.5.1.0-24'])).toBeUndefined() // nothing was taken before
+  expect([...filter.take(leases, own.key, ['10.5.1.0-24'])!]).toEqual([])
+  const renewed = lease('10.5.1.0-24', '192.0.2.2', 3n)
+  leases.set(renewed.key, renewed)
+  expect([...filter.take(leases, own.key, [renewed.key])!]).toEqual([])
+  const rival = lease('10.5.2.0-24&fc00::-64', '192.0.2.9', 9n)
+  leases.set(rival.key, rival)
+  const changed = filter.take(leases, own.key, [rival.key])!
+  expect([...changed].map(([key, was]) => [key, was?.key])).toEqual([
+    ['10.5.2.0-24&fc00::-64', undefined],
+    ['10.5.2.0-24', '10.5.2.0-24'],
+  ])
+  // Of two that nobody wrote last every node takes the same, in whatever order it heard of them.
+  for (const order of [0, 1]) {
+    const two = [lease('10.5.7.0-24', '192.0.2.2', 5n), lease('10.5.7.0-24&fc00::-64', '192.0.2.3', 5n)]
+    const fresh = create(false).filter
+    const keys = fresh.usable(new Map((order ? two.toReversed() : two).map((each) => [each.key, each])), own.key)
+    expect(keys.map(({ key }) => key)).toEqual(['10.5.7.0-24'])
+  }
+})

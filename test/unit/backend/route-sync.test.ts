@@ -1,0 +1,23 @@
+// route-sync.test.ts - which routes of a backend's own device go with their peer, and which were never a peer's.
+
+import { expect, it } from 'vitest'
+import { createRouteSync } from '../../../src/backend/route-sync.ts'
+import type { Run } from '../../../src/host/command.ts'
+import { parseIpv4Net } from '../../../src/net/ipv4.ts'
+
+it("takes away what an earlier process routed to peers by its own device, and leaves the device's own routes", async () => {
+  const batches: string[] = []
+  const routes = [
+    { dst: '10.5.2.0/24', gateway: '10.5.2.0', dev: 'flannel.1', flags: ['onlink'] },
+    { dst: '10.5.7.0/24', dev: 'flannel.1', scope: 'link' },
+    { dst: '10.5.8.0/24', gateway: '192.0.2.8', dev: 'eth0' },
+  ]
+  const run: Run = async (_file, args, options) => {
+    if (options?.input !== undefined) batches.push(options.input)
+    return args.includes('-j') ? JSON.stringify(routes) : ''
+  }
+  const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+  const sync = createRouteSync({ network: parseIpv4Net('10.5.0.0/16')!, ownDevice: 'flannel.1', run, log })
+  await sync.apply(new Map())
+  expect(batches.join('').match(/route del \S+/g)).toEqual(['route del 10.5.2.0/24'])
+})

@@ -1,0 +1,42 @@
+// begin.test.ts - what is loaded before a daemon forwards, and before `weft status` asks: counted, since it is time in which packets are lost.
+
+import { readFileSync } from 'node:fs'
+import { dirname, join, relative } from 'node:path'
+import { expect, it } from 'vitest'
+
+const source = join(import.meta.dirname, '../../src')
+
+/** All that importing these files loads at once: files of ours, and what is not ours. */
+function loaded(...entries: readonly string[]) {
+  const own = new Set<string>()
+  const others = new Set<string>()
+  const visit = (file: string): void => {
+    if (own.has(file)) return
+    own.add(file)
+    const text = readFileSync(join(source, file), 'utf8')
+    for (const [, target = ''] of text.matchAll(/^(?:import|export) (?!type )(?:[^'=;]*? from )?'([^']+)'/gm)) {
+      if (target.startsWith('.')) visit(relative(source, join(source, dirname(file), target)))
+      else others.add(target)
+    }
+  }
+  for (const entry of entries) visit(entry)
+  return { own: [...own], others: [...others].toSorted() }
+}
+
+it('weftd loads 55 files and no package before it forwards as last known, and no HTTP', () => {
+  const first = ['cli/weftd.ts', 'log.ts', 'status/events.ts', 'status/notify.ts', 'begin.ts']
+  const { own, others } = loaded(...first, 'backend/udp.ts', 'dataplane/native-engine.ts')
+  expect(own).toContain('host/external-interface.ts') // that it finds what is loaded
+  expect(own.length, own.join(' ')).toBeLessThanOrEqual(55)
+  expect(others).toEqual([
+    ...['node:child_process', 'node:crypto', 'node:events', 'node:fs', 'node:fs/promises', 'node:module', 'node:path'],
+    ...['node:timers/promises', 'node:url', 'node:util'],
+  ])
+})
+
+it('weft status loads 17 files and no package', () => {
+  const { own, others } = loaded('cli/weft.ts', 'cli/status.ts')
+  expect(own).toContain('cli/ask.ts')
+  expect(own.length, own.join(' ')).toBeLessThanOrEqual(17)
+  expect(others.filter((name) => !name.startsWith('node:'))).toEqual([])
+})

@@ -1,0 +1,36 @@
+// last-known.test.ts - what is known comes back from its file, however much it is, and others get their turn while it is written.
+
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { expect, it } from 'vitest'
+import { leaseKey, type Lease } from '../../../src/lease/lease.ts'
+import { readLastKnown, writeLastKnown } from '../../../src/restart/last-known.ts'
+
+const quiet = (line: string): never => {
+  throw new Error(line)
+}
+const log = { info: quiet, warn: quiet, error: quiet, v: () => false }
+
+it.each([[0], [1], [999], [1_000], [1_001], [2_500]])('reads what was written of %i leases', async (count) => {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-known-'))
+  try {
+    const path = join(folder, 'last-known')
+    const leases = Array.from({ length: count }, (_, index): Lease => {
+      const subnet = { address: 0x0a050000 + index * 256, prefixLength: 24 }
+      const data = index % 3 === 0 ? { backendData: { VtepMAC: `<${index}>` } } : {}
+      return { key: leaseKey(subnet), subnet, attrs: { publicIp: 0xc0000200 + index, backendType: '', ...data } }
+    })
+    const subnet = { address: 0x0a040000, prefixLength: 24 }
+    const lease: Lease = { key: leaseKey(subnet), subnet, attrs: { publicIp: 1, backendType: '' } }
+    const known = { store: 's', config: '{}', lease, expiresAt: 7, tunName: 'flannel0', path: { a: [1] } }
+    let turns = 0
+    const counting = setInterval(() => turns++, 0)
+    await writeLastKnown(path, { ...known, leases: leases.values() })
+    clearInterval(counting)
+    expect(await readLastKnown(path, log)).toEqual({ ...known, leases })
+    if (count > 2_000) expect(turns).toBeGreaterThan(0)
+  } finally {
+    rmSync(folder, { recursive: true })
+  }
+})

@@ -1,0 +1,261 @@
+// run.test.ts - what was asked for by name fails, in a line with the remedy, where the machine lacks what it is for.
+//
+// Machines that lack something: a PATH of links to all programs but some, a user who is not root, a root without /dev/net/tun,
+// a registry that is not there, programs that fail.
+
+import {
+  chmodSync,
+  cpSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { execute, type Finished } from '../../../lab/command.ts'
+import { packageRoot } from '../../../lab/lab.ts'
+import { find, KINDS, NEEDS } from '../../../scripts/machine.mjs'
+import { TASKS } from '../../../scripts/tasks.mjs'
+
+const NODE = process.execPath
+const { scripts } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as {
+  scripts: Record<string, string>
+}
+/** What of a clone needs nothing once it is built, and `npm test`, which skips what it cannot run. */
+const CONTENT = new Set(['build', 'build:native', 'test'])
+/** Which of the others make hosts, where they cannot be skipped. */
+const HOSTED = ['test:soak', 'test:paths', 'test:kube', 'test:page', 'image:test']
+const ASKED = Object.keys(TASKS).filter((name) => !CONTENT.has(name))
+
+let folder: string
+/** Where tasks are run. */
+let clone: string
+beforeAll(() => {
+  folder = mkdtempSync(join(tmpdir(), 'weft-run-'))
+  clone = newClone()
+})
+afterAll(() => rmSync(folder, { recursive: true }))
+
+/** A clone where all is set up, and none of it is that of this one: setup may install, which empties node_modules first. */
+function newClone(): string {
+  const place = mkdtempSync(join(folder, 'clone-'))
+  for (const [from, to] of [
+    ['scripts', 'scripts'],
+    ['package.json', 'package.json'],
+    ['package-lock.json', 'package-lock.json'],
+    ['package-lock.json', 'node_modules/.package-lock.json'],
+    ['build/Release/weft.node', 'build/Release/weft.node'],
+  ] as const)
+    cpSync(join(packageRoot, from), join(place, to), { recursive: true })
+  symlinkSync(join(packageRoot, 'test'), join(place, 'test'))
+  mkdirSync(join(place, 'dist'))
+  writeFileSync(join(place, 'dist/.built'), '')
+  return place
+}
+
+/** A PATH with all of this machine's programs but some, and with others in their place, which are shell scripts. */
+function pathWithout(missing: readonly string[], instead: Readonly<Record<string, string>> = {}): string {
+  const place = mkdtempSync(join(folder, 'path-'))
+  for (const [name, text] of Object.entries(instead)) {
+    writeFileSync(join(place, name), `#!/bin/sh\n${text}\n`)
+    chmodSync(join(place, name), 0o755)
+  }
+  for (const each of (process.env['PATH'] ?? '').split(':').filter(existsSync))
+    for (const name of readdirSync(each))
+      if (!missing.includes(name) && !existsSync(join(place, name))) symlinkSync(join(each, name), join(place, name))
+  return place
+}
+
+/** Runs with nothing of this run's own environment but what is given. */
+const runIn = (environment: Readonly<Record<string, string>>, ...command: readonly string[]): Promise<Finished> =>
+  execute([
+    ...['/usr/bin/env', '-i', `HOME=${folder}`, 'NO_COLOR=1'],
+    ...Object.entries(environment).map(([name, value]) => `${name}=${value}`),
+    ...command,
+  ])
+const task = (name: string, ...words: readonly string[]): string[] => [
+  NODE,
+  join(clone, 'scripts/run.mjs'),
+  name,
+  ...words,
+]
+/** What a task runs once all is set up. */
+const commandOf = (name: string): string[] => [NODE, join(packageRoot, TASKS[name]!.commands[0]![1]!)]
+const PATH = process.env['PATH'] ?? ''
+/** Root of a user namespace of its own, for whom a script prepares the mounts. */
+const asRootAfter = (script: string, ...command: readonly string[]): string[] => [
+  ...['unshare', '--user', '--map-root-user', '--net', '--mount', 'sh', '-ec', `${script}\nexec "$@"`, 'sh'],
+  ...command,
+]
+const namespaces = async (): Promise<string | undefined> =>
+  (await execute(asRootAfter('', 'true')).catch(() => ({ code: 1 }))).code === 0 ? undefined : 'no user namespaces here'
+
+describe('npm run', () => {
+  it('has every task', () => {
+    for (const name of Object.keys(TASKS)) expect(scripts[name]).toBe(`node scripts/run.mjs ${name}`)
+    for (const { setup } of Object.values(TASKS)) expect(KINDS).toEqual(expect.arrayContaining([...setup]))
+    // What npm hands to a shell goes on after a $(...) that failed.
+    expect(Object.values(scripts).filter((script) => /[$`;|]/.test(script))).toEqual([])
+  })
+
+  it('knows of each test that it runs by name what that needs', () => {
+    const lines = (path: string): string[] =>
+      path.endsWith('.ts')
+        ? readFileSync(join(packageRoot, path), 'utf8').split('\n')
+        : readdirSync(join(packageRoot, path))
+            .filter((name) => name.endsWith('.test.ts'))
+            .flatMap((name) => lines(join(path, name)))
+    let count = 0
+    for (const [name, { setup, commands }] of Object.entries(TASKS)) {
+      const [kind] = setup.slice(1)
+      if (kind === undefined) continue
+      const project = { page: 'test/page', image: 'test/image' }[kind]
+      const paths = commands.flat().filter((word) => word.startsWith('test/'))
+      for (const line of [...paths, ...(project ? [project] : [])].flatMap(lines)) {
+        const [, list] = /\bneeds\((.*)\)$/.exec(line) ?? []
+        if (list === undefined) continue
+        const words = list.replaceAll('ETCD', "'etcd', 'etcdctl'")
+        const named = NEEDS.filter((need) => words.includes(`'${need.name}'`))
+        const kinds = (need: string): string[] => NEEDS.filter((each) => each.name === need).flatMap((each) => each.for)
+        for (const need of named)
+          expect([name, need.name, kinds(need.name)]).toEqual([name, need.name, expect.arrayContaining([kind])])
+        count += named.length
+      }
+    }
+    expect(count).toBeGreaterThan(30)
+  })
+
+  it('refuses a task and a test file that are not there', async () => {
+    expect(await runIn({ PATH }, ...task('test:everything'))).toMatchObject({
+      code: 2,
+      stderr: expect.stringContaining('no such task'),
+    })
+    expect(await runIn({ PATH }, ...task('test', 'test/netns/none.test.ts', 'test/sim/simulation.test.ts'))).toEqual({
+      ...{ code: 2, stdout: '', stderr: 'test: there is no test/netns/none.test.ts\n' },
+    })
+  })
+})
+
+describe('where there is no program', () => {
+  it.concurrent.each(ASKED)('%s ends with 1 and names what is missing, and its packages', async (name) => {
+    const { code, stdout, stderr } = await runIn({ PATH: folder }, ...task(name))
+    expect({ code, stdout }).toEqual({ code: 1, stdout: '' })
+    expect(stderr).toMatch(/^setup: this machine lacks .+: install the packages that Debian calls \S.*\n$/)
+  })
+})
+
+describe('without the right', () => {
+  it.concurrent.for(HOSTED)('%s ends with 1 and says that it is for root', async (name, { skip }) => {
+    const why = await namespaces()
+    skip(why !== undefined, why)
+    const { code, stdout, stderr } = await runIn({ PATH }, 'unshare', '--user', ...task(name))
+    expect({ code, stdout }).toEqual({ code: 1, stdout: '' })
+    expect(stderr).toMatch(/^setup: this machine lacks .*root's right to make network namespaces.*run it as root\n$/)
+  })
+
+  it.concurrent.for([
+    ...HOSTED.map((name) => [name, task] as const),
+    ...['demo', 'bench'].map((name) => [name, commandOf] as const),
+  ])('%s without /dev/net/tun ends with 1 and says how it is had', async ([name, commandFor], { skip }) => {
+    const why = await namespaces()
+    skip(why !== undefined, why)
+    const { code, stdout, stderr } = await runIn(
+      { PATH },
+      ...asRootAfter('mount -t tmpfs none /dev/net', ...commandFor(name)),
+    )
+    expect({ code, stdout }).toEqual({ code: 1, stdout: '' })
+    expect(stderr).toMatch(/^(about .*\n)?.*\/dev\/net\/tun.*modprobe tun.*--device \/dev\/net\/tun.*\n$/)
+  })
+})
+
+describe('a test that cannot be run', () => {
+  const files = ['test/unit/net/nets.test.ts', 'test/native/fuzz.test.ts']
+  const vitest = [NODE, join(packageRoot, 'node_modules/vitest/vitest.mjs'), 'run', '--root', packageRoot, ...files]
+
+  it('is a skip of npm test, with the remedy, and a failure of what was asked for by name', async () => {
+    const path = pathWithout(['g++', 'apt-get'])
+    const lack = 'test/native/fuzz.test.ts: this machine lacks g++: install the packages that Debian calls g++'
+    const all = await runIn({ PATH: path }, ...vitest)
+    expect(all.code).toBe(0)
+    expect(all.stdout).toMatch(/\nskipped: .*\n\d+ passed, 0 failed, 1 skipped\n$/)
+    expect(all.stdout).toContain(lack)
+    const asked = await runIn({ PATH: path, WEFT_REQUIRE: '1' }, ...vitest)
+    expect(asked.code).toBe(1)
+    expect(asked.stdout).toMatch(/\ncould not run, which is a failure: .*\n\d+ passed, 1 failed, 0 skipped\n$/)
+    expect(asked.stdout).toContain(lack)
+  })
+})
+
+describe('what is made or fetched first', () => {
+  const cache = (): string => mkdtempSync(join(folder, 'cache-'))
+  const offline = { npm_config_registry: 'http://127.0.0.1:9', npm_config_fetch_retries: '0' }
+  const script = (name: string): string => join(packageRoot, 'scripts', name)
+  /** A source tree as `apt-get source` leaves it, and what make makes of it: with links to itself, which a search follows for ever. */
+  const apt =
+    'case "$*" in *source*) mkdir -p kubernetes-1/vendor/github.com/modern-go/reflect2 kubernetes-1/vendor/github.com/json-iterator/go;; esac'
+  const make = [
+    'mkdir -p _output/local/go/src/k8s.io _output/local/bin/linux/amd64',
+    'ln -s "$PWD" _output/local/go/src/k8s.io/kubernetes',
+    'ln -s "$PWD" _output/local/go/src/k8s.io/again',
+    'echo server > _output/local/bin/linux/amd64/kube-apiserver',
+    'ln -s "$PWD/_output/local/bin/linux/amd64" _output/bin',
+  ].join('\n')
+  const libraries = [
+    'mount -t tmpfs none /usr/share',
+    'mkdir -p /usr/share/gocode/src/github.com/modern-go/reflect2 /usr/share/gocode/src/github.com/json-iterator/go',
+  ].join('\n')
+
+  it('is a kube-apiserver, out of a tree with a circle of links', async ({ skip }) => {
+    const why = await namespaces()
+    skip(why !== undefined, why)
+    const place = cache()
+    const build = asRootAfter(libraries, NODE, script('kube-apiserver.mjs'))
+    const path = pathWithout([], { 'apt-get': apt, make })
+    const { code, stdout, stderr } = await runIn({ PATH: path, XDG_CACHE_HOME: place }, ...build)
+    const program = join(place, 'weft/kube-apiserver-1.20')
+    expect({ code, stdout }, stderr).toEqual({ code: 0, stdout: `${program}\n` })
+    expect(readFileSync(program, 'utf8')).toBe('server\n')
+    expect(readdirSync(join(place, 'weft'))).toEqual(['kube-apiserver-1.20'])
+  })
+
+  it('ends test:kube with 1, before any test, where the server cannot be built', async ({ skip }) => {
+    const why = (await namespaces()) ?? (existsSync('/dev/net/tun') ? undefined : 'no /dev/net/tun')
+    skip(why !== undefined, why)
+    const programs = NEEDS.filter(
+      ({ isThere, for: kinds }) => !isThere && kinds.some((kind) => ['test', 'kube'].includes(kind)),
+    )
+    const absent = programs.filter(({ name }) => find(name) === undefined).map(({ name }) => [name, 'exit 1'] as const)
+    const path = pathWithout([], { ...Object.fromEntries(absent), 'apt-get': apt, make: 'exit 3' })
+    const place = cache()
+    const command = asRootAfter(libraries, ...task('test:kube'))
+    const { code, stdout, stderr } = await runIn({ PATH: path, XDG_CACHE_HOME: place }, ...command)
+    expect(code).toBe(1)
+    expect(stdout).not.toMatch(/passed|skipped/)
+    const last = stderr.trimEnd().split('\n').at(-1)
+    expect(last).toMatch(/^kube-apiserver cannot be built: .* failed: exit code 3; set WEFT_KUBE_APISERVER to the path/)
+  })
+
+  it('is Helm, or an exit code', async () => {
+    const environment = { PATH, XDG_CACHE_HOME: cache(), npm_config_cache: cache(), ...offline }
+    const { code, stdout, stderr } = await runIn(environment, NODE, script('helm.mjs'))
+    expect({ code, stdout }).toEqual({ code: 1, stdout: '' })
+    expect(stderr.trimEnd().split('\n').at(-1)).toMatch(/^Helm cannot be had: .*; set WEFT_HELM to the path of one$/)
+  })
+
+  it('are the npm packages, or an exit code', async () => {
+    const fresh = newClone()
+    rmSync(join(fresh, 'node_modules'), { recursive: true })
+    const { code, stderr } = await runIn(
+      { PATH: pathWithout(['apt-get']), npm_config_cache: cache(), ...offline },
+      ...[NODE, join(fresh, 'scripts/run.mjs'), 'test'],
+    )
+    expect(code).toBe(1)
+    expect(stderr).toMatch(/setup: install the npm packages failed \(exit code 1\)/)
+  })
+})
