@@ -16,6 +16,7 @@ import { startEtcd, type Etcd } from '../lab/etcd.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../lab/lab.ts'
 import type { Progress } from '../scripts/progress.mjs'
 import type { Metric } from './cases.ts'
+import { nativeProgram } from './native.ts'
 import type { Part, Series } from './result.ts'
 
 const NETWORK = '/coreos.com/network'
@@ -29,6 +30,8 @@ const CHURN_TICK_MS = 100
 /** Nobody there: what a churned lease says in turn with the peer's address. */
 const NOBODY = '198.51.100.1'
 const TXN_OPERATIONS = 128
+/** For the walk beside a million leases on a slow machine. */
+const WALK_MS = 900_000
 
 const METHOD = {
   change: `${CHANGES} leases put one by one into etcd; from the call of put to the first packet at the peer, of which one is sent every millisecond`,
@@ -37,6 +40,9 @@ const METHOD = {
   large:
     'as change, beside that many peers; gap is the longest pause of another stream of a packet each millisecond meanwhile',
   churn: `for ${CHURN_S} s 1% of the leases a second get another address, a tenth of that at a time; CPU of weftd but for the threads that forward; every half second a new lease is put as in change, and is one of the last figures`,
+  walk: 'bench/lease-walk.ts, no store and no kernel: one lease changes, and its batch of the watch becomes what the engine is told; CPU time of the process, from the event on. Churn: ten of them a second, with the probes and what is last known being kept; and how long the event loop is not its own at most meanwhile',
+  native:
+    'bench/native/peer_changes.cc: PeerTables::change() with one record, and PeerTables::set() with all of them, unchanged; CPU time of the thread',
   together: `${DAEMONS} weftd started in one moment on ${DAEMONS} hosts with one etcd: until the last has logged all others; requests by etcd's grpc_server_started_total in a minute of quiet`,
 } as const
 
@@ -271,6 +277,17 @@ async function together(): Promise<Record<string, number>> {
   }
 }
 
+/** What one change costs beside so many leases, in JavaScript and in C++; each in a process of its own. */
+async function walk(leases: number): Promise<Record<string, number>> {
+  const read = async (command: readonly string[]): Promise<Record<string, number>> =>
+    JSON.parse(await output(command, { timeoutMs: WALK_MS })) as Record<string, number>
+  const inJs = await read([
+    ...[process.execPath, '--max-old-space-size=8192', join(packageRoot, 'dist/bench/lease-walk.js'), `${leases}`],
+  ])
+  const program = await nativeProgram('peer_changes', ['core/peers'])
+  return { ...inJs, ...(await read([program, `${leases}`])) }
+}
+
 /** Calls that etcd's gRPC server has started. */
 async function requests(bed: Bed): Promise<number> {
   const script = `fetch('${bed.etcd.endpoint}/metrics').then((r) => r.text()).then((t) => process.stdout.write(t))`
@@ -297,6 +314,24 @@ const METRICS: readonly (readonly [string, string, Metric])[] = [
   ['start60000', 'cpu', { title: '1% of 60,000 changed a second, CPU', unit: '% of a core', better: 'less' }],
   ['start60000', 'churnP50', { title: 'put to forwarded meanwhile, p50', unit: 'ms', better: 'less' }],
   ['start60000', 'churnP99', { title: 'put to forwarded meanwhile, p99', unit: 'ms', better: 'less' }],
+  ...([100, 60_000, 1_000_000] as const).flatMap((count): (readonly [string, string, Metric])[] => {
+    const beside = `, ${count.toLocaleString('en')} peers`
+    return [
+      [`walk${count}`, 'p50', { title: `JavaScript for a change${beside}, p50`, unit: 'ms', better: 'less' }],
+      [`walk${count}`, 'most', { title: `JavaScript for a change${beside}, the most`, unit: 'ms', better: 'less' }],
+      [
+        `walk${count}`,
+        'longest',
+        { title: `longest pause of the event loop meanwhile${beside}`, unit: 'ms', better: 'less' },
+      ],
+      [`walk${count}`, 'startMs', { title: `JavaScript for the first listing${beside}`, unit: 'ms', better: 'less' }],
+      [`walk${count}`, 'rss', { title: `memory, without an engine${beside}`, unit: 'MiB', better: 'less' }],
+      [`walk${count}`, 'change', { title: `native work for a change${beside}, p50`, unit: 'ms', better: 'less' }],
+      [`walk${count}`, 'changeMost', { title: `native work for a change${beside}, p99`, unit: 'ms', better: 'less' }],
+      [`walk${count}`, 'set', { title: `native work for all, unchanged${beside}`, unit: 'ms', better: 'less' }],
+      [`walk${count}`, 'tableMiB', { title: `memory of the native table${beside}`, unit: 'MiB', better: 'less' }],
+    ]
+  }),
   ['together', 'seconds', { title: `${DAEMONS} daemons at once, converged`, unit: 's', better: 'less' }],
   ['together', 'requests', { title: 'etcd requests an hour, each daemon', unit: '', better: 'less' }],
 ]
@@ -311,6 +346,9 @@ const STEPS: readonly (readonly [
   ['change', 20, '100 leases', () => scale(100)],
   ['start10000', 50, '10,000 leases', () => scale(10_000)],
   ['start60000', 80, '60,000 leases', () => scale(60_000)],
+  ['walk100', 12, 'the walk of a change beside 100', () => walk(100)],
+  ['walk60000', 20, 'beside 60,000', () => walk(60_000)],
+  ['walk1000000', 90, 'beside 1,000,000', () => walk(1_000_000)],
   ['together', 90, `${DAEMONS} daemons at once`, together],
 ]
 
@@ -335,6 +373,7 @@ export async function measureLeases(progress: Progress): Promise<Part> {
     change: METHOD.change,
     start10000: `${METHOD.start}; ${METHOD.churn}`,
     start60000: METHOD.large,
+    ...{ walk100: `${METHOD.walk}; ${METHOD.native}` },
     together: METHOD.together,
   }
   return { name: 'leases', rounds: 1, seconds: 0, method, series }

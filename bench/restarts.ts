@@ -8,7 +8,7 @@ import { join } from 'node:path'
 import { text } from 'node:stream/consumers'
 import { setTimeout as delay } from 'node:timers/promises'
 import { ended } from '../lab/command.ts'
-import { createLab, type Daemon, type Host, type Lab, type Pod } from '../lab/lab.ts'
+import { createLab, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../lab/lab.ts'
 import { reach } from '../lab/measure.ts'
 import type { Progress } from '../scripts/progress.mjs'
 import type { Part, Series } from './result.ts'
@@ -20,7 +20,8 @@ const QUIET_MS = 500
 const METHOD =
   'a ping each millisecond between containers on two hosts; pause: the longest time between two answers; lost: those without one; ' +
   'after engine: from the start of the first forwarding thread of the new daemon, which the kernel tells in steps of 10 ms, to the ' +
-  'first answer after the pause'
+  'first answer after the pause; to forwarding: from the start of the process to its line that says so; weft status, node -e 0: ' +
+  'from start to end, on a host whose weftd works; the last is what of all these times Node.js itself takes'
 
 /** How one daemon follows another; resolves with the new one. */
 type Way = (before: Daemon, start: (...more: string[]) => Daemon) => Promise<Daemon>
@@ -52,6 +53,9 @@ const METRICS = {
   pause: { title: 'longest pause', unit: 'ms', better: 'less' },
   lost: { title: 'lost', unit: 'packets', better: 'less' },
   engine: { title: 'after engine', unit: 'ms', better: 'less' },
+  forwarding: { title: 'to forwarding', unit: 'ms', better: 'less' },
+  status: { title: 'weft status', unit: 'ms', better: 'less' },
+  node: { title: 'node -e 0', unit: 'ms', better: 'less' },
 } as const
 /** A container on each host. */
 type Pods = readonly [Pod, Pod]
@@ -75,10 +79,27 @@ function readPings(said: string): { readonly times: number[]; readonly lost: num
   return { times: answers.map(([, time]) => 1000 * Number(time)), lost: last - answers.length }
 }
 
+/** How long a program of Node.js takes on a host, in ms. */
+async function took(host: Host, ...args: readonly string[]): Promise<number> {
+  const began = performance.now()
+  await host.run([process.execPath, ...args])
+  return performance.now() - began
+}
+
 async function sample(way: Way, lab: Lab, [from, to]: Pods, beside: boolean): Promise<Sample> {
   const [host] = lab.hosts as [Host, Host]
   const args = ['--lease-dir', join(lab.folder, 'leases')]
-  const start = (...more: string[]): Daemon => host.startDaemon({ args: [...args, ...more] })
+  let forwarding = 0
+  const start = (...more: string[]): Daemon => {
+    const began = performance.now()
+    const daemon = host.startDaemon({ args: [...args, ...more] })
+    // What is in the way of it, `ready` below says.
+    daemon.line(/Forwarding between/).then(
+      () => (forwarding = performance.now() - began),
+      () => {},
+    )
+    return daemon
+  }
   const persist = way === WAYS['stopped, started, --persist=false'] ? ['--persist=false'] : []
   const before = start(...persist)
   await before.line(/flannel is ready/)
@@ -97,11 +118,13 @@ async function sample(way: Way, lab: Lab, [from, to]: Pods, beside: boolean): Pr
     child?.kill('SIGINT')
     if (child) await ended(child)
   }
+  const status = await took(host, join(packageRoot, 'bin/weft'), 'status', '--status-socket', host.statusSocket)
+  const node = await took(host, '-e', '0')
   const { times, lost } = readPings(await said)
   const pauses = times.slice(1).map((time, index) => ({ ms: time - (times[index] as number), end: time }))
   const longest = pauses.reduce((most, each) => (each.ms > most.ms ? each : most))
   await next.stop()
-  return { pause: longest.ms, lost, engine: longest.end - began }
+  return { pause: longest.ms, lost, engine: longest.end - began, forwarding, status, node }
 }
 
 export async function measureRestarts(rounds: number, progress: Progress): Promise<Part> {

@@ -1,0 +1,187 @@
+// lease-walk.ts - what a change of one lease costs this node beside that many others: from the watch's batch until the engine was told,
+// with all loops that peers concern, but for store, engine and kernel. `lease-walk.js COUNT` prints one line of JSON.
+//
+// CPU time of the process, with what the collection of garbage takes in threads of its own: nobody else on the machine is in it.
+
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { monitorEventLoopDelay } from 'node:perf_hooks'
+import { setTimeout as delay } from 'node:timers/promises'
+import { createUdpBackend } from '../src/backend/udp.ts'
+import { parseNetworkConfig } from '../src/config/network-config.ts'
+import type { Engine } from '../src/dataplane/engine.ts'
+import { createBell } from '../src/host/bell.ts'
+import type { Run } from '../src/host/command.ts'
+import { leaseKey, type Lease, type OwnLease } from '../src/lease/lease.ts'
+import type { Change, Entry } from '../src/lease/subnet-manager.ts'
+import type { Log } from '../src/log.ts'
+import { keepLastKnown } from '../src/node/last-known.ts'
+import { createPossession } from '../src/node/possession.ts'
+import { createNode, type Node, type NodeParts } from '../src/node/node.ts'
+import { keepPeers } from '../src/node/peers.ts'
+import { probePeers } from '../src/node/probes.ts'
+
+const CHANGES = 60
+/** Each second of the churn so many leases change, one by one, while everything else runs. */
+const CHURN_S = 5
+const CHURNED_A_SECOND = 10
+const PREFIX_LENGTH = 28
+const SUBNETS_FROM = 0x0a000000
+const HOSTS_FROM = 0xac100000
+const SUBNET_SIZE = 2 ** (32 - PREFIX_LENGTH)
+
+function cpuMs(): number {
+  const { user, system } = process.cpuUsage()
+  return (user + system) / 1000
+}
+const log: Log = {
+  info: () => {},
+  warn: () => {},
+  error: (line) => void process.stderr.write(`${line}\n`),
+  v: () => false,
+}
+
+let revision = 0n
+function lease(index: number, publicIp: number): Lease {
+  const subnet = { address: SUBNETS_FROM + index * SUBNET_SIZE, prefixLength: PREFIX_LENGTH }
+  return { key: leaseKey(subnet), subnet, attrs: { publicIp, backendType: '' }, revision: ++revision }
+}
+const entryOf = (each: Lease): Entry => ({ key: each.key, lease: each })
+
+/** Leases that are listed at once and then changed as it is said. */
+function createSource(entries: readonly Entry[]) {
+  const bell = createBell()
+  const waiting: Change[] = []
+  return {
+    change: (change: Change): void => {
+      waiting.push(change)
+      bell.ring()
+    },
+    source: {
+      name: 'bench',
+      list: async () => ({ cursor: 0n, entries }),
+      async *watch(_after: bigint, signal: AbortSignal) {
+        for (let cursor = 1n; ; cursor++) {
+          await bell.wait(signal)
+          yield { cursor, changes: waiting.splice(0) }
+        }
+      },
+      isAfter: (a: bigint, b: bigint) => a > b,
+      trustedMs: () => 1e9,
+    },
+  }
+}
+
+/** A host without routes. */
+const run: Run = async (_file, args) => (args.includes('-j') ? '[]' : '')
+
+async function openNode(count: number, told: () => void, signal: AbortSignal, folder: string) {
+  const external = { name: 'eth0', mtu: 1500, address: 0xc0000201, publicIp: 0xc0000201 }
+  const config = parseNetworkConfig('{"Network":"10.0.0.0/7","SubnetLen":28,"Backend":{"Type":"udp"}}')
+  const engine: Engine = {
+    ...{
+      kind: 'native',
+      tunName: 'flannel0',
+      offloads: [],
+      notes: [],
+      details: [],
+      fault: new Promise<Error>(() => {}),
+    },
+    setPeers: told,
+    changePeers: told,
+    counters: () => ({}),
+    traffic: (slot?: number) => new Float64Array(slot === undefined ? 0 : 5),
+    drops: () => ({ next: [], packets: [] }),
+    threads: () => ({}),
+    takeStrangers: () => [],
+    stop: async () => {},
+  }
+  const persistence = { persist: false, isMultiQueue: false, inherit: async () => undefined, settle: async () => {} }
+  const backend = createUdpBackend({
+    config,
+    external,
+    run,
+    log,
+    persistence,
+    startEngine: async () => engine,
+  } as never)
+  const attrs = { publicIp: external.publicIp, backendType: '' }
+  const own: OwnLease = { ...lease(2 ** 20 + 1, external.publicIp), attrs, expiresAt: undefined, revision: 1n }
+  const entries = [own, ...Array.from({ length: count }, (_, index) => lease(index, HOSTS_FROM + index))].map(entryOf)
+  const { source, change } = createSource(entries)
+  const parts = {
+    options: {
+      ...{ 'subnet-file': join(folder, 'subnet.env'), 'subnet-lease-renew-margin': 60, 'fail-static-hold': 30 },
+      ...{ 'ip-masq': false, 'probe-interval': 10 },
+    },
+    manager: { source } as unknown as NodeParts['manager'],
+    ...{ config, backend, log, signal },
+    openEcho: () => ({ send: () => {}, close: () => {} }),
+    next: { config: '', store: 'bench', lastKnown: join(folder, 'last-known') },
+  } as unknown as NodeParts
+  const dataPath = await backend.open(own, signal, new Map())
+  const node = createNode(parts, own, attrs, { ...createPossession(), dataPath }, new Map())
+  return { node, change }
+}
+
+async function measure(count: number): Promise<Record<string, number>> {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-walk-'))
+  const stop = new AbortController()
+  let tellApplied = (): void => {}
+  const { node, change } = await openNode(count, () => tellApplied(), stop.signal, folder)
+  const next = (): Promise<void> => new Promise((resolve) => (tellApplied = resolve))
+  const loops: Promise<unknown>[] = []
+  const start = (loop: (of: Node) => Promise<never>): void => void loops.push(loop(node).catch(() => {}))
+  try {
+    const filled = next()
+    const beforeStart = cpuMs()
+    start(keepPeers)
+    await filled
+    await settled()
+    const startMs = cpuMs() - beforeStart
+    const times: number[] = []
+    for (let at = 0; at < changesFor(count); at++) {
+      const index = (at * 7919) % count
+      const put = { kind: 'put', entry: entryOf(lease(index, HOSTS_FROM + count + at)) } as const
+      const gone = { kind: 'delete', key: lease(index + 1, 0).key } as const
+      const applied = next()
+      const before = cpuMs()
+      change(at % 3 === 2 ? gone : put)
+      await applied
+      await settled()
+      times.push(cpuMs() - before)
+    }
+    start(probePeers)
+    start(keepLastKnown)
+    await delay(2_500) // the first of each is for all
+    const before = cpuMs()
+    const from = performance.now()
+    // By the clock, beside whatever else runs here.
+    const delays = monitorEventLoopDelay({ resolution: 5 })
+    delays.enable()
+    for (let at = 0; at < CHURN_S * CHURNED_A_SECOND; at++) {
+      change({ kind: 'put', entry: entryOf(lease((at * 104_729) % count, HOSTS_FROM + 2 * count + at)) })
+      await delay(1000 / CHURNED_A_SECOND)
+    }
+    const longest = delays.max / 1e6
+    const churn = (cpuMs() - before) / (performance.now() - from)
+    const sorted = times.toSorted((a, b) => a - b)
+    return {
+      ...{ startMs, p50: sorted[sorted.length >> 1] ?? NaN, most: sorted.at(-1) ?? NaN },
+      ...{ churn: 100 * churn, longest, rss: process.memoryUsage().rss / 2 ** 20 },
+    }
+  } finally {
+    stop.abort()
+    await Promise.all(loops)
+    rmSync(folder, { recursive: true, force: true })
+  }
+}
+
+const changesFor = (count: number): number => (count > 100_000 ? CHANGES / 3 : CHANGES)
+/** What follows at once. */
+const settled = (): Promise<void> => new Promise((resolve) => setImmediate(() => setImmediate(resolve)))
+
+process.stdout.write(`${JSON.stringify(await measure(Number(process.argv[2])))}\n`)
+// What was asked of files may still be under way.
+process.exit(0)
