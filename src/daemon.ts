@@ -310,17 +310,11 @@ export async function runNode(
 ): Promise<never> {
   const { backend, firewall, health, log, signal } = parts
   const { start, succession } = before
-  const opening = async () => {
-    const resumed = await succession.opening()
-    if (backend.tunName === undefined) await succession.release()
-    return resumed
-  }
-  const early = backend.preparesDevice ? opening() : undefined
-  await early
   const attrs = await backend.prepare(signal)
   const obtaining = prefixed('failed to acquire lease: ', obtainLease(parts, attrs, previous))
   const lease = await prefixed(REGISTERING, obtaining)
-  const resumed = await (early ?? opening())
+  const resumed = await succession.opening()
+  if (backend.tunName === undefined) await succession.release()
   const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before))
   if (health) {
     health.snapshot = () => snapshotOf(node)

@@ -29,11 +29,12 @@ export interface Backend {
    * where the kernel carries the packets, and a TUN that is left would be in the way.
    */
   readonly tunName?: string | undefined
-  /** Whether `prepare` already makes the device, which a process before this one may forward through. */
-  readonly preparesDevice?: boolean
   /** What the log says when a peer's lease comes, or changes, and when it goes; flanneld's words, `Subnet added: ...` where left out. */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
-  /** What this node publishes in its lease, by the host as it is now; called again before the data path is opened again. */
+  /**
+   * What this node publishes in its lease, by the host as it is now; called again before the data path is opened again. Changes
+   * nothing that a process before this one may forward through.
+   */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /** Brings the data path up for this node's lease, with peers of `leases` from its first packet on if it can. */
   open(lease: OwnLease, signal: AbortSignal, leases: ReadonlyMap<string, Lease>): Promise<DataPath>

@@ -38,7 +38,6 @@ export interface VxlanPeer {
 }
 
 export interface VxlanDevice {
-  readonly mac: string
   /** Sets its address and size and takes it up; said as a whole, so that saying it again changes nothing. */
   configure(address: Ipv4, network: Ipv4Net): Promise<void>
   /** Puts in the entries of peers that are new or changed. */
@@ -100,17 +99,31 @@ export async function vxlanMac(run: Run, name: string): Promise<string | undefin
   return found?.linkinfo?.info_kind === 'vxlan' ? found.address : undefined
 }
 
-/** Finds the device, or makes it with this MAC. Throws WeftError DEVICE, and NO_DEVICE_TYPE where the kernel has no vxlan. */
+/** Of a device that is there for a moment, and its VNI, which no network of flannel's can have. */
+const PROBE = { name: 'flannel.probe', vni: 0xff_ffff }
+
+/** Makes sure that the kernel has devices of this type; no device changes. Throws WeftError NO_DEVICE_TYPE where it has none. */
+export async function checkVxlan(run: Run, name: string): Promise<void> {
+  if ((await vxlanMac(run, name)) !== undefined) return
+  try {
+    await addDevice(run, PROBE.name, 'vxlan', [], ['id', String(PROBE.vni), 'dstport', '0'])
+  } catch (error) {
+    if (!isWeftError(error, 'COMMAND')) throw error // any other refusal is one of a kernel that knows the type
+  }
+  if (await findLink(run, PROBE.name)) await run('ip', ['link', 'del', PROBE.name])
+}
+
+/** Finds the device, or makes it, and sees to its MAC. Throws WeftError DEVICE, and NO_DEVICE_TYPE where the kernel has no vxlan. */
 export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
   const { name, mtu } = options
   let state: DeviceState | undefined
 
-  async function create(wantedMac: string): Promise<void> {
+  async function create(): Promise<void> {
     const { vni, port, learning, gbp, local, underlay } = options
     const link = ['id', String(vni), 'local', formatIpv4(local), 'dev', underlay, 'dstport', String(port)]
     const flags = [learning ? 'learning' : 'nolearning', ...(gbp ? ['gbp'] : [])]
     try {
-      await addDevice(run, name, 'vxlan', ['address', wantedMac], [...link, ...flags])
+      await addDevice(run, name, 'vxlan', ['address', mac], [...link, ...flags])
     } catch (error) {
       if (!isWeftError(error, 'COMMAND')) throw error
       throw new WeftError('DEVICE', `failed to create the vxlan device ${name}: ${messageOf(error)}`, {
@@ -129,8 +142,9 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     await run('ip', ['link', 'del', name])
     found = undefined
   }
-  const ownMac = found?.address ?? mac
-  if (!found) await create(ownMac)
+  const setMac = (): Promise<string> => run('ip', ['link', 'set', 'dev', name, 'address', mac])
+  if (!found) await create()
+  else if (found.address !== mac) await setMac()
 
   async function configure(own: Ipv4, network: Ipv4Net): Promise<void> {
     state = deviceState(run, name, mtu, own, network)
@@ -185,7 +199,6 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
   }
 
   return {
-    mac: ownMac,
     configure,
     add: async (peers) => void (await put(peers)),
     keepOnly,
@@ -195,11 +208,11 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
       const change = now && difference(now, options)
       if (!now || change !== undefined) {
         if (now) await run('ip', ['link', 'del', name])
-        await create(ownMac)
+        await create()
         wrong.push(now ? `${name} was another device (${change})` : `${name} was gone`)
       }
-      if (wrong.length === 0 && now?.address !== ownMac) {
-        await run('ip', ['link', 'set', 'dev', name, 'address', ownMac])
+      if (wrong.length === 0 && now?.address !== mac) {
+        await setMac()
         wrong.push(`${name} had the MAC ${now?.address}`)
       }
       if (wrong.length === 0 && state) wrong.push(...(await state.wrong()))

@@ -11,22 +11,23 @@ import { createPeerFilter } from './peer-filter.ts'
 import { createRouteSync, directHops, type NextHop } from './route-sync.ts'
 import type { TunnelOptions } from './tunnel.ts'
 import { PEERS, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
-import { openVxlanDevice, type VxlanPeer } from './vxlan-device.ts'
+import { checkVxlan, openVxlanDevice, type VxlanPeer } from './vxlan-device.ts'
 
-/** Finds or makes the device. Throws WeftError DEVICE; NO_DEVICE_TYPE where the kernel has no vxlan. */
+/** Makes nothing yet: what carries until then may be in its place. Throws WeftError NO_DEVICE_TYPE where the kernel has no vxlan. */
 export async function prepareKernelVxlan(
-  { name, options, port, mtu, mac: wantedMac, external }: VxlanSetup,
+  { name, options, port, mtu, mac, external }: VxlanSetup,
   { config: { network }, run, log }: Pick<TunnelOptions, 'config' | 'run' | 'log'>,
 ): Promise<VxlanCarrier> {
   const { vni, learning, gbp, directRouting } = options
   const path = { local: external.address, underlay: external.name, port, mtu }
-  const opened = await openVxlanDevice({ name, vni, learning, gbp, ...path }, wantedMac, run, log)
+  await checkVxlan(run, name)
   return {
     async open(lease) {
+      const opened = await openVxlanDevice({ name, vni, learning, gbp, ...path }, mac, run, log)
       await opened.configure(lease.subnet.address, network)
       const routes = createRouteSync({ network, ownDevice: name, run, log })
       const identity = {
-        ...{ name: 'MAC', own: opened.mac, of: ({ attrs }: Lease) => vtepMacOf(attrs) },
+        ...{ name: 'MAC', own: mac, of: ({ attrs }: Lease) => vtepMacOf(attrs) },
         remedy: `where both are there, delete ${name} on one of the two and restart its daemon`,
       }
       const filter = createPeerFilter({ ...PEERS, lease, network, log, identity })

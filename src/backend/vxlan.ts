@@ -76,7 +76,6 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
     get tunName() {
       return carrier?.tunName
     },
-    preparesDevice: dataPath !== 'userspace',
     words: { added: describe, removed: describe },
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)

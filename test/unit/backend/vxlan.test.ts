@@ -2,6 +2,9 @@
 
 import { expect, it } from 'vitest'
 import { vtepMacOf, vxlanConfig } from '../../../src/backend/vxlan-config.ts'
+import { createVxlanBackend } from '../../../src/backend/vxlan.ts'
+import { parseNetworkConfig } from '../../../src/config/network-config.ts'
+import { WeftError } from '../../../src/errors.ts'
 
 const NONE = {
   vni: 1,
@@ -63,4 +66,25 @@ it.each([
   [undefined, undefined],
 ])('of %j the MAC is %s', (backendData, mac) => {
   expect(vtepMacOf({ publicIp: 0xc0000202, backendType: 'vxlan', backendData })).toBe(mac)
+})
+
+it('keeps the MAC that peers know while its device is gone and the store no longer answers', async () => {
+  const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+  const address = 0xc0000201
+  const known = '5a:11:22:33:44:55'
+  let isAway = false
+  const backend = createVxlanBackend({
+    config: parseNetworkConfig('{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","DataPath":"userspace"}}'),
+    external: { name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: true, publicIp: true } },
+    startEngine: () => Promise.reject(new Error('nothing is opened here')),
+    persistence: { persist: true, tunName: undefined, isMultiQueue: false, inherit: async () => undefined },
+    publishedBefore: async () =>
+      isAway ? undefined : { publicIp: address, backendType: 'vxlan', backendData: { VtepMAC: known } },
+    run: () => Promise.reject(new WeftError('COMMAND', 'Device does not exist.')),
+    log,
+  })
+  const macOf = async () => vtepMacOf(await backend.prepare(new AbortController().signal))
+  expect(await macOf()).toBe(known)
+  isAway = true
+  expect(await macOf()).toBe(known)
 })
