@@ -48,7 +48,11 @@ export const TASKS = {
     ],
   },
   'test:paths': { setup: ['test', 'paths'], env: LONG, commands: [vitest('test/netns/paths.test.ts')] },
-  'test:fuzz': { setup: ['fuzz'], commands: [script('scripts/fuzz.mjs')] },
+  'test:fuzz': {
+    setup: ['test', 'fuzz'],
+    env: LONG,
+    commands: [vitest('test/native/core.test.ts'), script('scripts/fuzz.mjs')],
+  },
   'test:arch': { setup: ['arch'], commands: [script('scripts/test-arch.mjs')] },
   'test:vm': { setup: ['test', 'vm'], env: ASKED, commands: [script('scripts/test-vm.mjs')] },
   'test:kube': {

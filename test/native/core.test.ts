@@ -16,31 +16,35 @@ beforeAll(() => {
 })
 afterAll(() => rmSync(folder, { recursive: true, force: true }))
 
+/** How a program is compiled, and what it is told: for how many rounds, or of which tests. */
 const MEMORY = [
   'address and undefined behaviour',
-  ['-fsanitize=address,undefined', '-fno-sanitize-recover=all'],
+  ['-O1', '-fsanitize=address,undefined', '-fno-sanitize-recover=all'],
+  '4',
 ] as const
-const THREADS = ['threads', ['-fsanitize=thread']] as const
-const NOTHING = ['nothing, optimised as it is shipped', ['-O2']] as const
+const THREADS = ['threads', ['-O0', '-fsanitize=thread'], 'threads'] as const
+const NOTHING = ['nothing, optimised as it is shipped', ['-O2'], '60'] as const
+/** `npm run test:fuzz` has the time. */
+const LONG = process.env['WEFT_LONG'] === '1' ? [NOTHING] : []
 
 /** A slow machine takes its time to run what is compiled with sanitizers. */
 const SLOW = { timeoutMs: BUILD_MS }
 
 // Compiling is most of it: at once, on as many cores as there are.
 describe.concurrent.each([
-  ['the pure core', 'core_test', [MEMORY, THREADS, NOTHING]],
+  ['the pure core', 'core_test', [MEMORY, THREADS, ...LONG]],
   ['what sends, receives and writes', 'io_test', [MEMORY]],
   ['the walks of a packet', 'walk_test', [MEMORY]],
   ['the thread of a loop', 'loop_test', [MEMORY, THREADS]],
 ] as const)('%s', (_what, name, watched) => {
   it.each([...watched])(
     'keeps its rules, watched for %s',
-    async (_title, flags) => {
-      const program = join(folder, `${name}-${flags.length}-${flags[0].replaceAll(/\W/g, '')}`)
+    async (_title, flags, what) => {
+      const program = join(folder, `${name}-${flags.join('').replaceAll(/\W/g, '')}`)
       // Lines without variables, for the stacks that the sanitizers print, are quicker to compile.
-      await buildNative(name, program, ['-g1', '-O1', ...flags])
+      await buildNative(name, program, ['-g1', ...flags])
       const seed = String(Date.now() % 1_000_000)
-      const { code, stdout, stderr } = await execute([program, seed, flags[0] === '-O2' ? '60' : '8'], SLOW)
+      const { code, stdout, stderr } = await execute([program, seed, what], SLOW)
       expect({ code, said: (stdout + stderr).slice(-2_000) }).toEqual({ code: 0, said: `seed ${seed}: 0 failures\n` })
     },
     2 * BUILD_MS,
@@ -51,7 +55,7 @@ it.concurrent(
   'neither allocates nor locks while it carries packets',
   async () => {
     const program = join(folder, 'core-steady')
-    await buildNative('core_steady', program, ['-g1', '-O1', '-O2'])
+    await buildNative('core_steady', program, ['-g1', '-O1'])
     expect(await output([program], SLOW)).toBe('0 allocations, 0 locks\n')
   },
   2 * BUILD_MS,

@@ -1,4 +1,5 @@
 // core_test.cc - the pure core by table and by property, to be run under sanitizers; core.test.ts builds and runs it.
+#include <string_view>
 #include <arpa/inet.h>
 #include <errno.h>
 
@@ -1651,8 +1652,19 @@ static void test_mss() {
   clamp_mss(cut.data(), read, 1432, false);
 }
 
+/// Those that have several threads: all that ThreadSanitizer can say something of.
+static void test_threads() {
+  test_peer_replacement();
+  test_strangers();
+  test_drops_while_written();
+  test_icmp_limit();
+}
+
+/// `core_test SEED ROUNDS`, or `core_test SEED threads`.
 int main(int argc, char** argv) {
   const unsigned seed = seed_of(argc, argv);
+  test_threads();
+  if (argc > 2 && std::string_view(argv[2]) == "threads") return verdict(seed);
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 40;
   test_checksum();
   test_read_packet();
@@ -1662,17 +1674,13 @@ int main(int argc, char** argv) {
   test_peer_spread();
   test_peer_changes();
   test_peer_release();
-  test_peer_replacement();
   test_traffic();
   test_endpoints();
-  test_strangers();
   test_drops();
-  test_drops_while_written();
   test_segment_rules();
   test_coalesce_reasons();
   test_coalesce_property(rounds);
   test_icmp();
-  test_icmp_limit();
   test_refusals();
   test_learnt();
   test_path_mtu();

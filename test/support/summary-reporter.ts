@@ -3,11 +3,20 @@
 // A skip without a reason fails the run: whoever reads `1 skipped` must be able to tell what it takes to run it. With WEFT_REQUIRE,
 // which scripts/tasks.mjs sets for what was asked for by name, so does one for what the machine lacks (needs.ts). What its kernel
 // is without is a skip always.
+//
+// A test that loops without a pause keeps its own process from noticing that its time is over. Then this one ends the run, and names it.
 
+import { readFileSync } from 'node:fs'
 import type { Reporter, TestCase, TestModule, TestSuite, Vitest } from 'vitest/node'
+import { PATIENCE } from '../../lab/command.ts'
 import { isLack } from '../../scripts/machine.mjs'
 
+/** Longer than any test and its hooks may take (vitest.config.ts): in that time one ends, unless none can. */
+const SILENCE_MS = (process.env['WEFT_LONG'] === '1' ? 7_200_000 : 900_000) * PATIENCE
+
 export default class SummaryReporter implements Reporter {
+  readonly #running = new Set<string>()
+  #silence: NodeJS.Timeout | undefined
   /** Whether some tests of a file were chosen, by name or by line: the others need no reason. */
   #isChoice = false
 
@@ -15,7 +24,36 @@ export default class SummaryReporter implements Reporter {
     this.#isChoice = config.testNamePattern !== undefined || process.argv.some((word) => /\.ts:\d+$/.test(word))
   }
 
+  onTestModuleStart({ relativeModuleId }: TestModule): void {
+    this.#running.add(relativeModuleId)
+    this.#hear()
+  }
+
+  onTestCaseResult(): void {
+    this.#hear()
+  }
+
+  onTestModuleEnd({ relativeModuleId }: TestModule): void {
+    this.#running.delete(relativeModuleId)
+    this.#hear()
+  }
+
+  #hear(): void {
+    clearTimeout(this.#silence)
+    this.#silence = setTimeout(() => this.#give(), SILENCE_MS).unref()
+  }
+
+  /** Ends the run, and the processes of the tests, which may not hear of it. */
+  #give(): void {
+    const names = [...this.#running].join(', ')
+    process.stdout.write(`no test ended for ${SILENCE_MS / 60_000} minutes; still running: ${names}\n`)
+    for (const child of readFileSync(`/proc/self/task/${process.pid}/children`, 'utf8').split(' '))
+      if (child !== '') process.kill(Number(child), 'SIGKILL')
+    process.exit(1)
+  }
+
   onTestRunEnd(modules: readonly TestModule[], unhandledErrors: readonly unknown[]): void {
+    clearTimeout(this.#silence)
     let passed = 0
     let failed = unhandledErrors.length
     let skipped = 0
