@@ -49,7 +49,7 @@ export const TASKS = {
   },
   'test:paths': { setup: ['test', 'paths'], env: LONG, commands: [vitest('test/netns/paths.test.ts')] },
   'test:fuzz': {
-    setup: ['test', 'fuzz'],
+    setup: ['fuzz'],
     env: LONG,
     commands: [vitest('test/native/core.test.ts'), script('scripts/fuzz.mjs')],
   },
