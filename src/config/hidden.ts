@@ -35,15 +35,27 @@ export function withoutSecrets(text: string): string {
 
 const withoutSpace = (text: string): string => text.replaceAll(/\s/g, '')
 
-/** As JSON.parse, whose message quotes what stands around the mistake: here it says where that is. */
+/** Objects and arrays within each other; what backends publish has three. JSON.parse takes any number, at which JSON.stringify throws. */
+const DEEPEST = 100
+
+/**
+ * As JSON.parse, whose message quotes what stands around the mistake: here it says where that is. What is nested so deep that whoever
+ * writes or compares it runs out of stack is refused.
+ */
 export function parseJson(text: string): unknown {
+  let value: unknown
   try {
-    return JSON.parse(text)
+    value = JSON.parse(text)
   } catch (error) {
     // oxlint-disable-next-line preserve-caught-error -- the message of the cause is what is not to be shown
     throw new Error(isQuoting(error) ? `unexpected character ${placeOf(text)}` : messageOf(error))
   }
+  if (isDeeper(value, DEEPEST)) throw new Error(`it is nested more than ${DEEPEST} deep`)
+  return value
 }
+
+const isDeeper = (value: unknown, most: number): boolean =>
+  typeof value === 'object' && value !== null && (most === 0 || Object.values(value).some((each) => isDeeper(each, most - 1)))
 
 const isQuoting = (error: unknown): boolean => messageOf(error).endsWith(' is not valid JSON')
 

@@ -5,6 +5,7 @@
 // IPv6 (`public-ipv6`, `backend-v6-data`) are whoever's speaks it: not read, and never written or taken away.
 
 import { jsonKind } from '../config/go-json.ts'
+import { parseJson } from '../config/hidden.ts'
 import { messageOf, WeftError } from '../errors.ts'
 import { goJsonText, leaseKey, type Lease, type LeaseAttrs } from '../lease/lease.ts'
 import type { Entry } from '../lease/subnet-manager.ts'
@@ -135,12 +136,16 @@ export function readAttrs(annotations: Readonly<Record<string, string>>, names: 
   }
 }
 
+/** So much of an annotation that says nothing is shown; it may have 256 KiB. */
+const SHOWN_TEXT = 200
+
 /** flannel writes null for what there is none of. */
 function readBackendData(text: string | undefined, name: string): unknown {
   try {
-    return JSON.parse(text || 'null') ?? undefined
-  } catch {
-    throw new Error(`${name} is not JSON: ${JSON.stringify(text)}`)
+    return parseJson(text || 'null') ?? undefined
+  } catch (error) {
+    const shown = JSON.stringify(text?.slice(0, SHOWN_TEXT))
+    throw new Error(`${name} cannot be read (${messageOf(error)}): ${shown}`, { cause: error })
   }
 }
 

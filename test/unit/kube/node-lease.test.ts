@@ -106,7 +106,14 @@ describe('annotations', () => {
     [{ ...vxlan, [`${P}/public-ip`]: 'junk' }, `node n: ${P}/public-ip is "junk"`],
     [{ ...vxlan, [`${P}/public-ip`]: '' }, `node n: it has no ${P}/public-ip`],
     [{}, `node n: it has no ${P}/public-ip`],
-    [{ ...vxlan, [`${P}/backend-data`]: '{' }, `node n: ${P}/backend-data is not JSON: "{"`],
+    [
+      { ...vxlan, [`${P}/backend-data`]: '{ ' },
+      `node n: ${P}/backend-data cannot be read (Expected property name or '}' in JSON at position 2): "{ "`,
+    ],
+    [
+      { ...vxlan, [`${P}/backend-data`]: `${'['.repeat(100_000)}${']'.repeat(100_000)}` },
+      `node n: ${P}/backend-data cannot be read (it is nested more than 100 deep): "${'['.repeat(200)}"`,
+    ],
   ])('%j are no lease: %s', (annotations, problem) => {
     expect(read(annotations)).toEqual({ key: '10.5.1.0-24', problem })
   })

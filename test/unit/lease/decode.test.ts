@@ -2,6 +2,7 @@
 
 import { describe, expect, it } from 'vitest'
 import { decodeLease, sourceOf } from '../../../src/lease/decode.ts'
+import { leasesEqual } from '../../../src/lease/lease.ts'
 import type { Change } from '../../../src/lease/subnet-manager.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../src/net/ipv6.ts'
@@ -26,6 +27,15 @@ describe('a lease', () => {
   ])('refuses %j', (value) => {
     expect(() => decodeLease('10.5.1.0-24', value)).toThrow()
   })
+})
+
+it('what is nested so deep that nobody could compare or write it is no lease, and what is nested less is written', () => {
+  const nested = (depth: number): string =>
+    `{"PublicIP":"192.0.2.2","BackendData":${'['.repeat(depth)}${']'.repeat(depth)}}`
+  for (const depth of [100, 5_000, 32_000])
+    expect(() => decodeLease('10.5.1.0-24', nested(depth))).toThrow('it is nested more than 100 deep')
+  const [lease, again] = [nested(99), nested(99)].map((value) => decodeLease('10.5.1.0-24', value))
+  expect(leasesEqual(lease!, again!)).toBe(true)
 })
 
 describe('a store as a source', () => {
