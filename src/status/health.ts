@@ -132,7 +132,7 @@ async function answerInFull({ path, method, refusal }: Asked, health: Health): P
   switch (path) {
     case '/status.json':
       if (!isRead(method)) return NOT_ALLOWED
-      return json(await health.status())
+      return statusText(await health.status())
     case '/metrics': {
       if (!isRead(method)) return NOT_ALLOWED
       const { formatMetrics } = await import('./metrics.ts') // who is not scraped does not load it
@@ -160,6 +160,13 @@ const json = (value: unknown): Answer => ({
   ...{ status: 200, type: 'application/json', body: jsonLine(value) },
   headers: { 'Cache-Control': 'no-store' },
 })
+/** Of thousands of peers the text takes as long as the status. */
+const statusTexts = new WeakMap<Status, Answer>()
+function statusText(status: Status): Answer {
+  const text = statusTexts.get(status) ?? json(status)
+  statusTexts.set(status, text)
+  return text
+}
 const isRead = (method: string): boolean => method === 'GET' || method === 'HEAD'
 const NOT_FOUND = text(404, '404 page not found\n')
 const NOT_ALLOWED = text(405, '405 method not allowed\n')
@@ -188,8 +195,15 @@ function serverOf(
   answer: typeof answerAtPort,
   refusing: (request: IncomingMessage, host: string | undefined) => Refusal | undefined,
 ): Server {
+  const asking = new WeakSet<Socket>()
   const server = createServer(LIMITS, (request, response) => {
+    const { socket } = request
     request.resume()
+    // Whoever asks more before it is answered (RFC 9112 section 9.3.2) would have thousands of answers made in one turn of the event
+    // loop, and kept until it reads them.
+    if (asking.has(socket)) return void socket.destroy()
+    asking.add(socket)
+    response.once('close', () => asking.delete(socket))
     const target = request.url ?? ''
     // A client of a proxy gives the whole URL.
     const [, authority, rest = target] = /^https?:\/\/([^/?#]*)(.*)$/is.exec(target) ?? []

@@ -208,6 +208,27 @@ describe('who asks too much', () => {
     for (const socket of greedy) socket.destroy()
   })
 
+  it('is dropped when it asks again before it was answered: what it asks costs no more than one answer', async () => {
+    const { server, health } = await serve()
+    let told = 0
+    const { status } = health
+    health.status = async () => {
+      told++
+      return status()
+    }
+    const ask = 'GET /status.json HTTP/1.1\r\nHost: localhost\r\n\r\n'
+    expect(await answerTo(server.port, ask.repeat(1000))).toBe('')
+    expect(told).toBe(1)
+    // One after another they are answered.
+    const socket = connect(server.port, '127.0.0.1')
+    for (let turn = 0; turn < 3; turn++) {
+      socket.write(ask)
+      const [answer] = (await once(socket, 'data')) as [Buffer]
+      expect(codeOf(answer.toString())).toBe(200)
+    }
+    socket.destroy()
+  })
+
   it('is dropped when a request never ends, in its header or behind it', async () => {
     const { server } = await serve()
     const began = [
@@ -231,6 +252,15 @@ describe('/status.json', () => {
       200,
       expect.objectContaining({ schema: 1, state: 'starting', node: null }),
     ])
+  })
+
+  it('is made a text once, however often it is asked for while it is the same', async () => {
+    const { get, health } = await serve()
+    let written = 0
+    const status = Object.assign(await health.status(), { toJSON: () => ({ written: ++written }) })
+    health.status = async () => status
+    expect(await get('/status.json')).toEqual([200, '{"written":1}\n'])
+    expect(await get('/status.json')).toEqual([200, '{"written":1}\n'])
   })
 
   it('can be read and nothing else', async () => {
