@@ -332,7 +332,7 @@ export async function runNode(
     stopping.abort(error) // nobody is lent what is about to be left
     throw error
   } finally {
-    if (succession.isOnLoan) await giveBack(node)
+    if (succession.isOnLoan) await giveBack(node, log)
     else await endDataPath(node, signal.reason)
   }
 }

@@ -46,7 +46,7 @@ export function estateOf(held: () => Possession, log: Log): Pick<Estate, 'lend' 
   }
   return {
     lend: () => inTurn((at) => lend(at, log)),
-    release: () => inTurn(release),
+    release: () => inTurn((at) => release(at, log)),
     takeBack(why) {
       log.warn(`The weftd that was to take over ${why}; forwarding again`)
       return inTurn(takeBack)
@@ -61,7 +61,10 @@ async function lend(held: Possession, log: Log): Promise<OpenPath | undefined> {
   try {
     const path = await dataPath.leave()
     if (path) held.lent = { dataPath, path }
-    else held.lent = undefined
+    else {
+      held.lent = undefined
+      held.dataPathDoubt.ring() // it may be waited for that it is ours, to open it again
+    }
     return path
   } catch (error) {
     // It forwards no more, and has nothing to lend: it is opened again.
@@ -75,16 +78,21 @@ async function lend(held: Possession, log: Log): Promise<OpenPath | undefined> {
 }
 
 /** Stops forwarding for the predecessor, which goes on: nothing is written, and nothing given to a service manager. */
-export const giveBack = (held: Possession): Promise<void> => held.inTurn(() => release(held))
+export const giveBack = (held: Possession, log: Log): Promise<void> => held.inTurn(() => release(held, log))
 
-async function release(held: Possession): Promise<void> {
+/** What cannot be closed is for whoever opens the next to deal with: this process may be the one that goes on. */
+async function release(held: Possession, log: Log): Promise<void> {
   const { dataPath, lent } = held
   held.lent = {}
   held.dataPath = undefined
   held.dataPathDoubt.ring()
-  if (!lent && !dataPath?.leave) return dataPath?.close()
-  const path = lent ? lent.path : await dataPath?.leave?.()
-  if (path) closeAll(fdsOf(path))
+  try {
+    if (!lent && !dataPath?.leave) return await dataPath?.close()
+    const path = lent ? lent.path : await dataPath?.leave?.()
+    if (path) closeAll(fdsOf(path))
+  } catch (error) {
+    log.error(`Cannot close the data path: ${describeError(error)}`)
+  }
 }
 
 async function takeBack(held: Possession): Promise<void> {
