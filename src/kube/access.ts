@@ -131,7 +131,7 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
     kind: Kind,
     name: unknown,
   ): Section | undefined => {
-    const found = Array.isArray(list) ? list.find((each: Named<Kind>) => each.name === name) : undefined
+    const found = Array.isArray(list) ? list.find((each: Named<Kind> | null) => each?.name === name) : undefined
     return found?.[kind] ?? undefined
   }
   const current = config['current-context']

@@ -96,7 +96,9 @@ async function* textOf({ leases, ...known }: ToWrite): AsyncGenerator<string, vo
 export async function readLastKnown(path: string, log: Log): Promise<LastKnown | undefined> {
   try {
     const { version, lease, leases, ...rest } = JSON.parse(await readFile(path, 'utf8')) as Written
-    const { expiresAt } = rest
+    const { store, config, tunName, expiresAt } = rest
+    for (const [name, text] of Object.entries({ store, config, tunName }))
+      if (typeof text !== 'string') throw new Error(`${name} is no text`)
     if (expiresAt !== undefined && typeof expiresAt !== 'number') throw new Error('expiresAt is no number')
     if (version !== VERSION) throw new Error(`its version is ${version}, and this weftd knows ${VERSION}`)
     return { ...rest, lease: decodeLease(...lease), leases: leases.map(([key, value]) => decodeLease(key, value)) }

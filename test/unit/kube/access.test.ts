@@ -135,9 +135,11 @@ users:
     expect(error).toEqual(refused(/kubeconfig: it is no YAML/))
     expect(inspect(error, { depth: null })).not.toContain('sesame')
   })
-  it('that is not there, or is empty, is refused', async () => {
+  it('that is not there, is empty or has empty entries is refused', async () => {
     await expect(read({ kubeconfig: join(folder, 'absent') })).rejects.toEqual(refused(/ENOENT/))
     writeFileSync(join(folder, 'empty'), '')
     await expect(read({ kubeconfig: join(folder, 'empty') })).rejects.toEqual(refused(/there is no context ""/))
+    writeFileSync(join(folder, 'holes'), 'contexts: [null, {name: a, context: {}}]\ncurrent-context: b')
+    await expect(read({ kubeconfig: join(folder, 'holes') })).rejects.toEqual(refused(/there is no context "b"/))
   })
 })
