@@ -64,7 +64,7 @@ function successionParts(start: Start, kept: readonly number[]): Parameters<type
   const calm = seldom(log)
   let left = kept
   const about = (): About => {
-    const { lease = start.known?.lease } = start.node ?? {}
+    const { lease = start.resumed?.lease } = start.node ?? {}
     const publicIp = (start.node?.attrs ?? lease?.attrs)?.publicIp
     return {
       version: version(),

@@ -15,7 +15,7 @@ import { removeIdleTun } from './backend/tun-device.ts'
 import { createBackend, createSubnetManager } from './choose.ts'
 import { withoutSecrets } from './config/hidden.ts'
 import { parseNetworkConfig, refuseIpv6, type NetworkConfig } from './config/network-config.ts'
-import { describeError, isWeftError, prefixed } from './errors.ts'
+import { describeError, isWeftError, prefixed, WeftError } from './errors.ts'
 import { createFirewall, type Firewall } from './firewall/firewall.ts'
 import { createBell, pause } from './host/bell.ts'
 import { run, type Run } from './host/command.ts'
@@ -46,6 +46,7 @@ import { keepSubnetEnv, publish } from './node/subnet-env.ts'
 import { watchThreads } from './node/threads.ts'
 import { watchForTwins } from './node/twins.ts'
 import type { DaemonOptions } from './options.ts'
+import type { About } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown, removeLastKnown, storeNameOf, type LastKnown } from './restart/last-known.ts'
 import type { Succession } from './restart/succession.ts'
 import type { Resumed } from './resume.ts'
@@ -311,6 +312,7 @@ export async function runNode(
   const { backend, firewall, health, log, signal } = parts
   const { start, succession } = before
   const attrs = await backend.prepare(signal)
+  if (!parts.manager.givesSubnets) refuseToMove(attrs, (await succession.predecessor())?.lease)
   const obtaining = prefixed('failed to acquire lease: ', obtainLease(parts, attrs, previous))
   const lease = await prefixed(REGISTERING, obtaining)
   const resumed = await succession.opening()
@@ -335,6 +337,18 @@ export async function runNode(
     if (succession.isOnLoan) await giveBack(node, log)
     else await endDataPath(node, signal.reason)
   }
+}
+
+/** Throws WeftError DEVICE where the lease of the daemon that is to be succeeded, `before`, is not what this one would find for itself. */
+function refuseToMove({ publicIp }: LeaseAttrs, before: About['lease']): void {
+  const own = formatIpv4(publicIp)
+  if (!before || before.publicIp === own) return
+  throw new WeftError(
+    'DEVICE',
+    `the weftd that runs on this host has the public IP ${before.publicIp}, and this one has ${own}: the node would move to ` +
+      'another subnet, and its containers be cut off',
+    { remedy: 'name the same one with --public-ip or --iface; or stop the other one first' },
+  )
 }
 
 /** The node, in whose hands the data path is from then on: what forwards already, if it is for this lease, else one that is opened. */

@@ -163,9 +163,9 @@ const json = (value: unknown): Answer => ({
 /** Of thousands of peers the text takes as long as the status. */
 const statusTexts = new WeakMap<Status, Answer>()
 function statusText(status: Status): Answer {
-  const text = statusTexts.get(status) ?? json(status)
-  statusTexts.set(status, text)
-  return text
+  const answer = statusTexts.get(status) ?? json(status)
+  statusTexts.set(status, answer)
+  return answer
 }
 const isRead = (method: string): boolean => method === 'GET' || method === 'HEAD'
 const NOT_FOUND = text(404, '404 page not found\n')

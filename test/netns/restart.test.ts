@@ -250,6 +250,11 @@ describe('one that is not what it should be takes nothing from the one that forw
       () => ({ args: ['--lease-dir', leases(), '--healthz-port', '7001', '--healthz-ip', '127.0.0.1'] }),
     ],
     [
+      'another public IP, and so another subnet',
+      /the weftd that runs on this host has the public IP 192\.\S+, and this one has 192\.0\.2\.77/,
+      () => ({ args: ['--lease-dir', leases(), '--public-ip', '192.0.2.77'] }),
+    ],
+    [
       'an interface that is not there',
       /error looking up interface nothing0: route ip\+net: no such network interface/,
       () => ({ args: ['--lease-dir', leases(), '--iface-wait', '0'], iface: ['--iface', 'nothing0'] }),
