@@ -2,16 +2,17 @@
 
 import { findDaemons, findRunning } from '../cleanup/running.ts'
 import { removeRemains } from '../cleanup/cleanup.ts'
-import { WeftError } from '../errors.ts'
+import { messageOf, WeftError } from '../errors.ts'
 import { run } from '../host/command.ts'
 import type { Log } from '../log.ts'
 import type { DaemonOptions } from '../options.ts'
+import type { Connection } from '../host/unix-socket.ts'
 import { predecessorAt } from '../restart/handover.ts'
 import { rendezvousAt } from '../restart/rendezvous.ts'
 
 /** Whether nothing is left on the host. Throws WeftError DEVICE where a daemon hangs, or another one runs. */
 export async function leave(options: DaemonOptions, log: Log): Promise<boolean> {
-  const connection = rendezvousAt(options, (message) => log.warn(message)).connect()
+  const connection = meet(options, log)
   const holder = connection && predecessorAt(connection)
   // It may go on after this, waiting for its service manager to stop it.
   const others = await findDaemons('/proc', holder?.pid)
@@ -27,4 +28,15 @@ export async function leave(options: DaemonOptions, log: Log): Promise<boolean> 
     say: (line) => log.info(line),
     warn: (line) => log.warn(line),
   })
+}
+
+function meet(options: DaemonOptions, log: Log): Connection | undefined {
+  try {
+    return rendezvousAt(options, (message) => log.warn(message)).connect()
+  } catch (error) {
+    throw new WeftError('DEVICE', `cannot ask the weftd that runs on this host: ${messageOf(error)}`, {
+      remedy: 'run this as the user that runs it; or kill it, if it hangs',
+      cause: error,
+    })
+  }
 }
