@@ -14,7 +14,7 @@ import {
   type Tables,
 } from '../cleanup/flannel-rules.ts'
 import { findIptablesRemains } from '../cleanup/rule-remains.ts'
-import { notInstalled, type Run } from '../host/command.ts'
+import { isRefusal, notInstalled, type Run } from '../host/command.ts'
 import { isIptables162, isNfTables, WAIT } from '../host/iptables.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
@@ -198,9 +198,13 @@ export function createIptables({ run, log, plainPorts, previous, ...wish }: Fire
   }
 }
 
+/** What iptables says of a chain that is not there: versions before and since 1.8.8 or so. */
+const NO_CHAIN = /No chain\/target\/match by that name|does not exist|is incompatible/
+
 /**
  * By the kind of nf_tables: a chain and the one that jumps to it, with `isFirst` also that of flannel 0.5, as iptables-save shows
- * them. Undefined where the tool cannot show the built-in one, as where nft put something into it that this iptables does not know.
+ * them. Undefined where the tool does not show one that may be there: the built-in one where nft put something into it that this
+ * iptables does not know, any where it did not answer. Taken for gone it would be made anew, without the rules of other daemons.
  */
 async function readChains(
   run: Run,
@@ -209,14 +213,14 @@ async function readChains(
 ): Promise<readonly string[] | undefined> {
   const show = (name: string): Promise<string | undefined> =>
     run('iptables', ['-t', table, '-S', name]).catch((error: unknown) => {
-      if (isWeftError(error, 'COMMAND') && !notInstalled(error)) return undefined
-      throw error
+      if (!isWeftError(error, 'COMMAND') || notInstalled(error)) throw error
+      return name !== from && NO_CHAIN.test(error.message) ? '' : undefined
     })
   const shown: string[] = []
   for (const name of [from, chain, ...(isFirst && table === 'nat' ? ['FLANNEL'] : [])]) {
     const text = await show(name)
-    if (text === undefined && name === from) return undefined
-    shown.push(...(text ?? '').split('\n').filter((line) => line !== '')) // else there is none of that name
+    if (text === undefined) return undefined
+    shown.push(...text.split('\n').filter((line) => line !== ''))
   }
   return shown.map((line) => line.replace(/^-N (\S+)$/, ':$1 - [0:0]').replace(/^-P (\S+) (\S+)$/, ':$1 $2 [0:0]'))
 }
@@ -232,7 +236,8 @@ export function createNftables({ run, log, plainPorts, previous, ...wish }: Fire
   let randomFully: boolean | undefined
   const read = () =>
     run('nft', ['-s', 'list', 'table', 'ip', 'flannel-ipv4']).catch((error: unknown) => {
-      if (isWeftError(error, 'COMMAND')) return '' // there is none
+      // There is none. Taken for gone where nft did not answer it would be made anew, without the rules of other daemons.
+      if (isWeftError(error, 'COMMAND') && isRefusal(error)) return ''
       throw error
     })
 

@@ -80,3 +80,8 @@ export function notInstalled(error: unknown): string | undefined {
   const { code, path } = (error.cause ?? {}) as NodeJS.ErrnoException
   return code === 'ENOENT' ? path : undefined
 }
+
+/** Whether the program itself said no: one that was not to be started, or did not answer, said nothing. */
+export function isRefusal(error: unknown): boolean {
+  return error instanceof WeftError && typeof (error.cause as Partial<ExecFileException> | undefined)?.code === 'number'
+}

@@ -64,7 +64,13 @@ const missing = (path: string): WeftError =>
     remedy: 'install it',
     cause: Object.assign(new Error(path), { code: 'ENOENT', path }),
   })
-const refused = (what: string): WeftError => new WeftError('COMMAND', `\`x\` failed: ${what}`)
+const refused = (what: string): WeftError =>
+  new WeftError('COMMAND', `\`x\` failed: ${what}`, { cause: Object.assign(new Error(what), { code: 1 }) })
+/** As of a command that was killed since it took too long. */
+const late = (): WeftError =>
+  new WeftError('COMMAND', '`x` failed: no answer within 10 s', {
+    cause: Object.assign(new Error('late'), { code: null, killed: true }),
+  })
 const MODERN = {
   'iptables --version': 'iptables v1.8.9 (nf_tables)\n',
   'iptables-save': '',
@@ -272,6 +278,17 @@ describe('iptables', () => {
     ])
   })
 
+  it('keeps the rules of another daemon in its chains, also where one of them does not answer', async () => {
+    const other = '-A FLANNEL-FWD -s 10.9.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT'
+    const listing = `*filter\n:FLANNEL-FWD - [0:0]\n${other}\nCOMMIT\n`
+    for (const own of [undefined, late()]) {
+      const host = fakeHost({ ...MODERN, 'iptables-save': listing })
+      if (own) host.answers['iptables -t filter -S FLANNEL-FWD'] = own
+      await createIptables(host.options({ masq: false })).raise(SUBNET)
+      expect(host.inputs('iptables-restore').at(-1)).toContain(`\n${other}\n`)
+    }
+  })
+
   it('takes rules of an older version away in the same transaction that brings its own', async () => {
     const old = [
       '-A POSTROUTING -s 10.7.0.0/16 -d 10.7.0.0/16 -j RETURN',
@@ -317,6 +334,15 @@ describe('nftables', () => {
     )
     await createNftables(host.options({ masq: false })).raise(SUBNET)
     expect(host.lines.at(-1)).toBe("E nftables: couldn't setup forward rules: `x` failed: no hook")
+  })
+
+  it('changes nothing where nft does not show its table, which others may have rules in', async () => {
+    const host = fakeHost({ nft: '', 'nft -s list table ip flannel-ipv4': late() })
+    await expect(createNftables(host.options({})).ensure(SUBNET)).rejects.toThrow('no answer within 10 s')
+    expect(host.calls.filter(({ args }) => args.join(' ') === '-f -')).toEqual([])
+    host.answers['nft -s list table ip flannel-ipv4'] = refused('No such file or directory')
+    await createNftables(host.options({})).ensure(SUBNET)
+    expect(host.inputs('nft').some((input) => input.includes('masquerade fully-random'))).toBe(true)
   })
 
   it('does not take for its own what another program left right after it', async () => {
