@@ -55,7 +55,9 @@ export function parseJson(text: string): unknown {
 }
 
 const isDeeper = (value: unknown, most: number): boolean =>
-  typeof value === 'object' && value !== null && (most === 0 || Object.values(value).some((each) => isDeeper(each, most - 1)))
+  typeof value === 'object' &&
+  value !== null &&
+  (most === 0 || Object.values(value).some((each) => isDeeper(each, most - 1)))
 
 const isQuoting = (error: unknown): boolean => messageOf(error).endsWith(' is not valid JSON')
 

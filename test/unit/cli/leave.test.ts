@@ -22,7 +22,10 @@ it('one that listens and takes no connection is not taken for one that is not th
     }
     expect(fill).toThrow(expect.objectContaining({ code: 'EAGAIN' }))
     await expect(leave({ 'subnet-file': subnetFile } as DaemonOptions, log)).rejects.toMatchObject({
-      ...{ code: 'DEVICE', message: expect.stringContaining('cannot ask the weftd that runs on this host: ') as string },
+      ...{
+        code: 'DEVICE',
+        message: expect.stringContaining('cannot ask the weftd that runs on this host: ') as string,
+      },
       remedy: 'run this as the user that runs it; or kill it, if it hangs',
     })
     expect(existsSync(path)).toBe(true)

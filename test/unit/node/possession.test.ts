@@ -43,9 +43,7 @@ it('one that cannot be closed is released all the same, and taken back when the 
     await predecessor.release()
     expect(predecessor.isGone).toBe(false)
     expect(held).toMatchObject({ dataPath: undefined, lent: {} })
-    expect(lines).toEqual([
-      'Cannot close the data path: `ip link del flannel-wg` failed: no answer within 10 s',
-    ])
+    expect(lines).toEqual(['Cannot close the data path: `ip link del flannel-wg` failed: no answer within 10 s'])
     predecessor.close()
     await untilOurs(held, stopping.signal)
     expect(ended).toBeUndefined()

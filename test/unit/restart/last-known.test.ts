@@ -35,25 +35,36 @@ it.each([[0], [1], [999], [1_000], [1_001], [2_500]])('reads what was written of
   }
 })
 
-it.each([[{ tunName: 7 }], [{ tunName: null }], [{ store: 5 }], [{ config: {} }], [{ expiresAt: '1' }], [{ leases: 7 }]])(
-  'a file with %j is as none, and said',
-  async (odd) => {
-    const folder = mkdtempSync(join(tmpdir(), 'weft-known-'))
-    try {
-      const path = join(folder, 'last-known')
-      const known = { version: 1, store: 's', config: '{}', tunName: 'flannel0', lease: ['10.5.1.0-24', '{}'], leases: [] }
-      const said: string[] = []
-      const hear = { ...log, warn: (line: string) => void said.push(line) }
-      const read = (members: object) => {
-        writeFileSync(path, JSON.stringify({ ...known, ...members }))
-        return readLastKnown(path, hear)
-      }
-      expect(await read({})).toMatchObject({ tunName: 'flannel0' })
-      expect(said).toEqual([])
-      expect(await read(odd)).toBeUndefined()
-      expect(said).toEqual([expect.stringContaining(`Cannot use what was last known, in ${path}: `)])
-    } finally {
-      rmSync(folder, { recursive: true })
+it.each([
+  [{ tunName: 7 }],
+  [{ tunName: null }],
+  [{ store: 5 }],
+  [{ config: {} }],
+  [{ expiresAt: '1' }],
+  [{ leases: 7 }],
+])('a file with %j is as none, and said', async (odd) => {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-known-'))
+  try {
+    const path = join(folder, 'last-known')
+    const known = {
+      version: 1,
+      store: 's',
+      config: '{}',
+      tunName: 'flannel0',
+      lease: ['10.5.1.0-24', '{}'],
+      leases: [],
     }
-  },
-)
+    const said: string[] = []
+    const hear = { ...log, warn: (line: string) => void said.push(line) }
+    const read = (members: object) => {
+      writeFileSync(path, JSON.stringify({ ...known, ...members }))
+      return readLastKnown(path, hear)
+    }
+    expect(await read({})).toMatchObject({ tunName: 'flannel0' })
+    expect(said).toEqual([])
+    expect(await read(odd)).toBeUndefined()
+    expect(said).toEqual([expect.stringContaining(`Cannot use what was last known, in ${path}: `)])
+  } finally {
+    rmSync(folder, { recursive: true })
+  }
+})
