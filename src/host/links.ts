@@ -3,7 +3,7 @@
 import { readFile } from 'node:fs/promises'
 import { isWeftError, WeftError } from '../errors.ts'
 import { formatIpv4, formatIpv4Net, parseIpv4, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
-import type { Run } from './command.ts'
+import { isRefusal, type Run } from './command.ts'
 
 export interface Address {
   readonly address: Ipv4
@@ -177,7 +177,7 @@ export async function routesFor(run: Run, addresses: readonly string[]): Promise
   if (addresses.length === 0) return new Map()
   const input = `${addresses.map((address) => `route get ${address}`).join('\n')}\n`
   const text = await run('ip', ['-j', '-4', '-force', '-batch', '-'], { input }).catch((error: unknown) => {
-    if (!isWeftError(error, 'COMMAND')) throw error
+    if (!isWeftError(error, 'COMMAND') || !isRefusal(error)) throw error
     return (error.cause as { readonly stdout?: string }).stdout ?? '' // there is no way to one of them
   })
   // One array for each line of the input.

@@ -1,8 +1,10 @@
 // route-sync.test.ts - which routes of a backend's own device go with their peer, and which were never a peer's.
 
 import { expect, it } from 'vitest'
-import { createRouteSync } from '../../../src/backend/route-sync.ts'
+import { createRouteSync, directHops } from '../../../src/backend/route-sync.ts'
+import { WeftError } from '../../../src/errors.ts'
 import type { Run } from '../../../src/host/command.ts'
+import type { Lease } from '../../../src/lease/lease.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
 
 it("takes away what an earlier process routed to peers by its own device, and leaves the device's own routes", async () => {
@@ -20,4 +22,19 @@ it("takes away what an earlier process routed to peers by its own device, and le
   const sync = createRouteSync({ network: parseIpv4Net('10.5.0.0/16')!, ownDevice: 'flannel.1', run, log })
   await sync.apply(new Map())
   expect(batches.join('').match(/route del \S+/g)).toEqual(['route del 10.5.2.0/24'])
+})
+
+it('takes a peer that `ip` said nothing of for one without a way only where `ip` came to its end', async () => {
+  const [near, far] = ['10.5.2.0/24', '10.5.3.0/24'].map((subnet, at): Lease => {
+    return { key: subnet, subnet: parseIpv4Net(subnet)!, attrs: { publicIp: 0xc0000202 + at, backendType: '' } }
+  })
+  const stdout = '[{"dst":"192.0.2.2","dev":"eth0"}]\n'
+  const after =
+    (code: number | null): Run =>
+    () =>
+      Promise.reject(new WeftError('COMMAND', 'failed', { cause: Object.assign(new Error('failed'), { code, stdout }) }))
+  expect(await directHops(after(1), [near!, far!])).toEqual(
+    new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: 'eth0' }]]),
+  )
+  await expect(directHops(after(null), [near!, far!])).rejects.toMatchObject({ code: 'COMMAND' })
 })
