@@ -21,6 +21,8 @@ type Child = ChildProcessByStdio<null, Readable, Readable>
 
 /** wireguard-go takes a fraction of a second. */
 const READY_MS = 10_000
+/** Within which wireguard-go ends that was told to: a successor waits for it, and a stop has five seconds. */
+const END_MS = 2_000
 /** So many peers for one process of `wg`. */
 const PEERS_AT_ONCE = 500
 
@@ -210,10 +212,13 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
   const setOwn = (): Promise<string> => run('wg', ['set', name, 'listen-port', String(port), 'private-key', keyFile])
 
   async function close(): Promise<void> {
-    if (child) {
-      const ended = child.exitCode === null && child.signalCode === null ? once(child, 'exit') : undefined
-      child.kill('SIGTERM') // takes its device along
+    const go = child
+    if (go) {
+      const ended = go.exitCode === null && go.signalCode === null ? once(go, 'exit') : undefined
+      go.kill('SIGTERM') // takes its device along
+      const late = setTimeout(() => go.kill('SIGKILL'), END_MS)
       await ended
+      clearTimeout(late)
     } else if (await findLink(run, name)) {
       await run('ip', ['link', 'del', name])
     }
