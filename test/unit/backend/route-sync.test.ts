@@ -32,7 +32,9 @@ it('takes a peer that `ip` said nothing of for one without a way only where `ip`
   const after =
     (code: number | null): Run =>
     () =>
-      Promise.reject(new WeftError('COMMAND', 'failed', { cause: Object.assign(new Error('failed'), { code, stdout }) }))
+      Promise.reject(
+        new WeftError('COMMAND', 'failed', { cause: Object.assign(new Error('failed'), { code, stdout }) }),
+      )
   expect(await directHops(after(1), [near!, far!])).toEqual(
     new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: 'eth0' }]]),
   )

@@ -93,7 +93,9 @@ it('is not in what wg says of a key that is none', async ({ skip }) => {
 
 it('closes also where wireguard-go does not end when it is told to', async () => {
   const path = join(folder, 'setpriv')
-  writeFileSync(path, '#!/bin/sh\ntrap "" TERM\necho UAPI listener started\nwhile :; do sleep 1; done\n', { mode: 0o755 })
+  writeFileSync(path, '#!/bin/sh\ntrap "" TERM\necho UAPI listener started\nwhile :; do sleep 1; done\n', {
+    mode: 0o755,
+  })
   vi.stubEnv('PATH', `${folder}:${process.env['PATH']}`)
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
   try {
@@ -104,7 +106,10 @@ it('closes also where wireguard-go does not end when it is told to', async () =>
     const options = { name: 'flannel-wg', keyFile: join(folder, 'wgkey'), ownKey: 'PUB', port: 51_820, keepalive: 0 }
     const { signal } = new AbortController()
     const quiet = { ...log, info: () => {} }
-    const device = await openWireguardDevice({ ...options, psk: new Secret(''), run: withoutKernels, log: quiet }, signal)
+    const device = await openWireguardDevice(
+      { ...options, psk: new Secret(''), run: withoutKernels, log: quiet },
+      signal,
+    )
     const closing = device.close()
     await vi.advanceTimersByTimeAsync(2_000)
     await closing
