@@ -132,7 +132,11 @@ async function measure(count: number): Promise<Record<string, number>> {
   const { node, change } = await openNode(count, () => tellApplied(), stop.signal, folder)
   const next = (): Promise<void> => new Promise((resolve) => (tellApplied = resolve))
   const loops: Promise<unknown>[] = []
-  const start = (loop: (of: Node) => Promise<never>): void => void loops.push(loop(node).catch(() => {}))
+  // One that ends before the stop measures nothing any more, and ends this process.
+  const isOver = (error: unknown): void => {
+    if (!stop.signal.aborted) throw error
+  }
+  const start = (loop: (of: Node) => Promise<never>): void => void loops.push(loop(node).catch(isOver))
   try {
     const filled = next()
     const beforeStart = cpuMs()

@@ -65,7 +65,9 @@ const textOf = (cell: Cell): string => printable(typeof cell === 'string' ? cell
 
 /** Columns as wide as their widest cell; the first row is the heading. */
 export function table(rows: readonly (readonly Cell[])[], colour: Colour): string {
-  const widths = (rows[0] ?? []).map((_, column) => Math.max(...rows.map((row) => textOf(row[column] ?? '').length)))
+  const widths = (rows[0] ?? []).map((_, column) =>
+    rows.reduce((widest, row) => Math.max(widest, textOf(row[column] ?? '').length), 0),
+  )
   return rows
     .map((row, at) =>
       row

@@ -106,6 +106,8 @@ describe('the look', () => {
     ] as const
     expect(table(rows, (_tone, text) => text)).toBe('A  LONG  C\nx  y     z\n')
     expect(table(rows, (tone, text) => `<${tone}>${text}</>`)).toContain('<good>x</>  y     z\n')
+    const many = [['A', 'B'], ...Array.from({ length: 200_000 }, (_, at) => [String(at), 'b'])]
+    expect(table(many, (_tone, text) => text)).toMatch(/^A {7}B\n0 {7}b\n[\s\S]*\n199999  b\n$/)
   })
 })
 

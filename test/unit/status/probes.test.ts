@@ -44,6 +44,12 @@ it('asks so many a second and no more, each less often then', () => {
   expect(probes.results().size).toBe(10_000)
 })
 
+it('does so of as many as come in one second', () => {
+  const probes = createProbes(10_000, () => 0.5)
+  probes.keep(targets(200_000), 0)
+  expect(pass(probes, 1, 3, all).map((each) => each.length)).toEqual([ASKED_A_SECOND, ASKED_A_SECOND])
+})
+
 it('finds a peer that is gone within 15 s, and one that is back at its next turn', () => {
   const probes = createProbes(10_000, () => 0.5)
   probes.keep([target(1)], 0)
