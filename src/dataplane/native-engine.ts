@@ -77,15 +77,16 @@ export function startNativeEngine(
     })
     return sums
   }
-  /** Of engines that ran before, likewise. */
+  /** Of engines that ran before, likewise, and when that was asked. */
   let passed: Float64Array = new Float64Array()
+  let passedAt = 0
   /** Whether an engine forwards, as far as this side knows; not while it is lent, nor after the stop. */
   let runs = true
   let lending: Promise<OpenPath | undefined> = Promise.resolve(undefined)
   const traffic = (slot?: number): Float64Array => {
     const at = slot === undefined ? 0 : slot * SLOT_NUMBERS
     const end = slot === undefined ? undefined : at + SLOT_NUMBERS
-    return sumTraffic(native.traffic(slot), passed.subarray(at, end))
+    return sumTraffic(native.traffic(slot), passed.subarray(at, end), performance.now() - passedAt)
   }
   let lent: OpenPath | undefined
   function takeBack(): void {
@@ -103,6 +104,7 @@ export function startNativeEngine(
   }
   async function release(): Promise<OpenPath | undefined> {
     passed = traffic()
+    passedAt = performance.now()
     // Another engine is to open its own: nothing was agreed on here.
     lent = { ...(await native.release()), bindAddress, port, without: naive ? addon.featureNames : without }
     return stopped ? undefined : lent

@@ -12,14 +12,18 @@ const MAX_SLOTS = 1 << 24
 /** In a slot that nobody had before. */
 const NOTHING: readonly number[] = [0, 0, 0, 0, -1]
 
-/** What two engines counted one after another, as if they were one; the second has gone on with the first's slots. */
-export function sumTraffic(now: Float64Array, before: Float64Array): Float64Array {
+/**
+ * What two engines counted one after another, as if they were one; the second has gone on with the first's slots. The first was asked so
+ * long ago.
+ */
+export function sumTraffic(now: Float64Array, before: Float64Array, agoMs: number): Float64Array {
   if (before.length === 0) return now
   const sum = new Float64Array(Math.max(now.length, before.length))
   for (let at = 0; at < sum.length; at++) {
     const [a, b] = [now[at] ?? nothing(at), before[at] ?? nothing(at)]
-    // The last is an age, which the later engine knows better.
-    sum[at] = isAge(at) ? (a < 0 ? b : a) : a + b
+    // The last is an age, which the later engine knows better; what the earlier one knew of it has grown since.
+    if (!isAge(at)) sum[at] = a + b
+    else sum[at] = a < 0 && b >= 0 ? b + agoMs : a
   }
   return sum
 }

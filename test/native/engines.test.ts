@@ -489,6 +489,7 @@ describe('the native engine', () => {
       afterFault: [false, true],
       countedAfterFault: true,
       takenBackAtOnce: true,
+      silentFor: [true, true],
     })
   })
 

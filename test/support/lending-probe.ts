@@ -6,8 +6,10 @@ import { closeSync, readFileSync } from 'node:fs'
 import { createSocket } from 'node:dgram'
 import type { Engine, EngineConfig, OpenPath } from '../../src/dataplane/engine.ts'
 import { startNativeEngine } from '../../src/dataplane/native-engine.ts'
-import { parseIpv4Net } from '../../src/net/ipv4.ts'
+import { encodePeers } from '../../src/dataplane/peers.ts'
+import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { output } from '../../lab/command.ts'
+import { ipv4Packet } from './packets.ts'
 
 export interface LendingResult {
   /** Whether there was something to lend: of two calls at once. */
@@ -25,15 +27,20 @@ export interface LendingResult {
   readonly countedAfterFault: boolean
   /** Whether it forwards again when it is taken back before it was lent to the end. */
   readonly takenBackAtOnce: boolean
+  /** Whether a peer is silent for longer by the time for which it was lent, in the end and meanwhile. */
+  readonly silentFor: readonly boolean[]
 }
 
 const SUBNET = parseIpv4Net('10.5.1.0/24')!
 const NETWORK = parseIpv4Net('10.5.0.0/16')!
+const SLOT = 1
+const PEER = { subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port: 8285, slot: SLOT }
 const config = (port: number): EngineConfig => ({
   ...{ encapsulation: 'udp', tunName: 'flannel%d', bindAddress: '127.0.0.1', port, mtu: 1472 },
   tunAddress: SUBNET.address,
   networkAddress: NETWORK.address,
   filter: { verifySource: 'strict', network: NETWORK, subnet: SUBNET },
+  peers: () => encodePeers([PEER]),
 })
 const isThere = (name: string): boolean => readFileSync('/proc/net/dev', 'utf8').includes(`${name}:`)
 const lend = async (engine: Engine): Promise<OpenPath | undefined> => engine.lend?.()
@@ -41,19 +48,40 @@ const isLent = async (engine: Engine): Promise<boolean> => (await lend(engine)) 
 const dropped = (engine: Engine): bigint => engine.counters()['rx_drop_malformed'] ?? 0n
 const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
 
+async function send(datagram: Buffer, port: number): Promise<void> {
+  const socket = createSocket('udp4')
+  await new Promise<void>((resolve) => socket.send(datagram, port, '127.0.0.1', () => resolve()))
+  socket.close()
+}
+
 /** Sends what is no packet, and waits until it was counted. */
 async function drop(engine: Engine, port: number): Promise<void> {
   const before = dropped(engine)
-  const socket = createSocket('udp4')
-  await new Promise<void>((resolve) => socket.send(Buffer.alloc(3), port, '127.0.0.1', () => resolve()))
-  socket.close()
+  await send(Buffer.alloc(3), port)
   while (dropped(engine) === before) await turn()
+}
+
+/** For how long the peer was not heard, in ms; -1 before it was. */
+const silentMs = (engine: Engine): number => engine.traffic(SLOT).at(-1) ?? -1
+
+/** Whether a peer that was heard before the engine is lent is silent since then, while it is lent and afterwards. */
+async function silence(engine: Engine, port: number): Promise<boolean[]> {
+  await send(ipv4Packet({ source: PEER.subnet.address + 9, destination: SUBNET.address + 2, payload: Buffer.alloc(8) }), port)
+  while (silentMs(engine) < 0) await turn()
+  await engine.lend?.()
+  const before = silentMs(engine)
+  const began = performance.now()
+  while (performance.now() - began < 50) await turn()
+  const isLonger = [silentMs(engine) >= before + 50]
+  engine.takeBack?.()
+  return [...isLonger, silentMs(engine) >= before + 50]
 }
 
 async function main(): Promise<void> {
   await output(['ip', 'link', 'set', 'lo', 'up'])
   const first = startNativeEngine(config(8285), { workers: 2 })
   await drop(first, 8285)
+  const silentFor = await silence(first, 8285)
   const twice = await Promise.all([isLent(first), isLent(first)])
   first.takeBack?.()
   first.takeBack?.()
@@ -95,6 +123,7 @@ async function main(): Promise<void> {
       fault,
       countedAfterFault,
       takenBackAtOnce,
+      silentFor,
     },
     afterFault: [lentAgain, true],
   }

@@ -25,8 +25,15 @@ const NOTHING = { txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, heardAt: u
 it('goes on where the engine before ended', () => {
   const before = Float64Array.from([0, 0, 0, 0, -1, 1, 10, 2, 20, 500, 3, 30, 4, 40, 600])
   const after = Float64Array.from([0, 0, 0, 0, -1, 1, 10, 0, 0, -1])
-  expect([...sumTraffic(after, before)]).toEqual([0, 0, 0, 0, -1, 2, 20, 2, 20, 500, 3, 30, 4, 40, 600])
-  expect(sumTraffic(after, new Float64Array())).toBe(after)
+  expect([...sumTraffic(after, before, 0)]).toEqual([0, 0, 0, 0, -1, 2, 20, 2, 20, 500, 3, 30, 4, 40, 600])
+  expect(sumTraffic(after, new Float64Array(), 0)).toBe(after)
+})
+
+it('knows how long a peer is silent that the engine before heard last', () => {
+  const before = Float64Array.from([1, 10, 2, 20, 500, 1, 10, 0, 0, -1, 1, 10, 2, 20, 500])
+  const after = Float64Array.from([0, 0, 0, 0, -1, 0, 0, 0, 0, -1, 0, 0, 1, 10, 70])
+  const ages = [...sumTraffic(after, before, 2_000)].filter((_, at) => at % SLOT_NUMBERS === SLOT_NUMBERS - 1)
+  expect(ages).toEqual([2_500, -1, 70])
 })
 
 describe('slots of traffic', () => {
