@@ -46,15 +46,15 @@ const fits = (known, mutant) =>
  * @param {string} room
  * @param {readonly Mutant[]} mutants
  * @param {readonly Known[]} known Of all rooms.
- * @param {{ isWhole: boolean }} options Whether all mutants of the room are there: else what is known may be of others.
+ * @param {{ isWhole: boolean, mayBeEmpty?: boolean }} options `isWhole`: all mutants of the room are there, else what is known may be of
+ *   others. `mayBeEmpty`: the room may have none, else none is too few.
  * @returns {Score}
  */
-export function judge(room, mutants, known, { isWhole }) {
+export function judge(room, mutants, known, { isWhole, mayBeEmpty = true }) {
   const survivors = mutants.filter(({ isKilled }) => !isKilled)
   const killed = mutants.length - survivors.length
   const own = known.filter(({ file }) => file.startsWith(`src/${room}/`) || file === `src/${room}.ts`)
-  // A room whose files hold types alone has none to notice.
-  const percent = mutants.length === 0 ? 100 : (100 * killed) / mutants.length
+  const percent = mutants.length > 0 ? (100 * killed) / mutants.length : mayBeEmpty ? 100 : 0
   return {
     ...{ room, total: mutants.length, killed, percent, survivors },
     isLow: percent < LEAST_PERCENT,

@@ -27,6 +27,11 @@ describe('a room', () => {
     expect(judge('net', room(killed, survived), [known], { isWhole: true }).isLow).toBe(isLow)
   })
 
+  it('of which none was tried is too low, unless it may have none', () => {
+    expect(judge('native/core', [], [], { isWhole: false, mayBeEmpty: false }).isLow).toBe(true)
+    expect(judge('lease', [], [], { isWhole: false, mayBeEmpty: true }).isLow).toBe(false)
+  })
+
   it('has survivors that nobody knows, and known ones that do not survive any more', () => {
     const unknown = (entry: object) =>
       judge('net', room(9, 1), [{ ...known, ...entry }], { isWhole: true }).unknown.length
