@@ -1,12 +1,13 @@
 // junk.cc - a host that has no lease sends what is not let in, evenly, until it is ended.
 //
-//   junk ADDRESS PORT RATE FROM LANES   RATE datagrams a second, by the ports FROM to FROM + LANES - 1 in turn: an IPv4
+//   junk ADDRESS PORT RATE FROM LANES   RATE datagrams a second, by the ports FROM to FROM + LANES - 1 in turn, a few at once: an IPv4
 //                                       packet of 10.5.0.9, which no node has, to 10.5.0.1
 #include <arpa/inet.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
@@ -19,6 +20,7 @@
 
 int main(int argc, char** argv) {
   using namespace weft;
+  constexpr int64_t kBatch = 16;
   if (argc != 6) return 2;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   sockaddr_in to{};
@@ -41,16 +43,27 @@ int main(int argc, char** argv) {
   uint8_t packet[58] = {0x45, 0, 0, sizeof packet, 0, 1, 0x40, 0, 64, 17, 0, 0, 10, 5, 0, 9, 10, 5, 0, 1};
   store(packet + 10, ipv4_header_checksum(packet, 20));
 
+  iovec bytes{packet, sizeof packet};
+  mmsghdr messages[kBatch]{};
+  for (mmsghdr& each : messages) {
+    each.msg_hdr.msg_name = &to;
+    each.msg_hdr.msg_namelen = sizeof to;
+    each.msg_hdr.msg_iov = &bytes;
+    each.msg_hdr.msg_iovlen = 1;
+  }
+
   constexpr int64_t kTickNs = 50'000;  // as traffic.cc looks what is due
   timespec start;
   clock_gettime(CLOCK_MONOTONIC, &start);
-  int64_t sent = 0;
+  int64_t sent = 0, batch = 0;
   for (int64_t tick = 1;; tick++) {
     const int64_t ns = tick * kTickNs;
     const int64_t due = static_cast<int64_t>(static_cast<double>(rate) * static_cast<double>(ns) / 1e9);
-    for (; sent < due; sent++) {
-      const int fd = sockets[static_cast<size_t>(sent % lanes)].get();
-      sendto(fd, packet, sizeof packet, MSG_DONTWAIT, reinterpret_cast<const sockaddr*>(&to), sizeof to);
+    while (sent < due) {
+      const int fd = sockets[static_cast<size_t>(batch++ % lanes)].get();
+      const auto count = static_cast<unsigned>(std::min<int64_t>(due - sent, kBatch));
+      sendmmsg(fd, messages, count, MSG_DONTWAIT);
+      sent += count;  // what the kernel had no room for is lost, as on a wire
     }
     const int64_t at = start.tv_nsec + ns;
     const timespec next{start.tv_sec + static_cast<time_t>(at / 1'000'000'000), static_cast<long>(at % 1'000'000'000)};
