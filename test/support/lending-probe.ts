@@ -66,7 +66,10 @@ const silentMs = (engine: Engine): number => engine.traffic(SLOT).at(-1) ?? -1
 
 /** Whether a peer that was heard before the engine is lent is silent since then, while it is lent and afterwards. */
 async function silence(engine: Engine, port: number): Promise<boolean[]> {
-  await send(ipv4Packet({ source: PEER.subnet.address + 9, destination: SUBNET.address + 2, payload: Buffer.alloc(8) }), port)
+  await send(
+    ipv4Packet({ source: PEER.subnet.address + 9, destination: SUBNET.address + 2, payload: Buffer.alloc(8) }),
+    port,
+  )
   while (silentMs(engine) < 0) await turn()
   await engine.lend?.()
   const before = silentMs(engine)
