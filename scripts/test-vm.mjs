@@ -166,7 +166,7 @@ async function runThere(command, exchange) {
 function countsOf({ code, output }) {
   const last = [...output.matchAll(/^(\d+) passed, (\d+) failed, (\d+) skipped$/gm)].at(-1)
   const [passed, failed, skipped] = last?.slice(1).map(Number) ?? [0, 0, 0]
-  return { passed, failed: code === 0 ? failed : Math.max(failed, 1), skipped }
+  return { passed, failed: code === 0 && last ? failed : Math.max(failed, 1), skipped }
 }
 
 const sentence = ({ passed, failed, skipped }) => `${passed} passed, ${failed} failed, ${skipped} skipped`

@@ -3,6 +3,7 @@
 import { existsSync, mkdirSync, readdirSync, readFileSync, readlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { ended } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
@@ -104,6 +105,23 @@ describe('a service manager', () => {
     expect(new Set(manager.notices.map(({ pid }) => pid))).toEqual(new Set([daemon.process.pid]))
     const statuses = said.filter((line) => line.startsWith('STATUS='))
     expect(statuses.filter((line, at) => line === statuses[at - 1])).toEqual([])
+  })
+
+  it('starts a daemon again that was taken over, when the one that took over is killed', async () => {
+    const socket = join(lab.folder, 'notify')
+    const manager = await startServiceManager(host, socket)
+    const args = leaseDirectory()
+    const served = start(socket, args)
+    await manager.notice(/^READY=1$/)
+    // By hand, of no unit: nobody starts it again.
+    const byHand = host.startDaemon({ args: [...args, '--status-socket', `${host.statusSocket}.other`] })
+    await byHand.line(/flannel is ready/)
+    await served.line(/Waiting to be stopped/)
+    await manager.notice(/^STATUS=.*waiting to be stopped$/)
+    byHand.process.kill('SIGKILL')
+    await served.line(/and nobody forwards: this one ends, to be started again/)
+    await ended(served.process)
+    expect(served.process.exitCode).toBe(1)
   })
 
   it('that is not there costs one line of the log', async () => {
