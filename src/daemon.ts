@@ -143,9 +143,9 @@ function leasesOf(options: DaemonOptions): string {
  * Answers whoever asks. What a daemon that is to be succeeded has, this one answers at when that one has let go of it; a port that
  * somebody else has ends this one before it takes anything.
  */
-async function serveHealthOf(
-  { options, log, stopping }: Start,
-  succession: Succession<Resumed>,
+export async function serveHealthOf(
+  { options, log, stopping }: Pick<Start, 'options' | 'log' | 'stopping'>,
+  succession: Pick<Succession<Resumed>, 'isSuccessor' | 'predecessor' | 'free'>,
   health: Health,
 ): Promise<Pick<HealthServer, 'close'>> {
   const { signal } = stopping
@@ -162,8 +162,10 @@ async function serveHealthOf(
     try {
       await servePort()
     } catch (error) {
-      const before = succession.isSuccessor ? await succession.predecessor() : undefined
-      if (!isWeftError(error, 'PORT_IN_USE') || before?.healthPort !== port) throw error
+      if (!isWeftError(error, 'PORT_IN_USE') || !succession.isSuccessor) throw error
+      // One that is gone by now had perhaps not closed it yet, and this one forwards in its place.
+      const before = await succession.predecessor()
+      if (before && before.healthPort !== port) throw error
       later.push(servePort)
     }
   }
