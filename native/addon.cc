@@ -4,7 +4,6 @@
 // worker, process.exit), engines that run are stopped by a cleanup hook, threads joined and descriptors closed, and
 // what libuv still has of ours is waited for: a worker's end unloads this code. Descriptors that JavaScript has as
 // numbers are JavaScript's.
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <napi.h>
@@ -201,9 +200,9 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     if (!engine_) return strangers;
     engine_->take_strangers([&](const Stranger& stranger) {
       Napi::Object object = Napi::Object::New(env);
-      object.Set("from", to_be32(stranger.from));
-      object.Set("source", to_be32(stranger.source));
-      object.Set("destination", to_be32(stranger.destination));
+      object.Set("from", to_number(stranger.from));
+      object.Set("source", to_number(stranger.source));
+      object.Set("destination", to_number(stranger.destination));
       object.Set("reason", std::string(kCounterNames[stranger.reason]));
       strangers.Set(strangers.Length(), object);
     });
@@ -298,9 +297,8 @@ Napi::Value open_descriptors_of(const Napi::CallbackInfo& info) {
   const auto given = info[0].As<Napi::Object>();
   OpenOptions options;
   options.tun_name = given.Get("tunName").As<Napi::String>();
-  options.bind_address.sin_family = AF_INET;
-  options.bind_address.sin_port = to_be16(static_cast<uint16_t>(given.Get("port").As<Napi::Number>().Uint32Value()));
-  inet_pton(AF_INET, given.Get("bindAddress").As<Napi::String>().Utf8Value().c_str(), &options.bind_address.sin_addr);
+  const auto port = static_cast<uint16_t>(given.Get("port").As<Napi::Number>().Uint32Value());
+  options.bind_address = SocketAddress(to_address(given.Get("bindAddress")), to_be16(port));
   options.workers = given.Get("workers").As<Napi::Number>().Uint32Value();
   options.features = features_of(given.Get("features").As<Napi::Array>());
 
@@ -323,8 +321,8 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   const std::string encapsulation = given.Get("encapsulation").As<Napi::String>();
   RunOptions options;
   options.encapsulation = encapsulation;
-  options.tun_address = to_be32(given.Get("tunAddress").As<Napi::Number>().Uint32Value());
-  options.network_address = to_be32(given.Get("networkAddress").As<Napi::Number>().Uint32Value());
+  options.tun_address = to_address(given.Get("tunAddress"));
+  options.network_address = to_address(given.Get("networkAddress"));
   options.clamp_mss = given.Get("clampMss").As<Napi::Boolean>();
   options.filter = to_filter(given.Get("filter").As<Napi::Object>());
   const auto own = given.Get("ownEnd").As<Napi::Uint8Array>();

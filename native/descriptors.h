@@ -24,7 +24,7 @@ struct Descriptors {
 
 struct OpenOptions {
   std::string tun_name;  ///< or a pattern with %d
-  sockaddr_in bind_address{};
+  SocketAddress bind_address;
   size_t workers = 1;
   uint32_t features = kAllFeatures;  ///< those wanted
 };

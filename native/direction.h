@@ -16,16 +16,17 @@ namespace weft {
 
 /// All of it outlives the directions.
 struct Path {
-  int tun;
-  int socket;                ///< receives, on the port that peers know
-  int sender;                ///< sends: the same socket, or one with a source port of its own
-  uint32_t tun_address;      ///< IPv4, network order: the source of ICMP errors to peers
-  uint32_t network_address;  ///< the same of those into the TUN: the kernel refuses one of its own
-  size_t batch;              ///< at most so many packets are read, or messages received, in one turn
-  Features* features;
-  CounterRow counters;
-  TrafficRows* traffic;
-  Drops *tx_drops, *rx_drops;      ///< where each direction says what it drops
+  int tun = -1;
+  int socket = -1;               ///< receives, on the port that peers know
+  int sender = -1;               ///< sends: the same socket, or one with a source port of its own
+  Address tun_address = {};      ///< the source of ICMP errors to peers
+  Address network_address = {};  ///< the same of those into the TUN: the kernel refuses one of its own
+  size_t batch = SIZE_MAX;       ///< at most so many packets are read, or messages received, in one turn
+  Features* features = nullptr;
+  CounterRow counters = CounterRow(nullptr);
+  TrafficRows* traffic = nullptr;
+  Drops* tx_drops = nullptr;  ///< where the egress says what it drops, and the ingress
+  Drops* rx_drops = nullptr;
   FilterOptions filter = {};       ///< what is let in from peers
   Strangers* strangers = nullptr;  ///< where it says who was not
   IcmpLimits* icmp = nullptr;      ///< of all loops
@@ -39,6 +40,13 @@ struct Pump {
   size_t refused = 0;  ///< those that were dropped
   Failure failure;     ///< the path cannot go on
 };
+
+/// The MTU of the path to an endpoint as PathMtu keeps it: as if it were of IPv4, whose header is that much shorter, so
+/// that what is left in a datagram is found by one rule. 0 stays: not known.
+inline size_t as_of_ipv4(size_t path_bytes, const Endpoint& endpoint) {
+  constexpr size_t kLongerBytes = kIpv6HeaderBytes - kIpv4HeaderBytes;
+  return endpoint.to.family() == AF_INET6 && path_bytes > kLongerBytes ? path_bytes - kLongerBytes : path_bytes;
+}
 
 /// The longest packet that a path of `path_bytes` takes, in a datagram with `encap_bytes` before it. Where the path is
 /// not known, which is 0, or takes next to nothing, the kernel fragments datagrams, and it is what one may hold.

@@ -38,7 +38,7 @@ class Egress final : public Direction {
   Egress(const Path& path, PeerTables::Reader peers, const OwnEnd& own)
       : path_(path),
         header_(path.features->has(kTunHeader)),
-        own_address_(bound_address(path.socket).sin_addr.s_addr),
+        own_address_(bound_address(path.socket).address()),
         probe_(bound_address(path.sender)),
         peers_(peers),
         encap_(own),
@@ -191,7 +191,7 @@ class Egress final : public Direction {
     drop({.reason = reason,
           .packets = count_packets(virtio, bytes, packet),
           .bytes = {bytes, packet.total},
-          .peer = endpoint ? endpoint->ipv4() : 0});
+          .peer = endpoint ? endpoint->address() : Address()});
   }
 
   static bool may_not_fragment(const uint8_t* bytes) { return load_be16(bytes + 6) & kDontFragment; }
@@ -206,7 +206,7 @@ class Egress final : public Direction {
   bool is_path_question(const uint8_t* bytes, const Packet& packet) const {
     return packet.protocol == IPPROTO_ICMP && packet.version == 4 && !packet.fragment &&
            packet.total > packet.ip_bytes && bytes[packet.ip_bytes] == kEchoRequest &&
-           load<uint32_t>(bytes + 12) == path_.tun_address;
+           source_of(bytes, packet) == path_.tun_address;
   }
 
   /// The longest packet that the path to a peer takes.
@@ -223,14 +223,16 @@ class Egress final : public Direction {
 
   void ask_path(const Endpoint& endpoint) {
     if (turn_ms_ == 0) turn_ms_ = now_ms();
-    if (endpoint.path.is_due(turn_ms_)) endpoint.path.learn(probe_.ask(endpoint.address.v4), turn_ms_);
+    if (endpoint.path.is_due(turn_ms_)) {
+      endpoint.path.learn(as_of_ipv4(probe_.ask(endpoint.to), endpoint), turn_ms_);
+    }
   }
 
   void send_icmp(IcmpKind kind, const IcmpError& error, const uint8_t* bytes, const Packet& packet, Counter counter) {
     uint8_t out[kMaxIcmpErrorBytes];
     const size_t size = write_icmp_error(error, path_.network_address, bytes, packet, out);
     if (size == 0) return;
-    const uint32_t sender = load<uint32_t>(source_address(bytes, packet));
+    const Address sender = source_of(bytes, packet);
     const bool is_ours = path_.filter.subnet.contains(sender);
     if (path_.filter.is_from_here(sender) && (*path_.icmp)[kind].allows(sender, is_ours, now_ms()) &&
         write_packet(path_.tun, header_, {out, size})) {
@@ -240,7 +242,7 @@ class Egress final : public Direction {
 
   Path path_;
   bool header_;  // the TUN speaks virtio headers
-  uint32_t own_address_;
+  Address own_address_;
   PathProbe probe_;
   int64_t turn_ms_ = 0;  // when the turn began; 0 while nobody has asked
   PeerTables::Reader peers_;

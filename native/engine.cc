@@ -15,9 +15,6 @@ namespace weft {
 
 namespace {
 
-/// Larger than any batch.
-constexpr size_t kNoLimit = SIZE_MAX;
-
 struct Directions {
   std::unique_ptr<Direction> egress;
   std::unique_ptr<Direction> ingress;
@@ -69,21 +66,21 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
     const CounterRow row(counters + i * kCounterCount);
     Drops& tx_drops = engine->drops_.emplace_back(row, monotonic_us);
     Drops& rx_drops = engine->drops_.emplace_back(row, monotonic_us);
-    const Path path{fds.tun.get(),
-                    fds.socket.get(),
-                    fds.sender ? fds.sender.get() : fds.socket.get(),
-                    options.tun_address,
-                    options.network_address,
-                    options.loops.naive ? 1 : kNoLimit,
-                    &engine->features_,
-                    row,
-                    &engine->traffic_[i],
-                    &tx_drops,
-                    &rx_drops,
-                    options.filter,
-                    &engine->strangers_[i],
-                    &engine->icmp_,
-                    options.clamp_mss ? options.own.mtu : 0};
+    const Path path{.tun = fds.tun.get(),
+                    .socket = fds.socket.get(),
+                    .sender = fds.sender ? fds.sender.get() : fds.socket.get(),
+                    .tun_address = options.tun_address,
+                    .network_address = options.network_address,
+                    .batch = options.loops.naive ? 1 : SIZE_MAX,
+                    .features = &engine->features_,
+                    .counters = row,
+                    .traffic = &engine->traffic_[i],
+                    .tx_drops = &tx_drops,
+                    .rx_drops = &rx_drops,
+                    .filter = options.filter,
+                    .strangers = &engine->strangers_[i],
+                    .icmp = &engine->icmp_,
+                    .clamp_mtu = options.clamp_mss ? options.own.mtu : 0};
     Directions made =
         encapsulation->make(path, options.own, engine->peers_.reader(2 * i), engine->peers_.reader(2 * i + 1));
     engine->loops_.push_back(std::make_unique<Loop>(i, path, std::move(made.egress), std::move(made.ingress),

@@ -18,8 +18,8 @@ namespace weft {
 
 struct RunOptions {
   std::string_view encapsulation;  ///< by its name in engine.cc
-  uint32_t tun_address = 0;        ///< network order, as the next
-  uint32_t network_address = 0;
+  Address tun_address;             ///< as Path has it, and the next
+  Address network_address;
   FilterOptions filter;
   bool clamp_mss = false;  ///< whether TCP is to begin with segments that fit (core/mss.h)
   OwnEnd own;

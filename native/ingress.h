@@ -69,7 +69,7 @@ class Ingress final : public Direction {
  private:
   /// Whether the packet goes on.
   bool receive(const Message& message, std::span<uint8_t> bytes, const VirtioHeader& undone, Failure& failure) {
-    const uint32_t from = message.from;
+    const Address& from = message.from;
     Packet packet;
     if (const auto reason = inspect(bytes, packet)) {
       path_.rx_drops->add({.reason = *reason, .bytes = bytes, .peer = from});
@@ -104,7 +104,8 @@ class Ingress final : public Direction {
     return true;
   }
 
-  void drop(Counter reason, uint32_t from, const VirtioHeader& undone, std::span<uint8_t> bytes, const Packet& packet) {
+  void drop(Counter reason, const Address& from, const VirtioHeader& undone, std::span<uint8_t> bytes,
+            const Packet& packet) {
     path_.rx_drops->add({.reason = reason,
                          .packets = count_packets(undone, bytes.data(), packet),
                          .bytes = bytes.first(packet.total),
@@ -138,7 +139,7 @@ class Ingress final : public Direction {
     Packet about;
     if (!peer || size == 0 || read_packet(error, size, about) != Shape::kOk) return;
     IcmpLimit& limit = (*path_.icmp)[IcmpKind::kInward];
-    if (!limit.allows(load<uint32_t>(source_address(bytes, packet)), false, now_ms())) return;
+    if (!limit.allows(source_of(bytes, packet), false, now_ms())) return;
     encap_.write(*peer, about, out);
     if (receiver_.answer(*peer, {out, Encap::kHeaderBytes + size})) path_.counters.add(k_rx_time_exceeded_sent);
   }

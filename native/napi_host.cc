@@ -2,7 +2,6 @@
 // MTU.
 #include "napi_host.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 
 #include "io/clock.h"
@@ -37,14 +36,10 @@ void set_tun_persistent(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value path_mtu(const Napi::CallbackInfo& info) {
-  const auto address_of = [&](size_t index, uint16_t port) {
-    sockaddr_in address{AF_INET, to_be16(port), {}, {}};
-    inet_pton(AF_INET, info[index].As<Napi::String>().Utf8Value().c_str(), &address.sin_addr);
-    return address;
-  };
   constexpr uint16_t kAnyPort = 1;
-  PathProbe probe(address_of(0, 0));
-  return Napi::Number::New(info.Env(), static_cast<double>(probe.ask(address_of(1, kAnyPort))));
+  PathProbe probe(SocketAddress(to_address(info[0]), 0));
+  const SocketAddress to(to_address(info[1]), to_be16(kAnyPort));
+  return Napi::Number::New(info.Env(), static_cast<double>(probe.ask(to)));
 }
 
 void notify_manager(const Napi::CallbackInfo& info) {

@@ -1,6 +1,7 @@
 // napi_values.cc - member by member.
 #include "napi_values.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -46,10 +47,20 @@ uint32_t features_of(const Napi::Array& names) {
   return features;
 }
 
+Address to_address(const Napi::Value& value) {
+  if (value.IsNumber()) return Address::v4(to_be32(value.As<Napi::Number>().Uint32Value()));
+  const std::string text = value.As<Napi::String>();
+  in_addr v4;
+  in6_addr v6;
+  if (inet_pton(AF_INET, text.c_str(), &v4) == 1) return Address::v4(v4.s_addr);
+  return inet_pton(AF_INET6, text.c_str(), &v6) == 1 ? Address::v6(v6.s6_addr) : Address();
+}
+
+uint32_t to_number(const Address& address) { return to_be32(address.ipv4()); }
+
 Net to_net(const Napi::Value& value) {
   const auto net = value.As<Napi::Object>();
-  const uint32_t bits = net.Get("prefixLength").As<Napi::Number>().Uint32Value();
-  return {to_be32(net.Get("address").As<Napi::Number>().Uint32Value()), to_be32(bits == 0 ? 0 : ~0u << (32 - bits))};
+  return Net::of(to_address(net.Get("address")), net.Get("prefixLength").As<Napi::Number>().Uint32Value());
 }
 
 FilterOptions to_filter(const Napi::Object& filter) {
@@ -66,7 +77,7 @@ Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_u
   object.Set("reason", std::string(kCounterNames[kept.reason]));
   object.Set("packets", kept.packets);
   object.Set("length", kept.length);
-  object.Set("peer", to_be32(kept.peer));
+  object.Set("peer", to_number(kept.peer));
   object.Set("encapBytes", static_cast<double>(kept.encap_bytes));
   object.Set("headers", Napi::Buffer<uint8_t>::Copy(env, kept.bytes.data(), kept.size));
   return object;

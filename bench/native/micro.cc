@@ -225,9 +225,9 @@ void packets(Bench& bench) {
 
 /// `count` peers with a /24 each from 10.0.0.0, as src/dataplane/peers.ts lays them out.
 std::vector<uint8_t> peer_records(size_t count) {
-  std::vector<uint8_t> records(count * PeerTables::kRecordBytes);
+  std::vector<uint8_t> records(count * sizeof(PeerRecord));
   for (size_t i = 0; i < count; i++) {
-    uint8_t* record = &records[i * PeerTables::kRecordBytes];
+    uint8_t* record = &records[i * sizeof(PeerRecord)];
     record[0] = record[2] = 4;
     record[1] = 24;
     store_be16(record + 4, 8285);

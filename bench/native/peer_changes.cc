@@ -14,7 +14,7 @@ using namespace weft;
 
 namespace {
 
-constexpr size_t kBytes = PeerTables::kRecordBytes;
+constexpr size_t kBytes = sizeof(PeerRecord);
 constexpr size_t kChanges = 400;
 constexpr uint8_t kBits = 28;
 

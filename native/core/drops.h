@@ -12,6 +12,7 @@
 #include <memory>
 #include <span>
 
+#include "address.h"
 #include "bucket.h"
 #include "counters.h"
 
@@ -23,7 +24,7 @@ struct Dropped {
   size_t packets = 1;  ///< a superpacket counts as its segments
   std::span<const uint8_t> bytes = {};
   std::span<const uint8_t> more = {};  ///< what follows them, where it lies elsewhere
-  uint32_t peer = 0;                   ///< IPv4, network order: the datagram's sender or receiver; 0: not known
+  Address peer = {};                   ///< the datagram's sender or receiver; none where it is not known
   size_t encap_bytes = 0;              ///< which the encapsulation put before a packet, and are still there
 };
 
@@ -34,7 +35,7 @@ struct KeptDrop {
   int64_t at_us;  ///< when its turn began, by the threads' clock
   Counter reason;
   uint32_t packets, length;
-  uint32_t peer;
+  Address peer;
   size_t encap_bytes;
   size_t size;  ///< bytes that are kept
   std::array<uint8_t, kMaxBytes> bytes;
@@ -87,7 +88,7 @@ class Drops {
   /// ThreadSanitizer knows nothing). Less than release and acquire no test sees here (test/native/orders.test.ts).
   struct Slot {
     uint64_t sequence;
-    uint64_t at_us, numbers, about;
+    uint64_t at_us, numbers, about, peer[2];
     uint64_t words[kWords];
   };
   static_assert(kCounterCount <= 256 && KeptDrop::kMaxBytes < 256);  // as `about` has them
@@ -110,7 +111,9 @@ class Drops {
     store(slot.sequence, sequence_of(number) - 1);
     store(slot.at_us, static_cast<uint64_t>(turn_us_));
     store(slot.numbers, length << 32 | (dropped.packets & 0xffffffff));
-    store(slot.about, uint64_t{dropped.peer} << 32 | dropped.reason << 16 | (size + more) << 8 | dropped.encap_bytes);
+    store(slot.about, dropped.reason << 16 | (size + more) << 8 | dropped.encap_bytes);
+    store(slot.peer[0], dropped.peer.high());
+    store(slot.peer[1], dropped.peer.low());
     for (size_t i = 0; i * sizeof(uint64_t) < size + more; i++) store(slot.words[i], words[i]);
     store(slot.sequence, sequence_of(number));
     store(next_, number + 1);
@@ -124,7 +127,7 @@ class Drops {
     kept.at_us = static_cast<int64_t>(load(slot.at_us));
     kept.length = static_cast<uint32_t>(numbers >> 32);
     kept.packets = static_cast<uint32_t>(numbers);
-    kept.peer = static_cast<uint32_t>(about >> 32);
+    kept.peer = Address::of_words(load(slot.peer[0]), load(slot.peer[1]));
     kept.reason = static_cast<Counter>(about >> 16 & 0xff);
     kept.size = std::min<size_t>(about >> 8 & 0xff, KeptDrop::kMaxBytes);
     kept.encap_bytes = std::min<size_t>(about & 0xff, kept.size);

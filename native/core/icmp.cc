@@ -21,7 +21,7 @@ bool may_answer(const uint8_t* bytes, const Packet& packet) {
 
 }  // namespace
 
-size_t write_icmp_error(const IcmpError& error, uint32_t source, const uint8_t* bytes, const Packet& packet,
+size_t write_icmp_error(const IcmpError& error, const Address& source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out) {
   if (!may_answer(bytes, packet)) return 0;
   const size_t quote = std::min<size_t>(packet.ip_bytes + 8u, packet.total);
@@ -31,7 +31,7 @@ size_t write_icmp_error(const IcmpError& error, uint32_t source, const uint8_t* 
   store_be16(out + 2, static_cast<uint16_t>(total));
   out[8] = kTtl;
   out[9] = IPPROTO_ICMP;
-  store(out + 12, source);
+  store(out + 12, source.ipv4());
   std::memcpy(out + 16, bytes + 12, 4);
   store(out + 10, ipv4_header_checksum(out, kIpv4HeaderBytes));
 

@@ -26,9 +26,9 @@ constexpr size_t kMaxIcmpErrorBytes = kIpv4HeaderBytes + 8 + 60 + 8;
 /// length; 0 when none may be sent: about an ICMP message other than an echo request, about a fragment but the first,
 /// about what is not from one host to another (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.7). Nor about IPv6: there
 /// are no IPv6 peers, so that none of its packets has a sender here.
-/// `source` is the sender's IPv4 address, network order. TTL 8, identification 0, no DF and a quote of the IP
+/// `source` is the sender's address, of IPv4. TTL 8, identification 0, no DF and a quote of the IP
 /// header and 8 bytes: as flanneld's net unreachable (pkg/backend/udp/proxy_amd64.c).
-size_t write_icmp_error(const IcmpError& error, uint32_t source, const uint8_t* bytes, const Packet& packet,
+size_t write_icmp_error(const IcmpError& error, const Address& source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out);
 
 /// Why one is sent: each has limits of its own, so that who earns one kind takes none of another from anybody.
@@ -52,9 +52,9 @@ class IcmpLimit {
 
   explicit IcmpLimit(uint64_t secret) : secret_(secret) {}
 
-  /// Whether one more may be sent about a packet of `sender` (IPv4, network order), which is one of our subnet or not.
-  bool allows(uint32_t sender, bool is_ours, int64_t now_ms) {
-    return takes(sender, static_cast<uint32_t>(now_ms)) && (is_ours || others_.take(now_ms, kEveryMs, kBurst));
+  /// Whether one more may be sent about a packet of `sender`, which is one of our subnet or not.
+  bool allows(const Address& sender, bool is_ours, int64_t now_ms) {
+    return takes(name_of(sender), static_cast<uint32_t>(now_ms)) && (is_ours || others_.take(now_ms, kEveryMs, kBurst));
   }
 
  private:
@@ -67,6 +67,15 @@ class IcmpLimit {
   struct alignas(64) Line {
     std::array<std::atomic<uint64_t>, kWays> words{};
   };
+
+  /// A sender as a word has it: an IPv4 address itself, of IPv6 what the secret makes of it, which two may share and
+  /// nobody can find out.
+  uint32_t name_of(const Address& sender) const {
+    if (sender.is_v4()) return sender.ipv4();
+    uint64_t mixed = (sender.high() ^ secret_) * 0x9e3779b97f4a7c15ull;
+    mixed = (mixed ^ mixed >> 32 ^ sender.low()) * 0xc2b2ae3d27d4eb4full;
+    return static_cast<uint32_t>((mixed ^ secret_ >> 32) * 0x9e3779b97f4a7c15ull >> 32);
+  }
 
   /// For how long from now on a bucket will not be full: more than any can be by as much as the thread that wrote the
   /// word was ahead of this one. What is longer than that is of weeks ago.

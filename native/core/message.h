@@ -16,7 +16,7 @@ struct Message {
   /// By what the kernel joined datagrams (UDP_GRO): the size of each but the last; 0 when it joined none. What that
   /// means for the bytes is the encapsulation's to know: an inner superpacket of another kernel says its own size here.
   size_t joined_bytes;
-  uint32_t from = 0;  ///< the IPv4 address that it came from, network order; datagrams are joined of one sender alone
+  Address from = {};  ///< where it came from; datagrams are joined of one sender alone
   Ecn ecn = kNotEct;  ///< what the outer header says of the way; datagrams are joined that say the same alone
 
   /// Takes the first datagram off.

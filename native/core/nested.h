@@ -10,11 +10,13 @@
 
 namespace weft {
 
-/// `own` is the address that this host's datagrams are from (IPv4, network order), `encap_bytes` what stands in them
-/// before a packet. What is within a fragment is seen in the first; the others are told by who sent them.
-inline bool is_nested_twice(uint32_t own, size_t encap_bytes, const uint8_t* bytes, const Packet& packet) {
+/// `own` is the address that this host's datagrams are from, `encap_bytes` what stands in them before a packet; over
+/// IPv6 none are sent. What is within a fragment is seen in the first; the others are told by who sent them.
+inline bool is_nested_twice(const Address& own, size_t encap_bytes, const uint8_t* bytes, const Packet& packet) {
   constexpr size_t kDestinationPort = 2;
-  const auto is_own = [own](const uint8_t* ip) { return ip[9] == IPPROTO_UDP && load<uint32_t>(ip + 12) == own; };
+  const auto is_own = [&own](const uint8_t* ip) {
+    return ip[9] == IPPROTO_UDP && Address::v4(load<uint32_t>(ip + 12)) == own;
+  };
   if (packet.version != 4 || !is_own(bytes) || packet.later_fragment) return false;
   const size_t within = packet.ip_bytes + kUdpHeaderBytes + encap_bytes;
   if (packet.total < within + kIpv4HeaderBytes) return false;

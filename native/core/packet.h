@@ -1,8 +1,7 @@
 // packet.h - what the engine must know of an inner IP packet, read once and checked once.
 #pragma once
 
-#include <netinet/in.h>
-
+#include "address.h"
 #include "checksum.h"
 
 namespace weft {
@@ -70,6 +69,14 @@ inline Shape read_packet(const uint8_t* bytes, size_t size, Packet& packet) {
     return Shape::kOk;
   }
   return Shape::kBadVersion;
+}
+
+/// The whole of the source.
+inline Address source_of(const uint8_t* bytes, const Packet& packet) {
+  return packet.version == 4 ? Address::v4(load<uint32_t>(bytes + 12)) : Address::v6(bytes + 8);
+}
+inline Address destination_of(const uint8_t* bytes, const Packet& packet) {
+  return packet.version == 4 ? Address::v4(load<uint32_t>(bytes + 16)) : Address::v6(bytes + 24);
 }
 
 /// Whether an IPv4 address, in network order, can be that of one host (RFC 1122 section 3.2.1.3); those above 240.0.0.0

@@ -17,7 +17,7 @@ class PathMtu {
   /// (net.ipv4.route.min_pmtu, 552).
   static constexpr size_t kAlwaysFits = 500;
 
-  /// Of a datagram with all its headers, in bytes; 0: not known.
+  /// Of a datagram with all its headers, in bytes, as IPv4 counts them; 0: not known.
   size_t bytes() const { return read() & kBytes; }
   bool is_due(int64_t now_ms) const {
     const uint64_t word = read();

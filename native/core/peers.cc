@@ -7,9 +7,6 @@ namespace weft {
 
 namespace {
 
-/// In the fourth byte of a record: the subnet has no peer any more.
-constexpr uint8_t kGone = 1;
-
 template <typename Key>
 Key mask_of(uint8_t bits);
 template <>
@@ -23,36 +20,20 @@ Prefix mask_of(uint8_t bits) {
   return {high, low};
 }
 
-uint32_t slot_in(const uint8_t* record) {
-  const uint32_t slot = load<uint32_t>(record + 56);
-  return slot < TrafficRows::kMaxSlots ? slot : 0;
-}
-
-Endpoint read_endpoint(const uint8_t* record) {
+Endpoint endpoint_of(const PeerRecord& record) {
+  const Address address =
+      record.endpoint_family == 4 ? Address::v4(load<uint32_t>(record.endpoint)) : Address::v6(record.endpoint);
   Endpoint endpoint{};
-  if (record[2] == 4) {
-    endpoint.address.v4.sin_family = AF_INET;
-    endpoint.address.v4.sin_port = load<uint16_t>(record + 4);
-    endpoint.address.v4.sin_addr.s_addr = load<uint32_t>(record + 24);
-    endpoint.address_bytes = sizeof(sockaddr_in);
-  } else {
-    endpoint.address.v6.sin6_family = AF_INET6;
-    endpoint.address.v6.sin6_port = load<uint16_t>(record + 4);
-    std::memcpy(&endpoint.address.v6.sin6_addr, record + 24, 16);
-    endpoint.address_bytes = sizeof(sockaddr_in6);
-  }
-  const uint16_t limit = load_be16(record + 6);
+  endpoint.to = SocketAddress(address, load<uint16_t>(record.port));
+  const uint16_t limit = load_be16(record.limit);
   endpoint.limit = limit >= PathMtu::kAlwaysFits ? limit : 0;
-  std::memcpy(endpoint.encap.data(), record + 40, endpoint.encap.size());
-  endpoint.slot = slot_in(record);
+  std::memcpy(endpoint.encap.data(), record.encap, endpoint.encap.size());
+  endpoint.slot = record.usable_slot();
   return endpoint;
 }
 
-bool is_same_address(const Endpoint& a, const Endpoint& b) {
-  return a.address_bytes == b.address_bytes && std::memcmp(&a.address, &b.address, a.address_bytes) == 0;
-}
 bool is_same(const Endpoint& a, const Endpoint& b) {
-  return is_same_address(a, b) && a.encap == b.encap && a.slot == b.slot && a.limit == b.limit;
+  return a.to == b.to && a.encap == b.encap && a.slot == b.slot && a.limit == b.limit;
 }
 
 }  // namespace
@@ -67,24 +48,22 @@ void PeerTables::change(std::span<const uint8_t> records) { apply(records, false
 
 void PeerTables::apply(std::span<const uint8_t> records, bool is_whole) {
   if (is_whole) round_++;
-  for (size_t at = 0; at + kRecordBytes <= records.size(); at += kRecordBytes) {
-    const uint8_t* record = records.data() + at;
-    const uint8_t bits = record[1];
+  each_record(records, [&](const PeerRecord& record) {
     const auto apply_to = [&]<typename Key>(Lengths<Key>& lengths, const Key& address) {
-      Subnets<Key>& subnets = lengths[bits];
-      const Key prefix = PeerTable::masked(address, mask_of<Key>(bits));
-      if (record[3] & kGone) {
+      Subnets<Key>& subnets = lengths[record.prefix_length];
+      const Key prefix = PeerTable::masked(address, mask_of<Key>(record.prefix_length));
+      if (record.is_gone()) {
         put<Key>(subnets, prefix, nullptr, subnets.find(prefix));
       } else {
-        put(subnets, prefix, read_endpoint(record));
+        put(subnets, prefix, endpoint_of(record));
       }
     };
-    if (record[0] == 4) {
-      apply_to(v4_, PeerTable::read_ipv4(record + 8));
+    if (record.subnet_family == 4) {
+      apply_to(v4_, PeerTable::read_ipv4(record.subnet));
     } else {
-      apply_to(v6_, PeerTable::read_ipv6(record + 8));
+      apply_to(v6_, PeerTable::read_ipv6(record.subnet));
     }
-  }
+  });
   if (is_whole) {
     keep_only_round(v4_);
     keep_only_round(v6_);
@@ -102,7 +81,7 @@ void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& w
   }
   Endpoint* endpoint = new_endpoint(wanted);
   // The same path, though another limit, port or MAC.
-  if (before && before->ipv4() == wanted.ipv4()) endpoint->path.take_over(before->path);
+  if (before && before->address() == wanted.address()) endpoint->path.take_over(before->path);
   put(subnets, prefix, endpoint, before);
 }
 
@@ -110,15 +89,15 @@ template <typename Key>
 void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, Endpoint* endpoint, Endpoint* before) {
   if (!endpoint && !before) return;
   subnets.put(prefix, endpoint, tables_.back().pages);
-  const uint32_t now = endpoint ? endpoint->ipv4() : 0, was = before ? before->ipv4() : 0;
+  const Address now = endpoint ? endpoint->address() : Address(), was = before ? before->address() : Address();
   if (before) tables_.back().endpoints.push_back(before);
   if (now == was) return;
-  if (now != 0) count_host(now, 1);
-  if (was != 0) count_host(was, -1);
+  if (now) count_host(now, 1);
+  if (was) count_host(was, -1);
 }
 
-void PeerTables::count_host(uint32_t ipv4, int change) {
-  hosts_.put(ipv4, hosts_.find(ipv4) + static_cast<uint32_t>(change), tables_.back().pages);
+void PeerTables::count_host(const Address& address, int change) {
+  hosts_.put(address, hosts_.find(address) + static_cast<uint32_t>(change), tables_.back().pages);
 }
 
 /// What was in no record of this whole set goes.
@@ -197,9 +176,7 @@ size_t PeerTables::size() const {
 
 uint32_t PeerTables::traffic_slots(std::span<const uint8_t> records) {
   uint32_t highest = 0;
-  for (size_t at = 0; at + kRecordBytes <= records.size(); at += kRecordBytes) {
-    highest = std::max(highest, slot_in(records.data() + at));
-  }
+  each_record(records, [&](const PeerRecord& record) { highest = std::max(highest, record.usable_slot()); });
   return highest + 1;
 }
 

@@ -6,16 +6,16 @@
 // change makes another table, which has all but what was changed in common with the one before.
 #pragma once
 
-#include <netinet/in.h>
-
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <deque>
 #include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "address.h"
 #include "bytes.h"
 #include "paged_map.h"
 #include "path_mtu.h"
@@ -23,14 +23,44 @@
 
 namespace weft {
 
-/// Where a peer's datagrams go. Compared by address: one peer is one Endpoint in a table, and the same in the next one
-/// unless it was changed.
+/// A peer as JavaScript says it, byte by byte as src/dataplane/peers.ts writes it (napi_layout.cc tells it the layout).
+/// Subnet and endpoint may be of different families; an IPv4 address stands in the first 4 of its 16 bytes.
+struct PeerRecord {
+  /// In `flags`: the subnet has no peer any more, of which all else but family, length and subnet is 0.
+  static constexpr uint8_t kGone = 1;
+
+  uint8_t subnet_family;  ///< 4 or 6, as the next
+  uint8_t prefix_length;
+  uint8_t endpoint_family;
+  uint8_t flags;
+  uint8_t port[2];   ///< of the endpoint, big-endian
+  uint8_t limit[2];  ///< the longest packet that reaches the peer, big-endian; 0 where none is known
+  uint8_t subnet[16];
+  uint8_t endpoint[16];
+  uint8_t encap[16];  ///< what the encapsulation needs to know of the peer
+  uint32_t slot;      ///< in which the peer's traffic is counted and its session kept, in this host's order; 0: none
+
+  bool is_gone() const { return flags & kGone; }
+  /// The slot, where there may be one of that number.
+  uint32_t usable_slot() const { return slot < TrafficRows::kMaxSlots ? slot : 0; }
+};
+static_assert(sizeof(PeerRecord) == 60 && alignof(PeerRecord) == 4 && std::is_trivially_copyable_v<PeerRecord>);
+static_assert(offsetof(PeerRecord, port) == 4 && offsetof(PeerRecord, limit) == 6);
+static_assert(offsetof(PeerRecord, subnet) == 8 && offsetof(PeerRecord, endpoint) == 24);
+static_assert(offsetof(PeerRecord, encap) == 40 && offsetof(PeerRecord, slot) == 56);
+
+/// Calls `each` with every whole record of these bytes, which lie at any alignment.
+template <typename Each>
+void each_record(std::span<const uint8_t> records, Each each) {
+  for (; records.size() >= sizeof(PeerRecord); records = records.subspan(sizeof(PeerRecord))) {
+    each(load<PeerRecord>(records.data()));
+  }
+}
+
+/// Where a peer's datagrams go. Compared by its place in memory: one peer is one Endpoint in a table, and the same in
+/// the next one unless it was changed.
 struct Endpoint {
-  union {
-    sockaddr_in v4;
-    sockaddr_in6 v6;
-  } address;
-  socklen_t address_bytes;
+  SocketAddress to;
   /// What the encapsulation needs to know of the peer, opaque to all others (for vxlan its MAC and VNI).
   std::array<uint8_t, 16> encap;
   /// Where what passes to and from the peer is counted (traffic.h).
@@ -42,10 +72,9 @@ struct Endpoint {
   /// Learnt while it is sent to, and kept for as long as the peer has the address.
   mutable PathMtu path;
 
-  /// Whether its datagrams come from this IPv4 address, in network order; whatever the port.
-  bool is_at(uint32_t other) const { return address.v4.sin_family == AF_INET && ipv4() == other; }
-  /// Its address, in network order; 0 when it is none of IPv4.
-  uint32_t ipv4() const { return address.v4.sin_family == AF_INET ? address.v4.sin_addr.s_addr : 0; }
+  Address address() const { return to.address(); }
+  /// Whether its datagrams come from this address; whatever the port.
+  bool is_at(const Address& other) const { return address() == other; }
 };
 
 /// A prefix of up to 128 bits, left-aligned, host order.
@@ -57,6 +86,7 @@ struct Prefix {
 constexpr uint64_t hash_of(const Prefix& key) {
   return hash_of(uint64_t{key.high ^ (key.low * 0xc2b2ae3d27d4eb4full)});
 }
+constexpr uint64_t hash_of(const Address& key) { return hash_of(Prefix{key.high(), key.low()}); }
 
 /// As it is during one batch.
 class PeerTable {
@@ -66,15 +96,15 @@ class PeerTable {
     return version == 4 ? find_in(v4_, read_ipv4(destination)) : find_in(v6_, read_ipv6(destination));
   }
 
-  /// Whether any peer's endpoint is at this IPv4 address, in network order.
-  bool has_endpoint_at(uint32_t ipv4) const { return hosts_->find(ipv4) != 0; }
+  /// Whether any peer's endpoint is at this address.
+  bool has_endpoint_at(const Address& address) const { return hosts_->find(address) != 0; }
 
  private:
   friend class PeerTables;
   template <typename Key>
   using Subnets = PagedMap<Key, Endpoint*>;
-  /// How many endpoints are at an IPv4 address, in network order.
-  using Hosts = PagedMap<uint32_t, uint32_t>;
+  /// How many endpoints are at an address.
+  using Hosts = PagedMap<Address, uint32_t>;
   template <typename Key>
   struct Length {
     Key mask;
@@ -107,9 +137,6 @@ class PeerTable {
 /// Pointers", 2004). Writers are serialised by their one thread, JavaScript's.
 class PeerTables {
  public:
-  /// Size of one record; the layout is in src/dataplane/peers.ts.
-  static constexpr size_t kRecordBytes = 60;
-
   /// A reader's claim on the table that it uses during one batch.
   class Reader {
    public:
@@ -180,7 +207,7 @@ class PeerTables {
   void keep_only_round(Lengths<Key>& lengths);
   template <typename Key>
   void drop_empty(Lengths<Key>& lengths);
-  void count_host(uint32_t ipv4, int change);
+  void count_host(const Address& address, int change);
   Endpoint* new_endpoint(const Endpoint& wanted);
   void publish();
   void free_unheld();

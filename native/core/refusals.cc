@@ -85,7 +85,7 @@ void Learnt::learn(const Consequence& consequence, bool taken, const Endpoint& e
   } else if (at == used_) {
     used_++;
   }
-  std::memcpy(&refused_[at].address, &endpoint.address, endpoint.address_bytes);
+  refused_[at].to = endpoint.to;
   refused_[at].udp_segments = consequence.off == Off::kLongRuns ? kOldUdpSegments : uint16_t{1};
   refused_[at].until_ms = now_ms + kRememberedMs;
 }

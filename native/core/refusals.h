@@ -79,14 +79,14 @@ class Learnt {
   /// to those that have no place nothing is joined for as long: what is refused is copied twice each time.
   static constexpr size_t kMaxRefused = 64;
   struct Refused {
-    sockaddr_in6 address;
+    SocketAddress to;
     uint16_t udp_segments;
     int64_t until_ms;
   };
   /// Where `endpoint` stands; used_ when nowhere.
   size_t find(const Endpoint& endpoint) const {
     size_t at = 0;
-    while (at < used_ && std::memcmp(&refused_[at].address, &endpoint.address, endpoint.address_bytes) != 0) at++;
+    while (at < used_ && !(refused_[at].to == endpoint.to)) at++;
     return at;
   }
 

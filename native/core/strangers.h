@@ -10,53 +10,72 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "address.h"
 #include "counters.h"
 
 namespace weft {
 
-/// Addresses are IPv4 in network order; the inner ones of an IPv6 packet are 0.
 struct Stranger {
-  uint32_t from;  ///< the datagram's outer source
-  uint32_t source, destination;
+  Address from;                 ///< the datagram's outer source
+  Address source, destination;  ///< the packet's
   Counter reason;
 };
 
 class Strangers {
  public:
   void note(const Stranger& stranger) {
-    const uint64_t who = static_cast<uint64_t>(stranger.from) << 32 | (stranger.reason + 1);
-    Slot& slot = slots_[(who * 0x9e3779b97f4a7c15ull) >> (64 - kSlotBits)];  // as PeerTable's hash
-    if ((slot.who.load() & ~kTurns) == who) return;
-    turns_ = (turns_ + kTurn) & kTurns;
-    slot.who.store(0);
-    slot.inner.store(static_cast<uint64_t>(stranger.source) << 32 | stranger.destination);
-    slot.who.store(who | turns_);
+    const uint64_t reason = stranger.reason + 1;
+    const uint64_t mixed = (stranger.from.high() ^ stranger.from.low()) * kGolden + reason;
+    Slot& slot = slots_[(mixed * kGolden) >> (64 - kSlotBits)];  // the upper bits of a product are mixed best
+    if ((load(slot.turn) & kReason) == reason && slot.from.read() == stranger.from) return;
+    turn_ += kTurn;
+    store(slot.turn, 0);
+    slot.from.write(stranger.from);
+    slot.source.write(stranger.source);
+    slot.destination.write(stranger.destination);
+    store(slot.turn, turn_ | reason);
   }
 
   /// Calls `each` with those there are, and forgets them. By one thread, which need not be the one that notes.
   template <typename Each>
   void take(Each each) {
     for (Slot& slot : slots_) {
-      uint64_t who = slot.who.load();
-      if (who == 0) continue;
-      const uint64_t inner = slot.inner.load();
-      if (!slot.who.compare_exchange_strong(who, 0)) continue;  // written over meanwhile: it is taken the next time
-      each(Stranger{static_cast<uint32_t>(who >> 32), static_cast<uint32_t>(inner >> 32), static_cast<uint32_t>(inner),
-                    static_cast<Counter>((who & kReason) - 1)});
+      uint64_t turn = load(slot.turn);
+      if (turn == 0) continue;
+      const Stranger stranger{slot.from.read(), slot.source.read(), slot.destination.read(),
+                              static_cast<Counter>((turn & kReason) - 1)};
+      // It is written over meanwhile: it is taken the next time.
+      if (!slot.turn.compare_exchange_strong(turn, 0, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
+      each(stranger);
     }
   }
 
  private:
   static constexpr size_t kSlotBits = 6;
-  /// What `who` has below the address: the reason plus one, and which writing it was, so that two differ.
-  static constexpr uint64_t kReason = 0xff, kTurns = 0xffffff00, kTurn = 0x100;
+  static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
+  /// What `turn` has: the reason plus one, and above it which writing it was, so that no two are equal.
+  static constexpr uint64_t kReason = 0xff, kTurn = 0x100;
   static_assert(kCounterCount < kReason);
+
+  /// Released and acquired by words, as those of a kept drop are (drops.h): whoever has seen one of a later writing
+  /// does not find the turn any more that was there before it.
+  using Word = std::atomic<uint64_t>;
+  static uint64_t load(const Word& word) { return word.load(std::memory_order_acquire); }
+  static void store(Word& word, uint64_t value) { word.store(value, std::memory_order_release); }
+  struct Words {
+    Word high{0}, low{0};
+    void write(const Address& address) {
+      store(high, address.high());
+      store(low, address.low());
+    }
+    Address read() const { return Address::of_words(load(high), load(low)); }
+  };
   struct Slot {
-    std::atomic<uint64_t> who{0};  // 0: free
-    std::atomic<uint64_t> inner{0};
+    Word turn{0};  // 0: free, or written
+    Words from, source, destination;
   };
   std::array<Slot, 1 << kSlotBits> slots_;
-  uint64_t turns_ = 0;
+  uint64_t turn_ = 0;
 };
 
 }  // namespace weft

@@ -5,21 +5,24 @@
 
 namespace weft {
 
-size_t PathProbe::ask(const sockaddr_in& to) {
-  if (from_.sin_family != AF_INET || to.sin_family != AF_INET) return 0;
+size_t PathProbe::ask(const SocketAddress& to) {
+  if (!from_.address() || from_.family() != to.family()) return 0;
   if (!socket_) {
-    Fd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    Fd fd(socket(from_.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
     // Nobody reads it: the kernel makes the least that it allows of 0.
     const int nothing = 0;
     if (!fd || setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &nothing, sizeof nothing) < 0) return 0;
-    if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&from_), sizeof from_) < 0) return 0;
+    if (bind(fd.get(), from_.raw(), from_.size()) < 0) return 0;
     socket_ = std::move(fd);
   }
   // Each time anew: the route that a socket was connected by stays as it was (net/ipv4/ip_sockglue.c, IP_MTU).
   int mtu = 0;
   socklen_t size = sizeof mtu;
-  if (connect(socket_.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) < 0) return 0;
-  if (getsockopt(socket_.get(), IPPROTO_IP, IP_MTU, &mtu, &size) < 0 || mtu < 0) return 0;
+  if (connect(socket_.get(), to.raw(), to.size()) < 0) return 0;
+  const bool is_v4 = to.family() == AF_INET;
+  if (getsockopt(socket_.get(), is_v4 ? IPPROTO_IP : IPPROTO_IPV6, is_v4 ? IP_MTU : IPV6_MTU, &mtu, &size) < 0 ||
+      mtu < 0)
+    return 0;
   return static_cast<size_t>(mtu);
 }
 

@@ -1,9 +1,7 @@
 // path_probe.h - asks the kernel for the MTU of the path to a peer.
 #pragma once
 
-#include <netinet/in.h>
-
-#include "../core/peers.h"
+#include "../core/address.h"
 #include "system.h"
 
 namespace weft {
@@ -12,12 +10,12 @@ namespace weft {
 /// routes may differ by that.
 class PathProbe {
  public:
-  explicit PathProbe(const sockaddr_in& from) : from_(from) { from_.sin_port = 0; }
-  /// In bytes; 0 when the kernel does not know.
-  size_t ask(const sockaddr_in& to);
+  explicit PathProbe(const SocketAddress& from) : from_(from.address(), 0) {}
+  /// In bytes; 0 when the kernel does not know, as of an address of another family than its own.
+  size_t ask(const SocketAddress& to);
 
  private:
-  sockaddr_in from_;
+  SocketAddress from_;
   Fd socket_;
 };
 

@@ -65,8 +65,8 @@ size_t Receiver::receive(Failure& failure) {
     iovecs_[i] = {buffers_.get() + i * kMessageBytes, kMessageBytes};
     msghdr& header = messages_[i].msg_hdr;
     header = {};
-    header.msg_name = &senders_[i];
-    header.msg_namelen = sizeof senders_[i];
+    header.msg_name = senders_[i].raw();
+    header.msg_namelen = SocketAddress::kRoom;
     header.msg_iov = &iovecs_[i];
     header.msg_iovlen = 1;
     header.msg_control = controls_.data() + i * kControlBytes;
@@ -87,7 +87,7 @@ size_t Receiver::receive(Failure& failure) {
     msghdr& header = messages_[i].msg_hdr;
     auto* bytes = static_cast<uint8_t*>(header.msg_iov->iov_base);
     const size_t size = messages_[i].msg_len;
-    const uint32_t from = senders_[i].sin_addr.s_addr;
+    const Address from = senders_[i].address();
     if (header.msg_flags & MSG_TRUNC) {
       drops_->add({.reason = k_rx_drop_truncated, .bytes = {bytes, size}, .peer = from, .encap_bytes = encap_bytes_});
       continue;
@@ -108,8 +108,7 @@ void Receiver::count_overflow() {
 }
 
 bool Receiver::answer(const Endpoint& to, std::span<const uint8_t> datagram) {
-  const auto* address = reinterpret_cast<const sockaddr*>(&to.address);
-  return sendto(socket_, datagram.data(), datagram.size(), MSG_DONTWAIT, address, to.address_bytes) > 0;
+  return sendto(socket_, datagram.data(), datagram.size(), MSG_DONTWAIT, to.to.raw(), to.to.size()) > 0;
 }
 
 }  // namespace weft

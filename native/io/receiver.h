@@ -1,7 +1,6 @@
 // receiver.h - receives messages from peers, a batch by one recvmmsg; with UDP_GRO each may hold many datagrams.
 #pragma once
 
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -51,7 +50,7 @@ class Receiver {
   std::vector<mmsghdr> messages_;
   std::vector<iovec> iovecs_;
   std::vector<uint8_t> controls_;
-  std::vector<sockaddr_in> senders_;
+  std::vector<SocketAddress> senders_;
   std::vector<Message> whole_;
   size_t whole_count_ = 0;
 };

@@ -18,8 +18,8 @@ constexpr size_t kControlBytes = CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeo
 
 msghdr header_for(const Endpoint& endpoint, iovec* iovecs, size_t count) {
   msghdr header{};
-  header.msg_name = const_cast<void*>(static_cast<const void*>(&endpoint.address));
-  header.msg_namelen = endpoint.address_bytes;
+  header.msg_name = const_cast<sockaddr*>(endpoint.to.raw());
+  header.msg_namelen = endpoint.to.size();
   header.msg_iov = iovecs;
   header.msg_iovlen = count;
   return header;
@@ -187,7 +187,7 @@ void Sender::drop(Counter reason, const Endpoint& endpoint, std::span<const iove
   drops_->add({.reason = reason,
                .bytes = bytes(datagram[0]).subspan(encap_bytes_),
                .more = datagram.size() > 1 ? bytes(datagram[1]) : std::span<const uint8_t>(),
-               .peer = endpoint.ipv4()});
+               .peer = endpoint.address()});
 }
 
 void Sender::count_sent(const Run& run, uint64_t datagrams, uint64_t bytes) {

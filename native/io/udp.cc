@@ -25,16 +25,15 @@ int set_buffer(int fd, int force, int ask, int bytes) {
   return granted / 2;
 }
 
-Failure open_socket(const sockaddr_in& address, Share share, int receive_buffer_bytes, uint32_t wanted,
+Failure open_socket(const SocketAddress& address, Share share, int receive_buffer_bytes, uint32_t wanted,
                     UdpSocket& result) {
-  Fd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  Fd fd(socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) return SystemError{"socket", errno};
   const auto let_share = [&] { return set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1); };
   if (share == Share::kJoin && !let_share()) return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.receive_buffer_bytes = set_buffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, receive_buffer_bytes);
   set_buffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, kSendBufferBytes);
-  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0)
-    return SystemError{"bind", errno};
+  if (bind(fd.get(), address.raw(), address.size()) < 0) return SystemError{"bind", errno};
   // The first one only now: until it is bound it shares with nobody, so that two daemons cannot have one port.
   if (share == Share::kBegin && !let_share()) return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.features = 0;
@@ -47,39 +46,37 @@ Failure open_socket(const sockaddr_in& address, Share share, int receive_buffer_
 
 }  // namespace
 
-Failure open_udp(const sockaddr_in& address, Share share, int receive_buffer_bytes, uint32_t wanted,
+Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_bytes, uint32_t wanted,
                  UdpSocket& socket) {
   return open_socket(address, share, receive_buffer_bytes, wanted, socket);
 }
 
-Failure open_sender(const sockaddr_in& address, size_t worker, uint32_t wanted, UdpSocket& socket) {
+Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted, UdpSocket& socket) {
   constexpr size_t kStride = 240;
   // Nobody reads it, so that what is sent to it would stay: the kernel makes the least that it allows of 0.
   constexpr int kNothingBytes = 0;
   Failure failure;
-  for (size_t port = ntohs(address.sin_port) + kStride + worker; port <= 0xffff; port += kStride) {
-    sockaddr_in own = address;
-    own.sin_port = htons(static_cast<uint16_t>(port));
+  for (size_t port = to_be16(address.port()) + kStride + worker; port <= 0xffff; port += kStride) {
+    const SocketAddress own(address.address(), to_be16(static_cast<uint16_t>(port)));
     failure = open_socket(own, Share::kNo, kNothingBytes, wanted & kUdpGso, socket);
     if (!failure || failure->number != EADDRINUSE) return failure;
   }
-  sockaddr_in any = address;
-  any.sin_port = 0;
-  return open_socket(any, Share::kNo, kNothingBytes, wanted & kUdpGso, socket);
+  return open_socket(SocketAddress(address.address(), 0), Share::kNo, kNothingBytes, wanted & kUdpGso, socket);
 }
 
-sockaddr_in bound_address(int socket) {
-  sockaddr_in address{};
-  socklen_t size = sizeof address;
-  const bool is_bound = getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  return is_bound && address.sin_family == AF_INET ? address : sockaddr_in{};
+SocketAddress bound_address(int socket) {
+  SocketAddress address;
+  socklen_t size = SocketAddress::kRoom;
+  const bool is_bound = getsockname(socket, address.raw(), &size) == 0;
+  return is_bound && address.address() ? address : SocketAddress();
 }
 
-bool spread_by_source(const UdpSocket& first, const sockaddr_in& address, size_t workers) {
+bool spread_by_source(const UdpSocket& first, const SocketAddress& address, size_t workers) {
+  if (address.family() != AF_INET) return false;
   // Classic BPF on the headers before the datagram's payload (filter.txt, SKF_NET_OFF); no options in the IPv4 header.
   constexpr uint32_t kHeaders = static_cast<uint32_t>(SKF_NET_OFF);
   constexpr uint32_t kSourceAddress = kHeaders + 12, kSourcePort = kHeaders + 20;
-  const uint32_t port = ntohs(address.sin_port);
+  const uint32_t port = to_be16(address.port());
   const uint32_t count = static_cast<uint32_t>(workers);
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_H | BPF_ABS, kSourcePort), BPF_STMT(BPF_ALU | BPF_SUB | BPF_K, port),

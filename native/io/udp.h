@@ -1,11 +1,10 @@
 // udp.h - opening the UDP socket that carries the overlay.
 #pragma once
 
-#include <netinet/in.h>
-
 #include <string>
 #include <vector>
 
+#include "../core/address.h"
 #include "../core/features.h"
 #include "system.h"
 
@@ -39,16 +38,17 @@ enum class Share : uint8_t {
 };
 
 /// Opens and binds the socket. It is sent and received by with MSG_DONTWAIT.
-Failure open_udp(const sockaddr_in& address, Share share, int receive_buffer_bytes, uint32_t wanted, UdpSocket& socket);
+Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_bytes, uint32_t wanted,
+                 UdpSocket& socket);
 
 /// Opens the socket that worker `worker` sends by, where there are several.
-Failure open_sender(const sockaddr_in& address, size_t worker, uint32_t wanted, UdpSocket& socket);
+Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted, UdpSocket& socket);
 
 /// Where a UDP socket is bound; nowhere for one of another kind.
-sockaddr_in bound_address(int socket);
+SocketAddress bound_address(int socket);
 
 /// Attaches the rule above to the sockets that share `address`, all of them open; `first` is the first of them. False
-/// when the kernel refuses.
-bool spread_by_source(const UdpSocket& first, const sockaddr_in& address, size_t workers);
+/// when the kernel refuses, and over IPv6, whose headers the rule does not read.
+bool spread_by_source(const UdpSocket& first, const SocketAddress& address, size_t workers);
 
 }  // namespace weft

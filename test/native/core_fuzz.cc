@@ -84,16 +84,17 @@ struct Setting {
   FilterOptions filter;
 };
 /// Everything, on a TUN that takes all; what half of the addresses send to the other half, on one that takes nothing
-/// joined. A Unix socket names no sender: all are at 0.
+/// joined. A Unix socket names no sender: all are at ::, as the peer is.
 const Setting kSettings[] = {
     {kFeatures, {}},
-    {kTunHeader, {VerifySource::kStrict, {0, 0}, {to_be32(1u << 31), to_be32(1u << 31)}}},
+    {kTunHeader, {VerifySource::kStrict, Net::of(Address::v4(0), 0), Net::of(Address::v4(to_be32(1u << 31)), 1)}},
 };
 
 std::vector<uint8_t> one_peer() {
-  std::vector<uint8_t> record(PeerTables::kRecordBytes);
-  record[0] = record[2] = 4;
+  std::vector<uint8_t> record(sizeof(PeerRecord));
+  record[0] = 4;
   record[1] = 1;
+  record[2] = 6;
   return record;
 }
 
@@ -124,9 +125,20 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
   IcmpLimits icmp{1};
   const CounterRow counters(row.data());
   Drops drops(counters, monotonic_us);
-  Ingress<Encap> ingress({tun.inside.get(), udp.inside.get(), udp.inside.get(), 1, 2, SIZE_MAX, &features, counters,
-                          &traffic, nullptr, &drops, setting.filter, &strangers, &icmp, 1400},
-                         peers.reader(0), own_end());
+  const Path path{.tun = tun.inside.get(),
+                  .socket = udp.inside.get(),
+                  .sender = udp.inside.get(),
+                  .tun_address = Address::v4(1),
+                  .network_address = Address::v4(2),
+                  .features = &features,
+                  .counters = counters,
+                  .traffic = &traffic,
+                  .rx_drops = &drops,
+                  .filter = setting.filter,
+                  .strangers = &strangers,
+                  .icmp = &icmp,
+                  .clamp_mtu = 1400};
+  Ingress<Encap> ingress(path, peers.reader(0), own_end());
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     std::vector<uint8_t> message(at, at + length);
     if (mended && length > Encap::kHeaderBytes) mend(&message[Encap::kHeaderBytes], length - Encap::kHeaderBytes);
@@ -145,12 +157,11 @@ void refuse(const uint8_t* bytes, size_t size) {
   Learnt learnt(&features);
   int64_t now_ms = 0;
   Endpoint endpoint{};
-  endpoint.address_bytes = sizeof(sockaddr_in);
   for (; size >= 8; bytes += 8, size -= 8) {
     const bool joined = bytes[0] & 1;
     const size_t packets = joined ? 2u + bytes[1] : 1;
     now_ms += load_be16(bytes + 2);
-    endpoint.address.v4.sin_addr.s_addr = bytes[4];
+    endpoint.to = SocketAddress(Address::v4(bytes[4]), 0);
     const int error = bytes[5];
     const bool taken = bytes[6] & 1;
     if (bytes[0] & 2) {
@@ -192,11 +203,11 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
   Features features(kFeatures);
   PeerTables peers(2);
   // One peer for all of IPv4 and one for all of IPv6; a connected Unix socket ignores their addresses.
-  std::vector<uint8_t> records(2 * PeerTables::kRecordBytes);
+  std::vector<uint8_t> records(2 * sizeof(PeerRecord));
   records[0] = 4;
   records[2] = 4;
-  records[PeerTables::kRecordBytes] = 6;
-  records[PeerTables::kRecordBytes + 2] = 4;
+  records[sizeof(PeerRecord)] = 6;
+  records[sizeof(PeerRecord) + 2] = 4;
   peers.set(records);
   TrafficRows traffic;
   IcmpLimits icmp{1};
@@ -206,22 +217,18 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
   PeerTables::Reader reader = peers.reader(1);
   for (const uint8_t version : {4, 6}) reader.acquire().find(version, anybody)->path.learn(path_bytes, INT32_MAX);
   reader.release();
-  Egress<FlannelUdp> egress({tun.inside.get(),
-                             udp.inside.get(),
-                             udp.inside.get(),
-                             1,
-                             2,
-                             SIZE_MAX,
-                             &features,
-                             counters,
-                             &traffic,
-                             &drops,
-                             nullptr,
-                             {},
-                             nullptr,
-                             &icmp,
-                             1400},
-                            peers.reader(0), OwnEnd{});
+  const Path path{.tun = tun.inside.get(),
+                  .socket = udp.inside.get(),
+                  .sender = udp.inside.get(),
+                  .tun_address = Address::v4(1),
+                  .network_address = Address::v4(2),
+                  .features = &features,
+                  .counters = counters,
+                  .traffic = &traffic,
+                  .tx_drops = &drops,
+                  .icmp = &icmp,
+                  .clamp_mtu = 1400};
+  Egress<FlannelUdp> egress(path, peers.reader(0), OwnEnd{});
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (send(tun.outside.get(), at, length, 0) < 0) return;
     while (egress.pump().items > 0) expect_packets(udp.outside.get(), 0);

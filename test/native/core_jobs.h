@@ -122,7 +122,7 @@ class Jobs {
     Packet packet;
     if (read_packet(bytes.data(), bytes.size(), packet) != Shape::kOk) return answer(kRefused);
     std::vector<uint8_t> out(kMaxIcmpErrorBytes);
-    const size_t size = write_icmp_error(kTimeExceeded, 0x0105050a, bytes.data(), packet, out.data());
+    const size_t size = write_icmp_error(kTimeExceeded, Address::v4(0x0105050a), bytes.data(), packet, out.data());
     if (size == 0) return answer(kRefused);
     answer(1);
     answer(static_cast<uint32_t>(size));
@@ -131,15 +131,15 @@ class Jobs {
 
   void look_up(std::vector<uint8_t>& records) {
     // JavaScript checks that there are whole records with prefix lengths that fit their version (addon.d.ts).
-    records.resize(records.size() / PeerTables::kRecordBytes * PeerTables::kRecordBytes);
-    for (size_t at = 0; at < records.size(); at += PeerTables::kRecordBytes) {
+    records.resize(records.size() / sizeof(PeerRecord) * sizeof(PeerRecord));
+    for (size_t at = 0; at < records.size(); at += sizeof(PeerRecord)) {
       records[at] = records[at] % 2 ? 4 : 6;
       records[at + 1] %= records[at] == 4 ? 33 : 129;
     }
     const PeerTables tables(0, records);
     const PeerTable& table = tables.current();
     uint32_t found = 0;
-    for (size_t at = 0; at < records.size(); at += PeerTables::kRecordBytes) {
+    for (size_t at = 0; at < records.size(); at += sizeof(PeerRecord)) {
       found += table.find(records[at], &records[at + 8]) != nullptr;
     }
     answer(found);

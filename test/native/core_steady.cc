@@ -82,19 +82,31 @@ int main() {
   }
   Features features(kAllFeatures & ~kUdpGso);  // a Unix socket knows no UDP_SEGMENT
   PeerTables peers(2);
-  std::vector<uint8_t> record(PeerTables::kRecordBytes);
-  record[0] = record[2] = 4;
+  std::vector<uint8_t> record(sizeof(PeerRecord));
+  record[0] = 4;
+  record[2] = 6;
   peers.set(record);
   std::vector<uint64_t> row(kCounterCount);
   Strangers strangers;
   TrafficRows traffic;
   Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
   IcmpLimits icmp{1};
-  // A Unix socket names no sender, so all are at 0, as the peer is.
-  const FilterOptions filter{
-      VerifySource::kStrict, {to_be32(0x0a050000), to_be32(0xffff0000)}, {to_be32(0x0a050200), to_be32(0xffffff00)}};
-  const Path path{tun[0],   udp[0],    udp[0],    1,      2,          SIZE_MAX, &features, CounterRow(row.data()),
-                  &traffic, &tx_drops, &rx_drops, filter, &strangers, &icmp};
+  // A Unix socket names no sender, so all are at ::, as the peer is.
+  const FilterOptions filter{VerifySource::kStrict, Net::of(Address::v4(to_be32(0x0a050000)), 16),
+                             Net::of(Address::v4(to_be32(0x0a050200)), 24)};
+  const Path path{.tun = tun[0],
+                  .socket = udp[0],
+                  .sender = udp[0],
+                  .tun_address = Address::v4(1),
+                  .network_address = Address::v4(2),
+                  .features = &features,
+                  .counters = CounterRow(row.data()),
+                  .traffic = &traffic,
+                  .tx_drops = &tx_drops,
+                  .rx_drops = &rx_drops,
+                  .filter = filter,
+                  .strangers = &strangers,
+                  .icmp = &icmp};
   Egress<FlannelUdp> egress(path, peers.reader(0), OwnEnd{});
   Ingress<FlannelUdp> ingress(path, peers.reader(1), OwnEnd{});
 

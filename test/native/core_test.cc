@@ -112,7 +112,7 @@ static void test_read_packet() {
     if (read_packet(bytes.data(), bytes.size(), packet) == Shape::kOk) {
       CHECK(packet.ip_bytes <= packet.total && packet.total <= bytes.size());
       uint8_t out[kMaxIcmpErrorBytes];
-      const size_t size = write_icmp_error(kNetUnreachable, 1, bytes.data(), packet, out);
+      const size_t size = write_icmp_error(kNetUnreachable, Address::v4(1), bytes.data(), packet, out);
       CHECK(size <= kMaxIcmpErrorBytes);
       static Coalescer coalescer;
       coalescer.add(bytes.data(), packet, {});
@@ -252,7 +252,7 @@ static void test_nested() {
     return datagram;
   };
   const auto is_circle = [](Bytes bytes, size_t encap_bytes) {
-    return is_nested_twice(htonl(kOwn), encap_bytes, bytes.data(), read(bytes));
+    return is_nested_twice(ipv4(kOwn), encap_bytes, bytes.data(), read(bytes));
   };
   Fields f;
   f.tcp = false;
@@ -319,7 +319,7 @@ static void test_peers() {
       }
       const Endpoint* found = table.find(version, address.data());
       CHECK((found != nullptr) == (best != nullptr));
-      if (found && best) CHECK(ntohl(found->address.v4.sin_addr.s_addr) == best->endpoint);
+      if (found && best) CHECK(found->is_at(ipv4(best->endpoint)));
     }
   }
 }
@@ -428,15 +428,15 @@ static void test_peer_changes() {
         const Endpoint *found = table.find(r[0], &r[8]), *expected = anew.current().find(r[0], &r[8]);
         CHECK((found != nullptr) == (expected != nullptr));
         if (found && expected) {
-          CHECK(found->ipv4() == expected->ipv4() && found->limit == expected->limit && found->slot == expected->slot &&
+          CHECK(found->to == expected->to && found->limit == expected->limit && found->slot == expected->slot &&
                 found->encap == expected->encap);
         }
-        const uint32_t host = to_be32(0xc0000200 + random_below(24));
+        const Address host = ipv4(0xc0000200 + random_below(24));
         CHECK(table.has_endpoint_at(host) == anew.current().has_endpoint_at(host));
       }
       for (auto& [_, entry] : model) {
         const Endpoint* found = table.find(entry.record[0], &entry.record[8]);
-        if (!found || load<uint32_t>(&entry.record[24]) != found->ipv4()) {
+        if (!found || !found->is_at(Address::v4(load<uint32_t>(&entry.record[24])))) {
           CHECK(false);
           continue;
         }
@@ -459,12 +459,12 @@ static void test_peer_release() {
   CHECK(tables.kept() == 0);
   const Endpoint* held = first.acquire().find(4, address);
   for (uint32_t endpoint = 2; endpoint < 50; endpoint++) change(endpoint);
-  CHECK(tables.kept() == 48 && ntohl(held->ipv4()) == 1);
-  CHECK(ntohl(second.acquire().find(4, address)->ipv4()) == 49);
+  CHECK(tables.kept() == 48 && held->is_at(ipv4(1)));
+  CHECK(second.acquire().find(4, address)->is_at(ipv4(49)));
   change(50);
   first.release();
   change(51);
-  CHECK(tables.kept() == 2 && ntohl(second.acquire().find(4, address)->ipv4()) == 51);
+  CHECK(tables.kept() == 2 && second.acquire().find(4, address)->is_at(ipv4(51)));
   change(52);
   CHECK(tables.kept() == 1);
   second.release();
@@ -492,7 +492,7 @@ static void test_peer_replacement() {
       const Endpoint *found = table.find(4, address), *beside = table.find(4, other);
       if ((found != nullptr) != (beside != nullptr)) wrong++;
       if (found && beside) {
-        if (found->ipv4() != beside->ipv4() || !table.has_endpoint_at(found->ipv4())) wrong++;
+        if (!(found->to == beside->to) || !table.has_endpoint_at(found->address())) wrong++;
         found->path.learn(1400, 1);
       }
       reader.release();
@@ -561,27 +561,90 @@ static void test_traffic() {
   CHECK(PeerTables(0, records).current().find(4, address)->slot == 0);
 }
 
+/// An address is one of its family, whichever way it came in, and is in the networks that have it.
+static void test_addresses() {
+  const uint8_t bytes[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1};
+  const Address v4 = ipv4(0xc0000201);
+  CHECK(v4.is_v4() && v4.ipv4() == htonl(0xc0000201) && v4 && Address::v6(bytes) == v4);
+  CHECK(std::memcmp(&v4, bytes, sizeof bytes) == 0);
+  for (const size_t at : {size_t{0}, size_t{9}, size_t{10}, size_t{11}}) {
+    uint8_t other[16];
+    std::memcpy(other, bytes, sizeof other);
+    other[at] ^= 1;
+    const Address v6 = Address::v6(other);
+    CHECK(!v6.is_v4() && v6.ipv4() == 0 && !(v6 == v4) && v6);
+    CHECK(!Net::of(ipv4(0), 0).contains(v6));
+    CHECK(SocketAddress(v6, htons(53)).address() == v6 && SocketAddress(v6, 0).family() == AF_INET6);
+    CHECK(SocketAddress(v6, 0).size() == sizeof(sockaddr_in6));
+  }
+  CHECK(!Address() && !Address().is_v4() && ipv4(0) && !(ipv4(0) == Address()));
+  const SocketAddress to(v4, htons(8285));
+  sockaddr_in raw;
+  std::memcpy(&raw, to.raw(), sizeof raw);
+  CHECK(raw.sin_family == AF_INET && raw.sin_port == htons(8285) && raw.sin_addr.s_addr == htonl(0xc0000201));
+  CHECK(to.size() == sizeof raw && to.address() == v4 && to.port() == htons(8285));
+  CHECK(to == SocketAddress(v4, htons(8285)) && !(to == SocketAddress(v4, 1)) && !SocketAddress().address());
+
+  for (size_t bits = 0; bits <= 32; bits++) {
+    const uint32_t mask = bits == 0 ? 0 : ~0u << (32 - bits), address = static_cast<uint32_t>(rng());
+    const Net net = Net::of(ipv4(address), bits);
+    for (int i = 0; i < 50; i++) {
+      const uint32_t other = address ^ (random_below(2) ? 1u << random_below(32) : 0);
+      CHECK(net.contains(ipv4(other)) == ((other & mask) == (address & mask)));
+    }
+  }
+  uint8_t network[16] = {0xfd, 0, 1};
+  for (size_t bits = 17; bits <= 128; bits++) {
+    const Net net = Net::of(Address::v6(network), bits);
+    for (size_t at = 0; at < 128; at++) {
+      uint8_t other[16];
+      std::memcpy(other, network, sizeof other);
+      other[at / 8] = static_cast<uint8_t>(other[at / 8] ^ 0x80 >> at % 8);
+      CHECK(net.contains(Address::v6(other)) == (at >= bits));
+    }
+  }
+}
+
+/// A subnet and an endpoint may each be of either family, and what is asked of a peer is asked of both.
+static void test_families() {
+  const uint8_t v6[16] = {0xfd, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  for (const uint8_t family : {4, 6}) {
+    Bytes subnet(16);
+    std::copy(std::begin(v6), std::end(v6), subnet.begin());
+    Bytes r = record(family, 8, subnet, 0);
+    r[2] = 6;
+    std::copy(std::begin(v6), std::end(v6), r.begin() + 24);
+    const PeerTables tables(0, r);
+    const Endpoint* found = tables.current().find(family, v6);
+    CHECK(found && found->is_at(Address::v6(v6)) && found->to.port() == htons(8285));
+    CHECK(tables.current().has_endpoint_at(Address::v6(v6)) && !tables.current().has_endpoint_at(ipv4(1)));
+    CHECK(found && found->to.size() == sizeof(sockaddr_in6));
+  }
+}
+
 static void test_endpoints() {
   Bytes records;
   for (const uint32_t endpoint : {0xc0000205u, 0xc0000202u, 0xc0000205u}) {
-    const Bytes r =
-        record(4, 24, {10, 5, static_cast<uint8_t>(records.size() / PeerTables::kRecordBytes), 0}, endpoint);
+    const Bytes r = record(4, 24, {10, 5, static_cast<uint8_t>(records.size() / sizeof(PeerRecord)), 0}, endpoint);
     records.insert(records.end(), r.begin(), r.end());
   }
   const PeerTables tables(0, records);
   const PeerTable& table = tables.current();
   for (const auto& [address, is_there] :
        {std::pair{0xc0000202u, true}, {0xc0000205u, true}, {0xc0000203u, false}, {0x050200c0u, false}, {0u, false}}) {
-    CHECK(table.has_endpoint_at(to_be32(address)) == is_there);
+    CHECK(table.has_endpoint_at(ipv4(address)) == is_there);
   }
   const uint8_t second[] = {10, 5, 1, 9};
-  CHECK(table.find(4, second)->is_at(to_be32(0xc0000202)) && !table.find(4, second)->is_at(to_be32(0xc0000205)));
+  CHECK(table.find(4, second)->is_at(ipv4(0xc0000202)) && !table.find(4, second)->is_at(ipv4(0xc0000205)));
   Bytes v6 = record(4, 24, {10, 5, 1, 0}, 0xc0000202);
   v6[2] = 6;
   const PeerTables tables_v6(0, v6);
   const PeerTable& by_v6 = tables_v6.current();
-  CHECK(!by_v6.has_endpoint_at(to_be32(0xc0000202)) && !by_v6.find(4, second)->is_at(to_be32(0xc0000202)));
+  CHECK(!by_v6.has_endpoint_at(ipv4(0xc0000202)) && !by_v6.find(4, second)->is_at(ipv4(0xc0000202)));
 }
+
+/// Of IPv6, by a number that both halves have.
+static Address v6_of(uint32_t number) { return Address::of_words(uint64_t{number} << 32 | 0xfd, number); }
 
 /// Who was noted is told once, with what belongs together, while others are noted.
 static void test_strangers() {
@@ -589,40 +652,49 @@ static void test_strangers() {
     Strangers strangers;
     size_t told = 0;
     const auto count = [&](const Stranger&) { told++; };
-    strangers.note({1, 2, 3, k_rx_drop_destination});
-    strangers.note({1, 9, 9, k_rx_drop_destination});
-    strangers.note({1, 5, 6, k_rx_drop_spoofed_source});
-    bool first = false, second = false;
+    const Address other = v6_of(1);
+    strangers.note({ipv4(1), ipv4(2), ipv4(3), k_rx_drop_destination});
+    strangers.note({ipv4(1), ipv4(9), ipv4(9), k_rx_drop_destination});
+    strangers.note({ipv4(1), ipv4(5), ipv4(6), k_rx_drop_spoofed_source});
+    strangers.note({other, v6_of(2), v6_of(3), k_rx_drop_unknown_sender});
+    bool first = false, second = false, third = false;
     strangers.take([&](const Stranger& s) {
-      first |= s.from == 1 && s.source == 2 && s.destination == 3 && s.reason == k_rx_drop_destination;
-      second |= s.from == 1 && s.source == 5 && s.destination == 6 && s.reason == k_rx_drop_spoofed_source;
+      const bool is_first = s.source == ipv4(2) && s.destination == ipv4(3) && s.reason == k_rx_drop_destination;
+      const bool is_second = s.source == ipv4(5) && s.destination == ipv4(6) && s.reason == k_rx_drop_spoofed_source;
+      first |= s.from == ipv4(1) && is_first;
+      second |= s.from == ipv4(1) && is_second;
+      third |= s.from == other && s.source == v6_of(2) && s.destination == v6_of(3);
     });
-    CHECK(first && second);
+    CHECK(first && second && third);
     strangers.take(count);
     CHECK(told == 0);
-    strangers.note({1, 2, 3, k_rx_drop_destination});
+    strangers.note({ipv4(1), ipv4(2), ipv4(3), k_rx_drop_destination});
     strangers.take(count);
     CHECK(told == 1);
     // However many there are, it is a few that are told, and one who goes on is among them.
     told = 0;
     bool last = false;
-    for (uint32_t from = 0; from < 100'000; from++) strangers.note({from, from, from, k_rx_drop_unknown_sender});
+    for (uint32_t i = 0; i < 100'000; i++) strangers.note({ipv4(i), ipv4(i), ipv4(i), k_rx_drop_unknown_sender});
     strangers.take([&](const Stranger& s) {
       told++;
-      last |= s.from == 99'999;
+      last |= s.from == ipv4(99'999);
     });
     CHECK(told == 64 && last);
   }
   Strangers strangers;
   std::atomic<bool> done{false};
   std::thread thread([&] {
-    for (uint32_t i = 0; !done.load(); i++) strangers.note({i % 300, ~(i % 300), i % 300, k_rx_drop_destination});
+    for (uint32_t i = 0; !done.load(); i++) {
+      const uint32_t from = i % 300;
+      strangers.note({v6_of(from), v6_of(~from), v6_of(from), k_rx_drop_destination});
+    }
   });
   size_t wrong = 0, told = 0;
   while (told < 3000) {
     strangers.take([&](const Stranger& s) {
       told++;
-      wrong += s.source != ~s.from || s.destination != s.from || s.reason != k_rx_drop_destination;
+      const auto from = static_cast<uint32_t>(s.from.low());
+      wrong += !(s.source == v6_of(~from)) || !(s.destination == s.from) || s.reason != k_rx_drop_destination;
     });
   }
   done.store(true);
@@ -653,14 +725,14 @@ static void test_drops() {
   };
   add({.reason = k_tx_drop_no_route});
   now_us += 7;
-  add({.reason = k_rx_drop_tun, .packets = 3, .bytes = whole.first(21), .peer = 0xfffffffe});
+  add({.reason = k_rx_drop_tun, .packets = 3, .bytes = whole.first(21), .peer = v6_of(7)});
   add({.reason = k_rx_drop_not_ours, .bytes = whole.first(20), .more = whole.subspan(20), .encap_bytes = 22});
   const uint64_t next = read_from(0);
   CHECK(next == first + 3 && all.size() == 3);
   CHECK(all[0].reason == k_tx_drop_no_route && all[0].at_us == 5'000'000 && all[0].packets == 1);
-  CHECK(all[0].size == 0 && all[0].length == 0 && all[0].peer == 0 && all[0].encap_bytes == 0);
+  CHECK(all[0].size == 0 && all[0].length == 0 && !all[0].peer && all[0].encap_bytes == 0);
   CHECK(all[1].reason == k_rx_drop_tun && all[1].at_us == 5'000'007 && all[1].packets == 3 && all[1].length == 21);
-  CHECK(all[1].size == 21 && all[1].peer == 0xfffffffe);
+  CHECK(all[1].size == 21 && all[1].peer == v6_of(7));
   CHECK(std::equal(bytes.begin(), bytes.begin() + 21, all[1].bytes.begin()));
   CHECK(all[2].size == KeptDrop::kMaxBytes && all[2].length == 300 && all[2].encap_bytes == 22);
   CHECK(std::equal(all[2].bytes.begin(), all[2].bytes.end(), bytes.begin()));
@@ -705,7 +777,7 @@ static void test_drops_while_written() {
       drops.add({.reason = i % 2 ? k_rx_drop_ttl : k_tx_drop_ttl,
                  .packets = i,
                  .bytes = bytes,
-                 .peer = i,
+                 .peer = v6_of(i),
                  .encap_bytes = i % 2});
     }
   });
@@ -716,7 +788,7 @@ static void test_drops_while_written() {
     drops.read(0, [&](const KeptDrop& kept) {
       told++;
       const uint32_t i = kept.packets;
-      wrong += i <= last || kept.length != kept.size || kept.peer != i || kept.encap_bytes != i % 2 ||
+      wrong += i <= last || kept.length != kept.size || !(kept.peer == v6_of(i)) || kept.encap_bytes != i % 2 ||
                kept.reason != (i % 2 ? k_rx_drop_ttl : k_tx_drop_ttl) || kept.size != i % KeptDrop::kMaxBytes + 1;
       for (size_t at = 0; at < kept.size; at++) wrong += kept.bytes[at] != static_cast<uint8_t>(i);
       last = i;
@@ -1056,9 +1128,9 @@ static void test_icmp() {
   f.tcp = false;
   Bytes packet = build(f);
   uint8_t out[kMaxIcmpErrorBytes];
-  const uint32_t source = htonl(0x0a050100);
+  const Address source = ipv4(0x0a050100);
   CHECK(write_icmp_error(kNetUnreachable, source, packet.data(), read(packet), out) == 56);
-  CHECK(out[8] == 8 && out[9] == 1 && out[20] == 3 && load<uint32_t>(out + 12) == source);
+  CHECK(out[8] == 8 && out[9] == 1 && out[20] == 3 && load<uint32_t>(out + 12) == source.ipv4());
   CHECK(reference_fold(reference_sum(out, 20)) == 0xffff);
   CHECK(reference_fold(reference_sum(out + 20, 36)) == 0xffff);
   f.ip_options = Bytes(40, 1);
@@ -1072,7 +1144,7 @@ static void test_icmp_limit() {
   constexpr bool kOurs = true, kOthers = false;
   const auto allowed_by = [](IcmpLimit& limit, uint32_t sender, bool is_ours, int64_t now_ms, int tries) {
     int count = 0;
-    while (tries-- > 0) count += limit.allows(htonl(sender), is_ours, now_ms);
+    while (tries-- > 0) count += limit.allows(ipv4(sender), is_ours, now_ms);
     return count;
   };
   {
@@ -1125,8 +1197,8 @@ static void test_icmp_limit() {
     IcmpLimit limit(secret);
     int count = 0;
     for (int64_t ms = 1'000; ms < 21'000; ms++) {
-      others([&](uint32_t sender, bool ours) { limit.allows(htonl(sender), ours, ms); }, ms);
-      if (ms % 200 == 77) count += limit.allows(htonl(0x0a050102), is_ours, ms);
+      others([&](uint32_t sender, bool ours) { limit.allows(ipv4(sender), ours, ms); }, ms);
+      if (ms % 200 == 77) count += limit.allows(ipv4(0x0a050102), is_ours, ms);
     }
     return count;
   };
@@ -1256,9 +1328,8 @@ static void test_refusals() {
   };
   const auto now = [] { return int64_t{1'000}; };
   Endpoint here{}, there{};
-  here.address.v4 = {AF_INET, htons(8285), {htonl(0x0a000001)}, {}};
-  there.address.v4 = {AF_INET, htons(8285), {htonl(0x0a000002)}, {}};
-  here.address_bytes = there.address_bytes = sizeof(sockaddr_in);
+  here.to = SocketAddress(ipv4(0x0a000001), htons(8285));
+  there.to = SocketAddress(ipv4(0x0a000002), htons(8285));
   for (const Row& row : rows) {
     for (const bool taken : {true, false}) {
       context = std::string(row.way == kUp ? "to peers, " : "to the TUN, ") + std::to_string(row.error) + ", " +
@@ -1292,8 +1363,7 @@ static void test_refusals() {
 static void test_learnt() {
   const auto endpoint = [](uint32_t number) {
     Endpoint endpoint{};
-    endpoint.address.v4 = {AF_INET, htons(8285), {htonl(number)}, {}};
-    endpoint.address_bytes = sizeof(sockaddr_in);
+    endpoint.to = SocketAddress(ipv4(number), htons(8285));
     return endpoint;
   };
   const Consequence fewer{Then::kSingly, k_udp_gso_refusals, Off::kLongRuns};
@@ -1355,8 +1425,7 @@ static void test_path_mtu() {
     Features features(kAllFeatures);
     Learnt learnt(&features);
     Endpoint here{};
-    here.address.v4 = {AF_INET, htons(8285), {htonl(0x0a000001)}, {}};
-    here.address_bytes = sizeof(sockaddr_in);
+    here.to = SocketAddress(ipv4(0x0a000001), htons(8285));
     const Consequence& consequence = consequence_of({Way::kPeers, kUdpGso, 10}, error);
     const auto most = [&] { return learnt.udp_segments_to(here, [] { return int64_t{1'000}; }); };
     here.path.learn(1500, 1'000);
@@ -1676,6 +1745,8 @@ int main(int argc, char** argv) {
   test_peer_release();
   test_traffic();
   test_endpoints();
+  test_addresses();
+  test_families();
   test_drops();
   test_segment_rules();
   test_coalesce_reasons();

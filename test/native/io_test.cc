@@ -119,8 +119,7 @@ constexpr uint32_t kHere = 0x0a000001, kThere = 0x0a000002;
 
 Endpoint endpoint_of(uint32_t address) {
   Endpoint endpoint{};
-  endpoint.address.v4 = {AF_INET, htons(8285), {htonl(address)}, {}};
-  endpoint.address_bytes = sizeof(sockaddr_in);
+  endpoint.to = SocketAddress(ipv4(address), htons(8285));
   return endpoint;
 }
 
@@ -204,7 +203,7 @@ void test_send_refusals() {
     uint32_t lost = 0;
     out.drops.read(0, [&](const KeptDrop& kept) {
       CHECK(kept.reason == row.counted && kept.packets == 1 && kept.length == 100 && kept.size == 100);
-      CHECK(load_be32(kept.bytes.data()) == lost++ && ntohl(kept.peer) == kHere && kept.encap_bytes == 0);
+      CHECK(load_be32(kept.bytes.data()) == lost++ && kept.peer == ipv4(kHere) && kept.encap_bytes == 0);
     });
     CHECK(lost == row.datagrams - row.sent);
     const auto numbers = Outward::numbers();
@@ -397,9 +396,18 @@ void test_full_socket_of_questions() {
   PeerTables peers(1);
   peers.set(record(4, 24, {10, 5, 2, 0}, kThere));
   constexpr uint32_t kOwn = 0x0a050100;
-  Egress<FlannelUdp> egress(
-      {tun[0], -1, -1, htonl(kOwn), 0, SIZE_MAX, &features, counters, &traffic, &drops, &drops, {}, &strangers, &icmp},
-      peers.reader(0), OwnEnd{});
+  Egress<FlannelUdp> egress(Path{.tun = tun[0],
+                                 .socket = -1,
+                                 .sender = -1,
+                                 .tun_address = ipv4(kOwn),
+                                 .features = &features,
+                                 .counters = counters,
+                                 .traffic = &traffic,
+                                 .tx_drops = &drops,
+                                 .rx_drops = &drops,
+                                 .strangers = &strangers,
+                                 .icmp = &icmp},
+                            peers.reader(0), OwnEnd{});
   Fields f;
   f.tcp = false;
   f.source = kOwn;
@@ -562,8 +570,8 @@ void test_receive() {
       return -1;
     }
     for (unsigned i = 0; i < 5; i++) {
-      CHECK(messages[i].msg_hdr.msg_namelen == sizeof(sockaddr_in));
-      static_cast<sockaddr_in*>(messages[i].msg_hdr.msg_name)->sin_addr.s_addr = htonl(kHere + i);
+      CHECK(messages[i].msg_hdr.msg_namelen == SocketAddress::kRoom);
+      *static_cast<sockaddr_in*>(messages[i].msg_hdr.msg_name) = {AF_INET, 0, {htonl(kHere + i)}, {}};
     }
     deliver(messages[0], 100, 0);
     deliver(messages[1], 65536, 0, MSG_TRUNC);
@@ -578,7 +586,7 @@ void test_receive() {
   std::vector<uint32_t> senders;
   for (Message& message : receiver.messages()) {
     taken.emplace_back();
-    senders.push_back(ntohl(message.from) - kHere);
+    senders.push_back(to_be32(message.from.ipv4()) - kHere);
     do taken.back().push_back(message.take().size());
     while (message.size > 0);
   }
@@ -591,7 +599,7 @@ void test_receive() {
   drops.read(0, [&](const KeptDrop& kept) {
     truncated++;
     CHECK(kept.reason == k_rx_drop_truncated && kept.length == 65536 && kept.size == KeptDrop::kMaxBytes);
-    CHECK(kept.bytes[0] == 7 && ntohl(kept.peer) == kHere + 1 && kept.encap_bytes == 8);
+    CHECK(kept.bytes[0] == 7 && kept.peer == ipv4(kHere + 1) && kept.encap_bytes == 8);
   });
   CHECK(truncated == 1);
 

@@ -54,7 +54,7 @@ struct Rig {
     egress = out.get();
     ingress = in.get();
     const int socket_fd = socket.fds[0];
-    const Path path{tun.fds[0], socket_fd, socket_fd, 0, 0, 1, nullptr, CounterRow(nullptr), nullptr, nullptr, nullptr};
+    const Path path{.tun = tun.fds[0], .socket = socket_fd, .sender = socket_fd};
     loop = std::make_unique<Loop>(0, path, std::move(out), std::move(in), options, fault);
     CHECK(!loop->start());
   }

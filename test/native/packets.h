@@ -102,13 +102,17 @@ inline Packet read(Bytes& bytes) {
   return packet;
 }
 
+/// Of a peer at an IPv4 address, in host order.
 inline Bytes record(uint8_t version, uint8_t bits, const Bytes& subnet, uint32_t endpoint) {
-  Bytes r(PeerTables::kRecordBytes);
-  r[0] = version;
-  r[1] = bits;
-  r[2] = 4;
-  store_be16(&r[4], 8285);
-  std::copy(subnet.begin(), subnet.end(), r.begin() + 8);
-  store_be32(&r[24], endpoint);
-  return r;
+  PeerRecord r{};
+  r.subnet_family = version;
+  r.prefix_length = bits;
+  r.endpoint_family = 4;
+  store_be16(r.port, 8285);
+  std::copy(subnet.begin(), subnet.end(), r.subnet);
+  store_be32(r.endpoint, endpoint);
+  Bytes bytes(sizeof r);
+  store(bytes.data(), r);
+  return bytes;
 }
+inline Address ipv4(uint32_t host_order) { return Address::v4(to_be32(host_order)); }

@@ -51,7 +51,7 @@ static_assert(Encapsulation<Marked>);
 
 constexpr uint8_t kMark[8] = {0xde, 0xad, 1, 2, 3, 4, 5, 6};
 
-Net net(uint32_t address, int bits) { return {htonl(address), htonl(~0u << (32 - bits))}; }
+Net net(uint32_t address, size_t bits) { return Net::of(ipv4(address), bits); }
 /// Of the host 10.5.1.0/24 in the network 10.5.0.0/16.
 FilterOptions filter(VerifySource verify) { return {verify, net(0x0a050000, 16), net(0x0a050100, 24)}; }
 
@@ -91,21 +91,20 @@ struct Host {
     store(&r[56], uint32_t{kSlot});
     traffic.make_room(kSlot + 1);
     peers.set(r);
-    const Path path{tun[0],
-                    socket,
-                    socket,
-                    htonl(0x0a050100),
-                    htonl(0x0a050000),
-                    SIZE_MAX,
-                    &this->features,
-                    CounterRow(row.data()),
-                    &traffic,
-                    &tx_drops,
-                    &rx_drops,
-                    filter(verify),
-                    &strangers,
-                    &icmp,
-                    clamp_mtu};
+    const Path path{.tun = tun[0],
+                    .socket = socket,
+                    .sender = socket,
+                    .tun_address = ipv4(0x0a050100),
+                    .network_address = ipv4(0x0a050000),
+                    .features = &this->features,
+                    .counters = CounterRow(row.data()),
+                    .traffic = &traffic,
+                    .tx_drops = &tx_drops,
+                    .rx_drops = &rx_drops,
+                    .filter = filter(verify),
+                    .strangers = &strangers,
+                    .icmp = &icmp,
+                    .clamp_mtu = clamp_mtu};
     egress = std::make_unique<Egress<Encap>>(path, peers.reader(0), own);
     ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(1), own);
   }
@@ -985,8 +984,8 @@ void test_filter() {
       size_t named = 0;
       host.strangers.take([&](const Stranger& stranger) {
         named++;
-        CHECK(stranger.reason == expected && ntohl(stranger.from) == INADDR_LOOPBACK + !row.by_peer);
-        CHECK(ntohl(stranger.source) == row.source && ntohl(stranger.destination) == row.destination);
+        CHECK(stranger.reason == expected && stranger.from == ipv4(INADDR_LOOPBACK + !row.by_peer));
+        CHECK(stranger.source == ipv4(row.source) && stranger.destination == ipv4(row.destination));
       });
       CHECK(named == (expected != kIn));
     }
@@ -1050,11 +1049,13 @@ bool do_sockets_tell(int socket) {
   return false;
 }
 
+const SocketAddress kLoopback(ipv4(INADDR_LOOPBACK), 0);
+
 /// What a socket had no room for is counted, by whichever engine has it at the time.
 void test_overflow() {
   UdpSocket socket, sender;
-  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), Share::kNo, 1 << 20, 0, socket));
-  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), Share::kNo, 1 << 20, 0, sender));
+  CHECK(!open_udp(kLoopback, Share::kNo, 1 << 20, 0, socket));
+  CHECK(!open_udp(kLoopback, Share::kNo, 1 << 20, 0, sender));
   int tells = -1;
   socklen_t size = sizeof tells;
   CHECK(getsockopt(socket.fd.get(), SOL_SOCKET, SO_RXQ_OVFL, &tells, &size) == 0 && tells == 0);  // see receiver.h
@@ -1084,8 +1085,8 @@ void test_overflow() {
 /// A socket that is sent by alone holds next to nothing of what is sent to it.
 void test_sender_socket() {
   UdpSocket receiver, sender;
-  CHECK(!open_udp(Host<FlannelUdp>::loopback(0), Share::kNo, 1 << 20, 0, receiver));
-  CHECK(!open_sender(Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(receiver.fd.get())), 1, 0, sender));
+  CHECK(!open_udp(kLoopback, Share::kNo, 1 << 20, 0, receiver));
+  CHECK(!open_sender(bound_address(receiver.fd.get()), 1, 0, sender));
   const sockaddr_in to = Host<FlannelUdp>::loopback(Host<FlannelUdp>::port_of(sender.fd.get()));
   const Bytes datagram(1000);
   for (int i = 0; i < 1000; i++) {
