@@ -48,7 +48,7 @@ inline size_t as_of_ipv4(size_t path_bytes, const Endpoint& endpoint) {
   return endpoint.to.family() == AF_INET6 && path_bytes > kLongerBytes ? path_bytes - kLongerBytes : path_bytes;
 }
 
-/// The longest packet that a path of `path_bytes` takes, in a datagram with `encap_bytes` before it. Where the path is
+/// The longest packet that a path of `path_bytes` takes, in a datagram with `encap_bytes` around it. Where the path is
 /// not known, which is 0, or takes next to nothing, the kernel fragments datagrams, and it is what one may hold.
 inline size_t longest_within(size_t path_bytes, size_t encap_bytes) {
   constexpr size_t kLeast = 256;
@@ -69,6 +69,10 @@ class Direction {
   virtual Pump pump() = 0;
   /// Counts what the kernel tells only when it is asked. By the same thread, now and then.
   virtual void count() {}
+  /// How often tick() is to be called at least, in milliseconds; -1: never.
+  virtual int tick_ms() const { return -1; }
+  /// Does what an encapsulation with timers has to do. By the same thread.
+  virtual void tick() {}
 };
 
 }  // namespace weft

@@ -6,7 +6,7 @@
 //   cut       a superpacket into (header, slice of payload) pairs, no payload copied; checksums completed
 //   fit       what the path to the peer does not take: cut smaller, in fragments, or an ICMP error goes back
 //             (docs/path-mtu.md)
-//   write     what the encapsulation puts before each packet
+//   seal      what the encapsulation puts before each packet and behind it; it may refuse one
 //   send      all of the batch (io/sender.h)
 //
 // Bytes live in the read arena from a turn to its end, and nothing outlives a turn. No allocation, no lock.
@@ -35,16 +35,16 @@ namespace weft {
 template <Encapsulation Encap>
 class Egress final : public Direction {
  public:
-  Egress(const Path& path, PeerTables::Reader peers, const OwnEnd& own)
+  Egress(const Path& path, PeerTables::Reader peers, Encap encap)
       : path_(path),
         header_(path.features->has(kTunHeader)),
         own_address_(bound_address(path.socket).address()),
         probe_(bound_address(path.sender)),
         peers_(peers),
-        encap_(own),
-        sender_(path.sender, Encap::kHeaderBytes, Encap::kHeaderBytes + kMaxHeadersBytes, path.features, path.counters,
-                path.tx_drops, path.traffic),
-        reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + Encap::kHeaderBytes + kMaxReadBytes)) {}
+        encap_(std::move(encap)),
+        sender_(path.sender, Encap::kHeaderBytes, Encap::kTrailerBytes, kEncapBytes<Encap> + kMaxHeadersBytes,
+                path.features, path.counters, path.tx_drops, path.traffic),
+        reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + kEncapBytes<Encap> + kMaxReadBytes)) {}
 
   Pump pump() override {
     Pump pump;
@@ -56,8 +56,8 @@ class Egress final : public Direction {
     const size_t max_reads = std::min(path_.batch, kMaxReads);
     size_t used = 0;
     while (pump.items < max_reads && used < kReadBudgetBytes) {
-      // Before each packet there is room for what the encapsulation puts there, whether or not the TUN speaks virtio
-      // headers.
+      // Before each packet, and behind it, there is room for what the encapsulation puts there, whether or not the TUN
+      // speaks virtio headers.
       uint8_t* bytes = reads_.get() + used + Encap::kHeaderBytes;
       const ssize_t size = read(path_.tun, bytes, kMaxReadBytes);
       if (size < 0) {
@@ -66,7 +66,7 @@ class Egress final : public Direction {
         break;
       }
       forward(bytes, static_cast<size_t>(size));
-      used += Encap::kHeaderBytes + static_cast<size_t>(size);
+      used += kEncapBytes<Encap> + static_cast<size_t>(size);
       pump.items++;
     }
     sender_.flush();
@@ -134,9 +134,8 @@ class Egress final : public Direction {
     const bool alone = packet.protocol == IPPROTO_ICMP && is_path_question(bytes, packet);
     if (alone) sender_.send();
     uint8_t* start = bytes - Encap::kHeaderBytes;
-    encap_.write(*endpoint, packet, start);
     sender_.room(0);
-    sender_.add(*endpoint, outer_ecn(bytes, packet), {start, Encap::kHeaderBytes + packet.total}, {});
+    seal(*endpoint, packet, outer_ecn(bytes, packet), {start, Encap::kHeaderBytes + packet.total}, {});
     if (alone) sender_.send();
   }
 
@@ -156,10 +155,9 @@ class Egress final : public Direction {
     const size_t header_bytes = Encap::kHeaderBytes + segments.header_bytes();
     const Ecn ecn = outer_ecn(bytes, packet);
     while (!segments.done()) {
-      uint8_t* start = sender_.room(header_bytes);
+      uint8_t* start = sender_.room(header_bytes + Encap::kTrailerBytes);
       const Segment segment = segments.next(start + Encap::kHeaderBytes);
-      encap_.write(endpoint, packet, start);
-      sender_.add(endpoint, ecn, {start, header_bytes}, {segment.payload, segment.payload_bytes});
+      seal(endpoint, packet, ecn, {start, header_bytes}, {segment.payload, segment.payload_bytes});
     }
   }
 
@@ -168,12 +166,24 @@ class Egress final : public Direction {
     const Ecn ecn = outer_ecn(whole.header, packet);
     if (whole.header_bytes + whole.payload_bytes > mtu) path_.counters.add(k_tx_fragmented);
     while (!fragments.done()) {
-      uint8_t* start = sender_.room(Encap::kHeaderBytes + fragments.header_bytes());
+      uint8_t* start = sender_.room(kEncapBytes<Encap> + fragments.header_bytes());
       const Segment fragment = fragments.next(start + Encap::kHeaderBytes);
-      encap_.write(endpoint, packet, start);
-      sender_.add(endpoint, ecn, {start, Encap::kHeaderBytes + fragment.header_bytes},
-                  {fragment.payload, fragment.payload_bytes});
+      seal(endpoint, packet, ecn, {start, Encap::kHeaderBytes + fragment.header_bytes},
+           {fragment.payload, fragment.payload_bytes});
     }
+  }
+
+  /// Gathers a datagram, unless the encapsulation refuses it; `first` begins with its header, and has room for its
+  /// trailer behind it.
+  void seal(const Endpoint& endpoint, const Packet& packet, Ecn ecn, std::span<uint8_t> first,
+            std::span<uint8_t> payload) {
+    if (const std::optional<Counter> reason = encap_.seal(endpoint, packet, first, payload)) {
+      return drop({.reason = *reason,
+                   .bytes = first.subspan(Encap::kHeaderBytes),
+                   .more = payload,
+                   .peer = endpoint.address()});
+    }
+    sender_.template add<Encap::kTrailerBytes>(endpoint, ecn, first, payload);
   }
 
   /// What the outer header says of congestion.
@@ -212,13 +222,13 @@ class Egress final : public Direction {
   /// The longest packet that the path to a peer takes.
   size_t mtu_to(const Endpoint& endpoint) {
     ask_path(endpoint);
-    return longest_to(endpoint, Encap::kHeaderBytes);
+    return longest_to(endpoint, kEncapBytes<Encap>);
   }
 
   /// The longest that the kernel knows the path to take.
   size_t known_mtu(const Endpoint& endpoint) {
     ask_path(endpoint);
-    return longest_within(endpoint.path.bytes(), Encap::kHeaderBytes);
+    return longest_within(endpoint.path.bytes(), kEncapBytes<Encap>);
   }
 
   void ask_path(const Endpoint& endpoint) {

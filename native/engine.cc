@@ -21,10 +21,23 @@ struct Directions {
 };
 
 template <Encapsulation Encap>
-Directions make_directions(const Path& path, const OwnEnd& own, PeerTables::Reader for_egress,
-                           PeerTables::Reader for_ingress) {
-  return {std::make_unique<Egress<Encap>>(path, for_egress, own),
-          std::make_unique<Ingress<Encap>>(path, for_ingress, own)};
+std::unique_ptr<SessionKeeper> make_sessions() {
+  if constexpr (HasSessions<Encap>) return std::make_unique<Sessions<typename Encap::Session>>();
+  return nullptr;
+}
+
+/// `sessions` is what make_sessions made for the same.
+template <Encapsulation Encap>
+Directions make_directions(const Path& path, const OwnEnd& own, const SessionKeeper* sessions,
+                           PeerTables::Reader for_egress, PeerTables::Reader for_ingress) {
+  const auto make = [&] {
+    if constexpr (HasSessions<Encap>)
+      return Encap(own, *static_cast<const Sessions<typename Encap::Session>*>(sessions));
+    else
+      return Encap(own);
+  };
+  return {std::make_unique<Egress<Encap>>(path, for_egress, make()),
+          std::make_unique<Ingress<Encap>>(path, for_ingress, make())};
 }
 
 /// What nobody outside knows; where the kernel gives nothing at random, of this process alone.
@@ -37,10 +50,11 @@ uint64_t secret() {
 /// Every encapsulation: a file in encap/ and a line here.
 constexpr struct {
   std::string_view name;
-  Directions (*make)(const Path&, const OwnEnd&, PeerTables::Reader, PeerTables::Reader);
+  std::unique_ptr<SessionKeeper> (*make_sessions)();
+  Directions (*make)(const Path&, const OwnEnd&, const SessionKeeper*, PeerTables::Reader, PeerTables::Reader);
 } kEncapsulations[] = {
-    {"udp", make_directions<FlannelUdp>},
-    {"vxlan", make_directions<Vxlan>},
+    {"udp", make_sessions<FlannelUdp>, make_directions<FlannelUdp>},
+    {"vxlan", make_sessions<Vxlan>, make_directions<Vxlan>},
 };
 
 }  // namespace
@@ -60,6 +74,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   if (encapsulation == std::end(kEncapsulations)) return SystemError{"encapsulation", EPROTONOSUPPORT};
 
   std::unique_ptr<Engine> engine(new Engine(std::move(descriptors)));
+  engine->sessions_ = encapsulation->make_sessions();
   engine->set_peers(options.peers);
   for (size_t i = 0; i < engine->descriptors_.loops.size(); i++) {
     const LoopDescriptors& fds = engine->descriptors_.loops[i];
@@ -81,8 +96,8 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     .strangers = &engine->strangers_[i],
                     .icmp = &engine->icmp_,
                     .clamp_mtu = options.clamp_mss ? options.own.mtu : 0};
-    Directions made =
-        encapsulation->make(path, options.own, engine->peers_.reader(2 * i), engine->peers_.reader(2 * i + 1));
+    Directions made = encapsulation->make(path, options.own, engine->sessions_.get(), engine->peers_.reader(2 * i),
+                                          engine->peers_.reader(2 * i + 1));
     engine->loops_.push_back(std::make_unique<Loop>(i, path, std::move(made.egress), std::move(made.ingress),
                                                     options.loops, engine->fault_));
   }
@@ -96,6 +111,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
 void Engine::make_room_for(std::span<const uint8_t> records) {
   traffic_slots_ = std::max(traffic_slots_, PeerTables::traffic_slots(records));
   for (TrafficRows& rows : traffic_) rows.make_room(traffic_slots_);
+  if (sessions_) peers_.free_with_current(sessions_->keep(records));
 }
 
 void Engine::set_peers(std::span<const uint8_t> records) {

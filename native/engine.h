@@ -11,6 +11,7 @@
 
 #include "core/encapsulation.h"
 #include "core/peers.h"
+#include "core/sessions.h"
 #include "descriptors.h"
 #include "loop.h"
 
@@ -63,6 +64,7 @@ class Engine {
   void make_room_for(std::span<const uint8_t> records);
 
   Descriptors descriptors_;
+  std::unique_ptr<SessionKeeper> sessions_;  // null for an encapsulation without
   PeerTables peers_;
   Features features_;
   Fault fault_;

@@ -1,7 +1,7 @@
 // ingress.h - the walk of a packet from its peer to the TUN.
 //
 //   receive   a batch of messages, each with one datagram or many (io/receiver.h)
-//   strip     what the encapsulation put before each packet, where it lies
+//   open      each datagram: a packet, where it lies, or what is to be answered, or nothing
 //   check     the inner packet (core/inspect.h); whose it is and for whom (core/filter.h); what the outer header says
 //   of
 //             congestion (core/ecn.h); TTL less one where the tunnel routes
@@ -25,10 +25,10 @@ template <Encapsulation Encap>
 class Ingress final : public Direction {
  public:
   /// The claim on the peer table is its own: it may run beside the other direction.
-  Ingress(const Path& path, PeerTables::Reader peers, const OwnEnd& own)
+  Ingress(const Path& path, PeerTables::Reader peers, Encap encap)
       : path_(path),
         peers_(peers),
-        encap_(own),
+        encap_(std::move(encap)),
         filter_(path.filter, path.strangers),
         receiver_(path.socket, path.batch, Encap::kHeaderBytes, path.counters, path.rx_drops),
         writer_(path.tun, path.features, path.counters, path.rx_drops) {}
@@ -44,17 +44,18 @@ class Ingress final : public Direction {
     for (Message& message : receiver_.messages()) {
       do {
         const uint8_t* datagram = message.bytes;
-        const Stripped stripped = encap_.strip(message);
-        if (stripped.drop) {
+        const Opened opened = encap_.open(message);
+        if (opened.what == Opened::What::kPacket) {
+          const bool goes_on = receive(message, opened.bytes, opened.undone, pump.failure);
+          (goes_on ? pump.carried : pump.refused)++;
+        } else if (opened.what == Opened::What::kDrop) {
           pump.refused++;
-          path_.rx_drops->add({.reason = *stripped.drop,
+          path_.rx_drops->add({.reason = opened.reason,
                                .bytes = {datagram, message.bytes},
                                .peer = message.from,
                                .encap_bytes = Encap::kHeaderBytes});
-        } else if (receive(message, stripped.packet, stripped.undone, pump.failure)) {
-          pump.carried++;
-        } else {
-          pump.refused++;
+        } else if (opened.what == Opened::What::kAnswer) {
+          receiver_.send(*message.sender, opened.bytes);
         }
       } while (message.size > 0);
     }
@@ -65,6 +66,20 @@ class Ingress final : public Direction {
   }
 
   void count() override { receiver_.count_overflow(); }
+
+  int tick_ms() const override {
+    if constexpr (Ticking<Encap>) return Encap::kTickMs;
+    return -1;
+  }
+  void tick() override {
+    if constexpr (Ticking<Encap>) {
+      peers_.acquire();  // what is kept of peers is theirs by a table (core/sessions.h)
+      encap_.tick(now_ms(), [this](const SocketAddress& to, std::span<const uint8_t> datagram) {
+        return receiver_.send(to, datagram);
+      });
+      peers_.release();
+    }
+  }
 
  private:
   /// Whether the packet goes on.
@@ -116,7 +131,7 @@ class Ingress final : public Direction {
   /// known.
   void clamp(uint8_t* bytes, const Packet& packet, const VirtioHeader& undone) {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
-    const size_t most = peer ? std::min(path_.clamp_mtu, longest_to(*peer, Encap::kHeaderBytes)) : path_.clamp_mtu;
+    const size_t most = peer ? std::min(path_.clamp_mtu, longest_to(*peer, kEncapBytes<Encap>)) : path_.clamp_mtu;
     clamp_mss(bytes, packet, most - kMssHeaderBytes, undone.flags & kVirtioNeedsCsum);
   }
 
@@ -133,15 +148,17 @@ class Ingress final : public Direction {
   /// datagram can say any source, outside and inside.
   void send_time_exceeded(const uint8_t* bytes, const Packet& packet) {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
-    uint8_t out[Encap::kHeaderBytes + kMaxIcmpErrorBytes];
+    uint8_t out[kEncapBytes<Encap> + kMaxIcmpErrorBytes];
     uint8_t* error = out + Encap::kHeaderBytes;
     const size_t size = write_icmp_error(kTimeExceeded, path_.tun_address, bytes, packet, error);
     Packet about;
     if (!peer || size == 0 || read_packet(error, size, about) != Shape::kOk) return;
     IcmpLimit& limit = (*path_.icmp)[IcmpKind::kInward];
     if (!limit.allows(source_of(bytes, packet), false, now_ms())) return;
-    encap_.write(*peer, about, out);
-    if (receiver_.answer(*peer, {out, Encap::kHeaderBytes + size})) path_.counters.add(k_rx_time_exceeded_sent);
+    const std::span<uint8_t> whole(out, Encap::kHeaderBytes + size);
+    if (encap_.seal(*peer, about, whole, {})) return;
+    const std::span<uint8_t> datagram(out, whole.size() + Encap::kTrailerBytes);
+    if (receiver_.send(peer->to, datagram)) path_.counters.add(k_rx_time_exceeded_sent);
   }
 
   /// A peer's packets that follow each other.

@@ -71,7 +71,10 @@ bool Loop::pump(Direction& direction, Pump& sum) {
 void Loop::run() {
   constexpr int kDescriptors = 3;
   epoll_event events[kDescriptors];
-  const auto look = [&](int milliseconds) { return epoll_wait(epoll_.get(), events, kDescriptors, milliseconds); };
+  const int tick_ms = ingress_->tick_ms();
+  const auto look = [&](int milliseconds) {
+    return epoll_wait(epoll_.get(), events, kDescriptors, milliseconds < 0 ? tick_ms : milliseconds);
+  };
   Waiting waiting(options_.poll_us);
   Precedence precedence;
   while (!stopping()) {
@@ -88,6 +91,7 @@ void Loop::run() {
         return;
       }
     }
+    if (tick_ms >= 0) ingress_->tick();
     if (sum.carried > 0) waiting.found_worth();
     if (precedence.count(sum.carried, sum.refused, monotonic_us)) thread_.go_first(precedence.goes_first());
   }

@@ -9,8 +9,9 @@ namespace weft {
 
 void Loop::run_naive() {
   pollfd waits[3] = {{path_.tun, POLLIN, 0}, {path_.socket, POLLIN, 0}, {wake_.fd(), POLLIN, 0}};
+  const int tick_ms = ingress_->tick_ms();
   while (!stopping()) {
-    if (poll(waits, 3, -1) < 0 && errno != EINTR) return fault_.report({"poll", errno});
+    if (poll(waits, 3, tick_ms) < 0 && errno != EINTR) return fault_.report({"poll", errno});
     if (waits[2].revents != 0) {
       wake_.clear();
       ingress_->count();
@@ -21,6 +22,7 @@ void Loop::run_naive() {
       sum = {};
       if (!pump(*egress_, sum) || !pump(*ingress_, sum)) return;
     } while (sum.items > 0 && !stopping());
+    if (tick_ms >= 0) ingress_->tick();
   }
 }
 

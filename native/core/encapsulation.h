@@ -1,8 +1,12 @@
-// encapsulation.h - what egress and ingress ask of an encapsulation: to write what stands before an inner packet, to
-// check it and to strip it.
+// encapsulation.h - what egress and ingress ask of an encapsulation: to seal an inner packet into a datagram, and to
+// open a datagram.
 //
-// It is a parameter of theirs at compile time, so that one that writes nothing costs nothing. Each is a file of encap/
-// and a line in engine.cc, and for the dgram engine one in src/dataplane/encapsulation.ts.
+// Sealing writes what stands before a packet and what stands behind it, and may refuse: an encapsulation with keys has
+// none yet. Opening yields a packet, or something to send back to whoever sent the datagram, or nothing for anybody.
+// One that has timers ticks, one that keeps something of each peer has sessions (core/sessions.h).
+//
+// An encapsulation is a parameter of theirs at compile time, so that what one does not have costs it nothing. Each is a
+// file of encap/ and a line in engine.cc, and for the dgram engine one in src/dataplane/encapsulation.ts.
 #pragma once
 
 #include <concepts>
@@ -13,13 +17,15 @@
 #include "message.h"
 #include "packet.h"
 #include "peers.h"
+#include "sessions.h"
 #include "virtio.h"
 
 namespace weft {
 
 /// IPv4 and UDP, before all of it.
 constexpr size_t kOuterBytes = kIpv4HeaderBytes + kUdpHeaderBytes;
-/// The most that stands behind them, in one datagram or in several that are one message.
+/// The most that stands behind them, in one datagram or in several that are one message. Behind IPv6 it might be more
+/// by its header's length.
 constexpr size_t kMaxDatagramBytes = 65535 - kOuterBytes;
 
 /// What an encapsulation knows of this host.
@@ -28,29 +34,58 @@ struct OwnEnd {
   size_t mtu = 0;                   ///< of the TUN, in bytes
 };
 
-/// The inner packet of a datagram, where it lies, or the reason why there is none.
-struct Stripped {
-  std::span<uint8_t> packet;
-  std::optional<Counter> drop = {};
-  VirtioHeader undone = {};  ///< what its sender's kernel left to others: a checksum, cutting
+/// What a datagram was opened to.
+struct Opened {
+  enum class What : uint8_t { kPacket, kDrop, kAnswer, kNothing };
+  What what;
+  Counter reason = {};            ///< of a drop
+  std::span<uint8_t> bytes = {};  ///< the packet where it lies, or the answer, which is sent before the next is opened
+  VirtioHeader undone = {};       ///< what a packet's sender's kernel left to others: a checksum, cutting
+
+  static Opened packet(std::span<uint8_t> bytes, const VirtioHeader& undone = {}) {
+    return {What::kPacket, {}, bytes, undone};
+  }
+  static Opened drop(Counter reason) { return {What::kDrop, reason}; }
+  static Opened answer(std::span<uint8_t> datagram) { return {What::kAnswer, {}, datagram}; }
+  static Opened nothing() { return {What::kNothing}; }
 };
 
 template <typename E>
-concept Encapsulation = std::constructible_from<E, const OwnEnd&> &&
-    requires(const E& encapsulation, const Endpoint& peer, const Packet& packet, uint8_t* out, Message& message) {
-  /// The bytes before each inner packet.
+concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const Packet& packet, std::span<uint8_t> bytes,
+                                 Message& message) {
+  /// The bytes before each inner packet, and behind it.
   { E::kHeaderBytes } -> std::convertible_to<size_t>;
-  /// Whether either end of the tunnel is a router, which takes one off the TTL, or both are a
-  /// link's.
+  { E::kTrailerBytes } -> std::convertible_to<size_t>;
+  /// Whether either end of the tunnel is a router, which takes one off the TTL, or both are a link's.
   { E::kRoutes } -> std::convertible_to<bool>;
   /// Whether the outer header says of congestion what the packet says (core/ecn.h), or nothing.
   { E::kCopiesEcn } -> std::convertible_to<bool>;
-  /// Writes them before a packet to `peer`. Of a packet that was cut it is told the
-  /// superpacket's shape.
-  encapsulation.write(peer, packet, out);
-  /// Takes the next inner packet off a message, which it takes as it came: it knows what its
-  /// peers put into one.
-  { encapsulation.strip(message) } -> std::same_as<Stripped>;
+  /// Seals a packet to `peer`, or says why not and leaves it as it is. The first span begins with kHeaderBytes of room,
+  /// then the packet, of which the second may have the rest, where it lies in a superpacket. Behind the first there are
+  /// kTrailerBytes of room, which the datagram has at its end. Of a packet that was cut it is told the superpacket's
+  /// shape.
+  { encapsulation.seal(peer, packet, bytes, bytes) } -> std::same_as<std::optional<Counter>>;
+  /// Takes the next datagram off a message, which it takes as it came: it knows what its peers put into one.
+  { encapsulation.open(message) } -> std::same_as<Opened>;
+};
+
+/// What a packet becomes longer by.
+template <Encapsulation E>
+constexpr size_t kEncapBytes = E::kHeaderBytes + E::kTrailerBytes;
+
+/// One that keeps something of each peer, made with the sessions that its directions of all loops share.
+template <typename E>
+concept HasSessions = Encapsulation<E> && std::constructible_from < E,
+        const OwnEnd&, const Sessions<typename E::Session>
+& > ;
+
+/// One that has timers: `tick(now_ms, send)` is called every kTickMs, and after each turn of a loop, by the loop's
+/// thread; `send(to, datagram)` sends at once.
+template <typename E>
+concept Ticking = Encapsulation<E> &&
+    requires(E& encapsulation, bool (*send)(const SocketAddress&, std::span<const uint8_t>)) {
+  { E::kTickMs } -> std::convertible_to<int>;
+  encapsulation.tick(int64_t{}, send);
 };
 
 }  // namespace weft

@@ -18,6 +18,7 @@ struct Message {
   size_t joined_bytes;
   Address from = {};  ///< where it came from; datagrams are joined of one sender alone
   Ecn ecn = kNotEct;  ///< what the outer header says of the way; datagrams are joined that say the same alone
+  const SocketAddress* sender = nullptr;  ///< the same as `from`, with its port; borrowed likewise
 
   /// Takes the first datagram off.
   std::span<uint8_t> take() { return take(joined_bytes > 0 ? std::min(joined_bytes, size) : size); }

@@ -46,6 +46,10 @@ PeerTables::PeerTables(size_t readers, std::span<const uint8_t> records) : hazar
 void PeerTables::set(std::span<const uint8_t> records) { apply(records, true); }
 void PeerTables::change(std::span<const uint8_t> records) { apply(records, false); }
 
+void PeerTables::free_with_current(Garbage garbage) {
+  for (auto& each : garbage) tables_.back().pages.push_back(std::move(each));
+}
+
 void PeerTables::apply(std::span<const uint8_t> records, bool is_whole) {
   if (is_whole) round_++;
   each_record(records, [&](const PeerRecord& record) {

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "address.h"
@@ -174,6 +175,9 @@ class PeerTables {
   void set(std::span<const uint8_t> records);
   /// Puts these peers, or takes away those whose record says so, in their order; all others stay.
   void change(std::span<const uint8_t> records);
+
+  /// Frees this once nobody has the table in force now, or one before it, any more.
+  void free_with_current(Garbage garbage);
 
   /// For the thread that changes them.
   const PeerTable& current() const { return *tables_.back().table; }

@@ -9,11 +9,14 @@ namespace weft {
 
 struct FlannelUdp {
   static constexpr size_t kHeaderBytes = 0;
+  static constexpr size_t kTrailerBytes = 0;
   static constexpr bool kRoutes = true;
   static constexpr bool kCopiesEcn = false;
   explicit FlannelUdp(const OwnEnd&) {}
-  void write(const Endpoint&, const Packet&, uint8_t*) const {}
-  Stripped strip(Message& message) const { return {message.take()}; }
+  std::optional<Counter> seal(const Endpoint&, const Packet&, std::span<uint8_t>, std::span<uint8_t>) const {
+    return {};
+  }
+  Opened open(Message& message) const { return Opened::packet(message.take()); }
 };
 static_assert(Encapsulation<FlannelUdp>);
 

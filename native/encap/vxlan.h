@@ -21,6 +21,7 @@ namespace weft {
 class Vxlan {
  public:
   static constexpr size_t kHeaderBytes = 22;
+  static constexpr size_t kTrailerBytes = 0;
   static constexpr bool kRoutes = false;
   static constexpr bool kCopiesEcn = true;
 
@@ -30,23 +31,26 @@ class Vxlan {
     std::memcpy(vxlan_ + kVni, own.encap.data() + kMacBytes, kVniBytes);
   }
 
-  void write(const Endpoint& peer, const Packet& packet, uint8_t* out) const {
+  std::optional<Counter> seal(const Endpoint& peer, const Packet& packet, std::span<uint8_t> bytes,
+                              std::span<uint8_t>) const {
+    uint8_t* out = bytes.data();
     std::memcpy(out, vxlan_, sizeof vxlan_);
     std::memcpy(out + kDestination, peer.encap.data(), kMacBytes);
     std::memcpy(out + kSource, own_mac_, kMacBytes);
     store_be16(out + kEtherType, ether_type(packet));
+    return {};
   }
 
-  Stripped strip(Message& message) const {
+  Opened open(Message& message) const {
     const std::span<uint8_t> frame = is_one(message) ? message.take_all() : message.take();
-    if (frame.size() < kHeaderBytes) return {{}, k_rx_drop_malformed};
-    if (!is_ours(frame.data())) return {{}, k_rx_drop_not_ours};
+    if (frame.size() < kHeaderBytes) return Opened::drop(k_rx_drop_malformed);
+    if (!is_ours(frame.data())) return Opened::drop(k_rx_drop_not_ours);
     Packet packet;
     if (!read_inner(frame, packet) || load_be16(frame.data() + kEtherType) != ether_type(packet)) {
-      return {{}, k_rx_drop_malformed};
+      return Opened::drop(k_rx_drop_malformed);
     }
     const std::span<uint8_t> inner = frame.subspan(kHeaderBytes);
-    return {inner, {}, undone(inner.data(), packet, message.joined_bytes)};
+    return Opened::packet(inner, undone(inner.data(), packet, message.joined_bytes));
   }
 
  private:

@@ -93,7 +93,7 @@ size_t Receiver::receive(Failure& failure) {
       continue;
     }
     Message& message = whole_[whole_count_++];
-    message = {bytes, size, 0, from};
+    message = {bytes, size, 0, from, kNotEct, &senders_[i]};
     read_controls(header, message);
   }
   counters_.add(k_rx_messages, received);
@@ -107,8 +107,8 @@ void Receiver::count_overflow() {
   overflow_ = drops;
 }
 
-bool Receiver::answer(const Endpoint& to, std::span<const uint8_t> datagram) {
-  return sendto(socket_, datagram.data(), datagram.size(), MSG_DONTWAIT, to.to.raw(), to.to.size()) > 0;
+bool Receiver::send(const SocketAddress& to, std::span<const uint8_t> datagram) {
+  return sendto(socket_, datagram.data(), datagram.size(), MSG_DONTWAIT, to.raw(), to.size()) > 0;
 }
 
 }  // namespace weft

@@ -35,7 +35,7 @@ class Receiver {
   void count_overflow();
 
   /// Sends one datagram from the socket that peers know. Does not block. False when it was refused.
-  bool answer(const Endpoint& to, std::span<const uint8_t> datagram);
+  bool send(const SocketAddress& to, std::span<const uint8_t> datagram);
 
  private:
   static constexpr size_t kMessageBytes = 65536;

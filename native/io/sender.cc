@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "clock.h"
 #include "linux_compat.h"
 
 namespace weft {
@@ -46,51 +45,30 @@ Attempt attempt_of(size_t datagrams) { return {Way::kPeers, datagrams > 1 ? kUdp
 
 }  // namespace
 
-Sender::Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features* features, CounterRow counters,
-               Drops* drops, TrafficRows* traffic)
+Sender::Sender(int socket, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes, Features* features,
+               CounterRow counters, Drops* drops, TrafficRows* traffic)
     : socket_(socket),
-      encap_bytes_(encap_bytes),
+      header_bytes_(header_bytes),
+      trailer_bytes_(trailer_bytes),
       features_(features),
       counters_(counters),
       drops_(drops),
       traffic_(traffic),
       learnt_(features),
-      headers_size_(kMaxDatagrams * max_header_bytes),
-      headers_(std::make_unique_for_overwrite<uint8_t[]>(headers_size_)),
-      iovecs_(kMaxDatagrams * 2),
+      room_size_(kMaxDatagrams * max_room_bytes),
+      room_(std::make_unique_for_overwrite<uint8_t[]>(room_size_)),
+      iovecs_(kMaxDatagrams * kMaxPieces),
       runs_(kMaxMessages),
       messages_(kMaxMessages),
       controls_(kMaxMessages * kControlBytes) {}
 
-uint8_t* Sender::room(size_t header_bytes) {
-  if (headers_used_ + header_bytes > headers_size_ || iovecs_used_ + 2 > iovecs_.size() || runs_used_ == runs_.size()) {
+uint8_t* Sender::room(size_t bytes) {
+  if (room_used_ + bytes > room_size_ || iovecs_used_ + kMaxPieces > iovecs_.size() || runs_used_ == runs_.size()) {
     send();
   }
-  uint8_t* header = headers_.get() + headers_used_;
-  headers_used_ += header_bytes;
-  return header;
-}
-
-void Sender::add(const Endpoint& endpoint, Ecn ecn, std::span<uint8_t> header, std::span<uint8_t> payload) {
-  const size_t size = header.size() + payload.size();
-  if (size > kMaxDatagramBytes) {
-    const iovec pieces[] = {{header.data(), header.size()}, {payload.data(), payload.size()}};
-    return drop(k_tx_drop_too_big, endpoint, pieces);
-  }
-  gathered_++;
-  Run* last = runs_used_ > 0 ? &runs_[runs_used_ - 1] : nullptr;
-  const bool joins = last && last->datagrams < last->most && last->endpoint == &endpoint && last->ecn == ecn &&
-                     size <= last->datagram_bytes && last->bytes + size <= kMaxDatagramBytes;
-  if (!joins) {
-    last = &runs_[runs_used_++];
-    const uint16_t most = features_->has(kUdpGso) ? learnt_.udp_segments_to(endpoint, now_ms) : uint16_t{1};
-    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, most, ecn};
-  }
-  iovecs_[iovecs_used_++] = {header.data(), header.size()};
-  if (!payload.empty()) iovecs_[iovecs_used_++] = {payload.data(), payload.size()};
-  last->bytes += static_cast<uint32_t>(size);
-  last->datagrams++;
-  if (size < last->datagram_bytes) last->most = last->datagrams;  // only the last of a run may be shorter
+  uint8_t* room = room_.get() + room_used_;
+  room_used_ += bytes;
+  return room;
 }
 
 void Sender::prepare() {
@@ -134,7 +112,7 @@ void Sender::send() {
   }
   runs_used_ = 0;
   iovecs_used_ = 0;
-  headers_used_ = 0;
+  room_used_ = 0;
 }
 
 void Sender::refused(const Run& run, int error) {
@@ -184,14 +162,15 @@ void Sender::drop(Counter reason, const Endpoint& endpoint, std::span<const iove
   const auto bytes = [](const iovec& piece) {
     return std::span(static_cast<const uint8_t*>(piece.iov_base), piece.iov_len);
   };
+  const auto first = bytes(datagram[0]).subspan(header_bytes_);
   drops_->add({.reason = reason,
-               .bytes = bytes(datagram[0]).subspan(encap_bytes_),
+               .bytes = datagram.size() > 1 ? first : first.first(first.size() - trailer_bytes_),
                .more = datagram.size() > 1 ? bytes(datagram[1]) : std::span<const uint8_t>(),
                .peer = endpoint.address()});
 }
 
 void Sender::count_sent(const Run& run, uint64_t datagrams, uint64_t bytes) {
-  const uint64_t inner_bytes = bytes - datagrams * encap_bytes_;
+  const uint64_t inner_bytes = bytes - datagrams * (header_bytes_ + trailer_bytes_);
   counters_.add(k_tx_messages);
   counters_.add(k_tx_packets, datagrams);
   counters_.add(k_tx_bytes, inner_bytes);

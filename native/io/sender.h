@@ -1,7 +1,7 @@
 // sender.h - sends datagrams to peers: those of one size for one endpoint in a row as a run, which is one message with
 // UDP_SEGMENT, and all messages of a batch by one sendmmsg.
 //
-// What is added is borrowed until it is sent: headers, payload and endpoints. No allocation, no lock.
+// What is added is borrowed until it is sent: headers, payload, trailers and endpoints. No allocation, no lock.
 #pragma once
 
 #include <sys/socket.h>
@@ -18,21 +18,23 @@
 #include "../core/peers.h"
 #include "../core/refusals.h"
 #include "../core/traffic.h"
+#include "clock.h"
 
 namespace weft {
 
 class Sender {
  public:
-  /// `encap_bytes` of each datagram stand before the inner packet, whose bytes alone are counted. `max_header_bytes` is
-  /// the most that is asked of room() at once.
-  Sender(int socket, size_t encap_bytes, size_t max_header_bytes, Features* features, CounterRow counters, Drops* drops,
-         TrafficRows* traffic);
+  /// Of each datagram's bytes those of the inner packet alone are counted, which stands between a header and a trailer.
+  /// `max_room_bytes` is the most that is asked of room() at once.
+  Sender(int socket, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes, Features* features,
+         CounterRow counters, Drops* drops, TrafficRows* traffic);
 
-  /// Makes room for one datagram more and returns `header_bytes` of memory for its header. Sends what is gathered when
-  /// there is no room: what was added before is then no longer borrowed.
-  uint8_t* room(size_t header_bytes);
-  /// Gathers one datagram, for which room() was made, whose outer header is to say `ecn`. `payload` may be empty. One
-  /// that is too long for a datagram is dropped.
+  /// Makes room for one datagram more and returns so many bytes of memory, for its header and its trailer. Sends what
+  /// is gathered when there is no room: what was added before is then no longer borrowed.
+  uint8_t* room(size_t bytes);
+  /// Gathers one datagram, for which room() was made, whose outer header is to say `ecn`. `payload` may be empty; the
+  /// trailer, of the encapsulation's length, lies behind `header`. One that is too long for a datagram is dropped.
+  template <size_t kTrailerBytes>
   void add(const Endpoint& endpoint, Ecn ecn, std::span<uint8_t> header, std::span<uint8_t> payload);
   /// Sends what is gathered, as room() does of itself. Once in a batch, however often it sends, a full socket buffer is
   /// waited for: that moment pushes back on those who send too much, and is the longest that the other direction, which
@@ -47,6 +49,8 @@ class Sender {
   /// Datagrams and messages gathered before they must be sent.
   static constexpr size_t kMaxDatagrams = 2048;
   static constexpr size_t kMaxMessages = 256;
+  /// Header, payload, trailer.
+  static constexpr size_t kMaxPieces = 3;
   static constexpr int kPatienceMs = 10;
 
   struct Run {
@@ -70,16 +74,16 @@ class Sender {
   void count_sent(const Run& run, uint64_t datagrams, uint64_t bytes);
 
   int socket_;
-  size_t encap_bytes_;
+  size_t header_bytes_, trailer_bytes_;
   Features* features_;
   CounterRow counters_;
   Drops* drops_;
   TrafficRows* traffic_;
   Learnt learnt_;
   bool waited_ = false;  // in this batch
-  size_t headers_size_;
-  std::unique_ptr<uint8_t[]> headers_;  // not written to before it is used: a lane that is idle has no memory
-  size_t headers_used_ = 0;
+  size_t room_size_;
+  std::unique_ptr<uint8_t[]> room_;  // not written to before it is used: a lane that is idle has no memory
+  size_t room_used_ = 0;
   std::vector<iovec> iovecs_;
   size_t iovecs_used_ = 0;
   std::vector<Run> runs_;
@@ -88,5 +92,34 @@ class Sender {
   std::vector<mmsghdr> messages_;
   std::vector<uint8_t> controls_;
 };
+
+template <size_t kTrailerBytes>
+void Sender::add(const Endpoint& endpoint, Ecn ecn, std::span<uint8_t> header, std::span<uint8_t> payload) {
+  const size_t size = header.size() + payload.size() + kTrailerBytes;
+  uint8_t* trailer = header.data() + header.size();
+  if (size > kMaxDatagramBytes) {
+    const iovec pieces[] = {{header.data(), header.size()}, {payload.data(), payload.size()}, {trailer, kTrailerBytes}};
+    return drop(k_tx_drop_too_big, endpoint, pieces);
+  }
+  gathered_++;
+  Run* last = runs_used_ > 0 ? &runs_[runs_used_ - 1] : nullptr;
+  const bool joins = last && last->datagrams < last->most && last->endpoint == &endpoint && last->ecn == ecn &&
+                     size <= last->datagram_bytes && last->bytes + size <= kMaxDatagramBytes;
+  if (!joins) {
+    last = &runs_[runs_used_++];
+    const uint16_t most = features_->has(kUdpGso) ? learnt_.udp_segments_to(endpoint, now_ms) : uint16_t{1};
+    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, most, ecn};
+  }
+  if (payload.empty()) {
+    iovecs_[iovecs_used_++] = {header.data(), header.size() + kTrailerBytes};
+  } else {
+    iovecs_[iovecs_used_++] = {header.data(), header.size()};
+    iovecs_[iovecs_used_++] = {payload.data(), payload.size()};
+    if constexpr (kTrailerBytes > 0) iovecs_[iovecs_used_++] = {trailer, kTrailerBytes};
+  }
+  last->bytes += static_cast<uint32_t>(size);
+  last->datagrams++;
+  if (size < last->datagram_bytes) last->most = last->datagrams;  // only the last of a run may be shorter
+}
 
 }  // namespace weft

@@ -138,7 +138,7 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
                   .strangers = &strangers,
                   .icmp = &icmp,
                   .clamp_mtu = 1400};
-  Ingress<Encap> ingress(path, peers.reader(0), own_end());
+  Ingress<Encap> ingress(path, peers.reader(0), Encap(own_end()));
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     std::vector<uint8_t> message(at, at + length);
     if (mended && length > Encap::kHeaderBytes) mend(&message[Encap::kHeaderBytes], length - Encap::kHeaderBytes);
@@ -182,17 +182,18 @@ void refuse(const uint8_t* bytes, size_t size) {
 }
 
 /// Messages as a socket with UDP_GRO may give them: the first two bytes of each are what its datagrams were joined by.
-void strip(const uint8_t* bytes, size_t size) {
+void open_each(const uint8_t* bytes, size_t size) {
   const Vxlan vxlan(own_end());
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (length < 2) return;
     std::vector<uint8_t> copy(at + 2, at + length);  // on the heap, where a sanitizer sees its end
     Message message{copy.data(), copy.size(), load<uint16_t>(at)};
     do {
-      const Stripped stripped = vxlan.strip(message);
+      const Opened opened = vxlan.open(message);
+      if (opened.what != Opened::What::kPacket) continue;
       Packet packet;
-      if (!stripped.drop && read_packet(stripped.packet.data(), stripped.packet.size(), packet) != Shape::kOk) abort();
-      if (!stripped.drop) count_packets(stripped.undone, stripped.packet.data(), packet);
+      if (read_packet(opened.bytes.data(), opened.bytes.size(), packet) != Shape::kOk) abort();
+      count_packets(opened.undone, opened.bytes.data(), packet);
     } while (message.size > 0);
   });
 }
@@ -228,7 +229,7 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
                   .tx_drops = &drops,
                   .icmp = &icmp,
                   .clamp_mtu = 1400};
-  Egress<FlannelUdp> egress(path, peers.reader(0), OwnEnd{});
+  Egress<FlannelUdp> egress(path, peers.reader(0), FlannelUdp(OwnEnd{}));
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (send(tun.outside.get(), at, length, 0) < 0) return;
     while (egress.pump().items > 0) expect_packets(udp.outside.get(), 0);
@@ -257,7 +258,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
       refuse(bytes + 1, size - 1);
       break;
     case 'S':
-      strip(bytes + 1, size - 1);
+      open_each(bytes + 1, size - 1);
       break;
     default:
       Jobs(bytes + 1, size - 1).run();

@@ -107,8 +107,8 @@ int main() {
                   .filter = filter,
                   .strangers = &strangers,
                   .icmp = &icmp};
-  Egress<FlannelUdp> egress(path, peers.reader(0), OwnEnd{});
-  Ingress<FlannelUdp> ingress(path, peers.reader(1), OwnEnd{});
+  Egress<FlannelUdp> egress(path, peers.reader(0), FlannelUdp(OwnEnd{}));
+  Ingress<FlannelUdp> ingress(path, peers.reader(1), FlannelUdp(OwnEnd{}));
 
   std::vector<uint8_t> superpacket(sizeof(VirtioHeader) + kHeaders + kSegments * kPayload);
   VirtioHeader virtio;

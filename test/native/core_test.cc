@@ -20,6 +20,7 @@
 #include "../../native/core/precedence.h"
 #include "../../native/core/refusals.h"
 #include "../../native/core/segment.h"
+#include "../../native/core/sessions.h"
 #include "../../native/core/strangers.h"
 #include "../../native/core/traffic.h"
 #include "../../native/core/waiting.h"
@@ -620,6 +621,82 @@ static void test_families() {
     CHECK(tables.current().has_endpoint_at(Address::v6(v6)) && !tables.current().has_endpoint_at(ipv4(1)));
     CHECK(found && found->to.size() == sizeof(sockaddr_in6));
   }
+}
+
+/// What is kept of a peer is its own: for as long as its slot is, and no longer than somebody has a table with it.
+static void test_sessions() {
+  static std::atomic<int> alive;
+  struct Session {
+    Session() { alive++; }
+    ~Session() { alive--; }
+    std::atomic<uint32_t> owner{0};
+  };
+  alive = 0;
+  {
+    Sessions<Session> sessions;
+    PeerTables tables(1);
+    const auto of = [](uint8_t third, uint32_t slot, uint32_t endpoint = 1) {
+      Bytes r = record(4, 24, {10, 5, third, 0}, endpoint);
+      store(&r[56], slot);
+      return r;
+    };
+    const auto say = [&](const Bytes& records, bool is_whole = true) {
+      tables.free_with_current(sessions.keep(records));
+      is_whole ? tables.set(records) : tables.change(records);
+    };
+    // The last of a chunk, the first of the next, and the last that there is.
+    for (const uint32_t slot : {1u, 4095u, 4096u, TrafficRows::kMaxSlots - 1}) {
+      say(of(2, slot));
+      CHECK(sessions.of(slot) && sessions.of(slot)->owner == 0);
+      sessions.of(slot)->owner = slot;
+    }
+    CHECK(alive == 4 && !sessions.of(2) && !sessions.of(0) && !sessions.of(100'000));
+    say(of(3, TrafficRows::kMaxSlots));  // there is no such slot
+    say(of(3, 0));
+    CHECK(alive == 4 && !sessions.of(0));
+    Session* kept = sessions.of(1);
+    say(of(2, 1));
+    say(of(2, 1, 9), false);
+    say(gone(of(2, 1)), false);
+    say({});
+    say(of(2, 1));
+    CHECK(sessions.of(1) == kept && kept->owner == 1 && alive == 4);
+    PeerTables::Reader reader = tables.reader(0);
+    reader.acquire();
+    say(of(3, 1));
+    CHECK(sessions.of(1) != kept && sessions.of(1)->owner == 0 && kept->owner == 1 && alive == 5);
+    say(of(3, 1));
+    CHECK(alive == 5);
+    reader.acquire();
+    say(of(3, 1));
+    CHECK(alive == 4);
+    uint32_t slots = 0;
+    sessions.for_each([&](uint32_t slot, const Session& session) { slots += session.owner == slot; });
+    CHECK(slots == 3);
+
+    // By threads that use what they have a table of while slots are given to others.
+    std::atomic<bool> done{false};
+    std::atomic<int> used{0};
+    reader.release();
+    std::thread thread([&] {
+      const uint8_t address[] = {10, 5, 2, 9}, other[] = {10, 5, 3, 9};
+      while (!done.load()) {
+        const PeerTable& table = reader.acquire();
+        for (const uint8_t* each : {address, other}) {
+          const Endpoint* peer = table.find(4, each);
+          if (Session* session = peer ? sessions.of(peer->slot) : nullptr) used += session->owner++ == 0;
+        }
+        sessions.for_each([&](uint32_t, Session& session) { session.owner++; });
+        reader.release();
+      }
+    });
+    for (uint32_t round = 0; round < 2'000 || used < 50; round++) {
+      say(of(static_cast<uint8_t>(2 + round % 2), 5000 + random_below(4) * 4096), random_below(2));
+    }
+    done.store(true);
+    thread.join();
+  }
+  CHECK(alive == 0);
 }
 
 static void test_endpoints() {
@@ -1746,6 +1823,7 @@ int main(int argc, char** argv) {
   test_traffic();
   test_endpoints();
   test_addresses();
+  test_sessions();
   test_families();
   test_drops();
   test_segment_rules();

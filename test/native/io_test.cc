@@ -129,13 +129,13 @@ struct Outward {
       : features(granted),
         row(kCounterCount),
         drops(CounterRow(row.data()), [] { return clock_ms * 1'000; }),
-        sender(-1, 0, 100, &features, CounterRow(row.data()), &drops, &traffic),
+        sender(-1, 0, 0, 100, &features, CounterRow(row.data()), &drops, &traffic),
         payload(70'000) {}
 
   void add(const Endpoint& endpoint, size_t size = 100, Ecn ecn = kNotEct) {
     uint8_t* header = sender.room(4);
     store_be32(header, number++);
-    sender.add(endpoint, ecn, {header, 4}, {payload.data(), size - 4});
+    sender.add<0>(endpoint, ecn, {header, 4}, {payload.data(), size - 4});
   }
   /// The numbers of all datagrams that the kernel took, in its order.
   static std::vector<uint32_t> numbers() {
@@ -407,7 +407,7 @@ void test_full_socket_of_questions() {
                                  .rx_drops = &drops,
                                  .strangers = &strangers,
                                  .icmp = &icmp},
-                            peers.reader(0), OwnEnd{});
+                            peers.reader(0), FlannelUdp(OwnEnd{}));
   Fields f;
   f.tcp = false;
   f.source = kOwn;

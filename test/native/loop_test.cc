@@ -41,18 +41,22 @@ struct Told final : Direction {
     return pump;
   }
   void count() override { counted_after = true; }
+  int tick_ms() const override { return every_ms; }
+  void tick() override { ticks++; }
   int fd;
-  std::atomic<size_t> carried{1}, refused{0}, turns{0};
+  int every_ms = -1;
+  std::atomic<size_t> carried{1}, refused{0}, turns{0}, ticks{0};
   std::atomic<int> nice{0};
   std::atomic<bool> fails{false};
   bool counted_after = false;  // of the loop's thread, and after its end the test's
 };
 
 struct Rig {
-  explicit Rig(LoopOptions options) {
+  explicit Rig(LoopOptions options, int tick_ms = -1) {
     auto out = std::make_unique<Told>(tun.fds[0]), in = std::make_unique<Told>(socket.fds[0]);
     egress = out.get();
     ingress = in.get();
+    ingress->every_ms = tick_ms;
     const int socket_fd = socket.fds[0];
     const Path path{.tun = tun.fds[0], .socket = socket_fd, .sender = socket_fd};
     loop = std::make_unique<Loop>(0, path, std::move(out), std::move(in), options, fault);
@@ -89,6 +93,24 @@ void test_counts_at_the_end() {
   CHECK(rig.ingress->counted_after);
 }
 
+/// A direction with a timer is asked though nothing comes, at once after what came, and one without never.
+void test_ticks() {
+  for (const bool naive : {false, true}) {
+    for (const int64_t poll_us : {0, 100}) {
+      Rig idle({naive, 0, poll_us}, 1);
+      while (idle.ingress->ticks < 3) std::this_thread::yield();
+      Rig rig({naive, 0, poll_us}, 3'600'000);
+      rig.turn(rig.socket, *rig.ingress);
+      while (rig.ingress->ticks == 0) std::this_thread::yield();
+      CHECK(rig.egress->ticks == 0);
+    }
+    Rig without({naive, 0, 0});
+    for (int i = 0; i < 3; i++) without.turn(without.socket, *without.ingress);
+    without.loop->stop();
+    CHECK(without.ingress->ticks == 0);
+  }
+}
+
 /// Under a flood of what is refused the thread is as whoever started it, and before others again when it is over.
 void test_priority() {
   const int usual = getpriority(PRIO_PROCESS, 0), own = usual - 5;
@@ -114,6 +136,7 @@ void test_priority() {
 int main(int argc, char** argv) {
   const unsigned seed = seed_of(argc, argv);
   test_counts_at_the_end();
+  test_ticks();
   test_priority();
   return verdict(seed);
 }

@@ -1,5 +1,5 @@
 // walk_test.cc - whole walks through egress and ingress, for flannel's udp, for an encapsulation of the test's that
-// puts bytes before each packet, and for VXLAN with what kernels send; core.test.ts builds and runs it.
+// puts bytes before each packet and behind it, and for VXLAN with what kernels send; core.test.ts builds and runs it.
 //
 // A pair of sockets that keep messages apart stands for the TUN; datagrams go over loopback. clock_gettime is replaced
 // for the whole program.
@@ -34,17 +34,42 @@ extern "C" int clock_gettime(clockid_t, timespec* now) {
 
 namespace {
 
-/// Eight bytes of the peer's record before each packet, and a first byte that is not 0.
+constexpr size_t kMarkBytes = 8, kSealBytes = 16;
+
+/// A sum of all bytes by their places, which a damaged packet, or a trailer at another place, has not.
+std::array<uint8_t, kSealBytes> seal_of(std::span<const uint8_t> bytes, std::span<const uint8_t> more = {}) {
+  std::array<uint8_t, kSealBytes> seal{};
+  uint64_t sum = 1;
+  for (const auto& piece : {bytes, more}) {
+    for (const uint8_t byte : piece) sum = sum * 31 + byte;
+  }
+  store(&seal[0], sum);
+  store(&seal[8], ~sum);
+  return seal;
+}
+
+/// Eight bytes of the peer's record before each packet, the first of them not 0, and sixteen behind it that tell
+/// whether it is whole.
 struct Marked {
-  static constexpr size_t kHeaderBytes = 8;
+  static constexpr size_t kHeaderBytes = kMarkBytes;
+  static constexpr size_t kTrailerBytes = kSealBytes;
   static constexpr bool kRoutes = true;
   static constexpr bool kCopiesEcn = true;
   explicit Marked(const OwnEnd&) {}
-  void write(const Endpoint& peer, const Packet&, uint8_t* out) const { std::memcpy(out, peer.encap.data(), 8); }
-  Stripped strip(Message& message) const {
+  std::optional<Counter> seal(const Endpoint& peer, const Packet&, std::span<uint8_t> first,
+                              std::span<uint8_t> rest) const {
+    std::memcpy(first.data(), peer.encap.data(), kHeaderBytes);
+    store(first.data() + first.size(), seal_of(first.subspan(kHeaderBytes), rest));
+    return {};
+  }
+  Opened open(Message& message) const {
     const std::span<uint8_t> datagram = message.take();
-    if (datagram.size() < kHeaderBytes || datagram[0] == 0) return {{}, k_rx_drop_malformed};
-    return {datagram.subspan(kHeaderBytes)};
+    if (datagram.size() < kHeaderBytes + kTrailerBytes || datagram[0] == 0) return Opened::drop(k_rx_drop_malformed);
+    const std::span<uint8_t> packet = datagram.subspan(kHeaderBytes, datagram.size() - kHeaderBytes - kTrailerBytes);
+    if (load<std::array<uint8_t, kSealBytes>>(packet.data() + packet.size()) != seal_of(packet)) {
+      return Opened::drop(k_rx_drop_malformed);
+    }
+    return Opened::packet(packet);
   }
 };
 static_assert(Encapsulation<Marked>);
@@ -85,12 +110,9 @@ struct Host {
       CHECK(bind(*fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
     }
     for (const int fd : tun) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
-    Bytes r = record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK);
-    store(&r[4], port_of(other));
-    std::copy(std::begin(kMark), std::end(kMark), r.begin() + 40);
-    store(&r[56], uint32_t{kSlot});
     traffic.make_room(kSlot + 1);
-    peers.set(r);
+    if constexpr (HasSessions<Encap>) sessions = std::make_unique<Sessions<typename Encap::Session>>();
+    set_peers(peer_record());
     const Path path{.tun = tun[0],
                     .socket = socket,
                     .sender = socket,
@@ -105,12 +127,31 @@ struct Host {
                     .strangers = &strangers,
                     .icmp = &icmp,
                     .clamp_mtu = clamp_mtu};
-    egress = std::make_unique<Egress<Encap>>(path, peers.reader(0), own);
-    ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(1), own);
+    egress = std::make_unique<Egress<Encap>>(path, peers.reader(0), encapsulation(own));
+    ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(1), encapsulation(own));
   }
   ~Host() {
     check_drops();
     for (const int fd : {tun[0], tun[1], socket, other}) close(fd);
+  }
+  Bytes peer_record() const {
+    Bytes r = record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK);
+    store(&r[4], port_of(other));
+    std::copy(std::begin(kMark), std::end(kMark), r.begin() + 40);
+    store(&r[56], uint32_t{kSlot});
+    return r;
+  }
+  /// As an engine does.
+  void set_peers(const Bytes& records) {
+    if (sessions) peers.free_with_current(sessions->keep(records));
+    peers.set(records);
+  }
+  Encap encapsulation(const OwnEnd& own) const {
+    if constexpr (HasSessions<Encap>) {
+      return Encap(own, static_cast<const Sessions<typename Encap::Session>&>(*sessions));
+    } else {
+      return Encap(own);
+    }
   }
   static sockaddr_in loopback(uint16_t port, uint32_t address = INADDR_LOOPBACK) {
     return {AF_INET, port, {htonl(address)}, {}};
@@ -177,6 +218,7 @@ struct Host {
 
   Features features;
   std::vector<uint64_t> row;
+  std::unique_ptr<SessionKeeper> sessions;
   PeerTables peers;
   Strangers strangers;
   TrafficRows traffic;
@@ -187,18 +229,25 @@ struct Host {
   std::unique_ptr<Ingress<Encap>> ingress;
 };
 
-/// A datagram without its header, which is checked.
+/// A datagram without its header and its trailer, which are checked.
 template <typename Encap>
 Bytes inner(const Bytes& datagram) {
-  CHECK(datagram.size() > Encap::kHeaderBytes);
+  if (datagram.size() <= kEncapBytes<Encap>) return CHECK(!"a packet is in it"), Bytes();
   CHECK(std::equal(datagram.begin(), datagram.begin() + Encap::kHeaderBytes, kMark));
-  return Bytes(datagram.begin() + Encap::kHeaderBytes, datagram.end());
+  const auto end = datagram.end() - static_cast<long>(Encap::kTrailerBytes);
+  const Bytes packet(datagram.begin() + Encap::kHeaderBytes, end);
+  if constexpr (Encap::kTrailerBytes > 0) CHECK(std::ranges::equal(seal_of(packet), std::span(end, datagram.end())));
+  return packet;
 }
 
 template <typename Encap>
 Bytes outer(const Bytes& packet) {
   Bytes datagram(kMark, kMark + Encap::kHeaderBytes);
   datagram.insert(datagram.end(), packet.begin(), packet.end());
+  if constexpr (Encap::kTrailerBytes > 0) {
+    const auto seal = seal_of(packet);
+    datagram.insert(datagram.end(), seal.begin(), seal.end());
+  }
   return datagram;
 }
 
@@ -305,7 +354,7 @@ void test_answers_are_few() {
 /// What the path to the peer does not take is cut to it, fragmented inside, or told to its sender.
 template <typename Encap>
 void test_path(uint32_t features) {
-  constexpr size_t kPath = 1280, kMtu = kPath - kOuterBytes - Encap::kHeaderBytes;
+  constexpr size_t kPath = 1280, kMtu = kPath - kOuterBytes - kEncapBytes<Encap>;
   const auto sent = [&](const VirtioHeader& virtio, const Bytes& packet, Host<Encap>& host) {
     PeerTables::Reader reader = host.peers.reader(1);
     const uint8_t peers[] = {10, 5, 2, 2};
@@ -381,7 +430,7 @@ void test_path(uint32_t features) {
 /// passes it.
 template <typename Encap>
 void test_limit(uint32_t features) {
-  constexpr size_t kBefore = kOuterBytes + Encap::kHeaderBytes, kLimit = 1200;
+  constexpr size_t kBefore = kOuterBytes + kEncapBytes<Encap>, kLimit = 1200;
   constexpr uint32_t kTunAddress = 0x0a050100, kContainer = 0x0a050102;
   const auto limit_to = [](Host<Encap>& host, size_t limit) {
     Bytes r = record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK);
@@ -491,7 +540,7 @@ void test_told_of_size() {
 /// What is in no datagram is told to its sender, cut, or dropped: with all that stands before it, and one byte more.
 template <typename Encap>
 void test_longest() {
-  constexpr size_t kMost = 65507 - Encap::kHeaderBytes;
+  constexpr size_t kMost = 65507 - kEncapBytes<Encap>;
   const auto datagrams = [](Host<Encap>& host, const Bytes& packet) {
     host.to_tun({}, packet);
     CHECK(!host.egress->pump().failure);
@@ -538,7 +587,7 @@ void test_longest() {
 /// takes next to nothing with what the device takes.
 template <typename Encap>
 void test_clamp() {
-  constexpr size_t kBefore = kOuterBytes + Encap::kHeaderBytes, kClamp = 1400, kLeast = 256;
+  constexpr size_t kBefore = kOuterBytes + kEncapBytes<Encap>, kClamp = 1400, kLeast = 256;
   for (const auto& [path, most] : {std::pair<size_t, size_t>{1280 + kBefore, 1280},
                                    {kLeast + kBefore, kLeast},
                                    {kLeast + kBefore - 1, kClamp},
@@ -1163,9 +1212,9 @@ void test_vxlan_refusals() {
   const Bytes good = vxlan_frame(build({}));
   const auto drop_of = [&](Bytes frame) {
     Message message = message_of(frame);
-    const Stripped stripped = vxlan.strip(message);
+    const Opened opened = vxlan.open(message);
     CHECK(message.size == 0);
-    return stripped.drop;
+    return opened.what == Opened::What::kPacket ? std::nullopt : std::optional(opened.reason);
   };
   CHECK(!drop_of(good));
   const auto with = [&](size_t at, uint8_t byte) {
@@ -1193,9 +1242,9 @@ void test_vxlan_undone() {
   const Vxlan vxlan(vxlan_end());
   const auto undone_of = [&](Bytes frame, size_t joined = 0) {
     Message message = message_of(frame, joined);
-    const Stripped stripped = vxlan.strip(message);
-    CHECK(!stripped.drop && message.size == 0 && stripped.packet.size() == frame.size() - 22);
-    return stripped.undone;
+    const Opened opened = vxlan.open(message);
+    CHECK(opened.what == Opened::What::kPacket && message.size == 0 && opened.bytes.size() == frame.size() - 22);
+    return opened.undone;
   };
   for (const bool v6 : {false, true}) {
     const uint16_t type = v6 ? 0x86dd : 0x0800;
@@ -1238,8 +1287,8 @@ void test_vxlan_joined() {
   }
   Message message = message_of(message_bytes, 562);
   for (const size_t size : {540, 540, 540, 60}) {
-    const Stripped stripped = vxlan.strip(message);
-    CHECK(!stripped.drop && stripped.packet.size() == size && stripped.undone.flags == 0);
+    const Opened opened = vxlan.open(message);
+    CHECK(opened.what == Opened::What::kPacket && opened.bytes.size() == size && opened.undone.flags == 0);
   }
   CHECK(message.size == 0);
 }
@@ -1321,6 +1370,176 @@ void test_vxlan() {
   context.clear();
 }
 
+/// One that keeps something of each peer, refuses every hundredth packet to it, answers who greets, and has a timer.
+class Keyed {
+ public:
+  struct Session {
+    uint64_t packets = 0;
+    SocketAddress to;
+  };
+  static constexpr size_t kHeaderBytes = kMarkBytes, kTrailerBytes = kSealBytes;
+  static constexpr bool kRoutes = true, kCopiesEcn = false;
+  static constexpr int kTickMs = 250;
+  static constexpr uint8_t kHello = 1, kAnswer = 2, kQuiet = 3, kTick = 4;  // and a byte that is 0
+  static constexpr uint64_t kRefuseEvery = 100;
+
+  Keyed(const OwnEnd& own, const Sessions<Session>& sessions) : marked_(own), sessions_(&sessions) {}
+  std::optional<Counter> seal(const Endpoint& peer, const Packet& packet, std::span<uint8_t> first,
+                              std::span<uint8_t> rest) {
+    Session* session = sessions_->of(peer.slot);
+    if (!session || ++session->packets % kRefuseEvery == 0) return k_tx_drop_refused;
+    session->to = peer.to;
+    return marked_.seal(peer, packet, first, rest);
+  }
+  Opened open(Message& message) {
+    if (message.size < 2 || message.bytes[1] != 0) return marked_.open(message);
+    const std::span<uint8_t> datagram = message.take();
+    if (datagram[0] != kHello) return Opened::nothing();
+    datagram[0] = kAnswer;
+    return Opened::answer(datagram);
+  }
+  template <typename Send>
+  void tick(int64_t now_ms, const Send& send) {
+    sessions_->for_each([&](uint32_t, const Session& session) {
+      const uint8_t datagram[] = {kTick, 0, static_cast<uint8_t>(now_ms / 1'000 % 100)};
+      if (session.to.address()) send(session.to, datagram);
+    });
+  }
+
+ private:
+  Marked marked_;
+  const Sessions<Session>* sessions_;
+};
+static_assert(HasSessions<Keyed> && Ticking<Keyed> && !HasSessions<Marked> && !Ticking<Marked>);
+
+/// What an encapsulation refuses is dropped by itself for its reason, as it would have gone; what is around it goes.
+void test_refused_by_encapsulation(uint32_t features) {
+  Host<Keyed> host(features);
+  constexpr size_t kSegments = 250, kSegmentBytes = 200, kSingles = 60;
+  Fields f;
+  f.payload = kSegments * kSegmentBytes;
+  host.to_tun(tcp_in_segments_of(kSegmentBytes), build(f));
+  f.payload = 77;
+  f.sequence += kSegments * kSegmentBytes;
+  for (size_t i = 0; i < kSingles; i++) host.to_tun({}, build(f));
+  CHECK(!host.egress->pump().failure);
+  constexpr size_t kAll = kSegments + kSingles, kRefused = kAll / Keyed::kRefuseEvery;
+  CHECK(host.row[k_tx_drop_refused] == kRefused && host.row[k_tx_packets] == kAll - kRefused);
+  CHECK(host.of_peer().tx_packets == kAll - kRefused && host.of_peer().tx_bytes == host.row[k_tx_bytes]);
+  const auto datagrams = host.drain(host.other);
+  CHECK(datagrams.size() == kAll - kRefused);
+  size_t bytes = 0;
+  for (const Bytes& datagram : datagrams) {
+    const Bytes packet = inner<Keyed>(datagram);
+    bytes += packet.size();
+    CHECK(is_whole(packet));
+  }
+  CHECK(bytes == host.row[k_tx_bytes]);
+  // One message is one run: a packet that is missing ends none.
+  if (features & kUdpGso) CHECK(host.row[k_tx_messages] == 3);
+  size_t kept = 0;
+  host.tx_drops.read(0, [&](const KeptDrop& drop) {
+    const bool is_segment = ++kept < kRefused;
+    CHECK(drop.reason == k_tx_drop_refused && drop.packets == 1 && drop.encap_bytes == 0);
+    CHECK(drop.peer == ipv4(INADDR_LOOPBACK) && drop.length == 40 + (is_segment ? kSegmentBytes : 77));
+    const auto sequence = static_cast<uint32_t>(1000 + (kept * Keyed::kRefuseEvery - 1) * kSegmentBytes);
+    CHECK(drop.bytes[0] == 0x45 && (!is_segment || load_be32(&drop.bytes[24]) == sequence));
+  });
+  CHECK(kept == kRefused);
+}
+
+/// What the kernel would not take is kept without what stands around it, wherever its trailer lies.
+void test_dropped_with_trailer() {
+  Host<Marked> host(kAllFeatures);
+  close(host.socket);
+  Fields f;
+  f.payload = 2 * 500;
+  host.to_tun(tcp_in_segments_of(500), build(f));
+  f.payload = 500;
+  host.to_tun({}, build(f));
+  CHECK(!host.egress->pump().failure);
+  size_t kept = 0;
+  host.tx_drops.read(0, [&](const KeptDrop& drop) {
+    kept++;
+    CHECK(drop.length == 540 && drop.size == KeptDrop::kMaxBytes && drop.bytes[0] == 0x45 && drop.encap_bytes == 0);
+  });
+  CHECK(kept == 3 && host.row[k_tx_drop_refused] == 3);
+  host.socket = dup(host.other);
+}
+
+/// Who greets is answered at the port that the greeting came from; neither that nor what means nothing is a packet.
+void test_answers() {
+  Host<Keyed> host(kAllFeatures);
+  const Bytes hello{Keyed::kHello, 0, 7, 8}, quiet{Keyed::kQuiet, 0, 7}, packet = outer<Keyed>(build(inward()));
+  for (const Bytes& datagram : {hello, packet, quiet, packet, hello}) host.from_peer(datagram);
+  const Pump pump = host.ingress->pump();
+  CHECK(!pump.failure && pump.items == 5 && pump.carried == 2 && pump.refused == 0);
+  CHECK(host.row[k_rx_packets] == 2 && host.of_peer().rx_packets == 2);
+  const Bytes answer{Keyed::kAnswer, 0, 7, 8};
+  CHECK((host.drain(host.other) == std::vector<Bytes>{answer, answer}));
+  Bytes damaged = packet;
+  damaged.back() ^= 1;
+  host.from_peer(damaged);
+  host.from_peer(Bytes(kEncapBytes<Keyed> - 1, 9));
+  CHECK(host.ingress->pump().refused == 2);
+  CHECK(host.row[k_rx_drop_malformed] == 2);
+  host.rx_drops.read(0, [&](const KeptDrop& drop) { CHECK(drop.encap_bytes == Keyed::kHeaderBytes); });
+}
+
+/// A timer sends to those who have a session, and what has none asks for no time.
+void test_ticks() {
+  Host<Keyed> host(kAllFeatures);
+  CHECK(host.ingress->tick_ms() == Keyed::kTickMs && host.egress->tick_ms() == -1);
+  CHECK(Host<FlannelUdp>(kAllFeatures).ingress->tick_ms() == -1);
+  host.ingress->tick();
+  CHECK(host.drain(host.other).empty());
+  host.to_tun({}, build({}));
+  CHECK(!host.egress->pump().failure && host.drain(host.other).size() == 1);
+  host.ingress->tick();
+  const Bytes expected{Keyed::kTick, 0, static_cast<uint8_t>(clock_ms / 1'000 % 100)};
+  CHECK((host.drain(host.other) == std::vector<Bytes>{expected}));
+}
+
+/// What is kept of a peer outlives its tables, and is nobody's after it.
+void test_kept_sessions() {
+  Host<Keyed> host(kAllFeatures);
+  const auto send = [&](size_t packets) {
+    const uint64_t refused = host.row[k_tx_drop_refused];
+    for (size_t i = 0; i < packets; i++) host.to_tun({}, build({}));
+    while (host.egress->pump().items > 0) host.drain(host.other);
+    return host.row[k_tx_drop_refused] - refused;
+  };
+  CHECK(send(60) == 0);
+  Bytes r = host.peer_record();
+  store_be16(&r[6], 1300);  // another limit
+  host.set_peers(r);
+  CHECK(send(39) == 0);
+  host.set_peers({});
+  host.set_peers(r);
+  CHECK(send(1) == 1);
+  Bytes other = r;
+  other[10] = 3;  // another subnet
+  host.set_peers(other);
+  host.set_peers(r);
+  CHECK(send(99) == 0 && send(1) == 1);
+  store(&r[56], uint32_t{0});
+  host.set_peers(r);
+  CHECK(send(5) == 5);  // without a slot there is no session
+}
+
+void test_keyed() {
+  for (const uint32_t features : {kAllFeatures & ~kUdpGso, kAllFeatures}) {
+    context = "an encapsulation that refuses, features " + std::to_string(features);
+    test_refused_by_encapsulation(features);
+  }
+  context = "an encapsulation with keys";
+  test_dropped_with_trailer();
+  test_answers();
+  test_ticks();
+  test_kept_sessions();
+  context.clear();
+}
+
 template <typename Encap>
 void test_walks(const char* name, bool udp_gso) {
   for (const uint32_t features : {kAllFeatures & ~kUdpGso, kAllFeatures}) {
@@ -1358,7 +1577,8 @@ void test_walks(const char* name, bool udp_gso) {
 int main(int argc, char** argv) {
   const unsigned seed = seed_of(argc, argv);
   test_walks<FlannelUdp>("flannel's udp", argc < 4);
-  test_walks<Marked>("eight bytes before each packet", argc < 4);
+  test_walks<Marked>("eight bytes before each packet, sixteen behind it", argc < 4);
+  test_keyed();
   test_vxlan();
   if (argc < 4) test_congestion_joined();
   test_echoes();
