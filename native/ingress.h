@@ -42,6 +42,7 @@ class Ingress final : public Direction {
     table_ = &peers_.acquire();
     filter_.begin(*table_);
     for (Message& message : receiver_.messages()) {
+      filter_.begin_message(*message.sender);
       do {
         const uint8_t* datagram = message.bytes;
         const Opened opened = encap_.open(message);
@@ -52,7 +53,7 @@ class Ingress final : public Direction {
           pump.refused++;
           path_.rx_drops->add({.reason = opened.reason,
                                .bytes = {datagram, message.bytes},
-                               .peer = message.from,
+                               .peer = message.sender->address(),
                                .encap_bytes = Encap::kHeaderBytes});
         } else if (opened.what == Opened::What::kAnswer) {
           receiver_.send(*message.sender, opened.bytes);
@@ -84,24 +85,23 @@ class Ingress final : public Direction {
  private:
   /// Whether the packet goes on.
   bool receive(const Message& message, std::span<uint8_t> bytes, const VirtioHeader& undone, Failure& failure) {
-    const Address& from = message.from;
     Packet packet;
     if (const auto reason = inspect(bytes, packet)) {
-      path_.rx_drops->add({.reason = *reason, .bytes = bytes, .peer = from});
+      path_.rx_drops->add({.reason = *reason, .bytes = bytes, .peer = message.sender->address()});
       return false;
     }
-    if (const auto reason = filter_.reason_to_drop(from, bytes.data(), packet)) {
-      drop(*reason, from, undone, bytes, packet);
+    if (const auto reason = filter_.reason_to_drop(bytes.data(), packet)) {
+      drop(*reason, message, undone, bytes, packet);
       return false;
     }
     // Where the outer header says nothing of congestion that was copied, a router's mark is no reason to drop.
     if (message.ecn != kNotEct && !take_ecn(message.ecn, bytes.data(), packet) && Encap::kCopiesEcn) {
-      drop(k_rx_drop_congestion, from, undone, bytes, packet);
+      drop(k_rx_drop_congestion, message, undone, bytes, packet);
       return false;
     }
     if constexpr (Encap::kRoutes) {
       if (packet.hop_limit <= 1) {
-        drop(k_rx_drop_ttl, from, undone, bytes, packet);
+        drop(k_rx_drop_ttl, message, undone, bytes, packet);
         send_time_exceeded(bytes.data(), packet);
         return false;
       }
@@ -119,12 +119,12 @@ class Ingress final : public Direction {
     return true;
   }
 
-  void drop(Counter reason, const Address& from, const VirtioHeader& undone, std::span<uint8_t> bytes,
+  void drop(Counter reason, const Message& message, const VirtioHeader& undone, std::span<uint8_t> bytes,
             const Packet& packet) {
     path_.rx_drops->add({.reason = reason,
                          .packets = count_packets(undone, bytes.data(), packet),
                          .bytes = bytes.first(packet.total),
-                         .peer = from});
+                         .peer = message.sender->address()});
   }
 
   /// What a peer's connection begins with is what this side will send: as much as goes to that peer, as far as that is

@@ -96,6 +96,9 @@ class SocketAddress {
   /// Room behind raw(), for the kernel to write into.
   static constexpr socklen_t kRoom = sizeof(sockaddr_in6);
 
+  /// Family and port, and of IPv4 the address: two senders of IPv4 are one if these are equal.
+  uint64_t first_word() const { return load<uint64_t>(reinterpret_cast<const uint8_t*>(&any_)); }
+
   bool operator==(const SocketAddress& other) const {
     return family() == other.family() && port() == other.port() && address() == other.address();
   }

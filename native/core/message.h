@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "address.h"
 #include "ecn.h"
 
 namespace weft {
@@ -16,9 +17,8 @@ struct Message {
   /// By what the kernel joined datagrams (UDP_GRO): the size of each but the last; 0 when it joined none. What that
   /// means for the bytes is the encapsulation's to know: an inner superpacket of another kernel says its own size here.
   size_t joined_bytes;
-  Address from = {};  ///< where it came from; datagrams are joined of one sender alone
   Ecn ecn = kNotEct;  ///< what the outer header says of the way; datagrams are joined that say the same alone
-  const SocketAddress* sender = nullptr;  ///< the same as `from`, with its port; borrowed likewise
+  const SocketAddress* sender = nullptr;  ///< where it came from, borrowed likewise; joined are those of one alone
 
   /// Takes the first datagram off.
   std::span<uint8_t> take() { return take(joined_bytes > 0 ? std::min(joined_bytes, size) : size); }

@@ -87,13 +87,15 @@ size_t Receiver::receive(Failure& failure) {
     msghdr& header = messages_[i].msg_hdr;
     auto* bytes = static_cast<uint8_t*>(header.msg_iov->iov_base);
     const size_t size = messages_[i].msg_len;
-    const Address from = senders_[i].address();
     if (header.msg_flags & MSG_TRUNC) {
-      drops_->add({.reason = k_rx_drop_truncated, .bytes = {bytes, size}, .peer = from, .encap_bytes = encap_bytes_});
+      drops_->add({.reason = k_rx_drop_truncated,
+                   .bytes = {bytes, size},
+                   .peer = senders_[i].address(),
+                   .encap_bytes = encap_bytes_});
       continue;
     }
     Message& message = whole_[whole_count_++];
-    message = {bytes, size, 0, from, kNotEct, &senders_[i]};
+    message = {bytes, size, 0, kNotEct, &senders_[i]};
     read_controls(header, message);
   }
   counters_.add(k_rx_messages, received);

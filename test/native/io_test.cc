@@ -586,7 +586,7 @@ void test_receive() {
   std::vector<uint32_t> senders;
   for (Message& message : receiver.messages()) {
     taken.emplace_back();
-    senders.push_back(to_be32(message.from.ipv4()) - kHere);
+    senders.push_back(to_be32(message.sender->address().ipv4()) - kHere);
     do taken.back().push_back(message.take().size());
     while (message.size > 0);
   }
