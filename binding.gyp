@@ -23,8 +23,12 @@
         "native/io/unix_socket.cc",
         "native/loop.cc",
         "native/naive.cc",
+        "native/napi_engine.cc",
         "native/napi_host.cc",
-        "native/napi_values.cc"
+        "native/napi_layout.cc",
+        "native/napi_lock.cc",
+        "native/napi_values.cc",
+        "native/napi_watch.cc"
       ],
       "include_dirs": ["<!(node -p \"require('node-addon-api').include_dir\")"],
       "defines": ["NAPI_VERSION=8", "NODE_ADDON_API_DISABLE_CPP_EXCEPTIONS", "NODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS"],

@@ -167,6 +167,49 @@ export const counterNames: string[]
 /** What each of them counts, in words, in the same order. */
 export const counterTexts: string[]
 
+/**
+ * What both languages count on: the offsets of a peer's record, and the limits that the dgram engine keeps as the native one does.
+ * The files of native/core that have them say what each is.
+ */
+export const layout: {
+  /** `isGone` is a flag, all others but `bytes` are offsets: native/core/peers.h. */
+  readonly peerRecord: Readonly<
+    Record<
+      | 'bytes'
+      | 'subnetFamily'
+      | 'prefixLength'
+      | 'endpointFamily'
+      | 'flags'
+      | 'port'
+      | 'limit'
+      | 'subnet'
+      | 'endpoint'
+      | 'encap'
+      | 'slot'
+      | 'isGone',
+      number
+    >
+  >
+  /** How many slots there may be, and how many numbers `traffic` has for each. */
+  readonly traffic: { readonly slots: number; readonly numbers: number }
+  /** How many drops are kept each way, how often more of them, and how much of each. */
+  readonly drops: { readonly kept: number; readonly everyUs: number; readonly headerBytes: number }
+  /** How often the kernel is asked of a path, what fits any, what a path must take at least, and IPv4 and UDP. */
+  readonly path: {
+    readonly askEveryMs: number
+    readonly alwaysFits: number
+    readonly least: number
+    readonly outerBytes: number
+  }
+  /** How many ICMP errors one sender is told at once, one in how long, and all of them. */
+  readonly icmp: {
+    readonly senderBurst: number
+    readonly senderEveryMs: number
+    readonly burst: number
+    readonly everyMs: number
+  }
+}
+
 /** The names of the engine's features; native/core/features.h says what each is. */
 export const featureNames: string[]
 

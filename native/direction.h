@@ -48,12 +48,14 @@ inline size_t as_of_ipv4(size_t path_bytes, const Endpoint& endpoint) {
   return endpoint.to.family() == AF_INET6 && path_bytes > kLongerBytes ? path_bytes - kLongerBytes : path_bytes;
 }
 
+/// A path that takes no packet of so many bytes takes next to nothing.
+constexpr size_t kLeastMtu = 256;
+
 /// The longest packet that a path of `path_bytes` takes, in a datagram with `encap_bytes` around it. Where the path is
 /// not known, which is 0, or takes next to nothing, the kernel fragments datagrams, and it is what one may hold.
 inline size_t longest_within(size_t path_bytes, size_t encap_bytes) {
-  constexpr size_t kLeast = 256;
   const size_t before = kOuterBytes + encap_bytes;
-  return path_bytes >= before + kLeast ? path_bytes - before : kMaxDatagramBytes - encap_bytes;
+  return path_bytes >= before + kLeastMtu ? path_bytes - before : kMaxDatagramBytes - encap_bytes;
 }
 
 /// The same to an endpoint, by all that is known of it.

@@ -1,8 +1,9 @@
 // napi_host.cc - what JavaScript asks of the kernel beside the engine: a TUN, Unix sockets, echo requests, a path's
-// MTU.
+// MTU, the process's end.
 #include "napi_host.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 #include "io/clock.h"
 #include "io/echo.h"
@@ -145,6 +146,8 @@ Napi::Value take_echo_answers(const Napi::CallbackInfo& info) {
   return array;
 }
 
+void exit_now(const Napi::CallbackInfo& info) { _exit(info[0].As<Napi::Number>().Int32Value()); }
+
 }  // namespace
 
 void export_host(Napi::Env env, Napi::Object exports) {
@@ -161,6 +164,7 @@ void export_host(Napi::Env env, Napi::Object exports) {
   exports.Set("peerPid", Napi::Function::New<peer_pid_of>(env));
   exports.Set("sendParcel", Napi::Function::New<send_parcel_of>(env));
   exports.Set("receiveParcel", Napi::Function::New<receive_parcel_from>(env));
+  exports.Set("exitNow", Napi::Function::New<exit_now>(env));
 }
 
 }  // namespace weft

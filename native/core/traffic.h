@@ -19,6 +19,10 @@ struct Traffic {
   uint64_t heard_ms = 0;                  ///< when the last of them came, by the threads' clock; 0: none did
 };
 
+/// As JavaScript is told of a slot: packets and bytes sent, packets and bytes let in, milliseconds since the last of
+/// those.
+constexpr size_t kTrafficNumbers = 5;
+
 class TrafficRows {
  public:
   /// Slot 0 is of no peer, and takes what is counted for one that has none.

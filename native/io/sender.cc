@@ -50,6 +50,7 @@ Sender::Sender(int socket, size_t header_bytes, size_t trailer_bytes, size_t max
     : socket_(socket),
       header_bytes_(header_bytes),
       trailer_bytes_(trailer_bytes),
+      encap_bytes_(header_bytes + trailer_bytes),
       features_(features),
       counters_(counters),
       drops_(drops),
@@ -170,7 +171,7 @@ void Sender::drop(Counter reason, const Endpoint& endpoint, std::span<const iove
 }
 
 void Sender::count_sent(const Run& run, uint64_t datagrams, uint64_t bytes) {
-  const uint64_t inner_bytes = bytes - datagrams * (header_bytes_ + trailer_bytes_);
+  const uint64_t inner_bytes = bytes - datagrams * encap_bytes_;
   counters_.add(k_tx_messages);
   counters_.add(k_tx_packets, datagrams);
   counters_.add(k_tx_bytes, inner_bytes);

@@ -74,7 +74,7 @@ class Sender {
   void count_sent(const Run& run, uint64_t datagrams, uint64_t bytes);
 
   int socket_;
-  size_t header_bytes_, trailer_bytes_;
+  size_t header_bytes_, trailer_bytes_, encap_bytes_;  // the last is both
   Features* features_;
   CounterRow counters_;
   Drops* drops_;

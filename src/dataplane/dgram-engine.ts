@@ -43,14 +43,15 @@ const READS_PER_TURN = 64
 const RECEIVE_BUFFER_BYTES = 4 << 20
 /** Strangers that are remembered until somebody asks. */
 const STRANGERS = 64
-/** Of paths, as native/core/path_mtu.h has them: whose answer is remembered, for how long, and what needs none. */
+/** Of paths: whose answer is remembered. */
 const PATHS = 4096
-const ASK_PATH_EVERY_MS = 500
-const ALWAYS_FITS_BYTES = 500
-/** What a path must take at least; the kernel fragments datagrams for one that takes less. */
-const LEAST_MTU = 256
-/** IPv4 and UDP. */
-const OUTER_BYTES = 28
+/** How long an answer is good, what needs none, and what a path must take at least: for less the kernel fragments datagrams. */
+const {
+  askEveryMs: ASK_PATH_EVERY_MS,
+  alwaysFits: ALWAYS_FITS_BYTES,
+  least: LEAST_MTU,
+  outerBytes: OUTER_BYTES,
+} = addon.layout.path
 
 interface Endpoint {
   readonly address: string
@@ -112,7 +113,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   const trafficOf = (slot = 0): Traffic => (trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], heardAt: undefined })
   const { filter } = config
   const own = parseIpv4(config.bindAddress) ?? 0
-  const encapBytes = encapsulation.write(Buffer.alloc(0)).length
+  const encapBytes = encapsulation.seal(Buffer.alloc(0)).length
   let table = createPeerTable(decodePeers(config.peers?.() ?? new Uint8Array()))
   const flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
   function endpointFor(destination: number): Endpoint | undefined {
@@ -192,7 +193,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   const mtuTo = ({ address, limit }: Endpoint): number => Math.min(knownMtu(address), limit)
 
   function send(packet: Buffer, endpoint: Endpoint): void {
-    socket.send(encapsulation.write(packet), endpoint.port, endpoint.address, (error) => {
+    socket.send(encapsulation.seal(packet), endpoint.port, endpoint.address, (error) => {
       if (!error) {
         count('tx_packets')
         count('tx_bytes', packet.length)
@@ -218,7 +219,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
   socket.on('message', (datagram, { address }) => {
     count('rx_messages')
-    const bytes = encapsulation.strip(datagram)
+    const bytes = encapsulation.open(datagram)
     const size = bytes && ipv4PacketBytes(bytes)
     const from = parseIpv4(address) ?? 0
     // There are no IPv6 peers.
@@ -238,7 +239,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       const peer = endpointFor(sender)
       const error = peer && icmpError(TIME_EXCEEDED, config.tunAddress, packet)
       if (!error || !mayAnswerPeer(sender, false, performance.now())) return
-      const reply = encapsulation.write(error)
+      const reply = encapsulation.seal(error)
       return socket.send(reply, peer.port, peer.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
     }
     const { traffic, limit = Infinity } = endpointFor(addresses.source) ?? {}

@@ -1,20 +1,20 @@
-// encapsulation.ts - what stands before an inner packet in a datagram, by the name that a backend asks for.
+// encapsulation.ts - how an inner packet stands in a datagram, by the name that a backend asks for.
 //
-// Written and stripped here for the dgram engine, which knows flannel's udp alone; the native engine has all of them, by
-// the same names, in native/engine.cc.
+// Datagrams are sealed and opened here for the dgram engine, which knows flannel's udp alone; the native engine has all
+// encapsulations, by the same names, in native/engine.cc.
 
 export type EncapsulationName = 'udp' | 'vxlan'
 
 export interface Encapsulation {
-  /** The datagram for a packet: the packet itself when nothing stands before it. */
-  readonly write: (packet: Buffer) => Buffer
+  /** The datagram for a packet: the packet itself when nothing stands around it. */
+  readonly seal: (packet: Buffer) => Buffer
   /** The packet in a datagram, where it lies; undefined when there is none. */
-  readonly strip: (datagram: Buffer) => Buffer | undefined
+  readonly open: (datagram: Buffer) => Buffer | undefined
 }
 
 export const ENCAPSULATIONS = {
   /** flannel's udp: the packet is all that a datagram holds (pkg/backend/udp/proxy_amd64.c). */
-  udp: { write: (packet) => packet, strip: (datagram) => datagram },
+  udp: { seal: (packet) => packet, open: (datagram) => datagram },
 } satisfies Readonly<Partial<Record<EncapsulationName, Encapsulation>>>
 
 /** Those that the dgram engine speaks. */

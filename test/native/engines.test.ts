@@ -87,12 +87,12 @@ const encapsulations = Object.keys(ENCAPSULATIONS) as Speakable[]
 const engines = ['native', 'naive', 'dgram'].flatMap((engine) => encapsulations.map((name) => [engine, name] as const))
 
 describe.each(engines)('the %s engine with the encapsulation %s', (engine, encapsulation) => {
-  const { write, strip }: Encapsulation = ENCAPSULATIONS[encapsulation]
+  const { seal, open }: Encapsulation = ENCAPSULATIONS[encapsulation]
 
   it('carries every packet unchanged but for the TTL, both ways', async () => {
-    const result = await probe(engine, { encapsulation, toTun: hex(outward), toUdp: hex(inward.map(write)) })
+    const result = await probe(engine, { encapsulation, toTun: hex(outward), toUdp: hex(inward.map(seal)) })
     // One decrement by the kernel that forwards between the TUNs, one by the engine.
-    expect(sorted(result.fromUdp)).toEqual(sorted(hex(outward.map((packet) => write(forwarded(packet, 2)!)))))
+    expect(sorted(result.fromUdp)).toEqual(sorted(hex(outward.map((packet) => seal(forwarded(packet, 2)!)))))
     expect(sorted(result.fromTun)).toEqual(sorted(hex(inward.map((packet) => forwarded(packet, 2)!))))
     expect(result.counters['tx_packets']).toBe(outward.length + 1)
     expect(result.counters['rx_packets']).toBe(inward.length + 1)
@@ -103,7 +103,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
   it('sends to where a peer is, also when that changes in the middle of a conversation', async () => {
     const packets = outward.slice(0, 50)
     const { fromUdp, fromOther } = await probe(engine, { encapsulation, toTun: hex(packets), afterMove: hex(packets) })
-    const sent = sorted(hex(packets.map((packet) => write(forwarded(packet, 2)!))))
+    const sent = sorted(hex(packets.map((packet) => seal(forwarded(packet, 2)!))))
     expect(sorted(fromUdp)).toEqual(sent)
     expect(sorted(fromOther)).toEqual(sent)
   })
@@ -113,7 +113,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       const payload = udpDatagram(PEER, CONTAINER, 1, 2, Buffer.alloc(bytes - 28, bytes))
       return ipv4Packet({ source: PEER, destination: CONTAINER, fragment: 0x4000, payload })
     })
-    const { fromTun } = await probe(engine, { encapsulation, toUdp: hex(long.map(write)) })
+    const { fromTun } = await probe(engine, { encapsulation, toUdp: hex(long.map(seal)) })
     expect(sorted(fromTun)).toEqual(sorted(hex(long.map((packet) => forwarded(packet, 2)!))))
   })
 
@@ -143,7 +143,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     const forgedOutward = ipv4Packet({ source: PEER, destination: NOBODY, payload: datagram })
     const { fromTun, fromUdp, counters, drops } = await probe(engine, {
       toTun: hex([forgedOutward, lost, late, icmpError]),
-      toUdp: hex([write(forged), write(lateInward)]),
+      toUdp: hex([seal(forged), seal(lateInward)]),
       encapsulation,
       answers: { fromTun: 2, fromUdp: 1 },
     })
@@ -157,7 +157,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     ])
     expect(
       fromUdp
-        .map((text) => strip(Buffer.from(text, 'hex'))!)
+        .map((text) => open(Buffer.from(text, 'hex'))!)
         .map((packet) => [packet.readUInt8(20), packet.readUInt32BE(12), packet.readUInt32BE(16)]),
     ).toEqual([[11, parseIpv4('10.5.1.0'), PEER]])
     expect(counters).toMatchObject({
@@ -209,10 +209,10 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       return { byPeer, isIn: isIn(allowed), packet: ipv4Packet({ source, destination, id, payload }) }
     })
     const sent = (by: boolean): string[] =>
-      hex(packets.filter(({ byPeer }) => byPeer === by).map((each) => write(each.packet)))
+      hex(packets.filter(({ byPeer }) => byPeer === by).map((each) => seal(each.packet)))
     // There is no peer of IPv6; with the filter off it is not the same for all engines.
     const version6 = Buffer.concat([Buffer.from([0x60, 0, 0, 0, 0, 8, 17, 64]), Buffer.alloc(40, 0xfd)])
-    const toUdp = [...sent(true), ...(verifySource === 'off' ? [] : hex([write(version6)]))]
+    const toUdp = [...sent(true), ...(verifySource === 'off' ? [] : hex([seal(version6)]))]
     const { fromTun, counters, strangers } = await probe(engine, {
       ...{ encapsulation, verifySource, toUdp, fromStranger: sent(false) },
     })
@@ -266,10 +266,10 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     const options = ['830704c000020100', '890704c000020100', '44000500', '44010500', '44050500', '01010144'].map(
       (text) => ipv4Packet({ ...fields, options: Buffer.from(text, 'hex') }),
     )
-    const header = write(Buffer.alloc(0))
+    const header = seal(Buffer.alloc(0))
     const short = Array.from(header, (_, size) => header.subarray(0, size))
     const dropped = [...evil, ...damaged, ...fragments, ...options]
-    const toUdp = hex([...short, ...[...dropped, good].map(write)])
+    const toUdp = hex([...short, ...[...dropped, good].map(seal)])
     const { fromTun, counters, drops } = await probe(engine, { encapsulation, toUdp })
     const cut = short.map((datagram) => [
       'rx_drop_malformed',
@@ -306,7 +306,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     const zero = ipv4Packet(fields)
     zero.writeUInt16BE(zero.readUInt16BE(10), 4)
     zero.writeUInt16BE(0xffff, 10)
-    const { counters } = await probe(engine, { encapsulation, toUdp: hex([...odd, zero].map(write)) })
+    const { counters } = await probe(engine, { encapsulation, toUdp: hex([...odd, zero].map(seal)) })
     expect(counters['rx_packets']).toBe(odd.length + 2)
   })
 })

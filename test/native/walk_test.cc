@@ -1451,6 +1451,8 @@ void test_refused_by_encapsulation(uint32_t features) {
 /// What the kernel would not take is kept without what stands around it, wherever its trailer lies.
 void test_dropped_with_trailer() {
   Host<Marked> host(kAllFeatures);
+  const uint8_t peer[] = {10, 5, 2, 2};
+  host.peers.current().find(4, peer)->path.learn(1500, clock_ms);  // so that nobody opens a socket to ask
   close(host.socket);
   Fields f;
   f.payload = 2 * 500;

@@ -162,7 +162,7 @@ async function main(kind: string): Promise<void> {
     await settle(index + 1, fromTun)
   }
   const last = ipv4Packet({ source: peer, destination: inside, protocol: 253, payload: SENTINEL })
-  await send(encapsulation.write(last))
+  await send(encapsulation.seal(last))
   await tunDone
   const { answers = { fromTun: 0, fromUdp: 0 }, afterMove = [] } = job
   while (fromTun.length < answers.fromTun || fromUdp.length < answers.fromUdp) await turn()

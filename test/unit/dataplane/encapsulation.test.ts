@@ -5,6 +5,6 @@ import { ENCAPSULATIONS } from '../../../src/dataplane/encapsulation.ts'
 
 it("makes a datagram of flannel's udp of the packet itself, and the packet of the datagram", () => {
   const bytes = Buffer.from('any bytes')
-  expect(ENCAPSULATIONS.udp.write(bytes)).toBe(bytes)
-  expect(ENCAPSULATIONS.udp.strip(bytes)).toBe(bytes)
+  expect(ENCAPSULATIONS.udp.seal(bytes)).toBe(bytes)
+  expect(ENCAPSULATIONS.udp.open(bytes)).toBe(bytes)
 })

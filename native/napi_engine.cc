@@ -1,0 +1,251 @@
+// napi_engine.cc - the engine as JavaScript has it: its arguments, what is asked of it, and its end.
+//
+// Threads never call into JavaScript: a fault is an eventfd that the event loop watches. Descriptors that JavaScript
+// has as numbers are JavaScript's.
+#include "napi_engine.h"
+
+#include <errno.h>
+
+#include "engine.h"
+#include "io/clock.h"
+#include "io/tun.h"
+#include "napi_classes.h"
+#include "napi_values.h"
+#include "napi_watch.h"
+
+namespace weft {
+
+namespace {
+
+/// Joins the threads in a thread of libuv's pool: one that hangs must not stop the event loop. Then closes the
+/// descriptors, or gives them back. Of an engine that was ended before there is nothing to close, and nothing to give.
+class EndWorker : public Napi::AsyncWorker {
+ public:
+  EndWorker(Napi::Env env, std::unique_ptr<Engine> engine, Napi::ObjectReference counters, bool give_back)
+      : AsyncWorker(env),
+        engine_(std::move(engine)),
+        counters_(std::move(counters)),
+        give_back_(give_back),
+        promise_(Napi::Promise::Deferred::New(env)) {}
+  Napi::Promise promise() const { return promise_.Promise(); }
+
+ protected:
+  void Execute() override {
+    if (!engine_) {
+      if (give_back_) failure_ = SystemError{"release", EBADF};
+      return;
+    }
+    if (give_back_) descriptors_ = engine_->release();
+    engine_.reset();
+  }
+  void OnOK() override {
+    if (failure_) return promise_.Reject(to_error(Env(), *failure_).Value());
+    promise_.Resolve(give_back_ ? to_object(Env(), std::move(descriptors_)) : Env().Undefined());
+  }
+
+ private:
+  std::unique_ptr<Engine> engine_;
+  Napi::ObjectReference counters_;  // the threads write into it until then
+  bool give_back_;
+  Failure failure_;
+  Descriptors descriptors_;
+  Napi::Promise::Deferred promise_;
+};
+
+class EngineHandle : public WithCleanup<EngineHandle> {
+ public:
+  static Napi::Function define(Napi::Env env) {
+    return DefineClass(
+        env, "NativeEngine",
+        {InstanceMethod<&EngineHandle::set_peers>("setPeers"),
+         InstanceMethod<&EngineHandle::change_peers>("changePeers"),
+         InstanceMethod<&EngineHandle::ask_threads>("askThreads"),
+         InstanceMethod<&EngineHandle::take_strangers>("takeStrangers"),
+         InstanceMethod<&EngineHandle::traffic>("traffic"), InstanceMethod<&EngineHandle::drops>("drops"),
+         InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
+         InstanceAccessor<&EngineHandle::offloads>("offloads")});
+  }
+
+  explicit EngineHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {}
+
+  Failure run(Descriptors descriptors, const RunOptions& options, Napi::BigUint64Array counters,
+              Napi::Function on_fault) {
+    Failure failure = Engine::run(std::move(descriptors), options, counters.Data(), engine_);
+    if (!failure) {
+      const auto tell = [this](Napi::Env env) {
+        watcher_.reset();
+        on_fault_.MakeCallback(env.Global(), {to_error(env, engine_->fault().error()).Value()});
+      };
+      failure = Watcher::start(Env(), engine_->fault().event(), tell, watcher_);
+    }
+    if (failure) {
+      engine_.reset();
+      release();
+      return failure;
+    }
+    counters_ = Napi::Persistent(static_cast<Napi::Object>(counters));
+    on_fault_ = Napi::Persistent(on_fault);
+    return {};
+  }
+
+  Failure priority_refused() const { return engine_->priority_refused(); }
+
+  void shut_down() {
+    watcher_.reset();
+    engine_.reset();
+  }
+
+ private:
+  void set_peers(const Napi::CallbackInfo& info) {
+    const auto records = info[0].As<Napi::Uint8Array>();
+    if (engine_) engine_->set_peers({records.Data(), records.ByteLength()});
+  }
+  void change_peers(const Napi::CallbackInfo& info) {
+    const auto records = info[0].As<Napi::Uint8Array>();
+    if (engine_) engine_->change_peers({records.Data(), records.ByteLength()});
+  }
+  Napi::Value ask_threads(const Napi::CallbackInfo& info) {
+    Napi::Object rounds = Napi::Object::New(info.Env());
+    if (!engine_) return rounds;
+    for (const ThreadRounds& thread : engine_->ask_threads()) {
+      rounds.Set(thread.name, Napi::Number::New(info.Env(), static_cast<double>(thread.rounds)));
+    }
+    return rounds;
+  }
+  Napi::Value take_strangers(const Napi::CallbackInfo& info) {
+    Napi::Env env = info.Env();
+    Napi::Array strangers = Napi::Array::New(env);
+    if (!engine_) return strangers;
+    engine_->take_strangers([&](const Stranger& stranger) {
+      Napi::Object object = Napi::Object::New(env);
+      object.Set("from", to_number(stranger.from));
+      object.Set("source", to_number(stranger.source));
+      object.Set("destination", to_number(stranger.destination));
+      object.Set("reason", std::string(kCounterNames[stranger.reason]));
+      strangers.Set(strangers.Length(), object);
+    });
+    return strangers;
+  }
+  Napi::Value traffic(const Napi::CallbackInfo& info) {
+    const uint32_t slots = engine_ ? engine_->traffic_slots() : 0;
+    const uint32_t first = info[0].IsNumber() ? info[0].As<Napi::Number>().Uint32Value() : 0;
+    const uint32_t end = info[0].IsNumber() ? std::min(slots, first + 1) : slots;
+    auto array = Napi::Float64Array::New(info.Env(), size_t{end > first ? end - first : 0} * kTrafficNumbers);
+    const auto now = static_cast<uint64_t>(now_ms());
+    double* out = array.Data();
+    for (uint32_t slot = first; slot < end; slot++) {
+      const Traffic sum = engine_->traffic(slot);
+      const double numbers[kTrafficNumbers] = {
+          static_cast<double>(sum.tx_packets), static_cast<double>(sum.tx_bytes), static_cast<double>(sum.rx_packets),
+          static_cast<double>(sum.rx_bytes),
+          sum.heard_ms == 0 ? -1 : static_cast<double>(now - std::min(now, sum.heard_ms))};
+      out = std::copy(std::begin(numbers), std::end(numbers), out);
+    }
+    return array;
+  }
+  Napi::Value drops(const Napi::CallbackInfo& info) {
+    Napi::Env env = info.Env();
+    const auto after = info[0].As<Napi::Array>();
+    Napi::Array next = Napi::Array::New(env), packets = Napi::Array::New(env);
+    const int64_t since_1970_us = day_us() - monotonic_us();
+    if (engine_) {
+      for (const Drops& drops : engine_->drops()) {
+        const Napi::Value from = after.Get(next.Length());
+        const uint64_t first = from.IsNumber() ? static_cast<uint64_t>(from.As<Napi::Number>().DoubleValue()) : 0;
+        const uint64_t end = drops.read(
+            first, [&](const KeptDrop& kept) { packets.Set(packets.Length(), to_object(env, kept, since_1970_us)); });
+        next.Set(next.Length(), static_cast<double>(end));
+      }
+    }
+    Napi::Object result = Napi::Object::New(env);
+    result.Set("next", next);
+    result.Set("packets", packets);
+    return result;
+  }
+  Napi::Value stop(const Napi::CallbackInfo& info) { return end(info.Env(), false); }
+  Napi::Value release_descriptors(const Napi::CallbackInfo& info) { return end(info.Env(), true); }
+  Napi::Value end(Napi::Env env, bool give_back) {
+    watcher_.reset();
+    if (engine_) release();
+    auto* worker = new EndWorker(env, std::move(engine_), std::move(counters_), give_back);  // deletes itself when done
+    worker->Queue();
+    return worker->promise();
+  }
+  Napi::Value offloads(const Napi::CallbackInfo& info) {
+    return to_array(info.Env(), names_of(engine_ ? engine_->features().bits() : 0));
+  }
+
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Watcher> watcher_;
+  Napi::ObjectReference counters_;  // the threads write into it
+  Napi::FunctionReference on_fault_;
+};
+
+Napi::Value open_descriptors_of(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  const auto given = info[0].As<Napi::Object>();
+  OpenOptions options;
+  options.tun_name = given.Get("tunName").As<Napi::String>();
+  const auto port = static_cast<uint16_t>(given.Get("port").As<Napi::Number>().Uint32Value());
+  options.bind_address = SocketAddress(to_address(given.Get("bindAddress")), to_be16(port));
+  options.workers = given.Get("workers").As<Napi::Number>().Uint32Value();
+  options.features = features_of(given.Get("features").As<Napi::Array>());
+
+  Descriptors descriptors;
+  ReceiveBuffer receive_buffer;
+  if (Failure failure = open_descriptors(options, descriptors, receive_buffer)) {
+    to_error(env, *failure).ThrowAsJavaScriptException();
+    return env.Undefined();
+  }
+  Napi::Object result = to_object(env, std::move(descriptors));
+  result.Set("receiveBufferAsked", receive_buffer.asked_bytes);
+  result.Set("receiveBufferGranted", receive_buffer.granted_bytes);
+  return result;
+}
+
+Napi::Value run_engine(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  Descriptors descriptors = to_descriptors(info[0].As<Napi::Object>());
+  const auto given = info[1].As<Napi::Object>();
+  const std::string encapsulation = given.Get("encapsulation").As<Napi::String>();
+  RunOptions options;
+  options.encapsulation = encapsulation;
+  options.tun_address = to_address(given.Get("tunAddress"));
+  options.network_address = to_address(given.Get("networkAddress"));
+  options.clamp_mss = given.Get("clampMss").As<Napi::Boolean>();
+  options.filter = to_filter(given.Get("filter").As<Napi::Object>());
+  const auto own = given.Get("ownEnd").As<Napi::Uint8Array>();
+  std::memcpy(options.own.encap.data(), own.Data(), std::min(own.ByteLength(), options.own.encap.size()));
+  options.own.mtu = given.Get("mtu").As<Napi::Number>().Uint32Value();
+  const auto peers = given.Get("peers").As<Napi::Uint8Array>();
+  options.peers = {peers.Data(), peers.ByteLength()};
+  options.loops = {.naive = given.Get("naive").As<Napi::Boolean>(),
+                   .nice = given.Get("nice").As<Napi::Number>().Int32Value(),
+                   .poll_us = given.Get("pollUs").As<Napi::Number>().Int64Value()};
+
+  if (Failure failure = set_persistent(descriptors.loops[0].tun.get(), given.Get("persistent").As<Napi::Boolean>())) {
+    to_error(env, *failure).ThrowAsJavaScriptException();
+    return env.Undefined();
+  }
+  auto counters = Napi::BigUint64Array::New(env, descriptors.loops.size() * kCounterCount, napi_biguint64_array);
+  Napi::Object handle = env.GetInstanceData<Classes>()->engine.New({});
+  EngineHandle* engine = EngineHandle::Unwrap(handle);
+  if (Failure failure = engine->run(std::move(descriptors), options, counters, info[2].As<Napi::Function>())) {
+    to_error(env, *failure).ThrowAsJavaScriptException();
+    return env.Undefined();
+  }
+  handle.Set("counters", counters);
+  if (Failure refused = engine->priority_refused()) handle.Set("priorityRefused", to_error(env, *refused).Message());
+  return handle;
+}
+
+}  // namespace
+
+Napi::Function define_engine(Napi::Env env) { return EngineHandle::define(env); }
+
+void export_engine(Napi::Env env, Napi::Object exports) {
+  exports.Set("openDescriptors", Napi::Function::New<open_descriptors_of>(env));
+  exports.Set("runEngine", Napi::Function::New<run_engine>(env));
+}
+
+}  // namespace weft

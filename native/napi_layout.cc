@@ -1,0 +1,55 @@
+// napi_layout.cc - the layout of records, and the limits that the dgram engine keeps as this one does. JavaScript reads
+// them here, or has them written where it may not ask, and test/native/layout.test.ts compares those.
+#include "napi_layout.h"
+
+#include <initializer_list>
+#include <utility>
+
+#include "core/counters.h"
+#include "core/drops.h"
+#include "core/icmp.h"
+#include "core/peers.h"
+#include "direction.h"
+
+namespace weft {
+
+namespace {
+
+Napi::Object numbers(Napi::Env env, std::initializer_list<std::pair<const char*, size_t>> members) {
+  Napi::Object object = Napi::Object::New(env);
+  for (const auto& [name, value] : members) object.Set(name, static_cast<double>(value));
+  return object;
+}
+
+}  // namespace
+
+Napi::Object layout_of(Napi::Env env) {
+  Napi::Object layout = Napi::Object::New(env);
+  layout.Set("peerRecord", numbers(env, {{"bytes", sizeof(PeerRecord)},
+                                         {"subnetFamily", offsetof(PeerRecord, subnet_family)},
+                                         {"prefixLength", offsetof(PeerRecord, prefix_length)},
+                                         {"endpointFamily", offsetof(PeerRecord, endpoint_family)},
+                                         {"flags", offsetof(PeerRecord, flags)},
+                                         {"port", offsetof(PeerRecord, port)},
+                                         {"limit", offsetof(PeerRecord, limit)},
+                                         {"subnet", offsetof(PeerRecord, subnet)},
+                                         {"endpoint", offsetof(PeerRecord, endpoint)},
+                                         {"encap", offsetof(PeerRecord, encap)},
+                                         {"slot", offsetof(PeerRecord, slot)},
+                                         {"isGone", PeerRecord::kGone}}));
+  layout.Set("traffic", numbers(env, {{"slots", TrafficRows::kMaxSlots}, {"numbers", kTrafficNumbers}}));
+  layout.Set("drops", numbers(env, {{"kept", Drops::kSlots},
+                                    {"everyUs", static_cast<size_t>(Drops::kEveryUs)},
+                                    {"headerBytes", KeptDrop::kMaxBytes}}));
+  layout.Set("path", numbers(env, {{"askEveryMs", static_cast<size_t>(PathMtu::kAskEveryMs)},
+                                   {"alwaysFits", PathMtu::kAlwaysFits},
+                                   {"least", kLeastMtu},
+                                   {"outerBytes", kOuterBytes}}));
+  layout.Set("icmp", numbers(env, {{"senderBurst", static_cast<size_t>(IcmpLimit::kSenderBurst)},
+                                   {"senderEveryMs", static_cast<size_t>(IcmpLimit::kSenderEveryMs)},
+                                   {"burst", static_cast<size_t>(IcmpLimit::kBurst)},
+                                   {"everyMs", static_cast<size_t>(IcmpLimit::kEveryMs)}}));
+  return layout;
+}
+
+}  // namespace weft

@@ -1,0 +1,104 @@
+// napi_watch.cc - a uv_poll that closes itself: what libuv still has of it when the environment ends is waited for.
+#include "napi_watch.h"
+
+#include <uv.h>
+
+#include "napi_classes.h"
+#include "napi_values.h"
+
+namespace weft {
+
+namespace {
+
+uv_loop_t* event_loop(Napi::Env env) {
+  uv_loop_t* loop = nullptr;
+  napi_get_uv_event_loop(env, &loop);
+  return loop;
+}
+
+}  // namespace
+
+struct Watcher::State {
+  State(Napi::Env environment, std::function<void(Napi::Env)> callback)
+      : env(environment), on_readable(std::move(callback)) {}
+  uv_poll_t poll{};
+  Napi::Env env;
+  std::function<void(Napi::Env)> on_readable;
+  napi_async_cleanup_hook_handle hook = nullptr;  // the environment does not end before it is removed
+  std::shared_ptr<State> open;                    // itself, until libuv has closed the handle
+};
+
+Failure Watcher::start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_readable,
+                       std::unique_ptr<Watcher>& result) {
+  auto state = std::make_shared<State>(env, std::move(on_readable));
+  if (const int error = uv_poll_init(event_loop(env), &state->poll, fd)) return SystemError{"uv_poll_init", -error};
+  state->poll.data = state.get();
+  state->open = state;
+  napi_add_async_cleanup_hook(env, &Watcher::end_with_environment, state.get(), &state->hook);
+  result.reset(new Watcher(state));
+  const int error = uv_poll_start(&state->poll, UV_READABLE, [](uv_poll_t* poll, int, int) {
+    auto* state = static_cast<State*>(poll->data);
+    Napi::Env env = state->env;
+    Napi::HandleScope scope(env);
+    state->on_readable(env);
+    // What it threw is nobody's to catch. Left pending, it would be thrown by whatever call into the addon is next.
+    if (env.IsExceptionPending()) napi_fatal_exception(env, env.GetAndClearPendingException().Value());
+  });
+  if (error == 0) return {};
+  result.reset();
+  return SystemError{"uv_poll_start", -error};
+}
+
+Watcher::~Watcher() { close(*state_); }
+
+void Watcher::end_with_environment(napi_async_cleanup_hook_handle, void* state) { close(*static_cast<State*>(state)); }
+
+void Watcher::close(State& state) {
+  auto* handle = reinterpret_cast<uv_handle_t*>(&state.poll);
+  if (uv_is_closing(handle)) return;
+  uv_close(handle, [](uv_handle_t* closed) {
+    const auto state = std::move(static_cast<State*>(closed->data)->open);
+    napi_remove_async_cleanup_hook(state->hook);
+  });
+}
+
+namespace {
+
+class WatcherHandle : public WithCleanup<WatcherHandle> {
+ public:
+  static Napi::Function define(Napi::Env env) {
+    return DefineClass(env, "ReadWatcher", {InstanceMethod<&WatcherHandle::stop>("stop")});
+  }
+  explicit WatcherHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {
+    callback_ = Napi::Persistent(info[1].As<Napi::Function>());
+    const auto tell = [this](Napi::Env env) { callback_.MakeCallback(env.Global(), {}); };
+    const Failure failure = Watcher::start(info.Env(), info[0].As<Napi::Number>().Int32Value(), tell, watcher_);
+    if (!failure) return;
+    release();
+    to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+  }
+  void shut_down() { watcher_.reset(); }
+
+ private:
+  void stop(const Napi::CallbackInfo&) {
+    if (!watcher_) return;
+    shut_down();
+    release();
+  }
+  std::unique_ptr<Watcher> watcher_;
+  Napi::FunctionReference callback_;
+};
+
+Napi::Value watch_readable(const Napi::CallbackInfo& info) {
+  return info.Env().GetInstanceData<Classes>()->watcher.New({info[0], info[1]});
+}
+
+}  // namespace
+
+Napi::Function define_watcher(Napi::Env env) { return WatcherHandle::define(env); }
+
+void export_watch(Napi::Env env, Napi::Object exports) {
+  exports.Set("watchReadable", Napi::Function::New<watch_readable>(env));
+}
+
+}  // namespace weft

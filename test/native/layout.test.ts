@@ -1,0 +1,92 @@
+// layout.test.ts - what is written in both languages, because it is in files that read nothing, is the same in both.
+
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { describe, expect, it } from 'vitest'
+import { packageRoot } from '../../lab/lab.ts'
+import { addon } from '../../src/host/addon.ts'
+import { createDropLog } from '../../src/dataplane/drops.ts'
+import { icmpLimit } from '../../src/dataplane/packet.ts'
+import { encodePeers, PEER_RECORD_BYTES } from '../../src/dataplane/peers.ts'
+import { createTrafficSlots, SLOT_NUMBERS } from '../../src/dataplane/traffic.ts'
+
+const { layout } = addon
+
+describe('a peer record', () => {
+  const record = Buffer.from(
+    encodePeers([
+      {
+        ...{ subnet: { address: 0x0a050203, prefixLength: 24 }, endpoint: 0xc0000201, port: 0x1122, limit: 0x3344 },
+        ...{ encap: Uint8Array.from({ length: 16 }, (_, at) => 0x50 + at), slot: 0x00667788, isGone: true },
+      },
+    ]),
+  )
+  it('has its fields where C++ reads them', () => {
+    const at = layout.peerRecord
+    expect(record).toHaveLength(at.bytes)
+    expect(PEER_RECORD_BYTES).toBe(at.bytes)
+    expect(record[at.subnetFamily]).toBe(4)
+    expect(record[at.endpointFamily]).toBe(4)
+    expect(record[at.prefixLength]).toBe(24)
+    expect(record[at.flags]).toBe(at.isGone)
+    expect(record.readUInt16BE(at.port)).toBe(0x1122)
+    expect(record.readUInt16BE(at.limit)).toBe(0x3344)
+    expect(record.readUInt32BE(at.subnet)).toBe(0x0a050203)
+    expect(record.readUInt32BE(at.endpoint)).toBe(0xc0000201)
+    expect(record.toString('hex', at.encap, at.encap + 16)).toBe('505152535455565758595a5b5c5d5e5f')
+    expect(new Uint32Array(record.buffer.slice(record.byteOffset + at.slot, record.byteOffset + at.slot + 4))[0]).toBe(
+      0x00667788,
+    )
+  })
+
+  it('tells nothing of itself that the table in words does not', () => {
+    const { bytes, isGone, ...offsets } = layout.peerRecord
+    const text = readFileSync(join(packageRoot, 'src/dataplane/peers.ts'), 'utf8')
+    const written = [...text.matchAll(/^\/\/ +(\d+) +\d+ {2}/gm)].map(([, offset]) => Number(offset))
+    expect(written).toEqual(Object.values(offsets).toSorted((a, b) => a - b))
+    expect([bytes, isGone]).toEqual([60, 1])
+  })
+})
+
+it('traffic has as many slots and numbers', () => {
+  expect(SLOT_NUMBERS).toBe(layout.traffic.numbers)
+  const slots = createTrafficSlots(() => new Float64Array())
+  const text = readFileSync(join(packageRoot, 'src/dataplane/traffic.ts'), 'utf8')
+  expect(slots.slotOf('nobody')).toBe(0)
+  expect(/MAX_SLOTS = 1 << (\d+)/.exec(text)?.[1]).toBe(String(Math.log2(layout.traffic.slots)))
+})
+
+it('the dgram engine keeps as many drops, as often, and as much of each', () => {
+  const { kept, everyUs, headerBytes } = layout.drops
+  let nowUs = 1e6
+  const log = createDropLog(() => nowUs, 0)
+  const add = (): void => log.add('tx_drop_ttl', Buffer.alloc(2 * headerBytes))
+  for (let i = 0; i < 2 * kept; i++) add()
+  expect(log.read().packets).toHaveLength(kept)
+  expect(log.read().packets[0]?.headers).toHaveLength(headerBytes)
+  const { next } = log.read()
+  nowUs += everyUs - 1
+  add()
+  expect(log.read(next).packets).toHaveLength(0)
+  nowUs += 1
+  add()
+  expect(log.read(next).packets).toHaveLength(1)
+})
+
+it('the dgram engine sends as many ICMP errors', () => {
+  const { senderBurst, senderEveryMs, burst, everyMs } = layout.icmp
+  const may = icmpLimit()
+  const allowed = (sender: number, isOurs: boolean, now: number): number => {
+    let count = 0
+    for (let i = 0; i < 2 * burst; i++) if (may(sender, isOurs, now)) count++
+    return count
+  }
+  expect(allowed(1, true, 1_000)).toBe(senderBurst)
+  expect(allowed(1, true, 1_000 + senderEveryMs - 1)).toBe(0)
+  expect(allowed(1, true, 1_000 + senderEveryMs)).toBe(1)
+  let all = 0
+  for (let sender = 2; sender < 900; sender++) if (may(sender, false, 1_000)) all++
+  expect(all).toBe(burst)
+  expect(may(1_000, false, 1_000 + everyMs - 0.5)).toBe(false)
+  expect(may(1_000, false, 1_000 + everyMs)).toBe(true)
+})
