@@ -9,6 +9,7 @@ import { join } from 'node:path'
 import { monitorEventLoopDelay } from 'node:perf_hooks'
 import { setTimeout as delay } from 'node:timers/promises'
 import { createUdpBackend } from '../src/backend/udp.ts'
+import { readSettings } from '../src/config/backend-options.ts'
 import { parseNetworkConfig } from '../src/config/network-config.ts'
 import type { Engine } from '../src/dataplane/engine.ts'
 import { createBell } from '../src/host/bell.ts'
@@ -100,6 +101,7 @@ async function openNode(count: number, told: () => void, signal: AbortSignal, fo
   const persistence = { persist: false, isMultiQueue: false, inherit: async () => undefined, settle: async () => {} }
   const backend = createUdpBackend({
     config,
+    settings: readSettings('udp', config.backend),
     external,
     run,
     log,

@@ -1,14 +1,16 @@
 // choose.ts - subnet manager, backend and engine by name: all the variants there are. What is not chosen is not loaded.
 
-import type { Backend } from './backend/backend.ts'
-import type { Persistence } from './backend/tunnel.ts'
+import type { Backend, BackendParts } from './backend/backend.ts'
+import type { Persistence, TunnelOptions } from './backend/tunnel.ts'
 import type { VxlanBackendOptions } from './backend/vxlan.ts'
+import { readSettings } from './config/backend-options.ts'
 import type { NetworkConfig } from './config/network-config.ts'
 import type { Engine, EngineConfig } from './dataplane/engine.ts'
 import { WeftError } from './errors.ts'
 import { run as runCommand } from './host/command.ts'
 import { raiseSession } from './host/session-priority.ts'
 import type { ExternalInterface } from './host/external-interface.ts'
+import { isBackendType, remedyFor, type BackendType } from './kinds.ts'
 import type { SubnetManager } from './lease/subnet-manager.ts'
 import type { Log } from './log.ts'
 import type { DaemonOptions } from './options.ts'
@@ -72,45 +74,26 @@ export async function createStore(options: StoreOptions, log: Log): Promise<Stor
   })
 }
 
-/** Checks the options of the `Backend` object, for whoever is about to put a configuration. Throws WeftError CONFIG. */
-export async function checkBackend({ backendType, backend }: NetworkConfig): Promise<void> {
-  switch (backendType) {
-    case 'udp': {
-      const [{ udpPort }, { verifySource }] = await Promise.all([
-        import('./backend/udp.ts'),
-        import('./backend/strangers.ts'),
-      ])
-      udpPort(backend)
-      verifySource(backend)
-      return
-    }
-    case 'vxlan':
-      return void (await import('./backend/vxlan-config.ts')).vxlanConfig(backend)
-    case 'ipip':
-      return void (await import('./config/backend-options.ts')).backendOptions(backend).flag('DirectRouting')
-    case 'wireguard':
-      return void (await import('./backend/wireguard.ts')).wireguardConfig(backend)
-    case 'extension':
-      return void (await import('./backend/extension.ts')).extensionCommands(backend)
-    case 'host-gw':
-    case 'alloc':
-      return
-    default:
-      throw unknownBackend(backendType)
-  }
+/** What any backend is made of. */
+interface AllParts<T extends BackendType> extends BackendParts<T>, Pick<TunnelOptions, 'startEngine' | 'persistence'> {
+  readonly publishedBefore: VxlanBackendOptions['publishedBefore']
 }
 
-/** Backends that flannel removed, and what takes their place. */
-const CLOUD =
-  "take host-gw where the hosts are on one link, else udp; or alloc, and the routes by the cloud's own controller"
-const REMOVED: Readonly<Record<string, string>> = {
-  'ali-vpc': CLOUD,
-  'aws-vpc': CLOUD,
-  gce: CLOUD,
-  'tencent-vpc': CLOUD,
-  ipsec: 'take wireguard',
+/** Where each backend's code is. */
+const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>) => Backend> } = {
+  udp: async () => (await import('./backend/udp.ts')).createUdpBackend,
+  vxlan: async () => (await import('./backend/vxlan.ts')).createVxlanBackend,
+  'host-gw': async () => (await import('./backend/host-gw.ts')).createHostGwBackend,
+  ipip: async () => (await import('./backend/ipip.ts')).createIpipBackend,
+  wireguard: async () => (await import('./backend/wireguard.ts')).createWireguardBackend,
+  alloc: async () => (await import('./backend/alloc.ts')).createAllocBackend,
+  extension: async () => (await import('./backend/extension.ts')).createExtensionBackend,
 }
-const KNOWN = 'udp, vxlan, host-gw, ipip, wireguard, alloc or extension'
+
+/** Checks the type and the options of the `Backend` object, for whoever is about to put a configuration. Throws WeftError CONFIG. */
+export function checkBackend({ backendType, backend }: NetworkConfig): void {
+  readSettings(knownType(backendType), backend)
+}
 
 /** The backend that the network configuration names. Throws WeftError CONFIG for one that there is not. */
 export async function createBackend(
@@ -124,45 +107,19 @@ export async function createBackend(
 ): Promise<Backend> {
   const persistence = persistenceOf(options, inheritance)
   const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
-  switch (config.backendType) {
-    case 'udp': {
-      const { createUdpBackend } = await import('./backend/udp.ts')
-      return createUdpBackend({ config, external, startEngine, persistence, run, log })
-    }
-    case 'vxlan': {
-      const { createVxlanBackend } = await import('./backend/vxlan.ts')
-      return createVxlanBackend({ config, external, startEngine, persistence, publishedBefore, run, log })
-    }
-    case 'host-gw': {
-      const { createHostGwBackend } = await import('./backend/host-gw.ts')
-      return createHostGwBackend({ config, external, run, log })
-    }
-    case 'ipip': {
-      const { createIpipBackend } = await import('./backend/ipip.ts')
-      return createIpipBackend({ config, external, run, log })
-    }
-    case 'wireguard': {
-      const { createWireguardBackend } = await import('./backend/wireguard.ts')
-      return createWireguardBackend({ config, external, run, log })
-    }
-    case 'alloc': {
-      const { createAllocBackend } = await import('./backend/alloc.ts')
-      return createAllocBackend({ external, run })
-    }
-    case 'extension': {
-      const { createExtensionBackend } = await import('./backend/extension.ts')
-      return createExtensionBackend({ config, external, run, log })
-    }
-    default:
-      throw unknownBackend(config.backendType)
-  }
+  const parts = { config, external, startEngine, persistence, publishedBefore, run, log }
+  return makeBackend(knownType(config.backendType), parts)
 }
 
-function unknownBackend(type: string): WeftError {
-  const instead = REMOVED[type]
-  return new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, {
-    remedy: `set "Backend": {"Type": ...} in the network configuration to ${KNOWN}${instead === undefined ? '' : `: ${instead}`}`,
-  })
+async function makeBackend<T extends BackendType>(type: T, parts: Omit<AllParts<T>, 'settings'>): Promise<Backend> {
+  const settings = readSettings(type, parts.config.backend)
+  const create: (all: AllParts<T>) => Backend = await BACKENDS[type]()
+  return create({ ...parts, settings })
+}
+
+function knownType(type: string): BackendType {
+  if (isBackendType(type)) return type
+  throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor(type) })
 }
 
 function persistenceOf(

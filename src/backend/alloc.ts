@@ -2,14 +2,13 @@
 //
 // As flanneld's (pkg/backend/alloc).
 
-import type { Run } from '../host/command.ts'
-import { currentExternal, type ExternalInterface } from '../host/external-interface.ts'
+import { currentExternal } from '../host/external-interface.ts'
 import type { Lease } from '../lease/lease.ts'
 import { formatIpv4 } from '../net/ipv4.ts'
-import type { Backend } from './backend.ts'
+import type { Backend, BackendParts } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 
-export function createAllocBackend({ external: found, run }: { external: ExternalInterface; run: Run }): Backend {
+export function createAllocBackend({ external: found, run }: BackendParts<'alloc'>): Backend {
   let external = found
   return {
     name: 'alloc',

@@ -9,13 +9,16 @@ import type { Run } from '../host/command.ts'
 import type { OpenPath } from '../dataplane/engine.ts'
 import type { Watched } from '../host/events.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
+import type { BackendType, Settings } from '../kinds.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import type { Ipv4 } from '../net/ipv4.ts'
 
 /** What a backend is made of. */
-export interface BackendParts {
+export interface BackendParts<T extends BackendType = BackendType> {
   readonly config: NetworkConfig
+  /** Its options, read. */
+  readonly settings: Settings<T>
   readonly external: ExternalInterface
   readonly run: Run
   readonly log: Log

@@ -6,27 +6,20 @@
 // an argument that it did not ask for.
 
 import { messageOf, WeftError } from '../errors.ts'
-import { backendOptions } from '../config/backend-options.ts'
 import { currentExternal } from '../host/external-interface.ts'
+import type { Settings } from '../kinds.ts'
 import type { Lease, LeaseAttrs } from '../lease/lease.ts'
 import { leasesEqual } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
-import { withoutUser, type Secret } from '../secret.ts'
+import { withoutUser } from '../secret.ts'
 import type { Backend, BackendParts, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
 
 const TYPE = 'extension'
-const COMMANDS = ['PreStartupCommand', 'PostStartupCommand', 'SubnetAddCommand', 'SubnetRemoveCommand'] as const
-type Command = (typeof COMMANDS)[number]
+type Command = keyof Settings<'extension'>
 type Variables = Readonly<Record<string, string>>
-
-/** The commands of the `Backend` object, empty where there is none. Throws WeftError CONFIG. */
-export function extensionCommands(backend: Readonly<Record<string, unknown>>): Readonly<Record<Command, Secret>> {
-  const { secret } = backendOptions(backend)
-  return Object.fromEntries(COMMANDS.map((name) => [name, secret(name)])) as Record<Command, Secret>
-}
 
 /** The words of a command: split at white space, then `$NAME` and `${NAME}` put in each, so that a value stays in its word. */
 export function wordsOf(command: string, variables: Variables): string[] {
@@ -41,9 +34,14 @@ export function wordsOf(command: string, variables: Variables): string[] {
     )
 }
 
-export function createExtensionBackend({ config, external: found, run, log }: BackendParts): Backend {
+export function createExtensionBackend({
+  config,
+  settings: commands,
+  external: found,
+  run,
+  log,
+}: BackendParts<'extension'>): Backend {
   let external = found
-  const commands = extensionCommands(config.backend)
   /** As flanneld logs it: whole, but without users of URLs. */
   const shown = (name: Command): string => withoutUser(commands[name].reveal())
 

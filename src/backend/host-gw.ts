@@ -14,7 +14,7 @@ import { createRouteSync, ROUTE_WORDS, type NextHop } from './route-sync.ts'
 
 const TYPE = 'host-gw'
 
-export function createHostGwBackend({ config, external: found, run, log }: BackendParts): Backend {
+export function createHostGwBackend({ config, external: found, run, log }: BackendParts<'host-gw'>): Backend {
   let external = found
   return {
     name: TYPE,

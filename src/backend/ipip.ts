@@ -3,10 +3,10 @@
 // Device, routes, lease and refusals are flanneld's (pkg/backend/ipip). There is no port and no checksum: a fabric has to let
 // protocol 4 pass.
 
-import { backendOptions } from '../config/backend-options.ts'
 import { WeftError } from '../errors.ts'
 import { currentExternal } from '../host/external-interface.ts'
 import { addDevice, findLink, ipJson } from '../host/links.ts'
+import { KINDS } from '../kinds.ts'
 import type { Lease, LeaseAttrs } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import type { Backend, BackendParts, DataPath } from './backend.ts'
@@ -17,9 +17,8 @@ import { createPeerFilter } from './peer-filter.ts'
 import { createRouteSync, directHops, ROUTE_WORDS, type NextHop } from './route-sync.ts'
 
 const TYPE = 'ipip'
-const NAME = 'flannel.ipip'
-/** The outer IPv4 header. */
-const ENCAP_BYTES = 20
+const { overhead, devices } = KINDS.ipip
+const [[, NAME]] = devices
 
 interface JsonIpip {
   readonly linkinfo?: {
@@ -28,9 +27,9 @@ interface JsonIpip {
   }
 }
 
-export function createIpipBackend({ config, external: found, run, log }: BackendParts): Backend {
+export function createIpipBackend({ config, settings, external: found, run, log }: BackendParts<'ipip'>): Backend {
   let external = found
-  const isDirect = backendOptions(config.backend).flag('DirectRouting')
+  const { directRouting: isDirect } = settings
   log.info(`IPIP config: DirectRouting=${isDirect}`)
 
   /** Finds the device or makes it; returns what was the matter with it. Throws WeftError DEVICE, NO_DEVICE_TYPE. */
@@ -61,7 +60,7 @@ export function createIpipBackend({ config, external: found, run, log }: Backend
       return { publicIp: external.publicIp, backendType: TYPE }
     },
     async open(own): Promise<DataPath> {
-      const mtu = external.mtu - ENCAP_BYTES
+      const mtu = external.mtu - overhead
       const state = deviceState(run, NAME, mtu, own.subnet.address, config.network)
       await ensureDevice()
       await state.configure()

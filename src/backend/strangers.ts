@@ -1,13 +1,6 @@
 // strangers.ts - says whose packets the engine does not let in, each once, and what to do.
 
-import { backendOptions } from '../config/backend-options.ts'
-import {
-  VERIFY_SOURCE,
-  reasonToDrop,
-  type FilterOptions,
-  type Stranger,
-  type VerifySource,
-} from '../dataplane/filter.ts'
+import { reasonToDrop, type FilterOptions, type Stranger } from '../dataplane/filter.ts'
 import { createPeerTable, type Peer, type PeerTable } from '../dataplane/peers.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
@@ -16,11 +9,6 @@ import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 const MOST_NAMED = 1024
 /** Anybody can pretend to be many: so many are named a minute, and the others later if they still send. */
 const NAMED_A_MINUTE = 8
-
-/** VerifySource of the `Backend` object. Throws WeftError CONFIG when it is none that there is. */
-export function verifySource(backend: Readonly<Record<string, unknown>>): VerifySource {
-  return backendOptions(backend).word('VerifySource', VERIFY_SOURCE) ?? 'strict'
-}
 
 /** No IPv4 packet with the source 0.0.0.0 is dropped for that reason. */
 const isIpv6 = ({ source, reason }: Stranger): boolean => source === 0 && reason === 'rx_drop_unknown_sender'

@@ -3,12 +3,12 @@
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { EncapsulationName } from '../dataplane/encapsulation.ts'
 import type { Engine, EngineConfig, OpenPath } from '../dataplane/engine.ts'
-import type { VerifySource } from '../dataplane/filter.ts'
 import { encodePeers, type Peer } from '../dataplane/peers.ts'
 import { createTrafficSlots } from '../dataplane/traffic.ts'
 import { WeftError } from '../errors.ts'
 import { addon } from '../host/addon.ts'
 import { findLink, isNamedBy } from '../host/links.ts'
+import type { BackendType, Settings, TunnelSettings } from '../kinds.ts'
 import type { Lease, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
@@ -16,14 +16,14 @@ import type { BackendParts, DataPath, PathPeer, PathSearching } from './backend.
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter, type PeerFilterOptions } from './peer-filter.ts'
-import { createRouteSync, directHops, type NextHops } from './route-sync.ts'
+import type { NextHops } from './route-sync.ts'
 import { createStrangerLog } from './strangers.ts'
 import { adoptTun, createTunDevice, refuseForeignRoute } from './tun-device.ts'
 
-/** What stands before an inner packet, with the outer IPv4 header. */
-const ENCAP_BYTES: Readonly<Record<EncapsulationName, number>> = { udp: 28, vxlan: 50 }
+/** Backends that have settings of a tunnel. */
+type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
 
-export interface TunnelOptions extends BackendParts {
+export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends BackendParts<T> {
   readonly startEngine: (config: EngineConfig) => Promise<Engine>
   readonly persistence: Persistence
 }
@@ -43,6 +43,8 @@ export interface Persistence {
 /** What one tunnel has that others have not. */
 export interface TunnelKind {
   readonly encapsulation: EncapsulationName
+  /** What stands before an inner packet, with the outer IPv4 header, in bytes. */
+  readonly overhead: number
   /** What the encapsulation knows of this host, and of a peer; nothing where they are left out. */
   readonly ownEnd?: Uint8Array
   readonly endOf?: (peer: Lease) => Uint8Array
@@ -52,12 +54,6 @@ export interface TunnelKind {
   readonly port: number
   /** What containers may send, in bytes. */
   readonly mtu: number
-  /** Which packets from peers are let in. */
-  readonly verifySource: VerifySource
-  /** Whether connections of TCP are to begin with segments that fit. */
-  readonly clampMss: boolean
-  /** Whether the longest packet that reaches each peer is looked for. */
-  readonly probePathMtu: boolean
   /** Which leases are peers' beside what all backends ask. */
   readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable'>
   /** Whether peers that are reached without a router are routed to past the tunnel. */
@@ -90,8 +86,8 @@ export function checkNetwork(backend: string, config: NetworkConfig, address: Ip
 }
 
 export async function openTunnel(
-  { config: { network }, external, startEngine, persistence, run, log }: TunnelOptions,
-  { encapsulation, ownEnd, endOf, tunName, port, mtu, verifySource, clampMss, probePathMtu, ...kind }: TunnelKind,
+  { config: { network }, settings: { tunnel: settings }, external, startEngine, persistence, run, log }: TunnelOptions,
+  { encapsulation, overhead, ownEnd, endOf, tunName, port, mtu, ...kind }: TunnelKind,
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
@@ -124,7 +120,6 @@ export async function openTunnel(
     return [...gone.map(({ subnet }): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came.map(endTo)]
   }
   take(leases, lease.key)
-  const verify = { verifySource, network, subnet: lease.subnet }
   const bindAddress = formatIpv4(external.address)
   const inherited = await persistence.inherit({ tunName, bindAddress, port })
   // From here on, where there is something inherited, packets wait.
@@ -146,11 +141,14 @@ export async function openTunnel(
     mtu,
     tunAddress: lease.subnet.address,
     networkAddress: networkAddressFor(network, lease.subnet),
-    filter: verify,
-    clampMss,
+    settings,
+    network,
+    subnet: lease.subnet,
   })
   counted = (slot) => engine.traffic(slot)
-  const routes = kind.directRouting ? createRouteSync({ network, run, log }) : undefined
+  // Loaded by those alone that ask for it: packets wait for a start.
+  const sync = kind.directRouting ? await import('./route-sync.ts') : undefined
+  const routes = sync?.createRouteSync({ network, run, log })
   let direct: NextHops = new Map()
   const isOwnRoute = (destination: string): boolean => direct.has(destination)
   async function end(): Promise<void> {
@@ -177,7 +175,7 @@ export async function openTunnel(
     `Forwarding between ${engine.tunName} and UDP ${formatIpv4(external.address)}:${port} with the ${engine.kind} engine` +
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
-  const strangers = createStrangerLog(verify, log)
+  const strangers = createStrangerLog({ ...settings, network, subnet: lease.subnet }, log)
   strangers.setPeers(ends)
   const watch = watchExternal(run, external)
   const isDirect = (subnet: Ipv4Net): boolean => direct.has(formatIpv4Net(subnet))
@@ -187,11 +185,11 @@ export async function openTunnel(
     probe: subnet.address,
   })
   const known = ({ attrs }: Lease): number => {
-    const bytes = addon.pathMtu(bindAddress, formatIpv4(attrs.publicIp)) - ENCAP_BYTES[encapsulation]
+    const bytes = addon.pathMtu(bindAddress, formatIpv4(attrs.publicIp)) - overhead
     return bytes > 0 && bytes < mtu ? bytes : mtu
   }
   const pathSearch: PathSearching = {
-    overhead: ENCAP_BYTES[encapsulation],
+    overhead,
     knownMtu(key) {
       const peer = applied().get(key)
       return peer && !isDirect(peer.subnet) ? known(peer) : undefined
@@ -217,8 +215,8 @@ export async function openTunnel(
         engine.setPeers(encodePeers(ends()))
         strangers.setPeers(ends)
       }
-      if (!routes || changed?.length === 0) return
-      direct = await directHops(run, [...applied().values()])
+      if (!sync || !routes || changed?.length === 0) return
+      direct = await sync.directHops(run, [...applied().values()])
       await routes.apply(direct)
     },
     async resync() {
@@ -243,7 +241,7 @@ export async function openTunnel(
       const bytes = isDirect(peer.subnet) ? mtu : Math.min(known(peer), limits.get(peer.key) ?? mtu)
       return bytes < mtu ? bytes : undefined
     },
-    ...(probePathMtu ? { pathSearch } : {}),
+    ...(settings.probePathMtu ? { pathSearch } : {}),
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     drops: (after) => engine.drops(after),
     threads: () => engine.threads(),

@@ -2,41 +2,19 @@
 //
 // Port and wire format are flanneld's (pkg/backend/udp), so that both can be in one network.
 
-import { WeftError } from '../errors.ts'
-import { backendOptions } from '../config/backend-options.ts'
 import { currentExternal } from '../host/external-interface.ts'
+import { KINDS } from '../kinds.ts'
 import type { LeaseAttrs } from '../lease/lease.ts'
 import type { Backend } from './backend.ts'
-import { verifySource } from './strangers.ts'
 import { checkNetwork, openTunnel, type TunnelOptions } from './tunnel.ts'
 
-const DEFAULT_PORT = 8285
-/** Outer IPv4 header and UDP header. */
-const ENCAP_BYTES = 28
-const TUN_NAME = 'flannel%d'
+const { overhead, outside, devices } = KINDS.udp
+const [[, TUN_NAME]] = devices
 
-/** The UDP port from the `Backend` object; throws WeftError CONFIG when it is none. */
-export function udpPort(backend: Readonly<Record<string, unknown>>): number {
-  const entry = Object.entries(backend).find(([key]) => key.toLowerCase() === 'port')
-  const port = entry?.[1] ?? DEFAULT_PORT
-  if (typeof port !== 'number' || !Number.isInteger(port) || port < 0 || port > 65535) {
-    throw new WeftError('CONFIG', `Backend.Port is ${JSON.stringify(port)}`, {
-      remedy: 'give it a number from 1 to 65535',
-    })
-  }
-  return port === 0 ? DEFAULT_PORT : port
-}
-
-export function createUdpBackend(options: TunnelOptions): Backend {
-  const { config, log, run } = options
+export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
+  const { config, settings, log, run } = options
   let { external } = options
-  const port = udpPort(config.backend)
-  const { flag } = backendOptions(config.backend)
-  const asked = {
-    verifySource: verifySource(config.backend),
-    clampMss: flag('ClampMSS'),
-    probePathMtu: flag('ProbePathMTU'),
-  }
+  const port = settings.port || outside.port
   return {
     name: 'udp',
     tunName: TUN_NAME,
@@ -47,8 +25,8 @@ export function createUdpBackend(options: TunnelOptions): Backend {
       return { publicIp: external.publicIp, backendType: '' }
     },
     open: (lease, _signal, leases) => {
-      const mtu = external.mtu - ENCAP_BYTES
-      const kind = { encapsulation: 'udp', tunName: TUN_NAME, port, mtu, ...asked } as const
+      const mtu = external.mtu - overhead
+      const kind = { encapsulation: 'udp', overhead, tunName: TUN_NAME, port, mtu } as const
       return openTunnel({ ...options, external }, kind, lease, leases)
     },
   }

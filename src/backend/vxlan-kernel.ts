@@ -16,7 +16,7 @@ import { checkVxlan, openVxlanDevice, type VxlanPeer } from './vxlan-device.ts'
 /** Makes nothing yet: what carries until then may be in its place. Throws WeftError NO_DEVICE_TYPE where the kernel has no vxlan. */
 export async function prepareKernelVxlan(
   { name, options, port, mtu, mac, external }: VxlanSetup,
-  { config: { network }, run, log }: Pick<TunnelOptions, 'config' | 'run' | 'log'>,
+  { config: { network }, run, log }: Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>,
 ): Promise<VxlanCarrier> {
   const { vni, learning, gbp, directRouting } = options
   const path = { local: external.address, underlay: external.name, port, mtu }

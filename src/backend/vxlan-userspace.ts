@@ -1,6 +1,7 @@
 // vxlan-userspace.ts - VXLAN by the engine, for hosts whose kernel has none: a TUN of the device's name, and the datagrams
 // that a kernel's device sends and takes.
 
+import { KINDS } from '../kinds.ts'
 import type { Lease } from '../lease/lease.ts'
 import { openTunnel, type TunnelOptions } from './tunnel.ts'
 import { PEERS, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
@@ -16,13 +17,13 @@ const ownEnd = (mac: string, vni: number): Uint8Array =>
 /** Opens nothing yet: the TUN takes the name of a device that carries on until then. */
 export function prepareUserspaceVxlan(
   { name, options, port, mtu, mac, external }: VxlanSetup,
-  tunnelOptions: TunnelOptions,
+  tunnelOptions: TunnelOptions<'vxlan'>,
 ): VxlanCarrier {
   const { run, log } = tunnelOptions
-  const { vni, directRouting, verifySource, clampMss, probePathMtu } = options
-  const ends = { ownEnd: ownEnd(mac, vni), endOf }
-  const asked = { verifySource, clampMss, probePathMtu, filter: PEERS, directRouting }
-  const kind = { encapsulation: 'vxlan', ...ends, tunName: name, port, mtu, ...asked } as const
+  const { vni, directRouting } = options
+  const { overhead } = KINDS.vxlan
+  const ends = { ownEnd: ownEnd(mac, vni), endOf, filter: PEERS }
+  const kind = { encapsulation: 'vxlan', overhead, ...ends, tunName: name, port, mtu, directRouting } as const
   return {
     tunName: name,
     async open(lease, leases) {

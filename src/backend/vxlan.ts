@@ -5,20 +5,19 @@
 
 import { isWeftError, messageOf } from '../errors.ts'
 import { currentExternal } from '../host/external-interface.ts'
+import { KINDS } from '../kinds.ts'
 import type { Lease, LeaseAttrs } from '../lease/lease.ts'
 import { formatIpv4, type Ipv4 } from '../net/ipv4.ts'
 import { formatIpv6 } from '../net/ipv6.ts'
 import type { Backend } from './backend.ts'
 import { checkNetwork, type TunnelOptions } from './tunnel.ts'
-import { TYPE, vtepMacOf, vxlanConfig, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
+import { TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { randomMac, vxlanMac } from './vxlan-device.ts'
 import { prepareKernelVxlan } from './vxlan-kernel.ts'
 import { prepareUserspaceVxlan } from './vxlan-userspace.ts'
 
-/** Outer IPv4 header, UDP, VXLAN and the inner Ethernet header (RFC 7348 section 5). */
-const ENCAP_BYTES = 50
-/** The kernel's own, from before IANA gave it 4789. */
-const DEFAULT_PORT = 8472
+const { overhead, outside, devices } = KINDS.vxlan
+const [[, NAME]] = devices
 
 /** flanneld's line for a lease that comes as for one that goes (pkg/backend/vxlan, pkg/lease). */
 const describe = ({ attrs: { backendType, publicIp, publicIpv6, backendData, backendV6Data } }: Lease): string => {
@@ -30,16 +29,15 @@ const describe = ({ attrs: { backendType, publicIp, publicIpv6, backendData, bac
   )
 }
 
-export interface VxlanBackendOptions extends TunnelOptions {
+export interface VxlanBackendOptions extends TunnelOptions<'vxlan'> {
   /** What this node published at an earlier time, if the store still has it. */
   readonly publishedBefore: (publicIp: Ipv4, signal: AbortSignal) => Promise<LeaseAttrs | undefined>
 }
 
 export function createVxlanBackend(options: VxlanBackendOptions): Backend {
-  const { config, log, run } = options
-  const own = vxlanConfig(config.backend)
+  const { config, settings: own, log, run } = options
   const { vni, port, gbp, learning, directRouting, dataPath } = own
-  const name = `flannel.${vni}`
+  const name = NAME.replace('%d', String(vni))
   let { external } = options
   let mac: string | undefined
   let said = ''
@@ -58,7 +56,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
     }
     try {
       const prepared = await prepareKernelVxlan(setup, options)
-      const passedOver = own.probePathMtu
+      const passedOver = own.tunnel.probePathMtu
         ? ', which lets routers fragment its datagrams: "ProbePathMTU" is passed over'
         : ''
       say(`VXLAN is carried by the kernel${passedOver}`)
@@ -86,8 +84,8 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       }
       // Peers send to the MAC that they know: it is to outlive the process, the device and the host.
       mac = (await vxlanMac(run, name)) ?? mac ?? (await published()) ?? randomMac()
-      const mtu = (own.mtu || external.mtu) - ENCAP_BYTES
-      carrier = await choose({ name, options: own, port: port === 0 ? DEFAULT_PORT : port, mtu, mac, external })
+      const mtu = (own.mtu || external.mtu) - overhead
+      carrier = await choose({ name, options: own, port: port || outside.port, mtu, mac, external })
       return { publicIp: external.publicIp, backendType: TYPE, backendData: { VNI: vni, VtepMAC: mac } }
     },
     open: (lease, _signal, leases) => (carrier as VxlanCarrier).open(lease, leases), // by prepare, which comes first

@@ -14,6 +14,7 @@ import { isWeftError, messageOf, WeftError } from '../errors.ts'
 import { pause } from '../host/bell.ts'
 import type { Run } from '../host/command.ts'
 import { addDevice, findLink } from '../host/links.ts'
+import { WIREGUARD_KEY } from '../kinds.ts'
 import type { Log } from '../log.ts'
 import { Secret } from '../secret.ts'
 
@@ -60,7 +61,7 @@ export interface WireguardDevice {
   close(): Promise<void>
 }
 
-export const isKey = (text: string): boolean => /^[A-Za-z\d+/]{42}[AEIMQUYcgkosw048]=$/.test(text)
+export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
 
 async function makeKeyFile(file: string, key: Secret): Promise<void> {
   try {

@@ -2,12 +2,11 @@
 //
 // Options, device, route, key file and lease are flanneld's (pkg/backend/wireguard). The device goes with the daemon; the key stays.
 
-import { backendOptions } from '../config/backend-options.ts'
 import { currentExternal } from '../host/external-interface.ts'
 import { findLink } from '../host/links.ts'
+import { KINDS } from '../kinds.ts'
 import type { Lease, LeaseAttrs } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
-import type { Secret } from '../secret.ts'
 import type { Backend, BackendParts, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
@@ -17,51 +16,30 @@ import { createTunDevice, refuseForeignRoute } from './tun-device.ts'
 import { isKey, openWireguardDevice, publicKeyOf, type WireguardPeer } from './wireguard-device.ts'
 
 const TYPE = 'wireguard'
-const NAME = 'flannel-wg'
-/** What upstream leaves for WireGuard, over IPv6 too. */
-const ENCAP_BYTES = 80
-const DEFAULT_PORT = 51_820
+const { reserved, outside, devices } = KINDS.wireguard
+const [[, NAME]] = devices
 const DEFAULT_KEY_FILE = '/run/flannel/wgkey'
-const MAX_KEEPALIVE_S = 65_535
-
-export interface WireguardConfig {
-  readonly port: number
-  /** Of the underlay, in bytes; 0: the external interface's. */
-  readonly mtu: number
-  readonly psk: Secret
-  readonly keepalive: number
-}
-
-/** The options of the `Backend` object. Throws WeftError CONFIG. */
-export function wireguardConfig(backend: Readonly<Record<string, unknown>>): WireguardConfig {
-  const { number, secret, word, refuse } = backendOptions(backend)
-  const psk = secret('PSK')
-  if (!psk.isEmpty && !isKey(psk.reveal())) refuse('PSK', 'give it a key as `wg genpsk` makes it')
-  // Of two stacks we have one: all modes but the last mean the same.
-  if (word('Mode', ['separate', 'auto', 'ipv4', 'ipv6']) === 'ipv6')
-    refuse('Mode', 'weft has no IPv6 yet: set it to ipv4, or leave it out')
-  number('ListenPortV6', 0, 65_535)
-  return {
-    port: number('ListenPort', 0, 65_535) || DEFAULT_PORT,
-    mtu: number('MTU', 0, 65_535),
-    psk,
-    keepalive: number('PersistentKeepaliveInterval', 0, MAX_KEEPALIVE_S),
-  }
-}
 
 /** What a lease says of its end of the tunnel; undefined when that is none. */
 export function endOf({ attrs, subnet }: Lease): WireguardPeer | undefined {
   const data = attrs.backendData as { readonly PublicKey?: unknown; readonly Port?: unknown } | null | undefined
-  const { PublicKey: publicKey, Port: given = DEFAULT_PORT } = typeof data === 'object' && data !== null ? data : {}
-  const port = given === 0 ? DEFAULT_PORT : given
+  const { PublicKey: publicKey, Port: given = outside.port } = typeof data === 'object' && data !== null ? data : {}
+  const port = given === 0 ? outside.port : given
   if (typeof publicKey !== 'string' || !isKey(publicKey)) return undefined
   if (typeof port !== 'number' || !Number.isInteger(port) || port < 1 || port > 65_535) return undefined
   return { publicKey, endpoint: `${formatIpv4(attrs.publicIp)}:${port}`, allowedIps: [formatIpv4Net(subnet)] }
 }
 
-export function createWireguardBackend({ config, external: found, run, log }: BackendParts): Backend {
+export function createWireguardBackend({
+  config,
+  settings,
+  external: found,
+  run,
+  log,
+}: BackendParts<'wireguard'>): Backend {
   const { network } = config
-  const { port, psk, keepalive, mtu: givenMtu } = wireguardConfig(config.backend)
+  const { psk, keepalive, mtu: givenMtu } = settings
+  const port = settings.port || outside.port
   const keyFile = process.env['WIREGUARD_KEY_FILE'] || DEFAULT_KEY_FILE
   let external = found
   let ownKey = ''
@@ -83,7 +61,7 @@ export function createWireguardBackend({ config, external: found, run, log }: Ba
     async open(lease, signal): Promise<DataPath> {
       await refuseForeignRoute(run, network, (name) => name === NAME)
       const opened = await openWireguardDevice({ name: NAME, keyFile, ownKey, port, psk, keepalive, run, log }, signal)
-      const mtu = (givenMtu || external.mtu) - ENCAP_BYTES
+      const mtu = (givenMtu || external.mtu) - reserved
       const device = createTunDevice({ name: NAME, network, subnet: lease.subnet, mtu, scope: 'link', run, log })
       try {
         await device.configure()

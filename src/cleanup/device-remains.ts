@@ -2,7 +2,8 @@
 
 import { isWeftError } from '../errors.ts'
 import type { Run } from '../host/command.ts'
-import { ipJson, isTunOpen } from '../host/links.ts'
+import { ipJson, isNamedBy, isTunOpen } from '../host/links.ts'
+import { KINDS, type Kind } from '../kinds.ts'
 import type { Remains } from './remains.ts'
 
 interface JsonLink {
@@ -27,15 +28,17 @@ interface Device {
   readonly inUse: boolean
 }
 
-/** The devices of the backends udp, vxlan, ipip and wireguard: a name alone does not make a device flannel's. */
+const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
+
+/** The devices that backends make: a name alone does not make a device flannel's. */
 async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }: JsonLink): Promise<Device[]> {
   const kind = linkinfo?.info_kind ?? ''
   const data = linkinfo?.info_data ?? {}
   const isOurs =
-    (kind === 'tun' && data.type === 'tun' && /^flannel(\.?\d+|-wg)$/.test(name)) ||
-    (kind === 'vxlan' && /^flannel(-v6)?\.\d+$/.test(name) && name.endsWith(`.${data.id}`)) ||
-    (kind === 'ipip' && name === 'flannel.ipip') ||
-    (kind === 'wireguard' && /^flannel-wg(-v6)?$/.test(name))
+    DEVICES.some(([type, pattern]) => type === kind && isNamedBy(pattern, name)) &&
+    (kind !== 'tun' || data.type === 'tun') &&
+    // A VNI is the number in the name.
+    (data.id === undefined || name.endsWith(`.${data.id}`))
   if (!isOurs) return []
   // A TUN that is not persistent ends with its process; a persistent one has a carrier while a process has it open.
   const inUse = kind === 'tun' && (data.persist === false || (await isTunOpen(name, ifindex, flags)))

@@ -42,10 +42,10 @@ function hidden(text: string): string {
 }
 
 /** Throws WeftError CONFIG for what no daemon would start with, or do all of. */
-async function check(text: string): Promise<NetworkConfig> {
+function check(text: string): NetworkConfig {
   const config = parseNetworkConfig(text)
   refuseIpv6(config)
-  await checkBackend(config)
+  checkBackend(config)
   return config
 }
 
@@ -71,7 +71,7 @@ export const configSetCommand = command({
   },
   async run({ options, args: [path = ''], screen, signal: stopping }) {
     const text = await readText(path)
-    const config = await check(text)
+    const config = check(text)
     return withStore(options, screen, stopping, async ({ store, signal }) => {
       const keys = (await store.list(signal)).entries.flatMap(({ key }) => parseLeaseKey(key) ?? [])
       const unfit = keys.filter(({ subnet }) => !isCompatible(subnet, config))
@@ -101,7 +101,7 @@ export const configCheckCommand = command({
   async run({ options, args: [path], screen, signal: stopping }) {
     const judge = async (text: string): Promise<number> => {
       try {
-        const { network, subnetLength, subnetMin, subnetMax, backendType, backend } = await check(text)
+        const { network, subnetLength, subnetMin, subnetMax, backendType, backend } = check(text)
         const nodes = (subnetMax - subnetMin) / 2 ** (32 - subnetLength) + 1
         const range = {
           network: formatIpv4Net(network),

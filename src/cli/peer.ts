@@ -2,6 +2,7 @@
 
 import { messageOf, WeftError } from '../errors.ts'
 import { openEcho, type Echo } from '../host/echo.ts'
+import { kindOf } from '../kinds.ts'
 import { ipv4NetContains, parseIpv4, parseIpv4Net, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
 
@@ -27,10 +28,10 @@ export function probeOf(
   { node, config }: Status,
   { subnet, publicIp }: Pick<PeerStatus, 'subnet' | 'publicIp'>,
 ): { readonly from: Ipv4; readonly to: Ipv4 } | undefined {
-  const type = config?.backendType ?? ''
-  if (!node || ['alloc', 'extension', ''].includes(type)) return undefined
+  const asked = kindOf(config?.backendType ?? '')?.probe ?? 'nobody'
+  if (!node || asked === 'nobody') return undefined
   const [from, to] =
-    type === 'host-gw' ? [node.publicIp, publicIp] : [netOf(node.subnet), netOf(subnet)].map(({ address }) => address)
+    asked === 'host' ? [node.publicIp, publicIp] : [netOf(node.subnet), netOf(subnet)].map(({ address }) => address)
   const [source, target] = [from, to].map((each) => (typeof each === 'string' ? parseIpv4(each) : each))
   return source === undefined || target === undefined ? undefined : { from: source, to: target }
 }

@@ -1,51 +1,54 @@
-// backend-options.ts - reads the options of the `Backend` object, each by its name in any case, with a clear refusal.
+// backend-options.ts - reads the options of the `Backend` object as the table of backends has them, each by its name in any case, with
+// a clear refusal.
 
 import { WeftError } from '../errors.ts'
+import { KINDS, type BackendType, type Option, type Options, type Settings } from '../kinds.ts'
 import { Secret } from '../secret.ts'
 
-export interface BackendOptions {
-  /** A whole number from 0 to `most`. */
-  readonly number: (name: string, fallback: number, most: number) => number
-  readonly flag: (name: string) => boolean
-  readonly text: (name: string) => string
-  /** A text that may be secret, or have a part that is. */
-  readonly secret: (name: string) => Secret
-  /** One of a few words; undefined where it is left out. */
-  readonly word: <W extends string>(name: string, words: readonly W[]) => W | undefined
-  /** Throws WeftError CONFIG about an option's value. */
-  readonly refuse: (name: string, remedy: string) => never
+type Given = Readonly<Record<string, unknown>>
+
+/** The options of a backend. `backend` has its names in lower case, as network-config.ts reads it. Throws WeftError CONFIG. */
+export function readSettings<T extends BackendType>(type: T, backend: Given): Settings<T> {
+  return readOptions(KINDS[type].options, backend) as Settings<T>
 }
 
-/** `backend` has its names in lower case, as network-config.ts reads it. All methods throw WeftError CONFIG. */
-export function backendOptions(backend: Readonly<Record<string, unknown>>): BackendOptions {
-  const given = (name: string): unknown => backend[name.toLowerCase()] ?? undefined
-  function refuse(name: string, remedy: string): never {
-    throw new WeftError('CONFIG', `Backend.${name} is ${JSON.stringify(given(name))}`, { remedy })
+export function readOptions(options: Options, backend: Given): Readonly<Record<string, unknown>> {
+  return Object.fromEntries(
+    Object.entries(options).map(([name, option]) => [
+      name,
+      isOption(option) ? readOption(option, backend) : readOptions(option, backend),
+    ]),
+  )
+}
+
+const isOption = (option: Option | Options): option is Option => typeof option.kind === 'string'
+
+function readOption(option: Option, backend: Given): unknown {
+  const given = backend[option.name.toLowerCase()] ?? undefined
+  function refuse(remedy: string): never {
+    throw new WeftError('CONFIG', `Backend.${option.name} is ${JSON.stringify(given)}`, { remedy })
   }
-  return {
-    number(name, fallback, most) {
-      const value = given(name) ?? fallback
-      if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value <= most) return value
-      return refuse(name, `give it a whole number from 0 to ${most}`)
-    },
-    flag(name) {
-      const value = given(name) ?? false
-      return typeof value === 'boolean' ? value : refuse(name, 'give it true or false')
-    },
-    text(name) {
-      const value = given(name) ?? ''
-      return typeof value === 'string' ? value : refuse(name, 'give it a text')
-    },
-    secret(name) {
-      const value = given(name) ?? ''
-      if (value instanceof Secret) return value
-      return typeof value === 'string' ? new Secret(value, (text) => text) : refuse(name, 'give it a text')
-    },
-    word(name, words) {
-      const value = given(name)
-      if (value === undefined) return undefined
-      return words.find((word) => word === value) ?? refuse(name, `give it one of ${words.join(', ')}, or leave it out`)
-    },
-    refuse,
+  switch (option.kind) {
+    case 'flag':
+      return typeof (given ?? false) === 'boolean' ? (given ?? false) : refuse('give it true or false')
+    case 'number': {
+      const value = given ?? option.default
+      if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value <= option.most) return value
+      return refuse(`give it a whole number from 0 to ${option.most}`)
+    }
+    case 'word': {
+      const { words, refused = {} } = option
+      if (given === undefined) return option.default
+      const word = words.find((each) => each === given)
+      if (word === undefined) return refuse(`give it one of ${words.join(', ')}, or leave it out`)
+      return refused[word] === undefined ? word : refuse(refused[word])
+    }
+    case 'secret': {
+      const { form, remedy = 'give it another one' } = option
+      const text = given ?? ''
+      if (typeof text !== 'string' && !(text instanceof Secret)) return refuse('give it a text')
+      const secret = typeof text === 'string' ? new Secret(text, (shown) => shown) : text
+      return secret.isEmpty || !form || form.test(secret.reveal()) ? secret : refuse(remedy)
+    }
   }
 }

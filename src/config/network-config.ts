@@ -2,6 +2,7 @@
 // (pkg/subnet/config.go).
 
 import { messageOf, WeftError } from '../errors.ts'
+import { DEFAULT_TYPE } from '../kinds.ts'
 import { formatIpv4, ipv4Mask, ipv4NetSize, parseIpv4, parseIpv4Net, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import { formatIpv6, ipv6Net, ipv6NetSize, parseIpv6, parseIpv6Net, type Ipv6, type Ipv6Net } from '../net/ipv6.ts'
 import { goJsonMembers, jsonKind, readGoJsonObject } from './go-json.ts'
@@ -70,7 +71,7 @@ export function parseNetworkConfig(text: string, { areGiven = false } = {}): Net
   const backend = backendValue === undefined || backendValue === null ? undefined : goJsonMembers(backendValue)
   if (backendValue !== undefined && backendValue !== null && !backend)
     throw invalid(`Backend is ${jsonKind(backendValue)}; it must be an object`)
-  const backendType = backend ? member(backend, 'Type', 'a string', isString, '') : 'udp'
+  const backendType = backend ? member(backend, 'Type', 'a string', isString, '') : DEFAULT_TYPE
 
   return {
     enableIpv4,

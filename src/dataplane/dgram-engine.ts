@@ -111,7 +111,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
 
   const trafficBySlot: Traffic[] = []
   const trafficOf = (slot = 0): Traffic => (trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], heardAt: undefined })
-  const { filter } = config
+  const { settings, network, subnet } = config
+  const filter = { ...settings, network, subnet }
   const own = parseIpv4(config.bindAddress) ?? 0
   const encapBytes = encapsulation.seal(Buffer.alloc(0)).length
   let table = createPeerTable(decodePeers(config.peers?.() ?? new Uint8Array()))
@@ -167,7 +168,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       drop('tx_drop_ttl', packet, to)
       return answer(TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
     }
-    if (config.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, mtuTo(endpoint)))
+    if (settings.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, mtuTo(endpoint)))
     const mtu = size > ALWAYS_FITS_BYTES ? mtuTo(endpoint) : Infinity
     if (size <= mtu) return send(packet, endpoint)
     if (!mayFragment(packet)) {
@@ -249,7 +250,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       traffic.heardAt = performance.now()
     }
     // What a peer's connection begins with is what this side will send.
-    if (config.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, knownMtu(address), limit))
+    if (settings.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, knownMtu(address), limit))
     if (!writeTun(packet)) return drop('rx_drop_tun', packet)
     count('tun_writes')
     count('rx_packets')

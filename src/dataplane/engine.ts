@@ -1,8 +1,10 @@
 // engine.ts - what a data path offers, whichever way it moves the packets.
 
 import type { Descriptors, Drops } from '../../native/addon.d.ts'
+import type { TunnelSettings } from '../kinds.ts'
+import type { Ipv4Net } from '../net/ipv4.ts'
 import type { EncapsulationName } from './encapsulation.ts'
-import type { FilterOptions, Stranger } from './filter.ts'
+import type { Stranger } from './filter.ts'
 
 /** Counters since the engine started, by name; `native/core/counters.h` lists them with what each counts. */
 export type Counters = Readonly<Record<string, bigint>>
@@ -35,10 +37,11 @@ export interface EngineConfig {
   readonly tunAddress: number
   /** The source of ICMP errors into the TUN: none of this host's addresses, which the kernel takes for forged there. */
   readonly networkAddress: number
-  /** Which packets from peers are let in. */
-  readonly filter: FilterOptions
-  /** Whether connections of TCP are to begin with segments that fit. */
-  readonly clampMss?: boolean
+  /** The cluster's network, and this node's part of it. */
+  readonly network: Ipv4Net
+  readonly subnet: Ipv4Net
+  /** What the network configuration asks of a tunnel. */
+  readonly settings: TunnelSettings
   /** The peer table to begin with, and to go on with after `takeBack`, by encoded records (peers.ts); empty where it is left out. */
   readonly peers?: () => Uint8Array
   /** Whether the device stays, with its address and routes, when this process ends and did not stop the engine. */

@@ -1,17 +1,15 @@
 // filter.ts - which packets from peers are let in: those that say truly whose they are, and are for us; as native/core/filter.h.
 
+import type { TunnelSettings } from '../kinds.ts'
 import { ipv4NetContains, isOneHost, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { PeerTable } from './peers.ts'
 
-/**
- * `strict`: the datagram comes from the peer whose the inner source is; `inner`: the peer's datagrams may come from
- * another address; `off`: everything is let in, as by flanneld.
- */
-export const VERIFY_SOURCE = ['strict', 'inner', 'off'] as const
-export type VerifySource = (typeof VERIFY_SOURCE)[number]
-
 export interface FilterOptions {
-  readonly verifySource: VerifySource
+  /**
+   * `strict`: the datagram comes from the peer whose the inner source is; `inner`: the peer's datagrams may come from
+   * another address; `off`: everything is let in, as by flanneld.
+   */
+  readonly verifySource: TunnelSettings['verifySource']
   /** The cluster's. */
   readonly network: Ipv4Net
   /** This node's part of it. */

@@ -27,11 +27,21 @@ export function startNativeEngine(
   const fault = new Promise<Error>((resolve) => {
     reportFault = resolve
   })
-  const { encapsulation, ownEnd = new Uint8Array(), mtu, tunAddress, networkAddress, filter, clampMss = false } = config
+  const {
+    encapsulation,
+    ownEnd = new Uint8Array(),
+    mtu,
+    tunAddress,
+    networkAddress,
+    network,
+    subnet,
+    settings,
+  } = config
   const { tunName, bindAddress, port, persistent = false, inherited } = config
   const features = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
   const threads = naive ? { naive, nice: 0, pollUs: 0 } : { naive, nice, pollUs }
-  const path = { encapsulation, ownEnd, mtu, tunAddress, networkAddress, filter, clampMss, persistent }
+  const filter = { ...settings, network, subnet }
+  const path = { ...settings, encapsulation, ownEnd, mtu, tunAddress, networkAddress, filter, persistent }
   const { peers = () => new Uint8Array() } = config
   const open = (): ReturnType<typeof addon.openDescriptors> =>
     addon.openDescriptors({ tunName, bindAddress, port, workers: naive ? 1 : workers, features })

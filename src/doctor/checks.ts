@@ -2,6 +2,7 @@
 //
 // A check says nothing of what it cannot know: a healthy host is accused of nothing. What there is to find stands in findings.ts.
 
+import { kindOf } from '../kinds.ts'
 import { formatIpv4, ipv4NetContains, ipv4NetsOverlap, parseIpv4Net } from '../net/ipv4.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
 import type { Route } from '../host/links.ts'
@@ -30,8 +31,6 @@ export const CHECKS: readonly Check[] = [
   { name: 'drops', look: checkDrops },
 ]
 
-/** What stands before an inner packet on the wire, with the outer IPv4 header: bytes. */
-const OVERHEAD: Readonly<Record<string, number>> = { udp: 28, vxlan: 50, ipip: 20, wireguard: 60, 'host-gw': 0 }
 const LOSSY_PERCENT = 20
 /** With so many lost, one that went has been silent for more than two intervals. */
 const SILENT_PERCENT = 40
@@ -69,8 +68,8 @@ function checkRoutes({ status, routes }: Facts): Finding[] | undefined {
   const path = status?.dataPath
   const [whole, subnet] = [status?.config?.network ?? '', parseIpv4Net(status?.node?.subnet ?? '')]
   if (!status || !subnet || !path?.open || path.engine === 'none') return undefined
-  // With udp, wireguard and vxlan that weftd carries one route takes the whole network; with the others each peer has one.
-  const isOneRoute = path.engine !== 'kernel' || status.config?.backendType === 'wireguard'
+  // What weftd carries itself has one route to the whole network; what the kernel carries has that, or one to each peer.
+  const isOneRoute = path.engine !== 'kernel' || kindOf(status.config?.backendType ?? '')?.routes === 'network'
   const peers = new Map((status.peers?.list ?? []).map((peer) => [peer.subnet, peer]))
   const isRight = ({ destination, device, gateway }: Route): boolean => {
     const net = parseIpv4Net(destination)
@@ -194,7 +193,7 @@ function checkMtu({ status, links, answers }: Facts): Finding[] | undefined {
   if (!mtu || !subnet || !config) return undefined
   const cut = (peers?.list ?? []).filter(({ lease }) => answers.get(lease)?.small && !answers.get(lease)?.large)
   const external = links.find(({ name }) => name === node?.externalInterface)
-  const whole = mtu + (OVERHEAD[config.backendType] ?? 0)
+  const whole = mtu + (kindOf(config.backendType)?.overhead ?? 0)
   const bridges = links.filter(
     (link) =>
       link.mtu > mtu &&

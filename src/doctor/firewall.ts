@@ -1,17 +1,12 @@
 // firewall.ts - whether this host's firewall drops what it should let pass: iptables rule by rule, nftables by its policies. Pure.
 
+import { kindOf, portOf } from '../kinds.ts'
 import { parseIpv4, parseIpv4Net } from '../net/ipv4.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
 import type { Facts } from './facts.ts'
 import { walkFilter, type FilteredPacket } from './filter-walk.ts'
 import type { Finding } from './findings.ts'
 
-/** UDP ports where the configuration names none. */
-const PORTS: Readonly<Record<string, readonly [option: string, port: number]>> = {
-  udp: ['port', 8285],
-  vxlan: ['port', 8472],
-  wireguard: ['listenport', 51_820],
-}
 export function checkFirewall(facts: Facts): Finding[] | undefined {
   const { status, iptables, nft } = facts
   const { config, node, peers } = status ?? {}
@@ -56,16 +51,9 @@ export function portPacket(
     destination,
     ...(node?.externalInterface ? { from: node.externalInterface } : {}),
   } as const
-  if (type === 'ipip') return { ...way, protocol: 'ipencap' }
+  const protocol = kindOf(type)?.outside?.protocol
   const port = portOf(type, config?.backend ?? {})
-  return port === undefined ? undefined : { ...way, protocol: 'udp', port }
-}
-
-function portOf(type: string, backend: Readonly<Record<string, unknown>>): number | undefined {
-  const known = PORTS[type]
-  if (!known) return undefined
-  const [, given] = Object.entries(backend).find(([name]) => name.toLowerCase() === known[0]) ?? []
-  return typeof given === 'number' && given > 0 ? given : known[1]
+  return protocol && { ...way, protocol, ...(port === undefined ? {} : { port }) }
 }
 
 interface NftChain {

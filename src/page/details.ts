@@ -1,5 +1,6 @@
 // details.ts - all that is known of one peer, in a dialog that stays right while it is open.
 
+import { publishers } from '../kinds.ts'
 import { byId, createFacts, elementOf, setAttribute, setText } from './dom.ts'
 import { bitRate, bytes, duration, milliseconds, or } from './format.ts'
 import type { History } from './history.ts'
@@ -34,7 +35,7 @@ export function createDetails(history: History) {
     showFacts([
       ['Public IP', peer.publicIp],
       ['Packets go to', or(peer.endpoint, String)],
-      ['Type', peer.type === '' ? 'udp' : peer.type],
+      ['Type', publishers(peer.type)],
       ['Round trip', or(peer.roundTripMs, milliseconds)],
       ['Loss of the last probes', or(peer.lossPercent, (lost) => `${lost}%`)],
       ['Probed', or(peer.probedSecondsAgo, (ago) => `${duration(ago)} ago`)],

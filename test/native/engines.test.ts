@@ -6,7 +6,7 @@ import { describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
 import { ENCAPSULATIONS, type Encapsulation, type Speakable } from '../../src/dataplane/encapsulation.ts'
-import { VERIFY_SOURCE } from '../../src/dataplane/filter.ts'
+import { KINDS } from '../../src/kinds.ts'
 import { decrementTtl } from '../../src/dataplane/packet.ts'
 import { addon } from '../../src/host/addon.ts'
 import { formatIpv4, parseIpv4 } from '../../src/net/ipv4.ts'
@@ -184,53 +184,56 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     ])
   })
 
-  it.each(VERIFY_SOURCE)('lets in who says truly whose a packet is, and is known: %s', async (verifySource) => {
-    const text = (address: string): number => parseIpv4(address)!
-    const cases = [
-      // by a peer or not, source, destination, what it takes to let it in
-      [true, '10.5.2.0', '10.5.1.0'],
-      [true, '10.5.2.7', '10.5.1.2'],
-      [true, '192.0.2.9', '10.5.1.2'],
-      [true, '10.5.3.7', '10.5.1.2', 'off'],
-      [true, '10.5.1.7', '10.5.1.2', 'off'],
-      [true, '10.5.2.7', '10.5.2.8', 'off'],
-      [true, '10.5.2.7', '192.0.2.9', 'off'],
-      [true, '10.5.2.7', '224.0.0.1', 'off'],
-      [true, '127.0.0.1', '10.5.1.2', 'off'],
-      [false, '10.5.2.7', '10.5.1.2', 'inner'],
-      [false, '10.5.3.7', '10.5.1.2', 'off'],
-      [false, '192.0.2.9', '10.5.1.2', 'off'],
-    ] as const
-    const isIn = (allowed?: 'off' | 'inner'): boolean =>
-      allowed === undefined || verifySource === 'off' || verifySource === allowed
-    const packets = cases.map(([byPeer, from, to, allowed], id) => {
-      const [source, destination] = [text(from), text(to)]
-      const payload = udpDatagram(source, destination, 1, 2, Buffer.from(`number ${id}`))
-      return { byPeer, isIn: isIn(allowed), packet: ipv4Packet({ source, destination, id, payload }) }
-    })
-    const sent = (by: boolean): string[] =>
-      hex(packets.filter(({ byPeer }) => byPeer === by).map((each) => seal(each.packet)))
-    // There is no peer of IPv6; with the filter off it is not the same for all engines.
-    const version6 = Buffer.concat([Buffer.from([0x60, 0, 0, 0, 0, 8, 17, 64]), Buffer.alloc(40, 0xfd)])
-    const toUdp = [...sent(true), ...(verifySource === 'off' ? [] : hex([seal(version6)]))]
-    const { fromTun, counters, strangers } = await probe(engine, {
-      ...{ encapsulation, verifySource, toUdp, fromStranger: sent(false) },
-    })
-    const [sender, spoofed, destination] = ['rx_drop_unknown_sender', 'rx_drop_spoofed_source', 'rx_drop_destination']
-    const counted = { off: [0, 0, 0], inner: [4, 2, 3], strict: [4, 3, 3] }[verifySource]
-    expect([sender, spoofed, destination].map((name) => counters[name])).toEqual(counted)
-    const letIn = packets.filter((each) => each.isIn)
-    expect(counters['rx_packets']).toBe(letIn.length + 1)
-    // The kernel has its own opinion of what an open filter lets in.
-    const forContainer = letIn.map((each) => each.packet).filter((packet) => packet.readUInt32BE(16) === CONTAINER)
-    if (verifySource !== 'off')
-      expect(sorted(fromTun)).toEqual(sorted(hex(forContainer.map((packet) => forwarded(packet, 2)!))))
-    const named = strangers.map(({ reason, from }) => `${reason} ${formatIpv4(from)}`)
-    const here = [sender, spoofed, destination].map((reason) => `${reason} 127.0.0.1`)
-    const inner = [...here, `${sender} 127.0.0.66`]
-    const expected = { off: [], inner, strict: [...inner, `${spoofed} 127.0.0.66`] }[verifySource]
-    expect(sorted(named)).toEqual(sorted(expected))
-  })
+  it.each(KINDS.udp.options.tunnel.verifySource.words)(
+    'lets in who says truly whose a packet is, and is known: %s',
+    async (verifySource) => {
+      const text = (address: string): number => parseIpv4(address)!
+      const cases = [
+        // by a peer or not, source, destination, what it takes to let it in
+        [true, '10.5.2.0', '10.5.1.0'],
+        [true, '10.5.2.7', '10.5.1.2'],
+        [true, '192.0.2.9', '10.5.1.2'],
+        [true, '10.5.3.7', '10.5.1.2', 'off'],
+        [true, '10.5.1.7', '10.5.1.2', 'off'],
+        [true, '10.5.2.7', '10.5.2.8', 'off'],
+        [true, '10.5.2.7', '192.0.2.9', 'off'],
+        [true, '10.5.2.7', '224.0.0.1', 'off'],
+        [true, '127.0.0.1', '10.5.1.2', 'off'],
+        [false, '10.5.2.7', '10.5.1.2', 'inner'],
+        [false, '10.5.3.7', '10.5.1.2', 'off'],
+        [false, '192.0.2.9', '10.5.1.2', 'off'],
+      ] as const
+      const isIn = (allowed?: 'off' | 'inner'): boolean =>
+        allowed === undefined || verifySource === 'off' || verifySource === allowed
+      const packets = cases.map(([byPeer, from, to, allowed], id) => {
+        const [source, destination] = [text(from), text(to)]
+        const payload = udpDatagram(source, destination, 1, 2, Buffer.from(`number ${id}`))
+        return { byPeer, isIn: isIn(allowed), packet: ipv4Packet({ source, destination, id, payload }) }
+      })
+      const sent = (by: boolean): string[] =>
+        hex(packets.filter(({ byPeer }) => byPeer === by).map((each) => seal(each.packet)))
+      // There is no peer of IPv6; with the filter off it is not the same for all engines.
+      const version6 = Buffer.concat([Buffer.from([0x60, 0, 0, 0, 0, 8, 17, 64]), Buffer.alloc(40, 0xfd)])
+      const toUdp = [...sent(true), ...(verifySource === 'off' ? [] : hex([seal(version6)]))]
+      const { fromTun, counters, strangers } = await probe(engine, {
+        ...{ encapsulation, verifySource, toUdp, fromStranger: sent(false) },
+      })
+      const [sender, spoofed, destination] = ['rx_drop_unknown_sender', 'rx_drop_spoofed_source', 'rx_drop_destination']
+      const counted = { off: [0, 0, 0], inner: [4, 2, 3], strict: [4, 3, 3] }[verifySource]
+      expect([sender, spoofed, destination].map((name) => counters[name])).toEqual(counted)
+      const letIn = packets.filter((each) => each.isIn)
+      expect(counters['rx_packets']).toBe(letIn.length + 1)
+      // The kernel has its own opinion of what an open filter lets in.
+      const forContainer = letIn.map((each) => each.packet).filter((packet) => packet.readUInt32BE(16) === CONTAINER)
+      if (verifySource !== 'off')
+        expect(sorted(fromTun)).toEqual(sorted(hex(forContainer.map((packet) => forwarded(packet, 2)!))))
+      const named = strangers.map(({ reason, from }) => `${reason} ${formatIpv4(from)}`)
+      const here = [sender, spoofed, destination].map((reason) => `${reason} 127.0.0.1`)
+      const inner = [...here, `${sender} 127.0.0.66`]
+      const expected = { off: [], inner, strict: [...inner, `${spoofed} 127.0.0.66`] }[verifySource]
+      expect(sorted(named)).toEqual(sorted(expected))
+    },
+  )
 
   it('drops and counts datagrams that are no packets', async () => {
     const good = ipv4Packet({

@@ -13,7 +13,8 @@ import { output } from '../../lab/command.ts'
 import { startDgramEngine } from '../../src/dataplane/dgram-engine.ts'
 import { ENCAPSULATIONS, type Encapsulation, type Speakable } from '../../src/dataplane/encapsulation.ts'
 import type { Engine, EngineConfig } from '../../src/dataplane/engine.ts'
-import type { Stranger, VerifySource } from '../../src/dataplane/filter.ts'
+import type { Stranger } from '../../src/dataplane/filter.ts'
+import type { TunnelSettings } from '../../src/kinds.ts'
 import { startNativeEngine } from '../../src/dataplane/native-engine.ts'
 import { encodePeers } from '../../src/dataplane/peers.ts'
 import { SLOT_NUMBERS } from '../../src/dataplane/traffic.ts'
@@ -27,7 +28,7 @@ export interface ProbeJob {
   readonly toUdp: readonly string[]
   readonly without: readonly string[]
   readonly encapsulation: Speakable
-  readonly verifySource: VerifySource
+  readonly verifySource: TunnelSettings['verifySource']
   /** Datagrams for the UDP side from an address that is no peer's, before the others. */
   readonly fromStranger: readonly string[]
   /** How many answers of the engine's own to wait for on each side: nothing orders them after the last packet. */
@@ -77,7 +78,9 @@ async function main(kind: string): Promise<void> {
     mtu: 1472,
     tunAddress: SUBNET.address,
     networkAddress: NETWORK.address,
-    filter: { verifySource: job.verifySource, network: NETWORK, subnet: SUBNET },
+    network: NETWORK,
+    subnet: SUBNET,
+    settings: { verifySource: job.verifySource, clampMss: false, probePathMtu: false },
   }
   const engine: Engine =
     kind === 'dgram'

@@ -39,7 +39,9 @@ const config = (port: number): EngineConfig => ({
   ...{ encapsulation: 'udp', tunName: 'flannel%d', bindAddress: '127.0.0.1', port, mtu: 1472 },
   tunAddress: SUBNET.address,
   networkAddress: NETWORK.address,
-  filter: { verifySource: 'strict', network: NETWORK, subnet: SUBNET },
+  network: NETWORK,
+  subnet: SUBNET,
+  settings: { verifySource: 'strict', clampMss: false, probePathMtu: false },
   peers: () => encodePeers([PEER]),
 })
 const isThere = (name: string): boolean => readFileSync('/proc/net/dev', 'utf8').includes(`${name}:`)

@@ -4,6 +4,7 @@
 /** Below src/; a name that ends with a slash stands for what is in the folder. */
 export const PURE: readonly string[] = [
   'errors.ts',
+  'kinds.ts',
   'text.ts',
   'go-flags.ts',
   'options.ts',

@@ -1,7 +1,8 @@
 // extension.test.ts - how a command of the extension backend is read.
 
 import { afterEach, expect, it, vi } from 'vitest'
-import { extensionCommands, wordsOf } from '../../../src/backend/extension.ts'
+import { wordsOf } from '../../../src/backend/extension.ts'
+import { readSettings } from '../../../src/config/backend-options.ts'
 
 afterEach(() => vi.unstubAllEnvs())
 
@@ -20,12 +21,14 @@ it.each([
 })
 
 it('reads its commands whatever the case of their names, and refuses what is no text', () => {
-  const commands = Object.entries(extensionCommands({ type: 'extension', subnetaddcommand: 'add' }))
+  const commands = Object.entries(readSettings('extension', { type: 'extension', subnetaddcommand: 'add' }))
   expect(commands.map(([name, command]) => [name, command.reveal()])).toEqual([
     ['PreStartupCommand', ''],
     ['PostStartupCommand', ''],
     ['SubnetAddCommand', 'add'],
     ['SubnetRemoveCommand', ''],
   ])
-  expect(() => extensionCommands({ prestartupcommand: ['a', 'b'] })).toThrow('Backend.PreStartupCommand is ["a","b"]')
+  expect(() => readSettings('extension', { prestartupcommand: ['a', 'b'] })).toThrow(
+    'Backend.PreStartupCommand is ["a","b"]',
+  )
 })

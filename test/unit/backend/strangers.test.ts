@@ -1,31 +1,9 @@
-// strangers.test.ts - VerifySource, and what is said of those who are not let in.
+// strangers.test.ts - what is said of those who are not let in.
 
 import { beforeEach, describe, expect, it } from 'vitest'
-import { createStrangerLog, verifySource, type StrangerLog } from '../../../src/backend/strangers.ts'
+import { createStrangerLog, type StrangerLog } from '../../../src/backend/strangers.ts'
 import type { Stranger } from '../../../src/dataplane/filter.ts'
 import { formatIpv4, parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
-
-describe('VerifySource', () => {
-  it.each([
-    [{}, 'strict'],
-    [{ verifysource: 'strict' }, 'strict'],
-    [{ verifysource: 'inner' }, 'inner'],
-    [{ verifysource: 'off' }, 'off'],
-    [{ verifysource: null }, 'strict'],
-  ])('of %j is %s', (backend, expected) => {
-    expect(verifySource(backend)).toBe(expected)
-  })
-
-  it.each([['Strict'], [''], [true], [0], [['inner']]])('is not %j', (value) => {
-    expect(() => verifySource({ verifysource: value })).toThrow(
-      expect.objectContaining({
-        code: 'CONFIG',
-        message: `Backend.VerifySource is ${JSON.stringify(value)}`,
-        remedy: 'give it one of strict, inner, off, or leave it out',
-      }),
-    )
-  })
-})
 
 describe('strangers', () => {
   const ip = (text: string): number => parseIpv4(text)!

@@ -2,7 +2,8 @@
 
 import { beforeEach, describe, expect, it } from 'vitest'
 import { unusableReason } from '../../../src/backend/peer-filter.ts'
-import { createUdpBackend, udpPort } from '../../../src/backend/udp.ts'
+import { createUdpBackend } from '../../../src/backend/udp.ts'
+import { readSettings } from '../../../src/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
 import type { Stranger } from '../../../src/dataplane/filter.ts'
 import { decodePeers, encodePeers } from '../../../src/dataplane/peers.ts'
@@ -69,9 +70,10 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
   }
 }
 
-const backend = (config = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1') =>
-  createUdpBackend({
-    config: parseNetworkConfig(config),
+const backend = (text = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1') => {
+  const config = parseNetworkConfig(text)
+  return createUdpBackend({
+    ...{ config, settings: readSettings('udp', config.backend) },
     external: {
       name: 'eth0',
       mtu: 1500,
@@ -82,22 +84,9 @@ const backend = (config = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1') =>
     ...{ startEngine, run, log },
     persistence: { persist: false, isMultiQueue: false, inherit: async () => undefined },
   })
+}
 const { signal } = new AbortController()
 const open = (config?: string) => backend(config).open(own, signal, new Map())
-
-describe('udpPort', () => {
-  it.each([
-    [{}, 8285],
-    [{ port: 9000 }, 9000],
-    [{ Port: 0 }, 8285],
-    [{ PORT: 65535 }, 65535],
-  ])('reads %j as %d', (options, port) => {
-    expect(udpPort(options)).toBe(port)
-  })
-  it.each([[{ port: '8285' }], [{ port: -1 }], [{ port: 65536 }], [{ port: 1.5 }]])('refuses %j', (options) => {
-    expect(() => udpPort(options)).toThrow('Backend.Port is')
-  })
-})
 
 describe('prepare', () => {
   it('publishes the public IP and no backend type', async () => {
@@ -125,20 +114,20 @@ describe('prepare', () => {
 
 describe('open', () => {
   it('starts the engine and sets up the device as flanneld does', async () => {
-    const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Port":7890}}')
+    const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Port":7890,"ClampMSS":true}}')
     expect(dataPath.mtu).toBe(1472)
     expect(engine.config).toEqual({
       ...{
         encapsulation: 'udp',
         tunName: 'flannel%d',
-        clampMss: false,
+        settings: { verifySource: 'strict', clampMss: true, probePathMtu: false },
         persistent: false,
         inherited: undefined,
         peers: expect.any(Function),
       },
       ...{ bindAddress: '192.0.2.1', port: 7890, mtu: 1472 },
       ...{ tunAddress: ip('10.5.72.0'), networkAddress: ip('10.5.0.0') },
-      filter: { verifySource: 'strict', network: parseIpv4Net('10.5.0.0/16'), subnet: own.subnet },
+      ...{ network: parseIpv4Net('10.5.0.0/16'), subnet: own.subnet },
     })
     expect(host.commands).toEqual([
       'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',

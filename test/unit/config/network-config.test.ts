@@ -2,7 +2,6 @@
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
-import { backendOptions } from '../../../src/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
 import { pickSubnet } from '../../../src/lease/allocate.ts'
 import { WeftError } from '../../../src/errors.ts'
@@ -254,45 +253,5 @@ describe('at the limits', () => {
     const example = 'for example {"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
     expect(refused('{}')).toMatchObject({ remedy: `add it, ${example}` })
     expect(refused('{"Network":7}')).toMatchObject({ remedy: `mend the network configuration, ${example}` })
-  })
-})
-
-describe('the options of a backend', () => {
-  const options = backendOptions({ port: 0, ttl: 255, gbp: true, psk: 'x', mode: 'auto', none: null })
-
-  it('are read by their name in any case, and have their default where they are left out', () => {
-    expect([options.number('Port', 7, 65_535), options.number('TTL', 7, 255), options.number('VNI', 7, 9)]).toEqual([
-      0, 255, 7,
-    ])
-    expect([options.flag('GBP'), options.flag('Learning'), options.flag('None')]).toEqual([true, false, false])
-    expect([options.text('PSK'), options.text('Other')]).toEqual(['x', ''])
-    expect([options.word('Mode', ['auto', 'ipv4']), options.word('Other', ['auto'])]).toEqual(['auto', undefined])
-  })
-
-  it.each([
-    ['too large', () => options.number('TTL', 7, 254), 'Backend.TTL is 255', 'give it a whole number from 0 to 254'],
-    [
-      'negative',
-      () => backendOptions({ a: -1 }).number('A', 0, 9),
-      'Backend.A is -1',
-      'give it a whole number from 0 to 9',
-    ],
-    [
-      'a fraction',
-      () => backendOptions({ a: 1.5 }).number('A', 0, 9),
-      'Backend.A is 1.5',
-      'give it a whole number from 0 to 9',
-    ],
-    ['a text', () => options.number('PSK', 0, 9), 'Backend.PSK is "x"', 'give it a whole number from 0 to 9'],
-    ['a number', () => options.flag('Port'), 'Backend.Port is 0', 'give it true or false'],
-    ['a flag', () => options.text('GBP'), 'Backend.GBP is true', 'give it a text'],
-    [
-      'a word',
-      () => options.word('Mode', ['a', 'b']),
-      'Backend.Mode is "auto"',
-      'give it one of a, b, or leave it out',
-    ],
-  ])('are refused: %s', (_, read, message, remedy) => {
-    expect(read).toThrow(expect.objectContaining({ code: 'CONFIG', message, remedy }))
   })
 })

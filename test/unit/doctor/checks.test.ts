@@ -282,7 +282,13 @@ describe('at its limits, the doctor', () => {
     ['a TUN is forbidden by its mode', { tunProblem: 'EACCES' }, ['tun-forbidden: EACCES']],
     [
       'no TUN is needed, with the kernel',
-      { ...withStatus({ dataPath: { ...path, engine: 'kernel' } }), tunProblem: 'EPERM' },
+      {
+        ...withStatus({
+          config: { ...status.config!, backendType: 'ipip' },
+          dataPath: { ...path, engine: 'kernel' },
+        }),
+        tunProblem: 'EPERM',
+      },
       ['no-route: 10.5.2.0/24'], // which each peer has, then
     ],
     [
