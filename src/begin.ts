@@ -4,6 +4,7 @@
 // test/unit/begin.test.ts count it. The page to read first is daemon.ts.
 
 import { setMaxListeners } from 'node:events'
+import { version } from './assets.ts'
 import type { Start } from './daemon.ts'
 import { WeftError } from './errors.ts'
 import { seldom, type Log } from './log.ts'
@@ -20,7 +21,6 @@ import { resume, type Resumed } from './resume.ts'
 import { createEvents, type Events } from './status/events.ts'
 import type { Notifier } from './status/notify.ts'
 import { readPreviousNets } from './status/subnet-env.ts'
-import { version } from './version.ts'
 
 /**
  * Runs until `stopping` is aborted, which it does itself when a loop cannot go on. Always rejects: with the reason of

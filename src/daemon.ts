@@ -10,6 +10,7 @@
 // The loops are the daemon's and nobody else's; stores and backends are told what to do and start no timer.
 
 import { isDeepStrictEqual } from 'node:util'
+import { version } from './assets.ts'
 import type { Backend } from './backend/backend.ts'
 import { removeIdleTun } from './backend/tun-device.ts'
 import { createBackend, createSubnetManager } from './choose.ts'
@@ -51,7 +52,6 @@ import { lastKnownFile, readLastKnown, removeLastKnown, storeNameOf, type LastKn
 import type { Succession } from './restart/succession.ts'
 import type { Resumed } from './resume.ts'
 import { waitForConfig, waitForInterface, waitForSameNetwork } from './start.ts'
-import { version } from './version.ts'
 import type { Events } from './status/events.ts'
 import { createHealth, serveHealth, serveSocket, type Health, type HealthServer } from './status/health.ts'
 import type { Notifier } from './status/notify.ts'

@@ -10,18 +10,19 @@ const source = join(root, 'src')
 
 /** Rooms of src/ and what each may import beside itself. Type imports count. */
 const ALLOWED: Readonly<Record<string, readonly string[]>> = {
+  assets: ['native'],
   errors: [],
   secret: [],
   text: [],
   log: ['text'],
   'log-winston': ['log'],
-  net: [],
+  net: ['assets'],
   kinds: ['secret'],
   'go-flags': ['errors', 'secret'],
   options: ['errors', 'net', 'go-flags', 'secret'],
   config: ['errors', 'net', 'secret', 'kinds'],
-  host: ['errors', 'log', 'net', 'native', 'secret'],
-  store: ['errors', 'host', 'secret'],
+  host: ['assets', 'errors', 'log', 'net', 'native', 'secret'],
+  store: ['assets', 'errors', 'host', 'secret'],
   lease: ['errors', 'log', 'net', 'config', 'host', 'store'],
   kube: ['errors', 'log', 'net', 'config', 'host', 'lease', 'secret', 'text'],
   dataplane: ['errors', 'net', 'host', 'native', 'kinds'],
@@ -29,7 +30,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   backend: ['errors', 'log', 'net', 'kinds', 'config', 'host', 'lease', 'dataplane', 'secret'],
   cleanup: ['errors', 'net', 'kinds', 'host', 'restart'],
   firewall: ['errors', 'log', 'net', 'host', 'cleanup'],
-  status: ['errors', 'log', 'net', 'host', 'text'],
+  status: ['assets', 'errors', 'log', 'net', 'host', 'text'],
   node: [
     ...['errors', 'log', 'net', 'options', 'config', 'host', 'lease', 'dataplane', 'backend', 'firewall', 'status'],
     'restart',
@@ -40,18 +41,17 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'restart',
   ],
   resume: ['errors', 'log', 'options', 'config', 'host', 'lease', 'backend', 'restart', 'node', 'start', 'choose'],
-  version: [],
   daemon: [
     ...['errors', 'log', 'net', 'options', 'config', 'host', 'lease', 'backend', 'firewall', 'status', 'restart'],
-    ...['node', 'start', 'choose', 'resume', 'version', 'log-winston'],
+    ...['node', 'start', 'choose', 'resume', 'assets', 'log-winston'],
   ],
-  begin: ['errors', 'log', 'net', 'options', 'restart', 'resume', 'status', 'node', 'daemon', 'version'],
+  begin: ['errors', 'log', 'net', 'options', 'restart', 'resume', 'status', 'node', 'daemon', 'assets'],
   doctor: ['errors', 'net', 'kinds', 'host', 'status'],
   measure: ['errors', 'host'],
   page: ['net', 'kinds', 'status', 'doctor', 'text'],
   cli: [
     ...['errors', 'log', 'net', 'go-flags', 'options', 'config', 'host', 'store', 'lease', 'status', 'cleanup'],
-    ...['restart', 'choose', 'begin', 'doctor', 'measure', 'version', 'secret', 'text', 'kinds'],
+    ...['restart', 'choose', 'begin', 'doctor', 'measure', 'assets', 'secret', 'text', 'kinds'],
   ],
 }
 
@@ -99,8 +99,7 @@ describe('architecture', () => {
   })
 
   it.each(files.filter(isPure))('%s does no I/O', (file) => {
-    // A package may be loaded when it is needed.
-    const builtIn = imports.get(file)!.filter((target) => target.startsWith('node:') && target !== 'node:module')
+    const builtIn = imports.get(file)!.filter((target) => target.startsWith('node:'))
     expect(builtIn).toEqual([])
     expect(readFileSync(join(source, file), 'utf8')).not.toMatch(
       /\b(Date\.now|new Date|performance\.now|Math\.random|setTimeout)\b/,
@@ -112,6 +111,11 @@ describe('architecture', () => {
     expect(
       files.filter((file) => /AbortSignal\.any/.test(code(file)) && /AbortSignal\.timeout/.test(code(file))),
     ).toEqual([])
+  })
+
+  it('finds what lies beside the program in one file', () => {
+    const BESIDE = /\bimport\.meta\b|\bcreateRequire\b|\brequire\(|\b__(?:file|dir)name\b|\bargv\[[01]\]|\bexecPath\b/
+    expect(files.filter((file) => BESIDE.test(readFileSync(join(source, file), 'utf8')))).toEqual(['assets.ts'])
   })
 
   it('has no circles', () => {

@@ -1,10 +1,10 @@
 // capture.ts - `weft capture`: which packets the data path dropped last, and why; for a person, or as a capture file.
 
 import { open, type FileHandle } from 'node:fs/promises'
+import { version } from '../assets.ts'
 import { messageOf, WeftError } from '../errors.ts'
 import { pause } from '../host/bell.ts'
 import { HEADLESS, type DroppedPacket, type DropsReport } from '../status/drops.ts'
-import { version } from '../version.ts'
 import { jsonLine } from '../text.ts'
 import { askDrops } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'

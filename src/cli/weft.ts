@@ -1,9 +1,9 @@
 // weft.ts - the operator's tool: the table of its subcommands, and from a command line to an exit code.
 
+import { version } from '../assets.ts'
 import { describeError, isWeftError } from '../errors.ts'
 import { HelpWanted, nameIn } from '../go-flags.ts'
 import { printable } from '../text.ts'
-import { version } from '../version.ts'
 import { EXIT, EXIT_MEANINGS, helpOf, type Command } from './command.ts'
 import { createScreen, type Screen } from './look.ts'
 import { completion, manual, SHELLS, type Other } from './manual.ts'

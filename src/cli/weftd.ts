@@ -1,5 +1,6 @@
 // weftd.ts - from the command line to the daemon, and from its end to an exit code.
 
+import { version } from '../assets.ts'
 import { describeError, isWeftError, messageOf } from '../errors.ts'
 import { applyEnvironment, describeFlags, HelpWanted, parseFlags } from '../go-flags.ts'
 import {
@@ -16,7 +17,6 @@ import {
 import type { Log } from '../log.ts'
 import type { Notifier } from '../status/notify.ts'
 import { printable } from '../text.ts'
-import { version } from '../version.ts'
 
 const EXIT_FAILED = 1
 /** For a command line that cannot be read. flanneld exits with 0, which hides the mistake from a service manager. */

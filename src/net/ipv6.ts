@@ -1,11 +1,10 @@
 // ipv6.ts - IPv6 addresses as 128-bit bigints and networks as bigint and prefix length; text by ip-address.
 
-import { createRequire } from 'node:module'
 import type * as IpAddress from 'ip-address'
+import { loadIpAddress } from '../assets.ts'
 
-const require = createRequire(import.meta.url)
 /** Loaded when there is an IPv6 address: most networks have none, and a start does not wait for it. */
-const address6 = (): typeof IpAddress.Address6 => (require('ip-address') as typeof IpAddress).Address6
+const address6 = (): typeof IpAddress.Address6 => loadIpAddress().Address6
 
 /** An IPv6 address, 0 to 2^128 - 1. */
 export type Ipv6 = bigint

@@ -1,11 +1,7 @@
 // page.ts - the page that a person sees at the health port: one file, and the headers that keep whatever is not in it out.
 
 import { createHash } from 'node:crypto'
-import { readFile } from 'node:fs/promises'
-import { fileURLToPath } from 'node:url'
-
-/** Made by scripts/build-page.mjs of src/page/. */
-const PAGE_FILE = fileURLToPath(new URL('../page/page.html', import.meta.url))
+import { pageText } from '../assets.ts'
 
 export interface Page {
   readonly body: string
@@ -15,11 +11,8 @@ export interface Page {
 const sha256 = (text: string): string => createHash('sha256').update(text).digest('base64')
 
 /** Read for each that asks: that is seldom, and it need not stay in memory. Undefined where it was not built. */
-export async function readPage(file = PAGE_FILE): Promise<Page | undefined> {
-  const body = await readFile(file, 'utf8').catch((error: NodeJS.ErrnoException) => {
-    if (error.code === 'ENOENT') return undefined
-    throw error
-  })
+export async function readPage(text = pageText): Promise<Page | undefined> {
+  const body = await text()
   if (body === undefined) return undefined
   const hashes = (tag: string): string =>
     [...body.matchAll(new RegExp(`<${tag}>(.*?)</${tag}>`, 'gs'))]

@@ -5,14 +5,13 @@
 // answer is left when it gives no sign of life and another does: a call that merely takes long is waited for. So a call may
 // reach etcd twice.
 
-import { createRequire } from 'node:module'
 import type * as grpc from '@grpc/grpc-js'
+import { loadGrpc } from '../assets.ts'
 import { messageOf } from '../errors.ts'
 import { pause } from '../host/bell.ts'
 import { certificateTimes, openEndpoints, type Endpoint, type EndpointOptions, type Hosts } from './etcd-endpoint.ts'
 
-const require = createRequire(import.meta.url)
-const { Metadata, status } = require('@grpc/grpc-js') as typeof grpc
+const { Metadata, status } = loadGrpc()
 
 /** Longer than what a busy etcd may take; a dead connection is noticed by the keepalive. */
 export const CALL_TIMEOUT_MS = 6_000

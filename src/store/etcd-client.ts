@@ -2,19 +2,17 @@
 //
 // A call may reach etcd twice (etcd-choice.ts). Whoever writes makes the write conditional, and tells its own.
 
-import { createRequire } from 'node:module'
 import type { Duplex } from 'node:stream'
 import type * as grpc from '@grpc/grpc-js'
 import type * as etcd3 from 'etcd3'
-import type * as rpc from 'etcd3/lib/rpc.js'
+import { loadEtcdRpc, loadGrpc } from '../assets.ts'
 import { messageOf, WeftError } from '../errors.ts'
 import type { Secret } from '../secret.ts'
 import { CALL_TIMEOUT_MS, createEndpointChoice, EndpointError, metadataWith, within } from './etcd-choice.ts'
 import { hostsOf, type Endpoint, type EndpointOptions, type Hosts, type Service } from './etcd-endpoint.ts'
 
-const require = createRequire(import.meta.url)
-const { status } = require('@grpc/grpc-js') as typeof grpc
-const { KVClient, LeaseClient } = require('etcd3/lib/rpc.js') as typeof rpc
+const { status } = loadGrpc()
+const { KVClient, LeaseClient } = loadEtcdRpc()
 
 export interface EtcdOptions extends EndpointOptions {
   readonly prefix: string

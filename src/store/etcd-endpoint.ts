@@ -5,18 +5,14 @@
 // token over a connection that no option reaches.
 
 import { readdirSync, readFileSync, statSync } from 'node:fs'
-import { createRequire } from 'node:module'
 import { join } from 'node:path'
 import type * as grpc from '@grpc/grpc-js'
 import type * as etcd3 from 'etcd3'
-import type * as pool from 'etcd3/lib/connection-pool.js'
+import { loadEtcdPool, loadGrpc } from '../assets.ts'
 import { messageOf, WeftError } from '../errors.ts'
 
-// Not imported: Node 20 reads all of a CommonJS package for the names of its exports then, a seventh of weftd's start. Of etcd3
-// two files, not the index: the rest takes as long again.
-const require = createRequire(import.meta.url)
-const { Channel, connectivityState, credentials } = require('@grpc/grpc-js') as typeof grpc
-const { Host } = require('etcd3/lib/connection-pool.js') as typeof pool
+const { Channel, connectivityState, credentials } = loadGrpc()
+const { Host } = loadEtcdPool()
 
 export interface EndpointOptions {
   readonly endpoints: readonly string[]

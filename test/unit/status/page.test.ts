@@ -1,7 +1,7 @@
 // page.test.ts - the page as it is served: what its headers allow, what it holds, and that it can be turned off.
 
 import { createHash } from 'node:crypto'
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { request } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -18,12 +18,9 @@ const about = {
 const sha = (text: string): string => `'sha256-${createHash('sha256').update(text).digest('base64')}'`
 
 let folder: string
-let file: string
 const closing: { close(): Promise<void> }[] = []
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'weft-page-'))
-  file = join(folder, 'page.html')
-  writeFileSync(file, PAGE)
 })
 afterEach(async () => {
   for (const each of closing.splice(0)) await each.close()
@@ -40,7 +37,7 @@ async function serve(health: Health): Promise<(path: string, more?: RequestInit)
 
 describe('the page', () => {
   it('is served with a policy that lets in its own script and style alone', async () => {
-    const get = await serve(createHealth({ ...about, page: () => readPage(file) }))
+    const get = await serve(createHealth({ ...about, page: () => readPage(async () => PAGE) }))
     const answer = await get('/')
     expect([answer.status, await answer.text()]).toEqual([200, PAGE])
     expect(answer.headers.get('content-type')).toBe('text/html; charset=utf-8')
@@ -55,7 +52,7 @@ describe('the page', () => {
   })
 
   it('is not sent again to whoever has it, and changes nothing', async () => {
-    const get = await serve(createHealth({ ...about, page: () => readPage(file) }))
+    const get = await serve(createHealth({ ...about, page: () => readPage(async () => PAGE) }))
     const tag = (await get('/')).headers.get('etag')!
     const again = await get('/', { headers: { 'If-None-Match': tag } })
     expect([again.status, await again.text()]).toEqual([304, ''])
@@ -68,7 +65,7 @@ describe('the page', () => {
   it('is not there when it is turned off or was not built, and everything else is', async () => {
     for (const health of [
       createHealth(about),
-      createHealth({ ...about, page: () => readPage(join(folder, 'none')) }),
+      createHealth({ ...about, page: () => readPage(async () => undefined) }),
     ]) {
       const get = await serve(health)
       expect((await get('/')).status).toBe(404)
@@ -79,7 +76,11 @@ describe('the page', () => {
 
   it('is at the socket too', async () => {
     const path = join(folder, 'socket')
-    closing.push((await serveSocket(path, createHealth({ ...about, page: () => readPage(file) }), { warn: () => {} }))!)
+    closing.push(
+      (await serveSocket(path, createHealth({ ...about, page: () => readPage(async () => PAGE) }), {
+        warn: () => {},
+      }))!,
+    )
     const type = await new Promise((resolve, reject) => {
       request({ socketPath: path, path: '/' }, (answer) => {
         answer.resume()
