@@ -51,6 +51,11 @@ export interface PathPeer {
   readonly endpoint: string
   /** An address of its host's that answers by way of the data path; left out where none is known. */
   readonly probe?: Ipv4
+  /**
+   * How its packets travel: `direct`, routed to its host without a tunnel; `tunnel`, in datagrams of weftd's; `kernel`, through a tunnel
+   * of the kernel's. Left out where that is not ours to know.
+   */
+  readonly way?: 'direct' | 'tunnel' | 'kernel'
 }
 
 /** What carries packets. */

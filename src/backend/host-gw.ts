@@ -52,7 +52,10 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
         peers: () =>
           applied
             .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet)))
-            .map(({ key, attrs }) => ({ key, probe: attrs.publicIp, endpoint: formatIpv4(attrs.publicIp) })),
+            .map(({ key, attrs }) => ({
+              ...{ key, probe: attrs.publicIp, endpoint: formatIpv4(attrs.publicIp) },
+              way: 'direct',
+            })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),
         // As flanneld's: the routes stay, and carry on while the daemon is away.

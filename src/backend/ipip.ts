@@ -14,7 +14,8 @@ import { deviceState } from './device-state.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
-import { createRouteSync, directHops, ROUTE_WORDS, type NextHop } from './route-sync.ts'
+import { createDirectHops } from './direct-way.ts'
+import { createRouteSync, ROUTE_WORDS, type NextHop } from './route-sync.ts'
 
 const TYPE = 'ipip'
 const { overhead, devices } = KINDS.ipip
@@ -29,8 +30,8 @@ interface JsonIpip {
 
 export function createIpipBackend({ config, settings, external: found, run, log }: BackendParts<'ipip'>): Backend {
   let external = found
-  const { directRouting: isDirect } = settings
-  log.info(`IPIP config: DirectRouting=${isDirect}`)
+  const { directRouting } = settings
+  log.info(`IPIP config: DirectRouting=${directRouting}`)
 
   /** Finds the device or makes it; returns what was the matter with it. Throws WeftError DEVICE, NO_DEVICE_TYPE. */
   async function ensureDevice(): Promise<readonly string[]> {
@@ -67,6 +68,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       const routes = createRouteSync({ network: config.network, ownDevice: NAME, run, log })
       const filter = createPeerFilter({ type: TYPE, lease: own, network: config.network, log })
       const watch = watchExternal(run, external)
+      const direct = directRouting ? createDirectHops(run) : undefined
       let applied: readonly Lease[] = []
       const hopOf = (peer: Lease): NextHop => ({
         ...{ gateway: formatIpv4(peer.attrs.publicIp), device: NAME },
@@ -76,10 +78,10 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         mtu,
         fault: watch.moved,
         async apply(leases, ownKey) {
-          const peers = filter.usable(leases, ownKey)
-          applied = peers
-          const tunnelled = peers.map((peer) => [formatIpv4Net(peer.subnet), hopOf(peer)] as const)
-          await routes.apply(new Map([...tunnelled, ...(isDirect ? await directHops(run, peers) : [])]))
+          applied = filter.usable(leases, ownKey)
+          await direct?.look(filter.peers())
+          const tunnelled = applied.map((peer) => [formatIpv4Net(peer.subnet), hopOf(peer)] as const)
+          await routes.apply(new Map([...tunnelled, ...(direct?.hops() ?? [])]))
         },
         async resync() {
           if (await watch.hasMoved()) return []
@@ -96,7 +98,10 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         peers: () =>
           applied
             .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet)))
-            .map(({ key, subnet, attrs }) => ({ key, probe: subnet.address, endpoint: formatIpv4(attrs.publicIp) })),
+            .map((peer) => ({
+              ...{ key: peer.key, probe: peer.subnet.address, endpoint: formatIpv4(peer.attrs.publicIp) },
+              way: direct?.has(peer) ? 'direct' : 'kernel',
+            })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),
         // As flanneld's: device and routes stay, and carry on while the daemon is away.

@@ -6,7 +6,7 @@
 import { messageOf } from '../errors.ts'
 import { runBatch } from '../host/batch.ts'
 import type { Run } from '../host/command.ts'
-import { routesFor, routesWithin, type Route } from '../host/links.ts'
+import { routesWithin, type Route } from '../host/links.ts'
 import type { Lease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
@@ -53,19 +53,6 @@ const wordsFor = (destination: string, hop: NextHop): string[] => [
 export const ROUTE_WORDS = {
   added: ({ subnet, attrs }: Lease): string =>
     `Subnet added: ${formatIpv4Net(subnet)} via ${formatIpv4(attrs.publicIp)}`,
-}
-
-/** To those peers that are reached without a router, by subnet: past any tunnel, as host-gw's. */
-export async function directHops(run: Run, peers: readonly Lease[]): Promise<NextHops> {
-  const hostOf = ({ attrs }: Lease): string => formatIpv4(attrs.publicIp)
-  const ways = await routesFor(run, peers.map(hostOf))
-  return new Map(
-    peers.flatMap((peer) => {
-      const way = ways.get(hostOf(peer))
-      if (!way || way.gateway !== undefined) return []
-      return [[formatIpv4Net(peer.subnet), { gateway: hostOf(peer), device: way.device }] as const]
-    }),
-  )
 }
 
 export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptions): RouteSync {

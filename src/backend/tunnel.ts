@@ -12,13 +12,13 @@ import type { BackendType, Settings, TunnelSettings } from '../kinds.ts'
 import type { Lease, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
-import type { BackendParts, DataPath, PathPeer, PathSearching } from './backend.ts'
+import type { BackendParts, DataPath, PathSearching } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter, type PeerFilterOptions } from './peer-filter.ts'
-import type { NextHops } from './route-sync.ts'
 import { createStrangerLog } from './strangers.ts'
 import { adoptTun, createTunDevice, refuseForeignRoute } from './tun-device.ts'
+import { createWays, type PeerChanges, type Way } from './ways.ts'
 
 /** Backends that have settings of a tunnel. */
 type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
@@ -105,13 +105,8 @@ export async function openTunnel(
     ...(endOf ? { encap: endOf(peer) } : {}),
   })
   const ends = (): Peer[] => [...applied().values()].map(endTo)
-  /** Takes leases over, and says which ends became different; undefined where all may have. */
-  const take = (all: ReadonlyMap<string, Lease>, ownKey: string, touched?: Iterable<string>): Peer[] | undefined => {
-    const changed = filter.take(all, ownKey, touched)
-    if (!changed) {
-      slots.keep(applied().keys())
-      return undefined
-    }
+  /** The ends that became different. */
+  const changedEnds = (changed: PeerChanges): Peer[] => {
     const came = [...changed.keys()].flatMap((key) => applied().get(key) ?? [])
     const gone = [...changed].flatMap(([key, before]) => (before && !applied().has(key) ? before : []))
     for (const { key } of gone) slots.remove(key)
@@ -119,7 +114,8 @@ export async function openTunnel(
     // In this order: the subnet of one that goes may be another's from now on.
     return [...gone.map(({ subnet }): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came.map(endTo)]
   }
-  take(leases, lease.key)
+  filter.take(leases, lease.key)
+  slots.keep(applied().keys())
   const bindAddress = formatIpv4(external.address)
   const inherited = await persistence.inherit({ tunName, bindAddress, port })
   // From here on, where there is something inherited, packets wait.
@@ -146,11 +142,10 @@ export async function openTunnel(
     subnet: lease.subnet,
   })
   counted = (slot) => engine.traffic(slot)
-  // Loaded by those alone that ask for it: packets wait for a start.
-  const sync = kind.directRouting ? await import('./route-sync.ts') : undefined
-  const routes = sync?.createRouteSync({ network, run, log })
-  let direct: NextHops = new Map()
-  const isOwnRoute = (destination: string): boolean => direct.has(destination)
+  const direct = kind.directRouting
+    ? (await import('./direct-way.ts')).createDirectWay({ network, run, log }) // by those alone that ask: packets wait for a start
+    : undefined
+  const isOwnRoute = (destination: string): boolean => direct?.hops().has(destination) ?? false
   async function end(): Promise<void> {
     await engine.stop()
     // A device that persists does not go with the engine; it is gone where it was deleted, which ended the engine.
@@ -178,21 +173,40 @@ export async function openTunnel(
   const strangers = createStrangerLog({ ...settings, network, subnet: lease.subnet }, log)
   strangers.setPeers(ends)
   const watch = watchExternal(run, external)
-  const isDirect = (subnet: Ipv4Net): boolean => direct.has(formatIpv4Net(subnet))
-  const pathPeer = ({ key, subnet, attrs }: Lease): PathPeer => ({
-    key,
-    endpoint: formatIpv4(attrs.publicIp) + (isDirect(subnet) ? '' : `:${port}`),
-    probe: subnet.address,
-  })
   const known = ({ attrs }: Lease): number => {
     const bytes = addon.pathMtu(bindAddress, formatIpv4(attrs.publicIp)) - overhead
     return bytes > 0 && bytes < mtu ? bytes : mtu
   }
+  /** By the engine, which has every peer: what one sends through the tunnel is let in, however it is sent to. */
+  const through: Way = {
+    name: 'tunnel',
+    takes: () => true,
+    async apply(peers, changed) {
+      if (changed) {
+        const differ = changedEnds(changed)
+        engine.changePeers(encodePeers(differ))
+        strangers.changePeers(differ)
+      } else {
+        slots.keep(peers.keys())
+        engine.setPeers(encodePeers(ends()))
+        strangers.setPeers(ends)
+      }
+    },
+    endpointOf: ({ attrs }) => `${formatIpv4(attrs.publicIp)}:${port}`,
+    traffic: () => slots.read(),
+    pathMtu(peer) {
+      const bytes = Math.min(known(peer), limits.get(peer.key) ?? mtu)
+      return bytes < mtu ? bytes : undefined
+    },
+    // A device that is gone the engine reports as a fault.
+    resync: () => device.resync(),
+  }
+  const ways = createWays(direct ? [direct] : [], through, applied)
   const pathSearch: PathSearching = {
     overhead,
     knownMtu(key) {
       const peer = applied().get(key)
-      return peer && !isDirect(peer.subnet) ? known(peer) : undefined
+      return peer && ways.of(peer) === through ? known(peer) : undefined
     },
     limit(bytes) {
       const before = limits
@@ -206,41 +220,17 @@ export async function openTunnel(
     mtu,
     tunName: engine.tunName,
     fault: Promise.race([engine.fault, watch.moved]),
-    async apply(all, ownKey, touched) {
-      const changed = take(all, ownKey, touched)
-      if (changed) {
-        engine.changePeers(encodePeers(changed))
-        strangers.changePeers(changed)
-      } else {
-        engine.setPeers(encodePeers(ends()))
-        strangers.setPeers(ends)
-      }
-      if (!sync || !routes || changed?.length === 0) return
-      direct = await sync.directHops(run, [...applied().values()])
-      await routes.apply(direct)
-    },
-    async resync() {
-      if (await watch.hasMoved()) return []
-      // A device that is gone the engine reports as a fault.
-      const mended = await device.resync()
-      return routes ? [...mended, ...(await routes.resync())] : mended
-    },
+    apply: (all, ownKey, touched) => ways.apply(filter.take(all, ownKey, touched)),
+    resync: async () => ((await watch.hasMoved()) ? [] : ways.resync()),
     carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
     probeSource: lease.subnet.address,
-    peers: () => [...applied().values()].map(pathPeer),
+    peers: () => [...applied().values()].map((peer) => ways.pathPeer(peer)),
     peer(key) {
       const peer = applied().get(key)
-      return peer && pathPeer(peer)
+      return peer && ways.pathPeer(peer)
     },
-    async traffic() {
-      // What is routed past the tunnel the engine does not see.
-      const past = new Set([...applied().values()].filter(({ subnet }) => isDirect(subnet)).map(({ key }) => key))
-      return new Map([...slots.read()].filter(([key]) => !past.has(key)))
-    },
-    pathMtu(peer) {
-      const bytes = isDirect(peer.subnet) ? mtu : Math.min(known(peer), limits.get(peer.key) ?? mtu)
-      return bytes < mtu ? bytes : undefined
-    },
+    traffic: async () => ways.traffic(),
+    pathMtu: (peer) => ways.pathMtu(peer),
     ...(settings.probePathMtu ? { pathSearch } : {}),
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     drops: (after) => engine.drops(after),

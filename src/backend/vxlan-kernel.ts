@@ -8,7 +8,8 @@ import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import { watchExternal } from './external-watch.ts'
 import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
-import { createRouteSync, directHops, type NextHop } from './route-sync.ts'
+import { createDirectHops } from './direct-way.ts'
+import { createRouteSync, type NextHop } from './route-sync.ts'
 import type { TunnelOptions } from './tunnel.ts'
 import { PEERS, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { checkVxlan, openVxlanDevice, type VxlanPeer } from './vxlan-device.ts'
@@ -26,6 +27,7 @@ export async function prepareKernelVxlan(
       const opened = await openVxlanDevice({ name, vni, learning, gbp, ...path }, mac, run, log)
       await opened.configure(lease.subnet.address, network)
       const routes = createRouteSync({ network, ownDevice: name, run, log })
+      const direct = directRouting ? createDirectHops(run) : undefined
       const identity = {
         ...{ name: 'MAC', own: mac, of: ({ attrs }: Lease) => vtepMacOf(attrs) },
         remedy: `where both are there, delete ${name} on one of the two and restart its daemon`,
@@ -39,12 +41,12 @@ export async function prepareKernelVxlan(
         watched: entriesOf(name),
         fault: watch.moved,
         async apply(leases, ownKey) {
-          const peers = filter.usable(leases, ownKey)
-          applied = peers
+          applied = filter.usable(leases, ownKey)
+          await direct?.look(filter.peers())
           const entries: VxlanPeer[] = []
-          const hops = new Map<string, NextHop>(directRouting ? await directHops(run, peers) : [])
-          for (const peer of peers) {
-            if (hops.has(formatIpv4Net(peer.subnet))) continue
+          const hops = new Map<string, NextHop>(direct?.hops())
+          for (const peer of applied) {
+            if (direct?.has(peer)) continue
             const [host, address] = [formatIpv4(peer.attrs.publicIp), formatIpv4(peer.subnet.address)]
             entries.push({ address, host, mac: vtepMacOf(peer.attrs) ?? '' })
             hops.set(formatIpv4Net(peer.subnet), { gateway: address, device: name, onlink: true })
@@ -67,10 +69,11 @@ export async function prepareKernelVxlan(
         peers: () =>
           applied
             .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet)))
-            .map(({ key, subnet, attrs }) => ({
-              key,
-              probe: subnet.address,
-              endpoint: `${formatIpv4(attrs.publicIp)}:${port}`,
+            .map((peer) => ({
+              ...{ key: peer.key, probe: peer.subnet.address },
+              ...(direct?.has(peer)
+                ? { endpoint: formatIpv4(peer.attrs.publicIp), way: 'direct' }
+                : { endpoint: `${formatIpv4(peer.attrs.publicIp)}:${port}`, way: 'kernel' }),
             })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),

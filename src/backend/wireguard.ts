@@ -114,7 +114,9 @@ export function createWireguardBackend({
         peers: () =>
           applied.flatMap((peer) => {
             const end = endOf(peer)
-            return end ? [{ key: peer.key, endpoint: end.endpoint, probe: peer.subnet.address }] : []
+            return end
+              ? [{ key: peer.key, endpoint: end.endpoint, probe: peer.subnet.address, way: 'kernel' as const }]
+              : []
           }),
         async traffic() {
           const traffic = await opened.traffic()

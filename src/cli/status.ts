@@ -149,7 +149,7 @@ function peerTable({ peers, at }: Status, before: Status | undefined, all: boole
   const rows = shown.map((peer) => peerRow(peer, earlier.get(peer.lease), seconds, isProbed))
   const rest = sorted.length - shown.length
   return (
-    table([['PEER', 'AT', 'STATE', 'RTT', 'LOSS', 'HEARD', 'SENT', 'RECEIVED'], ...rows], colour) +
+    table([['PEER', 'AT', 'WAY', 'STATE', 'RTT', 'LOSS', 'HEARD', 'SENT', 'RECEIVED'], ...rows], colour) +
     (rest > 0 ? colour('dim', `... and ${count(rest, 'more peer')}; see --all\n`) : '')
   )
 }
@@ -172,6 +172,7 @@ function peerRow(peer: PeerStatus, before: PeerStatus | undefined, seconds: numb
   return [
     peer.subnet,
     peer.endpoint ?? peer.publicIp,
+    peer.way ?? '-',
     [tone, peer.held ? `${state}, kept` : state],
     or(peer.roundTripMs, milliseconds),
     or(peer.lossPercent, (percent) => `${percent}%`),

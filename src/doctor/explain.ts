@@ -102,7 +102,7 @@ function outward({ source, destination, status, facts, route }: Question, from: 
       dataPath?.open === true
         ? peer.state === 'stored'
           ? 'its lease cannot be used by this node: see the log of weftd'
-          : `${dataPath.engine === 'kernel' ? 'the kernel' : `the ${dataPath.engine} engine`} sends it to ${peer.endpoint}`
+          : sentBy(dataPath.engine, peer)
         : (status.trouble ?? 'down'),
   })
   if (dataPath?.mtu) {
@@ -112,6 +112,11 @@ function outward({ source, destination, status, facts, route }: Question, from: 
   }
   steps.push(answered(peer))
   return steps.filter(({ says }) => says !== '')
+}
+
+function sentBy(engine: string | null, { way, endpoint }: PeerStatus): string {
+  if (way === 'direct') return `the kernel routes it to ${endpoint}, without a tunnel`
+  return `${engine === 'kernel' ? 'the kernel' : `the ${engine} engine`} sends it to ${endpoint}`
 }
 
 function answered(peer: PeerStatus): Step {

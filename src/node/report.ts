@@ -131,7 +131,7 @@ function peerOf(
   const ago = (when: number | undefined): number | null => (when === undefined ? null : seconds(Math.max(0, at - when)))
   return {
     ...{ lease: key, subnet: formatIpv4Net(subnet), publicIp: formatIpv4(attrs.publicIp) },
-    ...{ endpoint: peer?.endpoint ?? null, type: attrs.backendType },
+    ...{ endpoint: peer?.endpoint ?? null, way: peer?.way ?? null, type: attrs.backendType },
     state: !peer ? 'stored' : probed?.isAnswering ? 'answering' : 'programmed',
     ...{ held: isHeld, since: iso(cameAt) },
     ...{ txPackets: txPackets ?? null, txBytes: txBytes ?? null },

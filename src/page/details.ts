@@ -6,6 +6,12 @@ import { bitRate, bytes, duration, milliseconds, or } from './format.ts'
 import type { History } from './history.ts'
 import { LOOKS, type Peer } from './model.ts'
 
+const WAYS: Readonly<Record<NonNullable<Peer['way']>, string>> = {
+  direct: 'a route to its host, without a tunnel',
+  tunnel: 'the tunnel of weftd',
+  kernel: 'a tunnel of the kernel',
+}
+
 export function createDetails(history: History) {
   const dialog = elementOf(HTMLDialogElement, 'details')
   const showFacts = createFacts(byId('details-facts'))
@@ -35,6 +41,7 @@ export function createDetails(history: History) {
     showFacts([
       ['Public IP', peer.publicIp],
       ['Packets go to', or(peer.endpoint, String)],
+      ['By way of', or(peer.way, (way) => WAYS[way])],
       ['Type', publishers(peer.type)],
       ['Round trip', or(peer.roundTripMs, milliseconds)],
       ['Loss of the last probes', or(peer.lossPercent, (lost) => `${lost}%`)],

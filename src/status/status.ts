@@ -14,6 +14,8 @@ export interface PeerStatus {
   readonly publicIp: string
   /** Where its packets go. */
   readonly endpoint: string | null
+  /** How: `direct`, routed to its host without a tunnel; `tunnel`, in datagrams of weftd's; `kernel`, through a tunnel of the kernel's. */
+  readonly way: 'direct' | 'tunnel' | 'kernel' | null
   /** The backend type that it published; empty for udp, which publishes none. */
   readonly type: string
   readonly state: PeerState

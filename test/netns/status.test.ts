@@ -60,7 +60,7 @@ it.each([
   })
   const [peer] = status.peers!.list
   expect(peer).toMatchObject({
-    ...{ subnet: subnetOf(second), endpoint: `${second.address}:${port}`, state: 'programmed' },
+    ...{ subnet: subnetOf(second), endpoint: `${second.address}:${port}`, way: 'tunnel', state: 'programmed' },
     ...{ txPackets: status.dataPath!.counters['tx_packets'], rxPackets: status.dataPath!.counters['rx_packets'] },
     ...{ txBytes: status.dataPath!.counters['tx_bytes'], rxBytes: status.dataPath!.counters['rx_bytes'] },
   })
@@ -164,7 +164,8 @@ describe.each(OVER_KERNEL)('%s, which the kernel carries', (Type, device, endpoi
     })
     expect(status.dataPath).toMatchObject({ engine: 'kernel', device })
     const [peer] = status.peers!.list
-    expect(peer).toMatchObject({ endpoint: endpointOf(second), txPackets: null, lossPercent: expect.any(Number) })
+    const way = device === null ? 'direct' : 'kernel' // host-gw has no device
+    expect(peer).toMatchObject({ endpoint: endpointOf(second), way, txPackets: null, lossPercent: expect.any(Number) })
     expect(peer!.roundTripMs).toBeGreaterThan(0)
     if (Type === 'wireguard') {
       expect(peer!.rxBytes).toBeGreaterThan(0)

@@ -263,7 +263,13 @@ describe('a cluster of both', () => {
     await start(b, 'kernel', direct)
     const route = `${subnetOf(b)} via ${b.address} dev eth0`
     const routes = () => a.output('ip route show root 10.5.0.0/16'.split(' '))
+    const wayOf = async (host: Host): Promise<unknown> => {
+      const asked = ['curl', '-sS', '--unix-socket', host.statusSocket, 'http://weftd/status.json']
+      return (JSON.parse(await host.output(asked)) as Status).peers!.list.map(({ way, endpoint }) => [way, endpoint])
+    }
     await eventually(async () => expect(await routes()).toContain(route))
+    await eventually(async () => expect(await wayOf(a)).toEqual([['direct', b.address]]))
+    await eventually(async () => expect(await wayOf(b)).toEqual([['direct', a.address]]))
     await a.output(['ip', 'route', 'del', subnetOf(b)])
     await daemon.line(new RegExp(`Repaired: the route to ${subnetOf(b)} via`))
     expect(await routes()).toContain(route)

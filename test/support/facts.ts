@@ -8,7 +8,7 @@ import { countPeers, type PeerStatus, type Status } from '../../src/status/statu
 export const soundNow = Date.parse('2026-11-22T10:00:00Z')
 export const soundPeer: PeerStatus = {
   ...{ lease: '10.5.2.0-24', subnet: '10.5.2.0/24', publicIp: '192.0.2.2', endpoint: '192.0.2.2:8285', type: '' },
-  ...{ state: 'answering', held: false, since: '', txPackets: 1, txBytes: 1, rxPackets: 1, rxBytes: 1 },
+  ...{ state: 'answering', held: false, way: 'tunnel', since: '', txPackets: 1, txBytes: 1, rxPackets: 1, rxBytes: 1 },
   ...{ heardSecondsAgo: 3, roundTripMs: 1, lossPercent: 0, probedSecondsAgo: 3, pathMtu: null },
 }
 export const soundStatus: Status = {

@@ -101,11 +101,12 @@ export const backend: Backend = {
         (dataPath.applied.at(-1) ?? []).map((key) => ({
           key,
           endpoint: 'somewhere:8285',
+          way: 'tunnel' as const,
           probe: parseLeaseKey(key)!.subnet.address,
         })),
       peer: (key) =>
         dataPath.applied.at(-1)?.includes(key)
-          ? { key, endpoint: 'somewhere:8285', probe: parseLeaseKey(key)!.subnet.address }
+          ? { key, endpoint: 'somewhere:8285', way: 'tunnel' as const, probe: parseLeaseKey(key)!.subnet.address }
           : undefined,
       traffic: async () =>
         new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (dataPath.traffic ? [[key, dataPath.traffic]] : []))),

@@ -235,7 +235,12 @@ describe('apply with what was touched', () => {
     const other = { ...at('10.5.2.0/24', '192.0.2.9', 9n), key: '10.5.2.0-24&fc00::-64' }
     leases.set(other.key, other)
     await touch(other.key)
-    expect(dataPath.peer!(other.key)).toEqual({ key: other.key, endpoint: '192.0.2.9:8285', probe: ip('10.5.2.0') })
+    expect(dataPath.peer!(other.key)).toEqual({
+      key: other.key,
+      endpoint: '192.0.2.9:8285',
+      probe: ip('10.5.2.0'),
+      way: 'tunnel',
+    })
     expect(dataPath.peer!('10.5.2.0-24')).toBeUndefined()
     leases.delete(other.key)
     leases.delete('10.5.1.0-24')

@@ -6,7 +6,7 @@ import { countPeers, startingReport, type PeerStatus, type Status } from '../../
 
 const peer = (number: number): PeerStatus => ({
   ...{ lease: `10.5.${number}.0-24`, subnet: `10.5.${number}.0/24`, publicIp: `192.0.2.${number}`, type: '' },
-  ...{ endpoint: `192.0.2.${number}:8285`, state: 'programmed', held: false, since: '', pathMtu: 1372 },
+  ...{ endpoint: `192.0.2.${number}:8285`, way: 'tunnel', state: 'programmed', held: false, since: '', pathMtu: 1372 },
   ...{ txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, heardSecondsAgo: null, roundTripMs: null },
   ...{ lossPercent: null, probedSecondsAgo: null },
 })

@@ -117,7 +117,16 @@ describe('weft status', () => {
   let status: Status
   const peer: PeerStatus = {
     ...{ lease: '10.5.2.0-24', subnet: '10.5.2.0/24', publicIp: '192.0.2.2', endpoint: '192.0.2.2:8285', type: '' },
-    ...{ state: 'answering', held: false, since: '', txPackets: 10, txBytes: 2048, rxPackets: 10, rxBytes: 4096 },
+    ...{
+      state: 'answering',
+      held: false,
+      way: 'tunnel',
+      since: '',
+      txPackets: 10,
+      txBytes: 2048,
+      rxPackets: 10,
+      rxBytes: 4096,
+    },
     ...{ heardSecondsAgo: 3, roundTripMs: 1.25, lossPercent: 0, probedSecondsAgo: 3, pathMtu: null },
   }
   const socket = (): string[] => ['--status-socket', join(folder, 'socket')]
@@ -198,9 +207,9 @@ describe('weft status', () => {
         'LAST WARNINGS',
         '2026-11-22T09:00:00.000Z  It rains',
         '',
-        'PEER         AT              STATE      RTT     LOSS  HEARD    SENT     RECEIVED',
-        '10.5.3.0/24  192.0.2.2:8285  silent     -       100%  3 s ago  2.0 KiB  4.0 KiB',
-        '10.5.2.0/24  192.0.2.2:8285  answering  1.3 ms  0%    3 s ago  2.0 KiB  4.0 KiB',
+        'PEER         AT              WAY     STATE      RTT     LOSS  HEARD    SENT     RECEIVED',
+        '10.5.3.0/24  192.0.2.2:8285  tunnel  silent     -       100%  3 s ago  2.0 KiB  4.0 KiB',
+        '10.5.2.0/24  192.0.2.2:8285  tunnel  answering  1.3 ms  0%    3 s ago  2.0 KiB  4.0 KiB',
         '',
       ].join('\n'),
     )

@@ -171,6 +171,12 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     OUT,
     ['data path true: the kernel sends it to 192.0.2.2:8285'],
   ],
+  [
+    'data path',
+    withPeer({ way: 'direct', endpoint: '192.0.2.2' }),
+    OUT,
+    ['data path true: the kernel routes it to 192.0.2.2, without a tunnel'],
+  ],
   ['mtu', withStatus({ dataPath: { ...path, mtu: null } }), OUT, []],
   [
     'mtu',

@@ -55,6 +55,7 @@ it('tells peers that are only stored from those that the data path has', async (
   expect(there.peers!.list).toEqual([
     {
       ...{ lease: '10.5.0.64-26', subnet: '10.5.0.64/26', publicIp: '192.0.2.2', endpoint: 'somewhere:8285', type: '' },
+      way: 'tunnel',
       ...{ state: 'programmed', held: false, since: expect.stringMatching(/^\d{4}-.*Z$/) },
       ...{ txPackets: 1, txBytes: 84, rxPackets: 2, rxBytes: 168, heardSecondsAgo: expect.closeTo(0.25, 0) },
       ...{ roundTripMs: null, lossPercent: null, probedSecondsAgo: null, pathMtu: null },

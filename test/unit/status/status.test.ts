@@ -15,6 +15,7 @@ const peer = (state: PeerStatus['state'], probedSecondsAgo: number | null = null
     subnet: '10.5.2.0/24',
     publicIp: '192.0.2.2',
     endpoint: null,
+    way: null,
     type: '',
     state,
     held: false,
