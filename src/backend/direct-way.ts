@@ -56,17 +56,17 @@ export interface DirectWayOptions {
 
 /** Beside a tunnel that takes the whole network. */
 export function createDirectWay({ network, run, log }: DirectWayOptions): Way & Pick<DirectHops, 'hops'> {
-  const { look, hops } = createDirectHops(run)
+  const direct = createDirectHops(run)
   const routes = createRouteSync({ network, run, log })
   return {
     name: 'direct',
-    hops,
+    hops: () => direct.hops(),
     // Where the kernel refuses the route, the one of the tunnel takes the packets.
     takes: (peer) => routes.isSet(subnetOf(peer)),
     async apply(peers, changed) {
       if (changed?.size === 0) return
-      await look(peers, changed)
-      await routes.apply(hops())
+      await direct.look(peers, changed)
+      await routes.apply(direct.hops())
     },
     endpointOf: hostOf,
     resync: () => routes.resync(),

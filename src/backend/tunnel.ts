@@ -116,6 +116,11 @@ export async function openTunnel(
   }
   filter.take(leases, lease.key)
   slots.keep(applied().keys())
+  // Loaded by those alone that ask for it: packets wait for a start.
+  const direct = kind.directRouting
+    ? (await import('./direct-way.ts')).createDirectWay({ network, run, log })
+    : undefined
+  const isOwnRoute = (destination: string): boolean => direct?.hops().has(destination) ?? false
   const bindAddress = formatIpv4(external.address)
   const inherited = await persistence.inherit({ tunName, bindAddress, port })
   // From here on, where there is something inherited, packets wait.
@@ -142,10 +147,6 @@ export async function openTunnel(
     subnet: lease.subnet,
   })
   counted = (slot) => engine.traffic(slot)
-  const direct = kind.directRouting
-    ? (await import('./direct-way.ts')).createDirectWay({ network, run, log }) // by those alone that ask: packets wait for a start
-    : undefined
-  const isOwnRoute = (destination: string): boolean => direct?.hops().has(destination) ?? false
   async function end(): Promise<void> {
     await engine.stop()
     // A device that persists does not go with the engine; it is gone where it was deleted, which ended the engine.
