@@ -11,8 +11,8 @@ export interface Page {
 const sha256 = (text: string): string => createHash('sha256').update(text).digest('base64')
 
 /** Read for each that asks: that is seldom, and it need not stay in memory. Undefined where it was not built. */
-export async function readPage(text = pageText): Promise<Page | undefined> {
-  const body = await text()
+export async function readPage(read = pageText): Promise<Page | undefined> {
+  const body = await read()
   if (body === undefined) return undefined
   const hashes = (tag: string): string =>
     [...body.matchAll(new RegExp(`<${tag}>(.*?)</${tag}>`, 'gs'))]
