@@ -1804,6 +1804,7 @@ static void test_threads() {
   test_strangers();
   test_drops_while_written();
   test_icmp_limit();
+  test_sessions();
 }
 
 /// `core_test SEED ROUNDS`, or `core_test SEED threads`.
@@ -1823,7 +1824,6 @@ int main(int argc, char** argv) {
   test_traffic();
   test_endpoints();
   test_addresses();
-  test_sessions();
   test_families();
   test_drops();
   test_segment_rules();

@@ -1,7 +1,8 @@
 // route-sync.test.ts - which routes of a backend's own device go with their peer, and which were never a peer's.
 
 import { expect, it } from 'vitest'
-import { createRouteSync, directHops } from '../../../src/backend/route-sync.ts'
+import { createDirectHops } from '../../../src/backend/direct-way.ts'
+import { createRouteSync } from '../../../src/backend/route-sync.ts'
 import { WeftError } from '../../../src/errors.ts'
 import type { Run } from '../../../src/host/command.ts'
 import type { Lease } from '../../../src/lease/lease.ts'
@@ -35,8 +36,9 @@ it('takes a peer that `ip` said nothing of for one without a way only where `ip`
       Promise.reject(
         new WeftError('COMMAND', 'failed', { cause: Object.assign(new Error('failed'), { code, stdout }) }),
       )
-  expect(await directHops(after(1), [near!, far!])).toEqual(
-    new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: 'eth0' }]]),
-  )
-  await expect(directHops(after(null), [near!, far!])).rejects.toMatchObject({ code: 'COMMAND' })
+  const peers = new Map([near!, far!].map((peer) => [peer.key, peer]))
+  const direct = createDirectHops(after(1))
+  await direct.look(peers)
+  expect(direct.hops()).toEqual(new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: 'eth0' }]]))
+  await expect(createDirectHops(after(null)).look(peers)).rejects.toMatchObject({ code: 'COMMAND' })
 })
