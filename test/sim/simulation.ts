@@ -14,7 +14,14 @@ import { formatIpv4, ipv4NetsOverlap, parseIpv4 } from '../../src/net/ipv4.ts'
 import { createHealth, type Health } from '../../src/status/health.ts'
 import { alone } from '../support/alone.ts'
 import { randomFrom } from '../support/packet-model.ts'
-import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
+import {
+  createVirtualStore,
+  LEASE_TTL_MS,
+  type Connection,
+  type Fault,
+  type Key,
+  type VirtualStore,
+} from './virtual-store.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
 
 const NODES = 5
@@ -307,11 +314,19 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
           if (lost > 2 && lost > peers.size && !HOLD_ENDS.test(node.lines.slice(-10).join(' ')))
             violations.push(`${node.publicIp} believed at once that ${lost} of ${node.table.size} peers are gone`)
           node.table = new Map(peers)
-          // Steady is what the node knows to be there; while it catches up it sees keys go and come that are there.
+          // Steady is what the node knows to be there; while it catches up it sees keys go and come that are there. After a restore
+          // that nobody has told of, what it has of a key is later than what the store has, or of another life of the key.
+          const isOfThatLife = ({ key, since, revision }: Key): boolean => {
+            const known = peers.get(key)
+            return (
+              known !== undefined &&
+              (known.revision === undefined || (since <= known.revision && known.revision <= revision))
+            )
+          }
           const current = store
             .entries()
-            .filter(({ since, value }) => since <= node.connection.seen() && ownerOf(value) !== undefined)
-          node.steady = new Set(current.map(({ key }) => key).filter((key) => peers.has(key)))
+            .filter((entry) => entry.since <= node.connection.seen() && ownerOf(entry.value) !== undefined)
+          node.steady = new Set(current.filter(isOfThatLife).map(({ key }) => key))
         },
         resync: async () => [],
         carrier: () => ({ engine: 'none', features: [] }),
