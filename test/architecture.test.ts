@@ -182,7 +182,8 @@ const NATIVE_ALLOWED: Readonly<Record<string, readonly string[]>> = {
 /** Of C's headers and the kernel's, what the core may include: types and constants, no call. */
 const PURE_HEADERS = new Set(['errno.h', 'immintrin.h', 'netinet/in.h', 'sys/uio.h'])
 /** Of a function, not of an object's. */
-const CALLS = /(?<!\.|Opened )\b(clock_gettime|getenv|ioctl|open|poll|random|recv\w*|send(to|msg|mmsg)|socket|std::chrono|time)\s*\(/
+const CALLS =
+  /(?<!\.|Opened )\b(clock_gettime|getenv|ioctl|open|poll|random|recv\w*|send(to|msg|mmsg)|socket|std::chrono|time)\s*\(/
 
 const native = join(root, 'native')
 const sources = readdirSync(native, { recursive: true, encoding: 'utf8' }).filter((file) => /\.(cc|h)$/.test(file))
