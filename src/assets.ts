@@ -11,7 +11,6 @@ import { fileURLToPath } from 'node:url'
 import type * as grpcJs from '@grpc/grpc-js'
 import type * as etcdPool from 'etcd3/lib/connection-pool.js'
 import type * as etcdRpc from 'etcd3/lib/rpc.js'
-import type * as ipAddress from 'ip-address'
 import type * as Addon from '../native/addon.d.ts'
 
 const require = createRequire(import.meta.url)
@@ -50,7 +49,6 @@ export async function pageText(): Promise<string | undefined> {
   }
 }
 
-export const loadIpAddress = (): typeof ipAddress => require('ip-address') as typeof ipAddress
 export const loadGrpc = (): typeof grpcJs => require('@grpc/grpc-js') as typeof grpcJs
 /** Of etcd3 two files and not the index: the rest takes as long again. They read etcd's protocol from etcd3/proto. */
 export const loadEtcdPool = (): typeof etcdPool => require('etcd3/lib/connection-pool.js') as typeof etcdPool

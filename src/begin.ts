@@ -8,7 +8,7 @@ import { version } from './assets.ts'
 import type { Start } from './daemon.ts'
 import { WeftError } from './errors.ts'
 import { seldom, type Log } from './log.ts'
-import { formatIpv4 } from './net/ipv4.ts'
+import { addressText } from './net/address.ts'
 import { writeKnown } from './node/last-known.ts'
 import { createPossession, estateOf, leaveDataPath } from './node/possession.ts'
 import type { DaemonOptions } from './options.ts'
@@ -69,7 +69,7 @@ function successionParts(start: Start, kept: readonly number[]): Parameters<type
     return {
       version: version(),
       store,
-      lease: lease && publicIp !== undefined ? { key: lease.key, publicIp: formatIpv4(publicIp) } : undefined,
+      lease: lease && publicIp !== undefined ? { key: lease.key, publicIp: addressText(publicIp) } : undefined,
       healthPort: options['healthz-port'],
     }
   }

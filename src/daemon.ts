@@ -15,7 +15,7 @@ import type { Backend } from './backend/backend.ts'
 import { removeIdleTun } from './backend/tun-device.ts'
 import { createBackend, createSubnetManager } from './choose.ts'
 import { withoutSecrets } from './config/hidden.ts'
-import { parseNetworkConfig, refuseIpv6, type NetworkConfig } from './config/network-config.ts'
+import { ipv4For, parseNetworkConfig, refuseIpv6, type NetworkConfig } from './config/network-config.ts'
 import { describeError, isWeftError, prefixed, WeftError } from './errors.ts'
 import { createFirewall, type Firewall } from './firewall/firewall.ts'
 import { createBell, pause } from './host/bell.ts'
@@ -27,7 +27,8 @@ import { getSysctl } from './host/sysctl.ts'
 import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from './lease/lease.ts'
 import type { Log, MovableLog } from './log.ts'
 import { createWinstonWriter } from './log-winston.ts'
-import { formatIpv4, formatIpv4Net, type Ipv4Net } from './net/ipv4.ts'
+import { addressText, type Nets } from './net/address.ts'
+import { formatIpv4, formatIpv4Net } from './net/ipv4.ts'
 import { watchConfig } from './node/config.ts'
 import { keepDataPath } from './node/data-path.ts'
 import { dropsReportOf } from './node/drops.ts'
@@ -109,7 +110,7 @@ export async function startManager(start: Start, succession: Succession<Resumed>
   const making = createSubnetManager(options, log, stopping.signal)
   const manager = await prefixed('Failed to create SubnetManager: ', making)
   try {
-    const subnet = previous.subnet ? formatIpv4Net(previous.subnet) : 'None'
+    const subnet = previous.subnet.ipv4 ? formatIpv4Net(previous.subnet.ipv4) : 'None'
     const reused = manager.givesSubnets ? '' : ` with Previous Subnet: ${subnet}`
     log.info(`Created subnet manager: ${manager.title}${reused}`)
     const page = options['status-page'] ? { page: () => readPage() } : {}
@@ -225,7 +226,7 @@ async function startNode(
   try {
     tell(`waiting for the network configuration in the ${manager.name} store`)
     const { config, configText } = await waitForConfig(manager, log, signal)
-    if (!config.enableIpv4) refuseIpv6(config)
+    if (!config.ipv4) refuseIpv6(config)
     if (config.ipv6) log.warn('weft has no IPv6 yet: "EnableIPv6" of the network configuration is passed over')
     await waitForSameNetwork(manager, async () => (await succession.predecessor())?.lease, log, signal)
     tell('waiting for the external interface')
@@ -285,12 +286,13 @@ function firewallFor(
   log: Log,
 ): Firewall {
   return createFirewall(config.enableNftables ? 'nftables' : 'iptables', {
-    network: config.network,
+    network: ipv4For('weftd', config).network,
     masq: options['ip-masq'],
     forward: options['iptables-forward-rules'],
     plainPorts: options['ip-masq-fully-random-disable'],
     blackhole: options['ip-blackhole-route'],
-    ...{ previous, run: runTillStop, log },
+    previous: { network: previous.network.ipv4, subnet: previous.subnet.ipv4 },
+    ...{ run: runTillStop, log },
   })
 }
 
@@ -307,7 +309,7 @@ interface Before {
 /** The node's life once it is known what it is made of: lease, data path, loops. As `runDaemon` for its end. */
 export async function runNode(
   parts: NodeParts,
-  previous: Ipv4Net | undefined,
+  previous: Nets,
   stopping: AbortController,
   before: Before,
 ): Promise<never> {
@@ -326,7 +328,7 @@ export async function runNode(
     health.drops = (after) => dropsReportOf(node, after)
   }
   try {
-    await firewall?.rules.raise(node.lease.subnet)
+    await firewall?.rules.raise(ipv4For('weftd', node.lease.subnet))
     await publish(node)
     succession.settle()
     if (!parts.next && start.known) await removeLastKnown(lastKnownFile(start.options))
@@ -343,7 +345,7 @@ export async function runNode(
 
 /** Throws WeftError DEVICE where the lease of the daemon that is to be succeeded, `before`, is not what this one would find for itself. */
 function refuseToMove({ publicIp }: LeaseAttrs, before: About['lease']): void {
-  const own = formatIpv4(publicIp)
+  const own = addressText(publicIp)
   if (!before || before.publicIp === own) return
   throw new WeftError(
     'DEVICE',
@@ -380,7 +382,7 @@ async function openNode(
         // One that the backend goes on with it has a name for; any other would be in its way, and keep the route.
         const left = start.known?.tunName
         if (left !== undefined && !(backend.tunName !== undefined && isNamedBy(backend.tunName, left)))
-          await removeIdleTun(run, left, config.network)
+          await removeIdleTun(run, left, ipv4For('weftd', config).network)
         held.dataPath = await backend.open({ ...lease, attrs }, signal, view)
       }
       start.node = createNode({ ...parts, backend }, lease, attrs, held, view)

@@ -2,7 +2,7 @@
 
 import type { Backend } from './backend/backend.ts'
 import { createBackend } from './choose.ts'
-import { parseNetworkConfig, type NetworkConfig } from './config/network-config.ts'
+import { ipv4For, parseNetworkConfig, type NetworkConfig } from './config/network-config.ts'
 import { isWeftError, messageOf } from './errors.ts'
 import { createBell } from './host/bell.ts'
 import { run } from './host/command.ts'
@@ -47,7 +47,7 @@ export async function resume(
   try {
     stopping.throwIfAborted()
     const config = parseNetworkConfig(known.config, { areGiven: options['kube-subnet-mgr'] })
-    look = lookAhead(run, config.network)
+    look = lookAhead(run, ipv4For('weftd', config).network)
     const runFirst = look.run
     const external = await chooseExternalInterface(runFirst, interfaceWishes(options), { ...log, info: () => {} })
     const publishedBefore = async () => known.lease.attrs

@@ -7,7 +7,7 @@ import { run } from './host/command.ts'
 import { chooseExternalInterface, type ExternalInterface, type InterfaceWishes } from './host/external-interface.ts'
 import type { SubnetManager } from './lease/subnet-manager.ts'
 import { seldom, type Log } from './log.ts'
-import { formatIpv4 } from './net/ipv4.ts'
+import { addressText } from './net/address.ts'
 import type { DaemonOptions } from './options.ts'
 
 const CONFIG_RETRY_MS = 1_000
@@ -64,7 +64,7 @@ export async function waitForSameNetwork(
     try {
       const { entries } = await manager.source.list(signal)
       const there = entries.find(({ key }) => key === own.key)?.lease
-      if (there && formatIpv4(there.attrs.publicIp) === own.publicIp) return
+      if (there && addressText(there.attrs.publicIp) === own.publicIp) return
       calm.info(
         `The ${manager.name} store has no lease ${own.key} for ${own.publicIp}, as the weftd that runs has: looking for up to ${SAME_NETWORK_MS / 1000} s`,
       )

@@ -4,7 +4,7 @@
 
 import { currentExternal } from '../host/external-interface.ts'
 import type { Lease } from '../lease/lease.ts'
-import { formatIpv4 } from '../net/ipv4.ts'
+import { addressText } from '../net/address.ts'
 import type { Backend, BackendParts } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
 
@@ -14,7 +14,7 @@ export function createAllocBackend({ external: found, run }: BackendParts<'alloc
     name: 'alloc',
     async prepare() {
       external = await currentExternal(run, external)
-      return { publicIp: external.publicIp, backendType: '' }
+      return { publicIp: { ipv4: external.publicIp }, backendType: '' }
     },
     async open() {
       const watch = watchExternal(run, external)
@@ -30,7 +30,7 @@ export function createAllocBackend({ external: found, run }: BackendParts<'alloc
           return []
         },
         carrier: () => ({ engine: 'none', features: [] }),
-        peers: () => applied.map(({ key, attrs }) => ({ key, endpoint: formatIpv4(attrs.publicIp) })),
+        peers: () => applied.map(({ key, attrs }) => ({ key, endpoint: addressText(attrs.publicIp) })),
         counters: () => ({}),
         threads: () => ({}),
         close: async () => {},

@@ -2,7 +2,7 @@
 
 import type { Run } from '../host/command.ts'
 import { routesFor } from '../host/links.ts'
-import type { Lease } from '../lease/lease.ts'
+import type { Ipv4Lease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
 import { createRouteSync, type NextHop, type NextHops } from './route-sync.ts'
@@ -10,18 +10,18 @@ import type { PeerChanges, Way } from './ways.ts'
 
 export interface DirectHops {
   /** Asks the kernel how peers' hosts are reached: of those alone that may differ, where they are named. */
-  look(peers: ReadonlyMap<string, Lease>, changed?: PeerChanges): Promise<void>
+  look(peers: ReadonlyMap<string, Ipv4Lease>, changed?: PeerChanges): Promise<void>
   /** To the peers that need no tunnel, by subnet. */
   hops(): NextHops
-  has(peer: Lease): boolean
+  has(peer: Ipv4Lease): boolean
 }
 
-const hostOf = ({ attrs }: Lease): string => formatIpv4(attrs.publicIp)
-const subnetOf = ({ subnet }: Lease): string => formatIpv4Net(subnet)
+const hostOf = ({ attrs }: Ipv4Lease): string => formatIpv4(attrs.publicIp.ipv4)
+const subnetOf = ({ subnet }: Ipv4Lease): string => formatIpv4Net(subnet.ipv4)
 
 export function createDirectHops(run: Run): DirectHops {
   let hops: NextHops = new Map()
-  async function hopsTo(peers: readonly Lease[]): Promise<(readonly [string, NextHop])[]> {
+  async function hopsTo(peers: readonly Ipv4Lease[]): Promise<(readonly [string, NextHop])[]> {
     const routes = await routesFor(run, peers.map(hostOf))
     return peers.flatMap((peer) => {
       const route = routes.get(hostOf(peer))

@@ -6,9 +6,10 @@
 // an argument that it did not ask for.
 
 import { messageOf, WeftError } from '../errors.ts'
+import { ipv4For } from '../config/network-config.ts'
 import { currentExternal } from '../host/external-interface.ts'
 import type { Settings } from '../kinds.ts'
-import type { Lease, LeaseAttrs } from '../lease/lease.ts'
+import type { Ipv4Lease, LeaseAttrs } from '../lease/lease.ts'
 import { leasesEqual } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import { withoutUser } from '../secret.ts'
@@ -18,6 +19,7 @@ import { inTurn } from './in-turn.ts'
 import { createPeerFilter } from './peer-filter.ts'
 
 const TYPE = 'extension'
+const NEEDS = `the ${TYPE} backend`
 type Command = keyof Settings<'extension'>
 type Variables = Readonly<Record<string, string>>
 
@@ -70,26 +72,27 @@ export function createExtensionBackend({
       external = await currentExternal(run, external)
       const output = commands.PreStartupCommand.isEmpty ? undefined : await must('PreStartupCommand', {})
       return {
-        publicIp: external.address,
+        publicIp: { ipv4: external.address },
         backendType: TYPE,
         ...(output === undefined ? {} : { backendData: output }),
       }
     },
     async open(own): Promise<DataPath> {
+      const { network } = ipv4For(NEEDS, config)
       await must('PostStartupCommand', {
-        NETWORK: formatIpv4Net(config.network),
-        SUBNET: formatIpv4Net(own.subnet),
+        NETWORK: formatIpv4Net(network),
+        SUBNET: formatIpv4Net(ipv4For(NEEDS, own.subnet)),
         IPV6SUBNET: '::/0',
-        PUBLIC_IP: formatIpv4(own.attrs.publicIp),
+        PUBLIC_IP: formatIpv4(ipv4For(NEEDS, own.attrs.publicIp)),
         PUBLIC_IPV6: '<nil>',
       })
-      const filter = createPeerFilter({ type: TYPE, network: config.network, lease: own, log })
+      const filter = createPeerFilter({ type: TYPE, network, lease: own, log })
       const watch = watchExternal(run, external)
-      let known: ReadonlyMap<string, Lease> = new Map()
+      let known: ReadonlyMap<string, Ipv4Lease> = new Map()
       let failures = 0
 
-      async function tell(name: Command, { subnet, attrs }: Lease): Promise<void> {
-        const variables = { SUBNET: formatIpv4Net(subnet), PUBLIC_IP: formatIpv4(attrs.publicIp) }
+      async function tell(name: Command, { subnet, attrs }: Ipv4Lease): Promise<void> {
+        const variables = { SUBNET: formatIpv4Net(subnet.ipv4), PUBLIC_IP: formatIpv4(attrs.publicIp.ipv4) }
         const data = typeof attrs.backendData === 'string' ? attrs.backendData : ''
         try {
           await call(name, variables, `${data}\n`)
@@ -117,7 +120,7 @@ export function createExtensionBackend({
           return []
         },
         carrier: () => ({ engine: 'none', features: [] }),
-        peers: () => [...known.values()].map(({ key, attrs }) => ({ key, endpoint: formatIpv4(attrs.publicIp) })),
+        peers: () => [...known.values()].map(({ key, attrs }) => ({ key, endpoint: formatIpv4(attrs.publicIp.ipv4) })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()), command_failures: BigInt(failures) }),
         threads: () => ({}),
         close: async () => {},

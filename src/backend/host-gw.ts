@@ -2,9 +2,10 @@
 //
 // Routes, lease and refusals are flanneld's (pkg/backend/hostgw, pkg/backend/route_network.go).
 
+import { ipv4For } from '../config/network-config.ts'
 import { WeftError } from '../errors.ts'
 import { currentExternal } from '../host/external-interface.ts'
-import type { Lease, LeaseAttrs } from '../lease/lease.ts'
+import type { Ipv4Lease, LeaseAttrs } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import type { Backend, BackendParts, DataPath } from './backend.ts'
 import { watchExternal } from './external-watch.ts'
@@ -28,22 +29,23 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
           { remedy: 'leave --public-ip out, or take the udp backend' },
         )
       }
-      return { publicIp: external.publicIp, backendType: TYPE }
+      return { publicIp: { ipv4: external.publicIp }, backendType: TYPE }
     },
     async open(own): Promise<DataPath> {
       const { name: device, mtu } = external
-      const routes = createRouteSync({ network: config.network, run, log })
-      const filter = createPeerFilter({ type: TYPE, lease: own, network: config.network, log })
+      const { network } = ipv4For(`the ${TYPE} backend`, config)
+      const routes = createRouteSync({ network, run, log })
+      const filter = createPeerFilter({ type: TYPE, lease: own, network, log })
       const watch = watchExternal(run, external)
-      let applied: readonly Lease[] = []
+      let applied: readonly Ipv4Lease[] = []
       return inTurn({
         mtu,
         fault: watch.moved,
         async apply(leases, ownKey) {
           const peers = filter.usable(leases, ownKey)
           applied = peers
-          const hopOf = (lease: Lease): NextHop => ({ gateway: formatIpv4(lease.attrs.publicIp), device })
-          await routes.apply(new Map(peers.map((lease) => [formatIpv4Net(lease.subnet), hopOf(lease)])))
+          const hopOf = (lease: Ipv4Lease): NextHop => ({ gateway: formatIpv4(lease.attrs.publicIp.ipv4), device })
+          await routes.apply(new Map(peers.map((lease) => [formatIpv4Net(lease.subnet.ipv4), hopOf(lease)])))
         },
         resync: async () => ((await watch.hasMoved()) ? [] : routes.resync()),
         carrier: () => ({ engine: 'kernel', features: [] }),
@@ -51,9 +53,9 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
         probeSource: external.address,
         peers: () =>
           applied
-            .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet)))
+            .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet.ipv4)))
             .map(({ key, attrs }) => ({
-              ...{ key, probe: attrs.publicIp, endpoint: formatIpv4(attrs.publicIp) },
+              ...{ key, probe: attrs.publicIp.ipv4, endpoint: formatIpv4(attrs.publicIp.ipv4) },
               way: 'direct',
             })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),

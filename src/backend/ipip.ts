@@ -3,11 +3,12 @@
 // Device, routes, lease and refusals are flanneld's (pkg/backend/ipip). There is no port and no checksum: a fabric has to let
 // protocol 4 pass.
 
+import { ipv4For } from '../config/network-config.ts'
 import { WeftError } from '../errors.ts'
 import { currentExternal } from '../host/external-interface.ts'
 import { addDevice, findLink, ipJson } from '../host/links.ts'
 import { KINDS } from '../kinds.ts'
-import type { Lease, LeaseAttrs } from '../lease/lease.ts'
+import type { Ipv4Lease, LeaseAttrs } from '../lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
 import type { Backend, BackendParts, DataPath } from './backend.ts'
 import { deviceState } from './device-state.ts'
@@ -18,6 +19,7 @@ import { createDirectHops } from './direct-way.ts'
 import { createRouteSync, ROUTE_WORDS, type NextHop } from './route-sync.ts'
 
 const TYPE = 'ipip'
+const NEEDS = `the ${TYPE} backend`
 const { overhead, devices } = KINDS.ipip
 const [[, NAME]] = devices
 
@@ -58,20 +60,22 @@ export function createIpipBackend({ config, settings, external: found, run, log 
     words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
-      return { publicIp: external.publicIp, backendType: TYPE }
+      return { publicIp: { ipv4: external.publicIp }, backendType: TYPE }
     },
     async open(own): Promise<DataPath> {
       const mtu = external.mtu - overhead
-      const state = deviceState(run, NAME, mtu, own.subnet.address, config.network)
+      const { network } = ipv4For(NEEDS, config)
+      const { address } = ipv4For(NEEDS, own.subnet)
+      const state = deviceState(run, NAME, mtu, address, network)
       await ensureDevice()
       await state.configure()
-      const routes = createRouteSync({ network: config.network, ownDevice: NAME, run, log })
-      const filter = createPeerFilter({ type: TYPE, lease: own, network: config.network, log })
+      const routes = createRouteSync({ network, ownDevice: NAME, run, log })
+      const filter = createPeerFilter({ type: TYPE, lease: own, network, log })
       const watch = watchExternal(run, external)
       const direct = directRouting ? createDirectHops(run) : undefined
-      let applied: readonly Lease[] = []
-      const hopOf = (peer: Lease): NextHop => ({
-        ...{ gateway: formatIpv4(peer.attrs.publicIp), device: NAME },
+      let applied: readonly Ipv4Lease[] = []
+      const hopOf = (peer: Ipv4Lease): NextHop => ({
+        ...{ gateway: formatIpv4(peer.attrs.publicIp.ipv4), device: NAME },
         onlink: true,
       })
       return inTurn({
@@ -80,7 +84,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         async apply(leases, ownKey) {
           applied = filter.usable(leases, ownKey)
           await direct?.look(filter.peers())
-          const tunnelled = applied.map((peer) => [formatIpv4Net(peer.subnet), hopOf(peer)] as const)
+          const tunnelled = applied.map((peer) => [formatIpv4Net(peer.subnet.ipv4), hopOf(peer)] as const)
           await routes.apply(new Map([...tunnelled, ...(direct?.hops() ?? [])]))
         },
         async resync() {
@@ -94,12 +98,12 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         },
         carrier: () => ({ device: NAME, engine: 'kernel', features: [] }),
         // The kernel counts by device and not by peer.
-        probeSource: own.subnet.address,
+        probeSource: address,
         peers: () =>
           applied
-            .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet)))
+            .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet.ipv4)))
             .map((peer) => ({
-              ...{ key: peer.key, probe: peer.subnet.address, endpoint: formatIpv4(peer.attrs.publicIp) },
+              ...{ key: peer.key, probe: peer.subnet.ipv4.address, endpoint: formatIpv4(peer.attrs.publicIp.ipv4) },
               way: direct?.has(peer) ? 'direct' : 'kernel',
             })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),

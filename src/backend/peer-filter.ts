@@ -3,14 +3,16 @@
 // Which of the leases that cannot be used beside each other counts depends on these leases and on no order in which they came. So
 // only those are judged again that may differ, and those that they are in the way of, and the outcome is that of judging all.
 
-import { leasesEqual, type Lease, type OwnLease } from '../lease/lease.ts'
+import { isIpv4Lease, isOfOneNode, leasesEqual, type Ipv4Lease, type Lease, type OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
+import { netText } from '../net/address.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, isOneHost, type Ipv4Net } from '../net/ipv4.ts'
 
 /** Why no host can have the address that a lease publishes, or undefined when one can. */
-export function unusableReason({ attrs: { publicIp } }: Lease, own: OwnLease): string | undefined {
-  if (!isOneHost(publicIp)) return `${formatIpv4(publicIp)} is no address of a host`
-  if (publicIp === own.attrs.publicIp) return `${formatIpv4(publicIp)} is this node's own address`
+export function unusableReason({ attrs }: Lease, own: OwnLease): string | undefined {
+  const address = attrs.publicIp.ipv4 ?? 0
+  if (!isOneHost(address)) return `${formatIpv4(address)} is no address of a host`
+  if (isOfOneNode(attrs, own.attrs)) return `${formatIpv4(address)} is this node's own address`
   return undefined
 }
 
@@ -48,11 +50,11 @@ export interface PeerFilter {
     leases: ReadonlyMap<string, Lease>,
     ownKey: string,
     touched?: Iterable<string>,
-  ): ReadonlyMap<string, Lease | undefined> | undefined
+  ): ReadonlyMap<string, Ipv4Lease | undefined> | undefined
   /** Those of peers, by key. */
-  peers(): ReadonlyMap<string, Lease>
+  peers(): ReadonlyMap<string, Ipv4Lease>
   /** Takes all, and returns those of peers. */
-  usable(leases: ReadonlyMap<string, Lease>, ownKey: string): readonly Lease[]
+  usable(leases: ReadonlyMap<string, Lease>, ownKey: string): readonly Ipv4Lease[]
   /** How many were none at the last call. */
   skipped(): number
 }
@@ -68,14 +70,14 @@ function isNewer(a: Lease, b: Lease): boolean {
 
 /** Leases that cannot be used beside each other, by what they have in common. */
 function createRivals<Name>() {
-  const newest = new Map<Name, Lease>()
+  const newest = new Map<Name, Ipv4Lease>()
   /** Hardly ever is there one. */
-  const others = new Map<Name, readonly Lease[]>()
-  function all(name: Name): readonly Lease[] {
+  const others = new Map<Name, readonly Ipv4Lease[]>()
+  function all(name: Name): readonly Ipv4Lease[] {
     const first = newest.get(name)
     return first ? [first, ...(others.get(name) ?? [])] : []
   }
-  function add(name: Name, lease: Lease): void {
+  function add(name: Name, lease: Ipv4Lease): void {
     const first = newest.get(name)
     if (!first || isNewer(lease, first)) newest.set(name, lease)
     if (first) others.set(name, [...(others.get(name) ?? []), isNewer(lease, first) ? first : lease])
@@ -86,55 +88,57 @@ function createRivals<Name>() {
     others.delete(name)
     for (const lease of left) add(name, lease)
   }
-  return { newest: (name: Name): Lease | undefined => newest.get(name), all, add, remove }
+  return { newest: (name: Name): Ipv4Lease | undefined => newest.get(name), all, add, remove }
 }
 
 const PREFIX_LENGTHS = 64
 /** One number for a subnet. */
-const numberOf = ({ subnet }: Lease): number => subnet.address * PREFIX_LENGTHS + subnet.prefixLength
+const numberOf = ({ subnet: { ipv4 } }: Ipv4Lease): number => ipv4.address * PREFIX_LENGTHS + ipv4.prefixLength
 
 export function createPeerFilter(options: PeerFilterOptions): PeerFilter {
   const { type, lease: own, network, log, alsoUnusable, identity } = options
   let ownKey: string | undefined
-  let peers = new Map<string, Lease>()
+  let peers = new Map<string, Ipv4Lease>()
   /** Those that only another one is in the way of. */
-  let beaten = new Map<string, Lease>()
+  let beaten = new Map<string, Ipv4Lease>()
   /** Of both. */
   let bySubnet = createRivals<number>()
   /** Of the newest of each subnet. */
   let byIdentity = createRivals<string>()
   let skipped = new Set<string>()
-  const hostOf = ({ attrs }: Lease): string => formatIpv4(attrs.publicIp)
-  function why(lease: Lease): string | undefined {
+  const hostOf = ({ attrs }: Ipv4Lease): string => formatIpv4(attrs.publicIp.ipv4)
+  const isWithin = ({ subnet: { ipv4 } }: Lease): boolean =>
+    ipv4 !== undefined && ipv4NetContains(network, ipv4.address) && ipv4.prefixLength >= network.prefixLength
+  /** The lease, if it is sound by itself; else why it is not used. */
+  function judgeAlone(lease: Lease): Ipv4Lease | string {
     const { subnet, attrs } = lease
     // flanneld's words (pkg/backend/route_network.go, vxlan_network.go).
     if (type !== undefined && attrs.backendType !== type)
-      return `Ignoring non-${type} subnet: ${formatIpv4Net(subnet)}, type=${attrs.backendType}`
-    const isWithin = ipv4NetContains(network, subnet.address) && subnet.prefixLength >= network.prefixLength
+      return `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`
     const reason =
       unusableReason(lease, own) ??
-      (isWithin ? undefined : `its subnet is not within the network ${formatIpv4Net(network)}`) ??
+      (isWithin(lease) ? undefined : `its subnet is not within the network ${formatIpv4Net(network)}`) ??
       alsoUnusable?.(lease) ??
       (identity && identity.of(lease) === identity.own
         ? `its ${identity.name} ${identity.own} is that of this node; ${identity.remedy}`
         : undefined)
-    return reason === undefined ? undefined : `Lease ${lease.key} is not used: ${reason}`
+    return reason === undefined && isIpv4Lease(lease) ? lease : `Lease ${lease.key} is not used: ${reason}`
   }
   /** Why one that is sound by itself is not used, since another one is newer. */
-  function whyBeaten(lease: Lease): string | undefined {
-    const say = (what: string, newest: Lease, remedy: string): string =>
+  function whyBeaten(lease: Ipv4Lease): string | undefined {
+    const say = (what: string, newest: Ipv4Lease, remedy: string): string =>
       `Lease ${lease.key} is not used: its ${what} is that of ${hostOf(newest)} too, whose lease is newer${remedy}`
     const first = bySubnet.newest(numberOf(lease))
-    if (first && first.key !== lease.key) return say(`subnet ${formatIpv4Net(lease.subnet)}`, first, '')
+    if (first && first.key !== lease.key) return say(`subnet ${formatIpv4Net(lease.subnet.ipv4)}`, first, '')
     const name = identity?.of(lease)
     const newest = name === undefined ? undefined : byIdentity.newest(name)
     // One host may have several leases.
-    if (!identity || !newest || newest.attrs.publicIp === lease.attrs.publicIp) return undefined
+    if (!identity || !newest || isOfOneNode(newest.attrs, lease.attrs)) return undefined
     return say(`${identity.name} ${name}`, newest, `; ${identity.remedy}`)
   }
 
   /** Makes a lease a peer, or not, and says why not, unless that was said. */
-  function decide(key: string, lease: Lease | undefined, reason: string | undefined, named: ReadonlySet<string>): void {
+  function decide(key: string, lease: Ipv4Lease | undefined, reason: string | undefined, named: ReadonlySet<string>): void {
     if (reason !== undefined && !named.has(key)) log.warn(reason)
     if (reason === undefined) skipped.delete(key)
     else skipped.add(key)
@@ -145,11 +149,12 @@ export function createPeerFilter(options: PeerFilterOptions): PeerFilter {
     const named = skipped
     ;[peers, beaten, skipped] = [new Map(), new Map(), new Set()]
     ;[bySubnet, byIdentity] = [createRivals(), createRivals()]
-    const sound: Lease[] = []
+    const sound: Ipv4Lease[] = []
     for (const [key, lease] of leases) {
-      const reason = key === ownKey ? undefined : why(lease)
-      if (reason !== undefined) decide(key, undefined, reason, named)
-      else if (key !== ownKey) sound.push(lease)
+      if (key === ownKey) continue
+      const judged = judgeAlone(lease)
+      if (typeof judged === 'string') decide(key, undefined, judged, named)
+      else sound.push(judged)
     }
     for (const lease of sound) bySubnet.add(numberOf(lease), lease)
     for (const lease of identity ? sound : []) {
@@ -159,15 +164,15 @@ export function createPeerFilter(options: PeerFilterOptions): PeerFilter {
     for (const lease of sound) decide(lease.key, lease, whyBeaten(lease), named)
   }
 
-  function takeTouched(leases: ReadonlyMap<string, Lease>, touched: Iterable<string>): Map<string, Lease | undefined> {
+  function takeTouched(leases: ReadonlyMap<string, Lease>, touched: Iterable<string>): Map<string, Ipv4Lease | undefined> {
     /** Whom it may make a peer or none, with what was one before and why it is none by itself. */
-    const judged = new Map<string, { readonly before: Lease | undefined; readonly unsound?: string | undefined }>()
-    const newestBefore = new Map<number, Lease | undefined>()
+    const judged = new Map<string, { readonly before: Ipv4Lease | undefined; readonly unsound?: string | undefined }>()
+    const newestBefore = new Map<number, Ipv4Lease | undefined>()
     for (const key of new Set(touched)) {
       const [before, lease] = [peers.get(key), key === ownKey ? undefined : leases.get(key)]
-      const [was, unsound] = [before ?? beaten.get(key), lease && why(lease)]
-      const is = unsound === undefined ? lease : undefined
-      judged.set(key, { before, unsound })
+      const [was, alone] = [before ?? beaten.get(key), lease && judgeAlone(lease)]
+      const is = typeof alone === 'string' ? undefined : alone
+      judged.set(key, { before, unsound: typeof alone === 'string' ? alone : undefined })
       for (const each of [was, is]) {
         const subnet = each && numberOf(each)
         if (subnet !== undefined && !newestBefore.has(subnet)) newestBefore.set(subnet, bySubnet.newest(subnet))
@@ -190,7 +195,7 @@ export function createPeerFilter(options: PeerFilterOptions): PeerFilter {
       for (const name of [was, is]) if (name !== undefined) identities.add(name)
     }
     for (const name of identities) for (const lease of byIdentity.all(name)) judge(lease)
-    const changed = new Map<string, Lease | undefined>()
+    const changed = new Map<string, Ipv4Lease | undefined>()
     for (const [key, { before, unsound }] of judged) {
       const lease = peers.get(key) ?? beaten.get(key)
       peers.delete(key)
@@ -206,7 +211,7 @@ export function createPeerFilter(options: PeerFilterOptions): PeerFilter {
     leases: ReadonlyMap<string, Lease>,
     key: string,
     touched?: Iterable<string>,
-  ): ReadonlyMap<string, Lease | undefined> | undefined {
+  ): ReadonlyMap<string, Ipv4Lease | undefined> | undefined {
     const isWhole = touched === undefined || key !== ownKey
     ownKey = key
     if (!isWhole) return takeTouched(leases, touched)

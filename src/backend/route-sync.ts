@@ -9,7 +9,8 @@ import type { Run } from '../host/command.ts'
 import { routesWithin, type Route } from '../host/links.ts'
 import type { Lease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
-import { formatIpv4, formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+import { addressText, netText } from '../net/address.ts'
+import type { Ipv4Net } from '../net/ipv4.ts'
 
 /** So many routes that the kernel refuses are each tried alone, to hear why; so many strange ones are named. */
 const NAMED = 5
@@ -52,7 +53,7 @@ const wordsFor = (destination: string, hop: NextHop): string[] => [
 /** What backends that route to a peer's host say of it (pkg/backend/route_network.go). */
 export const ROUTE_WORDS = {
   added: ({ subnet, attrs }: Lease): string =>
-    `Subnet added: ${formatIpv4Net(subnet)} via ${formatIpv4(attrs.publicIp)}`,
+    `Subnet added: ${netText(subnet)} via ${addressText(attrs.publicIp)}`,
 }
 
 export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptions): RouteSync {

@@ -1,15 +1,14 @@
 // tunnel.ts - a tunnel that the engine carries: a TUN device on one side, UDP sockets on the other, for each encapsulation.
 
-import type { NetworkConfig } from '../config/network-config.ts'
+import { ipv4For, type NetworkConfig } from '../config/network-config.ts'
 import type { EncapsulationName } from '../dataplane/encapsulation.ts'
 import type { Engine, EngineConfig, OpenPath } from '../dataplane/engine.ts'
 import { encodePeers, type Peer } from '../dataplane/peers.ts'
 import { createTrafficSlots } from '../dataplane/traffic.ts'
-import { WeftError } from '../errors.ts'
 import { addon } from '../host/addon.ts'
 import { findLink, isNamedBy } from '../host/links.ts'
 import type { BackendType, Settings, TunnelSettings } from '../kinds.ts'
-import type { Lease, OwnLease } from '../lease/lease.ts'
+import type { Ipv4Lease, Lease, OwnLease } from '../lease/lease.ts'
 import type { Log } from '../log.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { BackendParts, DataPath, PathSearching } from './backend.ts'
@@ -70,38 +69,36 @@ function networkAddressFor(network: Ipv4Net, subnet: Ipv4Net): Ipv4 {
 
 /** What can be wrong between the network and this host's address. Throws WeftError CONFIG without IPv4. */
 export function checkNetwork(backend: string, config: NetworkConfig, address: Ipv4, log: Log): void {
-  if (!config.enableIpv4) {
-    throw new WeftError('CONFIG', `the ${backend} backend needs IPv4, and EnableIPv4 is false`, {
-      remedy: 'set "EnableIPv4": true',
-    })
-  }
-  if (!ipv4NetContains(config.network, address)) return
-  const mayLease = address >= config.subnetMin && address < config.subnetMax + ipv4NetSize(config.subnetLength)
+  const { network, subnetLength, subnetMin, subnetMax } = ipv4For(`the ${backend} backend`, config)
+  if (!ipv4NetContains(network, address)) return
+  const mayLease = address >= subnetMin && address < subnetMax + ipv4NetSize(subnetLength)
   // Works as long as every peer is on a network that this host is on, since that route is longer.
   log.warn(
-    `the network ${formatIpv4Net(config.network)} contains this node's own address ${formatIpv4(address)}` +
+    `the network ${formatIpv4Net(network)} contains this node's own address ${formatIpv4(address)}` +
       `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +
       'choose a Network that overlaps no network of the hosts',
   )
 }
 
 export async function openTunnel(
-  { config: { network }, settings: { tunnel: settings }, external, startEngine, persistence, run, log }: TunnelOptions,
+  { config, settings: { tunnel: settings }, external, startEngine, persistence, run, log }: TunnelOptions,
   { encapsulation, overhead, ownEnd, endOf, tunName, port, mtu, ...kind }: TunnelKind,
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
   const { persist, isMultiQueue } = persistence
+  const { network } = ipv4For('a tunnel', config)
+  const subnet = ipv4For('a tunnel', lease.subnet)
   // What is one of ours by its name is looked at when nobody runs any more.
   await refuseForeignRoute(run, network, (name) => isNamedBy(tunName, name))
   const filter = createPeerFilter({ ...kind.filter, lease, network, log })
   let counted = (_slot?: number): Float64Array => new Float64Array() // of the engine that is not there yet
   const slots = createTrafficSlots((slot) => counted(slot))
-  const applied = (): ReadonlyMap<string, Lease> => filter.peers()
+  const applied = (): ReadonlyMap<string, Ipv4Lease> => filter.peers()
   let limits: ReadonlyMap<string, number> = new Map()
-  const endTo = (peer: Lease): Peer => ({
+  const endTo = (peer: Ipv4Lease): Peer => ({
     slot: slots.slotOf(peer.key),
-    ...{ subnet: peer.subnet, endpoint: peer.attrs.publicIp, port, limit: limits.get(peer.key) ?? 0 },
+    ...{ subnet: peer.subnet.ipv4, endpoint: peer.attrs.publicIp.ipv4, port, limit: limits.get(peer.key) ?? 0 },
     ...(endOf ? { encap: endOf(peer) } : {}),
   })
   const ends = (): Peer[] => [...applied().values()].map(endTo)
@@ -112,7 +109,7 @@ export async function openTunnel(
     for (const { key } of gone) slots.remove(key)
     for (const { key } of came) slots.add(key)
     // In this order: the subnet of one that goes may be another's from now on.
-    return [...gone.map(({ subnet }): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came.map(endTo)]
+    return [...gone.map((peer): Peer => ({ subnet: peer.subnet.ipv4, endpoint: 0, port: 0, isGone: true })), ...came.map(endTo)]
   }
   filter.take(leases, lease.key)
   slots.keep(applied().keys())
@@ -126,7 +123,6 @@ export async function openTunnel(
   // From here on, where there is something inherited, packets wait.
   let adopted: string | undefined
   if (!inherited) {
-    const { subnet } = lease
     adopted = await adoptTun(run, { name: tunName, last: persistence.tunName, network, subnet, isMultiQueue })
     await refuseForeignRoute(run, network, (name) => name === adopted)
   }
@@ -140,11 +136,11 @@ export async function openTunnel(
     bindAddress,
     port,
     mtu,
-    tunAddress: lease.subnet.address,
-    networkAddress: networkAddressFor(network, lease.subnet),
+    tunAddress: subnet.address,
+    networkAddress: networkAddressFor(network, subnet),
     settings,
     network,
-    subnet: lease.subnet,
+    subnet,
   })
   counted = (slot) => engine.traffic(slot)
   async function end(): Promise<void> {
@@ -157,7 +153,7 @@ export async function openTunnel(
     await engine.stop()
     return undefined
   }
-  const device = createTunDevice({ name: engine.tunName, network, subnet: lease.subnet, mtu, run, log, isOwnRoute })
+  const device = createTunDevice({ name: engine.tunName, network, subnet, mtu, run, log, isOwnRoute })
   try {
     await device.configure()
   } catch (error) {
@@ -171,11 +167,11 @@ export async function openTunnel(
     `Forwarding between ${engine.tunName} and UDP ${formatIpv4(external.address)}:${port} with the ${engine.kind} engine` +
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
-  const strangers = createStrangerLog({ ...settings, network, subnet: lease.subnet }, log)
+  const strangers = createStrangerLog({ ...settings, network, subnet }, log)
   strangers.setPeers(ends)
   const watch = watchExternal(run, external)
-  const known = ({ attrs }: Lease): number => {
-    const bytes = addon.pathMtu(bindAddress, formatIpv4(attrs.publicIp)) - overhead
+  const known = ({ attrs }: Ipv4Lease): number => {
+    const bytes = addon.pathMtu(bindAddress, formatIpv4(attrs.publicIp.ipv4)) - overhead
     return bytes > 0 && bytes < mtu ? bytes : mtu
   }
   /** By the engine, which has every peer: what one sends through the tunnel is let in, however it is sent to. */
@@ -193,7 +189,7 @@ export async function openTunnel(
         strangers.setPeers(ends)
       }
     },
-    endpointOf: ({ attrs }) => `${formatIpv4(attrs.publicIp)}:${port}`,
+    endpointOf: ({ attrs }) => `${formatIpv4(attrs.publicIp.ipv4)}:${port}`,
     traffic: () => slots.read(),
     pathMtu(peer) {
       const bytes = Math.min(known(peer), limits.get(peer.key) ?? mtu)
@@ -224,14 +220,17 @@ export async function openTunnel(
     apply: (all, ownKey, touched) => ways.apply(filter.take(all, ownKey, touched)),
     resync: async () => ((await watch.hasMoved()) ? [] : ways.resync()),
     carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
-    probeSource: lease.subnet.address,
+    probeSource: subnet.address,
     peers: () => [...applied().values()].map((peer) => ways.pathPeer(peer)),
     peer(key) {
       const peer = applied().get(key)
       return peer && ways.pathPeer(peer)
     },
     traffic: async () => ways.traffic(),
-    pathMtu: (peer) => ways.pathMtu(peer),
+    pathMtu({ key }) {
+      const peer = applied().get(key)
+      return peer && ways.pathMtu(peer)
+    },
     ...(settings.probePathMtu ? { pathSearch } : {}),
     counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
     drops: (after) => engine.drops(after),

@@ -22,7 +22,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       external = await currentExternal(run, external)
       checkNetwork('udp', config, external.address, log)
       // No backend type: flanneld's udp publishes none, and the bytes must be the same.
-      return { publicIp: external.publicIp, backendType: '' }
+      return { publicIp: { ipv4: external.publicIp }, backendType: '' }
     },
     open: (lease, _signal, leases) => {
       const mtu = external.mtu - overhead

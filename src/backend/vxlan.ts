@@ -20,11 +20,11 @@ const { overhead, outside, devices } = KINDS.vxlan
 const [[, NAME]] = devices
 
 /** flanneld's line for a lease that comes as for one that goes (pkg/backend/vxlan, pkg/lease). */
-const describe = ({ attrs: { backendType, publicIp, publicIpv6, backendData, backendV6Data } }: Lease): string => {
+const describe = ({ attrs: { backendType, publicIp, backendData, backendV6Data } }: Lease): string => {
   const json = (data: unknown): string => (data === undefined ? '(nil)' : JSON.stringify(data))
-  const ipv6 = publicIpv6 === undefined ? '(nil)' : formatIpv6(publicIpv6)
+  const ipv6 = publicIp.ipv6 === undefined ? '(nil)' : formatIpv6(publicIp.ipv6)
   return (
-    `Received Subnet Event with VxLan: BackendType: ${backendType}, PublicIP: ${formatIpv4(publicIp)}, PublicIPv6: ${ipv6}, ` +
+    `Received Subnet Event with VxLan: BackendType: ${backendType}, PublicIP: ${formatIpv4(publicIp.ipv4 ?? 0)}, PublicIPv6: ${ipv6}, ` +
     `BackendData: ${json(backendData)}, BackendV6Data: ${json(backendV6Data)}`
   )
 }
@@ -86,7 +86,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       mac = (await vxlanMac(run, name)) ?? mac ?? (await published()) ?? randomMac()
       const mtu = (own.mtu || external.mtu) - overhead
       carrier = await choose({ name, options: own, port: port || outside.port, mtu, mac, external })
-      return { publicIp: external.publicIp, backendType: TYPE, backendData: { VNI: vni, VtepMAC: mac } }
+      return { publicIp: { ipv4: external.publicIp }, backendType: TYPE, backendData: { VNI: vni, VtepMAC: mac } }
     },
     open: (lease, _signal, leases) => (carrier as VxlanCarrier).open(lease, leases), // by prepare, which comes first
   }

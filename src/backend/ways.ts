@@ -2,25 +2,25 @@
 // last takes all that are left.
 
 import type { PeerTraffic } from '../dataplane/engine.ts'
-import type { Lease } from '../lease/lease.ts'
+import type { Ipv4Lease } from '../lease/lease.ts'
 import type { PathPeer } from './backend.ts'
 
-type Peers = ReadonlyMap<string, Lease>
+type Peers = ReadonlyMap<string, Ipv4Lease>
 /** Who was a peer before, by each key whose peer came, changed or went. */
-export type PeerChanges = ReadonlyMap<string, Lease | undefined>
+export type PeerChanges = ReadonlyMap<string, Ipv4Lease | undefined>
 
 export interface Way {
   readonly name: NonNullable<PathPeer['way']>
   /** Whether packets to a peer go by it, of those that no way before it takes. */
-  takes(peer: Lease): boolean
+  takes(peer: Ipv4Lease): boolean
   /** Takes of all peers what it can. No other key differs from the last time than those of `changed`; all may where it is left out. */
   apply(peers: Peers, changed: PeerChanges | undefined): Promise<void>
   /** Where packets to a peer go. */
-  endpointOf(peer: Lease): string
+  endpointOf(peer: Ipv4Lease): string
   /** What it counted of peers, also of others than it takes; left out where nobody counts by peer. */
   traffic?(): ReadonlyMap<string, PeerTraffic>
   /** As a data path's. */
-  pathMtu?(peer: Lease): number | undefined
+  pathMtu?(peer: Ipv4Lease): number | undefined
   resync(): Promise<readonly string[]>
 }
 
@@ -29,12 +29,12 @@ export function createWays(ways: readonly Way[], last: Way, peers: () => Peers) 
   const all = [...ways, last]
   // A peer that changes its way has the new one before the old one goes, since the last can carry every peer.
   const lastFirst = all.toReversed()
-  const of = (peer: Lease): Way => ways.find((way) => way.takes(peer)) ?? last
+  const of = (peer: Ipv4Lease): Way => ways.find((way) => way.takes(peer)) ?? last
   return {
     of,
-    pathPeer(peer: Lease): PathPeer {
+    pathPeer(peer: Ipv4Lease): PathPeer {
       const way = of(peer)
-      return { key: peer.key, endpoint: way.endpointOf(peer), probe: peer.subnet.address, way: way.name }
+      return { key: peer.key, endpoint: way.endpointOf(peer), probe: peer.subnet.ipv4.address, way: way.name }
     },
     async apply(changed: PeerChanges | undefined): Promise<void> {
       for (const way of lastFirst) await way.apply(peers(), changed)
@@ -49,7 +49,7 @@ export function createWays(ways: readonly Way[], last: Way, peers: () => Peers) 
       )
       return new Map(counted)
     },
-    pathMtu: (peer: Lease): number | undefined => of(peer).pathMtu?.(peer),
+    pathMtu: (peer: Ipv4Lease): number | undefined => of(peer).pathMtu?.(peer),
     async resync(): Promise<readonly string[]> {
       const mended: string[] = []
       for (const way of lastFirst) mended.push(...(await way.resync()))

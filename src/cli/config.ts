@@ -4,11 +4,12 @@ import { readFile } from 'node:fs/promises'
 import { text as textOf } from 'node:stream/consumers'
 import { checkBackend } from '../choose.ts'
 import { withoutSecrets } from '../config/hidden.ts'
-import { parseNetworkConfig, refuseIpv6, type NetworkConfig } from '../config/network-config.ts'
+import { parseNetworkConfig, refuseIpv6, type Ipv4Config } from '../config/network-config.ts'
 import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
 import { isCompatible } from '../lease/allocate.ts'
 import { parseLeaseKey } from '../lease/lease.ts'
-import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+import { netText } from '../net/address.ts'
+import { formatIpv4, formatIpv4Net, ipv4NetSize } from '../net/ipv4.ts'
 import { jsonLine, printable, printableLines } from '../text.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG, STORE_FLAGS } from './command.ts'
 import { count } from './look.ts'
@@ -42,7 +43,7 @@ function hidden(text: string): string {
 }
 
 /** Throws WeftError CONFIG for what no daemon would start with, or do all of. */
-function check(text: string): NetworkConfig {
+function check(text: string): Ipv4Config {
   const config = parseNetworkConfig(text)
   refuseIpv6(config)
   checkBackend(config)
@@ -74,12 +75,12 @@ export const configSetCommand = command({
     const config = check(text)
     return withStore(options, screen, stopping, async ({ store, signal }) => {
       const keys = (await store.list(signal)).entries.flatMap(({ key }) => parseLeaseKey(key) ?? [])
-      const unfit = keys.filter(({ subnet }) => !isCompatible(subnet, config))
+      const unfit = keys.filter(({ ipv4 }) => !ipv4 || !isCompatible(ipv4, config.ipv4))
       if (unfit.length > 0 && !options.force) {
         const [first] = unfit
         throw new WeftError(
           'CONFIG',
-          `${count(unfit.length, 'lease')} would not fit it, such as ${first && formatIpv4Net(first.subnet)}`,
+          `${count(unfit.length, 'lease')} would not fit it, such as ${first && netText(first)}`,
           {
             remedy: 'give --force when their nodes may get other subnets',
           },
@@ -101,8 +102,9 @@ export const configCheckCommand = command({
   async run({ options, args: [path], screen, signal: stopping }) {
     const judge = async (text: string): Promise<number> => {
       try {
-        const { network, subnetLength, subnetMin, subnetMax, backendType, backend } = check(text)
-        const nodes = (subnetMax - subnetMin) / 2 ** (32 - subnetLength) + 1
+        const { ipv4, backendType, backend } = check(text)
+        const { network, subnetLength, subnetMin, subnetMax } = ipv4
+        const nodes = (subnetMax - subnetMin) / ipv4NetSize(subnetLength) + 1
         const range = {
           network: formatIpv4Net(network),
           subnetLength,

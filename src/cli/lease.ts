@@ -1,11 +1,12 @@
 // lease.ts - `weft lease`: the leases in the store, shown, released, reserved.
 
-import { parseNetworkConfig } from '../config/network-config.ts'
+import { ipv4For, parseNetworkConfig } from '../config/network-config.ts'
 import { messageOf, WeftError } from '../errors.ts'
 import { isCompatible } from '../lease/allocate.ts'
 import { decodeLease } from '../lease/decode.ts'
 import { encodeLeaseValue, leaseKey, type Lease } from '../lease/lease.ts'
-import { formatIpv4, formatIpv4Net, ipv4NetsOverlap, parseIpv4, type Ipv4Net } from '../net/ipv4.ts'
+import { addressText, compareAddresses, netsOverlap, netText, primary, type Address } from '../net/address.ts'
+import { formatIpv4, formatIpv4Net, parseIpv4, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import type { Status } from '../status/status.ts'
 import type { StoreEntry } from '../store/store.ts'
 import { jsonLine, printable } from '../text.ts'
@@ -34,8 +35,8 @@ function read(entry: StoreEntry): Read {
 /** What programs get of one. */
 const toJson = ({ entry, lease, problem }: Read) => ({
   key: entry.key,
-  subnet: lease ? formatIpv4Net(lease.subnet) : null,
-  publicIp: lease ? formatIpv4(lease.attrs.publicIp) : null,
+  subnet: lease ? netText(lease.subnet) : null,
+  publicIp: lease ? addressText(lease.attrs.publicIp) : null,
   type: lease?.attrs.backendType ?? null,
   reserved: entry.isReservation,
   ...{ value: entry.value, problem },
@@ -49,13 +50,14 @@ export const leaseLsCommand = command({
   run: ({ options, screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, status, signal }) => {
       const all = (await store.list(signal)).entries.map(read)
-      const byAddress = (a: Read, b: Read): number => (a.lease?.subnet.address ?? 0) - (b.lease?.subnet.address ?? 0)
+      const addressIn = ({ lease }: Read): Address => (lease && primary(lease.subnet)?.address) ?? 0
+      const byAddress = (a: Read, b: Read): number => compareAddresses(addressIn(a), addressIn(b))
       const leases = all.toSorted(byAddress)
       if (options.json) screen.write(jsonLine(leases.map(toJson)))
       else {
         const rows = leases.map(({ entry, lease, problem }): Cell[] => [
-          lease ? formatIpv4Net(lease.subnet) : entry.key,
-          lease ? formatIpv4(lease.attrs.publicIp) : '-',
+          lease ? netText(lease.subnet) : entry.key,
+          lease ? addressText(lease.attrs.publicIp) : '-',
           lease?.attrs.backendType || '-',
           entry.isReservation ? 'reserved' : 'lease',
           problem === null ? (entry.key === status?.lease?.key ? 'this node' : '') : ['bad', problem],
@@ -68,7 +70,8 @@ export const leaseLsCommand = command({
 
 /** The entry of a subnet. Throws WeftError USAGE. */
 function entryOf(entries: readonly StoreEntry[], subnet: Ipv4Net): StoreEntry {
-  const entry = entries.find(({ key }) => key === leaseKey(subnet) || key.startsWith(`${leaseKey(subnet)}&`))
+  const name = leaseKey({ ipv4: subnet })
+  const entry = entries.find(({ key }) => key === name || key.startsWith(`${name}&`))
   if (entry) return entry
   throw new WeftError('USAGE', `there is no lease of ${formatIpv4Net(subnet)}`, { remedy: 'see `weft lease ls`' })
 }
@@ -134,7 +137,8 @@ export const leaseReserveCommand = command({
     withStore(options, screen, stopping, async ({ store, signal }) => {
       const subnet = subnetNamed(name)
       const { entries } = await store.list(signal)
-      const before = entries.find(({ key }) => key === leaseKey(subnet))
+      const key = leaseKey({ ipv4: subnet })
+      const before = entries.find((entry) => entry.key === key)
       const written = before
         ? await store.update(before.key, valueFor(before, node), { ...before, isReservation: true }, signal)
         : await reserveFree(subnet, node)
@@ -143,22 +147,22 @@ export const leaseReserveCommand = command({
       return EXIT.ok
 
       async function reserveFree(free: Ipv4Net, address: string | undefined) {
-        const config = parseNetworkConfig(await store.config(signal))
-        if (!isCompatible(free, config)) {
+        const range = ipv4For('a reservation', parseNetworkConfig(await store.config(signal)))
+        if (!isCompatible(free, range)) {
           throw new WeftError('USAGE', `no node can have ${formatIpv4Net(free)} by the network configuration`, {
-            remedy: `give one of /${config.subnetLength} from ${formatIpv4(config.subnetMin)} to ${formatIpv4(config.subnetMax)}`,
+            remedy: `give one of /${range.subnetLength} from ${formatIpv4(range.subnetMin)} to ${formatIpv4(range.subnetMax)}`,
           })
         }
-        const across = entries.map(read).find(({ lease }) => lease && ipv4NetsOverlap(lease.subnet, free))
+        const across = entries.map(read).find(({ lease }) => lease && netsOverlap(lease.subnet, { ipv4: free }))
         if (across) {
           throw new WeftError('USAGE', `${across.entry.key} lies across ${formatIpv4Net(free)}`, {
             remedy: 'reserve that, or release it first',
           })
         }
-        const value = encodeLeaseValue({ publicIp: addressOf(address), backendType: '' })
-        const created = await store.create(leaseKey(free), value, signal)
-        const entry = { key: leaseKey(free), value, isReservation: true }
-        return created && store.update(entry.key, value, { ...entry, revision: created.revision }, signal)
+        const value = encodeLeaseValue({ publicIp: { ipv4: addressOf(address) }, backendType: '' })
+        const created = await store.create(key, value, signal)
+        const entry = { key, value, isReservation: true }
+        return created && store.update(key, value, { ...entry, revision: created.revision }, signal)
       }
     }),
 })
@@ -166,17 +170,17 @@ export const leaseReserveCommand = command({
 /** What is to stand there: as it was, unless another node is named. */
 function valueFor(before: StoreEntry, node: string | undefined): string {
   const { lease } = read(before)
-  if (node === undefined || lease?.attrs.publicIp === addressOf(node)) return before.value
+  if (node === undefined || lease?.attrs.publicIp.ipv4 === addressOf(node)) return before.value
   throw new WeftError(
     'USAGE',
-    `${before.key} is leased by ${lease ? formatIpv4(lease.attrs.publicIp) : 'nobody who can be read'}`,
+    `${before.key} is leased by ${lease ? addressText(lease.attrs.publicIp) : 'nobody who can be read'}`,
     {
       remedy: 'release it first, or leave the node out',
     },
   )
 }
 
-function addressOf(text: string | undefined): number {
+function addressOf(text: string | undefined): Ipv4 {
   const address = parseIpv4(text ?? '')
   if (address) return address
   throw new WeftError(

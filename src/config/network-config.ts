@@ -3,29 +3,31 @@
 
 import { messageOf, WeftError } from '../errors.ts'
 import { DEFAULT_TYPE } from '../kinds.ts'
-import { formatIpv4, ipv4Mask, ipv4NetSize, parseIpv4, parseIpv4Net, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
-import { formatIpv6, ipv6Net, ipv6NetSize, parseIpv6, parseIpv6Net, type Ipv6, type Ipv6Net } from '../net/ipv6.ts'
+import type { ByFamily, Net } from '../net/address.ts'
+import { formatIpv4, ipv4Net, ipv4NetSize, parseIpv4, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+import { formatIpv6, ipv6Net, ipv6NetSize, parseIpv6, parseIpv6Net, type Ipv6Net } from '../net/ipv6.ts'
 import { goJsonMembers, jsonKind, readGoJsonObject } from './go-json.ts'
 import { hideSecrets, parseJson } from './hidden.ts'
 
 /** The node subnets of one address family: they have `subnetLength` and lie from `subnetMin` to `subnetMax`. */
-export interface SubnetRange<Net, Address> {
-  readonly network: Net
+export interface SubnetRange<N extends Net> {
+  readonly network: N
   readonly subnetLength: number
-  readonly subnetMin: Address
-  readonly subnetMax: Address
+  readonly subnetMin: N['address']
+  readonly subnetMax: N['address']
 }
 
-export interface NetworkConfig extends SubnetRange<Ipv4Net, Ipv4> {
-  readonly enableIpv4: boolean
+/** The families that are enabled, each with its network and the subnets in it; and what holds for both. */
+export interface NetworkConfig extends ByFamily<SubnetRange<Ipv4Net>, SubnetRange<Ipv6Net>> {
   readonly enableNftables: boolean
-  /** Present when IPv6 is enabled. */
-  readonly ipv6?: SubnetRange<Ipv6Net, Ipv6>
   /** Lower case; `udp` without a Backend object, empty for one without a Type. */
   readonly backendType: string
   /** The Backend object's members by lower-case key; what is secret of them is a `Secret`. */
   readonly backend: Readonly<Record<string, unknown>>
 }
+
+/** Of a network that has IPv4. */
+export type Ipv4Config = NetworkConfig & { readonly ipv4: SubnetRange<Ipv4Net> }
 
 const EXAMPLE = 'for example {"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
 
@@ -74,12 +76,9 @@ export function parseNetworkConfig(text: string, { areGiven = false } = {}): Net
   const backendType = backend ? member(backend, 'Type', 'a string', isString, '') : DEFAULT_TYPE
 
   return {
-    enableIpv4,
     enableNftables: member(members, 'EnableNFTables', 'true or false', isBoolean, false),
-    ...(enableIpv4
-      ? ipv4Range(members, areGiven)
-      : { network: { address: 0, prefixLength: 0 }, subnetLength: 0, subnetMin: 0, subnetMax: 0 }),
-    ...(enableIpv6 ? { ipv6: ipv6Range(members, areGiven) } : {}),
+    ipv4: enableIpv4 ? ipv4Range(members, areGiven) : undefined,
+    ipv6: enableIpv6 ? ipv6Range(members, areGiven) : undefined,
     backendType: backendType.toLowerCase(),
     backend: Object.fromEntries(backend ?? []),
   }
@@ -89,13 +88,19 @@ export function parseNetworkConfig(text: string, { areGiven = false } = {}): Net
  * Refuses a configuration that asks for IPv6, which weft has not, or for neither family. weftd itself goes on where IPv4 is asked for
  * too. Throws WeftError CONFIG.
  */
-export function refuseIpv6({ enableIpv4, ipv6 }: NetworkConfig): void {
-  if (ipv6)
+export function refuseIpv6(config: NetworkConfig): asserts config is Ipv4Config {
+  if (config.ipv6)
     throw invalid(
       'weft has no IPv6 yet, and "EnableIPv6" of the network configuration is true',
       'take "EnableIPv6" out, and stay with flannel where pods use IPv6',
     )
-  if (!enableIpv4) throw invalid('none defined stack', 'set "EnableIPv4": true in the configuration')
+  if (!config.ipv4) throw invalid('none defined stack', 'set "EnableIPv4": true in the configuration')
+}
+
+/** What there is of IPv4, for what knows no other family: `who`, such as `the udp backend`. Throws WeftError CONFIG where there is none. */
+export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
+  if (ipv4 === undefined) throw invalid(`${who} needs IPv4, and EnableIPv4 is false`, 'set "EnableIPv4": true')
+  return ipv4
 }
 
 /** A member that `parse` understands; undefined when absent or empty. */
@@ -107,7 +112,7 @@ function parsed<T>(members: Members, key: string, kind: string, parse: (text: st
   return value
 }
 
-function ipv4Range(members: Members, areGiven: boolean): SubnetRange<Ipv4Net, Ipv4> {
+function ipv4Range(members: Members, areGiven: boolean): SubnetRange<Ipv4Net> {
   const network = parsed(members, 'Network', 'an IPv4 network such as 10.5.0.0/16', parseIpv4Net)
   // 0.0.0.0/0 and ::/0 are Go's empty networks.
   if (!network?.prefixLength)
@@ -134,14 +139,14 @@ function ipv4Range(members: Members, areGiven: boolean): SubnetRange<Ipv4Net, Ip
     ['SubnetMax', subnetMax],
   ] as const) {
     if (address < network.address || address >= end) throw invalid(`${name} is not in the range of the Network`)
-    if ((address & ipv4Mask(subnetLength)) >>> 0 !== address) {
+    if (ipv4Net(address, subnetLength).address !== address) {
       throw invalid(`${name} is not on a SubnetLen boundary: ${formatIpv4(address)}`)
     }
   }
   return { network, subnetLength, subnetMin, subnetMax }
 }
 
-function ipv6Range(members: Members, areGiven: boolean): SubnetRange<Ipv6Net, Ipv6> {
+function ipv6Range(members: Members, areGiven: boolean): SubnetRange<Ipv6Net> {
   const network = parsed(members, 'IPv6Network', 'an IPv6 network such as fc00::/48', parseIpv6Net)
   if (!network?.prefixLength) throw invalid('please define a correct IPv6Network parameter in the flannel config')
   if (areGiven) return { network, subnetLength: 0, subnetMin: 0n, subnetMax: 0n }

@@ -9,7 +9,8 @@ import { parseJson } from '../config/hidden.ts'
 import { messageOf, WeftError } from '../errors.ts'
 import { goJsonText, leaseKey, type Lease, type LeaseAttrs } from '../lease/lease.ts'
 import type { Entry } from '../lease/subnet-manager.ts'
-import { formatIpv4, parseIpv4, parseIpv4Net, type Ipv4 } from '../net/ipv4.ts'
+import type { Nets } from '../net/address.ts'
+import { formatIpv4, parseIpv4, parseIpv4Net, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
 import { parseIpv6Net } from '../net/ipv6.ts'
 
 /** Of a node what weft reads. */
@@ -58,7 +59,7 @@ export function createdAt({ metadata }: NodeObject): bigint | undefined {
   return Number.isNaN(at) ? undefined : BigInt(at)
 }
 
-export type NodeSubnets = Pick<Lease, 'key' | 'subnet' | 'subnet6'>
+export type NodeSubnets = Pick<Lease, 'key'> & { readonly subnet: Nets & { readonly ipv4: Ipv4Net } }
 
 /** The annotations by what they are for. */
 export interface AnnotationNames {
@@ -97,13 +98,11 @@ export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string 
   const cidrs = spec.podCIDRs?.length ? spec.podCIDRs : [spec.podCIDR]
   const name = JSON.stringify(metadata?.name ?? '')
   if (cidrs.length > 2) return `node ${name} pod cidrs should be IPv4/IPv6 only or dualstack` // flannel's words
-  const subnet = cidrs.map(parseIpv4Net).find((net) => net !== undefined)
-  const subnet6 = cidrs
-    .filter((cidr) => cidr.includes(':'))
-    .map(parseIpv6Net)
-    .find((net) => net !== undefined)
-  if (!subnet || subnet.prefixLength > 31) return `node ${name} has no IPv4 pod cidr: ${cidrs.join(', ')}`
-  return { key: leaseKey(subnet, subnet6), subnet, ...(subnet6 ? { subnet6 } : {}) }
+  const ipv4 = cidrs.map(parseIpv4Net).find((net) => net !== undefined)
+  const ipv6 = cidrs.map(parseIpv6Net).find((net) => net !== undefined)
+  if (!ipv4 || ipv4.prefixLength > 31) return `node ${name} has no IPv4 pod cidr: ${cidrs.join(', ')}`
+  const subnet = { ipv4, ipv6 }
+  return { key: leaseKey(subnet), subnet }
 }
 
 /** Whether it is flannel's or weft's node: it says so itself. */
@@ -111,12 +110,12 @@ export const isManaged = ({ metadata }: NodeObject, names: AnnotationNames): boo
   metadata?.annotations?.[names.managed] === 'true'
 
 /** The lease that a managed node with these subnets publishes. */
-export function entryOf(node: NodeObject, { key, ...subnets }: NodeSubnets, names: AnnotationNames): Entry {
+export function entryOf(node: NodeObject, { key, subnet }: NodeSubnets, names: AnnotationNames): Entry {
   const { metadata } = node
   const revision = createdAt(node)
   try {
     const attrs = readAttrs(metadata?.annotations ?? {}, names)
-    return { key, lease: { key, ...subnets, attrs, ...(revision === undefined ? {} : { revision }) } }
+    return { key, lease: { key, subnet, attrs, ...(revision === undefined ? {} : { revision }) } }
   } catch (error) {
     return { key, problem: `node ${metadata?.name ?? ''}: ${messageOf(error)}` }
   }
@@ -126,11 +125,11 @@ export function entryOf(node: NodeObject, { key, ...subnets }: NodeSubnets, name
 export function readAttrs(annotations: Readonly<Record<string, string>>, names: AnnotationNames): LeaseAttrs {
   const address = annotations[names.publicIp]
   if (!address) throw new Error(`it has no ${names.publicIp}`)
-  const publicIp = parseIpv4(address)
-  if (publicIp === undefined) throw new Error(`${names.publicIp} is ${JSON.stringify(address)}`)
+  const ipv4 = parseIpv4(address)
+  if (ipv4 === undefined) throw new Error(`${names.publicIp} is ${JSON.stringify(address)}`)
   const backendData = readBackendData(annotations[names.backendData], names.backendData)
   return {
-    publicIp,
+    publicIp: { ipv4: ipv4 === 0 ? undefined : ipv4 },
     backendType: annotations[names.backendType] ?? '',
     ...(backendData === undefined ? {} : { backendData }),
   }
@@ -162,7 +161,7 @@ export function annotationsPatch(
     [names.backendData, goJsonText(attrs.backendData ?? null)],
     [names.backendType, attrs.backendType],
     [names.managed, 'true'],
-    [names.publicIp, formatIpv4(attrs.publicIp)],
+    [names.publicIp, formatIpv4(attrs.publicIp.ipv4 ?? 0)],
   ]
   const different = wanted.filter(([name, value]) => present[name] !== value)
   return different.length === 0 ? undefined : Object.fromEntries(different)

@@ -3,12 +3,13 @@
 // Nobody else writes its annotations, so that a patch of what differs is enough and no version is compared. The subnet is a
 // controller's to give: it is waited for, and when another comes, by the node being made anew, the lease is lost.
 
-import type { NetworkConfig } from '../config/network-config.ts'
+import { ipv4For, type NetworkConfig } from '../config/network-config.ts'
 import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
 import { pause } from '../host/bell.ts'
 import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import type { LeaseHolder } from '../lease/subnet-manager.ts'
 import type { Log } from '../log.ts'
+import { netText } from '../net/address.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetContains, type Ipv4 } from '../net/ipv4.ts'
 import { printable } from '../text.ts'
 import type { KubeClient } from './api-client.ts'
@@ -137,11 +138,12 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
           continue
         }
         const { node, subnets: found } = now
-        const { network } = config
-        if (network.prefixLength > found.subnet.prefixLength || !ipv4NetContains(network, found.subnet.address)) {
+        const { network } = ipv4For('a lease', config)
+        const { ipv4 } = found.subnet
+        if (network.prefixLength > ipv4.prefixLength || !ipv4NetContains(network, ipv4.address)) {
           const why =
             `subnet ${JSON.stringify(formatIpv4Net(network))} specified in the flannel net config doesn't contain ` +
-            `${JSON.stringify(formatIpv4Net(found.subnet))} PodCIDR of the ${JSON.stringify(name)} node`
+            `${JSON.stringify(formatIpv4Net(ipv4))} PodCIDR of the ${JSON.stringify(name)} node`
           await tell('PodCIDROutsideNetwork', why, signal)
           throw new WeftError('CONFIG', why, {
             remedy: "set Network to the cluster's pod network, kube-controller-manager's --cluster-cidr",
@@ -152,7 +154,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
         )
         await publish(node, attrs, signal)
         if (held && held.key !== found.key) {
-          const [from, to] = [held.subnet, found.subnet].map(formatIpv4Net)
+          const [from, to] = [held.subnet, found.subnet].map(netText)
           await tell(
             'PodCIDRChanged',
             `The pod CIDR changed from ${from} to ${to}: pods of the old one must be started again`,
@@ -169,7 +171,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
       if (!now.subnets) throw new WeftError('LEASE_LOST', now.why)
       const { node, subnets } = now
       if (subnets.key !== lease.key)
-        throw new WeftError('LEASE_LOST', `node ${JSON.stringify(name)} has ${formatIpv4Net(subnets.subnet)} now`)
+        throw new WeftError('LEASE_LOST', `node ${JSON.stringify(name)} has ${netText(subnets.subnet)} now`)
       const wasOurs = annotationsPatch(annotationsOf(node), lease.attrs, names) === undefined
       if ((await publish(node, attrs, signal)) && !wasOurs) {
         const why = 'The annotations of this node were no longer what weftd wrote, and are written again'
@@ -206,10 +208,10 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     },
 
     async amend(attrs: LeaseAttrs, signal: AbortSignal): Promise<LeaseAttrs> {
-      const publicIp = await this.givenAddress('publicIpOverwrite', signal)
-      if (publicIp === undefined || publicIp === attrs.publicIp) return attrs
-      log.info(`Overriding public ip with '${formatIpv4(publicIp)}' from node annotation '${names.publicIpOverwrite}'`)
-      return { ...attrs, publicIp }
+      const ipv4 = await this.givenAddress('publicIpOverwrite', signal)
+      if (ipv4 === undefined || ipv4 === attrs.publicIp.ipv4) return attrs
+      log.info(`Overriding public ip with '${formatIpv4(ipv4)}' from node annotation '${names.publicIpOverwrite}'`)
+      return { ...attrs, publicIp: { ...attrs.publicIp, ipv4 } }
     },
 
     /** The condition with which a cloud's controller keeps pods from a node until its network is there; flannel's words. */

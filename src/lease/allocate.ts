@@ -1,28 +1,21 @@
 // allocate.ts - which subnets a new lease may take (upstream pkg/subnet/etcd/local_manager.go).
 
 import type { SubnetRange } from '../config/network-config.ts'
-import { ipv4NetSize, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
-import type { Ipv6, Ipv6Net } from '../net/ipv6.ts'
+import type { Net } from '../net/address.ts'
+import { ipv4NetSize, type Ipv4Net } from '../net/ipv4.ts'
 
 /** How many free subnets are looked at before one is drawn, as upstream. */
 export const CANDIDATES = 100
 
-type Range = SubnetRange<Ipv4Net, Ipv4>
-
 /** Whether a subnet is one that the configuration hands out. */
-export function isCompatible(subnet: Ipv4Net, range: Range): boolean
-export function isCompatible(subnet: Ipv6Net, range: SubnetRange<Ipv6Net, Ipv6>): boolean
-export function isCompatible(
-  subnet: { readonly address: Ipv4 | Ipv6; readonly prefixLength: number },
-  range: SubnetRange<unknown, Ipv4 | Ipv6>,
-): boolean {
+export function isCompatible<N extends Net>(subnet: N, range: SubnetRange<N>): boolean {
   return (
     subnet.prefixLength === range.subnetLength && subnet.address >= range.subnetMin && subnet.address <= range.subnetMax
   )
 }
 
 /** The first free subnets in order, at most CANDIDATES. One is free if it overlaps none of `taken`, of any length. */
-export function freeSubnets(range: Range, taken: readonly Ipv4Net[]): Ipv4Net[] {
+export function freeSubnets(range: SubnetRange<Ipv4Net>, taken: readonly Ipv4Net[]): Ipv4Net[] {
   const step = ipv4NetSize(range.subnetLength)
   const busy = taken
     .map((net) => ({ from: net.address, to: net.address + ipv4NetSize(net.prefixLength) }))
@@ -39,7 +32,7 @@ export function freeSubnets(range: Range, taken: readonly Ipv4Net[]): Ipv4Net[] 
 }
 
 /** One free subnet at random, or undefined when there is none. `random` gives 0 <= x < 1. */
-export function pickSubnet(range: Range, taken: readonly Ipv4Net[], random: () => number): Ipv4Net | undefined {
+export function pickSubnet(range: SubnetRange<Ipv4Net>, taken: readonly Ipv4Net[], random: () => number): Ipv4Net | undefined {
   const free = freeSubnets(range, taken)
   return free[Math.floor(random() * free.length)]
 }

@@ -50,28 +50,27 @@ function decodeEntry({ key, value, revision, isReservation }: StoreEntry): Entry
 /** The lease that a key and a value make. Throws an Error that says why they make none. */
 export function decodeLease(key: string, value: string): Lease {
   if (value.length > LONGEST_VALUE) throw new Error(`the value has ${value.length} characters`)
-  const subnets = parseLeaseKey(key)
-  if (!subnets) throw new Error('the key names no subnet; it should look like 10.5.1.0-24')
+  const subnet = parseLeaseKey(key)
+  if (!subnet) throw new Error('the key names no subnet; it should look like 10.5.1.0-24')
   let members
   try {
     members = readGoJsonObject(value)
   } catch (error) {
     throw new Error(`the value is not a JSON object: ${messageOf(error)}`, { cause: error })
   }
-  // A missing PublicIP is 0.0.0.0 to upstream; null is an error there.
-  const publicIp = members.has('publicip') ? readAddress(members.get('publicip'), parseIpv4) : 0
-  if (publicIp === undefined) throw new Error(`PublicIP is ${JSON.stringify(members.get('publicip'))}`)
+  // A missing PublicIP is 0.0.0.0 to upstream, which writes that where it has no IPv4; null is an error there.
+  const ipv4 = members.has('publicip') ? readAddress(members.get('publicip'), parseIpv4) : 0
+  if (ipv4 === undefined) throw new Error(`PublicIP is ${JSON.stringify(members.get('publicip'))}`)
   const v6 = members.get('publicipv6') ?? undefined
-  const publicIpv6 = v6 === undefined ? undefined : readAddress(v6, parseIpv6)
-  if (v6 !== undefined && publicIpv6 === undefined) throw new Error(`PublicIPv6 is ${JSON.stringify(v6)}`)
+  const ipv6 = v6 === undefined ? undefined : readAddress(v6, parseIpv6)
+  if (v6 !== undefined && ipv6 === undefined) throw new Error(`PublicIPv6 is ${JSON.stringify(v6)}`)
   const backendType = members.get('backendtype') ?? ''
   if (typeof backendType !== 'string') throw new Error(`BackendType is ${jsonKind(backendType)}`)
   return {
     key,
-    ...subnets,
+    subnet,
     attrs: {
-      publicIp,
-      ...(publicIpv6 === undefined ? {} : { publicIpv6 }),
+      publicIp: { ipv4: ipv4 === 0 ? undefined : ipv4, ipv6 },
       backendType,
       ...(members.has('backenddata') ? { backendData: members.get('backenddata') } : {}),
       ...(members.has('backendv6data') ? { backendV6Data: members.get('backendv6data') } : {}),

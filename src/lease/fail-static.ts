@@ -7,7 +7,7 @@
 // was the store. Pure.
 
 import type { Log } from '../log.ts'
-import type { Ipv4 } from '../net/ipv4.ts'
+import { primary, type Address } from '../net/address.ts'
 import { leasesEqual, type Lease } from './lease.ts'
 import type { Change, Entry } from './subnet-manager.ts'
 
@@ -30,6 +30,9 @@ export interface ViewOptions {
   readonly log: Log
 }
 
+/** By which a node is known under whatever key it has. */
+const addressOf = ({ attrs }: Lease): Address | undefined => primary(attrs.publicIp)
+
 /** All leases of the network by key, our own among them. */
 export type PeerView = ReadonlyMap<string, Lease>
 
@@ -38,7 +41,7 @@ export class LeaseView {
   readonly #options: ViewOptions
   readonly #leases = new Map<string, Lease>()
   /** How many of them publish an address. */
-  readonly #at = new Map<Ipv4, number>()
+  readonly #at = new Map<Address, number>()
   /** What went within the last hold time, in the order in which it went. While `#isHolding`, these stand in `#leases`. */
   readonly #gone = new Map<string, { readonly lease: Lease; readonly at: number }>()
   #isHolding = false
@@ -97,7 +100,7 @@ export class LeaseView {
       else if (!this.#isHeld(key)) this.#lose(lease, now)
     }
     for (const key of found.keys()) this.#gone.delete(key)
-    const addresses = new Set([...found.values()].map(({ attrs }) => attrs.publicIp))
+    const addresses = new Set([...found.values()].map(addressOf))
     this.#forgetMoved((address) => addresses.has(address))
     this.#endIfAllAreBack()
     if (this.#isHolding) this.#believe(survivors, now)
@@ -129,8 +132,8 @@ export class LeaseView {
         if (key !== own) survivors--
       }
     }
-    const news = new Set([...last.values()].flatMap((lease) => lease?.attrs.publicIp ?? []))
-    const isNews = (address: Ipv4): boolean => news.has(address)
+    const news = new Set([...last.values()].flatMap((lease) => (lease && addressOf(lease)) ?? []))
+    const isNews = (address: Address): boolean => news.has(address)
     const moved = this.#forgetMoved(hasLost ? this.#isPresentBut(last, isNews) : isNews)
     this.#endIfAllAreBack()
     const wasHolding = this.#isHolding
@@ -166,10 +169,11 @@ export class LeaseView {
   }
 
   /** Whether an address is among the news of a batch, or is there under another key than those of the batch. */
-  #isPresentBut(batch: ReadonlyMap<string, unknown>, isNews: (address: Ipv4) => boolean): (address: Ipv4) => boolean {
-    const absent = new Map<Ipv4, number>()
+  #isPresentBut(batch: ReadonlyMap<string, unknown>, isNews: (address: Address) => boolean): (address: Address) => boolean {
+    const absent = new Map<Address, number>()
     const leave = (lease: Lease | undefined): void => {
-      if (lease) absent.set(lease.attrs.publicIp, (absent.get(lease.attrs.publicIp) ?? 0) + 1)
+      const address = lease && addressOf(lease)
+      if (address !== undefined) absent.set(address, (absent.get(address) ?? 0) + 1)
     }
     for (const key of batch.keys()) leave(this.#leases.get(key))
     for (const key of this.#gone.keys()) if (!batch.has(key)) leave(this.#leases.get(key))
@@ -177,8 +181,11 @@ export class LeaseView {
   }
 
   /** Whoever is there under another key has not vanished: the keys that it had. */
-  #forgetMoved(isPresent: (address: Ipv4) => boolean): string[] {
-    const moved = [...this.#gone].flatMap(([key, { lease }]) => (isPresent(lease.attrs.publicIp) ? [key] : []))
+  #forgetMoved(isPresent: (address: Address) => boolean): string[] {
+    const moved = [...this.#gone].flatMap(([key, { lease }]) => {
+      const address = addressOf(lease)
+      return address !== undefined && isPresent(address) ? [key] : []
+    })
     for (const key of moved) this.#gone.delete(key)
     return moved
   }
@@ -247,9 +254,11 @@ export class LeaseView {
     return { added, changed, removed, renewed }
   }
 
-  #count({ attrs: { publicIp } }: Lease, change: number): void {
-    const now = (this.#at.get(publicIp) ?? 0) + change
-    if (now === 0) this.#at.delete(publicIp)
-    else this.#at.set(publicIp, now)
+  #count(lease: Lease, change: number): void {
+    const address = addressOf(lease)
+    if (address === undefined) return
+    const now = (this.#at.get(address) ?? 0) + change
+    if (now === 0) this.#at.delete(address)
+    else this.#at.set(address, now)
   }
 }

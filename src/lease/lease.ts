@@ -3,13 +3,14 @@
 // The key and the value are flannel's, byte for byte, so that weft and flanneld can share a store
 // (upstream pkg/subnet/subnet.go and pkg/subnet/etcd/registry.go).
 
+import { primary, type Addresses, type Nets } from '../net/address.ts'
 import { formatIpv4, formatIpv4Net, ipv4Net, parseIpv4, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
-import { formatIpv6, formatIpv6Net, ipv6Net, parseIpv6, type Ipv6, type Ipv6Net } from '../net/ipv6.ts'
+import { formatIpv6, formatIpv6Net, ipv6Net, parseIpv6 } from '../net/ipv6.ts'
 
 /** What a node publishes about itself. */
 export interface LeaseAttrs {
-  readonly publicIp: Ipv4
-  readonly publicIpv6?: Ipv6
+  /** Where other nodes reach it. */
+  readonly publicIp: Addresses
   /** Empty for udp and alloc, which publish no type. */
   readonly backendType: string
   /** JSON values as they stand in the store; absent when they are. */
@@ -20,8 +21,8 @@ export interface LeaseAttrs {
 export interface Lease {
   /** The lease's identity; in a store the last component of its key: `10.5.1.0-24` or `10.5.1.0-24&fc00::-64`. */
   readonly key: string
-  readonly subnet: Ipv4Net
-  readonly subnet6?: Ipv6Net
+  /** At least one. */
+  readonly subnet: Nets
   readonly attrs: LeaseAttrs
   /**
    * Higher where it was written later: the store's, if its node wrote it, not of a reservation, which an operator did. Of a node of
@@ -42,34 +43,53 @@ export interface OwnLease extends Lease {
   readonly unwritten?: string | undefined
 }
 
-export function leaseKey(subnet: Ipv4Net, subnet6?: Ipv6Net): string {
-  const key = `${formatIpv4(subnet.address)}-${subnet.prefixLength}`
-  return subnet6 ? `${key}&${formatIpv6(subnet6.address)}-${subnet6.prefixLength}` : key
+/** A lease of a node that has a subnet of IPv4, and is reached by IPv4. */
+export type Ipv4Lease = Lease & {
+  readonly subnet: { readonly ipv4: Ipv4Net }
+  readonly attrs: { readonly publicIp: { readonly ipv4: Ipv4 } }
+}
+
+export const isIpv4Lease = (lease: Lease): lease is Ipv4Lease =>
+  lease.subnet.ipv4 !== undefined && lease.attrs.publicIp.ipv4 !== undefined
+
+/** Whether two leases are of one node, which has one address. */
+export function isOfOneNode(a: LeaseAttrs, b: LeaseAttrs): boolean {
+  const address = primary(a.publicIp)
+  return address !== undefined && address === primary(b.publicIp)
+}
+
+/** flannel's name for a subnet that there is none of. */
+const NO_IPV4 = '0.0.0.0-0'
+
+export function leaseKey({ ipv4, ipv6 }: Nets): string {
+  const key = ipv4 ? `${formatIpv4(ipv4.address)}-${ipv4.prefixLength}` : NO_IPV4
+  return ipv6 ? `${key}&${formatIpv6(ipv6.address)}-${ipv6.prefixLength}` : key
 }
 
 /**
  * The subnets that a key names, whatever stands before them; undefined when it names none. As upstream reads it
- * (ParseSubnetKey), lengths too: 0 to 31 and 0 to 127.
+ * (ParseSubnetKey), lengths too: 0 to 31 and 0 to 127, of which 0 is none.
  */
-export function parseLeaseKey(key: string): { subnet: Ipv4Net; subnet6?: Ipv6Net } | undefined {
+export function parseLeaseKey(key: string): Nets | undefined {
   // Nothing is looked for in the middle of a number, which would take the square of a long key's time.
   const match = /(?<!\d)(\d+\.\d+\.\d+\.\d+)-(\d+)(?:&([a-f\d:]+)-(\d+))?$/.exec(key)
   const address = parseIpv4(match?.[1] ?? '')
   const length = Number(match?.[2])
   if (!match || address === undefined || length > 31) return undefined
-  const subnet = ipv4Net(address, length)
-  if (match[3] === undefined) return { subnet }
+  const ipv4 = length === 0 ? undefined : ipv4Net(address, length)
+  if (match[3] === undefined) return ipv4 && { ipv4 }
   const address6 = parseIpv6(match[3])
   const length6 = Number(match[4])
   if (address6 === undefined || length6 > 127) return undefined
-  return { subnet, subnet6: ipv6Net(address6, length6) }
+  const ipv6 = length6 === 0 ? undefined : ipv6Net(address6, length6)
+  return ipv4 || ipv6 ? { ipv4, ipv6 } : undefined
 }
 
 /** The value's bytes, in the order of upstream's Go struct: `{"PublicIP":"1.2.3.4","PublicIPv6":null}`. */
 export function encodeLeaseValue(attrs: LeaseAttrs): string {
   return goJsonText({
-    PublicIP: formatIpv4(attrs.publicIp),
-    PublicIPv6: attrs.publicIpv6 === undefined ? null : formatIpv6(attrs.publicIpv6),
+    PublicIP: formatIpv4(attrs.publicIp.ipv4 ?? 0),
+    PublicIPv6: attrs.publicIp.ipv6 === undefined ? null : formatIpv6(attrs.publicIp.ipv6),
     ...(attrs.backendType === '' ? {} : { BackendType: attrs.backendType }),
     ...(attrs.backendData === undefined ? {} : { BackendData: attrs.backendData }),
     ...(attrs.backendV6Data === undefined ? {} : { BackendV6Data: attrs.backendV6Data }),
@@ -90,8 +110,8 @@ export function leasesEqual(a: Lease, b: Lease): boolean {
     one === other || (one !== undefined && other !== undefined && goJsonText(one) === goJsonText(other))
   return (
     x === y ||
-    (x.publicIp === y.publicIp &&
-      x.publicIpv6 === y.publicIpv6 &&
+    (x.publicIp.ipv4 === y.publicIp.ipv4 &&
+      x.publicIp.ipv6 === y.publicIp.ipv6 &&
       x.backendType === y.backendType &&
       isSameText(x.backendData, y.backendData) &&
       isSameText(x.backendV6Data, y.backendV6Data))
@@ -99,6 +119,6 @@ export function leasesEqual(a: Lease, b: Lease): boolean {
 }
 
 /** The subnets in Go's words for log lines: `ip: 10.5.1.0/24 ipv6: ::/0`. */
-export function describeSubnets({ subnet, subnet6 }: Pick<Lease, 'subnet' | 'subnet6'>): string {
-  return `ip: ${formatIpv4Net(subnet)} ipv6: ${subnet6 ? formatIpv6Net(subnet6) : '::/0'}`
+export function describeSubnets({ ipv4, ipv6 }: Nets): string {
+  return `ip: ${ipv4 ? formatIpv4Net(ipv4) : '0.0.0.0/0'} ipv6: ${ipv6 ? formatIpv6Net(ipv6) : '::/0'}`
 }

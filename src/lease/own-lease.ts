@@ -3,9 +3,10 @@
 // Every write is conditional on what was read before it, so that two nodes can never both believe that a subnet is
 // theirs; the loser of a race reads again and goes on.
 
-import type { NetworkConfig } from '../config/network-config.ts'
+import { ipv4For, type NetworkConfig } from '../config/network-config.ts'
 import { WeftError } from '../errors.ts'
 import type { Log } from '../log.ts'
+import { addressText, netsOverlap, netText, primary, type Nets } from '../net/address.ts'
 import { formatIpv4, formatIpv4Net, ipv4NetsOverlap, type Ipv4Net } from '../net/ipv4.ts'
 import type { Store, StoreEntry, StoreListing, Written } from '../store/store.ts'
 import { isCompatible, pickSubnet } from './allocate.ts'
@@ -13,6 +14,7 @@ import { decodeLease } from './decode.ts'
 import {
   describeSubnets,
   encodeLeaseValue,
+  isOfOneNode,
   leaseKey,
   parseLeaseKey,
   type Lease,
@@ -32,8 +34,8 @@ export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
 }
 
 export interface AcquireOptions {
-  /** The subnet that this node had before, from subnet.env. */
-  readonly previous?: Ipv4Net | undefined
+  /** The subnet that this node had before, from subnet.env, if there was one. */
+  readonly previous: Nets
   readonly random: () => number
   readonly log: Log
   readonly signal: AbortSignal
@@ -46,7 +48,7 @@ const SHOWN_VALUE = 200
 async function releaseLease(store: Store, { key, attrs }: OwnLease, signal: AbortSignal): Promise<void> {
   for (;;) {
     const listing = await store.list(signal)
-    const own = decodeAll(listing).find((lease) => lease.key === key && lease.attrs.publicIp === attrs.publicIp)
+    const own = decodeAll(listing).find((lease) => lease.key === key && isOfOneNode(lease.attrs, attrs))
     // A reservation is the operator's.
     if (!own || own.entry.isReservation || (await store.delete(key, own.entry, signal))) return
   }
@@ -64,11 +66,6 @@ export async function acquireLease(
   attrs: LeaseAttrs,
   options: AcquireOptions,
 ): Promise<OwnLease> {
-  if (!config.enableIpv4) {
-    throw new WeftError('CONFIG', 'the network configuration has EnableIPv4 false', {
-      remedy: 'set it to true: leases are IPv4 subnets',
-    })
-  }
   // Each refusal takes a subnet from those that are tried, so that this ends, with a lease or with OUT_OF_SUBNETS.
   const refused: Ipv4Net[] = []
   for (;;) {
@@ -86,21 +83,23 @@ async function tryAcquire(
   refused: Ipv4Net[],
   options: AcquireOptions,
 ): Promise<OwnLease | undefined> {
-  const { log, signal, previous } = options
+  const { log, signal } = options
+  const range = ipv4For('a lease', config)
+  const previous = options.previous.ipv4
   const value = encodeLeaseValue(attrs)
-  const address = formatIpv4(attrs.publicIp)
+  const address = addressText(attrs.publicIp)
   const listing = await store.list(signal)
   const leases = decodeAll(listing)
 
   // Upstream takes the first of the listing; where that is another than the node had, its containers would be cut off.
   const wasOurs = ({ subnet }: Lease): boolean =>
-    previous !== undefined && formatIpv4Net(subnet) === formatIpv4Net(previous)
+    previous !== undefined && subnet.ipv4 !== undefined && formatIpv4Net(subnet.ipv4) === formatIpv4Net(previous)
   const own = leases
-    .filter(({ attrs: { publicIp } }) => publicIp === attrs.publicIp)
+    .filter((lease) => isOfOneNode(lease.attrs, attrs))
     .toSorted((a, b) => Number(wasOurs(b)) - Number(wasOurs(a)))
   for (const [at, lease] of own.entries()) {
-    if (isCompatible(lease.subnet, config) && fitsIpv6(lease, config)) {
-      log.info(`Found lease (${describeSubnets(lease)}) for current IP (${address}), reusing`)
+    if (fits(lease, config)) {
+      log.info(`Found lease (${describeSubnets(lease.subnet)}) for current IP (${address}), reusing`)
       const written = await store.update(lease.key, value, lease.entry, signal)
       const others = own.slice(at + 1).map(({ key }) => key)
       if (written && others.length > 0) {
@@ -109,41 +108,41 @@ async function tryAcquire(
             'Delete them, unless they are of other hosts, which need addresses of their own then',
         )
       }
-      const { key, subnet, subnet6 } = lease
-      return written && { key, subnet, ...(subnet6 ? { subnet6 } : {}), attrs, ...written }
+      const { key, subnet } = lease
+      return written && { key, subnet, attrs, ...written }
     }
     log.info(
-      `Found lease (${describeSubnets(lease)}) for current IP (${address}) but not compatible with current config, deleting`,
+      `Found lease (${describeSubnets(lease.subnet)}) for current IP (${address}) but not compatible with current config, deleting`,
     )
     if (!(await store.delete(lease.key, lease.entry, signal))) return undefined
   }
 
-  // As while it runs: a node is not to move for a typo. Without a PublicIP it is 0.0.0.0, for which nobody can hold a lease.
+  // As while it runs: a node is not to move for a typo. Without a public IP nobody can hold a lease.
   const junk =
     previous &&
-    isCompatible(previous, config) &&
+    isCompatible(previous, range) &&
     listing.entries.find(
       ({ key }) =>
-        key === leaseKey(previous) && !leases.some((lease) => lease.key === key && lease.attrs.publicIp !== 0),
+        key === leaseKey({ ipv4: previous }) && !leases.some((lease) => lease.key === key && isSomebodys(lease)),
     )
   if (previous && junk) {
     const written = await store.update(junk.key, value, { ...junk, isReservation: false }, signal)
     if (written) sayWrittenOver(junk, log)
-    return written && { key: junk.key, subnet: previous, attrs, ...written }
+    return written && { key: junk.key, subnet: { ipv4: previous }, attrs, ...written }
   }
 
   const taken = [...takenByOthers(listing, leases, attrs), ...refused]
   let subnet: Ipv4Net | undefined
   const holder =
     previous &&
-    leases.find((lease) => lease.attrs.publicIp !== attrs.publicIp && ipv4NetsOverlap(lease.subnet, previous))
+    leases.find((lease) => !isOfOneNode(lease.attrs, attrs) && netsOverlap(lease.subnet, { ipv4: previous }))
   if (previous && holder) {
     log.warn(
-      `The subnet of an earlier run, ${formatIpv4Net(previous)}, is leased by ${formatIpv4(holder.attrs.publicIp)} now ` +
+      `The subnet of an earlier run, ${formatIpv4Net(previous)}, is leased by ${addressText(holder.attrs.publicIp)} now ` +
         `(${holder.key}); taking another. Containers of the earlier run must be started again`,
     )
   } else if (previous && !taken.some((other) => ipv4NetsOverlap(other, previous))) {
-    if (isCompatible(previous, config)) {
+    if (isCompatible(previous, range)) {
       log.info(`Found previously leased subnet (${formatIpv4Net(previous)}), reusing`)
       subnet = previous
     } else {
@@ -153,15 +152,15 @@ async function tryAcquire(
     }
   }
   if (!subnet) {
-    log.info(`Picking subnet in range ${formatIpv4(config.subnetMin)} ... ${formatIpv4(config.subnetMax)}`)
-    subnet = pickSubnet(config, taken, options.random)
+    log.info(`Picking subnet in range ${formatIpv4(range.subnetMin)} ... ${formatIpv4(range.subnetMax)}`)
+    subnet = pickSubnet(range, taken, options.random)
   }
   if (!subnet) {
     throw new WeftError('OUT_OF_SUBNETS', 'out of subnets', {
-      remedy: `all subnets of ${formatIpv4Net(config.network)} are leased; delete leases of nodes that are gone, or make the Network larger`,
+      remedy: `all subnets of ${formatIpv4Net(range.network)} are leased; delete leases of nodes that are gone, or make the Network larger`,
     })
   }
-  const key = leaseKey(subnet)
+  const key = leaseKey({ ipv4: subnet })
   const written = await store.create(key, value, signal)
   if (!written) {
     refused.push(subnet)
@@ -175,8 +174,8 @@ async function tryAcquire(
     log.info(`Subnet ${formatIpv4Net(subnet)} overlaps ${across}, which another node took first; picking another`)
     return undefined
   }
-  log.info(`Allocated lease (${describeSubnets({ subnet })}) to current node (${address}) `)
-  return { key, subnet, attrs, ...written }
+  log.info(`Allocated lease (${describeSubnets({ ipv4: subnet })}) to current node (${address}) `)
+  return { key, subnet: { ipv4: subnet }, attrs, ...written }
 }
 
 /**
@@ -193,25 +192,28 @@ async function firstAcross(
   const { entries } = await store.list(signal)
   return entries.find((entry) => {
     const other = entry.key === key || entry.revision > revision ? undefined : parseLeaseKey(entry.key)
-    return other && ipv4NetsOverlap(other.subnet, subnet)
+    return other && netsOverlap(other, { ipv4: subnet })
   })?.key
 }
 
 /**
- * Whether the IPv6 subnet of an own lease, if it has one, is as the configuration wants it. weft leases none, but keeps that of a
- * flanneld that was here before: a subnet that is deleted for it is lost to the containers that have it.
+ * Whether the subnets of an own lease are as the configuration wants them. weft leases none of IPv6, but keeps that of a flanneld that was
+ * here before: a subnet that is deleted for it is lost to the containers that have it.
  */
-function fitsIpv6({ subnet6 }: Lease, { ipv6 }: NetworkConfig): boolean {
-  return !subnet6 || (ipv6 !== undefined && isCompatible(subnet6, ipv6))
+function fits({ subnet }: Lease, { ipv4, ipv6 }: NetworkConfig): boolean {
+  if (!subnet.ipv4 || !ipv4 || !isCompatible(subnet.ipv4, ipv4)) return false
+  return !subnet.ipv6 || (ipv6 !== undefined && isCompatible(subnet.ipv6, ipv6))
 }
+
+const isSomebodys = ({ attrs }: Lease): boolean => primary(attrs.publicIp) !== undefined
 
 /** The subnets that are not free for this node. A key takes its subnet even when nobody can read its value. */
 function takenByOthers(listing: StoreListing, leases: readonly FoundLease[], attrs: LeaseAttrs): Ipv4Net[] {
-  const own = new Set(leases.filter(({ attrs: { publicIp } }) => publicIp === attrs.publicIp).map(({ key }) => key))
+  const own = new Set(leases.filter((lease) => isOfOneNode(lease.attrs, attrs)).map(({ key }) => key))
   const taken: Ipv4Net[] = []
   for (const { key } of listing.entries) {
-    const subnets = own.has(key) ? undefined : parseLeaseKey(key)
-    if (subnets) taken.push(subnets.subnet)
+    const subnet = own.has(key) ? undefined : parseLeaseKey(key)
+    if (subnet?.ipv4) taken.push(subnet.ipv4)
   }
   return taken
 }
@@ -244,18 +246,19 @@ export async function renewLease(
     const written = await store.update(lease.key, value, present, signal)
     if (written) return { ...lease, attrs, unwritten: undefined, ...written }
     const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
-    if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${formatIpv4Net(lease.subnet)} is gone from the store`)
+    if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${netText(lease.subnet)} is gone from the store`)
     // Our own bytes under another revision: an earlier write of ours whose answer was lost, or an operator who made the
     // lease a reservation, which it stays.
     let isReservation = present.isReservation || entry.isReservation
     if (entry.value !== value && entry.value !== before) {
       const found = decodeOrUndefined(entry)
-      // Without a PublicIP it is 0.0.0.0, for which nobody can hold a lease.
-      const isOwn = found && [0, attrs.publicIp, lease.attrs.publicIp].includes(found.attrs.publicIp)
+      const isOwn =
+        found &&
+        (!isSomebodys(found) || isOfOneNode(found.attrs, attrs) || isOfOneNode(found.attrs, lease.attrs))
       if (found && !isOwn)
         throw new WeftError(
           'LEASE_LOST',
-          `${formatIpv4Net(lease.subnet)} is leased by another node now: ${entry.value}`,
+          `${netText(lease.subnet)} is leased by another node now: ${entry.value}`,
         )
       if (log) sayWrittenOver(entry, log)
       // Whoever puts junk by hand does not mean to reserve the subnet by it.

@@ -5,7 +5,8 @@
 
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { Log } from '../log.ts'
-import type { Ipv4, Ipv4Net } from '../net/ipv4.ts'
+import type { Nets } from '../net/address.ts'
+import type { Ipv4 } from '../net/ipv4.ts'
 import type { Lease, LeaseAttrs, OwnLease } from './lease.ts'
 
 /** What stands under one key: a lease, or something that cannot be read as one, and why. */
@@ -42,10 +43,10 @@ export interface LeaseSource<Cursor> {
 /** How this node comes to its own lease, and keeps it. */
 export interface LeaseHolder {
   /**
-   * A lease for this node: its own from before if there is one, else `previous`, its subnet of an earlier run, if that is
-   * free. What is odd is said to `log`, again at each try.
+   * A lease for this node: its own from before if there is one, else `previous`, its subnet of an earlier run, if there was one and it
+   * is free. What is odd is said to `log`, again at each try.
    */
-  obtain(attrs: LeaseAttrs, previous: Ipv4Net | undefined, log: Log, signal: AbortSignal): Promise<OwnLease>
+  obtain(attrs: LeaseAttrs, previous: Nets, log: Log, signal: AbortSignal): Promise<OwnLease>
   /**
    * Writes the lease again, with `attrs` from now on, and over what is nobody's lease, which is said to `log`. Rejects with
    * LEASE_LOST when it is gone or another node's.

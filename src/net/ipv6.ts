@@ -1,10 +1,6 @@
-// ipv6.ts - IPv6 addresses as 128-bit bigints and networks as bigint and prefix length; text by ip-address.
+// ipv6.ts - IPv6 addresses as 128-bit bigints and networks as bigint and prefix length.
 
-import type * as IpAddress from 'ip-address'
-import { loadIpAddress } from '../assets.ts'
-
-/** Loaded when there is an IPv6 address: most networks have none, and a start does not wait for it. */
-const address6 = (): typeof IpAddress.Address6 => loadIpAddress().Address6
+import { parseIpv4 } from './ipv4.ts'
 
 /** An IPv6 address, 0 to 2^128 - 1. */
 export type Ipv6 = bigint
@@ -15,16 +11,47 @@ export interface Ipv6Net {
   readonly prefixLength: number
 }
 
-/** `fc00::1` to a bigint; undefined when it is no IPv6 address, or has a zone or a prefix length. */
+const GROUPS = 8
+
+/** `fc00::1` to a bigint; undefined when it is no IPv6 address (RFC 4291 section 2.2), or has a zone or a prefix length. */
 export function parseIpv6(text: string): Ipv6 | undefined {
-  if (!/^[0-9a-fA-F:.]+$/.test(text) || !address6().isValid(text)) return undefined
-  const Address6 = address6()
-  return new Address6(text).bigInt()
+  const [head = '', tail, ...more] = text.split('::')
+  if (more.length > 0) return undefined
+  const before = groupsOf(head, tail === undefined)
+  const after = tail === undefined ? [] : groupsOf(tail, true)
+  if (!before || !after) return undefined
+  const missing = GROUPS - before.length - after.length
+  if (tail === undefined ? missing !== 0 : missing < 1) return undefined
+  const zeros = Array.from({ length: missing }, () => 0)
+  return [...before, ...zeros, ...after].reduce((address, group) => (address << 16n) | BigInt(group), 0n)
 }
 
-/** The canonical text (RFC 5952). */
+/** The 16-bit groups of a text without `::`; an IPv4 address may stand for the last two of an address. */
+function groupsOf(text: string, isEnd: boolean): number[] | undefined {
+  if (text === '') return []
+  const parts = text.split(':')
+  const groups: number[] = []
+  for (const [at, part] of parts.entries()) {
+    const ipv4 = isEnd && at === parts.length - 1 ? parseIpv4(part) : undefined
+    if (ipv4 !== undefined) groups.push(ipv4 >>> 16, ipv4 & 0xffff)
+    else if (/^[\da-f]{1,4}$/i.test(part)) groups.push(Number.parseInt(part, 16))
+    else return undefined
+  }
+  return groups
+}
+
+/** The canonical text (RFC 5952 section 4): lower case, and `::` for the first of the longest runs of two zeros or more. */
 export function formatIpv6(address: Ipv6): string {
-  return address6().fromBigInt(address).correctForm()
+  const groups = Array.from({ length: GROUPS }, (_, at) => Number((address >> BigInt(16 * (GROUPS - 1 - at))) & 0xffffn))
+  let [from, length] = [0, 1]
+  for (let at = 0; at < GROUPS; at++) {
+    let end = at
+    while (groups[end] === 0) end++
+    if (end - at > length) [from, length] = [at, end - at]
+  }
+  const text = (some: readonly number[]): string => some.map((group) => group.toString(16)).join(':')
+  if (length < 2) return text(groups)
+  return `${text(groups.slice(0, from))}::${text(groups.slice(from + length))}`
 }
 
 function ipv6Mask(prefixLength: number): bigint {
@@ -57,4 +84,9 @@ export function ipv6NetSize(prefixLength: number): bigint {
 
 export function ipv6NetContains(net: Ipv6Net, address: Ipv6): boolean {
   return (address & ipv6Mask(net.prefixLength)) === net.address
+}
+
+/** Whether two networks share an address: one of them contains the other. */
+export function ipv6NetsOverlap(a: Ipv6Net, b: Ipv6Net): boolean {
+  return a.prefixLength <= b.prefixLength ? ipv6NetContains(a, b.address) : ipv6NetContains(b, a.address)
 }

@@ -5,7 +5,8 @@ import { describeError, isWeftError, messageOf, WeftError } from '../errors.ts'
 import { limited, pause } from '../host/bell.ts'
 import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
 import { formatGoDuration, formatGoTime, seldom, type Log } from '../log.ts'
-import { formatIpv4Net, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
+import { netText, type Nets } from '../net/address.ts'
+import type { Ipv4 } from '../net/ipv4.ts'
 import type { Node, NodeParts } from './node.ts'
 
 /** At most, and half of it at least: nodes that lost one store are not to come back together. */
@@ -37,7 +38,7 @@ const CLOCKS_MS = 60_000
 export async function obtainLease(
   { manager, config, log, signal }: NodeParts,
   attrs: LeaseAttrs,
-  previous: Ipv4Net | undefined,
+  previous: Nets,
   isRunning = false,
 ): Promise<OwnLease> {
   const calm = seldom(log)
@@ -81,7 +82,7 @@ export function attrsBefore(manager: NodeParts['manager'], log: Log) {
   const find = async (publicIp: Ipv4, signal: AbortSignal): Promise<LeaseAttrs | undefined> => {
     if (manager.published) return manager.published(signal)
     const { entries } = await manager.source.list(signal)
-    return entries.find(({ lease }) => lease?.attrs.publicIp === publicIp)?.lease?.attrs
+    return entries.find(({ lease }) => lease?.attrs.publicIp.ipv4 === publicIp)?.lease?.attrs
   }
   return (publicIp: Ipv4, stopping: AbortSignal): Promise<LeaseAttrs | undefined> =>
     askPatiently('an earlier lease', (signal) => find(publicIp, signal), log, stopping)
@@ -221,9 +222,9 @@ async function replaceLease(node: Node): Promise<void> {
   const before = node.lease
   node.lease = await obtainLease(node, node.attrs, before.subnet, true)
   node.learnt.ring()
-  if (node.lease.key === before.key) return log.info(`Lease of ${formatIpv4Net(before.subnet)} acquired again`)
+  if (node.lease.key === before.key) return log.info(`Lease of ${netText(before.subnet)} acquired again`)
   log.warn(
-    `This node moves from ${formatIpv4Net(before.subnet)} to ${formatIpv4Net(node.lease.subnet)}: ` +
+    `This node moves from ${netText(before.subnet)} to ${netText(node.lease.subnet)}: ` +
       'containers on the old subnet must be started again',
   )
   node.dataPathDoubt.ring()

@@ -2,13 +2,13 @@
 
 import { describeError } from '../errors.ts'
 import { followLeases } from '../lease/follow.ts'
-import { leasesEqual, type Lease } from '../lease/lease.ts'
-import { formatIpv4, formatIpv4Net, ipv4NetsOverlap } from '../net/ipv4.ts'
+import { isOfOneNode, leasesEqual, type Lease } from '../lease/lease.ts'
+import { addressText, netsOverlap, netText } from '../net/address.ts'
 import { touch, type Node } from './node.ts'
 
 const WORDS = {
-  added: ({ subnet }: Lease): string => `Subnet added: ${formatIpv4Net(subnet)}`,
-  removed: ({ subnet }: Lease): string => `Subnet removed: ${formatIpv4Net(subnet)}`,
+  added: ({ subnet }: Lease): string => `Subnet added: ${netText(subnet)}`,
+  removed: ({ subnet }: Lease): string => `Subnet removed: ${netText(subnet)}`,
 }
 
 export async function keepPeers(node: Node): Promise<never> {
@@ -70,13 +70,13 @@ function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) 
         attrs &&
         subnet &&
         key !== lease.key &&
-        attrs.publicIp !== lease.attrs.publicIp &&
-        ipv4NetsOverlap(subnet, lease.subnet)
+        !isOfOneNode(attrs, lease.attrs) &&
+        netsOverlap(subnet, lease.subnet)
       if (!isAcross) named.delete(key)
       if (!isAcross || named.has(key)) continue
       named.add(key)
       log.error(
-        `Two nodes have one subnet: ${formatIpv4(attrs.publicIp)} leases ${key}, and this node ${lease.key}. Packets to what ` +
+        `Two nodes have one subnet: ${addressText(attrs.publicIp)} leases ${key}, and this node ${lease.key}. Packets to what ` +
           'both have reach only one of them; delete the lease whose length is not that of the network configuration, and ' +
           'restart its node',
       )

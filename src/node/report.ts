@@ -6,7 +6,7 @@ import type { NetworkConfig } from '../config/network-config.ts'
 import type { PeerTraffic } from '../dataplane/engine.ts'
 import { isWeftError } from '../errors.ts'
 import { encodeLeaseValue, type Lease } from '../lease/lease.ts'
-import { formatIpv4, formatIpv4Net } from '../net/ipv4.ts'
+import { addressText, formatAddress, formatNet, netText, primary } from '../net/address.ts'
 import type { Probed } from '../status/probes.ts'
 import { summaryOf, troubleOf } from '../status/snapshot.ts'
 import { isHung } from '../status/threads.ts'
@@ -40,8 +40,8 @@ export async function reportOf(node: Node): Promise<NodeReport> {
     },
     node: {
       hostname: hostname(),
-      subnet: formatIpv4Net(lease.subnet),
-      publicIp: formatIpv4(node.attrs.publicIp),
+      subnet: netText(lease.subnet),
+      publicIp: addressText(node.attrs.publicIp),
       externalInterface: node.externalName ?? null,
       twin: node.twin ?? null,
     },
@@ -59,10 +59,13 @@ export async function reportOf(node: Node): Promise<NodeReport> {
 }
 
 function configOf(config: NetworkConfig): NodeReport['config'] {
+  const range = primary(config)
+  if (!range) return null
   return {
-    network: formatIpv4Net(config.network),
-    subnetLength: config.subnetLength,
-    ...{ subnetMin: formatIpv4(config.subnetMin), subnetMax: formatIpv4(config.subnetMax) },
+    network: formatNet(range.network),
+    subnetLength: range.subnetLength,
+    subnetMin: formatAddress(range.subnetMin),
+    subnetMax: formatAddress(range.subnetMax),
     backendType: config.backendType,
     backend: config.backend,
   }
@@ -130,7 +133,7 @@ function peerOf(
   const { txPackets, txBytes, rxPackets, rxBytes, heardAt } = traffic ?? {}
   const ago = (when: number | undefined): number | null => (when === undefined ? null : seconds(Math.max(0, at - when)))
   return {
-    ...{ lease: key, subnet: formatIpv4Net(subnet), publicIp: formatIpv4(attrs.publicIp) },
+    ...{ lease: key, subnet: netText(subnet), publicIp: addressText(attrs.publicIp) },
     ...{ endpoint: peer?.endpoint ?? null, way: peer?.way ?? null, type: attrs.backendType },
     state: !peer ? 'stored' : probed?.isAnswering ? 'answering' : 'programmed',
     ...{ held: isHeld, since: iso(cameAt) },

@@ -9,7 +9,10 @@ import { createRepairLog } from './repairs.ts'
 
 /** What Docker, the CNI plugin and scripts are to know; undefined while the data path is down. */
 function subnetEnvOf({ options, config, lease, dataPath }: Node): SubnetEnv | undefined {
-  return dataPath && { network: config.network, subnet: lease.subnet, mtu: dataPath.mtu, ipMasq: options['ip-masq'] }
+  // Of IPv6 weft routes nothing: what a flanneld leased before is kept, and is not for containers.
+  const network = { ipv4: config.ipv4?.network }
+  const subnet = { ipv4: lease.subnet.ipv4 }
+  return dataPath && { network, subnet, mtu: dataPath.mtu, ipMasq: options['ip-masq'] }
 }
 
 export async function publish(node: Node, log = node.log): Promise<void> {

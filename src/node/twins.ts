@@ -9,7 +9,7 @@ import { randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'
 import { isWeftError } from '../errors.ts'
 import { pause } from '../host/bell.ts'
-import { formatIpv4 } from '../net/ipv4.ts'
+import { addressText } from '../net/address.ts'
 import type { Node } from './node.ts'
 
 const CLAIM_MS = 60_000
@@ -29,7 +29,7 @@ export async function watchForTwins(node: Node): Promise<never> {
   // The second look somewhere in a minute: nodes that started together are not to look together for ever.
   let waitMs = (0.5 + Math.random()) * CLAIM_MS
   for (;;) {
-    const current = formatIpv4(node.attrs.publicIp)
+    const current = addressText(node.attrs.publicIp)
     if (current !== address) {
       claimed = false
       node.twin = undefined

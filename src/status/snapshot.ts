@@ -1,6 +1,6 @@
 // snapshot.ts - how a node is at one moment, and the words for it of /livez and of `systemctl status`. Pure.
 
-import { formatIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+import { netText, type Nets } from '../net/address.ts'
 import { hungThread, type Threads } from './threads.ts'
 
 /** A store that was not compared with what is known for this long, three times what following takes, is not followed. */
@@ -10,7 +10,7 @@ const UNFOLLOWED_S = 180
 export interface Snapshot {
   /** The moment. */
   readonly at: number
-  readonly subnet: Ipv4Net
+  readonly subnet: Nets
   /** Whether the data path is up. */
   readonly isOpen: boolean
   readonly threads: Threads
@@ -52,7 +52,7 @@ export function summaryOf(node: Snapshot): string {
   const isReached = node.comparedAt !== undefined && !node.isFailing
   const store = `${node.store} store ${isReached ? 'reachable' : 'unreachable'}`
   const unwritten = node.isReady ? '' : `, ${node.subnetFile} is not written`
-  return `subnet ${formatIpv4Net(node.subnet)}, ${path}, ${store}${unwritten}`
+  return `subnet ${netText(node.subnet)}, ${path}, ${store}${unwritten}`
 }
 
 /** The summary, and what changes all the time. */

@@ -7,12 +7,14 @@ import { dirname } from 'node:path'
 import { parseEnv } from 'node:util'
 import { messageOf, WeftError } from '../errors.ts'
 import type { Log } from '../log.ts'
+import type { Nets } from '../net/address.ts'
 import { formatIpv4, formatIpv4Net, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+import { formatIpv6, formatIpv6Net } from '../net/ipv6.ts'
 import { replaceFile } from '../host/replace-file.ts'
 
 export interface SubnetEnv {
-  readonly network: Ipv4Net
-  readonly subnet: Ipv4Net
+  readonly network: Nets
+  readonly subnet: Nets
   /** Bytes. */
   readonly mtu: number
   readonly ipMasq: boolean
@@ -21,8 +23,10 @@ export interface SubnetEnv {
 /** The file's text. FLANNEL_SUBNET is the subnet's first host address, for the bridge. */
 export function formatSubnetEnv({ network, subnet, mtu, ipMasq }: SubnetEnv): string {
   return [
-    `FLANNEL_NETWORK=${formatIpv4Net(network)}`,
-    `FLANNEL_SUBNET=${formatIpv4(subnet.address + 1)}/${subnet.prefixLength}`,
+    ...(network.ipv4 ? [`FLANNEL_NETWORK=${formatIpv4Net(network.ipv4)}`] : []),
+    ...(subnet.ipv4 ? [`FLANNEL_SUBNET=${formatIpv4(subnet.ipv4.address + 1)}/${subnet.ipv4.prefixLength}`] : []),
+    ...(network.ipv6 ? [`FLANNEL_IPV6_NETWORK=${formatIpv6Net(network.ipv6)}`] : []),
+    ...(subnet.ipv6 ? [`FLANNEL_IPV6_SUBNET=${formatIpv6(subnet.ipv6.address + 1n)}/${subnet.ipv6.prefixLength}`] : []),
     `FLANNEL_MTU=${mtu}`,
     `FLANNEL_IPMASQ=${ipMasq}`,
     '',
@@ -59,10 +63,10 @@ function parseNetList(value: string, onBad: (text: string) => void): Ipv4Net[] {
   return nets
 }
 
-/** What an earlier run wrote, host bits cleared; undefined when there is none, or more than one. */
+/** What an earlier run wrote, host bits cleared; of a family nothing when there is none, or more than one. */
 export interface PreviousNets {
-  readonly network: Ipv4Net | undefined
-  readonly subnet: Ipv4Net | undefined
+  readonly network: Nets
+  readonly subnet: Nets
 }
 
 /** Reads what an earlier run wrote. What is odd is said in upstream's words, of the subnet alone. */
@@ -77,8 +81,8 @@ export async function readPreviousNets(path: string, log: Pick<Log, 'warn' | 'er
   const { FLANNEL_NETWORK: networks = '', FLANNEL_SUBNET: subnets = '' } = parseEnv(text)
   const silent = { warn: () => {}, error: () => {} }
   return {
-    network: theOnlyNet(path, 'FLANNEL_NETWORK', networks, silent),
-    subnet: theOnlyNet(path, 'FLANNEL_SUBNET', subnets, log),
+    network: { ipv4: theOnlyNet(path, 'FLANNEL_NETWORK', networks, silent) },
+    subnet: { ipv4: theOnlyNet(path, 'FLANNEL_SUBNET', subnets, log) },
   }
 }
 
