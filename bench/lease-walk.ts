@@ -45,8 +45,8 @@ const log: Log = {
 
 let revision = 0n
 function lease(index: number, publicIp: number): Lease {
-  const subnet = { address: SUBNETS_FROM + index * SUBNET_SIZE, prefixLength: PREFIX_LENGTH }
-  return { key: leaseKey(subnet), subnet, attrs: { publicIp, backendType: '' }, revision: ++revision }
+  const subnet = { ipv4: { address: SUBNETS_FROM + index * SUBNET_SIZE, prefixLength: PREFIX_LENGTH } }
+  return { key: leaseKey(subnet), subnet, attrs: { publicIp: { ipv4: publicIp }, backendType: '' }, revision: ++revision }
 }
 const entryOf = (each: Lease): Entry => ({ key: each.key, lease: each })
 
@@ -108,7 +108,7 @@ async function openNode(count: number, told: () => void, signal: AbortSignal, fo
     persistence,
     startEngine: async () => engine,
   } as never)
-  const attrs = { publicIp: external.publicIp, backendType: '' }
+  const attrs = { publicIp: { ipv4: external.publicIp }, backendType: '' }
   const own: OwnLease = { ...lease(2 ** 20 + 1, external.publicIp), attrs, expiresAt: undefined, revision: 1n }
   const entries = [own, ...Array.from({ length: count }, (_, index) => lease(index, HOSTS_FROM + index))].map(entryOf)
   const { source, change } = createSource(entries)

@@ -9,7 +9,6 @@ import type { Start } from './daemon.ts'
 import { WeftError } from './errors.ts'
 import { seldom, type Log } from './log.ts'
 import { addressText } from './net/address.ts'
-import { writeKnown } from './node/last-known.ts'
 import { createPossession, estateOf, leaveDataPath } from './node/possession.ts'
 import type { DaemonOptions } from './options.ts'
 import { Superseded, type About } from './restart/handover.ts'
@@ -75,7 +74,9 @@ function successionParts(start: Start, kept: readonly number[]): Parameters<type
   }
   // What stands in the way of writing is said by whoever keeps it written.
   const write = async (): Promise<void> => {
-    if (start.node) await writeKnown(start.node).catch(() => {})
+    if (!start.node) return
+    const { writeKnown } = await import('./node/last-known.ts')
+    await writeKnown(start.node).catch(() => {})
   }
   const estate = estateOf(() => start.held, log)
   return {

@@ -16,7 +16,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   text: [],
   log: ['text'],
   'log-winston': ['log'],
-  net: ['assets'],
+  net: [],
   kinds: ['secret'],
   'go-flags': ['errors', 'secret'],
   options: ['errors', 'net', 'go-flags', 'secret'],

@@ -35,7 +35,7 @@ export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
 
 export interface AcquireOptions {
   /** The subnet that this node had before, from subnet.env, if there was one. */
-  readonly previous: Nets
+  readonly previous?: Nets
   readonly random: () => number
   readonly log: Log
   readonly signal: AbortSignal
@@ -85,7 +85,7 @@ async function tryAcquire(
 ): Promise<OwnLease | undefined> {
   const { log, signal } = options
   const range = ipv4For('a lease', config)
-  const previous = options.previous.ipv4
+  const previous = options.previous?.ipv4
   const value = encodeLeaseValue(attrs)
   const address = addressText(attrs.publicIp)
   const listing = await store.list(signal)

@@ -1,6 +1,7 @@
 // audience.ts - who is told what at the health port: anybody how the probes go, and all there is only whoever asks where the status is
 // told, by a name that is this host's, and for no other site's sake. Pure.
 
+import { parseAddress, type Address } from '../net/address.ts'
 import { parseIpv4 } from '../net/ipv4.ts'
 import { parseIpv6 } from '../net/ipv6.ts'
 
@@ -60,9 +61,9 @@ function isThisHost(host: string | undefined, ownName: string): boolean {
 }
 
 /** What two texts of one address have in common; an IPv4 address that came over IPv6 is itself. */
-function keyOf(address: string | undefined): number | bigint | undefined {
+function keyOf(address: string | undefined): Address | undefined {
   const plain = (address ?? '').replace(/^::ffff:(?=\d+\.)/, '')
-  return parseIpv4(plain) ?? parseIpv6(plain)
+  return parseAddress(plain)
 }
 
 function isLoopback(address: string | undefined): boolean {

@@ -18,11 +18,12 @@ import { createOwnNode } from '../../src/kube/own-node.ts'
 import { followLeases, type FollowState } from '../../src/lease/follow.ts'
 import type { Lease } from '../../src/lease/lease.ts'
 import type { SubnetManager } from '../../src/lease/subnet-manager.ts'
-import { formatIpv4, parseIpv4 } from '../../src/net/ipv4.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { eventually } from '../support/event.ts'
 import { WEFT_TOKEN } from '../support/kube-admin.ts'
 import { startKubeServer, type Fault, type SmallKubeApi } from '../support/kube-server.ts'
 import { needs } from '../support/needs.ts'
+import { addressText } from '../../src/net/address.ts'
 
 /** Between two pieces of a stream, so that they come as two. */
 const PIECES_MS = 10
@@ -96,7 +97,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await eventually(() => expect(view()).toEqual(['10.5.1.0-24 192.168.77.1', '10.5.2.0-24 192.168.77.2']))
   }
   const view = (): string[] =>
-    [...leases].map(([key, { attrs }]) => `${key} ${formatIpv4(attrs.publicIp)}`).toSorted((a, b) => a.localeCompare(b))
+    [...leases].map(([key, { attrs }]) => `${key} ${addressText(attrs.publicIp)}`).toSorted((a, b) => a.localeCompare(b))
   /** While it is so, a peer is never lost; afterwards what changed meanwhile is seen. */
   async function survive(during: () => Promise<void>): Promise<void> {
     let lost = 0
@@ -199,9 +200,9 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
 
   it('that says nothing while a lease is wanted ends no wait, and is not asked in a hurry', async () => {
     const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}', { areGiven: true })
-    const attrs = { publicIp: parseIpv4('192.168.77.1')!, backendType: '' }
+    const attrs = { publicIp: { ipv4: parseIpv4('192.168.77.1')! }, backendType: '' }
     api.fault = () => 'silence'
-    const obtaining = manager.holder(config).obtain(attrs, undefined, log, stopping.signal)
+    const obtaining = manager.holder(config).obtain(attrs, {}, log, stopping.signal)
     await eventually(() => expect(api.struck).toBe(1))
     stopping.abort(new Error('the test is over'))
     await expect(obtaining).rejects.toThrow('the test is over')
@@ -298,7 +299,7 @@ describe('a watch', () => {
           expect(isWeftError(error, 'STORE_UNAVAILABLE'), String(error)).toBe(true)
         }
       client.close()
-      const ips = [...seen].map(([key, { lease }]) => `${key} ${lease && formatIpv4(lease.attrs.publicIp)}`)
+      const ips = [...seen].map(([key, { lease }]) => `${key} ${lease && addressText(lease.attrs.publicIp)}`)
       expect([at, ...ips]).toEqual([at, '10.5.2.0-24 192.168.77.22', '10.5.3.0-24 192.168.77.3'])
     }
     for (let at = 0; at < places.length; at += 50) await Promise.all(places.slice(at, at + 50).map(cut))
@@ -391,7 +392,7 @@ describe('junk in each field', () => {
 
   it('of a listing, and of our own node, is an error of the store or a node that is none', async () => {
     const { signal } = new AbortController()
-    const attrs = { publicIp: parseIpv4('192.168.77.2')!, backendType: '' }
+    const attrs = { publicIp: { ipv4: parseIpv4('192.168.77.2')! }, backendType: '' }
     let lists = 0
     for (const listing of spoilt({ metadata: { resourceVersion: '100' }, items: [NODE] })) {
       const client = clientOf(listing)
@@ -402,7 +403,7 @@ describe('junk in each field', () => {
       const renewing = own
         .holder(config)
         .renew(
-          { key: '10.5.2.0-24', subnet: { address: 0, prefixLength: 24 }, attrs, expiresAt: undefined, revision: 0n },
+          { key: '10.5.2.0-24', subnet: { ipv4: { address: 0, prefixLength: 24 } }, attrs, expiresAt: undefined, revision: 0n },
           attrs,
           log,
           signal,
@@ -465,14 +466,14 @@ it('of two nodes that say they are one host the one that was made last is the ne
   const { entries } = await createNodeSource(client, annotationNames(P)).list(new AbortController().signal)
   const leases = new Map(entries.map(({ key, lease }) => [key, lease!]))
   const own = { ...leases.get('10.5.1.0-24')!, key: '', expiresAt: undefined, revision: 0n }
-  const lease = { ...own, attrs: { ...own.attrs, publicIp: parseIpv4('192.0.2.9')! } }
+  const lease = { ...own, attrs: { ...own.attrs, publicIp: { ipv4: parseIpv4('192.0.2.9')! } } }
   const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
   const identity = { name: 'MAC', own: '', of: () => 'one', remedy: '' }
   const network = { address: parseIpv4('10.5.0.0')!, prefixLength: 16 }
   // Each by its own address: one host may have two leases.
   const [first, second] = [...leases.values()].map((each, at) => ({
     ...each,
-    attrs: { ...each.attrs, publicIp: each.attrs.publicIp + at },
+    attrs: { ...each.attrs, publicIp: { ipv4: each.attrs.publicIp.ipv4! + at } },
   }))
   for (const order of [
     [first!, second!],

@@ -13,17 +13,18 @@ import { createKubeManager, type KubeManagerOptions } from '../../src/kube/kube-
 import { followLeases, type FollowState } from '../../src/lease/follow.ts'
 import type { Lease, LeaseAttrs } from '../../src/lease/lease.ts'
 import type { SubnetManager } from '../../src/lease/subnet-manager.ts'
-import { formatIpv4, parseIpv4 } from '../../src/net/ipv4.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { eventually } from '../support/event.ts'
 import { allow, KUBE_APISERVER, startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
 import { WEFT_TOKEN, type KubeApi } from '../support/kube-admin.ts'
 import { manifestObjects, rightsOf } from '../support/kube-manifest.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { needs } from '../support/needs.ts'
+import { addressText } from '../../src/net/address.ts'
 
 const P = 'flannel.alpha.coreos.com'
 const attrs = (publicIp: string, more: Partial<LeaseAttrs> = {}): LeaseAttrs => ({
-  publicIp: parseIpv4(publicIp)!,
+  publicIp: { ipv4: parseIpv4(publicIp)! },
   backendType: '',
   ...more,
 })
@@ -100,7 +101,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     return manager as Required<SubnetManager>
   }
   const obtain = (manager: SubnetManager, what: LeaseAttrs) =>
-    manager.holder(config).obtain(what, undefined, log, stopping.signal)
+    manager.holder(config).obtain(what, {}, log, stopping.signal)
 
   /** What a node that follows knows, by key: public IP and backend data. */
   function follow(manager: SubnetManager, relistMs?: number) {
@@ -126,7 +127,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
   const viewOf = (leases: ReadonlyMap<string, Lease>): Record<string, string> =>
     Object.fromEntries(
       [...leases]
-        .map(([key, lease]) => [key, formatIpv4(lease.attrs.publicIp)])
+        .map(([key, lease]) => [key, addressText(lease.attrs.publicIp)])
         .toSorted((a, b) => a[0]!.localeCompare(b[0]!)),
     )
 
@@ -288,7 +289,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     const manager = await managerOf('node1')
     expect(await manager.publicIp(stopping.signal)).toBe(parseIpv4('198.51.100.1'))
     const amended = await manager.amend(attrs('192.168.77.1'), stopping.signal)
-    expect(formatIpv4(amended.publicIp)).toBe('203.0.113.1')
+    expect(addressText(amended.publicIp)).toBe('203.0.113.1')
     await obtain(manager, amended)
     expect((await api.admin.node('node1')).metadata?.annotations?.[`${P}/public-ip`]).toBe('203.0.113.1')
     await api.admin.annotate('node1', { [`${P}/public-ip-overwrite`]: 'junk' })

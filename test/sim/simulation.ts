@@ -10,7 +10,7 @@ import { runNode } from '../../src/daemon.ts'
 import { decodeLease } from '../../src/lease/decode.ts'
 import { parseLeaseKey, type Lease } from '../../src/lease/lease.ts'
 import { managerOf } from '../../src/lease/store-manager.ts'
-import { formatIpv4, ipv4NetsOverlap, parseIpv4 } from '../../src/net/ipv4.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { createHealth, type Health } from '../../src/status/health.ts'
 import { alone } from '../support/alone.ts'
 import { randomFrom } from '../support/packet-model.ts'
@@ -23,6 +23,7 @@ import {
   type VirtualStore,
 } from './virtual-store.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
+import { addressText, netsOverlap } from '../../src/net/address.ts'
 
 const NODES = 5
 /** After the last fault every node has what the store has within the first; what was held back, within the second. */
@@ -287,13 +288,13 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
   setMaxListeners(0, node.stopping.signal) // as runDaemon does
   node.holdsBefore = holdsOf(node)
   node.health = createHealth()
-  const previous = node.lease?.subnet
+  const previous = node.lease?.subnet ?? {}
   node.die = undefined
   node.table = new Map()
   node.steady.clear()
   const backend: Backend = {
     name: 'simulated',
-    prepare: async () => ({ publicIp: parseIpv4(node.publicIp)!, backendType: '' }),
+    prepare: async () => ({ publicIp: { ipv4: parseIpv4(node.publicIp)! }, backendType: '' }),
     async open(lease) {
       node.lease = lease
       node.table = new Map()
@@ -372,7 +373,7 @@ function differences(node: Node, store: VirtualStore): string[] {
   for (const { key, value } of store.entries()) {
     if (key === node.lease?.key) continue
     try {
-      wanted.set(key, formatIpv4(decodeLease(key, value).attrs.publicIp))
+      wanted.set(key, addressText(decodeLease(key, value).attrs.publicIp))
     } catch {
       // Whoever knew it keeps it as it was, whoever did not has nothing.
       unreadable.add(key)
@@ -381,7 +382,7 @@ function differences(node: Node, store: VirtualStore): string[] {
   for (const [key, address] of wanted) {
     const has = node.table.get(key)
     if (!has) found.push(`${node.publicIp} lacks ${key}`)
-    else if (formatIpv4(has.attrs.publicIp) !== address) found.push(`${node.publicIp} has ${key} at a wrong address`)
+    else if (addressText(has.attrs.publicIp) !== address) found.push(`${node.publicIp} has ${key} at a wrong address`)
   }
   for (const key of node.table.keys())
     if (!wanted.has(key) && !unreadable.has(key)) found.push(`${node.publicIp} still has ${key}`)
@@ -393,7 +394,7 @@ function twoOwners(nodes: readonly Node[]): string[] {
   const found: string[] = []
   for (const [index, one] of nodes.entries())
     for (const other of nodes.slice(index + 1))
-      if (one.lease && other.lease && ipv4NetsOverlap(one.lease.subnet, other.lease.subnet))
+      if (one.lease && other.lease && netsOverlap(one.lease.subnet, other.lease.subnet))
         found.push(`${one.publicIp} and ${other.publicIp} both forward for ${one.lease.key}`)
   return found
 }
@@ -408,15 +409,15 @@ function watchOwners(store: VirtualStore, nodes: readonly Node[], violations: st
   const mayMend = (key: string, me: string): boolean =>
     nodes.some(({ lease, publicIp }) => lease?.key === key && ownerOf(`"PublicIP":"${publicIp}"`) === me)
   store.onWrite = (before, after, all) => {
-    const mine = parseLeaseKey(after.key)?.subnet
+    const mine = parseLeaseKey(after.key)
     const me = ownerOf(after.value)
     if (!mine || me === undefined || after.key === FOREIGN) return
     const holder = before && ownerOf(before.value)
     if (before && holder !== me && (holder !== undefined || !mayMend(after.key, me)))
       violations.push(`${me} took ${after.key}, which ${holder} held`)
     for (const other of all) {
-      const subnet = other.key === after.key ? undefined : parseLeaseKey(other.key)?.subnet
-      if (subnet && ipv4NetsOverlap(subnet, mine)) violations.push(`${after.key} lies across ${other.key}`)
+      const subnet = other.key === after.key ? undefined : parseLeaseKey(other.key)
+      if (subnet && netsOverlap(subnet, mine)) violations.push(`${after.key} lies across ${other.key}`)
     }
   }
 }

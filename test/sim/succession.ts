@@ -565,7 +565,7 @@ function createWorld(time: VirtualTime, random: Random) {
       }
       // One object, so that what the node has is what a successor asks for.
       const shared = Object.assign(start, { log: logger, options: { 'subnet-file': '/nowhere/subnet.env' } })
-      return await runNode(parts, undefined, stopping, { ...before, start: shared } as never)
+      return await runNode(parts, {}, stopping, { ...before, start: shared } as never)
     } catch (error) {
       stopping.abort(error)
       throw error

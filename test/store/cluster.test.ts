@@ -108,7 +108,7 @@ it('renews its lease and hears of every peer while each leader in turn is killed
   const store = open()
   const quiet = { info() {}, warn() {}, error() {}, v: () => false }
   const options = { random: () => 0, log: quiet, signal: over.signal }
-  const attrs = { publicIp: parseIpv4('192.0.2.200')!, backendType: '' }
+  const attrs = { publicIp: { ipv4: parseIpv4('192.0.2.200')! }, backendType: '' }
   let lease = await acquireLease(store, network, attrs, options)
   const own = Number(lease.key.split('.')[2])
   const follower = follow(store)

@@ -73,7 +73,7 @@ function follow(store: Store, relistMs?: number) {
     const options = { log: quiet, signal, ...(relistMs === undefined ? {} : { relistMs }) }
     for await (const { leases } of followLeases(sourceOf(store), options)) {
       found.clear()
-      for (const [key, { attrs }] of leases) found.set(key, attrs.publicIp)
+      for (const [key, { attrs }] of leases) found.set(key, attrs.publicIp.ipv4!)
     }
   })().catch((error: unknown) => {
     if (!signal.aborted) throw error
@@ -157,7 +157,7 @@ it.each(DEAD)(
       const { signal } = over
       expect(await store.config(signal)).toMatch(/Network/)
       const ip = `192.0.2.${++starts}`
-      const attrs = { publicIp: parseIpv4(ip)!, backendType: '' }
+      const attrs = { publicIp: { ipv4: parseIpv4(ip)! }, backendType: '' }
       const lease = await acquireLease(store, network, attrs, { random: Math.random, log: quiet, signal })
       await follow(store).has(lease.key, ip)
       return performance.now() - began
@@ -241,7 +241,7 @@ it('waits for endpoints that take seconds for each call', async () => {
     each.set({ delayMs: 2_000 })
   }
   const store = open(slow.map(({ endpoint }) => endpoint))
-  const attrs = { publicIp: parseIpv4('192.0.2.99')!, backendType: '' }
+  const attrs = { publicIp: { ipv4: parseIpv4('192.0.2.99')! }, backendType: '' }
   const lease = await acquireLease(store, network, attrs, { random: Math.random, log: quiet, signal: over.signal })
   await renewLease(store, lease, { signal: over.signal })
 })
@@ -265,7 +265,7 @@ it.each(['simple', 'jwt'])('goes on with %s tokens when users and roles are chan
   await server.ctl('auth', 'enable')
   const asRoot = (...args: string[]) => server.ctl('--user', 'root:sesame', ...args)
   const store = open([server.endpoint], { username: 'node', password: new Secret('open') })
-  const attrs = { publicIp: parseIpv4('192.0.2.1')!, backendType: '' }
+  const attrs = { publicIp: { ipv4: parseIpv4('192.0.2.1')! }, backendType: '' }
   let lease = await acquireLease(store, network, attrs, { random: Math.random, log: quiet, signal: over.signal })
   const follower = follow(store, 200)
   for (let times = 0; times < 3; times++) {

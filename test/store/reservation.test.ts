@@ -16,7 +16,7 @@ it('chmod a-w FILE: the next renewal keeps the file, its mode and the lease with
   try {
     const quiet = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
     const options = { random: () => 0, log: quiet, signal: AbortSignal.timeout(60_000) }
-    const attrs = { publicIp: parseIpv4('192.0.2.1')!, backendType: '' }
+    const attrs = { publicIp: { ipv4: parseIpv4('192.0.2.1')! }, backendType: '' }
     const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
     const lease = await acquireLease(store, config, attrs, options)
     const renewed = await renewLease(store, lease, options)

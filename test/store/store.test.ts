@@ -52,7 +52,7 @@ const TTL_MS = 3_600_000
 const LONG = process.env['WEFT_LONG'] === '1'
 const CONFIG = '{"Network":"10.5.0.0/16"}'
 const config = parseNetworkConfig(CONFIG)
-const attrs = (ip: string): LeaseAttrs => ({ publicIp: parseIpv4(ip)!, backendType: '' })
+const attrs = (ip: string): LeaseAttrs => ({ publicIp: { ipv4: parseIpv4(ip)! }, backendType: '' })
 const value = (ip: string): string => `{"PublicIP":"${ip}","PublicIPv6":null}`
 /** For some calls in a row, each an event. */
 const signal = (): AbortSignal => AbortSignal.timeout(4 * EVENT_MS)
@@ -250,7 +250,7 @@ function follow(store: Store, log = quiet()) {
 
 const acquire = (store: Store, ip: string, extra: { previous?: string; random?: () => number } = {}) =>
   acquireLease(store, config, attrs(ip), {
-    ...(extra.previous === undefined ? {} : { previous: parseIpv4Net(extra.previous)! }),
+    ...(extra.previous === undefined ? {} : { previous: { ipv4: parseIpv4Net(extra.previous)! } }),
     random: extra.random ?? Math.random,
     log: quiet(),
     signal: signal(),
@@ -322,7 +322,7 @@ describe.each([
     const store = makeBed().open()
     await acquire(store, '1.2.3.4', { previous: '10.5.5.0/24' })
     const log = quiet()
-    const previous = parseIpv4Net('10.5.5.0/24')!
+    const previous = { ipv4: parseIpv4Net('10.5.5.0/24')! }
     await acquireLease(store, config, attrs('1.2.3.5'), {
       previous,
       random: Math.random,
@@ -420,7 +420,7 @@ describe.each([
     const own = await acquire(store, '2.2.2.2', { previous: '10.5.2.0/24' })
     await follower.until((view) => view.has(own.key))
     await bed.put('10.5.1.0-24', value('3.3.3.3'))
-    await follower.until((view) => view.get('10.5.1.0-24')?.attrs.publicIp === parseIpv4('3.3.3.3'))
+    await follower.until((view) => view.get('10.5.1.0-24')?.attrs.publicIp.ipv4 === parseIpv4('3.3.3.3'))
     await bed.remove('10.5.1.0-24')
     await follower.until((view) => view.size === 1)
     await bed.expire(own.key)
@@ -521,7 +521,7 @@ describe.each([
     await bed.put(good.key, 'not json')
     const other = await acquire(store, '2.2.2.2')
     await follower.until((view) => view.has(other.key))
-    expect(follower.view.get(good.key)?.attrs.publicIp).toBe(parseIpv4('1.1.1.1'))
+    expect(follower.view.get(good.key)?.attrs.publicIp.ipv4).toBe(parseIpv4('1.1.1.1'))
     for (const key of ['x', '10.5.200.0-24', good.key]) {
       expect(follower.log.lines.filter((line) => line.startsWith(`Ignoring bad subnet node: ${key}:`))).toHaveLength(1)
     }
@@ -620,7 +620,7 @@ describe('the etcd store, when things break', () => {
       await delay(began + ((tick + 1) * 1000) / TICKS - performance.now())
     }
     const has = (view: PeerView): boolean =>
-      view.size === now.size && [...now].every(([name, ip]) => view.get(name)?.attrs.publicIp === parseIpv4(ip))
+      view.size === now.size && [...now].every(([name, ip]) => view.get(name)?.attrs.publicIp.ipv4 === parseIpv4(ip))
     await follower.until(has)
     client.close()
     expect(now.size).toBeLessThan(leases)
@@ -738,7 +738,7 @@ describe('the etcd store, when things break', () => {
     await follower.until(
       (view) =>
         view.size === expected.size &&
-        [...expected].every(([key, ip]) => view.get(key)?.attrs.publicIp === parseIpv4(ip)),
+        [...expected].every(([key, ip]) => view.get(key)?.attrs.publicIp.ipv4 === parseIpv4(ip)),
     )
     expect(follower.listings).toBe(2)
   })

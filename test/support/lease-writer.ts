@@ -23,7 +23,7 @@ const say = (sign: string, key: string): void =>
 for (;;) {
   // All draw the same: whoever is second must notice.
   const options = { random: () => 0, log, signal }
-  let lease = await acquireLease(store, config, { publicIp, backendType: '' }, options)
+  let lease = await acquireLease(store, config, { publicIp: { ipv4: publicIp }, backendType: '' }, options)
   say('+', lease.key)
   for (let times = 0; times < RENEWALS; times++) lease = await renewLease(store, lease, options)
   say('-', lease.key)

@@ -63,7 +63,7 @@ export const ours = value('192.0.2.1')
 
 export const backend: Backend = {
   name: 'fake',
-  prepare: async () => ({ publicIp: parseIpv4('192.0.2.1')!, backendType: '' }),
+  prepare: async () => ({ publicIp: { ipv4: parseIpv4('192.0.2.1')! }, backendType: '' }),
   async open(lease) {
     if (refuse) throw refuse
     let die!: (error: Error) => void
@@ -96,17 +96,17 @@ export const backend: Backend = {
         return dataPath.unreported
       },
       carrier: () => ({ device: 'fake0', engine: 'native', features: [] }),
-      probeSource: lease.subnet.address,
+      probeSource: lease.subnet.ipv4!.address,
       peers: () =>
         (dataPath.applied.at(-1) ?? []).map((key) => ({
           key,
           endpoint: 'somewhere:8285',
           way: 'tunnel' as const,
-          probe: parseLeaseKey(key)!.subnet.address,
+          probe: parseLeaseKey(key)!.ipv4!.address,
         })),
       peer: (key) =>
         dataPath.applied.at(-1)?.includes(key)
-          ? { key, endpoint: 'somewhere:8285', way: 'tunnel' as const, probe: parseLeaseKey(key)!.subnet.address }
+          ? { key, endpoint: 'somewhere:8285', way: 'tunnel' as const, probe: parseLeaseKey(key)!.ipv4!.address }
           : undefined,
       traffic: async () =>
         new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (dataPath.traffic ? [[key, dataPath.traffic]] : []))),
@@ -204,7 +204,7 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
   }
   const manager = managerOf(store)
   const parts = { options, manager, config, backend, log, signal: stopping.signal, health, notifier, ...extra }
-  ended = runNode(parts, undefined, stopping, alone(parts, hostChanged)).catch((error: unknown) => error)
+  ended = runNode(parts, {}, stopping, alone(parts, hostChanged)).catch((error: unknown) => error)
 }
 
 /** Of real time, in which a file is written. */

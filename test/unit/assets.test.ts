@@ -13,12 +13,12 @@ it.each([
   ['src', async () => fromSource],
   ['dist', () => import(built) as Promise<typeof fromSource>],
 ])('from %s', async (from, load) => {
-  const { version, isClone, loadAddon, loadEtcdPool, loadEtcdRpc, loadGrpc, loadIpAddress, pageText } = await load()
+  const { version, isClone, loadAddon, loadEtcdPool, loadEtcdRpc, loadGrpc, pageText } = await load()
   expect(version()).toBe((JSON.parse(read('package.json')) as { version: string }).version)
   expect(isClone()).toBe(true)
   expect(loadAddon().counterNames).toContain('tx_packets')
-  expect([loadEtcdPool().Host, loadEtcdRpc().KVClient, loadGrpc().Metadata, loadIpAddress().Address6]).toEqual(
-    Array.from({ length: 4 }, () => expect.any(Function)),
+  expect([loadEtcdPool().Host, loadEtcdRpc().KVClient, loadGrpc().Metadata]).toEqual(
+    Array.from({ length: 3 }, () => expect.any(Function)),
   )
   expect(await pageText()).toBe(from === 'src' ? undefined : read('dist/src/page/page.html'))
 })

@@ -4,14 +4,15 @@ import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import { createPeerFilter, type PeerFilter, type PeerFilterOptions } from '../../../src/backend/peer-filter.ts'
 import type { Lease, OwnLease } from '../../../src/lease/lease.ts'
-import { formatIpv4, formatIpv4Net, parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
+import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
+import { addressText, netText } from '../../../src/net/address.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const OWN_MAC = 'own'
 const own: OwnLease = {
   key: '10.5.0.0-24',
-  subnet: parseIpv4Net('10.5.0.0/24')!,
-  attrs: { publicIp: ip('192.0.2.1'), backendType: 'x' },
+  subnet: { ipv4: parseIpv4Net('10.5.0.0/24')! },
+  attrs: { publicIp: { ipv4: ip('192.0.2.1') }, backendType: 'x' },
   expiresAt: 0,
   revision: 1n,
 }
@@ -38,21 +39,21 @@ function peersOf(leases: ReadonlyMap<string, Lease>, ownKey: string, hasIdentity
   const isSound = ({ key, subnet, attrs }: Lease): boolean =>
     key !== ownKey &&
     attrs.backendType === 'x' &&
-    attrs.publicIp !== own.attrs.publicIp &&
-    formatIpv4(attrs.publicIp) !== '127.0.0.1' &&
-    formatIpv4Net(subnet).startsWith('10.5.') &&
+    attrs.publicIp.ipv4 !== own.attrs.publicIp.ipv4 &&
+    addressText(attrs.publicIp) !== '127.0.0.1' &&
+    netText(subnet).startsWith('10.5.') &&
     !(hasIdentity && attrs.backendData === OWN_MAC)
   const sound = [...leases.values()].filter(isSound)
   const first = sound.filter(
     (lease) =>
-      !sound.some((other) => formatIpv4Net(other.subnet) === formatIpv4Net(lease.subnet) && isNewer(other, lease)),
+      !sound.some((other) => netText(other.subnet) === netText(lease.subnet) && isNewer(other, lease)),
   )
   const hostOf = (mac: string): number | undefined =>
-    first.filter((lease) => macOf(lease) === mac).toSorted((a, b) => (isNewer(a, b) ? -1 : 1))[0]?.attrs.publicIp
+    first.filter((lease) => macOf(lease) === mac).toSorted((a, b) => (isNewer(a, b) ? -1 : 1))[0]?.attrs.publicIp.ipv4
   return first
     .filter((lease) => {
       const mac = macOf(lease)
-      return !hasIdentity || mac === undefined || hostOf(mac) === lease.attrs.publicIp
+      return !hasIdentity || mac === undefined || hostOf(mac) === lease.attrs.publicIp.ipv4
     })
     .map(({ key }) => key)
     .toSorted()
@@ -73,8 +74,8 @@ const leaseOf = fc
     const [length = ''] = form.slice(1).split('&')
     return {
       key: `${network}.${third}.0${form}`,
-      subnet: parseIpv4Net(`${network}.${third}.0/${length}`)!,
-      attrs: { publicIp: ip(address), backendType, ...(mac === undefined ? {} : { backendData: mac }) },
+      subnet: { ipv4: parseIpv4Net(`${network}.${third}.0/${length}`)! },
+      attrs: { publicIp: { ipv4: ip(address) }, backendType, ...(mac === undefined ? {} : { backendData: mac }) },
       ...(revision === undefined ? {} : { revision }),
     }
   })
@@ -151,8 +152,8 @@ describe.each([
 it('says what changed and of no other', () => {
   const { filter } = create(false)
   const lease = (key: string, address: string, revision: bigint): Lease => ({
-    ...{ key, subnet: parseIpv4Net(key.replace(/-(\d+).*/, '/$1'))!, revision },
-    attrs: { publicIp: ip(address), backendType: 'x' },
+    ...{ key, subnet: { ipv4: parseIpv4Net(key.replace(/-(\d+).*/, '/$1'))! }, revision },
+    attrs: { publicIp: { ipv4: ip(address) }, backendType: 'x' },
   })
   const leases = new Map(
     [lease('10.5.1.0-24', '192.0.2.2', 1n), lease('10.5.2.0-24', '192.0.2.3', 2n)].map((each) => [each.key, each]),

@@ -5,7 +5,7 @@ import { createDirectHops } from '../../../src/backend/direct-way.ts'
 import { createRouteSync } from '../../../src/backend/route-sync.ts'
 import { WeftError } from '../../../src/errors.ts'
 import type { Run } from '../../../src/host/command.ts'
-import type { Lease } from '../../../src/lease/lease.ts'
+import type { Ipv4Lease } from '../../../src/lease/lease.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
 
 it("takes away what an earlier process routed to peers by its own device, and leaves the device's own routes", async () => {
@@ -26,8 +26,9 @@ it("takes away what an earlier process routed to peers by its own device, and le
 })
 
 it('takes a peer that `ip` said nothing of for one without a way only where `ip` came to its end', async () => {
-  const [near, far] = ['10.5.2.0/24', '10.5.3.0/24'].map((subnet, at): Lease => {
-    return { key: subnet, subnet: parseIpv4Net(subnet)!, attrs: { publicIp: 0xc0000202 + at, backendType: '' } }
+  const [near, far] = ['10.5.2.0/24', '10.5.3.0/24'].map((subnet, at): Ipv4Lease => {
+    const attrs = { publicIp: { ipv4: 0xc0000202 + at }, backendType: '' }
+    return { key: subnet, subnet: { ipv4: parseIpv4Net(subnet)! }, attrs }
   })
   const stdout = '[{"dst":"192.0.2.2","dev":"eth0"}]\n'
   const after =

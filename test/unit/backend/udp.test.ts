@@ -15,8 +15,8 @@ import { host, installHost, log, run } from '../../support/fake-host.ts'
 const ip = (text: string): number => parseIpv4(text)!
 const lease = (subnet: string, publicIp: string, backendType = ''): Lease => ({
   key: subnet.replace('/', '-'),
-  subnet: parseIpv4Net(subnet)!,
-  attrs: { publicIp: ip(publicIp), backendType },
+  subnet: { ipv4: parseIpv4Net(subnet)! },
+  attrs: { publicIp: { ipv4: ip(publicIp) }, backendType },
 })
 const own: OwnLease = { ...lease('10.5.72.0/24', '192.0.2.1'), expiresAt: 0, revision: 1n }
 
@@ -90,7 +90,7 @@ const open = (config?: string) => backend(config).open(own, signal, new Map())
 
 describe('prepare', () => {
   it('publishes the public IP and no backend type', async () => {
-    expect(await backend().prepare(signal)).toEqual({ publicIp: ip('192.0.2.1'), backendType: '' })
+    expect(await backend().prepare(signal)).toEqual({ publicIp: { ipv4: ip('192.0.2.1') }, backendType: '' })
   })
 
   it.each([
@@ -127,7 +127,7 @@ describe('open', () => {
       },
       ...{ bindAddress: '192.0.2.1', port: 7890, mtu: 1472 },
       ...{ tunAddress: ip('10.5.72.0'), networkAddress: ip('10.5.0.0') },
-      ...{ network: parseIpv4Net('10.5.0.0/16'), subnet: own.subnet },
+      ...{ network: parseIpv4Net('10.5.0.0/16'), subnet: own.subnet.ipv4 },
     })
     expect(host.commands).toEqual([
       'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',

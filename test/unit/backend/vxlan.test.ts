@@ -19,7 +19,7 @@ it.each([
   [null, undefined],
   [undefined, undefined],
 ])('of %j the MAC is %s', (backendData, mac) => {
-  expect(vtepMacOf({ publicIp: 0xc0000202, backendType: 'vxlan', backendData })).toBe(mac)
+  expect(vtepMacOf({ publicIp: { ipv4: 0xc0000202 }, backendType: 'vxlan', backendData })).toBe(mac)
 })
 
 it('keeps the MAC that peers know while its device is gone and the store no longer answers', async () => {
@@ -34,7 +34,7 @@ it('keeps the MAC that peers know while its device is gone and the store no long
     startEngine: () => Promise.reject(new Error('nothing is opened here')),
     persistence: { persist: true, tunName: undefined, isMultiQueue: false, inherit: async () => undefined },
     publishedBefore: async () =>
-      isAway ? undefined : { publicIp: address, backendType: 'vxlan', backendData: { VtepMAC: known } },
+      isAway ? undefined : { publicIp: { ipv4: address }, backendType: 'vxlan', backendData: { VtepMAC: known } },
     run: () => Promise.reject(new WeftError('COMMAND', 'Device does not exist.')),
     log,
   })

@@ -5,19 +5,19 @@ import { createDirectHops, createDirectWay } from '../../../src/backend/direct-w
 import { createWays, type Way } from '../../../src/backend/ways.ts'
 import { WeftError } from '../../../src/errors.ts'
 import type { Run } from '../../../src/host/command.ts'
-import type { Lease } from '../../../src/lease/lease.ts'
+import type { Ipv4Lease } from '../../../src/lease/lease.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
-const peer = (subnet: string, publicIp: string, key = subnet.replace('/', '-')): Lease => ({
+const peer = (subnet: string, publicIp: string, key = subnet.replace('/', '-')): Ipv4Lease => ({
   key,
-  subnet: parseIpv4Net(subnet)!,
-  attrs: { publicIp: ip(publicIp), backendType: '' },
+  subnet: { ipv4: parseIpv4Net(subnet)! },
+  attrs: { publicIp: { ipv4: ip(publicIp) }, backendType: '' },
 })
 const NEAR = peer('10.5.1.0/24', '192.0.2.1')
 const OTHER = peer('10.5.2.0/24', '192.0.2.2')
 const FAR = peer('10.5.3.0/24', '198.51.100.3')
-const byKey = (...peers: readonly Lease[]) => new Map(peers.map((each) => [each.key, each]))
+const byKey = (...peers: readonly Ipv4Lease[]) => new Map(peers.map((each) => [each.key, each]))
 
 let asked: string[]
 /** What is behind a router. */
@@ -65,12 +65,15 @@ describe('direct routing', () => {
   it('asks for the peers that changed alone, and comes to what asking for all comes to', async () => {
     const direct = createDirectHops(run)
     await direct.look(byKey(NEAR, FAR))
-    const whole = async (...peers: readonly Lease[]) => {
+    const whole = async (...peers: readonly Ipv4Lease[]) => {
       const all = createDirectHops(run)
       await all.look(byKey(...peers))
       return all.hops()
     }
-    const change = async (changed: readonly (readonly [string, Lease | undefined])[], ...peers: readonly Lease[]) => {
+    const change = async (
+      changed: readonly (readonly [string, Ipv4Lease | undefined])[],
+      ...peers: readonly Ipv4Lease[]
+    ) => {
       asked = []
       await direct.look(byKey(...peers), new Map(changed))
       const told = [...asked]

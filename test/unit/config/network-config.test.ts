@@ -5,12 +5,12 @@ import { describe, expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../src/config/network-config.ts'
 import { pickSubnet } from '../../../src/lease/allocate.ts'
 import { WeftError } from '../../../src/errors.ts'
-import { formatIpv4, formatIpv4Net, ipv4Net, ipv4NetContains } from '../../../src/net/ipv4.ts'
+import { formatIpv4, formatIpv4Net, ipv4Net, ipv4NetContains, parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { formatIpv6, parseIpv6Net } from '../../../src/net/ipv6.ts'
 
 const range = (text: string): string => {
-  const config = parseNetworkConfig(text)
-  return `${formatIpv4(config.subnetMin)} ${formatIpv4(config.subnetMax)} /${config.subnetLength}`
+  const { subnetMin, subnetMax, subnetLength } = parseNetworkConfig(text).ipv4!
+  return `${formatIpv4(subnetMin)} ${formatIpv4(subnetMax)} /${subnetLength}`
 }
 
 describe('network configuration', () => {
@@ -24,10 +24,10 @@ describe('network configuration', () => {
     ...[1, 8, 16, 20, 21, 22].map((prefix) => [prefix, 24] as const),
     ...[23, 24, 25, 26, 27, 28].map((prefix) => [prefix, prefix + 2] as const),
   ])('cuts a /%i into subnets of /%i, from the second to the last', (prefix, length) => {
-    const config = parseNetworkConfig(`{"Network":"128.0.0.0/${prefix}"}`)
-    expect(config.subnetLength).toBe(length)
-    expect(config.subnetMin - config.network.address).toBe(2 ** (32 - length))
-    expect(config.subnetMax - config.network.address).toBe(2 ** (32 - prefix) - 2 ** (32 - length))
+    const { network, subnetMin, subnetMax, subnetLength } = parseNetworkConfig(`{"Network":"128.0.0.0/${prefix}"}`).ipv4!
+    expect(subnetLength).toBe(length)
+    expect(subnetMin - network.address).toBe(2 ** (32 - length))
+    expect(subnetMax - network.address).toBe(2 ** (32 - prefix) - 2 ** (32 - length))
   })
 
   it.each([
@@ -41,10 +41,10 @@ describe('network configuration', () => {
   })
 
   it('clears the bits of a host, and does not compare SubnetMin with SubnetMax', () => {
-    expect(formatIpv4Net(parseNetworkConfig('{"Network":"10.0.1.0/16"}').network)).toBe('10.0.0.0/16')
+    expect(formatIpv4Net(parseNetworkConfig('{"Network":"10.0.1.0/16"}').ipv4!.network)).toBe('10.0.0.0/16')
     const text = '{"Network":"10.3.0.0/16","SubnetMin":"10.3.9.0","SubnetMax":"10.3.8.0"}'
     expect(range(text)).toBe('10.3.9.0 10.3.8.0 /24')
-    expect(pickSubnet(parseNetworkConfig(text), [], Math.random)).toBeUndefined()
+    expect(pickSubnet(parseNetworkConfig(text).ipv4!, [], Math.random)).toBeUndefined()
   })
 
   it('takes an empty address for an absent one, as Go does', () => {
@@ -61,7 +61,7 @@ describe('network configuration', () => {
     const config = parseNetworkConfig(
       '{"NETWORK":"10.1.0.0/16","network":"10.2.0.0/16","whatever":1,"backend":{"TYPE":"VXLAN","VNI":7}}',
     )
-    expect(formatIpv4Net(config.network)).toBe('10.2.0.0/16')
+    expect(formatIpv4Net(config.ipv4!.network)).toBe('10.2.0.0/16')
     expect(config.backendType).toBe('vxlan')
     expect(config.backend['vni']).toBe(7)
   })
@@ -127,7 +127,7 @@ describe('network configuration', () => {
   it('asks for no range where subnets are given', () => {
     const text = '{"Network":"10.5.0.0/29","SubnetLen":31,"SubnetMin":"10.9.0.0"}'
     expect(() => parseNetworkConfig(text)).toThrow('SubnetLen must be less than /31')
-    expect(parseNetworkConfig(text, { areGiven: true })).toMatchObject({ network: { prefixLength: 29 } })
+    expect(parseNetworkConfig(text, { areGiven: true })).toMatchObject({ ipv4: { network: { prefixLength: 29 } } })
     expect(() => parseNetworkConfig('{}', { areGiven: true })).toThrow('please define a correct Network parameter')
   })
 
@@ -135,12 +135,12 @@ describe('network configuration', () => {
     fc.assert(
       fc.property(fc.integer({ min: 0, max: 0xffffffff }), fc.integer({ min: 1, max: 28 }), (address, length) => {
         const network = ipv4Net(address, length)
-        const config = parseNetworkConfig(JSON.stringify({ Network: formatIpv4Net(network) }))
-        expect(config.network).toEqual(network)
-        expect(ipv4NetContains(network, config.subnetMin)).toBe(true)
-        expect(ipv4NetContains(network, config.subnetMax)).toBe(true)
-        expect(config.subnetMin).toBeLessThanOrEqual(config.subnetMax)
-        expect(ipv4Net(config.subnetMin, config.subnetLength).address).toBe(config.subnetMin)
+        const range = parseNetworkConfig(JSON.stringify({ Network: formatIpv4Net(network) })).ipv4!
+        expect(range.network).toEqual(network)
+        expect(ipv4NetContains(network, range.subnetMin)).toBe(true)
+        expect(ipv4NetContains(network, range.subnetMax)).toBe(true)
+        expect(range.subnetMin).toBeLessThanOrEqual(range.subnetMax)
+        expect(ipv4Net(range.subnetMin, range.subnetLength).address).toBe(range.subnetMin)
       }),
     )
   })
@@ -219,26 +219,21 @@ describe('at the limits', () => {
   })
 
   it('takes an enabled family alone, and no range where subnets are given', () => {
-    expect(parseNetworkConfig('{"EnableIPv4":false}')).toEqual({
-      enableIpv4: false,
+    expect(parseNetworkConfig('{"EnableIPv4":false,"Network":"10.5.0.0/16"}')).toEqual({
       enableNftables: false,
-      network: { address: 0, prefixLength: 0 },
-      subnetLength: 0,
-      subnetMin: 0,
-      subnetMax: 0,
       backendType: 'udp',
       backend: {},
     })
     expect(
       parseNetworkConfig('{"Network":"10.5.0.0/16","EnableNFTables":true,"IPv6Network":"fc00::/48"}'),
     ).toMatchObject({
-      enableIpv4: true,
       enableNftables: true,
+      ipv4: { network: parseIpv4Net('10.5.0.0/16') },
+      ipv6: undefined,
     })
-    expect(parseNetworkConfig('{"Network":"10.5.0.0/16","IPv6Network":"fc00::/48"}')).not.toHaveProperty('ipv6')
     const text = '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fc00::/127","Backend":null}'
-    const { network, subnetLength, subnetMin, subnetMax, ipv6 } = parseNetworkConfig(text, { areGiven: true })
-    expect([formatIpv4Net(network), subnetLength, subnetMin, subnetMax]).toEqual(['10.5.0.0/16', 0, 0, 0])
+    const { ipv4, ipv6 } = parseNetworkConfig(text, { areGiven: true })
+    expect(ipv4).toEqual({ network: parseIpv4Net('10.5.0.0/16'), subnetLength: 0, subnetMin: 0, subnetMax: 0 })
     expect(ipv6).toEqual({ network: parseIpv6Net('fc00::/127'), subnetLength: 0, subnetMin: 0n, subnetMax: 0n })
   })
 

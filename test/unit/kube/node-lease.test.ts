@@ -10,7 +10,8 @@ import {
   readAttrs,
   subnetsOf,
 } from '../../../src/kube/node-lease.ts'
-import { formatIpv4, parseIpv4 } from '../../../src/net/ipv4.ts'
+import { parseIpv4 } from '../../../src/net/ipv4.ts'
+import { addressText } from '../../../src/net/address.ts'
 
 const P = 'flannel.alpha.coreos.com'
 const names = annotationNames(P)
@@ -60,7 +61,7 @@ describe('the subnets of a node', () => {
 })
 
 describe('annotations', () => {
-  const subnets = { key: '10.5.1.0-24', subnet: { address: parseIpv4('10.5.1.0')!, prefixLength: 24 } }
+  const subnets = { key: '10.5.1.0-24', subnet: { ipv4: { address: parseIpv4('10.5.1.0')!, prefixLength: 24 } } }
   const read = (annotations: Readonly<Record<string, string>>) =>
     entryOf({ metadata: { name: 'n', annotations } }, subnets, names)
   /** As recorded of flanneld v0.28.9. */
@@ -76,7 +77,7 @@ describe('annotations', () => {
   it("are read as flannel's, and need no change to say the same again", () => {
     for (const annotations of [vxlan, udp]) {
       const { lease } = read(annotations)
-      expect(formatIpv4(lease!.attrs.publicIp)).toBe('192.168.77.1')
+      expect(addressText(lease!.attrs.publicIp)).toBe('192.168.77.1')
       expect(annotationsPatch(annotations, lease!.attrs, names)).toBeUndefined()
     }
     expect(read(vxlan).lease!.attrs.backendData).toEqual({ VNI: 1, VtepMAC: '2e:3f:90:5f:5f:d8' })
@@ -84,7 +85,7 @@ describe('annotations', () => {
   })
 
   it('are written where they differ, in the bytes of Go', () => {
-    const attrs = { publicIp: parseIpv4('192.168.77.1')!, backendType: 'extension', backendData: 'a<b>&' }
+    const attrs = { publicIp: { ipv4: parseIpv4('192.168.77.1')! }, backendType: 'extension', backendData: 'a<b>&' }
     expect(annotationsPatch(vxlan, attrs, names)).toEqual({
       [`${P}/backend-data`]: String.raw`"a\u003cb\u003e\u0026"`,
       [`${P}/backend-type`]: 'extension',
@@ -98,7 +99,7 @@ describe('annotations', () => {
     const dual = { ...vxlan, ...ipv6 }
     expect(read(dual)).toEqual(read(vxlan)) // a lease that differed from what weftd says of itself would be written again for ever
     expect(annotationsPatch(dual, read(vxlan).lease!.attrs, names)).toBeUndefined()
-    const moved = { ...read(vxlan).lease!.attrs, publicIp: parseIpv4('192.168.77.9')! }
+    const moved = { ...read(vxlan).lease!.attrs, publicIp: { ipv4: parseIpv4('192.168.77.9')! } }
     expect(annotationsPatch(dual, moved, names)).toEqual({ [`${P}/public-ip`]: '192.168.77.9' })
   })
 
@@ -153,7 +154,7 @@ describe('at the limits', () => {
 
   it('has a lease of IPv4 alone where nothing of IPv6 is given, also from an empty list', () => {
     const found = subnetsOf({ spec: { podCIDR: '10.5.1.0/24', podCIDRs: [] } })
-    expect(found).toEqual({ key: '10.5.1.0-24', subnet: { address: parseIpv4('10.5.1.0'), prefixLength: 24 } })
+    expect(found).toEqual({ key: '10.5.1.0-24', subnet: { ipv4: { address: parseIpv4('10.5.1.0'), prefixLength: 24 } } })
   })
 
   it.each([
@@ -171,17 +172,17 @@ describe('at the limits', () => {
     }
     const attrs = readAttrs(annotations, names)
     expect(attrs).toEqual({
-      publicIp: parseIpv4('192.0.2.1'),
+      publicIp: { ipv4: parseIpv4('192.0.2.1') },
       backendType: '',
       backendData: { VNI: 1 },
     })
-    const subnets = { key: 'k', subnet: { address: 0, prefixLength: 24 } }
+    const subnets = { key: 'k', subnet: { ipv4: { address: 0, prefixLength: 24 } } }
     expect(entryOf({}, subnets, names)).toEqual({ key: 'k', problem: `node : it has no ${names.publicIp}` })
     expect(entryOf({ metadata: { annotations } }, subnets, names)).toEqual({ key: 'k', lease: { ...subnets, attrs } })
   })
 
   it('writes everything that a node of its own lacks, and each value that is another', () => {
-    const attrs = { publicIp: parseIpv4('192.0.2.1')!, backendType: 'vxlan', backendData: { VNI: 1 } }
+    const attrs = { publicIp: { ipv4: parseIpv4('192.0.2.1')! }, backendType: 'vxlan', backendData: { VNI: 1 } }
     const all = {
       [names.backendData]: '{"VNI":1}',
       [names.backendType]: 'vxlan',

@@ -2,7 +2,7 @@
 
 import { describe, expect, it } from 'vitest'
 import { decodeLease, sourceOf } from '../../../src/lease/decode.ts'
-import { leasesEqual } from '../../../src/lease/lease.ts'
+import { encodeLeaseValue, leasesEqual } from '../../../src/lease/lease.ts'
 import type { Change } from '../../../src/lease/subnet-manager.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../src/net/ipv6.ts'
@@ -10,9 +10,9 @@ import { createMemoryStore } from '../../support/memory-store.ts'
 
 describe('a lease', () => {
   it('is read as Go reads it', () => {
-    expect(decodeLease('10.5.1.0-24', '{}').attrs.publicIp).toBe(0)
-    expect(decodeLease('10.5.1.0-24', 'null').attrs.publicIp).toBe(0)
-    expect(decodeLease('10.5.1.0-24', '{"publicip":"1.2.3.4","new":1}').attrs.publicIp).toBe(parseIpv4('1.2.3.4'))
+    expect(decodeLease('10.5.1.0-24', '{}').attrs.publicIp).toEqual({})
+    expect(decodeLease('10.5.1.0-24', 'null').attrs.publicIp).toEqual({})
+    expect(decodeLease('10.5.1.0-24', '{"publicip":"1.2.3.4","new":1}').attrs.publicIp).toEqual({ ipv4: parseIpv4('1.2.3.4') })
   })
 
   it.each([
@@ -79,7 +79,7 @@ describe('at the limits', () => {
 
   it('reads a value of 65,536 characters, and none that is longer', () => {
     expect(ofLength(65_536)).toHaveLength(65_536)
-    expect(decode(ofLength(65_536)).attrs.publicIp).toBe(0)
+    expect(decode(ofLength(65_536)).attrs.publicIp).toEqual({})
     expect(() => decode(ofLength(65_537))).toThrow('the value has 65537 characters')
   })
 
@@ -88,17 +88,23 @@ describe('at the limits', () => {
       '{"PublicIP":"1.2.3.4","PublicIPv6":"fc00::1","BackendType":"vxlan","BackendData":{"VNI":1},"BackendV6Data":{"VNI":2}}',
     )
     expect(attrs).toEqual({
-      publicIp: parseIpv4('1.2.3.4'),
-      publicIpv6: parseIpv6('fc00::1'),
+      publicIp: { ipv4: parseIpv4('1.2.3.4'), ipv6: parseIpv6('fc00::1') },
       backendType: 'vxlan',
       backendData: { VNI: 1 },
       backendV6Data: { VNI: 2 },
     })
     expect(decode('{"PublicIPv6":null,"BackendType":null,"BackendData":null}').attrs).toStrictEqual({
-      publicIp: 0,
+      publicIp: { ipv4: undefined, ipv6: undefined },
       backendType: '',
       backendData: null,
     })
+  })
+
+  it.each(['0.0.0.0-0&fc00::-64', '0.0.0.0-24&fc00::-64'])('reads the lease %s of a node without IPv4', (key) => {
+    const value = '{"PublicIP":"0.0.0.0","PublicIPv6":"fd00::1"}'
+    const { attrs } = decodeLease(key, value)
+    expect(attrs.publicIp).toEqual({ ipv6: parseIpv6('fd00::1') })
+    expect(encodeLeaseValue(attrs)).toBe(value)
   })
 
   it.each([

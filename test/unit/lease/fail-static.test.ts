@@ -12,8 +12,8 @@ const OWN = '10.5.9.0-24'
 /** Each has an address of its own, unless it is told. */
 const lease = (key: string, publicIp = `1.2.3.${key.split('.')[2]}`): Lease => ({
   key,
-  subnet: parseIpv4Net(key.replace('-', '/'))!,
-  attrs: { publicIp: parseIpv4(publicIp)!, backendType: '' },
+  subnet: { ipv4: parseIpv4Net(key.replace('-', '/'))! },
+  attrs: { publicIp: { ipv4: parseIpv4(publicIp)! }, backendType: '' },
 })
 const key = (third: number): string => `10.5.${third}.0-24`
 const entry = (third: number, publicIp?: string): Entry => ({ key: key(third), lease: lease(key(third), publicIp) })

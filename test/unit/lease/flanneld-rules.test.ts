@@ -30,7 +30,7 @@ describe('a key with text before the subnet', () => {
   it.each(['old-10.5.1.0-24', ' 10.5.1.0-24', '10.5.9.0-24/10.5.1.0-24', '7.10.5.1.0-24', '10.5.1.0-024'])(
     '%j is a lease of that subnet',
     (key) => {
-      expect(parseLeaseKey(key)).toEqual({ subnet })
+      expect(parseLeaseKey(key)).toEqual({ ipv4: subnet })
     },
   )
 
@@ -62,9 +62,9 @@ const take = async (store: ReturnType<typeof createMemoryStore>, previous?: stri
   const lease = await acquireLease(
     store,
     config,
-    { publicIp: parseIpv4('192.0.2.1')!, backendType: '' },
+    { publicIp: { ipv4: parseIpv4('192.0.2.1')! }, backendType: '' },
     {
-      ...(previous === undefined ? {} : { previous: parseIpv4Net(previous)! }),
+      ...(previous === undefined ? {} : { previous: { ipv4: parseIpv4Net(previous)! } }),
       random: () => 0,
       log,
       signal: AbortSignal.timeout(EVENT_MS),

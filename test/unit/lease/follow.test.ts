@@ -6,10 +6,10 @@ import { WeftError } from '../../../src/errors.ts'
 import { decodeLease } from '../../../src/lease/decode.ts'
 import { followLeases, type Clock } from '../../../src/lease/follow.ts'
 import type { Change, Entry, LeaseSource } from '../../../src/lease/subnet-manager.ts'
-import { formatIpv4 } from '../../../src/net/ipv4.ts'
 import { takeOverTime } from '../../sim/virtual-time.ts'
 import { eventually } from '../../support/event.ts'
 import { randomFrom } from '../../support/packet-model.ts'
+import { addressText } from '../../../src/net/address.ts'
 
 const entry = (key: string, ip: string): Entry => ({ key, lease: decodeLease(key, `{"PublicIP":"${ip}"}`) })
 
@@ -292,7 +292,7 @@ describe('following', () => {
       [],
       ['10.5.3.0-24'],
     ])
-    expect([...leases].map(([key, { attrs }]) => `${key} ${formatIpv4(attrs.publicIp)}`).toSorted()).toEqual([
+    expect([...leases].map(([key, { attrs }]) => `${key} ${addressText(attrs.publicIp)}`).toSorted()).toEqual([
       '10.5.2.0-24 2.2.2.2',
       '10.5.4.0-24 4.4.4.4',
       '10.5.5.0-24 5.5.5.5',

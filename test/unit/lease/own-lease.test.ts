@@ -10,7 +10,7 @@ import type { Store, StoreEntry } from '../../../src/store/store.ts'
 import { createMemoryStore } from '../../support/memory-store.ts'
 
 const value = (ip: string): string => `{"PublicIP":"${ip}","PublicIPv6":null}`
-const attrs = (ip: string): LeaseAttrs => ({ publicIp: parseIpv4(ip)!, backendType: '' })
+const attrs = (ip: string): LeaseAttrs => ({ publicIp: { ipv4: parseIpv4(ip)! }, backendType: '' })
 const entry = (key: string, text: string, revision = 1n): StoreEntry => ({
   key,
   value: text,
@@ -99,7 +99,7 @@ describe('acquiring', () => {
         ? { lease: '10.5.1.0-24', written: [], deleted: [key] }
         : { lease: kept, written: [kept], deleted: [] },
     )
-    expect(lease.subnet6 !== undefined).toBe(kept?.includes('&') ?? false)
+    expect(lease.subnet.ipv6 !== undefined).toBe(kept?.includes('&') ?? false)
   })
 
   it('ends, and takes another, when its previous subnet is refused though no listing has it', async () => {
@@ -110,7 +110,7 @@ describe('acquiring', () => {
     })
     const lease = await acquireLease(store, config, attrs('1.1.1.1'), {
       ...options(),
-      previous: parseIpv4Net('10.5.7.0/24')!,
+      previous: { ipv4: parseIpv4Net('10.5.7.0/24')! },
     })
     expect(lease.key).toBe('10.5.2.0-24')
     expect(tried).toEqual(['10.5.7.0-24', '10.5.1.0-24', '10.5.2.0-24'])
@@ -150,7 +150,7 @@ describe('acquiring', () => {
     })
     const lease = await acquireLease(store, config, attrs('1.1.1.1'), {
       ...options(),
-      previous: parseIpv4Net('10.5.7.0/24')!,
+      previous: { ipv4: parseIpv4Net('10.5.7.0/24')! },
     })
     expect(lease.key).toBe('10.5.1.0-24')
   })
@@ -183,7 +183,7 @@ async function holding(ip = '1.1.1.1') {
   const holder = holderOf(store, parseNetworkConfig('{"Network":"10.5.0.0/16"}'))
   const log = recorder()
   const stop = new AbortController().signal
-  const lease = await holder.obtain(attrs(ip), parseIpv4Net('10.5.1.0/24'), log, stop)
+  const lease = await holder.obtain(attrs(ip), { ipv4: parseIpv4Net('10.5.1.0/24') }, log, stop)
   expect(lease.key).toBe(KEY)
   return {
     ...{ store, log, lease },

@@ -203,18 +203,18 @@ describe('with an amendment that an operator made where the leases are', () => {
         }),
     ],
   ])('opens one that died again by what was last known of it while the store %s', async (_what, away) => {
-    answer = async (attrs) => ({ ...attrs, publicIp: given })
+    answer = async (attrs) => ({ ...attrs, publicIp: { ipv4: given } })
     startAmended()
     await ready()
     await vi.advanceTimersByTimeAsync(2000)
     answer = away
     dataPaths[0]!.die('the MTU of eth0 changed')
     await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0, 2_000)
-    answer = async (attrs) => ({ ...attrs, publicIp: parseIpv4('198.51.100.8')! })
+    answer = async (attrs) => ({ ...attrs, publicIp: { ipv4: parseIpv4('198.51.100.8')! } })
     await vi.advanceTimersByTimeAsync(2000)
     dataPaths[1]!.die('again')
     await until(() => dataPaths.length === 3 && dataPaths[2]!.applied.length > 0, 2_000)
-    expect(opened.map(({ publicIp }) => publicIp)).toEqual([given, given, parseIpv4('198.51.100.8')])
+    expect(opened.map(({ publicIp }) => publicIp.ipv4)).toEqual([given, given, parseIpv4('198.51.100.8')])
   })
 
   it('waits for it at the start: nobody knows yet whether there is one', async () => {
@@ -244,7 +244,7 @@ it('writes subnet.env at once where the data path that is opened again takes oth
 
 it('leaves one alone that is lent: what is wrong with it is for whoever has it, until it is back', async () => {
   const lease = {
-    ...{ key: '10.5.0.64-26', subnet: { address: parseIpv4('10.5.0.64')!, prefixLength: 26 } },
+    ...{ key: '10.5.0.64-26', subnet: { ipv4: { address: parseIpv4('10.5.0.64')!, prefixLength: 26 } } },
     ...{ attrs: await backend.prepare(stopping.signal), expiresAt: undefined, revision: 1n },
   }
   const dataPath = await backend.open(lease, stopping.signal, new Map())

@@ -14,9 +14,9 @@ const lastKnown = (): string => `${subnetFile()}.last-known`
 
 /** What is written of a node, on this data path. */
 const nodeOn = (tunName: string | undefined): Node => {
-  const lease = { key: '10.5.0.64-26', subnet: parseLeaseKey('10.5.0.64-26')!.subnet, expiresAt: 5 }
+  const lease = { key: '10.5.0.64-26', subnet: parseLeaseKey('10.5.0.64-26')!, expiresAt: 5 }
   const known = {
-    ...{ lease, attrs: { publicIp: 1, backendType: '' }, view: new Map(), dataPath: { tunName } },
+    ...{ lease, attrs: { publicIp: { ipv4: 1 }, backendType: '' }, view: new Map(), dataPath: { tunName } },
     ...{ next: { lastKnown: lastKnown(), config: '{}', store: 'directory' }, log, learnt: createBell() },
     signal: stopping.signal,
   }

@@ -8,7 +8,7 @@ import { lookAtThreads, type Threads } from '../../../src/status/threads.ts'
 const well: Snapshot = {
   ...{
     at: 200_000,
-    subnet: parseIpv4Net('10.5.1.0/24')!,
+    subnet: { ipv4: parseIpv4Net('10.5.1.0/24')! },
     isOpen: true,
     threads: new Map(),
     peers: 2,

@@ -6,7 +6,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { formatIpv4Net, parseIpv4Net } from '../../../src/net/ipv4.ts'
-import { readPreviousNets, writeSubnetEnv } from '../../../src/status/subnet-env.ts'
+import { parseIpv6Net } from '../../../src/net/ipv6.ts'
+import { formatSubnetEnv, readPreviousNets, writeSubnetEnv } from '../../../src/status/subnet-env.ts'
 
 let folder: string
 beforeEach(() => {
@@ -17,7 +18,9 @@ afterEach(() => {
   rmSync(folder, { recursive: true })
 })
 
-const env = { network: parseIpv4Net('10.1.0.0/16')!, subnet: parseIpv4Net('10.1.74.0/24')!, mtu: 1472, ipMasq: false }
+const ipv4 = { network: parseIpv4Net('10.1.0.0/16')!, subnet: parseIpv4Net('10.1.74.0/24')! }
+const ipv6 = { network: parseIpv6Net('2001:cafe::/32')!, subnet: parseIpv6Net('2001:cafe:42::/64')! }
+const env = { network: { ipv4: ipv4.network }, subnet: { ipv4: ipv4.subnet }, mtu: 1472, ipMasq: false }
 
 describe('subnet.env', () => {
   it("has upstream's bytes and mode, whatever the umask, and leaves nothing else", async () => {
@@ -34,6 +37,15 @@ describe('subnet.env', () => {
     )
     expect(statSync(path).mode & 0o777).toBe(0o644)
     expect(readdirSync(join(folder, 'a/b'))).toEqual(['subnet.env'])
+  })
+
+  it('has the lines of each family that there is, in the order of upstream', () => {
+    const text4 = 'FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.74.1/24\n'
+    const text6 = 'FLANNEL_IPV6_NETWORK=2001:cafe::/32\nFLANNEL_IPV6_SUBNET=2001:cafe:42::1/64\n'
+    const rest = 'FLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n'
+    const both = { network: { ipv4: ipv4.network, ipv6: ipv6.network }, subnet: { ipv4: ipv4.subnet, ipv6: ipv6.subnet } }
+    expect(formatSubnetEnv({ ...env, ...both })).toBe(text4 + text6 + rest)
+    expect(formatSubnetEnv({ ...env, network: { ipv6: ipv6.network }, subnet: { ipv6: ipv6.subnet } })).toBe(text6 + rest)
   })
 
   it('is on the disk before it takes the place of the old one', async () => {
@@ -65,7 +77,7 @@ describe('subnet.env', () => {
     const said: string[] = []
     const say = (letter: string) => (message: string) => void said.push(`${letter} ${message.replace(path, 'FILE')}`)
     const { subnet } = await readPreviousNets(path, { warn: say('W'), error: say('E') })
-    return [subnet && formatIpv4Net(subnet), said]
+    return [subnet.ipv4 && formatIpv4Net(subnet.ipv4), said]
   }
 
   it.each([
@@ -106,7 +118,7 @@ describe('subnet.env', () => {
       writeFileSync(path, `${text}\nFLANNEL_SUBNET=10.1.74.1/24\n`)
       const refuse = (message: string): never => expect.unreachable(message)
       const previous = await readPreviousNets(path, { warn: refuse, error: refuse })
-      return previous.network && formatIpv4Net(previous.network)
+      return previous.network.ipv4 && formatIpv4Net(previous.network.ipv4)
     }
     expect(await network('FLANNEL_NETWORK=10.1.0.0/16')).toBe('10.1.0.0/16')
     for (const odd of ['', 'FLANNEL_NETWORK=x', 'FLANNEL_NETWORK=10.1.0.0/16,10.2.0.0/16'])
