@@ -46,7 +46,12 @@ const log: Log = {
 let revision = 0n
 function lease(index: number, publicIp: number): Lease {
   const subnet = { ipv4: { address: SUBNETS_FROM + index * SUBNET_SIZE, prefixLength: PREFIX_LENGTH } }
-  return { key: leaseKey(subnet), subnet, attrs: { publicIp: { ipv4: publicIp }, backendType: '' }, revision: ++revision }
+  return {
+    key: leaseKey(subnet),
+    subnet,
+    attrs: { publicIp: { ipv4: publicIp }, backendType: '' },
+    revision: ++revision,
+  }
 }
 const entryOf = (each: Lease): Entry => ({ key: each.key, lease: each })
 

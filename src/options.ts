@@ -2,7 +2,8 @@
 
 import { WeftError } from './errors.ts'
 import type { Options } from './go-flags.ts'
-import { parseAddress } from './net/address.ts'
+import { parseIpv4 } from './net/ipv4.ts'
+import { parseIpv6 } from './net/ipv6.ts'
 import { Secret, secretUrls } from './secret.ts'
 
 /** flanneld's, by its names and with its defaults. */
@@ -155,7 +156,7 @@ export function checkMargin(options: DaemonOptions): void {
 }
 
 /** Without a zone. */
-const isAddress = (text: string): boolean => parseAddress(text) !== undefined
+const isAddress = (text: string): boolean => parseIpv4(text) !== undefined || parseIpv6(text) !== undefined
 
 /** Checks of weft's own flags what their types do not say. Throws WeftError USAGE. */
 export function checkOptions(options: DaemonOptions): void {

@@ -138,7 +138,12 @@ export function createPeerFilter(options: PeerFilterOptions): PeerFilter {
   }
 
   /** Makes a lease a peer, or not, and says why not, unless that was said. */
-  function decide(key: string, lease: Ipv4Lease | undefined, reason: string | undefined, named: ReadonlySet<string>): void {
+  function decide(
+    key: string,
+    lease: Ipv4Lease | undefined,
+    reason: string | undefined,
+    named: ReadonlySet<string>,
+  ): void {
     if (reason !== undefined && !named.has(key)) log.warn(reason)
     if (reason === undefined) skipped.delete(key)
     else skipped.add(key)
@@ -164,7 +169,10 @@ export function createPeerFilter(options: PeerFilterOptions): PeerFilter {
     for (const lease of sound) decide(lease.key, lease, whyBeaten(lease), named)
   }
 
-  function takeTouched(leases: ReadonlyMap<string, Lease>, touched: Iterable<string>): Map<string, Ipv4Lease | undefined> {
+  function takeTouched(
+    leases: ReadonlyMap<string, Lease>,
+    touched: Iterable<string>,
+  ): Map<string, Ipv4Lease | undefined> {
     /** Whom it may make a peer or none, with what was one before and why it is none by itself. */
     const judged = new Map<string, { readonly before: Ipv4Lease | undefined; readonly unsound?: string | undefined }>()
     const newestBefore = new Map<number, Ipv4Lease | undefined>()

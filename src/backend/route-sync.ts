@@ -52,8 +52,7 @@ const wordsFor = (destination: string, hop: NextHop): string[] => [
 
 /** What backends that route to a peer's host say of it (pkg/backend/route_network.go). */
 export const ROUTE_WORDS = {
-  added: ({ subnet, attrs }: Lease): string =>
-    `Subnet added: ${netText(subnet)} via ${addressText(attrs.publicIp)}`,
+  added: ({ subnet, attrs }: Lease): string => `Subnet added: ${netText(subnet)} via ${addressText(attrs.publicIp)}`,
 }
 
 export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptions): RouteSync {

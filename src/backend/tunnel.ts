@@ -109,7 +109,10 @@ export async function openTunnel(
     for (const { key } of gone) slots.remove(key)
     for (const { key } of came) slots.add(key)
     // In this order: the subnet of one that goes may be another's from now on.
-    return [...gone.map((peer): Peer => ({ subnet: peer.subnet.ipv4, endpoint: 0, port: 0, isGone: true })), ...came.map(endTo)]
+    return [
+      ...gone.map((peer): Peer => ({ subnet: peer.subnet.ipv4, endpoint: 0, port: 0, isGone: true })),
+      ...came.map(endTo),
+    ]
   }
   filter.take(leases, lease.key)
   slots.keep(applied().keys())

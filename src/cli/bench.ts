@@ -8,7 +8,8 @@ import { listen } from '../measure/listener.ts'
 import { datagramBytes, planOf, type Both, type Plan } from '../measure/plan.ts'
 import { increase, resultOf, type Compared, type Result } from '../measure/result.ts'
 import { beginRun, measure, type Run } from '../measure/run.ts'
-import { formatIpv4, ipv4NetContains, parseIpv4, parseIpv4Net } from '../net/ipv4.ts'
+import { netContains, parseAddress, parseNet } from '../net/address.ts'
+import { formatIpv4, parseIpv4 } from '../net/ipv4.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
 import { jsonLine, printable } from '../text.ts'
 import { askStatus } from './ask.ts'
@@ -117,15 +118,15 @@ export function refusalOf(
   address: string,
   inside: string,
 ): string | undefined {
-  const overlay = parseIpv4(inside)
+  const overlay = parseAddress(inside)
   if (overlay === undefined) return 'it has no overlay address'
   if (from.includes(address)) return undefined
   if (!status) return 'no weftd answers that could tell who may come'
   const peers = status.peers?.list.filter(({ publicIp }) => publicIp === address) ?? []
   if (peers.length === 0) return `no peer of this node has the public IP ${address}, and it was not named with --from`
   const isItsOwn = peers.some(({ subnet }) => {
-    const net = parseIpv4Net(subnet)
-    return net !== undefined && ipv4NetContains(net, overlay)
+    const net = parseNet(subnet)
+    return net !== undefined && netContains(net, overlay)
   })
   return isItsOwn ? undefined : `${inside} is not in the subnet of ${address}`
 }

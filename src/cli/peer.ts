@@ -3,25 +3,26 @@
 import { messageOf, WeftError } from '../errors.ts'
 import { openEcho, type Echo } from '../host/echo.ts'
 import { kindOf } from '../kinds.ts'
-import { ipv4NetContains, parseIpv4, parseIpv4Net, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
+import { netContains, parseAddress, parseNet, type Address } from '../net/address.ts'
+import { parseIpv4, parseIpv4Net, type Ipv4 } from '../net/ipv4.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
-
-const netOf = (text: string): Ipv4Net => parseIpv4Net(text) ?? { address: 0, prefixLength: 32 }
 
 /** The peer of a subnet, a lease's key, a public IP, or an address within its subnet; of several the one with the longest prefix. */
 export function peerNamed(status: Status, name: string): PeerStatus | undefined {
   const list = status.peers?.list ?? []
   const exact = list.find(({ lease, subnet, publicIp }) => [lease, subnet, publicIp].includes(name))
-  return exact ?? peerWith(status, parseIpv4(name))
+  return exact ?? peerWith(status, parseAddress(name))
 }
 
 /** The peer whose subnet has this address. */
-export function peerWith({ peers }: Status, address: Ipv4 | undefined): PeerStatus | undefined {
+export function peerWith({ peers }: Status, address: Address | undefined): PeerStatus | undefined {
   if (address === undefined) return undefined
-  return peers?.list
-    .filter(({ subnet }) => ipv4NetContains(netOf(subnet), address))
-    .toSorted((a, b) => netOf(b.subnet).prefixLength - netOf(a.subnet).prefixLength)[0]
+  const withNets = peers?.list.map((peer) => ({ peer, net: parseNet(peer.subnet) }))
+  const having = withNets?.flatMap(({ peer, net }) => (net && netContains(net, address) ? [{ peer, net }] : []))
+  return having?.toSorted((a, b) => b.net.prefixLength - a.net.prefixLength)[0]?.peer
 }
+
+const firstIn = (subnet: string): Ipv4 | undefined => parseIpv4Net(subnet)?.address
 
 /** From where to where a peer is asked, as weftd does it; undefined where the backend has nobody who would answer. */
 export function probeOf(
@@ -30,9 +31,8 @@ export function probeOf(
 ): { readonly from: Ipv4; readonly to: Ipv4 } | undefined {
   const asked = kindOf(config?.backendType ?? '')?.probe ?? 'nobody'
   if (!node || asked === 'nobody') return undefined
-  const [from, to] =
-    asked === 'host' ? [node.publicIp, publicIp] : [netOf(node.subnet), netOf(subnet)].map(({ address }) => address)
-  const [source, target] = [from, to].map((each) => (typeof each === 'string' ? parseIpv4(each) : each))
+  const [source, target] =
+    asked === 'host' ? [node.publicIp, publicIp].map(parseIpv4) : [node.subnet, subnet].map(firstIn)
   return source === undefined || target === undefined ? undefined : { from: source, to: target }
 }
 

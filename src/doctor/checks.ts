@@ -3,7 +3,8 @@
 // A check says nothing of what it cannot know: a healthy host is accused of nothing. What there is to find stands in findings.ts.
 
 import { kindOf } from '../kinds.ts'
-import { formatIpv4, ipv4NetContains, ipv4NetsOverlap, parseIpv4Net } from '../net/ipv4.ts'
+import { compareAddresses, netContains, parseNet } from '../net/address.ts'
+import { formatIpv4, ipv4NetContains, parseIpv4Net } from '../net/ipv4.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
 import type { Route } from '../host/links.ts'
 import type { Facts } from './facts.ts'
@@ -132,13 +133,13 @@ function checkLeases({ status }: Facts): Finding[] | undefined {
   const nodes = [{ subnet: node.subnet, publicIp: node.publicIp }, ...peers.list]
   const sorted = nodes
     .flatMap((one) => {
-      const net = parseIpv4Net(one.subnet)
+      const net = parseNet(one.subnet)
       return net ? [{ ...one, net }] : []
     })
-    .toSorted((a, b) => a.net.address - b.net.address || a.net.prefixLength - b.net.prefixLength)
+    .toSorted((a, b) => compareAddresses(a.net.address, b.net.address) || a.net.prefixLength - b.net.prefixLength)
   const across = sorted.slice(1).flatMap((one, at) => {
     const before = sorted[at]
-    return before && ipv4NetsOverlap(before.net, one.net) ? [[before, one] as const] : []
+    return before && netContains(before.net, one.net.address) ? [[before, one] as const] : []
   })
   const twice = peers.list.filter(({ publicIp }) => publicIp === node.publicIp)
   return [

@@ -1,6 +1,7 @@
 // explain.ts - what would happen to a packet from one address to another, step by step, as this host sees it. Pure.
 
-import { formatIpv4, ipv4NetContains, parseIpv4Net, type Ipv4 } from '../net/ipv4.ts'
+import { netContains, parseNet, type Address } from '../net/address.ts'
+import { formatIpv4, type Ipv4 } from '../net/ipv4.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
 import type { Route } from '../host/links.ts'
 import type { Facts } from './facts.ts'
@@ -29,14 +30,14 @@ export interface Question {
   readonly route: Route | undefined
 }
 
-export function sideOf(address: Ipv4, { node, config, peers }: Status, facts: Pick<Facts, 'links'>): Side {
+export function sideOf(address: Address, { node, config, peers }: Status, facts: Pick<Facts, 'links'>): Side {
   const has = (net: string | undefined): boolean => {
-    const read = parseIpv4Net(net ?? '')
-    return read !== undefined && ipv4NetContains(read, address)
+    const read = parseNet(net ?? '')
+    return read !== undefined && netContains(read, address)
   }
   if (facts.links.some(({ addresses }) => addresses.some((each) => each.address === address))) return { kind: 'host' }
   if (has(node?.subnet)) return { kind: 'here' }
-  const length = ({ subnet }: PeerStatus): number => parseIpv4Net(subnet)?.prefixLength ?? 0
+  const length = ({ subnet }: PeerStatus): number => parseNet(subnet)?.prefixLength ?? 0
   const [peer] = (peers?.list ?? []).filter(({ subnet }) => has(subnet)).toSorted((a, b) => length(b) - length(a))
   if (peer) return { kind: 'peer', peer }
   return { kind: has(config?.network) ? 'nobody' : 'outside' }

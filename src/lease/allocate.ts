@@ -32,7 +32,11 @@ export function freeSubnets(range: SubnetRange<Ipv4Net>, taken: readonly Ipv4Net
 }
 
 /** One free subnet at random, or undefined when there is none. `random` gives 0 <= x < 1. */
-export function pickSubnet(range: SubnetRange<Ipv4Net>, taken: readonly Ipv4Net[], random: () => number): Ipv4Net | undefined {
+export function pickSubnet(
+  range: SubnetRange<Ipv4Net>,
+  taken: readonly Ipv4Net[],
+  random: () => number,
+): Ipv4Net | undefined {
   const free = freeSubnets(range, taken)
   return free[Math.floor(random() * free.length)]
 }

@@ -169,7 +169,10 @@ export class LeaseView {
   }
 
   /** Whether an address is among the news of a batch, or is there under another key than those of the batch. */
-  #isPresentBut(batch: ReadonlyMap<string, unknown>, isNews: (address: Address) => boolean): (address: Address) => boolean {
+  #isPresentBut(
+    batch: ReadonlyMap<string, unknown>,
+    isNews: (address: Address) => boolean,
+  ): (address: Address) => boolean {
     const absent = new Map<Address, number>()
     const leave = (lease: Lease | undefined): void => {
       const address = lease && addressOf(lease)

@@ -253,13 +253,9 @@ export async function renewLease(
     if (entry.value !== value && entry.value !== before) {
       const found = decodeOrUndefined(entry)
       const isOwn =
-        found &&
-        (!isSomebodys(found) || isOfOneNode(found.attrs, attrs) || isOfOneNode(found.attrs, lease.attrs))
+        found && (!isSomebodys(found) || isOfOneNode(found.attrs, attrs) || isOfOneNode(found.attrs, lease.attrs))
       if (found && !isOwn)
-        throw new WeftError(
-          'LEASE_LOST',
-          `${netText(lease.subnet)} is leased by another node now: ${entry.value}`,
-        )
+        throw new WeftError('LEASE_LOST', `${netText(lease.subnet)} is leased by another node now: ${entry.value}`)
       if (log) sayWrittenOver(entry, log)
       // Whoever puts junk by hand does not mean to reserve the subnet by it.
       if (!found) isReservation = present.isReservation

@@ -3,6 +3,7 @@
 import {
   formatIpv4,
   formatIpv4Net,
+  ipv4Net,
   ipv4NetContains,
   ipv4NetsOverlap,
   parseIpv4,
@@ -13,6 +14,7 @@ import {
 import {
   formatIpv6,
   formatIpv6Net,
+  ipv6Net,
   ipv6NetContains,
   ipv6NetsOverlap,
   parseIpv6,
@@ -41,6 +43,10 @@ export const isIpv4Net = (net: Net): net is Ipv4Net => typeof net.address === 'n
 export const parseAddress = (text: string): Address | undefined => parseIpv4(text) ?? parseIpv6(text)
 export const formatAddress = (address: Address): string =>
   typeof address === 'number' ? formatIpv4(address) : formatIpv6(address)
+
+/** The network of so many bits that has an address; an IPv4 address has 32 at most. */
+export const netAround = (address: Address, prefixLength: number): Net =>
+  typeof address === 'number' ? ipv4Net(address, Math.min(prefixLength, 32)) : ipv6Net(address, prefixLength)
 
 /** Host bits cleared; undefined for what is a CIDR of neither family. */
 export const parseNet = (text: string): Net | undefined => parseIpv4Net(text) ?? parseIpv6Net(text)

@@ -42,7 +42,9 @@ function groupsOf(text: string, isEnd: boolean): number[] | undefined {
 
 /** The canonical text (RFC 5952 section 4): lower case, and `::` for the first of the longest runs of two zeros or more. */
 export function formatIpv6(address: Ipv6): string {
-  const groups = Array.from({ length: GROUPS }, (_, at) => Number((address >> BigInt(16 * (GROUPS - 1 - at))) & 0xffffn))
+  const groups = Array.from({ length: GROUPS }, (_, at) =>
+    Number((address >> BigInt(16 * (GROUPS - 1 - at))) & 0xffffn),
+  )
   let [from, length] = [0, 1]
   for (let at = 0; at < GROUPS; at++) {
     let end = at

@@ -14,7 +14,8 @@ export async function keepFirewall(node: Node): Promise<never> {
   for (;;) {
     await pause(signal, firewall?.resyncMs ?? RESYNC_MS)
     try {
-      for (const mended of (await firewall?.rules.ensure(ipv4For('weftd', node.lease.subnet))) ?? []) repairs.add(mended)
+      for (const mended of (await firewall?.rules.ensure(ipv4For('weftd', node.lease.subnet))) ?? [])
+        repairs.add(mended)
     } catch (error) {
       signal.throwIfAborted()
       if (!isWeftError(error)) throw error

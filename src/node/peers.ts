@@ -67,11 +67,7 @@ function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) 
     for (const key of all ? view.keys() : touched) {
       const { attrs, subnet } = view.get(key) ?? {}
       const isAcross =
-        attrs &&
-        subnet &&
-        key !== lease.key &&
-        !isOfOneNode(attrs, lease.attrs) &&
-        netsOverlap(subnet, lease.subnet)
+        attrs && subnet && key !== lease.key && !isOfOneNode(attrs, lease.attrs) && netsOverlap(subnet, lease.subnet)
       if (!isAcross) named.delete(key)
       if (!isAcross || named.has(key)) continue
       named.add(key)

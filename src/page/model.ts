@@ -1,6 +1,6 @@
 // model.ts - what the page tells of a status: how each peer is, the verdict, what changed, the map's places. Pure.
 
-import { formatIpv4, ipv4Mask, ipv4NetContains, parseIpv4Net, type Ipv4Net } from '../net/ipv4.ts'
+import { compareAddresses, formatNet, netAround, netContains, parseNet, type Net } from '../net/address.ts'
 import type { PeerStatus, Status } from '../status/status.ts'
 import { count, percent } from './format.ts'
 
@@ -26,14 +26,14 @@ const rank = (condition: Condition): number => CONDITIONS.indexOf(condition)
 export interface Peer extends PeerStatus {
   readonly condition: Condition
   /** Undefined where the store has something else there. */
-  readonly net: Ipv4Net | undefined
+  readonly net: Net | undefined
 }
 
 /** In the order of their subnets, which is that of the map. */
 export function peersOf(status: Status): readonly Peer[] {
   return (status.peers?.list ?? [])
-    .map((peer) => ({ ...peer, condition: conditionOf(peer), net: parseIpv4Net(peer.subnet) }))
-    .toSorted((a, b) => (a.net?.address ?? 0) - (b.net?.address ?? 0))
+    .map((peer) => ({ ...peer, condition: conditionOf(peer), net: parseNet(peer.subnet) }))
+    .toSorted((a, b) => compareAddresses(a.net?.address ?? 0, b.net?.address ?? 0))
 }
 
 /** Who needs a look stands first. */
@@ -123,10 +123,10 @@ export function changesOf(
 /** Which peers are listed: within a subnet, with this text in an address, and in this condition. */
 export function matching(peers: readonly Peer[], text: string, condition: Condition | ''): readonly Peer[] {
   const wanted = text.trim().toLowerCase()
-  const within = parseIpv4Net(wanted)
+  const within = parseNet(wanted)
   const isWanted = ({ net, subnet, publicIp, endpoint, type }: Peer): boolean =>
     within && net
-      ? ipv4NetContains(within, net.address)
+      ? netContains(within, net.address)
       : [subnet, publicIp, endpoint ?? '', type].some((each) => each.toLowerCase().includes(wanted))
   return peers.filter((peer) => (condition === '' || peer.condition === condition) && (wanted === '' || isWanted(peer)))
 }
@@ -155,11 +155,11 @@ export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly P
       isGroup: false,
     }))
   const addresses = peers.map(({ net }) => net?.address ?? 0)
-  let bits = 32
-  for (; bits > 0; bits--) if (new Set(addresses.map((address) => (address & ipv4Mask(bits)) >>> 0)).size <= most) break
+  let bits = peers.reduce((longest, { net }) => Math.max(longest, net?.prefixLength ?? 0), 0)
+  for (; bits > 0; bits--) if (new Set(addresses.map((each) => netAround(each, bits).address)).size <= most) break
   const groups = new Map<string, Peer[]>()
   peers.forEach((peer, at) => {
-    const name = `${formatIpv4(((addresses[at] ?? 0) & ipv4Mask(bits)) >>> 0)}/${bits}`
+    const name = formatNet(netAround(addresses[at] ?? 0, bits))
     const group = groups.get(name)
     if (group) group.push(peer)
     else groups.set(name, [peer])

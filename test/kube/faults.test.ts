@@ -97,7 +97,9 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await eventually(() => expect(view()).toEqual(['10.5.1.0-24 192.168.77.1', '10.5.2.0-24 192.168.77.2']))
   }
   const view = (): string[] =>
-    [...leases].map(([key, { attrs }]) => `${key} ${addressText(attrs.publicIp)}`).toSorted((a, b) => a.localeCompare(b))
+    [...leases]
+      .map(([key, { attrs }]) => `${key} ${addressText(attrs.publicIp)}`)
+      .toSorted((a, b) => a.localeCompare(b))
   /** While it is so, a peer is never lost; afterwards what changed meanwhile is seen. */
   async function survive(during: () => Promise<void>): Promise<void> {
     let lost = 0
@@ -400,14 +402,18 @@ describe('junk in each field', () => {
       await source.list(signal).then(({ entries }) => void (lists += entries.length), hasFailed)
       const own = createOwnNode({ client, names, name: 'node2', log })
       const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}', { areGiven: true })
-      const renewing = own
-        .holder(config)
-        .renew(
-          { key: '10.5.2.0-24', subnet: { ipv4: { address: 0, prefixLength: 24 } }, attrs, expiresAt: undefined, revision: 0n },
+      const renewing = own.holder(config).renew(
+        {
+          key: '10.5.2.0-24',
+          subnet: { ipv4: { address: 0, prefixLength: 24 } },
           attrs,
-          log,
-          signal,
-        )
+          expiresAt: undefined,
+          revision: 0n,
+        },
+        attrs,
+        log,
+        signal,
+      )
       await renewing.catch(hasFailed)
       await own.published(signal).catch(hasFailed)
       await own.amend(attrs, signal).catch(hasFailed)

@@ -771,7 +771,7 @@ describe('the etcd store, when things break', () => {
       // As many writes as were lost: the revision is the one that was known.
       for (const times of [1, 2, 3]) await put(6, `1.1.1.${times}`)
       way.refuse(false)
-      const address = (view: PeerView, last: number) => view.get(`10.5.${last}.0-24`)?.attrs.publicIp
+      const address = (view: PeerView, last: number) => view.get(`10.5.${last}.0-24`)?.attrs.publicIp.ipv4
       await follower.until(
         (view) =>
           [...view.keys()].toSorted().join() === [1, 2, 3, 4, 6].map((last) => `10.5.${last}.0-24`).join() &&

@@ -5,7 +5,7 @@ import { describe, expect, it } from 'vitest'
 import { createPeerFilter, type PeerFilter, type PeerFilterOptions } from '../../../src/backend/peer-filter.ts'
 import type { Lease, OwnLease } from '../../../src/lease/lease.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
-import { addressText, netText } from '../../../src/net/address.ts'
+import { addressText, netText, type Addresses } from '../../../src/net/address.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const OWN_MAC = 'own'
@@ -45,8 +45,7 @@ function peersOf(leases: ReadonlyMap<string, Lease>, ownKey: string, hasIdentity
     !(hasIdentity && attrs.backendData === OWN_MAC)
   const sound = [...leases.values()].filter(isSound)
   const first = sound.filter(
-    (lease) =>
-      !sound.some((other) => netText(other.subnet) === netText(lease.subnet) && isNewer(other, lease)),
+    (lease) => !sound.some((other) => netText(other.subnet) === netText(lease.subnet) && isNewer(other, lease)),
   )
   const hostOf = (mac: string): number | undefined =>
     first.filter((lease) => macOf(lease) === mac).toSorted((a, b) => (isNewer(a, b) ? -1 : 1))[0]?.attrs.publicIp.ipv4
@@ -140,13 +139,39 @@ describe.each([
             else told.delete(key)
           }
           const said = (of: ReadonlyMap<string, Lease>) =>
-            [...of].map(([key, { attrs }]) => `${key} ${attrs.publicIp} ${String(attrs.backendData)}`).toSorted()
+            [...of]
+              .map(([key, { attrs }]) => `${key} ${addressText(attrs.publicIp)} ${String(attrs.backendData)}`)
+              .toSorted()
           expect(said(told)).toEqual(said(peers))
         })
       }),
       { numRuns: 300 },
     )
   })
+})
+
+it('has no peer that lacks a subnet or an address of IPv4', () => {
+  const { filter, lines } = create(false)
+  const subnet = { ipv4: parseIpv4Net('10.5.1.0/24')!, ipv6: { address: 0xfc00n << 112n, prefixLength: 64 } }
+  const publicIp = { ipv4: ip('192.0.2.2'), ipv6: (0xfd00n << 112n) + 2n }
+  const lease = (key: string, of: Pick<Lease, 'subnet'>, at: Addresses): [string, Lease] => [
+    key,
+    { key, ...of, attrs: { publicIp: at, backendType: 'x' } },
+  ]
+  const leases = new Map([
+    lease('both', { subnet }, publicIp),
+    lease('subnet of IPv6', { subnet: { ipv6: subnet.ipv6 } }, publicIp),
+    lease('address of IPv6', { subnet }, { ipv6: publicIp.ipv6 }),
+  ])
+  expect(filter.usable(leases, own.key).map(({ key }) => key)).toEqual(['both'])
+  expect([...filter.take(leases, own.key, leases.keys())!]).toEqual([])
+  expect([lines, filter.skipped()]).toEqual([
+    [
+      'Lease subnet of IPv6 is not used: its subnet is not within the network 10.5.0.0/16',
+      'Lease address of IPv6 is not used: 0.0.0.0 is no address of a host',
+    ],
+    2,
+  ])
 })
 
 it('says what changed and of no other', () => {

@@ -24,7 +24,9 @@ describe('network configuration', () => {
     ...[1, 8, 16, 20, 21, 22].map((prefix) => [prefix, 24] as const),
     ...[23, 24, 25, 26, 27, 28].map((prefix) => [prefix, prefix + 2] as const),
   ])('cuts a /%i into subnets of /%i, from the second to the last', (prefix, length) => {
-    const { network, subnetMin, subnetMax, subnetLength } = parseNetworkConfig(`{"Network":"128.0.0.0/${prefix}"}`).ipv4!
+    const { network, subnetMin, subnetMax, subnetLength } = parseNetworkConfig(
+      `{"Network":"128.0.0.0/${prefix}"}`,
+    ).ipv4!
     expect(subnetLength).toBe(length)
     expect(subnetMin - network.address).toBe(2 ** (32 - length))
     expect(subnetMax - network.address).toBe(2 ** (32 - prefix) - 2 ** (32 - length))
@@ -135,12 +137,12 @@ describe('network configuration', () => {
     fc.assert(
       fc.property(fc.integer({ min: 0, max: 0xffffffff }), fc.integer({ min: 1, max: 28 }), (address, length) => {
         const network = ipv4Net(address, length)
-        const range = parseNetworkConfig(JSON.stringify({ Network: formatIpv4Net(network) })).ipv4!
-        expect(range.network).toEqual(network)
-        expect(ipv4NetContains(network, range.subnetMin)).toBe(true)
-        expect(ipv4NetContains(network, range.subnetMax)).toBe(true)
-        expect(range.subnetMin).toBeLessThanOrEqual(range.subnetMax)
-        expect(ipv4Net(range.subnetMin, range.subnetLength).address).toBe(range.subnetMin)
+        const cut = parseNetworkConfig(JSON.stringify({ Network: formatIpv4Net(network) })).ipv4!
+        expect(cut.network).toEqual(network)
+        expect(ipv4NetContains(network, cut.subnetMin)).toBe(true)
+        expect(ipv4NetContains(network, cut.subnetMax)).toBe(true)
+        expect(cut.subnetMin).toBeLessThanOrEqual(cut.subnetMax)
+        expect(ipv4Net(cut.subnetMin, cut.subnetLength).address).toBe(cut.subnetMin)
       }),
     )
   })

@@ -154,7 +154,10 @@ describe('at the limits', () => {
 
   it('has a lease of IPv4 alone where nothing of IPv6 is given, also from an empty list', () => {
     const found = subnetsOf({ spec: { podCIDR: '10.5.1.0/24', podCIDRs: [] } })
-    expect(found).toEqual({ key: '10.5.1.0-24', subnet: { ipv4: { address: parseIpv4('10.5.1.0'), prefixLength: 24 } } })
+    expect(found).toEqual({
+      key: '10.5.1.0-24',
+      subnet: { ipv4: { address: parseIpv4('10.5.1.0'), prefixLength: 24 } },
+    })
   })
 
   it.each([

@@ -12,7 +12,9 @@ describe('a lease', () => {
   it('is read as Go reads it', () => {
     expect(decodeLease('10.5.1.0-24', '{}').attrs.publicIp).toEqual({})
     expect(decodeLease('10.5.1.0-24', 'null').attrs.publicIp).toEqual({})
-    expect(decodeLease('10.5.1.0-24', '{"publicip":"1.2.3.4","new":1}').attrs.publicIp).toEqual({ ipv4: parseIpv4('1.2.3.4') })
+    expect(decodeLease('10.5.1.0-24', '{"publicip":"1.2.3.4","new":1}').attrs.publicIp).toEqual({
+      ipv4: parseIpv4('1.2.3.4'),
+    })
   })
 
   it.each([

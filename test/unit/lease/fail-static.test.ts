@@ -52,6 +52,17 @@ describe('a view', () => {
     expect(thirds()).toEqual([4, 5])
   })
 
+  it('takes no two hosts for one because neither publishes an address', () => {
+    const { view, thirds } = newView()
+    const nowhere = (third: number): Entry => {
+      const { attrs, ...rest } = lease(key(third))
+      return { key: key(third), lease: { ...rest, attrs: { ...attrs, publicIp: {} } } }
+    }
+    view.list([1, 2, 3, 4].map(nowhere), 0)
+    view.change([gone(1), gone(2), gone(3), { kind: 'put', entry: nowhere(5) }], 1)
+    expect(thirds()).toEqual([1, 2, 3, 4, 5])
+  })
+
   it('tells what differs by value, and nothing of a renewal', () => {
     const { view } = newView()
     view.list([entry(1), entry(2)], 0)

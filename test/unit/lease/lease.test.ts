@@ -20,7 +20,9 @@ describe('lease key', () => {
   it('is the subnet with a dash', () => {
     expect(leaseKey({ ipv4: net('10.12.13.0/24') })).toBe('10.12.13.0-24')
     expect(leaseKey({ ipv6: parseIpv6Net('fd00:12:13::/56') })).toBe('0.0.0.0-0&fd00:12:13::-56')
-    expect(leaseKey({ ipv4: net('10.12.13.0/24'), ipv6: parseIpv6Net('fd00:12:13::/56') })).toBe('10.12.13.0-24&fd00:12:13::-56')
+    expect(leaseKey({ ipv4: net('10.12.13.0/24'), ipv6: parseIpv6Net('fd00:12:13::/56') })).toBe(
+      '10.12.13.0-24&fd00:12:13::-56',
+    )
   })
 
   it.each([
@@ -119,7 +121,12 @@ describe('at the limits', () => {
     const lease = { key: '10.5.1.0-24', subnet: { ipv4: net('10.5.1.0/24') }, attrs }
     expect(leasesEqual(lease, { ...lease })).toBe(true)
     expect(leasesEqual(lease, { ...lease, attrs: { ...attrs, backendData: { VNI: 1 } }, revision: 7n })).toBe(true)
-    const others = [{ publicIp: { ipv4: 2 } }, { publicIp: { ipv4: 1, ipv6: 1n } }, { backendType: 'udp' }, { backendData: { VNI: 2 } }]
+    const others = [
+      { publicIp: { ipv4: 2 } },
+      { publicIp: { ipv4: 1, ipv6: 1n } },
+      { backendType: 'udp' },
+      { backendData: { VNI: 2 } },
+    ]
     for (const part of [...others, { backendData: undefined }, { backendV6Data: 1 }]) {
       const other = { ...lease, attrs: { ...attrs, ...part } }
       expect([leasesEqual(lease, other), leasesEqual(other, lease)]).toEqual([false, false])

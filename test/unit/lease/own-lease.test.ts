@@ -102,6 +102,23 @@ describe('acquiring', () => {
     expect(lease.subnet.ipv6 !== undefined).toBe(kept?.includes('&') ?? false)
   })
 
+  it('is not kept from a subnet by the lease of a node without IPv4, and keeps that', async () => {
+    const other = entry('0.0.0.0-0&fc00:0:0:7::-64', '{"PublicIP":"0.0.0.0","PublicIPv6":"fd00::7"}')
+    const previous = { ipv4: parseIpv4Net('10.5.7.0/24')! }
+    for (const [given, taken] of [
+      [{}, '10.5.1.0-24'],
+      [{ previous }, '10.5.7.0-24'],
+    ] as const) {
+      const store = fakeStore({
+        list: async () => ({ revision: 1n, entries: [other] }),
+        create: async () => ({ revision: 2n, expiresAt: 1 }),
+      })
+      expect(await acquireLease(store, config, attrs('1.1.1.1'), { ...options(), ...given })).toMatchObject({
+        key: taken,
+      })
+    }
+  })
+
   it('ends, and takes another, when its previous subnet is refused though no listing has it', async () => {
     const tried: string[] = []
     const store = fakeStore({

@@ -1,7 +1,21 @@
 // nets.test.ts - addresses and networks: upstream's vectors (pkg/ip) and properties.
 
 import fc from 'fast-check'
+import { Address6 } from 'ip-address'
 import { describe, expect, it } from 'vitest'
+import {
+  addressText,
+  compareAddresses,
+  formatAddress,
+  formatNet,
+  netAround,
+  netContains,
+  netsOverlap,
+  netText,
+  parseAddress,
+  parseNet,
+  primary,
+} from '../../../src/net/address.ts'
 import {
   formatIpv4,
   formatIpv4Net,
@@ -16,13 +30,21 @@ import {
 import {
   formatIpv6,
   formatIpv6Net,
+  ipv6Net,
   ipv6NetContains,
   ipv6NetSize,
+  ipv6NetsOverlap,
   parseIpv6,
   parseIpv6Net,
 } from '../../../src/net/ipv6.ts'
 
 const address = fc.integer({ min: 0, max: 0xffffffff })
+const address6 = fc.bigInt({ min: 0n, max: (1n << 128n) - 1n })
+/** Few bits are set, so that there are runs of zeros, and networks that overlap. */
+const sparse6 = fc
+  .array(fc.integer({ min: 0, max: 127 }), { maxLength: 4 })
+  .map((bits) => bits.reduce((sum, bit) => sum | (1n << BigInt(bit)), 0n))
+const net6 = fc.tuple(sparse6, fc.integer({ min: 0, max: 128 })).map(([ip, length]) => ipv6Net(ip, length))
 const net = fc.tuple(address, fc.integer({ min: 0, max: 32 })).map(([ip, length]) => ipv4Net(ip, length))
 
 describe('IPv4', () => {
@@ -88,13 +110,103 @@ describe('IPv6', () => {
   })
 
   it('reads what it writes', () => {
-    fc.assert(fc.property(fc.bigInt({ min: 0n, max: (1n << 128n) - 1n }), (ip) => parseIpv6(formatIpv6(ip)) === ip))
+    fc.assert(fc.property(fc.oneof(address6, sparse6), (ip) => parseIpv6(formatIpv6(ip)) === ip))
+    fc.assert(fc.property(net6, (value) => void expect(parseIpv6Net(formatIpv6Net(value))).toEqual(value)))
+  })
+
+  it('reads and writes as another program does', () => {
+    const part = fc.oneof(
+      fc.constantFrom('', ':', '::', '0', '00001', 'ffff', 'FFFF', 'g', '1.2.3.4', '01.2.3.4'),
+      fc.integer({ min: 0, max: 0xffff }).map((group) => group.toString(16)),
+    )
+    const texts = fc.oneof(
+      fc.ipV6(),
+      fc.array(part, { maxLength: 10 }).map((parts) => parts.join(':')),
+      fc.array(part, { maxLength: 9 }).map((parts) => parts.join('')),
+    )
+    const theirs = (text: string): bigint | undefined =>
+      Address6.isValid(text) ? new Address6(text).bigInt() : undefined
+    fc.assert(
+      fc.property(texts, (text) => void expect(parseIpv6(text)).toBe(theirs(text))),
+      { numRuns: 5000 },
+    )
+    fc.assert(
+      fc.property(
+        fc.oneof(address6, sparse6),
+        (ip) => void expect(formatIpv6(ip)).toBe(Address6.fromBigInt(ip).correctForm()),
+      ),
+    )
+  })
+
+  it('contains exactly the addresses from its own to its size, and overlaps exactly when the ranges do', () => {
+    fc.assert(
+      fc.property(net6, net6, sparse6, (a, b, ip) => {
+        const [endOfA, endOfB] = [a.address + ipv6NetSize(a.prefixLength), b.address + ipv6NetSize(b.prefixLength)]
+        expect(ipv6NetContains(a, ip)).toBe(ip >= a.address && ip < endOfA)
+        expect(ipv6NetsOverlap(a, b)).toBe(!(endOfA <= b.address || endOfB <= a.address))
+      }),
+    )
   })
 
   it('contains its first and last address and not the next', () => {
     const value = parseIpv6Net('fc00::/48')!
     expect(ipv6NetContains(value, parseIpv6('fc00:0:0:ffff:ffff:ffff:ffff:ffff')!)).toBe(true)
     expect(ipv6NetContains(value, parseIpv6('fc00:0:1::')!)).toBe(false)
+  })
+})
+
+describe('either family', () => {
+  const anyAddress = fc.oneof(address, address6, sparse6)
+  const anyNet = fc.oneof(net, net6)
+
+  it('is told by the value, and reads what it writes', () => {
+    fc.assert(fc.property(anyAddress, (ip) => parseAddress(formatAddress(ip)) === ip))
+    fc.assert(fc.property(anyNet, (value) => void expect(parseNet(formatNet(value))).toEqual(value)))
+    for (const text of ['', 'x', '1.2.3', 'fe80::1%eth0', '10.5.1.0/24']) expect(parseAddress(text)).toBeUndefined()
+    for (const text of ['', '1.2.3.4', '1.2.3.4/33', 'fc00::/129']) expect(parseNet(text)).toBeUndefined()
+  })
+
+  it('has nothing of the other', () => {
+    fc.assert(
+      fc.property(anyNet, anyAddress, (value, ip) => {
+        if (typeof value.address !== typeof ip) expect(netContains(value, ip)).toBe(false)
+        expect(netContains(netAround(ip, value.prefixLength), ip)).toBe(true)
+      }),
+    )
+    fc.assert(fc.property(net, net6, (ipv4, ipv6) => !netsOverlap({ ipv4 }, { ipv6 })))
+  })
+
+  it('overlaps where one of the two does', () => {
+    fc.assert(
+      fc.property(net, net, net6, net6, (a4, b4, a6, b6) => {
+        const [four, six] = [ipv4NetsOverlap(a4, b4), ipv6NetsOverlap(a6, b6)]
+        expect(netsOverlap({ ipv4: a4, ipv6: a6 }, { ipv4: b4, ipv6: b6 })).toBe(four || six)
+        expect(netsOverlap({ ipv4: a4 }, { ipv4: b4, ipv6: b6 })).toBe(four)
+        expect(netsOverlap({ ipv4: a4, ipv6: a6 }, { ipv6: b6 })).toBe(six)
+      }),
+    )
+  })
+
+  it('is in the order of the addresses, IPv4 first', () => {
+    fc.assert(
+      fc.property(fc.array(anyAddress), (all) => {
+        const sorted = all.toSorted(compareAddresses)
+        const isFour = sorted.map((each) => typeof each === 'number')
+        expect(isFour.lastIndexOf(true)).toBeLessThan(isFour.includes(false) ? isFour.indexOf(false) : sorted.length)
+        const isAscending = sorted.every(
+          (each, at) => at === 0 || isFour[at - 1] !== isFour[at] || sorted[at - 1]! <= each,
+        )
+        expect(isAscending).toBe(true)
+      }),
+    )
+  })
+
+  it('is known by IPv4, if it has that, and is 0.0.0.0 for Go where it has neither', () => {
+    const [ipv4, ipv6] = [parseIpv4('10.5.1.2')!, parseIpv6('fc00::2')!]
+    expect([{ ipv4, ipv6 }, { ipv4 }, { ipv6 }, {}].map(primary)).toEqual([ipv4, ipv4, ipv6, undefined])
+    expect([{ ipv4, ipv6 }, { ipv6 }, {}].map(addressText)).toEqual(['10.5.1.2', 'fc00::2', '0.0.0.0'])
+    const nets = [{ ipv4: parseIpv4Net('10.5.1.0/24') }, { ipv6: parseIpv6Net('fc00::/64') }, {}]
+    expect(nets.map(netText)).toEqual(['10.5.1.0/24', 'fc00::/64', '0.0.0.0/0'])
   })
 })
 

@@ -19,7 +19,11 @@ it.each([[0], [1], [999], [1_000], [1_001], [2_500]])('reads what was written of
     const leases = Array.from({ length: count }, (_, index): Lease => {
       const subnet = { ipv4: { address: 0x0a050000 + index * 256, prefixLength: 24 } }
       const data = index % 3 === 0 ? { backendData: { VtepMAC: `<${index}>` } } : {}
-      return { key: leaseKey(subnet), subnet, attrs: { publicIp: { ipv4: 0xc0000200 + index }, backendType: '', ...data } }
+      return {
+        key: leaseKey(subnet),
+        subnet,
+        attrs: { publicIp: { ipv4: 0xc0000200 + index }, backendType: '', ...data },
+      }
     })
     const subnet = { ipv4: { address: 0x0a040000, prefixLength: 24 } }
     const lease: Lease = { key: leaseKey(subnet), subnet, attrs: { publicIp: { ipv4: 1 }, backendType: '' } }

@@ -14,7 +14,15 @@ import { createHealth, serveHealth, serveSocket, type HealthServer } from '../..
 import { detailsOf, type Snapshot } from '../../../src/status/snapshot.ts'
 
 const node: Snapshot = {
-  ...{ at: 5_000, subnet: { ipv4: parseIpv4Net('10.5.1.0/24')! }, isOpen: true, threads: new Map(), peers: 2, held: 0, holds: 0 },
+  ...{
+    at: 5_000,
+    subnet: { ipv4: parseIpv4Net('10.5.1.0/24')! },
+    isOpen: true,
+    threads: new Map(),
+    peers: 2,
+    held: 0,
+    holds: 0,
+  },
   ...{ store: 'etcd', isFailing: false, comparedAt: 1_000, followedSince: 0, repaired: 0 },
   ...{ isReady: false, subnetFile: '/run/flannel/subnet.env' },
 }

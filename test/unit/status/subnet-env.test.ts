@@ -43,9 +43,14 @@ describe('subnet.env', () => {
     const text4 = 'FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.74.1/24\n'
     const text6 = 'FLANNEL_IPV6_NETWORK=2001:cafe::/32\nFLANNEL_IPV6_SUBNET=2001:cafe:42::1/64\n'
     const rest = 'FLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n'
-    const both = { network: { ipv4: ipv4.network, ipv6: ipv6.network }, subnet: { ipv4: ipv4.subnet, ipv6: ipv6.subnet } }
+    const both = {
+      network: { ipv4: ipv4.network, ipv6: ipv6.network },
+      subnet: { ipv4: ipv4.subnet, ipv6: ipv6.subnet },
+    }
     expect(formatSubnetEnv({ ...env, ...both })).toBe(text4 + text6 + rest)
-    expect(formatSubnetEnv({ ...env, network: { ipv6: ipv6.network }, subnet: { ipv6: ipv6.subnet } })).toBe(text6 + rest)
+    expect(formatSubnetEnv({ ...env, network: { ipv6: ipv6.network }, subnet: { ipv6: ipv6.subnet } })).toBe(
+      text6 + rest,
+    )
   })
 
   it('is on the disk before it takes the place of the old one', async () => {
