@@ -113,7 +113,9 @@ async function run(mode, path) {
     detached: true,
     env: { ...process.env, NO_COLOR: '1' },
   })
-  const stopRun = undo(() => child.exitCode === null && child.signalCode === null && process.kill(-child.pid, 'SIGTERM'))
+  const stopRun = undo(
+    () => child.exitCode === null && child.signalCode === null && process.kill(-child.pid, 'SIGTERM'),
+  )
   const log = createWriteStream(path)
   let text = ''
   for (const stream of [child.stdout, child.stderr]) {
