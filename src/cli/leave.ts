@@ -4,27 +4,27 @@ import { findDaemons, findRunning } from '../cleanup/running.ts'
 import { removeRemains } from '../cleanup/cleanup.ts'
 import { messageOf, WeftError } from '../errors.ts'
 import { run } from '../host/command.ts'
+import type { Connection } from '../host/unix-socket.ts'
 import type { Log } from '../log.ts'
 import type { DaemonOptions } from '../options.ts'
-import type { Connection } from '../host/unix-socket.ts'
-import { predecessorAt } from '../restart/handover.ts'
 import { rendezvousAt } from '../restart/rendezvous.ts'
+import { predecessorAt } from '../restart/successor.ts'
 
 /** Whether nothing is left on the host. Throws WeftError DEVICE where a daemon hangs, or another one runs. */
 export async function leave(options: DaemonOptions, log: Log): Promise<boolean> {
   const connection = meet(options, log)
-  const holder = connection && predecessorAt(connection)
+  const running = connection && predecessorAt(connection)
   // It may go on after this, waiting for its service manager to stop it.
-  const others = await findDaemons('/proc', holder?.pid)
+  const others = await findDaemons('/proc', running?.pid)
   if (others.length > 0)
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {
       remedy: 'stop it first: what they left cannot be told apart',
     })
-  await holder?.leave()
-  holder?.close()
-  if (!holder) log.warn('No weftd runs for this subnet file that could give its lease back: the lease ends by itself')
-  const running = await findRunning(run, '/proc', holder?.pid)
-  return removeRemains(options['subnet-file'], false, running, {
+  await running?.leave()
+  running?.close()
+  if (!running) log.warn('No weftd runs for this subnet file that could give its lease back: the lease ends by itself')
+  const left = await findRunning(run, '/proc', running?.pid)
+  return removeRemains(options['subnet-file'], false, left, {
     say: (line) => log.info(line),
     warn: (line) => log.warn(line),
   })

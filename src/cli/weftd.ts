@@ -109,7 +109,7 @@ export async function main(program: string, args: readonly string[], environment
     const kept = takeKept(environment, process.pid)
     await runDaemon(options, log, stopping, notifier, kept, events).finally(() => clearTimeout(killing))
   } catch (error) {
-    const { Superseded } = await import('../restart/handover.ts')
+    const { Superseded } = await import('../restart/predecessor.ts')
     if (error instanceof Superseded) {
       log.info(`Ending: ${error.message}`)
       error.tell()

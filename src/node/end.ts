@@ -1,7 +1,7 @@
 // end.ts - what becomes of a node when its process ends: its data path stays for the next process, or nothing of it does.
 
 import { messageOf } from '../errors.ts'
-import { Superseded } from '../restart/handover.ts'
+import { Superseded } from '../restart/predecessor.ts'
 import { removeLastKnown } from '../restart/last-known.ts'
 import { writeKnown } from './last-known.ts'
 import type { Node } from './node.ts'

@@ -15,10 +15,12 @@ import { isNamedBy } from '../host/links.ts'
 import { closeAll } from '../host/unix-socket.ts'
 import type { OpenPath } from '../dataplane/engine.ts'
 import type { Log } from '../log.ts'
-import { predecessorAt, serveSuccessors, type About, type Estate, type Predecessor } from './handover.ts'
 import type { Kept } from './kept.ts'
 import { fdsOf } from './open-path.ts'
+import { serveSuccessors, type Estate } from './predecessor.ts'
+import type { About } from './protocol.ts'
 import type { Lock, Rendezvous } from './rendezvous.ts'
+import { predecessorAt, type Predecessor } from './successor.ts'
 
 /** Within which a process that has the lock is to be met: it may be about to listen, or to end. */
 const MEET_MS = 5_000

@@ -17,7 +17,7 @@ import { managerOf } from '../../src/lease/store-manager.ts'
 import { keepForwarding, type Forwarding } from '../../src/node/data-path.ts'
 import type { Node } from '../../src/node/node.ts'
 import { createPossession, estateOf, leaveDataPath, type Possession } from '../../src/node/possession.ts'
-import { Superseded } from '../../src/restart/handover.ts'
+import { Superseded } from '../../src/restart/predecessor.ts'
 import { createKept } from '../../src/restart/kept.ts'
 import type { Lock, Rendezvous } from '../../src/restart/rendezvous.ts'
 import { enterSuccession, type Inheritance } from '../../src/restart/succession.ts'
@@ -228,7 +228,7 @@ function createWorld(time: VirtualTime, random: Random) {
           try {
             await bell.wait(signal)
           } catch (error) {
-            // What has arrived is read before the timer's own turn is over (handover.ts, hear).
+            // What has arrived is read before the timer's own turn is over (predecessor.ts, hear).
             const late = taken()
             if (late) return late
             throw error

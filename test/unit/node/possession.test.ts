@@ -9,7 +9,8 @@ import type { DataPath } from '../../../src/backend/backend.ts'
 import { WeftError } from '../../../src/errors.ts'
 import { connect, listen } from '../../../src/host/unix-socket.ts'
 import { createPossession, estateOf, untilOurs } from '../../../src/node/possession.ts'
-import { predecessorAt, serveSuccessors } from '../../../src/restart/handover.ts'
+import { serveSuccessors } from '../../../src/restart/predecessor.ts'
+import { predecessorAt } from '../../../src/restart/successor.ts'
 
 function recorder() {
   const lines: string[] = []
