@@ -1,7 +1,7 @@
 // status.ts - `weft status` and `weft peers`: how this node is, and what it knows of the others.
 
 import { pause } from '../host/bell.ts'
-import type { PeerStatus, Status } from '../status/status.ts'
+import { stateText, type PeerStatus, type Status } from '../status/status.ts'
 import { jsonLine } from '../text.ts'
 import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
@@ -109,7 +109,7 @@ function heading(status: Status, colour: Colour): string {
     lines.push(['subnet.env', colour('bad', `${daemon.subnetFile} is not written`)])
   const troubles = status.events.filter(({ level }) => level !== 'info').slice(-SHOWN_EVENTS)
   return [
-    `weftd ${daemon.version}${node ? ` on ${node.hostname}` : ''}, ${colour(tone, state)} ${colour('dim', `(up ${up}, pid ${daemon.pid})`)}\n`,
+    `weftd ${daemon.version}${node ? ` on ${node.hostname}` : ''}, ${colour(tone, stateText(status))} ${colour('dim', `(up ${up}, pid ${daemon.pid})`)}\n`,
     ...(trouble === null ? [] : [`  ${colour(tone, trouble)}\n`]),
     ...lines.map(([name, text]) => `  ${colour('dim', name.padEnd(11))}${text}\n`),
     ...(troubles.length > 0 ? [`\n${colour('dim', 'LAST WARNINGS')}\n`] : []),
@@ -124,7 +124,7 @@ function pathText({ dataPath, config }: Status): string {
   if (!dataPath) return ''
   const hung = dataPath.threads.find(({ hungSeconds }) => hungSeconds !== null)
   const trouble = hung ? `; the thread ${hung.name} has hung for ${duration(hung.hungSeconds ?? 0)}` : ''
-  return carrierText({ ...dataPath, backendType: config?.backendType ?? '' }) + trouble
+  return carrierText({ ...dataPath, backendType: config?.backendType ?? 'as last known' }) + trouble
 }
 
 function peersText({ peers }: Status, colour: Colour): string {

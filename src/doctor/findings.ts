@@ -20,7 +20,7 @@ export const FINDINGS = {
   },
   'daemon-waits': {
     ...{ check: 'daemon', level: 'failure' },
-    means: 'weftd has no lease yet, and no packet crosses',
+    means: 'weftd has no lease yet: no packet crosses, unless it forwards as last known',
     fix: 'see what it waits for, and the errors above it in its log',
   },
   'data-path-down': {

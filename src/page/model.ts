@@ -61,8 +61,11 @@ export interface Verdict {
 }
 
 /** The first thing that a person wants to know. */
-export function verdictOf({ state, trouble, peers, store, summary }: Status): Verdict {
-  if (state === 'starting') return { tone: 'doubtful', title: 'Starting', detail: trouble ?? summary }
+export function verdictOf({ state, trouble, dataPath, peers, store, summary }: Status): Verdict {
+  if (state === 'starting') {
+    const title = dataPath?.open ? 'Forwarding as last known' : 'Starting'
+    return { tone: 'doubtful', title, detail: trouble ?? summary }
+  }
   if (state === 'impaired') return { tone: 'bad', title: 'This node does not do its work', detail: trouble ?? summary }
   const list = peers?.list ?? []
   const silent = list.filter((peer) => conditionOf(peer) === 'silent').length

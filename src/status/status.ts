@@ -82,7 +82,7 @@ export interface Status extends NodeReport {
 
 /** What only a node knows. */
 export interface NodeReport {
-  /** `impaired`: it does not do its work, for the reason that `trouble` says. */
+  /** `starting`: it has no lease yet, and waits for what `trouble` says. `impaired`: it does not do its work, for the reason that `trouble` says. */
   readonly state: 'starting' | 'working' | 'impaired'
   readonly trouble: string | null
   /** One line for a person. */
@@ -95,7 +95,7 @@ export interface NodeReport {
     readonly held: number
     readonly holds: number
   }
-  /** The rest is null until the node has a lease. */
+  /** The rest is null until the node has a lease, but for the data path of one that forwards as last known. */
   readonly node: NodeStatus | null
   readonly config: {
     readonly network: string
@@ -128,12 +128,21 @@ export interface NodeReport {
   readonly subnetFileWritten: boolean
 }
 
-/** Of a daemon that has no node yet. */
-export const startingReport = (store: string, waitsFor: string): NodeReport => ({
-  ...{ state: 'starting', trouble: waitsFor, summary: waitsFor },
+/** Of a daemon that has no node yet; with a data path it forwards as last known. */
+export const startingReport = (
+  store: string,
+  waitsFor: string,
+  dataPath: NodeReport['dataPath'] = null,
+): NodeReport => ({
+  ...{ state: 'starting', trouble: waitsFor },
+  summary: dataPath ? `${stateText({ state: 'starting', dataPath })}; ${waitsFor}` : waitsFor,
   store: { name: store, reachable: false, comparedSecondsAgo: null, held: 0, holds: 0 },
-  ...{ node: null, config: null, lease: null, dataPath: null, peers: null, repairs: 0, subnetFileWritten: false },
+  ...{ node: null, config: null, lease: null, dataPath, peers: null, repairs: 0, subnetFileWritten: false },
 })
+
+/** The state in words for a person. */
+export const stateText = ({ state, dataPath }: Pick<NodeReport, 'state' | 'dataPath'>): string =>
+  state === 'starting' && dataPath?.open ? 'forwarding as last known' : state
 
 /** Of the counters, those of packets that were dropped. */
 export function dropsOf(counters: Readonly<Record<string, number>>): Readonly<Record<string, number>> {

@@ -8,7 +8,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
 import { bitRate, bytes, duration, milliseconds, table } from '../../../src/cli/look.ts'
 import { loadCommands } from '../../../src/cli/weft.ts'
-import { countPeers, type PeerStatus, type Status } from '../../../src/status/status.ts'
+import { countPeers, startingReport, type PeerStatus, type Status } from '../../../src/status/status.ts'
 import { weft } from '../../support/screen.ts'
 
 const COMMANDS = await loadCommands()
@@ -216,6 +216,18 @@ describe('weft status', () => {
     expect(code).toBe(3)
     status = { ...status, peers: countPeers([peer], 10) }
     expect((await weft(['peers', ...socket()])).code).toBe(0)
+  })
+
+  it('says of a daemon without a lease that it forwards, where it does', async () => {
+    const { dataPath } = status
+    status = { ...status, ...startingReport('etcd', 'waiting for a lease') }
+    expect((await weft(['status', ...socket()])).out).toMatch(
+      /^weftd 1\.2, starting .*\n {2}waiting for a lease\n {2}store/,
+    )
+    status = { ...status, ...startingReport('etcd', 'waiting for a lease', dataPath) }
+    expect((await weft(['status', ...socket()])).out).toMatch(
+      /^weftd 1\.2, forwarding as last known .*\n {2}waiting for a lease\n {2}data path  as last known by flannel0, the native/,
+    )
   })
 
   it('colours on a terminal, and not where it is told not to', async () => {

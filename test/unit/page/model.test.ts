@@ -55,9 +55,15 @@ describe('a peer', () => {
 describe('the verdict', () => {
   it.each([
     [
-      statusWith([], { state: 'starting', trouble: 'waiting for a lease' }),
+      statusWith([], { state: 'starting', trouble: 'waiting for a lease', dataPath: null }),
       'doubtful',
       'Starting',
+      'waiting for a lease',
+    ],
+    [
+      statusWith([], { state: 'starting', trouble: 'waiting for a lease' }),
+      'doubtful',
+      'Forwarding as last known',
       'waiting for a lease',
     ],
     [
