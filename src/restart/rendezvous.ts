@@ -4,7 +4,18 @@
 // The lock belongs to an open file (fcntl(2), F_OFD_SETLK), so it goes with the data path from process to process as a descriptor,
 // and ends with the last process that has it, however that ends.
 
-import { closeSync, ftruncateSync, mkdirSync, openSync, readFileSync, writeSync } from 'node:fs'
+import {
+  closeSync,
+  existsSync,
+  fstatSync,
+  ftruncateSync,
+  mkdirSync,
+  openSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeSync,
+} from 'node:fs'
 import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../errors.ts'
 import { addon } from '../host/addon.ts'
@@ -35,7 +46,9 @@ export interface Rendezvous {
   /** The lock that another process sent. */
   receivedLock(fd: number): Lock
   /** The process that took the lock last; undefined where that is not known. */
-  holder(): number | undefined
+  owner(): number | undefined
+  /** Removes lock and socket. For a process that has the lock, and shares it with no other. */
+  remove(): void
   /** Undefined when nobody listens. Throws an Error with `code`: EAGAIN of one that takes no connection, which runs all the same. */
   connect(): Connection | undefined
   /** Throws an Error with `code`. */
@@ -79,7 +92,8 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
       }
       let isOurs = false
       try {
-        isOurs = addon.tryLockFile(fd)
+        // Whoever had it may have removed the file meanwhile: the lock of one that is not there keeps nobody out.
+        isOurs = addon.tryLockFile(fd) && isAt(lockPath, fd)
         if (!isOurs) return undefined
         const lock = lockOf(fd)
         lock.sign()
@@ -89,6 +103,7 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
       }
     },
     async untilFree() {
+      if (!existsSync(lockPath)) return
       const fd = openSync(lockPath, 'a+', 0o600)
       try {
         await addon.lockFile(fd)
@@ -101,12 +116,15 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
       lock.sign()
       return lock
     },
-    holder() {
+    owner() {
       try {
         return Number.parseInt(readFileSync(lockPath, 'utf8'), 10) || undefined
       } catch {
         return undefined
       }
+    },
+    remove() {
+      for (const each of [path, lockPath]) rmSync(each, { force: true })
     },
     connect: () => connect(path),
     listen: () => listen(path),
@@ -119,6 +137,13 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
       }
     },
   }
+}
+
+/** Whether it is this open file that stands at a path. */
+function isAt(path: string, fd: number): boolean {
+  const there = statSync(path, { throwIfNoEntry: false })
+  const open = fstatSync(fd)
+  return there?.ino === open.ino && there.dev === open.dev
 }
 
 /** For whoever finds the lock taken: a disk that is full is no reason not to forward. */

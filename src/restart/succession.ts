@@ -167,7 +167,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
         return
       }
       if (performance.now() > until) {
-        const pid = rendezvous.holder()
+        const pid = rendezvous.owner()
         throw new WeftError(
           'DEVICE',
           `another weftd runs on this host (pid ${pidOf(pid)}) and does not answer at ${rendezvous.path}`,

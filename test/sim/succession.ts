@@ -262,7 +262,8 @@ function createWorld(time: VirtualTime, random: Random) {
       },
       untilFree: () => new Promise(() => {}),
       receivedLock: lockOf,
-      holder: () => heldBy(lockFile)[0]?.pid,
+      owner: () => heldBy(lockFile)[0]?.pid,
+      remove: () => {},
       connect() {
         const there = listening
         if (!there || there.owner.isDead) return undefined
