@@ -127,8 +127,9 @@ async function openNode(count: number, told: () => void, signal: AbortSignal, fo
     openEcho: () => ({ send: () => {}, close: () => {} }),
     next: { config: '', store: 'bench', lastKnown: join(folder, 'last-known') },
   } as unknown as NodeParts
-  const dataPath = await backend.open(own, signal, new Map())
-  const node = createNode(parts, own, attrs, { ...createPossession(), dataPath }, new Map())
+  const possession = createPossession(log)
+  await possession.open(() => backend.open(own, signal, new Map()))
+  const node = createNode(parts, own, attrs, possession, new Map())
   return { node, change }
 }
 

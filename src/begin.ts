@@ -5,22 +5,30 @@
 
 import { setMaxListeners } from 'node:events'
 import { version } from './assets.ts'
+import { createBackend } from './choose.ts'
+import { ipv4For, parseNetworkConfig } from './config/network-config.ts'
 import type { Start } from './daemon.ts'
-import { WeftError } from './errors.ts'
+import { isWeftError, messageOf, WeftError } from './errors.ts'
+import { createBell } from './host/bell.ts'
+import { run } from './host/command.ts'
+import { chooseExternalInterface } from './host/external-interface.ts'
+import { lookAhead, type LookAhead } from './host/look-ahead.ts'
+import { leasesEqual } from './lease/lease.ts'
 import { seldom, type Log } from './log.ts'
 import { addressText } from './net/address.ts'
-import { createPossession, estateOf, leaveDataPath } from './node/possession.ts'
-import type { DaemonOptions } from './options.ts'
-import { Superseded } from './restart/predecessor.ts'
-import type { About } from './restart/protocol.ts'
+import type { Forwarding } from './node/data-path.ts'
+import { endDataPath } from './node/end.ts'
+import { nextFor, writeKnown } from './node/last-known.ts'
+import type { Resumed } from './node/open.ts'
+import { createPossession } from './node/possession.ts'
+import { interfaceWishes, type DaemonOptions } from './options.ts'
 import { createKept, keptName } from './restart/kept.ts'
-import { lastKnownFile, readLastKnown, removeLastKnown, storeNameOf, writeLastKnown } from './restart/last-known.ts'
+import { lastKnownFile, readLastKnown, storeNameOf, type LastKnown } from './restart/last-known.ts'
+import { Superseded } from './restart/predecessor.ts'
 import { rendezvousAt } from './restart/rendezvous.ts'
-import { enterSuccession } from './restart/succession.ts'
-import { resume, type Resumed } from './resume.ts'
+import { enterSuccession, type Inheritance, type SuccessionParts } from './restart/succession.ts'
 import { createEvents, type Events } from './status/events.ts'
 import type { Notifier } from './status/notify.ts'
-import { readPreviousNets } from './status/subnet-env.ts'
 
 /**
  * Runs until `stopping` is aborted, which it does itself when a loop cannot go on. Always rejects: with the reason of
@@ -39,13 +47,10 @@ export async function runDaemon(
   stopping.signal.addEventListener('abort', () => {
     if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
   })
-  const previous = await readPreviousNets(options['subnet-file'], log)
   notifier?.forget(kept.map((_, place) => keptName(place)))
-  const start: Start = {
-    ...{ options, log, stopping, notifier, events, previous },
-    ...{ held: createPossession(), known: undefined, resumed: undefined, node: undefined },
-  }
-  const succession = await enterSuccession<Resumed>(successionParts(start, kept))
+  const possession = createPossession(log)
+  const start: Start = { options, log, stopping, notifier, events, possession, forwarding: undefined }
+  const succession = await enterSuccession(successionParts(start, kept))
   try {
     const { startManager } = await import('./daemon.ts')
     return await startManager(start, succession)
@@ -53,58 +58,50 @@ export async function runDaemon(
     stopping.abort(error) // nobody is served any more
     throw error
   } finally {
-    await leaveEarly(start)
-    succession.close()
+    await endDataPath(start, stopping.signal.reason)
+    succession.close(start.forwarding === undefined)
   }
 }
 
-function successionParts(start: Start, kept: readonly number[]): Parameters<typeof enterSuccession<Resumed>>[0] {
-  const { options, log, stopping } = start
+function successionParts(start: Start, kept: readonly number[]): SuccessionParts<Resumed> {
+  const { options, log, stopping, possession } = start
   const store = storeNameOf(options)
   const calm = seldom(log)
   let left = kept
-  const about = (): About => {
-    const { lease = start.resumed?.lease } = start.node ?? {}
-    const publicIp = (start.node?.attrs ?? lease?.attrs)?.publicIp
-    return {
-      version: version(),
-      store,
-      lease: lease && publicIp !== undefined ? { key: lease.key, publicIp: addressText(publicIp) } : undefined,
-      healthPort: options['healthz-port'],
-    }
-  }
+  let known: LastKnown | undefined
   // What stands in the way of writing is said by whoever keeps it written.
   const write = async (): Promise<void> => {
-    if (!start.node) return
-    const { writeKnown } = await import('./node/last-known.ts')
-    await writeKnown(start.node).catch(() => {})
+    if (start.forwarding) await writeKnown(start.forwarding).catch(() => {})
   }
-  const estate = estateOf(() => start.held, log)
   return {
     ...{ log, stopping },
     rendezvous: rendezvousAt(options, (message) => log.warn(message)),
     estate: {
-      ...{ ...estate, about, write },
+      ...{ write, lend: () => possession.lend(), release: () => possession.release() },
+      about() {
+        const { lease, attrs } = start.forwarding ?? {}
+        const own = lease && attrs && { key: lease.key, publicIp: addressText(attrs.publicIp) }
+        return { version: version(), store, lease: own, healthPort: options['healthz-port'] }
+      },
       refusal: () => (options.persist ? undefined : 'it runs with --persist=false, and leaves nothing to others'),
       async takeBack(why) {
-        await estate.takeBack(why)
-        start.node?.leaseDoubt.ring() // what the other one wrote is not this one's
+        log.warn(`The weftd that was to take over ${why}; forwarding again`)
+        await possession.takeBack()
+        start.forwarding?.leaseDoubt.ring() // what the other one wrote is not this one's
         await write()
       },
     },
     async kept() {
-      start.known = await readLastKnown(lastKnownFile(options), log)
+      known = await readLastKnown(lastKnownFile(options), log)
       const fds = left
       left = []
-      return createKept(fds, start.known)
+      return createKept(fds, known)
     },
-    resume: (inheritance) =>
-      start.held.inTurn(async () => {
-        if (start.held.lent) return 'failed' // it is for whoever takes over
-        const resumed = await resume(start.known, options, inheritance, start.held, calm, stopping.signal)
-        if (typeof resumed !== 'string') start.held = start.resumed = resumed
-        return resumed
-      }),
+    async resume(inheritance) {
+      const resumed = await resume(start, known, inheritance, calm)
+      if (typeof resumed !== 'string') start.forwarding = resumed
+      return resumed
+    },
     check(before) {
       if (before.store === store) return
       throw new WeftError(
@@ -116,17 +113,66 @@ function successionParts(start: Start, kept: readonly number[]): Parameters<type
   }
 }
 
-/** What forwards as last known, where no node came of it: left to the next process. */
-async function leaveEarly(start: Start): Promise<void> {
-  const { known, options, notifier, stopping, log } = start
-  if (start.node) return
-  const { reason } = stopping.signal
-  if (reason instanceof Superseded && reason.how === 'leave') {
-    await start.held.inTurn(async () => start.held.dataPath?.close())
-    return removeLastKnown(lastKnownFile(options))
+/**
+ * Goes on as the daemon before did, before the store was asked: the same lease, peers and device. `nothing` where the store has to be
+ * waited for: nothing is known, or it is of another store, host or time; `failed` where the host does not let it forward now. What is
+ * in the way is said. Until a node has it the data path is kept right.
+ */
+async function resume(
+  { options, stopping, possession, notifier }: Start,
+  known: LastKnown | undefined,
+  inheritance: Inheritance,
+  log: Log,
+): Promise<Resumed | 'nothing' | 'failed'> {
+  if (!known || known.store !== storeNameOf(options) || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
+  if (possession.state.is !== 'closed') return 'failed' // a successor has it
+  let look: LookAhead | undefined
+  const ended = new AbortController()
+  const signal = AbortSignal.any([stopping.signal, ended.signal])
+  try {
+    signal.throwIfAborted()
+    const config = parseNetworkConfig(known.config, { areGiven: options['kube-subnet-mgr'] })
+    look = lookAhead(run, ipv4For('weftd', config).network)
+    const external = await chooseExternalInterface(look.run, interfaceWishes(options), { ...log, info: () => {} })
+    const publishedBefore = async () => known.lease.attrs
+    const backend = await createBackend(config, external, options, log, publishedBefore, inheritance, look.run)
+    const attrs = await backend.prepare(signal)
+    const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
+    if (!leasesEqual(lease, known.lease)) return 'nothing'
+    const view = new Map(known.leases.map((each) => [each.key, each]))
+    await possession.open(() => backend.open(lease, signal, view))
+    if (!possession.dataPath) return 'failed' // a successor came first
+    const peers = view.size - (view.has(lease.key) ? 1 : 0)
+    log.info(`Forwarding to ${peers} peers as last known, until the store says what they are`)
+    notifier?.tell({ ready: false, status: 'forwarding as last known' })
+    const next = nextFor(options, known.config)
+    const forwarding: Forwarding = {
+      ...{ possession, backend, next, log, signal, lease, attrs, view },
+      ...{ isUnapplied: false, repaired: 0, leaseDoubt: createBell(), learnt: createBell() },
+      ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
+    }
+    const resumed: Resumed = Object.assign(forwarding, {
+      config,
+      external,
+      async hand() {
+        ended.abort(new Error('a node has the data path'))
+        await looking
+      },
+    })
+    const lookAfter = async (): Promise<never> => {
+      const { keepForwarding } = await import('./node/data-path.ts') // not before packets pass
+      return keepForwarding(resumed, async () => {})
+    }
+    const looking = lookAfter().catch((error: unknown) => {
+      if (!signal.aborted) log.error(`Nobody looks after the data path until the store answers: ${messageOf(error)}`)
+    })
+    return resumed
+  } catch (error) {
+    stopping.signal.throwIfAborted()
+    // Also what no version of weft should have written there.
+    log.warn(`Cannot go on as the daemon before did: ${messageOf(error)}; the store is waited for`)
+    return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
+  } finally {
+    look?.forget()
   }
-  const write = async (path: unknown): Promise<void> => {
-    if (known && options.persist) await writeLastKnown(lastKnownFile(options), { ...known, path })
-  }
-  await leaveDataPath(() => start.held, write, notifier, log)
 }

@@ -115,6 +115,14 @@ export const FLAGS = { ...FLANNEL_FLAGS, ...WEFT_FLAGS }
 
 export type DaemonOptions = Options<typeof FLAGS>
 
+/** What the flags say of the external interface, as host/external-interface.ts asks for it. */
+export const interfaceWishes = (options: DaemonOptions) => ({
+  ifaces: options.iface,
+  patterns: options['iface-regex'],
+  canReach: options['iface-can-reach'],
+  publicIp: options['public-ip'],
+})
+
 /** Flags of flanneld whose effect weft does not have yet: asking for it is an error, never ignored. */
 const NOT_YET = ['public-ipv6'] as const
 

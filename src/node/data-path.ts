@@ -8,7 +8,7 @@ import { leasesEqual, type OwnLease } from '../lease/lease.ts'
 import { seldom } from '../log.ts'
 import { RESYNC_MS, type Node } from './node.ts'
 import { applyPeers } from './peers.ts'
-import { untilOurs, type Possession } from './possession.ts'
+import { untilOurs } from './possession.ts'
 import { createRepairLog, type RepairLog } from './repairs.ts'
 import { publish } from './subnet-env.ts'
 
@@ -21,17 +21,17 @@ const CALM_MS = 30_000
 const REPAIRS_A_MINUTE = 60
 
 /** What forwards, and what it is opened with: a node, or what goes on as last known before there is one. */
-export type Forwarding = Possession &
-  Pick<Node, 'backend' | 'log' | 'signal' | 'lease' | 'attrs' | 'view' | 'isUnapplied' | 'repaired'> &
-  Pick<Node, 'leaseDoubt' | 'learnt' | 'unprobed' | 'unsearched'>
+export type Forwarding = Pick<Node, 'possession' | 'backend' | 'next' | 'log' | 'signal' | 'lease' | 'attrs' | 'view'> &
+  Pick<Node, 'isUnapplied' | 'repaired' | 'leaseDoubt' | 'learnt' | 'unprobed' | 'unsearched'>
 
 export const keepDataPath = (node: Node): Promise<never> => keepForwarding(node, () => publish(node))
 
 /** Calls `moved` when the data path was opened for another lease or MTU. */
 export async function keepForwarding(node: Forwarding, moved: () => Promise<void>): Promise<never> {
-  const { backend, log, signal } = node
+  const { possession, backend, log, signal } = node
   let { lease } = node
-  let mtu = node.dataPath?.mtu
+  const openMtu = (): number | undefined => possession.dataPath?.mtu
+  let mtu = openMtu()
   let diedYoung = 0
   const repairs = createRepairLog(node, node.log)
   for (;;) {
@@ -41,28 +41,22 @@ export async function keepForwarding(node: Forwarding, moved: () => Promise<void
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     const before = { lease, mtu }
     const calm = seldom(log)
-    const close = async (): Promise<void> => {
-      const { dataPath } = node
-      if (node.lent) return
-      node.dataPath = undefined
-      await dataPath?.close() // what it cannot close is for whoever opens the next to deal with
-    }
-    await untilOurs(node, signal)
-    await node
-      .inTurn(close)
+    await untilOurs(possession, signal)
+    // What it cannot close is for whoever opens the next to deal with.
+    await possession
+      .close()
       .catch((error: unknown) => calm.error(`Cannot close the data path: ${describeError(error)}`))
     if (diedYoung > 1) await pause(signal, REOPEN_RETRY_MS)
-    while (!node.dataPath) {
-      await untilOurs(node, signal)
+    while (openMtu() === undefined) {
+      await untilOurs(possession, signal)
       try {
         node.attrs = await backend.prepare(signal)
         if (!leasesEqual(node.lease, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring() // peers have to know
-        await node.inTurn(async () => {
-          if (node.lent) return
+        await possession.open(() => {
           lease = node.lease
-          node.dataPath = await backend.open({ ...lease, attrs: node.attrs }, signal, node.view)
-          mtu = node.dataPath.mtu
+          return backend.open({ ...lease, attrs: node.attrs }, signal, node.view)
         })
+        mtu = openMtu()
       } catch (error) {
         signal.throwIfAborted()
         calm.error(`Cannot open the data path: ${describeError(error)}`)
@@ -77,11 +71,12 @@ export async function keepForwarding(node: Forwarding, moved: () => Promise<void
 
 /** Mends what others changed of the device, until the data path must be opened again: it died, or the node moved. */
 async function keepRight(node: Forwarding, lease: OwnLease, repairs: RepairLog): Promise<void> {
-  const { log, signal, dataPath } = node
+  const { log, signal, possession } = node
+  const { dataPath } = possession
   if (!dataPath) return
   const ended = new AbortController()
   const until = AbortSignal.any([signal, ended.signal])
-  const ring = (): void => node.dataPathDoubt.ring()
+  const ring = (): void => possession.doubt.ring()
   const watching = dataPath.watched && watchHost(ring, log, until, dataPath.watched)
   try {
     return await lookAfter(node, dataPath, lease, repairs)
@@ -92,19 +87,19 @@ async function keepRight(node: Forwarding, lease: OwnLease, repairs: RepairLog):
 }
 
 async function lookAfter(node: Forwarding, dataPath: DataPath, lease: OwnLease, repairs: RepairLog): Promise<void> {
-  const { log, signal } = node
+  const { log, signal, possession } = node
   let fault: Error | undefined
   const onFault = (error: Error): void => {
     fault = error
-    node.dataPathDoubt.ring()
+    possession.doubt.ring()
   }
   void dataPath.fault.then(onFault, onFault)
   const calm = seldom(log)
   let isCalm = false
   for (;;) {
-    const rang = await node.dataPathDoubt.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
-    if (node.dataPath !== dataPath) return // it was closed for another process
-    if (node.lent) continue // it is that one's to mend
+    const rang = await possession.doubt.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
+    if (possession.dataPath !== dataPath) return // it was closed for another process
+    if (possession.state.is === 'lent') continue // it is that one's to mend
     if (fault) return log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
     if (node.lease.key !== lease.key) return
     isCalm = false

@@ -14,7 +14,10 @@ const TEXTS: ReadonlyMap<string, string> = new Map(
 const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex')
 
 /** Of all that are kept those that are later than what was told with this `next`. */
-export function dropsReportOf({ dataPath }: Pick<Node, 'dataPath'>, after: DropsReport['next']): DropsReport {
+export function dropsReportOf(
+  { possession: { dataPath } }: Pick<Node, 'possession'>,
+  after: DropsReport['next'],
+): DropsReport {
   const carrier = dataPath?.carrier()
   // Before the packets: what is dropped in between is told now, and counted the next time.
   const counts = Object.entries(dataPath?.counters() ?? {}).filter(([name]) => TEXTS.has(name))

@@ -1,32 +1,71 @@
-// end.ts - what becomes of a node when its process ends: its data path stays for the next process, or nothing of it does.
+// end.ts - what becomes of the data path, and of the node, when the process ends: it stays for the next process, or nothing of it does.
 
+import type { OpenPath } from '../dataplane/engine.ts'
 import { messageOf } from '../errors.ts'
-import { Superseded } from '../restart/predecessor.ts'
+import { addon } from '../host/addon.ts'
+import { closeAll } from '../host/unix-socket.ts'
+import type { Log } from '../log.ts'
+import { keptName } from '../restart/kept.ts'
 import { removeLastKnown } from '../restart/last-known.ts'
-import { writeKnown } from './last-known.ts'
+import { packPath } from '../restart/open-path.ts'
+import { Superseded } from '../restart/predecessor.ts'
+import type { Notifier } from '../status/notify.ts'
+import { writeKnown, type Knowing } from './last-known.ts'
 import type { Node } from './node.ts'
-import { leaveDataPath } from './possession.ts'
+import type { Possession } from './possession.ts'
 
 /** For the store to take the lease back. */
 const RELEASE_MS = 3_000
 
-/** What becomes of the data path when the process ends for `reason`: it stays for the next process, or nothing does. */
-export async function endDataPath(node: Node, reason: unknown): Promise<void> {
-  const { next, notifier, log } = node
-  if (reason instanceof Superseded && reason.how === 'leave') return leaveNetwork(node)
-  if (!node.lent && !next) return node.inTurn(async () => node.dataPath?.close())
-  await leaveDataPath(
-    () => node,
-    (path) => writeKnown(node, path),
-    notifier,
-    log,
-  )
+const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && reason.how === 'leave'
+
+/** What ends, and what of it the next process is to know. */
+export interface Ending {
+  readonly possession: Possession
+  /** The node, or what forwards as last known; undefined where neither is. */
+  readonly forwarding: Knowing | undefined
+  readonly notifier?: Notifier | undefined
+  readonly log: Log
 }
 
-async function leaveNetwork(node: Node): Promise<void> {
-  const { next, manager, config, lease, log } = node
-  await node.inTurn(async () => node.dataPath?.close())
-  if (next) await removeLastKnown(next.lastKnown)
+/** Ends the data path: it is for the next process, the open path in the service manager's keeping. Again it changes nothing. */
+export async function endDataPath({ possession, forwarding, notifier, log }: Ending, reason: unknown): Promise<void> {
+  if (isLeaving(reason)) {
+    await possession.close()
+    if (forwarding?.next) await removeLastKnown(forwarding.next.lastKnown)
+    return
+  }
+  await possession.end(async (path) => {
+    const kept = path && (await giveToManager(path, notifier))
+    await (forwarding && writeKnown(forwarding, kept))?.catch((error: unknown) =>
+      log.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),
+    )
+  })
+}
+
+/** Closes a path; its description if the service manager keeps it open. */
+async function giveToManager(path: OpenPath, notifier: Notifier | undefined): Promise<OpenPath | undefined> {
+  const { description, fds } = packPath(path)
+  try {
+    if (!notifier || notifier.keeps < fds.length) return undefined
+    if (!(await notifier.keep(fds.map((fd, place) => ({ fd, name: keptName(place) }))))) return undefined
+    // The device lasts for as long as its queues are kept: over a restart, and not when the service is stopped.
+    for (const { tun } of path.loops) addon.setTunPersistent(tun, false)
+    return description
+  } catch {
+    return undefined // the device was deleted
+  } finally {
+    closeAll(fds)
+  }
+}
+
+/** Ends a node, which leaves its network where that is the reason. */
+export async function endNode(node: Node, reason: unknown): Promise<void> {
+  await endDataPath({ ...node, forwarding: node }, reason)
+  if (isLeaving(reason)) await giveLeaseBack(node)
+}
+
+async function giveLeaseBack({ manager, config, lease, log }: Node): Promise<void> {
   const holder = manager.holder(config)
   if (!holder.release) return log.info('This node has left; its lease ends with the node of the cluster')
   const late = new AbortController()

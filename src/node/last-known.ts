@@ -1,22 +1,33 @@
 // last-known.ts - keeps the file of what this node knows, for the process after it.
 
+import { withoutSecrets } from '../config/hidden.ts'
 import { messageOf } from '../errors.ts'
 import { pause } from '../host/bell.ts'
 import { seldom } from '../log.ts'
-import { removeLastKnown, writeLastKnown } from '../restart/last-known.ts'
-import type { Node } from './node.ts'
+import type { DaemonOptions } from '../options.ts'
+import { lastKnownFile, removeLastKnown, storeNameOf, writeLastKnown } from '../restart/last-known.ts'
+import type { Next, Node } from './node.ts'
 
 /** Between two writes, and for each lease besides: with 10,000 peers the file has a megabyte, and some of them always change. */
 const REST_MS = 200
 const REST_MS_A_LEASE = 1
 
-const turns = new WeakMap<Node, Promise<void>>()
+/** What the process after this one is told. */
+export type Knowing = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'possession'>
+
+/** Undefined where nothing is to outlive this process. */
+export function nextFor(options: DaemonOptions, config: string): Next | undefined {
+  if (!options.persist) return undefined
+  return { config: withoutSecrets(config), store: storeNameOf(options), lastKnown: lastKnownFile(options) }
+}
+
+const turns = new WeakMap<Knowing, Promise<void>>()
 
 /**
  * What is said of a path that stays open elsewhere is written with it. One after another, since what was to be written last is to stand
  * there. Rejects with the file system's error.
  */
-export function writeKnown(node: Node, path?: unknown): Promise<void> {
+export function writeKnown(node: Knowing, path?: unknown): Promise<void> {
   const turn = (turns.get(node) ?? Promise.resolve()).then(() => write(node, path))
   turns.set(
     node,
@@ -25,8 +36,7 @@ export function writeKnown(node: Node, path?: unknown): Promise<void> {
   return turn
 }
 
-async function write(node: Node, path: unknown): Promise<void> {
-  const { next, lease, attrs, view, dataPath } = node
+async function write({ next, lease, attrs, view, possession: { dataPath } }: Knowing, path: unknown): Promise<void> {
   // While a data path that died is opened again, what was known of it stays for a process that starts then.
   if (!next || !dataPath) return
   const { tunName } = dataPath

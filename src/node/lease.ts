@@ -121,6 +121,16 @@ export function amended(backend: Backend, manager: NodeParts['manager'], log: Lo
   }
 }
 
+/** The same, and always the same one for a backend. */
+export function amendedOnce(manager: NodeParts['manager'], log: Log): (backend: Backend) => Backend {
+  const known = new Map<Backend, Backend>()
+  return (backend) => {
+    const again = known.get(backend) ?? amended(backend, manager, log)
+    known.set(backend, again)
+    return again
+  }
+}
+
 export async function keepLease(node: Node): Promise<never> {
   let answeredAt = -Infinity
   let pauseMs = 0
@@ -227,5 +237,5 @@ async function replaceLease(node: Node): Promise<void> {
     `This node moves from ${netText(before.subnet)} to ${netText(node.lease.subnet)}: ` +
       'containers on the old subnet must be started again',
   )
-  node.dataPathDoubt.ring()
+  node.possession.doubt.ring()
 }

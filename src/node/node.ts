@@ -72,7 +72,8 @@ export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
   return keys
 }
 
-export interface Node extends NodeParts, Possession {
+export interface Node extends NodeParts {
+  readonly possession: Possession
   lease: OwnLease
   /** What the lease is to say; the next renewal writes it. */
   attrs: LeaseAttrs
@@ -110,12 +111,12 @@ export function createNode(
   parts: NodeParts,
   lease: OwnLease,
   attrs: LeaseAttrs,
-  { dataPath, lent, inTurn, dataPathDoubt }: Possession,
+  possession: Possession,
   view: PeerView,
 ): Node {
   return {
     ...parts,
-    ...{ dataPath, lent, inTurn, dataPathDoubt, lease, attrs },
+    ...{ possession, lease, attrs },
     ...{ view, isUnapplied: false, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
     ...{ cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])), probes: undefined, twin: undefined },
     ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
@@ -127,11 +128,11 @@ export function createNode(
 }
 
 /** Whatever is told of the node is told from this. */
-export function snapshotOf({ lease, view, dataPath, threads, following, ...node }: Node): Snapshot {
+export function snapshotOf({ lease, view, possession, threads, following, ...node }: Node): Snapshot {
   return {
     at: performance.now(),
     subnet: lease.subnet,
-    isOpen: dataPath !== undefined,
+    isOpen: possession.dataPath !== undefined,
     threads,
     peers: view.size - (view.has(lease.key) ? 1 : 0),
     held: following.held,

@@ -33,7 +33,7 @@ export async function searchPaths(node: Node): Promise<never> {
     for (;;) {
       await pause(signal, TICK_MS)
       probed = undefined
-      const { dataPath } = node
+      const { dataPath } = node.possession
       if (!running || running.dataPath !== dataPath) {
         running?.echo.close()
         running = undefined

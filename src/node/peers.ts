@@ -82,7 +82,7 @@ function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) 
 
 type Applying = Pick<
   Node,
-  'dataPath' | 'view' | 'lease' | 'log' | 'signal' | 'isUnapplied' | 'dataPathDoubt' | 'unprobed' | 'unsearched'
+  'possession' | 'view' | 'lease' | 'log' | 'signal' | 'isUnapplied' | 'unprobed' | 'unsearched'
 >
 
 /**
@@ -90,10 +90,10 @@ type Applying = Pick<
  * look: only these leases may differ from those that were applied last; all where it is left out.
  */
 export async function applyPeers(node: Applying, touched?: ReadonlySet<string>): Promise<void> {
-  const { dataPath, view, lease, log, signal } = node
+  const { possession, view, lease, log, signal } = node
   const where = node.isUnapplied ? undefined : touched
   try {
-    await dataPath?.apply(view, lease.key, where)
+    await possession.dataPath?.apply(view, lease.key, where)
     // One that could not be given all is given all again, whatever was given meanwhile.
     if (!where) node.isUnapplied = false
     for (const unseen of [node.unprobed, node.unsearched]) touch(unseen, where)
@@ -102,6 +102,6 @@ export async function applyPeers(node: Applying, touched?: ReadonlySet<string>):
     if (node.isUnapplied) return
     node.isUnapplied = true
     log.error(`Cannot set the peers of the data path: ${describeError(error)}; trying again`)
-    node.dataPathDoubt.ring()
+    possession.doubt.ring()
   }
 }

@@ -1,141 +1,139 @@
-// possession.ts - who has this host's data path: this process, or one that takes over from it; and what becomes of it at the end.
+// possession.ts - who has this host's data path, as this process sees it: one state, and what leads from one to another.
 //
-// Opening, lending and closing are done in turn: no two of them at once, and each sees what the one before has left.
+//   closed      none is open here, and one may be opened        open -> forwarding
+//   forwarding  this process forwards                           close -> closed, lend -> lent, release -> released
+//   lent        a successor forwards through the open path,     takeBack -> forwarding, release -> released
+//               which is open here too
+//   released    a successor forwards through what it opened     takeBack -> closed
+//               itself, or is about to
+//   ended       this process opens none any more                from each, by end
+//
+// One transition after another: each sees what the one before has left. One that its state does not have changes nothing.
 
 import type { DataPath } from '../backend/backend.ts'
 import type { OpenPath } from '../dataplane/engine.ts'
-import { describeError, messageOf } from '../errors.ts'
-import { addon } from '../host/addon.ts'
+import { describeError } from '../errors.ts'
 import { createBell, type Bell } from '../host/bell.ts'
-import { createTurn, type Turn } from '../host/turn.ts'
+import { createTurn } from '../host/turn.ts'
 import { closeAll } from '../host/unix-socket.ts'
 import type { Log } from '../log.ts'
-import type { Estate } from '../restart/predecessor.ts'
-import { keptName } from '../restart/kept.ts'
-import { fdsOf, packPath } from '../restart/open-path.ts'
-import type { Notifier } from '../status/notify.ts'
+import { fdsOf } from '../restart/open-path.ts'
+
+export type PossessionState =
+  | { readonly is: 'closed' }
+  | { readonly is: 'forwarding'; readonly dataPath: DataPath }
+  /** `path` is undefined until the data path stands still. */
+  | { readonly is: 'lent'; readonly dataPath: DataPath; readonly path?: OpenPath }
+  | { readonly is: 'released' }
+  | { readonly is: 'ended' }
 
 export interface Possession {
-  /** Undefined while none is open here. */
-  dataPath: DataPath | undefined
-  /** Set while another process forwards: what it was lent, which is open here too, or nothing where all was closed for it. */
-  lent: { readonly dataPath?: DataPath | undefined; readonly path?: OpenPath | undefined } | undefined
-  readonly inTurn: Turn
-  /** Rung when the data path died, the host changed, the node has another lease, or the data path was lent or came back. */
-  readonly dataPathDoubt: Bell
+  readonly state: PossessionState
+  /** The one that is open here: this process forwards through it, or has lent it. */
+  readonly dataPath: DataPath | undefined
+  /** Rung when another process had a part in a change of the state, the data path died, the host changed, or the node has another lease. */
+  readonly doubt: Bell
+  /** By what `make` opens; does not call it in another state. Rejects as `make` does, and stays closed. */
+  open(make: () => Promise<DataPath>): Promise<void>
+  /** Rejects where the data path cannot be closed; nothing is open here any more all the same. */
+  close(): Promise<void>
+  /** Stops forwarding; undefined where there is nothing to lend. */
+  lend(): Promise<OpenPath | undefined>
+  /** Stops forwarding and closes all, for another process that forwards; the device stays. What cannot be closed is said. */
+  release(): Promise<void>
+  takeBack(): Promise<void>
+  /** Stops forwarding. `keep` is given the open path, if there is one, and closes it; it is not called where nothing forwards here. */
+  end(keep: (path: OpenPath | undefined) => Promise<void>): Promise<void>
 }
 
-export const createPossession = (dataPathDoubt = createBell()): Possession => ({
-  dataPath: undefined,
-  lent: undefined,
-  inTurn: createTurn(),
-  dataPathDoubt,
-})
+export function createPossession(log: Log, doubt = createBell()): Possession {
+  const inTurn = createTurn()
+  let state: PossessionState = { is: 'closed' }
+  /** By another process. */
+  const asked = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => doubt.ring()))
 
-/** Resolves when no other process has the data path. Rejects with the signal's reason. */
-export async function untilOurs(held: Possession, signal: AbortSignal): Promise<void> {
-  while (held.lent) await held.dataPathDoubt.wait(signal)
-}
-
-/** What a successor asks of whoever has the data path then: `held` is asked for each time. */
-export function estateOf(held: () => Possession, log: Log): Pick<Estate, 'lend' | 'release' | 'takeBack'> {
-  const inTurn = <T>(work: (at: Possession) => Promise<T>): Promise<T> => {
-    const at = held()
-    // A node takes over from what forwarded before there was one in a turn of its own.
-    return at.inTurn(() => work(held()))
-  }
-  return {
-    lend: () => inTurn((at) => lend(at, log)),
-    release: () => inTurn((at) => release(at, log)),
-    takeBack(why) {
-      log.warn(`The weftd that was to take over ${why}; forwarding again`)
-      return inTurn(takeBack)
-    },
-  }
-}
-
-async function lend(held: Possession, log: Log): Promise<OpenPath | undefined> {
-  const { dataPath } = held
-  if (held.lent || !dataPath?.leave || !dataPath.takeBack) return undefined
-  held.lent = { dataPath }
-  try {
-    const path = await dataPath.leave()
-    if (path) held.lent = { dataPath, path }
-    else {
-      held.lent = undefined
-      held.dataPathDoubt.ring() // it may be waited for that it is ours, to open it again
+  async function lend(): Promise<OpenPath | undefined> {
+    if (state.is !== 'forwarding') return undefined
+    const { dataPath } = state
+    if (!dataPath.leave || !dataPath.takeBack) return undefined
+    state = { is: 'lent', dataPath } // nobody mends it any more
+    try {
+      const path = await dataPath.leave()
+      // One that has nothing to lend has died, of which its fault tells.
+      state = path ? { is: 'lent', dataPath, path } : { is: 'forwarding', dataPath }
+      return path
+    } catch (error) {
+      // It forwards no more, and has nothing to lend: it is opened again.
+      log.error(`The data path cannot be handed over: ${describeError(error)}`)
+      await dataPath.close().catch(() => {})
+      state = { is: 'closed' }
+      return undefined
     }
-    return path
-  } catch (error) {
-    // It forwards no more, and has nothing to lend: it is opened again.
-    log.error(`The data path cannot be handed over: ${describeError(error)}`)
-    await dataPath.close().catch(() => {})
-    held.lent = undefined
-    held.dataPath = undefined
-    held.dataPathDoubt.ring()
-    return undefined
+  }
+
+  async function release(): Promise<void> {
+    const before = state
+    if (before.is === 'ended') return
+    state = { is: 'released' }
+    try {
+      if (before.is === 'lent') return closeAll(before.path ? fdsOf(before.path) : [])
+      if (before.is !== 'forwarding') return
+      if (!before.dataPath.leave) return await before.dataPath.close()
+      const path = await before.dataPath.leave()
+      if (path) closeAll(fdsOf(path))
+    } catch (error) {
+      // Whoever opens the next has to deal with it: this process is to be able to go on.
+      log.error(`Cannot close the data path: ${describeError(error)}`)
+    }
+  }
+
+  async function takeBack(): Promise<void> {
+    if (state.is === 'released') return void (state = { is: 'closed' })
+    if (state.is !== 'lent') return
+    const { dataPath } = state
+    await dataPath.takeBack?.()
+    state = { is: 'forwarding', dataPath }
+  }
+
+  async function end(keep: (path: OpenPath | undefined) => Promise<void>): Promise<void> {
+    try {
+      // The successor has its own of the same. This process may go on for a while, and would keep device and port from others.
+      if (state.is === 'lent') return closeAll(state.path ? fdsOf(state.path) : [])
+      if (state.is !== 'forwarding') return
+      if (!state.dataPath.leave) return await state.dataPath.close()
+      await keep(await state.dataPath.leave())
+    } finally {
+      state = { is: 'ended' }
+    }
+  }
+
+  return {
+    get state() {
+      return state
+    },
+    get dataPath() {
+      return 'dataPath' in state ? state.dataPath : undefined
+    },
+    doubt,
+    open: (make) =>
+      inTurn(async () => {
+        if (state.is === 'closed') state = { is: 'forwarding', dataPath: await make() }
+      }),
+    close: () =>
+      inTurn(async () => {
+        if (state.is !== 'forwarding') return
+        const { dataPath } = state
+        state = { is: 'closed' }
+        await dataPath.close()
+      }),
+    lend: () => asked(lend),
+    release: () => asked(release),
+    takeBack: () => asked(takeBack),
+    end: (keep) => inTurn(() => end(keep)),
   }
 }
 
-/** Stops forwarding for the predecessor, which goes on: nothing is written, and nothing given to a service manager. */
-export const giveBack = (held: Possession, log: Log): Promise<void> => held.inTurn(() => release(held, log))
-
-/** What cannot be closed is for whoever opens the next to deal with: this process may be the one that goes on. */
-async function release(held: Possession, log: Log): Promise<void> {
-  const { dataPath, lent } = held
-  held.lent = {}
-  held.dataPath = undefined
-  held.dataPathDoubt.ring()
-  try {
-    if (!lent && !dataPath?.leave) return await dataPath?.close()
-    const path = lent ? lent.path : await dataPath?.leave?.()
-    if (path) closeAll(fdsOf(path))
-  } catch (error) {
-    log.error(`Cannot close the data path: ${describeError(error)}`)
-  }
-}
-
-async function takeBack(held: Possession): Promise<void> {
-  const { lent } = held
-  held.lent = undefined
-  await lent?.dataPath?.takeBack?.()
-  held.dataPathDoubt.ring()
-}
-
-/** Leaves a data path, that of `held` when its turn comes, to the next process: what packets wait in meanwhile in the service manager's keeping, and what is known written. */
-export function leaveDataPath(
-  held: () => Possession,
-  write: (path: unknown) => Promise<void>,
-  notifier: Notifier | undefined,
-  log: Log,
-): Promise<void> {
-  return held().inTurn(async () => {
-    const last = held()
-    const { dataPath, lent } = last
-    last.lent = {} // nobody opens another one
-    // The successor has its own of the same. This process may go on for a while, and would hold device and port.
-    if (lent) return closeAll(lent.path ? fdsOf(lent.path) : [])
-    if (!dataPath?.leave) return dataPath?.close()
-    const path = await dataPath.leave()
-    const kept = path && (await giveToManager(path, notifier))
-    await write(kept).catch((error: unknown) =>
-      log.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),
-    )
-  })
-}
-
-/** Closes a path; its description if the service manager keeps it open. */
-async function giveToManager(path: OpenPath, notifier: Notifier | undefined): Promise<OpenPath | undefined> {
-  const { description, fds } = packPath(path)
-  try {
-    if (!notifier || notifier.keeps < fds.length) return undefined
-    if (!(await notifier.keep(fds.map((fd, place) => ({ fd, name: keptName(place) }))))) return undefined
-    // The device lasts for as long as its queues are kept: over a restart, and not when the service is stopped.
-    for (const { tun } of path.loops) addon.setTunPersistent(tun, false)
-    return description
-  } catch {
-    return undefined // the device was deleted
-  } finally {
-    closeAll(fds)
-  }
+/** Resolves when no other process forwards. Rejects with the signal's reason. */
+export async function untilOurs(possession: Possession, signal: AbortSignal): Promise<void> {
+  while (!['closed', 'forwarding'].includes(possession.state.is)) await possession.doubt.wait(signal)
 }

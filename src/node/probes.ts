@@ -28,7 +28,7 @@ export async function probePeers(node: Node): Promise<never> {
   try {
     for (;;) {
       await pause(signal, TICK_MS)
-      const { dataPath } = node
+      const { dataPath } = node.possession
       if (dataPath?.probeSource !== source || !echo) {
         echo?.close()
         echo = undefined

@@ -7,14 +7,44 @@ import type { PeerTraffic } from '../dataplane/engine.ts'
 import { isWeftError } from '../errors.ts'
 import { encodeLeaseValue, type Lease } from '../lease/lease.ts'
 import { addressText, formatAddress, formatNet, netText, primary } from '../net/address.ts'
+import type { DaemonOptions } from '../options.ts'
 import type { Probed } from '../status/probes.ts'
 import { summaryOf, troubleOf } from '../status/snapshot.ts'
-import { isHung } from '../status/threads.ts'
-import { countPeers, dropsOf, type NodeReport, type PeerStatus } from '../status/status.ts'
+import {
+  countPeers,
+  dropsOf,
+  startingReport,
+  type DaemonStatus,
+  type NodeReport,
+  type PeerStatus,
+} from '../status/status.ts'
+import { isHung, type Threads } from '../status/threads.ts'
 import { snapshotOf, type Node } from './node.ts'
+import type { Possession } from './possession.ts'
 
 /** The kernel is asked for each path: not for thousands. */
 const MOST_PATHS = 500
+
+/** What does not change; `version` is of weft. */
+export function daemonStatusOf(options: DaemonOptions, version: string): DaemonStatus {
+  return {
+    ...{ version, pid: process.pid },
+    startedAt: new Date(performance.timeOrigin).toISOString(),
+    subnetFile: options['subnet-file'],
+    leases: leasesOf(options),
+  }
+}
+
+function leasesOf(options: DaemonOptions): string {
+  if (options['kube-subnet-mgr']) return `nodes, annotations ${options['kube-annotation-prefix']}`
+  return options['lease-dir'] || `${String(options['etcd-endpoints'])} ${options['etcd-prefix']}`
+}
+
+/** Of a daemon that has no node yet: what it waits for, and what forwards meanwhile. */
+export function startingReportOf(store: string, waitsFor: string, possession: Possession): NodeReport {
+  const { dataPath } = possession
+  return startingReport(store, waitsFor, dataPath ? pathOf(possession, new Map(), 0) : null)
+}
 
 const iso = (ms: number): string => new Date(ms).toISOString()
 /** With what a millisecond is to a person. */
@@ -51,7 +81,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       expiresAt: lease.expiresAt === undefined ? null : iso(lease.expiresAt),
       published: JSON.parse(encodeLeaseValue(node.attrs)) as Record<string, unknown>,
     },
-    dataPath: pathOf(node, at),
+    dataPath: pathOf(node.possession, node.threads, at),
     peers: countPeers(list, node.probes ? node.probes.intervalMs() / 1000 : null),
     repairs: node.repaired,
     subnetFileWritten: node.isReady,
@@ -71,7 +101,7 @@ function configOf(config: NetworkConfig): NodeReport['config'] {
   }
 }
 
-function pathOf({ dataPath, threads }: Node, at: number): NodeReport['dataPath'] {
+function pathOf({ dataPath }: Possession, threads: Threads, at: number): NodeReport['dataPath'] {
   const carrier = dataPath?.carrier()
   const counters = Object.fromEntries(
     Object.entries(dataPath?.counters() ?? {}).map(([name, count]) => [name, Number(count)]),
@@ -89,7 +119,8 @@ function pathOf({ dataPath, threads }: Node, at: number): NodeReport['dataPath']
 }
 
 function peersOf(node: Node, traffic: Traffic, at: number): PeerStatus[] {
-  const { view, lease: own, following, dataPath, isUnapplied } = node
+  const { view, lease: own, following, possession, isUnapplied } = node
+  const { dataPath } = possession
   // None while the data path does not have them all.
   const set = new Map(isUnapplied ? [] : dataPath?.peers().map((peer) => [peer.key, peer]))
   const held = new Set(following.heldKeys ?? [])
@@ -106,7 +137,7 @@ function peersOf(node: Node, traffic: Traffic, at: number): PeerStatus[] {
 type Traffic = ReadonlyMap<string, PeerTraffic>
 
 /** None where the device is gone that counted it. */
-async function trafficOf({ dataPath }: Node): Promise<Traffic> {
+async function trafficOf({ possession: { dataPath } }: Node): Promise<Traffic> {
   const nothing: Traffic = new Map()
   if (!dataPath?.traffic) return nothing
   return dataPath.traffic().catch((error: unknown) => {

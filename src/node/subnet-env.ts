@@ -8,7 +8,7 @@ import { RESYNC_MS, type Node } from './node.ts'
 import { createRepairLog } from './repairs.ts'
 
 /** What Docker, the CNI plugin and scripts are to know; undefined while the data path is down. */
-function subnetEnvOf({ options, config, lease, dataPath }: Node): SubnetEnv | undefined {
+function subnetEnvOf({ options, config, lease, possession: { dataPath } }: Node): SubnetEnv | undefined {
   // Of IPv6 weft routes nothing: what a flanneld leased before is kept, and is not for containers.
   const network = { ipv4: config.ipv4?.network }
   const subnet = { ipv4: lease.subnet.ipv4 }

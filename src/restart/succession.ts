@@ -5,7 +5,7 @@
 //            -> another one has it: this process is its successor. It prepares while that one forwards (`standing by`), and goes on as last
 //               known should that one end
 //   opening  -> what is there when the node opens its data path: resumed, or to be taken from the predecessor by `take`
-//   settle   -> this process is the node: the predecessor ends, and this one serves successors
+//   settle   -> this process is the node: the predecessor ends, and then this one serves successors
 //
 // The backend sees `take` alone.
 
@@ -42,7 +42,7 @@ export interface Inheritance {
   readonly tunName: string | undefined
   /**
    * The path, if there is one that was opened for the same: nobody forwards by it then. Where there is none, what another daemon
-   * held is free when this resolves. Throws WeftError DEVICE when that one hangs.
+   * had open is free when this resolves. Throws WeftError DEVICE when that one hangs.
    */
   take(wanted: WantedPath): Promise<OpenPath | undefined>
 }
@@ -50,11 +50,13 @@ export interface Inheritance {
 export interface Succession<Resumed> extends Inheritance {
   /** What the daemon that runs said of itself; undefined where none does. */
   predecessor(): Promise<(About & { readonly pid: number }) | undefined>
-  /** Whether another daemon held what only one can hold, ports and sockets, when this one started. */
+  /** Whether another daemon had what only one can have, ports and sockets, when this one started. */
   readonly isSuccessor: boolean
-  /** Resolves when no other daemon holds any of it. */
+  /** Resolves when no other daemon has any of it. */
   readonly free: Promise<void>
-  /** What forwards as last known. From here on this process waits no more for the end of another. */
+  /** What forwards as last known now. */
+  readonly resumed: Resumed | undefined
+  /** The same for good: from here on this process waits no more for the end of another. */
   opening(): Promise<Resumed | undefined>
   /** Has the predecessor stop, whatever it forwarded through; nothing where there is none. */
   release(): Promise<void>
@@ -62,8 +64,8 @@ export interface Succession<Resumed> extends Inheritance {
   settle(): void
   /** Whether what this process forwards through goes back to the predecessor, should this one end now. */
   readonly isOnLoan: boolean
-  /** Of what nobody took. The lock goes last. */
-  close(): void
+  /** Of what nobody took. The lock goes last, and with its file where this process `wasIdle`: it left nothing that the next one could find. */
+  close(wasIdle: boolean): void
 }
 
 export interface SuccessionParts<Resumed> {
@@ -92,19 +94,23 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
   let isClosed: boolean = false
   /** Whether going on as last known failed, and is tried again. */
   let isUnresumed: boolean = false
-  let isFree: boolean = false
-  let tellFree!: () => void
-  const free = new Promise<void>((resolve) => (tellFree = resolve))
-  function setFree(): void {
-    isFree = true
-    tellFree()
-  }
+  let setFree!: () => void
+  const free = new Promise<void>((resolve) => (setFree = resolve))
   let open!: () => void
   const opens = new Promise<void>((resolve) => (open = resolve))
 
+  /** Whether another process has the lock too, or had it. */
+  let isShared: boolean = false
   const estate: Estate = {
     ...parts.estate,
-    refusal: () => (isFree ? parts.estate.refusal() : 'the one before it has not ended'),
+    lend() {
+      isShared = true
+      return parts.estate.lend()
+    },
+    release() {
+      isShared = true
+      return parts.estate.release()
+    },
     async takeBack(why) {
       lock?.sign()
       await parts.estate.takeBack(why)
@@ -252,6 +258,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
 
   async function takeLock(fd: number | undefined): Promise<void> {
     if (fd !== undefined) {
+      isShared = true
       lock = rendezvous.receivedLock(fd)
       return
     }
@@ -298,17 +305,18 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
   try {
     await enter()
   } catch (error) {
-    close()
+    close(true)
     throw error
   }
   const standing = standBy()
   standing.catch(fail)
 
-  function close(): void {
+  function close(wasIdle: boolean): void {
     isClosed = true
     open()
     kept?.close()
     predecessor?.close()
+    if (lock && wasIdle && !isShared) rendezvous.remove()
     lock?.close()
   }
   return {
@@ -323,14 +331,15 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
     },
     isSuccessor,
     free,
+    get resumed() {
+      return resumed
+    },
     async opening() {
       isOpening = true
       open()
       await standing
       if (predecessor && !lock) await predecessor.about() // which has it write what it knows now
-      const left = resumed
-      resumed = undefined
-      return left
+      return resumed
     },
     release,
     get isOnLoan() {
@@ -350,8 +359,8 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
         clearTimeout(late)
         before.close()
         setFree()
+        serve() // not before: it would be in the place of one that may yet take back
       }, fail)
-      serve()
     },
     close,
   }

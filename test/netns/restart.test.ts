@@ -306,6 +306,12 @@ it('what goes on as last known is kept right though the store is away', async ()
   hideStore()
   const next = a.startDaemon({ args: ['--lease-dir', leases()] })
   await next.line(FORWARDING_AS_KNOWN)
+  // The status is served soon after.
+  await eventually(async () =>
+    expect((await a.run([join(packageRoot, 'bin/weft'), 'status', '--status-socket', a.statusSocket])).stdout).toMatch(
+      /, forwarding as last known .*\n {2}waiting for the network configuration .*\n {2}data path {2}as last known by flannel0/,
+    ),
+  )
   await a.output(['ip', 'link', 'set', 'dev', 'flannel0', 'down'])
   await next.line(/Repaired: flannel0 was down/)
   await reach(pods[0].namespace, pods[1].address)
@@ -380,4 +386,15 @@ it('weftd --leave gives the lease back and leaves nothing', async () => {
   expect(readdirSync(join(leases(), 'subnets'))).not.toContain(subnet)
   expect(readdirSync(dirname(a.subnetFile)).filter((file) => file.startsWith('subnet.env'))).toEqual([])
   await daemons[1].line(/Subnet removed/)
+})
+
+it('a start that fails leaves nothing', async () => {
+  lab = await createLab({ hosts: 1 })
+  ;[a] = lab.hosts as [Host]
+  mkdirSync(leases())
+  writeFileSync(join(leases(), 'config'), '{"Network":"10.5.0.0/16"}')
+  const wrong = a.startDaemon({ args: ['--lease-dir', leases(), '--iface-wait', '0'], iface: ['--iface', 'nothing0'] })
+  await ended(wrong.process)
+  expect(wrong.process.exitCode).toBe(1)
+  expect(readdirSync(dirname(a.subnetFile)).filter((file) => file.startsWith('subnet.env'))).toEqual([])
 })

@@ -14,6 +14,11 @@ vi.mock('../../src/status/subnet-env.ts', async (importOriginal) => ({
 vi.mock('../../src/restart/last-known.ts', async (importOriginal) => ({
   ...(await importOriginal<object>()),
   readLastKnown: async () => undefined,
+  removeLastKnown: async () => {},
+}))
+vi.mock('../../src/backend/tun-device.ts', async (importOriginal) => ({
+  ...(await importOriginal<object>()),
+  removeIdleTun: async () => {},
 }))
 
 const only = process.env['WEFT_SEED']

@@ -15,10 +15,12 @@ import type { Connection, Listener, Parcel } from '../../src/host/unix-socket.ts
 import { decodeLease } from '../../src/lease/decode.ts'
 import { managerOf } from '../../src/lease/store-manager.ts'
 import { keepForwarding, type Forwarding } from '../../src/node/data-path.ts'
-import type { Node } from '../../src/node/node.ts'
-import { createPossession, estateOf, leaveDataPath, type Possession } from '../../src/node/possession.ts'
-import { Superseded } from '../../src/restart/predecessor.ts'
+import { endDataPath } from '../../src/node/end.ts'
+import type { Resumed } from '../../src/node/open.ts'
+import { createPossession } from '../../src/node/possession.ts'
 import { createKept } from '../../src/restart/kept.ts'
+import { Superseded } from '../../src/restart/predecessor.ts'
+import { VERSION } from '../../src/restart/protocol.ts'
 import type { Lock, Rendezvous } from '../../src/restart/rendezvous.ts'
 import { enterSuccession, type Inheritance } from '../../src/restart/succession.ts'
 import { createMemoryStore } from '../support/memory-store.ts'
@@ -47,6 +49,9 @@ export const FATES = [
   'unseen',
   'refit',
   'another store',
+  'another version',
+  'full buffer',
+  'kernel',
 ] as const
 export type Fate = (typeof FATES)[number]
 
@@ -68,6 +73,21 @@ interface OpenFile {
   holders: Process[]
 }
 
+interface Plan {
+  /** Which lanes: a path of other ones does not fit. */
+  readonly workers: number
+  /** What it fails at, if at anything. */
+  readonly failsAt: 'start' | 'open' | 'firewall' | undefined
+  /** For how long its store does not answer. */
+  readonly storeMs: number
+  readonly store: string
+  readonly isManaged: boolean
+  /** What carries its packets: its engine, or the kernel, of which nothing can be lent. */
+  readonly kind: 'tun' | 'kernel'
+  /** Of the protocol. */
+  readonly version: number
+}
+
 interface Process {
   readonly name: string
   readonly pid: number
@@ -85,6 +105,9 @@ interface Process {
   readonly isUnable: boolean
   /** Whether something befell it. */
   isStruck: boolean
+  /** Of the protocol that it speaks. */
+  readonly version: number
+  readonly plan: Plan
 }
 
 /** One end of a connection. */
@@ -125,7 +148,6 @@ function createWorld(time: VirtualTime, random: Random) {
   const say = (process: Process | undefined, line: string): void =>
     void log.push(`${String(time.now() - 1_700_000_000_000).padStart(6)} ${process?.name ?? '-'}: ${line}`)
   const between = (least: number, most: number): number => least + below(most - least)
-
   const processes: Process[] = []
   const files = new Map<number, { file: OpenFile; owner: Process }>()
   let lastFd = 100
@@ -137,7 +159,13 @@ function createWorld(time: VirtualTime, random: Random) {
   const engines = new Map<Process, OpenFile>()
   /** The state of what a device is: it stays when a process dies, and can be opened by one at a time. */
   let pathFile: OpenFile | undefined
+  /** Whether the kernel forwards by a device of its own, and which kind the last to forward was of. */
+  let doesKernelForward: boolean = false
+  let lastKnown: Plan['kind'] = 'tun'
   let isBacklogFull: boolean = false
+  /** The process that can be sent nothing now, since its buffers are full. */
+  let full: Process | undefined
+  const areOfBothKinds = chance(0.3)
   let arePidsSeen: boolean = true
   const store = createMemoryStore()
   store.put(LEASE.key, '{"PublicIP":"192.0.2.1","PublicIPv6":null}')
@@ -193,6 +221,8 @@ function createWorld(time: VirtualTime, random: Random) {
     }
     time.at(1, end)
   }
+  /** The sources speak one version: to a process that speaks another one that is its own, and every other is not. */
+  const asReadBy = (reader: Process, version: number): number => (version === reader.version ? VERSION : VERSION + 1)
   function connectionOf(socket: Socket): Connection {
     const { owner } = socket
     const taken = (): Parcel | undefined => {
@@ -200,7 +230,10 @@ function createWorld(time: VirtualTime, random: Random) {
       if (!message) return undefined
       const fds = message.files.map((file) => openFd(file, owner))
       drop(message.files, owner)
-      return { text: message.text, fds }
+      return {
+        text: message.text.replace(/"weft":(\d+)/, (_all, number) => `"weft":${asReadBy(owner, Number(number))}`),
+        fds,
+      }
     }
     return {
       peerPid: arePidsSeen ? (socket.other?.owner.pid ?? 0) : 0,
@@ -208,13 +241,17 @@ function createWorld(time: VirtualTime, random: Random) {
         if (!/still/.test(text)) say(owner, `says ${text.slice(0, 120)}`)
         const { other } = socket
         if (!socket.isOpen || !other?.isOpen) throw Object.assign(new Error('it has gone'), { code: 'EPIPE' })
+        if (other.owner === full) {
+          struck.add('full buffer')
+          throw Object.assign(new Error('sendmsg: EAGAIN'), { code: 'EAGAIN' })
+        }
         // On its way, and until it is received, it is open: by whoever is to receive it.
         const sent = fds.map((fd) => files.get(fd)?.file).filter((file) => file !== undefined)
         if (sent.length !== fds.length) violations.push('a closed descriptor was sent')
         for (const file of sent) file.holders.push(other.owner)
         time.at(between(1, 4), () => {
           if (!other.isOpen) return drop(sent, other.owner)
-          other.queue.push({ text, files: sent })
+          other.queue.push({ text: text.replace(/"weft":\d+/, `"weft":${owner.version}`), files: sent })
           other.wake()
         })
       },
@@ -331,6 +368,8 @@ function createWorld(time: VirtualTime, random: Random) {
     }
     const file = files.get(fds[0]!)!.file
     engines.set(process, file)
+    doesKernelForward = false
+    lastKnown = 'tun'
     say(process, 'forwards')
     const described = (): OpenPath => ({
       ...{ tunName: 'flannel0', bindAddress: '192.0.2.1', port: 8285, features: [], without: [] },
@@ -368,26 +407,37 @@ function createWorld(time: VirtualTime, random: Random) {
     }
   }
 
+  /** A device of the kernel's: it forwards from then on, whoever dies, until a TUN has the network's route. */
+  async function openKernel(process: Process): Promise<DataPath> {
+    await busy(process, 10, 300)
+    const others = [...engines.keys()].filter(isActive)
+    if (others.length > 0 && arePidsSeen) violations.push(`two forward: the kernel and ${others[0]!.name}`)
+    doesKernelForward = true
+    lastKnown = 'kernel'
+    say(process, 'has the kernel forward')
+    return {
+      mtu: 1450,
+      fault: new Promise(() => {}),
+      apply: async () => {},
+      resync: async () => [],
+      carrier: () => ({ device: 'flannel.1', engine: 'kernel', features: [] }),
+      peers: () => [],
+      counters: () => ({}),
+      threads: () => ({}),
+      close: async () => {},
+    }
+  }
+
   /** Time that a call to the host takes. */
   const busy = (process: Process, least: number, most: number): Promise<void> =>
     new Promise((resolve) => onMachine(process, resolve, between(least, most)))
-
-  interface Plan {
-    /** Which lanes: a path of other ones does not fit. */
-    readonly workers: number
-    /** What it fails at, if at anything. */
-    readonly failsAt: 'start' | 'open' | 'firewall' | undefined
-    /** For how long its store does not answer. */
-    readonly storeMs: number
-    readonly store: string
-    readonly isManaged: boolean
-  }
 
   function begin(plan: Plan): Process {
     const process: Process = {
       ...{ name: `${String.fromCodePoint(65 + (lastPid % 26))}${++lastPid}`, pid: lastPid, machine: time.newMachine() },
       ...{ stopping: new AbortController(), isDead: false, isFrozen: false, isManaged: plan.isManaged },
       ...{ isWaiting: false, ends: [], ended: false, isStruck: false, isUnable: plan.failsAt === 'open' },
+      ...{ version: plan.version, plan },
     }
     setMaxListeners(0, process.stopping.signal)
     processes.push(process)
@@ -445,14 +495,14 @@ function createWorld(time: VirtualTime, random: Random) {
       if (/hands nothing over/.test(line)) reached.add('refused')
     }
     const logger = { info: logTo, warn: logTo, error: logTo, v: () => false }
-    const start: { held: Possession; known: undefined; node: Node | undefined } = {
-      ...{ held: createPossession(), known: undefined, node: undefined },
-    }
-    const makeBackend = (inheritance: Inheritance): Backend => ({
+    const possession = createPossession(logger)
+    let forwarding: Forwarding | undefined
+    const makeBackend = (kind: Plan['kind'], inheritance: Inheritance): Backend => ({
       name: 'simulated',
-      tunName: 'flannel%d',
+      tunName: kind === 'tun' ? 'flannel%d' : undefined,
       prepare: async () => (await busy(process, 1, 50), LEASE.attrs),
       async open() {
+        if (kind === 'kernel') return openKernel(process)
         const wanted = {
           bindAddress: '192.0.2.1',
           port: 8285,
@@ -473,11 +523,16 @@ function createWorld(time: VirtualTime, random: Random) {
       },
     })
     const config: NetworkConfig = parseNetworkConfig(CONFIG)
-    const estate = estateOf(() => start.held, logger)
-    const succession = await enterSuccession<Forwarding & { hand(): Promise<void> }>({
+    const succession = await enterSuccession<Resumed>({
       ...{ log: logger, stopping, rendezvous: rendezvousOf(process) },
       estate: {
-        ...estate,
+        lend: () => possession.lend(),
+        release: () => possession.release(),
+        async takeBack(why) {
+          logTo(`it ${why}; forwarding again`)
+          await possession.takeBack()
+          forwarding?.leaseDoubt.ring()
+        },
         about: () => ({
           version: '1',
           store: plan.store,
@@ -488,37 +543,36 @@ function createWorld(time: VirtualTime, random: Random) {
         write: () => busy(process, 1, 100),
       },
       kept: async () => createKept([], { tunName: 'flannel0' }),
-      resume: (inheritance) =>
-        start.held.inTurn(async () => {
-          await busy(process, 10, 200)
-          const backend = makeBackend(inheritance)
-          const ended = new AbortController()
-          signal.addEventListener('abort', () => ended.abort(signal.reason), { once: true })
-          try {
-            const attrs = await backend.prepare(signal)
-            const lease = { ...LEASE, attrs, expiresAt: undefined, revision: 0n }
-            const dataPath = await backend.open(lease, signal, new Map())
-            logTo('forwards as last known')
-            const forwarding: Forwarding = {
-              ...start.held,
-              ...{ backend, log: logger, signal: ended.signal, lease, attrs, view: new Map(), dataPath },
-              ...{ isUnapplied: false, repaired: 0, leaseDoubt: createBell(), learnt: createBell() },
-              ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
-            }
-            const resumed = Object.assign(forwarding, {
-              hand: async () => {
-                ended.abort(new Error('a node has it'))
-                await kept
-              },
-            })
-            const kept = keepForwarding(resumed, async () => {}).catch(() => {})
-            start.held = resumed
-            return resumed
-          } catch (error) {
-            logTo(`cannot go on: ${(error as Error).message}`)
-            return 'failed'
+      async resume(inheritance) {
+        await busy(process, 10, 200)
+        if (lastKnown === 'kernel') return 'nothing'
+        const backend = makeBackend('tun', inheritance)
+        const ended = new AbortController()
+        const until = AbortSignal.any([signal, ended.signal])
+        try {
+          const attrs = await backend.prepare(until)
+          const lease = { ...LEASE, attrs, expiresAt: undefined, revision: 0n }
+          await possession.open(() => backend.open(lease, until, new Map()))
+          if (!possession.dataPath) return 'failed'
+          logTo('forwards as last known')
+          const resumed: Resumed = {
+            ...{ possession, backend, next: undefined, log: logger, signal: until, lease, attrs, view: new Map() },
+            ...{ isUnapplied: false, repaired: 0, leaseDoubt: createBell(), learnt: createBell() },
+            ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
+            ...{ config, external: undefined as never },
+            hand: async () => {
+              ended.abort(new Error('a node has it'))
+              await looking
+            },
           }
-        }),
+          const looking = keepForwarding(resumed, async () => {}).catch(() => {})
+          forwarding = resumed
+          return resumed
+        } catch (error) {
+          logTo(`cannot go on: ${(error as Error).message}`)
+          return 'failed'
+        }
+      },
       check(about) {
         if (about.store !== plan.store) throw new WeftError('DEVICE', 'it is of another network')
       },
@@ -540,7 +594,7 @@ function createWorld(time: VirtualTime, random: Random) {
         },
         manager: managerOf(store),
         config,
-        backend: makeBackend(succession),
+        backend: makeBackend(plan.kind, succession),
         firewall: {
           resyncMs: 600_000,
           rules: {
@@ -558,27 +612,17 @@ function createWorld(time: VirtualTime, random: Random) {
         signal,
         next: undefined,
       }
-      const before = {
-        start: { ...start, log: logger, options: {} },
-        succession,
-        fits: () => true,
-        amend: (backend: Backend) => backend,
-      }
-      // One object, so that what the node has is what a successor asks for.
-      const shared = Object.assign(start, { log: logger, options: { 'subnet-file': '/nowhere/subnet.env' } })
-      return await runNode(parts, {}, stopping, { ...before, start: shared } as never)
+      return await runNode(parts, {}, stopping, {
+        ...{ possession, succession, amend: (backend) => backend },
+        fits: () => plan.kind === 'tun',
+        onNode: (node) => (forwarding = node),
+      })
     } catch (error) {
       stopping.abort(error)
       throw error
     } finally {
-      if (!start.node)
-        await leaveDataPath(
-          () => start.held,
-          async () => {},
-          undefined,
-          logger,
-        )
-      succession.close()
+      await endDataPath({ possession, forwarding, log: logger }, signal.reason)
+      succession.close(forwarding === undefined)
     }
   }
 
@@ -604,7 +648,7 @@ function createWorld(time: VirtualTime, random: Random) {
     )
     // One that stands still in another PID namespace, and opened its own, keeps device and port: nobody can end it.
     const isKept = !arePidsSeen && [...engines.keys()].some(({ isFrozen, isDead }) => isFrozen && !isDead)
-    const able = new Set(forwarding.length > 0 || isKept ? [] : somebody)
+    const able = new Set(forwarding.length > 0 || doesKernelForward || isKept ? [] : somebody)
     for (const each of silentSince.keys()) if (!able.has(each)) silentSince.delete(each)
     for (const each of able) {
       const since = silentSince.get(each) ?? time.now()
@@ -624,6 +668,16 @@ function createWorld(time: VirtualTime, random: Random) {
     }
   }
 
+  function kindOf(): Plan['kind'] {
+    if (!areOfBothKinds || chance(0.5)) return 'tun'
+    struck.add('kernel')
+    return 'kernel'
+  }
+  function versionOf(): number {
+    if (chance(0.95)) return VERSION
+    struck.add('another version')
+    return VERSION + 1
+  }
   const alive = (): Process[] => processes.filter(({ isDead }) => !isDead)
   const freeze = (process: Process, ms: number): void => {
     if (process.isFrozen) return
@@ -656,6 +710,8 @@ function createWorld(time: VirtualTime, random: Random) {
         storeMs: chance(0.6) ? between(1, 200) : between(200, 20_000),
         store: isOther ? 'another' : 'one',
         isManaged: chance(0.4),
+        kind: kindOf(),
+        version: versionOf(),
       })
     } else if (dice < 0.5) {
       struck.add('kill')
@@ -664,7 +720,7 @@ function createWorld(time: VirtualTime, random: Random) {
       if (victim.isManaged)
         time.at(
           100,
-          () => void (isOver || begin({ workers: 1, failsAt: undefined, storeMs: 10, store: 'one', isManaged: true })),
+          () => void (isOver || begin({ ...victim.plan, workers: 1, failsAt: undefined, storeMs: 10, store: 'one' })),
         )
     } else if (dice < 0.7) {
       struck.add('stop')
@@ -676,7 +732,10 @@ function createWorld(time: VirtualTime, random: Random) {
         victim.stopping.abort(new Error('stopped by a signal'))
       })
     } else if (dice < 0.95) freeze(victim, chance(0.5) ? between(10, 3_000) : between(3_000, 15_000))
-    else {
+    else if (chance(0.5)) {
+      full = victim
+      time.at(between(100, 3_000), () => (full = undefined))
+    } else {
       isBacklogFull = true
       time.at(between(100, 8_000), () => (isBacklogFull = false))
     }
@@ -685,7 +744,8 @@ function createWorld(time: VirtualTime, random: Random) {
   async function run(): Promise<void> {
     arePidsSeen = chance(0.8)
     if (!arePidsSeen) struck.add('unseen')
-    begin({ workers: 1, failsAt: undefined, storeMs: between(1, 300), store: 'one', isManaged: chance(0.5) })
+    const sound = { workers: 1, failsAt: undefined, storeMs: between(1, 300), store: 'one' }
+    begin({ ...sound, isManaged: chance(0.5), kind: kindOf(), version: VERSION })
     const pass = async (ms: number): Promise<void> => {
       for (let left = ms; left > 0; left -= 20) {
         await time.advance(Math.min(20, left))
@@ -699,12 +759,13 @@ function createWorld(time: VirtualTime, random: Random) {
       await pass(chance(0.7) ? between(1, 600) : between(600, 8_000))
     }
     isBacklogFull = false
+    full = undefined
     // Then all is sound again: whoever is there comes to an end of it.
     await pass(30_000)
     const forwarding = [...engines.keys()].filter(isActive)
     const there = alive().filter(({ isWaiting }) => !isWaiting)
-    if (there.length > 0 && forwarding.length !== 1)
-      violations.push(`in the end ${forwarding.length} of ${there.length} forward`)
+    const forward = forwarding.length + Number(doesKernelForward)
+    if (there.length > 0 && forward !== 1) violations.push(`in the end ${forward} of ${there.length} forward`)
     isOver = true
     for (const each of alive()) {
       each.stopping.abort(new Error('the simulation is over'))

@@ -33,7 +33,14 @@ export interface Machine {
   setClock(byMs: number): void
 }
 
-const real = { setTimeout, clearTimeout, now: Date.now, performanceNow: performance.now.bind(performance) }
+const real = {
+  setTimeout,
+  clearTimeout,
+  setInterval,
+  clearInterval,
+  now: Date.now,
+  performanceNow: performance.now.bind(performance),
+}
 const turn = setImmediate
 /** One for good: each that was used costs time with every promise from then on. */
 const running = new AsyncLocalStorage<MachineClock>()
@@ -54,8 +61,7 @@ export function takeOverTime(startMs: number): VirtualTime {
   let now = startMs
   let order = 0
   const timers = new Map<number, Timer>()
-  const after = (ms: number, run: () => void, clock: MachineClock | undefined): number => {
-    const id = ++order
+  const after = (ms: number, run: () => void, clock: MachineClock | undefined, id = ++order): number => {
     timers.set(id, { at: now + Math.max(0, ms), order: id, run, clock })
     return id
   }
@@ -89,7 +95,16 @@ export function takeOverTime(startMs: number): VirtualTime {
   const globals = globalThis as unknown as Record<string, unknown>
   // Whole milliseconds, and one at least, as Node's: otherwise a rest of a time could be too small to move the clock.
   globals['setTimeout'] = (run: () => void, ms = 0) => after(Math.max(1, Math.trunc(ms)), run, running.getStore())
-  globals['clearTimeout'] = (id: number) => timers.delete(id)
+  globals['clearTimeout'] = globals['clearInterval'] = (id: number) => timers.delete(id)
+  globals['setInterval'] = (run: () => void, ms = 0) => {
+    const clock = running.getStore()
+    const id = after(ms, again, clock)
+    function again(): void {
+      after(ms, again, clock, id)
+      run()
+    }
+    return id
+  }
   Date.now = () => now + (running.getStore()?.aheadMs ?? 0)
   performance.now = () => now - startMs - (running.getStore()?.behindMs ?? 0)
   return {
@@ -111,6 +126,8 @@ export function takeOverTime(startMs: number): VirtualTime {
     restore() {
       globals['setTimeout'] = real.setTimeout
       globals['clearTimeout'] = real.clearTimeout
+      globals['setInterval'] = real.setInterval
+      globals['clearInterval'] = real.clearInterval
       Date.now = real.now
       performance.now = real.performanceNow
     },

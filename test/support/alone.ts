@@ -1,15 +1,13 @@
 // alone.ts - what comes before a node that nobody forwarded before, and that nobody takes over from.
 
-import type { runNode } from '../../src/daemon.ts'
 import { createBell } from '../../src/host/bell.ts'
 import type { NodeParts } from '../../src/node/node.ts'
+import type { Before } from '../../src/node/open.ts'
 import { createPossession } from '../../src/node/possession.ts'
 
-type Before = Parameters<typeof runNode>[3]
-
-export function alone({ log, options }: NodeParts, hostChanged = createBell()): Before {
+export function alone({ log }: NodeParts, hostChanged = createBell()): Before {
   return {
-    start: { held: createPossession(hostChanged), known: undefined, node: undefined, log, options } as Before['start'],
+    possession: createPossession(log, hostChanged),
     succession: {
       tunName: undefined,
       isSuccessor: false,
@@ -22,5 +20,6 @@ export function alone({ log, options }: NodeParts, hostChanged = createBell()): 
     },
     fits: () => false,
     amend: (backend) => backend,
+    onNode: () => {},
   }
 }

@@ -23,14 +23,14 @@ function loaded(...entries: readonly string[]) {
   return { own: [...own], others: [...others].toSorted() }
 }
 
-it('weftd loads 57 files and no package before it forwards as last known, and no HTTP', () => {
+it('weftd loads 55 files and no package before it forwards as last known, and no HTTP', () => {
   const first = ['cli/weftd.ts', 'log.ts', 'status/events.ts', 'status/notify.ts', 'begin.ts']
   const { own, others } = loaded(...first, 'backend/udp.ts', 'dataplane/native-engine.ts')
   expect(own).toContain('host/external-interface.ts') // that it finds what is loaded
-  expect(own.length, own.join(' ')).toBeLessThanOrEqual(57)
+  expect(own.length, own.join(' ')).toBeLessThanOrEqual(55)
   expect(others).toEqual([
     ...['node:child_process', 'node:crypto', 'node:events', 'node:fs', 'node:fs/promises', 'node:module', 'node:path'],
-    ...['node:timers/promises', 'node:url', 'node:util'],
+    ...['node:timers/promises', 'node:url'],
   ])
 })
 

@@ -2,7 +2,9 @@
 
 import { readFileSync } from 'node:fs'
 import { describe, expect, it, vi } from 'vitest'
+import type { OpenPath } from '../../../src/dataplane/engine.ts'
 import { WeftError } from '../../../src/errors.ts'
+import { createBell } from '../../../src/host/bell.ts'
 import type { LeaseAttrs } from '../../../src/lease/lease.ts'
 import { managerOf } from '../../../src/lease/store-manager.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
@@ -10,7 +12,6 @@ import { keepDataPath } from '../../../src/node/data-path.ts'
 import { amended } from '../../../src/node/lease.ts'
 import { createPossession } from '../../../src/node/possession.ts'
 import { createNode, type NodeParts } from '../../../src/node/node.ts'
-import { createBell } from '../../../src/host/bell.ts'
 import {
   backend,
   installRig,
@@ -247,25 +248,20 @@ it('leaves one alone that is lent: what is wrong with it is for whoever has it, 
     ...{ key: '10.5.0.64-26', subnet: { ipv4: { address: parseIpv4('10.5.0.64')!, prefixLength: 26 } } },
     ...{ attrs: await backend.prepare(stopping.signal), expiresAt: undefined, revision: 1n },
   }
-  const dataPath = await backend.open(lease, stopping.signal, new Map())
-  const bell = createBell()
+  const possession = createPossession(log)
+  const leave = async () => ({ loops: [] }) as unknown as OpenPath
+  const lendable = { leave, takeBack: async () => {} }
+  await possession.open(async () => ({ ...(await backend.open(lease, stopping.signal, new Map())), ...lendable }))
   const options = { 'subnet-file': subnetFile() } as NodeParts['options']
   const parts = { options, manager: managerOf(store), config: {} as NodeParts['config'], backend, log }
-  const node = createNode(
-    { ...parts, signal: stopping.signal },
-    lease,
-    lease.attrs,
-    { ...createPossession(bell), dataPath },
-    new Map(),
-  )
-  node.lent = { dataPath }
+  const node = createNode({ ...parts, signal: stopping.signal }, lease, lease.attrs, possession, new Map())
+  await possession.lend()
   const over = keepDataPath(node).catch(() => {})
   dataPaths[0]!.mended = ['flannel0 was down']
   dataPaths[0]!.die('the device is gone')
   await vi.advanceTimersByTimeAsync(60_000)
   expect([dataPaths.length, dataPaths[0]!.mended.length, dataPaths[0]!.closed]).toEqual([1, 1, false])
-  node.lent = undefined
-  bell.ring()
+  await possession.takeBack()
   await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0)
   expect(dataPaths[0]!.closed).toBe(true)
   stopping.abort(new Error('enough'))

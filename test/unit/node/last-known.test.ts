@@ -16,7 +16,7 @@ const lastKnown = (): string => `${subnetFile()}.last-known`
 const nodeOn = (tunName: string | undefined): Node => {
   const lease = { key: '10.5.0.64-26', subnet: parseLeaseKey('10.5.0.64-26')!, expiresAt: 5 }
   const known = {
-    ...{ lease, attrs: { publicIp: { ipv4: 1 }, backendType: '' }, view: new Map(), dataPath: { tunName } },
+    ...{ lease, attrs: { publicIp: { ipv4: 1 }, backendType: '' }, view: new Map(), possession: { dataPath: { tunName } } },
     ...{ next: { lastKnown: lastKnown(), config: '{}', store: 'directory' }, log, learnt: createBell() },
     signal: stopping.signal,
   }
@@ -28,8 +28,9 @@ it('stays as it was while there is no data path, and goes with one that the kern
   await writeKnown(node)
   const before = readFileSync(lastKnown(), 'utf8')
   expect(before).toContain('flannel0')
-  const path = node.dataPath
-  node.dataPath = undefined // it died, and is opened again
+  const possession = node.possession as { dataPath: unknown }
+  const { dataPath } = possession
+  possession.dataPath = undefined // it died, and is opened again
   const write = vi.spyOn(node.view, 'values')
   const keeping = keepLastKnown(node).catch(() => {})
   node.learnt.ring()
@@ -37,7 +38,7 @@ it('stays as it was while there is no data path, and goes with one that the kern
   await writeKnown(node)
   expect(readFileSync(lastKnown(), 'utf8')).toBe(before)
   expect(write).not.toHaveBeenCalled()
-  node.dataPath = path
+  possession.dataPath = dataPath
   await writeKnown(node)
   expect(write).toHaveBeenCalled()
   await writeKnown(nodeOn(undefined))

@@ -1,14 +1,15 @@
-// possession.test.ts - what a successor asks of a data path that cannot be closed, or has nothing to lend, ends no daemon and no loop.
+// possession.test.ts - who has the data path: each state, what leads from it, and what cannot be closed, or has nothing to lend.
 
-import { mkdtempSync, rmSync } from 'node:fs'
+import { closeSync, fstatSync, mkdtempSync, openSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
-import { expect, it } from 'vitest'
+import { describe, expect, it } from 'vitest'
 import type { DataPath } from '../../../src/backend/backend.ts'
+import type { OpenPath } from '../../../src/dataplane/engine.ts'
 import { WeftError } from '../../../src/errors.ts'
 import { connect, listen } from '../../../src/host/unix-socket.ts'
-import { createPossession, estateOf, untilOurs } from '../../../src/node/possession.ts'
+import { createPossession, untilOurs, type Possession } from '../../../src/node/possession.ts'
 import { serveSuccessors } from '../../../src/restart/predecessor.ts'
 import { predecessorAt } from '../../../src/restart/successor.ts'
 
@@ -18,19 +19,141 @@ function recorder() {
   return { lines, log: { info: say, warn: say, error: say, v: () => false } }
 }
 
+/** A data path of an engine's, which can be lent, and what was done to it. */
+function lendable() {
+  const calls: string[] = []
+  const fds = [openSync('/dev/null', 'r'), openSync('/dev/null', 'r')] as const
+  const path = { tunName: 'flannel0', loops: [{ tun: fds[0], socket: fds[1] }] } as unknown as OpenPath
+  const dataPath = {
+    leave: async () => (calls.push('leave'), path),
+    takeBack: async () => void calls.push('take back'),
+    close: async () => {
+      calls.push('close')
+      fds.forEach(closeSync)
+    },
+  } as unknown as DataPath
+  const areOpen = (): boolean => {
+    try {
+      fds.forEach((fd) => fstatSync(fd))
+      return true
+    } catch {
+      return false
+    }
+  }
+  return { calls, path, dataPath, areOpen }
+}
+
+describe('a data path that can be lent', () => {
+  /** How each state is come to. */
+  const STATES: Readonly<Record<string, (possession: Possession) => Promise<unknown>>> = {
+    closed: async () => {},
+    forwarding: (possession) => possession.open(async () => lendable().dataPath),
+    lent: async (possession) => {
+      await possession.open(async () => lendable().dataPath)
+      await possession.lend()
+    },
+    released: (possession) => possession.release(),
+    ended: (possession) => possession.end(async () => {}),
+  }
+  const TRANSITIONS = {
+    open: (possession: Possession) => possession.open(async () => lendable().dataPath),
+    close: (possession: Possession) => possession.close(),
+    lend: (possession: Possession) => possession.lend(),
+    release: (possession: Possession) => possession.release(),
+    takeBack: (possession: Possession) => possession.takeBack(),
+    end: (possession: Possession) => possession.end(async () => {}),
+  }
+  /** What is not here stays as it is. */
+  const LEADS_TO: Readonly<Record<string, Readonly<Record<string, string>>>> = {
+    closed: { open: 'forwarding', release: 'released', end: 'ended' },
+    forwarding: { close: 'closed', lend: 'lent', release: 'released', end: 'ended' },
+    lent: { takeBack: 'forwarding', release: 'released', end: 'ended' },
+    released: { takeBack: 'closed', end: 'ended' },
+    ended: {},
+  }
+
+  it.each(Object.keys(STATES).flatMap((state) => Object.keys(TRANSITIONS).map((name) => [state, name] as const)))(
+    '%s, %s',
+    async (state, name) => {
+      const { lines, log } = recorder()
+      const possession = createPossession(log)
+      await STATES[state]!(possession)
+      expect(possession.state.is).toBe(state)
+      await TRANSITIONS[name as keyof typeof TRANSITIONS](possession)
+      expect(possession.state.is).toBe(LEADS_TO[state]![name] ?? state)
+      expect(possession.dataPath !== undefined).toBe(['forwarding', 'lent'].includes(possession.state.is))
+      expect(lines).toEqual([])
+    },
+  )
+
+  it('is lent, taken back, and released: all is closed then, the device left', async () => {
+    const { calls, path, dataPath, areOpen } = lendable()
+    const possession = createPossession(recorder().log)
+    await possession.open(async () => dataPath)
+    expect(await possession.lend()).toBe(path)
+    await possession.takeBack()
+    expect(await possession.lend()).toBe(path)
+    expect(areOpen()).toBe(true)
+    await possession.release()
+    expect([calls, areOpen()]).toEqual([['leave', 'take back', 'leave'], false])
+  })
+
+  it('goes to whoever keeps it at the end, once; one that is lent is closed here alone', async () => {
+    const first = lendable()
+    const possession = createPossession(recorder().log)
+    await possession.open(async () => first.dataPath)
+    const kept: unknown[] = []
+    const keep = async (path: unknown): Promise<void> => void kept.push(path)
+    await possession.end(keep)
+    await possession.end(keep)
+    expect([kept, first.areOpen()]).toEqual([[first.path], true])
+
+    const second = lendable()
+    const lent = createPossession(recorder().log)
+    await lent.open(async () => second.dataPath)
+    await lent.lend()
+    await lent.end(keep)
+    expect([kept.length, second.areOpen()]).toEqual([1, false])
+  })
+
+  it('does one thing after another: what was released before it was opened is not opened', async () => {
+    const possession = createPossession(recorder().log)
+    let opened = 0
+    const releasing = possession.release()
+    const opening = possession.open(async () => (opened++, lendable().dataPath))
+    await Promise.all([releasing, opening])
+    expect([opened, possession.state.is]).toEqual([0, 'released'])
+  })
+
+  it('is closed, and opened again, where it cannot be lent', async () => {
+    const { lines, log } = recorder()
+    const { calls, dataPath } = lendable()
+    const possession = createPossession(log)
+    const leave = async () => {
+      throw new WeftError('FAULT', 'the engine is gone')
+    }
+    await possession.open(async () => ({ ...dataPath, leave }))
+    expect(await possession.lend()).toBeUndefined()
+    expect([possession.state.is, calls]).toEqual(['closed', ['close']])
+    expect(lines).toEqual(['The data path cannot be handed over: the engine is gone'])
+  })
+})
+
 it('one that cannot be closed is released all the same, and taken back when the successor goes away', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'weft-possession-'))
   const stopping = new AbortController()
   try {
     const { lines, log } = recorder()
-    const held = createPossession()
+    const possession = createPossession(log)
     const close = async (): Promise<void> => {
       throw new WeftError('COMMAND', '`ip link del flannel-wg` failed: no answer within 10 s')
     }
-    held.dataPath = { close } as unknown as DataPath
+    await possession.open(async () => ({ close }) as unknown as DataPath)
     const path = join(folder, 'handover')
     const estate = {
-      ...estateOf(() => held, log),
+      lend: () => possession.lend(),
+      release: () => possession.release(),
+      takeBack: () => possession.takeBack(),
       about: () => ({ version: '1', store: 's', healthPort: 0 }),
       refusal: () => undefined,
       write: async () => {},
@@ -42,11 +165,10 @@ it('one that cannot be closed is released all the same, and taken back when the 
     const predecessor = predecessorAt(connect(path)!)
     await predecessor.about()
     await predecessor.release()
-    expect(predecessor.isGone).toBe(false)
-    expect(held).toMatchObject({ dataPath: undefined, lent: {} })
+    expect([predecessor.isGone, possession.state.is]).toEqual([false, 'released'])
     expect(lines).toEqual(['Cannot close the data path: `ip link del flannel-wg` failed: no answer within 10 s'])
     predecessor.close()
-    await untilOurs(held, stopping.signal)
+    await untilOurs(possession, stopping.signal)
     expect(ended).toBeUndefined()
     stopping.abort(new Error('enough'))
     await serving
@@ -57,14 +179,14 @@ it('one that cannot be closed is released all the same, and taken back when the 
 })
 
 it('one that has nothing to lend is at once ours again, for a loop that waited for that', async () => {
-  const held = createPossession()
+  const possession = createPossession(recorder().log)
   const stopping = new AbortController()
   let stop!: () => void
   const stopped = new Promise<undefined>((resolve) => (stop = () => resolve(undefined)))
-  held.dataPath = { leave: () => stopped, takeBack: async () => {} } as unknown as DataPath
-  const lending = estateOf(() => held, recorder().log).lend()
+  await possession.open(async () => ({ leave: () => stopped, takeBack: async () => {} }) as unknown as DataPath)
+  const lending = possession.lend()
   await setImmediate()
-  const waiting = untilOurs(held, stopping.signal).then(
+  const waiting = untilOurs(possession, stopping.signal).then(
     () => 'ours',
     () => 'waits',
   )

@@ -123,7 +123,7 @@ describe('what fits', () => {
     await succession.free
     expect(before.asked.at(-1)).toBe('end')
     expect(fdsOf(has).every(isOpen)).toBe(true)
-    succession.close()
+    succession.close(false)
     expect(isOpen(before.sent[0]!)).toBe(false)
   })
 
@@ -133,7 +133,7 @@ describe('what fits', () => {
     const taken = await succession.take(wanted)
     expect(taken && fdsOf(taken)).toEqual(fds)
     expect(await succession.take(wanted)).toBeUndefined()
-    succession.close()
+    succession.close(false)
     expect(fds.every(isOpen)).toBe(true)
     fds.forEach(closeSync)
   })
@@ -156,7 +156,7 @@ describe('what does not fit', () => {
     const lock = before.sent.at(-1)!
     // A number that was closed is given out again.
     expect([...new Set(before.sent.filter(isOpen))]).toEqual([lock])
-    succession.close()
+    succession.close(false)
     expect(isOpen(lock)).toBe(false)
   })
 
@@ -165,14 +165,14 @@ describe('what does not fit', () => {
     const succession = await enter(undefined, createKept(fds, undefined))
     expect(await succession.take(wanted)).toBeUndefined()
     expect(fds.some(isOpen)).toBe(false)
-    succession.close()
+    succession.close(false)
   })
 
   it('is closed when another one runs, which is younger', async () => {
     const fds = fdsOf(path())
     const succession = await enter(running({ meet: ABOUT }), createKept(fds, undefined))
     expect(fds.some(isOpen)).toBe(false)
-    succession.close()
+    succession.close(false)
   })
 })
 
@@ -180,7 +180,7 @@ describe('a daemon that runs', () => {
   it('is told of as it says', async () => {
     const succession = await enter(running({ meet: ABOUT }))
     expect(await succession.predecessor()).toEqual({ ...ABOUT, lease: undefined, pid: 42 })
-    succession.close()
+    succession.close(false)
   })
 
   it.each([

@@ -1,0 +1,87 @@
+// open.ts - a node comes to forward: it goes on with what forwards as last known, or opens its own.
+
+import { isDeepStrictEqual } from 'node:util'
+import type { Backend } from '../backend/backend.ts'
+import { removeIdleTun } from '../backend/tun-device.ts'
+import { withoutSecrets } from '../config/hidden.ts'
+import { ipv4For, parseNetworkConfig, type NetworkConfig } from '../config/network-config.ts'
+import { run } from '../host/command.ts'
+import type { ExternalInterface } from '../host/external-interface.ts'
+import { isNamedBy } from '../host/links.ts'
+import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from '../lease/lease.ts'
+import type { Log } from '../log.ts'
+import { lastKnownFile, readLastKnown } from '../restart/last-known.ts'
+import type { Succession } from '../restart/succession.ts'
+import type { Forwarding } from './data-path.ts'
+import { createNode, type Node, type NodeParts } from './node.ts'
+import { untilOurs, type Possession } from './possession.ts'
+
+/** What forwards as last known, and all that it was opened with. */
+export interface Resumed extends Forwarding {
+  readonly config: NetworkConfig
+  readonly external: ExternalInterface
+  /** Ends its being looked after, for a node that does so from then on. */
+  hand(): Promise<void>
+}
+
+/** What there is before a node: whoever forwards until then. */
+export interface Before {
+  readonly possession: Possession
+  readonly succession: Omit<Succession<Resumed>, 'free' | 'resumed' | 'close'>
+  /** A backend of this node, always the same one for the same. */
+  readonly amend: (backend: Backend) => Backend
+  /** Whether what was resumed is for the network configuration and the external interface that there are. */
+  readonly fits: (resumed: Resumed | undefined) => boolean
+  /** Is given the node, which answers to successors from then on. */
+  readonly onNode: (node: Node) => void
+}
+
+/** Whether what was resumed is for this network configuration and this external interface. */
+export function fitsTo(configText: string, external: ExternalInterface, { givesSubnets }: NodeParts['manager']) {
+  // As it is last known: without its secrets, which no backend has whose data path outlives a daemon.
+  const known = parseNetworkConfig(withoutSecrets(configText), { areGiven: givesSubnets })
+  return (resumed: Resumed | undefined): resumed is Resumed =>
+    isDeepStrictEqual(resumed?.config, known) && isDeepStrictEqual(resumed?.external, external)
+}
+
+/** A node that forwards, for this lease. */
+export async function openNode(
+  parts: NodeParts,
+  lease: OwnLease,
+  attrs: LeaseAttrs,
+  resumed: Resumed | undefined,
+  before: Before,
+): Promise<Node> {
+  const { config, options, signal, log } = parts
+  const { possession, succession, fits, amend } = before
+  await resumed?.hand()
+  const known = succession.isOnLoan ? await knownToPredecessor(options, log) : undefined
+  const view = resumed?.view ?? known ?? new Map()
+  for (;;) {
+    await untilOurs(possession, signal)
+    const goesOn = resumed && possession.dataPath && fits(resumed) && leasesEqual(resumed.lease, { ...lease, attrs })
+    const backend = goesOn ? amend(resumed.backend) : parts.backend
+    if (!goesOn) {
+      if (resumed) log.warn(`What was last known is not so any more; the data path is opened again`)
+      await possession.close()
+      await possession.open(async () => {
+        // One that the backend goes on with it has a name for; any other would be in its way, and keep the route.
+        const left = succession.tunName
+        if (left !== undefined && !(backend.tunName !== undefined && isNamedBy(backend.tunName, left)))
+          await removeIdleTun(run, left, ipv4For('weftd', config).network)
+        return backend.open({ ...lease, attrs }, signal, view)
+      })
+    }
+    // Else a successor came first.
+    if (possession.dataPath) return createNode({ ...parts, backend }, lease, attrs, possession, view)
+  }
+}
+
+/** The leases that the predecessor believes, as it writes them when it is asked what it is. */
+async function knownToPredecessor(
+  options: NodeParts['options'],
+  log: Log,
+): Promise<ReadonlyMap<string, Lease> | undefined> {
+  const known = await readLastKnown(lastKnownFile(options), log)
+  return known && new Map(known.leases.map((each) => [each.key, each]))
+}
