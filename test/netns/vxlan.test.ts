@@ -13,6 +13,7 @@ import { eventually } from '../support/event.ts'
 import { answers, subnetOf, tunAddress } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { frames, udpOf } from '../support/pcap.ts'
+import { pinging } from '../support/pinging.ts'
 
 needs(HOSTS, 'ping', 'iperf3', 'tcpdump', 'nft', 'curl')
 
@@ -353,3 +354,26 @@ describe('who carries it', () => {
     },
   )
 })
+
+it.for(['kernel', 'userspace'] as const)(
+  'loses nothing over overlapping restarts where weft chooses who carries it: %s',
+  async (carrier, { skip }) => {
+    if (carrier === 'kernel') await needsKernelVxlan(skip)
+    lab = await createLab({ hosts: 2 })
+    const [a, b] = lab.hosts as [Host, Host]
+    const env = carrier === 'kernel' ? {} : { PATH: await pathWithoutVxlan() }
+    let daemon = await start(a, undefined, {}, env)
+    await daemon.line(carrier === 'kernel' ? /VXLAN is carried by the kernel$/ : /VXLAN is carried by weftd itself/)
+    await start(b, 'userspace')
+    const [podA, podB] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+    await reach(podA.namespace, podB.address)
+    const pings = [pinging(podA, podB), pinging(podB, podA)]
+    for (let restarts = 0; restarts < 3; restarts++) {
+      const next = await start(a, undefined, {}, env)
+      await daemon.line(/Ending: another weftd has taken over/)
+      await ended(daemon.process)
+      daemon = next
+    }
+    for (const each of pings) expect(await each.stop()).toMatchObject({ lost: 0, errors: 0 })
+  },
+)
