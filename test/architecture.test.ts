@@ -35,17 +35,19 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     ...['errors', 'log', 'net', 'options', 'config', 'host', 'lease', 'dataplane', 'backend', 'firewall', 'status'],
     'restart',
   ],
-  start: ['errors', 'log', 'net', 'options', 'config', 'host', 'lease'],
+  start: ['errors', 'log', 'net', 'options', 'config', 'host', 'lease', 'node'],
   choose: [
     ...['errors', 'log', 'options', 'kinds', 'config', 'host', 'store', 'kube', 'lease', 'dataplane', 'backend'],
     'restart',
   ],
-  resume: ['errors', 'log', 'options', 'config', 'host', 'lease', 'backend', 'restart', 'node', 'start', 'choose'],
   daemon: [
-    ...['errors', 'log', 'net', 'options', 'config', 'host', 'lease', 'backend', 'firewall', 'status', 'restart'],
-    ...['node', 'start', 'choose', 'resume', 'assets', 'log-winston'],
+    ...['errors', 'log', 'net', 'options', 'config', 'host', 'status', 'restart', 'node', 'start', 'choose', 'assets'],
+    'log-winston',
   ],
-  begin: ['errors', 'log', 'net', 'options', 'restart', 'resume', 'status', 'node', 'daemon', 'assets'],
+  begin: [
+    ...['errors', 'log', 'net', 'options', 'config', 'host', 'lease', 'restart', 'status', 'node', 'choose', 'daemon'],
+    'assets',
+  ],
   doctor: ['errors', 'net', 'kinds', 'host', 'status'],
   measure: ['errors', 'host'],
   page: ['net', 'kinds', 'status', 'doctor', 'text'],
@@ -224,5 +226,71 @@ describe('architecture of native/', () => {
       const [first = ''] = readFileSync(join(native, file), 'utf8').split('\n')
       expect(first.startsWith(`// ${file.split('/').at(-1)!} - `), file).toBe(true)
     }
+  })
+})
+
+/** By the first words of its last sentence a walk of ARCHITECTURE.md is known; no walk may become longer. */
+const WALKS = {
+  'a packet out': { begins: '`egress.h`, ', most: 6 },
+  'a packet in': { begins: '`io/receiver`, ', most: 7 },
+  'a lease': { begins: '`store/etcd`, ', most: 9 },
+  'a restart': { begins: '`cli/weftd`, ', most: 7 },
+  'a flag': { begins: '`options`, ', most: 6 },
+} as const
+const NUMBERS = ['No', 'One', 'Two', 'Three', 'Four', 'Five', 'Six', 'Seven', 'Eight', 'Nine', 'Ten']
+
+describe('a walk of ARCHITECTURE.md', () => {
+  const page = readFileSync(join(root, 'ARCHITECTURE.md'), 'utf8')
+  const walkOf = (name: keyof typeof WALKS): { readonly number: string; readonly walk: readonly string[] } => {
+    const lists = [...page.matchAll(/^(\w+) files: ((?:`[^`]+`[,.]\s*)+)/gm)]
+    const [, number = '', list = ''] = lists.find(([, , text = '']) => text.startsWith(WALKS[name].begins)) ?? []
+    return { number, walk: [...list.matchAll(/`([^`]+)`/g)].map((match) => match[1]!) }
+  }
+  /** The names of another file that this one imports, at its head or when they are needed, and calls. */
+  function called(file: string, other: string): readonly string[] {
+    const text = readFileSync(join(source, file), 'utf8')
+    const imported = /import (?!type )\{([^{}]*)\} from '([^']+)'|\{([^{}]*)\} = await import\('([^']+)'\)/g
+    return [...text.matchAll(imported)]
+      .filter(([, , at, , later]) => resolveImport(file, at ?? later ?? '') === other)
+      .flatMap(([, names, , more]) => (names ?? more ?? '').split(',').map((name) => name.trim()))
+      .filter((name) => name !== '' && new RegExp(`[^.\\w]${name}\\(`).test(text))
+  }
+  /** All that one file of native/ includes, through others too. */
+  function included(file: string, seen = new Set<string>()): ReadonlySet<string> {
+    for (const target of includes.get(file) ?? []) {
+      const name = target.slice(1, -1)
+      const path = [name, join(dirname(file), name)].find((each) => includes.has(each))
+      if (path === undefined || seen.has(path)) continue
+      seen.add(path)
+      included(path, seen)
+    }
+    return seen
+  }
+
+  it.each(Object.keys(WALKS) as (keyof typeof WALKS)[])('%s is as long as it says, and no longer', (name) => {
+    const { number, walk } = walkOf(name)
+    expect(NUMBERS[walk.length]).toBe(number)
+    expect(walk.length).toBeLessThanOrEqual(WALKS[name].most)
+    const isThere = (path: string): boolean =>
+      [path, `${path}.h`].some((each) => includes.has(each)) ||
+      files.includes(`${path}.ts`) ||
+      includes.has(`${path.replace(/^native\//, '')}.h`)
+    expect(walk.filter((path) => !isThere(path))).toEqual([])
+  })
+
+  // Stores, backends and data paths are called by what they are, not by their names: there a walk leaves its imports.
+  it.each(['a restart', 'a flag'] as const)(
+    '%s goes from file to file by calls, from the first of the program on',
+    (name) => {
+      const walk = walkOf(name).walk.map((path) => `${path}.ts`)
+      const uncalled = walk.filter((file) => walk.every((other) => other === file || called(other, file).length === 0))
+      expect(uncalled).toEqual(['cli/weftd.ts'])
+    },
+  )
+
+  it.each(['a packet out', 'a packet in'] as const)('%s has files that the engine is made of', (name) => {
+    const made = included('engine.cc')
+    const { walk } = walkOf(name)
+    expect(walk.filter((path) => !made.has(path) && !made.has(`${path}.h`))).toEqual([])
   })
 })
