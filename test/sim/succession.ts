@@ -762,10 +762,11 @@ function createWorld(time: VirtualTime, random: Random) {
     full = undefined
     // Then all is sound again: whoever is there comes to an end of it.
     await pass(30_000)
-    const forwarding = [...engines.keys()].filter(isActive)
-    const there = alive().filter(({ isWaiting }) => !isWaiting)
-    const forward = forwarding.length + Number(doesKernelForward)
-    if (there.length > 0 && forward !== 1) violations.push(`in the end ${forward} of ${there.length} forward`)
+    const forward = (): number => [...engines.keys()].filter(isActive).length + Number(doesKernelForward)
+    const there = (): number => alive().filter(({ isWaiting }) => !isWaiting).length
+    // One may just have ended at last, and the next one starts: it has its time.
+    for (let left = BOUND_MS; left > 0 && there() > 0 && forward() === 0; left -= 20) await pass(20)
+    if (there() > 0 && forward() !== 1) violations.push(`in the end ${forward()} of ${there()} forward`)
     isOver = true
     for (const each of alive()) {
       each.stopping.abort(new Error('the simulation is over'))
