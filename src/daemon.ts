@@ -11,20 +11,18 @@
 
 import { version } from './assets.ts'
 import { createBackend, createSubnetManager } from './choose.ts'
-import { ipv4For } from './config/network-config.ts'
 import { prefixed } from './errors.ts'
 import { createBell } from './host/bell.ts'
 import { openEcho } from './host/echo.ts'
 import { watchHost } from './host/events.ts'
 import type { Log, MovableLog } from './log.ts'
 import { createWinstonWriter } from './log-winston.ts'
-import type { Nets } from './net/address.ts'
-import { formatIpv4Net } from './net/ipv4.ts'
+import { netText, type Nets } from './net/address.ts'
 import { watchConfig } from './node/config.ts'
 import { keepDataPath, type Forwarding } from './node/data-path.ts'
 import { dropsReportOf } from './node/drops.ts'
 import { endNode } from './node/end.ts'
-import { firewallFor, keepFirewall } from './node/firewall.ts'
+import { firewallFor, keepFirewall, raiseFirewall } from './node/firewall.ts'
 import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/lease.ts'
 import { keepLastKnown, nextFor } from './node/last-known.ts'
 import { snapshotOf, type Node, type NodeParts } from './node/node.ts'
@@ -91,10 +89,9 @@ export async function startManager(start: Start, succession: Succession<Resumed>
   const previous = await readPreviousNets(options['subnet-file'], log)
   const manager = await prefixed('Failed to create SubnetManager: ', createSubnetManager(options, log, stopping.signal))
   try {
-    const subnet = previous.subnet.ipv4 ? formatIpv4Net(previous.subnet.ipv4) : 'None'
-    log.info(
-      `Created subnet manager: ${manager.title}${manager.givesSubnets ? '' : ` with Previous Subnet: ${subnet}`}`,
-    )
+    const subnet = previous.subnet.ipv4 ? netText(previous.subnet) : 'None'
+    const reused = manager.givesSubnets ? '' : ` with Previous Subnet: ${subnet}`
+    log.info(`Created subnet manager: ${manager.title}${reused}`)
     const page = options['status-page'] ? { page: () => readPage() } : {}
     const daemon = daemonStatusOf(options, version())
     const health = createHealth({ daemon, events: () => events.last(), ...page })
@@ -165,7 +162,7 @@ export async function runNode(
   stopping: AbortController,
   before: Before,
 ): Promise<never> {
-  const { backend, firewall, health, log, signal } = parts
+  const { backend, health, log, signal } = parts
   const { possession, succession } = before
   const attrs = await backend.prepare(signal)
   if (!parts.manager.givesSubnets) refuseToMove(attrs, (await succession.predecessor())?.lease)
@@ -180,7 +177,7 @@ export async function runNode(
     health.drops = (after) => dropsReportOf(node, after)
   }
   try {
-    await firewall?.rules.raise(ipv4For('weftd', node.lease.subnet))
+    await raiseFirewall(node)
     await publish(node)
     succession.settle()
     if (!parts.next && succession.tunName !== undefined) await removeLastKnown(lastKnownFile(parts.options))

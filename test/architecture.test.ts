@@ -41,7 +41,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'restart',
   ],
   daemon: [
-    ...['errors', 'log', 'net', 'options', 'config', 'host', 'status', 'restart', 'node', 'start', 'choose', 'assets'],
+    ...['errors', 'log', 'net', 'options', 'host', 'status', 'restart', 'node', 'start', 'choose', 'assets'],
     'log-winston',
   ],
   begin: [

@@ -33,6 +33,10 @@ export function firewallFor(
   return { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000 }
 }
 
+export async function raiseFirewall({ firewall, lease }: Node): Promise<void> {
+  await firewall?.rules.raise(ipv4For('weftd', lease.subnet))
+}
+
 export async function keepFirewall(node: Node): Promise<never> {
   const { firewall, log, signal } = node
   const calm = seldom(log)

@@ -16,7 +16,12 @@ const lastKnown = (): string => `${subnetFile()}.last-known`
 const nodeOn = (tunName: string | undefined): Node => {
   const lease = { key: '10.5.0.64-26', subnet: parseLeaseKey('10.5.0.64-26')!, expiresAt: 5 }
   const known = {
-    ...{ lease, attrs: { publicIp: { ipv4: 1 }, backendType: '' }, view: new Map(), possession: { dataPath: { tunName } } },
+    ...{
+      lease,
+      attrs: { publicIp: { ipv4: 1 }, backendType: '' },
+      view: new Map(),
+      possession: { dataPath: { tunName } },
+    },
     ...{ next: { lastKnown: lastKnown(), config: '{}', store: 'directory' }, log, learnt: createBell() },
     signal: stopping.signal,
   }
