@@ -17,7 +17,6 @@ import { leasesEqual } from './lease/lease.ts'
 import { seldom, type Log } from './log.ts'
 import { addressText } from './net/address.ts'
 import type { Forwarding } from './node/data-path.ts'
-import { endDataPath } from './node/end.ts'
 import { nextFor, writeKnown } from './node/last-known.ts'
 import type { Resumed } from './node/open.ts'
 import { createPossession } from './node/possession.ts'
@@ -51,6 +50,7 @@ export async function runDaemon(
   const possession = createPossession(log)
   const start: Start = { options, log, stopping, notifier, events, possession, forwarding: undefined }
   const succession = await enterSuccession(successionParts(start, kept))
+  const { endDataPath } = await import('./node/end.ts') // not before packets pass
   try {
     const { startManager } = await import('./daemon.ts')
     return await startManager(start, succession)
