@@ -246,14 +246,18 @@ describe('a walk of ARCHITECTURE.md', () => {
     const [, number = '', list = ''] = lists.find(([, , text = '']) => text.startsWith(WALKS[name].begins)) ?? []
     return { number, walk: [...list.matchAll(/`([^`]+)`/g)].map((match) => match[1]!) }
   }
-  /** The names of another file that this one imports, at its head or when they are needed, and calls. */
+  /** The names of another file that this one imports, at its head or when they are needed, and calls, or has in a table of what it calls. */
   function called(file: string, other: string): readonly string[] {
     const text = readFileSync(join(source, file), 'utf8')
     const imported = /import (?!type )\{([^{}]*)\} from '([^']+)'|\{([^{}]*)\} = await import\('([^']+)'\)/g
-    return [...text.matchAll(imported)]
+    const tabled = [...text.matchAll(/\(await import\('([^']+)'\)\)\.(\w+)/g)]
+      .filter(([, at = '']) => resolveImport(file, at) === other)
+      .map(([, , name = '']) => name)
+    const taken = [...text.matchAll(imported)]
       .filter(([, , at, , later]) => resolveImport(file, at ?? later ?? '') === other)
       .flatMap(([, names, , more]) => (names ?? more ?? '').split(',').map((name) => name.trim()))
       .filter((name) => name !== '' && new RegExp(`[^.\\w]${name}\\(`).test(text))
+    return [...taken, ...tabled]
   }
   /** All that one file of native/ includes, through others too. */
   function included(file: string, seen = new Set<string>()): ReadonlySet<string> {
