@@ -1,6 +1,7 @@
 // junk.cc - a host that has no lease sends what is not let in, evenly, until it is ended.
 //
-//   junk ADDRESS PORT RATE FROM LANES   RATE datagrams a second, by the ports FROM to FROM + LANES - 1 in turn, a few at once: an IPv4
+//   junk ADDRESS PORT RATE FROM LANES   RATE datagrams a second, by the ports FROM to FROM + LANES - 1 in turn, a few
+//   at once: an IPv4
 //                                       packet of 10.5.0.9, which no node has, to 10.5.0.1
 #include <arpa/inet.h>
 #include <sys/prctl.h>

@@ -1,10 +1,10 @@
 // core_test.cc - the pure core by table and by property, to be run under sanitizers; core.test.ts builds and runs it.
-#include <string_view>
 #include <arpa/inet.h>
 #include <errno.h>
 
 #include <atomic>
 #include <map>
+#include <string_view>
 #include <thread>
 
 #include "../../native/core/checksum.h"
