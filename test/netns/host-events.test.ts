@@ -366,7 +366,7 @@ describe('subnet.env', () => {
       const net = (address, prefixLength) => ({ address, prefixLength })
       for (let mtu = 1000; ; mtu = mtu === 9999 ? 1000 : mtu + 1) {
         await writeSubnetEnv(process.argv[1], {
-          network: net(0x0a050000, 16), subnet: net(0x0a050700, 24), mtu, ipMasq: mtu % 2 === 0 })
+          network: { ipv4: net(0x0a050000, 16) }, subnet: { ipv4: net(0x0a050700, 24) }, mtu, ipMasq: mtu % 2 === 0 })
         if (mtu === 1000) console.log('writing')
       }`,
       file,
