@@ -64,6 +64,7 @@ export async function openNode(
     if (!goesOn) {
       if (resumed) log.warn(`What was last known is not so any more; the data path is opened again`)
       await possession.close()
+      if (possession.state.is !== 'closed') continue // a successor came first, and what it was lent is open here
       await possession.open(async () => {
         // One that the backend goes on with it has a name for; any other would be in its way, and keep the route.
         const left = succession.tunName
