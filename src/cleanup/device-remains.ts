@@ -10,7 +10,7 @@ interface JsonLink {
   ifindex?: number
   ifname?: string
   flags?: string[]
-  linkinfo?: { info_kind?: string; info_data?: { id?: number; type?: string; persist?: boolean } }
+  linkinfo?: { info_kind?: string; info_data?: { id?: number; external?: boolean; type?: string; persist?: boolean } }
 }
 
 interface JsonRoute {
@@ -37,7 +37,8 @@ async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }
   const isOurs =
     DEVICES.some(([type, pattern]) => type === kind && isNamedBy(pattern, name)) &&
     (kind !== 'tun' || data.type === 'tun') &&
-    // A VNI is the number in the name.
+    // A VNI is the number in the name; flannel's devices are told none packet by packet.
+    !data.external &&
     (data.id === undefined || name.endsWith(`.${data.id}`))
   if (!isOurs) return []
   // A TUN that is not persistent ends with its process; a persistent one has a carrier while a process has it open.
