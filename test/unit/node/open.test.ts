@@ -12,8 +12,9 @@ import { createPossession } from '../../../src/node/possession.ts'
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const attrs = { publicIp: { ipv4: 0x0a000001 }, backendType: '' }
-const leaseOf = (key: string): OwnLease =>
-  ({ key, subnet: parseLeaseKey(key)!, attrs, expiresAt: undefined, revision: 0n }) as unknown as OwnLease
+const leaseOf = (key: string): OwnLease => {
+  return { key, subnet: parseLeaseKey(key)!, attrs, expiresAt: undefined, revision: 0n }
+}
 
 it('is opened for the own lease once what was lent meanwhile has come back', async () => {
   const possession = createPossession(log)
