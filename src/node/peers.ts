@@ -35,13 +35,14 @@ export async function keepPeers(node: Node): Promise<never> {
     for (const key of renewed) touched?.add(key)
     for (const { key } of added) node.cameAt.set(key, Date.now())
     for (const { key } of removed) node.cameAt.delete(key)
-    for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(say.added(lease))
-    for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
     if (added.length + changed.length + removed.length > 0) {
       overlaps(touched)
       const applying = touched
       touched = new Set()
       await applyPeers(node, applying)
+      // Said once it is so: whoever reads it may send at once.
+      for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(say.added(lease))
+      for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
       node.learnt.ring()
     }
     // A deletion that came between acquiring and the first listing was never in the view. What the node has to publish since
