@@ -198,6 +198,7 @@ describe('the doctor', () => {
     ['ipip', 20],
     ['wireguard', 60],
     ['host-gw', 0],
+    ['alloc', 0],
   ])('knows that %s takes %d bytes of what the interface carries', (backendType, bytes) => {
     const names = (mtu: number): readonly string[] | undefined =>
       diagnose({
@@ -475,20 +476,6 @@ describe('at its limits, the doctor', () => {
       ['no-route: 10.5.0.0/16'],
     ],
   ])('where %s', (_, part, expected) => expect(said(part)).toEqual(expected))
-
-  it.each([
-    ['udp', 28],
-    ['vxlan', 50],
-    ['ipip', 20],
-    ['wireguard', 60],
-    ['host-gw', 0],
-    ['alloc', 0],
-  ])('knows that before a packet of %s stand %i bytes', (backendType, bytes) => {
-    const config = { ...status.config!, backendType }
-    const fits = (mtu: number): boolean =>
-      !found({ ...withStatus({ config }), links: [link('eth0', mtu, '192.0.2.1')] }).includes('mtu-too-large')
-    expect([fits(1472 + bytes), fits(1472 + bytes - 1)]).toEqual([true, false])
-  })
 
   it('asks for a route to each peer where none takes the whole network, and for none to a peer that is not used', () => {
     const kernel = (backendType: string) =>
