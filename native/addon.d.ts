@@ -4,7 +4,7 @@
 // were dropped the headers do, when they are asked for.
 // Every function throws an Error with `code` (an errno name such as 'EPERM') and `syscall` when the kernel refuses.
 
-/** What is asked for when the TUN and the sockets are opened. */
+/** The options with which the TUN and the sockets are opened. */
 export interface OpenOptions {
   /** Interface name, or a pattern such as `flannel%d` of which the kernel takes the first free one. */
   tunName: string
@@ -25,35 +25,44 @@ export interface OpenOptions {
 export interface Descriptors {
   /** The interface's name as the kernel gave it. */
   readonly tunName: string
-  /** What the kernel granted of the features asked for, less those that failed since. */
+  /** The features that the kernel granted of those asked for, less those that failed since. */
   readonly features: readonly string[]
   /** `sender` where a loop sends by a socket of its own. */
   readonly loops: readonly { readonly tun: number; readonly socket: number; readonly sender?: number }[]
 }
 
-/** An IPv4 network: its first address in host order, and its prefix length. */
+/** An IPv4 address in host order, or an IPv6 address. */
+export type Address = number | bigint
+
+/** A network: its first address, and its prefix length. */
 export interface Net {
-  readonly address: number
+  readonly address: Address
   readonly prefixLength: number
 }
 
-/** Which packets from peers are let in: native/core/filter.h. */
+/** What there is of each family. */
+export interface ByFamily<T> {
+  readonly ipv4?: T | undefined
+  readonly ipv6?: T | undefined
+}
+
+/** Chooses the packets from peers that are let in: native/core/filter.h. */
 export interface FilterOptions {
   /** `strict`; `inner`: whatever the datagram's source; `off`: all are. */
   readonly verifySource: 'strict' | 'inner' | 'off'
   /** The cluster's. */
-  readonly network: Net
+  readonly network: ByFamily<Net>
   /** This node's part of it. */
-  readonly subnet: Net
+  readonly subnet: ByFamily<Net>
 }
 
-/** A sender of whom a packet was not let in, and why. Addresses are IPv4 in host order; the inner ones of an IPv6 packet are 0. */
+/** A sender of whom a packet was not let in, and why. */
 export interface Stranger {
   /** The datagram's source. */
-  readonly from: number
+  readonly from: Address
   /** The packet's. */
-  readonly source: number
-  readonly destination: number
+  readonly source: Address
+  readonly destination: Address
   /** The counter that has it, of `counterNames`. */
   readonly reason: string
 }
@@ -64,15 +73,15 @@ export interface DroppedPacket {
   readonly atUs: number
   /** The counter that has it, of `counterNames`; those to peers begin with `tx_`, those from peers with `rx_`. */
   readonly reason: string
-  /** How many packets it is: a superpacket is as many as it has segments. */
+  /** The number of packets in it: a superpacket counts as its segments. */
   readonly packets: number
   /** Its bytes on the wire; of a superpacket all, of a datagram that the receive buffer cut what that took. */
   readonly length: number
-  /** Whom the datagram came from, or would have gone to: IPv4 in host order; 0 when that is not known. */
-  readonly peer: number
-  /** How many of the first bytes the encapsulation put before a packet: where none was found, they are still there. */
+  /** The host that the datagram came from, or would have gone to; 0 when that is not known. */
+  readonly peer: Address
+  /** The number of first bytes that the encapsulation put before a packet: where no packet was found, they are still there. */
   readonly encapBytes: number
-  /** What it begins with. */
+  /** The bytes that it begins with. */
   readonly headers: Uint8Array
 }
 
@@ -82,24 +91,24 @@ export interface Drops {
   readonly packets: readonly DroppedPacket[]
 }
 
-/** What an engine runs with. All of it is fixed for its life but the peer table. */
+/** The options with which an engine runs. All of them are fixed for its life but the peer table. */
 export interface RunOptions {
-  /** What stands before an inner packet, by its name in native/engine.cc. */
+  /** The encapsulation of inner packets, by its name in native/engine.cc. */
   encapsulation: string
-  /** IPv4 address in host order that ICMP errors to peers are sent from (the TUN's own). */
-  tunAddress: number
-  /** The same of ICMP errors into the TUN: none of this host's, whose kernel takes those for forged. */
-  networkAddress: number
+  /** The addresses that ICMP errors to peers are sent from (the TUN's own). */
+  tunAddress: ByFamily<Address>
+  /** The same of ICMP errors into the TUN: of IPv4 none of this host's, whose kernel takes those for forged. */
+  networkAddress: ByFamily<Address>
   filter: FilterOptions
-  /** Whether connections of TCP are to begin with segments that fit (native/core/mss.h). */
+  /** True when TCP connections are to begin with segments that fit (native/core/mss.h). */
   clampMss: boolean
-  /** What the encapsulation knows of this host, as a peer record has it of a peer: at most 16 bytes. */
+  /** The encapsulation's facts about this host, as a peer record has them of a peer: at most 16 bytes. */
   ownEnd: Uint8Array
-  /** Of the TUN, in bytes. */
+  /** The MTU of the TUN, in bytes. */
   mtu: number
   /** The first peer table, as `setPeers` takes it: packets may be waiting in the descriptors. */
   peers: Uint8Array
-  /** Whether the TUN stays, with its addresses and routes, when all of its queues are closed. */
+  /** True when the TUN stays, with its addresses and routes, when all of its queues are closed. */
   persistent: boolean
   /** One packet per system call, on descriptors without features: as flanneld does, to compare with. */
   naive: boolean
@@ -117,24 +126,24 @@ export interface NativeEngine {
    * to be read only.
    */
   readonly counters: BigUint64Array
-  /** Why the threads run at the process's priority instead of the one asked for. */
+  /** The reason why the threads run at the process's priority instead of the one asked for. */
   readonly priorityRefused?: string
   /**
-   * Makes the peer table equal these records (see dataplane/peers.ts); in force at each loop's next batch. A peer that is the same
+   * Makes the peer table equal these records (see path/engine/peers.ts); in force at each loop's next batch. A peer that is the same
    * keeps what was learnt of the path to it.
    */
   setPeers(records: Uint8Array): void
   /** Puts these peers, or takes away those whose record says so; all others stay. Costs what they cost, not the table. */
   changePeers(records: Uint8Array): void
   /**
-   * How often each thread has gone round its loop until now, by the thread's name (that of /proc/PID/task/TID/comm).
-   * Then wakes it: a thread that is alive goes round once more.
+   * The rounds that each thread has gone until now, by the thread's name (that of /proc/PID/task/TID/comm). Then wakes
+   * each: a thread that is alive goes round once more.
    */
   askThreads(): Record<string, number>
   /**
-   * What passed to and from each peer, by the slot that its record names: five numbers a slot, packets and bytes sent,
-   * packets and bytes let in, and the milliseconds since the last of those came (-1: none did). As far as slots were named. Of one
-   * slot alone, if there is such a one, where it is given.
+   * Traffic to and from each peer, by the slot that its record names: five numbers a slot, packets and bytes sent,
+   * packets and bytes let in, and the milliseconds since the last of those came (-1: none did). As far as slots were
+   * named. One slot alone, if there is such a one, when it is given.
    */
   traffic(slot?: number): Float64Array
   /** The strangers since the last call, as far as there is room for them: a few dozen a loop. */
@@ -164,12 +173,12 @@ export interface ReadWatcher {
 /** The names of the counters, in the order in which they stand in `NativeEngine.counters`. */
 export const counterNames: string[]
 
-/** What each of them counts, in words, in the same order. */
+/** The text of each counter, in the same order. */
 export const counterTexts: string[]
 
 /**
- * What both languages count on: the offsets of a peer's record, and the limits that the dgram engine keeps as the native one does.
- * The files of native/core that have them say what each is.
+ * The layout that both languages count on: the offsets of a peer's record, and the limits that the dgram engine keeps
+ * as the native one does. The files of native/core that have them explain each.
  */
 export const layout: {
   /** `isGone` is a flag, all others but `bytes` are offsets: native/core/peers.h. */
@@ -190,18 +199,21 @@ export const layout: {
       number
     >
   >
-  /** How many slots there may be, and how many numbers `traffic` has for each. */
+  /** The number of slots that there may be, and of numbers that `traffic` has for each. */
   readonly traffic: { readonly slots: number; readonly numbers: number }
-  /** How many drops are kept each way, how often more of them, and how much of each. */
+  /** The number of drops that are kept each way, the interval at which more are kept, and the bytes of each. */
   readonly drops: { readonly kept: number; readonly everyUs: number; readonly headerBytes: number }
-  /** How often the kernel is asked of a path, what fits any, what a path must take at least, and IPv4 and UDP. */
+  /**
+   * The interval at which the kernel is asked about a path, the size that fits any, the least that a path must take,
+   * and the bytes of IPv4 and UDP.
+   */
   readonly path: {
     readonly askEveryMs: number
     readonly alwaysFits: number
     readonly least: number
     readonly outerBytes: number
   }
-  /** How many ICMP errors one sender is told at once, one in how long, and all of them. */
+  /** The ICMP errors that one sender is told at once, one in which time, and those for all of them. */
   readonly icmp: {
     readonly senderBurst: number
     readonly senderEveryMs: number
@@ -227,7 +239,7 @@ export function runEngine(descriptors: Descriptors, options: RunOptions, onFault
 /** Opens a TUN without packet information or virtio header, non-blocking, for the dgram engine. */
 export function openTun(name: string, persistent: boolean): Tun
 
-/** Whether the TUN of this queue stays, with its addresses and routes, when all of its queues are closed. */
+/** Makes the TUN of this queue stay, or not, with its addresses and routes, when all of its queues are closed. */
 export function setTunPersistent(fd: number, persistent: boolean): void
 
 /** The MTU of the path from an address of this host to another, IPv4, as the kernel knows it; 0 when it does not. */
@@ -269,37 +281,41 @@ export function acceptUnix(listener: number): number | undefined
 /** The process at the other end of a connection, by its id as it is here (SO_PEERCRED); 0 when it has none here. */
 export function peerPid(connection: number): number
 
-/** At most 64 KiB of text and 253 descriptors, which stay open here; the receiver has its own. */
+/** Takes at most 64 KiB of text and 253 descriptors, which stay open here; the receiver has its own. */
 export function sendParcel(connection: number, text: string, fds: readonly number[]): void
 
 /** Undefined when none waits; an empty text at the end of the connection. */
 export function receiveParcel(connection: number): { text: string; fds: number[] } | undefined
 
-/** A socket for ICMP echo requests; `raw` where the kernel's own kind for this is not allowed. */
+/** A socket for echo requests of one family, by ICMP or ICMPv6; `raw` where the kernel's own kind for this is not allowed. */
 export interface EchoSocket {
   readonly fd: number
   readonly raw: boolean
-  /** In each of its requests. */
+  /** The identifier in each of its requests. */
   readonly mark: number
 }
 
-/**
- * Opens one that sends from this IPv4 address, in host order. Throws the errno of the raw one: EPERM where neither
- * net.ipv4.ping_group_range nor CAP_NET_RAW allows it.
- */
-export function openEcho(source: number): EchoSocket
+/** An answer to a request: the address that it came from, as text, and the time since the request was sent. */
+export interface EchoAnswer {
+  readonly from: string
+  readonly sequence: number
+  readonly microseconds: number
+}
 
 /**
- * Sends a request to an IPv4 address in host order, with a sequence number of 16 bits: a packet of `bytes`, or of as few as it takes,
- * that nobody may fragment.
+ * Opens one that sends from this address of either family, as text. Throws the errno of the raw one: EPERM where neither
+ * net.ipv4.ping_group_range nor CAP_NET_RAW allows it, EAFNOSUPPORT where the kernel lacks the family.
  */
-export function sendEcho(socket: EchoSocket, to: number, sequence: number, bytes?: number): void
+export function openEcho(source: string): EchoSocket
 
 /**
- * The answers to this socket's requests that have come, 64 at most: three numbers each, the IPv4 address that it came from in host
- * order, the sequence number, and the microseconds that it took.
+ * Sends a request to an address of the socket's family, as text, with a sequence number of 16 bits: a packet of `bytes`, or of as few
+ * as it takes, that nobody may fragment.
  */
-export function takeEchoes(socket: EchoSocket): Float64Array
+export function sendEcho(socket: EchoSocket, to: string, sequence: number, bytes?: number): void
+
+/** The answers to this socket's requests that have come, 64 at most. */
+export function takeEchoes(socket: EchoSocket): EchoAnswer[]
 
 /** Ends the process at once (_exit(2)). process.exit joins libuv's threads, of which one may wait for ever for a file server. */
 export function exitNow(code: number): never

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
-#include "egress.h"
 #include "encap/flannel_udp.h"
 #include "encap/vxlan.h"
-#include "ingress.h"
+#include "walk/egress.h"
+#include "walk/ingress.h"
 
 namespace weft {
 
@@ -40,7 +40,7 @@ Directions make_directions(const Path& path, const OwnEnd& own, const SessionKee
           std::make_unique<Ingress<Encap>>(path, for_ingress, make())};
 }
 
-/// What nobody outside knows; where the kernel gives nothing at random, of this process alone.
+/// A number that nobody outside knows; where the kernel gives nothing at random, one of this process alone.
 uint64_t secret() {
   uint64_t bits = static_cast<uint64_t>(monotonic_us()) ^ reinterpret_cast<uintptr_t>(&bits);
   [[maybe_unused]] const ssize_t got = getrandom(&bits, sizeof bits, GRND_NONBLOCK);

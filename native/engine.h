@@ -12,17 +12,17 @@
 #include "core/encapsulation.h"
 #include "core/peers.h"
 #include "core/sessions.h"
-#include "descriptors.h"
-#include "loop.h"
+#include "walk/descriptors.h"
+#include "walk/loop.h"
 
 namespace weft {
 
 struct RunOptions {
   std::string_view encapsulation;  ///< by its name in engine.cc
-  Address tun_address;             ///< as Path has it, and the next
-  Address network_address;
+  ByFamily<Address> tun_address;   ///< as Path has it, and the next
+  ByFamily<Address> network_address;
   FilterOptions filter;
-  bool clamp_mss = false;  ///< whether TCP is to begin with segments that fit (core/mss.h)
+  bool clamp_mss = false;  ///< TCP is to begin with segments that fit (core/mss.h)
   OwnEnd own;
   std::span<const uint8_t> peers;  ///< the first table: packets may be waiting in the descriptors
   LoopOptions loops;
@@ -37,23 +37,23 @@ class Engine {
 
   const Features& features() const { return features_; }
   Fault& fault() { return fault_; }
-  /// As PeerTables.
+  /// Sets the peers, as PeerTables does.
   void set_peers(std::span<const uint8_t> records);
   void change_peers(std::span<const uint8_t> records);
-  /// What passed to and from a peer, by its slot.
+  /// The traffic to and from a peer, by its slot.
   Traffic traffic(uint32_t slot) const;
   /// One more than the highest slot that was given.
   uint32_t traffic_slots() const { return traffic_slots_; }
-  /// Why the threads have not the priority that was asked for.
+  /// The reason why the threads have not the priority that was asked for.
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
-  /// Of each thread, as Loop::ask_thread.
+  /// Asks each thread, as Loop::ask_thread.
   std::vector<ThreadRounds> ask_threads() const;
   /// Calls `each` with the strangers of all loops since the last call.
   template <typename Each>
   void take_strangers(Each each) {
     for (Strangers& strangers : strangers_) strangers.take(each);
   }
-  /// Of each direction of each loop, in an order that stays.
+  /// The drops of each direction of each loop, in an order that stays.
   const std::deque<Drops>& drops() const { return drops_; }
   /// Joins the threads and gives the descriptors back, open, for another engine. Nothing else may be asked of this one
   /// afterwards. An engine that is destroyed instead closes them, with which the TUN disappears.
@@ -69,7 +69,7 @@ class Engine {
   Features features_;
   Fault fault_;
   IcmpLimits icmp_;
-  std::vector<Strangers> strangers_;  // of each loop, as the next
+  std::vector<Strangers> strangers_;  // one for each loop, as the next
   std::deque<Drops> drops_;           // two a loop: out, in; never moved, since threads write into them
   std::vector<TrafficRows> traffic_;
   uint32_t traffic_slots_ = 1;

@@ -18,15 +18,13 @@ class Address {
  public:
   constexpr Address() = default;
   /// IPv4, in network order.
-  static constexpr Address v4(uint32_t address) {
-    return kLittleEndian ? Address(0, uint64_t{address} << 32 | kMapped) : Address(0, kMapped << 32 | address);
-  }
+  static constexpr Address v4(uint32_t address) { return {0, std::bit_cast<uint64_t>(Mapped{kMark, address})}; }
   /// IPv6, of 16 bytes as they stand in a header; a mapped one is the IPv4 address.
   static Address v6(const uint8_t* bytes) { return {load<uint64_t>(bytes), load<uint64_t>(bytes + 8)}; }
 
-  constexpr bool is_v4() const { return high_ == 0 && mapped_part() == kMapped; }
-  /// In network order; 0 of one that is none of IPv4.
-  constexpr uint32_t ipv4() const { return !is_v4() ? 0 : static_cast<uint32_t>(kLittleEndian ? low_ >> 32 : low_); }
+  constexpr bool is_v4() const { return high_ == 0 && std::bit_cast<Mapped>(low_).mark == kMark; }
+  /// The IPv4 address in network order; 0 for an address of the other family.
+  constexpr uint32_t ipv4() const { return is_v4() ? std::bit_cast<Mapped>(low_).address : 0; }
   /// Its two halves, as they lie in memory.
   constexpr uint64_t high() const { return high_; }
   constexpr uint64_t low() const { return low_; }
@@ -37,19 +35,22 @@ class Address {
   constexpr bool operator==(const Address&) const = default;
 
  private:
-  /// The 16 bits of ones behind the 80 of zeroes, as their half of the lower word reads.
-  static constexpr uint64_t kMapped = kLittleEndian ? 0xffff0000 : 0x0000ffff;
+  /// The lower half of an IPv4 address, as it lies in memory.
+  struct Mapped {
+    uint32_t mark, address;
+  };
+  /// The last of the 80 bits of zeroes and the 16 of ones behind them.
+  static constexpr uint32_t kMark = kLittleEndian ? 0xffff0000 : 0x0000ffff;
 
   constexpr Address(uint64_t high, uint64_t low) : high_(high), low_(low) {}
-  constexpr uint64_t mapped_part() const { return kLittleEndian ? low_ & 0xffffffff : low_ >> 32; }
 
   uint64_t high_ = 0, low_ = 0;
 };
 static_assert(sizeof(Address) == 16);
 
-/// A network of either family.
+/// A network of either family. One that nobody set contains no address.
 struct Net {
-  Address address = {};  ///< its first
+  Address address = Address::of_words(UINT64_MAX, UINT64_MAX);  ///< its first
   Address mask = {};
 
   /// `bits` is the prefix length in the address's own family.
@@ -61,6 +62,16 @@ struct Net {
     return {address.masked(wide), wide};
   }
   constexpr bool contains(const Address& other) const { return other.masked(mask) == address; }
+  /// False of one that nobody set.
+  constexpr explicit operator bool() const { return address.masked(mask) == address; }
+};
+
+/// Something that this host may have of either family.
+template <typename T>
+struct ByFamily {
+  T ipv4 = {}, ipv6 = {};
+  const T& of(uint8_t version) const { return version == 4 ? ipv4 : ipv6; }
+  const T& of(const Address& address) const { return address.is_v4() ? ipv4 : ipv6; }
 };
 
 /// An address and a UDP port, in the form that system calls take and give.
@@ -79,7 +90,7 @@ class SocketAddress {
   }
 
   sa_family_t family() const { return any_.sin6_family; }
-  /// In network order: both families have it at one place.
+  /// The port in network order: both families have it at one place.
   uint16_t port() const { return any_.sin6_port; }
   void set_port(uint16_t port_be) { any_.sin6_port = port_be; }
   /// None of a socket of another kind.

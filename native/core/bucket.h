@@ -11,7 +11,7 @@ namespace weft {
 /// share one.
 class Bucket {
  public:
-  /// Whether it may be done once more. Times are of one unit, whichever.
+  /// Returns true when it may be done once more. Times are of one unit, whichever.
   bool take(int64_t now, int64_t every, int64_t burst) {
     int64_t full = full_.load(std::memory_order_relaxed);
     int64_t from;

@@ -24,6 +24,7 @@ constexpr bool kLittleEndian = std::endian::native == std::endian::little;
 
 inline uint16_t to_be16(uint16_t value) { return kLittleEndian ? __builtin_bswap16(value) : value; }
 inline uint32_t to_be32(uint32_t value) { return kLittleEndian ? __builtin_bswap32(value) : value; }
+inline uint64_t to_be64(uint64_t value) { return kLittleEndian ? __builtin_bswap64(value) : value; }
 
 inline uint16_t load_be16(const uint8_t* at) { return to_be16(load<uint16_t>(at)); }
 inline uint32_t load_be32(const uint8_t* at) { return to_be32(load<uint32_t>(at)); }

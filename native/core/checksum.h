@@ -21,11 +21,10 @@ inline uint16_t checksum_fold(uint64_t sum) {
 }
 
 /// The sum of a TCP or UDP pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1): the addresses as they stand
-/// in the IP header, the protocol, the length of the layer-4 header and payload.
-inline uint64_t pseudo_header_sum(const uint8_t* addresses, size_t addresses_size, uint8_t protocol, uint32_t length) {
-  uint64_t sum = checksum_add(0, addresses, addresses_size);
-  return sum + to_be16(protocol) + to_be16(static_cast<uint16_t>(length)) +
-         to_be16(static_cast<uint16_t>(length >> 16));
+/// in the IP header, the protocol, the length of the layer-4 header and payload. That is 65535 at most, since there are
+/// no jumbograms.
+inline uint64_t pseudo_header_sum(const uint8_t* addresses, size_t addresses_size, uint8_t protocol, size_t length) {
+  return checksum_add(0, addresses, addresses_size) + to_be16(protocol) + to_be16(static_cast<uint16_t>(length));
 }
 
 /// The checksum field of an IPv4 header of `size` bytes, with the field itself read as zero; memory order.
@@ -34,8 +33,8 @@ inline uint16_t ipv4_header_checksum(const uint8_t* header, size_t size) {
   return static_cast<uint16_t>(~checksum_fold(checksum_add(sum, header + 12, size - 12)));
 }
 
-/// Whether an IPv4 header of `size` bytes, which are not all 0, has the checksum that it must have. Each packet is
-/// asked: a sum folds to 0xffff where it is a multiple of that, which is tested by one multiplication.
+/// True when an IPv4 header of `size` bytes, which are not all 0, has the checksum that it must have. Each packet is
+/// asked: a sum folds to 0xffff when it is a multiple of that, which is tested by one multiplication.
 inline bool is_ipv4_header_right(const uint8_t* header, size_t size) {
   uint64_t sum = uint64_t{load<uint32_t>(header)} + load<uint32_t>(header + 4) + load<uint32_t>(header + 8) +
                  load<uint32_t>(header + 12) + load<uint32_t>(header + 16);

@@ -33,23 +33,24 @@ bool equal(const uint8_t* a, const uint8_t* b, size_t from, size_t to) {
   return std::memcmp(a + from, b + from, to - from) == 0;
 }
 
-/// Whether the IP headers agree in all that a run has once. Both are of one version and have no options.
+/// True when the IP headers agree in all that a run has once, their version and protocol with it. Neither has options.
 bool same_network(const uint8_t* a, const uint8_t* b, uint8_t version) {
   if (version == 4) {
-    return a[1] == b[1] && load<uint16_t>(a + 6) == load<uint16_t>(b + 6) && a[8] == b[8] && a[9] == b[9] &&
-           equal(a, b, 12, 20);
+    return load<uint16_t>(a) == load<uint16_t>(b) && load<uint32_t>(a + 6) == load<uint32_t>(b + 6) &&
+           load<uint64_t>(a + 12) == load<uint64_t>(b + 12);
   }
   return load<uint32_t>(a) == load<uint32_t>(b) && load<uint16_t>(a + 6) == load<uint16_t>(b + 6) && equal(a, b, 8, 40);
 }
 
-uint32_t flow_hash(const uint8_t* bytes, const uint8_t* transport, uint8_t version) {
+/// Mixed best in its upper bits: what differs in the last byte of an address alone shows nowhere else.
+uint64_t flow_hash(const uint8_t* bytes, const uint8_t* transport, uint8_t version) {
   uint64_t mix = load<uint32_t>(transport);
   if (version == 4) {
     mix ^= load<uint64_t>(bytes + 12) * 0x9e3779b97f4a7c15ull;
   } else {
     for (size_t at = 8; at < 40; at += 8) mix = (mix ^ load<uint64_t>(bytes + at)) * 0x9e3779b97f4a7c15ull;
   }
-  return static_cast<uint32_t>((mix * 0x9e3779b97f4a7c15ull) >> 32);
+  return mix * 0x9e3779b97f4a7c15ull;
 }
 
 /// The sum of all behind the IP header, unless that is `open`.
@@ -69,7 +70,7 @@ Coalescer::Coalescer()
       runs_(kMaxWrites),
       virtio_(kMaxWrites),
       headers_(kMaxWrites * kMaxHeadersBytes),
-      open_(kSlots, kNone) {}
+      open_(size_t{1} << kSlotBits, kNone) {}
 
 void Coalescer::clear() {
   packet_count_ = 0;
@@ -121,7 +122,7 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
     flow.eligible = limits.tcp && plain && tcp_bytes >= kTcpHeaderBytes && headers < packet.total &&
                     (flags & ~(kPsh | kEce)) == kAck;
     flow.header_bytes = static_cast<uint8_t>(headers);
-    flow.payload_bytes = static_cast<uint16_t>(flow.eligible ? packet.total - headers : 0);
+    flow.payload_bytes = static_cast<uint16_t>(packet.total - headers);
     flow.ends_run = (flags & kPsh) != 0;
   } else {
     flow.eligible = limits.udp && plain && packet.total > least && load<uint16_t>(flow.transport + kUdpChecksum) != 0 &&
@@ -131,7 +132,7 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
     flow.ends_run = false;
   }
 
-  uint32_t& open = open_[flow_hash(bytes, flow.transport, packet.version) % kSlots];
+  uint32_t& open = open_[flow_hash(bytes, flow.transport, packet.version) >> (64 - kSlotBits)];
   if (!flow.eligible) {
     open = kNone;
     Run& run = runs_[start_run(bytes, packet.total, undone)];
@@ -166,11 +167,10 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
 
 bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) {
   uint8_t* head = pieces_[run.first].bytes;
-  if (run.version != flow.version || run.udp == flow.tcp || run.header_bytes != flow.header_bytes) return false;
   if (flow.payload_bytes > run.segment_bytes || run.total + flow.payload_bytes > 65535) return false;
   if (run.count >= (run.udp ? limits.udp_segments : kMaxRun)) return false;
   if (!same_network(head, flow.bytes, flow.version)) return false;
-  // Without DF the identification matters to whoever reassembles; with it it means nothing (RFC 6864 section 4.1).
+  // The identification matters without DF, to whoever reassembles; with DF it means nothing (RFC 6864 section 4.1).
   if (flow.version == 4 && !(load_be16(head + 6) & kDontFragment) && load_be16(flow.bytes + 4) != run.next_id) {
     return false;
   }
@@ -223,13 +223,14 @@ size_t Coalescer::write(size_t index, iovec* iov) {
   const uint64_t sum = pseudo_header_sum(header + (run.version == 4 ? 12 : 8), run.version == 4 ? 8 : 32,
                                          run.udp ? IPPROTO_UDP : IPPROTO_TCP, transport_total);
   store(transport + field, checksum_fold(sum));
-  virtio = {};
-  virtio.flags = kVirtioNeedsCsum;
-  virtio.gso_type = run.udp ? kGsoUdp : run.version == 4 ? kGsoTcp4 : kGsoTcp6;
-  virtio.hdr_len = run.header_bytes;
-  virtio.gso_size = run.segment_bytes;
-  virtio.csum_start = static_cast<uint16_t>(ip_bytes);
-  virtio.csum_offset = static_cast<uint16_t>(field);
+  virtio = {.flags = kVirtioNeedsCsum,
+            .gso_type = run.udp            ? kGsoUdp
+                        : run.version == 4 ? kGsoTcp4
+                                           : kGsoTcp6,
+            .hdr_len = run.header_bytes,
+            .gso_size = run.segment_bytes,
+            .csum_start = static_cast<uint16_t>(ip_bytes),
+            .csum_offset = static_cast<uint16_t>(field)};
 
   iov[1] = {header, run.header_bytes};
   size_t count = 2;

@@ -26,7 +26,7 @@
 
 namespace weft {
 
-/// Which kinds may be joined, and how many UDP packets: 64 before Linux 6.9, 128 since (UDP_MAX_SEGMENTS).
+/// The kinds that may be joined, and the number of UDP packets: 64 before Linux 6.9, 128 since (UDP_MAX_SEGMENTS).
 struct CoalesceLimits {
   bool tcp = true;
   bool udp = true;
@@ -54,11 +54,11 @@ class Coalescer {
 
   /// Packets in write `index`, joined or not yet cut; 1 for one that goes as it came.
   size_t run_packets(size_t index) const { return runs_[index].packets; }
-  /// Whether these are UDP packets.
+  /// True when these are UDP packets.
   bool is_udp(size_t index) const { return runs_[index].udp; }
-  /// Whether write `index` is a superpacket as it came.
+  /// True when write `index` is a superpacket as it came.
   bool is_uncut(size_t index) const { return runs_[index].packets > 1 && runs_[index].count == 1; }
-  /// Whether its sum is still to be finished, where it is one packet.
+  /// True for a single packet whose sum is still to be finished.
   bool is_open(size_t index) const { return runs_[index].count == 1 && pieces_[runs_[index].first].open; }
   /// Puts write `index` into `iov`, virtio header first, and returns the number of iovecs. Valid until clear().
   size_t write(size_t index, iovec* iov);
@@ -89,7 +89,7 @@ class Coalescer {
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
-  static constexpr size_t kSlots = 256;
+  static constexpr size_t kSlotBits = 8;
 
   struct Piece {
     uint8_t* bytes;

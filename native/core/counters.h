@@ -23,12 +23,12 @@ namespace weft {
   X(tun_reads,              "packets and superpackets read from the TUN")                            \
   X(tx_drop_malformed,      "not IP, or its lengths contradict each other")                          \
   X(tx_drop_no_route,       "no peer has the destination")                                           \
-  X(tx_drop_circle,         "our own datagram around another one: the peer is not outside")          \
+  X(tx_drop_circle,         "our own datagram came back: the peer's address is inside the tunnel")   \
   X(tx_drop_ttl,            "TTL or hop limit ran out here")                                         \
-  X(tx_drop_too_big,        "larger than the path takes, and not to be fragmented; EMSGSIZE")        \
-  X(tx_drop_socket_full,    "the socket's buffer stayed full, or ENOBUFS from a queue")              \
-  X(tx_drop_refused,        "the kernel refused it: no route to the peer, a firewall's EPERM")      \
-  X(tx_fragmented,          "packets that went in fragments, of which each counts as a packet")      \
+  X(tx_drop_too_big,        "larger than the path takes, and may not be fragmented; EMSGSIZE")       \
+  X(tx_drop_socket_full,    "the socket's buffer stayed full, or a queue had no room (ENOBUFS)")     \
+  X(tx_drop_refused,        "the kernel refused it: no route to the peer, or a firewall (EPERM)")    \
+  X(tx_fragmented,          "packets sent as fragments; tx_packets counts each fragment")            \
   X(tx_unreachable_sent,    "ICMP net unreachable, into the TUN")                                    \
   X(tx_time_exceeded_sent,  "ICMP time exceeded, into the TUN")                                      \
   X(tx_frag_needed_sent,    "ICMP fragmentation needed, into the TUN")                               \
@@ -41,19 +41,20 @@ namespace weft {
   X(tun_writes,             "writes they went in: fewer than packets with coalescing")               \
   X(rx_drop_malformed,      "shorter than an IP header, not IP, contradicting lengths")              \
   X(rx_drop_checksum,       "a wrong checksum in the IPv4 header")                                   \
-  X(rx_drop_options,        "IPv4 options that leave their header, or a route of their own")         \
-  X(rx_drop_fragment,       "a fragment beyond the end of any packet, too small, or of odd blocks")  \
-  X(rx_drop_not_ours,       "VXLAN: another VNI, another host's MAC, or no IP")                      \
-  X(rx_drop_unknown_sender, "no peer has the inner source, or, outside the network, sends it")       \
-  X(rx_drop_spoofed_source, "a peer has the inner source, and another sent it; or no peer can")      \
+  X(rx_drop_options,        "options past their header, a route of its own, odd extension headers")  \
+  X(rx_drop_fragment,       "a fragment beyond the longest packet, too small, or of odd blocks")     \
+  X(rx_drop_not_ours,       "VXLAN: another VNI, MAC, or no IP; IPv6: said to hosts of one link")    \
+  X(rx_drop_unknown_sender, "no peer has the inner source; if outside the network: no peer sent it") \
+  X(rx_drop_spoofed_source, "another peer has the inner source, or no peer can have it")             \
   X(rx_drop_destination,    "the inner destination is not in our subnet")                            \
-  X(rx_drop_congestion,     "marked by a router on the way, and of a sender that knows no marks")   \
+  X(rx_drop_congestion,     "marked for congestion on the way, but its sender knows no such marks")  \
   X(rx_drop_socket_full,    "messages that the receive buffer had no room for, as of the last look") \
   X(rx_drop_truncated,      "longer than the receive buffer")                                        \
   X(rx_drop_ttl,            "TTL or hop limit ran out here")                                         \
   X(rx_time_exceeded_sent,  "ICMP time exceeded, to the peer")                                       \
   X(rx_drop_tun,            "the kernel did not take the packet: the TUN is down or full")           \
-  X(coalesce_refusals,      "joined writes that had to be written again singly")
+  X(tx_for_link,            "multicast and the like, which no tunnel carries: nothing is lost")      \
+  X(coalesce_refusals,      "joined writes that had to be written again one by one")
 // clang-format on
 
 enum Counter : size_t {
@@ -69,7 +70,7 @@ constexpr std::array<std::string_view, kCounterCount> kCounterNames{
 #undef WEFT_COUNTER_NAME
 };
 
-/// What each counts, for people.
+/// The text of each counter, for people.
 constexpr std::array<std::string_view, kCounterCount> kCounterTexts{
 #define WEFT_COUNTER_TEXT(name, text) text,
     WEFT_COUNTERS(WEFT_COUNTER_TEXT)

@@ -18,21 +18,21 @@
 
 namespace weft {
 
-/// What is dropped, where it lies.
+/// A packet that is dropped, where it lies.
 struct Dropped {
   Counter reason;
   size_t packets = 1;  ///< a superpacket counts as its segments
   std::span<const uint8_t> bytes = {};
-  std::span<const uint8_t> more = {};  ///< what follows them, where it lies elsewhere
+  std::span<const uint8_t> more = {};  ///< the bytes that follow them, where they lie elsewhere
   Address peer = {};                   ///< the datagram's sender or receiver; none where it is not known
-  size_t encap_bytes = 0;              ///< which the encapsulation put before a packet, and are still there
+  size_t encap_bytes = 0;              ///< bytes that the encapsulation put before a packet, and are still there
 };
 
-/// What is kept of it.
+/// The part of it that is kept.
 struct KeptDrop {
   static constexpr size_t kMaxBytes = 128;
 
-  int64_t at_us;  ///< when its turn began, by the threads' clock
+  int64_t at_us;  ///< the time when its turn began, by the threads' clock
   Counter reason;
   uint32_t packets, length;
   Address peer;
@@ -43,7 +43,7 @@ struct KeptDrop {
 
 class Drops {
  public:
-  /// So many are kept, and may be at once; of more, one in so long.
+  /// The number of drops that are kept, and may be at once; of more, one in so long.
   static constexpr uint64_t kSlots = 256;
   static constexpr int64_t kEveryUs = 1'000;
 
@@ -129,7 +129,7 @@ class Drops {
     kept.packets = static_cast<uint32_t>(numbers);
     kept.peer = Address::of_words(load(slot.peer[0]), load(slot.peer[1]));
     kept.reason = static_cast<Counter>(about >> 16 & 0xff);
-    kept.size = std::min<size_t>(about >> 8 & 0xff, KeptDrop::kMaxBytes);
+    kept.size = about >> 8 & 0xff;
     kept.encap_bytes = std::min<size_t>(about & 0xff, kept.size);
     for (size_t i = 0; i * sizeof(uint64_t) < kept.size; i++) {
       const uint64_t word = load(slot.words[i]);
@@ -140,7 +140,7 @@ class Drops {
 
   CounterRow counters_;
   Clock now_us_;
-  int64_t turn_us_ = 0;  // when the turn began; 0 while nobody has asked
+  int64_t turn_us_ = 0;  // the time when the turn began; 0 while nobody has asked
   Bucket bucket_;
   uint64_t first_;
   uint64_t next_;                  // number

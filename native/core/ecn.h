@@ -10,7 +10,7 @@ namespace weft {
 enum Ecn : uint8_t { kNotEct = 0, kEct1 = 1, kEct0 = 2, kCe = 3 };
 constexpr uint8_t kEcnMask = 3;
 
-/// What a packet's header says.
+/// Reads the mark of a packet's header.
 inline Ecn ecn_of(const uint8_t* bytes, const Packet& packet) {
   return static_cast<Ecn>((packet.version == 4 ? bytes[1] : bytes[1] >> 4) & kEcnMask);
 }

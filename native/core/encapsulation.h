@@ -6,7 +6,7 @@
 // One that has timers ticks, one that keeps something of each peer has sessions (core/sessions.h).
 //
 // An encapsulation is a parameter of theirs at compile time, so that what one does not have costs it nothing. Each is a
-// file of encap/ and a line in engine.cc, and for the dgram engine one in src/dataplane/encapsulation.ts.
+// file of encap/ and a line in engine.cc, and for the dgram engine one in src/path/engine/encapsulation.ts.
 #pragma once
 
 #include <concepts>
@@ -28,19 +28,19 @@ constexpr size_t kOuterBytes = kIpv4HeaderBytes + kUdpHeaderBytes;
 /// by its header's length.
 constexpr size_t kMaxDatagramBytes = 65535 - kOuterBytes;
 
-/// What an encapsulation knows of this host.
+/// An encapsulation's facts about this host.
 struct OwnEnd {
   std::array<uint8_t, 16> encap{};  ///< as a peer's record has it of a peer
   size_t mtu = 0;                   ///< of the TUN, in bytes
 };
 
-/// What a datagram was opened to.
+/// The content of a datagram that was opened.
 struct Opened {
   enum class What : uint8_t { kPacket, kDrop, kAnswer, kNothing };
   What what;
   Counter reason = {};            ///< of a drop
   std::span<uint8_t> bytes = {};  ///< the packet where it lies, or the answer, which is sent before the next is opened
-  VirtioHeader undone = {};       ///< what a packet's sender's kernel left to others: a checksum, cutting
+  VirtioHeader undone = {};       ///< work that the sender's kernel left to others: a checksum, cutting
 
   static Opened packet(std::span<uint8_t> bytes, const VirtioHeader& undone = {}) {
     return {What::kPacket, {}, bytes, undone};
@@ -56,9 +56,9 @@ concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const P
   /// The bytes before each inner packet, and behind it.
   { E::kHeaderBytes } -> std::convertible_to<size_t>;
   { E::kTrailerBytes } -> std::convertible_to<size_t>;
-  /// Whether either end of the tunnel is a router, which takes one off the TTL, or both are a link's.
+  /// True when either end of the tunnel is a router, which takes one off the TTL; false when both are a link's.
   { E::kRoutes } -> std::convertible_to<bool>;
-  /// Whether the outer header says of congestion what the packet says (core/ecn.h), or nothing.
+  /// True when the outer header says of congestion what the packet says (core/ecn.h); false when it says nothing.
   { E::kCopiesEcn } -> std::convertible_to<bool>;
   /// Seals a packet to `peer`, or says why not and leaves it as it is. The first span begins with kHeaderBytes of room,
   /// then the packet, of which the second may have the rest, where it lies in a superpacket. Behind the first there are
@@ -69,7 +69,7 @@ concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const P
   { encapsulation.open(message) } -> std::same_as<Opened>;
 };
 
-/// What a packet becomes longer by.
+/// The bytes by which a packet becomes longer.
 template <Encapsulation E>
 constexpr size_t kEncapBytes = E::kHeaderBytes + E::kTrailerBytes;
 

@@ -15,20 +15,20 @@
 namespace weft {
 
 enum class VerifySource : uint8_t {
-  kOff,     ///< everything is let in, as by flanneld, but for what IPv6 routers tell their own link
+  kOff,     ///< everything is let in, as by flanneld, but for IPv6 addresses of one link
   kInner,   ///< by the inner addresses, for peers whose datagrams come from another address than they lease with
   kStrict,  ///< by the outer source too
 };
 
 struct FilterOptions {
   VerifySource verify = VerifySource::kOff;
-  Net network = {};  ///< the cluster's
-  Net subnet = {};   ///< this node's part of it, with the TUN's own address
+  ByFamily<Net> network = {};  ///< the cluster's
+  ByFamily<Net> subnet = {};   ///< this node's part of it, with the TUN's own address
 
-  /// Whether a packet that came out of the TUN can be from this side. If not, what is said about it would go to a peer,
-  /// who did not send it and would not let it in.
+  /// True when a packet that came out of the TUN can be from this side. Otherwise an ICMP error about it would go to
+  /// a peer, who did not send it and would not let it in.
   bool is_from_here(const Address& source) const {
-    return verify == VerifySource::kOff || subnet.contains(source) || !network.contains(source);
+    return verify == VerifySource::kOff || subnet.of(source).contains(source) || !network.of(source).contains(source);
   }
 };
 
@@ -37,34 +37,32 @@ class Filter {
  public:
   Filter(const FilterOptions& options, Strangers* strangers) : options_(options), strangers_(strangers) {}
 
-  /// Until the next call peers are asked of `table`.
+  /// Begins a batch: until the next call peers are asked of `table`.
   void begin(const PeerTable& table) {
     table_ = &table;
-    peer_ = nullptr;
-    source_ = kNone;
+    forget();
   }
-  /// Until the next call what is asked about came in datagrams of this sender.
+  /// Begins a message: until the next call all packets came in datagrams of this sender.
   void begin_message(const SocketAddress& sender) {
     // Most messages of a turn are a stream's.
     if (sender.first_word() != sender_) change_sender(sender);
   }
 
-  /// Why a packet is not let in; nothing when it is.
+  /// The reason why a packet is not let in; nothing when it is.
   std::optional<Counter> reason_to_drop(const uint8_t* bytes, const Packet& packet) {
+    if (packet.version == 6) return reason_to_drop_ipv6(bytes, packet);
     if (options_.verify == VerifySource::kOff) {
       look_up(packet, bytes);
-      if (packet.version == 6 && is_link_local(bytes + 8)) return noted(k_rx_drop_unknown_sender, bytes, packet);
       return {};
     }
-    if (packet.version == 6) return noted(reason_against(bytes + 8), bytes, packet);
     const uint32_t source = load<uint32_t>(bytes + 12), destination = load<uint32_t>(bytes + 16);
     if (source_ != source) {
-      source_ = kNone;
-      if (const auto reason = reason_against(source)) return noted(reason, bytes, packet);
+      forget();
+      if (const auto reason = reason_against(4, Address::v4(source), bytes + 12)) return noted(reason, bytes, packet);
       source_ = source;
     }
     if (destination_ == destination) return {};
-    if (!options_.subnet.contains(Address::v4(destination))) return noted(k_rx_drop_destination, bytes, packet);
+    if (!options_.subnet.ipv4.contains(Address::v4(destination))) return noted(k_rx_drop_destination, bytes, packet);
     destination_ = destination;
     return {};
   }
@@ -73,46 +71,59 @@ class Filter {
   const Endpoint* peer() const { return peer_; }
 
  private:
-  /// No IPv4 address, of which 32 bits are kept, in network order.
+  /// A value that is no IPv4 address, of which 32 bits are kept, in network order.
   static constexpr uint64_t kNone = UINT64_MAX;
 
   [[gnu::noinline]] void change_sender(const SocketAddress& sender) {
     sender_ = sender.family() == AF_INET6 ? 0 : sender.first_word();  // 0: of IPv6 each is looked at
     const Address from = sender.address();
-    if (!(from == from_)) source_ = kNone;
+    if (!(from == from_)) forget();
     from_ = from;
   }
 
-  /// Whether an IPv6 address is of one link, fe80::/10. Nobody on this one has any; what a router's advertisement or
-  /// redirect says, which must come from such a one (RFC 4861 sections 4.2 and 4.5), the host would do.
-  static bool is_link_local(const uint8_t* address) { return address[0] == 0xfe && (address[1] & 0xc0) == 0x80; }
+  /// Nothing is known of the next packet, whoever sent it.
+  void forget() {
+    source_ = kNone;
+    source6_ = {};
+  }
 
-  /// Whose a packet is where nothing is asked of it.
+  /// Finds the peer that a packet is of, when nothing is asked of it.
   void look_up(const Packet& packet, const uint8_t* bytes) {
-    const bool is_v4 = packet.version == 4;
-    const uint64_t source = is_v4 ? load<uint32_t>(bytes + 12) : kNone;
-    if (is_v4 && source_ == source) return;
-    peer_ = table_->find(packet.version, source_address(bytes, packet));
+    const uint32_t source = load<uint32_t>(bytes + 12);
+    if (source_ == source) return;
+    forget();
+    peer_ = table_->find(packet.version, bytes + 12);
     source_ = source;
   }
 
-  std::optional<Counter> reason_against(uint32_t source) {
-    const Address whole = Address::v4(source);
-    if (options_.subnet.contains(whole) || !is_one_host(source)) return k_rx_drop_spoofed_source;
-    uint8_t address[sizeof source];
-    store(address, source);
-    peer_ = table_->find(4, address);
-    if (peer_) return unless_sent_by(*peer_);
-    // A host that does not masquerade what it sends itself.
-    if (!options_.network.contains(whole) && table_->has_endpoint_at(from_)) return {};
-    return k_rx_drop_unknown_sender;
+  std::optional<Counter> reason_to_drop_ipv6(const uint8_t* bytes, const Packet& packet) {
+    const Address source = source_of(bytes, packet), destination = destination_of(bytes, packet);
+    if (!(source6_ == source)) {
+      forget();
+      if (const auto reason = reason_against(6, source, bytes + 8)) return noted(reason, bytes, packet);
+      source6_ = source;
+    }
+    if (options_.verify == VerifySource::kOff || destination6_ == destination) return {};
+    if (!options_.subnet.ipv6.contains(destination)) return noted(k_rx_drop_destination, bytes, packet);
+    destination6_ = destination;
+    return {};
   }
 
-  /// Of IPv6 no network and no subnet of our own is known: a packet is a peer's, or nobody's.
-  std::optional<Counter> reason_against(const uint8_t* source) {
-    peer_ = table_->find(6, source);
-    source_ = kNone;
-    return peer_ ? unless_sent_by(*peer_) : k_rx_drop_unknown_sender;
+  /// `at` is where it stands in the packet.
+  std::optional<Counter> reason_against(uint8_t version, const Address& source, const uint8_t* at) {
+    peer_ = nullptr;
+    // An IPv6 packet may say an IPv4 address: no host has that one.
+    if (source.is_v4() != (version == 4) || !is_one_host(source)) return k_rx_drop_spoofed_source;
+    if (options_.verify != VerifySource::kOff && options_.subnet.of(version).contains(source)) {
+      return k_rx_drop_spoofed_source;
+    }
+    peer_ = table_->find(version, at);
+    if (options_.verify == VerifySource::kOff) return {};
+    if (peer_) return unless_sent_by(*peer_);
+    // A host that does not masquerade what it sends itself.
+    const Net& network = options_.network.of(version);
+    if (network && !network.contains(source) && table_->has_endpoint_at(from_)) return {};
+    return k_rx_drop_unknown_sender;
   }
 
   std::optional<Counter> unless_sent_by(const Endpoint& peer) const {
@@ -130,10 +141,11 @@ class Filter {
   const PeerTable* table_ = nullptr;
   const Endpoint* peer_ = nullptr;  // of the packet that was asked about last
   // Most packets of a turn are a stream's: what was found of one is known of the next.
-  uint64_t sender_ = 0;           // its first word
-  Address from_;                  // its address
-  uint64_t source_ = kNone;       // the inner source that was let in last from there
-  uint64_t destination_ = kNone;  // the destination that was found in our subnet last
+  uint64_t sender_ = 0;             // its first word
+  Address from_;                    // its address
+  uint64_t source_ = kNone;         // the inner source that was let in last from there
+  uint64_t destination_ = kNone;    // the destination that was found in our subnet last
+  Address source6_, destination6_;  // the same of IPv6
 };
 
 }  // namespace weft

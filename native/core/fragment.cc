@@ -30,7 +30,7 @@ Fragmenter::Fragmenter(const Segment& packet, size_t ip_bytes, size_t mtu)
 
 Segment Fragmenter::next(uint8_t* header) {
   const bool first = offset_ == 0;
-  // What is in the first piece behind the IP header belongs to the first fragment.
+  // The part of the first piece behind the IP header belongs to the first fragment.
   const size_t rest = packet_.header_bytes - ip_bytes_;
   const size_t header_bytes = first ? packet_.header_bytes : ip_bytes_;
   const size_t left = packet_.payload_bytes - offset_, before = first ? rest : 0;

@@ -10,9 +10,9 @@ namespace weft {
 /// The fragments of one packet, in order.
 class Fragmenter {
  public:
-  /// Of a packet in two pieces, whose checksums are complete: its IP header of `ip_bytes` and what else is in the first
-  /// piece, then the payload. Each fragment is of at most `mtu` bytes; that must be more than the first piece, by 8 at
-  /// least. A packet that is a fragment itself gives fragments of the same whole.
+  /// Takes a packet in two pieces, whose checksums are complete: its IP header of `ip_bytes` and what else is in the
+  /// first piece, then the payload. Each fragment is of at most `mtu` bytes; that must be more than the first piece,
+  /// by 8 at least. A packet that is a fragment itself gives fragments of the same whole.
   Fragmenter(const Segment& packet, size_t ip_bytes, size_t mtu);
 
   /// Bytes that a fragment's header takes, at most.

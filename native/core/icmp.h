@@ -1,4 +1,4 @@
-// icmp.h - the ICMP errors that a router sends (RFC 792, RFC 1812 section 4.3).
+// icmp.h - the ICMP errors that a router sends, of both families (RFC 792, RFC 1812 section 4.3, RFC 4443).
 #pragma once
 
 #include <array>
@@ -10,28 +10,35 @@
 namespace weft {
 
 struct IcmpError {
-  uint8_t type, code;
-  uint16_t mtu = 0;  ///< of the next hop (RFC 1191 section 4)
+  /// The numbers of one family.
+  struct Kind {
+    uint8_t type, code;
+  };
+  Kind ipv4, ipv6;
+  uint16_t mtu = 0;  ///< of the next hop (RFC 1191 section 4, RFC 4443 section 3.2)
 };
-constexpr IcmpError kNetUnreachable{3, 0};
-constexpr IcmpError kTimeExceeded{11, 0};
-constexpr IcmpError fragmentation_needed(size_t mtu) { return {3, 4, static_cast<uint16_t>(mtu)}; }
+constexpr IcmpError kNetUnreachable{{3, 0}, {1, 0}};
+constexpr IcmpError kTimeExceeded{{11, 0}, {3, 0}};
+constexpr IcmpError too_big(size_t mtu) { return {{3, 4}, {2, 0}, static_cast<uint16_t>(mtu)}; }
 
-constexpr uint8_t kEchoRequest = 8;
+/// What asks for an echo, of ICMP and of ICMPv6.
+constexpr uint8_t kEchoRequest = 8, kEchoRequest6 = 128;
 
-/// IP header, ICMP header, and the longest quote: an IP header with options and 8 bytes.
-constexpr size_t kMaxIcmpErrorBytes = kIpv4HeaderBytes + 8 + 60 + 8;
+/// The least MTU that a link of IPv6 may have (RFC 8200 section 5), and the longest error about one of its packets.
+constexpr size_t kLeastIpv6Mtu = 1280;
+constexpr size_t kMaxIcmpErrorBytes = kLeastIpv6Mtu;
 
-/// Writes an ICMP error about the IPv4 packet at `bytes` into `out` (kMaxIcmpErrorBytes of room) and returns its
-/// length; 0 when none may be sent: about an ICMP message other than an echo request, about a fragment but the first,
-/// about what is not from one host to another (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.7). Nor about IPv6: there
-/// are no IPv6 peers, so that none of its packets has a sender here.
-/// `source` is the sender's address, of IPv4. TTL 8, identification 0, no DF and a quote of the IP
-/// header and 8 bytes: as flanneld's net unreachable (pkg/backend/udp/proxy_amd64.c).
+/// Writes an ICMP error about the packet at `bytes` into `out` (kMaxIcmpErrorBytes of room) and returns its length; 0
+/// when none may be sent: about an error, about a fragment but the first, about what is not from one host to another
+/// (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.7, RFC 4443 section 2.4). `source` is the sender's address, of the
+/// packet's family.
+///
+/// Of IPv4: TTL 8, identification 0, no DF and a quote of the IP header and 8 bytes, as flanneld's net unreachable
+/// (pkg/backend/udp/proxy_amd64.c). Of IPv6: hop limit 64, and a quote of as much as is no longer than the least MTU.
 size_t write_icmp_error(const IcmpError& error, const Address& source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out);
 
-/// Why one is sent: each has limits of its own, so that who earns one kind takes none of another from anybody.
+/// The kinds of errors: each has limits of its own, so that who earns one kind takes none of another from anybody.
 enum class IcmpKind : uint8_t {
   kOutward,  ///< about what came out of the TUN, but for the next
   kTooBig,   ///< fragmentation needed: without it a connection hangs
@@ -39,12 +46,12 @@ enum class IcmpKind : uint8_t {
   kKinds
 };
 
-/// How many ICMP errors of one kind may be sent (RFC 1812 section 4.3.2.8): so many to each sender, whichever threads
-/// serve it, and so many to all but those of this node's subnet. Those are few, and no other's errors are in their way.
+/// Limits the ICMP errors of one kind (RFC 1812 section 4.3.2.8): so many to each sender, whichever threads serve it,
+/// and so many to all senders but those of this node's subnet. Those are few, and no other's errors are in their way.
 ///
-/// A sender stands in one of the eight words of a line that a secret chooses: nobody can find out who shares it. In the
-/// place of the one that has been told of least, so that whoever comes and goes with many addresses is told of more
-/// himself, and costs no other what is due to it. Shared by all loops, without a lock.
+/// A sender stands in one of the eight words of a line that a secret chooses: nobody can find out who shares it. A new
+/// one takes the place of the one that was told of least, so that a sender with many addresses is told of more errors
+/// itself, and takes none from others. Shared by all loops, without a lock.
 class IcmpLimit {
  public:
   static constexpr int64_t kSenderBurst = 50, kSenderEveryMs = 10;
@@ -52,15 +59,16 @@ class IcmpLimit {
 
   explicit IcmpLimit(uint64_t secret) : secret_(secret) {}
 
-  /// Whether one more may be sent about a packet of `sender`, which is one of our subnet or not.
+  /// Returns true when one more may be sent about a packet of `sender`, which is one of our subnet or not.
   bool allows(const Address& sender, bool is_ours, int64_t now_ms) {
-    return takes(name_of(sender), static_cast<uint32_t>(now_ms)) && (is_ours || others_.take(now_ms, kEveryMs, kBurst));
+    return takes(name_of(sender, is_ours), static_cast<uint32_t>(now_ms)) &&
+           (is_ours || others_.take(now_ms, kEveryMs, kBurst));
   }
 
  private:
   static constexpr size_t kLineBits = 7, kWays = 8;
   static constexpr uint32_t kLongestMs = kSenderBurst * kSenderEveryMs;
-  /// No thread's time is ahead of another's by more: each reads it once for a batch.
+  /// The most that one thread's time is ahead of another's: each reads it once for a batch.
   static constexpr uint32_t kAheadMs = 60'000;
   /// A word is a sender and the lower half of the time at which its bucket will be full again, as Bucket has it; 0:
   /// free.
@@ -69,16 +77,17 @@ class IcmpLimit {
   };
 
   /// A sender as a word has it: an IPv4 address itself, of IPv6 what the secret makes of it, which two may share and
-  /// nobody can find out.
-  uint32_t name_of(const Address& sender) const {
+  /// nobody can find out. Of one that is not of our subnet it is the first 64 bits: those behind them a host chooses as
+  /// it likes, while all containers of this node are behind the same ones.
+  uint32_t name_of(const Address& sender, bool is_ours) const {
     if (sender.is_v4()) return sender.ipv4();
     uint64_t mixed = (sender.high() ^ secret_) * 0x9e3779b97f4a7c15ull;
-    mixed = (mixed ^ mixed >> 32 ^ sender.low()) * 0xc2b2ae3d27d4eb4full;
+    mixed = (mixed ^ mixed >> 32 ^ (is_ours ? sender.low() : 0)) * 0xc2b2ae3d27d4eb4full;
     return static_cast<uint32_t>((mixed ^ secret_ >> 32) * 0x9e3779b97f4a7c15ull >> 32);
   }
 
-  /// For how long from now on a bucket will not be full: more than any can be by as much as the thread that wrote the
-  /// word was ahead of this one. What is longer than that is of weeks ago.
+  /// The time from now on for which a bucket will not be full: more than any can be by as much as the thread that
+  /// wrote the word was ahead of this one. A longer one is of weeks ago.
   static uint32_t left_ms(uint64_t word, uint32_t now_ms) {
     const uint32_t left = static_cast<uint32_t>(word) - now_ms;
     return word == 0 || left > kLongestMs + kAheadMs ? 0 : left;
@@ -119,7 +128,7 @@ class IcmpLimit {
 /// One for each kind.
 class IcmpLimits {
  public:
-  /// Which nobody else knows.
+  /// `secret` is known to nobody else.
   explicit IcmpLimits(uint64_t secret) : limits_{IcmpLimit(secret), IcmpLimit(secret), IcmpLimit(secret)} {}
   IcmpLimit& operator[](IcmpKind kind) { return limits_[static_cast<size_t>(kind)]; }
 

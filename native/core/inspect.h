@@ -1,20 +1,20 @@
 // inspect.h - whether what came from a peer is an IP packet that the kernel may be given: nothing malformed reaches the
 // TUN.
 //
-// What a router looks at (RFC 1812 section 5.2.2), fragments and options with it. All of it is in the IP header, which
-// a superpacket has once. What the header's length leaves over at the end is cut off, as the kernel does
-// (net/ipv4/ip_input.c, ip_rcv_core).
+// What a router looks at (RFC 1812 section 5.2.2), fragments, options and extension headers with it. All of it is in
+// the IP header, which a superpacket has once. What the header's length leaves over at the end is cut off, as the
+// kernel does (net/ipv4/ip_input.c, ip_rcv_core).
 #pragma once
 
 #include <optional>
 #include <span>
 
 #include "counters.h"
-#include "packet.h"
+#include "extensions.h"
 
 namespace weft {
 
-/// Whether an IPv4 fragment can be part of a packet.
+/// True when an IPv4 fragment can be part of a packet.
 inline bool is_sound_fragment(const uint8_t* bytes, const Packet& packet) {
   constexpr size_t kBlockBytes = 8, kMaxPacketBytes = 65535;
   constexpr size_t kLeastFirstTcpBytes = 16;
@@ -28,9 +28,9 @@ inline bool is_sound_fragment(const uint8_t* bytes, const Packet& packet) {
   return packet.protocol != IPPROTO_TCP || (offset == 0 ? size >= kLeastFirstTcpBytes : offset > kBlockBytes);
 }
 
-/// Whether the options of an IPv4 header (RFC 791 section 3.1) keep to it, and none names a route of its own: the
-/// destination would not be where the packet goes, which is what is let in by (RFC 7126 sections 4.3 and 4.4; a kernel
-/// refuses them too, but for accept_source_route).
+/// True when the options of an IPv4 header (RFC 791 section 3.1) keep to it, and none names a route of its own: the
+/// destination would not be where the packet goes, and packets are let in by their destination (RFC 7126 sections 4.3
+/// and 4.4; a kernel refuses them too, but for accept_source_route).
 inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   constexpr uint8_t kEnd = 0, kNothing = 1, kLooseRoute = 131, kStrictRoute = 137;
   while (at < end && *at != kEnd) {
@@ -45,16 +45,29 @@ inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   return true;
 }
 
+/// True for what the hosts of one link tell each other of it: neighbours, routers, redirects (RFC 4861 section 4). A
+/// peer is on no link of ours, and what such a message says this host would do.
+inline bool is_of_a_link(const uint8_t* bytes, const Packet& packet, const Upper& upper) {
+  constexpr uint8_t kRouterSolicitation = 133, kRedirect = 137;
+  if (upper.protocol != IPPROTO_ICMPV6 || upper.later_fragment || upper.offset >= packet.total) return false;
+  return bytes[upper.offset] >= kRouterSolicitation && bytes[upper.offset] <= kRedirect;
+}
+
+inline std::optional<Counter> inspect_ipv6(const uint8_t* bytes, const Packet& packet) {
+  if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP) return {};
+  const Upper upper = upper_of(bytes, packet);
+  if (!upper.is_sound) return upper.fragment ? k_rx_drop_fragment : k_rx_drop_options;
+  if (is_of_a_link(bytes, packet, upper)) return k_rx_drop_not_ours;
+  return {};
+}
+
 /// Reads the IP header of what came from a peer and says why it may not go on; nothing when it may.
 inline std::optional<Counter> inspect(std::span<const uint8_t> bytes, Packet& packet) {
-  if (read_packet(bytes.data(), bytes.size(), packet) != Shape::kOk) return k_rx_drop_malformed;
-  if (packet.version == 6) return {};
+  if (!read_packet(bytes.data(), bytes.size(), packet)) return k_rx_drop_malformed;
+  if (packet.version == 6) return inspect_ipv6(bytes.data(), packet);
   if (!is_ipv4_header_right(bytes.data(), packet.ip_bytes)) return k_rx_drop_checksum;
   if (packet.fragment && !is_sound_fragment(bytes.data(), packet)) return k_rx_drop_fragment;
-  if (packet.ip_bytes > kIpv4HeaderBytes &&
-      !are_sound_options(bytes.data() + kIpv4HeaderBytes, bytes.data() + packet.ip_bytes)) {
-    return k_rx_drop_options;
-  }
+  if (!are_sound_options(bytes.data() + kIpv4HeaderBytes, bytes.data() + packet.ip_bytes)) return k_rx_drop_options;
   return {};
 }
 

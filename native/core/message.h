@@ -14,11 +14,12 @@ namespace weft {
 struct Message {
   uint8_t* bytes;  ///< borrowed from the receiver until its next batch
   size_t size;
-  /// By what the kernel joined datagrams (UDP_GRO): the size of each but the last; 0 when it joined none. What that
-  /// means for the bytes is the encapsulation's to know: an inner superpacket of another kernel says its own size here.
+  /// The size of each but the last of the datagrams that the kernel joined (UDP_GRO); 0 when it joined none. The
+  /// encapsulation knows what that means for the bytes: an inner superpacket of another kernel says its own size
+  /// here.
   size_t joined_bytes;
-  Ecn ecn = kNotEct;  ///< what the outer header says of the way; datagrams are joined that say the same alone
-  const SocketAddress* sender = nullptr;  ///< where it came from, borrowed likewise; joined are those of one alone
+  Ecn ecn = kNotEct;                      ///< the outer header's mark; only datagrams with the same one are joined
+  const SocketAddress* sender = nullptr;  ///< borrowed too; only datagrams of one sender are joined
 
   /// Takes the first datagram off.
   std::span<uint8_t> take() { return take(joined_bytes > 0 ? std::min(joined_bytes, size) : size); }

@@ -8,17 +8,19 @@
 
 namespace weft {
 
-/// IPv4 and TCP headers without options, which a maximum segment size leaves out (RFC 6691).
-constexpr size_t kMssHeaderBytes = kIpv4HeaderBytes + kTcpHeaderBytes;
+/// IP and TCP headers without options, which a maximum segment size leaves out (RFC 6691).
+inline size_t mss_header_bytes(const Packet& packet) {
+  return (packet.version == 4 ? kIpv4HeaderBytes : kIpv6HeaderBytes) + kTcpHeaderBytes;
+}
 
-/// Whether an IPv4 packet begins a connection, from either side.
+/// True for a packet that begins a connection, from either side; one behind extension headers is not found.
 inline bool is_tcp_syn(const uint8_t* bytes, const Packet& packet) {
-  return packet.version == 4 && packet.protocol == IPPROTO_TCP && !packet.later_fragment &&
+  return packet.protocol == IPPROTO_TCP && !packet.later_fragment &&
          packet.total >= packet.ip_bytes + kTcpHeaderBytes && (bytes[packet.ip_bytes + 13] & kSyn);
 }
 
 /// Makes such a packet announce `mss` at most. Its checksum is mended (RFC 1624 equation 3), unless it is `open`: still
-/// to be summed. One that announces nothing means 536 (RFC 9293), which fits.
+/// to be summed. One that announces nothing means 536, by IPv6 1220 (RFC 9293), which fits.
 inline void clamp_mss(uint8_t* bytes, const Packet& packet, size_t mss, bool open) {
   constexpr uint8_t kEnd = 0, kNothing = 1, kMss = 2, kMssBytes = 4;
   uint8_t* tcp = bytes + packet.ip_bytes;
@@ -36,16 +38,14 @@ inline void clamp_mss(uint8_t* bytes, const Packet& packet, size_t mss, bool ope
       const uint16_t now = static_cast<uint16_t>(mss);
       store_be16(tcp + at + 2, now);
       if (open) return;
-      // At an odd place the value stands across two words, each byte in the other half of its own.
+      // A value at an odd place stands across two words, each byte in the other half of its own.
       const auto as_summed = [at](uint16_t value) {
         return static_cast<uint16_t>(at % 2 == 0 ? value : (value << 8) | (value >> 8));
       };
       uint32_t sum = static_cast<uint16_t>(~load_be16(tcp + kTcpChecksum));
       sum += static_cast<uint16_t>(~as_summed(before));
       sum += as_summed(now);
-      sum = (sum & 0xffff) + (sum >> 16);
-      sum = (sum & 0xffff) + (sum >> 16);
-      return store_be16(tcp + kTcpChecksum, static_cast<uint16_t>(~sum));
+      return store_be16(tcp + kTcpChecksum, static_cast<uint16_t>(~checksum_fold(sum)));
     }
     at += tcp[at + 1];
   }

@@ -18,11 +18,11 @@
 
 namespace weft {
 
-/// What nobody finds any more who looks from now on, and somebody may still be looking into.
+/// Pages that no new reader finds, and somebody may still be reading.
 using Garbage = std::vector<std::unique_ptr<void, void (*)(void*)>>;
 
-/// By the golden ratio. Only the upper bits depend on all others, and the low ones not at all: a subnet's host bits are
-/// zero, so those of the product are.
+/// Multiplies by the golden ratio. Only the upper bits depend on all others, and the low ones not at all: a subnet's
+/// host bits are zero, so those of the product are.
 constexpr uint64_t hash_of(uint64_t key) { return key * 0x9e3779b97f4a7c15ull; }
 constexpr uint64_t hash_of(uint32_t key) { return hash_of(uint64_t{key} << 32); }
 
@@ -37,7 +37,7 @@ class PagedMap {
     Value value;
   };
 
-  /// What is looked into; it never changes.
+  /// The part that readers look into; it never changes.
   class Pages {
    public:
     Value find(const Key& key) const {
@@ -71,12 +71,12 @@ class PagedMap {
     delete pages_;
   }
 
-  /// As it is by now; what is put after the next `settle` does not change these.
+  /// The pages as they are by now; what is put after the next `settle` does not change these.
   const Pages* pages() const { return pages_; }
   size_t size() const { return size_; }
   Value find(const Key& key) const { return pages_->find(key); }
 
-  /// From now on the pages are others' to look into.
+  /// Gives the pages to readers: from now on they do not change.
   void settle() {
     is_own_ = false;
     own_.reset();
@@ -97,7 +97,7 @@ class PagedMap {
     if (was_there) return;
     page.used++;
     size_++;
-    // What is its own nobody looks into yet.
+    // A page of its own is one that nobody looks into yet.
     if (page.used > (page.mask() + 1) / 2) delete[] std::exchange(page, copy(page)).slots;
   }
 
@@ -131,7 +131,7 @@ class PagedMap {
 
   static Page new_page(int bits) { return {new Slot[size_t{1} << bits](), 0, static_cast<uint8_t>(64 - bits)}; }
 
-  /// With room for one more, and not much room beyond.
+  /// Copies a page with room for one more entry, and not much room beyond.
   static Page copy(const Page& from) {
     const int wanted = std::bit_width(2 * from.used + 1);
     const int has = 64 - from.shift;

@@ -11,13 +11,13 @@ namespace weft {
 
 class PathMtu {
  public:
-  /// How often the kernel is asked, at most: its answer costs two system calls.
+  /// The kernel is asked this often at most: its answer costs two system calls.
   static constexpr int64_t kAskEveryMs = 500;
-  /// No packet of this size is too long: with what stands before it, it fits what Linux takes for the least
+  /// A packet of this size always fits: with what stands before it, it is no longer than the least that Linux takes
   /// (net.ipv4.route.min_pmtu, 552).
   static constexpr size_t kAlwaysFits = 500;
 
-  /// Of a datagram with all its headers, in bytes, as IPv4 counts them; 0: not known.
+  /// The longest datagram with all its headers, in bytes, as IPv4 counts them; 0: not known.
   size_t bytes() const { return read() & kBytes; }
   bool is_due(int64_t now_ms) const {
     const uint64_t word = read();
@@ -26,8 +26,8 @@ class PathMtu {
   void learn(size_t bytes, int64_t now_ms) {
     write((bytes < kBytes ? bytes : kBytes) | (read() & kAtOnce ? kDoubted : 0), now_ms);
   }
-  /// Whether the path explains that the kernel refused a datagram of `bytes`: it is known by now that it does not fit,
-  /// or is asked again at once. Not when the answer to that is that it fits.
+  /// True when the path explains that the kernel refused a datagram of `bytes`: it is known by now that it does not
+  /// fit, or is asked again at once. False when the answer to that is that it fits.
   bool explains(size_t bytes, int64_t now_ms) {
     const uint64_t word = read();
     const size_t known = word & kBytes;
@@ -37,7 +37,7 @@ class PathMtu {
     write(known | kAtOnce, now_ms);
     return true;
   }
-  /// What is known of the path by another one; what a thread learns there meanwhile is asked for again here.
+  /// Takes over what another one knows of the path; what a thread learns there meanwhile is asked for again here.
   void take_over(const PathMtu& other) { __atomic_store_n(&word_, other.read(), __ATOMIC_RELAXED); }
 
  private:

@@ -7,17 +7,18 @@ namespace weft {
 
 namespace {
 
+/// So many ones, from the top; all for more than there are, none for less than none.
+uint64_t ones(int bits) { return bits <= 0 ? 0 : ~0ull << (64 - std::min(bits, 64)); }
+
 template <typename Key>
 Key mask_of(uint8_t bits);
 template <>
 uint32_t mask_of(uint8_t bits) {
-  return bits == 0 ? 0 : ~uint32_t{0} << (32 - bits);
+  return static_cast<uint32_t>(ones(bits) >> 32);
 }
 template <>
 Prefix mask_of(uint8_t bits) {
-  const uint64_t high = bits == 0 ? 0 : bits >= 64 ? ~0ull : ~0ull << (64 - bits);
-  const uint64_t low = bits <= 64 ? 0 : bits >= 128 ? ~0ull : ~0ull << (128 - bits);
-  return {high, low};
+  return {ones(bits), ones(bits - 64)};
 }
 
 Endpoint endpoint_of(const PeerRecord& record) {
@@ -91,7 +92,6 @@ void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& w
 
 template <typename Key>
 void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, Endpoint* endpoint, Endpoint* before) {
-  if (!endpoint && !before) return;
   subnets.put(prefix, endpoint, tables_.back().pages);
   const Address now = endpoint ? endpoint->address() : Address(), was = before ? before->address() : Address();
   if (before) tables_.back().endpoints.push_back(before);
@@ -104,7 +104,7 @@ void PeerTables::count_host(const Address& address, int change) {
   hosts_.put(address, hosts_.find(address) + static_cast<uint32_t>(change), tables_.back().pages);
 }
 
-/// What was in no record of this whole set goes.
+/// Removes what was in no record of this whole set.
 template <typename Key>
 void PeerTables::keep_only_round(Lengths<Key>& lengths) {
   for (auto& [bits, subnets] : lengths) {
@@ -157,7 +157,7 @@ void PeerTables::publish() {
   free_unheld();
 }
 
-/// In their order: what the table after it has no more, those before it may have too.
+/// Frees tables in their order: what the table after one has no more, those before it may have too.
 void PeerTables::free_unheld() {
   const auto is_held = [this](const PeerTable* table) {
     return std::any_of(hazards_.begin(), hazards_.end(),

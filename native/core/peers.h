@@ -24,10 +24,10 @@
 
 namespace weft {
 
-/// A peer as JavaScript says it, byte by byte as src/dataplane/peers.ts writes it (napi_layout.cc tells it the layout).
-/// Subnet and endpoint may be of different families; an IPv4 address stands in the first 4 of its 16 bytes.
+/// A peer as JavaScript says it, byte by byte as src/path/engine/peers.ts writes it (napi/layout.cc tells it the
+/// layout). Subnet and endpoint may be of different families; an IPv4 address stands in the first 4 of its 16 bytes.
 struct PeerRecord {
-  /// In `flags`: the subnet has no peer any more, of which all else but family, length and subnet is 0.
+  /// A bit of `flags`: the subnet has no peer any more; all else but family, length and subnet is 0 then.
   static constexpr uint8_t kGone = 1;
 
   uint8_t subnet_family;  ///< 4 or 6, as the next
@@ -38,7 +38,7 @@ struct PeerRecord {
   uint8_t limit[2];  ///< the longest packet that reaches the peer, big-endian; 0 where none is known
   uint8_t subnet[16];
   uint8_t endpoint[16];
-  uint8_t encap[16];  ///< what the encapsulation needs to know of the peer
+  uint8_t encap[16];  ///< the encapsulation's facts about the peer
   uint32_t slot;      ///< in which the peer's traffic is counted and its session kept, in this host's order; 0: none
 
   bool is_gone() const { return flags & kGone; }
@@ -58,15 +58,16 @@ void each_record(std::span<const uint8_t> records, Each each) {
   }
 }
 
-/// Where a peer's datagrams go. Compared by its place in memory: one peer is one Endpoint in a table, and the same in
-/// the next one unless it was changed.
+/// The destination of a peer's datagrams. Compared by its place in memory: one peer is one Endpoint in a table, and
+/// the same in the next one unless it was changed.
 struct Endpoint {
   SocketAddress to;
-  /// What the encapsulation needs to know of the peer, opaque to all others (for vxlan its MAC and VNI).
+  /// The encapsulation's facts about the peer, opaque to all others (for vxlan its MAC and VNI).
   std::array<uint8_t, 16> encap;
-  /// Where what passes to and from the peer is counted (traffic.h).
+  /// The slot in which traffic to and from the peer is counted (traffic.h).
   uint32_t slot;
-  /// No longer packet reaches the peer, as was found by asking it; 0: not known of any. Beside what the kernel knows.
+  /// The longest packet that reaches the peer, as was found by asking it; 0: no limit is known. Beside what the
+  /// kernel knows.
   uint16_t limit;
   /// The last whole set that it was in; nothing to those who look it up.
   uint16_t round;
@@ -74,7 +75,7 @@ struct Endpoint {
   mutable PathMtu path;
 
   Address address() const { return to.address(); }
-  /// Whether its datagrams come from this address; whatever the port.
+  /// True when its datagrams come from this address; whatever the port.
   bool is_at(const Address& other) const { return address() == other; }
 };
 
@@ -89,7 +90,7 @@ constexpr uint64_t hash_of(const Prefix& key) {
 }
 constexpr uint64_t hash_of(const Address& key) { return hash_of(Prefix{key.high(), key.low()}); }
 
-/// As it is during one batch.
+/// The peer table as it is during one batch.
 class PeerTable {
  public:
   /// The endpoint for a destination in network order (4 bytes for version 4, 16 for 6), or null.
@@ -97,14 +98,14 @@ class PeerTable {
     return version == 4 ? find_in(v4_, read_ipv4(destination)) : find_in(v6_, read_ipv6(destination));
   }
 
-  /// Whether any peer's endpoint is at this address.
+  /// True when any peer's endpoint is at this address.
   bool has_endpoint_at(const Address& address) const { return hosts_->find(address) != 0; }
 
  private:
   friend class PeerTables;
   template <typename Key>
   using Subnets = PagedMap<Key, Endpoint*>;
-  /// How many endpoints are at an address.
+  /// The number of endpoints at each address.
   using Hosts = PagedMap<Address, uint32_t>;
   template <typename Key>
   struct Length {
@@ -179,20 +180,20 @@ class PeerTables {
   /// Frees this once nobody has the table in force now, or one before it, any more.
   void free_with_current(Garbage garbage);
 
-  /// For the thread that changes them.
+  /// The table for the thread that changes them.
   const PeerTable& current() const { return *tables_.back().table; }
   size_t size() const;
   /// One more than the highest slot that these records name.
   static uint32_t traffic_slots(std::span<const uint8_t> records);
-  /// How many tables of before are kept, since a reader has one of them.
+  /// The number of earlier tables that are kept because a reader has one of them.
   size_t kept() const { return tables_.size() - 1; }
-  /// As PagedMap's, of all of them.
+  /// The longest run of all maps, as PagedMap tells it.
   size_t longest_run() const;
 
  private:
   template <typename Key>
   using Subnets = PeerTable::Subnets<Key>;
-  /// By the length of their prefixes, the longest first.
+  /// The maps by the length of their prefixes, the longest first.
   template <typename Key>
   using Lengths = std::map<uint8_t, Subnets<Key>, std::greater<>>;
   /// A table, and what the next one has no more: freed once nobody has this one or one before it.

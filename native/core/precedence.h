@@ -18,7 +18,7 @@ class Precedence {
   static constexpr int64_t kFloodPerSecond = 2'000;
   static constexpr int64_t kOneOf = 16;
 
-  /// Whether it goes before others.
+  /// True while it goes before others.
   bool goes_first() const { return goes_first_; }
 
   /// Counts what came of a turn, and says whether goes_first() has changed. `now_us()` is asked only where something

@@ -21,7 +21,7 @@ constexpr uint16_t kUdpSegments = 128;
 
 enum class Way : uint8_t { kPeers, kTun };
 
-/// What the kernel was given.
+/// The message that the kernel was given.
 struct Attempt {
   Way way;
   uint32_t joined_by;  ///< the feature that made several packets one; 0 for one packet
@@ -29,7 +29,7 @@ struct Attempt {
 };
 
 enum class Then : uint8_t { kDrop, kSingly, kGiveUp };
-/// What is not tried again.
+/// The features that a refusal turns off.
 enum class Off : uint8_t {
   kNothing,
   kLongRuns,
@@ -37,7 +37,8 @@ enum class Off : uint8_t {
   kUnlessPath,  ///< the feature, where the path to the endpoint does not explain it
 };
 
-/// For how long it is not tried again for an endpoint: a peer that is mended is served in full again within a minute.
+/// A refusal is remembered for so long for an endpoint: a peer that is mended is served in full again within a
+/// minute.
 constexpr int64_t kRememberedMs = 30'000;
 
 struct Consequence {
@@ -46,19 +47,20 @@ struct Consequence {
   Off off = Off::kNothing;
 };
 
-/// What follows when `attempt` was refused with `error`.
+/// The consequence when `attempt` was refused with `error`.
 const Consequence& consequence_of(const Attempt& attempt, int error);
 
-/// What one sender or writer has learnt from refusals. Used by one thread at a time; a feature that does not work is
+/// The lessons of one sender or writer from refusals. Used by one thread at a time; a feature that does not work is
 /// told to the features, which all threads share.
 class Learnt {
  public:
   explicit Learnt(Features* features) : features_(features) {}
 
-  /// How many UDP packets may be joined for the TUN.
+  /// The number of UDP packets that may be joined for the TUN.
   uint16_t udp_segments() const { return udp_segments_; }
 
-  /// How many datagrams for `endpoint` may be joined. `now_ms()` is asked only where there is something to remember.
+  /// The number of datagrams for `endpoint` that may be joined. `now_ms()` is asked only when there is something to
+  /// remember.
   template <typename Clock>
   uint16_t udp_segments_to(const Endpoint& endpoint, Clock now_ms) const {
     if (used_ == 0) return kUdpSegments;
@@ -83,7 +85,7 @@ class Learnt {
     uint16_t udp_segments;
     int64_t until_ms;
   };
-  /// Where `endpoint` stands; used_ when nowhere.
+  /// The place of `endpoint`; used_ when it has none.
   size_t find(const Endpoint& endpoint) const {
     size_t at = 0;
     while (at < used_ && !(refused_[at].to == endpoint.to)) at++;

@@ -12,7 +12,7 @@
 
 namespace weft {
 
-/// How a TCP or UDP packet is told of that has the pseudo header's sum alone.
+/// Describes a TCP or UDP packet that has the pseudo header's sum alone.
 inline VirtioHeader open_sum(const Packet& packet) {
   VirtioHeader virtio;
   virtio.flags = kVirtioNeedsCsum;
@@ -49,7 +49,7 @@ class Segmenter {
   bool is_tcp() const { return tcp_; }
   /// The length of the longest.
   size_t packet_bytes() const { return header_bytes_ + std::min(gso_size_, payload_bytes_); }
-  /// Of TCP, at the beginning: makes no packet longer than that, which must be more than the header.
+  /// To be called for TCP, at the beginning: makes no packet longer than that, which must be more than the header.
   void limit(size_t packet_bytes) { gso_size_ = std::min(gso_size_, packet_bytes - header_bytes_); }
 
   /// Writes the next segment's header to `header` (header_bytes() of room). Must not be called when done.
@@ -68,7 +68,7 @@ class Segmenter {
   uint64_t addresses_sum_;
 };
 
-/// How many packets stand in what was read from the TUN; 1 where that cannot be told.
+/// The number of packets in what was read from the TUN; 1 when that cannot be told.
 inline size_t count_packets(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet) {
   Segmenter segments;
   return virtio.gso_type != kGsoNone && segments.begin(virtio, bytes, packet) ? segments.count() : 1;

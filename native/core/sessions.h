@@ -21,7 +21,7 @@
 
 namespace weft {
 
-/// What the engine does with the sessions of whichever encapsulation it runs.
+/// The engine's side of the sessions of whichever encapsulation it runs.
 class SessionKeeper {
  public:
   virtual ~SessionKeeper() = default;
@@ -76,7 +76,7 @@ class Sessions final : public SessionKeeper {
  private:
   static constexpr uint32_t kChunk = 1 << 12;
 
-  /// Of a record, which says the same of a subnet always.
+  /// The subnet of a record, written the same way always.
   struct Subnet {
     Subnet() = default;
     explicit Subnet(const PeerRecord& record) : family(record.subnet_family), prefix_length(record.prefix_length) {

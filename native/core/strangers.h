@@ -53,7 +53,7 @@ class Strangers {
  private:
   static constexpr size_t kSlotBits = 6;
   static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
-  /// What `turn` has: the reason plus one, and above it which writing it was, so that no two are equal.
+  /// The parts of `turn`: the reason plus one, and above it which writing it was, so that no two are equal.
   static constexpr uint64_t kReason = 0xff, kTurn = 0x100;
   static_assert(kCounterCount < kReason);
 

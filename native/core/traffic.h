@@ -12,15 +12,15 @@
 
 namespace weft {
 
-/// Of one peer. Packets are inner ones, as counters.h has them.
+/// The traffic of one peer. Packets are inner ones, as counters.h has them.
 struct Traffic {
   uint64_t tx_packets = 0, tx_bytes = 0;
   uint64_t rx_packets = 0, rx_bytes = 0;  ///< let in from it
-  uint64_t heard_ms = 0;                  ///< when the last of them came, by the threads' clock; 0: none did
+  uint64_t heard_ms = 0;                  ///< the time when the last of them came, by the threads' clock; 0: none did
 };
 
-/// As JavaScript is told of a slot: packets and bytes sent, packets and bytes let in, milliseconds since the last of
-/// those.
+/// The numbers that JavaScript is told of a slot: packets and bytes sent, packets and bytes let in, milliseconds
+/// since the last of those.
 constexpr size_t kTrafficNumbers = 5;
 
 class TrafficRows {

@@ -26,12 +26,12 @@ class Waiting {
   static constexpr int64_t kLateUs = 300;
   static constexpr int64_t kShortestRestUs = 10'000;
   static constexpr int64_t kLongestRestUs = 1'000'000;
-  /// Of the window, a sleep this long is the longest that it would have been right to look again in.
+  /// The longest sleep, in windows, in which it would have been right to look again.
   static constexpr int64_t kNearWindows = 25;
-  /// So many turns that were not late make a new beginning.
+  /// After so many turns that were not late all begins anew.
   static constexpr int kGoodTurns = 256;
 
-  /// For how long it looks again; 0: it always sleeps at once.
+  /// The window is the time for which it looks again; 0: it always sleeps at once.
   explicit Waiting(int64_t window_us) : window_us_(window_us) {}
 
   /// Waits until `look(milliseconds)`, which waits for as long (-1: for ever), finds anything, and returns what that
@@ -58,7 +58,7 @@ class Waiting {
     return found;
   }
 
-  /// What was found last is worth being looked for again: some of it went on.
+  /// The packets found last were worth being looked for: some of them went on.
   void found_worth() {
     if (asleep_) near_ = woke_us_ - asleep_since_us_ <= kNearWindows * window_us_;
     asleep_ = false;

@@ -59,7 +59,7 @@ class Vxlan {
   static constexpr uint16_t kIpv4Type = 0x0800, kIpv6Type = 0x86dd;
   /// The least MTU of a link that IPv6 may be on (RFC 8200 section 5).
   static constexpr size_t kLeastMtu = 1280;
-  // Where they stand.
+  // The places of the fields.
   static constexpr size_t kVni = 4, kDestination = 8, kSource = 14, kEtherType = 20;
 
   static uint16_t ether_type(const Packet& packet) { return packet.version == 4 ? kIpv4Type : kIpv6Type; }
@@ -72,19 +72,18 @@ class Vxlan {
   }
 
   static bool read_inner(std::span<uint8_t> frame, Packet& packet) {
-    return frame.size() > kHeaderBytes &&
-           read_packet(frame.data() + kHeaderBytes, frame.size() - kHeaderBytes, packet) == Shape::kOk;
+    return frame.size() > kHeaderBytes && read_packet(frame.data() + kHeaderBytes, frame.size() - kHeaderBytes, packet);
   }
 
-  /// Whether a message is one packet although it looks like several.
+  /// True for a message that is one packet although it looks like several.
   static bool is_one(const Message& message) {
     Packet packet;
     return message.joined_bytes > 0 && message.joined_bytes < message.size &&
            read_inner({message.bytes, message.size}, packet) && kHeaderBytes + packet.total == message.size;
   }
 
-  /// What a kernel left undone of a packet, which shows in its sum. A whole packet that has such a sum by chance comes
-  /// out of it the same.
+  /// The work that a kernel left undone on a packet, which shows in its sum. A whole packet that has such a sum by
+  /// chance comes out of it the same.
   VirtioHeader undone(const uint8_t* bytes, const Packet& packet, size_t segment_bytes) const {
     const bool tcp = packet.protocol == IPPROTO_TCP;
     const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);

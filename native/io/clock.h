@@ -16,12 +16,12 @@ inline int64_t microseconds_of(clockid_t clock) {
 
 inline int64_t monotonic_us() { return microseconds_of(CLOCK_MONOTONIC); }
 
-/// Since 1970, for whoever reads.
+/// The time of day since 1970, for people.
 inline int64_t day_us() { return microseconds_of(CLOCK_REALTIME); }
 
 inline int64_t now_ms() { return monotonic_us() / 1'000; }
 
-/// What core/waiting.h asks, of the calling thread.
+/// The clock that core/waiting.h asks, of the calling thread.
 struct ThreadClock {
   int64_t now_us() const { return monotonic_us(); }
   void give_way() const { sched_yield(); }

@@ -1,9 +1,10 @@
-// echo.cc - the two kinds of socket, and what a request carries: when it was sent, by the clock that the kernel stamps
+// echo.cc - the kinds of socket, and what a request carries: when it was sent, by the clock that the kernel stamps
 // answers with.
 #include "echo.h"
 
 #include <errno.h>
 #include <linux/icmp.h>
+#include <netinet/icmp6.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -20,14 +21,35 @@ namespace weft {
 
 namespace {
 
-struct Request {
-  icmphdr header;
+/// A request or an answer, which both protocols lay out alike (RFC 792 page 14, RFC 4443 section 4).
+struct Message {
+  uint8_t type;
+  uint8_t code;
+  uint16_t checksum;
+  uint16_t id;
+  uint16_t sequence;
   /// Nanoseconds of CLOCK_REALTIME.
   int64_t sent;
   uint32_t mark;
   uint32_t unused;
 };
-static_assert(sizeof(Request) == 24);
+static_assert(sizeof(Message) == 24);
+
+/// The differences between the two protocols.
+struct Protocol {
+  int family;
+  int number;
+  uint8_t request, answer;
+  size_t ip_bytes;        ///< of an IP header without options
+  const char* open_call;  ///< of errors
+  const char* bind_call;
+};
+constexpr Protocol kIcmp{AF_INET,          IPPROTO_ICMP,  ICMP_ECHO,  ICMP_ECHOREPLY,
+                         kIpv4HeaderBytes, "socket ICMP", "bind ICMP"};
+constexpr Protocol kIcmpv6{AF_INET6,         IPPROTO_ICMPV6,  ICMP6_ECHO_REQUEST, ICMP6_ECHO_REPLY,
+                           kIpv6HeaderBytes, "socket ICMPv6", "bind ICMPv6"};
+
+const Protocol& protocol_of(const Address& address) { return address.is_v4() ? kIcmp : kIcmpv6; }
 
 int64_t nanoseconds(const timespec& time) { return time.tv_sec * 1'000'000'000 + time.tv_nsec; }
 
@@ -37,7 +59,7 @@ int64_t realtime() {
   return nanoseconds(now);
 }
 
-/// When the kernel received it.
+/// The time when the kernel received it.
 int64_t arrival_of(msghdr& message) {
   for (cmsghdr* control = CMSG_FIRSTHDR(&message); control; control = CMSG_NXTHDR(&message, control)) {
     if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_TIMESTAMPNS) continue;
@@ -48,48 +70,76 @@ int64_t arrival_of(msghdr& message) {
   return realtime();
 }
 
+Failure set_option(int fd, int level, int name, const void* value, socklen_t size, const char* call) {
+  return setsockopt(fd, level, name, value, size) < 0 ? Failure(SystemError{call, errno}) : Failure();
+}
+
+/// Keeps all from a raw socket but answers.
+Failure let_in_answers(int fd, const Protocol& protocol) {
+  if (protocol.family == AF_INET) {
+    const icmp_filter all_but_answers{~(1u << ICMP_ECHOREPLY)};
+    return set_option(fd, SOL_RAW, ICMP_FILTER, &all_but_answers, sizeof all_but_answers, "setsockopt ICMP_FILTER");
+  }
+  icmp6_filter all_but_answers;
+  ICMP6_FILTER_SETBLOCKALL(&all_but_answers);
+  ICMP6_FILTER_SETPASS(ICMP6_ECHO_REPLY, &all_but_answers);
+  return set_option(fd, IPPROTO_ICMPV6, ICMP6_FILTER, &all_but_answers, sizeof all_but_answers,
+                    "setsockopt ICMP6_FILTER");
+}
+
+/// Requests go whole or not at all, whatever the kernel believes of the path: what is asked is whether so large a
+/// packet arrives. One that is too long for the device is refused (net/ipv6/ip6_output.c, __ip6_append_data:
+/// ip6_sk_ignore_df).
+void forbid_fragments(int fd, const Protocol& protocol) {
+  const int v4 = IP_PMTUDISC_PROBE, v6 = IPV6_PMTUDISC_PROBE;
+  if (protocol.family == AF_INET) {
+    setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &v4, sizeof v4);
+  } else {
+    setsockopt(fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &v6, sizeof v6);
+  }
+}
+
 }  // namespace
 
-Failure open_echo(uint32_t source, Echo& echo) {
+Failure open_echo(const Address& source, Echo& echo) {
+  const Protocol& protocol = protocol_of(source);
+  const auto open = [&](int type) {
+    return Fd(socket(protocol.family, type | SOCK_CLOEXEC | SOCK_NONBLOCK, protocol.number));
+  };
   const auto mark = static_cast<uint32_t>(realtime() ^ getpid());
-  echo = {Fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_ICMP)), false, mark};
-  if (!echo.fd) echo = {Fd(socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_ICMP)), true, mark};
-  if (!echo.fd) return SystemError{"socket ICMP", errno};
+  echo = {open(SOCK_DGRAM), false, mark};
+  if (!echo.fd) echo = {open(SOCK_RAW), true, mark};
+  if (!echo.fd) return SystemError{protocol.open_call, errno};
+  const int fd = echo.fd.get();
   if (echo.raw) {
-    const icmp_filter all_but_answers{~(1u << ICMP_ECHOREPLY)};
-    if (setsockopt(echo.fd.get(), SOL_RAW, ICMP_FILTER, &all_but_answers, sizeof all_but_answers) < 0) {
-      return SystemError{"setsockopt ICMP_FILTER", errno};
-    }
+    if (Failure failure = let_in_answers(fd, protocol)) return failure;
   }
   const int on = 1;
-  setsockopt(echo.fd.get(), SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
-  // Whole or not at all, whatever the kernel believes of the path: what is asked is whether so large a packet arrives.
-  const int whole = IP_PMTUDISC_PROBE;
-  setsockopt(echo.fd.get(), IPPROTO_IP, IP_MTU_DISCOVER, &whole, sizeof whole);
-  const sockaddr_in address{AF_INET, 0, {source}, {}};
-  if (bind(echo.fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) {
-    return SystemError{"bind ICMP", errno};
-  }
+  setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
+  forbid_fragments(fd, protocol);
+  const SocketAddress address(source, 0);
+  if (bind(fd, address.raw(), address.size()) < 0) return SystemError{protocol.bind_call, errno};
   return {};
 }
 
-Failure send_echo(const EchoSocket& echo, uint32_t to, uint16_t sequence, size_t bytes) {
-  Request request{};
-  request.header.type = ICMP_ECHO;
-  request.header.un.echo.sequence = to_be16(sequence);
+Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, size_t bytes) {
+  const Protocol& protocol = protocol_of(to);
+  Message request{};
+  request.type = protocol.request;
+  request.sequence = to_be16(sequence);
   request.sent = realtime();
   request.mark = echo.mark;
-  std::vector<uint8_t> packet(std::max(bytes, kIpv4HeaderBytes + sizeof request) - kIpv4HeaderBytes);
+  std::vector<uint8_t> packet(std::max(bytes, protocol.ip_bytes + sizeof request) - protocol.ip_bytes);
   // The kernel's socket has a number of its own, and writes it and the sum (net/ipv4/ping.c).
-  if (echo.raw) request.header.un.echo.id = to_be16(static_cast<uint16_t>(getpid()));
+  if (echo.raw) request.id = to_be16(static_cast<uint16_t>(getpid()));
   std::memcpy(packet.data(), &request, sizeof request);
-  if (echo.raw) {
+  // That of ICMPv6 has the addresses in it, and is the kernel's to write (RFC 3542 section 3.1).
+  if (echo.raw && protocol.family == AF_INET) {
     const uint16_t sum = static_cast<uint16_t>(~checksum_fold(checksum_add(0, packet.data(), packet.size())));
-    store(packet.data() + offsetof(icmphdr, checksum), sum);
+    store(packet.data() + offsetof(Message, checksum), sum);
   }
-  const sockaddr_in address{AF_INET, 0, {to}, {}};
-  const auto* target = reinterpret_cast<const sockaddr*>(&address);
-  if (sendto(echo.fd, packet.data(), packet.size(), MSG_DONTWAIT, target, sizeof address) < 0) {
+  const SocketAddress target(to, 0);
+  if (sendto(echo.fd, packet.data(), packet.size(), MSG_DONTWAIT, target.raw(), target.size()) < 0) {
     return SystemError{"sendto", errno};
   }
   return {};
@@ -101,11 +151,11 @@ std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> 
   for (size_t looks = 0; looks < room.size(); looks++) {
     uint8_t bytes[128];  // the rest of a long one is cut off
     alignas(cmsghdr) uint8_t controls[CMSG_SPACE(sizeof(timespec))];
-    sockaddr_in from{};
+    SocketAddress from;
     iovec iov{bytes, sizeof bytes};
     msghdr message{};
-    message.msg_name = &from;
-    message.msg_namelen = sizeof from;
+    message.msg_name = from.raw();
+    message.msg_namelen = SocketAddress::kRoom;
     message.msg_iov = &iov;
     message.msg_iovlen = 1;
     message.msg_control = controls;
@@ -114,15 +164,17 @@ std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> 
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) break;  // there is no more; or an error of an earlier request, whose answer will not come
     const size_t size = static_cast<size_t>(got);
-    const size_t ip_bytes = echo.raw && size > 0 ? size_t{bytes[0]} % 16 * 4 : 0;
-    Request answer;
+    // A raw socket of IPv4 is given the IP header too, one of IPv6 is not (RFC 3542 section 3).
+    const Protocol& protocol = from.family() == AF_INET6 ? kIcmpv6 : kIcmp;
+    const bool has_header = echo.raw && protocol.family == AF_INET && size > 0;
+    const size_t ip_bytes = has_header ? size_t{bytes[0]} % 16 * 4 : 0;
+    Message answer;
     if (size < ip_bytes + sizeof answer) continue;
     std::memcpy(&answer, bytes + ip_bytes, sizeof answer);
-    if (answer.header.type != ICMP_ECHOREPLY || answer.mark != echo.mark) continue;
+    if (answer.type != protocol.answer || answer.mark != echo.mark) continue;
     const int64_t microseconds = (arrival_of(message) - answer.sent) / 1'000;
     // The clock of the day may be set meanwhile.
-    room[count++] = {from.sin_addr.s_addr, to_be16(answer.header.un.echo.sequence),
-                     microseconds < 0 ? 0 : microseconds};
+    room[count++] = {from.address(), to_be16(answer.sequence), microseconds < 0 ? 0 : microseconds};
   }
   return room.first(count);
 }

@@ -11,7 +11,8 @@ namespace weft {
 class PathProbe {
  public:
   explicit PathProbe(const SocketAddress& from) : from_(from.address(), 0) {}
-  /// In bytes; 0 when the kernel does not know, as of an address of another family than its own.
+  /// The MTU of the path in bytes; 0 when the kernel does not know, as for an address of another family than the
+  /// socket's.
   size_t ask(const SocketAddress& to);
 
  private:

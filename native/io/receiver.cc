@@ -12,10 +12,10 @@ namespace weft {
 
 namespace {
 
-/// By what datagrams were joined, and the TOS.
+/// The size of joined datagrams, and the TOS.
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(uint8_t));
 
-/// What a socket has dropped until now: it may have been another engine's before.
+/// The number that a socket has dropped until now: it may have been another engine's before.
 uint32_t drops_of(int socket) {
   uint32_t memory[SK_MEMINFO_VARS] = {};
   socklen_t size = sizeof memory;
@@ -23,8 +23,8 @@ uint32_t drops_of(int socket) {
   return memory[SK_MEMINFO_DROPS];
 }
 
-/// What the kernel tells of a message: by what it joined datagrams, and what their outer headers say of congestion.
-/// That is the first one's TOS. Linux 6.9 and later join none that differ in it (net/ipv4/udp_offload.c,
+/// Reads what the kernel says of a message: the size of joined datagrams, and what their outer headers say of
+/// congestion. That is the first one's TOS. Linux 6.9 and later join none that differ in it (net/ipv4/udp_offload.c,
 /// udp_gro_receive_segment), nor do the stable versions since 5.15 that were given that in May 2024; one before may,
 /// and then the mark of the first stands for all that are joined with it.
 void read_controls(msghdr& header, Message& message) {

@@ -25,7 +25,7 @@ class Receiver {
 
   /// Takes what there is, up to a batch, and returns how many messages came. Does not block.
   size_t receive(Failure& failure);
-  /// Those of them that came whole, valid until the next receive().
+  /// The messages that came whole, valid until the next receive().
   std::span<Message> messages() { return {whole_.data(), whole_count_}; }
 
   /// Counts the messages for which the socket had no room until now. The kernel is asked, and does not tell with each

@@ -12,7 +12,7 @@ namespace weft {
 
 namespace {
 
-/// Of a run: the size of its datagrams, and what their outer header says of congestion.
+/// The control data of a run: the size of its datagrams, and what their outer header says of congestion.
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(uint8_t));
 
 msghdr header_for(const Endpoint& endpoint, iovec* iovecs, size_t count) {
@@ -36,7 +36,7 @@ void add_control(msghdr& header, uint8_t* room, int level, int type, T value) {
   header.msg_controllen += CMSG_SPACE(sizeof value);
 }
 
-/// Without DSCP, as a kernel's vxlan device sends it. One byte, which has no order.
+/// Adds the mark without DSCP, as a kernel's vxlan device sends it. It is one byte, which has no order.
 void add_ecn(msghdr& header, uint8_t* room, Ecn ecn) {
   if (ecn != kNotEct) add_control(header, room, IPPROTO_IP, IP_TOS, static_cast<uint8_t>(ecn));
 }
@@ -127,7 +127,7 @@ void Sender::refused(const Run& run, int error) {
   learnt_.learn(consequence, taken, *run.endpoint, kOuterBytes + run.datagram_bytes, now_ms());
 }
 
-/// Whether any was taken.
+/// Returns true when any was taken.
 bool Sender::send_singly(const Run& run) {
   bool taken = false;
   each_datagram(run, [&](std::span<iovec> iov, size_t size) {

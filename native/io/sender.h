@@ -24,8 +24,8 @@ namespace weft {
 
 class Sender {
  public:
-  /// Of each datagram's bytes those of the inner packet alone are counted, which stands between a header and a trailer.
-  /// `max_room_bytes` is the most that is asked of room() at once.
+  /// The bytes of the inner packet alone are counted, which stands between a header and a trailer. `max_room_bytes`
+  /// is the most that is asked of room() at once.
   Sender(int socket, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes, Features* features,
          CounterRow counters, Drops* drops, TrafficRows* traffic);
 
@@ -42,7 +42,7 @@ class Sender {
   void send();
   /// The same, and ends the batch.
   void flush();
-  /// How many datagrams were gathered until now.
+  /// The number of datagrams gathered until now.
   size_t gathered() const { return gathered_; }
 
  private:
@@ -64,7 +64,8 @@ class Sender {
   };
 
   void prepare();
-  /// Whether to try at once again after an error: an interruption, or a full socket that was waited for.
+  /// True when an error is to be followed by another try at once: an interruption, or a full socket that was waited
+  /// for.
   bool again(int error);
   void refused(const Run& run, int error);
   bool send_singly(const Run& run);

@@ -47,8 +47,8 @@ class Thread {
   Failure priority_refused() const {
     return priority_error_ == 0 ? Failure{} : SystemError{"setpriority", priority_error_};
   }
-  /// By the thread itself: whether it goes on at its own priority, or at that of whoever started it. Where the kernel
-  /// refuses either, it stays as it is.
+  /// To be called by the thread itself: it goes on at its own priority, or at that of whoever started it. If the
+  /// kernel refuses either, it stays as it is.
   void go_first(bool first) {
     if (nice_ != 0 && priority_error_ == 0) setpriority(PRIO_PROCESS, 0, first ? nice_ : usual_nice_);
   }

@@ -11,7 +11,7 @@ namespace weft {
 struct Tun {
   Fd fd;
   std::string name;       ///< as the kernel gave it
-  uint32_t features = 0;  ///< of kTunHeader, kTunCsum, kTunTso, kTunUso: what the kernel took
+  uint32_t features = 0;  ///< those of kTunHeader, kTunCsum, kTunTso, kTunUso that the kernel took
 };
 
 /// Opens one queue of a TUN without packet information, non-blocking. `name` may be a pattern with %d, of which the
@@ -19,7 +19,7 @@ struct Tun {
 /// otherwise). Of `wanted` it takes the tun features that the kernel grants.
 Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun& tun);
 
-/// Whether the device stays, with its addresses and routes, when its last queue is closed.
+/// Makes the device stay, or not, with its addresses and routes, when its last queue is closed.
 Failure set_persistent(int tun, bool persistent);
 
 }  // namespace weft

@@ -33,7 +33,8 @@ Failure TunWriter::write(Coalescer& packets) {
       continue;
     }
     const size_t count = packets.write(i, iovecs_.data());
-    // Without the virtio header nothing was joined or is open, and the packet stands alone behind it.
+    // A device without virtio headers joins nothing and leaves nothing open: the packet stands alone behind the
+    // header.
     const size_t skip = header_ ? 0 : 1;
     if (writev(tun_, iovecs_.data() + skip, static_cast<int>(count - skip)) < 0) {
       refused(packets, i, errno, failure);
@@ -62,17 +63,17 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   }
   counters_.add(consequence.counted);
   const bool taken = write_singly(packets, index);
-  // What another kernel sent teaches nothing of what we may join.
+  // A packet that another kernel made teaches nothing of what we may join.
   if (!packets.is_uncut(index)) learnt_.learn(consequence, attempt, taken);
 }
 
-/// What the TUN would not take another kernel's unfinished packet for.
+/// True when the TUN takes another kernel's unfinished packet as it is.
 bool TunWriter::takes(const Coalescer& packets, size_t index) const {
   if (packets.is_uncut(index)) return features_->has(packets.is_udp(index) ? kCoalesceUdp : kCoalesceTcp);
   return header_ || !packets.is_open(index);
 }
 
-/// Whether any was taken.
+/// Returns true when any was taken.
 bool TunWriter::write_singly(Coalescer& packets, size_t index) {
   bool taken = false;
   packets.each_packet(index, [&](std::span<uint8_t> header, std::span<uint8_t> payload) {

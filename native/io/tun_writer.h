@@ -21,7 +21,7 @@ class TunWriter {
  public:
   TunWriter(int tun, Features* features, CounterRow counters, Drops* drops);
 
-  /// What may be joined for this TUN at this time.
+  /// The limits of what may be joined for this TUN at this time.
   CoalesceLimits limits() const;
   /// Writes all that was joined, in order, and clears it. What fails it is that the TUN is gone.
   Failure write(Coalescer& packets);

@@ -12,25 +12,25 @@ namespace weft {
 
 struct UdpSocket {
   Fd fd;
-  uint32_t features = 0;         ///< of kUdpGso, kUdpGro: what the kernel took
+  uint32_t features = 0;         ///< those of kUdpGso, kUdpGro that the kernel took
   int receive_buffer_bytes = 0;  ///< as granted
 };
 
-/// What is asked for, all workers together and one at least: a burst of 64-byte packets takes about 0.8 KB each in the
-/// kernel's accounting, and 16 MiB took the retransmissions of eight TCP streams from 28,000 to none. What stands in it
-/// delays what comes later, so that a lane among others has less.
+/// The buffer that is asked for, for all workers together and for one at least: a burst of 64-byte packets takes
+/// about 0.8 KB each in the kernel's accounting, and 16 MiB took the retransmissions of eight TCP streams from 28,000
+/// to none. Data in it delays what comes later, so that a lane among others has less.
 constexpr int kReceiveBufferBytes = 16 << 20;
 constexpr int kLeastReceiveBufferBytes = 2 << 20;
 constexpr int kSendBufferBytes = 4 << 20;
 
-// How several workers share one peer's traffic. A TUN queue holds whole flows, and a worker sends what its queue holds
+// Workers share one peer's traffic by flows. A TUN queue holds whole flows, and a worker sends what its queue holds
 // from a source port of its own: P + 240 k + worker for the port P, with the least k that is free. The receiver gives a
 // datagram from there to its worker (source port - P) modulo its workers. So a flow stays with one worker on each side
 // and in order, and the way back is the same worker's: the kernel steers a flow to the queue that its other direction
 // was written to, so that any other rule could send it around in circles. 240 is a multiple of the usual numbers of
 // workers. A datagram from P itself, as flannel and single workers send them, goes to a worker by source address.
 
-/// Whether a socket shares its port with others of this process (SO_REUSEPORT).
+/// Says whether a socket shares its port with others of this process (SO_REUSEPORT).
 enum class Share : uint8_t {
   kNo,
   kBegin,  ///< later ones may join it; fails where another has the port, also one that would share it
@@ -44,7 +44,7 @@ Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_b
 /// Opens the socket that worker `worker` sends by, where there are several.
 Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted, UdpSocket& socket);
 
-/// Where a UDP socket is bound; nowhere for one of another kind.
+/// The address that a UDP socket is bound to; none for a socket of another kind.
 SocketAddress bound_address(int socket);
 
 /// Attaches the rule above to the sockets that share `address`, all of them open; `first` is the first of them. False

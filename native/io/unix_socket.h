@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// What one message carries. Descriptors travel as SCM_RIGHTS (unix(7)): the receiver has its own of the same open
+/// The content of one message. Descriptors travel as SCM_RIGHTS (unix(7)): the receiver has its own of the same open
 /// files.
 struct Parcel {
   std::string text;

@@ -9,15 +9,15 @@
 //   write     each with its virtio header, in order (io/tun_writer.h)
 #pragma once
 
-#include "core/checksum.h"
-#include "core/coalesce.h"
-#include "core/encapsulation.h"
-#include "core/inspect.h"
-#include "core/mss.h"
+#include "../core/checksum.h"
+#include "../core/coalesce.h"
+#include "../core/encapsulation.h"
+#include "../core/inspect.h"
+#include "../core/mss.h"
+#include "../io/clock.h"
+#include "../io/receiver.h"
+#include "../io/tun_writer.h"
 #include "direction.h"
-#include "io/clock.h"
-#include "io/receiver.h"
-#include "io/tun_writer.h"
 
 namespace weft {
 
@@ -74,7 +74,7 @@ class Ingress final : public Direction {
   }
   void tick() override {
     if constexpr (Ticking<Encap>) {
-      peers_.acquire();  // what is kept of peers is theirs by a table (core/sessions.h)
+      peers_.acquire();  // sessions belong to the peers of one table (core/sessions.h)
       encap_.tick(now_ms(), [this](const SocketAddress& to, std::span<const uint8_t> datagram) {
         return receiver_.send(to, datagram);
       });
@@ -83,7 +83,7 @@ class Ingress final : public Direction {
   }
 
  private:
-  /// Whether the packet goes on.
+  /// Returns true when the packet goes on.
   bool receive(const Message& message, std::span<uint8_t> bytes, const VirtioHeader& undone, Failure& failure) {
     Packet packet;
     if (const auto reason = inspect(bytes, packet)) {
@@ -94,7 +94,7 @@ class Ingress final : public Direction {
       drop(*reason, message, undone, bytes, packet);
       return false;
     }
-    // Where the outer header says nothing of congestion that was copied, a router's mark is no reason to drop.
+    // An outer header that says nothing of the packet's own mark gives no reason to drop.
     if (message.ecn != kNotEct && !take_ecn(message.ecn, bytes.data(), packet) && Encap::kCopiesEcn) {
       drop(k_rx_drop_congestion, message, undone, bytes, packet);
       return false;
@@ -127,12 +127,12 @@ class Ingress final : public Direction {
                          .peer = message.sender->address()});
   }
 
-  /// What a peer's connection begins with is what this side will send: as much as goes to that peer, as far as that is
-  /// known.
+  /// The segment size with which a peer begins a connection is what this side will send: as much as goes to that
+  /// peer, as far as that is known.
   void clamp(uint8_t* bytes, const Packet& packet, const VirtioHeader& undone) {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
     const size_t most = peer ? std::min(path_.clamp_mtu, longest_to(*peer, kEncapBytes<Encap>)) : path_.clamp_mtu;
-    clamp_mss(bytes, packet, most - kMssHeaderBytes, undone.flags & kVirtioNeedsCsum);
+    clamp_mss(bytes, packet, most - mss_header_bytes(packet), undone.flags & kVirtioNeedsCsum);
   }
 
   /// Counts what was let in of one peer since it was last counted.
@@ -150,9 +150,9 @@ class Ingress final : public Direction {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
     uint8_t out[kEncapBytes<Encap> + kMaxIcmpErrorBytes];
     uint8_t* error = out + Encap::kHeaderBytes;
-    const size_t size = write_icmp_error(kTimeExceeded, path_.tun_address, bytes, packet, error);
+    const size_t size = write_icmp_error(kTimeExceeded, path_.tun_address.of(packet.version), bytes, packet, error);
     Packet about;
-    if (!peer || size == 0 || read_packet(error, size, about) != Shape::kOk) return;
+    if (!peer || size == 0 || !read_packet(error, size, about)) return;
     IcmpLimit& limit = (*path_.icmp)[IcmpKind::kInward];
     if (!limit.allows(source_of(bytes, packet), false, now_ms())) return;
     const std::span<uint8_t> whole(out, Encap::kHeaderBytes + size);

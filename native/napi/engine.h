@@ -1,4 +1,4 @@
-// napi_engine.h - opening descriptors and running an engine on them.
+// engine.h - opening descriptors and running an engine on them.
 #pragma once
 
 #include <napi.h>

@@ -1,14 +1,14 @@
 // addon.cc - what the addon exports, all that addon.d.ts has. The files named napi_ alone know N-API beside this one.
 #include <napi.h>
 
-#include "core/counters.h"
-#include "napi_classes.h"
-#include "napi_engine.h"
-#include "napi_host.h"
-#include "napi_layout.h"
-#include "napi_lock.h"
-#include "napi_values.h"
-#include "napi_watch.h"
+#include "../core/counters.h"
+#include "classes.h"
+#include "engine.h"
+#include "host.h"
+#include "layout.h"
+#include "lock.h"
+#include "values.h"
+#include "watch.h"
 
 namespace weft {
 

@@ -1,4 +1,4 @@
-// napi_layout.h - what both languages count on, told by the one that has it.
+// layout.h - what both languages count on, told by the one that has it.
 #pragma once
 
 #include <napi.h>

@@ -1,4 +1,4 @@
-// napi_lock.h - locks of whole files.
+// lock.h - locks of whole files.
 #pragma once
 
 #include <napi.h>

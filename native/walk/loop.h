@@ -9,9 +9,9 @@
 #include <memory>
 #include <string>
 
+#include "../io/event.h"
+#include "../io/thread.h"
 #include "direction.h"
-#include "io/event.h"
-#include "io/thread.h"
 
 namespace weft {
 
@@ -34,7 +34,7 @@ class Fault {
   SystemError error_{"", 0};
 };
 
-/// How often a thread has gone round its loop. Written by that thread alone, so a plain store is enough, on a line that
+/// The number of rounds of a thread's loop. Written by that thread alone, so a plain store is enough, on a line that
 /// no other thread writes.
 class alignas(64) Rounds {
  public:
@@ -52,7 +52,7 @@ struct ThreadRounds {
 
 struct LoopOptions {
   bool naive = false;   ///< one packet a system call (naive.cc)
-  int nice = 0;         ///< of the thread, as setpriority(2) has it; 0: that of the process
+  int nice = 0;         ///< the thread's, as setpriority(2) has it; 0: that of the process
   int64_t poll_us = 0;  ///< for how long it looks again before it sleeps (core/waiting.h)
 };
 
@@ -64,7 +64,7 @@ class Loop {
   ~Loop();
 
   Failure start();
-  /// Why the thread has not the priority that was asked for, once it was started.
+  /// The reason why the thread has not the priority that was asked for, once it was started.
   Failure priority_refused() const { return thread_.priority_refused(); }
   void stop();
   /// Tells the rounds until now, then wakes the thread: one that is alive goes round once more.

@@ -1,4 +1,4 @@
-// napi_classes.h - the objects that JavaScript holds of ours, and how each is stopped.
+// classes.h - the objects that JavaScript holds of ours, and how each is stopped.
 //
 // When the environment ends (a worker, process.exit), what nobody has stopped is stopped by a cleanup hook: a worker's
 // end unloads this code.

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "core/features.h"
-#include "io/system.h"
-#include "io/udp.h"
+#include "../core/features.h"
+#include "../io/system.h"
+#include "../io/udp.h"
 
 namespace weft {
 
@@ -29,7 +29,7 @@ struct OpenOptions {
   uint32_t features = kAllFeatures;  ///< those wanted
 };
 
-/// Of one socket.
+/// The receive buffer of one socket.
 struct ReceiveBuffer {
   int asked_bytes = 0;
   int granted_bytes = 0;

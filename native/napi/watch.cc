@@ -1,10 +1,10 @@
-// napi_watch.cc - a uv_poll that closes itself: what libuv still has of it when the environment ends is waited for.
-#include "napi_watch.h"
+// watch.cc - a uv_poll that closes itself: what libuv still has of it when the environment ends is waited for.
+#include "watch.h"
 
 #include <uv.h>
 
-#include "napi_classes.h"
-#include "napi_values.h"
+#include "classes.h"
+#include "values.h"
 
 namespace weft {
 
@@ -41,7 +41,8 @@ Failure Watcher::start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_
     Napi::Env env = state->env;
     Napi::HandleScope scope(env);
     state->on_readable(env);
-    // What it threw is nobody's to catch. Left pending, it would be thrown by whatever call into the addon is next.
+    // An exception of the callback is nobody's to catch. Left pending, it would be thrown by whatever call into the
+    // addon is next.
     if (env.IsExceptionPending()) napi_fatal_exception(env, env.GetAndClearPendingException().Value());
   });
   if (error == 0) return {};

@@ -1,16 +1,16 @@
-// napi_lock.cc - open-file-description locks: taken at once, or waited for in a thread of libuv's pool.
-#include "napi_lock.h"
+// lock.cc - open-file-description locks: taken at once, or waited for in a thread of libuv's pool.
+#include "lock.h"
 
 #include <errno.h>
 #include <fcntl.h>
 
-#include "napi_values.h"
+#include "values.h"
 
 namespace weft {
 
 namespace {
 
-/// What both ways of locking ask for: the whole file, for writing.
+/// The lock that both ways of locking ask for: the whole file, for writing.
 struct flock whole_file() {
   struct flock lock {};
   lock.l_type = F_WRLCK;

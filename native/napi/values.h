@@ -1,16 +1,17 @@
-// napi_values.h - values between JavaScript and C++: errors, lists, what addon.d.ts describes.
+// values.h - values between JavaScript and C++: errors, lists, what addon.d.ts describes.
 #pragma once
 
 #include <napi.h>
 
+#include <string>
 #include <string_view>
 #include <vector>
 
-#include "core/address.h"
-#include "core/drops.h"
-#include "core/filter.h"
-#include "descriptors.h"
-#include "io/system.h"
+#include "../core/address.h"
+#include "../core/drops.h"
+#include "../core/filter.h"
+#include "../io/system.h"
+#include "../walk/descriptors.h"
 
 namespace weft {
 
@@ -19,11 +20,15 @@ std::vector<std::string_view> names_of(uint32_t features);
 Napi::Array to_array(Napi::Env env, const std::vector<std::string_view>& names);
 std::vector<int> to_numbers(const Napi::Array& array);
 uint32_t features_of(const Napi::Array& names);
-/// Of a number, IPv4 in host order, or of text, of either family; none where it is neither.
+/// Reads a number as IPv4 in host order, a bigint as IPv6, or a text as either family; none for anything else.
 Address to_address(const Napi::Value& value);
-/// IPv4 in host order; 0 of none, and of IPv6, which JavaScript has no number for.
-uint32_t to_number(const Address& address);
-Net to_net(const Napi::Value& value);
+/// A number of IPv4 in host order, a bigint of IPv6; 0 of none.
+Napi::Value to_value(Napi::Env env, const Address& address);
+/// As inet_ntop(3) prints it; empty of none.
+std::string to_text(const Address& address);
+/// Reads an object with `ipv4`, `ipv6`, or both.
+ByFamily<Address> to_addresses(const Napi::Value& value);
+ByFamily<Net> to_nets(const Napi::Value& value);
 FilterOptions to_filter(const Napi::Object& filter);
 /// `since_1970_us` is added to the time of the threads' clock.
 Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_us);

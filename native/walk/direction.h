@@ -3,37 +3,38 @@
 
 #include <algorithm>
 
-#include "core/counters.h"
-#include "core/drops.h"
-#include "core/encapsulation.h"
-#include "core/features.h"
-#include "core/filter.h"
-#include "core/icmp.h"
-#include "core/traffic.h"
-#include "io/system.h"
+#include "../core/counters.h"
+#include "../core/drops.h"
+#include "../core/encapsulation.h"
+#include "../core/features.h"
+#include "../core/filter.h"
+#include "../core/icmp.h"
+#include "../core/traffic.h"
+#include "../io/system.h"
 
 namespace weft {
 
 /// All of it outlives the directions.
 struct Path {
   int tun = -1;
-  int socket = -1;               ///< receives, on the port that peers know
-  int sender = -1;               ///< sends: the same socket, or one with a source port of its own
-  Address tun_address = {};      ///< the source of ICMP errors to peers
-  Address network_address = {};  ///< the same of those into the TUN: the kernel refuses one of its own
-  size_t batch = SIZE_MAX;       ///< at most so many packets are read, or messages received, in one turn
+  int socket = -1;                     ///< receives, on the port that peers know
+  int sender = -1;                     ///< sends: the same socket, or one with a source port of its own
+  ByFamily<Address> tun_address = {};  ///< the source of ICMP errors to peers
+  ByFamily<Address> network_address =
+      {};                   ///< the same of those into the TUN: by IPv4 the kernel refuses one of its own
+  size_t batch = SIZE_MAX;  ///< at most so many packets are read, or messages received, in one turn
   Features* features = nullptr;
   CounterRow counters = CounterRow(nullptr);
   TrafficRows* traffic = nullptr;
-  Drops* tx_drops = nullptr;  ///< where the egress says what it drops, and the ingress
+  Drops* tx_drops = nullptr;  ///< the drops of the egress; below: those of the ingress
   Drops* rx_drops = nullptr;
-  FilterOptions filter = {};       ///< what is let in from peers
-  Strangers* strangers = nullptr;  ///< where it says who was not
-  IcmpLimits* icmp = nullptr;      ///< of all loops
-  size_t clamp_mtu = 0;            ///< of the TUN, where TCP is to begin with segments that fit; 0: it is not
+  FilterOptions filter = {};       ///< chooses the packets from peers that are let in
+  Strangers* strangers = nullptr;  ///< hears whose packets were not let in
+  IcmpLimits* icmp = nullptr;      ///< shared by all loops
+  size_t clamp_mtu = 0;            ///< the TUN's MTU, when TCP is to begin with segments that fit; else 0
 };
 
-/// What one turn did.
+/// The outcome of one turn.
 struct Pump {
   size_t items = 0;    ///< reads or messages
   size_t carried = 0;  ///< packets that went on, or superpackets
@@ -71,7 +72,7 @@ class Direction {
   virtual Pump pump() = 0;
   /// Counts what the kernel tells only when it is asked. By the same thread, now and then.
   virtual void count() {}
-  /// How often tick() is to be called at least, in milliseconds; -1: never.
+  /// tick() is to be called this often at least, in milliseconds; -1: never.
   virtual int tick_ms() const { return -1; }
   /// Does what an encapsulation with timers has to do. By the same thread.
   virtual void tick() {}

@@ -1,16 +1,18 @@
-// napi_host.cc - what JavaScript asks of the kernel beside the engine: a TUN, Unix sockets, echo requests, a path's
+// host.cc - what JavaScript asks of the kernel beside the engine: a TUN, Unix sockets, echo requests, a path's
 // MTU, the process's end.
-#include "napi_host.h"
+#include "host.h"
 
 #include <errno.h>
 #include <unistd.h>
 
-#include "io/clock.h"
-#include "io/echo.h"
-#include "io/path_probe.h"
-#include "io/tun.h"
-#include "io/unix_socket.h"
-#include "napi_values.h"
+#include <array>
+
+#include "../io/clock.h"
+#include "../io/echo.h"
+#include "../io/path_probe.h"
+#include "../io/tun.h"
+#include "../io/unix_socket.h"
+#include "values.h"
 
 namespace weft {
 
@@ -108,7 +110,7 @@ Napi::Value receive_parcel_from(const Napi::CallbackInfo& info) {
 Napi::Value open_echo_socket(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
   Echo echo;
-  if (Failure failure = open_echo(to_be32(info[0].As<Napi::Number>().Uint32Value()), echo)) {
+  if (Failure failure = open_echo(to_address(info[0]), echo)) {
     to_error(env, *failure).ThrowAsJavaScriptException();
     return env.Undefined();
   }
@@ -126,9 +128,8 @@ EchoSocket to_echo(const Napi::Object& echo) {
 
 void send_echo_request(const Napi::CallbackInfo& info) {
   const auto sequence = static_cast<uint16_t>(info[2].As<Napi::Number>().Uint32Value());
-  const uint32_t to = to_be32(info[1].As<Napi::Number>().Uint32Value());
   const size_t bytes = info[3].IsNumber() ? info[3].As<Napi::Number>().Uint32Value() : 0;
-  if (Failure failure = send_echo(to_echo(info[0].As<Napi::Object>()), to, sequence, bytes)) {
+  if (Failure failure = send_echo(to_echo(info[0].As<Napi::Object>()), to_address(info[1]), sequence, bytes)) {
     to_error(info.Env(), *failure).ThrowAsJavaScriptException();
   }
 }
@@ -136,12 +137,13 @@ void send_echo_request(const Napi::CallbackInfo& info) {
 Napi::Value take_echo_answers(const Napi::CallbackInfo& info) {
   std::array<EchoAnswer, 64> room;
   const auto answers = take_echoes(to_echo(info[0].As<Napi::Object>()), room);
-  auto array = Napi::Float64Array::New(info.Env(), answers.size() * 3);
-  double* out = array.Data();
-  for (const EchoAnswer& answer : answers) {
-    *out++ = to_be32(answer.from);
-    *out++ = answer.sequence;
-    *out++ = static_cast<double>(answer.microseconds);
+  Napi::Array array = Napi::Array::New(info.Env(), answers.size());
+  for (uint32_t at = 0; at < answers.size(); at++) {
+    Napi::Object answer = Napi::Object::New(info.Env());
+    answer.Set("from", to_text(answers[at].from));
+    answer.Set("sequence", answers[at].sequence);
+    answer.Set("microseconds", static_cast<double>(answers[at].microseconds));
+    array.Set(at, answer);
   }
   return array;
 }

@@ -1,5 +1,5 @@
-// napi_values.cc - member by member.
-#include "napi_values.h"
+// values.cc - member by member.
+#include "values.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -49,6 +49,13 @@ uint32_t features_of(const Napi::Array& names) {
 
 Address to_address(const Napi::Value& value) {
   if (value.IsNumber()) return Address::v4(to_be32(value.As<Napi::Number>().Uint32Value()));
+  if (value.IsBigInt()) {
+    int sign;
+    uint64_t words[2] = {};  // the lower half first
+    size_t count = std::size(words);
+    value.As<Napi::BigInt>().ToWords(&sign, &count, words);
+    return Address::of_words(to_be64(words[1]), to_be64(words[0]));
+  }
   const std::string text = value.As<Napi::String>();
   in_addr v4;
   in6_addr v6;
@@ -56,19 +63,50 @@ Address to_address(const Napi::Value& value) {
   return inet_pton(AF_INET6, text.c_str(), &v6) == 1 ? Address::v6(v6.s6_addr) : Address();
 }
 
-uint32_t to_number(const Address& address) { return to_be32(address.ipv4()); }
+Napi::Value to_value(Napi::Env env, const Address& address) {
+  if (address.is_v4() || !address) return Napi::Number::New(env, to_be32(address.ipv4()));
+  const uint64_t words[] = {to_be64(address.low()), to_be64(address.high())};
+  return Napi::BigInt::New(env, 0, std::size(words), words);
+}
+
+std::string to_text(const Address& address) {
+  if (!address) return "";
+  const SocketAddress socket(address, 0);
+  char text[INET6_ADDRSTRLEN];
+  const void* bytes = address.is_v4()
+                          ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in*>(socket.raw())->sin_addr)
+                          : &reinterpret_cast<const sockaddr_in6*>(socket.raw())->sin6_addr;
+  return inet_ntop(socket.family(), bytes, text, sizeof text);
+}
+
+namespace {
 
 Net to_net(const Napi::Value& value) {
   const auto net = value.As<Napi::Object>();
   return Net::of(to_address(net.Get("address")), net.Get("prefixLength").As<Napi::Number>().Uint32Value());
 }
 
+/// Reads what there is of each family, by `read`.
+template <typename T>
+ByFamily<T> by_family(const Napi::Value& value, T (*read)(const Napi::Value&)) {
+  const auto given = value.As<Napi::Object>();
+  ByFamily<T> result;
+  if (const Napi::Value ipv4 = given.Get("ipv4"); !ipv4.IsUndefined()) result.ipv4 = read(ipv4);
+  if (const Napi::Value ipv6 = given.Get("ipv6"); !ipv6.IsUndefined()) result.ipv6 = read(ipv6);
+  return result;
+}
+
+}  // namespace
+
+ByFamily<Address> to_addresses(const Napi::Value& value) { return by_family(value, to_address); }
+ByFamily<Net> to_nets(const Napi::Value& value) { return by_family(value, to_net); }
+
 FilterOptions to_filter(const Napi::Object& filter) {
   const std::string verify = filter.Get("verifySource").As<Napi::String>();
   return {verify == "off"     ? VerifySource::kOff
           : verify == "inner" ? VerifySource::kInner
                               : VerifySource::kStrict,
-          to_net(filter.Get("network")), to_net(filter.Get("subnet"))};
+          to_nets(filter.Get("network")), to_nets(filter.Get("subnet"))};
 }
 
 Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_us) {
@@ -77,7 +115,7 @@ Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_u
   object.Set("reason", std::string(kCounterNames[kept.reason]));
   object.Set("packets", kept.packets);
   object.Set("length", kept.length);
-  object.Set("peer", to_number(kept.peer));
+  object.Set("peer", to_value(env, kept.peer));
   object.Set("encapBytes", static_cast<double>(kept.encap_bytes));
   object.Set("headers", Napi::Buffer<uint8_t>::Copy(env, kept.bytes.data(), kept.size));
   return object;

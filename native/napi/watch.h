@@ -1,4 +1,4 @@
-// napi_watch.h - descriptors that the event loop watches, for the engine's faults and for JavaScript.
+// watch.h - descriptors that the event loop watches, for the engine's faults and for JavaScript.
 #pragma once
 
 #include <napi.h>
@@ -6,7 +6,7 @@
 #include <functional>
 #include <memory>
 
-#include "io/system.h"
+#include "../io/system.h"
 
 namespace weft {
 

@@ -1,15 +1,15 @@
-// napi_layout.cc - the layout of records, and the limits that the dgram engine keeps as this one does. JavaScript reads
+// layout.cc - the layout of records, and the limits that the dgram engine keeps as this one does. JavaScript reads
 // them here, or has them written where it may not ask, and test/native/layout.test.ts compares those.
-#include "napi_layout.h"
+#include "layout.h"
 
 #include <initializer_list>
 #include <utility>
 
-#include "core/counters.h"
-#include "core/drops.h"
-#include "core/icmp.h"
-#include "core/peers.h"
-#include "direction.h"
+#include "../core/counters.h"
+#include "../core/drops.h"
+#include "../core/icmp.h"
+#include "../core/peers.h"
+#include "../walk/direction.h"
 
 namespace weft {
 

@@ -1,17 +1,17 @@
-// napi_engine.cc - the engine as JavaScript has it: its arguments, what is asked of it, and its end.
+// engine.cc - the engine as JavaScript has it: its arguments, what is asked of it, and its end.
 //
 // Threads never call into JavaScript: a fault is an eventfd that the event loop watches. Descriptors that JavaScript
 // has as numbers are JavaScript's.
-#include "napi_engine.h"
+#include "engine.h"
 
 #include <errno.h>
 
-#include "engine.h"
-#include "io/clock.h"
-#include "io/tun.h"
-#include "napi_classes.h"
-#include "napi_values.h"
-#include "napi_watch.h"
+#include "../engine.h"
+#include "../io/clock.h"
+#include "../io/tun.h"
+#include "classes.h"
+#include "values.h"
+#include "watch.h"
 
 namespace weft {
 
@@ -118,9 +118,9 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     if (!engine_) return strangers;
     engine_->take_strangers([&](const Stranger& stranger) {
       Napi::Object object = Napi::Object::New(env);
-      object.Set("from", to_number(stranger.from));
-      object.Set("source", to_number(stranger.source));
-      object.Set("destination", to_number(stranger.destination));
+      object.Set("from", to_value(env, stranger.from));
+      object.Set("source", to_value(env, stranger.source));
+      object.Set("destination", to_value(env, stranger.destination));
       object.Set("reason", std::string(kCounterNames[stranger.reason]));
       strangers.Set(strangers.Length(), object);
     });
@@ -210,8 +210,8 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   const std::string encapsulation = given.Get("encapsulation").As<Napi::String>();
   RunOptions options;
   options.encapsulation = encapsulation;
-  options.tun_address = to_address(given.Get("tunAddress"));
-  options.network_address = to_address(given.Get("networkAddress"));
+  options.tun_address = to_addresses(given.Get("tunAddress"));
+  options.network_address = to_addresses(given.Get("networkAddress"));
   options.clamp_mss = given.Get("clampMss").As<Napi::Boolean>();
   options.filter = to_filter(given.Get("filter").As<Napi::Object>());
   const auto own = given.Get("ownEnd").As<Napi::Uint8Array>();

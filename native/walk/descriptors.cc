@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "io/tun.h"
+#include "../io/tun.h"
 
 namespace weft {
 

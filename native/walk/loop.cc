@@ -4,9 +4,9 @@
 #include <errno.h>
 #include <sys/epoll.h>
 
-#include "core/precedence.h"
-#include "core/waiting.h"
-#include "io/clock.h"
+#include "../core/precedence.h"
+#include "../core/waiting.h"
+#include "../io/clock.h"
 
 namespace weft {
 

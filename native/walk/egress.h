@@ -17,18 +17,18 @@
 #include <algorithm>
 #include <memory>
 
-#include "core/checksum.h"
-#include "core/encapsulation.h"
-#include "core/fragment.h"
-#include "core/mss.h"
-#include "core/nested.h"
-#include "core/segment.h"
+#include "../core/checksum.h"
+#include "../core/encapsulation.h"
+#include "../core/fragment.h"
+#include "../core/mss.h"
+#include "../core/nested.h"
+#include "../core/segment.h"
+#include "../io/clock.h"
+#include "../io/path_probe.h"
+#include "../io/sender.h"
+#include "../io/tun_writer.h"
+#include "../io/udp.h"
 #include "direction.h"
-#include "io/clock.h"
-#include "io/path_probe.h"
-#include "io/sender.h"
-#include "io/tun_writer.h"
-#include "io/udp.h"
 
 namespace weft {
 
@@ -91,12 +91,16 @@ class Egress final : public Direction {
       size -= sizeof virtio;
     }
     Packet packet;
-    if (read_packet(bytes, size, packet) != Shape::kOk) {
+    if (!read_packet(bytes, size, packet)) {
       return drop({.reason = k_tx_drop_malformed, .bytes = {bytes, size}});
     }
 
     const Endpoint* endpoint = table_->find(packet.version, destination_address(bytes, packet));
     if (!endpoint) {
+      if (is_for_link(destination_address(bytes, packet), packet.version)) {
+        refused_++;
+        return path_.counters.add(k_tx_for_link, count_packets(virtio, bytes, packet));
+      }
       drop(k_tx_drop_no_route, virtio, bytes, packet);
       return send_icmp(IcmpKind::kOutward, kNetUnreachable, bytes, packet, k_tx_unreachable_sent);
     }
@@ -113,14 +117,15 @@ class Egress final : public Direction {
 
     const size_t mtu = packet.total > PathMtu::kAlwaysFits ? mtu_to(*endpoint) : kMaxDatagramBytes;
     if (virtio.gso_type != kGsoNone) return cut(virtio, bytes, packet, *endpoint, mtu);
-    bool fits = packet.total <= mtu || packet.version == 6;  // nobody has IPv6 peers, who would be told otherwise
-    if (!fits && may_not_fragment(bytes)) {
-      fits = is_path_question(bytes, packet) && packet.total <= known_mtu(*endpoint);
+    bool fits = packet.total <= mtu;
+    if (!fits && may_not_fragment(bytes, packet)) {
+      fits = packet.total <= least_mtu(packet) ||
+             (is_path_question(bytes, packet) && packet.total <= known_mtu(*endpoint));
       if (!fits) return refuse(mtu, virtio, bytes, packet, *endpoint);
     }
     if (path_.clamp_mtu != 0 && is_tcp_syn(bytes, packet)) {
       const size_t most = std::min(path_.clamp_mtu, mtu_to(*endpoint));
-      clamp_mss(bytes, packet, most - kMssHeaderBytes, virtio.flags & kVirtioNeedsCsum);
+      clamp_mss(bytes, packet, most - mss_header_bytes(packet), virtio.flags & kVirtioNeedsCsum);
     }
     if ((virtio.flags & kVirtioNeedsCsum) && !finish_checksum(virtio, bytes, packet)) {
       return drop(k_tx_drop_malformed, {}, bytes, packet, endpoint);
@@ -131,7 +136,7 @@ class Egress final : public Direction {
     }
     // Alone in its datagram's message: of several in one the kernel lets a router fragment each (__ip_make_skb sets DF
     // where all of it fits the path), and one that arrives in pieces says nothing of the path.
-    const bool alone = packet.protocol == IPPROTO_ICMP && is_path_question(bytes, packet);
+    const bool alone = is_path_question(bytes, packet);
     if (alone) sender_.send();
     uint8_t* start = bytes - Encap::kHeaderBytes;
     sender_.room(0);
@@ -145,8 +150,9 @@ class Egress final : public Direction {
     if (segments.packet_bytes() > mtu) {
       if (segments.is_tcp()) {
         segments.limit(mtu);
-      } else if (packet.version == 4) {
-        if (may_not_fragment(bytes)) return refuse(mtu, virtio, bytes, packet, endpoint);
+      } else if (may_not_fragment(bytes, packet)) {
+        if (segments.packet_bytes() > least_mtu(packet)) return refuse(mtu, virtio, bytes, packet, endpoint);
+      } else {
         uint8_t header[kMaxHeadersBytes];
         while (!segments.done()) send_fragments(segments.next(header), packet, endpoint, mtu);
         return;
@@ -186,7 +192,7 @@ class Egress final : public Direction {
     sender_.template add<Encap::kTrailerBytes>(endpoint, ecn, first, payload);
   }
 
-  /// What the outer header says of congestion.
+  /// The mark of congestion for the outer header.
   static Ecn outer_ecn(const uint8_t* bytes, const Packet& packet) {
     return Encap::kCopiesEcn ? ecn_of(bytes, packet) : kNotEct;
   }
@@ -195,7 +201,7 @@ class Egress final : public Direction {
     refused_++;
     path_.tx_drops->add(dropped);
   }
-  /// As it lies there, which of a superpacket is all of it.
+  /// Drops a packet as it lies there; a superpacket is dropped as a whole.
   void drop(Counter reason, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet,
             const Endpoint* endpoint = nullptr) {
     drop({.reason = reason,
@@ -204,19 +210,27 @@ class Egress final : public Direction {
           .peer = endpoint ? endpoint->address() : Address()});
   }
 
-  static bool may_not_fragment(const uint8_t* bytes) { return load_be16(bytes + 6) & kDontFragment; }
+  /// A router fragments nothing of IPv6 (RFC 8200 section 5).
+  static bool may_not_fragment(const uint8_t* bytes, const Packet& packet) {
+    return packet.version == 6 || (load_be16(bytes + 6) & kDontFragment);
+  }
+  /// A packet of this length is carried whatever the path takes: of IPv6 as much as any link takes, in a datagram that
+  /// the kernel then sends in fragments, since no sender could be told to send less (RFC 2473 section 7.1).
+  static size_t least_mtu(const Packet& packet) { return packet.version == 6 ? kLeastIpv6Mtu : 0; }
 
   void refuse(size_t mtu, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint) {
     drop(k_tx_drop_too_big, virtio, bytes, packet, &endpoint);
-    send_icmp(IcmpKind::kTooBig, fragmentation_needed(mtu), bytes, packet, k_tx_frag_needed_sent);
+    send_icmp(IcmpKind::kTooBig, too_big(std::max(mtu, least_mtu(packet))), bytes, packet, k_tx_frag_needed_sent);
   }
 
-  /// Whether a packet that may not be fragmented asks if so long a one arrives: an echo request of this host's own. No
-  /// limit is in its way, or nobody would find out that there is none any more.
+  /// True for a packet that may not be fragmented and asks whether so long a one arrives: an echo request of this
+  /// host's own. No limit stops it, or nobody would find out that there is none any more.
   bool is_path_question(const uint8_t* bytes, const Packet& packet) const {
-    return packet.protocol == IPPROTO_ICMP && packet.version == 4 && !packet.fragment &&
-           packet.total > packet.ip_bytes && bytes[packet.ip_bytes] == kEchoRequest &&
-           source_of(bytes, packet) == path_.tun_address;
+    const bool v4 = packet.version == 4;
+    const uint8_t protocol = v4 ? uint8_t{IPPROTO_ICMP} : uint8_t{IPPROTO_ICMPV6},
+                  type = v4 ? kEchoRequest : kEchoRequest6;
+    return packet.protocol == protocol && !packet.fragment && packet.total > packet.ip_bytes &&
+           bytes[packet.ip_bytes] == type && source_of(bytes, packet) == path_.tun_address.of(packet.version);
   }
 
   /// The longest packet that the path to a peer takes.
@@ -240,10 +254,10 @@ class Egress final : public Direction {
 
   void send_icmp(IcmpKind kind, const IcmpError& error, const uint8_t* bytes, const Packet& packet, Counter counter) {
     uint8_t out[kMaxIcmpErrorBytes];
-    const size_t size = write_icmp_error(error, path_.network_address, bytes, packet, out);
+    const size_t size = write_icmp_error(error, path_.network_address.of(packet.version), bytes, packet, out);
     if (size == 0) return;
     const Address sender = source_of(bytes, packet);
-    const bool is_ours = path_.filter.subnet.contains(sender);
+    const bool is_ours = path_.filter.subnet.of(packet.version).contains(sender);
     if (path_.filter.is_from_here(sender) && (*path_.icmp)[kind].allows(sender, is_ours, now_ms()) &&
         write_packet(path_.tun, header_, {out, size})) {
       path_.counters.add(counter);
@@ -254,7 +268,7 @@ class Egress final : public Direction {
   bool header_;  // the TUN speaks virtio headers
   Address own_address_;
   PathProbe probe_;
-  int64_t turn_ms_ = 0;  // when the turn began; 0 while nobody has asked
+  int64_t turn_ms_ = 0;  // the time when the turn began; 0 while nobody has asked
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;  // during a turn
   Encap encap_;
