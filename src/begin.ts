@@ -4,30 +4,30 @@
 // test/unit/begin.test.ts count it. The page to read first is daemon.ts.
 
 import { setMaxListeners } from 'node:events'
-import { version } from './assets.ts'
-import { createBackend } from './choose.ts'
-import { ipv4For, parseNetworkConfig } from './config/network-config.ts'
+import { version } from './base/assets.ts'
+import { createBackend } from './node/choose.ts'
+import { parseNetworkConfig } from './control/config/network-config.ts'
 import type { Start } from './daemon.ts'
-import { isWeftError, messageOf, WeftError } from './errors.ts'
+import { isWeftError, messageOf, WeftError } from './base/errors.ts'
 import { createBell } from './host/bell.ts'
 import { run } from './host/command.ts'
 import { chooseExternalInterface } from './host/external-interface.ts'
 import { lookAhead, type LookAhead } from './host/look-ahead.ts'
-import { leasesEqual } from './lease/lease.ts'
-import { seldom, type Log } from './log.ts'
-import { addressText } from './net/address.ts'
-import type { Forwarding } from './node/data-path.ts'
-import { nextFor, writeKnown } from './node/last-known.ts'
+import { leasesEqual } from './control/lease/lease.ts'
+import { seldom, type Log } from './base/log.ts'
+import { addressText, familiesOf, type Nets } from './net/address.ts'
+import type { Forwarding } from './node/loops/data-path.ts'
+import { nextFor, writeKnown } from './node/loops/last-known.ts'
 import type { Resumed } from './node/open.ts'
 import { createPossession } from './node/possession.ts'
 import { interfaceWishes, type DaemonOptions } from './options.ts'
-import { createKept, keptName } from './restart/kept.ts'
-import { lastKnownFile, readLastKnown, storeNameOf, type LastKnown } from './restart/last-known.ts'
-import { Superseded } from './restart/predecessor.ts'
-import { rendezvousAt } from './restart/rendezvous.ts'
-import { enterSuccession, type Inheritance, type SuccessionParts } from './restart/succession.ts'
-import { createEvents, type Events } from './status/events.ts'
-import type { Notifier } from './status/notify.ts'
+import { createKept, keptName } from './node/restart/kept.ts'
+import { lastKnownFile, readLastKnown, storeNameOf, type LastKnown } from './node/restart/last-known.ts'
+import { Superseded } from './node/restart/predecessor.ts'
+import { rendezvousAt } from './node/restart/rendezvous.ts'
+import { enterSuccession, type Inheritance, type SuccessionParts } from './node/restart/succession.ts'
+import { createEvents, type Events } from './report/events.ts'
+import type { Notifier } from './report/notify.ts'
 
 /**
  * Runs until `stopping` is aborted, which it does itself when a loop cannot go on. Always rejects: with the reason of
@@ -69,7 +69,7 @@ function successionParts(start: Start, kept: readonly number[]): SuccessionParts
   const calm = seldom(log)
   let left = kept
   let known: LastKnown | undefined
-  // What stands in the way of writing is said by whoever keeps it written.
+  // The loop that keeps the file written reports why it cannot be written.
   const write = async (): Promise<void> => {
     if (start.forwarding) await writeKnown(start.forwarding).catch(() => {})
   }
@@ -83,11 +83,14 @@ function successionParts(start: Start, kept: readonly number[]): SuccessionParts
         const own = lease && attrs && { key: lease.key, publicIp: addressText(attrs.publicIp) }
         return { version: version(), store, lease: own, healthPort: options['healthz-port'] }
       },
+      attend(isThere) {
+        possession.hasSuccessor = isThere
+        if (!isThere) start.forwarding?.leaseDoubt.ring() // it wrote a lease that this one does not know
+      },
       refusal: () => (options.persist ? undefined : 'it runs with --persist=false, and leaves nothing to others'),
       async takeBack(why) {
         log.warn(`The weftd that was to take over ${why}; forwarding again`)
         await possession.takeBack()
-        start.forwarding?.leaseDoubt.ring() // what the other one wrote is not this one's
         await write()
       },
     },
@@ -107,7 +110,7 @@ function successionParts(start: Start, kept: readonly number[]): SuccessionParts
       throw new WeftError(
         'DEVICE',
         `another weftd runs on this host for the store ${before.store}; this one's is ${store}`,
-        { remedy: 'name the same store; or stop the other one first: this host would leave its network' },
+        { remedy: 'name the same store; or, if this host is to leave its network, stop the other one first' },
       )
     },
   }
@@ -132,8 +135,10 @@ async function resume(
   try {
     signal.throwIfAborted()
     const config = parseNetworkConfig(known.config, { areGiven: options['kube-subnet-mgr'] })
-    look = lookAhead(run, ipv4For('weftd', config).network)
-    const external = await chooseExternalInterface(look.run, interfaceWishes(options), { ...log, info: () => {} })
+    const networks: Nets = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
+    look = lookAhead(run, networks)
+    const silent = { ...log, info: () => {} }
+    const external = await chooseExternalInterface(look.run, interfaceWishes(options), familiesOf(networks), silent)
     const publishedBefore = async () => known.lease.attrs
     const backend = await createBackend(config, external, options, log, publishedBefore, inheritance, look.run)
     const attrs = await backend.prepare(signal)
@@ -160,17 +165,17 @@ async function resume(
       },
     })
     const lookAfter = async (): Promise<never> => {
-      const { keepForwarding } = await import('./node/data-path.ts') // not before packets pass
+      const { keepForwarding } = await import('./node/loops/data-path.ts') // not before packets pass
       return keepForwarding(resumed, async () => {})
     }
     const looking = lookAfter().catch((error: unknown) => {
-      if (!signal.aborted) log.error(`Nobody looks after the data path until the store answers: ${messageOf(error)}`)
+      if (!signal.aborted) log.error(`Nothing repairs the data path until the store answers: ${messageOf(error)}`)
     })
     return resumed
   } catch (error) {
     stopping.signal.throwIfAborted()
-    // Also what no version of weft should have written there.
-    log.warn(`Cannot go on as the daemon before did: ${messageOf(error)}; the store is waited for`)
+    // Catches also what no version of weft should have written there.
+    log.warn(`Cannot go on as the previous weftd did: ${messageOf(error)}; waiting for the store`)
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
   } finally {
     look?.forget()

@@ -9,67 +9,77 @@
 //
 // The loops are the daemon's and nobody else's; stores and backends are told what to do and start no timer.
 
-import { version } from './assets.ts'
-import { createBackend, createSubnetManager } from './choose.ts'
-import { prefixed } from './errors.ts'
+import { version } from './base/assets.ts'
+import { createBackend, createSubnetManager } from './node/choose.ts'
+import { prefixed } from './base/errors.ts'
 import { createBell } from './host/bell.ts'
 import { openEcho } from './host/echo.ts'
-import { watchHost } from './host/events.ts'
-import type { Log, MovableLog } from './log.ts'
-import { createWinstonWriter } from './log-winston.ts'
+import { createHostWatch } from './host/events.ts'
+import { getSysctl } from './host/sysctl.ts'
+import type { Log, MovableLog } from './base/log.ts'
+import { createWinstonWriter } from './base/log-winston.ts'
 import { netText, type Nets } from './net/address.ts'
-import { watchConfig } from './node/config.ts'
-import { keepDataPath, type Forwarding } from './node/data-path.ts'
+import { watchConfig } from './node/loops/config.ts'
+import { keepDataPath, type Forwarding } from './node/loops/data-path.ts'
 import { dropsReportOf } from './node/drops.ts'
 import { endNode } from './node/end.ts'
-import { firewallFor, keepFirewall, raiseFirewall } from './node/firewall.ts'
-import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/lease.ts'
-import { keepLastKnown, nextFor } from './node/last-known.ts'
-import { snapshotOf, type Node, type NodeParts } from './node/node.ts'
+import { firewallFor, keepFirewall, raiseFirewall } from './node/loops/firewall.ts'
+import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
+import { keepLastKnown, nextFor } from './node/loops/last-known.ts'
+import { networkAsking } from './node/network.ts'
+import type { Node, NodeParts } from './node/node.ts'
 import { fitsTo, openNode, type Before, type Resumed } from './node/open.ts'
-import { searchPaths } from './node/path-search.ts'
-import { keepPeers } from './node/peers.ts'
+import { keepNames } from './node/loops/names.ts'
+import { tellNetwork } from './node/loops/status-network.ts'
+import { searchPaths } from './node/loops/path-search.ts'
+import { keepMemory } from './node/loops/memory.ts'
+import { keepPeers } from './node/loops/peers.ts'
 import type { Possession } from './node/possession.ts'
-import { probePeers } from './node/probes.ts'
-import { keepReady } from './node/ready.ts'
-import { daemonStatusOf, reportOf, startingReportOf } from './node/report.ts'
-import { serveWatchdog, tellManager } from './node/service-manager.ts'
-import { keepSubnetEnv, publish } from './node/subnet-env.ts'
-import { watchThreads } from './node/threads.ts'
-import { watchForTwins } from './node/twins.ts'
+import { probePeers } from './node/loops/probes.ts'
+import { keepReady } from './node/loops/ready.ts'
+import { beginningOf, daemonStatusOf, reportOf, snapshotOf, startingReportOf } from './node/report.ts'
+import { serveWatchdog, tellManager } from './node/loops/service-manager.ts'
+import { keepSubnetEnv, publish } from './node/loops/subnet-env.ts'
+import { watchForwarding } from './node/loops/forwarding.ts'
+import { watchThreads } from './node/loops/threads.ts'
+import { watchForTwins } from './node/loops/twins.ts'
 import type { DaemonOptions } from './options.ts'
-import { lastKnownFile, removeLastKnown } from './restart/last-known.ts'
-import type { Succession } from './restart/succession.ts'
-import { refuseToMove, waitForNetwork } from './start.ts'
-import type { Events } from './status/events.ts'
-import { createHealth, type Health } from './status/health.ts'
-import type { Notifier } from './status/notify.ts'
-import { readPage } from './status/page.ts'
-import { serveStatus } from './status/serve.ts'
-import { readPreviousNets, type PreviousNets } from './status/subnet-env.ts'
+import { lastKnownFile, removeLastKnown } from './node/restart/last-known.ts'
+import type { Succession } from './node/restart/succession.ts'
+import { refuseToMove, waitForNetwork } from './node/start.ts'
+import type { Events } from './report/events.ts'
+import { createHealth, type Health } from './report/health.ts'
+import type { Notifier } from './report/notify.ts'
+import { readPage } from './report/page.ts'
+import { serveStatus } from './report/serve.ts'
+import { readPreviousNets, type PreviousNets } from './node/loops/subnet-env-file.ts'
 
 /** Started in this order; each goes on until the signal to stop, and ends by throwing. */
 const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
-  keepPeers, // what the subnet manager reports becomes the data path's peer table
+  keepPeers, // the subnet manager's reports become the data path's peer table
   keepLease, // the own lease is renewed before it ends, and taken again when it was lost
   watchForTwins, // another host that uses our public IP is noticed
+  keepNames, // the names of other hosts, which they write beside their leases
   watchConfig, // a network configuration that is no longer the one in use is named
   keepDataPath, // the device is kept right, and the data path opened again when it died or the node moved
   keepFirewall, // the firewall's rules are kept right
   keepSubnetEnv, // subnet.env is kept right
+  watchForwarding, // a kernel that does not forward is noticed
   keepReady, // the subnet manager hears that the node is in the network
   watchThreads, // a hung thread is noticed
   probePeers, // peers are asked whether they answer
   searchPaths, // the longest packet that reaches each peer is found
+  keepMemory, // what befalls the peers is remembered, and the last hour
   tellManager, // the service manager hears how the node is
   serveWatchdog, // and that it lives
+  tellNetwork, // other nodes may ask how this one is
   keepLastKnown, // the next process finds what this one knew
 ]
 
 /** flanneld's words for a failure of the lease and of the device at the start. */
 const REGISTERING = 'Error registering network: '
 
-/** What the start has in hand. */
+/** The resources that the start has in hand. */
 export interface Start {
   readonly options: DaemonOptions
   readonly log: Log
@@ -119,20 +129,20 @@ async function startNode(
   let standing = pid === undefined ? '' : `another weftd${pid ? ` (pid ${pid})` : ''} forwards; `
   void succession.free.then(() => (standing = ''))
   const tell = (waitsFor: string): void => {
-    const report = () => startingReportOf(manager.name, (possession.dataPath ? '' : standing) + waitsFor, possession)
-    health.report = async () => report()
+    const beginning = () => beginningOf((possession.dataPath ? '' : standing) + waitsFor, possession, signal)
+    const report = () => startingReportOf(manager.name, beginning(), possession)
+    Object.assign(health, { beginning, report: async () => report() })
     notifier?.tell({ ready: false, status: report().summary })
   }
   const hostChanged = createBell()
-  const ended = new AbortController()
   const changed = (): void => {
     hostChanged.ring()
     possession.doubt.ring()
   }
-  const watching = watchHost(changed, log, AbortSignal.any([signal, ended.signal]))
+  const watch = createHostWatch(changed, log, signal)
   try {
     const leaseNow = async () => (await succession.predecessor())?.lease
-    const waiting = { options, manager, leaseNow, hostChanged, tell, log, signal }
+    const waiting = { options, manager, leaseNow, follow: watch.follow, hostChanged, tell, log, signal }
     const { config, configText, external } = await waitForNetwork(waiting)
     const fits = fitsTo(configText, external, manager)
     const { resumed } = succession
@@ -142,16 +152,23 @@ async function startNode(
     const amend = amendedOnce(manager, log)
     tell('waiting for a lease')
     const parts: NodeParts = {
-      ...{ options, manager, config, backend: amend(made), externalName: external.name, openEcho },
-      next: nextFor(options, configText),
+      ...{
+        options,
+        manager,
+        config,
+        backend: amend(made),
+        externalName: external.name,
+        openEcho,
+        readSysctl: getSysctl,
+      },
+      next: nextFor(options, configText, succession.free),
       firewall: firewallFor(config, options, previous, log, signal),
       ...{ log, signal, health, notifier },
     }
     const onNode = (node: Node): void => void (start.forwarding = node)
     return await runNode(parts, previous.subnet, stopping, { possession, succession, fits, amend, onNode })
   } finally {
-    ended.abort()
-    await watching
+    await watch.end()
   }
 }
 
@@ -174,7 +191,9 @@ export async function runNode(
   if (health) {
     health.snapshot = () => snapshotOf(node)
     health.report = () => reportOf(node)
+    health.network = networkAsking(node, () => health.status())
     health.drops = (after) => dropsReportOf(node, after)
+    health.memory = () => node.memory
   }
   try {
     await raiseFirewall(node)

@@ -1,10 +1,10 @@
 // options.ts - weftd's flags, and what each may be: flanneld's with their defaults (flannel main.go), then weft's own.
 
-import { WeftError } from './errors.ts'
-import type { Options } from './go-flags.ts'
+import { WeftError } from './base/errors.ts'
+import type { Options } from './base/go-flags.ts'
 import { parseIpv4 } from './net/ipv4.ts'
 import { parseIpv6 } from './net/ipv6.ts'
-import { Secret, secretUrls } from './secret.ts'
+import { Secret, secretUrls } from './base/secret.ts'
 
 /** flanneld's, by its names and with its defaults. */
 export const FLANNEL_FLAGS = {
@@ -29,7 +29,10 @@ export const FLANNEL_FLAGS = {
   'iface-can-reach': { default: '', help: 'take the interface and address that the kernel uses to reach this IP' },
   'subnet-file': { default: '/run/flannel/subnet.env', help: 'file that the subnet and the MTU are written to' },
   'public-ip': { default: '', help: 'IP that other nodes reach this one by, when it is not the interface address' },
-  'public-ipv6': { default: '', help: 'IPv6 address that other nodes reach this one by' },
+  'public-ipv6': {
+    default: '',
+    help: 'IPv6 address that other nodes reach this one by, when it is not the interface address',
+  },
   'subnet-lease-renew-margin': { default: 60, help: 'minutes before a lease ends that it is renewed, 1 to 1439' },
   'ip-masq': { default: false, help: 'masquerade traffic that leaves the network' },
   'ip-masq-fully-random-disable': { default: false, help: 'masquerade without fully random source ports' },
@@ -58,32 +61,35 @@ const ENGINES = ['native', 'dgram', 'naive'] as const
 export const WEFT_FLAGS = {
   'lease-dir': {
     default: '',
-    help: 'keep leases in this directory instead of etcd; several daemons may share it, also over a shared file system',
+    help: 'keep leases in this directory instead of etcd; several daemons may share it, also over a network file system',
   },
   'iface-wait': {
     default: 120,
-    help: 'seconds to wait at the start for an interface that fits: a route, an address or the device may come late',
+    help: 'seconds to wait at the start for an interface that fits: its route, its address or the device itself may come late',
   },
   'fail-static-hold': {
     default: 30,
-    help: 'seconds that peers are kept when more than half of them vanish from the store at once',
+    help: 'seconds to keep peers when more than half of them vanish from the store at once',
   },
-  engine: { default: 'native', help: 'data path: native, dgram (TypeScript, no threads) or naive (to compare with)' },
+  engine: {
+    default: 'native',
+    help: 'what moves packets with udp and vxlan: native; or, to compare with, dgram (TypeScript, no threads) or naive (one packet a system call)',
+  },
   workers: {
     default: 8,
-    help: 'lanes of the native engine, each with a TUN queue, a socket and a thread, 1 to 16: what waits in one delays none of the others',
+    help: 'lanes of the native engine, 1 to 16; each has a TUN queue, a socket and a thread, so that packets that wait in one lane do not delay the others',
   },
   nice: {
     default: -5,
-    help: "priority of the native engine's threads, -20 (first) to 19; 0 for that of weftd",
+    help: "priority of the native engine's threads, -20 (highest) to 19 (lowest); 0: that of weftd",
   },
   'poll-us': {
     default: 50,
-    help: 'microseconds that an idle thread of the native engine gives way and looks again for before it sleeps, 0 to 1000',
+    help: 'microseconds that an idle thread of the native engine keeps looking for packets before it sleeps, 0 to 1000; it lets other threads run meanwhile',
   },
   persist: {
     default: true,
-    help: 'leave the TUN device, its address and its route when weftd ends, so that the next one loses no packet',
+    help: 'leave the TUN device, its address and its route in place when weftd ends, so that the next weftd loses no packet',
   },
   leave: {
     default: false,
@@ -91,23 +97,31 @@ export const WEFT_FLAGS = {
   },
   'probe-interval': {
     default: 10,
-    help: 'seconds between two echo requests to a peer, which show whether it answers; 0 for none',
+    help: 'seconds between the echo requests that show whether a peer answers; 0: none are sent',
   },
   'status-socket': {
     default: '/run/weft/weftd.sock',
-    help: 'Unix socket at which weft asks how the daemon is; empty for none',
+    help: 'Unix socket where the command weft asks for the status of the daemon; empty: none',
   },
   'status-ip': {
     default: '127.0.0.1',
-    help: 'address at which the health port tells all of the status, beside the probes, which anybody may ask; 0.0.0.0 for every one, empty for none',
+    help: 'address where the health port shows the whole status, not only the health checks, which everybody may ask; 0.0.0.0: every address, empty: none',
   },
   'status-page': {
     default: true,
-    help: 'show the status to a browser at / of the health port',
+    help: 'show the status as a page for browsers, at / of the health port',
+  },
+  'status-network': {
+    default: 0,
+    help: 'TCP port at which other nodes, and nobody else, may ask this one how it is, at its own address in the network; the same on all nodes; 0: none',
+  },
+  'status-token-file': {
+    default: '',
+    help: 'file with a token that nodes show when they ask one another; the same on all nodes; empty: none',
   },
   without: {
     default: [] as readonly string[],
-    help: 'do not use this kernel feature, such as udp-gso; may be given several times',
+    help: 'kernel feature not to be used, such as udp-gso; may be given several times',
   },
 } as const
 
@@ -115,28 +129,35 @@ export const FLAGS = { ...FLANNEL_FLAGS, ...WEFT_FLAGS }
 
 export type DaemonOptions = Options<typeof FLAGS>
 
-/** What the flags say of the external interface, as host/external-interface.ts asks for it. */
+/** The flags that name a store, for whoever else opens it. */
+export const STORE_FLAGS = {
+  'lease-dir': WEFT_FLAGS['lease-dir'],
+  'etcd-endpoints': FLANNEL_FLAGS['etcd-endpoints'],
+  'etcd-prefix': FLANNEL_FLAGS['etcd-prefix'],
+  'etcd-keyfile': FLANNEL_FLAGS['etcd-keyfile'],
+  'etcd-certfile': FLANNEL_FLAGS['etcd-certfile'],
+  'etcd-cafile': FLANNEL_FLAGS['etcd-cafile'],
+  'etcd-username': FLANNEL_FLAGS['etcd-username'],
+  'etcd-password': FLANNEL_FLAGS['etcd-password'],
+} as const
+
+export type StoreOptions = Options<typeof STORE_FLAGS>
+
+/** The kind of store that the flags name. */
+export function storeKindOf(options: Pick<StoreOptions, 'lease-dir'>): 'directory' | 'etcd' {
+  return options['lease-dir'] === '' ? 'etcd' : 'directory'
+}
+
+/** The flags about the external interface, as host/external-interface.ts takes them. */
 export const interfaceWishes = (options: DaemonOptions) => ({
   ifaces: options.iface,
   patterns: options['iface-regex'],
   canReach: options['iface-can-reach'],
-  publicIp: options['public-ip'],
+  publicIp: { ipv4: options['public-ip'], ipv6: options['public-ipv6'] },
 })
-
-/** Flags of flanneld whose effect weft does not have yet: asking for it is an error, never ignored. */
-const NOT_YET = ['public-ipv6'] as const
 
 /** Flags of klog that are accepted, so that a unit or a manifest may name them. */
 export const WITHOUT_EFFECT = ['vmodule', 'log_backtrace_at'] as const
-
-/** Refuses flags of flanneld that weft does not have yet: ignoring them would hide what is missing. Throws WeftError USAGE. */
-export function refuseNotYet(options: DaemonOptions): void {
-  for (const name of NOT_YET) {
-    if (options[name]) {
-      throw new WeftError('USAGE', `weft does not have flanneld's -${name} yet`, { remedy: 'leave it out' })
-    }
-  }
-}
 
 /** Checks `--without`, given the features that the native engine has. Throws WeftError USAGE. */
 export function checkFeatures({ without, engine }: DaemonOptions, features: readonly string[]): void {
@@ -163,7 +184,7 @@ export function checkMargin(options: DaemonOptions): void {
   }
 }
 
-/** Without a zone. */
+/** True for an address without a zone. */
 const isAddress = (text: string): boolean => parseIpv4(text) !== undefined || parseIpv6(text) !== undefined
 
 /** Checks of weft's own flags what their types do not say. Throws WeftError USAGE. */
@@ -193,6 +214,17 @@ export function checkOptions(options: DaemonOptions): void {
       remedy: 'give it an address of this host, 0.0.0.0 for all of them, or nothing for none',
     })
   }
+  const port = options['status-network']
+  if (port < 0 || port > 65_535) {
+    throw new WeftError('USAGE', `--status-network is ${port}`, {
+      remedy: 'give it a TCP port, such as 8287, or 0 for none',
+    })
+  }
+  if (options['status-token-file'] !== '' && port === 0) {
+    throw new WeftError('USAGE', '--status-token-file is given without --status-network', {
+      remedy: 'give it --status-network 8287 too, or leave it out',
+    })
+  }
   if (options.nice < -20 || options.nice > 19) {
     throw new WeftError('USAGE', `--nice is ${options.nice}`, { remedy: 'give it -20 to 19' })
   }
@@ -200,3 +232,6 @@ export function checkOptions(options: DaemonOptions): void {
     throw new WeftError('USAGE', `--poll-us is ${options['poll-us']}`, { remedy: 'give it 0 to 1000 microseconds' })
   }
 }
+
+/** The file beside subnet.env in which a daemon keeps what befell the peers, for itself and those after it. */
+export const eventsFile = (options: Pick<DaemonOptions, 'subnet-file'>): string => `${options['subnet-file']}.events`

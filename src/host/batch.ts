@@ -1,6 +1,6 @@
 // batch.ts - many lines for one process of `ip` or `bridge`.
 
-import { isWeftError } from '../errors.ts'
+import { isWeftError } from '../base/errors.ts'
 import type { Run } from './command.ts'
 
 /**

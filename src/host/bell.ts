@@ -1,6 +1,6 @@
 // bell.ts - waiting for a time or for an event, whichever comes first, and for the signal to stop.
 
-/** What one loop sleeps on. A ring that comes while nobody waits is kept for the next wait. */
+/** A loop sleeps on a bell. A ring that comes while nobody waits is kept for the next wait. */
 export interface Bell {
   ring(): void
   /**
@@ -59,7 +59,7 @@ export async function limited<T>(
   work: (limit: AbortSignal) => Promise<T>,
 ): Promise<T> {
   signal.throwIfAborted()
-  // Not by AbortSignal.timeout in AbortSignal.any, which Node.js 20 forgets once it collects garbage.
+  // AbortSignal.timeout within AbortSignal.any is not used: Node.js 20 forgets it once it collects garbage.
   const limit = new AbortController()
   const onAbort = (): void => limit.abort(signal.reason)
   signal.addEventListener('abort', onAbort)

@@ -1,8 +1,8 @@
 // command.ts - runs a program with an argument list, never a shell, and turns its failure into a sentence.
 
 import { execFile, type ExecFileException } from 'node:child_process'
-import { WeftError } from '../errors.ts'
-import { withoutUser } from '../secret.ts'
+import { WeftError } from '../base/errors.ts'
+import { withoutUser } from '../base/secret.ts'
 
 /** Debian packages of the programs we run, for the remedy. */
 const PACKAGES: Readonly<Record<string, string>> = { ip: 'iproute2', nft: 'nftables', wg: 'wireguard-tools' }
@@ -15,7 +15,7 @@ export interface RunOptions {
   /** Beside the daemon's own variables. */
   readonly env?: Readonly<Record<string, string>>
   readonly signal?: AbortSignal
-  /** For what waits for another program: no limit of time. */
+  /** True for a command that waits for another program: it has no limit of time. */
   readonly patient?: boolean
 }
 
@@ -32,7 +32,7 @@ export const run: Run = (file, args, { input, env, signal, patient = false } = {
       const child = execFile(file, args, how, (error, stdout, stderr) => {
         if (!error) return resolve(stdout)
         if (signal?.aborted) return reject(signal.reason)
-        // What a batch said before and after the line that failed; it is no part of what is printed of an error.
+        // The output of a batch before and after the line that failed is no part of what is printed of an error.
         Object.defineProperty(error, 'stdout', { value: stdout })
         reject(commandError(file, args, error, stderr))
       })
@@ -51,14 +51,14 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
       cause: error,
     })
   }
-  // Of several lines the last is what it died of; `ip` warns before, and iptables-restore adds where and how to go on.
+  // The last of several lines is the error; `ip` warns before it, and iptables-restore adds where and how to go on.
   const lines = stderr.split('\n').filter((line) => line.trim() !== '' && !/^(Try `|Error occurred at line)/.test(line))
   const denied = lines.find((line) => /operation not permitted|permission denied/i.test(line))
   const words = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? lines.at(-1) ?? error.message)
   // wg shows a key that is none.
   const said = withoutUser(words).replace(/(not the correct length or format).*/s, '$1')
   const message = `\`${withoutUser([file, ...args].join(' '))}\` failed: ${said}`
-  // It asks through a raw socket, and iptables-restore does not say that it may not (iptables/libiptc/libiptc.c).
+  // iptables asks through a raw socket, and iptables-restore does not say that it may not (iptables/libiptc/libiptc.c).
   if (/\(legacy\).*initialize/.test(said)) {
     return new WeftError(denied === undefined ? 'COMMAND' : 'PERMISSION', message, {
       remedy: 'iptables of the legacy kind needs CAP_NET_RAW beside CAP_NET_ADMIN; iptables-nft and nft do not',
@@ -81,7 +81,7 @@ export function notInstalled(error: unknown): string | undefined {
   return code === 'ENOENT' ? path : undefined
 }
 
-/** Whether the program itself said no: one that was not to be started, or did not answer, said nothing. */
+/** True when the program itself refused; one that could not be started, or did not answer, refused nothing. */
 export function isRefusal(error: unknown): boolean {
   return error instanceof WeftError && typeof (error.cause as Partial<ExecFileException> | undefined)?.code === 'number'
 }

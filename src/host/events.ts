@@ -3,8 +3,9 @@
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { createInterface } from 'node:readline'
-import { messageOf } from '../errors.ts'
-import type { Log } from '../log.ts'
+import { messageOf } from '../base/errors.ts'
+import type { Log } from '../base/log.ts'
+import type { Family } from '../net/address.ts'
 import { pause } from './bell.ts'
 
 /**
@@ -13,20 +14,89 @@ import { pause } from './bell.ts'
  */
 const RESTART_MIN_MS = 200
 const RESTART_MAX_MS = 5_000
-/** So that the child ends with us also when we are killed; otherwise it ends when it has a change to report (SIGPIPE). */
+/** Makes the child end with us also when we are killed; otherwise it ends when it has a change to report (SIGPIPE). */
 const WITH_US = ['setpriv', '--pdeathsig', 'KILL'] // util-linux 2.33
 
-/** What is watched, and the lines that matter; all where it is left out. */
+/** The objects to watch, and the lines that matter; all lines when they are left out. */
 export interface Watched {
   readonly monitor: readonly string[]
   readonly matters?: (line: string) => boolean
 }
 
-const HOST: Watched = { monitor: ['ip', '-4', 'monitor', 'link', 'address', 'route'] }
-/** Neighbours and forwarding entries of a device. By its name: one that is made again has another number. */
-export const entriesOf = (device: string): Watched => ({
+const OBJECTS = ['monitor', 'link', 'address', 'route']
+
+/** Links, and the addresses and routes of these families. */
+export function changesOf(families: readonly Family[]): Watched {
+  // By IPv4 alone nobody hears what routers advertise.
+  if (!families.includes('ipv6')) return { monitor: ['ip', '-4', ...OBJECTS] }
+  const flags = families.includes('ipv4') ? ['-o'] : ['-o', '-6']
+  return { monitor: ['ip', ...flags, ...OBJECTS], matters: createNews() }
+}
+
+/** So many addresses and routes are remembered. */
+const REMEMBERED = 10_000
+const LIFETIMES = / (?:valid_lft|preferred_lft|expires) \S+/g
+/** By interface and address; or by destination, device and metric. */
+const NAMES = [/^(\d+): \S+\s+inet6? (\S+)/, /^(.+?)(?: via .*)? dev (\S+).*? (metric \d+)/]
+
+/**
+ * Tells lines of `ip -o monitor` that say something new from those by which a lifetime alone was renewed, as with every advertisement of
+ * a router (RFC 4862 section 5.5.3).
+ */
+export function createNews(): (line: string) => boolean {
+  const known = new Map<string, string>()
+  return (line) => {
+    const text = line.replaceAll(LIFETIMES, '')
+    if (text === line) return true
+    const [, said = ''] = /^(?:Deleted )?(.*)/.exec(text) ?? []
+    const name = NAMES.flatMap((form) => form.exec(said)?.slice(1).join(' ') ?? [])[0] ?? said
+    if (text !== said) {
+      known.delete(name)
+      return true
+    }
+    const before = known.get(name)
+    if (before === undefined && known.size >= REMEMBERED) known.clear()
+    known.set(name, text)
+    return text !== before
+  }
+}
+
+/** Watches the host for one who does not know at first which families matter. */
+export interface HostWatch {
+  /** Hears of these families from now on; of IPv4 alone before. */
+  readonly follow: (families: readonly Family[]) => void
+  readonly end: () => Promise<void>
+}
+
+/** By one child at a time; `onChange` and `signal` as with `watchHost`. */
+export function createHostWatch(onChange: () => void, log: Log, signal: AbortSignal): HostWatch {
+  let over = new AbortController()
+  let heard: readonly string[] = []
+  let watching: Promise<unknown> = Promise.resolve()
+  function follow(families: readonly Family[]): void {
+    const watched = changesOf(families)
+    if (watched.monitor.join() === heard.join()) return
+    const isFirst = heard.length === 0
+    heard = watched.monitor
+    over.abort()
+    over = new AbortController()
+    watching = Promise.all([watching, watchHost(onChange, log, AbortSignal.any([signal, over.signal]), watched)])
+    if (!isFirst) onChange() // nobody heard what changed in between
+  }
+  follow(['ipv4'])
+  return {
+    follow,
+    async end() {
+      over.abort()
+      await watching
+    },
+  }
+}
+
+/** Neighbours and forwarding entries of devices. By their names: one that is made again has another number. */
+export const entriesOf = (...devices: readonly string[]): Watched => ({
   monitor: ['ip', 'monitor', 'neigh'],
-  matters: (line) => line.includes(` dev ${device} `),
+  matters: (line) => devices.some((device) => line.includes(` dev ${device} `)),
 })
 
 /**
@@ -37,7 +107,7 @@ export async function watchHost(
   onChange: () => void,
   log: Log,
   signal: AbortSignal,
-  watched: Watched = HOST,
+  watched: Watched = changesOf(['ipv4']),
 ): Promise<void> {
   let withUs = WITH_US
   let restartMs = RESTART_MIN_MS
@@ -52,7 +122,7 @@ export async function watchHost(
     }
     if (performance.now() - startedAt > RESTART_MAX_MS) restartMs = RESTART_MIN_MS
     if (restartMs === RESTART_MIN_MS)
-      log.warn(`\`ip monitor\` ended: ${ended.why}. Starting it again, and looking for changes every 5 s meanwhile`)
+      log.warn(`\`ip monitor\` ended: ${ended.why}. Starting it again, and looking for changes every 5 s until then`)
     await pause(signal, restartMs).catch(() => {})
     restartMs = Math.min(2 * restartMs, RESTART_MAX_MS)
   }
@@ -72,11 +142,11 @@ async function runMonitor(
     const closed = once(monitor, 'close')
     stop = () => void monitor.kill()
     signal.addEventListener('abort', stop)
-    // Without a descriptor for them there are none, whatever the types say; then it has not started either.
+    // When descriptors have run out there are no streams, whatever the types say; then the child has not started either.
     const { stdout, stderr } = monitor as Partial<typeof monitor>
     if (stdout && matters) createInterface(stdout).on('line', (line) => matters(line) && onChange())
     else stdout?.on('data', onChange)
-    // When the kernel's queue ran over, iproute2 says so there and reads on (lib/libnetlink.c, rtnl_listen).
+    // iproute2 reports there when the kernel's queue ran over, and reads on (lib/libnetlink.c, rtnl_listen).
     stderr?.on('data', onChange)
     const [code, by] = (await closed) as [number | null, string | null]
     return { bySignal: by !== null, why: by ?? `exit code ${code}` }

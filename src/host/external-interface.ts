@@ -1,24 +1,38 @@
-// external-interface.ts - which interface carries the datagrams, and by which address other nodes reach this one.
+// external-interface.ts - which interface carries the datagrams, and by which addresses other nodes reach this one.
 //
-// Rules and texts of flanneld (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), but for one thing: of several default
-// routes the one of the lowest metric counts, as for every other packet of the host.
+// Rules and texts of flanneld (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), but for two things: of several default
+// routes the one of the lowest metric counts, as for every other packet of the host, and an IPv6 address that is tentative
+// is not taken, since no socket can be bound to it.
 
-import { isWeftError, messageOf, WeftError } from '../errors.ts'
-import { formatIpv4, parseIpv4, type Ipv4 } from '../net/ipv4.ts'
-import type { Log } from '../log.ts'
+import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
+import {
+  addressText,
+  FAMILIES,
+  familyOf,
+  formatAddress,
+  isOneHost,
+  listed,
+  type Address,
+  type Addresses,
+  type ByFamily,
+  type Family,
+} from '../net/address.ts'
+import { parseIpv4 } from '../net/ipv4.ts'
+import { parseIpv6 } from '../net/ipv6.ts'
+import type { Log } from '../base/log.ts'
 import type { Run } from './command.ts'
-import { findLink, listLinks, routeFor, routesTo, type Address, type Link } from './links.ts'
+import { findLink, listLinks, routeFor, routesTo, type Link, type LinkAddress, type Route } from './links.ts'
 
 export interface ExternalInterface {
   readonly name: string
   readonly mtu: number
-  /** What the socket is bound to. */
-  readonly address: Ipv4
-  /** What other nodes send to; the interface's address unless --public-ip says otherwise. */
-  readonly publicIp: Ipv4
-  /** Which of the two the operator named: such an address does not follow the interface's. */
-  readonly named: { readonly address: boolean; readonly publicIp: boolean }
-  /** The expression that the address was chosen by: another address must match it too. */
+  /** The addresses that sockets are bound to, of the families that the network has. */
+  readonly address: Addresses
+  /** The addresses that other nodes send to; the interface's unless --public-ip or --public-ipv6 says otherwise. */
+  readonly publicIp: Addresses
+  /** The addresses that the operator named: such an address does not follow the interface's. */
+  readonly named: { readonly address: ByFamily<boolean>; readonly publicIp: ByFamily<boolean> }
+  /** The expression that the addresses were chosen by: others must match it too. */
   readonly pattern?: string
 }
 
@@ -29,188 +43,417 @@ export interface InterfaceWishes {
   readonly patterns: readonly string[]
   /** An address whose route names the interface, tried last; or empty. */
   readonly canReach: string
-  /** What other nodes send to; or empty. */
-  readonly publicIp: string
+  /** What other nodes send to, by --public-ip and --public-ipv6; or empty. */
+  readonly publicIp: Readonly<Record<Family, string>>
 }
 
-/** What one wish leads to. */
+/** Reads a setting of the kernel, as `getSysctl` of sysctl.ts does. */
+export type ReadSysctl = (name: string) => Promise<string | undefined>
+
+/** What the choice is made from. */
+interface Host {
+  readonly run: Run
+  readonly links: readonly Link[]
+  /** Of the network: the interface must have an address of each. */
+  readonly families: readonly Family[]
+  /** The setting by which an interface has no IPv6, if that is so. */
+  readonly ipv6OffBy: (link: Link) => Promise<string | undefined>
+  readonly log: Log
+}
+
+/** The interface and address that one wish leads to. */
 interface Found {
   readonly link: Link
-  readonly address: Ipv4
-  readonly addressNamed?: boolean
+  /** The addresses that come with the wish; of a family without one the interface's preferred address is taken. */
+  readonly given?: Addresses
+  /** Whether the wish names them. */
+  readonly isNamed?: boolean
   readonly pattern?: string
 }
 
-function isUsable({ address, deprecated }: Address): boolean {
+/** An interface that has an address of every family of the network. */
+interface Choice {
+  readonly link: Link
+  readonly address: Addresses
+  readonly named: ByFamily<boolean>
+  readonly pattern: string | undefined
+}
+
+/** What is said of each family: flanneld's words in all lines of the log and all errors. */
+const SAYS = {
+  ipv4: {
+    using: (name: string, address: string) => `Using interface with name ${name} and address ${address}`,
+    defaulting: (address: string) => `Defaulting external address to interface address (${address})`,
+    noRoute: 'failed to get default interface: unable to find default route',
+    noOwner: (address: string) => `error looking up interface ${address}: no interface with given IP found`,
+    noAddress: (name: string) => `failed to find IPv4 address for interface ${name}`,
+    none: 'no IPv4 address',
+    noneUsable: 'no address of a host',
+  },
+  ipv6: {
+    using: (name: string, address: string) => `Using interface with name ${name} and v6 address ${address}`,
+    defaulting: (address: string) => `Defaulting external v6 address to interface address (${address})`,
+    noRoute: 'failed to get default v6 interface: unable to find default v6 route',
+    noOwner: (address: string) => `error looking up v6 interface ${address}: no interface with given IPv6 found`,
+    noAddress: (name: string) => `failed to find IPv6 address for interface ${name}`,
+    none: 'no IPv6 address',
+    noneUsable: 'no usable IPv6 address',
+  },
+} as const
+
+const byFamily = (addresses: readonly Address[]): Addresses => ({
+  ipv4: addresses.find((address) => typeof address === 'number'),
+  ipv6: addresses.find((address) => typeof address === 'bigint'),
+})
+
+const addressesOf = (link: Link, family: Family): readonly LinkAddress[] => link.addresses[family]
+
+/** Whether it can be one host's: not unspecified, loopback, multicast or, of IPv6, an IPv4 address in disguise. */
+function isOfHost(address: Address): boolean {
+  if (typeof address === 'bigint') return isOneHost(address)
   const top = address >>> 24
-  return !deprecated && top !== 0 && top !== 127 && top < 224
+  return top !== 0 && top !== 127 && top < 224
 }
 
-/** An interface's addresses that can be used, the best first: link-local last, permanent before dynamic, kernel order. */
-function usableAddresses({ addresses }: Link): Ipv4[] {
-  const isLinkLocal = (address: Ipv4): boolean => address >>> 16 === 0xa9fe // RFC 3927, 169.254.0.0/16
-  const rank = ({ address, dynamic }: Address): number => (isLinkLocal(address) ? 2 : 0) + (dynamic ? 1 : 0)
-  return addresses
-    .filter(isUsable)
+/** 169.254.0.0/16 (RFC 3927) and fe80::/10 (RFC 4291 section 2.5.6). */
+const isLinkLocal = (address: Address): boolean =>
+  typeof address === 'number' ? address >>> 16 === 0xa9fe : address >> 118n === 0x3fan
+
+/** 0 for an address that is good to stay with; more for one that is taken for want of such a one. */
+const makeshiftOf = ({ address, temporary }: LinkAddress): number =>
+  (isLinkLocal(address) ? 2 : 0) + (temporary ? 1 : 0)
+
+/** The addresses that may be used, now or once they are no longer tentative, the best first: permanent before dynamic, kernel order. */
+function candidatesOf(link: Link, family: Family, fits: (text: string) => boolean): LinkAddress[] {
+  const rank = (entry: LinkAddress): number => 2 * makeshiftOf(entry) + (entry.dynamic ? 1 : 0)
+  return addressesOf(link, family)
+    .filter(({ address, deprecated }) => !deprecated && isOfHost(address) && fits(formatAddress(address)))
     .toSorted((a, b) => rank(a) - rank(b))
-    .map(({ address }) => address)
 }
 
-/** Which of an interface's addresses to use. */
-export function preferredAddress(link: Link): Ipv4 | undefined {
-  return usableAddresses(link)[0]
+/**
+ * Which of an interface's addresses to use. A makeshift is none while a better one is tentative: where a host boots its link-local
+ * address is ready before those that others can reach.
+ */
+export function preferredAddress(
+  link: Link,
+  family: Family,
+  fits: (text: string) => boolean = () => true,
+): Address | undefined {
+  const candidates = candidatesOf(link, family, fits)
+  const ready = candidates.find(({ tentative }) => !tentative)
+  return ready && candidates.every((other) => makeshiftOf(other) >= makeshiftOf(ready)) ? ready.address : undefined
 }
 
 /** All interfaces, each with its addresses and why it is not the one. `otherwise` is said of one that could be. */
-function describeCandidates(links: readonly Link[], otherwise: string): string {
-  const reason = (link: Link): string => {
+async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwise: string): Promise<string> {
+  const faultOf = async (link: Link, family: Family): Promise<string[]> => {
+    if (preferredAddress(link, family) !== undefined) return []
+    if (addressesOf(link, family).length > 0) return [SAYS[family].noneUsable]
+    const setting = family === 'ipv6' ? await ipv6OffBy(link) : undefined
+    return [setting === undefined ? SAYS[family].none : `no IPv6 by ${setting}`]
+  }
+  const reasonOf = async (link: Link): Promise<string> => {
     if (link.loopback) return 'loopback'
-    const faults = [
-      ...(link.up ? [] : ['down']),
-      ...(link.addresses.length === 0 ? ['no IPv4 address'] : []),
-      ...(link.addresses.length > 0 && preferredAddress(link) === undefined ? ['no address of a host'] : []),
-      ...(link.mtu === 0 ? ['MTU 0'] : []),
-    ]
+    const ofAddresses = await Promise.all(families.map((family) => faultOf(link, family)))
+    const faults = [...(link.up ? [] : ['down']), ...ofAddresses.flat(), ...(link.mtu === 0 ? ['MTU 0'] : [])]
     return faults.length === 0 || (faults.length === 1 && !link.up)
       ? [...faults, otherwise].join(', ')
       : faults.join(', ')
   }
-  return links
-    .map((link) => {
-      const addresses = link.addresses.map(({ address }) => formatIpv4(address)).join(' ')
-      return `${link.name}:[${addresses}] (${reason(link)})`
-    })
-    .join(', ')
+  const textOf = ({ address, deprecated, tentative }: LinkAddress): string => {
+    const state = typeof address === 'number' ? '' : deprecated ? '(deprecated)' : tentative ? '(tentative)' : ''
+    return formatAddress(address) + state
+  }
+  const descriptions = links.map(async (link) => {
+    const addresses = families.flatMap((family) => addressesOf(link, family)).map(textOf)
+    return `${link.name}:[${addresses.join(' ')}] (${await reasonOf(link)})`
+  })
+  return (await Promise.all(descriptions)).join(', ')
 }
 
 /**
- * Finds the interface. Throws WeftError: INTERFACE, with every candidate and why it was refused, when none fits, which may
- * change with the host's links, addresses and routes; USAGE when what was asked for can never fit.
+ * Finds the interface, which has an address of each of the network's `families`. Throws WeftError: INTERFACE, with every candidate and
+ * why it was refused, when none fits, which may change with the host's links, addresses and routes; USAGE when what was asked for can
+ * never fit.
  */
-export async function chooseExternalInterface(run: Run, wishes: InterfaceWishes, log: Log): Promise<ExternalInterface> {
-  const publicIp = wishes.publicIp === '' ? undefined : parseIpv4(wishes.publicIp)
-  if (wishes.publicIp !== '' && publicIp === undefined) {
-    throw new WeftError('USAGE', `invalid public IP address: ${wishes.publicIp}`, {
-      remedy: 'give --public-ip an IPv4 address',
-    })
+export async function chooseExternalInterface(
+  run: Run,
+  wishes: InterfaceWishes,
+  families: readonly Family[],
+  log: Log,
+  readSysctl?: ReadSysctl,
+): Promise<ExternalInterface> {
+  const asked = byFamily(readPublicIp(wishes).filter((address) => families.includes(familyOf(address))))
+  const ipv6OffBy = async ({ name }: Link): Promise<string | undefined> => {
+    const { dotted, getSysctl } = await import('./sysctl.ts') // few hosts need it
+    const setting = `net/ipv6/conf/${name}/disable_ipv6`
+    return (await (readSysctl ?? getSysctl)(setting)) === '1' ? dotted(setting) : undefined
   }
-  const links = await listLinks(run)
-  const { link, address, addressNamed, pattern } = await firstThatFits(run, links, wishes, log)
-  log.info(`Using interface with name ${link.name} and address ${formatIpv4(address)}`)
-  if (publicIp === undefined) log.info(`Defaulting external address to interface address (${formatIpv4(address)})`)
-  else log.info(`Using ${formatIpv4(publicIp)} as external address`)
-  const named = { address: addressNamed ?? false, publicIp: publicIp !== undefined }
-  const found = { name: link.name, mtu: link.mtu, address, publicIp: publicIp ?? address, named }
+  const host: Host = { run, links: await listLinks(run), families, ipv6OffBy, log }
+  const { link, address, named, pattern } = await firstThatFits(host, wishes, asked)
+  for (const own of listed(address)) log.info(SAYS[familyOf(own)].using(link.name, formatAddress(own)))
+  const publicIp = byFamily(listed(address).map((own) => asked[familyOf(own)] ?? own))
+  for (const own of listed(address)) {
+    const other = asked[familyOf(own)]
+    if (other === undefined) log.info(SAYS[familyOf(own)].defaulting(formatAddress(own)))
+    else log.info(`Using ${formatAddress(other)} as external address`)
+  }
+  const found: ExternalInterface = {
+    name: link.name,
+    mtu: link.mtu,
+    address,
+    publicIp,
+    named: { address: named, publicIp: { ipv4: asked.ipv4 !== undefined, ipv6: asked.ipv6 !== undefined } },
+  }
   return pattern === undefined ? found : { ...found, pattern }
 }
 
-async function firstThatFits(run: Run, links: readonly Link[], wishes: InterfaceWishes, log: Log): Promise<Found> {
-  const { ifaces, patterns, canReach, publicIp } = wishes
-  const byDefault = (): Promise<Found> => byDefaultRoute(run, links, log)
-  const byName = async (wish: string): Promise<Found> => byNameOrAddress(links, wish, log)
+/** Both are read whatever the network has. Throws WeftError USAGE. */
+function readPublicIp({ publicIp }: InterfaceWishes): readonly Address[] {
+  const ipv4 = parseIpv4(publicIp.ipv4)
+  if (publicIp.ipv4 !== '' && ipv4 === undefined) {
+    throw new WeftError('USAGE', `invalid public IP address: ${publicIp.ipv4}`, {
+      remedy: 'give --public-ip an IPv4 address',
+    })
+  }
+  const ipv6 = parseIpv6(publicIp.ipv6)
+  if (publicIp.ipv6 !== '' && (ipv6 === undefined || !isOfHost(ipv6))) {
+    throw new WeftError('USAGE', `invalid public IPv6 address: ${publicIp.ipv6}`, {
+      remedy: 'give --public-ipv6 an IPv6 address of one host, without a zone',
+    })
+  }
+  if (ipv6 !== undefined && isLinkLocal(ipv6)) {
+    throw new WeftError('USAGE', `invalid public IPv6 address: ${publicIp.ipv6}`, {
+      remedy: 'give --public-ipv6 an address that every node can send to; a link-local one holds on its own link alone',
+    })
+  }
+  return listed({ ipv4, ipv6 })
+}
+
+async function firstThatFits(host: Host, wishes: InterfaceWishes, asked: Addresses): Promise<Choice> {
+  const { families, log } = host
+  const { ifaces, patterns, canReach } = wishes
 
   if (ifaces.length === 0 && patterns.length === 0 && canReach === '') {
+    // With nothing but --public-ip, that address must be on an interface; behind NAT, --iface is needed too.
+    const own = listed(asked)
     try {
-      // With nothing but --public-ip, that address must be on an interface; behind NAT, --iface is needed too.
-      return withMtu(await (publicIp === '' ? byDefault() : byName(publicIp)))
+      return await complete(host, await (own.length === 0 ? byDefaultRoute(host) : byAddresses(host, own)))
     } catch (error) {
       if (!isWeftError(error, 'INTERFACE')) throw error
-      const otherwise = publicIp === '' ? 'no default route' : `without ${publicIp}`
+      const withoutRoute = families.length > 1 ? 'not of both default routes' : 'no default route'
+      const otherwise = own.length === 0 ? withoutRoute : `without ${own.map(formatAddress).join(' and ')}`
       throw new WeftError('INTERFACE', `Failed to find any valid interface to use: ${error.message}`, {
-        remedy: `name one with --iface: ${describeCandidates(links, otherwise)}`,
+        remedy: await remedyFor(host, [error], otherwise),
       })
     }
   }
 
   const tries: (readonly [wish: string, find: () => Promise<Found>])[] = [
-    ...ifaces.map((wish) => [wish, () => (wish === '' ? byDefault() : byName(wish))] as const),
-    ...patterns.map((wish) => [wish, () => (wish === '' ? byDefault() : byPattern(links, wish))] as const),
-    ...(canReach === '' ? [] : [[`ifaceCanReach: ${canReach}`, () => byReach(run, links, canReach, log)] as const]),
+    ...ifaces.map((wish) => [wish, () => (wish === '' ? byDefaultRoute(host) : byNameOrAddress(host, wish))] as const),
+    ...patterns.map((wish) => [wish, () => (wish === '' ? byDefaultRoute(host) : byPattern(host, wish))] as const),
+    ...(canReach === '' ? [] : [[`ifaceCanReach: ${canReach}`, () => byReach(host, canReach)] as const]),
   ]
-  let mayFit = false
-  const mistakes: string[] = []
+  const failures: WeftError[] = []
   for (const [wish, find] of tries) {
     try {
-      return withMtu(await find())
+      return await complete(host, await find())
     } catch (error) {
       if (!isWeftError(error, 'INTERFACE') && !isWeftError(error, 'USAGE')) throw error
       log.info(`Could not find valid interface matching ${wish}: ${error.message}`)
-      if (error.code === 'USAGE') mistakes.push(error.message)
-      else mayFit = true
+      failures.push(error)
     }
   }
   const message = 'Failed to find interface to use that matches the interfaces and/or regexes provided'
-  if (!mayFit) {
-    throw new WeftError('USAGE', `${message}: ${mistakes.join(', ')}`, {
-      remedy: 'give --iface-regex an expression of RE2, --iface-can-reach an IPv4 address',
+  const why = failures.map((failure) => failure.message).join(', ')
+  const hasIpv6 = families.includes('ipv6')
+  if (failures.every(({ code }) => code === 'USAGE')) {
+    throw new WeftError('USAGE', `${message}: ${why}`, {
+      remedy: `give --iface-regex an expression of RE2, --iface-can-reach an ${hasIpv6 ? '' : 'IPv4 '}address`,
     })
   }
-  throw new WeftError('INTERFACE', message, {
-    remedy: `name one with --iface: ${describeCandidates(links, 'not asked for')}`,
+  // With IPv4 alone it is flanneld's line and no more; else it says which family an interface that was named lacks.
+  throw new WeftError('INTERFACE', hasIpv6 ? `${message}: ${why}` : message, {
+    remedy: await remedyFor(host, failures, 'not asked for'),
   })
 }
 
-function withMtu(found: Found): Found {
-  if (found.link.mtu > 0) return found
-  throw new WeftError('INTERFACE', `failed to determine MTU for ${formatIpv4(found.address)} interface`)
+async function remedyFor(host: Host, failures: readonly WeftError[], otherwise: string): Promise<string> {
+  const remedies = failures.flatMap(({ remedy }) => remedy ?? [])
+  return [...remedies, `name one with --iface: ${await describeCandidates(host, otherwise)}`].join(', or ')
+}
+
+/** Adds the addresses that did not come with the wish. Throws WeftError INTERFACE where the interface has none of a family. */
+async function complete(host: Host, { link, given = {}, isNamed = false, pattern }: Found): Promise<Choice> {
+  const addresses: Address[] = []
+  for (const family of host.families) {
+    const address = given[family] ?? preferredAddress(link, family)
+    if (address === undefined) throw await lacking(host, link, family, SAYS[family].noAddress(link.name))
+    addresses.push(address)
+  }
+  const address = byFamily(addresses)
+  if (link.mtu === 0) throw new WeftError('INTERFACE', `failed to determine MTU for ${addressText(address)} interface`)
+  const isNamedOf = (family: Family): boolean =>
+    isNamed && host.families.includes(family) && given[family] !== undefined
+  return { link, address, named: { ipv4: isNamedOf('ipv4'), ipv6: isNamedOf('ipv6') }, pattern }
+}
+
+/** Why an interface has nothing of a family. */
+async function lacking({ ipv6OffBy }: Host, link: Link, family: Family, message: string): Promise<WeftError> {
+  const setting = family === 'ipv6' ? await ipv6OffBy(link) : undefined
+  if (setting === undefined) return new WeftError('INTERFACE', message)
+  return new WeftError('INTERFACE', `IPv6 is off on the interface ${link.name}: ${setting} is 1`, {
+    remedy: 'set it to 0',
+  })
 }
 
 /**
- * The same interface as it is now: its MTU, and its address when the old one is gone and another is there. What is
+ * The same interface as it is now: its MTU, and its address of a family when the old one is gone and another is there. What is
  * missing for the moment, as while DHCP renews or a cable is out, stays as it was.
  */
-export async function currentExternal(run: Run, before: ExternalInterface): Promise<ExternalInterface> {
-  const link = await findLink(run, before.name)
-  if (!link || link.mtu === 0) return before
-  const stays = before.named.address || link.addresses.some(({ address }) => address === before.address)
-  const fits = before.pattern === undefined ? () => true : await compile(before.pattern)
-  const other = usableAddresses(link).find((address) => fits(formatIpv4(address)))
-  const address = stays ? before.address : (other ?? before.address)
-  return { ...before, mtu: link.mtu, address, publicIp: before.named.publicIp ? before.publicIp : address }
+export const currentExternal = async (run: Run, before: ExternalInterface): Promise<ExternalInterface> =>
+  (await seeExternal(run, before)).now
+
+/** That, and of each family whose address is missing for the moment what is gone. */
+export async function seeExternal(
+  run: Run,
+  before: ExternalInterface,
+): Promise<{ readonly now: ExternalInterface; readonly gone: ByFamily<string> }> {
+  const { name } = before
+  const link = await findLink(run, name)
+  const goneIn = (external: ExternalInterface): ByFamily<string> =>
+    Object.fromEntries(
+      listed(external.address).flatMap((address) => {
+        const family = familyOf(address)
+        if (!link) return [[family, `the interface ${name} is gone`]]
+        const isThere = addressesOf(link, family).some((entry) => entry.address === address)
+        return isThere ? [] : [[family, `${name} has lost its address ${formatAddress(address)}`]]
+      }),
+    )
+  if (!link || link.mtu === 0) return { now: before, gone: goneIn(before) }
+  const fits = before.pattern === undefined ? undefined : await compile(before.pattern)
+  const follow = (known: Address): Address => {
+    const family = familyOf(known)
+    if (before.named.address[family] || addressesOf(link, family).some(({ address }) => address === known)) return known
+    const other = preferredAddress(link, family, fits)
+    // On a link that was down the link-local address is back at once, the others when a router or a DHCP server answered.
+    const isForNow = family === 'ipv6' && other !== undefined && isLinkLocal(other) && !isLinkLocal(known)
+    return isForNow ? known : (other ?? known)
+  }
+  const own = listed(before.address).map(follow)
+  const publicOf = (address: Address): Address => {
+    const family = familyOf(address)
+    return (before.named.publicIp[family] ? before.publicIp[family] : undefined) ?? address
+  }
+  const now = { ...before, mtu: link.mtu, address: byFamily(own), publicIp: byFamily(own.map(publicOf)) }
+  return { now, gone: goneIn(now) }
 }
 
-/** What a data path that was made for `before` can no longer carry on with, or undefined. */
-export function changeOf(before: ExternalInterface, now: ExternalInterface): string | undefined {
-  if (now.address !== before.address)
-    return `the address of ${now.name} changed from ${formatIpv4(before.address)} to ${formatIpv4(now.address)}`
-  if (now.mtu !== before.mtu) return `the MTU of ${now.name} changed from ${before.mtu} to ${now.mtu}`
-  return undefined
+/**
+ * The change that a data path of these families which was made for `before` cannot go on with; undefined when there is none. Of the
+ * addresses, then of the MTU.
+ */
+export const changeOf = (
+  before: ExternalInterface,
+  now: ExternalInterface,
+  families: readonly Family[] = FAMILIES,
+): string | undefined =>
+  families.map((family) => addressChange(before, now, family)).find((change) => change !== undefined) ??
+  mtuChange(before, now)
+
+export function addressChange(before: ExternalInterface, now: ExternalInterface, family: Family): string | undefined {
+  const [was, is] = [before.address[family], now.address[family]]
+  if (was === undefined || is === undefined || is === was) return undefined
+  return `the address of ${now.name} changed from ${formatAddress(was)} to ${formatAddress(is)}`
 }
 
-async function byDefaultRoute(run: Run, links: readonly Link[], log: Log): Promise<Found> {
+export const mtuChange = (before: ExternalInterface, now: ExternalInterface): string | undefined =>
+  now.mtu === before.mtu ? undefined : `the MTU of ${now.name} changed from ${before.mtu} to ${now.mtu}`
+
+/** The default route of a family that the kernel takes: of the lowest metric. One that is to nowhere is none. */
+export async function defaultRoute(run: Run, family: Family): Promise<Route | undefined> {
+  const routes = (await routesTo(run, family)).filter(({ device, type }) => device !== '' && type === 'unicast')
+  return routes.toSorted((a, b) => a.metric - b.metric)[0]
+}
+
+async function byDefaultRoute(host: Host): Promise<Found> {
+  const { run, links, families, log } = host
   log.info('Determining IP address of default interface')
-  const routes = (await routesTo(run, 'default')).filter(({ device }) => device !== '')
-  const [route] = routes.toSorted((a, b) => a.metric - b.metric)
-  if (!route) throw new WeftError('INTERFACE', 'failed to get default interface: unable to find default route')
-  return byDevice(links, route.device)
+  const found: Link[] = []
+  for (const family of families) {
+    const route = await defaultRoute(run, family)
+    const [other] = found
+    if (!route) {
+      const message = SAYS[family].noRoute
+      throw other ? await lacking(host, other, family, message) : new WeftError('INTERFACE', message)
+    }
+    if (other && other.name !== route.device) {
+      throw new WeftError(
+        'INTERFACE',
+        `v6 default route interface ${route.device} must be the same with v4 default route interface ${other.name}`,
+        { remedy: 'lead both default routes by one interface' },
+      )
+    }
+    found.push(linkOf(links, route.device))
+  }
+  return { link: found[0] as Link }
 }
 
-function byNameOrAddress(links: readonly Link[], wish: string, log: Log): Found {
-  const address = parseIpv4(wish)
-  if (address === undefined) return byDevice(links, wish)
-  log.info(`Searching for interface using ${wish}`)
-  const link = links.find((candidate) => candidate.addresses.some((entry) => entry.address === address))
-  if (link) return { link, address, addressNamed: true }
-  throw new WeftError('INTERFACE', `error looking up interface ${wish}: no interface with given IP found`)
+/** What is an address for a network of these families. Where there is no IPv6 its addresses are names that nobody has, as ever. */
+const readAddress = (text: string, families: readonly Family[]): Address | undefined =>
+  parseIpv4(text) ?? (families.includes('ipv6') ? parseIpv6(text) : undefined)
+
+async function byNameOrAddress(host: Host, wish: string): Promise<Found> {
+  const address = readAddress(wish, host.families)
+  return address === undefined ? { link: linkOf(host.links, wish) } : byAddress(host, address)
 }
 
-/** By the address of any interface first, then by the name; the first interface that has the name must have an address. */
-async function byPattern(links: readonly Link[], pattern: string): Promise<Found> {
+function byAddress({ links, log }: Host, address: Address): Found {
+  const [family, text] = [familyOf(address), formatAddress(address)]
+  log.info(`Searching for interface using ${text}`)
+  const isIt = (entry: LinkAddress): boolean => entry.address === address && !entry.tentative
+  const link = links.find((candidate) => addressesOf(candidate, family).some(isIt))
+  if (link) return { link, given: byFamily([address]), isNamed: true }
+  throw new WeftError('INTERFACE', SAYS[family].noOwner(text))
+}
+
+/** The interface that has all of them, which are of different families. */
+async function byAddresses(host: Host, addresses: readonly Address[]): Promise<Found> {
+  const [first, second = first] = addresses.map((address) => byAddress(host, address)) as [Found, Found?]
+  if (second.link !== first.link) {
+    throw new WeftError(
+      'INTERFACE',
+      `v6 interface ${second.link.name} must be the same with v4 interface ${first.link.name}`,
+      { remedy: 'give --public-ip and --public-ipv6 addresses of one interface' },
+    )
+  }
+  return { link: first.link, given: byFamily(addresses), isNamed: true }
+}
+
+/** By the addresses of any interface first, then by the name; the first interface that has the name must have addresses. */
+async function byPattern({ links, families }: Host, pattern: string): Promise<Found> {
   const matches = await compile(pattern)
   for (const link of links) {
-    const address = usableAddresses(link).find((candidate) => matches(formatIpv4(candidate)))
-    if (address !== undefined) return { link, address, pattern }
+    const given = families.map((family) => preferredAddress(link, family, matches))
+    if (given.every((address) => address !== undefined)) return { link, given: byFamily(given), pattern }
   }
   const named = links.find(({ name }) => matches(name))
-  if (named) return byDevice(links, named.name)
-  const candidates = links.map((link) => `${link.name}:[${usableAddresses(link).map(formatIpv4).join(' ')}]`)
+  if (named) return { link: named }
+  const candidates = links.map((link) => {
+    const usable = families.flatMap((family) => candidatesOf(link, family, () => true))
+    return `${link.name}:[${usable.map(({ address }) => formatAddress(address)).join(' ')}]`
+  })
   throw new WeftError(
     'INTERFACE',
     `could not match pattern ${pattern} to any of the available network interfaces (${candidates.join(', ')})`,
   )
 }
 
-/** Whether a text has a part that matches. RE2's syntax and linear time, as Go's: no look-around, no back-references. */
+/**
+ * Compiles a pattern to a test of whether a part of a text matches. RE2's syntax and linear time, as Go's: no
+ * look-around, no back-references.
+ */
 async function compile(pattern: string): Promise<(text: string) => boolean> {
   const { RE2JS } = await import('re2js') // few hosts need it
   try {
@@ -221,9 +464,9 @@ async function compile(pattern: string): Promise<(text: string) => boolean> {
   }
 }
 
-async function byReach(run: Run, links: readonly Link[], target: string, log: Log): Promise<Found> {
+async function byReach({ run, links, families, log }: Host, target: string): Promise<Found> {
   log.info(`Determining interface to use based on given ifcanreach: ${target}`)
-  const address = parseIpv4(target)
+  const address = readAddress(target, families)
   if (address === undefined) throw new WeftError('USAGE', `invalid IP address for --iface-can-reach: ${target}`)
   const route = await routeFor(run, address)
   if (!route) {
@@ -232,16 +475,14 @@ async function byReach(run: Run, links: readonly Link[], target: string, log: Lo
       `failed to get ifcanreach based interface: couldn't lookup route to ${target}: network is unreachable`,
     )
   }
-  return byDevice(links, route.device, route.source)
+  const link = linkOf(links, route.device)
+  // Of IPv6 the kernel's source may be a temporary address, and flanneld does not ask for it either.
+  return typeof route.source === 'number' ? { link, given: { ipv4: route.source } } : { link }
 }
 
-/** The interface of a name, with its preferred address unless one is given. */
-function byDevice(links: readonly Link[], name: string, given?: Ipv4): Found {
+function linkOf(links: readonly Link[], name: string): Link {
   const link = links.find((candidate) => candidate.name === name)
+  if (link) return link
   // The words of Go's net.InterfaceByName.
-  if (!link)
-    throw new WeftError('INTERFACE', `error looking up interface ${name}: route ip+net: no such network interface`)
-  const address = given ?? preferredAddress(link)
-  if (address === undefined) throw new WeftError('INTERFACE', `failed to find IPv4 address for interface ${name}`)
-  return { link, address }
+  throw new WeftError('INTERFACE', `error looking up interface ${name}: route ip+net: no such network interface`)
 }

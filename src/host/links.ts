@@ -1,16 +1,32 @@
 // links.ts - network interfaces, their addresses and routes, by iproute2's JSON.
 
 import { readFile } from 'node:fs/promises'
-import { isWeftError, WeftError } from '../errors.ts'
-import { formatIpv4, formatIpv4Net, parseIpv4, type Ipv4, type Ipv4Net } from '../net/ipv4.ts'
+import { isWeftError, WeftError } from '../base/errors.ts'
+import {
+  ADDRESS_BITS,
+  familyOf,
+  formatAddress,
+  formatNet,
+  parseAddress,
+  type Address,
+  type Family,
+  type Net,
+} from '../net/address.ts'
+import type { Ipv4 } from '../net/ipv4.ts'
+import type { Ipv6 } from '../net/ipv6.ts'
 import { isRefusal, type Run } from './command.ts'
 
-export interface Address {
-  readonly address: Ipv4
+/** An address of an interface, with what the kernel says of it (ip-address(8)). */
+export interface LinkAddress<A extends Address = Address> {
+  readonly address: A
   readonly prefixLength: number
   readonly dynamic: boolean
   readonly deprecated: boolean
   readonly secondary: boolean
+  /** True for an IPv6 address that changes, for privacy (RFC 8981). */
+  readonly temporary: boolean
+  /** True for an IPv6 address that is not known to be this host's alone, or known not to be (RFC 4862 section 5.4). */
+  readonly tentative: boolean
 }
 
 export interface Link {
@@ -20,20 +36,22 @@ export interface Link {
   readonly up: boolean
   readonly loopback: boolean
   readonly queueLength: number
-  /** IPv4 addresses in the kernel's order. */
-  readonly addresses: readonly Address[]
+  /** The addresses in the kernel's order. */
+  readonly addresses: { readonly ipv4: readonly LinkAddress<Ipv4>[]; readonly ipv6: readonly LinkAddress<Ipv6>[] }
 }
 
 export interface Route {
-  /** Of several next hops the first's; empty for a route to nowhere, such as a blackhole. */
+  /** The first next hop's device; empty for a route to nowhere, such as a blackhole. */
   readonly device: string
   /** `10.5.0.0/16`, `default`. */
   readonly destination: string
   /** `unicast`, `blackhole`, `unreachable`, ... */
   readonly type: string
+  /** Who made it: `kernel`, `static`, `ra` for a router's advertisement, ... */
+  readonly protocol?: string | undefined
   readonly gateway: string | undefined
   readonly metric: number
-  readonly source: Ipv4 | undefined
+  readonly source: Address | undefined
 }
 
 interface JsonLink {
@@ -49,6 +67,9 @@ interface JsonLink {
     dynamic?: boolean
     deprecated?: boolean
     secondary?: boolean
+    temporary?: boolean
+    tentative?: boolean
+    dadfailed?: boolean
   }[]
 }
 
@@ -56,6 +77,7 @@ interface JsonRoute {
   dev?: string
   dst?: string
   type?: string
+  protocol?: string
   nexthops?: { dev?: string }[]
   gateway?: string
   metric?: number
@@ -63,7 +85,7 @@ interface JsonRoute {
 }
 
 /**
- * Whether a process has a TUN open, by its flags as `ip` tells them and, since NO-CARRIER may come a second late
+ * True when a process has a TUN open: by its flags as `ip` prints them and, since NO-CARRIER may come a second late
  * (net/core/link_watch.c), by sysfs where that shows the same network namespace.
  */
 export async function isTunOpen(name: string, index: number, flags: readonly string[]): Promise<boolean> {
@@ -76,30 +98,33 @@ export async function isTunOpen(name: string, index: number, flags: readonly str
   return (await read('ifindex')) !== String(index) || (await read('carrier')) !== '0'
 }
 
-/** Whether a name is one that the kernel makes of a pattern such as `flannel%d`. */
+/** True when the kernel makes such a name of a pattern such as `flannel%d`. */
 export const isNamedBy = (pattern: string, name: string): boolean => {
   const [before = '', after] = pattern.split('%d')
   return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
 }
 
-/** What `ip -j` prints. */
+/** Runs `ip -j` and parses what it prints. */
 export async function ipJson<T>(run: Run, args: readonly string[]): Promise<T[]> {
   const text = await run('ip', ['-j', ...args])
   return text.trim() === '' ? [] : (JSON.parse(text) as T[])
 }
 
 function toLink(json: JsonLink): Link {
-  const addresses: Address[] = []
+  const addresses = { ipv4: [] as LinkAddress<Ipv4>[], ipv6: [] as LinkAddress<Ipv6>[] }
   for (const info of json.addr_info ?? []) {
-    const address = info.family === 'inet' ? parseIpv4(info.local ?? '') : undefined
+    const address = parseAddress(info.local ?? '')
     if (address === undefined) continue
-    addresses.push({
-      address,
-      prefixLength: info.prefixlen ?? 32,
+    const about = {
+      prefixLength: info.prefixlen ?? ADDRESS_BITS[familyOf(address)],
       dynamic: info.dynamic ?? false,
       deprecated: info.deprecated ?? false,
       secondary: info.secondary ?? false,
-    })
+      temporary: info.temporary ?? false,
+      tentative: (info.tentative ?? false) || (info.dadfailed ?? false),
+    }
+    if (typeof address === 'number') addresses.ipv4.push({ address, ...about })
+    else addresses.ipv6.push({ address, ...about })
   }
   return {
     index: json.ifindex ?? 0,
@@ -152,49 +177,69 @@ export async function addDevice(
   }
 }
 
-const toRoute = (json: JsonRoute): Route => ({
-  device: json.dev ?? json.nexthops?.[0]?.dev ?? '',
-  destination: /^[\d.]+$/.test(json.dst ?? '') ? `${json.dst}/32` : (json.dst ?? ''),
-  type: json.type ?? 'unicast',
-  gateway: json.gateway,
-  metric: json.metric ?? 0,
-  source: json.prefsrc === undefined ? undefined : parseIpv4(json.prefsrc),
-})
+/** The metric of a route that is made without one (net/ipv6/route.c, IP6_RT_PRIO_USER). */
+export const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
 
-/** The IPv4 routes to exactly `destination` in the main table; `default` for the default route. */
-export async function routesTo(run: Run, destination: Ipv4Net | 'default'): Promise<Route[]> {
-  const exact = destination === 'default' ? 'default' : formatIpv4Net(destination)
-  return (await ipJson<JsonRoute>(run, ['-4', 'route', 'show', 'exact', exact])).map(toRoute)
+/** The flag that tells `ip` the family. */
+export const ipFlag = (of: Address | Net | Family): '-4' | '-6' =>
+  (of === 'ipv4' || of === 'ipv6' ? of : familyOf(of)) === 'ipv4' ? '-4' : '-6'
+
+function toRoute(json: JsonRoute): Route {
+  const host = parseAddress(json.dst ?? '')
+  return {
+    device: json.dev ?? json.nexthops?.[0]?.dev ?? '',
+    destination: host === undefined ? (json.dst ?? '') : `${json.dst}/${ADDRESS_BITS[familyOf(host)]}`,
+    type: json.type ?? 'unicast',
+    protocol: json.protocol,
+    gateway: json.gateway,
+    metric: json.metric ?? 0,
+    source: json.prefsrc === undefined ? undefined : parseAddress(json.prefsrc),
+  }
 }
 
-/** The IPv4 routes of the main table to `network` and to parts of it. */
-export async function routesWithin(run: Run, network: Ipv4Net): Promise<Route[]> {
-  return (await ipJson<JsonRoute>(run, ['-4', 'route', 'show', 'root', formatIpv4Net(network)])).map(toRoute)
+/** The routes to exactly `destination` in the main table; those of a family's default route for its name. */
+export async function routesTo(run: Run, destination: Net | Family): Promise<Route[]> {
+  const exact = typeof destination === 'string' ? 'default' : formatNet(destination)
+  return (await ipJson<JsonRoute>(run, [ipFlag(destination), 'route', 'show', 'exact', exact])).map(toRoute)
 }
 
-/** The route that the kernel would use to each of these dotted addresses; without those there is none to. */
-export async function routesFor(run: Run, addresses: readonly string[]): Promise<Map<string, Route>> {
+/** The routes of the main table to `network` and to parts of it. */
+export async function routesWithin(run: Run, network: Net): Promise<Route[]> {
+  return (await ipJson<JsonRoute>(run, [ipFlag(network), 'route', 'show', 'root', formatNet(network)])).map(toRoute)
+}
+
+/** The routes of the main table to exactly each of these destinations of one family, such as `10.5.2.0/24`. */
+export async function routesExactly(run: Run, family: Family, destinations: readonly string[]): Promise<Route[]> {
+  const input = `${destinations.map((destination) => `route show exact ${destination}`).join('\n')}\n`
+  return parseLines<JsonRoute>(await run('ip', ['-j', ipFlag(family), '-batch', '-'], { input })).map(toRoute)
+}
+
+/** What `ip -j -batch` prints: an array for each line that it was given. */
+const parseLines = <T>(text: string): T[] =>
+  text
+    .split('\n')
+    .filter((line) => line.trim() !== '')
+    .flatMap((line) => JSON.parse(line) as T[])
+
+/** The route that the kernel would use to each of these addresses of one family, as text; without those there is none to. */
+export async function routesFor(run: Run, family: Family, addresses: readonly string[]): Promise<Map<string, Route>> {
   if (addresses.length === 0) return new Map()
   const input = `${addresses.map((address) => `route get ${address}`).join('\n')}\n`
-  const text = await run('ip', ['-j', '-4', '-force', '-batch', '-'], { input }).catch((error: unknown) => {
+  const text = await run('ip', ['-j', ipFlag(family), '-force', '-batch', '-'], { input }).catch((error: unknown) => {
     if (!isWeftError(error, 'COMMAND') || !isRefusal(error)) throw error
     return (error.cause as { readonly stdout?: string }).stdout ?? '' // there is no way to one of them
   })
-  // One array for each line of the input.
-  const routes = text
-    .split('\n')
-    .filter((line) => line.trim() !== '')
-    .flatMap((line) => JSON.parse(line) as JsonRoute[])
-  return new Map(routes.map((json) => [json.dst ?? '', toRoute(json)]))
+  return new Map(parseLines<JsonRoute>(text).map((json) => [json.dst ?? '', toRoute(json)]))
 }
 
 /** The interface and source address that the kernel would use to reach `address`; undefined when there is no route. */
-export async function routeFor(run: Run, address: Ipv4): Promise<Route | undefined> {
+export async function routeFor(run: Run, address: Address): Promise<Route | undefined> {
   try {
-    const [json] = await ipJson<JsonRoute>(run, ['-4', 'route', 'get', formatIpv4(address)])
+    const [json] = await ipJson<JsonRoute>(run, [ipFlag(address), 'route', 'get', formatAddress(address)])
     return json && toRoute(json)
   } catch (error) {
-    if (isWeftError(error, 'COMMAND') && error.message.includes('unreachable')) return undefined
+    // The second where the route that fits is an unreachable one, such as IPv6's default where there is none.
+    if (isWeftError(error, 'COMMAND') && /unreachable|no route to host/i.test(error.message)) return undefined
     throw error
   }
 }

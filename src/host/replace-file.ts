@@ -4,10 +4,10 @@ import { randomBytes } from 'node:crypto'
 import { lstat, open, readdir, rename, unlink, writeFile } from 'node:fs/promises'
 import { basename, dirname, join } from 'node:path'
 
-/** What is older was left by a process that was killed as it wrote. */
+/** An older file was left by a process that was killed as it wrote. */
 const STALE_MS = 60_000
 
-/** What is written: whole, or in pieces that come one by one. */
+/** The content to write: whole, or in pieces that come one by one. */
 type Data = string | Uint8Array | AsyncIterable<string>
 
 /** The last write of each path: who asks later writes later. */

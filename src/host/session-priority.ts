@@ -8,7 +8,10 @@ import { readFileSync, writeFileSync } from 'node:fs'
 
 const FILE = '/proc/self/autogroup'
 
-/** Where the session is this process's own: a shell's session is the shell's. What may not be done is left. */
+/**
+ * Raises the session's priority where the session is this process's own: a shell's session is the shell's. A refusal is
+ * ignored.
+ */
 export function raiseSession(nice: number): void {
   try {
     // proc_pid_stat(5): what follows the name are state, parent, process group, session.
@@ -18,6 +21,6 @@ export function raiseSession(nice: number): void {
     if (Number(session) !== process.pid || readFileSync(FILE, 'utf8').trim().endsWith(` nice ${nice}`)) return
     writeFileSync(FILE, String(nice))
   } catch {
-    // No autogroups in this kernel, or no right to: which the threads' own priority tells.
+    // The kernel has no autogroups, or forbids it: the threads' own priority tells that.
   }
 }

@@ -32,7 +32,7 @@ export function closeAll(fds: readonly number[]): void {
   for (const fd of fds) closeSync(fd)
 }
 
-/** What a descriptor brings, kept until somebody takes it; undefined when it brings no more. */
+/** Keeps what a descriptor brings until somebody takes it; undefined when it brings no more. */
 function createQueue<T>(fd: number, take: () => T | undefined | 'end') {
   const waiting: T[] = []
   const bell = createBell()
@@ -90,7 +90,7 @@ function connectionOf(fd: number): Connection {
   }
 }
 
-/** What says that nobody listens: no socket, none that is alive, or a path that no socket can have. */
+/** Errors that mean that nobody listens: no socket, none that is alive, or a path that no socket can have. */
 const NOBODY = new Set(['ENOENT', 'ECONNREFUSED', 'ENAMETOOLONG'])
 
 /**

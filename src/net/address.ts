@@ -4,6 +4,7 @@ import {
   formatIpv4,
   formatIpv4Net,
   ipv4Net,
+  isOneHost as isOneIpv4Host,
   ipv4NetContains,
   ipv4NetsOverlap,
   parseIpv4,
@@ -26,7 +27,12 @@ import {
 export type Address = Ipv4 | Ipv6
 export type Net = Ipv4Net | Ipv6Net
 
-/** What there is of each family; undefined, or left out, where there is none. */
+export const FAMILIES = ['ipv4', 'ipv6'] as const
+export type Family = (typeof FAMILIES)[number]
+/** For people. */
+export const FAMILY_NAMES: Readonly<Record<Family, string>> = { ipv4: 'IPv4', ipv6: 'IPv6' }
+
+/** A value for each family; undefined, or left out, when there is none. */
 export interface ByFamily<Of4, Of6 = Of4> {
   readonly ipv4?: Of4 | undefined
   readonly ipv6?: Of6 | undefined
@@ -34,8 +40,30 @@ export interface ByFamily<Of4, Of6 = Of4> {
 export type Addresses = ByFamily<Ipv4, Ipv6>
 export type Nets = ByFamily<Ipv4Net, Ipv6Net>
 
+/** The families that there is something of. */
+export const familiesOf = (of: ByFamily<unknown>): Family[] => FAMILIES.filter((family) => of[family] !== undefined)
+
+/** The values of these families alone. */
+export const onlyOf = <Of4, Of6>(
+  families: readonly Family[],
+  { ipv4, ipv6 }: ByFamily<Of4, Of6>,
+): ByFamily<Of4, Of6> => ({
+  ...(families.includes('ipv4') ? { ipv4 } : {}),
+  ...(families.includes('ipv6') ? { ipv6 } : {}),
+})
+
 /** The one by which something is known that may have both: that of IPv4, if there is one. */
 export const primary = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): Of4 | Of6 | undefined => ipv4 ?? ipv6
+
+export const familyOf = (value: Address | Net): Family =>
+  typeof value === 'number' || (typeof value === 'object' && isIpv4Net(value)) ? 'ipv4' : 'ipv6'
+
+/** The length of an address of the family, in bits. */
+export const ADDRESS_BITS: Readonly<Record<Family, number>> = { ipv4: 32, ipv6: 128 }
+
+/** What there is, IPv4's first. */
+export const listed = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): readonly (Of4 | Of6)[] =>
+  [ipv4, ipv6].filter((each) => each !== undefined)
 
 export const isIpv4Net = (net: Net): net is Ipv4Net => typeof net.address === 'number'
 
@@ -43,6 +71,13 @@ export const isIpv4Net = (net: Net): net is Ipv4Net => typeof net.address === 'n
 export const parseAddress = (text: string): Address | undefined => parseIpv4(text) ?? parseIpv6(text)
 export const formatAddress = (address: Address): string =>
   typeof address === 'number' ? formatIpv4(address) : formatIpv6(address)
+
+/** With a port, as URLs have it (RFC 3986 section 3.2.2): `192.0.2.1:8472`, `[fd00::1]:8472`. */
+export const formatEndpoint = (address: Address, port: number): string =>
+  typeof address === 'number' ? `${formatIpv4(address)}:${port}` : `[${formatIpv6(address)}]:${port}`
+
+/** The network that has this address alone: `10.5.1.0/32`, `fd00:5:1::/128`. */
+export const hostNet = (address: Address): Net => netAround(address, ADDRESS_BITS[familyOf(address)])
 
 /** The network of so many bits that has an address; an IPv4 address has 32 at most. */
 export const netAround = (address: Address, prefixLength: number): Net =>
@@ -52,19 +87,41 @@ export const netAround = (address: Address, prefixLength: number): Net =>
 export const parseNet = (text: string): Net | undefined => parseIpv4Net(text) ?? parseIpv6Net(text)
 export const formatNet = (net: Net): string => (isIpv4Net(net) ? formatIpv4Net(net) : formatIpv6Net(net))
 
+/** The number of addresses in a network of this prefix length, of the family that `net` is of. */
+export const netSize = (net: Net, prefixLength = net.prefixLength): bigint =>
+  1n << BigInt(ADDRESS_BITS[familyOf(net)] - prefixLength)
+
 /** No network has an address of the other family. */
 export function netContains(net: Net, address: Address): boolean {
   if (isIpv4Net(net)) return typeof address === 'number' && ipv4NetContains(net, address)
   return typeof address === 'bigint' && ipv6NetContains(net, address)
 }
 
+/** Networks by their families, of each the first. */
+export const netsOf = (nets: readonly Net[]): Nets => ({
+  ipv4: nets.find(isIpv4Net),
+  ipv6: nets.find((net): net is Ipv6Net => !isIpv4Net(net)),
+})
 /** Whether what two have of a family shares an address. */
 export function netsOverlap(a: Nets, b: Nets): boolean {
   if (a.ipv4 && b.ipv4 && ipv4NetsOverlap(a.ipv4, b.ipv4)) return true
   return a.ipv6 !== undefined && b.ipv6 !== undefined && ipv6NetsOverlap(a.ipv6, b.ipv6)
 }
 
-/** In the order of the addresses, IPv4 first. */
+/** An IPv4 address in disguise (RFC 4291 section 2.5.5), which programs print with dots; ::2 and the like are none. */
+const isIpv4Within = (address: Ipv6): boolean =>
+  address >> 32n === 0xffffn || (address >> 32n === 0n && address > 0xffffn)
+
+/**
+ * True for an address that can be that of one host: IPv6 has no broadcast, and as IPv4 no host ::, ::1, one of ff00::/8, or an
+ * IPv4 address in disguise (RFC 4291 section 2).
+ */
+export const isOneHost = (address: Address): boolean =>
+  typeof address === 'number'
+    ? isOneIpv4Host(address)
+    : address > 1n && address >> 120n !== 0xffn && !isIpv4Within(address)
+
+/** Orders addresses, IPv4 first. */
 export function compareAddresses(a: Address, b: Address): number {
   if (typeof a !== typeof b) return typeof a === 'number' ? -1 : 1
   return a < b ? -1 : a > b ? 1 : 0
@@ -72,5 +129,7 @@ export function compareAddresses(a: Address, b: Address): number {
 
 /** The primary one, as Go prints it: 0.0.0.0 stands for none. */
 export const addressText = (addresses: Addresses): string => formatAddress(primary(addresses) ?? 0)
+/** All that there are. */
+export const netsText = (nets: Nets): string => listed(nets).map(formatNet).join(' and ')
 /** The primary one, as Go prints it: 0.0.0.0/0 stands for none. */
 export const netText = (nets: Nets): string => formatNet(primary(nets) ?? { address: 0, prefixLength: 0 })

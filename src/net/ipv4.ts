@@ -58,12 +58,15 @@ export function ipv4NetContains(net: Ipv4Net, address: Ipv4): boolean {
   return (address & ipv4Mask(net.prefixLength)) >>> 0 === net.address
 }
 
-/** Whether two networks share an address: one of them contains the other. */
+/** True when two networks share an address: one of them contains the other. */
 export function ipv4NetsOverlap(a: Ipv4Net, b: Ipv4Net): boolean {
   return a.prefixLength <= b.prefixLength ? ipv4NetContains(a, b.address) : ipv4NetContains(b, a.address)
 }
 
-/** Whether an address can be that of one host (RFC 1122 section 3.2.1.3); those above 240.0.0.0 are: Linux sends there since 2.6.25, and clouds lease them. */
+/**
+ * True for an address that can be that of one host (RFC 1122 section 3.2.1.3); those above 240.0.0.0 are: Linux sends
+ * there since 2.6.25, and clouds lease them.
+ */
 export function isOneHost(address: Ipv4): boolean {
   const top = address >>> 24
   return top !== 0 && top !== 127 && (top < 224 || top >= 240) && address !== 0xffffffff

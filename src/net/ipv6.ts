@@ -79,16 +79,11 @@ export function formatIpv6Net(net: Ipv6Net): string {
   return `${formatIpv6(net.address)}/${net.prefixLength}`
 }
 
-/** The number of addresses in a network of this prefix length. */
-export function ipv6NetSize(prefixLength: number): bigint {
-  return 1n << BigInt(128 - prefixLength)
-}
-
 export function ipv6NetContains(net: Ipv6Net, address: Ipv6): boolean {
   return (address & ipv6Mask(net.prefixLength)) === net.address
 }
 
-/** Whether two networks share an address: one of them contains the other. */
+/** True when two networks share an address: one of them contains the other. */
 export function ipv6NetsOverlap(a: Ipv6Net, b: Ipv6Net): boolean {
   return a.prefixLength <= b.prefixLength ? ipv6NetContains(a, b.address) : ipv6NetContains(b, a.address)
 }

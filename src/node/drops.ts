@@ -1,21 +1,21 @@
 // drops.ts - the packets that a node dropped last: what /drops.json has, from its data path.
 
 import { addon } from '../host/addon.ts'
-import { formatIpv4 } from '../net/ipv4.ts'
-import { DROPS_SCHEMA, type DropsReport } from '../status/drops.ts'
-import { isDrop } from '../status/status.ts'
+import { formatAddress } from '../net/address.ts'
+import { DROPS_SCHEMA, type DropsReport } from '../report/drops.ts'
+import { isDrop } from '../report/status.ts'
 import type { Node } from './node.ts'
 
-/** Why packets are dropped, and what each reason means. */
+/** The reasons why packets are dropped, each with its text. */
 const TEXTS: ReadonlyMap<string, string> = new Map(
   addon.counterNames.map((name, at) => [name, addon.counterTexts[at] ?? ''] as const).filter(([name]) => isDrop(name)),
 )
 
 const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex')
 
-/** Of all that are kept those that are later than what was told with this `next`. */
+/** The kept packets that are later than what was told with this `next`. */
 export function dropsReportOf(
-  { possession: { dataPath } }: Pick<Node, 'possession'>,
+  { possession: { dataPath }, names }: Pick<Node, 'possession' | 'names'>,
   after: DropsReport['next'],
 ): DropsReport {
   const carrier = dataPath?.carrier()
@@ -31,7 +31,8 @@ export function dropsReportOf(
     packets: packets
       .map(({ atUs, reason, packets: number, length, peer, encapBytes, headers }) => ({
         ...{ atUs, reason, direction: reason.startsWith('tx_') ? ('out' as const) : ('in' as const) },
-        ...{ packets: number, length: length - encapBytes, peer: peer === 0 ? null : formatIpv4(peer) },
+        ...{ packets: number, length: length - encapBytes, peer: peer === 0 ? null : formatAddress(peer) },
+        peerName: names.get(formatAddress(peer)) ?? null,
         encap: hex(headers.subarray(0, encapBytes)),
         headers: hex(headers.subarray(encapBytes)),
       }))

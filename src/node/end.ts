@@ -1,25 +1,25 @@
 // end.ts - what becomes of the data path, and of the node, when the process ends: it stays for the next process, or nothing of it does.
 
-import type { OpenPath } from '../dataplane/engine.ts'
-import { messageOf } from '../errors.ts'
+import type { OpenPath } from '../path/engine/engine.ts'
+import { messageOf } from '../base/errors.ts'
 import { addon } from '../host/addon.ts'
 import { closeAll } from '../host/unix-socket.ts'
-import type { Log } from '../log.ts'
-import { keptName } from '../restart/kept.ts'
-import { removeLastKnown } from '../restart/last-known.ts'
-import { packPath } from '../restart/open-path.ts'
-import { Superseded } from '../restart/predecessor.ts'
-import type { Notifier } from '../status/notify.ts'
-import { writeKnown, type Knowing } from './last-known.ts'
+import type { Log } from '../base/log.ts'
+import { keptName } from './restart/kept.ts'
+import { removeLastKnown } from './restart/last-known.ts'
+import { packPath } from './restart/open-path.ts'
+import { Superseded } from './restart/predecessor.ts'
+import type { Notifier } from '../report/notify.ts'
+import { writeKnown, type Knowing } from './loops/last-known.ts'
 import type { Node } from './node.ts'
 import type { Possession } from './possession.ts'
 
-/** For the store to take the lease back. */
+/** The store may take this long to take the lease back. */
 const RELEASE_MS = 3_000
 
 const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && reason.how === 'leave'
 
-/** What ends, and what of it the next process is to know. */
+/** The node that ends, and what the next process is to know of it. */
 export interface Ending {
   readonly possession: Possession
   /** The node, or what forwards as last known; undefined where neither is. */
@@ -65,13 +65,15 @@ export async function endNode(node: Node, reason: unknown): Promise<void> {
   if (isLeaving(reason)) await giveLeaseBack(node)
 }
 
-async function giveLeaseBack({ manager, config, lease, log }: Node): Promise<void> {
+async function giveLeaseBack({ manager, config, lease, claimed, log }: Node): Promise<void> {
   const holder = manager.holder(config)
   if (!holder.release) return log.info('This node has left; its lease ends with the node of the cluster')
   const late = new AbortController()
   const timer = setTimeout(() => late.abort(new Error(`no answer within ${RELEASE_MS / 1000} s`)), RELEASE_MS)
   try {
     await holder.release(lease, late.signal)
+    // What two hosts with one public IP notice each other by; what stays of it is nobody's.
+    if (claimed) await manager.unclaim?.(claimed.address, claimed.value, late.signal)
     log.info('This node has left the network')
   } catch (error) {
     log.error(`The lease cannot be given back, and ends by itself: ${messageOf(error)}`)

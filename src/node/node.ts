@@ -1,31 +1,39 @@
 // node.ts - a node in the network: what its loops share.
 
-import type { Backend } from '../backend/backend.ts'
-import type { NetworkConfig } from '../config/network-config.ts'
-import type { Firewall } from '../firewall/firewall.ts'
+import type { Backend } from '../path/backend.ts'
+import type { NetworkConfig } from '../control/config/network-config.ts'
+import type { Firewall } from '../path/firewall/firewall.ts'
 import { createBell, type Bell } from '../host/bell.ts'
 import type { OpenEcho } from '../host/echo.ts'
-import type { PeerView } from '../lease/fail-static.ts'
-import type { FollowState } from '../lease/follow.ts'
-import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
-import type { SubnetManager } from '../lease/subnet-manager.ts'
-import type { Log } from '../log.ts'
+import type { ReadSysctl } from '../host/external-interface.ts'
+import type { PeerView } from '../control/lease/fail-static.ts'
+import type { FollowState } from '../control/lease/follow.ts'
+import type { LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
+import type { SubnetManager } from '../control/lease/subnet-manager.ts'
+import type { Log } from '../base/log.ts'
+import type { ByFamily, Family } from '../net/address.ts'
 import type { DaemonOptions } from '../options.ts'
-import type { Health } from '../status/health.ts'
-import type { Probes } from '../status/probes.ts'
-import type { Notifier } from '../status/notify.ts'
-import type { Snapshot } from '../status/snapshot.ts'
-import type { Threads } from '../status/threads.ts'
+import type { Health, Memory } from '../report/health.ts'
+import type { PathSearch } from './loops/path-lengths.ts'
+import type { Probes } from './loops/probe-schedule.ts'
+import type { Notifier } from '../report/notify.ts'
+import type { Threads } from '../report/threads.ts'
 import type { Possession } from './possession.ts'
 
-/** How often a loop looks at what it keeps, when nothing tells it to. */
+/** A loop checks what it keeps this often when nothing tells it to. */
 export const RESYNC_MS = 5_000
 
-/** What a node is made of. */
+/** The parts that a node is made of. */
 export interface NodeParts {
   readonly options: Pick<
     DaemonOptions,
-    'subnet-file' | 'subnet-lease-renew-margin' | 'fail-static-hold' | 'ip-masq' | 'probe-interval'
+    | 'subnet-file'
+    | 'subnet-lease-renew-margin'
+    | 'fail-static-hold'
+    | 'ip-masq'
+    | 'probe-interval'
+    | 'status-network'
+    | 'status-token-file'
   >
   readonly manager: SubnetManager
   readonly config: NetworkConfig
@@ -36,23 +44,28 @@ export interface NodeParts {
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number } | undefined
   /** Peers are not asked whether they answer where it is left out. */
   readonly openEcho?: OpenEcho
+  /** Reads the kernel's settings, which are not looked at where it is left out. */
+  readonly readSysctl?: ReadSysctl
   readonly log: Log
   readonly signal: AbortSignal
-  /** Where the node says how it is; nobody asks when it is left out. */
+  /** The place where the node reports its state; left out when nobody asks. */
   readonly health?: Health
-  /** What the process after this one goes on with; nothing outlives this one when it is left out. */
+  /** The state for the process after this one; left out when nothing outlives this one. */
   readonly next?: Next | undefined
   /** The service manager, if there is one that wants to know. */
   readonly notifier?: Notifier | undefined
 }
 
-/** For the process after this one. */
+/** The state that is kept for the process after this one. */
 export interface Next {
   /** The network configuration's text without its secrets, and which store's it is. */
   readonly config: string
   readonly store: string
-  /** The file of what is known (restart/last-known.ts). */
+  /** The file of what is known (node/restart/last-known.ts), and of what befell the peers. */
   readonly lastKnown: string
+  readonly events: string
+  /** Resolves when no process before this one writes them any more. */
+  readonly free: Promise<void>
 }
 
 /** The peers that somebody has not looked at since they were applied, by lease key; all, where `keys` is undefined. */
@@ -65,7 +78,7 @@ export function touch(unseen: Unseen, keys: ReadonlySet<string> | undefined): vo
   else for (const key of keys) unseen.keys?.add(key)
 }
 
-/** What is still to be looked at, which is seen by that. */
+/** Takes the keys that are still to be looked at: they count as seen from here on. */
 export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
   const { keys } = unseen
   unseen.keys = new Set()
@@ -75,35 +88,55 @@ export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
 export interface Node extends NodeParts {
   readonly possession: Possession
   lease: OwnLease
-  /** What the lease is to say; the next renewal writes it. */
+  /** The attributes that the lease is to have; the next renewal writes them. */
   attrs: LeaseAttrs
   /** All leases that are believed, our own among them. */
   view: PeerView
-  /** Whether the data path could not be given all of it; then it is given it again when it is looked at. */
+  /** True when the data path could not be given all of it; it is given again at the next look. */
   isUnapplied: boolean
-  /** How well the leases are followed. */
+  /** The state of following the leases. */
   readonly following: FollowState
-  /** When the node came to be, by performance.now(). */
+  /** The time by performance.now() when the node came to be. */
   readonly since: number
   /** Rung when the store says that our own lease is not what we wrote. */
   readonly leaseDoubt: Bell
+  /** Rung when our own lease was lost: with it the configuration may be gone. */
+  readonly configDoubt: Bell
+  /** True while the store has no network configuration, though this node has one from there. */
+  isConfigGone: boolean
   /** Rung when there is something that the process after this one should know. */
   readonly learnt: Bell
-  /** How many repairs there were since the start. */
+  /** The longest packet that containers might send when the node came to be. */
+  readonly mtuAtStart: number | undefined
+  /** The number of repairs since the start. */
   repaired: number
-  /** Whether subnet.env stands as it was last to be written. */
+  /** True while subnet.env stands as it was last to be written. */
   isPublished: boolean
-  /** Whether it was written once; it never goes back, as flanneld's. */
+  /** True once the file was written; it never goes back, as flanneld's. */
   isReady: boolean
   threads: Threads
-  /** What the peers answered; undefined while they are not asked. */
-  probes: Pick<Probes, 'results' | 'intervalMs'> | undefined
+  /** The peers' answers by the families that they are asked by; undefined while they are not asked. */
+  probes: ByFamily<Pick<Probes, 'results' | 'result' | 'takeNews' | 'intervalMs'>> | undefined
+  /** What befell the peers, and the last hour; undefined until it is remembered. */
+  memory: Memory | undefined
+  /** The longest packets that reach the peers, by the families that they are searched by. */
+  lengths: ByFamily<Pick<PathSearch, 'lengths' | 'length' | 'takeNews'>>
   /** The peers that probes.ts and path-search.ts have still to look at. */
   readonly unprobed: Unseen
   readonly unsearched: Unseen
+  /** What this node has claimed of its public IP (loops/twins.ts). */
+  claimed: { readonly address: string; readonly value: string } | undefined
   /** The name of another host that uses our public IP, as it says itself. */
   twin: string | undefined
-  /** When each lease of the view came, by its key, in ms since the epoch. */
+  /** The families that this host does not forward, whatever weftd does. */
+  unforwarded: readonly Family[]
+  /** The reason why the firewall's rules could not be kept right at the last look. */
+  rulesTrouble: string | undefined
+  /** The names of hosts by their public IPs, as they say themselves. */
+  readonly names: Map<string, string>
+  /** Rung when a lease came whose host may have a name. */
+  readonly newcomers: Bell
+  /** The time when each lease of the view came, by its key, in ms since the epoch. */
   readonly cameAt: Map<string, number>
 }
 
@@ -118,31 +151,21 @@ export function createNode(
     ...parts,
     ...{ possession, lease, attrs },
     ...{ view, isUnapplied: false, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
-    ...{ cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])), probes: undefined, twin: undefined },
+    ...{
+      cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])),
+      probes: undefined,
+      lengths: {},
+      memory: undefined,
+      twin: undefined,
+    },
+    ...{ unforwarded: [], rulesTrouble: undefined, claimed: undefined, mtuAtStart: possession.dataPath?.mtu },
     ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
     leaseDoubt: createBell(),
+    configDoubt: createBell(),
+    isConfigGone: false,
     learnt: createBell(),
-  }
-}
-
-/** Whatever is told of the node is told from this. */
-export function snapshotOf({ lease, view, possession, threads, following, ...node }: Node): Snapshot {
-  return {
-    at: performance.now(),
-    subnet: lease.subnet,
-    isOpen: possession.dataPath !== undefined,
-    threads,
-    peers: view.size - (view.has(lease.key) ? 1 : 0),
-    held: following.held,
-    holds: following.holds,
-    store: node.manager.name,
-    isFailing: following.failing,
-    comparedAt: following.listedAt,
-    followedSince: node.since,
-    repaired: node.repaired,
-    isReady: node.isReady,
-    subnetFile: node.options['subnet-file'],
+    ...{ names: new Map(), newcomers: createBell() },
   }
 }

@@ -1,22 +1,22 @@
 // open.ts - a node comes to forward: it goes on with what forwards as last known, or opens its own.
 
 import { isDeepStrictEqual } from 'node:util'
-import type { Backend } from '../backend/backend.ts'
-import { removeIdleTun } from '../backend/tun-device.ts'
-import { withoutSecrets } from '../config/hidden.ts'
-import { ipv4For, parseNetworkConfig, type NetworkConfig } from '../config/network-config.ts'
+import type { Backend } from '../path/backend.ts'
+import { removeIdleTun } from '../path/device/tun-device.ts'
+import { withoutSecrets } from '../control/config/hidden.ts'
+import { parseNetworkConfig, type NetworkConfig } from '../control/config/network-config.ts'
 import { run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import { isNamedBy } from '../host/links.ts'
-import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from '../lease/lease.ts'
-import type { Log } from '../log.ts'
-import { lastKnownFile, readLastKnown } from '../restart/last-known.ts'
-import type { Succession } from '../restart/succession.ts'
-import type { Forwarding } from './data-path.ts'
+import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from '../control/lease/lease.ts'
+import type { Log } from '../base/log.ts'
+import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
+import type { Succession } from './restart/succession.ts'
+import type { Forwarding } from './loops/data-path.ts'
 import { createNode, type Node, type NodeParts } from './node.ts'
 import { untilOurs, type Possession } from './possession.ts'
 
-/** What forwards as last known, and all that it was opened with. */
+/** The data path that forwards as last known, and all that it was opened with. */
 export interface Resumed extends Forwarding {
   readonly config: NetworkConfig
   readonly external: ExternalInterface
@@ -24,21 +24,21 @@ export interface Resumed extends Forwarding {
   hand(): Promise<void>
 }
 
-/** What there is before a node: whoever forwards until then. */
+/** The state before a node exists: whoever forwards until then. */
 export interface Before {
   readonly possession: Possession
   readonly succession: Omit<Succession<Resumed>, 'free' | 'resumed' | 'close'>
   /** A backend of this node, always the same one for the same. */
   readonly amend: (backend: Backend) => Backend
-  /** Whether what was resumed is for the network configuration and the external interface that there are. */
+  /** True when what was resumed is for the present network configuration and external interface. */
   readonly fits: (resumed: Resumed | undefined) => boolean
   /** Is given the node, which answers to successors from then on. */
   readonly onNode: (node: Node) => void
 }
 
-/** Whether what was resumed is for this network configuration and this external interface. */
+/** True when what was resumed is for this network configuration and this external interface. */
 export function fitsTo(configText: string, external: ExternalInterface, { givesSubnets }: NodeParts['manager']) {
-  // As it is last known: without its secrets, which no backend has whose data path outlives a daemon.
+  // Compares with the configuration as last known: without secrets, which no backend has whose data path outlives a daemon.
   const known = parseNetworkConfig(withoutSecrets(configText), { areGiven: givesSubnets })
   return (resumed: Resumed | undefined): resumed is Resumed =>
     isDeepStrictEqual(resumed?.config, known) && isDeepStrictEqual(resumed?.external, external)
@@ -62,18 +62,18 @@ export async function openNode(
     const goesOn = resumed && possession.dataPath && fits(resumed) && leasesEqual(resumed.lease, { ...lease, attrs })
     const backend = goesOn ? amend(resumed.backend) : parts.backend
     if (!goesOn) {
-      if (resumed) log.warn(`What was last known is not so any more; the data path is opened again`)
+      if (resumed) log.warn(`What was last known is out of date; the data path is opened again`)
       await possession.close()
       if (possession.state.is !== 'closed') continue // a successor came first, and what it was lent is open here
       await possession.open(async () => {
-        // One that the backend goes on with it has a name for; any other would be in its way, and keep the route.
+        // The backend goes on with a TUN that it has a name for; any other would be in its way, and keep the route.
         const left = succession.tunName
-        if (left !== undefined && !(backend.tunName !== undefined && isNamedBy(backend.tunName, left)))
-          await removeIdleTun(run, left, ipv4For('weftd', config).network)
+        const isInTheWay = left !== undefined && !(backend.tunName !== undefined && isNamedBy(backend.tunName, left))
+        if (isInTheWay && config.ipv4) await removeIdleTun(run, left, config.ipv4.network)
         return backend.open({ ...lease, attrs }, signal, view)
       })
     }
-    // Else a successor came first.
+    // Otherwise a successor came first.
     if (possession.dataPath) return createNode({ ...parts, backend }, lease, attrs, possession, view)
   }
 }

@@ -10,14 +10,14 @@
 //
 // One transition after another: each sees what the one before has left. One that its state does not have changes nothing.
 
-import type { DataPath } from '../backend/backend.ts'
-import type { OpenPath } from '../dataplane/engine.ts'
-import { describeError } from '../errors.ts'
+import type { DataPath } from '../path/backend.ts'
+import type { OpenPath } from '../path/engine/engine.ts'
+import { describeError } from '../base/errors.ts'
 import { createBell, type Bell } from '../host/bell.ts'
 import { createTurn } from '../host/turn.ts'
 import { closeAll } from '../host/unix-socket.ts'
-import type { Log } from '../log.ts'
-import { fdsOf } from '../restart/open-path.ts'
+import type { Log } from '../base/log.ts'
+import { fdsOf } from './restart/open-path.ts'
 
 export type PossessionState =
   | { readonly is: 'closed' }
@@ -29,11 +29,13 @@ export type PossessionState =
 
 export interface Possession {
   readonly state: PossessionState
+  /** True while a successor prepares, or has taken over: by then it writes the lease of the node that it is to be. */
+  hasSuccessor: boolean
   /** The one that is open here: this process forwards through it, or has lent it. */
   readonly dataPath: DataPath | undefined
   /** Rung when another process had a part in a change of the state, the data path died, the host changed, or the node has another lease. */
   readonly doubt: Bell
-  /** By what `make` opens; does not call it in another state. Rejects as `make` does, and stays closed. */
+  /** Opens by `make`, which it does not call in another state. Rejects as `make` does, and stays closed. */
   open(make: () => Promise<DataPath>): Promise<void>
   /** Rejects where the data path cannot be closed; nothing is open here any more all the same. */
   close(): Promise<void>
@@ -49,7 +51,7 @@ export interface Possession {
 export function createPossession(log: Log, doubt = createBell()): Possession {
   const inTurn = createTurn()
   let state: PossessionState = { is: 'closed' }
-  /** By another process. */
+  /** Work that another process asks for. */
   const asked = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => doubt.ring()))
 
   async function lend(): Promise<OpenPath | undefined> {
@@ -59,11 +61,11 @@ export function createPossession(log: Log, doubt = createBell()): Possession {
     state = { is: 'lent', dataPath } // nobody mends it any more
     try {
       const path = await dataPath.leave()
-      // One that has nothing to lend has died, of which its fault tells.
+      // A data path that has nothing to lend has died, and its fault tells of that.
       state = path ? { is: 'lent', dataPath, path } : { is: 'forwarding', dataPath }
       return path
     } catch (error) {
-      // It forwards no more, and has nothing to lend: it is opened again.
+      // The data path forwards no more, and has nothing to lend: it is opened again.
       log.error(`The data path cannot be handed over: ${describeError(error)}`)
       await dataPath.close().catch(() => {})
       state = { is: 'closed' }
@@ -108,6 +110,7 @@ export function createPossession(log: Log, doubt = createBell()): Possession {
   }
 
   return {
+    hasSuccessor: false,
     get state() {
       return state
     },

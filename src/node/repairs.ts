@@ -1,13 +1,13 @@
 // repairs.ts - counts what was repaired, and logs it.
 
-import type { Log } from '../log.ts'
+import type { Log } from '../base/log.ts'
 
 const LOGGED_A_MINUTE = 6
 
-/** What one loop repaired. */
+/** Counts and logs what one loop repaired. */
 export interface RepairLog {
   add(mended: string): void
-  /** How many repairs there were in the last minute. */
+  /** The number of repairs in the last minute. */
   lastMinute(): number
 }
 

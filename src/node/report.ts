@@ -1,77 +1,169 @@
 // report.ts - how a node is, in full: what /status.json has of it, from what its loops share.
 
 import { hostname } from 'node:os'
-import type { PathPeer } from '../backend/backend.ts'
-import type { NetworkConfig } from '../config/network-config.ts'
-import type { PeerTraffic } from '../dataplane/engine.ts'
-import { isWeftError } from '../errors.ts'
-import { encodeLeaseValue, type Lease } from '../lease/lease.ts'
-import { addressText, formatAddress, formatNet, netText, primary } from '../net/address.ts'
-import type { DaemonOptions } from '../options.ts'
-import type { Probed } from '../status/probes.ts'
-import { summaryOf, troubleOf } from '../status/snapshot.ts'
+import type { DataPath, PathSide } from '../path/backend.ts'
+import type { NetworkConfig } from '../control/config/network-config.ts'
+import type { PeerTraffic } from '../path/engine/engine.ts'
+import { isWeftError } from '../base/errors.ts'
+import { encodeLeaseValue, type Lease } from '../control/lease/lease.ts'
 import {
+  addressText,
+  familiesOf,
+  FAMILY_NAMES,
+  formatAddress,
+  formatNet,
+  listed,
+  netText,
+  primary,
+  type Addresses,
+  type ByFamily,
+  type Family,
+  type Nets,
+} from '../net/address.ts'
+import { storeKindOf, type DaemonOptions } from '../options.ts'
+import type { PathLength } from './loops/path-lengths.ts'
+import type { Probed } from './loops/probe-schedule.ts'
+import { isReached, stateOf, summaryOf, troubleInFull, type Snapshot } from '../report/snapshot.ts'
+import type { Beginning } from '../report/states.ts'
+import {
+  conditionOf,
   countPeers,
   dropsOf,
   startingReport,
+  worstOf,
+  type Condition,
   type DaemonStatus,
   type NodeReport,
+  type PeerSide,
   type PeerStatus,
-} from '../status/status.ts'
-import { isHung, type Threads } from '../status/threads.ts'
-import { snapshotOf, type Node } from './node.ts'
+} from '../report/status.ts'
+import { isHung, type Threads } from '../report/threads.ts'
+import type { Node } from './node.ts'
 import type { Possession } from './possession.ts'
 
 /** The kernel is asked for each path: not for thousands. */
 const MOST_PATHS = 500
 
-/** What does not change; `version` is of weft. */
+/** The part of the status that does not change; `version` is weft's. */
 export function daemonStatusOf(options: DaemonOptions, version: string): DaemonStatus {
   return {
     ...{ version, pid: process.pid },
     startedAt: new Date(performance.timeOrigin).toISOString(),
     subnetFile: options['subnet-file'],
     leases: leasesOf(options),
+    network:
+      options['status-network'] === 0 ? 'off' : options['status-token-file'] === '' ? ('open' as const) : 'guarded',
   }
 }
 
 function leasesOf(options: DaemonOptions): string {
   if (options['kube-subnet-mgr']) return `nodes, annotations ${options['kube-annotation-prefix']}`
-  return options['lease-dir'] || `${String(options['etcd-endpoints'])} ${options['etcd-prefix']}`
+  switch (storeKindOf(options)) {
+    case 'directory':
+      return options['lease-dir']
+    case 'etcd':
+      return `${String(options['etcd-endpoints'])} ${options['etcd-prefix']}`
+  }
 }
 
-/** Of a daemon that has no node yet: what it waits for, and what forwards meanwhile. */
-export function startingReportOf(store: string, waitsFor: string, possession: Possession): NodeReport {
-  const { dataPath } = possession
-  return startingReport(store, waitsFor, dataPath ? pathOf(possession, new Map(), 0) : null)
+/** A daemon that has no node yet, and waits for this. */
+export const beginningOf = (waitsFor: string, possession: Possession, signal: AbortSignal): Beginning => ({
+  isForwarding: possession.dataPath !== undefined,
+  leaving: leavingOf(possession, signal),
+  waitsFor,
+})
+
+/** The report of a daemon that has no node yet: what it waits for, and what forwards meanwhile. */
+export const startingReportOf = (store: string, beginning: Beginning, possession: Possession): NodeReport =>
+  startingReport(store, beginning, beginning.isForwarding ? pathOf(possession, new Map(), 0) : null)
+
+/** Why this daemon does not go on; undefined while it does. */
+function leavingOf({ state }: Possession, signal: AbortSignal): string | undefined {
+  if (state.is === 'lent' || state.is === 'released') return 'another weftd takes over'
+  return signal.aborted || state.is === 'ended' ? 'it stops' : undefined
+}
+
+/** Whatever is told of the node is told from this. */
+export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
+  const { lease, view, possession, threads, following, manager, options } = node
+  return {
+    at: performance.now(),
+    subnet: lease.subnet,
+    isOpen: possession.dataPath !== undefined,
+    lacking: possession.dataPath?.lacking ?? {},
+    gone: possession.dataPath?.gone?.() ?? {},
+    threads,
+    leaving: leavingOf(possession, node.signal),
+    host: hostTroubles(node),
+    rules: node.rulesTrouble,
+    peers: view.size - (view.has(lease.key) ? 1 : 0),
+    ...peers,
+    ...{ held: following.held, holds: following.holds, isConfigGone: node.isConfigGone },
+    store: manager.name,
+    isFailing: following.failing,
+    comparedAt: following.listedAt,
+    followedSince: node.since,
+    repaired: node.repaired,
+    ...{ isReady: node.isReady, isPublished: node.isPublished },
+    subnetFile: options['subnet-file'],
+  }
+}
+
+const hostTroubles = ({ twin, unforwarded }: Node): readonly string[] => [
+  ...(twin === undefined ? [] : [`${twin} uses the same public IP`]),
+  ...unforwarded.map((family) => `the kernel does not forward ${FAMILY_NAMES[family]}`),
+]
+
+type PeersSeen = Pick<Snapshot, 'silent' | 'unusable' | 'narrow'>
+
+/** Looking at thousands of peers takes a while: what was seen counts for this many times as long. */
+const SEEN_FOR = 1_000
+const seen = new WeakMap<Node, PeersSeen & { readonly until: number }>()
+
+/** The peers that are not reached, as they were a moment ago; beside thousands some seconds ago. */
+function peersSeen(node: Node): PeersSeen {
+  const known = seen.get(node)
+  const began = performance.now()
+  if (known && began < known.until) return known
+  const counts = countOf(peersOf(node, new Map(), began, 0))
+  const now = performance.now()
+  seen.set(node, { ...counts, until: now + (now - began) * SEEN_FOR })
+  return counts
+}
+
+function countOf(list: readonly PeerStatus[]): PeersSeen {
+  const conditions = list.map(conditionOf)
+  const number = (of: Condition): number => conditions.filter((each) => each === of).length
+  return { silent: number('silent'), unusable: number('stored'), narrow: number('narrow') }
 }
 
 const iso = (ms: number): string => new Date(ms).toISOString()
-/** With what a millisecond is to a person. */
+/** Rounds to the milliseconds that mean something to a person. */
 const seconds = (ms: number): number => Math.round(ms) / 1000
 
 export async function reportOf(node: Node): Promise<NodeReport> {
   const traffic = await trafficOf(node)
-  // Of one moment from here on.
-  const snapshot = snapshotOf(node)
+  // From here on everything is of one moment.
+  const list = peersOf(node, traffic, performance.now())
+  const snapshot = snapshotOf(node, countOf(list))
   const { at, comparedAt } = snapshot
   const { lease, following } = node
-  const list = peersOf(node, traffic, at)
-  const trouble = troubleOf(snapshot)
+  const trouble = troubleInFull(snapshot)
   return {
-    state: trouble === undefined ? 'working' : 'impaired',
+    ...stateOf(snapshot),
     trouble: trouble ?? null,
     summary: summaryOf(snapshot),
     store: {
       name: snapshot.store,
-      reachable: comparedAt !== undefined && !snapshot.isFailing,
+      reachable: isReached(snapshot),
       comparedSecondsAgo: comparedAt === undefined ? null : seconds(at - comparedAt),
-      ...{ held: following.held, holds: following.holds },
+      ...{ held: following.held, holds: following.holds, configGone: node.isConfigGone },
     },
     node: {
       hostname: hostname(),
       subnet: netText(lease.subnet),
       publicIp: addressText(node.attrs.publicIp),
+      ...ipv6Of(lease.subnet, node.attrs.publicIp),
       externalInterface: node.externalName ?? null,
       twin: node.twin ?? null,
     },
@@ -81,34 +173,66 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       expiresAt: lease.expiresAt === undefined ? null : iso(lease.expiresAt),
       published: JSON.parse(encodeLeaseValue(node.attrs)) as Record<string, unknown>,
     },
-    dataPath: pathOf(node.possession, node.threads, at),
-    peers: countPeers(list, node.probes ? node.probes.intervalMs() / 1000 : null),
+    dataPath: pathOf(node.possession, node.threads, at, node.config, node.mtuAtStart),
+    peers: countPeers(list, probeSecondsOf(node)),
+    peerEvents: node.memory?.events.counts() ?? null,
     repairs: node.repaired,
     subnetFileWritten: node.isReady,
   }
 }
 
-function configOf(config: NetworkConfig): NodeReport['config'] {
+const ipv6Of = ({ ipv6: subnet }: Nets, { ipv6: publicIp }: Addresses) => ({
+  ipv6Subnet: subnet ? formatNet(subnet) : null,
+  publicIpv6: publicIp === undefined ? null : formatAddress(publicIp),
+})
+
+export function configOf(config: NetworkConfig): NodeReport['config'] {
   const range = primary(config)
   if (!range) return null
   return {
     network: formatNet(range.network),
+    ipv6Network: config.ipv6 ? formatNet(config.ipv6.network) : null,
     subnetLength: range.subnetLength,
     subnetMin: formatAddress(range.subnetMin),
     subnetMax: formatAddress(range.subnetMax),
+    ipv6SubnetLength: config.ipv6?.subnetLength ?? null,
+    ipv6SubnetMin: config.ipv6 ? formatAddress(config.ipv6.subnetMin) : null,
+    ipv6SubnetMax: config.ipv6 ? formatAddress(config.ipv6.subnetMax) : null,
     backendType: config.backendType,
     backend: config.backend,
   }
 }
 
-function pathOf({ dataPath }: Possession, threads: Threads, at: number): NodeReport['dataPath'] {
+/** The interval at which each peer is asked, in s; null while nobody is. */
+function probeSecondsOf({ probes }: Node): number | null {
+  const intervals = listed(probes ?? {}).map(({ intervalMs }) => intervalMs() / 1000)
+  return intervals.length === 0 ? null : Math.max(...intervals)
+}
+
+/** The families that a data path is to carry of those that the network has. */
+const carriedBy = (dataPath: DataPath | undefined, config: NetworkConfig | undefined): readonly Family[] =>
+  dataPath?.families ?? familiesOf(config ?? {})
+
+function pathOf(
+  { dataPath }: Possession,
+  threads: Threads,
+  at: number,
+  config?: NetworkConfig,
+  mtuAtStart?: number,
+): NodeReport['dataPath'] {
   const carrier = dataPath?.carrier()
+  const ownDevices = carriedBy(dataPath, config).map((family) => [family, carrier?.device] as const)
+  const devices: ByFamily<string> = carrier?.devices ?? Object.fromEntries(ownDevices)
   const counters = Object.fromEntries(
     Object.entries(dataPath?.counters() ?? {}).map(([name, count]) => [name, Number(count)]),
   )
   return {
     open: dataPath !== undefined,
-    mtu: dataPath?.mtu ?? null,
+    families: carriedBy(dataPath, config),
+    lacking: { ipv4: dataPath?.lacking?.ipv4 ?? null, ipv6: dataPath?.lacking?.ipv6 ?? null },
+    addressGone: { ipv4: dataPath?.gone?.().ipv4 ?? null, ipv6: dataPath?.gone?.().ipv6 ?? null },
+    ...{ mtu: dataPath?.mtu ?? null, mtuAtStart: mtuAtStart ?? null },
+    devices: { ipv4: devices.ipv4 ?? null, ipv6: devices.ipv6 ?? null },
     ...{ device: carrier?.device ?? null, engine: carrier?.engine ?? null, features: [...(carrier?.features ?? [])] },
     threads: [...threads].map(([name, thread]) => ({
       name,
@@ -118,25 +242,42 @@ function pathOf({ dataPath }: Possession, threads: Threads, at: number): NodeRep
   }
 }
 
-function peersOf(node: Node, traffic: Traffic, at: number): PeerStatus[] {
-  const { view, lease: own, following, possession, isUnapplied } = node
+/** The kernel is asked for the paths of so many peers at most. */
+function peersOf(node: Node, traffic: Traffic, at: number, mostPaths = MOST_PATHS): PeerStatus[] {
+  const { view, lease: own, following, possession } = node
   const { dataPath } = possession
-  // None while the data path does not have them all.
-  const set = new Map(isUnapplied ? [] : dataPath?.peers().map((peer) => [peer.key, peer]))
+  const set = new Map(dataPath?.peers().map((peer) => [peer.key, peer]))
   const held = new Set(following.heldKeys ?? [])
-  const probed = node.probes?.results()
-  const isFew = view.size <= MOST_PATHS
-  const seen = (lease: Lease): Seen => ({
-    pathMtu: isFew && set.has(lease.key) ? dataPath?.pathMtu?.(lease) : undefined,
-    ...{ peer: set.get(lease.key), traffic: traffic.get(lease.key), probed: probed?.get(lease.key) },
-    ...{ isHeld: held.has(lease.key), cameAt: node.cameAt.get(lease.key) ?? Date.now() },
-  })
-  return [...view.values()].filter(({ key }) => key !== own.key).map((lease) => peerOf(lease, seen(lease), at))
+  const probed = { ipv4: node.probes?.ipv4?.results(), ipv6: node.probes?.ipv6?.results() }
+  const isFew = view.size <= mostPaths
+  const lengths = { ipv4: node.lengths.ipv4?.lengths(), ipv6: node.lengths.ipv6?.lengths() }
+  const families = new Set(carriedBy(dataPath, node.config))
+  const seenOf = (lease: Lease): Seen => {
+    const peer = set.get(lease.key)
+    // Where the kernel carries packets it looks after their paths itself.
+    const mayBeNarrow = lengths.ipv4?.get(lease.key)?.isWhole === false
+    const pathMtu = {
+      ...{ ipv4: (isFew || mayBeNarrow) && peer ? dataPath?.pathMtu?.(lease) : undefined, ipv6: undefined },
+    }
+    const side = (family: Family): PeerSide | null =>
+      families.has(family) && lease.subnet[family]
+        ? {
+            ...sideOf(peer?.[family], probed[family]?.get(lease.key), pathMtu[family], at),
+            ...lengthOf(peer?.[family] && lengths[family]?.get(lease.key), probed[family]?.get(lease.key), at),
+          }
+        : null
+    return {
+      ...{ families: { ipv4: side('ipv4'), ipv6: side('ipv6') }, traffic: traffic.get(lease.key) },
+      name: node.names.get(addressText(lease.attrs.publicIp)) ?? null,
+      ...{ isHeld: held.has(lease.key), cameAt: node.cameAt.get(lease.key) ?? Date.now() },
+    }
+  }
+  return [...view.values()].filter(({ key }) => key !== own.key).map((lease) => peerOf(lease, seenOf(lease), at))
 }
 
 type Traffic = ReadonlyMap<string, PeerTraffic>
 
-/** None where the device is gone that counted it. */
+/** No traffic is known when the device that counted it is gone. */
 async function trafficOf({ possession: { dataPath } }: Node): Promise<Traffic> {
   const nothing: Traffic = new Map()
   if (!dataPath?.traffic) return nothing
@@ -146,32 +287,59 @@ async function trafficOf({ possession: { dataPath } }: Node): Promise<Traffic> {
   })
 }
 
-/** What is known of a peer beside its lease. */
+/** The facts about a peer beside its lease. */
 interface Seen {
-  readonly peer: PathPeer | undefined
+  readonly name: string | null
+  readonly families: Readonly<Record<Family, PeerSide | null>>
   readonly traffic: PeerTraffic | undefined
-  readonly probed: Probed | undefined
-  readonly pathMtu: number | undefined
   readonly isHeld: boolean
   readonly cameAt: number
 }
 
-function peerOf(
+const ago = (when: number | undefined, at: number): number | null =>
+  when === undefined ? null : seconds(Math.max(0, at - when))
+
+/** One family's, by what the data path has of it; nothing passes without that. */
+function sideOf(
+  side: PathSide | undefined,
+  probed: Probed | undefined,
+  pathMtu: number | undefined,
+  at: number,
+): PeerSide {
+  return {
+    ...{ endpoint: side?.endpoint ?? null, way: side?.way ?? null },
+    state: !side ? 'stored' : probed?.isAnswering ? 'answering' : 'programmed',
+    ...{ roundTripMs: probed?.roundTripMs ?? null, lossPercent: probed?.lossPercent ?? null },
+    ...{ probedSecondsAgo: ago(probed?.at, at), unansweredSeconds: ago(probed?.unansweredSince, at) },
+    pathMtu: pathMtu ?? null,
+  }
+}
+
+/** Of a peer that does not answer small requests nothing is said of long ones. */
+function lengthOf(
+  length: PathLength | undefined,
+  probed: Probed | undefined,
+  at: number,
+): Pick<PeerSide, 'path' | 'passesBytes' | 'pathSince'> {
+  if (!length || probed?.isAnswering === false) return { path: null, passesBytes: null, pathSince: null }
+  const { isWhole, bytes, since } = length
+  return { path: isWhole ? 'whole' : 'narrow', passesBytes: bytes ?? null, pathSince: iso(Date.now() - (at - since)) }
+}
+
+export function peerOf(
   { key, subnet, attrs }: Lease,
-  { peer, traffic, probed, pathMtu, isHeld, cameAt }: Seen,
+  { name, families, traffic, isHeld, cameAt }: Seen,
   at: number,
 ): PeerStatus {
   const { txPackets, txBytes, rxPackets, rxBytes, heardAt } = traffic ?? {}
-  const ago = (when: number | undefined): number | null => (when === undefined ? null : seconds(Math.max(0, at - when)))
+  const sides = [families.ipv4, families.ipv6].filter((side) => side !== null)
   return {
-    ...{ lease: key, subnet: netText(subnet), publicIp: addressText(attrs.publicIp) },
-    ...{ endpoint: peer?.endpoint ?? null, way: peer?.way ?? null, type: attrs.backendType },
-    state: !peer ? 'stored' : probed?.isAnswering ? 'answering' : 'programmed',
-    ...{ held: isHeld, since: iso(cameAt) },
+    ...{ lease: key, name, subnet: netText(subnet), publicIp: addressText(attrs.publicIp) },
+    ...ipv6Of(subnet, attrs.publicIp),
+    ...(worstOf(sides) ?? { ...sideOf(undefined, undefined, undefined, at), ...lengthOf(undefined, undefined, at) }),
+    ...{ families, type: attrs.backendType, held: isHeld, since: iso(cameAt) },
     ...{ txPackets: txPackets ?? null, txBytes: txBytes ?? null },
     ...{ rxPackets: rxPackets ?? null, rxBytes: rxBytes ?? null },
-    heardSecondsAgo: ago(heardAt),
-    ...{ roundTripMs: probed?.roundTripMs ?? null, lossPercent: probed?.lossPercent ?? null },
-    ...{ probedSecondsAgo: ago(probed?.at), pathMtu: pathMtu ?? null },
+    heardSecondsAgo: ago(heardAt, at),
   }
 }

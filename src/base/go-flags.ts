@@ -1,0 +1,188 @@
+// go-flags.ts - command lines as Go's flag package reads them (go.dev/src/flag/flag.go), flags as one table.
+//
+// `-f v`, `--f v`, `-f=v` and `--f=v` are equal. A boolean takes no separate value. The first argument that is no flag,
+// or `--`, ends the flags.
+
+import { WeftError } from './errors.ts'
+import { Secret } from './secret.ts'
+
+/** A secret's default says how it is shown. */
+export type FlagValue = string | boolean | number | readonly string[] | Secret
+
+export interface Flag<Value extends FlagValue = FlagValue> {
+  readonly default: Value
+  readonly help: string
+  /** Go's word for the value in the usage text, when it is not the type's. */
+  readonly placeholder?: string
+}
+
+export type FlagTable = Readonly<Record<string, Flag>>
+export type Options<Table extends FlagTable> = { readonly [Name in keyof Table]: Widen<Table[Name]['default']> }
+type Widen<Value> = Value extends boolean
+  ? boolean
+  : Value extends number
+    ? number
+    : Value extends string
+      ? string
+      : Value extends Secret
+        ? Secret
+        : readonly string[]
+
+export interface ParsedFlags<Table extends FlagTable> {
+  readonly options: Options<Table>
+  /** Flags that stood on the command line. */
+  readonly given: ReadonlySet<string>
+  /** The arguments that follow the flags. */
+  readonly rest: readonly string[]
+  /** The last flag before them. */
+  readonly last: (keyof Table & string) | undefined
+}
+
+const BOOLEANS: ReadonlyMap<string, boolean> = new Map([
+  ...['1', 't', 'T', 'true', 'TRUE', 'True'].map((text): [string, boolean] => [text, true]),
+  ...['0', 'f', 'F', 'false', 'FALSE', 'False'].map((text): [string, boolean] => [text, false]),
+])
+
+/** Go's strconv.ParseInt with base 0: decimal, 0x, 0o or a leading 0, 0b, and underscores between digits. */
+export function parseGoInt(text: string): number | undefined {
+  const match =
+    /^([+-]?)(0[xX]_?[0-9a-fA-F](?:_?[0-9a-fA-F])*|0[bB]_?[01](?:_?[01])*|0[oO]?_?[0-7](?:_?[0-7])*|[1-9](?:_?[0-9])*|0)$/.exec(
+      text,
+    )
+  if (!match) return undefined
+  let digits = (match[2] ?? '').replaceAll('_', '')
+  if (/^0[0-7]/.test(digits)) digits = `0o${digits}`
+  const value = Number(digits)
+  if (!Number.isSafeInteger(value)) return undefined
+  return match[1] === '-' ? -value : value
+}
+
+/** Reads one value for a flag, or says why it is none. */
+function readValue(flag: Flag, text: string): FlagValue | { readonly problem: string } {
+  switch (typeof flag.default) {
+    case 'boolean':
+      return BOOLEANS.get(text) ?? { problem: 'it takes true or false' }
+    case 'number':
+      return parseGoInt(text) ?? { problem: 'it takes a whole number' }
+    default:
+      return flag.default instanceof Secret ? flag.default.with(text) : text
+  }
+}
+
+function isProblem(value: ReturnType<typeof readValue>): value is { readonly problem: string } {
+  return typeof value === 'object' && 'problem' in value
+}
+
+/** The part of an argument that may be shown when it may be a flag: its value is perhaps a secret. */
+export const nameIn = (word: string): string => word.replace(/(?<=^-.*=).*/s, '...')
+
+/** Thrown for -h, -help and --help, which Go treats as a flag of every program. */
+export class HelpWanted extends Error {
+  override readonly name = 'HelpWanted'
+}
+
+/** Reads a command line. Throws WeftError USAGE for an unknown flag or a bad value, HelpWanted for -h. */
+export function parseFlags<Table extends FlagTable>(table: Table, args: readonly string[]): ParsedFlags<Table> {
+  const options: Record<string, FlagValue> = {}
+  for (const [name, flag] of Object.entries(table)) options[name] = flag.default
+  const given = new Set<string>()
+  const usage = (message: string): WeftError => new WeftError('USAGE', message, { remedy: 'see --help' })
+
+  let last: string | undefined
+  let index = 0
+  for (; index < args.length; index++) {
+    const argument = args[index] ?? ''
+    if (argument === '--') {
+      index++
+      break
+    }
+    if (!argument.startsWith('-') || argument === '-') break
+    const body = argument.replace(/^--?/, '')
+    if (body.startsWith('-') || body.startsWith('=')) throw usage(`bad flag syntax: ${nameIn(argument)}`)
+    const equals = body.indexOf('=')
+    const name = equals < 0 ? body : body.slice(0, equals)
+    const flag = Object.hasOwn(table, name) ? table[name] : undefined
+    if (!flag) {
+      if (name === 'h' || name === 'help') throw new HelpWanted()
+      throw usage(`flag provided but not defined: -${name}`)
+    }
+    let text = equals < 0 ? undefined : body.slice(equals + 1)
+    if (text === undefined) {
+      if (typeof flag.default === 'boolean') text = 'true'
+      else {
+        index++
+        text = args[index]
+        if (text === undefined) throw usage(`flag needs an argument: -${name}`)
+      }
+    }
+    const value = readValue(flag, text)
+    if (isProblem(value)) throw usage(`invalid value "${text}" for flag -${name}: ${value.problem}`)
+    options[name] = Array.isArray(flag.default)
+      ? [...(given.has(name) ? (options[name] as string[]) : []), text]
+      : value
+    given.add(name)
+    last = name
+  }
+  return { options: options as Options<Table>, given, rest: args.slice(index), last }
+}
+
+/** The variable of a flag (coreos/pkg flagutil). */
+export const variableOf = (prefix: string, name: string): string =>
+  `${prefix}_${name.toUpperCase().replaceAll('-', '_')}`
+
+/** The variables that begin as those of flags do, are set, and are no flag's. */
+export function unknownVariables(
+  table: FlagTable,
+  prefix: string,
+  environment: Readonly<Record<string, string | undefined>>,
+): readonly string[] {
+  const known = new Set(Object.keys(table).map((name) => variableOf(prefix, name)))
+  return Object.keys(environment).filter(
+    (name) => name.startsWith(`${prefix}_`) && environment[name] && !known.has(name),
+  )
+}
+
+/**
+ * Fills the flags that were not given from `PREFIX_NAME` variables (upper case, `-` to `_`, empty means
+ * unset). `onBad` is told about a value that is none; the flag keeps its default then.
+ */
+export function applyEnvironment<Table extends FlagTable>(
+  table: Table,
+  parsed: ParsedFlags<Table>,
+  prefix: string,
+  environment: Readonly<Record<string, string | undefined>>,
+  onBad: (message: string) => void,
+): Options<Table> {
+  const options: Record<string, FlagValue> = { ...parsed.options }
+  for (const [name, flag] of Object.entries(table)) {
+    const variable = variableOf(prefix, name)
+    const text = environment[variable]
+    if (parsed.given.has(name) || !text) continue
+    const value = readValue(flag, text)
+    if (isProblem(value)) onBad(`invalid value "${text}" for ${variable}: ${value.problem}`)
+    else options[name] = Array.isArray(flag.default) ? [text] : value
+  }
+  return options as Options<Table>
+}
+
+/** The flags' part of a usage text, in the shape of Go's PrintDefaults. */
+export function describeFlags(table: FlagTable): string {
+  return Object.entries(table)
+    .toSorted(([a], [b]) => (a < b ? -1 : 1))
+    .map(([name, flag]) => {
+      const type = flag.default instanceof Secret ? 'string' : typeof flag.default
+      const word =
+        flag.placeholder ??
+        (type === 'number' ? 'int' : type === 'string' ? 'string' : type === 'boolean' ? '' : 'value')
+      const head = word === '' ? `  -${name}` : `  -${name} ${word}`
+      const value = flag.default instanceof Secret ? String(flag.default) : flag.default
+      const shown =
+        value === '' || value === false || value === 0 || Array.isArray(value)
+          ? ''
+          : ` (default ${JSON.stringify(value)})`
+      // Go puts the help on the flag's own line when the flag is one letter without a value.
+      const gap = head.length <= 4 ? '\t' : '\n    \t'
+      return `${head}${gap}${flag.help}${shown}`
+    })
+    .join('\n')
+}

@@ -1,0 +1,56 @@
+// backend-options.ts - reads the options of the `Backend` object as the table of backends has them, each by its name in any case, with
+// a clear refusal.
+
+import { WeftError } from '../../base/errors.ts'
+import { KINDS, type BackendType, type Option, type Options, type Settings } from '../../path/kinds.ts'
+import { Secret } from '../../base/secret.ts'
+
+type Given = Readonly<Record<string, unknown>>
+
+/** The options of a backend. `backend` has its names in lower case, as network-config.ts reads it. Throws WeftError CONFIG. */
+export function readSettings<T extends BackendType>(type: T, backend: Given): Settings<T> {
+  return readOptions(KINDS[type].options, backend) as Settings<T>
+}
+
+export function readOptions(options: Options, backend: Given): Readonly<Record<string, unknown>> {
+  return Object.fromEntries(
+    Object.entries(options).map(([name, option]) => [
+      name,
+      isOption(option) ? readOption(option, backend) : readOptions(option, backend),
+    ]),
+  )
+}
+
+const isOption = (option: Option | Options): option is Option => typeof option.kind === 'string'
+
+/** The value of one, given or not. Throws WeftError CONFIG. */
+export function readOption(option: Option, backend: Given): string | number | boolean | Secret | undefined {
+  const given = backend[option.name.toLowerCase()] ?? undefined
+  function refuse(remedy: string): never {
+    throw new WeftError('CONFIG', `Backend.${option.name} is ${JSON.stringify(given)}`, { remedy })
+  }
+  switch (option.kind) {
+    case 'flag': {
+      const value = given ?? false
+      return typeof value === 'boolean' ? value : refuse('give it true or false')
+    }
+    case 'number': {
+      const value = given ?? option.default
+      if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value <= option.most) return value
+      return refuse(`give it a whole number from 0 to ${option.most}`)
+    }
+    case 'word': {
+      const { words } = option
+      if (given === undefined) return option.default
+      const word = words.find((each) => each === given)
+      return word ?? refuse(`give it one of ${words.join(', ')}, or leave it out`)
+    }
+    case 'secret': {
+      const { form, remedy = 'give it another one' } = option
+      const text = given ?? ''
+      if (typeof text !== 'string' && !(text instanceof Secret)) return refuse('give it a text')
+      const secret = typeof text === 'string' ? new Secret(text, (shown) => shown) : text
+      return secret.isEmpty || !form || form.test(secret.reveal()) ? secret : refuse(remedy)
+    }
+  }
+}

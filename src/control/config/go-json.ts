@@ -1,0 +1,26 @@
+// go-json.ts - JSON objects as Go's encoding/json reads them into a struct: keys match in any case, the last one wins.
+
+import { parseJson } from './hidden.ts'
+
+/** The object's members by lower-case key; `parse` is JSON's. Throws an Error that says why `text` is not an object. */
+export function readGoJsonObject(text: string, parse = parseJson): ReadonlyMap<string, unknown> {
+  const value = parse(text)
+  if (value === null) return new Map() // Go leaves the struct as it was
+  return goJsonMembers(value) ?? fail(`it is ${jsonKind(value)} instead of an object`)
+}
+
+/** The members of a JSON object by lower-case key; undefined when `value` is none. */
+export function goJsonMembers(value: unknown): ReadonlyMap<string, unknown> | undefined {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) return undefined
+  return new Map(Object.entries(value).map(([key, member]) => [key.toLowerCase(), member]))
+}
+
+/** What a JSON value that is not null is, in Go's words. */
+export function jsonKind(value: unknown): string {
+  if (Array.isArray(value)) return 'array'
+  return typeof value === 'boolean' ? 'bool' : typeof value
+}
+
+function fail(message: string): never {
+  throw new Error(message)
+}

@@ -1,0 +1,70 @@
+// plan.ts - what becomes of the nodes of a network when another configuration is put: which keys change, and whether nodes that have
+// restarted and nodes that have not lose each other meanwhile.
+
+import { Secret } from '../../base/secret.ts'
+import { formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'
+import { isBackendType, kindOf, KINDS } from '../../path/kinds.ts'
+import { readOption } from './backend-options.ts'
+import { optionsOf } from './keys.ts'
+import type { NetworkConfig, SubnetRange } from './network-config.ts'
+
+export interface Plan {
+  /** A line for each key that changes: `Backend.Port: 8285 -> 9000`. */
+  readonly changes: readonly string[]
+  /** The nodes of which packets to and from the others are lost until all have restarted; 0 for none. */
+  readonly cut: number
+}
+
+interface Value {
+  readonly key: string
+  readonly value: string | number | boolean | Secret | undefined
+  readonly isShared: boolean
+}
+
+const rangeValues = (prefix: string, range: SubnetRange<Net> | undefined): readonly Value[] =>
+  [
+    [`${prefix}Network`, range && formatNet(range.network)],
+    [`${prefix}SubnetLen`, range?.subnetLength],
+    [`${prefix}SubnetMin`, range && formatAddress(range.subnetMin)],
+    [`${prefix}SubnetMax`, range && formatAddress(range.subnetMax)],
+  ].map(([key, value]) => ({ key: String(key), value, isShared: false }))
+
+function valuesOf(config: NetworkConfig): readonly Value[] {
+  const { backendType: type, backend, enableNftables } = config
+  return [
+    ...FAMILIES.flatMap((family) => rangeValues(family === 'ipv4' ? '' : 'IPv6', config[family])),
+    { key: 'EnableNFTables', value: enableNftables, isShared: false },
+    { key: 'Backend.Type', value: type, isShared: true },
+    ...(isBackendType(type) ? optionsOf(KINDS[type].options) : []).map((option) => ({
+      key: `Backend.${option.name}`,
+      value: readOption(option, backend),
+      isShared: option.isShared === true,
+    })),
+  ]
+}
+
+/** Compares two valid configurations; `published` has the backend type that each node's lease names. */
+export function planOf(before: NetworkConfig, after: NetworkConfig, published: readonly string[]): Plan {
+  const old = new Map(valuesOf(before).map((each) => [each.key, each]))
+  const isOtherType = before.backendType !== after.backendType
+  const changed = valuesOf(after).filter(({ key, value }) => {
+    // What another backend has for options is its own.
+    if (isOtherType && key.startsWith('Backend.')) return key === 'Backend.Type'
+    return !isSame(value, old.get(key)?.value)
+  })
+  // A node that publishes the new type runs it already, where that can be told.
+  const isThere = (type: string): boolean =>
+    isOtherType && type !== kindOf(before.backendType)?.published && type === kindOf(after.backendType)?.published
+  return {
+    changes: changed.map(({ key, value }) => `${key}: ${textOf(old.get(key)?.value)} -> ${textOf(value)}`),
+    cut: changed.some(({ isShared }) => isShared) ? published.filter((type) => !isThere(type)).length : 0,
+  }
+}
+
+const isSame = (a: Value['value'], b: Value['value']): boolean =>
+  a instanceof Secret && b instanceof Secret ? a.identity === b.identity : a === b
+
+const textOf = (value: Value['value']): string => {
+  const text = value instanceof Secret ? value.toString() : String(value ?? '')
+  return text === '' ? 'none' : text
+}

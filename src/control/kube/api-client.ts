@@ -1,0 +1,268 @@
+// api-client.ts - speaks to the Kubernetes API: a request and its answer, a watch and its events; what is wrong becomes a WeftError.
+//
+// By Node's own HTTP/1.1: a daemon has one watch open and asks next to nothing beside it, for which one more connection is no
+// price. Who asks again, and when, is for those who ask; here only a server that says "not before" is obeyed.
+
+import { request as requestHttp, Agent as HttpAgent, type IncomingMessage } from 'node:http'
+import { request as requestHttps, Agent as HttpsAgent } from 'node:https'
+import { createGunzip } from 'node:zlib'
+import { messageOf, WeftError } from '../../base/errors.ts'
+import { limited, pause } from '../../host/bell.ts'
+import type { Access } from './access.ts'
+
+/** A limit for an answer as a whole; one with 500 nodes has some 10 MB. */
+const ANSWER_MS = 30_000
+/** A watch may go on this much longer than it was asked for; after that its server, or a box between, is gone. */
+const WATCH_GRACE_MS = 10_000
+/** A dead connection is noticed within 15 s: by ten probes a second apart after this time (libuv, uv_tcp_keepalive). */
+const KEEPALIVE_MS = 5_000
+/** Longest that a server's Retry-After is obeyed: changes are to be seen within a minute. */
+const LONGEST_RETRY_AFTER_S = 30
+/** The length to which an answer that is no Status is shown. */
+const SHOWN_BODY = 200
+
+/** `metadata.k8s.io` without the rest, which is most of a node; a server that cannot do so sends the whole. */
+export const METADATA_ONLY = 'application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json'
+
+export interface WatchEvent {
+  readonly type?: string
+  readonly object?: unknown
+}
+
+export interface Ask {
+  readonly method: 'GET' | 'POST' | 'PATCH'
+  readonly path: string
+  readonly query?: Readonly<Record<string, string>>
+  /** Sent as JSON. */
+  readonly body?: unknown
+  readonly contentType?: string
+}
+
+export interface KubeClient {
+  /** The answer; undefined when there is no such object. */
+  ask<T>(ask: Ask, signal: AbortSignal): Promise<T | undefined>
+  /**
+   * Yields events as they come, for the time given; an empty array when the server begins to answer. Ends when the
+   * server ends it.
+   */
+  watch(
+    path: string,
+    query: Readonly<Record<string, string>>,
+    seconds: number,
+    signal: AbortSignal,
+  ): AsyncIterable<readonly WatchEvent[]>
+  close(): void
+}
+
+/** `access` is asked before each request. */
+export function createKubeClient(access: () => Promise<Access>): KubeClient {
+  const agents = {
+    http: new HttpAgent({ keepAlive: true }),
+    https: new HttpsAgent({ keepAlive: true }),
+  }
+  /** The server asked for nothing to be sent before this time, by performance.now(). */
+  let notBefore = 0
+
+  async function open(ask: Ask, accept: string, signal: AbortSignal): Promise<IncomingMessage> {
+    await pause(signal, notBefore - performance.now())
+    const { server, authorization, ca, cert, key, serverName, isInsecure } = await access()
+    const url = new URL(`${server}${ask.path}`)
+    for (const [name, value] of Object.entries(ask.query ?? {})) url.searchParams.set(name, value)
+    const body = ask.body === undefined ? undefined : Buffer.from(JSON.stringify(ask.body))
+    const headers = {
+      accept,
+      'user-agent': 'weftd',
+      'accept-encoding': 'gzip',
+      ...(authorization && { authorization: authorization.reveal() }),
+      ...(body && { 'content-type': ask.contentType ?? 'application/json', 'content-length': body.length }),
+    }
+    // The agent keeps connections apart by what TLS was given, so that a new authority or certificate gets a new one.
+    const tls = {
+      ...(ca === undefined ? {} : { ca }),
+      ...(cert === undefined ? {} : { cert }),
+      ...(key && { key: key.reveal() }),
+      ...(serverName === undefined ? {} : { servername: serverName }),
+      ...(isInsecure ? { rejectUnauthorized: false } : {}),
+    }
+    const common = { method: ask.method, headers, signal }
+    const send = (): Promise<IncomingMessage> =>
+      new Promise((resolve, reject) => {
+        const request =
+          url.protocol === 'https:'
+            ? requestHttps(url, { ...common, ...tls, agent: agents.https })
+            : requestHttp(url, { ...common, agent: agents.http })
+        let isOver = false
+        request.on('socket', (socket) => socket.setKeepAlive(true, KEEPALIVE_MS))
+        request
+          .on('response', (response) => {
+            isOver = true
+            resolve(response)
+          })
+          .on('error', (error: NodeJS.ErrnoException) => {
+            if (isOver) return // the reader of the answer is told by that
+            isOver = true
+            // The server ended a connection that lay idle as we took it (Node.js, request.reusedSocket): a new one is made.
+            if (request.reusedSocket && error.code === 'ECONNRESET' && !signal.aborted) resolve(send())
+            else reject(error)
+          })
+          .end(body)
+      })
+    try {
+      return await send()
+    } catch (error) {
+      throw signal.aborted ? signal.reason : unreachable(server, error) // also for a certificate or a key that is none
+    }
+  }
+
+  /** Throws for an answer that is none of these. */
+  async function check(response: IncomingMessage, ask: Ask, good: (status: number) => boolean): Promise<void> {
+    const { statusCode = 0, statusMessage = '', headers } = response
+    if (good(statusCode)) return
+    const seconds = Number(headers['retry-after'])
+    if (seconds > 0) notBefore = performance.now() + Math.min(seconds, LONGEST_RETRY_AFTER_S) * 1000
+    const text = await textOf(response).catch(() => '')
+    throw statusError(statusCode, `${ask.method} ${ask.path}: ${statusCode} ${statusMessage}`, text)
+  }
+
+  return {
+    async ask<T>(ask: Ask, signal: AbortSignal) {
+      return within(ANSWER_MS, signal, `${ask.method} ${ask.path}`, async (limit) => {
+        const response = await open(ask, 'application/json', limit)
+        await check(
+          response,
+          ask,
+          (status) => (status >= 200 && status < 300) || (status === 404 && ask.method === 'GET'),
+        )
+        const text = await textOf(response)
+        return response.statusCode === 404 ? undefined : (parse(text) as T)
+      })
+    },
+
+    async *watch(path, query, seconds, signal) {
+      const ask: Ask = { method: 'GET', path, query: { ...query, watch: 'true', timeoutSeconds: String(seconds) } }
+      const ended = new AbortController()
+      const onAbort = (): void => ended.abort(signal.reason)
+      signal.addEventListener('abort', onAbort)
+      const late = (): void =>
+        ended.abort(new WeftError('STORE_UNAVAILABLE', `the watch of ${path} was silent for too long`))
+      let timer = setTimeout(late, ANSWER_MS)
+      try {
+        signal.throwIfAborted()
+        const response = await open(ask, METADATA_ONLY, ended.signal)
+        await check(response, ask, (status) => status === 200)
+        clearTimeout(timer)
+        timer = setTimeout(late, seconds * 1000 + WATCH_GRACE_MS)
+        yield []
+        // A line is an event, and counts when its end is there: what was cut is sent again.
+        let rest = ''
+        for await (const chunk of unpacked(response)) {
+          const lines = (rest + chunk).split('\n')
+          rest = lines.pop() ?? ''
+          const events = lines.filter((line) => line !== '').map(parseEvent)
+          if (events.length > 0) yield events
+        }
+      } catch (error) {
+        if (ended.signal.aborted) throw ended.signal.reason
+        throw error instanceof WeftError ? error : unreachable(path, error)
+      } finally {
+        clearTimeout(timer)
+        signal.removeEventListener('abort', onAbort)
+        ended.abort() // the connection of a watch that nobody reads any more
+      }
+    },
+
+    close() {
+      agents.http.destroy()
+      agents.https.destroy()
+    },
+  }
+}
+
+const unreachable = (where: string, cause: unknown): WeftError => {
+  const { code } = cause as NodeJS.ErrnoException
+  return new WeftError(
+    'STORE_UNAVAILABLE',
+    `the Kubernetes API at ${where} does not answer: ${messageOf(cause) || code || 'no reason given'}`,
+    { cause },
+  )
+}
+
+/** Runs `work`, whose signal aborts with a WeftError when time is up. */
+async function within<T>(
+  ms: number,
+  signal: AbortSignal,
+  what: string,
+  work: (limit: AbortSignal) => Promise<T>,
+): Promise<T> {
+  const late = () => new WeftError('STORE_UNAVAILABLE', `${what}: no answer within ${ms / 1000} s`)
+  try {
+    return await limited(signal, ms, late, work)
+  } catch (error) {
+    signal.throwIfAborted()
+    throw error instanceof WeftError ? error : unreachable(what, error)
+  }
+}
+
+/** The text of an answer, unpacked; ends by throwing when the connection is cut. */
+async function* unpacked(response: IncomingMessage): AsyncGenerator<string> {
+  if (response.headers['content-encoding'] !== 'gzip') {
+    for await (const chunk of response.setEncoding('utf8')) yield chunk as string
+    return
+  }
+  const gunzip = createGunzip()
+  response.on('error', (error) => gunzip.destroy(error)).pipe(gunzip)
+  for await (const chunk of gunzip.setEncoding('utf8')) yield chunk as string
+}
+
+async function textOf(response: IncomingMessage): Promise<string> {
+  const parts: string[] = []
+  for await (const part of unpacked(response)) parts.push(part)
+  return parts.join('')
+}
+
+function parse(text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch (error) {
+    throw new WeftError(
+      'STORE_UNAVAILABLE',
+      `the Kubernetes API answers with something that is not JSON: ${messageOf(error)}`,
+    )
+  }
+}
+
+function parseEvent(line: string): WatchEvent {
+  const event = parse(line)
+  if (typeof event === 'object' && event !== null) return event
+  throw new WeftError(
+    'STORE_UNAVAILABLE',
+    `the Kubernetes API sends something that is not an event: ${line.slice(0, SHOWN_BODY)}`,
+  )
+}
+
+/** Makes an error of a Status (Kubernetes, API conventions), or of whatever stands in its place. */
+export function statusError(code: number, what: string, text: string): WeftError {
+  let message = text.slice(0, SHOWN_BODY)
+  try {
+    const status = JSON.parse(text) as { message?: unknown }
+    if (typeof status.message === 'string') ({ message } = status as { message: string })
+  } catch {
+    // A body that is no JSON is shown as it is.
+  }
+  const line = message === '' ? what : `${what}: ${message.trim()}`
+  if (code === 410) return new WeftError('GAP', line)
+  if (code === 401)
+    return new WeftError('STORE_UNAVAILABLE', line, {
+      remedy: 'its token or certificate is not valid; it is read again at each try',
+    })
+  if (code === 403)
+    return new WeftError('STORE_UNAVAILABLE', line, {
+      remedy: 'give its account the rights of deploy/kubernetes/weft.yaml',
+    })
+  const mayPass = code === 404 || code === 409 || code === 429 || code >= 500
+  return mayPass
+    ? new WeftError('STORE_UNAVAILABLE', line)
+    : new WeftError('STORE', line, {
+        remedy: 'the API server and weft do not understand each other; report this as a bug',
+      })
+}

@@ -1,0 +1,98 @@
+// kube-manager.ts - the manager of subnets whose leases are the nodes of the Kubernetes API.
+
+import { readFile } from 'node:fs/promises'
+import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { pause } from '../../host/bell.ts'
+import type { SubnetManager } from '../lease/subnet-manager.ts'
+import { seldom, type Log } from '../../base/log.ts'
+import { readAccess, type AccessOptions } from './access.ts'
+import { createKubeClient, type KubeClient } from './api-client.ts'
+import { annotationNames } from './node-lease.ts'
+import { createNodeSource } from './node-source.ts'
+import { createOwnNode } from './own-node.ts'
+
+const RETRY_MS = 1_000
+
+export interface KubeManagerOptions extends AccessOptions {
+  readonly annotationPrefix: string
+  /** The file of the network configuration. */
+  readonly netConfigPath: string
+  /** True when the condition NetworkUnavailable is to be cleared. */
+  readonly setCondition: boolean
+  readonly log: Log
+  readonly signal: AbortSignal
+}
+
+/** Asks the API which node this is, if a variable does not say; an API that is away is waited for. */
+export async function createKubeManager(options: KubeManagerOptions): Promise<SubnetManager> {
+  const { log, signal, environment } = options
+  const names = annotationNames(options.annotationPrefix)
+  checkQueueDepth(environment)
+  await readAccess(options) // an error at the start is the operator's mistake
+  const client = createKubeClient(() => readAccess(options))
+  try {
+    const name = environment['NODE_NAME'] || (await nodeOfPod(client, environment, log, signal))
+    const own = createOwnNode({ client, names, name, log })
+    return {
+      name: 'kubernetes',
+      title: `Kubernetes Subnet Manager - ${name}`,
+      givesSubnets: true,
+      source: createNodeSource(client, names),
+      holder: (config) => own.holder(config),
+      async config() {
+        try {
+          return await readFile(options.netConfigPath, 'utf8')
+        } catch (error) {
+          throw new WeftError('CONFIG_MISSING', `failed to read net conf: ${messageOf(error)}`, {
+            remedy: 'mount it there, or name another file with --net-config-path',
+          })
+        }
+      },
+      published: (stop) => own.published(stop),
+      publicIp: (stop) => own.addressesGiven('nodePublicIp', stop),
+      amend: (publicIp, stop) => own.amend(publicIp, stop),
+      ...(options.setCondition ? { ready: (stop: AbortSignal) => own.ready(stop) } : {}),
+      close: async () => client.close(),
+    }
+  } catch (error) {
+    client.close()
+    throw error
+  }
+}
+
+/** flannel's queue, which weft has not; what it refuses is refused all the same. */
+function checkQueueDepth({ EVENT_QUEUE_DEPTH: text = '' }: NodeJS.ProcessEnv): void {
+  if (text !== '' && !/^[+-]?\d+$/.test(text))
+    throw new WeftError('USAGE', `env EVENT_QUEUE_DEPTH=${text} format error`, {
+      remedy: 'leave it out: it does nothing',
+    })
+}
+
+/** The node of the pod that this is. */
+async function nodeOfPod(
+  client: KubeClient,
+  { POD_NAME: name = '', POD_NAMESPACE: namespace = '' }: NodeJS.ProcessEnv,
+  log: Log,
+  signal: AbortSignal,
+): Promise<string> {
+  if (name === '' || namespace === '') {
+    throw new WeftError('STORE', 'env variables POD_NAME and POD_NAMESPACE must be set', {
+      remedy: 'set both, or NODE_NAME, the name of the node',
+    })
+  }
+  const calm = seldom(log)
+  for (;;) {
+    try {
+      const path = `/api/v1/namespaces/${encodeURIComponent(namespace)}/pods/${encodeURIComponent(name)}`
+      const pod = await client.ask<{ spec?: { nodeName?: string } }>({ method: 'GET', path }, signal)
+      if (!pod) throw new WeftError('STORE', 'there is no such pod', { remedy: 'correct POD_NAME and POD_NAMESPACE' })
+      if (typeof pod.spec?.nodeName === 'string' && pod.spec.nodeName !== '') return pod.spec.nodeName
+      throw new WeftError('STORE', `node name not present in pod spec '${namespace}/${name}'`)
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isWeftError(error, 'STORE_UNAVAILABLE')) throw error
+      calm.error(`error retrieving pod spec for '${namespace}/${name}': ${describeError(error)}`)
+    }
+    await pause(signal, RETRY_MS * (0.5 + Math.random() / 2))
+  }
+}

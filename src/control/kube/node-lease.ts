@@ -1,0 +1,223 @@
+// node-lease.ts - a node of the Kubernetes API as a lease, and what our own node is to say. Pure.
+//
+// The subnet is the podCIDR that a controller gave the node, once and for its life (ValidateNodeUpdate of the API server lets
+// nobody change it). All else are annotations, in flannel's names and bytes (pkg/subnet/kube/annotations.go and kube.go), of each family
+// that the node is reached by; those of another family are taken away, or peers would send to where nobody is.
+
+import { parseJson } from '../config/hidden.ts'
+import { messageOf, WeftError } from '../../base/errors.ts'
+import { shortened } from '../lease/host-name.ts'
+import { goJsonText, leaseKey, parseLeaseKey, type Lease, type LeaseAttrs } from '../lease/lease.ts'
+import type { Entry } from '../lease/subnet-manager.ts'
+import { netsOf, parseNet, type Address, type Addresses, type Family } from '../../net/address.ts'
+import { formatIpv4, parseIpv4 } from '../../net/ipv4.ts'
+import { formatIpv6, parseIpv6 } from '../../net/ipv6.ts'
+
+/** The members of a node that weft reads. */
+export interface NodeObject {
+  readonly metadata?: {
+    readonly name?: string | undefined
+    readonly uid?: string | undefined
+    readonly resourceVersion?: string | undefined
+    readonly creationTimestamp?: string | undefined
+    readonly annotations?: Readonly<Record<string, string>>
+  }
+  readonly spec?: { readonly podCIDR?: string | undefined; readonly podCIDRs?: readonly string[] }
+}
+
+const isText = (value: unknown): value is string => typeof value === 'string'
+const textOf = (value: unknown): string | undefined => (isText(value) ? value : undefined)
+/** The members of a JSON object; none of any other value. */
+export const membersOf = (value: unknown): Readonly<Record<string, unknown>> =>
+  typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : {}
+
+/** A node as it came, whatever that is: what is not of its type is not there. */
+export function nodeOf(value: unknown): NodeObject {
+  const { metadata, spec } = membersOf(value)
+  const { name, uid, resourceVersion, creationTimestamp, annotations } = membersOf(metadata)
+  const { podCIDR, podCIDRs } = membersOf(spec)
+  return {
+    metadata: {
+      ...{ name: textOf(name), uid: textOf(uid), resourceVersion: textOf(resourceVersion) },
+      creationTimestamp: textOf(creationTimestamp),
+      annotations: Object.fromEntries(
+        Object.entries(membersOf(annotations)).filter((each): each is [string, string] => isText(each[1])),
+      ),
+    },
+    ...(typeof spec === 'object' && spec !== null
+      ? { spec: { podCIDR: textOf(podCIDR), podCIDRs: Array.isArray(podCIDRs) ? podCIDRs.filter(isText) : [] } }
+      : {}),
+  }
+}
+
+/**
+ * The time when a node was made, as a number that is higher for a later one. The resourceVersion cannot tell: a
+ * heartbeat makes that of a node which is long gone from its host higher than that of the one which took its place.
+ */
+export function createdAt({ metadata }: NodeObject): bigint | undefined {
+  const at = Date.parse(metadata?.creationTimestamp ?? '')
+  return Number.isNaN(at) ? undefined : BigInt(at)
+}
+
+export type NodeSubnets = Pick<Lease, 'key' | 'subnet'>
+
+/** The annotations by what they are for. */
+export interface AnnotationNames {
+  readonly managed: string
+  readonly backendType: string
+  readonly ipv4: FamilyNames
+  readonly ipv6: FamilyNames
+}
+
+/** Those of one family. */
+interface FamilyNames {
+  readonly backendData: string
+  readonly publicIp: string
+  /** An operator's: what is published as public IP, whatever the node's is. */
+  readonly publicIpOverwrite: string
+  /** An operator's: what stands for --public-ip, or --public-ipv6, on this node. */
+  readonly nodePublicIp: string
+}
+
+/** Names with this prefix. Throws WeftError USAGE, with flannel's words, for one that Kubernetes would not take. */
+export function annotationNames(given: string): AnnotationNames {
+  const slashes = given.split('/').length - 1
+  const remedy = { remedy: 'give --kube-annotation-prefix a domain, a slash and a prefix of names' }
+  if (slashes > 1) throw new WeftError('USAGE', 'subnet/kube: prefix can contain at most single slash', remedy)
+  const withSlash = slashes === 0 ? `${given}/` : given
+  const prefix = /[/-]$/.test(withSlash) ? withSlash : `${withSlash}-`
+  if (!/^(?:[a-z0-9_-]+\.)+[a-z0-9_-]+\/(?:[a-z0-9_-]+-)?$/.test(prefix))
+    throw new WeftError('USAGE', 'subnet/kube: prefix must be in a format: fqdn/[0-9a-z-_]*', remedy)
+  return {
+    managed: `${prefix}kube-subnet-manager`,
+    backendType: `${prefix}backend-type`,
+    ipv4: {
+      backendData: `${prefix}backend-data`,
+      publicIp: `${prefix}public-ip`,
+      publicIpOverwrite: `${prefix}public-ip-overwrite`,
+      nodePublicIp: `${prefix}node-public-ip`,
+    },
+    ipv6: {
+      backendData: `${prefix}backend-v6-data`,
+      publicIp: `${prefix}public-ipv6`,
+      publicIpOverwrite: `${prefix}public-ipv6-overwrite`,
+      nodePublicIp: `${prefix}node-public-ipv6`,
+    },
+  }
+}
+
+/** The subnets that a node was given; a text that says what is wrong with them; undefined when it has none yet. */
+export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string | undefined {
+  if (!spec?.podCIDR) return undefined
+  const cidrs = spec.podCIDRs?.length ? spec.podCIDRs : [spec.podCIDR]
+  const name = JSON.stringify(metadata?.name ?? '')
+  if (cidrs.length > 2) return `node ${name} pod cidrs should be IPv4/IPv6 only or dualstack` // flannel's words
+  const subnet = netsOf(cidrs.flatMap((cidr) => parseNet(cidr) ?? []))
+  const key = leaseKey(subnet)
+  // None, or one that a lease's key cannot have.
+  if (!parseLeaseKey(key)) return `node ${name} has no pod cidr that can be a subnet: ${cidrs.join(', ')}`
+  return { key, subnet }
+}
+
+/** True for a node of flannel's or weft's: it says so itself. */
+export const isManaged = ({ metadata }: NodeObject, names: AnnotationNames): boolean =>
+  metadata?.annotations?.[names.managed] === 'true'
+
+/** The lease that a managed node with these subnets publishes. */
+export function entryOf(node: NodeObject, { key, subnet }: NodeSubnets, names: AnnotationNames): Entry {
+  const { metadata } = node
+  const revision = createdAt(node)
+  try {
+    const attrs = readAttrs(metadata?.annotations ?? {}, names)
+    const named = metadata?.name ? { name: shortened(metadata.name) } : {}
+    return { key, lease: { key, subnet, attrs, ...named, ...(revision === undefined ? {} : { revision }) } }
+  } catch (error) {
+    return { key, problem: `node ${metadata?.name ?? ''}: ${messageOf(error)}` }
+  }
+}
+
+/**
+ * What annotations say of their node. A family that something is missing or wrong of is one that the node has not, as long as there is the
+ * other. Throws an Error that says why they say nothing.
+ */
+export function readAttrs(annotations: Readonly<Record<string, string>>, names: AnnotationNames): LeaseAttrs {
+  const ipv4 = readFamily(annotations, names.ipv4, parseIpv4)
+  const ipv6 = readFamily(annotations, names.ipv6, parseIpv6)
+  if ('problem' in ipv4 && 'problem' in ipv6) throw new Error((annotations[names.ipv6.publicIp] ? ipv6 : ipv4).problem)
+  const [of4, of6] = ['problem' in ipv4 ? undefined : ipv4, 'problem' in ipv6 ? undefined : ipv6]
+  return {
+    publicIp: { ipv4: of4?.address || undefined, ipv6: of6?.address || undefined },
+    backendType: annotations[names.backendType] ?? '',
+    backendData: of4?.data,
+    backendV6Data: of6?.data,
+  }
+}
+
+function readFamily<A extends Address>(
+  annotations: Readonly<Record<string, string>>,
+  names: FamilyNames,
+  parse: (text: string) => A | undefined,
+): { readonly address: A; readonly data: unknown } | { readonly problem: string } {
+  const text = annotations[names.publicIp]
+  if (!text) return { problem: `it has no ${names.publicIp}` }
+  const address = parse(text)
+  if (address === undefined) return { problem: `${names.publicIp} is ${JSON.stringify(text)}` }
+  try {
+    return { address, data: readBackendData(annotations[names.backendData], names.backendData) }
+  } catch (error) {
+    return { problem: messageOf(error) }
+  }
+}
+
+/** The length to which an unreadable annotation is shown; it may have 256 KiB. */
+const SHOWN_TEXT = 200
+
+/** flannel writes null for what there is none of. */
+function readBackendData(text: string | undefined, name: string): unknown {
+  try {
+    return parseJson(text || 'null') ?? undefined
+  } catch (error) {
+    const shown = JSON.stringify(text?.slice(0, SHOWN_TEXT))
+    throw new Error(`${name} cannot be read (${messageOf(error)}): ${shown}`, { cause: error })
+  }
+}
+
+/**
+ * What must change in a node's annotations so that they say this; null is what is to go. Undefined when they do: nothing is written then,
+ * as flannel writes nothing.
+ */
+export function annotationsPatch(
+  present: Readonly<Record<string, string>>,
+  attrs: LeaseAttrs,
+  names: AnnotationNames,
+): Readonly<Record<string, string | null>> | undefined {
+  const { ipv4, ipv6 } = attrs.publicIp
+  const family = (of: FamilyNames, address: string | undefined, data: unknown): readonly [string, string | null][] => [
+    [of.backendData, address === undefined ? null : goJsonText(data ?? null)],
+    [of.publicIp, address ?? null],
+  ]
+  const wanted: readonly (readonly [string, string | null])[] = [
+    ...family(names.ipv4, ipv4 === undefined ? undefined : formatIpv4(ipv4), attrs.backendData),
+    ...family(names.ipv6, ipv6 === undefined ? undefined : formatIpv6(ipv6), attrs.backendV6Data),
+    [names.backendType, attrs.backendType],
+    [names.managed, 'true'],
+  ]
+  const different = wanted.filter(([name, value]) => (present[name] ?? null) !== value)
+  return different.length === 0 ? undefined : Object.fromEntries(different)
+}
+
+/** The addresses that an operator gave by annotations; each text that is none is told to `onBad`, with the name of its family. */
+export function givenAddresses(
+  { metadata }: NodeObject,
+  names: Pick<AnnotationNames, Family>,
+  which: 'nodePublicIp' | 'publicIpOverwrite',
+  onBad: (family: string, problem: string) => void,
+): Addresses {
+  const read = <A extends Address>(name: string, family: string, parse: (text: string) => A | undefined) => {
+    const text = metadata?.annotations?.[name] ?? ''
+    const address = text === '' ? undefined : parse(text)
+    if (text !== '' && address === undefined) onBad(family, `${name} is ${JSON.stringify(text)}`)
+    return address
+  }
+  return { ipv4: read(names.ipv4[which], 'IPv4', parseIpv4), ipv6: read(names.ipv6[which], 'IPv6', parseIpv6) }
+}

@@ -1,0 +1,392 @@
+// own-lease.ts - this node's own lease above a compare-and-set store: acquired, and renewed.
+//
+// Every write is conditional on what was read before it, so that two nodes can never both believe that a subnet is
+// theirs; the loser of a race reads again and goes on.
+
+import type { NetworkConfig, SubnetRange } from '../config/network-config.ts'
+import { WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
+import {
+  addressText,
+  formatAddress,
+  formatNet,
+  familyOf,
+  listed,
+  netsOf,
+  netsOverlap,
+  netsText,
+  primary,
+  type Net,
+  type Nets,
+} from '../../net/address.ts'
+import type { Store, StoreEntry, Written } from '../store/store.ts'
+import { isCompatible, pickSubnet } from './allocate.ts'
+import {
+  createAlone,
+  decodeAll,
+  decodeOrUndefined,
+  firstAcross,
+  isSame,
+  isSettled,
+  overlapText,
+  type Across,
+  type FoundLease,
+} from './claim.ts'
+import {
+  describeSubnets,
+  encodeLeaseValue,
+  isOfOneNode,
+  leaseKey,
+  parseLeaseKey,
+  type Lease,
+  type LeaseAttrs,
+  type OwnLease,
+} from './lease.ts'
+import type { LeaseHolder } from './subnet-manager.ts'
+
+/** Holds a node's lease by compare-and-set. */
+export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
+  return {
+    obtain: (attrs, previous, log, signal) =>
+      acquireLease(store, config, attrs, { previous, random: Math.random, log, signal }),
+    renew: (lease, attrs, log, signal) => renewLease(store, lease, { attrs, log, signal }),
+    release: (lease, signal) => releaseLease(store, lease, signal),
+  }
+}
+
+export interface AcquireOptions {
+  /** The subnets that this node had before, from subnet.env. */
+  readonly previous?: Nets
+  readonly random: () => number
+  readonly log: Log
+  readonly signal: AbortSignal
+}
+
+/** The length to which a value that is no lease is shown in the log. */
+const SHOWN_VALUE = 200
+
+/** Deletes it, unless another node has it meanwhile. */
+async function releaseLease(store: Store, { key, attrs }: OwnLease, signal: AbortSignal): Promise<void> {
+  for (;;) {
+    const { entries } = await store.list(signal)
+    const own = decodeAll(entries).find((lease) => lease.key === key && isOfOneNode(lease.attrs, attrs))
+    // A reservation is the operator's.
+    if (!own || own.entry.isReservation || (await store.delete(key, own.entry, signal))) return
+  }
+}
+
+/**
+ * A lease for this node, of each family that the configuration has and the node an address of: the one that it has already, else one
+ * with as many of its subnets as the configuration allows, else with the previous ones if they are free, else with free ones at random.
+ * Rejects with WeftError OUT_OF_SUBNETS, CONFIG, STORE or STORE_UNAVAILABLE.
+ */
+export async function acquireLease(
+  store: Store,
+  config: NetworkConfig,
+  attrs: LeaseAttrs,
+  options: AcquireOptions,
+): Promise<OwnLease> {
+  const ranges = rangesFor(config, attrs)
+  // Each refusal takes a subnet from those that are tried, so that this ends, with a lease or with OUT_OF_SUBNETS.
+  const refused: Net[] = []
+  for (;;) {
+    options.signal.throwIfAborted()
+    const lease = await tryAcquire({ store, config, ranges, attrs, refused, ...options })
+    if (lease) return lease
+  }
+}
+
+/** What the subnets of a node are drawn from, by its families. Throws WeftError CONFIG where it has none of them. */
+function rangesFor(config: NetworkConfig, { publicIp }: LeaseAttrs): readonly SubnetRange<Net>[] {
+  const ranges = listed({
+    ipv4: publicIp.ipv4 === undefined ? undefined : config.ipv4,
+    ipv6: publicIp.ipv6 === undefined ? undefined : config.ipv6,
+  })
+  if (ranges.length > 0) return ranges
+  const family = config.ipv4 ? 'IPv4' : 'IPv6'
+  throw new WeftError('CONFIG', `the network is of ${family}, and this node has no ${family} address`, {
+    remedy: 'give the host one, or enable the family that it has in the network configuration',
+  })
+}
+
+interface Acquiring extends AcquireOptions {
+  readonly store: Store
+  readonly config: NetworkConfig
+  readonly ranges: readonly SubnetRange<Net>[]
+  readonly attrs: LeaseAttrs
+  /** Subnets that the store did not give, whatever it lists; more are put there. */
+  readonly refused: Net[]
+}
+
+/** What the store had at the beginning of a round. */
+interface Round {
+  readonly entries: readonly StoreEntry[]
+  readonly leases: readonly FoundLease[]
+  /** This node's, those that have most of its previous subnets first, and of these what is as it is to be. */
+  readonly own: readonly FoundLease[]
+}
+
+/** One round; undefined when another is to follow, as another node was faster. */
+async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
+  const { store, attrs, log, signal } = acquiring
+  const { entries } = await store.list(signal)
+  const leases = decodeAll(entries)
+  const own = ownLeases(entries, leases, acquiring)
+  const round = { entries, leases, own }
+  const [lease] = own
+  if (!lease) return allocate(round, acquiring)
+  if (fits(lease, acquiring)) {
+    // One more of the subnets that it had may stand under another key of its own.
+    const had = acquiring.ranges.flatMap((range) => hadIn(range, own, acquiring) ?? [])
+    const isBest = had.every((net) => hasSubnet(lease, net))
+    return isBest ? reuse(lease, round, acquiring) : allocate(round, acquiring)
+  }
+  const kept = netsOf(listed(lease.subnet).filter((net) => isWanted(net, acquiring)))
+  const found = `Found lease (${describeSubnets(lease.subnet)}) for current IP (${addressText(attrs.publicIp)}) but not compatible with current config`
+  if (primary(kept)) {
+    log.info(`${found}, keeping ${netsText(kept)}`)
+    return allocate(round, acquiring)
+  }
+  log.info(`${found}, deleting`)
+  await store.delete(lease.key, lease.entry, signal)
+  return undefined
+}
+
+/** A lease that this node has already, as it stands. */
+async function reuse(lease: FoundLease, { entries, own }: Round, acquiring: Acquiring): Promise<OwnLease | undefined> {
+  const { store, attrs, refused, log, signal } = acquiring
+  const { key, subnet, entry } = lease
+  const address = addressText(attrs.publicIp)
+  log.info(`Found lease (${describeSubnets(subnet)}) for current IP (${address}), reusing`)
+  // Who created it may have ended before it looked whether it was the first.
+  const across = isSettled(entry) ? undefined : firstAcross(entries, { subnet, attrs, own })
+  if (across) {
+    refused.push(across.subnet)
+    await store.delete(key, entry, signal)
+    log.info(overlapText(across))
+    return undefined
+  }
+  const before = own.filter((other) => netsOverlap(other.subnet, subnet))
+  const isReservation = before.some((other) => other.entry.isReservation)
+  const value = encodeLeaseValue(attrs)
+  const settled = await store.update(key, value, { ...entry, isReservation }, signal)
+  if (!settled) return undefined
+  if (!isSomebodys(decodeOrUndefined(entry))) sayWrittenOver(entry, log)
+  const written = await replaceOthers(before, { key, value, isReservation }, settled, acquiring)
+  if (!written) return undefined
+  const others = own.filter((other) => !before.includes(other)).map((other) => other.key)
+  if (others.length > 0) {
+    log.warn(
+      `There are other leases of this node's public IP ${address} too: ${others.join(', ')}. ` +
+        'Delete them, unless they are of other hosts, which need addresses of their own then',
+    )
+  }
+  return { key, subnet, attrs, ...written }
+}
+
+/**
+ * A new lease, with what can be kept of the own ones: those stay until it is there, so that no subnet that is kept is ever free, and who
+ * crashes in between has lost none.
+ */
+async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | undefined> {
+  const { store, ranges, attrs, refused, log, signal } = acquiring
+  const { entries, own } = round
+  const subnet = netsOf(ranges.map((range) => chooseSubnet(range, round, acquiring)))
+  const key = leaseKey(subnet)
+  const same = own.find((lease) => lease.key === key)
+  if (same) return reuse(same, round, acquiring)
+
+  const value = encodeLeaseValue(attrs)
+  const claim = { subnet, attrs, own }
+  const giveUp = (across: Across): undefined => {
+    refused.push(across.subnet)
+    log.info(overlapText(across))
+  }
+  const before = firstAcross(entries, claim)
+  if (before) return giveUp(before)
+  const there = entries.find((entry) => entry.key === key)
+  if (there) {
+    // Who came later with what this node has already does not get it, and may have ended before it saw that.
+    if (isSettled(there)) refused.push(...listed(subnet))
+    else if (await store.update(key, value, { ...there, isReservation: false }, signal)) sayWrittenOver(there, log)
+    return undefined
+  }
+  const created = await createAlone(store, value, claim, signal)
+  if (!created.written) {
+    if (created.across) return giveUp(created.across)
+    refused.push(...listed(newOf(subnet, own))) // of what this node has already the next listing tells
+    log.info(`Subnet ${netsText(subnet)} was taken by another node meanwhile; picking another`)
+    return undefined
+  }
+  let { written } = created
+  const old = own.filter((lease) => netsOverlap(lease.subnet, subnet))
+  if (old.length > 0) {
+    // Settled before the key goes by which it was the first.
+    const isReservation = old.some(({ entry }) => entry.isReservation)
+    const settled = await store.update(key, value, { ...written, value, isReservation }, signal)
+    const last = settled && (await replaceOthers(old, { key, value, isReservation }, settled, acquiring))
+    if (!last) return undefined
+    written = last
+  }
+  log.info(`Allocated lease (${describeSubnets(subnet)}) to current node (${addressText(attrs.publicIp)}) `)
+  return { key, subnet, attrs, ...written }
+}
+
+/**
+ * Deletes all but the one that stands, and writes that again where there were others: flanneld takes a peer's subnet out when a key with
+ * the same subnet goes, whichever came later (pkg/lease, LeaseWatcher), and the last that it hears is to be that the node has it.
+ * Undefined when one of them was changed meanwhile.
+ */
+async function replaceOthers(
+  leases: readonly FoundLease[],
+  { key, value, isReservation }: Pick<StoreEntry, 'key' | 'value' | 'isReservation'>,
+  written: Written,
+  { store, signal }: Acquiring,
+): Promise<Written | undefined> {
+  const others = leases.filter((lease) => lease.key !== key)
+  for (const other of others) if (!(await store.delete(other.key, other.entry, signal))) return undefined
+  return others.length > 0 ? store.update(key, value, { ...written, value, isReservation }, signal) : written
+}
+
+const hasSubnet = ({ subnet }: Lease, net: Net): boolean => isSame(net, subnet[familyOf(net)])
+
+/** The previous subnet of a range, if it is one of these leases. */
+function hadIn(range: SubnetRange<Net>, own: readonly Lease[], { previous = {} }: Acquiring): Net | undefined {
+  const net = previous[familyOf(range.network)]
+  return net && isCompatible(net, range) && own.some((lease) => hasSubnet(lease, net)) ? net : undefined
+}
+
+/** Those that this node has not yet. */
+const newOf = (subnet: Nets, own: readonly Lease[]): Nets =>
+  netsOf(listed(subnet).filter((net) => !own.some((lease) => hasSubnet(lease, net))))
+
+/** As Round.own. */
+function ownLeases(
+  entries: readonly StoreEntry[],
+  leases: readonly FoundLease[],
+  acquiring: Acquiring,
+): readonly FoundLease[] {
+  const { attrs, previous = {} } = acquiring
+  // Upstream takes the first of the listing; where that is another than the node had, its containers would be cut off.
+  const rank = (lease: Lease): number =>
+    2 * listed(previous).filter((net) => hasSubnet(lease, net)).length + Number(fits(lease, acquiring))
+  const own = leases.filter((lease) => isOfOneNode(lease.attrs, attrs)).toSorted((a, b) => rank(b) - rank(a))
+  if (own.length > 0 || !primary(previous)) return own
+  // As while it runs: a node is not to move for a typo. Without a public IP nobody can hold a lease.
+  const mine = netsOf(listed(previous).filter((net) => isWanted(net, acquiring)))
+  if (!primary(mine)) return []
+  const key = leaseKey(previous)
+  const junk = entries.find((entry) => entry.key === key && !isSomebodys(decodeOrUndefined(entry)))
+  // Whoever puts junk by hand does not mean to reserve the subnet by it.
+  return junk ? [{ key, subnet: previous, attrs, entry: { ...junk, isReservation: false } }] : []
+}
+
+/** Whether the configuration hands a subnet out, and this node is to have one of its family. */
+const isWanted = (net: Net, { ranges }: Acquiring): boolean => {
+  const range = ranges.find(({ network }) => familyOf(network) === familyOf(net))
+  return range !== undefined && isCompatible(net, range)
+}
+
+/**
+ * Whether the subnets of an own lease are as they are to be. One of a family that the node has no address of now is kept where the
+ * configuration has it: a subnet that is deleted for it is lost to the containers that have it.
+ */
+function fits({ subnet }: Lease, { config, ranges }: Acquiring): boolean {
+  return (
+    ranges.every(({ network }) => subnet[familyOf(network)] !== undefined) &&
+    (!subnet.ipv4 || (config.ipv4 !== undefined && isCompatible(subnet.ipv4, config.ipv4))) &&
+    (!subnet.ipv6 || (config.ipv6 !== undefined && isCompatible(subnet.ipv6, config.ipv6)))
+  )
+}
+
+/** Of one family. Throws WeftError OUT_OF_SUBNETS. */
+function chooseSubnet(range: SubnetRange<Net>, { entries, leases, own }: Round, acquiring: Acquiring): Net {
+  const { network, subnetMin, subnetMax, subnetLength } = range
+  const family = familyOf(network)
+  const { previous: before = {}, attrs, refused, random, log } = acquiring
+  const isRefused = (net: Net): boolean => refused.some((other) => isSame(other, net))
+  const kept = [hadIn(range, own, acquiring), ...own.map(({ subnet }) => subnet[family])].find(
+    (net) => net !== undefined && isCompatible(net, range) && !isRefused(net),
+  )
+  if (kept) return kept
+
+  const ownKeys = new Set(own.map(({ key }) => key))
+  const taken = refused.filter((net) => familyOf(net) === family)
+  // A key takes its subnet even when nobody can read its value.
+  for (const { key } of entries) {
+    const net = ownKeys.has(key) ? undefined : (parseLeaseKey(key) ?? {})[family]
+    if (net) taken.push(net)
+  }
+
+  const previous = before[family]
+  if (previous) {
+    const mine = netsOf([previous])
+    const holder = leases.find((lease) => !isOfOneNode(lease.attrs, attrs) && netsOverlap(lease.subnet, mine))
+    if (holder) {
+      log.warn(
+        `The subnet of an earlier run, ${formatNet(previous)}, is leased by ${addressText(holder.attrs.publicIp)} now ` +
+          `(${holder.key}); taking another. Containers of the earlier run must be started again`,
+      )
+    } else if (!taken.some((other) => netsOverlap(netsOf([other]), mine))) {
+      if (isCompatible(previous, range)) {
+        log.info(`Found previously leased subnet (${formatNet(previous)}), reusing`)
+        return previous
+      }
+      log.error(
+        `Found previously leased subnet (${formatNet(previous)}) that is not compatible with the Etcd network config, ignoring`,
+      )
+    }
+  }
+
+  const [which, name] = family === 'ipv4' ? ['subnet', 'Network'] : ['ipv6 subnet', 'IPv6Network']
+  log.info(`Picking ${which} in range ${formatAddress(subnetMin)} ... ${formatAddress(subnetMax)}`)
+  const drawn = pickSubnet(range, taken, random)
+  if (drawn) return drawn
+  throw new WeftError('OUT_OF_SUBNETS', 'out of subnets', {
+    remedy: `all subnets of /${subnetLength} in ${formatNet(network)} are leased; delete leases of nodes that are gone, or make the ${name} larger`,
+  })
+}
+
+const isSomebodys = (lease: Lease | undefined): boolean =>
+  lease !== undefined && primary(lease.attrs.publicIp) !== undefined
+
+/**
+ * Renews a lease if the key is not gone and not another node's, from now on with `attrs`; else rejects with WeftError LEASE_LOST. What
+ * stands there and is nobody's lease, a typo or junk, is written over and said to `log`.
+ */
+export async function renewLease(
+  store: Store,
+  lease: OwnLease,
+  options: { attrs?: LeaseAttrs; log?: Pick<Log, 'warn'>; signal: AbortSignal },
+): Promise<OwnLease> {
+  const { attrs = lease.attrs, log, signal } = options
+  const value = encodeLeaseValue(attrs)
+  const before = encodeLeaseValue(lease.attrs)
+  // A lease that never ends is a reservation.
+  let present = { value: before, revision: lease.revision, isReservation: lease.expiresAt === undefined }
+  for (;;) {
+    const written = await store.update(lease.key, value, present, signal)
+    if (written) return { ...lease, attrs, unwritten: undefined, ...written }
+    const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
+    if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${netsText(lease.subnet)} is gone from the store`)
+    // Our own bytes under another revision: an earlier write of ours whose answer was lost, or an operator who made the
+    // lease a reservation, which it stays.
+    let isReservation = present.isReservation || entry.isReservation
+    if (entry.value !== value && entry.value !== before) {
+      const found = decodeOrUndefined(entry)
+      const isOwn =
+        found && (!isSomebodys(found) || isOfOneNode(found.attrs, attrs) || isOfOneNode(found.attrs, lease.attrs))
+      if (found && !isOwn)
+        throw new WeftError('LEASE_LOST', `${netsText(lease.subnet)} is leased by another node now: ${entry.value}`)
+      if (log) sayWrittenOver(entry, log)
+      // Whoever puts junk by hand does not mean to reserve the subnet by it.
+      if (!found) isReservation = present.isReservation
+    }
+    present = { ...entry, isReservation }
+  }
+}
+
+function sayWrittenOver({ key, value }: StoreEntry, log: Pick<Log, 'warn'>): void {
+  const shown = JSON.stringify(value.slice(0, SHOWN_VALUE))
+  log.warn(`The value of this node's own key ${key} is not what it wrote, and is overwritten: ${shown}`)
+}

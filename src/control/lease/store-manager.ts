@@ -1,0 +1,22 @@
+// store-manager.ts - the manager of subnets above a compare-and-set store.
+
+import type { Log } from '../../base/log.ts'
+import type { Store } from '../store/store.ts'
+import { sourceOf } from './decode.ts'
+import { holderOf } from './own-lease.ts'
+import type { SubnetManager } from './subnet-manager.ts'
+
+/** `eventLog` hears of each change of a lease: flanneld's manager above etcd says it. */
+export function managerOf(store: Store, eventLog?: Pick<Log, 'info'>): SubnetManager {
+  return {
+    name: store.name,
+    title: store.title,
+    config: (signal) => store.config(signal),
+    source: sourceOf(store, eventLog),
+    holder: (config) => holderOf(store, config),
+    claim: (name, value, signal) => store.claim(name, value, signal),
+    claims: (since, signal) => store.claims(since, signal),
+    unclaim: (name, value, signal) => store.unclaim(name, value, signal),
+    close: () => store.close(),
+  }
+}

@@ -1,0 +1,268 @@
+// directory.ts - leases as files: no service to run, and several daemons, also on several hosts, share it.
+//
+// A file that nobody may write (chmod a-w) is a reservation and never ends. Any other lease ends `ttl` after its file's
+// mtime, by the file system's own clock: hosts whose clocks differ agree, because they compare two times of one file
+// server.
+// Others' changes are seen by inotify, and by looking again every few seconds: a shared file system tells nothing of
+// what another host wrote.
+
+import { WeftError } from '../../../base/errors.ts'
+import { createLeaseFiles, type LeaseFile, type LeaseFiles } from './lease-files.ts'
+import { LEASE_TTL_MS, type Expected, type Store, type StoreBatch, type StoreChange, type Written } from '../store.ts'
+
+export interface DirectoryOptions {
+  readonly directory: string
+  /** A lease ends this long after it was last written, in ms. All daemons of a directory must agree. */
+  readonly ttlMs?: number
+  /** The directory is looked at this often without being told, in ms. */
+  readonly rescanMs?: number
+}
+
+const RESCAN_MS = 5_000
+/** The interval when inotify has no instance or watch left for us. */
+const RESCAN_UNTOLD_MS = 1_000
+/** Looking through a large directory must take no more than this part of the time. */
+const RESCAN_SHARE = 0.05
+/** Whoever acquires a lease removes the files of leases that ended this long ago. */
+const STALE_LEASE_MS = 24 * 3_600_000
+/** Files asked for at a time while listing; how many are read at a time is for `lease-files` to say. */
+const READS_ASKED = 64
+
+interface Scan {
+  /** The leases that have not ended. */
+  readonly live: Map<string, LeaseFile>
+  /** All files, so that the next scan reads only what changed. */
+  readonly files: ReadonlyMap<string, LeaseFile>
+}
+
+/** A store in a directory, which is made if it is missing. */
+export function createDirectoryStore(options: DirectoryOptions): Store {
+  const files = createLeaseFiles(options.directory)
+  const ttlMs = options.ttlMs ?? LEASE_TTL_MS
+  const rescanMs = options.rescanMs ?? RESCAN_MS
+  /** The last listing; its number serves as its revision. A watch can start from it, and from nothing older. */
+  let listed: Scan = { live: new Map(), files: new Map() }
+  let listedRevision = 0n
+  let lastRevision = 0n
+
+  const isLive = (file: LeaseFile, now: number): boolean => file.isReservation || now - file.writtenAt < ttlMs
+
+  /** Looks at every file; reads those that are not in `known` as they are. */
+  async function scan(known: ReadonlyMap<string, LeaseFile>): Promise<Scan> {
+    const now = await files.now()
+    const names = await files.keys()
+    const all = new Map<string, LeaseFile>()
+    const live = new Map<string, LeaseFile>()
+    for (let at = 0; at < names.length; at += READS_ASKED) {
+      const part = names.slice(at, at + READS_ASKED)
+      for (const file of await Promise.all(part.map((name) => files.read(name, known.get(name))))) {
+        if (!file) continue
+        all.set(file.key, file)
+        if (isLive(file, now)) live.set(file.key, file)
+      }
+    }
+    return { live, files: all }
+  }
+
+  /** The leases among `names` that have not ended; a file that cannot be read just now counts as in `known`. */
+  async function readLive(
+    names: readonly string[],
+    known: ReadonlyMap<string, LeaseFile>,
+  ): Promise<Map<string, LeaseFile>> {
+    const now = await files.now()
+    const found = new Map<string, LeaseFile>()
+    for (const name of names) {
+      const file = name.startsWith('.') ? undefined : await files.read(name, known.get(name))
+      if (file && isLive(file, now)) found.set(name, file)
+    }
+    return found
+  }
+
+  /** Removes the files of leases that ended long ago, as far as they were listed. While changing. */
+  async function removeEnded(): Promise<void> {
+    const longAgo = (await files.now()) - STALE_LEASE_MS
+    for (const file of listed.files.values()) {
+      if (isLive(file, longAgo)) continue
+      const present = await files.read(file.key)
+      if (present?.revision === file.revision) await files.remove(file.key).catch(() => {})
+    }
+  }
+
+  /** Puts `value` in place if `allowed` says so of what is there. */
+  function write(
+    key: string,
+    value: string,
+    isReservation: boolean,
+    signal: AbortSignal,
+    allowed: (present: LeaseFile | undefined, now: number) => Promise<boolean>,
+  ): Promise<Written | undefined> {
+    return files.changing(signal, async () => {
+      const present = await files.readToChange(key)
+      if (!(await allowed(present, await files.now()))) return undefined
+      const written = await files.write(key, value, isReservation, present)
+      if (written && !present) await removeEnded()
+      return written && { revision: written.revision, expiresAt: isReservation ? undefined : Date.now() + ttlMs }
+    })
+  }
+
+  async function* watch(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch> {
+    signal.throwIfAborted()
+    if (after !== listedRevision) throw new WeftError('GAP', 'the directory was listed since')
+    // A copy of its own: others list while this watch runs, and must not take changes away from it.
+    const view = new Map(listed.live)
+    let known = listed.files
+    // First the watcher, then a look: what changes in between is seen by one of them.
+    const news = await listen(files, signal)
+    const everyMs = news.isTold ? rescanMs : Math.min(rescanMs, RESCAN_UNTOLD_MS)
+    try {
+      let answered = false
+      let rescanAt = 0
+      for (;;) {
+        const touched = news.take()
+        const changes = await files.doing(signal, async () => {
+          const started = performance.now()
+          if (started < rescanAt) return differences(view, await readLive(touched, view), touched)
+          const found = await scan(known)
+          known = found.files
+          const ended = performance.now()
+          rescanAt = ended + Math.max(everyMs, (ended - started) / RESCAN_SHARE)
+          return differences(view, found.live, new Set([...view.keys(), ...found.live.keys()]))
+        })
+        if (changes.length > 0) yield { revision: ++lastRevision, changes }
+        else if (!answered) yield { revision: after, changes }
+        answered = true
+        await news.wait(rescanAt - performance.now())
+      }
+    } finally {
+      news.close()
+    }
+  }
+
+  return {
+    name: 'directory',
+    title: 'Lease Directory',
+    async config(signal) {
+      const text = await files.doing(signal, () => files.config())
+      if (text !== undefined) return text
+      throw new WeftError('CONFIG_MISSING', `there is no network configuration in ${options.directory}`, {
+        remedy: `write one such as {"Network":"10.5.0.0/16"} to ${options.directory}/config, or correct --lease-dir`,
+      })
+    },
+    setConfig: (text, signal) => files.changing(signal, () => files.setConfig(text)),
+    list: (signal) =>
+      files.doing(signal, async () => {
+        // Before the files are read: what a watch tells meanwhile is newer.
+        const revision = ++lastRevision
+        listed = await scan(listed.files)
+        listedRevision = revision
+        return { revision, entries: [...listed.live.values()] }
+      }),
+    ends: (signal) =>
+      files.doing(signal, async () => {
+        const ahead = (await files.now()) - Date.now()
+        const { live } = await scan(listed.files)
+        const leases = [...live.values()].filter(({ isReservation }) => !isReservation)
+        return new Map(leases.map(({ key, writtenAt }) => [key, writtenAt + ttlMs - ahead]))
+      }),
+    watch,
+    create: (key, value, signal, isAcross = () => false) =>
+      write(key, value, false, signal, async (present, now) => {
+        if (present && isLive(present, now)) return false
+        const others = (await files.keys()).filter((name) => name !== key && isAcross(name))
+        for (const name of others) {
+          const other = await files.readToChange(name)
+          if (other && isLive(other, now)) return false
+        }
+        return true
+      }),
+    update: (key, value, expected, signal) =>
+      write(key, value, expected.isReservation ?? false, signal, async (present) => isAsRead(present, expected)),
+    delete: (key, expected, signal) =>
+      files.changing(signal, async () => {
+        if (!isAsRead(await files.readToChange(key), expected)) return false
+        await files.remove(key)
+        return true
+      }),
+    claim: (name, value, signal) => files.doing(signal, () => files.claim(name, value)),
+    claims: (_since, signal) =>
+      files.doing(signal, async () => ({ revision: 0n, isWhole: true, values: await files.claims() })),
+    unclaim: (name, value, signal) => files.doing(signal, () => files.unclaim(name, value)),
+    close: () => files.close(),
+  }
+}
+
+const isAsRead = (present: LeaseFile | undefined, { revision, value }: Expected): boolean =>
+  present?.revision === revision && present.value === value
+
+/** Brings the `keys` of `view` to what they are in `found`; says what that changes. */
+function differences(
+  view: Map<string, LeaseFile>,
+  found: ReadonlyMap<string, LeaseFile>,
+  keys: Iterable<string>,
+): StoreChange[] {
+  const changes: StoreChange[] = []
+  for (const key of keys) {
+    const before = view.get(key)
+    const after = found.get(key)
+    if (before?.revision === after?.revision) continue
+    if (after) {
+      changes.push({ kind: 'put', entry: after })
+      view.set(key, after)
+    } else if (before) {
+      changes.push({ kind: 'delete', key, revision: before.revision })
+      view.delete(key)
+    }
+  }
+  return changes
+}
+
+/** The reports of inotify, until they are taken. */
+interface News {
+  /** True when the kernel had an instance and a watch left for us; rescans make up for it. */
+  readonly isTold: boolean
+  /** The keys that were touched since the last time. Throws the failure of the watcher, or the signal's reason. */
+  take(): string[]
+  /** Waits for news, for at most `ms` milliseconds. */
+  wait(ms: number): Promise<void>
+  close(): void
+}
+
+async function listen(files: LeaseFiles, signal: AbortSignal): Promise<News> {
+  const touched = new Set<string>()
+  let wake: () => void = () => {}
+  let failure: unknown
+  const onChange = (key: string | null): void => {
+    if (key) touched.add(key)
+    wake()
+  }
+  const onError = (error: Error): void => {
+    failure = error
+    wake()
+  }
+  const watcher = await files.doing(signal, async () => files.tell(onChange, onError))
+  const onAbort = (): void => wake()
+  signal.addEventListener('abort', onAbort, { once: true })
+  return {
+    isTold: watcher !== undefined,
+    take() {
+      signal.throwIfAborted()
+      if (failure) throw files.errorOf(failure)
+      const keys = [...touched]
+      touched.clear()
+      return keys
+    },
+    wait: (ms) =>
+      new Promise<void>((resolved) => {
+        const timer = setTimeout(resolved, Math.max(0, ms))
+        wake = () => {
+          clearTimeout(timer)
+          resolved()
+        }
+        if (touched.size > 0 || signal.aborted || failure) wake()
+      }),
+    close() {
+      signal.removeEventListener('abort', onAbort)
+      watcher?.close()
+    },
+  }
+}

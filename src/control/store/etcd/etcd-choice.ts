@@ -1,0 +1,213 @@
+// etcd-choice.ts - which of several endpoints of etcd is asked.
+//
+// The endpoint that answered last is asked until it fails; then whichever first gives a sign of life, asked one after another a
+// quarter of a second apart (as RFC 8305 does with addresses), so that a dead one costs no more than that. One that owes an
+// answer is left when it gives no sign of life and another does: a call that merely takes long is waited for. So a call may
+// reach etcd twice.
+
+import type * as grpc from '@grpc/grpc-js'
+import { loadGrpc } from '../../../base/assets.ts'
+import { messageOf } from '../../../base/errors.ts'
+import { pause } from '../../../host/bell.ts'
+import { certificateTimes, openEndpoints, type Endpoint, type EndpointOptions, type Hosts } from './etcd-endpoint.ts'
+
+const { Metadata, status } = loadGrpc()
+
+/** Longer than what a busy etcd may take; a dead connection is noticed by the keepalive. */
+export const CALL_TIMEOUT_MS = 6_000
+/** Between one endpoint and the next that are asked for a sign of life. */
+const STAGGER_MS = 250
+/** An endpoint that owes an answer for so long is asked for a sign of life, and given as long to answer that. */
+const SILENT_MS = 500
+
+/** A call that each endpoint refused is made again after these, and an equal part of each at random: one that is busy refuses some. */
+const REFUSED_PAUSES_MS = [50, 100]
+
+/** True for a failure that another endpoint may not have; false for a decision of etcd itself. */
+function isTransient(error: unknown): boolean {
+  const { code } = error as Partial<grpc.ServiceError>
+  return (
+    code === status.UNAVAILABLE ||
+    code === status.DEADLINE_EXCEEDED ||
+    code === status.CANCELLED ||
+    code === status.INTERNAL ||
+    error instanceof EndpointError
+  )
+}
+
+/** A failure of an endpoint for which gRPC has no status. */
+export class EndpointError extends Error {}
+
+/** Runs with a signal of its own, which aborts with `signal` or when this is over. */
+export async function within<T>(signal: AbortSignal, run: (scope: AbortSignal) => Promise<T>): Promise<T> {
+  signal.throwIfAborted()
+  const scope = new AbortController()
+  const onAbort = (): void => scope.abort(signal.reason)
+  signal.addEventListener('abort', onAbort, { once: true })
+  try {
+    return await run(scope.signal)
+  } finally {
+    signal.removeEventListener('abort', onAbort)
+    scope.abort(new Error('over'))
+  }
+}
+
+/** Puts endpoints into a random order: the nodes of a network are to spread over them. */
+function shuffled<T>(all: readonly T[]): T[] {
+  return all
+    .map((each) => ({ each, at: Math.random() }))
+    .toSorted((a, b) => a.at - b.at)
+    .map(({ each }) => each)
+}
+
+/** The metadata of a call: etcd is to end it when its member has lost the cluster (etcd clientv3 WithRequireLeader). */
+export function metadataWith(token?: string): grpc.Metadata {
+  const metadata = new Metadata()
+  metadata.set('hasleader', 'true')
+  if (token !== undefined) metadata.set('token', token)
+  return metadata
+}
+
+/** Resolves when etcd itself answers there, and has a leader. */
+async function signOfLife(endpoint: Endpoint, signal: AbortSignal): Promise<Endpoint> {
+  try {
+    await endpoint.call(
+      'Maintenance',
+      'status',
+      {},
+      { metadata: metadataWith(), deadline: Date.now() + CALL_TIMEOUT_MS, signal },
+    )
+  } catch (error) {
+    // Whoever may not ask is answered all the same.
+    if (isTransient(error) || !/etcdserver:/.test(messageOf(error))) throw error
+  }
+  return endpoint
+}
+
+/** The first that gives a sign of life; rejects with what is wrong with them. */
+async function firstAlive(endpoints: readonly Endpoint[], signal: AbortSignal): Promise<Endpoint> {
+  const from = async ([endpoint, ...rest]: readonly Endpoint[], scope: AbortSignal): Promise<Endpoint> => {
+    if (!endpoint) throw new EndpointError('no endpoint is left')
+    const answer = signOfLife(endpoint, scope)
+    if (rest.length === 0) return answer
+    const first = await Promise.race([
+      answer.catch(() => undefined),
+      pause(scope, STAGGER_MS).catch(() => undefined), // when another has answered
+    ])
+    return first ?? Promise.any([answer, from(rest, scope)])
+  }
+  try {
+    return await within(signal, (scope) => from(endpoints, scope))
+  } catch (error) {
+    signal.throwIfAborted()
+    const all = (each: unknown): unknown[] => (each instanceof AggregateError ? each.errors.flatMap(all) : [each])
+    const failures = all(error)
+    const isSilent = failures.every((each) => (each as Partial<grpc.ServiceError>).code === status.DEADLINE_EXCEEDED)
+    const code = isSilent ? status.DEADLINE_EXCEEDED : status.UNAVAILABLE
+    throw Object.assign(new Error([...new Set(failures.map(messageOf))].join('; ')), { code })
+  }
+}
+
+/** Rejects when `endpoint`, from which an answer is due, is silent while one of `others` is not; never resolves. */
+async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: AbortSignal): Promise<never> {
+  const forever = new Promise<never>(() => {})
+  if (others.length === 0) return forever
+  try {
+    for (;;) {
+      await pause(scope, SILENT_MS)
+      const own = signOfLife(endpoint, scope)
+      const other = firstAlive(shuffled(others), scope)
+      other.catch(() => {})
+      if (await Promise.race([own.catch(() => undefined), pause(scope, SILENT_MS)])) continue
+      await other
+      break
+    }
+  } catch {
+    return forever // the answer has come, or nobody is better
+  }
+  throw new EndpointError(`no answer from ${endpoint.address}`)
+}
+
+export interface EndpointChoice {
+  /** Runs `ask` at the endpoint that answered last, and at others while it fails; with new connections when certificates are new. */
+  at<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T>
+  close(): void
+}
+
+/** Does not connect yet. `onClose` is called before connections are closed, to end what would keep them up. */
+export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onClose: () => void): EndpointChoice {
+  let endpoints = openEndpoints(hosts, options)
+  let certificates = certificateTimes(options)
+  /** The one that answered last. */
+  let chosen: Endpoint | undefined
+
+  function closeConnections(): void {
+    onClose()
+    for (const endpoint of endpoints) endpoint.close()
+  }
+
+  /** Renewed certificates need new connections; files that do not fit each other are still being written. */
+  function followCertificates(): void {
+    const times = certificateTimes(options)
+    if (times === certificates) return
+    try {
+      const next = openEndpoints(hosts, options)
+      closeConnections()
+      endpoints = next
+      chosen = undefined
+      certificates = times
+    } catch {
+      // Tried again with the next call; until then the old ones may do.
+    }
+  }
+
+  async function choose(tried: ReadonlySet<Endpoint>, signal: AbortSignal): Promise<Endpoint> {
+    const [only, ...more] = endpoints
+    if (only && more.length === 0) return only
+    if (!chosen || tried.has(chosen))
+      chosen = await firstAlive(shuffled(endpoints.filter((each) => !tried.has(each))), signal)
+    return chosen
+  }
+
+  /** Runs `ask` at the endpoint that answered last, and at each other one that gives a sign of life while it fails. */
+  async function once<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T> {
+    const tried = new Set<Endpoint>()
+    let failure: unknown
+    for (;;) {
+      let endpoint
+      try {
+        endpoint = await choose(tried, signal)
+      } catch (error) {
+        signal.throwIfAborted()
+        throw failure ?? error
+      }
+      const others = endpoints.filter((each) => each !== endpoint)
+      try {
+        return await within(signal, (scope) => Promise.race([ask(endpoint, scope), silence(endpoint, others, scope)]))
+      } catch (error) {
+        signal.throwIfAborted()
+        if (!isTransient(error)) throw error
+        if (chosen === endpoint) chosen = undefined
+        tried.add(endpoint)
+        failure = error
+        if (endpoints.every((each) => tried.has(each))) throw error
+      }
+    }
+  }
+
+  async function at<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T> {
+    followCertificates()
+    for (const pauseMs of REFUSED_PAUSES_MS) {
+      try {
+        return await once(signal, ask)
+      } catch (error) {
+        signal.throwIfAborted()
+        if ((error as Partial<grpc.ServiceError>).code !== status.UNAVAILABLE) throw error
+      }
+      await pause(signal, pauseMs * (1 + Math.random()))
+    }
+    return once(signal, ask)
+  }
+
+  return { at, close: closeConnections }
+}

@@ -1,0 +1,231 @@
+// etcd-endpoint.ts - the endpoints of etcd as they are given, and calls to one of them over a connection of its own.
+//
+// The gRPC services are etcd3's. Its pool of connections is not used: it takes any host for a call, knows no deadline for a
+// single try, closes all connections of a host, with the watch on them, when one call to it fails, and asks for a user's
+// token over a connection that no option reaches.
+
+import { readdirSync, readFileSync, statSync } from 'node:fs'
+import { join } from 'node:path'
+import type * as grpc from '@grpc/grpc-js'
+import type * as etcd3 from 'etcd3'
+import { loadEtcdPool, loadGrpc } from '../../../base/assets.ts'
+import { messageOf, WeftError } from '../../../base/errors.ts'
+
+const { Channel, connectivityState, credentials } = loadGrpc()
+const { Host } = loadEtcdPool()
+
+export interface EndpointOptions {
+  readonly endpoints: readonly string[]
+  /** File names; empty when not given. A CA alone is enough for TLS. */
+  readonly certFile: string
+  readonly keyFile: string
+  readonly caFile: string
+}
+
+/** A gRPC service of etcd's, and one of its methods as etcd3 names them. */
+export type Service = keyof typeof etcd3.Services
+
+export interface CallOptions {
+  readonly metadata: grpc.Metadata
+  /** In ms since the epoch. */
+  readonly deadline: number
+  /** Ends the call: it rejects with the signal's reason. */
+  readonly signal: AbortSignal
+}
+
+export interface Endpoint {
+  /** `host:port`. */
+  readonly address: string
+  /** Rejects with a grpc.ServiceError. */
+  call(service: Service, method: string, payload: unknown, options: CallOptions): Promise<unknown>
+  /** The client for streams. */
+  client(service: Service): grpc.Client
+  close(): void
+}
+
+/**
+ * A connection whose other end is gone without a word is noticed after these two. etcd closes connections that ping
+ * more often than every 5 s (--grpc-keepalive-min-time).
+ */
+const KEEPALIVE_MS = 6_000
+const KEEPALIVE_TIMEOUT_MS = 2_000
+
+const CHANNEL_OPTIONS: grpc.ChannelOptions = {
+  'grpc.keepalive_time_ms': KEEPALIVE_MS,
+  'grpc.keepalive_timeout_ms': KEEPALIVE_TIMEOUT_MS,
+  'grpc.initial_reconnect_backoff_ms': 200,
+  'grpc.max_reconnect_backoff_ms': 2_000,
+  'grpc.use_local_subchannel_pool': 1, // a new channel is to make a new connection
+  'grpc.max_receive_message_length': -1, // a listing of 60,000 leases is larger than the default 4 MiB
+  // grpc-js takes `http_proxy` for https too, and for loopback (its http_proxy.js), where Go's client goes straight.
+  'grpc.enable_http_proxy': 0,
+}
+
+/**
+ * A connection that was asked for so long ago and is not there is asked for anew: a SYN that was lost is sent again after 1, 2,
+ * 4 ... 64 s, and a host that is back would not be found for a minute.
+ */
+const CONNECT_MS = 3_000
+
+/** Hosts and ports, and whether TLS is spoken with each. */
+export type Hosts = ReadonlyMap<string, boolean>
+
+/**
+ * The scheme of an endpoint says whether TLS is spoken with it; without one it is if there are certificates, as with etcd's client
+ * (client/v3/internal/endpoint/endpoint.go). A URL may have a slash at its end. Throws WeftError USAGE when there is none.
+ */
+export function hostsOf({ endpoints, certFile, keyFile, caFile }: EndpointOptions): Hosts {
+  const hasTls = caFile !== '' || (certFile !== '' && keyFile !== '')
+  const hosts = new Map<string, boolean>()
+  for (const endpoint of endpoints) {
+    const [, scheme, host = ''] = /^(?:(https?):\/\/)?(.*?)\/*$/.exec(endpoint.trim()) ?? []
+    if (host !== '') hosts.set(host, scheme === undefined ? hasTls : scheme === 'https')
+  }
+  if (hosts.size === 0) {
+    throw new WeftError('USAGE', 'no etcd endpoint is given', {
+      remedy: 'name one, such as --etcd-endpoints=http://127.0.0.1:2379',
+    })
+  }
+  return hosts
+}
+
+/** Does not connect yet. Throws WeftError USAGE for files that cannot be read, and whatever OpenSSL says of their content. */
+export function openEndpoints(hosts: Hosts, options: EndpointOptions): Endpoint[] {
+  const tls = tlsCredentials(options, [...hosts.values()].includes(true))
+  return [...hosts].map(([address, hasTls]) => openEndpoint(address, hasTls ? tls : credentials.createInsecure()))
+}
+
+function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentials): Endpoint {
+  const connect = () => {
+    const channel = new Channel(address, channelCredentials, CHANNEL_OPTIONS)
+    return { channel, host: new Host(address, channelCredentials, { channelOverride: channel }) }
+  }
+  let connection = connect()
+  /** The time by performance.now since a connection is waited for; undefined when none is. */
+  let waitingSince: number | undefined
+  let closed = false
+
+  function clientOf(service: Service): grpc.Client {
+    const now = performance.now()
+    const { channel } = connection
+    if (channel.getConnectivityState(false) !== connectivityState.CONNECTING) waitingSince = undefined
+    else if (waitingSince !== undefined && now - waitingSince > CONNECT_MS) {
+      connection = connect()
+      channel.close()
+      waitingSince = undefined
+    }
+    waitingSince ??= now
+    return connection.host.getServiceClient(service)
+  }
+
+  function once(service: Service, method: string, payload: unknown, options: CallOptions): Promise<unknown> {
+    const { metadata, deadline, signal } = options
+    const client = clientOf(service)
+    return new Promise((resolve, reject) => {
+      type Method = (
+        payload: unknown,
+        metadata: grpc.Metadata,
+        options: grpc.CallOptions,
+        done: (error: grpc.ServiceError | null, answer: unknown) => void,
+      ) => grpc.ClientUnaryCall
+      const invoke = Reflect.get(client, method) as Method
+      const call = invoke.call(client, payload, metadata, { deadline }, (error, answer) => {
+        signal.removeEventListener('abort', onAbort)
+        if (error) reject(error)
+        else resolve(answer)
+      })
+      const onAbort = (): void => {
+        call.cancel()
+        reject(signal.reason as Error)
+      }
+      signal.addEventListener('abort', onAbort, { once: true })
+    })
+  }
+
+  return {
+    address,
+    async call(service, method, payload, options) {
+      options.signal.throwIfAborted()
+      for (;;) {
+        try {
+          return await once(service, method, payload, options)
+        } catch (error) {
+          // The call waited for a connection that was given up meanwhile.
+          if (closed || !/Channel closed before call started/.test(messageOf(error))) throw error
+        }
+      }
+    },
+    client: clientOf,
+    close() {
+      closed = true
+      connection.host.close()
+      connection.channel.close()
+    },
+  }
+}
+
+function readCredential(flag: string, path: string): Buffer {
+  try {
+    return readFileSync(path)
+  } catch (error) {
+    throw new WeftError('USAGE', `cannot read ${path}: ${messageOf(error)}`, {
+      remedy: `give --${flag} a readable PEM file`,
+      cause: error,
+    })
+  }
+}
+
+/** The files are read also where TLS is not spoken: a name that is mistyped is said. */
+function tlsCredentials({ certFile, keyFile, caFile }: EndpointOptions, isUsed: boolean): grpc.ChannelCredentials {
+  const root = caFile === '' ? null : readCredential('etcd-cafile', caFile)
+  const [key, certificate] =
+    certFile === '' || keyFile === ''
+      ? [null, null]
+      : [readCredential('etcd-keyfile', keyFile), readCredential('etcd-certfile', certFile)]
+  return isUsed ? credentials.createSsl(root ?? systemRoots(), key, certificate) : credentials.createInsecure()
+}
+
+/** The files in which distributions keep trusted authorities, in the order of Go's crypto/x509/root_linux.go. */
+const ROOT_FILES = [
+  '/etc/ssl/certs/ca-certificates.crt',
+  '/etc/pki/tls/certs/ca-bundle.crt',
+  '/etc/ssl/ca-bundle.pem',
+  '/etc/pki/tls/cacert.pem',
+  '/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem',
+  '/etc/ssl/cert.pem',
+]
+
+/**
+ * The authorities that this host trusts, as flanneld's client takes them when none is given, with Go's SSL_CERT_FILE and
+ * SSL_CERT_DIR; null for those of Node, where the host has none.
+ */
+function systemRoots(): Buffer | null {
+  const { SSL_CERT_FILE: file = '', SSL_CERT_DIR: folders = '' } = process.env
+  const readable = (path: string): string[] => {
+    try {
+      return [readFileSync(path, 'utf8')]
+    } catch {
+      return [] // missing, or a folder
+    }
+  }
+  const inFolder = (folder: string): string[] => {
+    try {
+      return readdirSync(folder).map((name) => join(folder, name))
+    } catch {
+      return []
+    }
+  }
+  const found = [
+    ...(file === '' ? ROOT_FILES : [file]).flatMap(readable).slice(0, 1),
+    ...folders.split(':').filter(Boolean).flatMap(inFolder).flatMap(readable),
+  ]
+  return found.length === 0 ? null : Buffer.from(found.join('\n'))
+}
+
+/** Changes when a certificate file does. */
+export function certificateTimes({ certFile, keyFile, caFile }: EndpointOptions): string {
+  return [certFile, keyFile, caFile]
+    .map((path) => (path === '' ? undefined : statSync(path, { throwIfNoEntry: false })))
+    .map((info) => `${info?.mtimeMs} ${info?.ino}`)
+    .join()
+}

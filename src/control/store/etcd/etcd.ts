@@ -1,0 +1,371 @@
+// etcd.ts - leases in etcd v3, under flannel's keys.
+
+import { randomBytes } from 'node:crypto'
+import { posix } from 'node:path'
+import type * as etcd3 from 'etcd3'
+import { describeError, isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
+import { createEtcdClient, nextOf, type EtcdCalls, type EtcdOptions } from './etcd-client.ts'
+import {
+  LEASE_TTL_MS,
+  type Expected,
+  type Store,
+  type StoreBatch,
+  type StoreChange,
+  type StoreEntry,
+  type Written,
+} from '../store.ts'
+
+/** A limit for the listing of a whole network: 60,000 leases are about 9 MB. */
+const LIST_TIMEOUT_MS = 20_000
+
+const KEEP_ALIVE_TIMEOUT_MS = 6_000
+
+/** A lease of etcd whose write failed serves the next one for this part of its time. */
+const SPARE_SHARE = 1 / 24
+
+/** The keys that are written under a lease of etcd's: the node's own lease, and its claim. */
+type Kind = 'subnets' | 'claim'
+
+/** A lease of etcd; `at` is when it was asked for, in ms since the epoch. */
+/** Ends asked for at a time. */
+const ENDS_ASKED = 64
+
+type Grant = Pick<etcd3.ILeaseGrantResponse, 'ID' | 'TTL'> & { readonly at: number }
+
+type Comparison =
+  | { readonly target: 'Version'; readonly version: number }
+  | { readonly target: 'Mod'; readonly mod_revision: string }
+  | { readonly target: 'Value'; readonly value: Buffer }
+
+/** A store in etcd. Does not contact it. Throws WeftError USAGE for files that cannot be read. */
+export function createEtcdStore(options: EtcdOptions): Store {
+  const client = createEtcdClient(options)
+  const ttlS = Math.ceil((options.ttlMs ?? LEASE_TTL_MS) / 1000)
+  const configKey = Buffer.from(posix.join(options.prefix, 'config'))
+  const directory = `${posix.join(options.prefix, 'subnets')}/`
+  const from = Buffer.from(directory)
+  const to = Buffer.from(directory.replace(/\/$/, '0')) // the byte after '/'
+  const claimKey = (name: string): Buffer => Buffer.from(posix.join(options.prefix, 'weft', name))
+  const fullKey = (key: string): Buffer => Buffer.from(directory + key)
+
+  /** The cluster as watches, or a listing before the first, have found it: to notice that it is not the same any more. */
+  let known: { readonly cluster: string; readonly term: bigint } | undefined
+  const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): NonNullable<typeof known> => ({
+    cluster: cluster_id,
+    term: BigInt(raft_term),
+  })
+
+  const toEntry = (pair: etcd3.IKeyValue): StoreEntry => ({
+    key: pair.key.toString().slice(directory.length),
+    value: pair.value.toString(),
+    revision: BigInt(pair.mod_revision),
+    created: BigInt(pair.create_revision),
+    isReservation: pair.lease === '0',
+  })
+  const toChange = (event: etcd3.IEvent): StoreChange => {
+    const entry = toEntry(event.kv)
+    return event.type === 'Delete'
+      ? { kind: 'delete', key: entry.key, revision: entry.revision }
+      : { kind: 'put', entry }
+  }
+
+  /** A call that writes. An etcd whose quota is used up refuses it, until an operator ends its alarm. */
+  const callToWrite: typeof client.call = (signal, what) =>
+    client.call(signal, what).catch((error: unknown) => {
+      if (!isFull(error)) throw error
+      throw new WeftError('STORE_UNAVAILABLE', `etcd at ${options.endpoints.join(', ')} is full: ${FULL}`, {
+        remedy: 'compact and defragment it, or raise its --quota-backend-bytes, then run `etcdctl alarm disarm`',
+        cause: error,
+      })
+    })
+
+  /** Leases of etcd that were asked for, for a write that may not have happened: the next of its kind takes them. */
+  const spare = new Map<Kind, Grant>()
+
+  /** Runs `write` with an etcd lease. One that nothing came under is not left behind, however often this fails. */
+  async function underLease<T>(kind: Kind, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
+    const before = spare.get(kind)
+    spare.delete(kind)
+    const isFresh = before && Date.now() - before.at < SPARE_SHARE * ttlS * 1000
+    const grant = isFresh ? before : await newGrant(kind, signal)
+    try {
+      return await write(grant)
+    } catch (error) {
+      // Ended meanwhile, or another cluster's.
+      if (isFresh && /lease not found/.test(messageOf(error))) return underLease(kind, signal, write)
+      // The write may have happened, by this try or an earlier one: a lease is not revoked with the key under it.
+      const isRevoked = !isFresh && isRefusal(error) && (await revokeIfBare(grant, signal).catch(() => false))
+      if (!isRevoked) spare.set(kind, grant)
+      throw error
+    }
+  }
+
+  /**
+   * An id of our own makes the call repeatable: etcd grants it once, however often the call arrives, and it is found
+   * again when the answer is lost.
+   */
+  async function newGrant(kind: Kind, signal: AbortSignal): Promise<Grant> {
+    const grant = { at: Date.now(), ID: newLeaseId(), TTL: String(ttlS) }
+    const { ID, TTL } = grant
+    try {
+      return { ...grant, ...(await callToWrite(signal, (etcd) => etcd.leaseClient.leaseGrant({ ID, TTL }))) }
+    } catch (error) {
+      if (/lease already exists/.test(messageOf(error))) return grant
+      if (!isRefusal(error)) spare.set(kind, grant)
+      throw error
+    }
+  }
+
+  /** Returns whether it did. */
+  async function revokeIfBare(grant: Grant, signal: AbortSignal): Promise<boolean> {
+    const { ID } = grant
+    const { keys } = await client.call(signal, (etcd) => etcd.leaseClient.leaseTimeToLive({ ID, keys: true }))
+    if (keys.length > 0) return false
+    await revoke(grant, signal)
+    return true
+  }
+
+  const revoke = ({ ID }: Grant, signal: AbortSignal) =>
+    client
+      .call(signal, (etcd) => etcd.leaseClient.leaseRevoke({ ID }))
+      .catch((error: unknown) => {
+        if (!/lease not found/.test(messageOf(error))) throw error
+      })
+
+  /** Writes if `compare` holds, under a new etcd lease or, for ever, none; undefined when it does not hold. */
+  async function putIf(
+    compare: readonly Comparison[],
+    key: string,
+    value: string,
+    isForever: boolean,
+    signal: AbortSignal,
+  ): Promise<Written | undefined> {
+    if (!isForever) return underLease('subnets', signal, (grant) => putUnder(grant, compare, key, value, signal))
+    return putUnder(undefined, compare, key, value, signal)
+  }
+
+  async function putUnder(
+    grant: Grant | undefined,
+    compare: readonly Comparison[],
+    key: string,
+    value: string,
+    signal: AbortSignal,
+  ): Promise<Written | undefined> {
+    const result = await callToWrite(signal, (etcd) =>
+      etcd.kv.txn({
+        compare: compare.map((each) => ({ result: 'Equal', key: fullKey(key), ...each })),
+        success: [{ request_put: { key: fullKey(key), value: Buffer.from(value), lease: grant?.ID ?? 0 } }],
+        failure: [{ request_range: { key: fullKey(key) } }],
+      }),
+    )
+    const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
+    if (result.succeeded) return { revision: BigInt(result.header.revision), expiresAt }
+    if (!grant) return undefined
+    // A call is made again when its answer is lost: the key may be there because we have just put it. It may also be there with
+    // what an earlier write put under this grant.
+    const present = result.responses[0]?.response_range?.kvs[0]
+    if (present?.lease !== grant.ID) await revoke(grant, signal)
+    else if (present.value.equals(Buffer.from(value))) return { revision: BigInt(present.mod_revision), expiresAt }
+    return undefined
+  }
+
+  /** Makes a key live on that is as it was read, which etcd does while it is full too; undefined when it is not. */
+  async function keepAsRead(key: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
+    const [pair] = (await client.call(signal, (etcd) => etcd.kv.range({ key: fullKey(key) }))).kvs
+    if (!pair) return undefined
+    const { revision, value, isReservation } = toEntry(pair)
+    if (revision !== expected.revision || value !== expected.value) return undefined
+    if (isReservation) return { revision, expiresAt: undefined }
+    const at = Date.now()
+    const leftS = await client.call(signal, (etcd) => keepAlive(etcd, pair.lease, signal))
+    return { revision, expiresAt: at + leftS * 1000 }
+  }
+
+  /** Throws GAP when the cluster that answers is not the one that was watched until `delivered`. */
+  function checkCluster({ header }: etcd3.IWatchResponse, delivered: bigint): void {
+    // Restored from a snapshot or replaced, and grown past our revision since: only these tell.
+    const found = clusterOf(header)
+    const isOther = known && (found.cluster !== known.cluster || found.term < known.term)
+    known = found
+    if (isOther) throw new WeftError('GAP', 'the cluster was restored or replaced')
+    const current = BigInt(header.revision)
+    if (current < delivered) throw new WeftError('GAP', `the store went back from revision ${delivered} to ${current}`)
+  }
+
+  return {
+    name: 'etcd',
+    title: 'Etcd Local Manager',
+    async config(signal) {
+      const { kvs } = await client.call(signal, (etcd) => etcd.kv.range({ key: configKey }))
+      if (kvs[0]) return kvs[0].value.toString()
+      const told = 'flannel config not found in etcd store. Did you create your config using etcdv3 API?'
+      const example = `etcdctl put ${options.prefix}/config '{"Network":"10.5.0.0/16"}'`
+      throw new WeftError('CONFIG_MISSING', told, {
+        remedy: `put it there with \`${example}\`, or correct --etcd-prefix`,
+      })
+    },
+    async setConfig(text, signal) {
+      await callToWrite(signal, (etcd) => etcd.kv.put({ key: configKey, value: Buffer.from(text) }))
+    },
+    async list(signal) {
+      const range = { key: from, range_end: to }
+      const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
+      known ??= clusterOf(header)
+      return { revision: BigInt(header.revision), entries: kvs.map(toEntry) }
+    },
+    async ends(signal) {
+      const range = { key: from, range_end: to, keys_only: true }
+      const { kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
+      const leased = kvs.filter(({ lease }) => lease !== '0')
+      const ends = new Map<string, number>()
+      for (let at = 0; at < leased.length; at += ENDS_ASKED) {
+        const part = leased.slice(at, at + ENDS_ASKED).map(async ({ key, lease: ID }) => {
+          const { TTL } = await client.call(signal, (etcd) => etcd.leaseClient.leaseTimeToLive({ ID }))
+          // -1: it ended meanwhile.
+          if (Number(TTL) >= 0) ends.set(key.toString().slice(directory.length), Date.now() + Number(TTL) * 1000)
+        })
+        await Promise.all(part)
+      }
+      return ends
+    },
+    async *watch(after, signal) {
+      // The watch resumes only from what was delivered, and says GAP whenever that cannot be.
+      const request = { key: from, range_end: to, start_revision: String(after + 1n), progress_notify: true }
+      const { responses, created, end } = await client.openWatch(request, signal)
+      try {
+        let delivered = after
+        for (let response = created; ;) {
+          if (response.canceled) throw gapOf(response)
+          checkCluster(response, delivered)
+          // The created answer carries the store's revision, not the watch's: events before it are still to come. Any
+          // other that is empty is a progress notification: everything up to its revision was delivered.
+          if (!response.created && response.events.length === 0) delivered = BigInt(response.header.revision)
+          if (response.created || response.events.length === 0) yield { revision: delivered, changes: [] }
+          else
+            for (const batch of byRevision(response.events.map(toChange))) {
+              delivered = batch.revision
+              yield batch
+            }
+          response = await nextOf(responses)
+        }
+      } catch (error) {
+        signal.throwIfAborted()
+        throw isWeftError(error) ? error : client.errorOf(error)
+      } finally {
+        end()
+      }
+    },
+    create: (key, value, signal) => putIf([{ target: 'Version', version: 0 }], key, value, false, signal),
+    async update(key, value, expected, signal) {
+      try {
+        return await putIf(asRead(expected), key, value, expected.isReservation ?? false, signal)
+      } catch (error) {
+        if (!isFull(error)) throw error
+        const kept = await keepAsRead(key, expected, signal)
+        // A key that is to be changed cannot be, nor one that has ended and is about to go.
+        if (kept && (value !== expected.value || (kept.expiresAt ?? Infinity) <= Date.now())) throw error
+        return kept && { ...kept, unwritten: describeError(error) }
+      }
+    },
+    async delete(key, expected, signal) {
+      const result = await client.call(signal, (etcd) =>
+        etcd.kv.txn({
+          compare: asRead(expected).map((each) => ({ result: 'Equal', key: fullKey(key), ...each })),
+          success: [{ request_delete_range: { key: fullKey(key) } }],
+          failure: [],
+        }),
+      )
+      return result.succeeded
+    },
+    async claim(name, value, signal) {
+      const key = claimKey(name)
+      const { kvs } = await client.call(signal, (etcd) => etcd.kv.range({ key }))
+      const before = kvs[0]?.value.toString()
+      if (before === value) return before
+      await underLease('claim', signal, ({ ID: lease }) =>
+        callToWrite(signal, (etcd) => etcd.kv.put({ key, value: Buffer.from(value), lease })),
+      )
+      return before
+    },
+    async claims(since, signal) {
+      const folder = `${posix.join(options.prefix, 'weft')}/`
+      const range = {
+        ...{ key: Buffer.from(folder), range_end: Buffer.from(folder.replace(/\/$/, '0')) },
+        // The server leaves out what was not written since: with thousands of nodes nearly all.
+        ...(since === undefined ? {} : { min_mod_revision: String(since + 1n) }),
+      }
+      const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
+      const values = new Map(kvs.map(({ key, value }) => [key.toString().slice(folder.length), value.toString()]))
+      return { revision: BigInt(header.revision), isWhole: since === undefined, values }
+    },
+    async unclaim(name, value, signal) {
+      const key = claimKey(name)
+      await client.call(signal, (etcd) =>
+        etcd.kv.txn({
+          compare: [{ result: 'Equal', target: 'Value', key, value: Buffer.from(value) }],
+          success: [{ request_delete_range: { key } }],
+          failure: [],
+        }),
+      )
+    },
+    async close() {
+      client.close()
+    },
+  }
+}
+
+/** Changes of one transaction stay together. */
+function byRevision(changes: readonly StoreChange[]): StoreBatch[] {
+  const batches: { revision: bigint; changes: StoreChange[] }[] = []
+  for (const change of changes) {
+    const { revision } = change.kind === 'put' ? change.entry : change
+    const last = batches.at(-1)
+    if (last?.revision === revision) last.changes.push(change)
+    else batches.push({ revision, changes: [change] })
+  }
+  return batches
+}
+
+/** Any but 0, by which etcd takes one itself: 63 bits. */
+const newLeaseId = (): string => String((randomBytes(8).readBigUInt64BE() >> 1n) | 1n)
+
+/** etcd's own words (ErrNoSpace, api/v3rpc/rpctypes/error.go). */
+const FULL = 'database space exceeded'
+const isFull = (error: unknown): boolean => messageOf(error).includes(FULL)
+/** True when etcd refused, at least the last try. */
+const isRefusal = (error: unknown): boolean => isWeftError(error, 'STORE') || isFull(error)
+
+/** Lets a lease of etcd live for its whole time again. Returns that, in seconds; 0 when it has ended. */
+async function keepAlive({ leaseClient }: EtcdCalls, id: string, signal: AbortSignal): Promise<number> {
+  const stream = await leaseClient.leaseKeepAlive({ deadline: Date.now() + KEEP_ALIVE_TIMEOUT_MS })
+  const cancel = (): void => stream.cancel()
+  const answer = new Promise<etcd3.ILeaseKeepAliveResponse>((resolve, reject) => {
+    stream.on('data', resolve)
+    stream.on('error', reject)
+    stream.on('end', () => reject(new Error('no answer to a keep-alive')))
+    signal.addEventListener('abort', cancel, { once: true })
+  })
+  stream.write({ ID: id })
+  stream.end() // one is all
+  return answer.then(({ TTL }) => Number(TTL)).finally(() => signal.removeEventListener('abort', cancel))
+}
+
+/** Compares a key with what was read of it. */
+function asRead({ revision, value }: Expected): readonly Comparison[] {
+  return [
+    { target: 'Mod', mod_revision: String(revision) },
+    // Bytes that are no text were read as U+FFFD, and cannot be told again; the revision has to do then.
+    ...(value.includes('\uFFFD') ? [] : [{ target: 'Value', value: Buffer.from(value) } as const]),
+  ]
+}
+
+/** The reason why the server ended a watch: its history was compacted, a token ran out, an administrator ended it. */
+function gapOf(response: etcd3.IWatchResponse): WeftError {
+  const reason = (response as { cancel_reason?: string }).cancel_reason
+  return new WeftError(
+    'GAP',
+    response.compact_revision !== '0'
+      ? `compact rev ${response.compact_revision}`
+      : `the server cancelled it: ${reason || 'no reason given'}`,
+  )
+}

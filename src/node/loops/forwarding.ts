@@ -1,0 +1,18 @@
+// forwarding.ts - keeps an eye on whether this host forwards at all: no container reaches another node where the kernel does not.
+
+import { pause } from '../../host/bell.ts'
+import { FORWARDING } from '../../host/sysctl.ts'
+import { familiesOf, type Family } from '../../net/address.ts'
+import { RESYNC_MS, type Node } from '../node.ts'
+
+/** The log has warned of it at the start (node/start.ts). */
+export async function watchForwarding(node: Node): Promise<never> {
+  const { config, readSysctl, signal } = node
+  for (;;) {
+    const families = node.possession.dataPath?.families ?? familiesOf(config)
+    const unforwarded: Family[] = []
+    for (const family of families) if ((await readSysctl?.(FORWARDING[family])) === '0') unforwarded.push(family)
+    node.unforwarded = unforwarded
+    await pause(signal, RESYNC_MS)
+  }
+}

@@ -1,0 +1,64 @@
+// last-known.ts - keeps the file of what this node knows, for the process after it.
+
+import { withoutSecrets } from '../../control/config/hidden.ts'
+import { messageOf } from '../../base/errors.ts'
+import { pause } from '../../host/bell.ts'
+import { seldom } from '../../base/log.ts'
+import { eventsFile, type DaemonOptions } from '../../options.ts'
+import { lastKnownFile, removeLastKnown, storeNameOf, writeLastKnown } from '../restart/last-known.ts'
+import type { Next, Node } from '../node.ts'
+
+/** Between two writes, and for each lease besides: with 10,000 peers the file has a megabyte, and some of them always change. */
+const REST_MS = 200
+const REST_MS_A_LEASE = 1
+
+/** The facts that the next process is told. */
+export type Knowing = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'possession'>
+
+/** Undefined where nothing is to outlive this process. */
+export function nextFor(options: DaemonOptions, config: string, free = Promise.resolve()): Next | undefined {
+  if (!options.persist) return undefined
+  const files = { lastKnown: lastKnownFile(options), events: eventsFile(options) }
+  return { config: withoutSecrets(config), store: storeNameOf(options), ...files, free }
+}
+
+const turns = new WeakMap<Knowing, Promise<void>>()
+
+/**
+ * Writes what is known, and with it the description of a path that stays open elsewhere. Writes come one after another:
+ * the last one is to stand in the file. Rejects with the file system's error.
+ */
+export function writeKnown(node: Knowing, path?: unknown): Promise<void> {
+  const turn = (turns.get(node) ?? Promise.resolve()).then(() => write(node, path))
+  turns.set(
+    node,
+    turn.catch(() => {}),
+  )
+  return turn
+}
+
+async function write({ next, lease, attrs, view, possession: { dataPath } }: Knowing, path: unknown): Promise<void> {
+  // While a data path that died is opened again, what was known of it stays for a process that starts then.
+  if (!next || !dataPath) return
+  const { tunName } = dataPath
+  // A data path that the kernel carries goes on by itself.
+  if (tunName === undefined) return removeLastKnown(next.lastKnown)
+  const { store, config } = next
+  await writeLastKnown(next.lastKnown, {
+    ...{ store, config, tunName, path },
+    lease: { ...lease, attrs },
+    expiresAt: lease.expiresAt,
+    leases: view.values(),
+  })
+}
+
+export async function keepLastKnown(node: Node): Promise<never> {
+  const calm = seldom(node.log)
+  for (;;) {
+    await node.learnt.wait(node.signal)
+    await writeKnown(node).catch((error: unknown) =>
+      calm.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),
+    )
+    await pause(node.signal, REST_MS + REST_MS_A_LEASE * node.view.size)
+  }
+}

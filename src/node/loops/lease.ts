@@ -1,0 +1,258 @@
+// lease.ts - keeps this node's own lease: renewed before it ends, and taken again when it was lost.
+
+import type { Backend } from '../../path/backend.ts'
+import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { limited, pause } from '../../host/bell.ts'
+import { isOfOneNode, leasesEqual, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
+import { formatGoDuration, formatGoTime, seldom, type Log } from '../../base/log.ts'
+import { netsText, type Addresses, type Nets } from '../../net/address.ts'
+import type { Node, NodeParts } from '../node.ts'
+
+/** The wait is this long at most, and half of it at least: nodes that lost one store are not to come back together. */
+const ACQUIRE_RETRY_MS = 1_000
+/** Failures that only an operator can mend are tried again less and less often, up to this: each try lists all that there is. */
+const ACQUIRE_RETRY_MAX_MS = 30_000
+/** The store is asked for so long how the lease is to be amended, while its last answer can be used. */
+const AMEND_MS = 1_000
+/** Renewing is tried again after the first, doubling to the last: one missed try must not cost an hour's margin. */
+const RENEW_RETRY_MIN_MS = 1_000
+const RENEW_RETRY_MAX_MS = 60_000
+/**
+ * The random part of the margin, or of what it leaves of the lease's life: nodes that started together must not renew
+ * together for ever.
+ */
+const RENEW_JITTER = 0.1
+/** A lease that the store only made live on is to be written, and said again, after at most this time. */
+const UNWRITTEN_MS = 3_600_000
+/** A loop that doubts the lease again within this time is answered after a pause, which doubles from the first to the last. */
+const DISPUTE_MS = 600_000
+const DISPUTE_PAUSE_MIN_MS = 100
+const DISPUTE_PAUSE_MAX_MS = 60_000
+/** The last where nothing stands under its key: within the time for which peers keep a lease that is gone with most others. */
+const GONE_PAUSE_MAX_MS = 10_000
+/** The clocks are looked at this often while a renewal is waited for. */
+const CLOCKS_MS = 60_000
+
+/**
+ * A lease for this node. A store that cannot be reached is waited for; every other failure is the operator's, and a
+ * node that is not in the network yet ends with it. One that is goes on forwarding and waits for the operator.
+ */
+export async function obtainLease(
+  { manager, config, log, signal }: NodeParts,
+  attrs: LeaseAttrs,
+  previous: Nets,
+  isRunning = false,
+): Promise<OwnLease> {
+  const calm = seldom(log)
+  const holder = manager.holder(config)
+  for (let pauseMs = ACQUIRE_RETRY_MS; ;) {
+    try {
+      return await timed(() => holder.obtain(attrs, previous, calm, signal))
+    } catch (error) {
+      signal.throwIfAborted()
+      const isAway = isWeftError(error, 'STORE_UNAVAILABLE')
+      if (!isAway && !(isRunning && isWeftError(error))) throw error
+      calm.error(`failed to acquire lease: ${describeError(error)}`)
+      pauseMs = isAway ? ACQUIRE_RETRY_MS : Math.min(2 * pauseMs, ACQUIRE_RETRY_MAX_MS)
+    }
+    await pause(signal, pauseMs * (0.5 + Math.random() / 2))
+  }
+}
+
+/** Asks the store something before there is a lease. One that cannot be reached is waited for. */
+export async function askPatiently<T>(
+  what: string,
+  ask: (signal: AbortSignal) => Promise<T>,
+  log: Log,
+  signal: AbortSignal,
+): Promise<T> {
+  const calm = seldom(log)
+  for (;;) {
+    try {
+      return await ask(signal)
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isWeftError(error, 'STORE_UNAVAILABLE')) throw error
+      calm.error(`failed to look for ${what}: ${describeError(error)}`)
+    }
+    await pause(signal, ACQUIRE_RETRY_MS * (0.5 + Math.random() / 2))
+  }
+}
+
+/** The attributes that a node with this public IP published at an earlier time, if they are still there. */
+export function attrsBefore(manager: NodeParts['manager'], log: Log) {
+  const find = async (publicIp: Addresses, signal: AbortSignal): Promise<LeaseAttrs | undefined> => {
+    if (manager.published) return manager.published(signal)
+    const { entries } = await manager.source.list(signal)
+    return entries.find(({ lease }) => lease && isOfOneNode(lease.attrs, { publicIp }))?.lease?.attrs
+  }
+  return (publicIp: Addresses, stopping: AbortSignal): Promise<LeaseAttrs | undefined> =>
+    askPatiently('an earlier lease', (signal) => find(publicIp, signal), log, stopping)
+}
+
+/**
+ * The backend, whose lease says what an operator wants said of this node. A store that is away is waited for the first time; from
+ * then on what it said last holds: a data path that died is not to stay down for it.
+ */
+export function amended(backend: Backend, manager: NodeParts['manager'], log: Log): Backend {
+  if (!manager.amend) return backend
+  let known: Addresses | undefined
+  const calm = seldom(log)
+  const late = () =>
+    new WeftError('STORE_UNAVAILABLE', `the ${manager.name} store did not answer within ${AMEND_MS / 1000} s`)
+  return {
+    ...backend,
+    get tunName() {
+      return backend.tunName
+    },
+    async prepare(stopping) {
+      const attrs = await backend.prepare(stopping)
+      const { publicIp } = attrs
+      const ask = async (signal: AbortSignal): Promise<Addresses> => {
+        const { ipv4, ipv6 } = (await manager.amend?.(publicIp, signal)) ?? publicIp
+        return { ipv4: ipv4 === publicIp.ipv4 ? undefined : ipv4, ipv6: ipv6 === publicIp.ipv6 ? undefined : ipv6 }
+      }
+      if (known === undefined) known = await askPatiently("an operator's public IP", ask, log, stopping)
+      else
+        known = await limited(stopping, AMEND_MS, late, ask).catch((error: unknown) => {
+          stopping.throwIfAborted()
+          if (!isWeftError(error)) throw error
+          calm.warn(`The public IP that an annotation gives this node is taken as last known: ${messageOf(error)}`)
+          return known
+        })
+      return { ...attrs, publicIp: { ipv4: known?.ipv4 ?? publicIp.ipv4, ipv6: known?.ipv6 ?? publicIp.ipv6 } }
+    },
+  }
+}
+
+/** Makes backends whose lease is amended, and the same one again for a backend. */
+export function amendedOnce(manager: NodeParts['manager'], log: Log): (backend: Backend) => Backend {
+  const known = new Map<Backend, Backend>()
+  return (backend) => {
+    const again = known.get(backend) ?? amended(backend, manager, log)
+    known.set(backend, again)
+    return again
+  }
+}
+
+export async function keepLease(node: Node): Promise<never> {
+  let answeredAt = -Infinity
+  let pauseMs = 0
+  for (;;) {
+    const { unwritten } = node.lease
+    if (unwritten !== undefined) node.log.error(`The lease lives on, but cannot be written: ${unwritten}`)
+    const waitMs = renewalWaitMs(node)
+    if (waitMs !== undefined) node.log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
+    if (await untilDue(node, waitMs)) {
+      // Another host with our address may write in turns with us: neither store nor log is to be busy with that.
+      const isAgain = performance.now() - answeredAt < DISPUTE_MS
+      pauseMs = isAgain ? Math.min(Math.max(2 * pauseMs, DISPUTE_PAUSE_MIN_MS), DISPUTE_PAUSE_MAX_MS) : 0
+      await pauseBefore(node, pauseMs)
+      answeredAt = performance.now()
+    }
+    while (isSuccessors(node)) await node.leaseDoubt.wait(node.signal)
+    await renewOrReplace(node)
+  }
+}
+
+/**
+ * True when the successor has written the lease for the node that it is to be: with other attributes, or for other families and so under
+ * another key. Whoever wrote it back would have it written again, in turns until the hand-over.
+ */
+function isSuccessors({ possession, view, lease }: Node): boolean {
+  if (!possession.hasSuccessor) return false
+  const now = view.get(lease.key)
+  if (now) return isOfOneNode(now.attrs, lease.attrs) && !leasesEqual(now, lease)
+  return [...view.values()].some(({ attrs }) => isOfOneNode(attrs, lease.attrs))
+}
+
+/**
+ * Runs `write`, and gives its lease an end by the monotonic clock too: until it is waited for, the clock of the day may
+ * be set (NTP does so at boot). When that happens while it is written, the earlier end counts.
+ */
+async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
+  const monotonicZero = (): number => Date.now() - performance.now()
+  const before = monotonicZero()
+  const lease = await write()
+  const { expiresAt } = lease
+  return { ...lease, endsAt: expiresAt === undefined ? undefined : expiresAt - Math.max(before, monotonicZero()) }
+}
+
+/** Pauses for so long, or less when the lease is found to be gone. */
+async function pauseBefore(node: Node, ms: number): Promise<void> {
+  const began = performance.now()
+  for (;;) {
+    const longestMs = node.view.has(node.lease.key) ? ms : Math.min(ms, GONE_PAUSE_MAX_MS)
+    const leftMs = began + longestMs - performance.now()
+    if (leftMs <= 0) return
+    await node.leaseDoubt.wait(node.signal, leftMs)
+  }
+}
+
+/** The wait before the lease is renewed; undefined when it never ends. */
+function renewalWaitMs({ options, lease }: Node): number | undefined {
+  const { expiresAt, endsAt = Infinity, unwritten } = lease
+  const soonMs = unwritten === undefined ? Infinity : UNWRITTEN_MS * (1 - RENEW_JITTER * Math.random())
+  if (expiresAt === undefined) return unwritten === undefined ? undefined : soonMs
+  const marginMs = options['subnet-lease-renew-margin'] * 60_000
+  const leftMs = Math.max(0, Math.min(expiresAt - Date.now(), endsAt - performance.now()) - marginMs)
+  return Math.min(soonMs, leftMs - RENEW_JITTER * Math.random() * Math.min(marginMs, leftMs))
+}
+
+/**
+ * Waits until the lease is in doubt or, by either clock, `waitMs` are over: the monotonic clock, and timers with it, stand still
+ * while the host is suspended, and the clock of the day can be set back. True when the lease is in doubt.
+ */
+async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined): Promise<boolean> {
+  if (waitMs === undefined) return leaseDoubt.wait(signal)
+  const due = performance.now() + waitMs
+  const dueByDay = Date.now() + waitMs
+  let leftMs = waitMs
+  while (leftMs > 0) {
+    if (await leaseDoubt.wait(signal, Math.min(leftMs, CLOCKS_MS))) return true
+    leftMs = Math.min(due - performance.now(), dueByDay - Date.now())
+  }
+  return false
+}
+
+async function renewOrReplace(node: Node): Promise<void> {
+  const { log, signal } = node
+  const holder = node.manager.holder(node.config)
+  let retryMs = RENEW_RETRY_MIN_MS
+  for (;;) {
+    try {
+      node.lease = await timed(() => holder.renew(node.lease, node.attrs, log, signal))
+      node.learnt.ring()
+      return log.info(`Lease renewed, new expiration: ${formatGoTime(node.lease.expiresAt)}`)
+    } catch (error) {
+      signal.throwIfAborted()
+      if (isWeftError(error, 'LEASE_LOST')) {
+        log.error(
+          `Lease has been revoked: ${describeError(error)}. Acquiring a lease again; forwarding goes on meanwhile.`,
+        )
+        node.configDoubt.ring()
+        return replaceLease(node)
+      }
+      if (!isWeftError(error)) throw error
+      const again = retryMs < RENEW_RETRY_MAX_MS ? `${retryMs / 1000} s` : '1 min'
+      log.error(`Error renewing lease (trying again in ${again}): ${describeError(error)}`)
+    }
+    // Any news of our lease meanwhile shows that the store is back.
+    const heard = await node.leaseDoubt.wait(signal, retryMs)
+    retryMs = heard ? RENEW_RETRY_MIN_MS : Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)
+  }
+}
+
+/** Takes the same subnet again if it is free, and moves the node to another one if it is not. */
+async function replaceLease(node: Node): Promise<void> {
+  const { log } = node
+  const before = node.lease
+  node.lease = await obtainLease(node, node.attrs, before.subnet, true)
+  node.learnt.ring()
+  if (node.lease.key === before.key) return log.info(`Lease of ${netsText(before.subnet)} acquired again`)
+  log.warn(
+    `This node moves from ${netsText(before.subnet)} to ${netsText(node.lease.subnet)}: ` +
+      'containers on the old subnet must be started again',
+  )
+  node.possession.doubt.ring()
+}

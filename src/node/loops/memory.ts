@@ -1,0 +1,235 @@
+// memory.ts - keeps what this node remembers: what befell each peer, in a file too for the processes after it, and the last hour.
+
+import { messageOf } from '../../base/errors.ts'
+import { seldom, type Log } from '../../base/log.ts'
+import { pause } from '../../host/bell.ts'
+import { FAMILIES, formatAddress, formatNet, type Family } from '../../net/address.ts'
+import type { PeerTraffic } from '../../path/engine/engine.ts'
+import { readEvents, writeEvents } from '../../report/events-file.ts'
+import { createHour, PEER_STEP_MS, STEP_MS, type Hour, type NodeSample, type PeerSample } from '../../report/hour.ts'
+import { createPeerEvents, placeOf, type PeerEvents } from '../../report/peer-events.ts'
+import { isDrop } from '../../report/status.ts'
+import type { Node } from '../node.ts'
+import { createPeerWatch, type PeerWatch } from './peer-watch.ts'
+
+/** Between two looks at what is new. */
+const TICK_MS = 2_000
+/** Between two writes of the file, and two looks at who of the silent was heard. */
+const REST_MS = 5_000
+const HEARD_MS = 10_000
+/** A disk that hangs keeps no node from its end for longer. */
+const PATIENCE_MS = 1_000
+
+type Traffic = ReadonlyMap<string, PeerTraffic>
+
+export async function keepMemory(node: Node): Promise<never> {
+  const events = createPeerEvents()
+  const hour = createHour()
+  node.memory = { events, hour }
+  const file = createEventsFile(node, events)
+  void file.begin()
+  const watch = createPeerWatch(events, () => new Date().toISOString())
+  const sampler = createSampler(node, hour, watch)
+  let traffic: Traffic = new Map()
+  let heardAt = -Infinity
+  try {
+    for (;;) {
+      await pause(node.signal, TICK_MS)
+      if (watch.isAnySilent() && performance.now() - heardAt >= HEARD_MS) {
+        heardAt = performance.now()
+        traffic = await trafficOf(node)
+      }
+      lookAtNews(node, watch, traffic)
+      await sampler.sample()
+      file.write()
+    }
+  } finally {
+    await file.end()
+  }
+}
+
+/** Nothing is known of a device that is gone. */
+async function trafficOf({ possession: { dataPath } }: Node): Promise<Traffic> {
+  return (await dataPath?.traffic?.().catch(() => undefined)) ?? new Map()
+}
+
+/** Has those looked at of whom there is something new. */
+function lookAtNews({ view, lease: own, probes, lengths }: Node, watch: PeerWatch, traffic: Traffic): void {
+  const now = performance.now()
+  for (const family of FAMILIES) {
+    const [asked, searched] = [probes?.[family], lengths[family]]
+    for (const key of new Set([...(asked?.takeNews() ?? []), ...(searched?.takeNews() ?? [])])) {
+      const place = key === own.key ? undefined : placeIn(view, key, family)
+      if (!place) continue
+      const [probed, length] = [asked?.result(key), searched?.length(key)]
+      watch.look({ ...place, probed, length, heardAt: traffic.get(key)?.heardAt }, now)
+    }
+  }
+}
+
+/** The words for a peer by a family; undefined where it has none there. */
+function placeIn(view: Node['view'], key: string, family: Family) {
+  const { subnet, attrs } = view.get(key) ?? {}
+  const [net, address] = [subnet?.[family], attrs?.publicIp[family]]
+  if (!net || address === undefined) return undefined
+  return { peer: formatNet(net), publicIp: formatAddress(address), family }
+}
+
+// --- The last hour.
+
+interface Totals {
+  readonly at: number
+  readonly tx: number | undefined
+  readonly rx: number | undefined
+  readonly drops: number | undefined
+}
+
+/** A count that went back began anew: of that time nothing is known. */
+const rate = (now: number | undefined, then: number | undefined, ms: number): number | undefined =>
+  now !== undefined && then !== undefined && now >= then && ms > 0 ? ((now - then) * 1000) / ms : undefined
+
+function createSampler(node: Node, hour: Hour, watch: PeerWatch) {
+  let last: Totals | undefined
+  let stepAt = performance.now()
+  let peerStepAt = stepAt
+  let before: { readonly at: number; readonly traffic: Traffic } | undefined
+
+  function totals(): Totals {
+    const counters = node.possession.dataPath?.counters() ?? {}
+    const of = (name: string): number | undefined => (counters[name] === undefined ? undefined : Number(counters[name]))
+    const drops = Object.entries(counters).filter(([name]) => isDrop(name))
+    const all = drops.reduce((sum, [, number]) => sum + Number(number), 0)
+    return { at: performance.now(), tx: of('tx_bytes'), rx: of('rx_bytes'), drops: drops.length > 0 ? all : undefined }
+  }
+
+  function nodeSample(): NodeSample {
+    const now = totals()
+    const then = last
+    last = now
+    const ms = then ? now.at - then.at : 0
+    const readings = [...watch.readings()]
+    const times = readings.flatMap(({ roundTripMs }) => roundTripMs ?? []).toSorted((a, b) => a - b)
+    const losses = readings.reduce((sum, { lossPercent }) => sum + lossPercent, 0)
+    return {
+      txBytesPerSecond: rate(now.tx, then?.tx, ms),
+      rxBytesPerSecond: rate(now.rx, then?.rx, ms),
+      dropsPerSecond: rate(now.drops, then?.drops, ms),
+      roundTripMs: times[times.length >> 1],
+      lossPercent: readings.length > 0 ? losses / readings.length : undefined,
+    }
+  }
+
+  async function peerSamples(): Promise<ReadonlyMap<string, PeerSample>> {
+    const traffic = await trafficOf(node)
+    const now = { at: performance.now(), traffic }
+    const then = before
+    before = now
+    const ms = then ? now.at - then.at : 0
+    const sample = (key: string): PeerSample => {
+      const [after, earlier] = [traffic.get(key), then?.traffic.get(key)]
+      // Of two families the one that is worse.
+      const probed = FAMILIES.flatMap((family) => node.probes?.[family]?.result(key) ?? [])
+      const times = probed.flatMap(({ isAnswering, roundTripMs }) => (isAnswering ? (roundTripMs ?? []) : []))
+      return {
+        txBytesPerSecond: rate(after?.txBytes, earlier?.txBytes, ms),
+        rxBytesPerSecond: rate(after?.rxBytes, earlier?.rxBytes, ms),
+        roundTripMs: times.length > 0 ? Math.max(...times) : undefined,
+        lossPercent: probed.length > 0 ? Math.max(...probed.map(({ lossPercent }) => lossPercent)) : undefined,
+      }
+    }
+    return new Map(
+      [...node.view.keys()].flatMap((key) => (key === node.lease.key ? [] : [[key, sample(key)] as const])),
+    )
+  }
+
+  return {
+    async sample(): Promise<void> {
+      const now = performance.now()
+      if (now - stepAt >= STEP_MS) {
+        stepAt += STEP_MS * Math.floor((now - stepAt) / STEP_MS)
+        hour.add(nodeSample(), now)
+      }
+      if (now - peerStepAt < PEER_STEP_MS) return
+      peerStepAt += PEER_STEP_MS * Math.floor((now - peerStepAt) / PEER_STEP_MS)
+      hour.addPeers(await peerSamples(), now)
+      const places = FAMILIES.flatMap((family) =>
+        [...node.view.keys()].flatMap((key) => {
+          const place = placeIn(node.view, key, family)
+          return place ? [placeOf(place)] : []
+        }),
+      )
+      watch.keep(new Set(places))
+    },
+  }
+}
+
+// --- The file.
+
+/** Keeps the events in the file for the process after this one, where there is to be one; nothing that is in the way harms a node. */
+function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: PeerEvents) {
+  const calm: Log = seldom(log)
+  const path = next?.events
+  /** True when nobody else writes it any more. */
+  let isOwn = false
+  let written = ''
+  let writing: Promise<void> | undefined
+  let writtenAt = -Infinity
+  const last = (): string => JSON.stringify([events.counts(), events.list().length])
+
+  async function read(): Promise<void> {
+    if (path === undefined) return
+    try {
+      events.adopt(await readEvents(path))
+    } catch (error) {
+      calm.warn(`Cannot use the events of peers in ${path}: ${messageOf(error)}; they begin anew`)
+    }
+    written = last()
+  }
+
+  async function write(): Promise<void> {
+    if (path === undefined || !isOwn || last() === written) return
+    const now = last()
+    writtenAt = performance.now()
+    try {
+      await patiently(writeEvents(path, events.list()))
+      written = now
+    } catch (error) {
+      calm.warn(`Cannot write the events of peers to ${path}: ${messageOf(error)}; they are lost when weftd ends`)
+    }
+  }
+
+  return {
+    /** Reads what the process before this one has written, and again what it wrote last: from then on the file is this one's to write. */
+    async begin(): Promise<void> {
+      await read()
+      await next?.free
+      await read()
+      // What was added meanwhile is not in the file yet.
+      if (Object.values(events.counts()).some((count) => count > 0)) written = ''
+      isOwn = true
+    },
+    /** Begins to write what is new, seldom. */
+    write(): void {
+      if (writing || performance.now() - writtenAt < REST_MS) return
+      writing = write().finally(() => (writing = undefined))
+    },
+    /** Writes the rest. */
+    async end(): Promise<void> {
+      await writing
+      await write()
+    },
+  }
+}
+
+/** Whoever ends does not wait for a disk that hangs. */
+async function patiently<T>(work: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<never>((_resolve, reject) => {
+    timer = setTimeout(() => reject(new Error(`nothing came of it for ${PATIENCE_MS / 1000} s`)), PATIENCE_MS)
+  })
+  try {
+    return await Promise.race([work, late])
+  } finally {
+    clearTimeout(timer)
+  }
+}

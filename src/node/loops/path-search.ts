@@ -1,0 +1,144 @@
+// path-search.ts - asks each peer now and then, by each family, with a packet as long as containers may send, and finds the longest
+// that reaches it where that does not. A data path that asks for it goes by what is found: routers may drop longer ones and say nothing.
+
+import type { DataPath, PathPeer } from '../../path/backend.ts'
+import { createPathSearch, type PathSearch, type SearchedPeer } from './path-lengths.ts'
+import { messageOf } from '../../base/errors.ts'
+import { pause } from '../../host/bell.ts'
+import type { Echo } from '../../host/echo.ts'
+import { FAMILIES, type Address, type Family } from '../../net/address.ts'
+import { isBackendType, overheadBy } from '../../path/kinds.ts'
+import { takeUnseen, type Node } from '../node.ts'
+import { FORBIDDEN, forGood, send } from './probes.ts'
+
+/** Between two looks at who is due. */
+const TICK_MS = 1_000
+/** The peers of the data path are looked at this often, though nobody changed them, where it allows that. */
+const KEEP_MS = 10_000
+
+/** The facts that a search for a peer's path needs, by a family; undefined when nobody answers there. */
+function searchedOf(peer: PathPeer | undefined, family: Family): Omit<SearchedPeer, 'key'> | undefined {
+  const { endpoint = '', probe } = peer?.[family] ?? {}
+  return probe === undefined ? undefined : { endpoint, address: probe }
+}
+
+/** The searching by one family. */
+interface Searching {
+  readonly family: Family
+  isForbidden: boolean
+  /** The search that runs, with what it began with. */
+  running:
+    | {
+        readonly dataPath: DataPath
+        readonly source: Address
+        readonly mtu: number
+        readonly echo: Echo
+        readonly search: PathSearch
+      }
+    | undefined
+  /** The peers were given to it then, by its clock. */
+  keptAt: number
+  /** The limits that the data path goes by. */
+  limits: ReadonlyMap<string, number>
+}
+
+export async function searchPaths(node: Node): Promise<never> {
+  const { signal, openEcho, options } = node
+  if (!openEcho) return forGood(signal)
+  const nothing = { isForbidden: false, running: undefined, keptAt: -Infinity, limits: new Map() }
+  const searchings = FAMILIES.map((family): Searching => ({ family, ...nothing }))
+  try {
+    for (;;) {
+      await pause(signal, TICK_MS)
+      const { dataPath } = node.possession
+      // Whoever wants no probes has none of these either, unless the data path is to go by them.
+      const isWanted = options['probe-interval'] > 0 || dataPath?.pathSearch?.limit !== undefined
+      for (const searching of searchings) openFor(searching, isWanted ? dataPath : undefined, node)
+      const open = searchings.flatMap((searching) => (searching.running ? [{ ...searching.running, searching }] : []))
+      node.lengths = Object.fromEntries(open.map(({ search, searching }) => [searching.family, search]))
+      if (open.length === 0) continue
+      const now = performance.now()
+      const unseen = takeUnseen(node.unsearched)
+      for (const { search, echo, searching } of open) {
+        look(searching, search, unseen, now)
+        for (const { address, sequence, bytes } of search.due(now)) send(echo, address, sequence, bytes)
+        limit(searching, search, node)
+      }
+    }
+  } finally {
+    for (const { running } of searchings) running?.echo.close()
+  }
+}
+
+/** Makes the search one of this data path, from the address that it has now; none where there is none, or none is wanted. */
+function openFor(searching: Searching, dataPath: DataPath | undefined, node: Node): void {
+  const { family, running } = searching
+  const { config, openEcho, log } = node
+  const source = dataPath?.probeSource?.[family]
+  if (running && running.dataPath === dataPath && running.source === source && running.mtu === dataPath.mtu) return
+  running?.echo.close()
+  searching.running = undefined
+  if (!dataPath || source === undefined || !openEcho || searching.isForbidden) return
+  const { mtu } = dataPath
+  const isSilent = (key: string): boolean => node.probes?.[family]?.result(key)?.isAnswering === false
+  const search = createPathSearch(
+    dataPath.pathSearch?.overhead ?? overheadOf(config.backendType, family),
+    mtu,
+    // A peer that does not answer has no path that could be looked at.
+    (key) => (isSilent(key) ? undefined : (dataPath.pathSearch?.knownMtu(key) ?? mtu)),
+    Math.random,
+  )
+  try {
+    const echo = openEcho(source, (from, sequence) => search.answered(sequence, from, performance.now()))
+    Object.assign(searching, { running: { dataPath, source, mtu, echo, search }, keptAt: -Infinity, limits: new Map() })
+  } catch (error) {
+    if (!FORBIDDEN.has((error as NodeJS.ErrnoException).code)) return // the address may not be there yet
+    searching.isForbidden = true
+    if (!dataPath.pathSearch?.limit) return // whoever asks whether peers answer says so
+    log.warn(
+      `"ProbePathMTU" is ignored (${messageOf(error)}): it needs a net.ipv4.ping_group_range that includes the group of ` +
+        'weftd, or CAP_NET_RAW',
+    )
+  }
+}
+
+/** Tells the search who the peers are: those that may differ, or all now and then. */
+function look(searching: Searching, search: PathSearch, unseen: ReadonlySet<string> | undefined, now: number): void {
+  const { family, keptAt, running } = searching
+  const dataPath = running?.dataPath
+  if (unseen && dataPath?.peer && keptAt !== -Infinity) {
+    for (const key of unseen) search.look(key, searchedOf(dataPath.peer(key), family), now)
+  } else if (!unseen || unseen.size > 0 || now - keptAt > KEEP_MS) {
+    searching.keptAt = now
+    search.keep(
+      (dataPath?.peers() ?? []).flatMap((peer) => {
+        const searched = searchedOf(peer, family)
+        return searched ? [{ key: peer.key, ...searched }] : []
+      }),
+      now,
+    )
+  }
+}
+
+/** Has the data path go by what was found, where it wants that; a peer that is routed to past the tunnel has no limit there. */
+function limit(searching: Searching, search: PathSearch, { log }: Node): void {
+  const { pathSearch } = searching.running?.dataPath ?? {}
+  if (!pathSearch?.limit) return
+  const { limits } = searching
+  const found = new Map([...search.limits()].filter(([key]) => pathSearch.knownMtu(key) !== undefined))
+  const changed = [...new Set([...limits.keys(), ...found.keys()])].filter((key) => limits.get(key) !== found.get(key))
+  searching.limits = found
+  if (changed.length === 0) return
+  pathSearch.limit(found)
+  for (const key of changed) {
+    const bytes = found.get(key)
+    if (bytes === undefined) log.info(`No packet is too long for the path to ${key} any more`)
+    else
+      log.warn(
+        `Packets of more than ${bytes} bytes do not reach ${key}, and nobody on the way says so: shorter ones are sent`,
+      )
+  }
+}
+
+/** The bytes around a packet of a family. */
+const overheadOf = (type: string, family: Family): number => (isBackendType(type) ? overheadBy(type, family) : 0)

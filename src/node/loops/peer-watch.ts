@@ -1,0 +1,184 @@
+// peer-watch.ts - what befalls each peer, by what is known of it from one look to the next. Pure.
+
+import type { Family } from '../../net/address.ts'
+import { placeOf, type PeerEvent, type PeerEventKind, type PeerEvents } from '../../report/peer-events.ts'
+import type { PathLength } from './path-lengths.ts'
+import type { Probed } from './probe-schedule.ts'
+
+/** A peer whose round trip is more than this many times the usual one is slow, when it is so much longer at least, so often in a row. */
+const SLOW_TIMES = 2
+const SLOW_MORE_MS = 2
+const SLOW_IN_A_ROW = 3
+/** It is as usual again below this many times. */
+const USUAL_TIMES = 1.5
+/** The usual round trip is known after so many, and each later one counts for so much. */
+const LEARNT_FROM = 10
+const WEIGHT = 1 / 16
+/** What has been slow for so long is usual from then on. */
+const NEW_USUAL_MS = 3_600_000
+/** What was on its way when a peer fell silent may come so much later. */
+const ON_ITS_WAY_MS = 2_000
+
+/** A peer by a family, as it is now. */
+export interface Looked {
+  readonly peer: string
+  readonly publicIp: string
+  readonly family: Family
+  readonly probed: Probed | undefined
+  readonly length: PathLength | undefined
+  /** The time when the last packet of it came, where that is known; times are in ms by one clock that never goes back. */
+  readonly heardAt?: number | undefined
+}
+
+export interface PeerWatch {
+  look(looked: Looked, now: number): void
+  /** Forgets all others than these. */
+  keep(places: ReadonlySet<string>): void
+  /** True while a peer is silent of which it is not known that it sends. */
+  isAnySilent(): boolean
+  /** The newest round trip and loss of each that answers, or was asked. */
+  readings(): Iterable<{ readonly roundTripMs: number | undefined; readonly lossPercent: number }>
+}
+
+/** Something that began at a time: by our clock, or that of the day where a process before this one saw it. */
+type Since = { readonly now: number } | { readonly day: number }
+
+interface State {
+  publicIp: string
+  silent: Since | undefined
+  /** The time when the silence was first seen by this process. */
+  silentHere: number | undefined
+  isOneWay: boolean
+  narrow: Since | undefined
+  probed: Probed | undefined
+  usualMs: number
+  learnt: number
+  /** How many in a row are not as the state says. */
+  doubts: number
+  slow: number | undefined
+}
+
+/** `stamp` gives the time of day, as the events have it. */
+export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWatch {
+  const states = new Map<string, State>()
+
+  /** A peer that is seen first is as the process before this one saw it last. */
+  function begin(looked: Looked): State {
+    const { publicIp } = looked
+    const sinceOf = (kinds: readonly PeerEventKind[], kind: PeerEventKind): Since | undefined => {
+      const last = events.last(looked, kinds)
+      return last?.what === kind ? { day: Date.parse(last.at) } : undefined
+    }
+    return {
+      publicIp,
+      silent: sinceOf(['silent', 'back'], 'silent'),
+      narrow: sinceOf(['narrow', 'whole'], 'narrow'),
+      isOneWay: false,
+      ...{ silentHere: undefined, probed: undefined, usualMs: 0, learnt: 0, doubts: 0, slow: undefined },
+    }
+  }
+
+  function tell(looked: Looked, what: PeerEventKind, known: Partial<PeerEvent> = {}): void {
+    const { peer, publicIp, family } = looked
+    const nothing = { afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null }
+    events.add({ at: stamp(), what, peer, publicIp, family, ...nothing, ...known })
+  }
+
+  /** The time since then in seconds; null where the clock of the day was set back meanwhile. */
+  function lasted(since: Since, now: number): number | null {
+    const ms = 'now' in since ? now - since.now : Date.parse(stamp()) - since.day
+    return ms < 0 ? null : Math.round(ms / 1000)
+  }
+
+  function lookAtAnswers(state: State, looked: Looked, now: number): void {
+    const { probed, heardAt } = looked
+    if (!probed) return
+    if (!probed.isAnswering) {
+      if (!state.silent) {
+        state.silent = { now: probed.at }
+        tell(looked, 'silent')
+      }
+      // Of a silence that began before this process did: since it was first seen here.
+      state.silentHere ??= probed.at
+      if (!state.isOneWay && heardAt !== undefined && heardAt > state.silentHere + ON_ITS_WAY_MS) {
+        state.isOneWay = true
+        tell(looked, 'one-way')
+      }
+    } else if (state.silent) {
+      tell(looked, 'back', { afterSeconds: lasted(state.silent, now) })
+      state.silent = undefined
+      state.silentHere = undefined
+      state.isOneWay = false
+    }
+  }
+
+  function lookAtLength(state: State, looked: Looked, now: number): void {
+    const { length, probed } = looked
+    if (!length || probed?.isAnswering === false) return
+    if (!length.isWhole && !state.narrow && length.bytes !== undefined) {
+      state.narrow = { now: length.since }
+      tell(looked, 'narrow', { bytes: length.bytes })
+    } else if (length.isWhole && state.narrow) {
+      tell(looked, 'whole', { afterSeconds: lasted(state.narrow, now) })
+      state.narrow = undefined
+    }
+  }
+
+  function lookAtRoundTrip(state: State, looked: Looked, now: number): void {
+    const { probed } = looked
+    // Each is counted once.
+    if (!probed?.isAnswering || probed.roundTripMs === undefined || probed.at === state.probed?.at) return
+    const ms = probed.roundTripMs
+    if (state.learnt < LEARNT_FROM) {
+      state.usualMs += (ms - state.usualMs) / ++state.learnt
+      return
+    }
+    const isSlow = ms > SLOW_TIMES * state.usualMs && ms > state.usualMs + SLOW_MORE_MS
+    const known = { roundTripMs: shown(ms), usualMs: shown(state.usualMs) }
+    if (state.slow === undefined) {
+      state.doubts = isSlow ? state.doubts + 1 : 0
+      if (!isSlow) state.usualMs += (ms - state.usualMs) * WEIGHT
+      if (state.doubts < SLOW_IN_A_ROW) return
+      state.slow = now
+      tell(looked, 'slow', known)
+    } else {
+      const isNew = now - state.slow >= NEW_USUAL_MS
+      state.doubts = ms < USUAL_TIMES * state.usualMs || ms < state.usualMs + SLOW_MORE_MS ? state.doubts + 1 : 0
+      if (!isNew && state.doubts < SLOW_IN_A_ROW) return
+      tell(looked, 'usual', { ...known, afterSeconds: lasted({ now: state.slow }, now) })
+      if (isNew) Object.assign(state, { usualMs: 0, learnt: 0 })
+      state.slow = undefined
+    }
+    state.doubts = 0
+  }
+
+  return {
+    look(looked, now) {
+      const place = placeOf(looked)
+      const state = states.get(place) ?? begin(looked)
+      states.set(place, state)
+      if (state.publicIp !== looked.publicIp) {
+        tell(looked, 'moved', { movedFrom: state.publicIp })
+        state.publicIp = looked.publicIp
+      }
+      lookAtAnswers(state, looked, now)
+      lookAtLength(state, looked, now)
+      lookAtRoundTrip(state, looked, now)
+      state.probed = looked.probed
+    },
+    keep(places) {
+      for (const place of states.keys()) if (!places.has(place)) states.delete(place)
+    },
+    isAnySilent: () => [...states.values()].some(({ silent, isOneWay }) => silent && !isOneWay),
+    *readings() {
+      for (const { probed } of states.values()) {
+        if (!probed) continue
+        const { isAnswering, roundTripMs, lossPercent } = probed
+        yield { roundTripMs: isAnswering ? roundTripMs : undefined, lossPercent }
+      }
+    },
+  }
+}
+
+/** Rounds to what means something to a person. */
+const shown = (ms: number): number => Number(ms.toPrecision(3))

@@ -1,0 +1,64 @@
+// status-network.ts - keeps this node's view told to the other nodes, at its own addresses in the network and nowhere else.
+
+import { messageOf } from '../../base/errors.ts'
+import { pause } from '../../host/bell.ts'
+import { seldom } from '../../base/log.ts'
+import { familyOf, formatAddress, listed, parseAddress, type Address } from '../../net/address.ts'
+import { serveView, type ViewServer } from '../../report/health.ts'
+import { readToken, showsToken } from '../network.ts'
+import type { Node } from '../node.ts'
+import { forGood } from './probes.ts'
+
+/** Between two looks at the addresses: they come with the data path. */
+const LOOK_MS = 1_000
+
+export async function tellNetwork(node: Node): Promise<never> {
+  const { options, health, log, signal } = node
+  const port = options['status-network']
+  if (port === 0 || !health) return forGood(signal)
+  const calm = seldom(log)
+  const open = new Map<string, ViewServer>()
+  const audience = {
+    isNode: (address: string | undefined) => isNode(node, parseAddress(address ?? '')),
+    async isTrusted(authorization: string | undefined) {
+      const token = await readToken(options)
+      return token === undefined || showsToken(authorization, token)
+    },
+  }
+  try {
+    for (;;) {
+      const wanted = new Set(listed(node.possession.dataPath?.probeSource ?? {}).map(formatAddress))
+      for (const [address, server] of open) {
+        if (wanted.has(address)) continue
+        open.delete(address)
+        await server.close()
+      }
+      for (const address of wanted) {
+        if (open.has(address)) continue
+        try {
+          open.set(address, await serveView({ address, port }, health, audience))
+          log.info(`Other nodes may ask for the status at ${address}, TCP port ${port}`)
+        } catch (error) {
+          // The address may not be there yet, and the weftd before may have the port still.
+          calm.warn(
+            `The other nodes cannot be told the status at ${address}: ${messageOf(error)}; name another port with --status-network, on all nodes`,
+          )
+        }
+      }
+      await pause(signal, LOOK_MS)
+    }
+  } finally {
+    await Promise.all([...open.values()].map((server) => server.close()))
+  }
+}
+
+/** True for the address from which weftd on a node asks: containers have others. */
+function isNode({ possession, view, lease }: Node, address: Address | undefined): boolean {
+  if (address === undefined) return false
+  const family = familyOf(address)
+  const own = possession.dataPath?.probeSource?.[family]
+  const isOverlay = own !== undefined && own === lease.subnet[family]?.address
+  for (const { subnet, attrs } of view.values())
+    if ((isOverlay ? subnet[family]?.address : attrs.publicIp[family]) === address) return true
+  return address === own
+}

@@ -1,0 +1,56 @@
+// kept.ts - what a daemon that has ended left open in the service manager's keeping (sd_notify(3), FDSTORE; the other side is
+// report/notify.ts), and what was last known of it.
+
+import type { OpenPath } from '../../path/engine/engine.ts'
+import { closeAll } from '../../host/unix-socket.ts'
+import type { LastKnown } from './last-known.ts'
+import { unpackPath } from './open-path.ts'
+
+export interface Kept {
+  /** The TUN device of the daemon before. */
+  readonly tunName: string | undefined
+  /** The path, once; undefined where none was kept. */
+  take(): OpenPath | undefined
+  /** Closes descriptors that nobody took. Idempotent. */
+  close(): void
+}
+
+/** First descriptor that a service manager passes (sd_listen_fds(3), SD_LISTEN_FDS_START). */
+const FIRST_KEPT_FD = 3
+const KEPT_NAME = 'weft-'
+
+/** The name in the service manager's keeping of the descriptor at a place. */
+export const keptName = (place: number): string => `${KEPT_NAME}${place}`
+
+/**
+ * The descriptors that the service manager kept for this process, in their order; their variables are taken out of
+ * `environment`.
+ */
+export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] {
+  const { LISTEN_PID: listener, LISTEN_FDNAMES: names = '' } = environment
+  for (const name of ['LISTEN_PID', 'LISTEN_FDS', 'LISTEN_FDNAMES']) delete environment[name]
+  if (listener !== String(pid)) return []
+  return names
+    .split(':')
+    .map((name, index) => ({ name, fd: FIRST_KEPT_FD + index }))
+    .filter(({ name }) => name.startsWith(KEPT_NAME))
+    .toSorted((a, b) => Number(a.name.slice(KEPT_NAME.length)) - Number(b.name.slice(KEPT_NAME.length)))
+    .map(({ fd }) => fd)
+}
+
+/** Descriptors, which what was last known describes. */
+export function createKept(fds: readonly number[], known: Pick<LastKnown, 'tunName' | 'path'> | undefined): Kept {
+  let left = fds
+  return {
+    tunName: known?.tunName,
+    take() {
+      const open = unpackPath(known?.path, left)
+      if (open) left = []
+      return open
+    },
+    close() {
+      closeAll(left)
+      left = []
+    },
+  }
+}

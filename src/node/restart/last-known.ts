@@ -1,0 +1,120 @@
+// last-known.ts - what a node knew when it last ran, in a file beside subnet.env: enough to forward before the store was asked.
+//
+// Leases stand in it as in a store, so that a file of another version of weft is read as long as its number is known.
+
+import { realpathSync } from 'node:fs'
+import { readFile, unlink } from 'node:fs/promises'
+import { resolve } from 'node:path'
+import { setImmediate } from 'node:timers/promises'
+import { messageOf } from '../../base/errors.ts'
+import { replaceFile } from '../../host/replace-file.ts'
+import { decodeLease } from '../../control/lease/decode.ts'
+import { encodeLeaseValue, type Lease } from '../../control/lease/lease.ts'
+import type { Log } from '../../base/log.ts'
+import { storeKindOf, type DaemonOptions } from '../../options.ts'
+
+/** Some two milliseconds' worth. */
+const LEASES_A_PIECE = 1_000
+/** The version of the file; another version means something else. */
+const VERSION: number = 1
+
+export interface LastKnown {
+  /** The name of the store, so that what was known of one network is not taken for another's. */
+  readonly store: string
+  /** The network configuration's text, without its secrets. */
+  readonly config: string
+  readonly lease: Lease
+  /** The end of the lease, in ms since the epoch; undefined when never. */
+  readonly expiresAt: number | undefined
+  /** All leases that were believed, our own among them. */
+  readonly leases: readonly Lease[]
+  /** The TUN device, which may still be there. */
+  readonly tunName: string
+  /** The description of a path (open-path.ts) whose descriptors the service manager keeps. */
+  readonly path?: unknown
+}
+
+type ToWrite = Omit<LastKnown, 'leases'> & { readonly leases: Iterable<Lease> }
+type KeyAndValue = readonly [key: string, value: string]
+interface Written extends Omit<LastKnown, 'lease' | 'leases'> {
+  readonly version: number
+  readonly lease: KeyAndValue
+  readonly leases: readonly KeyAndValue[]
+}
+
+export const lastKnownFile = (options: Pick<DaemonOptions, 'subnet-file'>): string =>
+  `${options['subnet-file']}.last-known`
+
+/** One folder has many names. */
+function realFolder(path: string): string {
+  try {
+    return realpathSync(path)
+  } catch {
+    return resolve(path) // it is not there yet
+  }
+}
+
+/** The name that tells one store from another: endpoints come and go, a prefix or a folder does not. */
+export function storeNameOf(
+  options: Pick<DaemonOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr' | 'kube-api-url' | 'kubeconfig-file'>,
+): string {
+  if (options['kube-subnet-mgr']) return `kubernetes ${String(options['kube-api-url'])} ${options['kubeconfig-file']}`
+  const kind = storeKindOf(options)
+  switch (kind) {
+    case 'directory':
+      return `${kind} ${realFolder(options['lease-dir'])}`
+    case 'etcd':
+      return `${kind} ${options['etcd-prefix']}`
+  }
+}
+
+/**
+ * Rejects with the file system's error. Of a million leases the text takes seconds, in which others get their turn: what changes
+ * meanwhile among the leases may be in it or not.
+ */
+export async function writeLastKnown(path: string, known: ToWrite): Promise<void> {
+  // Whoever can write it says where packets go.
+  await replaceFile(path, textOf(known), 0o600)
+}
+
+const pair = ({ key, attrs }: Lease): KeyAndValue => [key, encodeLeaseValue(attrs)]
+
+/** The file's text, in pieces. */
+async function* textOf({ leases, ...known }: ToWrite): AsyncGenerator<string, void, undefined> {
+  const written: Omit<Written, 'leases'> = { ...known, version: VERSION, lease: pair(known.lease) }
+  yield `${JSON.stringify(written).slice(0, -1)},"leases":[`
+  let piece: string[] = []
+  let separator = ''
+  for (const lease of leases) {
+    piece.push(JSON.stringify(pair(lease)))
+    if (piece.length < LEASES_A_PIECE) continue
+    yield separator + piece.join(',')
+    separator = ','
+    piece = []
+    await setImmediate()
+  }
+  yield `${piece.length > 0 ? separator : ''}${piece.join(',')}]}\n`
+}
+
+/** Undefined when there is none, or none that can be read, which is said. */
+export async function readLastKnown(path: string, log: Log): Promise<LastKnown | undefined> {
+  try {
+    const { version, lease, leases, ...rest } = JSON.parse(await readFile(path, 'utf8')) as Written
+    const { store, config, tunName, expiresAt } = rest
+    for (const [name, text] of Object.entries({ store, config, tunName }))
+      if (typeof text !== 'string') throw new Error(`${name} is no text`)
+    if (expiresAt !== undefined && typeof expiresAt !== 'number') throw new Error('expiresAt is no number')
+    if (version !== VERSION) throw new Error(`its version is ${version}, and this weftd knows ${VERSION}`)
+    return { ...rest, lease: decodeLease(...lease), leases: leases.map(([key, value]) => decodeLease(key, value)) }
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'ENOENT')
+      log.warn(`Cannot use what was last known, in ${path}: ${messageOf(error)}; waiting for the store`)
+    return undefined
+  }
+}
+
+export async function removeLastKnown(path: string): Promise<void> {
+  await unlink(path).catch((error: NodeJS.ErrnoException) => {
+    if (error.code !== 'ENOENT') throw error
+  })
+}

@@ -1,0 +1,220 @@
+// start.ts - what a daemon waits for before it is a node: the network configuration and the external interface.
+
+import { unknownKeys } from '../control/config/keys.ts'
+import { parseNetworkConfig, requireFamily, type NetworkConfig } from '../control/config/network-config.ts'
+import { describeError, isWeftError, WeftError } from '../base/errors.ts'
+import { pause, type Bell } from '../host/bell.ts'
+import { run } from '../host/command.ts'
+import {
+  chooseExternalInterface,
+  defaultRoute,
+  type ExternalInterface,
+  type ReadSysctl,
+} from '../host/external-interface.ts'
+import { dotted, FORWARDING, getSysctl } from '../host/sysctl.ts'
+import type { LeaseAttrs } from '../control/lease/lease.ts'
+import type { SubnetManager } from '../control/lease/subnet-manager.ts'
+import { seldom, type Log } from '../base/log.ts'
+import { addressText, FAMILIES, familiesOf, formatAddress, listed, type Family } from '../net/address.ts'
+import { askPatiently } from './loops/lease.ts'
+import { interfaceWishes, type DaemonOptions } from '../options.ts'
+
+const CONFIG_RETRY_MS = 1_000
+/** The host is looked at this often though it reports nothing. */
+const LOOK_MS = 5_000
+/** The kernel's reports come in bursts. */
+const SETTLE_MS = 200
+
+interface FoundConfig {
+  readonly config: NetworkConfig
+  /** The text that the configuration was read from. */
+  readonly configText: string
+}
+
+export interface Waiting {
+  readonly options: DaemonOptions
+  readonly manager: SubnetManager
+  /** The lease of the daemon that is to be succeeded. */
+  readonly leaseNow: () => Promise<KeyAndIp | undefined>
+  /** Has the host's changes heard of these families. */
+  readonly follow: (families: readonly Family[]) => void
+  readonly hostChanged: Bell
+  /** Is told what is waited for. */
+  readonly tell: (waitsFor: string) => void
+  readonly log: Log
+  readonly signal: AbortSignal
+}
+
+/** The network that this host is to be in, and by which interface. */
+export async function waitForNetwork({ options, manager, leaseNow, follow, hostChanged, tell, log, signal }: Waiting) {
+  tell(`waiting for the network configuration in the ${manager.name} store`)
+  const found = await waitForConfig(manager, log, signal)
+  requireFamily(found.config)
+  const families = familiesOf(found.config)
+  follow(families)
+  await waitForSameNetwork(manager, leaseNow, log, signal)
+  tell('waiting for the external interface')
+  const given = await withGivenIp(options, manager, log, signal)
+  const external = await waitForInterface(given, families, hostChanged, log, signal)
+  await warnOfForwarding(families, log)
+  return { ...found, external }
+}
+
+/** Asks every second until there is a configuration, as flanneld does. A wrong one is named and asked for again. */
+async function waitForConfig(manager: SubnetManager, log: Log, signal: AbortSignal): Promise<FoundConfig> {
+  const calm = seldom(log)
+  let named: string | undefined
+  for (;;) {
+    try {
+      const configText = await manager.config(signal)
+      // flanneld passes over what it does not know; so does this one, but says so.
+      if (configText !== named) for (const unknown of unknownKeys(configText)) log.warn(`Without effect: ${unknown}`)
+      named = configText
+      const config = parseNetworkConfig(configText, { areGiven: manager.givesSubnets })
+      log.info(`Found network config - Backend type: ${config.backendType}`)
+      return { config, configText }
+    } catch (error) {
+      signal.throwIfAborted()
+      const mayPass = (['CONFIG', 'CONFIG_MISSING', 'STORE_UNAVAILABLE'] as const).some((code) =>
+        isWeftError(error, code),
+      )
+      if (!mayPass) throw error
+      calm.error(`Couldn't fetch network config: ${describeError(error)}`)
+    }
+    await pause(signal, CONFIG_RETRY_MS * (0.5 + Math.random() / 2))
+  }
+}
+
+/** The key and the public IP of a lease. */
+interface KeyAndIp {
+  readonly key: string
+  readonly publicIp: string
+}
+
+/** A lease that a running daemon lost comes back within this time, or its store is another one. */
+const SAME_NETWORK_MS = 15_000
+
+/**
+ * Resolves when the store has the lease of the daemon that is to be succeeded, `leaseNow`, or that one has none or is gone. Throws
+ * WeftError DEVICE where it does not: it is another network's, and succeeding would cut the node off from its own.
+ */
+async function waitForSameNetwork(
+  manager: SubnetManager,
+  leaseNow: () => Promise<KeyAndIp | undefined>,
+  log: Log,
+  signal: AbortSignal,
+): Promise<void> {
+  const until = performance.now() + SAME_NETWORK_MS
+  const calm = seldom(log)
+  for (;;) {
+    const own = await leaseNow()
+    if (!own) return
+    try {
+      const { entries } = await manager.source.list(signal)
+      const there = entries.find(({ key }) => key === own.key)?.lease
+      if (there && addressText(there.attrs.publicIp) === own.publicIp) return
+      calm.info(
+        `The ${manager.name} store has no lease ${own.key} for ${own.publicIp}, as the weftd that runs has: looking for up to ${SAME_NETWORK_MS / 1000} s`,
+      )
+      if (performance.now() > until)
+        throw new WeftError(
+          'DEVICE',
+          `the weftd that runs on this host has the lease ${own.key} for ${own.publicIp}, which the ${manager.name} store of this one does not have`,
+          { remedy: 'name the store of the network that this host is in, or stop the other one first' },
+        )
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isWeftError(error, 'STORE_UNAVAILABLE')) throw error
+      calm.error(`failed to look for the lease of the weftd that runs: ${describeError(error)}`)
+    }
+    await pause(signal, CONFIG_RETRY_MS * (0.5 + Math.random() / 2))
+  }
+}
+
+/** Throws WeftError DEVICE where the lease of the daemon that is to be succeeded, `before`, is not what this one would find for itself. */
+export function refuseToMove({ publicIp }: LeaseAttrs, before: KeyAndIp | undefined): void {
+  const own = addressText(publicIp)
+  // A node that had IPv6 alone keeps that subnet beside its first of IPv4.
+  if (!before || listed(publicIp).some((address) => formatAddress(address) === before.publicIp)) return
+  throw new WeftError(
+    'DEVICE',
+    `the weftd that runs on this host has the public IP ${before.publicIp}, and this one has ${own}: the node would move to ` +
+      'another subnet, and its containers be cut off',
+    { remedy: 'name the same one with --public-ip or --iface, or stop the other one first' },
+  )
+}
+
+/** The flags, with the public IP that an operator gave this node where its lease is kept. */
+async function withGivenIp(
+  options: DaemonOptions,
+  manager: SubnetManager,
+  log: Log,
+  signal: AbortSignal,
+): Promise<DaemonOptions> {
+  const given = await askPatiently("this node's public IP", async (till) => manager.publicIp?.(till), log, signal)
+  const { ipv4, ipv6 } = given ?? {}
+  return {
+    ...options,
+    'public-ip': ipv4 === undefined ? options['public-ip'] : formatAddress(ipv4),
+    'public-ipv6': ipv6 === undefined ? options['public-ipv6'] : formatAddress(ipv6),
+  }
+}
+
+/** The external interface. At boot its route, its address or the device itself may come later than this daemon. */
+export async function waitForInterface(
+  options: DaemonOptions,
+  families: readonly Family[],
+  hostChanged: Bell,
+  log: Log,
+  signal: AbortSignal,
+): Promise<ExternalInterface> {
+  const wishes = interfaceWishes(options)
+  for (const family of FAMILIES) {
+    const address = wishes.publicIp[family]
+    if (address !== '' && !families.includes(family))
+      log.warn(`The public address ${address} is passed over: it is of a family that the network does not have`)
+  }
+  const waitS = options['iface-wait']
+  const end = performance.now() + waitS * 1000
+  const said = new Set<string>()
+  const once = (message: string): void => void (said.has(message) || log.info(message), said.add(message))
+  for (let tries = 1; ; tries++) {
+    try {
+      return await chooseExternalInterface(run, wishes, families, { ...log, info: once })
+    } catch (error) {
+      const leftMs = end - performance.now()
+      if (!isWeftError(error, 'INTERFACE') || leftMs <= 0) throw error
+      if (tries === 1) log.warn(`${error.message}; waiting up to ${waitS} s for one`)
+      await hostChanged.wait(signal, Math.min(leftMs, LOOK_MS))
+      await pause(signal, Math.min(leftMs, SETTLE_MS))
+    }
+  }
+}
+
+/** Warns of what keeps the host from forwarding, or ends it. flanneld sets none of these either. */
+export async function warnOfForwarding(
+  families: readonly Family[],
+  log: Log,
+  readSysctl: ReadSysctl = getSysctl,
+): Promise<void> {
+  if (families.includes('ipv4') && (await readSysctl(FORWARDING.ipv4)) === '0')
+    log.warn(
+      'net.ipv4.ip_forward is 0: no packet of a container leaves this host until it is 1; Docker and the bridge plugin of CNI set it',
+    )
+  if (!families.includes('ipv6')) return
+  const forwarding = await readSysctl(FORWARDING.ipv6)
+  if (forwarding === '0')
+    log.warn(
+      'net.ipv6.conf.all.forwarding is 0: no packet of a container leaves this host by IPv6 until it is 1; the bridge plugin of CNI sets it',
+    )
+  const route = await defaultRoute(run, 'ipv6')
+  if (route?.protocol !== 'ra') return
+  // An interface that does not forward itself hears routers still; it does from when `all` is set to 1 (Linux, addrconf_fixup_forwarding).
+  const forwards = forwarding === '0' || (await readSysctl(`net/ipv6/conf/${route.device}/forwarding`)) !== '0'
+  // By 0 the kernel leaves advertisements to another program, as systemd-networkd and NetworkManager have it, whose route stays.
+  const accepting = `net/ipv6/conf/${route.device}/accept_ra`
+  if (forwards && (await readSysctl(accepting)) === '1')
+    log.warn(
+      `The IPv6 default route of ${route.device} comes from a router's advertisements, which the kernel passes over where it forwards IPv6: this host loses the route unless ${dotted(accepting)} is 2`,
+    )
+}

@@ -1,0 +1,152 @@
+// route-sync.ts - makes the kernel's routes to peers' subnets equal a set, and keeps them so.
+//
+// All that differs goes to one `ip -batch`, so that thousands of peers cost one process. Routes by a device of our own are
+// ours, also those of an earlier process; by another device only those are that we made: nothing tells the rest from an operator's.
+
+import { messageOf } from '../../base/errors.ts'
+import { runBatch } from '../../host/batch.ts'
+import type { Run } from '../../host/command.ts'
+import { routesExactly, routesWithin, USUAL_METRIC, type Route } from '../../host/links.ts'
+import type { Lease } from '../../control/lease/lease.ts'
+import type { Log } from '../../base/log.ts'
+import { addressText, familyOf, netText, type Net } from '../../net/address.ts'
+
+/** This many of the routes that the kernel refuses are each tried alone, to hear why; this many strange ones are named. */
+const NAMED = 5
+
+export interface NextHop {
+  readonly gateway: string
+  readonly device: string
+  /** The gateway is taken to be on the device's link, whatever its addresses say. */
+  readonly onlink?: boolean
+}
+
+/** Next hops by destination, such as `10.5.2.0/24`. */
+export type NextHops = ReadonlyMap<string, NextHop>
+
+export interface RouteSyncOptions {
+  /** Within which all the routes are. */
+  readonly network: Net
+  /** The device that is a backend's own, if it has one. */
+  readonly ownDevice?: string
+  readonly run: Run
+  readonly log: Log
+}
+
+export interface RouteSync {
+  /**
+   * Makes our routes equal these. What the kernel refuses is named, and tried again by resync. `touched` says which destinations differ
+   * from the last time, if any do: the kernel is asked of these alone.
+   */
+  apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void>
+  /** True when the kernel has taken the route to this destination. */
+  isSet(destination: string): boolean
+  /** Puts back what others took away; says what. */
+  resync(): Promise<readonly string[]>
+}
+
+const say = (destination: string, { gateway, device }: NextHop): string => `${destination} via ${gateway} dev ${device}`
+const isSame = (a: NextHop | undefined, b: NextHop): boolean => a?.gateway === b.gateway && a.device === b.device
+const wordsFor = (destination: string, hop: NextHop): string[] => [
+  ...['route', 'replace', ...say(destination, hop).split(' ')],
+  ...(hop.onlink ? ['onlink'] : []),
+]
+
+/** The log's words of backends that route to a peer's host (pkg/backend/route_network.go). */
+export const ROUTE_WORDS = {
+  added: ({ subnet, attrs }: Lease): string => `Subnet added: ${netText(subnet)} via ${addressText(attrs.publicIp)}`,
+}
+
+export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptions): RouteSync {
+  let wanted: NextHops = new Map()
+  let refused: NextHops = new Map()
+  let isFirst = true
+
+  const mainRoutes = async (of?: ReadonlySet<string>): Promise<Map<string, Route>> =>
+    new Map(
+      (await (of ? routesExactly(run, familyOf(network), [...of]) : routesWithin(run, network)))
+        .filter(({ metric }) => metric === USUAL_METRIC[familyOf(network)])
+        .map((each) => [each.destination, each]),
+    )
+  const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
+    route?.gateway === gateway && route.device === device
+  const missing = (
+    routes: ReadonlyMap<string, Route>,
+    where: Iterable<string> = wanted.keys(),
+  ): (readonly [string, NextHop])[] =>
+    [...where].flatMap((destination) => {
+      const hop = wanted.get(destination)
+      return hop && !isThere(routes.get(destination), hop) ? [[destination, hop] as const] : []
+    })
+
+  /** `touched` are the destinations of these lines; any where it is left out. */
+  async function change(lines: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
+    if (await runBatch(run, 'ip', lines)) {
+      refused = new Map(touched ? [...refused].filter(([destination]) => !touched.has(destination)) : [])
+      return
+    }
+    const still = new Map(missing(await mainRoutes()))
+    const news = [...still].filter(([destination, hop]) => !isSame(refused.get(destination), hop))
+    for (const [destination, hop] of news.slice(0, NAMED)) {
+      const why = await run('ip', wordsFor(destination, hop)).then(() => undefined, messageOf)
+      if (why === undefined) still.delete(destination) // somebody took it meanwhile
+      else log.error(`Error adding route to ${say(destination, hop)}: ${why}`)
+    }
+    if (news.length > NAMED) log.error(`Error adding routes to ${news.length - NAMED} more subnets`)
+    refused = still
+  }
+
+  /** Names once what an earlier process, or somebody else, has there by the devices that we use. */
+  function nameStrange(routes: ReadonlyMap<string, Route>): void {
+    const devices = new Set([...wanted.values()].map(({ device }) => device))
+    const strange = [...routes.values()].filter(
+      ({ destination, gateway, device }) =>
+        gateway !== undefined && device !== ownDevice && devices.has(device) && !wanted.has(destination),
+    )
+    const names = strange.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
+    if (strange.length > 0)
+      log.warn(
+        `Routes into the network that belong to no node: ${names.join(', ')}${strange.length > NAMED ? ', ...' : ''}; ` +
+          'remove them with `ip route del` unless they are wanted',
+      )
+  }
+
+  return {
+    async apply(hops, touched) {
+      if (touched?.size === 0) return
+      const where = isFirst ? undefined : touched
+      const routes = await mainRoutes(where)
+      const known = wanted
+      wanted = hops
+      if (isFirst) nameStrange(routes)
+      isFirst = false
+      const gone = [...routes].filter(([destination, { device, gateway }]) => {
+        const ours = known.get(destination)
+        const isOurs =
+          (ours && isThere(routes.get(destination), ours)) || (device === ownDevice && gateway !== undefined)
+        return isOurs && !wanted.has(destination)
+      })
+      const adding = missing(routes, where)
+      for (const [destination] of adding) {
+        const other = routes.get(destination)
+        if (other && !isThere(other, known.get(destination) ?? { gateway: '', device: '' }))
+          log.warn(`Replacing existing route to ${destination} via ${other.gateway ?? other.device}`)
+      }
+      await change(
+        [
+          ...gone.map(([destination, { gateway, device }]) => `route del ${destination} via ${gateway} dev ${device}`),
+          ...adding.map(([destination, hop]) => wordsFor(destination, hop).join(' ')),
+        ],
+        where,
+      )
+    },
+    isSet: (destination) => wanted.has(destination) && !refused.has(destination),
+    async resync() {
+      const lost = missing(await mainRoutes())
+      await change(lost.map(([destination, hop]) => wordsFor(destination, hop).join(' ')))
+      return lost
+        .filter(([destination, hop]) => !isSame(refused.get(destination), hop))
+        .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)
+    },
+  }
+}

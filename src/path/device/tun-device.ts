@@ -1,0 +1,187 @@
+// tun-device.ts - what makes a TUN device carry a network: its address, MTU and queue, and the route; mended when others undo it.
+// WireGuard's device is like one, and is treated so.
+//
+// Device, address, MTU and route are flanneld's (pkg/backend/udp, pkg/backend/wireguard).
+
+import { WeftError } from '../../base/errors.ts'
+import type { Run } from '../../host/command.ts'
+import {
+  findLink,
+  ipJson,
+  isNamedBy,
+  isTunOpen,
+  routesTo,
+  routesWithin,
+  USUAL_METRIC,
+  type Link,
+  type Route,
+} from '../../host/links.ts'
+import type { Log } from '../../base/log.ts'
+import { familyOf, formatNet, hostNet, netContains, parseNet, type Net } from '../../net/address.ts'
+import { ipv4NetContains, type Ipv4Net } from '../../net/ipv4.ts'
+
+/** Packets that the TUN queues. The kernel's 500 loses bursts: 64-byte packets without loss went from 155 to 290 kpps. */
+const QUEUE_LENGTH = 4000
+/** The number of routes that one line names. */
+const HIDING_NAMED = 5
+
+export interface TunOptions {
+  readonly name: string
+  /** The cluster's network, and this node's part of it. */
+  readonly network: Net
+  readonly subnet: Net
+  /** Bytes. */
+  readonly mtu: number
+  /** The scope of the route to the network (rtnetlink(7)). */
+  readonly scope?: 'global' | 'link'
+  readonly run: Run
+  readonly log: Log
+  /** True for a route to a part of the network that is ours, beside those of the device. */
+  readonly isOwnRoute?: ((destination: string) => boolean) | undefined
+}
+
+export interface TunDevice {
+  /** Everything about the device that is not its existence; said as a whole, so that saying it again changes nothing. */
+  configure(): Promise<void>
+  /** Makes it right again; says what had to be mended. A device that is gone is left to whoever opened it. */
+  resync(): Promise<readonly string[]>
+}
+
+interface JsonTun {
+  flags?: string[]
+  linkinfo?: { info_kind?: string; info_data?: { type?: string; multi_queue?: boolean } }
+}
+
+/**
+ * A device that a process before this one left, if it is as one that is made now would be: the last one known, else that which the
+ * network is routed to. One that it left in another state is removed, since it would be in the way; one that somebody forwards through
+ * is not ours.
+ */
+export async function adoptTun(
+  run: Run,
+  { name: pattern, last, network, subnet, isMultiQueue }: AdoptOptions,
+): Promise<string | undefined> {
+  const routed = (await routesTo(run, network)).map(({ device }) => device)
+  const names = [last ?? pattern, ...routed].filter((name) => isNamedBy(pattern, name))
+  for (const name of new Set(names)) {
+    const tun = await findIdleTun(run, name)
+    // A TUN with other addresses than the network's is another daemon's.
+    if (!tun || tun.addresses.some(({ address }) => !ipv4NetContains(network, address))) continue
+    if (tun.isMultiQueue === isMultiQueue && tun.addresses.every(({ address }) => address === subnet.address))
+      return name
+    await run('ip', ['link', 'del', 'dev', name])
+  }
+  return undefined
+}
+
+/** A TUN that nobody forwards through. */
+async function findIdleTun(
+  run: Run,
+  name: string,
+): Promise<{ readonly addresses: Link['addresses']['ipv4']; readonly isMultiQueue: boolean } | undefined> {
+  const link = await findLink(run, name)
+  if (!link) return undefined
+  const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
+  const { info_kind: kind, info_data: data } = json?.linkinfo ?? {}
+  if (kind !== 'tun' || data?.type !== 'tun' || (await isTunOpen(name, link.index, json?.flags ?? []))) return undefined
+  return { addresses: link.addresses.ipv4, isMultiQueue: data.multi_queue === true }
+}
+
+/** Removes what a data path of another kind left of a network: its device, if nobody forwards through it. */
+export async function removeIdleTun(run: Run, name: string, network: Ipv4Net): Promise<void> {
+  const tun = await findIdleTun(run, name)
+  if (tun?.addresses.every(({ address }) => ipv4NetContains(network, address)))
+    await run('ip', ['link', 'del', 'dev', name])
+}
+
+interface AdoptOptions {
+  readonly network: Ipv4Net
+  readonly subnet: Ipv4Net
+  /** Or a pattern such as `flannel%d`. */
+  readonly name: string
+  readonly last: string | undefined
+  readonly isMultiQueue: boolean
+}
+
+const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
+
+/**
+ * Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). One to a device of our
+ * own is ours.
+ */
+export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
+  const foreign = (await routesTo(run, to)).find(
+    ({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device),
+  )
+  if (!foreign) return
+  const network = formatNet(to)
+  throw new WeftError('DEVICE', `${network} is already routed to ${ownerOf(foreign)}`, {
+    remedy: `stop the daemon that did it, or remove the route with \`ip route del ${network}\``,
+  })
+}
+
+export function createTunDevice(options: TunOptions): TunDevice {
+  const { name: device, network, subnet, mtu, run, log, scope = 'global', isOwnRoute = () => false } = options
+  const family = familyOf(network)
+  const route = formatNet(network)
+  // Nobody else has it: it needs no duplicate address detection (RFC 4862).
+  const address = [formatNet(hostNet(subnet.address)), 'dev', device, ...(family === 'ipv6' ? ['nodad'] : [])]
+  let hidden = new Set<string>()
+
+  async function configure(): Promise<void> {
+    // gso_max_size stays what it is, though a superpacket of 64 KiB is more than one message: the kernel cuts in software
+    // what a container sends in larger ones than the device takes (gso_features_check in net/core/dev.c).
+    await run('ip', ['link', 'set', 'dev', device, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
+    await run('ip', ['address', 'replace', ...address])
+    // The scope must be named: otherwise `ip` gives a route to a device the scope link (iproute2, ip/iproute.c).
+    await run('ip', ['route', 'replace', route, 'dev', device, ...(family === 'ipv4' ? ['scope', scope] : [])])
+  }
+
+  /**
+   * Routes to a part of the network come before ours to the whole. Those to our own containers must; any other takes
+   * peers' packets out of the tunnel. Somebody may want that, so it is named and left alone.
+   */
+  function nameHiding(routes: readonly Route[]): void {
+    const hiding = new Set<string>()
+    for (const each of routes) {
+      const net = parseNet(each.destination)
+      const isOwn =
+        isOwnRoute(each.destination) ||
+        (net && net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address))
+      if (net && !isOwn && net.prefixLength > network.prefixLength && each.device !== device)
+        hiding.add(`${each.destination} to ${ownerOf(each)}`)
+    }
+    const name = (found: string[]): string =>
+      found.slice(0, HIDING_NAMED).join(', ') + (found.length > HIDING_NAMED ? `, ... (${found.length})` : '')
+    const came = [...hiding].filter((each) => !hidden.has(each))
+    const went = [...hidden].filter((each) => !hiding.has(each))
+    if (came.length > 0)
+      log.warn(`Packets bypass the tunnel by routes that others made: ${name(came)}; remove them unless that is wanted`)
+    if (went.length > 0) log.info(`Routes that bypassed the tunnel are gone: ${name(went)}`)
+    hidden = hiding
+  }
+
+  return {
+    configure,
+    async resync() {
+      // The routes first: a device that goes down in between takes its route with it, and is what was wrong.
+      const within = await routesWithin(run, network)
+      const link = await findLink(run, device)
+      if (!link) return []
+      nameHiding(within)
+      const routes = within.filter(
+        ({ destination, metric }) => destination === route && metric === USUAL_METRIC[family],
+      )
+      const wrong: string[] = []
+      if (!link.up) wrong.push(`${device} was down`)
+      if (link.mtu !== mtu) wrong.push(`${device} had MTU ${link.mtu}`)
+      if (!link.addresses[family].some((each) => each.address === subnet.address))
+        wrong.push(`${device} had lost its address`)
+      const other = routes.find((each) => each.device !== device)
+      if (other) wrong.push(`${route} was routed to ${ownerOf(other)}`)
+      else if (routes.length === 0) wrong.push(`the route to ${route} was gone`)
+      if (wrong.length > 0) await configure()
+      return wrong
+    },
+  }
+}

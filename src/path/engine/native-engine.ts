@@ -1,0 +1,161 @@
+// native-engine.ts - the data path in C++ threads (native/): starting it, reading its counters, lending it, stopping it.
+
+import { addon } from '../../host/addon.ts'
+import type { Counters, Engine, EngineConfig, OpenPath } from './engine.ts'
+import { engineStartError } from './start-error.ts'
+import { SLOT_NUMBERS, sumTraffic } from './traffic.ts'
+
+export interface NativeOptions {
+  /** One packet for each system call in one thread, as flanneld does: the other options do not count then. */
+  readonly naive?: boolean
+  /** Loops, each with a TUN queue, a socket and a thread: the lanes of packets. */
+  readonly workers?: number
+  /** Priority of the threads, -20 (first) to 19; 0: that of the process. */
+  readonly nice?: number
+  /** Microseconds that an idle thread looks again for before it sleeps. */
+  readonly pollUs?: number
+  /** Kernel features not to use, of `addon.featureNames`. */
+  readonly without?: readonly string[]
+}
+
+/** Starts the native engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
+export function startNativeEngine(
+  config: EngineConfig,
+  { naive = false, workers = 1, nice = 0, pollUs = 0, without = [] }: NativeOptions = {},
+): Engine {
+  let reportFault: (error: Error) => void = () => {}
+  const fault = new Promise<Error>((resolve) => {
+    reportFault = resolve
+  })
+  const {
+    encapsulation,
+    ownEnd = new Uint8Array(),
+    mtu,
+    tunAddress,
+    networkAddress,
+    network,
+    subnet,
+    settings,
+  } = config
+  const { tunName, bindAddress, port, persistent = false, inherited } = config
+  const features = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
+  const threads = naive ? { naive, nice: 0, pollUs: 0 } : { naive, nice, pollUs }
+  const filter = { ...settings, network, subnet }
+  const path = { ...settings, encapsulation, ownEnd, mtu, tunAddress, networkAddress, filter, persistent }
+  const { peers = () => new Uint8Array() } = config
+  const open = (): ReturnType<typeof addon.openDescriptors> =>
+    addon.openDescriptors({ tunName, bindAddress, port, workers: naive ? 1 : workers, features })
+  const run = (on: Parameters<typeof addon.runEngine>[0]): ReturnType<typeof addon.runEngine> =>
+    addon.runEngine(on, { ...path, ...threads, peers: peers() }, (error) => reportFault(error))
+  const notes: string[] = []
+  let opened: ReturnType<typeof open> | undefined
+  let native: ReturnType<typeof run>
+  try {
+    opened = inherited ? undefined : open()
+    native = run(opened ?? (inherited as OpenPath))
+  } catch (error) {
+    throw engineStartError(error, config)
+  }
+  if (opened) {
+    const { receiveBufferAsked: asked, receiveBufferGranted: granted } = opened
+    if (granted < asked) {
+      notes.push(
+        `the UDP receive buffer is ${granted >> 10} KiB instead of ${asked >> 10}: bursts may be lost; raise net.core.rmem_max`,
+      )
+    }
+    const refused = features.filter((name) => !opened.features.includes(name))
+    if (refused.length > 0) notes.push(`the kernel does not offer ${refused.join(', ')}: slower, but not less correct`)
+  }
+
+  const details: string[] = []
+  if (native.priorityRefused !== undefined) {
+    details.push(
+      `the forwarding threads run at the priority of weftd instead of ${nice} (${native.priorityRefused}): packets wait ` +
+        'behind programs when cores are short; grant CAP_SYS_NICE or RLIMIT_NICE, or set --nice 0',
+    )
+  }
+
+  const names = addon.counterNames
+  /** The counts of the engines that ran on the path before it was lent and taken back. */
+  let counted: Counters = {}
+  function counters(): Counters {
+    const sums: Record<string, bigint> = {}
+    names.forEach((name, index) => {
+      let sum = counted[name] ?? 0n
+      for (let at = index; at < native.counters.length; at += names.length) sum += native.counters[at] ?? 0n
+      sums[name] = sum
+    })
+    return sums
+  }
+  /** The traffic that engines before counted, and when that was asked. */
+  let passed: Float64Array = new Float64Array()
+  let passedAt = 0
+  /** True while an engine forwards, as far as this side knows: not while it is lent, nor after the stop. */
+  let runs = true
+  let lending: Promise<OpenPath | undefined> = Promise.resolve(undefined)
+  const traffic = (slot?: number): Float64Array => {
+    const at = slot === undefined ? 0 : slot * SLOT_NUMBERS
+    const end = slot === undefined ? undefined : at + SLOT_NUMBERS
+    return sumTraffic(native.traffic(slot), passed.subarray(at, end), performance.now() - passedAt)
+  }
+  let lent: OpenPath | undefined
+  function takeBack(): void {
+    const on = lent
+    lent = undefined
+    if (!on) return
+    const before = counters()
+    try {
+      native = run(on) // which has the descriptors from here on, also when it fails
+      counted = before
+      runs = true
+    } catch (error) {
+      reportFault(error as Error)
+    }
+  }
+  async function release(): Promise<OpenPath | undefined> {
+    passed = traffic()
+    passedAt = performance.now()
+    // The naive engine agreed on no features with the kernel, so another engine must open its own.
+    lent = { ...(await native.release()), bindAddress, port, without: naive ? addon.featureNames : without }
+    return stopped ? undefined : lent
+  }
+  let stopped: Promise<void> | undefined
+  async function stop(): Promise<void> {
+    await lending.catch(() => {})
+    takeBack() // the lent descriptors are open here too, and only an engine closes them
+    runs = false
+    await native.stop()
+  }
+  return {
+    kind: naive ? 'naive' : 'native',
+    tunName: (opened ?? (inherited as OpenPath)).tunName,
+    get offloads() {
+      return native.offloads
+    },
+    notes,
+    details,
+    fault,
+    setPeers: (records) => native.setPeers(records),
+    changePeers: (records) => native.changePeers(records),
+    counters,
+    traffic,
+    drops(after = []) {
+      const drops = native.drops(after)
+      // While it is lent there is nobody to ask.
+      return drops.next.length > 0 ? drops : { next: after, packets: [] }
+    },
+    threads: () => native.askThreads(),
+    takeStrangers: () => native.takeStrangers(),
+    lend() {
+      if (!runs || stopped) return Promise.resolve(undefined)
+      runs = false
+      return (lending = release())
+    },
+    takeBack() {
+      if (stopped) return
+      if (lent) takeBack()
+      else void lending.then(takeBack, () => {})
+    },
+    stop: () => (stopped ??= stop()),
+  }
+}

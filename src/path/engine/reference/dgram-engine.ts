@@ -1,0 +1,348 @@
+// dgram-engine.ts - the same data path in TypeScript: a TUN descriptor and node:dgram, one packet at a time.
+//
+// Short enough to read in one sitting. It is what the native engine is tested against, and the way to run where
+// threads are unwanted. It knows IPv4 only and no offload.
+
+import { createSocket } from 'node:dgram'
+import { closeSync, readSync, writeSync } from 'node:fs'
+import { LRUCache } from 'lru-cache'
+import { WeftError } from '../../../base/errors.ts'
+import { addon } from '../../../host/addon.ts'
+import { formatAddress } from '../../../net/address.ts'
+import { ipv4NetContains, parseIpv4, type Ipv4, type Ipv4Net } from '../../../net/ipv4.ts'
+import type { Ipv6 } from '../../../net/ipv6.ts'
+import { createDropLog, type DropDetails } from './drops.ts'
+import { ENCAPSULATIONS, type Encapsulation } from '../encapsulation.ts'
+import type { Engine, EngineConfig } from '../engine.ts'
+import { isFromHere, reasonToDrop, type PacketAddresses, type Stranger } from '../filter.ts'
+import {
+  clampMss,
+  decrementTtl,
+  fragmentationNeeded,
+  fragmentsOf,
+  icmpError,
+  icmpLimit,
+  isEchoRequestFrom,
+  isForLink,
+  ipv4PacketBytes,
+  isIpv6Packet,
+  isTcpSyn,
+  isNestedTwice,
+  mayFragment,
+  NET_UNREACHABLE,
+  reasonMalformed,
+  TIME_EXCEEDED,
+  type IcmpError,
+} from './packet.ts'
+import { createPeerTable, decodePeers } from '../peers.ts'
+import { SLOT_NUMBERS } from '../traffic.ts'
+import { engineStartError } from '../start-error.ts'
+
+/** Destinations whose look-up is remembered. */
+const FLOW_CACHE_ENTRIES = 4096
+/** Packets taken from the TUN before the event loop gets its turn. */
+const READS_PER_TURN = 64
+/** Asked for; the kernel grants up to net.core.rmem_max. */
+const RECEIVE_BUFFER_BYTES = 4 << 20
+/** Strangers that are remembered until somebody asks. */
+const STRANGERS = 64
+/** The number of paths whose MTU is remembered. */
+const PATHS = 4096
+/**
+ * The time for which an answer is good; the length that needs none; and the least that a path must take: for less the
+ * kernel fragments datagrams.
+ */
+const {
+  askEveryMs: ASK_PATH_EVERY_MS,
+  alwaysFits: ALWAYS_FITS_BYTES,
+  least: LEAST_MTU,
+  outerBytes: OUTER_BYTES,
+} = addon.layout.path
+
+interface Endpoint {
+  readonly address: string
+  readonly port: number
+  /** The limit of a peer's record. */
+  readonly limit: number
+  readonly traffic: Traffic
+}
+
+/** The counts of one peer. */
+interface Traffic {
+  readonly numbers: [txPackets: number, txBytes: number, rxPackets: number, rxBytes: number]
+  heardAt: number | undefined
+}
+
+function encapsulationOf({ encapsulation: name }: EngineConfig): Encapsulation {
+  const known: Readonly<Record<string, Encapsulation>> = ENCAPSULATIONS
+  const encapsulation = known[name]
+  if (encapsulation) return encapsulation
+  throw new WeftError('CONFIG', `the dgram engine does not speak ${name}`, { remedy: 'run weftd with --engine native' })
+}
+
+const readIpv6 = (bytes: Buffer, at: number): Ipv6 => (bytes.readBigUInt64BE(at) << 64n) | bytes.readBigUInt64BE(at + 8)
+
+/** What this engine needs of a network of IPv4, which is all that it carries. */
+interface OwnIpv4 {
+  readonly tunAddress: Ipv4
+  readonly networkAddress: Ipv4
+  readonly subnet: Ipv4Net
+}
+
+function ipv4Of({ tunAddress, networkAddress, network, subnet }: EngineConfig): OwnIpv4 {
+  const own = { tunAddress: tunAddress.ipv4, networkAddress: networkAddress.ipv4, subnet: subnet.ipv4 }
+  const isWhole = (some: { [K in keyof OwnIpv4]: OwnIpv4[K] | undefined }): some is OwnIpv4 =>
+    Object.values(some).every((each) => each !== undefined)
+  if (isWhole(own) && !network.ipv6) return own
+  throw new WeftError('CONFIG', 'the dgram engine carries IPv4 alone', { remedy: 'run weftd with --engine native' })
+}
+
+/** Starts the engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE; CONFIG for an encapsulation that it does not speak, or IPv6). */
+export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
+  const encapsulation = encapsulationOf(config)
+  const ipv4 = ipv4Of(config)
+  const socket = createSocket({ type: 'udp4', recvBufferSize: RECEIVE_BUFFER_BYTES })
+  let tun: { fd: number; name: string }
+  try {
+    await new Promise<void>((resolve, reject) => {
+      socket.once('error', reject)
+      socket.bind({ port: config.port, address: config.bindAddress, exclusive: true }, () => {
+        socket.off('error', reject)
+        resolve()
+      })
+    })
+    tun = addon.openTun(config.tunName, config.persistent ?? false)
+  } catch (error) {
+    socket.close()
+    throw engineStartError(error, config)
+  }
+
+  let reportFault: (error: Error) => void = () => {}
+  const fault = new Promise<Error>((resolve) => {
+    reportFault = resolve
+  })
+  const counters: Record<string, bigint> = Object.fromEntries(addon.counterNames.map((name) => [name, 0n]))
+  const count = (name: string, amount = 1): void => {
+    counters[name] = (counters[name] ?? 0n) + BigInt(amount)
+  }
+
+  const nowUs = (): number => Math.round((performance.timeOrigin + performance.now()) * 1_000)
+  const dropLog = createDropLog(nowUs, nowUs())
+  function drop(reason: string, bytes: Buffer, details?: DropDetails): void {
+    count(reason)
+    dropLog.add(reason, bytes, details)
+  }
+
+  const trafficBySlot: Traffic[] = []
+  const trafficOf = (slot = 0): Traffic => (trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], heardAt: undefined })
+  const { settings, network, subnet } = config
+  const filter = { ...settings, network, subnet }
+  const own = parseIpv4(config.bindAddress) ?? 0
+  const { headerBytes, trailerBytes } = encapsulation
+  let table = createPeerTable(decodePeers(config.peers?.() ?? new Uint8Array()))
+  const flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
+  function endpointFor(destination: number): Endpoint | undefined {
+    const known = flows.get(destination)
+    if (known) return known
+    const peer = table.find(destination)
+    if (!peer) return undefined
+    const { port, limit = 0 } = peer
+    const endpoint = {
+      ...{ address: formatAddress(peer.endpoint), port, limit: limit >= ALWAYS_FITS_BYTES ? limit : Infinity },
+      traffic: trafficOf(peer.slot),
+    }
+    flows.set(destination, endpoint)
+    return endpoint
+  }
+
+  function writeTun(packet: Buffer): boolean {
+    try {
+      writeSync(tun.fd, packet)
+      return true
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'EBADFD') reportFault(error as Error)
+      return false
+    }
+  }
+
+  // Each kind has limits of its own.
+  const [mayAnswer, mayTellOfSize, mayAnswerPeer] = [icmpLimit(), icmpLimit(), icmpLimit()]
+  function answer(about: IcmpError, packet: Buffer, counter: string, may = mayAnswer): void {
+    const error = icmpError(about, ipv4.networkAddress, packet)
+    if (!error) return
+    const sender = packet.readUInt32BE(12)
+    const isOurs = ipv4NetContains(ipv4.subnet, sender)
+    if (isFromHere(filter, sender) && may(sender, isOurs, performance.now()) && writeTun(error)) count(counter)
+  }
+
+  // TUN to peer.
+  function forward(bytes: Buffer): void {
+    const size = ipv4PacketBytes(bytes)
+    if (size === undefined && isIpv6Packet(bytes) && isForLink(bytes)) return count('tx_for_link')
+    if (size === undefined)
+      return drop(bytes.length > 0 && bytes.readUInt8(0) >> 4 === 6 ? 'tx_drop_no_route' : 'tx_drop_malformed', bytes)
+    const packet = Buffer.from(bytes.subarray(0, size)) // send() keeps it until the datagram is gone
+    const endpoint = endpointFor(packet.readUInt32BE(16))
+    if (!endpoint) {
+      if (isForLink(packet)) return count('tx_for_link')
+      drop('tx_drop_no_route', packet)
+      return answer(NET_UNREACHABLE, packet, 'tx_unreachable_sent')
+    }
+    const to = { peer: parseIpv4(endpoint.address) ?? 0 }
+    if (isNestedTwice(own, headerBytes, packet)) return drop('tx_drop_circle', packet, to)
+    if (!decrementTtl(packet)) {
+      drop('tx_drop_ttl', packet, to)
+      return answer(TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
+    }
+    if (settings.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, mtuTo(endpoint)))
+    const mtu = size > ALWAYS_FITS_BYTES ? mtuTo(endpoint) : Infinity
+    if (size <= mtu) return send(packet, endpoint)
+    if (!mayFragment(packet)) {
+      // A request that asks whether so long a packet arrives passes any limit.
+      if (size <= knownMtu(endpoint.address) && isEchoRequestFrom(ipv4.tunAddress, packet))
+        return send(packet, endpoint)
+      drop('tx_drop_too_big', packet, to)
+      return answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent', mayTellOfSize)
+    }
+    count('tx_fragmented')
+    for (const fragment of fragmentsOf(packet, mtu)) send(fragment, endpoint)
+  }
+
+  const paths = new LRUCache<string, number>({ max: PATHS, ttl: ASK_PATH_EVERY_MS })
+  /** The longest packet that the kernel knows the path to a peer to take (docs/path-mtu.md). */
+  function knownMtu(address: string): number {
+    let bytes = paths.get(address)
+    if (bytes === undefined) paths.set(address, (bytes = addon.pathMtu(config.bindAddress, address)))
+    const mtu = bytes - OUTER_BYTES - headerBytes - trailerBytes
+    return mtu >= LEAST_MTU ? mtu : Infinity
+  }
+
+  const mtuTo = ({ address, limit }: Endpoint): number => Math.min(knownMtu(address), limit)
+
+  function send(packet: Buffer, endpoint: Endpoint): void {
+    socket.send(encapsulation.seal(packet), endpoint.port, endpoint.address, (error) => {
+      if (!error) {
+        count('tx_packets')
+        count('tx_bytes', packet.length)
+        count('tx_messages')
+        endpoint.traffic.numbers[0]++
+        endpoint.traffic.numbers[1] += packet.length
+      } else {
+        const { code } = error as NodeJS.ErrnoException
+        const reason = code === 'EMSGSIZE' ? 'too_big' : code === 'ENOBUFS' ? 'socket_full' : 'refused'
+        drop(`tx_drop_${reason}`, packet, { peer: parseIpv4(endpoint.address) ?? 0 })
+      }
+    })
+  }
+
+  // Peer to TUN.
+  const strangers = new LRUCache<string, Stranger>({ max: STRANGERS })
+  /** Counts a packet that is not let in, and says so. */
+  function isRefused(packet: Buffer, addresses: PacketAddresses, reason: string | undefined): boolean {
+    if (reason === undefined) return false
+    drop(reason, packet, { peer: addresses.from })
+    strangers.set(`${reason} ${addresses.from}`, { ...addresses, reason })
+    return true
+  }
+  socket.on('message', (datagram, { address }) => {
+    count('rx_messages')
+    const bytes = encapsulation.open(datagram)
+    const size = bytes && ipv4PacketBytes(bytes)
+    const from = parseIpv4(address) ?? 0
+    // There are no IPv6 peers.
+    if (bytes && filter.verifySource !== 'off' && isIpv6Packet(bytes)) {
+      const [source, destination] = [readIpv6(bytes, 8), readIpv6(bytes, 24)]
+      return void isRefused(bytes, { from, source, destination }, 'rx_drop_unknown_sender')
+    }
+    if (!bytes) return drop('rx_drop_malformed', datagram, { peer: from, encapBytes: headerBytes })
+    if (size === undefined) return drop('rx_drop_malformed', bytes, { peer: from })
+    const packet = bytes.subarray(0, size)
+    const malformed = reasonMalformed(packet)
+    if (malformed !== undefined) return drop(malformed, bytes, { peer: from })
+    const addresses = { from, source: packet.readUInt32BE(12), destination: packet.readUInt32BE(16) }
+    if (isRefused(packet, addresses, reasonToDrop(filter, table, addresses))) return
+    if (!decrementTtl(packet)) {
+      drop('rx_drop_ttl', packet, { peer: from })
+      // The error goes to the peer whose packet it was, and to nobody else: a datagram may come from anywhere.
+      const sender = packet.readUInt32BE(12)
+      const peer = endpointFor(sender)
+      const error = peer && icmpError(TIME_EXCEEDED, ipv4.tunAddress, packet)
+      if (!error || !mayAnswerPeer(sender, false, performance.now())) return
+      const reply = encapsulation.seal(error)
+      return socket.send(reply, peer.port, peer.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
+    }
+    const { traffic, limit = Infinity } = endpointFor(addresses.source) ?? {}
+    if (traffic) {
+      traffic.numbers[2]++
+      traffic.numbers[3] += size
+      traffic.heardAt = performance.now()
+    }
+    // The segment size with which a peer begins a connection is what this side will send.
+    if (settings.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, knownMtu(address), limit))
+    if (!writeTun(packet)) return drop('rx_drop_tun', packet)
+    count('tun_writes')
+    count('rx_packets')
+    count('rx_bytes', size)
+  })
+  socket.on('error', (error) => reportFault(error))
+
+  const buffer = Buffer.alloc(65536)
+  const watcher = addon.watchReadable(tun.fd, () => {
+    try {
+      for (let reads = 0; reads < READS_PER_TURN; reads++) {
+        const size = readSync(tun.fd, buffer)
+        count('tun_reads')
+        forward(buffer.subarray(0, size))
+      }
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'EAGAIN') return
+      watcher.stop() // EBADFD: the device was deleted
+      reportFault(error as Error)
+    }
+  })
+
+  let running = true
+  return {
+    kind: 'dgram',
+    tunName: tun.name,
+    offloads: [],
+    notes: [],
+    details: [],
+    fault,
+    setPeers(records) {
+      table = createPeerTable(decodePeers(records))
+      flows.clear()
+    },
+    changePeers(records) {
+      table.change(decodePeers(records))
+      flows.clear()
+    },
+    counters: () => ({ ...counters }),
+    traffic(slot) {
+      const now = performance.now()
+      const rowOf = ({ numbers, heardAt }: Traffic): number[] => [
+        ...numbers,
+        heardAt === undefined ? -1 : now - heardAt,
+      ]
+      if (slot !== undefined) return Float64Array.from(trafficBySlot[slot] ? rowOf(trafficBySlot[slot]) : [])
+      const all = new Float64Array(trafficBySlot.length * SLOT_NUMBERS)
+      // Entries of the array that were never used are skipped.
+      trafficBySlot.forEach((each, at) => all.set(rowOf(each), at * SLOT_NUMBERS))
+      return all
+    },
+    drops: (after) => dropLog.read(after),
+    threads: () => ({}),
+    takeStrangers() {
+      const taken = [...strangers.values()]
+      strangers.clear()
+      return taken
+    },
+    async stop() {
+      if (!running) return
+      running = false
+      watcher.stop()
+      await new Promise<void>((resolve) => socket.close(() => resolve()))
+      closeSync(tun.fd)
+    },
+  }
+}

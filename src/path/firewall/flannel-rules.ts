@@ -1,0 +1,272 @@
+// flannel-rules.ts - which rules in a listing are flannel's: those of every version, and nothing that only looks alike.
+//
+// Pure. Up to 0.5 flannel had a chain FLANNEL; up to 0.19 its rules stood in POSTROUTING and FORWARD, with a comment since
+// 0.16; since 0.20 they stand in chains of their own (network/ipmasq.go, network/iptables.go of those versions). A rule
+// with flannel's comment, or in a chain of flannel's name, tells by itself whose it is. One without is taken for flannel's
+// only as a part of the whole set, in order, for a network that is known to be flannel's.
+
+import type { Family } from '../../net/address.ts'
+
+/** The tools' names of a family, and the addresses that no rule of it masquerades. */
+export const WORDS = {
+  ipv4: { iptables: 'iptables', nft: 'ip', table: 'flannel-ipv4', multicast: '224.0.0.0/4' },
+  ipv6: { iptables: 'ip6tables', nft: 'ip6', table: 'flannel-ipv6', multicast: 'ff00::/8' },
+} as const satisfies Readonly<Record<Family, object>>
+
+/** A chain of flannel's in iptables, and the built-in chain that jumps to it (`jump` without its `-A CHAIN`). */
+export interface IptablesChain {
+  /** What is wished that it is there for. */
+  readonly wish: 'masq' | 'forward'
+  readonly table: 'nat' | 'filter'
+  readonly chain: string
+  readonly from: string
+  readonly jump: string
+}
+
+/** The comments of flannel's rules. */
+export const MASQ = '-m comment --comment "flanneld masq"'
+export const FORWARD = '-m comment --comment "flanneld forward"'
+
+const POSTRTG: IptablesChain = {
+  wish: 'masq',
+  table: 'nat',
+  chain: 'FLANNEL-POSTRTG',
+  from: 'POSTROUTING',
+  jump: `${MASQ} -j FLANNEL-POSTRTG`,
+}
+const FWD: IptablesChain = {
+  wish: 'forward',
+  table: 'filter',
+  chain: 'FLANNEL-FWD',
+  from: 'FORWARD',
+  jump: `${FORWARD} -j FLANNEL-FWD`,
+}
+/** All chains, in the order in which flanneld makes them. */
+export const FLANNEL_CHAINS = [POSTRTG, FWD] as const
+
+/** The tables in what iptables-save prints, each with the lines between its name and COMMIT. */
+export type Tables = ReadonlyMap<string, readonly string[]>
+
+export interface FlannelRules {
+  /** Rules and chains, as iptables-save shows them. */
+  readonly rules: readonly string[]
+  /** The input of iptables-restore --noflush that removes them, between the table's name and COMMIT. */
+  readonly removal: readonly string[]
+  /** Rules of others that jump to a chain of flannel's, which must stay then, without its rules. */
+  readonly stays: readonly string[]
+}
+
+export function readTables(save: string): Tables {
+  const tables = new Map<string, string[]>()
+  let current: string[] = []
+  for (const line of save.split('\n')) {
+    if (line.startsWith('*')) tables.set(line.slice(1), (current = []))
+    else if (line !== '' && line !== 'COMMIT' && !line.startsWith('#')) current.push(line)
+  }
+  return tables
+}
+
+const NET = String.raw`([0-9a-f.:]+\/\d+)`
+const masqForm = (match: string, target: string): RegExp =>
+  new RegExp(`^-A POSTROUTING ${match} (-m comment --comment "flanneld masq" )?-j ${target}$`)
+const forwardForm = (match: string): RegExp =>
+  new RegExp(`^-A FORWARD ${match} (-m comment --comment "flanneld forward" )?-j ACCEPT$`)
+const MASQUERADE = 'MASQUERADE(?: --random-fully)?'
+
+/** Rules that stood in chains of others, by a letter. The first group is the network, the second the comment. */
+const FORMS: readonly (readonly [letter: string, form: RegExp])[] = [
+  ['r', masqForm(String.raw`-s ${NET} -d \1`, 'RETURN')],
+  ['m', masqForm(String.raw`-s ${NET} ! -d (?:224\.0\.0\.0\/4|ff00::\/8)`, MASQUERADE)],
+  ['s', masqForm(String.raw`! -s ${NET} -d (?!\1 )[0-9a-f.:]+\/\d+`, 'RETURN')],
+  ['h', masqForm(String.raw`! -s ${NET} -d \1`, MASQUERADE)],
+  ['j', new RegExp(`^-A POSTROUTING -s ${NET} -j FLANNEL$`)],
+  ['f', forwardForm(`-s ${NET}`)],
+  ['t', forwardForm(`-d ${NET}`)],
+]
+/** Whole sets: of 0.6 to 0.8, of 0.9 to 0.19, of 0.5 beside its chain; and what accepts forwarding since 0.9. */
+const MASQ_SETS = /rms?h|jh?/g
+const FORWARD_SETS = /ft/g
+
+interface Placed {
+  readonly line: string
+  readonly letter: string
+  readonly network: string
+  readonly commented: boolean
+}
+
+function placed(lines: readonly string[]): Placed[] {
+  const isOldChain = hasChainOf05(lines)
+  return lines.flatMap((line) => {
+    for (const [letter, form] of FORMS) {
+      const match = form.exec(line)
+      if (match && (letter !== 'j' || isOldChain))
+        return [{ line, letter, network: match[1] ?? '', commented: match[2] !== undefined }]
+    }
+    return []
+  })
+}
+
+/** The rules that make whole sets: of one network, in order; rules of others may stand in between. */
+function inSets(rules: readonly Placed[], sets: RegExp): Placed[] {
+  const networks = new Set(rules.map(({ network }) => network))
+  return [...networks].flatMap((network) => {
+    const candidates = rules.filter((rule) => rule.network === network)
+    const letters = candidates.map(({ letter }) => letter).join('')
+    return [...letters.matchAll(sets)].flatMap(({ index, 0: set }) => candidates.slice(index, index + set.length))
+  })
+}
+
+/** True when the chain FLANNEL is that of 0.5: these two rules and no other. */
+function hasChainOf05(lines: readonly string[]): boolean {
+  const rules = lines.filter((line) => line.startsWith('-A FLANNEL ')).join('\n')
+  return new RegExp(String.raw`^-A FLANNEL -d ${NET} -j ACCEPT\n-A FLANNEL ! -d 224\.0\.0\.0/4 -j MASQUERADE$`).test(
+    rules,
+  )
+}
+
+const rulesOf = (lines: readonly string[], chain: string): string[] =>
+  lines.filter((line) => line.startsWith(`-A ${chain} `))
+const networksIn = (text: string): string[] => text.match(new RegExp(NET, 'g')) ?? []
+
+/** A rule in a chain of flannel's that names networks, as iptables-save and `nft list` show it. */
+const NETWORK_RULE = new RegExp(
+  `^-A FLANNEL-\\S+( (! )?-[sd] ${NET})+ -m comment --comment "flanneld (masq|forward)" -j [A-Z]+( --random-fully)?$` +
+    `|^\\s*(?<ip>ip6?) [sd]addr (!= )?${NET}( \\k<ip> daddr (!= )?${NET})? (return|accept|masquerade( fully-random)?)$`,
+)
+
+/**
+ * True for a rule of another daemon on this host: flannel's, and for none of `networks`. Each has its own network in
+ * the chains that all share.
+ */
+export function isAnothers(rule: string, networks: ReadonlySet<string>): boolean {
+  return NETWORK_RULE.test(rule) && !networksIn(rule).some((network) => networks.has(network))
+}
+
+/** The networks of rules that are flannel's beyond doubt. */
+export function flannelNetworks(lines: readonly string[]): string[] {
+  const rules = placed(lines)
+  const sure = [...rules.filter(({ commented }) => commented), ...inSets(rules, MASQ_SETS)]
+  // Among the rules in the chains of 0.20 and later, these begin with the network, not with the node's subnet.
+  const own = lines.filter((line) => /^-A FLANNEL-(?:POSTRTG -s \S+ ! -d|FWD -[sd]) /.test(line))
+  return [...new Set([...sure.map(({ network }) => network), ...own.flatMap((line) => networksIn(line).slice(0, 1))])]
+}
+
+/**
+ * What is flannel's in one table, for any of `networks` (as iptables writes them). The chain `except` is left out, with the
+ * jumps to it. A chain in which another daemon has rules too stays for those.
+ */
+export function findFlannelRules(
+  table: string,
+  lines: readonly string[],
+  networks: ReadonlySet<string>,
+  except?: Pick<IptablesChain, 'chain'>,
+): FlannelRules {
+  const ours = placed(lines).filter(({ network }) => networks.has(network))
+  const uncommented = ours.filter(({ commented }) => !commented)
+  const wanted = new Set([
+    ...ours.filter(({ commented }) => commented),
+    ...inSets(uncommented, table === 'nat' ? MASQ_SETS : FORWARD_SETS),
+  ])
+  const rules = [...wanted].map(({ line }) => line)
+  const removal = rules.map((line) => line.replace(/^-A/, '-D'))
+  const stays: string[] = []
+
+  for (const { chain, jump } of chainsIn(table, lines)) {
+    if (chain === except?.chain) continue
+    const own = rulesOf(lines, chain)
+    const about = networksIn(own.join('\n'))
+    if (about.length > 0 && !about.some((network) => networks.has(network))) continue
+    if (own.some((rule) => isAnothers(rule, networks))) {
+      const leaving = own.filter((rule) => networksIn(rule).some((network) => networks.has(network)))
+      rules.push(...leaving)
+      removal.push(...leaving.map((rule) => rule.replace(/^-A/, '-D')))
+      continue
+    }
+    const jumps = lines.filter((line) => line === jump)
+    const foreign = lines.filter((line) => line !== jump && line.endsWith(` -j ${chain}`) && !rules.includes(line))
+    rules.push(...jumps, ...own, ...(foreign.length > 0 ? [] : [`-N ${chain}`]))
+    removal.push(...jumps.map((line) => line.replace(/^-A/, '-D')), `-F ${chain}`)
+    if (foreign.length === 0) removal.push(`-X ${chain}`)
+    stays.push(...foreign)
+  }
+  return { rules, removal, stays }
+}
+
+/** Chains of flannel's own that are there, each with the jump to it. */
+function chainsIn(table: string, lines: readonly string[]): { readonly chain: string; readonly jump: string }[] {
+  const chains = FLANNEL_CHAINS.filter((each) => each.table === table).map(({ chain, from, jump }) => ({
+    chain,
+    jump: `-A ${from} ${jump}`,
+  }))
+  if (table === 'nat' && hasChainOf05(lines)) chains.push({ chain: 'FLANNEL', jump: '' })
+  return chains.filter(({ chain }) => lines.some((line) => line.startsWith(`:${chain} `)))
+}
+
+/** Input of `iptables-restore --noflush` that removes what was found; empty when nothing was. */
+export function removalInput(found: ReadonlyMap<string, FlannelRules>): string {
+  return [...found]
+    .filter(([, { removal }]) => removal.length > 0)
+    .map(([table, { removal }]) => [`*${table}`, ...removal, 'COMMIT', ''].join('\n'))
+    .join('')
+}
+
+interface NftRule {
+  readonly chain: string
+  readonly handle: number
+  readonly expr: readonly Readonly<Record<string, unknown>>[]
+}
+
+/**
+ * The same in what `nft -j -a list table` prints of a table that iptables-nft made, for hosts without iptables: chains of
+ * flannel's own, of `networks` or of any, and the jumps to them. nft does not show a rule's comment, so older rules cannot be
+ * told. `removal` is for `nft -f`.
+ */
+export function findFlannelNftRules(
+  family: string,
+  table: string,
+  json: string,
+  networks?: ReadonlySet<string>,
+): FlannelRules {
+  const { nftables = [] } = JSON.parse(json) as { nftables?: { chain?: { name: string }; rule?: NftRule }[] }
+  const names = new Set(nftables.flatMap(({ chain }) => (chain ? [chain.name] : [])))
+  const all = nftables.flatMap(({ rule }) => (rule ? [rule] : []))
+  const rules: string[] = []
+  const removal: string[] = []
+  const stays: string[] = []
+  for (const { chain, from } of FLANNEL_CHAINS.filter((each) => each.table === table)) {
+    if (!names.has(chain)) continue
+    const own = all.filter((rule) => rule.chain === chain)
+    const ours = own.filter((rule) => !networks || networksOf(rule).some((network) => networks.has(network)))
+    // Another daemon's rules, for which the chain stays.
+    if (own.some((rule) => !ours.includes(rule) && networksOf(rule).length > 0)) {
+      rules.push(...(ours.length > 0 ? [`${ours.length} rules of chain ${chain}`] : []))
+      removal.push(...ours.map(({ handle }) => `delete rule ${family} ${table} ${chain} handle ${handle}`))
+      continue
+    }
+    const jumps = all.filter(({ expr }) =>
+      expr.some(({ jump }) => (jump as { target?: string } | null)?.target === chain),
+    )
+    const isExact = (rule: NftRule): boolean => rule.chain === from && rule.expr.every(tellsNothing)
+    const foreign = jumps.filter((rule) => !isExact(rule))
+    for (const { handle } of jumps.filter(isExact)) {
+      rules.push(`jump from ${from} to ${chain}`)
+      removal.push(`delete rule ${family} ${table} ${from} handle ${handle}`)
+    }
+    removal.push(`flush chain ${family} ${table} ${chain}`)
+    rules.push(`${foreign.length > 0 ? 'rules of ' : ''}chain ${chain} (${own.length} rules)`)
+    if (foreign.length === 0) removal.push(`delete chain ${family} ${table} ${chain}`)
+    stays.push(...foreign.map((rule) => `rule ${rule.handle} of ${rule.chain}, which jumps to ${chain}`))
+  }
+  return { rules, removal, stays }
+}
+
+/** The networks that a rule names, as iptables writes them. */
+const networksOf = (rule: NftRule): string[] =>
+  [...JSON.stringify(rule).matchAll(/"addr":"([^"]+)","len":(\d+)/g)].map(([, addr, len]) => `${addr}/${len}`)
+
+/** An expression that restricts nothing: the jump itself, a counter, a comment (which nft shows without its text). */
+function tellsNothing(expression: Readonly<Record<string, unknown>>): boolean {
+  if ('jump' in expression || 'counter' in expression) return true
+  const { xt } = expression as { xt?: { name?: string } | null }
+  return xt === null || xt?.name === 'comment' // nft before 1.0.6 prints null
+}

@@ -1,0 +1,136 @@
+// nftables.ts - the rules by nft: a table of each family, in a transaction of its own.
+
+import { describeError, isWeftError, prefixed, type WeftError } from '../../base/errors.ts'
+import { isRefusal, type Run } from '../../host/command.ts'
+import type { Log } from '../../base/log.ts'
+import { FAMILIES, formatNet, type Nets } from '../../net/address.ts'
+import { ensureEach, partsOf, type FamilyWish, type Firewall, type FirewallOptions, type Part } from './families.ts'
+import { WORDS } from './flannel-rules.ts'
+import { findIptablesRemains } from './rule-remains.ts'
+import { nftInput, nftTable, splitNftTable } from './rules.ts'
+
+/** flanneld's words for a family. */
+const SAYS = {
+  ipv4: {
+    masq: 'nftables: setting up masking rules (ipv4)',
+    forward: 'Changing default FORWARD chain policy to ACCEPT',
+  },
+  ipv6: {
+    masq: 'nftables: setting up masking rules (ipv6)',
+    forward: 'Changing default FORWARD chain policy to ACCEPT (ipv6)',
+  },
+} as const
+
+/** A state that no listing equals: another program was there right after the rules were set, so they are set again. */
+const UNDONE = 'undone'
+
+export function createNftables(options: FirewallOptions): Firewall {
+  const { run, log, masq, forward, plainPorts } = options
+  const parts = partsOf(options)
+  let probing: Promise<boolean> | undefined
+  const randomFully = async (): Promise<boolean> => !plainPorts && (await (probing ??= knowsFullyRandom(run, log)))
+  // As flanneld's, both tables are there whatever the families are.
+  const others = FAMILIES.filter((family) => !parts.some((part) => part.family === family))
+  const beside = others.map(nftTable).join('')
+  const tables = parts.map((part) => ({ ...part, workFor: createTable(part, run, randomFully, beside) }))
+  return {
+    ensure: (subnet) => ensureEach(tables.map(({ workFor }) => workFor(subnet))),
+    async raise(subnet) {
+      log.info('Cleaning-up unused traffic manager rules')
+      await removeIptablesRules(run, new Set(parts.flatMap(({ ours }) => [...ours])), log)
+      log.info('Starting flannel in nftables mode...')
+      await prefixed('no nftables support: ', run('nft', ['--version']))
+      for (const rules of ['masq', 'forward'] as const)
+        for (const { family, wishFor } of parts) if (wishFor(subnet)[rules]) log.info(SAYS[family][rules])
+      const failures: WeftError[] = []
+      let isUp = false
+      for (const { wishFor, workFor } of tables) {
+        const wish = wishFor(subnet)
+        try {
+          await prefixed(wish.masq ? 'Failed to setup masq rules, ' : '', workFor(subnet)())
+          isUp ||= wish.isOn
+        } catch (error) {
+          if (!isWeftError(error)) throw error
+          failures.push(error)
+        }
+      }
+      // flanneld ends without a table or without masquerading, and goes on without forwarding. Of two families one is enough to go on.
+      const fatal = isUp || (forward && !masq) ? undefined : failures.shift()
+      for (const failure of failures) log.error(describeError(failure))
+      if (fatal) throw fatal
+    },
+  }
+}
+
+/** Makes one family's table: the work that makes it right for a subnet, and returns what was mended. */
+function createTable(
+  { family, ours, wishFor }: Part,
+  run: Run,
+  isFullyRandom: () => Promise<boolean>,
+  /** Input of `nft` for what else there is to be. */
+  beside: string,
+): (subnet: Nets) => () => Promise<readonly string[]> {
+  const { nft, table } = WORDS[family]
+  let shown: string | undefined
+  const read = () =>
+    run('nft', ['-s', 'list', 'table', nft, table]).catch((error: unknown) => {
+      // There is none. Taken for gone where nft did not answer it would be made anew, without the rules of other daemons.
+      if (isWeftError(error, 'COMMAND') && isRefusal(error)) return ''
+      throw error
+    })
+  const failed = ({ masq, forward }: FamilyWish): string => {
+    if (masq) return "nftables: couldn't setup masq rules: "
+    return forward ? "nftables: couldn't setup forward rules: " : `nftables: couldn't initialise table ${table}: `
+  }
+
+  async function ensure(wish: FamilyWish): Promise<readonly string[]> {
+    const wanted = `${formatNet(wish.subnet)}\n`
+    const randomFully = await isFullyRandom()
+    const { own, others } = splitNftTable(await read(), ours)
+    if (shown === wanted + own) return []
+    const input = nftInput({ ...wish, randomFully }, others) + beside
+    await run('nft', ['-f', '-'], { input })
+    const now = splitNftTable(await read(), ours)
+    const rules = countNftRules(now.own) + now.others.postrtg.length + now.others.forward.length
+    const mended = shown?.startsWith(wanted) ? [`the table ${table}`] : []
+    shown = wanted + (rules === countNftRules(input) ? now.own : UNDONE)
+    return mended
+  }
+
+  return (subnet) => () => {
+    const wish = wishFor(subnet)
+    return prefixed(failed(wish), ensure(wish))
+  }
+}
+
+const countNftRules = (text: string): number =>
+  text.match(/^\s+(ip6?|meta) .*(return|accept|masquerade.*)$/gm)?.length ?? 0
+
+/** Asked of IPv4's table for both families, as flanneld does. */
+async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
+  const input =
+    'table ip masqueradeTest { chain test { type nat hook postrouting priority srcnat; masquerade fully-random; }; }\n'
+  try {
+    await run('nft', ['-c', '-f', '-'], { input })
+    return true
+  } catch {
+    log.warn('nftables: random fully unsupported')
+    return false
+  }
+}
+
+/** Removes what an iptables mode left. What cannot be removed does not keep the node from starting. */
+async function removeIptablesRules(run: Run, networks: ReadonlySet<string>, log: Log): Promise<void> {
+  log.info('Cleaning-up iptables rules...')
+  try {
+    const { remains, unseen } = await findIptablesRemains(run, networks, false)
+    for (const each of remains) {
+      await each.remove()
+      for (const reason of each.stays) log.warn(`Not removed: ${reason}`)
+    }
+    for (const where of unseen) log.warn(`Rules that an iptables mode left may stay: ${where}`)
+  } catch (error) {
+    if (!isWeftError(error)) throw error
+    log.warn(`Rules that an iptables mode left, if any, stay: ${describeError(error)}`)
+  }
+}

@@ -1,0 +1,156 @@
+// rules.ts - the firewall rules of a network, as text for iptables-restore and nft, in flanneld's words.
+//
+// Pure. The rules are flannel's (pkg/trafficmngr/iptables/iptables.go and nftables/nftables.go), chain by chain.
+
+import { FORWARD, isAnothers, MASQ, WORDS, type IptablesChain } from './flannel-rules.ts'
+import { familyOf, formatNet, type Family, type Net } from '../../net/address.ts'
+
+/** The rules that one family is to have. */
+export interface FirewallWish {
+  readonly network: Net
+  /** This node's own, of the same family. */
+  readonly subnet: Net
+  readonly masq: boolean
+  readonly forward: boolean
+  /** Masquerade from fully random source ports. */
+  readonly randomFully: boolean
+}
+
+/** The rules of one of our chains; undefined when it is not wanted. */
+export function iptablesRules(chain: IptablesChain, wish: FirewallWish): readonly string[] | undefined {
+  if (!wish[chain.wish]) return undefined
+  const n = formatNet(wish.network)
+  const s = formatNet(wish.subnet)
+  if (chain.wish === 'forward') return [`-s ${n} ${FORWARD} -j ACCEPT`, `-d ${n} ${FORWARD} -j ACCEPT`]
+  const masquerade = `-j MASQUERADE${wish.randomFully ? ' --random-fully' : ''}`
+  return [
+    // The mark by which kube-proxy asks for a masquerade of its own.
+    `-m mark --mark 0x4000/0x4000 ${MASQ} -j RETURN`,
+    `-s ${s} -d ${n} ${MASQ} -j RETURN`,
+    `-s ${n} -d ${s} ${MASQ} -j RETURN`,
+    `! -s ${n} -d ${s} ${MASQ} -j RETURN`,
+    `-s ${n} ! -d ${WORDS[familyOf(wish.network)].multicast} ${MASQ} ${masquerade}`,
+    `! -s ${n} -d ${n} ${MASQ} ${masquerade}`,
+  ]
+}
+
+/** Picks our lines out of a table of iptables-save: the rules of a chain and the jumps to it, in order. */
+export function oursIn(table: readonly string[], { chain }: IptablesChain): readonly string[] {
+  return table.filter((line) => line.startsWith(`-A ${chain} `) || line.endsWith(` -j ${chain}`))
+}
+
+/**
+ * A table of the input of `iptables-restore --noflush`: one COMMIT, so that no packet ever meets an empty chain. Naming the
+ * chain empties it within the transaction. `ours` are the lines that there are: their jumps are taken away, and one is added
+ * at the end. `removal` is what else goes.
+ */
+export function restoreInput(
+  { table, chain, from, jump }: IptablesChain,
+  rules: readonly string[],
+  ours: readonly string[],
+  removal: readonly string[] = [],
+): string {
+  const jumps = ours.filter((line) => line.endsWith(` -j ${chain}`))
+  return lines([
+    `*${table}`,
+    ...removal,
+    `:${chain} - [0:0]`,
+    ...jumps.map((line) => line.replace(/^-A/, '-D')),
+    ...rules.map((rule) => `-A ${chain} ${rule}`),
+    `-A ${from} ${jump}`,
+    'COMMIT',
+  ])
+}
+
+/** Input of `nft -f -` that removes our tables; naming a table first makes it no error that there is none. */
+export function nftRemoval(): string {
+  return lines(
+    Object.values(WORDS).flatMap(({ nft, table }) => [`add table ${nft} ${table}`, `delete table ${nft} ${table}`]),
+  )
+}
+
+/** Our chains in a family's table. */
+const NFT_CHAINS = ['postrtg', 'forward'] as const
+
+/** The rules of other daemons in the nftables mode's table. */
+export interface NftOthers {
+  readonly postrtg: readonly string[]
+  readonly forward: readonly string[]
+}
+
+/** Splits the output of `nft list table` into our chains without the rules of other daemons, and those rules. */
+export function splitNftTable(
+  text: string,
+  networks: ReadonlySet<string>,
+): { readonly own: string; readonly others: NftOthers } {
+  const others = { postrtg: [] as string[], forward: [] as string[] }
+  /** Everything else in the table is nobody's business here. */
+  let block = ''
+  const own = text.split('\n').filter((line) => {
+    const isEnd = /^(\t| {2})\}$/.test(line)
+    block = /^(?:\t| {2})(\w+ \S+) \{$/.exec(line)?.[1] ?? block
+    const chain = NFT_CHAINS.find((name) => block === `chain ${name}`)
+    const isOurs = block === '' || chain !== undefined
+    if (isEnd) block = ''
+    if (!chain || !isAnothers(line, networks)) return isOurs
+    others[chain].push(line.trim())
+    return false
+  })
+  return { own: own.join('\n'), others }
+}
+
+/** Input of `nft -f -` that makes a family's table, with nothing in it. The comment of one that is there stays as it is. */
+export function nftTable(family: Family): string {
+  const { nft, table } = WORDS[family]
+  return lines([`add table ${nft} ${table} { comment "rules for ${table}"; }`])
+}
+
+/**
+ * Input of `nft -f -`, which is one transaction, for a family's table. Our chains are made anew, whatever they were,
+ * and nothing else in the table is touched. The fourth rule of postrtg is iptables'
+ * fourth: flanneld's own (`saddr != S daddr N return`) keeps the last one from ever being reached.
+ */
+export function nftInput(
+  { network, subnet, masq, forward, randomFully }: FirewallWish,
+  others: NftOthers = { postrtg: [], forward: [] },
+): string {
+  const family = familyOf(network)
+  const { nft: ip, table, multicast } = WORDS[family]
+  const n = formatNet(network)
+  const s = formatNet(subnet)
+  const masquerade = randomFully ? 'masquerade fully-random' : 'masquerade'
+  const masqRules = [
+    `${ip} saddr ${s} ${ip} daddr ${n} return`,
+    `${ip} saddr ${n} ${ip} daddr ${s} return`,
+    `${ip} saddr != ${n} ${ip} daddr ${s} return`,
+    `${ip} saddr ${n} ${ip} daddr != ${multicast} ${masquerade}`,
+    `${ip} saddr != ${n} ${ip} daddr ${n} ${masquerade}`,
+  ]
+  const postrtg = [
+    '  chain postrtg {',
+    '    comment "chain to manage traffic masquerading by flannel"',
+    '    type nat hook postrouting priority srcnat; policy accept;',
+    '    meta mark 0x4000 return',
+    ...[...(masq ? masqRules : []), ...others.postrtg].map((rule) => `    ${rule}`),
+    '  }',
+  ]
+  const forwardRules = [`${ip} saddr ${n} accept`, `${ip} daddr ${n} accept`]
+  const forwarding = [
+    '  chain forward {',
+    '    comment "chain to accept flannel traffic"',
+    '    type filter hook forward priority filter; policy accept;',
+    ...[...(forward ? forwardRules : []), ...others.forward].map((rule) => `    ${rule}`),
+    '  }',
+  ]
+  const rules = lines([
+    // Added first, so that deleting it is no error where there is none.
+    ...NFT_CHAINS.flatMap((name) => ['add', 'flush', 'delete'].map((verb) => `${verb} chain ${ip} ${table} ${name}`)),
+    `table ${ip} ${table} {`,
+    ...(masq || others.postrtg.length > 0 ? postrtg : []),
+    ...(forward || others.forward.length > 0 ? forwarding : []),
+    '}',
+  ])
+  return nftTable(family) + rules
+}
+
+const lines = (all: readonly string[]): string => all.map((line) => `${line}\n`).join('')

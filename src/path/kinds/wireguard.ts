@@ -1,0 +1,272 @@
+// wireguard.ts - packets encrypted between the hosts: WireGuard's device, to which the whole network is routed; one for each family, or
+// one for both.
+//
+// Options, devices, routes, key file and lease are flanneld's (pkg/backend/wireguard). The devices go with the daemon; the key stays.
+
+import { describeError, messageOf, WeftError } from '../../base/errors.ts'
+import { currentExternal } from '../../host/external-interface.ts'
+import { findLink } from '../../host/links.ts'
+import { seldom } from '../../base/log.ts'
+import { KINDS, type Settings } from '../kinds.ts'
+import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
+import {
+  FAMILIES,
+  familiesOf,
+  FAMILY_NAMES,
+  formatEndpoint,
+  formatNet,
+  netText,
+  onlyOf,
+  type Addresses,
+  type Family,
+} from '../../net/address.ts'
+import { ipv4NetContains, parseIpv4Net } from '../../net/ipv4.ts'
+import type { Ipv6 } from '../../net/ipv6.ts'
+import type { Backend, BackendParts, DataPath, PathPeer, PathSide } from '../backend.ts'
+import { inTurn } from '../in-turn.ts'
+import { checkMtu, openFamilies } from '../ways/both-families.ts'
+import { createPeerFilter } from '../ways/peer-filter.ts'
+import { checkNetwork } from '../ways/tunnel.ts'
+import { createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
+import { isKey, openWireguardDevice, publicKeyOf, type WireguardPeer } from './wireguard-device.ts'
+
+const TYPE = 'wireguard'
+const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
+const [[, NAME], , [, NAME_V6]] = devices
+/** The port of the second device, as flanneld's (pkg/backend/wireguard). */
+const PORT_V6 = outside.port + 1
+const DEFAULT_KEY_FILE = '/run/flannel/wgkey'
+
+type Mode = Settings<'wireguard'>['mode']
+
+/**
+ * The end of WireGuard that a lease publishes for a family: its key, and the port that it listens on; undefined when
+ * there is none.
+ */
+function keyAndPort(lease: Lease, family: Family): { readonly publicKey: string; readonly port: number } | undefined {
+  const { data } = sideOf(lease, family)
+  const usual = family === 'ipv4' ? outside.port : PORT_V6
+  const members = (typeof data === 'object' && data !== null ? data : {}) as Readonly<Record<string, unknown>>
+  const { PublicKey: publicKey, Port: given = usual } = members
+  const port = given === 0 ? usual : given
+  if (typeof publicKey !== 'string' || !isKey(publicKey)) return undefined
+  if (typeof port !== 'number' || !Number.isInteger(port) || port < 1 || port > 65_535) return undefined
+  return { publicKey, port }
+}
+
+/** A unique local address (RFC 4193). */
+const isUla = (address: Ipv6): boolean => address >> 121n === 0xfcn >> 1n
+/** RFC 1918, which is all that flanneld's `auto` takes for private (Go's net.IP.IsPrivate). */
+const PRIVATE = ['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16'].flatMap((text) => parseIpv4Net(text) ?? [])
+
+/** By which family a peer's datagrams go where one device has both: flanneld's choice (pkg/backend/wireguard, selectMode). */
+function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
+  if (mode === 'ipv4' || mode === 'ipv6') return mode
+  const { ipv4, ipv6 } = peer
+  if (ipv6 === undefined) return 'ipv4'
+  if (ipv4 === undefined) return 'ipv6'
+  if (own.ipv4 !== undefined && !PRIVATE.some((net) => ipv4NetContains(net, ipv4))) return 'ipv4'
+  return own.ipv6 !== undefined && !isUla(own.ipv6) && !isUla(ipv6) ? 'ipv6' : 'ipv4'
+}
+
+/**
+ * The end of a peer's tunnel, where its datagrams go by `outer`; undefined where its lease names none. With one device for both families
+ * a node listens on the one port that it publishes with IPv4, or with IPv6 where that is all it has: flanneld publishes another there.
+ */
+export function endOf(lease: Lease, outer: Family, isOneDevice: boolean): WireguardPeer | undefined {
+  const host = lease.attrs.publicIp[outer]
+  const published = isOneDevice ? (keyAndPort(lease, 'ipv4') ?? keyAndPort(lease, 'ipv6')) : keyAndPort(lease, outer)
+  if (host === undefined || !published) return undefined
+  const { publicKey, port } = published
+  const nets = isOneDevice ? FAMILIES : [outer]
+  return {
+    publicKey,
+    endpoint: formatEndpoint(host, port),
+    allowedIps: nets.flatMap((family) => lease.subnet[family] ?? []).map(formatNet),
+  }
+}
+
+export function createWireguardBackend({
+  config,
+  settings,
+  external: found,
+  run,
+  log,
+}: BackendParts<'wireguard'>): Backend {
+  const { psk, keepalive, mtu: givenMtu, mode } = settings
+  const families = familiesOf(config)
+  const isOneDevice = mode !== 'separate'
+  const port = settings.port || outside.port
+  const ports = { ipv4: port, ipv6: isOneDevice ? port : settings.portV6 || PORT_V6 }
+  const keyFile = process.env['WIREGUARD_KEY_FILE'] || DEFAULT_KEY_FILE
+  let external = found
+  let ownKey = ''
+  // What cannot be used is prepared and made again and again.
+  const calm = seldom(log)
+  const mtuNow = (): number => (givenMtu || external.mtu) - reserved
+  const endIn = (peer: Lease, family: Family): WireguardPeer | undefined =>
+    endOf(peer, isOneDevice ? outerFamily(mode, external.publicIp, peer.attrs.publicIp) : family, isOneDevice)
+
+  return {
+    name: TYPE,
+    words: {
+      added: (peer) => {
+        const [family] = familiesOf(peer.subnet)
+        const end = peer.attrs.backendType === TYPE && family ? endIn(peer, family) : undefined
+        return `Subnet added: ${netText(peer.subnet)}${end ? ` via ${end.endpoint}` : ''}`
+      },
+    },
+    async prepare(): Promise<LeaseAttrs> {
+      external = await currentExternal(run, external)
+      if (isOneDevice && mode !== 'auto' && external.address[mode] === undefined)
+        throw new WeftError(
+          'CONFIG',
+          `Backend.${OPTIONS.mode.name} is "${mode}", and the network has no ${FAMILY_NAMES[mode]}`,
+          {
+            remedy: `set "Enable${FAMILY_NAMES[mode]}": true, or another mode`,
+          },
+        )
+      checkNetwork(config, external.address, calm)
+      ownKey = await publicKeyOf(run, keyFile)
+      const dataOf = (family: Family) => ({ PublicKey: ownKey, Port: ports[family] })
+      return {
+        publicIp: external.publicIp,
+        backendType: TYPE,
+        ...(config.ipv4 ? { backendData: dataOf('ipv4') } : {}),
+        ...(config.ipv6 ? { backendV6Data: dataOf('ipv6') } : {}),
+      }
+    },
+    open(lease, signal) {
+      const parts = { lease, mtu: mtuNow(), external: () => external, isUnbound: true, signal, run, log }
+      const first = families.find((family) => lease.subnet[family])
+      return isOneDevice && first
+        ? openFamilies({
+            ...{ ...parts, of: onlyOf([first], config) },
+            open: (_family, own) => openDevice(NAME, port, families, own, signal),
+          })
+        : openFamilies({
+            ...{ ...parts, of: config },
+            open: (family, own) => openDevice(family === 'ipv4' ? NAME : NAME_V6, ports[family], [family], own, signal),
+          })
+    },
+  }
+
+  /** The device that carries these families, as far as the node has subnets of them. */
+  async function openDevice(
+    name: string,
+    listenPort: number,
+    carried: readonly Family[],
+    lease: OwnLease,
+    signal: AbortSignal,
+  ): Promise<DataPath> {
+    const lacking: { [F in Family]?: string } = {}
+    const fits = (family: Family): boolean => {
+      try {
+        if (family === 'ipv6') checkMtu(mtuNow(), external.name)
+        return true
+      } catch (error) {
+        // The other family of the device is carried; a larger MTU has it opened anew.
+        if (carried.every((each) => each === family || !lease.subnet[each])) throw error
+        lacking[family] = messageOf(error)
+        calm.error(`${FAMILY_NAMES[family]} is not carried: ${describeError(error)}`)
+        return false
+      }
+    }
+    const sides = carried.flatMap((family) => {
+      const [network, subnet] = [config[family]?.network, lease.subnet[family]]
+      return network && subnet && fits(family) ? [{ family, network, subnet }] : []
+    })
+    const key = ownKey
+    for (const { network } of sides) await refuseForeignRoute(run, network, (device) => device === name)
+    const opened = await openWireguardDevice(
+      { name, keyFile, ownKey: key, port: listenPort, psk, keepalive, run, log: calm },
+      signal,
+    )
+    const mtu = mtuNow()
+    const parts = sides.map(({ family, network, subnet }) => ({
+      device: createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log }),
+      filter: createPeerFilter({
+        ...{ type: TYPE, lease, network, isOneOfTwo: families.length === 2, log },
+        alsoUnusable: (peer) => (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
+        identity: {
+          ...{ name: 'key', own: key, of: (peer) => endIn(peer, family)?.publicKey },
+          remedy: `if both hosts exist, delete ${keyFile} on one of the two and restart its daemon`,
+        },
+      }),
+      ...{ family, subnet },
+    }))
+    try {
+      for (const { device } of parts) await device.configure()
+    } catch (error) {
+      await opened.close()
+      throw error
+    }
+    let tell!: (reason: Error) => void
+    const ended = new Promise<Error>((resolve) => (tell = resolve))
+    let peers: readonly WireguardPeer[] = []
+    let applied: readonly (readonly [Lease, Family])[] = []
+    return inTurn({
+      mtu,
+      // Neither keys nor peers are in what rtnetlink reports.
+      unreported: true,
+      fault: Promise.race([opened.fault, ended]),
+      lacking,
+      async apply(leases, ownLeaseKey) {
+        const usable = parts.flatMap(({ filter, family }) =>
+          filter.usable(leases, ownLeaseKey).map((peer) => [peer, family] as const),
+        )
+        // A host that has several leases, or several families, is one peer.
+        const byKey = new Map<string, WireguardPeer>()
+        for (const [peer, family] of usable) {
+          const end = endIn(peer, family)
+          if (!end) continue
+          const net = formatNet(sideOf(peer, family).subnet)
+          byKey.set(end.publicKey, { ...end, allowedIps: [...(byKey.get(end.publicKey)?.allowedIps ?? []), net] })
+        }
+        peers = [...byKey.values()]
+        await opened.setPeers(peers)
+        applied = usable
+      },
+      async resync() {
+        if (!(await findLink(run, name))) {
+          tell(new Error(`${name} is gone`))
+          return []
+        }
+        if (key !== ownKey) {
+          tell(new Error(`${name} has another key than ${keyFile}`))
+          return []
+        }
+        const mended: string[] = []
+        for (const { device } of parts) mended.push(...(await device.resync()))
+        const others = await opened.setPeers(peers)
+        return others > 0 ? [...mended, `${others} settings of ${name} were not as they had been set`] : mended
+      },
+      carrier: () => ({
+        ...{ device: name, engine: 'kernel', features: [] },
+        devices: Object.fromEntries(parts.map(({ family }) => [family, name])),
+      }),
+      probeSource: Object.fromEntries(parts.map(({ family, subnet }) => [family, subnet.address])),
+      peers() {
+        const byKey = new Map<string, PathPeer>()
+        for (const [peer, family] of applied) {
+          const { endpoint = '' } = endIn(peer, family) ?? {}
+          const side: PathSide = { endpoint, probe: sideOf(peer, family).subnet.address, way: 'kernel' }
+          byKey.set(peer.key, { ...byKey.get(peer.key), key: peer.key, [family]: side })
+        }
+        return [...byKey.values()]
+      },
+      async traffic() {
+        const traffic = await opened.traffic()
+        return new Map(
+          applied.flatMap(([peer, family]) => {
+            const passed = traffic.get(endIn(peer, family)?.publicKey ?? '')
+            return passed ? [[peer.key, passed] as const] : []
+          }),
+        )
+      },
+      counters: () => ({ peers_unusable: BigInt(parts.reduce((sum, { filter }) => sum + filter.skipped(), 0)) }),
+      threads: () => ({}),
+      close: () => opened.close(),
+    })
+  }
+}

@@ -1,0 +1,318 @@
+// both-families.ts - one data path of those that each carry a family: what befalls one does not keep the other from going on.
+//
+// A family that cannot be opened, or that a fault has ended, is named, and lacking until it is opened again, beside the other. A fault
+// of all that are carried is the whole one's.
+
+import { setImmediate } from 'node:timers/promises'
+import { describeError, messageOf, prefixed, WeftError } from '../../base/errors.ts'
+import { seldom, type Log } from '../../base/log.ts'
+import { FAMILIES, familiesOf, FAMILY_NAMES, listed, onlyOf, type ByFamily, type Family } from '../../net/address.ts'
+import type { Run } from '../../host/command.ts'
+import type { Watched } from '../../host/events.ts'
+import {
+  addressChange,
+  changeOf,
+  mtuChange,
+  seeExternal,
+  type ExternalInterface,
+} from '../../host/external-interface.ts'
+import { createTurn } from '../../host/turn.ts'
+import type { OwnLease } from '../../control/lease/lease.ts'
+import type { DataPath, PathPeer } from '../backend.ts'
+import type { PeerTraffic } from '../engine/engine.ts'
+
+export interface FamilyPaths {
+  /** The network's ranges: the families that are to be carried, where the node has a subnet of them. */
+  readonly of: ByFamily<unknown>
+  readonly lease: OwnLease
+  /** The longest packet that containers may send, whichever family carries it, in bytes. */
+  readonly mtu: number
+  /** The external interface that the backend has prepared for. */
+  readonly external: () => ExternalInterface
+  /** Opens the data path of a family by that. What `own` publishes is kept true for as long as that one is open. */
+  readonly open: (family: Family, own: OwnLease) => Promise<DataPath>
+  /** True where nothing that is open is bound to addresses of this host: another one is published, and that is all. */
+  readonly isUnbound?: boolean
+  /** The kernel objects to watch, as a data path's. */
+  readonly watched?: Watched
+  /** Of the stop: what it ends is not told as a failure. */
+  readonly signal?: AbortSignal
+  readonly run: Run
+  readonly log: Log
+}
+
+/** A family that is carried. */
+interface Side {
+  readonly path: DataPath
+  /** What it was opened for. */
+  readonly external: ExternalInterface
+  /** What it is being looked at by, or was, until that is told. */
+  look?: Look | undefined
+}
+
+/** A look at a family: its result, once it is there. */
+interface Look {
+  readonly done: Promise<void>
+  result?: PromiseSettledResult<readonly string[]>
+}
+
+/** The data path of the one family, or of both. Rejects with why the first cannot be opened where none can. */
+export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
+  const { mtu, lease, external, open, isUnbound = false, watched, signal, run, log } = parts
+  const families = familiesOf(parts.of).filter((family) => lease.subnet[family])
+  const calm = seldom(log)
+  const own: { -readonly [Fact in keyof OwnLease]: OwnLease[Fact] } = { ...lease }
+  const openedFor = external()
+  /** By which peers know this node. */
+  let published = openedFor
+  /** How it has moved since. */
+  let move: string | undefined
+  /** Those that a fault has ended too, until they are closed. */
+  const sides: { [K in Family]?: Side } = {}
+  const lacking: { [K in Family]?: string } = {}
+  let applied: readonly [leases: Parameters<DataPath['apply']>[0], ownKey: string] | undefined
+  /** True when one of two could not be looked at, or not yet. */
+  let isUnseen = false
+  let gone: ByFamily<string> = {}
+  let isClosed = false
+  let tell!: (reason: Error) => void
+  const fault = new Promise<Error>((resolve) => (tell = resolve))
+
+  const carried = (): (readonly [Family, Side])[] =>
+    FAMILIES.flatMap((family) => {
+      const side = lacking[family] === undefined ? sides[family] : undefined
+      return side ? [[family, side] as const] : []
+    })
+
+  function lack(family: Family, reason: unknown, text: string): void {
+    lacking[family] = messageOf(reason)
+    if (!signal?.aborted) calm.error(`${FAMILY_NAMES[family]} is not carried, and tried again: ${text}`)
+  }
+
+  /** Ends these families, or the whole where no other is carried. */
+  function lose(lost: readonly (readonly [Family, Error])[]): void {
+    const [first] = lost
+    if (first && carried().length === lost.length) return tell(first[1])
+    for (const [family, reason] of lost) lack(family, reason, messageOf(reason))
+  }
+
+  /** The families that were opened for another address. */
+  const moved = (now: ExternalInterface): (readonly [Family, Error])[] =>
+    carried().flatMap(([family, side]) => {
+      const change = addressChange(side.external, now, family)
+      return change === undefined ? [] : [[family, new Error(change)] as const]
+    })
+
+  /** Opens a family, with the peers that the other has. */
+  async function openSide(family: Family): Promise<void> {
+    if (family === 'ipv6') checkMtu(mtu, external().name)
+    const side = { external: external(), path: await open(family, own) }
+    try {
+      let given: typeof applied
+      while (given !== applied) {
+        given = applied
+        if (given) await side.path.apply(...given) // others may come meanwhile
+      }
+    } catch (error) {
+      await side.path.close()
+      throw error
+    }
+    sides[family] = side
+    delete lacking[family]
+    const onFault = (reason: Error): void => {
+      if (!isClosed && sides[family] === side && lacking[family] === undefined) lose([[family, reason]])
+    }
+    void side.path.fault.then(onFault, onFault)
+  }
+
+  /** Opens what is not carried, each family by itself. Rejects with what is in the way of the first where none can be. */
+  async function openRest(): Promise<void> {
+    const rest = families.filter((family) => !carried().some(([each]) => each === family))
+    const done = await Promise.allSettled(rest.map(openSide))
+    const failures = done.flatMap((result, at) => {
+      const family = rest[at]
+      return result.status === 'rejected' && family ? [[family, result.reason as unknown] as const] : []
+    })
+    const [first] = failures
+    if (first && carried().length === 0) throw first[1]
+    for (const [family, reason] of failures) lack(family, reason, describeError(reason))
+  }
+
+  const nameOf = (family: Family): string => (families.length > 1 ? `${FAMILY_NAMES[family]}: ` : '')
+
+  /** Does it with each that is carried, all of them; failures have the family's name where there are two. */
+  async function tryEach<T>(act: (path: DataPath) => Promise<T>): Promise<Tried<T>> {
+    const now = carried()
+    return triedOf(await Promise.allSettled(now.map(([family, { path }]) => prefixed(nameOf(family), act(path)))))
+  }
+
+  /** Looks at each that is carried, until one is done and it is late for the others, whose looks go on; tells what is known by then. */
+  async function lookAtEach(late: Promise<unknown> | undefined): Promise<Tried<readonly string[]>> {
+    const now = carried()
+    const looks = now.map(
+      ([family, side]) => (side.look ??= beginLook(prefixed(nameOf(family), side.path.resync(late)))),
+    )
+    const [all, one] = [Promise.all(looks.map(({ done }) => done)), Promise.race(looks.map(({ done }) => done))]
+    await (late ? Promise.race([all, Promise.all([one, late])]) : all)
+    const results = now.flatMap(([, side]) => {
+      const result = side.look?.result
+      if (result) side.look = undefined
+      return result ? [result] : []
+    })
+    isUnseen = results.length < now.length || results.some(({ status }) => status === 'rejected')
+    return triedOf(results)
+  }
+
+  await openRest()
+  // Nothing is opened while all is closed.
+  const next = createTurn()
+  return {
+    mtu,
+    fault,
+    ...(watched ? { watched } : {}),
+    get unreported() {
+      return isUnseen || carried().length < families.length || carried().some(([, { path }]) => path.unreported)
+    },
+    get lacking() {
+      // A path may be a device of both, of which one does not fit it.
+      return { ...Object.assign({}, ...carried().map(([, { path }]) => path.lacking)), ...lacking }
+    },
+    gone: () => gone,
+    get isOutdated() {
+      return move !== undefined || familiesOf(lacking).length > 0
+    },
+    async apply(leases, ownKey, touched) {
+      applied = [leases, ownKey]
+      const { failures } = await tryEach((path) => path.apply(leases, ownKey, touched))
+      if (failures.length > 0) throw failures[0]
+    },
+    async resync(late) {
+      const { now, gone: missing } = await seeExternal(run, external())
+      gone = onlyOf(families, missing)
+      // A successor may have devices of these names by now.
+      if (isClosed) return []
+      const mtuIsOther = mtuChange(openedFor, now)
+      if (mtuIsOther !== undefined) {
+        tell(new Error(mtuIsOther))
+        return []
+      }
+      if (isUnbound) move = changeOf(published, now)
+      else lose(moved(now))
+      const { values, failures } = await lookAtEach(late)
+      if (values.length === 0 && failures.length > 0) throw failures[0]
+      for (const failure of failures) calm.error(`Cannot check the device: ${describeError(failure)}`)
+      await setImmediate() // a fault that was found meanwhile is known then
+      return values.flat()
+    },
+    renew: (attrs) =>
+      next(async () => {
+        if (isClosed) return
+        own.attrs = attrs
+        if (move !== undefined) log.info(`Peers are told that ${move}`)
+        ;[published, move] = [external(), undefined]
+        const ended = families.filter((family) => lacking[family] !== undefined)
+        for (const family of ended) {
+          // One that cannot be closed is left to what is opened in its place.
+          await sides[family]?.path
+            .close()
+            .catch((error: unknown) => calm.error(`Cannot close the data path: ${describeError(error)}`))
+          delete sides[family]
+        }
+        if (isClosed) return
+        await openRest()
+        for (const family of ended)
+          if (lacking[family] === undefined) log.info(`${FAMILY_NAMES[family]} is carried again`)
+      }),
+    carrier() {
+      const all = FAMILIES.flatMap((family) => {
+        const carrier = sides[family]?.path.carrier()
+        return carrier ? [{ carrier, devices: carrier.devices ?? { [family]: carrier.device } }] : []
+      })
+      const [first] = all
+      if (!first) return { engine: 'kernel', features: [] }
+      return { ...first.carrier, devices: Object.assign({}, ...all.map(({ devices }) => devices)) as ByFamily<string> }
+    },
+    get probeSource() {
+      const sources = carried().map(([, { path }]) => path.probeSource)
+      return {
+        ipv4: sources.find((source) => source?.ipv4 !== undefined)?.ipv4,
+        ipv6: sources.find((source) => source?.ipv6 !== undefined)?.ipv6,
+      }
+    },
+    peers: () => mergePeers(carried().flatMap(([, { path }]) => path.peers())),
+    async traffic() {
+      const { values, failures } = await tryEach(async (path) => [...((await path.traffic?.()) ?? [])])
+      if (values.length === 0 && failures.length > 0) throw failures[0]
+      return sumTraffic(values.flat())
+    },
+    counters: () => sumCounters(carried().flatMap(([, { path }]) => Object.entries(path.counters()))),
+    threads: () => ({}),
+    close() {
+      isClosed = true
+      return next(async () => {
+        const done = await Promise.allSettled(listed(sides).map(({ path }) => path.close()))
+        for (const result of done) if (result.status === 'rejected') throw result.reason
+      })
+    },
+  }
+}
+
+/** The least that a link must take which carries IPv6 (RFC 8200 section 5); the kernel takes IPv6 off a device with less. */
+const LEAST_MTU = 1280
+
+/** Throws WeftError CONFIG where IPv6 does not fit; `mtu` is what containers may send, in bytes. */
+export function checkMtu(mtu: number, external: string): void {
+  if (mtu >= LEAST_MTU) return
+  throw new WeftError('CONFIG', `IPv6 needs an MTU of ${LEAST_MTU}, and containers would have ${mtu} here`, {
+    remedy: `raise the MTU of ${external}, or the one in the network configuration's Backend, by ${LEAST_MTU - mtu} on every node`,
+  })
+}
+
+/** What was done, and what could not be. */
+interface Tried<T> {
+  readonly values: readonly T[]
+  readonly failures: readonly unknown[]
+}
+
+const triedOf = <T>(done: readonly PromiseSettledResult<T>[]): Tried<T> => ({
+  values: done.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : [])),
+  failures: done.flatMap((result) => (result.status === 'rejected' ? [result.reason as unknown] : [])),
+})
+
+function beginLook(looking: Promise<readonly string[]>): Look {
+  const look: Look = { done: Promise.allSettled([looking]).then(([result]) => void (look.result = result)) }
+  return look
+}
+
+function mergePeers(sides: readonly PathPeer[]): readonly PathPeer[] {
+  const byKey = new Map<string, PathPeer>()
+  for (const side of sides) byKey.set(side.key, { ...byKey.get(side.key), ...side })
+  return [...byKey.values()]
+}
+
+const plus = (a: number | undefined, b: number | undefined): number | undefined =>
+  a === undefined ? b : b === undefined ? a : a + b
+
+/** By lease key, what both counted of it; heard when the later was. */
+function sumTraffic(counted: readonly (readonly [string, PeerTraffic])[]): ReadonlyMap<string, PeerTraffic> {
+  const sums = new Map<string, PeerTraffic>()
+  for (const [key, one] of counted) {
+    const other = sums.get(key)
+    sums.set(key, {
+      txPackets: plus(one.txPackets, other?.txPackets),
+      txBytes: plus(one.txBytes, other?.txBytes),
+      rxPackets: plus(one.rxPackets, other?.rxPackets),
+      rxBytes: plus(one.rxBytes, other?.rxBytes),
+      heardAt: latest(one.heardAt, other?.heardAt),
+    })
+  }
+  return sums
+}
+const latest = (a: number | undefined, b: number | undefined): number | undefined =>
+  a === undefined || b === undefined ? (a ?? b) : Math.max(a, b)
+
+function sumCounters(entries: readonly (readonly [string, bigint])[]): Readonly<Record<string, bigint>> {
+  const sums: Record<string, bigint> = {}
+  for (const [name, count] of entries) sums[name] = (sums[name] ?? 0n) + count
+  return sums
+}

@@ -1,0 +1,160 @@
+// hour.ts - the last hour: traffic, drops, round trip and loss of the node every ten seconds, and of each peer every minute, in arrays of a
+// fixed size; the schema of /history.json, of which docs/status.md has every field. Pure.
+//
+// Steps are counted by a clock that never goes back: setting the clock of the day moves no figure.
+
+export const HISTORY_SCHEMA = 1
+
+export const STEP_MS = 10_000
+const STEPS = 360
+export const PEER_STEP_MS = 60_000
+const PEER_STEPS = 60
+/** So many peers have a history of their own; others have none. Their arrays are made by so many at a time. */
+export const MOST_PEERS = 1_024
+const BLOCK = 64
+
+/** Of all packets and peers; undefined where it is not known. */
+export interface NodeSample {
+  readonly txBytesPerSecond: number | undefined
+  readonly rxBytesPerSecond: number | undefined
+  readonly dropsPerSecond: number | undefined
+  /** The median of the peers. */
+  readonly roundTripMs: number | undefined
+  /** The mean of the peers. */
+  readonly lossPercent: number | undefined
+}
+export type PeerSample = Omit<NodeSample, 'dropsPerSecond'>
+
+/** Values by step, the oldest first; null where one is not known. */
+export type Series<Sample> = { readonly [Name in keyof Sample]: readonly (number | null)[] }
+
+export interface HistoryReport {
+  readonly schema: typeof HISTORY_SCHEMA
+  /** The end of the last step. */
+  readonly at: string
+  readonly stepSeconds: number
+  readonly node: Series<NodeSample>
+  /** Of the peer that was asked for, by longer steps; null where there is none. */
+  readonly peerStepSeconds: number
+  readonly peer: Series<PeerSample> | null
+}
+
+export interface Hour {
+  /** The sample of the step that ends `now`. */
+  add(sample: NodeSample, now: number): void
+  /** The samples of the peers, by lease key; whoever is not among them is a peer no more. */
+  addPeers(samples: ReadonlyMap<string, PeerSample>, now: number): void
+  node(): Series<NodeSample>
+  peer(key: string): Series<PeerSample> | undefined
+  /** The bytes that its arrays take. */
+  bytes(): number
+}
+
+const NODE = ['txBytesPerSecond', 'rxBytesPerSecond', 'dropsPerSecond', 'roundTripMs', 'lossPercent'] as const
+const PEER = ['txBytesPerSecond', 'rxBytesPerSecond', 'roundTripMs', 'lossPercent'] as const
+
+export const historyReport = (hour: Pick<Hour, 'node' | 'peer'>, at: string, peer: string): HistoryReport => ({
+  ...{ schema: HISTORY_SCHEMA, at, stepSeconds: STEP_MS / 1000, node: hour.node() },
+  ...{ peerStepSeconds: PEER_STEP_MS / 1000, peer: hour.peer(peer) ?? null },
+})
+
+/**
+ * A value of a peer in 16 bits: 0 for one that is not known, else its logarithm, in thousandths of a doubling from a hundredth on: exact to
+ * 0.04%.
+ */
+const encode = (value: number | undefined): number =>
+  value === undefined || !(value >= 0) ? 0 : Math.min(65_535, 1 + Math.round(Math.log2(1 + value * 100) * 1_000))
+const decode = (code: number): number | null =>
+  code === 0 ? null : Number(((2 ** ((code - 1) / 1_000) - 1) / 100).toPrecision(4))
+
+export function createHour(): Hour {
+  const rings = NODE.map(() => new Float32Array(STEPS).fill(NaN))
+  let last = -1
+  const blocks: Uint16Array[] = []
+  const slots = new Map<string, number>()
+  const free: number[] = []
+  let lastOfPeers = -1
+
+  /** The place of a peer's values of a step: all of one value after each other. */
+  const placeOf = (slot: number, value: number): readonly [Uint16Array | undefined, number] => [
+    blocks[Math.floor(slot / BLOCK)],
+    ((slot % BLOCK) * PEER.length + value) * PEER_STEPS,
+  ]
+
+  function clear(slot: number): void {
+    PEER.forEach((_, value) => {
+      const [block, start] = placeOf(slot, value)
+      block?.fill(0, start, start + PEER_STEPS)
+    })
+  }
+
+  function slotFor(key: string): number | undefined {
+    const known = slots.get(key)
+    if (known !== undefined) return known
+    if (free.length === 0 && blocks.length * BLOCK < MOST_PEERS) {
+      const first = blocks.length * BLOCK
+      blocks.push(new Uint16Array(BLOCK * PEER.length * PEER_STEPS))
+      for (let slot = first + BLOCK - 1; slot >= first; slot--) free.push(slot)
+    }
+    const slot = free.pop()
+    if (slot !== undefined) slots.set(key, slot)
+    return slot
+  }
+
+  /** The steps from the last one on, up to this: those in between were missed. At most one round. */
+  function* stepsAfter(before: number, step: number, all: number): Generator<number> {
+    for (let each = Math.max(before + 1, step - all + 1); each <= step; each++) yield each
+  }
+
+  return {
+    add(sample, now) {
+      const step = Math.floor(now / STEP_MS)
+      for (const each of stepsAfter(last, step, STEPS)) for (const ring of rings) ring[each % STEPS] = NaN
+      NODE.forEach((name, at) => {
+        const ring = rings[at]
+        if (ring) ring[step % STEPS] = sample[name] ?? NaN
+      })
+      last = step
+    },
+    addPeers(samples, now) {
+      const step = Math.floor(now / PEER_STEP_MS)
+      for (const [key, slot] of slots) {
+        if (samples.has(key)) continue
+        slots.delete(key)
+        clear(slot)
+        free.push(slot)
+      }
+      for (const [key, sample] of samples) {
+        const slot = slotFor(key)
+        if (slot === undefined) continue
+        PEER.forEach((name, value) => {
+          const [block, start] = placeOf(slot, value)
+          for (const each of stepsAfter(lastOfPeers, step, PEER_STEPS))
+            if (block) block[start + (each % PEER_STEPS)] = 0
+          if (block) block[start + (step % PEER_STEPS)] = encode(sample[name])
+        })
+      }
+      lastOfPeers = step
+    },
+    node() {
+      const of = (at: number): readonly (number | null)[] =>
+        Array.from({ length: STEPS }, (_, each) => {
+          const value = rings[at]?.[(last + 1 + each) % STEPS] ?? NaN
+          return Number.isNaN(value) ? null : Number(value.toPrecision(5))
+        })
+      return Object.fromEntries(NODE.map((name, at) => [name, of(at)])) as unknown as Series<NodeSample>
+    },
+    peer(key) {
+      const slot = slots.get(key)
+      if (slot === undefined) return undefined
+      const of = (value: number): readonly (number | null)[] => {
+        const [block, start] = placeOf(slot, value)
+        return Array.from({ length: PEER_STEPS }, (_, each) =>
+          decode(block?.[start + ((lastOfPeers + 1 + each) % PEER_STEPS)] ?? 0),
+        )
+      }
+      return Object.fromEntries(PEER.map((name, at) => [name, of(at)])) as unknown as Series<PeerSample>
+    },
+    bytes: () => [...rings, ...blocks].reduce((sum, { byteLength }) => sum + byteLength, 0),
+  }
+}

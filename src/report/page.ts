@@ -1,0 +1,36 @@
+// page.ts - the page that a person sees at the health port: one file, and the headers that keep whatever is not in it out.
+
+import { createHash } from 'node:crypto'
+import { pageText } from '../base/assets.ts'
+
+export interface Page {
+  readonly body: string
+  readonly headers: Readonly<Record<string, string>>
+}
+
+const sha256 = (text: string): string => createHash('sha256').update(text).digest('base64')
+
+/** Read for each that asks: that is seldom, and it need not stay in memory. Undefined where it was not built. */
+export async function readPage(read = pageText): Promise<Page | undefined> {
+  const body = await read()
+  if (body === undefined) return undefined
+  const hashes = (tag: string): string =>
+    [...body.matchAll(new RegExp(`<${tag}>(.*?)</${tag}>`, 'gs'))]
+      .map(([, text = '']) => `'sha256-${sha256(text)}'`)
+      .join(' ')
+  // Content Security Policy Level 3: this script and this style and no other, and requests to this origin alone.
+  const policy = [
+    ...["default-src 'none'", `script-src ${hashes('script')}`, `style-src ${hashes('style')}`],
+    ...["connect-src 'self'", 'img-src data:', "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"],
+    "require-trusted-types-for 'script'",
+  ]
+  return {
+    body,
+    headers: {
+      'Content-Security-Policy': policy.join('; '),
+      'Cache-Control': 'no-cache',
+      ETag: `"${sha256(body)}"`,
+      'Referrer-Policy': 'no-referrer',
+    },
+  }
+}

@@ -1,0 +1,67 @@
+// details.ts - all that is known of one peer, in a dialog that stays right while it is open.
+
+import { publishers } from '../../path/kinds.ts'
+import { byId, createFacts, elementOf, setAttribute, setText } from './dom.ts'
+import { bitRate, bothOf, bytes, dayText, duration, or } from './format.ts'
+import type { History } from './history.ts'
+import { titleOf } from '../status.ts'
+import { factsOf, LOOKS, type Peer } from './model.ts'
+
+export function createDetails(history: History) {
+  const dialog = elementOf(HTMLDialogElement, 'details')
+  const showFacts = createFacts(byId('details-facts'))
+  let lease: string | undefined
+  let peers: readonly Peer[] = []
+  dialog.addEventListener('close', () => (lease = undefined))
+  byId('details-close').addEventListener('click', () => dialog.close())
+  // A click beside it closes it: the dialog's own box is filled by its content.
+  dialog.addEventListener('click', ({ target }) => {
+    if (target === dialog) dialog.close()
+  })
+
+  function show(): void {
+    if (lease === undefined) return
+    const peer = peers.find((each) => each.lease === lease)
+    setAttribute(dialog, 'data-condition', peer?.condition ?? 'stored')
+    setText(byId('details-sign'), peer ? LOOKS[peer.condition].sign : '–')
+    setText(byId('details-title'), peer ? titleOf(peer) : lease)
+    setText(byId('details-state'), peer?.words ?? 'gone')
+    setText(byId('details-means'), peer ? `: ${LOOKS[peer.condition].means}.` : ': it is no longer a peer.')
+    if (!peer) return
+    const { tx, rx } = history.ratesOf(peer.lease)
+    const traffic = (rate: number | undefined, all: number | null, packets: number | null): string =>
+      all === null
+        ? 'not counted'
+        : `${or(rate, bitRate)}; ${bytes(all)}${packets === null ? '' : ` in ${packets.toLocaleString('en')} packets`}`
+    showFacts([
+      ['Name', peer.name ?? 'none: flanneld writes none'],
+      ...(peer.ipv6Subnet === null || peer.ipv6Subnet === peer.subnet
+        ? []
+        : [['IPv6 subnet', peer.ipv6Subnet] as const]),
+      ['Public IP', bothOf(peer.publicIp, peer.publicIpv6)],
+      ...factsOf(peer),
+      ...(peer.path === 'narrow' && peer.pathSince
+        ? [['Long packets do not pass since', new Date(peer.pathSince).toLocaleString()] as const]
+        : []),
+      ['Type', publishers(peer.type)],
+      ['Last heard', or(peer.heardSecondsAgo, (ago) => `${duration(ago)} ago`)],
+      ['Sent', traffic(tx, peer.txBytes, peer.txPackets)],
+      ['Received', traffic(rx, peer.rxBytes, peer.rxPackets)],
+      ['Known since', dayText(new Date(peer.since))],
+      ['Lease', `${peer.lease}${peer.held ? ', kept though the store lacks it' : ''}`],
+    ])
+    setText(byId('details-command'), `weft ping ${peer.subnet}`)
+  }
+
+  return {
+    show(all: readonly Peer[]): void {
+      peers = all
+      show()
+    },
+    open(key: string): void {
+      lease = key
+      show()
+      dialog.showModal() // which gives the focus back to where it was when it is closed
+    },
+  }
+}

@@ -1,0 +1,50 @@
+// findings.ts - what the doctor finds in the status, and what to do.
+
+import { diagnoseStatus } from '../../tool/doctor/checks.ts'
+import { FINDINGS, grouped } from '../../tool/doctor/findings.ts'
+import type { Status } from '../status.ts'
+import { byId, createList, h, setAttribute, setText, type Child } from './dom.ts'
+
+type Kind = ReturnType<typeof grouped>[number]
+
+/** Splits prose at backticks: text between them is to be typed. */
+const proseOf = (text: string): readonly Child[] =>
+  text.split('`').map((part, at) => (at % 2 === 0 ? part : h('code', {}, part)))
+
+export function createFindings() {
+  const section = byId('findings')
+  const show = createList<Kind>(
+    byId('finding-list'),
+    ({ name }) => name,
+    ({ name }) => {
+      const { level, means, fix } = FINDINGS[name]
+      const details = h('ul')
+      const element = h(
+        'li',
+        { 'data-level': level },
+        h('h3', {}, h('span', { class: 'level' }, level === 'failure' ? '✕ failure' : '! warning'), ` ${means}`),
+        details,
+        h('p', {}, h('strong', {}, 'To do: '), ...proseOf(fix)),
+      )
+      return {
+        element,
+        show(kind) {
+          details.hidden = kind.details.length === 0
+          const lines = [...kind.details, ...(kind.more > 0 ? [`and ${kind.more} more`] : [])]
+          const shown = lines.join('\n')
+          if (details.dataset['shown'] === shown) return
+          setAttribute(details, 'data-shown', shown)
+          details.replaceChildren(...lines.map((line) => h('li', {}, line)))
+        },
+      }
+    },
+  )
+  return {
+    show(status: Status): void {
+      const kinds = grouped(diagnoseStatus(status))
+      section.hidden = kinds.length === 0
+      setText(byId('finding-count'), String(kinds.length))
+      show(kinds)
+    },
+  }
+}

@@ -1,0 +1,65 @@
+// format.ts - times, sizes and rates in a person's units. Pure.
+
+const scaled = (value: number, step: number, units: readonly string[]): string => {
+  let [rest, unit] = [value, 0]
+  for (; rest >= step && unit < units.length - 1; unit++) rest /= step
+  return `${unit === 0 || rest >= 100 ? Math.round(rest) : rest.toFixed(1)} ${units[unit]}`
+}
+
+/** `1.2 Gbit/s`, of bytes a second. */
+export const bitRate = (bytesPerSecond: number): string =>
+  scaled(bytesPerSecond * 8, 1000, ['bit/s', 'kbit/s', 'Mbit/s', 'Gbit/s', 'Tbit/s'])
+
+/** `1.2 MiB` */
+export const bytes = (count: number): string => scaled(count, 1024, ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'])
+
+/** `12.3 k` */
+export const short = (count: number): string => scaled(count, 1000, ['', 'k', 'M', 'G', 'T']).trimEnd()
+
+/** `4.5 s`, `3 min`, `2 h` */
+export function duration(seconds: number): string {
+  if (seconds < 10) return `${Math.round(seconds * 10) / 10} s`
+  if (seconds < 120) return `${Math.round(seconds)} s`
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`
+  return seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} days`
+}
+
+export const milliseconds = (ms: number): string => `${ms >= 99.5 ? Math.round(ms) : ms.toPrecision(2)} ms`
+
+/** `1 peer`, `2 peers`, `10,000 peers` */
+export const count = (number: number, what: string): string =>
+  `${number.toLocaleString('en')} ${what}${number === 1 ? '' : 's'}`
+
+/** `100%` only of what is whole: never rounded up to it. */
+export const percent = (part: number): string => `${Math.floor(part * 1000) / 10}%`
+
+const two = (value: number): string => String(value).padStart(2, '0')
+/** The time of day as the charts have it, on a clock of 24 hours: `14:05:09`. */
+export function clockText(at: Date): string {
+  return [at.getHours(), at.getMinutes(), at.getSeconds()].map(two).join(':')
+}
+/** The same with the day: `2026-11-23 14:05:09`. */
+export function dayText(at: Date): string {
+  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${clockText(at)}`
+}
+
+/** The labels of an axis: of steps that read alike, only the first has one. */
+export const labelsOf = (splits: readonly number[], text: (value: number) => string): string[] =>
+  splits.map((value, at) => {
+    const before = splits[at - 1]
+    return before !== undefined && text(before) === text(value) ? '' : text(value)
+  })
+
+/** A value that is not known is a dash. */
+export const or = <T>(value: T | null | undefined, text: (value: T) => string): string =>
+  value === null || value === undefined ? '–' : text(value)
+
+/** `rx_drop_spoofed_source` in words: `in: spoofed source`. */
+export function dropReason(counter: string): string {
+  const [, way, reason = ''] = /^(rx|tx)_drop_(.*)$/.exec(counter) ?? []
+  return way === undefined ? counter : `${way === 'rx' ? 'in' : 'out'}: ${reason.replaceAll('_', ' ')}`
+}
+
+/** What there is of each family; where it is of IPv6 alone both are the same. */
+export const bothOf = (first: string, ipv6: string | null): string =>
+  ipv6 === null || ipv6 === first ? first : `${first} and ${ipv6}`

@@ -1,0 +1,136 @@
+// map.ts - the map of peers: around this node while they are few, else as a field in the order of their subnets.
+
+import { byId, createList, h, setAttribute, setText } from './dom.ts'
+import { bitRate, count, milliseconds } from './format.ts'
+import type { History } from './history.ts'
+import { around, countsOf, countsText, LOOKS, placesOf, type Peer, type Place } from './model.ts'
+
+/** The number of places that have room around a node. */
+const MOST_AROUND = 12
+const SVG = 'http://www.w3.org/2000/svg'
+
+/** The actions of a place: look at a peer, or list those of a larger subnet. */
+export interface MapActions {
+  open(lease: string): void
+  list(subnet: string): void
+}
+
+export function createMap(history: History, actions: MapActions) {
+  const map = byId('map')
+  const lines = map.querySelector('svg') ?? map.appendChild(document.createElementNS(SVG, 'svg'))
+  const field = byId('places')
+  const isWide = matchMedia('(min-width: 44rem)')
+  let places: readonly Place[] = []
+  let chosen = 0
+
+  /** One place is reached by Tab, the others from there by arrows. */
+  const buttons = (): HTMLButtonElement[] => [...field.querySelectorAll('button')]
+  function choose(at: number, isFocused: boolean): void {
+    const all = buttons()
+    chosen = Math.max(0, Math.min(at, all.length - 1))
+    all.forEach((button, index) => setAttribute(button, 'tabindex', index === chosen ? '0' : '-1'))
+    if (isFocused) all[chosen]?.focus()
+  }
+  field.addEventListener('focusin', ({ target }) => choose(buttons().indexOf(target as HTMLButtonElement), false))
+  field.addEventListener('keydown', (event) => {
+    const all = buttons()
+    const top = all[0]?.offsetTop
+    const inRow = map.dataset['layout'] === 'field' ? all.filter(({ offsetTop }) => offsetTop === top).length : 1
+    const steps: Readonly<Record<string, number>> = {
+      ...{ ArrowLeft: -1, ArrowRight: 1, ArrowUp: -inRow, ArrowDown: inRow },
+      ...{ Home: -all.length, End: all.length },
+    }
+    const step = steps[event.key]
+    if (step === undefined) return
+    event.preventDefault()
+    choose(chosen + step, true)
+  })
+
+  const showPlaces = createList<Place>(
+    field,
+    ({ key }) => key,
+    ({ key }) => {
+      const sign = h('span', { class: 'sign', 'aria-hidden': 'true' })
+      const name = h('span', { class: 'name' })
+      const state = h('span', { class: 'state' })
+      const more = h('span', { class: 'more' })
+      const button = h('button', { type: 'button', tabindex: '-1' }, sign, name, state, more)
+      const element = h('li', {}, button)
+      let isGroup = false
+      button.addEventListener('click', () => (isGroup ? actions.list(key) : actions.open(key)))
+      return {
+        element,
+        show(place, at) {
+          isGroup = place.isGroup
+          setAttribute(button, 'data-condition', place.condition)
+          setAttribute(button, 'aria-haspopup', isGroup ? 'false' : 'dialog')
+          setText(sign, LOOKS[place.condition].sign)
+          setText(name, place.name)
+          const [peer] = place.peers
+          setText(state, isGroup || !peer ? groupText(place) : stateText(peer))
+          setText(more, isGroup || !peer ? '' : ratesText(peer, history))
+          if (map.dataset['layout'] === 'star') {
+            const { x, y } = around(at, places.length)
+            element.style.left = `${100 * x}%`
+            element.style.top = `${100 * y}%`
+          } else element.removeAttribute('style')
+        },
+      }
+    },
+  )
+
+  const lineOf = (): SVGLineElement => lines.appendChild(document.createElementNS(SVG, 'line'))
+  function showLines(): void {
+    const wanted = map.dataset['layout'] === 'star' ? places.length : 0
+    while (lines.childElementCount > wanted) lines.lastElementChild?.remove()
+    while (lines.childElementCount < wanted) lineOf()
+    ;[...lines.children].forEach((line, at) => {
+      const { x, y } = around(at, wanted)
+      const place = places[at]
+      const ends = { x1: 50, y1: 50, x2: 100 * x, y2: 100 * y }
+      for (const [name, value] of Object.entries(ends)) setAttribute(line, name, value.toFixed(2))
+      const { tx = 0, rx = 0 } = history.ratesOf(place?.key ?? '')
+      setAttribute(line, 'data-condition', place?.condition ?? 'stored')
+      // Twice as thick for ten thousand times as much.
+      setAttribute(line, 'stroke-width', (1.5 + Math.max(0, Math.log10((tx + rx) / 100 || 1)) * 0.6).toFixed(1))
+      setAttribute(line, 'data-moves', String(place?.condition === 'answering' && tx + rx > 0))
+    })
+  }
+
+  function layOut(): void {
+    setAttribute(map, 'data-layout', isWide.matches && places.length <= MOST_AROUND ? 'star' : 'field')
+    setAttribute(map, 'data-few', String(places.length <= 2))
+    showPlaces(places)
+    showLines()
+    choose(chosen, false)
+  }
+  isWide.addEventListener('change', layOut)
+
+  return {
+    show(peers: readonly Peer[], hostname: string, subnet: string): void {
+      places = placesOf(peers)
+      setText(byId('hub-name'), hostname)
+      setText(byId('hub-subnet'), subnet)
+      setText(byId('map-sum'), peers.length === 0 ? 'no other nodes' : countsText(countsOf(peers)))
+      byId('map').hidden = peers.length === 0
+      byId('map-hint').hidden = peers.length < 2
+      layOut()
+    },
+  }
+}
+
+function groupText({ peers }: Place): string {
+  const { answering, programmed } = countsOf(peers)
+  const good = answering + programmed
+  return good === peers.length ? count(good, 'peer') : `${good} of ${count(peers.length, 'peer')}`
+}
+
+function stateText({ condition, words, roundTripMs }: Peer): string {
+  return condition === 'answering' && roundTripMs !== null ? `${words}, ${milliseconds(roundTripMs)}` : words
+}
+
+/** The rates in words; empty when nothing passes. */
+function ratesText({ lease }: Peer, history: History): string {
+  const { tx, rx } = history.ratesOf(lease)
+  return tx === undefined || rx === undefined || tx + rx < 1 ? '' : `↑ ${bitRate(tx)}\n↓ ${bitRate(rx)}`
+}

@@ -1,0 +1,328 @@
+// model.ts - what the page tells of a status: how each peer is, the verdict, what changed, the map's places. Pure.
+
+import {
+  compareAddresses,
+  FAMILIES,
+  familiesOf,
+  FAMILY_NAMES,
+  formatNet,
+  listed,
+  netAround,
+  netContains,
+  parseNet,
+  type Net,
+} from '../../net/address.ts'
+import {
+  conditionOf,
+  conditionText,
+  sidesOf,
+  titleOf,
+  type Condition,
+  type PeerSide,
+  type PeerStatus,
+  type Status,
+  type StatusEvent,
+} from '../status.ts'
+import { peerEventText, type PeerEvent } from '../peer-events.ts'
+import { readingOf } from '../states.ts'
+import { count, duration, milliseconds, or, percent } from './format.ts'
+
+/** How a peer can be: the order in which a person is to look at them. */
+export const CONDITIONS = [
+  'silent',
+  'stored',
+  'narrow',
+  'programmed',
+  'answering',
+] as const satisfies readonly Condition[]
+/** A sign beside the colour, for whoever does not see that; what it is called; what it means. */
+export const LOOKS: Readonly<
+  Record<Condition, { readonly sign: string; readonly name: string; readonly means: string }>
+> = {
+  answering: { sign: '✓', name: 'answering', means: 'packets reach it and come back' },
+  programmed: { sign: '●', name: 'programmed', means: 'packets to it go out; whether it answers is not known' },
+  silent: { sign: '✕', name: 'not answering', means: 'packets to it go out, but it did not answer the last probes' },
+  narrow: {
+    sign: '≈',
+    name: 'narrow',
+    means: 'short packets reach it and come back, long ones do not: connections open and then stall',
+  },
+  stored: {
+    sign: '!',
+    name: 'only stored',
+    means: 'it has a lease that the data path cannot use, or does not use yet',
+  },
+}
+
+/** One word where the families of a peer are alike, and which one it is where not: `IPv6 not answering`. */
+export const wordsOf = (peer: PeerStatus): string => conditionText(peer, (condition) => LOOKS[condition].name)
+
+const rank = (condition: Condition): number => CONDITIONS.indexOf(condition)
+
+export interface Peer extends PeerStatus {
+  readonly condition: Condition
+  /** Undefined where the store has something else there. */
+  readonly net: Net | undefined
+  /** Its condition in words, which say of two families the one that is worse. */
+  readonly words: string
+}
+
+/** Peers in the order of their subnets, which is that of the map. */
+export function peersOf(status: Status): readonly Peer[] {
+  return (status.peers?.list ?? [])
+    .map((peer) => ({ ...peer, condition: conditionOf(peer), net: parseNet(peer.subnet), words: wordsOf(peer) }))
+    .toSorted((a, b) => compareAddresses(a.net?.address ?? 0, b.net?.address ?? 0))
+}
+
+/** Peers with a problem come first. */
+export const byNeed = (peers: readonly Peer[]): readonly Peer[] =>
+  peers.toSorted((a, b) => rank(a.condition) - rank(b.condition))
+
+export type Counts = Readonly<Record<Condition, number>>
+
+export function countsOf(peers: readonly Peer[]): Counts {
+  const counts = { silent: 0, stored: 0, narrow: 0, programmed: 0, answering: 0 }
+  for (const { condition } of peers) counts[condition]++
+  return counts
+}
+
+/** `2 answering`: each condition that occurs, with its number. */
+export function countsText(counts: Counts): string {
+  const there = CONDITIONS.filter((condition) => counts[condition] > 0)
+  return there.map((condition) => `${counts[condition].toLocaleString('en')} ${LOOKS[condition].name}`).join(', ')
+}
+
+export interface Verdict {
+  readonly tone: 'good' | 'bad' | 'doubtful'
+  readonly title: string
+  readonly detail: string
+}
+
+/** The first thing that a person wants to know. */
+export function verdictOf(status: Status): Verdict {
+  const { state, impairments, trouble, peers, summary, dataPath } = status
+  const { tone, words, packets } = readingOf(status)
+  const list = peers?.list ?? []
+  const isByPeers = state === 'impaired' && impairments.every(({ by }) => by === 'peers')
+  if (state !== 'working' && !isByPeers)
+    return {
+      tone,
+      title: `${words.charAt(0).toUpperCase()}${words.slice(1)}`,
+      detail: `${trouble ?? summary}. Packets: ${packets}.`,
+    }
+  const allSilent = list.filter((peer) => conditionOf(peer) === 'silent')
+  const silent = allSilent.length
+  const allStored = list.filter((peer) => conditionOf(peer) === 'stored')
+  const stored = allStored.length
+  const of = list.length === 1 ? 'The only peer' : `${silent.toLocaleString('en')} of ${count(list.length, 'peer')}`
+  if (silent > 0) {
+    const verb = silent === 1 ? 'does' : 'do'
+    return {
+      tone: 'bad',
+      title: `${of} ${verb} not answer${byOneFamily(allSilent)}`,
+      detail: `The network is ${percent(peers?.whole ?? 0)} whole.`,
+    }
+  }
+  if (stored > 0)
+    return {
+      tone: 'bad',
+      title: `${count(stored, 'peer')} cannot be reached${byOneFamily(allStored)}`,
+      detail: 'They have leases, but the data path does not have them.',
+    }
+  const narrow = list.filter((peer) => conditionOf(peer) === 'narrow')
+  if (narrow.length > 0) {
+    const most = Math.min(...narrow.map(({ passesBytes }) => passesBytes ?? Infinity))
+    const size = most === Infinity ? '' : ` ${most.toLocaleString('en')} bytes pass.`
+    return {
+      tone: 'bad',
+      title: `Long packets do not reach ${narrow.length === 1 ? '1 peer' : `${narrow.length.toLocaleString('en')} of ${count(list.length, 'peer')}`}`,
+      detail: `Containers send up to ${or(dataPath?.mtu ?? null, (mtu) => mtu.toLocaleString('en'))} bytes.${size} Connections open and then stall.`,
+    }
+  }
+  if (list.length === 0) return { tone: 'doubtful', title: 'No other nodes', detail: 'No other host has a lease.' }
+  if (peers?.answering === null)
+    return { tone: 'doubtful', title: 'All peers are programmed', detail: 'They are not asked whether they answer.' }
+  const waiting = list.length - (peers?.answering ?? 0)
+  const all = list.length === 1 ? 'The only peer answers' : `All ${count(list.length, 'peer')} answer`
+  if (waiting > 0)
+    return { tone: 'good', title: 'The network is whole', detail: `${count(waiting, 'peer')} not asked yet.` }
+  return { tone: 'good', title: 'The network is whole', detail: `${all}.` }
+}
+
+/** The one family by which none of these peers answers, while each does by the other: ` by IPv6`. */
+function byOneFamily(peers: readonly PeerStatus[]): string {
+  const only = FAMILIES.filter((family) =>
+    peers.every((peer) => {
+      const sides = sidesOf(peer)
+      const well = FAMILIES.filter((each) => sides[each]?.state === 'answering')
+      return well.length === 1 && !well.includes(family) && sides[family] !== undefined
+    }),
+  )
+  return only.length === 1 ? ` by ${FAMILY_NAMES[only[0] ?? 'ipv4']}` : ''
+}
+
+const WAYS: Readonly<Record<NonNullable<Peer['way']>, string>> = {
+  direct: 'a route to its host, without a tunnel',
+  tunnel: 'the tunnel of weftd',
+  kernel: 'a tunnel of the kernel',
+}
+
+/** The longest packet that comes back from a peer. */
+function lengthText({ path = null, passesBytes = null }: PeerSide): string {
+  if (path === null) return '–'
+  if (path === 'whole') return 'as long as containers may send'
+  return passesBytes === null ? 'less than containers may send' : `${passesBytes} bytes, less than containers may send`
+}
+
+export type Fact = readonly [name: string, text: string]
+
+/** How packets go to a peer and come back: each once where its families are alike, and by family where they are not. */
+export function factsOf(peer: Peer): readonly Fact[] {
+  const sides = sidesOf(peer)
+  const families = familiesOf(sides)
+  const of = (name: string, text: (side: PeerSide) => string): readonly Fact[] => {
+    const facts = families.flatMap((family) => {
+      const side = sides[family]
+      return side ? [[family, text(side)] as const] : []
+    })
+    const [first] = facts
+    const isOne = facts.every(([, each]) => each === first?.[1])
+    return first && isOne
+      ? [[name, first[1]]]
+      : facts.map(([family, each]): Fact => [`${name}, ${FAMILY_NAMES[family]}`, each])
+  }
+  return [
+    ...(families.length > 1 ? of('State', (side) => LOOKS[conditionOf(side)].name) : []),
+    ...of('Packets go to', ({ endpoint }) => or(endpoint, String)),
+    ...of('By way of', ({ way }) => or(way, (each) => WAYS[each])),
+    ...of('Round trip', ({ roundTripMs }) => or(roundTripMs, milliseconds)),
+    ...of('Loss of the last probes', ({ lossPercent }) => or(lossPercent, (lost) => `${lost}%`)),
+    ...of('Probed', ({ probedSecondsAgo }) => or(probedSecondsAgo, (ago) => `${duration(ago)} ago`)),
+    ...of('Longest packet', lengthText),
+    ...of('Path MTU', ({ pathMtu }) => or(pathMtu, (mtu) => `${mtu} bytes`)),
+  ]
+}
+
+/** The median of the round trips of those that answer, in ms; of an even number the mean of the two in the middle. */
+export function medianOf(peers: readonly Peer[]): number | undefined {
+  const answering = peers.filter(({ condition }) => condition === 'answering')
+  const times = answering.flatMap(({ roundTripMs }) => roundTripMs ?? []).toSorted((a, b) => a - b)
+  const [low, high] = [times[Math.floor((times.length - 1) / 2)], times[Math.floor(times.length / 2)]]
+  return low === undefined || high === undefined ? undefined : (low + high) / 2
+}
+
+const LEVELS: Readonly<Record<PeerEvent['what'], StatusEvent['level']>> = {
+  ...{ silent: 'error', 'one-way': 'error', narrow: 'error', moved: 'warn', slow: 'warn' },
+  ...{ back: 'info', whole: 'info', usual: 'info' },
+}
+
+/** Lines of the log and what befell the peers, in the order of time. */
+export function linesOf(lines: readonly StatusEvent[], events: readonly PeerEvent[]): readonly StatusEvent[] {
+  const told = events.map((event): StatusEvent => ({
+    at: event.at,
+    level: LEVELS[event.what],
+    text: `${event.peer} at ${event.publicIp}: ${peerEventText(event, duration)}`,
+  }))
+  return [...lines, ...told].toSorted((a, b) => Date.parse(a.at) - Date.parse(b.at))
+}
+
+/** The number of peers of a kind that are named; more are told as a number. */
+const NAMED = 3
+
+/** The sentences for a person who only listens: what has changed since the status before. */
+export function changesOf(
+  [before, peersBefore]: readonly [Status, readonly Peer[]],
+  [after, peersAfter]: readonly [Status, readonly Peer[]],
+): readonly string[] {
+  const old = new Map(peersBefore.map((peer) => [peer.lease, peer]))
+  const kinds = new Map<string, string[]>()
+  const add = (what: string, peer: Peer): void => void kinds.set(what, [...(kinds.get(what) ?? []), titleOf(peer)])
+  for (const peer of peersAfter) {
+    const known = old.get(peer.lease)
+    old.delete(peer.lease)
+    if (!known) add('new', peer)
+    else if (known.words !== peer.words) add(peer.words, peer)
+  }
+  for (const peer of old.values()) add('gone', peer)
+  const peers = [...kinds].map(([what, subnets]) =>
+    subnets.length > NAMED ? `${count(subnets.length, 'peer')}: ${what}` : `${subnets.join(', ')}: ${what}`,
+  )
+  const words = nodeWords(after)
+  const node = nodeWords(before) === words ? [] : [`This node is ${words}${after.trouble ? `: ${after.trouble}` : ''}`]
+  return [...node, ...peers]
+}
+
+/** The state without what its peers have to do with it: those are told of one by one. */
+function nodeWords({ state, impairments }: Status): string {
+  const others = impairments.filter(({ by }) => by !== 'peers')
+  return readingOf({ state: state === 'impaired' && others.length === 0 ? 'working' : state, impairments: others })
+    .words
+}
+
+/** The peers to list: within a subnet, with this text in an address, and in this condition. */
+export function matching(peers: readonly Peer[], text: string, condition: Condition | ''): readonly Peer[] {
+  const wanted = text.trim().toLowerCase()
+  const within = parseNet(wanted)
+  const isWanted = (peer: Peer): boolean => {
+    if (within && peer.net) {
+      const nets = [peer.net, parseNet(peer.ipv6Subnet ?? '')].filter((net) => net !== undefined)
+      return nets.some((net) => netContains(within, net.address))
+    }
+    const ends = listed(sidesOf(peer)).map(({ endpoint }) => endpoint)
+    const texts = [peer.name, peer.subnet, peer.publicIp, peer.ipv6Subnet, peer.publicIpv6, peer.type, ...ends]
+    return texts.some((each) => each?.toLowerCase().includes(wanted))
+  }
+  return peers.filter((peer) => (condition === '' || peer.condition === condition) && isWanted(peer))
+}
+
+/** A place on the map: a peer, or where there are too many for that, those of a larger subnet. */
+export interface Place {
+  readonly key: string
+  readonly name: string
+  /** The condition of the worst of them. */
+  readonly condition: Condition
+  readonly peers: readonly Peer[]
+  readonly isGroup: boolean
+}
+
+/** The map has no more places than this. */
+export const MOST_PLACES = 256
+
+/** Peers in the order of their subnets to places: as many bits of the address as leave few enough. */
+export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly Place[] {
+  if (peers.length <= most)
+    return peers.map((peer) => ({
+      key: peer.lease,
+      name: titleOf(peer),
+      condition: peer.condition,
+      peers: [peer],
+      isGroup: false,
+    }))
+  const addresses = peers.map(({ net }) => net?.address ?? 0)
+  let bits = peers.reduce((longest, { net }) => Math.max(longest, net?.prefixLength ?? 0), 0)
+  for (; bits > 0; bits--) if (new Set(addresses.map((each) => netAround(each, bits).address)).size <= most) break
+  const groups = new Map<string, Peer[]>()
+  peers.forEach((peer, at) => {
+    const name = formatNet(netAround(addresses[at] ?? 0, bits))
+    const group = groups.get(name)
+    if (group) group.push(peer)
+    else groups.set(name, [peer])
+  })
+  return [...groups].map(([name, members]) => {
+    const condition = byNeed(members)[0]?.condition ?? 'programmed'
+    return { key: name, name, condition, peers: members, isGroup: true }
+  })
+}
+
+/** The place of peer `at` of `all` around this node: parts of the width and of the height. */
+export function around(at: number, all: number): { readonly x: number; readonly y: number } {
+  const angle = Math.PI + (2 * Math.PI * at) / all
+  return { x: 0.5 + 0.39 * Math.cos(angle), y: 0.5 + 0.4 * Math.sin(angle) }
+}
+
+const ASKED_EVERY_MS = 1000
+/** Asking and showing take at most this part of the time: with very many peers it is done less often. */
+const BUSY_SHARE = 0.05
+
+/** The wait after a round that took so long, in ms. */
+export const pauseAfter = (tookMs: number): number => Math.max(ASKED_EVERY_MS, tookMs / BUSY_SHARE) - tookMs

@@ -1,0 +1,88 @@
+// node.ts - this node: the verdict on top, the figures below it, and what it is made of.
+
+import { readingOf } from '../states.ts'
+import { devicesText, type Status } from '../status.ts'
+import { byId, createFacts, elementOf, setAttribute, setText } from './dom.ts'
+import { bothOf, dayText, duration, milliseconds, or, percent } from './format.ts'
+import { medianOf, verdictOf, type Peer } from './model.ts'
+
+const SIGNS = { good: '✓', bad: '✕', doubtful: '…' } as const
+
+export function createNodeView() {
+  const showFacts = createFacts(byId('node-facts'))
+  return {
+    show(status: Status, peers: readonly Peer[]): void {
+      const verdict = verdictOf(status)
+      const { node, daemon, store, dataPath, config, lease } = status
+      setAttribute(byId('verdict'), 'data-tone', verdict.tone)
+      setText(byId('verdict-sign'), SIGNS[verdict.tone])
+      setText(byId('verdict-title'), verdict.title)
+      setText(byId('verdict-detail'), verdict.detail)
+      const name = node?.hostname ?? 'this node'
+      setText(byId('hostname'), name)
+      setText(
+        byId('subnet'),
+        node
+          ? `${bothOf(node.subnet, node.ipv6Subnet)} of ${bothOf(config?.network ?? '', config?.ipv6Network ?? null)}`
+          : 'no lease yet',
+      )
+      document.title = `${SIGNS[verdict.tone]} ${name} – weft`
+      showWhole(status)
+      setText(byId('rtt'), or(medianOf(peers), milliseconds))
+      setText(
+        byId('compared'),
+        or(store.comparedSecondsAgo, (ago) => `${duration(ago)} ago`),
+      )
+      const hung = dataPath?.threads.filter(({ hungSeconds }) => hungSeconds !== null) ?? []
+      showFacts([
+        ['State', `${readingOf(status).words}${status.trouble === null ? '' : `: ${status.trouble}`}`],
+        ['Up for', duration((Date.parse(status.at) - Date.parse(daemon.startedAt)) / 1000)],
+        ['weftd', `${daemon.version}, process ${daemon.pid}`],
+        [
+          'Public IP',
+          node
+            ? `${bothOf(node.publicIp, node.publicIpv6)}${node.externalInterface ? ` on ${node.externalInterface}` : ''}`
+            : '–',
+        ],
+        [
+          'Backend',
+          or(config?.backendType, (type) => `${type}${dataPath?.device ? ` by ${devicesText(dataPath)}` : ''}`),
+        ],
+        ['Engine', or(dataPath?.engine, String)],
+        ['MTU', or(dataPath?.mtu, (mtu) => `${mtu} bytes`)],
+        ['Kernel features', dataPath?.features.join(', ') || '–'],
+        [
+          'Threads',
+          dataPath && dataPath.threads.length > 0
+            ? hung.length === 0
+              ? `${dataPath.threads.length}, all move`
+              : hung.map((thread) => `${thread.name} hangs for ${duration(thread.hungSeconds ?? 0)}`).join(', ')
+            : '–',
+        ],
+        ['Store', `${store.name}, ${store.reachable ? 'reachable' : 'unreachable'}`],
+        ['Leases in', daemon.leases || '–'],
+        ['Lease ends', lease ? (lease.expiresAt === null ? 'never' : dayText(new Date(lease.expiresAt))) : '–'],
+        ['subnet.env', `${daemon.subnetFile}${status.subnetFileWritten ? '' : ', not written'}`],
+        ['Repairs', String(status.repairs)],
+      ])
+    },
+  }
+}
+
+/** The ring, and the number in it. */
+function showWhole({ peers }: Status): void {
+  const whole = peers?.whole
+  setText(byId('whole'), or(whole, percent))
+  // A whole ring has no dash, and so no seam.
+  setAttribute(
+    elementOf(SVGCircleElement, 'ring'),
+    'stroke-dasharray',
+    whole === 1 ? 'none' : `${100 * (whole ?? 0)} 100`,
+  )
+  const asked = peers?.answering ?? null
+  setText(
+    byId('answering'),
+    peers ? `${(asked ?? peers.programmed).toLocaleString('en')} / ${peers.stored.toLocaleString('en')}` : '–',
+  )
+  setText(byId('answering-name'), asked === null ? 'peers programmed' : 'peers answer')
+}

@@ -1,0 +1,130 @@
+// cleanup.ts - `weft cleanup`: removes what weft or flannel left on this host, and nothing else.
+
+import { existsSync } from 'node:fs'
+import { readFile, unlink } from 'node:fs/promises'
+import { dirname, join } from 'node:path'
+import { parseArgs, parseEnv } from 'node:util'
+import { describeError, messageOf, WeftError } from '../../base/errors.ts'
+import { run } from '../../host/command.ts'
+import { formatNet, parseNet } from '../../net/address.ts'
+import { handoverLock, handoverSocket } from '../../node/restart/rendezvous.ts'
+import { lastKnownFile } from '../../node/restart/last-known.ts'
+import { eventsFile } from '../../options.ts'
+import { findBlackholeRemains, findDeviceRemains } from './device-remains.ts'
+import type { Remains } from '../../path/remains.ts'
+import { findIptablesRemains, findNftablesRemains } from '../../path/firewall/rule-remains.ts'
+import { findRunning } from './running.ts'
+
+export const CLEANUP_HELP = `Usage: weft cleanup [--dry-run] [-f FILE]
+
+Removes what weftd, or flanneld of any version, left on this host: rules and chains of iptables and nftables, devices with
+their routes, subnet.env and the files beside it (wgkey too). Prints a line for each thing. Refuses while a daemon runs.
+
+  -f, --subnet-file FILE  the daemon's subnet file (default /run/flannel/subnet.env); it also tells which rules of
+                          flannel before 0.16 (they have no comments) are its own
+  --dry-run               only print
+`
+
+/** The outputs: things that are removed go to stdout, things that stay to stderr. */
+export interface Output {
+  readonly say: (line: string) => void
+  readonly warn: (line: string) => void
+}
+
+/**
+ * Removes what is found, and returns true when all of it is removed, or would be. Throws WeftError USAGE, or DEVICE
+ * while a daemon runs; COMMAND or PERMISSION when the host cannot be looked at.
+ */
+export async function cleanup(args: readonly string[], output: Output): Promise<boolean> {
+  const { file, dryRun } = readArguments(args)
+  return removeRemains(file, dryRun, await findRunning(run), output)
+}
+
+/** Does the work of `cleanup`; `running` are the daemons that were found to run. */
+export async function removeRemains(
+  file: string,
+  dryRun: boolean,
+  running: readonly string[],
+  { say, warn }: Output,
+): Promise<boolean> {
+  const refusal = new WeftError('DEVICE', running.join(', '), { remedy: 'stop it, then clean up' })
+  if (running.length > 0 && !dryRun) throw refusal
+
+  const forFile = { 'subnet-file': file }
+  const env = parseEnv(await readIfThere(file))
+  const networks = netsOf(env, ['FLANNEL_NETWORK', 'FLANNEL_IPV6_NETWORK'])
+  const subnets = netsOf(env, ['FLANNEL_SUBNET', 'FLANNEL_IPV6_SUBNET'])
+  const iptables = await findIptablesRemains(run, networks, true)
+  const remains = [
+    ...(await findDeviceRemains(run)),
+    ...(await findBlackholeRemains(run, subnets)),
+    ...iptables.remains,
+    ...(await findNftablesRemains(run)),
+    ...fileRemains(file, env),
+    ...[lastKnownFile(forFile), eventsFile(forFile), handoverSocket(forFile), handoverLock(forFile), keyBeside(file)]
+      .filter(existsSync)
+      .map(fileRemain),
+  ]
+  let isClean = iptables.unseen.length === 0
+  for (const each of remains) {
+    try {
+      if (!dryRun) await each.remove()
+      for (const thing of each.things) say(`${dryRun ? 'would remove' : 'removed'} ${thing}`)
+    } catch (error) {
+      for (const thing of each.things) warn(`cannot remove ${thing}: ${describeError(error)}`)
+      isClean = false
+    }
+    for (const reason of each.stays) warn(`not removed: ${reason}`)
+    if (each.stays.length > 0) isClean = false
+  }
+  for (const where of iptables.unseen) warn(`rules may stay: ${where}`)
+  if (remains.length === 0) say('Nothing of flannel or weft is left on this host.')
+  if (running.length > 0) throw refusal
+  return isClean
+}
+
+function readArguments(args: readonly string[]) {
+  try {
+    const { values } = parseArgs({
+      args: [...args],
+      options: {
+        'subnet-file': { type: 'string', short: 'f', default: '/run/flannel/subnet.env' },
+        'dry-run': { type: 'boolean', default: false },
+      },
+    })
+    return { file: values['subnet-file'], dryRun: values['dry-run'] }
+  } catch (error) {
+    throw new WeftError('USAGE', messageOf(error), { remedy: 'see weft cleanup -h', cause: error })
+  }
+}
+
+async function readIfThere(path: string): Promise<string> {
+  try {
+    return await readFile(path, 'utf8')
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return ''
+    throw new WeftError('PERMISSION', `cannot read ${path}: ${messageOf(error)}`, { remedy: 'run as root' })
+  }
+}
+
+type Env = Readonly<Record<string, string | undefined>>
+
+/** The networks in the variables, as iptables and ip write them, host bits cleared. Each may hold several. */
+function netsOf(env: Env, keys: readonly string[]): ReadonlySet<string> {
+  const texts = keys.flatMap((key) => (env[key] ?? '').split(',').map((text) => text.trim()))
+  const nets = texts.map(parseNet).filter((net) => net !== undefined)
+  return new Set(nets.map(formatNet))
+}
+
+/** A file without flannel's variables is somebody else's. */
+function fileRemains(path: string, env: Env): Remains[] {
+  if (env['FLANNEL_SUBNET'] === undefined && env['FLANNEL_IPV6_SUBNET'] === undefined) return []
+  return [fileRemain(path)]
+}
+
+/** The key that a daemon made for WireGuard, unless WIREGUARD_KEY_FILE named another place, whose file is the operator's. */
+const keyBeside = (file: string): string => join(dirname(file), 'wgkey')
+
+function fileRemain(path: string): Remains {
+  return { things: [`file ${path}`], stays: [], remove: () => unlink(path) }
+}

@@ -1,0 +1,274 @@
+// explain.ts - what would happen to a packet from one address to another, step by step, as this host sees it. Pure.
+
+import {
+  familyOf,
+  FAMILY_NAMES,
+  formatAddress,
+  formatNet,
+  netContains,
+  parseAddress,
+  type Address,
+  type Family,
+  type Net,
+} from '../../net/address.ts'
+import { briefly, conditionOf, placeIn, type Status } from '../../report/status.ts'
+import type { Route } from '../../host/links.ts'
+import type { Facts } from './facts.ts'
+import { walkFilter, type FilteredPacket } from './filter-walk.ts'
+import { portPacket, sentBack } from './firewall.ts'
+import { hostText, isOwnDevice, networksOf, sideIn, subnetText, type SeenSide } from './sides.ts'
+
+export interface Step {
+  /** `source`, `route`, `firewall`, ... */
+  readonly step: string
+  /** False: it goes no further; undefined: that cannot be told from here. */
+  readonly passes: boolean | undefined
+  readonly says: string
+}
+
+/** The place of an address. */
+type Side =
+  | { readonly kind: 'here' | 'host' | 'nobody' | 'outside' }
+  | { readonly kind: 'peer'; readonly peer: SeenSide }
+
+/** Source and destination are of one family. */
+export interface Question {
+  readonly source: Address
+  readonly destination: Address
+  readonly status: Status
+  readonly facts: Facts
+  /** The kernel's to the destination, as from the source; undefined: there is none. */
+  readonly route: Route | undefined
+}
+
+export function sideOf(address: Address, { node, config, peers }: Status, facts: Pick<Facts, 'links'>): Side {
+  const family = familyOf(address)
+  const has = (net: Net | undefined): boolean => net !== undefined && netContains(net, address)
+  if (facts.links.some(({ addresses }) => addresses[family].some((each) => each.address === address)))
+    return { kind: 'host' }
+  if (has(node ? placeIn(node, family).subnet : undefined)) return { kind: 'here' }
+  const [peer] = (peers?.list ?? [])
+    .map((each) => sideIn(each, family))
+    .filter(({ subnet }) => has(subnet))
+    .toSorted((a, b) => (b.subnet?.prefixLength ?? 0) - (a.subnet?.prefixLength ?? 0))
+  if (peer) return { kind: 'peer', peer }
+  return { kind: has(config ? networksOf(config)[family] : undefined) ? 'nobody' : 'outside' }
+}
+
+export function explain(question: Question): readonly Step[] {
+  const { source, destination, status, facts } = question
+  if (!status.config)
+    return [
+      {
+        step: 'daemon',
+        passes: undefined,
+        says: `it has no network configuration yet: ${status.trouble ?? status.state}`,
+      },
+    ]
+  const [from, to] = [sideOf(source, status, facts), sideOf(destination, status, facts)]
+  const steps = [whoIs('source', source, from, status), whoIs('destination', destination, to, status)]
+  const isLocal = (side: Side): boolean => side.kind === 'here' || side.kind === 'host'
+  if (isLocal(from) && isLocal(to))
+    return [...steps, { step: 'way', passes: true, says: 'both are on this host: no tunnel is between them' }]
+  if (!isLocal(from) && !isLocal(to) && from.kind !== 'outside' && to.kind !== 'outside')
+    return [
+      ...steps,
+      { step: 'way', passes: undefined, says: 'neither is on this host: ask on the host of one of them' },
+    ]
+  if (to.kind === 'peer') return [...steps, ...outward(question, from, to.peer)]
+  if (to.kind === 'nobody') return [...steps, toNobody(question)]
+  if (to.kind === 'outside') return [...steps, ...away(question, from)]
+  return [...steps, ...inward(question, from, to)]
+}
+
+function whoIs(step: string, address: Address, side: Side, { node, config }: Status): Step {
+  const family = familyOf(address)
+  const [subnet, network] = [
+    node ? placeIn(node, family).subnet : undefined,
+    config ? networksOf(config)[family] : undefined,
+  ]
+  const ranges = network ? formatNet(network) : (config?.network ?? '')
+  const said = {
+    here: `is in this node's subnet ${subnet ? formatNet(subnet) : ''}`,
+    host: "is this host's own",
+    nobody: `is in the network ${ranges}, but no node has a lease for it`,
+    outside: network
+      ? `is outside the network ${ranges}`
+      : `is outside the network, which has no ${FAMILY_NAMES[family]}`,
+    peer: '',
+  }[side.kind]
+  const says =
+    side.kind === 'peer' ? `is in the subnet ${subnetText(side.peer)} of the node ${nodeText(side.peer)}` : said
+  return { step, passes: true, says: `${formatAddress(address)} ${says}` }
+}
+
+const nodeText = (side: SeenSide): string => {
+  const { name } = side.peer
+  return name ? `${briefly(name)} (${hostText(side)})` : hostText(side)
+}
+
+/** True for what weft's own engines carry, which is IPv4 alone. */
+const isOurs = ({ dataPath }: Status, family: Family): boolean => family === 'ipv4' && dataPath?.engine !== 'kernel'
+
+function toNobody({ destination, status, route }: Question): Step {
+  const family = familyOf(destination)
+  const says = isOurs(status, family)
+    ? 'no node has this address: the sender gets ICMP net unreachable, and the packet is counted as tx_drop_no_route'
+    : `no node has this address: ${route ? `it leaves by ${routeText(route)}, where nobody has it` : 'there is no route to it'}`
+  return { step: 'data path', passes: false, says }
+}
+
+const routeText = ({ device, gateway }: Route): string => `${device}${gateway === undefined ? '' : ` via ${gateway}`}`
+
+function outward({ source, destination, status, facts, route }: Question, from: Side, peer: SeenSide): Step[] {
+  const { dataPath } = status
+  const { family } = peer
+  const steps: Step[] = []
+  if (from.kind !== 'host')
+    steps.push(forwarding(facts, family), filtered(facts, { chain: 'FORWARD', protocol: 'tcp', source, destination }))
+  const isToHost = route?.gateway !== undefined && parseAddress(route.gateway) === peer.publicIp
+  const isRight = route !== undefined && (isOwnDevice(status, family, route.device) || isToHost)
+  steps.push({
+    step: 'route',
+    passes: isRight,
+    says: route
+      ? `to ${routeText(route)}${isRight ? '' : `, and not ${wantedText(peer, status)}: another route comes first`}`
+      : 'there is none',
+  })
+  steps.push({
+    step: 'data path',
+    passes: dataPath?.open === true && peer.state !== 'stored',
+    says:
+      dataPath?.open !== true
+        ? (status.trouble ?? 'down')
+        : !isCarried(status, family)
+          ? `the ${status.config?.backendType} backend carries IPv4 alone here: nothing takes IPv6 to other nodes`
+          : peer.state === 'stored'
+            ? 'this node cannot use its lease: see the log of weftd'
+            : sentBy(dataPath.engine, peer),
+  })
+  if (dataPath?.mtu && conditionOf(peer) === 'narrow') {
+    const most = peer.passesBytes === null ? 'how long one may be is being looked for' : `${peer.passesBytes} bytes do`
+    const says = `long packets, up to ${dataPath.mtu} bytes as containers send them, do not come back from it, and nobody tells the sender; ${most}`
+    steps.push({ step: 'mtu', passes: false, says })
+  } else if (dataPath?.mtu) {
+    const [whole, why] = peer.pathMtu === null ? [dataPath.mtu, ''] : [peer.pathMtu, ', the MTU of the path to it,']
+    const says = `packets of up to ${whole} bytes${why} go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be`
+    steps.push({ step: 'mtu', passes: true, says })
+  }
+  const datagram = portPacket(status, peer.peer, family)
+  const leaving = datagram && filtered(facts, sentBack(datagram))
+  if (leaving?.passes === false) steps.push(leaving)
+  steps.push(answered(peer))
+  return steps
+}
+
+/** The route that packets to a peer are to take. Of two devices a weftd of before names that of IPv4. */
+function wantedText(peer: SeenSide, { dataPath, config }: Status): string {
+  const own = dataPath?.devices?.[peer.family]
+  if (typeof own === 'string') return own
+  const device = dataPath?.device ?? null
+  if (device === null) return `via ${hostText(peer)}`
+  const isNamed = peer.family === 'ipv4' || (config !== null && networksOf(config).ipv4 === undefined)
+  return isNamed ? device : "the backend's device for IPv6"
+}
+
+/** True where the backend carries the family; a weftd of before tells nothing of that. */
+const isCarried = ({ dataPath }: Status, family: Family): boolean => dataPath?.families?.includes(family) ?? true
+
+function sentBy(engine: string | null, { way, endpoint }: SeenSide): string {
+  if (way === 'direct') return `the kernel routes it to ${endpoint}, without a tunnel`
+  return `${engine === 'kernel' ? 'the kernel' : `the ${engine} engine`} sends it to ${endpoint}`
+}
+
+function answered(peer: SeenSide): Step {
+  const loss = peer.lossPercent === null || peer.lossPercent === 0 ? '' : `, ${peer.lossPercent}% lost`
+  if (peer.state === 'answering')
+    return {
+      step: 'peer',
+      passes: true,
+      says: `its host answers through the data path, in ${peer.roundTripMs} ms${loss}`,
+    }
+  if (peer.lossPercent === null)
+    return { step: 'peer', passes: undefined, says: 'its host was not asked whether it answers' }
+  return { step: 'peer', passes: false, says: `its host does not answer through the data path${loss}` }
+}
+
+function forwarding({ isForwarding, isForwardingIpv6 }: Facts, family: Family): Step {
+  const [name, is] =
+    family === 'ipv4'
+      ? ['net.ipv4.ip_forward', isForwarding]
+      : ['net.ipv6.conf.all.forwarding', isForwardingIpv6 !== false]
+  return { step: 'forwarding', passes: is, says: `${name} is ${is ? 1 : 0}` }
+}
+
+function filtered(facts: Facts, packet: FilteredPacket): Step {
+  const [tool, rules] =
+    familyOf(packet.source) === 'ipv4' ? ['iptables', facts.iptables] : ['ip6tables', facts.ip6tables]
+  if (rules === undefined) return { step: 'firewall', passes: undefined, says: `the rules of ${tool} cannot be read` }
+  const { isAccepted, isCertain, by } = walkFilter(rules, packet)
+  const says = `${packet.chain}: ${isAccepted ? 'let through' : 'dropped'} by ${by}${isCertain ? '' : ', unless an earlier rule decides otherwise by something that weft does not know of the packet'}`
+  return { step: 'firewall', passes: isCertain ? isAccepted : undefined, says }
+}
+
+function away({ source, destination, facts, route }: Question, from: Side): Step[] {
+  const isMasqueraded = facts.subnetEnv?.['FLANNEL_IPMASQ'] === 'true' && from.kind !== 'host'
+  return [
+    ...(from.kind === 'host'
+      ? []
+      : [
+          forwarding(facts, familyOf(source)),
+          filtered(facts, { chain: 'FORWARD', protocol: 'tcp', source, destination }),
+        ]),
+    {
+      step: 'route',
+      passes: route !== undefined,
+      says: route === undefined ? 'there is none' : `to ${routeText(route)}, outside the tunnel`,
+    },
+    {
+      step: 'masquerade',
+      passes: isMasqueraded || from.kind === 'host' ? true : undefined,
+      says: isMasqueraded
+        ? "by weft's rules (--ip-masq)"
+        : from.kind === 'host'
+          ? 'not by weft: the packet has an address of this host already'
+          : `not by weft: the packet keeps ${formatAddress(source)}, to which nobody outside sends answers, unless rules of others masquerade it, or routers there know the way back; start weftd with --ip-masq`,
+    },
+  ]
+}
+
+function inward({ source, destination, status, facts, route }: Question, from: Side, to: Side): Step[] {
+  const steps: Step[] = []
+  const family = familyOf(source)
+  if (from.kind === 'nobody')
+    return [
+      isOurs(status, family)
+        ? {
+            step: 'data path',
+            passes: false,
+            says: 'not let in, since no lease has its source address: counted as rx_drop_unknown_sender',
+          }
+        : { step: 'data path', passes: undefined, says: 'no lease has its source address: no node sends it' },
+    ]
+  if (from.kind === 'peer') {
+    const packet = portPacket(status, from.peer.peer, family)
+    if (packet) steps.push(filtered(facts, packet))
+    const says = isOurs(status, family)
+      ? `let in if its datagram comes from ${hostText(from.peer)}, unless VerifySource says otherwise`
+      : isCarried(status, family)
+        ? 'the kernel lets it in, whoever sends it'
+        : `the ${status.config?.backendType} backend carries IPv4 alone here: it does not come`
+    steps.push({ step: 'data path', passes: from.peer.state !== 'stored' && status.dataPath?.open === true, says })
+  }
+  if (to.kind === 'host') return steps
+  steps.push(forwarding(facts, family), filtered(facts, { chain: 'FORWARD', protocol: 'tcp', source, destination }))
+  const isBridge = route !== undefined && !isOwnDevice(status, family, route.device) && route.gateway === undefined
+  steps.push({
+    step: 'route',
+    passes: isBridge,
+    says: isBridge
+      ? `to ${route.device}, a bridge of containers`
+      : `no bridge of containers has ${formatAddress(destination)}`,
+  })
+  return steps
+}

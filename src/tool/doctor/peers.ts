@@ -1,0 +1,155 @@
+// peers.ts - how the doctor judges the other nodes: what their leases say of them, whether they answer, and if not, why. Pure.
+
+import {
+  compareAddresses,
+  FAMILIES,
+  FAMILY_NAMES,
+  formatAddress,
+  formatNet,
+  netContains,
+  type Address,
+  type Family,
+} from '../../net/address.ts'
+import { placeIn, titleOf, type PeerStatus } from '../../report/status.ts'
+import type { Facts, Reach } from './facts.ts'
+import { each, type Finding } from './findings.ts'
+import { seenSides, sideText, type SeenSide } from './sides.ts'
+
+const LOSSY_PERCENT = 20
+
+export function checkLeases({ status }: Facts): Finding[] | undefined {
+  const { node, peers } = status ?? {}
+  if (!node || !peers) return undefined
+  const twice = peers.list.filter((peer) => sameAddress(node, peer) !== undefined)
+  return [
+    ...FAMILIES.flatMap((family) => overlapping(family, [node, ...peers.list])),
+    ...each(
+      'address-twice',
+      twice,
+      (peer) => `${formatAddress(sameAddress(node, peer) ?? 0)} leases ${titleOf(peer)} too`,
+    ),
+    // A weftd of before tells of none.
+    ...(node.twin ? [{ name: 'address-twice', detail: `${node.publicIp}, as ${node.twin}` } as const] : []),
+  ]
+}
+
+type Place = Parameters<typeof placeIn>[0]
+
+/** The address that two nodes publish. */
+const sameAddress = (a: Place, b: Place): Address | undefined =>
+  FAMILIES.flatMap((family) => {
+    const address = placeIn(a, family).publicIp
+    return address !== undefined && address === placeIn(b, family).publicIp ? [address] : []
+  })[0]
+
+function overlapping(family: Family, nodes: readonly Place[]): Finding[] {
+  const sorted = nodes
+    .flatMap((node) => {
+      const { subnet: net, publicIp } = placeIn(node, family)
+      return net ? [{ net, host: publicIp === undefined ? node.publicIp : formatAddress(publicIp) }] : []
+    })
+    .toSorted((a, b) => compareAddresses(a.net.address, b.net.address) || a.net.prefixLength - b.net.prefixLength)
+  const across = sorted.slice(1).flatMap((one, at) => {
+    const before = sorted[at]
+    return before && netContains(before.net, one.net.address) ? [[before, one] as const] : []
+  })
+  return each(
+    'subnet-twice',
+    across,
+    ([a, b]) => `${formatNet(a.net)} of ${a.host} and ${formatNet(b.net)} of ${b.host}`,
+  )
+}
+
+/** `isSendingWrong`: this host itself is known to keep packets to other nodes from leaving, or to send them elsewhere. */
+export function checkPeers(
+  { status, answers, unasked, reaches, silence }: Facts,
+  isSendingWrong: boolean,
+): Finding[] | undefined {
+  if (!status?.peers || !status.node) return undefined
+  // Nothing passes while weftd would carry it and is dead: of the peers that tells nothing.
+  if (silence !== undefined && status.dataPath?.open !== true) return undefined
+  const { node } = status
+  const { list, answering } = status.peers
+  const isSilent = ({ answers: now, state, lossPercent }: SeenSide): boolean =>
+    state !== 'stored' && (now ? !now.small : answering !== null && lossPercent !== null && state !== 'answering')
+  const isUnusable = ({ state, peer }: SeenSide): boolean =>
+    state === 'stored' && status.dataPath?.open === true && sameAddress(node, peer) === undefined
+  const isBroken = (side: SeenSide): boolean => isSilent(side) || isUnusable(side)
+  const isLossy = (side: SeenSide): boolean =>
+    side.state !== 'stored' && !isSilent(side) && (side.lossPercent ?? 0) >= LOSSY_PERCENT
+  const seen = list.map((peer) => seenSides(peer, answers))
+  const halves = seen.filter((sides) => !sides.every(isBroken)).flatMap((sides) => sides.filter(isBroken))
+  /** Of the peers that nothing reaches: once by IPv4, where both families are so. */
+  const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
+    seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
+  // Heard since it was first asked in vain: it lives, and one direction is open. A status of a moment ago, in which it answers still,
+  // tells nothing of that.
+  const isOneWay = ({ state, heardSecondsAgo: heard, unansweredSeconds: asked = null }: PeerStatus): boolean =>
+    state !== 'answering' && heard !== null && asked !== null && heard + 1 < asked
+  // Where nothing says who is in the way of what is sent there, it is most often a firewall on a host that sends.
+  const whereLost = (reach: Reach | undefined): string =>
+    isSendingWrong
+      ? ''
+      : reach && (reach.port !== undefined || reach.isPinged === true)
+        ? `: ${reachText(reach)}`
+        : ': look at the firewall there first'
+  const heard = (peer: PeerStatus): string => {
+    const reach = reaches.get(peer.lease)
+    const why = isOneWay(peer)
+      ? `; it sends, but what is sent to it is lost${whereLost(reach)}`
+      : reach && `; ${reachText(reach)}`
+    // A dead weftd counted nothing.
+    if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
+    const last =
+      peer.heardSecondsAgo === null ? 'nothing was ever heard from it' : `last heard ${agoText(peer.heardSecondsAgo)}`
+    return last + (why ?? '')
+  }
+  const isBlind = answering === null && answers.size === 0 && list.some(({ state }) => state !== 'stored')
+  return [
+    ...each(
+      'peer-unusable',
+      unreached(isUnusable),
+      (side) => `${sideText(side)}${side.peer.type === '' ? '' : `, of type ${side.peer.type}`}`,
+    ),
+    ...each('peer-silent', unreached(isSilent), (side) => `${sideText(side)}: ${heard(side.peer)}`),
+    ...each(
+      'family-broken',
+      halves,
+      (side) =>
+        `${sideText(side)}: by ${FAMILY_NAMES[side.family]} ${isSilent(side) ? 'it does not answer' : 'this node cannot use its lease'}`,
+    ),
+    ...each('peer-lossy', seen.flat().filter(isLossy), (side) => `${sideText(side)}: ${side.lossPercent}%`),
+    ...(isBlind ? [{ name: 'peers-unasked', detail: unasked ?? '' } as const] : []),
+  ]
+}
+
+/** `40 s ago`, `5 min ago`, `3 h ago`. */
+function agoText(seconds: number): string {
+  const [number, unit] =
+    seconds < 120 ? [seconds, 's'] : seconds < 7_200 ? [seconds / 60, 'min'] : [seconds / 3_600, 'h']
+  return `${Math.round(number)} ${unit} ago`
+}
+
+/** What a silent peer's host says outside of the data path, and so where to look. */
+function reachText({ port, portNumber, isPinged, isOffLink }: Reach): string {
+  switch (port) {
+    case 'refused':
+      return `its host is up and refuses UDP port ${portNumber}: weftd does not run there, or a firewall there rejects packets to it`
+    case 'prohibited':
+      return `a firewall, on its host or on the way, says that it lets nothing through to UDP port ${portNumber}`
+    case 'own-firewall':
+      return `this host's own firewall does not let packets out to UDP port ${portNumber}`
+    case 'no-route':
+      return 'this host has no route to its address'
+    case undefined:
+      if (isPinged === true)
+        return portNumber === undefined
+          ? "its host is up and answers a ping: the backend's packets are lost on the way, or weftd does not run there"
+          : `its host is up and answers a ping, and nothing refuses UDP port ${portNumber}: a firewall drops what is sent there or back, or weftd there hangs`
+      if (isOffLink)
+        return 'nobody on the link answers for its address: the host is off, cut off, or has another address now'
+      return isPinged === undefined
+        ? 'nothing comes back from its host'
+        : 'nothing comes back from its host, to a ping neither: it is off or cut off, or a firewall drops everything'
+  }
+}

@@ -1,0 +1,124 @@
+// sides.ts - the nodes of a network by family, as the doctor sees them: what the daemon says of a peer, and what it answered now. Pure.
+
+import { kindOf } from '../../path/kinds.ts'
+import {
+  FAMILIES,
+  formatAddress,
+  formatNet,
+  type Address,
+  type ByFamily,
+  type Family,
+  type Net,
+  type Nets,
+} from '../../net/address.ts'
+import { parseIpv4Net } from '../../net/ipv4.ts'
+import { parseIpv6Net } from '../../net/ipv6.ts'
+import { placeIn, sidesOf, titleOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
+
+/** True for each of two packets that came back: a small one, and one as large as the data path takes. */
+export interface Answers {
+  readonly small: boolean
+  readonly large: boolean
+  /** The longest that came back, where the large one did not and some did. */
+  readonly longest?: number | undefined
+}
+
+/** The answers of peers by lease, and by each family that they were asked by. */
+export type AllAnswers = ReadonlyMap<string, ByFamily<Answers>>
+
+/** This node's part of a family that the network has. */
+export interface OwnSide {
+  readonly family: Family
+  readonly network: Net
+  readonly subnet: Net
+}
+
+/** The ranges of the network. */
+export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config']>): Nets => ({
+  ipv4: parseIpv4Net(network),
+  ipv6: parseIpv6Net(ipv6Network ?? ''),
+})
+
+export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): readonly OwnSide[] {
+  if (!config || !node) return []
+  const networks = networksOf(config)
+  return FAMILIES.flatMap((family) => {
+    const [network, { subnet }] = [networks[family], placeIn(node, family)]
+    return network && subnet ? [{ family, network, subnet }] : []
+  })
+}
+
+/**
+ * True for the device by which packets of a family go to peers. The status names one, which is that of IPv4 where there are two; those of
+ * IPv6 are told by the backend's names.
+ */
+export function isOwnDevice(
+  { dataPath, config }: Pick<Status, 'dataPath' | 'config'>,
+  family: Family,
+  device: string,
+): boolean {
+  if (device === dataPath?.device) return true
+  const devices = family === 'ipv6' ? (kindOf(config?.backendType ?? '')?.devices ?? []) : []
+  return devices.some(([, name]) => {
+    const [before = '', after] = name.split('%d')
+    return after === undefined
+      ? device === name
+      : device.startsWith(before) && /^\d+$/.test(device.slice(before.length))
+  })
+}
+
+/** A peer's part of a family that both have. */
+export interface SeenSide extends PeerSide {
+  readonly family: Family
+  readonly peer: PeerStatus
+  readonly subnet: Net | undefined
+  readonly publicIp: Address | undefined
+  /** The answers when it was asked now; undefined when it was not. */
+  readonly answers: Answers | undefined
+}
+
+export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenSide[] {
+  const sides = sidesOf(peer)
+  return FAMILIES.flatMap((family) => {
+    const side = sides[family]
+    if (!side) return []
+    const asked = answers.get(peer.lease)?.[family]
+    const { endpoint, way, state, roundTripMs, lossPercent, probedSecondsAgo, pathMtu } = side
+    const { path = null, passesBytes = null, pathSince = null } = side
+    const known = {
+      endpoint,
+      way,
+      state,
+      roundTripMs,
+      lossPercent,
+      probedSecondsAgo,
+      pathMtu,
+      path,
+      passesBytes,
+      pathSince,
+    }
+    return [{ ...known, ...placeIn(peer, family), family, peer, answers: asked }]
+  })
+}
+
+/** A peer by a family, whether or not both have it: nothing reaches it then. */
+export function sideIn(peer: PeerStatus, family: Family): SeenSide {
+  const nothing = {
+    endpoint: null,
+    way: null,
+    roundTripMs: null,
+    lossPercent: null,
+    probedSecondsAgo: null,
+    pathMtu: null,
+  }
+  const side = seenSides(peer, new Map()).find((seen) => seen.family === family)
+  return side ?? { ...nothing, state: 'stored', ...placeIn(peer, family), family, peer, answers: undefined }
+}
+
+export const subnetText = ({ peer, subnet }: SeenSide): string => (subnet ? formatNet(subnet) : peer.subnet)
+export const hostText = ({ peer, publicIp }: SeenSide): string =>
+  publicIp === undefined ? peer.publicIp : formatAddress(publicIp)
+
+/** `host2 (10.5.2.0/24) at 192.0.2.2:8285` */
+export const sideText = (side: SeenSide): string =>
+  `${titleOf({ name: side.peer.name ?? null, subnet: subnetText(side) })} at ${(side.state === 'stored' ? undefined : side.endpoint) ?? hostText(side)}`

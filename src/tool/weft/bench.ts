@@ -1,0 +1,463 @@
+// bench.ts - `weft bench`: the same streams to a peer outside and inside the tunnel, and what the way inside costs.
+
+import { networkInterfaces } from 'node:os'
+import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { DEFAULT_PORT, type Counts, type InUse } from '../measure/conversation.ts'
+import { connectTo, type Way } from '../measure/lines.ts'
+import { listen } from '../measure/listener.ts'
+import { datagramBytes, planOf, type Both, type Plan } from '../measure/plan.ts'
+import { increase, resultOf, type Compared, type Length, type Result, type Samples } from '../measure/result.ts'
+import { beginRun, measure, type Run } from '../measure/run.ts'
+import {
+  familyOf,
+  FAMILY_NAMES,
+  formatAddress,
+  formatNet,
+  netContains,
+  parseAddress,
+  parseNet,
+  type Family,
+} from '../../net/address.ts'
+import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
+import { kindOf } from '../../path/kinds.ts'
+import { placeIn, sidesOf, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
+import { jsonLine, printable } from '../../base/text.ts'
+import { askStatus } from './ask.ts'
+import { command, EXIT, JSON_FLAG, SOCKET_FLAG, type Call } from './command.ts'
+import { bitRate, carrierText, milliseconds, table, type Screen } from './look.ts'
+import { askedPeer, createAsker, probesWanted, type Probe } from './peer.ts'
+
+const IDLE_MINUTES = 15
+const PING_MS = 1_000
+/** Less is not told as a number. */
+const LEAST_PERCENT = 0.001
+/** The MTU of a path of which nothing is known: every path of the internet takes this (RFC 8200, section 5). */
+const LEAST_MTU = 1280
+
+const flags = {
+  listen: { default: false, help: 'be the other end: run this on the peer that is to be measured' },
+  port: { default: DEFAULT_PORT, help: 'TCP and UDP port of the other end, the same on both hosts' },
+  from: {
+    default: [] as readonly string[],
+    placeholder: 'ADDRESS',
+    help: 'with --listen: let this host connect too, although no weftd here knows it; may be given several times',
+  },
+  streams: { default: 8, help: 'TCP connections at the same time' },
+  seconds: { default: '2', placeholder: 'N', help: 'length of each sample' },
+  pairs: { default: 3, help: 'samples of each path, taken in turns' },
+  rate: { default: 0, help: 'Mbit/s of UDP; 0: half of what TCP reached, at most 200' },
+  family: { default: '', placeholder: 'FAMILY', help: 'measure by ipv4 or ipv6 alone' },
+  ...JSON_FLAG,
+  ...SOCKET_FLAG,
+} as const
+
+export const benchCommand = command({
+  name: 'bench',
+  args: '[PEER]',
+  does: 'measure what the tunnel costs: the same streams to a peer, outside and inside it',
+  more:
+    'PEER is its subnet, an address in it, or its public IP, of IPv4 or IPv6; `weft bench --listen` must run there. A peer of both ' +
+    'families is measured by both, one after the other. Takes about half a minute for each and fills the link, which slows other ' +
+    'traffic down. Exits with 3 when a stream does not get through.',
+  flags,
+  async run(call) {
+    const { options, args } = call
+    const [peer] = args
+    if ((peer === undefined) !== options.listen) {
+      throw new WeftError('USAGE', 'weft bench takes a peer, or --listen', { remedy: 'see weft bench --help' })
+    }
+    if (options.port < 1 || options.port > 65_535) {
+      throw new WeftError('USAGE', `--port is ${options.port}`, { remedy: 'give 1 to 65535' })
+    }
+    return peer === undefined ? listenHere(call) : benchPeer(call, peer)
+  },
+})
+
+type BenchCall = Call<typeof flags>
+
+/** The facts of a host's status that explain the figures to one of its peers, by one family. */
+export function inUseOf({ node, config, dataPath }: Status, peer: PeerStatus | undefined, family: Family): InUse {
+  const { engine = null, mtu = null, features = [] } = dataPath ?? {}
+  const device = dataPath?.devices?.[family] ?? dataPath?.device ?? null
+  const subnet = node && placeIn(node, family).subnet
+  return {
+    ...{
+      subnet: subnet ? formatNet(subnet) : '',
+      backendType: config?.backendType ?? '',
+      device,
+      engine,
+      mtu,
+      features,
+    },
+    pathMtu: (peer && sidesOf(peer)[family]?.pathMtu) ?? null,
+  }
+}
+
+// --- The other end.
+
+async function listenHere({ options, screen, signal }: BenchCall): Promise<number> {
+  const { port, from, 'status-socket': socket } = options
+  const named = from.map((text) => {
+    const address = parseAddress(text)
+    if (address !== undefined) return formatAddress(address)
+    throw new WeftError('USAGE', `${text} is no IP address`, { remedy: 'write it as 10.5.1.2, or as fd00:5:1::2' })
+  })
+  const asked = await askStatus(socket, signal).catch((error: unknown) => {
+    if (from.length > 0 && isWeftError(error)) return undefined
+    if (!isWeftError(error)) throw error
+    throw new WeftError(error.code, `cannot tell which hosts may connect: ${error.message}`, {
+      remedy: 'name the host that will measure with --from, or start weftd here',
+      cause: error,
+    })
+  })
+  const status = (): Promise<Status | undefined> => askStatus(socket, signal).catch(() => undefined)
+  const own = asked?.node?.publicIp ?? 'PEER'
+  const words = `weft bench ${own}${port === DEFAULT_PORT ? '' : ` --port ${port}`}`
+  screen.write(
+    `listening at TCP and UDP port ${port}, until Ctrl-C or ${IDLE_MINUTES} minutes without a run; on the other host: ${words}\n`,
+  )
+  await listen(
+    {
+      port,
+      idleMs: IDLE_MINUTES * 60_000,
+      refusal: async (address, inside) => refusalOf(await status(), named, address, inside),
+      async here(address, inside) {
+        const now = await status()
+        const peer = now?.peers?.list.find((each) => isAt(each, address))
+        const family = familyOf(parseAddress(inside) ?? 0)
+        return now ? { inUse: inUseOf(now, peer, family), drops: now.dataPath?.drops ?? {} } : null
+      },
+      say: (line) => screen.write(`${printable(line)}\n`),
+    },
+    signal,
+  )
+  return EXIT.ok
+}
+
+const isAt = ({ publicIp, publicIpv6 }: PeerStatus, address: string): boolean =>
+  address === publicIp || address === publicIpv6
+
+/**
+ * The reason why a host is refused; undefined for one that comes from a peer's public IP, and one that the operator
+ * named: the listener is no sink for everybody.
+ */
+export function refusalOf(
+  status: Status | undefined,
+  from: readonly string[],
+  address: string,
+  inside: string,
+): string | undefined {
+  const overlay = parseAddress(inside)
+  if (overlay === undefined) return 'it has no address in the overlay network'
+  if (from.includes(address)) return undefined
+  if (!status) return 'no weftd answers here that could tell which hosts may connect'
+  const peers = status.peers?.list.filter((peer) => isAt(peer, address)) ?? []
+  if (peers.length === 0) return `no peer of this node has the public IP ${address}, and it was not named with --from`
+  const isItsOwn = peers.some(({ subnet, ipv6Subnet }) =>
+    [subnet, ipv6Subnet ?? ''].some((text) => {
+      const net = parseNet(text)
+      return net !== undefined && netContains(net, overlay)
+    }),
+  )
+  return isItsOwn ? undefined : `${inside} is not in the subnet of ${address}`
+}
+
+// --- This end.
+
+interface Ways extends Both<Way> {
+  readonly inside: Way & { readonly from: string }
+}
+
+async function benchPeer(call: BenchCall, name: string): Promise<number> {
+  const { options, screen, signal } = call
+  const plan = planOf(options)
+  if ('problem' in plan) throw new WeftError('USAGE', plan.problem, { remedy: plan.remedy })
+  const { peer, probes } = askedPeer(await askStatus(options['status-socket'], signal), name)
+  const wanted = probesWanted(probes, options.family)
+  const tell = progress(screen, options.json)
+  const outcomes: { -readonly [F in Family]?: Outcome } = {}
+  const failures: WeftError[] = []
+  try {
+    for (const probe of wanted) {
+      const by = wanted.length > 1 ? `${FAMILY_NAMES[probe.family]}: ` : ''
+      const outcome = await benchBy(call, plan, peer, probe, (what) => tell(what && by + what))
+      if (isWeftError(outcome)) {
+        if (wanted.length > 1) screen.warn(`weft bench: ${by}${describeError(outcome)}`)
+        failures.push(outcome)
+        continue
+      }
+      if (!options.json) screen.write(`${Object.keys(outcomes).length > 0 ? '\n' : ''}${outcomeText(outcome, screen)}`)
+      outcomes[probe.family] = outcome
+    }
+  } catch (error) {
+    if (!signal.aborted) throw error
+    screen.warn('weft bench: stopped before it was done')
+    return EXIT.failed
+  } finally {
+    tell('')
+  }
+  const { ipv4 = null, ipv6 = null } = outcomes
+  const first = ipv4 ?? ipv6
+  if (!first) throw failures[0]
+  if (options.json) screen.write(jsonLine({ ...first, families: { ipv4, ipv6 } }))
+  if ([ipv4, ipv6].some((each) => each && (!('tcp' in each) || each.isBroken))) return EXIT.wrong
+  return failures.length > 0 ? EXIT.failed : EXIT.ok
+}
+
+/** What is measured, and by which addresses. */
+interface About extends Both<string> {
+  readonly peer: string
+  readonly name?: string | null
+  readonly port: number
+  /** Undefined in what was measured by no status. */
+  readonly length?: Length | null
+}
+type Outcome = Report | (About & { readonly unreached: string })
+
+/** Measures by one family. Resolves with the WeftError of a run that cannot begin, which leaves the next one free to. */
+async function benchBy(
+  { options: { port, 'status-socket': socket }, signal }: BenchCall,
+  plan: Plan,
+  peer: PeerStatus,
+  probe: Probe,
+  tell: (what: string) => void,
+): Promise<Outcome | WeftError> {
+  const before = await askStatus(socket, signal)
+  let run: Run | undefined
+  const close = (): void => run?.close()
+  signal.addEventListener('abort', close)
+  try {
+    const ways = waysTo(before, peer, probe)
+    const { subnet } = placeIn(peer, probe.family)
+    const about = {
+      ...{ peer: subnet ? formatNet(subnet) : peer.subnet, name: peer.name ?? null },
+      ...{ outside: ways.outside.to, inside: ways.inside.to, port },
+    }
+    run = await begin(ways, port)
+    signal.throwIfAborted()
+    try {
+      await run.openEcho('inside')
+    } catch (error) {
+      signal.throwIfAborted()
+      const unreached = await whyNotInside(ways.inside, port, error)
+      await run.end().catch(() => {}) // else the listener has it still when the next one begins
+      return { ...about, unreached }
+    }
+    const here = inUseOf(before, peer, probe.family)
+    tell('the longest packet')
+    const length = await lengthOf(probe, here)
+    // Longer ones would be lost to no purpose.
+    const bytes = datagramBytes(here.mtu ?? LEAST_MTU, length?.longest ?? here.pathMtu, probe.family)
+    const samples = await measure(run, plan, bytes, tell, signal)
+    const thereDrops = await run.end()
+    const after = await askStatus(socket, signal)
+    const drops = { here: increase(before.dataPath?.drops ?? {}, after.dataPath?.drops ?? {}), there: thereDrops }
+    tell('')
+    const mtu = { here: here.mtu, there: run.there?.mtu ?? null }
+    const result = resultOf(samples, { length, mtu })
+    return { ...about, plan, ...result, length: length ?? null, samples, inUse: { here, there: run.there }, drops }
+  } catch (error) {
+    // What breaks a run that is under way keeps the next one from beginning.
+    if (run || signal.aborted || !isWeftError(error)) throw error
+    return error
+  } finally {
+    signal.removeEventListener('abort', close)
+    close()
+  }
+}
+
+/** Throws WeftError CONFIG where both paths are one. */
+export function waysTo({ node, config }: Status, peer: PeerStatus, { family, from, to }: Probe): Ways {
+  // A tunnel may carry one family by the addresses of the other.
+  const endpoint = sidesOf(peer)[family]?.endpoint ?? ''
+  const outer = endpoint === '' ? family : /^[\d.]+(:\d+)?$/.test(endpoint) ? 'ipv4' : 'ipv6'
+  const publicIp = placeIn(peer, outer).publicIp ?? parseAddress(peer.publicIp) ?? 0
+  if (publicIp === to) {
+    throw new WeftError('CONFIG', `with the ${config?.backendType} backend packets travel as they are`, {
+      remedy: 'there is no tunnel, and nothing to compare',
+    })
+  }
+  // We connect from the address that the peer knows us by; when that is a router's, the kernel chooses.
+  const own = Object.values(networkInterfaces()).flatMap((addresses) => addresses?.map(({ address }) => address) ?? [])
+  const known = node ? placeIn(node, outer).publicIp : undefined
+  return {
+    outside: {
+      to: formatAddress(publicIp),
+      from: own.find((text) => known !== undefined && parseAddress(text) === known),
+    },
+    inside: { from: formatAddress(from), to: formatAddress(to) },
+  }
+}
+
+/** Throws WeftError when the listener is not reached outside, or does not let us in. */
+async function begin(ways: Ways, port: number): Promise<Run> {
+  const { to } = ways.outside
+  try {
+    const run = await beginRun(ways, port, ways.inside.from)
+    if ('refused' in run) {
+      throw refusedBy(to, run.refused)
+    }
+    await run.openEcho('outside').catch(async (error: unknown) => {
+      await run.end().catch(() => {})
+      run.close()
+      // An error without a code is the listener's own answer.
+      throw isRefusal(error) ? refusedBy(to, messageOf(error)) : error
+    })
+    return run
+  } catch (error) {
+    throw isWeftError(error) ? error : await whyNotOutside(ways, port, error)
+  }
+}
+
+const refusedBy = (to: string, why: string): WeftError =>
+  new WeftError('PERMISSION', `weft bench --listen at ${to} refuses: ${why}`, { remedy: 'read what it prints there' })
+
+const isRefusal = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === undefined
+const isRefused = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'ECONNREFUSED'
+
+/** The other path tells whether a listener is there at all. */
+async function whyNotOutside({ outside, inside }: Ways, port: number, error: unknown): Promise<WeftError> {
+  const { to } = outside
+  const [socket, insideError] = await connectTo(inside, port, PING_MS).then(
+    (connected) => [connected, undefined] as const,
+    (reason: unknown) => [undefined, reason] as const,
+  )
+  socket?.destroy()
+  const options = { cause: error }
+  if (socket) {
+    return new WeftError(
+      'COMMAND',
+      `TCP port ${port} of ${to} is reached inside and not outside: ${messageOf(error)}`,
+      {
+        remedy: `let TCP and UDP port ${port} through the firewall between the hosts, or choose another --port on both`,
+        ...options,
+      },
+    )
+  }
+  if (isRefused(error) || isRefused(insideError)) {
+    return new WeftError('COMMAND', `nobody listens at TCP port ${port} of ${to}`, {
+      remedy: 'run `weft bench --listen` there',
+      ...options,
+    })
+  }
+  return new WeftError('COMMAND', `TCP port ${port} of ${to} is not reached, outside or inside: ${messageOf(error)}`, {
+    remedy: 'run `weft bench --listen` there, and let TCP and UDP of that port through its firewall',
+    ...options,
+  })
+}
+
+/** The listener is reached outside: whether it is the data path or that port alone, a ping tells. */
+async function whyNotInside({ to, from }: Ways['inside'], port: number, error: unknown): Promise<string> {
+  const what = `TCP port ${port} of ${to} is reached outside and not inside: ${messageOf(error)}`
+  if (isRefusal(error)) return `${what}; is the source ${from} rewritten on the way?`
+  const answers = await pinged(to, from)
+  if (answers === undefined) return `${what}; see weft doctor on both hosts`
+  return answers
+    ? `${what}; a ping through the data path is answered: let TCP and UDP port ${port} from ${from} through the firewall there`
+    : `${what}; nor is a ping through the data path answered: see weft doctor on both hosts`
+}
+
+/** Undefined where we may not ask. */
+async function pinged(to: string, from: string): Promise<boolean | undefined> {
+  const [target, source] = [parseAddress(to), parseAddress(from)]
+  if (target === undefined || source === undefined) return undefined
+  try {
+    const asker = createAsker(source)
+    const took = await asker.ask(target, PING_MS).finally(() => asker.close())
+    return took !== undefined
+  } catch {
+    return undefined
+  }
+}
+
+/** Looks for the longest packet that comes back inside; undefined where we may not ask, or nobody answers. */
+async function lengthOf({ from, to }: Probe, { mtu, pathMtu, backendType }: InUse): Promise<Length | undefined> {
+  if (mtu === null) return undefined
+  const asked = Math.min(mtu, pathMtu ?? mtu)
+  try {
+    const asker = createAsker(from)
+    // A second try keeps one lost packet from deciding the answer.
+    const passes = async (bytes: number): Promise<boolean> =>
+      (await asker.ask(to, PING_MS, bytes)) !== undefined || (await asker.ask(to, PING_MS, bytes)) !== undefined
+    try {
+      if (await passes(asked)) return { asked, longest: asked }
+      if (!(await passes(0))) return undefined
+      const longest = await longestOf(lengthsUpTo(asked, kindOf(backendType)?.overhead ?? 0), passes)
+      return { asked, longest: longest ?? null }
+    } finally {
+      asker.close()
+    }
+  } catch (error) {
+    if (isWeftError(error)) return undefined
+    throw error
+  }
+}
+
+/** A line that is written over, where somebody looks; empty text takes it away. */
+function progress(screen: Screen, json: boolean): (what: string) => void {
+  return (what) => {
+    if (screen.isTerminal && !json) screen.write(`\u001B[G${screen.colour('dim', what)}\u001B[K`)
+  }
+}
+
+export interface Report extends Result, About {
+  readonly plan: Plan
+  readonly samples: Samples
+  readonly inUse: { readonly here: InUse; readonly there: InUse | null }
+  readonly drops: { readonly here: Counts; readonly there: Counts | null }
+}
+
+const outcomeText = (outcome: Outcome, screen: Screen): string =>
+  'tcp' in outcome ? textOf(outcome, screen) : `${screen.colour('bad', printable(outcome.unreached))}\n`
+
+/** The report as text for a person. */
+export function textOf(report: Report, { colour }: Pick<Screen, 'colour'>): string {
+  const { peer, name = null, outside, inside, plan, tcp, udp, roundTripMs, inUse, drops, notes } = report
+  const or = (value: number | null, text: (value: number) => string): string => (value === null ? '-' : text(value))
+  const times = (ratio: number): string => `${ratio.toFixed(2)} x`
+  const percent = (value: number): string =>
+    value > 0 && value < LEAST_PERCENT ? `< ${LEAST_PERCENT}%` : `${Number(value.toPrecision(3))}%`
+  const compared = ({ outside: out, inside: within, ratio }: Compared, text: (value: number) => string): string[] => [
+    or(out, text),
+    or(within, text),
+    or(ratio, times),
+  ]
+  const spread =
+    tcp.leastRatio === null || tcp.mostRatio === null ? '' : `${times(tcp.leastRatio)} to ${times(tcp.mostRatio)}`
+  const heading = `${titleOf({ name, subnet: peer })}, outside to ${outside}, inside to ${inside}; each path ${plan.pairs} x ${plan.seconds} s in turns\n\n`
+  const rows = [
+    ['', 'OUTSIDE', 'INSIDE', 'RATIO', 'OF EACH PAIR'],
+    [`TCP, ${plan.streams} connection${plan.streams === 1 ? '' : 's'}`, ...compared(tcp, bitRate), spread],
+    [
+      `UDP, ${udp.datagramBytes} B, sent`,
+      bitRate(udp.outside.sentBitsPerSecond),
+      bitRate(udp.inside.sentBitsPerSecond),
+    ],
+    ['UDP, lost', percent(udp.outside.lossPercent), percent(udp.inside.lossPercent)],
+    ['round trip, idle', ...compared(roundTripMs, milliseconds)],
+  ]
+  const carrier = (end: 'here' | 'there'): string => {
+    const used = inUse[end]
+    if (!used) return 'no weftd answers'
+    const path = used.pathMtu === null ? '' : `, ${used.pathMtu} to the other end`
+    return `${used.subnet}, ${carrierText(used)}${path}`
+  }
+  const dropped = (counts: Counts | null): string => {
+    if (!counts) return '-'
+    const all = Object.entries(counts).map(([reason, count]) => `${reason} ${count}`)
+    return all.length === 0 ? 'none' : colour('doubtful', all.join(', '))
+  }
+  const facts = [
+    ['here', carrier('here')],
+    ['there', carrier('there')],
+    ['drops here', dropped(drops.here)],
+    ['drops there', dropped(drops.there)],
+  ] as const
+  return [
+    heading,
+    table(rows, colour),
+    '\n',
+    ...facts.map(([what, text]) => `${colour('dim', what.padEnd(13))}${text}\n`),
+    ...(notes.length > 0 ? ['\n', ...notes.map((note) => `${colour('doubtful', note)}\n`)] : []),
+  ].join('')
+}

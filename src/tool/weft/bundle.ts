@@ -1,0 +1,170 @@
+// bundle.ts - `weft doctor --bundle`: what this host and its weftd are like, in one archive for whoever is to help, without secrets.
+
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { mkdir, mkdtemp, open, readFile, rm, unlink, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { pipeline } from 'node:stream/promises'
+import { text as textOf } from 'node:stream/consumers'
+import { createGzip } from 'node:zlib'
+import { version } from '../../base/assets.ts'
+import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { Secret, withoutUser } from '../../base/secret.ts'
+import { printableLines } from '../../base/text.ts'
+import { hideSecrets, parseJson, withoutSecrets } from '../../control/config/hidden.ts'
+import type { Run } from '../../host/command.ts'
+import type { Status } from '../../report/status.ts'
+
+export interface ToBundle {
+  /** What the doctor says, for a person and for a program. */
+  readonly findings: string
+  readonly findingsJson: string
+  readonly status: Status | undefined
+  readonly subnetFile: string
+  /** The network configuration in the store, as it stands there. */
+  readonly config: string | undefined
+  /** What must not be in it, wherever it came from: passwords that were given on the command line or by a variable. */
+  readonly secrets: readonly Secret[]
+}
+
+const FOLDER = 'weft-doctor'
+const README = `What weft doctor --bundle found on one host, for an issue or for whoever helps you.
+
+Keys, passwords, tokens and users of URLs are not in it. Names and addresses of hosts are, and so are the firewall's rules and the last
+lines of weftd's log: look through it before you hand it to somebody you do not know.
+`
+
+type Words = readonly [file: string, ...args: readonly string[]]
+/** The commands whose output makes a file of the archive. None of them changes anything. */
+const COMMANDS: Readonly<Record<string, readonly Words[]>> = {
+  'versions.txt': [
+    ['uname', '-a'],
+    ['cat', '/etc/os-release'],
+    ['ip', '-V'],
+    ['iptables', '-V'],
+    ['nft', '--version'],
+    ['systemctl', '--version'],
+  ],
+  'links.txt': [
+    ['ip', '-details', '-statistics', 'address', 'show'],
+    ['ip', 'neighbour', 'show'],
+    ['ss', '-lun'],
+  ],
+  'routes.txt': [
+    ['ip', 'rule', 'show'],
+    ['ip', 'route', 'show', 'table', 'all'],
+    ['ip', '-6', 'rule', 'show'],
+    ['ip', '-6', 'route', 'show', 'table', 'all'],
+  ],
+  'firewall.txt': [
+    ['iptables', '-w', '5', '-S'],
+    ['iptables', '-w', '5', '-t', 'nat', '-S'],
+    ['ip6tables', '-w', '5', '-S'],
+    ['ip6tables', '-w', '5', '-t', 'nat', '-S'],
+    ['nft', 'list', 'ruleset'],
+  ],
+  'kernel.txt': [
+    ['sysctl', 'net.ipv4.ip_forward', 'net.ipv6.conf.all.forwarding', 'net.ipv4.conf.all.rp_filter'],
+    ['sysctl', 'net.bridge.bridge-nf-call-iptables'],
+    ['sysctl', 'net.core.rmem_max', 'net.core.wmem_max', 'net.ipv4.ping_group_range'],
+    ['cat', '/proc/net/snmp', '/proc/net/netstat'],
+    ['cat', '/proc/net/softnet_stat'],
+    ['grep', '-E', '^(tun|vxlan|wireguard|ipip|br_netfilter|nf_|nft_|ip_tables|ip6_tables|xt_)', '/proc/modules'],
+  ],
+  'log.txt': [
+    ['systemctl', 'status', 'weftd', '--no-pager', '--lines=0'],
+    ['journalctl', '--unit=weftd', '--lines=1000', '--no-pager', '--output=short-iso-precise'],
+  ],
+}
+
+/** Each command and what it printed, or why it printed nothing. */
+async function outputs(run: Run, commands: readonly Words[]): Promise<string> {
+  const parts = await Promise.all(
+    commands.map(async ([file, ...args]) => {
+      const said = await run(file, args).catch((error: unknown) => {
+        if (isWeftError(error)) return `(${error.message})\n`
+        throw error
+      })
+      return `$ ${[file, ...args].join(' ')}\n${said}\n`
+    }),
+  )
+  return parts.join('')
+}
+
+/** The secrets of a configuration, as values. */
+function secretsIn(value: unknown): readonly Secret[] {
+  if (value instanceof Secret) return [value]
+  return typeof value === 'object' && value !== null ? Object.values(value).flatMap(secretsIn) : []
+}
+
+/** A shorter one would be found in what is none. */
+const SHORTEST = 4
+
+/** Makes what takes these secrets out of a text, wherever they stand, and all else that steers a terminal. */
+function cleaner(secrets: readonly Secret[]): (text: string) => string {
+  const values = secrets.map((secret) => secret.reveal()).filter((value) => value.length >= SHORTEST)
+  return (text) => printableLines(values.reduce((left, value) => left.replaceAll(value, '<hidden>'), withoutUser(text)))
+}
+
+/** A network configuration without its secrets; nobody knows what is secret of one that is no JSON. */
+function shownConfig(text: string): { readonly shown: string; readonly secrets: readonly Secret[] } {
+  try {
+    return { shown: `${withoutSecrets(text)}\n`, secrets: secretsIn(hideSecrets(parseJson(text))) }
+  } catch (error) {
+    return { shown: `(it is not valid JSON: ${messageOf(error)})\n`, secrets: [] }
+  }
+}
+
+/**
+ * Writes the archive, which only its owner may read. Throws WeftError: USAGE where there is such a file already, or the folder cannot be
+ * written; COMMAND where it could not be made, and then there is none.
+ */
+export async function writeBundle(path: string, what: ToBundle, run: Run): Promise<void> {
+  const file = await open(path, 'wx', 0o600).catch((error: NodeJS.ErrnoException) => {
+    const why = error.code === 'EEXIST' ? 'it is there already' : messageOf(error)
+    throw new WeftError('USAGE', `${path} cannot be written: ${why}`, { remedy: 'name a file that is not there yet' })
+  })
+  const folder = await mkdtemp(join(tmpdir(), 'weft-bundle-'))
+  try {
+    await gather(join(folder, FOLDER), what, run)
+    await pack(folder, file.createWriteStream({ flush: true }))
+  } catch (error) {
+    await unlink(path).catch(() => {}) // half of one is none
+    throw isWeftError(error)
+      ? error
+      : new WeftError('COMMAND', `${path} cannot be made: ${messageOf(error)}`, {
+          remedy: 'check that there is room, and that tar is installed',
+          cause: error,
+        })
+  } finally {
+    await file.close()
+    await rm(folder, { recursive: true, force: true })
+  }
+}
+
+async function gather(folder: string, what: ToBundle, run: Run): Promise<void> {
+  const { shown, secrets } = what.config === undefined ? { shown: '', secrets: [] } : shownConfig(what.config)
+  const clean = cleaner([...what.secrets, ...secrets])
+  const subnetEnv = await readFile(what.subnetFile, 'utf8').catch((error: unknown) => `(${messageOf(error)})\n`)
+  const files: Record<string, string> = {
+    'README.txt': README,
+    'doctor.txt': what.findings,
+    'doctor.json': what.findingsJson,
+    'subnet.env': subnetEnv,
+    'about.txt': `weft ${version()}\nNode.js ${process.version}\n${new Date().toISOString()}\n`,
+    ...(what.config === undefined ? {} : { 'net-conf.json': shown }),
+    ...(what.status ? { 'status.json': `${JSON.stringify(what.status, undefined, 2)}\n` } : {}),
+  }
+  for (const [name, commands] of Object.entries(COMMANDS)) files[name] = await outputs(run, commands)
+  await mkdir(folder, { mode: 0o700 })
+  for (const [name, text] of Object.entries(files)) await writeFile(join(folder, name), clean(text), { mode: 0o600 })
+}
+
+async function pack(folder: string, to: NodeJS.WritableStream): Promise<void> {
+  const owner = ['--owner=0', '--group=0', '--numeric-owner']
+  const tar = spawn('tar', [...owner, '-c', '-C', folder, FOLDER], { stdio: ['ignore', 'pipe', 'pipe'] })
+  const ended = once(tar, 'close') as Promise<[number | null]>
+  const [, said, [code]] = await Promise.all([pipeline(tar.stdout, createGzip(), to), textOf(tar.stderr), ended])
+  if (code !== 0) throw new Error(`tar: ${said.trim() || `it ended with ${code}`}`)
+}

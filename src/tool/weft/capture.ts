@@ -1,0 +1,255 @@
+// capture.ts - `weft capture`: which packets the data path dropped last, and why; for a person, or as a capture file.
+
+import { open, type FileHandle } from 'node:fs/promises'
+import { version } from '../../base/assets.ts'
+import { messageOf, WeftError } from '../../base/errors.ts'
+import { pause } from '../../host/bell.ts'
+import { HEADLESS, type DroppedPacket, type DropsReport } from '../../report/drops.ts'
+import { briefly } from '../../report/status.ts'
+import { jsonLine } from '../../base/text.ts'
+import { askDrops } from './ask.ts'
+import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { count, type Screen } from './look.ts'
+import { packetText } from './packet-text.ts'
+import { interfaceDescription, packetBlock, sectionHeader } from './pcapng.ts'
+
+const FOLLOW_MS = 1_000
+/** The bytes that are kept of a packet (native/core/drops.h). */
+const MOST_BYTES = 128
+
+export const captureCommand = command({
+  name: 'capture',
+  does: 'show the packets that were dropped last, and why',
+  more:
+    'Each thread of an engine keeps the last few hundred packets that it dropped, in each direction. Packets that the kernel ' +
+    'carries or drops itself are not among them, nor are those of IPv6 to other nodes, which the engines do not carry. In a capture file the reason is a comment of each packet: `tshark -T fields -e frame.comment`.',
+  flags: {
+    follow: { default: false, help: 'keep showing new ones, until interrupted' },
+    reason: {
+      default: '',
+      placeholder: 'NAME',
+      help: 'only packets dropped for this reason: tx_drop_ttl, or ttl for both directions',
+    },
+    write: { default: '', placeholder: 'FILE', help: 'write a capture file (pcapng) there; - is standard output' },
+    ...JSON_FLAG,
+    ...SOCKET_FLAG,
+  },
+  async run({ options: { follow, reason, write, json, 'status-socket': socket }, screen, signal }) {
+    if (json && write !== '')
+      throw new WeftError('USAGE', '--json and --write exclude each other', { remedy: 'give one of them' })
+    if (write === '-' && screen.isTerminal)
+      throw new WeftError('USAGE', 'a capture file is not for a terminal', {
+        remedy: 'name a file with --write, or pipe it into `tshark -r -`',
+      })
+    const first = await askDrops(socket, [], signal)
+    if (first.engine === null || !OURS.has(first.engine)) throw notOurs(first)
+    const names = reasonsNamed(reason, first)
+    const output = await openOutput({ write, json, follow }, first, screen)
+    let report = wanted(first, names)
+    try {
+      for (;;) {
+        await output.add(report)
+        if (!follow || !screen.isRead()) break
+        await pause(signal, FOLLOW_MS)
+        report = wanted(await askAgain(socket, report, screen, signal), names)
+      }
+    } finally {
+      await output.end()
+    }
+    return EXIT.ok
+  },
+})
+
+const AWAY: ReadonlySet<string> = new Set(['ENOENT', 'ECONNREFUSED', 'ECONNRESET'])
+
+/**
+ * Asks for packets since `before`. A daemon that is away is waited for: while it is restarted packets go on, and may be
+ * dropped.
+ */
+async function askAgain(
+  socket: string,
+  before: DropsReport,
+  screen: Screen,
+  signal: AbortSignal,
+): Promise<DropsReport> {
+  for (let isFirst = true; ; isFirst = false) {
+    try {
+      return await askDrops(socket, before.next, signal)
+    } catch (error) {
+      const { code } = ((error as Error).cause ?? {}) as NodeJS.ErrnoException
+      if (code === undefined || !AWAY.has(code)) throw error
+      if (isFirst) screen.warn(`weft capture: ${messageOf(error)}; waiting for one that does`)
+      await pause(signal, FOLLOW_MS)
+    }
+  }
+}
+
+const OURS: ReadonlySet<string> = new Set(['native', 'naive', 'dgram'])
+
+function notOurs({ engine }: DropsReport): WeftError {
+  if (engine === null)
+    return new WeftError('CONFIG', 'weftd has no data path yet, or is opening it again', {
+      remedy: 'see `weft status`',
+    })
+  return new WeftError(
+    'CONFIG',
+    'weft does not carry the packets of this backend, and does not see which are dropped',
+    {
+      remedy: "see the kernel's own counters: `nstat`, `ip -s link`, `tc -s qdisc`",
+    },
+  )
+}
+
+/** The reasons that are meant: all when none is named. Throws WeftError USAGE for one that does not exist. */
+function reasonsNamed(name: string, { reasons }: DropsReport): ReadonlySet<string> {
+  const all = Object.keys(reasons)
+  const named = all.filter((each) => name === '' || each === name || each.replace(/^.x_drop_/, '') === name)
+  if (named.length > 0) return new Set(named)
+  throw new WeftError('USAGE', `no packet is dropped for ${name}`, { remedy: `give one of ${all.join(', ')}` })
+}
+
+/** The part of a report with these reasons. */
+function wanted(report: DropsReport, names: ReadonlySet<string>): DropsReport {
+  return {
+    ...report,
+    reasons: Object.fromEntries(Object.entries(report.reasons).filter(([name]) => names.has(name))),
+    packets: report.packets.filter(({ reason }) => names.has(reason)),
+  }
+}
+
+interface Output {
+  add(report: DropsReport): Promise<void>
+  end(): Promise<void>
+}
+
+interface OutputOptions {
+  readonly write: string
+  readonly json: boolean
+  readonly follow: boolean
+}
+
+async function openOutput({ write, json, follow }: OutputOptions, first: DropsReport, screen: Screen): Promise<Output> {
+  if (write !== '') return captureFile(write, first, screen)
+  if (json) {
+    return {
+      // Once, or as often as there is something.
+      async add(report) {
+        if (!follow || report.packets.length > 0) screen.write(jsonLine(report))
+      },
+      async end() {},
+    }
+  }
+  const tally = createTally()
+  return {
+    async add(report) {
+      const missed = tally(report)
+      screen.write(report.packets.map((packet) => line(packet, report, screen)).join(''))
+      if (!follow) screen.write(`${screen.colour('dim', summary(shownOf(report), 'shown', report))}\n`)
+      else if (missed > 0) screen.write(`${screen.colour('dim', `... and ${missed} more, too many to keep`)}\n`)
+    },
+    async end() {},
+  }
+}
+
+/** `2026-11-22T13:14:15.123456Z out 10.5.1.2:4000 > 10.5.9.7:80 tcp, 60 bytes: no peer has the destination (tx_drop_no_route)` */
+function line(packet: DroppedPacket, { reasons }: DropsReport, { colour }: Screen): string {
+  const { atUs, direction, reason, length, headers } = packet
+  const what = [packetText(Buffer.from(headers, 'hex')), `${length} bytes`, ...detailsOf(packet)].join(', ')
+  const means = reasons[reason]?.means ?? ''
+  return `${colour('dim', timeText(atUs))} ${direction.padEnd(3)} ${what}: ${colour('bad', means)} (${reason})\n`
+}
+
+/** Details that a packet's own headers do not say. */
+function detailsOf({ direction, packets, peer, peerName, encap }: DroppedPacket): string[] {
+  const host = peerName ? `${briefly(peerName)} (${peer})` : peer
+  return [
+    ...(packets > 1 ? [`${packets} packets in one`] : []),
+    ...(peer === null ? [] : [direction === 'out' ? `to ${host}` : `from ${host}`]),
+    ...(encap === '' ? [] : [`behind ${encap}`]),
+  ]
+}
+
+/** ISO 8601 with microseconds. */
+function timeText(us: number): string {
+  const rest = String(us % 1_000).padStart(3, '0')
+  return new Date(Math.floor(us / 1_000)).toISOString().replace('Z', `${rest}Z`)
+}
+
+const shownOf = ({ packets }: DropsReport): number => packets.reduce((sum, each) => sum + each.packets, 0)
+/** The numbers of packets that were dropped with their headers at hand, and without. */
+function droppedOf({ reasons }: DropsReport): { readonly seen: number; readonly headless: number } {
+  let [seen, headless] = [0, 0]
+  for (const [name, { packets }] of Object.entries(reasons)) {
+    if (HEADLESS.has(name)) headless += packets
+    else seen += packets
+  }
+  return { seen, headless }
+}
+
+function summary(told: number, verb: 'shown' | 'written', report: DropsReport): string {
+  const { seen, headless } = droppedOf(report)
+  const unseen =
+    headless === 0 ? '' : `; of ${headless} more the kernel tells the number alone: ${[...HEADLESS].join(', ')}`
+  const names = Object.keys(report.reasons)
+  const why = names.length > 2 ? '' : ` for ${names.join(' or ')}`
+  if (seen === 0 && told === 0) return `no packet was dropped${why} since the data path was opened${unseen}`
+  const all = count(Math.max(seen, told), 'packet')
+  return `${verb}: ${told} of the ${all} dropped since the data path was opened${unseen}`
+}
+
+/** Tells of one report after another how many packets were dropped since the one before and are in neither. */
+export function createTally(): (report: DropsReport) => number {
+  let before: { readonly seen: number; readonly ahead: number } | undefined
+  return (report) => {
+    const { seen } = droppedOf(report)
+    // The first has what was dropped before anybody looked; a data path that was opened again begins anew.
+    if (!before || seen < before.seen) {
+      before = { seen, ahead: 0 }
+      return 0
+    }
+    // Counters are read first: what was dropped meanwhile is shown before it is counted.
+    const missed = seen - before.seen - before.ahead - shownOf(report)
+    before = { seen, ahead: Math.max(0, -missed) }
+    return Math.max(0, missed)
+  }
+}
+
+/** A capture file, readable to who wrote it alone; the reason stands in each packet's comment. */
+async function captureFile(path: string, { device }: DropsReport, screen: Screen): Promise<Output> {
+  const file = path === '-' ? undefined : await openFile(path)
+  const write = async (bytes: Buffer): Promise<void> => {
+    if (!file) return screen.write(bytes)
+    // Writes all of it, or throws: write(2) may take a part.
+    await file.appendFile(bytes).catch((error: unknown) => {
+      throw unwritable(path, error)
+    })
+  }
+  await write(Buffer.concat([sectionHeader(`weft ${version()}`), interfaceDescription(device ?? '', MOST_BYTES)]))
+  let [written, said] = [0, '']
+  return {
+    async add(report) {
+      if (report.packets.length > 0) await write(Buffer.concat(report.packets.map((packet) => blockOf(packet, report))))
+      written += shownOf(report)
+      said = summary(written, 'written', report)
+    },
+    async end() {
+      await file?.close()
+      if (said !== '') screen.warn(said)
+    },
+  }
+}
+
+function blockOf(packet: DroppedPacket, { reasons }: DropsReport): Buffer {
+  const { atUs: timeUs, direction, reason, length, headers } = packet
+  const comment = [`${reason}: ${reasons[reason]?.means ?? ''}`, ...detailsOf(packet)].join('; ')
+  return packetBlock({ timeUs, bytes: Buffer.from(headers, 'hex'), length, direction, comment })
+}
+
+async function openFile(path: string): Promise<FileHandle> {
+  return open(path, 'w', 0o600).catch((error: unknown) => {
+    throw unwritable(path, error)
+  })
+}
+
+const unwritable = (path: string, cause: unknown): WeftError =>
+  new WeftError('COMMAND', `${path} cannot be written: ${messageOf(cause)}`, { remedy: 'name another file', cause })

@@ -1,0 +1,244 @@
+// config.ts - `weft config`: the network configuration in the store, shown, put, checked.
+
+import { readFile } from 'node:fs/promises'
+import { text as textOf } from 'node:stream/consumers'
+import { checkBackend } from '../../node/choose.ts'
+import { configSchema, unknownKeys } from '../../control/config/keys.ts'
+import { planOf } from '../../control/config/plan.ts'
+import { withoutSecrets } from '../../control/config/hidden.ts'
+import {
+  parseNetworkConfig,
+  requireFamily,
+  type NetworkConfig,
+  type SubnetRange,
+} from '../../control/config/network-config.ts'
+import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { isCompatible } from '../../control/lease/allocate.ts'
+import { sourceOf } from '../../control/lease/decode.ts'
+import { parseLeaseKey } from '../../control/lease/lease.ts'
+import type { Entry } from '../../control/lease/subnet-manager.ts'
+import type { Store } from '../../control/store/store.ts'
+import {
+  ADDRESS_BITS,
+  FAMILIES,
+  familiesOf,
+  FAMILY_NAMES,
+  familyOf,
+  formatAddress,
+  formatNet,
+  listed,
+  netsText,
+  onlyOf,
+  type Net,
+  type Nets,
+} from '../../net/address.ts'
+import { jsonLine, printable, printableLines } from '../../base/text.ts'
+import { STORE_FLAGS } from '../../options.ts'
+import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { count, type Screen } from './look.ts'
+import { withStore } from './store.ts'
+
+const MORE = "Without flags that name a store it is the store of this host's daemon."
+const flags = { ...SOCKET_FLAG, ...STORE_FLAGS }
+
+export const configGetCommand = command({
+  name: 'config get',
+  does: 'print the network configuration in the store',
+  more: `${MORE} Secrets, such as a WireGuard key, are printed as <hidden>.`,
+  flags: { 'show-secrets': { default: false, help: 'print it exactly as stored, with its secrets' }, ...flags },
+  run: ({ options, screen, signal: stopping }) =>
+    withStore(options, screen, stopping, async ({ store, signal }) => {
+      const text = await store.config(signal)
+      screen.write(`${printableLines((options['show-secrets'] ? text : hidden(text)).trimEnd())}\n`)
+      return EXIT.ok
+    }),
+})
+
+/** Throws WeftError CONFIG for what is no JSON: nobody knows what of it is secret. */
+function hidden(text: string): string {
+  try {
+    return withoutSecrets(text)
+  } catch (error) {
+    throw new WeftError('CONFIG', `the network configuration is not valid JSON: ${messageOf(error)}`, {
+      remedy: 'print it exactly as stored with --show-secrets, and correct it',
+    })
+  }
+}
+
+/** The configuration, and what of it no daemon would do. Throws WeftError CONFIG for one with which none would start. */
+function check(text: string): { readonly config: NetworkConfig; readonly warnings: readonly string[] } {
+  const config = parseNetworkConfig(text)
+  requireFamily(config)
+  const warnings: string[] = []
+  checkBackend(config, { warn: (line) => void warnings.push(line) })
+  return { config, warnings }
+}
+
+const warningsText = (warnings: readonly string[], { colour }: Screen): string =>
+  warnings.map((line) => `${colour('doubtful', printable(line))}\n`).join('')
+/** The keys named at most. */
+const NAMED = 5
+
+/** Throws WeftError CONFIG for keys that a daemon would pass over: somebody meant something by them. */
+function checkKeys(text: string): void {
+  const unknown = unknownKeys(text)
+  if (unknown.length === 0) return
+  const more = unknown.length > NAMED ? `, and ${unknown.length - NAMED} more` : ''
+  throw new WeftError('CONFIG', unknown.slice(0, NAMED).join(', and ') + more, {
+    remedy: '`weft config schema` has all keys that there are',
+  })
+}
+
+/** `-` is standard input. Throws WeftError USAGE. */
+async function readText(path: string): Promise<string> {
+  try {
+    return path === '-' ? await textOf(process.stdin) : await readFile(path, 'utf8')
+  } catch (error) {
+    throw new WeftError('USAGE', `${path} cannot be read: ${messageOf(error)}`, {
+      remedy: 'name a file, or - for standard input',
+    })
+  }
+}
+
+/** Whether the subnets of a lease are as the configuration wants them; one that it lacks its node draws. */
+const fits = ({ ipv4, ipv6 }: Nets, config: NetworkConfig): boolean =>
+  (!ipv4 || (config.ipv4 !== undefined && isCompatible(ipv4, config.ipv4))) &&
+  (!ipv6 || (config.ipv6 !== undefined && isCompatible(ipv6, config.ipv6)))
+
+/** Why these leases, of which there is at least one, do not fit, and what follows: they lose a family alone, or other subnets are drawn. */
+function unfitError(unfit: readonly Nets[], config: NetworkConfig): WeftError {
+  const families = familiesOf(config)
+  const isLossAlone = unfit.every(
+    (nets) => families.some((family) => nets[family]) && fits(onlyOf(families, nets), config),
+  )
+  const family = FAMILIES.find((each) => !families.includes(each))
+  const [first = {}] = unfit
+  if (family && isLossAlone) {
+    const name = FAMILY_NAMES[family]
+    const net = first[family]
+    return new WeftError(
+      'CONFIG',
+      `it has no ${name}: ${count(unfit.length, 'lease')} would lose the subnet of it, such as ${net && formatNet(net)}, and keep the other`,
+      { remedy: `give --force if nothing needs ${name}` },
+    )
+  }
+  return new WeftError('CONFIG', `it does not fit ${count(unfit.length, 'lease')}, such as ${netsText(first)}`, {
+    remedy: 'give --force if their nodes may get other subnets',
+  })
+}
+
+function describeRange({ network, subnetLength, subnetMin, subnetMax }: SubnetRange<Net>) {
+  const size = 1n << BigInt(ADDRESS_BITS[familyOf(network)] - subnetLength)
+  return {
+    ...{ network: formatNet(network), subnetLength },
+    ...{ subnetMin: formatAddress(subnetMin), subnetMax: formatAddress(subnetMax) },
+    nodes: Number((BigInt(subnetMax) - BigInt(subnetMin)) / size) + 1,
+  }
+}
+
+/** The configuration that is stored now; undefined where there is none, or none that can be read. */
+async function storedConfig(store: Store, signal: AbortSignal): Promise<NetworkConfig | undefined> {
+  try {
+    return check(await store.config(signal)).config
+  } catch (error) {
+    if (isWeftError(error, 'CONFIG') || isWeftError(error, 'CONFIG_MISSING')) return undefined
+    throw error
+  }
+}
+
+/** The configuration's effect on the nodes that have a lease, in lines. Throws WeftError CONFIG for what cuts them off from each other, unless forced. */
+function planText(before: NetworkConfig, config: NetworkConfig, entries: readonly Entry[], isForced: boolean): string {
+  const { changes, cut } = planOf(
+    before,
+    config,
+    entries.map(({ lease }) => lease?.attrs.backendType ?? ''),
+  )
+  if (changes.length === 0) return ''
+  const lines = changes.map((line) => `${printable(line)}\n`).join('')
+  if (entries.length === 0) return lines
+  if (cut === 0) return `${lines}each of ${count(entries.length, 'node')} takes it up when weftd restarts there\n`
+  const what = `${cut} of ${count(entries.length, 'node')} will open ${cut === 1 ? 'its' : 'their'} data path anew, each when weftd restarts there: from the first restart to the last, those with the old configuration and those with the new one do not reach each other`
+  if (isForced) return `${lines}${what}\n`
+  throw new WeftError('CONFIG', `${changes.join(', ')}: ${what}`, {
+    remedy: 'give --force, and restart weftd on all nodes soon after each other',
+  })
+}
+
+export const configSetCommand = command({
+  name: 'config set',
+  args: 'FILE',
+  does: 'check a network configuration and put it into the store',
+  more: `FILE may be - for standard input. ${MORE} Daemons use it from their next restart on; what changes, and what follows, is said first. A configuration that leases do not fit, or that cuts nodes which have restarted off from those which have not, is refused without --force.`,
+  flags: {
+    force: {
+      default: false,
+      help: 'set it even if leases do not fit it (their nodes get other subnets, or lose those of a family, when they restart), nodes are cut off from each other until all have restarted, or it has keys that nobody reads',
+    },
+    ...flags,
+  },
+  async run({ options, args: [path = ''], screen, signal: stopping }) {
+    const text = await readText(path)
+    const { config, warnings } = check(text)
+    if (!options.force) checkKeys(text)
+    return withStore(options, screen, stopping, async ({ store, signal }) => {
+      const { entries } = await sourceOf(store).list(signal)
+      const keys = entries.flatMap(({ key }) => parseLeaseKey(key) ?? [])
+      const unfit = keys.filter((nets) => !fits(nets, config))
+      if (unfit.length > 0 && !options.force) throw unfitError(unfit, config)
+      const before = await storedConfig(store, signal)
+      const nodes = entries.filter(({ key }) => parseLeaseKey(key))
+      if (before) screen.write(planText(before, config, nodes, options.force))
+      await store.setConfig(text.trimEnd(), signal)
+      screen.write(`stored; daemons use it when they restart\n${warningsText(warnings, screen)}`)
+      return EXIT.ok
+    })
+  },
+})
+
+export const configCheckCommand = command({
+  name: 'config check',
+  args: '[FILE]',
+  does: 'check the network configuration in the store, or in a file',
+  more: `FILE may be - for standard input. ${MORE} Exits with 3 when it is not valid.`,
+  flags: { ...JSON_FLAG, ...flags },
+  async run({ options, args: [path], screen, signal: stopping }) {
+    const judge = async (text: string): Promise<number> => {
+      try {
+        const { config, warnings } = check(text)
+        checkKeys(text)
+        const { backendType, backend } = config
+        const ranges = listed(config).map(describeRange)
+        const [first, ipv6] = ranges
+        if (options.json)
+          screen.write(jsonLine({ valid: true, ...first, ...(ipv6 ? { ipv6 } : {}), backendType, backend, warnings }))
+        else {
+          const each = ranges.map(
+            ({ network, subnetLength, subnetMin, subnetMax, nodes }) =>
+              `${network} in /${subnetLength}, ${subnetMin} to ${subnetMax}, ${count(nodes, 'node')}; `,
+          )
+          screen.write(
+            `${screen.colour('good', 'valid')}: ${each.join('')}${printable(backendType)}\n${warningsText(warnings, screen)}`,
+          )
+        }
+        return EXIT.ok
+      } catch (error) {
+        if (!isWeftError(error, 'CONFIG')) throw error
+        if (options.json) screen.write(jsonLine({ valid: false, problem: describeError(error) }))
+        else screen.write(`${screen.colour('bad', 'not valid')}: ${printable(describeError(error))}\n`)
+        return EXIT.wrong
+      }
+    }
+    if (path !== undefined) return judge(await readText(path))
+    return withStore(options, screen, stopping, async ({ store, signal }) => judge(await store.config(signal)))
+  },
+})
+
+export const configSchemaCommand = command({
+  name: 'config schema',
+  does: 'print the JSON Schema of the network configuration, for editors and programs',
+  flags: {},
+  async run({ screen }) {
+    screen.write(`${JSON.stringify(configSchema(), undefined, 2)}\n`)
+    return EXIT.ok
+  },
+})

@@ -1,0 +1,154 @@
+// docker-opts.ts - `weft docker-opts`: flannel's mk-docker-opts.sh with its flags, from subnet.env to Docker's options, byte for byte where
+// there is IPv4 alone; the script knows nothing of IPv6.
+
+import { mkdir, readFile, writeFile } from 'node:fs/promises'
+import { dirname } from 'node:path'
+import { parseArgs, parseEnv } from 'node:util'
+import { messageOf, WeftError } from '../../base/errors.ts'
+import { run, type Run } from '../../host/command.ts'
+import { formatNet, isIpv4Net, type Net } from '../../net/address.ts'
+import { parseIpv4Net } from '../../net/ipv4.ts'
+import { parseIpv6Net } from '../../net/ipv6.ts'
+
+export const DOCKER_OPTS_HELP = `Usage: weft docker-opts [-f FILE] [-d FILE] [-i] [-c] [-m] [-k KEY]
+
+Writes options for Docker's daemon from the file that weftd wrote, in both forms unless -i or -c is given.
+
+  -f FILE  the file to read (default /run/flannel/subnet.env); what it lacks is taken from FLANNEL_* in the environment
+  -d FILE  the file to write (default /run/docker_opts.env)
+  -i       one variable for each option: DOCKER_OPT_BIP, DOCKER_OPT_IPMASQ, DOCKER_OPT_MTU,
+           and with IPv6 DOCKER_OPT_FIXED_CIDR_V6 and DOCKER_OPT_IPV6
+  -c       all options in one variable
+  -k KEY   the name of that variable (default DOCKER_OPTS)
+  -m       without --ip-masq
+
+Options that are already in the environment, as DOCKER_OPT_* or in the variable of -k, are kept.
+`
+
+/**
+ * Writes the file. Throws WeftError: USAGE for arguments or a variable that cannot be read, PERMISSION for the files,
+ * and, the file being written already as by the script, ADDRESS when the subnet is routed through a gateway.
+ */
+export async function dockerOpts(
+  args: readonly string[],
+  environment: Readonly<Record<string, string | undefined>>,
+  execute: Run = run,
+): Promise<void> {
+  const wish = readArguments(args)
+  const env = { ...environment, ...parseEnv(await readIfThere(wish.from)) }
+  const text = formatDockerOpts(env, wish)
+  try {
+    await mkdir(dirname(wish.to), { recursive: true })
+    await writeFile(wish.to, text)
+  } catch (error) {
+    throw new WeftError('PERMISSION', `cannot write ${wish.to}: ${messageOf(error)}`, {
+      remedy: 'name another file with -d',
+      cause: error,
+    })
+  }
+  for (const net of [parseIpv4Net(env['FLANNEL_SUBNET'] ?? ''), parseIpv6Net(env['FLANNEL_IPV6_SUBNET'] ?? '')])
+    if (net) await refuseRouted(net, execute)
+}
+
+/** Throws WeftError ADDRESS for a subnet that is routed through a gateway. */
+async function refuseRouted(subnet: Net, execute: Run): Promise<void> {
+  const net = formatNet(subnet)
+  const family = isIpv4Net(subnet) ? [] : ['-6']
+  const routes = (await execute('ip', [...family, 'route', 'show', net])).split('\n')
+  const route = routes.find((line) => / via /.test(line))
+  if (route === undefined) return
+  throw new WeftError('ADDRESS', `Your routing table already contains the subnet: ${route.trim()}`, {
+    remedy: `remove that route, else Docker cannot use ${net}`,
+  })
+}
+
+function readArguments(args: readonly string[]) {
+  try {
+    const { values } = parseArgs({
+      args: [...args],
+      options: {
+        from: { type: 'string', short: 'f', default: '/run/flannel/subnet.env' },
+        to: { type: 'string', short: 'd', default: '/run/docker_opts.env' },
+        individual: { type: 'boolean', short: 'i', default: false },
+        combined: { type: 'boolean', short: 'c', default: false },
+        'no-ip-masq': { type: 'boolean', short: 'm', default: false },
+        key: { type: 'string', short: 'k', default: 'DOCKER_OPTS' },
+      },
+    })
+    const both = values.individual === values.combined
+    return {
+      from: values.from,
+      to: values.to,
+      individual: values.individual || both,
+      combined: values.combined || both,
+      key: values.key,
+      ipMasq: !values['no-ip-masq'],
+    }
+  } catch (error) {
+    throw new WeftError('USAGE', messageOf(error), { remedy: 'see weft docker-opts -h', cause: error })
+  }
+}
+
+/** A file's text; empty when there is none, which is no mistake for the script either. */
+async function readIfThere(path: string): Promise<string> {
+  try {
+    return await readFile(path, 'utf8')
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return ''
+    throw new WeftError('PERMISSION', `cannot read ${path}: ${messageOf(error)}`, {
+      remedy: 'name another file with -f',
+      cause: error,
+    })
+  }
+}
+
+/** What Docker takes for its bridge, which has the first address of it. Throws WeftError USAGE for what is no subnet. */
+function fixedCidrOf(subnet: string): string {
+  const net = parseIpv6Net(subnet)
+  if (net) return formatNet(net)
+  throw new WeftError('USAGE', `Invalid value of FLANNEL_IPV6_SUBNET: ${subnet}`, {
+    remedy: 'it is such as fd00:5:1::1/64',
+  })
+}
+
+interface DockerOptsWish {
+  /** One variable for each option. */
+  readonly individual: boolean
+  /** All options in one variable. */
+  readonly combined: boolean
+  /** The name of that variable. */
+  readonly key: string
+  /** True when `--ip-masq` is among them. */
+  readonly ipMasq: boolean
+}
+
+const PREFIX = 'DOCKER_OPT_'
+
+/**
+ * The file's text for the variables of subnet.env; one that is missing gives no option. Any DOCKER_OPT_* of the environment is an
+ * option too, and the combined variable goes on from what it is there. Docker masquerades exactly when flannel does not. Throws WeftError USAGE for a FLANNEL_IPMASQ that
+ * is neither true nor false.
+ */
+function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wish: DockerOptsWish): string {
+  const given = Object.entries(env).filter(([name]) => name.startsWith(PREFIX))
+  const options = new Map(given.map(([name, option = '']) => [name.slice(PREFIX.length), option]))
+  const { FLANNEL_SUBNET: subnet, FLANNEL_IPV6_SUBNET: subnet6, FLANNEL_IPMASQ: masq, FLANNEL_MTU: mtu } = env
+  if (subnet) options.set('BIP', `--bip=${subnet}`)
+  if (subnet6) {
+    options.set('FIXED_CIDR_V6', `--fixed-cidr-v6=${fixedCidrOf(subnet6)}`)
+    options.set('IPV6', '--ipv6')
+  }
+  if (wish.ipMasq && masq) {
+    if (masq !== 'true' && masq !== 'false') {
+      throw new WeftError('USAGE', `Invalid value of FLANNEL_IPMASQ: ${masq}`, { remedy: 'it must be true or false' })
+    }
+    options.set('IPMASQ', `--ip-masq=${masq === 'false'}`)
+  }
+  if (mtu) options.set('MTU', `--mtu=${mtu}`)
+  const sorted = [...options].toSorted(([a], [b]) => (a < b ? -1 : 1))
+  const lines: string[] = []
+  if (wish.individual) for (const [name, option] of sorted) lines.push(`${PREFIX}${name}="${option}"`)
+  if (wish.combined)
+    lines.push(`${wish.key}="${[env[wish.key] ?? '', ...sorted.map(([, option]) => option)].join(' ')}"`)
+  return lines.map((line) => `${line}\n`).join('')
+}

@@ -1,0 +1,234 @@
+// doctor.ts - `weft doctor`: what is wrong on this host, and what to do about it.
+
+import { existsSync } from 'node:fs'
+import { readFile } from 'node:fs/promises'
+import { join } from 'node:path'
+import { parseEnv } from 'node:util'
+import { isWeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
+import { jsonLine, printable } from '../../base/text.ts'
+import { sourceOf } from '../../control/lease/decode.ts'
+import { run } from '../../host/command.ts'
+import { listLinks } from '../../host/links.ts'
+import type { Address, Family } from '../../net/address.ts'
+import { lastKnownFile, readLastKnown, type LastKnown } from '../../node/restart/last-known.ts'
+import { FLANNEL_FLAGS, STORE_FLAGS, storeKindOf, type StoreOptions } from '../../options.ts'
+import { placeIn, type Status } from '../../report/status.ts'
+import { diagnose, type Diagnosis } from '../doctor/checks.ts'
+import { gatherFacts, type Sources, type StoreSeen } from '../doctor/facts.ts'
+import { FINDINGS, grouped } from '../doctor/findings.ts'
+import { askStatus } from './ask.ts'
+import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { count, type Colour } from './look.ts'
+import { createAsker, probesOf } from './peer.ts'
+import { recall, storedConfig, type Remains } from './recall.ts'
+import { inStore, isStoreGiven } from './store.ts'
+
+const WAIT_MS = 1_000
+/** The store is one of many things to look at. */
+const STORE_MS = 3_000
+
+const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+
+export const doctorCommand = command({
+  name: 'doctor',
+  does: 'find out what is wrong on this host, and what to do about it',
+  more: 'Changes nothing. Exits with 3 when it finds a failure. docs/doctor.md lists everything that it can find.',
+  flags: {
+    ...JSON_FLAG,
+    ...SOCKET_FLAG,
+    'subnet-file': { ...FLANNEL_FLAGS['subnet-file'], help: "the daemon's subnet file, for when no daemon answers" },
+    bundle: {
+      default: '',
+      help: 'write all that is seen, without secrets, into this file for an issue report (tar.gz); it must not be there yet',
+      placeholder: 'FILE',
+    },
+    ...STORE_FLAGS,
+  },
+  async run({ options, screen, signal }) {
+    const { diagnoses, told, config } = await examine(options, signal)
+    const findingsJson = jsonLine(toJson(diagnoses))
+    screen.write(options.json ? findingsJson : toText(diagnoses, screen.colour))
+    if (options.bundle !== '') {
+      const findings = toText(diagnoses, (_tone, text) => text)
+      const subnetFile = told?.daemon.subnetFile ?? options['subnet-file']
+      const secrets = [options['etcd-password'], options['etcd-endpoints']]
+      const what = { findings, findingsJson, status: told, subnetFile, config, secrets }
+      const { writeBundle } = await import('./bundle.ts')
+      await writeBundle(options.bundle, what, run)
+      if (!options.json)
+        screen.write(`all that was seen is in ${options.bundle}; look through it before you hand it on\n`)
+    }
+    const isSick = diagnoses.some(({ findings = [] }) =>
+      findings.some(({ name }) => FINDINGS[name].level === 'failure'),
+    )
+    return isSick ? EXIT.wrong : EXIT.ok
+  },
+})
+
+type DoctorOptions = StoreOptions & { readonly 'status-socket': string; readonly 'subnet-file': string }
+
+/** All that is seen of this host, and what follows from it. */
+async function examine(options: DoctorOptions, signal: AbortSignal) {
+  let silence: string | undefined
+  let isForbidden = false
+  const told = await askStatus(options['status-socket'], signal).catch((error: unknown) => {
+    if (!isWeftError(error)) throw error
+    silence = error.message
+    isForbidden = error.code === 'PERMISSION'
+    return undefined
+  })
+  const subnetFile = told?.daemon.subnetFile ?? options['subnet-file']
+  const known = told ? undefined : await readLastKnown(lastKnownFile({ 'subnet-file': subnetFile }), QUIET)
+  const { seen, stored, place } = await lookInStore(options, told, known, signal)
+  // Whose daemon may not be asked is not taken for dead.
+  const status = told ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
+  const asking = status && askingOf(status)
+  try {
+    const asked = { ask: status?.dataPath?.open === false ? undefined : asking?.ask, ping: asking?.ping }
+    const facts = await gatherFacts({ status, silence, isForbidden, subnetFile, run, ...asked, store: seen })
+    return { diagnoses: diagnose(facts), told, config: stored?.config }
+  } finally {
+    asking?.close()
+  }
+}
+
+/** What a store says, and its place in words. */
+interface Looked {
+  readonly seen: StoreSeen | undefined
+  readonly stored: Remains['stored']
+  readonly place: Remains['place']
+}
+
+/** Asks the store itself: the one that the flags name, else the daemon's, else that of which a dead one left a note. */
+async function lookInStore(
+  options: DoctorOptions,
+  told: Status | undefined,
+  known: LastKnown | undefined,
+  signal: AbortSignal,
+): Promise<Looked> {
+  const [kind = '', noted = ''] = /^(\w+) (.*)$/s.exec(known?.store ?? '')?.slice(1) ?? []
+  const isGiven = isStoreGiven(options)
+  const found = !isGiven && !told && kind === 'directory' ? { ...options, 'lease-dir': noted } : options
+  const name = told && !isGiven ? told.store.name : !isGiven && kind !== '' ? kind : storeKindOf(found)
+  const leases =
+    told && !isGiven
+      ? told.daemon.leases
+      : name === 'directory'
+        ? found['lease-dir']
+        : `${String(found['etcd-endpoints'])} ${found['etcd-prefix']}`
+  const place = { store: name, leases }
+  const unknown = { seen: undefined, stored: undefined, place }
+  if (name === 'kubernetes') return unknown
+  // To list a folder that is not there makes it, and the doctor changes nothing.
+  if (name === 'directory' && !existsSync(join(leases, 'subnets')))
+    return existsSync(leases) ? unknown : { ...unknown, seen: { problem: `directory: there is no ${leases}` } }
+  try {
+    return await inStore(found, told, STORE_MS, { warn: () => {} }, signal, async ({ store, signal: till }) => {
+      const { entries } = await sourceOf(store).list(till)
+      const config = await store.config(till).catch((error: unknown) => {
+        if (isWeftError(error, 'CONFIG_MISSING')) return undefined
+        throw error
+      })
+      const stored = { config, leases: entries.flatMap(({ lease }) => lease ?? []) }
+      return { seen: { config: config === undefined ? undefined : storedConfig(config) }, stored, place }
+    })
+  } catch (error) {
+    signal.throwIfAborted()
+    if (!isWeftError(error)) throw error
+    // The one that is there unless named may be nobody's; and what one is not let into may be well.
+    const isSure = isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || told !== undefined)
+    return isSure ? { ...unknown, seen: { problem: `${name}: ${error.message}` } } : unknown
+  }
+}
+
+async function recallFrom(
+  subnetFile: string,
+  known: LastKnown | undefined,
+  stored: Remains['stored'],
+  place: Remains['place'],
+): Promise<Status | undefined> {
+  const [links, subnetEnv, netConf] = await Promise.all([
+    listLinks(run),
+    readFile(subnetFile, 'utf8').then(parseEnv, () => undefined),
+    readFile(FLANNEL_FLAGS['net-config-path'].default, 'utf8').catch(() => undefined),
+  ])
+  return recall({ subnetFile, subnetEnv, known, stored, netConf, links, place, at: new Date() })
+}
+
+/** Asks by one socket for each family, opened with the first question. */
+function askingOf(status: Status): Pick<Sources, 'ask' | 'ping'> & { close(): void } {
+  const askers = new Map<Family, ReturnType<typeof createAsker>>()
+  const isKnown = (status.peers?.list ?? []).some((peer) => probesOf(status, peer).length > 0)
+  const askerOf = (family: Family, from: Address) => {
+    const asker = askers.get(family) ?? createAsker(from)
+    askers.set(family, asker)
+    return asker
+  }
+  return {
+    ask: isKnown
+      ? async (peer, family, bytes) => {
+          const probe = probesOf(status, peer).find((each) => each.family === family)
+          return probe !== undefined && (await askerOf(family, probe.from).ask(probe.to, WAIT_MS, bytes)) !== undefined
+        }
+      : undefined,
+    async ping(peer, family) {
+      const [from, to] = [
+        status.node ? placeIn(status.node, family).publicIp : undefined,
+        placeIn(peer, family).publicIp,
+      ]
+      if (from === undefined || to === undefined) return undefined
+      const asker = createAsker(from)
+      try {
+        return (await asker.ask(to, WAIT_MS)) !== undefined || (await asker.ask(to, WAIT_MS)) !== undefined
+      } finally {
+        asker.close()
+      }
+    },
+    close() {
+      for (const asker of askers.values()) asker.close()
+    },
+  }
+}
+
+function toJson(diagnoses: readonly Diagnosis[]): unknown {
+  return diagnoses.map(({ check, findings }) => ({
+    check,
+    state: findings === undefined ? 'unknown' : worst(findings),
+    findings: (findings ?? []).map(({ name, detail }) => {
+      const { level, means, fix } = FINDINGS[name]
+      return { name, level, detail, means, fix }
+    }),
+  }))
+}
+
+function worst(findings: NonNullable<Diagnosis['findings']>): 'ok' | 'warning' | 'failure' {
+  if (findings.some(({ name }) => FINDINGS[name].level === 'failure')) return 'failure'
+  return findings.length > 0 ? 'warning' : 'ok'
+}
+
+function toText(diagnoses: readonly Diagnosis[], colour: Colour): string {
+  const lines = diagnoses.flatMap(({ check, findings }) => {
+    const name = check.padEnd(12)
+    if (findings === undefined) return [`${name}${colour('dim', 'unknown')}\n`]
+    if (findings.length === 0) return [`${name}${colour('good', 'ok')}\n`]
+    return grouped(findings).flatMap(({ name: found, details, more }) => {
+      const { level, means, fix } = FINDINGS[found]
+      const indent = ' '.repeat(14)
+      return [
+        `${name}${colour(level === 'failure' ? 'bad' : 'doubtful', level)}  ${means} ${colour('dim', `(${found})`)}\n`,
+        ...details.map((detail) => `${indent}${printable(detail)}\n`),
+        ...(more > 0 ? [`${indent}and ${more} more\n`] : []),
+        `${indent}${colour('bold', 'to do:')} ${fix}\n`,
+      ]
+    })
+  })
+  const all = diagnoses.flatMap(({ findings = [] }) => findings)
+  const failures = new Set(all.map(({ name }) => name).filter((name) => FINDINGS[name].level === 'failure')).size
+  const warnings = new Set(all.map(({ name }) => name)).size - failures
+  const sum =
+    failures + warnings === 0
+      ? colour('good', 'nothing is wrong')
+      : `${count(failures, 'failure')}, ${count(warnings, 'warning')}`
+  return `${lines.join('')}\n${sum}\n`
+}

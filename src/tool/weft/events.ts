@@ -1,0 +1,84 @@
+// events.ts - `weft events`: what befell the peers, also before the daemon was started.
+
+import { messageOf, isWeftError, WeftError } from '../../base/errors.ts'
+import { jsonLine } from '../../base/text.ts'
+import { eventsFile, FLANNEL_FLAGS } from '../../options.ts'
+import { readEvents } from '../../report/events-file.ts'
+import { eventsReport, peerEventText, type EventsReport, type PeerEvent } from '../../report/peer-events.ts'
+import { askEvents } from './ask.ts'
+import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { duration, table, type Cell, type Tone } from './look.ts'
+
+const UNITS: Readonly<Record<string, number>> = { s: 1, m: 60, min: 60, h: 3600, d: 86_400 }
+
+export const eventsCommand = command({
+  name: 'events',
+  does: 'show what befell the peers: silent, back, moved, slow, long packets lost',
+  more: 'Also from before weftd was started, from the file beside subnet.env; that alone where no weftd answers.',
+  flags: {
+    since: {
+      default: '',
+      placeholder: 'DURATION|TIME',
+      help: 'only those since then: 90s, 30m, 12h or 7d ago, or a time as 2026-11-23T03:00 by the clock of this host',
+    },
+    ...JSON_FLAG,
+    ...SOCKET_FLAG,
+    'subnet-file': { ...FLANNEL_FLAGS['subnet-file'], help: "the daemon's subnet file, for when no daemon answers" },
+  },
+  async run({ options: { since, json, 'status-socket': socket, 'subnet-file': subnetFile }, screen, signal }) {
+    const from = sinceOf(since, Date.now())
+    const { events, ...report } = await reportOf(socket, subnetFile, signal, (line) => screen.warn(line))
+    const shown = events.filter(({ at }) => Date.parse(at) >= from)
+    if (json) screen.write(jsonLine({ ...report, events: shown }))
+    else if (shown.length === 0) screen.write('Nothing befell the peers.\n')
+    else {
+      const rows = shown.map((event): Cell[] => [
+        new Date(event.at).toISOString().replace('.000Z', 'Z'),
+        event.peer,
+        event.publicIp,
+        [TONES[event.what], peerEventText(event, duration)],
+      ])
+      screen.write(table([['AT', 'PEER', 'HOST', 'WHAT'], ...rows], screen.colour))
+    }
+    return EXIT.ok
+  },
+})
+
+const TONES: Readonly<Record<PeerEvent['what'], Tone>> = {
+  ...{ silent: 'bad', 'one-way': 'bad', back: 'good', moved: 'doubtful' },
+  ...{ narrow: 'bad', whole: 'good', slow: 'doubtful', usual: 'good' },
+}
+
+/** The daemon's; where none answers, those that the last one left. */
+async function reportOf(
+  socket: string,
+  subnetFile: string,
+  signal: AbortSignal,
+  warn: (line: string) => void,
+): Promise<EventsReport> {
+  try {
+    return await askEvents(socket, signal)
+  } catch (error) {
+    if (!isWeftError(error) || error.code === 'PERMISSION' || signal.aborted) throw error
+    const path = eventsFile({ 'subnet-file': subnetFile })
+    const events = await readEvents(path).catch((unread: unknown) => {
+      throw new WeftError(error.code, `${error.message}, and ${path} cannot be read: ${messageOf(unread)}`, {
+        remedy: 'run this as root; with another --subnet-file of the daemon, give it here too',
+        cause: unread,
+      })
+    })
+    warn(`weft events: ${error.message}; these are from ${path}`)
+    return eventsReport(new Date().toISOString(), events)
+  }
+}
+
+/** The time in ms since 1970 of which events are shown; of all where nothing is said. Throws WeftError USAGE. */
+export function sinceOf(text: string, now: number): number {
+  if (text === '') return -Infinity
+  const [, number, unit = ''] = /^(\d{1,9}(?:\.\d{1,3})?)([a-z]+)$/.exec(text) ?? []
+  const seconds = Object.hasOwn(UNITS, unit) ? UNITS[unit] : undefined
+  if (number !== undefined && seconds !== undefined) return now - Number(number) * seconds * 1000
+  const time = /^\d{4}-\d\d-\d\d([T ]\d\d:\d\d|$)/.test(text) ? Date.parse(text) : NaN
+  if (!Number.isNaN(time)) return time
+  throw new WeftError('USAGE', `--since is ${text}`, { remedy: 'give it as 30m, 12h, 7d, or 2026-11-23T03:00' })
+}

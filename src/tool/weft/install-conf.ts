@@ -1,0 +1,29 @@
+// install-conf.ts - `weft install-conf`: flannel's install-conf, by which an init container hands the host a CNI configuration.
+
+import { readFile, stat } from 'node:fs/promises'
+import { messageOf, WeftError } from '../../base/errors.ts'
+import { replaceFile } from '../../host/replace-file.ts'
+
+export const INSTALL_CONF_HELP = `Usage: weft install-conf SRC DEST
+
+Copies the file SRC to the path DEST, with its mode. Whoever reads DEST meanwhile sees the old file or the new one, never a part.
+`
+
+/** Throws WeftError: USAGE for other than two arguments, PERMISSION for what cannot be read or written. */
+export async function installConf(args: readonly string[]): Promise<void> {
+  const [source = '', destination = ''] = args
+  if (args.length !== 2) {
+    throw new WeftError('USAGE', `it takes two arguments, not ${args.length}`, {
+      remedy: 'write install-conf SRC DEST',
+    })
+  }
+  try {
+    const { mode } = await stat(source)
+    await replaceFile(destination, await readFile(source), mode & 0o7777)
+  } catch (error) {
+    throw new WeftError('PERMISSION', `error installing "${source}": ${messageOf(error)}`, {
+      remedy: `check that ${source} can be read, and that the folder of ${destination} exists and can be written`,
+      cause: error,
+    })
+  }
+}

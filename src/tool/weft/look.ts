@@ -1,0 +1,131 @@
+// look.ts - how weft writes: tables, colours where somebody looks, times and sizes in a person's units. Pure but for createScreen.
+
+import { printable, printableLines } from '../../base/text.ts'
+import type { Family } from '../../net/address.ts'
+import { devicesText } from '../../report/status.ts'
+
+/** The place where a command writes. */
+export interface Screen {
+  /** True when a person looks at it, so that it may be written over. */
+  readonly isTerminal: boolean
+  /** True while somebody reads. A text that nobody reads is lost, and the command goes on to its own end. */
+  isRead(): boolean
+  readonly colour: Colour
+  /** Bytes as they are; of a text no more steers a terminal than `colour` wrote. */
+  write(text: string | Uint8Array): void
+  /** Beside what is asked for: a line to stderr. */
+  warn(line: string): void
+}
+
+export type Tone = 'good' | 'bad' | 'doubtful' | 'dim' | 'bold'
+export type Colour = (tone: Tone, text: string) => string
+
+/** Select Graphic Rendition (ECMA-48, 8.3.117). */
+const CODES: Readonly<Record<Tone, number>> = { good: 32, bad: 31, doubtful: 33, dim: 2, bold: 1 }
+
+interface Stdout {
+  readonly isTTY: boolean
+  write(text: string | Uint8Array): boolean
+  on(event: 'error', listener: (error: NodeJS.ErrnoException) => void): unknown
+}
+
+/** Colours on a terminal, unless NO_COLOR says otherwise (no-color.org). */
+export function createScreen(
+  stdout: Stdout,
+  stderr: { write(text: string): boolean },
+  environment: NodeJS.ProcessEnv,
+): Screen {
+  const isTerminal = stdout.isTTY
+  let isRead = true
+  stdout.on('error', (error) => {
+    // `weft capture --follow | head` has seen enough.
+    if (error.code !== 'EPIPE') throw error
+    isRead = false
+  })
+  const isColoured = isTerminal && !environment['NO_COLOR'] && environment['TERM'] !== 'dumb'
+  return {
+    isTerminal,
+    isRead: () => isRead,
+    colour: isColoured ? (tone, text) => `\u001B[${CODES[tone]}m${text}\u001B[0m` : (_tone, text) => text,
+    write: (text) => void stdout.write(typeof text === 'string' ? withOurSequences(text) : text),
+    warn: (line) => void stderr.write(`${printable(line)}\n`),
+  }
+}
+
+/** The only terminal sequences that are left: those for colours and the cursor that weft writes itself. */
+const OURS = new RegExp(String.raw`(\u001B\[(?:(?:0|${Object.values(CODES).join('|')})m|2J|[GHJK]))`)
+const withOurSequences = (text: string): string =>
+  text
+    .split(OURS)
+    .map((part, at) => (at % 2 === 1 ? part : printableLines(part)))
+    .join('')
+
+/** A cell: its text, and how it is to look. */
+export type Cell = string | readonly [Tone, string]
+
+const textOf = (cell: Cell): string => printable(typeof cell === 'string' ? cell : cell[1])
+
+/** Columns as wide as their widest cell; the first row is the heading. */
+export function table(rows: readonly (readonly Cell[])[], colour: Colour): string {
+  const widths = (rows[0] ?? []).map((_, column) =>
+    rows.reduce((widest, row) => Math.max(widest, textOf(row[column] ?? '').length), 0),
+  )
+  return rows
+    .map((row, at) =>
+      row
+        .map((cell, column) => {
+          const isLast = column === row.length - 1
+          const padded = isLast ? textOf(cell) : textOf(cell).padEnd(widths[column] ?? 0)
+          if (at === 0) return colour('dim', padded)
+          return typeof cell === 'string' ? padded : colour(cell[0], padded)
+        })
+        .join('  ')
+        .trimEnd(),
+    )
+    .map((line) => `${line}\n`)
+    .join('')
+}
+
+/** `2 h`, `3 min`, `4.5 s`. */
+export function duration(seconds: number): string {
+  if (seconds < 10) return `${Math.round(seconds * 10) / 10} s`
+  if (seconds < 120) return `${Math.round(seconds)} s`
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`
+  return seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} days`
+}
+
+/** `1.2 MiB` */
+export function bytes(count: number): string {
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB']
+  let [value, unit] = [count, 0]
+  for (; value >= 1024 && unit < units.length - 1; unit++) value /= 1024
+  return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`
+}
+
+/** `1.2 Gbit/s`: of links in powers of 1000, as their makers count. */
+export function bitRate(bitsPerSecond: number): string {
+  const units = ['bit/s', 'kbit/s', 'Mbit/s', 'Gbit/s', 'Tbit/s']
+  let [value, unit] = [bitsPerSecond, 0]
+  for (; value >= 1000 && unit < units.length - 1; unit++) value /= 1000
+  return `${value >= 100 || unit === 0 ? Math.round(value) : value.toPrecision(3)} ${units[unit]}`
+}
+
+export const milliseconds = (ms: number): string => `${ms >= 99.5 ? Math.round(ms) : ms.toPrecision(2)} ms`
+
+/** `1 peer`, `2 peers` */
+export const count = (number: number, what: string): string => `${number} ${what}${number === 1 ? '' : 's'}`
+
+/** The carrier of packets in words: `udp by flannel0, the native engine, MTU 1472; udp-gso` */
+export function carrierText(carrier: {
+  readonly backendType: string
+  readonly device: string | null
+  readonly devices?: Readonly<Record<Family, string | null>>
+  readonly engine: string | null
+  readonly mtu: number | null
+  readonly features: readonly string[]
+}): string {
+  const { backendType, engine, mtu, features } = carrier
+  const devices = devicesText(carrier)
+  const by = `${backendType}${devices === null ? '' : ` by ${devices}`}, ${engine === 'kernel' ? 'the kernel' : `the ${engine} engine`}`
+  return [`${by}, MTU ${mtu}`, ...(features.length > 0 ? [features.join(', ')] : [])].join('; ')
+}

@@ -1,0 +1,301 @@
+// manual.ts - completion for shells and pages for man(1), made from the same table as the help. Pure.
+
+import { defaultText, valueWord, type Command } from './command.ts'
+
+/** The words that may stand beside flags: a path, a peer, or one of these; nothing when only the operator knows them. */
+type Follows = 'nothing' | 'path' | 'peer' | readonly string[]
+
+/** Asks the daemon while the operator types; it prints nothing that a shell would expand. */
+const PEERS = 'weft peers --names 2>/dev/null'
+
+/** A command that is not in the table: it reads its command line itself, or is this tool's own. */
+export interface Other {
+  readonly name: string
+  readonly does: string
+  /** The words that may follow it. */
+  readonly follows?: Follows
+}
+
+export const SHELLS = ['bash', 'zsh', 'fish'] as const
+export type Shell = (typeof SHELLS)[number]
+
+/** A word that a shell takes as it stands; fish too, which knows the same of what stands between single quotes. */
+const quoted = (text: string): string => `'${text.replaceAll("'", String.raw`'\''`)}'`
+
+/** A word that follows `weft`, and what follows it in turn: a command's flags and arguments, or the words of a group. */
+interface Word {
+  readonly name: string
+  readonly does: string
+  /** The second words of a group, as in `lease ls`. */
+  readonly next: readonly Word[]
+  readonly flags: readonly Flag[]
+  readonly follows: Follows
+}
+interface Flag {
+  readonly name: string
+  readonly help: string
+  /** The kind of value that follows: a text may be a path. */
+  readonly value: 'none' | 'text' | 'number'
+}
+
+/** The table as a tree of words. */
+function treeOf(commands: readonly Command[], others: readonly Other[]): readonly Word[] {
+  const wordOf = (name: string, { does, args, flags }: Command): Word => ({
+    ...{ name, does, next: [] },
+    flags: [
+      ...Object.entries(flags).map(([flag, { help, default: value }]): Flag => {
+        const kind = typeof value === 'boolean' ? 'none' : typeof value === 'number' ? 'number' : 'text'
+        return { name: flag, help, value: kind }
+      }),
+      { name: 'help', help: 'print what the command does, and its flags', value: 'none' },
+    ],
+    follows: args === '' ? 'nothing' : args.includes('FILE') ? 'path' : /PEER|DST/.test(args) ? 'peer' : [],
+  })
+  const tree = new Map<string, Word>()
+  for (const command of commands) {
+    const [first = '', second] = command.name.split(' ')
+    if (second === undefined) tree.set(first, wordOf(first, command))
+    else {
+      const next = [...(tree.get(first)?.next ?? []), wordOf(second, command)]
+      tree.set(first, { name: first, does: `commands for ${first}s`, next, flags: [], follows: 'nothing' })
+    }
+  }
+  for (const { name, does, follows = 'nothing' } of others) tree.set(name, { name, does, next: [], flags: [], follows })
+  return [...tree.values()]
+}
+
+/** A script that the shell reads, for the command `weft`. */
+export function completion(shell: Shell, commands: readonly Command[], others: readonly Other[]): string {
+  const tree = treeOf(commands, others)
+  switch (shell) {
+    case 'bash':
+      return bash(tree)
+    case 'zsh':
+      return zsh(tree)
+    case 'fish':
+      return fish(tree)
+  }
+}
+
+const indented = (lines: readonly string[]): string[] => lines.map((line) => `  ${line}`)
+const dashed = (flags: readonly Flag[]): string => flags.map(({ name }) => `--${name}`).join(' ')
+
+/** `compopt` (bash 4.0) asks for readline's own completion, of paths. */
+function bash(tree: readonly Word[]): string {
+  const branch = ({ name, next, flags, follows }: Word, at: number): string[] => {
+    if (next.length > 0) return [`${name})`, ...indented(choose(next, at)), '  ;;']
+    const set = [
+      ...(flags.length > 0 ? [`flags=${quoted(dashed(flags))}`] : []),
+      ...(['text', 'number'] as const).flatMap((kind) => {
+        const those = flags.filter(({ value }) => value === kind)
+        return those.length > 0 ? [`${kind}s=${quoted(dashed(those))}`] : []
+      }),
+      // When nothing else can follow, Tab completes its flags.
+      ...(follows === 'path' ? ['paths=yes'] : []),
+      ...(follows === 'peer' ? ['peers=yes'] : []),
+      ...(follows === 'nothing' && flags.length > 0 ? ['words="$flags"'] : []),
+      ...(Array.isArray(follows) && follows.length > 0 ? [`words=${quoted(follows.join(' '))}`] : []),
+    ]
+    return [`${name}) ${set.length > 0 ? set.join(' ') : ':'} ;;`]
+  }
+  const choose = (words: readonly Word[], at: number): string[] => [
+    `if [ "$COMP_CWORD" -eq ${at} ]; then`,
+    `  words=${quoted(words.map(({ name }) => name).join(' '))}`,
+    'else',
+    `  case "\${COMP_WORDS[${at}]}" in`,
+    ...indented(indented(words.flatMap((word) => branch(word, at + 1)))),
+    '  esac',
+    'fi',
+  ]
+  return [
+    '_weft() {',
+    '  local words= flags= texts= numbers= paths= peers=',
+    '  local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}"',
+    '  # Of --flag=value bash makes three words.',
+    '  if [ "$current" = = ]; then current=; elif [ "$previous" = = ]; then previous="${COMP_WORDS[COMP_CWORD-2]}"; fi',
+    ...indented(choose(tree, 1)),
+    '  COMPREPLY=()',
+    '  case " $numbers " in *" $previous "*) return ;; esac',
+    '  case " $texts " in *" $previous "*) compopt -o default; return ;; esac',
+    '  if [ -n "$paths" ]; then compopt -o default; fi',
+    `  case "$current" in -*) words="$flags" ;; *) if [ -n "$peers" ]; then words="$(${PEERS})"; fi ;; esac`,
+    '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
+    '}',
+    'complete -F _weft weft',
+    '',
+  ].join('\n')
+}
+
+/** The script for a file `_weft` in zsh's fpath, and for `source` after compinit. */
+function zsh(tree: readonly Word[]): string {
+  const escaped = (text: string, special: RegExp): string => text.replaceAll(special, String.raw`\$&`)
+  const choose = (words: readonly Word[], at: number): string[] => [
+    `if (( CURRENT == ${at} )); then`,
+    `  choices=(${words.map(({ name, does }) => quoted(`${name}:${escaped(does, /[\\:]/g)}`)).join(' ')})`,
+    `  _describe -t commands command choices`,
+    '  return',
+    'fi',
+    `case $words[${at}] in`,
+    ...indented(words.flatMap((word) => branch(word, at))),
+    'esac',
+  ]
+  const branch = ({ name, next, flags, follows }: Word, at: number): string[] => {
+    if (next.length > 0) return [`${name})`, ...indented(choose(next, at + 1)), '  ;;']
+    const specs = [
+      ...flags.map(({ name: flag, help, value }) => {
+        const [sign, after] = { none: ['', ''], number: ['=', ':number:'], text: ['=', ':text:_files'] }[value]
+        return quoted(`--${flag}${sign}[${escaped(help, /[\\:[\]]/g)}]${after}`)
+      }),
+      ...(follows === 'nothing'
+        ? []
+        : [
+            quoted(
+              follows === 'path'
+                ? '*:path:_files'
+                : follows === 'peer'
+                  ? `*:peer:(\${(f)"$(${PEERS})"})`
+                  : `*:word:(${follows.join(' ')})`,
+            ),
+          ]),
+    ]
+    if (specs.length === 0) return []
+    return [`${name}) words=("\${(@)words[${at},-1]}"); (( CURRENT -= ${at - 1} )); _arguments ${specs.join(' ')} ;;`]
+  }
+  return [
+    '#compdef weft',
+    '_weft() {',
+    '  local -a choices',
+    ...indented(choose(tree, 2)),
+    '}',
+    'if [[ $funcstack[1] == _weft ]]; then _weft "$@"; else compdef _weft weft; fi',
+    '',
+  ].join('\n')
+}
+
+function fish(tree: readonly Word[]): string {
+  const add = (when: string, ...rest: string[]): string => ['complete -c weft -n', quoted(when), ...rest].join(' ')
+  const within = (words: readonly Word[], path: readonly string[]): string[] =>
+    words.flatMap(({ name, does, next, flags, follows }) => {
+      const here = [...path, name]
+      const inside = ['__weft_in', ...here].join(' ')
+      const values = { none: '', number: ' -x', text: ' -r -F' }
+      return [
+        add(['__weft_at', ...path].join(' '), '-a', name, '-d', quoted(does)),
+        ...within(next, here),
+        ...flags.map(({ name: flag, help, value }) => add(inside, `-l ${flag}${values[value]} -d`, quoted(help))),
+        ...(follows === 'path' ? [add(inside, '-F')] : []),
+        ...(follows === 'peer' ? [add(inside, '-a', quoted(`(${PEERS})`))] : []),
+        ...(Array.isArray(follows) && follows.length > 0 ? [add(inside, '-a', quoted(follows.join(' ')))] : []),
+      ]
+    })
+  return [
+    '# Whether the words before the cursor begin with these, and whether they are no more than these.',
+    'function __weft_in',
+    '  set -l words (commandline -opc)',
+    '  string match -q -- "$argv *" "$words[2..] "',
+    'end',
+    'function __weft_at',
+    '  set -l words (commandline -opc)',
+    '  test "$words[2..]" = "$argv"',
+    'end',
+    'complete -c weft -f',
+    ...within(tree, []),
+    '',
+  ].join('\n')
+}
+
+/** Escapes text for roff: a line that begins with a dot or a quote is no request, and a hyphen is one that can be typed. */
+const roff = (text: string): string =>
+  text
+    .replaceAll('\\', String.raw`\e`)
+    .replaceAll('-', String.raw`\-`)
+    .replaceAll(/^([.'])/gm, String.raw`\&$1`)
+
+/** Escapes a paragraph, in lines of no more than 80 bytes with their backslashes. */
+const paragraph = (text: string): string => roff(text.replaceAll(/(.{1,72})(?:\s+|$)/g, '$1\n').trimEnd())
+
+/** A page of man(7), section 8. */
+export function manual(
+  commands: readonly Command[],
+  others: readonly Other[],
+  version: string,
+  exits: readonly string[],
+): string {
+  const lines = [
+    `.TH WEFT 8 "" "weft ${version}" "weft"`,
+    ...['.SH NAME', roff("weft - the operator's tool of weft, a replacement for flanneld")],
+    ...['.SH SYNOPSIS', '.B weft', String.raw`\fICOMMAND\fR [\fIOPTION\fR]... [\fIARGUMENT\fR]...`],
+    ...[
+      '.SH DESCRIPTION',
+      paragraph(
+        'It asks weftd, the daemon of this host, over its socket, and looks at the host itself. Flags may stand anywhere.',
+      ),
+    ],
+    '.SH COMMANDS',
+    ...commands.flatMap((command) => [
+      ...['.SS', roff(`weft ${`${command.name} ${command.args}`.trim()}`)],
+      paragraph(`${command.does[0]?.toUpperCase()}${command.does.slice(1)}. ${command.more}`.trim()),
+      ...Object.entries(command.flags).flatMap(([name, flag]) => [
+        '.TP',
+        `.BR ${roff(`--${name}`)}${valueWord(flag) === undefined ? '' : String.raw` " " \fI${valueWord(flag)}\fR`}`,
+        paragraph(flag.help + defaultText(flag.default)),
+      ]),
+    ]),
+    ...others.flatMap(({ name, does }) => [
+      '.SS',
+      roff(`weft ${name}`),
+      paragraph(`${does[0]?.toUpperCase()}${does.slice(1)}.`),
+    ]),
+    ...['.SH EXIT STATUS', ...exits.flatMap((text, code) => ['.TP', `.B ${code}`, paragraph(text)])],
+    ...['.SH SEE ALSO', String.raw`.BR weftd (8)`],
+  ]
+  return `${lines.join('\n')}\n`
+}
+
+/** A flag of weftd's, as it is described. */
+interface DaemonFlag {
+  readonly default: unknown
+  readonly help: string
+  readonly placeholder?: string
+}
+
+/** The page of the daemon: flanneld's flags, and weft's own. */
+export function daemonManual(
+  groups: readonly (readonly [title: string, flags: Readonly<Record<string, DaemonFlag>>])[],
+  version: string,
+): string {
+  const flagLines = ([name, flag]: readonly [string, DaemonFlag]): string[] => {
+    const value = flag.default
+    const type = Array.isArray(value) || typeof value === 'object' ? 'string' : typeof value
+    const word = flag.placeholder ?? (type === 'boolean' ? '' : type === 'number' ? 'int' : 'string')
+    const isTold = ['string', 'number'].includes(typeof value) && value !== '' && value !== 0
+    return [
+      '.TP',
+      `.BR ${roff(`--${name}`)}${word === '' ? '' : String.raw` " " \fI${roff(word)}\fR`}`,
+      paragraph(`${flag.help}${isTold || value === true ? ` (default ${String(value)})` : ''}`),
+    ]
+  }
+  const lines = [
+    `.TH WEFTD 8 "" "weft ${version}" "weft"`,
+    ...['.SH NAME', roff('weftd - a replacement for flanneld: a network for the containers of many hosts')],
+    ...['.SH SYNOPSIS', '.B weftd', String.raw`[\fIOPTION\fR]...`],
+    ...[
+      '.SH DESCRIPTION',
+      paragraph(
+        'It leases a subnet for this host, writes it where Docker and CNI read it, and carries the packets of containers to other hosts. ' +
+          'It takes the flags of flanneld, in the syntax of Go, and each from a variable too: --etcd-endpoints from FLANNELD_ETCD_ENDPOINTS.',
+      ),
+    ],
+    ...groups.flatMap(([title, flags]) => [
+      `.SH ${roff(title)}`,
+      ...Object.entries(flags)
+        .toSorted(([a], [b]) => (a < b ? -1 : 1))
+        .flatMap(flagLines),
+    ]),
+    ...['.SH EXIT STATUS', '.TP', '.B 0', paragraph('It was stopped, or another weftd has taken over.')],
+    ...['.TP', '.B 1', paragraph('It could not start, or go on; the last line of its log says why.')],
+    ...['.TP', '.B 2', paragraph('The command line cannot be read.')],
+    ...['.SH SEE ALSO', String.raw`.BR weft (8)`],
+  ]
+  return `${lines.join('\n')}\n`
+}

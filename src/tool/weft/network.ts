@@ -1,0 +1,139 @@
+// network.ts - `weft network`: what all nodes say of one another, asked by the daemon of this host.
+
+import {
+  cellLook,
+  isNetworkWell,
+  lookOf,
+  NETWORK_FINDINGS,
+  NETWORK_SCHEMA,
+  type NetworkFindingName,
+  type NetworkNode,
+  type NetworkReport,
+} from '../../report/network.ts'
+import { briefly } from '../../report/status.ts'
+import { jsonLine } from '../../base/text.ts'
+import { ask } from './ask.ts'
+import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { count, milliseconds, table, type Cell as Shown, type Colour, type Tone } from './look.ts'
+
+/** Thousands of hung nodes take so long. */
+const PATIENCE_MS = 30_000
+/** A matrix of more nodes is wider than a terminal. */
+const MOST_COLUMNS = 12
+/** Of more nodes those with a problem are listed, unless all are asked for, and no more than these. */
+const MOST_ROWS = 40
+/** Named of the slowest pairs. */
+const SLOWEST = 3
+
+export const networkCommand = command({
+  name: 'network',
+  does: 'ask all nodes how they are, and show who reaches whom',
+  more: 'Nodes that run with --status-network tell what they see; of the others it is shown what those see of them. Exits with 3 when something fails.',
+  flags: {
+    all: { default: false, help: 'list all nodes, not only those with a problem where they are many' },
+    ...JSON_FLAG,
+    ...SOCKET_FLAG,
+  },
+  async run({ options: { all, json, 'status-socket': socket }, screen, signal }) {
+    const report = await ask<NetworkReport>(socket, '/network.json', NETWORK_SCHEMA, signal, PATIENCE_MS)
+    screen.write(json ? jsonLine(report) : networkText(report, all, screen.colour))
+    return isNetworkWell(report) ? EXIT.ok : EXIT.wrong
+  },
+})
+
+/** The report as text for a person. */
+export function networkText(report: NetworkReport, all: boolean, colour: Colour): string {
+  const { nodes, matrix } = report
+  const parts = [heading(report, colour), findingsText(report, colour)]
+  parts.push(nodeTable(nodes, all, colour))
+  if (matrix && nodes.length > 1)
+    parts.push(nodes.length <= MOST_COLUMNS ? matrixText(nodes, matrix, colour) : spreadText(nodes, matrix))
+  return parts.filter((part) => part !== '').join('\n')
+}
+
+function heading({ nodes, size, whole, tookMs, findings }: NetworkReport, colour: Colour): string {
+  const told = nodes.filter(({ answer }) => answer === 'told').length
+  const isWell = isNetworkWell({ findings })
+  const part = `${whole === 1 ? 100 : Math.min(99.9, Math.floor(whole * 1000) / 10)}%`
+  const asked = size > nodes.length ? `${nodes.length} of ${count(size, 'node')} asked` : count(nodes.length, 'node')
+  return `${asked}, ${told} told how they are in ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', `${part} of the pairs that were probed reach each other`)}\n`
+}
+
+const TONES = { failure: 'bad', warning: 'doubtful', note: 'dim' } as const satisfies Record<string, Tone>
+
+/** What was found, each kind explained once. */
+function findingsText({ findings }: NetworkReport, colour: Colour): string {
+  const names = [...new Set(findings.map(({ name }) => name))].filter((name): name is NetworkFindingName =>
+    Object.hasOwn(NETWORK_FINDINGS, name),
+  )
+  return names
+    .map((name) => {
+      const { level, means, fix } = NETWORK_FINDINGS[name]
+      const details = findings.filter((each) => each.name === name).map(({ detail }) => `    ${detail}\n`)
+      return `${colour(TONES[level], level)}: ${means}\n${details.join('')}  to do: ${fix}\n`
+    })
+    .join('')
+}
+
+function nodeTable(nodes: readonly NetworkNode[], all: boolean, colour: Colour): string {
+  const isMany = nodes.length > MOST_ROWS
+  const wanted = all || !isMany ? nodes : nodes.filter((node) => lookOf(node)[0] !== 'good').slice(0, MOST_ROWS)
+  if (wanted.length === 0) return ''
+  const rows = wanted.map((node): Shown[] => {
+    const { name, subnet, publicIp, version, mtu, clockAheadMs } = node
+    const of = (some: number | null, whole: number | null): string =>
+      some === null || whole === null ? '-' : `${some}/${whole}`
+    return [
+      String(nodes.indexOf(node) + 1),
+      briefly(name ?? '-'),
+      subnet,
+      publicIp,
+      lookOf(node),
+      of(node.reachedBy, node.seenBy),
+      of(node.reaches, node.sees),
+      version === null ? '-' : briefly(version),
+      mtu === null ? '-' : String(mtu),
+      clockAheadMs === null ? '-' : clockText(clockAheadMs),
+    ]
+  })
+  const left = nodes.length - wanted.length
+  return (
+    table(
+      [['', 'NAME', 'SUBNET', 'AT', 'STATE', 'REACHED BY', 'REACHES', 'VERSION', 'MTU', 'CLOCK'], ...rows],
+      colour,
+    ) + (left > 0 ? colour('dim', `... and ${left} more${all ? '' : '; see --all'}\n`) : '')
+  )
+}
+
+const clockText = (ms: number): string =>
+  Math.abs(ms) < 500 ? 'right' : `${ms > 0 ? '+' : ''}${(ms / 1000).toFixed(1)} s`
+
+type Matrix = NonNullable<NetworkReport['matrix']>
+
+/** Who reaches whom: from the row to the column, which has its number. */
+function matrixText(nodes: readonly NetworkNode[], matrix: Matrix, colour: Colour): string {
+  const head = ['FROM \\ TO', ...nodes.map((_node, at) => String(at + 1))]
+  const rows = nodes.map((node, from): Shown[] => [
+    `${from + 1} ${briefly(node.name ?? node.subnet)}`,
+    ...nodes.map((_node, to): Shown =>
+      from === to ? '.' : cellLook(matrix[from]?.[to] ?? null, node.mtu, milliseconds),
+    ),
+  ])
+  return table([head, ...rows], colour)
+}
+
+/** Of many nodes: the round trips in one line, and the slowest pairs. */
+function spreadText(nodes: readonly NetworkNode[], matrix: Matrix): string {
+  const pairs = matrix.flatMap((row, from) =>
+    (row ?? []).flatMap((cell, to) => (cell && cell[1] !== null ? [{ from, to, ms: cell[1] }] : [])),
+  )
+  const sorted = pairs.toSorted((a, b) => a.ms - b.ms)
+  const at = (part: number): string => milliseconds(sorted[Math.floor((sorted.length - 1) * part)]?.ms ?? 0)
+  if (sorted.length === 0) return ''
+  const nameOf = (place: number): string => briefly(nodes[place]?.name ?? nodes[place]?.subnet ?? '')
+  const slowest = sorted
+    .slice(-SLOWEST)
+    .toReversed()
+    .map(({ from, to, ms }) => `${nameOf(from)} to ${nameOf(to)} ${milliseconds(ms)}`)
+  return `round trips of ${sorted.length} pairs: median ${at(0.5)}, 99% within ${at(0.99)}; slowest ${slowest.join(', ')}\n`
+}

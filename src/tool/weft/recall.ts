@@ -1,0 +1,167 @@
+// recall.ts - what is known of a node whose weftd is dead: from the store, from what that weftd last knew, from subnet.env, from the
+// devices that it left; in the shape of the status that it would tell.
+
+import type { StoreSeen } from '../doctor/facts.ts'
+import { parseNetworkConfig, type NetworkConfig } from '../../control/config/network-config.ts'
+import type { Lease } from '../../control/lease/lease.ts'
+import { isNamedBy, type Link } from '../../host/links.ts'
+import { configOf, peerOf } from '../../node/report.ts'
+import type { LastKnown } from '../../node/restart/last-known.ts'
+import { isWeftError } from '../../base/errors.ts'
+import {
+  addressText,
+  FAMILIES,
+  familiesOf,
+  formatAddress,
+  formatNet,
+  listed,
+  netText,
+  parseNet,
+  primary,
+  type Family,
+  type Nets,
+} from '../../net/address.ts'
+import { kindOf, KINDS, portOf } from '../../path/kinds.ts'
+import { countPeers, STATUS_SCHEMA, type PeerSide, type Status } from '../../report/status.ts'
+
+export interface Remains {
+  readonly subnetFile: string
+  readonly subnetEnv: Readonly<Record<string, string | undefined>> | undefined
+  readonly known: LastKnown | undefined
+  /** Of the store, where it answers. */
+  readonly stored: { readonly config: string | undefined; readonly leases: readonly Lease[] } | undefined
+  /** The file that a pod of Kubernetes has its network configuration in; undefined where there is none. */
+  readonly netConf: string | undefined
+  readonly links: readonly Link[]
+  /** The place of the leases, as DaemonStatus.leases has it, and the store's name. */
+  readonly place: { readonly store: string; readonly leases: string }
+  readonly at: Date
+}
+
+/** A configuration that can be read; undefined for none. */
+function readConfig(text: string | undefined): NetworkConfig | undefined {
+  try {
+    // Those of Kubernetes give the subnets elsewhere: no range is asked for.
+    return text === undefined ? undefined : parseNetworkConfig(text, { areGiven: true })
+  } catch (error) {
+    if (isWeftError(error, 'CONFIG')) return undefined
+    throw error
+  }
+}
+
+/** The store's configuration as a status has it; secrets print as hidden. */
+export function storedConfig(text: string): StoreSeen['config'] {
+  const config = readConfig(text)
+  return config && (JSON.parse(JSON.stringify(configOf(config))) as StoreSeen['config'])
+}
+
+/** The subnets that a subnet.env gives this node. */
+function subnetsIn(env: Remains['subnetEnv']): Nets {
+  const netOf = (name: string) => parseNet(env?.[name] ?? '')
+  const [ipv4, ipv6] = [netOf('FLANNEL_SUBNET'), netOf('FLANNEL_IPV6_SUBNET')]
+  return { ...(ipv4 ? { ipv4 } : {}), ...(ipv6 ? { ipv6 } : {}) } as Nets
+}
+
+/** The configuration as far as subnet.env and the device that is there tell it; undefined where they do not. */
+function guessConfig(env: Remains['subnetEnv'], links: readonly Link[]): NetworkConfig | undefined {
+  const isThere = (type: string): boolean =>
+    links.some(({ name }) => kindOf(type)?.devices.some(([, pattern]) => isNamedBy(pattern, name)))
+  const type = Object.keys(KINDS).find(isThere)
+  if (!env || type === undefined) return undefined
+  const [network, ipv6] = [env['FLANNEL_NETWORK'], env['FLANNEL_IPV6_NETWORK']]
+  const families = {
+    ...(network ? { Network: network } : { EnableIPv4: false }),
+    ...(ipv6 ? { EnableIPv6: true, IPv6Network: ipv6 } : {}),
+  }
+  return readConfig(JSON.stringify({ ...families, Backend: { Type: type } }))
+}
+
+const isSame = (a: Nets, b: Nets): boolean =>
+  FAMILIES.every((family) => (a[family] && formatNet(a[family])) === (b[family] && formatNet(b[family])))
+
+/** Undefined where nothing tells which node this was. */
+export function recall({
+  subnetFile,
+  subnetEnv,
+  known,
+  stored,
+  netConf,
+  links,
+  place,
+  at,
+}: Remains): Status | undefined {
+  const config =
+    [stored?.config, known?.config, netConf].map(readConfig).find((each) => each !== undefined) ??
+    guessConfig(subnetEnv, links)
+  const own = primary(subnetsIn(subnetEnv)) ? subnetsIn(subnetEnv) : known?.lease.subnet
+  const leases = stored?.leases ?? known?.leases ?? []
+  if (!own || !config) return undefined
+  const lease = leases.find(({ subnet }) => isSame(subnet, own)) ?? known?.lease
+  const kind = kindOf(config.backendType)
+  const device =
+    known?.tunName ??
+    links.find(({ name }) => kind?.devices.some(([, pattern]) => isNamedBy(pattern, name)))?.name ??
+    null
+  // What weftd carries itself it leaves a note of, for whoever comes next.
+  const isOurs = kind !== undefined && kind.devices.length > 0 && kind.devices.every(([type]) => type === 'tun')
+  const isKernel = known === undefined && !isOurs
+  const engine = kind?.routes === 'none' || !kind ? 'none' : isKernel ? 'kernel' : 'native'
+  const isUp = engine === 'kernel' && (device !== null || kind?.devices.length === 0)
+  const families = familiesOf(config)
+  const publicIp = lease?.attrs.publicIp ?? {}
+  const external = links.find(({ addresses }) =>
+    FAMILIES.some((family) => addresses[family].some(({ address }) => address === publicIp[family])),
+  )
+  const mtu = Number(subnetEnv?.['FLANNEL_MTU'])
+  const sideOf = (each: Lease, family: Family): PeerSide | null => {
+    const host = each.attrs.publicIp[family]
+    if (!each.subnet[family] || host === undefined || !families.includes(family)) return null
+    const isUsed = each.attrs.backendType === kind?.published
+    return {
+      ...{ endpoint: isUp && isUsed ? endpointOf(config, formatAddress(host)) : null, way: null },
+      state: isUsed ? 'programmed' : 'stored',
+      ...{ roundTripMs: null, lossPercent: null, probedSecondsAgo: null, pathMtu: null },
+    }
+  }
+  const peers = leases.filter((each) => each !== lease && !isSame(each.subnet, own))
+  const list = peers.map((each) =>
+    peerOf(
+      each,
+      {
+        families: { ipv4: sideOf(each, 'ipv4'), ipv6: sideOf(each, 'ipv6') },
+        ...{ name: null, traffic: undefined, isHeld: false, cameAt: at.getTime() },
+      },
+      at.getTime(),
+    ),
+  )
+  const [ipv6, publicIpv6] = [own.ipv6, publicIp.ipv6]
+  return {
+    ...{ schema: STATUS_SCHEMA, at: at.toISOString(), trouble: null, summary: '', events: [] },
+    ...{ state: 'starting', impairments: [] },
+    daemon: { version: '', pid: 0, startedAt: '', subnetFile, leases: place.leases },
+    store: { name: place.store, reachable: stored !== undefined, comparedSecondsAgo: null, held: 0, holds: 0 },
+    node: {
+      ...{ hostname: '', subnet: netText(own), publicIp: listed(publicIp).length > 0 ? addressText(publicIp) : '' },
+      ...{
+        ipv6Subnet: ipv6 ? formatNet(ipv6) : null,
+        publicIpv6: publicIpv6 === undefined ? null : formatAddress(publicIpv6),
+      },
+      ...{ externalInterface: external?.name ?? null, twin: null },
+    },
+    config: configOf(config),
+    lease: null,
+    dataPath: {
+      ...{ open: isUp, families, mtu: mtu > 0 ? mtu : null, device, engine, features: [] },
+      ...{ threads: [], counters: {}, drops: {} },
+    },
+    peers: stored || known ? countPeers(list, null) : null,
+    ...{ repairs: 0, subnetFileWritten: false },
+  }
+}
+
+/** The destination of a peer's packets, as a status has it. */
+function endpointOf({ backendType, backend }: NetworkConfig, host: string): string {
+  const port = portOf(backendType, backend)
+  if (port === undefined) return host
+  return host.includes(':') ? `[${host}]:${port}` : `${host}:${port}`
+}

@@ -1,0 +1,267 @@
+// status.ts - `weft status` and `weft peers`: how this node is, and what it knows of the others.
+
+import { pause } from '../../host/bell.ts'
+import { FAMILIES, FAMILY_NAMES, listed, type Family } from '../../net/address.ts'
+import {
+  briefly,
+  conditionOf,
+  conditionRank,
+  conditionText,
+  sidesOf,
+  type Condition,
+  type PeersStatus,
+  type PeerStatus,
+  type Status,
+} from '../../report/status.ts'
+import { readingOf } from '../../report/states.ts'
+import { jsonLine } from '../../base/text.ts'
+import { askStatus } from './ask.ts'
+import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import {
+  bytes,
+  carrierText,
+  count,
+  duration,
+  milliseconds,
+  table,
+  type Cell,
+  type Colour,
+  type Screen,
+  type Tone,
+} from './look.ts'
+
+const WATCH_MS = 2_000
+/** The number of peers that are shown, unless all are asked for. */
+const SHOWN_PEERS = 100
+/** The number of the log's warnings that are shown. */
+const SHOWN_EVENTS = 5
+
+const WATCH_FLAG = { watch: { default: false, help: `show it again every ${WATCH_MS / 1000} s, with rates` } } as const
+const ALL_FLAG = { all: { default: false, help: `show all peers, not only the first ${SHOWN_PEERS}` } } as const
+const NAMES_FLAG = {
+  names: { default: false, help: 'print names and subnets alone, a line each, as shells complete them' },
+} as const
+const flags = { ...JSON_FLAG, ...WATCH_FLAG, ...ALL_FLAG, ...SOCKET_FLAG }
+
+export const statusCommand = command({
+  name: 'status',
+  does: 'show the state of this node: its peers, store, lease and data path',
+  more: 'Exits with 3 unless the node works and reaches all peers, with packets of any length.',
+  flags,
+  run: ({ options, screen, signal }) =>
+    show(
+      options,
+      screen,
+      signal,
+      (status, before) => heading(status, screen.colour) + peerTable(status, before, options.all, screen.colour),
+    ),
+})
+
+export const peersCommand = command({
+  name: 'peers',
+  does: 'show what this node knows about the other nodes',
+  more: 'Exits with 3 unless the node works and reaches all peers, with packets of any length.',
+  flags: { ...flags, ...NAMES_FLAG },
+  async run({ options, screen, signal }) {
+    if (!options.names)
+      return show(options, screen, signal, (status, before) => peerTable(status, before, options.all, screen.colour))
+    const status = await askStatus(options['status-socket'], signal)
+    screen.write(
+      wordsFor(status)
+        .map((word) => `${word}\n`)
+        .join(''),
+    )
+    return EXIT.ok
+  },
+})
+
+/** A shell may expand what it completes: no more of a name is told than what means nothing to any. */
+const PLAIN = /^[a-z\d][a-z\d._-]*$/i
+
+/** The words by which a peer may be named: subnets, and names that no shell takes for more. */
+export const wordsFor = ({ peers }: Pick<Status, 'peers'>): readonly string[] => [
+  ...new Set((peers?.list ?? []).flatMap(({ name, subnet }) => (name && PLAIN.test(name) ? [name, subnet] : [subnet]))),
+]
+
+/** The common part of status and peers: shows once or again and again, as JSON or for a person. */
+async function show(
+  {
+    json,
+    watch,
+    'status-socket': socket,
+  }: { readonly json: boolean; readonly watch: boolean; readonly 'status-socket': string },
+  screen: Screen,
+  signal: AbortSignal,
+  text: (status: Status, before: Status | undefined) => string,
+): Promise<number> {
+  let before: Status | undefined
+  for (;;) {
+    const status = await askStatus(socket, signal)
+    const isInPlace = watch && screen.isTerminal && !json
+    const shown = json ? jsonLine(status) : text(status, before)
+    screen.write(isInPlace ? inPlace(shown, before === undefined) : shown)
+    if (!watch || !screen.isRead()) return isWell(status) ? EXIT.ok : EXIT.wrong
+    before = status
+    await pause(signal, WATCH_MS)
+  }
+}
+
+/**
+ * Writes from the first line of the terminal on; each line replaces what stood there, and what stood below goes
+ * (ECMA-48: CUP, EL, ED).
+ */
+function inPlace(text: string, isFirst: boolean): string {
+  return `${isFirst ? '\u001B[2J' : ''}\u001B[H${text.replaceAll('\n', '\u001B[K\n')}\u001B[J`
+}
+
+export const isWell = (status: Status): boolean => readingOf(status).exit === 0 && (status.peers?.narrow ?? 0) === 0
+
+function heading(status: Status, colour: Colour): string {
+  const { daemon, state, trouble, node, store, lease, dataPath, peers, config } = status
+  const { tone, words, packets }: { readonly tone: Tone; readonly words: string; readonly packets: string } =
+    readingOf(status)
+  const up = duration((Date.parse(status.at) - Date.parse(daemon.startedAt)) / 1000)
+  const lines: (readonly [string, string])[] = []
+  if (node) {
+    const by = node.externalInterface === null ? '' : ` by ${node.externalInterface}`
+    const [subnets, networks, addresses] = [
+      bothText(node.subnet, node.ipv6Subnet),
+      bothText(config?.network ?? '', config?.ipv6Network ?? null),
+      bothText(node.publicIp, node.publicIpv6),
+    ]
+    lines.push(['node', `${subnets} of ${networks}, reached at ${addresses}${by}`])
+  }
+  if (dataPath) lines.push(['data path', dataPath.open ? pathText(status) : colour('bad', 'down')])
+  const compared =
+    store.comparedSecondsAgo === null ? 'not compared yet' : `compared ${duration(store.comparedSecondsAgo)} ago`
+  const held = store.held === 0 ? '' : colour('doubtful', `, ${store.held} peers kept though it lacks them`)
+  const reached = store.reachable ? 'reachable' : colour(node ? 'bad' : 'doubtful', 'unreachable')
+  lines.push(['store', `${store.name}, ${daemon.leases}: ${reached}, ${compared}${held}`])
+  if (lease)
+    lines.push([
+      'lease',
+      lease.expiresAt === null ? `${lease.key}, reserved` : `${lease.key}, until ${lease.expiresAt}`,
+    ])
+  if (peers) lines.push(['peers', peersText(status, colour)])
+  const drops = Object.entries(dataPath?.drops ?? {})
+  if (drops.length > 0) lines.push(['drops', drops.map(([name, number]) => `${name} ${number}`).join(', ')])
+  if (status.repairs > 0) lines.push(['repairs', String(status.repairs)])
+  if (node && !status.subnetFileWritten)
+    lines.push(['subnet.env', colour('bad', `${daemon.subnetFile} is not written`)])
+  const troubles = status.events.filter(({ level }) => level !== 'info').slice(-SHOWN_EVENTS)
+  return [
+    `weftd ${daemon.version}${node ? ` on ${node.hostname}` : ''}, ${colour(tone, words)} ${colour('dim', `(up ${up}, pid ${daemon.pid})`)}\n`,
+    ...(trouble === null ? [] : [`  ${colour(tone, trouble)}\n`]),
+    ...(state === 'working' ? [] : [`  ${colour('dim', `packets: ${packets}`)}\n`]),
+    ...lines.map(([name, text]) => `  ${colour('dim', name.padEnd(11))}${text}\n`),
+    ...(troubles.length > 0 ? [`\n${colour('dim', 'LAST WARNINGS')}\n`] : []),
+    ...troubles.map(
+      ({ at, level, text }) => `${colour('dim', at)}  ${colour(level === 'error' ? 'bad' : 'doubtful', text)}\n`,
+    ),
+    peers && peers.list.length > 0 ? '\n' : '',
+  ].join('')
+}
+
+/** What there is of each family; of IPv6 alone both are the same. */
+const bothText = (first: string, ipv6: string | null): string =>
+  ipv6 === null || ipv6 === first ? first : `${first} and ${ipv6}`
+
+function pathText({ dataPath, config }: Status): string {
+  if (!dataPath) return ''
+  const hung = dataPath.threads.find(({ hungSeconds }) => hungSeconds !== null)
+  const trouble = hung ? `; the thread ${hung.name} has hung for ${duration(hung.hungSeconds ?? 0)}` : ''
+  return carrierText({ ...dataPath, backendType: config?.backendType ?? 'as last known' }) + trouble
+}
+
+function peersText(status: Status, colour: Colour): string {
+  const { peers } = status
+  if (!peers) return ''
+  const { stored, programmed, answering, probed, whole, narrow } = peers
+  const asked = answering === null ? 'not asked whether they answer' : `${answering} of ${probed} asked answer`
+  const part = `${whole === 1 ? 100 : Math.min(99.9, Math.floor(whole * 1000) / 10)}%`
+  const broken = whole === 1 ? '' : brokenText(peers)
+  const tone = whole === 1 && !narrow ? 'good' : 'bad'
+  return `${stored} stored, ${programmed} programmed, ${asked}: ${colour(tone, `${part} whole`)}${broken}${narrowText(status, colour)}`
+}
+
+/** Says how long a packet may be that reaches those peers that not every one does. */
+function narrowText({ peers, dataPath }: Status, colour: Colour): string {
+  const sides = (peers?.list ?? []).flatMap((peer) => listed(sidesOf(peer)).filter(({ path }) => path === 'narrow'))
+  if (sides.length === 0) return ''
+  const known = sides.flatMap(({ passesBytes }) => passesBytes ?? [])
+  const size = known.length === sides.length ? ` of more than ${Math.min(...known)} of ${dataPath?.mtu} bytes` : ''
+  const few = peers?.narrow ?? 0
+  return few > 0
+    ? colour('bad', `, but long packets${size} do not reach ${few === 1 ? 'one peer' : `${few} of them`}`)
+    : `; packets${size || ' that are long'} go in parts, or their senders are told`
+}
+
+/** Names the families by which some peers of both are not reached, where the other one does. */
+function brokenText({ list, answering }: PeersStatus): string {
+  const isReached = (condition: Condition): boolean =>
+    condition === 'answering' || condition === 'narrow' || (answering === null && condition === 'programmed')
+  const counts = FAMILIES.map((family): readonly [Family, number, number] => {
+    const sides = list.flatMap((peer) => sidesOf(peer)[family] ?? [])
+    return [family, sides.filter((side) => isReached(conditionOf(side))).length, sides.length]
+  }).filter(([, , all]) => all > 0)
+  const [one, other] = counts
+  if (!one || !other || (one[1] === other[1] && one[2] === other[2])) return ''
+  return `; ${counts.map(([family, some, all]) => `by ${FAMILY_NAMES[family]} ${some} of ${all}`).join(', ')}`
+}
+
+function peerTable({ peers, at }: Status, before: Status | undefined, all: boolean, colour: Colour): string {
+  if (!peers || peers.list.length === 0) return 'There are no other nodes.\n'
+  const earlier = new Map(before?.peers?.list.map((peer) => [peer.lease, peer]))
+  const seconds = before ? (Date.parse(at) - Date.parse(before.at)) / 1000 : 0
+  const isProbed = peers.answering !== null
+  // Peers with a problem come first.
+  const rank = (peer: PeerStatus): number => conditionRank(conditionOf(peer))
+  const sorted = peers.list.toSorted(
+    (a, b) => rank(a) - rank(b) || a.subnet.localeCompare(b.subnet, 'en', { numeric: true }),
+  )
+  const shown = all ? sorted : sorted.slice(0, SHOWN_PEERS)
+  const rows = shown.map((peer) => peerRow(peer, earlier.get(peer.lease), seconds, isProbed))
+  const rest = sorted.length - shown.length
+  return (
+    table([['NAME', 'PEER', 'AT', 'WAY', 'STATE', 'RTT', 'LOSS', 'HEARD', 'SENT', 'RECEIVED'], ...rows], colour) +
+    (rest > 0 ? colour('dim', `... and ${count(rest, 'more peer')}; see --all\n`) : '')
+  )
+}
+
+/** The address of a peer that packets do not go to: of the family that they do not go by. */
+function hostOf(peer: PeerStatus): string {
+  const { ipv4, ipv6 } = sidesOf(peer)
+  return ipv4 && ipv6 && ipv4.state !== 'stored' ? (peer.publicIpv6 ?? peer.publicIp) : peer.publicIp
+}
+
+function peerRow(peer: PeerStatus, before: PeerStatus | undefined, seconds: number, isProbed: boolean): Cell[] {
+  const tone: Tone =
+    peer.state === 'answering'
+      ? conditionOf(peer) === 'narrow'
+        ? 'bad'
+        : 'good'
+      : peer.state === 'stored' || peer.lossPercent !== null
+        ? 'bad'
+        : isProbed
+          ? 'doubtful'
+          : 'good'
+  const or = (value: number | null, text: (value: number) => string): string => (value === null ? '-' : text(value))
+  const traffic = (now: number | null, then: number | null = null): string => {
+    if (now === null) return '-'
+    return seconds > 0 && then !== null ? `${bytes(Math.max(0, now - then) / seconds)}/s` : bytes(now)
+  }
+  const state = conditionText(peer, (condition) => condition)
+  return [
+    // A flanneld writes none.
+    peer.name ? briefly(peer.name) : '-',
+    peer.subnet,
+    peer.endpoint ?? hostOf(peer),
+    peer.way ?? '-',
+    [tone, peer.held ? `${state}, kept` : state],
+    or(peer.roundTripMs, milliseconds),
+    or(peer.lossPercent, (percent) => `${percent}%`),
+    or(peer.heardSecondsAgo, (ago) => `${duration(ago)} ago`),
+    traffic(peer.txBytes, before?.txBytes),
+    traffic(peer.rxBytes, before?.rxBytes),
+  ]
+}

@@ -1,0 +1,88 @@
+// store.ts - the store that an operator's command works on: the one that the flags name, else the daemon's of this host.
+
+import { createStore } from '../../node/choose.ts'
+import { isWeftError, WeftError } from '../../base/errors.ts'
+import { limited } from '../../host/bell.ts'
+import type { Log } from '../../base/log.ts'
+import { leaseKey, parseLeaseKey } from '../../control/lease/lease.ts'
+import { formatNet, listed, netsOf, parseNet, primary, type Nets } from '../../net/address.ts'
+import { STORE_FLAGS, type StoreOptions } from '../../options.ts'
+import { secretUrls } from '../../base/secret.ts'
+import type { Status } from '../../report/status.ts'
+import type { Store } from '../../control/store/store.ts'
+import { askStatus } from './ask.ts'
+import type { Screen } from './look.ts'
+
+const WAIT_MS = 10_000
+
+export interface Opened {
+  readonly store: Store
+  /** The status of this host's daemon; undefined when it does not answer. */
+  readonly status: Status | undefined
+  readonly signal: AbortSignal
+}
+
+/** True where the flags name a store, so that no daemon need be asked for one. */
+export const isStoreGiven = (options: StoreOptions): boolean =>
+  options['lease-dir'] !== '' || options['etcd-endpoints'] !== STORE_FLAGS['etcd-endpoints'].default
+
+/** Runs `work` on it. A store that does not answer in time is a WeftError STORE_UNAVAILABLE. */
+export async function withStore<T>(
+  options: StoreOptions & { readonly 'status-socket': string },
+  screen: Pick<Screen, 'warn'>,
+  stopping: AbortSignal,
+  work: (opened: Opened) => Promise<T>,
+): Promise<T> {
+  const status = await askStatus(options['status-socket'], stopping).catch((error: unknown) => {
+    if (isWeftError(error)) return undefined
+    throw error
+  })
+  return inStore(options, status, WAIT_MS, screen, stopping, work)
+}
+
+/** The same, of a daemon that was asked already, in `waitMs`. */
+export async function inStore<T>(
+  options: StoreOptions,
+  status: Status | undefined,
+  waitMs: number,
+  screen: Pick<Screen, 'warn'>,
+  stopping: AbortSignal,
+  work: (opened: Opened) => Promise<T>,
+): Promise<T> {
+  const isGiven = isStoreGiven(options)
+  if (!isGiven && status?.store.name === 'kubernetes') {
+    throw new WeftError('USAGE', "the leases of this host's daemon are nodes of Kubernetes", {
+      remedy: 'see the leases with `weft peers` or `kubectl get nodes -o yaml`, and the configuration in the ConfigMap',
+    })
+  }
+  const warn = (line: string): void => screen.warn(`weft: ${line}`)
+  const log: Log = { info: () => {}, warn, error: warn, v: () => false }
+  const store = await createStore(isGiven || !status ? options : { ...options, ...placeOf(status) }, log)
+  const late = (): Error =>
+    new WeftError('STORE_UNAVAILABLE', `the ${store.name} store did not answer within ${waitMs / 1000} s`, {
+      remedy: 'check that it can be reached from here, and that the flags name the right one',
+    })
+  try {
+    return await limited(stopping, waitMs, late, (signal) => work({ store, status, signal }))
+  } finally {
+    await store.close()
+  }
+}
+
+/** The place of the leases, as DaemonStatus.leases has it. */
+function placeOf({ store, daemon: { leases } }: Status): Partial<StoreOptions> {
+  if (store.name === 'directory') return { 'lease-dir': leases }
+  const at = leases.lastIndexOf(' ')
+  return at < 0 ? {} : { 'etcd-endpoints': secretUrls(leases.slice(0, at)), 'etcd-prefix': leases.slice(at + 1) }
+}
+
+/** `10.5.1.0/24`, `fd00:5:1::/64`, both with a comma between them, or the key of a lease. Throws WeftError USAGE. */
+export function subnetNamed(text: string): Nets {
+  const subnet = parseLeaseKey(text) ?? netsOf(text.split(',').flatMap((part) => parseNet(part) ?? []))
+  if (primary(subnet) && [leaseKey(subnet), subnetName(subnet)].includes(text)) return subnet
+  throw new WeftError('USAGE', `${text} is no subnet`, {
+    remedy: 'write it as 10.5.1.0/24, fd00:5:1::/64 or 10.5.1.0/24,fd00:5:1::/64, see `weft lease ls`',
+  })
+}
+
+export const subnetName = (subnet: Nets): string => listed(subnet).map(formatNet).join(',')

@@ -1,0 +1,239 @@
+// weft.ts - the operator's tool: the table of its subcommands, and from a command line to an exit code.
+
+import { version } from '../../base/assets.ts'
+import { describeError, isWeftError } from '../../base/errors.ts'
+import { HelpWanted, nameIn } from '../../base/go-flags.ts'
+import { printable } from '../../base/text.ts'
+import { EXIT, EXIT_MEANINGS, helpOf, type Command } from './command.ts'
+import { createScreen, type Screen } from './look.ts'
+import { completion, daemonManual, manual, SHELLS, type Other } from './manual.ts'
+import { FLANNEL_FLAGS, WEFT_FLAGS } from '../../options.ts'
+
+/** flannel's own programs, and what is as old here: they read their command lines themselves. */
+interface OldCommand {
+  readonly name: string
+  readonly does: string
+  readonly load: () => Promise<{
+    readonly help: string
+    /** Returns the exit code; what it throws becomes a line. Its warnings begin with its name. */
+    readonly run: (args: readonly string[], screen: Screen) => Promise<number>
+  }>
+}
+
+const OLD: readonly OldCommand[] = [
+  {
+    name: 'cleanup',
+    does: 'remove what weftd or flanneld left on this host',
+    async load() {
+      const { CLEANUP_HELP, cleanup } = await import('../cleanup/cleanup.ts')
+      const run = async (args: readonly string[], screen: Screen): Promise<number> => {
+        const say = (line: string): void => screen.write(`${printable(line)}\n`)
+        return (await cleanup(args, { say, warn: (line) => screen.warn(line) })) ? EXIT.ok : EXIT.failed
+      }
+      return { help: CLEANUP_HELP, run }
+    },
+  },
+  {
+    name: 'docker-opts',
+    does: "write options for Docker's daemon from subnet.env, as mk-docker-opts.sh does",
+    async load() {
+      const { DOCKER_OPTS_HELP, dockerOpts } = await import('./docker-opts.ts')
+      const run = async (args: readonly string[]) => dockerOpts(args, process.env).then(() => EXIT.ok)
+      return { help: DOCKER_OPTS_HELP, run }
+    },
+  },
+  {
+    name: 'install-conf',
+    does: 'copy a file, such as a CNI configuration, to where a running program reads it',
+    async load() {
+      const { INSTALL_CONF_HELP, installConf } = await import('./install-conf.ts')
+      const run = async (args: readonly string[]) => installConf(args).then(() => EXIT.ok)
+      return { help: INSTALL_CONF_HELP, run }
+    },
+  },
+]
+
+/** All others, in the order of the help. Which of them is asked for is loaded, and no other: see `weft status` run once a second. */
+const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
+  status: async () => (await import('./status.ts')).statusCommand,
+  peers: async () => (await import('./status.ts')).peersCommand,
+  ready: async () => (await import('./ready.ts')).readyCommand,
+  network: async () => (await import('./network.ts')).networkCommand,
+  events: async () => (await import('./events.ts')).eventsCommand,
+  ping: async () => (await import('./ping.ts')).pingCommand,
+  explain: async () => (await import('./explain.ts')).explainCommand,
+  doctor: async () => (await import('./doctor.ts')).doctorCommand,
+  bench: async () => (await import('./bench.ts')).benchCommand,
+  capture: async () => (await import('./capture.ts')).captureCommand,
+  'lease ls': async () => (await import('./lease.ts')).leaseLsCommand,
+  'lease show': async () => (await import('./lease.ts')).leaseShowCommand,
+  'lease release': async () => (await import('./lease.ts')).leaseReleaseCommand,
+  'lease reserve': async () => (await import('./lease.ts')).leaseReserveCommand,
+  'config get': async () => (await import('./config.ts')).configGetCommand,
+  'config set': async () => (await import('./config.ts')).configSetCommand,
+  'config check': async () => (await import('./config.ts')).configCheckCommand,
+  'config schema': async () => (await import('./config.ts')).configSchemaCommand,
+}
+
+/** Loads the commands whose names begin so. */
+export const loadCommands = (start = ''): Promise<readonly Command[]> =>
+  Promise.all(
+    Object.entries(COMMANDS)
+      .filter(([name]) => name.startsWith(start))
+      .map(([, load]) => load()),
+  )
+
+const isHelp = (word: string | undefined): boolean =>
+  word !== undefined && ['-h', '-?', '-help', '--help'].includes(word)
+
+/** The entries of commands that are not in the table. */
+const OTHERS: readonly Other[] = [
+  ...OLD.map(({ name, does }) => ({ name, does, follows: 'path' as const })),
+  {
+    name: 'completion',
+    does: `print the completion script of weft for a shell: ${SHELLS.join(', ')}`,
+    follows: SHELLS,
+  },
+  {
+    name: 'man',
+    does: 'print the manual page, or that of weftd; see it with `weft man | man -l -`',
+    follows: ['weftd'],
+  },
+  { name: 'version', does: 'print the version; --json: of Node.js too, and for which machine', follows: ['--json'] },
+  {
+    name: 'help',
+    does: 'print this text, or the help of a command',
+    follows: [
+      ...new Set([...Object.keys(COMMANDS), ...OLD.map(({ name }) => name)].map((name) => name.split(' ')[0] ?? '')),
+    ],
+  },
+]
+
+async function help(): Promise<string> {
+  const commands = await loadCommands()
+  const all = [...commands.map(({ name, args, does }) => ({ name: `${name} ${args}`.trim(), does })), ...OTHERS]
+  const width = Math.max(...all.map(({ name }) => name.length))
+  const lines = all.map(({ name, does }) => `  ${name.padEnd(width)}  ${does}\n`).join('')
+  return `Usage: weft COMMAND [OPTION]... [ARGUMENT]...\n\n${lines}\nThe daemon is weftd; see weftd --help.\n`
+}
+
+/** For people a line, for programs one object. */
+function writeVersion(rest: readonly string[], screen: Screen): number {
+  if (isHelp(rest[0])) {
+    screen.write('Usage: weft version [--json]\n')
+    return EXIT.ok
+  }
+  const unknown = rest.find((word) => word !== '--json')
+  if (unknown !== undefined) {
+    screen.warn(`weft version: there is no ${nameIn(unknown)}; it takes --json or nothing`)
+    return EXIT.usage
+  }
+  const all = { version: version(), node: process.versions.node, platform: process.platform, arch: process.arch }
+  screen.write(rest.length > 0 ? `${JSON.stringify(all)}\n` : `${all.version}\n`)
+  return EXIT.ok
+}
+
+/** The command that the words begin with: of one word or two. */
+async function find(
+  words: readonly string[],
+): Promise<{ readonly found: Command; readonly rest: readonly string[] } | undefined> {
+  for (const length of [2, 1]) {
+    const name = words.slice(0, length).join(' ')
+    const load = Object.hasOwn(COMMANDS, name) ? COMMANDS[name] : undefined
+    if (load) return { found: await load(), rest: words.slice(length) }
+  }
+  return undefined
+}
+
+/** Runs a subcommand and returns the exit code. */
+export async function main(
+  words: readonly string[],
+  screen: Screen = createScreen(process.stdout, process.stderr, process.env),
+): Promise<number> {
+  const [name = 'help', ...rest] = words
+  if (name === 'version' || name === '--version') return writeVersion(rest, screen)
+  if (name === 'man' && rest[0] === 'weftd') {
+    const groups = [
+      ["FLANNELD'S OPTIONS", FLANNEL_FLAGS],
+      ["WEFT'S OWN OPTIONS", WEFT_FLAGS],
+    ] as const
+    screen.write(daemonManual(groups, version()))
+    return EXIT.ok
+  }
+  if (name === 'man') {
+    screen.write(manual(await loadCommands(), OTHERS, version(), EXIT_MEANINGS))
+    return EXIT.ok
+  }
+  if (name === 'completion' && !isHelp(rest[0])) {
+    const shell = SHELLS.find((each) => each === rest[0])
+    if (shell) screen.write(completion(shell, await loadCommands(), OTHERS))
+    else screen.warn(`weft completion: give it one of ${SHELLS.join(', ')}`)
+    return shell ? EXIT.ok : EXIT.usage
+  }
+  if (name === 'help' && rest.length > 0) return main([...rest, '--help'], screen)
+  if (name === 'help' || isHelp(name)) {
+    screen.write(await help())
+    return EXIT.ok
+  }
+  const other = OTHERS.find((each) => each.name === name && !OLD.some((old) => old.name === name))
+  if (other && isHelp(rest[0])) {
+    const follows = Array.isArray(other.follows) ? ` ${other.follows.join('|')}` : ''
+    screen.write(
+      `Usage: weft ${other.name}${follows}\n\n${other.does.charAt(0).toUpperCase()}${other.does.slice(1)}.\n`,
+    )
+    return EXIT.ok
+  }
+  const old = OLD.find((each) => each.name === name)
+  if (old) return runOld(old, rest, screen)
+  const wanted = await find(words)
+  if (wanted) return runCommand(wanted.found, wanted.rest, screen)
+  const group = await loadCommands(`${name} `)
+  if (group.length > 0 && (rest.length === 0 || isHelp(rest[0]))) {
+    screen.write(group.map((each) => helpOf(each)).join('\n'))
+    return rest.length === 0 ? EXIT.usage : EXIT.ok
+  }
+  screen.warn(
+    `weft: there is no command ${(group.length > 0 ? [name, rest[0] ?? ''] : [name]).map(nameIn).join(' ')}; see weft help`,
+  )
+  return EXIT.usage
+}
+
+async function runCommand(command: Command, words: readonly string[], screen: Screen): Promise<number> {
+  const stopping = new AbortController()
+  const stop = (): void => stopping.abort()
+  process.once('SIGINT', stop).once('SIGTERM', stop)
+  try {
+    return await command.run(words, process.env, screen, stopping.signal)
+  } catch (error) {
+    if (error instanceof HelpWanted) {
+      screen.write(helpOf(command))
+      return EXIT.ok
+    }
+    if (stopping.signal.aborted) return EXIT.ok // Ctrl-C is how --watch ends
+    screen.warn(`weft ${command.name}: ${describeError(error)}`)
+    return isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
+  } finally {
+    process.off('SIGINT', stop).off('SIGTERM', stop)
+  }
+}
+
+async function runOld({ name, load }: OldCommand, rest: readonly string[], screen: Screen): Promise<number> {
+  const { help: text, run } = await load()
+  // The script exits with 1 for its -h, and so ends whoever asks by it whether it worked; --help is ours.
+  if (name === 'docker-opts' && ['-h', '-?'].includes(rest[0] ?? '')) {
+    process.stderr.write(text)
+    return EXIT.failed
+  }
+  if (isHelp(rest[0])) {
+    screen.write(text)
+    return EXIT.ok
+  }
+  const warn = (line: string): void => screen.warn(`weft ${name}: ${line}`)
+  try {
+    return await run(rest, { ...screen, warn })
+  } catch (error) {
+    warn(describeError(error))
+    // The other two are flannel's programs, which exit with 1 whatever it was.
+    return name === 'cleanup' && isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
+  }
+}
