@@ -24,7 +24,10 @@ export interface Case {
 
 const system = (path: string): string => readFileSync(path, 'utf8').trim()
 
-/** What the machine has spent, by what its CPUs were not idle (proc_stat(5): idle, iowait; steal is another's). */
+/**
+ * The CPU time that the machine has spent: the time in which its CPUs were not idle (proc_stat(5): idle, iowait; steal
+ * is another's).
+ */
 function busyClock(): () => number {
   const idleSeconds = (): number => {
     const [total = ''] = system('/proc/stat').split('\n', 1)
@@ -64,7 +67,7 @@ function tcp(streams: number, control: string, label = ''): Case {
 interface UdpTrial extends Trial {
   /** CPU time of the machine for a datagram that arrived, in us. */
   readonly cpu: number
-  /** What of it was the sender's and the receiver's, the kernel's work for them included, in %. */
+  /** The part of it that was the sender's and the receiver's, the kernel's work for them included, in %. */
   readonly ends: number
 }
 
@@ -76,7 +79,7 @@ async function udp(to: Receiver, path: Path, bytes: number, seconds: number, rat
   const busy = busyClock()
   const run = await path.traffic(to, path.address, seconds, bytes, Math.round(rate))
   const { sent = 0, seconds: took = 1 } = run
-  // What the sink's own full socket dropped had arrived.
+  // Datagrams that the sink's own full socket dropped had arrived.
   const received = (run['received'] ?? 0) + (run['sinkDrops'] ?? 0)
   const spent = busy()
   return {

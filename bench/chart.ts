@@ -13,7 +13,7 @@ export interface Chart {
   readonly path: string
   /** `case metric`, from top to bottom. */
   readonly rows: readonly string[]
-  /** With what stands above the panel: path and words for it. */
+  /** The paths of the panel's references, with words for each. */
   readonly references: readonly (readonly [path: string, words: string])[]
 }
 
@@ -47,7 +47,7 @@ const at = (value: number): string => value.toFixed(1)
 const label = (value: number): string =>
   value >= 10 ? value.toFixed(0) : value.toFixed(value >= 1 ? 1 : value >= 0.095 ? 2 : 3)
 
-/** How many times better `path` is than `reference`; undefined where one was not measured. */
+/** The bar of a path: how many times better it is than `reference`; undefined when one was not measured. */
 function bar(series: Series | undefined, path: string, reference: string): Bar | undefined {
   const [of, to] = [series?.values[path], series?.values[reference]]
   const each = series?.better === 'less' ? ratios(to, of) : ratios(of, to)

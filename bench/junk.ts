@@ -9,7 +9,7 @@ import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { createLab, type Daemon, type Host, type Lab } from '../lab/lab.ts'
 import type { Progress } from '../scripts/progress.mjs'
-import type { Status } from '../src/status/status.ts'
+import type { Status } from '../src/report/status.ts'
 import { nativeProgram } from './native.ts'
 import type { Part, Series } from './result.ts'
 

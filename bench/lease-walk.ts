@@ -8,20 +8,20 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { monitorEventLoopDelay } from 'node:perf_hooks'
 import { setTimeout as delay } from 'node:timers/promises'
-import { createUdpBackend } from '../src/backend/udp.ts'
-import { readSettings } from '../src/config/backend-options.ts'
-import { parseNetworkConfig } from '../src/config/network-config.ts'
-import type { Engine } from '../src/dataplane/engine.ts'
+import { createUdpBackend } from '../src/path/kinds/udp.ts'
+import { readSettings } from '../src/control/config/backend-options.ts'
+import { parseNetworkConfig } from '../src/control/config/network-config.ts'
+import type { Engine } from '../src/path/engine/engine.ts'
 import { createBell } from '../src/host/bell.ts'
 import type { Run } from '../src/host/command.ts'
-import { leaseKey, type Lease, type OwnLease } from '../src/lease/lease.ts'
-import type { Change, Entry } from '../src/lease/subnet-manager.ts'
-import type { Log } from '../src/log.ts'
-import { keepLastKnown } from '../src/node/last-known.ts'
+import { leaseKey, type Lease, type OwnLease } from '../src/control/lease/lease.ts'
+import type { Change, Entry } from '../src/control/lease/subnet-manager.ts'
+import type { Log } from '../src/base/log.ts'
+import { keepLastKnown } from '../src/node/loops/last-known.ts'
 import { createPossession } from '../src/node/possession.ts'
 import { createNode, type Node, type NodeParts } from '../src/node/node.ts'
-import { keepPeers } from '../src/node/peers.ts'
-import { probePeers } from '../src/node/probes.ts'
+import { keepPeers } from '../src/node/loops/peers.ts'
+import { probePeers } from '../src/node/loops/probes.ts'
 
 const CHANGES = 60
 /** Each second of the churn so many leases change, one by one, while everything else runs. */
@@ -169,7 +169,7 @@ async function measure(count: number): Promise<Record<string, number>> {
     await delay(2_500) // the first of each is for all
     const before = cpuMs()
     const from = performance.now()
-    // By the clock, beside whatever else runs here.
+    // Measured by the clock, beside whatever else runs here.
     const delays = monitorEventLoopDelay({ resolution: 5 })
     delays.enable()
     for (let at = 0; at < CHURN_S * CHURNED_A_SECOND; at++) {
@@ -191,9 +191,9 @@ async function measure(count: number): Promise<Record<string, number>> {
 }
 
 const changesFor = (count: number): number => (count > 100_000 ? CHANGES / 3 : CHANGES)
-/** What follows at once. */
+/** Waits for what follows at once. */
 const settled = (): Promise<void> => new Promise((resolve) => setImmediate(() => setImmediate(resolve)))
 
 process.stdout.write(`${JSON.stringify(await measure(Number(process.argv[2])))}\n`)
-// What was asked of files may still be under way.
+// Requests to the file system may still be under way.
 process.exit(0)

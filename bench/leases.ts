@@ -30,7 +30,7 @@ const CHURN_TICK_MS = 100
 /** Nobody there: what a churned lease says in turn with the peer's address. */
 const NOBODY = '198.51.100.1'
 const TXN_OPERATIONS = 128
-/** For the walk beside a million leases on a slow machine. */
+/** The limit for the walk beside a million leases on a slow machine. */
 const WALK_MS = 900_000
 
 const METHOD = {
@@ -50,7 +50,7 @@ const now = (): number => Number(process.hrtime.bigint()) / 1e6
 const keyOf = (index: number): string => `${NETWORK}/subnets/10.${(index >> 8) + 1}.${index & 255}.0-24`
 const valueOf = (address: string): string => `{"PublicIP":"${address}","PublicIPv6":null}`
 
-/** Of a child that was started with pipes. */
+/** The lines of a child that was started with pipes. */
 const linesOf = (stream: Readable | null): Interface => createInterface({ input: stream as Readable })
 
 interface Writer {
@@ -132,7 +132,7 @@ async function putHere(endpoint: string): Promise<void> {
 
 interface Ends {
   send(line: string): void
-  /** When the first packet for the subnet came, `10.1.2`. */
+  /** The time when the first packet for the subnet came, such as `10.1.2`. */
   arrival(subnet: string): Promise<number>
   gap(): Promise<number>
 }
@@ -277,7 +277,7 @@ async function together(): Promise<Record<string, number>> {
   }
 }
 
-/** What one change costs beside so many leases, in JavaScript and in C++; each in a process of its own. */
+/** The cost of one change beside so many leases, in JavaScript and in C++; each in a process of its own. */
 async function walk(leases: number): Promise<Record<string, number>> {
   const read = async (command: readonly string[]): Promise<Record<string, number>> =>
     JSON.parse(await output(command, { timeoutMs: WALK_MS })) as Record<string, number>
@@ -336,7 +336,7 @@ const METRICS: readonly (readonly [string, string, Metric])[] = [
   ['together', 'requests', { title: 'etcd requests an hour, each daemon', unit: '', better: 'less' }],
 ]
 
-/** What is measured, and the seconds that each takes, about. */
+/** The measurements, and about how many seconds each takes. */
 const STEPS: readonly (readonly [
   name: string,
   seconds: number,

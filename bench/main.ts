@@ -6,10 +6,11 @@ import { parseArgs } from 'node:util'
 import { packageRoot } from '../lab/lab.ts'
 import { becomeRoot } from '../lab/unprivileged.ts'
 import { createProgress } from '../scripts/progress.mjs'
-import { describeError, isWeftError, messageOf, WeftError } from '../src/errors.ts'
+import { describeError, isWeftError, messageOf, WeftError } from '../src/base/errors.ts'
 import { BETWEEN_BACKENDS, BETWEEN_CONTAINERS, CASES, SHORT, SUITE, TELLING } from './cases.ts'
 import { figureBlocks, fillFigures, resultChart } from './figures.ts'
 import { circumstances, estimate, measure, type Plan } from './measure.ts'
+import { FAMILIES_SECONDS_A_ROUND, measureFamilies } from './families.ts'
 import { LEASES_SECONDS, measureLeases } from './leases.ts'
 import { JUNK_SECONDS_A_ROUND, measureJunk } from './junk.ts'
 import { measureMicro, MICRO_SECONDS } from './micro.ts'
@@ -20,6 +21,7 @@ import type { Part, Result } from './result.ts'
 
 const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|shaped|both] [--ends hosts|containers] [--rounds N] [--seconds S] [--peer CMD]
        npm run bench -- leases          from the store to the packet, on a real etcd
+       npm run bench -- families        IPv6 beside IPv4, a node among 5,000 and 10,000
        npm run bench -- restarts        what is lost while weftd is replaced
        npm run bench -- junk            what a flood of what is not let in costs, and what is late meanwhile
        npm run bench -- micro           the pure functions of native/, beside what memory gives
@@ -80,7 +82,7 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
     ends,
   }
   const peer = options.peer === undefined ? [] : ['peer']
-  if (['micro', 'leases', 'restarts', 'junk'].includes(words[0] ?? '')) return []
+  if (['micro', 'leases', 'families', 'restarts', 'junk'].includes(words[0] ?? '')) return []
   if (words[0] === 'backends') {
     const cases = casesNamed(words.length > 1 ? words.slice(1) : BETWEEN_BACKENDS)
     const part = { ...common, ends: 'containers', cases, paths: BACKEND_PATH_NAMES } as const
@@ -176,13 +178,14 @@ async function main(): Promise<void> {
     plans.reduce((sum, plan) => sum + estimate(plan), 0) +
     (micro ? rounds * MICRO_SECONDS : 0) +
     (words[0] === 'leases' ? LEASES_SECONDS : 0) +
+    (words[0] === 'families' ? rounds * FAMILIES_SECONDS_A_ROUND : 0) +
     (words[0] === 'restarts' ? rounds * RESTARTS_SECONDS_A_ROUND : 0) +
     (words[0] === 'junk' ? rounds * JUNK_SECONDS_A_ROUND : 0)
   process.stderr.write(
     `about ${seconds < 120 ? `${Math.ceil(seconds)} seconds` : `${Math.round(seconds / 60)} minutes`}\n`,
   )
 
-  if (plans.length > 0 || ['leases', 'restarts', 'junk'].includes(words[0] ?? '')) await becomeRoot()
+  if (plans.length > 0 || ['leases', 'families', 'restarts', 'junk'].includes(words[0] ?? '')) await becomeRoot()
   process.on('SIGINT', () => process.exit(130)).on('SIGTERM', () => process.exit(143)) // the labs clean up on exit
   const start = circumstances()
   const local = join(packageRoot, 'bench/results/local', `${start.date.replaceAll(':', '')}.json`)
@@ -199,6 +202,7 @@ async function main(): Promise<void> {
   try {
     if (micro) add(await measureMicro(rounds, progress))
     if (words[0] === 'leases') add(await measureLeases(progress))
+    if (words[0] === 'families') add(await measureFamilies(rounds, progress))
     if (words[0] === 'restarts') add(await measureRestarts(rounds, progress))
     if (words[0] === 'junk') add(await measureJunk(rounds, progress))
     for (const plan of plans) add(await measure(plan, progress))

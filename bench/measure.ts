@@ -34,7 +34,7 @@ function commit(): string {
   }
 }
 
-/** What a result says beside its parts. */
+/** The members of a result beside its parts. */
 export const circumstances = (): Omit<Result, 'parts'> => ({
   schema: 2,
   date: new Date().toISOString(),
@@ -43,9 +43,9 @@ export const circumstances = (): Omit<Result, 'parts'> => ({
 })
 
 export interface Plan extends PathOptions {
-  /** Of the part. */
+  /** The name of the part. */
   readonly name: string
-  /** By name. */
+  /** The cases by name. */
   readonly cases: readonly (readonly [string, Case])[]
   readonly paths: readonly string[]
   readonly rounds: number

@@ -8,7 +8,7 @@ import type { Part, Series } from './result.ts'
 interface Line {
   readonly name: string
   readonly label: string
-  /** That a call goes through; 0 where that says nothing. */
+  /** The bytes that one call handles; 0 where that says nothing. */
   readonly bytes: number
   readonly ns: number
   readonly cycles: number

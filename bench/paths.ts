@@ -15,14 +15,14 @@ import { createInterface } from 'node:readline'
 import { createLab, WIREGUARD_APART, type Host, type Lab, type Place, type Subnet } from '../lab/lab.ts'
 import { iperfServer, type IperfResult, reach } from '../lab/measure.ts'
 import { addon } from '../src/host/addon.ts'
-import { WeftError } from '../src/errors.ts'
+import { WeftError } from '../src/base/errors.ts'
 import { nativeProgram } from './native.ts'
 
 export interface Path {
   readonly name: string
   readonly from: Place
   readonly to: Place
-  /** Of `to`, reached from `from` by this path. */
+  /** The address of `to`, reached from `from` by this path. */
   readonly address: string
   /** Runs iperf3 from `from` to `to`; `args` beside the address. */
   readonly iperf: (seconds: number, args: readonly string[]) => Promise<IperfResult>
@@ -31,7 +31,7 @@ export interface Path {
   close(): Promise<void>
 }
 
-/** Where a path leads: the second host's address on it, and a subnet of each host for containers. */
+/** The ends of a path: the second host's address on it, and a subnet of each host for containers. */
 interface Reach {
   readonly address: string
   readonly subnets?: readonly [Subnet, Subnet]
@@ -76,7 +76,7 @@ function daemons(backend: object, ...flags: string[]): Setup {
   }
 }
 
-/** As flannel's vxlan backend sets it up: no learning, static neighbours and forwarding entries. */
+/** Set up as by flannel's vxlan backend: no learning, static neighbours and forwarding entries. */
 const vxlan: Setup = async (from, to) => {
   const ends = [
     { host: from, peer: to, number: 1, other: 2 },
@@ -151,7 +151,7 @@ const BACKENDS: Readonly<Record<string, Setup>> = {
   'vxlan-kernel': daemons({ Type: 'vxlan', DataPath: 'kernel' }),
   'vxlan-userspace': daemons({ Type: 'vxlan', DataPath: 'userspace' }),
   wireguard: daemons({ Type: 'wireguard' }),
-  // What the ingress filter costs.
+  // Measures what the ingress filter costs.
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),
 }
 export const BACKEND_PATH_NAMES: readonly string[] = [

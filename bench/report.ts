@@ -13,7 +13,7 @@ function percent(values: readonly number[]): string {
 const timesWithSpread = (values: readonly number[] | undefined): string =>
   values ? `${times(median(values))} ${percent(values)}` : '-'
 
-/** What others are held against, where a part has them. */
+/** The paths that others are held against, where a part has them. */
 const REFERENCES = ['vxlan', 'naive'] as const
 
 function referencesOf({ series }: Part): readonly string[] {
@@ -34,7 +34,7 @@ export function heading({ title, unit, better }: Series): string {
   return `${title}, ${unit}${better === 'less' ? ' (less is better)' : ''}`
 }
 
-/** Where a part was measured, for the head of a column. */
+/** The circumstances of a part, for the head of a column. */
 const conditionOf = ({ link, ends }: Part): string => (ends === 'containers' ? 'containers' : `${link} link`)
 
 function describePart(part: Part): string {
@@ -130,9 +130,9 @@ export function pathTable(part: Part, reference: string): string {
 }
 
 /**
- * What changed from one result to another. Plain figures of two runs are not comparable on a noisy machine, so what
- * is compared is each path's ratio to a reference of the same run that the change cannot have touched. The change is
- * unresolved where the intervals of the two runs overlap (result.ts).
+ * Compares two results. Plain figures of two runs are not comparable on a noisy machine: compared is each path's ratio
+ * to a reference of the same run that the change cannot have touched. The change is unresolved when the intervals of
+ * the two runs overlap (result.ts).
  */
 export function compareTable(before: Result, after: Result, reference = 'vxlan'): string {
   const table = [['', 'before', 'after', 'after/before', `by ${reference}`, '']]

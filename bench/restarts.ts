@@ -23,7 +23,7 @@ const METHOD =
   'first answer after the pause; to forwarding: from the start of the process to its line that says so; weft status, node -e 0: ' +
   'from start to end, on a host whose weftd works; the last is what of all these times Node.js itself takes'
 
-/** How one daemon follows another; resolves with the new one. */
+/** A way in which one daemon follows another; resolves with the new one. */
 type Way = (before: Daemon, start: (...more: string[]) => Daemon) => Promise<Daemon>
 
 const WAYS: Readonly<Record<string, Way>> = {
@@ -61,7 +61,10 @@ const METRICS = {
 type Pods = readonly [Pod, Pod]
 type Sample = Readonly<Record<keyof typeof METRICS, number>>
 
-/** When a process's first forwarding thread began, in ms since the epoch (proc_pid_stat(5): starttime, in 1/100 s since boot). */
+/**
+ * The time when a process's first forwarding thread began, in ms since the epoch (proc_pid_stat(5): starttime, in 1/100
+ * s since boot).
+ */
 function engineStart(pid: number): number {
   const tasks = `/proc/${pid}/task`
   const thread = readdirSync(tasks).find((id) => readFileSync(`${tasks}/${id}/comm`, 'utf8') === 'weft-loop0\n')
@@ -72,14 +75,14 @@ function engineStart(pid: number): number {
   return Date.now() - uptimeMs + startedMs
 }
 
-/** When each ping was answered, in ms since the epoch, and how many were not. */
+/** The times at which pings were answered, in ms since the epoch, and the number that were not. */
 function readPings(said: string): { readonly times: number[]; readonly lost: number } {
   const answers = [...said.matchAll(/^\[([\d.]+)\].*icmp_seq=(\d+) ttl=/gm)]
   const last = Math.max(...answers.map(([, , number]) => Number(number)))
   return { times: answers.map(([, time]) => 1000 * Number(time)), lost: last - answers.length }
 }
 
-/** How long a program of Node.js takes on a host, in ms. */
+/** The time that a program of Node.js takes on a host, in ms. */
 async function took(host: Host, ...args: readonly string[]): Promise<number> {
   const began = performance.now()
   await host.run([process.execPath, ...args])
@@ -93,7 +96,7 @@ async function sample(way: Way, lab: Lab, [from, to]: Pods, beside: boolean): Pr
   const start = (...more: string[]): Daemon => {
     const began = performance.now()
     const daemon = host.startDaemon({ args: [...args, ...more] })
-    // What is in the way of it, `ready` below says.
+    // A failure is reported by `ready` below.
     daemon.line(/Forwarding between/).then(
       () => (forwarding = performance.now() - began),
       () => {},

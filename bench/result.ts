@@ -17,7 +17,7 @@ export interface Machine {
 export interface Series extends Metric {
   readonly case: string
   readonly metric: string
-  /** By path: one value a round, round for round comparable across paths. */
+  /** The values of each path: one a round, comparable across paths round for round. */
   readonly values: Readonly<Record<string, readonly number[]>>
 }
 
@@ -27,11 +27,11 @@ export interface Part {
   readonly link?: Link
   /** Hosts, where it does not say. */
   readonly ends?: Ends
-  /** Where it is not the result's. */
+  /** The commit of the part, when it is not the result's. */
   readonly commit?: string
   readonly rounds: number
   readonly seconds: number
-  /** How each case is measured. */
+  /** The method of each case. */
   readonly method: Readonly<Record<string, string>>
   readonly series: readonly Series[]
 }
@@ -80,8 +80,8 @@ export function spread(values: readonly number[]): number {
 }
 
 /**
- * How many times `a` is of `b`, round by round, so that what slows a whole round (a noisy neighbour) cancels.
- * Undefined when a round is missing or was 0.
+ * The ratios of `a` to `b`, round by round, so that what slows a whole round (a noisy neighbour) cancels. Undefined
+ * when a round is missing or was 0.
  */
 export function ratios(
   a: readonly number[] | undefined,
@@ -100,7 +100,7 @@ export function ratio(a: readonly number[] | undefined, b: readonly number[] | u
 
 export type Verdict = 'more' | 'less' | 'unresolved'
 
-/** Whether the samples of two runs differ by more than chance: their intervals do not overlap. */
+/** The verdict on two runs: they differ by more than chance when their intervals do not overlap. */
 export function verdict(before: readonly number[], after: readonly number[]): Verdict {
   const [a, b] = [interval(before), interval(after)]
   if (!a || !b) return 'unresolved'

@@ -23,7 +23,7 @@ const isClean = ({ sent, received }: Trial): boolean => received >= sent * (1 - 
  * hiccup decides. Undefined when even the lowest rate loses more.
  */
 export async function highestCleanRate<T extends Trial>(attempt: (rate: number) => Promise<T>): Promise<T | undefined> {
-  /** Of two clean trials the slower one; undefined when two were not clean. */
+  /** The slower of two clean trials; undefined when two were not clean. */
   const clean = async (rate: number, first?: T): Promise<T | undefined> => {
     const good: T[] = []
     for (let failures = 0, next = first; failures < 2; next = undefined) {

@@ -8,7 +8,7 @@ export interface Finished {
   readonly stderr: string
 }
 
-/** How many times as long everything may take, on a machine that is that much slower: one that is emulated. */
+/** The factor by which everything may take longer, on a machine that is slower: one that is emulated. */
 export const PATIENCE = Number(process.env['WEFT_PATIENCE'] ?? 1)
 
 const TIMEOUT_MS = 120_000 * PATIENCE

@@ -1,33 +1,46 @@
 // demo.ts - `npm run demo`: hosts on this machine lease subnets from a directory, and their containers talk; or do not, to see how
-// weft says why.
+// weft says why. A second network has both families, by the kernel: the tunnel of the first carries IPv4 alone.
 
+import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { connect, createServer } from 'node:net'
 import { join } from 'node:path'
 import { parseArgs } from 'node:util'
-import { createLab, lastLines, named, packageRoot, type Daemon, type Host, type Lab, type Pod } from './lab.ts'
+import { isThere, NEEDS, sayLack } from '../scripts/machine.mjs'
+import { FAULT_NAMES, FAULTS, openNetwork, type Fault, type FaultName, type Member, type Network } from './broken.ts'
+import {
+  createLab,
+  hostsHaveIpv6,
+  lastLines,
+  named,
+  networkOf,
+  packageRoot,
+  subnetOfEnv,
+  whyNoVxlan,
+  type Lab,
+  type Subnet,
+} from './lab.ts'
 import { iperfServer, median, ping, reach } from './measure.ts'
 import { becomeRoot } from './unprivileged.ts'
 
 const USAGE = `Usage: npm run demo -- [--once | --page | --broken WHAT] [--hosts N] [--engine native|dgram|naive]
 
   --once         end after the table instead of waiting for Ctrl-C
-  --page         no table: hosts with some traffic, and the addresses of their pages to look at
-  --broken WHAT  the same with something broken: peer, port or mtu; find it as you would on hosts of your own
-  --hosts N      how many hosts, 2 to 20 (3)
-  --engine       the data path (native)
+  --page         instead of the table: some traffic, and the addresses of the hosts' pages to look at
+  --broken WHAT  as --page, with something broken; find it as on your own hosts:
+                 ${inLines(FAULT_NAMES)}
+  --hosts N      number of hosts, 2 to 20 (3)
+  --engine       what moves the packets (native)
 `
 const NETWORK = '10.5.0.0/16'
+/** The second network: what weft's own tunnels do not carry, the kernel does. */
+const BOTH = { Network: '10.6.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:6::/48' }
 const TCP_SECONDS = 1
-/** How long a pair is tried that is not there yet. */
+/** A pair that does not answer yet is tried for this long. */
 const REACH_MS = 10_000
-/** What `--broken` does to the last host. */
-const BREAKS: Readonly<Record<string, (last: Member) => Promise<unknown>>> = {
-  peer: ({ daemon }) => daemon.stop('SIGKILL'),
-  port: ({ host }) => host.output(['iptables', '-A', 'INPUT', '-p', 'udp', '--dport', '8285', '-j', 'DROP']),
-  mtu: ({ host }) => host.output(['ip', 'link', 'set', 'eth0', 'mtu', '1400']),
-}
-/** So that a peer that is killed is soon seen. */
+/** A store that was away is asked again after half a minute at most. */
+const GREEN_MS = 60_000
+/** Short, so that a peer that is killed is soon seen. */
 const PROBE_SECONDS = 3
 
 const tty = process.stdout.isTTY
@@ -60,17 +73,14 @@ async function step<T>(title: string, body: () => Promise<T>): Promise<T> {
 interface Wanted {
   readonly hosts: number
   readonly engine: string
-  /** Whether all stays up until Ctrl-C. */
+  /** True when all stays up until Ctrl-C. */
   readonly stay: boolean
   readonly isForPage: boolean
-  /** One of BREAKS. */
-  readonly broken: string | undefined
 }
 
-interface Member {
-  readonly host: Host
-  readonly daemon: Daemon
-  readonly pod: Pod
+/** A host in the network of both families. */
+interface DualMember extends Member {
+  readonly subnet: Subnet
 }
 
 function table(rows: readonly (readonly string[])[]): void {
@@ -88,19 +98,51 @@ function gigabits(bitsPerSecond: number): string {
   return `${(bitsPerSecond / 1e9).toFixed(bitsPerSecond < 1e9 ? 2 : 1)} Gbit/s`
 }
 
-/** Median ping of every pair in ms; undefined where nothing came back. */
-async function pingAll(members: readonly Member[]): Promise<(number | undefined)[][]> {
+const ipv4Of = ({ pod }: Member): string => pod.address
+const ipv6Of = ({ pod }: Member): string => pod.ipv6 ?? ''
+
+/** Waits until every container reaches every other; a pair that does not in time is left for a table to show. */
+async function reachAll(members: readonly Member[], addressOf: (to: Member) => string): Promise<void> {
+  const pairs = members.flatMap((from) => members.filter((to) => to !== from).map((to) => ({ from, to })))
+  await Promise.allSettled(pairs.map(({ from, to }) => reach(from.pod.namespace, addressOf(to), REACH_MS)))
+}
+
+/** By who pings and who is pinged, the median in ms; undefined where nothing came back. */
+type Pings = readonly (readonly (number | undefined)[])[]
+
+async function pingAll(members: readonly Member[], addressOf: (to: Member) => string): Promise<Pings> {
   return Promise.all(
     members.map((from) =>
       Promise.all(
         members.map(async (to) => {
           if (from === to) return undefined
-          const times = await ping(from.pod.namespace, to.pod.address)
+          const times = await ping(from.pod.namespace, addressOf(to))
           return times.length === 0 ? undefined : median(times)
         }),
       ),
     ),
   )
+}
+
+const isComplete = (pings: Pings): boolean =>
+  pings.every((row, from) => row.every((time, to) => from === to || time !== undefined))
+const milliseconds = (time: number | undefined): string => (time === undefined ? 'NO ANSWER' : `${time.toFixed(2)} ms`)
+
+/** Starts a second daemon on each host, for a network of both families, with a container behind it. */
+async function startBoth(lab: Lab, type: string): Promise<DualMember[]> {
+  const leases = join(lab.folder, 'leases-of-both')
+  mkdirSync(leases)
+  writeFileSync(join(leases, 'config'), JSON.stringify({ ...BOTH, Backend: { Type: type } }))
+  const all = await Promise.all(
+    lab.hosts.map(async (host): Promise<DualMember> => {
+      const daemon = host.startDaemon({ network: 'both', before: named(host.name), args: ['--lease-dir', leases] })
+      await daemon.line(/flannel is ready/)
+      const subnet = subnetOfEnv(host.subnetEnv('both'))
+      return { host, daemon, subnet, pod: await host.startPod({ ...subnet, bridge: 'cni1' }) }
+    }),
+  )
+  await Promise.all([reachAll(all, ipv4Of), reachAll(all, ipv6Of)])
+  return all
 }
 
 /** The page of a daemon, whose host this machine's browser cannot reach: at a port of this machine, from its Unix socket. */
@@ -119,9 +161,13 @@ async function showPage({ host }: Member): Promise<string> {
   return `http://127.0.0.1:${typeof address === 'object' ? address?.port : ''}/`
 }
 
-async function sayPages(lab: Lab, members: readonly Member[], command = 'status'): Promise<void> {
+async function sayPages(
+  lab: Lab,
+  members: readonly Member[],
+  { command = 'status', envOf }: { readonly command?: string; readonly envOf?: Network['envOf'] } = {},
+): Promise<void> {
   say(`\n  ${bold('The tool')} on each host:`)
-  for (const member of members) say(`    ${toolOf(lab, member)} ${command}`)
+  for (const member of members) say(`    ${toolOf(lab, member, envOf?.(member.host))} ${command}`)
   say(`\n  ${bold('The page')} of each host, for a browser:`)
   if (process.env['WEFT_UNPRIVILEGED']) {
     // The network of this process is its own, and no browser's.
@@ -145,19 +191,88 @@ function makeTraffic([first, second, ...others]: readonly Member[]): void {
 }
 
 /** The operator's tool as it is on that host: a command to type. */
-function toolOf(lab: Lab, { host }: Member): string {
+function toolOf(lab: Lab, { host }: Member, env: Readonly<Record<string, string>> = {}): string {
   const path = join(lab.folder, host.name, 'weft')
-  const environment = `FLANNELD_STATUS_SOCKET=${host.statusSocket} FLANNELD_SUBNET_FILE=${host.subnetFile}`
+  const own = { FLANNELD_STATUS_SOCKET: host.statusSocket, FLANNELD_SUBNET_FILE: host.subnetFile }
+  const environment = Object.entries({ ...own, ...env })
+    .map(([name, value]) => `${name}='${value}'`)
+    .join(' ')
   const tool = `env ${environment} ${process.execPath} ${join(packageRoot, 'bin/weft')}`
   writeFileSync(path, `#!/bin/sh\nexec ${lab.enter(host.namespace)} ${tool} "$@"\n`, { mode: 0o755 })
   return path
 }
 
-async function demo({ hosts, engine, stay, isForPage, broken }: Wanted): Promise<boolean> {
+/** Every Ctrl-C, not the first: npm passes on one that the terminal has already sent. */
+const untilInterrupted = (): Promise<void> =>
+  new Promise((resolve) => process.on('SIGINT', resolve).on('SIGTERM', resolve))
+
+/** Breaks a network, for a person to find out what it is; Enter tells, and makes it green again. */
+async function demoBroken(name: FaultName, { hosts, engine }: Pick<Wanted, 'hosts' | 'engine'>): Promise<boolean> {
+  const fault: Fault = FAULTS[name]
+  say(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container\n`)
+  const interrupted = untilInterrupted()
+  const args = ['--engine', engine, '--probe-interval', String(PROBE_SECONDS)]
+  const network = await step(`${hosts} hosts, on each a weftd and a container`, () =>
+    openNetwork(fault, { hosts, args }),
+  )
+  const { lab, members, envOf } = network
+  let isTold = false
+  const tell = (): void => {
+    if (!isTold) say(`\n  It was: ${bold(fault.title)}. ${fault.does}.\n  To make it green: ${fault.remedy}.\n`)
+    isTold = true
+  }
+  const work = async (): Promise<never> => {
+    await step('every container reaches every other', () => reachAll(members, ipv4Of))
+    const undo = await fault.make(network)
+    say(
+      `\n  Now something is ${bold('broken')}. Find out what, from another terminal: doctor, status, ping, explain, or the page.`,
+    )
+    await sayPages(lab, members, { command: 'doctor', envOf })
+    say(`\n  ${bold('Enter')} tells what it is, and makes it green again. ${bold('Ctrl-C')} removes everything.`)
+    await once(process.stdin, 'data')
+    tell()
+    await step('made green again: every container reaches every other', async () => {
+      await undo()
+      await Promise.all(
+        members.map(({ pod }, at) => reach(pod.namespace, ipv4Of(members.at(at - 1) as Member), GREEN_MS)),
+      )
+    })
+    say(`\n  ${bold('Ctrl-C')} removes everything.`)
+    return new Promise<never>(() => {})
+  }
+  try {
+    await Promise.race([work(), interrupted])
+    tell()
+    return true
+  } finally {
+    await network.close()
+    say(dim('\n  Everything is taken down.'))
+  }
+}
+
+/** Names, so many to a line of the help. */
+function inLines(names: readonly string[]): string {
+  const lines = [names.slice(0, 8), names.slice(8)].map((some) => some.join(', '))
+  return lines.join(',\n                 ')
+}
+
+/** Says which programs a fault needs and this machine lacks, and how they are had. */
+function lackOf({ needs = [] }: Fault): string | undefined {
+  const missing = NEEDS.filter((need) => needs.includes(need.name) && !isThere(need))
+  return missing.length === 0 ? undefined : sayLack(missing)
+}
+
+async function demo({ hosts, engine, stay, isForPage }: Wanted): Promise<boolean> {
   say(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container; leases in a directory\n`)
-  // Every one of them, not the first: npm passes on a Ctrl-C that the terminal has already sent.
-  const interrupted = new Promise<void>((resolve) => process.on('SIGINT', resolve).on('SIGTERM', resolve))
-  const lab = await step(`${hosts} hosts: network namespaces on one bridge`, () => createLab({ hosts }))
+  const interrupted = untilInterrupted()
+  const hasIpv6 = await hostsHaveIpv6()
+  const lab = await step(`${hosts} hosts: network namespaces on one bridge`, () =>
+    createLab({ hosts, families: hasIpv6 ? ['ipv4', 'ipv6'] : ['ipv4'] }),
+  )
+  // A page is of the first network.
+  const wantsBoth = hasIpv6 && !isForPage
+  const lacksVxlan = wantsBoth ? await whyNoVxlan() : undefined
+  const bothBy = `of both families, by ${lacksVxlan ? 'host-gw' : 'kernel vxlan'}`
   try {
     const leases = join(lab.folder, 'leases')
     mkdirSync(leases)
@@ -175,36 +290,29 @@ async function demo({ hosts, engine, stay, isForPage, broken }: Wanted): Promise
         await Promise.all(all.map(({ daemon }) => daemon.line(/flannel is ready/)))
         return all
       })
+      // The second network starts while the first is tried.
+      const starting = wantsBoth ? startBoth(lab, lacksVxlan ? 'host-gw' : 'vxlan') : Promise.resolve([])
+      starting.catch(() => {}) // its step tells
       const members = await step('a container behind each host', () =>
         Promise.all(
           started.map(async ({ host, daemon }): Promise<Member> => ({ host, daemon, pod: await host.startPod() })),
         ),
       )
-      await step('every container reaches every other', async () => {
-        const pairs = members.flatMap((from) => members.filter((to) => to !== from).map((to) => ({ from, to })))
-        // A pair that does not is shown in the table below.
-        await Promise.allSettled(pairs.map(({ from, to }) => reach(from.pod.namespace, to.pod.address, REACH_MS)))
-      })
+      await step('every container reaches every other', () => reachAll(members, ipv4Of))
       const last = members.at(-1) as Member
-      if (broken !== undefined) {
-        await BREAKS[broken]?.(last)
-        say(
-          `\n  Now something is ${bold('broken')}. Find out what, from another terminal: doctor, status, ping, explain, or the page.`,
-        )
-        await sayPages(lab, members, 'doctor')
-        say(`\n  ${bold('Ctrl-C')} takes everything down.`)
-        return await new Promise<never>(() => {})
-      }
       if (isForPage) {
         makeTraffic(members)
         await sayPages(lab, members)
         say(`\n  See it turn red:   kill -9 ${last.daemon.process.pid}   # the daemon of ${last.host.name}`)
-        say(`\n  ${bold('Ctrl-C')} takes everything down.`)
+        say(`\n  ${bold('Ctrl-C')} removes everything.`)
         return await new Promise<never>(() => {})
       }
-      const pings = await step('ping', () => pingAll(members))
+      const dual = wantsBoth ? await step(`a second network, ${bothBy}`, () => starting) : []
+      const [pings, ...dualPings] = await step('ping', () =>
+        Promise.all([pingAll(members, ipv4Of), pingAll(dual, ipv4Of), pingAll(dual, ipv6Of)]),
+      )
       const [first, second] = members as [Member, Member]
-      const complete = pings.every((row, from) => row.every((time, to) => from === to || time !== undefined))
+      const complete = [pings, ...dualPings].every(isComplete)
       const speed = complete
         ? await step('TCP, through weft and beside it', async () => {
             const [host, pod] = await Promise.all([
@@ -228,14 +336,29 @@ async function demo({ hosts, engine, stay, isForPage, broken }: Wanted): Promise
         ...members.map(({ host, pod }, from) => [
           host.name,
           host.address,
-          (host.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\//, '.0/'),
+          networkOf(subnetOfEnv(host.subnetEnv()).gateway),
           pod.address,
-          ...members.map((_, to) => {
-            const time = pings[from]?.[to]
-            return from === to ? '-' : time === undefined ? 'NO ANSWER' : `${time.toFixed(2)} ms`
-          }),
+          ...members.map((_, to) => (from === to ? '-' : milliseconds(pings[from]?.[to]))),
         ]),
       ])
+      say()
+      if (hasIpv6) {
+        say(
+          `  ${bold('The second network')}, ${bothBy}: weft's own tunnel carries IPv4 alone${lacksVxlan ? dim(` (${lacksVxlan})`) : ''}. Ping by IPv4, by IPv6\n`,
+        )
+        table([
+          ['host', 'IPv4', 'IPv6', ...dual.map(({ host }) => `to ${host.name}`)],
+          ...dual.map(({ host, subnet }, from) => [
+            host.name,
+            networkOf(subnet.gateway),
+            networkOf(subnet.ipv6Gateway ?? ''),
+            ...dual.map((_, to) => {
+              const times = dualPings.map((by) => by[from]?.[to]?.toFixed(2) ?? 'NO ANSWER')
+              return from === to ? '-' : `${times.join(', ')} ms`
+            }),
+          ]),
+        ])
+      } else say('  No second network of both families: IPv6 is off on this machine.')
       say()
       if (speed) {
         say(`  TCP between containers, through weft   ${bold(gigabits(speed.overlay))}`)
@@ -244,7 +367,8 @@ async function demo({ hosts, engine, stay, isForPage, broken }: Wanted): Promise
         )
       } else {
         say(red('  Some containers do not reach each other. The ends of the logs:'))
-        for (const { host, daemon } of members) say(['', `  ${host.name}`, ...lastLines(daemon)].join('\n    '))
+        for (const { host, daemon } of [...members, ...dual])
+          say(['', `  ${host.name}`, ...lastLines(daemon)].join('\n    '))
       }
       if (stay && complete) {
         say(`\n  Look around, from another terminal:`)
@@ -254,7 +378,7 @@ async function demo({ hosts, engine, stay, isForPage, broken }: Wanted): Promise
         say(`    tail -f ${first.daemon.logFile}`)
         say(`    ls ${join(leases, 'subnets')}`)
         await sayPages(lab, members)
-        say(`\n  ${bold('Ctrl-C')} takes everything down.`)
+        say(`\n  ${bold('Ctrl-C')} removes everything.`)
         await new Promise(() => {})
       }
       return complete
@@ -286,6 +410,7 @@ function readOptions() {
 
 const values = readOptions()
 const hosts = Number(values.hosts)
+const broken = FAULT_NAMES.find((name) => name === values.broken)
 if (values.help) {
   say(USAGE)
 } else if (!Number.isInteger(hosts) || hosts < 2 || hosts > 20) {
@@ -294,9 +419,12 @@ if (values.help) {
 } else if (!['native', 'dgram', 'naive'].includes(values.engine)) {
   process.stderr.write(`--engine is ${values.engine}; give it native, dgram or naive\n`)
   process.exitCode = 2
-} else if (values.broken !== undefined && !Object.keys(BREAKS).includes(values.broken)) {
-  process.stderr.write(`--broken is ${values.broken}; give it ${Object.keys(BREAKS).join(', ')}\n`)
+} else if (values.broken !== undefined && broken === undefined) {
+  process.stderr.write(`--broken is ${values.broken}; give it ${FAULT_NAMES.join(', ')}\n`)
   process.exitCode = 2
+} else if (broken !== undefined && lackOf(FAULTS[broken]) !== undefined) {
+  process.stderr.write(`--broken ${broken}: ${lackOf(FAULTS[broken])}\n`)
+  process.exitCode = 1
 } else if ([values.once, values.page, values.broken].filter(Boolean).length > 1) {
   process.stderr.write('--once, --page and --broken exclude each other\n')
   process.exitCode = 2
@@ -304,8 +432,11 @@ if (values.help) {
   await becomeRoot()
   try {
     // Leaves at once: a step that was cut off by Ctrl-C may still wait for something.
-    const { engine, once, page, broken } = values
-    process.exit((await demo({ hosts, engine, stay: !once, isForPage: page, broken })) ? 0 : 1)
+    const { engine, once: isOnce, page } = values
+    const isWell = broken
+      ? await demoBroken(broken, { hosts, engine })
+      : await demo({ hosts, engine, stay: !isOnce, isForPage: page })
+    process.exit(isWell ? 0 : 1)
   } catch (error) {
     process.stderr.write(`\nweft demo: ${error instanceof Error ? error.message : String(error)}\n`)
     process.exit(1)

@@ -10,11 +10,11 @@ import { setImmediate, setTimeout as delay } from 'node:timers/promises'
 import { ended, output } from './command.ts'
 import { EVENT_MS } from './lab.ts'
 
-/** How etcdctl is started: by itself it gives up a connection after 2 s, a command after 5 s. */
+/** The command line of etcdctl: by itself it gives up a connection after 2 s, a command after 5 s. */
 const ETCDCTL = [
   ...['env', 'ETCDCTL_API=3', 'etcdctl', '--dial-timeout', `${EVENT_MS}ms`, '--command-timeout', `${EVENT_MS}ms`],
 ]
-/** How soon an etcd that is not ready yet is asked again. */
+/** An etcd that is not ready yet is asked again this often. */
 const LOOK_MS = 100
 
 export interface Etcd {
@@ -75,10 +75,10 @@ async function launch(args: readonly string[], enter: readonly string[] = []): P
 }
 
 interface Site {
-  /** Where it serves clients, and the other members. */
+  /** The URLs at which it serves clients, and the other members. */
   readonly client: string
   readonly peer: string
-  /** What goes in front of a command to run it there. */
+  /** The words in front of a command that run it there. */
   readonly enter: readonly string[]
 }
 

@@ -22,15 +22,17 @@ import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { createInterface } from 'node:readline'
+import { formatNet, netAround, parseAddress, type Family } from '../src/net/address.ts'
 import { formatIpv4, parseIpv4 } from '../src/net/ipv4.ts'
+import { formatIpv6, parseIpv6 } from '../src/net/ipv6.ts'
 import { ended, execute, executeSync, output, PATIENCE, type Finished } from './command.ts'
 
-/** How long an event of a lab may take, in ms, before it counts as one that does not come: much, for slow machines. */
+/** The time in ms that an event of a lab may take before it counts as one that does not come: much, for slow machines. */
 export const EVENT_MS = 60_000 * PATIENCE
 
 /**
- * For `DaemonArgs.before`, where wireguard-go may run: it has a socket by the name of its device, which all hosts of a lab call
- * alike, so that each gets a folder of its own.
+ * For `DaemonArgs.before`, where wireguard-go may run: gives each host a folder of its own for the socket that
+ * wireguard-go names after its device, since all hosts of a lab use the same name.
  */
 export const WIREGUARD_APART: readonly string[] = [
   ...['unshare', '--mount', 'sh', '-c'],
@@ -38,10 +40,25 @@ export const WIREGUARD_APART: readonly string[] = [
   'sh',
 ]
 
-/** For `DaemonArgs.before`: the daemon's host has this name, for itself alone. */
+/** For `DaemonArgs.before`: gives the daemon's host this name, for itself alone. */
 export const named = (name: string): readonly string[] => [
   ...['unshare', '--uts', 'sh', '-c', 'hostname "$0"; exec "$@"', name],
 ]
+
+/** False where the kernel is without IPv6, or has it off in new network namespaces. */
+export async function hostsHaveIpv6(): Promise<boolean> {
+  const { stdout } = await execute('unshare --net cat /proc/sys/net/ipv6/conf/default/disable_ipv6'.split(' '))
+  return stdout.trim() === '0'
+}
+
+/** Why the kernel carries no vxlan, as `ip` says it; undefined where it does. */
+export async function whyNoVxlan(): Promise<string | undefined> {
+  const { code, stderr } = await execute('unshare --net ip link add probe type vxlan id 1 dstport 8472'.split(' '))
+  return code === 0 ? undefined : `no vxlan in the kernel: ${stderr.trim()}`
+}
+
+/** The address of the underlay's switch, which is the hosts' router too, and leads nowhere. */
+export const SWITCH_ADDRESS = '192.168.77.254'
 
 const PREFIX = 'weft-'
 const NAMESPACE_FOLDER = '/run/netns'
@@ -53,7 +70,7 @@ export const packageRoot = (() => {
   return folder
 })()
 
-/** When a process started, in clock ticks since boot (proc(5), field 22); undefined when there is none. */
+/** The time when a process started, in clock ticks since boot (proc(5), field 22); undefined when there is none. */
 function startTime(pid: number): string | undefined {
   try {
     return readFileSync(`/proc/${pid}/stat`, 'utf8')
@@ -78,6 +95,8 @@ export interface Daemon {
 }
 
 export interface DaemonArgs {
+  /** Of a further daemon on the host: the name of its network, by which its files are named. */
+  readonly network?: string
   /** weftd's flags beside --subnet-file and the interface's. */
   readonly args: readonly string[]
   /** The interface's, when they are not `--iface eth0`. */
@@ -102,26 +121,52 @@ export interface Place {
 
 /** A container: its address is on its host's subnet. */
 export interface Pod extends Place {
+  /** Of IPv4; empty where its host's subnet has none. */
   readonly address: string
+  /** Where its host's subnet has IPv6. */
+  readonly ipv6?: string
 }
 
 /** A host's subnet, as subnet.env has it. */
 export interface Subnet {
-  /** The bridge's address and the prefix length: `10.5.1.1/24`. */
+  /** The bridge's address and the prefix length: `10.5.1.1/24`; empty where the subnet has no IPv4. */
   readonly gateway: string
+  /** The same of IPv6, where the subnet has it: `fd00:5:0:1::1/64`. */
+  readonly ipv6Gateway?: string | undefined
   readonly mtu: string
+  /** The bridge of its containers, cni0 where left out. */
+  readonly bridge?: string
 }
+
+/** `10.5.1.0/24` of `10.5.1.1/24`, and so of IPv6. */
+export function networkOf(gateway: string): string {
+  const [address = '', length] = gateway.split('/')
+  return formatNet(netAround(parseAddress(address) ?? 0, Number(length)))
+}
+
+/** The subnet of these values of a subnet.env. */
+export const subnetOfEnv = ({
+  FLANNEL_SUBNET = '',
+  FLANNEL_IPV6_SUBNET,
+  FLANNEL_MTU = '',
+}: Readonly<Record<string, string>>): Subnet => ({
+  gateway: FLANNEL_SUBNET,
+  ipv6Gateway: FLANNEL_IPV6_SUBNET,
+  mtu: FLANNEL_MTU,
+})
 
 export interface Host extends Place {
   readonly name: string
   /** On the underlay. */
   readonly address: string
+  /** The same of IPv6, where the lab has it. */
+  readonly ipv6: string
   readonly subnetFile: string
-  /** At which its daemon tells how it is. */
+  /** The socket at which its daemon tells its status. */
   readonly statusSocket: string
   startDaemon(options: DaemonArgs): Daemon
-  /** The values of subnet.env. */
-  subnetEnv(): Readonly<Record<string, string>>
+  /** The values of subnet.env, or of a further network's. */
+  subnetEnv(network?: string): Readonly<Record<string, string>>
   /** Makes a container on the host's subnet: that of subnet.env, which the daemon must have written, unless one is given. */
   startPod(subnet?: Subnet): Promise<Pod>
 }
@@ -129,6 +174,8 @@ export interface Host extends Place {
 export interface Lab {
   readonly id: string
   readonly hosts: readonly Host[]
+  /** The namespace of the underlay's bridge br0, of which h1 is host1's port; it has the address SWITCH_ADDRESS. */
+  readonly switch: Place
   readonly folder: string
   /** The command that runs something in a namespace of this lab, for a person to type. */
   enter(namespace: string): string
@@ -145,10 +192,12 @@ export const labs = { open: new Set<Lab>(), beforeClose: async (_lab: Lab): Prom
 
 export interface LabOptions {
   readonly hosts: number
-  /** Of the underlay, in bytes. */
+  /** The MTU of the underlay, in bytes. */
   readonly mtu?: number
   /** `veth` joins two hosts directly, without the switch: the least there can be between them, to measure. */
   readonly underlay?: 'bridge' | 'veth'
+  /** Of the underlay: hosts have addresses and default routes of these. IPv4 alone where left out. */
+  readonly families?: readonly Family[]
 }
 
 /** Removes what labs whose owner is gone have left. */
@@ -184,7 +233,12 @@ function removeNamespace(name: string): void {
 }
 
 /** Makes the underlay and its hosts. Needs root, or to be started by `unprivileged.ts`. */
-export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' }: LabOptions): Promise<Lab> {
+export async function createLab({
+  hosts: count,
+  mtu = 1500,
+  underlay = 'bridge',
+  families = ['ipv4'],
+}: LabOptions): Promise<Lab> {
   if (underlay === 'veth' && count !== 2) throw new RangeError('a veth joins two hosts')
   removeLeftovers()
   const id = `${PREFIX}${process.pid}-${startTime(process.pid)}-${labCount++}`
@@ -257,29 +311,39 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
     )
   }
 
-  async function useEth0(namespace: string, address: string): Promise<void> {
-    await ip(namespace, 'addr', 'add', `${address}/24`, 'dev', 'eth0')
+  async function useEth0(namespace: string, { address, ipv6 }: Pick<Host, 'address' | 'ipv6'>): Promise<void> {
+    if (families.includes('ipv4')) await ip(namespace, 'addr', 'add', `${address}/24`, 'dev', 'eth0')
+    if (families.includes('ipv6')) await ip(namespace, 'addr', 'add', `${ipv6}/64`, 'dev', 'eth0', 'nodad')
     await ip(namespace, 'link', 'set', 'eth0', 'up')
-    await ip(namespace, 'route', 'add', 'default', 'via', '192.168.77.254')
+    if (families.includes('ipv4')) await ip(namespace, 'route', 'add', 'default', 'via', SWITCH_ADDRESS)
+    if (families.includes('ipv6')) await ip(namespace, '-6', 'route', 'add', 'default', 'via', 'fd77::fe')
   }
 
   async function addHost(number: number): Promise<Host> {
     const name = `host${number}`
     const address = `192.168.77.${number}`
+    const ipv6 = `fd77::${number.toString(16)}`
     const namespace = await addNamespace(name)
-    const subnetFile = join(folder, name, 'subnet.env')
-    const statusSocket = join(folder, name, 'weftd.sock')
+    const filesOf = (network = '') => {
+      const own = (file: string): string => join(folder, name, network, file)
+      return { subnetFile: own('subnet.env'), statusSocket: own('weftd.sock'), logFile: own('weftd.log') }
+    }
+    const { subnetFile, statusSocket } = filesOf()
     mkdirSync(dirname(subnetFile))
     if (underlay === 'bridge') {
       await plug(namespace, `${id}-switch`, `h${number}`)
       await ip(`${id}-switch`, 'link', 'set', `h${number}`, 'master', 'br0', 'up')
-      await useEth0(namespace, address)
+      await useEth0(namespace, { address, ipv6 })
     }
     await output(inside(namespace, ['sh', '-c', 'echo 1 > /proc/sys/net/ipv4/ip_forward']))
+    if (families.includes('ipv6'))
+      await output(inside(namespace, ['sh', '-c', 'echo 1 > /proc/sys/net/ipv6/conf/all/forwarding']))
     let pods = 0
-    const subnetEnv = (): Readonly<Record<string, string>> =>
+    /** By bridge, the number of its containers. */
+    const bridged = new Map<string, number>()
+    const subnetEnv = (network?: string): Readonly<Record<string, string>> =>
       Object.fromEntries(
-        readFileSync(subnetFile, 'utf8')
+        readFileSync(filesOf(network).subnetFile, 'utf8')
           .trim()
           .split('\n')
           .map((line) => line.split('=') as [string, string]),
@@ -289,9 +353,12 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
       ...placeOf(namespace),
       name,
       address,
+      ipv6,
       subnetFile,
       statusSocket,
-      startDaemon({ args, iface = ['--iface', 'eth0'], env = {}, gate, before = [] }) {
+      startDaemon({ network, args, iface = ['--iface', 'eth0'], env = {}, gate, before = [] }) {
+        const files = filesOf(network)
+        mkdirSync(dirname(files.subnetFile), { recursive: true })
         // Opening a FIFO to read waits until somebody opens it to write.
         const wait = gate === undefined ? [] : ['sh', '-c', 'echo waiting; : < "$0"; exec "$@"', gate]
         const command = [
@@ -301,32 +368,36 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
           join(packageRoot, 'bin/weftd'),
           ...iface,
           '--subnet-file',
-          subnetFile,
+          files.subnetFile,
           '--status-socket',
-          statusSocket,
+          files.statusSocket,
           // Probes are packets that no test has sent.
           '--probe-interval',
           '0',
           ...args,
         ]
-        const daemon = watchDaemon(start(inside(namespace, command), env), join(folder, name, 'weftd.log'))
+        const daemon = watchDaemon(start(inside(namespace, command), env), files.logFile)
         daemons.push({ host: name, daemon })
         return daemon
       },
       subnetEnv,
-      async startPod(subnet) {
-        const { FLANNEL_SUBNET = '', FLANNEL_MTU = '' } = subnet ? {} : subnetEnv()
-        const gateway = subnet?.gateway ?? FLANNEL_SUBNET
-        const podMtu = subnet?.mtu ?? FLANNEL_MTU
-        const [gatewayAddress = '', length = ''] = gateway.split('/')
-        const pod = await addNamespace(`pod${number}${pods === 0 ? '' : `-${pods}`}`)
-        const podAddress = formatIpv4((parseIpv4(gatewayAddress) ?? 0) + 1 + pods)
-        if (pods++ === 0) {
-          await ip(namespace, 'link', 'add', 'cni0', 'type', 'bridge')
-          await ip(namespace, 'addr', 'add', gateway, 'dev', 'cni0')
-          await ip(namespace, 'link', 'set', 'cni0', 'mtu', podMtu, 'up')
+      async startPod(subnet = subnetOfEnv(subnetEnv())) {
+        const { gateway, ipv6Gateway, mtu: podMtu, bridge = 'cni0' } = subnet
+        const podName = `pod${number}${pods === 0 ? '' : `-${pods}`}`
+        const veth = `pod${++pods}`
+        const before = bridged.get(bridge) ?? 0
+        bridged.set(bridge, before + 1)
+        const pod = await addNamespace(podName)
+        if (before === 0) {
+          await ip(namespace, 'link', 'add', bridge, 'type', 'bridge')
+          // Nobody asks for a container's neighbour before the bridge has its link-local address, which takes two seconds otherwise.
+          if (families.includes('ipv6'))
+            await output(inside(namespace, ['sh', '-c', `echo 0 > /proc/sys/net/ipv6/conf/${bridge}/accept_dad`]))
         }
-        const veth = `pod${pods}`
+        // The subnet may have IPv6 only since the bridge was made.
+        if (gateway !== '') await ip(namespace, 'addr', 'replace', gateway, 'dev', bridge)
+        if (ipv6Gateway !== undefined) await ip(namespace, 'addr', 'replace', ipv6Gateway, 'dev', bridge, 'nodad')
+        if (before === 0) await ip(namespace, 'link', 'set', bridge, 'mtu', podMtu, 'up')
         await ip(
           namespace,
           'link',
@@ -344,11 +415,24 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
           'netns',
           pod,
         )
-        await ip(namespace, 'link', 'set', veth, 'master', 'cni0', 'up')
-        await ip(pod, 'addr', 'add', `${podAddress}/${length}`, 'dev', 'eth0')
+        await ip(namespace, 'link', 'set', veth, 'master', bridge, 'up')
         await ip(pod, 'link', 'set', 'eth0', 'up')
-        await ip(pod, 'route', 'add', 'default', 'via', gatewayAddress)
-        return { ...placeOf(pod), address: podAddress }
+        /** The next address after the gateway's, which the container has, by way of the gateway. */
+        const give = async (gatewayAddress: string, next: string, length: string): Promise<string> => {
+          const isIpv6 = next.includes(':')
+          await ip(pod, 'addr', 'add', `${next}/${length}`, 'dev', 'eth0', ...(isIpv6 ? ['nodad'] : []))
+          await ip(pod, ...(isIpv6 ? ['-6'] : []), 'route', 'add', 'default', 'via', gatewayAddress)
+          return next
+        }
+        const [gateway4 = '', length4 = ''] = gateway.split('/')
+        const [gateway6 = '', length6 = ''] = (ipv6Gateway ?? '').split('/')
+        const next4 = (): string => formatIpv4((parseIpv4(gateway4) ?? 0) + 1 + before)
+        const next6 = (): string => formatIpv6((parseIpv6(gateway6) ?? 0n) + 1n + BigInt(before))
+        return {
+          ...placeOf(pod),
+          address: gateway4 === '' ? '' : await give(gateway4, next4(), length4),
+          ...(gateway6 === '' ? {} : { ipv6: await give(gateway6, next6(), length6) }),
+        }
       },
     }
   }
@@ -357,7 +441,8 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
     if (underlay === 'bridge') {
       const namespace = await addNamespace('switch')
       await ip(namespace, 'link', 'add', 'br0', 'mtu', String(mtu), 'type', 'bridge')
-      await ip(namespace, 'addr', 'add', '192.168.77.254/24', 'dev', 'br0')
+      await ip(namespace, 'addr', 'add', `${SWITCH_ADDRESS}/24`, 'dev', 'br0')
+      if (families.includes('ipv6')) await ip(namespace, 'addr', 'add', 'fd77::fe/64', 'dev', 'br0', 'nodad')
       await ip(namespace, 'link', 'set', 'br0', 'up')
     }
     const hosts: Host[] = []
@@ -365,11 +450,12 @@ export async function createLab({ hosts: count, mtu = 1500, underlay = 'bridge' 
     if (underlay === 'veth') {
       const [first, second] = hosts as [Host, Host]
       await plug(first.namespace, second.namespace, 'eth0')
-      for (const { namespace, address } of hosts) await useEth0(namespace, address)
+      for (const host of hosts) await useEth0(host.namespace, host)
     }
     const lab: Lab = {
       id,
       hosts,
+      switch: placeOf(`${id}-switch`),
       folder,
       enter: (namespace) =>
         process.env['WEFT_UNPRIVILEGED']

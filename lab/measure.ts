@@ -82,7 +82,7 @@ export interface IperfResult {
   readonly bitsPerSecond: number
   /** UDP datagrams that arrived, a second. */
   readonly packetsPerSecond: number
-  /** Of UDP datagrams, 0 to 1. */
+  /** The part of UDP datagrams that was lost, 0 to 1. */
   readonly loss: number
   readonly retransmits: number
 }

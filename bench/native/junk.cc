@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
       const int fd = sockets[static_cast<size_t>(batch++ % lanes)].get();
       const auto count = static_cast<unsigned>(std::min<int64_t>(due - sent, kBatch));
       sendmmsg(fd, messages, count, MSG_DONTWAIT);
-      sent += count;  // what the kernel had no room for is lost, as on a wire
+      sent += count;  // packets that the kernel had no room for are lost, as on a wire
     }
     const int64_t at = start.tv_nsec + ns;
     const timespec next{start.tv_sec + static_cast<time_t>(at / 1'000'000'000), static_cast<long>(at % 1'000'000'000)};

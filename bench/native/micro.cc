@@ -217,13 +217,13 @@ void packets(Bench& bench) {
       read_packet(buffer + i * kPacket, kPacket, packet);
       coalescer.add(buffer + i * kPacket, packet, limits);
     }
-    if (coalescer.writes() != 1) std::abort();  // what is timed would not be what is meant
+    if (coalescer.writes() != 1) std::abort();  // another thing would be timed than is meant
     use(coalescer.write(0, iovecs.data()));
     coalescer.clear();
   });
 }
 
-/// `count` peers with a /24 each from 10.0.0.0, as src/dataplane/peers.ts lays them out.
+/// `count` peers with a /24 each from 10.0.0.0, as src/path/engine/peers.ts lays them out.
 std::vector<uint8_t> peer_records(size_t count) {
   std::vector<uint8_t> records(count * sizeof(PeerRecord));
   for (size_t i = 0; i < count; i++) {

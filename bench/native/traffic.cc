@@ -40,10 +40,10 @@ constexpr char kPolledSink = 'p';
 constexpr uint64_t kSecond = 1'000'000'000;
 /// Datagrams of one system call.
 constexpr size_t kBatch = 64;
-/// How often the sender looks what is due: finer than what fills a queue, coarse enough to cost little.
+/// The sender looks this often for what is due: finer than what fills a queue, coarse enough to cost little.
 constexpr uint64_t kTickNs = 50'000;
-/// What a sender that was not scheduled in time may catch up with. More would be a burst, less than asked for is
-/// seen in what was sent.
+/// The most that a sender which was not scheduled in time may catch up with. More would be a burst; a rate lower than
+/// asked for shows in what was sent.
 constexpr uint64_t kCatchUpNs = 500'000;
 /// A polled sink sleeps between looks, so that no datagram wakes it; its cost is then next to nothing.
 constexpr uint64_t kSinkTickNs = 500'000;
@@ -89,7 +89,7 @@ void set(int fd, int level, int option, int value, const char* what) {
   if (setsockopt(fd, level, option, &value, sizeof value) != 0) fail(what);
 }
 
-/// As large as asked for with CAP_NET_ADMIN, else as large as the system allows.
+/// Sets a buffer as large as asked for with CAP_NET_ADMIN, else as large as the system allows.
 void set_buffer(int fd, int forced, int plain, int bytes) {
   if (setsockopt(fd, SOL_SOCKET, forced, &bytes, sizeof bytes) != 0) set(fd, SOL_SOCKET, plain, bytes, "buffer");
 }
@@ -127,7 +127,7 @@ void write_all(int fd, const void* bytes, size_t size) {
   if (send(fd, bytes, size, MSG_NOSIGNAL) != static_cast<ssize_t>(size)) fail("send");
 }
 
-/// What the sink counted. Both ends are this program on one machine: the struct crosses as it lies in memory.
+/// The counts of the sink. Both ends are this program on one machine: the struct crosses as it lies in memory.
 struct Received {
   uint64_t datagrams = 0;
   uint64_t reordered = 0;   // came after one that was sent later

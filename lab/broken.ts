@@ -1,0 +1,389 @@
+// broken.ts - a network of three hosts, and each way in which it can be broken: how that is done, what everybody who looks is to say
+// of it on both sides, and how it is undone. docs/broken-networks.md shows what was said; `npm run demo -- --broken NAME` breaks one.
+
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { parseEnv } from 'node:util'
+import { output } from './command.ts'
+import { startEtcd, type Etcd } from './etcd.ts'
+import type { Family } from '../src/net/address.ts'
+import {
+  createLab,
+  named,
+  networkOf,
+  subnetOfEnv,
+  SWITCH_ADDRESS,
+  type Daemon,
+  type Host,
+  type Lab,
+  type Place,
+  type Pod,
+} from './lab.ts'
+import { slowCable } from './slow-cable.ts'
+
+/** Who tells of a network, on a host: commands of weft, the page, Prometheus' alerts of that host, and what weftd remembers. */
+export const READERS = ['status', 'page', 'doctor', 'explain', 'bench', 'alerts', 'events'] as const
+export type Reader = (typeof READERS)[number]
+
+/**
+ * The words that a reader is to say, by a blank; one with a question mark may be said. A reader that is left out is to find nothing
+ * wrong. What the words are is in test/support/readers.ts.
+ */
+export type Expected = Partial<Readonly<Record<Reader, string>>>
+
+export interface Fault {
+  /** For a person, and the row's first cell. */
+  readonly title: string
+  /** What is done, and what it does to packets. */
+  readonly does: string
+  /** What makes it green again, on real hosts. */
+  readonly remedy: string
+  /** Of scripts/machine.mjs, beside what a lab needs. */
+  readonly needs?: readonly string[]
+  readonly store?: 'etcd'
+  /** More of the last host's daemon, made before it starts. */
+  readonly before?: (lab: Lab) => Promise<DaemonMore>
+  /** Breaks it; resolves with what undoes that. */
+  readonly make: (network: Network) => Promise<() => Promise<unknown>>
+  /** On the host that is broken, or that is behind what is broken; on another one. */
+  readonly there: Expected
+  readonly here: Expected
+}
+
+interface DaemonMore {
+  /** In place of the lab's. */
+  readonly subnetFile?: string
+  readonly env?: Readonly<Record<string, string>>
+}
+
+export interface Member {
+  readonly host: Host
+  readonly pod: Pod
+  daemon: Daemon
+}
+
+export interface Network {
+  readonly lab: Lab
+  readonly members: readonly Member[]
+  /** The one on whose side it is broken. */
+  readonly last: Member
+  /** A host without a daemon. */
+  readonly spare: Host
+  readonly etcd: Etcd | undefined
+  /** The environment of a host: of its daemon, and of the commands there. */
+  readonly envOf: (host: Host) => Readonly<Record<string, string>>
+  readonly start: (host: Host, args?: readonly string[]) => Daemon
+  readonly close: () => Promise<void>
+}
+
+const CONFIG_KEY = '/coreos.com/network/config'
+const CONFIG = JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'udp' } })
+const PORT = '8285'
+
+const subnetOf = ({ host }: Member): string => networkOf(subnetOfEnv(host.subnetEnv()).gateway)
+/** A host's port of the switch. */
+const readEnv = (file: string): Record<string, string> =>
+  ({ ...parseEnv(readFileSync(file, 'utf8')) }) as Record<string, string>
+const portOf = ({ host }: Member): string => host.name.replace('host', 'h')
+/** Does one thing, to undo it by another. */
+async function inTurn(place: Place, make: string, undo: string): Promise<() => Promise<unknown>> {
+  await place.output(make.split(' '))
+  return () => place.output(undo.split(' '))
+}
+const filter =
+  (chain: string) =>
+  ({ last }: Network) => {
+    const rule = `${chain} -p udp --dport ${PORT} -j DROP`
+    return inTurn(last.host, `iptables -A ${rule}`, `iptables -D ${rule}`)
+  }
+const setMtu = (place: Place, link: string) =>
+  inTurn(place, `ip link set ${link} mtu 1400`, `ip link set ${link} mtu 1500`)
+const setClock = (lab: Lab, offset: string): void => writeFileSync(join(lab.folder, 'clock'), offset)
+
+const NOBODY_THERE: Expected = {
+  status: 'no-daemon',
+  page: 'no-daemon',
+  doctor: 'daemon-silent',
+  explain: 'no-daemon',
+  bench: 'no-daemon',
+  alerts: 'WeftDown',
+}
+const PEER_SILENT: Expected = {
+  status: 'by-peers not-whole',
+  page: 'red peer-silent',
+  doctor: 'peer-silent',
+  explain: 'out:peer',
+  bench: 'not-inside',
+}
+/** On the host that the others do not reach: one alert for it, not one for each of them. */
+const UNREACHED: Expected = { ...PEER_SILENT, alerts: 'WeftNodeUnreached' }
+
+/** Small packets pass: who asks with long ones knows better. */
+const PATH_NARROW: Expected = {
+  ...{ status: 'narrow?', page: 'red? path-mtu?', doctor: 'path-mtu', explain: 'out:mtu?' },
+  ...{ bench: 'narrow? broken? loss?', alerts: 'WeftPathNarrow?' },
+}
+const STORE_AWAY: Expected = {
+  status: 'by-store store',
+  page: 'red store-away',
+  doctor: 'store-away',
+  alerts: 'WeftStoreDown',
+}
+const CONFIG_GONE: Expected = {
+  status: 'by-store',
+  page: 'red config-missing',
+  doctor: 'config-missing',
+  events: 'lease-lost config-gone',
+}
+
+export const FAULTS = {
+  peer: {
+    title: 'killed daemon',
+    does: '`kill -9` of weftd: its tunnel is gone, and no packet reaches its containers',
+    remedy: 'start weftd again: `systemctl start weftd`',
+    async make(network) {
+      const { last } = network
+      await last.daemon.stop('SIGKILL')
+      return async () => {
+        last.daemon = network.start(last.host)
+        await last.daemon.line(/flannel is ready/)
+      }
+    },
+    there: NOBODY_THERE,
+    here: { ...PEER_SILENT, bench: 'no-daemon-there' },
+  },
+  frozen: {
+    title: 'frozen daemon',
+    does: '`kill -STOP` of weftd: it neither forwards nor answers, and the kernel takes no notice',
+    remedy: 'let it go on (`kill -CONT`), or restart it: `systemctl restart weftd`',
+    async make({ last }) {
+      last.daemon.process.kill('SIGSTOP')
+      return async () => last.daemon.process.kill('SIGCONT')
+    },
+    there: NOBODY_THERE,
+    here: { ...PEER_SILENT, bench: 'silent-there' },
+  },
+  port: {
+    title: 'firewall in',
+    does: `\`iptables -A INPUT -p udp --dport ${PORT} -j DROP\` on the host`,
+    remedy: 'remove the rule that `weft doctor` names there',
+    needs: ['iptables'],
+    make: filter('INPUT'),
+    there: { ...UNREACHED, doctor: 'port-dropped peer-silent', explain: 'out:peer in:firewall' },
+    here: PEER_SILENT,
+  },
+  'port-out': {
+    title: 'firewall out',
+    does: `\`iptables -A OUTPUT -p udp --dport ${PORT} -j DROP\` on the host`,
+    remedy: 'remove the rule that `weft doctor` names there',
+    needs: ['iptables'],
+    make: filter('OUTPUT'),
+    there: {
+      ...UNREACHED,
+      ...{ page: 'red peer-silent packets-dropped?', doctor: 'port-dropped peer-silent packets-dropped?' },
+      explain: 'out:firewall out:peer',
+    },
+    here: PEER_SILENT,
+  },
+  'path-mtu': {
+    title: 'MTU on the path',
+    does: "`ip link set mtu 1400` at the host's port of the switch: what is longer is lost there, and nobody is told",
+    remedy: 'raise the MTU there, or lower it on all hosts',
+    make: ({ lab, last }) => setMtu(lab.switch, portOf(last)),
+    there: PATH_NARROW,
+    here: PATH_NARROW,
+  },
+  mtu: {
+    title: 'MTU on the host',
+    does: '`ip link set eth0 mtu 1400` on the host: weftd there goes by that, the others send as long packets as before',
+    remedy: 'give the interface the MTU that it had, or all hosts the new one',
+    make: ({ last }) => setMtu(last.host, 'eth0'),
+    there: { doctor: 'bridge-mtu mtu-shrunk? path-mtu?', alerts: 'WeftPathNarrow?' },
+    here: PATH_NARROW,
+  },
+  route: {
+    title: 'wrong route',
+    does: "a route of somebody else's sends another host's subnet to the router",
+    remedy: 'remove the route that `weft doctor` names there: `ip route del`',
+    make({ members, last }) {
+      const subnet = subnetOf(members[0] as Member)
+      return inTurn(last.host, `ip route add ${subnet} via ${SWITCH_ADDRESS}`, `ip route del ${subnet}`)
+    },
+    there: {
+      ...PEER_SILENT,
+      ...{ doctor: 'foreign-route peer-silent', explain: 'out:route out:peer', alerts: 'WeftPeersUnreached' },
+    },
+    here: { ...PEER_SILENT, alerts: 'WeftPeersUnreached' },
+  },
+  etcd: {
+    title: 'etcd down',
+    does: 'etcd is killed: known hosts reach each other, and no lease is renewed',
+    remedy: 'start etcd again',
+    needs: ['etcd', 'etcdctl'],
+    store: 'etcd',
+    async make({ etcd }) {
+      await etcd?.kill()
+      return async () => etcd?.start()
+    },
+    there: STORE_AWAY,
+    here: STORE_AWAY,
+  },
+  wiped: {
+    title: 'etcd wiped',
+    does: '`etcdctl del "" --prefix`: leases and configuration are gone; each node writes its lease again',
+    remedy: 'put the configuration again: `weft config set`',
+    needs: ['etcd', 'etcdctl'],
+    store: 'etcd',
+    async make({ etcd }) {
+      await etcd?.ctl('del', '', '--prefix')
+      return async () => etcd?.ctl('put', CONFIG_KEY, CONFIG)
+    },
+    there: CONFIG_GONE,
+    here: CONFIG_GONE,
+  },
+  'lost-route': {
+    title: 'lost route',
+    does: '`ip route del` of the route to the network, which weftd puts back at once',
+    remedy: 'nothing is to be done: find who removes it, if it comes again',
+    make: async ({ last }) => {
+      await last.host.output('ip route del 10.5.0.0/16'.split(' '))
+      return async () => {}
+    },
+    there: { status: 'repairs', events: 'repaired' },
+    here: {},
+  },
+  twin: {
+    title: 'two nodes with one address',
+    does: 'another host starts a weftd with `--public-ip` of this one: both have one subnet',
+    remedy: 'give each host its own address with --public-ip or --iface',
+    async make({ start, spare, last }) {
+      const twin = start(spare, ['--public-ip', last.host.address])
+      await twin.line(/flannel is ready/)
+      return () => twin.stop()
+    },
+    there: { status: 'by-host', page: 'red address-twice', doctor: 'address-twice', events: 'twin' },
+    here: {},
+  },
+  clock: {
+    title: 'clock',
+    does: "the host's clock is two hours ahead",
+    remedy: 'set it by NTP: `timedatectl set-ntp true`',
+    needs: ['etcd', 'etcdctl', 'libfaketime'],
+    store: 'etcd',
+    async before(lab) {
+      setClock(lab, '+0')
+      const preload = { LD_PRELOAD: '/usr/$LIB/faketime/libfaketime.so.1', FAKETIME_DONT_FAKE_MONOTONIC: '1' }
+      return { env: { ...preload, FAKETIME_TIMESTAMP_FILE: join(lab.folder, 'clock'), FAKETIME_NO_CACHE: '1' } }
+    },
+    async make({ lab }) {
+      setClock(lab, '+2h')
+      return async () => setClock(lab, '+0')
+    },
+    there: { doctor: 'clock-off' },
+    here: {},
+  },
+  disk: {
+    title: 'full disk',
+    does: 'the file system of subnet.env is full, and the file is gone',
+    remedy: 'make room: weftd writes the file within seconds',
+    before: async (lab) => ({ subnetFile: join(await lab.mountMemory('small', '64k'), 'subnet.env') }),
+    async make({ lab }) {
+      const small = join(lab.folder, 'small')
+      const filler = join(small, 'filler')
+      rmSync(join(small, 'subnet.env'))
+      await output(['sh', '-c', 'cat /dev/zero > "$0" 2> /dev/null || true', filler])
+      return async () => rmSync(filler)
+    },
+    there: { status: 'by-host repairs', page: 'red', doctor: 'subnet-env-wrong', events: 'repaired not-written' },
+    here: {},
+  },
+  loss: {
+    title: '5% lost one way',
+    does: 'of the packets to the host one in twenty is lost on the way, and none of those from it',
+    remedy: 'find where they are lost, outside the tunnel',
+    needs: ['nft'],
+    async make({ lab, last }) {
+      await lab.switch.output([
+        'nft',
+        'add table bridge broken; add chain bridge broken way { type filter hook forward priority 0; }; ' +
+          `add rule bridge broken way oifname ${portOf(last)} numgen random mod 100 < 5 drop`,
+      ])
+      return () => lab.switch.output(['nft', 'delete table bridge broken'])
+    },
+    there: { status: 'loss?', page: 'peer-lossy?', doctor: 'peer-lossy?', bench: 'loss?' },
+    here: { status: 'loss?', page: 'peer-lossy?', doctor: 'peer-lossy?', bench: 'loss' },
+  },
+  slow: {
+    title: 'slow peer',
+    does: 'each packet to the host and from it takes 150 ms',
+    remedy: 'find what is slow between the hosts, outside the tunnel',
+    needs: ['python3'],
+    make: ({ lab, last }) => slowCable(lab, Number(last.host.name.replace('host', '')), 150),
+    there: { status: 'slow', bench: 'slow' },
+    here: { status: 'slow', bench: 'slow' },
+  },
+} as const satisfies Readonly<Record<string, Fault>>
+
+export type FaultName = keyof typeof FAULTS
+export const FAULT_NAMES = Object.keys(FAULTS) as FaultName[]
+
+export interface NetworkOptions {
+  readonly hosts: number
+  /** More of weftd's flags, for every host. */
+  readonly args: readonly string[]
+  readonly families?: readonly Family[]
+}
+
+/** Makes hosts with a daemon and a container each, fit to be broken in this way. */
+export async function openNetwork(
+  fault: Fault,
+  { hosts, args, families = ['ipv4'] }: NetworkOptions,
+): Promise<Network> {
+  // One more stands by, without a daemon.
+  const lab = await createLab({ hosts: hosts + 1, families })
+  let etcd: Etcd | undefined
+  const close = async (): Promise<void> => {
+    await lab.close()
+    await etcd?.close()
+  }
+  try {
+    const leases = join(lab.folder, 'leases')
+    if (fault.store === 'etcd') {
+      etcd = await startEtcd({ namespace: lab.switch.namespace, address: SWITCH_ADDRESS })
+      await etcd.ctl('put', CONFIG_KEY, CONFIG)
+    } else {
+      mkdirSync(leases)
+      writeFileSync(join(leases, 'config'), CONFIG)
+    }
+    const store = etcd ? ['--etcd-endpoints', etcd.endpoint] : ['--lease-dir', leases]
+    const own = (await fault.before?.(lab)) ?? {}
+    const lastHost = lab.hosts[hosts - 1] as Host
+    const fileOf = (host: Host): string => (host === lastHost && own.subnetFile) || host.subnetFile
+    const envOf: Network['envOf'] = (host) => (host === lastHost && own.env) || {}
+    const start: Network['start'] = (host, more = []) =>
+      host.startDaemon({
+        before: named(host.name),
+        args: [...store, ...args, '--subnet-file', fileOf(host), ...more],
+        env: envOf(host),
+      })
+    const members: Member[] = []
+    for (const host of lab.hosts.slice(0, hosts)) {
+      const daemon = start(host)
+      await daemon.line(/flannel is ready/)
+      members.push({ host, daemon, pod: await host.startPod(subnetOfEnv(readEnv(fileOf(host)))) })
+    }
+    return {
+      lab,
+      members,
+      last: members.at(-1) as Member,
+      spare: lab.hosts.at(-1) as Host,
+      envOf,
+      etcd,
+      start,
+      close,
+    }
+  } catch (error) {
+    await close()
+    throw error
+  }
+}
