@@ -1,4 +1,4 @@
-// build-page.mjs - one file of the page: src/page/index.html with the style, the script and uPlot in it, to dist/src/page/page.html.
+// build-page.mjs - one file of the page: src/report/page/index.html with the style, the script and uPlot in it, to dist/src/report/page/page.html.
 
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -7,7 +7,7 @@ import { rolldown } from 'rolldown'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const read = (path) => readFileSync(join(root, path), 'utf8')
-const folder = 'dist/src/page'
+const folder = 'dist/src/report/page'
 
 /** Without comments and indents: nobody reads it here. */
 const shorten = (css) =>
@@ -16,16 +16,16 @@ const shorten = (css) =>
     .replaceAll(/\s*\n\s*/g, '\n')
     .trim()
 
-const bundle = await rolldown({ input: join(root, 'src/page/main.ts'), platform: 'browser' })
+const bundle = await rolldown({ input: join(root, 'src/report/page/main.ts'), platform: 'browser' })
 const { output } = await bundle.generate({ format: 'iife', minify: true, comments: false })
 await bundle.close()
 const script = output[0].code.trim()
-const style = shorten(`${read('node_modules/uplot/dist/uPlot.min.css')}\n${read('src/page/style.css')}`)
+const style = shorten(`${read('node_modules/uplot/dist/uPlot.min.css')}\n${read('src/report/page/style.css')}`)
 if (/<\/?(script|style|!--)/i.test(script + style)) throw new Error('the script or the style would end their element')
 
 // The licence asks that it stands in every copy.
 const notice = `<!--\nuPlot, which draws the charts:\n\n${read('node_modules/uplot/LICENSE').trim()}\n-->\n`
-let page = read('src/page/index.html')
+let page = read('src/report/page/index.html')
 const parts = [
   [/<!-- index\.html.*?-->\n/s, notice],
   ['<style></style>', `<style>${style}</style>`],
@@ -33,7 +33,7 @@ const parts = [
 ]
 for (const [place, part] of parts) {
   const whole = page.replace(place, () => part)
-  if (whole === page) throw new Error(`src/page/index.html has no ${place}`)
+  if (whole === page) throw new Error(`src/report/page/index.html has no ${place}`)
   page = whole
 }
 mkdirSync(join(root, folder), { recursive: true })

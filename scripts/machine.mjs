@@ -10,16 +10,36 @@ import { basename, join } from 'node:path'
 /** What a developer needs every day. */
 export const COMMON = ['demo', 'test', 'bench', 'lint']
 /** The tests that run when they are asked for by name, and are more than a choice of `npm test`. */
-const ASKED = ['stubborn', 'soak', 'paths', 'kube', 'page', 'image', 'vm', 'arch', 'fuzz', 'mutants']
+const ASKED = [
+  'stubborn',
+  'soak',
+  'paths',
+  'kube',
+  'kubelet',
+  'page',
+  'image',
+  'vm',
+  'arch',
+  'fuzz',
+  'mutants',
+  'release',
+  'broken',
+]
 export const KINDS = [...COMMON, 'build', ...ASKED]
 /** Which of them make hosts. */
-const HOSTED = ['demo', 'test', 'bench', 'soak', 'paths', 'kube', 'page', 'image']
+const HOSTED = ['demo', 'test', 'bench', 'soak', 'paths', 'kube', 'kubelet', 'page', 'image', 'release', 'broken']
 
 /** Needed of the machine, and no program that a package brings. */
 export const HOSTS = "root's right to make network namespaces, and /dev/net/tun"
 export const KUBE_APISERVER = 'a real kube-apiserver'
 export const HELM = 'Helm'
 export const NODE = 'an architecture that the npm registry has Node.js for'
+
+/** Where a host keeps CNI's plugins. */
+export const CNI_FOLDERS = [...(process.env.CNI_PATH ?? '').split(':'), '/opt/cni/bin', '/usr/lib/cni'].filter(Boolean)
+
+/** Where the dynamic linker's $LIB may lead, by Debian's names of architectures. */
+const LIBRARY_FOLDERS = ['/usr/lib/x86_64-linux-gnu', '/usr/lib/aarch64-linux-gnu', '/usr/lib64', '/usr/lib']
 
 /**
  * @typedef {object} Need
@@ -50,21 +70,38 @@ export const NEEDS = [
   { name: 'tcpdump', package: 'tcpdump', for: ['test', 'paths', 'kube'] },
   { name: 'wg', package: 'wireguard-tools', for: ['demo', 'test', 'bench'] },
   { name: 'wireguard-go', package: 'wireguard-go', for: ['demo', 'test', 'bench'] },
+  {
+    name: "CNI's plugins",
+    isThere: () => CNI_FOLDERS.some((folder) => existsSync(join(folder, 'bridge'))),
+    package: 'containernetworking-plugins',
+    for: ['test'],
+  },
   { name: 'etcd', package: 'etcd-server', for: ['bench', 'test', 'soak', 'kube'] },
   { name: 'etcdctl', package: 'etcd-client', for: ['bench', 'test', 'soak', 'kube'] },
   { name: 'openssl', package: 'openssl', for: ['test', 'kube'] },
   { name: 'prometheus', package: 'prometheus', for: ['test'] },
-  { name: 'promtool', package: 'prometheus', for: ['test'] },
-  { name: 'curl', package: 'curl', for: ['test', 'soak'] },
-  { name: 'podman', package: 'podman', for: ['image'] },
-  { name: 'runc', package: 'runc', for: ['image'] },
-  { name: 'mmdebstrap', package: 'mmdebstrap', for: ['image'] },
+  { name: 'promtool', package: 'prometheus', for: ['test', 'kube'] },
+  { name: 'curl', package: 'curl', for: ['test', 'soak', 'kubelet'] },
+  {
+    name: 'libfaketime',
+    isThere: () => LIBRARY_FOLDERS.some((folder) => existsSync(join(folder, 'faketime/libfaketime.so.1'))),
+    package: 'libfaketime',
+    for: ['broken'],
+  },
+  { name: 'podman', package: 'podman', for: ['image', 'kubelet'] },
+  { name: 'runc', package: 'runc', for: ['image', 'kubelet'] },
+  { name: 'containerd', package: 'containerd', for: ['kubelet'] },
+  { name: 'gcc', package: 'gcc', for: ['kubelet'] },
+  { name: 'mmdebstrap', package: 'mmdebstrap', for: ['image', 'kubelet', 'release'] },
+  { name: 'dpkg-deb', package: 'dpkg', for: ['release'] },
+  { name: 'rpmbuild', package: 'rpm', for: ['release'] },
+  { name: 'g++', package: 'g++', for: ['release'] },
   { name: 'clang++', package: 'clang', for: ['lint', 'fuzz'] },
   { name: 'clang-format', package: 'clang-format', for: ['lint'] },
   { name: "libFuzzer and clang's sanitizers", isThere: hasFuzzer, package: fuzzerPackage, for: ['fuzz'] },
-  { name: 'aarch64-linux-gnu-g++', package: 'g++-aarch64-linux-gnu', for: ['arch'] },
+  { name: 'aarch64-linux-gnu-g++', package: 'g++-aarch64-linux-gnu', for: ['arch', 'release'] },
   { name: 's390x-linux-gnu-g++', package: 'g++-s390x-linux-gnu', for: ['arch'] },
-  { name: 'qemu-aarch64-static', package: 'qemu-user-static', for: ['arch'] },
+  { name: 'qemu-aarch64-static', package: 'qemu-user-static', for: ['arch', 'release'] },
   { name: 'qemu-s390x-static', package: 'qemu-user-static', for: ['arch'] },
   { name: 'qemu-system-x86_64', package: 'qemu-system-x86', for: ['vm'] },
   { name: 'busybox', package: 'busybox-static', for: ['vm'] },
@@ -77,11 +114,11 @@ export const NEEDS = [
     package: 'fonts-dejavu-core',
     for: ['page'],
   },
-  // To build a kube-apiserver from its source (kube-apiserver.mjs), and to ask it as an operator does.
-  { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube'] },
-  { name: 'rsync', package: 'rsync', for: ['kube'] },
+  // To build Kubernetes' programs from their source (kube-build.mjs), and to ask one as an operator does.
+  { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube', 'kubelet'] },
+  { name: 'rsync', package: 'rsync', for: ['kube', 'kubelet'] },
   { name: 'jq', package: 'jq', for: ['kube'] },
-  { name: 'go', package: 'golang-go', for: ['kube'] },
+  { name: 'go', package: 'golang-go', for: ['kube', 'kubelet'] },
   { name: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
   goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
@@ -90,13 +127,19 @@ export const NEEDS = [
     name: HOSTS,
     isThere: () => whyNoHosts() === undefined,
     remedy: () => whyNoHosts() ?? '',
-    for: ['soak', 'paths', 'kube', 'page', 'image'],
+    for: ['soak', 'paths', 'kube', 'kubelet', 'page', 'image', 'broken'],
   },
   {
     name: NODE,
     isThere: () => ['x64', 'arm64'].includes(process.arch),
     remedy: () => 'run it on amd64 or arm64',
-    for: ['image'],
+    for: ['image', 'kubelet'],
+  },
+  {
+    name: 'amd64, from which arm64 is compiled for',
+    isThere: () => process.arch === 'x64',
+    remedy: () => 'run it on amd64',
+    for: ['release'],
   },
   // Those of run.mjs, which has them made.
   { name: KUBE_APISERVER, isThere: () => Boolean(process.env.WEFT_KUBE_APISERVER), remedy: byTestKube, for: [] },
@@ -113,7 +156,7 @@ function byTestKube() {
  * @returns {Need} */
 function goLibrary(path, name) {
   const isThere = () => existsSync(join('/usr/share/gocode/src', path))
-  return { name: `${path} for Go`, isThere, package: name, for: ['kube'] }
+  return { name: `${path} for Go`, isThere, package: name, for: ['kube', 'kubelet'] }
 }
 
 /** Clang's folder of a version, which has the version for its name; undefined when there is no clang. */

@@ -116,7 +116,7 @@ export async function createNativeTrials({ root, folder }) {
       .filter((name) => pattern.test(name))
       .map((name) => `${room}/${name}`)
       .toSorted()
-  const rooms = ['native', 'native/core', 'native/encap', 'native/io']
+  const rooms = ['native', 'native/core', 'native/encap', 'native/io', 'native/walk']
   const sources = [...rooms, 'test/native'].flatMap((room) => list(room, /\.(cc|h)$/))
   const state = createHash('sha256')
   for (const file of sources) state.update(file).update(readFileSync(join(root, file)))
@@ -148,8 +148,6 @@ export async function createNativeTrials({ root, folder }) {
     )
   }
 
-  writeFileSync(keyPath, key)
-
   /** @param {string} name @param {string} to The folder of objects that go before those without a mistake. */
   async function link(name, to) {
     const program = join(to, name)
@@ -174,7 +172,7 @@ export async function createNativeTrials({ root, folder }) {
 
   /**
    * Whether a test notices this mistake; undefined when it does not compile.
-   * @param {ReturnType<typeof nativeMutants>[number]} mutant
+   * @param {{ file: string, index: number, was: string, became: string }} mutant
    */
   async function isNoticed({ file, index, was, became }) {
     const to = join(folder, 'mutant')
@@ -198,5 +196,9 @@ export async function createNativeTrials({ root, folder }) {
     return false
   }
 
+  // Where the copied tree lacks a file nothing compiles, and mutants that only the walks notice would be none.
+  if (!isBuilt && (await isNoticed({ file: 'native/core/packet.h', index: 0, was: '', became: '' })) !== false)
+    throw new Error('the copied tree without a mistake does not compile')
+  writeFileSync(keyPath, key)
   return { state: key, isNoticed }
 }

@@ -1,6 +1,7 @@
 // mutants-score.mjs - what mutants say of a room: how many were noticed, and which survivors nobody has given a reason for.
 
 import { createHash } from 'node:crypto'
+import { dirname } from 'node:path'
 
 /** Of the mutants of a room, what its tests must notice. */
 export const LEAST_PERCENT = 85
@@ -53,7 +54,7 @@ const fits = (known, mutant) =>
 export function judge(room, mutants, known, { isWhole, mayBeEmpty = true }) {
   const survivors = mutants.filter(({ isKilled }) => !isKilled)
   const killed = mutants.length - survivors.length
-  const own = known.filter(({ file }) => file.startsWith(`src/${room}/`) || file === `src/${room}.ts`)
+  const own = known.filter(({ file }) => dirname(file) === `src/${room}` || file === `src/${room}.ts`)
   const percent = mutants.length > 0 ? (100 * killed) / mutants.length : mayBeEmpty ? 100 : 0
   return {
     ...{ room, total: mutants.length, killed, percent, survivors },

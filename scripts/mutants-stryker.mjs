@@ -1,6 +1,6 @@
 // mutants-stryker.mjs - Stryker on the pure files of one room of src/, and what Stryker loads for it: who ignores prose, who tells how far it is.
 
-import { readFileSync } from 'node:fs'
+import { existsSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { Stryker } from '@stryker-mutator/core'
@@ -79,6 +79,21 @@ function rangesOf(file, share, seed) {
     .map((first) => `${file}:${first}-${first + LINES_TOGETHER - 1}`)
 }
 
+/** What Stryker says of a file that cannot be loaded, or that throws when no test runs: that fails too. */
+const OUTSIDE = 'An error occurred outside of a test run'
+
+/** What runs as a file is loaded no test is known to cover: Stryker would not ask a new test about one that survived. @param {string} path */
+function forgetStaticSurvivors(path) {
+  if (!existsSync(path)) return
+  const known = JSON.parse(readFileSync(path, 'utf8'))
+  for (const file of Object.values(known.files))
+    file.mutants = file.mutants.filter(
+      (/** @type {{ static?: boolean, status: string }} */ { static: isStatic, status }) =>
+        !isStatic || status !== 'Survived',
+    )
+  writeFileSync(path, JSON.stringify(known))
+}
+
 const collapse = (/** @type {string} */ text) => text.replaceAll(/\s+/g, ' ').trim()
 
 /**
@@ -94,6 +109,9 @@ export async function mutateTypescript({ root, folder, room, files, tests, hasPr
     onTested,
   })
   process.env.WEFT_MUTANTS_TESTS = tests.join(',')
+  // A sample knows nothing of the lines beside it, whose outcomes of before it would take for its own.
+  const incrementalFile = join(folder, `${room.replaceAll('/', '-')}${share < 1 ? `-${share}-${seed}` : ''}.json`)
+  forgetStaticSurvivors(incrementalFile)
   const stryker = new Stryker({
     testRunner: 'vitest',
     vitest: { configFile: 'vitest.mutants.config.ts', related: false },
@@ -105,10 +123,10 @@ export async function mutateTypescript({ root, folder, room, files, tests, hasPr
     concurrency: 1,
     timeoutMS: 10_000,
     incremental: true,
-    // A sample knows nothing of the lines beside it, whose outcomes of before it would take for its own.
-    incrementalFile: join(folder, share < 1 ? `${room}-${share}-${seed}.json` : `${room}.json`),
+    incrementalFile,
     tempDirName: join(folder, `sandbox-${process.pid}`),
-    ignorePatterns: ['/build', '/dist', '/docs/images', '/bench/results'],
+    // The addon stays: a test that imports what loads it could not be loaded itself.
+    ignorePatterns: ['/build/*', '!/build/Release', '/dist', '/docs/images', '/bench/results'],
     // It rewrites tsconfig.json by the API of a TypeScript before 7; the copy needs no rewriting.
     tsconfigFile: 'none',
     allowEmpty: true,
@@ -118,8 +136,8 @@ export async function mutateTypescript({ root, folder, room, files, tests, hasPr
   const results = await stryker.runMutationTest()
   const texts = new Map()
   return results
-    .filter(({ status }) => !['Ignored', 'CompileError', 'RuntimeError'].includes(status))
-    .map(({ fileName, location: { start, end }, replacement, mutatorName, status }) => {
+    .filter(({ status }) => status !== 'Ignored')
+    .map(({ fileName, location: { start, end }, replacement, mutatorName, status, statusReason }) => {
       const file = fileName.slice(root.length + 1)
       if (!texts.has(file)) texts.set(file, readFileSync(fileName, 'utf8').split('\n'))
       // Both count from 1.
@@ -134,7 +152,7 @@ export async function mutateTypescript({ root, folder, room, files, tests, hasPr
         was: collapse(part.join('\n')),
         became: collapse(replacement),
         operator: mutatorName,
-        isKilled: status === 'Killed' || status === 'Timeout',
+        isKilled: ['Killed', 'Timeout'].includes(status) || statusReason?.startsWith(OUTSIDE) === true,
       }
     })
 }

@@ -19,19 +19,10 @@ const folder = join(root, 'build/mutants')
 const knownPath = join(root, 'test/mutants.json')
 process.chdir(root)
 
-/** Where the tests of a room are not all that are in its folder: those that start processes would be run for each mutant. */
-const TESTS = {
-  lease: ['lease/allocate', 'lease/decode', 'lease/fail-static', 'lease/lease'],
-  cleanup: ['cleanup/flannel-rules'],
-  cli: ['cli/manual', 'cli/packet-text', 'cli/pcapng'],
-  firewall: ['firewall/rules'],
-  host: ['host/iptables'],
-  kube: ['kube/node-lease'],
-  measure: ['measure/conversation', 'measure/plan', 'measure/result'],
-  status: ['status/drops', 'status/probes', 'status/snapshot', 'status/status', 'status/threads'],
-}
+/** Where the tests of a room are not at the paths of its files. */
+const TESTS = { net: ['net/nets'] }
 /** Rooms that are full of sentences for people: how those are worded is no behaviour. */
-const PROSE = new Set(['cli', 'doctor', 'measure', 'options', 'page', 'status'])
+const PROSE = new Set(['options', 'report', 'report/page', 'tool/doctor', 'tool/measure', 'tool/weft'])
 const NATIVE = ['core', 'encap']
 
 /** @param {string} message @returns {never} */
@@ -40,12 +31,13 @@ function fail(message) {
   process.exit(2)
 }
 
-const { PURE, isPure } = await import(join(root, 'dist/test/support/pure-files.js'))
+const { isPure } = await import(join(root, 'dist/test/support/pure-files.js'))
 const files = readdirSync('src', { recursive: true, encoding: 'utf8' })
   .filter((file) => file.endsWith('.ts') && isPure(file))
   .toSorted()
-const roomOf = (/** @type {string} */ file) => file.split('/')[0].replace(/\.ts$/, '')
-const rooms = [...new Set(PURE.map(roomOf)), ...NATIVE.map((room) => `native/${room}`)]
+/** Its folder; of a file on top of src/ its name. */
+const roomOf = (/** @type {string} */ file) => file.replace(file.includes('/') ? /\/[^/]*$/ : /\.ts$/, '')
+const rooms = [...new Set(files.map(roomOf)), ...NATIVE.map((room) => `native/${room}`)]
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
@@ -78,7 +70,10 @@ const isOver = () => performance.now() >= endsAt
 /** @param {string} room @returns {Promise<Mutant[]>} */
 async function tryTypescript(room) {
   const own = files.filter((file) => roomOf(file) === room).map((file) => `src/${file}`)
-  const tests = (TESTS[room] ?? [`${room}/**/*`, room]).map((name) => `test/unit/${name}.test.ts`)
+  // A test that is at no such path may start processes, which would be for each mutant.
+  const tests = (TESTS[room] ?? own.map((file) => file.slice('src/'.length, -'.ts'.length))).map(
+    (name) => `test/unit/${name}.test.ts`,
+  )
   let done = 0
   /** @type {ReturnType<typeof createProgress> | undefined} */
   let progress
@@ -103,7 +98,7 @@ async function tryNative(room) {
   const progress = createProgress('test:mutants', { total: number, pace: 'even' })
   progress.now(`${room}: build`, 0)
   trials ??= await createNativeTrials({ root, folder })
-  const path = join(folder, `${room.replace('/', '-')}.json`)
+  const path = join(folder, `${room.replaceAll('/', '-')}.json`)
   const kept = existsSync(path) ? JSON.parse(readFileSync(path, 'utf8')) : {}
   /** @type {Record<string, boolean | null>} By mutant; null for one that does not compile. */
   const outcomes = kept.state === trials.state ? kept.outcomes : {}

@@ -26,7 +26,7 @@ export const TASKS = {
     setup: ['lint'],
     commands: [
       ['tsc', '-p', 'tsconfig.json', '--noEmit'],
-      ['tsc', '-p', 'src/page'],
+      ['tsc', '-p', 'src/report/page'],
       ['tsc', '-p', 'test/page'],
       ['oxlint', '--type-aware', '--deny-warnings'],
       ['oxfmt', '--check'],
@@ -61,8 +61,29 @@ export const TASKS = {
     made: { WEFT_KUBE_APISERVER: 'scripts/kube-apiserver.mjs', WEFT_HELM: 'scripts/helm.mjs' },
     commands: [vitest('test/kube')],
   },
+  'test:kubelet': {
+    setup: ['test', 'kubelet'],
+    env: ASKED,
+    made: { WEFT_KUBELET: 'scripts/kubelet.mjs' },
+    commands: [vitest('--project', 'kubelet')],
+  },
   'test:mutants': { setup: ['mutants'], commands: [script('scripts/mutants.mjs')] },
   'test:page': { setup: ['test', 'page'], env: { ...ASKED, WEFT_PAGE: '1' }, commands: [vitest('--project', 'page')] },
+  'test:broken': {
+    setup: ['test', 'broken'],
+    env: { ...ASKED, WEFT_BROKEN: '1' },
+    commands: [vitest('--project', 'broken')],
+  },
+  release: {
+    setup: ['release'],
+    // Two at once would write into each other's files: the second waits.
+    commands: [['flock', '--no-fork', 'scripts/release', ...script('scripts/release/main.mjs')]],
+  },
+  'release:test': {
+    setup: ['test', 'release', 'image'],
+    env: { ...ASKED, WEFT_RELEASE: '1' },
+    commands: [vitest('--project', 'release')],
+  },
   'image:test': {
     setup: ['test', 'image'],
     env: { ...ASKED, WEFT_IMAGE: '1' },

@@ -1,0 +1,65 @@
+// deb.mjs - Debian's package of an architecture, of the executable and what belongs to a service. dpkg-deb packs it.
+
+import { execFileSync } from 'node:child_process'
+import {
+  chmodSync,
+  copyFileSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs'
+import { dirname, join } from 'node:path'
+import { gzipSync } from 'node:zlib'
+
+/** What Node.js and the addon are linked to, and the program by which weft makes devices. */
+const DEPENDS = 'libc6 (>= 2.28), libstdc++6, libgcc-s1 | libgcc1, iproute2'
+const RECOMMENDS = 'iptables | nftables'
+const SCRIPTS = ['postinst', 'prerm', 'postrm']
+
+/** KiB, as dpkg-gencontrol counts them: what a folder takes differs between file systems. */
+const installedSize = (tree) =>
+  readdirSync(tree, { recursive: true, withFileTypes: true })
+    .map((each) => (each.isFile() ? Math.ceil(statSync(join(each.parentPath, each.name)).size / 1024) : 1))
+    .reduce((sum, size) => sum + size, 0)
+
+/** Writes it to `target`. `texts` are files by their paths in the package. */
+export function buildDeb({ root, work, architecture, version, publisher, executable, texts, target }) {
+  const tree = join(work, 'deb')
+  rmSync(tree, { recursive: true, force: true })
+  const put = (path, content, mode = 0o644) => {
+    mkdirSync(dirname(join(tree, path)), { recursive: true })
+    writeFileSync(join(tree, path), content)
+    chmodSync(join(tree, path), mode)
+  }
+  mkdirSync(join(tree, 'usr/bin'), { recursive: true })
+  copyFileSync(executable, join(tree, 'usr/bin/weftd'))
+  chmodSync(join(tree, 'usr/bin/weftd'), 0o755)
+  symlinkSync('weftd', join(tree, 'usr/bin/weft'))
+  // Debian 11 does not look below /usr where / and /usr are two.
+  put('lib/systemd/system/weftd.service', readFileSync(join(root, 'deploy/weftd.service')))
+  put('etc/default/weftd', readFileSync(join(root, 'deploy/deb/default')))
+  for (const [path, text] of Object.entries(texts))
+    put(path, path.endsWith('.gz') ? gzipSync(text, { level: 9 }) : text)
+  const size = installedSize(tree)
+  put(
+    'DEBIAN/control',
+    [
+      ...['Package: weft', `Version: ${version}`, `Architecture: ${architecture.debian}`, `Installed-Size: ${size}`],
+      ...[`Depends: ${DEPENDS}`, `Recommends: ${RECOMMENDS}`, 'Section: net', 'Priority: optional'],
+      `Maintainer: ${publisher.maintainer}`,
+      `Homepage: ${publisher.repository}`,
+      'Description: drop-in replacement for flanneld',
+      ' Leases a subnet to each container host, and carries packets between hosts inside UDP, without vxlan in the kernel.',
+      '',
+    ].join('\n'),
+  )
+  put('DEBIAN/conffiles', '/etc/default/weftd\n')
+  for (const name of SCRIPTS) put(`DEBIAN/${name}`, readFileSync(join(root, 'deploy/deb', name)), 0o755)
+  execFileSync('dpkg-deb', ['--root-owner-group', '-Zxz', '-z2', '--build', tree, target], {
+    stdio: ['ignore', 2, 'inherit'],
+  })
+}

@@ -1,0 +1,45 @@
+// executable.mjs - the one-file executable of an architecture: Node.js, the bundle, the addon and the page in one
+// (nodejs.org/api/single-executable-applications.html).
+
+import { execFileSync } from 'node:child_process'
+import { copyFileSync, mkdirSync, writeFileSync } from 'node:fs'
+import { createRequire } from 'node:module'
+import { join, relative } from 'node:path'
+import { nodeRelease, sysroot } from './inputs.mjs'
+
+const require = createRequire(import.meta.url)
+
+/** Where Node.js looks for what was put into it. */
+const RESOURCE = 'NODE_SEA_BLOB'
+const FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2'
+
+/**
+ * Writes it to `target`; `work` is a folder below `root`, whose name is inside.
+ * @param {{ root: string, work: string, architecture: import('./inputs.mjs').Architecture, version: string, code: string, lines: string, addon: string, target: string }} from
+ */
+export function buildExecutable({ root, work, architecture, version, code, lines, addon, target }) {
+  const node = join(nodeRelease(architecture), 'bin/node')
+  const path = (name) => relative(root, join(work, name))
+  mkdirSync(work, { recursive: true })
+  writeFileSync(join(work, 'weftd.cjs'), code)
+  writeFileSync(join(work, 'lines.json'), lines)
+  writeFileSync(join(work, 'version'), version)
+  const config = {
+    ...{ main: path('weftd.cjs'), output: path('blob'), disableExperimentalSEAWarning: true },
+    useCodeCache: true, // which that architecture's Node.js alone can make
+    execArgvExtension: 'none', // NODE_OPTIONS is for programs that are known to be Node.js
+    assets: {
+      ...{ version: path('version'), 'lines.json': path('lines.json') },
+      ...{ 'weft.node': relative(root, addon), 'page.html': 'dist/src/report/page/page.html' },
+    },
+  }
+  writeFileSync(join(work, 'config.json'), JSON.stringify(config))
+  const run = (file, ...args) => execFileSync(file, args, { cwd: root, stdio: ['ignore', 2, 'inherit'] })
+  const emulated = architecture.qemu ? [architecture.qemu, '-L', sysroot(architecture)] : []
+  // The code cache has hashes in it, whose seed is drawn; V8 does not ask for the same one of whoever uses the cache.
+  run(...emulated, node, '--random-seed=1', '--experimental-sea-config', path('config.json'))
+  copyFileSync(node, target)
+  run(`${architecture.gnu}-strip`, target)
+  const postject = require.resolve('postject/dist/cli.js')
+  run(process.execPath, postject, target, RESOURCE, path('blob'), '--sentinel-fuse', FUSE)
+}

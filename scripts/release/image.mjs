@@ -1,0 +1,143 @@
+// image.mjs - container images of the executable, one of each architecture below one index, as an archive in the layout of the Open
+// Container Initiative (github.com/opencontainers/image-spec, image-layout.md).
+//
+// Two layers: of Debian the programs that weft runs, with the libraries that they load (image-base.mjs); and weft, where flannel's image
+// has flanneld. Which kind of iptables is used is found out as by deploy/Dockerfile's image, from which it does not differ to whoever
+// runs it, but that it has no wireguard-go.
+
+import {
+  chmodSync,
+  copyFileSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs'
+import { dirname, join } from 'node:path'
+import { gzip, sha256, tarOf } from './archive.mjs'
+import { imageBase } from './image-base.mjs'
+
+const TYPE = 'application/vnd.oci.image'
+const FAMILIES = ['iptables', 'ip6tables']
+const TOOLS = { 'install-conf': 'install-conf', 'mk-docker-opts.sh': 'docker-opts' }
+
+/** What is laid on Debian's: `tree` is made anew. */
+function layTree({ root, tree, executable, addon, licences }) {
+  rmSync(tree, { recursive: true, force: true })
+  const at = (path) => {
+    mkdirSync(dirname(join(tree, path)), { recursive: true })
+    return join(tree, path)
+  }
+  const program = (from, path) => {
+    copyFileSync(from, at(path))
+    chmodSync(join(tree, path), 0o755)
+  }
+  program(executable, 'opt/weft/bin/weftd')
+  // No folder of the container need let programs be mapped from what is written there.
+  program(addon, 'opt/weft/bin/weft.node')
+  for (const name of ['weft', 'flanneld']) symlinkSync('weftd', at(`opt/weft/bin/${name}`))
+  for (const name of ['weft', 'weftd']) symlinkSync(`../../../opt/weft/bin/${name}`, at(`usr/local/bin/${name}`))
+  program(join(root, 'deploy/flanneld.sh'), 'opt/bin/flanneld')
+  for (const [name, command] of Object.entries(TOOLS)) {
+    writeFileSync(at(`opt/bin/${name}`), `#!/bin/sh\nexec /opt/weft/bin/weft ${command} "$@"\n`)
+    chmodSync(join(tree, `opt/bin/${name}`), 0o755)
+  }
+  for (const kind of ['nft', 'legacy'])
+    for (const family of FAMILIES)
+      for (const name of [family, `${family}-save`, `${family}-restore`])
+        symlinkSync(`/usr/sbin/xtables-${kind}-multi`, at(`opt/weft/iptables/${kind}/${name}`))
+  writeFileSync(at('usr/share/doc/weft/copyright'), licences)
+}
+
+/** Files by their digests, as the layout has them. */
+function blobStore(layout) {
+  rmSync(layout, { recursive: true, force: true })
+  mkdirSync(join(layout, 'blobs/sha256'), { recursive: true })
+  return (bytes, mediaType) => {
+    const hash = sha256(bytes)
+    writeFileSync(join(layout, 'blobs/sha256', hash), bytes)
+    return { mediaType, digest: `sha256:${hash}`, size: bytes.length }
+  }
+}
+
+/** The description, which `docker inspect` and registries show. */
+function configOf({ version, publisher, architecture, digests }) {
+  const created = new Date(Number(process.env.SOURCE_DATE_EPOCH) * 1000).toISOString()
+  const label = (name) => `org.opencontainers.image.${name}`
+  return {
+    ...{ created, architecture: architecture.debian, os: 'linux' },
+    config: {
+      // Root without root's powers: it is run with CAP_NET_ADMIN and /dev/net/tun, and with nothing else. /run/flannel is root's on the host.
+      Env: [
+        'PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
+        'FLANNELD_STATUS_SOCKET=/run/flannel/weftd.sock',
+      ],
+      Entrypoint: ['/opt/bin/flanneld'],
+      WorkingDir: '/',
+      Labels: {
+        [label('title')]: 'weft',
+        [label('description')]: 'A drop-in replacement for flanneld',
+        [label('version')]: version,
+        [label('licenses')]: 'Apache-2.0',
+        [label('source')]: publisher.repository,
+      },
+    },
+    rootfs: { type: 'layers', diff_ids: digests },
+    history: [
+      { created, created_by: "Debian's packages", comment: 'programs and their libraries' },
+      { created, created_by: `weft ${version}` },
+    ],
+  }
+}
+
+const json = (value) => Buffer.from(JSON.stringify(value))
+
+/**
+ * Writes the archive to `target`.
+ * @param {{ root: string, work: string, version: string, publisher: typeof import('./publisher.json'), licences: string, builds: readonly { architecture: import('./inputs.mjs').Architecture, executable: string, addon: string }[], target: string }} from
+ * @returns {string} The digest of the index, by which the image of whatever architecture is named.
+ */
+export function buildImage({ root, work, version, publisher, licences, builds, target }) {
+  const layout = join(work, 'layout')
+  const blob = blobStore(layout)
+  const manifests = builds.map(({ architecture, executable, addon }) => {
+    const tree = join(work, architecture.name)
+    layTree({ root, tree, executable, addon, licences })
+    const tars = [imageBase(architecture), tree].map((folder) => tarOf(folder))
+    const layers = tars.map((tar) => blob(gzip(tar), `${TYPE}.layer.v1.tar+gzip`))
+    const digests = tars.map((tar) => `sha256:${sha256(tar)}`)
+    const config = blob(json(configOf({ version, publisher, architecture, digests })), `${TYPE}.config.v1+json`)
+    const mediaType = `${TYPE}.manifest.v1+json`
+    return {
+      ...blob(json({ schemaVersion: 2, mediaType, config, layers }), mediaType),
+      platform: { architecture: architecture.debian, os: 'linux' },
+    }
+  })
+  const mediaType = `${TYPE}.index.v1+json`
+  const index = blob(json({ schemaVersion: 2, mediaType, manifests }), mediaType)
+  // By which podman and containerd name what they import.
+  const name = `${publisher.image}:${version}`
+  const annotations = { 'org.opencontainers.image.ref.name': name, 'io.containerd.image.name': name }
+  const named = { ...index, annotations }
+  writeFileSync(join(layout, 'oci-layout'), json({ imageLayoutVersion: '1.0.0' }))
+  writeFileSync(join(layout, 'index.json'), json({ schemaVersion: 2, mediaType, manifests: [named] }))
+  writeFileSync(target, tarOf(layout, ...readdirSync(layout).toSorted()))
+  return index.digest
+}
+
+/** Debian's packages of which something is in the images of an architecture, as its SBOM names them. */
+export function debianMaterials(architecture) {
+  const folder = join(imageBase(architecture), 'var/lib/dpkg/status.d')
+  return readdirSync(folder)
+    .toSorted()
+    .filter((name) => !name.includes('.'))
+    .map((file) => {
+      const text = readFileSync(join(folder, file), 'utf8')
+      const field = (name) => new RegExp(`^${name}: (.*)$`, 'm').exec(text)?.[1] ?? ''
+      const [name, version] = [field('Package'), field('Version')]
+      const purl = `pkg:deb/debian/${name}@${encodeURIComponent(version)}?arch=${field('Architecture')}&distro=debian-13`
+      return { type: 'library', name, version, purl }
+    })
+}

@@ -1,0 +1,110 @@
+// inputs.mjs - what a release is made of beside this clone and its npm packages: releases of Node.js, and the C library that the
+// addons are linked to. Fetched once, into ~/.cache/weft or $XDG_CACHE_HOME/weft; the network is not needed after that.
+
+import { createHash } from 'node:crypto'
+import { execFileSync } from 'node:child_process'
+import {
+  chmodSync,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  renameSync,
+  rmSync,
+  symlinkSync,
+} from 'node:fs'
+import { homedir } from 'node:os'
+import { dirname, join, relative } from 'node:path'
+
+/** The release of Node.js inside, as the npm registry packs nodejs.org's. */
+export const NODE_VERSION = '24.21.0'
+
+/**
+ * By the name that Node.js has for it: Debian's, the compiler's, and what npm says of the package of NODE_VERSION.
+ * @typedef {{ name: string, debian: string, gnu: string, qemu?: string, integrity: string }} Architecture
+ * @type {readonly Architecture[]}
+ */
+export const ARCHITECTURES = [
+  {
+    ...{ name: 'x64', debian: 'amd64', gnu: 'x86_64-linux-gnu' },
+    integrity: '3nULszZ5X0fciYpG0t6TrdApJzAn8+FlINP6OiMX7V8HrvpATPN936U1LlReOJriLRa4e8yEqQBYCnLyPNAs7Q==',
+  },
+  {
+    ...{ name: 'arm64', debian: 'arm64', gnu: 'aarch64-linux-gnu', qemu: 'qemu-aarch64-static' },
+    integrity: 'FpJRPEz2OvvTLfjIOlNGFY9JLPMKgl5m+d4oGYBLg24kJ1mmvN1Zl/HPJgF4HDaJ51ISev1l1cRZ/DM+keXW5g==',
+  },
+]
+
+/** The oldest Debian on which the addon runs: glibc 2.31. Node.js itself asks for 2.28. */
+const DEBIAN = 'bullseye'
+/** Its updates are gone from Debian's mirrors; this stays as it is. */
+const MIRROR = 'http://deb.debian.org/debian'
+
+const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'weft')
+
+/** What was left by releases that were killed while they fetched. */
+function removeUnfinished() {
+  for (const name of readdirSync(cache)) {
+    const pid = /^new-(\d+)-/.exec(name)?.[1]
+    if (pid && !existsSync(`/proc/${pid}`)) rmSync(join(cache, name), { recursive: true, force: true })
+  }
+}
+
+/** Makes a folder of the cache, whole or not at all; returns its path. */
+export function made(name, make) {
+  const folder = join(cache, name)
+  if (existsSync(folder)) return folder
+  mkdirSync(cache, { recursive: true })
+  removeUnfinished()
+  const work = mkdtempSync(join(cache, `new-${process.pid}-`))
+  try {
+    make(work)
+    chmodSync(work, 0o755) // a container's root, for one
+    renameSync(work, folder)
+  } catch (error) {
+    if (!existsSync(folder)) throw error // else another release was made at the same time, and was first
+  } finally {
+    rmSync(work, { recursive: true, force: true })
+  }
+  return folder
+}
+
+/** The folder of a release of Node.js for an architecture: bin/node, include/node, LICENSE. Throws where its bytes are others than are known. */
+export function nodeRelease({ name, integrity }) {
+  return made(`node-${NODE_VERSION}-${name}`, (folder) => {
+    const pack = ['pack', '--silent', `node-linux-${name}@${NODE_VERSION}`, '--pack-destination', folder]
+    const archive = join(folder, execFileSync('npm', pack, { encoding: 'utf8', stdio: ['ignore', 'pipe', 2] }).trim())
+    const found = createHash('sha512').update(readFileSync(archive)).digest('base64')
+    if (found !== integrity) throw new Error(`node-linux-${name}@${NODE_VERSION} is not what it was: sha512-${found}`)
+    execFileSync('tar', ['-xzf', archive, '-C', folder, '--strip-components=1'])
+    rmSync(archive)
+  })
+}
+
+/** Links to absolute paths would lead out of the folder. */
+function bendLinks(root, folder) {
+  for (const name of readdirSync(folder)) {
+    const path = join(folder, name)
+    const stat = lstatSync(path)
+    if (stat.isDirectory()) bendLinks(root, path)
+    if (!stat.isSymbolicLink() || !readlinkSync(path).startsWith('/')) continue
+    const target = relative(dirname(path), join(root, readlinkSync(path)))
+    rmSync(path)
+    symlinkSync(target, path)
+  }
+}
+
+/** A folder with headers and libraries of the oldest Debian, for the linker and for an emulator. */
+export function sysroot({ debian }) {
+  return made(`${DEBIAN}-${debian}`, (folder) => {
+    const include = '--include=libc6-dev,libstdc++6,libgcc-s1'
+    execFileSync('mmdebstrap', ['--quiet', '--variant=extract', `--arch=${debian}`, include, DEBIAN, folder, MIRROR], {
+      stdio: ['ignore', 2, 'inherit'],
+    })
+    for (const name of ['lib', 'lib64', 'usr/lib'])
+      if (existsSync(join(folder, name))) bendLinks(folder, join(folder, name))
+  })
+}

@@ -1,0 +1,169 @@
+// main.mjs - `npm run release`: what is published, in release/: executables, packages, images, what Kubernetes is given, and what says
+// what all of them are.
+//
+// The same commit gives the same bytes, in whatever folder it lies and whoever's it is.
+
+import { execFileSync, spawnSync } from 'node:child_process'
+import { chmodSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { createProgress } from '../progress.mjs'
+import { buildAddon } from './addon.mjs'
+import { sha256 } from './archive.mjs'
+import { bundle } from './bundle.mjs'
+import { buildDeb } from './deb.mjs'
+import { buildExecutable } from './executable.mjs'
+import { buildImage, debianMaterials } from './image.mjs'
+import { ARCHITECTURES, NODE_VERSION, nodeRelease } from './inputs.mjs'
+import { buildKubernetes } from './kubernetes.mjs'
+import { buildNpm, dependencies } from './npm.mjs'
+import { buildRpm } from './rpm.mjs'
+
+const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))))
+const out = join(root, 'release')
+const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
+const publisher = JSON.parse(readFileSync(join(root, 'scripts/release/publisher.json'), 'utf8'))
+const said = (file, ...args) => execFileSync(file, args, { cwd: root, encoding: 'utf8' })
+
+/** The part of the changelog about this version. */
+function releaseNotes() {
+  const [, text] = new RegExp(`^## ${version}[^\\n]*\\n(.*?)(?=^## |$(?![^]))`, 'ms').exec(read('CHANGELOG.md')) ?? []
+  if (!text) throw new Error(`CHANGELOG.md has no section of ${version}`)
+  return `# weft ${version}\n\n${text.trim()}\n`
+}
+const read = (path) => readFileSync(join(root, path), 'utf8')
+
+/** The licences of all that is in the executable, each in its own words. */
+function licences(packages) {
+  const textOf = ({ folder }) => {
+    const file = readdirSync(join(root, folder)).find((name) => /^licen[cs]e/i.test(name))
+    return file ? read(join(folder, file)) : undefined
+  }
+  const parts = packages.map((each) => [
+    `${each.name} ${each.version} (${each.license})`,
+    textOf(each) ?? `It comes without a text; its package names the licence ${each.license}.`,
+  ])
+  const node = readFileSync(join(nodeRelease(ARCHITECTURES[0]), 'LICENSE'), 'utf8')
+  const all = [
+    [`weft ${version} (Apache-2.0)`, read('LICENSE')],
+    ...parts,
+    [`Node.js ${NODE_VERSION}, and what it holds`, node],
+  ]
+  return all.map(([title, text]) => `${'='.repeat(78)}\n${title}\n${'='.repeat(78)}\n\n${text.trim()}\n`).join('\n')
+}
+
+const library = ({ name, version: its, license }) => ({
+  ...{ type: 'library', name, version: its, licenses: [{ license: { id: license } }] },
+  purl: `pkg:npm/${name.replace('@', '%40')}@${its}`,
+})
+/** What an executable holds beside packages. */
+const runtime = () => [
+  { type: 'application', name: 'node', version: NODE_VERSION, purl: `pkg:generic/node@${NODE_VERSION}` },
+  ...compiled(),
+]
+const compiled = () => [
+  {
+    ...{ type: 'library', name: 'libstdc++', version: said('g++', '-dumpfullversion').trim() },
+    description: 'linked into the addon',
+  },
+]
+
+/** Says what is inside a file of the release (CycloneDX 1.6). */
+function writeMaterials(name, description, components) {
+  const component = { type: 'application', name: 'weft', version, description }
+  const bom = { bomFormat: 'CycloneDX', specVersion: '1.6', version: 1, metadata: { component }, components }
+  writeFileSync(join(out, `${name}.cdx.json`), `${JSON.stringify(bom, null, 2)}\n`)
+}
+
+const git = (...args) => spawnSync('git', args, { cwd: root, encoding: 'utf8' })
+
+/** The seconds since 1970 that the package's files are said to be of (reproducible-builds.org): the commit's. */
+function time() {
+  const { stdout, stderr } = git('log', '-1', '--format=%ct')
+  const seconds = process.env.SOURCE_DATE_EPOCH || stdout?.trim()
+  if (!seconds) throw new Error(`git tells no commit (${stderr?.trim()}); set SOURCE_DATE_EPOCH, seconds since 1970`)
+  if (!/^\d+$/.test(seconds)) throw new Error(`SOURCE_DATE_EPOCH is not seconds since 1970: ${seconds}`)
+  return seconds
+}
+
+const progress = createProgress('release', { total: 6 + ARCHITECTURES.length * 4, pace: 'even' })
+try {
+  process.umask(0o022) // the modes of the package's folders
+  process.env.SOURCE_DATE_EPOCH = time()
+  const changes = git('status', '--porcelain').stdout?.trimEnd()
+  rmSync(out, { recursive: true, force: true })
+  mkdirSync(out)
+  progress.now('TypeScript and the page')
+  for (const words of [['node_modules/typescript/bin/tsc', '-p', 'tsconfig.json'], ['scripts/build-page.mjs']])
+    execFileSync(process.execPath, words, { cwd: root, stdio: ['ignore', 2, 'inherit'] })
+  progress.now('the bundle')
+  const { code, lines, packages } = await bundle(root)
+  const tool = (...words) => said(process.execPath, 'bin/weft', ...words)
+  const texts = {
+    'usr/share/man/man8/weft.8.gz': tool('man'),
+    'usr/share/man/man8/weftd.8.gz': tool('man', 'weftd'),
+    'usr/share/bash-completion/completions/weft': tool('completion', 'bash'),
+    'usr/share/zsh/vendor-completions/_weft': tool('completion', 'zsh'),
+    'usr/share/fish/vendor_completions.d/weft.fish': tool('completion', 'fish'),
+    'usr/share/doc/weft/changelog.gz': read('CHANGELOG.md'),
+    'usr/share/doc/weft/copyright': licences(packages),
+  }
+  const builds = ARCHITECTURES.map((architecture) => {
+    const work = join(root, 'build/release', architecture.name)
+    const addon = join(work, 'weft.node')
+    const executable = join(out, `weftd-linux-${architecture.name}`)
+    mkdirSync(work, { recursive: true })
+    progress.now(`the addon for ${architecture.name}`)
+    buildAddon(root, architecture, addon)
+    progress.now(`the executable for ${architecture.name}`)
+    buildExecutable({ root, work, architecture, version, code, lines, addon, target: executable })
+    chmodSync(executable, 0o755)
+    progress.now(`the Debian package for ${architecture.name}`)
+    const target = join(out, `weft_${version}_${architecture.debian}.deb`)
+    buildDeb({ root, work, architecture, version, publisher, executable, texts, target })
+    progress.now(`the RPM package for ${architecture.name}`)
+    buildRpm({ root, work, architecture, version, publisher, executable, texts, out })
+    writeMaterials(`weftd-linux-${architecture.name}`, `linux ${architecture.name}`, [
+      ...packages.map(library),
+      ...runtime(),
+    ])
+    return { architecture, executable, addon }
+  })
+  const below = (name) => {
+    const folder = join(root, 'build/release', name)
+    mkdirSync(folder, { recursive: true })
+    return folder
+  }
+  progress.now('the npm package')
+  const addons = Object.fromEntries(builds.map(({ architecture, addon }) => [architecture.name, addon]))
+  buildNpm({ root, work: below('npm'), publisher, addons, target: join(out, `weft-npm-${version}.tgz`) })
+  writeMaterials('weft-npm', 'npm package', [...dependencies(root).map(library), ...compiled()])
+  progress.now('the images')
+  const image = join(out, `weft-image-${version}.tar`)
+  const from = { root, work: below('image'), version, publisher, licences: licences(packages), builds, target: image }
+  const digest = buildImage(from)
+  for (const { architecture } of builds)
+    writeMaterials(`weft-image-${architecture.debian}`, `image for linux ${architecture.debian}`, [
+      ...packages.map(library),
+      ...runtime(),
+      ...debianMaterials(architecture),
+    ])
+  progress.now('what Kubernetes is given')
+  buildKubernetes({
+    ...{ root, work: below('kubernetes'), version, image: publisher.image, digest },
+    ...{ manifest: join(out, 'weft.yaml'), chart: join(out, `weft-chart-${version}.tgz`) },
+  })
+  progress.now('notes and checksums')
+  writeFileSync(join(out, 'LICENCES'), licences(packages))
+  writeFileSync(join(out, 'NOTES.md'), releaseNotes())
+  const names = readdirSync(out).toSorted()
+  const sums = names.map((name) => `${sha256(readFileSync(join(out, name)))}  ${name}\n`)
+  writeFileSync(join(out, 'SHA256SUMS'), sums.join(''))
+  progress.end()
+  process.stdout.write(said('ls', '-l', out))
+  if (changes) process.stderr.write(`release: made of what is not committed, do not publish it:\n${changes}\n`)
+} catch (error) {
+  progress.end()
+  process.stderr.write(`release: ${error.message}\n`)
+  process.exitCode = 1
+}

@@ -1,0 +1,73 @@
+// npm.mjs - the npm package: what `npm pack` packs, with the packages that it depends on and the addon of each architecture in it.
+//
+// It is installed without the registry, by `--ignore-scripts` too, and has what package-lock.json names, whenever that is.
+
+import { execFileSync } from 'node:child_process'
+import { chmodSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { basename, dirname, join } from 'node:path'
+import { gzip, tarOf } from './archive.mjs'
+
+/** Neither types nor source maps nor manuals are of use to whoever runs it; licences are named anyhow. */
+const isKept = (path) => /^licen[cs]e/i.test(basename(path)) || !/\.(?:[cm]?ts|map|md|markdown)$/i.test(path)
+
+/**
+ * The packages that it depends on, however deep: name, version, license, folder, as bundle.mjs tells them.
+ */
+export function dependencies(root) {
+  const { packages } = JSON.parse(readFileSync(join(root, 'package-lock.json'), 'utf8'))
+  return Object.entries(packages)
+    .filter(([folder, { dev, peer }]) => folder !== '' && !dev && !peer && existsSync(join(root, folder)))
+    .map(([folder, { version, license }]) => ({
+      ...{ name: folder.slice(folder.lastIndexOf('node_modules/') + 13), version, license, folder },
+    }))
+}
+
+/** Its package.json: of what is inside the exact versions, of the scripts the one that runs when it is installed. */
+function manifest(root, publisher, packages) {
+  const { devDependencies: _, ...own } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
+  const versions = new Map(packages.map(({ folder, version }) => [folder, version]))
+  const exact = Object.fromEntries(
+    Object.keys(own.dependencies).map((name) => [name, versions.get(`node_modules/${name}`)]),
+  )
+  return {
+    ...own,
+    name: publisher.npm,
+    homepage: `${publisher.repository}#readme`,
+    bugs: `${publisher.repository}/issues`,
+    repository: { type: 'git', url: `git+${publisher.repository}.git` },
+    scripts: { install: own.scripts.install },
+    dependencies: exact,
+    bundleDependencies: Object.keys(exact),
+  }
+}
+
+/**
+ * Writes it to `target`. `addons` are paths by the name that Node.js has for the architecture.
+ * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), addons: Readonly<Record<string, string>>, target: string }} from
+ */
+export function buildNpm({ root, work, publisher, addons, target }) {
+  const tree = join(work, 'package')
+  rmSync(tree, { recursive: true, force: true })
+  const put = (from, to) => {
+    mkdirSync(dirname(join(tree, to)), { recursive: true })
+    cpSync(from, join(tree, to))
+  }
+  const listing = ['pack', '--dry-run', '--json', '--ignore-scripts', '--loglevel=silent']
+  const [{ files }] = JSON.parse(execFileSync('npm', listing, { cwd: root, encoding: 'utf8' }))
+  for (const { path, mode } of files) {
+    if (path.startsWith('prebuilds/')) continue // of this machine, if it is there
+    put(join(root, path), path)
+    chmodSync(join(tree, path), mode & 0o111 ? 0o755 : 0o644)
+  }
+  const packages = dependencies(root)
+  for (const { folder } of packages)
+    cpSync(join(root, folder), join(tree, folder), {
+      recursive: true,
+      // A package of its own below is in the list itself, or is not wanted.
+      filter: (path) => isKept(path) && !path.slice(join(root, folder).length).split('/').includes('node_modules'),
+    })
+  execFileSync('chmod', ['-R', 'u+rwX,go=u-w', tree])
+  for (const [name, addon] of Object.entries(addons)) put(addon, `prebuilds/linux-${name}/weft.napi.glibc.node`)
+  writeFileSync(join(tree, 'package.json'), `${JSON.stringify(manifest(root, publisher, packages), null, 2)}\n`)
+  writeFileSync(target, gzip(tarOf(work, 'package')))
+}

@@ -1,0 +1,82 @@
+// rpm.mjs - the package of an architecture for Fedora, RHEL, openSUSE and their like, of the executable and what belongs to a service.
+// rpmbuild packs it.
+
+import { execFileSync } from 'node:child_process'
+import { copyFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
+import { gzipSync } from 'node:zlib'
+
+const ARCHITECTURES = { x64: 'x86_64', arm64: 'aarch64' }
+/** What has another place there than Debian has for it. */
+const PLACES = [
+  ['usr/share/zsh/vendor-completions/', 'usr/share/zsh/site-functions/'],
+  ['usr/share/doc/weft/copyright', 'usr/share/licenses/weft/LICENCES'],
+]
+const placeOf = (path) => PLACES.reduce((at, [from, to]) => at.replace(from, to), path)
+
+/** The scripts of deploy/deb say by words what rpm says by how many of the package there will be. */
+const SCRIPTS = `
+%post
+if [ -d /run/systemd/system ]; then
+  systemctl daemon-reload || :
+  # The one that runs gives its packets to the new one. It is not waited for: one whose store does not answer is not started before it does.
+  if [ "$1" -gt 1 ]; then systemctl --no-block try-restart weftd.service || :; fi
+fi
+
+%preun
+if [ "$1" -eq 0 ]; then
+  if [ -d /run/systemd/system ]; then systemctl disable --now weftd.service || :; fi
+  /usr/bin/weft cleanup || echo "weft cleanup could not remove everything; see above" >&2
+fi
+
+%postun
+if [ -d /run/systemd/system ]; then systemctl daemon-reload || :; fi
+if [ "$1" -eq 0 ]; then rm -rf /run/weft; fi
+`
+
+/** Writes it into the folder `out`; returns its name. `texts` are files by their paths in Debian's package. */
+export function buildRpm({ root, work, architecture, version, publisher, executable, texts, out }) {
+  const top = join(work, 'rpm')
+  const tree = join(top, 'tree')
+  const target = ARCHITECTURES[architecture.name]
+  rmSync(top, { recursive: true, force: true })
+  const files = []
+  const put = (path, content, mode = '0644', kind = '') => {
+    mkdirSync(dirname(join(tree, path)), { recursive: true })
+    if (content !== undefined) writeFileSync(join(tree, path), content)
+    files.push(`%attr(${mode},root,root) ${kind}/${path}`)
+  }
+  put('usr/bin/weftd', undefined, '0755')
+  copyFileSync(executable, join(tree, 'usr/bin/weftd'))
+  files.push('/usr/bin/weft')
+  execFileSync('ln', ['-s', 'weftd', join(tree, 'usr/bin/weft')])
+  put('usr/lib/systemd/system/weftd.service', readFileSync(join(root, 'deploy/weftd.service')))
+  put('etc/default/weftd', readFileSync(join(root, 'deploy/deb/default')), '0644', '%config(noreplace) ')
+  for (const [path, text] of Object.entries(texts))
+    put(placeOf(path), path.endsWith('.gz') ? gzipSync(text, { level: 9 }) : text)
+  const spec = join(top, 'weft.spec')
+  writeFileSync(
+    spec,
+    [
+      ...['Name: weft', `Version: ${version}`, 'Release: 1', 'License: Apache-2.0', `URL: ${publisher.repository}`],
+      ...[`Packager: ${publisher.maintainer}`, 'Summary: drop-in replacement for flanneld', 'AutoReqProv: no'],
+      ...[
+        'Requires: glibc >= 2.28, libstdc++, libgcc, util-linux, (iproute or iproute2)',
+        'Recommends: (iptables or nftables)',
+      ],
+      ...['%description', 'Leases a subnet to each container host, and carries packets between hosts inside UDP,'],
+      ...['without vxlan in the kernel.', SCRIPTS, '%files', ...files, ''],
+    ].join('\n'),
+  )
+  const macros = {
+    ...{ _topdir: top, buildroot: tree, _rpmdir: out, _rpmfilename: `weft-${version}.${target}.rpm` },
+    // Nothing is stripped, found out or compressed after it was put there.
+    ...{ __os_install_post: '%{nil}', _build_id_links: 'none', debug_package: '%{nil}', _binary_payload: 'w9.zstdio' },
+    ...{ use_source_date_epoch_as_buildtime: '1', clamp_mtime_to_source_date_epoch: '1', _buildhost: 'localhost' },
+  }
+  const defines = Object.entries(macros).flatMap(([name, value]) => ['--define', `${name} ${value}`])
+  execFileSync('rpmbuild', ['-bb', '--quiet', '--noclean', '--target', `${target}-linux`, ...defines, spec], {
+    stdio: ['ignore', 2, 'inherit'],
+  })
+  return `weft-${version}.${target}.rpm`
+}

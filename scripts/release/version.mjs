@@ -1,0 +1,86 @@
+// version.mjs - the version, wherever it stands: `npm run release:cut -- 0.2.0` writes it, `node scripts/release/version.mjs check v0.2.0`
+// refuses a tag that does not fit, or a clone that nobody has said who publishes it.
+
+import { readFileSync, writeFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+
+const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))))
+const VERSION = /^\d+\.\d+\.\d+$/
+
+/** Files, each with what stands before the version there, and how often it does. */
+export const PLACES = [
+  ['package.json', '\n  "version": "', 1],
+  ['package-lock.json', '"name": "weft",\n  "version": "', 1],
+  ['package-lock.json', '"name": "weft",\n      "version": "', 1],
+  ['deploy/Dockerfile', 'org.opencontainers.image.version="', 1],
+  ['deploy/kubernetes/kustomization.yaml', 'newTag: ', 1],
+  ['deploy/kubernetes/weft.yaml', 'image: weft:', 2],
+  ['deploy/charts/weft/Chart.yaml', '\nversion: ', 1],
+  ['deploy/charts/weft/Chart.yaml', '\nappVersion: ', 1],
+  ['deploy/charts/weft/values.yaml', 'repository: weft\n    tag: ', 1],
+  ['README.md', 'localhost/weft:', 1],
+  ['docs/kubernetes.md', 'flannel.image.tag=', 1],
+]
+const read = (path) => readFileSync(join(root, path), 'utf8')
+export const currentVersion = () => JSON.parse(read('package.json')).version
+
+/** Every place in which not this version stands, as a line. */
+export const otherVersions = (version) =>
+  PLACES.filter(([path, before, times]) => read(path).split(before + version).length !== times + 1).map(
+    ([path, before]) => `${path}: ${before.trim()} is not followed by ${version}`,
+  )
+
+/** The changelog's first section: its heading's words, and its text. */
+function firstSection() {
+  const [, version, day, text] = /^## (\S+) \((.*?)\)\n(.*?)(?=^## |$(?![^]))/ms.exec(read('CHANGELOG.md')) ?? []
+  if (!text) throw new Error('CHANGELOG.md does not begin with a section `## VERSION (unreleased)`')
+  return { version, day, text }
+}
+
+/** Writes the version to each place, and it and the day into the changelog's heading. */
+export function cut(version, day = new Date().toISOString().slice(0, 10)) {
+  if (!VERSION.test(version)) throw new Error(`${JSON.stringify(version)} is no version, such as 0.2.0`)
+  const section = firstSection()
+  if (section.day !== 'unreleased')
+    throw new Error(`CHANGELOG.md has nothing that is not released yet: it begins with ${section.version}`)
+  const before = currentVersion()
+  const wrong = otherVersions(before)
+  if (wrong.length > 0) throw new Error(wrong.join('; '))
+  for (const [path, words] of PLACES)
+    writeFileSync(join(root, path), read(path).replaceAll(words + before, words + version))
+  const heading = `## ${section.version} (unreleased)`
+  writeFileSync(join(root, 'CHANGELOG.md'), read('CHANGELOG.md').replace(heading, `## ${version} (${day})`))
+}
+
+const publisher = () => JSON.parse(read('scripts/release/publisher.json'))
+
+/** What keeps this clone from being published by this tag and this publisher, as lines. */
+export function whyNot(tag, by = publisher()) {
+  const version = currentVersion()
+  const { day, version: told } = firstSection()
+  return [
+    ...(tag === `v${version}` ? [] : [`the tag ${tag} is not v${version}, which package.json says`]),
+    ...otherVersions(version),
+    ...(told === version && /^\d{4}-\d\d-\d\d$/.test(day)
+      ? []
+      : [`CHANGELOG.md begins with ${told} (${day}): npm run release:cut`]),
+    ...Object.entries(by)
+      .filter(([name, value]) => value.includes('localhost') || (name === 'npm' && !/^@[\w.-]+\/weft$/.test(value)))
+      .map(([name, value]) => `scripts/release/publisher.json: ${name} is still ${value}`),
+  ]
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  const [command, word = ''] = process.argv.slice(2)
+  try {
+    if (command === 'cut') cut(word)
+    else if (command === 'check') {
+      const reasons = whyNot(word)
+      if (reasons.length > 0) throw new Error(reasons.join('\nrelease: '))
+    } else throw new Error('give it `cut VERSION` or `check TAG`')
+  } catch (error) {
+    process.stderr.write(`release: ${error.message}\n`)
+    process.exitCode = 1
+  }
+}
