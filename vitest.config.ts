@@ -1,4 +1,4 @@
-// vitest.config.ts - projects one after another: what runs in one process; then hosts, stores and programs, four at once, since
+// vitest.config.ts - projects one after another: what runs in one process; then hosts, stores and programs, five at once, since
 // most of their time is waiting. Those of the container image and of the page in a browser are there when they are asked for.
 
 import { defineConfig } from 'vitest/config'
@@ -9,7 +9,7 @@ import { isStepAlone } from './test/support/long-step.ts'
 const LIMITS = { testTimeout: 300_000 * PATIENCE, hookTimeout: 300_000 * PATIENCE }
 
 /** What takes more than minutes. It shows one bar, in place of vitest's own. */
-const isLong = ['LONG', 'IMAGE', 'PAGE'].some((name) => process.env[`WEFT_${name}`])
+const isLong = ['LONG', 'IMAGE', 'KUBELET', 'PAGE', 'RELEASE', 'BROKEN'].some((name) => process.env[`WEFT_${name}`])
 
 export default defineConfig({
   test: {
@@ -44,11 +44,11 @@ export default defineConfig({
             'test/netns/**/*.test.ts',
           ],
           // By default there is a worker less than cores, which of two leaves one.
-          maxWorkers: 4,
+          maxWorkers: 5,
           sequence: { groupOrder: 1 },
         },
       },
-      ...['image', 'page']
+      ...['image', 'kubelet', 'page', 'release', 'broken']
         .filter((name) => process.env[`WEFT_${name.toUpperCase()}`])
         .map((name) => ({
           extends: true as const,

@@ -34,6 +34,14 @@ describe('deploy/Dockerfile', () => {
     expect(rest.toSorted()).toEqual([...new Set(copied)].map((path) => `!${path}`).toSorted())
   })
 
+  it('runs no script of the project that it did not copy', () => {
+    const run = all('RUN').join(' ')
+    expect(run).not.toMatch(/npm (run|test|start)\b/) // a script of package.json may run any file
+    const scripts = [...run.matchAll(/\bnode (scripts\/\S+)/g)].map(([, path]) => path)
+    expect(scripts).not.toEqual([])
+    expect(scripts.filter((path) => !copied.includes(path!))).toEqual([])
+  })
+
   it('builds on images that are arguments, with a default that names a release', () => {
     const given = all('ARG').filter((rest) => rest.includes('='))
     const defaults = Object.fromEntries(given.map((rest) => rest.split('=') as [string, string]))
@@ -80,6 +88,17 @@ describe('deploy/Dockerfile', () => {
     ])
   })
 
+  it('has a folder for each kind of iptables, with the programs of both families', () => {
+    const links = /for family in (.*); do for name in (.*); do\s+ln -s \/usr\/sbin\/xtables-\$kind-multi/.exec(
+      all('RUN').join('\n'),
+    )!
+    const [, families = '', names = ''] = links
+    const programs = families.split(' ').flatMap((family) => names.replaceAll('$family', family).split(' '))
+    expect(programs.toSorted()).toEqual(
+      ['iptables', 'ip6tables'].flatMap((name) => [name, `${name}-save`, `${name}-restore`]).toSorted(),
+    )
+  })
+
   it("starts as flannel's image does", () => {
     expect(all('ENTRYPOINT')).toEqual(['["/opt/bin/flanneld"]'])
     expect(all('CMD')).toEqual([])
@@ -109,17 +128,18 @@ describe('deploy/flanneld.sh', () => {
     for (const name of ['bin', 'weft/bin', 'host']) mkdirSync(join(folder, name), { recursive: true })
     cpSync(join(root, 'deploy/flanneld.sh'), join(folder, 'bin/flanneld'))
     program('weft/bin/flanneld', 'echo "${PATH%%:*}" "$@"')
+    for (const kind of ['nft', 'legacy']) saves(kind, undefined, 'ip6tables')
   })
   afterEach(() => rmSync(folder, { recursive: true }))
 
   const program = (path: string, body: string): void =>
     writeFileSync(join(folder, path), `#!/bin/sh\n${body}\n`, { mode: 0o755 })
   /** What a -save prints for a table with these chains and so many rules; undefined when it fails. */
-  const saves = (kind: string, state: { chains?: string[]; rules?: number } | undefined): void => {
+  const saves = (kind: string, state: { chains?: string[]; rules?: number } | undefined, tool = 'iptables'): void => {
     const { chains = [], rules = 0 } = state ?? {}
     const lines = ['*mangle', ':INPUT ACCEPT [0:0]', ...chains.map((chain) => `:${chain} - [0:0]`)]
     const text = [...lines, ...Array<string>(rules).fill('-A INPUT -j ACCEPT'), 'COMMIT'].join('\n')
-    program(`host/iptables-${kind}-save`, state ? `cat <<'END'\n${text}\nEND` : 'exit 1')
+    program(`host/${tool}-${kind}-save`, state ? `cat <<'END'\n${text}\nEND` : 'exit 1')
   }
   /** The kind that is first in the path of weftd, which has the arguments. */
   const chosen = (): string => {
@@ -131,6 +151,36 @@ describe('deploy/flanneld.sh', () => {
   }
 
   const hint = ['KUBE-IPTABLES-HINT']
+  it.each([
+    ["kubelet's chain in legacy", { rules: 20 }, { chains: ['KUBE-IPTABLES-HINT'] }, 'legacy'],
+    ['more legacy rules', { rules: 1 }, { rules: 2 }, 'legacy'],
+    ['no rules', {}, {}, 'nft'],
+    ['neither', undefined, undefined, 'nft'],
+  ])('of %s in IPv6 alone takes: nft %j, legacy %j, %s', (_what, nft, legacy, kind) => {
+    for (const [of, state] of [['nft', nft] as const, ['legacy', legacy] as const]) {
+      saves(of, {})
+      saves(of, state, 'ip6tables')
+    }
+    expect(chosen()).toBe(kind)
+  })
+
+  it('goes by both families: what the one says outweighs the other', () => {
+    saves('nft', { rules: 5 })
+    saves('legacy', { rules: 3 })
+    saves('nft', { rules: 1 }, 'ip6tables')
+    saves('legacy', { rules: 4 }, 'ip6tables')
+    expect(chosen()).toBe('legacy')
+    saves('legacy', undefined, 'ip6tables') // what IPv4 shows of it is known all the same
+    expect(chosen()).toBe('nft')
+    saves('legacy', undefined) // its rules of IPv4 cannot be read, and nobody knows how many there are
+    saves('legacy', { rules: 9 }, 'ip6tables')
+    expect(chosen()).toBe('nft')
+    saves('legacy', { rules: 3 })
+    saves('nft', undefined)
+    saves('nft', undefined, 'ip6tables')
+    expect(chosen()).toBe('legacy')
+  })
+
   it.each([
     ['no rules', {}, {}, 'nft'],
     ['as many rules of both kinds', { rules: 3 }, { rules: 3 }, 'nft'],

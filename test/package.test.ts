@@ -32,11 +32,13 @@ const packed = (
 
 describe('the package', () => {
   it('has the programs, all that they run, the unit and the manuals', () => {
-    // The page's scripts are all in the page.
-    const compiled = below('src', /(?<!^src\/page\/.*)\.ts$/).map((path) => `dist/${path.replace(/ts$/, 'js')}`)
+    // The page's scripts are all in the page; two files are the one-file executable's.
+    const compiled = below('src', /(?<!^src\/report\/page\/.*|^src\/executable|\/assets-inside)\.ts$/).map(
+      (path) => `dist/${path.replace(/ts$/, 'js')}`,
+    )
     const manuals = ['README.md', 'LICENSE', 'CHANGELOG.md', 'SECURITY.md', 'docs/operating.md', 'docs/differences.md']
     const wanted = [...Object.values(manifest.bin), ...compiled, ...manuals, 'deploy/weftd.service', 'package.json']
-    wanted.push('dist/src/page/page.html')
+    wanted.push('dist/src/report/page/page.html')
     expect(compiled.length).toBeGreaterThan(50)
     expect(wanted.filter((path) => !packed.includes(path))).toEqual([])
   })
@@ -66,7 +68,7 @@ describe('the package', () => {
   })
 
   it('depends on what runs or builds the addon, and on nothing else', () => {
-    const imported = below('src', /(?<!^src\/page\/.*)\.ts$/).flatMap((path) =>
+    const imported = below('src', /(?<!^src\/report\/page\/.*)\.ts$/).flatMap((path) =>
       [...read(path).matchAll(/(?:from|import|require)[ (]+'([^.'][^']*)'/g)].map(([, name]) =>
         name!.startsWith('@') ? name!.split('/').slice(0, 2).join('/') : name!.split('/')[0]!,
       ),

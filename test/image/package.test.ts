@@ -6,7 +6,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import { execute, output } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
-import { fetchNode, makeDebian, npmFolder } from '../support/debian.ts'
+import { fetchNode, insteadIn, makeDebian, npmFolder } from '../support/debian.ts'
 import { tellStep } from '../support/long-step.ts'
 import { HOSTS, needs, NODE } from '../support/needs.ts'
 
@@ -56,7 +56,7 @@ beforeAll(async () => {
   archive = (await output(pack, { timeoutMs: 10 * MINUTE })).trim()
   cpSync(join(workshop.folder, archive), join(debian, 'opt', archive))
 }, 30 * MINUTE)
-afterAll(async () => await workshop?.close(), MINUTE)
+afterAll(async () => await workshop?.close(), 5 * MINUTE)
 
 describe('the package on a bare Debian', () => {
   let lab: Lab | undefined
@@ -93,21 +93,12 @@ describe('the package on a bare Debian', () => {
     const leases = join(lab.folder, 'leases')
     mkdirSync(leases)
     writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
-    /** Instead of this machine's Node and weftd, which are the first two arguments. The mounts go with the process. */
-    const enter = [
-      'shift 2',
-      'for folder in dev sys; do mount --rbind /$folder "$0/$folder"; done',
-      'mount -t proc proc "$0/proc"',
-      `mkdir -p "$0${lab.folder}"`,
-      `mount --bind "${lab.folder}" "$0${lab.folder}"`,
-    ]
-    const start = (host: Host, major: number): Daemon => {
-      const weftd = inDebian(major, 'weftd').map((word) => `'${word}'`)
-      return host.startDaemon({
+    const { folder } = lab
+    const start = (host: Host, major: number): Daemon =>
+      host.startDaemon({
         args: ['--lease-dir', leases, '--ip-masq'],
-        before: ['sh', '-ec', [...enter, `exec ${weftd.join(' ')} "$@"`].join('\n'), debian],
+        before: insteadIn(debian, folder, inDebian(major, 'weftd')),
       })
-    }
     const daemons = lab.hosts.map((host, index) => start(host, MAJORS[index]!))
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
     const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))

@@ -6,18 +6,18 @@ import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { parseNetworkConfig } from '../../src/config/network-config.ts'
-import { isWeftError } from '../../src/errors.ts'
-import { createPeerFilter } from '../../src/backend/peer-filter.ts'
-import { createKubeClient, type KubeClient } from '../../src/kube/api-client.ts'
-import { Secret, secretUrls } from '../../src/secret.ts'
-import { createKubeManager } from '../../src/kube/kube-manager.ts'
-import { annotationNames } from '../../src/kube/node-lease.ts'
-import { createNodeSource } from '../../src/kube/node-source.ts'
-import { createOwnNode } from '../../src/kube/own-node.ts'
-import { followLeases, type FollowState } from '../../src/lease/follow.ts'
-import type { Lease } from '../../src/lease/lease.ts'
-import type { SubnetManager } from '../../src/lease/subnet-manager.ts'
+import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
+import { isWeftError } from '../../src/base/errors.ts'
+import { createPeerFilter } from '../../src/path/ways/peer-filter.ts'
+import { createKubeClient, type KubeClient } from '../../src/control/kube/api-client.ts'
+import { Secret, secretUrls } from '../../src/base/secret.ts'
+import { createKubeManager } from '../../src/control/kube/kube-manager.ts'
+import { annotationNames } from '../../src/control/kube/node-lease.ts'
+import { createNodeSource } from '../../src/control/kube/node-source.ts'
+import { createOwnNode } from '../../src/control/kube/own-node.ts'
+import { followLeases, type FollowState } from '../../src/control/lease/follow.ts'
+import type { Lease } from '../../src/control/lease/lease.ts'
+import type { SubnetManager } from '../../src/control/lease/subnet-manager.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { eventually } from '../support/event.ts'
 import { WEFT_TOKEN } from '../support/kube-admin.ts'
@@ -416,7 +416,7 @@ describe('junk in each field', () => {
       )
       await renewing.catch(hasFailed)
       await own.published(signal).catch(hasFailed)
-      await own.amend(attrs, signal).catch(hasFailed)
+      await own.amend(attrs.publicIp, signal).catch(hasFailed)
       await own.ready(signal).catch(hasFailed)
     }
     expect(lists).toBeGreaterThan(50)

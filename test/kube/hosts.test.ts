@@ -150,7 +150,7 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
     await made.admin.addNode(a.name)
     await made.admin.addNode(b.name, '10.5.2.0/24')
     const daemons = made.hosts.map((host) => made.startDaemon(host))
-    await daemons[0]!.line(/node "host1" pod cidr not assigned: it is waited for/)
+    await daemons[0]!.line(/node "host1" pod cidr not assigned: waiting for it/)
     await made.admin.givePodCidr(a.name, '10.5.1.0/24')
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
     expect(subnetOf(a)).toBe('10.5.1.0/24')
@@ -180,7 +180,7 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
     expect(await weft('lease', 'ls')).toMatchObject({
       code: 2,
       stderr: expect.stringContaining(
-        "the leases of this host's daemon are nodes of Kubernetes; see them by `weft peers`",
+        "the leases of this host's daemon are nodes of Kubernetes; see the leases with `weft peers`",
       ),
     })
     expect(await daemon.stop()).toBe(0)

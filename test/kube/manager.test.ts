@@ -7,13 +7,14 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
-import { parseNetworkConfig } from '../../src/config/network-config.ts'
-import { secretUrls } from '../../src/secret.ts'
-import { createKubeManager, type KubeManagerOptions } from '../../src/kube/kube-manager.ts'
-import { followLeases, type FollowState } from '../../src/lease/follow.ts'
-import type { Lease, LeaseAttrs } from '../../src/lease/lease.ts'
-import type { SubnetManager } from '../../src/lease/subnet-manager.ts'
+import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
+import { secretUrls } from '../../src/base/secret.ts'
+import { createKubeManager, type KubeManagerOptions } from '../../src/control/kube/kube-manager.ts'
+import { followLeases, type FollowState } from '../../src/control/lease/follow.ts'
+import type { Lease, LeaseAttrs } from '../../src/control/lease/lease.ts'
+import type { SubnetManager } from '../../src/control/lease/subnet-manager.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { parseIpv6 } from '../../src/net/ipv6.ts'
 import { eventually } from '../support/event.ts'
 import { allow, KUBE_APISERVER, startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
 import { WEFT_TOKEN, type KubeApi } from '../support/kube-admin.ts'
@@ -287,15 +288,146 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
       [`${P}/node-public-ip`]: '198.51.100.1',
     })
     const manager = await managerOf('node1')
-    expect(await manager.publicIp(stopping.signal)).toBe(parseIpv4('198.51.100.1'))
-    const amended = await manager.amend(attrs('192.168.77.1'), stopping.signal)
-    expect(addressText(amended.publicIp)).toBe('203.0.113.1')
-    await obtain(manager, amended)
+    expect(await manager.publicIp(stopping.signal)).toEqual({ ipv4: parseIpv4('198.51.100.1') })
+    const own = attrs('192.168.77.1')
+    const amended = await manager.amend(own.publicIp, stopping.signal)
+    expect(amended).toEqual({ ipv4: parseIpv4('203.0.113.1') })
+    await obtain(manager, { ...own, publicIp: amended })
     expect((await api.admin.node('node1')).metadata?.annotations?.[`${P}/public-ip`]).toBe('203.0.113.1')
     await api.admin.annotate('node1', { [`${P}/public-ip-overwrite`]: 'junk' })
-    expect(await manager.amend(attrs('192.168.77.1'), stopping.signal)).toEqual(attrs('192.168.77.1'))
+    expect(await manager.amend(own.publicIp, stopping.signal)).toEqual(own.publicIp)
     expect(lines.join('\n')).toContain(
-      `W An annotation of this node is no IPv4 address, and is passed over: ${P}/public-ip-overwrite`,
+      `W An annotation of this node is not an IPv4 address, and is ignored: ${P}/public-ip-overwrite`,
+    )
+  })
+
+  const dual = (last: number, more: Partial<LeaseAttrs> = {}): LeaseAttrs => ({
+    publicIp: { ipv4: parseIpv4(`192.168.77.${last}`)!, ipv6: parseIpv6(`fd77::${last}`)! },
+    backendType: 'vxlan',
+    backendData: { VNI: 1, VtepMAC: 'aa:bb:cc:dd:ee:04' },
+    backendV6Data: { VNI: 1, VtepMAC: 'aa:bb:cc:dd:ee:06' },
+    ...more,
+  })
+  const both = parseNetworkConfig('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}', {
+    areGiven: true,
+  })
+  const obtainBoth = (manager: SubnetManager, what: LeaseAttrs) =>
+    manager.holder(both).obtain(what, {}, log, stopping.signal)
+
+  it.each(['10.5.1.0/24,fd00:5:0:1::/64', 'fd00:5:0:1::/64,10.5.1.0/24'])(
+    'takes both podCIDRs of %s, and says in annotations what flannel says of both',
+    async (podCidrs) => {
+      await api.admin.addNode('node1', podCidrs)
+      const manager = await managerOf('node1')
+      const lease = await obtainBoth(manager, dual(1))
+      expect(lease.key).toBe('10.5.1.0-24&fd00:5:0:1::-64')
+      const written = await api.admin.node('node1')
+      expect(written.metadata?.annotations).toEqual({
+        'node.alpha.kubernetes.io/ttl': '0',
+        [`${P}/backend-data`]: '{"VNI":1,"VtepMAC":"aa:bb:cc:dd:ee:04"}',
+        [`${P}/backend-v6-data`]: '{"VNI":1,"VtepMAC":"aa:bb:cc:dd:ee:06"}',
+        [`${P}/backend-type`]: 'vxlan',
+        [`${P}/kube-subnet-manager`]: 'true',
+        [`${P}/public-ip`]: '192.168.77.1',
+        [`${P}/public-ipv6`]: 'fd77::1',
+      })
+      expect(await manager.published(stopping.signal)).toEqual(dual(1))
+      for (const family of ['IPv4', 'IPv6'])
+        expect(lines).toContain(
+          `I Creating the node lease for ${family}. This is the n.Spec.PodCIDRs: [${podCidrs.replace(',', ' ')}]`,
+        )
+      await manager.holder(both).renew(lease, dual(1), log, stopping.signal)
+      expect((await api.admin.node('node1')).metadata?.resourceVersion).toBe(written.metadata?.resourceVersion)
+      // What flannel leaves: whoever reads that it is reached by IPv6 sends there.
+      await obtain(manager, attrs('192.168.77.1'))
+      const annotations = (await api.admin.node('node1')).metadata?.annotations ?? {}
+      expect(Object.keys(annotations).filter((name) => name.includes('v6'))).toEqual([])
+    },
+  )
+
+  it('takes a node of IPv6 alone', async () => {
+    const only6 = parseNetworkConfig('{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"}', {
+      areGiven: true,
+    })
+    await api.admin.addNode('node1', 'fd00:5:0:1::/64')
+    const manager = await managerOf('node1')
+    const what = { publicIp: { ipv6: parseIpv6('fd77::1')! }, backendType: 'host-gw' }
+    const lease = await manager.holder(only6).obtain(what, {}, log, stopping.signal)
+    expect(lease.key).toBe('0.0.0.0-0&fd00:5:0:1::-64')
+    expect((await api.admin.node('node1')).metadata?.annotations).toEqual({
+      'node.alpha.kubernetes.io/ttl': '0',
+      [`${P}/backend-v6-data`]: 'null',
+      [`${P}/backend-type`]: 'host-gw',
+      [`${P}/kube-subnet-manager`]: 'true',
+      [`${P}/public-ipv6`]: 'fd77::1',
+    })
+    const seen = follow(manager)
+    await eventually(() => expect(seen.view()).toEqual({ '0.0.0.0-0&fd00:5:0:1::-64': 'fd77::1' }))
+  })
+
+  it('refuses a podCIDR of IPv6 outside the network, and of no family that is enabled; one that lacks is said', async () => {
+    await api.admin.addNode('outside', '10.5.1.0/24,fd00:6:0:1::/64')
+    await expect(obtainBoth(await managerOf('outside'), dual(1))).rejects.toMatchObject({
+      code: 'CONFIG',
+      message: `subnet "fd00:5::/48" specified in the flannel net config doesn't contain "fd00:6:0:1::/64" IPv6 PodCIDR of the "outside" node`,
+      remedy: expect.stringContaining('set IPv6Network'),
+    })
+    // Of a family that is off a podCIDR means nothing.
+    expect((await obtain(await managerOf('outside'), attrs('192.168.77.1'))).subnet.ipv4).toBeDefined()
+    await api.admin.addNode('only6', 'fd00:5:0:1::/64')
+    await expect(obtain(await managerOf('only6'), attrs('192.168.77.1'))).rejects.toMatchObject({
+      code: 'CONFIG',
+      message: 'node "only6": missing IPv4 address on n.Spec.PodCIDRs',
+    })
+    await api.admin.addNode('only4', '10.5.4.0/24')
+    expect((await obtainBoth(await managerOf('only4'), dual(4))).key).toBe('10.5.4.0-24')
+    expect(lines).toContain(
+      'W node "only4": missing IPv6 address on n.Spec.PodCIDRs; it is in the network without IPv6',
+    )
+  })
+
+  it('follows nodes of which one family alone changes, comes or goes, and keeps them by the other', async () => {
+    await api.admin.addNode('node1', '10.5.1.0/24,fd00:5:0:1::/64')
+    await api.admin.addNode('node2', '10.5.2.0/24,fd00:5:0:2::/64', flannels('192.168.77.2'))
+    const manager = await managerOf('node1')
+    await obtainBoth(manager, dual(1))
+    const seen = follow(manager)
+    const key = '10.5.2.0-24&fd00:5:0:2::-64'
+    const peer = (): string => {
+      const { publicIp, backendV6Data } = seen.leases.get(key)?.attrs ?? {}
+      return `${addressText({ ipv4: publicIp?.ipv4 })} ${addressText({ ipv6: publicIp?.ipv6 })} ${JSON.stringify(backendV6Data)}`
+    }
+    // As long as the node runs with IPv4 alone.
+    await eventually(() => expect(peer()).toBe('192.168.77.2 0.0.0.0 undefined'))
+    await api.admin.annotate('node2', { [`${P}/public-ipv6`]: 'fd77::2' })
+    await eventually(() => expect(peer()).toBe('192.168.77.2 fd77::2 undefined'))
+    await api.admin.annotate('node2', { [`${P}/backend-v6-data`]: '{"VNI":1}' })
+    await eventually(() => expect(peer()).toBe('192.168.77.2 fd77::2 {"VNI":1}'))
+    await api.admin.annotate('node2', { [`${P}/public-ip`]: '192.168.77.22' })
+    await eventually(() => expect(peer()).toBe('192.168.77.22 fd77::2 {"VNI":1}'))
+    await api.admin.annotate('node2', { [`${P}/public-ip`]: null })
+    await eventually(() => expect(peer()).toBe('0.0.0.0 fd77::2 {"VNI":1}'))
+    expect(lines.filter((line) => line.includes('Ignoring bad'))).toEqual([])
+  })
+
+  it("publishes an operator's public IPv6 where the node has one, and takes one for the node", async () => {
+    await api.admin.addNode('node1', '10.5.1.0/24,fd00:5:0:1::/64', {
+      [`${P}/public-ipv6-overwrite`]: '2001:db8::7',
+      [`${P}/node-public-ipv6`]: '2001:db8::1',
+    })
+    const manager = await managerOf('node1')
+    expect(await manager.publicIp(stopping.signal)).toEqual({ ipv6: parseIpv6('2001:db8::1') })
+    const { publicIp } = dual(1)
+    const amended = await manager.amend(publicIp, stopping.signal)
+    expect(amended).toEqual({ ipv4: publicIp.ipv4, ipv6: parseIpv6('2001:db8::7') })
+    expect(lines).toEqual([
+      `I Overriding public ipv6 with '2001:db8::7' from node annotation '${P}/public-ipv6-overwrite'`,
+    ])
+    expect(await manager.amend({ ipv4: publicIp.ipv4 }, stopping.signal)).toEqual({ ipv4: publicIp.ipv4 })
+    await api.admin.annotate('node1', { [`${P}/public-ipv6-overwrite`]: '192.0.2.1' })
+    expect(await manager.amend(publicIp, stopping.signal)).toEqual(publicIp)
+    expect(lines.at(-1)).toBe(
+      `W An annotation of this node is not an IPv6 address, and is ignored: ${P}/public-ipv6-overwrite is "192.0.2.1"`,
     )
   })
 

@@ -17,6 +17,7 @@ import { ADMIN_TOKEN, kubeconfigText } from '../support/kube-admin.ts'
 import { startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
 import { openKubeGate, type KubeGate } from '../support/kube-gate.ts'
 import { manifestObjects, type KubeObject } from '../support/kube-manifest.ts'
+import { manualLines } from '../support/manual.ts'
 import { HOSTS, KUBE_APISERVER, needs } from '../support/needs.ts'
 
 const P = 'flannel.alpha.coreos.com'
@@ -35,13 +36,10 @@ interface Pod extends KubeObject {
   readonly spec: Template['spec'] & { readonly nodeName: string }
 }
 
-/** The lines of the manual that a shell is given, block by block. */
-const blocks = [...readFileSync(join(packageRoot, 'docs/kubernetes.md'), 'utf8').matchAll(/^```sh\n(.*?)^```$/gms)].map(
-  ([, text = '']) => text,
-)
+const blocks = manualLines('## From flannel to weft', '## And back')
 
 describe('docs/kubernetes.md', () => {
-  needs(KUBE_APISERVER, HOSTS, 'openssl', 'iptables', 'ping', 'kubectl')
+  needs(KUBE_APISERVER, HOSTS, 'openssl', 'iptables', 'ping', 'kubectl', 'jq')
   let lab: Lab | undefined
   let api: RealKubeApi | undefined
   let gate: KubeGate | undefined
@@ -71,6 +69,7 @@ describe('docs/kubernetes.md', () => {
       writeFileSync(join(work, path), text.replaceAll(from, to))
     }
     mine('deploy/kubernetes/weft.yaml', '10.244.0.0/16', '10.5.0.0/16')
+    mine('deploy/kubernetes/weft.yaml', SURGE, '') // of which the real server, of 1.20, knows nothing
     mine('deploy/kubernetes/kustomization.yaml', 'newName: weft', 'newName: registry.example/weft')
     writeFileSync(join(work, 'kube-flannel.yml'), flannelManifest())
     writeFileSync(join(work, 'kubeconfig'), kubeconfigText(api.url, api.caFile, ADMIN_TOKEN))
@@ -190,6 +189,10 @@ describe('docs/kubernetes.md', () => {
 
     // And back.
     await step(back)
+    const daemonSet = await admin.call('GET', '/apis/apps/v1/namespaces/kube-flannel/daemonsets/kube-flannel-ds')
+    const spec = (daemonSet.body as { spec: { updateStrategy: unknown; template: Template } }).spec
+    expect(spec.updateStrategy).toMatchObject({ type: 'OnDelete' })
+    expect(spec.template.spec.containers[0]).not.toHaveProperty('startupProbe')
     await step(replace, a)
     expect([images.get(a.name), daemons.has(a.name), daemons.has(b.name)]).toEqual([FLANNEL, false, true])
     await same(a)
@@ -200,6 +203,9 @@ describe('docs/kubernetes.md', () => {
   })
 })
 
+/** The line of the manifest that is new in Kubernetes 1.22. */
+const SURGE = '    rollingUpdate: { maxSurge: 1, maxUnavailable: 0 }\n'
+
 const FLANNEL = 'ghcr.io/flannel-io/flannel:v0.28.9'
 
 /** What flannel was installed with: its names, rights, variables and powers, as its v0.28.9 has them. */
@@ -207,8 +213,14 @@ function flannelManifest(): string {
   return manifestObjects()
     .filter(({ metadata }) => metadata.name !== 'flannel-events')
     .map((object) => {
-      const text = JSON.stringify(object)
-        .replaceAll('"weft:0.1.0"', `"${FLANNEL}"`)
+      const isWefts = (key: string, value: unknown): boolean =>
+        ['updateStrategy', 'minReadySeconds', 'startupProbe'].includes(key) ||
+        (value as { name?: unknown } | null)?.name === 'FLANNELD_STATUS_SOCKET'
+      const text = JSON.stringify(object, (key, value: unknown) => {
+        if (Array.isArray(value)) return value.filter((each) => !isWefts('', each))
+        return isWefts(key, value) ? undefined : value
+      })
+        .replaceAll(/"weft:[\d.]+"/g, `"${FLANNEL}"`)
         .replaceAll('10.244.0.0/16', '10.5.0.0/16')
         .replace(
           '{"name":"NODE_NAME","valueFrom":{"fieldRef":{"fieldPath":"spec.nodeName"}}}',

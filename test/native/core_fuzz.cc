@@ -9,10 +9,10 @@
 
 #include <cstdlib>
 
-#include "../../native/egress.h"
 #include "../../native/encap/flannel_udp.h"
 #include "../../native/encap/vxlan.h"
-#include "../../native/ingress.h"
+#include "../../native/walk/egress.h"
+#include "../../native/walk/ingress.h"
 #include "core_jobs.h"
 #include "packets.h"
 
@@ -64,8 +64,8 @@ void expect_packets(int fd, size_t header_bytes, bool sound = false) {
     Packet packet;
     const uint8_t* bytes = buffer.data() + header_bytes;
     const size_t length = static_cast<size_t>(size) - header_bytes;
-    if (static_cast<size_t>(size) < header_bytes || read_packet(bytes, length, packet) != Shape::kOk ||
-        packet.total != length || (sound && !is_sound(bytes, length)))
+    if (static_cast<size_t>(size) < header_bytes || !read_packet(bytes, length, packet) || packet.total != length ||
+        (sound && !is_sound(bytes, length)))
       abort();
   }
 }
@@ -87,15 +87,22 @@ struct Setting {
 /// joined. A Unix socket names no sender: all are at ::, as the peer is.
 const Setting kSettings[] = {
     {kFeatures, {}},
-    {kTunHeader, {VerifySource::kStrict, Net::of(Address::v4(0), 0), Net::of(Address::v4(to_be32(1u << 31)), 1)}},
+    {kTunHeader,
+     {VerifySource::kStrict,
+      {Net::of(Address::v4(0), 0), Net::of(Address(), 0)},
+      {Net::of(Address::v4(to_be32(1u << 31)), 1),
+       Net::of(Address::of_words(kLittleEndian ? 0x80 : 1ull << 63, 0), 1)}}},
 };
 
+/// One in both families.
 std::vector<uint8_t> one_peer() {
-  std::vector<uint8_t> record(sizeof(PeerRecord));
-  record[0] = 4;
-  record[1] = 1;
-  record[2] = 6;
-  return record;
+  std::vector<uint8_t> records(2 * sizeof(PeerRecord));
+  for (size_t at = 0; at < records.size(); at += sizeof(PeerRecord)) {
+    records[at] = at == 0 ? 4 : 6;
+    records[at + 1] = 1;
+    records[at + 2] = 6;
+  }
+  return records;
 }
 
 /// Of a VXLAN frame all of whose bytes are 0 but the flag.
@@ -128,8 +135,8 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
   const Path path{.tun = tun.inside.get(),
                   .socket = udp.inside.get(),
                   .sender = udp.inside.get(),
-                  .tun_address = Address::v4(1),
-                  .network_address = Address::v4(2),
+                  .tun_address = {Address::v4(1), {}},
+                  .network_address = {Address::v4(2), {}},
                   .features = &features,
                   .counters = counters,
                   .traffic = &traffic,
@@ -192,7 +199,7 @@ void open_each(const uint8_t* bytes, size_t size) {
       const Opened opened = vxlan.open(message);
       if (opened.what != Opened::What::kPacket) continue;
       Packet packet;
-      if (read_packet(opened.bytes.data(), opened.bytes.size(), packet) != Shape::kOk) abort();
+      if (!read_packet(opened.bytes.data(), opened.bytes.size(), packet)) abort();
       count_packets(opened.undone, opened.bytes.data(), packet);
     } while (message.size > 0);
   });
@@ -221,8 +228,8 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
   const Path path{.tun = tun.inside.get(),
                   .socket = udp.inside.get(),
                   .sender = udp.inside.get(),
-                  .tun_address = Address::v4(1),
-                  .network_address = Address::v4(2),
+                  .tun_address = {Address::v4(1), {}},
+                  .network_address = {Address::v4(2), {}},
                   .features = &features,
                   .counters = counters,
                   .traffic = &traffic,

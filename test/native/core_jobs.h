@@ -72,7 +72,7 @@ class Jobs {
   void segment(const VirtioHeader& virtio, std::vector<uint8_t>& bytes) {
     Packet packet;
     Segmenter segments;
-    if (read_packet(bytes.data(), bytes.size(), packet) != Shape::kOk || !segments.begin(virtio, bytes.data(), packet))
+    if (!read_packet(bytes.data(), bytes.size(), packet) || !segments.begin(virtio, bytes.data(), packet))
       return answer(kRefused);
     answer(static_cast<uint32_t>(segments.count()));
     while (!segments.done()) {
@@ -86,7 +86,7 @@ class Jobs {
 
   void finish(const VirtioHeader& virtio, std::vector<uint8_t>& bytes) {
     Packet packet;
-    if (read_packet(bytes.data(), bytes.size(), packet) != Shape::kOk || !finish_checksum(virtio, bytes.data(), packet))
+    if (!read_packet(bytes.data(), bytes.size(), packet) || !finish_checksum(virtio, bytes.data(), packet))
       return answer(kRefused);
     answer(1);
     answer(packet.total);
@@ -103,7 +103,7 @@ class Jobs {
       packets.emplace_back();
       Packet packet;
       if (!take_packet(packets.back())) break;
-      if (read_packet(packets.back().data(), packets.back().size(), packet) != Shape::kOk) continue;
+      if (!read_packet(packets.back().data(), packets.back().size(), packet)) continue;
       coalescer.add(packets.back().data(), packet, {});
     }
     answer(static_cast<uint32_t>(coalescer.writes()));
@@ -120,7 +120,7 @@ class Jobs {
 
   void icmp(std::vector<uint8_t>& bytes) {
     Packet packet;
-    if (read_packet(bytes.data(), bytes.size(), packet) != Shape::kOk) return answer(kRefused);
+    if (!read_packet(bytes.data(), bytes.size(), packet)) return answer(kRefused);
     std::vector<uint8_t> out(kMaxIcmpErrorBytes);
     const size_t size = write_icmp_error(kTimeExceeded, Address::v4(0x0105050a), bytes.data(), packet, out.data());
     if (size == 0) return answer(kRefused);

@@ -11,9 +11,9 @@
 #include <cstdlib>
 
 #include "../../native/core/checksum.h"
-#include "../../native/egress.h"
 #include "../../native/encap/flannel_udp.h"
-#include "../../native/ingress.h"
+#include "../../native/walk/egress.h"
+#include "../../native/walk/ingress.h"
 
 static bool counting = false;
 static size_t allocations = 0, locks = 0;
@@ -92,13 +92,14 @@ int main() {
   Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
   IcmpLimits icmp{1};
   // A Unix socket names no sender, so all are at ::, as the peer is.
-  const FilterOptions filter{VerifySource::kStrict, Net::of(Address::v4(to_be32(0x0a050000)), 16),
-                             Net::of(Address::v4(to_be32(0x0a050200)), 24)};
+  const FilterOptions filter{VerifySource::kStrict,
+                             {.ipv4 = Net::of(Address::v4(to_be32(0x0a050000)), 16)},
+                             {.ipv4 = Net::of(Address::v4(to_be32(0x0a050200)), 24)}};
   const Path path{.tun = tun[0],
                   .socket = udp[0],
                   .sender = udp[0],
-                  .tun_address = Address::v4(1),
-                  .network_address = Address::v4(2),
+                  .tun_address = {Address::v4(1), {}},
+                  .network_address = {Address::v4(2), {}},
                   .features = &features,
                   .counters = CounterRow(row.data()),
                   .traffic = &traffic,

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <map>
+#include <set>
 #include <string_view>
 #include <thread>
 
@@ -11,6 +12,8 @@
 #include "../../native/core/coalesce.h"
 #include "../../native/core/drops.h"
 #include "../../native/core/ecn.h"
+#include "../../native/core/features.h"
+#include "../../native/core/filter.h"
 #include "../../native/core/fragment.h"
 #include "../../native/core/icmp.h"
 #include "../../native/core/inspect.h"
@@ -45,6 +48,23 @@ static std::vector<Bytes> cut(const VirtioHeader& virtio, Bytes bytes) {
   return packets;
 }
 
+/// What a TUN is told of packets that were joined (virtio 1.2 section 5.1.6.2), and their header, whose transport sum
+/// is that of the pseudo header.
+static void check_joined(const VirtioHeader& virtio, const Bytes& whole, size_t header_bytes,
+                         size_t first_payload_bytes) {
+  const bool v6 = whole[0] >> 4 == 6, tcp = whole[v6 ? 6u : 9u] == IPPROTO_TCP;
+  const size_t ip_bytes = v6 ? 40 : 20, at = ip_bytes + (tcp ? 16 : 6);
+  CHECK(virtio.flags == 1 && virtio.gso_type == (!tcp ? 5 : v6 ? 4 : 1));
+  CHECK(virtio.hdr_len == header_bytes && virtio.gso_size == first_payload_bytes);
+  CHECK(virtio.csum_start == ip_bytes && virtio.csum_offset == at - ip_bytes);
+  const size_t behind = whole.size() - ip_bytes;
+  CHECK(load_be16(&whole[v6 ? 4u : 2u]) == (v6 ? behind : whole.size()));
+  if (!tcp) CHECK(load_be16(&whole[ip_bytes + 4]) == behind);
+  if (!v6) CHECK(reference_fold(reference_sum(whole.data(), 20)) == 0xffff);
+  const uint64_t pseudo = reference_sum(&whole[v6 ? 8u : 12u], v6 ? 32 : 8, behind + (tcp ? IPPROTO_TCP : IPPROTO_UDP));
+  CHECK(load_be16(&whole[at]) == reference_fold(pseudo));
+}
+
 /// Runs packets through a coalescer and gives the writes, each with the packets that it is cut into again.
 static std::vector<std::vector<Bytes>> coalesce(std::vector<Bytes>& packets, CoalesceLimits limits = {}) {
   static Coalescer coalescer;
@@ -53,6 +73,7 @@ static std::vector<std::vector<Bytes>> coalesce(std::vector<Bytes>& packets, Coa
     for (size_t i = 0; i < coalescer.writes(); i++) {
       iovec iov[Coalescer::kMaxIovecs];
       const size_t count = coalescer.write(i, iov);
+      CHECK(count <= Coalescer::kMaxIovecs);
       VirtioHeader virtio;
       std::memcpy(&virtio, iov[0].iov_base, sizeof virtio);
       Bytes whole;
@@ -60,6 +81,7 @@ static std::vector<std::vector<Bytes>> coalesce(std::vector<Bytes>& packets, Coa
         const auto* from = static_cast<const uint8_t*>(iov[j].iov_base);
         whole.insert(whole.end(), from, from + iov[j].iov_len);
       }
+      if (count > 2) check_joined(virtio, whole, iov[1].iov_len, iov[2].iov_len);
       writes.push_back(cut(virtio, whole));
       CHECK(writes.back().size() == coalescer.run_packets(i));
     }
@@ -74,6 +96,32 @@ static std::vector<std::vector<Bytes>> coalesce(std::vector<Bytes>& packets, Coa
 }
 
 // ---- the tests ----
+
+/// The numbers that stand in packets, and those that a TUN is told, are as others have them.
+static void test_numbers() {
+  const uint8_t flags[] = {kFin, kSyn, kRst, kPsh, kAck, kUrg, kEce, kCwr};
+  for (size_t bit = 0; bit < 8; bit++) CHECK(flags[bit] == 1 << bit);
+  CHECK(kDontFragment == 0x4000 && kEchoRequest == 8);
+  CHECK(kVirtioNeedsCsum == 1 && kGsoNone == 0 && kGsoTcp4 == 1 && kGsoTcp6 == 4 && kGsoUdp == 5 && kGsoEcn == 0x80);
+  const VirtioHeader nothing;
+  const uint8_t zeroes[10] = {};
+  CHECK(std::memcmp(&nothing, zeroes, sizeof zeroes) == 0);
+}
+
+/// A sum of any size folds to what is left of it modulo 0xffff; to 0 only that of zeroes.
+static void test_fold() {
+  const uint64_t edges[] = {0, 1, 2, 0x7fff, 0x8000, 0xfffe, 0xffff};
+  for (const uint64_t a : edges) {
+    for (const uint64_t b : edges) {
+      for (const uint64_t c : edges) {
+        for (const uint64_t d : edges) {
+          const uint64_t sum = a << 48 | b << 32 | c << 16 | d;
+          CHECK(checksum_fold(sum) == (sum == 0 ? 0 : (sum - 1) % 0xffff + 1));
+        }
+      }
+    }
+  }
+}
 
 static void test_checksum() {
   // Callers add a few words more: the largest sum leaves room for them.
@@ -90,6 +138,10 @@ static void test_checksum() {
     const uint16_t mine = checksum_fold(checksum_add(0, &bytes[at], size));
     const uint16_t theirs = to_be16(reference_fold(reference_sum(&bytes[at], size)));
     CHECK(mine == theirs || (mine == 0xffff && theirs == 0) || (mine == 0 && theirs == 0xffff));
+    // It goes on from any sum, and leaves room for words that are added without a look.
+    const uint64_t before = random_below(2) ? ~uint64_t{random_below(3)} : uint64_t{rng()} << 32 | rng();
+    const uint64_t after = checksum_add(before, &bytes[at], size);
+    CHECK(after % 0xffff == (before % 0xffff + theirs) % 0xffff && after < uint64_t{1} << 33);
   }
   Bytes ones(65535, 0xff);
   CHECK(checksum_fold(checksum_add(0, ones.data(), 65534)) == 0xffff);
@@ -110,7 +162,7 @@ static void test_read_packet() {
     for (auto& byte : bytes) byte = static_cast<uint8_t>(random_below(256));
     if (!bytes.empty() && random_below(2)) bytes[0] = random_below(2) ? 0x45 : 0x60;
     Packet packet;
-    if (read_packet(bytes.data(), bytes.size(), packet) == Shape::kOk) {
+    if (read_packet(bytes.data(), bytes.size(), packet)) {
       CHECK(packet.ip_bytes <= packet.total && packet.total <= bytes.size());
       uint8_t out[kMaxIcmpErrorBytes];
       const size_t size = write_icmp_error(kNetUnreachable, Address::v4(1), bytes.data(), packet, out);
@@ -120,6 +172,82 @@ static void test_read_packet() {
       coalescer.clear();
     }
   }
+}
+
+/// Each length that a header tells of, and each that there is: one less, as many, one more.
+static void test_read_limits() {
+  constexpr struct {
+    const char* what;
+    uint8_t first;
+    uint16_t length;
+    size_t size;
+    bool is_packet;
+  } rows[] = {
+      {"a header alone", 0x45, 20, 20, true},
+      {"the same, a byte less", 0x45, 20, 19, false},
+      {"the same, with a byte behind it", 0x45, 20, 21, true},
+      {"a length of less than the header", 0x45, 19, 20, false},
+      {"a length of more than there is", 0x45, 21, 20, false},
+      {"less than five words", 0x44, 20, 20, false},
+      {"the longest header", 0x4f, 60, 60, true},
+      {"a byte less of it", 0x4f, 60, 59, false},
+      {"a length that leaves a byte of it out", 0x4f, 59, 60, false},
+      {"a header beyond its packet", 0x46, 20, 24, false},
+      {"IPv6, a header alone", 0x60, 0, 40, true},
+      {"the same, a byte less", 0x60, 0, 39, false},
+      {"with a byte behind the header", 0x60, 1, 41, true},
+      {"that byte is not there", 0x60, 1, 40, false},
+      {"that byte is no part of it", 0x60, 0, 41, true},
+      {"version 0", 0x05, 20, 60, false},
+      {"version 5", 0x55, 20, 60, false},
+      {"version 7", 0x75, 20, 60, false},
+  };
+  Packet packet;
+  for (const auto& row : rows) {
+    context = row.what;
+    Bytes bytes(64);
+    bytes[0] = row.first;
+    const bool v6 = row.first >> 4 == 6;
+    store_be16(&bytes[v6 ? 4u : 2u], row.length);
+    bytes[v6 ? 7u : 8u] = 61;
+    bytes[v6 ? 6u : 9u] = 17;
+    CHECK(read_packet(bytes.data(), row.size, packet) == row.is_packet);
+    if (!row.is_packet) continue;
+    CHECK(packet.version == row.first >> 4 && packet.ip_bytes == (v6 ? 40 : (row.first & 15) * 4));
+    CHECK(packet.total == row.length + (v6 ? 40u : 0u) && packet.protocol == 17 && packet.hop_limit == 61);
+  }
+  for (const auto& [word, fragment, later] : {std::tuple{0x0000, false, false},
+                                              {0xc000, false, false},
+                                              {0x2000, true, false},
+                                              {0x0001, true, true},
+                                              {0x3fff, true, true}}) {
+    context = "a fragment's word, " + std::to_string(word);
+    Fields f;
+    f.fragment = static_cast<uint16_t>(word);
+    Bytes bytes = build(f);
+    CHECK(read_packet(bytes.data(), bytes.size(), packet) && packet.fragment == fragment);
+    CHECK(packet.later_fragment == later);
+    f.v6 = true;
+    bytes = build(f);
+    CHECK(read_packet(bytes.data(), bytes.size(), packet) && !packet.fragment && !packet.later_fragment);
+  }
+  context = "an address of one host";
+  for (const auto& [address, is_one] : {std::pair{0u, false},
+                                        {0x00ffffffu, false},
+                                        {0x01000000u, true},
+                                        {0x7effffffu, true},
+                                        {0x7f000000u, false},
+                                        {0x7fffffffu, false},
+                                        {0x80000000u, true},
+                                        {0xdfffffffu, true},
+                                        {0xe0000000u, false},
+                                        {0xefffffffu, false},
+                                        {0xf0000000u, true},
+                                        {0xfffffffeu, true},
+                                        {0xffffffffu, false}}) {
+    CHECK(is_one_host(to_be32(address)) == is_one);
+  }
+  context.clear();
 }
 
 /// Why a packet from a peer may not go on.
@@ -209,6 +337,16 @@ static void test_inspect() {
     store(&packet[10], ipv4_header_checksum(packet.data(), 20));
     CHECK(reason_of(packet) == k_rx_drop_fragment);
   }
+  context = "a first fragment of TCP that has its flags, and one that has not";
+  for (const size_t size : {16u, 8u}) {
+    Fields f;
+    f.fragment = 0x2000;
+    Bytes packet = build(f);
+    packet.resize(20 + size);
+    store_be16(&packet[2], static_cast<uint16_t>(packet.size()));
+    store(&packet[10], ipv4_header_checksum(packet.data(), 20));
+    CHECK(reason_of(packet) == (size == 16 ? std::optional<Counter>() : k_rx_drop_fragment));
+  }
   context = "each bit of a header";
   for (size_t bit = 0; bit < 8 * 32; bit++) {
     if (bit == 5) continue;  // makes it IPv6
@@ -233,6 +371,215 @@ static void test_inspect() {
   CHECK(!reason_of(packet));
   packet.resize(packet.size() - 1);
   CHECK(reason_of(packet) == k_rx_drop_malformed);
+  context.clear();
+}
+
+/// An IPv6 packet of these extension headers, the last of which says `protocol`, and so many bytes behind them. `types`
+/// has the header's number of each.
+static Bytes with_extensions(const std::vector<std::pair<uint8_t, Bytes>>& headers, uint8_t protocol, size_t behind) {
+  Fields f;
+  f.v6 = true;
+  Bytes packet = build(f);
+  packet.resize(40);
+  packet[6] = headers.empty() ? protocol : headers[0].first;
+  for (size_t i = 0; i < headers.size(); i++) {
+    Bytes header = headers[i].second;
+    header[0] = i + 1 < headers.size() ? headers[i + 1].first : protocol;
+    packet.insert(packet.end(), header.begin(), header.end());
+  }
+  packet.resize(packet.size() + behind);
+  store_be16(&packet[4], static_cast<uint16_t>(packet.size() - 40));
+  return packet;
+}
+
+/// Why an IPv6 packet from a peer may not go on.
+static void test_inspect_ipv6() {
+  constexpr uint8_t kHop = 0, kRouting = 43, kFragment = 44, kDestination = 60, kTcp = 6, kUdp = 17, kIcmp = 58;
+  using Headers = std::vector<std::pair<uint8_t, Bytes>>;
+  const Bytes padding{0, 0, 1, 4, 0, 0, 0, 0};
+  const auto options = [](Bytes bytes) {
+    Bytes header{0, static_cast<uint8_t>((bytes.size() + 2) / 8 - 1)};
+    header.insert(header.end(), bytes.begin(), bytes.end());
+    return header;
+  };
+  const auto routing = [](uint8_t type, uint8_t left) { return Bytes{0, 0, type, left, 0, 0, 0, 0}; };
+  const auto fragment = [](size_t offset, bool more) {
+    Bytes header{0, 0, 0, 0, 1, 2, 3, 4};
+    store_be16(&header[2], static_cast<uint16_t>(offset | more));
+    return header;
+  };
+  constexpr std::optional<Counter> kGood{}, kOdd = k_rx_drop_options, kPiece = k_rx_drop_fragment,
+                                            kLink = k_rx_drop_not_ours;
+  const struct {
+    const char* what;
+    std::optional<Counter> reason;
+    Headers headers;
+    uint8_t protocol;
+    size_t behind;
+  } rows[] = {
+      {"none", kGood, {}, kUdp, 8},
+      {"no next header", kGood, {}, 59, 0},
+      {"what is encrypted", kGood, {}, 50, 0},
+      {"padding", kGood, {{kHop, padding}}, kUdp, 8},
+      {"nothing behind it", kGood, {{kHop, padding}}, kUdp, 0},
+      {"a router alert", kGood, {{kHop, options({5, 2, 0, 0, 1, 0})}}, kUdp, 8},
+      {"Pad1", kGood, {{kDestination, options({0, 0, 0, 0, 0, 0})}}, kTcp, 20},
+      {"an option up to the end", kGood, {{kDestination, options({30, 4, 9, 9, 9, 9})}}, kTcp, 20},
+      {"one beyond it", kOdd, {{kDestination, options({30, 5, 9, 9, 9, 9})}}, kTcp, 20},
+      {"one without its length", kOdd, {{kDestination, options({1, 3, 0, 0, 0, 30})}}, kTcp, 20},
+      {"a jumbogram", kOdd, {{kHop, options({0xc2, 4, 0, 1, 0, 0})}}, kTcp, 20},
+      {"both kinds of options", kGood, {{kHop, padding}, {kDestination, padding}}, kTcp, 20},
+      {"the hop's behind another", kOdd, {{kDestination, padding}, {kHop, padding}}, kTcp, 20},
+      {"the hop's twice", kOdd, {{kHop, padding}, {kHop, padding}}, kTcp, 20},
+      {"a header beyond the packet", kOdd, {{kDestination, Bytes{0, 1, 1, 4, 0, 0, 0, 0}}}, kTcp, 7},
+      {"a header up to its end", kGood, {{kDestination, Bytes{0, 1, 1, 4, 0, 0, 0, 0}}}, kTcp, 8},
+      {"a header of no room", kOdd, {}, kDestination, 7},
+      {"a route of its own", kOdd, {{kRouting, routing(4, 1)}}, kTcp, 20},
+      {"one that is at its end", kGood, {{kRouting, routing(4, 0)}}, kTcp, 20},
+      {"type 0", kOdd, {{kRouting, routing(0, 1)}}, kTcp, 20},
+      {"type 0 at its end", kOdd, {{kRouting, routing(0, 0)}}, kTcp, 20},
+      {"eight", kGood, Headers(8, {kDestination, padding}), kTcp, 20},
+      {"nine", kOdd, Headers(9, {kDestination, padding}), kTcp, 20},
+      {"512 bytes", kGood, {{kDestination, options(Bytes(510))}}, kTcp, 20},
+      {"more", kOdd, {{kDestination, options(Bytes(518))}}, kTcp, 20},
+      {"an atomic fragment", kGood, {{kFragment, fragment(0, false)}}, kUdp, 3},
+      {"two of them", kGood, {{kFragment, fragment(0, false)}, {kFragment, fragment(0, false)}}, kUdp, 8},
+      {"the least first fragment of TCP", kGood, {{kFragment, fragment(0, true)}}, kTcp, 24},
+      {"less", kPiece, {{kFragment, fragment(0, true)}}, kTcp, 16},
+      {"the least first fragment of UDP", kGood, {{kFragment, fragment(0, true)}}, kUdp, 8},
+      {"a first one of nothing", kPiece, {{kFragment, fragment(0, true)}}, kUdp, 0},
+      {"headers in the first fragment", kGood, {{kFragment, fragment(0, true)}, {kDestination, padding}}, kUdp, 8},
+      {"and no more", kPiece, {{kFragment, fragment(0, true)}, {kDestination, padding}}, kUdp, 0},
+      {"headers that go on in the next", kPiece, {{kFragment, fragment(0, true)}}, kDestination, 0},
+      {"not of whole blocks", kPiece, {{kFragment, fragment(0, true)}}, kTcp, 25},
+      {"not of whole blocks in the middle", kPiece, {{kFragment, fragment(800, true)}}, kTcp, 25},
+      {"a middle one", kGood, {{kFragment, fragment(800, true)}}, kTcp, 24},
+      {"a last one", kGood, {{kFragment, fragment(800, false)}}, kTcp, 1},
+      {"a last one of nothing", kPiece, {{kFragment, fragment(800, false)}}, kTcp, 0},
+      {"one behind a TCP header", kGood, {{kFragment, fragment(24, false)}}, kTcp, 8},
+      {"one that overlaps it", kPiece, {{kFragment, fragment(16, false)}}, kTcp, 8},
+      {"the same of UDP", kGood, {{kFragment, fragment(8, false)}}, kUdp, 8},
+      {"the last of the longest", kGood, {{kFragment, fragment(65520, false)}}, kUdp, 15},
+      {"a byte more", kPiece, {{kFragment, fragment(65520, false)}}, kUdp, 16},
+      {"the last of the longest, behind options",
+       kPiece,
+       {{kHop, padding}, {kFragment, fragment(65520, false)}},
+       kUdp,
+       8},
+      {"a fragment in a fragment", kPiece, {{kFragment, fragment(0, true)}, {kFragment, fragment(8, true)}}, kUdp, 8},
+      {"ICMPv6", kGood, {}, kIcmp, 8},
+      {"ICMPv6 of nothing", kGood, {}, kIcmp, 0},
+  };
+  constexpr auto reason_of = [](const Bytes& bytes) {
+    Packet packet;
+    return inspect(bytes, packet);
+  };
+  for (const auto& row : rows) {
+    context = std::string("IPv6, ") + row.what;
+    Bytes packet = with_extensions(row.headers, row.protocol, row.behind);
+    CHECK(reason_of(packet) == row.reason);
+    packet.resize(packet.size() + 7);
+    CHECK(reason_of(packet) == row.reason);
+  }
+  for (int type = 0; type < 256; type++) {
+    for (const Headers& headers : {Headers{}, {{kHop, padding}}, {{kFragment, fragment(0, false)}}}) {
+      context = "ICMPv6 of type " + std::to_string(type);
+      Bytes packet = with_extensions(headers, kIcmp, 8);
+      packet[packet.size() - 8] = static_cast<uint8_t>(type);
+      CHECK(reason_of(packet) == (type >= 133 && type <= 137 ? kLink : kGood));
+    }
+  }
+  context = "each length of a packet with all of it";
+  const Bytes whole =
+      with_extensions({{kHop, padding}, {kRouting, routing(4, 0)}, {kFragment, fragment(0, true)}}, kTcp, 24);
+  for (size_t size = 40; size < whole.size(); size++) {
+    Bytes cut(whole.begin(), whole.begin() + static_cast<long>(size));  // nothing behind it may be read
+    store_be16(&cut[4], static_cast<uint16_t>(size - 40));
+    CHECK(reason_of(cut).has_value());
+  }
+  context = "an address of one host";
+  const auto is_one = [](std::initializer_list<uint8_t> first, uint8_t last, uint8_t tenth = 0) {
+    uint8_t bytes[16] = {};
+    std::copy(first.begin(), first.end(), bytes);
+    bytes[10] = bytes[11] = tenth;
+    bytes[15] = last;
+    return is_one_host(Address::v6(bytes));
+  };
+  CHECK(!is_one({}, 0) && !is_one({}, 1) && !is_one({}, 9) && is_one({}, 9, 0xfe) && is_one({0, 0x64, 0xff, 0x9b}, 9));
+  CHECK(!is_one({0xff, 2}, 1) && !is_one({0xfe, 0x80}, 1) && !is_one({0xfe, 0xbf}, 1) && is_one({0xfe, 0x7f}, 1));
+  CHECK(is_one({0xfe, 0xc0}, 1) && is_one({0xfd}, 0) && is_one({0x20, 1}, 1));
+  context.clear();
+}
+
+/// Errors about IPv6: byte by byte, of every length, and about what there are none.
+static void test_icmp_ipv6() {
+  constexpr uint8_t kIcmp = 58;
+  const Address source = ipv6(0x0a050100);
+  Fields f;
+  f.v6 = true;
+  f.tcp = false;
+  const struct {
+    IcmpError error;
+    uint8_t type;
+    uint32_t mtu;
+  } told[] = {{kNetUnreachable, 1, 0}, {kTimeExceeded, 3, 0}, {too_big(1400), 2, 1400}};
+  for (const auto& one : told) {
+    for (const size_t payload : {0u, 1u, 100u, 1183u, 1184u, 1185u, 1400u, 60'000u}) {
+      context = "ICMPv6 type " + std::to_string(one.type) + " about " + std::to_string(payload);
+      f.payload = payload;
+      Bytes packet = build(f);
+      const size_t quote = std::min<size_t>(packet.size(), 1232);
+      Bytes expected(48);
+      expected[0] = 0x60;
+      store_be16(&expected[4], static_cast<uint16_t>(8 + quote));
+      expected[6] = kIcmp;
+      expected[7] = 64;
+      expected[8] = 0xfd;
+      store_be32(&expected[20], 0x0a050100);
+      std::copy_n(packet.begin() + 8, 16, expected.begin() + 24);
+      expected[40] = one.type;
+      store_be32(&expected[44], one.mtu);
+      expected.insert(expected.end(), packet.begin(), packet.begin() + static_cast<long>(quote));
+      store_be16(&expected[42], static_cast<uint16_t>(~transport_sum(expected)));
+      Bytes room(kMaxIcmpErrorBytes + 1, 0xee);
+      const size_t size = write_icmp_error(one.error, source, packet.data(), read(packet), room.data());
+      CHECK(size == expected.size() && std::equal(expected.begin(), expected.end(), room.begin()));
+      CHECK(std::all_of(room.begin() + static_cast<long>(size), room.end(), [](uint8_t byte) { return byte == 0xee; }));
+    }
+  }
+  uint8_t out[kMaxIcmpErrorBytes];
+  const auto is_told = [&](Bytes packet) {
+    return write_icmp_error(kTimeExceeded, source, packet.data(), read(packet), out) > 0;
+  };
+  const Bytes padding{0, 0, 1, 4, 0, 0, 0, 0}, first{0, 0, 0, 1, 1, 2, 3, 4}, later{0, 0, 0, 8, 1, 2, 3, 4};
+  for (int type = 0; type < 256; type++) {
+    context = "about ICMPv6 of type " + std::to_string(type);
+    for (const bool behind : {false, true}) {
+      Bytes packet = with_extensions(
+          behind ? std::vector<std::pair<uint8_t, Bytes>>{{0, padding}} : std::vector<std::pair<uint8_t, Bytes>>{},
+          kIcmp, 8);
+      packet[packet.size() - 8] = static_cast<uint8_t>(type);
+      CHECK(is_told(packet) == (type >= 128 && type != 137));
+    }
+  }
+  context = "about what there is no error of";
+  CHECK(!is_told(with_extensions({}, kIcmp, 0)));
+  CHECK(is_told(with_extensions({{44, first}}, IPPROTO_UDP, 8)) &&
+        !is_told(with_extensions({{44, later}}, IPPROTO_UDP, 8)));
+  CHECK(!is_told(with_extensions({{60, Bytes{0, 9, 1, 4, 0, 0, 0, 0}}}, IPPROTO_UDP, 8)));
+  for (const auto& [at, first_byte, second] :
+       {std::tuple{8u, 0xff, 0x02}, {24u, 0xff, 0x02}, {8u, 0xfe, 0x80}, {24u, 0xfe, 0x80}}) {
+    f.payload = 10;
+    Bytes packet = build(f);
+    CHECK(is_told(packet));
+    packet[at] = static_cast<uint8_t>(first_byte);
+    packet[at + 1] = static_cast<uint8_t>(second);
+    CHECK(!is_told(packet));
+  }
+  Bytes mapped = build(f);
+  std::fill_n(mapped.begin() + 8, 10, uint8_t{0});
+  mapped[18] = mapped[19] = 0xff;
+  CHECK(!is_told(mapped));
   context.clear();
 }
 
@@ -272,6 +619,27 @@ static void test_nested() {
     CHECK(!is_circle(around(once, encap, kOwn, 8285, 0x0010), encap));  // it does not tell what it is of
     CHECK(is_circle(around(around(once, encap, kOwn, 1, 0x0010), encap), encap));
     CHECK(!is_circle(around(around(once, encap, kOther), encap), encap));
+    // The port is found behind options, and what is of IPv6 is none of ours, whatever its bytes say.
+    Fields with_options;
+    with_options.tcp = false;
+    with_options.source = kOwn;
+    with_options.ip_options = Bytes(12, 1);
+    for (const uint16_t port : {uint16_t{8285}, uint16_t{53}}) {
+      with_options.destination_port = port;
+      CHECK(is_circle(around(build(with_options), encap), encap) == (port == 8285));
+    }
+    Fields six;
+    six.v6 = true;
+    six.tcp = false;
+    Bytes other = build(six);
+    other[9] = IPPROTO_UDP;
+    store_be32(&other[12], kOwn);
+    CHECK(!is_circle(around(other, encap), encap));
+    other.insert(other.end(), 100, uint8_t{0});
+    store_be16(&other[4], static_cast<uint16_t>(other.size() - 40));
+    std::copy(once.begin(), once.begin() + 24, other.begin() + 40 + 8 + static_cast<long>(encap));
+    std::copy_n(once.begin() + 22, 2, other.begin() + 42);
+    CHECK(!is_circle(other, encap));
     // All that may be missing at the end.
     Bytes cut = around(once, encap);
     for (size_t size = cut.size(); size >= 28; size--) {
@@ -279,7 +647,54 @@ static void test_nested() {
       store_be16(&cut[2], static_cast<uint16_t>(size));
       CHECK(is_circle(cut, encap) == (size >= 28 + encap + 24));
     }
+    // The same where this host's datagrams are of IPv6, in fragments too.
+    const auto around6 = [&](const Bytes& inner, uint32_t source = kOwn, uint16_t port = 8285, int fragment = -1) {
+      Fields six;
+      six.v6 = true;
+      six.tcp = false;
+      six.source = source;
+      six.destination_port = port;
+      six.payload = encap + inner.size();
+      Bytes datagram = build(six);
+      std::copy(inner.begin(), inner.end(), datagram.end() - static_cast<long>(inner.size()));
+      if (fragment < 0) return datagram;
+      Bytes header{IPPROTO_UDP, 0, 0, 0, 1, 2, 3, 4};
+      store_be16(&header[2], static_cast<uint16_t>(fragment));
+      datagram.insert(datagram.begin() + 40, header.begin(), header.end());
+      datagram[6] = IPPROTO_FRAGMENT;
+      store_be16(&datagram[4], static_cast<uint16_t>(datagram.size() - 40));
+      return datagram;
+    };
+    const auto is_circle6 = [&](Bytes bytes) { return is_nested_twice(ipv6(kOwn), encap, bytes.data(), read(bytes)); };
+    const Bytes once6 = around6(build({}));
+    CHECK(!is_circle6(once6) && !is_circle6(once) && !is_circle6(around(once, encap)) &&
+          !is_circle(around6(once6), encap));
+    CHECK(is_circle6(around6(once6)) && !is_circle6(around6(once6, kOther)) && !is_circle6(around6(once6, kOwn, 53)));
+    CHECK(!is_circle6(around6(around6(build({}), kOther))) && !is_circle6(around6(once)));
+    CHECK(is_circle6(around6(once6, kOwn, 8285, 1)) && !is_circle6(around6(once6, kOwn, 8285, 8)));
+    CHECK(is_circle6(around6(around6(build({}), kOwn, 1, 8))) && !is_circle6(around6(around6(build({}), kOwn, 1, 1))));
+    CHECK(is_circle6(around6(around6(build({}), kOwn, 8285, 1))));
+    Bytes cut6 = around6(once6);
+    for (size_t size = cut6.size(); size >= 48; size--) {
+      cut6.resize(size);
+      store_be16(&cut6[4], static_cast<uint16_t>(size - 40));
+      CHECK(is_circle6(cut6) == (size >= 48 + encap + 44));
+    }
   }
+}
+
+/// What stays on the link, at the edges of each range.
+static void test_for_link() {
+  const auto v4 = [](uint8_t first, uint8_t last) {
+    const uint8_t address[4] = {first, 255, 255, last};
+    return is_for_link(address, 4);
+  };
+  CHECK(!v4(223, 255) && v4(224, 0) && v4(239, 255) && !v4(240, 1) && v4(255, 255) && !v4(255, 254) && !v4(10, 255));
+  const auto v6 = [](uint8_t first, uint8_t second) {
+    const uint8_t address[16] = {first, second};
+    return is_for_link(address, 6);
+  };
+  CHECK(v6(0xff, 0x02) && v6(0xfe, 0x80) && v6(0xfe, 0xbf) && !v6(0xfe, 0x7f) && !v6(0xfe, 0xc0) && !v6(0xfd, 0x80));
 }
 
 static void test_peers() {
@@ -322,6 +737,51 @@ static void test_peers() {
       CHECK((found != nullptr) == (best != nullptr));
       if (found && best) CHECK(found->is_at(ipv4(best->endpoint)));
     }
+  }
+}
+
+/// A map has what was put into it and not removed since, however full its pages are; and what it was when it was
+/// settled is found in the pages of then.
+static void test_paged_map() {
+  for (const uint32_t stride : {1u, 256u, 65'536u}) {
+    PagedMap<uint32_t, uint32_t> map;
+    std::map<uint32_t, uint32_t> model, before;
+    Garbage garbage;
+    const PagedMap<uint32_t, uint32_t>::Pages* settled = nullptr;
+    const uint32_t keys = 30'000;
+    const auto is_as = [&](const auto& pages, const std::map<uint32_t, uint32_t>& expected) {
+      size_t wrong = 0;
+      for (uint32_t key = 0; key < keys; key++) {
+        const auto found = expected.find(key * stride);
+        wrong += pages.find(key * stride) != (found == expected.end() ? 0 : found->second);
+      }
+      return wrong == 0;
+    };
+    // Filled, changed about, emptied.
+    for (int step = 0; step < 12; step++) {
+      for (int i = 0; i < 10'000; i++) {
+        const uint32_t key = random_below(keys) * stride, most = step < 4 ? 10 : step < 8 ? 2 : 1;
+        const uint32_t value = random_below(most) == 0 ? 0 : 1 + random_below(5);
+        map.put(key, value, garbage);
+        if (value == 0) {
+          model.erase(key);
+        } else {
+          model[key] = value;
+        }
+      }
+      CHECK(map.size() == model.size() && is_as(map, model) && map.longest_run() <= 64);
+      std::map<uint32_t, uint32_t> each;
+      map.for_each([&](uint32_t key, uint32_t value) { CHECK(each.emplace(key, value).second); });
+      CHECK(each == model);
+      if (settled) CHECK(is_as(*settled, before));
+      if (step % 3 != 0) continue;
+      garbage.clear();
+      settled = map.pages();
+      map.settle();
+      before = model;
+    }
+    PagedMap<uint32_t, uint32_t> moved(std::move(map));
+    CHECK(moved.size() == model.size() && is_as(moved, model));
   }
 }
 
@@ -450,6 +910,15 @@ static void test_peer_changes() {
   }
 }
 
+/// However many changes there were, a whole set takes away whom it does not name.
+static void test_peer_rounds() {
+  PeerTables tables(0, record(4, 24, {10, 5, 2, 0}, 1));
+  for (int i = 0; i < 65'535; i++) tables.change({});
+  CHECK(tables.size() == 1);
+  tables.set({});
+  CHECK(tables.size() == 0);
+}
+
 /// What a table of before has is kept for as long as a reader has that table, and no longer.
 static void test_peer_release() {
   PeerTables tables(2);
@@ -471,6 +940,58 @@ static void test_peer_release() {
   second.release();
   change(53);
   CHECK(tables.kept() == 0);
+  // However often a peer moves, it has no more memory than two tables need.
+  std::set<const Endpoint*> places;
+  for (uint32_t endpoint = 60; endpoint < 160; endpoint++) {
+    change(endpoint);
+    places.insert(tables.current().find(4, address));
+  }
+  CHECK(places.size() <= 50 + 2);
+}
+
+/// Whoever has a table finds in it what was there when it was published, of either family, whatever is changed
+/// meanwhile.
+static void test_peer_table_stays() {
+  constexpr uint32_t kSubnets = 300;
+  for (const uint8_t version : {uint8_t{4}, uint8_t{6}}) {
+    const auto subnet = [&](uint32_t number) {
+      Bytes bytes(version == 4 ? 4 : 16);
+      bytes[0] = version == 4 ? 10 : 0xfd;
+      bytes[1] = static_cast<uint8_t>(number >> 8);
+      bytes[2] = static_cast<uint8_t>(number);
+      return bytes;
+    };
+    const auto said = [&](uint32_t number, uint32_t endpoint) {
+      return record(version, version == 4 ? 24 : 64, subnet(number), endpoint);
+    };
+    PeerTables tables(1);
+    for (uint32_t number = 0; number < kSubnets; number += 2) tables.change(said(number, 1 + number));
+    PeerTables::Reader reader = tables.reader(0);
+    const PeerTable& table = reader.acquire();
+    for (int round = 0; round < 200; round++) {
+      const uint32_t number = random_below(kSubnets), other = 1'000 + random_below(10);
+      switch (random_below(8)) {
+        case 0:
+          tables.set(said(number, other));
+          break;
+        case 1:
+        case 2:
+          tables.change(gone(said(number, 1)));
+          break;
+        default:
+          tables.change(said(number, random_below(2) ? other : 1 + number));
+      }
+      size_t wrong = 0;
+      for (uint32_t each = 0; each < kSubnets; each++) {
+        const Endpoint* found = table.find(version, subnet(each).data());
+        wrong += each % 2 == 0 ? !found || !found->is_at(ipv4(1 + each)) : found != nullptr;
+        wrong += table.has_endpoint_at(ipv4(1 + each)) != (each % 2 == 0);
+      }
+      for (uint32_t each = 1'000; each < 1'010; each++) wrong += table.has_endpoint_at(ipv4(each));
+      CHECK(wrong == 0);
+    }
+    reader.release();
+  }
 }
 
 /// Readers look up while the table is changed; what was freed too early shows under the sanitizers, and what was
@@ -551,6 +1072,12 @@ static void test_traffic() {
     sum = {};
     for (const TrafficRows* rows : {&first, &second}) rows->sum(slot, sum);
     CHECK(sum.tx_packets == 7 && sum.tx_bytes == 70 && sum.heard_ms == 9);
+  }
+  // Where room is made, nothing is lost of what there is.
+  for (const uint32_t slot : {1u, 4095u, 4096u, TrafficRows::kMaxSlots - 1}) {
+    Traffic sum;
+    for (const TrafficRows* rows : {&first, &second}) rows->sum(slot, sum);
+    CHECK(sum.tx_packets == 7 && sum.rx_packets == 4);
   }
   CHECK(PeerTables::traffic_slots({}) == 1);
   Bytes records = record(4, 24, {10, 5, 2, 0}, 1);
@@ -713,6 +1240,12 @@ static void test_endpoints() {
   }
   const uint8_t second[] = {10, 5, 1, 9};
   CHECK(table.find(4, second)->is_at(ipv4(0xc0000202)) && !table.find(4, second)->is_at(ipv4(0xc0000205)));
+  // A limit below what always fits is none.
+  for (const uint16_t limit : {uint16_t{0}, uint16_t{499}, uint16_t{500}, uint16_t{65535}}) {
+    Bytes limited = record(4, 24, {10, 5, 1, 0}, 0xc0000202);
+    store_be16(&limited[6], limit);
+    CHECK(PeerTables(0, limited).current().find(4, second)->limit == (limit >= 500 ? limit : 0));
+  }
   Bytes v6 = record(4, 24, {10, 5, 1, 0}, 0xc0000202);
   v6[2] = 6;
   const PeerTables tables_v6(0, v6);
@@ -840,6 +1373,23 @@ static void test_drops() {
   CHECK(Drops(CounterRow(row.data()), [] { return now_us; }).read(0, [](const KeptDrop&) {}) > read_from(0));
 }
 
+/// What is read of a machine that has just started, and of a datagram that ends within the encapsulation.
+static void test_drops_at_start() {
+  std::vector<uint64_t> row(kCounterCount);
+  Drops drops(CounterRow(row.data()), [] { return int64_t{3}; });
+  const Bytes bytes(22, 7);
+  for (const size_t size : {22u, 10u, 0u}) {
+    drops.begin_turn();
+    drops.add({.reason = k_rx_drop_not_ours, .bytes = std::span(bytes).first(size), .encap_bytes = 14});
+    std::vector<KeptDrop> all;
+    drops.read(0, [&](const KeptDrop& kept) { all.push_back(kept); });
+    CHECK(all.back().size == size && all.back().encap_bytes == std::min<size_t>(size, 14) && all.back().at_us == 3);
+  }
+  std::vector<size_t> sizes;
+  CHECK(drops.read(0, [&](const KeptDrop& kept) { sizes.push_back(kept.size); }) == 6);
+  CHECK((sizes == std::vector<size_t>{22, 10, 0}));
+}
+
 /// What is read while others are written belongs together, and comes in order.
 static void test_drops_while_written() {
   static std::atomic<int64_t> now_us;  // goes on so far with each that all are kept
@@ -928,14 +1478,18 @@ static void test_segment_rules() {
   large.ip_options = Bytes(40, 1);
   large.tcp_options = Bytes(40, 1);
   large.ip_options[0] = 1;
-  Fields empty;
+  Fields empty, v6_udp = udp;
   empty.payload = 0;
+  v6_udp.v6 = true;
   for (const Refusal& r :
        {Refusal{"size 0", kGsoTcp4, 0, 20, {}}, Refusal{"old UFO", 3, 100, 20, udp},
         Refusal{"TCPv6 type on IPv4", kGsoTcp6, 100, 20, {}}, Refusal{"TCPv4 type on IPv6", kGsoTcp4, 100, 40, v6},
         Refusal{"a fragment", kGsoTcp4, 100, 20, fragment}, Refusal{"no payload", kGsoTcp4, 100, 20, empty},
         Refusal{"transport inside the IP header", kGsoTcp4, 100, 12, {}},
-        Refusal{"transport beyond the packet", kGsoTcp4, 100, 900, {}}}) {
+        Refusal{"transport beyond the packet", kGsoTcp4, 100, 900, {}},
+        Refusal{"a datagram inside the IP header", kGsoUdp, 100, 12, udp},
+        Refusal{"a datagram behind options that IPv4 has not", kGsoUdp, 100, 24, udp},
+        Refusal{"a datagram inside the IPv6 header", kGsoUdp, 100, 12, v6_udp}}) {
     context = r.why;
     Bytes bytes = build(r.fields);
     VirtioHeader virtio;
@@ -946,7 +1500,53 @@ static void test_segment_rules() {
     Segmenter segments;
     CHECK(!segments.begin(virtio, bytes.data(), read(bytes)));
   }
+  // A header as long as the longest of IPv4, and a byte more.
+  for (const size_t more : {0u, 1u}) {
+    Fields f;
+    f.v6 = true;
+    f.tcp = false;
+    Bytes bytes = build(f);
+    VirtioHeader virtio;
+    virtio.flags = kVirtioNeedsCsum;
+    virtio.gso_type = kGsoUdp;
+    virtio.gso_size = 10;
+    virtio.csum_start = static_cast<uint16_t>(112 + more);
+    Segmenter segments;
+    CHECK(segments.begin(virtio, bytes.data(), read(bytes)) == (more == 0));
+    if (more == 0) CHECK(segments.header_bytes() == 120 && segments.count() == 3);
+  }
+  context = "a TCP header of less than five words";
+  {
+    Bytes bytes = build({});
+    bytes[32] = 0x40;
+    VirtioHeader virtio;
+    virtio.gso_type = kGsoTcp4;
+    virtio.gso_size = 10;
+    Segmenter segments;
+    CHECK(!segments.begin(virtio, bytes.data(), read(bytes)));
+  }
   context.clear();
+  // A sum of 0 stays one for TCP, and means none for UDP.
+  for (const bool tcp : {true, false}) {
+    Fields f;
+    f.tcp = tcp;
+    Bytes right = build(f);
+    const size_t payload = tcp ? 40 : 28, field = tcp ? 36 : 26;
+    const uint32_t wanted = load_be16(&right[payload]) + load_be16(&right[field]);
+    store_be16(&right[payload], reference_fold(wanted));
+    store_be16(&right[field], 0);
+    CHECK(transport_sum(right) == 0xffff);
+    if (!tcp) store_be16(&right[field], 0xffff);
+    Bytes open = right;
+    store(&open[field], checksum_fold(pseudo_header_sum(&open[12], 8, open[9], open.size() - 20)));
+    VirtioHeader virtio = open_sum(read(open));
+    Bytes cut_once = open;
+    CHECK(finish_checksum(virtio, open.data(), read(open)) && open == right);
+    virtio.gso_type = tcp ? kGsoTcp4 : kGsoUdp;
+    virtio.gso_size = 1000;
+    const auto packets = cut(virtio, cut_once);
+    CHECK(packets.size() == 1 && packets[0] == right);
+  }
   // A checksum left open, and offsets that lie.
   for (const bool tcp : {true, false}) {
     Fields f;
@@ -961,6 +1561,11 @@ static void test_segment_rules() {
     virtio.csum_offset = field;
     CHECK(finish_checksum(virtio, open.data(), read(open)));
     CHECK(open == right);
+    virtio.csum_offset = static_cast<uint16_t>(open.size() - 20 - 2);  // the last two bytes
+    CHECK(finish_checksum(virtio, open.data(), read(open)));
+    virtio.csum_offset++;
+    CHECK(!finish_checksum(virtio, open.data(), read(open)));
+    virtio.csum_offset = field;
     virtio.csum_start = static_cast<uint16_t>(open.size());
     CHECK(!finish_checksum(virtio, open.data(), read(open)));
     virtio.csum_start = static_cast<uint16_t>(open.size() - 1);
@@ -1118,6 +1723,15 @@ static void test_coalesce_reasons() {
   CoalesceLimits none;
   none.udp = false;
   CHECK(coalesce(many, none).size() == 300);
+  Fields byte;
+  byte.payload = 1;
+  std::vector<Bytes> stream;
+  for (size_t i = 0; i < 2 * Coalescer::kMaxRun + 1; i++, byte.sequence++) stream.push_back(build(byte));
+  CHECK(coalesce(stream).size() == 3);
+  CoalesceLimits no_tcp;
+  no_tcp.tcp = false;
+  stream.resize(300);
+  CHECK(coalesce(stream, no_tcp).size() == 300);
   // Of a packet as IPv4 can have it, with all its headers: as many bytes, and one more.
   for (const bool tcp : {true, false}) {
     const size_t headers = tcp ? 40 : 28;
@@ -1149,6 +1763,213 @@ static void test_coalesce_reasons() {
       f.sequence += 100;
     }
     CHECK(coalesce(packets).size() == (third == 102 ? 1u : 2u));
+  }
+}
+
+/// A packet whose sums are right, whatever else of its header was changed; cut to the length that it says. False when
+/// it is no packet any more.
+static bool mend(Bytes& bytes) {
+  Packet packet;
+  if (!read_packet(bytes.data(), bytes.size(), packet)) return false;
+  bytes.resize(packet.total);
+  if (packet.version == 4) {
+    store_be16(&bytes[10], 0);
+    store_be16(&bytes[10], static_cast<uint16_t>(~reference_fold(reference_sum(bytes.data(), packet.ip_bytes))));
+  }
+  const size_t field = packet.ip_bytes + (packet.protocol == IPPROTO_TCP ? 16u : 6u);
+  if (field + 2 > bytes.size()) return true;
+  store_be16(&bytes[field], 0);
+  const uint16_t sum = static_cast<uint16_t>(~transport_sum(bytes));
+  store_be16(&bytes[field], sum == 0 && packet.protocol == IPPROTO_UDP ? 0xffff : sum);
+  return true;
+}
+
+/// Two packets of which the second differs by a byte of its headers, or both are changed alike: what comes out are
+/// these packets, whichever of the other flows' places theirs falls into. Where they differ by address or port that is
+/// seen only of two that share a place, so that every value of each byte is tried.
+static void test_coalesce_bytes(int rounds) {
+  enum class Changed { kSecond, kBoth };
+  size_t joined = 0;
+  for (int round = 0; round < rounds; round++) {
+    for (const auto& [v6, fragment] : {std::pair{false, 0x4000}, {false, 0}, {true, 0x4000}}) {
+      for (const bool tcp : {true, false}) {
+        Fields f;
+        f.v6 = v6;
+        f.tcp = tcp;
+        f.fragment = static_cast<uint16_t>(fragment);
+        f.source = static_cast<uint32_t>(rng());
+        f.destination = static_cast<uint32_t>(rng());
+        f.source_port = static_cast<uint16_t>(rng());
+        f.acknowledgement = static_cast<uint32_t>(rng());
+        f.payload = 20;
+        if (tcp && round % 2) f.tcp_options = Bytes(12, 1);
+        const Bytes first = build(f);
+        f.sequence += 20;
+        f.id++;
+        const Bytes second = build(f);
+        const size_t ip = v6 ? 40 : 20, flow = v6 ? 8 : 12;
+        for (size_t at = 0; at < first.size() - 20; at++) {
+          const bool is_in_flow = at >= flow && at < ip + 4;
+          for (int change = 1; change < 256; change += is_in_flow ? 1 : change) {
+            for (const Changed changed : {Changed::kSecond, Changed::kBoth}) {
+              if (changed == Changed::kBoth && (change & (change - 1))) continue;
+              std::vector<Bytes> packets{first, second};
+              if (changed == Changed::kBoth) packets[0][at] ^= static_cast<uint8_t>(change);
+              packets[1][at] ^= static_cast<uint8_t>(change);
+              if (!mend(packets[0]) || !mend(packets[1])) continue;
+              const auto before = packets;
+              std::vector<Bytes> after;
+              const auto writes = coalesce(packets);
+              joined += writes.size() == 1;
+              for (const auto& write : writes) after.insert(after.end(), write.begin(), write.end());
+              if (after.size() == 2 && before[1][0] >> 4 == 4 && (before[1][6] & 0x40)) {
+                std::copy_n(before[1].begin() + 4, 2, after[1].begin() + 4);  // it means nothing with DF
+                mend(after[1]);
+              }
+              if (after == before) continue;
+              context = std::string(v6 ? "IPv6" : "IPv4") + (tcp ? " TCP" : " UDP") + ", byte " + std::to_string(at) +
+                        " by " + std::to_string(change) + (changed == Changed::kBoth ? " in both" : "");
+              CHECK(!"what comes out is what came in");
+            }
+          }
+        }
+      }
+    }
+  }
+  context.clear();
+  CHECK(joined > 0);
+}
+
+/// A stream goes on past packets of others, and not past one that may be its own: a fragment, or what has headers
+/// before those of TCP.
+static void test_coalesce_past() {
+  struct Row {
+    const char* what;
+    bool v6;
+    uint8_t protocol;
+    uint16_t fragment;
+    bool is_passed;
+  };
+  constexpr Row rows[] = {
+      {"ICMP", false, 1, 0x4000, true},
+      {"a protocol that is 0", false, 0, 0x4000, true},
+      {"a first fragment", false, 6, 0x2000, false},
+      {"a last fragment", false, 17, 0x0010, false},
+      {"a fragment of ICMP", false, 1, 0x0010, false},
+      {"ICMPv6", true, 58, 0, true},
+      {"ESP", true, 50, 0, true},
+      {"hop-by-hop options", true, 0, 0, false},
+      {"a routing header", true, 43, 0, false},
+      {"an IPv6 fragment", true, 44, 0, false},
+      {"destination options", true, 60, 0, false},
+  };
+  for (const Row& row : rows) {
+    for (const bool v6 : {false, true}) {
+      context = std::string(row.what) + (v6 ? " between those of IPv6" : " between those of IPv4");
+      Fields f, between;
+      f.v6 = v6;
+      between.v6 = row.v6;
+      between.fragment = row.fragment;
+      between.source++;
+      std::vector<Bytes> packets{build(f), build(between)};
+      packets[1][row.v6 ? 6u : 9u] = row.protocol;
+      CHECK(mend(packets[1]));
+      f.sequence += 100;
+      f.id++;
+      packets.push_back(build(f));
+      const auto before = packets;
+      const auto writes = coalesce(packets);
+      CHECK(writes.size() == (row.is_passed ? 2 : 3) && writes[0].size() == (row.is_passed ? 2 : 1));
+      CHECK(writes[1][0] == before[1]);
+    }
+  }
+  context.clear();
+}
+
+/// What another kernel left undone goes as it came, or is joined, and can be had finished either way.
+static void test_coalesce_undone() {
+  Coalescer coalescer;
+  const auto singly = [&](size_t index) {
+    std::vector<Bytes> packets;
+    coalescer.each_packet(index, [&](std::span<uint8_t> header, std::span<uint8_t> payload) {
+      packets.emplace_back(header.begin(), header.end());
+      packets.back().insert(packets.back().end(), payload.begin(), payload.end());
+    });
+    return packets;
+  };
+  const auto open = [](Bytes& bytes) {
+    const Packet packet = read(bytes);
+    const VirtioHeader virtio = open_sum(packet);
+    store(&bytes[size_t{virtio.csum_start} + virtio.csum_offset],
+          checksum_fold(pseudo_header_sum(source_address(bytes.data(), packet), 2 * address_bytes(packet),
+                                          packet.protocol, packet.total - packet.ip_bytes)));
+    return virtio;
+  };
+  for (const bool v6 : {false, true}) {
+    for (const bool tcp : {true, false}) {
+      context = std::string(tcp ? "TCP" : "UDP") + (v6 ? " by IPv6" : "");
+      coalescer.clear();
+      Fields f;
+      f.v6 = v6;
+      f.tcp = tcp;
+      std::vector<Bytes> right, undone;
+      std::vector<VirtioHeader> headers;
+      // Two that are joined; a superpacket of two; one alone that is whole.
+      for (const size_t payload : {size_t{100}, size_t{100}, size_t{150}, size_t{100}}) {
+        f.payload = payload;
+        f.source_port = payload == 150 ? 5 : right.size() == 3 ? 6 : 1111;
+        right.push_back(build(f));
+        undone.push_back(right.back());
+        headers.push_back(right.size() == 4 ? VirtioHeader() : open(undone.back()));
+        if (payload == 150) {
+          headers.back().gso_type = !tcp ? kGsoUdp : v6 ? kGsoTcp6 : kGsoTcp4;
+          headers.back().gso_size = 100;
+        }
+        f.sequence += static_cast<uint32_t>(payload);
+        f.id++;
+      }
+      const auto expected = cut(headers[2], undone[2]);
+      for (size_t i = 0; i < undone.size(); i++) coalescer.add(undone[i].data(), read(undone[i]), {}, headers[i]);
+      CHECK(coalescer.writes() == 3);
+      for (size_t i = 0; i < 3; i++) {
+        CHECK(coalescer.is_udp(i) == !tcp && coalescer.run_packets(i) == (i == 2 ? 1 : 2));
+        CHECK(coalescer.is_uncut(i) == (i == 1) && coalescer.is_open(i) == (i == 1));
+      }
+      iovec iov[Coalescer::kMaxIovecs];
+      CHECK(coalescer.write(1, iov) == 2 && std::memcmp(iov[0].iov_base, &headers[2], sizeof headers[2]) == 0);
+      CHECK(iov[1].iov_base == undone[2].data() && iov[1].iov_len == undone[2].size());
+      CHECK(singly(1) == expected && expected.size() == 2);
+      CHECK((singly(0) == std::vector<Bytes>{right[0], right[1]}) && (singly(2) == std::vector<Bytes>{right[3]}));
+      // One alone that is open.
+      coalescer.clear();
+      Bytes alone = right[0];
+      const VirtioHeader virtio = open(alone);
+      coalescer.add(alone.data(), read(alone), {}, virtio);
+      CHECK(coalescer.writes() == 1 && coalescer.is_open(0) && !coalescer.is_uncut(0) && coalescer.run_packets(0) == 1);
+      CHECK((singly(0) == std::vector<Bytes>{right[0]}));
+    }
+  }
+  context.clear();
+}
+
+/// Streams that differ by an address alone, packet by packet in turn: hardly any is in the way of another.
+static void test_coalesce_beside() {
+  constexpr uint32_t kStreams = 16, kEach = 4;
+  for (const bool v6 : {false, true}) {
+    for (const bool by_source : {false, true}) {
+      std::vector<Bytes> packets;
+      for (uint32_t i = 0; i < kEach; i++) {
+        for (uint32_t stream = 0; stream < kStreams; stream++) {
+          Fields f;
+          f.v6 = v6;
+          (by_source ? f.source : f.destination) += stream;
+          f.id = static_cast<uint16_t>(100 + i);
+          f.sequence = 1000 + i * 100;
+          packets.push_back(build(f));
+        }
+      }
+      CHECK(coalesce(packets).size() <= 2 * kStreams);  // of 64 packets; two streams may share a place
+    }
   }
 }
 
@@ -1210,9 +2031,74 @@ static void test_icmp() {
   CHECK(out[8] == 8 && out[9] == 1 && out[20] == 3 && load<uint32_t>(out + 12) == source.ipv4());
   CHECK(reference_fold(reference_sum(out, 20)) == 0xffff);
   CHECK(reference_fold(reference_sum(out + 20, 36)) == 0xffff);
-  f.ip_options = Bytes(40, 1);
-  packet = build(f);
-  CHECK(write_icmp_error(kNetUnreachable, source, packet.data(), read(packet), out) == 20 + 8 + 60 + 8);
+  // As RFC 792 and RFC 1191 number them, to whoever sent the packet.
+  struct Told {
+    IcmpError error;
+    uint8_t type, code;
+    uint16_t mtu;
+  };
+  for (const Told& told :
+       {Told{kNetUnreachable, 3, 0, 0}, Told{kTimeExceeded, 11, 0, 0}, Told{too_big(1400), 3, 4, 1400}}) {
+    CHECK(write_icmp_error(told.error, source, packet.data(), read(packet), out) == 56);
+    CHECK(out[20] == told.type && out[21] == told.code && load_be16(out + 24) == 0 && load_be16(out + 26) == told.mtu);
+    CHECK(load_be32(out + 16) == f.source && std::equal(packet.begin(), packet.begin() + 28, out + 28));
+  }
+  // All of it, of what is cut in the quote and what is shorter, whatever was there before; nothing is written behind
+  // it.
+  for (const size_t options : {0u, 12u, 40u}) {
+    for (const size_t behind : {0u, 1u, 7u, 8u, 9u, 100u}) {
+      context = std::to_string(options) + " bytes of options, " + std::to_string(behind) + " behind the header";
+      f.ip_options = Bytes(options, 1);
+      packet = build(f);
+      packet.resize(20 + options + behind);
+      store_be16(&packet[2], static_cast<uint16_t>(packet.size()));
+      const size_t quote = 20 + options + std::min<size_t>(behind, 8);
+      Bytes expected(28);
+      expected[0] = 0x45;
+      store_be16(&expected[2], static_cast<uint16_t>(28 + quote));
+      expected[8] = 8;
+      expected[9] = IPPROTO_ICMP;
+      store_be32(&expected[12], 0x0a050100);
+      store_be32(&expected[16], f.source);
+      store_be16(&expected[10], static_cast<uint16_t>(~reference_fold(reference_sum(expected.data(), 20))));
+      expected[20] = 3;
+      expected[21] = 4;
+      store_be16(&expected[26], 1400);
+      expected.insert(expected.end(), packet.begin(), packet.begin() + static_cast<long>(quote));
+      store_be16(&expected[22], static_cast<uint16_t>(~reference_fold(reference_sum(&expected[20], 8 + quote))));
+      Bytes room(kMaxIcmpErrorBytes + 1, 0xee);
+      const size_t size = write_icmp_error(too_big(1400), source, packet.data(), read(packet), room.data());
+      CHECK(size == expected.size() && std::equal(expected.begin(), expected.end(), room.begin()));
+      CHECK(std::all_of(room.begin() + static_cast<long>(size), room.end(), [](uint8_t byte) { return byte == 0xee; }));
+    }
+  }
+  context = "about ICMP";
+  for (const auto& [type, size, is_told] : {std::tuple{8, 28u, true},
+                                            {8, 21u, true},
+                                            {8, 20u, false},
+                                            {0, 28u, false},
+                                            {3, 28u, false},
+                                            {11, 28u, false}}) {
+    packet = build({});
+    packet[9] = IPPROTO_ICMP;
+    packet[20] = static_cast<uint8_t>(type);
+    store_be16(&packet[2], static_cast<uint16_t>(size));
+    CHECK((write_icmp_error(kTimeExceeded, source, packet.data(), read(packet), out) > 0) == is_told);
+  }
+  context.clear();
+}
+
+/// Each has a bit and a name of its own, and together they are all that may be in use.
+static void test_features() {
+  uint32_t seen = 0;
+  for (const FeatureName& each : kFeatureNames) {
+    CHECK(each.feature != 0 && (each.feature & (each.feature - 1)) == 0 && !(seen & each.feature));
+    seen |= each.feature;
+    Features features(kAllFeatures);
+    features.drop(each.feature);
+    CHECK(!features.has(each.feature) && features.bits() == (kAllFeatures & ~each.feature));
+  }
+  CHECK(seen == kAllFeatures);
 }
 
 /// How many errors each sender may have told, and all of them, of however many threads.
@@ -1237,6 +2123,22 @@ static void test_icmp_limit() {
     int all = 0;
     for (uint32_t sender = 1; sender < 10'000; sender++) all += allowed(sender, 7'200'000, 1);
     CHECK(all == 500);
+    // Each of IPv6 has its own too, though they differ in one bit; those of others by their first 64.
+    for (const uint64_t secret : {kSecret, uint64_t{0}}) {
+      for (const bool is_ours : {kOurs, kOthers}) {
+        IcmpLimit six(secret);
+        for (int bit = 0; bit < 128; bit++) {
+          const uint64_t flip = uint64_t{1} << bit % 64, high = bit < 64 ? flip : 0, low = bit < 64 ? 0 : flip;
+          int told = 0;
+          for (int i = 0; i < 100; i++) told += six.allows(Address::of_words(0xfd ^ high, 1 ^ low), is_ours, 1'000);
+          // Ten of them each have used up what all others may have told.
+          CHECK(told == (is_ours ? 50 : bit < 10 ? 50 : 0));
+        }
+        int told = 0;
+        for (int i = 0; i < 1'000; i++) told += six.allows(Address::of_words(0xfd, uint64_t(i)), is_ours, 3'600'000);
+        CHECK(told == (is_ours ? 1'000 : 50));
+      }
+    }
     // Those of our own subnet have no part in that, on either side.
     for (uint32_t sender = 0x0a050100; sender < 0x0a050140; sender++) {
       CHECK(allowed_by(limit, sender, kOurs, 7'200'000, 1'000) == 50);
@@ -1494,8 +2396,12 @@ static void test_path_mtu() {
   CHECK(path.explains(1500, 3'012) && !path.is_due(3'012));
   // What fits by its answer is not the path's fault.
   CHECK(!path.explains(1280, 3'013) && !path.explains(1280, 3'510));
-  path.learn(1280, 3'511);
-  CHECK(path.explains(1280, 3'600) && path.is_due(3'600));
+  CHECK(path.explains(1280, 3'511) && path.is_due(3'511));
+  path.learn(1280, 3'512);
+  CHECK(!path.explains(1280, 4'011) && path.explains(1280, 4'012));
+  path.learn(1280, 4'013);
+  path.learn(1280, 4'600);  // asked again, and nobody doubted it meanwhile
+  CHECK(path.explains(1280, 4'601) && path.is_due(4'601));
 
   // A refusal that it explains teaches nothing of joining.
   for (const int error : {EMSGSIZE, EINVAL}) {
@@ -1558,21 +2464,49 @@ static void test_fragments(int rounds) {
   }
 }
 
+/// The options that a later fragment has, of which those that run past the header, and all behind them, are left alone.
+static void test_fragment_options() {
+  const struct {
+    Bytes options, later;
+  } rows[] = {
+      {{7, 4, 4, 0}, {1, 1, 1, 1}}, {{148, 4, 0, 0}, {148, 4, 0, 0}}, {{1, 7, 3, 4}, {1, 1, 1, 1}},
+      {{7, 3, 4, 0}, {1, 1, 1, 0}}, {{7, 2, 148, 2}, {1, 1, 148, 2}}, {{7, 5, 4, 0}, {7, 5, 4, 0}},
+      {{1, 1, 1, 7}, {1, 1, 1, 7}}, {{7, 0, 4, 0}, {7, 0, 4, 0}},     {{0, 7, 3, 4}, {0, 7, 3, 4}},
+      {{7, 2, 7, 3}, {1, 1, 7, 3}},
+  };
+  for (const auto& row : rows) {
+    Fields f;
+    f.tcp = false;
+    f.payload = 600;
+    f.fragment = 0;
+    f.ip_options = row.options;
+    Bytes packet = build(f);
+    Fragmenter fragments({packet.data(), 24, packet.data() + 24, packet.size() - 24}, 24, 300);
+    for (size_t count = 0; !fragments.done(); count++) {
+      Bytes header(fragments.header_bytes());
+      fragments.next(header.data());
+      CHECK(Bytes(header.begin() + 20, header.begin() + 24) == (count == 0 ? row.options : row.later));
+      CHECK(reference_fold(reference_sum(header.data(), 24)) == 0xffff);
+    }
+  }
+}
+
 /// A core as a test says: what a turn given away takes, when the next packet comes, how long a sleep overshoots.
 struct Core {
   mutable int64_t now = 7'000'000'000;
   int64_t turn_us = 0;
   int64_t packet_at = 0;
-  mutable int turns = 0, sleeps = 0;
-  int64_t now_us() const { return now; }
+  mutable int turns = 0, sleeps = 0, looks = 0, times = 0;
+  int64_t now_us() const { return times++, now; }
   void give_way() const { turns++, now += turn_us; }
   int look(int milliseconds) const {
+    looks++;
     if (milliseconds < 0) sleeps++, now = std::max(now, packet_at);
     return now >= packet_at ? 1 : 0;
   }
   /// Waits for a packet that comes so long after now, and is let in or not.
   void wait(Waiting& waiting, int64_t gap_us, bool is_let_in = true) {
-    turns = sleeps = 0;
+    turns = sleeps = looks = times = 0;
     packet_at = now + gap_us;
     CHECK(waiting.wait([this](int milliseconds) { return look(milliseconds); }, *this) == 1);
     CHECK(now >= packet_at);
@@ -1650,6 +2584,48 @@ static void test_waiting() {
     CHECK(core.turns == 4 && core.sleeps == 0);
   }
   {
+    context = "a turn as long as it may take is not late";
+    Waiting waiting(10 * Waiting::kLateUs);
+    Core core{.turn_us = Waiting::kLateUs};
+    for (int i = 0; i < 10; i++) {
+      core.wait(waiting, 2 * Waiting::kLateUs);
+      CHECK(core.turns == 2 && core.sleeps == 0);
+    }
+  }
+  for (const int good : {Waiting::kGoodTurns - 1, Waiting::kGoodTurns}) {
+    context = std::to_string(good) + " turns between two late ones";
+    Waiting waiting(kWindow);
+    Core core{.turn_us = Waiting::kLateUs + 1};
+    core.wait(waiting, 30);
+    core.now += Waiting::kShortestRestUs;
+    core.turn_us = 1;
+    for (int i = 0; i < good; i++) {
+      core.wait(waiting, 1);
+      CHECK(core.turns == 1);
+    }
+    core.turn_us = Waiting::kLateUs + 1;
+    core.wait(waiting, 30);
+    const bool is_forgotten = good == Waiting::kGoodTurns;
+    core.turn_us = 1;
+    core.now += Waiting::kShortestRestUs - 1;
+    core.wait(waiting, 1);
+    CHECK(core.sleeps == 1);
+    core.wait(waiting, 1);
+    CHECK(core.turns == is_forgotten);
+    core.now += Waiting::kShortestRestUs;
+    core.wait(waiting, 1);
+    CHECK(core.turns == 1);
+  }
+  for (const int64_t more : {0, 1}) {
+    context = "a sleep as long as it may be, and by " + std::to_string(more);
+    Waiting waiting(kWindow);
+    Core core{.turn_us = 1};
+    core.wait(waiting, kWindow + Waiting::kNearWindows * kWindow + more);
+    CHECK(core.turns == kWindow && core.sleeps == 1);
+    core.wait(waiting, 20);
+    CHECK(core.turns == (more == 0 ? 20 : 0));
+  }
+  {
     context = "what is refused is not looked again for, however much comes";
     Waiting waiting(kWindow);
     Core core{.turn_us = 5};
@@ -1688,7 +2664,7 @@ static void test_waiting() {
     Waiting waiting(0);
     Core core{.turn_us = 5};
     core.wait(waiting, 20);
-    CHECK(core.turns == 0 && core.sleeps == 1);
+    CHECK(core.turns == 0 && core.sleeps == 1 && core.looks == 1 && core.times == 0);
   }
   context.clear();
 }
@@ -1729,6 +2705,38 @@ static void test_precedence() {
   CHECK(run(1'000, 0, 1'000) && looks == 0);
 }
 
+/// From which figures on it is a flood, and when it is looked at.
+static void test_precedence_limits() {
+  constexpr struct {
+    size_t carried, refused;
+    int64_t us;
+    bool is_looked_at, goes_first;
+  } rows[] = {
+      {0, 200, 100'000, true, false}, {0, 199, 100'000, true, true},        {0, 200, 99'999, false, true},
+      {0, 200, 100'001, true, true},  {20, 300, 100'000, true, false},      {21, 300, 100'000, true, true},
+      {20, 299, 100'000, true, true}, {100, 2'000, 1'000'000, true, false}, {0, 1'999, 1'000'000, true, true},
+  };
+  for (const auto& row : rows) {
+    context = std::to_string(row.carried) + " of " + std::to_string(row.refused) + " in " + std::to_string(row.us);
+    Precedence precedence;
+    int64_t now = 1'000'000;
+    size_t asked = 0;
+    const auto clock = [&] { return asked++, now; };
+    CHECK(!precedence.count(0, 1, clock));
+    now += row.us;
+    CHECK(precedence.count(row.carried, row.refused - 1, clock) == !row.goes_first);
+    CHECK(precedence.goes_first() == row.goes_first && asked == 2);
+    // What was looked at is no part of what comes next.
+    CHECK(!precedence.count(0, 0, clock) && asked == (row.is_looked_at && row.goes_first ? 2 : 3));
+    if (!row.is_looked_at || row.goes_first) continue;
+    now += 100'000;
+    CHECK(!precedence.count(0, 200, clock) && !precedence.goes_first());
+    now += 100'000;
+    CHECK(precedence.count(0, 199, clock) && precedence.goes_first());
+  }
+  context.clear();
+}
+
 /// A SYN whose options begin with `before`, then the maximum segment size, with a checksum that is right.
 static Bytes syn(const Bytes& before, uint16_t mss, uint8_t flags = kSyn) {
   Bytes options = before;
@@ -1756,6 +2764,13 @@ static uint16_t tcp_sum(const Bytes& packet) {
 
 /// What a connection begins with is lowered wherever it stands, and the sum is right after it; nothing else is touched.
 static void test_mss() {
+  for (const uint8_t flags : {uint8_t{kSyn}, uint8_t{kAck}}) {
+    Fields f;
+    f.payload = 0;
+    f.flags = flags;
+    Bytes bare = build(f);  // a header without options is enough
+    CHECK(is_tcp_syn(bare.data(), read(bare)) == (flags == kSyn));
+  }
   for (const Bytes& before : {Bytes{}, Bytes{1}, Bytes{1, 1}, Bytes{1, 1, 1}, Bytes{3, 3, 7}, Bytes{4, 2, 1}}) {
     for (const uint16_t mss : {uint16_t{536}, uint16_t{1432}, uint16_t{1433}, uint16_t{1460}, uint16_t{65495}}) {
       for (const bool open : {false, true}) {
@@ -1767,14 +2782,14 @@ static void test_mss() {
         }
         Bytes expected = packet;
         Packet read;
-        CHECK(read_packet(packet.data(), packet.size(), read) == Shape::kOk && is_tcp_syn(packet.data(), read));
+        CHECK(read_packet(packet.data(), packet.size(), read) && is_tcp_syn(packet.data(), read));
         clamp_mss(packet.data(), read, 1432, open);
         const size_t at = kIpv4HeaderBytes + kTcpHeaderBytes + before.size() + 2;
         CHECK(load_be16(packet.data() + at) == std::min<uint16_t>(mss, 1432));
         if (!open) CHECK(tcp_sum(packet) == 0xffff);
         store_be16(expected.data() + at, std::min<uint16_t>(mss, 1432));
         const size_t checksum = kIpv4HeaderBytes + kTcpChecksum;
-        std::copy_n(packet.begin() + checksum, 2, expected.begin() + checksum);
+        if (!open) std::copy_n(packet.begin() + checksum, 2, expected.begin() + checksum);
         CHECK(packet == expected);
       }
     }
@@ -1782,11 +2797,11 @@ static void test_mss() {
   // What is no SYN, what is cut off, and options that leave their header.
   Bytes data = syn({}, 1460, kAck);
   Packet read;
-  CHECK(read_packet(data.data(), data.size(), read) == Shape::kOk && !is_tcp_syn(data.data(), read));
+  CHECK(read_packet(data.data(), data.size(), read) && !is_tcp_syn(data.data(), read));
   for (const Bytes& odd : {Bytes{2}, Bytes{2, 0}, Bytes{9, 1}, Bytes{9, 200}, Bytes{0}}) {
     Bytes packet = syn(odd, 1460);
     const Bytes was = packet;
-    CHECK(read_packet(packet.data(), packet.size(), read) == Shape::kOk);
+    CHECK(read_packet(packet.data(), packet.size(), read));
     if (odd.size() == 2 || odd[0] == 0) {
       clamp_mss(packet.data(), read, 1432, false);
       CHECK(packet == was);
@@ -1794,8 +2809,123 @@ static void test_mss() {
   }
   Bytes cut = syn({}, 1460);
   cut[kIpv4HeaderBytes + 12] = 0xf0;
-  CHECK(read_packet(cut.data(), cut.size(), read) == Shape::kOk);
+  CHECK(read_packet(cut.data(), cut.size(), read));
   clamp_mss(cut.data(), read, 1432, false);
+}
+
+/// Where a maximum segment size stands, and where what looks like one is none; and its sum, whatever that was.
+static void test_mss_places() {
+  const struct {
+    Bytes options, became;
+  } rows[] = {
+      {{2, 4, 5, 180}, {2, 4, 5, 152}},
+      {{3, 3, 7, 2, 4, 5, 180, 0}, {3, 3, 7, 2, 4, 5, 152, 0}},
+      {{5, 4, 2, 4, 2, 4, 5, 180}, {5, 4, 2, 4, 2, 4, 5, 152}},
+      {{2, 4, 5, 180, 2, 4, 5, 180}, {2, 4, 5, 152, 2, 4, 5, 180}},
+      {{1, 1, 1, 2}, {}},
+      {{1, 1, 2, 4}, {}},
+      {{1, 2, 4, 5}, {}},
+      {{8, 4, 5, 180}, {}},
+      {{2, 6, 5, 180, 5, 180, 1, 1}, {}},
+      {{0, 1, 1, 1, 2, 4, 5, 180}, {}},
+      {{8, 1, 1, 1, 2, 4, 5, 180}, {}},
+      {{8, 0, 1, 1, 2, 4, 5, 180}, {}},
+      {{8, 9, 1, 1, 2, 4, 5, 180}, {}},
+      {{8, 8, 1, 1, 2, 4, 5, 180}, {}},
+  };
+  for (const auto& row : rows) {
+    for (int round = 0; round < 300; round++) {
+      Fields f;
+      f.flags = kSyn;
+      f.tcp_options = row.options;
+      f.source = static_cast<uint32_t>(rng());
+      f.sequence = static_cast<uint32_t>(rng());
+      const Bytes before = build(f);
+      Bytes packet = before;
+      // Behind the header there is what would make one of those that it cuts off.
+      const uint8_t behind[] = {4, 5, 180, 180};
+      const size_t payload = 40 + row.options.size();
+      std::copy(std::begin(behind), std::end(behind), packet.begin() + static_cast<long>(payload));
+      CHECK(mend(packet));
+      Bytes expected = packet;
+      clamp_mss(packet.data(), read(packet), 1432, false);
+      const Bytes& options = row.became.empty() ? row.options : row.became;
+      std::copy(options.begin(), options.end(), expected.begin() + 40);
+      std::copy_n(packet.begin() + 36, 2, expected.begin() + 36);
+      CHECK(packet == expected && transport_sum(packet) == 0xffff);
+    }
+  }
+}
+
+/// Of each packet that is let in it is known whose it is, whatever was refused in between.
+static void test_filter() {
+  Bytes records = record(4, 24, {10, 5, 2, 0}, 0xc0000202);
+  const Bytes other = record(4, 24, {10, 5, 3, 0}, 0xc0000203);
+  records.insert(records.end(), other.begin(), other.end());
+  for (const uint32_t number : {2u, 3u}) {
+    Bytes subnet(16);
+    subnet[0] = 0xfd;
+    store_be32(&subnet[12], 0x0a050000 | number << 8);
+    const Bytes six = record(6, 120, subnet, 0xc0000200 | number);
+    records.insert(records.end(), six.begin(), six.end());
+  }
+  const PeerTables tables(0, records);
+  uint8_t first6[16] = {0xfd};
+  store_be32(first6 + 12, 0x0a050209);
+  const Endpoint* one6 = tables.current().find(6, first6);
+  const uint8_t first[] = {10, 5, 2, 9}, second[] = {10, 5, 3, 9};
+  const Endpoint* one = tables.current().find(4, first);
+  const Endpoint* two = tables.current().find(4, second);
+  const SocketAddress from_one(ipv4(0xc0000202), 1), from_two(ipv4(0xc0000203), 1), from_none(ipv4(0xc0000204), 1);
+  for (const VerifySource verify : {VerifySource::kStrict, VerifySource::kInner, VerifySource::kOff}) {
+    context = "verify " + std::to_string(static_cast<int>(verify));
+    Strangers strangers;
+    Filter filter(options_of(verify), &strangers);
+    const auto reason_of = [&](uint32_t source, uint32_t destination = 0x0a050102, bool v6 = false) {
+      Fields f;
+      f.v6 = v6;
+      f.source = source;
+      f.destination = destination;
+      Bytes bytes = build(f);
+      return filter.reason_to_drop(bytes.data(), read(bytes));
+    };
+    const bool is_strict = verify == VerifySource::kStrict, is_off = verify == VerifySource::kOff;
+    filter.begin(tables.current());
+    for (int turn = 0; turn < 2; turn++) {
+      filter.begin_message(from_one);
+      CHECK(!reason_of(0x0a050207) && filter.peer() == one);
+      // Another peer's source; then the first again, by the same sender.
+      CHECK(reason_of(0x0a050307) == (is_strict ? std::optional(k_rx_drop_spoofed_source) : std::nullopt));
+      CHECK(!reason_of(0x0a050207) && filter.peer() == one);
+      CHECK(reason_of(0x0a050207, 0x0a050302) == (is_off ? std::nullopt : std::optional(k_rx_drop_destination)));
+      CHECK(!reason_of(0x0a050207) && filter.peer() == one);
+      for (const int again : {1, 2}) {
+        CHECK(!reason_of(0x0a050207, 0x0a050102, true) && filter.peer() == one6);
+        CHECK(reason_of(0x0a050207, 0x0a050302, true) ==
+              (is_off ? std::nullopt : std::optional(k_rx_drop_destination)));
+        if (again == 1) CHECK(!reason_of(0x0a050207) && filter.peer() == one);
+      }
+      CHECK(reason_of(0x0a050307, 0x0a050102, true) ==
+            (is_strict ? std::optional(k_rx_drop_spoofed_source) : std::nullopt));
+      CHECK(!reason_of(0x0a050207, 0x0a050102, true) && filter.peer() == one6);
+      CHECK(!reason_of(0xc6336401, 0x0a050102, true) && filter.peer() == nullptr);
+      CHECK(reason_of(0x0a050907, 0x0a050102, true) ==
+            (is_off ? std::nullopt : std::optional(k_rx_drop_unknown_sender)));
+      CHECK(!reason_of(0x0a050207) && filter.peer() == one);
+      // A host that does not masquerade is no peer's; in our network it is nobody.
+      CHECK(!reason_of(0xc6336401) && filter.peer() == nullptr);
+      CHECK(reason_of(0x0a050907) == (is_off ? std::nullopt : std::optional(k_rx_drop_unknown_sender)));
+      // The same packets by others.
+      filter.begin_message(from_two);
+      CHECK(reason_of(0x0a050207) == (is_strict ? std::optional(k_rx_drop_spoofed_source) : std::nullopt));
+      CHECK(!reason_of(0x0a050307) && filter.peer() == two);
+      CHECK(!reason_of(0xc6336401) && filter.peer() == nullptr);
+      filter.begin_message(from_none);
+      CHECK(reason_of(0x0a050307) == (is_strict ? std::optional(k_rx_drop_spoofed_source) : std::nullopt));
+      CHECK(reason_of(0xc6336401) == (is_off ? std::nullopt : std::optional(k_rx_drop_unknown_sender)));
+    }
+  }
+  context.clear();
 }
 
 /// Those that have several threads: all that ThreadSanitizer can say something of.
@@ -1813,30 +2943,49 @@ int main(int argc, char** argv) {
   test_threads();
   if (argc > 2 && std::string_view(argv[2]) == "threads") return verdict(seed);
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 40;
+  test_numbers();
+  test_fold();
   test_checksum();
   test_read_packet();
+  test_read_limits();
   test_inspect();
+  test_inspect_ipv6();
+  test_icmp_ipv6();
   test_nested();
+  test_for_link();
   test_peers();
+  test_paged_map();
   test_peer_spread();
   test_peer_changes();
+  test_peer_rounds();
+  test_peer_table_stays();
   test_peer_release();
+  test_filter();
   test_traffic();
   test_endpoints();
   test_addresses();
   test_families();
   test_drops();
+  test_drops_at_start();
   test_segment_rules();
   test_coalesce_reasons();
+  test_coalesce_bytes(std::min(rounds, 8));
+  test_coalesce_past();
+  test_coalesce_undone();
+  test_coalesce_beside();
   test_coalesce_property(rounds);
+  test_features();
   test_icmp();
   test_refusals();
   test_learnt();
   test_path_mtu();
   test_fragments(rounds);
+  test_fragment_options();
   test_mss();
+  test_mss_places();
   test_waiting();
   test_precedence();
+  test_precedence_limits();
   test_ecn();
   test_traffic_sums();
   return verdict(seed);

@@ -11,12 +11,12 @@
 
 #include <functional>
 
-#include "../../native/egress.h"
 #include "../../native/encap/flannel_udp.h"
 #include "../../native/io/linux_compat.h"
 #include "../../native/io/receiver.h"
 #include "../../native/io/sender.h"
 #include "../../native/io/tun_writer.h"
+#include "../../native/walk/egress.h"
 #include "packets.h"
 
 namespace {
@@ -399,7 +399,7 @@ void test_full_socket_of_questions() {
   Egress<FlannelUdp> egress(Path{.tun = tun[0],
                                  .socket = -1,
                                  .sender = -1,
-                                 .tun_address = ipv4(kOwn),
+                                 .tun_address = {ipv4(kOwn), {}},
                                  .features = &features,
                                  .counters = counters,
                                  .traffic = &traffic,

@@ -5,10 +5,10 @@ import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../lab/lab.ts'
 import { addon } from '../../src/host/addon.ts'
-import { createDropLog } from '../../src/dataplane/drops.ts'
-import { icmpLimit } from '../../src/dataplane/packet.ts'
-import { encodePeers, PEER_RECORD_BYTES } from '../../src/dataplane/peers.ts'
-import { createTrafficSlots, SLOT_NUMBERS } from '../../src/dataplane/traffic.ts'
+import { createDropLog } from '../../src/path/engine/reference/drops.ts'
+import { icmpLimit } from '../../src/path/engine/reference/packet.ts'
+import { encodePeers, PEER_RECORD_BYTES } from '../../src/path/engine/peers.ts'
+import { createTrafficSlots, SLOT_NUMBERS } from '../../src/path/engine/traffic.ts'
 
 const { layout } = addon
 
@@ -41,7 +41,7 @@ describe('a peer record', () => {
 
   it('tells nothing of itself that the table in words does not', () => {
     const { bytes, isGone, ...offsets } = layout.peerRecord
-    const text = readFileSync(join(packageRoot, 'src/dataplane/peers.ts'), 'utf8')
+    const text = readFileSync(join(packageRoot, 'src/path/engine/peers.ts'), 'utf8')
     const written = [...text.matchAll(/^\/\/ +(\d+) +\d+ {2}/gm)].map(([, offset]) => Number(offset))
     expect(written).toEqual(Object.values(offsets).toSorted((a, b) => a - b))
     expect([bytes, isGone]).toEqual([60, 1])
@@ -51,7 +51,7 @@ describe('a peer record', () => {
 it('traffic has as many slots and numbers', () => {
   expect(SLOT_NUMBERS).toBe(layout.traffic.numbers)
   const slots = createTrafficSlots(() => new Float64Array())
-  const text = readFileSync(join(packageRoot, 'src/dataplane/traffic.ts'), 'utf8')
+  const text = readFileSync(join(packageRoot, 'src/path/engine/traffic.ts'), 'utf8')
   expect(slots.slotOf('nobody')).toBe(0)
   expect(/MAX_SLOTS = 1 << (\d+)/.exec(text)?.[1]).toBe(String(Math.log2(layout.traffic.slots)))
 })

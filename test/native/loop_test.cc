@@ -1,6 +1,6 @@
 // loop_test.cc - a loop's thread with directions of the test's: what it asks of them, and when it has its priority;
 // core.test.ts builds and runs it.
-#include "../../native/loop.cc"
+#include "../../native/walk/loop.cc"
 
 #include <poll.h>
 #include <sys/resource.h>
@@ -8,7 +8,7 @@
 
 #include <thread>
 
-#include "../../native/naive.cc"
+#include "../../native/walk/naive.cc"
 #include "checks.h"
 
 using namespace weft;

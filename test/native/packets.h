@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "../../native/core/filter.h"
 #include "../../native/core/packet.h"
 #include "../../native/core/peers.h"
 #include "checks.h"
@@ -98,7 +99,7 @@ inline Bytes build(const Fields& f) {
 
 inline Packet read(Bytes& bytes) {
   Packet packet;
-  CHECK(read_packet(bytes.data(), bytes.size(), packet) == Shape::kOk);
+  CHECK(read_packet(bytes.data(), bytes.size(), packet));
   return packet;
 }
 
@@ -116,3 +117,16 @@ inline Bytes record(uint8_t version, uint8_t bits, const Bytes& subnet, uint32_t
   return bytes;
 }
 inline Address ipv4(uint32_t host_order) { return Address::v4(to_be32(host_order)); }
+/// An address of IPv6 as build() makes it: fd00::, and the number at its end.
+inline Address ipv6(uint32_t host_order) {
+  uint8_t bytes[16] = {0xfd};
+  store_be32(bytes + 12, host_order);
+  return Address::v6(bytes);
+}
+/// The network 10.5.0.0/16 and its subnet 10.5.1.0/24, and the same of IPv6.
+inline FilterOptions options_of(VerifySource verify) {
+  const auto of = [](uint32_t address, size_t bits) {
+    return ByFamily<Net>{Net::of(ipv4(address), bits), Net::of(ipv6(address), 96 + bits)};
+  };
+  return {verify, of(0x0a050000, 16), of(0x0a050100, 24)};
+}

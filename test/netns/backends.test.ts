@@ -1,11 +1,12 @@
 // backends.test.ts - the backends whose packets the kernel carries: what they set up, mend and leave, with real daemons.
 
-import { chmodSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { chmodSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended, execute } from '../../lab/command.ts'
-import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { createLab, networkOf, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import type { Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
 import { subnetOf, tunAddress } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -15,11 +16,32 @@ needs(HOSTS, 'ping')
 let lab: Lab
 afterEach(() => lab?.close())
 
+/** No node draws a subnet above it: there the tests' own peers are. */
+const NETWORK = { Network: '10.5.0.0/16', SubnetMax: '10.5.239.0' }
+const NETWORKS = {
+  ipv4: NETWORK,
+  both: { ...NETWORK, EnableIPv6: true, IPv6Network: 'fd00:5::/48', IPv6SubnetMax: 'fd00:5:0:efff::' },
+  ipv6: { EnableIPv4: false, EnableIPv6: true, IPv6Network: 'fd00:5::/48', IPv6SubnetMax: 'fd00:5:0:efff::' },
+} as const
+const FAMILIES_OF = { ipv4: ['ipv4'], both: ['ipv4', 'ipv6'], ipv6: ['ipv6'] } as const
+/** The words for a test of a family: its network, what nobody leases there, the router of the lab. */
+const OF = {
+  ipv4: { network: '10.5.0.0/16', strange: '10.5.250.0/24', router: '192.168.77.254', bits: 32 },
+  ipv6: { network: 'fd00:5::/48', strange: 'fd00:5:0:fa00::/64', router: 'fd77::fe', bits: 128 },
+} as const
+const subnetIn = (host: Host, family: Family): string =>
+  networkOf(host.subnetEnv()[family === 'ipv4' ? 'FLANNEL_SUBNET' : 'FLANNEL_IPV6_SUBNET'] ?? '')
+const addressOf = (host: Host, family: Family): string => (family === 'ipv4' ? host.address : host.ipv6)
+const baseOf = (host: Host, family: Family): string => subnetIn(host, family).split('/')[0]!
+async function reachBy(families: readonly Family[], from: Pod, to: Pod): Promise<void> {
+  for (const family of families) await reach(from.namespace, (family === 'ipv4' ? to.address : to.ipv6) ?? '')
+}
+
 /** The lab's directory of leases, with this configuration. */
-function leases(config: object): string {
+function leases(config: object, network: object = NETWORK): string {
   const folder = join(lab.folder, 'leases')
   mkdirSync(folder)
-  writeFileSync(join(folder, 'config'), JSON.stringify({ Network: '10.5.0.0/16', ...config }))
+  writeFileSync(join(folder, 'config'), JSON.stringify({ ...network, ...config }))
   return folder
 }
 
@@ -30,59 +52,91 @@ async function startAll(folder: string, hosts: readonly Host[] = lab.hosts): Pro
 }
 
 const file = (folder: string, subnet: string): string => join(folder, 'subnets', subnet.replace('/', '-'))
-const routes = async (host: Host): Promise<string[]> =>
-  (await host.output(['ip', 'route', 'show', 'root', '10.5.0.0/16']))
+/** Whole at once, as a node's own: a daemon that reads half of one says so. */
+function putLease(folder: string, subnet: string, lease: object): void {
+  const whole = join(lab.folder, 'lease')
+  writeFileSync(whole, JSON.stringify(lease))
+  renameSync(whole, file(folder, subnet))
+}
+/** The file of a host's lease, whichever subnets are in its name. */
+const leaseOf = (folder: string, host: Host, family: Family): string => {
+  const names = readdirSync(join(folder, 'subnets'))
+  const part = subnetIn(host, family).replace('/', '-')
+  return join(folder, 'subnets', names.find((name) => name.split('&').includes(part)) ?? part)
+}
+const routes = async (host: Host, family: Family = 'ipv4'): Promise<string[]> =>
+  (await host.output(['ip', family === 'ipv4' ? '-4' : '-6', 'route', 'show', 'root', OF[family].network]))
     .split('\n')
-    .map((line) => line.trim())
+    .map((line) =>
+      line
+        .replace(/ metric 1024/, '')
+        .replace(/ pref medium/, '')
+        .trim(),
+    )
     .filter((line) => line.includes(' via '))
-const via = (host: Host): string => `${subnetOf(host)} via ${host.address} dev eth0`
+const via = (host: Host, family: Family = 'ipv4'): string =>
+  `${subnetIn(host, family)} via ${addressOf(host, family)} dev eth0`
 
 describe('host-gw', () => {
-  it('routes to each peer by its host, puts back what others take, and takes away what ends', async () => {
-    lab = await createLab({ hosts: 3 })
-    const [a, b, c] = lab.hosts as [Host, Host, Host]
-    const folder = leases({ Backend: { Type: 'host-gw' } })
-    const daemons = await startAll(folder)
-    await eventually(async () => expect((await routes(a)).toSorted()).toEqual([via(b), via(c)].toSorted()))
-    expect(readFileSync(a.subnetFile, 'utf8')).toContain('FLANNEL_MTU=1500\n')
-    expect(JSON.parse(readFileSync(file(folder, subnetOf(a)), 'utf8'))).toMatchObject({
-      PublicIP: a.address,
-      PublicIPv6: null,
-      BackendType: 'host-gw',
-    })
-    const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
-    for (const to of pods.slice(1)) await reach(pods[0]!.namespace, to.address)
-    await daemons[0]!.line(new RegExp(`Subnet added: ${subnetOf(b)} via ${b.address}$`))
+  it.each<keyof typeof NETWORKS>(['ipv4', 'both'])(
+    'routes to each peer by its host, puts back what others take, and takes away what ends: %s',
+    async (which) => {
+      const families = FAMILIES_OF[which]
+      const [first] = families
+      lab = await createLab({ hosts: 3, families })
+      const [a, b, c] = lab.hosts as [Host, Host, Host]
+      const folder = leases({ Backend: { Type: 'host-gw' } }, NETWORKS[which])
+      const daemons = await startAll(folder)
+      const areThere = (of: (family: Family) => readonly string[]): Promise<void> =>
+        eventually(async () => {
+          for (const family of families)
+            expect((await routes(a, family)).toSorted()).toEqual([...of(family)].toSorted())
+        })
+      await areThere((family) => [via(b, family), via(c, family)])
+      expect(readFileSync(a.subnetFile, 'utf8')).toContain('FLANNEL_MTU=1500\n')
+      expect(JSON.parse(readFileSync(leaseOf(folder, a, first), 'utf8'))).toMatchObject({
+        PublicIP: which === 'ipv6' ? '0.0.0.0' : a.address,
+        PublicIPv6: which === 'ipv4' ? null : a.ipv6,
+        BackendType: 'host-gw',
+      })
+      const pods = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod, Pod]
+      for (const to of pods.slice(1)) await reachBy(families, pods[0], to)
+      await daemons[0]!.line(new RegExp(`Subnet added: ${subnetIn(b, first)} via ${addressOf(b, first)}$`))
 
-    await a.output(['ip', 'route', 'del', subnetOf(b)])
-    await daemons[0]!.line(new RegExp(`Repaired: the route to ${subnetOf(b)} via ${b.address} was gone`))
-    await reach(pods[0]!.namespace, pods[1]!.address)
-    // Of another program: not ours to keep, nor to take.
-    await a.output(['ip', 'route', 'add', '10.5.250.0/24', 'via', '192.168.77.254'])
+      for (const family of families) {
+        const route = `${subnetIn(b, family)} via ${addressOf(b, family)}`
+        await a.output(['ip', 'route', 'del', subnetIn(b, family)])
+        await daemons[0]!.line(new RegExp(`Repaired: the route to ${route} was gone`))
+        // Of another program: not ours to keep, nor to take.
+        await a.output(['ip', 'route', 'add', OF[family].strange, 'via', OF[family].router])
+      }
+      await reachBy(families, pods[0], pods[1])
 
-    const gone = subnetOf(c)
-    await daemons[2]!.stop()
-    rmSync(file(folder, gone))
-    await daemons[0]!.line(new RegExp(`Subnet removed: ${gone}`))
-    await eventually(async () =>
-      expect((await routes(a)).toSorted()).toEqual([via(b), '10.5.250.0/24 via 192.168.77.254 dev eth0'].toSorted()),
-    )
+      const strange = (family: Family): string => `${OF[family].strange} via ${OF[family].router}`
+      const gone = subnetIn(c, first)
+      await daemons[2]!.stop()
+      rmSync(leaseOf(folder, c, first))
+      await daemons[0]!.line(new RegExp(`Subnet removed: ${gone}`))
+      await areThere((family) => [via(b, family), `${strange(family)} dev eth0`])
 
-    // What a daemon leaves carries on, and the next one finds it in order.
-    expect(await daemons[0]!.stop()).toBe(0)
-    await reach(pods[0]!.namespace, pods[1]!.address)
-    const [again] = await startAll(folder, [a])
-    await again!.line(/Routes into the network that belong to no node: 10\.5\.250\.0\/24 via 192\.168\.77\.254;/)
-    await eventually(async () => expect(await routes(a)).toContain(via(b)))
-    expect(again!.lines.filter((line) => line.startsWith('E'))).toEqual([])
-  })
+      // What a daemon leaves carries on, and the next one finds it in order.
+      expect(await daemons[0]!.stop()).toBe(0)
+      await reachBy(families, pods[0], pods[1])
+      const [again] = await startAll(folder, [a])
+      for (const family of families) {
+        await again!.line(new RegExp(`Routes into the network that belong to no node: ${strange(family)};`))
+        await eventually(async () => expect(await routes(a, family)).toContain(via(b, family)))
+      }
+      expect(again!.lines.filter((line) => line.startsWith('E'))).toEqual([])
+    },
+  )
 
   it('names once what it cannot route to, and does the rest', async () => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
     const folder = leases({ Backend: { Type: 'host-gw' } })
     const [daemon] = await startAll(folder)
-    const put = (subnet: string, lease: object): void => writeFileSync(file(folder, subnet), JSON.stringify(lease))
+    const put = (subnet: string, lease: object): void => putLease(folder, subnet, lease)
     put('10.5.242.0/24', { PublicIP: '192.168.77.42', BackendType: 'host-gw' })
     await eventually(async () => expect(await routes(a)).toContain('10.5.242.0/24 via 192.168.77.42 dev eth0'))
     await a.output(['ip', 'route', 'del', '10.5.242.0/24'])
@@ -145,85 +199,129 @@ describe('vxlan of the kernel', () => {
       .map((line) => line.trim())
       .filter((line) => line !== '')
       .toSorted()
+  const DEVICE = { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' } as const
   /** What a host's kernel knows of its peers: neighbours, forwarding entries, routes. */
-  const known = async (host: Host): Promise<string[][]> => [
-    sorted(await host.output('ip neigh show dev flannel.1 nud permanent'.split(' '))),
-    sorted(await host.output('bridge fdb show dev flannel.1'.split(' '))),
-    (await routes(host)).toSorted(),
+  const known = async (host: Host, family: Family = 'ipv4'): Promise<string[][]> => [
+    sorted(
+      await host.output(
+        `ip ${family === 'ipv4' ? '-4' : '-6'} neigh show dev ${DEVICE[family]} nud permanent`.split(' '),
+      ),
+    ),
+    sorted(await host.output(`bridge fdb show dev ${DEVICE[family]}`.split(' '))),
+    (await routes(host, family)).toSorted(),
   ]
   /** What flanneld v0.28.9 puts there for these peers. */
-  const flannels = async (peers: readonly Host[]): Promise<string[][]> => {
+  const flannels = async (peers: readonly Host[], family: Family = 'ipv4'): Promise<string[][]> => {
     const each = await Promise.all(
-      peers.map(async (peer) => ({ at: tunAddress(peer), host: peer.address, mac: (await deviceOf(peer)).address })),
+      peers.map(async (peer) => ({
+        ...{ at: baseOf(peer, family), net: subnetIn(peer, family), host: addressOf(peer, family) },
+        mac: (await deviceOf(peer, DEVICE[family])).address,
+      })),
     )
     return [
       each.map(({ at, mac }) => `${at} lladdr ${mac} PERMANENT`).toSorted(),
       each.map(({ mac, host }) => `${mac} dst ${host} self permanent`).toSorted(),
-      each.map(({ at }) => `${at}/24 via ${at} dev flannel.1 onlink`).toSorted(),
+      each.map(({ at, net }) => `${net} via ${at} dev ${DEVICE[family]} onlink`).toSorted(),
     ]
   }
-  const isWhole = (host: Host, peers: readonly Host[]): Promise<void> =>
-    eventually(async () => expect(await known(host)).toEqual(await flannels(peers)))
+  const isWhole = (host: Host, peers: readonly Host[], family: Family = 'ipv4'): Promise<void> =>
+    eventually(async () => expect(await known(host, family)).toEqual(await flannels(peers, family)))
 
-  it('sets up what flanneld does, puts back what others take, and is there again after a restart', async () => {
-    lab = await createLab({ hosts: 3 })
-    const [a, b, c] = lab.hosts as [Host, Host, Host]
-    const folder = leases(type())
-    const daemons = await startAll(folder)
-    await isWhole(a, [b, c])
-    await isWhole(b, [a, c])
-    const { mtu, address: mac, linkinfo } = await deviceOf(a)
-    expect(mtu).toBe(1450)
-    expect(linkinfo).toMatchObject({
-      info_kind: 'vxlan',
-      info_data: { id: 1, local: a.address, link: 'eth0', port: 8472, learning: false },
-    })
-    expect(await a.output('ip -br -4 address show dev flannel.1'.split(' '))).toContain(`${tunAddress(a)}/32`)
-    expect(await a.output(['cat', '/proc/sys/net/ipv6/conf/flannel.1/accept_ra'])).toBe('0\n')
-    expect(readFileSync(a.subnetFile, 'utf8')).toContain('FLANNEL_MTU=1450\n')
-    expect(readFileSync(file(folder, subnetOf(a)), 'utf8')).toBe(
-      `{"PublicIP":"${a.address}","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"${mac}"}}`,
-    )
-    const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
-    const talk = async (): Promise<void> => {
-      for (const to of pods.slice(1)) await reach(pods[0]!.namespace, to.address)
-    }
-    await talk()
-
-    for (const what of [
-      'ip link del flannel.1',
-      'ip link set flannel.1 down',
-      'ip link set flannel.1 mtu 1400',
-      'ip link set flannel.1 address 02:00:00:00:00:99',
-      'ip address flush dev flannel.1',
-      'ip neigh flush dev flannel.1 nud permanent',
-      `bridge fdb del ${(await deviceOf(b)).address} dev flannel.1 dst ${b.address} self`,
-      `ip route del ${subnetOf(b)}`,
-    ]) {
-      await a.output(what.split(' '))
-      await isWhole(a, [b, c])
-      await eventually(async () => {
-        const shown = await a.output('ip -br -4 address show dev flannel.1 up'.split(' '))
-        expect([shown.includes(`${tunAddress(a)}/32`), (await deviceOf(a)).mtu]).toEqual([true, 1450])
+  it.each<keyof typeof NETWORKS>(['ipv4', 'both'])(
+    'sets up what flanneld does, puts back what others take, and is there again after a restart: %s',
+    async (which) => {
+      const families = FAMILIES_OF[which]
+      // What is taken is of this one; that of the other stays as it is.
+      const family = families.at(-1) as Family
+      const [device, mtu] = [DEVICE[family], family === 'ipv4' ? 1450 : 1430]
+      lab = await createLab({ hosts: 3, families })
+      const [a, b, c] = lab.hosts as [Host, Host, Host]
+      const folder = leases(type(), NETWORKS[which])
+      const daemons = await startAll(folder)
+      const areWhole = async (host: Host, peers: readonly Host[]): Promise<void> => {
+        for (const each of families) await isWhole(host, peers, each)
+      }
+      await areWhole(a, [b, c])
+      await areWhole(b, [a, c])
+      const { mtu: ofDevice, address: mac, linkinfo } = await deviceOf(a, device)
+      expect(ofDevice).toBe(mtu)
+      expect(linkinfo).toMatchObject({
+        info_kind: 'vxlan',
+        info_data: {
+          id: 1,
+          [family === 'ipv4' ? 'local' : 'local6']: addressOf(a, family),
+          link: 'eth0',
+          port: 8472,
+          learning: false,
+        },
       })
-    }
-    await daemons[0]!.line(/Repaired: flannel\.1 was gone/)
-    const peer = `PublicIP: ${b.address}, PublicIPv6: (nil), BackendData: {"VNI":1,"VtepMAC":"${(await deviceOf(b)).address}"}`
-    const received = `] Received Subnet Event with VxLan: BackendType: vxlan, ${peer}, BackendV6Data: (nil)`
-    expect(daemons[0]!.lines.filter((each) => each.endsWith(received))).toHaveLength(1)
-    expect((await deviceOf(a)).address).toBe(mac)
-    await talk()
+      const ownAddress = `${baseOf(a, family)}/${OF[family].bits}`
+      const shownOn = (words = ''): Promise<string> =>
+        a.output(`ip -br ${family === 'ipv4' ? '-4' : '-6'} address show dev ${device}${words}`.split(' '))
+      expect(await shownOn()).toContain(ownAddress)
+      expect(await a.output(['cat', `/proc/sys/net/ipv6/conf/${device}/accept_ra`])).toBe('0\n')
+      expect(readFileSync(a.subnetFile, 'utf8')).toContain(`FLANNEL_MTU=${mtu}\n`)
+      const macOf = async (each: Family): Promise<object | null> =>
+        (families as readonly Family[]).includes(each)
+          ? { VNI: 1, VtepMAC: (await deviceOf(a, DEVICE[each])).address }
+          : null
+      const [data, v6Data] = [await macOf('ipv4'), await macOf('ipv6')]
+      expect(readFileSync(leaseOf(folder, a, family), 'utf8')).toBe(
+        JSON.stringify({
+          PublicIP: which === 'ipv6' ? '0.0.0.0' : a.address,
+          PublicIPv6: which === 'ipv4' ? null : a.ipv6,
+          BackendType: 'vxlan',
+          BackendData: data,
+          ...(v6Data ? { BackendV6Data: v6Data } : {}),
+        }),
+      )
+      const pods = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod, Pod]
+      const talk = async (): Promise<void> => {
+        for (const to of pods.slice(1)) await reachBy(families, pods[0], to)
+      }
+      await talk()
 
-    // While the daemon is away the device carries on; of what changed meanwhile the next one finds all.
-    expect(await daemons[0]!.stop()).toBe(0)
-    await talk()
-    await daemons[2]!.stop()
-    rmSync(file(folder, subnetOf(c)))
-    const [again] = await startAll(folder, [a])
-    await isWhole(a, [b])
-    expect((await deviceOf(a)).address).toBe(mac)
-    expect(again!.lines.filter((line) => /^[WE].*(recreating|Error|belong)/.test(line))).toEqual([])
-  })
+      for (const what of [
+        `ip link del ${device}`,
+        `ip link set ${device} down`,
+        `ip link set ${device} mtu 1400`,
+        `ip link set ${device} address 02:00:00:00:00:99`,
+        `ip address flush dev ${device}`,
+        `ip ${family === 'ipv4' ? '-4' : '-6'} neigh flush dev ${device} nud permanent`,
+        `bridge fdb del ${(await deviceOf(b, device)).address} dev ${device} dst ${addressOf(b, family)} self`,
+        `ip route del ${subnetIn(b, family)}`,
+      ]) {
+        await a.output(what.split(' '))
+        await areWhole(a, [b, c])
+        await eventually(async () => {
+          const shown = await shownOn(' up')
+          expect([shown.includes(ownAddress), (await deviceOf(a, device)).mtu]).toEqual([true, mtu])
+        })
+      }
+      await daemons[0]!.line(new RegExp(`Repaired: ${device.replace('.', String.raw`\.`)} was gone`))
+      const told = async (each: Family): Promise<string> =>
+        (families as readonly Family[]).includes(each)
+          ? `{"VNI":1,"VtepMAC":"${(await deviceOf(b, DEVICE[each])).address}"}`
+          : each === 'ipv4'
+            ? 'null'
+            : '(nil)'
+      const peer = `PublicIP: ${which === 'ipv6' ? '0.0.0.0' : b.address}, PublicIPv6: ${which === 'ipv4' ? '(nil)' : b.ipv6}, BackendData: ${await told('ipv4')}`
+      const received = `] Received Subnet Event with VxLan: BackendType: vxlan, ${peer}, BackendV6Data: ${await told('ipv6')}`
+      expect(daemons[0]!.lines.filter((each) => each.endsWith(received))).toHaveLength(1)
+      expect((await deviceOf(a, device)).address).toBe(mac)
+      await talk()
+
+      // While the daemon is away the device carries on; of what changed meanwhile the next one finds all.
+      expect(await daemons[0]!.stop()).toBe(0)
+      await talk()
+      await daemons[2]!.stop()
+      rmSync(leaseOf(folder, c, family))
+      const [again] = await startAll(folder, [a])
+      await areWhole(a, [b])
+      expect((await deviceOf(a, device)).address).toBe(mac)
+      expect(again!.lines.filter((line) => /^[WE].*(recreating|Error|belong)/.test(line))).toEqual([])
+    },
+  )
 
   it('takes its options, and makes a device of other options again', async () => {
     lab = await createLab({ hosts: 2 })
@@ -232,7 +330,7 @@ describe('vxlan of the kernel', () => {
     for (const daemon of await startAll(folder)) await daemon.stop()
     const mac = (await deviceOf(a)).address
     const options = { VNI: 1, port: 4789, MTU: 1400, GBP: true, learning: true }
-    writeFileSync(join(folder, 'config'), JSON.stringify({ Network: '10.5.0.0/16', ...type(options) }))
+    writeFileSync(join(folder, 'config'), JSON.stringify({ ...NETWORK, ...type(options) }))
     const daemons = await startAll(folder)
     await daemons[0]!.line(/VXLAN config: VNI=1 Port=4789 GBP=true Learning=true DirectRouting=false$/)
     await daemons[0]!.line(
@@ -258,8 +356,8 @@ describe('vxlan of the kernel', () => {
       BackendData: { VNI: 1, VtepMAC: '02:00:00:00:00:40' },
     }
     const nowhere = { ...far, PublicIP: '198.51.100.41', BackendData: { VNI: 1, VtepMAC: '02:00:00:00:00:41' } }
-    writeFileSync(file(folder, '10.5.240.0/24'), JSON.stringify(far))
-    writeFileSync(file(folder, '10.5.241.0/24'), JSON.stringify(nowhere))
+    putLease(folder, '10.5.240.0/24', far)
+    putLease(folder, '10.5.241.0/24', nowhere)
     await eventually(async () =>
       expect(await known(a)).toEqual([
         ['10.5.240.0 lladdr 02:00:00:00:00:40 PERMANENT', '10.5.241.0 lladdr 02:00:00:00:00:41 PERMANENT'],
@@ -280,7 +378,7 @@ describe('vxlan of the kernel', () => {
     lab = await createLab({ hosts: 1 })
     const folder = leases(type())
     const [daemon] = await startAll(folder)
-    const put = (subnet: string, lease: object): void => writeFileSync(file(folder, subnet), JSON.stringify(lease))
+    const put = (subnet: string, lease: object): void => putLease(folder, subnet, lease)
     put('10.5.240.0/24', {
       PublicIP: '192.168.77.40',
       BackendType: 'vxlan',
@@ -305,7 +403,7 @@ describe('vxlan of the kernel', () => {
       BackendData: { VNI: 1, VtepMAC: own },
     })
     await daemon!.line(
-      /Lease 10\.5\.244\.0-24 is not used: its MAC .* is that of this node; where both are there, delete flannel\.1/,
+      /Lease 10\.5\.244\.0-24 is not used: its MAC .* is that of this node; if both hosts exist, delete flannel\.1/,
     )
     put('10.5.243.0/24', {
       PublicIP: '192.168.77.43',
@@ -378,7 +476,7 @@ describe('extension', () => {
     })
 
     const peer = { PublicIP: '192.168.77.40', BackendType: 'extension', BackendData: '$(touch /x); `a` "b" & c' }
-    writeFileSync(file(folder, '10.5.240.0/24'), JSON.stringify(peer))
+    putLease(folder, '10.5.240.0/24', peer)
     await daemon!.line(/Ran command: .*add \$SUBNET/)
     const rest = 'SUBNET=10.5.240.0/24 PUBLIC_IP=192.168.77.40 NETWORK= IPV6SUBNET= PUBLIC_IPV6='
     expect(calls('add')).toEqual([`add [10.5.240.0/24] [${peer.BackendData}] ${rest}`])
@@ -393,7 +491,7 @@ describe('extension', () => {
     const add = { Type: 'extension', SubnetAddCommand: '/nonexistent/add' }
     const folder = leases({ Backend: add })
     const [daemon] = await startAll(folder)
-    writeFileSync(file(folder, '10.5.240.0/24'), '{"PublicIP":"192.168.77.40","BackendType":"extension"}')
+    putLease(folder, '10.5.240.0/24', { PublicIP: '192.168.77.40', BackendType: 'extension' })
     await daemon!.line(/^E.*failed to run command \/nonexistent\/add for 10\.5\.240\.0\/24: /)
     expect(await daemon!.stop()).toBe(0)
     for (const name of ['PreStartupCommand', 'PostStartupCommand']) {
@@ -401,7 +499,7 @@ describe('extension', () => {
       writeFileSync(join(folder, 'config'), JSON.stringify(config))
       const failing = lab.hosts[0]!.startDaemon({ args: ['--lease-dir', folder] })
       await failing.line(
-        new RegExp(`failed to run command false: .*; mend Backend\\.${name} of the network configuration`),
+        new RegExp(`failed to run command false: .*; correct Backend\\.${name} of the network configuration`),
       )
       await ended(failing.process)
       expect(failing.process.exitCode).toBe(1)

@@ -1,6 +1,6 @@
 // bad-input.test.ts - an operator's mistakes: each ends in one clear line that says what to do, never in a stack.
 
-import { closeSync, existsSync, mkdirSync, openSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
+import { closeSync, existsSync, mkdirSync, openSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { execute, type Finished } from '../../lab/command.ts'
@@ -48,8 +48,13 @@ function expectOneError({ code, stderr }: Finished, exitCode: number, ...parts: 
 describe('an error of one line', () => {
   it('for an unknown flag', async () =>
     expectOneError(await run(['--nonsense']), 2, 'flag provided but not defined: -nonsense', 'see --help'))
-  it('for a flag of flanneld that there is not yet', async () =>
-    expectOneError(await run(['--public-ipv6', 'fc00::1']), 2, '-public-ipv6', 'leave it out'))
+  it('for a public IPv6 address that is none', async () =>
+    expectOneError(
+      await run([...withLeases(), '--public-ipv6', '192.0.2.1']),
+      1,
+      'invalid public IPv6 address: 192.0.2.1',
+      'give --public-ipv6',
+    ))
   it('for a bad value', async () => expectOneError(await run(['-v=loud']), 2, 'invalid value "loud" for flag -v'))
   it('for a bad renewal margin', async () =>
     expectOneError(await run(['--subnet-lease-renew-margin=0']), 1, 'out of acceptable range', '1 to 1439'))
@@ -146,7 +151,7 @@ describe('what is waited for', () => {
     [
       'a broken configuration',
       '{"Network":',
-      /Couldn't fetch network config: the network configuration is not valid JSON.*; mend/,
+      /Couldn't fetch network config: the network configuration is not valid JSON.*; correct/,
     ],
     ['a configuration without a network', '{}', /please define a correct Network parameter/],
   ])('%s, until it is mended', async (_title, config, pattern) => {
@@ -161,7 +166,7 @@ describe('what is waited for', () => {
     const folder = join(lab.folder, 'later')
     const daemon = host.startDaemon({ args: ['--lease-dir', folder] })
     const line = await daemon.line(/Couldn't fetch network config: there is no network configuration in .*; write/)
-    expect(line).toContain(`to ${folder}/config, or see whether --lease-dir is right`)
+    expect(line).toContain(`to ${folder}/config, or correct --lease-dir`)
     writeFileSync(join(folder, 'config'), '{"Network":"10.5.0.0/16"}')
     await daemon.line(/flannel is ready/)
     expect(await daemon.stop()).toBe(0)
@@ -256,7 +261,8 @@ describe('weftd', () => {
 
   it('prints its version and its help to stderr and ends with 0', async () => {
     const version = await execute([process.execPath, weftd, '--version'])
-    expect([version.code, version.stderr.trim()]).toEqual([0, '0.1.0'])
+    const own = (JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }).version
+    expect([version.code, version.stderr.trim()]).toEqual([0, own])
     const help = await execute([process.execPath, weftd, '-h'])
     expect(help.code).toBe(0)
     expect(help.stderr).toMatch(/^Usage: .*weftd \[OPTION\]\.\.\.\n {2}-etcd-cafile string\n/)

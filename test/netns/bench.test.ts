@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { expect, it } from 'vitest'
 import type { Result } from '../../bench/result.ts'
-import { execute, output } from '../../lab/command.ts'
-import { packageRoot } from '../../lab/lab.ts'
+import { output } from '../../lab/command.ts'
+import { packageRoot, whyNoVxlan } from '../../lab/lab.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'g++', 'iperf3', 'ping', 'ethtool')
@@ -15,9 +15,8 @@ needs(HOSTS, 'g++', 'iperf3', 'ping', 'ethtool')
 const RUN_MS = 240_000
 
 it('measures all kinds of traffic on native, vxlan and a peer', async ({ skip }) => {
-  const vxlan = ['unshare', '--net', 'ip', 'link', 'add', 'probe', 'type', 'vxlan', 'id', '1', 'dstport', '4789']
-  const { code, stderr } = await execute(vxlan)
-  skip(code !== 0, `no vxlan: ${stderr.trim()}`)
+  const why = await whyNoVxlan()
+  skip(why !== undefined, why)
   const folder = mkdtempSync(join(tmpdir(), 'bench-'))
   const file = join(folder, 'result.json')
   const program = [process.execPath, join(packageRoot, 'dist/bench/main.js')]

@@ -6,7 +6,7 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
-import type { DropsReport } from '../../src/status/drops.ts'
+import type { DropsReport } from '../../src/report/drops.ts'
 import { eventually } from '../support/event.ts'
 import { added, tunAddress } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -31,7 +31,10 @@ async function start(backend: object, ...more: string[]) {
   // The kernel's own solicitations of IPv6 would be dropped too.
   await host.output(['sh', '-c', 'echo 1 | tee /proc/sys/net/ipv6/conf/*/disable_ipv6'])
   await host.output(['mkdir', '-p', join(leases(), 'subnets')])
-  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  writeFileSync(
+    join(leases(), 'config'),
+    JSON.stringify({ Network: '10.5.0.0/16', SubnetMin: '10.5.16.0', Backend: backend }),
+  )
   const daemon = host.startDaemon({ args: ['--lease-dir', leases(), ...more] })
   await daemon.line(/flannel is ready/)
   return daemon
@@ -61,7 +64,7 @@ it('shows what was dropped, and why', async () => {
   writeFileSync(join(leases(), 'subnets', NEW.replace('/', '-')), JSON.stringify({ PublicIP: other.address }))
   await daemon.line(added(NEW))
   await ping(NOBODYS, '-t', '1')
-  const [source, destination] = [parseIpv4('10.5.255.254')!, parseIpv4(own)!]
+  const [source, destination] = [parseIpv4('10.5.1.254')!, parseIpv4(own)!]
   const payload = udpDatagram(source, destination, 1234, 80, Buffer.alloc(200, 1))
   const forged = ipv4Packet({ source, destination, payload })
   await send(8285, forged, Buffer.from('hello'))
@@ -98,7 +101,7 @@ it('shows what was dropped, and why', async () => {
     ),
     expect.stringMatching(
       new RegExp(
-        `${when} in {2}10.5.255.254:1234 > ${own}:80 udp, 228 bytes, from ${other.address}: .*unknown_sender\\)$`,
+        `${when} in {2}10.5.1.254:1234 > ${own}:80 udp, 228 bytes, from ${other.address}: .*unknown_sender\\)$`,
       ),
     ),
     expect.stringMatching(/ no IP packet: 68656c6c6f, 5 bytes, .*\(rx_drop_malformed\)$/),
@@ -116,7 +119,7 @@ it('shows what was dropped, and why', async () => {
   expect(statSync(file).mode & 0o777).toBe(0o600)
   const shown = (await host.output(['tcpdump', '-nttr', file])).split('\n')
   expect(shown[0]).toMatch(new RegExp(`^\\d+\\.\\d{6} IP ${own} > ${NOBODYS}: ICMP echo request`))
-  expect(shown[2]).toMatch(/ IP 10\.5\.255\.254\.1234 > .*\.80: UDP, length 200/)
+  expect(shown[2]).toMatch(/ IP 10\.5\.1\.254\.1234 > .*\.80: UDP, length 200/)
   expect(shown).toHaveLength(5)
 
   // Whoever reads no more has seen enough.

@@ -8,12 +8,13 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { execute, output, type Finished } from '../../lab/command.ts'
 import { createLab, packageRoot } from '../../lab/lab.ts'
+import { asIpv6 } from '../support/as-ipv6.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'iptables', 'nft')
 
 const weft = join(packageRoot, 'bin/weft')
-const NOTHING = 'There is nothing of flannel or weft here.\n'
+const NOTHING = 'Nothing of flannel or weft is left on this host.\n'
 
 let namespace: string
 let folder: string
@@ -194,6 +195,44 @@ describe('weft cleanup', () => {
     expect(await state()).toBe(before)
   })
 
+  it('removes what a daemon of both families left, by either kind, and nothing else', async () => {
+    await addForeign()
+    await feed(asIpv6(FOREIGN), 'ip6tables-legacy-restore', '--noflush')
+    const before = await state()
+    for (const kind of ['nft', 'legacy']) {
+      await feed(CURRENT, `iptables-${kind}-restore`, '--noflush')
+      await feed(asIpv6(CURRENT), `ip6tables-${kind}-restore`, '--noflush')
+    }
+    await feed('add table ip6 flannel-ipv6; add chain ip6 flannel-ipv6 forward', 'nft', '-f', '-')
+    await here('ip', 'link', 'add', 'flannel-v6.1', 'type', 'vxlan', 'id', '1', 'dstport', '8473', 'dev', 'lo')
+    await here('ip', 'link', 'set', 'flannel-v6.1', 'up')
+    await here('ip', '-6', 'address', 'add', 'fd00:5:0:1::/128', 'dev', 'flannel-v6.1')
+    await here('ip', '-6', 'route', 'add', 'fd00:5:0:2::/64', 'via', 'fd00:5:0:2::', 'dev', 'flannel-v6.1', 'onlink')
+    await here('ip', '-6', 'route', 'add', 'blackhole', 'fd00:5:0:1::/64', 'metric', '4294967295')
+    writeFileSync(
+      subnetFile,
+      'FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\n' +
+        'FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:1::1/64\nFLANNEL_MTU=1430\nFLANNEL_IPMASQ=true\n',
+    )
+    const done = await cleanup()
+    expect(done).toMatchObject({ code: 0, stderr: '' })
+    expect(await state()).toBe(before)
+    const expected = [
+      'route fd00:5:0:2::/64 via fd00:5:0:2:: dev flannel-v6.1',
+      'device flannel-v6.1 (vxlan)',
+      'route blackhole fd00:5:0:1::/64',
+      ...['iptables-nft', 'iptables-legacy', 'ip6tables-nft', 'ip6tables-legacy'].flatMap((tool) => [
+        ...rulesOf(tool.startsWith('ip6') ? asIpv6(CURRENT) : CURRENT, tool),
+        `${tool} nat: -N FLANNEL-POSTRTG`,
+        `${tool} filter: -N FLANNEL-FWD`,
+      ]),
+      'nft: table ip6 flannel-ipv6',
+      `file ${subnetFile}`,
+    ]
+    expect(done.stdout.trim().split('\n').toSorted()).toEqual(expected.map((thing) => `removed ${thing}`).toSorted())
+    expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING, stderr: '' })
+  })
+
   it("leaves rules without a comment when nothing tells that their network was flannel's", async () => {
     await feed(UNCOMMENTED.slice(UNCOMMENTED.indexOf('*filter')), 'iptables-nft-restore', '--noflush')
     expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING })
@@ -201,28 +240,33 @@ describe('weft cleanup', () => {
 
   it('removes what iptables-nft made without iptables, and names what it cannot see', async () => {
     await feed(FOREIGN, 'iptables-nft-restore', '--noflush')
+    await feed(asIpv6(FOREIGN), 'ip6tables-nft-restore', '--noflush')
     const before = await state()
     await feed(CURRENT, 'iptables-nft-restore', '--noflush')
+    await feed(asIpv6(CURRENT), 'ip6tables-nft-restore', '--noflush')
     const done = await cleanupWith(['ip', 'nft'])
     expect(done).toMatchObject({ code: 0, stderr: '' })
     expect(done.stdout).toBe(
-      [
-        'nft ip nat: jump from POSTROUTING to FLANNEL-POSTRTG',
-        'nft ip nat: chain FLANNEL-POSTRTG (2 rules)',
-        'nft ip filter: jump from FORWARD to FLANNEL-FWD',
-        'nft ip filter: chain FLANNEL-FWD (2 rules)',
-      ]
+      ['ip', 'ip6']
+        .flatMap((family) => [
+          `nft ${family} nat: jump from POSTROUTING to FLANNEL-POSTRTG`,
+          `nft ${family} nat: chain FLANNEL-POSTRTG (2 rules)`,
+          `nft ${family} filter: jump from FORWARD to FLANNEL-FWD`,
+          `nft ${family} filter: chain FLANNEL-FWD (2 rules)`,
+        ])
         .map((thing) => `removed ${thing}\n`)
         .join(''),
     )
     expect(await state()).toBe(before)
 
     await feed(CURRENT, 'iptables-legacy-restore', '--noflush')
+    await feed(asIpv6(CURRENT), 'ip6tables-legacy-restore', '--noflush')
+    const unseen = (name: string): string =>
+      `weft cleanup: rules may stay: the legacy kind of ${name} has tables here (nat, filter), and ${name}-legacy, ` +
+      'which can show their rules, is not installed\n'
     expect(await cleanupWith(['ip', 'nft'])).toMatchObject({
       code: 1,
-      stderr:
-        'weft cleanup: rules may stay: the legacy kind of iptables has tables here (nat, filter), and iptables-legacy, ' +
-        'which can show their rules, is not installed\n',
+      stderr: unseen('iptables') + unseen('ip6tables'),
     })
   })
 

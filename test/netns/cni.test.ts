@@ -1,80 +1,154 @@
-// cni.test.ts - stock flannel's CNI plugin takes our subnet.env, and the containers that it attaches reach each other.
+// cni.test.ts - CNI's plugins attach containers by our subnet.env, and these reach each other by each family.
+//
+// bridge and host-local are those of a host. The plugin named flannel, which makes their configuration out of subnet.env, is taken where
+// a host has it; elsewhere, as on Debian since version 12, its part is played here.
 
-import { existsSync } from 'node:fs'
-import { join } from 'node:path'
-import { expect, it } from 'vitest'
+import { existsSync, mkdirSync, writeFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
+import { afterEach, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
-import { startEtcd } from '../../lab/etcd.ts'
-import { createLab, type Host } from '../../lab/lab.ts'
+import { createLab, networkOf, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { CNI_FOLDERS } from '../../scripts/machine.mjs'
+import type { Family } from '../../src/net/address.ts'
 import { answers } from '../support/hosts.ts'
-import { ETCD, HOSTS, needs } from '../support/needs.ts'
+import { HOSTS, needs } from '../support/needs.ts'
 
-needs(HOSTS, ...ETCD, 'ping')
+needs(HOSTS, "CNI's plugins", 'ping')
 
-/** Where a host keeps CNI's plugins; Debian has flannel's up to version 11 in containernetworking-plugins. */
-const FOLDERS = [...(process.env['CNI_PATH'] ?? '').split(':'), '/opt/cni/bin', '/usr/lib/cni'].filter(Boolean)
-const folder = FOLDERS.find((path) => existsSync(join(path, 'flannel')))
+const programOf = (name: string): string | undefined =>
+  CNI_FOLDERS.map((folder) => join(folder, name)).find((path) => existsSync(path))
 
 interface CniResult {
   readonly ips: readonly { readonly address: string; readonly gateway: string }[]
   readonly routes: readonly { readonly dst: string }[]
 }
 
-it("flannel's CNI plugin attaches containers by our subnet.env, and they reach each other", async ({ skip }) => {
-  skip(folder === undefined, `no plugin named flannel in ${FOLDERS.join(', ')}`)
-  const lab = await createLab({ hosts: 2 })
-  const etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
-  const pods: string[] = []
-  try {
-    await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
-    const attach = async (host: Host): Promise<CniResult & { readonly pod: string }> => {
-      const pod = `${lab.id}-cni-${host.name}`
-      await output(['ip', 'netns', 'add', pod])
-      pods.push(pod)
-      const config = {
-        ...{ cniVersion: '0.3.1', name: 'cbr0', type: 'flannel' },
-        ...{ subnetFile: host.subnetFile, delegate: { isDefaultGateway: true, hairpinMode: true } },
-      }
-      const variables = {
-        ...{ CNI_COMMAND: 'ADD', CNI_CONTAINERID: pod, CNI_IFNAME: 'eth0' },
-        ...{ CNI_NETNS: `/run/netns/${pod}`, CNI_PATH: FOLDERS.join(':') },
-      }
-      // What the plugins remember stays in this mount namespace.
-      const hidden = 'mount -t tmpfs tmpfs /var/lib && exec "$@"'
-      const answer = await host.output(
-        [
-          ...['unshare', '--mount', 'sh', '-c', hidden, 'sh', 'env'],
-          ...Object.entries(variables).map(([name, value]) => `${name}=${value}`),
-          join(folder!, 'flannel'),
-        ],
-        { input: JSON.stringify(config) },
-      )
-      return { ...(JSON.parse(answer) as CniResult), pod }
-    }
+type Env = Readonly<Record<string, string>>
+/** The delegate of a network of the plugin flannel, in the form of its documentation. */
+const DELEGATE = { isDefaultGateway: true, hairpinMode: true }
+
+/** What flannel's plugin hands to bridge (cni-plugin v1.9.1-flannel1, flannel.go, flannel_linux.go: getDelegateIPAM, doCmdAdd). */
+function delegated(env: Env): object {
+  const list = (name: string): string[] => (env[name] ?? '').split(',').filter(Boolean)
+  const subnets = [...list('FLANNEL_SUBNET'), ...list('FLANNEL_IPV6_SUBNET')]
+  const networks = [...list('FLANNEL_NETWORK'), ...list('FLANNEL_IPV6_NETWORK')]
+  return {
+    ...{ cniVersion: '0.3.1', name: 'cbr0', type: 'bridge', isGateway: true, ...DELEGATE },
+    ...{ ipMasq: env['FLANNEL_IPMASQ'] !== 'true', mtu: Number(env['FLANNEL_MTU']) },
+    ipam: {
+      type: 'host-local',
+      ranges: subnets.map((subnet) => [{ subnet: networkOf(subnet) }]),
+      routes: networks.map((dst) => ({ dst })),
+    },
+  }
+}
+
+let lab: Lab
+const pods: string[] = []
+afterEach(async () => {
+  for (const pod of pods.splice(0)) await output(['ip', 'netns', 'del', pod])
+  await lab.close()
+})
+
+/** Attaches a new container to a host's network as a container runtime does. */
+async function attach(host: Host): Promise<CniResult & { readonly pod: string }> {
+  const pod = `${lab.id}-cni-${pods.length}`
+  await output(['ip', 'netns', 'add', pod])
+  pods.push(pod)
+  const flannel = programOf('flannel')
+  const config = flannel
+    ? { cniVersion: '0.3.1', name: 'cbr0', type: 'flannel', subnetFile: host.subnetFile, delegate: DELEGATE }
+    : delegated(host.subnetEnv())
+  const variables = {
+    ...{ CNI_COMMAND: 'ADD', CNI_CONTAINERID: pod, CNI_IFNAME: 'eth0' },
+    ...{ CNI_NETNS: `/run/netns/${pod}`, CNI_PATH: CNI_FOLDERS.join(':') },
+  }
+  // What the plugins remember of a host is kept in its folder.
+  const kept = join(dirname(host.subnetFile), 'cni')
+  mkdirSync(kept, { recursive: true })
+  const hidden = 'mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/cni && mount --bind "$0" /var/lib/cni && exec "$@"'
+  const answer = await host.output(
+    [
+      ...['unshare', '--mount', 'sh', '-c', hidden, kept, 'env'],
+      ...Object.entries(variables).map(([name, value]) => `${name}=${value}`),
+      flannel ?? programOf('bridge')!,
+    ],
+    { input: JSON.stringify(config) },
+  )
+  return { ...(JSON.parse(answer) as CniResult), pod }
+}
+
+const IPV4 = { Network: '10.5.0.0/16' }
+const IPV6 = { EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
+const NETWORKS: readonly (readonly [what: string, config: object, families: readonly Family[]])[] = [
+  ['IPv4', IPV4, ['ipv4']],
+  ['both families', { ...IPV4, ...IPV6, Backend: { Type: 'host-gw' } }, ['ipv4', 'ipv6']],
+  ['IPv6 alone', { EnableIPv4: false, ...IPV6, Backend: { Type: 'host-gw' } }, ['ipv6']],
+]
+
+/** Makes the leases' folder for this network, and returns it. */
+function configured(config: object): string {
+  const leases = join(lab.folder, 'leases')
+  mkdirSync(leases, { recursive: true })
+  writeFileSync(join(leases, 'config'), JSON.stringify(config))
+  return leases
+}
+
+it.each(NETWORKS)(
+  "flannel's CNI plugin attaches containers by our subnet.env, and they reach each other: %s",
+  async (_what, config, families) => {
+    lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
+    const leases = configured(config)
     const daemons = lab.hosts.map((host, index) =>
       // The plugin masquerades itself where the daemon does not.
-      host.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint, ...(index === 0 ? ['--ip-masq'] : [])] }),
+      host.startDaemon({ args: ['--lease-dir', leases, ...(index === 0 ? ['--ip-masq'] : [])] }),
     )
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
 
-    const attached: { pod: string; address: string }[] = []
+    const attached: { readonly pod: string; readonly addresses: readonly string[] }[] = []
     for (const host of lab.hosts) {
-      const { FLANNEL_SUBNET: subnet = '', FLANNEL_MTU: mtu } = host.subnetEnv()
+      const env = host.subnetEnv()
       const { ips, routes, pod } = await attach(host)
-      expect(ips[0]!.gateway).toBe(subnet.split('/')[0])
-      expect(ips[0]!.address).toBe(subnet.replace('.1/', '.2/'))
-      expect(routes.map(({ dst }) => dst)).toContain('10.5.0.0/16')
-      expect(await output(['ip', '-n', pod, 'link', 'show', 'dev', 'eth0'])).toContain(`mtu ${mtu} `)
-      attached.push({ pod, address: ips[0]!.address.split('/')[0]! })
+      const gateways = families.map(
+        (family) => (family === 'ipv4' ? env['FLANNEL_SUBNET'] : env['FLANNEL_IPV6_SUBNET']) ?? '',
+      )
+      // The bridge has the address that subnet.env names, and the first container the next one.
+      expect(ips.map(({ gateway }) => gateway)).toEqual(gateways.map((each) => each.split('/')[0]))
+      expect(ips.map(({ address }) => address)).toEqual(gateways.map((each) => each.replace('1/', '2/')))
+      expect(routes.map(({ dst }) => dst)).toEqual(
+        expect.arrayContaining(families.map((family) => (family === 'ipv4' ? '10.5.0.0/16' : 'fd00:5::/48'))),
+      )
+      expect(await output(['ip', '-n', pod, 'link', 'show', 'dev', 'eth0'])).toContain(`mtu ${env['FLANNEL_MTU']} `)
+      attached.push({ pod, addresses: ips.map(({ address }) => address.split('/')[0]!) })
     }
     const [a, b] = attached as [(typeof attached)[0], (typeof attached)[0]]
-    await reach(a.pod, b.address)
-    await answers(a.pod, b.address)
-    await answers(b.pod, a.address)
-  } finally {
-    for (const pod of pods) await output(['ip', 'netns', 'del', pod])
-    await lab.close()
-    await etcd.close()
+    for (const [at, address] of b.addresses.entries()) {
+      await reach(a.pod, address)
+      await answers(a.pod, address)
+      await answers(b.pod, a.addresses[at]!)
+    }
+  },
+)
+
+it('a host whose network gets IPv6 gives it to the next container, on the bridge that is there', async () => {
+  lab = await createLab({ hosts: 1, families: ['ipv4', 'ipv6'] })
+  const [host] = lab.hosts as [Host]
+  const run = async (config: object): Promise<Daemon> => {
+    const daemon = host.startDaemon({ args: ['--lease-dir', configured(config)] })
+    await daemon.line(/flannel is ready/)
+    return daemon
   }
+  const before = await run({ ...IPV4, Backend: { Type: 'host-gw' } })
+  const { ips: first } = await attach(host)
+  expect(first).toHaveLength(1)
+  await before.stop()
+  await run({ ...IPV4, ...IPV6, Backend: { Type: 'host-gw' } })
+  const { ips: second, pod } = await attach(host)
+  expect(second.map(({ gateway }) => gateway)).toEqual([
+    first[0]!.gateway,
+    host.subnetEnv()['FLANNEL_IPV6_SUBNET']!.split('/')[0],
+  ])
+  await answers(pod, first[0]!.address.split('/')[0]!)
+  await answers(pod, second[1]!.gateway)
 })

@@ -5,6 +5,7 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { subnetOf } from '../support/hosts.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, ...ETCD, 'iptables', 'openssl')
@@ -26,7 +27,7 @@ afterEach(async () => {
 const start = (on: Host, args: readonly string[] = [], env: Readonly<Record<string, string>> = {}): Daemon =>
   on.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint, ...args], iface: [], env })
 
-const HEADER = /^([IWE])\d{4} \d\d:\d\d:\d\d\.\d{6} [ \d]{6}\d [\w.-]+:\d+\] /
+const HEADER = /^([IWE])\d{4} \d\d:\d\d:\d\d\.\d{6} [ \d]{6}\d [\w.-]+\/[\w.-]+:\d+\] /
 
 /** The log as letters and messages, with what differs from run to run replaced. */
 function messages({ lines }: Daemon): string[] {
@@ -119,8 +120,9 @@ describe("flanneld's lines, in its order", () => {
     const peer = '/coreos.com/network/subnets/10.5.0.0-24'
     await daemon.line(/^I.*\] Waiting for .* to renew lease$/)
     // Another, which the first listing may show; what comes after it is told by the watch.
-    await etcd.ctl('put', '/coreos.com/network/subnets/10.5.1.0-24', '{"PublicIP":"192.168.77.251","PublicIPv6":null}')
-    await daemon.line(/^I.*\] Subnet added: 10\.5\.1\.0\/24$/)
+    const other = subnetOf(host) === '10.5.1.0/24' ? '10.5.2.0' : '10.5.1.0'
+    await etcd.ctl('put', `/coreos.com/network/subnets/${other}-24`, '{"PublicIP":"192.168.77.251","PublicIPv6":null}')
+    await daemon.line(new RegExp(`^I.*\\] Subnet added: ${other}/24$`))
     const before = messages(daemon).length
     await etcd.ctl('put', peer, '{"PublicIP":"192.168.77.250","PublicIPv6":null}')
     await daemon.line(/^I.*\] Subnet added: 10\.5\.0\.0\/24$/)
@@ -169,9 +171,7 @@ describe("flanneld's lines, in its order", () => {
     let stdout = ''
     daemon.process.stdout!.on('data', (text: Buffer) => (stdout += text.toString()))
     await daemon.line(/^E.*\] Couldn't fetch network config: flannel config not found in etcd store\. Did you create/)
-    const both = '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fc00::/48"}'
-    await etcd.ctl('put', '/coreos.com/network/config', both)
-    await daemon.line(/^W.*\] weft has no IPv6 yet: "EnableIPv6" of the network configuration is passed over$/)
+    await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
     await daemon.line(/^I.*\] Searching for interface using 192\.168\.77\.1$/)
     await daemon.line(/^I.*\] Using 203\.0\.113\.7 as external address$/)
     await daemon.line(/^I.*\] flannel is ready$/)
@@ -196,13 +196,6 @@ describe('exit codes', () => {
     ['--help', [], {}, 0, /^Usage: /],
     ['--version', [], { FLANNELD_ETCD_PREFIX: 'never read' }, 0, /^\d+\.\d+\.\d+\n$/],
     ['--unknown', [], {}, 2, /^\S*weftd: flag provided but not defined: -unknown; see --help\n$/],
-    [
-      '--public-ipv6=2001:db8::1',
-      [],
-      {},
-      2,
-      /^\S*weftd: weft does not have flanneld's -public-ipv6 yet; leave it out\n$/,
-    ],
     [
       '-v=0',
       ['--lease-dir=/nowhere'],
@@ -247,7 +240,6 @@ describe('exit codes', () => {
     ['{"Network":"10.5.0.0/16","Backend":{"Type":"XYZ"}}', 'Error fetching backend: unknown backend type: xyz'],
     ['{"Network":"10.5.0.0/16","Backend":{}}', 'Error fetching backend: unknown backend type: ;'],
     ['{"EnableIPv4":false}', 'none defined stack'],
-    ['{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48"}', 'weft has no IPv6 yet'],
     ['{"Network":"10.5.0.0/28"}', 'Error registering network: failed to acquire lease: out of subnets'],
   ])('1 for the configuration %s', async (config, message) => {
     await etcd.ctl('put', '/coreos.com/network/config', config)

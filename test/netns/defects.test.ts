@@ -9,7 +9,7 @@ import { ended } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { connect } from '../../src/host/unix-socket.ts'
-import { handoverSocket } from '../../src/restart/rendezvous.ts'
+import { handoverSocket } from '../../src/node/restart/rendezvous.ts'
 import { eventually } from '../support/event.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
@@ -50,7 +50,7 @@ async function arm(daemon: Daemon): Promise<void> {
   await daemon.line(/^it will throw/)
 }
 const said = ({ lines }: Daemon, kind: string): string[] =>
-  lines.filter((line) => line.includes(`Stopping for what nobody caught: Error: thrown by a test: ${kind}`))
+  lines.filter((line) => line.includes(`Stopping for an error that nobody caught: Error: thrown by a test: ${kind}`))
 
 /** As a stop leaves it: the next daemon forwards before it has asked anybody, by the same lease. */
 async function expectLeft(before: string): Promise<void> {

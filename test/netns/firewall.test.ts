@@ -7,30 +7,53 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, test } from 'vitest'
 import { ended, output } from '../../lab/command.ts'
 import { createLab, EVENT_MS, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
-import { createIptables, createNftables } from '../../src/firewall/firewall.ts'
+import type { Firewall } from '../../src/path/firewall/families.ts'
+import { createFirewall } from '../../src/path/firewall/firewall.ts'
+import { createIptables } from '../../src/path/firewall/iptables.ts'
+import { createNftables } from '../../src/path/firewall/nftables.ts'
 import { isNfTables } from '../../src/host/iptables.ts'
 import { run as runHere, type Run } from '../../src/host/command.ts'
-import { parseIpv4Net, type Ipv4Net } from '../../src/net/ipv4.ts'
+import type { Nets } from '../../src/net/address.ts'
+import { parseIpv4Net } from '../../src/net/ipv4.ts'
+import { parseIpv6Net } from '../../src/net/ipv6.ts'
+import { checkFirewall } from '../../src/tool/doctor/firewall.ts'
+import { asIpv6 } from '../support/as-ipv6.ts'
 import { countCalls } from '../support/calls.ts'
+import { sound, soundDual } from '../support/facts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'iptables', 'nft', 'ping')
 
-const net = (text: string): Ipv4Net => {
-  const parsed = parseIpv4Net(text)
-  if (!parsed) throw new Error(text)
-  return parsed
-}
+const net = (ipv4: string, ipv6?: string): Nets => ({
+  ipv4: parseIpv4Net(ipv4)!,
+  ipv6: ipv6 === undefined ? undefined : parseIpv6Net(ipv6)!,
+})
 const SUBNET = net('10.5.1.0/24')
+/** Of both families. */
+const NETWORKS = net('10.5.0.0/16', 'fd00:5::/48')
+const SUBNETS = net('10.5.1.0/24', 'fd00:5:0:1::/64')
+/** What was mended; nothing may be left undone. */
+async function ensured(firewall: Firewall, subnet = SUBNET): Promise<readonly string[]> {
+  const { mended, failures } = await firewall.ensure(subnet)
+  expect(failures).toEqual([])
+  return mended
+}
 const log = { info: () => undefined, warn: () => undefined, error: () => undefined, v: () => false }
-const common = { network: net('10.5.0.0/16'), masq: true, forward: true, previous: {}, plainPorts: false, log }
+const common = {
+  network: net('10.5.0.0/16'),
+  masq: true,
+  forward: true,
+  previous: { network: {}, subnet: {} },
+  plainPorts: false,
+  log,
+}
 
 let namespace = ''
 /** Runs inside the namespace; `suffix` chooses iptables' kind. */
 const inside =
   (suffix = ''): Run =>
   (file, args, options) => {
-    const name = suffix ? file.replace(/^iptables(?=$|-save|-restore)/, `iptables-${suffix}`) : file
+    const name = suffix ? file.replace(/^(ip6?tables)(?=$|-save|-restore)/, `$1-${suffix}`) : file
     return runHere('ip', ['netns', 'exec', namespace, name, ...args], options)
   }
 
@@ -64,73 +87,129 @@ const GOLDEN = `-A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -m comment --com
 -A FLANNEL-POSTRTG -s 10.5.0.0/16 ! -d 224.0.0.0/4 -m comment --comment "flanneld masq" -j MASQUERADE --random-fully
 -A FLANNEL-POSTRTG ! -s 10.5.0.0/16 -d 10.5.0.0/16 -m comment --comment "flanneld masq" -j MASQUERADE --random-fully`
 
+/** The two families: what is written for IPv4, the network and the subnets, 10.5.N.0/24 and the like. */
+const FAMILIES = {
+  ipv4: { of: (text: string) => text, network: net('10.5.0.0/16'), subnet: (n: number) => net(`10.5.${n}.0/24`) },
+  ipv6: {
+    of: asIpv6,
+    network: { ipv6: NETWORKS.ipv6 },
+    subnet: (n: number) => ({ ipv6: parseIpv6Net(`fd00:5:0:${n}::/64`)! }),
+  },
+} as const
+
 /** Why a test of this kind of iptables cannot be run, if so, for `skip`. */
 const lacks = (kind: string): [boolean, string] => {
   const file = `/usr/sbin/iptables-${kind}`
   return [!existsSync(file), `no ${file}`]
 }
 
-describe.each(['nft', 'legacy'])('iptables-%s', (kind) => {
-  const rules = async (run: Run, table: string) =>
-    (await run('iptables-save', ['-t', table])).split('\n').filter((line) => line.startsWith('-A'))
+describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
+  const rulesBy = async (run: Run, program: string, table: string) =>
+    (await run(`${program}-save`, ['-t', table])).split('\n').filter((line) => line.startsWith('-A'))
 
-  test("has flanneld's rules, after those of others, and mends what was flushed, deleted or reordered", async ({
+  test.for(['ipv4', 'ipv6'] as const)(
+    "of %s has flanneld's rules, after those of others, and mends what was flushed, deleted or reordered",
+    async (family, { skip }) => {
+      skip(...lacks(kind))
+      const { of, network, subnet } = FAMILIES[family]
+      const program = of('iptables')
+      const run = inside(kind)
+      const rules = (table: string) => rulesBy(run, program, table)
+      const repaired = of('FLANNEL-POSTRTG') + (family === 'ipv6' ? ' (IPv6)' : '')
+      const golden = of(GOLDEN).split('\n')
+      const options = { ...common, network, run }
+      const look = (firewall: Firewall, n = 1) => ensured(firewall, subnet(n))
+      await run(program, ['-t', 'nat', '-A', 'POSTROUTING', '-s', of('192.0.2.0/24'), '-j', 'ACCEPT'])
+      const firewall = createIptables(options)
+      expect(await look(firewall)).toEqual([])
+      const foreign = of('-A POSTROUTING -s 192.0.2.0/24 -j ACCEPT')
+      const jump = '-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG'
+      expect(await rules('nat')).toEqual([foreign, jump, ...golden])
+      expect(await rules('filter')).toEqual([
+        '-A FORWARD -m comment --comment "flanneld forward" -j FLANNEL-FWD',
+        of('-A FLANNEL-FWD -s 10.5.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT'),
+        of('-A FLANNEL-FWD -d 10.5.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT'),
+      ])
+      expect(await look(firewall)).toEqual([])
+
+      const [first = ''] = golden
+      const breaks: readonly (readonly string[])[] = [
+        ['-F', 'FLANNEL-POSTRTG'],
+        ['-D', 'FLANNEL-POSTRTG', '6'],
+        ['-F', 'POSTROUTING'],
+        ['-A', 'POSTROUTING', '-j', 'FLANNEL-POSTRTG'],
+        ['-A', 'FLANNEL-POSTRTG', '-j', 'RETURN'],
+      ]
+      for (const args of breaks) {
+        await run(program, ['-t', 'nat', ...args])
+        expect(await look(firewall), args.join(' ')).toEqual([`rules of ${repaired}`])
+        expect((await rules('nat')).filter((line) => line !== foreign)).toEqual([jump, ...golden])
+      }
+      const reorder = `*nat\n-D${first.slice(2)}\n${first}\nCOMMIT\n`
+      await run(`${program}-restore`, ['--noflush'], { input: reorder })
+      expect(await look(firewall)).toEqual([`rules of ${repaired}`])
+
+      expect(await look(firewall, 9)).toEqual([])
+      expect(await rules('nat')).toContain(of(GOLDEN.split('\n')[1]!.replace('10.5.1.0', '10.5.9.0')))
+
+      // A start moves the jump to the end again, as flanneld's.
+      await run(program, ['-t', 'nat', '-A', 'POSTROUTING', '-s', of('198.51.100.0/24'), '-j', 'ACCEPT'])
+      await createIptables(options).raise(subnet(1))
+      const order = (await rules('nat')).filter((line) => line.startsWith('-A POSTROUTING'))
+      expect(order).toEqual([of('-A POSTROUTING -s 198.51.100.0/24 -j ACCEPT'), jump])
+
+      // While they are set again and again nobody sees a chain that is empty or that nothing jumps to.
+      const seen = await seenDuring(
+        () => rules('nat'),
+        () => look(createIptables(options)),
+      )
+      for (const lines of seen)
+        expect(lines.filter((line) => line.includes('FLANNEL-POSTRTG'))).toEqual([jump, ...golden])
+
+      await createNftables(options).raise(subnet(1))
+      expect((await run(`${program}-save`, [])).includes('FLANNEL')).toBe(false)
+      await createIptables(options).raise(subnet(1))
+      expect(await run('nft', ['list', 'tables'])).not.toContain('flannel')
+    },
+  )
+
+  test("of both families keeps others' rules, follows the configuration, and leaves nothing of a family that is off", async ({
     skip,
   }) => {
     skip(...lacks(kind))
     const run = inside(kind)
-    await run('iptables', ['-t', 'nat', '-A', 'POSTROUTING', '-s', '192.0.2.0/24', '-j', 'ACCEPT'])
-    const firewall = createIptables({ ...common, run })
-    expect(await firewall.ensure(SUBNET)).toEqual([])
-    const nat = await rules(run, 'nat')
-    const foreign = '-A POSTROUTING -s 192.0.2.0/24 -j ACCEPT'
-    const jump = '-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG'
-    expect(nat).toEqual([foreign, jump, ...GOLDEN.split('\n')])
-    expect(await rules(run, 'filter')).toEqual([
-      '-A FORWARD -m comment --comment "flanneld forward" -j FLANNEL-FWD',
-      '-A FLANNEL-FWD -s 10.5.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT',
-      '-A FLANNEL-FWD -d 10.5.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT',
-    ])
-    expect(await firewall.ensure(SUBNET)).toEqual([])
+    const options = { ...common, run, network: NETWORKS }
+    const previous = { network: NETWORKS, subnet: SUBNETS }
+    /** Another daemon's, in the chains that all share, and an operator's. */
+    const others = ['-A FLANNEL-FWD -s 10.9.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT']
+    const foreign = '-A FORWARD -s 192.0.2.0/24 -j DROP'
+    const input = `*filter\n:FLANNEL-FWD - [0:0]\n${[...others, foreign].join('\n')}\nCOMMIT\n`
+    await run('iptables-restore', ['--noflush'], { input })
+    await run('ip6tables-restore', ['--noflush'], { input: asIpv6(input) })
+    const before = [await rulesBy(run, 'iptables', 'filter'), await rulesBy(run, 'ip6tables', 'filter')]
 
-    const [first = ''] = GOLDEN.split('\n')
-    const breaks: readonly (readonly string[])[] = [
-      ['-F', 'FLANNEL-POSTRTG'],
-      ['-D', 'FLANNEL-POSTRTG', '6'],
-      ['-F', 'POSTROUTING'],
-      ['-A', 'POSTROUTING', '-j', 'FLANNEL-POSTRTG'],
-      ['-A', 'FLANNEL-POSTRTG', '-j', 'RETURN'],
+    await createIptables(options).raise(SUBNETS)
+    const all = async (program: string) => [
+      ...(await rulesBy(run, program, 'nat')),
+      ...(await rulesBy(run, program, 'filter')),
     ]
-    for (const args of breaks) {
-      await run('iptables', ['-t', 'nat', ...args])
-      expect(await firewall.ensure(SUBNET), args.join(' ')).toEqual(['rules of FLANNEL-POSTRTG'])
-      expect((await rules(run, 'nat')).filter((line) => line !== foreign)).toEqual([jump, ...GOLDEN.split('\n')])
-    }
-    const reorder = `*nat\n-D${first.slice(2)}\n${first}\nCOMMIT\n`
-    await run('iptables-restore', ['--noflush'], { input: reorder })
-    expect(await firewall.ensure(SUBNET)).toEqual(['rules of FLANNEL-POSTRTG'])
-
-    expect(await firewall.ensure(net('10.5.9.0/24'))).toEqual([])
-    expect(await rules(run, 'nat')).toContain(GOLDEN.split('\n')[1]?.replace('10.5.1.0', '10.5.9.0'))
-
-    // A start moves the jump to the end again, as flanneld's.
-    await run('iptables', ['-t', 'nat', '-A', 'POSTROUTING', '-s', '198.51.100.0/24', '-j', 'ACCEPT'])
-    await createIptables({ ...common, run }).raise(SUBNET)
-    const order = (await rules(run, 'nat')).filter((line) => line.startsWith('-A POSTROUTING'))
-    expect(order).toEqual(['-A POSTROUTING -s 198.51.100.0/24 -j ACCEPT', jump])
-
-    // While they are set again and again nobody sees a chain that is empty or that nothing jumps to.
-    const seen = await seenDuring(
-      () => rules(run, 'nat'),
-      () => createIptables({ ...common, run }).ensure(SUBNET),
+    /** What was there before, and the jump that the other daemon needs too. */
+    const left = before.map((lines) =>
+      ['-A FORWARD -m comment --comment "flanneld forward" -j FLANNEL-FWD', ...lines].toSorted(),
     )
-    for (const lines of seen)
-      expect(lines.filter((line) => line.includes('FLANNEL-POSTRTG'))).toEqual([jump, ...GOLDEN.split('\n')])
+    const four = await all('iptables')
+    expect(four).toEqual(expect.arrayContaining([...GOLDEN.split('\n'), ...others, foreign]))
+    expect(await all('ip6tables')).toEqual(four.map(asIpv6))
 
-    await createNftables({ ...common, run }).raise(SUBNET)
-    expect((await run('iptables-save', [])).includes('FLANNEL')).toBe(false)
-    await createIptables({ ...common, run }).raise(SUBNET)
-    expect(await run('nft', ['list', 'tables'])).not.toContain('flannel')
+    // IPv6 is off from now on: all of it goes, and IPv4's stays.
+    await createIptables({ ...common, run, previous }).raise(SUBNET)
+    expect(await all('iptables')).toEqual(four)
+    expect((await all('ip6tables')).toSorted()).toEqual(left[1])
+
+    await createIptables(options).raise(SUBNETS)
+    await createNftables({ ...options, previous }).raise(SUBNETS)
+    expect((await all('iptables')).toSorted()).toEqual(left[0])
+    expect((await all('ip6tables')).toSorted()).toEqual(left[1])
   })
 })
 
@@ -148,15 +227,15 @@ test('what kube-proxy has in the tables of nf_tables is not read to look after o
   }
   const firewall = createIptables({ ...common, run: counting })
   await firewall.raise(SUBNET)
-  expect(await firewall.ensure(SUBNET)).toEqual([])
+  expect(await ensured(firewall)).toEqual([])
   await run('iptables', ['-t', 'nat', '-F', 'FLANNEL-POSTRTG'])
-  expect(await firewall.ensure(SUBNET)).toEqual(['rules of FLANNEL-POSTRTG'])
+  expect(await ensured(firewall)).toEqual(['rules of FLANNEL-POSTRTG'])
   expect(read).toBeLessThan(input.length / 2)
   expect(await run('iptables-save', ['-t', 'nat'])).toContain(':KUBE-SVC-499 ')
 })
 
 /** What flanneld's nftables mode shows (its e2e test, expectedNftPostrouting), but for the fourth rule of postrtg. */
-const NFT_GOLDEN = `table ip flannel-ipv4 {
+const NFT_TABLE = `table ip flannel-ipv4 {
 	comment "rules for flannel-ipv4"
 	chain postrtg {
 		comment "chain to manage traffic masquerading by flannel"
@@ -176,67 +255,166 @@ const NFT_GOLDEN = `table ip flannel-ipv4 {
 		ip daddr 10.5.0.0/16 accept
 	}
 }
-table ip6 flannel-ipv6 {
-	comment "rules for flannel-ipv6"
+`
+const NFT_EMPTY = `table ip flannel-ipv4 {
+	comment "rules for flannel-ipv4"
 }
 `
 
-test("nft has flanneld's two tables, and they come back after the ruleset was flushed", async () => {
-  const run = inside()
-  const firewall = createNftables({ ...common, run })
-  expect(await firewall.ensure(SUBNET)).toEqual([])
-  const list = () => run('nft', ['-s', 'list', 'ruleset'])
-  expect(await list()).toBe(NFT_GOLDEN)
-  expect(await firewall.ensure(SUBNET)).toEqual([])
-  await run('nft', ['flush', 'ruleset'])
-  expect(await firewall.ensure(SUBNET)).toEqual(['the table flannel-ipv4'])
-  expect(await list()).toBe(NFT_GOLDEN)
+test.each([
+  ['IPv4', common.network, SUBNET, NFT_TABLE, asIpv6(NFT_EMPTY), ['the table flannel-ipv4']],
+  ['IPv6', FAMILIES.ipv6.network, FAMILIES.ipv6.subnet(1), asIpv6(NFT_TABLE), NFT_EMPTY, ['the table flannel-ipv6']],
+  [
+    'both families',
+    NETWORKS,
+    SUBNETS,
+    NFT_TABLE,
+    asIpv6(NFT_TABLE),
+    ['the table flannel-ipv4', 'the table flannel-ipv6'],
+  ],
+] as const)(
+  "nft has flanneld's two tables for %s, and they come back after the ruleset was flushed",
+  async (_, network, subnet, first, second, mended) => {
+    const run = inside()
+    const options = { ...common, network, run }
+    const firewall = createNftables(options)
+    expect(await ensured(firewall, subnet)).toEqual([])
+    const list = () => run('nft', ['-s', 'list', 'ruleset'])
+    expect(await list()).toBe(first + second)
+    expect(await ensured(firewall, subnet)).toEqual([])
+    await run('nft', ['flush', 'ruleset'])
+    expect(await ensured(firewall, subnet)).toEqual(mended)
+    expect(await list()).toBe(first + second)
 
-  const seen = await seenDuring(list, () => createNftables({ ...common, run }).ensure(SUBNET))
-  expect(new Set(seen)).toEqual(new Set([NFT_GOLDEN]))
+    // Of two tables nft's listing is not one of a single moment: it may show chains before and after a transaction.
+    if (mended.length > 1) return
+    const seen = await seenDuring(list, () => ensured(createNftables(options), subnet))
+    expect(new Set(seen)).toEqual(new Set([first + second]))
+  },
+)
+
+test('nft empties the table of a family that is off now, but for the rules of another daemon', async () => {
+  const run = inside()
+  const previous = { network: NETWORKS, subnet: SUBNETS }
+  const other = { network: net('10.9.0.0/16', 'fd00:9::/48'), subnet: net('10.9.1.0/24', 'fd00:9:0:1::/64') }
+  await createNftables({ ...common, network: NETWORKS, run }).raise(SUBNETS)
+  await createNftables({ ...common, network: other.network, run }).raise(other.subnet)
+  await createNftables({ ...common, previous, run }).raise(SUBNET)
+  const [four, six] = await Promise.all(
+    ['ip flannel-ipv4', 'ip6 flannel-ipv6'].map((table) => run('nft', ['-s', 'list', 'table', ...table.split(' ')])),
+  )
+  expect(four).toMatch(/10\.5\.1\.0[^]*10\.9\.1\.0/)
+  expect(six).toContain('ip6 daddr fd00:9::/48 accept')
+  expect(six).not.toContain('fd00:5:')
+})
+
+test.each([
+  ['iptables of the kind nft', 'nft', createIptables, ['ip6tables', '-F', 'FLANNEL-FWD']],
+  ['iptables of the kind legacy', 'legacy', createIptables, ['ip6tables', '-F', 'FLANNEL-FWD']],
+  ['nft', '', createNftables, ['nft', 'delete', 'table', 'ip6', 'flannel-ipv6']],
+] as const)('by %s the doctor finds the rules of both families, and names the one that has none', async (...it) => {
+  const [, kind, create, breaks] = it
+  const run = inside(kind)
+  await create({ ...common, network: NETWORKS, run }).raise(SUBNETS)
+  const found = async () => {
+    const [iptables, ip6tables, nft] = await Promise.all([
+      run('iptables', ['-S']),
+      run('ip6tables', ['-S']),
+      run('nft', ['list', 'ruleset']),
+    ])
+    return checkFirewall({ ...sound, ...soundDual, iptables, ip6tables, nft })
+  }
+  expect(await found()).toEqual([])
+  const [program, ...args] = breaks
+  await run(program, args)
+  expect(await found()).toEqual([{ name: 'rules-missing', detail: 'IPv6' }])
+  await run('ip6tables', ['-P', 'FORWARD', 'DROP'])
+  expect(await found()).toEqual([
+    { name: 'forward-dropped', detail: 'ip6tables: -P FORWARD DROP' },
+    { name: 'rules-missing', detail: 'IPv6' },
+  ])
+})
+
+test('the blackhole route of each family is the last: a bridge that comes later has its containers', async () => {
+  const run = inside('nft')
+  const ip = (args: string) => run('ip', args.split(' '))
+  const options = { ...common, network: NETWORKS, masq: false, forward: false, blackhole: true, run }
+  const firewall = createFirewall('iptables', options)
+  // Earlier ones: of the subnet before, which goes, and of somebody else.
+  await ip('-6 route add blackhole fd00:5:0:7::/64 metric 4294967295')
+  await ip('-6 route add blackhole fd00:5:0:8::/64')
+  await firewall.raise(SUBNETS)
+  const blackholes = async () => (await ip('-6 route show type blackhole')).split('\n').map((line) => line.trim())
+  expect(await blackholes()).toEqual([
+    expect.stringMatching(/^blackhole fd00:5:0:1::\/64 dev lo metric 4294967295/),
+    expect.stringMatching(/^blackhole fd00:5:0:8::\/64 dev lo metric 1024/),
+    '',
+  ])
+  await expect(ip('-6 route get fd00:5:0:1::99')).rejects.toThrow(/Invalid argument/)
+  expect(await ensured(firewall, SUBNETS)).toEqual([])
+  await ip('link add cni0 type bridge')
+  await ip('link set cni0 up')
+  await ip('-6 address add fd00:5:0:1::1/64 dev cni0 nodad')
+  expect(await ip('-6 route get fd00:5:0:1::99')).toContain(' dev cni0 ')
+  await ip('-6 address del fd00:5:0:1::1/64 dev cni0')
+  // A route that an operator adds, which has the usual metric.
+  await ip('-6 route add fd00:5:0:1::/64 dev cni0')
+  expect(await ip('-6 route get fd00:5:0:1::99')).toContain(' dev cni0 ')
+  await ip('-6 route del blackhole fd00:5:0:1::/64 metric 4294967295')
+  expect(await ensured(firewall, SUBNETS)).toEqual(['the blackhole route of fd00:5:0:1::/64 was gone'])
+  expect(await ip('-4 route show type blackhole')).toContain('10.5.1.0/24 metric 4294967295')
 })
 
 /** A DROP of iptables is overruled by an accept in the same table, never by one in a table of nft's own. */
 test.each([
-  ['iptables', createIptables, ['iptables', '-P', 'FORWARD', 'DROP']],
-  ['nft', createNftables, []],
+  ['iptables', 'ipv4', createIptables, ['iptables', '-P', 'FORWARD', 'DROP']],
+  ['nft', 'ipv4', createNftables, []],
+  ['iptables', 'ipv6', createIptables, ['ip6tables', '-P', 'FORWARD', 'DROP']],
+  ['nft', 'ipv6', createNftables, []],
 ] as const)(
-  '%s masquerades a container to the outside, not to another one, and the host to those of other hosts',
-  async (_mode, create, before) => {
+  '%s of %s masquerades a container to the outside, not to another one, and the host to those of other hosts',
+  async (_mode, family, create, before) => {
     const host = inside()
+    const { of, network, subnet } = FAMILIES[family]
+    const iptables = of('iptables')
+    const isSix = family === 'ipv6'
     const names = { pod: `${namespace}-p`, out: `${namespace}-o`, far: `${namespace}-f` }
     const ip = (args: string) => runHere('ip', args.split(' '))
+    const at = (address: string) => (isSix ? `${of(address)}/64 nodad` : `${address}/24`)
     try {
       for (const [link, name, hosts, theirs] of [
-        ['pod', names.pod, '10.5.1.1/24', '10.5.1.2/24'],
-        ['out', names.out, '198.51.100.1/24', '198.51.100.2/24'],
-        ['far', names.far, '10.5.2.1/24', '10.5.2.2/24'],
+        ['pod', names.pod, '10.5.1.1', '10.5.1.2'],
+        ['out', names.out, '198.51.100.1', '198.51.100.2'],
+        ['far', names.far, '10.5.2.1', '10.5.2.2'],
       ] as const) {
         await ip(`netns add ${name}`)
         await ip(`-n ${namespace} link add ${link} type veth peer name eth0 netns ${name}`)
-        await ip(`-n ${namespace} address add ${hosts} dev ${link}`)
+        await ip(`-n ${namespace} address add ${at(hosts)} dev ${link}`)
         await ip(`-n ${namespace} link set ${link} up`)
-        await ip(`-n ${name} address add ${theirs} dev eth0`)
+        await ip(`-n ${name} address add ${at(theirs)} dev eth0`)
         await ip(`-n ${name} link set eth0 up`)
       }
-      await ip(`-n ${names.pod} route add default via 10.5.1.1`)
-      await ip(`-n ${names.far} route add default via 10.5.2.1`)
-      await host('sysctl', ['-qw', 'net.ipv4.ip_forward=1'])
+      await ip(`-n ${names.pod} route add default via ${of('10.5.1.1')}`)
+      await ip(`-n ${names.far} route add default via ${of('10.5.2.1')}`)
+      await host('sysctl', ['-qw', isSix ? 'net.ipv6.conf.all.forwarding=1' : 'net.ipv4.ip_forward=1'])
       const [program, ...args] = before
       if (program) await host(program, args)
       // The containers refuse what comes from the host's address beside them, as a masqueraded packet seems to.
-      await ip(`netns exec ${names.far} iptables -A INPUT -s 10.5.2.1 -j DROP`)
-      await ip(`netns exec ${names.pod} iptables -A INPUT -s 10.5.1.1 -j DROP`)
+      const requests = isSix ? '-p ipv6-icmp --icmpv6-type echo-request' : '-p icmp --icmp-type echo-request'
+      await ip(`netns exec ${names.far} ${iptables} -A INPUT ${requests} -s ${of('10.5.2.1')} -j DROP`)
+      await ip(`netns exec ${names.pod} ${iptables} -A INPUT ${requests} -s ${of('10.5.1.1')} -j DROP`)
       const ping = ['ping', '-c', '1', '-W', String(EVENT_MS / 1000)]
-      const answered = (address: string) => output(['ip', 'netns', 'exec', names.pod, ...ping, address])
-      const byHost = ['ip', 'netns', 'exec', namespace, ...ping, '-I', '198.51.100.1']
-      const answeredByHost = (address: string) => output([...byHost, address])
+      const answered = (address: string) => output(['ip', 'netns', 'exec', names.pod, ...ping, of(address)])
+      const byHost = ['ip', 'netns', 'exec', namespace, ...ping, '-I', of('198.51.100.1')]
+      const answeredByHost = (address: string) => output([...byHost, of(address)])
       /** How many packets a rule that drops them has met, in a container. */
       const dropped = async (name: string) =>
-        Number(/^ *(\d+) .* DROP /m.exec(await ip(`netns exec ${name} iptables -nvL INPUT`))![1])
+        Number(/^ *(\d+) .* DROP /m.exec(await ip(`netns exec ${name} ${iptables} -nvL INPUT`))![1])
       /** How many echo requests have come to a container; one that came and was not answered never will be. */
       const asked = async (name: string) =>
-        Number(/^Icmp: (?:\d+ ){8}(\d+)/m.exec(await ip(`netns exec ${name} cat /proc/net/snmp`))![1])
+        isSix
+          ? Number(/^Icmp6InEchos\s+(\d+)/m.exec(await ip(`netns exec ${name} cat /proc/net/snmp6`))![1])
+          : Number(/^Icmp: (?:\d+ ){8}(\d+)/m.exec(await ip(`netns exec ${name} cat /proc/net/snmp`))![1])
       const unanswered = async (command: readonly string[], arrives: () => Promise<number>) => {
         const earlier = await arrives()
         const child = spawn(command[0]!, command.slice(1), { stdio: ['ignore', 'pipe', 'ignore'] })
@@ -250,14 +428,14 @@ test.each([
 
       /** A policy of iptables drops it on the host; else it comes to where no answer comes from. */
       const gone = async () =>
-        program ? Number(/policy DROP (\d+)/.exec(await host('iptables', ['-nvL', 'FORWARD']))![1]) : asked(names.out)
-      await unanswered(['ip', 'netns', 'exec', names.pod, ...ping, '198.51.100.2'], gone)
+        program ? Number(/policy DROP (\d+)/.exec(await host(iptables, ['-nvL', 'FORWARD']))![1]) : asked(names.out)
+      await unanswered(['ip', 'netns', 'exec', names.pod, ...ping, of('198.51.100.2')], gone)
       await answeredByHost('10.5.2.2')
-      await create({ ...common, run: host }).ensure(SUBNET)
-      // The outside knows no way to 10.5.0.0/16: only a masqueraded packet is answered.
+      await ensured(create({ ...common, network, run: host }), subnet(1))
+      // The outside knows no way to the network: only a masqueraded packet is answered.
       await answered('198.51.100.2')
       await answered('10.5.2.2')
-      await unanswered([...byHost, '10.5.2.2'], () => dropped(names.far))
+      await unanswered([...byHost, of('10.5.2.2')], () => dropped(names.far))
       await answeredByHost('10.5.1.2')
     } finally {
       for (const name of Object.values(names)) await ip(`netns del ${name}`).catch(() => '')
@@ -274,8 +452,8 @@ test('the lock of the legacy kind is waited for', async ({ skip }) => {
     await new Promise((resolve) => holder.stdout.once('data', resolve))
     const run = inside('legacy')
     let done = false
-    const ensured = createIptables({ ...common, run }).ensure(SUBNET)
-    const settled = ensured.finally(() => (done = true))
+    const ensuring = ensured(createIptables({ ...common, run }))
+    const settled = ensuring.finally(() => (done = true))
     // proc_locks(5): a waiter's line has an arrow, and its inode at the end of the fifth column.
     const waits = new RegExp(`-> FLOCK .*:${statSync(lock).ino} `)
     await expect.poll(() => waits.test(readFileSync('/proc/locks', 'utf8'))).toBe(true)

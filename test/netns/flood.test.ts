@@ -8,7 +8,7 @@ import { afterAll, afterEach, beforeAll, expect, it } from 'vitest'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
-import type { Status } from '../../src/status/status.ts'
+import type { Status } from '../../src/report/status.ts'
 import { eventually } from '../support/event.ts'
 import { buildForge, type Forge } from '../support/forge.ts'
 import { added, removed, subnetOf, tunAddress } from '../support/hosts.ts'
@@ -27,11 +27,16 @@ let lab: Lab
 afterEach(() => lab?.close())
 
 const leases = (): string => join(lab.folder, 'leases')
+/** No node draws a subnet below it: there the tests' own peers are, and addresses that are nobody's. */
+const SUBNET_MIN = '10.5.16.0'
 function configure(backend: object): void {
   mkdirSync(join(leases(), 'subnets'), { recursive: true })
-  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  writeFileSync(
+    join(leases(), 'config'),
+    JSON.stringify({ Network: '10.5.0.0/16', SubnetMin: SUBNET_MIN, Backend: backend }),
+  )
 }
-const NEW = '10.5.0.0/24' // which no node draws
+const NEW = '10.5.0.0/24'
 const newLease = (): string => join(leases(), 'subnets', NEW.replace('/', '-'))
 function putPeer(type: string, publicIp: string): void {
   const data = type === 'vxlan' ? { BackendData: { VNI: 1, VtepMAC: '02:00:00:00:00:07' } } : {}

@@ -9,6 +9,7 @@ import { reach } from '../../lab/measure.ts'
 import { countCalls } from '../support/calls.ts'
 import { isNfTables } from '../../src/host/iptables.ts'
 import { eventually } from '../support/event.ts'
+import type { Family } from '../../src/net/address.ts'
 import { answers } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
@@ -131,6 +132,9 @@ describe('--ip-blackhole-route', () => {
   })
 })
 
+/** The families of a network that has IPv6. */
+const BOTH: Family[][] = [['ipv4', 'ipv6'], ['ipv6']]
+
 describe('the child that listens to the kernel', () => {
   const children = ({ process: { pid } }: Daemon): number[] =>
     readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean).map(Number)
@@ -168,12 +172,13 @@ describe('the child that listens to the kernel', () => {
   })
 
   /** `watchHost` by itself, without the daemon's looks every five seconds: a count for each report, and who it listens by. */
-  async function watching() {
+  async function watching(families: readonly Family[] = ['ipv4']) {
     const child = host.spawn([
       ...[process.execPath, '--input-type=module', '-e'],
-      `import { watchHost } from '${packageRoot}/dist/src/host/events.js'
+      `import { changesOf, watchHost } from '${packageRoot}/dist/src/host/events.js'
       const log = { warn: () => {} }
-      await watchHost(() => process.stdout.write('.'), log, new AbortController().signal)`,
+      const watched = changesOf(${JSON.stringify(families)})
+      await watchHost(() => process.stdout.write('.'), log, new AbortController().signal, watched)`,
     ])
     let reports = 0
     child.stdout!.on('data', (dots: Buffer) => (reports += dots.length))
@@ -195,6 +200,7 @@ describe('the child that listens to the kernel', () => {
           if (waiting === undefined) throw new Error(`nobody listens:\n${sockets}`)
           return waiting
         }),
+      count: () => reports,
       async reported(change: () => Promise<unknown>): Promise<void> {
         const before = reports
         await change()
@@ -231,6 +237,28 @@ describe('the child that listens to the kernel', () => {
     const watch = await watching()
     await watch.listener()
     await watch.reported(() => ip(...change.split(' ')))
+    await watch.stop()
+  })
+
+  it.each(BOTH)('hears at once with %s of what changes by IPv6, and nothing of lifetimes', async (...families) => {
+    await ip('address', 'add', 'fd77::1/64', 'dev', 'eth0', 'nodad', 'valid_lft', '9000', 'preferred_lft', '9000')
+    // The end of the link-local address's detection is a change, too.
+    await eventually(async () => expect(await ip('-6', 'address', 'show', 'tentative')).toBe(''))
+    const watch = await watching(families)
+    await watch.listener()
+    const renew = (): Promise<unknown> =>
+      ip('address', 'change', 'fd77::1/64', 'dev', 'eth0', 'valid_lft', '9999', 'preferred_lft', '9999')
+    await watch.reported(renew) // the first that is heard of it
+    const before = watch.count()
+    for (let times = 0; times < 20; times++) await renew()
+    await watch.reported(() => ip('-6', 'route', 'add', 'fd00:5::/48', 'dev', 'eth0'))
+    expect(watch.count()).toBe(before + 1)
+    await watch.reported(() => ip('-6', 'route', 'del', 'fd00:5::/48', 'dev', 'eth0'))
+    await watch.reported(() =>
+      ip('address', 'change', 'fd77::1/64', 'dev', 'eth0', 'valid_lft', '9', 'preferred_lft', '0'),
+    )
+    await watch.reported(() => ip('address', 'del', 'fd77::1/64', 'dev', 'eth0'))
+    await watch.reported(() => ip('link', 'set', 'dev', 'eth0', 'mtu', '1400'))
     await watch.stop()
   })
 
@@ -362,7 +390,7 @@ describe('subnet.env', () => {
       process.execPath,
       '--input-type=module',
       '-e',
-      `import { writeSubnetEnv } from '${packageRoot}/dist/src/status/subnet-env.js'
+      `import { writeSubnetEnv } from '${packageRoot}/dist/src/node/loops/subnet-env-file.js'
       const net = (address, prefixLength) => ({ address, prefixLength })
       for (let mtu = 1000; ; mtu = mtu === 9999 ? 1000 : mtu + 1) {
         await writeSubnetEnv(process.argv[1], {

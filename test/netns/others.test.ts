@@ -19,7 +19,7 @@ beforeEach(async () => {
 })
 afterEach(() => lab.close())
 
-const HEADER = /^[IWE]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ [\w.-]+:\d+\] /
+const HEADER = /^[IWE]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ [\w.-]+\/[\w.-]+:\d+\] /
 
 /** Leases with the text in each field, one field each, of a backend's type and of another. */
 function leasesOf(type: string, data: object): string[] {

@@ -309,7 +309,7 @@ it('what goes on as last known is kept right though the store is away', async ()
   // The status is served soon after.
   await eventually(async () =>
     expect((await a.run([join(packageRoot, 'bin/weft'), 'status', '--status-socket', a.statusSocket])).stdout).toMatch(
-      /, forwarding as last known .*\n {2}waiting for the network configuration .*\n {2}data path {2}as last known by flannel0/,
+      /, forwarding as last known .*\n {2}waiting for the network configuration .*\n {2}packets: .*\n {2}data path {2}as last known by flannel0/,
     ),
   )
   await a.output(['ip', 'link', 'set', 'dev', 'flannel0', 'down'])
@@ -377,6 +377,10 @@ it('weftd --leave gives the lease back and leaves nothing', async () => {
   await open({ Type: 'udp' })
   const subnet = subnetOf(a).replace('/', '-')
   expect(readdirSync(join(leases(), 'subnets'))).toContain(subnet)
+  // Beside its lease it has its name at its public IP, and a key where it made one for WireGuard.
+  const claims = (): string[] => readdirSync(join(leases(), 'weft'))
+  await eventually(() => expect(claims()).toEqual(expect.arrayContaining([a.address, b.address])))
+  writeFileSync(join(dirname(a.subnetFile), 'wgkey'), 'a key')
   const leaving = a.startDaemon({ args: ['--lease-dir', leases(), '--leave'] })
   await daemons[0].line(/This node has left the network/)
   await ended(leaving.process)
@@ -384,7 +388,8 @@ it('weftd --leave gives the lease back and leaves nothing', async () => {
   expect(leaving.lines.join('\n')).toContain(`removed file ${a.subnetFile}`)
   expect(await device(a)).toBe(false)
   expect(readdirSync(join(leases(), 'subnets'))).not.toContain(subnet)
-  expect(readdirSync(dirname(a.subnetFile)).filter((file) => file.startsWith('subnet.env'))).toEqual([])
+  expect(readdirSync(dirname(a.subnetFile)).filter((file) => /^subnet\.env|wgkey/.test(file))).toEqual([])
+  expect(claims()).toEqual([b.address])
   await daemons[1].line(/Subnet removed/)
 })
 

@@ -104,6 +104,10 @@ async function lookAtAll(store: readonly string[]): Promise<void> {
     for (const json of [[], ['--json']]) await weft(...words, ...onSocket(), ...more, ...json)
   }
   await weft('config', 'get', ...onSocket(), ...store)
+  const file = join(lab.folder, `bundle-${told.length}.tar.gz`)
+  await run([bin('weft'), 'doctor', '--bundle', file, ...onSocket(), ...store, '--etcd-password', CANARY])
+  told.push(['bundle', (await execute(['tar', '-xzOf', file])).stdout])
+  expect(told.at(-1)![1]).toContain('-P FORWARD')
 }
 
 /** Files below, but those that hold a secret because they are its place. */
@@ -149,7 +153,7 @@ it('a pre-shared key is in the store and in the device, and nowhere else', async
   const config = { Network: '10.5.0.0/16', Secret: CANARY, Backend: backend }
   const store = putConfig(config)
   writeFileSync(
-    join(leases(), 'subnets', '10.5.2.0-24'),
+    join(leases(), 'subnets', '10.5.0.0-24'),
     JSON.stringify({ PublicIP: '192.168.77.2', BackendType: 'wireguard', BackendData: peer }),
   )
   await start(host, store, { TMPDIR: '/nowhere' }).line(/flannel is ready/)

@@ -3,7 +3,6 @@
 import { existsSync, mkdirSync, readdirSync, readFileSync, readlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { ended } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
@@ -76,7 +75,7 @@ describe('a service manager', () => {
     const daemon = start(socket, ['--etcd-endpoints', etcd.endpoint])
 
     // Not ready without a configuration; subnet.env is there at the moment it is.
-    await manager.notice(/^STATUS=waiting for the network configuration in the etcd store$/)
+    await manager.notice(/^STATUS=starting; waiting for the network configuration in the etcd store$/)
     const written: boolean[] = []
     void manager.notice(/^READY=1$/).then(() => written.push(existsSync(host.subnetFile)))
     expect(existsSync(host.subnetFile)).toBe(false)
@@ -95,7 +94,7 @@ describe('a service manager', () => {
 
     // A dead store is no reason for a restart.
     await etcd.kill()
-    await manager.notice(/^STATUS=subnet .*, 0 peers, etcd store unreachable$/)
+    await manager.notice(/^STATUS=impaired by its store: .*; subnet .*, 0 peers, etcd store unreachable$/)
     await isServed(manager)
 
     expect(await daemon.stop()).toBe(0)
@@ -107,7 +106,7 @@ describe('a service manager', () => {
     expect(statuses.filter((line, at) => line === statuses[at - 1])).toEqual([])
   })
 
-  it('starts a daemon again that was taken over, when the one that took over is killed', async () => {
+  it('keeps a daemon that was taken over, which goes on when the one that took over is killed', async () => {
     const socket = join(lab.folder, 'notify')
     const manager = await startServiceManager(host, socket)
     const args = leaseDirectory()
@@ -119,9 +118,12 @@ describe('a service manager', () => {
     await served.line(/Waiting to be stopped/)
     await manager.notice(/^STATUS=.*waiting to be stopped$/)
     byHand.process.kill('SIGKILL')
-    await served.line(/and nobody forwards: this one ends, to be started again/)
-    await ended(served.process)
-    expect(served.process.exitCode).toBe(1)
+    await served.line(/and nobody forwards: this one goes on/)
+    await served.line(/Forwarding to 0 peers as last known/)
+    await manager.notice(/^STATUS=subnet .*, 0 peers, directory store reachable$/)
+    expect(manager.notices.flatMap(({ lines }) => lines)).not.toContain('STOPPING=1')
+    expect(await served.stop()).toBe(0)
+    await manager.notice(/^STOPPING=1$/)
   })
 
   it('that is not there costs one line of the log', async () => {
@@ -176,22 +178,26 @@ describe('a thread that hangs', () => {
     const thaws = await each(({ on, daemon, thread }) => freezeThread(on, daemon.process.pid!, thread))
     const told = await each(async ({ on, daemon, manager, thread }) => {
       await daemon.line(new RegExp(`The thread ${thread} hangs`))
-      expect(await livez(on)).toMatch(new RegExp(`^503 the thread ${thread} has hung for \\d\\d+ s$`))
-      return manager.notice(new RegExp(`^STATUS=subnet .* the thread ${thread} hangs, .* reachable$`))
+      expect(await livez(on)).toMatch(new RegExp(`^503 impaired by a thread that hangs: the thread ${thread} hangs$`))
+      return manager.notice(
+        new RegExp(`^STATUS=impaired by a thread that hangs.*: the thread ${thread} hangs;.* reachable$`),
+      )
     })
     // Another status comes 2 s later at the earliest, by the event loop that would have served the watchdog six times by then.
     await etcd.kill()
     await each(async ({ manager, thread }, index) => {
-      const later = await manager.notice(new RegExp(`^STATUS=subnet .* the thread ${thread} hangs, .* unreachable$`))
+      const later = await manager.notice(
+        new RegExp(`^STATUS=impaired by a thread that hangs.*: the thread ${thread} hangs; .* unreachable$`),
+      )
       const [first, last] = [told[index]!, later].map((notice) => manager.notices.indexOf(notice))
       expect(manager.notices.slice(first, last).flatMap(({ lines }) => lines)).not.toContain('WATCHDOG=1')
     })
 
     await each(async ({ on, daemon, manager, thread }, index) => {
       await thaws[index]!()
-      await daemon.line(new RegExp(`The thread ${thread} goes on`))
+      await daemon.line(new RegExp(`The thread ${thread} is alive again`))
       await manager.nextNotice(/^WATCHDOG=1$/)
-      expect(await livez(on)).toBe('200 weftd is alive')
+      expect(await livez(on)).toBe('200 weftd is alive, impaired by its store: the etcd store does not answer')
     })
     await each(talk)
     await each(async ({ daemon }) => expect(await daemon.stop()).toBe(0))

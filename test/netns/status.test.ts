@@ -6,7 +6,7 @@ import { join } from 'node:path'
 import { request } from 'node:http'
 import { execute } from '../../lab/command.ts'
 import { createLab, packageRoot, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
-import type { Status } from '../../src/status/status.ts'
+import type { Status } from '../../src/report/status.ts'
 import { eventually } from '../support/event.ts'
 import { answers, subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -65,6 +65,11 @@ it.each([
     ...{ txBytes: status.dataPath!.counters['tx_bytes'], rxBytes: status.dataPath!.counters['rx_bytes'] },
   })
   expect(peer!.rxPackets).toBeGreaterThanOrEqual(5)
+  // What is for the link alone, as the kernel and mDNS send it into each device, is no loss.
+  await first.run(['ping', '-c', '1', '-W', '1', '-I', device, '224.0.0.251'])
+  const { counters, drops } = (await statusOf(first)).dataPath!
+  expect(counters['tx_for_link']).toBeGreaterThanOrEqual(1)
+  expect(drops).not.toHaveProperty('tx_drop_no_route')
   expect(peer!.heardSecondsAgo).toBeLessThan(60)
   expect((await ask(first, 'POST')).code).toBe(405)
   expect(JSON.parse(await first.output(['curl', '-sS', `http://127.0.0.1:8080/status.json`]))).toMatchObject({
@@ -218,5 +223,5 @@ it('goes on telling when another weftd takes over, which has the socket then', a
     const { daemon, peers } = await statusOf(first)
     expect([daemon.pid === old, peers]).toEqual([false, expect.objectContaining({ programmed: 1, answering: 1 })])
   })
-  expect(after.lines.filter((line) => /cannot be asked for/.test(line))).toEqual([])
+  expect(after.lines.filter((line) => /cannot be served/.test(line))).toEqual([])
 })

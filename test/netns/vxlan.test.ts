@@ -5,10 +5,19 @@ import { createInterface } from 'node:readline'
 import { once } from 'node:events'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { ended, execute, output } from '../../lab/command.ts'
-import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { ended, output } from '../../lab/command.ts'
+import {
+  createLab,
+  EVENT_MS,
+  packageRoot,
+  whyNoVxlan,
+  type Daemon,
+  type Host,
+  type Lab,
+  type Pod,
+} from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
-import type { Status } from '../../src/status/status.ts'
+import type { Status } from '../../src/report/status.ts'
 import { eventually } from '../support/event.ts'
 import { answers, subnetOf, tunAddress } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -52,9 +61,9 @@ async function pathWithoutVxlan(): Promise<string> {
   return `${folder}:${process.env['PATH']}`
 }
 
-async function needsKernelVxlan(skip: (condition: boolean, why: string) => void): Promise<void> {
-  const { code, stderr } = await execute('unshare --net ip link add probe type vxlan id 1 dstport 8472'.split(' '))
-  skip(code !== 0, `no vxlan in the kernel: ${stderr.trim()}`)
+async function needsKernelVxlan(skip: (condition: boolean, why?: string) => void): Promise<void> {
+  const why = await whyNoVxlan()
+  skip(why !== undefined, why)
 }
 
 /** The inner frames of so many datagrams that pass eth0 of a host, and the UDP ports they came from. */
@@ -309,7 +318,7 @@ describe('who carries it', () => {
     await daemon.line(/VXLAN is carried by the kernel$/)
     await daemon.stop()
     const asked = await start(host, undefined, { ProbePathMTU: true })
-    await asked.line(/VXLAN is carried by the kernel, .*: "ProbePathMTU" is passed over$/)
+    await asked.line(/VXLAN is carried by the kernel, .*: "ProbePathMTU" is ignored$/)
     await asked.stop()
     await host.output('ip link del flannel.1'.split(' '))
     rmSync(join(leases(), 'subnets'), { recursive: true })

@@ -24,7 +24,8 @@ const file = (subnet: string): string => join(leases(), 'subnets', subnet.replac
 const keyFile = (host: Host): string => join(lab.folder, `${host.name}-wgkey`)
 async function start(host: Host, options: object = {}): Promise<Daemon> {
   mkdirSync(leases(), { recursive: true })
-  const config = { Network: '10.5.0.0/16', Backend: { Type: 'wireguard', ...options } }
+  // The tests' own peers are above what nodes draw from.
+  const config = { Network: '10.5.0.0/16', SubnetMax: '10.5.239.0', Backend: { Type: 'wireguard', ...options } }
   writeFileSync(join(leases(), 'config'), JSON.stringify(config))
   const daemon = host.startDaemon({
     args: ['--lease-dir', leases()],
@@ -140,7 +141,7 @@ describe('wireguard', () => {
     await daemon.line(/Lease 10\.5\.240\.0-24 is not used: it publishes no WireGuard key and port/)
     put('10.5.241.0/24', { PublicKey: publicKey(host), Port: 51_820 })
     await daemon.line(
-      /Lease 10\.5\.241\.0-24 is not used: its key .* is that of this node; where both are there, delete .*wgkey/,
+      /Lease 10\.5\.241\.0-24 is not used: its key .* is that of this node; if both hosts exist, delete .*wgkey/,
     )
     put('10.5.242.0/24', { PublicKey: SOME_KEY, Port: 0 })
     await eventually(async () =>
@@ -155,8 +156,8 @@ describe('wireguard', () => {
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts as [Host]
     writeFileSync(keyFile(host), 'no key\n')
-    await expect(start(host)).rejects.toThrow(/holds no WireGuard key; delete it, and another is made/)
-    await expect(start(host, { Mode: 'ipv6' })).rejects.toThrow(/Backend\.Mode is "ipv6"; weft has no IPv6 yet/)
+    await expect(start(host)).rejects.toThrow(/holds no WireGuard key; delete it, and weftd makes another/)
+    await expect(start(host, { Mode: 'ipv6' })).rejects.toThrow(/Backend\.Mode is "ipv6", and the network has no IPv6/)
     await expect(start(host, { PSK: 'short' })).rejects.toThrow(
       /Backend\.PSK is "<hidden>"; give it a key as `wg genpsk`/,
     )

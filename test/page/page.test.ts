@@ -146,7 +146,7 @@ describe('with three daemons', () => {
     const silence = page.locator('#silence')
     expect(await silence.isVisible()).toBe(false)
     await daemons[0]!.stop()
-    await silence.filter({ hasText: /weftd does not answer since/ }).waitFor()
+    await silence.filter({ hasText: /weftd has not answered since/ }).waitFor()
     daemons[0] = lab.hosts[0]!.startDaemon({ args, before: named('host1') })
     await silence.waitFor({ state: 'hidden' })
     // The browser itself complains of each request in vain.
@@ -162,7 +162,7 @@ describe('with three daemons', () => {
     await page
       .getByRole('region', { name: /What the doctor finds/ })
       .filter({ hasText: `${subnetOf(second)} at ${second.address}:8285` })
-      .filter({ hasText: 'it sends, and what is sent to it is lost: look at the firewall there first' })
+      .filter({ hasText: 'it sends, but what is sent to it is lost: look at the firewall there first' })
       .waitFor()
     await pictures('port', page, ['light'])
     await second.output(['iptables', '-D', ...port])
@@ -361,7 +361,15 @@ describe('with a status of ten thousand peers', () => {
       {
         ...{ at: new Date().toISOString(), state: 'impaired', trouble: evil },
         events: [{ at: '2026-11-22T10:00:00Z', level: 'warn', text: evil }],
-        node: { hostname: evil, subnet: evil, publicIp: evil, externalInterface: evil, twin: evil },
+        node: {
+          hostname: evil,
+          subnet: evil,
+          publicIp: evil,
+          ipv6Subnet: evil,
+          publicIpv6: evil,
+          externalInterface: evil,
+          twin: evil,
+        },
       },
     )
     const page = await open({ viewport: WIDE }, (tab) =>

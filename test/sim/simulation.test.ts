@@ -5,7 +5,7 @@ import { simulate } from './simulation.ts'
 import { FAULTS, type Fault } from './virtual-store.ts'
 
 // Of what a node does only this needs real time.
-vi.mock('../../src/status/subnet-env.ts', async (importOriginal) => ({
+vi.mock('../../src/node/loops/subnet-env-file.ts', async (importOriginal) => ({
   ...(await importOriginal<object>()),
   writeSubnetEnv: async () => {},
   holdsSubnetEnv: async () => true,

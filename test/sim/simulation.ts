@@ -4,14 +4,14 @@
 // the way no subnet may have had two owners, and no peer that lived throughout may have left a table.
 
 import { setMaxListeners } from 'node:events'
-import type { Backend } from '../../src/backend/backend.ts'
-import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import type { Backend } from '../../src/path/backend.ts'
+import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { runNode } from '../../src/daemon.ts'
-import { decodeLease } from '../../src/lease/decode.ts'
-import { parseLeaseKey, type Lease } from '../../src/lease/lease.ts'
-import { managerOf } from '../../src/lease/store-manager.ts'
+import { decodeLease } from '../../src/control/lease/decode.ts'
+import { parseLeaseKey, type Lease } from '../../src/control/lease/lease.ts'
+import { managerOf } from '../../src/control/lease/store-manager.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
-import { createHealth, type Health } from '../../src/status/health.ts'
+import { createHealth, type Health } from '../../src/report/health.ts'
 import { alone } from '../support/alone.ts'
 import { randomFrom } from '../support/packet-model.ts'
 import {
@@ -317,16 +317,16 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
           node.table = new Map(peers)
           // Steady is what the node knows to be there; while it catches up it sees keys go and come that are there. After a restore
           // that nobody has told of, what it has of a key is later than what the store has, or of another life of the key.
-          const isOfThatLife = ({ key, since, revision }: Key): boolean => {
+          const isOfThatLife = ({ key, created, revision }: Key): boolean => {
             const known = peers.get(key)
             return (
               known !== undefined &&
-              (known.revision === undefined || (since <= known.revision && known.revision <= revision))
+              (known.revision === undefined || (created <= known.revision && known.revision <= revision))
             )
           }
           const current = store
             .entries()
-            .filter((entry) => entry.since <= node.connection.seen() && ownerOf(entry.value) !== undefined)
+            .filter((entry) => entry.created <= node.connection.seen() && ownerOf(entry.value) !== undefined)
           node.steady = new Set(current.filter(isOfThatLife).map(({ key }) => key))
         },
         resync: async () => [],
@@ -345,6 +345,8 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
       'fail-static-hold': 30,
       'ip-masq': false,
       'probe-interval': 0,
+      'status-network': 0,
+      'status-token-file': '',
     },
     manager: managerOf(node.connection.store),
     config,

@@ -6,17 +6,17 @@ import { FATES, simulateSuccession, type Fate } from './succession.ts'
 const world = vi.hoisted(() => ({ closeAll: (_fds: readonly number[]): void => {} }))
 // Descriptors of the model are numbers of its own, and it reads and writes no file, which takes real time.
 vi.mock('../../src/host/unix-socket.ts', () => ({ closeAll: (fds: readonly number[]) => world.closeAll(fds) }))
-vi.mock('../../src/status/subnet-env.ts', async (importOriginal) => ({
+vi.mock('../../src/node/loops/subnet-env-file.ts', async (importOriginal) => ({
   ...(await importOriginal<object>()),
   writeSubnetEnv: async () => {},
   holdsSubnetEnv: async () => true,
 }))
-vi.mock('../../src/restart/last-known.ts', async (importOriginal) => ({
+vi.mock('../../src/node/restart/last-known.ts', async (importOriginal) => ({
   ...(await importOriginal<object>()),
   readLastKnown: async () => undefined,
   removeLastKnown: async () => {},
 }))
-vi.mock('../../src/backend/tun-device.ts', async (importOriginal) => ({
+vi.mock('../../src/path/device/tun-device.ts', async (importOriginal) => ({
   ...(await importOriginal<object>()),
   removeIdleTun: async () => {},
 }))
@@ -24,7 +24,7 @@ vi.mock('../../src/backend/tun-device.ts', async (importOriginal) => ({
 const only = process.env['WEFT_SEED']
 const SEEDS = process.env['WEFT_LONG'] === '1' ? 10_000 : 300
 /** How far some schedule is to come. */
-const REACHED = ['taken over', 'taken back', 'as last known', 'started again']
+const REACHED = ['taken over', 'taken back', 'as last known', 'goes on']
 
 it(
   'never two that forward, never none for longer than the bound, no descriptor left, no process that does nothing',

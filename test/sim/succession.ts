@@ -5,24 +5,24 @@
 // One that stands still (SIGSTOP) forwards nothing, and hears all that came meanwhile when it goes on.
 
 import { setMaxListeners } from 'node:events'
-import type { Backend, DataPath } from '../../src/backend/backend.ts'
-import { parseNetworkConfig, type NetworkConfig } from '../../src/config/network-config.ts'
+import type { Backend, DataPath } from '../../src/path/backend.ts'
+import { parseNetworkConfig, type NetworkConfig } from '../../src/control/config/network-config.ts'
 import { runNode } from '../../src/daemon.ts'
-import type { OpenPath } from '../../src/dataplane/engine.ts'
-import { WeftError } from '../../src/errors.ts'
+import type { OpenPath } from '../../src/path/engine/engine.ts'
+import { WeftError } from '../../src/base/errors.ts'
 import { createBell, pause } from '../../src/host/bell.ts'
 import type { Connection, Listener, Parcel } from '../../src/host/unix-socket.ts'
-import { decodeLease } from '../../src/lease/decode.ts'
-import { managerOf } from '../../src/lease/store-manager.ts'
-import { keepForwarding, type Forwarding } from '../../src/node/data-path.ts'
+import { decodeLease } from '../../src/control/lease/decode.ts'
+import { managerOf } from '../../src/control/lease/store-manager.ts'
+import { keepForwarding, type Forwarding } from '../../src/node/loops/data-path.ts'
 import { endDataPath } from '../../src/node/end.ts'
 import type { Resumed } from '../../src/node/open.ts'
 import { createPossession } from '../../src/node/possession.ts'
-import { createKept } from '../../src/restart/kept.ts'
-import { Superseded } from '../../src/restart/predecessor.ts'
-import { VERSION } from '../../src/restart/protocol.ts'
-import type { Lock, Rendezvous } from '../../src/restart/rendezvous.ts'
-import { enterSuccession, type Inheritance } from '../../src/restart/succession.ts'
+import { createKept } from '../../src/node/restart/kept.ts'
+import { Superseded } from '../../src/node/restart/predecessor.ts'
+import { VERSION } from '../../src/node/restart/protocol.ts'
+import type { Lock, Rendezvous } from '../../src/node/restart/rendezvous.ts'
+import { enterSuccession, type Inheritance } from '../../src/node/restart/succession.ts'
 import { createMemoryStore } from '../support/memory-store.ts'
 import { randomFrom, type Random } from '../support/packet-model.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -36,7 +36,7 @@ const SLACK_MS = 200
 
 /** What a process may end with that is as it should be. */
 const REFUSALS =
-  /does not let this one take over|does not answer|of another network|has taken the place of|cannot be opened|has the port/
+  /does not let this one take over|does not answer|of another network|took over before this one|cannot be opened|has the port/
 
 export const FATES = [
   'stop',
@@ -84,7 +84,7 @@ interface Plan {
   readonly isManaged: boolean
   /** What carries its packets: its engine, or the kernel, of which nothing can be lent. */
   readonly kind: 'tun' | 'kernel'
-  /** Of the protocol. */
+  /** The version of the protocol. */
   readonly version: number
 }
 
@@ -468,20 +468,20 @@ function createWorld(time: VirtualTime, random: Random) {
     process.isWaiting = true
     const look = (): void => {
       if (heldBy(lockFile).length > 0) return onMachine(process, look, 20)
-      say(process, 'finds that nobody forwards, and ends to be started again')
-      reached.add('started again')
-      exit(process, plan)
+      say(process, 'finds that nobody forwards, and goes on')
+      reached.add('goes on')
+      exit(process, plan, 0)
     }
     look()
   }
-  function exit(process: Process, plan: Plan): void {
+  function exit(process: Process, plan: Plan, restartMs = RESTART_MS): void {
     const leaked = [...files.values()].filter(({ owner }) => owner === process)
     if (leaked.length > 0)
       violations.push(`${process.name} left ${leaked.length} descriptors open: ${leaked[0]!.file.what}`)
     process.isWaiting = false
     die(process)
     if (process.isManaged && !isOver)
-      time.at(RESTART_MS, () => void (isOver || begin({ ...plan, failsAt: undefined, storeMs: 10, store: 'one' })))
+      time.at(restartMs, () => void (isOver || begin({ ...plan, failsAt: undefined, storeMs: 10, store: 'one' })))
   }
 
   /** As runDaemon has it, without Linux. */
@@ -531,7 +531,10 @@ function createWorld(time: VirtualTime, random: Random) {
         async takeBack(why) {
           logTo(`it ${why}; forwarding again`)
           await possession.takeBack()
-          forwarding?.leaseDoubt.ring()
+        },
+        attend(isThere) {
+          possession.hasSuccessor = isThere
+          if (!isThere) forwarding?.leaseDoubt.ring()
         },
         about: () => ({
           version: '1',
@@ -591,6 +594,8 @@ function createWorld(time: VirtualTime, random: Random) {
           'fail-static-hold': 30,
           'ip-masq': false,
           'probe-interval': 0,
+          'status-network': 0,
+          'status-token-file': '',
         },
         manager: managerOf(store),
         config,

@@ -1,14 +1,12 @@
 // virtual-store.ts - a store that exists only in a simulation: one history, and for each node a connection that the
 // scheduler cuts, delays and lets lose answers.
 
-import { WeftError } from '../../src/errors.ts'
-import type { Expected, Store, StoreBatch, StoreChange, StoreEntry } from '../../src/store/store.ts'
+import { WeftError } from '../../src/base/errors.ts'
+import type { Expected, Store, StoreBatch, StoreChange, StoreEntry } from '../../src/control/store/store.ts'
 import type { Random } from '../support/packet-model.ts'
 import type { VirtualTime } from './virtual-time.ts'
 
 export interface Key extends StoreEntry {
-  /** The revision that it has been there since. */
-  readonly since: bigint
   readonly endsAt: number | undefined
 }
 
@@ -76,7 +74,13 @@ const CALL_TIMEOUT_MS = 6_000
 /** A day of 24 hours is mostly waiting: leases live for 20 minutes here, and are renewed 5 before. */
 export const LEASE_TTL_MS = 20 * 60_000
 
-export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<Fault, number>): VirtualStore {
+/** With `isLocked` it is as a lease directory, which lets no key come across another, and knows no order of them. */
+export function createVirtualStore(
+  time: VirtualTime,
+  random: Random,
+  hits: Map<Fault, number>,
+  { isLocked = false } = {},
+): VirtualStore {
   let keys = new Map<string, Key>()
   let revision = 100n
   let compacted = 0n
@@ -109,8 +113,8 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
   function write(key: string, value: string, ttlMs: number | undefined): Key {
     const before = keys.get(key)
     const endsAt = ttlMs === undefined ? undefined : time.now() + ttlMs
-    const since = before?.since ?? revision + 1n
-    const entry = { key, value, revision: ++revision, since, isReservation: ttlMs === undefined, endsAt }
+    const created = before?.created ?? revision + 1n
+    const entry = { key, value, revision: ++revision, created, isReservation: ttlMs === undefined, endsAt }
     keys.set(key, entry)
     self.onWrite(before, entry, [...keys.values()])
     record({ kind: 'put', entry })
@@ -183,7 +187,12 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
           throw new WeftError('CONFIG_MISSING', 'there is none')
         }),
       setConfig: () => Promise.reject(new Error('nobody puts one')),
-      list: (signal) => call(signal, () => ({ revision, entries: [...keys.values()] })),
+      list: (signal) =>
+        call(signal, () => ({
+          revision,
+          entries: [...keys.values()].map((entry) => (isLocked ? { ...entry, created: 0n } : entry)),
+        })),
+      ends: () => Promise.reject(new Error('nobody asks')),
       async *watch(after, signal): AsyncIterable<StoreBatch> {
         await call(signal, () => {})
         let failure: Error | undefined
@@ -233,9 +242,12 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
           signal.removeEventListener('abort', onAbort)
         }
       },
-      create: (key, value, signal) => {
+      create: (key, value, signal, isAcross = () => false) => {
         const expiresAt = Date.now() + LEASE_TTL_MS
-        return call(signal, () => (keys.has(key) ? undefined : written(write(key, value, LEASE_TTL_MS), expiresAt)))
+        return call(signal, () => {
+          const isTaken = keys.has(key) || (isLocked && [...keys.keys()].some(isAcross))
+          return isTaken ? undefined : written(write(key, value, LEASE_TTL_MS), expiresAt)
+        })
       },
       update: (key, value, expected, signal) => {
         const ttlMs = expected.isReservation ? undefined : LEASE_TTL_MS
@@ -250,12 +262,17 @@ export function createVirtualStore(time: VirtualTime, random: Random, hits: Map<
           remove(key)
           return true
         }),
+      unclaim: (name, value, signal) =>
+        call(signal, () => {
+          if (claims.get(name) === value) claims.delete(name)
+        }),
       claim: (name, value, signal) =>
         call(signal, () => {
           const before = claims.get(name)
           claims.set(name, value)
           return before
         }),
+      claims: (_since, signal) => call(signal, () => ({ revision: 0n, isWhole: true, values: new Map(claims) })),
       close: async () => {},
     }
     // By the node's own clock, as the etcd store says it.

@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate as nextTurn } from 'node:timers/promises'
 import { expect, it } from 'vitest'
-import { createDirectoryStore } from '../../src/store/directory.ts'
+import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { eventually } from '../support/event.ts'
 
 /** What a pipe keeps in the kernel is what a server that is gone keeps: whoever opens it waits until somebody writes. */

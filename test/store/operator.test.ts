@@ -7,8 +7,12 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest'
 import { ownPlace, startEtcd, type Etcd } from '../../lab/etcd.ts'
-import { gatherFacts } from '../../src/doctor/facts.ts'
-import { soundStatus } from '../support/facts.ts'
+import { gatherFacts } from '../../src/tool/doctor/facts.ts'
+import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
+import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
+import { Secret } from '../../src/base/secret.ts'
+import { countPeers } from '../../src/report/status.ts'
+import { dualPeer, silentSide, soundDual, soundPeer, soundStatus } from '../support/facts.ts'
 import { weft, type Shown } from '../support/screen.ts'
 import { ETCD, needs } from '../support/needs.ts'
 
@@ -58,12 +62,12 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
   it('shows, checks and puts the network configuration', async () => {
     expect(await run('config', 'set', file(CONFIG))).toMatchObject({
       code: 0,
-      out: 'put; daemons take it when they restart\n',
+      out: 'stored; daemons use it when they restart\n',
     })
     expect(await run('config', 'get')).toMatchObject({ code: 0, out: `${CONFIG}\n` })
     expect(await run('config', 'check')).toMatchObject({
       code: 0,
-      out: 'valid: 10.5.0.0/16 in /24, 10.5.1.0 to 10.5.255.0: 255 nodes; udp\n',
+      out: 'valid: 10.5.0.0/16 in /24, 10.5.1.0 to 10.5.255.0, 255 nodes; udp\n',
     })
     const bad = file('{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":"1"}}')
     expect(await run('config', 'check', bad)).toMatchObject({
@@ -78,16 +82,64 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(await run('config', 'set', file('{"Network":"10.5.0.0/16","Backend":{"Type":"ipsec"}}'))).toMatchObject({
       code: 1,
     })
-    for (const families of ['"EnableIPv6":true', '"EnableIPv6":true,"EnableIPv4":false']) {
-      const ipv6 = file(`{"Network":"10.5.0.0/16","IPv6Network":"fc00::/48",${families}}`)
-      expect(await run('config', 'check', ipv6)).toMatchObject({
-        code: 3,
-        out: expect.stringMatching(/^not valid: weft has no IPv6 yet.*stay with flannel/),
-      })
-      expect(await run('config', 'set', ipv6)).toMatchObject({ code: 1, err: expect.stringContaining('no IPv6 yet') })
-    }
+    const both = file('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fc00::/48"}')
+    expect(await run('config', 'check', both)).toMatchObject({
+      code: 0,
+      out: 'valid: 10.5.0.0/16 in /24, 10.5.1.0 to 10.5.255.0, 255 nodes; fc00::/48 in /64, fc00:0:0:1:: to fc00:0:0:ffff::, 65535 nodes; udp\nthe udp backend carries IPv4 alone: nothing carries fc00::/48 to other hosts; a vxlan device of the kernel, host-gw or wireguard would\n',
+    })
+    expect(await json('config', 'check', both)).toMatchObject({
+      valid: true,
+      warnings: [expect.stringMatching(/^the udp backend carries IPv4 alone/)],
+    })
+    const userspace =
+      '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48","Backend":{"Type":"vxlan","DataPath":"userspace"}}'
+    expect(await run('config', 'check', file(userspace))).toMatchObject({
+      code: 3,
+      out: expect.stringMatching(/^not valid: the vxlan backend in userspace needs IPv4, and EnableIPv4 is false/),
+    })
+    expect(await run('config', 'check', file('{"EnableIPv4":false}'))).toMatchObject({
+      code: 3,
+      out: expect.stringMatching(/^not valid: none defined stack; set "EnableIPv4": true/),
+    })
     expect(await run('config', 'get')).toMatchObject({ out: `${CONFIG}\n` })
     expect(await run('config', 'set', '/nowhere/config')).toMatchObject({ code: 2 })
+  })
+
+  it('says what another configuration changes, and cuts no node off unless told', async () => {
+    const vxlan = (): string => file('{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}')
+    expect(await run('config', 'set', vxlan())).toMatchObject({
+      code: 0,
+      out: 'Backend.Type: udp -> vxlan\nstored; daemons use it when they restart\n',
+    })
+    await run('config', 'set', file(CONFIG))
+    for (const at of [7, 8, 9]) await run('lease', 'reserve', `10.5.${at}.0/24`, `192.0.2.${at}`)
+    expect(await run('config', 'set', vxlan())).toMatchObject({
+      code: 1,
+      out: '',
+      err: expect.stringMatching(
+        /(?:^|\n)weft config set: Backend.Type: udp -> vxlan: 3 of 3 nodes will open their data path anew, .* do not reach each other; give --force/,
+      ),
+    })
+    expect(await run('config', 'get')).toMatchObject({ out: `${CONFIG}\n` })
+    expect(await run('config', 'set', '--force', vxlan())).toMatchObject({
+      code: 0,
+      out: expect.stringMatching(/^Backend.Type: udp -> vxlan\n3 of 3 nodes will open .*\nstored; daemons/),
+    })
+    const mtu = file('{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","MTU":1400}}')
+    expect(await run('config', 'set', mtu)).toMatchObject({
+      code: 0,
+      out: 'Backend.MTU: 0 -> 1400\neach of 3 nodes takes it up when weftd restarts there\nstored; daemons use it when they restart\n',
+    })
+    for (const at of [7, 8, 9]) await run('lease', 'release', `10.5.${at}.0/24`, '--force')
+  })
+
+  it('refuses a mistyped key, and names the one that was meant', async () => {
+    const typo = file('{"Network":"10.5.0.0/16","Bakcend":{"Type":"udp"},"Backend":{"Prot":1,"Type":"udp"}}')
+    const says =
+      'the network configuration has "Bakcend", which nothing reads; did you mean Backend?, and Backend has "Prot", which udp does not read; did you mean Port?; `weft config schema` has all keys that there are'
+    expect(await run('config', 'check', typo)).toMatchObject({ code: 3, out: `not valid: ${says}\n` })
+    expect(await run('config', 'set', typo)).toMatchObject({ code: 1, err: `weft config set: ${says}\n` })
+    expect(await run('config', 'set', '--force', typo)).toMatchObject({ code: 0 })
   })
 
   it('reserves, lists, shows and releases', async () => {
@@ -99,16 +151,21 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(await json('lease', 'ls')).toEqual([
       {
         ...{ key: '10.5.7.0-24', subnet: '10.5.7.0/24', publicIp: '192.0.2.7', type: '', reserved: true },
-        ...{ value: value('192.0.2.7'), problem: null },
+        ...{ ipv6Subnet: null, publicIpv6: null, value: value('192.0.2.7'), problem: null },
+        ...{ expiresAt: null, nodeState: null, name: null },
       },
     ])
-    expect((await run('lease', 'ls')).out.split('\n')[1]).toBe('10.5.7.0/24  192.0.2.7  -     reserved')
+    expect((await run('lease', 'ls')).out.split('\n')[1]).toBe('-     10.5.7.0/24  192.0.2.7  -     reserved  never  -')
     expect(await json('lease', 'show', '10.5.7.0-24')).toMatchObject({ publicIp: '192.0.2.7' })
     expect(await run('lease', 'reserve', '10.5.7.0/24')).toMatchObject({ code: 0 })
     for (const [words, problem] of [
       [['reserve', '10.5.7.0/24', '192.0.2.8'], 'is leased by 192.0.2.7'],
       [['reserve', '10.5.8.0/24'], 'the subnet is free'],
-      [['reserve', '10.5.8.0/24', 'host'], 'no IPv4 address'],
+      [['reserve', '10.5.8.0/24', 'host'], 'is no address'],
+      [['reserve', '10.5.8.0/24', '192.0.2.8,192.0.2.9'], 'is no address'],
+      [['reserve', 'fd00:5:0:7::/64', '192.0.2.8'], 'no node can have'],
+      [['reserve', '10.5.8.0/24,10.5.9.0/24', '192.0.2.8'], 'is no subnet'],
+      [['show', '10.5.8.1/24'], 'is no subnet'],
       [['reserve', '10.5.8.0/25', '192.0.2.8'], 'no node can have'],
       [['reserve', '10.6.8.0/24', '192.0.2.8'], 'no node can have'],
       [['show', '10.5.8.0/24'], 'there is no lease of'],
@@ -120,15 +177,132 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(await json('lease', 'ls')).toEqual([])
   })
 
+  it('tells when a lease ends, and how its node is', async () => {
+    const store =
+      kind === 'etcd'
+        ? createEtcdStore({
+            ...{ endpoints: [etcd.endpoint], prefix: `/run${runs - 1}`, ttlMs: 7_200_000 },
+            ...{ certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') },
+          })
+        : createDirectoryStore({ directory: join(folder, `/run${runs - 1}`), ttlMs: 7_200_000 })
+    const { signal } = new AbortController()
+    const mine = '10.5.6.0-24'
+    await store.create(mine, value('192.0.2.6'), signal)
+    await store.create('10.5.7.0-24', value('192.0.2.7'), signal)
+    const ends = await store.ends(signal)
+    expect([...ends.keys()].toSorted()).toEqual([mine, '10.5.7.0-24'])
+    for (const at of ends.values()) expect(Math.abs(at - Date.now() - 7_200_000)).toBeLessThan(60_000)
+    await store.close()
+    const peer = { ...soundPeer, state: 'programmed', lossPercent: 100, lease: '10.5.7.0-24' } as const
+    const status = { ...soundStatus, lease: { ...soundStatus.lease!, key: mine }, peers: countPeers([peer], 10) }
+    const server = createServer((_request, response) => response.end(JSON.stringify(status)))
+    const socket = join(folder, `ends${runs}`)
+    await new Promise<void>((resolve) => server.listen(socket, resolve))
+    try {
+      const words = ['lease', 'ls', ...flags, '--status-socket', socket]
+      const rows = (await weft(words)).out.split('\n').map((line) => line.split(/ {2,}/))
+      const end = expect.stringMatching(kind === 'etcd' ? /^in 1[12]\d min$/ : /^in 2[34] h$/)
+      expect(rows.slice(0, 3)).toEqual([
+        ['NAME', 'SUBNET', 'NODE', 'TYPE', 'KIND', 'ENDS', 'NODE IS'],
+        ['-', '10.5.6.0/24', '192.0.2.6', '-', 'lease', end, 'this node'],
+        ['-', '10.5.7.0/24', '192.0.2.7', '-', 'lease', end, 'silent'],
+      ])
+      const told = JSON.parse((await weft([...words, '--json'])).out) as { expiresAt: string; nodeState: string }[]
+      expect(told.map(({ nodeState }) => nodeState)).toEqual(['this node', 'silent'])
+      for (const { expiresAt } of told) expect(Date.parse(expiresAt)).toBeGreaterThan(Date.now())
+    } finally {
+      server.close()
+    }
+  })
+
+  it('releases what a node holds that answers by one family at least only where it is told twice', async () => {
+    const lease = '10.5.7.0-24'
+    await run('lease', 'reserve', '10.5.7.0/24', '192.0.2.2')
+    let peer = { ...dualPeer({}, silentSide), lease }
+    const status = () => ({ ...soundDual.status, peers: countPeers([peer], 10) })
+    const server = createServer((_request, response) => response.end(JSON.stringify(status())))
+    const socket = join(folder, `answers${runs}`)
+    await new Promise<void>((resolve) => server.listen(socket, resolve))
+    try {
+      const release = (...words: string[]) =>
+        weft(['lease', 'release', '10.5.7.0/24', ...words, ...flags, '--status-socket', socket])
+      for (const sides of [
+        [{}, silentSide],
+        [silentSide, {}],
+      ]) {
+        peer = { ...dualPeer(...sides), lease }
+        expect(await release()).toMatchObject({
+          code: 2,
+          err: expect.stringContaining('10.5.7.0/24 is held by 192.0.2.2, which answers; stop its daemon first'),
+        })
+      }
+      expect((await release('--force')).code).toBe(0)
+      await run('lease', 'reserve', '10.5.7.0/24', '192.0.2.2')
+      peer = { ...dualPeer(silentSide, silentSide), lease }
+      expect((await release()).code).toBe(0)
+    } finally {
+      server.close()
+    }
+  })
+
+  it('reserves, shows and releases subnets of both families, by either', async () => {
+    const both = '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}'
+    if (kind === 'etcd') await etcd.ctl('put', `${flags.at(-1)}/config`, both)
+    else writeFileSync(join(flags.at(-1)!, 'config'), both)
+    const [key, name] = ['10.5.7.0-24&fd00:5:0:7::-64', '10.5.7.0/24,fd00:5:0:7::/64']
+    expect(await run('lease', 'reserve', name, '192.0.2.7,fd77::7')).toMatchObject({ out: `reserved ${name}\n` })
+    expect(await isReserved(key)).toBe(true)
+    const shown = {
+      ...{ key, subnet: '10.5.7.0/24', ipv6Subnet: 'fd00:5:0:7::/64', publicIp: '192.0.2.7', publicIpv6: 'fd77::7' },
+      ...{ type: '', reserved: true, value: '{"PublicIP":"192.0.2.7","PublicIPv6":"fd77::7"}', problem: null },
+    }
+    for (const each of ['10.5.7.0/24', 'fd00:5:0:7::/64', name, key, '10.5.7.0-24'])
+      expect(await json('lease', 'show', each)).toEqual(shown)
+    expect((await run('lease', 'ls')).out.split('\n')[1]).toBe(
+      `-     ${name}  192.0.2.7,fd77::7  -     reserved  never  -`,
+    )
+    expect(await run('lease', 'reserve', 'fd00:5:0:8::/64', 'fd77::8')).toMatchObject({ code: 0 })
+    for (const [words, problem] of [
+      [['reserve', 'fd00:5:0:7::/64', '192.0.2.8'], `${key} is leased by 192.0.2.7,fd77::7`],
+      [['reserve', '10.5.9.0/24,fd00:5:0:8::/64', '192.0.2.9'], '0.0.0.0-0&fd00:5:0:8::-64 overlaps'],
+      [['reserve', 'fd00:5:0:9::/63', 'fd77::9'], 'is no subnet'],
+      [['reserve', 'fd00:5:0:10::/60', 'fd77::9'], 'no node can have fd00:5:0:10::/60'],
+      [['show', '10.5.7.0/24,fd00:5:0:8::/64'], 'there is no lease of 10.5.7.0/24,fd00:5:0:8::/64'],
+    ] as const)
+      expect(await run('lease', ...words)).toMatchObject({ code: 2, out: '', err: expect.stringContaining(problem) })
+    expect(await run('lease', 'reserve', '10.5.7.0/24', '192.0.2.7')).toMatchObject({ out: `reserved ${name}\n` })
+    expect(await run('lease', 'release', 'fd00:5:0:7::/64')).toMatchObject({ out: `released ${name}\n` })
+    expect(await json('lease', 'ls')).toMatchObject([
+      { key: '0.0.0.0-0&fd00:5:0:8::-64', subnet: 'fd00:5:0:8::/64', publicIp: 'fd77::8' },
+    ])
+  })
+
   it('puts no configuration that leases do not fit, unless it is told to', async () => {
     await run('lease', 'reserve', '10.5.7.0/24', '192.0.2.7')
     const other = file('{"Network":"10.6.0.0/16"}')
     expect(await run('config', 'set', other)).toMatchObject({
       code: 1,
-      err: expect.stringContaining('1 lease would not fit it, such as 10.5.7.0/24'),
+      err: expect.stringContaining('it does not fit 1 lease, such as 10.5.7.0/24'),
     })
     expect(await run('config', 'set', other, '--force')).toMatchObject({ code: 0 })
     expect(await run('config', 'check')).toMatchObject({ out: expect.stringContaining('10.6.0.0/16') })
+  })
+
+  it('says of a configuration without a family that leases would lose their subnets of that one alone', async () => {
+    const both = file('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}')
+    expect(await run('config', 'set', both)).toMatchObject({ code: 0 })
+    await run('lease', 'reserve', '10.5.7.0/24,fd00:5:0:7::/64', '192.0.2.7,fd77::7')
+    const back = file('{"Network":"10.5.0.0/16"}')
+    expect(await run('config', 'set', back)).toMatchObject({
+      code: 1,
+      err: expect.stringContaining(
+        'it has no IPv6: 1 lease would lose the subnet of it, such as fd00:5:0:7::/64, and keep the other; give --force',
+      ),
+    })
+    expect(await run('config', 'set', file('{"Network":"10.6.0.0/16"}'))).toMatchObject({
+      err: expect.stringContaining('it does not fit 1 lease'),
+    })
+    expect(await run('config', 'set', back, '--force')).toMatchObject({ code: 0 })
   })
 
   it('names what is no lease', async () => {
@@ -137,7 +311,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     else writeFileSync(join(flags.at(-1)!, 'subnets', '10.5.9.0-24'), 'junk')
     const { code, out } = await run('lease', 'ls')
     expect(code).toBe(3)
-    expect(out).toMatch(/^10\.5\.9\.0-24 .* the value is not a JSON object/m)
+    expect(out).toMatch(/^- +10\.5\.9\.0-24 .* the value is not a JSON object/m)
   })
 })
 

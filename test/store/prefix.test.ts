@@ -2,8 +2,8 @@
 
 import { afterAll, beforeAll, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
-import { createEtcdStore } from '../../src/store/etcd.ts'
-import { Secret } from '../../src/secret.ts'
+import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
+import { Secret } from '../../src/base/secret.ts'
 
 let etcd: Etcd
 beforeAll(async () => {

@@ -4,10 +4,10 @@ import { chmodSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { expect, it } from 'vitest'
-import { parseNetworkConfig } from '../../src/config/network-config.ts'
-import { acquireLease, renewLease } from '../../src/lease/own-lease.ts'
+import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
+import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
-import { createDirectoryStore } from '../../src/store/directory.ts'
+import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
 
 it('chmod a-w FILE: the next renewal keeps the file, its mode and the lease without an end', async () => {
   const directory = mkdtempSync(join(tmpdir(), 'weft-reservation-'))

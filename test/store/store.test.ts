@@ -25,18 +25,19 @@ import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { Etcd3 } from 'etcd3'
 import { afterAll, afterEach, beforeAll, describe, expect, it, vi } from 'vitest'
-import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { addon } from '../../src/host/addon.ts'
-import { sourceOf } from '../../src/lease/decode.ts'
-import type { PeerView } from '../../src/lease/fail-static.ts'
-import { followLeases } from '../../src/lease/follow.ts'
-import type { LeaseAttrs } from '../../src/lease/lease.ts'
-import { acquireLease, renewLease } from '../../src/lease/own-lease.ts'
+import { sourceOf } from '../../src/control/lease/decode.ts'
+import type { PeerView } from '../../src/control/lease/fail-static.ts'
+import { followLeases } from '../../src/control/lease/follow.ts'
+import type { LeaseAttrs } from '../../src/control/lease/lease.ts'
+import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
-import { createDirectoryStore } from '../../src/store/directory.ts'
-import { createEtcdStore } from '../../src/store/etcd.ts'
-import { LEASE_TTL_MS, type Store, type StoreBatch, type StoreChange } from '../../src/store/store.ts'
-import { Secret } from '../../src/secret.ts'
+import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
+import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
+import { LEASE_TTL_MS, type Store, type StoreBatch, type StoreChange } from '../../src/control/store/store.ts'
+import { describeError } from '../../src/base/errors.ts'
+import { Secret } from '../../src/base/secret.ts'
 import { startCuttingProxy, type CuttingProxy } from '../support/cutting-proxy.ts'
 import { eventually } from '../support/event.ts'
 import { startTroubledEtcd } from '../support/troubled-etcd.ts'
@@ -280,6 +281,23 @@ describe.each([
     expect(writtenAt).toBeLessThanOrEqual(after)
   })
 
+  it('knows which of two keys came first, however often they are written, or lets none come across another', async () => {
+    const store = makeBed().open()
+    const [first, second] = ['10.5.1.0-24&fd00:5:0:2::-64', '10.5.1.0-24&fd00:5:0:1::-64']
+    const isAcross = (key: string): boolean => key === first
+    const one = await store.create(first, value('1.1.1.1'), signal(), (key) => key === second)
+    const two = await store.create(second, value('2.2.2.2'), signal(), isAcross)
+    const update = { revision: one!.revision, value: value('1.1.1.1') }
+    expect(await store.update(first, value('1.1.1.1'), update, signal())).toBeDefined()
+    const created = new Map((await store.list(signal())).entries.map((entry) => [entry.key, entry.created]))
+    if (two) expect(created.get(first)!).toBeLessThan(created.get(second)!)
+    else expect([...created]).toEqual([[first, 0n]])
+    expect(await store.create('10.5.2.0-24', value('2.2.2.2'), signal(), isAcross)).toEqual(
+      two ? expect.anything() : undefined,
+    )
+    expect(await store.create('10.5.3.0-24', value('2.2.2.2'), signal(), () => false)).toBeDefined()
+  })
+
   it('creates only what is not there, and changes only what is as it was read', async () => {
     const store = makeBed().open()
     const first = await store.create('10.5.1.0-24', value('1.1.1.1'), signal())
@@ -408,7 +426,38 @@ describe.each([
     expect(await first.claim('192.0.2.1', 'one', signal())).toBe('one')
     expect(await second.claim('192.0.2.1', 'two', signal())).toBe('one')
     expect(await first.claim('192.0.2.1', 'one', signal())).toBe('two')
+    await second.unclaim('192.0.2.1', 'two', signal()) // it is another's now
+    expect(await first.claim('192.0.2.1', 'one', signal())).toBe('one')
+    await first.unclaim('192.0.2.1', 'one', signal())
+    expect(await first.claim('192.0.2.1', 'one', signal())).toBe(undefined)
     expect(await at.dump()).toEqual({})
+  })
+
+  it('tells all claims, or where it can those since another answer', async () => {
+    const at = makeBed()
+    const [first, second] = [at.open(), at.open()]
+    await first.claim('192.0.2.1', 'one', signal())
+    await first.claim('2001:db8::2', 'two', signal())
+    const all = await second.claims(undefined, signal())
+    expect([all.isWhole, all.values]).toEqual([
+      true,
+      new Map([
+        ['192.0.2.1', 'one'],
+        ['2001:db8::2', 'two'],
+      ]),
+    ])
+    await first.claim('192.0.2.1', 'three', signal())
+    await first.claim('2001:db8::2', 'two', signal())
+    const news = await second.claims(all.revision, signal())
+    expect(news.values.get('192.0.2.1')).toBe('three')
+    expect(news.isWhole).toBe(news.values.has('2001:db8::2'))
+    const [, again] = [await second.claims(news.revision, signal()), await second.claims(undefined, signal())]
+    expect(again.values).toEqual(
+      new Map([
+        ['192.0.2.1', 'three'],
+        ['2001:db8::2', 'two'],
+      ]),
+    )
   })
 
   it('reports what is there, then every change: puts, deletes and leases that end', async () => {
@@ -816,6 +865,32 @@ describe('the etcd store, when things break', () => {
     await bed.put('10.5.2.0-24', value('2.2.2.2'))
     await follower.until((view) => view.size === 2)
     expect(follower.view.has('10.5.1.0-24')).toBe(true)
+  })
+
+  it('says in plain words why etcd does not answer, and by which scheme it may', async () => {
+    const tls = await startEtcd({ tls: true })
+    const ask = async (endpoint: string): Promise<string> => {
+      const store = createEtcdStore({
+        endpoints: [endpoint],
+        ...{ prefix: '/x', certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') },
+      })
+      stores.push(store)
+      return store.list(signal()).then(() => 'it answers', describeError)
+    }
+    try {
+      const port = new URL(etcd.endpoint).host
+      expect(await ask(`https://${port}`)).toMatch(
+        /^no TLS connection to etcd at https:[^ ]*: [^;]*; what answers there does not speak TLS.* say http in --etcd-endpoints$/,
+      )
+      expect(await ask(tls.endpoint.replace('https:', 'http:'))).toMatch(
+        / cannot be reached: .*; .* say https in --etcd-endpoints/,
+      )
+      expect(await ask('http://127.0.0.1:1')).toBe(
+        'etcd at http://127.0.0.1:1 cannot be reached: connect ECONNREFUSED 127.0.0.1:1; check --etcd-endpoints, and that etcd runs',
+      )
+    } finally {
+      await tls.close()
+    }
   })
 
   it('says that etcd is away, where, and what to do', async () => {

@@ -8,7 +8,7 @@ import type { Lab } from '../../lab/lab.ts'
 import { eventually } from './event.ts'
 
 export interface Calls {
-  /** For the daemon whose calls are to be counted. */
+  /** The environment of the daemon whose calls are to be counted. */
   readonly env: { readonly PATH: string }
   /** The arguments of every call until now. */
   readonly seen: () => string[]

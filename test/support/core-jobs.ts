@@ -38,7 +38,7 @@ export function answersOf(bytes: Buffer): {
   }
   const takeWord = (): number => (bigEndian ? take(4).readUInt32BE() : take(4).readUInt32LE())
   return {
-    /** Of a segment or finish job; undefined when it was refused. */
+    /** The packets of a segment or finish job; undefined when it was refused. */
     packets() {
       const count = takeWord()
       return count === REFUSED ? undefined : Array.from({ length: count }, () => take(takeWord()))

@@ -8,12 +8,12 @@ export interface CuttingProxy {
   readonly cuts: number
   /** Cuts every connection. */
   cut(): void
-  /** Whether new connections are refused. */
+  /** Refuses new connections, or takes them again. */
   refuse(refusing: boolean): void
   close(): Promise<void>
 }
 
-/** In front of what this URL names. */
+/** Starts a proxy in front of what this URL names. */
 export async function startCuttingProxy(target: string): Promise<CuttingProxy> {
   const { hostname, port: targetPort } = new URL(target)
   const open = new Set<Socket>()

@@ -6,15 +6,40 @@ import { output } from '../../lab/command.ts'
 
 const PATIENCE_MS = 20 * 60_000
 
-/** Debian 12 with apt, these packages and no more, without manuals: a folder, or an archive when its name ends with .tar. */
-export async function makeDebian(target: string, packages: readonly string[] = []): Promise<void> {
+/** Debian's releases: 11, 12, 13. The updates of the oldest are gone from the mirrors. */
+export const DEBIANS = { bullseye: ['http://deb.debian.org/debian'], bookworm: [], trixie: [] } as const
+
+/** A Debian with apt, these packages and no more, without manuals: a folder, or an archive when its name ends with .tar. */
+export async function makeDebian(
+  target: string,
+  packages: readonly string[] = [],
+  release: keyof typeof DEBIANS = 'bookworm',
+): Promise<void> {
   const left = ['doc', 'man', 'locale'].map((name) => `--dpkgopt=path-exclude=/usr/share/${name}/*`)
-  // Else usrmerge and all of Perl come in.
-  const merged = ['--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr']
-  const include = `--include=${['usr-is-merged', ...packages].join(',')}`
-  await output(['mmdebstrap', '--quiet', '--variant=apt', ...merged, include, ...left, 'bookworm', target], {
+  // Else usrmerge and all of Perl come in; before Debian 12 nobody asks for it.
+  const merged = release === 'bullseye' ? [] : ['--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr']
+  const wanted = [...(release === 'bullseye' ? [] : ['usr-is-merged']), ...packages]
+  const include = wanted.length > 0 ? [`--include=${wanted.join(',')}`] : []
+  const from = [release, target, ...DEBIANS[release]]
+  await output(['mmdebstrap', '--quiet', '--variant=apt', ...merged, ...include, ...left, ...from], {
     timeoutMs: PATIENCE_MS,
   })
+}
+
+/**
+ * For a lab's daemon, the words before its own: runs `program` of that Debian, with this machine's devices and `folder`, in place of
+ * Node.js and weftd, which are the first two. The mounts go with the process.
+ */
+export function insteadIn(debian: string, folder: string, program: readonly string[]): string[] {
+  const script = [
+    'shift 2',
+    'for name in dev sys; do mount --rbind /$name "$0/$name"; done',
+    'mount -t proc proc "$0/proc"',
+    `mkdir -p "$0${folder}"`,
+    `mount --bind "${folder}" "$0${folder}"`,
+    `exec ${program.map((word) => `'${word}'`).join(' ')} "$@"`,
+  ]
+  return ['sh', '-ec', script.join('\n'), debian]
 }
 
 /** The newest release of Node.js `major`, as nodejs.org packs it, from the npm registry: bin/node and include/node below `folder`. */

@@ -10,16 +10,16 @@ import { createSocket } from 'node:dgram'
 import { readSync, writeSync } from 'node:fs'
 import { text } from 'node:stream/consumers'
 import { output } from '../../lab/command.ts'
-import { startDgramEngine } from '../../src/dataplane/dgram-engine.ts'
-import { ENCAPSULATIONS, type Encapsulation, type Speakable } from '../../src/dataplane/encapsulation.ts'
-import type { Engine, EngineConfig } from '../../src/dataplane/engine.ts'
-import type { Stranger } from '../../src/dataplane/filter.ts'
-import type { TunnelSettings } from '../../src/kinds.ts'
-import { startNativeEngine } from '../../src/dataplane/native-engine.ts'
-import { encodePeers } from '../../src/dataplane/peers.ts'
-import { SLOT_NUMBERS } from '../../src/dataplane/traffic.ts'
+import { startDgramEngine } from '../../src/path/engine/reference/dgram-engine.ts'
+import { ENCAPSULATIONS, type Encapsulation, type Speakable } from '../../src/path/engine/encapsulation.ts'
+import type { Engine, EngineConfig } from '../../src/path/engine/engine.ts'
+import type { TunnelSettings } from '../../src/path/kinds.ts'
+import { startNativeEngine } from '../../src/path/engine/native-engine.ts'
+import { encodePeers } from '../../src/path/engine/peers.ts'
+import { SLOT_NUMBERS } from '../../src/path/engine/traffic.ts'
 import { addon } from '../../src/host/addon.ts'
-import { formatIpv4, parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
+import { formatAddress } from '../../src/net/address.ts'
+import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { ipv4Packet } from './packets.ts'
 
 export interface ProbeJob {
@@ -31,7 +31,7 @@ export interface ProbeJob {
   readonly verifySource: TunnelSettings['verifySource']
   /** Datagrams for the UDP side from an address that is no peer's, before the others. */
   readonly fromStranger: readonly string[]
-  /** How many answers of the engine's own to wait for on each side: nothing orders them after the last packet. */
+  /** The number of the engine's own answers to wait for on each side: nothing orders them after the last packet. */
   readonly answers?: { readonly fromTun: number; readonly fromUdp: number }
   /** Packets for the TUN side after all others, when the peer has another port. */
   readonly afterMove?: readonly string[]
@@ -40,14 +40,14 @@ export interface ProbeJob {
 export interface ProbeResult {
   readonly fromTun: readonly string[]
   readonly fromUdp: readonly string[]
-  /** What came to the peer's other port. */
+  /** The datagrams that came to the peer's other port. */
   readonly fromOther: readonly string[]
   readonly counters: Readonly<Record<string, number>>
   readonly offloads: readonly string[]
-  /** Of the peer: packets and bytes sent, packets and bytes let in, and whether it was heard of. */
+  /** The peer's numbers: packets and bytes sent, packets and bytes let in, and whether it was heard of. */
   readonly traffic: readonly number[]
-  readonly strangers: readonly Stranger[]
-  /** What was dropped and kept, without the time, the headers in hex. */
+  readonly strangers: readonly { readonly reason: string; readonly from: string }[]
+  /** The drops that were kept, without the time, the headers in hex. */
   readonly drops: readonly {
     readonly reason: string
     readonly packets: number
@@ -62,7 +62,7 @@ const NETWORK = parseIpv4Net('10.5.0.0/16')!
 const SUBNET = parseIpv4Net('10.5.1.0/24')!
 /** Packets on their way at a time: fewer than any buffer holds, however long whoever reads it has no turn. */
 const WINDOW = 64
-/** Where the peer's traffic is counted. */
+/** The slot in which the peer's traffic is counted. */
 const SLOT = 300
 /** Marks the last packet of each side. */
 const SENTINEL = Buffer.from('the end of this side')
@@ -76,10 +76,10 @@ async function main(kind: string): Promise<void> {
     bindAddress: '127.0.0.1',
     port: 8285,
     mtu: 1472,
-    tunAddress: SUBNET.address,
-    networkAddress: NETWORK.address,
-    network: NETWORK,
-    subnet: SUBNET,
+    tunAddress: { ipv4: SUBNET.address },
+    networkAddress: { ipv4: NETWORK.address },
+    network: { ipv4: NETWORK },
+    subnet: { ipv4: SUBNET },
     settings: { verifySource: job.verifySource, clampMss: false, probePathMtu: false },
   }
   const engine: Engine =
@@ -177,19 +177,22 @@ async function main(kind: string): Promise<void> {
     other.on('message', (packet) => fromOther.push(packet.toString('hex')))
     engine.setPeers(peersAt(9998))
     for (const hex of afterMove) writeSync(probe.fd, Buffer.from(hex, 'hex'))
-    // Where they come to is what is asked.
+    // The test asks to which address they come.
     const before = fromUdp.length
     while (fromOther.length + fromUdp.length - before < afterMove.length) await turn()
     other.close()
   }
 
+  // A thread counts a packet after it has sent it: the counts of what arrived stand when the thread has gone round since.
+  const rounds = Object.entries(engine.threads())
+  while (rounds.some(([name, gone]) => (engine.threads()[name] ?? 0) < gone + 2)) await turn()
   const counters = Object.fromEntries(Object.entries(engine.counters()).map(([name, count]) => [name, Number(count)]))
-  const strangers = engine.takeStrangers()
+  const strangers = engine.takeStrangers().map(({ reason, from }) => ({ reason, from: formatAddress(from) }))
   const [silentMs = -1, ...counted] = [...engine.traffic().subarray(SLOT * SLOT_NUMBERS)].toReversed()
   const traffic = [...counted.toReversed(), Number(silentMs >= 0)]
   const drops = engine.drops().packets.map(({ reason, packets, length, encapBytes, ...rest }) => {
     const headers = Buffer.from(rest.headers).toString('hex')
-    return { reason, packets, length, encapBytes, headers, peer: formatIpv4(rest.peer) }
+    return { reason, packets, length, encapBytes, headers, peer: formatAddress(rest.peer) }
   })
   const result: ProbeResult = {
     fromTun,

@@ -1,9 +1,9 @@
 // fake-host.ts - a host with one TUN and the routes to the network 10.5.0.0/16; commands change it, and are recorded.
 
 import { beforeEach } from 'vitest'
-import { WeftError } from '../../src/errors.ts'
+import { WeftError } from '../../src/base/errors.ts'
 import type { Run } from '../../src/host/command.ts'
-import type { Log } from '../../src/log.ts'
+import type { Log } from '../../src/base/log.ts'
 
 export interface FakeHost {
   commands: string[]
@@ -13,7 +13,7 @@ export interface FakeHost {
   lines: string[]
   external: string
 }
-/** Of the test that runs. */
+/** The host of the test that runs. */
 export let host: FakeHost
 
 export function installHost(): void {

@@ -13,20 +13,20 @@ import { readdirSync, readFileSync } from 'node:fs'
 import { text } from 'node:stream/consumers'
 import type { Descriptors, NativeEngine } from '../../native/addon.d.ts'
 import { output } from '../../lab/command.ts'
-import { encodePeers } from '../../src/dataplane/peers.ts'
+import { encodePeers } from '../../src/path/engine/peers.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { ipv4Packet, udpDatagram } from './packets.ts'
 
 export interface HandoverResult {
-  /** What crossed, by engine: packets both ways, those that were sent before it ran first. */
+  /** The packets that crossed, by engine, both ways; those that were sent before it ran come first. */
   readonly crossed: Readonly<Record<string, readonly string[]>>
   /** The engine's threads that are left after each release. */
   readonly threadsLeft: readonly string[]
   /** Features that were granted, and those that the last release told. */
   readonly granted: readonly string[]
   readonly released: readonly string[]
-  /** Whether the device was there after the last release, and after the end. */
+  /** True for each of two moments at which the device was there: after the last release, and after the end. */
   readonly deviceKept: boolean
   readonly deviceLeft: boolean
 }
@@ -41,12 +41,12 @@ function run(descriptors: Descriptors): NativeEngine {
     encapsulation: 'udp',
     ownEnd: new Uint8Array(),
     mtu: 1472,
-    tunAddress: parseIpv4(OURS)!,
-    networkAddress: parseIpv4('10.5.0.0')!,
+    tunAddress: { ipv4: parseIpv4(OURS)! },
+    networkAddress: { ipv4: parseIpv4('10.5.0.0')! },
     filter: {
       verifySource: 'strict',
-      network: parseIpv4Net('10.5.0.0/16')!,
-      subnet: parseIpv4Net('10.5.1.0/24')!,
+      network: { ipv4: parseIpv4Net('10.5.0.0/16')! },
+      subnet: { ipv4: parseIpv4Net('10.5.1.0/24')! },
     } as const,
     clampMss: false,
     persistent: false,
@@ -156,7 +156,7 @@ async function main(): Promise<void> {
     crossed[engine] = [`before ${engine}`, engine]
   }
 
-  // What is sent while no engine runs waits in the descriptors.
+  // A packet that is sent while no engine runs waits in the descriptors.
   await ends.send('before the first')
   let descriptors: Descriptors = await inAnotherProcess(opened, () => cross('the first'))
   for (const name of ['the second', 'the third']) {

@@ -6,7 +6,7 @@ export const HOSTILE =
   '-x"\'<img src=x>\\ \u001B[2J\u001B[31m\u001B]0;PWNED\u0007\u009B31m\u007F\u202E\u2067\u200F\u061C\u2028\u0000\uD800' +
   '\r\nE1122 00:00:00.000000       1 forged.ts:1] PWNED\r\n# TYPE forged counter\nforged 1\tx'
 
-/** What no sink is to have; a tab is harmless, and a line break is seen by what stands behind it. */
+/** Characters that no sink is to have; a tab is harmless, and a line break is seen by what stands behind it. */
 const STEERING = new RegExp(
   String.raw`[\u0000-\u0008\u000B-\u001F\u007F-\u009F\u061C\u200E\u200F\u2028\u2029\u202A-\u202E\u2066-\u2069]|\p{Surrogate}`,
   'u',

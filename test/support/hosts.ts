@@ -1,8 +1,12 @@
 // hosts.ts - what the tests ask of a lab's hosts and their daemons.
 
 import { readFileSync } from 'node:fs'
-import { output } from '../../lab/command.ts'
-import { EVENT_MS, type Daemon, type Host } from '../../lab/lab.ts'
+import { join } from 'node:path'
+import { expect } from 'vitest'
+import { output, type Finished } from '../../lab/command.ts'
+import { EVENT_MS, packageRoot, type Daemon, type Host } from '../../lab/lab.ts'
+import type { Status } from '../../src/report/status.ts'
+import type { FindingName } from '../../src/tool/doctor/findings.ts'
 
 /** The subnet of a host, `10.5.7.0/24`. */
 export const subnetOf = (host: Host): string => (host.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\//, '.0/')
@@ -31,4 +35,33 @@ export async function answers(namespace: string, address: string, times = 3): Pr
   // One process each: the last of several is given up after no longer than the interval (iputils, ping_common.c).
   for (let number = 0; number < times; number++)
     await output(['ip', 'netns', 'exec', namespace, 'ping', '-n', '-c', '1', '-W', String(EVENT_MS / 1000), address])
+}
+
+/** The words to run weft on a host. */
+export const weftOf = (host: Host, words: readonly string[]): string[] => [
+  ...[process.execPath, join(packageRoot, 'bin/weft'), ...words, '--status-socket', host.statusSocket],
+]
+/** Runs weft on a host, behind `before`. */
+export const weft = (host: Host, words: readonly string[], before: readonly string[] = []): Promise<Finished> =>
+  host.run([...before, ...weftOf(host, words)])
+export const statusOf = async (host: Host): Promise<Status> =>
+  JSON.parse((await weft(host, ['status', '--json'])).stdout) as Status
+
+interface Check {
+  readonly check: string
+  readonly state: string
+  readonly findings: readonly { readonly name: FindingName; readonly detail: string }[]
+}
+/** What the doctor finds, each once, with its exit code. */
+export async function doctor(host: Host, before: readonly string[] = []) {
+  const { code, stdout, stderr } = await weft(host, ['doctor', '--json', '--subnet-file', host.subnetFile], before)
+  expect(stderr).toBe('')
+  const checks = JSON.parse(stdout) as Check[]
+  const findings = checks.flatMap((each) => each.findings)
+  return {
+    code,
+    checks,
+    names: [...new Set(findings.map(({ name }) => name))],
+    details: findings.map(({ detail }) => detail),
+  }
 }

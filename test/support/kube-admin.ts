@@ -5,7 +5,7 @@ import { Agent, request } from 'node:https'
 import { join } from 'node:path'
 import { output } from '../../lab/command.ts'
 import { EVENT_MS } from '../../lab/lab.ts'
-import type { NodeObject } from '../../src/kube/node-lease.ts'
+import type { NodeObject } from '../../src/control/kube/node-lease.ts'
 import type { KubeObject } from './kube-manifest.ts'
 
 /** An API server, small or real. */
@@ -23,7 +23,7 @@ export interface KubeApi {
   close(): Promise<void>
 }
 
-/** Of the administrator, and of weftd's service account. */
+/** The tokens of the administrator, and of weftd's service account. */
 export const ADMIN_TOKEN = 'admin-of-the-test'
 export const WEFT_TOKEN = 'service-account-of-weft'
 export const WEFT_USER = 'system:serviceaccount:kube-flannel:flannel'
@@ -35,14 +35,15 @@ export interface KubeNode extends NodeObject {
 export interface KubeAdmin {
   call(method: string, path: string, body?: unknown, contentType?: string): Promise<{ status: number; body: unknown }>
   /** Makes a node, as kubelet and the controller that gives podCIDRs do. */
+  /** With one pod CIDR, or two with a comma. */
   addNode(name: string, podCIDR?: string, annotations?: Readonly<Record<string, string>>): Promise<void>
   givePodCidr(name: string, podCIDR: string): Promise<void>
   node(name: string): Promise<KubeNode>
   annotate(name: string, annotations: Readonly<Record<string, string | null>>): Promise<void>
-  /** What a kubelet does now and then: the condition Ready is written again. */
+  /** Writes the condition Ready again, as a kubelet does now and then. */
   heartbeat(name: string, at?: string): Promise<void>
   removeNode(name: string): Promise<void>
-  /** As `kubectl create`. */
+  /** Does what `kubectl create` does. */
   create(object: KubeObject): Promise<{ status: number; body: unknown }>
   events(): Promise<readonly Readonly<Record<string, unknown>>[]>
 }
@@ -50,7 +51,7 @@ export interface KubeAdmin {
 const MERGE = 'application/merge-patch+json'
 const STRATEGIC = 'application/strategic-merge-patch+json'
 
-/** What is no JSON is text, as of /readyz. */
+/** Reads an answer; one that is no JSON is text, as of /readyz. */
 function read(text: string): unknown {
   try {
     return JSON.parse(text)
@@ -94,7 +95,10 @@ export function kubeAdmin(api: () => { readonly url: string; readonly caFile: st
     return answer.body
   }
   const path = (name: string): string => `/api/v1/nodes/${name}`
-  const spec = (podCIDR?: string) => (podCIDR === undefined ? {} : { podCIDR, podCIDRs: [podCIDR] })
+  const spec = (podCIDR?: string) => {
+    const podCIDRs = podCIDR?.split(',')
+    return podCIDRs ? { podCIDR: podCIDRs[0], podCIDRs } : {}
+  }
   return {
     call,
     addNode: async (name, podCIDR, annotations = {}) =>

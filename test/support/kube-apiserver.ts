@@ -11,7 +11,7 @@ import { eventually } from './event.ts'
 import { manifestObjects, type KubeObject } from './kube-manifest.ts'
 import { ADMIN_TOKEN, kubeAdmin, makePki, WEFT_TOKEN, WEFT_USER, type KubeApi } from './kube-admin.ts'
 
-/** Of the program; empty unless the real server is asked for. */
+/** The path of the program; empty unless the real server is asked for. */
 export const KUBE_APISERVER = process.env['WEFT_KUBE_APISERVER'] ?? ''
 
 export interface RealKubeApi extends KubeApi {
@@ -65,6 +65,7 @@ export async function startKubeApiserver(): Promise<RealKubeApi> {
           ...['--service-account-issuer', 'https://kubernetes', '--service-account-signing-key-file', file('sa.key')],
           ...['--service-account-key-file', file('sa.pub'), '--service-cluster-ip-range', '10.96.0.0/24'],
           ...['--token-auth-file', file('tokens'), '--authorization-mode', 'RBAC,Node'],
+          ...['--feature-gates', 'IPv6DualStack=true'], // off by itself before 1.21: a node keeps one pod CIDR
           ...['--disable-admission-plugins', 'ServiceAccount', '--shutdown-delay-duration', '0s'],
           ...['--audit-policy-file', file('audit.json'), '--audit-log-path', file('audit.log')],
         ],
@@ -75,8 +76,11 @@ export async function startKubeApiserver(): Promise<RealKubeApi> {
       await eventually(
         async () => {
           if (child.exitCode !== null) throw new Error(`kube-apiserver ended: ${lines.join('').slice(-2000)}`)
-          const { status } = await admin.call('GET', '/readyz')
-          if (status !== 200) throw new Error(`kube-apiserver is not ready: ${status} ${lines.join('').slice(-500)}`)
+          // It is ready before it has made its first namespace.
+          for (const path of ['/readyz', '/api/v1/namespaces/default']) {
+            const { status } = await admin.call('GET', path)
+            if (status !== 200) throw new Error(`kube-apiserver is not ready: ${status} ${lines.join('').slice(-500)}`)
+          }
         },
         { everyMs: 200 },
       )

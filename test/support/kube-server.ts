@@ -18,10 +18,10 @@ interface Stored extends Json {
   readonly spec: { podCIDR?: string }
 }
 
-/** What is done to a request instead of answering it. */
+/** The fault that befalls a request instead of an answer. */
 export type Fault =
   | { readonly status: number; readonly headers?: Readonly<Record<string, string>> }
-  /** No answer at all. */
+  /** The request gets no answer at all. */
   | 'silence'
   /** The connection is cut after so many bytes of the body, of one more piece at the latest. */
   | { readonly cutAfter: number }
@@ -31,7 +31,7 @@ export type Fault =
 export interface SmallKubeApi extends KubeApi {
   /** Asked for each request of weftd's, `GET /api/v1/nodes?...`. */
   fault: ((request: string) => Fault | undefined) | undefined
-  /** How often a fault struck. */
+  /** The number of times that a fault struck. */
   readonly struck: number
   /** Each request of weftd's so far, with its body. */
   readonly requests: readonly string[]
@@ -41,9 +41,9 @@ export interface SmallKubeApi extends KubeApi {
   compact(): void
   /** Goes on with another version counter, as an etcd that was restored. */
   rewind(versions: number): void
-  /** From now on with another authority and certificate. */
+  /** Serves with another authority and certificate from now on. */
   rotate(): Promise<void>
-  /** Which token is weftd's from now on. */
+  /** Makes this token weftd's from now on. */
   setToken(token: string): void
   /** Makes many nodes at once, as if they had long been there. */
   fill(nodes: Iterable<Json>): void
@@ -51,7 +51,7 @@ export interface SmallKubeApi extends KubeApi {
   touch(name: string): void
 }
 
-/** What weftd may do, as deploy/kubernetes/weft.yaml gives it, by what the requests look like. */
+/** The rights of weftd, as deploy/kubernetes/weft.yaml gives them, by what the requests look like. */
 const ALLOWED: readonly (readonly [what: string, request: RegExp])[] = [
   ['watch nodes', /^GET \/api\/v1\/nodes\?.*watch=true/],
   ['list nodes', /^GET \/api\/v1\/nodes(\?|$)/],
@@ -188,7 +188,7 @@ export async function startKubeServer(): Promise<SmallKubeApi> {
     watchers.add(watcher)
     let told = after
     const bookmark = (): void => {
-      // As the real one: only when there was something since, though not for this watch.
+      // The real server does so too: only when there was something since, though not for this watch.
       if (query.get('allowWatchBookmarks') === 'true' && version > told)
         watcher.send('BOOKMARK', { kind: 'Node', apiVersion: 'v1', metadata: { resourceVersion: String(version) } })
       told = version

@@ -2,10 +2,10 @@
 // the middle of it: `node lease-writer.js <directory> <public IP>`. It prints `+ <key> <ns>` when it has a subnet and
 // `- <key> <ns>` before it gives it back, by the monotonic clock, which is the same for all processes.
 
-import { parseNetworkConfig } from '../../src/config/network-config.ts'
-import { createDirectoryStore } from '../../src/store/directory.ts'
-import { encodeLeaseValue } from '../../src/lease/lease.ts'
-import { acquireLease, renewLease } from '../../src/lease/own-lease.ts'
+import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
+import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
+import { encodeLeaseValue } from '../../src/control/lease/lease.ts'
+import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 
 const RENEWALS = 3

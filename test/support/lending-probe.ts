@@ -4,30 +4,33 @@
 
 import { closeSync, readFileSync } from 'node:fs'
 import { createSocket } from 'node:dgram'
-import type { Engine, EngineConfig, OpenPath } from '../../src/dataplane/engine.ts'
-import { startNativeEngine } from '../../src/dataplane/native-engine.ts'
-import { encodePeers } from '../../src/dataplane/peers.ts'
+import type { Engine, EngineConfig, OpenPath } from '../../src/path/engine/engine.ts'
+import { startNativeEngine } from '../../src/path/engine/native-engine.ts'
+import { encodePeers } from '../../src/path/engine/peers.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { output } from '../../lab/command.ts'
 import { ipv4Packet } from './packets.ts'
 
 export interface LendingResult {
-  /** Whether there was something to lend: of two calls at once. */
+  /** True for each of two calls at once that had something to lend. */
   readonly twice: readonly boolean[]
-  /** Whether there is again what to lend after it was taken back. */
+  /** True when there is something to lend again after it was taken back. */
   readonly afterTakingBack: boolean
-  /** Whether what was counted before it was lent is counted once after that. */
+  /** True when packets that were counted before it was lent are counted once after that. */
   readonly countedOnce: boolean
-  /** Whether anything is lent while it is stopped, and afterwards; whether the device is there then. */
+  /** True when anything is lent while it is stopped, and afterwards; true when the device is there then. */
   readonly whileStopping: readonly boolean[]
   readonly deviceAfterStopping: boolean
-  /** What is told of descriptors that were closed meanwhile; whether they are lent then, and whether a stop comes to its end. */
+  /**
+   * The fault that is told of descriptors that were closed meanwhile; whether they are lent then, and whether a stop
+   * comes to its end.
+   */
   readonly fault: string | undefined
   readonly afterFault: readonly boolean[]
   readonly countedAfterFault: boolean
-  /** Whether it forwards again when it is taken back before it was lent to the end. */
+  /** True when it forwards again after it was taken back before it was lent to the end. */
   readonly takenBackAtOnce: boolean
-  /** Whether a peer is silent for longer by the time for which it was lent, in the end and meanwhile. */
+  /** True when a peer is silent for longer by the time for which it was lent, in the end and meanwhile. */
   readonly silentFor: readonly boolean[]
 }
 
@@ -37,10 +40,10 @@ const SLOT = 1
 const PEER = { subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port: 8285, slot: SLOT }
 const config = (port: number): EngineConfig => ({
   ...{ encapsulation: 'udp', tunName: 'flannel%d', bindAddress: '127.0.0.1', port, mtu: 1472 },
-  tunAddress: SUBNET.address,
-  networkAddress: NETWORK.address,
-  network: NETWORK,
-  subnet: SUBNET,
+  tunAddress: { ipv4: SUBNET.address },
+  networkAddress: { ipv4: NETWORK.address },
+  network: { ipv4: NETWORK },
+  subnet: { ipv4: SUBNET },
   settings: { verifySource: 'strict', clampMss: false, probePathMtu: false },
   peers: () => encodePeers([PEER]),
 })
@@ -63,10 +66,10 @@ async function drop(engine: Engine, port: number): Promise<void> {
   while (dropped(engine) === before) await turn()
 }
 
-/** For how long the peer was not heard, in ms; -1 before it was. */
+/** The time for which the peer was not heard, in ms; -1 before it was. */
 const silentMs = (engine: Engine): number => engine.traffic(SLOT).at(-1) ?? -1
 
-/** Whether a peer that was heard before the engine is lent is silent since then, while it is lent and afterwards. */
+/** True when a peer that was heard before the engine is lent is silent since then, while it is lent and afterwards. */
 async function silence(engine: Engine, port: number): Promise<boolean[]> {
   await send(
     ipv4Packet({ source: PEER.subnet.address + 9, destination: SUBNET.address + 2, payload: Buffer.alloc(8) }),

@@ -1,6 +1,6 @@
 // long-step.ts - what a long test prepares, told as it begins: in a hook, where no test can be annotated.
 
-/** What marks it among what tests write; vitest.config.ts keeps it from the screen, and the bar shows it. */
+/** Marks it among what tests write; vitest.config.ts keeps it from the screen, and the bar shows it. */
 const MARK = 'step: '
 
 export const tellStep = (title: string): void => console.log(MARK + title)
@@ -12,6 +12,6 @@ export const stepIn = (content: string): string | undefined =>
     .findLast((line) => line.startsWith(MARK))
     ?.slice(MARK.length)
 
-/** Whether there is one, and nothing else. */
+/** True when there is one, and nothing else. */
 export const isStepAlone = (content: string): boolean =>
   stepIn(content) !== undefined && content.split('\n').every((line) => line === '' || line.startsWith(MARK))

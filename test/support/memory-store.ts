@@ -1,15 +1,15 @@
 // memory-store.ts - a Store in memory that a test can change behind the daemon's back, and make fail.
 
-import { WeftError } from '../../src/errors.ts'
-import { type Expected, type Store, type StoreChange, type StoreEntry } from '../../src/store/store.ts'
+import { WeftError } from '../../src/base/errors.ts'
+import { type Expected, type Store, type StoreChange, type StoreEntry } from '../../src/control/store/store.ts'
 
 /** Shorter than that of other stores, as virtual time costs real time: a node looks at its parts every few seconds of it. */
 export const LEASE_TTL_MS = 3 * 3_600_000
 
 export interface MemoryStore extends Store {
-  /** By key. */
+  /** The entries by key. */
   readonly entries: ReadonlyMap<string, StoreEntry>
-  /** What another node, or an operator, does. */
+  /** Writes as another node, or an operator, does. */
   put(key: string, value: string, isReservation?: boolean): void
   remove(key: string): void
   /** While true, every call says STORE_UNAVAILABLE, and watches end with it. */
@@ -17,6 +17,10 @@ export interface MemoryStore extends Store {
   /** Puts a network configuration; there is none at first. */
   putConfig(text: string): void
   readonly closed: boolean
+  /** The names that were claimed. */
+  claimed(): string[]
+  /** Called after whatever changes the keys. */
+  onWrite: () => void
 }
 
 export function createMemoryStore(name = 'etcd'): MemoryStore {
@@ -35,10 +39,11 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
   }
   const record = (change: StoreChange): void => {
     history.push({ revision, change })
+    self.onWrite()
     for (const wake of waiting) wake()
   }
   function put(key: string, value: string, isReservation = false): void {
-    const entry = { key, value, revision: ++revision, isReservation }
+    const entry = { key, value, revision: ++revision, created: entries.get(key)?.created ?? revision, isReservation }
     entries.set(key, entry)
     record({ kind: 'put', entry })
   }
@@ -53,9 +58,11 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
     expiresAt: isForever ? undefined : Date.now() + LEASE_TTL_MS,
   })
 
-  return {
+  const self: MemoryStore = {
     name,
     title: 'Memory',
+    onWrite: () => {},
+    claimed: () => [...claims.keys()],
     entries,
     put,
     remove,
@@ -82,6 +89,7 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
       check(signal)
       return { revision, entries: [...entries.values()] }
     },
+    ends: async () => new Map(),
     async *watch(after, signal) {
       let at = history.findIndex((entry) => entry.revision > after)
       if (at < 0) at = history.length
@@ -121,14 +129,23 @@ export function createMemoryStore(name = 'etcd'): MemoryStore {
       remove(key)
       return true
     },
+    async unclaim(address, value) {
+      check()
+      if (claims.get(address) === value) claims.delete(address)
+    },
     async claim(address, value) {
       check()
       const before = claims.get(address)
       claims.set(address, value)
       return before
     },
+    async claims() {
+      check()
+      return { revision: 0n, isWhole: true, values: new Map(claims) }
+    },
     async close() {
       closed = true
     },
   }
+  return self
 }

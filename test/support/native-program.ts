@@ -5,7 +5,7 @@ import { dirname, join } from 'node:path'
 import { output, PATIENCE } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
 
-/** For a slow machine, which takes its time to compile with sanitizers and to run what comes of it. */
+/** The limit on a slow machine, which takes its time to compile with sanitizers and to run what comes of it. */
 export const BUILD_MS = 600_000 * PATIENCE
 
 const FLAGS = ['-std=c++20', '-Wall', '-Wextra', '-Werror', '-fno-exceptions']

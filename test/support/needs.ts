@@ -5,10 +5,13 @@ import { isThere, NEEDS, sayLack, type Need } from '../../scripts/machine.mjs'
 
 export { HELM, HOSTS, KUBE_APISERVER, NODE } from '../../scripts/machine.mjs'
 
-/** To run an etcd and ask it. */
+/** The programs to run an etcd and ask it. */
 export const ETCD = ['etcd', 'etcdctl'] as const
 
-/** What is missing of it, and how it is had: `HOSTS` and the like, or programs, by their names in scripts/machine.mjs. */
+/**
+ * Says which of these is missing, and how it is had: `HOSTS` and the like, or programs, by their names in
+ * scripts/machine.mjs.
+ */
 export function lackOf(...what: readonly string[]): string | undefined {
   const missing = what.map(needNamed).filter((need) => !isThere(need))
   return missing.length === 0 ? undefined : sayLack(missing)

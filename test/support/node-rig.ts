@@ -6,19 +6,22 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, vi } from 'vitest'
 import { EVENT_MS } from '../../lab/lab.ts'
-import type { Backend } from '../../src/backend/backend.ts'
-import { parseNetworkConfig } from '../../src/config/network-config.ts'
+import type { Backend, PathPeer } from '../../src/path/backend.ts'
+import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { runNode } from '../../src/daemon.ts'
-import type { PeerTraffic } from '../../src/dataplane/engine.ts'
+import type { PeerTraffic } from '../../src/path/engine/engine.ts'
 import { createBell } from '../../src/host/bell.ts'
-import { parseLeaseKey } from '../../src/lease/lease.ts'
-import { managerOf } from '../../src/lease/store-manager.ts'
+import { parseLeaseKey, type LeaseAttrs } from '../../src/control/lease/lease.ts'
+import { managerOf } from '../../src/control/lease/store-manager.ts'
+import { familiesOf, onlyOf, type ByFamily, type Family } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { parseIpv6 } from '../../src/net/ipv6.ts'
 import type { NodeParts } from '../../src/node/node.ts'
-import { createHealth, type Health } from '../../src/status/health.ts'
-import type { State } from '../../src/status/notify.ts'
-import type { Status } from '../../src/status/status.ts'
-import { detailsOf, troubleOf } from '../../src/status/snapshot.ts'
+import type { Possession } from '../../src/node/possession.ts'
+import { createHealth, type Health } from '../../src/report/health.ts'
+import type { State } from '../../src/report/notify.ts'
+import type { Status } from '../../src/report/status.ts'
+import { detailsOf, isReadyNow, troubleOf } from '../../src/report/snapshot.ts'
 import { alone } from './alone.ts'
 import { createMemoryStore, type MemoryStore } from './memory-store.ts'
 
@@ -26,24 +29,32 @@ interface FakeDataPath {
   readonly subnet: string
   readonly applied: string[][]
   closed: boolean
-  /** Why it cannot be closed. */
+  /** The reason why it cannot be closed. */
   stuck: Error | undefined
-  /** Why peers cannot be set now. */
+  /** The reason why peers cannot be set now. */
   refusal: Error | undefined
   mended: string[]
+  /** The reason why it cannot be looked at now. */
+  unseen: Error | undefined
+  /** What a look waits for, of which it is told when it is late. */
+  looking: ((late: Promise<unknown> | undefined) => Promise<unknown>) | undefined
   unreported: boolean
+  /** The families that it lacks, and for what it was asked to open them, each time. */
+  lacking: ByFamily<string>
+  gone: ByFamily<string>
+  readonly renewed: LeaseAttrs[]
   rounds: Record<string, number>
   looks: number
   traffic: PeerTraffic | undefined
-  /** As the node has set them, each time. */
+  /** The limits as the node has set them, each time. */
   readonly limits: [string, number][][]
   die(why: string): void
 }
 
 let folder: string
-/** What no node may do. */
+/** The calls that no node may make. */
 let misuses: string[]
-/** Of the test that runs. */
+/** The store of the test that runs. */
 export let store: MemoryStore
 export let dataPaths: FakeDataPath[]
 let refuse: Error | undefined
@@ -55,11 +66,23 @@ export let told: string[]
 export let alive: number
 export let stopping: AbortController
 export let ended: Promise<unknown>
+/** Of the node that was started last. */
+export let possession: Possession
 
 /** The network has four subnets of which three can be leased: 10.5.0.64/26, .128 and .192. */
-const config = parseNetworkConfig('{"Network":"10.5.0.0/24"}')
+const CONFIG = '{"Network":"10.5.0.0/24"}'
+const config = parseNetworkConfig(CONFIG)
 export const value = (publicIp: string): string => `{"PublicIP":"${publicIp}","PublicIPv6":null}`
 export const ours = value('192.0.2.1')
+
+const pathPeer = (key: string): PathPeer => {
+  const { ipv4, ipv6 } = parseLeaseKey(key) ?? {}
+  return {
+    key,
+    ...(ipv4 ? { ipv4: { endpoint: 'somewhere:8285', way: 'tunnel', probe: ipv4.address } } : {}),
+    ...(ipv6 ? { ipv6: { endpoint: '[somewhere]:8285', way: 'kernel', probe: ipv6.address } } : {}),
+  }
+}
 
 export const backend: Backend = {
   name: 'fake',
@@ -75,7 +98,12 @@ export const backend: Backend = {
       stuck: undefined,
       refusal: undefined,
       mended: [],
+      unseen: undefined,
+      looking: undefined,
       unreported: false,
+      lacking: {},
+      gone: {},
+      renewed: [],
       rounds: {},
       looks: 0,
       traffic: undefined,
@@ -91,23 +119,26 @@ export const backend: Backend = {
         if (dataPath.refusal) throw dataPath.refusal
         dataPath.applied.push([...leases.keys()].filter((key) => key !== own).toSorted())
       },
-      resync: async () => dataPath.mended.splice(0),
+      resync: async (late) => {
+        await dataPath.looking?.(late)
+        if (dataPath.unseen) throw dataPath.unseen
+        return dataPath.mended.splice(0)
+      },
       get unreported() {
         return dataPath.unreported
       },
+      gone: () => dataPath.gone,
+      get lacking() {
+        return dataPath.lacking
+      },
+      get isOutdated() {
+        return familiesOf(dataPath.lacking).length > 0
+      },
+      renew: async (attrs) => void dataPath.renewed.push(attrs),
       carrier: () => ({ device: 'fake0', engine: 'native', features: [] }),
-      probeSource: lease.subnet.ipv4!.address,
-      peers: () =>
-        (dataPath.applied.at(-1) ?? []).map((key) => ({
-          key,
-          endpoint: 'somewhere:8285',
-          way: 'tunnel' as const,
-          probe: parseLeaseKey(key)!.ipv4!.address,
-        })),
-      peer: (key) =>
-        dataPath.applied.at(-1)?.includes(key)
-          ? { key, endpoint: 'somewhere:8285', way: 'tunnel' as const, probe: parseLeaseKey(key)!.ipv4!.address }
-          : undefined,
+      probeSource: { ipv4: lease.subnet.ipv4?.address, ipv6: lease.subnet.ipv6?.address },
+      peers: () => (dataPath.refusal ? [] : (dataPath.applied.at(-1) ?? []).map(pathPeer)),
+      peer: (key) => (dataPath.applied.at(-1)?.includes(key) ? pathPeer(key) : undefined),
       traffic: async () =>
         new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (dataPath.traffic ? [[key, dataPath.traffic]] : []))),
       counters: () => ({ tx_packets: 5n, tx_drop_no_route: 2n, rx_drop_ttl: 0n }),
@@ -124,6 +155,17 @@ export const backend: Backend = {
   },
 }
 
+/** A node of both families, or of IPv6 alone, in place of one of IPv4. */
+export function ofFamilies(...families: readonly Family[]): Pick<NodeParts, 'config' | 'backend'> {
+  const only = onlyOf(families, { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('2001:db8::1')! })
+  const ranges = {
+    ...(only.ipv4 === undefined ? { EnableIPv4: false } : { Network: '10.5.0.0/24' }),
+    ...(only.ipv6 === undefined ? {} : { EnableIPv6: true, IPv6Network: 'fd00:5::/48' }),
+  }
+  const prepare = async () => ({ publicIp: only, backendType: '' })
+  return { config: parseNetworkConfig(JSON.stringify(ranges)), backend: { ...backend, prepare } }
+}
+
 export function installRig(): void {
   beforeEach(setUp)
   afterEach(tearDown)
@@ -133,12 +175,13 @@ function setUp(): void {
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'setInterval', 'clearInterval', 'Date', 'performance'] })
   folder = mkdtempSync(join(tmpdir(), 'weft-daemon-'))
   store = createMemoryStore()
+  store.putConfig(CONFIG)
   dataPaths = []
   misuses = []
   refuse = undefined
   knownMtu = undefined
   lines = []
-  const daemon = { version: '0', pid: 1, startedAt: '', subnetFile: '', leases: '' }
+  const daemon = { version: '0', pid: 1, startedAt: '', subnetFile: '', leases: '', network: 'off' as const }
   health = createHealth({ daemon, events: () => lines.map((text) => ({ at: '', level: 'info', text })) })
   told = []
   alive = 0
@@ -154,7 +197,7 @@ async function tearDown(): Promise<void> {
   expect(misuses).toEqual([])
 }
 
-/** What stops the next node that is started. */
+/** Stops the next node that is started. */
 export function restart(): void {
   stopping = new AbortController()
   setMaxListeners(0, stopping.signal) // as runDaemon does
@@ -170,8 +213,11 @@ export function searchPaths(known: (key: string) => number | undefined): void {
   knownMtu = known
 }
 
-/** What /readyz and /livez tell. */
-export const readiness = (): boolean => health.snapshot()?.isReady ?? false
+/** The answers of /readyz and /livez. */
+export function readiness(): boolean {
+  const node = health.snapshot()
+  return node !== undefined && isReadyNow(node)
+}
 export function trouble(): string | undefined {
   const node = health.snapshot()
   return node ? troubleOf(node) : 'starting'
@@ -192,6 +238,8 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
     'fail-static-hold': 30,
     'ip-masq': false,
     'probe-interval': 10,
+    'status-network': 0,
+    'status-token-file': '',
   }
   const notifier = {
     aliveMs: 15_000,
@@ -204,10 +252,12 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
   }
   const manager = managerOf(store)
   const parts = { options, manager, config, backend, log, signal: stopping.signal, health, notifier, ...extra }
-  ended = runNode(parts, {}, stopping, alone(parts, hostChanged)).catch((error: unknown) => error)
+  const before = alone(parts, hostChanged)
+  possession = before.possession
+  ended = runNode(parts, {}, stopping, before).catch((error: unknown) => error)
 }
 
-/** Of real time, in which a file is written. */
+/** The end in real time, in which a file is written. */
 const realEndOf = (): bigint => process.hrtime.bigint() + BigInt(EVENT_MS) * 1_000_000n
 
 /** Waits until `condition` holds: at most `virtualMs` of virtual time, let go by bit by bit, and a minute of real time. */
@@ -231,4 +281,5 @@ export async function inTurns(condition: () => boolean): Promise<void> {
 }
 export const logged = (pattern: RegExp): boolean => lines.some((line) => pattern.test(line))
 export const ready = (): Promise<void> => until(() => logged(/Running backend/) && dataPaths.at(-1)!.applied.length > 0)
-export const own = (): string => [...store.entries.values()].find((entry) => entry.value === ours)!.key
+export const own = (): string =>
+  [...store.entries.values()].find(({ value: text }) => text.includes('192.0.2.1') || text.includes('2001:db8::1'))!.key

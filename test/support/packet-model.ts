@@ -216,7 +216,7 @@ function packetOf(flow: Flow, payloadBytes: number, flags: number): Buffer {
   return packet
 }
 
-/** What a receive batch may hold: mostly flows in order, now and then something that may not be joined. */
+/** A receive batch: mostly flows in order, now and then something that may not be joined. */
 export function randomBatch(random: Random, size: number): Buffer[] {
   const flows = Array.from({ length: 1 + random.below(4) }, () => randomFlow(random))
   let flow = flows[0]!
@@ -268,7 +268,10 @@ export function randomSuperpacket(random: Random): { virtio: Virtio; packet: Buf
 
 // ---- comparing ----
 
-/** Of what may not be reordered: addresses, protocol and ports; fragments and what has no ports by addresses. */
+/**
+ * The key of packets that may not be reordered: addresses, protocol and ports; addresses alone for fragments and what
+ * has no ports.
+ */
 export function flowKey(packet: Buffer): string {
   const { version, protocol, ipBytes } = shapeOf(packet)
   const addresses = packet.toString('hex', version === 4 ? 12 : 8, version === 4 ? 20 : 40)

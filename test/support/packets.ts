@@ -1,6 +1,6 @@
 // packets.ts - builds IPv4 packets for tests.
 
-import { internetChecksum } from '../../src/dataplane/packet.ts'
+import { internetChecksum } from '../../src/path/engine/reference/packet.ts'
 
 export interface PacketFields {
   readonly source: number

@@ -1,6 +1,6 @@
 // page-status.ts - the status of a sound node, with the peers that a test wants.
 
-import { countPeers, type PeerStatus, type Status } from '../../src/status/status.ts'
+import { conditionOf, countPeers, type PeerStatus, type Status } from '../../src/report/status.ts'
 import { soundPeer, soundStatus } from './facts.ts'
 
 /** The peer with 10.5.N.0/24, which answers; one that is said to be programmed was asked in vain. */
@@ -16,6 +16,9 @@ export function peerWith(number: number, known: Partial<PeerStatus> = {}): PeerS
 /** Its peers are probed, unless not. */
 export const statusWith = (list: readonly PeerStatus[], known: Partial<Status> = {}, isProbing = true): Status => ({
   ...soundStatus,
+  ...(list.some((peer) => ['silent', 'stored'].includes(conditionOf(peer)))
+    ? { state: 'impaired', impairments: [{ by: 'peers', what: 'some do not answer' }], trouble: 'some do not answer' }
+    : {}),
   peers: countPeers(list, isProbing ? 10 : null),
   ...known,
 })

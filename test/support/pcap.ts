@@ -24,7 +24,7 @@ function sum16(bytes: Buffer, from: number, to: number, start: number): number {
   return sum
 }
 
-/** Whether the transport checksum of the IPv4 packet at `from` is right; a UDP checksum of 0 means none. */
+/** True when the transport checksum of the IPv4 packet at `from` is right; a UDP checksum of 0 means none. */
 function transportIsRight(bytes: Buffer, from: number, to: number): boolean {
   const header = (bytes[from]! & 15) * 4
   const protocol = bytes[from + 9]!
@@ -83,7 +83,7 @@ export async function* frames(stream: Readable): AsyncGenerator<Buffer> {
   }
 }
 
-/** Where the UDP header of a frame with an IPv4 packet begins. */
+/** The place where the UDP header of a frame with an IPv4 packet begins. */
 export const udpOf = (frame: Buffer): number => 14 + (frame[14]! & 15) * 4
 
 /**

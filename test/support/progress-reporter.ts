@@ -13,7 +13,10 @@ const nameOf = ({ relativeModuleId }: TestModule): string => relative('test', re
 
 export default class ProgressReporter implements Reporter {
   #progress: Progress | undefined
-  /** Of each file that was begun, its tests, those that are done, and how much of the one that runs; files run beside each other. */
+  /**
+   * The share of each file that was begun: its tests, those that are done, and how much of the one that runs; files run
+   * beside each other.
+   */
   readonly #shares = new Map<string, { readonly tests: number; done: number; part: number }>()
 
   onTestRunStart(specifications: readonly TestSpecification[]): void {

@@ -3,7 +3,7 @@
 import { beforeEach } from 'vitest'
 import { labs } from '../../lab/lab.ts'
 
-/** What each lab that is closed by now looked like, in the order of closing. */
+/** The state of each lab that is closed by now, in the order of closing. */
 const closed: string[] = []
 labs.beforeClose = async (lab) => void closed.push(await lab.describe())
 

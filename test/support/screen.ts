@@ -1,7 +1,7 @@
 // screen.ts - runs weft in this process and keeps what it writes.
 
-import { main } from '../../src/cli/weft.ts'
-import { createScreen } from '../../src/cli/look.ts'
+import { main } from '../../src/tool/weft/weft.ts'
+import { createScreen } from '../../src/tool/weft/look.ts'
 
 export interface Shown {
   readonly code: number
@@ -10,7 +10,7 @@ export interface Shown {
 }
 
 export interface Terminal {
-  /** As on a terminal. */
+  /** Set as on a terminal. */
   readonly isTTY?: boolean
   readonly env?: NodeJS.ProcessEnv
   /** Is told what stands on stdout, each time that something comes. */

@@ -20,7 +20,7 @@ export function* slices(bytes: number): Generator<Buffer> {
   }
 }
 
-/** What the receiver of `bytes` bytes must print. */
+/** The line that the receiver of `bytes` bytes must print. */
 export function digestOf(bytes: number): string {
   const hash = createHash('sha1')
   for (const slice of slices(bytes)) hash.update(slice)

@@ -17,7 +17,7 @@ const SILENCE_MS = (process.env['WEFT_LONG'] === '1' ? 7_200_000 : 900_000) * PA
 export default class SummaryReporter implements Reporter {
   readonly #running = new Set<string>()
   #silence: NodeJS.Timeout | undefined
-  /** Whether some tests of a file were chosen, by name or by line: the others need no reason. */
+  /** True when some tests of a file were chosen, by name or by line: the others need no reason. */
   #isChoice = false
 
   onInit({ config }: Vitest): void {

@@ -1,11 +1,12 @@
-// systemd.ts - a real systemd as the first process of namespaces of its own, on a host of the lab, with the unit of deploy/.
+// systemd.ts - a real systemd as the first process of namespaces of its own, on a host of the lab, with the unit of deploy/; or that of
+// a Debian in a folder, with the units that it has.
 //
 // It has a cgroup, a /run and unit folders of its own, and no unit but weftd's: nothing of this machine is touched.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { execute } from '../../lab/command.ts'
+import { execute, type Finished } from '../../lab/command.ts'
 import { packageRoot, type Host } from '../../lab/lab.ts'
 import { eventually } from './event.ts'
 
@@ -52,9 +53,27 @@ mkdir $units/weftd.service.d
 printf %s "$3" > $units/weftd.service.d/test.conf
 exec env -i container=weft PATH="$PATH" ${SYSTEMD} --system --unit=multi-user.target --show-status=no`
 
+/** The Debian's folder is the root; the other one is /srv there. Its systemd may mount what it likes on /tmp. */
+const BOOT_DEBIAN = `
+umount /sys/fs/cgroup
+mount --bind "$1" "$1"
+mkdir -p "$1/old"
+mount --bind "$2" "$1/srv"
+mount --rbind /dev "$1/dev"
+mount -t proc proc "$1/proc"
+mount -t sysfs sysfs "$1/sys"
+mount -t cgroup2 cgroup2 "$1/sys/fs/cgroup"
+mount -t tmpfs tmpfs "$1/run"
+cd "$1"
+pivot_root . old
+umount --lazy /old
+exec env -i container=weft PATH=/usr/sbin:/usr/bin:/sbin:/bin ${SYSTEMD} --system --unit=multi-user.target --show-status=no`
+
 export interface Systemd {
   /** Runs systemctl; returns its stdout. */
   systemctl(...args: string[]): Promise<string>
+  /** Runs a command beside the units, where the clone is /opt/weft. */
+  run(...command: string[]): Promise<Finished>
   /** A property of weftd's unit, such as `ActiveState`. */
   property(name: string): Promise<string>
   /** weftd's process id as it is outside. */
@@ -65,17 +84,25 @@ export interface Systemd {
 }
 
 /** Boots systemd on the host; the unit is there, with these lines in the [Service] section of a drop-in, and not started. */
-export async function bootSystemd(host: Host, lines: readonly string[]): Promise<Systemd> {
-  const cgroup = host.namespace
+export function bootSystemd(host: Host, lines: readonly string[]): Promise<Systemd> {
   const dropIn = ['[Service]', 'ExecStart=', 'ExecStart=/opt/node /opt/weft/bin/weftd', ...lines, ''].join('\n')
+  return boot(host, BOOT, packageRoot, process.execPath, dropIn)
+}
+
+/** Boots the systemd of a Debian in a folder, where this other folder is /srv. */
+export const bootDebian = (host: Host, debian: string, folder: string): Promise<Systemd> =>
+  boot(host, BOOT_DEBIAN, debian, folder)
+
+async function boot(host: Host, script: string, ...given: readonly string[]): Promise<Systemd> {
+  const cgroup = host.namespace
   const child = host.spawn([
     ...['unshare', '--mount', '--pid', '--uts', '--ipc', '--fork', '--kill-child'],
-    ...['sh', '-ec', ENTER, cgroup, BOOT, packageRoot, process.execPath, dropIn],
+    ...['sh', '-ec', ENTER, cgroup, script, ...given],
   ])
   child.stdout?.resume()
   child.stderr?.pipe(process.stderr)
   let first = ''
-  const inside = (...command: string[]): Promise<{ code: number | null; stdout: string; stderr: string }> =>
+  const inside = (...command: string[]): Promise<Finished> =>
     execute(['nsenter', '--target', first, '--all', ...command])
   const root = (path: string): string => `/proc/${first}/root${path}`
   const systemd: Systemd = {
@@ -84,6 +111,7 @@ export async function bootSystemd(host: Host, lines: readonly string[]): Promise
       if (code !== 0) throw new Error(`systemctl ${args.join(' ')} ended with ${code}: ${stderr.trim()}`)
       return stdout.trim()
     },
+    run: inside,
     property: (name) => systemd.systemctl('show', 'weftd', '--value', '--property', name),
     async mainPid() {
       const main = await systemd.property('MainPID')

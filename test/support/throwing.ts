@@ -44,7 +44,7 @@ function strikeOn<T extends object>(emitter: T, name: string, matters: (emitter:
 const addon = (): typeof Addon =>
   (createRequire(import.meta.url)('node-gyp-build') as (folder: string) => typeof Addon)(packageRoot)
 
-/** What is done before weftd begins. */
+/** Preparations before weftd begins. */
 const PREPARE: Readonly<Record<string, () => void>> = {
   timer() {
     const set = globalThis.setTimeout
@@ -105,7 +105,7 @@ const PREPARE: Readonly<Record<string, () => void>> = {
   },
 }
 
-/** What throws of itself when it is told to. */
+/** Throws of its own accord when it is told to. */
 const STRIKE: Readonly<Record<string, () => void>> = {
   'promise that nobody waits for': () => void Promise.resolve().then(strike),
   'error that nobody hears': () => void setImmediate(strike),

@@ -17,7 +17,7 @@ import { createInterface } from 'node:readline'
 import { Transform } from 'node:stream'
 import { setTimeout as delay } from 'node:timers/promises'
 
-/** What happens to calls from now on; all is well without any. */
+/** The trouble that befalls calls from now on; all is well without any. */
 export interface Trouble {
   /** Each call takes this much longer. */
   readonly delayMs?: number
@@ -31,7 +31,7 @@ export interface Trouble {
   readonly hold?: boolean
 }
 
-/** How often each trouble struck. */
+/** The number of times that each trouble struck. */
 export interface Strikes {
   readonly delayed: number
   readonly failed: number
@@ -45,7 +45,7 @@ export interface TroubledEtcd {
   close(): Promise<void>
 }
 
-/** Until the proxy is closed; `etcd` is a URL without TLS. */
+/** Runs until the proxy is closed; `etcd` is a URL without TLS. */
 export async function startTroubledEtcd(etcd: string, address = '127.0.0.1', port = 0): Promise<TroubledEtcd> {
   const strikes = { delayed: 0, failed: 0, held: 0 }
   const sessions = new Set<ServerHttp2Session>()

@@ -24,8 +24,8 @@ function loaded(...entries: readonly string[]) {
 }
 
 it('weftd loads 55 files and no package before it forwards as last known, and no HTTP', () => {
-  const first = ['cli/weftd.ts', 'log.ts', 'status/events.ts', 'status/notify.ts', 'begin.ts']
-  const { own, others } = loaded(...first, 'backend/udp.ts', 'dataplane/native-engine.ts')
+  const first = ['weftd.ts', 'base/log.ts', 'report/events.ts', 'report/notify.ts', 'begin.ts']
+  const { own, others } = loaded(...first, 'path/kinds/udp.ts', 'path/engine/native-engine.ts')
   expect(own).toContain('host/external-interface.ts') // that it finds what is loaded
   expect(own.length, own.join(' ')).toBeLessThanOrEqual(55)
   expect(others).toEqual([
@@ -34,9 +34,9 @@ it('weftd loads 55 files and no package before it forwards as last known, and no
   ])
 })
 
-it('weft status loads 17 files and no package', () => {
-  const { own, others } = loaded('cli/weft.ts', 'cli/status.ts')
-  expect(own).toContain('cli/ask.ts')
-  expect(own.length, own.join(' ')).toBeLessThanOrEqual(17)
+it('weft status loads 19 files and no package', () => {
+  const { own, others } = loaded('tool/weft/weft.ts', 'tool/weft/status.ts')
+  expect(own).toContain('tool/weft/ask.ts')
+  expect(own.length, own.join(' ')).toBeLessThanOrEqual(19)
   expect(others.filter((name) => !name.startsWith('node:'))).toEqual([])
 })

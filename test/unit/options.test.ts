@@ -2,16 +2,16 @@
 
 import { inspect } from 'node:util'
 import { describe, expect, it } from 'vitest'
-import { usage } from '../../src/cli/weftd.ts'
-import { applyEnvironment, parseFlags, type FlagValue } from '../../src/go-flags.ts'
-import { Secret, secretUrls } from '../../src/secret.ts'
+import { usage } from '../../src/weftd.ts'
+import { applyEnvironment, parseFlags, type FlagValue } from '../../src/base/go-flags.ts'
+import { Secret, secretUrls } from '../../src/base/secret.ts'
 import {
   checkFeatures,
   checkMargin,
   checkOptions,
   FLAGS,
   FLANNEL_FLAGS,
-  refuseNotYet,
+  interfaceWishes,
   WEFT_FLAGS,
 } from '../../src/options.ts'
 
@@ -68,6 +68,8 @@ const OURS: typeof UPSTREAM = [
   ['status-socket', 'FLANNELD_STATUS_SOCKET', '/run/weft/weftd.sock'],
   ['status-ip', 'FLANNELD_STATUS_IP', '127.0.0.1'],
   ['status-page', 'FLANNELD_STATUS_PAGE', true],
+  ['status-network', 'FLANNELD_STATUS_NETWORK', 0],
+  ['status-token-file', 'FLANNELD_STATUS_TOKEN_FILE', ''],
   ['without', 'FLANNELD_WITHOUT', []],
 ]
 
@@ -212,13 +214,22 @@ describe('checkOptions and checkMargin', () => {
     [['-nice=20'], '--nice is 20'],
     [['-status-ip=node1'], '--status-ip is "node1"'],
     [['-status-ip=fe80::1%eth0'], '--status-ip is "fe80::1%eth0"'],
+    [['-status-network=-1'], '--status-network is -1'],
+    [['-status-network=65536'], '--status-network is 65536'],
+    [['-status-token-file=/token'], '--status-token-file is given without --status-network'],
     [['-probe-interval=-1'], '--probe-interval is -1'],
     [['-probe-interval=3601'], '--probe-interval is 3601'],
     [['-poll-us=-1'], '--poll-us is -1'],
     [['-poll-us=1001'], '--poll-us is 1001'],
     [['-iface-wait=-1'], '--iface-wait is -1'],
-  ])('refuses %j', (args, message) => {
-    expect(() => check(...args)).toThrow(message)
+    [['-kube-subnet-mgr', '-lease-dir=/leases'], '--lease-dir and --kube-subnet-mgr exclude each other'],
+  ])('refuses %j, and says what it may be', (args, message) => {
+    expect(() => check(...args)).toThrow(
+      expect.objectContaining({
+        ...{ code: 'USAGE', message: expect.stringContaining(message) },
+        remedy: expect.stringMatching(/^(give it .*\d|choose one of native, dgram, naive$|leave one out$)/),
+      }),
+    )
   })
 
   it.each([
@@ -226,6 +237,11 @@ describe('checkOptions and checkMargin', () => {
     [['-subnet-lease-renew-margin=1439', '-engine=dgram', '-workers=16']],
     [['-nice=-20', '-poll-us=0']],
     [['-nice=19', '-poll-us=1000']],
+    [['-workers=1', '-iface-wait=0', '-probe-interval=0', '-engine=naive']],
+    [['-status-network=65535', '-status-token-file=/token']],
+    [['-probe-interval=3600', '-status-ip=']],
+    [['-status-ip=::1', '-kube-subnet-mgr']],
+    [['-status-ip=0.0.0.0', '-lease-dir=/leases']],
   ])('takes %j', (args) => check(...args))
 })
 
@@ -253,8 +269,29 @@ describe('checkFeatures', () => {
   })
 })
 
-describe('refuseNotYet', () => {
-  it.each([[['-public-ipv6=fc00::1']]])('refuses %j', (args) => {
-    expect(() => refuseNotYet(parse(...args).options)).toThrow(expect.objectContaining({ code: 'USAGE' }))
+it('say of the external interface all that was asked for', () => {
+  expect(interfaceWishes(parse().options)).toEqual({
+    ifaces: [],
+    patterns: [],
+    canReach: '',
+    publicIp: { ipv4: '', ipv6: '' },
+  })
+  const { options } = parse(
+    ...[
+      '-iface=eth0',
+      '-iface=eth1',
+      '-iface-regex=^eth',
+      '-iface-can-reach=192.0.2.1',
+      '-public-ip=198.51.100.1',
+      '-public-ipv6=fc00::1',
+    ],
+  )
+  expect(interfaceWishes(options)).toEqual({
+    ...{
+      ifaces: ['eth0', 'eth1'],
+      patterns: ['^eth'],
+      canReach: '192.0.2.1',
+      publicIp: { ipv4: '198.51.100.1', ipv6: 'fc00::1' },
+    },
   })
 })

@@ -3,7 +3,7 @@
 import type * as childProcess from 'node:child_process'
 import { EventEmitter } from 'node:events'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
-import { entriesOf, watchHost } from '../../../src/host/events.ts'
+import { changesOf, createNews, entriesOf, watchHost } from '../../../src/host/events.ts'
 
 /** What starting a program says, if it is not what it says here. */
 const fork = vi.hoisted<{ fails?: (() => object) | undefined }>(() => ({}))
@@ -56,6 +56,68 @@ it.each([
   ['192.168.77.2 dev eth0 lladdr 02:00:00:00:00:02 REACHABLE ', false],
 ])('of the entries of flannel.1 the line %j matters: %s', (line, matters) => {
   expect(entriesOf('flannel.1').matters?.(line)).toBe(matters)
+})
+
+const LASTS = (seconds: number): string => `\\       valid_lft ${seconds}sec preferred_lft ${seconds}sec`
+it.each<[what: string, lines: readonly (readonly [line: string, isNew: boolean])[]]>([
+  [
+    'an address',
+    [
+      [`3: eth0    inet6 2001:db8::5/64 scope global tentative dynamic mngtmpaddr ${LASTS(100)}`, true],
+      [`3: eth0    inet6 2001:db8::5/64 scope global dynamic mngtmpaddr ${LASTS(99)}`, true],
+      [`3: eth0    inet6 2001:db8::5/64 scope global dynamic mngtmpaddr ${LASTS(200)}`, false],
+      [`3: eth0    inet6 2001:db8::6/64 scope global dynamic mngtmpaddr ${LASTS(200)}`, true],
+      [`4: eth1    inet6 2001:db8::5/64 scope global dynamic mngtmpaddr ${LASTS(200)}`, true],
+      [`3: eth0    inet6 2001:db8::5/64 scope global deprecated dynamic mngtmpaddr ${LASTS(0)}`, true],
+      [`3: eth0    inet6 2001:db8::5/64 scope global dynamic mngtmpaddr ${LASTS(200)}`, true],
+      [`3: eth0    inet6 2001:db8::5/64 scope global \\       valid_lft forever preferred_lft forever`, true],
+      [`Deleted 3: eth0    inet6 2001:db8::5/64 scope global \\       valid_lft forever preferred_lft forever`, true],
+      [`3: eth0    inet6 2001:db8::5/64 scope global \\       valid_lft forever preferred_lft forever`, true],
+    ],
+  ],
+  [
+    'a route',
+    [
+      ['default via fe80::1 dev eth0 proto ra metric 1024 expires 300sec pref medium', true],
+      ['default via fe80::1 dev eth0 proto ra metric 1024 expires 1800sec pref medium', false],
+      ['default via fe80::2 dev eth0 proto ra metric 1024 expires 1800sec pref medium', true],
+      ['default via fe80::1 dev eth0 proto ra metric 1024 expires 1800sec pref medium', true],
+      ['default via fe80::1 dev eth0 proto ra metric 512 expires 1800sec pref medium', true],
+      ['2001:db8::/64 dev eth0 proto ra metric 1024 expires 1800sec pref medium', true],
+      ['Deleted default via fe80::1 dev eth0 proto ra metric 1024 expires 5sec pref medium', true],
+      ['default via fe80::1 dev eth0 proto ra metric 1024 expires 5sec pref medium', true],
+    ],
+  ],
+  [
+    'what has no lifetime',
+    [
+      ['3: eth0: <BROADCAST,UP> mtu 1500 qdisc noqueue state UP group default', true],
+      ['3: eth0: <BROADCAST,UP> mtu 1500 qdisc noqueue state UP group default', true],
+      ['fd00:5::/48 dev flannel.1 proto static metric 1024 pref medium', true],
+      ['Deleted fd00:5::/48 dev flannel.1 proto static metric 1024 pref medium', true],
+    ],
+  ],
+])('takes %s for new that is, and not for a renewed lifetime', (_what, lines) => {
+  const isNew = createNews()
+  expect(lines.map(([line]) => [line, isNew(line)])).toEqual(lines)
+})
+
+it('remembers no more addresses than a host can have, and takes one for new that it has forgotten', () => {
+  const isNew = createNews()
+  const line = (number: number): string =>
+    `3: eth0    inet6 2001:db8::${number.toString(16)}/64 scope global ${LASTS(9)}`
+  for (let number = 1; number <= 10_000; number++) expect(isNew(line(number))).toBe(true)
+  expect(isNew(line(1))).toBe(false)
+  expect(isNew(line(0))).toBe(true)
+  expect(isNew(line(1))).toBe(true)
+})
+
+it.each([
+  [['ipv4'], 'ip -4 monitor link address route'],
+  [['ipv4', 'ipv6'], 'ip -o monitor link address route'],
+  [['ipv6'], 'ip -o -6 monitor link address route'],
+] as const)('hears of %s by %s', (families, command) => {
+  expect(changesOf(families).monitor.join(' ')).toBe(command)
 })
 
 it.each<[what: string, fails: () => object]>([

@@ -2,16 +2,20 @@
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
-import { WeftError } from '../../../src/errors.ts'
+import { WeftError } from '../../../src/base/errors.ts'
 import type { Run } from '../../../src/host/command.ts'
 import {
+  changeOf,
   chooseExternalInterface,
   currentExternal,
   preferredAddress,
+  type ExternalInterface,
   type InterfaceWishes,
 } from '../../../src/host/external-interface.ts'
-import type { Address } from '../../../src/host/links.ts'
+import { addressText, formatAddress, type Addresses, type Family } from '../../../src/net/address.ts'
+import type { Link, LinkAddress } from '../../../src/host/links.ts'
 import { formatIpv4, parseIpv4 } from '../../../src/net/ipv4.ts'
+import { formatIpv6, parseIpv6 } from '../../../src/net/ipv6.ts'
 
 interface JsonAddress {
   local: string
@@ -68,15 +72,21 @@ function host(
   }
 }
 
-async function choose(wishes: Partial<InterfaceWishes>, run = host()) {
+interface Asked extends Partial<Omit<InterfaceWishes, 'publicIp'>> {
+  readonly publicIp?: string
+  readonly publicIpv6?: string
+}
+
+async function choose({ publicIp: ip = '', publicIpv6 = '', ...wishes }: Asked, run = host()) {
   const lines: string[] = []
   const say = (message: string): void => void lines.push(message)
   const { name, mtu, address, publicIp } = await chooseExternalInterface(
     run,
-    { ifaces: [], patterns: [], canReach: '', publicIp: '', ...wishes },
+    { ifaces: [], patterns: [], canReach: '', publicIp: { ipv4: ip, ipv6: publicIpv6 }, ...wishes },
+    ['ipv4'],
     { info: say, warn: say, error: say, v: () => false },
   )
-  return { name, mtu, address: formatIpv4(address), publicIp: formatIpv4(publicIp), lines }
+  return { name, mtu, address: addressText(address), publicIp: addressText(publicIp), lines }
 }
 
 describe('chooseExternalInterface', () => {
@@ -254,9 +264,11 @@ describe('preferredAddress', () => {
     dynamic: fc.boolean(),
     deprecated: fc.boolean(),
     secondary: fc.boolean(),
+    temporary: fc.constant(false),
+    tentative: fc.constant(false),
   })
   const bare = { index: 1, name: 'x', mtu: 1500, up: true, loopback: false, queueLength: 0 }
-  const rank = ({ address: at, dynamic }: Address): number =>
+  const rank = ({ address: at, dynamic }: LinkAddress<number>): number =>
     (formatIpv4(at).startsWith('169.254.') ? 2 : 0) + (dynamic ? 1 : 0)
 
   it('is the first of the best that can be used at all', () => {
@@ -267,20 +279,476 @@ describe('preferredAddress', () => {
           return !entry.deprecated && top !== 0 && top !== 127 && top < 224
         })
         const best = Math.min(...usable.map(rank))
-        expect(preferredAddress({ ...bare, addresses })).toBe(usable.find((entry) => rank(entry) === best)?.address)
+        expect(preferredAddress({ ...bare, addresses: { ipv4: addresses, ipv6: [] } }, 'ipv4')).toBe(
+          usable.find((entry) => rank(entry) === best)?.address,
+        )
       }),
     )
   })
 })
 
+/** An address as `ip -j` tells it: text, then its flags. */
+const ipv6 = (text: string): object => {
+  const [local, ...flags] = text.split(' ')
+  return { family: 'inet6', local, prefixlen: 64, ...Object.fromEntries(flags.map((flag) => [flag, true])) }
+}
+const both = (ifindex: number, ifname: string, addresses: readonly string[], mtu = 1500, flags = ['UP']): object => ({
+  ...{ ifindex, ifname, mtu, flags },
+  addr_info: addresses.map((text) =>
+    text.includes(':') ? ipv6(text) : { family: 'inet', local: text, prefixlen: 24 },
+  ),
+})
+const BOTH = [
+  both(1, 'lo', ['127.0.0.1', '::1'], 65536, ['LOOPBACK', 'UP']),
+  both(2, 'eth0', [
+    ...['192.0.2.7', 'fe80::7', 'fd00::77 deprecated', 'fd00::78 tentative', 'fd00::79 dadfailed tentative'],
+    ...['2001:db8::aaaa temporary dynamic', '2001:db8::7 dynamic', 'fd00::7', 'fd00::70'],
+  ]),
+  both(3, 'eth1', ['198.51.100.1', '198.51.100.2', 'fe80::1', 'fd00:1::1', 'fd00:1::2'], 9000),
+  both(4, 'four', ['203.0.113.4']),
+  both(5, 'six', ['fd00:6::1']),
+  both(6, 'off', ['203.0.113.6']),
+  both(7, 'new', ['203.0.113.7', 'fe80::a', 'fd00:7::1 tentative', 'fd00:7::2 temporary dynamic']),
+  both(8, 'old', ['203.0.113.8', 'fd00:8::1 deprecated', '::1', 'ff02::1', '::']),
+  both(9, 'lan', ['203.0.113.9', 'fe80::9 dynamic', 'fe80::99']),
+  both(10, 'tmp', ['203.0.113.10', 'fe80::1010', 'fd00:10::1 temporary dynamic']),
+  both(11, 'nil', ['203.0.113.11', 'fd00:11::1'], 0),
+]
+const ALL = (why: string): string =>
+  'lo:[127.0.0.1 ::1] (loopback), eth0:[192.0.2.7 fe80::7 fd00::77(deprecated) fd00::78(tentative) fd00::79(tentative) ' +
+  `2001:db8::aaaa 2001:db8::7 fd00::7 fd00::70] (${why}), ` +
+  `eth1:[198.51.100.1 198.51.100.2 fe80::1 fd00:1::1 fd00:1::2] (${why}), four:[203.0.113.4] (no IPv6 address), ` +
+  'six:[fd00:6::1] (no IPv4 address), off:[203.0.113.6] (no IPv6 by net.ipv6.conf.off.disable_ipv6), ' +
+  'new:[203.0.113.7 fe80::a fd00:7::1(tentative) fd00:7::2] (no usable IPv6 address), ' +
+  'old:[203.0.113.8 fd00:8::1(deprecated) ::1 ff02::1 ::] (no usable IPv6 address), ' +
+  `lan:[203.0.113.9 fe80::9 fe80::99] (${why}), tmp:[203.0.113.10 fe80::1010 fd00:10::1] (${why}), ` +
+  'nil:[203.0.113.11 fd00:11::1] (MTU 0)'
+
+/** A host of both families: by which device its default routes lead, and which links it has. */
+function hostOfBoth(
+  by4: readonly object[] | string = 'eth0',
+  by6: readonly object[] | string = 'eth0',
+  links = BOTH,
+): Run {
+  const routes = (by: readonly object[] | string): string =>
+    JSON.stringify(typeof by === 'string' ? [{ dst: 'default', dev: by }] : by)
+  return async (file, args) => {
+    const question = [file, ...args].join(' ')
+    if (question === 'ip -j address show') return JSON.stringify(links)
+    if (question === 'ip -j -4 route show exact default') return routes(by4)
+    if (question === 'ip -j -6 route show exact default') return routes(by6)
+    if (question === 'ip -j -4 route get 198.51.100.9')
+      return JSON.stringify([{ dst: '198.51.100.9', dev: 'eth1', prefsrc: '198.51.100.2' }])
+    if (question === 'ip -j -6 route get fd00:1::9')
+      return JSON.stringify([{ dst: 'fd00:1::9', dev: 'eth1', prefsrc: 'fd00:1::2' }])
+    if (question === 'ip -j -6 route get 2001:db8:9::1')
+      throw new WeftError('COMMAND', '`ip route get` failed: RTNETLINK answers: Network is unreachable')
+    if (question === 'ip -j -6 route get 2001:db8:9::2')
+      throw new WeftError('COMMAND', '`ip route get` failed: RTNETLINK answers: No route to host')
+    throw new Error(`unexpected: ${question}`)
+  }
+}
+const readSysctl = async (name: string): Promise<string> => (name === 'net/ipv6/conf/off/disable_ipv6' ? '1' : '0')
+
+const IPV6: readonly Family[] = ['ipv6']
+const DUAL: readonly Family[] = ['ipv4', 'ipv6']
+const text = ({ ipv4, ipv6: other }: Addresses): string =>
+  [ipv4, other].flatMap((address) => (address === undefined ? [] : formatAddress(address))).join(' ')
+
+async function chooseOf(
+  families: readonly Family[],
+  { publicIp = '', publicIpv6 = '', ...asked }: Asked,
+  run = hostOfBoth(),
+) {
+  const lines: string[] = []
+  const say = (message: string): void => void lines.push(message)
+  const wishes = { ifaces: [], patterns: [], canReach: '', publicIp: { ipv4: publicIp, ipv6: publicIpv6 }, ...asked }
+  const log = { info: say, warn: say, error: say, v: () => false }
+  const found = await chooseExternalInterface(run, wishes, families, log, readSysctl)
+  return { found, name: found.name, address: text(found.address), publicIp: text(found.publicIp), lines }
+}
+
+describe('chooseExternalInterface where the network has IPv6', () => {
+  it('takes the default route of IPv6 alone, and says so as flanneld does', async () => {
+    const { lines, found, ...is } = await chooseOf(IPV6, {}, hostOfBoth([]))
+    expect(is).toEqual({ name: 'eth0', address: 'fd00::7', publicIp: 'fd00::7' })
+    expect(found.address.ipv4).toBeUndefined()
+    expect(lines).toEqual([
+      'Determining IP address of default interface',
+      'Using interface with name eth0 and v6 address fd00::7',
+      'Defaulting external v6 address to interface address (fd00::7)',
+    ])
+  })
+
+  it('takes the interface of both default routes, and says so of each family', async () => {
+    const { lines, found, ...is } = await chooseOf(DUAL, {})
+    expect(is).toEqual({ name: 'eth0', address: '192.0.2.7 fd00::7', publicIp: '192.0.2.7 fd00::7' })
+    expect(found.named).toEqual({ address: { ipv4: false, ipv6: false }, publicIp: { ipv4: false, ipv6: false } })
+    expect(lines).toEqual([
+      'Determining IP address of default interface',
+      'Using interface with name eth0 and address 192.0.2.7',
+      'Using interface with name eth0 and v6 address fd00::7',
+      'Defaulting external address to interface address (192.0.2.7)',
+      'Defaulting external v6 address to interface address (fd00::7)',
+    ])
+  })
+
+  it('takes the default routes of the lowest metric of each family, and none that leads nowhere', async () => {
+    const nowhere = { type: 'unreachable', dst: 'default', dev: 'lo', metric: 1 }
+    const by6 = [nowhere, { dev: 'eth1', metric: 2048 }, { nexthops: [{ dev: 'eth0' }, { dev: 'eth1' }], metric: 1024 }]
+    expect((await chooseOf(DUAL, {}, hostOfBoth('eth0', by6))).name).toBe('eth0')
+    await expect(chooseOf(IPV6, {}, hostOfBoth('eth0', [nowhere]))).rejects.toThrow('unable to find default v6 route')
+  })
+
+  it.each<[families: readonly Family[], wishes: Asked, name: string, address: string, named: string]>([
+    // by name
+    [IPV6, { ifaces: ['eth1'] }, 'eth1', 'fd00:1::1', ''],
+    [DUAL, { ifaces: ['eth1'] }, 'eth1', '198.51.100.1 fd00:1::1', ''],
+    [IPV6, { ifaces: ['six'] }, 'six', 'fd00:6::1', ''],
+    [DUAL, { ifaces: ['four', 'six', 'off', 'eth1'] }, 'eth1', '198.51.100.1 fd00:1::1', ''],
+    [DUAL, { ifaces: ['new', 'old', 'lan'] }, 'lan', '203.0.113.9 fe80::99', ''], // link-local for want of another
+    [DUAL, { ifaces: ['tmp'] }, 'tmp', '203.0.113.10 fd00:10::1', ''], // temporary for want of a lasting one
+    [DUAL, { ifaces: [''] }, 'eth0', '192.0.2.7 fd00::7', ''],
+    // by an address of either family
+    [IPV6, { ifaces: ['fd00:1::2'] }, 'eth1', 'fd00:1::2', 'ipv6'],
+    [IPV6, { ifaces: ['FD00:1:0::02'] }, 'eth1', 'fd00:1::2', 'ipv6'],
+    [IPV6, { ifaces: ['fe80::1'] }, 'eth1', 'fe80::1', 'ipv6'], // also one that would not be chosen
+    [IPV6, { ifaces: ['fd00::77'] }, 'eth0', 'fd00::77', 'ipv6'],
+    [IPV6, { ifaces: ['198.51.100.2'] }, 'eth1', 'fd00:1::1', ''],
+    [DUAL, { ifaces: ['198.51.100.2'] }, 'eth1', '198.51.100.2 fd00:1::1', 'ipv4'],
+    [DUAL, { ifaces: ['fd00:1::2'] }, 'eth1', '198.51.100.1 fd00:1::2', 'ipv6'],
+    [DUAL, { ifaces: ['fd00:9::9', 'fd00::78', 'fd00:6::1', 'eth1'] }, 'eth1', '198.51.100.1 fd00:1::1', ''],
+    // by an expression
+    [IPV6, { patterns: ['^fd00:1:'] }, 'eth1', 'fd00:1::1', ''],
+    [IPV6, { patterns: ['^2001:'] }, 'eth0', '2001:db8::7', ''],
+    [IPV6, { patterns: ['::7'] }, 'eth0', 'fd00::7', ''], // fd00::77 to fd00::79 are not to be used
+    [IPV6, { patterns: ['^198|^eth'] }, 'eth0', 'fd00::7', ''], // by the name: IPv4 is not of this network
+    [DUAL, { patterns: ['^198|::2$'] }, 'eth1', '198.51.100.1 fd00:1::2', ''],
+    [DUAL, { patterns: ['^fd00:1:|^eth1$'] }, 'eth1', '198.51.100.1 fd00:1::1', ''], // by the name
+    // by what is reached
+    [IPV6, { canReach: 'fd00:1::9' }, 'eth1', 'fd00:1::1', ''], // not by the kernel's source
+    [IPV6, { canReach: '198.51.100.9' }, 'eth1', 'fd00:1::1', ''],
+    [DUAL, { canReach: 'fd00:1::9' }, 'eth1', '198.51.100.1 fd00:1::1', ''],
+    [DUAL, { canReach: '198.51.100.9' }, 'eth1', '198.51.100.2 fd00:1::1', ''],
+    // by what is to be published
+    [IPV6, { publicIpv6: 'fd00:1::2' }, 'eth1', 'fd00:1::2', 'ipv6'],
+    [IPV6, { publicIp: '198.51.100.2' }, 'eth0', 'fd00::7', ''],
+    [DUAL, { publicIpv6: 'fd00:1::2' }, 'eth1', '198.51.100.1 fd00:1::2', 'ipv6'],
+    [DUAL, { publicIp: '198.51.100.2' }, 'eth1', '198.51.100.2 fd00:1::1', 'ipv4'],
+    [DUAL, { publicIp: '198.51.100.2', publicIpv6: 'fd00:1::2' }, 'eth1', '198.51.100.2 fd00:1::2', 'ipv4 ipv6'],
+  ])('for %j given %j takes %s %s', async (families, wishes, name, address, named) => {
+    const { found, ...is } = await chooseOf(families, wishes)
+    expect(is).toMatchObject({ name, address })
+    expect(DUAL.filter((family) => found.named.address[family]).join(' ')).toBe(named)
+  })
+
+  it('takes an address of IPv6 for a name, as ever, where the network has IPv4 alone', async () => {
+    const lines = await chooseOf(['ipv4'], { ifaces: ['fd00:1::2', 'eth0'] })
+    expect(lines.lines[0]).toBe(
+      'Could not find valid interface matching fd00:1::2: error looking up interface fd00:1::2: route ip+net: no such network interface',
+    )
+    await expect(chooseOf(['ipv4'], { ifaces: ['fd00:1::2'] })).rejects.toMatchObject({
+      message: 'Failed to find interface to use that matches the interfaces and/or regexes provided',
+      remedy: expect.stringMatching(/^name one with --iface: lo:\[127\.0\.0\.1\] \(loopback\), eth0:\[192\.0\.2\.7\]/),
+    })
+    await expect(chooseOf(['ipv4'], { canReach: 'fd00:1::9' })).rejects.toMatchObject({
+      code: 'USAGE',
+      remedy: expect.stringContaining('an IPv4 address'),
+    })
+  })
+
+  it('publishes --public-ipv6, which need not be on the host when --iface is given', async () => {
+    const asked = { ifaces: ['eth1'], publicIp: '192.0.2.200', publicIpv6: '2001:db8::200' }
+    const { found, ...is } = await chooseOf(DUAL, asked)
+    expect(is).toMatchObject({ address: '198.51.100.1 fd00:1::1', publicIp: '192.0.2.200 2001:db8::200' })
+    expect(is.lines.slice(-2)).toEqual([
+      'Using 192.0.2.200 as external address',
+      'Using 2001:db8::200 as external address',
+    ])
+    expect(found.named.publicIp).toEqual({ ipv4: true, ipv6: true })
+    const { found: one } = await chooseOf(DUAL, { ifaces: ['eth1'], publicIpv6: '2001:db8::200' })
+    expect([text(one.publicIp), one.named.publicIp]).toEqual([
+      '198.51.100.1 2001:db8::200',
+      { ipv4: false, ipv6: true },
+    ])
+  })
+
+  it.each([
+    '192.0.2.1',
+    'me',
+    'fe80::1',
+    'febf::1',
+    'fe80::1%eth0',
+    'fd00::/64',
+    '::',
+    '::1',
+    'ff02::1',
+    '::ffff:192.0.2.1',
+    '[fd00::1]',
+  ])('refuses --public-ipv6 %s, whatever the network has', async (publicIpv6) => {
+    for (const families of [IPV6, DUAL, ['ipv4'] as const])
+      await expect(chooseOf(families, { publicIpv6 })).rejects.toMatchObject({
+        code: 'USAGE',
+        message: `invalid public IPv6 address: ${publicIpv6}`,
+        remedy: expect.stringMatching(
+          /^fe.*[^0]$/.test(publicIpv6) && !publicIpv6.includes('%')
+            ? /link-local one holds on its own/
+            : /--public-ipv6/,
+        ),
+      })
+  })
+
+  const failed = 'Failed to find any valid interface to use: '
+  const unmatched = 'Failed to find interface to use that matches the interfaces and/or regexes provided: '
+  it.each<[what: string, families: readonly Family[], wishes: Asked, run: Run, message: string, remedy: string]>([
+    [
+      'default routes by two interfaces',
+      DUAL,
+      {},
+      hostOfBoth('eth0', 'eth1'),
+      `${failed}v6 default route interface eth1 must be the same with v4 default route interface eth0`,
+      `lead both default routes by one interface, or name one with --iface: ${ALL('not of both default routes')}`,
+    ],
+    [
+      'no default route of IPv6',
+      DUAL,
+      {},
+      hostOfBoth('eth0', []),
+      `${failed}failed to get default v6 interface: unable to find default v6 route`,
+      `name one with --iface: ${ALL('not of both default routes')}`,
+    ],
+    [
+      'no default route of IPv4, by its own words',
+      DUAL,
+      {},
+      hostOfBoth([], 'eth0'),
+      `${failed}failed to get default interface: unable to find default route`,
+      `name one with --iface: ${ALL('not of both default routes')}`,
+    ],
+    [
+      'the default route of an interface on which IPv6 is off',
+      DUAL,
+      {},
+      hostOfBoth('off', []),
+      `${failed}IPv6 is off on the interface off: net.ipv6.conf.off.disable_ipv6 is 1`,
+      `set it to 0, or name one with --iface: ${ALL('not of both default routes')}`,
+    ],
+    [
+      'an interface that lacks IPv6, and one that lacks IPv4',
+      DUAL,
+      { ifaces: ['four', 'six'] },
+      hostOfBoth(),
+      `${unmatched}failed to find IPv6 address for interface four, failed to find IPv4 address for interface six`,
+      `name one with --iface: ${ALL('not asked for')}`,
+    ],
+    [
+      'an interface on which IPv6 is off',
+      DUAL,
+      { ifaces: ['off'] },
+      hostOfBoth(),
+      `${unmatched}IPv6 is off on the interface off: net.ipv6.conf.off.disable_ipv6 is 1`,
+      `set it to 0, or name one with --iface: ${ALL('not asked for')}`,
+    ],
+    [
+      'a link-local address while a better one is tentative',
+      DUAL,
+      { ifaces: ['new'] },
+      hostOfBoth(),
+      `${unmatched}failed to find IPv6 address for interface new`,
+      `name one with --iface: ${ALL('not asked for')}`,
+    ],
+    [
+      'an address that nobody has, and one that is tentative',
+      DUAL,
+      { ifaces: ['fd00:9::9', 'fd00::79', '10.0.0.1'] },
+      hostOfBoth(),
+      `${unmatched}error looking up v6 interface fd00:9::9: no interface with given IPv6 found, ` +
+        'error looking up v6 interface fd00::79: no interface with given IPv6 found, ' +
+        'error looking up interface 10.0.0.1: no interface with given IP found',
+      `name one with --iface: ${ALL('not asked for')}`,
+    ],
+    [
+      'public addresses of two interfaces',
+      DUAL,
+      { publicIp: '192.0.2.7', publicIpv6: 'fd00:1::1' },
+      hostOfBoth(),
+      `${failed}v6 interface eth1 must be the same with v4 interface eth0`,
+      `give --public-ip and --public-ipv6 addresses of one interface, or name one with --iface: ${ALL('without 192.0.2.7 and fd00:1::1')}`,
+    ],
+    [
+      'a public address of elsewhere alone',
+      DUAL,
+      { publicIpv6: '2001:db8::200' },
+      hostOfBoth(),
+      `${failed}error looking up v6 interface 2001:db8::200: no interface with given IPv6 found`,
+      `name one with --iface: ${ALL('without 2001:db8::200')}`,
+    ],
+    [
+      'targets without a route',
+      DUAL,
+      { canReach: '2001:db8:9::1' },
+      hostOfBoth(),
+      `${unmatched}failed to get ifcanreach based interface: couldn't lookup route to 2001:db8:9::1: network is unreachable`,
+      `name one with --iface: ${ALL('not asked for')}`,
+    ],
+    [
+      'a target behind an unreachable route',
+      IPV6,
+      { canReach: '2001:db8:9::2' },
+      hostOfBoth(),
+      `${unmatched}failed to get ifcanreach based interface: couldn't lookup route to 2001:db8:9::2: network is unreachable`,
+      'name one with --iface: lo:[::1] (loopback), eth0:[fe80::7',
+    ],
+    [
+      'an interface without MTU',
+      IPV6,
+      { ifaces: ['nil'] },
+      hostOfBoth(),
+      `${unmatched}failed to determine MTU for fd00:11::1 interface`,
+      'nil:[fd00:11::1] (MTU 0)',
+    ],
+    [
+      'an expression that matches addresses of two interfaces, and no name',
+      DUAL,
+      { patterns: ['^192|^fd00:1:'] },
+      hostOfBoth(),
+      `${unmatched}could not match pattern ^192|^fd00:1: to any of the available network interfaces (lo:[], eth0:[`,
+      `name one with --iface: ${ALL('not asked for')}`,
+    ],
+    [
+      'no match, naming the addresses of both families, the best first',
+      DUAL,
+      { patterns: ['x'] },
+      hostOfBoth('eth0', 'eth0', BOTH.slice(0, 3)),
+      `${unmatched}could not match pattern x to any of the available network interfaces (lo:[], ` +
+        'eth0:[192.0.2.7 fd00::78 fd00::79 fd00::7 fd00::70 2001:db8::7 2001:db8::aaaa fe80::7], ' +
+        'eth1:[198.51.100.1 198.51.100.2 fd00:1::1 fd00:1::2 fe80::1])',
+      'name one with --iface: lo:',
+    ],
+  ])('refuses %s', async (_what, families, wishes, run, message, remedy) => {
+    const error: unknown = await chooseOf(families, wishes, run).catch((thrown: unknown) => thrown)
+    expect(error).toMatchObject({ code: 'INTERFACE', message: expect.stringContaining(message) })
+    expect((error as WeftError).remedy).toContain(remedy)
+  })
+
+  it('refuses a target that is none', async () => {
+    await expect(chooseOf(DUAL, { canReach: 'fd00::1%eth0' })).rejects.toMatchObject({
+      code: 'USAGE',
+      message: expect.stringContaining('provided: invalid IP address for --iface-can-reach: fd00::1%eth0'),
+      remedy: 'give --iface-regex an expression of RE2, --iface-can-reach an address',
+    })
+  })
+})
+
+describe('the choice of IPv6 addresses', () => {
+  const KINDS = ['2001:db8::', 'fd00::', 'fe80::', 'ff02::', '::'] as const
+  const entry = fc.record({
+    kind: fc.constantFrom(...KINDS),
+    low: fc.nat(9),
+    dynamic: fc.boolean(),
+    deprecated: fc.boolean(),
+    temporary: fc.boolean(),
+    tentative: fc.boolean(),
+  })
+  type Entry = typeof entry extends fc.Arbitrary<infer T> ? T : never
+  const addressOf = ({ kind, low }: Entry): string => formatIpv6(parseIpv6(kind)! + BigInt(low))
+  const toLinkAddress = (of: Entry): LinkAddress<bigint> => ({
+    ...{ address: parseIpv6(addressOf(of))!, prefixLength: 64, secondary: false },
+    ...{ dynamic: of.dynamic, deprecated: of.deprecated, temporary: of.temporary, tentative: of.tentative },
+  })
+
+  /** The groups in order; the first that has anybody decides: its first permanent one that is ready, else its first that is. */
+  function model(entries: readonly Entry[]): string | undefined {
+    // `::` to `::1` are nobody's; `::2` to `::9` are as good as any.
+    const usable = entries.filter((of) => !of.deprecated && of.kind !== 'ff02::' && (of.kind !== '::' || of.low > 1))
+    const isLocal = (of: Entry): boolean => of.kind === 'fe80::'
+    for (const group of [
+      usable.filter((of) => !isLocal(of) && !of.temporary),
+      usable.filter((of) => !isLocal(of) && of.temporary),
+      usable.filter((of) => isLocal(of) && !of.temporary),
+      usable.filter((of) => isLocal(of) && of.temporary),
+    ]) {
+      if (group.length === 0) continue
+      const ready = group.filter((of) => !of.tentative)
+      const found = ready.find((of) => !of.dynamic) ?? ready[0]
+      return found && addressOf(found)
+    }
+    return undefined
+  }
+
+  const linkWith = (entries: readonly Entry[]): Link => ({
+    ...{ index: 1, name: 'x', mtu: 1500, up: true, loopback: false, queueLength: 0 },
+    addresses: { ipv4: [], ipv6: entries.map(toLinkAddress) },
+  })
+
+  it('is that of a simple model', () => {
+    fc.assert(
+      fc.property(fc.array(entry, { maxLength: 6 }), (entries) => {
+        const address = preferredAddress(linkWith(entries), 'ipv6')
+        expect(address && formatAddress(address)).toBe(model(entries))
+      }),
+      { numRuns: 1_000 },
+    )
+  })
+
+  it('takes of those that match', () => {
+    fc.assert(
+      fc.property(fc.array(entry, { maxLength: 6 }), fc.constantFrom(...KINDS), (entries, kind) => {
+        const fits = (address: string): boolean => address.startsWith(kind) && !/^::$/.test(address)
+        const address = preferredAddress(linkWith(entries), 'ipv6', fits)
+        expect(address && formatAddress(address)).toBe(model(entries.filter((of) => fits(addressOf(of)))))
+      }),
+    )
+  })
+
+  const ipv4s = fc.subarray(['192.0.2.1', '192.0.2.2'])
+  const anyLink = fc.record({ ipv4s, entries: fc.array(entry, { maxLength: 4 }), mtu: fc.constantFrom(0, 1500) })
+  const someRoutes = fc.array(fc.record({ dev: fc.constantFrom('l0', 'l1'), metric: fc.nat(3) }), { maxLength: 3 })
+
+  it('is of the interface of each default route, or none is', async () => {
+    const first = (routes: readonly { dev: string; metric: number }[]): string | undefined =>
+      routes.toSorted((a, b) => a.metric - b.metric)[0]?.dev
+    let chosen = 0
+    await fc.assert(
+      fc.asyncProperty(
+        fc.tuple(anyLink, anyLink),
+        someRoutes,
+        someRoutes,
+        fc.constantFrom(IPV6, DUAL),
+        async (links, by4, by6, families) => {
+          const listed = links.map((of, index) => ({
+            ...both(index, `l${index}`, of.ipv4s, of.mtu),
+            addr_info: [
+              ...of.ipv4s.map((local) => ({ family: 'inet', local })),
+              ...of.entries.map((each) => ({ ...each, family: 'inet6', local: addressOf(each) })),
+            ],
+          }))
+          const names = [...(families === DUAL ? [first(by4)] : []), first(by6)]
+          const at = links[names[0] === 'l0' ? 0 : 1]
+          const wanted = [...(families === DUAL ? [at.ipv4s[0]] : []), model(at.entries)]
+          const isFound =
+            new Set(names).size === 1 && names[0] !== undefined && !wanted.includes(undefined) && at.mtu > 0
+          const choosing = chooseOf(families, {}, hostOfBoth(by4, by6, listed))
+          if (!isFound) return void (await expect(choosing).rejects.toMatchObject({ code: 'INTERFACE' }))
+          chosen++
+          expect(await choosing).toMatchObject({ name: names[0], address: wanted.join(' ') })
+        },
+      ),
+      { numRuns: 1_000 },
+    )
+    expect(chosen).toBeGreaterThan(20)
+  })
+})
+
 describe('currentExternal', () => {
-  const address = parseIpv4('192.0.2.7')!
-  const before = { name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: false, publicIp: false } }
+  const address = { ipv4: parseIpv4('192.0.2.7')! }
+  const named = { address: { ipv4: false }, publicIp: { ipv4: false } }
+  const before = { name: 'eth0', mtu: 1500, address, publicIp: address, named }
   const eth0 = (mtu: number, ...locals: string[]): Run => {
     const addresses = locals.map((local) => ({ family: 'inet', local, scope: 'global' }))
     return async () => JSON.stringify([{ ifname: 'eth0', mtu, addr_info: addresses }])
   }
-  const nine = parseIpv4('192.0.2.9')!
+  const nine = { ipv4: parseIpv4('192.0.2.9')! }
 
   it.each([
     ['its MTU', before, eth0(1400, '192.0.2.7'), { mtu: 1400 }],
@@ -291,13 +759,13 @@ describe('currentExternal', () => {
     ['no MTU of 0', before, eth0(0, '192.0.2.7'), {}],
     [
       'no address in place of a named one',
-      { ...before, named: { address: true, publicIp: false } },
+      { ...before, named: { ...named, address: { ipv4: true } } },
       eth0(1500, '192.0.2.9'),
       {},
     ],
     [
       'the address, not the public IP that was named',
-      { ...before, named: { address: false, publicIp: true } },
+      { ...before, named: { ...named, publicIp: { ipv4: true } } },
       eth0(1500, '192.0.2.9'),
       { address: nine },
     ],
@@ -310,5 +778,89 @@ describe('currentExternal', () => {
     ['no other address than a matching one', { ...before, pattern: '^192' }, eth0(1500, '198.51.100.1'), {}],
   ])('takes over %s', async (_title, was, run, change) => {
     expect(await currentExternal(run, was)).toEqual({ ...was, ...change })
+  })
+})
+
+describe('currentExternal of both families', () => {
+  const addresses = (...texts: string[]): Addresses => ({
+    ipv4: texts.map((each) => parseIpv4(each)).find((address) => address !== undefined),
+    ipv6: texts.map((each) => parseIpv6(each)).find((address) => address !== undefined),
+  })
+  const unnamed = { ipv4: false, ipv6: false }
+  const of = (...texts: string[]): ExternalInterface => ({
+    ...{ name: 'eth0', mtu: 1500, address: addresses(...texts), publicIp: addresses(...texts) },
+    named: { address: unnamed, publicIp: unnamed },
+  })
+  const eth0 = (...texts: string[]): Run => {
+    return async () => JSON.stringify([both(2, 'eth0', texts)])
+  }
+  const before = of('192.0.2.7', 'fd00::7')
+  const now = (...texts: string[]): Partial<ExternalInterface> => {
+    const address = addresses(...texts)
+    return { address, publicIp: address }
+  }
+
+  it.each<[what: string, was: ExternalInterface, run: Run, change: Partial<ExternalInterface>]>([
+    ['the IPv6 address alone', before, eth0('192.0.2.7', 'fd00::8'), now('192.0.2.7', 'fd00::8')],
+    ['the IPv4 address alone', before, eth0('192.0.2.8', 'fd00::7'), now('192.0.2.8', 'fd00::7')],
+    ['both addresses', before, eth0('192.0.2.8', 'fd00::8'), now('192.0.2.8', 'fd00::8')],
+    ['no address beside the one in use', before, eth0('192.0.2.7', 'fd00::1', 'fd00::7'), {}],
+    ['nothing when only its lifetimes are others', before, eth0('192.0.2.7', 'fd00::7 dynamic'), {}],
+    [
+      'no preferred address while the deprecated one is there',
+      before,
+      eth0('192.0.2.7', 'fd00::7 deprecated', 'fd00::8'),
+      {},
+    ],
+    ['nothing while the address is tentative again', before, eth0('192.0.2.7', 'fd00::7 tentative', 'fd00::8'), {}],
+    ['no tentative address', before, eth0('192.0.2.7', 'fd00::8 tentative'), {}],
+    ['no deprecated address', before, eth0('192.0.2.7', 'fd00::8 deprecated'), {}],
+    ['no link-local address while the others are away', before, eth0('192.0.2.7', 'fe80::7'), {}],
+    [
+      'no temporary address while a lasting one is tentative',
+      before,
+      eth0('192.0.2.7', 'fd00::8 temporary', 'fd00::9 tentative'),
+      {},
+    ],
+    ['a link-local one for one', of('fe80::7'), eth0('fe80::8'), now('fe80::8')],
+    ['no IPv4 address where the network has none', of('fd00::7'), eth0('192.0.2.9', 'fd00::7'), {}],
+    ['no IPv6 address where the network has none', of('192.0.2.7'), eth0('192.0.2.7', 'fd00::7'), {}],
+    ['no address of a family that it has none of', before, eth0('192.0.2.8'), now('192.0.2.8', 'fd00::7')],
+    [
+      'no address in place of a named one, of that family',
+      { ...before, named: { address: { ipv4: false, ipv6: true }, publicIp: unnamed } },
+      eth0('192.0.2.8', 'fd00::8'),
+      now('192.0.2.8', 'fd00::7'),
+    ],
+    [
+      'the address, not the public IPv6 that was named',
+      {
+        ...before,
+        publicIp: addresses('192.0.2.7', '2001:db8::1'),
+        named: { address: unnamed, publicIp: { ipv4: false, ipv6: true } },
+      },
+      eth0('192.0.2.8', 'fd00::8'),
+      { address: addresses('192.0.2.8', 'fd00::8'), publicIp: addresses('192.0.2.8', '2001:db8::1') },
+    ],
+    [
+      'the addresses that match the expression they were chosen by',
+      { ...before, pattern: '::8|192' },
+      eth0('192.0.2.8', 'fd00::9', 'fd00::8'),
+      now('192.0.2.8', 'fd00::8'),
+    ],
+  ])('takes over %s', async (_what, was, run, change) => {
+    expect(await currentExternal(run, was)).toEqual({ ...was, ...change })
+  })
+
+  it.each([
+    [before, before, undefined],
+    [before, of('192.0.2.7', 'fd00::8'), 'the address of eth0 changed from fd00::7 to fd00::8'],
+    [before, of('192.0.2.8', 'fd00::8'), 'the address of eth0 changed from 192.0.2.7 to 192.0.2.8'],
+    [of('192.0.2.7'), of('192.0.2.8'), 'the address of eth0 changed from 192.0.2.7 to 192.0.2.8'],
+    [of('fd00::7'), of('fd00::8'), 'the address of eth0 changed from fd00::7 to fd00::8'],
+    [before, { ...before, mtu: 1400 }, 'the MTU of eth0 changed from 1500 to 1400'],
+    [before, { ...before, publicIp: addresses('192.0.2.9', 'fd00::9') }, undefined],
+  ])('changeOf names what is different: case %#', (was, is, change) => {
+    expect(changeOf(was, is)).toBe(change)
   })
 })

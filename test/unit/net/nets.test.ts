@@ -9,8 +9,12 @@ import {
   formatAddress,
   formatNet,
   netAround,
+  listed,
   netContains,
+  netSize,
+  netsOf,
   netsOverlap,
+  netsText,
   netText,
   parseAddress,
   parseNet,
@@ -32,7 +36,6 @@ import {
   formatIpv6Net,
   ipv6Net,
   ipv6NetContains,
-  ipv6NetSize,
   ipv6NetsOverlap,
   parseIpv6,
   parseIpv6Net,
@@ -141,7 +144,7 @@ describe('IPv6', () => {
   it('contains exactly the addresses from its own to its size, and overlaps exactly when the ranges do', () => {
     fc.assert(
       fc.property(net6, net6, sparse6, (a, b, ip) => {
-        const [endOfA, endOfB] = [a.address + ipv6NetSize(a.prefixLength), b.address + ipv6NetSize(b.prefixLength)]
+        const [endOfA, endOfB] = [a.address + netSize(a), b.address + netSize(b)]
         expect(ipv6NetContains(a, ip)).toBe(ip >= a.address && ip < endOfA)
         expect(ipv6NetsOverlap(a, b)).toBe(!(endOfA <= b.address || endOfB <= a.address))
       }),
@@ -173,7 +176,9 @@ describe('either family', () => {
         expect(netContains(netAround(ip, value.prefixLength), ip)).toBe(true)
       }),
     )
-    fc.assert(fc.property(net, net6, (ipv4, ipv6) => !netsOverlap({ ipv4 }, { ipv6 })))
+    fc.assert(
+      fc.property(net, net6, (ipv4, ipv6) => !netsOverlap({ ipv4 }, { ipv6 }) && !netsOverlap({ ipv6 }, { ipv4 })),
+    )
   })
 
   it('overlaps where one of the two does', () => {
@@ -261,5 +266,40 @@ describe('at the limits', () => {
     [128, 1n],
     [64, 1n << 64n],
     [0, 1n << 128n],
-  ])('an IPv6 network of /%i has %s addresses', (length, size) => expect(ipv6NetSize(length)).toBe(size))
+  ])('an IPv6 network of /%i has %s addresses', (length, size) =>
+    expect(netSize({ address: 0n, prefixLength: 0 }, length)).toBe(size),
+  )
+
+  it('stands in a list, by family, and in words, and has a size', () => {
+    const [v4, v6] = [parseIpv4Net('10.5.0.0/16')!, parseIpv6Net('fd00::/48')!]
+    const nets = { ipv4: v4, ipv6: v6 }
+    expect([listed(nets), listed({ ipv6: v6 }), listed({})]).toEqual([[v4, v6], [v6], []])
+    expect([netsOf([v6, v4, v4]), netsOf([])]).toEqual([nets, {}])
+    expect([nets, { ipv6: v6 }].map(netsText)).toEqual(['10.5.0.0/16 and fd00::/48', 'fd00::/48'])
+    expect([netSize(v4), netSize(v4, 24), netSize(v6), netSize(v6, 64)]).toEqual([65_536n, 256n, 1n << 80n, 1n << 64n])
+  })
+})
+
+it.each([
+  ['10.5.1.7', 24, '10.5.1.0/24'],
+  ['10.5.1.7', 0, '0.0.0.0/0'],
+  ['10.5.1.7', 32, '10.5.1.7/32'],
+  ['10.5.1.7', 64, '10.5.1.7/32'],
+  ['fc00::7', 64, 'fc00::/64'],
+  ['fc00::7', 24, 'fc00::/24'],
+])('around %s there is of %i bits the network %s', (text, bits, expected) => {
+  expect(formatNet(netAround(parseAddress(text)!, bits))).toBe(expected)
+})
+
+it.each([
+  [1, 2, -1],
+  [2, 1, 1],
+  [2, 2, 0],
+  [1n, 2n, -1],
+  [2n, 1n, 1],
+  [2n, 2n, 0],
+  [9, 1n, -1],
+  [1n, 9, 1],
+])('%d is before or behind %d: %d', (a, b, expected) => {
+  expect(compareAddresses(a, b)).toBe(expected)
 })

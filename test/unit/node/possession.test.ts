@@ -5,13 +5,13 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
 import { describe, expect, it } from 'vitest'
-import type { DataPath } from '../../../src/backend/backend.ts'
-import type { OpenPath } from '../../../src/dataplane/engine.ts'
-import { WeftError } from '../../../src/errors.ts'
+import type { DataPath } from '../../../src/path/backend.ts'
+import type { OpenPath } from '../../../src/path/engine/engine.ts'
+import { WeftError } from '../../../src/base/errors.ts'
 import { connect, listen } from '../../../src/host/unix-socket.ts'
 import { createPossession, untilOurs, type Possession } from '../../../src/node/possession.ts'
-import { serveSuccessors } from '../../../src/restart/predecessor.ts'
-import { predecessorAt } from '../../../src/restart/successor.ts'
+import { serveSuccessors } from '../../../src/node/restart/predecessor.ts'
+import { predecessorAt } from '../../../src/node/restart/successor.ts'
 
 function recorder() {
   const lines: string[] = []
@@ -156,6 +156,7 @@ it('one that cannot be closed is released all the same, and taken back when the 
       takeBack: () => possession.takeBack(),
       about: () => ({ version: '1', store: 's', healthPort: 0 }),
       refusal: () => undefined,
+      attend: (isThere: boolean) => void (possession.hasSuccessor = isThere),
       write: async () => {},
       lock: () => undefined,
       kill: () => false,
@@ -165,7 +166,7 @@ it('one that cannot be closed is released all the same, and taken back when the 
     const predecessor = predecessorAt(connect(path)!)
     await predecessor.about()
     await predecessor.release()
-    expect([predecessor.isGone, possession.state.is]).toEqual([false, 'released'])
+    expect([predecessor.isGone, possession.state.is, possession.hasSuccessor]).toEqual([false, 'released', true])
     expect(lines).toEqual(['Cannot close the data path: `ip link del flannel-wg` failed: no answer within 10 s'])
     predecessor.close()
     await untilOurs(possession, stopping.signal)

@@ -6,6 +6,7 @@ import {
   installRig,
   logged,
   own,
+  readiness,
   ready,
   refuseToOpen,
   start,
@@ -14,7 +15,7 @@ import {
   until,
   value,
 } from '../../support/node-rig.ts'
-import type { Status } from '../../../src/status/status.ts'
+import type { Status } from '../../../src/report/status.ts'
 
 installRig()
 
@@ -54,11 +55,28 @@ it('tells peers that are only stored from those that the data path has', async (
   const there = await becomes(({ peers }) => peers!.programmed === 1)
   expect(there.peers!.list).toEqual([
     {
-      ...{ lease: '10.5.0.64-26', subnet: '10.5.0.64/26', publicIp: '192.0.2.2', endpoint: 'somewhere:8285', type: '' },
+      ...{
+        lease: '10.5.0.64-26',
+        name: null,
+        subnet: '10.5.0.64/26',
+        publicIp: '192.0.2.2',
+        endpoint: 'somewhere:8285',
+        type: '',
+      },
+      ...{ ipv6Subnet: null, publicIpv6: null },
       way: 'tunnel',
       ...{ state: 'programmed', held: false, since: expect.stringMatching(/^\d{4}-.*Z$/) },
       ...{ txPackets: 1, txBytes: 84, rxPackets: 2, rxBytes: 168, heardSecondsAgo: expect.closeTo(0.25, 0) },
-      ...{ roundTripMs: null, lossPercent: null, probedSecondsAgo: null, pathMtu: null },
+      ...{ roundTripMs: null, lossPercent: null, probedSecondsAgo: null, unansweredSeconds: null, pathMtu: null },
+      ...{ path: null, passesBytes: null, pathSince: null },
+      families: {
+        ipv4: {
+          ...{ endpoint: 'somewhere:8285', way: 'tunnel', state: 'programmed' },
+          ...{ roundTripMs: null, lossPercent: null, probedSecondsAgo: null, unansweredSeconds: null, pathMtu: null },
+          ...{ path: null, passesBytes: null, pathSince: null },
+        },
+        ipv6: null,
+      },
     },
   ])
   dataPaths[0]!.refusal = new Error('no')
@@ -95,4 +113,19 @@ it('is impaired while there is no data path', async () => {
     ...{ state: 'impaired', trouble: 'the data path is down' },
     dataPath: { open: false, mtu: null, device: null, engine: null },
   })
+})
+
+it('is impaired, and not ready, while it lacks a family, and says why', async () => {
+  start()
+  await ready()
+  await until(readiness)
+  dataPaths[0]!.lacking = { ipv6: 'no device' }
+  expect(await nodeStatus()).toMatchObject({
+    ...{ state: 'impaired', trouble: 'IPv6 is not carried: no device' },
+    dataPath: { lacking: { ipv4: null, ipv6: 'no device' } },
+  })
+  expect(readiness()).toBe(false)
+  dataPaths[0]!.lacking = {}
+  expect(await nodeStatus()).toMatchObject({ state: 'working', trouble: null })
+  expect(readiness()).toBe(true)
 })

@@ -30,7 +30,7 @@ const { scripts } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), '
 /** What of a clone needs nothing once it is built, and `npm test`, which skips what it cannot run. */
 const CONTENT = new Set(['build', 'build:native', 'test'])
 /** Which of the others make hosts, where they cannot be skipped. */
-const HOSTED = ['test:soak', 'test:paths', 'test:kube', 'test:page', 'image:test']
+const HOSTED = ['test:soak', 'test:paths', 'test:kube', 'test:kubelet', 'test:page', 'image:test']
 const ASKED = Object.keys(TASKS).filter((name) => !CONTENT.has(name))
 
 let folder: string

@@ -1,0 +1,236 @@
+// alerts.test.ts - the alerts, by promtool, with the labels that the PodMonitor gives: each cause goes off as one alert, however many
+// nodes see it, and each alert leads to where the documents say what to do.
+
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { parse, stringify } from 'yaml'
+import { execute } from '../../lab/command.ts'
+import { packageRoot } from '../../lab/lab.ts'
+import { needs } from '../support/needs.ts'
+
+const read = (path: string): string => readFileSync(join(packageRoot, path), 'utf8')
+interface Rule {
+  readonly alert?: string
+  readonly annotations: Readonly<Record<string, string>>
+}
+interface Rules {
+  readonly groups: readonly { readonly name: string; readonly rules: readonly Rule[] }[]
+}
+const RULES = 'deploy/prometheus/weft.rules.yml'
+const rules = parse(read(RULES)) as Rules
+const alerts = rules.groups.flatMap(({ rules: each }) => each).filter(({ alert }) => alert !== undefined)
+
+describe('the rules', () => {
+  it('are the same for Prometheus, for its operator and in the chart', () => {
+    expect((parse(read('deploy/prometheus/prometheusrule.yml')) as { spec: Rules }).spec).toEqual(rules)
+    expect(read('deploy/charts/weft/files/weft.rules.yml')).toBe(read(RULES))
+  })
+
+  it.each(alerts)('$alert leads to a place that is there', ({ annotations }) => {
+    const [path = '', anchor = ''] = (annotations['runbook_url'] ?? '').split('#')
+    const page = read(path)
+    const headings = [...page.matchAll(/^#+ (.*)$/gm)].map(([, text]) =>
+      text!
+        .toLowerCase()
+        .replaceAll(/[^\w\- ]/g, '')
+        .replaceAll(' ', '-'),
+    )
+    expect([...headings, ...[...page.matchAll(/<a id="([^"]+)">/g)].map(([, id]) => id)]).toContain(anchor)
+  })
+})
+
+/** Nodes a to e, 10.5.1.0/24 to 10.5.5.0/24, as the PodMonitor has them scraped (test/netns/metrics.test.ts). */
+const NODES = ['a', 'b', 'c', 'd', 'e'] as const
+type NodeName = (typeof NODES)[number]
+const subnetOf = (node: NodeName): string => `10.5.${NODES.indexOf(node) + 1}.0/24`
+/** So many steps of half a minute; what is wrong is so from the tenth on. */
+const [STEPS, WRONG] = [60, 10]
+const always = (value: number): string => `${value}x${STEPS}`
+const then = (before: number, after: number | '_'): string => `${before}x${WRONG - 1} ${after}x${STEPS - WRONG}`
+
+interface Scene {
+  readonly job?: string
+  readonly up?: (node: NodeName) => boolean
+  readonly working?: (node: NodeName) => boolean
+  readonly hung?: (node: NodeName) => boolean
+  /** True where the first hears from the second. */
+  readonly hears?: (node: NodeName, peer: NodeName) => boolean
+  readonly store?: (node: NodeName) => boolean
+  readonly held?: number
+  /** Does not compare, although it reaches the store. */
+  readonly stale?: NodeName
+  readonly unusable?: (node: NodeName) => number
+  readonly expiresInS?: (node: NodeName) => number
+  /** More peers than have metrics of their own. */
+  readonly isLarge?: boolean
+}
+
+function seriesOf(scene: Scene): { series: string; values: string }[] {
+  const { job = 'weftd', up = () => true, working = () => true, hears = () => true, store = () => true } = scene
+  const found: { series: string; values: string }[] = []
+  for (const node of NODES) {
+    const at = `job="${job}",instance="node-${node}",namespace="kube-flannel"`
+    const put = (name: string, isWell: boolean, labels = '', well = 1, bad = 0): void => {
+      // Of a target that is away there is nothing but `up`.
+      const after = up(node) || name === 'up' ? (isWell ? well : bad) : '_'
+      found.push({ series: `${name}{${at}${labels}}`, values: then(well, after) })
+    }
+    put('up', up(node))
+    put('weft_info', true, `,version="1",backend="udp",engine="native",subnet="${subnetOf(node)}"`)
+    put('weft_working', working(node))
+    put('weft_data_path_hung_threads', !scene.hung?.(node), '', 0, 1)
+    put('weft_store_reachable', store(node))
+    put('weft_store_held_peers', !scene.held, '', 0, scene.held)
+    put('weft_peers_stored', true, '', 4)
+    put('weft_peers_programmed', !scene.unusable, '', 4, 4 - (scene.unusable?.(node) ?? 0))
+    const peers = NODES.filter((peer) => peer !== node)
+    const whole = peers.filter((peer) => hears(node, peer)).length / peers.length
+    put('weft_network_whole_ratio', whole === 1, '', 1, whole)
+    if (!scene.isLarge)
+      for (const peer of peers) put('weft_peer_answering', hears(node, peer), `,peer="${subnetOf(peer)}"`)
+    const ends = scene.expiresInS?.(node)
+    found.push({
+      series: `weft_lease_expiry_timestamp_seconds{${at}}`,
+      values: always(ends === undefined ? 86_400 : STEPS * 30 + ends),
+    })
+    // Compared as long as the store is there: the time of the step itself.
+    const isStale = !store(node) || scene.stale === node
+    const late = up(node) ? `${WRONG * 30}${isStale ? '' : '+30'}x${STEPS - WRONG}` : `_x${STEPS - WRONG}`
+    const compared = `0+30x${WRONG - 1} ${late}`
+    found.push({ series: `weft_store_last_comparison_timestamp_seconds{${at}}`, values: compared })
+  }
+  return found
+}
+
+const broken = (...nodes: readonly NodeName[]) => ({
+  not: (node: NodeName): boolean => !nodes.includes(node),
+  hears: (node: NodeName, peer: NodeName): boolean => !nodes.includes(node) && !nodes.includes(peer),
+})
+/** All alerts that go off, and how many times. */
+const SCENES: readonly (readonly [what: string, scene: Scene, fires: Readonly<Record<string, number>>])[] = [
+  ['nothing is wrong', {}, {}],
+  ['a host is dead', { up: broken('e').not, hears: broken('e').hears }, { WeftDown: 1 }],
+  ['two are', { up: broken('d', 'e').not, hears: broken('d', 'e').hears }, { WeftDown: 2 }],
+  ['under another job', { job: 'flannel', up: broken('e').not, hears: broken('e').hears }, { WeftDown: 1 }],
+  ['weftd alone is dead, and the kernel forwards', { up: broken('e').not }, { WeftDown: 1 }],
+  ['all are dead', { up: () => false }, { WeftDown: 5 }],
+  ['a firewall is around a host', { hears: broken('e').hears }, { WeftNodeUnreached: 1 }],
+  ['one direction of it alone', { hears: (_node, peer) => peer !== 'e' }, { WeftNodeUnreached: 1 }],
+  ['the other direction alone', { hears: (node) => node !== 'e' }, { WeftPeersUnreached: 1 }],
+  [
+    'two hosts do not reach each other',
+    { hears: (node, peer) => !['ab', 'ba'].includes(node + peer) },
+    { WeftPeersUnreached: 2 },
+  ],
+  ['a data path is down', { working: broken('e').not, hears: broken('e').hears }, { WeftNotWorking: 1 }],
+  [
+    'a thread hangs',
+    { working: broken('e').not, hung: (node) => node === 'e', hears: broken('e').hears },
+    { WeftThreadHangs: 1 },
+  ],
+  ['the store is down', { store: () => false }, { WeftStoreDown: 1 }],
+  ['the store is away from one', { store: broken('e').not }, { WeftStoreUnreachable: 1 }],
+  ['one does not compare', { stale: 'c' }, { WeftLeasesStale: 1 }],
+  ['the store was wiped', { held: 3 }, { WeftPeersHeld: 1 }],
+  ['a node has another backend', { unusable: (node) => (node === 'e' ? 4 : 1) }, { WeftPeersUnusable: 1 }],
+  ['a lease ends', { expiresInS: (node) => (node === 'e' ? 600 : 86_400) }, { WeftLeaseEnding: 1 }],
+  [
+    'all end, since the store is down',
+    { store: () => false, expiresInS: () => 600 },
+    { WeftStoreDown: 1, WeftLeaseEnding: 1 },
+  ],
+  [
+    'a large network has a dead host',
+    { isLarge: true, up: broken('e').not, hears: broken('e').hears },
+    { WeftDown: 1 },
+  ],
+  ['and one behind a firewall', { isLarge: true, hears: broken('e').hears }, { WeftNetworkNotWhole: 1 }],
+  [
+    'and one behind a firewall beside a dead one',
+    { isLarge: true, up: broken('e').not, hears: broken('d', 'e').hears },
+    { WeftDown: 1, WeftNetworkNotWhole: 1 },
+  ],
+]
+
+describe('what goes off', () => {
+  needs('promtool')
+  let folder: string
+  beforeAll(() => {
+    folder = mkdtempSync(join(tmpdir(), 'weft-alerts-'))
+  })
+  afterAll(() => rmSync(folder, { recursive: true }))
+
+  async function tried(tests: readonly object[]): Promise<string> {
+    const file = join(folder, 'test.yml')
+    writeFileSync(file, stringify({ rule_files: [join(packageRoot, RULES)], evaluation_interval: '30s', tests }))
+    const { stdout, stderr } = await execute(['promtool', 'test', 'rules', file])
+    return stdout + stderr
+  }
+  const countsAt = (time: string, counts: Readonly<Record<string, number>>) => ({
+    expr: 'count by (alertname) (ALERTS{alertstate="firing"})',
+    eval_time: time,
+    exp_samples: Object.entries(counts).map(([alertname, value]) => ({ labels: `{alertname="${alertname}"}`, value })),
+  })
+
+  it.each(SCENES)('%s', async (_what, scene, fires) => {
+    const test = { interval: '30s', input_series: seriesOf(scene) }
+    const ofAll = [countsAt('4m', {}), countsAt('25m', fires)]
+    expect(await tried([{ ...test, promql_expr_test: ofAll }])).toMatch(/SUCCESS\s*$/)
+  })
+
+  it('tells of a weftd that nobody scrapes', async () => {
+    const input_series = [{ series: 'up{job="flannel",instance="x"}', values: always(1) }]
+    expect(
+      await tried([{ interval: '30s', input_series, promql_expr_test: [countsAt('25m', { WeftAbsent: 1 })] }]),
+    ).toMatch(/SUCCESS\s*$/)
+  })
+
+  it('tells of loss, of paths that are narrow, of drops and of repairs', async () => {
+    const at = 'job="weftd",instance="node-a"'
+    const input_series = [
+      { series: `weft_info{${at}}`, values: always(1) },
+      { series: `weft_peer_answering{${at},peer="10.5.2.0/24"}`, values: always(1) },
+      { series: `weft_peer_loss_ratio{${at},peer="10.5.2.0/24"}`, values: always(0.3) },
+      { series: `weft_repairs_total{${at}}`, values: `0+2x${STEPS}` },
+      { series: `weft_peers_narrow{${at}}`, values: always(1) },
+      {
+        series: `weft_dropped_packets_total{${at},direction="receive",reason="socket_full"}`,
+        values: `0+100x${STEPS}`,
+      },
+      {
+        series: `weft_dropped_packets_total{${at},direction="receive",reason="spoofed_source"}`,
+        values: `0+100x${STEPS}`,
+      },
+    ]
+    const fires = { WeftPathNarrow: 1, WeftPeerLossy: 1, WeftRepairs: 1, WeftDropsForRoom: 1, WeftPacketsNotLetIn: 1 }
+    expect(await tried([{ interval: '30s', input_series, promql_expr_test: [countsAt('25m', fires)] }])).toMatch(
+      /SUCCESS\s*$/,
+    )
+  })
+
+  it('is tried for each alert that there is', () => {
+    const named = new Set([
+      ...SCENES.flatMap(([, , fires]) => Object.keys(fires)),
+      ...['WeftAbsent', 'WeftPathNarrow', 'WeftPeerLossy', 'WeftRepairs', 'WeftDropsForRoom', 'WeftPacketsNotLetIn'],
+    ])
+    expect(alerts.map(({ alert }) => alert).filter((name) => !named.has(name!))).toEqual([])
+  })
+
+  it('says whom it is about, in a line for somebody who was just woken', async () => {
+    const test = { interval: '30s', input_series: seriesOf({ hears: broken('e').hears }) }
+    const rule = alerts.find(({ alert }) => alert === 'WeftNodeUnreached')
+    const exp_alerts = [
+      {
+        exp_labels: { severity: 'critical', job: 'weftd', peer: '10.5.5.0/24' },
+        exp_annotations: {
+          ...rule!.annotations,
+          summary: '100% of its peers do not reach the node of 10.5.5.0/24',
+        },
+      },
+    ]
+    const alert_rule_test = [{ eval_time: '25m', alertname: 'WeftNodeUnreached', exp_alerts }]
+    expect(await tried([{ ...test, alert_rule_test }])).toMatch(/SUCCESS\s*$/)
+  })
+})

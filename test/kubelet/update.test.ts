@@ -1,0 +1,243 @@
+// update.test.ts - `npm run test:kubelet`: a node's pod is replaced by a newer one, by a real kubelet on containerd, while containers talk.
+//
+// The pod is the manifest's, with its image, probes, init containers, security context and volumes; only its network configuration and
+// leases are in folders, and its places on the host are the lab's. The DaemonSet controller's part, which is to say when which pod is
+// made and deleted, is played here, as kubernetes/pkg/controller/daemon/update.go has it.
+
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { createLab, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { reach } from '../../lab/measure.ts'
+import { buildImage, IMAGE } from '../support/container-image.ts'
+import { isolatePodman } from '../support/podman.ts'
+import { manifestObjects, type KubeObject } from '../support/kube-manifest.ts'
+import { isReady, soon, startKubelet, type Kubelet } from '../support/kubelet.ts'
+import { HOSTS, needs, NODE } from '../support/needs.ts'
+import { pinging } from '../support/pinging.ts'
+
+const MINUTE = 60_000
+const PROGRAM = process.env['WEFT_KUBELET'] ?? ''
+const lacks = needs(HOSTS, 'containerd', 'podman', 'runc', 'mmdebstrap', 'gcc', 'curl', 'ping', NODE)
+
+let lab: Lab
+let a: Host
+let b: Host
+let kubelet: Kubelet
+let containers: [Pod, Pod]
+/** The pod that forwards on host a. */
+let current: string
+let count = 0
+const leases = (): string => join(lab.folder, 'leases')
+/** Of no pod of another run: their logs lie side by side. */
+const nextName = (): string => `weft-${process.pid}-${++count}`
+
+interface Volume {
+  readonly name: string
+  readonly hostPath?: { readonly path: string; readonly type: string }
+  readonly configMap?: object
+}
+interface Container {
+  readonly name: string
+  readonly args: readonly string[]
+  readonly env?: readonly object[]
+  readonly volumeMounts: readonly object[]
+}
+interface PodSpec {
+  readonly initContainers: readonly Container[]
+  readonly containers: readonly [Container]
+  readonly volumes: readonly Volume[]
+}
+
+/** The manifest's pod on host a. */
+function podNamed(
+  name: string,
+  change: (spec: PodSpec) => object = (spec) => spec,
+): KubeObject & { readonly spec: object } {
+  const daemonSet = manifestObjects().find(({ kind }) => kind === 'DaemonSet') as unknown as {
+    spec: { template: { metadata: object; spec: PodSpec & { serviceAccountName: string; priorityClassName: string } } }
+  }
+  const { metadata, spec } = daemonSet.spec.template
+  // What an API server brings, and the scheduler.
+  const { serviceAccountName: _, priorityClassName: __, ...rest } = spec
+  const folder = (volume: string): string => join(lab.folder, 'node', volume)
+  const volumes = spec.volumes.map((volume): Volume => {
+    if (volume.configMap) return { name: volume.name, hostPath: { path: folder('config'), type: 'Directory' } }
+    if (!volume.hostPath || volume.name === 'dev-net') return volume
+    const path = volume.name === 'run' ? dirname(a.subnetFile) : folder(volume.name)
+    return { ...volume, hostPath: { ...volume.hostPath, path } }
+  })
+  const own = { image: `${IMAGE}:latest`, imagePullPolicy: 'Never' }
+  const [daemon] = spec.containers
+  const pod: PodSpec = {
+    ...rest,
+    initContainers: spec.initContainers.map((each) => ({
+      ...each,
+      ...own,
+      // Another image's.
+      args: each.name === 'install-cni-plugin' ? ['-f', '/opt/bin/flanneld', '/opt/cni/bin/flannel'] : each.args,
+    })),
+    containers: [
+      {
+        ...daemon,
+        ...own,
+        args: [...daemon.args.filter((flag) => flag !== '--kube-subnet-mgr'), '--lease-dir=/var/lib/weft'],
+        volumeMounts: [...daemon.volumeMounts, { name: 'leases', mountPath: '/var/lib/weft' }],
+      },
+    ],
+    volumes: [...volumes, { name: 'leases', hostPath: { path: leases(), type: 'Directory' } }],
+  }
+  return {
+    ...{ apiVersion: 'v1', kind: 'Pod', metadata: { ...metadata, name, namespace: 'kube-flannel' } },
+    ...{ spec: change(pod) },
+  }
+}
+
+/** The image as `docker save` writes it. */
+async function archiveOf(): Promise<string> {
+  const given = process.env['WEFT_IMAGE_ARCHIVE'] ?? ''
+  if (given !== '') return given
+  const podman = isolatePodman(join(lab.folder, 'podman'))
+  await buildImage(podman)
+  const archive = join(lab.folder, 'weft.tar')
+  await podman.run('save', '--quiet', '--format', 'docker-archive', '--output', archive, IMAGE)
+  return archive
+}
+
+beforeAll(async () => {
+  if (lacks !== undefined) return
+  lab = await createLab({ hosts: 2 })
+  ;[a, b] = lab.hosts as [Host, Host]
+  mkdirSync(leases())
+  const config = join(lab.folder, 'node/config')
+  mkdirSync(config, { recursive: true })
+  writeFileSync(join(config, 'cni-conf.json'), '{"name":"cbr0"}')
+  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'udp' } }))
+  const other = b.startDaemon({ args: ['--lease-dir', leases()] })
+  await other.line(/flannel is ready/)
+  kubelet = await startKubelet(PROGRAM, a, join(lab.folder, 'kubelet'), [await archiveOf()])
+  current = nextName()
+  kubelet.create(podNamed(current))
+  await kubelet.ready(current)
+  containers = [await a.startPod(), await b.startPod()]
+  await reach(containers[0].namespace, containers[1].address)
+}, 60 * MINUTE)
+afterAll(async () => {
+  await kubelet?.close()
+  await lab?.close()
+}, 5 * MINUTE)
+
+const pings = () => pinging(...containers, { everyS: 0.01 })
+const subnet = (): string | undefined => a.subnetEnv()['FLANNEL_SUBNET']
+
+describe('a node whose pod is replaced', { timeout: 20 * MINUTE }, () => {
+  it('by surge loses nothing', async () => {
+    const held = subnet()
+    const [old, next] = [current, nextName()]
+    const pinged = pings()
+    const began = performance.now()
+    kubelet.create(podNamed(next))
+    await kubelet.ready(next)
+    const tookS = (performance.now() - began) / 1000
+    kubelet.remove(old)
+    await kubelet.gone(old)
+    current = next
+    const { sent, lost } = await pinged.stop()
+    process.stdout.write(
+      `  ${kubelet.versions}\n  by surge: ${lost} of ${sent} pings lost; ready after ${tookS.toFixed(1)} s\n`,
+    )
+    expect(lost).toBe(0)
+    expect(sent).toBeGreaterThan(100)
+    expect(subnet()).toBe(held)
+    expect(await kubelet.log(next)).toMatch(/Another weftd forwards \(pid unknown\)/)
+    await reach(containers[1].namespace, containers[0].address)
+  })
+
+  it('without surge is back when the new pod is, and has its subnet', async () => {
+    const held = subnet()
+    const [old, next] = [current, nextName()]
+    const pinged = pings()
+    kubelet.remove(old)
+    await kubelet.gone(old)
+    kubelet.create(podNamed(next))
+    await kubelet.ready(next)
+    current = next
+    await reach(containers[0].namespace, containers[1].address)
+    const { sent, lost } = await pinged.stop()
+    process.stdout.write(`  without surge: ${lost} of ${sent} pings lost, 10 ms apart\n`)
+    expect(subnet()).toBe(held)
+  })
+
+  it('by one whose image is not there, or whose flags are wrong, stays as it is', async () => {
+    const pinged = pings()
+    const imageless = nextName()
+    kubelet.create(podNamed(imageless, (spec) => changed(spec, { image: 'localhost/there-is-none' })))
+    await soon(async () => expect((await containerOf(imageless))?.state.waiting?.reason).toMatch(/Image/))
+    kubelet.remove(imageless)
+    // It ends, is started again, ends.
+    const wrong = nextName()
+    kubelet.create(podNamed(wrong, (spec) => changed(spec, { args: ['--lease-dir=/run/weft', '--healthz-port=8081'] })))
+    await soon(async () => expect((await containerOf(wrong))?.restartCount).toBeGreaterThan(1))
+    expect(isReady(await kubelet.status(wrong))).toBe(false)
+    kubelet.remove(wrong)
+    for (const name of [imageless, wrong]) await kubelet.gone(name)
+    expect((await pinged.stop()).lost).toBe(0)
+    expect(isReady(await kubelet.status(current))).toBe(true)
+  })
+
+  it('by one that waits for its store is not taken for replaced, though the port answers', async () => {
+    const [old, next] = [current, nextName()]
+    const pinged = pings()
+    const config = join(leases(), 'config')
+    const text = readFileSync(config, 'utf8')
+    writeFileSync(config, '')
+    kubelet.create(podNamed(next))
+    await soon(async () => expect(await kubelet.log(next)).toMatch(/Another weftd forwards/))
+    // Longer than the probes of the port wait before they ask.
+    await new Promise((resolve) => setTimeout(resolve, 20_000))
+    expect(isReady(await kubelet.status(next))).toBe(false)
+    expect(await containerOf(next)).toMatchObject({ started: false, restartCount: 0 })
+    expect(isReady(await kubelet.status(old))).toBe(true)
+    writeFileSync(config, text)
+    await kubelet.ready(next)
+    kubelet.remove(old)
+    await kubelet.gone(old)
+    current = next
+    expect((await pinged.stop()).lost).toBe(0)
+  })
+
+  it('has its old pod forward again when the new one dies, and hands over to it when it is back', async () => {
+    const [old, next] = [current, nextName()]
+    kubelet.create(podNamed(next))
+    await kubelet.ready(next)
+    const pinged = pings()
+    process.kill(await kubelet.pid(next), 'SIGKILL')
+    await soon(async () => expect(await kubelet.log(old)).toMatch(/nobody forwards: this one goes on/))
+    await soon(async () => expect(await containerOf(next)).toMatchObject({ restartCount: 1, ready: true }))
+    const said = await kubelet.log(old)
+    kubelet.remove(old)
+    await kubelet.gone(old)
+    current = next
+    const { sent, lost } = await pinged.stop()
+    process.stdout.write(`  the new one killed: ${lost} of ${sent} pings lost, 10 ms apart\n`)
+    expect(said.match(/Waiting to be stopped/g)).toHaveLength(2)
+    await reach(containers[0].namespace, containers[1].address)
+  })
+
+  it('cannot have a second one beside it that declares a port of the host', async () => {
+    const ports = [{ containerPort: 9999, hostPort: 9999 }]
+    const [first, second] = [nextName(), nextName()]
+    kubelet.create(podNamed(first, (spec) => changed(spec, { ports })))
+    await soon(async () => expect(await kubelet.status(first)).toMatchObject({ phase: 'Running' }))
+    kubelet.create(podNamed(second, (spec) => changed(spec, { ports })))
+    await soon(async () =>
+      expect(await kubelet.status(second)).toMatchObject({ phase: 'Failed', message: expect.stringMatching(/ports/i) }),
+    )
+  })
+})
+
+const containerOf = async (name: string) => (await kubelet.status(name))?.containerStatuses?.[0]
+const changed = (spec: PodSpec, daemon: object): object => ({
+  ...spec,
+  containers: [{ ...spec.containers[0], ...daemon }],
+})

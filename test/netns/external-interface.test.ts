@@ -1,0 +1,100 @@
+// external-interface.test.ts - the choice of addresses where a real kernel says which are tentative, temporary, deprecated.
+
+import { afterEach, beforeEach, expect, it } from 'vitest'
+import { createLab, type Host, type Lab } from '../../lab/lab.ts'
+import type { Run } from '../../src/host/command.ts'
+import { chooseExternalInterface, currentExternal } from '../../src/host/external-interface.ts'
+import { findLink } from '../../src/host/links.ts'
+import { addressText, FAMILIES, type Family } from '../../src/net/address.ts'
+import { eventually } from '../support/event.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS)
+
+let lab: Lab
+let host: Host
+let other: Host
+beforeEach(async () => {
+  lab = await createLab({ hosts: 2 })
+  ;[host, other] = lab.hosts as [Host, Host]
+})
+afterEach(() => lab.close())
+
+const run: Run = (file, args) => host.output([file, ...args])
+const readSysctl = (name: string): Promise<string> =>
+  host.output(['cat', `/proc/sys/${name}`]).then((text) => text.trim())
+const set = (name: string, value: number): Promise<string> =>
+  host.output(['sysctl', '-qw', `net.ipv6.conf.eth0.${name}=${value}`])
+const ip = (...words: string[]): Promise<string> => host.output(['ip', ...words])
+const add = (address: string, ...words: string[]): Promise<string> =>
+  ip('address', 'add', `${address}/64`, 'dev', 'eth0', ...words)
+const remove = (address: string): Promise<string> => ip('address', 'del', `${address}/64`, 'dev', 'eth0')
+
+const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+const wishes = { ifaces: ['eth0'], patterns: [], canReach: '', publicIp: { ipv4: '', ipv6: '' } }
+const choose = (families: readonly Family[] = FAMILIES) =>
+  chooseExternalInterface(run, wishes, families, log, readSysctl)
+const chosen = async (): Promise<string> => addressText({ ipv6: (await choose()).address.ipv6 })
+const entries = async () => (await findLink(run, 'eth0'))!.addresses.ipv6
+
+it('goes by what the kernel says of each', async () => {
+  await eventually(async () => expect(await entries()).toMatchObject([{ tentative: false }])) // the link-local one
+  expect(await chosen()).toMatch(/^fe80::/)
+
+  // Long enough to be seen: the kernel asks a hundred times, once a second, whether somebody has the address.
+  await set('dad_transmits', 100)
+  await add('fd00:7::1')
+  await expect(choose()).rejects.toMatchObject({
+    message: expect.stringContaining('failed to find IPv6 address for interface eth0'),
+    remedy: expect.stringMatching(/eth0:\[192\.168\.77\.1 .*fd00:7::1\(tentative\).*\] \(no usable IPv6 address\)/),
+  })
+  await remove('fd00:7::1')
+  await set('dad_transmits', 1)
+
+  await other.output(['ip', 'address', 'add', 'fd00:7::2/64', 'dev', 'eth0', 'nodad'])
+  await add('fd00:7::2')
+  await eventually(async () => expect(await ip('address', 'show', 'dev', 'eth0')).toContain('dadfailed'))
+  await expect(choose()).rejects.toMatchObject({ remedy: expect.stringContaining('fd00:7::2(tentative)') })
+  await remove('fd00:7::2')
+
+  await add('fd00:7::3', 'nodad', 'valid_lft', '3600', 'preferred_lft', '0')
+  expect(await chosen()).toMatch(/^fe80::/)
+
+  await set('use_tempaddr', 2)
+  await add('fd00:7::4', 'nodad', 'mngtmpaddr', 'valid_lft', '3600', 'preferred_lft', '3600')
+  await eventually(async () =>
+    expect((await entries()).filter(({ temporary, tentative }) => temporary && !tentative)).toHaveLength(1),
+  )
+  expect(await chosen()).toBe('fd00:7::4')
+  await add('fd00:7::5', 'nodad')
+  expect(await chosen()).toBe('fd00:7::5')
+})
+
+it('follows the IPv6 address, and no link-local one while the link comes up', async () => {
+  await add('fd00:7::1', 'nodad')
+  const before = await choose()
+  await add('fd00:7::2', 'nodad')
+  expect(await currentExternal(run, before)).toEqual(before)
+  await ip('address', 'change', 'fd00:7::1/64', 'dev', 'eth0', 'valid_lft', '3600', 'preferred_lft', '0')
+  expect((await entries()).filter(({ deprecated }) => deprecated)).toHaveLength(1)
+  expect(await currentExternal(run, before)).toEqual(before)
+  await remove('fd00:7::1')
+  expect(addressText({ ipv6: (await currentExternal(run, before)).address.ipv6 })).toBe('fd00:7::2')
+
+  // The kernel takes all IPv6 addresses from a link that goes down, and gives it the link-local one when it comes up.
+  await ip('link', 'set', 'dev', 'eth0', 'down')
+  expect(await entries()).toEqual([])
+  await ip('link', 'set', 'dev', 'eth0', 'up')
+  await eventually(async () => expect(await entries()).toMatchObject([{ tentative: false }]))
+  expect(await currentExternal(run, before)).toEqual(before)
+})
+
+it('names the setting that takes IPv6 from the interface', async () => {
+  await set('disable_ipv6', 1)
+  await expect(choose()).rejects.toMatchObject({
+    code: 'INTERFACE',
+    message: expect.stringContaining('IPv6 is off on the interface eth0: net.ipv6.conf.eth0.disable_ipv6 is 1'),
+    remedy: expect.stringMatching(/^set it to 0, or name one with --iface: .*eth0:\[192\.168\.77\.1\]/),
+  })
+  expect((await choose(['ipv4'])).name).toBe('eth0')
+})

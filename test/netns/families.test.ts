@@ -1,0 +1,439 @@
+// families.test.ts - networks of both families, and of IPv6 alone, with real daemons: containers reach each other by each, what is on the
+// host is flanneld's, and what befalls one family does not keep the other from going on.
+
+import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterEach, describe, expect, it } from 'vitest'
+import { ended, output } from '../../lab/command.ts'
+import { createLab, networkOf, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { reach } from '../../lab/measure.ts'
+import type { Family } from '../../src/net/address.ts'
+import type { Report } from '../../src/tool/weft/bench.ts'
+import type { Step } from '../../src/tool/doctor/explain.ts'
+import { eventually } from '../support/event.ts'
+import { doctor, statusOf, subnetOf, weft, weftOf } from '../support/hosts.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+import { pinging } from '../support/pinging.ts'
+
+needs(HOSTS, 'curl', 'ping', 'wg', 'wireguard-go')
+
+let lab: Lab
+afterEach(() => lab?.close())
+
+const BOTH = ['ipv4', 'ipv6'] as const
+/** The network configuration for these families. */
+const network = (families: readonly Family[], backend: object): object => ({
+  ...(families.includes('ipv4') ? { Network: '10.5.0.0/16' } : { EnableIPv4: false }),
+  ...(families.includes('ipv6') ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}),
+  Backend: backend,
+})
+
+function start(host: Host): Daemon {
+  return host.startDaemon({
+    args: ['--lease-dir', join(lab.folder, 'leases'), '--probe-interval', '1'],
+    env: { WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`) },
+    before: WIREGUARD_APART,
+  })
+}
+
+/** A lab whose hosts all run a daemon for this configuration. */
+async function running(families: readonly Family[], backend: object, hosts = 2): Promise<Daemon[]> {
+  lab = await createLab({ hosts, families: BOTH })
+  mkdirSync(join(lab.folder, 'leases'))
+  configure(network(families, backend))
+  const daemons = lab.hosts.map(start)
+  await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+  return daemons
+}
+const configure = (config: object): void => writeFileSync(join(lab.folder, 'leases', 'config'), JSON.stringify(config))
+
+async function reachBy(families: readonly Family[], from: Pod, to: Pod): Promise<void> {
+  for (const family of families) await reach(from.namespace, addressIn(to, family))
+}
+
+/** What is told on a host of its only peer, which all of these families reach, and none besides. */
+async function isSeenBy(families: readonly Family[], host: Host, from: Pod, to: Pod): Promise<void> {
+  await eventually(async () => {
+    const { peers, dataPath } = await statusOf(host)
+    expect([dataPath?.families, peers?.answering, peers?.whole]).toEqual([families, 1, 1])
+    const sides = Object.entries(peers!.list[0]!.families!).flatMap(([family, side]) =>
+      side ? [[family, side.state]] : [],
+    )
+    expect(sides).toEqual(families.map((family) => [family, 'answering']))
+  })
+  const { code, stdout } = await weft(host, ['status'])
+  expect([code, stdout]).toEqual([0, expect.stringMatching(/ (direct|kernel) +answering +\d/)])
+  const { subnet, ipv6Subnet } = (await statusOf(host)).peers!.list[0]!
+  for (const name of [subnet, ipv6Subnet ?? subnet]) {
+    const pinged = await weft(host, ['ping', name, '--count', '1'])
+    expect([pinged.code, pinged.stdout.match(/1 of 1 answered/g)?.length]).toEqual([0, families.length])
+  }
+  for (const family of families) expect((await explained(host, family, from, to)).stopped).toEqual([])
+  expect(await doctor(host)).toMatchObject({ code: 0, names: [] })
+}
+
+const addressIn = (pod: Pod, family: Family): string => (family === 'ipv4' ? pod.address : pod.ipv6) ?? ''
+async function explained(host: Host, family: Family, from: Pod, to: Pod) {
+  const { code, stdout } = await weft(host, ['explain', addressIn(from, family), addressIn(to, family), '--json'])
+  const { steps } = JSON.parse(stdout) as { steps: Step[] }
+  return { code, stopped: steps.filter(({ passes }) => passes === false).map(({ step }) => step) }
+}
+
+const KINDS: readonly (readonly [
+  name: string,
+  backend: object,
+  mtu: Readonly<Record<'ipv4' | 'both' | 'ipv6', number>>,
+])[] = [
+  ['host-gw', { Type: 'host-gw' }, { ipv4: 1500, both: 1500, ipv6: 1500 }],
+  ['vxlan by the kernel', { Type: 'vxlan', DataPath: 'kernel' }, { ipv4: 1450, both: 1430, ipv6: 1430 }],
+  [
+    'vxlan with direct routing',
+    { Type: 'vxlan', DataPath: 'kernel', DirectRouting: true },
+    { ipv4: 1450, both: 1430, ipv6: 1430 },
+  ],
+  ['wireguard', { Type: 'wireguard' }, { ipv4: 1420, both: 1420, ipv6: 1420 }],
+  ['wireguard, one device', { Type: 'wireguard', Mode: 'auto' }, { ipv4: 1420, both: 1420, ipv6: 1420 }],
+]
+const FAMILIES_OF = { ipv4: ['ipv4'], both: BOTH, ipv6: ['ipv6'] } as const
+
+/** The children of a daemon that hear of the host's links, addresses and routes. */
+function listeners({ process: { pid } }: Daemon): string[] {
+  const pids = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean)
+  const commands = pids.map((each) => readFileSync(`/proc/${each}/cmdline`, 'utf8').replaceAll('\0', ' ').trim())
+  return commands.filter((command) => command.endsWith('monitor link address route'))
+}
+const LISTENS = {
+  ipv4: 'ip -4 monitor link address route',
+  both: 'ip -o monitor link address route',
+  ipv6: 'ip -o -6 monitor link address route',
+}
+
+describe.each(KINDS)('%s', (_name, backend, mtus) => {
+  it.each(['ipv4', 'both', 'ipv6'] as const)('carries %s between containers', async (which) => {
+    const families = FAMILIES_OF[which]
+    const [daemon] = await running(families, backend)
+    const [a, b] = lab.hosts as [Host, Host]
+    await eventually(() => expect(listeners(daemon!)).toEqual([LISTENS[which]]))
+    const env = a.subnetEnv()
+    expect(Object.keys(env)).toEqual([
+      ...(which === 'ipv6' ? [] : ['FLANNEL_NETWORK', 'FLANNEL_SUBNET']),
+      ...(which === 'ipv4' ? [] : ['FLANNEL_IPV6_NETWORK', 'FLANNEL_IPV6_SUBNET']),
+      ...['FLANNEL_MTU', 'FLANNEL_IPMASQ'],
+    ])
+    expect(env['FLANNEL_MTU']).toBe(String(mtus[which]))
+    const [from, to] = [await a.startPod(), await b.startPod()]
+    await reachBy(families, from, to)
+    await reachBy(families, to, from)
+    // A family that the network does not have is left as it is.
+    for (const [flag, router] of [
+      ['-4', '192.168.77.254'],
+      ['-6', 'fd77::fe'],
+    ] as const)
+      expect(await a.output(['ip', flag, 'route', 'show', 'default'])).toMatch(
+        new RegExp(`^default via ${router} dev eth0 `),
+      )
+    // Packets of the size that containers are told pass whole.
+    for (const family of families) {
+      const [headers, address] = family === 'ipv4' ? [28, to.address] : [48, to.ipv6 ?? '']
+      await from.output(['ping', '-c', '1', '-W', '5', '-M', 'do', '-s', String(mtus[which] - headers), address])
+    }
+    await isSeenBy(families, a, from, to)
+  })
+})
+
+it("has flanneld's devices, entries and routes for both families", async () => {
+  await running(BOTH, { Type: 'vxlan', DataPath: 'kernel' })
+  const [a, b] = lab.hosts as [Host, Host]
+  const subnet = b.subnetEnv()['FLANNEL_IPV6_SUBNET']!.replace('::1/64', '::')
+  await eventually(async () => {
+    const routes = await a.output(['ip', '-6', 'route', 'show', 'dev', 'flannel-v6.1'])
+    expect(routes).toMatch(new RegExp(`^${subnet}/64 via ${subnet} .*onlink`, 'm'))
+  })
+  const link = await a.output(['ip', '-d', 'link', 'show', 'dev', 'flannel-v6.1'])
+  expect(link).toMatch(/vxlan id 1 local fd77::1 dev eth0 .*dstport 8472 nolearning/)
+  expect(link).toMatch(/mtu 1430/)
+  expect(await a.output(['ip', 'link', 'show', 'dev', 'flannel.1'])).toMatch(/mtu 1450/)
+  const mac = (await b.output(['cat', '/sys/class/net/flannel-v6.1/address'])).trim()
+  expect(await a.output(['ip', '-6', 'neigh', 'show', 'dev', 'flannel-v6.1'])).toMatch(
+    new RegExp(`^${subnet} lladdr ${mac} PERMANENT`, 'm'),
+  )
+  expect(await a.output(['bridge', 'fdb', 'show', 'dev', 'flannel-v6.1'])).toMatch(
+    new RegExp(`^${mac} dst fd77::2`, 'm'),
+  )
+  const { dataPath } = await statusOf(a)
+  expect(dataPath).toMatchObject({ device: 'flannel.1', devices: { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' } })
+  expect((await weft(a, ['status'])).stdout).toContain('vxlan by flannel.1 and flannel-v6.1, the kernel, MTU 1430')
+  const key = readdirSync(join(lab.folder, 'leases', 'subnets')).find((name) => name.endsWith(`&${subnet}-64`)) ?? ''
+  expect(JSON.parse(readFileSync(join(lab.folder, 'leases', 'subnets', key), 'utf8'))).toMatchObject({
+    ...{ PublicIP: b.address, PublicIPv6: 'fd77::2', BackendType: 'vxlan' },
+    BackendV6Data: { VNI: 1, VtepMAC: mac },
+  })
+})
+
+/** The answer of /readyz, and what the status says is wrong. */
+async function told({ namespace, statusSocket }: Host): Promise<readonly [ready: number, trouble: string | null]> {
+  const ask = async (path: string, ...how: string[]): Promise<string> =>
+    output([
+      'ip',
+      'netns',
+      'exec',
+      namespace,
+      'curl',
+      '-s',
+      ...how,
+      '--unix-socket',
+      statusSocket,
+      `http://weftd/${path}`,
+    ])
+  const ready = await ask('readyz', '-o', '/dev/null', '-w', '%{http_code}')
+  const { trouble } = JSON.parse(await ask('status.json')) as { trouble: string | null }
+  return [Number(ready), trouble]
+}
+
+describe.each<[name: string, backend: object, devices: readonly string[]]>([
+  ['host-gw', { Type: 'host-gw' }, []],
+  ['vxlan by the kernel', { Type: 'vxlan', DataPath: 'kernel' }, ['flannel.1', 'flannel-v6.1']],
+  ['wireguard', { Type: 'wireguard' }, ['flannel-wg', 'flannel-wg-v6']],
+  ['wireguard, one device', { Type: 'wireguard', Mode: 'auto' }, ['flannel-wg']],
+])('%s, a fault of IPv6', (_name, backend, [device4, device6]) => {
+  it('leaves IPv4 as it is, and is mended: no packet of IPv4 is lost, and peers know a new address', async () => {
+    const daemons = await running(BOTH, backend)
+    const [a, b] = lab.hosts as [Host, Host]
+    const [from, to] = [await a.startPod(), await b.startPod()]
+    await reachBy(BOTH, from, to)
+    const number = async (): Promise<string> =>
+      device4 === undefined ? '' : output(['ip', '-n', a.namespace, '-o', 'link', 'show', 'dev', device4])
+    const before = await number()
+    const pings = pinging(from, to)
+    if (device6 !== undefined) {
+      await a.output(['ip', 'link', 'del', device6])
+      await daemons[0]!.line(/Repaired: flannel-v6\.1 was gone|IPv6 is carried again/)
+      await reachBy(['ipv6'], from, to)
+    }
+    await a.output(['ip', 'address', 'add', 'fd77::a1/64', 'dev', 'eth0', 'nodad'])
+    await a.output(['ip', 'address', 'del', 'fd77::1/64', 'dev', 'eth0'])
+    await daemons[0]!.line(/the address of eth0 changed from fd77::1 to fd77::a1$/)
+    await reachBy(['ipv6'], to, from)
+    expect(await pings.stop()).toMatchObject({ lost: 0, errors: 0 })
+    expect(await number()).toBe(before)
+    expect(daemons.flatMap(({ lines }) => lines).filter((line) => line.includes('The data path stopped'))).toEqual([])
+    await eventually(async () => expect(await told(a)).toEqual([200, null]))
+  })
+})
+
+/** What keeps one family from being had, and its end. */
+const IN_THE_WAY: readonly (readonly [family: string, backend: object, begin: string, end: string, why: RegExp])[] = [
+  [
+    'IPv6',
+    { Type: 'vxlan', DataPath: 'kernel' },
+    'echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6',
+    'for where in default all; do echo 0 > /proc/sys/net/ipv6/conf/$where/disable_ipv6; done',
+    /^IPv6 is not carried: .*flannel-v6\.1/,
+  ],
+  [
+    'IPv4',
+    { Type: 'wireguard' },
+    'ip route add 10.5.0.0/16 dev lo',
+    'ip route del 10.5.0.0/16 dev lo',
+    /^IPv4 is not carried: 10\.5\.0\.0\/16 is already routed to lo/,
+  ],
+]
+it.each(IN_THE_WAY)(
+  'carries the other while %s cannot be had, says so, and has both as soon as they can be',
+  async (family, backend, begin, end, why) => {
+    const [carried, lacking] = family === 'IPv4' ? (['ipv6', 'ipv4'] as const) : (['ipv4', 'ipv6'] as const)
+    lab = await createLab({ hosts: 2, families: BOTH })
+    mkdirSync(join(lab.folder, 'leases'))
+    configure(network(BOTH, backend))
+    const [a, b] = lab.hosts as [Host, Host]
+    await a.output(['sh', '-c', begin])
+    const daemons = [a, b].map(start)
+    await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+    const to = await b.startPod()
+    await reach(a.namespace, (carried === 'ipv4' ? to.address : to.ipv6) ?? '')
+    expect(await told(a)).toEqual([503, expect.stringMatching(why)])
+    expect((await told(b))[0]).toBe(200)
+    expect(await doctor(a)).toMatchObject({ code: 3, names: expect.arrayContaining(['family-down']) })
+    const { code, stdout } = await weft(a, ['ping', (await statusOf(a)).peers!.list[0]!.subnet, '--count', '1'])
+    expect([code, stdout.match(/(IPv\d): 1 of 1 answered/)?.[1]]).toEqual([3, family === 'IPv4' ? 'IPv6' : 'IPv4'])
+    await a.output(['sh', '-c', end])
+    await daemons[0]!.line(new RegExp(`${family} is carried again`))
+    await reach(a.namespace, (lacking === 'ipv4' ? to.address : to.ipv6) ?? '')
+    await eventually(async () => expect(await told(a)).toEqual([200, null]))
+    expect(daemons[0]!.lines.filter((line) => line.includes('The data path stopped'))).toEqual([])
+  },
+)
+
+it('is switched to both families node by node, and each keeps its IPv4 subnet and its peers', async () => {
+  const backend = { Type: 'vxlan', DataPath: 'kernel' }
+  const daemons = await running(['ipv4'], backend, 3)
+  const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
+  const subnets = lab.hosts.map((host) => host.subnetEnv()['FLANNEL_SUBNET'])
+  configure(network(BOTH, backend))
+  const all = async (): Promise<void> => {
+    for (const from of pods) for (const to of pods) if (from !== to) await reachBy(['ipv4'], from, to)
+  }
+  for (const [at, host] of lab.hosts.entries()) {
+    // The first one is stopped before, the others are taken over from while they run.
+    const before = daemons[at]!
+    if (at === 0) await before.stop()
+    const again = start(host)
+    daemons[at] = again
+    await again.line(/flannel is ready/)
+    await ended(before.process)
+    expect(before.lines.filter((line) => line.includes('Lease has been revoked'))).toEqual([])
+    await all()
+  }
+  expect(lab.hosts.map((host) => host.subnetEnv()['FLANNEL_SUBNET'])).toEqual(subnets)
+  const [a, b] = lab.hosts as [Host, Host]
+  const base = b.subnetEnv()['FLANNEL_IPV6_SUBNET']!.replace('::1/64', '::')
+  await reach(a.namespace, base)
+})
+
+describe('of two families', () => {
+  let pods: readonly [Pod, Pod]
+  /** The first one's. */
+  let daemon: Daemon
+  /** Two hosts of both families, of which the first knows that the other answers by both. */
+  async function both(): Promise<readonly [Host, Host]> {
+    ;[daemon] = (await running(BOTH, { Type: 'vxlan', DataPath: 'kernel' })) as [Daemon]
+    const [a, b] = lab.hosts as [Host, Host]
+    pods = [await a.startPod(), await b.startPod()]
+    for (const host of [a, b]) await isWell(host)
+    return [a, b]
+  }
+  const isWell = (host: Host): Promise<void> =>
+    eventually(async () => expect((await statusOf(host)).peers).toMatchObject({ answering: 1, whole: 1 }))
+
+  it.each([
+    ['ipv6', 'IPv6', 'ip6tables'],
+    ['ipv4', 'IPv4', 'iptables'],
+  ] as const)('the broken one is told: %s', async (family, name, tool) => {
+    const [a, b] = await both()
+    const other = BOTH.find((each) => each !== family)
+    const rule = ['INPUT', '-p', 'udp', '--dport', '8472', '-j', 'DROP']
+    await b.output([tool, '-I', ...rule])
+    await eventually(async () => {
+      const { peers } = await statusOf(a)
+      expect([peers?.answering, peers?.whole]).toEqual([0, 0])
+      const { state, families } = peers!.list[0]!
+      expect([state, families![other!]!.state, families![family]!.state]).toEqual([
+        'programmed',
+        'answering',
+        'programmed',
+      ])
+    })
+    const shown = await weft(a, ['peers'])
+    expect([shown.code, shown.stdout]).toEqual([
+      3,
+      expect.stringMatching(new RegExp(` ${name} silent +\\S+ ms +\\d+% `)),
+    ])
+    const { subnet } = (await statusOf(a)).peers!.list[0]!
+    const pinged = await Promise.all(
+      ['', other!, family].map((by) => weft(a, ['ping', subnet, '--count', '1', '--family', by])),
+    )
+    expect(pinged.map(({ code }) => code)).toEqual([3, 0, 3])
+    expect(pinged[0]!.stdout).toContain(`${name}: 0 of 1 answered (100% lost)`)
+    expect((await explained(a, family, ...pods)).stopped).toEqual(['peer'])
+    expect((await explained(a, other!, ...pods)).stopped).toEqual([])
+    expect(await doctor(a)).toMatchObject({
+      ...{ code: 3, names: ['family-broken'] },
+      details: [expect.stringMatching(new RegExp(`: by ${name} it does not answer$`))],
+    })
+    expect((await doctor(b)).names).toEqual(['port-dropped', 'family-broken'])
+    await b.output([tool, '-D', ...rule])
+    for (const host of [a, b]) await isWell(host)
+    // That probes were lost a moment ago is still told.
+    expect((await doctor(a)).names.filter((found) => found !== 'peer-lossy')).toEqual([])
+  })
+
+  it('each is measured, outside and inside', async () => {
+    const [a, b] = await both()
+    b.spawn(weftOf(b, ['bench', '--listen']))
+    const words = ['bench', b.address, '--seconds', '0.05', '--pairs', '1', '--streams', '2']
+    const measured = async () => {
+      const { code, stdout, stderr } = await weft(a, [...words, '--json'])
+      const { ipv4, ipv6 } = (
+        JSON.parse(stdout) as { families: Record<Family, (Report & { unreached?: string }) | null> }
+      ).families
+      return { code, stderr, ipv4, ipv6 }
+    }
+    const first = await eventually(async () => {
+      const found = await measured()
+      expect(found.stderr).toBe('')
+      return found
+    })
+    expect(first).toMatchObject({
+      code: 0,
+      ipv4: { outside: '192.168.77.2', peer: subnetOf(b), isBroken: false, udp: { datagramBytes: 1402 } },
+      ipv6: { outside: 'fd77::2', isBroken: false, udp: { datagramBytes: 1382 } },
+    })
+    const base = networkOf(b.subnetEnv()['FLANNEL_IPV6_SUBNET']!)
+    expect([first.ipv6!.peer, first.ipv6!.inside, first.ipv6!.inUse.there!.subnet]).toEqual([
+      base,
+      base.replace('/64', ''),
+      base,
+    ])
+    for (const { tcp, udp, roundTripMs } of [first.ipv4!, first.ipv6!])
+      for (const path of ['outside', 'inside'] as const) {
+        expect(Math.min(tcp[path]!, roundTripMs[path]!)).toBeGreaterThan(0)
+        expect(udp[path].lost).toBeLessThan(udp[path].sent)
+      }
+    // What breaks one leaves the other's figures.
+    const rule = ['INPUT', '-i', 'flannel-v6.1', '-p', 'tcp', '--dport', '8286', '-j', 'REJECT']
+    await b.output(['ip6tables', '-I', ...rule])
+    const half = await measured()
+    expect([half.code, half.ipv4?.isBroken]).toEqual([3, false])
+    expect(half.ipv6?.unreached).toMatch(/is reached outside and not inside.*a ping through the data path is answered/)
+    await b.output([
+      'ip6tables',
+      '-R',
+      'INPUT',
+      '1',
+      ...rule.slice(1).map((word) => word.replace('flannel-v6.1', 'eth0')),
+    ])
+    const outside = await measured()
+    expect([outside.code, outside.ipv4?.isBroken, outside.ipv6]).toEqual([1, false, null])
+    expect(outside.stderr).toMatch(/^weft bench: IPv6: TCP port 8286 of fd77::2 is reached inside and not outside/)
+  })
+
+  it('what this host lacks of one is named', async () => {
+    const [a] = await both()
+    await a.output(['ip', '-6', 'route', 'del', 'default'])
+    expect(await doctor(a)).toMatchObject({ code: 0, names: ['no-default-route'], details: ['IPv6'] })
+    await a.output(['ip', '-6', 'route', 'add', 'default', 'via', 'fd77::fe'])
+    await a.output(['sysctl', '-qw', 'net.ipv6.conf.all.forwarding=0'])
+    expect(await doctor(a)).toMatchObject({ code: 3, names: ['forwarding-off-ipv6'] })
+    expect((await explained(a, 'ipv6', ...pods)).stopped).toEqual(['forwarding'])
+    expect((await explained(a, 'ipv4', ...pods)).stopped).toEqual([])
+    await a.output(['sysctl', '-qw', 'net.ipv6.conf.all.forwarding=1'])
+    expect((await doctor(a)).names).toEqual([])
+    // The address alone: the data path of the family stays as it is, and is good again with it.
+    await a.output(['ip', 'address', 'del', 'fd77::1/64', 'dev', 'eth0'])
+    await daemon.line(/eth0 has lost its address fd77::1: by IPv6 nothing passes/)
+    const { state, trouble } = await statusOf(a)
+    expect([state, trouble]).toEqual(['impaired', expect.stringContaining('eth0 has lost its address fd77::1')])
+    const { code, names, details } = await doctor(a)
+    expect([code, names[0], details[0]]).toEqual([3, 'address-gone', 'IPv6: eth0 has lost its address fd77::1'])
+    await a.output(['ip', 'address', 'add', 'fd77::1/64', 'dev', 'eth0', 'nodad'])
+    await daemon.line(/The external interface has an address of IPv6 again/)
+    await reachBy(BOTH, ...pods)
+    // The peer that was not heard meanwhile is asked again by then.
+    await eventually(async () => expect((await statusOf(a)).trouble).toBe(null))
+    expect(daemon.lines.filter((line) => /is not carried|The data path stopped/.test(line))).toEqual([])
+  })
+
+  it('the one that udp does not carry is none that is broken', async () => {
+    await running(BOTH, { Type: 'udp' })
+    const [a, b] = lab.hosts as [Host, Host]
+    const [from, to] = [await a.startPod(), await b.startPod()]
+    await eventually(async () => {
+      const { peers, dataPath } = await statusOf(a)
+      expect([dataPath?.families, peers?.answering, peers?.whole]).toEqual([['ipv4'], 1, 1])
+      expect(peers!.list[0]!.families).toMatchObject({ ipv4: { state: 'answering', way: 'tunnel' }, ipv6: null })
+    })
+    expect(await doctor(a)).toMatchObject({ code: 0, names: ['family-not-carried'], details: ['fd00:5::/48'] })
+    expect((await explained(a, 'ipv4', from, to)).stopped).toEqual([])
+    expect((await explained(a, 'ipv6', from, to)).stopped).toContain('data path')
+  })
+})

@@ -1,0 +1,107 @@
+// long-packets.test.ts - a host that takes shorter packets than the others send: each of the other hosts says so of it, it says so of
+// itself, nobody else is accused; and all is well again once it takes them.
+
+import { once } from 'node:events'
+import { mkdirSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterEach, beforeEach, expect, it } from 'vitest'
+import { ended } from '../../lab/command.ts'
+import { createLab, type Host, type Lab } from '../../lab/lab.ts'
+import { eventually } from '../support/event.ts'
+import { doctor, statusOf, subnetOf, weft, weftOf } from '../support/hosts.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS)
+
+let lab: Lab
+beforeEach(async () => {
+  lab = await createLab({ hosts: 3 })
+})
+afterEach(() => lab.close())
+
+/** What a host says of the paths to the others, by subnet. */
+const pathsOf = async (host: Host) =>
+  Object.fromEntries(
+    ((await statusOf(host)).peers?.list ?? []).map(({ subnet, state, path, passesBytes }) => [
+      subnet,
+      state === 'answering' ? [path, passesBytes] : [state],
+    ]),
+  )
+
+it.each([
+  // What an IPv4 header, UDP, VXLAN and Ethernet leave of 1500 bytes, and of 1400.
+  [{ Type: 'udp' }, 1472, 1372],
+  [{ Type: 'vxlan', DataPath: 'userspace' }, 1450, 1350],
+  [{ Type: 'vxlan' }, 1450, 1350],
+  [{ Type: 'host-gw' }, 1500, 1400],
+] as const)('%j: is named by every host, and whole again when it is mended', async (Backend, whole, least) => {
+  const leases = join(lab.folder, 'leases')
+  mkdirSync(leases)
+  writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))
+  const daemons = lab.hosts.map((host) => host.startDaemon({ args: ['--lease-dir', leases, '--probe-interval', '2'] }))
+  await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+  const [first, second, third] = lab.hosts as [Host, Host, Host]
+  const [one, two, three] = lab.hosts.map((host) => subnetOf(host)) as [string, string, string]
+  const areWhole = () =>
+    eventually(async () => {
+      for (const host of lab.hosts)
+        expect(Object.values(await pathsOf(host))).toEqual([
+          ['whole', whole],
+          ['whole', whole],
+        ])
+    })
+  await areWhole()
+  expect((await weft(first, ['status'])).code).toBe(0)
+
+  await third.output(['ip', 'link', 'set', 'eth0', 'mtu', '1400'])
+  await eventually(async () => {
+    expect(await pathsOf(first)).toEqual({ [two]: ['whole', whole], [three]: ['narrow', least] })
+    expect(await pathsOf(second)).toEqual({ [one]: ['whole', whole], [three]: ['narrow', least] })
+    // Its own are shorter from now on, and all of those reach the others.
+    expect(await pathsOf(third)).toEqual({ [one]: ['whole', least], [two]: ['whole', least] })
+  })
+  const said = await weft(first, ['status'])
+  expect(said.code).toBe(3)
+  expect(said.stdout).toContain(
+    `100% whole, but long packets of more than ${least} of ${whole} bytes do not reach one peer`,
+  )
+  expect(said.stdout).toMatch(new RegExp(`^\\S+ +${three} .* narrow `, 'm'))
+  const explained = await weft(first, ['explain', first.address, three.replace('.0/24', '.2')])
+  expect([explained.code, explained.stdout]).toEqual([
+    3,
+    expect.stringMatching(new RegExp(`; ${least} bytes do\n[^]*\na long one would not get through\n$`)),
+  ])
+  const there = await doctor(first)
+  expect([there.code, there.names]).toEqual([3, ['path-mtu']])
+  expect(there.details).toEqual([
+    expect.stringMatching(
+      new RegExp(
+        `${three}.* at .*: packets of ${whole} bytes .*, of up to ${least} they do; others take them: look at`,
+      ),
+    ),
+  ])
+  if (Backend.Type === 'udp') {
+    const listener = third.spawn(weftOf(third, ['bench', '--listen']))
+    await once(listener.stdout!, 'data')
+    const words = ['bench', three, '--streams', '1', '--seconds', '0.2', '--pairs', '1']
+    const measured = await weft(first, words)
+    expect([measured.code, measured.stdout]).toEqual([
+      3,
+      expect.stringContaining(
+        `inside packets of ${whole} bytes do not come back, of up to ${least} they do: it is the other end's interface`,
+      ),
+    ])
+    expect(measured.stdout).not.toContain('firewall')
+    listener.kill('SIGTERM')
+    await ended(listener)
+  }
+  const here = await doctor(third)
+  expect([here.code, here.names, here.details]).toEqual([
+    3,
+    ['mtu-shrunk'],
+    [`${least} bytes since eth0 takes 1400, and ${whole} when weftd started`],
+  ])
+  await third.output(['ip', 'link', 'set', 'eth0', 'mtu', '1500'])
+  await areWhole()
+  expect((await weft(first, ['status'])).code).toBe(0)
+})

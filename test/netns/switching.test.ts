@@ -1,0 +1,90 @@
+// switching.test.ts - IPv6 is switched on in a cluster of three nodes that runs, and off again, with its leases in a directory or in etcd.
+
+import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterEach, expect, it } from 'vitest'
+import { startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { createLab, packageRoot, whyNoVxlan, type Lab } from '../../lab/lab.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
+import { HOST_GW, switchOnAndOff, VXLAN } from '../support/switching.ts'
+
+needs(HOSTS, ...ETCD, 'ping')
+
+let lab: Lab
+let etcd: Etcd | undefined
+afterEach(async () => {
+  await lab.close()
+  await etcd?.close()
+  etcd = undefined
+})
+
+const KEY = '/coreos.com/network'
+/** The flags that name a store, and all leases in it by their keys. */
+interface Bed {
+  readonly args: readonly string[]
+  readonly leases: () => Promise<ReadonlyMap<string, string>>
+}
+
+const STORES: Readonly<Record<'directory' | 'etcd', () => Promise<Bed>>> = {
+  async directory() {
+    const folder = join(lab.folder, 'leases')
+    const subnets = join(folder, 'subnets')
+    mkdirSync(folder)
+    return {
+      args: ['--lease-dir', folder],
+      leases: async () =>
+        new Map(readdirSync(subnets).map((key) => [key, readFileSync(join(subnets, key), 'utf8')] as const)),
+    }
+  },
+  async etcd() {
+    const server = (etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' }))
+    return {
+      args: ['--etcd-endpoints', server.endpoint],
+      leases: async () => {
+        const lines = (await server.ctl('get', '--prefix', `${KEY}/subnets/`)).trim().split('\n')
+        const pairs = lines.flatMap((line, at) => (at % 2 === 0 ? [[line, lines[at + 1] ?? ''] as const] : []))
+        return new Map(pairs.map(([key, value]) => [key.slice(`${KEY}/subnets/`.length), value]))
+      },
+    }
+  },
+}
+
+it.for([
+  ['directory', 'vxlan', VXLAN],
+  ['etcd', 'vxlan', VXLAN],
+  ['directory', 'host-gw', HOST_GW],
+] as const)('no ping is lost, and no IPv4 subnet, with leases in %s and %s', async ([store, , backend], { skip }) => {
+  const why = backend === VXLAN ? await whyNoVxlan() : undefined
+  skip(why !== undefined, why)
+  lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
+  const { args, leases } = await STORES[store]()
+  const { hosts, folder } = lab
+  let isSet = false
+  await switchOnAndOff({
+    ...{ hosts, backend },
+    async configure(config) {
+      const file = join(folder, 'new.json')
+      writeFileSync(file, JSON.stringify(config))
+      const set = (...flags: string[]) =>
+        hosts[0]!.run([process.execPath, join(packageRoot, 'bin/weft'), 'config', 'set', ...flags, file, ...args])
+      const isBack = isSet && !('EnableIPv6' in config)
+      if (isBack) expect((await set()).stderr).toMatch(/it has no IPv6: 3 leases would lose the subnet of it/)
+      expect(await set(...(isBack ? ['--force'] : []))).toMatchObject({ code: 0 })
+      isSet = true
+    },
+    start: (host) => host.startDaemon({ args }),
+    async published(host) {
+      const own = [...(await leases())].map(([key, text]) => ({ key, value: JSON.parse(text) as Lease }))
+      const found = own.filter(({ value }) => value.PublicIP === host.address)
+      expect(found.map(({ key }) => key)).toHaveLength(1)
+      const [{ key, value } = { key: '', value: undefined }] = found
+      const subnets = key.split('&').map((part) => part.replace(/-(\d+)$/, '/$1'))
+      return [...subnets, ...[value?.PublicIP, value?.PublicIPv6].filter((each) => typeof each === 'string')]
+    },
+  })
+})
+
+interface Lease {
+  readonly PublicIP: string
+  readonly PublicIPv6: string | null
+}

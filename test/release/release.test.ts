@@ -1,0 +1,514 @@
+// release.test.ts - `npm run release:test`: what `npm run release` makes, made twice, and run where there is no Node.js: on bare Debians,
+// in containers, and for arm64 by an emulator; the npm package by each Node.js that is supported.
+//
+// WEFT_RELEASE_DIR names a release that was made elsewhere, of the same commit: that one is tried then, and compared with one made here.
+
+import {
+  cpSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs'
+import { homedir } from 'node:os'
+import { join } from 'node:path'
+import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
+import { execute, output } from '../../lab/command.ts'
+import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { reach } from '../../lab/measure.ts'
+import { DEBIANS, fetchNode, insteadIn, makeDebian, npmFolder } from '../support/debian.ts'
+import { eventually } from '../support/event.ts'
+import { tellStep } from '../support/long-step.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+import { pinging } from '../support/pinging.ts'
+import { exchangeByContainers, isolatePodman, type Podman } from '../support/podman.ts'
+import { bootDebian, hasSystemd, type Systemd } from '../support/systemd.ts'
+
+const MINUTE = 60_000
+const MB = 1_000_000
+const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
+const RELEASES = Object.keys(DEBIANS) as (keyof typeof DEBIANS)[]
+/** Its systemd is booted. */
+const NEWEST = 'trixie'
+
+/** The oldest that package.json allows, and those that are supported. */
+const MAJORS = [20, 22, 24] as const
+const NPM = `weft-npm-${version}.tgz`
+const publisher = JSON.parse(readFileSync(join(packageRoot, 'scripts/release/publisher.json'), 'utf8')) as {
+  readonly image: string
+}
+const IMAGE = `${publisher.image}:${version}`
+
+const missing = needs(
+  ...[HOSTS, 'mmdebstrap', 'ping', 'dpkg-deb', 'rpmbuild', 'aarch64-linux-gnu-g++', 'qemu-aarch64-static'],
+  ...['podman', 'runc'],
+)
+
+/** Holds the folder: two clones, the Debians. */
+let workshop: Lab
+let release: string
+let again: string
+let podman: Podman
+const debianOf = (name: string): string => join(workshop.folder, name)
+/** With a /proc, as each host has it. */
+const inDebian = (name: string, ...command: readonly string[]): string[] => [
+  ...[
+    'unshare',
+    '--mount',
+    'sh',
+    '-c',
+    'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"',
+    debianOf(name),
+    'env',
+    '-i',
+    'PATH=/usr/sbin:/usr/bin:/sbin:/bin',
+    ...command,
+  ],
+]
+
+/** A copy of this clone, as it is now. */
+function copyTo(name: string): string {
+  const clone = join(workshop.folder, name)
+  const made = new Set(['build', 'dist', 'release', 'prebuilds', '.setup-lock'].map((each) => join(packageRoot, each)))
+  cpSync(packageRoot, clone, { recursive: true, filter: (path) => !made.has(path), verbatimSymlinks: true })
+  return clone
+}
+
+async function releaseOf(clone: string, umask: string): Promise<string> {
+  const command = ['npm', '--prefix', clone, 'run', '--silent', 'release']
+  await output(['sh', '-c', 'umask $0; exec "$@"', umask, ...command], { timeoutMs: 20 * MINUTE })
+  return join(clone, 'release')
+}
+
+beforeAll(async () => {
+  if (missing !== undefined) return
+  workshop = await createLab({ hosts: 0 })
+  tellStep('a release')
+  release = process.env['WEFT_RELEASE_DIR'] ?? (await releaseOf(copyTo('first'), '022'))
+  tellStep('the same release in another folder, of somebody who shares nothing')
+  again = await releaseOf(copyTo('and/a-second'), '077')
+  for (const name of RELEASES) {
+    tellStep(`a bare Debian, ${name}`)
+    const systemd = name === NEWEST ? ['systemd', 'systemd-sysv', 'dbus'] : []
+    await makeDebian(debianOf(name), ['iproute2', 'iptables', ...systemd], name)
+  }
+  tellStep('the images')
+  podman = isolatePodman(join(workshop.folder, 'podman'))
+  await podman.run('load', '--quiet', '--input', join(release, `weft-image-${version}.tar`))
+}, 60 * MINUTE)
+afterAll(async () => {
+  if (podman) await podman.run('rm', '--all', '--force', '--time', '1')
+  await workshop?.close()
+}, 5 * MINUTE)
+
+let lab: Lab | undefined
+let systemd: Systemd | undefined
+afterEach(async () => {
+  await systemd?.close()
+  await lab?.close()
+  systemd = lab = undefined
+})
+
+async function openLab(hosts: number): Promise<{ readonly lab: Lab; readonly leases: string }> {
+  const opened = (lab = await createLab({ hosts }))
+  const leases = join(opened.folder, 'leases')
+  mkdirSync(leases)
+  writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
+  return { lab: opened, leases }
+}
+
+/** Containers reach each other in a circle, and no daemon has said that something is wrong. */
+async function exchange(hosts: readonly Host[], daemons: readonly Daemon[]): Promise<void> {
+  await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+  const pods = await Promise.all(hosts.map((host) => host.startPod()))
+  for (const [index, pod] of pods.entries()) await reach(pod.namespace, pods[(index + 1) % pods.length]!.address)
+  for (const daemon of daemons) expect(daemon.lines.filter((line) => /^[EF]\d/.test(line))).toEqual([])
+}
+
+describe('a release', () => {
+  it('is whole, and its checksums are right', async () => {
+    expect(readdirSync(release).toSorted()).toEqual(
+      [
+        ...['x64', 'arm64'].flatMap((name) => [`weftd-linux-${name}`, `weftd-linux-${name}.cdx.json`]),
+        ...['amd64', 'arm64'].flatMap((name) => [`weft_${version}_${name}.deb`, `weft-image-${name}.cdx.json`]),
+        ...['x86_64', 'aarch64'].map((name) => `weft-${version}.${name}.rpm`),
+        ...[NPM, 'weft-npm.cdx.json', `weft-image-${version}.tar`, `weft-chart-${version}.tgz`, 'weft.yaml'],
+        ...['LICENCES', 'NOTES.md', 'SHA256SUMS'],
+      ].toSorted(),
+    )
+    await output(['sh', '-c', `cd '${release}' && sha256sum --check --strict SHA256SUMS`])
+    expect(statSync(join(release, 'weftd-linux-x64')).size).toBeLessThan(115 * MB)
+  })
+
+  it('has the same bytes, whichever folder it is made in, and whatever others may do there', () => {
+    const sums = (folder: string): string => readFileSync(join(folder, 'SHA256SUMS'), 'utf8')
+    expect(sums(again)).toBe(sums(release))
+  })
+
+  it('names what is inside, with its licences', () => {
+    const { components } = JSON.parse(readFileSync(join(release, 'weftd-linux-x64.cdx.json'), 'utf8')) as {
+      components: { name: string; version: string }[]
+    }
+    const texts = readFileSync(join(release, 'LICENCES'), 'utf8')
+    const names = components.map(({ name }) => name)
+    expect(names).toEqual(expect.arrayContaining(['etcd3', '@grpc/grpc-js', 'winston', 'lru-cache', 'node']))
+    for (const { name, version: its } of components)
+      if (!['node', 'libstdc++'].includes(name)) expect(texts).toContain(`${name} ${its} (`)
+  })
+})
+
+describe('the executable', () => {
+  it('is weftd, weft or flanneld by its name, and weft by its first word', async () => {
+    const folder = join(workshop.folder, 'names')
+    mkdirSync(folder)
+    for (const name of ['weftd', 'weft', 'flanneld']) symlinkSync(join(release, 'weftd-linux-x64'), join(folder, name))
+    const run = (...words: string[]) => execute(['env', '-i', `PATH=${folder}`, ...words])
+    const told = `${version}\n`
+    for (const words of [
+      ['weft', 'version'],
+      ['weftd', 'weft', 'version'],
+    ])
+      expect(await run(...words)).toMatchObject({ stdout: told, stderr: '', code: 0 })
+    for (const name of ['weftd', 'flanneld'])
+      expect(await run(name, '--version')).toMatchObject({ stdout: '', stderr: told, code: 0 })
+    expect((await run('flanneld', '--help')).stderr).toMatch(/^Usage: flanneld /)
+    expect((await run('weft', 'help')).stdout).toMatch(/^Usage: weft /)
+  })
+
+  it('leaves NODE_OPTIONS to other programs', async () => {
+    const run = ['env', 'NODE_OPTIONS=--require /nonexistent.js', join(release, 'weftd-linux-x64'), '--version']
+    expect(await execute(run)).toMatchObject({ stderr: `${version}\n`, code: 0 })
+  })
+
+  it('leaves no file of its addon, and takes the next folder where one is full', async () => {
+    const full = [
+      'exec 3<"$0"',
+      'mount -t tmpfs -o size=8k none /tmp; mount -t tmpfs none /dev/shm',
+      '! /proc/self/fd/3 --without magic', // which asks the addon for what there is
+      'ls -A /tmp /dev/shm',
+    ]
+    const script = ['sh', '-ec', full.join('\n'), join(release, 'weftd-linux-x64')]
+    const { stdout, stderr, code } = await execute(['unshare', '--mount', 'env', '-u', 'TMPDIR', ...script])
+    expect([stdout, code]).toEqual(['/dev/shm:\n\n/tmp:\n', 0])
+    expect(stderr).toMatch(/there is no such feature; choose from /)
+  })
+
+  it('says where it may not keep its addon for a moment', async () => {
+    // The executable is opened before: what is mounted may hide it.
+    const noexec = [
+      'exec 3<"$0"',
+      'for folder in /tmp /dev/shm /run /var/tmp; do mount -t tmpfs -o noexec none $folder; done',
+      'exec /proc/self/fd/3 --without magic',
+    ]
+    const script = ['sh', '-ec', noexec.join('\n'), join(release, 'weftd-linux-x64')]
+    const { stderr, code } = await execute(['unshare', '--mount', ...script])
+    expect(code).toBe(1)
+    expect(stderr).toMatch(/; set TMPDIR to a folder that can be written and is not mounted noexec\n$/)
+  })
+
+  it('tells the line of the file that logs, as weftd beside its files does', async () => {
+    const { lab: opened, leases } = await openLab(2)
+    const [a, b] = opened.hosts as [Host, Host]
+    const inside = a.startDaemon({
+      args: ['--lease-dir', leases],
+      before: ['sh', '-c', `shift 2; exec ${join(release, 'weftd-linux-x64')} "$@"`, 'sh'],
+    })
+    const beside = b.startDaemon({ args: ['--lease-dir', leases] })
+    await exchange([a, b], [inside, beside])
+    const places = ({ lines }: Daemon): string[] =>
+      lines.flatMap((line) => /^I\d+ [\d:.]+ +\d+ ([\w-]+\/[\w.-]+):\d+\] [A-Z]/.exec(line)?.[1] ?? [])
+    expect(places(inside).length).toBeGreaterThan(10)
+    expect(new Set(places(inside))).toEqual(new Set(places(beside)))
+    for (const daemon of [inside, beside]) expect(await daemon.stop()).toBe(0)
+  })
+})
+
+describe('the Debian package', () => {
+  it.each(RELEASES)('is installed on a bare %s', async (name) => {
+    const debian = debianOf(name)
+    const file = `weft_${version}_amd64.deb`
+    cpSync(join(release, file), join(debian, 'tmp', file))
+    cpSync('/etc/resolv.conf', join(debian, 'etc/resolv.conf'), { dereference: true })
+    await output(inDebian(name, 'apt-get', 'install', '-y', '-q', '--no-install-recommends', `/tmp/${file}`), {
+      timeoutMs: 10 * MINUTE,
+    })
+    expect(existsSync(join(debian, 'usr/bin/node'))).toBe(false)
+    expect(await output(inDebian(name, 'weft', 'version'))).toBe(`${version}\n`)
+    expect((await execute(inDebian(name, 'weftd', '--without', 'magic'))).stderr).toMatch(/choose from .*udp-gso/)
+  })
+
+  it('makes nodes that exchange packets, each on another Debian', async () => {
+    const { lab: opened, leases } = await openLab(RELEASES.length)
+    const daemons = opened.hosts.map((host, index) =>
+      host.startDaemon({
+        args: ['--lease-dir', leases],
+        before: insteadIn(debianOf(RELEASES[index]!), opened.folder, inDebian(RELEASES[index]!, 'weftd')),
+      }),
+    )
+    await exchange(opened.hosts, daemons)
+    for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
+  })
+
+  it.each(RELEASES)('keeps a changed configuration, and leaves nothing when it is purged: %s', async (name) => {
+    const debian = debianOf(name)
+    const files = (await output(inDebian(name, 'dpkg', '-L', 'weft'))).trim().split('\n')
+    const settings = join(debian, 'etc/default/weftd')
+    writeFileSync(settings, 'FLANNELD_V=1\n')
+    await output(inDebian(name, 'dpkg', '--force-confold', '-i', `/tmp/weft_${version}_amd64.deb`))
+    expect(readFileSync(settings, 'utf8')).toBe('FLANNELD_V=1\n')
+    await output(inDebian(name, 'dpkg', '--remove', 'weft'))
+    expect(existsSync(settings)).toBe(true)
+    await output(inDebian(name, 'dpkg', '--purge', 'weft'))
+    const own = files.filter((path) => /weft/.test(path))
+    expect(own).toContain('/usr/bin/weftd')
+    expect(own.filter((path) => existsSync(join(debian, path)))).toEqual([])
+  })
+})
+
+describe('the Debian package under systemd', () => {
+  it('is upgraded under traffic without losing a packet, keeps what was configured, and leaves nothing when it is purged', async ({
+    skip,
+  }) => {
+    skip(!hasSystemd, 'no systemd, or no cgroups of version 2')
+    const debian = debianOf(NEWEST)
+    const file = `/opt/weft_${version}_amd64.deb`
+    const { lab: opened, leases } = await openLab(2)
+    const [a, b] = opened.hosts as [Host, Host]
+    // The version before is this one by another name, as far as dpkg knows.
+    const older = join(opened.folder, 'older')
+    await output(['dpkg-deb', '--raw-extract', join(release, `weft_${version}_amd64.deb`), older])
+    const control = readFileSync(join(older, 'DEBIAN/control'), 'utf8')
+    writeFileSync(join(older, 'DEBIAN/control'), control.replace(/^Version: .*$/m, 'Version: 0.0.1'))
+    await output(['dpkg-deb', '-Znone', '--build', older, join(debian, 'opt/older.deb')], {
+      timeoutMs: 5 * MINUTE,
+    })
+    cpSync(join(release, `weft_${version}_amd64.deb`), join(debian, file))
+
+    systemd = await bootDebian(a, debian, opened.folder)
+    const run = async (...words: string[]): Promise<string> => {
+      const { code, stdout, stderr } = await systemd!.run(...words)
+      if (code !== 0) throw new Error(`${words.join(' ')} ended with ${code}: ${stdout}${stderr}`)
+      return stdout
+    }
+    await run('dpkg', '-i', '/opt/older.deb')
+    expect((await systemd.run('systemctl', 'is-active', 'weftd')).stdout).toBe('inactive\n')
+    const settings = `FLANNELD_LEASE_DIR=/srv/leases\nFLANNELD_IFACE=eth0\n`
+    writeFileSync(join(debian, 'etc/default/weftd'), settings)
+    mkdirSync(join(debian, 'etc/systemd/system/weftd.service.d'), { recursive: true })
+    const dropIn = join(debian, 'etc/systemd/system/weftd.service.d/leases.conf')
+    writeFileSync(dropIn, '[Service]\nReadWritePaths=/srv/leases\n')
+    await systemd.systemctl('daemon-reload')
+    await systemd.systemctl('enable', '--now', 'weftd')
+    const peer = b.startDaemon({ args: ['--lease-dir', leases] })
+    await peer.line(/flannel is ready/)
+    writeFileSync(a.subnetFile, systemd.read('/run/flannel/subnet.env')!)
+    const [from, to] = [await a.startPod(), await b.startPod()]
+    await reach(from.namespace, to.address)
+
+    const first = await systemd.mainPid()
+    const pings = pinging(from, to)
+    await run('dpkg', '-i', file)
+    await eventually(async () => {
+      const state = await systemd!.property('ActiveState')
+      if (state !== 'active' || (await systemd!.mainPid()) === first) throw new Error(`weftd is ${state}`)
+    })
+    const { sent, lost } = await pings.stop()
+    expect(sent).toBeGreaterThan(100)
+    expect(lost).toBe(0)
+    expect(await run('dpkg-query', '--show', '--showformat', '${Version}', 'weft')).toBe(version)
+    expect(readFileSync(join(debian, 'etc/default/weftd'), 'utf8')).toBe(settings)
+
+    await run('dpkg', '--purge', 'weft')
+    expect((await systemd.run('systemctl', 'is-active', 'weftd')).stdout).not.toBe('active\n')
+    expect(await a.output(['ip', '-o', 'link'])).not.toContain('flannel0')
+    for (const path of ['etc/default/weftd', 'usr/bin/weftd', 'usr/bin/weft', 'lib/systemd/system/weftd.service'])
+      expect(existsSync(join(debian, path)), path).toBe(false)
+    for (const path of ['/run/weft', '/run/flannel/subnet.env']) expect(systemd.read(path), path).toBeUndefined()
+    rmSync(dropIn)
+    expect(await peer.stop()).toBe(0)
+  })
+})
+
+describe('the RPM package', () => {
+  it('installs and removes what belongs to it, and keeps a changed configuration', async () => {
+    const debian = debianOf('bookworm')
+    const file = join(release, `weft-${version}.x86_64.rpm`)
+    // Its database is in the folder; what it asks for is Fedora's to have.
+    const rpm = (...words: string[]) =>
+      output(['rpm', '--root', debian, '--nodeps', ...words], { timeoutMs: 5 * MINUTE })
+    await rpm('--install', file)
+    expect(await output(inDebian('bookworm', 'weft', 'version'))).toBe(`${version}\n`)
+    expect(await rpm('--verify', 'weft')).toBe('')
+    const settings = join(debian, 'etc/default/weftd')
+    writeFileSync(settings, 'FLANNELD_V=1\n')
+    await rpm('--upgrade', '--force', file)
+    expect(readFileSync(settings, 'utf8')).toBe('FLANNELD_V=1\n')
+    await rpm('--erase', 'weft')
+    for (const path of ['usr/bin/weftd', 'usr/bin/weft', 'usr/lib/systemd/system/weftd.service', 'run/weft'])
+      expect(existsSync(join(debian, path)), path).toBe(false)
+  })
+
+  it('is for each architecture, and asks for what it runs', async () => {
+    for (const name of ['x86_64', 'aarch64']) {
+      const ask = (...words: string[]) => output(['rpm', '-qp', ...words, join(release, `weft-${version}.${name}.rpm`)])
+      expect(await ask('--queryformat', '%{name} %{version} %{arch} %{license}')).toBe(
+        `weft ${version} ${name} Apache-2.0`,
+      )
+      expect(await ask('--requires')).toMatch(/^glibc >= 2\.28$/m)
+      expect((await ask('--configfiles')).trim()).toBe('/etc/default/weftd')
+    }
+  })
+})
+
+describe('the npm package', () => {
+  const debian = debianOf.bind(undefined, 'bookworm')
+  const byNode = (major: number, ...command: readonly string[]): string[] =>
+    inDebian(
+      ...['bookworm', 'env', `npm_config_prefix=/opt/weft${major}`, 'HOME=/root'],
+      ...[`PATH=/opt/weft${major}/bin:/opt/node${major}/bin:/usr/sbin:/usr/bin`, ...command],
+    )
+
+  it.each(MAJORS)('is installed by Node %d without a network, a compiler or a script', async (major) => {
+    const node = join(debian(), `opt/node${major}`)
+    await fetchNode(major, node)
+    cpSync(await npmFolder(), join(node, 'lib/node_modules/npm'), { recursive: true })
+    symlinkSync('../lib/node_modules/npm/bin/npm-cli.js', join(node, 'bin/npm'))
+    cpSync(join(release, NPM), join(debian(), 'opt', NPM))
+    const install = [
+      'npm',
+      'install',
+      '--global',
+      '--offline',
+      '--ignore-scripts',
+      '--no-audit',
+      '--no-fund',
+      `/opt/${NPM}`,
+    ]
+    await output(['unshare', '--net', ...byNode(major, ...install)], { timeoutMs: 10 * MINUTE })
+    const told = JSON.parse(await output(byNode(major, 'weft', 'version', '--json'))) as { node: string }
+    expect(told).toMatchObject({ version, node: expect.stringMatching(new RegExp(`^${major}\\.`)) as string })
+    expect((await execute(byNode(major, 'weftd', '--without', 'magic'))).stderr).toMatch(/choose from .*udp-gso/)
+  })
+
+  it('makes nodes that exchange packets, each by another Node', async () => {
+    const { lab: opened, leases } = await openLab(MAJORS.length)
+    const daemons = opened.hosts.map((host, index) =>
+      host.startDaemon({
+        args: ['--lease-dir', leases, '--ip-masq'],
+        before: insteadIn(debian(), opened.folder, byNode(MAJORS[index]!, 'weftd')),
+      }),
+    )
+    await exchange(opened.hosts, daemons)
+    for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
+  })
+
+  it('holds an addon of each architecture, and the licences of all that is inside', async () => {
+    const names = (await output(['tar', '-tzf', join(release, NPM)])).split('\n')
+    const addons = names.filter((name) => name.endsWith('.node')).toSorted()
+    expect(addons).toEqual(['arm64', 'x64'].map((name) => `package/prebuilds/linux-${name}/weft.napi.glibc.node`))
+    const { components } = JSON.parse(readFileSync(join(release, 'weft-npm.cdx.json'), 'utf8')) as {
+      components: unknown[]
+    }
+    const manifests = names.filter((name) => /node_modules\/(@[^/]+\/)?[^/@]+\/package\.json$/.test(name))
+    expect(manifests.length).toBeGreaterThan(50)
+    expect(components).toHaveLength(manifests.length + 1) // libstdc++ in the addons
+  })
+})
+
+describe('the image', () => {
+  const layout = async (path: string): Promise<unknown> =>
+    JSON.parse(await output(['tar', '-xOf', join(release, `weft-image-${version}.tar`), path]))
+
+  it('is one index of both architectures, by whose digest the manifest and the chart name it', async () => {
+    const { manifests } = (await layout('index.json')) as { manifests: [{ digest: string }] }
+    const [{ digest }] = manifests
+    const index = (await layout(`blobs/sha256/${digest.slice(7)}`)) as { manifests: { platform: object }[] }
+    expect(index.manifests.map(({ platform }) => platform)).toEqual(
+      ['amd64', 'arm64'].map((architecture) => ({ architecture, os: 'linux' })),
+    )
+    const manifest = readFileSync(join(release, 'weft.yaml'), 'utf8')
+    const whole = `${IMAGE}@${digest}`
+    expect(manifest.match(/image: .*weft.*/g)).toEqual([`image: ${whole}`, `image: ${whole}`])
+    expect(manifest).not.toMatch(/kubernetes\.io\/arch/)
+    const chart = join(release, `weft-chart-${version}.tgz`)
+    const values = await output(['tar', '-xzOf', chart, 'flannel/values.yaml'])
+    expect(values).toContain(`    repository: ${publisher.image}\n    tag: ${version}@${digest}\n`)
+    const files = (await output(['tar', '-tzf', chart])).split('\n').filter((name) => /[^/]$/.test(name))
+    const source = readdirSync(join(packageRoot, 'deploy/charts/weft'), { recursive: true, withFileTypes: true })
+    expect(files).toHaveLength(source.filter((each) => each.isFile()).length)
+  })
+
+  it('is small, and holds neither package manager nor compiler nor interpreter', async () => {
+    const folder = (await podman.run('image', 'mount', IMAGE)).trim()
+    const size = Number(await output(['sh', '-c', 'tar -C "$0" -c . | wc -c', folder]))
+    process.stdout.write(`  the image: ${(size / MB).toFixed(0)} MB, ${(size / 2 ** 20).toFixed(0)} MiB\n`)
+    expect(size).toBeLessThan(135 * MB)
+    for (const { size: packed } of await layersOf()) expect(packed).toBeLessThan(50 * MB)
+    expect(statSync(folder).mode & 0o777).toBe(0o755)
+    const programs = ['usr/bin', 'usr/sbin', 'usr/local/bin'].flatMap((path) => readdirSync(join(folder, path)))
+    expect(programs).toEqual(expect.arrayContaining(['ip', 'iptables', 'ip6tables-restore', 'nft', 'wg', 'sh', 'weft']))
+    expect(programs.filter((name) => /^(apt|dpkg|perl|python|gcc|cc|node|npm)/.test(name))).toEqual([])
+    const packages = readdirSync(join(folder, 'var/lib/dpkg/status.d'))
+    for (const name of packages.filter((each) => !/^lib(stdc|gcc)/.test(each)))
+      expect(existsSync(join(folder, `usr/share/doc/${name}/copyright`)), name).toBe(true)
+  })
+
+  async function layersOf(): Promise<{ readonly size: number }[]> {
+    const { manifests } = (await layout('index.json')) as { manifests: [{ digest: string }] }
+    const index = (await layout(`blobs/sha256/${manifests[0].digest.slice(7)}`)) as { manifests: { digest: string }[] }
+    const { layers } = (await layout(`blobs/sha256/${index.manifests[0]!.digest.slice(7)}`)) as {
+      layers: { size: number }[]
+    }
+    return layers
+  }
+
+  it('exchanges packets by runc as Kubernetes runs it: one capability, a root that cannot be written, filtered system calls', async () => {
+    const { lab: opened, leases } = await openLab(2)
+    const mounted = ['-v', `${leases}:/var/lib/weft`]
+    await exchangeByContainers(podman, IMAGE, opened.hosts, opened.id, ['--lease-dir', '/var/lib/weft'], mounted)
+  })
+})
+
+describe('arm64, emulated', () => {
+  const cache = join(process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'), 'weft')
+  const emulated = (): string[] => [
+    'qemu-aarch64-static',
+    '-L',
+    join(cache, 'bullseye-arm64'),
+    join(release, 'weftd-linux-arm64'),
+  ]
+
+  it('runs', async () => {
+    expect(await output([...emulated(), 'weft', 'version'])).toBe(`${version}\n`)
+  })
+
+  it.each(['native', 'dgram'])('carries packets: %s', async (engine) => {
+    const { lab: opened, leases } = await openLab(2)
+    const daemons = opened.hosts.map((host) =>
+      host.startDaemon({
+        args: ['--lease-dir', leases, '--engine', engine],
+        before: ['sh', '-c', `shift 2; exec ${emulated().join(' ')} "$@"`, 'sh'],
+      }),
+    )
+    await exchange(opened.hosts, daemons)
+    for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
+  })
+
+  // Last, since podman knows one image by a name.
+  it('has an image whose programs find their libraries in it', async () => {
+    const archive = `oci-archive:${join(release, `weft-image-${version}.tar`)}`
+    const id = (await podman.run('pull', '--quiet', '--arch', 'arm64', archive)).trim()
+    const folder = (await podman.run('image', 'mount', id)).trim()
+    const inImage = (program: string, ...words: string[]) =>
+      execute(['qemu-aarch64-static', '-L', folder, join(folder, program), ...words], { timeoutMs: MINUTE })
+    expect((await inImage('opt/weft/bin/weftd', '--without', 'magic')).stderr).toMatch(/choose from .*udp-gso/)
+    expect((await inImage('usr/bin/ip', '-V')).stdout).toMatch(/^ip utility/)
+    expect((await inImage('usr/bin/wg', '--version')).stdout).toMatch(/^wireguard-tools/)
+    expect((await inImage('usr/bin/setpriv', '--version')).stdout).toMatch(/util-linux/)
+    expect((await inImage('usr/bin/busybox', 'echo', 'here')).stdout).toBe('here\n')
+  })
+})

@@ -1,0 +1,30 @@
+// snapshot.ts - how a node is in which all is well, for the tests of what is told of one.
+
+import { parseIpv4Net } from '../../src/net/ipv4.ts'
+import type { Snapshot } from '../../src/report/snapshot.ts'
+import type { Beginning } from '../../src/report/states.ts'
+
+export const wellNode: Snapshot = {
+  ...{
+    at: 200_000,
+    subnet: { ipv4: parseIpv4Net('10.5.1.0/24')! },
+    isOpen: true,
+    lacking: {},
+    gone: {},
+    threads: new Map(),
+    leaving: undefined,
+    host: [],
+    rules: undefined,
+    peers: 2,
+    ...{ silent: 0, unusable: 0, narrow: 0 },
+    held: 0,
+    holds: 0,
+  },
+  ...{ store: 'etcd', isFailing: false, comparedAt: 190_000, followedSince: 0, repaired: 0, isConfigGone: false },
+  ...{ isReady: true, isPublished: true, subnetFile: '/run/flannel/subnet.env' },
+}
+
+/** A daemon without a node, which waits for this. */
+export const beginningWith = (waitsFor: string, isForwarding = false): Beginning => ({
+  ...{ isForwarding, leaving: undefined, waitsFor },
+})

@@ -1,0 +1,125 @@
+// switching.ts - IPv6 is switched on in a cluster that runs, node by node, and off again: what must hold at each step, whoever keeps the
+// leases.
+
+import { expect } from 'vitest'
+import { networkOf, type Daemon, type Host, type Pod } from '../../lab/lab.ts'
+import { reach } from '../../lab/measure.ts'
+import { eventually } from './event.ts'
+import { pinging } from './pinging.ts'
+
+/** The `Backend` of a configuration, and FLANNEL_MTU without IPv6 and with it. */
+export interface SwitchedBackend {
+  readonly options: object
+  readonly mtus: readonly [ipv4: number, both: number]
+}
+export const VXLAN: SwitchedBackend = { options: { Type: 'vxlan', DataPath: 'kernel' }, mtus: [1450, 1430] }
+export const HOST_GW: SwitchedBackend = { options: { Type: 'host-gw' }, mtus: [1500, 1500] }
+/** Between two pings, in seconds: a gap that a person would notice has many of them. */
+const PING_S = 0.01
+
+/** Three hosts or more without a daemon, and who keeps their leases. */
+export interface Switched {
+  readonly hosts: readonly Host[]
+  readonly backend: SwitchedBackend
+  /** Writes the network configuration, which a daemon reads as it starts. */
+  readonly configure: (config: object) => Promise<void> | void
+  /**
+   * Does what this cluster asks of an operator before a node can have IPv6; resolves when all daemons know. The other nodes may take it
+   * for gone meanwhile.
+   */
+  readonly prepare?: (host: Host, daemons: readonly Daemon[]) => Promise<void>
+  readonly start: (host: Host) => Daemon
+  /** What is published of a host: its subnets and public addresses. */
+  readonly published: (host: Host) => Promise<readonly string[]>
+}
+
+/** The subnets of a host by subnet.env, of IPv4 first. */
+const subnetsOf = (host: Host): string[] => {
+  const { FLANNEL_SUBNET = '', FLANNEL_IPV6_SUBNET } = host.subnetEnv()
+  return [FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET].filter((each) => each !== undefined).map(networkOf)
+}
+
+async function allReach(pods: readonly Pod[], addressOf: (pod: Pod) => string): Promise<void> {
+  const pairs = pods.flatMap((from) => pods.filter((to) => to !== from).map((to) => [from, to] as const))
+  await Promise.all(pairs.map(([from, to]) => reach(from.namespace, addressOf(to))))
+}
+const ipv4Of = (pod: Pod): string => pod.address
+const ipv6Of = (pod: Pod): string => pod.ipv6 ?? ''
+
+/** Does `body` while containers ping each other in a ring, those of each family: rejects unless each ping was answered. */
+async function withoutLoss(ipv4: readonly Pod[], ipv6: readonly Pod[], body: () => Promise<void>): Promise<void> {
+  const ring = (pods: readonly Pod[], addressOf: (pod: Pod) => string) =>
+    pods.length < 2
+      ? []
+      : pods.map((from, at) => {
+          const to = pods[(at + 1) % pods.length]!
+          return pinging(from, to, { address: addressOf(to), everyS: PING_S })
+        })
+  const pings = [...ring(ipv4, ipv4Of), ...ring(ipv6, ipv6Of)]
+  await body()
+  for (const { sent, lost, errors } of await Promise.all(pings.map((each) => each.stop()))) {
+    expect(sent).toBeGreaterThan(0)
+    expect({ lost, errors }, `of ${sent}`).toEqual({ lost: 0, errors: 0 })
+  }
+}
+
+/** Switches IPv6 on and off. No ping of a family is lost between containers that have it, and each node keeps its IPv4 subnet. */
+export async function switchOnAndOff(cluster: Switched): Promise<void> {
+  const { hosts, backend, configure, prepare, start, published } = cluster
+  const ipv4 = { Network: '10.5.0.0/16', Backend: backend.options }
+  await configure(ipv4)
+  const daemons = hosts.map(start)
+  const ready = (daemon: Daemon): Promise<string> => daemon.line(/flannel is ready/)
+  await Promise.all(daemons.map(ready))
+  const old = await Promise.all(hosts.map((host) => host.startPod()))
+  await allReach(old, ipv4Of)
+  const before = hosts.map(subnetsOf)
+  /** Restarts a host's daemon, by which it takes the configuration of now. */
+  const restart = async (at: number): Promise<void> => {
+    await daemons[at]!.stop()
+    daemons[at] = start(hosts[at]!)
+    await ready(daemons[at])
+  }
+
+  await configure({ ...ipv4, EnableIPv6: true, IPv6Network: 'fd00:5::/48' })
+  const fresh: Pod[] = []
+  for (const [at, host] of hosts.entries()) {
+    await prepare?.(host, daemons)
+    await allReach(old, ipv4Of)
+    await allReach(fresh, ipv6Of)
+    await withoutLoss(old, [...fresh], async () => {
+      await restart(at)
+      const subnets = subnetsOf(host)
+      expect(subnets).toEqual([before[at]![0], expect.stringMatching(/^fd00:5:0:[\da-f]+::\/64$/)])
+      expect(host.subnetEnv()['FLANNEL_MTU']).toBe(String(backend.mtus[1]))
+      expect(await published(host)).toEqual([...subnets, host.address, host.ipv6])
+      // A container that comes now has both families, beside those that were there.
+      const pod = await host.startPod()
+      fresh.push(pod)
+      await allReach([...old, pod], ipv4Of)
+      await allReach(fresh, ipv6Of)
+    })
+  }
+  // A container of before has what it had.
+  for (const pod of old) {
+    expect(await pod.output(['ip', 'link', 'show', 'dev', 'eth0'])).toContain(`mtu ${backend.mtus[0]} `)
+    expect(await pod.output(['ip', '-6', 'address', 'show', 'dev', 'eth0', 'scope', 'global'])).toBe('')
+  }
+
+  await configure(ipv4)
+  for (const at of hosts.keys()) {
+    const switched = fresh.slice(at + 1)
+    await withoutLoss(old, switched, async () => {
+      await restart(at)
+      await allReach([...old, ...fresh], ipv4Of)
+      await allReach(switched, ipv6Of)
+    })
+  }
+  for (const [at, host] of hosts.entries()) {
+    expect(subnetsOf(host)).toEqual(before[at])
+    await eventually(async () => expect(await published(host)).toEqual([before[at]![0], host.address]))
+    // The device of IPv6 stays, as with flannel; it is nobody's now.
+    await host.run(['ip', 'link', 'del', 'flannel-v6.1'])
+  }
+  await allReach([...old, ...fresh], ipv4Of)
+}

@@ -1,0 +1,177 @@
+// go-flags.test.ts - Go's flag syntax, and variables in place of flags.
+
+import fc from 'fast-check'
+import { describe, expect, it } from 'vitest'
+import {
+  applyEnvironment,
+  describeFlags,
+  HelpWanted,
+  nameIn,
+  parseFlags,
+  parseGoInt,
+} from '../../../src/base/go-flags.ts'
+import { Secret } from '../../../src/base/secret.ts'
+import { FLAGS } from '../../../src/options.ts'
+
+const parse = (...args: string[]) => parseFlags(FLAGS, args)
+
+describe('Go flags', () => {
+  it.each([['-iface', 'eth0'], ['--iface', 'eth0'], ['-iface=eth0'], ['--iface=eth0']])('reads %j %j', (...args) => {
+    expect(parse(...args.filter((arg) => arg !== undefined)).options.iface).toEqual(['eth0'])
+  })
+
+  it('repeats lists, and the last of the others wins', () => {
+    const { options } = parse('-iface', 'a', '-iface=b', '-etcd-prefix', '/x', '-etcd-prefix=/y')
+    expect(options.iface).toEqual(['a', 'b'])
+    expect(options['etcd-prefix']).toBe('/y')
+  })
+
+  it('takes no separate value for a boolean, and the value ends the flags', () => {
+    const { options, rest } = parse('--version', 'false', '--v', '3')
+    expect(options.version).toBe(true)
+    expect(options.v).toBe(0)
+    expect(rest).toEqual(['false', '--v', '3'])
+    expect(parse('--version=false').options.version).toBe(false)
+  })
+
+  it('ends at -- and at the first other argument', () => {
+    expect(parse('-v=1', '--', '-v=2')).toMatchObject({ options: { v: 1 }, rest: ['-v=2'] })
+    expect(parse('-v=1', '-', '-v=2').rest).toEqual(['-', '-v=2'])
+  })
+
+  it.each([
+    ['0', 0],
+    ['7', 7],
+    ['-7', -7],
+    ['+7', 7],
+    ['0x1F', 31],
+    ['0b101', 5],
+    ['0o17', 15],
+    ['017', 15],
+    ['1_000', 1000],
+    ['', undefined],
+    ['x', undefined],
+    ['1.5', undefined],
+    ['08', undefined],
+    ['1__0', undefined],
+    ['0x', undefined],
+    ['1e3', undefined],
+  ])('reads the number %j as %j', (text, value) => {
+    expect(parseGoInt(text)).toBe(value)
+  })
+
+  it.each([
+    [['--nonsense'], 'flag provided but not defined: -nonsense'],
+    [['-v', 'x'], 'invalid value "x" for flag -v: it takes a whole number'],
+    [['--version=maybe'], 'invalid value "maybe" for flag -version: it takes true or false'],
+    [['-iface'], 'flag needs an argument: -iface'],
+    [['---v'], 'bad flag syntax: ---v'],
+    [['-=x'], 'bad flag syntax: -=...'],
+    [['---etcd-password=x'], 'bad flag syntax: ---etcd-password=...'],
+    [['--toString'], 'flag provided but not defined: -toString'],
+  ])('refuses %j', (args, message) => {
+    expect(() => parse(...args)).toThrow(expect.objectContaining({ code: 'USAGE', message, remedy: 'see --help' }))
+  })
+
+  it.each([
+    ...['1', 't', 'T', 'true', 'TRUE', 'True'].map((text) => [text, true] as const),
+    ...['0', 'f', 'F', 'false', 'FALSE', 'False'].map((text) => [text, false] as const),
+  ])('reads the truth %s as %s', (text, value) => {
+    for (const given of [true, false])
+      expect(parseFlags({ x: { default: given, help: '' } }, [`-x=${text}`]).options.x).toBe(value)
+  })
+
+  it.each([
+    ['-password=sesame', '-password=...'],
+    ['--password=a=b\nc', '--password=...'],
+    ['-v', '-v'],
+    ['word-x=y', 'word-x=y'],
+  ])('shows of %j no more than %s', (word, shown) => {
+    expect(nameIn(word)).toBe(shown)
+  })
+
+  it.each(['-h', '-help', '--help'])('knows %s', (arg) => {
+    expect(() => parse(arg)).toThrow(HelpWanted)
+  })
+
+  it('names a bad variable and keeps the default', () => {
+    const messages: string[] = []
+    const options = applyEnvironment(FLAGS, parse(), 'FLANNELD', { FLANNELD_V: 'x' }, (message) =>
+      messages.push(message),
+    )
+    expect(options.v).toBe(0)
+    expect(messages).toEqual(['invalid value "x" for FLANNELD_V: it takes a whole number'])
+  })
+
+  it('reads variables for the flags that were not given', () => {
+    const environment = { FLANNELD_IFACE: 'a', FLANNELD_IP_MASQ: 't', FLANNELD_ETCD_PREFIX: '', FLANNELD_V: '7' }
+    const options = applyEnvironment(FLAGS, parse('-v=3'), 'FLANNELD', environment, (message) =>
+      expect.unreachable(message),
+    )
+    expect(options).toEqual({ ...parse('-v=3').options, iface: ['a'], 'ip-masq': true })
+  })
+
+  it("describes flags as Go's PrintDefaults", () => {
+    const text = describeFlags({
+      b: { default: false, help: 'one letter' },
+      bb: { default: false, help: 'two letters' },
+      name: { default: 'x', help: 'text' },
+      n: { default: 3, help: 'number' },
+      on: { default: true, help: 'truth' },
+      zero: { default: 0, help: 'no number', placeholder: 'seconds' },
+      none: { default: '', help: 'no text' },
+      list: { default: [], help: 'texts' },
+      url: { default: new Secret('y'), help: 'secret' },
+    })
+    expect(text).toBe(
+      [
+        ...['  -b\tone letter', '  -bb\n    \ttwo letters', '  -list value\n    \ttexts'],
+        ...['  -n int\n    \tnumber (default 3)', '  -name string\n    \ttext (default "x")'],
+        ...['  -none string\n    \tno text', '  -on\n    \ttruth (default true)'],
+        ...['  -url string\n    \tsecret (default "<hidden>")', '  -zero seconds\n    \tno number'],
+      ].join('\n'),
+    )
+  })
+})
+
+describe('parseGoInt', () => {
+  const bases = [
+    ['', 10],
+    ['0x', 16],
+    ['0X', 16],
+    ['0o', 8],
+    ['0', 8],
+    ['0b', 2],
+  ] as const
+  it('reads what any base writes, with either sign', () => {
+    fc.assert(
+      fc.property(
+        fc.maxSafeNat(),
+        fc.constantFrom(...bases),
+        fc.constantFrom('', '-', '+'),
+        (number, [prefix, base], sign) => {
+          expect(parseGoInt(sign + prefix + number.toString(base)) === (sign === '-' ? -number : number)).toBe(true)
+        },
+      ),
+    )
+  })
+
+  it('never takes what JavaScript takes and Go does not', () => {
+    for (const text of [
+      ' 1',
+      '1 ',
+      '1.0',
+      '1e1',
+      'Infinity',
+      'NaN',
+      '0x',
+      '_1',
+      '1_',
+      '9007199254740993',
+      '--1',
+      '٣',
+    ]) {
+      expect(parseGoInt(text), text).toBeUndefined()
+    }
+  })
+})

@@ -1,0 +1,110 @@
+// backend-options.test.ts - the options of each backend, by the table: what is read of them, and what is refused.
+
+import { describe, expect, it } from 'vitest'
+import { readOptions, readSettings } from '../../../../src/control/config/backend-options.ts'
+import type { Options } from '../../../../src/path/kinds.ts'
+import { Secret } from '../../../../src/base/secret.ts'
+
+describe('options', () => {
+  const options = {
+    port: { name: 'Port', kind: 'number', default: 7, most: 65_535 },
+    ttl: { name: 'TTL', kind: 'number', default: 7, most: 255 },
+    isOn: { name: 'GBP', kind: 'flag' },
+    group: {
+      mode: { name: 'Mode', kind: 'word', words: ['auto', 'ipv4'] },
+      way: { name: 'Way', kind: 'word', words: ['in', 'out'], default: 'in' },
+    },
+    key: { name: 'Key', kind: 'secret', form: /^k+$/, remedy: 'give it some k' },
+    odd: { name: 'Odd', kind: 'secret', form: /^o$/ },
+  } as const satisfies Options
+  const read = (backend: Readonly<Record<string, unknown>>) => readOptions(options, backend)
+  const nothing = { port: 7, ttl: 7, isOn: false, group: { mode: undefined, way: 'in' } }
+
+  it.each([
+    [{}, nothing],
+    [{ port: null, gbp: null, mode: null, way: null, key: null }, nothing],
+    [
+      { port: 65_535, ttl: 0, gbp: true, mode: 'ipv4', way: 'out', other: 'x' },
+      { port: 65_535, ttl: 0, isOn: true, group: { mode: 'ipv4', way: 'out' } },
+    ],
+  ])('of %j are %j', (backend, expected) => {
+    expect(read(backend)).toMatchObject(expected)
+  })
+
+  it('are secret where they may be, and empty where they are left out', () => {
+    const keyOf = (backend: Readonly<Record<string, unknown>>) => (read(backend)['key'] as Secret).reveal()
+    expect([keyOf({}), keyOf({ key: 'kk' }), keyOf({ key: new Secret('k') })]).toEqual(['', 'kk', 'k'])
+    // What the configuration showed is no secret by its name.
+    expect([String(read({ key: 'kk' })['key']), String(read({ key: new Secret('k') })['key'])]).toEqual([
+      'kk',
+      '<hidden>',
+    ])
+  })
+
+  it.each([
+    [{ ttl: 256 }, 'TTL is 256', 'give it a whole number from 0 to 255'],
+    [{ port: -1 }, 'Port is -1', 'give it a whole number from 0 to 65535'],
+    [{ port: 1.5 }, 'Port is 1.5', 'give it a whole number from 0 to 65535'],
+    [{ port: '1' }, 'Port is "1"', 'give it a whole number from 0 to 65535'],
+    [{ gbp: 0 }, 'GBP is 0', 'give it true or false'],
+    [{ mode: 'Auto' }, 'Mode is "Auto"', 'give it one of auto, ipv4, or leave it out'],
+    [{ way: '' }, 'Way is ""', 'give it one of in, out, or leave it out'],
+    [{ way: ['in'] }, 'Way is ["in"]', 'give it one of in, out, or leave it out'],
+    [{ key: 7 }, 'Key is 7', 'give it a text'],
+    [{ key: new Secret('x') }, 'Key is "<hidden>"', 'give it some k'],
+    [{ odd: new Secret('x') }, 'Odd is "<hidden>"', 'give it another one'],
+  ])('of %j are refused', (backend, message, remedy) => {
+    expect(() => read(backend)).toThrow(
+      expect.objectContaining({ code: 'CONFIG', message: `Backend.${message}`, remedy }),
+    )
+  })
+})
+
+const TUNNEL = { verifySource: 'strict', clampMss: false, probePathMtu: false }
+const VXLAN = {
+  ...{ vni: 1, port: 0, mtu: 0, gbp: false, learning: false, directRouting: false, dataPath: undefined },
+  tunnel: TUNNEL,
+}
+
+describe('the settings of a backend', () => {
+  it.each([
+    ['udp', {}, { port: 0, tunnel: TUNNEL }],
+    [
+      'udp',
+      { port: 9000, verifysource: 'off', clampmss: true, probepathmtu: true },
+      { port: 9000, tunnel: { verifySource: 'off', clampMss: true, probePathMtu: true } },
+    ],
+    ['vxlan', {}, VXLAN],
+    [
+      'vxlan',
+      { type: 'vxlan', vni: 9_999_999, port: 4789, mtu: 1400 },
+      { ...VXLAN, vni: 9_999_999, port: 4789, mtu: 1400 },
+    ],
+    [
+      'vxlan',
+      { gbp: true, learning: true, directrouting: true, datapath: 'userspace' },
+      { ...VXLAN, gbp: true, learning: true, directRouting: true, dataPath: 'userspace' },
+    ],
+    ['vxlan', { clampmss: true }, { ...VXLAN, tunnel: { ...TUNNEL, clampMss: true } }],
+    ['host-gw', { port: 'x' }, {}],
+    ['alloc', {}, {}],
+    ['ipip', { directrouting: true }, { directRouting: true }],
+  ] as const)('%s, of %j', (type, backend, settings) => {
+    expect(readSettings(type, backend)).toEqual(settings)
+  })
+
+  it.each([
+    ['udp', { port: 65_536 }, 'Port is 65536'],
+    ['vxlan', { vni: 10_000_000 }, 'VNI is 10000000'],
+    ['vxlan', { mtu: 1.5 }, 'MTU is 1.5'],
+    ['vxlan', { datapath: 'user' }, 'DataPath is "user"'],
+    ['vxlan', { verifysource: 'outer' }, 'VerifySource is "outer"'],
+    ['vxlan', { probepathmtu: 'yes' }, 'ProbePathMTU is "yes"'],
+    ['ipip', { directrouting: 1 }, 'DirectRouting is 1'],
+    ['wireguard', { mode: 'both' }, 'Mode is "both"'],
+    ['wireguard', { psk: new Secret('short') }, 'PSK is "<hidden>"'],
+    ['wireguard', { listenportv6: -1 }, 'ListenPortV6 is -1'],
+  ] as const)('%s, of %j: refused', (type, backend, message) => {
+    expect(() => readSettings(type, backend)).toThrow(`Backend.${message}`)
+  })
+})

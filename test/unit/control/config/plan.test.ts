@@ -1,0 +1,78 @@
+// plan.test.ts - what another configuration changes, and whom it cuts off from whom.
+
+import { expect, it } from 'vitest'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { planOf } from '../../../../src/control/config/plan.ts'
+
+const KEY = `${'A'.repeat(42)}A=`
+const OTHER = `${'B'.repeat(42)}A=`
+const config = (backend: object, head: object = {}) =>
+  parseNetworkConfig(JSON.stringify({ Network: '10.5.0.0/16', ...head, Backend: backend }))
+
+it.each<[string, object, object, readonly string[], readonly string[], number]>([
+  ['nothing', { Type: 'udp' }, { Type: 'udp', Port: 0 }, ['', ''], [], 0],
+  [
+    'another backend',
+    { Type: 'udp', Port: 9 },
+    { Type: 'vxlan', VNI: 7 },
+    ['', '', ''],
+    ['Backend.Type: udp -> vxlan'],
+    3,
+  ],
+  ['one that some run', { Type: 'udp' }, { Type: 'vxlan' }, ['', 'vxlan', ''], ['Backend.Type: udp -> vxlan'], 2],
+  ['one that publishes as little', { Type: 'udp' }, { Type: 'alloc' }, ['', ''], ['Backend.Type: udp -> alloc'], 2],
+  ['the port', { Type: 'udp' }, { Type: 'udp', Port: 9000 }, ['', ''], ['Backend.Port: 0 -> 9000'], 2],
+  ['the VNI', { Type: 'vxlan' }, { Type: 'vxlan', VNI: 2 }, ['vxlan'], ['Backend.VNI: 1 -> 2'], 1],
+  [
+    'who is let in',
+    { Type: 'udp' },
+    { Type: 'udp', VerifySource: 'off' },
+    [''],
+    ['Backend.VerifySource: strict -> off'],
+    0,
+  ],
+  [
+    'who carries',
+    { Type: 'vxlan' },
+    { Type: 'vxlan', DataPath: 'kernel' },
+    ['vxlan'],
+    ['Backend.DataPath: none -> kernel'],
+    0,
+  ],
+  [
+    'a key',
+    { Type: 'wireguard', PSK: KEY },
+    { Type: 'wireguard', PSK: OTHER },
+    ['wireguard'],
+    ['Backend.PSK: <hidden> -> <hidden>'],
+    1,
+  ],
+  [
+    'no key',
+    { Type: 'wireguard', PSK: KEY },
+    { Type: 'wireguard' },
+    ['wireguard'],
+    ['Backend.PSK: <hidden> -> none'],
+    1,
+  ],
+])('of %s', (_what, before, after, published, changes, cut) => {
+  expect(planOf(config(before), config(after), published)).toEqual({ changes, cut })
+})
+
+it('of the network, whose leases others compare', () => {
+  const wider = planOf(config({ Type: 'udp' }), config({ Type: 'udp' }, { Network: '10.4.0.0/15' }), [''])
+  expect(wider).toEqual({
+    changes: ['Network: 10.5.0.0/16 -> 10.4.0.0/15', 'SubnetMin: 10.5.1.0 -> 10.4.1.0'],
+    cut: 0,
+  })
+  const dual = { EnableIPv6: true, IPv6Network: 'fd00:5::/48', EnableNFTables: true }
+  const { changes, cut } = planOf(config({ Type: 'vxlan' }), config({ Type: 'vxlan' }, dual), ['vxlan'])
+  expect(changes).toEqual([
+    'IPv6Network: none -> fd00:5::/48',
+    'IPv6SubnetLen: none -> 64',
+    'IPv6SubnetMin: none -> fd00:5:0:1::',
+    'IPv6SubnetMax: none -> fd00:5:0:ffff::',
+    'EnableNFTables: false -> true',
+  ])
+  expect(cut).toBe(0)
+})

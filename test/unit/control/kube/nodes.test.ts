@@ -1,0 +1,114 @@
+// nodes.test.ts - the nodes as a source, and our own, on an API of the test's own: what one answer or one event more or less means.
+
+import { describe, expect, it } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
+import type { Ask, KubeClient, WatchEvent } from '../../../../src/control/kube/api-client.ts'
+import { annotationNames } from '../../../../src/control/kube/node-lease.ts'
+import { createNodeSource } from '../../../../src/control/kube/node-source.ts'
+import { createOwnNode } from '../../../../src/control/kube/own-node.ts'
+
+const P = 'flannel.alpha.coreos.com'
+const names = annotationNames(P)
+const { signal } = new AbortController()
+const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+
+const node = (name: string, uid: string, version: string, podCIDR?: string) => ({
+  metadata: {
+    ...{ name, uid, resourceVersion: version },
+    annotations: { [`${P}/kube-subnet-manager`]: 'true', [`${P}/public-ip`]: '192.0.2.1' },
+  },
+  ...(podCIDR === undefined ? {} : { spec: { podCIDR } }),
+})
+
+/** What is asked is answered by `answer`, and watches one after another bring these events; after the last they are away. */
+function apiOf(answer: (ask: Ask) => unknown, ...watches: readonly (readonly WatchEvent[])[]) {
+  const asked: Readonly<Record<string, string>>[] = []
+  const rest = [...watches]
+  const client: KubeClient = {
+    ask: async <T>(ask: Ask) => answer(ask) as T,
+    async *watch(_path, query) {
+      asked.push(query)
+      const events = rest.shift()
+      if (!events) throw new WeftError('STORE_UNAVAILABLE', 'away')
+      yield []
+      for (const event of events) yield [event]
+    },
+    close() {},
+  }
+  return { client, asked }
+}
+const nothing = (): undefined => undefined
+
+describe('the nodes', () => {
+  async function watch(client: KubeClient, after: bigint) {
+    const batches: { cursor: bigint; kinds: string[] }[] = []
+    const watching = async (): Promise<void> => {
+      for await (const { cursor, changes } of createNodeSource(client, names).watch(after, signal))
+        batches.push({ cursor, kinds: changes.map(({ kind }) => kind) })
+    }
+    await expect(watching()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+    return batches
+  }
+
+  it('are watched on from the last bookmark: what is quiet for long is not listed again for that', async () => {
+    const bookmark = { type: 'BOOKMARK', object: { metadata: { resourceVersion: '150' } } }
+    const { client, asked } = apiOf(nothing, [bookmark])
+    expect((await watch(client, 100n)).at(-1)).toEqual({ cursor: 150n, kinds: [] })
+    expect(asked.map(({ resourceVersion }) => resourceVersion)).toEqual(['100', '150'])
+  })
+
+  it('of which one was made anew under its name while it was asked for: the old one is no lease of the new subnet', async () => {
+    const added = { type: 'ADDED', object: node('a', 'old', '101') }
+    const { client } = apiOf(() => node('a', 'new', '103', '10.5.3.0/24'), [added])
+    expect(await watch(client, 100n)).toEqual([
+      { cursor: 100n, kinds: [] },
+      { cursor: 101n, kinds: [] },
+    ])
+    const same = apiOf(() => node('a', 'old', '103', '10.5.3.0/24'), [added])
+    expect((await watch(same.client, 100n)).at(-1)).toEqual({ cursor: 101n, kinds: ['put'] })
+  })
+
+  it('whose listing is forgotten between two parts is a store that is away, not a gap in the watch beside it', async () => {
+    const first = {
+      metadata: { resourceVersion: '100', continue: 'more' },
+      items: [node('a', 'a', '7', '10.5.1.0/24')],
+    }
+    const { client } = apiOf(({ query }) => {
+      if (query?.['continue'] === undefined) return first
+      throw new WeftError('GAP', 'the continue token is too old')
+    })
+    await expect(createNodeSource(client, names).list(signal)).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+  })
+
+  it.each([10, 400, 5_000])('%d of them are listed so seldom that it costs 7 KB a second', (count) => {
+    /** Of a node, by the images that kubelet tells of. */
+    const NODE_BYTES = 20_000
+    const source = createNodeSource(apiOf(nothing).client, names)
+    expect((count * NODE_BYTES) / (source.trustedMs!(count) / 1000)).toBeLessThan(7_000)
+  })
+})
+
+it('that its network is up is said of a node until it was heard, once, and again of one that was made anew', async () => {
+  let present = node('a', 'first', '7', '10.5.1.0/24')
+  let refuses = true
+  let patches = 0
+  const { client } = apiOf(({ method }) => {
+    if (method === 'GET') return { metadata: { resourceVersion: '100' }, items: [present] }
+    patches++
+    if (refuses) throw new WeftError('STORE_UNAVAILABLE', 'busy')
+    return {}
+  })
+  const own = createOwnNode({ client, names, name: 'a', log })
+  await own.published(signal)
+  for (const count of [1, 2]) {
+    await expect(own.ready(signal)).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+    expect(patches).toBe(count)
+  }
+  refuses = false
+  for (let times = 0; times < 3; times++) await own.ready(signal)
+  expect(patches).toBe(3)
+  present = node('a', 'second', '9', '10.5.1.0/24')
+  await own.published(signal)
+  for (let times = 0; times < 3; times++) await own.ready(signal)
+  expect(patches).toBe(4)
+})

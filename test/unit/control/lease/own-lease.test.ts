@@ -1,0 +1,642 @@
+// own-lease.test.ts - acquiring, renewing and giving back above a store of the test's own.
+
+import { describe, expect, it } from 'vitest'
+import { EVENT_MS } from '../../../../lab/lab.ts'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { encodeLeaseValue, parseLeaseKey, type LeaseAttrs } from '../../../../src/control/lease/lease.ts'
+import { acquireLease, holderOf, type AcquireOptions } from '../../../../src/control/lease/own-lease.ts'
+import { formatNet, netsText } from '../../../../src/net/address.ts'
+import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
+import type { Store, StoreEntry } from '../../../../src/control/store/store.ts'
+import { createMemoryStore } from '../../../support/memory-store.ts'
+
+const value = (ip: string): string => `{"PublicIP":"${ip}","PublicIPv6":null}`
+const attrs = (ip: string): LeaseAttrs => ({ publicIp: { ipv4: parseIpv4(ip)! }, backendType: '' })
+const entry = (key: string, text: string, revision = 1n): StoreEntry => ({
+  key,
+  value: text,
+  revision,
+  created: revision,
+  isReservation: false,
+})
+
+function recorder() {
+  const lines: string[] = []
+  const add = (line: string): void => void lines.push(line)
+  return { lines, info: add, warn: add, error: add, v: () => false }
+}
+
+/** A store whose answers the test gives; what it does not give must not be asked for. */
+function fakeStore(parts: Partial<Store>): Store {
+  const unasked = () => Promise.reject(new Error('not expected to be called'))
+  return {
+    name: 'etcd',
+    title: 'Etcd Local Manager',
+    config: unasked,
+    setConfig: unasked,
+    list: unasked,
+    ends: unasked,
+    // oxlint-disable-next-line require-yield
+    async *watch() {
+      throw new Error('not expected to be called')
+    },
+    create: unasked,
+    update: unasked,
+    delete: unasked,
+    claim: unasked,
+    claims: unasked,
+    unclaim: unasked,
+    close: async () => {},
+    ...parts,
+  }
+}
+
+describe('acquiring', () => {
+  const options = () => ({ random: () => 0, log: recorder(), signal: AbortSignal.timeout(EVENT_MS) })
+  const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+  const both = parseNetworkConfig('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fc00::/48"}')
+
+  it.each([
+    ['IPv6', '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48"}', { ipv4: parseIpv4('1.1.1.1')! }],
+    ['IPv4', '{"Network":"10.5.0.0/16"}', { ipv6: parseIpv6('fd00::1')! }],
+  ])('needs an address of the one family that there is, %s', async (family, text, publicIp) => {
+    const asked = acquireLease(fakeStore({}), parseNetworkConfig(text), { publicIp, backendType: '' }, options())
+    await expect(asked).rejects.toMatchObject({
+      code: 'CONFIG',
+      message: `the network is of ${family}, and this node has no ${family} address`,
+      remedy: expect.stringContaining('give the host one'),
+    })
+  })
+
+  it('draws again from a fresh listing when another node was faster', async () => {
+    const entries: StoreEntry[] = []
+    const tried: string[] = []
+    const log = recorder()
+    const store = fakeStore({
+      list: async () => ({ revision: 1n, entries: [...entries] }),
+      async create(key) {
+        tried.push(key)
+        if (tried.length === 4) return { revision: 9n, expiresAt: 1 }
+        entries.push(entry(key, value(`2.2.2.${tried.length}`)))
+        return undefined
+      },
+    })
+    const lease = await acquireLease(store, config, attrs('1.1.1.1'), { ...options(), log })
+    expect(tried).toEqual(['10.5.1.0-24', '10.5.2.0-24', '10.5.3.0-24', '10.5.4.0-24'])
+    expect(lease).toMatchObject({ key: '10.5.4.0-24', revision: 9n })
+    expect(log.lines.at(-1)).toBe('Allocated lease (ip: 10.5.4.0/24 ipv6: ::/0) to current node (1.1.1.1) ')
+  })
+
+  it.each([
+    ['10.5.3.0-24', undefined],
+    ['10.5.3.0-24&fc00:0:0:7::-64', undefined],
+    ['10.5.3.0-24&fc01::-64', '10.5.3.0-24'],
+    ['10.5.3.0-24&fc00:0:0:7::-66', '10.5.3.0-24'],
+    ['10.5.3.0-25&fc00:0:0:7::-64', '10.5.1.0-24'],
+  ])('with both families but an address of IPv4 alone keeps of its lease %s what it can: %s', async (key, instead) => {
+    const store = createMemoryStore()
+    store.put(key, value('1.1.1.1'))
+    const lease = await acquireLease(store, both, attrs('1.1.1.1'), options())
+    expect([lease.key, ...store.entries.keys()]).toEqual([instead ?? key, instead ?? key])
+    expect(lease.subnet).toEqual(parseLeaseKey(instead ?? key))
+  })
+
+  it('is not kept from a subnet by the lease of a node without IPv4, and keeps that', async () => {
+    const other = entry('0.0.0.0-0&fc00:0:0:7::-64', '{"PublicIP":"0.0.0.0","PublicIPv6":"fd00::7"}')
+    const previous = { ipv4: parseIpv4Net('10.5.7.0/24')! }
+    for (const [given, taken] of [
+      [{}, '10.5.1.0-24'],
+      [{ previous }, '10.5.7.0-24'],
+    ] as const) {
+      const store = fakeStore({
+        list: async () => ({ revision: 1n, entries: [other] }),
+        create: async () => ({ revision: 2n, expiresAt: 1 }),
+      })
+      expect(await acquireLease(store, config, attrs('1.1.1.1'), { ...options(), ...given })).toMatchObject({
+        key: taken,
+      })
+    }
+  })
+
+  it('ends, and takes another, when its previous subnet is refused though no listing has it', async () => {
+    const tried: string[] = []
+    const store = fakeStore({
+      list: async () => ({ revision: 1n, entries: [] }),
+      create: async (key) => (tried.push(key) > 2 ? { revision: 2n, expiresAt: 1 } : undefined),
+    })
+    const lease = await acquireLease(store, config, attrs('1.1.1.1'), {
+      ...options(),
+      previous: { ipv4: parseIpv4Net('10.5.7.0/24')! },
+    })
+    expect(lease.key).toBe('10.5.2.0-24')
+    expect(tried).toEqual(['10.5.7.0-24', '10.5.1.0-24', '10.5.2.0-24'])
+  })
+
+  it.each([
+    ['10.5.0.0-23', true, '10.5.2.0-24', ['10.5.0.0-23', '10.5.2.0-24']],
+    ['10.5.1.128-25', true, '10.5.2.0-24', ['10.5.1.128-25', '10.5.2.0-24']],
+    ['10.5.1.0-24&fc00::-64', true, '10.5.2.0-24', ['10.5.1.0-24&fc00::-64', '10.5.2.0-24']],
+    ['10.5.0.0-23', false, '10.5.1.0-24', ['10.5.0.0-23', '10.5.1.0-24']],
+  ])('of %s, created while it drew its own across it, first: %s, has then %s', async (other, isFirst, key, left) => {
+    const store = createMemoryStore()
+    const create = store.create.bind(store)
+    let races = 1
+    const putOther = (): void => void (races-- > 0 && store.put(other, value('9.9.9.9')))
+    store.create = async (...args) => {
+      if (isFirst) putOther()
+      const written = await create(...args)
+      putOther()
+      return written
+    }
+    const log = recorder()
+    const lease = await acquireLease(store, config, attrs('1.1.1.1'), { ...options(), log })
+    expect(lease.key).toBe(key)
+    expect(lease.revision).toBe(store.entries.get(key)!.revision)
+    expect([...store.entries.keys()].toSorted()).toEqual(left)
+    if (isFirst)
+      expect(log.lines).toContain(
+        `Subnet 10.5.1.0/24 overlaps ${other}, which another node took first; picking another`,
+      )
+  })
+
+  it('does not take its previous subnet when a lease of another length lies across it', async () => {
+    const store = fakeStore({
+      list: async () => ({ revision: 1n, entries: [entry('10.5.6.0-23', value('9.9.9.9'))] }),
+      create: async () => ({ revision: 2n, expiresAt: 1 }),
+    })
+    const lease = await acquireLease(store, config, attrs('1.1.1.1'), {
+      ...options(),
+      previous: { ipv4: parseIpv4Net('10.5.7.0/24')! },
+    })
+    expect(lease.key).toBe('10.5.1.0-24')
+  })
+
+  it('ends though what lies across is seen only once its own is written, wherever it draws', async () => {
+    const small = parseNetworkConfig('{"Network":"10.5.0.0/24"}')
+    const store = createMemoryStore()
+    const [create, list] = [store.create.bind(store), store.list.bind(store)]
+    let tries = 0
+    store.create = (...args) => {
+      if (++tries > 10) throw new Error('it draws for ever')
+      return create(...args)
+    }
+    store.list = async (stop) => {
+      const { revision, entries } = await list(stop)
+      const across = entries.map(({ key, revision: at }) => entry(key.replace('-26', '-27'), value('9.9.9.9'), at - 1n))
+      return { revision, entries: [...entries, ...across] }
+    }
+    await expect(acquireLease(store, small, attrs('1.1.1.1'), options())).rejects.toMatchObject({
+      code: 'OUT_OF_SUBNETS',
+    })
+    expect([tries, [...store.entries.keys()]]).toEqual([3, []])
+  })
+})
+
+describe('both families', () => {
+  const both = parseNetworkConfig('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}')
+  const only4 = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+  const only6 = parseNetworkConfig('{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"}')
+  const other6 = parseNetworkConfig('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:6::/48"}')
+  const node = (last: number) => ({
+    of4: attrs(`1.1.1.${last}`),
+    of6: { publicIp: { ipv6: parseIpv6(`fd00::${last}`)! }, backendType: '' },
+    dual: { publicIp: { ipv4: parseIpv4(`1.1.1.${last}`)!, ipv6: parseIpv6(`fd00::${last}`)! }, backendType: '' },
+  })
+  const me = node(1)
+  const dualValue = '{"PublicIP":"1.1.1.1","PublicIPv6":"fd00::1"}'
+  const of6Value = '{"PublicIP":"0.0.0.0","PublicIPv6":"fd00::1"}'
+  function acquire(store: Store, config: typeof both, as: LeaseAttrs, more: Partial<AcquireOptions> = {}) {
+    const log = recorder()
+    const options = { random: () => 0, log, signal: AbortSignal.timeout(EVENT_MS), ...more }
+    return { log, lease: acquireLease(store, config, as, options) }
+  }
+  const dump = (store: ReturnType<typeof createMemoryStore>) =>
+    Object.fromEntries([...store.entries].map(([key, { value: text }]) => [key, text]))
+
+  it('are drawn independently, in the words of flannel, and stand in one key with one value', async () => {
+    const store = createMemoryStore()
+    store.put('10.5.1.0-24', value('2.2.2.2')) // with one family or both, whoever has a subnet has it
+    store.put('10.5.3.0-24&fd00:5:0:1::-64', 'junk')
+    store.put('0.0.0.0-0&fd00:5:0:2::-64', '{"PublicIP":"0.0.0.0","PublicIPv6":"fd00::9"}')
+    const draws = [1.5 / 100, 0]
+    const { log, lease } = acquire(store, both, me.dual, { random: () => draws.shift()! })
+    const { key, subnet } = await lease
+    expect(key).toBe('10.5.4.0-24&fd00:5:0:3::-64')
+    expect(subnet).toEqual(parseLeaseKey(key))
+    expect(dump(store)[key]).toBe(dualValue)
+    expect(log.lines).toEqual([
+      'Picking subnet in range 10.5.1.0 ... 10.5.255.0',
+      'Picking ipv6 subnet in range fd00:5:0:1:: ... fd00:5:0:ffff::',
+      'Allocated lease (ip: 10.5.4.0/24 ipv6: fd00:5:0:3::/64) to current node (1.1.1.1) ',
+    ])
+  })
+
+  it('are found again', async () => {
+    const store = createMemoryStore()
+    const first = await acquire(store, both, me.dual, { random: () => 0.5 }).lease
+    const { log, lease } = acquire(store, both, me.dual)
+    expect((await lease).key).toBe(first.key)
+    expect(log.lines).toEqual([
+      'Found lease (ip: 10.5.51.0/24 ipv6: fd00:5:0:33::/64) for current IP (1.1.1.1), reusing',
+    ])
+  })
+
+  it('IPv6 alone has a key without IPv4, and a node is known by its IPv6 address then', async () => {
+    const store = createMemoryStore()
+    const mine = await acquire(store, only6, me.of6).lease
+    const { log, lease } = acquire(store, only6, node(2).of6)
+    expect([mine.key, (await lease).key]).toEqual(['0.0.0.0-0&fd00:5:0:1::-64', '0.0.0.0-0&fd00:5:0:2::-64'])
+    expect(dump(store)[mine.key]).toBe(of6Value)
+    expect(log.lines.at(-1)).toBe('Allocated lease (ip: 0.0.0.0/0 ipv6: fd00:5:0:2::/64) to current node (fd00::2) ')
+    const again = await acquire(store, only6, me.of6).lease
+    expect([again.key, again.subnet]).toEqual([mine.key, { ipv4: undefined, ipv6: parseIpv6Net('fd00:5:0:1::/64') }])
+  })
+
+  it.each([
+    ['on', only4, me.of4, both, me.dual, '10.5.34.0-24', '10.5.34.0-24&fd00:5:0:1::-64', '10.5.34.0/24'],
+    ['off', both, me.dual, only4, me.of4, '10.5.34.0-24&fd00:5:0:7::-64', '10.5.34.0-24', '10.5.34.0/24'],
+    [
+      'to another network',
+      both,
+      me.dual,
+      other6,
+      me.dual,
+      '10.5.34.0-24&fd00:5:0:7::-64',
+      '10.5.34.0-24&fd00:6:0:1::-64',
+      '10.5.34.0/24',
+    ],
+    [
+      'alone',
+      both,
+      me.dual,
+      only6,
+      me.of6,
+      '10.5.34.0-24&fd00:5:0:7::-64',
+      '0.0.0.0-0&fd00:5:0:7::-64',
+      'fd00:5:0:7::/64',
+    ],
+    [
+      'no longer alone',
+      only6,
+      me.of6,
+      both,
+      me.dual,
+      '0.0.0.0-0&fd00:5:0:7::-64',
+      '10.5.1.0-24&fd00:5:0:7::-64',
+      'fd00:5:0:7::/64',
+    ],
+  ])(
+    'IPv6 is switched %s, and the subnet of the other family stays, as a reservation too',
+    async (_how, _config, from, config, as, before, after, kept) => {
+      for (const isReservation of [false, true]) {
+        const store = createMemoryStore()
+        store.put(before, encodeLeaseValue(from), isReservation)
+        /** What any other node could draw at any moment. */
+        const isHeld = () =>
+          [...store.entries.keys()].some((key) =>
+            Object.values(parseLeaseKey(key)!).some((net) => net && formatNet(net) === kept),
+          )
+        const held: boolean[] = []
+        store.onWrite = () => void held.push(isHeld())
+        const { log, lease } = acquire(store, config, as)
+        const { key, expiresAt, revision } = await lease
+        expect([key, ...store.entries.keys()]).toEqual([after, after])
+        // flanneld takes the subnet out when the old key goes: the last that it hears is that the node has it.
+        expect(revision).toBe((await store.list(new AbortController().signal)).revision)
+        expect(held).not.toContain(false)
+        expect(store.entries.get(after)).toMatchObject({ isReservation, revision, value: encodeLeaseValue(as) })
+        expect(expiresAt === undefined).toBe(isReservation)
+        expect(log.lines[0]).toMatch(/^Found lease .* but not compatible with current config, keeping /)
+        expect(log.lines[0]).toContain(`keeping ${kept}`)
+      }
+    },
+  )
+
+  it.each([1, 2, 3, 4, 5, 6, 7])(
+    'a crash at write or listing %i of a switch loses nothing, and the next start ends with one',
+    async (at) => {
+      for (const isReservation of [false, true]) {
+        const store = createMemoryStore()
+        store.put('10.5.34.0-24', value('1.1.1.1'), isReservation)
+        let left = at
+        const crashing: Store = { ...store }
+        for (const name of ['list', 'create', 'update', 'delete'] as const) {
+          const call = store[name].bind(store) as (...args: unknown[]) => Promise<unknown>
+          // What was asked for has happened; nobody hears of it.
+          Reflect.set(crashing, name, async (...args: unknown[]) => {
+            const result = await call(...args)
+            if (--left === 0) throw new Error('crashed')
+            return result
+          })
+        }
+        const { lease } = acquire(crashing, both, me.dual)
+        const crashed = await lease.then(
+          () => false,
+          () => true,
+        )
+        expect(crashed).toBe(at <= 6)
+        const again = await acquire(store, both, me.dual, { previous: { ipv4: parseIpv4Net('10.5.34.0/24') } }).lease
+        expect([...store.entries.keys()]).toEqual(['10.5.34.0-24&fd00:5:0:1::-64'])
+        expect(again.key).toBe('10.5.34.0-24&fd00:5:0:1::-64')
+        expect(store.entries.get(again.key)!.isReservation).toBe(isReservation)
+        // Back again, as an upgrade is taken back in the middle.
+        expect((await acquire(store, only4, me.of4).lease).key).toBe('10.5.34.0-24')
+        expect(store.entries.get('10.5.34.0-24')!.isReservation).toBe(isReservation)
+      }
+    },
+  )
+
+  it.each([
+    ['10.5.1.0-24&fd00:5:0:9::-64', '10.5.2.0-24&fd00:5:0:1::-64', '10.5.1.0/24'],
+    ['10.5.9.0-24&fd00:5:0:1::-64', '10.5.1.0-24&fd00:5:0:2::-64', 'fd00:5:0:1::/64'],
+    ['0.0.0.0-0&fd00:5::-63', '10.5.1.0-24&fd00:5:0:2::-64', 'fd00:5:0:1::/64'],
+    ['10.5.1.0-24', '10.5.2.0-24&fd00:5:0:1::-64', '10.5.1.0/24'],
+  ])('of another key %s, created while it drew a subnet of it, the first has it', async (other, then, lost) => {
+    for (const isFirst of [true, false]) {
+      const store = createMemoryStore()
+      const create = store.create.bind(store)
+      let races = 1
+      const putOther = (): void => {
+        if (races-- <= 0) return
+        store.put(other, '{"PublicIP":"9.9.9.9","PublicIPv6":"fd00::9"}')
+      }
+      store.create = async (...args) => {
+        if (isFirst) putOther()
+        const written = await create(...args)
+        putOther()
+        // Written again since: it is not later for that.
+        if (isFirst) store.put(other, '{"PublicIP":"9.9.9.9","PublicIPv6":"fd00::9","BackendType":"vxlan"}')
+        return written
+      }
+      const { log, lease } = acquire(store, both, me.dual)
+      const key = isFirst ? then : '10.5.1.0-24&fd00:5:0:1::-64'
+      expect((await lease).key).toBe(key)
+      expect([...store.entries.keys()].toSorted()).toEqual([key, other].toSorted())
+      const said = `Subnet ${lost} overlaps ${other}, which another node took first; picking another`
+      expect(log.lines.includes(said)).toBe(isFirst)
+    }
+  })
+
+  it('what was created but not compared is compared at the next start', async () => {
+    const store = createMemoryStore()
+    store.put('10.5.1.0-24&fd00:5:0:1::-64', '{"PublicIP":"2.2.2.2","PublicIPv6":"fd00::2"}')
+    store.put('10.5.1.0-24&fd00:5:0:2::-64', dualValue)
+    const { log, lease } = acquire(store, both, me.dual)
+    expect((await lease).key).toBe('10.5.2.0-24&fd00:5:0:2::-64')
+    expect([...store.entries.keys()]).toEqual(['10.5.1.0-24&fd00:5:0:1::-64', '10.5.2.0-24&fd00:5:0:2::-64'])
+    expect(log.lines).toContain(
+      'Subnet 10.5.1.0/24 overlaps 10.5.1.0-24&fd00:5:0:1::-64, which another node took first; picking another',
+    )
+    // The one that was there first stays.
+    const other = { publicIp: { ipv4: parseIpv4('2.2.2.2')!, ipv6: parseIpv6('fd00::2')! }, backendType: '' }
+    expect((await acquire(store, both, other).lease).key).toBe('10.5.1.0-24&fd00:5:0:1::-64')
+  })
+
+  it('what was compared once is not given up for what an operator puts across it', async () => {
+    const store = createMemoryStore()
+    store.put('10.5.1.0-24&fd00:5:0:1::-64', '{"PublicIP":"2.2.2.2"}')
+    store.put('10.5.1.0-24&fd00:5:0:2::-64', dualValue)
+    store.put('10.5.1.0-24&fd00:5:0:2::-64', dualValue) // renewed
+    expect((await acquire(store, both, me.dual).lease).key).toBe('10.5.1.0-24&fd00:5:0:2::-64')
+  })
+
+  it('nobody takes a subnet that a switching node has under its old key, and that is no reason to give it up', async () => {
+    const store = createMemoryStore()
+    store.put('10.5.1.0-24', value('1.1.1.1'))
+    const create = store.create.bind(store)
+    let races = 1
+    // A flanneld, or a node that listed before the lease was there.
+    store.create = async (...args) => {
+      if (races-- > 0) store.put('10.5.1.0-24&fd00:5:0:9::-64', '{"PublicIP":"9.9.9.9","PublicIPv6":"fd00::9"}')
+      return create(...args)
+    }
+    expect((await acquire(store, both, me.dual).lease).key).toBe('10.5.1.0-24&fd00:5:0:1::-64')
+  })
+
+  it('takes its subnet back from who created the very key later, and has not settled there', async () => {
+    for (const isSettled of [false, true]) {
+      const store = createMemoryStore()
+      store.put('10.5.1.0-24&fd00:5:0:1::-64', dualValue)
+      store.put('10.5.1.0-24', value('9.9.9.9'))
+      if (isSettled) store.put('10.5.1.0-24', value('9.9.9.9'))
+      const key = isSettled ? '10.5.2.0-24' : '10.5.1.0-24'
+      expect((await acquire(store, only4, me.of4).lease).key).toBe(key)
+      expect(dump(store)[key]).toBe(value('1.1.1.1'))
+    }
+  })
+
+  it('tells a store that compares as it creates what lies across, its own old keys not among that', async () => {
+    const store = createMemoryStore()
+    store.put('10.5.1.0-24&fd00:5::-62', dualValue) // of another length
+    const create = store.create.bind(store)
+    const across: string[] = []
+    store.create = (key, text, signal, isAcross) => {
+      const keys = ['10.5.1.0-24', '10.5.1.0-24&fd00:5::-62', '10.5.9.0-24&fd00:5:0:1::-64', '0.0.0.0-0&fd00::-16', 'x']
+      across.push(key, ...keys.filter(isAcross!))
+      return create(key, text, signal)
+    }
+    await acquire(store, both, me.dual).lease
+    expect(across).toEqual([
+      ...['10.5.1.0-24&fd00:5:0:1::-64', '10.5.1.0-24', '10.5.9.0-24&fd00:5:0:1::-64', '0.0.0.0-0&fd00::-16'],
+    ])
+  })
+
+  it('the previous ones are taken again, each if it is free', async () => {
+    const previous = { ipv4: parseIpv4Net('10.5.7.0/24')!, ipv6: parseIpv6Net('fd00:5:0:7::/64')! }
+    const free = createMemoryStore()
+    expect((await acquire(free, both, me.dual, { previous }).lease).key).toBe('10.5.7.0-24&fd00:5:0:7::-64')
+    const taken = createMemoryStore()
+    taken.put('10.5.9.0-24&fd00:5:0:7::-64', '{"PublicIP":"9.9.9.9","PublicIPv6":"fd00::9"}')
+    const { log, lease } = acquire(taken, both, me.dual, { previous })
+    expect((await lease).key).toBe('10.5.7.0-24&fd00:5:0:1::-64')
+    expect(log.lines.slice(0, 3)).toEqual([
+      'Found previously leased subnet (10.5.7.0/24), reusing',
+      'The subnet of an earlier run, fd00:5:0:7::/64, is leased by 9.9.9.9 now (10.5.9.0-24&fd00:5:0:7::-64); ' +
+        'taking another. Containers of the earlier run must be started again',
+      'Picking ipv6 subnet in range fd00:5:0:1:: ... fd00:5:0:ffff::',
+    ])
+    const other = acquire(createMemoryStore(), other6, me.dual, { previous })
+    expect((await other.lease).key).toBe('10.5.7.0-24&fd00:6:0:1::-64')
+    expect(other.log.lines).toContain(
+      'Found previously leased subnet (fd00:5:0:7::/64) that is not compatible with the Etcd network config, ignoring',
+    )
+  })
+
+  it('junk under the own key is written over, and switched with it', async () => {
+    const previous = { ipv4: parseIpv4Net('10.5.7.0/24')! }
+    const store = createMemoryStore()
+    store.put('10.5.7.0-24', 'junk', true)
+    expect((await acquire(store, both, me.dual, { previous }).lease).key).toBe('10.5.7.0-24&fd00:5:0:1::-64')
+    expect([...store.entries.values()]).toMatchObject([{ value: dualValue, isReservation: false }])
+  })
+
+  it('of several own leases that with the previous subnet is kept, whatever else another has', async () => {
+    const store = createMemoryStore()
+    store.put('10.5.8.0-24&fd00:5:0:8::-64', dualValue)
+    store.put('10.5.7.0-24', value('1.1.1.1'))
+    const previous = { ipv4: parseIpv4Net('10.5.7.0/24')! }
+    expect((await acquire(store, both, me.dual, { previous }).lease).key).toBe('10.5.7.0-24&fd00:5:0:8::-64')
+    expect([...store.entries.keys()]).toEqual(['10.5.7.0-24&fd00:5:0:8::-64'])
+  })
+
+  it('of two own leases, each with one previous subnet, both are kept', async () => {
+    const store = createMemoryStore()
+    store.put('10.5.8.0-24&fd00:5:0:8::-64', dualValue)
+    store.put('0.0.0.0-0&fd00:5:0:7::-64', of6Value)
+    const previous = { ipv4: parseIpv4Net('10.5.8.0/24')!, ipv6: parseIpv6Net('fd00:5:0:7::/64')! }
+    expect((await acquire(store, both, me.dual, { previous }).lease).key).toBe('10.5.8.0-24&fd00:5:0:7::-64')
+    expect([...store.entries.keys()]).toEqual(['10.5.8.0-24&fd00:5:0:7::-64'])
+  })
+
+  it('looks again when somebody creates the very key of a subnet that it has meanwhile', async () => {
+    const store = createMemoryStore()
+    store.put('10.5.1.0-24&fd00:5:0:1::-64', dualValue)
+    const create = store.create.bind(store)
+    store.create = async (...args) => {
+      store.create = create
+      store.put('10.5.1.0-24', value('9.9.9.9'))
+      return create(...args)
+    }
+    expect((await acquire(store, only4, me.of4).lease).key).toBe('10.5.1.0-24')
+    expect(dump(store)).toEqual({ '10.5.1.0-24': value('1.1.1.1') })
+  })
+
+  it('has lost a subnet whose key another node took while it switched', async () => {
+    const store = createMemoryStore()
+    store.put('10.5.1.0-24', value('1.1.1.1'))
+    const create = store.create.bind(store)
+    store.create = async (...args) => {
+      store.create = create
+      const written = await create(...args)
+      store.put('10.5.1.0-24', value('9.9.9.9')) // which it had before by a key that is gone
+      return written
+    }
+    expect((await acquire(store, both, me.dual).lease).key).toBe('10.5.2.0-24&fd00:5:0:1::-64')
+    expect([...store.entries.keys()]).toEqual(['10.5.1.0-24', '10.5.2.0-24&fd00:5:0:1::-64'])
+  })
+
+  it('says of which family no subnet is left', async () => {
+    const store = createMemoryStore()
+    store.put('10.5.0.0-16', 'junk')
+    await expect(acquire(store, both, me.dual).lease).rejects.toMatchObject({
+      code: 'OUT_OF_SUBNETS',
+      remedy: expect.stringMatching(/of \/24 in 10\.5\.0\.0\/16 .* the Network larger/),
+    })
+    store.remove('10.5.0.0-16')
+    store.put('0.0.0.0-0&fd00::-16', 'junk')
+    await expect(acquire(store, both, me.dual).lease).rejects.toMatchObject({
+      code: 'OUT_OF_SUBNETS',
+      remedy: expect.stringMatching(/of \/64 in fd00:5::\/48 .* the IPv6Network larger/),
+    })
+  })
+
+  it('are given back as one, and renewed as one', async () => {
+    const store = createMemoryStore()
+    const holder = holderOf(store, both)
+    const stop = new AbortController().signal
+    const lease = await holder.obtain(me.dual, {}, recorder(), stop)
+    const moved = { ...me.dual, publicIp: { ...me.dual.publicIp, ipv6: parseIpv6('fd00::77')! } }
+    const renewed = await holder.renew(lease, moved, recorder(), stop)
+    expect(dump(store)).toEqual({ [lease.key]: '{"PublicIP":"1.1.1.1","PublicIPv6":"fd00::77"}' })
+    await holder.release!(renewed, stop)
+    expect(dump(store)).toEqual({})
+    await expect(holder.renew(renewed, moved, recorder(), stop)).rejects.toMatchObject({
+      code: 'LEASE_LOST',
+      message: `the lease of ${netsText(lease.subnet)} is gone from the store`,
+    })
+  })
+})
+
+const KEY = '10.5.1.0-24'
+/** A node that holds KEY, and the store. */
+async function holding(ip = '1.1.1.1') {
+  const store = createMemoryStore()
+  const holder = holderOf(store, parseNetworkConfig('{"Network":"10.5.0.0/16"}'))
+  const log = recorder()
+  const stop = new AbortController().signal
+  const lease = await holder.obtain(attrs(ip), { ipv4: parseIpv4Net('10.5.1.0/24') }, log, stop)
+  expect(lease.key).toBe(KEY)
+  return {
+    ...{ store, log, lease },
+    renew: (as = attrs(ip)) => holder.renew(lease, as, log, stop),
+    release: () => holder.release!(lease, stop),
+    /** What another does once, between what is read next and what is written then. */
+    meanwhile: (what: () => void) => {
+      const list = store.list.bind(store)
+      store.list = async (signal) => {
+        const listing = await list(signal)
+        store.list = list
+        what()
+        return listing
+      }
+    },
+  }
+}
+
+describe('giving a lease back', () => {
+  it('takes it from the store', async () => {
+    const { store, release } = await holding()
+    await release()
+    expect([...store.entries]).toEqual([])
+    await release()
+  })
+
+  it('takes also what was written again meanwhile, by this node', async () => {
+    const { store, release, meanwhile } = await holding()
+    meanwhile(() => store.put(KEY, value('1.1.1.1')))
+    await release()
+    expect([...store.entries]).toEqual([])
+  })
+
+  it.each<[what: string, text: string, isReservation: boolean]>([
+    ['the lease of a node that took the subnet', value('2.2.2.2'), false],
+    ['what an operator reserved for it', value('1.1.1.1'), true],
+    ['what an operator reserved for another', value('2.2.2.2'), true],
+    ['what nobody can read', 'junk', false],
+  ])('leaves %s, from before or from the very moment', async (_what, text, isReservation) => {
+    for (const isLate of [false, true]) {
+      const { store, release, meanwhile } = await holding()
+      const put = (): void => store.put(KEY, text, isReservation)
+      if (isLate) meanwhile(put)
+      else put()
+      await release()
+      expect(store.entries.get(KEY)).toMatchObject({ value: text, isReservation })
+    }
+  })
+})
+
+describe('renewing', () => {
+  it.each<[what: string, text: string, expected: object]>([
+    ['junk without an end is a lease that ends', 'junk', { isReservation: false, endless: false }],
+    ['its own, made a reservation, stays one', value('1.1.1.1'), { isReservation: true, endless: true }],
+    [
+      'its own of another type, made a reservation, stays one',
+      '{"PublicIP":"1.1.1.1","BackendType":"vxlan"}',
+      {
+        isReservation: true,
+        endless: true,
+      },
+    ],
+  ])('over what an operator put under its key: %s', async (_what, text, expected) => {
+    const { store, renew } = await holding()
+    store.put(KEY, text, true)
+    const { expiresAt } = await renew()
+    const { isReservation, value: written } = store.entries.get(KEY)!
+    expect({ isReservation, endless: expiresAt === undefined }).toEqual(expected)
+    expect(written).toBe(value('1.1.1.1'))
+  })
+
+  it.each([
+    ['the address that it had', '{"PublicIP":"1.1.1.1","BackendType":"vxlan"}', true],
+    ['the address that it has now', '{"PublicIP":"3.3.3.3","BackendType":"vxlan"}', true],
+    ['no address', '{}', true],
+    ["another's address", '{"PublicIP":"2.2.2.2"}', false],
+  ])('with a new address, what stands there with %s is its own: %s', async (_what, text, isOwn) => {
+    const { store, renew } = await holding()
+    store.put(KEY, text)
+    if (isOwn) await renew(attrs('3.3.3.3'))
+    else await expect(renew(attrs('3.3.3.3'))).rejects.toMatchObject({ code: 'LEASE_LOST' })
+    expect(store.entries.get(KEY)!.value).toBe(isOwn ? value('3.3.3.3') : text)
+  })
+})

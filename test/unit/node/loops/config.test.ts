@@ -1,0 +1,53 @@
+// config.test.ts - a network configuration that changes while the node runs.
+
+import { expect, it, vi } from 'vitest'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { WeftError } from '../../../../src/base/errors.ts'
+import { installRig, dataPaths, lines, nodeStatus, ready, start, store, until } from '../../../support/node-rig.ts'
+
+installRig()
+
+it('names a network configuration that is not the one in use, each once, and goes on', async () => {
+  start()
+  await ready()
+  const named = (): string[] =>
+    lines.flatMap((line) => /^W The network configuration changed.*: (.*)$/.exec(line)?.[1] ?? [])
+  const other = '{"Network":"10.6.0.0/16"}'
+  for (const text of ['{ "network": "10.5.0.0/24" }', other, other, '{', '{"Network":"10.5.0.0/24"}', other]) {
+    store.putConfig(text)
+    await vi.advanceTimersByTimeAsync(61_000)
+  }
+  expect(named()).toEqual([other, other])
+  expect(dataPaths).toHaveLength(1)
+})
+
+it('says that it is gone when the lease is gone too, and that it is there again', async () => {
+  start()
+  await ready()
+  await vi.advanceTimersByTimeAsync(61_000)
+  const said = (): string[] =>
+    lines.filter((line) => /^[EI] The network configuration is /.test(line)).map((line) => line.slice(2, 35).trim())
+  store.config = async () => {
+    throw new WeftError('CONFIG_MISSING', 'there is none', { remedy: 'put one' })
+  }
+  for (const key of store.entries.keys()) store.remove(key)
+  await until(() => said().length === 1, 10_000)
+  expect((await nodeStatus()).store.configGone).toBe(true)
+  await vi.advanceTimersByTimeAsync(30_000)
+  expect(said()).toEqual(['The network configuration is gone'])
+  store.config = async () => '{"Network":"10.5.0.0/24"}'
+  await until(() => said().length === 2, 10_000)
+  expect((await nodeStatus()).store.configGone).toBe(false)
+})
+
+it('names one without its secrets, also where they alone have changed', async () => {
+  const withKey = (key: string): string => `{"Network":"10.5.0.0/24","Backend":{"Type":"udp","PSK":"${key}"}}`
+  start({ config: parseNetworkConfig(withKey('sesame')) })
+  await ready()
+  store.putConfig(withKey('open'))
+  await vi.advanceTimersByTimeAsync(61_000)
+  expect(lines.filter((line) => line.startsWith('W The network configuration changed'))).toEqual([
+    expect.stringContaining(withKey('<hidden>')),
+  ])
+  expect(lines.join()).not.toMatch(/sesame|open"/)
+})

@@ -1,0 +1,382 @@
+// data-path.test.ts - when the device is looked at, and the data path opened again.
+
+import { readFileSync } from 'node:fs'
+import { describe, expect, it, vi } from 'vitest'
+import type { OpenPath } from '../../../../src/path/engine/engine.ts'
+import { WeftError } from '../../../../src/base/errors.ts'
+import { createBell } from '../../../../src/host/bell.ts'
+import type { LeaseAttrs } from '../../../../src/control/lease/lease.ts'
+import { managerOf } from '../../../../src/control/lease/store-manager.ts'
+import type { Addresses } from '../../../../src/net/address.ts'
+import { parseIpv4 } from '../../../../src/net/ipv4.ts'
+import { keepDataPath } from '../../../../src/node/loops/data-path.ts'
+import { amended } from '../../../../src/node/loops/lease.ts'
+import { createPossession } from '../../../../src/node/possession.ts'
+import { createNode, type NodeParts } from '../../../../src/node/node.ts'
+import {
+  backend,
+  installRig,
+  dataPaths,
+  lines,
+  log,
+  logged,
+  own,
+  ready,
+  refuseToOpen,
+  start,
+  stopping,
+  store,
+  subnetFile,
+  until,
+  value,
+} from '../../../support/node-rig.ts'
+
+installRig()
+
+it('opens the data path again when it died, with all peers, and closes the old one', async () => {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start()
+  await ready()
+  await vi.advanceTimersByTimeAsync(2000)
+  dataPaths[0]!.die('the TUN was deleted')
+  await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0)
+  expect(dataPaths[0]!.closed).toBe(true)
+  expect(dataPaths[1]!.applied).toEqual([['10.5.0.64-26']])
+  expect(logged(/^E The data path stopped: the TUN was deleted/)).toBe(true)
+  await vi.advanceTimersByTimeAsync(2000)
+  dataPaths[1]!.die('again')
+  await until(() => dataPaths.length === 3)
+})
+
+it('waits a second before it opens one that died at once twice, and between tries', async () => {
+  start()
+  await ready()
+  dataPaths[0]!.die('at once')
+  await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0, 200)
+  dataPaths[1]!.die('again')
+  await until(() => dataPaths[1]!.closed, 200)
+  await vi.advanceTimersByTimeAsync(700)
+  expect(dataPaths).toHaveLength(2)
+  refuseToOpen(new WeftError('PORT_IN_USE', 'the port is taken'))
+  await vi.advanceTimersByTimeAsync(60_000)
+  const tries = lines.filter((line) => line.includes('Cannot open the data path: the port is taken'))
+  expect(tries.length).toBe(2)
+  // What changes meanwhile is in force once it is open.
+  const free = ['10.5.0.64-26', '10.5.0.128-26'].find((key) => key !== own())!
+  store.put(free, value('192.0.2.2'))
+  refuseToOpen()
+  await until(() => dataPaths.length === 3 && dataPaths[2]!.applied.length > 0, 2000)
+  expect(dataPaths[2]!.applied.at(-1)).toEqual([free])
+})
+
+it.each([
+  ['five seconds after one that was not, or that nobody would report', true, 5000],
+  ['half a minute where all was right and what changes is reported', false, 30_000],
+])('has the device looked at within %s, and says what was mended', async (_, unreported, withinMs) => {
+  start()
+  await ready()
+  const wrong = async (after: number): Promise<number> => {
+    dataPaths[0]!.mended = ['flannel0 was down']
+    await vi.advanceTimersByTimeAsync(after - 100)
+    return dataPaths[0]!.mended.length
+  }
+  dataPaths[0]!.unreported = unreported
+  await wrong(5100)
+  await until(() => logged(/^W Repaired: flannel0 was down/))
+  await vi.advanceTimersByTimeAsync(10_000)
+  expect(await wrong(withinMs === 5000 ? 5300 : 25_000)).toBe(withinMs === 5000 ? 0 : 1)
+  await vi.advanceTimersByTimeAsync(5300)
+  expect(dataPaths[0]!.mended).toEqual([])
+})
+
+it('looks again in five seconds where peers could not be set', async () => {
+  start()
+  await ready()
+  await vi.advanceTimersByTimeAsync(20_000)
+  const free = ['10.5.0.64-26', '10.5.0.128-26'].find((key) => key !== own())!
+  dataPaths[0]!.refusal = new WeftError('COMMAND', 'no')
+  store.put(free, value('192.0.2.2'))
+  await vi.advanceTimersByTimeAsync(31_000)
+  dataPaths[0]!.refusal = undefined
+  await vi.advanceTimersByTimeAsync(5300)
+  await until(() => dataPaths[0]!.applied.at(-1)?.includes(free) === true, 0)
+})
+
+it('sets peers that could not be set though the device cannot be looked at', async () => {
+  start()
+  await ready()
+  const free = ['10.5.0.64-26', '10.5.0.128-26'].find((key) => key !== own())!
+  dataPaths[0]!.unseen = new WeftError('COMMAND', 'no answer')
+  dataPaths[0]!.refusal = new WeftError('COMMAND', 'no')
+  store.put(free, value('192.0.2.2'))
+  await until(() => logged(/^E Cannot set the peers of the data path: no/), 1000)
+  dataPaths[0]!.refusal = undefined
+  await until(() => dataPaths[0]!.applied.at(-1)?.includes(free) === true, 5300)
+  expect(logged(/^E Cannot check the device: no answer/)).toBe(true)
+})
+
+it('has a family that it lacks opened again at once, after the host was looked at, and then every five seconds', async () => {
+  let address = 1
+  const moving = {
+    ...backend,
+    prepare: async () => ({ publicIp: { ipv4: parseIpv4('192.0.2.1')!, ipv6: BigInt(address) }, backendType: '' }),
+  }
+  const hostChanged = createBell()
+  start({ backend: moving }, hostChanged)
+  await ready()
+  const [path] = dataPaths
+  address = 2
+  path!.lacking = { ipv6: 'the address of eth0 changed' }
+  path!.unreported = true
+  hostChanged.ring()
+  await until(() => path!.renewed.length === 1, 300)
+  expect(path!.renewed).toEqual([{ publicIp: { ipv4: parseIpv4('192.0.2.1')!, ipv6: 2n }, backendType: '' }])
+  // Peers have to know.
+  await until(() => [...store.entries.values()].some(({ value: text }) => text.includes('"PublicIPv6":"::2"')), 100)
+  // What that changes on the host is no reason to try again at once.
+  for (let times = 0; times < 20; times++) {
+    hostChanged.ring()
+    await vi.advanceTimersByTimeAsync(200)
+  }
+  expect(path!.renewed).toHaveLength(1)
+  await vi.advanceTimersByTimeAsync(5400)
+  expect(path!.renewed).toHaveLength(2)
+  path!.lacking = {}
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect(path!.renewed).toHaveLength(2)
+  expect([dataPaths.length, path!.closed]).toEqual([1, false])
+})
+
+it('tells a look after a second that it is late', async () => {
+  const hostChanged = createBell()
+  start({}, hostChanged)
+  await ready()
+  const said: string[] = []
+  dataPaths[0]!.looking = async (late) => {
+    said.push('begun')
+    await late
+    said.push('late')
+    dataPaths[0]!.looking = undefined
+  }
+  hostChanged.ring()
+  await until(() => said.length > 0, 300)
+  await vi.advanceTimersByTimeAsync(900)
+  expect(said).toEqual(['begun'])
+  await vi.advanceTimersByTimeAsync(200)
+  expect(said).toEqual(['begun', 'late'])
+})
+
+it('says once that an address of the external interface is gone, and that there is one again', async () => {
+  start()
+  await ready()
+  const said = (): string[] => lines.filter((line) => /lost its address|has an address of/.test(line))
+  dataPaths[0]!.gone = { ipv6: 'eth0 has lost its address fd77::1' }
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect(said()).toEqual([
+    expect.stringMatching(
+      /eth0 has lost its address fd77::1: by IPv6 nothing passes between this node and others until it is back, or there is another$/,
+    ),
+  ])
+  dataPaths[0]!.gone = {}
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect(said().slice(1)).toEqual([expect.stringMatching(/The external interface has an address of IPv6 again$/)])
+  expect([dataPaths.length, dataPaths[0]!.closed]).toEqual([1, false])
+})
+
+it('goes on with the family that it has while the host cannot be prepared for the other', async () => {
+  let isBroken = false
+  const failing: typeof backend = {
+    ...backend,
+    prepare(signal) {
+      if (isBroken) throw new WeftError('COMMAND', 'no key')
+      return backend.prepare(signal)
+    },
+  }
+  start({ backend: failing })
+  await ready()
+  isBroken = true
+  dataPaths[0]!.lacking = { ipv6: 'no device' }
+  await until(() => logged(/^E Cannot open the data path: no key/), 5300)
+  expect([dataPaths.length, dataPaths[0]!.closed, dataPaths[0]!.renewed.length]).toEqual([1, false, 0])
+})
+
+it('looks at the device within a quarter of a second when the host reports a change, and so once for many', async () => {
+  const hostChanged = createBell()
+  start({}, hostChanged)
+  await ready()
+  await vi.advanceTimersByTimeAsync(1000)
+  for (const round of [1, 2, 3]) {
+    dataPaths[0]!.mended = ['flannel0 was down']
+    for (let times = 0; times < 10; times++) hostChanged.ring()
+    await vi.advanceTimersByTimeAsync(250)
+    expect(lines.filter((line) => line.startsWith('W Repaired: flannel0'))).toHaveLength(round)
+  }
+})
+
+it('looks again in five seconds after a report: what came right behind it may not have been reported', async () => {
+  const hostChanged = createBell()
+  start({}, hostChanged)
+  await ready()
+  await vi.advanceTimersByTimeAsync(20_000)
+  hostChanged.ring()
+  await vi.advanceTimersByTimeAsync(1000)
+  dataPaths[0]!.mended = ['flannel0 was down']
+  await vi.advanceTimersByTimeAsync(5000)
+  await until(() => logged(/^W Repaired: flannel0 was down/), 0)
+})
+
+it('says only the first of many repairs, and looks less often when somebody undoes them', async () => {
+  const hostChanged = createBell()
+  start({}, hostChanged)
+  await ready()
+  dataPaths[0]!.mended = Array.from({ length: 100 }, () => 'flannel0 was down')
+  await vi.advanceTimersByTimeAsync(5000)
+  dataPaths[0]!.mended = ['flannel0 was down']
+  await vi.advanceTimersByTimeAsync(4000)
+  expect(dataPaths[0]!.mended).toHaveLength(1)
+  expect(lines.filter((line) => line.startsWith('W Repaired'))).toHaveLength(7)
+  await vi.advanceTimersByTimeAsync(120_000)
+  dataPaths[0]!.mended = ['flannel0 had lost its address']
+  hostChanged.ring()
+  await until(() => logged(/^W Repaired: flannel0 had lost its address \(repair \d+ since the start\)$/))
+})
+
+it('opens one again whose predecessor cannot be closed, and says why', async () => {
+  start()
+  await ready()
+  dataPaths[0]!.stuck = new WeftError('COMMAND', '`ip link del` failed: no answer within 10 s')
+  await vi.advanceTimersByTimeAsync(2000)
+  dataPaths[0]!.die('the TUN was deleted')
+  await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0)
+  expect(lines).toContain('E Cannot close the data path: `ip link del` failed: no answer within 10 s')
+})
+
+it('publishes at once whatever the data path that is opened again has the lease say, and nothing where it is the same', async () => {
+  let key = 'first'
+  const withKey = {
+    ...backend,
+    prepare: async (signal: AbortSignal) => ({ ...(await backend.prepare(signal)), backendData: { PublicKey: key } }),
+  }
+  start({ backend: withKey })
+  await ready()
+  const published = () => [...store.entries.values()].map(({ value: text }) => text)
+  await until(() => logged(/Waiting for .* to renew lease/))
+  const { revision } = [...store.entries.values()][0]!
+  await vi.advanceTimersByTimeAsync(2000)
+  dataPaths[0]!.die('the device was deleted')
+  await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0)
+  await vi.advanceTimersByTimeAsync(2000)
+  expect([...store.entries.values()][0]!.revision).toBe(revision)
+  key = 'second'
+  store.list = async () => {
+    throw new WeftError('STORE_UNAVAILABLE', 'no listing is needed for that')
+  }
+  dataPaths[1]!.die('and its key with it')
+  // In no virtual time to speak of: it does not wait for a listing, nor for the renewal.
+  await until(() => published().some((text) => text.includes('"PublicKey":"second"')), 100)
+})
+
+describe('with an amendment that an operator made where the leases are', () => {
+  const given = parseIpv4('198.51.100.7')!
+  let answer: (publicIp: Addresses, signal: AbortSignal) => Promise<Addresses>
+  let opened: LeaseAttrs[]
+  function startAmended(): void {
+    opened = []
+    const manager = {
+      ...managerOf(store),
+      amend: (publicIp: Addresses, signal: AbortSignal) => answer(publicIp, signal),
+    }
+    const open: typeof backend.open = (lease, ...rest) => {
+      opened.push(lease.attrs)
+      return backend.open(lease, ...rest)
+    }
+    start({ manager, backend: amended({ ...backend, open }, manager, log) })
+  }
+
+  it.each<[what: string, away: typeof answer]>([
+    ['refuses', () => Promise.reject(new WeftError('STORE_UNAVAILABLE', 'away'))],
+    [
+      'says nothing',
+      (_publicIp, signal) =>
+        new Promise((_resolve, reject) => {
+          signal.addEventListener('abort', () => reject(signal.reason as Error))
+        }),
+    ],
+  ])('opens one that died again by what was last known of it while the store %s', async (_what, away) => {
+    answer = async (publicIp) => ({ ...publicIp, ipv4: given })
+    startAmended()
+    await ready()
+    await vi.advanceTimersByTimeAsync(2000)
+    answer = away
+    dataPaths[0]!.die('the MTU of eth0 changed')
+    await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0, 2_000)
+    answer = async (publicIp) => ({ ...publicIp, ipv4: parseIpv4('198.51.100.8')! })
+    await vi.advanceTimersByTimeAsync(2000)
+    dataPaths[1]!.die('again')
+    await until(() => dataPaths.length === 3 && dataPaths[2]!.applied.length > 0, 2_000)
+    expect(opened.map(({ publicIp }) => publicIp.ipv4)).toEqual([given, given, parseIpv4('198.51.100.8')])
+  })
+
+  it('remembers what was said of each family, and nothing of one that nobody said anything of', async () => {
+    const addresses = [1n, 2n, 2n].map((ipv6) => ({ ipv4: parseIpv4('192.0.2.1')!, ipv6 }))
+    const manager = { ...managerOf(store), amend: async (publicIp: Addresses) => ({ ...publicIp, ipv4: given }) }
+    const prepare = async () => ({ publicIp: addresses.shift()!, backendType: '' })
+    const node = amended({ ...backend, prepare }, manager, log)
+    const { signal } = new AbortController()
+    expect((await node.prepare(signal)).publicIp).toEqual({ ipv4: given, ipv6: 1n })
+    manager.amend = () => Promise.reject(new WeftError('STORE_UNAVAILABLE', 'away'))
+    expect((await node.prepare(signal)).publicIp).toEqual({ ipv4: given, ipv6: 2n })
+    // A node that lacks a family is prepared again every five seconds.
+    await node.prepare(signal)
+    expect(lines.filter((line) => line.includes('is taken as last known'))).toHaveLength(1)
+  })
+
+  it('waits for it at the start: nobody knows yet whether there is one', async () => {
+    answer = () => Promise.reject(new WeftError('STORE_UNAVAILABLE', 'away'))
+    startAmended()
+    await vi.advanceTimersByTimeAsync(60_000)
+    expect(dataPaths).toEqual([])
+    answer = async (publicIp) => publicIp
+    await until(() => dataPaths.length === 1, 2_000)
+    await ready()
+  })
+})
+
+it('writes subnet.env at once where the data path that is opened again takes other packets, and as no repair', async () => {
+  const mtus = [1472, 8972]
+  const open: typeof backend.open = async (...args) => ({ ...(await backend.open(...args)), mtu: mtus.shift()! })
+  start({ backend: { ...backend, open } })
+  await ready()
+  const mtu = () => /FLANNEL_MTU=(\d+)/.exec(readFileSync(subnetFile(), 'utf8'))![1]
+  expect(mtu()).toBe('1472')
+  await vi.advanceTimersByTimeAsync(2000)
+  dataPaths[0]!.die('the MTU of eth0 changed')
+  await until(() => mtu() === '8972', 100)
+  await vi.advanceTimersByTimeAsync(6000)
+  expect(logged(/Repaired: .*subnet.env/)).toBe(false)
+})
+
+it('leaves one alone that is lent: what is wrong with it is for whoever has it, until it is back', async () => {
+  const lease = {
+    ...{ key: '10.5.0.64-26', subnet: { ipv4: { address: parseIpv4('10.5.0.64')!, prefixLength: 26 } } },
+    ...{ attrs: await backend.prepare(stopping.signal), expiresAt: undefined, revision: 1n },
+  }
+  const possession = createPossession(log)
+  const leave = async () => ({ loops: [] }) as unknown as OpenPath
+  const lendable = { leave, takeBack: async () => {} }
+  await possession.open(async () => ({ ...(await backend.open(lease, stopping.signal, new Map())), ...lendable }))
+  const options = { 'subnet-file': subnetFile() } as NodeParts['options']
+  const parts = { options, manager: managerOf(store), config: {} as NodeParts['config'], backend, log }
+  const node = createNode({ ...parts, signal: stopping.signal }, lease, lease.attrs, possession, new Map())
+  await possession.lend()
+  const over = keepDataPath(node).catch(() => {})
+  dataPaths[0]!.mended = ['flannel0 was down']
+  dataPaths[0]!.die('the device is gone')
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect([dataPaths.length, dataPaths[0]!.mended.length, dataPaths[0]!.closed]).toEqual([1, 1, false])
+  await possession.takeBack()
+  await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0)
+  expect(dataPaths[0]!.closed).toBe(true)
+  stopping.abort(new Error('enough'))
+  await over
+})

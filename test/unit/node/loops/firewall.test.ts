@@ -1,0 +1,77 @@
+// firewall.test.ts - when the rules are looked at, and what becomes of what was mended and what could not be.
+
+import { expect, it, vi } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { createBell } from '../../../../src/host/bell.ts'
+import { installRig, dataPaths, lines, ready, start } from '../../../support/node-rig.ts'
+import { firewallFor, raiseFirewall } from '../../../../src/node/loops/firewall.ts'
+import type { Node } from '../../../../src/node/node.ts'
+import { FLAGS, type DaemonOptions } from '../../../../src/options.ts'
+import { createFirewall } from '../../../../src/path/firewall/firewall.ts'
+import type { Nets } from '../../../../src/net/address.ts'
+import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { parseIpv6Net } from '../../../../src/net/ipv6.ts'
+
+installRig()
+vi.mock('../../../../src/path/firewall/firewall.ts', () => ({ createFirewall: vi.fn<typeof createFirewall>() }))
+
+it('mends the rules at a pace of their own: however many they were, the device is looked at when it changes', async () => {
+  let raised = 0
+  const rules = {
+    raise: async () => void raised++,
+    ensure: async () => ({ mended: Array.from({ length: 100 }, () => 'rules of FLANNEL-FWD'), failures: [] }),
+  }
+  const doubt = createBell()
+  start({ firewall: { rules, resyncMs: 1000 } }, doubt)
+  await ready()
+  expect(raised).toBe(1)
+  await vi.advanceTimersByTimeAsync(1000)
+  expect(lines.filter((line) => line.startsWith('W Repaired: rules'))).toHaveLength(7)
+  for (const round of [1, 2, 3]) {
+    dataPaths[0]!.mended = ['flannel0 was down']
+    doubt.ring()
+    await vi.advanceTimersByTimeAsync(250)
+    expect(lines.filter((line) => line.startsWith('W Repaired: flannel0'))).toHaveLength(round)
+  }
+})
+
+it('counts what was mended of one family beside what cannot be had of the other, which is said once', async () => {
+  const failures = [new WeftError('COMMAND', 'no nat', { remedy: 'load it' })]
+  const rules = { raise: async () => {}, ensure: async () => ({ mended: ['rules of FLANNEL-FWD'], failures }) }
+  start({ firewall: { rules, resyncMs: 1000 } })
+  await ready()
+  await vi.advanceTimersByTimeAsync(2000)
+  expect(lines.filter((line) => line.startsWith('W Repaired: rules'))).toHaveLength(2)
+  expect(lines.filter((line) => line.includes('no nat'))).toEqual(['E no nat; load it'])
+})
+
+it('hands over what there is of each family: the networks, those of an earlier run, and the subnets of the lease', async () => {
+  const raise = vi.fn<(subnet: Nets) => Promise<void>>(async () => {})
+  vi.mocked(createFirewall).mockReturnValue({ raise, ensure: async () => ({ mended: [], failures: [] }) })
+  const defaults = Object.fromEntries(Object.entries(FLAGS).map(([name, flag]) => [name, flag.default])) as unknown
+  const options = { ...(defaults as DaemonOptions), 'ip-masq': true, 'ip-blackhole-route': true }
+  const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+  const [ipv4, ipv6] = [parseIpv4Net('10.5.1.0/24')!, parseIpv6Net('fd00:5:0:1::/64')!]
+  const previous = { network: {}, subnet: { ipv4, ipv6 } }
+  for (const [text, network] of [
+    ['{"Network":"10.5.0.0/16"}', { ipv4: parseIpv4Net('10.5.0.0/16'), ipv6: undefined }],
+    [
+      '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48","EnableNFTables":true}',
+      { ipv4: undefined, ipv6: parseIpv6Net('fd00:5::/48') },
+    ],
+    [
+      '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}',
+      { ipv4: parseIpv4Net('10.5.0.0/16'), ipv6: parseIpv6Net('fd00:5::/48') },
+    ],
+  ] as const) {
+    const firewall = firewallFor(parseNetworkConfig(text), options, previous, log, new AbortController().signal)
+    expect(createFirewall).toHaveBeenLastCalledWith(
+      text.includes('NFTables') ? 'nftables' : 'iptables',
+      expect.objectContaining({ network, previous, masq: true, forward: true, blackhole: true }),
+    )
+    const subnet = { ipv4, ipv6 }
+    await raiseFirewall({ firewall, lease: { subnet } } as unknown as Node)
+    expect(raise).toHaveBeenLastCalledWith(subnet)
+  }
+})

@@ -1,0 +1,53 @@
+// last-known.test.ts - when the file of what is known is written, stays, and goes.
+
+import { existsSync, readFileSync } from 'node:fs'
+import { expect, it, vi } from 'vitest'
+import { createBell } from '../../../../src/host/bell.ts'
+import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
+import { keepLastKnown, writeKnown } from '../../../../src/node/loops/last-known.ts'
+import type { Node } from '../../../../src/node/node.ts'
+import { installRig, log, stopping, subnetFile } from '../../../support/node-rig.ts'
+
+installRig()
+
+const lastKnown = (): string => `${subnetFile()}.last-known`
+
+/** What is written of a node, on this data path. */
+const nodeOn = (tunName: string | undefined): Node => {
+  const lease = { key: '10.5.0.64-26', subnet: parseLeaseKey('10.5.0.64-26')!, expiresAt: 5 }
+  const known = {
+    ...{
+      lease,
+      attrs: { publicIp: { ipv4: 1 }, backendType: '' },
+      view: new Map(),
+      possession: { dataPath: { tunName } },
+    },
+    ...{ next: { lastKnown: lastKnown(), config: '{}', store: 'directory' }, log, learnt: createBell() },
+    signal: stopping.signal,
+  }
+  return known as unknown as Node
+}
+
+it('stays as it was while there is no data path, and goes with one that the kernel carries', async () => {
+  const node = nodeOn('flannel0')
+  await writeKnown(node)
+  const before = readFileSync(lastKnown(), 'utf8')
+  expect(before).toContain('flannel0')
+  const possession = node.possession as { dataPath: unknown }
+  const { dataPath } = possession
+  possession.dataPath = undefined // it died, and is opened again
+  const write = vi.spyOn(node.view, 'values')
+  const keeping = keepLastKnown(node).catch(() => {})
+  node.learnt.ring()
+  await vi.advanceTimersByTimeAsync(1000)
+  await writeKnown(node)
+  expect(readFileSync(lastKnown(), 'utf8')).toBe(before)
+  expect(write).not.toHaveBeenCalled()
+  possession.dataPath = dataPath
+  await writeKnown(node)
+  expect(write).toHaveBeenCalled()
+  await writeKnown(nodeOn(undefined))
+  expect(existsSync(lastKnown())).toBe(false)
+  stopping.abort(new Error('the test is over'))
+  await keeping
+})

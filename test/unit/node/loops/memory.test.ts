@@ -1,0 +1,134 @@
+// memory.test.ts - a node remembers what befell its peers: in the status, in a file for the next one, and nothing that is wrong with
+// that file harms it.
+
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, expect, it } from 'vitest'
+import type { OpenEcho } from '../../../../src/host/echo.ts'
+import { eventsText, parseEvents, type PeerEvent } from '../../../../src/report/peer-events.ts'
+import {
+  ended,
+  inTurns,
+  installRig,
+  lines,
+  logged,
+  nodeStatus,
+  possession,
+  ready,
+  start,
+  stopping,
+  store,
+  value,
+} from '../../../support/node-rig.ts'
+
+installRig()
+
+let folder: string
+let isSilent: boolean
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'weft-memory-'))
+  isSilent = false
+})
+afterEach(() => rmSync(folder, { recursive: true }))
+
+const openEcho: OpenEcho = (_source, onAnswer) => ({
+  send(to, sequence) {
+    if (!isSilent) queueMicrotask(() => onAnswer(to, sequence, 3))
+  },
+  close() {},
+})
+const nextAt = (events: string, free = Promise.resolve()) => ({
+  ...{ config: '', store: '', lastKnown: join(folder, 'last-known'), events, free },
+})
+const event = (known: Partial<PeerEvent>): PeerEvent => ({
+  ...{ at: '2026-11-23T03:00:00.000Z', what: 'silent', peer: '10.5.9.0/26', publicIp: '192.0.2.9', family: 'ipv4' },
+  ...{ afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null },
+  ...known,
+})
+
+/** A node with a peer that answers. */
+async function open(events: string, free?: Promise<void>): Promise<void> {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start({ openEcho, next: nextAt(events, free) })
+  await ready()
+  await becomes((peers) => peers.answering === 1)
+}
+
+/** Waits until the status says so. */
+async function becomes(isSo: (peers: NonNullable<Awaited<ReturnType<typeof nodeStatus>>['peers']>) => boolean) {
+  let done = false
+  await inTurns(() => {
+    void nodeStatus().then(({ peers }) => (done ||= isSo(peers!)))
+    return done
+  })
+}
+async function counted(kind: 'silent' | 'back', number: number): Promise<void> {
+  let done = false
+  await inTurns(() => {
+    void nodeStatus().then(({ peerEvents }) => (done ||= peerEvents?.[kind] === number))
+    return done
+  })
+}
+const written = (path: string): string[] =>
+  parseEvents(readFileSync(path, 'utf8')).map(({ what, peer }) => `${what} ${peer}`)
+
+async function stop(): Promise<void> {
+  stopping.abort(new Error('it ends'))
+  await ended
+}
+
+it('counts what befell a peer, and writes it before it ends', async () => {
+  const path = join(folder, 'subnet.env.events')
+  await open(path)
+  isSilent = true
+  await counted('silent', 1)
+  isSilent = false
+  await counted('back', 1)
+  await stop()
+  expect(written(path)).toEqual(['silent 10.5.0.64/26', 'back 10.5.0.64/26'])
+})
+
+it('goes on where the file cannot be written, and says so', async () => {
+  await open(join(folder, 'nowhere', 'events'))
+  isSilent = true
+  await counted('silent', 1)
+  await inTurns(() => logged(/^W Cannot write the events of peers to .*nowhere.events: ENOENT.*; they are lost when/))
+  isSilent = false
+  await counted('back', 1)
+  expect(possession.dataPath).toBeDefined()
+})
+
+it.each([
+  ['a folder', (path: string) => mkdirSync(path), /: it is no file; they begin anew$/],
+  ['a megabyte', (path: string) => writeFileSync(path, 'x'.repeat(1_000_001)), /: it has 1000001 bytes; they/],
+  ['of another version', (path: string) => writeFileSync(path, '{"version":9}\n'), /: its version is 9, and this weft/],
+] as const)('begins anew where what stands there is %s', async (_what, make, said) => {
+  const path = join(folder, 'events')
+  make(path)
+  await open(path)
+  expect(lines.filter((line) => said.test(line))).not.toEqual([])
+  expect((await nodeStatus()).peerEvents).toMatchObject({ silent: 0 })
+})
+
+it('writes nothing while the process before it does, and then goes on from what that one wrote last', async () => {
+  const path = join(folder, 'events')
+  writeFileSync(path, eventsText([event({})]))
+  let free!: () => void
+  await open(path, new Promise((resolve) => (free = resolve)))
+  isSilent = true
+  await counted('silent', 1)
+  isSilent = false
+  await counted('back', 1)
+  writeFileSync(path, eventsText([event({}), event({ what: 'back', afterSeconds: 5 })]))
+  isSilent = true
+  await counted('silent', 2)
+  expect(written(path)).toEqual(['silent 10.5.9.0/26', 'back 10.5.9.0/26'])
+  free()
+  await inTurns(() => written(path).length === 5)
+  await stop()
+  expect(written(path)).toEqual([
+    ...['silent 10.5.9.0/26', 'back 10.5.9.0/26'],
+    ...['silent 10.5.0.64/26', 'back 10.5.0.64/26', 'silent 10.5.0.64/26'],
+  ])
+})

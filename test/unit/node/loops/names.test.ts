@@ -1,0 +1,97 @@
+// names.test.ts - the names of other hosts, as they stand beside their leases.
+
+import { expect, it, vi } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
+import { managerOf } from '../../../../src/control/lease/store-manager.ts'
+import type { Entry } from '../../../../src/control/lease/subnet-manager.ts'
+import { installRig, nodeStatus, own, ready, start, stopping, store, value } from '../../../support/node-rig.ts'
+
+installRig()
+
+const MINUTE_MS = 60_000
+const OTHERS = ['10.5.0.64-26', '10.5.0.128-26', '10.5.0.192-26'] as const
+const claim = (address: string, text: string): Promise<unknown> => store.claim(address, text, stopping.signal)
+const named = (hostname: string): string => JSON.stringify({ Hostname: hostname, ID: '1' })
+const names = async (): Promise<readonly unknown[]> => (await nodeStatus()).peers!.list.map(({ name }) => name)
+/** Two keys that this node has not. */
+const others = (): readonly string[] => OTHERS.filter((key) => key !== own())
+
+it('are those of the peers, soon after they come; a flanneld has none', async () => {
+  start()
+  await ready()
+  // It writes its name once it has its lease.
+  store.put(others()[0]!, value('192.0.2.2'))
+  store.put(others()[1]!, value('192.0.2.3'))
+  await vi.advanceTimersByTimeAsync(500)
+  await claim('192.0.2.2', named('host2'))
+  await vi.advanceTimersByTimeAsync(5_000)
+  expect(await names()).toEqual(['host2', null])
+})
+
+it('are followed when they change, and when they go', async () => {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  await claim('192.0.2.2', named('host2'))
+  start()
+  await ready()
+  await vi.advanceTimersByTimeAsync(1_000)
+  expect(await names()).toEqual(['host2'])
+  await claim('192.0.2.2', named('host2-new'))
+  await vi.advanceTimersByTimeAsync(MINUTE_MS)
+  expect(await names()).toEqual(['host2-new'])
+  await claim('192.0.2.2', 'junk')
+  await vi.advanceTimersByTimeAsync(MINUTE_MS)
+  expect(await names()).toEqual([null])
+})
+
+it('are asked for as far as they are new, and all again each hour or when the store went back', async () => {
+  const asked: (bigint | undefined)[] = []
+  let [revision, values] = [5n, new Map([['192.0.2.2', named('host2')]])]
+  const all = values
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  store.claims = async (since) => {
+    asked.push(since)
+    return { revision, isWhole: since === undefined, values: since === undefined ? all : values }
+  }
+  start()
+  await ready()
+  values = new Map()
+  await vi.advanceTimersByTimeAsync(3 * MINUTE_MS)
+  expect(asked.length).toBeGreaterThan(2)
+  expect([asked[0], ...new Set(asked.slice(1))]).toEqual([undefined, 5n])
+  expect(await names()).toEqual(['host2'])
+  revision = 2n
+  await vi.advanceTimersByTimeAsync(MINUTE_MS)
+  expect(asked.filter((since) => since === undefined)).toHaveLength(2)
+  expect(await names()).toEqual(['host2'])
+  all.clear() // its host has gone, and another is there that writes none
+  await vi.advanceTimersByTimeAsync(61 * MINUTE_MS)
+  expect(await names()).toEqual([null])
+})
+
+it('stay as they were while the store is away', async () => {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  await claim('192.0.2.2', named('host2'))
+  start()
+  await ready()
+  await vi.advanceTimersByTimeAsync(1_000)
+  store.claims = async () => {
+    throw new WeftError('STORE_UNAVAILABLE', 'the store is down')
+  }
+  await vi.advanceTimersByTimeAsync(2 * MINUTE_MS)
+  expect(await names()).toEqual(['host2'])
+})
+
+it('come with the leases where the source tells them so', async () => {
+  const manager = managerOf(store)
+  const renamed = (entry: Entry): Entry =>
+    entry.lease ? { ...entry, lease: { ...entry.lease, name: 'node2' } } : entry
+  const list: typeof manager.source.list = async (signal) => {
+    const { cursor, entries } = await manager.source.list(signal)
+    return { cursor, entries: entries.map(renamed) }
+  }
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  const claims: typeof manager.claims = async () => ({ revision: 0n, isWhole: false, values: new Map() })
+  start({ manager: { ...manager, claims, source: { ...manager.source, list } } })
+  await ready()
+  expect(await names()).toEqual(['node2'])
+})

@@ -1,0 +1,249 @@
+// peer-watch.test.ts - what befalls a peer, from one look to the next.
+
+import { describe, expect, it } from 'vitest'
+import { createPeerWatch, type Looked } from '../../../../src/node/loops/peer-watch.ts'
+import { createPeerEvents, type PeerEvent } from '../../../../src/report/peer-events.ts'
+
+/** A watch at 1,000,000 ms of its clock, and a clock of the day beside it that can be set. */
+function newWatch(events = createPeerEvents()) {
+  const time = { now: 1_000_000, day: Date.parse('2026-11-23T03:00:00Z') }
+  const watch = createPeerWatch(events, () => new Date(time.day).toISOString())
+  let known: Looked = {
+    peer: '10.5.2.0/24',
+    publicIp: '192.0.2.2',
+    family: 'ipv4',
+    probed: undefined,
+    length: undefined,
+  }
+  const look = (more: Partial<Looked> = {}): void => {
+    known = { ...known, ...more }
+    watch.look(known, time.now)
+  }
+  return {
+    ...{ watch, events, time, look },
+    pass(ms: number): void {
+      time.now += ms
+      time.day += ms
+    },
+    answers(roundTripMs = 10, lossPercent = 0): void {
+      look({ probed: { isAnswering: true, roundTripMs, lossPercent, at: time.now, unansweredSince: undefined } })
+    },
+    falls(): void {
+      look({
+        probed: { isAnswering: false, roundTripMs: 10, lossPercent: 20, at: time.now, unansweredSince: undefined },
+      })
+    },
+    told: (): [PeerEvent['what'], number | null][] =>
+      events.list().map(({ what, afterSeconds }) => [what, afterSeconds]),
+  }
+}
+type Rig = ReturnType<typeof newWatch>
+
+describe('a peer that falls silent', () => {
+  it('is told once, and that it is back, after how long', () => {
+    const rig = newWatch()
+    rig.answers()
+    expect(rig.told()).toEqual([])
+    for (let times = 0; times < 3; times++) {
+      rig.pass(10_000)
+      rig.falls()
+    }
+    expect(rig.watch.isAnySilent()).toBe(true)
+    rig.pass(180_000)
+    rig.answers()
+    rig.pass(10_000)
+    rig.answers()
+    expect(rig.told()).toEqual([
+      ['silent', null],
+      ['back', 200],
+    ])
+    expect(rig.events.list()[0]).toEqual({
+      ...{ at: '2026-11-23T03:00:10.000Z', what: 'silent', peer: '10.5.2.0/24', publicIp: '192.0.2.2', family: 'ipv4' },
+      ...{ afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null },
+    })
+    expect(rig.watch.isAnySilent()).toBe(false)
+  })
+
+  it('from the first look on is told too', () => {
+    const rig = newWatch()
+    rig.falls()
+    expect(rig.told()).toEqual([['silent', null]])
+  })
+
+  it('while the clock of the day is set back, was so for as long as it was', () => {
+    const rig = newWatch()
+    rig.falls()
+    rig.time.now += 60_000
+    rig.time.day -= 86_400_000
+    rig.answers()
+    expect(rig.told()[1]).toEqual(['back', 60])
+  })
+
+  it('is told once over a restart, and is back after all that time', () => {
+    const before = newWatch()
+    before.falls()
+    const after = newWatch(before.events)
+    after.pass(300_000)
+    after.falls()
+    after.pass(10_000)
+    after.answers()
+    expect(after.told()).toEqual([
+      ['silent', null],
+      ['back', 310],
+    ])
+    expect(after.told()).toHaveLength(2)
+    // Of a clock that was set back over the restart nothing is concluded.
+    after.falls()
+    const later = newWatch(after.events)
+    later.time.day -= 86_400_000
+    later.answers()
+    expect(later.told().at(-1)).toEqual(['back', null])
+  })
+
+  it('over a restart, and sends still, is told as that by the process that hears it', () => {
+    const before = newWatch()
+    before.falls()
+    const after = newWatch(before.events)
+    after.falls()
+    after.pass(10_000)
+    after.look({ heardAt: after.time.now })
+    expect(after.told().map(([what]) => what)).toEqual(['silent', 'one-way'])
+  })
+
+  it('sends still, when it is heard after what was on its way: told once', () => {
+    const rig = newWatch()
+    rig.answers()
+    rig.falls()
+    const fell = rig.time.now
+    rig.pass(10_000)
+    rig.look({ heardAt: fell + 2_000 })
+    expect(rig.told()).toHaveLength(1)
+    rig.look({ heardAt: fell + 2_001 })
+    rig.look({ heardAt: fell + 9_000 })
+    expect(rig.told().map(([what]) => what)).toEqual(['silent', 'one-way'])
+    expect(rig.watch.isAnySilent()).toBe(false)
+    rig.answers()
+    rig.falls()
+    rig.look({ heardAt: rig.time.now + 5_000 })
+    expect(rig.told().map(([what]) => what)).toEqual(['silent', 'one-way', 'back', 'silent', 'one-way'])
+  })
+})
+
+it('tells where a peer moved from, once', () => {
+  const rig = newWatch()
+  rig.answers()
+  rig.look({ publicIp: '192.0.2.7' })
+  rig.look()
+  expect(rig.events.list()).toEqual([
+    expect.objectContaining({ what: 'moved', movedFrom: '192.0.2.2', publicIp: '192.0.2.7' }),
+  ])
+})
+
+describe('a path', () => {
+  const narrow = (since: number, bytes: number | undefined = 1372) => ({ length: { isWhole: false, bytes, since } })
+  it('that is narrow is told once it is known how narrow, and whole again after how long', () => {
+    const rig = newWatch()
+    rig.answers()
+    rig.look({ length: { isWhole: true, bytes: 1472, since: rig.time.now } })
+    rig.pass(10_000)
+    const since = rig.time.now
+    rig.look({ length: { isWhole: false, bytes: undefined, since } })
+    expect(rig.told()).toEqual([])
+    rig.look(narrow(since))
+    rig.look(narrow(since, 1252))
+    rig.pass(30_000)
+    rig.look({ length: { isWhole: true, bytes: 1472, since: rig.time.now } })
+    expect(rig.told()).toEqual([
+      ['narrow', null],
+      ['whole', 30],
+    ])
+    expect(rig.events.list()[0]!.bytes).toBe(1372)
+  })
+
+  it('of a peer that is silent is not blamed', () => {
+    const rig = newWatch()
+    rig.falls()
+    rig.look(narrow(rig.time.now))
+    expect(rig.told()).toEqual([['silent', null]])
+  })
+
+  it('that is narrow still after a restart is not told again', () => {
+    const before = newWatch()
+    before.answers()
+    before.look(narrow(before.time.now))
+    const after = newWatch(before.events)
+    after.answers()
+    after.look(narrow(after.time.now))
+    after.pass(60_000)
+    after.look({ length: { isWhole: true, bytes: 1472, since: after.time.now } })
+    expect(after.told()).toEqual([
+      ['narrow', null],
+      ['whole', 60],
+    ])
+  })
+})
+
+describe('the round trip', () => {
+  const times = (rig: Rig, number: number, ms: number): void => {
+    for (let done = 0; done < number; done++) {
+      rig.pass(10_000)
+      rig.answers(ms)
+      rig.look() // the same result again counts for nothing
+    }
+  }
+  it('that is more than doubled is told, and when it is as usual again', () => {
+    const rig = newWatch()
+    times(rig, 20, 10)
+    times(rig, 2, 25)
+    times(rig, 1, 10)
+    times(rig, 2, 25)
+    expect(rig.told()).toEqual([])
+    times(rig, 1, 25)
+    times(rig, 5, 25)
+    expect(rig.events.list()).toEqual([expect.objectContaining({ what: 'slow', roundTripMs: 25, usualMs: 10 })])
+    times(rig, 3, 14)
+    expect(rig.told()).toEqual([
+      ['slow', null],
+      ['usual', 80],
+    ])
+  })
+
+  it('of less than two milliseconds more is noise', () => {
+    const rig = newWatch()
+    times(rig, 20, 0.1)
+    times(rig, 20, 2)
+    expect(rig.told()).toEqual([])
+  })
+
+  it('that stays long is the usual one after an hour', () => {
+    const rig = newWatch()
+    times(rig, 20, 10)
+    times(rig, 400, 40)
+    expect(rig.told()).toEqual([
+      ['slow', null],
+      ['usual', 3600],
+    ])
+    times(rig, 20, 40)
+    times(rig, 3, 90)
+    expect(rig.told().at(-1)).toEqual(['slow', null])
+  })
+})
+
+it('tells the newest of each, and forgets who is no peer any more', () => {
+  const rig = newWatch()
+  rig.answers(7, 10)
+  rig.watch.look(
+    {
+      ...{ peer: '10.5.3.0/24', publicIp: '192.0.2.3', family: 'ipv4', length: undefined },
+      probed: { isAnswering: false, roundTripMs: 3, lossPercent: 100, at: 1, unansweredSince: undefined },
+    },
+    rig.time.now,
+  )
+  expect([...rig.watch.readings()]).toEqual([
+    { roundTripMs: 7, lossPercent: 10 },
+    { roundTripMs: undefined, lossPercent: 100 },
+  ])
+  rig.watch.keep(new Set(['ipv4 10.5.2.0/24']))
+  expect([...rig.watch.readings()]).toHaveLength(1)
+  expect(rig.watch.isAnySilent()).toBe(false)
+})

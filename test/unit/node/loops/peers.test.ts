@@ -1,0 +1,123 @@
+// peers.test.ts - which peers the data path is given.
+
+import { expect, it, vi } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
+import {
+  installRig,
+  dataPaths,
+  details,
+  ended,
+  holds,
+  lines,
+  logged,
+  ours,
+  own,
+  ready,
+  start,
+  stopping,
+  store,
+  told,
+  until,
+  value,
+} from '../../../support/node-rig.ts'
+
+installRig()
+
+it('gives the data path all peers but itself, and names who comes and goes', async () => {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start()
+  await ready()
+  expect(dataPaths[0]!.applied.at(-1)).toEqual(['10.5.0.64-26'])
+  const free = ['10.5.0.128-26', '10.5.0.192-26'].find((key) => key !== own())!
+  store.put(free, value('192.0.2.3'))
+  await until(() => dataPaths[0]!.applied.at(-1)!.length === 2)
+  store.remove('10.5.0.64-26')
+  await until(() => dataPaths[0]!.applied.at(-1)!.length === 1)
+  expect(dataPaths[0]!.applied.at(-1)).toEqual([free])
+  const subnet = free.replace('-', '/')
+  expect(lines.filter((line) => line.includes('I Subnet '))).toEqual([
+    ...['I Subnet added: 10.5.0.64/26', `I Subnet added: ${subnet}`, 'I Subnet removed: 10.5.0.64/26'],
+  ])
+})
+
+it('names a lease of another node that lies across its own, once while it does', async () => {
+  start()
+  await ready()
+  const said = (key: string): number =>
+    lines.filter((line) =>
+      line.startsWith(`E Two nodes have one subnet: 192.0.2.9 leases ${key}, and this node ${own()}.`),
+    ).length
+  const part = own().replace('-26', '-28')
+  store.put('10.5.0.0-24', value('192.0.2.9'))
+  await until(() => said('10.5.0.0-24') === 1)
+  store.put(part, value('192.0.2.9'))
+  await until(() => said(part) === 1)
+  // Its own from another time lies there too, and is no other node's.
+  store.put(own().replace('-26', '-27'), ours)
+  store.remove('10.5.0.0-24')
+  await until(() => !dataPaths[0]!.applied.at(-1)!.includes('10.5.0.0-24'))
+  expect([said('10.5.0.0-24'), said(part), lines.filter((line) => line.includes('Two nodes')).length]).toEqual([
+    1, 1, 2,
+  ])
+  store.put('10.5.0.0-24', value('192.0.2.9'))
+  await until(() => said('10.5.0.0-24') === 2)
+})
+
+it('does nothing for a renewal of a peer, and names one that changed something again', async () => {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start()
+  await ready()
+  const before = dataPaths[0]!.applied.length
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  store.put('10.5.0.64-26', value('192.0.2.9'))
+  await until(() => dataPaths[0]!.applied.length > before)
+  expect(dataPaths[0]!.applied.length).toBe(before + 1)
+  expect(lines.filter((line) => line.includes('Subnet added'))).toEqual(Array(2).fill('I Subnet added: 10.5.0.64/26'))
+})
+
+it("begins and ends in flanneld's words: after the data path is up, and before all is waited for", async () => {
+  start()
+  await ready()
+  stopping.abort(new Error('enough'))
+  await ended
+  const at = (line: string): number => lines.findIndex((each) => each === `I ${line}`)
+  expect(at('Running backend.')).toBeGreaterThan(0)
+  expect(at('Watching for new subnet leases')).toBe(at('Running backend.') + 1)
+  expect(lines.at(-1)).toBe('I evts chan closed')
+})
+
+it('keeps its peers when most of them vanish at once, until a listing 30 s later lacks them still', async () => {
+  start()
+  await ready()
+  for (const last of [64, 128, 192].filter((each) => !own().startsWith(`10.5.0.${each}`)))
+    store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
+  store.put('10.6.0.0-26', value('192.0.2.7'))
+  store.put('10.6.1.0-26', value('192.0.2.8'))
+  const applied = (): number => dataPaths[0]!.applied.at(-1)!.length
+  await until(() => applied() === 4)
+  for (const key of [...store.entries.keys()]) if (key !== own()) store.remove(key)
+  await until(() => logged(/E 4 of 4 leases vanished from the store at once/))
+  await vi.advanceTimersByTimeAsync(29_000)
+  expect(applied()).toBe(4)
+  expect(told.at(-1)).toContain('4 peers kept though the store lacks them; ')
+  expect(details()).toMatch(/4 peers kept .*; leases compared \d+ s ago; 0 repairs since the start$/)
+  await until(() => logged(/W The store still lacks 4 leases; they are removed now/), 5_000)
+  await until(() => applied() === 0)
+  expect(holds()).toBe(1)
+})
+
+it('says once that peers cannot be set, goes on, and sets them all as soon as they can be', async () => {
+  start()
+  await ready()
+  dataPaths[0]!.refusal = new WeftError('COMMAND', '`ip -batch` failed')
+  const [one = '', two = ''] = ['10.5.0.64-26', '10.5.0.128-26', '10.5.0.192-26'].filter((key) => key !== own())
+  store.put(one, value('192.0.2.2'))
+  await until(() => logged(/^E Cannot set the peers of the data path: `ip -batch` failed; trying again$/))
+  store.put(two, value('192.0.2.3'))
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect(lines.filter((line) => line.includes('Cannot set the peers'))).toHaveLength(1)
+  dataPaths[0]!.refusal = undefined
+  await until(() => dataPaths[0]!.applied.at(-1)!.length === 2, 6_000)
+  expect(dataPaths[0]!.applied.at(-1)).toEqual([one, two].toSorted())
+  expect(dataPaths).toHaveLength(1)
+})

@@ -1,0 +1,227 @@
+// probe-schedule.test.ts - who is asked when, and what answers and losses make of a peer.
+
+import { expect, it } from 'vitest'
+import type { Address } from '../../../../src/net/address.ts'
+import { ASKED_A_SECOND, createProbes, type Probes } from '../../../../src/node/loops/probe-schedule.ts'
+
+const target = (number: number) => ({ key: `peer ${number}`, address: number })
+const targets = (count: number) => Array.from({ length: count }, (_, number) => target(number + 1))
+
+/** Lets the seconds pass; `answers` says whom it is answered by. Returns whom it asked, second by second. */
+function pass(probes: Probes, fromS: number, toS: number, answers: (address: Address) => boolean): Address[][] {
+  const asked: Address[][] = []
+  for (let second = fromS; second < toS; second++) {
+    const due = probes.due(second * 1000)
+    asked.push(due.map(({ address }) => address))
+    for (const { address, sequence } of due)
+      if (answers(address)) probes.answered(sequence, address, 1.5, second * 1000 + 10)
+  }
+  return asked
+}
+const all = (): boolean => true
+
+it('asks each peer soon, and then once in the interval, not all at once', () => {
+  let seed = 1
+  const probes = createProbes(10_000, () => (seed = (seed * 16807) % 2147483647) / 2147483647)
+  probes.keep(targets(100), 0)
+  const asked = pass(probes, 1, 101, all)
+  expect(asked.slice(0, 2).flat()).toHaveLength(100)
+  const counts = new Map<Address, number>()
+  for (const address of asked.slice(20).flat()) counts.set(address, (counts.get(address) ?? 0) + 1)
+  expect([...counts.values()].every((count) => count === 8)).toBe(true)
+  expect(Math.max(...asked.slice(20).map((each) => each.length))).toBeLessThan(30)
+  expect(probes.results().get('peer 7')).toEqual({
+    ...{ isAnswering: true, roundTripMs: 1.5, lossPercent: 0, at: expect.any(Number), unansweredSince: undefined },
+  })
+})
+
+it('asks so many a second and no more, each less often then', () => {
+  const probes = createProbes(10_000, Math.random)
+  probes.keep(targets(10_000), 0)
+  const asked = pass(probes, 1, 401, all)
+  expect(asked.every((each) => each.length <= ASKED_A_SECOND)).toBe(true)
+  expect(probes.intervalMs()).toBe(200_000)
+  expect(new Set(asked.slice(0, 201).flat()).size).toBe(10_000)
+  expect(probes.results().size).toBe(10_000)
+})
+
+it('does so of as many as come in one second', () => {
+  const probes = createProbes(10_000, () => 0.5)
+  probes.keep(targets(200_000), 0)
+  expect(pass(probes, 1, 3, all).map((each) => each.length)).toEqual([ASKED_A_SECOND, ASKED_A_SECOND])
+})
+
+it('finds a peer that is gone within 15 s, and one that is back at its next turn', () => {
+  const probes = createProbes(10_000, () => 0.5)
+  probes.keep([target(1)], 0)
+  pass(probes, 1, 40, all)
+  expect(probes.results().get('peer 1')!.isAnswering).toBe(true)
+  let second = 40
+  for (; probes.results().get('peer 1')!.isAnswering; second++) pass(probes, second, second + 1, () => false)
+  expect(second - 40).toBeLessThanOrEqual(14)
+  const asked = pass(probes, second, second + 60, () => false)
+  expect(asked.flat().length).toBeLessThanOrEqual(7) // and bothers it no more than before
+  expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: false, lossPercent: 80 })
+  pass(probes, second + 60, second + 71, all)
+  expect(probes.results().get('peer 1')!.isAnswering).toBe(true)
+})
+
+it('takes one lost packet for one, asks again at once, and takes an answer that is late', () => {
+  const probes = createProbes(10_000, () => 0)
+  probes.keep([target(1)], 0)
+  const [first] = probes.due(0)
+  probes.answered(first!.sequence, 1, 1, 5)
+  const [second] = probes.due(10_000)
+  const [third] = probes.due(11_000)
+  expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: true, lossPercent: 50 })
+  probes.answered(second!.sequence, 1, 1_200, 11_200)
+  probes.answered(third!.sequence, 1, 2, 11_300)
+  expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: true, lossPercent: 0, roundTripMs: 2 })
+})
+
+it('believes the peer that was asked and nobody else', () => {
+  const probes = createProbes(10_000, () => 0)
+  probes.keep([target(1), target(2)], 0)
+  const [first] = probes.due(0)
+  probes.answered(first!.sequence, 2, 1, 5)
+  probes.answered(first!.sequence + 7, 1, 1, 5)
+  expect(probes.results().size).toBe(0)
+})
+
+it('forgets who is a peer no more, and begins again with one that has another address', () => {
+  const probes = createProbes(10_000, () => 0)
+  probes.keep(targets(2), 0)
+  pass(probes, 0, 1, all)
+  const [old] = probes.due(10_000)
+  probes.keep([{ key: 'peer 1', address: 77 }], 10_000)
+  probes.answered(old!.sequence, old!.address, 1, 10_001)
+  probes.due(20_000)
+  expect(probes.results().size).toBe(0)
+})
+
+it('takes a request for lost after a second, not before', () => {
+  let random = 0
+  const probes = createProbes(10_000, () => random)
+  probes.keep([target(1)], 0)
+  random = 1
+  probes.due(0)
+  expect(probes.due(999)).toEqual([])
+  expect(probes.results().size).toBe(0)
+  expect(probes.due(1_000).map(({ address }) => address)).toEqual([1])
+  expect(probes.results().get('peer 1')).toEqual({
+    ...{ isAnswering: false, roundTripMs: undefined, lossPercent: 100, at: 1_000, unansweredSince: 0 },
+  })
+  // Two in a row are enough: from now on it is asked once in the interval.
+  expect(probes.due(2_000)).toEqual([])
+  expect(probes.due(10_999)).toEqual([])
+  const [third] = probes.due(11_000)
+  // The first of a row is told of, until there is an answer.
+  probes.due(12_000)
+  expect(probes.results().get('peer 1')).toMatchObject({ at: 12_000, unansweredSince: 0 })
+  probes.answered(third!.sequence, third!.address, 1_500, 12_500)
+  expect(probes.results().get('peer 1')!.unansweredSince).toBeUndefined()
+  probes.due(22_000)
+  probes.due(23_000)
+  expect(probes.results().get('peer 1')!.unansweredSince).toBe(22_000)
+})
+
+it('tells the loss of the last ten, and forgets what was before', () => {
+  const probes = createProbes(1_000, () => 0)
+  probes.keep([target(1)], 0)
+  const losses = (from: number, count: number, isAnswered: boolean): number => {
+    for (let second = from; second < from + count; second++)
+      for (const { sequence } of probes.due(second * 1_000))
+        if (isAnswered) probes.answered(sequence, 1, 3, second * 1_000)
+    return probes.results().get('peer 1')!.lossPercent
+  }
+  expect(losses(0, 9, true)).toBe(0)
+  expect(losses(9, 1, true)).toBe(0)
+  losses(10, 3, false)
+  expect(losses(13, 8, true)).toBe(20)
+  expect(losses(21, 2, true)).toBe(0)
+})
+
+it('says the interval that was asked for as long as fifty a second are enough', () => {
+  const probes = createProbes(10_000, () => 0)
+  expect(probes.intervalMs()).toBe(10_000)
+  probes.keep(targets(500), 0)
+  expect(probes.intervalMs()).toBe(10_000)
+  probes.keep(targets(501), 0)
+  expect(probes.intervalMs()).toBe(10_020)
+})
+
+it('begins within the first second, or within an interval that is shorter, and spreads from there', () => {
+  const first = (wantedMs: number): number => {
+    const probes = createProbes(wantedMs, () => 0.5)
+    probes.keep([target(1)], 1_000)
+    for (let now = 1_000; ; now += 10) if (probes.due(now).length > 0) return now
+  }
+  // A turn counts from the full second on.
+  expect([first(10_000), first(100)]).toEqual([2_000, 2_000])
+  const probes = createProbes(10_000, () => 0.5)
+  probes.keep([target(1)], 0)
+  const asked = pass(probes, 0, 30, all).flatMap((each, second) => (each.length > 0 ? [second] : []))
+  expect(asked).toEqual([1, 6, 16, 26])
+})
+
+it('has numbers of 16 bits, and asks who is a peer no more nothing', () => {
+  const probes = createProbes(10_000, () => 0.99999)
+  probes.keep(targets(3), 0)
+  probes.keep(targets(2), 500)
+  expect(probes.due(2_000).map(({ sequence, address }) => [sequence, address])).toEqual([
+    ...[
+      [65_535, 1],
+      [0, 2],
+    ],
+  ])
+})
+
+it('takes an answer for one request alone, however often it comes, and a late one for the newest time', () => {
+  const probes = createProbes(10_000, () => 0)
+  probes.keep([target(1)], 0)
+  const [first] = probes.due(0)
+  probes.answered(first!.sequence, 1, 4, 50)
+  probes.answered(first!.sequence, 1, 9, 60)
+  expect(probes.results().get('peer 1')).toMatchObject({ roundTripMs: 4, at: 50, lossPercent: 0 })
+})
+
+it('keeps what it knows of those that stay, and asks them no sooner', () => {
+  const probes = createProbes(10_000, () => 0)
+  probes.keep([target(1)], 0)
+  pass(probes, 0, 1, all)
+  pass(probes, 1, 2, all) // its place in the interval
+  const before = probes.results().get('peer 1')
+  expect(before).toBeDefined()
+  for (let second = 2; second < 9; second++) {
+    probes.keep([target(1), target(second)], second * 1_000)
+    expect(probes.results().get('peer 1')).toEqual(before)
+    expect(probes.due(second * 1_000).map(({ address }) => address)).not.toContain(1)
+  }
+})
+
+it('asks nobody who is taken away by itself, and counts it no more', () => {
+  const probes = createProbes(10_000, () => 0)
+  for (const { key, address } of targets(501)) probes.look(key, address, 0)
+  expect(probes.intervalMs()).toBe(10_020)
+  probes.look('peer 1', undefined, 0)
+  expect(probes.intervalMs()).toBe(10_000)
+  expect(probes.due(0).map(({ key }) => key)).not.toContain('peer 1')
+})
+
+it('asks those first whose second came first, also when it was not called for a while', () => {
+  const randoms = [0, 0.9, 0]
+  const probes = createProbes(10_000, () => randoms.shift() ?? 0.5)
+  probes.keep(targets(2), 1_500)
+  // The first is due at 2400, the second at 1500.
+  expect(probes.due(3_000).map(({ address }) => address)).toEqual([2, 1])
+})
+
+it('waits a second for an answer at any time of the day', () => {
+  const probes = createProbes(10_000, () => 0)
+  probes.keep([target(1)], 90_000)
+  expect(probes.due(90_000)).toHaveLength(1)
+  probes.due(90_999)
+  expect(probes.results().size).toBe(0)
+  probes.due(91_000)
+  expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: false, at: 91_000 })
+})

@@ -1,0 +1,213 @@
+// probes.test.ts - peers are asked by way of the data path there is, and the node tells which of them answer.
+
+import { expect, it, vi } from 'vitest'
+import type { OpenEcho } from '../../../../src/host/echo.ts'
+import { formatAddress } from '../../../../src/net/address.ts'
+import { parseIpv4 } from '../../../../src/net/ipv4.ts'
+import {
+  dataPaths,
+  inTurns,
+  installRig,
+  logged,
+  nodeStatus,
+  ofFamilies,
+  own,
+  ready,
+  start,
+  store,
+  value,
+} from '../../../support/node-rig.ts'
+
+// What asks how long a packet may be is another loop's, and its test's (path-search.test.ts).
+vi.mock('../../../../src/node/loops/path-search.ts', async () => {
+  const { forGood } = await import('../../../../src/node/loops/probes.ts')
+  return { searchPaths: ({ signal }: { readonly signal: AbortSignal }) => forGood(signal) }
+})
+
+installRig()
+
+const opened: { source: string; asked: string[]; closed: boolean }[] = []
+/** Every address but these answers. */
+let silent: string[] = []
+const openEcho: OpenEcho = (source, onAnswer) => {
+  const echo = { source: formatAddress(source), asked: [] as string[], closed: false }
+  opened.push(echo)
+  return {
+    send(to, sequence) {
+      const address = formatAddress(to)
+      echo.asked.push(address)
+      if (address === '10.5.0.192')
+        throw Object.assign(new Error('sendto: network is unreachable'), { code: 'ENETUNREACH' })
+      if (!silent.includes(address)) queueMicrotask(() => onAnswer(to, sequence, 3))
+    },
+    close: () => void (echo.closed = true),
+  }
+}
+
+it('tells stored, programmed and answering peers apart, and what is asked again when one falls silent', async () => {
+  opened.length = 0
+  silent = []
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start({ openEcho })
+  await ready()
+  const peer = async () => (await nodeStatus()).peers!
+  let now = await peer()
+  const look = (isSo: () => boolean): Promise<void> =>
+    inTurns(() => {
+      void peer().then((newest) => (now = newest))
+      return isSo()
+    })
+  await look(() => now.answering === 1)
+  expect(now).toMatchObject({ stored: 1, programmed: 1, probed: 1, probeSeconds: 10, whole: 1 })
+  expect(now.list[0]).toMatchObject({ state: 'answering', roundTripMs: 3, lossPercent: 0 })
+  expect(opened.map(({ source }) => source)).toEqual([own().split('-')[0]])
+  silent = ['10.5.0.64']
+  await look(() => now.answering === 0)
+  expect(now).toMatchObject({ programmed: 1, probed: 1, whole: 0 })
+  expect(now.list[0]!.state).toBe('programmed')
+})
+
+it('asks from the address that the node has, after it moved too', async () => {
+  opened.length = 0
+  start({ openEcho })
+  await ready()
+  await inTurns(() => opened.length === 1)
+  const before = own()
+  store.remove(before)
+  store.put(before, value('192.0.2.9'))
+  await inTurns(() => opened.length === 2)
+  expect(opened.map(({ source, closed }) => [source, closed])).toEqual([
+    [before.split('-')[0], true],
+    [own().split('-')[0], false],
+  ])
+})
+
+it('goes on when the kernel will not send, and tells that nothing came', async () => {
+  opened.length = 0
+  store.put('10.5.0.192-26', value('192.0.2.2'))
+  start({ openEcho })
+  await ready()
+  await inTurns(() => (opened[0]?.asked.length ?? 0) > 1)
+  expect((await nodeStatus()).peers!.list[0]!.state).toBe('programmed')
+})
+
+it('says once where it is not allowed, and is off', async () => {
+  let tries = 0
+  start({
+    openEcho: () => {
+      tries++
+      throw Object.assign(new Error('socket ICMP: Operation not permitted'), { code: 'EPERM' })
+    },
+  })
+  await ready()
+  await inTurns(() => logged(/I Peers are not asked whether they answer \(socket ICMP: Operation not permitted\)/))
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect([tries, (await nodeStatus()).peers!.answering]).toEqual([1, null])
+})
+
+it('waits for an address that is not there yet', async () => {
+  opened.length = 0
+  let tries = 0
+  start({
+    openEcho: (...args) => {
+      if (++tries < 3) throw Object.assign(new Error('bind ICMP'), { code: 'EADDRNOTAVAIL' })
+      return openEcho(...args)
+    },
+  })
+  await ready()
+  await inTurns(() => opened.length === 1)
+  expect([tries, dataPaths.length, parseIpv4(opened[0]!.source)]).toEqual([3, 1, expect.any(Number)])
+})
+
+it('asks whom a later change made a peer, and nobody that went', async () => {
+  opened.length = 0
+  silent = []
+  start({ openEcho })
+  await ready()
+  await inTurns(() => opened.length === 1)
+  const key = own() === '10.5.0.64-26' ? '10.5.0.128-26' : '10.5.0.64-26'
+  store.put(key, value('192.0.2.2'))
+  await inTurns(() => opened[0]!.asked.length > 0)
+  store.remove(key)
+  await inTurns(() => dataPaths[0]!.applied.at(-1)!.length === 0)
+  await vi.advanceTimersByTimeAsync(2_000)
+  const before = opened[0]!.asked.length
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect(opened[0]!.asked.length).toBe(before)
+  store.put(key, value('192.0.2.2'))
+  await inTurns(() => opened[0]!.asked.length > before)
+})
+
+const DUAL = '10.5.0.64-26&fd00:5:0:7::-64'
+const dualValue = JSON.stringify({ PublicIP: '192.0.2.2', PublicIPv6: '2001:db8::2' })
+
+it('asks a peer by both families, and tells of each; its own state is the worse', async () => {
+  opened.length = 0
+  silent = []
+  store.put(DUAL, dualValue)
+  start({ openEcho, ...ofFamilies('ipv4', 'ipv6') })
+  await ready()
+  let now = (await nodeStatus()).peers!
+  const look = (isSo: () => boolean): Promise<void> =>
+    inTurns(() => {
+      void nodeStatus().then(({ peers }) => (now = peers!))
+      return isSo()
+    })
+  await look(() => now.answering === 1)
+  const side = { state: 'answering', roundTripMs: 3, lossPercent: 0, probedSecondsAgo: expect.any(Number) }
+  expect(now.list[0]).toMatchObject({ ...side, families: { ipv4: side, ipv6: { ...side, way: 'kernel' } } })
+  const [subnet4 = '', subnet6 = ''] = own().split('&')
+  expect(opened.map(({ source }) => source)).toEqual([subnet4, subnet6].map((each) => each.split('-')[0]))
+  expect(opened.map(({ asked }) => [...new Set(asked)])).toEqual([['10.5.0.64'], ['fd00:5:0:7::']])
+  silent = ['fd00:5:0:7::']
+  await look(() => now.answering === 0)
+  expect(now).toMatchObject({ programmed: 1, probed: 1, whole: 0 })
+  expect(now.list[0]).toMatchObject({
+    ...{ state: 'programmed', endpoint: '[somewhere]:8285', way: 'kernel' },
+    families: { ipv4: side, ipv6: { state: 'programmed' } },
+  })
+  silent = ['10.5.0.64']
+  await look(() => now.list[0]!.way === 'tunnel' && now.list[0]!.families!.ipv6!.state === 'answering')
+  expect(now.list[0]!).toMatchObject({ state: 'programmed', families: { ipv4: { state: 'programmed' } } })
+})
+
+it('asks in a network of IPv6 alone', async () => {
+  opened.length = 0
+  silent = []
+  store.put('0.0.0.0-0&fd00:5:0:7::-64', JSON.stringify({ PublicIP: '0.0.0.0', PublicIPv6: '2001:db8::2' }))
+  start({ openEcho, ...ofFamilies('ipv6') })
+  await ready()
+  await inTurns(() => (opened[0]?.asked.length ?? 0) > 0)
+  const { list, answering } = (await nodeStatus()).peers!
+  expect([opened.length, answering, list[0]!.state]).toEqual([1, 1, 'answering'])
+  expect(list[0]!.families).toMatchObject({ ipv4: null, ipv6: { state: 'answering', roundTripMs: 3 } })
+})
+
+it.each([
+  ['IPv6 is forbidden', 'EPERM', 1],
+  ['IPv6 has no address yet', 'EADDRNOTAVAIL', 0],
+])('asks by IPv4 while %s', async (_what, code, lines) => {
+  opened.length = 0
+  silent = []
+  let tries = 0
+  store.put(DUAL, dualValue)
+  start({
+    ...ofFamilies('ipv4', 'ipv6'),
+    openEcho: (source, onAnswer) => {
+      if (typeof source === 'number') return openEcho(source, onAnswer)
+      tries++
+      throw Object.assign(new Error('socket ICMPv6'), { code })
+    },
+  })
+  await ready()
+  await inTurns(() => (opened[0]?.asked.length ?? 0) > 1 && tries > 0)
+  const { list, answering } = (await nodeStatus()).peers!
+  // One that was not asked is not said to be well, nor to be silent.
+  expect([answering, list[0]!.state, list[0]!.lossPercent]).toEqual([0, 'programmed', null])
+  expect(list[0]!.families).toMatchObject({ ipv4: { state: 'answering' }, ipv6: { state: 'programmed' } })
+  await vi.advanceTimersByTimeAsync(5_000)
+  expect([tries > 1, logged(/I Peers are not asked whether they answer \(socket ICMPv6\)/)]).toEqual([
+    lines === 0,
+    lines === 1,
+  ])
+})

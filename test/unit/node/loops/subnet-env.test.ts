@@ -1,0 +1,86 @@
+// subnet-env.test.ts - when subnet.env is written.
+
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { expect, it, vi } from 'vitest'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import {
+  backend,
+  installRig,
+  inTurns,
+  lines,
+  logged,
+  readiness,
+  ready,
+  start,
+  store,
+  subnetFile,
+  told,
+  until,
+} from '../../../support/node-rig.ts'
+
+installRig()
+
+it('goes on when subnet.env cannot be written, and says it is not ready', async () => {
+  mkdirSync(subnetFile())
+  start()
+  await until(() => logged(/^W Failed to write subnet file: .*--subnet-file/) && logged(/Running backend/))
+  expect([logged(/flannel is ready/), readiness()]).toEqual([false, false])
+  // As flanneld it has told its service manager READY=1 all the same.
+  await until(() => told.some((status) => status.includes(`: ${subnetFile()} is not written; `)))
+  // It is tried again every five seconds, and not spoken of each time.
+  for (let tries = 0; tries < 4; tries++) {
+    await vi.advanceTimersByTimeAsync(5_000)
+    for (let turns = 0; turns < 50; turns++) await new Promise((resolve) => setImmediate(resolve))
+  }
+  expect(lines.filter((line) => line.includes('Failed to write subnet file')).length).toBeLessThanOrEqual(2)
+  rmSync(subnetFile(), { recursive: true })
+  await inTurns(() => logged(/flannel is ready/))
+  expect(readiness()).toBe(true)
+  expect(logged(/Repaired/)).toBe(false)
+})
+
+it('writes subnet.env again when it was removed or changed, says so, and leaves it alone otherwise', async () => {
+  start()
+  await ready()
+  const text = readFileSync(subnetFile(), 'utf8')
+  const writes = (): number => lines.filter((line) => line.includes('Wrote subnet file')).length
+  await vi.advanceTimersByTimeAsync(30_000)
+  expect(writes()).toBe(1)
+  const spoils = [() => rmSync(subnetFile()), () => writeFileSync(subnetFile(), 'FLANNEL_MTU=1\n')]
+  for (const [index, spoil] of spoils.entries()) {
+    spoil()
+    await inTurns(() => writes() === index + 2)
+    expect(readFileSync(subnetFile(), 'utf8')).toBe(text)
+    expect(logged(new RegExp(`^W Repaired: .*was gone or changed \\(repair ${index + 1} `))).toBe(true)
+  }
+})
+
+it.each([
+  [
+    'both',
+    { ipv4: 1, ipv6: 1n },
+    '',
+    'FLANNEL_NETWORK=10.5.0.0/24\nFLANNEL_SUBNET=10.5.0.SUBNET/26\nFLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:LAST::1/64\n',
+  ],
+  [
+    'IPv6 alone',
+    { ipv6: 1n },
+    '"EnableIPv4":false,',
+    'FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:LAST::1/64\n',
+  ],
+  // Of the family by which it is not reached nothing is routed, though it has a subnet still.
+  ['IPv4 alone of both', { ipv4: 1 }, '', 'FLANNEL_NETWORK=10.5.0.0/24\nFLANNEL_SUBNET=10.5.0.129/26\n'],
+] as const)('has %s families of those that are enabled and leased', async (_what, publicIp, off, text) => {
+  const config = parseNetworkConfig(`{${off}"Network":"10.5.0.0/24","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}`)
+  const prepare = async () => ({ publicIp, backendType: '' })
+  // The backend of the rig has its own address in the subnet of IPv4.
+  const none = { address: 0, prefixLength: 32 }
+  const open: typeof backend.open = (lease, ...rest) =>
+    backend.open({ ...lease, subnet: { ...lease.subnet, ipv4: lease.subnet.ipv4 ?? none } }, ...rest)
+  if (!('ipv6' in publicIp)) store.put('10.5.0.128-26&fd00:5:0:7::-64', '{"PublicIP":"0.0.0.1"}')
+  start({ config, backend: { ...backend, prepare, open } })
+  await ready()
+  const known = text.replace(/10\.5\.0\.SUBNET/, '10.5.0.(65|129|193)').replace('LAST', '[0-9a-f]+')
+  expect(readFileSync(subnetFile(), 'utf8')).toMatch(new RegExp(`^${known}FLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n$`))
+  if ('ipv6' in publicIp) await until(() => store.claimed().includes('ipv4' in publicIp ? '0.0.0.1' : '::1'))
+})

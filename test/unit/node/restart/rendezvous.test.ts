@@ -1,0 +1,55 @@
+// rendezvous.test.ts - the lock of a subnet file, and what is removed of it.
+
+import { existsSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
+import { addon } from '../../../../src/host/addon.ts'
+import { handoverLock, rendezvousAt, type Rendezvous } from '../../../../src/node/restart/rendezvous.ts'
+
+let folder: string
+let rendezvous: Rendezvous
+const options = () => ({ 'subnet-file': join(folder, 'subnet.env') })
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'weft-rendezvous-'))
+  rendezvous = rendezvousAt(options(), (message) => expect.fail(message))
+})
+afterEach(() => {
+  vi.restoreAllMocks()
+  rmSync(folder, { recursive: true })
+})
+
+it('is for one at a time, and nothing of it stays once it is removed', async () => {
+  const lock = rendezvous.tryLock()!
+  rendezvous.listen().close()
+  expect(rendezvous.owner()).toBe(process.pid)
+  expect(rendezvous.tryLock()).toBeUndefined()
+  rendezvous.remove()
+  lock.close()
+  expect(readdirSync(folder)).toEqual([])
+  await rendezvous.untilFree()
+  expect(readdirSync(folder)).toEqual([])
+})
+
+it('is not had by a file that its owner has removed meanwhile', () => {
+  const { tryLockFile } = addon
+  const trying = vi.spyOn(addon, 'tryLockFile').mockImplementationOnce((fd) => {
+    rmSync(handoverLock(options()))
+    return tryLockFile(fd)
+  })
+  expect(rendezvous.tryLock()).toBeUndefined()
+  expect(trying).toHaveBeenCalledOnce()
+  const lock = rendezvous.tryLock()!
+  expect(existsSync(handoverLock(options()))).toBe(true)
+  lock.close()
+})
+
+it('names no process of another PID namespace, whose number is somebody else here', () => {
+  const lock = rendezvous.tryLock()!
+  expect(rendezvous.owner()).toBe(process.pid)
+  writeFileSync(handoverLock(options()), `${process.pid} pid:[1]\n`)
+  expect(rendezvous.owner()).toBeUndefined()
+  writeFileSync(handoverLock(options()), '7\n') // as an older version wrote it
+  expect(rendezvous.owner()).toBe(7)
+  lock.close()
+})

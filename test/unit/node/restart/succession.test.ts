@@ -1,0 +1,205 @@
+// succession.test.ts - what is gone on with, of a daemon that runs or of a service manager's keeping, what is closed, and who is refused.
+
+import { closeSync, fstatSync, openSync } from 'node:fs'
+import { describe, expect, it } from 'vitest'
+import type { OpenPath } from '../../../../src/path/engine/engine.ts'
+import type { Connection, Parcel } from '../../../../src/host/unix-socket.ts'
+import { createKept, type Kept } from '../../../../src/node/restart/kept.ts'
+import { fdsOf, packPath } from '../../../../src/node/restart/open-path.ts'
+import type { Rendezvous } from '../../../../src/node/restart/rendezvous.ts'
+import { enterSuccession, type WantedPath } from '../../../../src/node/restart/succession.ts'
+
+const open = (): number => openSync('/dev/null', 'r')
+function isOpen(fd: number): boolean {
+  try {
+    fstatSync(fd)
+    return true
+  } catch {
+    return false
+  }
+}
+
+const wanted: WantedPath = {
+  tunName: 'flannel%d',
+  bindAddress: '192.0.2.1',
+  port: 8285,
+  workers: 2,
+  without: ['udp-gso'],
+}
+const path = (): OpenPath => ({
+  ...{ tunName: 'flannel0', bindAddress: '192.0.2.1', port: 8285, features: ['tun-csum'], without: ['udp-gso'] },
+  loops: [
+    { tun: open(), socket: open(), sender: open() },
+    { tun: open(), socket: open() },
+  ],
+})
+
+/** A predecessor that answers so, what it was asked, and the descriptors that it sent. */
+function running(answers: Readonly<Record<string, object>>, has?: OpenPath) {
+  const asked: string[] = []
+  const sent: number[] = []
+  const waiting: Parcel[] = []
+  let wake = (): void => {}
+  const end = { isClosed: false }
+  const connection: Connection = {
+    peerPid: 42,
+    send(text) {
+      const { want } = JSON.parse(text) as { want: string }
+      if (want !== 'still') asked.push(want)
+      const answer = answers[want]
+      if (!answer) return
+      const { description, fds } = has && want === 'path' ? packPath(has) : { description: undefined, fds: [] }
+      const hasLock = 'lock' in answer
+      const all = [...(hasLock ? [open()] : []), ...fds]
+      sent.push(...all)
+      waiting.push({ text: JSON.stringify({ weft: 2, ...answer, path: description }), fds: all })
+      wake()
+    },
+    async receive() {
+      while (waiting.length === 0 && !end.isClosed) await new Promise<void>((resolve) => (wake = resolve))
+      return waiting.shift()
+    },
+    close() {
+      end.isClosed = true
+      wake()
+    },
+  }
+  return { connection, asked, sent, end: () => connection.close() }
+}
+
+const ABOUT = { version: '9', store: 'etcd /x', healthPort: 0 }
+const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+
+/** A successor of that one; without one, a daemon that is alone, which goes on with what is kept. */
+async function enter(
+  predecessor?: ReturnType<typeof running>,
+  kept: Kept = createKept([], undefined),
+  check = () => {},
+) {
+  const stopping = new AbortController()
+  const signed: number[] = []
+  const lockOf = (fd: number) => ({ fd, sign: () => void signed.push(fd), close: () => closeSync(fd) })
+  const rendezvous: Rendezvous = {
+    path: 'here',
+    tryLock: () => (predecessor ? undefined : lockOf(open())),
+    untilFree: async () => {},
+    receivedLock: lockOf,
+    owner: () => 42,
+    remove: () => {},
+    connect: () => predecessor?.connection,
+    listen: () => ({ accept: () => new Promise(() => {}), close: () => {} }),
+    kill: () => false,
+  }
+  const estate = {
+    about: () => ABOUT,
+    refusal: () => undefined,
+    attend: () => {},
+    write: async () => {},
+    lend: async () => undefined,
+    release: async () => {},
+    takeBack: async () => {},
+  }
+  const parts = {
+    rendezvous,
+    estate,
+    kept: async () => kept,
+    resume: async () => 'nothing' as const,
+    check,
+    log,
+    stopping,
+  }
+  return { ...(await enterSuccession<object>(parts)), stopping }
+}
+
+describe('what fits', () => {
+  it('is taken from the one that runs, with the lock, which is ended when this one is the node', async () => {
+    const has = path()
+    const before = running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, has)
+    const succession = await enter(before)
+    await succession.opening()
+    const taken = await succession.take(wanted)
+    expect(taken && fdsOf(taken)).toEqual(fdsOf(has))
+    expect(before.asked).toEqual(['meet', 'meet', 'path'])
+    succession.settle()
+    await succession.free
+    expect(before.asked.at(-1)).toBe('end')
+    expect(fdsOf(has).every(isOpen)).toBe(true)
+    succession.close(false)
+    expect(isOpen(before.sent[0]!)).toBe(false)
+  })
+
+  it('is taken from what is kept, once', async () => {
+    const { description, fds } = packPath(path())
+    const succession = await enter(undefined, createKept(fds, { tunName: 'flannel0', path: description }))
+    const taken = await succession.take(wanted)
+    expect(taken && fdsOf(taken)).toEqual(fds)
+    expect(await succession.take(wanted)).toBeUndefined()
+    succession.close(false)
+    expect(fds.every(isOpen)).toBe(true)
+    fds.forEach(closeSync)
+  })
+})
+
+describe('what does not fit', () => {
+  it.each<[string, Partial<WantedPath>]>([
+    ['another device', { tunName: 'flannel.1' }],
+    ['a device of another kind', { tunName: 'flannel.%d' }],
+    ['another address', { bindAddress: '192.0.2.2' }],
+    ['another port', { port: 9000 }],
+    ['other lanes', { workers: 8 }],
+    ['other features', { without: [] }],
+  ])('%s: it is closed at both ends before anything is opened', async (_what, other) => {
+    const before = running({ meet: ABOUT, path: { lock: 1 }, release: { released: true, lock: 1 } }, path())
+    const succession = await enter(before)
+    await succession.opening()
+    expect(await succession.take({ ...wanted, ...other })).toBeUndefined()
+    expect(before.asked).toEqual(['meet', 'meet', 'path', 'release'])
+    const lock = before.sent.at(-1)!
+    // A number that was closed is given out again.
+    expect([...new Set(before.sent.filter(isOpen))]).toEqual([lock])
+    succession.close(false)
+    expect(isOpen(lock)).toBe(false)
+  })
+
+  it('is closed when it was kept without a description', async () => {
+    const fds = fdsOf(path())
+    const succession = await enter(undefined, createKept(fds, undefined))
+    expect(await succession.take(wanted)).toBeUndefined()
+    expect(fds.some(isOpen)).toBe(false)
+    succession.close(false)
+  })
+
+  it('is closed when another one runs, which is younger', async () => {
+    const fds = fdsOf(path())
+    const succession = await enter(running({ meet: ABOUT }), createKept(fds, undefined))
+    expect(fds.some(isOpen)).toBe(false)
+    succession.close(false)
+  })
+})
+
+describe('a daemon that runs', () => {
+  it('is told of as it says', async () => {
+    const succession = await enter(running({ meet: ABOUT }))
+    expect(await succession.predecessor()).toEqual({ ...ABOUT, lease: undefined, pid: 42 })
+    succession.close(false)
+  })
+
+  it.each([
+    [{ refused: 'no' }, 'does not let this one take over: no', 'see its log, or stop it first'],
+    [{ refused: 'weft 9 does not hand over to that version', version: '9' }, 'does not hand over', 'stop weft 9 first'],
+  ])('that refuses is an error: %j', async (answer, message, remedy) => {
+    await expect(enter(running({ meet: answer }))).rejects.toMatchObject({
+      message: expect.stringContaining(message) as string,
+      remedy,
+    })
+  })
+
+  it('of another network is left alone', async () => {
+    const before = running({ meet: ABOUT })
+    const check = (): void => {
+      throw new Error('another network')
+    }
+    await expect(enter(before, undefined, check)).rejects.toThrow('another network')
+    expect(before.asked).toEqual(['meet'])
+  })
+})

@@ -1,0 +1,191 @@
+// start.test.ts - the wait for the external interface, in virtual time, and what is warned of, on a host that answers from tables.
+
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import { parseFlags } from '../../../src/base/go-flags.ts'
+import type { SubnetManager } from '../../../src/control/lease/subnet-manager.ts'
+import { createBell } from '../../../src/host/bell.ts'
+import type { Family } from '../../../src/net/address.ts'
+import { parseIpv4 } from '../../../src/net/ipv4.ts'
+import { checkOptions, FLAGS } from '../../../src/options.ts'
+import { refuseToMove, waitForInterface, waitForNetwork, warnOfForwarding } from '../../../src/node/start.ts'
+
+const host = vi.hoisted(() => ({ hasRoute: false, looks: 0, routes6: [] as object[] }))
+vi.mock('../../../src/host/command.ts', () => ({
+  run: async (_file: string, args: readonly string[]): Promise<string> => {
+    if (args.includes('-6')) return JSON.stringify(host.routes6)
+    if (args.includes('route')) return JSON.stringify(host.hasRoute ? [{ dst: 'default', dev: 'eth0' }] : [])
+    host.looks++
+    const address = { family: 'inet', local: '192.0.2.7', prefixlen: 24, scope: 'global' }
+    return JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: [address] }])
+  },
+}))
+
+let warnings: string[] = []
+const log = {
+  info: () => {},
+  warn: (message: string) => void warnings.push(message),
+  error: () => {},
+  v: () => false,
+}
+const { signal } = new AbortController()
+function wait(
+  changed = createBell(),
+  args: readonly string[] = [],
+  families: readonly Family[] = ['ipv4'],
+): { readonly found: () => string | undefined } {
+  const { options } = parseFlags(FLAGS, args)
+  checkOptions(options)
+  let found: string | undefined
+  waitForInterface(options, families, changed, log, signal).then(
+    ({ name }) => (found = name),
+    (error: Error) => (found = error.message),
+  )
+  return { found: () => found }
+}
+
+beforeEach(() => {
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance'] })
+  host.hasRoute = false
+  host.looks = 0
+  host.routes6 = []
+  warnings = []
+})
+afterEach(() => vi.useRealTimers())
+
+describe('the external interface', () => {
+  it('is found within a quarter of a second when the host reports a change, which is looked at once for many', async () => {
+    const changed = createBell()
+    const { found } = wait(changed)
+    await vi.advanceTimersByTimeAsync(1_000)
+    expect([host.looks, found()]).toEqual([1, undefined])
+    for (let times = 0; times < 10; times++) changed.ring()
+    await vi.advanceTimersByTimeAsync(250)
+    expect([host.looks, found()]).toEqual([2, undefined])
+    host.hasRoute = true
+    changed.ring()
+    await vi.advanceTimersByTimeAsync(250)
+    expect(found()).toBe('eth0')
+  })
+
+  it('is looked for every five seconds though the host reports nothing', async () => {
+    const { found } = wait()
+    host.hasRoute = false
+    await vi.advanceTimersByTimeAsync(1_000)
+    host.hasRoute = true
+    await vi.advanceTimersByTimeAsync(4_500)
+    expect([host.looks, found()]).toEqual([2, 'eth0'])
+  })
+
+  it('is given up after --iface-wait', async () => {
+    const { found } = wait(createBell(), ['--iface-wait=7'])
+    await vi.advanceTimersByTimeAsync(6_900)
+    expect(found()).toBeUndefined()
+    await vi.advanceTimersByTimeAsync(400)
+    expect(found()).toMatch(/unable to find default route/)
+  })
+
+  it('is one that has an address of each family of the network', async () => {
+    host.hasRoute = true
+    host.routes6 = [{ dst: 'default', dev: 'eth0' }]
+    const { found } = wait(createBell(), ['--iface-wait=0'], ['ipv4', 'ipv6'])
+    await vi.waitFor(() => expect(found()).toMatch(/: failed to find IPv6 address for interface eth0$/))
+  })
+
+  it.each<[families: readonly Family[], passedOver: string]>([
+    [['ipv4'], 'fd00::1'],
+    [['ipv6'], '192.0.2.7'],
+  ])('of a network of %j goes without the public address %s, which is said once', async (families, passedOver) => {
+    const changed = createBell()
+    wait(changed, ['--public-ip=192.0.2.7', '--public-ipv6=fd00::1'], families)
+    await vi.advanceTimersByTimeAsync(1_000)
+    changed.ring()
+    await vi.advanceTimersByTimeAsync(1_000)
+    expect(warnings.filter((line) => line.includes('passed over'))).toEqual([
+      `The public address ${passedOver} is passed over: it is of a family that the network does not have`,
+    ])
+  })
+})
+
+describe('what keeps the host from forwarding', () => {
+  const IPV4 = 'net.ipv4.ip_forward is 0'
+  const IPV6 = 'net.ipv6.conf.all.forwarding is 0'
+  const RA = 'loses the route unless net.ipv6.conf.eth0/7.accept_ra is 2'
+  /** By the settings: those of all interfaces, then the uplink's. */
+  const settings = (ipv4: string, all: string, uplink: string, accepts: string): Record<string, string> => ({
+    'net/ipv4/ip_forward': ipv4,
+    'net/ipv6/conf/all/forwarding': all,
+    'net/ipv6/conf/eth0.7/forwarding': uplink,
+    'net/ipv6/conf/eth0.7/accept_ra': accepts,
+  })
+  const byRouter = [{ dst: 'default', dev: 'eth0.7', protocol: 'ra', metric: 1024 }]
+  const byHand = [{ dst: 'default', dev: 'eth0.7', protocol: 'static', metric: 1024 }]
+  const four: readonly Family[] = ['ipv4']
+  const six: readonly Family[] = ['ipv6']
+  const dual: readonly Family[] = ['ipv4', 'ipv6']
+
+  it.each<[what: string, families: readonly Family[], found: Record<string, string>, routes: object[], said: string[]]>(
+    [
+      ['nothing of IPv6 without it', four, settings('0', '0', '0', '1'), byRouter, [IPV4]],
+      ['nothing of IPv4 without it', six, settings('0', '0', '0', '1'), [], [IPV6]],
+      ['both', dual, settings('0', '0', '0', '1'), byHand, [IPV4, IPV6]],
+      ['nothing where both are forwarded', dual, settings('1', '1', '1', '1'), byHand, []],
+      ['nothing where nothing can be read', dual, {}, byRouter, []],
+      ['a route that forwarding costs', six, settings('1', '1', '1', '1'), byRouter, [RA]],
+      ['a route that forwarding will cost', six, settings('1', '0', '0', '1'), byRouter, [IPV6, RA]],
+      ['nothing where routers are heard all the same', six, settings('1', '1', '1', '2'), byRouter, []],
+      ['nothing where another program hears them', six, settings('1', '1', '1', '0'), byRouter, []],
+      ['nothing where the uplink does not forward', six, settings('1', '1', '0', '1'), byRouter, []],
+      [
+        'nothing where a better route stays',
+        six,
+        settings('1', '1', '1', '1'),
+        [...byRouter, { ...byHand[0], metric: 5 }],
+        [],
+      ],
+    ],
+  )('is %s', async (_what, families, found, routes, said) => {
+    host.routes6 = routes
+    await warnOfForwarding(families, log, async (name) => found[name])
+    expect(warnings).toEqual(said.map((words) => expect.stringContaining(words)))
+  })
+})
+
+it.each([
+  ['192.0.2.1', { ipv4: parseIpv4('192.0.2.1')! }, true],
+  ['192.0.2.1', { ipv4: parseIpv4('192.0.2.1')!, ipv6: 1n << 64n }, true],
+  ['0:0:0:1::', { ipv4: parseIpv4('192.0.2.1')!, ipv6: 1n << 64n }, true],
+  ['192.0.2.1', { ipv6: 1n << 64n }, false],
+  ['192.0.2.2', { ipv4: parseIpv4('192.0.2.1')!, ipv6: 1n << 64n }, false],
+])('knows the node of a daemon with a lease for %s: case %#', (publicIp, own, isSame) => {
+  const refuse = (): void => refuseToMove({ publicIp: own, backendType: '' }, { key: 'k', publicIp })
+  if (isSame) refuse()
+  else expect(refuse).toThrow(/the node would move to another subnet/)
+  refuseToMove({ publicIp: own, backendType: '' }, undefined)
+})
+
+describe('the network configuration', () => {
+  it('is taken with keys that nothing reads, which are named once', async () => {
+    host.hasRoute = true
+    const texts = [
+      '{"Netwrok":"10.5.0.0/16"}',
+      '{"Netwrok":"10.5.0.0/16"}',
+      '{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Prot":1}}',
+    ]
+    const manager = {
+      name: 'etcd',
+      givesSubnets: false,
+      config: async () => (texts.length > 1 ? texts.shift()! : texts[0]!),
+    } as unknown as SubnetManager
+    const { options } = parseFlags(FLAGS, [])
+    const found = waitForNetwork({
+      ...{ options, manager, log, signal, hostChanged: createBell(), follow: () => {}, tell: () => {} },
+      leaseNow: async () => undefined,
+    })
+    await vi.advanceTimersByTimeAsync(5_000)
+    expect((await found).config.backendType).toBe('udp')
+    expect(warnings.filter((line) => line.startsWith('Without effect'))).toEqual([
+      'Without effect: the network configuration has "Netwrok", which nothing reads; did you mean Network?',
+      'Without effect: Backend has "Prot", which udp does not read; did you mean Port?',
+    ])
+  })
+})

@@ -1,0 +1,45 @@
+// route-sync.test.ts - which routes of a backend's own device go with their peer, and which were never a peer's.
+
+import { expect, it } from 'vitest'
+import { createDirectHops } from '../../../../src/path/ways/direct-way.ts'
+import { createRouteSync } from '../../../../src/path/device/route-sync.ts'
+import { WeftError } from '../../../../src/base/errors.ts'
+import type { Run } from '../../../../src/host/command.ts'
+import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
+import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
+
+it("takes away what an earlier process routed to peers by its own device, and leaves the device's own routes", async () => {
+  const batches: string[] = []
+  const routes = [
+    { dst: '10.5.2.0/24', gateway: '10.5.2.0', dev: 'flannel.1', flags: ['onlink'] },
+    { dst: '10.5.7.0/24', dev: 'flannel.1', scope: 'link' },
+    { dst: '10.5.8.0/24', gateway: '192.0.2.8', dev: 'eth0' },
+  ]
+  const run: Run = async (_file, args, options) => {
+    if (options?.input !== undefined) batches.push(options.input)
+    return args.includes('-j') ? JSON.stringify(routes) : ''
+  }
+  const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+  const sync = createRouteSync({ network: parseIpv4Net('10.5.0.0/16')!, ownDevice: 'flannel.1', run, log })
+  await sync.apply(new Map())
+  expect(batches.join('').match(/route del \S+/g)).toEqual(['route del 10.5.2.0/24'])
+})
+
+it('takes a peer that `ip` said nothing of for one without a way only where `ip` came to its end', async () => {
+  const [near, far] = ['10.5.2.0/24', '10.5.3.0/24'].map((subnet, at): Ipv4Lease => {
+    const attrs = { publicIp: { ipv4: 0xc0000202 + at }, backendType: '' }
+    return { key: subnet, subnet: { ipv4: parseIpv4Net(subnet)! }, attrs }
+  })
+  const stdout = '[{"dst":"192.0.2.2","dev":"eth0"}]\n'
+  const after =
+    (code: number | null): Run =>
+    () =>
+      Promise.reject(
+        new WeftError('COMMAND', 'failed', { cause: Object.assign(new Error('failed'), { code, stdout }) }),
+      )
+  const peers = new Map([near!, far!].map((peer) => [peer.key, peer]))
+  const direct = createDirectHops(after(1), 'ipv4')
+  await direct.look(peers)
+  expect(direct.hops()).toEqual(new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: 'eth0' }]]))
+  await expect(createDirectHops(after(null), 'ipv4').look(peers)).rejects.toMatchObject({ code: 'COMMAND' })
+})

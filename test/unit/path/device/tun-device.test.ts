@@ -1,0 +1,103 @@
+// tun-device.test.ts - what is mended of a TUN device and its route, and what is only named, on a host of tables.
+
+import { expect, it } from 'vitest'
+import { adoptTun, createTunDevice, type TunDevice } from '../../../../src/path/device/tun-device.ts'
+import type { Run } from '../../../../src/host/command.ts'
+import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { host, installHost, log, run } from '../../../support/fake-host.ts'
+
+installHost()
+
+async function configured(): Promise<TunDevice> {
+  host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
+  const [network, subnet] = [parseIpv4Net('10.5.0.0/16')!, parseIpv4Net('10.5.72.0/24')!]
+  const device = createTunDevice({ name: 'flannel0', network, subnet, mtu: 1472, run, log })
+  await device.configure()
+  return device
+}
+
+it('says and does nothing when nothing changed', async () => {
+  const device = await configured()
+  host.commands = []
+  expect(await device.resync()).toEqual([])
+  expect(host.commands).toEqual([])
+})
+
+it.each([
+  ['the device down', () => (host.link!.flags = []), 'flannel0 was down'],
+  ['another MTU', () => (host.link!.mtu = 1500), 'flannel0 had MTU 1500'],
+  ['no address', () => (host.link!.addr_info = []), 'flannel0 had lost its address'],
+  ['no route', () => (host.routes = []), 'the route to 10.5.0.0/16 was gone'],
+  [
+    'a blackhole',
+    () => (host.routes = [{ type: 'blackhole' }]),
+    '10.5.0.0/16 was routed to nowhere (a blackhole or the like)',
+  ],
+  ['a foreign route', () => (host.routes = [{ dev: 'eth0' }]), '10.5.0.0/16 was routed to eth0'],
+  [
+    'only a foreign route of a higher metric',
+    () => (host.routes = [{ dev: 'eth0', metric: 9 }]),
+    'the route to 10.5.0.0/16 was gone',
+  ],
+])('mends %s', async (_title, spoil, said) => {
+  const device = await configured()
+  spoil()
+  expect(await device.resync()).toEqual([said])
+  expect(await device.resync()).toEqual([])
+})
+
+it('names routes to parts of the network that hide its own, once, leaves them alone, and says when they are gone', async () => {
+  const device = await configured()
+  host.commands = []
+  host.lines = []
+  const ours = { dev: 'flannel0' }
+  const containers = [
+    { dst: '10.5.72.0/24', dev: 'cni0' },
+    { dst: '10.5.72.9', dev: 'veth1' },
+    { dst: '10.5.72.0/24', type: 'blackhole', metric: 4294967295 },
+    { dst: '10.5.9.0/24', dev: 'flannel0' },
+  ]
+  host.routes = [ours, ...containers, { dst: '10.5.64.0/20', dev: 'eth0' }, { dst: '10.5.1.7', type: 'unreachable' }]
+  expect([await device.resync(), await device.resync()]).toEqual([[], []])
+  expect(host.lines).toEqual([
+    'Packets bypass the tunnel by routes that others made: 10.5.64.0/20 to eth0, ' +
+      '10.5.1.7/32 to nowhere (a blackhole or the like); remove them unless that is wanted',
+  ])
+  host.routes = [ours, ...Array.from({ length: 7 }, (_, third) => ({ dst: `10.5.${third}.0/24`, dev: 'eth0' }))]
+  await device.resync()
+  expect(host.lines.slice(1)).toEqual([
+    'Packets bypass the tunnel by routes that others made: 10.5.0.0/24 to eth0, 10.5.1.0/24 to eth0, ' +
+      '10.5.2.0/24 to eth0, 10.5.3.0/24 to eth0, 10.5.4.0/24 to eth0, ... (7); remove them unless that is wanted',
+    'Routes that bypassed the tunnel are gone: 10.5.64.0/20 to eth0, 10.5.1.7/32 to nowhere (a blackhole or the like)',
+  ])
+  expect(host.commands).toEqual([])
+})
+
+it('leaves a device that is gone alone', async () => {
+  const device = await configured()
+  host.link = undefined
+  host.commands = []
+  expect(await device.resync()).toEqual([])
+  expect(host.commands).toEqual([])
+})
+
+it.each([true, false])(
+  'goes on with an idle TUN of its own kind, of many queues: %s, and removes one of the other',
+  async (many) => {
+    const commands: string[] = []
+    const linkinfo = { info_kind: 'tun', info_data: { type: 'tun', multi_queue: many } }
+    const link = { ifname: 'flannel0', ifindex: 9, mtu: 1472, flags: [], linkinfo, addr_info: [] }
+    const tables: Run = async (_file, args) => {
+      if (args.includes('-j')) return args.includes('route') ? '[]' : JSON.stringify([link])
+      commands.push(args.join(' '))
+      return ''
+    }
+    const [network, subnet] = [parseIpv4Net('10.5.0.0/16')!, parseIpv4Net('10.5.72.0/24')!]
+    const adopt = (isMultiQueue: boolean) =>
+      adoptTun(tables, { name: 'flannel0', last: undefined, network, subnet, isMultiQueue })
+    expect(await adopt(many)).toBe('flannel0')
+    expect(commands).toEqual([])
+    expect(await adopt(!many)).toBeUndefined()
+    expect(commands).toEqual(['link del dev flannel0'])
+  },
+)

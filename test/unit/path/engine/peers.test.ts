@@ -1,0 +1,88 @@
+// peers.test.ts - records of peers, field by field where C++ reads them.
+
+import { endianness } from 'node:os'
+import fc from 'fast-check'
+import { expect, it } from 'vitest'
+import {
+  createPeerTable,
+  decodePeers,
+  encodePeers,
+  PEER_RECORD_BYTES,
+  type Peer,
+} from '../../../../src/path/engine/peers.ts'
+import { formatNet, netContains, parseAddress, parseNet, type Net } from '../../../../src/net/address.ts'
+import { ipv4Net, parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { ipv6Net } from '../../../../src/net/ipv6.ts'
+
+const peer = { subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('192.0.2.2')!, port: 8285 } satisfies Peer
+const six = { subnet: parseNet('fd00:5:2:8000::/49')!, endpoint: parseAddress('2001:db8::2')!, port: 8285 }
+
+it.each<[string, Partial<Peer>]>([
+  ['nothing else', {}],
+  ['a limit', { limit: 1_252 }],
+  ['a slot', { slot: 0x01020304 }],
+  ['both', { limit: 65_535, slot: 1 }],
+  ['a change that takes it away', { isGone: true }],
+])('a record with %s says the same when it is read back, and no more', (_, more) => {
+  for (const each of [peer, six, { ...peer, endpoint: six.endpoint }, { ...six, endpoint: peer.endpoint }]) {
+    const peers = [peer, { ...each, ...more }, six]
+    expect(decodePeers(encodePeers(peers))).toStrictEqual(peers)
+  }
+})
+
+it('has each field where C++ reads it', () => {
+  const bytes = Buffer.from(encodePeers([{ ...peer, limit: 0x0102, slot: 0x01020304, encap: Uint8Array.of(7, 8, 9) }]))
+  expect(bytes).toHaveLength(PEER_RECORD_BYTES)
+  expect(bytes.toString('hex', 0, 12)).toBe('04180400205d01020a050200')
+  expect(bytes.toString('hex', 24, 28)).toBe('c0000202')
+  expect(bytes.toString('hex', 40, 44)).toBe('07080900')
+  const both = Buffer.from(encodePeers([six]))
+  expect(both.toString('hex', 0, 8)).toBe('06310600205d0000')
+  expect(both.toString('hex', 8, 40)).toBe('fd00000500028000000000000000000020010db8000000000000000000000002')
+  // In the order of this host.
+  expect(bytes.toString('hex', 56, 60)).toBe(endianness() === 'LE' ? '04030201' : '01020304')
+})
+
+it('is a whole number of records', () => {
+  expect(decodePeers(new Uint8Array(0))).toEqual([])
+  for (const size of [1, PEER_RECORD_BYTES - 1, PEER_RECORD_BYTES + 1])
+    expect(() => decodePeers(new Uint8Array(size))).toThrow('not a whole number of records')
+})
+
+it('of whatever was put and taken away has the peers that a list of all has', () => {
+  // Few addresses and lengths, so that peers take the place of others, stand within others, and share hosts.
+  const subnet = fc
+    .tuple(fc.integer({ min: 0, max: 7 }), fc.constantFrom(30, 31, 32), fc.boolean())
+    .map(([low, bits, v6]): Net =>
+      v6 ? ipv6Net(0x0a05_0000n + BigInt(low), 96 + bits) : ipv4Net(0x0a05_0000 + low, bits),
+    )
+  const change = fc.record({ subnet, endpoint: fc.constantFrom(1, 2, 3n), isGone: fc.boolean() })
+  const made = ({ isGone, ...rest }: { isGone: boolean } & Pick<Peer, 'subnet' | 'endpoint'>): Peer =>
+    isGone ? { ...rest, port: 8285, isGone } : { ...rest, port: 8285 }
+  fc.assert(
+    fc.property(fc.array(change), fc.array(fc.array(change, { maxLength: 4 })), (first, rounds) => {
+      const table = createPeerTable(first.map(made))
+      const all = new Map<string, Peer>()
+      const put = (peers: readonly Peer[]): void => {
+        for (const each of peers) {
+          const key = formatNet(each.subnet)
+          if (each.isGone) all.delete(key)
+          else all.set(key, each)
+        }
+        for (let at = 0; at < 16; at++) {
+          const address = at < 8 ? 0x0a05_0000 + at : 0x0a05_0000n + BigInt(at - 8)
+          const those = [...all.values()].filter((each) => netContains(each.subnet, address))
+          const [longest] = those.toSorted((a, b) => b.subnet.prefixLength - a.subnet.prefixLength)
+          expect(table.find(address)).toEqual(longest)
+        }
+        const hosts = new Set([...all.values()].map(({ endpoint }) => endpoint))
+        for (const host of [1, 2, 3, 2n, 3n, 4n]) expect(table.hasEndpointAt(host)).toBe(hosts.has(host))
+      }
+      put(first.map(made))
+      for (const round of rounds) {
+        table.change(round.map(made))
+        put(round.map(made))
+      }
+    }),
+  )
+})

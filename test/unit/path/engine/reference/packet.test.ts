@@ -1,0 +1,478 @@
+// packet.test.ts - the dgram engine's packet functions: TTL, checksum, ICMP; peer records.
+
+import fc from 'fast-check'
+import { describe, expect, it } from 'vitest'
+import {
+  clampMss,
+  decrementTtl,
+  fragmentationNeeded,
+  fragmentsOf,
+  icmpError,
+  icmpLimit,
+  internetChecksum,
+  ipv4PacketBytes,
+  isEchoRequestFrom,
+  isForLink,
+  isIpv6Packet,
+  isNestedTwice,
+  isTcpSyn,
+  mayFragment,
+  NET_UNREACHABLE,
+  reasonMalformed,
+  TIME_EXCEEDED,
+} from '../../../../../src/path/engine/reference/packet.ts'
+import { decodePeers, encodePeers } from '../../../../../src/path/engine/peers.ts'
+import { ipv4Net, parseIpv4 } from '../../../../../src/net/ipv4.ts'
+import { ipv4Packet, udpDatagram } from '../../../../support/packets.ts'
+
+describe('what a TCP connection begins with', () => {
+  const [source, destination] = [0x0a050102, 0x0a050203]
+  function segment(options: readonly number[], flags: number): Buffer {
+    const tcp = Buffer.alloc(20 + Math.ceil(options.length / 4) * 4)
+    tcp.writeUInt8((tcp.length / 4) << 4, 12)
+    tcp.writeUInt8(flags, 13)
+    Buffer.from(options).copy(tcp, 20)
+    tcp.writeUInt16BE(checksumOf(tcp), 16)
+    return ipv4Packet({ source, destination, protocol: 6, payload: tcp })
+  }
+  /** The sum of a segment with its pseudo-header; 0 when it is right. */
+  function checksumOf(tcp: Buffer): number {
+    const pseudo = Buffer.alloc(12)
+    pseudo.writeUInt32BE(source, 0)
+    pseudo.writeUInt32BE(destination, 4)
+    pseudo.writeUInt8(6, 9)
+    pseudo.writeUInt16BE(tcp.length, 10)
+    return internetChecksum(Buffer.concat([pseudo, tcp]))
+  }
+  const SYN = 2
+
+  it('is lowered to what fits, wherever it stands, and the checksum is right', () => {
+    const others = fc.constantFrom([1], [1, 1], [3, 3, 7], [4, 2], [8, 10, 0, 1, 2, 3, 4, 5, 6, 7])
+    fc.assert(
+      fc.property(fc.array(others, { maxLength: 3 }), fc.integer({ min: 0, max: 65_535 }), (before, mss) => {
+        const options = [...before.flat(), 2, 4, mss >> 8, mss & 0xff]
+        const packet = segment(options, SYN)
+        const expected = Buffer.from(packet)
+        expect(isTcpSyn(packet)).toBe(true)
+        clampMss(packet, 1472)
+        const at = 40 + before.flat().length + 2
+        expect(packet.readUInt16BE(at)).toBe(Math.min(mss, 1432))
+        expect(checksumOf(packet.subarray(20)) % 0xffff).toBe(0)
+        expected.writeUInt16BE(Math.min(mss, 1432), at)
+        packet.copy(expected, 36, 36, 38)
+        expect(packet).toEqual(expected)
+      }),
+    )
+  })
+
+  it.each([
+    ...[[[2]], [[2, 0]], [[9, 1, 2, 4]], [[9, 200, 2, 4]], [[0, 2, 4, 255, 255]], [[2, 3, 255]]],
+    [[0, 4, 0, 0, 2, 4, 255, 255]],
+  ])('is left alone with options %j', (options) => {
+    const packet = segment(options, SYN)
+    const before = Buffer.from(packet)
+    clampMss(packet, 1472)
+    expect(packet).toEqual(before)
+  })
+
+  it('is a SYN, from either side', () => {
+    expect([SYN, SYN | 16, 16, 4].map((flags) => isTcpSyn(segment([], flags)))).toEqual([true, true, false, false])
+    expect(isTcpSyn(ipv4Packet({ source, destination, protocol: 17, payload: Buffer.alloc(20, 0xff) }))).toBe(false)
+    expect(isTcpSyn(ipv4Packet({ source, destination, protocol: 6, payload: Buffer.alloc(19, 0xff) }))).toBe(false)
+  })
+})
+
+describe('packet', () => {
+  it('keeps the header checksum right while the TTL falls', () => {
+    fc.assert(
+      fc.property(
+        fc.integer({ min: 2, max: 255 }),
+        fc.integer({ min: 0, max: 0xffffffff }),
+        fc.integer({ min: 0, max: 0xffff }),
+        (ttl, source, id) => {
+          const packet = ipv4Packet({ source, destination: 0x0a050201, ttl, id, payload: Buffer.from('abc') })
+          expect(decrementTtl(packet)).toBe(true)
+          expect(packet.readUInt8(8)).toBe(ttl - 1)
+          expect(internetChecksum(packet.subarray(0, 20)) % 0xffff).toBe(0)
+        },
+      ),
+    )
+  })
+
+  it.each([0, 1])('stops at TTL %d', (ttl) => {
+    expect(decrementTtl(ipv4Packet({ source: 1, destination: 2, ttl }))).toBe(false)
+  })
+
+  it('refuses what is no packet', () => {
+    const packet = ipv4Packet({ source: 1, destination: 2 })
+    expect(ipv4PacketBytes(packet)).toBe(20)
+    expect(ipv4PacketBytes(Buffer.concat([packet, Buffer.alloc(9)]))).toBe(20)
+    for (let size = 0; size < 20; size++)
+      expect(ipv4PacketBytes(packet.subarray(0, size)), String(size)).toBeUndefined()
+    for (const [byte, at] of [
+      [0x65, 0],
+      [0x44, 0],
+      [0x4f, 0],
+    ] as const) {
+      const broken = Buffer.from(packet)
+      broken.writeUInt8(byte, at)
+      expect(ipv4PacketBytes(broken)).toBeUndefined()
+    }
+    const long = Buffer.from(packet)
+    long.writeUInt16BE(21, 2)
+    expect(ipv4PacketBytes(long)).toBeUndefined()
+  })
+
+  it('answers each sender 50 times at once and once more each 10 ms; all but our own 500 times and once more each millisecond', () => {
+    const OURS = 99
+    const allows = icmpLimit()
+    const count = (nowMs: number, sender: number): number =>
+      Array.from({ length: 100 }, () => allows(sender, sender === OURS, nowMs)).filter(Boolean).length
+    expect([1_000, 1_000, 1_075, 1_080, 3_600_000].map((nowMs) => count(nowMs, 1))).toEqual([50, 0, 7, 1, 50])
+    const senders = Array.from({ length: 20 }, (_, index) => index + 2)
+    const sum = (nowMs: number): number => senders.reduce((all, sender) => all + count(nowMs, sender), 0)
+    expect([sum(4_000_000), sum(4_000_000), sum(4_000_050)]).toEqual([500, 0, 50])
+    expect(count(4_000_050, OURS)).toBe(50)
+  })
+
+  it('answers as upstream does: TTL 8, no identification, a quote of header and 8 bytes', () => {
+    const packet = ipv4Packet({
+      source: parseIpv4('10.5.1.2')!,
+      destination: parseIpv4('10.5.9.9')!,
+      protocol: 17,
+      payload: Buffer.from('0123456789'),
+    })
+    const error = icmpError(NET_UNREACHABLE, parseIpv4('10.5.1.0')!, packet)!
+    expect(error).toHaveLength(20 + 8 + 28)
+    expect([error.readUInt8(8), error.readUInt16BE(4), error.readUInt8(20), error.readUInt8(21)]).toEqual([8, 0, 3, 0])
+    expect(error.readUInt32BE(12)).toBe(parseIpv4('10.5.1.0'))
+    expect(error.readUInt32BE(16)).toBe(parseIpv4('10.5.1.2'))
+    expect(error.subarray(28)).toEqual(packet.subarray(0, 28))
+    expect(internetChecksum(error.subarray(0, 20))).toBe(0)
+    expect(internetChecksum(error.subarray(20))).toBe(0)
+  })
+
+  it('knows its own datagram around another one', () => {
+    const [own, peer] = [parseIpv4('192.168.77.1')!, parseIpv4('10.5.2.9')!]
+    const around = (packet: Buffer, source = own, port = 8285, fragment = 0): Buffer => {
+      const payload = udpDatagram(source, peer, 8525, port, packet)
+      return ipv4Packet({ source, destination: peer, payload, fragment })
+    }
+    const once = around(ipv4Packet({ source: parseIpv4('10.5.1.2')!, destination: peer }))
+    const is = (packet: Buffer): boolean => isNestedTwice(own, 0, packet)
+    expect([once, around(once), around(once, own, 8285, 0x2000)].map(is)).toEqual([false, true, true])
+    expect([around(once, peer), around(once, own, 53), around(once, own, 8285, 5)].map(is)).toEqual([
+      false,
+      false,
+      false,
+    ])
+    expect(is(around(around(once, own, 1, 5)))).toBe(true)
+    expect(is(around(once.subarray(0, 20)))).toBe(false)
+    expect(isNestedTwice(own, 22, around(Buffer.concat([Buffer.alloc(22), once])))).toBe(true)
+  })
+
+  it('says what the next hop takes', () => {
+    const packet = ipv4Packet({ source: parseIpv4('10.5.1.2')!, destination: parseIpv4('10.5.9.9')! })
+    const error = icmpError(fragmentationNeeded(1252), 1, packet)!
+    expect([error.readUInt8(20), error.readUInt8(21), error.readUInt16BE(26)]).toEqual([3, 4, 1252])
+    expect(internetChecksum(error.subarray(20))).toBe(0)
+  })
+
+  it('cuts what may be cut into fragments that are the packet again', () => {
+    const copied = '940400000107070400000000018804010200000000000000'
+    const fields = fc.record({
+      payload: fc.uint8Array({ minLength: 256, maxLength: 4_000 }).map((bytes) => Buffer.from(bytes)),
+      fragment: fc.constantFrom(0, 0x2000, 0x0010, 0x2010),
+      id: fc.integer({ min: 0, max: 0xffff }),
+      options: fc.constantFrom(Buffer.alloc(0), Buffer.from(copied, 'hex')),
+    })
+    fc.assert(
+      fc.property(fields, fc.integer({ min: 256, max: 1_500 }), (given, mtu) => {
+        const { fragment: word, payload } = given
+        const packet = ipv4Packet({ source: 1, destination: 2, ...given })
+        const headerBytes = packet.length - payload.length
+        const fragments = fragmentsOf(packet, mtu)
+        let before = 0
+        for (const [index, fragment] of fragments.entries()) {
+          expect(fragment.length).toBeLessThanOrEqual(mtu)
+          expect(ipv4PacketBytes(fragment)).toBe(fragment.length)
+          expect(internetChecksum(fragment.subarray(0, headerBytes))).toBe(0)
+          const hasMore = index + 1 < fragments.length || (word & 0x2000) !== 0
+          expect(fragment.readUInt16BE(6)).toBe((word & 0x1fff) + before / 8 + (hasMore ? 0x2000 : 0))
+          if (given.options.length > 0 && index > 0)
+            expect(fragment.toString('hex', 20, headerBytes)).toBe('940400000101010101010101018804010200000000000000')
+          before += fragment.length - headerBytes
+        }
+        expect(Buffer.concat(fragments.map((each) => each.subarray(headerBytes)))).toEqual(payload)
+      }),
+    )
+    const may = (fragment: number): boolean => mayFragment(ipv4Packet({ source: 1, destination: 2, fragment }))
+    expect([0, 0x4000, 0x2000].map(may)).toEqual([true, false, true])
+  })
+
+  it('does not answer ICMP errors, later fragments, or what comes from no host', () => {
+    const base = {
+      source: parseIpv4('10.5.1.2')!,
+      destination: parseIpv4('10.5.9.9')!,
+      protocol: 1,
+      payload: Buffer.from([3, 0, 0, 0, 0, 0, 0, 0]),
+    }
+    expect(icmpError(NET_UNREACHABLE, 1, ipv4Packet(base))).toBeUndefined()
+    expect(
+      icmpError(NET_UNREACHABLE, 1, ipv4Packet({ ...base, payload: Buffer.from([8, 0, 0, 0, 0, 0, 0, 0]) })),
+    ).toBeDefined()
+    expect(icmpError(NET_UNREACHABLE, 1, ipv4Packet({ ...base, protocol: 17, fragment: 1 }))).toBeUndefined()
+    for (const address of ['0.0.0.0', '127.0.0.1', '224.0.0.1', '255.255.255.255']) {
+      const nobody = parseIpv4(address)!
+      expect(icmpError(NET_UNREACHABLE, 1, ipv4Packet({ ...base, protocol: 17, source: nobody }))).toBeUndefined()
+      expect(icmpError(NET_UNREACHABLE, 1, ipv4Packet({ ...base, protocol: 17, destination: nobody }))).toBeUndefined()
+    }
+  })
+})
+
+it.each([
+  ...[['223.255.255.255', false] as const, ['224.0.0.0', true] as const, ['239.255.255.255', true] as const],
+  ...[['240.0.0.1', false] as const, ['255.255.255.255', true] as const, ['255.255.255.254', false] as const],
+])('is for the link alone: %s: %s', (destination, is) => {
+  const payload = Buffer.alloc(8)
+  expect(isForLink(ipv4Packet({ source: 0x0a050102, destination: parseIpv4(destination)!, payload }))).toBe(is)
+})
+
+it.each([
+  ...[[0xff02, true] as const, [0xfe80, true] as const, [0xfebf, true] as const],
+  ...[[0xfe7f, false] as const, [0xfec0, false] as const, [0x2001, false] as const],
+])('of IPv6 is for the link alone, by its first bits: %i: %s', (first, is) => {
+  const packet = Buffer.alloc(40)
+  packet.writeUInt8(0x60, 0)
+  packet.writeUInt16BE(first, 24)
+  expect(isForLink(packet)).toBe(is)
+})
+
+describe('peer records', () => {
+  it('read back as they were', () => {
+    const ip = fc.integer({ min: 0, max: 0xffffffff })
+    const peer = fc.record({
+      subnet: fc.tuple(ip, fc.integer({ min: 0, max: 32 })).map(([address, length]) => ipv4Net(address, length)),
+      endpoint: ip,
+      port: fc.integer({ min: 0, max: 65535 }),
+    })
+    const limited = fc.record({
+      ...{ subnet: peer.map(({ subnet }) => subnet), endpoint: ip },
+      port: fc.constant(8285),
+      limit: fc.integer({ min: 1, max: 65535 }),
+    })
+    fc.assert(
+      fc.property(
+        fc.array(fc.oneof(peer, limited)),
+        (peers) => void expect(decodePeers(encodePeers(peers))).toEqual(peers),
+      ),
+    )
+  })
+})
+
+describe("a peer's packet that must not go on", () => {
+  const between = { source: parseIpv4('10.5.2.2')!, destination: parseIpv4('10.5.1.2')! }
+  const reason = (fields: object): string | undefined => reasonMalformed(ipv4Packet({ ...between, ...fields }))
+  const [FRAGMENT, OPTIONS] = ['rx_drop_fragment', 'rx_drop_options']
+
+  it('is one whose header does not sum up', () => {
+    const packet = ipv4Packet({ ...between, options: Buffer.alloc(4, 1) })
+    expect(reasonMalformed(packet)).toBeUndefined()
+    for (const at of [1, 8, 12, 19, 22]) {
+      const broken = Buffer.from(packet)
+      broken.writeUInt8(broken.readUInt8(at) ^ 1, at)
+      expect(reasonMalformed(broken), `byte ${at}`).toBe('rx_drop_checksum')
+    }
+    const payload = ipv4Packet({ ...between, payload: Buffer.alloc(8) })
+    payload.writeUInt8(7, 25) // not the header's
+    expect(reasonMalformed(payload)).toBeUndefined()
+  })
+
+  it.each([
+    // A packet that is whole may be of any size.
+    [0, 17, 0, undefined],
+    [0, 6, 0, undefined],
+    [0x4000, 6, 3, undefined],
+    // A fragment has data, in eights where more follow.
+    [0x2000, 17, 0, FRAGMENT],
+    [0x2000, 17, 8, undefined],
+    [0x2000, 17, 7, FRAGMENT],
+    [0x2000, 17, 9, FRAGMENT],
+    [0x6000, 17, 8, undefined],
+    [0x0001, 17, 0, FRAGMENT],
+    [0x0001, 17, 1, undefined],
+    [0x2001, 17, 12, FRAGMENT],
+    // The first of TCP has its ports and flags, and the second does not write over them.
+    [0x2000, 6, 8, FRAGMENT],
+    [0x2000, 6, 16, undefined],
+    [0x0001, 6, 64, FRAGMENT],
+    [0x0002, 6, 64, undefined],
+    [0x0001, 17, 64, undefined],
+    // None ends behind what 16 bits count: 8,189 eights, 20 bytes of header, and 3 of data.
+    [0x1ffd, 17, 3, undefined],
+    [0x1ffd, 17, 4, FRAGMENT],
+  ])('is by its fragment word %i, protocol %i and %i bytes of data: %s', (fragment, protocol, size, expected) => {
+    expect(reason({ fragment, protocol, payload: Buffer.alloc(size) })).toBe(expected)
+  })
+
+  it.each([
+    [[1, 1, 1, 0], undefined],
+    [[0, 0, 0, 0], undefined],
+    [[7, 4, 4, 0], undefined],
+    [[1, 7, 3, 4], undefined],
+    [[7, 2, 7, 2], undefined],
+    [[7, 5, 4, 0], OPTIONS],
+    [[7, 1, 0, 0], OPTIONS],
+    [[7, 0, 0, 0], OPTIONS],
+    [[1, 1, 1, 7], OPTIONS],
+    [[131, 4, 4, 0], OPTIONS],
+    [[137, 4, 4, 0], OPTIONS],
+    [[1, 137, 3, 4], OPTIONS],
+    [[7, 3, 4, 131], OPTIONS],
+    // Behind the end nothing is read; a source route within another option is none.
+    [[0, 131, 3, 4], undefined],
+    [[7, 4, 131, 137], undefined],
+  ])('is by its options %j: %s', (options, expected) => {
+    expect(reason({ options: Buffer.from(options) })).toBe(expected)
+  })
+})
+
+describe('at the limits of a packet', () => {
+  const between = { source: parseIpv4('10.5.2.2')!, destination: parseIpv4('10.5.1.2')! }
+
+  it('has a length that holds its header and lies within what came', () => {
+    const packet = ipv4Packet({ ...between, options: Buffer.alloc(4, 1), payload: Buffer.alloc(2) })
+    const told = (length: number): number | undefined => {
+      const other = Buffer.from(packet)
+      other.writeUInt16BE(length, 2)
+      return ipv4PacketBytes(other)
+    }
+    expect([23, 24, 25, 26, 27].map(told)).toEqual([undefined, 24, 25, 26, undefined])
+  })
+
+  it('is an echo request from an address', () => {
+    const echo = { ...between, protocol: 1, payload: Buffer.from([8, 0, 0, 0]) }
+    const is = (fields: object, source = between.source): boolean =>
+      isEchoRequestFrom(source, ipv4Packet({ ...echo, ...fields }))
+    expect([is({}), is({ fragment: 0x4000 }), is({ options: Buffer.alloc(4, 1) })]).toEqual([true, true, true])
+    const others = [{ protocol: 17 }, { fragment: 0x2000 }, { fragment: 1 }, { payload: Buffer.from([0, 8, 8, 8]) }]
+    expect(others.map((fields) => is(fields))).toEqual([false, false, false, false])
+    expect([is({ payload: Buffer.alloc(0) }), is({}, between.destination)]).toEqual([false, false])
+  })
+
+  it('is of IPv6 where as much came as it says', () => {
+    const packet = Buffer.alloc(50)
+    packet.writeUInt8(0x60, 0)
+    packet.writeUInt16BE(9, 4)
+    expect([48, 49, 50].map((size) => isIpv6Packet(packet.subarray(0, size)))).toEqual([false, true, true])
+    packet.writeUInt16BE(0, 4)
+    for (let size = 0; size < 40; size++) expect(isIpv6Packet(packet.subarray(0, size)), String(size)).toBe(false)
+    expect(isIpv6Packet(packet.subarray(0, 40))).toBe(true)
+    packet.writeUInt8(0x45, 0)
+    expect(isIpv6Packet(packet)).toBe(false)
+  })
+
+  it('sums as RFC 1071 says, odd lengths and carries too', () => {
+    expect(internetChecksum(Buffer.alloc(0))).toBe(0xffff)
+    expect(internetChecksum(Buffer.from([0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]))).toBe(0x220d)
+    expect(internetChecksum(Buffer.from([0x01]))).toBe(0xfeff)
+    expect(internetChecksum(Buffer.from([0xff, 0xff, 0x01]))).toBe(0xfeff)
+    expect(internetChecksum(Buffer.alloc(65_534, 0xff))).toBe(0)
+  })
+
+  it('is told that its time is over, by the first bytes that it has', () => {
+    const packet = ipv4Packet({ ...between, payload: Buffer.from('abc') })
+    const error = icmpError(TIME_EXCEEDED, 1, packet)!
+    expect([error.readUInt8(0), error.readUInt16BE(2), error.length]).toEqual([0x45, 51, 51])
+    expect([error.readUInt8(20), error.readUInt8(21), error.readUInt16BE(26)]).toEqual([11, 0, 0])
+    expect(error.subarray(28)).toEqual(packet)
+    const long = ipv4Packet({ ...between, options: Buffer.alloc(4, 1), payload: Buffer.alloc(9, 7) })
+    expect(icmpError(TIME_EXCEEDED, 1, long)!.subarray(28)).toEqual(long.subarray(0, 32))
+  })
+
+  it('knows its own datagram around another by IPv4 with a port, and nothing less', () => {
+    const own = parseIpv4('192.0.2.1')!
+    const peer = parseIpv4('192.0.2.2')!
+    const around = (payload: Buffer): Buffer =>
+      ipv4Packet({ source: own, destination: peer, payload: udpDatagram(own, peer, 8285, 8285, payload) })
+    const inner = ipv4Packet({
+      source: own,
+      destination: peer,
+      payload: udpDatagram(own, peer, 8285, 8285, Buffer.alloc(0)),
+    })
+    const is = (payload: Buffer): boolean => isNestedTwice(own, 0, around(payload))
+    for (let size = 0; size <= 24; size++) expect(is(inner.subarray(0, size)), String(size)).toBe(size === 24)
+    // A later fragment is known by its header alone.
+    const later = ipv4Packet({ source: own, destination: peer, fragment: 1 })
+    expect([is(later), is(later.subarray(0, 19))]).toEqual([true, false])
+    const six = Buffer.from(inner)
+    six.writeUInt8(0x65, 0)
+    expect(is(six)).toBe(false)
+    expect(is(ipv4Packet({ source: own, destination: peer, protocol: 6, payload: inner.subarray(20) }))).toBe(false)
+    expect(isNestedTwice(own, 8, around(inner))).toBe(false)
+  })
+
+  it('begins no connection as a later fragment, and a TCP header is enough', () => {
+    const tcp = Buffer.alloc(20)
+    tcp.writeUInt8(0x50, 12)
+    tcp.writeUInt8(2, 13)
+    const syn = { ...between, protocol: 6, payload: tcp }
+    expect([0, 0x2000, 0x4000, 1].map((fragment) => isTcpSyn(ipv4Packet({ ...syn, fragment })))).toEqual([
+      ...[true, true, true, false],
+    ])
+  })
+
+  it.each([
+    // The segment size may be the last option, and stand before the end; what says more than there is stays.
+    [[2, 4, 255, 255], 24, 1_432],
+    [[1, 2, 4, 255, 255, 0, 0, 0], 28, 1_432],
+    [[2, 4, 5, 152], 24, 1_432],
+    [[2, 4, 5, 153], 24, 1_432],
+    [[2, 4, 5, 151], 24, 1_431],
+    [[2, 4, 255, 255], 28, 65_535],
+    [[2, 4, 255, 255], 20, 65_535],
+    [[1, 1, 2, 4, 255, 255], 24, 65_535],
+    [[1, 2, 4, 255, 255], 24, 65_535],
+  ])('announces by options %j in a header of %i bytes then %i', (options, headerBytes, expected) => {
+    const tcp = Buffer.alloc(20 + options.length)
+    tcp.writeUInt8((headerBytes / 4) << 4, 12)
+    Buffer.from(options).copy(tcp, 20)
+    const packet = ipv4Packet({ ...between, protocol: 6, payload: tcp })
+    clampMss(packet, 1_472)
+    expect(packet.readUInt16BE(40 + options.indexOf(2) + 2)).toBe(expected)
+  })
+
+  it('is cut at eights, and not where it fits', () => {
+    const packet = ipv4Packet({ ...between, payload: Buffer.alloc(64) })
+    const sizes = (mtu: number): number[] => fragmentsOf(packet, mtu).map(({ length }) => length)
+    expect([84, 83, 60, 59].map(sizes)).toEqual([[84], [76, 28], [60, 44], [52, 52]])
+    expect(fragmentsOf(packet, 84)[0]).toEqual(packet)
+  })
+
+  it.each([
+    // Of the options that only the first has, each is nothing in the others; junk stays where it was.
+    ['07030400', '01010100'],
+    ['87030400', '87030400'],
+    ['07040404', '01010101'],
+    ['07050404', '07050404'],
+    ['07000404', '07000404'],
+    ['01070304', '01010101'],
+    ['00070304', '00070304'],
+    ['00020304', '00020304'],
+  ])('has in later fragments of the options %s these: %s', (options, expected) => {
+    const packet = ipv4Packet({ ...between, options: Buffer.from(options, 'hex'), payload: Buffer.alloc(16) })
+    const [first, second] = fragmentsOf(packet, 32)
+    expect([first!, second!].map((each) => each.toString('hex', 20, 24))).toEqual([options, expected])
+  })
+})
+
+it('mends a checksum whose carry makes another carry', () => {
+  const tcp = Buffer.alloc(28)
+  tcp.writeUInt8(0x70, 12)
+  Buffer.from([1, 2, 4, 0x06, 0x00]).copy(tcp, 20)
+  tcp.writeUInt16BE(0x97fe, 16)
+  const packet = ipv4Packet({ source: 1, destination: 2, protocol: 6, payload: tcp })
+  clampMss(packet, 1_472)
+  // ~0x97fe + ~0x0006 + 0x9805 = 0x1ffff, of which the carry makes 0x10000, of which it makes 1.
+  expect([packet.readUInt16BE(43), packet.readUInt16BE(36)]).toEqual([1_432, 0xfffe])
+})

@@ -1,0 +1,711 @@
+// firewall.test.ts - what is asked of iptables and nft, what is logged in flanneld's words, and what ends the start.
+
+import { beforeEach, describe, expect, it, vi } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
+import type { Ensured, FirewallOptions } from '../../../../src/path/firewall/families.ts'
+import { createFirewall } from '../../../../src/path/firewall/firewall.ts'
+import { createIptables } from '../../../../src/path/firewall/iptables.ts'
+import { createNftables } from '../../../../src/path/firewall/nftables.ts'
+import type { Run } from '../../../../src/host/command.ts'
+import type { Nets } from '../../../../src/net/address.ts'
+import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { parseIpv6Net } from '../../../../src/net/ipv6.ts'
+
+/** Files that are not there. */
+const hidden = vi.hoisted(() => new Set<string>())
+vi.mock('node:fs/promises', async (load) => ({
+  ...(await load<object>()),
+  access: async (path: string) => {
+    if (hidden.has(path)) throw new Error(path)
+  },
+}))
+beforeEach(() => hidden.clear())
+
+const NETWORK = { ipv4: parseIpv4Net('10.42.0.0/16')! }
+const SUBNET = { ipv4: parseIpv4Net('10.42.7.0/24')! }
+const NETWORK_6 = { ipv6: parseIpv6Net('fd00:42::/48')! }
+const SUBNET_6 = { ipv6: parseIpv6Net('fd00:42:0:7::/64')! }
+const BOTH = { network: { ...NETWORK, ...NETWORK_6 }, subnet: { ...SUBNET, ...SUBNET_6 } }
+const fine = (...mended: string[]): Ensured => ({ mended, failures: [] })
+/** The messages of what could not be made right. */
+const failuresOf = async (work: Promise<Ensured>): Promise<string[]> =>
+  (await work).failures.map(({ message }) => message)
+
+interface Call {
+  readonly file: string
+  readonly args: readonly string[]
+  readonly input: string
+  readonly patient: boolean | undefined
+}
+
+/** A host where commands print `answers`, by program and arguments or by program alone; an Error is thrown. */
+function fakeHost(given: Readonly<Record<string, string | Error>>, verbosity = 0) {
+  const answers: Record<string, string | Error> = { ...given }
+  const calls: Call[] = []
+  const lines: string[] = []
+  /** What each table was set to last, by the program and the table, or by nft's family. */
+  const tables = new Map<string, string>()
+  const run: Run = async (file, args, options) => {
+    const input = options?.input ?? ''
+    calls.push({ file, args, input, patient: options?.patient })
+    const command = [file, ...args].join(' ')
+    const [, program = '', table, chain] = /^(ip6?tables) -t (\S+) -S (\S+)$/.exec(command) ?? []
+    if (table !== undefined && chain !== undefined && answers[command] === undefined && answers[file] === undefined)
+      return showChain(program, table, chain)
+    const answer = answers[command] ?? answers[file]
+    if (answer instanceof Error) throw answer
+    if (answer === undefined) throw missing(file)
+    if (file.endsWith('-restore'))
+      for (const [, name = ''] of input.matchAll(/^\*(\S+)$/gm)) tables.set(file.replace('-restore', ` ${name}`), input)
+    if (command === 'nft -f -')
+      for (const [, family = ''] of input.matchAll(/^table (ip6?) /gm)) tables.set(family, input)
+    // A listing of one table shows what was set last, unless the host is told to show something else.
+    if (answers[command] !== undefined) return answer
+    const [, ofProgram = '', name = ''] = /^(ip6?tables)-save -t (\S+)$/.exec(command) ?? []
+    const [, family] = /^nft -s list table (ip6?) /.exec(command) ?? []
+    return tables.get(family ?? `${ofProgram} ${name}`) ?? answer
+  }
+  /** As iptables of the kind nf_tables, from what a listing of all would show. */
+  function showChain(program: string, table: string, chain: string): string {
+    const there =
+      answers[`${program}-save -t ${table}`] ??
+      tables.get(`${program} ${table}`) ??
+      answers[`${program}-save`] ??
+      missing(program)
+    if (there instanceof Error) throw there
+    const [, ofTable = ''] = new RegExp(`^\\*${table}\\n([^*]*)`, 'm').exec(there) ?? []
+    const rules = ofTable.split('\n').filter((line) => line.startsWith(`-A ${chain} `))
+    const isBuiltIn = !chain.startsWith('FLANNEL')
+    if (!isBuiltIn && !ofTable.includes(`:${chain} `))
+      throw refused(`chain \`${chain}' in table \`${table}' is incompatible`)
+    return [isBuiltIn ? `-P ${chain} ACCEPT` : `-N ${chain}`, ...rules, ''].join('\n')
+  }
+  const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
+  const log = { info: say('I'), warn: say('W'), error: say('E'), v: (level: number) => level <= verbosity }
+  const options = (wish: Partial<FirewallOptions>): FirewallOptions => ({
+    ...{
+      network: NETWORK,
+      masq: true,
+      forward: true,
+      plainPorts: false,
+      previous: { network: {}, subnet: {} },
+      run,
+      log,
+    },
+    ...wish,
+  })
+  const inputs = (file: string): string[] => calls.filter((call) => call.file === file).map(({ input }) => input)
+  return { answers, calls, lines, options, inputs }
+}
+const missing = (path: string): WeftError =>
+  new WeftError('COMMAND', `${path} is not installed`, {
+    remedy: 'install it',
+    cause: Object.assign(new Error(path), { code: 'ENOENT', path }),
+  })
+const refused = (what: string): WeftError =>
+  new WeftError('COMMAND', `\`x\` failed: ${what}`, { cause: Object.assign(new Error(what), { code: 1 }) })
+/** As of a command that was killed since it took too long. */
+const late = (): WeftError =>
+  new WeftError('COMMAND', '`x` failed: no answer within 10 s', {
+    cause: Object.assign(new Error('late'), { code: null, killed: true }),
+  })
+const MODERN = {
+  'iptables --version': 'iptables v1.8.9 (nf_tables)\n',
+  'iptables-save': '',
+  'iptables-restore': '',
+  nft: '',
+}
+const MODERN_6 = {
+  'ip6tables --version': 'ip6tables v1.8.9 (nf_tables)\n',
+  'ip6tables-save': '',
+  'ip6tables-restore': '',
+}
+
+describe('iptables', () => {
+  it('logs what flanneld logs, in its order', async () => {
+    const host = fakeHost(MODERN)
+    await createIptables(host.options({})).raise(SUBNET)
+    expect(host.lines).toEqual([
+      'I Cleaning-up unused traffic manager rules',
+      'I Cleaning-up nftables rules...',
+      'I Starting flannel in iptables mode...',
+      'I Current network or subnet (10.42.0.0/16, 10.42.7.0/24) is not equal to previous one (0.0.0.0/0, 0.0.0.0/0), ' +
+        'trying to recycle old iptables rules',
+      'I Setting up masking rules',
+      'I bootstrap done',
+      'I Changing default FORWARD chain policy to ACCEPT',
+      'I bootstrap done',
+    ])
+    const again = fakeHost(MODERN)
+    const previous = { network: NETWORK, subnet: SUBNET }
+    const firewall = createIptables(again.options({ previous, forward: false }))
+    await firewall.raise(SUBNET)
+    expect(again.lines.slice(3)).toEqual(['I Setting up masking rules', 'I bootstrap done'])
+    again.answers['iptables-save -t nat'] = '*nat\nCOMMIT\n'
+    await firewall.ensure(SUBNET)
+    expect(again.lines.slice(5)).toEqual([
+      'I Some iptables rules are missing; deleting and recreating rules',
+      'I bootstrap done',
+    ])
+  })
+
+  it.each([
+    ['iptables v1.8.9 (nf_tables)', false, true, true],
+    ['iptables v1.8.9 (nf_tables)', true, true, false],
+    ['iptables v1.6.1', false, false, false],
+  ])(
+    '%s, --ip-masq-fully-random-disable %s: waits %s, --random-fully %s',
+    async (version, plainPorts, waits, random) => {
+      const host = fakeHost({ ...MODERN, 'iptables --version': version })
+      await createIptables(host.options({ plainPorts })).raise(SUBNET)
+      const restores = host.calls.filter(({ file }) => file === 'iptables-restore')
+      expect(restores.map(({ args }) => args.join(' '))).toEqual(
+        Array(2).fill(waits ? '--noflush --wait' : '--noflush'),
+      )
+      expect(restores.map(({ patient }) => patient)).toEqual([true, true])
+      expect(restores[0]!.input.includes(' -j MASQUERADE\n')).toBe(!random)
+      expect(restores[0]!.input.includes(' -j MASQUERADE --random-fully\n')).toBe(random)
+    },
+  )
+
+  it.each([
+    [1, []],
+    [2, ['I `x` failed: no such table']],
+  ])("at -v %d says of nft's table that cannot be removed: %j", async (verbosity, said) => {
+    const host = fakeHost({ ...MODERN, nft: refused('no such table') }, verbosity)
+    await createIptables(host.options({ previous: { network: NETWORK, subnet: SUBNET } })).raise(SUBNET)
+    expect(host.calls[0]).toMatchObject({
+      file: 'nft',
+      input: expect.stringContaining('delete table ip6 flannel-ipv6'),
+    })
+    expect(host.lines).toEqual([
+      'I Cleaning-up unused traffic manager rules',
+      'I Cleaning-up nftables rules...',
+      ...said,
+      'I Starting flannel in iptables mode...',
+      'I Setting up masking rules',
+      'I bootstrap done',
+      'I Changing default FORWARD chain policy to ACCEPT',
+      'I bootstrap done',
+    ])
+  })
+
+  it("goes on when an earlier network's rules cannot be removed, and tries again", async () => {
+    const host = fakeHost({ ...MODERN, 'iptables-restore': refused('busy') })
+    const previous = { network: { ipv4: parseIpv4Net('10.7.0.0/16')! }, subnet: {} }
+    const firewall = createIptables(host.options({ previous }))
+    await firewall.raise(SUBNET)
+    expect(host.lines.at(-1)).toBe('E Failed to bootstrap IPTables: `x` failed: busy')
+    const old = '-A POSTROUTING ! -s 10.7.0.0/16 -d 10.7.0.0/16 -m comment --comment "flanneld masq" -j MASQUERADE'
+    Object.assign(host.answers, { 'iptables-restore': '', 'iptables-save': `*nat\n${old}\nCOMMIT\n` })
+    await firewall.ensure(SUBNET)
+    expect(host.inputs('iptables-restore').at(-2)).toContain(`\n${old.replace('-A', '-D')}\n`)
+  })
+
+  it('goes on without the binary, says so, and sets the rules up when it is there', async () => {
+    const host = fakeHost({ nft: '' })
+    const firewall = createIptables(host.options({}))
+    await firewall.raise(SUBNET)
+    expect(host.lines.at(-1)).toBe(
+      'E Failed to setup IPTables. iptables binary was not found: iptables is not installed; install it',
+    )
+    expect(await failuresOf(firewall.ensure(SUBNET))).toEqual(
+      Array(2).fill('Failed to ensure iptables rules: iptables is not installed'),
+    )
+    Object.assign(host.answers, MODERN)
+    expect(await firewall.ensure(SUBNET)).toEqual(fine())
+    expect(host.inputs('iptables-restore')).toHaveLength(2)
+  })
+
+  it('names the one of its programs that is missing', async () => {
+    const host = fakeHost({ ...MODERN, 'iptables-restore': missing('iptables-restore') })
+    await createIptables(host.options({})).raise(SUBNET)
+    expect(host.lines.at(-1)).toContain('Failed to setup IPTables. iptables-restore binary was not found: ')
+  })
+
+  it('sets up forward rules where the kernel refuses masquerade', async () => {
+    const host = fakeHost(MODERN)
+    const { run, ...rest } = host.options({})
+    const picky: Run = (file, args, options) =>
+      options?.input?.startsWith('*nat') ? Promise.reject(refused('no nat')) : run(file, args, options)
+    await createIptables({ ...rest, run: picky }).raise(SUBNET)
+    expect(host.inputs('iptables-restore').map((input) => input.split('\n')[0])).toEqual(['*filter'])
+    expect(host.lines.slice(-3)).toEqual([
+      'E Failed to bootstrap IPTables: `x` failed: no nat',
+      'I Changing default FORWARD chain policy to ACCEPT',
+      'I bootstrap done',
+    ])
+  })
+
+  it('with both flags off removes what an earlier run left, once, and then asks nothing', async () => {
+    const host = fakeHost({
+      ...MODERN,
+      'iptables-save':
+        '*nat\n:FLANNEL-POSTRTG - [0:0]\n-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\n' +
+        '-A FLANNEL-POSTRTG -s 10.42.0.0/16 ! -d 224.0.0.0/4 -m comment --comment "flanneld masq" -j MASQUERADE\n' +
+        'COMMIT\n*filter\n:FLANNEL-FWD - [0:0]\n-A FLANNEL-FWD -s 10.9.0.0/16 -j ACCEPT\nCOMMIT\n',
+    })
+    const firewall = createIptables(host.options({ masq: false, forward: false }))
+    await firewall.raise(SUBNET)
+    // The other chain is that of another daemon on this host, with another network.
+    expect(host.inputs('iptables-restore')).toEqual([
+      '*nat\n-D POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\n' +
+        '-F FLANNEL-POSTRTG\n-X FLANNEL-POSTRTG\nCOMMIT\n',
+    ])
+    const asked = host.calls.length
+    expect(await firewall.ensure(SUBNET)).toEqual(fine())
+    expect(host.calls).toHaveLength(asked)
+    expect(host.lines).toHaveLength(3)
+  })
+
+  it('with both flags off needs no iptables', async () => {
+    const host = fakeHost({ nft: '' })
+    const firewall = createIptables(host.options({ masq: false, forward: false }))
+    await firewall.raise(SUBNET)
+    expect(await firewall.ensure(SUBNET)).toEqual(fine())
+    expect(host.lines.filter((line) => !line.startsWith('I'))).toEqual([])
+  })
+
+  it('does not take for its own what another program left right after it', async () => {
+    const host = fakeHost({ ...MODERN, 'iptables-save -t nat': '*nat\nCOMMIT\n' })
+    const firewall = createIptables(host.options({ forward: false }))
+    await firewall.raise(SUBNET)
+    for (let times = 0; times < 2; times++)
+      expect(await firewall.ensure(SUBNET)).toEqual(fine('rules of FLANNEL-POSTRTG'))
+    expect(host.inputs('iptables-restore')).toHaveLength(3)
+  })
+
+  it.each(['iptables v1.8.9 (nf_tables)', 'iptables v1.8.9 (legacy)'])(
+    '%s: writes nothing while nothing has changed, and all when rules stand in another order',
+    async (version) => {
+      const host = fakeHost({ ...MODERN, 'iptables --version': version })
+      const firewall = createIptables(host.options({}))
+      await firewall.raise(SUBNET)
+      const set = host.inputs('iptables-restore')
+      expect(set).toHaveLength(2)
+      host.answers['iptables-save'] = set.join('')
+      for (let times = 0; times < 3; times++) expect(await firewall.ensure(SUBNET)).toEqual(fine())
+      expect(host.inputs('iptables-restore')).toHaveLength(2)
+      const lines = set[0]!.split('\n')
+      const at = lines.findIndex((line) => line.startsWith('-A FLANNEL-POSTRTG'))
+      const swapped = lines
+        .with(at, lines[at + 1]!)
+        .with(at + 1, lines[at]!)
+        .join('\n')
+      Object.assign(host.answers, { 'iptables-save': swapped + set[1], 'iptables-save -t nat': swapped })
+      expect(await firewall.ensure(SUBNET)).toEqual(fine('rules of FLANNEL-POSTRTG'))
+    },
+  )
+
+  it('reads its own chains alone where that costs less than all of them, and all where one goes or cannot be shown', async () => {
+    const asked = async (
+      answers: Record<string, string | Error>,
+      wish: Partial<FirewallOptions> = {},
+    ): Promise<readonly string[]> => {
+      const host = fakeHost({ ...MODERN, ...answers })
+      const firewall = createIptables(host.options(wish))
+      await firewall.raise(SUBNET)
+      await firewall.ensure(SUBNET)
+      const listings = host.calls.filter(({ file, args }) => file === 'iptables-save' || args.includes('-S'))
+      return [...new Set(listings.map(({ file, args }) => [file, ...args].join(' ')))]
+    }
+    const nat = ['POSTROUTING', 'FLANNEL-POSTRTG', 'FLANNEL'].map((chain) => `iptables -t nat -S ${chain}`)
+    const filter = ['FORWARD', 'FLANNEL-FWD'].map((chain) => `iptables -t filter -S ${chain}`)
+    expect(await asked({})).toEqual([...nat, ...filter])
+    expect(await asked({ 'iptables --version': 'iptables v1.8.9 (legacy)' })).toEqual([
+      ...['iptables-save', 'iptables-save -t nat', 'iptables-save -t filter'],
+    ])
+    const left =
+      '*nat\n:FLANNEL-POSTRTG - [0:0]\n-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\nCOMMIT\n'
+    expect(await asked({ 'iptables-save': left }, { masq: false })).toEqual([...nat, 'iptables-save', ...filter])
+    expect(await asked({ 'iptables -t nat -S POSTROUTING': refused('use nft') }, { forward: false })).toEqual([
+      ...[nat[0], 'iptables-save', 'iptables-save -t nat'],
+      ...filter,
+    ])
+  })
+
+  it('keeps the rules of another daemon in its chains, also where one of them does not answer', async () => {
+    const other = '-A FLANNEL-FWD -s 10.9.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT'
+    const listing = `*filter\n:FLANNEL-FWD - [0:0]\n${other}\nCOMMIT\n`
+    for (const own of [undefined, late()]) {
+      const host = fakeHost({ ...MODERN, 'iptables-save': listing })
+      if (own) host.answers['iptables -t filter -S FLANNEL-FWD'] = own
+      await createIptables(host.options({ masq: false })).raise(SUBNET)
+      expect(host.inputs('iptables-restore').at(-1)).toContain(`\n${other}\n`)
+    }
+  })
+
+  it('takes rules of an older version away in the same transaction that brings its own', async () => {
+    const old = [
+      '-A POSTROUTING -s 10.7.0.0/16 -d 10.7.0.0/16 -j RETURN',
+      '-A POSTROUTING -s 10.7.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE',
+      '-A POSTROUTING ! -s 10.7.0.0/16 -d 10.7.0.0/16 -j MASQUERADE',
+    ]
+    const host = fakeHost({ ...MODERN, 'iptables-save': `*nat\n${old.join('\n')}\nCOMMIT\n` })
+    // Those of the network that subnet.env still names.
+    const previous = { network: { ipv4: parseIpv4Net('10.7.0.0/16')! }, subnet: {} }
+    await createIptables(host.options({ previous })).raise(SUBNET)
+    const [nat = ''] = host.inputs('iptables-restore')
+    expect(nat.startsWith(`*nat\n${old.join('\n').replaceAll('-A', '-D')}\n:FLANNEL-POSTRTG - [0:0]\n`)).toBe(true)
+    expect(nat.match(/COMMIT/g)).toHaveLength(1)
+  })
+})
+
+describe('nftables', () => {
+  it('logs what flanneld logs, in its order', async () => {
+    const host = fakeHost({ nft: '' })
+    await createNftables(host.options({})).raise(SUBNET)
+    expect(host.lines).toEqual([
+      'I Cleaning-up unused traffic manager rules',
+      'I Cleaning-up iptables rules...',
+      'I Starting flannel in nftables mode...',
+      'I nftables: setting up masking rules (ipv4)',
+      'I Changing default FORWARD chain policy to ACCEPT',
+    ])
+  })
+
+  it('ends without nft, whatever is wanted', async () => {
+    for (const wish of [{}, { masq: false }, { masq: false, forward: false }])
+      await expect(createNftables(fakeHost({}).options(wish)).raise(SUBNET)).rejects.toMatchObject({
+        code: 'COMMAND',
+        message: 'no nftables support: nft is not installed',
+        remedy: 'install it',
+      })
+  })
+
+  it('ends when masquerade is refused, and goes on when only forward rules are', async () => {
+    const host = fakeHost({ nft: '', 'nft -f -': refused('no hook') })
+    await expect(createNftables(host.options({})).raise(SUBNET)).rejects.toThrow(
+      "Failed to setup masq rules, nftables: couldn't setup masq rules: `x` failed: no hook",
+    )
+    await createNftables(host.options({ masq: false })).raise(SUBNET)
+    expect(host.lines.at(-1)).toBe("E nftables: couldn't setup forward rules: `x` failed: no hook")
+  })
+
+  it('changes nothing where nft does not show its table, which others may have rules in', async () => {
+    const host = fakeHost({ nft: '', 'nft -s list table ip flannel-ipv4': late() })
+    expect(await failuresOf(createNftables(host.options({})).ensure(SUBNET))).toEqual([
+      "nftables: couldn't setup masq rules: `x` failed: no answer within 10 s",
+    ])
+    expect(host.calls.filter(({ args }) => args.join(' ') === '-f -')).toEqual([])
+    host.answers['nft -s list table ip flannel-ipv4'] = refused('No such file or directory')
+    await createNftables(host.options({})).ensure(SUBNET)
+    expect(host.inputs('nft').some((input) => input.includes('masquerade fully-random'))).toBe(true)
+  })
+
+  it('does not take for its own what another program left right after it', async () => {
+    const host = fakeHost({ nft: '', 'nft -s list table ip flannel-ipv4': 'table ip flannel-ipv4 {\n}\n' })
+    const firewall = createNftables(host.options({}))
+    await firewall.raise(SUBNET)
+    expect(await firewall.ensure(SUBNET)).toEqual(fine('the table flannel-ipv4'))
+    delete host.answers['nft -s list table ip flannel-ipv4']
+    expect(await firewall.ensure(SUBNET)).toEqual(fine('the table flannel-ipv4'))
+    const asked = host.inputs('nft').length
+    expect(await firewall.ensure(SUBNET)).toEqual(fine())
+    expect(host.inputs('nft').length).toBe(asked + 1)
+  })
+
+  it.each([
+    [true, false, 'masquerade fully-random\n', []],
+    [true, true, 'masquerade\n', []],
+    [false, false, 'masquerade\n', ['W nftables: random fully unsupported']],
+  ])('kernel knows fully-random: %s, --ip-masq-fully-random-disable: %s', async (knows, plainPorts, rule, said) => {
+    const host = fakeHost({ nft: '', ...(knows ? {} : { 'nft -c -f -': refused('syntax error') }) })
+    await createNftables(host.options({ plainPorts })).raise(SUBNET)
+    const input = host.inputs('nft').find((text) => text.includes('chain postrtg'))!
+    expect(input).toContain(`ip daddr != 224.0.0.0/4 ${rule}`)
+    expect(host.lines.filter((line) => line.startsWith('W'))).toEqual(said)
+    const probes = host.calls.filter(({ args }) => args[0] === '-c')
+    expect(probes).toHaveLength(plainPorts ? 0 : 1)
+  })
+})
+
+describe('the firewall', () => {
+  it.each([
+    ['iptables', 'iptables-restore'],
+    ['nftables', 'nft'],
+  ] as const)('by %s sets its rules by %s', async (tool, program) => {
+    const host = fakeHost(MODERN)
+    await createFirewall(tool, { ...host.options({}), blackhole: false }).raise(SUBNET)
+    expect(host.inputs(program).join('')).toContain('10.42.7.0/24')
+    expect(host.inputs('ip')).toEqual([])
+  })
+
+  it('says at the start that the blackhole route cannot be had, and fails of it from then on', async () => {
+    const host = fakeHost({ ...MODERN, 'ip -j -4 route show root 10.42.0.0/16': '', ip: refused('no route today') })
+    const firewall = createFirewall('iptables', { ...host.options({ masq: false, forward: false }), blackhole: true })
+    await firewall.raise(SUBNET)
+    const failure = 'Failed to setup blackhole route, `x` failed: no route today'
+    expect(host.lines.at(-1)).toBe(`E ${failure}`)
+    expect(await failuresOf(firewall.ensure(SUBNET))).toEqual([failure])
+    host.answers['ip'] = ''
+    expect(await firewall.ensure(SUBNET)).toEqual(fine())
+    expect(host.calls.at(-1)?.args.join(' ')).toBe('-4 route add blackhole 10.42.7.0/24 metric 4294967295')
+  })
+})
+
+describe('both families', () => {
+  /** Of the programs that were run, those whose name says a family. */
+  const programs = (host: ReturnType<typeof fakeHost>): string[] =>
+    [...new Set(host.calls.map(({ file }) => file.replace(/-(save|restore|legacy|nft).*/, '')))].filter((name) =>
+      name.endsWith('tables'),
+    )
+
+  it('of iptables are logged as flanneld logs them, and each has its own rules by its own program', async () => {
+    const host = fakeHost({ ...MODERN, ...MODERN_6 })
+    const firewall = createIptables(host.options(BOTH))
+    await firewall.raise(BOTH.subnet)
+    const recycled = (now: string, none: string): string =>
+      `I Current network or subnet (${now}) is not equal to previous one (${none}, ${none}), trying to recycle old iptables rules`
+    expect(host.lines.slice(3)).toEqual([
+      recycled('10.42.0.0/16, 10.42.7.0/24', '0.0.0.0/0'),
+      'I Setting up masking rules',
+      'I bootstrap done',
+      recycled('fd00:42::/48, fd00:42:0:7::/64', '::/0'),
+      'I Setting up masking rules for IPv6',
+      'I bootstrap done',
+      'I Changing default FORWARD chain policy to ACCEPT',
+      'I bootstrap done',
+      'I IPv6: Changing default FORWARD chain policy to ACCEPT',
+      'I bootstrap done',
+    ])
+    const [four, six] = [host.inputs('iptables-restore').join(''), host.inputs('ip6tables-restore').join('')]
+    expect(four).not.toMatch(/fd00|ff00/)
+    expect(six).not.toMatch(/10\.42|224\./)
+    expect(six).toContain('-A FLANNEL-POSTRTG -s fd00:42::/48 ! -d ff00::/8 ')
+    expect(six).toContain('-A FLANNEL-FWD -d fd00:42::/48 ')
+    expect(await firewall.ensure(BOTH.subnet)).toEqual(fine())
+    host.answers['ip6tables-save -t filter'] = '*filter\nCOMMIT\n'
+    expect(await firewall.ensure(BOTH.subnet)).toEqual(fine('rules of FLANNEL-FWD (IPv6)'))
+  })
+
+  it.each([
+    ['IPv4', NETWORK, SUBNET, ['iptables']],
+    ['IPv6', NETWORK_6, SUBNET_6, ['ip6tables']],
+  ] as const)('of which only %s is on ask nothing of the other', async (_, network, subnet, expected) => {
+    const host = fakeHost({ ...MODERN, ...MODERN_6 })
+    const firewall = createIptables(host.options({ network }))
+    await firewall.raise(subnet)
+    expect(await firewall.ensure(subnet)).toEqual(fine())
+    expect(programs(host)).toEqual(expected)
+    expect(host.lines.filter((line) => !/^[IW]/.test(line))).toEqual([])
+  })
+
+  it('asks for br_netfilter by family, of those that have rules', async () => {
+    const file = (name: string): string => `/proc/sys/net/bridge/bridge-nf-call-${name}`
+    for (const name of ['iptables', 'ip6tables']) hidden.add(file(name))
+    const warned = async (wish: Partial<FirewallOptions>, subnet: Nets): Promise<string[]> => {
+      const host = fakeHost({ ...MODERN, ...MODERN_6 })
+      await createIptables(host.options(wish)).raise(subnet)
+      return host.lines.filter((line) => line.startsWith('W'))
+    }
+    const missed = (name: string) =>
+      expect.stringContaining(
+        `W Failed to check br_netfilter: stat ${file(name)}: no such file or directory; `,
+      ) as string
+    expect(await warned(BOTH, BOTH.subnet)).toEqual([missed('iptables'), missed('ip6tables')])
+    expect(await warned({ network: NETWORK, previous: BOTH }, SUBNET)).toEqual([missed('iptables')])
+    expect(await warned({ network: NETWORK_6 }, SUBNET_6)).toEqual([missed('ip6tables')])
+    expect(await warned({ ...BOTH, masq: false, forward: false }, BOTH.subnet)).toEqual([])
+    hidden.delete(file('iptables'))
+    expect(await warned(BOTH, BOTH.subnet)).toEqual([missed('ip6tables')])
+  })
+
+  it('of which one is off now lose the rules that an earlier run made, once', async () => {
+    const left =
+      '*nat\n:FLANNEL-POSTRTG - [0:0]\n-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\n' +
+      '-A FLANNEL-POSTRTG -s fd00:42::/48 ! -d ff00::/8 -m comment --comment "flanneld masq" -j MASQUERADE\nCOMMIT\n' +
+      '*filter\n:FLANNEL-FWD - [0:0]\n-A FLANNEL-FWD -s fd00:9::/48 -m comment --comment "flanneld forward" -j ACCEPT\nCOMMIT\n'
+    const host = fakeHost({ ...MODERN, ...MODERN_6, 'ip6tables-save': left })
+    const firewall = createIptables(host.options({ previous: BOTH }))
+    await firewall.raise(SUBNET)
+    // The other chain is another daemon's.
+    expect(host.inputs('ip6tables-restore')).toEqual([
+      '*nat\n-D POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\n' +
+        '-F FLANNEL-POSTRTG\n-X FLANNEL-POSTRTG\nCOMMIT\n',
+    ])
+    expect(host.lines.filter((line) => /IPv6|::/.test(line))).toEqual([])
+    const asked = host.calls.filter(({ file }) => file.startsWith('ip6tables')).length
+    expect(await firewall.ensure(SUBNET)).toEqual(fine())
+    expect(host.calls.filter(({ file }) => file.startsWith('ip6tables'))).toHaveLength(asked)
+  })
+
+  it('of which one is off now need no tool of that one', async () => {
+    const host = fakeHost(MODERN)
+    const firewall = createIptables(host.options({ previous: BOTH }))
+    await firewall.raise(SUBNET)
+    expect(host.lines.filter((line) => line.startsWith('E'))).toEqual([])
+    host.answers['iptables-save'] = host.inputs('iptables-restore').join('')
+    expect((await firewall.ensure(SUBNET)).failures).toEqual([])
+    expect(host.calls.filter(({ file }) => file.startsWith('ip6tables'))).toHaveLength(2)
+  })
+
+  it('that this daemon made are not taken for gone with the tool', async () => {
+    const host = fakeHost({ ...MODERN, ...MODERN_6 })
+    const firewall = createIptables(host.options({ network: BOTH.network }))
+    await firewall.raise(BOTH.subnet)
+    for (const program of ['ip6tables', 'ip6tables-save']) delete host.answers[program]
+    expect(await failuresOf(firewall.ensure(SUBNET))).toEqual(
+      Array(2).fill('Failed to ensure iptables rules: ip6tables-save is not installed'),
+    )
+  })
+
+  it('of which the node has a subnet of one alone have rules of that one, and of the other as soon as it has', async () => {
+    const host = fakeHost({ ...MODERN, ...MODERN_6 })
+    const firewall = createIptables(host.options({ network: BOTH.network }))
+    await firewall.raise(SUBNET)
+    expect(host.inputs('ip6tables-restore')).toEqual([])
+    expect(await firewall.ensure(BOTH.subnet)).toEqual(fine())
+    expect(host.inputs('ip6tables-restore')).toHaveLength(2)
+    host.answers['ip6tables-save'] = host.inputs('ip6tables-restore').join('')
+    expect(await firewall.ensure(SUBNET)).toEqual(fine())
+    expect(host.inputs('ip6tables-restore').slice(2).join('')).toMatch(/-X FLANNEL-POSTRTG\n[^]*-X FLANNEL-FWD\n/)
+  })
+
+  it.each([
+    ['ip6tables', MODERN, MODERN_6, 'IP6Tables', 'rules of FLANNEL-FWD'],
+    ['iptables', MODERN_6, MODERN, 'IPTables', 'rules of FLANNEL-FWD (IPv6)'],
+  ])('stand without %s, which is said and tried again', async (program, works, later, tool, mended) => {
+    const host = fakeHost({ ...works, nft: '' })
+    const firewall = createIptables(host.options(BOTH))
+    await firewall.raise(BOTH.subnet)
+    expect(host.lines.filter((line) => line.startsWith('E'))).toEqual(
+      Array(2).fill(
+        `E Failed to setup ${tool}. iptables binary was not found: ${program} is not installed; install it`,
+      ),
+    )
+    const other = program === 'iptables' ? 'ip6tables' : 'iptables'
+    expect(host.inputs(`${other}-restore`)).toHaveLength(2)
+    host.answers[`${other}-save -t filter`] = '*filter\nCOMMIT\n'
+    const { mended: done, failures } = await firewall.ensure(BOTH.subnet)
+    expect(done).toEqual([mended])
+    expect(failures.map(({ message }) => message)).toEqual(
+      Array(2).fill(`Failed to ensure iptables rules: ${program} is not installed`),
+    )
+    Object.assign(host.answers, later)
+    expect((await firewall.ensure(BOTH.subnet)).failures).toEqual([])
+    expect(host.inputs(`${program}-restore`)).toHaveLength(2)
+  })
+
+  it('of nft are logged as flanneld logs them, in a transaction each', async () => {
+    const host = fakeHost({ nft: '' })
+    const firewall = createNftables(host.options(BOTH))
+    await firewall.raise(BOTH.subnet)
+    expect(host.lines.slice(3)).toEqual([
+      'I nftables: setting up masking rules (ipv4)',
+      'I nftables: setting up masking rules (ipv6)',
+      'I Changing default FORWARD chain policy to ACCEPT',
+      'I Changing default FORWARD chain policy to ACCEPT (ipv6)',
+    ])
+    const [four = '', six = '', ...more] = host.inputs('nft').filter((input) => input.includes('chain postrtg'))
+    expect(more).toEqual([])
+    expect(four).not.toMatch(/ip6|fd00/)
+    expect(six).not.toMatch(/ip |10\.42/)
+    expect(six).toContain('ip6 saddr fd00:42::/48 ip6 daddr != ff00::/8 masquerade fully-random\n')
+    expect(host.calls.filter(({ args }) => args[0] === '-c')).toHaveLength(1)
+    expect(await firewall.ensure(BOTH.subnet)).toEqual(fine())
+    host.answers['nft -s list table ip6 flannel-ipv6'] = refused('No such file or directory')
+    expect(await firewall.ensure(BOTH.subnet)).toEqual(fine('the table flannel-ipv6'))
+  })
+
+  it.each([
+    ['IPv4', NETWORK, SUBNET, ['ip', 'ip6']],
+    ['IPv6', NETWORK_6, SUBNET_6, ['ip6', 'ip']],
+  ] as const)('of nft, of which only %s is on, have a table each', async (_, network, subnet, [own, other]) => {
+    const host = fakeHost({ nft: '' })
+    await createNftables(host.options({ network })).raise(subnet)
+    const [input = '', ...more] = host.inputs('nft').filter((text) => text.includes('chain postrtg'))
+    expect(more).toEqual([])
+    expect(input).toMatch(new RegExp(`^add table ${own} flannel-.*\n[^]*\nadd table ${other} flannel-.*\n$`))
+    expect(input.includes(`chain ${other} `)).toBe(false)
+    expect(programs(host)).toEqual(['iptables', 'ip6tables']) // looked for, to remove what they left
+  })
+
+  it('of nft, of which one is off now, lose what an earlier run made of it, and nothing of others', async () => {
+    const theirs = 'ip6 saddr fd00:9::/48 accept'
+    const left = `table ip6 flannel-ipv6 {\n\tchain forward {\n\t\tip6 saddr fd00:42::/48 accept\n\t\t${theirs}\n\t}\n}\n`
+    const host = fakeHost({ nft: '', 'nft -s list table ip6 flannel-ipv6': left })
+    await createNftables(host.options({ previous: BOTH })).raise(SUBNET)
+    const six = host.inputs('nft').find((input) => input.includes('table ip6'))!
+    expect(six).toContain('\ndelete chain ip6 flannel-ipv6 forward\n')
+    expect(six).toContain(`    ${theirs}\n`)
+    expect(six).not.toMatch(/fd00:42|10\.42|chain postrtg \{/)
+  })
+
+  /** A host whose nft takes no tables of a family. */
+  function withoutNat(host: ReturnType<typeof fakeHost>, ...families: readonly string[]): FirewallOptions {
+    const { run, ...rest } = host.options(BOTH)
+    const picky: Run = (file, args, more) =>
+      families.some((family) => more?.input?.startsWith(`add table ${family} flannel`)) &&
+      args[0] === '-f' &&
+      !more?.input?.includes('delete table')
+        ? Promise.reject(refused(`no ${families.join(', ')}`))
+        : run(file, args, more)
+    return { ...rest, run: picky }
+  }
+
+  it.each([
+    ['ip', 'ip6', 'fd00:42::/48'],
+    ['ip6', 'ip', '10.42.0.0/16'],
+  ])('of nft stand where the kernel has no nat of %s, which is said and tried again', async (none, other, network) => {
+    const host = fakeHost({ nft: '' })
+    const firewall = createNftables(withoutNat(host, none))
+    await firewall.raise(BOTH.subnet)
+    const failure = `nftables: couldn't setup masq rules: \`x\` failed: no ${none}`
+    expect(host.lines.filter((line) => /^[EW]/.test(line))).toEqual([`E Failed to setup masq rules, ${failure}`])
+    const set = host.inputs('nft').filter((input) => input.includes('chain postrtg'))
+    expect(set).toHaveLength(1)
+    expect(set[0]).toContain(` saddr ${network} `)
+    host.answers[`nft -s list table ${other} flannel-ipv${other === 'ip' ? 4 : 6}`] = ''
+    const { mended, failures } = await firewall.ensure(BOTH.subnet)
+    expect(mended).toEqual([`the table flannel-ipv${other === 'ip' ? 4 : 6}`])
+    expect(failures.map(({ message }) => message)).toEqual([failure])
+  })
+
+  it('of nft of which none can be masqueraded end the start, as flanneld does; not so where only forwarding is wanted', async () => {
+    const host = fakeHost({ nft: '' })
+    await expect(createNftables(withoutNat(host, 'ip', 'ip6')).raise(BOTH.subnet)).rejects.toThrow(
+      "Failed to setup masq rules, nftables: couldn't setup masq rules: ",
+    )
+    const options = { ...withoutNat(host, 'ip', 'ip6'), masq: false }
+    await createNftables(options).raise(BOTH.subnet)
+    expect(host.lines.filter((line) => line.startsWith("E nftables: couldn't setup forward rules"))).toHaveLength(2)
+  })
+
+  it('of nft, of which one is off, do not live from that one', async () => {
+    const host = fakeHost({ nft: '' })
+    const options = { ...withoutNat(host, 'ip'), network: NETWORK, previous: BOTH }
+    await expect(createNftables(options).raise(SUBNET)).rejects.toThrow('no ip')
+  })
+
+  it('have a blackhole route each, and what one cannot have the other has', async () => {
+    const host = fakeHost({ ...MODERN, ...MODERN_6, ip: '' })
+    host.answers['ip -4 route add blackhole 10.42.7.0/24 metric 4294967295'] = refused('no route today')
+    const wish = { ...BOTH, masq: false, forward: false, previous: { network: {}, subnet: {} } }
+    const firewall = createFirewall('iptables', { ...host.options(wish), blackhole: true })
+    await firewall.raise(BOTH.subnet)
+    expect(host.lines.filter((line) => line.startsWith('E'))).toEqual([
+      'E Failed to setup blackhole route, `x` failed: no route today',
+    ])
+    const asked = host.calls.filter(({ file }) => file === 'ip').map(({ args }) => args.join(' '))
+    expect(asked).toEqual([
+      '-j -4 route show root 10.42.0.0/16',
+      '-4 route add blackhole 10.42.7.0/24 metric 4294967295',
+      '-j -6 route show root fd00:42::/48',
+      '-6 route add blackhole fd00:42:0:7::/64 metric 4294967295',
+    ])
+  })
+
+  it('of which one is off now lose the blackhole route of that one', async () => {
+    const route = { type: 'blackhole', dst: 'fd00:42:0:7::/64', dev: 'lo', metric: 4294967295 }
+    const foreign = { ...route, dst: 'fd00:42:0:8::/64', metric: 1024 }
+    const host = fakeHost({ ...MODERN, ...MODERN_6, ip: '' })
+    host.answers['ip -j -6 route show root fd00:42::/48'] = JSON.stringify([route, foreign])
+    const firewall = createFirewall('iptables', { ...host.options({ previous: BOTH }), blackhole: true })
+    await firewall.raise(SUBNET)
+    const changes = host.calls.filter(({ file, args }) => file === 'ip' && args[0] === '-6')
+    expect(changes.map(({ args }) => args.join(' '))).toEqual([
+      '-6 route del blackhole fd00:42:0:7::/64 metric 4294967295',
+    ])
+  })
+})

@@ -1,0 +1,51 @@
+// vxlan.test.ts - what the vxlan backend reads of a peer, and what it publishes.
+
+import { expect, it } from 'vitest'
+import { vtepMacOf } from '../../../../src/path/kinds/vxlan-config.ts'
+import { createVxlanBackend } from '../../../../src/path/kinds/vxlan.ts'
+import { readSettings } from '../../../../src/control/config/backend-options.ts'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { WeftError } from '../../../../src/base/errors.ts'
+
+it.each([
+  [{ VNI: 1, VtepMAC: '5A:11:22:33:44:55' }, '5a:11:22:33:44:55'],
+  [{ VtepMAC: '02:00:00:00:00:01' }, '02:00:00:00:00:01'],
+  [{ VtepMAC: '01:00:5e:00:00:01' }, undefined],
+  [{ VtepMAC: 'ff:ff:ff:ff:ff:ff' }, undefined],
+  [{ VtepMAC: '00:00:00:00:00:00' }, undefined],
+  [{ VtepMAC: '02:00:00:00:00:01 dev lo' }, undefined],
+  [{ VtepMAC: 7 }, undefined],
+  ['02:00:00:00:00:01', undefined],
+  [null, undefined],
+  [undefined, undefined],
+])('of %j the MAC is %s', (backendData, mac) => {
+  expect(vtepMacOf({ publicIp: { ipv4: 0xc0000202 }, backendType: 'vxlan', backendData }, 'ipv4')).toBe(mac)
+})
+
+it('keeps the MAC that peers know while its device is gone and the store no longer answers', async () => {
+  const warnings: string[] = []
+  const log = { info: () => {}, warn: (line: string) => void warnings.push(line), error: () => {}, v: () => false }
+  const address = 0xc0000201
+  const known = '5a:11:22:33:44:55'
+  let isAway = false
+  const config = parseNetworkConfig('{"Network":"192.0.0.0/16","Backend":{"Type":"vxlan","DataPath":"userspace"}}')
+  const backend = createVxlanBackend({
+    ...{ config, settings: readSettings('vxlan', config.backend) },
+    external: {
+      ...{ name: 'eth0', mtu: 1500, address: { ipv4: address }, publicIp: { ipv4: address } },
+      named: { address: { ipv4: true }, publicIp: { ipv4: true } },
+    },
+    startEngine: () => Promise.reject(new Error('nothing is opened here')),
+    persistence: { persist: true, tunName: undefined, isMultiQueue: false, inherit: async () => undefined },
+    publishedBefore: async () =>
+      isAway ? undefined : { publicIp: { ipv4: address }, backendType: 'vxlan', backendData: { VtepMAC: known } },
+    run: () => Promise.reject(new WeftError('COMMAND', 'Device does not exist.')),
+    log,
+  })
+  const macOf = async () => vtepMacOf(await backend.prepare(new AbortController().signal), 'ipv4')
+  expect(await macOf()).toBe(known)
+  isAway = true
+  expect(await macOf()).toBe(known)
+  // It is prepared again whenever a data path is opened again.
+  expect(warnings).toEqual([expect.stringContaining("contains this node's own address 192.0.2.1")])
+})

@@ -1,0 +1,108 @@
+// audience.test.ts - who may hear all of the status: by address, by name, and by what a browser says.
+
+import { describe, expect, it } from 'vitest'
+import { listenAt, refusalOf, type Asking } from '../../../src/report/audience.ts'
+
+const here: Asking = {
+  ...{ local: '127.0.0.1', remote: '127.0.0.1', host: 'localhost:8081' },
+  ...{ origin: undefined, site: undefined, dest: undefined },
+}
+const codeFor = (asking: Partial<Asking>, statusIp = '127.0.0.1'): number | undefined =>
+  refusalOf({ ...here, ...asking }, statusIp, 'Node-1.example.net')?.status
+const there = (local: string, remote = '10.5.3.7'): Partial<Asking> => ({ local, remote })
+
+describe('the status is told', () => {
+  it.each([
+    ['127.0.0.1', { local: '127.0.0.1', remote: '127.0.0.1' }],
+    ['127.0.0.1', { local: '::1', remote: '::1' }],
+    ['127.0.0.1', { local: '::ffff:127.0.0.1', remote: '::ffff:127.0.0.1' }],
+    ['::1', { local: '127.0.0.1', remote: '127.0.0.1' }],
+    ['192.0.2.7', { local: '127.0.0.1', remote: '127.0.0.1' }],
+    ['192.0.2.7', there('192.0.2.7')],
+    ['192.0.2.7', there('::ffff:192.0.2.7')],
+    ['fd00::7', there('fd00:0:0::7', 'fd00::8')],
+    ['0.0.0.0', there('192.0.2.7')],
+    ['::', there('fd00::7', 'fd00::8')],
+  ])('with --status-ip %s at %j', (statusIp, ends) => {
+    expect(codeFor(ends, statusIp)).toBeUndefined()
+  })
+  it.each([
+    ['127.0.0.1', there('192.0.2.7')],
+    ['127.0.0.1', there('192.0.2.7', '192.0.2.7')],
+    ['127.0.0.1', there('127.0.0.1')], // by net.ipv4.route_localnet
+    ['127.0.0.1', there('::1', 'fd00::8')],
+    ['192.0.2.7', there('192.0.2.8')],
+    ['192.0.2.7', there('::192.0.2.7')],
+    ['192.0.2.7', there('1::ffff:92.0.2.7')],
+    ['', { local: '127.0.0.1', remote: '127.0.0.1' }],
+    ['127.0.0.1', { local: undefined, remote: undefined }],
+    ['192.0.2.7', { local: undefined, remote: undefined }],
+  ])('with --status-ip %j not at %j', (statusIp, ends) => {
+    expect(codeFor(ends, statusIp)).toBe(403)
+  })
+})
+
+describe('the host that is asked', () => {
+  it.each([
+    ...['localhost', 'LOCALHOST:1', '127.0.0.1', '192.0.2.7:8081', '[::1]', '[fd00::7]:8081', 'node-1', 'NODE-1:8081'],
+    'node-1.example.net:8081',
+  ])('may be %j', (host) => {
+    expect(codeFor({ host })).toBeUndefined()
+  })
+  it.each([
+    ...['', ':8081', 'evil.example', 'evil.example:8081', 'node-1.evil.example', 'localhost.evil.example', 'node-2'],
+    ...['127.0.0.1.evil.example', '127.1', '0x7f.0.0.1', '127.0.0.1@evil.example', 'evil.example#127.0.0.1', '::1'],
+    ...[
+      'evil.example[::1]',
+      'evil.example[::1]:8081',
+      '[::1',
+      '[evil.example]',
+      '[::1]evil.example',
+      '127.0.0.1:80:80',
+      'localhost.',
+      ' localhost',
+      'example',
+      '[]',
+    ],
+  ])('may not be %j', (host) => {
+    expect(codeFor({ host })).toBe(421)
+  })
+  it('must be said, and a host without a name has none that fits', () => {
+    expect(codeFor({ host: undefined })).toBe(421)
+    expect(refusalOf({ ...here, host: '' }, '127.0.0.1', '')?.status).toBe(421)
+  })
+})
+
+describe('a browser', () => {
+  it.each([
+    { site: 'same-origin' },
+    { site: 'none' },
+    { site: 'cross-site', dest: 'document' }, // a link that was followed
+    { origin: 'http://localhost:8081' },
+  ])('is answered with %j', (said) => {
+    expect(codeFor(said)).toBeUndefined()
+  })
+  it.each([
+    ...[{ site: 'cross-site' }, { site: 'same-site' }, { site: 'cross-site', dest: 'iframe' }, { site: '' }],
+    ...[{ origin: 'null' }, { origin: 'http://localhost:9000' }, { origin: 'https://evil.example' }],
+    { origin: 'http://evil.example', site: 'same-origin' },
+  ])('is not with %j', (said) => {
+    expect(codeFor(said)).toBe(403)
+  })
+})
+
+it.each([
+  ['0.0.0.0', '127.0.0.1', ['0.0.0.0']],
+  ['0.0.0.0', '192.0.2.7', ['0.0.0.0']],
+  ['0.0.0.0', '::1', ['0.0.0.0', '::1']],
+  ['0.0.0.0', '::', ['::']],
+  ['', '127.0.0.1', ['']],
+  ['::', '127.0.0.1', ['::']],
+  ['192.0.2.7', '127.0.0.1', ['192.0.2.7', '127.0.0.1']],
+  ['192.0.2.7', '', ['192.0.2.7']],
+  ['192.0.2.7', '0.0.0.0', ['0.0.0.0']],
+  ['fd00::7', '0.0.0.0', ['fd00::7', '0.0.0.0']],
+  ['127.0.0.1', '127.0.0.1', ['127.0.0.1']],
+])('probes at %j and the status at %j listen at %j', (ip, statusIp, at) => {
+  expect(listenAt(ip, statusIp)).toEqual(at)
+})

@@ -1,0 +1,30 @@
+// drops.test.ts - what a request for later drops may say, and what a daemon without a node answers.
+
+import { expect, it } from 'vitest'
+import { HEADLESS, noDrops, parseAfter } from '../../../src/report/drops.ts'
+
+it.each([
+  ['', []],
+  ['0', [0]],
+  ['1,2', [1, 2]],
+  ['9007199254740991', [9_007_199_254_740_991]],
+  ['9007199254740992', undefined],
+  ['12345678901234567', undefined],
+  ['1,', undefined],
+  [',1', undefined],
+  ['1,x', undefined],
+  ['x1', undefined],
+  ['1x', undefined],
+  ['-1', undefined],
+  ['1.5', undefined],
+  ['1.0', undefined],
+  ['1e5', undefined],
+  [' 1', undefined],
+])('%j is %j', (text, expected) => expect(parseAfter(text)).toEqual(expected))
+
+it('is nothing yet without a node, and has every field', () => {
+  expect(noDrops('now')).toEqual({
+    ...{ schema: 1, at: 'now', device: null, engine: null, reasons: {}, packets: [], next: [] },
+  })
+  expect([...HEADLESS]).toEqual(['rx_drop_socket_full'])
+})

@@ -1,0 +1,91 @@
+// hour.test.ts - the last hour in a fixed room: it wraps around, misses no step, and has room for so many peers.
+
+import { expect, it } from 'vitest'
+import {
+  createHour,
+  historyReport,
+  MOST_PEERS,
+  PEER_STEP_MS,
+  STEP_MS,
+  type NodeSample,
+  type PeerSample,
+} from '../../../src/report/hour.ts'
+
+const sample = (txBytesPerSecond: number): NodeSample => ({
+  ...{ txBytesPerSecond, rxBytesPerSecond: undefined, dropsPerSecond: 0, roundTripMs: 1.5, lossPercent: 0 },
+})
+const peerSample = (roundTripMs: number | undefined): PeerSample => ({
+  ...{ txBytesPerSecond: 1e9, rxBytesPerSecond: 0, roundTripMs, lossPercent: 100 },
+})
+
+it('has nothing at first, then the newest last', () => {
+  const hour = createHour()
+  expect(hour.node().txBytesPerSecond).toEqual(Array(360).fill(null))
+  hour.add(sample(7), 5 * STEP_MS)
+  hour.add(sample(8), 6 * STEP_MS)
+  const { txBytesPerSecond, rxBytesPerSecond, dropsPerSecond, roundTripMs } = hour.node()
+  expect(txBytesPerSecond.slice(-3)).toEqual([null, 7, 8])
+  expect([rxBytesPerSecond.at(-1), dropsPerSecond.at(-1), roundTripMs.at(-1)]).toEqual([null, 0, 1.5])
+})
+
+it('wraps around, and has of steps that were missed nothing, not what stood there an hour ago', () => {
+  const hour = createHour()
+  for (let step = 0; step < 400; step++) hour.add(sample(step), step * STEP_MS + 3)
+  expect(hour.node().txBytesPerSecond).toEqual(Array.from({ length: 360 }, (_, at) => at + 40))
+  hour.add(sample(1), 405 * STEP_MS)
+  expect(hour.node().txBytesPerSecond.slice(-7)).toEqual([399, null, null, null, null, null, 1])
+  hour.add(sample(2), 100_000 * STEP_MS)
+  expect(hour.node().txBytesPerSecond).toEqual([...Array<null>(359).fill(null), 2])
+})
+
+it('of a peer has what is known of each minute, to a thousandth', () => {
+  const hour = createHour()
+  hour.addPeers(new Map([['a', peerSample(0.25)]]), 0)
+  hour.addPeers(new Map([['a', peerSample(undefined)]]), PEER_STEP_MS)
+  hour.addPeers(new Map([['a', peerSample(1234)]]), 3 * PEER_STEP_MS)
+  const { roundTripMs, txBytesPerSecond, rxBytesPerSecond, lossPercent } = hour.peer('a')!
+  const [first, second, third, fourth] = roundTripMs.slice(-4)
+  expect([second, third]).toEqual([null, null])
+  expect(first! / 0.25).toBeCloseTo(1, 2)
+  expect(fourth! / 1234).toBeCloseTo(1, 2)
+  expect(txBytesPerSecond.at(-1)! / 1e9).toBeCloseTo(1, 2)
+  expect([rxBytesPerSecond.at(-1), lossPercent.at(-1)]).toEqual([0, expect.closeTo(100, 0)])
+  expect(hour.peer('b')).toBeUndefined()
+})
+
+it('gives the room of a peer that went to another, with nothing of the first in it', () => {
+  const hour = createHour()
+  hour.addPeers(new Map([['a', peerSample(5)]]), 0)
+  hour.addPeers(new Map([['b', peerSample(9)]]), PEER_STEP_MS)
+  expect(hour.peer('a')).toBeUndefined()
+  const known = hour.peer('b')!.roundTripMs.filter((each) => each !== null)
+  expect(known).toEqual([expect.closeTo(9, 1)])
+})
+
+it('takes less than half a megabyte for a thousand peers, and no more for ten thousand', () => {
+  const hour = createHour()
+  const empty = hour.bytes()
+  expect(empty).toBeLessThan(8_000)
+  const samples = (number: number) =>
+    new Map(Array.from({ length: number }, (_, at) => [String(at), peerSample(at)] as const))
+  hour.addPeers(samples(3), 0)
+  expect(hour.bytes() - empty).toBeLessThan(32_000)
+  hour.addPeers(samples(1_000), PEER_STEP_MS)
+  expect(hour.bytes()).toBeLessThan(500_000)
+  hour.addPeers(samples(10_000), 2 * PEER_STEP_MS)
+  expect(hour.bytes()).toBeLessThan(500_000)
+  expect([hour.peer(String(MOST_PEERS - 1)), hour.peer(String(MOST_PEERS))].map((each) => each !== undefined)).toEqual([
+    true,
+    false,
+  ])
+})
+
+it('is told with its steps, of one peer or of none', () => {
+  const hour = createHour()
+  hour.addPeers(new Map([['a', peerSample(5)]]), 0)
+  const at = '2026-11-23T03:00:00.000Z'
+  expect(historyReport(hour, at, 'a')).toEqual({
+    ...{ schema: 1, at, stepSeconds: 10, peerStepSeconds: 60, node: hour.node(), peer: hour.peer('a') },
+  })
+  expect(historyReport(hour, at, '').peer).toBeNull()
+})

@@ -1,0 +1,115 @@
+// notify.test.ts - what the service manager is sent and when, and what a wrong environment does.
+
+import { beforeEach, describe, expect, it } from 'vitest'
+import { takeNotifier, type Notifier } from '../../../src/report/notify.ts'
+import { readingOf } from '../../../src/report/states.ts'
+
+let sent: [socket: string, message: string][]
+let given: (readonly number[])[]
+let lines: string[]
+let failure: Error | undefined
+beforeEach(() => {
+  sent = []
+  given = []
+  lines = []
+  failure = undefined
+})
+
+const log = { info: () => {}, warn: (text: string) => void lines.push(text), error: () => {}, v: () => false }
+const send = (socket: string, message: string, fds: readonly number[]): void => {
+  if (failure) throw failure
+  sent.push([socket, message])
+  given.push(fds)
+}
+const take = (environment: NodeJS.ProcessEnv): Promise<Notifier | undefined> =>
+  takeNotifier(environment, 77, log, async () => send)
+const refusal = (code: string): Error => Object.assign(new Error(`sendto: ${code}`), { code })
+
+describe('the notifier', () => {
+  it('says what is new, once', async () => {
+    const notifier = (await take({ NOTIFY_SOCKET: '/run/manager' }))!
+    notifier.tell({ ready: false, status: 'waiting' })
+    notifier.tell({ ready: false, status: 'waiting' })
+    notifier.tell({ ready: true, status: '3 peers' })
+    notifier.tell({ ready: true, status: '3 peers' })
+    notifier.tell({ ready: true, status: '4 peers\nREADY=0' })
+    notifier.alive()
+    notifier.stopping()
+    expect(new Set(sent.map(([socket]) => socket))).toEqual(new Set(['/run/manager']))
+    expect(sent.map(([, message]) => message)).toEqual([
+      'STATUS=waiting',
+      'READY=1\nSTATUS=3 peers',
+      'STATUS=4 peers READY=0',
+      'WATCHDOG=1',
+      `STOPPING=1\nSTATUS=${readingOf({ state: 'leaving', impairments: [] }).words}`,
+    ])
+    expect(lines).toEqual([])
+  })
+
+  it('gives descriptors away, each under its name, and lets go of them', async () => {
+    const notifier = (await take({ NOTIFY_SOCKET: '/run/manager' }))!
+    await notifier.keep([
+      { fd: 7, name: 'weft-0' },
+      { fd: 9, name: 'weft-1' },
+    ])
+    notifier.forget(['weft-0'])
+    expect(sent.map(([, message]) => message)).toEqual([
+      'FDSTORE=1\nFDPOLL=0\nFDNAME=weft-0',
+      'FDSTORE=1\nFDPOLL=0\nFDNAME=weft-1',
+      'FDSTOREREMOVE=1\nFDNAME=weft-0',
+    ])
+    expect(given).toEqual([[7], [9], []])
+  })
+
+  it('says later what a manager that is behind did not take', async () => {
+    const notifier = (await take({ NOTIFY_SOCKET: '@manager' }))!
+    failure = refusal('EAGAIN')
+    notifier.tell({ ready: true, status: 'fine' })
+    failure = undefined
+    notifier.tell({ ready: true, status: 'fine' })
+    expect(sent).toEqual([['@manager', 'READY=1\nSTATUS=fine']])
+    expect(lines).toEqual([])
+  })
+
+  it('logs one line about a socket that is not there, and goes on', async () => {
+    const notifier = (await take({ NOTIFY_SOCKET: '/run/nobody' }))!
+    failure = refusal('ENOENT')
+    notifier.tell({ ready: true, status: 'fine' })
+    notifier.alive()
+    notifier.stopping()
+    expect(lines).toEqual(['Cannot tell the service manager at /run/nobody: sendto: ENOENT'])
+  })
+
+  it('takes its variables out of the environment, so that no child speaks for the daemon', async () => {
+    const environment = { NOTIFY_SOCKET: '/run/manager', WATCHDOG_USEC: '1000000', WATCHDOG_PID: '77', PATH: '/bin' }
+    await take(environment)
+    expect(environment).toEqual({ PATH: '/bin' })
+  })
+
+  it.each([undefined, ''])('is not there when NOTIFY_SOCKET is %j', async (socket) => {
+    const unused = async (): Promise<never> => {
+      throw new Error('the addon was loaded for nothing')
+    }
+    const environment = socket === undefined ? {} : { NOTIFY_SOCKET: socket }
+    expect(await takeNotifier(environment, 77, log, unused)).toBeUndefined()
+    expect(lines).toEqual([])
+  })
+
+  it.each(['run/manager', 'vsock:2:1234', '/', '@'])('is not there, and says why, for %s', async (socket) => {
+    expect(await take({ NOTIFY_SOCKET: socket })).toBeUndefined()
+    expect(lines).toEqual([expect.stringMatching(/^NOTIFY_SOCKET is /)])
+  })
+
+  it.each([
+    [{ WATCHDOG_USEC: '30000000', WATCHDOG_PID: '77' }, 15_000, 0],
+    [{ WATCHDOG_USEC: '3000000' }, 1_500, 0],
+    [{ WATCHDOG_USEC: '30000000', WATCHDOG_PID: '78' }, undefined, 0],
+    [{ WATCHDOG_USEC: '0' }, undefined, 1],
+    [{ WATCHDOG_USEC: '30s' }, undefined, 1],
+    [{}, undefined, 0],
+  ])('is asked by %j to be alive every %j ms', async (variables, aliveMs, complaints) => {
+    const notifier = (await take({ NOTIFY_SOCKET: '/run/manager', ...variables }))!
+    expect(notifier.aliveMs).toBe(aliveMs)
+    expect(lines).toHaveLength(complaints)
+  })
+})

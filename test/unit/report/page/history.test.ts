@@ -1,0 +1,110 @@
+// history.test.ts - rates from counts that grow, begin anew, or are not there.
+
+import { expect, it } from 'vitest'
+import { createHistory, totalsOf } from '../../../../src/report/page/history.ts'
+import type { Status } from '../../../../src/report/status.ts'
+import { peerWith, statusWith } from '../../../support/page-status.ts'
+
+const at = (second: number): string => new Date(Date.UTC(2026, 0, 1) + second * 1000).toISOString()
+function statusAt(second: number, tx: number, rx: number, drops: number): Status {
+  const status = statusWith([peerWith(1, { txBytes: tx / 2, rxBytes: null })], { at: at(second) })
+  const counters = { tx_bytes: tx, rx_bytes: rx, rx_drop_ttl: drops }
+  return { ...status, dataPath: { ...status.dataPath!, counters, drops: { rx_drop_ttl: drops } } }
+}
+
+it('tells what passed in a second, in all and for each peer', () => {
+  const history = createHistory()
+  history.add(statusAt(0, 1000, 0, 5))
+  expect(history.samples()).toEqual([])
+  history.add(statusAt(2, 5000, 200, 7))
+  history.add(statusAt(2, 5000, 200, 7)) // the same answer again
+  expect(history.samples()).toEqual([{ at: Date.parse(at(2)) / 1000, tx: 2000, rx: 100, drops: 1 }])
+  expect(history.ratesOf('10.5.1.0-24')).toEqual({ tx: 1000, rx: undefined })
+  expect(history.ratesOf('10.5.9.0-24')).toEqual({ tx: undefined, rx: undefined })
+})
+
+it('leaves a gap where counts began anew', () => {
+  const history = createHistory()
+  for (const [second, tx] of [
+    [0, 9000],
+    [1, 0],
+    [2, 300],
+  ] as const)
+    history.add(statusAt(second, tx, 0, 0))
+  expect(history.samples().map(({ tx }) => tx)).toEqual([undefined, 300])
+})
+
+it('tells of a link without traffic that nothing passed, and of one moment only what was said first', () => {
+  const history = createHistory()
+  for (const status of [statusAt(0, 1000, 0, 0), statusAt(0, 9000, 0, 0), statusAt(1, 9000, 0, 0)]) history.add(status)
+  history.add(statusAt(2, 9000, 0, 0))
+  expect(history.samples().map(({ tx, rx, drops }) => [tx, rx, drops])).toEqual([
+    [8000, 0, 0],
+    [0, 0, 0],
+  ])
+})
+
+it('goes on from a clock that was set back, and over a status without peers', () => {
+  const history = createHistory()
+  const away: Status = { ...statusAt(5, 0, 0, 0), peers: null }
+  for (const status of [statusAt(9, 1000, 0, 0), statusAt(3, 1500, 0, 0), statusAt(4, 1600, 0, 0), away])
+    history.add(status)
+  expect(history.samples().map(({ tx }) => tx)).toEqual([100, undefined])
+  expect(history.ratesOf('10.5.1.0-24')).toStrictEqual({ tx: undefined, rx: undefined })
+})
+
+it('tells of a peer each way', () => {
+  const history = createHistory()
+  const counted = (second: number, txBytes: number, rxBytes: number): Status => ({
+    ...statusWith([peerWith(1, { txBytes, rxBytes })]),
+    at: new Date(second * 1000).toISOString(),
+  })
+  history.add(counted(1, 0, 10))
+  history.add(counted(3, 400, 30))
+  expect(history.ratesOf('10.5.1.0-24')).toEqual({ tx: 200, rx: 10 })
+})
+
+it('keeps so many and no more', () => {
+  const history = createHistory(3)
+  for (let second = 0; second < 9; second++) history.add(statusAt(second, second, 0, 0))
+  expect(history.samples().map((sample) => sample.at - Date.parse(at(0)) / 1000)).toEqual([6, 7, 8])
+})
+
+it("takes the peers' bytes where the engine counts none, and knows nothing where nobody counts", () => {
+  const status = statusWith([peerWith(1), peerWith(2, { txBytes: null, rxBytes: null }), peerWith(3)])
+  const kernel: Status = { ...status, dataPath: { ...status.dataPath!, counters: { peers_unusable: 0 }, drops: {} } }
+  expect(totalsOf(kernel)).toEqual({ tx: 2000, rx: 4000, drops: undefined })
+  const nobody = statusWith([peerWith(1, { txBytes: null, rxBytes: null })], { dataPath: kernel.dataPath })
+  expect(totalsOf(nobody)).toEqual({ tx: undefined, rx: undefined, drops: undefined })
+  expect(totalsOf({ ...nobody, dataPath: null, peers: null })).toEqual({
+    tx: undefined,
+    rx: undefined,
+    drops: undefined,
+  })
+})
+
+it('puts what the daemon remembers before what was seen here, from where something is known of it on', () => {
+  const history = createHistory()
+  const known = (...values: (number | null)[]): (number | null)[] => [null, null, ...values]
+  history.remember({
+    ...{ schema: 1, at: at(100), stepSeconds: 10, peerStepSeconds: 60, peer: null },
+    node: {
+      ...{ txBytesPerSecond: known(1, 2, 3), rxBytesPerSecond: known(4, 5, 6), dropsPerSecond: known(0, 0, 0) },
+      ...{ roundTripMs: known(null, 7, 8), lossPercent: known(0, 10, 20) },
+    },
+  })
+  const second = (sample: { readonly at: number }): number => sample.at - Date.parse(at(0)) / 1000
+  expect(history.hour().map((step) => [second(step), step.tx, step.roundTripMs])).toEqual([
+    [80, 1, undefined],
+    [90, 2, 7],
+    [100, 3, 8],
+  ])
+  expect(history.samples()).toHaveLength(3)
+  history.add(statusAt(94, 0, 0, 0))
+  history.add(statusAt(95, 500, 0, 0))
+  expect(history.samples().map((sample) => [second(sample), sample.tx])).toEqual([
+    [80, 1],
+    [90, 2],
+    [95, 500],
+  ])
+})

@@ -1,0 +1,140 @@
+// peer-events.test.ts - what befell the peers is kept in a fixed number, and read again from whatever stands in a file.
+
+import { expect, it } from 'vitest'
+import fc from 'fast-check'
+import {
+  createPeerEvents,
+  eventsText,
+  MOST_EVENTS,
+  parseEvents,
+  PEER_EVENTS,
+  peerEventText,
+  type PeerEvent,
+} from '../../../src/report/peer-events.ts'
+
+export const event = (known: Partial<PeerEvent> = {}): PeerEvent => ({
+  ...{ at: '2026-11-23T03:00:00.000Z', what: 'silent', peer: '10.5.2.0/24', publicIp: '192.0.2.2', family: 'ipv4' },
+  ...{ afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null },
+  ...known,
+})
+
+it('keeps the order in which they came, and counts each kind', () => {
+  const events = createPeerEvents()
+  const list = [event(), event({ what: 'back', at: '2026-11-23T02:00:00.000Z' }), event({ what: 'silent' })]
+  for (const each of list) events.add(each)
+  expect(events.list()).toEqual(list)
+  expect(events.counts()).toEqual({
+    ...{ silent: 2, back: 1, moved: 0, narrow: 0, whole: 0, slow: 0, usual: 0 },
+    'one-way': 0,
+  })
+})
+
+it('drops the oldest of the peer that has most: one that comes and goes pushes no other out', () => {
+  const events = createPeerEvents(10)
+  events.add(event({ peer: 'calm' }))
+  events.add(event({ peer: 'calm', family: 'ipv6' }))
+  for (let number = 0; number < 100; number++) events.add(event({ peer: 'busy', afterSeconds: number }))
+  const list = events.list()
+  expect(list).toHaveLength(10)
+  expect(list.slice(0, 2).map(({ peer, family }) => [peer, family])).toEqual([
+    ['calm', 'ipv4'],
+    ['calm', 'ipv6'],
+  ])
+  expect(list.slice(2).map(({ afterSeconds }) => afterSeconds)).toEqual([92, 93, 94, 95, 96, 97, 98, 99])
+  expect(events.counts().silent).toBe(102)
+})
+
+it('puts those of a process before this one first, once, and counts none of them', () => {
+  const events = createPeerEvents(4)
+  const older = [event({ peer: 'a' }), event({ peer: 'b' })]
+  events.adopt(older)
+  events.add(event({ peer: 'c' }))
+  // It wrote one more before it ended.
+  events.adopt([...older, event({ peer: 'b', what: 'back' })])
+  expect(events.list().map(({ peer, what }) => `${peer} ${what}`)).toEqual([
+    'a silent',
+    'b silent',
+    'b back',
+    'c silent',
+  ])
+  expect([events.counts().silent, events.counts().back]).toEqual([1, 0])
+  expect(events.last({ peer: 'b', family: 'ipv4' }, ['silent', 'back'])!.what).toBe('back')
+  expect(events.last({ peer: 'b', family: 'ipv4' }, ['silent'])!.what).toBe('silent')
+  expect(events.last({ peer: 'b', family: 'ipv6' }, PEER_EVENTS)).toBeUndefined()
+  events.add(event({ peer: 'b', what: 'moved', movedFrom: '192.0.2.9' }))
+  expect(events.list().map(({ peer, what }) => `${peer} ${what}`)).toEqual([
+    'a silent',
+    'b back',
+    'c silent',
+    'b moved',
+  ])
+  expect(events.last({ peer: 'b', family: 'ipv4' }, PEER_EVENTS)!.what).toBe('moved')
+})
+
+it('is read as it was written', () => {
+  const list = PEER_EVENTS.map((what) =>
+    event({ what, afterSeconds: 3, bytes: 1372, roundTripMs: 2.5, usualMs: 1, movedFrom: '192.0.2.1' }),
+  )
+  expect(parseEvents(eventsText(list))).toEqual(list)
+  expect(parseEvents(eventsText([]))).toEqual([])
+})
+
+it('reads of a file that was cut short, or has junk, the lines that are events', () => {
+  const text = eventsText([event(), event({ what: 'back', afterSeconds: 3 })])
+  expect(parseEvents(text.slice(0, -20))).toEqual([event()])
+  const lines = [
+    ...[
+      { version: 1, later: 'field' },
+      null,
+      7,
+      [],
+      {},
+      { ...event(), what: 'exploded' },
+      { ...event(), family: 'ipx' },
+    ],
+    ...[
+      { ...event(), at: 'yesterday' },
+      { ...event(), peer: 'x'.repeat(101) },
+      { ...event(), publicIp: 5 },
+    ],
+    { ...event(), afterSeconds: -1, bytes: 'many', movedFrom: {}, later: 'field' },
+  ]
+  expect(parseEvents(lines.map((line) => JSON.stringify(line)).join('\n'))).toEqual([event()])
+})
+
+it('is not read where it is of another version, or no such file at all', () => {
+  for (const text of ['', '\n', '{}', 'junk', '{"version":2}\n', '\0\0\0', '[1]'])
+    expect(() => parseEvents(text), text).toThrow('its version is')
+  fc.assert(
+    fc.property(fc.string(), (text) => {
+      const lines = parseEvents(`{"version":1}\n${text}`)
+      expect(lines.every(({ what }) => PEER_EVENTS.includes(what))).toBe(true)
+    }),
+  )
+})
+
+it('reads no more than are kept', () => {
+  const list = Array.from({ length: MOST_EVENTS + 5 }, (_, at) => event({ afterSeconds: at }))
+  expect(parseEvents(eventsText(list)).map(({ afterSeconds }) => afterSeconds)[0]).toBe(5)
+  const events = createPeerEvents()
+  for (const each of list) events.add(each)
+  expect(events.list()).toHaveLength(MOST_EVENTS)
+})
+
+it('is told in words', () => {
+  const words = (known: Partial<PeerEvent>): string => peerEventText(event(known), (seconds) => `${seconds} s`)
+  expect(words({})).toBe('does not answer any more')
+  expect(words({ family: 'ipv6' })).toBe('does not answer by IPv6 any more')
+  expect(words({ what: 'one-way' })).toBe('sends, but what is sent to it is lost')
+  expect([words({ what: 'back', afterSeconds: 9 }), words({ what: 'back' })]).toEqual([
+    'answers again, after 9 s',
+    'answers again',
+  ])
+  expect(words({ what: 'moved', movedFrom: '192.0.2.9' })).toBe('moved from 192.0.2.9 to 192.0.2.2')
+  expect(words({ what: 'narrow', bytes: 1372 })).toBe('packets of more than 1372 bytes do not come back')
+  expect(words({ what: 'whole', afterSeconds: 60 })).toBe('long packets come back again, after 60 s')
+  expect(words({ what: 'slow', roundTripMs: 40, usualMs: 10 })).toBe('round trip 40 ms, usually 10 ms')
+  expect(words({ what: 'usual', roundTripMs: 10, afterSeconds: 60 })).toBe(
+    'round trip as usual again, 10 ms, after 60 s',
+  )
+})

@@ -1,0 +1,75 @@
+// serve.test.ts - a health port that is taken at the start: by the weftd that is to be succeeded, by one that is just ending, by others.
+
+import { once } from 'node:events'
+import { mkdtempSync, rmSync } from 'node:fs'
+import { connect, createServer, type AddressInfo, type Server } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, expect, it } from 'vitest'
+import { createHealth } from '../../../src/report/health.ts'
+import { serveStatus, type DaemonBefore, type ServedPlaces } from '../../../src/report/serve.ts'
+
+let taken: Server
+let port: number
+beforeEach(async () => {
+  taken = createServer((socket) => socket.destroy()).listen(0, '127.0.0.1')
+  await once(taken, 'listening')
+  ;({ port } = taken.address() as AddressInfo)
+})
+afterEach(() => void taken.close())
+
+const serve = (before: Partial<DaemonBefore>, more: Partial<ServedPlaces> = {}) => {
+  const lines: string[] = []
+  const say = (line: string): void => void lines.push(line)
+  const address = { 'healthz-ip': '127.0.0.1', 'healthz-port': port, 'status-ip': '127.0.0.1' }
+  const places = { ...address, 'status-socket': '', ...more }
+  const log = { info: say, warn: say, error: say, v: () => false }
+  const alone: DaemonBefore = { isSuccessor: false, predecessor: async () => undefined, free: Promise.resolve() }
+  return { lines, serving: serveStatus(places, createHealth(), { ...alone, ...before }, log, new AbortController()) }
+}
+const answersAt = (healthPort: number) => async () => ({ healthPort })
+
+it.each<[string, () => Partial<DaemonBefore>]>([
+  ['nobody is to be succeeded', () => ({})],
+  ['the one before answers at another', () => ({ isSuccessor: true, predecessor: answersAt(1) })],
+])('is an error where %s', async (_who, before) => {
+  await expect(serve(before()).serving).rejects.toMatchObject({ code: 'PORT_IN_USE' })
+})
+
+it.each<[string, () => Partial<DaemonBefore>]>([
+  ['the one before answers there', () => ({ isSuccessor: true, predecessor: answersAt(port) })],
+  ['the one before has just gone', () => ({ isSuccessor: true })],
+])('is answered at as soon as it is free where %s', async (_who, before) => {
+  const { serving, lines } = serve(before())
+  const health = await serving
+  await expect.poll(() => lines.some((line) => line.includes('Start healthz server error.'))).toBe(true)
+  taken.close()
+  const answer = () => fetch(`http://127.0.0.1:${port}/healthz`).then((response) => response.text(), String)
+  await expect.poll(answer).toBe('flanneld is running')
+  await health.close()
+})
+
+const isAnswered = (path: string): Promise<boolean> =>
+  new Promise((resolve) => {
+    const socket = connect(path, () => resolve(true)).once('error', () => resolve(false))
+    socket.once('connect', () => socket.destroy())
+  })
+
+it('a socket of its own is served at once, one that the daemon before has when that one is gone', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-serve-'))
+  const place = { 'healthz-port': 0, 'status-socket': join(folder, 'weftd.sock') }
+  let setFree!: () => void
+  const free = new Promise<void>((resolve) => (setFree = resolve))
+  const first = serve({ isSuccessor: true, free }, place)
+  const before = await first.serving
+  expect(await isAnswered(place['status-socket'])).toBe(true)
+  const second = serve({ isSuccessor: true, free }, place)
+  const after = await second.serving
+  await before.close()
+  expect(await isAnswered(place['status-socket'])).toBe(false)
+  setFree()
+  await expect.poll(() => isAnswered(place['status-socket'])).toBe(true)
+  await after.close()
+  expect([...first.lines, ...second.lines]).toEqual([])
+  rmSync(folder, { recursive: true })
+})

@@ -1,0 +1,171 @@
+// status.test.ts - the numbers above the peers, and that docs/status.md has each field of the JSON and no other.
+
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { describe, expect, it } from 'vitest'
+import { packageRoot } from '../../../lab/lab.ts'
+import {
+  conditionText,
+  countPeers,
+  dropsOf,
+  sidesOf,
+  startingReport,
+  worstOf,
+  type PeerSide,
+  type PeerState,
+  type PeerStatus,
+} from '../../../src/report/status.ts'
+import { createHour, historyReport } from '../../../src/report/hour.ts'
+import { eventsReport } from '../../../src/report/peer-events.ts'
+import { soundStatus } from '../../support/facts.ts'
+import { installRig, ready, start, nodeStatus, ofFamilies, store, dataPaths, until } from '../../support/node-rig.ts'
+import { beginningWith } from '../../support/snapshot.ts'
+
+installRig()
+
+const peer = (state: PeerStatus['state'], probedSecondsAgo: number | null = null): PeerStatus => ({
+  ...{
+    lease: '10.5.2.0-24',
+    subnet: '10.5.2.0/24',
+    publicIp: '192.0.2.2',
+    ipv6Subnet: null,
+    publicIpv6: null,
+    endpoint: null,
+    way: null,
+    type: '',
+    state,
+    held: false,
+  },
+  ...{ since: '', txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, heardSecondsAgo: null, roundTripMs: null },
+  ...{ lossPercent: null, probedSecondsAgo, pathMtu: null },
+})
+
+it.each([
+  ['nobody', [], null, 1],
+  ['nobody, probed', [], 10, 1],
+  ['all programmed', [peer('programmed')], null, 1],
+  ['one of two programmed', [peer('programmed'), peer('stored')], null, 0.5],
+  ['none probed yet', [peer('programmed'), peer('programmed')], 10, 1],
+  [
+    'one of two that were probed answers, of four',
+    [peer('answering', 1), peer('programmed', 1), peer('programmed'), peer('stored')],
+    10,
+    0.375,
+  ],
+] as const)('tells how whole the network is: %s', (_name, list, probeSeconds, whole) => {
+  expect(countPeers(list, probeSeconds).whole).toBe(whole)
+})
+
+it('tells drops from other counters', () => {
+  expect(dropsOf({ tx_packets: 5, tx_drop_ttl: 0, rx_drop_tun: 3 })).toEqual({ rx_drop_tun: 3 })
+})
+
+/** The names of all fields, `a.b[].c`; what is said of objects by the network or by counters is not the schema's. */
+function fieldsOf(of: unknown, name = ''): string[] {
+  const isOpen = ['config.backend', 'lease.published', 'dataPath.counters', 'dataPath.drops', 'peerEvents'].includes(
+    name,
+  )
+  const isOfTexts = ['dataPath.features', 'dataPath.families'].includes(name)
+  if (typeof of !== 'object' || of === null || isOpen || isOfTexts) return [name]
+  if (Array.isArray(of)) return of.length === 0 ? [] : fieldsOf(of[0], `${name}[]`)
+  return Object.entries(of).flatMap(([key, each]) => fieldsOf(each, name === '' ? key : `${name}.${key}`))
+}
+
+/** The fields that docs/status.md has in a section. */
+function documentedIn(heading: string): string[] {
+  const page = readFileSync(join(packageRoot, 'docs/status.md'), 'utf8')
+  const section = page.split(`\n${heading}\n`)[1]!.split('\n## ')[0]!
+  return [...section.matchAll(/^\| `([^`]+)` \|/gm)].map(([, name = '']) => name)
+}
+
+it('has each field of events and history in docs/status.md, and there no other', () => {
+  const nothing = { afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null }
+  const event = { at: '', what: 'silent', peer: '', publicIp: '', family: 'ipv4', ...nothing } as const
+  const { node: past, ...history } = historyReport(createHour(), '', '')
+  const names = Object.keys(past).map((name) => `node.${name}`)
+  expect(documentedIn('## Memory')).toEqual(
+    expect.arrayContaining([...fieldsOf(eventsReport('', [event])), ...Object.keys(history), ...names]),
+  )
+  expect(documentedIn('## Memory')).toHaveLength(fieldsOf(eventsReport('', [event])).length + 5 + names.length)
+})
+
+it('has each field in docs/status.md, and there no other', async () => {
+  store.put('10.5.0.64-26&fd00:5:0:7::-64', JSON.stringify({ PublicIP: '192.0.2.2', PublicIPv6: '2001:db8::2' }))
+  start(ofFamilies('ipv4', 'ipv6'))
+  await ready()
+  dataPaths[0]!.rounds = { 'weft-loop0': 1 }
+  let node = await nodeStatus()
+  await until(() => {
+    void nodeStatus().then((newest) => (node = newest))
+    return node.dataPath!.threads.length === 1
+  }, 3000)
+  dataPaths[0]!.lacking = { ipv6: 'no device' } // something that it is impaired by
+  node = await nodeStatus()
+  const documented = documentedIn('## Fields')
+  const fields = [...new Set(fieldsOf(node).map((name) => name.replace(/(?<=families)\.ipv[46]/, '.FAMILY')))]
+  expect(documented.filter((name) => name !== 'node' && !fields.includes(name))).toEqual([])
+  expect(fields.filter((name) => !documented.includes(name))).toEqual([])
+})
+
+it('counts what nobody probes as not known, and what is not used as not probed', () => {
+  const list = [peer('answering', 1), peer('programmed', 1), peer('stored', 1), peer('programmed')]
+  expect(countPeers(list, 10)).toMatchObject({ stored: 4, programmed: 3, answering: 1, probed: 2, probeSeconds: 10 })
+  expect(countPeers(list, null)).toMatchObject({ answering: null, probed: null, probeSeconds: null, whole: 0.75 })
+})
+
+it('is of a daemon that waits: nothing but its store and for what', () => {
+  expect(startingReport('etcd', beginningWith('a lease'))).toMatchObject({
+    ...{ state: 'starting', trouble: 'a lease', repairs: 0, subnetFileWritten: false, node: null, peers: null },
+    store: { name: 'etcd', reachable: false, comparedSecondsAgo: null, held: 0, holds: 0 },
+  })
+})
+
+it('says that a daemon forwards as last known', () => {
+  expect(startingReport('etcd', beginningWith('waits for a lease', true), soundStatus.dataPath)).toMatchObject({
+    ...{ state: 'forwarding', trouble: 'waits for a lease', impairments: [] },
+    summary: 'forwarding as last known; waits for a lease',
+  })
+  expect(startingReport('etcd', { ...beginningWith('waits for a lease'), leaving: 'it stops' })).toMatchObject({
+    ...{ state: 'leaving', trouble: 'it stops', summary: 'leaving; it stops' },
+  })
+})
+
+describe('the families of a peer', () => {
+  const side = (state: PeerState, lossPercent: number | null = null): PeerSide => ({
+    ...{ endpoint: null, way: null, state, roundTripMs: null, lossPercent, probedSecondsAgo: null, pathMtu: null },
+  })
+  const [stored, silent, programmed] = [side('stored'), side('programmed', 100), side('programmed')]
+  const [well, lossy] = [side('answering', 0), side('answering', 30)]
+  const wordOf = (condition: string): string => (condition === 'stored' ? 'only stored' : condition)
+  const both = (ipv4: PeerSide, ipv6: PeerSide): PeerStatus => ({
+    ...{ ...peer('stored'), ...worstOf([ipv4, ipv6]), families: { ipv4, ipv6 } },
+  })
+  it.each([
+    [stored, silent, 0, 'IPv4 only stored, IPv6 silent'],
+    [programmed, silent, 1, 'IPv4 programmed, IPv6 silent'],
+    [well, silent, 1, 'IPv6 silent'],
+    [stored, well, 0, 'IPv4 only stored'],
+    [well, programmed, 1, 'IPv6 programmed'],
+    [silent, silent, 0, 'silent'],
+    [well, well, 0, 'answering'],
+    [well, lossy, 1, 'answering'],
+    [lossy, well, 0, 'answering'],
+  ])('%#: the worse is told, and one word where both are alike', (ipv4, ipv6, worse, text) => {
+    const told = both(ipv4, ipv6)
+    expect(worstOf([ipv4, ipv6])).toBe([ipv4, ipv6][worse])
+    expect(conditionText(told, wordOf)).toBe(text)
+    expect(sidesOf(told)).toEqual({ ipv4, ipv6 })
+  })
+  it('are its own where it has one, also of a weftd that tells of none', () => {
+    const four = peer('answering')
+    const six = { ...four, subnet: 'fd00:5:0:7::/64' }
+    expect([four, { ...four, families: { ipv4: stored, ipv6: null } }].map(sidesOf)).toEqual([
+      { ipv4: four },
+      { ipv4: { ...four, families: { ipv4: stored, ipv6: null } } },
+    ])
+    const only = { ...six, families: { ipv4: null, ipv6: stored } }
+    expect([six, only].map(sidesOf)).toEqual([{ ipv6: six }, { ipv6: only }])
+    expect(conditionText(six, wordOf)).toBe('answering')
+  })
+  it('have none that is worse where there is none', () => expect(worstOf([])).toBeUndefined())
+})

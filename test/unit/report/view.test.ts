@@ -1,0 +1,102 @@
+// view.test.ts - what a node tells the others of itself, and what is believed of what they tell.
+
+import { describe, expect, it } from 'vitest'
+import { Secret } from '../../../src/base/secret.ts'
+import type { Status } from '../../../src/report/status.ts'
+import { MOST_SEEN, readView, viewOf, type NodeView } from '../../../src/report/view.ts'
+import { soundStatus } from '../../support/facts.ts'
+import { peerWith, statusWith } from '../../support/page-status.ts'
+
+const AT = '2026-11-22T10:00:00.000Z'
+const reread = (view: object): NodeView => readView(JSON.stringify(view))
+
+it('is the node, its configuration and how it sees each peer, and comes back as it was told', () => {
+  const list = [
+    peerWith(2, { roundTripMs: 1.5, lossPercent: 10 }),
+    peerWith(3, { state: 'programmed' }),
+    peerWith(4, { state: 'programmed', lossPercent: null }),
+    peerWith(5, { state: 'stored', ...{ passesBytes: 1300 } }),
+  ]
+  const view = viewOf(statusWith(list), AT)
+  expect(view).toMatchObject({
+    ...{ schema: 1, at: AT, version: soundStatus.daemon.version, hostname: 'a', lease: '10.5.1.0-24' },
+    ...{ state: 'working', trouble: null, mtu: soundStatus.dataPath!.mtu, peers: 4 },
+    config: { network: '10.5.0.0/16', backendType: soundStatus.config!.backendType, subnetLength: '24' },
+  })
+  expect(
+    view.seen.map(({ lease, reach, roundTripMs, lossPercent, passesBytes }) => [
+      ...[lease, reach, roundTripMs, lossPercent, passesBytes],
+    ]),
+  ).toEqual([
+    ['10.5.2.0-24', 'reached', 1.5, 10, null],
+    ['10.5.3.0-24', 'silent', expect.anything(), 100, null],
+    ['10.5.4.0-24', 'unknown', expect.anything(), null, null],
+    ['10.5.5.0-24', 'stored', expect.anything(), null, 1300],
+  ])
+  expect(reread(view)).toEqual(view)
+})
+
+it('has nothing of the log, the store and the lease, and no secret', () => {
+  const config = { ...soundStatus.config!, backend: { Type: 'wireguard', PSK: new Secret('sesame') } }
+  const events = [{ at: AT, level: 'warn', text: 'it rains' } as const]
+  const text = JSON.stringify(viewOf({ ...soundStatus, config, events }, AT))
+  expect(text).not.toMatch(/sesame|it rains|\/var\/lib/)
+  expect(text).toContain('"backend.PSK":"<hidden>"')
+})
+
+it('of very many peers has those with a problem', () => {
+  const list = Array.from({ length: MOST_SEEN + 5 }, (_, at) => peerWith(2, { lease: `k${at}` }))
+  list[MOST_SEEN + 4] = peerWith(3, { state: 'programmed' })
+  const { peers, seen } = viewOf(statusWith(list), AT)
+  expect([peers, seen.length, seen[0]!.reach]).toEqual([MOST_SEEN + 5, MOST_SEEN, 'silent'])
+})
+
+it('of a daemon that waits has what it waits for', () => {
+  const waiting: Status = {
+    ...soundStatus,
+    ...{ state: 'starting', trouble: 'a lease', node: null, config: null, lease: null },
+  }
+  expect(viewOf({ ...waiting, peers: null, dataPath: null }, AT)).toMatchObject({
+    ...{ hostname: null, lease: null, state: 'starting', trouble: 'a lease', mtu: null, config: {}, seen: [] },
+  })
+})
+
+describe('what another node tells', () => {
+  it.each([
+    ['', 'no JSON'],
+    ['{', 'no JSON'],
+    ['[]', 'no view of a node'],
+    ['null', 'no view of a node'],
+    ['"text"', 'no view of a node'],
+    ['{}', 'another version than 1'],
+    ['{"schema":2}', 'another version than 1'],
+    ['{"schema":1}', 'no time'],
+    ['{"schema":1,"at":"soon"}', 'no time'],
+    ['['.repeat(500_000), 'no JSON'],
+  ])('is refused as %.20s', (text, why) => expect(() => readView(text)).toThrow(why))
+
+  it('is as much of it as can be', () => {
+    const long = 'x'.repeat(60_000)
+    const junk = {
+      ...{ schema: 1, at: AT, version: 3, hostname: long, lease: {}, state: [], trouble: 7, mtu: -1, peers: 'many' },
+      config: {
+        network: long,
+        list: [1],
+        ...Object.fromEntries(Array.from({ length: 500 }, (_, at) => [`k${at}`, ''])),
+      },
+      seen: [
+        ...[null, 3, [], {}, { lease: 'k' }, { lease: 3, reach: 'reached' }, { lease: 'k', reach: 'toString' }],
+        { lease: 'k', reach: 'reached', roundTripMs: 'fast', lossPercent: -3, passesBytes: '1e999' },
+      ],
+    }
+    const view = reread(junk)
+    expect(view).toMatchObject({ version: '', hostname: 'x'.repeat(300), lease: null, state: '', trouble: null })
+    expect(view).toMatchObject({ mtu: null, peers: 1, config: { network: 'x'.repeat(300), list: '' } })
+    expect(Object.keys(view.config)).toHaveLength(64)
+    expect(view.seen).toEqual([
+      { lease: 'k', reach: 'reached', roundTripMs: null, lossPercent: null, passesBytes: null },
+    ])
+    const many = Array.from({ length: 3 * MOST_SEEN }, () => ({ lease: 'k', reach: 'silent' }))
+    expect(reread({ schema: 1, at: AT, seen: many, config: [] }).seen).toHaveLength(MOST_SEEN)
+  })
+})

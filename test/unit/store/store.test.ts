@@ -1,6 +1,0 @@
-// store.test.ts - the one figure that every store shares.
-
-import { expect, it } from 'vitest'
-import { LEASE_TTL_MS } from '../../../src/store/store.ts'
-
-it('keeps a lease for a day, as flanneld does', () => expect(LEASE_TTL_MS).toBe(86_400_000))

@@ -1,0 +1,32 @@
+// device-remains.test.ts - which devices are flannel's, as `ip -d -j link show` tells of them.
+
+import { expect, it } from 'vitest'
+import { findDevices } from '../../../../src/tool/cleanup/device-remains.ts'
+
+const link = (ifname: string, info_kind: string, info_data: object = {}) => ({
+  ifname,
+  linkinfo: { info_kind, info_data },
+})
+
+it("takes for flannel's what has its name, its kind and its VNI", async () => {
+  const links = [
+    link('flannel.1', 'vxlan', { id: 1 }),
+    link('flannel.2', 'vxlan', { id: 1 }),
+    link('flannel.3', 'vxlan', { external: true }),
+    link('flannel.4', 'dummy'),
+    link('vxlan.1', 'vxlan', { id: 1 }),
+    link('flannel.ipip', 'ipip'),
+    link('flannel-wg', 'wireguard'),
+    link('flannel-v6.1', 'vxlan', { id: 1 }),
+    link('flannel-v6.2', 'vxlan', { id: 1 }),
+    link('flannel-v6.1', 'dummy'),
+    link('flannel-wg-v6', 'wireguard'),
+    link('flannel-wg-v6', 'tun', { type: 'tap', persist: false }),
+    link('flannel0', 'tun', { type: 'tun', persist: false }),
+    link('flannel1', 'tun', { type: 'tap', persist: false }),
+  ]
+  const found = await findDevices(async () => JSON.stringify(links))
+  expect(found.map(({ name }) => name)).toEqual([
+    ...['flannel.1', 'flannel.ipip', 'flannel-wg', 'flannel-v6.1', 'flannel-wg-v6', 'flannel0'],
+  ])
+})

@@ -1,0 +1,36 @@
+// leave.test.ts - `weftd --leave` of a daemon that cannot be asked: an error with a remedy, and nothing is removed.
+
+import { closeSync, existsSync, mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { expect, it } from 'vitest'
+import { leave } from '../../../../src/tool/cleanup/leave.ts'
+import { addon } from '../../../../src/host/addon.ts'
+import type { DaemonOptions } from '../../../../src/options.ts'
+
+const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+
+it('one that listens and takes no connection is not taken for one that is not there', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-leave-'))
+  const fds: number[] = []
+  try {
+    const subnetFile = join(folder, 'subnet.env')
+    const path = `${subnetFile}.handover`
+    fds.push(addon.listenUnix(path))
+    const fill = (): void => {
+      for (;;) fds.push(addon.connectUnix(path))
+    }
+    expect(fill).toThrow(expect.objectContaining({ code: 'EAGAIN' }))
+    await expect(leave({ 'subnet-file': subnetFile } as DaemonOptions, log)).rejects.toMatchObject({
+      ...{
+        code: 'DEVICE',
+        message: expect.stringContaining('cannot ask the weftd that runs on this host: ') as string,
+      },
+      remedy: 'run this as the user that runs it; or kill it, if it hangs',
+    })
+    expect(existsSync(path)).toBe(true)
+  } finally {
+    fds.forEach((fd) => closeSync(fd))
+    rmSync(folder, { recursive: true })
+  }
+})

@@ -1,0 +1,51 @@
+// running.test.ts - whether a daemon of flannel's kind runs in this network namespace, as procfs tells.
+
+import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, expect, it } from 'vitest'
+import { findRunning } from '../../../../src/tool/cleanup/running.ts'
+
+let proc: string
+beforeEach(() => {
+  proc = mkdtempSync(join(tmpdir(), 'proc-'))
+  addProcess('self', 'node', 'here')
+})
+afterEach(() => rmSync(proc, { recursive: true }))
+
+/** A process in a network namespace; without one it has ended, and only its command line was still read. */
+function addProcess(pid: string, command: string, namespace?: string): void {
+  const folder = join(proc, pid)
+  mkdirSync(join(folder, 'ns'), { recursive: true })
+  writeFileSync(join(folder, 'cmdline'), command.split(' ').join('\0'))
+  if (namespace !== undefined) symlinkSync(`net:[${namespace}]`, join(folder, 'ns/net'))
+}
+
+const noDevices = async (): Promise<string> => '[]'
+const running = (): Promise<string[]> => findRunning(noDevices, proc)
+
+it('tells those that run here, by their pids', async () => {
+  addProcess('12', '/opt/bin/flanneld --iface eth0', 'here')
+  addProcess('13', '/usr/bin/node /usr/bin/weftd', 'here')
+  addProcess('14', '/opt/bin/flanneld', 'elsewhere')
+  addProcess('15', '/usr/bin/flannel-watch', 'here')
+  addProcess('16', '/usr/local/bin/node /opt/bin/flanneld', 'here')
+  addProcess('17', 'weftd', 'here')
+  expect((await running()).toSorted()).toEqual([
+    'flanneld still runs (pid 12)',
+    'flanneld still runs (pid 16)',
+    'weftd still runs (pid 13)',
+    'weftd still runs (pid 17)',
+  ])
+})
+
+it('does not tell one that ends while it is looked at', async () => {
+  addProcess('12', '/usr/bin/node /usr/bin/weftd')
+  expect(await running()).toEqual([])
+})
+
+it("takes another user's, whose namespace may not be seen, to be here", async () => {
+  addProcess('12', '/opt/bin/flanneld')
+  writeFileSync(join(proc, '12/ns/net'), 'no link: readlink(2) fails otherwise than for a process that ended')
+  expect(await running()).toEqual(['flanneld still runs (pid 12)'])
+})

@@ -1,0 +1,1032 @@
+// checks.test.ts - what each check makes of what was seen: a sound host is accused of nothing, a broken one of what is broken; and
+// docs/doctor.md has every finding.
+
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { describe, expect, it } from 'vitest'
+import { packageRoot } from '../../../../lab/lab.ts'
+import { CHECKS, diagnose, diagnoseStatus } from '../../../../src/tool/doctor/checks.ts'
+import type { Facts, Reach } from '../../../../src/tool/doctor/facts.ts'
+import type { Answers } from '../../../../src/tool/doctor/sides.ts'
+import { FINDINGS, grouped, type FindingName } from '../../../../src/tool/doctor/findings.ts'
+import { countPeers, startingReport, type PeerStatus, type Status } from '../../../../src/report/status.ts'
+import {
+  dualPeer,
+  link,
+  linkAddress,
+  peerOfIpv6,
+  route,
+  silentSide,
+  sound,
+  soundDual,
+  soundIpv6,
+  soundNow,
+  soundPeer,
+  soundStatus,
+} from '../../../support/facts.ts'
+import { parseIpv6 } from '../../../../src/net/ipv6.ts'
+import { beginningWith } from '../../../support/snapshot.ts'
+
+const NOW = soundNow
+const peer = soundPeer
+const status = soundStatus
+/** As `nft list ruleset` prints it. */
+const nft = (hook: string, rule: string): string =>
+  `table inet mine {\n\tchain c {\n\t\ttype filter hook ${hook} priority filter; policy drop;\n\t\t${rule}\n\t}\n}\n`
+const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...status, ...part } })
+const withPeers = (...list: Partial<PeerStatus>[]): Partial<Facts> => ({
+  ...withStatus({
+    peers: countPeers(
+      list.map((one) => ({ ...peer, ...one })),
+      10,
+    ),
+  }),
+  answers: new Map(),
+})
+const withDual = (...list: PeerStatus[]): Partial<Facts> => ({
+  ...{ ...soundDual, status: { ...soundDual.status, peers: countPeers(list, 10) }, answers: new Map() },
+})
+const withIpv6 = (part: Partial<Status>): Partial<Facts> => ({
+  ...{ ...soundIpv6, status: { ...soundIpv6.status!, ...part }, answers: new Map() },
+})
+const omitFamilies = ({ families: _families, ...rest }: NonNullable<Status['dataPath']>) => rest
+const dualAnswers = (ipv4: Answers, ipv6: Answers): Facts['answers'] => new Map([[dualPeer().lease, { ipv4, ipv6 }]])
+const ofIpv6 = (name: string, mtu: number, address: string) => ({
+  ...link(name, mtu, '172.31.0.1'),
+  addresses: { ipv4: [], ipv6: [linkAddress(parseIpv6(address)!, 64)] },
+})
+const found = (part: Partial<Facts>): FindingName[] =>
+  diagnose({ ...sound, ...part }).flatMap(({ findings = [] }) => findings.map(({ name }) => name))
+
+/** A peer whose path takes less than containers send. */
+const narrow = { path: 'narrow', passesBytes: 1252, pathSince: '2026-11-22T09:00:00Z' } as const
+
+describe('the doctor', () => {
+  it('accuses a sound host of nothing, and knows all of it', () => {
+    for (const facts of [sound, soundDual, soundIpv6])
+      expect(diagnose(facts)).toEqual(CHECKS.map(({ name }) => ({ check: name, findings: [] })))
+  })
+
+  it.each<[string, Partial<Facts>]>([
+    [
+      'host-gw',
+      {
+        ...withStatus({
+          config: { ...status.config!, backendType: 'host-gw' },
+          dataPath: { ...status.dataPath!, device: null, engine: 'kernel', mtu: 1500 },
+        }),
+        routes: [route('10.5.2.0/24', 'eth0', '192.0.2.2')],
+        subnetEnv: { FLANNEL_SUBNET: '10.5.1.1/24', FLANNEL_MTU: '1500' },
+      },
+    ],
+    ['a route past the tunnel', { routes: [...sound.routes, route('10.5.2.0/24', 'eth0', '192.0.2.2')] }],
+    ['a blackhole for its own subnet', { routes: [...sound.routes, route('10.5.1.0/24', '')] }],
+    ["Docker's own bridge", { links: [...sound.links, link('docker1', 1500, '10.6.0.1')] }],
+    [
+      'what its log says of another host with its address, which is over',
+      withStatus({
+        events: [
+          { at: '', level: 'error', text: "Another host uses this node's public IP 192.0.2.1 too: b. Both hold" },
+        ],
+      }),
+    ],
+    [
+      'a network of both families without a data path',
+      { ...soundDual, status: { ...soundDual.status, dataPath: null }, answers: new Map() },
+    ],
+    [
+      'what a weftd of before carries of IPv4 alone, as far as that tells',
+      {
+        ...soundDual,
+        status: { ...soundDual.status, dataPath: omitFamilies(soundDual.status.dataPath) },
+        routes: soundDual.routes.slice(0, 2),
+      },
+    ],
+    [
+      'host-gw of both families, which puts nothing around a packet',
+      {
+        ...soundDual,
+        status: {
+          ...soundDual.status,
+          config: { ...soundDual.status.config, backendType: 'host-gw' },
+          dataPath: { ...soundDual.status.dataPath, device: null, mtu: 1500 },
+        },
+        routes: [
+          route('10.5.2.0/24', 'eth0', '192.0.2.2'),
+          { ...route('fd00:5:0:2::/64', 'eth0', '2001:db8::2'), metric: 1024 },
+        ],
+        subnetEnv: { ...soundDual.subnetEnv, FLANNEL_MTU: '1500' },
+      },
+    ],
+    ['a host without default routes', { ...soundDual, defaultRoutes: { ipv4: false, ipv6: false } }],
+    [
+      'a route of IPv6 that comes after ours',
+      { ...soundDual, routes: [...soundDual.routes, { ...route('fd00:5::/48', 'eth1'), metric: 2048 }] },
+    ],
+    [
+      'a route to a peer of IPv6 past the tunnel',
+      {
+        ...soundDual,
+        routes: [...soundDual.routes, { ...route('fd00:5:0:2::/64', 'eth0', '2001:db8::2'), metric: 1024 }],
+      },
+    ],
+    ['a peer of IPv4 alone', withDual(soundPeer)],
+    [
+      'what a weftd of before tells of no families',
+      { ...withDual(dualPeer()), status: { ...soundDual.status, dataPath: omitFamilies(soundDual.status.dataPath) } },
+    ],
+    ['a reservation', withStatus({ lease: { ...status.lease!, expiresAt: null } })],
+    [
+      'peers that are not asked yet',
+      withPeers({ state: 'programmed', lossPercent: null, roundTripMs: null, probedSecondsAgo: null }),
+    ],
+    [
+      'a few drops',
+      withStatus({ dataPath: { ...status.dataPath!, drops: { rx_drop_spoofed_source: 3, tx_drop_no_route: 9_999 } } }),
+    ],
+    [
+      'a firewall whose states it cannot know',
+      { iptables: '-P INPUT DROP\n-A INPUT -m conntrack --ctstate NEW -j ACCEPT' },
+    ],
+    ['a firewall of nftables that lets in what answers', { nft: nft('input', 'udp dport 8285 accept') }],
+    ['a firewall of nftables that names the network', { nft: nft('forward', 'ip saddr 10.5.0.0/16 accept') }],
+    ['a firewall of nftables that names the device', { nft: nft('forward', 'iifname "flannel0" accept') }],
+    [
+      "iptables' own tables in nft",
+      { nft: 'table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n' },
+    ],
+  ])('has nothing against %s', (_name, part) => {
+    expect(found(part)).toEqual([])
+  })
+
+  it.each<[FindingName, Partial<Facts>]>([
+    ['daemon-silent', { status: undefined, silence: 'nobody' }],
+    [
+      'daemon-waits',
+      withStatus({
+        state: 'starting',
+        trouble: 'waiting for a lease',
+        node: null,
+        config: null,
+        lease: null,
+        dataPath: null,
+        peers: null,
+      }),
+    ],
+    [
+      'data-path-down',
+      withStatus({ dataPath: { ...status.dataPath!, threads: [{ name: 'weft-loop0', hungSeconds: 12 }] } }),
+    ],
+    [
+      'daemon-as-known',
+      withStatus({
+        ...{ state: 'forwarding', trouble: 'waiting for the network configuration' },
+        ...{ node: null, config: null, lease: null, peers: null },
+      }),
+    ],
+    ['daemon-leaves', withStatus({ state: 'leaving', trouble: 'it stops' })],
+    [
+      'rules-failing',
+      withStatus({ state: 'impaired', impairments: [{ by: 'rules', what: 'iptables: no such table' }] }),
+    ],
+    ['data-path-down', withStatus({ dataPath: { ...status.dataPath!, open: false, mtu: null } })],
+    ['not-root', { isRoot: false }],
+    ['not-root', { isRoot: false, status: undefined, isForbidden: true }],
+    ['tun-missing', { tunProblem: 'ENOENT' }],
+    ['tun-forbidden', { tunProblem: 'EPERM' }],
+    ['forwarding-off', { isForwarding: false }],
+    ['forwarding-off-ipv6', { ...soundDual, isForwardingIpv6: false }],
+    ['forwarding-off-ipv6', { ...soundIpv6, isForwardingIpv6: false }],
+    [
+      'family-not-carried',
+      {
+        ...withStatus({ config: { ...status.config!, ipv6Network: 'fd00:5::/48' }, node: soundDual.status.node }),
+        subnetEnv: { ...sound.subnetEnv, FLANNEL_IPV6_SUBNET: 'fd00:5:0:1::1/64' },
+      },
+    ],
+    [
+      'family-down',
+      {
+        ...soundDual,
+        status: {
+          ...soundDual.status,
+          ...{ state: 'impaired', trouble: 'IPv6 is not carried: no device', peers: countPeers([], 10) },
+          dataPath: { ...soundDual.status.dataPath, lacking: { ipv4: null, ipv6: 'no device' } },
+        },
+      },
+    ],
+    [
+      'address-gone',
+      withStatus({
+        dataPath: { ...status.dataPath!, addressGone: { ipv4: 'eth0 has lost its address 192.0.2.1', ipv6: null } },
+      }),
+    ],
+    ['no-default-route', { ...soundDual, defaultRoutes: { ipv4: true, ipv6: false } }],
+    ['no-default-route', { ...soundDual, defaultRoutes: { ipv4: false, ipv6: true } }],
+    ['family-broken', withDual(dualPeer({}, silentSide))],
+    ['family-broken', withDual(dualPeer({ state: 'stored' }))],
+    [
+      'family-broken',
+      { ...soundDual, answers: dualAnswers({ small: true, large: true }, { small: false, large: false }) },
+    ],
+    ['peer-silent', withDual(dualPeer(silentSide, silentSide))],
+    ['peer-silent', withIpv6({ peers: countPeers([peerOfIpv6(silentSide)], 10) })],
+    ['peer-lossy', withDual(dualPeer({}, { lossPercent: 30 }))],
+    ['path-mtu', { ...soundDual, answers: dualAnswers({ small: true, large: true }, { small: true, large: false }) }],
+    ['mtu-too-large', { ...soundDual, links: [link('eth0', 1499, '192.0.2.1')] }],
+    ['bridge-mtu', { ...soundDual, links: [...soundDual.links, ofIpv6('docker1', 1500, 'fd00:5:0:1::5')] }],
+    ['bridge-elsewhere', { ...soundIpv6, links: [...soundIpv6.links, ofIpv6('docker1', 1430, 'fd00:5:0:9::1')] }],
+    ['subnet-env-wrong', { ...soundDual, subnetEnv: { ...soundDual.subnetEnv, FLANNEL_IPV6_SUBNET: undefined } }],
+    ['subnet-env-wrong', { ...soundIpv6, subnetEnv: undefined }],
+    [
+      'foreign-route',
+      { ...soundDual, routes: [...soundDual.routes, { ...route('fd00:5:0:2::/64', 'eth1'), metric: 512 }] },
+    ],
+    ['no-route', { ...soundIpv6, routes: [] }],
+    ['subnet-twice', withDual({ ...dualPeer(), ipv6Subnet: 'fd00:5:0:1::/64' })],
+    ['address-twice', withDual({ ...dualPeer(), publicIpv6: '2001:db8::1' })],
+    ['forward-dropped', { iptables: '-P FORWARD DROP\n-A FORWARD -s 10.5.1.0/24 -j ACCEPT' }],
+    [
+      'rules-missing',
+      { ...soundDual, iptables: '-P FORWARD ACCEPT\n-A FLANNEL-FWD -s 10.5.0.0/16 -m comment --comment x -j ACCEPT' },
+    ],
+    ['port-dropped', { iptables: '-A INPUT -i eth0 -p udp -m udp --dport 8285 -j REJECT' }],
+    ['nft-drops', { nft: nft('forward', 'ip saddr 10.9.0.0/16 accept') }],
+    ['foreign-route', { routes: [...sound.routes, route('10.5.2.0/24', 'eth1', '192.0.2.254')] }],
+    ['foreign-route', { routes: [...sound.routes, route('10.5.0.0/16', 'tun9')] }],
+    ['no-route', { routes: [route('10.5.1.0/24', 'cni0')] }],
+    ['store-away', withStatus({ store: { ...status.store, reachable: false } })],
+    ['store-stale', withStatus({ store: { ...status.store, comparedSecondsAgo: 200 } })],
+    ['peers-held', withStatus({ store: { ...status.store, held: 3 } })],
+    ['config-missing', withStatus({ store: { ...status.store, configGone: true } })],
+    ['clock-off', { storeAheadMs: -3_600_000 }],
+    ['clock-off', { now: NOW - 7_200_000 }],
+    ['clock-off', { now: NOW + 86_400_000 }],
+    ['subnet-twice', withPeers({ subnet: '10.5.1.128/25' })],
+    ['address-twice', withPeers({ publicIp: '192.0.2.1', state: 'stored' })],
+    ['address-twice', withStatus({ node: { ...status.node!, twin: 'b' } })],
+    ['peer-unusable', withPeers({ state: 'stored', type: 'vxlan' })],
+    ['peer-silent', withPeers({ state: 'programmed', lossPercent: 100 })],
+    ['peer-silent', { answers: new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]]) }],
+    ['bridge-filter-off', withStatus({ store: { ...status.store, name: 'kubernetes' } })],
+    [
+      'config-differs',
+      { ...withPeers({ type: 'vxlan' }), store: { config: { ...status.config!, backendType: 'vxlan' } } },
+    ],
+    ['config-differs', { store: { config: { ...status.config!, network: '10.4.0.0/15' } } }],
+    ['config-differs', { store: { config: { ...status.config!, ipv6Network: 'fd00:5::/48' } } }],
+    ['config-differs', { store: { config: { ...status.config!, backend: { port: 9000 } } } }],
+    ['peer-lossy', withPeers({ lossPercent: 30 })],
+    [
+      'peers-unasked',
+      {
+        ...withStatus({ peers: countPeers([{ ...peer, state: 'programmed', lossPercent: null }], null) }),
+        answers: new Map(),
+        unasked: 'not allowed',
+      },
+    ],
+    ['path-mtu', { answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false } }]]) }],
+    ['mtu-too-large', { links: [link('eth0', 1400, '192.0.2.1')] }],
+    ['mtu-shrunk', withStatus({ dataPath: { ...status.dataPath!, mtuAtStart: 1500 } })],
+    ['bridge-mtu', { links: [...sound.links, link('docker1', 1500, '10.5.1.1')] }],
+    ['bridge-elsewhere', { links: [...sound.links, link('docker1', 1472, '10.5.9.1')] }],
+    ['subnet-env-wrong', { subnetEnv: undefined }],
+    ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_SUBNET: '10.5.9.1/24' } }],
+    ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1500' } }],
+    ['packets-dropped', withStatus({ dataPath: { ...status.dataPath!, drops: { rx_drop_socket_full: 500 } } })],
+  ])('names %s and nothing else', (name, part) => {
+    expect(found(part)).toEqual([name])
+  })
+
+  it('says of a weftd of before which route of IPv4 is missing, and of subnet.env which subnet', () => {
+    const details = (part: Partial<Facts>) =>
+      diagnose({ ...soundDual, ...part }).flatMap(({ findings = [] }) =>
+        findings.map(({ name, detail }) => `${name}: ${detail}`),
+      )
+    const before = { ...soundDual.status, dataPath: omitFamilies(soundDual.status.dataPath) }
+    expect(details({ status: before, routes: [] })).toEqual(['no-route: 10.5.2.0/24'])
+    const [four, six] = ['FLANNEL_SUBNET', 'FLANNEL_IPV6_SUBNET'].map((name) =>
+      details({ subnetEnv: { ...soundDual.subnetEnv, [name]: undefined } }),
+    )
+    expect([four, six]).toEqual([
+      ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, and this node has 10.5.1.0/24'],
+      ['subnet-env-wrong: /run/flannel/subnet.env says no IPv6 subnet, and this node has fd00:5:0:1::/64'],
+    ])
+  })
+
+  it('says which family is broken, and where both are, the peer once', () => {
+    const details = (...list: PeerStatus[]) =>
+      diagnose({ ...sound, ...withDual(...list) }).flatMap(({ findings = [] }) => findings.map(({ detail }) => detail))
+    expect(details(dualPeer({}, silentSide))).toEqual([
+      'fd00:5:0:2::/64 at [2001:db8::2]:8472: by IPv6 it does not answer',
+    ])
+    expect(details(dualPeer({ ...silentSide, state: 'stored', endpoint: null }))).toEqual([
+      '10.5.2.0/24 at 192.0.2.2: by IPv4 this node cannot use its lease',
+    ])
+    expect(details(dualPeer(silentSide, silentSide))).toEqual([
+      expect.stringMatching(/^10\.5\.2\.0\/24 at 192\.0\.2\.2:8472: last heard 3 s ago/),
+    ])
+  })
+
+  it('names a firewall of nftables beside the peer that does not answer', () => {
+    const answers = new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]])
+    expect(found({ nft: nft('input', 'tcp dport 22 accept'), answers })).toEqual(['nft-drops', 'peer-silent'])
+  })
+
+  it.each([
+    ['heard since it was first asked in vain', { heardSecondsAgo: 8, unansweredSeconds: 12 }, true],
+    // The last of a host that was killed just before it was asked.
+    ['heard for the last time before that', { heardSecondsAgo: 15, unansweredSeconds: 12, lossPercent: 50 }, false],
+    ['answering when the status was taken', { state: 'answering', heardSecondsAgo: 2, unansweredSeconds: 8 }, false],
+    ['never heard', { heardSecondsAgo: null, unansweredSeconds: 4, lossPercent: 100 }, false],
+    ['asked by a weftd of before', { heardSecondsAgo: 3, probedSecondsAgo: 6 }, false],
+  ] as const)('says of a silent peer that was %s whether it sends', (_, changes, sends) => {
+    const answers = new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]])
+    const facts = { ...sound, ...withPeers({ state: 'programmed', ...changes }), answers }
+    const check = diagnose(facts).find((each) => each.check === 'peers')
+    expect(check!.findings!.map(({ detail }) => /; it sends,/.test(detail))).toEqual([sends])
+  })
+
+  it.each([
+    [3_600_000, "3600 s behind the store's"],
+    [-3_600_000, "3600 s ahead of the store's"],
+  ])('says of a clock that the store is %d ms ahead of: %s', (storeAheadMs, detail) => {
+    const check = diagnose({ ...sound, storeAheadMs }).find((each) => each.check === 'clock')
+    expect(check!.findings).toEqual([{ name: 'clock-off', detail }])
+  })
+
+  it('allows a lease its day and a minute, which clocks may differ by', () => {
+    const ends = Date.parse(status.lease!.expiresAt!)
+    const at = (leftMs: number): FindingName[] => found({ now: ends - leftMs })
+    expect([at(86_400_000 + 60_000), at(86_400_000 + 60_001)]).toEqual([[], ['clock-off']])
+    expect([at(-60_000), at(-60_001)]).toEqual([[], ['clock-off']])
+  })
+
+  it.each([
+    [10, []],
+    [20, ['peer-lossy']],
+    [30, ['peer-lossy']],
+  ])('takes a peer that loses %d percent of the probes for %j', (lossPercent, names) => {
+    expect(found(withPeers({ lossPercent }))).toEqual(names)
+  })
+
+  // What stands before a packet: of IPv4 20, UDP 8, VXLAN 8 and Ethernet 14, IPIP an IPv4 header, WireGuard 16 and its tag 16.
+  it.each([
+    ['udp', 28],
+    ['vxlan', 50],
+    ['ipip', 20],
+    ['wireguard', 60],
+    ['host-gw', 0],
+    ['alloc', 0],
+  ])('knows that %s takes %d bytes of what the interface carries', (backendType, bytes) => {
+    const names = (mtu: number): readonly string[] | undefined =>
+      diagnose({
+        ...sound,
+        ...withStatus({ config: { ...status.config!, backendType }, dataPath: { ...status.dataPath!, mtu } }),
+        links: [link('eth0', 1500, '192.0.2.1')],
+      })
+        .find(({ check }) => check === 'mtu')!
+        .findings?.map(({ name }) => name)
+    expect([names(1500 - bytes), names(1501 - bytes)]).toEqual([[], ['mtu-too-large']])
+  })
+
+  const detailsOf = (facts: Partial<Facts>, wanted: FindingName): string[] =>
+    diagnose({ ...sound, ...facts }).flatMap(({ findings = [] }) =>
+      findings.filter(({ name }) => name === wanted).map(({ detail }) => detail),
+    )
+
+  it.each<[Partial<Reach>, string]>([
+    [{ port: 'refused' }, 'its host is up and refuses UDP port 8285: weftd does not run there'],
+    [
+      { port: 'prohibited' },
+      'a firewall, on its host or on the way, says that it lets nothing through to UDP port 8285',
+    ],
+    [{ port: 'own-firewall' }, "this host's own firewall does not let packets out to UDP port 8285"],
+    [{ port: 'no-route' }, 'this host has no route to its address'],
+    [
+      { isPinged: true },
+      'nothing refuses UDP port 8285: a firewall drops what is sent there or back, or weftd there hangs',
+    ],
+    [{ isPinged: true, portNumber: undefined }, "its host is up and answers a ping: the backend's packets are lost"],
+    [{ isPinged: false, isOffLink: true }, 'nobody on the link answers for its address: the host is off'],
+    [
+      { isPinged: false },
+      'nothing comes back from its host, to a ping neither: it is off or cut off, or a firewall drops',
+    ],
+    [{}, '; nothing comes back from its host'],
+  ])('says why a peer is silent: %j', (reach, says) => {
+    const nothing = { port: undefined, portNumber: 8285, isPinged: undefined, isOffLink: false }
+    const facts = {
+      ...withPeers({ state: 'programmed', lossPercent: 100, heardSecondsAgo: 400, probedSecondsAgo: 3 }),
+      reaches: new Map([['10.5.2.0-24', { ...nothing, ...reach }]]),
+    }
+    expect(detailsOf(facts, 'peer-silent')).toEqual([expect.stringContaining(says)])
+    expect(detailsOf(facts, 'peer-silent')[0]).toMatch(/^10\.5\.2\.0\/24 at 192\.0\.2\.2:8285: last heard 7 min ago; /)
+  })
+  it.each([
+    [0, '0 s'],
+    [119, '119 s'],
+    [120, '2 min'],
+    [7_199, '120 min'],
+    [7_200, '2 h'],
+  ])('says of %i s that it was %s ago', (heardSecondsAgo, ago) => {
+    const facts = withPeers({ state: 'programmed', lossPercent: 100, heardSecondsAgo, probedSecondsAgo: 0 })
+    expect(detailsOf(facts, 'peer-silent')[0]).toContain(`: last heard ${ago} ago`)
+  })
+
+  it('names who runs by another configuration than the store has', () => {
+    const old = (of: string) => ({ lease: of, subnet: of, type: '' }) as const
+    const facts = {
+      ...withPeers(old('10.5.2.0/24'), { ...old('10.5.3.0/24'), type: 'vxlan' }),
+      store: { config: { ...status.config!, backendType: 'vxlan' } },
+    }
+    expect(detailsOf(facts, 'config-differs')).toEqual([
+      'this node runs udp, and the store says vxlan',
+      '10.5.2.0/24 at 192.0.2.2 runs udp or alloc, and the store says vxlan',
+    ])
+    const backend = { port: 1, vni: 2 }
+    const turned = { config: { ...status.config!, backend: { vni: 2, port: 1 } } }
+    expect(found({ ...withStatus({ config: { ...status.config!, backend } }), store: turned })).toEqual([])
+  })
+
+  describe('where weftd is dead', () => {
+    const dead = (path: object, facts: Partial<Facts> = {}): Partial<Facts> => ({
+      silence: 'no weftd answers',
+      ...withStatus({ state: 'starting', lease: null, dataPath: { ...status.dataPath!, ...path } }),
+      ...facts,
+    })
+    const kernel = { engine: 'kernel', open: true }
+    const ours = { engine: 'native', open: false }
+    const statesOf = (facts: Partial<Facts>): Record<string, FindingName[] | undefined> =>
+      Object.fromEntries(
+        diagnose({ ...sound, ...facts }).map(({ check, findings }) => [check, findings?.map(({ name }) => name)]),
+      )
+    it('looks at all that it left, and says who still forwards', () => {
+      const states = statesOf(dead(ours, { unit: 'systemd has it failed since Mon', answers: new Map() }))
+      expect(states).toMatchObject({
+        daemon: Array(3).fill('daemon-silent'),
+        routes: [],
+        containers: [],
+        store: [],
+        mtu: [],
+      })
+      expect(Object.keys(states).filter((check) => states[check] === undefined)).toEqual(['peers', 'drops'])
+      expect(detailsOf(dead(ours, { unit: 'systemd has it failed since Mon' }), 'daemon-silent')).toEqual([
+        ...['no weftd answers', 'systemd has it failed since Mon', 'nobody carries the packets of this node'],
+      ])
+      expect(detailsOf(dead(kernel), 'daemon-silent')).toEqual([
+        ...['no weftd answers', 'the kernel goes on forwarding by what weftd set up last'],
+      ])
+    })
+    it('finds what is broken besides', () => {
+      expect(found(dead(ours, { routes: [] }))).toContain('no-route')
+      expect(
+        found(dead(kernel, { answers: new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]]) })),
+      ).toContain('peer-silent')
+      expect(found(dead(ours, { store: { problem: 'etcd: it refuses' } }))).toContain('store-away')
+      expect(found(dead(ours, { subnetEnv: undefined }))).toContain('subnet-env-wrong')
+      expect(found(dead(ours, { iptables: '-P INPUT ACCEPT\n-P FORWARD DROP' }))).toContain('forward-dropped')
+    })
+    it('asks for any address of the network where the others are not known', () => {
+      const part = { peers: null, node: status.node, config: status.config, dataPath: { ...status.dataPath!, ...ours } }
+      const dropping = (rule: string): FindingName[] =>
+        found({
+          ...withStatus(part),
+          silence: 'dead',
+          iptables: `-P INPUT ACCEPT\n-P FORWARD ACCEPT\n${rule}`,
+          answers: new Map(),
+        })
+      expect(dropping('-A FORWARD -d 10.5.255.254/32 -j DROP')).toContain('forward-dropped')
+      expect(dropping('-A FORWARD -d 10.6.0.0/16 -j DROP')).not.toContain('forward-dropped')
+      expect(dropping('-A INPUT -j DROP')).not.toContain('port-dropped')
+      const six = { ...soundDual.status, peers: null }
+      const drop = {
+        ip6tables: '-P INPUT ACCEPT\n-P FORWARD ACCEPT\n-A FORWARD -d fd00:5:0:ffff:ffff:ffff:ffff:fffe/128 -j DROP',
+      }
+      expect(found({ ...soundDual, status: six, ...drop, silence: 'dead', answers: new Map() })).toContain(
+        'forward-dropped',
+      )
+    })
+    it('accuses nobody of what it cannot see', () => {
+      const blind = dead(ours, { store: undefined, storeAheadMs: undefined, answers: new Map() })
+      expect(statesOf(blind)).toMatchObject({
+        store: undefined,
+        clock: undefined,
+        config: undefined,
+        peers: undefined,
+      })
+      // What a dead weftd would have renewed has ended, and the clock is right.
+      const ended = withStatus({ lease: { ...status.lease!, expiresAt: '2020-01-01T00:00:00Z' } })
+      expect(found({ ...ended, silence: 'dead' })).toEqual(['daemon-silent', 'daemon-silent'])
+    })
+  })
+
+  it('names each of many, and shows a person the first few', () => {
+    const many = Array.from({ length: 9 }, (_, at) => ({ subnet: `10.5.${at + 2}.0/24`, state: 'stored' as const }))
+    const { findings = [] } = diagnose({ ...sound, ...withPeers(...many) }).find((each) => each.check === 'peers')!
+    expect(findings).toHaveLength(9)
+    const [shown, ...others] = grouped(findings)
+    expect([others, shown!.name, shown!.more]).toEqual([[], 'peer-unusable', 4])
+    expect(shown!.details.slice(-1)).toEqual(['10.5.6.0/24 at 192.0.2.2'])
+    expect(grouped(findings.slice(0, 5))[0]!.more).toBe(0)
+    expect(grouped([{ name: 'not-root', detail: '' }])).toEqual([{ name: 'not-root', details: [], more: 0 }])
+  })
+
+  it('has each finding tried here, and in docs/doctor.md as it stands in the code', () => {
+    const page = readFileSync(join(packageRoot, 'docs/doctor.md'), 'utf8')
+    const rows = Object.entries(FINDINGS).map(
+      ([name, { check, level, means, fix }]) =>
+        `| <a id="${name}"></a>\`${name}\` | ${check} | ${level} | ${means} | ${fix} |`,
+    )
+    expect(page.split('\n').filter((line) => line.startsWith('| <a id='))).toEqual(rows)
+    const source = readFileSync(import.meta.filename, 'utf8')
+    expect(Object.keys(FINDINGS).filter((name) => !source.includes(`'${name}',`))).toEqual([])
+    expect(Object.values(FINDINGS).filter(({ check }) => !CHECKS.some(({ name }) => name === check))).toEqual([])
+  })
+})
+
+describe('the doctor, by the status alone', () => {
+  it('finds nothing on a sound node, though it knows nothing of the host', () => {
+    expect(diagnoseStatus(soundStatus)).toEqual([])
+  })
+
+  it('finds what the status has, as weft doctor does', () => {
+    const silent: PeerStatus = { ...soundPeer, state: 'programmed', lossPercent: 100 }
+    const sick: Status = {
+      ...{ ...soundStatus, peers: countPeers([silent], 10), store: { ...soundStatus.store, reachable: false } },
+    }
+    expect(diagnoseStatus(sick).map(({ name }) => name)).toEqual(['store-away', 'peer-silent'])
+    const starting: Status = { ...soundStatus, ...startingReport('etcd', beginningWith('waiting for a lease')) }
+    expect(diagnoseStatus(starting)).toEqual([{ name: 'daemon-waits', detail: 'waiting for a lease' }])
+  })
+})
+
+describe('at its limits, the doctor', () => {
+  const said = (part: Partial<Facts>): string[] =>
+    diagnose({ ...sound, ...part }).flatMap(({ findings = [] }) =>
+      findings.map(({ name, detail }) => `${name}: ${detail}`),
+    )
+  const unknown = (part: Partial<Facts>): string[] =>
+    diagnose({ ...sound, ...part }).flatMap(({ check, findings }) => (findings === undefined ? [check] : []))
+  const path = status.dataPath!
+  const silent = { answers: new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]]) }
+  const notAsked: Partial<PeerStatus> = { state: 'programmed', lossPercent: null }
+
+  it.each<[string, Partial<Facts>, string[]]>([
+    ['nobody answers', { status: undefined, silence: 'no socket' }, ['daemon-silent: no socket']],
+    ['nobody may ask', { status: undefined, isForbidden: true }, []],
+    ['nobody answers an ordinary user', { status: undefined, isRoot: false }, ['not-root: ', 'daemon-silent: ']],
+    [
+      'a thread hangs',
+      withStatus({
+        dataPath: {
+          ...path,
+          threads: [
+            { name: 'a', hungSeconds: null },
+            { name: 'b', hungSeconds: 0 },
+          ],
+        },
+      }),
+      ['data-path-down: the thread b hangs'],
+    ],
+    [
+      'the data path is down',
+      withStatus({ trouble: 'why', dataPath: { ...path, open: false } }),
+      ['data-path-down: why'],
+    ],
+    ['there is no TUN', { tunProblem: 'ENOENT' }, ['tun-missing: ENOENT']],
+    ['a TUN is forbidden', { tunProblem: 'EPERM' }, ['tun-forbidden: EPERM']],
+    ['a TUN is forbidden by its mode', { tunProblem: 'EACCES' }, ['tun-forbidden: EACCES']],
+    [
+      'no TUN is needed, with the kernel',
+      {
+        ...withStatus({
+          config: { ...status.config!, backendType: 'ipip' },
+          dataPath: { ...path, engine: 'kernel' },
+        }),
+        tunProblem: 'EPERM',
+      },
+      ['no-route: 10.5.2.0/24'], // which each peer has, then
+    ],
+    [
+      'no TUN is needed, with nothing',
+      { ...withStatus({ dataPath: { ...path, engine: 'none' } }), tunProblem: 'EPERM' },
+      [],
+    ],
+    ['its clock is a minute ahead', { storeAheadMs: -60_000 }, []],
+    ['its clock is more ahead', { storeAheadMs: -60_001 }, ["clock-off: 60 s ahead of the store's"]],
+    ['its clock is a minute behind', { storeAheadMs: 60_000 }, []],
+    ['its clock is more behind', { storeAheadMs: 3_600_000 }, ["clock-off: 3600 s behind the store's"]],
+    // The lease ends 23 hours from now.
+    ['the lease ends in a day and a minute', { now: NOW - 3_600_000 - 60_000 }, []],
+    ['the lease ends later', { now: NOW - 3_600_000 - 60_001 }, ['clock-off: the lease of a day ends in 24 h']],
+    ['the lease ended a minute ago', { now: NOW + 23 * 3_600_000 + 60_000 }, []],
+    [
+      'the lease ended before',
+      { now: NOW + 23 * 3_600_000 + 120_000 },
+      ['clock-off: the lease that is held ended 2 min ago'],
+    ],
+    ['all was compared three minutes ago', withStatus({ store: { ...status.store, comparedSecondsAgo: 180 } }), []],
+    [
+      'all was compared before',
+      withStatus({ store: { ...status.store, comparedSecondsAgo: 180.6 } }),
+      ['store-stale: etcd: http://192.0.2.9:2379 /n: compared 181 s ago'],
+    ],
+    ['nothing was compared', withStatus({ store: { ...status.store, comparedSecondsAgo: null } }), []],
+    [
+      'the store is away',
+      withStatus({ store: { ...status.store, reachable: false } }),
+      ['store-away: etcd: http://192.0.2.9:2379 /n'],
+    ],
+    ['one peer is held', withStatus({ store: { ...status.store, held: 1 } }), ['peers-held: 1 peers']],
+    ['19% are lost', withPeers({ lossPercent: 19 }), []],
+    ['20% are lost', withPeers({ lossPercent: 20 }), ['peer-lossy: 10.5.2.0/24 at 192.0.2.2:8285: 20%']],
+    [
+      'a peer is silent',
+      withPeers({ state: 'programmed', lossPercent: 100, heardSecondsAgo: null, endpoint: null }),
+      ['peer-silent: 10.5.2.0/24 at 192.0.2.2: nothing was ever heard from it'],
+    ],
+    [
+      'a peer has another type',
+      withPeers({ state: 'stored', type: 'vxlan' }),
+      ['peer-unusable: 10.5.2.0/24 at 192.0.2.2, of type vxlan'],
+    ],
+    [
+      'nobody may ask peers',
+      { ...withStatus({ peers: countPeers([{ ...peer, ...notAsked }], null) }), answers: new Map(), unasked: 'EPERM' },
+      ['peers-unasked: EPERM'],
+    ],
+    ['nobody asks, and there are no peers', { ...withStatus({ peers: countPeers([], null) }), answers: new Map() }, []],
+    [
+      'nobody asks, and the only peer is not used',
+      {
+        ...withStatus({ dataPath: { ...path, open: false }, peers: countPeers([{ ...peer, state: 'stored' }], null) }),
+        answers: new Map(),
+      },
+      ['data-path-down: '],
+    ],
+    [
+      'two leases lie across each other',
+      withPeers({ subnet: '10.5.1.128/25' }),
+      ['subnet-twice: 10.5.1.0/24 of 192.0.2.1 and 10.5.1.128/25 of 192.0.2.2'],
+    ],
+    ['a lease cannot be read', withPeers({ subnet: 'x' }), []],
+    [
+      'another has its address',
+      withPeers({ publicIp: '192.0.2.1', state: 'stored' }),
+      ['address-twice: 192.0.2.1 leases 10.5.2.0/24 too'],
+    ],
+    ['a twin was noticed', withStatus({ node: { ...status.node!, twin: 'b' } }), ['address-twice: 192.0.2.1, as b']],
+    [
+      'packets of the MTU do not come back',
+      { answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false } }]]) },
+      [
+        "path-mtu: 10.5.2.0/24 at 192.0.2.2:8285: packets of 1472 bytes do not come back; look at both hosts' external interfaces, then at what is between: weft doctor there knows its own",
+      ],
+    ],
+    [
+      'of a peer, and not of another, packets of the MTU do not come back',
+      {
+        ...withStatus({
+          peers: countPeers(
+            [
+              { ...peer, path: 'whole' },
+              { ...peer, ...narrow, lease: 'b', subnet: '10.5.3.0/24' },
+            ],
+            10,
+          ),
+        }),
+        answers: new Map([['b', { ipv4: { small: true, large: false, longest: 1372 } }]]),
+      },
+      [
+        'path-mtu: 10.5.3.0/24 at 192.0.2.2:8285: packets of 1472 bytes do not come back since 2026-11-22T09:00:00Z, of up to 1372 they do; others take them: look at the external interface of that host first, then at what is between',
+      ],
+    ],
+    [
+      'the daemon saw that long packets come back from nobody',
+      {
+        ...withStatus({
+          peers: countPeers(
+            [
+              { ...peer, ...narrow },
+              { ...peer, ...narrow, lease: 'b', subnet: '10.5.3.0/24' },
+            ],
+            10,
+          ),
+        }),
+        answers: new Map(),
+      },
+      ['10.5.2.0/24', '10.5.3.0/24'].map(
+        (subnet) =>
+          `path-mtu: ${subnet} at 192.0.2.2:8285: packets of 1472 bytes do not come back since 2026-11-22T09:00:00Z, of up to 1252 they do; no peer takes them: look at this host first, and at the network that it is in`,
+      ),
+    ],
+    [
+      "packets of the MTU do not come back, and this host's interface takes less",
+      {
+        links: [link('eth0', 1400, '192.0.2.1')],
+        answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false, longest: 1372 } }]]),
+      },
+      [
+        "path-mtu: 10.5.2.0/24 at 192.0.2.2:8285: packets of 1472 bytes do not come back, of up to 1372 they do; it is this host's eth0, which takes 1400 bytes",
+        "mtu-too-large: 1472 bytes plus the tunnel's headers are 1500, but eth0 takes 1400",
+      ],
+    ],
+    ['a long packet came back now, whatever was seen before', { ...withPeers(narrow), answers: sound.answers }, []],
+    [
+      'those who send long packets are told that they do not fit',
+      { ...withPeers({ ...narrow, passesBytes: 1372, pathMtu: 1372 }), answers: new Map() },
+      [],
+    ],
+    [
+      'the MTU is one byte too large',
+      { links: [link('eth0', 1499, '192.0.2.1')] },
+      ["mtu-too-large: 1472 bytes plus the tunnel's headers are 1500, but eth0 takes 1499"],
+    ],
+    [
+      'a bridge takes one byte more',
+      { links: [...sound.links, link('cni1', 1473, '10.5.1.1')] },
+      ['bridge-mtu: cni1 has 1473, the data path 1472'],
+    ],
+    ['what is no bridge of containers takes more', { links: [...sound.links, link('veth1', 1500, '10.5.1.1')] }, []],
+    [
+      'a bridge is of the network and not of the subnet',
+      { links: [...sound.links, link('br-1', 1472, '10.5.0.255')] },
+      ['bridge-elsewhere: br-1 has 10.5.0.255, and this node 10.5.1.0/24'],
+    ],
+    ['what is no bridge is elsewhere', { links: [...sound.links, link('veth1', 1472, '10.5.9.1')] }, []],
+    ['subnet.env is missing', { subnetEnv: undefined }, ['subnet-env-wrong: /run/flannel/subnet.env is not there']],
+    [
+      'subnet.env is empty',
+      { subnetEnv: {} },
+      ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, and this node has 10.5.1.0/24'],
+    ],
+    [
+      'subnet.env is of before',
+      { subnetEnv: { FLANNEL_SUBNET: '10.5.1.1/25' } },
+      ['subnet-env-wrong: /run/flannel/subnet.env says 10.5.1.1/25, and this node has 10.5.1.0/24'],
+    ],
+    [
+      'subnet.env has another MTU',
+      { subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1450' } },
+      ['subnet-env-wrong: /run/flannel/subnet.env says MTU 1450, and the data path has 1472'],
+    ],
+    ['ten packets are dropped', withStatus({ dataPath: { ...path, drops: { tx_drop_too_big: 10 } } }), []],
+    [
+      'eleven packets are dropped',
+      withStatus({ dataPath: { ...path, drops: { tx_drop_too_big: 11 } } }),
+      ['packets-dropped: tx_drop_too_big: 11'],
+    ],
+    [
+      'one in a thousand is dropped',
+      withStatus({
+        dataPath: { ...path, counters: { rx_packets: 60_000, tx_packets: 40_000 }, drops: { rx_drop_truncated: 100 } },
+      }),
+      [],
+    ],
+    [
+      'more are dropped',
+      withStatus({
+        dataPath: { ...path, counters: { rx_packets: 60_000, tx_packets: 40_000 }, drops: { rx_drop_truncated: 101 } },
+      }),
+      ['packets-dropped: rx_drop_truncated: 101'],
+    ],
+    [
+      'what a healthy host drops',
+      withStatus({ dataPath: { ...path, counters: {}, drops: { tx_drop_no_route: 99 } } }),
+      [],
+    ],
+    [
+      'each that tells something is dropped',
+      withStatus({
+        dataPath: {
+          ...path,
+          drops: Object.fromEntries(
+            [
+              'rx_drop_socket_full',
+              'rx_drop_spoofed_source',
+              'tx_drop_too_big',
+              'tx_drop_socket_full',
+              'rx_drop_truncated',
+            ].map((name) => [name, 99]),
+          ),
+        },
+      }),
+      [
+        'rx_drop_socket_full',
+        'rx_drop_spoofed_source',
+        'tx_drop_too_big',
+        'tx_drop_socket_full',
+        'rx_drop_truncated',
+      ].map((name) => `packets-dropped: ${name}: 99`),
+    ],
+    [
+      'a route leads away',
+      { routes: [...sound.routes, route('10.5.2.0/24', 'eth1', '192.0.2.254')] },
+      ['foreign-route: 10.5.2.0/24 goes via 192.0.2.254 to eth1'],
+    ],
+    [
+      'a route leads nowhere',
+      { routes: [...sound.routes, route('10.5.2.0/24', '')] },
+      ['foreign-route: 10.5.2.0/24 goes to nowhere'],
+    ],
+    [
+      'a route of less weight leads away',
+      { routes: [...sound.routes, { ...route('10.5.2.0/24', 'eth1'), metric: 100 }] },
+      [],
+    ],
+    [
+      'a route of a wider net leads away',
+      { routes: [...sound.routes, route('10.5.0.0/23', 'eth1')] },
+      ['foreign-route: 10.5.0.0/23 goes to eth1'],
+    ],
+    ['a part of its own subnet is elsewhere', { routes: [...sound.routes, route('10.5.1.128/25', 'veth9')] }, []],
+    ['what is no network has a route', { routes: [...sound.routes, route('default', 'eth0')] }, []],
+    [
+      'no route leads to the network',
+      { routes: [{ ...route('10.5.0.0/16', 'flannel0'), metric: 7 }] },
+      ['no-route: 10.5.0.0/16'],
+    ],
+  ])('where %s', (_, part, expected) => expect(said(part)).toEqual(expected))
+
+  it('asks for a route to each peer where none takes the whole network, and for none to a peer that is not used', () => {
+    const kernel = (backendType: string) =>
+      withStatus({
+        config: { ...status.config!, backendType },
+        dataPath: { ...path, engine: 'kernel' },
+        peers: countPeers([peer, { ...peer, lease: 'b', subnet: '10.5.3.0/24', state: 'stored' }], 10),
+      })
+    const wide = { links: [link('eth0', 9000, '192.0.2.1')] }
+    const routes = [route('10.5.1.0/24', 'cni0')]
+    expect(said({ ...kernel('vxlan'), ...wide, routes })).toEqual([
+      'no-route: 10.5.2.0/24',
+      'peer-unusable: 10.5.3.0/24 at 192.0.2.2',
+    ])
+    expect(found({ ...kernel('wireguard'), ...wide, routes })).toContain('no-route')
+    expect(said({ ...kernel('wireguard'), ...wide, routes }).filter((line) => line.startsWith('no-route'))).toEqual([
+      'no-route: 10.5.0.0/16',
+    ])
+    // The whole network by another way is nobody's error there.
+    expect(
+      found({
+        ...{ ...kernel('vxlan'), ...wide },
+        routes: [...routes, route('10.5.0.0/16', 'eth9'), route('10.5.2.0/24', 'flannel0')],
+      }),
+    ).toEqual(['peer-unusable'])
+  })
+
+  it('says of one that sends that it is to be looked at there first, and how long ago it was heard', () => {
+    const facts = { ...withPeers({ state: 'programmed', heardSecondsAgo: 3.4, unansweredSeconds: 6 }), ...silent }
+    const heard = '10.5.2.0/24 at 192.0.2.2:8285: last heard 3 s ago; it sends, but what is sent to it is lost'
+    expect(said(facts)).toEqual([`peer-silent: ${heard}: look at the firewall there first`])
+    // Nobody is sent there for what this host does itself.
+    const rule = '-A OUTPUT -p udp -m udp --dport 8285 -j DROP'
+    expect(said({ ...facts, iptables: `-P OUTPUT ACCEPT\n${rule}` })).toEqual([
+      `port-dropped: ${rule}`,
+      `peer-silent: ${heard}`,
+    ])
+    const away = [...sound.routes, route('10.5.2.0/24', 'eth0', '192.0.2.254')]
+    expect(said({ ...facts, routes: away })).toEqual([
+      'foreign-route: 10.5.2.0/24 goes via 192.0.2.254 to eth0',
+      `peer-silent: ${heard}`,
+    ])
+    const refused = { ...status.dataPath!, drops: { tx_drop_refused: 11 } }
+    const silentPeer = { state: 'programmed', heardSecondsAgo: 3.4, unansweredSeconds: 6 } as const
+    const peers = countPeers([{ ...peer, ...silentPeer }], 10)
+    expect(said({ ...withStatus({ dataPath: refused, peers }), ...silent })).toEqual([
+      `peer-silent: ${heard}`,
+      'packets-dropped: tx_drop_refused: 11',
+    ])
+    const sends = (changes: Partial<PeerStatus>): boolean =>
+      said({ ...withPeers({ state: 'programmed', lossPercent: 0, ...changes }), ...silent }).some((line) =>
+        line.includes('it sends'),
+      )
+    expect([
+      sends({ heardSecondsAgo: 4.9, unansweredSeconds: 6 }),
+      sends({ heardSecondsAgo: 5, unansweredSeconds: 6 }),
+      sends({ heardSecondsAgo: 1, unansweredSeconds: null }),
+    ]).toEqual([true, false, false])
+  })
+
+  it('says that it cannot know what takes a node, and knows what does not', () => {
+    const nothing = { node: null, config: null, lease: null, dataPath: null, peers: null }
+    expect(unknown(withStatus(nothing))).toEqual([
+      'families',
+      'firewall',
+      'routes',
+      'store',
+      'leases',
+      'peers',
+      'mtu',
+      'containers',
+      'drops',
+    ])
+    expect(unknown({ status: undefined, store: undefined, silence: '', storeAheadMs: undefined })).toEqual([
+      ...[
+        'families',
+        'firewall',
+        'routes',
+        'store',
+        'clock',
+        'config',
+        'leases',
+        'peers',
+        'mtu',
+        'containers',
+        'drops',
+      ],
+    ])
+    expect(unknown(withStatus({ dataPath: { ...path, open: false } }))).toEqual(['routes', 'containers'])
+    expect(unknown(withStatus({ dataPath: { ...path, engine: 'none' } }))).toEqual(['routes'])
+    expect(unknown(withStatus({ dataPath: { ...path, mtu: null } }))).toEqual(['mtu'])
+    expect(unknown({ ...withStatus({ lease: null }), storeAheadMs: undefined })).toEqual(['clock'])
+    expect(unknown(withStatus({ lease: null }))).toEqual([])
+  })
+})
+
+describe('of a status that lacks a part, the doctor', () => {
+  const look = (check: string, part: Partial<Facts>) =>
+    diagnose({ ...sound, ...part })
+      .find((one) => one.check === check)
+      ?.findings?.map(({ name, detail }) => `${name}: ${detail}`)
+
+  it('says what cannot be known, check by check', () => {
+    const unknown = (part: Partial<Status>) =>
+      diagnose({ ...sound, ...withStatus(part) })
+        .filter(({ findings }) => findings === undefined)
+        .map(({ check }) => check)
+    expect(unknown({ dataPath: null })).toEqual(['routes', 'mtu', 'containers', 'drops'])
+    expect(unknown({ peers: null })).toEqual(['leases', 'peers'])
+    expect(unknown({ config: null })).toEqual(['families', 'firewall', 'routes', 'mtu', 'containers'])
+    expect(unknown({ node: null })).toEqual([
+      ...['firewall', 'routes', 'store', 'leases', 'peers', 'mtu', 'containers'],
+    ])
+  })
+
+  it('says no more than it knows', () => {
+    expect(look('daemon', withStatus({ state: 'starting', trouble: null }))).toEqual(['daemon-waits: '])
+    expect(look('forwarding', { isForwarding: false })).toEqual(['forwarding-off: '])
+    const unusable = { ...withPeers({ state: 'stored', type: 'vxlan' }) }
+    expect(look('peers', unusable)).toEqual(['peer-unusable: 10.5.2.0/24 at 192.0.2.2, of type vxlan'])
+    expect(look('peers', { ...unusable, status: { ...unusable.status!, dataPath: null } })).toEqual([])
+    const strange = { ...status.config!, backendType: 'of-tomorrow' }
+    expect(look('mtu', withStatus({ config: strange, dataPath: { ...status.dataPath!, mtu: 1500 } }))).toEqual([])
+    // Nobody probes; who was asked by the doctor itself is known.
+    const unprobed = withStatus({ peers: countPeers([{ ...peer, lossPercent: null, state: 'programmed' }], null) })
+    expect(look('peers', unprobed)).toEqual([])
+    expect(look('peers', { ...unprobed, answers: new Map() })).toEqual(['peers-unasked: '])
+  })
+
+  it('says of a silent peer when it was heard, and no more where it sends nothing either', () => {
+    const silent = { state: 'programmed', lossPercent: 100, heardSecondsAgo: 90, probedSecondsAgo: 2 } as const
+    expect(look('peers', withPeers(silent))).toEqual([
+      'peer-silent: 10.5.2.0/24 at 192.0.2.2:8285: last heard 90 s ago',
+    ])
+  })
+
+  it('asks for one route where weftd carries what the kernel could', () => {
+    const vxlan = withStatus({ config: { ...status.config!, backendType: 'vxlan' } })
+    expect(look('routes', vxlan)).toEqual([])
+    expect(look('routes', { ...vxlan, routes: [route('10.5.2.0/24', 'flannel0')] })).toEqual(['no-route: 10.5.0.0/16'])
+  })
+
+  it('takes a route around its own subnet, or by a gateway to nobody, for that of somebody else', () => {
+    const first = { node: { ...status.node!, subnet: '10.5.0.0/24' } }
+    const routes = [
+      route('10.5.0.0/16', 'flannel0'),
+      route('10.5.0.0/20', 'eth1'),
+      route('10.5.77.0/24', 'eth1', '192.0.2.2'),
+    ]
+    expect(look('routes', { ...withStatus(first), routes })).toEqual([
+      'foreign-route: 10.5.0.0/20 goes to eth1',
+      'foreign-route: 10.5.77.0/24 goes via 192.0.2.2 to eth1',
+    ])
+  })
+
+  it('finds a subnet within another one, in whatever order they are told', () => {
+    const [large, small, other] = ['10.5.8.0/23', '10.5.8.0/25', '10.5.4.0/24'].map((subnet, at) => ({
+      ...{ ...peer, lease: subnet, subnet, publicIp: `192.0.2.${20 + at}` },
+    })) as [PeerStatus, PeerStatus, PeerStatus]
+    for (const list of [
+      [large, small, other],
+      [small, large, other],
+      [other, small, large],
+      [small, other, large],
+    ])
+      expect(look('leases', withPeers(...list))).toEqual([
+        'subnet-twice: 10.5.8.0/23 of 192.0.2.20 and 10.5.8.0/25 of 192.0.2.21',
+      ])
+  })
+
+  it('measures by the external interface, and by each address of a bridge', () => {
+    const lo = link('lo', 1000, '127.0.0.1')
+    expect(look('mtu', { links: [lo, ...sound.links] })).toEqual([])
+    const [eth0, cni0] = [link('eth0', 1500, '192.0.2.1'), link('cni0', 1500, '10.5.1.1')]
+    const two = {
+      ...cni0,
+      addresses: { ...cni0.addresses, ipv4: [...link('x', 0, '169.254.1.1').addresses.ipv4, ...cni0.addresses.ipv4] },
+    }
+    expect(look('mtu', { links: [eth0, two] })).toEqual(['bridge-mtu: cni0 has 1500, the data path 1472'])
+    expect(look('mtu', { links: [eth0, { ...two, name: 'my-cni' }] })).toEqual([])
+  })
+})

@@ -1,0 +1,473 @@
+// explain.test.ts - each kind of way that a packet may take, and what stops it there.
+
+import { expect, it } from 'vitest'
+import { explain, sideOf } from '../../../../src/tool/doctor/explain.ts'
+import type { Facts } from '../../../../src/tool/doctor/facts.ts'
+import type { Route } from '../../../../src/host/links.ts'
+import { parseAddress, type Address } from '../../../../src/net/address.ts'
+import { parseIpv4 } from '../../../../src/net/ipv4.ts'
+import { countPeers, type PeerStatus, type Status } from '../../../../src/report/status.ts'
+import {
+  dualPeer,
+  linkAddress,
+  silentSide,
+  sound,
+  soundDual,
+  soundIpv6,
+  soundPeer,
+  soundStatus as status,
+} from '../../../support/facts.ts'
+
+const ip = (text: string): number => parseIpv4(text)!
+const ipOf = (text: string): Address => parseAddress(text)!
+const by = (device: string, gateway?: string): Route => ({
+  ...{ device, gateway, destination: '', type: 'unicast', metric: 0, source: undefined },
+})
+const ask = (source: string, destination: string, route: Route | undefined, facts: Partial<Facts> = {}) =>
+  explain({
+    source: ipOf(source),
+    destination: ipOf(destination),
+    status: facts.status ?? status,
+    facts: { ...sound, ...facts },
+    route,
+  })
+const stopped = (...args: Parameters<typeof ask>): string[] =>
+  ask(...args)
+    .filter(({ passes }) => passes !== true)
+    .map(({ step, passes }) => (passes === undefined ? `${step}?` : step))
+
+const BAD_INPUT = '-P INPUT DROP\n-P FORWARD ACCEPT'
+const MASQ = { subnetEnv: { FLANNEL_IPMASQ: 'true' } }
+const BAD_FORWARD = '-P INPUT ACCEPT\n-P FORWARD DROP'
+
+it.each<[string, Parameters<typeof ask>, string[]]>([
+  ['to a peer', ['10.5.1.2', '10.5.2.2', by('flannel0')], []],
+  [
+    'from this host to a peer, where nobody forwards',
+    ['192.0.2.1', '10.5.2.2', by('flannel0'), { isForwarding: false, iptables: BAD_FORWARD }],
+    [],
+  ],
+  ['to a peer, outside the tunnel', ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.2')], []],
+  ['to a peer by another route', ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.254')], ['route']],
+  ['to a peer without a route', ['10.5.1.2', '10.5.2.2', undefined], ['route']],
+  [
+    'to a peer, where nobody forwards',
+    ['10.5.1.2', '10.5.2.2', by('flannel0'), { isForwarding: false }],
+    ['forwarding'],
+  ],
+  ['to a peer, through a firewall', ['10.5.1.2', '10.5.2.2', by('flannel0'), { iptables: BAD_FORWARD }], ['firewall']],
+  [
+    'to a peer, through a firewall that nobody can read',
+    ['10.5.1.2', '10.5.2.2', by('flannel0'), { iptables: undefined }],
+    ['firewall?'],
+  ],
+  ['to nobody', ['10.5.1.2', '10.5.7.2', by('flannel0')], ['data path']],
+  ['to the world', ['10.5.1.2', '198.51.100.1', by('eth0', '192.0.2.254'), MASQ], []],
+  ['to the world, not masqueraded', ['10.5.1.2', '198.51.100.1', by('eth0', '192.0.2.254')], ['masquerade?']],
+  ['to the world without a way', ['10.5.1.2', '198.51.100.1', undefined, MASQ], ['route']],
+  ['from a peer', ['10.5.2.2', '10.5.1.2', by('cni0')], []],
+  ['from a peer to a container that is not there', ['10.5.2.2', '10.5.1.2', by('flannel0')], ['route']],
+  ['from a peer, through a firewall', ['10.5.2.2', '10.5.1.2', by('cni0'), { iptables: BAD_INPUT }], ['firewall']],
+  ['from nobody', ['10.5.7.2', '10.5.1.2', by('cni0')], ['data path']],
+  ['from the world', ['198.51.100.1', '10.5.1.2', by('cni0')], []],
+  ['within this host', ['10.5.1.2', '10.5.1.3', by('cni0')], []],
+  ['between others', ['10.5.2.2', '10.5.7.2', by('flannel0')], ['way?']],
+])('%s', (_name, question, expected) => {
+  expect(stopped(...question)).toEqual(expected)
+})
+
+it('says which peer, by which rule, and what its host answered', () => {
+  const says = ask('10.5.1.2', '10.5.2.2', by('flannel0')).map(({ step, says: text }) => `${step}: ${text}`)
+  expect(says).toEqual([
+    "source: 10.5.1.2 is in this node's subnet 10.5.1.0/24",
+    'destination: 10.5.2.2 is in the subnet 10.5.2.0/24 of the node 192.0.2.2',
+    'forwarding: net.ipv4.ip_forward is 1',
+    'firewall: FORWARD: let through by -P FORWARD ACCEPT',
+    'route: to flannel0',
+    'data path: the native engine sends it to 192.0.2.2:8285',
+    'mtu: packets of up to 1472 bytes go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be',
+    'peer: its host answers through the data path, in 1 ms',
+  ])
+})
+
+const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...status, ...part } })
+const withPeer = (part: Partial<PeerStatus>): Partial<Facts> =>
+  withStatus({ peers: countPeers([{ ...soundPeer, ...part }], 10) })
+const path = status.dataPath!
+const says = (...args: Parameters<typeof ask>): string[] =>
+  ask(...args).map(({ step, passes, says: text }) => `${step} ${passes ?? '?'}: ${text}`)
+/** Without who asks and who is asked. */
+const way = (...args: Parameters<typeof ask>): string[] => says(...args).slice(2)
+const OUT = ['10.5.1.2', '10.5.2.2', by('flannel0')] as const
+const of = (step: string, facts: Partial<Facts>, question: readonly [string, string, Route | undefined] = OUT) =>
+  says(...question, facts).filter((line) => line.startsWith(`${step} `))
+
+it('knows where an address is: this host first, then the longest subnet, then the network', () => {
+  const peers = countPeers(
+    [
+      { ...soundPeer, subnet: '10.5.2.0/24', publicIp: '192.0.2.2' },
+      { ...soundPeer, subnet: '10.5.2.128/25', publicIp: '192.0.2.3' },
+      { ...soundPeer, subnet: 'x', publicIp: '192.0.2.4' },
+    ],
+    10,
+  )
+  const side = (address: string): string => {
+    const found = sideOf(ip(address), { ...status, peers }, sound)
+    return found.kind === 'peer' ? found.peer.peer.publicIp : found.kind
+  }
+  expect(['10.5.1.1', '10.5.1.2', '10.5.2.127', '10.5.2.128', '10.5.3.1', '10.6.0.1', '192.0.2.1'].map(side)).toEqual([
+    ...['host', 'here', '192.0.2.2', '192.0.2.3', 'nobody', 'outside', 'host'],
+  ])
+  const bare = { ...status, node: null, config: null, peers: null }
+  expect(sideOf(ip('10.5.1.2'), bare, { links: [] })).toEqual({ kind: 'outside' })
+})
+
+it.each([
+  ['10.5.1.1', "source true: 10.5.1.1 is this host's own"],
+  ['10.5.7.1', 'source true: 10.5.7.1 is in the network 10.5.0.0/16, but no node has a lease for it'],
+  ['10.6.0.1', 'source true: 10.6.0.1 is outside the network 10.5.0.0/16'],
+])('says who %s is', (source, line) => expect(says(source, '10.5.1.2', by('cni0'))[0]).toBe(line))
+
+it.each([
+  ['10.5.1.2', '10.5.1.1', 'way true: both are on this host: no tunnel is between them'],
+  ['192.0.2.1', '10.5.1.2', 'way true: both are on this host: no tunnel is between them'],
+  ['10.5.2.2', '10.5.7.2', 'way ?: neither is on this host: ask on the host of one of them'],
+  ['10.5.7.2', '10.5.2.2', 'way ?: neither is on this host: ask on the host of one of them'],
+  [
+    '10.5.1.2',
+    '10.5.7.2',
+    'data path false: no node has this address: the sender gets ICMP net unreachable, and the packet is counted as tx_drop_no_route',
+  ],
+  [
+    '10.5.7.2',
+    '10.5.1.2',
+    'data path false: not let in, since no lease has its source address: counted as rx_drop_unknown_sender',
+  ],
+])('of %s to %s there is one thing to say', (source, destination, line) => {
+  expect(way(source, destination, by('cni0'))).toEqual([line])
+})
+
+it('asks a host that sends itself for no forwarding, and a container for both', () => {
+  const steps = (source: string): string[] => ask(source, '10.5.2.2', by('flannel0')).map(({ step }) => step)
+  expect(steps('10.5.1.1').slice(2)).toEqual(['route', 'data path', 'mtu', 'peer'])
+  expect(steps('10.5.1.2').slice(2, 4)).toEqual(['forwarding', 'firewall'])
+  expect(of('forwarding', { isForwarding: false })).toEqual(['forwarding false: net.ipv4.ip_forward is 0'])
+})
+
+it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], string[]]>([
+  ['route', {}, ['10.5.1.2', '10.5.2.2', undefined], ['route false: there is none']],
+  ['route', {}, ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.2')], ['route true: to eth0 via 192.0.2.2']],
+  [
+    'route',
+    {},
+    ['10.5.1.2', '10.5.2.2', by('eth1')],
+    ['route false: to eth1, and not flannel0: another route comes first'],
+  ],
+  [
+    'route',
+    withStatus({ dataPath: { ...path, device: null } }),
+    ['10.5.1.2', '10.5.2.2', by('eth1', '192.0.2.9')],
+    ['route false: to eth1 via 192.0.2.9, and not via 192.0.2.2: another route comes first'],
+  ],
+  [
+    'data path',
+    withPeer({ state: 'stored' }),
+    OUT,
+    ['data path false: this node cannot use its lease: see the log of weftd'],
+  ],
+  ['data path', withStatus({ dataPath: { ...path, open: false }, trouble: 'why' }), OUT, ['data path false: why']],
+  ['data path', withStatus({ dataPath: { ...path, open: false } }), OUT, ['data path false: down']],
+  ['data path', withStatus({ dataPath: null }), OUT, ['data path false: down']],
+  [
+    'data path',
+    withStatus({ dataPath: { ...path, engine: 'kernel' } }),
+    OUT,
+    ['data path true: the kernel sends it to 192.0.2.2:8285'],
+  ],
+  [
+    'data path',
+    withPeer({ way: 'direct', endpoint: '192.0.2.2' }),
+    OUT,
+    ['data path true: the kernel routes it to 192.0.2.2, without a tunnel'],
+  ],
+  ['mtu', withStatus({ dataPath: { ...path, mtu: null } }), OUT, []],
+  [
+    'mtu',
+    withPeer({ pathMtu: 1252 }),
+    OUT,
+    [
+      'mtu true: packets of up to 1252 bytes, the MTU of the path to it, go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be',
+    ],
+  ],
+  [
+    'mtu',
+    withPeer({ path: 'narrow', passesBytes: 1252 }),
+    OUT,
+    [
+      'mtu false: long packets, up to 1472 bytes as containers send them, do not come back from it, and nobody tells the sender; 1252 bytes do',
+    ],
+  ],
+  [
+    'mtu',
+    withPeer({ path: 'narrow', passesBytes: null }),
+    OUT,
+    [
+      'mtu false: long packets, up to 1472 bytes as containers send them, do not come back from it, and nobody tells the sender; how long one may be is being looked for',
+    ],
+  ],
+  [
+    'mtu',
+    withPeer({ path: 'narrow', passesBytes: 1372, pathMtu: 1372 }),
+    OUT,
+    [
+      'mtu true: packets of up to 1372 bytes, the MTU of the path to it, go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be',
+    ],
+  ],
+  [
+    'peer',
+    withPeer({ lossPercent: 10, roundTripMs: 2.5 }),
+    OUT,
+    ['peer true: its host answers through the data path, in 2.5 ms, 10% lost'],
+  ],
+  ['peer', withPeer({ lossPercent: null }), OUT, ['peer true: its host answers through the data path, in 1 ms']],
+  [
+    'peer',
+    withPeer({ state: 'programmed', lossPercent: null }),
+    OUT,
+    ['peer ?: its host was not asked whether it answers'],
+  ],
+  [
+    'peer',
+    withPeer({ state: 'programmed', lossPercent: 100 }),
+    OUT,
+    ['peer false: its host does not answer through the data path, 100% lost'],
+  ],
+  [
+    'peer',
+    withPeer({ state: 'programmed', lossPercent: 0 }),
+    OUT,
+    ['peer false: its host does not answer through the data path'],
+  ],
+  ['firewall', { iptables: undefined }, OUT, ['firewall ?: the rules of iptables cannot be read']],
+  ['firewall', { iptables: BAD_FORWARD }, OUT, ['firewall false: FORWARD: dropped by -P FORWARD DROP']],
+  [
+    'firewall',
+    { iptables: '-A FORWARD -m mark --mark 0x1 -j DROP' },
+    OUT,
+    [
+      'firewall ?: FORWARD: let through by -P FORWARD ACCEPT, unless an earlier rule decides otherwise by something that weft does not know of the packet',
+    ],
+  ],
+  [
+    'firewall',
+    { iptables: '-A FORWARD -p tcp -s 10.5.1.2/32 -d 10.5.2.2/32 -j DROP' },
+    OUT,
+    ['firewall false: FORWARD: dropped by -A FORWARD -p tcp -s 10.5.1.2/32 -d 10.5.2.2/32 -j DROP'],
+  ],
+  [
+    'firewall',
+    { iptables: '-A OUTPUT -d 192.0.2.2/32 -o eth0 -p udp --dport 8285 -j DROP' },
+    OUT,
+    [
+      'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+      'firewall false: OUTPUT: dropped by -A OUTPUT -d 192.0.2.2/32 -o eth0 -p udp --dport 8285 -j DROP',
+    ],
+  ],
+])('tells the step %s with %j', (step, facts, question, lines) => expect(of(step, facts, question)).toEqual(lines))
+
+it('tells how a packet leaves the network', () => {
+  const masq = { subnetEnv: { FLANNEL_IPMASQ: 'true' } }
+  const route = by('eth0', '192.0.2.254')
+  const own = 'masquerade true: not by weft: the packet has an address of this host already'
+  const kept =
+    'masquerade ?: not by weft: the packet keeps 10.5.1.2, to which nobody outside sends answers, unless rules of others masquerade it, or routers there know the way back; start weftd with --ip-masq'
+  expect(way('10.5.1.2', '198.51.100.1', route, masq)).toEqual([
+    'forwarding true: net.ipv4.ip_forward is 1',
+    'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+    'route true: to eth0 via 192.0.2.254, outside the tunnel',
+    "masquerade true: by weft's rules (--ip-masq)",
+  ])
+  expect(way('10.5.1.1', '198.51.100.1', by('eth0'), masq)).toEqual(['route true: to eth0, outside the tunnel', own])
+  expect(way('10.5.1.2', '198.51.100.1', route, { subnetEnv: { FLANNEL_IPMASQ: 'false' } }).at(-1)).toBe(kept)
+  expect(way('10.5.1.2', '198.51.100.1', undefined, { subnetEnv: undefined }).slice(2)).toEqual([
+    'route false: there is none',
+    kept,
+  ])
+})
+
+it('tells how a packet comes in', () => {
+  expect(way('10.5.2.2', '10.5.1.2', by('cni0'))).toEqual([
+    'firewall true: INPUT: let through by -P INPUT ACCEPT',
+    'data path true: let in if its datagram comes from 192.0.2.2, unless VerifySource says otherwise',
+    'forwarding true: net.ipv4.ip_forward is 1',
+    'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+    'route true: to cni0, a bridge of containers',
+  ])
+  // Nothing of a peer's comes to a port with host-gw; a host forwards nothing to itself.
+  const gateway = withStatus({
+    config: { ...status.config!, backendType: 'host-gw' },
+    dataPath: { ...path, engine: 'kernel' },
+  })
+  expect(way('10.5.2.2', '10.5.1.1', by('lo'), gateway)).toEqual([
+    'data path true: the kernel lets it in, whoever sends it',
+  ])
+  const taken = (part: Partial<Facts>) => of('data path', part, ['10.5.2.2', '10.5.1.1', by('lo')])[0]!.split(':')[0]
+  expect([taken(withPeer({ state: 'stored' })), taken(withStatus({ dataPath: { ...path, open: false } }))]).toEqual([
+    ...['data path false', 'data path false'],
+  ])
+  for (const route of [undefined, by('flannel0'), by('eth0', '192.0.2.9')])
+    expect(way('198.51.100.1', '10.5.1.2', route).at(-1)).toBe('route false: no bridge of containers has 10.5.1.2')
+})
+
+it('knows each of the addresses of a link as this host', () => {
+  const [first] = sound.links
+  const links = [
+    {
+      ...first!,
+      addresses: { ipv4: ['192.0.2.1', '192.0.2.7'].map((address) => linkAddress(ip(address), 24)), ipv6: [] },
+    },
+  ]
+  expect(['192.0.2.1', '192.0.2.7', '192.0.2.8'].map((address) => sideOf(ip(address), status, { links }).kind)).toEqual(
+    [...['host', 'host', 'outside']],
+  )
+})
+
+it('knows what passes through this host: from the world to a peer, and back', () => {
+  const steps = (...args: Parameters<typeof ask>) => ask(...args).map(({ step }) => step)
+  expect(steps('198.51.100.1', '10.5.2.2', by('flannel0'))).toContain('peer')
+  expect(steps('10.5.2.2', '198.51.100.1', by('eth0'))).toContain('masquerade')
+})
+
+it.each([
+  ['out of the network', ['10.5.1.2', '198.51.100.1', by('eth0')]],
+  ['from a peer', ['10.5.2.2', '10.5.1.2', by('cni0')]],
+  ['to a peer', ['10.5.1.2', '10.5.2.2', by('flannel0')]],
+] as const)('asks the firewall for TCP %s', (_name, [source, destination, route]) => {
+  const asked = (protocol: string) =>
+    stopped(source, destination, route, { ...MASQ, iptables: `-A FORWARD -p ${protocol} -j DROP` })
+  expect([asked('tcp'), asked('sctp')]).toEqual([['firewall'], []])
+})
+
+it('says what it can where the daemon has no node, no configuration and no data path yet', () => {
+  const none = { node: null, config: null, dataPath: null, peers: null }
+  for (const [trouble, why] of [
+    ['waiting for etcd', 'waiting for etcd'],
+    [null, 'starting'],
+  ] as const)
+    expect(ask('10.5.1.2', '10.5.2.2', undefined, withStatus({ ...none, state: 'starting', trouble }))).toEqual([
+      { step: 'daemon', passes: undefined, says: `it has no network configuration yet: ${why}` },
+    ])
+  const [source] = ask('10.5.1.2', '10.5.2.2', undefined, withStatus({ node: null, peers: null }))
+  expect(source).toMatchObject({ says: '10.5.1.2 is in the network 10.5.0.0/16, but no node has a lease for it' })
+  const bare = withStatus({ dataPath: null })
+  expect(stopped('10.5.2.2', '10.5.1.2', by('cni0'), bare)).toContain('data path')
+  expect(stopped('10.5.1.2', '10.5.2.2', by('flannel0'), bare)).toContain('data path')
+})
+
+const [HERE6, THERE6] = ['fd00:5:0:1::2', 'fd00:5:0:2::2']
+const dual = (part: Partial<Facts>, ...list: PeerStatus[]): Partial<Facts> => ({
+  ...{
+    ...soundDual,
+    status: { ...soundDual.status, peers: countPeers(list.length > 0 ? list : [dualPeer()], 10) },
+    ...part,
+  },
+})
+
+it('tells the way of IPv6 by what IPv6 has of its own', () => {
+  const route6 = by('flannel-v6.1', 'fd00:5:0:2::')
+  expect(says(HERE6, THERE6, route6, dual({}))).toEqual([
+    "source true: fd00:5:0:1::2 is in this node's subnet fd00:5:0:1::/64",
+    'destination true: fd00:5:0:2::2 is in the subnet fd00:5:0:2::/64 of the node 2001:db8::2',
+    'forwarding true: net.ipv6.conf.all.forwarding is 1',
+    'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+    'route true: to flannel-v6.1 via fd00:5:0:2::',
+    'data path true: the kernel sends it to [2001:db8::2]:8472',
+    'mtu true: packets of up to 1430 bytes go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be',
+    'peer true: its host answers through the data path, in 1 ms',
+  ])
+  // What is broken of the other family is none of its business.
+  const broken4 = { isForwarding: false, iptables: BAD_FORWARD }
+  expect(stopped(HERE6, THERE6, route6, dual(broken4, dualPeer({ state: 'stored' })))).toEqual([])
+  expect(
+    stopped(
+      '10.5.1.2',
+      '10.5.2.2',
+      by('flannel.1', '10.5.2.0'),
+      dual({ isForwardingIpv6: false, ip6tables: BAD_FORWARD }, dualPeer({}, silentSide)),
+    ),
+  ).toEqual([])
+  expect(
+    stopped(HERE6, THERE6, route6, dual({ isForwardingIpv6: false, ip6tables: BAD_FORWARD }, dualPeer({}, silentSide))),
+  ).toEqual(['forwarding', 'firewall', 'peer'])
+})
+
+it.each<[string, Parameters<typeof ask>, string]>([
+  [
+    'a route past the tunnel',
+    [HERE6, THERE6, by('eth0', '2001:db8::2'), dual({})],
+    'route true: to eth0 via 2001:db8::2',
+  ],
+  [
+    'a route elsewhere',
+    [HERE6, THERE6, by('eth0', '2001:db8::99'), dual({})],
+    "route false: to eth0 via 2001:db8::99, and not the backend's device for IPv6: another route comes first",
+  ],
+  [
+    'a route elsewhere, where there is one device',
+    [HERE6, THERE6, by('eth0'), soundIpv6],
+    'route false: to eth0, and not flannel-v6.1: another route comes first',
+  ],
+  [
+    'a lease that cannot be used',
+    [HERE6, THERE6, by('eth0'), dual({}, dualPeer({}, { state: 'stored' }))],
+    'data path false: this node cannot use its lease: see the log of weftd',
+  ],
+  [
+    'nobody there',
+    [HERE6, 'fd00:5:0:9::2', by('eth0'), dual({})],
+    'data path false: no node has this address: it leaves by eth0, where nobody has it',
+  ],
+  [
+    'nobody there, and no route',
+    [HERE6, 'fd00:5:0:9::2', undefined, dual({})],
+    'data path false: no node has this address: there is no route to it',
+  ],
+  [
+    'rules that cannot be read',
+    [HERE6, THERE6, by('flannel-v6.1'), dual({ ip6tables: undefined })],
+    'firewall ?: the rules of ip6tables cannot be read',
+  ],
+  ['what comes in', [THERE6, HERE6, by('cni0'), dual({})], 'data path true: the kernel lets it in, whoever sends it'],
+  [
+    'what comes in to nobody',
+    [THERE6, HERE6, by('flannel-v6.1'), dual({})],
+    'route false: no bridge of containers has fd00:5:0:1::2',
+  ],
+  [
+    'what comes in from nobody',
+    ['fd00:5:0:9::2', HERE6, by('cni0'), dual({})],
+    'data path ?: no lease has its source address: no node sends it',
+  ],
+  [
+    'an address outside',
+    ['2001:db8:9::1', HERE6, by('cni0'), dual({})],
+    'source true: 2001:db8:9::1 is outside the network fd00:5::/48',
+  ],
+  [
+    'an address outside of a network of IPv4',
+    ['2001:db8:9::1', HERE6, undefined],
+    'source true: 2001:db8:9::1 is outside the network, which has no IPv6',
+  ],
+])('of IPv6 tells %s', (_name, question, line) => expect(says(...question)).toContain(line))
+
+it('says that nothing takes IPv6 where the backend carries IPv4 alone', () => {
+  const dataPath = { ...soundDual.status.dataPath, families: ['ipv4'], engine: 'native' } as const
+  const peer = { ...dualPeer(), families: { ipv4: dualPeer().families!.ipv4, ipv6: null } }
+  const facts = { ...soundDual, status: { ...soundDual.status, dataPath, peers: countPeers([peer], 10) } }
+  expect(says(HERE6, THERE6, undefined, facts)).toContain(
+    'data path false: the vxlan backend carries IPv4 alone here: nothing takes IPv6 to other nodes',
+  )
+  expect(says(THERE6, HERE6, by('cni0'), facts)).toContain(
+    'data path false: the vxlan backend carries IPv4 alone here: it does not come',
+  )
+})

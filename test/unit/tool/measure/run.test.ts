@@ -1,0 +1,227 @@
+// run.test.ts - both ends of a bench on one host: what is sent is counted, who may not come is refused, and both ends end.
+
+import { createSocket } from 'node:dgram'
+import { once } from 'node:events'
+import { createServer, type AddressInfo, type Socket } from 'node:net'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { isWeftError } from '../../../../src/base/errors.ts'
+import { lineOf, readRefusal, writeDatagramHeader, type InUse } from '../../../../src/tool/measure/conversation.ts'
+import { connectTo, readLine } from '../../../../src/tool/measure/lines.ts'
+import { listen, type ListenerOptions } from '../../../../src/tool/measure/listener.ts'
+import { beginRun, measure, type Run } from '../../../../src/tool/measure/run.ts'
+import { eventually } from '../../../support/event.ts'
+
+const IN_USE: InUse = {
+  ...{ subnet: '10.5.2.0/24', backendType: 'udp', device: 'flannel0', engine: 'native', mtu: 1472, pathMtu: null },
+  features: [],
+}
+/** Two ways to the same host, from two of its addresses. */
+const WAYS = { outside: { to: '127.0.0.1', from: '127.0.0.1' }, inside: { to: '127.0.0.2', from: '127.0.0.3' } }
+const LONG_MS = 60_000
+
+/** One that nobody has now. */
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0)
+  await once(server, 'listening')
+  const { port } = server.address() as AddressInfo
+  server.close()
+  await once(server, 'close')
+  return port
+}
+
+let port: number
+let said: string[]
+let stopping: AbortController
+let drops: number
+let listening: Promise<unknown>
+let runs: Run[]
+const optionsWith = (options: Partial<ListenerOptions>): ListenerOptions => ({
+  ...{ port, idleMs: LONG_MS, refusal: async () => undefined, say: (line) => void said.push(line) },
+  here: async () => ({ inUse: IN_USE, drops: { rx_drop_malformed: drops++ } }),
+  ...options,
+})
+const start = async (options: Partial<ListenerOptions> = {}): Promise<void> => {
+  listening = listen(optionsWith(options), stopping.signal).catch((error: unknown) => error)
+  await eventually(async () => (await connectTo(WAYS.outside, port, LONG_MS)).destroy(), { everyMs: 5 })
+}
+const begin = async (): Promise<Run> => {
+  const run = await beginRun(WAYS, port, WAYS.inside.from)
+  if ('refused' in run) throw new Error(run.refused)
+  runs.push(run)
+  for (const path of ['outside', 'inside'] as const) await run.openEcho(path)
+  return run
+}
+beforeEach(async () => {
+  port = await freePort()
+  ;[said, stopping, drops, runs] = [[], new AbortController(), 5, []]
+})
+afterEach(async () => {
+  stopping.abort()
+  await listening
+  for (const run of runs) run.close()
+})
+
+describe('a run', () => {
+  it('measures both paths, and hears of the other end', async () => {
+    await start()
+    const run = await begin()
+    expect(run.there).toEqual(IN_USE)
+    const plan = { streams: 3, seconds: 0.05, pairs: 2, bitsPerSecond: 20e6 }
+    const told: string[] = []
+    const samples = await measure(run, plan, 1000, (what) => told.push(what), stopping.signal)
+    for (const path of ['outside', 'inside'] as const) {
+      expect(samples.roundTripsMs[path].length).toBeGreaterThan(0)
+      expect(samples.tcp[path]).toHaveLength(2)
+      for (const { bitsPerSecond, busy } of samples.tcp[path])
+        expect(Math.min(bitsPerSecond, busy.here, busy.there)).toBeGreaterThan(0)
+      for (const { sent, datagrams, overflowed } of samples.udp[path]) {
+        expect(sent).toBeGreaterThan(0)
+        expect(datagrams + overflowed).toBe(sent)
+      }
+    }
+    expect(told).toContain('TCP inside, pair 2 of 2')
+    expect(await run.end()).toEqual({ rx_drop_malformed: 1 })
+    await eventually(() => expect(said).toEqual(['127.0.0.1 measures', '127.0.0.1 has ended']))
+  })
+
+  it('counts each datagram once, only its own, and those that came late', async () => {
+    await start()
+    const leading = await connectTo(WAYS.outside, port, LONG_MS)
+    const ask = async (message: object): Promise<Record<string, unknown>> => {
+      leading.write(lineOf(message))
+      return JSON.parse(await readLine(leading, LONG_MS)) as Record<string, unknown>
+    }
+    const { run } = (await ask({ wants: 'run', inside: WAYS.inside.from })) as { run: string }
+    // The numbers of a run begin anew behind the last one.
+    expect(await ask({ ask: 'udp', first: 2 ** 32 - 2, datagrams: 6 })).toMatchObject({ ready: true })
+    const send = async (from: string, mark: string, numbers: number[]): Promise<void> => {
+      const socket = createSocket('udp4').bind(0, from)
+      await once(socket, 'listening')
+      for (const number of numbers) {
+        const datagram = new Uint8Array(100)
+        writeDatagramHeader(datagram, mark, number)
+        await new Promise((resolve) => socket.send(datagram, port, WAYS.outside.to, resolve))
+      }
+      socket.close()
+    }
+    await send('127.0.0.9', run, [3]) // a stranger's
+    await send(WAYS.inside.from, '00'.repeat(8), [3]) // another run's
+    await send(WAYS.inside.from, run, [2 ** 32 - 2, 0, 2 ** 32 - 1, 1, 1, 700])
+    expect(await ask({ ask: 'sent', datagrams: 6 })).toMatchObject({ datagrams: 4, reordered: 1, overflowed: 0 })
+    leading.destroy()
+  })
+
+  it('has nothing of a path where nobody is, and goes on', async () => {
+    await start()
+    const ways = { ...WAYS, inside: { ...WAYS.inside, to: '127.0.0.1', from: '127.0.0.8' } } // from where none of it may come
+    const run = await beginRun(ways, port, WAYS.inside.from)
+    if ('refused' in run) throw new Error(run.refused)
+    runs.push(run)
+    await expect(run.openEcho('inside')).rejects.toThrow('what comes from 127.0.0.8 belongs to no run')
+    expect(await run.udp('inside', 0.02, 500, 1e6)).toMatchObject({ datagrams: 0 })
+    expect(await run.tcp('outside', 1, 0.02)).toMatchObject({ bitsPerSecond: expect.any(Number) })
+  })
+})
+
+describe('a listener', () => {
+  it('refuses whom it is told to, and a second run, and what it does not understand; says each once', async () => {
+    await start({ refusal: async (address) => (address === '127.0.0.9' ? 'it is no peer' : undefined) })
+    await begin()
+    const stranger = { outside: { to: '127.0.0.1', from: '127.0.0.9' }, inside: WAYS.inside }
+    for (let time = 0; time < 2; time++)
+      expect(await beginRun(stranger, port, '10.5.1.0')).toEqual({ refused: 'it is no peer' })
+    expect(await beginRun(WAYS, port, '10.5.1.0')).toEqual({ refused: 'a run from 127.0.0.1 is under way' })
+    const junk = await connectTo(WAYS.outside, port, LONG_MS)
+    junk.write('GET / HTTP/1.1\r\n\r\n')
+    expect(readRefusal(await readLine(junk, LONG_MS))!.refused).toMatch(/no version of weft bench/)
+    expect(said).toEqual([
+      '127.0.0.1 measures',
+      '127.0.0.9 was refused: it is no peer',
+      '127.0.0.1 was refused: a run from 127.0.0.1 is under way',
+      expect.stringMatching(/^127.0.0.1 was refused: it speaks no version/),
+    ])
+  })
+
+  it('lets in one of two that come at once', async () => {
+    let answer = (): void => {}
+    const both = new Promise<void>((resolve) => (answer = resolve))
+    let asked = 0
+    await start({
+      refusal: async () => {
+        if (++asked === 2) answer()
+        await both
+        return undefined
+      },
+    })
+    const begun = await Promise.all([1, 2].map(() => beginRun(WAYS, port, WAYS.inside.from)))
+    for (const run of begun) if (!('refused' in run)) runs.push(run)
+    expect(begun.filter((run) => 'refused' in run)).toEqual([{ refused: 'a run from 127.0.0.1 is under way' }])
+  })
+
+  it('ends a run that goes away or asks for too much, and is free for the next one', async () => {
+    await start()
+    ;(await begin()).close()
+    await eventually(() => expect(said.at(-1)).toMatch(/^127.0.0.1 went away/))
+    const run = await begin()
+    await expect(run.tcp('outside', 65, 1)).rejects.toSatisfy((error) => isWeftError(error, 'COMMAND'))
+    await eventually(() => expect(said.at(-1)).toBe('127.0.0.1 went away: it asks for more than is allowed'))
+    await begin()
+  })
+
+  it('ends by itself when nobody comes, and by a signal, with a run or without', async () => {
+    expect(await listen(optionsWith({ idleMs: 20 }), stopping.signal)).toBeUndefined()
+    await start()
+    const run = await begin()
+    stopping.abort()
+    await listening
+    await expect(run.end()).rejects.toSatisfy((error) => isWeftError(error, 'COMMAND'))
+    await expect(connectTo(WAYS.outside, port, LONG_MS)).rejects.toMatchObject({ code: 'ECONNREFUSED' })
+  })
+
+  it('says that its port is taken', async () => {
+    await start()
+    await expect(listen(optionsWith({}), stopping.signal)).rejects.toSatisfy((error) =>
+      isWeftError(error, 'PORT_IN_USE'),
+    )
+  })
+})
+
+describe('a line', () => {
+  let near: Socket
+  let far: Socket
+  beforeEach(async () => {
+    const server = createServer().listen(port, '127.0.0.1')
+    const accepted = once(server, 'connection') as Promise<[Socket]>
+    near = await connectTo(WAYS.outside, port, LONG_MS)
+    ;[far] = await accepted
+    far.on('error', () => {})
+    server.close()
+    listening = Promise.resolve()
+  })
+  afterEach(() => {
+    near.destroy()
+    far.destroy()
+  })
+
+  it('is read to its end, whatever pieces it comes in, and no further', async () => {
+    far.write('on')
+    const first = readLine(near, LONG_MS)
+    far.write('e\ntwo\nthr')
+    expect(await first).toBe('one')
+    expect(await readLine(near, LONG_MS)).toBe('two')
+    far.end('ee')
+    const rest: Buffer[] = []
+    near.on('data', (part: Buffer) => rest.push(part)).resume()
+    await once(near, 'end')
+    expect(Buffer.concat(rest).toString()).toBe('three')
+  })
+
+  it.each([
+    ['ends too early', () => far.end('x'), /it closed the connection/],
+    ['is never sent', () => far, /it said nothing for 0.02 s/],
+    ['is too long', () => far.write('x'.repeat(20_000)), /it sends no lines/],
+  ])('that %s is an error', async (_what, act, message) => {
+    act()
+    await expect(readLine(near, message.source.includes('0.02') ? 20 : LONG_MS)).rejects.toThrow(message)
+  })
+})

@@ -1,0 +1,151 @@
+// capture.test.ts - weft capture: lines, JSON, exit codes, and what it says of packets that it cannot show. The file that it
+// writes is read by tcpdump in test/netns/capture.test.ts.
+
+import { createServer, type Server } from 'node:http'
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, expect, it } from 'vitest'
+import { packageRoot } from '../../../../lab/lab.ts'
+import { createTally } from '../../../../src/tool/weft/capture.ts'
+import { noDrops, type DroppedPacket, type DropsReport } from '../../../../src/report/drops.ts'
+import { weft, type Terminal } from '../../../support/screen.ts'
+
+let folder: string
+let server: Server
+let report: DropsReport
+let asked: string[]
+let code: number
+
+const packet: DroppedPacket = {
+  ...{
+    atUs: 1_795_353_422_000_042,
+    direction: 'out',
+    reason: 'tx_drop_ttl',
+    packets: 1,
+    length: 60,
+    peer: '192.0.2.2',
+  },
+  ...{ encap: '', headers: '4500003c0000000001060000000000000a0502070050' },
+}
+const lost: DroppedPacket = { ...packet, direction: 'in', reason: 'rx_drop_ttl', packets: 3, peer: null, encap: '0800' }
+
+beforeEach(async () => {
+  folder = mkdtempSync(join(tmpdir(), 'weft-capture-'))
+  report = {
+    ...{ schema: 1, at: '2026-11-22T10:00:00.000Z', device: 'flannel0', engine: 'native', next: [7, 8] },
+    reasons: {
+      tx_drop_ttl: { packets: 10, means: 'TTL ran out' },
+      rx_drop_ttl: { packets: 3, means: 'TTL ran out' },
+      rx_drop_socket_full: { packets: 5, means: 'no room' },
+    },
+    packets: [packet, lost],
+  }
+  asked = []
+  code = 200
+  server = createServer((request, response) => {
+    asked.push(request.url!)
+    response.statusCode = code
+    response.end(JSON.stringify(report))
+  })
+  await new Promise<void>((resolve) => server.listen(join(folder, 'socket'), resolve))
+})
+afterEach(() => {
+  server.close()
+  rmSync(folder, { recursive: true })
+})
+const capture = (words: readonly string[], terminal?: Terminal) =>
+  weft(['capture', ...words, '--status-socket', join(folder, 'socket')], terminal)
+
+it('shows a line for each packet, and how many there were', async () => {
+  const shown = await capture([])
+  expect(shown).toEqual({
+    code: 0,
+    err: '',
+    out: [
+      '2026-11-22T13:17:02.000042Z out 0.0.0.0 > 10.5.2.7 tcp, 60 bytes, to 192.0.2.2: TTL ran out (tx_drop_ttl)\n',
+      '2026-11-22T13:17:02.000042Z in  0.0.0.0 > 10.5.2.7 tcp, 60 bytes, 3 packets in one, behind 0800: TTL ran out (rx_drop_ttl)\n',
+      'shown: 4 of the 13 packets dropped since the data path was opened; of 5 more the kernel tells the number alone: ',
+      'rx_drop_socket_full\n',
+    ].join(''),
+  })
+  expect((await capture([], { isTTY: true })).out).toContain('\u001B[31mTTL ran out\u001B[0m')
+  report = { ...report, reasons: { tx_drop_ttl: { packets: 0, means: '' } }, packets: [] }
+  expect((await capture([])).out).toBe('no packet was dropped for tx_drop_ttl since the data path was opened\n')
+})
+
+it.each([
+  ['ttl', 2],
+  ['rx_drop_ttl', 1],
+  ['socket_full', 0],
+])('shows those of one reason: %s', async (reason, count) => {
+  const { out } = await capture(['--reason', reason, '--json'])
+  const told = JSON.parse(out) as DropsReport
+  expect(told.packets).toHaveLength(count)
+  expect(Object.keys(told.reasons).every((name) => name.endsWith(reason))).toBe(true)
+})
+
+it('writes a file, and says on stderr what is in it', async () => {
+  const file = join(folder, 'file')
+  expect(await capture(['--write', file])).toMatchObject({ code: 0, out: '', err: /^written: 4 of the 13/ })
+  expect(readFileSync(file).readUInt32LE(0)).toBe(0x0a0d0d0a)
+  expect(readFileSync(file).toString()).toContain('rx_drop_ttl: TTL ran out; 3 packets in one; behind 0800')
+})
+
+it.each([
+  ['a reason that there is not', ['--reason', 'rain'], 2, 'no packet is dropped for rain; give one of tx_drop_ttl, '],
+  ['a file on a terminal', ['--write', '-'], 2, 'a capture file is not for a terminal'],
+  ['a file of JSON', ['--write', 'x', '--json'], 2, '--json and --write exclude each other'],
+  ['a file that cannot be', ['--write', '/nowhere/file'], 1, '/nowhere/file cannot be written: ENOENT'],
+  ['an argument', ['more'], 2, 'takes no arguments'],
+])('refuses %s', async (_what, words, expected, why) => {
+  const shown = await capture(words, { isTTY: true })
+  expect([shown.code, shown.out]).toEqual([expected, ''])
+  expect(shown.err).toContain(why)
+})
+
+it.each([
+  ['kernel', 'weft does not carry the packets of this backend'],
+  [null, 'weftd has no data path yet'],
+])('says why there is nothing to show: engine %s', async (engine, why) => {
+  report = { ...noDrops('2026-11-22T10:00:00.000Z'), engine }
+  const shown = await capture([])
+  expect([shown.code, shown.out]).toEqual([1, ''])
+  expect(shown.err).toContain(why)
+})
+
+it('says that the daemon is older, or what it says itself', async () => {
+  code = 404
+  expect((await capture([])).err).toContain('is older than this weft; restart weftd')
+  report = { ...report, schema: 2 as 1 }
+  code = 200
+  expect((await capture([])).err).toContain('weftd speaks version 2')
+})
+
+it('has each field in docs/weft.md, and there no other', () => {
+  const page = readFileSync(join(packageRoot, 'docs/weft.md'), 'utf8')
+  const [, section = ''] = /^## Dropped packets$(.*?)^## /ms.exec(page) ?? []
+  const documented = [...section.matchAll(/^\| `([^`]+)` \|/gm)].map(([, name = '']) => name)
+  const ofPackets = Object.keys(packet).map((name) => `packets[].${name}`)
+  const others = Object.keys(report).filter((name) => name !== 'packets')
+  expect(documented.toSorted()).toEqual([...others, ...ofPackets].toSorted())
+})
+
+it('tells of packets that were too many to keep, and of none twice', () => {
+  const tally = createTally()
+  const told = (seen: number, shown: number): number =>
+    tally({
+      ...report,
+      reasons: { tx_drop_ttl: { packets: seen, means: '' }, rx_drop_socket_full: { packets: seen * 7, means: '' } },
+      packets: Array.from({ length: shown }, () => packet),
+    })
+  expect(told(1_000, 256)).toBe(0) // before anybody looked
+  expect(told(1_000, 0)).toBe(0)
+  expect(told(1_010, 10)).toBe(0)
+  expect(told(2_010, 256)).toBe(744)
+  expect(told(2_012, 4)).toBe(0) // two were shown before they were counted
+  expect(told(2_020, 6)).toBe(0)
+  expect(told(2_020, 0)).toBe(0)
+  expect(told(3, 3)).toBe(0) // the data path was opened again
+  expect(told(5, 1)).toBe(1)
+})

@@ -1,0 +1,79 @@
+// ready.test.ts - `weft ready` and its exit codes, against a daemon of the test's own.
+
+import { mkdtempSync, rmSync } from 'node:fs'
+import { createServer, type Server } from 'node:http'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, expect, it } from 'vitest'
+import { STATUS_SCHEMA } from '../../../../src/report/status.ts'
+import { main } from '../../../../src/tool/weft/weft.ts'
+
+let folder: string
+let server: Server
+/** The answers of `/readyz`, one after another; the last one stays. */
+let answers: number[]
+let asked: number
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'weft-ready-'))
+  asked = 0
+  server = createServer(({ url }, response) => {
+    if (url === '/status.json')
+      return response.end(JSON.stringify({ schema: STATUS_SCHEMA, summary: 'waiting for a lease' }))
+    asked++
+    return response.writeHead(answers.length > 1 ? answers.shift()! : answers[0]!).end('x')
+  })
+})
+afterEach(async () => {
+  await new Promise((resolve) => server.close(resolve))
+  rmSync(folder, { recursive: true })
+})
+
+const socket = (): string => join(folder, 'weftd.sock')
+const listen = (): Promise<void> => new Promise((resolve) => server.listen(socket(), resolve))
+
+async function ready(...words: string[]): Promise<{ code: number; out: string; err: string }> {
+  let [out, err] = ['', '']
+  const screen = {
+    ...{ width: 80, isTerminal: false, colour: (_: string, text: string) => text, isRead: () => true },
+    write: (text: string) => void (out += text),
+    warn: (text: string) => void (err += text),
+  } as unknown as Parameters<typeof main>[1]
+  const code = await main(['ready', '--status-socket', socket(), ...words], screen)
+  return { code, out, err }
+}
+
+it('is 0 of a daemon that is ready', async () => {
+  answers = [200]
+  await listen()
+  expect(await ready()).toEqual({ code: 0, out: 'ready\n', err: '' })
+})
+
+it('is 3 of one that is not, with what it waits for', async () => {
+  answers = [503]
+  await listen()
+  expect(await ready()).toEqual({ code: 3, out: 'not ready: waiting for a lease\n', err: '' })
+  expect(asked).toBe(1)
+})
+
+it('is 1 where no daemon answers', async () => {
+  await listen()
+  await new Promise((resolve) => server.close(resolve))
+  expect(await ready()).toMatchObject({ code: 1, out: '', err: expect.stringContaining('no weftd answers at') })
+  server.listen(join(folder, 'other'))
+})
+
+it('waits until it is ready, also for a daemon that is not there yet, and no longer than it was told to', async () => {
+  answers = [503, 503, 200]
+  const waiting = ready('--wait', '60')
+  await listen()
+  expect(await waiting).toEqual({ code: 0, out: 'ready\n', err: '' })
+  answers = [503]
+  expect(await ready('--wait', '1')).toMatchObject({ code: 3 })
+  expect(asked).toBeGreaterThan(4)
+})
+
+it('refuses a time that has passed', async () => {
+  answers = [200]
+  await listen()
+  expect(await ready('--wait', '-1')).toMatchObject({ code: 2, err: expect.stringContaining('--wait is -1') })
+})

@@ -1,0 +1,100 @@
+// recall.test.ts - what is known of a node whose weftd is dead, by what there is: the store, its note, subnet.env, devices, or nothing.
+
+import { expect, it } from 'vitest'
+import { decodeLease } from '../../../../src/control/lease/decode.ts'
+import { recall, storedConfig, type Remains } from '../../../../src/tool/weft/recall.ts'
+import { link } from '../../../support/facts.ts'
+
+const lease = (key: string, publicIp: string, more: object = {}) =>
+  decodeLease(key, JSON.stringify({ PublicIP: publicIp, PublicIPv6: null, ...more }))
+const vxlan = { BackendType: 'vxlan', BackendData: { VNI: 1, VtepMAC: '02:00:00:00:00:01' } }
+const own = lease('10.5.1.0-24', '192.0.2.1')
+const udp = '{"Network":"10.5.0.0/16"}'
+const env = { FLANNEL_NETWORK: '10.5.0.0/16', FLANNEL_SUBNET: '10.5.1.1/24', FLANNEL_MTU: '1450' }
+const nothing: Remains = {
+  ...{ subnetFile: '/run/x', subnetEnv: undefined, known: undefined, stored: undefined, netConf: undefined },
+  ...{ links: [link('eth0', 1500, '192.0.2.1')], place: { store: 'etcd', leases: 'http://e /n' }, at: new Date(0) },
+}
+const known = {
+  store: 'etcd /n',
+  config: udp,
+  lease: { ...own, attrs: own.attrs },
+  leases: [own],
+  expiresAt: 1,
+  tunName: 'flannel7',
+}
+
+it('is nothing where nothing is left', () => {
+  expect(recall(nothing)).toBeUndefined()
+  expect(recall({ ...nothing, subnetEnv: {} })).toBeUndefined()
+  expect(recall({ ...nothing, subnetEnv: env })).toBeUndefined() // no device tells the backend
+  expect(recall({ ...nothing, stored: { config: udp, leases: [] } })).toBeUndefined() // whose node it was is not known
+  expect(recall({ ...nothing, subnetEnv: env, netConf: 'x' })).toBeUndefined()
+})
+
+it('is what the store has, of a backend that the kernel carries', () => {
+  const config = '{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","Port":4789}}'
+  const leases = [
+    lease('10.5.1.0-24', '192.0.2.1', vxlan),
+    lease('10.5.2.0-24', '192.0.2.2', vxlan),
+    lease('10.5.3.0-24', '192.0.2.3'),
+  ]
+  const links = [...nothing.links, link('flannel.1', 1450, '10.5.1.0')]
+  const status = recall({ ...nothing, subnetEnv: env, stored: { config, leases }, links })!
+  expect(status.node).toMatchObject({ subnet: '10.5.1.0/24', publicIp: '192.0.2.1', externalInterface: 'eth0' })
+  expect(status.dataPath).toMatchObject({
+    open: true,
+    engine: 'kernel',
+    device: 'flannel.1',
+    mtu: 1450,
+    families: ['ipv4'],
+  })
+  expect(status.config).toMatchObject({ network: '10.5.0.0/16', backendType: 'vxlan' })
+  expect(status.peers!.list.map(({ subnet, state, endpoint }) => [subnet, state, endpoint])).toEqual([
+    ['10.5.2.0/24', 'programmed', '192.0.2.2:4789'],
+    ['10.5.3.0/24', 'stored', null],
+  ])
+  expect(status.store.reachable).toBe(true)
+  // Without its device the kernel carries nothing.
+  expect(recall({ ...nothing, subnetEnv: env, stored: { config, leases } })!.dataPath!.open).toBe(false)
+})
+
+it('is what the dead one noted, of one that it carried itself', () => {
+  const status = recall({ ...nothing, known: { ...known, leases: [own, lease('10.5.2.0-24', '192.0.2.2')] } })!
+  expect(status.dataPath).toMatchObject({ open: false, engine: 'native', device: 'flannel7', mtu: null })
+  expect(status.peers!.list.map(({ subnet, state }) => [subnet, state])).toEqual([['10.5.2.0/24', 'programmed']])
+  expect([status.store.reachable, status.lease]).toEqual([false, null])
+  // What subnet.env says counts, since containers go by it.
+  expect(recall({ ...nothing, known, subnetEnv: { ...env, FLANNEL_SUBNET: '10.5.9.1/24' } })!.node!.subnet).toBe(
+    '10.5.9.0/24',
+  )
+})
+
+it('is what subnet.env and the device tell, and no peers', () => {
+  const links = [...nothing.links, link('flannel-wg', 1420, '10.5.1.0')]
+  const guessed = recall({ ...nothing, subnetEnv: env, links })!
+  expect(guessed.config!.backendType).toBe('wireguard')
+  expect([guessed.peers, guessed.dataPath!.open]).toEqual([null, true])
+  const dual = { ...env, FLANNEL_IPV6_NETWORK: 'fd00:5::/48', FLANNEL_IPV6_SUBNET: 'fd00:5:0:1::1/64' }
+  expect(recall({ ...nothing, subnetEnv: dual, links })).toMatchObject({
+    node: { subnet: '10.5.1.0/24', ipv6Subnet: 'fd00:5:0:1::/64' },
+    config: { ipv6Network: 'fd00:5::/48' },
+  })
+  const six = { FLANNEL_IPV6_NETWORK: 'fd00:5::/48', FLANNEL_IPV6_SUBNET: 'fd00:5:0:1::1/64' }
+  expect(recall({ ...nothing, subnetEnv: six, links })).toMatchObject({
+    node: { subnet: 'fd00:5:0:1::/64', publicIp: '' },
+  })
+  const pod = recall({ ...nothing, subnetEnv: env, netConf: '{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}' })!
+  expect(pod).toMatchObject({
+    config: { backendType: 'host-gw' },
+    dataPath: { open: true, engine: 'kernel', device: null },
+  })
+})
+
+it('has no secret of a configuration', () => {
+  const key = `${'A'.repeat(42)}A=`
+  const text = JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', PSK: key } })
+  expect(JSON.stringify(storedConfig(text))).not.toContain('AAAA')
+  expect(storedConfig(text)).toMatchObject({ backend: { psk: '<hidden>' } })
+  expect(storedConfig('{')).toBeUndefined()
+})

@@ -1,0 +1,376 @@
+// weft.test.ts - the command line: help, exit codes, flags anywhere, and the look: tables, units, colours where somebody looks.
+
+import { createServer, type Server } from 'node:http'
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { packageRoot } from '../../../../lab/lab.ts'
+import { bitRate, bytes, duration, milliseconds, table } from '../../../../src/tool/weft/look.ts'
+import { loadCommands } from '../../../../src/tool/weft/weft.ts'
+import { countPeers, startingReport, type PeerStatus, type Status } from '../../../../src/report/status.ts'
+import {
+  dualPeer,
+  peerOfIpv6,
+  silentSide,
+  soundDual,
+  soundIpv6,
+  soundPeer,
+  soundStatus,
+} from '../../../support/facts.ts'
+import { weft } from '../../../support/screen.ts'
+import { beginningWith } from '../../../support/snapshot.ts'
+
+const COMMANDS = await loadCommands()
+
+describe('the command line', () => {
+  it.each([
+    [[], 0],
+    [['help'], 0],
+    [['--help'], 0],
+    [['version'], 0],
+    [['version', '--json'], 0],
+    [['version', '--help'], 0],
+    [['version', '--jason'], 2],
+    [['version', 'more'], 2],
+    [['help', 'ping'], 0],
+    [['ping', '--help'], 0],
+    [['ping', '-h'], 0],
+    [['lease', '--help'], 0],
+    [['lease'], 2],
+    [['lease', 'eat'], 2],
+    [['nothing'], 2],
+    [['status', '--nothing'], 2],
+    [['status', 'more'], 2],
+    [['ping'], 2],
+    [['ping', 'a', 'b'], 2],
+    [['ping', 'a', '--count', 'x'], 2],
+    [['ping', 'a', '--count', '0'], 2],
+    [['bench'], 2],
+    [['bench', 'a', '--listen'], 2],
+    [['bench', 'a', '--port', '0'], 2],
+    [['bench', 'a', '--port', '65536'], 2],
+    [['bench', 'a', '--seconds', 'long'], 2],
+    [['bench', 'a', '--seconds', '61'], 2],
+    [['bench', 'a', '--streams', '0'], 2],
+    [['bench', 'a', '--pairs', '0'], 2],
+    [['bench', 'a', '--rate', '-1'], 2],
+    [['bench', '--listen', '--from', 'there'], 2],
+    [['bench', '10.5.2.0/24', '--status-socket', '/nowhere'], 1],
+    [['bench', '--listen', '--status-socket', '/nowhere'], 1],
+    [['explain'], 2],
+    [['capture', 'all'], 2],
+    [['capture', '--status-socket', '/nowhere'], 1],
+    [['explain', '10.5.1.2', '10.5.2.2', 'there'], 2],
+    [['status', '--status-socket', '/nowhere'], 1],
+  ])('weft %j exits with %d', async (words, code) => {
+    const shown = await weft(words)
+    expect(shown.code).toBe(code)
+    if (code === 1) expect(shown.err).toContain('no weftd answers at /nowhere: there is no such socket')
+  })
+
+  it('tells the version to people, and to programs with what runs it', async () => {
+    const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
+    expect((await weft(['version'])).out).toBe(`${version}\n`)
+    const { out } = await weft(['version', '--json'])
+    expect(out).toMatch(/^\{.*\}\n$/)
+    expect(JSON.parse(out)).toEqual({ version, node: process.versions.node, platform: 'linux', arch: process.arch })
+  })
+
+  it('has a help for each command, which names its flags, and all of them in docs/weft.md', async () => {
+    const page = readFileSync(join(packageRoot, 'docs/weft.md'), 'utf8')
+    const all = (await weft(['help'])).out
+    for (const { name, args, flags } of COMMANDS) {
+      const { out } = await weft([...name.split(' '), '--help'])
+      expect(out).toMatch(new RegExp(`^Usage: weft ${name}${Object.keys(flags).length > 0 ? ' \\[OPTION\\]' : ''}`))
+      for (const flag of Object.keys(flags)) expect(out).toContain(`  --${flag}`)
+      expect(all).toContain(`  ${`${name} ${args}`.trim()}  `)
+      expect(page).toContain(`\`weft ${`${name} ${args}`.trim()}\``)
+    }
+  })
+})
+
+describe('the look', () => {
+  it.each([
+    [0.04, '0 s'],
+    [9.94, '9.9 s'],
+    [75, '75 s'],
+    [150, '3 min'],
+    [7_300, '2 h'],
+    [200_000, '2 days'],
+  ])('tells %d seconds as %s', (seconds, text) => expect(duration(seconds)).toBe(text))
+  it.each([
+    [0, '0 B'],
+    [1023, '1023 B'],
+    [1536, '1.5 KiB'],
+    [200 * 1024, '200 KiB'],
+    [5 * 2 ** 30, '5.0 GiB'],
+  ])('tells %d bytes as %s', (count, text) => expect(bytes(count)).toBe(text))
+  it.each([
+    [0, '0 bit/s'],
+    [999, '999 bit/s'],
+    [1_540_000, '1.54 Mbit/s'],
+    [20_500_000, '20.5 Mbit/s'],
+    [199_600_000, '200 Mbit/s'],
+    [12_340_000_000, '12.3 Gbit/s'],
+  ])('tells %d bits a second as %s', (bits, text) => expect(bitRate(bits)).toBe(text))
+  it.each([
+    [0.0523, '0.052 ms'],
+    [3.14, '3.1 ms'],
+    [99.6, '100 ms'],
+    [123.4, '123 ms'],
+  ])('tells %d ms as %s', (ms, text) => expect(milliseconds(ms)).toBe(text))
+
+  it('aligns columns by what is seen, not by what colours it', () => {
+    const rows = [
+      ['A', 'LONG', 'C'],
+      [['good', 'x'], 'y', 'z'],
+    ] as const
+    expect(table(rows, (_tone, text) => text)).toBe('A  LONG  C\nx  y     z\n')
+    expect(table(rows, (tone, text) => `<${tone}>${text}</>`)).toContain('<good>x</>  y     z\n')
+    const many = [['A', 'B'], ...Array.from({ length: 200_000 }, (_, at) => [String(at), 'b'])]
+    expect(table(many, (_tone, text) => text)).toMatch(/^A {7}B\n0 {7}b\n[\s\S]*\n199999  b\n$/)
+  })
+})
+
+describe('weft status', () => {
+  let folder: string
+  let server: Server
+  let status: Status
+  const peer: PeerStatus = {
+    ...{ lease: '10.5.2.0-24', subnet: '10.5.2.0/24', publicIp: '192.0.2.2', endpoint: '192.0.2.2:8285', type: '' },
+    ...{ ipv6Subnet: null, publicIpv6: null },
+    ...{
+      state: 'answering',
+      held: false,
+      way: 'tunnel',
+      since: '',
+      txPackets: 10,
+      txBytes: 2048,
+      rxPackets: 10,
+      rxBytes: 4096,
+    },
+    ...{ heardSecondsAgo: 3, roundTripMs: 1.25, lossPercent: 0, probedSecondsAgo: 3, pathMtu: null },
+  }
+  const socket = (): string[] => ['--status-socket', join(folder, 'socket')]
+  beforeEach(async () => {
+    folder = mkdtempSync(join(tmpdir(), 'weft-cli-'))
+    status = {
+      ...{
+        schema: 1,
+        at: '2026-11-22T10:00:00.000Z',
+        state: 'impaired',
+        impairments: [{ by: 'peers', what: '1 of 2 peers does not answer' }],
+        trouble: '1 of 2 peers does not answer',
+        summary: '',
+        repairs: 2,
+      },
+      daemon: {
+        version: '1.2',
+        pid: 7,
+        startedAt: '2026-11-22T07:00:00.000Z',
+        subnetFile: '/run/s',
+        leases: '/var/lib/weft',
+      },
+      store: { name: 'directory', reachable: true, comparedSecondsAgo: 5, held: 0, holds: 0 },
+      node: {
+        hostname: 'a',
+        subnet: '10.5.1.0/24',
+        publicIp: '192.0.2.1',
+        ipv6Subnet: null,
+        publicIpv6: null,
+        externalInterface: 'eth0',
+        twin: null,
+      },
+      config: {
+        ...{
+          network: '10.5.0.0/16',
+          ipv6Network: null,
+          subnetLength: 24,
+          subnetMin: '10.5.1.0',
+          subnetMax: '10.5.255.0',
+        },
+        ...{ ipv6SubnetLength: null, ipv6SubnetMin: null, ipv6SubnetMax: null },
+        ...{ backendType: 'udp', backend: {} },
+      },
+      lease: { key: '10.5.1.0-24', expiresAt: '2026-11-23T09:00:00Z', published: {} },
+      dataPath: {
+        ...{ open: true, mtu: 1472, device: 'flannel0', engine: 'native', features: ['udp-gso'], threads: [] },
+        ...{ counters: {}, drops: { tx_drop_no_route: 2 } },
+      },
+      peers: countPeers(
+        [peer, { ...peer, subnet: '10.5.3.0/24', state: 'programmed', lossPercent: 100, roundTripMs: null }],
+        10,
+      ),
+      subnetFileWritten: true,
+      events: [{ at: '2026-11-22T09:00:00.000Z', level: 'warn', text: 'It rains' }],
+    }
+    server = createServer((_request, response) => {
+      response.end(JSON.stringify(status))
+    })
+    await new Promise<void>((resolve) => server.listen(join(folder, 'socket'), resolve))
+  })
+  afterEach(() => {
+    server.close()
+    rmSync(folder, { recursive: true })
+  })
+
+  it('gives up on a daemon that hangs, which the doctor names', async () => {
+    const hangs = createServer(() => {})
+    const path = join(folder, 'hangs')
+    await new Promise<void>((resolve) => hangs.listen(path, resolve))
+    const [shown, found] = await Promise.all(
+      ['status', 'doctor'].map((command) => weft([command, '--status-socket', path])),
+    )
+    hangs.closeAllConnections()
+    hangs.close()
+    expect(shown).toMatchObject({ code: 1, out: '' })
+    expect(shown!.err).toContain(`no weftd answers at ${path}: it says nothing for 5 s`)
+    expect([found!.code, /daemon-silent/.test(found!.out)]).toEqual([3, true])
+  })
+
+  it('refuses to ask with more than the data path of this host takes', async () => {
+    const { code, err } = await weft(['ping', '10.5.2.0/24', '--size', '1473', ...socket()])
+    expect([code, err]).toEqual([
+      2,
+      expect.stringContaining('--size is 1473, and the data path of this host takes 1472'),
+    ])
+  })
+
+  it('shows all at a glance, who needs a look first, and exits with 3 when somebody does', async () => {
+    const { code, out } = await weft(['status', ...socket()])
+    expect(out).toBe(
+      [
+        'weftd 1.2 on a, impaired by its peers (up 3 h, pid 7)',
+        '  1 of 2 peers does not answer',
+        '  packets: those to the peers that are named do not pass',
+        '  node       10.5.1.0/24 of 10.5.0.0/16, reached at 192.0.2.1 by eth0',
+        '  data path  udp by flannel0, the native engine, MTU 1472; udp-gso',
+        '  store      directory, /var/lib/weft: reachable, compared 5 s ago',
+        '  lease      10.5.1.0-24, until 2026-11-23T09:00:00Z',
+        '  peers      2 stored, 2 programmed, 1 of 2 asked answer: 50% whole',
+        '  drops      tx_drop_no_route 2',
+        '  repairs    2',
+        '',
+        'LAST WARNINGS',
+        '2026-11-22T09:00:00.000Z  It rains',
+        '',
+        'NAME  PEER         AT              WAY     STATE      RTT     LOSS  HEARD    SENT     RECEIVED',
+        '-     10.5.3.0/24  192.0.2.2:8285  tunnel  silent     -       100%  3 s ago  2.0 KiB  4.0 KiB',
+        '-     10.5.2.0/24  192.0.2.2:8285  tunnel  answering  1.3 ms  0%    3 s ago  2.0 KiB  4.0 KiB',
+        '',
+      ].join('\n'),
+    )
+    expect(code).toBe(3)
+    status = { ...status, state: 'working', impairments: [], trouble: null, peers: countPeers([peer], 10) }
+    expect((await weft(['peers', ...socket()])).code).toBe(0)
+  })
+
+  it('says one word of both families where they are alike, and which one it is where not', async () => {
+    const list = [
+      dualPeer(),
+      { ...dualPeer({}, silentSide), subnet: '10.5.3.0/24' },
+      { ...dualPeer({}, { state: 'stored', endpoint: null }), subnet: '10.5.4.0/24' },
+      { ...dualPeer(silentSide, silentSide), subnet: '10.5.5.0/24' },
+    ]
+    status = { ...soundDual.status, peers: countPeers(list, 10) }
+    const { out } = await weft(['status', ...socket()])
+    expect(out).toContain(
+      '  node       10.5.1.0/24 and fd00:5:0:1::/64 of 10.5.0.0/16 and fd00:5::/48, reached at 192.0.2.1 and 2001:db8::1 by eth0\n',
+    )
+    expect(out).toContain('4 stored, 3 programmed, 1 of 3 asked answer: 25% whole; by IPv4 3 of 4, by IPv6 1 of 4\n')
+    expect(
+      out
+        .split('\n')
+        .filter((line) => / 10\.5\..*kernel/.test(line))
+        .map((line) => line.split(/ {2,}/).slice(1, 5)),
+    ).toEqual([
+      ['10.5.4.0/24', '2001:db8::2', 'kernel', 'IPv6 stored'],
+      ['10.5.3.0/24', '[2001:db8::2]:8472', 'kernel', 'IPv6 silent'],
+      ['10.5.5.0/24', '192.0.2.2:8472', 'kernel', 'silent'],
+      ['10.5.2.0/24', '192.0.2.2:8472', 'kernel', 'answering'],
+    ])
+    status = { ...soundIpv6.status!, peers: countPeers([peerOfIpv6()], 10) }
+    const six = await weft(['status', ...socket()])
+    expect(six.out).toContain('  node       fd00:5:0:1::/64 of fd00:5::/48, reached at 2001:db8::1 by eth0\n')
+    expect([six.code, /fd00:5:0:2::\/64 +\[2001:db8::2\]:8472 +kernel +answering/.test(six.out)]).toEqual([0, true])
+    // Where both are broken alike, or the list has one family, nothing is to be told apart.
+    status = { ...soundDual.status, peers: countPeers([dualPeer(silentSide, silentSide)], 10) }
+    expect((await weft(['status', ...socket()])).out).toContain('0% whole\n')
+  })
+
+  it('says which peers long packets do not reach, and that this is not well', async () => {
+    const narrow = { path: 'narrow', passesBytes: 1252 } as const
+    status = { ...soundStatus, peers: countPeers([soundPeer, { ...soundPeer, ...narrow, lease: 'b' }], 10) }
+    const { code, out } = await weft(['status', ...socket()])
+    expect(code).toBe(3)
+    expect(out).toContain(
+      '2 of 2 asked answer: 100% whole, but long packets of more than 1252 of 1472 bytes do not reach one peer\n',
+    )
+    expect(out.split('\n').filter((line) => line.includes('10.5.2.0/24'))).toEqual([
+      expect.stringMatching(/ tunnel +narrow /),
+      expect.stringMatching(/ tunnel +answering /),
+    ])
+    // While it is looked for, and where those who send more are told.
+    status = { ...soundStatus, peers: countPeers([{ ...soundPeer, ...narrow, passesBytes: null }], 10) }
+    expect((await weft(['status', ...socket()])).out).toContain('whole, but long packets do not reach one peer\n')
+    const told = { ...soundPeer, ...narrow, passesBytes: 1372, pathMtu: 1372 }
+    status = { ...soundStatus, peers: countPeers([told], 10) }
+    const well = await weft(['status', ...socket()])
+    expect([well.code, well.out.includes('answering')]).toEqual([0, true])
+    expect(well.out).toContain(
+      'whole; packets of more than 1372 of 1472 bytes go in parts, or their senders are told\n',
+    )
+  })
+
+  it('says of a daemon without a lease that it forwards, where it does', async () => {
+    const { dataPath } = status
+    status = { ...status, ...startingReport('etcd', beginningWith('waiting for a lease')) }
+    expect((await weft(['status', ...socket()])).out).toMatch(
+      /^weftd 1\.2, starting .*\n {2}waiting for a lease\n {2}packets: this weftd forwards none.*\n {2}store/,
+    )
+    status = { ...status, ...startingReport('etcd', beginningWith('waiting for a lease', true), dataPath) }
+    expect((await weft(['status', ...socket()])).out).toMatch(
+      /^weftd 1\.2, forwarding as last known .*\n {2}waiting for a lease\n {2}packets: those to and from .* last known pass.*\n {2}data path  as last known by flannel0, the native/,
+    )
+  })
+
+  it('colours on a terminal, and not where it is told not to', async () => {
+    const onTerminal = await weft(['status', ...socket()], { isTTY: true, env: { TERM: 'xterm' } })
+    expect(onTerminal.out).toContain('\u001B[31msilent')
+    for (const env of [{ NO_COLOR: '1' }, { TERM: 'dumb' }])
+      expect((await weft(['status', ...socket()], { isTTY: true, env })).out).not.toContain('\u001B')
+  })
+
+  it('prints for programs what the daemon says', async () => {
+    const { out } = await weft(['status', '--json', ...socket()])
+    expect(JSON.parse(out)).toEqual(status)
+    expect(out.endsWith('}\n')).toBe(true)
+  })
+
+  it('says again what is asked for again, with rates', async () => {
+    let shown = ''
+    const hear = (text: string): void => void (shown = text)
+    const watching = weft(['peers', '--watch', ...socket()], { isTTY: true, env: { TERM: 'dumb' }, hear })
+    const screens = (): number => shown.split('\u001B[J').length - 1
+    await expect.poll(screens).toBe(1)
+    const later = { ...peer, txBytes: 4096, rxBytes: 4096 + 10 * 1024 }
+    status = { ...status, at: '2026-11-22T10:00:02.000Z', peers: countPeers([later], 10) }
+    await expect.poll(screens).toBe(2)
+    process.emit('SIGINT')
+    const { code, out } = await watching
+    expect(code).toBe(0)
+    expect(out.startsWith('\u001B[2J\u001B[HNAME')).toBe(true)
+    const [, first = '', second = ''] = out.split('\u001B[H')
+    for (const screen of [first, second]) expect(screen).toMatch(/^NAME/)
+    expect(second.endsWith('\u001B[K\n\u001B[J')).toBe(true)
+    // What was longer leaves nothing behind.
+    expect(second.replaceAll('\u001B[K\n', '')).not.toContain('\n')
+    expect(out).toMatch(/10\.5\.2\.0\/24 .* 1\.0 KiB\/s {2}5\.0 KiB\/s/)
+  })
+
+  it('refuses to read what another version says', async () => {
+    status = { ...status, schema: 2 as unknown as 1 }
+    expect(await weft(['status', ...socket()])).toMatchObject({ code: 1, err: expect.stringContaining('version 2') })
+  })
+})

@@ -1,0 +1,85 @@
+// weftd.test.ts - what ends weftd before it is a daemon, and with which exit code.
+
+import { afterEach, expect, it, vi } from 'vitest'
+import { main } from '../../src/weftd.ts'
+
+const started = vi.hoisted(() => vi.fn<() => Promise<never>>())
+vi.mock('../../src/begin.ts', () => ({ runDaemon: started }))
+vi.mock('../../src/host/addon.ts', () => ({ addon: { featureNames: ['tun-tso', 'udp-gso'] } }))
+
+afterEach(() => {
+  vi.restoreAllMocks()
+})
+
+it.each([
+  [['--nonsense'], {}, 'weftd: flag provided but not defined: -nonsense; see --help\n'],
+  [['--without', 'magic'], {}, 'weftd: --without magic: there is no such feature; choose from tun-tso, udp-gso\n'],
+  [
+    [],
+    { FLANNELD_WITHOUT: 'magic' },
+    'weftd: --without magic: there is no such feature; choose from tun-tso, udp-gso\n',
+  ],
+  [
+    ['--engine', 'dgram', '--without', 'udp-gso'],
+    {},
+    'weftd: --without udp-gso: the engine dgram uses no such feature; leave it out, or take the native engine\n',
+  ],
+  [['--workers', '0'], {}, 'weftd: --workers is 0; give it 1 to 16\n'],
+  [[], { FLANNELD_ENGINE: 'warp' }, 'weftd: unknown engine: warp; choose one of native, dgram, naive\n'],
+  [['--iface-wait', '-1'], {}, 'weftd: --iface-wait is -1; give it seconds, 0 for no wait\n'],
+])('%j with %j is one line and exit code 2, and no daemon is started', async (args, environment, line) => {
+  const written: string[] = []
+  vi.spyOn(process.stderr, 'write').mockImplementation((text) => written.push(String(text)) > 0)
+  expect(await main('weftd', args, environment)).toBe(2)
+  expect(written).toEqual([line])
+  expect(started).not.toHaveBeenCalled()
+})
+
+it.each<[readonly string[], Record<string, string>, readonly string[]]>([
+  [
+    ['--ip-masq', 'false', '--etcd-endpoints', 'http://192.0.2.1:2379', '-etcd-password=CANARY'],
+    {},
+    [
+      'Flags end at the first word that is none, after --ip-masq: --etcd-endpoints, --etcd-password have no effect; write --ip-masq=false',
+    ],
+  ],
+  [
+    ['--subnet-file=/run/x', 'CANARY', '--CANARY'],
+    {},
+    [
+      'Flags end at the first word that is none, after --subnet-file: what follows has no effect; write flags before all other words, or leave these out',
+    ],
+  ],
+  [
+    ['CANARY', '-v=9'],
+    {},
+    [
+      'Flags end at the first word that is none, which is the first: --v has no effect; write flags before all other words, or leave these out',
+    ],
+  ],
+  [[], { FLANNELD_IFCE: 'CANARY' }, ['No flag has the variable FLANNELD_IFCE; did you mean FLANNELD_IFACE?']],
+  [[], { FLANNELD_COLOUR: 'CANARY', FLANNELD_IFCE: '', WEFT_X: '1' }, ['No flag has the variable FLANNELD_COLOUR']],
+  [[], { FLANNELD_IP_MASQ: 'true' }, []],
+])('of %j with %j it names what nobody reads, without its value', async (args, environment, lines) => {
+  const written: string[] = []
+  vi.spyOn(process.stderr, 'write').mockImplementation((text) => written.push(String(text)) > 0)
+  expect(await main('weftd', args, { FLANNELD_SUBNET_LEASE_RENEW_MARGIN: '0', ...environment })).toBe(1)
+  expect(written.flatMap((line) => /^W.*?\] (.*)\n$/.exec(line)?.[1] ?? [])).toEqual(lines)
+  expect(written.join('')).not.toContain('CANARY')
+  expect(started).not.toHaveBeenCalled()
+})
+
+it.each([
+  [['-vmodule=a=2'], {}, ['vmodule']],
+  [[], { FLANNELD_LOG_BACKTRACE_AT: 'a.go:1' }, ['log_backtrace_at']],
+  [['-vmodule=a=2', '-log_backtrace_at', 'a.go:1'], {}, ['vmodule', 'log_backtrace_at']],
+  [[], {}, []],
+])('of %j with %j it says once what does nothing', async (args, environment, names) => {
+  const written: string[] = []
+  vi.spyOn(process.stderr, 'write').mockImplementation((text) => written.push(String(text)) > 0)
+  // Refused when the log is there, before anything is started.
+  expect(await main('weftd', [...args, '--subnet-lease-renew-margin=0'], environment)).toBe(1)
+  const said = written.flatMap((line) => /^W.*\] -(\w+) does nothing/.exec(line)?.[1] ?? [])
+  expect(said).toEqual(names)
+  expect(started).not.toHaveBeenCalled()
+})

@@ -1,0 +1,121 @@
+// workflows.test.ts - .github/workflows: what nobody sees before a public host runs them.
+
+import { existsSync, readdirSync, readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { describe, expect, it } from 'vitest'
+import { parseDocument } from 'yaml'
+import { currentVersion, otherVersions, whyNot } from '../scripts/release/version.mjs'
+import { packageRoot } from '../lab/lab.ts'
+
+const folder = join(packageRoot, '.github/workflows')
+interface Step {
+  readonly uses?: string
+  readonly run?: string
+  readonly with?: Readonly<Record<string, unknown>>
+}
+interface Job {
+  readonly needs?: string | readonly string[]
+  readonly permissions?: Readonly<Record<string, string>>
+  readonly 'timeout-minutes'?: number
+  readonly 'runs-on'?: string
+  readonly environment?: string
+  readonly steps: readonly Step[]
+}
+interface Workflow {
+  readonly on: Readonly<Record<string, unknown>>
+  readonly permissions?: unknown
+  readonly jobs: Readonly<Record<string, Job>>
+}
+const texts = Object.fromEntries(readdirSync(folder).map((name) => [name, readFileSync(join(folder, name), 'utf8')]))
+const workflows = Object.entries(texts).map(([name, text]) => {
+  const document = parseDocument(text, { uniqueKeys: true })
+  if (document.errors.length > 0) throw document.errors[0]!
+  return [name, document.toJS() as Workflow] as const
+})
+const needsOf = ({ needs = [] }: Job): readonly string[] => [needs].flat()
+
+it('.github/workflows has those that are read here', () =>
+  expect(Object.keys(texts).toSorted()).toEqual(['ci.yml', 'release.yml']))
+
+describe.each(workflows)('%s', (name, workflow) => {
+  const jobs = Object.entries(workflow.jobs)
+  const steps = jobs.flatMap(([, job]) => job.steps)
+
+  it('runs actions of commits alone, with the version that is meant beside each', () => {
+    const used = [...texts[name]!.matchAll(/uses: (.*)$/gm)].map(([, rest]) => rest!)
+    expect(used.length).toBe(steps.filter(({ uses }) => uses !== undefined).length)
+    for (const each of used) expect(each).toMatch(/^actions\/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$/)
+    const versions = new Map(used.map((each) => [each.split('@')[0], each]))
+    for (const each of used) expect(versions.get(each.split('@')[0])).toBe(each)
+  })
+
+  it('gives each job the rights that it needs, and none to all of them', () => {
+    expect(workflow.permissions).toEqual({})
+    for (const [id, job] of jobs) {
+      expect(job.permissions, id).toBeDefined()
+      // Whoever may write or sign runs nothing of the clone.
+      if (Object.values(job.permissions!).includes('write'))
+        expect(
+          job.steps.filter(({ run = '' }) => /in-debian|npm (run|ci|install)|node /.test(run)),
+          id,
+        ).toEqual([])
+    }
+    for (const { uses = '', with: options } of steps)
+      if (uses.startsWith('actions/checkout@')) expect(options).toMatchObject({ 'persist-credentials': false })
+  })
+
+  it('ends, and waits for jobs that there are', () => {
+    for (const [id, job] of jobs) {
+      expect(job['timeout-minutes'], id).toBeLessThanOrEqual(90)
+      for (const needed of needsOf(job)) expect(Object.keys(workflow.jobs)).toContain(needed)
+    }
+  })
+
+  it('puts nothing that others write into a script, and runs what there is', () => {
+    const { scripts } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { scripts: object }
+    for (const { run = '' } of steps) {
+      expect(run).not.toContain('${{')
+      for (const [, path] of run.matchAll(/((?:\.github|scripts)\/[\w./-]+)/g))
+        expect(existsSync(join(packageRoot, path!)), path).toBe(true)
+      for (const [, script] of run.matchAll(/npm run ([\w:]+)/g)) expect(Object.keys(scripts)).toContain(script)
+    }
+  })
+})
+
+describe('release.yml', () => {
+  const { jobs } = workflows.find(([name]) => name === 'release.yml')![1]
+  const before = (id: string): string[] => needsOf(jobs[id]!).flatMap((each) => [each, ...before(each)])
+
+  it('shows nothing before it was tried, and the release last', () => {
+    for (const id of ['attest', 'image', 'npm', 'publish'])
+      expect(before(id)).toEqual(expect.arrayContaining(['build', 'test', 'arm64']))
+    const others = Object.keys(jobs).filter((id) => id !== 'publish')
+    expect(new Set(before('publish'))).toEqual(new Set(others))
+    for (const id of ['image', 'npm', 'publish']) expect(jobs[id]!.environment).toBe('release')
+  })
+})
+
+describe('the version', () => {
+  it('is the same wherever it stands', () => expect(otherVersions(currentVersion())).toEqual([]))
+
+  it('is not published by another tag, before the changelog has its day, or by nobody', () => {
+    const nobody = {
+      repository: 'https://localhost/weft',
+      npm: 'weft',
+      image: 'localhost/weft',
+      maintainer: 'x <x@localhost>',
+    }
+    const reasons = whyNot('v9.9.9', nobody).join('\n')
+    expect(reasons).toContain(`the tag v9.9.9 is not v${currentVersion()}`)
+    for (const name of Object.keys(nobody)) expect(reasons).toContain(`publisher.json: ${name} is still `)
+    const somebody = {
+      repository: 'https://example.org/weft',
+      npm: '@some/weft',
+      image: 'example.org/weft',
+      maintainer: 'x <x@y>',
+    }
+    expect(whyNot(`v${currentVersion()}`, somebody).join('\n')).not.toMatch(/publisher|the tag/)
+    if (readFileSync(join(packageRoot, 'CHANGELOG.md'), 'utf8').includes('(unreleased)'))
+      expect(reasons).toContain('npm run release:cut')
+  })
+})
