@@ -193,8 +193,8 @@ describe('a node whose pod is replaced', { timeout: 20 * MINUTE }, () => {
     writeFileSync(config, '')
     kubelet.create(podNamed(next))
     await soon(async () => expect(await kubelet.log(next)).toMatch(/Another weftd forwards/))
-    // Longer than the probes of the port wait before they ask.
-    await new Promise((resolve) => setTimeout(resolve, 20_000))
+    await soon(async () => expect(await kubelet.probes(next, 'Startup', 'failed')).toBeGreaterThan(0))
+    expect(await kubelet.probes(next, 'Startup', 'successful')).toBe(0)
     expect(isReady(await kubelet.status(next))).toBe(false)
     expect(await containerOf(next)).toMatchObject({ started: false, restartCount: 0 })
     expect(isReady(await kubelet.status(old))).toBe(true)

@@ -4,7 +4,7 @@
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { afterEach, beforeEach, expect, it } from 'vitest'
+import { afterAll, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
 import { createLab, type Host, type Lab } from '../../lab/lab.ts'
 import { eventually } from '../support/event.ts'
@@ -13,11 +13,8 @@ import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS)
 
-let lab: Lab
-beforeEach(async () => {
-  lab = await createLab({ hosts: 3 })
-})
-afterEach(() => lab.close())
+const labs: Lab[] = []
+afterAll(() => Promise.all(labs.map((lab) => lab.close())))
 
 /** What a host says of the paths to the others, by subnet. */
 const pathsOf = async (host: Host) =>
@@ -28,13 +25,15 @@ const pathsOf = async (host: Host) =>
     ]),
   )
 
-it.each([
+it.concurrent.each([
   // What an IPv4 header, UDP, VXLAN and Ethernet leave of 1500 bytes, and of 1400.
   [{ Type: 'udp' }, 1472, 1372],
   [{ Type: 'vxlan', DataPath: 'userspace' }, 1450, 1350],
   [{ Type: 'vxlan' }, 1450, 1350],
   [{ Type: 'host-gw' }, 1500, 1400],
 ] as const)('%j: is named by every host, and whole again when it is mended', async (Backend, whole, least) => {
+  const lab = await createLab({ hosts: 3 })
+  labs.push(lab)
   const leases = join(lab.folder, 'leases')
   mkdirSync(leases)
   writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))

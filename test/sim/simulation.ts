@@ -14,14 +14,7 @@ import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import { alone } from '../support/alone.ts'
 import { randomFrom } from '../support/packet-model.ts'
-import {
-  createVirtualStore,
-  LEASE_TTL_MS,
-  type Connection,
-  type Fault,
-  type Key,
-  type VirtualStore,
-} from './virtual-store.ts'
+import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
 import { addressText, netsOverlap } from '../../src/net/address.ts'
 
@@ -315,19 +308,14 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
           if (lost > 2 && lost > peers.size && !HOLD_ENDS.test(node.lines.slice(-10).join(' ')))
             violations.push(`${node.publicIp} believed at once that ${lost} of ${node.table.size} peers are gone`)
           node.table = new Map(peers)
-          // Steady is what the node knows to be there; while it catches up it sees keys go and come that are there. After a restore
-          // that nobody has told of, what it has of a key is later than what the store has, or of another life of the key.
-          const isOfThatLife = ({ key, created, revision }: Key): boolean => {
-            const known = peers.get(key)
-            return (
-              known !== undefined &&
-              (known.revision === undefined || (created <= known.revision && known.revision <= revision))
-            )
-          }
+          // Steady is what the node knows to be there. While it catches up, also with a deletion that was under way when the store was
+          // restored, it sees keys go and come that are there.
           const current = store
             .entries()
             .filter((entry) => entry.created <= node.connection.seen() && ownerOf(entry.value) !== undefined)
-          node.steady = new Set(current.filter(isOfThatLife).map(({ key }) => key))
+          node.steady = new Set(
+            current.map(({ key }) => key).filter((key) => peers.has(key) && node.connection.hasHeardOfLoss(key)),
+          )
         },
         resync: async () => [],
         carrier: () => ({ engine: 'none', features: [] }),
@@ -366,6 +354,8 @@ const isFull = (store: VirtualStore): boolean =>
 
 /** In what a node's table differs from the store. */
 function differences(node: Node, store: VirtualStore): string[] {
+  // One that was started when no subnet was left has no data path yet.
+  if (node.die === undefined && isFull(store)) return []
   const found: string[] = []
   const own = store.entries().find(({ key }) => key === node.lease?.key)
   if (!own?.value.includes(`"${node.publicIp}"`) && !isFull(store))

@@ -41,6 +41,8 @@ export interface Connection {
   readonly store: Store
   /** Everything up to this revision was delivered to whoever watches for this node. */
   seen(): bigint
+  /** True when the node was told of the last time that a key was gone, by its watch or by a listing since. */
+  hasHeardOfLoss(key: string): boolean
   setCut(cut: boolean): void
   /** How likely a call or a watch fails in one way or another; 0 is a sound network. */
   setUnrest(unrest: number): void
@@ -89,7 +91,19 @@ export function createVirtualStore(
   let unnoticedAt = -Infinity
   const claims = new Map<string, string>()
   let saved = { keys: new Map<string, Key>(), revision }
-  let history: { readonly revision: bigint; readonly at: number; readonly change: StoreChange }[] = []
+  let history: {
+    readonly revision: bigint
+    readonly at: number
+    readonly change: StoreChange
+    readonly loss: number
+  }[] = []
+  /** How often keys were gone in all, and the number of the last time of each. */
+  let losses = 0
+  const lossOf = new Map<string, number>()
+  const lose = (key: string): void => {
+    lossOf.set(key, ++losses)
+    self.onGone(key)
+  }
   const watches = new Set<{ wake(): void; fail(error: Error): void; owner: object; isSilent: boolean }>()
   const hit = (fault: Fault): void => void hits.set(fault, (hits.get(fault) ?? 0) + 1)
   const unavailable = (why: string): WeftError => new WeftError('STORE_UNAVAILABLE', why)
@@ -100,7 +114,7 @@ export function createVirtualStore(
   let changedAt = 0
   const record = (change: StoreChange): void => {
     changedAt = time.now()
-    history.push({ revision, at: time.now(), change })
+    history.push({ revision, at: time.now(), change, loss: losses })
     for (const watch of watches) watch.wake()
   }
   function expire(): void {
@@ -123,7 +137,7 @@ export function createVirtualStore(
   }
   function remove(key: string): void {
     if (!keys.delete(key)) return
-    self.onGone(key)
+    lose(key)
     record({ kind: 'delete', key, revision: ++revision })
   }
 
@@ -136,6 +150,8 @@ export function createVirtualStore(
     let seen = 0n
     let known = 0 // restores that a watch has told of
     let behindMs = 0
+    let listedLosses = 0 // as of the last listing
+    const watchedLoss = new Map<string, number>()
     const owner = {}
     const sleep = (ms: number, signal: AbortSignal, at: VirtualTime['at'] = onNode): Promise<void> =>
       new Promise((resolve, reject) => {
@@ -187,11 +203,15 @@ export function createVirtualStore(
           throw new WeftError('CONFIG_MISSING', 'there is none')
         }),
       setConfig: () => Promise.reject(new Error('nobody puts one')),
-      list: (signal) =>
-        call(signal, () => ({
+      list: async (signal) => {
+        const { upTo, ...listing } = await call(signal, () => ({
+          upTo: losses,
           revision,
           entries: [...keys.values()].map((entry) => (isLocked ? { ...entry, created: 0n } : entry)),
-        })),
+        }))
+        listedLosses = upTo
+        return listing
+      },
       ends: () => Promise.reject(new Error('nobody asks')),
       async *watch(after, signal): AsyncIterable<StoreBatch> {
         await call(signal, () => {})
@@ -232,6 +252,7 @@ export function createVirtualStore(
               await sleep(random.below(30), signal)
               at = piece.at(-1)!.revision
               seen = at
+              for (const { change, loss } of piece) if (change.kind === 'delete') watchedLoss.set(change.key, loss)
               yield { revision: at, changes: piece.map(({ change }) => change) }
               continue
             }
@@ -281,6 +302,7 @@ export function createVirtualStore(
     return {
       store,
       seen: () => seen,
+      hasHeardOfLoss: (key) => (lossOf.get(key) ?? 0) <= Math.max(listedLosses, watchedLoss.get(key) ?? 0),
       setCut(value) {
         cut = value
         if (!value) return
@@ -332,7 +354,7 @@ export function createVirtualStore(
       hit(isTold ? 'store restored' : 'restored unnoticed')
       if (isTold) restores++
       else unnoticedAt = time.now()
-      for (const key of keys.keys()) self.onGone(key)
+      for (const key of keys.keys()) lose(key)
       // Leases live on for a full term, as etcd's do after a restore.
       keys = new Map(
         [...saved.keys].map(([key, entry]) => [key, { ...entry, endsAt: entry.endsAt && time.now() + LEASE_TTL_MS }]),

@@ -6,6 +6,7 @@ import { expect } from 'vitest'
 import { output, type Finished } from '../../lab/command.ts'
 import { EVENT_MS, packageRoot, type Daemon, type Host } from '../../lab/lab.ts'
 import type { Status } from '../../src/report/status.ts'
+import { askStatus } from '../../src/tool/weft/ask.ts'
 import type { FindingName } from '../../src/tool/doctor/findings.ts'
 
 /** The subnet of a host, `10.5.7.0/24`. */
@@ -44,8 +45,8 @@ export const weftOf = (host: Host, words: readonly string[]): string[] => [
 /** Runs weft on a host, behind `before`. */
 export const weft = (host: Host, words: readonly string[], before: readonly string[] = []): Promise<Finished> =>
   host.run([...before, ...weftOf(host, words)])
-export const statusOf = async (host: Host): Promise<Status> =>
-  JSON.parse((await weft(host, ['status', '--json'])).stdout) as Status
+/** What `weft status --json` prints, asked of the daemon without a program. */
+export const statusOf = (host: Host): Promise<Status> => askStatus(host.statusSocket, new AbortController().signal)
 
 interface Check {
   readonly check: string

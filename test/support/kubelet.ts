@@ -47,6 +47,8 @@ export interface Kubelet {
   gone(name: string): Promise<void>
   /** The pid of the pod's first container's first process, as the host knows it. */
   pid(name: string): Promise<number>
+  /** How many of a pod's probes of that type ended so, by kubelet's own count. */
+  probes(name: string, type: 'Startup' | 'Readiness', result: 'successful' | 'failed'): Promise<number>
   /** The log of the pod's containers. */
   log(name: string): Promise<string>
   close(): Promise<void>
@@ -147,8 +149,10 @@ export async function startKubelet(
     ...['--container-runtime', 'remote', '--container-runtime-endpoint', `unix://${address}`],
     ...['--cert-dir', at('certs'), '--v', '2'],
   ])
+  const ask = (path: string): Promise<string> =>
+    host.output(['curl', '--silent', '--fail', `http://127.0.0.1:${PORT}${path}`])
   async function pods(): Promise<readonly (KubeObject & { readonly status: PodStatus })[]> {
-    const said = await host.output(['curl', '--silent', '--fail', `http://127.0.0.1:${PORT}/pods`])
+    const said = await ask('/pods')
     return (JSON.parse(said) as { items: (KubeObject & { status: PodStatus })[] | null }).items ?? []
   }
   await soon(async () => {
@@ -199,6 +203,16 @@ export async function startKubelet(
       const id = container?.containerID?.replace(/^containerd:\/\//, '')
       const tasks = await ctr('tasks', 'list')
       return Number(new RegExp(`^${id}\\s+(\\d+)\\s+RUNNING`, 'm').exec(tasks)?.[1])
+    },
+    async probes(name, type, result) {
+      const counts = (await ask('/metrics/probes'))
+        .split('\n')
+        .filter((line) =>
+          [`prober_probe_total{`, `pod="${nameOf(name)}"`, `probe_type="${type}"`, `result="${result}"`].every((part) =>
+            line.includes(part),
+          ),
+        )
+      return counts.reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf(' '))), 0)
     },
     log: (name) => output(['sh', '-c', `cat ${logsOf(name)}/*/*.log`]),
     async close() {
