@@ -73,3 +73,9 @@ export async function limited<T>(
     signal.removeEventListener('abort', onAbort)
   }
 }
+
+/** Runs `work` with a promise that resolves after so many ms, so that what can be left for later is. */
+export async function tellingLate<T>(ms: number, work: (late: Promise<void>) => Promise<T>): Promise<T> {
+  const over = new AbortController()
+  return work(pause(over.signal, ms).catch(() => {})).finally(() => over.abort())
+}

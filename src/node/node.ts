@@ -22,6 +22,8 @@ import type { Possession } from './possession.ts'
 
 /** A loop checks what it keeps this often when nothing tells it to. */
 export const RESYNC_MS = 5_000
+/** A family whose device takes longer does not keep the other one waiting. */
+export const LATE_MS = 1_000
 
 /** The parts that a node is made of. */
 export interface NodeParts {

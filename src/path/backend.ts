@@ -112,9 +112,17 @@ export interface DataPath {
   renew?(attrs: LeaseAttrs): Promise<void>
   /**
    * Makes the data path equal this whole set, by lease key, less our own lease. One that cannot be used is skipped and counted. `touched`
-   * says where to look: no other key differs from what was applied last; all may where it is left out.
+   * says where to look: no other key differs from what was applied last; all may where it is left out. Once `late` resolves, a part that
+   * takes its time keeps the others no longer, and is behind.
    */
-  apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void>
+  apply(
+    leases: ReadonlyMap<string, Lease>,
+    ownKey: string,
+    touched?: ReadonlySet<string>,
+    late?: Promise<unknown>,
+  ): Promise<void>
+  /** True while a part of it has not all that was applied, or could not take it: all is to be applied again. */
+  readonly isBehind?: boolean
   /**
    * Makes what the kernel holds for us (device, address, route) right again; says what it had to mend. Once `late` resolves, a part that
    * takes its time keeps the others no longer: it is told of the next time.

@@ -42,7 +42,11 @@ interface FakeDataPath {
   /** The families that it lacks, and for what it was asked to open them, each time. */
   lacking: ByFamily<string>
   gone: ByFamily<string>
+  /** True while a part of it has not all that was applied. */
+  isBehind: boolean
   readonly renewed: LeaseAttrs[]
+  /** Until when it goes on as it was told by `renew`. */
+  renewing: Promise<void> | undefined
   rounds: Record<string, number>
   looks: number
   traffic: PeerTraffic | undefined
@@ -104,6 +108,8 @@ export const backend: Backend = {
       lacking: {},
       gone: {},
       renewed: [],
+      renewing: undefined,
+      isBehind: false,
       rounds: {},
       looks: 0,
       traffic: undefined,
@@ -128,13 +134,19 @@ export const backend: Backend = {
         return dataPath.unreported
       },
       gone: () => dataPath.gone,
+      get isBehind() {
+        return dataPath.isBehind
+      },
       get lacking() {
         return dataPath.lacking
       },
       get isOutdated() {
         return familiesOf(dataPath.lacking).length > 0
       },
-      renew: async (attrs) => void dataPath.renewed.push(attrs),
+      renew: async (attrs) => {
+        dataPath.renewed.push(attrs)
+        await dataPath.renewing
+      },
       carrier: () => ({ device: 'fake0', engine: 'native', features: [] }),
       probeSource: { ipv4: lease.subnet.ipv4?.address, ipv6: lease.subnet.ipv6?.address },
       peers: () => (dataPath.refusal ? [] : (dataPath.applied.at(-1) ?? []).map(pathPeer)),

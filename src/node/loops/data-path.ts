@@ -4,11 +4,11 @@
 import { describeError, messageOf } from '../../base/errors.ts'
 import { FAMILIES, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
 import type { DataPath } from '../../path/backend.ts'
-import { pause } from '../../host/bell.ts'
+import { pause, tellingLate } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
 import { leasesEqual, type OwnLease } from '../../control/lease/lease.ts'
 import { seldom, type Log } from '../../base/log.ts'
-import { RESYNC_MS, type Node } from '../node.ts'
+import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
 import { applyPeers } from './peers.ts'
 import { untilOurs } from '../possession.ts'
 import { createRepairLog, type RepairLog } from '../repairs.ts'
@@ -17,8 +17,6 @@ import { publish } from './subnet-env.ts'
 const REOPEN_RETRY_MS = 1_000
 /** The kernel's reports come in bursts: the device is looked at once in so long, which leaves room within a second. */
 const SETTLE_MS = 200
-/** A family whose look takes longer does not keep that of the other waiting. */
-const LATE_MS = 1_000
 /** Looks when all was right at the last one, and nothing was reported since: in case a report was lost. */
 const CALM_MS = 30_000
 /** With more repairs a minute somebody undoes them: then the device is looked at every RESYNC_MS only. */
@@ -112,17 +110,19 @@ async function lookAfter(
   const calm = seldom(log)
   let isCalm = false
   let triedAt = -Infinity
+  let renewing: Promise<void> | undefined
   for (;;) {
     const rang = await possession.doubt.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
     if (possession.dataPath !== dataPath) return // it was closed for another process
     if (possession.state.is === 'lent') continue // it is that one's to mend
-    if (fault) return log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
-    if (node.lease.key !== lease.key) return
+    if (fault) {
+      log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
+      return await renewing // what prepares for it has done so
+    }
+    if (node.lease.key !== lease.key) return await renewing
     isCalm = false
-    const over = new AbortController()
-    const late = pause(over.signal, LATE_MS).catch(() => {})
     try {
-      const mended = await dataPath.resync(late).finally(() => over.abort())
+      const mended = await tellingLate(LATE_MS, (late) => dataPath.resync(late))
       tellGone(dataPath.gone?.() ?? {})
       for (const each of mended) repairs.add(each)
       // After a report another may have been missed, such as while `ip monitor` was started again.
@@ -133,10 +133,13 @@ async function lookAfter(
     }
     if (node.isUnapplied) await applyPeers(node)
     // A family that cannot be opened, or dies again, changes the host each time, which is reported: it is not tried again for that.
-    if (dataPath.isOutdated && performance.now() - triedAt >= RESYNC_MS) {
+    if (dataPath.isOutdated && !renewing && performance.now() - triedAt >= RESYNC_MS) {
       triedAt = performance.now()
-      await renew(node, dataPath, calm)
+      renewing = renew(node, dataPath, calm).finally(() => (renewing = undefined))
+      renewing.catch(() => {}) // of a stop, which ends this too
     }
+    // One family that takes its time to be opened does not keep the other from being looked after.
+    await tellingLate(LATE_MS, (late) => Promise.race([renewing, late]))
     isCalm &&= !node.isUnapplied && !dataPath.unreported && !dataPath.isOutdated
     await pause(signal, repairs.lastMinute() < REPAIRS_A_MINUTE ? SETTLE_MS : RESYNC_MS)
   }

@@ -4,7 +4,8 @@ import { describeError } from '../../base/errors.ts'
 import { followLeases } from '../../control/lease/follow.ts'
 import { isOfOneNode, leasesEqual, type Lease } from '../../control/lease/lease.ts'
 import { addressText, netsOverlap, netText } from '../../net/address.ts'
-import { touch, type Node } from '../node.ts'
+import { tellingLate } from '../../host/bell.ts'
+import { LATE_MS, touch, type Node } from '../node.ts'
 
 const WORDS = {
   added: ({ subnet }: Lease): string => `Subnet added: ${netText(subnet)}`,
@@ -102,9 +103,12 @@ export async function applyPeers(node: Applying, touched?: ReadonlySet<string>):
   const { possession, view, lease, log, signal } = node
   const where = node.isUnapplied ? undefined : touched
   try {
-    await possession.dataPath?.apply(view, lease.key, where)
+    const { dataPath } = possession
+    await tellingLate(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
+    const wasUnapplied = node.isUnapplied
     // A data path that could not be given all is given all again, whatever was given meanwhile.
-    if (!where) node.isUnapplied = false
+    node.isUnapplied = (where && wasUnapplied) || dataPath?.isBehind === true
+    if (node.isUnapplied && !wasUnapplied) possession.doubt.ring()
     for (const unseen of [node.unprobed, node.unsearched]) touch(unseen, where)
   } catch (error) {
     signal.throwIfAborted()

@@ -47,13 +47,22 @@ interface Side {
   /** What it was opened for. */
   readonly external: ExternalInterface
   /** What it is being looked at by, or was, until that is told. */
-  look?: Look | undefined
+  look?: Doing<readonly string[]> | undefined
+  /** It is being given peers, until that is done. */
+  giving?: Promise<void> | undefined
+  /** What it has not been given of those that were applied. */
+  due?: Due | undefined
 }
 
-/** A look at a family: its result, once it is there. */
-interface Look {
+/** The keys whose peers may differ, as with `apply`. */
+interface Due {
+  readonly touched?: ReadonlySet<string> | undefined
+}
+
+/** What is under way: its result, once it is there. */
+interface Doing<T> {
   readonly done: Promise<void>
-  result?: PromiseSettledResult<readonly string[]>
+  result?: PromiseSettledResult<T>
 }
 
 /** The data path of the one family, or of both. Rejects with why the first cannot be opened where none can. */
@@ -103,10 +112,30 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       return change === undefined ? [] : [[family, new Error(change)] as const]
     })
 
+  /** Gives a family what was applied, and what is applied meanwhile after that. */
+  function give(side: Side, { touched }: Due): Promise<void> {
+    const known = side.due === undefined ? new Set<string>() : side.due.touched
+    side.due = { touched: touched && known && new Set([...known, ...touched]) }
+    return (side.giving ??= giveAll(side))
+  }
+  async function giveAll(side: Side): Promise<void> {
+    try {
+      for (let { due } = side; due && applied; { due } = side) {
+        side.due = undefined
+        await side.path.apply(...applied, due.touched)
+      }
+    } catch (error) {
+      side.due = {} // nobody knows what it has taken
+      throw error
+    } finally {
+      side.giving = undefined
+    }
+  }
+
   /** Opens a family, with the peers that the other has. */
   async function openSide(family: Family): Promise<void> {
     if (family === 'ipv6') checkMtu(mtu, external().name)
-    const side = { external: external(), path: await open(family, own) }
+    const side: Side = { external: external(), path: await open(family, own) }
     try {
       let given: typeof applied
       while (given !== applied) {
@@ -149,11 +178,8 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   /** Looks at each that is carried, until one is done and it is late for the others, whose looks go on; tells what is known by then. */
   async function lookAtEach(late: Promise<unknown> | undefined): Promise<Tried<readonly string[]>> {
     const now = carried()
-    const looks = now.map(
-      ([family, side]) => (side.look ??= beginLook(prefixed(nameOf(family), side.path.resync(late)))),
-    )
-    const [all, one] = [Promise.all(looks.map(({ done }) => done)), Promise.race(looks.map(({ done }) => done))]
-    await (late ? Promise.race([all, Promise.all([one, late])]) : all)
+    const looks = now.map(([family, side]) => (side.look ??= begin(prefixed(nameOf(family), side.path.resync(late)))))
+    await untilLate(looks, late)
     const results = now.flatMap(([, side]) => {
       const result = side.look?.result
       if (result) side.look = undefined
@@ -181,10 +207,20 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     get isOutdated() {
       return move !== undefined || familiesOf(lacking).length > 0
     },
-    async apply(leases, ownKey, touched) {
+    get isBehind() {
+      return carried().some(([, { giving, due }]) => giving !== undefined || due !== undefined)
+    },
+    async apply(leases, ownKey, touched, late) {
       applied = [leases, ownKey]
-      const { failures } = await tryEach((path) => path.apply(leases, ownKey, touched))
-      if (failures.length > 0) throw failures[0]
+      const each = carried().map(([family, side]) => begin(prefixed(nameOf(family), give(side, { touched }))))
+      await untilLate(each, late)
+      const { failures } = triedOf(each.flatMap(({ result }) => result ?? []))
+      if (failures.length > 0 && failures.length === each.length) throw failures[0]
+      for (const one of each)
+        void one.done.then(() => {
+          if (one.result?.status === 'rejected')
+            calm.error(`Cannot set the peers of the data path: ${describeError(one.result.reason)}; trying again`)
+        })
     },
     async resync(late) {
       const { now, gone: missing } = await seeExternal(run, external())
@@ -279,9 +315,15 @@ const triedOf = <T>(done: readonly PromiseSettledResult<T>[]): Tried<T> => ({
   failures: done.flatMap((result) => (result.status === 'rejected' ? [result.reason as unknown] : [])),
 })
 
-function beginLook(looking: Promise<readonly string[]>): Look {
-  const look: Look = { done: Promise.allSettled([looking]).then(([result]) => void (look.result = result)) }
-  return look
+function begin<T>(work: Promise<T>): Doing<T> {
+  const doing: Doing<T> = { done: Promise.allSettled([work]).then(([result]) => void (doing.result = result)) }
+  return doing
+}
+
+/** Waits for all of them; for the others no longer once one is done and it is late. */
+async function untilLate(doings: readonly Doing<unknown>[], late: Promise<unknown> | undefined): Promise<void> {
+  const [all, one] = [Promise.all(doings.map(({ done }) => done)), Promise.race(doings.map(({ done }) => done))]
+  await (late ? Promise.race([all, Promise.all([one, late])]) : all)
 }
 
 function mergePeers(sides: readonly PathPeer[]): readonly PathPeer[] {

@@ -102,6 +102,25 @@ it('looks again in five seconds where peers could not be set', async () => {
   await until(() => dataPaths[0]!.applied.at(-1)?.includes(free) === true, 0)
 })
 
+it('gives all peers again every five seconds while a part of the data path is behind', async () => {
+  start()
+  await ready()
+  await vi.advanceTimersByTimeAsync(60_000)
+  const free = ['10.5.0.64-26', '10.5.0.128-26'].find((key) => key !== own())!
+  const [path] = dataPaths
+  path!.isBehind = true
+  store.put(free, value('192.0.2.2'))
+  await until(() => path!.applied.at(-1)?.includes(free) === true, 1000)
+  const given = path!.applied.length
+  await vi.advanceTimersByTimeAsync(10_600)
+  expect(path!.applied.length - given).toBe(2)
+  path!.isBehind = false
+  await vi.advanceTimersByTimeAsync(5300)
+  expect(path!.applied.length - given).toBe(3)
+  await vi.advanceTimersByTimeAsync(20_000)
+  expect(path!.applied.length - given).toBe(3)
+})
+
 it('sets peers that could not be set though the device cannot be looked at', async () => {
   start()
   await ready()
@@ -164,6 +183,27 @@ it('tells a look after a second that it is late', async () => {
   expect(said).toEqual(['begun'])
   await vi.advanceTimersByTimeAsync(200)
   expect(said).toEqual(['begun', 'late'])
+})
+
+it('looks after the family that it has while the other is being opened, which is not begun again meanwhile', async () => {
+  const hostChanged = createBell()
+  start({}, hostChanged)
+  await ready()
+  const [path] = dataPaths
+  let opened!: () => void
+  path!.renewing = new Promise((resolve) => (opened = resolve))
+  path!.lacking = { ipv6: 'no device' }
+  hostChanged.ring()
+  await until(() => path!.renewed.length === 1, 300)
+  path!.mended = ['flannel0 was down']
+  hostChanged.ring()
+  await until(() => logged(/^W Repaired: flannel0 was down/), 1500)
+  path!.mended = []
+  await vi.advanceTimersByTimeAsync(20_000)
+  expect(path!.renewed).toHaveLength(1)
+  path!.renewing = undefined
+  opened()
+  await until(() => path!.renewed.length === 2, 5300)
 })
 
 it('says once that an address of the external interface is gone, and that there is one again', async () => {

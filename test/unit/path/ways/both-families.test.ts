@@ -54,6 +54,8 @@ function rig(lease = LEASE) {
   const stuck = new Set<Family>()
   /** A look at this one goes on until it is let go. */
   const slow: { family?: Family; end: () => void } = { end: () => {} }
+  /** This one takes peers once it is let go. */
+  const hanging: { family?: Family; end: () => void } = { end: () => {} }
   const errors: string[] = []
   const infos: string[] = []
   const faults: Partial<Record<Family, (reason: Error) => void>> = {}
@@ -70,9 +72,10 @@ function rig(lease = LEASE) {
     return {
       mtu: 1450,
       fault: new Promise((resolve) => (faults[family] = resolve)),
-      async apply(leases) {
+      async apply(leases, _ownKey, touched) {
+        if (hanging.family === family) await new Promise<void>((resolve) => (hanging.end = resolve))
         if (deaf.has(family)) throw new WeftError('COMMAND', `${family} hears nothing`)
-        asked.push(`apply ${family} ${[...leases.keys()].join()}`)
+        asked.push(`apply ${family} ${[...leases.keys()].join()}${touched ? ` of ${[...touched].join()}` : ''}`)
       },
       async resync() {
         looked.push(family)
@@ -96,7 +99,7 @@ function rig(lease = LEASE) {
     }
   }
   return {
-    ...{ asked, looked, broken, deaf, blind, stuck, slow, host, owns, errors, infos, faults, again },
+    ...{ asked, looked, broken, deaf, blind, stuck, slow, hanging, host, owns, errors, infos, faults, again },
     open: (mtu = 1430, isUnbound = false, signal = new AbortController().signal) =>
       openFamilies({ of: OF, lease, mtu, isUnbound, signal, external: () => external, open, run, log }),
   }
@@ -360,12 +363,67 @@ it('looks after one family though the other cannot be looked at, says so, and lo
   expect(path.unreported).toBe(false)
 })
 
-it('tells both of their peers before it says that one did not take them', async () => {
-  const { asked, deaf, open } = rig()
+it('has one family go on with its peers though the other does not take them, says so, and gives them to it again', async () => {
+  const { asked, deaf, errors, open } = rig()
   const path = await open()
   deaf.add('ipv4')
+  await path.apply(LEASES, 'own', new Set(['k']))
+  expect(asked.slice(2)).toEqual(['apply ipv6 k of k'])
+  expect(errors).toEqual(['Cannot set the peers of the data path: IPv4: ipv4 hears nothing; trying again'])
+  expect(path.isBehind).toBe(true)
+  deaf.clear()
+  await path.apply(LEASES, 'own', new Set())
+  // Nobody knows what it has of them.
+  expect(asked.slice(3)).toContain('apply ipv4 k')
+  expect(path.isBehind).toBe(false)
+  deaf.add('ipv4').add('ipv6')
   await expect(path.apply(LEASES, 'own')).rejects.toThrow('IPv4: ipv4 hears nothing')
-  expect(asked).toEqual(['open ipv4', 'open ipv6', 'apply ipv6 k'])
+})
+
+it('gives one family its peers while the other takes its time, which then has all that came meanwhile', async () => {
+  const { asked, hanging, errors, open } = rig()
+  const path = await open()
+  hanging.family = 'ipv6'
+  const late = Promise.resolve()
+  const more = (...keys: string[]) => new Map(keys.map((key) => [key, { ...LEASES.get('k')!, key }]))
+  await path.apply(more('a'), 'own', new Set(['a']), late)
+  await path.apply(more('a', 'b'), 'own', new Set(['b']), late)
+  await path.apply(more('a', 'b', 'c'), 'own', new Set(['c']), late)
+  expect(asked.slice(2)).toEqual(['apply ipv4 a of a', 'apply ipv4 a,b of b', 'apply ipv4 a,b,c of c'])
+  expect([path.isBehind, path.lacking, errors]).toEqual([true, {}, []])
+  delete hanging.family
+  hanging.end()
+  await new Promise((resolve) => setImmediate(resolve))
+  expect(asked.slice(5)).toEqual(['apply ipv6 a of a', 'apply ipv6 a,b,c of b,c'])
+  expect(path.isBehind).toBe(false)
+})
+
+it('says what a family could not take that took its time, and gives it all again', async () => {
+  const { asked, hanging, deaf, errors, open } = rig()
+  const path = await open()
+  hanging.family = 'ipv6'
+  await path.apply(LEASES, 'own', new Set(['k']), Promise.resolve())
+  deaf.add('ipv6')
+  delete hanging.family
+  hanging.end()
+  await new Promise((resolve) => setImmediate(resolve))
+  expect(errors).toEqual(['Cannot set the peers of the data path: IPv6: ipv6 hears nothing; trying again'])
+  expect(path.isBehind).toBe(true)
+  deaf.clear()
+  await path.apply(LEASES, 'own')
+  expect([asked.at(-1), path.isBehind]).toEqual(['apply ipv6 k', false])
+})
+
+it('waits for the one family that there is to take its peers, however late it is', async () => {
+  const r = rig({ ...LEASE, subnet: { ipv6: LEASE.subnet.ipv6 } })
+  const path = await r.open()
+  r.hanging.family = 'ipv6'
+  const applying = path.apply(LEASES, 'own', undefined, Promise.resolve()).then(() => 'done')
+  await expect(Promise.race([applying, new Promise((resolve) => setImmediate(resolve, 'not yet'))])).resolves.toBe(
+    'not yet',
+  )
+  r.hanging.end()
+  expect(await applying).toBe('done')
 })
 
 it('is not there where no family can be opened', async () => {
