@@ -1,5 +1,5 @@
 // demo.ts - `npm run demo`: hosts on this machine lease subnets from a directory, and their containers talk; or do not, to see how
-// weft says why. A second network has both families, by the kernel: the tunnel of the first carries IPv4 alone.
+// weft says why. A second network has both families, by the kernel.
 
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
@@ -344,7 +344,7 @@ async function demo({ hosts, engine, stay, isForPage }: Wanted): Promise<boolean
       say()
       if (hasIpv6) {
         say(
-          `  ${bold('The second network')}, ${bothBy}: weft's own tunnel carries IPv4 alone${lacksVxlan ? dim(` (${lacksVxlan})`) : ''}. Ping by IPv4, by IPv6\n`,
+          `  ${bold('The second network')}, ${bothBy}${lacksVxlan ? dim(` (${lacksVxlan})`) : ''}. Ping by IPv4, by IPv6\n`,
         )
         table([
           ['host', 'IPv4', 'IPv6', ...dual.map(({ host }) => `to ${host.name}`)],

@@ -7,6 +7,7 @@
 import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
 import {
   addressText,
+  byFamily,
   FAMILIES,
   familyOf,
   formatAddress,
@@ -100,11 +101,6 @@ const SAYS = {
     noneUsable: 'no usable IPv6 address',
   },
 } as const
-
-const byFamily = (addresses: readonly Address[]): Addresses => ({
-  ipv4: addresses.find((address) => typeof address === 'number'),
-  ipv6: addresses.find((address) => typeof address === 'bigint'),
-})
 
 const addressesOf = (link: Link, family: Family): readonly LinkAddress[] => link.addresses[family]
 

@@ -97,6 +97,11 @@ export function netContains(net: Net, address: Address): boolean {
   return typeof address === 'bigint' && ipv6NetContains(net, address)
 }
 
+/** Addresses by their families, of each the first. */
+export const byFamily = (addresses: readonly Address[]): Addresses => ({
+  ipv4: addresses.find((address) => typeof address === 'number'),
+  ipv6: addresses.find((address) => typeof address === 'bigint'),
+})
 /** Networks by their families, of each the first. */
 export const netsOf = (nets: readonly Net[]): Nets => ({
   ipv4: nets.find(isIpv4Net),
@@ -120,6 +125,9 @@ export const isOneHost = (address: Address): boolean =>
   typeof address === 'number'
     ? isOneIpv4Host(address)
     : address > 1n && address >> 120n !== 0xffn && !isIpv4Within(address)
+
+/** True for an IPv6 address of fe80::/10: nobody behind a router has one (RFC 4007 section 9). */
+export const isOfALink = (address: Address): boolean => typeof address === 'bigint' && address >> 118n === 0xfe80n >> 6n
 
 /** Orders addresses, IPv4 first. */
 export function compareAddresses(a: Address, b: Address): number {

@@ -69,7 +69,7 @@ export async function openNode(
         // The backend goes on with a TUN that it has a name for; any other would be in its way, and keep the route.
         const left = succession.tunName
         const isInTheWay = left !== undefined && !(backend.tunName !== undefined && isNamedBy(backend.tunName, left))
-        if (isInTheWay && config.ipv4) await removeIdleTun(run, left, config.ipv4.network)
+        if (isInTheWay) await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
         return backend.open({ ...lease, attrs }, signal, view)
       })
     }

@@ -255,14 +255,14 @@ function peersOf(node: Node, traffic: Traffic, at: number, mostPaths = MOST_PATH
   const seenOf = (lease: Lease): Seen => {
     const peer = set.get(lease.key)
     // Where the kernel carries packets it looks after their paths itself.
-    const mayBeNarrow = lengths.ipv4?.get(lease.key)?.isWhole === false
-    const pathMtu = {
-      ...{ ipv4: (isFew || mayBeNarrow) && peer ? dataPath?.pathMtu?.(lease) : undefined, ipv6: undefined },
+    const pathMtuOf = (family: Family): number | undefined => {
+      const mayBeNarrow = lengths[family]?.get(lease.key)?.isWhole === false
+      return (isFew || mayBeNarrow) && peer?.[family] ? dataPath?.pathMtu?.(lease, family) : undefined
     }
     const side = (family: Family): PeerSide | null =>
       families.has(family) && lease.subnet[family]
         ? {
-            ...sideOf(peer?.[family], probed[family]?.get(lease.key), pathMtu[family], at),
+            ...sideOf(peer?.[family], probed[family]?.get(lease.key), pathMtuOf(family), at),
             ...lengthOf(peer?.[family] && lengths[family]?.get(lease.key), probed[family]?.get(lease.key), at),
           }
         : null

@@ -78,10 +78,13 @@ export interface Carrier {
 export interface PathSearching {
   /** The bytes that stand around a packet on its way to a peer. */
   readonly overhead: number
-  /** The longest packet that the kernel takes for a peer, by its lease key; undefined for a peer that is routed to. */
-  knownMtu(key: string): number | undefined
-  /** Sets the longest that reaches each peer, for all that there is one for; left out where the data path is not to go by that. */
-  limit?(bytes: ReadonlyMap<string, number>): void
+  /** The longest packet of a family that the kernel takes for a peer, by its lease key; undefined for a peer that is routed to. */
+  knownMtu(key: string, family: Family): number | undefined
+  /**
+   * Sets the longest packet of a family that reaches each peer, for all that there is one for; left out where the data path is not to go
+   * by that.
+   */
+  limit?(bytes: ReadonlyMap<string, number>, family: Family): void
 }
 
 /** A data path that is open. */
@@ -139,8 +142,8 @@ export interface DataPath {
   peer?(key: string): PathPeer | undefined
   /** Traffic to and from each peer, by the key of its lease; left out when nobody counts by peer. */
   traffic?(): Promise<ReadonlyMap<string, PeerTraffic>>
-  /** The largest packet that goes whole to this peer's host, where the path to it is known to take less than `mtu`. */
-  pathMtu?(peer: Lease): number | undefined
+  /** The largest packet of a family that goes whole to this peer's host, where the path to it is known to take less than `mtu`. */
+  pathMtu?(peer: Lease, family: Family): number | undefined
   /** What the search for the longest packet that reaches each peer needs to know; left out where the kernel knows of no limit that it tells. */
   readonly pathSearch?: PathSearching
   counters(): Readonly<Record<string, bigint>>

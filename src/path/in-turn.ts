@@ -14,6 +14,10 @@ export function inTurn(dataPath: DataPath): DataPath {
   let isUnapplied = false
   return {
     ...dataPath,
+    get isOutdated() {
+      return dataPath.isOutdated === true
+    },
+    ...(dataPath.renew ? { renew: (attrs) => next(async () => dataPath.renew?.(attrs)) } : {}),
     apply: (leases, ownKey, touched) =>
       next(async () => {
         try {

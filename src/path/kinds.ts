@@ -65,8 +65,11 @@ export interface Kind {
   readonly routes: 'network' | 'peers' | 'none'
   /** The address that answers for a peer: its overlay address, or its host's public one; nobody's known. */
   readonly probe: 'overlay' | 'host' | 'nobody'
-  /** True where it carries no IPv6, whatever its options; what else decides stands in `ipv4AloneOf`. */
-  readonly isIpv4Alone?: true
+  /**
+   * What it needs of IPv4, whatever its options; what else decides stands in `ipv4NeedOf`. `alone`: it carries no IPv6; `beneath`: it
+   * carries both families in datagrams of IPv4. Left out: a packet of each family travels by its own.
+   */
+  readonly ipv4?: 'alone' | 'beneath'
   /** The type that a lease publishes; empty for those of flannel's backends that publish none. */
   readonly published: string
   /** Devices that its daemons make, and flannel's, as the kernel's type and a name or a pattern such as `flannel%d`; ours is the first. */
@@ -97,7 +100,7 @@ export const KINDS = {
     outside: { protocol: 'udp', option: 'Port', port: 8285 },
     routes: 'network',
     probe: 'overlay',
-    isIpv4Alone: true,
+    ipv4: 'beneath',
     published: '',
     devices: [['tun', 'flannel%d']],
   },
@@ -142,7 +145,7 @@ export const KINDS = {
     outside: { protocol: 'ipencap' },
     routes: 'peers',
     probe: 'overlay',
-    isIpv4Alone: true,
+    ipv4: 'alone',
     published: 'ipip',
     devices: [['ipip', 'flannel.ipip']],
   },
@@ -204,11 +207,22 @@ const IPV6_MORE = 20
 export const overheadBy = (type: BackendType, family: 'ipv4' | 'ipv6'): number =>
   KINDS[type].overhead + (family === 'ipv6' ? IPV6_MORE : 0)
 
-/** Who it is that carries no IPv6, by the settings of a backend; undefined where both families are carried, or may be. */
-export function ipv4AloneOf<T extends BackendType>(type: T, settings: Settings<T>): string | undefined {
-  const { isIpv4Alone }: Kind = KINDS[type]
-  if (isIpv4Alone) return `the ${type} backend`
-  return 'dataPath' in settings && settings.dataPath === 'userspace' ? VXLAN_IN_USERSPACE : undefined
+/** The family of the outer header, if there is one, around a packet of `inner`. */
+export const outerOf = (type: BackendType, inner: 'ipv4' | 'ipv6'): 'ipv4' | 'ipv6' => {
+  const { ipv4 }: Kind = KINDS[type]
+  return ipv4 === undefined ? inner : 'ipv4'
+}
+
+/** Who it is that needs IPv4, by the settings of a backend, and whether it carries no IPv6; undefined where IPv6 may be all there is. */
+export function ipv4NeedOf<T extends BackendType>(
+  type: T,
+  settings: Settings<T>,
+): { readonly who: string; readonly isAlone: boolean } | undefined {
+  const { ipv4 }: Kind = KINDS[type]
+  if (ipv4 !== undefined) return { who: `the ${type} backend`, isAlone: ipv4 === 'alone' }
+  return 'dataPath' in settings && settings.dataPath === 'userspace'
+    ? { who: VXLAN_IN_USERSPACE, isAlone: true }
+    : undefined
 }
 export const VXLAN_IN_USERSPACE = 'the vxlan backend in userspace'
 

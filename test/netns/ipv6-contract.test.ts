@@ -243,7 +243,7 @@ it('extension tells its commands of both families, of a peer too', async () => {
 })
 
 it.each([
-  ['udp', { Type: 'udp' }, /^W.*the udp backend carries IPv4 alone/],
+  ['ipip', { Type: 'ipip' }, /^W.*the ipip backend carries IPv4 alone/],
   ['vxlan in userspace', { Type: 'vxlan', DataPath: 'userspace' }, /^W.*carries IPv4 alone/],
 ])('%s carries IPv4 alone, with a lease of both, and says so; IPv6 alone is refused', async (_what, backend, said) => {
   await running(backend)

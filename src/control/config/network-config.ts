@@ -100,7 +100,7 @@ export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
   if (ipv4 === undefined)
     throw invalid(
       `${who} needs IPv4, and EnableIPv4 is false`,
-      'set "EnableIPv4": true, or take vxlan by the kernel, host-gw or wireguard, which carry IPv6',
+      'set "EnableIPv4": true, or take vxlan by the kernel, host-gw or wireguard, which carry IPv6 alone',
     )
   return ipv4
 }
@@ -113,7 +113,7 @@ export function carryIpv4Alone(who: string, config: NetworkConfig, log: Pick<Log
   ipv4For(who, config)
   if (config.ipv6)
     log.warn(
-      `${who} carries IPv4 alone: nothing carries ${formatNet(config.ipv6.network)} to other hosts; a vxlan device of the kernel, host-gw or wireguard would`,
+      `${who} carries IPv4 alone: nothing carries ${formatNet(config.ipv6.network)} to other hosts; udp, a vxlan device of the kernel, host-gw or wireguard would`,
     )
 }
 

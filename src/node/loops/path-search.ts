@@ -85,7 +85,7 @@ function openFor(searching: Searching, dataPath: DataPath | undefined, node: Nod
     dataPath.pathSearch?.overhead ?? overheadOf(config.backendType, family),
     mtu,
     // A peer that does not answer has no path that could be looked at.
-    (key) => (isSilent(key) ? undefined : (dataPath.pathSearch?.knownMtu(key) ?? mtu)),
+    (key) => (isSilent(key) ? undefined : (dataPath.pathSearch?.knownMtu(key, family) ?? mtu)),
     Math.random,
   )
   try {
@@ -124,12 +124,12 @@ function look(searching: Searching, search: PathSearch, unseen: ReadonlySet<stri
 function limit(searching: Searching, search: PathSearch, { log }: Node): void {
   const { pathSearch } = searching.running?.dataPath ?? {}
   if (!pathSearch?.limit) return
-  const { limits } = searching
-  const found = new Map([...search.limits()].filter(([key]) => pathSearch.knownMtu(key) !== undefined))
+  const { limits, family } = searching
+  const found = new Map([...search.limits()].filter(([key]) => pathSearch.knownMtu(key, family) !== undefined))
   const changed = [...new Set([...limits.keys(), ...found.keys()])].filter((key) => limits.get(key) !== found.get(key))
   searching.limits = found
   if (changed.length === 0) return
-  pathSearch.limit(found)
+  pathSearch.limit(found, family)
   for (const key of changed) {
     const bytes = found.get(key)
     if (bytes === undefined) log.info(`No packet is too long for the path to ${key} any more`)

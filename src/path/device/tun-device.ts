@@ -13,12 +13,21 @@ import {
   routesTo,
   routesWithin,
   USUAL_METRIC,
-  type Link,
   type Route,
 } from '../../host/links.ts'
 import type { Log } from '../../base/log.ts'
-import { familyOf, formatNet, hostNet, netContains, parseNet, type Net } from '../../net/address.ts'
-import { ipv4NetContains, type Ipv4Net } from '../../net/ipv4.ts'
+import {
+  familyOf,
+  formatNet,
+  hostNet,
+  isOfALink,
+  listed,
+  netContains,
+  parseNet,
+  type Address,
+  type Net,
+  type Nets,
+} from '../../net/address.ts'
 
 /** Packets that the TUN queues. The kernel's 500 loses bursts: 64-byte packets without loss went from 155 to 290 kpps. */
 const QUEUE_LENGTH = 4000
@@ -59,16 +68,18 @@ interface JsonTun {
  */
 export async function adoptTun(
   run: Run,
-  { name: pattern, last, network, subnet, isMultiQueue }: AdoptOptions,
+  { name: pattern, last, networks, subnets, isMultiQueue }: AdoptOptions,
 ): Promise<string | undefined> {
-  const routed = (await routesTo(run, network)).map(({ device }) => device)
+  const routed = (await Promise.all(listed(networks).map((network) => routesTo(run, network))))
+    .flat()
+    .map(({ device }) => device)
   const names = [last ?? pattern, ...routed].filter((name) => isNamedBy(pattern, name))
   for (const name of new Set(names)) {
     const tun = await findIdleTun(run, name)
-    // A TUN with other addresses than the network's is another daemon's.
-    if (!tun || tun.addresses.some(({ address }) => !ipv4NetContains(network, address))) continue
-    if (tun.isMultiQueue === isMultiQueue && tun.addresses.every(({ address }) => address === subnet.address))
-      return name
+    // A TUN with other addresses than the network's is another daemon's. One of a family that the network has no more is ours.
+    if (!tun || tun.addresses.some((address) => isElsewhere(networks, address))) continue
+    const isOwn = (address: Address): boolean => subnets[familyOf(address)]?.address === address
+    if (tun.isMultiQueue === isMultiQueue && tun.addresses.every(isOwn)) return name
     await run('ip', ['link', 'del', 'dev', name])
   }
   return undefined
@@ -78,25 +89,34 @@ export async function adoptTun(
 async function findIdleTun(
   run: Run,
   name: string,
-): Promise<{ readonly addresses: Link['addresses']['ipv4']; readonly isMultiQueue: boolean } | undefined> {
+): Promise<{ readonly addresses: readonly Address[]; readonly isMultiQueue: boolean } | undefined> {
   const link = await findLink(run, name)
   if (!link) return undefined
   const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
   const { info_kind: kind, info_data: data } = json?.linkinfo ?? {}
   if (kind !== 'tun' || data?.type !== 'tun' || (await isTunOpen(name, link.index, json?.flags ?? []))) return undefined
-  return { addresses: link.addresses.ipv4, isMultiQueue: data.multi_queue === true }
+  // The kernel gives each device an address of its link.
+  const ipv6 = link.addresses.ipv6.filter(({ address }) => !isOfALink(address))
+  const addresses = [...link.addresses.ipv4, ...ipv6].map(({ address }) => address)
+  return { addresses, isMultiQueue: data.multi_queue === true }
+}
+
+const isElsewhere = (networks: Nets, address: Address): boolean => {
+  const network = networks[familyOf(address)]
+  return network !== undefined && !netContains(network, address)
 }
 
 /** Removes what a data path of another kind left of a network: its device, if nobody forwards through it. */
-export async function removeIdleTun(run: Run, name: string, network: Ipv4Net): Promise<void> {
+export async function removeIdleTun(run: Run, name: string, networks: Nets): Promise<void> {
   const tun = await findIdleTun(run, name)
-  if (tun?.addresses.every(({ address }) => ipv4NetContains(network, address)))
+  if (tun && !tun.addresses.some((address) => isElsewhere(networks, address)))
     await run('ip', ['link', 'del', 'dev', name])
 }
 
 interface AdoptOptions {
-  readonly network: Ipv4Net
-  readonly subnet: Ipv4Net
+  /** The cluster's networks, and this node's parts of them. */
+  readonly networks: Nets
+  readonly subnets: Nets
   /** Or a pattern such as `flannel%d`. */
   readonly name: string
   readonly last: string | undefined
@@ -104,6 +124,17 @@ interface AdoptOptions {
 }
 
 const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
+
+/** The least that a link must take which carries IPv6 (RFC 8200 section 5); the kernel takes IPv6 off a device with less. */
+export const LEAST_MTU = 1280
+
+/** Throws WeftError CONFIG where IPv6 does not fit; `mtu` is what containers may send, in bytes. */
+export function checkMtu(mtu: number, external: string): void {
+  if (mtu >= LEAST_MTU) return
+  throw new WeftError('CONFIG', `IPv6 needs an MTU of ${LEAST_MTU}, and containers would have ${mtu} here`, {
+    remedy: `raise the MTU of ${external}, or the one in the network configuration's Backend, by ${LEAST_MTU - mtu} on every node`,
+  })
+}
 
 /**
  * Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). One to a device of our

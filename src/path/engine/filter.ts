@@ -1,7 +1,7 @@
 // filter.ts - which packets from peers are let in: those that say truly whose they are, and are for us; as native/core/filter.h.
 
 import type { TunnelSettings } from '../kinds.ts'
-import { familyOf, isOneHost, netContains, type Address, type Nets } from '../../net/address.ts'
+import { familyOf, isOfALink, isOneHost, netContains, type Address, type Nets } from '../../net/address.ts'
 import type { PeerTable } from './peers.ts'
 
 export interface FilterOptions {
@@ -29,9 +29,6 @@ export interface Stranger extends PacketAddresses {
   /** The counter that has it. */
   readonly reason: string
 }
-
-/** Nobody behind a router has one of fe80::/10 (RFC 4007 section 9). */
-const isOfALink = (address: Address): boolean => typeof address === 'bigint' && address >> 118n === 0xfe80n >> 6n
 
 /** False where there is nothing of that family. */
 const isOf = (nets: Nets, address: Address): boolean => {

@@ -6,7 +6,8 @@ import { currentExternal } from '../../host/external-interface.ts'
 import { KINDS } from '../kinds.ts'
 import type { LeaseAttrs } from '../../control/lease/lease.ts'
 import type { Backend } from '../backend.ts'
-import { carryIpv4Alone } from '../../control/config/network-config.ts'
+import { ipv4For } from '../../control/config/network-config.ts'
+import { familiesOf } from '../../net/address.ts'
 import { checkNetwork, openTunnel, type TunnelOptions } from '../ways/tunnel.ts'
 
 const { overhead, outside, devices } = KINDS.udp
@@ -22,14 +23,15 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
     tunName: TUN_NAME,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
-      carryIpv4Alone(WHO, config, log)
+      ipv4For(WHO, config)
       checkNetwork(config, external.address, log)
       // The backend type is empty: flanneld's udp publishes none, and the bytes must be the same.
       return { publicIp: external.publicIp, backendType: '' }
     },
     open: (lease, _signal, leases) => {
       const mtu = external.mtu - overhead
-      const kind = { encapsulation: 'udp', overhead, tunName: TUN_NAME, port, mtu } as const
+      const carried = { families: familiesOf(config), outer: 'ipv4' } as const
+      const kind = { encapsulation: 'udp', ...carried, overhead, tunName: TUN_NAME, port, mtu } as const
       return openTunnel({ ...options, external }, kind, lease, leases)
     },
   }

@@ -27,7 +27,17 @@ export function prepareUserspaceVxlan(
   carryIpv4Alone(who, tunnelOptions.config, log)
   const [name, mac, mtu] = [ipv4For(who, names), ipv4For(who, macs), mtus.ipv4]
   const ends = { ownEnd: ownEnd(mac, vni), endOf, filter: peersOf('ipv4') }
-  const kind = { encapsulation: 'vxlan', overhead, ...ends, tunName: name, port, mtu, directRouting } as const
+  const carried = { families: ['ipv4'], outer: 'ipv4' } as const
+  const kind = {
+    encapsulation: 'vxlan',
+    ...carried,
+    overhead,
+    ...ends,
+    tunName: name,
+    port,
+    mtu,
+    directRouting,
+  } as const
   return {
     tunName: name,
     async open(lease, leases) {

@@ -4,7 +4,7 @@
 // of all that are carried is the whole one's.
 
 import { setImmediate } from 'node:timers/promises'
-import { describeError, messageOf, prefixed, WeftError } from '../../base/errors.ts'
+import { describeError, messageOf, prefixed } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, listed, onlyOf, type ByFamily, type Family } from '../../net/address.ts'
 import type { Run } from '../../host/command.ts'
@@ -19,6 +19,7 @@ import {
 import { createTurn } from '../../host/turn.ts'
 import type { OwnLease } from '../../control/lease/lease.ts'
 import type { DataPath, PathPeer } from '../backend.ts'
+import { checkMtu } from '../device/tun-device.ts'
 import type { PeerTraffic } from '../engine/engine.ts'
 
 export interface FamilyPaths {
@@ -291,17 +292,6 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       })
     },
   }
-}
-
-/** The least that a link must take which carries IPv6 (RFC 8200 section 5); the kernel takes IPv6 off a device with less. */
-const LEAST_MTU = 1280
-
-/** Throws WeftError CONFIG where IPv6 does not fit; `mtu` is what containers may send, in bytes. */
-export function checkMtu(mtu: number, external: string): void {
-  if (mtu >= LEAST_MTU) return
-  throw new WeftError('CONFIG', `IPv6 needs an MTU of ${LEAST_MTU}, and containers would have ${mtu} here`, {
-    remedy: `raise the MTU of ${external}, or the one in the network configuration's Backend, by ${LEAST_MTU - mtu} on every node`,
-  })
 }
 
 /** What was done, and what could not be. */

@@ -43,6 +43,8 @@ export interface PeerFilterOptions<N extends Net = Net> {
   readonly network: N
   /** True when the network has another family too, with a filter of its own: that one judges the leases which have it alone. */
   readonly isOneOfTwo?: boolean
+  /** The family by which peers' hosts are reached; the network's where it is left out. */
+  readonly outer?: Family
   readonly log: Log
   /** The reason why a lease that is otherwise a peer's is none. */
   readonly alsoUnusable?: (lease: Lease) => string | undefined
@@ -132,6 +134,7 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
   type L = PeerOf<N>
   const { type, lease: own, network, isOneOfTwo = false, log, alsoUnusable, identity } = options
   const family = familyOf(network)
+  const { outer = family } = options
   let ownKey: string | undefined
   let peers = new Map<string, L>()
   /** The leases that are sound, and not used because of another one. */
@@ -141,9 +144,11 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
   /** The rivals for each identity, among the newest of each subnet. */
   let byIdentity = createRivals<string, L>()
   let skipped = new Set<string>()
-  const hostOf = (lease: Lease): string => formatAddress(sideOf(lease, family).host)
+  const hostOf = (lease: Lease): string => formatAddress(sideOf(lease, outer).host)
   const subnetOf = (lease: Lease): Net => sideOf(lease, family).subnet
   const keyOf = (lease: Lease): number | bigint => numberOf(subnetOf(lease))
+  /** With a reason for the others: by then it has a subnet of the family, and an address of the outer one. */
+  const isOfNetwork = (lease: Lease): lease is L => outer !== family || hasFamily(lease, family)
   const isWithin = ({ subnet: { [family]: net } }: Lease): boolean =>
     net !== undefined && netContains(network, net.address) && net.prefixLength >= network.prefixLength
   const notUsed = ({ key }: Lease): string =>
@@ -157,13 +162,13 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
     if (type !== undefined && attrs.backendType !== type)
       return isOthersToSay ? undefined : `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`
     const reason =
-      unusableReason(lease, own, family) ??
+      unusableReason(lease, own, outer) ??
       (isWithin(lease) ? undefined : `its subnet is not within the network ${formatNet(network)}`) ??
       alsoUnusable?.(lease) ??
       (identity && identity.of(lease) === identity.own
         ? `its ${identity.name} ${identity.own} is that of this node; ${identity.remedy}`
         : undefined)
-    return reason === undefined && hasFamily(lease, family) ? lease : `${notUsed(lease)}: ${reason}`
+    return reason === undefined && isOfNetwork(lease) ? lease : `${notUsed(lease)}: ${reason}`
   }
   /**
    * The reason why a lease that is sound by itself is not used: another one is newer. Empty where that is the same host's, which took its

@@ -1,6 +1,7 @@
 // tunnel.ts - a tunnel that the engine carries: a TUN device on one side, UDP sockets on the other, for each encapsulation.
 
-import { ipv4For, type NetworkConfig } from '../../control/config/network-config.ts'
+import { describeError, messageOf } from '../../base/errors.ts'
+import type { NetworkConfig } from '../../control/config/network-config.ts'
 import type { EncapsulationName } from '../engine/encapsulation.ts'
 import type { Engine, EngineConfig, OpenPath } from '../engine/engine.ts'
 import { encodePeers, type Peer } from '../engine/peers.ts'
@@ -8,17 +9,32 @@ import { createTrafficSlots } from '../engine/traffic.ts'
 import { addon } from '../../host/addon.ts'
 import { findLink, isNamedBy } from '../../host/links.ts'
 import type { BackendType, Settings, TunnelSettings } from '../kinds.ts'
-import type { Ipv4Lease, Lease, OwnLease } from '../../control/lease/lease.ts'
-import type { Log } from '../../base/log.ts'
-import { familiesOf, formatAddress, formatNet, netAround, netContains, type Addresses } from '../../net/address.ts'
-import { formatIpv4, ipv4NetSize, type Ipv4, type Ipv4Net } from '../../net/ipv4.ts'
-import type { BackendParts, DataPath, PathSearching } from '../backend.ts'
+import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
+import { seldom, type Log } from '../../base/log.ts'
+import {
+  byFamily,
+  familiesOf,
+  FAMILY_NAMES,
+  formatAddress,
+  formatEndpoint,
+  formatNet,
+  isIpv4Net,
+  netAround,
+  netContains,
+  netSize,
+  netsOf,
+  type Address,
+  type Addresses,
+  type Family,
+  type Net,
+} from '../../net/address.ts'
+import type { BackendParts, DataPath, PathPeer, PathSearching } from '../backend.ts'
 import { watchExternal } from '../device/external-watch.ts'
 import { inTurn } from '../in-turn.ts'
-import { createPeerFilter, type PeerFilterOptions } from './peer-filter.ts'
+import { createPeerFilter, type PeerFilter, type PeerFilterOptions } from './peer-filter.ts'
 import { createStrangerLog } from './strangers.ts'
-import { adoptTun, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
-import { createWays, type PeerChanges, type Way } from './ways.ts'
+import { adoptTun, checkMtu, createTunDevice, LEAST_MTU, refuseForeignRoute } from '../device/tun-device.ts'
+import { createWays, type LastWay, type PeerChanges, type Way, type Ways } from './ways.ts'
 
 /** Backends that have settings of a tunnel. */
 type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
@@ -46,7 +62,11 @@ export interface Persistence {
 /** The properties in which one tunnel differs from others. */
 export interface TunnelKind {
   readonly encapsulation: EncapsulationName
-  /** The bytes that stand around an inner packet, with the outer IPv4 header. */
+  /** The families that it carries, as far as the node has subnets of them. */
+  readonly families: readonly Family[]
+  /** The family of its datagrams. */
+  readonly outer: Family
+  /** The bytes that stand around an inner packet, with the outer IP header. */
   readonly overhead: number
   /** The encapsulation's facts about this host, and about a peer; none when left out. */
   readonly ownEnd?: Uint8Array
@@ -65,11 +85,12 @@ export interface TunnelKind {
 
 /**
  * The source of ICMP errors into the TUN: the network's own address, which no host has; the next subnet's where ours is
- * the first. The kernel refuses a packet from the TUN with an address of this host, whoever made it, and must go on to
- * do so.
+ * the first. The kernel refuses a packet from the TUN with an IPv4 address of this host, whoever made it, and must go on to
+ * do so; of IPv6 filters of reverse paths do.
  */
-function networkAddressFor(network: Ipv4Net, subnet: Ipv4Net): Ipv4 {
-  return network.address === subnet.address ? subnet.address + ipv4NetSize(subnet.prefixLength) : network.address
+function networkAddressFor(network: Net, subnet: Net): Address {
+  if (network.address !== subnet.address) return network.address
+  return isIpv4Net(subnet) ? subnet.address + Number(netSize(subnet)) : subnet.address + netSize(subnet)
 }
 
 /** Warns of a network that has this host's own address. */
@@ -88,53 +109,130 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
   }
 }
 
+/** A family that a tunnel carries. */
+interface Side {
+  readonly family: Family
+  readonly network: Net
+  readonly subnet: Net
+  readonly filter: PeerFilter
+  readonly ways: Ways
+  /** The engine's way, and those before it, in order. */
+  readonly through: LastWay
+  readonly beside: readonly Way[]
+}
+
 export async function openTunnel(
   { config, settings: { tunnel: settings }, external, startEngine, persistence, run, log }: TunnelOptions,
-  { encapsulation, overhead, ownEnd, endOf, tunName, port, mtu, ...kind }: TunnelKind,
+  { encapsulation, overhead, ownEnd, endOf, tunName, port, mtu, outer, ...kind }: TunnelKind,
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
   const { persist, isMultiQueue } = persistence
-  const { network } = ipv4For('a tunnel', config)
-  const subnet = ipv4For('a tunnel', lease.subnet)
-  // A device that is ours by its name is looked at when nobody runs any more.
-  await refuseForeignRoute(run, network, (name) => isNamedBy(tunName, name))
-  const filter = createPeerFilter({ ...kind.filter, lease, network, log })
+  const local = external.address[outer]
+  if (local === undefined) throw new Error(`the external interface has no address of ${FAMILY_NAMES[outer]}`)
+  const bindAddress = formatAddress(local)
   let counted = (_slot?: number): Float64Array => new Float64Array() // of the engine that is not there yet
   const slots = createTrafficSlots((slot) => counted(slot))
-  const applied = (): ReadonlyMap<string, Ipv4Lease> => filter.peers()
-  let limits: ReadonlyMap<string, number> = new Map()
-  const endTo = (peer: Ipv4Lease): Peer => ({
+  const limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
+  // A filter passes over a lease without an address by which its node is reached.
+  const hostOf = (peer: Lease): Address => peer.attrs.publicIp[outer] ?? 0
+  /** No sender of IPv6 can be told to send less: its packets are fragmented on their way then. */
+  const least = (family: Family): number => (family === 'ipv6' ? Math.min(LEAST_MTU, mtu) : 0)
+  const known = (peer: Lease, family: Family): number => {
+    const bytes = addon.pathMtu(bindAddress, formatAddress(hostOf(peer))) - overhead
+    return bytes > 0 && bytes < mtu ? Math.max(bytes, least(family)) : mtu
+  }
+  const throughTo = (family: Family): LastWay => ({
+    name: 'tunnel',
+    endpointOf: (peer) => formatEndpoint(hostOf(peer), port),
+    traffic: () => slots.read(),
+    pathMtu(peer) {
+      const found = Math.max(limits[family].get(peer.key) ?? mtu, least(family))
+      const bytes = Math.min(known(peer, family), found)
+      return bytes < mtu ? bytes : undefined
+    },
+  })
+  const sides: Side[] = []
+  for (const family of kind.families) {
+    const [network, subnet] = [config[family]?.network, lease.subnet[family]]
+    if (!network || !subnet) continue
+    const filter = createPeerFilter<Net>({
+      ...{ ...kind.filter, lease, network, outer, isOneOfTwo: kind.families.length > 1, log },
+    })
+    // Loaded by those alone that ask for it: packets wait for a start.
+    const direct = kind.directRouting ? await import('./direct-way.ts') : undefined
+    const beside = direct ? [direct.createDirectWay({ network, run, log })] : []
+    const through = throughTo(family)
+    const ways = createWays(family, beside, through, () => filter.peers())
+    sides.push({ family, network, subnet, filter, ways, through, beside })
+  }
+  const sideFor = (family: Family): Side | undefined => sides.find((side) => side.family === family)
+  const networks = netsOf(sides.map(({ network }) => network))
+  const subnets = netsOf(sides.map(({ subnet }) => subnet))
+
+  const calm = seldom(log)
+  /** The families that cannot be had for now, each with the reason. */
+  const lacking: { [F in Family]?: string } = {}
+  const carried = (): readonly Side[] => sides.filter(({ family }) => lacking[family] === undefined)
+  function lack(family: Family, error: unknown): void {
+    lacking[family] = messageOf(error)
+    calm.error(`${FAMILY_NAMES[family]} is not carried, and tried again: ${describeError(error)}`)
+  }
+  /** Does it for each family that is carried. What is in the way of one alone is said, and the other goes on. */
+  async function eachSide(act: (side: Side) => Promise<void>): Promise<void> {
+    const all = carried()
+    const done = await Promise.allSettled(all.map(act))
+    const failures = all.flatMap(({ family }, at) => {
+      const result = done[at]
+      return result?.status === 'rejected' ? [[family, result.reason as unknown] as const] : []
+    })
+    const [first] = failures
+    if (first && failures.length === all.length) throw first[1]
+    for (const [family, error] of failures) lack(family, error)
+  }
+  async function refuseRoute({ family, network }: Side, isOwn: (device: string) => boolean): Promise<void> {
+    if (family === 'ipv6') checkMtu(mtu, external.name)
+    await refuseForeignRoute(run, network, isOwn)
+  }
+
+  // A device that is ours by its name is looked at when nobody runs any more.
+  await eachSide((side) => refuseRoute(side, (name) => isNamedBy(tunName, name)))
+  const endTo = ({ family }: Side, peer: Lease): Peer => ({
     slot: slots.slotOf(peer.key),
-    ...{ subnet: peer.subnet.ipv4, endpoint: peer.attrs.publicIp.ipv4, port, limit: limits.get(peer.key) ?? 0 },
+    ...{ subnet: sideOf(peer, family).subnet, endpoint: hostOf(peer), port, limit: limits[family].get(peer.key) ?? 0 },
     ...(endOf ? { encap: endOf(peer) } : {}),
   })
-  const ends = (): Peer[] => [...applied().values()].map(endTo)
-  /** The ends that became different. */
-  const changedEnds = (changed: PeerChanges): Peer[] => {
-    const came = [...changed.keys()].flatMap((key) => applied().get(key) ?? [])
-    const gone = [...changed].flatMap(([key, before]) => (before && !applied().has(key) ? before : []))
-    for (const { key } of gone) slots.remove(key)
-    for (const { key } of came) slots.add(key)
+  const ends = (): Peer[] => sides.flatMap((side) => [...side.filter.peers().values()].map((peer) => endTo(side, peer)))
+  const hasPeer = (key: string): boolean => sides.some(({ filter }) => filter.peers().has(key))
+  const peerKeys = (of: readonly Side[] = sides): ReadonlySet<string> =>
+    new Set(of.flatMap(({ filter }) => [...filter.peers().keys()]))
+  /** The ends that became different, by what changed of each family. */
+  const changedEnds = (changes: readonly (readonly [Side, PeerChanges])[]): Peer[] => {
+    const keys = new Set(changes.flatMap(([, changed]) => [...changed.keys()]))
+    for (const key of keys) if (!hasPeer(key)) slots.remove(key)
+    for (const key of keys) if (hasPeer(key)) slots.add(key)
+    const gone = changes.flatMap(([{ family, filter }, changed]) =>
+      [...changed].flatMap(([key, before]) =>
+        before && !filter.peers().has(key) ? sideOf(before, family).subnet : [],
+      ),
+    )
+    const came = changes.flatMap(([side, changed]) =>
+      [...changed.keys()].flatMap((key) => {
+        const peer = side.filter.peers().get(key)
+        return peer ? endTo(side, peer) : []
+      }),
+    )
     // Peers that go come first: the subnet of one that goes may be another's from now on.
-    return [
-      ...gone.map((peer): Peer => ({ subnet: peer.subnet.ipv4, endpoint: 0, port: 0, isGone: true })),
-      ...came.map(endTo),
-    ]
+    return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
   }
-  filter.take(leases, lease.key)
-  slots.keep(applied().keys())
-  /** The ways before that of the engine, in order. Loaded by those alone that ask for them: packets wait for a start. */
-  const beside: Way[] = []
-  if (kind.directRouting) beside.push((await import('./direct-way.ts')).createDirectWay({ network, run, log }))
-  const isOwnRoute = (destination: string): boolean => beside.some((way) => way.hasRoute?.(destination))
-  const bindAddress = formatIpv4(ipv4For('a tunnel', external.address))
+  for (const { filter } of sides) filter.take(leases, lease.key)
+  slots.keep(peerKeys())
   const inherited = await persistence.inherit({ tunName, bindAddress, port })
   // From here on packets wait, if there is something inherited.
   let adopted: string | undefined
   if (!inherited) {
-    adopted = await adoptTun(run, { name: tunName, last: persistence.tunName, network, subnet, isMultiQueue })
-    await refuseForeignRoute(run, network, (name) => name === adopted)
+    adopted = await adoptTun(run, { name: tunName, last: persistence.tunName, networks, subnets, isMultiQueue })
+    await eachSide((side) => refuseRoute(side, (name) => name === adopted))
   }
   const engine = await startEngine({
     encapsulation,
@@ -146,11 +244,11 @@ export async function openTunnel(
     bindAddress,
     port,
     mtu,
-    tunAddress: { ipv4: subnet.address },
-    networkAddress: { ipv4: networkAddressFor(network, subnet) },
+    tunAddress: byFamily(sides.map(({ subnet }) => subnet.address)),
+    networkAddress: byFamily(sides.map(({ network, subnet }) => networkAddressFor(network, subnet))),
     settings,
-    network: { ipv4: network },
-    subnet: { ipv4: subnet },
+    network: networks,
+    subnet: subnets,
   })
   counted = (slot) => engine.traffic(slot)
   async function end(): Promise<void> {
@@ -163,9 +261,15 @@ export async function openTunnel(
     await engine.stop()
     return undefined
   }
-  const device = createTunDevice({ name: engine.tunName, network, subnet, mtu, run, log, isOwnRoute })
+  const devices = new Map(
+    sides.map(({ family, network, subnet, beside }) => {
+      const isOwnRoute = (destination: string): boolean => beside.some((way) => way.hasRoute?.(destination))
+      return [family, createTunDevice({ name: engine.tunName, network, subnet, mtu, run, log, isOwnRoute })] as const
+    }),
+  )
+  const configure = async ({ family }: Side): Promise<void> => devices.get(family)?.configure()
   try {
-    await device.configure()
+    await eachSide(configure)
   } catch (error) {
     // A device that was there before stays: the other daemon may have taken it back.
     await (inherited || adopted !== undefined ? engine.stop() : end())
@@ -174,78 +278,99 @@ export async function openTunnel(
   for (const note of engine.notes) log.warn(note)
   if (log.v(1)) for (const detail of engine.details) log.info(detail)
   log.info(
-    `Forwarding between ${engine.tunName} and UDP ${bindAddress}:${port} with the ${engine.kind} engine` +
+    `Forwarding between ${engine.tunName} and UDP ${formatEndpoint(local, port)} with the ${engine.kind} engine` +
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
-  const strangers = createStrangerLog({ ...settings, network: { ipv4: network }, subnet: { ipv4: subnet } }, log)
+  const strangers = createStrangerLog({ ...settings, network: networks, subnet: subnets }, log)
   strangers.setPeers(ends)
-  const watch = watchExternal(run, external, ['ipv4'])
-  const known = ({ attrs }: Ipv4Lease): number => {
-    const bytes = addon.pathMtu(bindAddress, formatIpv4(attrs.publicIp.ipv4)) - overhead
-    return bytes > 0 && bytes < mtu ? bytes : mtu
+  const watch = watchExternal(run, external, [outer])
+  const pathPeer = (key: string): PathPeer | undefined => {
+    const its = carried().flatMap(({ family, filter, ways }) => {
+      const peer = filter.peers().get(key)
+      return peer ? [[family, ways.side(peer)] as const] : []
+    })
+    return its.length > 0 ? { key, ...Object.fromEntries(its) } : undefined
   }
-  /** The engine has every peer: a packet that one sends through the tunnel is let in, by whichever way packets go to it. */
-  const through: Way = {
-    name: 'tunnel',
-    takes: () => true,
-    async apply(peers, changed) {
-      if (changed) {
-        const differ = changedEnds(changed)
-        engine.changePeers(encodePeers(differ))
-        strangers.changePeers(differ)
-      } else {
-        slots.keep(peers.keys())
-        engine.setPeers(encodePeers(ends()))
-        strangers.setPeers(ends)
-      }
-    },
-    endpointOf: ({ attrs }) => `${formatIpv4(attrs.publicIp.ipv4)}:${port}`,
-    traffic: () => slots.read(),
-    pathMtu(peer) {
-      const bytes = Math.min(known(peer), limits.get(peer.key) ?? mtu)
-      return bytes < mtu ? bytes : undefined
-    },
-    // A device that is gone the engine reports as a fault.
-    resync: () => device.resync(),
-  }
-  const ways = createWays(beside, through, applied)
   const pathSearch: PathSearching = {
     overhead,
-    knownMtu(key) {
-      const peer = applied().get(key)
-      return peer && ways.of(peer) === through ? known(peer) : undefined
+    knownMtu(key, family) {
+      const { filter, ways, through } = sideFor(family) ?? {}
+      const peer = filter?.peers().get(key)
+      return peer && ways?.of(peer) === through ? known(peer, family) : undefined
     },
     ...(settings.probePathMtu ? { limit } : {}),
   }
-  function limit(bytes: ReadonlyMap<string, number>): void {
-    const before = limits
-    limits = bytes
+  function limit(bytes: ReadonlyMap<string, number>, family: Family): void {
+    const before = limits[family]
+    limits[family] = bytes
     const differ = new Set([...before.keys(), ...bytes.keys()])
     const changed = [...differ].filter((key) => before.get(key) !== bytes.get(key))
-    engine.changePeers(encodePeers(changed.flatMap((key) => applied().get(key) ?? []).map(endTo)))
+    const side = sideFor(family)
+    const peers = changed.flatMap((key) => side?.filter.peers().get(key) ?? [])
+    if (side) engine.changePeers(encodePeers(peers.map((peer) => endTo(side, peer))))
   }
   return inTurn({
     mtu,
     tunName: engine.tunName,
     fault: Promise.race([engine.fault, watch.moved]),
-    apply: (all, ownKey, touched) => ways.apply(filter.take(all, ownKey, touched)),
-    resync: async () => ((await watch.hasMoved()) ? [] : ways.resync()),
+    lacking,
+    get isOutdated() {
+      return carried().length < sides.length
+    },
+    async renew() {
+      for (const side of sides) {
+        if (lacking[side.family] === undefined) continue
+        try {
+          await refuseRoute(side, (name) => name === engine.tunName)
+          await configure(side)
+          delete lacking[side.family]
+          log.info(`${FAMILY_NAMES[side.family]} is carried again`)
+        } catch (error) {
+          lack(side.family, error)
+        }
+      }
+    },
+    async apply(all, ownKey, touched) {
+      const changes = sides.map((side) => [side, side.filter.take(all, ownKey, touched)] as const)
+      const differing = changes.flatMap(([side, changed]) => (changed ? [[side, changed] as const] : []))
+      // The engine has every peer: a packet that one sends through the tunnel is let in, by whichever way packets go to it.
+      if (differing.length === changes.length) {
+        const differ = changedEnds(differing)
+        engine.changePeers(encodePeers(differ))
+        strangers.changePeers(differ)
+      } else {
+        slots.keep(peerKeys())
+        engine.setPeers(encodePeers(ends()))
+        strangers.setPeers(ends)
+      }
+      for (const [{ ways }, changed] of changes) await ways.apply(changed)
+    },
+    async resync() {
+      if (await watch.hasMoved()) return []
+      const mended: string[] = []
+      // A device that is gone the engine reports as a fault.
+      await eachSide(async ({ family, ways }) => {
+        for (const each of [devices.get(family), ways]) mended.push(...((await each?.resync()) ?? []))
+      })
+      return mended
+    },
     gone: watch.gone,
     carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
-    probeSource: { ipv4: subnet.address },
-    families: ['ipv4'],
-    peers: () => [...applied().values()].map((peer) => ways.pathPeer(peer)),
-    peer(key) {
-      const peer = applied().get(key)
-      return peer && ways.pathPeer(peer)
-    },
-    traffic: async () => ways.traffic(),
-    pathMtu({ key }) {
-      const peer = applied().get(key)
-      return peer && ways.pathMtu(peer)
+    probeSource: byFamily(sides.map(({ subnet }) => subnet.address)),
+    families: sides.map(({ family }) => family),
+    peers: () => [...peerKeys(carried())].flatMap((key) => pathPeer(key) ?? []),
+    peer: pathPeer,
+    traffic: async () => new Map(sides.flatMap(({ ways }) => [...ways.traffic()])),
+    pathMtu({ key }, family) {
+      const { filter, ways } = sideFor(family) ?? {}
+      const peer = filter?.peers().get(key)
+      return peer && ways?.pathMtu(peer)
     },
     pathSearch,
-    counters: () => ({ ...engine.counters(), peers_unusable: BigInt(filter.skipped()) }),
+    counters: () => ({
+      ...engine.counters(),
+      peers_unusable: BigInt(sides.reduce((sum, { filter }) => sum + filter.skipped(), 0)),
+    }),
     drops: (after) => engine.drops(after),
     threads: () => engine.threads(),
     look: () => strangers.name(engine.takeStrangers()),

@@ -2,7 +2,7 @@
 //
 // A check says nothing of what it cannot know: a healthy host is accused of nothing. What there is to find stands in findings.ts.
 
-import { isBackendType, kindOf, KINDS, overheadBy, publishers } from '../../path/kinds.ts'
+import { isBackendType, kindOf, KINDS, outerOf, overheadBy, publishers } from '../../path/kinds.ts'
 import {
   FAMILIES,
   FAMILY_NAMES,
@@ -314,7 +314,7 @@ function checkMtu({ status, links, answers }: Facts): Finding[] | undefined {
 /** The bytes around a packet, by the longer of the outer headers where there are any. */
 function overheadOf(type: string, families: readonly Family[]): number {
   if (!isBackendType(type) || KINDS[type].overhead === 0) return 0
-  return overheadBy(type, families.includes('ipv6') ? 'ipv6' : 'ipv4')
+  return overheadBy(type, outerOf(type, families.includes('ipv6') ? 'ipv6' : 'ipv4'))
 }
 
 const addressesOf = ({ addresses }: Link): readonly Address[] =>

@@ -11,6 +11,7 @@ import {
   type Family,
   type Net,
 } from '../../net/address.ts'
+import { isBackendType, outerOf } from '../../path/kinds.ts'
 import { briefly, conditionOf, placeIn, type Status } from '../../report/status.ts'
 import type { Route } from '../../host/links.ts'
 import type { Facts } from './facts.ts'
@@ -107,8 +108,19 @@ const nodeText = (side: SeenSide): string => {
   return name ? `${briefly(name)} (${hostText(side)})` : hostText(side)
 }
 
-/** True for what weft's own engines carry, which is IPv4 alone. */
-const isOurs = ({ dataPath }: Status, family: Family): boolean => family === 'ipv4' && dataPath?.engine !== 'kernel'
+/** True for what weft's own engines carry; a weftd of before, which tells of no families, carries IPv4 so. */
+const isOurs = ({ dataPath }: Status, family: Family): boolean =>
+  (dataPath?.families?.includes(family) ?? family === 'ipv4') && dataPath?.engine !== 'kernel'
+
+/** The family of the datagrams around packets of a family. */
+const outerIn = ({ config }: Status, family: Family): Family =>
+  config && isBackendType(config.backendType) ? outerOf(config.backendType, family) : family
+
+/** Where the datagrams come from that have a peer's packets of one side. */
+const datagramsOf = (side: SeenSide, status: Status): SeenSide => ({
+  ...side,
+  publicIp: placeIn(side.peer, outerIn(status, side.family)).publicIp,
+})
 
 function toNobody({ destination, status, route }: Question): Step {
   const family = familyOf(destination)
@@ -156,7 +168,7 @@ function outward({ source, destination, status, facts, route }: Question, from: 
     const says = `packets of up to ${whole} bytes${why} go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be`
     steps.push({ step: 'mtu', passes: true, says })
   }
-  const datagram = portPacket(status, peer.peer, family)
+  const datagram = portPacket(status, peer.peer, outerIn(status, family))
   const leaving = datagram && filtered(facts, sentBack(datagram))
   if (leaving?.passes === false) steps.push(leaving)
   steps.push(answered(peer))
@@ -251,10 +263,10 @@ function inward({ source, destination, status, facts, route }: Question, from: S
         : { step: 'data path', passes: undefined, says: 'no lease has its source address: no node sends it' },
     ]
   if (from.kind === 'peer') {
-    const packet = portPacket(status, from.peer.peer, family)
+    const packet = portPacket(status, from.peer.peer, outerIn(status, family))
     if (packet) steps.push(filtered(facts, packet))
     const says = isOurs(status, family)
-      ? `let in if its datagram comes from ${hostText(from.peer)}, unless VerifySource says otherwise`
+      ? `let in if its datagram comes from ${hostText(datagramsOf(from.peer, status))}, unless VerifySource says otherwise`
       : isCarried(status, family)
         ? 'the kernel lets it in, whoever sends it'
         : `the ${status.config?.backendType} backend carries IPv4 alone here: it does not come`

@@ -1,7 +1,7 @@
 // firewall.ts - whether this host's firewall drops what it should let pass: iptables rule by rule, nftables by its policies; and
 // whether it has weft's rules of one family alone. Pure.
 
-import { kindOf, portOf } from '../../path/kinds.ts'
+import { isBackendType, kindOf, outerOf, portOf } from '../../path/kinds.ts'
 import { WORDS } from '../../path/firewall/flannel-rules.ts'
 import { formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
 import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'
@@ -96,8 +96,7 @@ export function portPacket(
   // The backend's mode decides which of two ports it is.
   const isUnsure = family === 'ipv6' && kind !== undefined && 'portV6' in kind.options
   const port = isUnsure ? undefined : portOf(type, config?.backend ?? {})
-  // An IPv4 header is in no IPv6 packet of a backend's.
-  if (!protocol || (family === 'ipv6' && protocol === 'ipencap')) return undefined
+  if (!protocol || !isBackendType(type) || outerOf(type, family) !== family) return undefined
   return { ...way, protocol, ...(port === undefined ? {} : { port }) }
 }
 

@@ -8,6 +8,7 @@ import { parseNetworkConfig } from '../../../../src/control/config/network-confi
 import type { Stranger } from '../../../../src/path/engine/filter.ts'
 import { decodePeers, encodePeers } from '../../../../src/path/engine/peers.ts'
 import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
+import type { DataPath } from '../../../../src/path/backend.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import { formatAddress, formatNet } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
@@ -211,6 +212,132 @@ describe('apply', () => {
   })
 })
 
+describe('both families', () => {
+  const BOTH = '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"ProbePathMTU":true}}'
+  const net6 = (third: number) => ({ address: parseIpv6(`fd00:5:0:${third}::`)!, prefixLength: 64 })
+  const of = (ipv4: number, ipv6: number | undefined, last: number, revision = 1n): Lease => ({
+    key: `10.5.${ipv4}.0-24${ipv6 === undefined ? '' : `&fd00:5:0:${ipv6}::-64`}`,
+    subnet: { ipv4: parseIpv4Net(`10.5.${ipv4}.0/24`)!, ipv6: ipv6 === undefined ? undefined : net6(ipv6) },
+    // What a node is reached by is its IPv4 address, whether or not it has another.
+    attrs: { publicIp: { ipv4: ip(`192.0.2.${last}`) }, backendType: '' },
+    revision,
+  })
+  const ownOfBoth: OwnLease = { ...of(72, 72, 1), expiresAt: 0, revision: 1n }
+  const opened = (leases: readonly Lease[] = []) =>
+    backend(BOTH).open(ownOfBoth, signal, new Map(leases.map((each) => [each.key, each])))
+  const records = () =>
+    decodePeers(engine.records).map(({ subnet, endpoint }) => `${formatNet(subnet)} ${formatAddress(endpoint)}`)
+  const apply = async (dataPath: DataPath, leases: readonly Lease[], ...touched: string[]) => {
+    const all = new Map(leases.map((each) => [each.key, each]))
+    await dataPath.apply(all, ownOfBoth.key, touched.length > 0 ? new Set(touched) : undefined)
+    return records().toSorted()
+  }
+
+  it('are carried by one device, each with its address and its route', async () => {
+    const dataPath = await opened()
+    expect([dataPath.mtu, dataPath.families]).toEqual([1472, ['ipv4', 'ipv6']])
+    expect(dataPath.probeSource).toEqual({ ipv4: ip('10.5.72.0'), ipv6: parseIpv6('fd00:5:0:72::') })
+    expect(engine.config).toMatchObject({
+      ...{ bindAddress: '192.0.2.1', port: 8285, mtu: 1472 },
+      tunAddress: { ipv4: ip('10.5.72.0'), ipv6: parseIpv6('fd00:5:0:72::') },
+      networkAddress: { ipv4: ip('10.5.0.0'), ipv6: parseIpv6('fd00:5::') },
+      network: { ipv4: parseIpv4Net('10.5.0.0/16'), ipv6: { address: parseIpv6('fd00:5::'), prefixLength: 48 } },
+      subnet: { ipv4: own.subnet.ipv4, ipv6: net6(72) },
+    })
+    expect(host.commands.filter((command) => command.includes(':'))).toEqual([
+      'ip address replace fd00:5:0:72::/128 dev flannel0 nodad',
+      'ip route replace fd00:5::/48 dev flannel0',
+    ])
+    host.routes6 = []
+    expect(await dataPath.resync()).toEqual(['the route to fd00:5::/48 was gone'])
+  })
+
+  it('give a peer one end for each subnet, and one of IPv4 alone none of IPv6', async () => {
+    const dataPath = await opened()
+    expect(await apply(dataPath, [of(1, 1, 2), of(2, undefined, 3)])).toEqual([
+      '10.5.1.0/24 192.0.2.2',
+      '10.5.2.0/24 192.0.2.3',
+      'fd00:5:0:1::/64 192.0.2.2',
+    ])
+    const [one, two] = dataPath.peers()
+    expect([one, two]).toEqual([
+      {
+        key: of(1, 1, 2).key,
+        ipv4: { endpoint: '192.0.2.2:8285', probe: ip('10.5.1.0'), way: 'tunnel' },
+        ipv6: { endpoint: '192.0.2.2:8285', probe: parseIpv6('fd00:5:0:1::'), way: 'tunnel' },
+      },
+      { key: '10.5.2.0-24', ipv4: { endpoint: '192.0.2.3:8285', probe: ip('10.5.2.0'), way: 'tunnel' } },
+    ])
+    expect(dataPath.peer!(of(1, 1, 2).key)).toEqual(one)
+  })
+
+  it('change one by one: of two leases with one subnet of a family the other family of both counts', async () => {
+    const dataPath = await opened()
+    const [before, after] = [of(1, 5, 2, 2n), of(2, 5, 3, 3n)]
+    await apply(dataPath, [before])
+    engine.changed = 0
+    const differ = await apply(dataPath, [before, after], after.key)
+    expect(differ).toEqual(['10.5.1.0/24 192.0.2.2', '10.5.2.0/24 192.0.2.3', 'fd00:5:0:5::/64 192.0.2.3'])
+    expect(engine.changed).toBe(3) // the subnet of the older one goes, and the two of the newer one come
+    expect(dataPath.peer!(before.key)).toEqual({ key: before.key, ipv4: expect.anything() as object })
+    // It goes, and the older one has its subnet again.
+    expect(await apply(dataPath, [before], after.key)).toEqual(['10.5.1.0/24 192.0.2.2', 'fd00:5:0:5::/64 192.0.2.2'])
+    expect(await apply(dataPath, [before])).toEqual(['10.5.1.0/24 192.0.2.2', 'fd00:5:0:5::/64 192.0.2.2'])
+  })
+
+  it('count as one peer, until both of its subnets are gone', async () => {
+    const dataPath = await opened([of(1, 1, 2)])
+    const slots = () => new Set(decodePeers(engine.records).map(({ slot }) => slot))
+    await apply(dataPath, [of(1, 1, 2)])
+    expect(slots().size).toBe(1)
+    engine.traffic = Float64Array.from([0, 0, 0, 0, -1, 3, 300, 2, 200, 5])
+    expect([...(await dataPath.traffic!())]).toEqual([
+      [of(1, 1, 2).key, expect.objectContaining({ txPackets: 3, rxPackets: 2 }) as object],
+    ])
+  })
+
+  it('have limits of their own, and IPv6 none below what each link takes', async () => {
+    const dataPath = await opened()
+    const peer = of(1, 1, 2)
+    await apply(dataPath, [peer])
+    const limits = () => decodePeers(engine.records).map(({ limit }) => limit)
+    dataPath.pathSearch!.limit!(new Map([[peer.key, 1172]]), 'ipv4')
+    dataPath.pathSearch!.limit!(new Map([[peer.key, 1372]]), 'ipv6')
+    expect(limits()).toEqual([1172, 1372])
+    expect([dataPath.pathMtu!(peer, 'ipv4'), dataPath.pathMtu!(peer, 'ipv6')]).toEqual([1172, 1372])
+    dataPath.pathSearch!.limit!(new Map([[peer.key, 1172]]), 'ipv6')
+    expect(dataPath.pathMtu!(peer, 'ipv6')).toBe(1280)
+  })
+
+  it('one that cannot be had is said and tried again, and the other is carried', async () => {
+    host.routes6 = [{ dev: 'eth0' }]
+    const dataPath = await opened([of(1, 1, 2)])
+    expect([dataPath.lacking, dataPath.isOutdated]).toEqual([
+      { ipv6: expect.stringContaining('fd00:5::/48 is already routed to eth0') as string },
+      true,
+    ])
+    expect(host.lines.filter((line) => line.startsWith('IPv6 is not carried'))).toHaveLength(1)
+    await apply(dataPath, [of(1, 1, 2)])
+    expect(dataPath.peers()).toEqual([{ key: of(1, 1, 2).key, ipv4: expect.anything() as object }])
+    await dataPath.renew!(own.attrs)
+    expect(dataPath.isOutdated).toBe(true)
+    host.routes6 = []
+    await dataPath.renew!(own.attrs)
+    expect([dataPath.lacking, dataPath.isOutdated, host.routes6]).toEqual([{}, false, [{ dev: 'flannel0' }]])
+    expect(dataPath.peers()).toEqual([
+      { key: of(1, 1, 2).key, ipv4: expect.anything() as object, ipv6: expect.anything() as object },
+    ])
+  })
+
+  it('are not carried at all where neither can be had', async () => {
+    host.routes = [{ dev: 'eth0' }]
+    host.routes6 = [{ dev: 'eth0' }]
+    await expect(opened()).rejects.toMatchObject({
+      message: expect.stringContaining('10.5.0.0/16 is already routed') as string,
+    })
+  })
+})
+
 describe('apply with what was touched', () => {
   it('tells the engine what differs and no more, and comes to what a whole set comes to', async () => {
     const dataPath = await open()
@@ -272,14 +399,14 @@ describe('pathSearch', () => {
     const [one, two] = [lease('10.5.1.0/24', '192.0.2.2'), lease('10.5.2.0/24', '192.0.2.3')]
     const limits = () => decodePeers(engine.records).map(({ limit }) => limit)
     await dataPath.apply(new Map([[one.key, one]]), own.key)
-    expect([limits(), dataPath.pathMtu!(one)]).toEqual([[undefined], undefined])
-    dataPath.pathSearch!.limit!(new Map([[one.key, 1252]]))
-    expect([limits(), dataPath.pathMtu!(one)]).toEqual([[1252], 1252])
+    expect([limits(), dataPath.pathMtu!(one, 'ipv4')]).toEqual([[undefined], undefined])
+    dataPath.pathSearch!.limit!(new Map([[one.key, 1252]]), 'ipv4')
+    expect([limits(), dataPath.pathMtu!(one, 'ipv4')]).toEqual([[1252], 1252])
     await dataPath.apply(new Map([one, two].map((each) => [each.key, each])), own.key)
     expect(limits()).toEqual([1252, undefined])
-    expect(dataPath.pathSearch!.knownMtu('10.5.9.0-24')).toBeUndefined()
-    dataPath.pathSearch!.limit!(new Map())
-    expect([limits(), dataPath.pathMtu!(one)]).toEqual([[undefined, undefined], undefined])
+    expect(dataPath.pathSearch!.knownMtu('10.5.9.0-24', 'ipv4')).toBeUndefined()
+    dataPath.pathSearch!.limit!(new Map(), 'ipv4')
+    expect([limits(), dataPath.pathMtu!(one, 'ipv4')]).toEqual([[undefined, undefined], undefined])
   })
 })
 

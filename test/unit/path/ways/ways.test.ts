@@ -136,21 +136,22 @@ describe('ways', () => {
       resync: async () => [name],
     })
     const ways = createWays(
+      'ipv4',
       [way('direct', (each) => each === NEAR)],
       way('tunnel', () => true),
       () => byKey(NEAR, FAR),
     )
-    expect([ways.pathPeer(NEAR), ways.pathPeer(FAR)]).toEqual([
-      { key: NEAR.key, ipv4: { endpoint: 'by direct', probe: ip('10.5.1.0'), way: 'direct' } },
-      { key: FAR.key, ipv4: { endpoint: 'by tunnel', probe: ip('10.5.3.0'), way: 'tunnel' } },
+    expect([ways.side(NEAR), ways.side(FAR)]).toEqual([
+      { endpoint: 'by direct', probe: ip('10.5.1.0'), way: 'direct' },
+      { endpoint: 'by tunnel', probe: ip('10.5.3.0'), way: 'tunnel' },
     ])
     expect([...ways.traffic()].map(([key, { txBytes }]) => [key, txBytes])).toEqual([
       [NEAR.key, 1],
       [FAR.key, 2],
     ])
     expect([ways.pathMtu(NEAR), ways.pathMtu(FAR)]).toEqual([undefined, 1400])
-    expect(await ways.resync()).toEqual(['tunnel', 'direct'])
+    expect(await ways.resync()).toEqual(['direct'])
     await ways.apply(new Map([[NEAR.key, undefined]]))
-    expect(calls).toEqual(['tunnel 2 1', 'direct 2 1'])
+    expect(calls).toEqual(['direct 2 1'])
   })
 })
