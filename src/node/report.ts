@@ -173,7 +173,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       expiresAt: lease.expiresAt === undefined ? null : iso(lease.expiresAt),
       published: JSON.parse(encodeLeaseValue(node.attrs)) as Record<string, unknown>,
     },
-    dataPath: pathOf(node.possession, node.threads, at, node.config, node.mtuAtStart),
+    dataPath: pathOf(node.possession, node.threads, at, node),
     peers: countPeers(list, probeSecondsOf(node)),
     peerEvents: node.memory?.events.counts() ?? null,
     repairs: node.repaired,
@@ -217,15 +217,12 @@ function pathOf(
   { dataPath }: Possession,
   threads: Threads,
   at: number,
-  config?: NetworkConfig,
-  mtuAtStart?: number,
+  { config, mtuAtStart, memory }: Partial<Pick<Node, 'config' | 'mtuAtStart' | 'memory'>> = {},
 ): NodeReport['dataPath'] {
   const carrier = dataPath?.carrier()
   const ownDevices = carriedBy(dataPath, config).map((family) => [family, carrier?.device] as const)
   const devices: ByFamily<string> = carrier?.devices ?? Object.fromEntries(ownDevices)
-  const counters = Object.fromEntries(
-    Object.entries(dataPath?.counters() ?? {}).map(([name, count]) => [name, Number(count)]),
-  )
+  const counters = countersOf({ dataPath })
   return {
     open: dataPath !== undefined,
     families: carriedBy(dataPath, config),
@@ -238,9 +235,13 @@ function pathOf(
       name,
       hungSeconds: isHung(thread) ? seconds(at - thread.askedAt) : null,
     })),
-    ...{ counters, drops: dropsOf(counters) },
+    ...{ counters, drops: dropsOf(counters), recent: memory?.recent.until(counters, at) ?? null },
   }
 }
+
+/** The counters of the data path that is open; none while there is none. */
+export const countersOf = ({ dataPath }: Pick<Possession, 'dataPath'>): Readonly<Record<string, number>> =>
+  Object.fromEntries(Object.entries(dataPath?.counters() ?? {}).map(([name, count]) => [name, Number(count)]))
 
 /** The kernel is asked for the paths of so many peers at most. */
 function peersOf(node: Node, traffic: Traffic, at: number, mostPaths = MOST_PATHS): PeerStatus[] {

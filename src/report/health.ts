@@ -19,6 +19,7 @@ import type { Hour } from './hour.ts'
 import type { NetworkReport } from './network.ts'
 import type { Page } from './page.ts'
 import { eventsReport, type PeerEvents } from './peer-events.ts'
+import type { Recent } from './recent.ts'
 import { detailsOf, isReadyNow, stateOf, troubleOf, type Snapshot } from './snapshot.ts'
 import { readingOf, stateBefore, type Beginning } from './states.ts'
 import {
@@ -59,6 +60,7 @@ export interface NetworkAsking {
 export interface Memory {
   readonly events: Pick<PeerEvents, 'list' | 'counts'>
   readonly hour: Pick<Hour, 'node' | 'peer'>
+  readonly recent: Pick<Recent, 'until'>
 }
 
 /** A daemon's facts about itself. */

@@ -151,6 +151,15 @@ export type NetworkFindingName = keyof typeof NETWORK_FINDINGS
 export const isNetworkWell = ({ findings }: Pick<NetworkReport, 'findings'>): boolean =>
   findings.every(({ name }) => NETWORK_FINDINGS[name].level !== 'failure')
 
+/** How whole the network is, in words. */
+export const wholeText = (
+  { nodes, whole }: Pick<NetworkReport, 'nodes' | 'whole'>,
+  percent: (part: number) => string,
+): string =>
+  nodes.some(({ seenBy }) => seenBy > 0)
+    ? `${percent(whole)} of the pairs that were probed reach each other`
+    : 'no pair was probed yet'
+
 /** A node in a sentence. */
 const callOf = ({ name, subnet, publicIp }: Pick<NetworkNode, 'name' | 'subnet' | 'publicIp'>): string =>
   name ? `${name} (${subnet} at ${publicIp})` : `${subnet} at ${publicIp}`

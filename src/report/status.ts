@@ -138,6 +138,15 @@ export interface Status extends NodeReport {
   readonly events: readonly StatusEvent[]
 }
 
+/** What the data path counted lately. */
+export interface RecentCounts {
+  readonly seconds: number
+  /** Packets sent to peers and let in from them. */
+  readonly packets: number
+  /** The packets dropped, by reason; without those that are 0. */
+  readonly drops: Readonly<Record<string, number>>
+}
+
 /** Facts that only a node knows. */
 export interface NodeReport extends State {
   /** What it waits for, what it is impaired by, or why it is leaving. */
@@ -197,6 +206,8 @@ export interface NodeReport extends State {
     readonly counters: Readonly<Record<string, number>>
     /** The counters of dropped packets, by reason, that are not 0. */
     readonly drops: Readonly<Record<string, number>>
+    /** The same of about the last minute; null until there is a node. A weftd of before tells none. */
+    readonly recent?: RecentCounts | null
   } | null
   readonly peers: PeersStatus | null
   /** How often each kind of event befell a peer; null until there is a node. A weftd of before tells none. */
@@ -316,6 +327,10 @@ export function countPeers(list: readonly PeerStatus[], probeSeconds: number | n
     list,
   }
 }
+
+/** How whole the network is; undefined where nobody has been asked yet, and where there is nobody to ask. */
+export const knownWhole = ({ whole, stored, answering, probed }: Omit<PeersStatus, 'list'>): number | undefined =>
+  whole === 1 && (stored === 0 || (answering !== null && probed === 0)) ? undefined : whole
 
 /** The devices of a data path, each once; null where it has none of its own. */
 export function devicesText({

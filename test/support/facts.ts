@@ -51,6 +51,7 @@ export const soundStatus: Status = {
   dataPath: {
     ...{ open: true, families: ['ipv4'], mtu: 1472, device: 'flannel0', engine: 'native', features: [] },
     ...{ threads: [{ name: 'weft-loop0', hungSeconds: null }], counters: { rx_packets: 9, tx_packets: 9 }, drops: {} },
+    recent: { seconds: 60, packets: 18, drops: {} },
   },
   peers: countPeers([soundPeer], 10),
   subnetFileWritten: true,

@@ -50,6 +50,8 @@ interface FakeDataPath {
   rounds: Record<string, number>
   looks: number
   traffic: PeerTraffic | undefined
+  /** The packets that it had no route for. */
+  dropped: bigint
   /** The limits as the node has set them, each time. */
   readonly limits: [string, number][][]
   die(why: string): void
@@ -113,6 +115,7 @@ export const backend: Backend = {
       rounds: {},
       looks: 0,
       traffic: undefined,
+      dropped: 2n,
       limits: [],
       die: (why) => die(new Error(why)),
     }
@@ -153,7 +156,7 @@ export const backend: Backend = {
       peer: (key) => (dataPath.applied.at(-1)?.includes(key) ? pathPeer(key) : undefined),
       traffic: async () =>
         new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (dataPath.traffic ? [[key, dataPath.traffic]] : []))),
-      counters: () => ({ tx_packets: 5n, tx_drop_no_route: 2n, rx_drop_ttl: 0n }),
+      counters: () => ({ tx_packets: 5n, tx_drop_no_route: dataPath.dropped, rx_drop_ttl: 0n }),
       threads: () => dataPath.rounds,
       ...(knownMtu
         ? { pathSearch: { overhead: 28, knownMtu, limit: (all) => void dataPath.limits.push([...all]) } }

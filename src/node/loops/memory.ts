@@ -8,8 +8,10 @@ import type { PeerTraffic } from '../../path/engine/engine.ts'
 import { readEvents, writeEvents } from '../../report/events-file.ts'
 import { createHour, PEER_STEP_MS, STEP_MS, type Hour, type NodeSample, type PeerSample } from '../../report/hour.ts'
 import { createPeerEvents, placeOf, type PeerEvents } from '../../report/peer-events.ts'
+import { createRecent, type Recent } from '../../report/recent.ts'
 import { isDrop } from '../../report/status.ts'
 import type { Node } from '../node.ts'
+import { countersOf } from '../report.ts'
 import { createPeerWatch, type PeerWatch } from './peer-watch.ts'
 
 /** Between two looks at what is new. */
@@ -25,11 +27,12 @@ type Traffic = ReadonlyMap<string, PeerTraffic>
 export async function keepMemory(node: Node): Promise<never> {
   const events = createPeerEvents()
   const hour = createHour()
-  node.memory = { events, hour }
+  const recent = createRecent()
+  node.memory = { events, hour, recent }
   const file = createEventsFile(node, events)
   void file.begin()
   const watch = createPeerWatch(events, () => new Date().toISOString())
-  const sampler = createSampler(node, hour, watch)
+  const sampler = createSampler(node, hour, recent, watch)
   let traffic: Traffic = new Map()
   let heardAt = -Infinity
   try {
@@ -88,22 +91,20 @@ interface Totals {
 const rate = (now: number | undefined, then: number | undefined, ms: number): number | undefined =>
   now !== undefined && then !== undefined && now >= then && ms > 0 ? ((now - then) * 1000) / ms : undefined
 
-function createSampler(node: Node, hour: Hour, watch: PeerWatch) {
+function createSampler(node: Node, hour: Hour, recent: Recent, watch: PeerWatch) {
   let last: Totals | undefined
   let stepAt = performance.now()
   let peerStepAt = stepAt
   let before: { readonly at: number; readonly traffic: Traffic } | undefined
+  recent.keep(countersOf(node.possession), stepAt)
 
-  function totals(): Totals {
-    const counters = node.possession.dataPath?.counters() ?? {}
-    const of = (name: string): number | undefined => (counters[name] === undefined ? undefined : Number(counters[name]))
+  function totalsOf(counters: Readonly<Record<string, number>>, at: number): Totals {
     const drops = Object.entries(counters).filter(([name]) => isDrop(name))
-    const all = drops.reduce((sum, [, number]) => sum + Number(number), 0)
-    return { at: performance.now(), tx: of('tx_bytes'), rx: of('rx_bytes'), drops: drops.length > 0 ? all : undefined }
+    const all = drops.reduce((sum, [, number]) => sum + number, 0)
+    return { at, tx: counters['tx_bytes'], rx: counters['rx_bytes'], drops: drops.length > 0 ? all : undefined }
   }
 
-  function nodeSample(): NodeSample {
-    const now = totals()
+  function nodeSample(now: Totals): NodeSample {
     const then = last
     last = now
     const ms = then ? now.at - then.at : 0
@@ -147,7 +148,9 @@ function createSampler(node: Node, hour: Hour, watch: PeerWatch) {
       const now = performance.now()
       if (now - stepAt >= STEP_MS) {
         stepAt += STEP_MS * Math.floor((now - stepAt) / STEP_MS)
-        hour.add(nodeSample(), now)
+        const counters = countersOf(node.possession)
+        recent.keep(counters, now)
+        hour.add(nodeSample(totalsOf(counters, now)), now)
       }
       if (now - peerStepAt < PEER_STEP_MS) return
       peerStepAt += PEER_STEP_MS * Math.floor((now - peerStepAt) / PEER_STEP_MS)

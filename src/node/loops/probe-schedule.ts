@@ -11,6 +11,8 @@ export const PATIENCE_MS = 1_000
 const REMEMBERED = 10
 /** A peer that lost so many in a row does not answer. */
 const LOST_IN_A_ROW = 2
+/** So many in a row are an outage: when that is over, they are no loss of the peer that answers again. */
+const OUTAGE = 4
 /** The number of peers that are asked in a second at most: it bounds the cost, whatever their number. */
 export const ASKED_A_SECOND = 50
 /** A peer that came is asked soon, and then somewhere in the interval: those that came together are not asked together for ever. */
@@ -30,6 +32,7 @@ export interface Probed {
   readonly isAnswering: boolean
   /** The round trip of the last probe that was answered. */
   readonly roundTripMs: number | undefined
+  /** Of the last ten probes; while it answers those count for nothing that were lost before it first did, or in an outage. */
   readonly lossPercent: number
   /** The time when the last one was answered or lost, by the caller's clock in ms. */
   readonly at: number
@@ -206,14 +209,18 @@ function resultOf(peer: Known): Probed | undefined {
   if (concludedAt === undefined) return undefined
   const losses = results.filter(({ isAnswered }) => !isAnswered).length
   const isAnswering = losses < results.length && lostInARow(peer) < LOST_IN_A_ROW
-  const lossPercent = Math.round((100 * losses) / results.length)
+  // One lost packet of a peer that was never heard tells nothing: it is asked again at once.
+  if (!isAnswering && results.length < LOST_IN_A_ROW) return undefined
+  const lossPercent = Math.round((100 * losses) / (isAnswering ? REMEMBERED : results.length))
   return { isAnswering, roundTripMs, lossPercent, at: concludedAt, unansweredSince }
 }
 
 function conclude(peer: Known, sequence: number, isAnswered: boolean, now: number): void {
   const { results } = peer
   const before = results.find((result) => result.sequence === sequence)
-  if (before) before.isAnswered = isAnswered
+  const isBack = isAnswered && (lostInARow(peer) >= OUTAGE || results.every((result) => !result.isAnswered))
+  if (isBack) results.splice(0, results.length, { sequence, isAnswered })
+  else if (before) before.isAnswered = isAnswered
   else results.push({ sequence, isAnswered })
   if (results.length > REMEMBERED) results.shift()
   peer.concludedAt = now

@@ -142,6 +142,8 @@ export function verdictOf(status: Status): Verdict {
   if (list.length === 0) return { tone: 'doubtful', title: 'No other nodes', detail: 'No other host has a lease.' }
   if (peers?.answering === null)
     return { tone: 'doubtful', title: 'All peers are programmed', detail: 'They are not asked whether they answer.' }
+  if (peers?.answering === 0)
+    return { tone: 'doubtful', title: 'Not known yet', detail: 'No peer has been asked yet whether it answers.' }
   const waiting = list.length - (peers?.answering ?? 0)
   const all = list.length === 1 ? 'The only peer answers' : `All ${count(list.length, 'peer')} answer`
   if (waiting > 0)

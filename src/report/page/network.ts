@@ -1,7 +1,15 @@
 // network.ts - what all nodes say of the network, where they tell one another: asked for while a person has it open.
 
 import { parseToShow } from '../../base/text.ts'
-import { cellLook, lookOf, NETWORK_FINDINGS, NETWORK_SCHEMA, type NetworkNode, type NetworkReport } from '../network.ts'
+import {
+  cellLook,
+  lookOf,
+  NETWORK_FINDINGS,
+  NETWORK_SCHEMA,
+  wholeText,
+  type NetworkNode,
+  type NetworkReport,
+} from '../network.ts'
 import { briefly, type Status } from '../status.ts'
 import { byId, elementOf, h, setText, type Child } from './dom.ts'
 import { count, milliseconds, percent } from './format.ts'
@@ -46,7 +54,7 @@ export function createNetworkView() {
     const asked = size > nodes.length ? `${nodes.length} of ${count(size, 'node')} asked` : count(size, 'node')
     setText(
       sum,
-      `${asked}, ${told} told how they are in ${milliseconds(tookMs)}: ${percent(whole)} of the pairs that were probed reach each other.`,
+      `${asked}, ${told} told how they are in ${milliseconds(tookMs)}: ${wholeText({ nodes, whole }, percent)}.`,
     )
     list.replaceChildren(...findingsOf(report))
     table.replaceChildren(...rowsOf(report))

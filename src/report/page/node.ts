@@ -1,7 +1,7 @@
 // node.ts - this node: the verdict on top, the figures below it, and what it is made of.
 
 import { readingOf } from '../states.ts'
-import { devicesText, type Status } from '../status.ts'
+import { devicesText, knownWhole, type Status } from '../status.ts'
 import { byId, createFacts, elementOf, setAttribute, setText } from './dom.ts'
 import { bothOf, dayText, duration, milliseconds, or, percent } from './format.ts'
 import { medianOf, verdictOf, type Peer } from './model.ts'
@@ -71,7 +71,7 @@ export function createNodeView() {
 
 /** The ring, and the number in it. */
 function showWhole({ peers }: Status): void {
-  const whole = peers?.whole
+  const whole = peers ? knownWhole(peers) : undefined
   setText(byId('whole'), or(whole, percent))
   // A whole ring has no dash, and so no seam.
   setAttribute(

@@ -372,17 +372,19 @@ const TELLING = [
   'tx_drop_refused',
   'rx_drop_truncated',
 ]
+/** So many, and such a part of all, are told of: lately, since what is over is to be left alone. */
+const TELLING_NUMBER = 10
 const TELLING_SHARE = 0.001
 
 function checkDrops({ status, silence }: Facts): Finding[] | undefined {
   if (silence !== undefined) return undefined // counted by nobody
-  const { drops, counters } = status?.dataPath ?? {}
-  if (!drops || !counters) return undefined
-  const all = (counters['rx_packets'] ?? 0) + (counters['tx_packets'] ?? 0)
+  const { recent } = status?.dataPath ?? {}
+  if (!recent) return undefined
+  const { drops, packets, seconds } = recent
   return TELLING.flatMap((name) => {
     const number = drops[name] ?? 0
-    return number > Math.max(10, all * TELLING_SHARE)
-      ? [{ name: 'packets-dropped', detail: `${name}: ${number}` } as const]
+    return number > Math.max(TELLING_NUMBER, packets * TELLING_SHARE)
+      ? [{ name: 'packets-dropped', detail: `${name}: ${number} in the last ${Math.round(seconds)} s` } as const]
       : []
   })
 }

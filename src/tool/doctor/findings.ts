@@ -237,7 +237,7 @@ export const FINDINGS = {
   'packets-dropped': {
     ...{ check: 'drops', level: 'warning' },
     means:
-      'packets were dropped because a buffer was full, because they were too long, because their source address belongs to another node, or because the kernel here refused to send them',
+      'in the last minute packets were dropped because a buffer was full, because they were too long, because their source address belongs to another node, or because the kernel here refused to send them',
     fix: '`weft capture` shows the last dropped packets and why; for rx_drop_socket_full, raise net.core.rmem_max; for tx_drop_refused, look at the rules of OUTPUT and the routes of this host',
   },
 } as const satisfies Readonly<Record<string, Possible>>

@@ -112,6 +112,9 @@ export function bitRate(bitsPerSecond: number): string {
 
 export const milliseconds = (ms: number): string => `${ms >= 99.5 ? Math.round(ms) : ms.toPrecision(2)} ms`
 
+/** `100%` only of what is whole: never rounded up to it. */
+export const percent = (part: number): string => `${Math.floor(part * 1000) / 10}%`
+
 /** `1 peer`, `2 peers` */
 export const count = (number: number, what: string): string => `${number} ${what}${number === 1 ? '' : 's'}`
 

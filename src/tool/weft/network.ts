@@ -6,6 +6,7 @@ import {
   lookOf,
   NETWORK_FINDINGS,
   NETWORK_SCHEMA,
+  wholeText,
   type NetworkFindingName,
   type NetworkNode,
   type NetworkReport,
@@ -14,7 +15,7 @@ import { briefly } from '../../report/status.ts'
 import { jsonLine } from '../../base/text.ts'
 import { ask } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
-import { count, milliseconds, table, type Cell as Shown, type Colour, type Tone } from './look.ts'
+import { count, milliseconds, percent, table, type Cell as Shown, type Colour, type Tone } from './look.ts'
 
 /** Thousands of hung nodes take so long. */
 const PATIENCE_MS = 30_000
@@ -54,9 +55,8 @@ export function networkText(report: NetworkReport, all: boolean, colour: Colour)
 function heading({ nodes, size, whole, tookMs, findings }: NetworkReport, colour: Colour): string {
   const told = nodes.filter(({ answer }) => answer === 'told').length
   const isWell = isNetworkWell({ findings })
-  const part = `${whole === 1 ? 100 : Math.min(99.9, Math.floor(whole * 1000) / 10)}%`
   const asked = size > nodes.length ? `${nodes.length} of ${count(size, 'node')} asked` : count(nodes.length, 'node')
-  return `${asked}, ${told} told how they are in ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', `${part} of the pairs that were probed reach each other`)}\n`
+  return `${asked}, ${told} told how they are in ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', wholeText({ nodes, whole }, percent))}\n`
 }
 
 const TONES = { failure: 'bad', warning: 'doubtful', note: 'dim' } as const satisfies Record<string, Tone>

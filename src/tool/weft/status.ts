@@ -7,6 +7,7 @@ import {
   conditionOf,
   conditionRank,
   conditionText,
+  knownWhole,
   sidesOf,
   type Condition,
   type PeersStatus,
@@ -23,6 +24,7 @@ import {
   count,
   duration,
   milliseconds,
+  percent,
   table,
   type Cell,
   type Colour,
@@ -143,8 +145,7 @@ function heading(status: Status, colour: Colour): string {
       lease.expiresAt === null ? `${lease.key}, reserved` : `${lease.key}, until ${lease.expiresAt}`,
     ])
   if (peers) lines.push(['peers', peersText(status, colour)])
-  const drops = Object.entries(dataPath?.drops ?? {})
-  if (drops.length > 0) lines.push(['drops', drops.map(([name, number]) => `${name} ${number}`).join(', ')])
+  if (Object.keys(dataPath?.drops ?? {}).length > 0) lines.push(['drops', dropsText(status)])
   if (status.repairs > 0) lines.push(['repairs', String(status.repairs)])
   if (node && !status.subnetFileWritten)
     lines.push(['subnet.env', colour('bad', `${daemon.subnetFile} is not written`)])
@@ -173,15 +174,33 @@ function pathText({ dataPath, config }: Status): string {
   return carrierText({ ...dataPath, backendType: config?.backendType ?? 'as last known' }) + trouble
 }
 
+/** Packets dropped since the start, and lately. */
+function dropsText({ dataPath }: Status): string {
+  const { drops = {}, recent } = dataPath ?? {}
+  const all = Object.entries(drops).map(([name, number]) => {
+    const lately = recent?.drops[name] ?? 0
+    return `${name} ${number}${lately > 0 ? ` (${lately} in the last ${duration(recent?.seconds ?? 0)})` : ''}`
+  })
+  const isOver = recent !== undefined && recent !== null && Object.keys(recent.drops).length === 0
+  return `${all.join(', ')}${isOver ? `; none in the last ${duration(recent.seconds)}` : ''}`
+}
+
 function peersText(status: Status, colour: Colour): string {
   const { peers } = status
   if (!peers) return ''
-  const { stored, programmed, answering, probed, whole, narrow } = peers
-  const asked = answering === null ? 'not asked whether they answer' : `${answering} of ${probed} asked answer`
-  const part = `${whole === 1 ? 100 : Math.min(99.9, Math.floor(whole * 1000) / 10)}%`
-  const broken = whole === 1 ? '' : brokenText(peers)
+  const { stored, programmed, answering, probed, narrow } = peers
+  if (stored === 0) return 'no other node has a lease'
+  const asked =
+    answering === null
+      ? 'not asked whether they answer'
+      : probed === 0
+        ? 'none asked yet whether it answers'
+        : `${answering} of ${probed} asked answer`
+  const whole = knownWhole(peers)
   const tone = whole === 1 && !narrow ? 'good' : 'bad'
-  return `${stored} stored, ${programmed} programmed, ${asked}: ${colour(tone, `${part} whole`)}${broken}${narrowText(status, colour)}`
+  const part = whole === undefined ? '' : `: ${colour(tone, `${percent(whole)} whole`)}`
+  const broken = whole === undefined || whole === 1 ? '' : brokenText(peers)
+  return `${stored} stored, ${programmed} programmed, ${asked}${part}${broken}${narrowText(status, colour)}`
 }
 
 /** Says how long a packet may be that reaches those peers that not every one does. */
@@ -259,7 +278,7 @@ function peerRow(peer: PeerStatus, before: PeerStatus | undefined, seconds: numb
     peer.way ?? '-',
     [tone, peer.held ? `${state}, kept` : state],
     or(peer.roundTripMs, milliseconds),
-    or(peer.lossPercent, (percent) => `${percent}%`),
+    or(peer.lossPercent, (lost) => `${lost}%`),
     or(peer.heardSecondsAgo, (ago) => `${duration(ago)} ago`),
     traffic(peer.txBytes, before?.txBytes),
     traffic(peer.rxBytes, before?.rxBytes),

@@ -1,5 +1,6 @@
 // health.test.ts - flanneld's two probes word for word, /livez, /status.json, a port that is taken, and the socket.
 
+import { createRecent } from '../../../src/report/recent.ts'
 import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { request, Server } from 'node:http'
 import { connect, createServer, type Socket } from 'node:net'
@@ -71,7 +72,7 @@ describe('health server', () => {
     expect(await read('/history.json')).toMatchObject({ schema: 1, stepSeconds: 10, peer: null })
     const events = createPeerEvents()
     const hour = createHour()
-    health.memory = () => ({ events, hour })
+    health.memory = () => ({ events, hour, recent: createRecent() })
     const nothing = { afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null }
     const place = { peer: '10.5.2.0/24', publicIp: '192.0.2.2', family: 'ipv4' } as const
     const event = { at: '2026-11-23T03:00:00.000Z', what: 'silent', ...place, ...nothing } as const

@@ -9,6 +9,7 @@ import {
   MOST_IN_MATRIX,
   NETWORK_FINDINGS,
   networkReport,
+  wholeText,
   type AskedNode,
 } from '../../../src/report/network.ts'
 import type { NodeView, Sight } from '../../../src/report/view.ts'
@@ -66,7 +67,11 @@ it('of nodes that all reach one another has nothing to find', () => {
 
 it('of one node alone, and of none that was probed yet, is whole', () => {
   expect(report(nodesOf(1, all))).toMatchObject({ whole: 1, findings: [], matrix: [[null]] })
-  expect(report(nodesOf(2, () => ({ reach: 'unknown' })))).toMatchObject({ whole: 1, findings: [] })
+  const unasked = report(nodesOf(2, () => ({ reach: 'unknown' })))
+  expect(unasked).toMatchObject({ whole: 1, findings: [] })
+  const text = (of: Parameters<typeof wholeText>[0]): string => wholeText(of, (part) => `${part * 100}%`)
+  expect(text(unasked)).toBe('no pair was probed yet')
+  expect(text(report(nodesOf(2, all)))).toBe('100% of the pairs that were probed reach each other')
 })
 
 describe('finds', () => {

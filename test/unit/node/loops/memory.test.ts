@@ -4,10 +4,12 @@
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { isDeepStrictEqual } from 'node:util'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import type { OpenEcho } from '../../../../src/host/echo.ts'
 import { eventsText, parseEvents, type PeerEvent } from '../../../../src/report/peer-events.ts'
 import {
+  dataPaths,
   ended,
   inTurns,
   installRig,
@@ -77,6 +79,24 @@ async function stop(): Promise<void> {
   stopping.abort(new Error('it ends'))
   await ended
 }
+
+it('tells what was dropped lately, and a minute later no more of it', async () => {
+  await open(join(folder, 'events'))
+  const recent = async () => (await nodeStatus()).dataPath?.recent
+  const becomesTo = async (drops: object): Promise<void> => {
+    let done = false
+    await inTurns(() => {
+      void recent().then((now) => (done ||= isDeepStrictEqual(now?.drops, drops)))
+      return done
+    })
+  }
+  expect(await recent()).toMatchObject({ packets: 0, drops: {} }) // of before nothing is told
+  dataPaths[0]!.dropped += 5n
+  await becomesTo({ tx_drop_no_route: 5 })
+  await becomesTo({})
+  expect((await nodeStatus()).dataPath!.drops).toEqual({ tx_drop_no_route: 7 })
+  expect((await recent())!.seconds).toBeGreaterThanOrEqual(60)
+})
 
 it('counts what befell a peer, and writes it before it ends', async () => {
   const path = join(folder, 'subnet.env.events')

@@ -73,7 +73,7 @@ it('takes one lost packet for one, asks again at once, and takes an answer that 
   probes.answered(first!.sequence, 1, 1, 5)
   const [second] = probes.due(10_000)
   const [third] = probes.due(11_000)
-  expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: true, lossPercent: 50 })
+  expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: true, lossPercent: 10 })
   probes.answered(second!.sequence, 1, 1_200, 11_200)
   probes.answered(third!.sequence, 1, 2, 11_300)
   expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: true, lossPercent: 0, roundTripMs: 2 })
@@ -108,11 +108,13 @@ it('takes a request for lost after a second, not before', () => {
   expect(probes.due(999)).toEqual([])
   expect(probes.results().size).toBe(0)
   expect(probes.due(1_000).map(({ address }) => address)).toEqual([1])
-  expect(probes.results().get('peer 1')).toEqual({
-    ...{ isAnswering: false, roundTripMs: undefined, lossPercent: 100, at: 1_000, unansweredSince: 0 },
-  })
+  // Of one that was never heard a single packet tells nothing.
+  expect(probes.results().size).toBe(0)
   // Two in a row are enough: from now on it is asked once in the interval.
   expect(probes.due(2_000)).toEqual([])
+  expect(probes.results().get('peer 1')).toEqual({
+    ...{ isAnswering: false, roundTripMs: undefined, lossPercent: 100, at: 2_000, unansweredSince: 0 },
+  })
   expect(probes.due(10_999)).toEqual([])
   const [third] = probes.due(11_000)
   // The first of a row is told of, until there is an answer.
@@ -139,6 +141,28 @@ it('tells the loss of the last ten, and forgets what was before', () => {
   losses(10, 3, false)
   expect(losses(13, 8, true)).toBe(20)
   expect(losses(21, 2, true)).toBe(0)
+})
+
+it('takes no outage for loss: neither what was lost before a peer was first heard, nor of one that was away', () => {
+  const probes = createProbes(1_000, () => 0)
+  probes.keep([target(1)], 0)
+  let second = 0
+  const after = (answers: string): readonly [boolean, number] => {
+    for (const answer of answers) {
+      for (const { sequence } of probes.due(second * 1_000))
+        if (answer === 'a') probes.answered(sequence, 1, 3, second * 1_000)
+      second++
+    }
+    probes.due(second++ * 1_000 - 1)
+    const { isAnswering, lossPercent } = probes.results().get('peer 1')!
+    return [isAnswering, lossPercent]
+  }
+  expect(after('xxa')).toEqual([true, 0])
+  // Three in a row may be loss.
+  expect(after('aaaxxxa')).toEqual([true, 30])
+  expect(after('xxxx')[0]).toBe(false)
+  expect(after('a')).toEqual([true, 0])
+  expect(after('xa')).toEqual([true, 10])
 })
 
 it('says the interval that was asked for as long as fifty a second are enough', () => {
@@ -221,7 +245,9 @@ it('waits a second for an answer at any time of the day', () => {
   probes.keep([target(1)], 90_000)
   expect(probes.due(90_000)).toHaveLength(1)
   probes.due(90_999)
-  expect(probes.results().size).toBe(0)
+  expect(probes.takeNews().size).toBe(0)
   probes.due(91_000)
-  expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: false, at: 91_000 })
+  expect(probes.takeNews().size).toBe(1)
+  probes.due(92_000)
+  expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: false, unansweredSince: 90_000 })
 })

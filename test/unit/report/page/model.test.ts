@@ -131,6 +131,12 @@ describe('the verdict', () => {
       '1 peer not asked yet.',
     ],
     [
+      statusWith([peerWith(1, { state: 'programmed', lossPercent: null, probedSecondsAgo: null })]),
+      'doubtful',
+      'Not known yet',
+      'No peer has been asked yet whether it answers.',
+    ],
+    [
       statusWith([peerWith(1, { state: 'programmed', lossPercent: null })], {}, false),
       'doubtful',
       'All peers are programmed',
@@ -308,7 +314,7 @@ describe('of both families', () => {
       'IPv6 not asked',
       dualPeer({}, { state: 'programmed', lossPercent: null, probedSecondsAgo: null }),
       'IPv6 programmed',
-      'The network is whole',
+      'Not known yet',
     ],
     ['of IPv6 alone', peerOfIpv6(silentSide), 'not answering', 'The only peer does not answer'],
   ])('%s: the peer and the verdict say which', (_name, peer, words, title) => {

@@ -30,10 +30,13 @@ import { beginningWith } from '../../../support/snapshot.ts'
 const NOW = soundNow
 const peer = soundPeer
 const status = soundStatus
+const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...status, ...part } })
+/** A data path that dropped this lately, of so many packets. */
+const dropping = (drops: Readonly<Record<string, number>>, packets = 18): Partial<Facts> =>
+  withStatus({ dataPath: { ...status.dataPath!, drops, recent: { seconds: 64.3, packets, drops } } })
 /** As `nft list ruleset` prints it. */
 const nft = (hook: string, rule: string): string =>
   `table inet mine {\n\tchain c {\n\t\ttype filter hook ${hook} priority filter; policy drop;\n\t\t${rule}\n\t}\n}\n`
-const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...status, ...part } })
 const withPeers = (...list: Partial<PeerStatus>[]): Partial<Facts> => ({
   ...withStatus({
     peers: countPeers(
@@ -140,10 +143,7 @@ describe('the doctor', () => {
       'peers that are not asked yet',
       withPeers({ state: 'programmed', lossPercent: null, roundTripMs: null, probedSecondsAgo: null }),
     ],
-    [
-      'a few drops',
-      withStatus({ dataPath: { ...status.dataPath!, drops: { rx_drop_spoofed_source: 3, tx_drop_no_route: 9_999 } } }),
-    ],
+    ['a few drops', dropping({ rx_drop_spoofed_source: 3, tx_drop_no_route: 9_999 })],
     [
       'a firewall whose states it cannot know',
       { iptables: '-P INPUT DROP\n-A INPUT -m conntrack --ctstate NEW -j ACCEPT' },
@@ -293,7 +293,7 @@ describe('the doctor', () => {
     ['subnet-env-wrong', { subnetEnv: undefined }],
     ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_SUBNET: '10.5.9.1/24' } }],
     ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1500' } }],
-    ['packets-dropped', withStatus({ dataPath: { ...status.dataPath!, drops: { rx_drop_socket_full: 500 } } })],
+    ['packets-dropped', dropping({ rx_drop_socket_full: 500 })],
   ])('names %s and nothing else', (name, part) => {
     expect(found(part)).toEqual([name])
   })
@@ -771,54 +771,49 @@ describe('at its limits, the doctor', () => {
       { subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1450' } },
       ['subnet-env-wrong: /run/flannel/subnet.env says MTU 1450, and the data path has 1472'],
     ],
-    ['ten packets are dropped', withStatus({ dataPath: { ...path, drops: { tx_drop_too_big: 10 } } }), []],
+    ['ten packets are dropped', dropping({ tx_drop_too_big: 10 }), []],
     [
       'eleven packets are dropped',
-      withStatus({ dataPath: { ...path, drops: { tx_drop_too_big: 11 } } }),
-      ['packets-dropped: tx_drop_too_big: 11'],
+      dropping({ tx_drop_too_big: 11 }),
+      ['packets-dropped: tx_drop_too_big: 11 in the last 64 s'],
     ],
-    [
-      'one in a thousand is dropped',
-      withStatus({
-        dataPath: { ...path, counters: { rx_packets: 60_000, tx_packets: 40_000 }, drops: { rx_drop_truncated: 100 } },
-      }),
-      [],
-    ],
+    ['one in a thousand is dropped', dropping({ rx_drop_truncated: 100 }, 100_000), []],
     [
       'more are dropped',
-      withStatus({
-        dataPath: { ...path, counters: { rx_packets: 60_000, tx_packets: 40_000 }, drops: { rx_drop_truncated: 101 } },
-      }),
-      ['packets-dropped: rx_drop_truncated: 101'],
+      dropping({ rx_drop_truncated: 101 }, 100_000),
+      ['packets-dropped: rx_drop_truncated: 101 in the last 64 s'],
     ],
+    ['what a healthy host drops', dropping({ tx_drop_no_route: 99 }), []],
     [
-      'what a healthy host drops',
-      withStatus({ dataPath: { ...path, counters: {}, drops: { tx_drop_no_route: 99 } } }),
+      'what was dropped is over',
+      withStatus({
+        dataPath: {
+          ...{ ...path, drops: { tx_drop_refused: 9_999 } },
+          recent: { seconds: 60, packets: 100, drops: {} },
+        },
+      }),
       [],
     ],
     [
       'each that tells something is dropped',
-      withStatus({
-        dataPath: {
-          ...path,
-          drops: Object.fromEntries(
-            [
-              'rx_drop_socket_full',
-              'rx_drop_spoofed_source',
-              'tx_drop_too_big',
-              'tx_drop_socket_full',
-              'rx_drop_truncated',
-            ].map((name) => [name, 99]),
-          ),
-        },
-      }),
+      dropping(
+        Object.fromEntries(
+          [
+            'rx_drop_socket_full',
+            'rx_drop_spoofed_source',
+            'tx_drop_too_big',
+            'tx_drop_socket_full',
+            'rx_drop_truncated',
+          ].map((name) => [name, 99]),
+        ),
+      ),
       [
         'rx_drop_socket_full',
         'rx_drop_spoofed_source',
         'tx_drop_too_big',
         'tx_drop_socket_full',
         'rx_drop_truncated',
-      ].map((name) => `packets-dropped: ${name}: 99`),
+      ].map((name) => `packets-dropped: ${name}: 99 in the last 64 s`),
     ],
     [
       'a route leads away',
@@ -890,12 +885,18 @@ describe('at its limits, the doctor', () => {
       'foreign-route: 10.5.2.0/24 goes via 192.0.2.254 to eth0',
       `peer-silent: ${heard}`,
     ])
-    const refused = { ...status.dataPath!, drops: { tx_drop_refused: 11 } }
+    const drops = { tx_drop_refused: 11 }
+    const refused = { ...status.dataPath!, drops, recent: { seconds: 60, packets: 0, drops } }
+    const over = { ...refused, recent: { seconds: 60, packets: 0, drops: {} } }
     const silentPeer = { state: 'programmed', heardSecondsAgo: 3.4, unansweredSeconds: 6 } as const
     const peers = countPeers([{ ...peer, ...silentPeer }], 10)
     expect(said({ ...withStatus({ dataPath: refused, peers }), ...silent })).toEqual([
       `peer-silent: ${heard}`,
-      'packets-dropped: tx_drop_refused: 11',
+      'packets-dropped: tx_drop_refused: 11 in the last 60 s',
+    ])
+    // What this host did before says nothing of the peer now.
+    expect(said({ ...withStatus({ dataPath: over, peers }), ...silent })).toEqual([
+      `peer-silent: ${heard}: look at the firewall there first`,
     ])
     const sends = (changes: Partial<PeerStatus>): boolean =>
       said({ ...withPeers({ state: 'programmed', lossPercent: 0, ...changes }), ...silent }).some((line) =>

@@ -266,6 +266,26 @@ describe('weft status', () => {
     expect((await weft(['peers', ...socket()])).code).toBe(0)
   })
 
+  it('tells of drops which are of now, and of peers only what was asked', async () => {
+    const path = { ...status.dataPath!, drops: { tx_drop_refused: 120, rx_drop_ttl: 3 } }
+    const drops = async (lately: Readonly<Record<string, number>>) => {
+      status = { ...status, dataPath: { ...path, recent: { seconds: 64.2, packets: 9, drops: lately } } }
+      return /^ {2}drops +(.*)$/m.exec((await weft(['status', ...socket()])).out)?.[1]
+    }
+    expect(await drops({ tx_drop_refused: 14 })).toBe('tx_drop_refused 120 (14 in the last 64 s), rx_drop_ttl 3')
+    expect(await drops({})).toBe('tx_drop_refused 120, rx_drop_ttl 3; none in the last 64 s')
+    const peers = async (...list: PeerStatus[]) => {
+      status = { ...status, peers: countPeers(list, 10) }
+      return /^ {2}peers +(.*)$/m.exec((await weft(['status', ...socket()])).out)?.[1]
+    }
+    const unasked = { ...peer, state: 'programmed', lossPercent: null, probedSecondsAgo: null } as const
+    expect(await peers()).toBe('no other node has a lease')
+    expect(await peers(unasked)).toBe('1 stored, 1 programmed, none asked yet whether it answers')
+    expect(await peers(unasked, { ...unasked, state: 'stored' })).toBe(
+      '2 stored, 1 programmed, none asked yet whether it answers: 50% whole',
+    )
+  })
+
   it('says one word of both families where they are alike, and which one it is where not', async () => {
     const list = [
       dualPeer(),

@@ -1,0 +1,37 @@
+// recent.test.ts - what was counted lately is what came in the last minute, whatever was counted before.
+
+import { expect, it } from 'vitest'
+import { createRecent, RECENT_MS } from '../../../src/report/recent.ts'
+
+const STEP = 10_000
+
+it('knows nothing before the counters were kept, and from then on what came since', () => {
+  const recent = createRecent()
+  expect(recent.until({ tx_packets: 7 }, 5)).toBeUndefined()
+  recent.keep({ tx_packets: 7, rx_packets: 1, tx_drop_refused: 100, rx_drop_ttl: 3 }, 1_000)
+  expect(recent.until({ tx_packets: 9, rx_packets: 4, tx_drop_refused: 104, rx_drop_ttl: 3 }, 3_500)).toEqual({
+    ...{ seconds: 2.5, packets: 5, drops: { tx_drop_refused: 4 } },
+  })
+})
+
+it('forgets what is older than a minute, and compares with no older step than it must', () => {
+  const recent = createRecent()
+  // One packet is dropped in each step.
+  for (let step = 0; step < 100; step++) recent.keep({ tx_drop_refused: step }, step * STEP)
+  const now = 99 * STEP
+  expect(recent.until({ tx_drop_refused: 99 }, now)).toMatchObject({ seconds: 60, drops: { tx_drop_refused: 6 } })
+  const almost = recent.until({ tx_drop_refused: 99 }, now + STEP - 1)
+  expect(almost).toMatchObject({ seconds: (RECENT_MS + STEP - 1) / 1000, drops: { tx_drop_refused: 6 } })
+  expect(recent.until({ tx_drop_refused: 99 }, now + RECENT_MS)!.drops).toEqual({})
+})
+
+it('takes a counter that went back for one that began anew', () => {
+  const recent = createRecent()
+  recent.keep({ tx_drop_refused: 50 }, 0)
+  expect(recent.until({ tx_drop_refused: 3, tx_drop_ttl: 2 }, STEP)!.drops).toEqual({
+    tx_drop_refused: 3,
+    tx_drop_ttl: 2,
+  })
+  recent.keep({}, STEP) // no data path
+  expect(recent.until({}, 2 * STEP)!.drops).toEqual({})
+})
