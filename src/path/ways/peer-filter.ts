@@ -135,6 +135,7 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
   const { type, lease: own, network, isOneOfTwo = false, log, alsoUnusable, identity } = options
   const family = familyOf(network)
   const { outer = family } = options
+  const ownSubnet = own.subnet[family]
   let ownKey: string | undefined
   let peers = new Map<string, L>()
   /** The leases that are sound, and not used because of another one. */
@@ -149,8 +150,8 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
   const keyOf = (lease: Lease): number | bigint => numberOf(subnetOf(lease))
   /** With a reason for the others: by then it has a subnet of the family, and an address of the outer one. */
   const isOfNetwork = (lease: Lease): lease is L => outer !== family || hasFamily(lease, family)
-  const isWithin = ({ subnet: { [family]: net } }: Lease): boolean =>
-    net !== undefined && netContains(network, net.address) && net.prefixLength >= network.prefixLength
+  const isWithin = ({ subnet: { [family]: net } }: Lease, whole: Net): boolean =>
+    net !== undefined && netContains(whole, net.address) && net.prefixLength >= whole.prefixLength
   const notUsed = ({ key }: Lease): string =>
     `Lease ${key} is not used${isOneOfTwo ? ` for ${FAMILY_NAMES[family]}` : ''}`
   /** The lease, if it is sound by itself; else why it is not used, or nothing where that is the other family's to say. */
@@ -163,7 +164,11 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
       return isOthersToSay ? undefined : `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`
     const reason =
       unusableReason(lease, own, outer) ??
-      (isWithin(lease) ? undefined : `its subnet is not within the network ${formatNet(network)}`) ??
+      (isWithin(lease, network) ? undefined : `its subnet is not within the network ${formatNet(network)}`) ??
+      // A route there would lead our own containers' packets away: one to the same subnet takes the place of a bridge's.
+      (ownSubnet && isWithin(lease, ownSubnet)
+        ? `its subnet is this node's ${formatNet(ownSubnet)}, or a part of it`
+        : undefined) ??
       alsoUnusable?.(lease) ??
       (identity && identity.of(lease) === identity.own
         ? `its ${identity.name} ${identity.own} is that of this node; ${identity.remedy}`

@@ -5,7 +5,7 @@ import { describe, expect, it } from 'vitest'
 import { createPeerFilter, type PeerFilter, type PeerFilterOptions } from '../../../../src/path/ways/peer-filter.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
-import { addressText, netText, type Addresses } from '../../../../src/net/address.ts'
+import { addressText, netsOf, netText, parseNet, type Addresses } from '../../../../src/net/address.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const OWN_MAC = 'own'
@@ -42,6 +42,7 @@ function peersOf(leases: ReadonlyMap<string, Lease>, ownKey: string, hasIdentity
     attrs.publicIp.ipv4 !== own.attrs.publicIp.ipv4 &&
     addressText(attrs.publicIp) !== '127.0.0.1' &&
     netText(subnet).startsWith('10.5.') &&
+    !netText(subnet).startsWith('10.5.0.') &&
     !(hasIdentity && attrs.backendData === OWN_MAC)
   const sound = [...leases.values()].filter(isSound)
   const first = sound.filter(
@@ -171,6 +172,34 @@ it('has no peer that lacks a subnet or an address of IPv4', () => {
       'Lease address of IPv6 is not used: 0.0.0.0 is no address of a host',
     ],
     2,
+  ])
+})
+
+it('has no peer with a subnet of this node or a part of it, by either family: our own containers would be cut off', () => {
+  const nets = (text: string) => netsOf(text.split(' ').map((each) => parseNet(each)!))
+  const said: string[] = []
+  const say = (line: string): void => void said.push(line)
+  const both: OwnLease = { ...own, subnet: nets('10.5.0.0/24 fc00:0:0:7::/64') }
+  const parts = { isOneOfTwo: true, lease: both, log: { info: say, warn: say, error: say, v: () => false } }
+  const filters = ['10.5.0.0/16', 'fc00::/48'].map((network) =>
+    createPeerFilter({ ...parts, network: parseNet(network)! }),
+  )
+  const publicIp = { ipv4: ip('192.0.2.2'), ipv6: (0xfd00n << 112n) + 2n }
+  const leases = new Map(
+    [
+      '10.5.0.0/24 fc00:0:0:8::/64', // as two nodes draw it that know only whole keys
+      '10.5.0.128/25 fc00:0:0:7:8000::/65',
+      '10.5.0.0/23 fc00:0:0:6::/63',
+    ].map((text) => [text, { key: text, subnet: nets(text), attrs: { publicIp, backendType: '' } }]),
+  )
+  const peers = filters.map((filter) => filter.usable(leases, own.key).map(({ key }) => key))
+  const [same, part, around] = [...leases.keys()]
+  // Our own routes are longer than that to more than we have.
+  expect(peers).toEqual([[around], [same, around]])
+  expect(said).toEqual([
+    `Lease ${same} is not used for IPv4: its subnet is this node's 10.5.0.0/24, or a part of it`,
+    `Lease ${part} is not used for IPv4: its subnet is this node's 10.5.0.0/24, or a part of it`,
+    `Lease ${part} is not used for IPv6: its subnet is this node's fc00:0:0:7::/64, or a part of it`,
   ])
 })
 
