@@ -11,6 +11,7 @@ import {
   FAMILIES,
   familyOf,
   formatAddress,
+  isLinkLocal,
   isOneHost,
   listed,
   type Address,
@@ -110,10 +111,6 @@ function isOfHost(address: Address): boolean {
   const top = address >>> 24
   return top !== 0 && top !== 127 && top < 224
 }
-
-/** 169.254.0.0/16 (RFC 3927) and fe80::/10 (RFC 4291 section 2.5.6). */
-const isLinkLocal = (address: Address): boolean =>
-  typeof address === 'number' ? address >>> 16 === 0xa9fe : address >> 118n === 0x3fan
 
 /** 0 for an address that is good to stay with; more for one that is taken for want of such a one. */
 const makeshiftOf = ({ address, temporary }: LinkAddress): number =>

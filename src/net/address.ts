@@ -126,8 +126,9 @@ export const isOneHost = (address: Address): boolean =>
     ? isOneIpv4Host(address)
     : address > 1n && address >> 120n !== 0xffn && !isIpv4Within(address)
 
-/** True for an IPv6 address of fe80::/10: nobody behind a router has one (RFC 4007 section 9). */
-export const isOfALink = (address: Address): boolean => typeof address === 'bigint' && address >> 118n === 0xfe80n >> 6n
+/** 169.254.0.0/16 (RFC 3927) and fe80::/10 (RFC 4291 section 2.5.6). */
+export const isLinkLocal = (address: Address): boolean =>
+  typeof address === 'number' ? address >>> 16 === 0xa9fe : address >> 118n === 0x3fan
 
 /** Orders addresses, IPv4 first. */
 export function compareAddresses(a: Address, b: Address): number {

@@ -297,7 +297,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await api.admin.annotate('node1', { [`${P}/public-ip-overwrite`]: 'junk' })
     expect(await manager.amend(own.publicIp, stopping.signal)).toEqual(own.publicIp)
     expect(lines.join('\n')).toContain(
-      `W An annotation of this node is not an IPv4 address, and is ignored: ${P}/public-ip-overwrite`,
+      `W An annotation of this node is not an IPv4 address of a host, and is ignored: ${P}/public-ip-overwrite`,
     )
   })
 
@@ -427,7 +427,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await api.admin.annotate('node1', { [`${P}/public-ipv6-overwrite`]: '192.0.2.1' })
     expect(await manager.amend(publicIp, stopping.signal)).toEqual(publicIp)
     expect(lines.at(-1)).toBe(
-      `W An annotation of this node is not an IPv6 address, and is ignored: ${P}/public-ipv6-overwrite is "192.0.2.1"`,
+      `W An annotation of this node is not an IPv6 address of a host, and is ignored: ${P}/public-ipv6-overwrite is "192.0.2.1"`,
     )
   })
 

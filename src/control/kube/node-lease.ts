@@ -9,7 +9,15 @@ import { messageOf, WeftError } from '../../base/errors.ts'
 import { shortened } from '../lease/host-name.ts'
 import { goJsonText, leaseKey, parseLeaseKey, type Lease, type LeaseAttrs } from '../lease/lease.ts'
 import type { Entry } from '../lease/subnet-manager.ts'
-import { netsOf, parseNet, type Address, type Addresses, type Family } from '../../net/address.ts'
+import {
+  isLinkLocal,
+  isOneHost,
+  netsOf,
+  parseNet,
+  type Address,
+  type Addresses,
+  type Family,
+} from '../../net/address.ts'
 import { formatIpv4, parseIpv4 } from '../../net/ipv4.ts'
 import { formatIpv6, parseIpv6 } from '../../net/ipv6.ts'
 
@@ -206,7 +214,10 @@ export function annotationsPatch(
   return different.length === 0 ? undefined : Object.fromEntries(different)
 }
 
-/** The addresses that an operator gave by annotations; each text that is none is told to `onBad`, with the name of its family. */
+/**
+ * The addresses that an operator gave by annotations; each text that is none, or none of a host at which others reach it, is told to
+ * `onBad`, with the name of its family.
+ */
 export function givenAddresses(
   { metadata }: NodeObject,
   names: Pick<AnnotationNames, Family>,
@@ -215,7 +226,9 @@ export function givenAddresses(
 ): Addresses {
   const read = <A extends Address>(name: string, family: string, parse: (text: string) => A | undefined) => {
     const text = metadata?.annotations?.[name] ?? ''
-    const address = text === '' ? undefined : parse(text)
+    const given = text === '' ? undefined : parse(text)
+    const isGood = given !== undefined && isOneHost(given) && !(typeof given === 'bigint' && isLinkLocal(given))
+    const address = isGood ? given : undefined
     if (text !== '' && address === undefined) onBad(family, `${name} is ${JSON.stringify(text)}`)
     return address
   }

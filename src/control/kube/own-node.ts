@@ -235,7 +235,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
       const { node } = await read(signal)
       const bad: string[] = []
       const addresses = givenAddresses(node ?? {}, names, which, (family, problem) => {
-        bad.push(`An annotation of this node is not an ${family} address, and is ignored: ${problem}`)
+        bad.push(`An annotation of this node is not an ${family} address of a host, and is ignored: ${problem}`)
       })
       for (const why of bad) {
         log.warn(why)

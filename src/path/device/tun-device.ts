@@ -20,7 +20,7 @@ import {
   familyOf,
   formatNet,
   hostNet,
-  isOfALink,
+  isLinkLocal,
   listed,
   netContains,
   parseNet,
@@ -96,7 +96,7 @@ async function findIdleTun(
   const { info_kind: kind, info_data: data } = json?.linkinfo ?? {}
   if (kind !== 'tun' || data?.type !== 'tun' || (await isTunOpen(name, link.index, json?.flags ?? []))) return undefined
   // The kernel gives each device an address of its link.
-  const ipv6 = link.addresses.ipv6.filter(({ address }) => !isOfALink(address))
+  const ipv6 = link.addresses.ipv6.filter(({ address }) => !isLinkLocal(address))
   const addresses = [...link.addresses.ipv4, ...ipv6].map(({ address }) => address)
   return { addresses, isMultiQueue: data.multi_queue === true }
 }

@@ -1,7 +1,7 @@
 // filter.ts - which packets from peers are let in: those that say truly whose they are, and are for us; as native/core/filter.h.
 
 import type { TunnelSettings } from '../kinds.ts'
-import { familyOf, isOfALink, isOneHost, netContains, type Address, type Nets } from '../../net/address.ts'
+import { familyOf, isLinkLocal, isOneHost, netContains, type Address, type Nets } from '../../net/address.ts'
 import type { PeerTable } from './peers.ts'
 
 export interface FilterOptions {
@@ -43,8 +43,8 @@ export function reasonToDrop(
   { from, source, destination }: PacketAddresses,
 ): string | undefined {
   const isAsked = verifySource !== 'off'
-  if ((isAsked || typeof source === 'bigint') && (!isOneHost(source) || isOfALink(source)))
-    return 'rx_drop_spoofed_source'
+  const isIpv6 = typeof source === 'bigint'
+  if ((isAsked || isIpv6) && (!isOneHost(source) || (isIpv6 && isLinkLocal(source)))) return 'rx_drop_spoofed_source'
   if (!isAsked) return undefined
   if (isOf(subnet, source)) return 'rx_drop_spoofed_source'
   const peer = peers.find(source)

@@ -308,6 +308,39 @@ describe('at the limits', () => {
     expect(givenAddresses(node, names, 'nodePublicIp', refuse)).toEqual(expected)
   })
 
+  it.each([
+    ['ipv4', '0.0.0.0'],
+    ['ipv4', '127.0.0.1'],
+    ['ipv4', '224.0.0.1'],
+    ['ipv6', '::'],
+    ['ipv6', '::1'],
+    ['ipv6', 'fe80::1'],
+    ['ipv6', 'fe80::1%eth0'],
+    ['ipv6', 'ff02::1'],
+    ['ipv6', '::ffff:192.0.2.1'],
+    ['ipv6', 'fd00::1/64'],
+  ] as const)(
+    'an operator cannot give by an annotation the %s address %s, at which nobody reaches the node',
+    (family, text) => {
+      const bad: string[] = []
+      for (const which of ['nodePublicIp', 'publicIpOverwrite'] as const)
+        expect(
+          givenAddresses(
+            { metadata: { annotations: { [names[family][which]]: text } } },
+            names,
+            which,
+            (_, problem) => {
+              bad.push(problem)
+            },
+          ),
+        ).toEqual({})
+      expect(bad).toEqual([
+        `${names[family].nodePublicIp} is "${text}"`,
+        `${names[family].publicIpOverwrite} is "${text}"`,
+      ])
+    },
+  )
+
   it('tells of an address that an operator gave and that is none, and takes the other', () => {
     const annotations = {
       [names.ipv4.publicIpOverwrite]: 'fd00::1',
