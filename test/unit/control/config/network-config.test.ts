@@ -319,7 +319,7 @@ describe('a family', () => {
     expect(() => ipv4For('the udp backend', parseNetworkConfig(`{"EnableIPv4":false,${ipv6}}`))).toThrow(
       expect.objectContaining({
         ...{ code: 'CONFIG', message: 'the udp backend needs IPv4, and EnableIPv4 is false' },
-        remedy: 'set "EnableIPv4": true, or take vxlan by the kernel, host-gw or wireguard, which carry IPv6',
+        remedy: 'set "EnableIPv4": true, or take vxlan by the kernel, host-gw or wireguard, which carry IPv6 alone',
       }),
     )
   })
