@@ -185,8 +185,10 @@ const IPV6: Rules<Ipv6Net> = {
   parse: parseIpv6,
   parseNet: parseIpv6Net,
   at: (address) => address,
-  // RFC 4291 sections 2.5.6 and 2.7.
+  // RFC 4291 sections 2.5.5 to 2.7.
   useless: [
+    ['::/96', 'IPv4 in disguise'],
+    ['::ffff:0:0/96', 'IPv4 in disguise'],
     ['fe80::/10', 'link-local'],
     ['ff00::/8', 'multicast'],
   ],
