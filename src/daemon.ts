@@ -46,7 +46,7 @@ import { watchForTwins } from './node/loops/twins.ts'
 import type { DaemonOptions } from './options.ts'
 import { lastKnownFile, removeLastKnown } from './node/restart/last-known.ts'
 import type { Succession } from './node/restart/succession.ts'
-import { refuseToMove, waitForNetwork } from './node/start.ts'
+import { refuseToMove, waitForNetwork, warnOfRoutesLeft } from './node/start.ts'
 import type { Events } from './report/events.ts'
 import { createHealth, type Health } from './report/health.ts'
 import type { Notifier } from './report/notify.ts'
@@ -144,6 +144,7 @@ async function startNode(
     const leaseNow = async () => (await succession.predecessor())?.lease
     const waiting = { options, manager, leaseNow, follow: watch.follow, hostChanged, tell, log, signal }
     const { config, configText, external } = await waitForNetwork(waiting)
+    await warnOfRoutesLeft(previous.network, config, external, log)
     const fits = fitsTo(configText, external, manager)
     const { resumed } = succession
     const made = fits(resumed)

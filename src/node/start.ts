@@ -11,11 +11,23 @@ import {
   type ExternalInterface,
   type ReadSysctl,
 } from '../host/external-interface.ts'
+import { routesWithin } from '../host/links.ts'
 import { dotted, FORWARDING, getSysctl } from '../host/sysctl.ts'
 import type { LeaseAttrs } from '../control/lease/lease.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import { seldom, type Log } from '../base/log.ts'
-import { addressText, FAMILIES, familiesOf, formatAddress, listed, type Family } from '../net/address.ts'
+import {
+  addressText,
+  FAMILIES,
+  familiesOf,
+  formatAddress,
+  formatNet,
+  listed,
+  netsOf,
+  netsOverlap,
+  type Family,
+  type Nets,
+} from '../net/address.ts'
 import { askPatiently } from './loops/lease.ts'
 import { interfaceWishes, type DaemonOptions } from '../options.ts'
 
@@ -217,4 +229,34 @@ export async function warnOfForwarding(
     log.warn(
       `The IPv6 default route of ${route.device} comes from a router's advertisements, which the kernel passes over where it forwards IPv6: this host loses the route unless ${dotted(accepting)} is 2`,
     )
+}
+
+/** The number of routes that one line names. */
+const NAMED = 5
+
+/**
+ * Names the routes to other hosts in a network of an earlier run that is none of ours now, such as that of a family which was switched off:
+ * those without a device of a backend's own stay, and nothing tells them from an operator's.
+ */
+export async function warnOfRoutesLeft(
+  previous: Nets,
+  config: NetworkConfig,
+  { name }: Pick<ExternalInterface, 'name'>,
+  log: Log,
+): Promise<void> {
+  const now: Nets = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
+  for (const network of listed(previous)) {
+    if (netsOverlap(netsOf([network]), now)) continue
+    const routes = await routesWithin(run, network).catch((error: unknown) => {
+      if (!isWeftError(error)) throw error
+      return [] // a kernel without the family has none
+    })
+    const left = routes.filter(({ gateway, device }) => gateway !== undefined && device === name)
+    const names = left.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
+    if (left.length > 0)
+      log.warn(
+        `Routes into ${formatNet(network)}, which is not this network's any more, are left: ${names.join(', ')}` +
+          `${left.length > NAMED ? `, ... (${left.length})` : ''}; remove them with \`ip route del\` unless they are wanted`,
+      )
+  }
 }

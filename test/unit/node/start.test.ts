@@ -4,14 +4,23 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { parseFlags } from '../../../src/base/go-flags.ts'
 import type { SubnetManager } from '../../../src/control/lease/subnet-manager.ts'
 import { createBell } from '../../../src/host/bell.ts'
-import type { Family } from '../../../src/net/address.ts'
+import { netsOf, parseNet, type Family } from '../../../src/net/address.ts'
+import { WeftError } from '../../../src/base/errors.ts'
+import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
 import { checkOptions, FLAGS } from '../../../src/options.ts'
-import { refuseToMove, waitForInterface, waitForNetwork, warnOfForwarding } from '../../../src/node/start.ts'
+import {
+  refuseToMove,
+  waitForInterface,
+  waitForNetwork,
+  warnOfForwarding,
+  warnOfRoutesLeft,
+} from '../../../src/node/start.ts'
 
-const host = vi.hoisted(() => ({ hasRoute: false, looks: 0, routes6: [] as object[] }))
+const host = vi.hoisted(() => ({ hasRoute: false, looks: 0, routes6: [] as object[], hasIpv6: true }))
 vi.mock('../../../src/host/command.ts', () => ({
   run: async (_file: string, args: readonly string[]): Promise<string> => {
+    if (!host.hasIpv6) throw new WeftError('COMMAND', 'Address family not supported by protocol')
     if (args.includes('-6')) return JSON.stringify(host.routes6)
     if (args.includes('route')) return JSON.stringify(host.hasRoute ? [{ dst: 'default', dev: 'eth0' }] : [])
     host.looks++
@@ -187,5 +196,42 @@ describe('the network configuration', () => {
       'Without effect: the network configuration has "Netwrok", which nothing reads; did you mean Network?',
       'Without effect: Backend has "Prot", which udp does not read; did you mean Port?',
     ])
+  })
+})
+
+describe('routes of an earlier run', () => {
+  const left = async (before: string, now: object, routes: readonly object[]): Promise<readonly string[]> => {
+    warnings = []
+    host.routes6 = [...routes]
+    const config = parseNetworkConfig(JSON.stringify({ Network: '10.5.0.0/16', ...now }))
+    await warnOfRoutesLeft(netsOf(before.split(' ').map((each) => parseNet(each)!)), config, { name: 'eth0' }, log)
+    return warnings
+  }
+  const to = (third: number) => ({ dst: `fd00:5:0:${third}::/64`, gateway: 'fd77::2', dev: 'eth0', metric: 1024 })
+
+  it('to other hosts are named where the network lost their family', async () => {
+    const others = [
+      { dst: 'fd00:5:0:7::/64', dev: 'cni0', metric: 256 },
+      { dst: 'fd00:5:0:8::/64', gateway: 'fd00:5:0:8::', dev: 'flannel-v6.1', metric: 1024 },
+    ]
+    expect(await left('10.5.0.0/16 fd00:5::/48', {}, [...others, to(1), to(2)])).toEqual([
+      "Routes into fd00:5::/48, which is not this network's any more, are left: fd00:5:0:1::/64 via fd77::2, " +
+        'fd00:5:0:2::/64 via fd77::2; remove them with `ip route del` unless they are wanted',
+    ])
+    const [line] = await left('fd00:5::/48', {}, [1, 2, 3, 4, 5, 6].map(to))
+    expect(line).toMatch(/fd00:5:0:5::\/64 via fd77::2, \.\.\. \(6\); remove/)
+  })
+
+  it('are none where the kernel lost the family too', async () => {
+    host.hasIpv6 = false
+    expect(await left('fd00:5::/48', {}, [to(1)])).toEqual([])
+    host.hasIpv6 = true
+  })
+
+  it.each([
+    ['where the network has them still', '10.5.0.0/16 fd00:5::/48', { EnableIPv6: true, IPv6Network: 'fd00:5::/48' }],
+    ['where there was no other', '10.5.0.0/16', {}],
+  ])('are left to the data path %s', async (_title, before, now) => {
+    expect(await left(before, now, [to(1)])).toEqual([])
   })
 })
