@@ -25,7 +25,7 @@ import type { Ipv6 } from '../../net/ipv6.ts'
 import type { Backend, BackendParts, DataPath, PathPeer, PathSide } from '../backend.ts'
 import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../ways/both-families.ts'
-import { createPeerFilter } from '../ways/peer-filter.ts'
+import { createPeerFilter, unusableReason } from '../ways/peer-filter.ts'
 import { checkNetwork } from '../ways/tunnel.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
 import { isKey, openWireguardDevice, publicKeyOf, type WireguardPeer } from './wireguard-device.ts'
@@ -104,8 +104,10 @@ export function createWireguardBackend({
   // What cannot be used is prepared and made again and again.
   const calm = seldom(log)
   const mtuNow = (): number => (givenMtu || external.mtu) - reserved
+  const outerOf = ({ attrs }: Lease, family: Family): Family =>
+    isOneDevice ? outerFamily(mode, external.publicIp, attrs.publicIp) : family
   const endIn = (peer: Lease, family: Family): WireguardPeer | undefined =>
-    endOf(peer, isOneDevice ? outerFamily(mode, external.publicIp, peer.attrs.publicIp) : family, isOneDevice)
+    endOf(peer, outerOf(peer, family), isOneDevice)
 
   return {
     name: TYPE,
@@ -187,7 +189,10 @@ export function createWireguardBackend({
       device: createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log }),
       filter: createPeerFilter({
         ...{ type: TYPE, lease, network, isOneOfTwo: families.length === 2, log },
-        alsoUnusable: (peer) => (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
+        alsoUnusable: (peer) =>
+          // With one device its datagrams may go by the other family.
+          unusableReason(peer, lease, outerOf(peer, family)) ??
+          (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
         identity: {
           ...{ name: 'key', own: key, of: (peer) => endIn(peer, family)?.publicKey },
           remedy: `if both hosts exist, delete ${keyFile} on one of the two and restart its daemon`,

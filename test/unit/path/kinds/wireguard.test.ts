@@ -146,6 +146,28 @@ it.each(['separate', 'auto'])(
   },
 )
 
+it.each([
+  ['auto', '127.0.0.1', '2001:db8::2', ['IPv4', 'IPv6'], '127.0.0.1 is no address of a host'],
+  ['ipv6', '192.0.2.2', '::1', ['IPv4', 'IPv6'], '::1 is no address of a host'],
+  ['ipv6', '192.0.2.2', '2001:db8::1', ['IPv4', 'IPv6'], "2001:db8::1 is this node's own address"],
+  ['ipv4', '192.0.2.2', '::1', ['IPv6'], '::1 is no address of a host'],
+])('in the mode %s has no peer whose datagrams go to nobody: %s, %s', async (mode, ipv4, other, families, why) => {
+  const { path } = await open(mode, BOTH)
+  const attrs = {
+    ...{ publicIp: { ipv4: parseIpv4(ipv4)!, ipv6: parseIpv6(other)! }, backendType: 'wireguard' },
+    ...{ backendData: { PublicKey: KEY }, backendV6Data: { PublicKey: KEY } },
+  }
+  const subnet = { ipv4: parseIpv4Net('10.5.2.0/24')!, ipv6: parseIpv6Net('fd00:5:0:2::/64')! }
+  await path.apply(new Map([['k', { key: 'k', subnet, attrs }]]), 'own')
+  expect(host.lines.filter((line) => line.includes('Lease k'))).toEqual(
+    families.map((family) => expect.stringContaining(`Lease k is not used for ${family}: ${why}`) as string),
+  )
+  expect(path.peers().map((peer) => [peer.ipv4 !== undefined, peer.ipv6 !== undefined])).toEqual(
+    families.length === 2 ? [] : [[true, false]],
+  )
+  await path.close()
+})
+
 it('warns once of a network that holds its own address, however often it is prepared', async () => {
   const { path, prepare } = await open('separate', BOTH, '192.0.0.0/16')
   await prepare()
