@@ -88,8 +88,12 @@ function createTable(
     const randomFully = await isFullyRandom()
     const { own, others } = splitNftTable(await read(), ours)
     if (shown === wanted + own) return []
-    const input = nftInput({ ...wish, randomFully }, others) + beside
-    await run('nft', ['-f', '-'], { input })
+    const input = nftInput({ ...wish, randomFully }, others)
+    const put = (all: string): Promise<string> => run('nft', ['-f', '-'], { input: all })
+    await put(input + beside).catch((error: unknown) => {
+      if (beside === '' || !isRefusal(error)) throw error
+      return put(input) // a kernel without the other family has no table of it either
+    })
     const now = splitNftTable(await read(), ours)
     const rules = countNftRules(now.own) + now.others.postrtg.length + now.others.forward.length
     const mended = shown?.startsWith(wanted) ? [`the table ${table}`] : []

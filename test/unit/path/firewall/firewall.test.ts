@@ -587,6 +587,25 @@ describe('both families', () => {
     expect(host.inputs(`${program}-restore`)).toHaveLength(2)
   })
 
+  it.each([
+    ['IPv4', { ipv4: BOTH.network.ipv4 }, { ipv4: BOTH.subnet.ipv4 }, 'table ip6 '],
+    ['IPv6', { ipv6: BOTH.network.ipv6 }, { ipv6: BOTH.subnet.ipv6 }, 'table ip '],
+  ])(
+    'of nft of %s alone are there though the kernel knows no other family',
+    async (_family, network, subnet, foreign) => {
+      const host = fakeHost({ nft: '' })
+      const options = host.options({ ...BOTH, network })
+      const run: Run = async (file, args, how) => {
+        if (how?.input?.includes(`add ${foreign}`)) throw refused('Address family not supported by protocol')
+        return options.run(file, args, how)
+      }
+      const firewall = createNftables({ ...options, run })
+      await firewall.raise(subnet)
+      expect(host.inputs('nft').filter((input) => input.includes('chain postrtg'))).toHaveLength(1)
+      expect(await firewall.ensure(subnet)).toEqual(fine())
+    },
+  )
+
   it('of nft are logged as flanneld logs them, in a transaction each', async () => {
     const host = fakeHost({ nft: '' })
     const firewall = createNftables(host.options(BOTH))
