@@ -39,13 +39,19 @@ const DEFAULT_KEY_FILE = '/run/flannel/wgkey'
 
 type Mode = Settings<'wireguard'>['mode']
 
+/** The ports that this node listens on; with one device for both they are one. */
+type Ports = Readonly<Record<Family, number>>
+
 /**
- * The end of WireGuard that a lease publishes for a family: its key, and the port that it listens on; undefined when
- * there is none.
+ * The end of WireGuard that a lease publishes for a family: its key, and the port that it listens on, which is ours where it names none, as
+ * with flanneld; undefined when there is none.
  */
-function keyAndPort(lease: Lease, family: Family): { readonly publicKey: string; readonly port: number } | undefined {
+function keyAndPort(
+  lease: Lease,
+  family: Family,
+  { [family]: usual }: Ports,
+): { readonly publicKey: string; readonly port: number } | undefined {
   const { data } = sideOf(lease, family)
-  const usual = family === 'ipv4' ? outside.port : PORT_V6
   const members = (typeof data === 'object' && data !== null ? data : {}) as Readonly<Record<string, unknown>>
   const { PublicKey: publicKey, Port: given = usual } = members
   const port = given === 0 ? usual : given
@@ -73,9 +79,11 @@ function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
  * The end of a peer's tunnel, where its datagrams go by `outer`; undefined where its lease names none. With one device for both families
  * a node listens on the one port that it publishes with IPv4, or with IPv6 where that is all it has: flanneld publishes another there.
  */
-export function endOf(lease: Lease, outer: Family, isOneDevice: boolean): WireguardPeer | undefined {
+export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): WireguardPeer | undefined {
   const host = lease.attrs.publicIp[outer]
-  const published = isOneDevice ? (keyAndPort(lease, 'ipv4') ?? keyAndPort(lease, 'ipv6')) : keyAndPort(lease, outer)
+  const published = isOneDevice
+    ? (keyAndPort(lease, 'ipv4', ports) ?? keyAndPort(lease, 'ipv6', ports))
+    : keyAndPort(lease, outer, ports)
   if (host === undefined || !published) return undefined
   const { publicKey, port } = published
   const nets = isOneDevice ? FAMILIES : [outer]
@@ -107,7 +115,7 @@ export function createWireguardBackend({
   const outerOf = ({ attrs }: Lease, family: Family): Family =>
     isOneDevice ? outerFamily(mode, external.publicIp, attrs.publicIp) : family
   const endIn = (peer: Lease, family: Family): WireguardPeer | undefined =>
-    endOf(peer, outerOf(peer, family), isOneDevice)
+    endOf(peer, outerOf(peer, family), isOneDevice, ports)
 
   return {
     name: TYPE,

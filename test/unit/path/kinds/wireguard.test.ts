@@ -8,7 +8,7 @@ import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { OwnLease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
-import type { Nets } from '../../../../src/net/address.ts'
+import { parseAddress, type Addresses, type Nets } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
 import { createWireguardBackend, endOf } from '../../../../src/path/kinds/wireguard.ts'
@@ -16,6 +16,7 @@ import { host, installHost, log } from '../../../support/fake-host.ts'
 
 const KEY = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
 const BOTH = { ipv4: parseIpv4Net('10.5.1.0/24')!, ipv6: parseIpv6Net('fd00:5:0:1::/64')! }
+const PORTS = { ipv4: 51_820, ipv6: 51_821 }
 const publicIp = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('2001:db8::1')! }
 
 installHost()
@@ -175,6 +176,53 @@ it('warns once of a network that holds its own address, however often it is prep
   await path.close()
 })
 
+/** The endpoint of a peer, as the log has it. */
+function endpointOf(backend: object, own: Addresses, peer: Addresses, port?: number): string {
+  const config = parseNetworkConfig(
+    JSON.stringify({
+      ...{ Network: '10.5.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:5::/48' },
+      Backend: { Type: 'wireguard', ...backend },
+    }),
+  )
+  const external = { name: 'eth0', mtu, address: own, publicIp: own, named: { address: {}, publicIp: {} } }
+  const { words } = createWireguardBackend({
+    ...{ config, settings: readSettings('wireguard', config.backend), external, run, log },
+  })
+  const data = { PublicKey: KEY, ...(port === undefined ? {} : { Port: port }) }
+  const attrs = { publicIp: peer, backendType: 'wireguard', backendData: data, backendV6Data: data }
+  return words!.added!({ key: 'k', subnet: BOTH, attrs }).replace(/^Subnet added: \S+ via /, '')
+}
+
+it.each([
+  [{}, undefined, '192.0.2.2:51820'],
+  [{ ListenPort: 1234 }, undefined, '192.0.2.2:1234'],
+  [{ ListenPort: 1234 }, 0, '192.0.2.2:1234'],
+  [{ ListenPort: 1234 }, 4321, '192.0.2.2:4321'],
+  [{ ListenPort: 1234, ListenPortV6: 5678, Mode: 'ipv6' }, 0, '[2001:db8::2]:1234'],
+])(
+  'with %j takes a peer that publishes the port %s for one that listens where it does itself',
+  (backend, port, end) => {
+    expect(
+      endpointOf(backend, publicIp, { ipv4: parseIpv4('192.0.2.2')!, ipv6: parseIpv6('2001:db8::2')! }, port),
+    ).toBe(end)
+  },
+)
+
+it.each([
+  ['192.0.2.1 2001:db8::1', '192.0.2.2 2001:db8::2', '192.0.2.2'],
+  ['192.0.2.1 2001:db8::1', '10.0.0.2 2001:db8::2', '[2001:db8::2]'],
+  ['192.0.2.1 2001:db8::1', '172.31.0.2 2001:db8::2', '[2001:db8::2]'],
+  ['192.0.2.1 2001:db8::1', '192.168.0.2 fd00::2', '192.168.0.2'],
+  ['192.0.2.1 fd00::1', '10.0.0.2 2001:db8::2', '10.0.0.2'],
+  ['192.0.2.1 2001:db8::1', '10.0.0.2', '10.0.0.2'],
+  ['192.0.2.1 2001:db8::1', '2001:db8::2', '[2001:db8::2]'],
+  ['2001:db8::1', '192.0.2.2 2001:db8::2', '[2001:db8::2]'],
+])('in the mode auto a node at %s sends to one at %s by %s', (own, peer, host) => {
+  const addresses = (text: string): Addresses =>
+    Object.fromEntries(text.split(' ').map((each) => [each.includes(':') ? 'ipv6' : 'ipv4', parseAddress(each)]))
+  expect(endpointOf({ Mode: 'auto' }, addresses(own), addresses(peer))).toBe(`${host}:51820`)
+})
+
 describe('the end of a peer that flanneld runs', () => {
   // It publishes another port with IPv6, and listens there with a device for each family alone (pkg/backend/wireguard).
   const data = (port: number) => ({ PublicKey: KEY, Port: port })
@@ -191,7 +239,7 @@ describe('the end of a peer that flanneld runs', () => {
   ] as const)(
     'by %s, with one device: %s, is the port that it listens on: case %#',
     (outer, isOneDevice, attrs, endpoint, allowedIps) => {
-      const end = endOf({ key: 'k', subnet: BOTH, attrs }, outer, isOneDevice)
+      const end = endOf({ key: 'k', subnet: BOTH, attrs }, outer, isOneDevice, PORTS)
       expect([end?.endpoint, end?.allowedIps]).toEqual([endpoint, allowedIps])
     },
   )
