@@ -13,6 +13,7 @@ import { createPeerFilter } from '../ways/peer-filter.ts'
 import { createRouteSync, ROUTE_WORDS, type NextHops } from '../device/route-sync.ts'
 
 const TYPE = 'host-gw'
+const PUBLIC_FLAG: Readonly<Record<Family, string>> = { ipv4: '--public-ip', ipv6: '--public-ipv6' }
 
 export function createHostGwBackend({ config, external: found, run, log }: BackendParts<'host-gw'>): Backend {
   let external = found
@@ -21,11 +22,12 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
     words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
-      if (familiesOf(config).some((family) => external.publicIp[family] !== external.address[family])) {
+      const behindNat = familiesOf(config).find((family) => external.publicIp[family] !== external.address[family])
+      if (behindNat) {
         throw new WeftError(
           'CONFIG',
           "your PublicIP differs from interface IP, meaning that probably you're on a NAT, which is not supported by host-gw backend",
-          { remedy: 'leave --public-ip out, or take the udp backend' },
+          { remedy: `leave ${PUBLIC_FLAG[behindNat]} out, or take a backend that has a tunnel` },
         )
       }
       return { publicIp: external.publicIp, backendType: TYPE }

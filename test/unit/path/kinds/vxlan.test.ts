@@ -5,6 +5,7 @@ import { vtepMacOf } from '../../../../src/path/kinds/vxlan-config.ts'
 import { createVxlanBackend } from '../../../../src/path/kinds/vxlan.ts'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { encodeLeaseValue } from '../../../../src/control/lease/lease.ts'
 import { WeftError } from '../../../../src/base/errors.ts'
 
 it.each([
@@ -48,4 +49,38 @@ it('keeps the MAC that peers know while its device is gone and the store no long
   expect(await macOf()).toBe(known)
   // It is prepared again whenever a data path is opened again.
   expect(warnings).toEqual([expect.stringContaining("contains this node's own address 192.0.2.1")])
+})
+
+it('publishes null for the data of IPv4 where it has IPv6 alone, and the MAC of IPv6 that it published before', async () => {
+  const config = parseNetworkConfig(
+    '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"vxlan","DataPath":"kernel"}}',
+  )
+  const address = { ipv6: (0xfd00n << 112n) + 1n }
+  const before = { VNI: 1, VtepMAC: '5a:11:22:33:44:66' }
+  const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+  const backend = createVxlanBackend({
+    ...{ config, settings: readSettings('vxlan', config.backend) },
+    external: { name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: { ipv6: true }, publicIp: {} } },
+    startEngine: () => Promise.reject(new Error('nothing is opened here')),
+    persistence: { persist: true, tunName: undefined, isMultiQueue: false, inherit: async () => undefined },
+    publishedBefore: async () => ({
+      ...{ publicIp: address, backendType: 'vxlan', backendData: { VNI: 1, VtepMAC: '02:00:00:00:00:04' } },
+      backendV6Data: before,
+    }),
+    run: async (_file, args) => {
+      if (args.includes('add') || args.includes('del')) return '' // the kernel has vxlan
+      throw new WeftError('COMMAND', 'Device does not exist.')
+    },
+    log,
+  })
+  const attrs = await backend.prepare(new AbortController().signal)
+  expect(encodeLeaseValue(attrs)).toBe(
+    '{"PublicIP":"0.0.0.0","PublicIPv6":"fd00::1","BackendType":"vxlan","BackendData":null,' +
+      '"BackendV6Data":{"VNI":1,"VtepMAC":"5a:11:22:33:44:66"}}',
+  )
+  const subnet = { ipv6: { address: 0xfd00_0005n << 96n, prefixLength: 64 } }
+  expect(backend.words!.added!({ key: 'k', subnet, attrs: { ...attrs, backendData: undefined } })).toBe(
+    'Received Subnet Event with VxLan: BackendType: vxlan, PublicIP: 0.0.0.0, PublicIPv6: fd00::1, BackendData: (nil), ' +
+      'BackendV6Data: {"VNI":1,"VtepMAC":"5a:11:22:33:44:66"}',
+  )
 })
