@@ -182,7 +182,8 @@ function believe(host: Host, lease: OwnLease, { hosts, store, violations, count 
     [ipv4, lease.subnet.ipv4],
     [ipv6, lease.subnet.ipv6],
   ])
-    if ((range === undefined) !== (subnet === undefined)) say(`${what}, which is not what its configuration says`)
+    if (range && range === ipv6 && !subnet && lease.subnet.ipv4) count('without IPv6')
+    else if ((range === undefined) !== (subnet === undefined)) say(`${what}, which is not what its configuration says`)
   const { subnet } = lease
   const keeps4 = promised.ipv4 !== undefined && isDeepStrictEqual(promised.ipv4, subnet.ipv4)
   const keeps6 = promised.ipv6 !== undefined && isDeepStrictEqual(promised.ipv6, subnet.ipv6)

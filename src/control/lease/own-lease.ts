@@ -4,7 +4,7 @@
 // theirs; the loser of a race reads again and goes on.
 
 import type { NetworkConfig, SubnetRange } from '../config/network-config.ts'
-import { WeftError } from '../../base/errors.ts'
+import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import {
   addressText,
@@ -189,9 +189,9 @@ async function reuse(lease: FoundLease, { entries, own }: Round, acquiring: Acqu
  * crashes in between has lost none.
  */
 async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | undefined> {
-  const { store, ranges, attrs, refused, log, signal } = acquiring
+  const { store, attrs, refused, log, signal } = acquiring
   const { entries, own } = round
-  const subnet = netsOf(ranges.map((range) => chooseSubnet(range, round, acquiring)))
+  const subnet = chooseSubnets(round, acquiring)
   const key = leaseKey(subnet)
   const same = own.find((lease) => lease.key === key)
   if (same) return reuse(same, round, acquiring)
@@ -297,6 +297,23 @@ function fits({ subnet }: Lease, { config, ranges }: Acquiring): boolean {
     (!subnet.ipv4 || (config.ipv4 !== undefined && isCompatible(subnet.ipv4, config.ipv4))) &&
     (!subnet.ipv6 || (config.ipv6 !== undefined && isCompatible(subnet.ipv6, config.ipv6)))
   )
+}
+
+/**
+ * Of each family. One of IPv6 that is not to be had is no reason to be without IPv4; one of IPv4 is, since flanneld takes a key without it
+ * for one of 0.0.0.0/0. Throws WeftError OUT_OF_SUBNETS.
+ */
+function chooseSubnets(round: Round, acquiring: Acquiring): Nets {
+  const nets: Net[] = []
+  for (const range of acquiring.ranges) {
+    try {
+      nets.push(chooseSubnet(range, round, acquiring))
+    } catch (error) {
+      if (nets.length === 0 || !isWeftError(error, 'OUT_OF_SUBNETS')) throw error
+      acquiring.log.error(`This node goes on without a subnet of IPv6: ${describeError(error)}`)
+    }
+  }
+  return netsOf(nets)
 }
 
 /** Of one family. Throws WeftError OUT_OF_SUBNETS. */

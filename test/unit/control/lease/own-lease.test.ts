@@ -525,10 +525,35 @@ describe('both families', () => {
     })
     store.remove('10.5.0.0-16')
     store.put('0.0.0.0-0&fd00::-16', 'junk')
-    await expect(acquire(store, both, me.dual).lease).rejects.toMatchObject({
+    await expect(acquire(store, only6, me.of6).lease).rejects.toMatchObject({
       code: 'OUT_OF_SUBNETS',
       remedy: expect.stringMatching(/of \/64 in fd00:5::\/48 .* the IPv6Network larger/),
     })
+  })
+
+  it.each([
+    ['a node that is new', {}, ['10.5.1.0-24']],
+    ['a node without IPv6', { '10.5.7.0-24': value('1.1.1.1') }, ['10.5.7.0-24']],
+    ['a node that had IPv6 of another network', { '10.5.7.0-24&fd00:6:0:1::-64': dualValue }, ['10.5.7.0-24']],
+    ['a node that has IPv6', { '10.5.7.0-24&fd00:5:0:9::-64': dualValue }, ['10.5.7.0-24&fd00:5:0:9::-64']],
+  ])('cost %s nothing of IPv4 where no subnet of IPv6 is left, which is said', async (_what, before, after) => {
+    const store = createMemoryStore()
+    store.put('0.0.0.0-0&fd00::-16', 'junk')
+    for (const [key, text] of Object.entries(before)) {
+      store.put(key, text)
+      store.put(key, text) // as a node does that found itself alone
+    }
+    const { log, lease } = acquire(store, both, me.dual)
+    expect([(await lease).key]).toEqual(after)
+    expect([...store.entries.keys()].slice(1)).toEqual(after)
+    const said = log.lines.filter((line) =>
+      line.startsWith('This node goes on without a subnet of IPv6: out of subnets'),
+    )
+    expect(said).toHaveLength(after[0]!.includes('&') ? 0 : 1)
+    // It has one as soon as there is one, when it asks again.
+    store.remove('0.0.0.0-0&fd00::-16')
+    const { key } = await acquire(store, both, me.dual, { previous: parseLeaseKey(after[0]!)! }).lease
+    expect(key).toMatch(new RegExp(`^${after[0]!.replace(/&.*/, '')}&fd00:5:`))
   })
 
   it('are given back as one, and renewed as one', async () => {
