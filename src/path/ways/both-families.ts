@@ -121,9 +121,9 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   }
   async function giveAll(side: Side): Promise<void> {
     try {
-      for (let { due } = side; due && applied; { due } = side) {
+      for (let { due } = side; due; { due } = side) {
         side.due = undefined
-        await side.path.apply(...applied, due.touched)
+        if (applied) await side.path.apply(...applied, due.touched)
       }
     } catch (error) {
       side.due = {} // nobody knows what it has taken

@@ -132,9 +132,9 @@ describe('network configuration', () => {
     ...[
       ['::ffff:10.5.0.0/112', '::ffff:a05:0/112', '::ffff:0:0/96'],
       ['::10.5.0.0/112', '::a05:0/112', '::/96'],
-    ].map(([net, said, range]) => [
+    ].map(([net, said, around]) => [
       `{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"${net}"}`,
-      `IPv6Network is ${said}, which is IPv4 in disguise (${range}): no container is reached there`,
+      `IPv6Network is ${said}, which is IPv4 in disguise (${around}): no container is reached there`,
     ]),
     ['{"Network":"10.0.0.0/16","Backend":"udp"}', 'Backend is string'],
   ])('refuses %s', (text, message) => {

@@ -79,7 +79,7 @@ it('publishes null for the data of IPv4 where it has IPv6 alone, and the MAC of 
       '"BackendV6Data":{"VNI":1,"VtepMAC":"5a:11:22:33:44:66"}}',
   )
   const subnet = { ipv6: { address: 0xfd00_0005n << 96n, prefixLength: 64 } }
-  expect(backend.words!.added!({ key: 'k', subnet, attrs: { ...attrs, backendData: undefined } })).toBe(
+  expect(backend.words!.added({ key: 'k', subnet, attrs: { ...attrs, backendData: undefined } })).toBe(
     'Received Subnet Event with VxLan: BackendType: vxlan, PublicIP: 0.0.0.0, PublicIPv6: fd00::1, BackendData: (nil), ' +
       'BackendV6Data: {"VNI":1,"VtepMAC":"5a:11:22:33:44:66"}',
   )

@@ -190,7 +190,7 @@ function endpointOf(backend: object, own: Addresses, peer: Addresses, port?: num
   })
   const data = { PublicKey: KEY, ...(port === undefined ? {} : { Port: port }) }
   const attrs = { publicIp: peer, backendType: 'wireguard', backendData: data, backendV6Data: data }
-  return words!.added!({ key: 'k', subnet: BOTH, attrs }).replace(/^Subnet added: \S+ via /, '')
+  return words!.added({ key: 'k', subnet: BOTH, attrs }).replace(/^Subnet added: \S+ via /, '')
 }
 
 it.each([
@@ -217,10 +217,10 @@ it.each([
   ['192.0.2.1 2001:db8::1', '10.0.0.2', '10.0.0.2'],
   ['192.0.2.1 2001:db8::1', '2001:db8::2', '[2001:db8::2]'],
   ['2001:db8::1', '192.0.2.2 2001:db8::2', '[2001:db8::2]'],
-])('in the mode auto a node at %s sends to one at %s by %s', (own, peer, host) => {
+])('in the mode auto a node at %s sends to one at %s by %s', (own, peer, at) => {
   const addresses = (text: string): Addresses =>
     Object.fromEntries(text.split(' ').map((each) => [each.includes(':') ? 'ipv6' : 'ipv4', parseAddress(each)]))
-  expect(endpointOf({ Mode: 'auto' }, addresses(own), addresses(peer))).toBe(`${host}:51820`)
+  expect(endpointOf({ Mode: 'auto' }, addresses(own), addresses(peer))).toBe(`${at}:51820`)
 })
 
 describe('the end of a peer that flanneld runs', () => {
