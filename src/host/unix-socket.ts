@@ -32,24 +32,30 @@ export function closeAll(fds: readonly number[]): void {
   for (const fd of fds) closeSync(fd)
 }
 
+/** What cannot be taken now is tried again after so long: until then its descriptor would be readable without a pause. */
+const LATER_MS = 100
+
 /** Keeps what a descriptor brings until somebody takes it; undefined when it brings no more. */
-function createQueue<T>(fd: number, take: () => T | undefined | 'end') {
+function createQueue<T>(fd: number, take: () => T | undefined | 'end' | 'later') {
   const waiting: T[] = []
   const bell = createBell()
   let isOver = false
-  const watcher = addon.watchReadable(fd, () => {
+  let again: NodeJS.Timeout | undefined
+  let watcher = addon.watchReadable(fd, takeAll)
+  function takeAll(): void {
     for (;;) {
       const item = take()
       if (item === undefined) break
-      if (item === 'end') {
-        isOver = true
+      if (item === 'end' || item === 'later') {
         watcher.stop()
+        if (item === 'end') isOver = true
+        else again = setTimeout(() => (watcher = addon.watchReadable(fd, takeAll)), LATER_MS)
         break
       }
       waiting.push(item)
     }
     bell.ring()
-  })
+  }
   return {
     async next(signal: AbortSignal): Promise<T | undefined> {
       for (;;) {
@@ -60,6 +66,7 @@ function createQueue<T>(fd: number, take: () => T | undefined | 'end') {
     },
     /** Returns what nobody took. */
     close(): readonly T[] {
+      clearTimeout(again)
       if (!isOver) watcher.stop()
       isOver = true
       return waiting.splice(0)
@@ -114,7 +121,7 @@ export function listen(path: string): Listener {
       const connection = addon.acceptUnix(fd)
       return connection === undefined ? undefined : connectionOf(connection)
     } catch {
-      return undefined // no descriptor is free: whoever waits is taken when one is
+      return 'later' // no descriptor is free: whoever waits is taken when one is
     }
   })
   let isOpen = true

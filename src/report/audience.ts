@@ -74,6 +74,13 @@ function keyOf(address: string | undefined): Address | undefined {
   return parseAddress(plain)
 }
 
+/** False for an address, of those at which the status is to be told, that is none of this host's `own`: nobody reaches it by that. */
+export const isToldAt = (statusIp: string, own: readonly string[]): boolean =>
+  statusIp === '' ||
+  ANY.has(statusIp) ||
+  isLoopback(statusIp) ||
+  own.some((address) => keyOf(address) === keyOf(statusIp))
+
 function isLoopback(address: string | undefined): boolean {
   const key = keyOf(address)
   return typeof key === 'number' ? key >>> 24 === 127 : key === 1n

@@ -8,12 +8,12 @@ import { once } from 'node:events'
 import { mkdir, unlink } from 'node:fs/promises'
 import { createServer, type IncomingMessage, type Server } from 'node:http'
 import { connect, type Socket } from 'node:net'
-import { hostname } from 'node:os'
+import { hostname, networkInterfaces } from 'node:os'
 import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import { jsonLine, printableLines } from '../base/text.ts'
-import { listenAt, refusalOf, type Refusal } from './audience.ts'
+import { isToldAt, listenAt, refusalOf, type Refusal } from './audience.ts'
 import { noDrops, parseAfter, type DropsReport } from './drops.ts'
 import type { Hour } from './hour.ts'
 import type { NetworkReport } from './network.ts'
@@ -323,7 +323,7 @@ export interface HealthPlace {
 export async function serveHealth(
   { ip, port, statusIp }: HealthPlace,
   health: Health,
-  log: Pick<Log, 'info' | 'warn'>,
+  log: Pick<Log, 'info' | 'warn' | 'error'>,
 ): Promise<HealthServer> {
   log.info(`Start healthz server on ${ip.includes(':') ? `[${ip}]` : ip}:${port}`)
   const refusing = ({ socket, headers }: IncomingMessage, host: string | undefined): Refusal | undefined =>
@@ -353,7 +353,12 @@ export async function serveHealth(
   const bound = typeof address === 'object' && address ? address.port : port
   const servers = [server]
   // flanneld listens at the first alone: what is in the way of the other must not keep a node from its network.
-  if (second !== undefined) {
+  const own = Object.values(networkInterfaces()).flatMap((addresses = []) => addresses.map(({ address }) => address))
+  if (!isToldAt(statusIp, own)) {
+    log.error(
+      `This host has no address ${statusIp}, and nobody is told the status there; give --status-ip an address of it`,
+    )
+  } else if (second !== undefined) {
     try {
       servers.push(await listen(second, bound))
     } catch (error) {

@@ -120,9 +120,8 @@ async function lookInStore(
   const place = { store: name, leases }
   const unknown = { seen: undefined, stored: undefined, place }
   if (name === 'kubernetes') return unknown
-  // To list a folder that is not there makes it, and the doctor changes nothing.
-  if (name === 'directory' && !existsSync(join(leases, 'subnets')))
-    return existsSync(leases) ? unknown : { ...unknown, seen: { problem: `directory: there is no ${leases}` } }
+  // To list a folder in which no weftd has been yet makes its parts, and the doctor changes nothing.
+  if (name === 'directory' && existsSync(leases) && !existsSync(join(leases, 'subnets'))) return unknown
   try {
     return await inStore(found, told, STORE_MS, { warn: () => {} }, signal, async ({ store, signal: till }) => {
       const { entries } = await sourceOf(store).list(till)

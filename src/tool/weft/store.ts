@@ -1,5 +1,6 @@
 // store.ts - the store that an operator's command works on: the one that the flags name, else the daemon's of this host.
 
+import { existsSync } from 'node:fs'
 import { createStore } from '../../node/choose.ts'
 import { isWeftError, WeftError } from '../../base/errors.ts'
 import { limited } from '../../host/bell.ts'
@@ -57,7 +58,9 @@ export async function inStore<T>(
   }
   const warn = (line: string): void => screen.warn(`weft: ${line}`)
   const log: Log = { info: () => {}, warn, error: warn, v: () => false }
-  const store = await createStore(isGiven || !status ? options : { ...options, ...placeOf(status) }, log)
+  const place = isGiven || !status ? options : { ...options, ...placeOf(status) }
+  requireFolder(place)
+  const store = await createStore(place, log)
   const late = (): Error =>
     new WeftError('STORE_UNAVAILABLE', `the ${store.name} store did not answer within ${waitMs / 1000} s`, {
       remedy: 'check that it can be reached from here, and that the flags name the right one',
@@ -67,6 +70,14 @@ export async function inStore<T>(
   } finally {
     await store.close()
   }
+}
+
+/** Throws WeftError STORE_UNAVAILABLE for a directory that is not there: a daemon makes it, and a command that is mistyped must not. */
+function requireFolder({ 'lease-dir': folder }: StoreOptions): void {
+  if (folder === '' || existsSync(folder)) return
+  throw new WeftError('STORE_UNAVAILABLE', `there is no directory ${folder}`, {
+    remedy: 'correct --lease-dir; for a new network make the directory first: `mkdir -p`',
+  })
 }
 
 /** The place of the leases, as DaemonStatus.leases has it. */

@@ -1,7 +1,7 @@
 // audience.test.ts - who may hear all of the status: by address, by name, and by what a browser says.
 
 import { describe, expect, it } from 'vitest'
-import { listenAt, refusalOf, type Asking } from '../../../src/report/audience.ts'
+import { isToldAt, listenAt, refusalOf, type Asking } from '../../../src/report/audience.ts'
 
 const here: Asking = {
   ...{ local: '127.0.0.1', remote: '127.0.0.1', host: 'localhost:8081' },
@@ -105,4 +105,18 @@ it.each([
   ['127.0.0.1', '127.0.0.1', ['127.0.0.1']],
 ])('probes at %j and the status at %j listen at %j', (ip, statusIp, at) => {
   expect(listenAt(ip, statusIp)).toEqual(at)
+})
+
+it.each([
+  ['', true],
+  ['0.0.0.0', true],
+  ['::', true],
+  ['127.0.0.9', true],
+  ['::1', true],
+  ['192.0.2.1', true],
+  ['2001:DB8:0::1', true],
+  ['192.0.2.2', false],
+  ['2001:db8::2', false],
+])('knows whether it can be told at %s', (statusIp, can) => {
+  expect(isToldAt(statusIp, ['192.0.2.1', '2001:db8::1'])).toBe(can)
 })

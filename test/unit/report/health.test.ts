@@ -19,7 +19,7 @@ import { beginningWith, wellNode } from '../../support/snapshot.ts'
 
 const node: Snapshot = { ...wellNode, at: 5_000, comparedAt: 1_000, isReady: false }
 
-const silent = { info: () => {}, warn: () => {} }
+const silent = { info: () => {}, warn: () => {}, error: () => {} }
 const HERE = { ip: '127.0.0.1', port: 0, statusIp: '127.0.0.1' }
 let servers: HealthServer[] = []
 afterEach(async () => {
@@ -196,9 +196,21 @@ describe('who is told what', () => {
     expect(codeOf(await answerTo(server.port, get('http://evil.example/healthz', 'Host: x')))).toBe(200)
   })
 
+  it.each(['127.0.0.1', '0.0.0.0'])(
+    'says that no host has the address where it is to be told, probed at %s',
+    async (ip) => {
+      const errors: string[] = []
+      const log = { info: () => {}, warn: () => {}, error: (line: string) => void errors.push(line) }
+      const server = await serveHealth({ ip, port: 0, statusIp: '203.0.113.9' }, known(), log)
+      servers.push(server)
+      expect(errors).toEqual([expect.stringMatching(/^This host has no address 203\.0\.113\.9, .*--status-ip/)])
+      expect(codeOf(await answerTo(server.port, get('/healthz', 'Host: x')))).toBe(200)
+    },
+  )
+
   it('is told at a second address beside the probes’, or is not, and the node goes on', async () => {
     const lines: string[] = []
-    const log = { info: () => {}, warn: (line: string) => void lines.push(line) }
+    const log = { info: () => {}, warn: (line: string) => void lines.push(line), error: () => {} }
     const two = await serveHealth({ ip: '127.0.0.2', port: 0, statusIp: '127.0.0.1' }, known(), log)
     servers.push(two)
     expect(codeOf(await answerTo(two.port, get('/readyz', 'Host: x'), '127.0.0.2'))).toBe(503)

@@ -32,7 +32,7 @@ const peer = soundPeer
 const status = soundStatus
 const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...status, ...part } })
 /** A data path that dropped this lately, of so many packets. */
-const dropping = (drops: Readonly<Record<string, number>>, packets = 18): Partial<Facts> =>
+const losing = (drops: Readonly<Record<string, number>>, packets = 18): Partial<Facts> =>
   withStatus({ dataPath: { ...status.dataPath!, drops, recent: { seconds: 64.3, packets, drops } } })
 /** As `nft list ruleset` prints it. */
 const nft = (hook: string, rule: string): string =>
@@ -143,7 +143,7 @@ describe('the doctor', () => {
       'peers that are not asked yet',
       withPeers({ state: 'programmed', lossPercent: null, roundTripMs: null, probedSecondsAgo: null }),
     ],
-    ['a few drops', dropping({ rx_drop_spoofed_source: 3, tx_drop_no_route: 9_999 })],
+    ['a few drops', losing({ rx_drop_spoofed_source: 3, tx_drop_no_route: 9_999 })],
     [
       'a firewall whose states it cannot know',
       { iptables: '-P INPUT DROP\n-A INPUT -m conntrack --ctstate NEW -j ACCEPT' },
@@ -293,7 +293,7 @@ describe('the doctor', () => {
     ['subnet-env-wrong', { subnetEnv: undefined }],
     ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_SUBNET: '10.5.9.1/24' } }],
     ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1500' } }],
-    ['packets-dropped', dropping({ rx_drop_socket_full: 500 })],
+    ['packets-dropped', losing({ rx_drop_socket_full: 500 })],
   ])('names %s and nothing else', (name, part) => {
     expect(found(part)).toEqual([name])
   })
@@ -771,19 +771,19 @@ describe('at its limits, the doctor', () => {
       { subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1450' } },
       ['subnet-env-wrong: /run/flannel/subnet.env says MTU 1450, and the data path has 1472'],
     ],
-    ['ten packets are dropped', dropping({ tx_drop_too_big: 10 }), []],
+    ['ten packets are dropped', losing({ tx_drop_too_big: 10 }), []],
     [
       'eleven packets are dropped',
-      dropping({ tx_drop_too_big: 11 }),
+      losing({ tx_drop_too_big: 11 }),
       ['packets-dropped: tx_drop_too_big: 11 in the last 64 s'],
     ],
-    ['one in a thousand is dropped', dropping({ rx_drop_truncated: 100 }, 100_000), []],
+    ['one in a thousand is dropped', losing({ rx_drop_truncated: 100 }, 100_000), []],
     [
       'more are dropped',
-      dropping({ rx_drop_truncated: 101 }, 100_000),
+      losing({ rx_drop_truncated: 101 }, 100_000),
       ['packets-dropped: rx_drop_truncated: 101 in the last 64 s'],
     ],
-    ['what a healthy host drops', dropping({ tx_drop_no_route: 99 }), []],
+    ['what a healthy host drops', losing({ tx_drop_no_route: 99 }), []],
     [
       'what was dropped is over',
       withStatus({
@@ -796,7 +796,7 @@ describe('at its limits, the doctor', () => {
     ],
     [
       'each that tells something is dropped',
-      dropping(
+      losing(
         Object.fromEntries(
           [
             'rx_drop_socket_full',

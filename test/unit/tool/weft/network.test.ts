@@ -96,7 +96,7 @@ describe('asked of the daemon', () => {
     for (const each of closing.splice(0)) await each.close()
     rmSync(folder, { recursive: true })
   })
-  const log = { info: () => {}, warn: () => {} }
+  const log = { info: () => {}, warn: () => {}, error: () => {} }
   const network = (...words: readonly string[]) =>
     weft(['network', '--status-socket', join(folder, 'socket'), ...words])
 

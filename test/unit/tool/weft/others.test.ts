@@ -1,7 +1,7 @@
 // others.test.ts - what others wrote reaches the terminal as text: all that a status and a store can have, in each command.
 
 import { createServer, type Server } from 'node:http'
-import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
@@ -99,6 +99,31 @@ describe('a status of others', () => {
     const { body } = await formatMetrics(status)
     expectHarmless('/metrics', body)
     expect(body).toContain('PWNED')
+  })
+})
+
+describe('a directory that is not there', () => {
+  it.each([
+    ['config', 'get'],
+    ['config', 'check'],
+    ['lease', 'ls'],
+    ['lease', 'show', '10.5.2.0/24'],
+    ['lease', 'release', '10.5.2.0/24'],
+    ['lease', 'reserve', '10.5.2.0/24'],
+    ['doctor'],
+  ])('is made by no command: weft %s %s', async (...words) => {
+    const mistyped = join(folder, 'mistyped')
+    const { code, out, err } = await weft([...words, '--lease-dir', mistyped, '--status-socket', '/nowhere'])
+    expect([existsSync(mistyped), code === 0]).toEqual([false, false])
+    if (code === 1) expect(out + err).toContain(`there is no directory ${mistyped}`)
+  })
+
+  it('is not made to put a configuration there', async () => {
+    const [file, mistyped] = [join(folder, 'net.json'), join(folder, 'mistyped')]
+    writeFileSync(file, '{"Network":"10.5.0.0/16"}')
+    const { code, err } = await weft(['config', 'set', file, '--lease-dir', mistyped, '--status-socket', '/nowhere'])
+    expect([code, err]).toEqual([1, expect.stringContaining(`there is no directory ${mistyped}; correct --lease-dir`)])
+    expect(existsSync(mistyped)).toBe(false)
   })
 })
 
