@@ -134,6 +134,7 @@ const CONFIG_GONE: Expected = {
   page: 'red config-missing',
   doctor: 'config-missing',
   events: 'lease-lost config-gone',
+  alerts: 'WeftConfigGone',
 }
 
 export const FAULTS = {
@@ -261,7 +262,10 @@ export const FAULTS = {
       await twin.line(/flannel is ready/)
       return () => twin.stop()
     },
-    there: { status: 'by-host', page: 'red address-twice', doctor: 'address-twice', events: 'twin' },
+    there: {
+      ...{ status: 'by-host', page: 'red address-twice', doctor: 'address-twice' },
+      ...{ alerts: 'WeftHostImpaired', events: 'twin' },
+    },
     here: {},
   },
   clock: {
@@ -279,7 +283,7 @@ export const FAULTS = {
       setClock(lab, '+2h')
       return async () => setClock(lab, '+0')
     },
-    there: { doctor: 'clock-off' },
+    there: { doctor: 'clock-off', alerts: 'WeftClockOff' },
     here: {},
   },
   disk: {
@@ -294,7 +298,10 @@ export const FAULTS = {
       await output(['sh', '-c', 'cat /dev/zero > "$0" 2> /dev/null || true', filler])
       return async () => rmSync(filler)
     },
-    there: { status: 'by-host repairs', page: 'red', doctor: 'subnet-env-wrong', events: 'repaired not-written' },
+    there: {
+      ...{ status: 'by-host repairs', page: 'red', doctor: 'subnet-env-wrong' },
+      ...{ alerts: 'WeftHostImpaired', events: 'repaired not-written' },
+    },
     here: {},
   },
   loss: {

@@ -259,6 +259,11 @@ export const METRICS: readonly Metric[] = [
     ({ node, store }) => (node ? one(store.held) : []),
   ),
   gauge(
+    'weft_store_config_gone',
+    '1 while the store has no network configuration, though this node has one from there.',
+    ({ node, store }) => (node ? one(bit(store.configGone === true)) : []),
+  ),
+  gauge(
     'weft_lease_expiry_timestamp_seconds',
     "When this node's lease ends unless it is renewed. Absent for a reservation.",
     ({ lease }) => one(seconds(lease?.expiresAt ?? null)),
@@ -273,6 +278,7 @@ export const METRICS: readonly Metric[] = [
     '1 when subnet.env was written, from which containers get their subnet.',
     ({ node, subnetFileWritten }) => (node ? one(bit(subnetFileWritten)) : []),
   ),
+  gauge('weft_time_seconds', "The host's clock of the day when this was told.", ({ at }) => one(seconds(at))),
   gauge('process_start_time_seconds', 'When the process started, by the clock of the day.', ({ daemon }) =>
     one(seconds(daemon.startedAt)),
   ),

@@ -63,6 +63,11 @@ interface Scene {
   readonly stale?: NodeName
   readonly unusable?: (node: NodeName) => number
   readonly expiresInS?: (node: NodeName) => number
+  readonly configGone?: boolean
+  /** The seconds by which a host's clock is ahead. */
+  readonly clockAhead?: (node: NodeName) => number
+  /** False of a host that is in the way of its own containers. */
+  readonly host?: (node: NodeName) => boolean
   /** More peers than have metrics of their own. */
   readonly isLarge?: boolean
 }
@@ -83,6 +88,11 @@ function seriesOf(scene: Scene): { series: string; values: string }[] {
     put('weft_data_path_hung_threads', !scene.hung?.(node), '', 0, 1)
     put('weft_store_reachable', store(node))
     put('weft_store_held_peers', !scene.held, '', 0, scene.held)
+    put('weft_store_config_gone', !scene.configGone, '', 0, 1)
+    put('weft_impaired', scene.host?.(node) ?? true, ',by="host"', 0, 1)
+    const ahead = scene.clockAhead?.(node) ?? 0
+    const told = up(node) ? `${WRONG * 30 + ahead}+30x${STEPS - WRONG}` : `_x${STEPS - WRONG}`
+    found.push({ series: `weft_time_seconds{${at}}`, values: `0+30x${WRONG - 1} ${told}` })
     put('weft_peers_stored', true, '', 4)
     put('weft_peers_programmed', !scene.unusable, '', 4, 4 - (scene.unusable?.(node) ?? 0))
     const peers = NODES.filter((peer) => peer !== node)
@@ -93,11 +103,11 @@ function seriesOf(scene: Scene): { series: string; values: string }[] {
     const ends = scene.expiresInS?.(node)
     found.push({
       series: `weft_lease_expiry_timestamp_seconds{${at}}`,
-      values: always(ends === undefined ? 86_400 : STEPS * 30 + ends),
+      values: always((ends ?? 86_400) + STEPS * 30 + ahead),
     })
     // Compared as long as the store is there: the time of the step itself.
     const isStale = !store(node) || scene.stale === node
-    const late = up(node) ? `${WRONG * 30}${isStale ? '' : '+30'}x${STEPS - WRONG}` : `_x${STEPS - WRONG}`
+    const late = up(node) ? `${WRONG * 30 + ahead}${isStale ? '' : '+30'}x${STEPS - WRONG}` : `_x${STEPS - WRONG}`
     const compared = `0+30x${WRONG - 1} ${late}`
     found.push({ series: `weft_store_last_comparison_timestamp_seconds{${at}}`, values: compared })
   }
@@ -134,6 +144,16 @@ const SCENES: readonly (readonly [what: string, scene: Scene, fires: Readonly<Re
   ['the store is away from one', { store: broken('e').not }, { WeftStoreUnreachable: 1 }],
   ['one does not compare', { stale: 'c' }, { WeftLeasesStale: 1 }],
   ['the store was wiped', { held: 3 }, { WeftPeersHeld: 1 }],
+  ['and its configuration with it', { held: 3, configGone: true }, { WeftPeersHeld: 1, WeftConfigGone: 1 }],
+  ['two hosts have one address', { host: broken('e').not }, { WeftHostImpaired: 1 }],
+  ['and the others reach the other one', { host: broken('e').not, hears: broken('e').hears }, { WeftHostImpaired: 1 }],
+  ['two disks are full', { host: broken('d', 'e').not }, { WeftHostImpaired: 2 }],
+  // What is told by that clock is compared with that clock: neither stale leases nor one that ends.
+  ['a clock is ahead', { clockAhead: (node) => (node === 'e' ? 90_000 : 0) }, { WeftClockOff: 1 }],
+  ['a clock is behind', { clockAhead: (node) => (node === 'e' ? -3_600 : 0) }, { WeftClockOff: 1 }],
+  ['two are', { clockAhead: (node) => ({ a: -400, b: 90 })[node as string] ?? 0 }, { WeftClockOff: 2 }],
+  ['all are, or that of Prometheus', { clockAhead: () => 3_600 }, { WeftClockOff: 1 }],
+  ['no clock is quite right', { clockAhead: (node) => (node === 'e' ? 45 : -45) }, {}],
   ['a node has another backend', { unusable: (node) => (node === 'e' ? 4 : 1) }, { WeftPeersUnusable: 1 }],
   ['a lease ends', { expiresInS: (node) => (node === 'e' ? 600 : 86_400) }, { WeftLeaseEnding: 1 }],
   [

@@ -870,6 +870,27 @@ describe('at its limits, the doctor', () => {
     ).toEqual(['peer-unusable'])
   })
 
+  it('finds what host-gw left of a node that has gone, of either family', () => {
+    const path = { ...soundDual.status.dataPath, device: null, devices: { ipv4: null, ipv6: null } }
+    const config = { ...soundDual.status.config, backendType: 'host-gw' }
+    const right = [
+      ...[route('10.5.1.0/24', 'cni0'), route('10.5.2.0/24', 'eth0', '192.0.2.2')],
+      { ...route('fd00:5:0:2::/64', 'eth0', '2001:db8::2'), metric: 1024 },
+    ]
+    const facts = { ...soundDual, status: { ...soundDual.status, config, dataPath: path } }
+    const left = [
+      ...[...right, route('10.5.9.0/24', 'eth0', '192.0.2.9')],
+      { ...route('fd00:5:0:9::/64', 'eth0', '2001:db8::9'), metric: 1024 },
+    ]
+    const foreign = (routes: Facts['routes']) =>
+      said({ ...facts, routes }).filter((line) => line.startsWith('foreign-route'))
+    expect(foreign(right)).toEqual([])
+    expect(foreign(left)).toEqual([
+      'foreign-route: 10.5.9.0/24 goes via 192.0.2.9 to eth0',
+      'foreign-route: fd00:5:0:9::/64 goes via 2001:db8::9 to eth0',
+    ])
+  })
+
   it('says of one that sends that it is to be looked at there first, and how long ago it was heard', () => {
     const facts = { ...withPeers({ state: 'programmed', heardSecondsAgo: 3.4, unansweredSeconds: 6 }), ...silent }
     const heard = '10.5.2.0/24 at 192.0.2.2:8285: last heard 3 s ago; it sends, but what is sent to it is lost'
