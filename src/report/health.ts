@@ -6,16 +6,17 @@
 
 import { once } from 'node:events'
 import { mkdir, unlink } from 'node:fs/promises'
-import { createServer, type IncomingMessage, type Server } from 'node:http'
-import { connect, type Socket } from 'node:net'
+import type { IncomingMessage, Server } from 'node:http'
+import { connect } from 'node:net'
 import { hostname, networkInterfaces } from 'node:os'
 import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
-import { jsonLine, printableLines } from '../base/text.ts'
+import { jsonLine } from '../base/text.ts'
 import { isToldAt, listenAt, refusalOf, type Refusal } from './audience.ts'
 import { noDrops, parseAfter, type DropsReport } from './drops.ts'
 import type { Hour } from './hour.ts'
+import { closing, listening, serverOf, textAnswer, type Answer, type Asked } from './http.ts'
 import type { NetworkReport } from './network.ts'
 import type { Page } from './page.ts'
 import { eventsReport, type PeerEvents } from './peer-events.ts'
@@ -115,29 +116,6 @@ export function createHealth({ daemon, events, page = async () => undefined }: A
   return health
 }
 
-export interface Answer {
-  readonly status: number
-  readonly type: string
-  readonly body: string
-  /** Beside the type. */
-  readonly headers?: Readonly<Record<string, string>>
-}
-
-const text = (status: number, body: string): Answer => ({
-  status,
-  type: 'text/plain; charset=utf-8',
-  body: printableLines(body),
-})
-
-interface Asked {
-  readonly path: string
-  readonly authorization: string | undefined
-  readonly query: URLSearchParams
-  readonly method: string
-  /** The reason why whoever asks gets no more than the probes. */
-  readonly refusal: Refusal | undefined
-}
-
 /**
  * Answers a path at the port; the first two word for word as flanneld's main.go, to any method, as there. /readyz and /livez by the
  * table of states.ts.
@@ -146,9 +124,11 @@ async function answerAtPort(asked: Asked, health: Health, isAtSocket = false): P
   const node = health.snapshot()
   switch (asked.path) {
     case '/healthz':
-      return text(200, 'flanneld is running')
+      return textAnswer(200, 'flanneld is running')
     case '/readyz':
-      return node && isReadyNow(node) ? text(200, 'flanneld is ready') : text(503, 'flanneld is not ready yet')
+      return node && isReadyNow(node)
+        ? textAnswer(200, 'flanneld is ready')
+        : textAnswer(503, 'flanneld is not ready yet')
     case '/livez': {
       const beginning = health.beginning()
       const { words, livez } = readingOf(node ? stateOf(node) : stateBefore(beginning))
@@ -156,7 +136,7 @@ async function answerAtPort(asked: Asked, health: Health, isAtSocket = false): P
       const first = trouble === undefined ? words : `${words}: ${trouble}`
       const details = asked.refusal ? '' : `${node ? detailsOf(node) : `${beginning.waitsFor}; no lease yet`}\n`
       const alive = words === 'working' ? 'weftd is alive' : `weftd is alive, ${first}`
-      return text(livez, `${livez === 200 ? alive : first}\n${details}`)
+      return textAnswer(livez, `${livez === 200 ? alive : first}\n${details}`)
     }
     default:
       return answerInFull(asked, health, isAtSocket)
@@ -169,7 +149,7 @@ async function answerInFull(
   isAtSocket: boolean,
 ): Promise<Answer> {
   if (refusal && ['/status.json', '/events.json', '/history.json', '/network.json', '/metrics', '/'].includes(path))
-    return text(refusal.status, `${refusal.status} ${refusal.why}\n`)
+    return textAnswer(refusal.status, `${refusal.status} ${refusal.why}\n`)
   switch (path) {
     case '/status.json':
       if (!isRead(method)) return NOT_ALLOWED
@@ -190,9 +170,13 @@ async function answerInFull(
     }
     case '/network.json':
       if (!isRead(method)) return NOT_ALLOWED
-      if (!health.network) return text(409, 'nodes tell one another nothing: weftd runs without --status-network\n')
+      if (!health.network)
+        return textAnswer(409, 'nodes tell one another nothing: weftd runs without --status-network\n')
       if (health.network.isGuarded && !isAtSocket)
-        return text(403, '403 a token guards the status of other nodes: ask as root on the host, by `weft network`\n')
+        return textAnswer(
+          403,
+          '403 a token guards the status of other nodes: ask as root on the host, by `weft network`\n',
+        )
       return json(await health.network.report())
     case '/': {
       const page = await health.page()
@@ -209,7 +193,7 @@ async function answerAtSocket(asked: Asked, health: Health): Promise<Answer> {
   if (asked.path !== '/drops.json') return answerAtPort(asked, health, true)
   if (!isRead(asked.method)) return NOT_ALLOWED
   const after = parseAfter(asked.query.get('after') ?? '')
-  return after ? json(health.drops(after)) : text(400, '400 after is what the answer before had as next: 1,2,3\n')
+  return after ? json(health.drops(after)) : textAnswer(400, '400 after is what the answer before had as next: 1,2,3\n')
 }
 
 const json = (value: unknown): Answer => ({
@@ -224,8 +208,8 @@ function statusText(status: Status): Answer {
   return answer
 }
 const isRead = (method: string): boolean => method === 'GET' || method === 'HEAD'
-const NOT_FOUND = text(404, '404 page not found\n')
-const NOT_ALLOWED = text(405, '405 method not allowed\n')
+const NOT_FOUND = textAnswer(404, '404 page not found\n')
+const NOT_ALLOWED = textAnswer(405, '405 method not allowed\n')
 
 export interface HealthServer {
   /** The port bound to, which the kernel chose when 0 was asked for. */
@@ -233,80 +217,6 @@ export interface HealthServer {
   /** Ends open connections too: a prober that keeps its own must not hold up the stop. */
   close(): Promise<void>
 }
-
-/**
- * The limits of a request: the size of its header, the time for the header and for the whole request, the time without
- * a byte in either direction. Node.js looks for requests that take too long every two seconds.
- */
-const LIMITS = {
-  ...{ maxHeaderSize: 8 << 10, headersTimeout: 5_000, requestTimeout: 5_000 },
-  ...{ connectionsCheckingInterval: 2_000, keepAliveTimeout: 5_000 },
-}
-const SILENT_MS = 30_000
-const MOST_CONNECTIONS = 128
-
-/** `refusing`: why a request is told no more than the probes; undefined when it may hear all. */
-function serverOf(
-  health: Health,
-  answer: (asked: Asked, health: Health) => Promise<Answer>,
-  refusing: (request: IncomingMessage, host: string | undefined) => Refusal | undefined,
-): Server {
-  const asking = new WeakSet<Socket>()
-  const server = createServer(LIMITS, (request, response) => {
-    const { socket } = request
-    request.resume()
-    // Whoever asks more before it is answered (RFC 9112 section 9.3.2) would have thousands of answers made in one turn of the event
-    // loop, and kept until it reads them.
-    if (asking.has(socket)) return void socket.destroy()
-    asking.add(socket)
-    response.once('close', () => asking.delete(socket))
-    const target = request.url ?? ''
-    // A client of a proxy gives the whole URL.
-    const [, authority, rest = target] = /^https?:\/\/([^/?#]*)(.*)$/is.exec(target) ?? []
-    const [, path = '', query = ''] = /^([^?]*)\??(.*)$/s.exec(rest) ?? []
-    const refusal = refusing(request, authority ?? request.headers.host)
-    const { authorization } = request.headers
-    void answer(
-      { path, authorization, query: new URLSearchParams(query), method: request.method ?? '', refusal },
-      health,
-    )
-      .catch((error: unknown) => text(500, `${messageOf(error)}\n`))
-      .then(({ status, type, body, headers = {} }) => {
-        const isKnown = headers['ETag'] !== undefined && request.headers['if-none-match'] === headers['ETag']
-        const all = { 'Content-Type': type, 'X-Content-Type-Options': 'nosniff', ...headers }
-        response.writeHead(isKnown ? 304 : status, all).end(isKnown ? undefined : body)
-      })
-      .catch(() => response.destroy())
-  })
-  // A connection that the kernel does not hand over is one who asks in vain; before it listens there are others who hear it.
-  server.on('error', () => {})
-  server.setTimeout(SILENT_MS, (socket: Socket) => socket.destroy())
-  makeRoom(server)
-  return server
-}
-
-/** Closes, of too many connections, the oldest of whoever has most: who opens many keeps nobody else out. */
-function makeRoom(server: Server): void {
-  const open = new Map<Socket, string>()
-  server.on('connection', (socket) => {
-    open.set(socket, socket.remoteAddress ?? '')
-    socket.once('close', () => open.delete(socket))
-    if (open.size <= MOST_CONNECTIONS) return
-    const counts = new Map<string, number>()
-    for (const from of open.values()) counts.set(from, (counts.get(from) ?? 0) + 1)
-    const [most] = [...counts].reduce((a, b) => (b[1] > a[1] ? b : a))
-    const [oldest] = [...open].find(([, from]) => from === most) ?? []
-    if (!oldest) return
-    open.delete(oldest)
-    oldest.destroy()
-  })
-}
-
-const closing = (server: Server): Promise<void> =>
-  new Promise((resolve) => {
-    server.close(() => resolve())
-    server.closeAllConnections()
-  })
 
 export interface HealthPlace {
   /** The address where the probes are answered. */
@@ -340,7 +250,11 @@ export async function serveHealth(
       hostname(),
     )
   const listen = (at: string, on: number): Promise<Server> =>
-    listening(serverOf(health, answerAtPort, refusing), at, on)
+    listening(
+      serverOf((asked) => answerAtPort(asked, health), refusing),
+      at,
+      on,
+    )
   const [first = ip, second] = listenAt(ip, statusIp)
   const server = await listen(first, port).catch((error: unknown) => {
     const taken = (error as NodeJS.ErrnoException).code === 'EADDRINUSE'
@@ -353,8 +267,13 @@ export async function serveHealth(
   const bound = typeof address === 'object' && address ? address.port : port
   const servers = [server]
   // flanneld listens at the first alone: what is in the way of the other must not keep a node from its network.
-  const own = Object.values(networkInterfaces()).flatMap((addresses = []) => addresses.map(({ address }) => address))
-  if (!isToldAt(statusIp, own)) {
+  const own = Object.values(networkInterfaces()).flatMap((each = []) => each)
+  if (
+    !isToldAt(
+      statusIp,
+      own.map((each) => each.address),
+    )
+  ) {
     log.error(
       `This host has no address ${statusIp}, and nobody is told the status there; give --status-ip an address of it`,
     )
@@ -384,12 +303,12 @@ export async function serveView(
   audience: ViewAudience,
 ): Promise<ViewServer> {
   const answerView = async (asked: Asked): Promise<Answer> => {
-    if (asked.refusal) return text(asked.refusal.status, `${asked.refusal.why}\n`)
+    if (asked.refusal) return textAnswer(asked.refusal.status, `${asked.refusal.why}\n`)
     if (asked.path !== '/view.json') return NOT_FOUND
     if (!isRead(asked.method)) return NOT_ALLOWED
     const isTrusted = await audience.isTrusted(asked.authorization).catch(() => undefined)
-    if (isTrusted === undefined) return text(403, 'its own token cannot be read\n')
-    if (!isTrusted) return text(401, 'its token is another\n')
+    if (isTrusted === undefined) return textAnswer(403, 'its own token cannot be read\n')
+    if (!isTrusted) return textAnswer(401, 'its token is another\n')
     const status = await health.status()
     return json(viewOf(status, new Date().toISOString()))
   }
@@ -402,19 +321,9 @@ export async function serveView(
     }
     return refusalOf({ local: localAddress, remote: remoteAddress, host, ...browser }, address, '')
   }
-  const server = await listening(serverOf(health, answerView, refusing), address, port)
+  const server = await listening(serverOf(answerView, refusing), address, port)
   return { close: () => closing(server) }
 }
-
-/** Resolves once it listens. */
-const listening = (server: Server, ip: string, port: number): Promise<Server> =>
-  new Promise((resolve, reject) => {
-    server.once('error', reject)
-    server.listen(port, ip === '' ? undefined : ip, () => {
-      server.off('error', reject)
-      resolve(server)
-    })
-  })
 
 /**
  * Answers on a Unix socket that only this user may open; what a daemon that was killed left there is replaced. What is in the way is
@@ -432,7 +341,10 @@ export async function serveSocket(
     await unlink(path).catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ENOENT') throw error
     })
-    const server = serverOf(health, answerAtSocket, () => undefined)
+    const server = serverOf(
+      (asked) => answerAtSocket(asked, health),
+      () => undefined,
+    )
     // The socket is made within this call, with the mode that it is to have from its first moment.
     const umask = process.umask(0o177)
     try {

@@ -11,7 +11,7 @@ import { packageRoot, type Place } from '../../lab/lab.ts'
 import { verdictOf } from '../../src/report/page/model.ts'
 import type { Status } from '../../src/report/status.ts'
 import { diagnoseStatus } from '../../src/tool/doctor/checks.ts'
-import type { Report } from '../../src/tool/weft/bench.ts'
+import type { Report } from '../../src/tool/weft/bench-text.ts'
 import { weft, weftOf } from './hosts.ts'
 
 export interface Said {

@@ -2,26 +2,16 @@
 //
 // A check says nothing of what it cannot know: a healthy host is accused of nothing. What there is to find stands in findings.ts.
 
-import { isBackendType, kindOf, KINDS, outerOf, overheadBy, publishers } from '../../path/kinds.ts'
-import {
-  FAMILIES,
-  FAMILY_NAMES,
-  formatAddress,
-  formatNet,
-  netContains,
-  parseAddress,
-  parseNet,
-  type Address,
-  type Family,
-  type Net,
-} from '../../net/address.ts'
-import { conditionOf, type Status } from '../../report/status.ts'
-import type { Link, Route } from '../../host/links.ts'
+import { kindOf, publishers } from '../../path/kinds.ts'
+import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
+import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
 import { checkFirewall, keepsFromLeaving } from './firewall.ts'
+import { checkContainers, checkMtu } from './links.ts'
 import { checkLeases, checkPeers } from './peers.ts'
-import { isOwnDevice, networksOf, ownSides, seenSides, sideIn, sideText, type OwnSide, type SeenSide } from './sides.ts'
+import { checkRoutes } from './routes.ts'
+import { networksOf } from './sides.ts'
 
 /** Checks are told in this order. `look` returns undefined when it cannot know. */
 interface Check {
@@ -125,58 +115,6 @@ function checkForwarding({ status, isForwarding, isForwardingIpv6, bridgeFilter 
   ]
 }
 
-/** The metric of a usual route: one of a lower metric comes first (net/ipv6/route.c, IP6_RT_PRIO_USER). */
-const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
-
-function checkRoutes({ status, routes, silence }: Facts): Finding[] | undefined {
-  const path = status?.dataPath
-  if (!status || !path || path.engine === null || path.engine === 'none') return undefined
-  // What a dead weftd left is to stand as it did.
-  if (!path.open && silence === undefined) return undefined
-  const sides = ownSides(status).filter(({ family }) => path.families?.includes(family) ?? family === 'ipv4')
-  return sides.length === 0 ? undefined : sides.flatMap((side) => checkRoutesOf(side, status, routes))
-}
-
-function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, routes: readonly Route[]): Finding[] {
-  // A path that weftd carries itself has one route to the whole network; one that the kernel carries has that, or one
-  // to each peer.
-  const isOneRoute =
-    status.dataPath?.engine !== 'kernel' || kindOf(status.config?.backendType ?? '')?.routes === 'network'
-  const peers = (status.peers?.list ?? []).flatMap((peer) => {
-    const { subnet: net, publicIp, state } = sideIn(peer, family)
-    return net ? [{ net: formatNet(net), publicIp, state }] : []
-  })
-  const hosts = new Map(peers.map(({ net, publicIp }) => [net, publicIp]))
-  const whole = formatNet(network)
-  const isRight = ({ destination, device, gateway }: Route): boolean => {
-    const net = parseNet(destination)
-    if (!net || isOwnDevice(status, family, device)) return true
-    if (destination === whole) return !isOneRoute
-    const isOwn = net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address)
-    // Past the tunnel, as host-gw does and DirectRouting may.
-    return isOwn || (gateway !== undefined && hosts.get(destination) === parseAddress(gateway))
-  }
-  const first = routes.filter(({ destination, metric }) => {
-    const net = parseNet(destination)
-    return metric <= USUAL_METRIC[family] && net !== undefined && netContains(network, net.address)
-  })
-  const there = new Set(first.map(({ destination }) => destination))
-  const wanted = isOneRoute ? [whole] : peers.filter(({ state }) => state !== 'stored').map(({ net }) => net)
-  return [
-    ...each(
-      'foreign-route',
-      first.filter((route) => !isRight(route)),
-      ({ destination, device, gateway }) =>
-        `${destination} goes ${gateway === undefined ? '' : `via ${gateway} `}to ${device === '' ? 'nowhere' : device}`,
-    ),
-    ...each(
-      'no-route',
-      wanted.filter((destination) => !there.has(destination)),
-      (destination) => destination,
-    ),
-  ]
-}
-
 function checkStore({ status, silence, store: seen }: Facts): Finding[] | undefined {
   if (silence !== undefined)
     return seen && (seen.problem === undefined ? [] : [{ name: 'store-away', detail: seen.problem }])
@@ -254,111 +192,6 @@ function isSendingWrong(facts: Facts): boolean {
   )
   return isRefused || keepsFromLeaving(facts)
 }
-
-function checkMtu({ status, links, answers }: Facts): Finding[] | undefined {
-  const { config, dataPath, node, peers } = status ?? {}
-  const mtu = dataPath?.mtu
-  if (!status || !mtu || !config) return undefined
-  const sides = ownSides(status)
-  if (sides.length === 0) return undefined
-  const seen = (peers?.list ?? []).flatMap((peer) => seenSides(peer, answers))
-  // Whoever answers now is believed before what the daemon last saw.
-  const isCut = (side: SeenSide): boolean =>
-    side.answers ? side.answers.small && !side.answers.large : conditionOf(side) === 'narrow'
-  const isWhole = (side: SeenSide): boolean => side.answers?.large ?? side.path === 'whole'
-  const cut = seen.filter(isCut)
-  const external = links.find(({ name }) => name === node?.externalInterface)
-  const whole = mtu + overheadOf(config.backendType, dataPath.families ?? [])
-  const bridges = links.filter(
-    (link) =>
-      link.mtu > mtu &&
-      isContainers(link.name) &&
-      addressesOf(link).some((address) => sides.some(({ subnet }) => netContains(subnet, address))),
-  )
-  const whose =
-    external && whole > external.mtu
-      ? `it is this host's ${external.name}, which takes ${external.mtu} bytes`
-      : seen.some((side) => isWhole(side) && side.state !== 'stored')
-        ? 'others take them: look at the external interface of that host first, then at what is between'
-        : cut.length > 1
-          ? 'no peer takes them: look at this host first, and at the network that it is in'
-          : "look at both hosts' external interfaces, then at what is between: weft doctor there knows its own"
-  const cutText = (side: SeenSide): string => {
-    const longest = side.answers ? side.answers.longest : (side.passesBytes ?? undefined)
-    const since = side.pathSince !== null && conditionOf(side) === 'narrow' ? ` since ${side.pathSince}` : ''
-    const found = longest === undefined ? '' : `, of up to ${longest} they do`
-    return `${sideText(side)}: packets of ${mtu} bytes do not come back${since}${found}; ${whose}`
-  }
-  return [
-    ...each('path-mtu', cut, cutText),
-    ...(external && whole > external.mtu
-      ? [
-          {
-            name: 'mtu-too-large',
-            detail: `${mtu} bytes plus the tunnel's headers are ${whole}, but ${external.name} takes ${external.mtu}`,
-          } as const,
-        ]
-      : []),
-    ...(mtu < (dataPath.mtuAtStart ?? mtu)
-      ? [
-          {
-            name: 'mtu-shrunk',
-            detail: `${mtu} bytes${external ? ` since ${external.name} takes ${external.mtu}` : ''}, and ${dataPath.mtuAtStart} when weftd started`,
-          } as const,
-        ]
-      : []),
-    ...each('bridge-mtu', bridges, (link) => `${link.name} has ${link.mtu}, the data path ${mtu}`),
-  ]
-}
-
-/** The bytes around a packet, by the longer of the outer headers where there are any. */
-function overheadOf(type: string, families: readonly Family[]): number {
-  if (!isBackendType(type) || KINDS[type].overhead === 0) return 0
-  return overheadBy(type, outerOf(type, families.includes('ipv6') ? 'ipv6' : 'ipv4'))
-}
-
-const addressesOf = ({ addresses }: Link): readonly Address[] =>
-  [...addresses.ipv4, ...addresses.ipv6].map(({ address }) => address)
-
-const isContainers = (name: string): boolean => /^(docker|cni|br-|cbr|bridge|podman|nerdctl)/.test(name)
-
-function checkContainers({ status, links, subnetEnv, silence }: Facts): Finding[] | undefined {
-  const { node, dataPath, daemon } = status ?? {}
-  const sides = status ? ownSides(status) : []
-  if (sides.length === 0 || !node || !daemon || !dataPath || (!dataPath.open && silence === undefined)) return undefined
-  const elsewhere = links
-    .filter(({ name }) => isContainers(name))
-    .flatMap((link) => addressesOf(link).map((address) => ({ name: link.name, address })))
-    .flatMap(({ name, address }) => {
-      const side = sides.find(({ network, subnet }) => netContains(network, address) && !netContains(subnet, address))
-      return side ? [{ name, address, side }] : []
-    })
-  const unlike = sides.flatMap(({ family, subnet }) => {
-    const says = subnetEnv?.[family === 'ipv4' ? 'FLANNEL_SUBNET' : 'FLANNEL_IPV6_SUBNET'] ?? ''
-    return says === firstAddressOf(subnet) ? [] : [{ family, subnet, says }]
-  })
-  const [first] = unlike
-  const wrong =
-    subnetEnv === undefined
-      ? `${daemon.subnetFile} is not there`
-      : first
-        ? `${daemon.subnetFile} says ${first.says === '' ? (first.family === 'ipv4' ? 'no subnet' : 'no IPv6 subnet') : first.says}, and this node has ${formatNet(first.subnet)}`
-        : subnetEnv['FLANNEL_MTU'] === String(dataPath.mtu)
-          ? undefined
-          : `${daemon.subnetFile} says MTU ${subnetEnv['FLANNEL_MTU']}, and the data path has ${dataPath.mtu}`
-  return [
-    ...(wrong === undefined ? [] : [{ name: 'subnet-env-wrong', detail: wrong } as const]),
-    ...each(
-      'bridge-elsewhere',
-      elsewhere,
-      ({ name, address, side }) => `${name} has ${formatAddress(address)}, and this node ${formatNet(side.subnet)}`,
-    ),
-  ]
-}
-
-/** As subnet.env has a subnet: `10.5.1.1/24`. */
-const firstAddressOf = ({ address, prefixLength }: Net): string =>
-  `${formatAddress(typeof address === 'number' ? address + 1 : address + 1n)}/${prefixLength}`
 
 /**
  * The drops that tell of trouble. Those of a healthy network now and then (no route to a node that has gone, the first

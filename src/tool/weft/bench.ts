@@ -2,11 +2,11 @@
 
 import { networkInterfaces } from 'node:os'
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
-import { DEFAULT_PORT, type Counts, type InUse } from '../measure/conversation.ts'
+import { DEFAULT_PORT, type InUse } from '../measure/conversation.ts'
 import { connectTo, type Way } from '../measure/lines.ts'
 import { listen } from '../measure/listener.ts'
 import { datagramBytes, planOf, type Both, type Plan } from '../measure/plan.ts'
-import { increase, resultOf, type Compared, type Length, type Result, type Samples } from '../measure/result.ts'
+import { increase, resultOf, type Length } from '../measure/result.ts'
 import { beginRun, measure, type Run } from '../measure/run.ts'
 import {
   familyOf,
@@ -20,17 +20,16 @@ import {
 } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
 import { kindOf } from '../../path/kinds.ts'
-import { placeIn, sidesOf, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
+import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
 import { jsonLine, printable } from '../../base/text.ts'
 import { askStatus } from './ask.ts'
+import { textOf, type About, type Report } from './bench-text.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG, type Call } from './command.ts'
-import { bitRate, carrierText, milliseconds, table, type Screen } from './look.ts'
+import type { Screen } from './look.ts'
 import { askedPeer, createAsker, probesWanted, type Probe } from './peer.ts'
 
 const IDLE_MINUTES = 15
 const PING_MS = 1_000
-/** Less is not told as a number. */
-const LEAST_PERCENT = 0.001
 /** The MTU of a path of which nothing is known: every path of the internet takes this (RFC 8200, section 5). */
 const LEAST_MTU = 1280
 
@@ -204,14 +203,6 @@ async function benchPeer(call: BenchCall, name: string): Promise<number> {
   return failures.length > 0 ? EXIT.failed : EXIT.ok
 }
 
-/** What is measured, and by which addresses. */
-interface About extends Both<string> {
-  readonly peer: string
-  readonly name?: string | null
-  readonly port: number
-  /** Undefined in what was measured by no status. */
-  readonly length?: Length | null
-}
 type Outcome = Report | (About & { readonly unreached: string })
 
 /** Measures by one family. Resolves with the WeftError of a run that cannot begin, which leaves the next one free to. */
@@ -400,64 +391,5 @@ function progress(screen: Screen, json: boolean): (what: string) => void {
   }
 }
 
-export interface Report extends Result, About {
-  readonly plan: Plan
-  readonly samples: Samples
-  readonly inUse: { readonly here: InUse; readonly there: InUse | null }
-  readonly drops: { readonly here: Counts; readonly there: Counts | null }
-}
-
 const outcomeText = (outcome: Outcome, screen: Screen): string =>
   'tcp' in outcome ? textOf(outcome, screen) : `${screen.colour('bad', printable(outcome.unreached))}\n`
-
-/** The report as text for a person. */
-export function textOf(report: Report, { colour }: Pick<Screen, 'colour'>): string {
-  const { peer, name = null, outside, inside, plan, tcp, udp, roundTripMs, inUse, drops, notes } = report
-  const or = (value: number | null, text: (value: number) => string): string => (value === null ? '-' : text(value))
-  const times = (ratio: number): string => `${ratio.toFixed(2)} x`
-  const percent = (value: number): string =>
-    value > 0 && value < LEAST_PERCENT ? `< ${LEAST_PERCENT}%` : `${Number(value.toPrecision(3))}%`
-  const compared = ({ outside: out, inside: within, ratio }: Compared, text: (value: number) => string): string[] => [
-    or(out, text),
-    or(within, text),
-    or(ratio, times),
-  ]
-  const spread =
-    tcp.leastRatio === null || tcp.mostRatio === null ? '' : `${times(tcp.leastRatio)} to ${times(tcp.mostRatio)}`
-  const heading = `${titleOf({ name, subnet: peer })}, outside to ${outside}, inside to ${inside}; each path ${plan.pairs} x ${plan.seconds} s in turns\n\n`
-  const rows = [
-    ['', 'OUTSIDE', 'INSIDE', 'RATIO', 'OF EACH PAIR'],
-    [`TCP, ${plan.streams} connection${plan.streams === 1 ? '' : 's'}`, ...compared(tcp, bitRate), spread],
-    [
-      `UDP, ${udp.datagramBytes} B, sent`,
-      bitRate(udp.outside.sentBitsPerSecond),
-      bitRate(udp.inside.sentBitsPerSecond),
-    ],
-    ['UDP, lost', percent(udp.outside.lossPercent), percent(udp.inside.lossPercent)],
-    ['round trip, idle', ...compared(roundTripMs, milliseconds)],
-  ]
-  const carrier = (end: 'here' | 'there'): string => {
-    const used = inUse[end]
-    if (!used) return 'no weftd answers'
-    const path = used.pathMtu === null ? '' : `, ${used.pathMtu} to the other end`
-    return `${used.subnet}, ${carrierText(used)}${path}`
-  }
-  const dropped = (counts: Counts | null): string => {
-    if (!counts) return '-'
-    const all = Object.entries(counts).map(([reason, count]) => `${reason} ${count}`)
-    return all.length === 0 ? 'none' : colour('doubtful', all.join(', '))
-  }
-  const facts = [
-    ['here', carrier('here')],
-    ['there', carrier('there')],
-    ['drops here', dropped(drops.here)],
-    ['drops there', dropped(drops.there)],
-  ] as const
-  return [
-    heading,
-    table(rows, colour),
-    '\n',
-    ...facts.map(([what, text]) => `${colour('dim', what.padEnd(13))}${text}\n`),
-    ...(notes.length > 0 ? ['\n', ...notes.map((note) => `${colour('doubtful', note)}\n`)] : []),
-  ].join('')
-}

@@ -1,16 +1,12 @@
 // network.ts - `weft network`: what all nodes say of one another, asked by the daemon of this host.
 
+import { cellLook, lookOf, NETWORK_SCHEMA, wholeText, type NetworkReport } from '../../report/network.ts'
 import {
-  cellLook,
   isNetworkWell,
-  lookOf,
   NETWORK_FINDINGS,
-  NETWORK_SCHEMA,
-  wholeText,
   type NetworkFindingName,
   type NetworkNode,
-  type NetworkReport,
-} from '../../report/network.ts'
+} from '../../report/network-findings.ts'
 import { briefly } from '../../report/status.ts'
 import { jsonLine } from '../../base/text.ts'
 import { ask } from './ask.ts'

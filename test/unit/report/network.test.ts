@@ -4,14 +4,8 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
-import {
-  isNetworkWell,
-  MOST_IN_MATRIX,
-  NETWORK_FINDINGS,
-  networkReport,
-  wholeText,
-  type AskedNode,
-} from '../../../src/report/network.ts'
+import { MOST_IN_MATRIX, networkReport, wholeText } from '../../../src/report/network.ts'
+import { isNetworkWell, NETWORK_FINDINGS, type AskedNode } from '../../../src/report/network-findings.ts'
 import type { NodeView, Sight } from '../../../src/report/view.ts'
 
 const AT = '2026-11-22T10:00:00.000Z'

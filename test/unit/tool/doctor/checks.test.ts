@@ -871,13 +871,13 @@ describe('at its limits, the doctor', () => {
   })
 
   it('finds what host-gw left of a node that has gone, of either family', () => {
-    const path = { ...soundDual.status.dataPath, device: null, devices: { ipv4: null, ipv6: null } }
+    const dataPath = { ...soundDual.status.dataPath, device: null, devices: { ipv4: null, ipv6: null } }
     const config = { ...soundDual.status.config, backendType: 'host-gw' }
     const right = [
       ...[route('10.5.1.0/24', 'cni0'), route('10.5.2.0/24', 'eth0', '192.0.2.2')],
       { ...route('fd00:5:0:2::/64', 'eth0', '2001:db8::2'), metric: 1024 },
     ]
-    const facts = { ...soundDual, status: { ...soundDual.status, config, dataPath: path } }
+    const facts = { ...soundDual, status: { ...soundDual.status, config, dataPath } }
     const left = [
       ...[...right, route('10.5.9.0/24', 'eth0', '192.0.2.9')],
       { ...route('fd00:5:0:9::/64', 'eth0', '2001:db8::9'), metric: 1024 },

@@ -1,7 +1,8 @@
 // bench.test.ts - weft bench: who is let in, what is told of a host, and how a result looks.
 
 import { describe, expect, it } from 'vitest'
-import { inUseOf, refusalOf, textOf, waysTo, type Report } from '../../../../src/tool/weft/bench.ts'
+import { inUseOf, refusalOf, waysTo } from '../../../../src/tool/weft/bench.ts'
+import { textOf, type Report } from '../../../../src/tool/weft/bench-text.ts'
 import { parseAddress } from '../../../../src/net/address.ts'
 import { countPeers, startingReport, type PeerStatus, type Status } from '../../../../src/report/status.ts'
 import { beginningWith } from '../../../support/snapshot.ts'

@@ -1,0 +1,61 @@
+// routes.ts - how the doctor judges this host's routes to the network. Pure.
+
+import type { Route } from '../../host/links.ts'
+import { formatNet, netContains, parseAddress, parseNet, type Family } from '../../net/address.ts'
+import { kindOf } from '../../path/kinds.ts'
+import type { Status } from '../../report/status.ts'
+import type { Facts } from './facts.ts'
+import { each, type Finding } from './findings.ts'
+import { isOwnDevice, ownSides, sideIn, type OwnSide } from './sides.ts'
+
+/** The metric of a usual route: one of a lower metric comes first (net/ipv6/route.c, IP6_RT_PRIO_USER). */
+const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
+
+export function checkRoutes({ status, routes, silence }: Facts): Finding[] | undefined {
+  const path = status?.dataPath
+  if (!status || !path || path.engine === null || path.engine === 'none') return undefined
+  // What a dead weftd left is to stand as it did.
+  if (!path.open && silence === undefined) return undefined
+  const sides = ownSides(status).filter(({ family }) => path.families?.includes(family) ?? family === 'ipv4')
+  return sides.length === 0 ? undefined : sides.flatMap((side) => checkRoutesOf(side, status, routes))
+}
+
+function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, routes: readonly Route[]): Finding[] {
+  // A path that weftd carries itself has one route to the whole network; one that the kernel carries has that, or one
+  // to each peer.
+  const isOneRoute =
+    status.dataPath?.engine !== 'kernel' || kindOf(status.config?.backendType ?? '')?.routes === 'network'
+  const peers = (status.peers?.list ?? []).flatMap((peer) => {
+    const { subnet: net, publicIp, state } = sideIn(peer, family)
+    return net ? [{ net: formatNet(net), publicIp, state }] : []
+  })
+  const hosts = new Map(peers.map(({ net, publicIp }) => [net, publicIp]))
+  const whole = formatNet(network)
+  const isRight = ({ destination, device, gateway }: Route): boolean => {
+    const net = parseNet(destination)
+    if (!net || isOwnDevice(status, family, device)) return true
+    if (destination === whole) return !isOneRoute
+    const isOwn = net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address)
+    // Past the tunnel, as host-gw does and DirectRouting may.
+    return isOwn || (gateway !== undefined && hosts.get(destination) === parseAddress(gateway))
+  }
+  const first = routes.filter(({ destination, metric }) => {
+    const net = parseNet(destination)
+    return metric <= USUAL_METRIC[family] && net !== undefined && netContains(network, net.address)
+  })
+  const there = new Set(first.map(({ destination }) => destination))
+  const wanted = isOneRoute ? [whole] : peers.filter(({ state }) => state !== 'stored').map(({ net }) => net)
+  return [
+    ...each(
+      'foreign-route',
+      first.filter((route) => !isRight(route)),
+      ({ destination, device, gateway }) =>
+        `${destination} goes ${gateway === undefined ? '' : `via ${gateway} `}to ${device === '' ? 'nowhere' : device}`,
+    ),
+    ...each(
+      'no-route',
+      wanted.filter((destination) => !there.has(destination)),
+      (destination) => destination,
+    ),
+  ]
+}
