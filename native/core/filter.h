@@ -84,7 +84,7 @@ class Filter {
   /// Nothing is known of the next packet, whoever sent it.
   void forget() {
     source_ = kNone;
-    source6_ = {};
+    source6_.reset();
   }
 
   /// Finds the peer that a packet is of, when nothing is asked of it.
@@ -98,7 +98,7 @@ class Filter {
 
   std::optional<Counter> reason_to_drop_ipv6(const uint8_t* bytes, const Packet& packet) {
     const Address source = source_of(bytes, packet), destination = destination_of(bytes, packet);
-    if (!(source6_ == source)) {
+    if (source6_ != source) {
       forget();
       if (const auto reason = reason_against(6, source, bytes + 8)) return noted(reason, bytes, packet);
       source6_ = source;
@@ -120,9 +120,9 @@ class Filter {
     peer_ = table_->find(version, at);
     if (options_.verify == VerifySource::kOff) return {};
     if (peer_) return unless_sent_by(*peer_);
-    // A host that does not masquerade what it sends itself.
+    // A host that does not masquerade what it sends itself; one without a subnet of the family has no way here.
     const Net& network = options_.network.of(version);
-    if (network && !network.contains(source) && table_->has_endpoint_at(from_)) return {};
+    if (network && !network.contains(source) && table_->has_endpoint_at(from_, version)) return {};
     return k_rx_drop_unknown_sender;
   }
 
@@ -145,7 +145,7 @@ class Filter {
   Address from_;                    // its address
   uint64_t source_ = kNone;         // the inner source that was let in last from there
   uint64_t destination_ = kNone;    // the destination that was found in our subnet last
-  Address source6_, destination6_;  // the same of IPv6
+  std::optional<Address> source6_, destination6_;  // the same of IPv6, of which any value may stand in a packet
 };
 
 }  // namespace weft

@@ -96,12 +96,13 @@ void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, Endpoint* endpoin
   const Address now = endpoint ? endpoint->address() : Address(), was = before ? before->address() : Address();
   if (before) tables_.back().endpoints.push_back(before);
   if (now == was) return;
-  if (now) count_host(now, 1);
-  if (was) count_host(was, -1);
+  constexpr uint64_t kOne = PeerTable::one_of(std::is_same_v<Key, uint32_t> ? 4 : 6);
+  if (now) count_host(now, kOne);
+  if (was) count_host(was, -kOne);
 }
 
-void PeerTables::count_host(const Address& address, int change) {
-  hosts_.put(address, hosts_.find(address) + static_cast<uint32_t>(change), tables_.back().pages);
+void PeerTables::count_host(const Address& address, uint64_t change) {
+  hosts_.put(address, hosts_.find(address) + change, tables_.back().pages);
 }
 
 /// Removes what was in no record of this whole set.

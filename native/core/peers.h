@@ -98,15 +98,18 @@ class PeerTable {
     return version == 4 ? find_in(v4_, read_ipv4(destination)) : find_in(v6_, read_ipv6(destination));
   }
 
-  /// True when any peer's endpoint is at this address.
-  bool has_endpoint_at(const Address& address) const { return hosts_->find(address) != 0; }
+  /// True when the endpoint of any peer with a subnet of this version is at this address.
+  bool has_endpoint_at(const Address& address, uint8_t version) const {
+    return static_cast<uint32_t>(hosts_->find(address) / one_of(version)) != 0;
+  }
 
  private:
   friend class PeerTables;
   template <typename Key>
   using Subnets = PagedMap<Key, Endpoint*>;
-  /// The number of endpoints at each address.
-  using Hosts = PagedMap<Address, uint32_t>;
+  /// The numbers of endpoints at each address: of subnets of IPv4 in the lower half, of IPv6 in the upper.
+  using Hosts = PagedMap<Address, uint64_t>;
+  static constexpr uint64_t one_of(uint8_t version) { return version == 4 ? 1 : uint64_t{1} << 32; }
   template <typename Key>
   struct Length {
     Key mask;
@@ -212,7 +215,7 @@ class PeerTables {
   void keep_only_round(Lengths<Key>& lengths);
   template <typename Key>
   void drop_empty(Lengths<Key>& lengths);
-  void count_host(const Address& address, int change);
+  void count_host(const Address& address, uint64_t change);
   Endpoint* new_endpoint(const Endpoint& wanted);
   void publish();
   void free_unheld();

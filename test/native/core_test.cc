@@ -893,7 +893,9 @@ static void test_peer_changes() {
                 found->encap == expected->encap);
         }
         const Address host = ipv4(0xc0000200 + random_below(24));
-        CHECK(table.has_endpoint_at(host) == anew.current().has_endpoint_at(host));
+        for (const uint8_t version : {uint8_t{4}, uint8_t{6}}) {
+          CHECK(table.has_endpoint_at(host, version) == anew.current().has_endpoint_at(host, version));
+        }
       }
       for (auto& [_, entry] : model) {
         const Endpoint* found = table.find(entry.record[0], &entry.record[8]);
@@ -985,9 +987,9 @@ static void test_peer_table_stays() {
       for (uint32_t each = 0; each < kSubnets; each++) {
         const Endpoint* found = table.find(version, subnet(each).data());
         wrong += each % 2 == 0 ? !found || !found->is_at(ipv4(1 + each)) : found != nullptr;
-        wrong += table.has_endpoint_at(ipv4(1 + each)) != (each % 2 == 0);
+        wrong += table.has_endpoint_at(ipv4(1 + each), version) != (each % 2 == 0);
       }
-      for (uint32_t each = 1'000; each < 1'010; each++) wrong += table.has_endpoint_at(ipv4(each));
+      for (uint32_t each = 1'000; each < 1'010; each++) wrong += table.has_endpoint_at(ipv4(each), version);
       CHECK(wrong == 0);
     }
     reader.release();
@@ -1014,7 +1016,7 @@ static void test_peer_replacement() {
       const Endpoint *found = table.find(4, address), *beside = table.find(4, other);
       if ((found != nullptr) != (beside != nullptr)) wrong++;
       if (found && beside) {
-        if (!(found->to == beside->to) || !table.has_endpoint_at(found->address())) wrong++;
+        if (!(found->to == beside->to) || !table.has_endpoint_at(found->address(), 4)) wrong++;
         found->path.learn(1400, 1);
       }
       reader.release();
@@ -1145,7 +1147,10 @@ static void test_families() {
     const PeerTables tables(0, r);
     const Endpoint* found = tables.current().find(family, v6);
     CHECK(found && found->is_at(Address::v6(v6)) && found->to.port() == htons(8285));
-    CHECK(tables.current().has_endpoint_at(Address::v6(v6)) && !tables.current().has_endpoint_at(ipv4(1)));
+    const uint8_t other = family == 4 ? 6 : 4;
+    CHECK(tables.current().has_endpoint_at(Address::v6(v6), family));
+    CHECK(!tables.current().has_endpoint_at(Address::v6(v6), other));
+    CHECK(!tables.current().has_endpoint_at(ipv4(1), family));
     CHECK(found && found->to.size() == sizeof(sockaddr_in6));
   }
 }
@@ -1236,7 +1241,7 @@ static void test_endpoints() {
   const PeerTable& table = tables.current();
   for (const auto& [address, is_there] :
        {std::pair{0xc0000202u, true}, {0xc0000205u, true}, {0xc0000203u, false}, {0x050200c0u, false}, {0u, false}}) {
-    CHECK(table.has_endpoint_at(ipv4(address)) == is_there);
+    CHECK(table.has_endpoint_at(ipv4(address), 4) == is_there && !table.has_endpoint_at(ipv4(address), 6));
   }
   const uint8_t second[] = {10, 5, 1, 9};
   CHECK(table.find(4, second)->is_at(ipv4(0xc0000202)) && !table.find(4, second)->is_at(ipv4(0xc0000205)));
@@ -1250,7 +1255,7 @@ static void test_endpoints() {
   v6[2] = 6;
   const PeerTables tables_v6(0, v6);
   const PeerTable& by_v6 = tables_v6.current();
-  CHECK(!by_v6.has_endpoint_at(ipv4(0xc0000202)) && !by_v6.find(4, second)->is_at(ipv4(0xc0000202)));
+  CHECK(!by_v6.has_endpoint_at(ipv4(0xc0000202), 4) && !by_v6.find(4, second)->is_at(ipv4(0xc0000202)));
 }
 
 /// Of IPv6, by a number that both halves have.

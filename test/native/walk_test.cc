@@ -1175,6 +1175,20 @@ void test_filter() {
       CHECK(named == (expected != kIn));
     }
   }
+  context = "from or to :: and all ones, before any other packet of its turn, and again";
+  for (const uint8_t value : {uint8_t{0}, uint8_t{0xff}}) {
+    for (const size_t at : {size_t{8}, size_t{24}}) {
+      Fields f = inward();
+      f.v6 = true;
+      Bytes bytes = build(f);
+      std::fill_n(bytes.begin() + static_cast<ptrdiff_t>(at), 16, value);
+      Host<Encap> host(kAllFeatures, {}, VerifySource::kStrict);
+      host.set_peers(host.peer_record(6));
+      for (int times = 0; times < 2; times++) host.from_peer(outer<Encap>(bytes));
+      CHECK(!host.ingress->pump().failure);
+      CHECK(host.row[k_rx_packets] == 0 && host.row[at == 8 ? kSpoofed : kNotOurs] == 2);
+    }
+  }
   context = "what routers of IPv6 tell their link";
   for (const uint8_t second : {0x80, 0xbf, 0x7f, 0xc0}) {
     Host<Encap> host(kAllFeatures, {}, VerifySource::kOff);

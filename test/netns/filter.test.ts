@@ -7,12 +7,13 @@ import { afterAll, afterEach, beforeAll, expect, it } from 'vitest'
 import { createLab, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { parseIpv6 } from '../../src/net/ipv6.ts'
 import { eventually } from '../support/event.ts'
 import { buildForge, type Forge } from '../support/forge.ts'
-import { added, answers, subnetOf, tunAddress } from '../support/hosts.ts'
+import { added, answers, statusOf, subnetOf, tunAddress } from '../support/hosts.ts'
 import { BUILD_MS } from '../support/native-program.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { ipv4Packet, udpDatagram } from '../support/packets.ts'
+import { ipv4Packet, ipv6Packet, udpDatagram } from '../support/packets.ts'
 
 const lacks = needs(HOSTS, 'g++', 'iperf3', 'ping')
 
@@ -25,9 +26,9 @@ let lab: Lab
 afterEach(() => lab?.close())
 
 const leases = (): string => join(lab.folder, 'leases')
-function configure(backend: object): void {
+function configure(backend: object, more: object = {}): void {
   mkdirSync(leases(), { recursive: true })
-  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend, ...more }))
 }
 async function start(host: Host, ...more: string[]): Promise<Daemon> {
   const daemon = host.startDaemon({ args: ['--lease-dir', leases(), ...more] })
@@ -169,6 +170,78 @@ it.each(CASES)(
     expect(await daemon.stop()).toBe(0)
   },
 )
+
+it.each(['native', 'naive'])('nothing forged of IPv6 reaches the TUN of the %s engine', async (engine) => {
+  lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
+  const [victim, peer, old] = lab.hosts as [Host, Host, Host]
+  configure(
+    { Type: 'udp' },
+    { SubnetMax: '10.5.239.0', EnableIPv6: true, IPv6Network: 'fd00:5::/48', IPv6SubnetMin: 'fd00:5:0:10::' },
+  )
+  // As flanneld's: a node without an IPv6 subnet.
+  mkdirSync(join(leases(), 'subnets'))
+  writeFileSync(join(leases(), 'subnets', '10.5.250.0-24'), JSON.stringify({ PublicIP: old.address, PublicIPv6: null }))
+  const daemon = await start(victim, '--engine', engine, '--workers', '1')
+  await start(peer, '--engine', engine)
+  await daemon.line(added('10.5.250.0/24'))
+  const [inside, other] = (await Promise.all([victim, peer].map((host) => host.startPod()))) as [Pod, Pod]
+  const [ours, peers] = [inside.ipv6 ?? '', other.ipv6 ?? '']
+  await reach(other.namespace, ours)
+  // The kernel may send requests of its own device there; it answers them.
+  const six = (from: string, to = ours, payload: Buffer = Buffer.alloc(16), protocol = 17, hopLimit = 64): Buffer =>
+    ipv6Packet(parseIpv6(from)!, parseIpv6(to)!, payload, { protocol, hopLimit })
+  const bytes = (hex: string): Buffer => Buffer.from(hex.replaceAll(' ', ''), 'hex')
+  const tunOf = (host: Host): string => host.subnetEnv()['FLANNEL_IPV6_SUBNET']!.replace('::1/64', '::')
+  /** Of nobody who sends them. */
+  const forged = [
+    ...[peers, tunOf(peer), 'fd00:5:0:1::7', ours, tunOf(victim), '2001:db8::7', old.ipv6, victim.ipv6],
+    ...['fe80::1', '::', '::1', 'ff02::1', '::ffff:10.5.1.2', '::10.5.1.2'],
+  ].map((source) => six(source))
+  /** Which nobody may send, the peer neither. */
+  const unsound = [
+    ...[tunOf(victim), 'fe80::1', '::', '::1', 'ff02::1', '::ffff:10.5.1.2'].map((source) => six(source)),
+    ...['fd00:5:0:1::7', 'ff02::1', 'fe80::1', '::1', victim.ipv6, peers].map((to) => six(peers, to)),
+    // A router's advertisement and solicitation, a neighbour's and a redirect (RFC 4861), each as its link would take it.
+    ...[133, 134, 135, 136, 137].map((type) =>
+      six(peers, ours, Buffer.concat([Buffer.from([type, 0]), Buffer.alloc(38)]), 58, 255),
+    ),
+    six(peers, ours, bytes('11 02 00 01 00000000 00000000000000000000000000000000'), 43), // source route, type 0
+    six(peers, ours, bytes('11 02 04 01 00000000 00000000000000000000000000000000'), 43), // one that leads on
+    six(
+      peers,
+      ours,
+      Buffer.concat([...Array.from({ length: 8 }, () => bytes('3c 00 01 04 00000000')), bytes('11 00 01 04 00000000')]),
+      60,
+    ),
+    six(peers, ours, bytes('11 ff 01 04 00000000'), 60), // longer than the packet
+    six(peers, ours, bytes('06 00 00 01 00000001 0001020304050607'), 44), // a first fragment that hides the TCP header
+    six(peers, ours, bytes('06 00 00 08 00000001 0001020304050607'), 44), // one that overlaps it
+    six(peers, ours, bytes('3b 00 c2 04 00010000'), 0), // a jumbogram
+  ]
+  const before = await written(victim, 'flannel0')
+  const PINGS = 5
+  await forge.send(old, victim, 8285, [...forged, ...unsound], 5 * (forged.length + unsound.length))
+  await forge.send(peer, victim, 8285, unsound, 5 * unsound.length)
+  await answers(other.namespace, ours, PINGS)
+  expect((await written(victim, 'flannel0')) - before).toBe(PINGS)
+  const { dataPath } = await statusOf(victim)
+  const dropped = Object.entries(dataPath!.counters).filter(([name, count]) => name.startsWith('rx_drop') && count > 0)
+  expect(dropped.reduce((sum, [, count]) => sum + count, 0)).toBe(5 * (forged.length + 2 * unsound.length))
+  expect(dropped.map(([name]) => name).toSorted()).toEqual([
+    ...['rx_drop_destination', 'rx_drop_fragment', 'rx_drop_not_ours', 'rx_drop_options'],
+    ...['rx_drop_spoofed_source', 'rx_drop_unknown_sender'],
+  ])
+  await daemon.line(
+    /Packets from 192\.168\.77\.3 are not let in: no lease says that 2001:db8::7 is there|Packets from 192\.168\.77\.3 are not let in: fd00:5:/,
+  )
+  // What it is let in by IPv4 it is not by IPv6, and nothing of IPv6 goes to it.
+  expect(await victim.run(['ping', '-c', '1', '-W', '1', 'fd00:5:0:fa00::1'])).toMatchObject({ code: 1 })
+  expect((await statusOf(victim)).peers!.list.find(({ subnet }) => subnet === '10.5.250.0/24')!.families).toMatchObject(
+    {
+      ipv6: null,
+    },
+  )
+})
 
 it('a peer that sends from another address than it publishes is named once, and let in by "inner"', async () => {
   lab = await createLab({ hosts: 2 })

@@ -1,4 +1,4 @@
-// packets.ts - builds IPv4 packets for tests.
+// packets.ts - builds packets for tests.
 
 import { internetChecksum } from '../../src/path/engine/reference/packet.ts'
 
@@ -41,6 +41,28 @@ export function ipv4Packet(fields: PacketFields): Buffer {
   header.writeUInt32BE(destination, 16)
   options.copy(header, 20)
   header.writeUInt16BE(internetChecksum(header), 10)
+  return Buffer.concat([header, payload])
+}
+
+/** An IPv6 packet, of `protocol` behind its fixed header (RFC 8200 section 3). */
+export function ipv6Packet(
+  source: bigint,
+  destination: bigint,
+  payload: Buffer,
+  { protocol = 17, hopLimit = 64 }: { protocol?: number; hopLimit?: number } = {},
+): Buffer {
+  const header = Buffer.alloc(40)
+  header.writeUInt8(0x60, 0)
+  header.writeUInt16BE(payload.length, 4)
+  header.writeUInt8(protocol, 6)
+  header.writeUInt8(hopLimit, 7)
+  for (const [at, address] of [
+    [8, source],
+    [24, destination],
+  ] as const) {
+    header.writeBigUInt64BE(address >> 64n, at)
+    header.writeBigUInt64BE(address & 0xffff_ffff_ffff_ffffn, at + 8)
+  }
   return Buffer.concat([header, payload])
 }
 

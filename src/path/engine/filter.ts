@@ -49,8 +49,9 @@ export function reasonToDrop(
   if (isOf(subnet, source)) return 'rx_drop_spoofed_source'
   const peer = peers.find(source)
   if (peer && verifySource === 'strict' && peer.endpoint !== from) return 'rx_drop_spoofed_source'
-  // A source without a peer may be a host that does not masquerade what it sends itself.
-  const mayBeAHost = network[familyOf(source)] && !isOf(network, source) && peers.hasEndpointAt(from)
+  // A source without a peer may be a host that does not masquerade what it sends itself; one without a subnet of the family has no way here.
+  const family = familyOf(source)
+  const mayBeAHost = network[family] && !isOf(network, source) && peers.hasEndpointAt(from, family)
   if (!peer && !mayBeAHost) return 'rx_drop_unknown_sender'
   return isOf(subnet, destination) ? undefined : 'rx_drop_destination'
 }

@@ -93,8 +93,8 @@ export function decodePeers(records: Uint8Array): Peer[] {
 export interface PeerTable {
   /** The peer whose subnet has an address; of several the one with the longest prefix. */
   find(address: Address): Peer | undefined
-  /** True when any peer's endpoint is at an address. */
-  hasEndpointAt(address: Address): boolean
+  /** True when the endpoint of any peer with a subnet of the family is at an address. */
+  hasEndpointAt(address: Address, family: Family): boolean
   /** Puts these peers, or takes those away that are gone; all others stay. */
   change(peers: readonly Peer[]): void
 }
@@ -108,8 +108,8 @@ export function createPeerTable(peers: readonly Peer[]): PeerTable {
   }
   /** The subnets by the length of their prefixes, the longest first. */
   let lengths: readonly Length[] = []
-  /** The number of peers whose endpoint is at each address. */
-  const endpoints = new Map<Address, number>()
+  /** The number of peers whose endpoint is at each address, by the family of their subnets. */
+  const endpoints = { ipv4: new Map<Address, number>(), ipv6: new Map<Address, number>() }
   function subnetsOf({ subnet }: Peer): Map<Address, Peer> {
     const [family, bits] = [familyOf(subnet), subnet.prefixLength]
     const known = lengths.find((length) => length.family === family && length.bits === bits)
@@ -118,10 +118,11 @@ export function createPeerTable(peers: readonly Peer[]): PeerTable {
     lengths = [...lengths, length].toSorted((a, b) => b.bits - a.bits)
     return length.subnets
   }
-  function count(endpoint: Address, change: number): void {
-    const now = (endpoints.get(endpoint) ?? 0) + change
-    if (now === 0) endpoints.delete(endpoint)
-    else endpoints.set(endpoint, now)
+  function count({ subnet, endpoint }: Peer, change: number): void {
+    const of = endpoints[familyOf(subnet)]
+    const now = (of.get(endpoint) ?? 0) + change
+    if (now === 0) of.delete(endpoint)
+    else of.set(endpoint, now)
   }
   const table: PeerTable = {
     find(address) {
@@ -132,17 +133,17 @@ export function createPeerTable(peers: readonly Peer[]): PeerTable {
       }
       return undefined
     },
-    hasEndpointAt: (address) => endpoints.has(address),
+    hasEndpointAt: (address, family) => endpoints[family].has(address),
     change(changes) {
       for (const peer of changes) {
         const subnets = subnetsOf(peer)
         const before = subnets.get(peer.subnet.address)
-        if (before) count(before.endpoint, -1)
+        if (before) count(before, -1)
         if (peer.isGone) {
           subnets.delete(peer.subnet.address)
         } else {
           subnets.set(peer.subnet.address, peer)
-          count(peer.endpoint, 1)
+          count(peer, 1)
         }
       }
     },

@@ -31,8 +31,15 @@ it('finds the peer with the longest prefix, and of two for one subnet the last',
   ] as const)
     expect(table.find(ip(address))?.endpoint).toBe(ip(endpoint))
   for (const nobodys of ['10.5.3.7', 'fd00:5:3::7', '::a05:207']) expect(table.find(ip(nobodys))).toBeUndefined()
-  expect(table.hasEndpointAt(ip('192.0.2.3'))).toBe(true)
-  expect(table.hasEndpointAt(ip('192.0.2.4'))).toBe(false)
+  expect([table.hasEndpointAt(ip('192.0.2.3'), 'ipv4'), table.hasEndpointAt(ip('192.0.2.3'), 'ipv6')]).toEqual([
+    true,
+    false,
+  ])
+  expect([table.hasEndpointAt(ip('2001:db8::3'), 'ipv4'), table.hasEndpointAt(ip('2001:db8::3'), 'ipv6')]).toEqual([
+    false,
+    true,
+  ])
+  expect(table.hasEndpointAt(ip('192.0.2.4'), 'ipv4')).toBe(false)
 })
 
 const [OURS, OURS6, PEER] = ['10.5.1.2', 'fd00:5:1::2', '192.0.2.2']
@@ -57,6 +64,7 @@ it.each([
   [PEER, '10.5.2.7', '192.0.2.1', NOT_OURS, NOT_OURS],
   [PEER, 'fd00:5:2::7', OURS6, undefined, undefined],
   [PEER, '2001:db8::7', OURS6, undefined, undefined],
+  ['192.0.2.3', '2001:db8::7', OURS6, UNKNOWN, UNKNOWN], // it has no IPv6 subnet
   ['2001:db8::3', 'fd00:5:2:0:8000::7', OURS6, undefined, undefined],
   ['192.0.2.8', 'fd00:5:2::7', OURS6, SPOOFED, undefined],
   ['192.0.2.8', '2001:db8::7', OURS6, UNKNOWN, UNKNOWN],

@@ -10,7 +10,7 @@ import {
   PEER_RECORD_BYTES,
   type Peer,
 } from '../../../../src/path/engine/peers.ts'
-import { formatNet, netContains, parseAddress, parseNet, type Net } from '../../../../src/net/address.ts'
+import { familyOf, formatNet, netContains, parseAddress, parseNet, type Net } from '../../../../src/net/address.ts'
 import { ipv4Net, parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { ipv6Net } from '../../../../src/net/ipv6.ts'
 
@@ -75,8 +75,11 @@ it('of whatever was put and taken away has the peers that a list of all has', ()
           const [longest] = those.toSorted((a, b) => b.subnet.prefixLength - a.subnet.prefixLength)
           expect(table.find(address)).toEqual(longest)
         }
-        const hosts = new Set([...all.values()].map(({ endpoint }) => endpoint))
-        for (const host of [1, 2, 3, 2n, 3n, 4n]) expect(table.hasEndpointAt(host)).toBe(hosts.has(host))
+        for (const family of ['ipv4', 'ipv6'] as const) {
+          const those = [...all.values()].filter(({ subnet: net }) => familyOf(net) === family)
+          const hosts = new Set(those.map(({ endpoint }) => endpoint))
+          for (const host of [1, 2, 3, 2n, 3n, 4n]) expect(table.hasEndpointAt(host, family)).toBe(hosts.has(host))
+        }
       }
       put(first.map(made))
       for (const round of rounds) {
