@@ -111,7 +111,8 @@ const LISTENS = {
 }
 
 describe.each(KINDS)('%s', (_name, backend, mtus) => {
-  const known = (['ipv4', 'both', 'ipv6'] as const).filter((which) => mtus[which])
+  // IPv4 alone is what all the other files have.
+  const known = (['both', 'ipv6'] as const).filter((which) => mtus[which])
   it.each(known)('carries %s between containers', async (which) => {
     const families = FAMILIES_OF[which]
     const [daemon] = await running(families, backend)
@@ -120,7 +121,7 @@ describe.each(KINDS)('%s', (_name, backend, mtus) => {
     const env = a.subnetEnv()
     expect(Object.keys(env)).toEqual([
       ...(which === 'ipv6' ? [] : ['FLANNEL_NETWORK', 'FLANNEL_SUBNET']),
-      ...(which === 'ipv4' ? [] : ['FLANNEL_IPV6_NETWORK', 'FLANNEL_IPV6_SUBNET']),
+      ...['FLANNEL_IPV6_NETWORK', 'FLANNEL_IPV6_SUBNET'],
       ...['FLANNEL_MTU', 'FLANNEL_IPMASQ'],
     ])
     expect(env['FLANNEL_MTU']).toBe(String(mtus[which]))

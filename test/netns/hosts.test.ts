@@ -117,7 +117,6 @@ async function startAll(on: Lab, args: readonly string[]): Promise<Daemon[]> {
 
 describe.each([
   ['etcd', 'native'],
-  ['etcd', 'dgram'],
   ['directory', 'native'],
   ['directory', 'dgram'],
   ['directory', 'naive'],
@@ -290,7 +289,6 @@ describe('--workers', () => {
       .map((fields) => Number(fields[12]) + Number(fields[13]))
 
   it.each([
-    [2, 2],
     [4, 2],
     [1, 3],
   ])('%i loops to %i: one peer keeps every loop busy, and flows keep their order', async (here, there) => {

@@ -233,17 +233,22 @@ function watchCosts(daemons: readonly Daemon[]): { end(): { moderate(title: stri
   }
 }
 
+// With or without the proxy between, and whether it can be written to meanwhile.
+const STRIKES = [
+  ['is killed with -9', killed, false, false],
+  ['is cut off', cutOff, false, true],
+  ['takes five seconds for each call', troubled({ delayMs: 5_000 }, 'delayed'), true, true],
+] as const
+/** What `npm run test:soak` has the time for. */
+const MORE_STRIKES = [
+  ['is frozen', frozen, false, false],
+  ['has next to no bandwidth', starved, false, true],
+  ['refuses each call', troubled({ failOneIn: 1 }, 'failed'), true, true],
+  ['takes calls and says nothing', troubled({ hold: true }, 'held'), true, true],
+] as const
+
 describe.concurrent('while etcd', () => {
-  it.each([
-    // With or without the proxy between, and whether it can be written to meanwhile.
-    ['is killed with -9', killed, false, false],
-    ['is frozen', frozen, false, false],
-    ['is cut off', cutOff, false, true],
-    ['has next to no bandwidth', starved, false, true],
-    ['takes five seconds for each call', troubled({ delayMs: 5_000 }, 'delayed'), true, true],
-    ['refuses each call', troubled({ failOneIn: 1 }, 'failed'), true, true],
-    ['takes calls and says nothing', troubled({ hold: true }, 'held'), true, true],
-  ] as const)(
+  it.each([...STRIKES, ...(LONG ? MORE_STRIKES : [])])(
     '%s, no packet is lost, little CPU is spent, little is said; then all is made good',
     async (title, strike, proxied, answers) => {
       const bed = await open(4)

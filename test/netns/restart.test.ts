@@ -77,7 +77,7 @@ describe.each([
     await eventually(() => expect(rounds).toBeGreaterThan(0))
 
     const server = await iperfServer((command) => pods[1].spawn(command))
-    const load = pods[0].spawn(['iperf3', '--client', pods[1].address, '--time', '3600'])
+    const load = pods[0].spawn(['iperf3', '--client', pods[1].address, '--time', '3600', '--bitrate', '200M'])
     load.stdout!.resume()
 
     const pings = pinging(...pods)

@@ -249,7 +249,8 @@ describe('a cluster of both', () => {
       }
       await goOn()
       await iperfServer((command) => podC.spawn(command))
-      const load = podA.spawn(['iperf3', '--client', podC.address, '--time', String((4 * EVENT_MS) / 1000)])
+      const time = String((4 * EVENT_MS) / 1000)
+      const load = podA.spawn(['iperf3', '--client', podC.address, '--time', time, '--bitrate', '200M'])
       load.stdout?.resume()
       for (const way of ['userspace', 'kernel', 'userspace'] as const) {
         expect(await changing.stop()).toBe(0)

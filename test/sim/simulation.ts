@@ -35,6 +35,8 @@ interface Node {
   readonly connection: Connection
   readonly machine: Machine
   readonly lines: string[]
+  /** When it last stood still. */
+  wokeAt: number
   stopping: AbortController
   ended: Promise<unknown>
   /** Of the process that runs. */
@@ -94,7 +96,9 @@ export async function simulate(seed: number): Promise<Outcome> {
       connection.setBehind(0)
     }
     store.setDown(false)
-    await time.advance(Math.max(0, store.unnoticedAt() + LISTED_MS - time.now()))
+    // A node that stood still meanwhile has it from no listing but its next one.
+    const lists = Math.max(...nodes.map(({ wokeAt }) => Math.max(wokeAt, store.unnoticedAt()))) + LISTED_MS
+    if (store.unnoticedAt() > -Infinity) await time.advance(Math.max(0, lists - time.now()))
     await time.advance(CONVERGED_MS)
     const isHolding = ({ health }: Node): boolean => (health.snapshot()?.held ?? 0) > 0
     // A lease may end in this very moment: what changed must have had time to arrive.
@@ -198,6 +202,7 @@ async function oneFault(
       await time.advance(ms - 1)
       takeSubnet()
       await time.advance(1)
+      node.wokeAt = time.now()
       break
     }
     case 12:
@@ -264,6 +269,7 @@ function newNode(store: VirtualStore, time: VirtualTime, publicIp: string): Node
     connection: store.connect(),
     machine: time.newMachine(),
     lines: [],
+    wokeAt: -Infinity,
     stopping: new AbortController(),
     ended: Promise.resolve(),
     health: createHealth(),
