@@ -94,8 +94,8 @@ export interface Node extends NodeParts {
   attrs: LeaseAttrs
   /** All leases that are believed, our own among them. */
   view: PeerView
-  /** True when the data path could not be given all of it; it is given again at the next look. */
-  isUnapplied: boolean
+  /** What is given again at the next look: `all` where the data path could not take it, `rest` where a part of it is behind. */
+  unapplied: 'all' | 'rest' | undefined
   /** The state of following the leases. */
   readonly following: FollowState
   /** The time by performance.now() when the node came to be. */
@@ -152,7 +152,7 @@ export function createNode(
   return {
     ...parts,
     ...{ possession, lease, attrs },
-    ...{ view, isUnapplied: false, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
+    ...{ view, unapplied: undefined, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
     ...{
       cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])),
       probes: undefined,

@@ -124,7 +124,7 @@ export interface DataPath {
     touched?: ReadonlySet<string>,
     late?: Promise<unknown>,
   ): Promise<void>
-  /** True while a part of it has not all that was applied, or could not take it: all is to be applied again. */
+  /** True while a part of it has not all that was applied, or could not take it: whatever is applied next, it is given that too. */
   readonly isBehind?: boolean
   /**
    * Makes what the kernel holds for us (device, address, route) right again; says what it had to mend. Once `late` resolves, a part that

@@ -24,7 +24,7 @@ const REPAIRS_A_MINUTE = 60
 
 /** The owner of a data path, and what it is opened with: a node, or what goes on as last known before there is one. */
 export type Forwarding = Pick<Node, 'possession' | 'backend' | 'next' | 'log' | 'signal' | 'lease' | 'attrs' | 'view'> &
-  Pick<Node, 'isUnapplied' | 'repaired' | 'leaseDoubt' | 'learnt' | 'unprobed' | 'unsearched'>
+  Pick<Node, 'unapplied' | 'repaired' | 'leaseDoubt' | 'learnt' | 'unprobed' | 'unsearched'>
 
 export const keepDataPath = (node: Node): Promise<never> => keepForwarding(node, () => publish(node))
 
@@ -131,7 +131,7 @@ async function lookAfter(
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)
     }
-    if (node.isUnapplied) await applyPeers(node)
+    if (node.unapplied) await applyPeers(node, new Set())
     // A family that cannot be opened, or dies again, changes the host each time, which is reported: it is not tried again for that.
     if (dataPath.isOutdated && !renewing && performance.now() - triedAt >= RESYNC_MS) {
       triedAt = performance.now()
@@ -140,7 +140,7 @@ async function lookAfter(
     }
     // One family that takes its time to be opened does not keep the other from being looked after.
     await tellingLate(LATE_MS, (late) => Promise.race([renewing, late]))
-    isCalm &&= !node.isUnapplied && !dataPath.unreported && !dataPath.isOutdated
+    isCalm &&= !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
     await pause(signal, repairs.lastMinute() < REPAIRS_A_MINUTE ? SETTLE_MS : RESYNC_MS)
   }
 }

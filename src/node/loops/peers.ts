@@ -90,10 +90,7 @@ function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) 
   }
 }
 
-type Applying = Pick<
-  Node,
-  'possession' | 'view' | 'lease' | 'log' | 'signal' | 'isUnapplied' | 'unprobed' | 'unsearched'
->
+type Applying = Pick<Node, 'possession' | 'view' | 'lease' | 'log' | 'signal' | 'unapplied' | 'unprobed' | 'unsearched'>
 
 /**
  * Makes the data path's peers equal the view, less our own lease. What is in the way is said once, and tried again. `touched` says where to
@@ -101,19 +98,21 @@ type Applying = Pick<
  */
 export async function applyPeers(node: Applying, touched?: ReadonlySet<string>): Promise<void> {
   const { possession, view, lease, log, signal } = node
-  const where = node.isUnapplied ? undefined : touched
+  const before = node.unapplied
+  const where = before === 'all' ? undefined : touched
   try {
     const { dataPath } = possession
     await tellingLate(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
-    const wasUnapplied = node.isUnapplied
+    const isBehind = dataPath?.isBehind === true
     // A data path that could not be given all is given all again, whatever was given meanwhile.
-    node.isUnapplied = (where && wasUnapplied) || dataPath?.isBehind === true
-    if (node.isUnapplied && !wasUnapplied) possession.doubt.ring()
-    for (const unseen of [node.unprobed, node.unsearched]) touch(unseen, where)
+    if (!where || node.unapplied !== 'all') node.unapplied = isBehind ? 'rest' : undefined
+    if (isBehind && before !== 'rest') possession.doubt.ring()
+    const news = before === 'rest' && !isBehind ? undefined : where
+    for (const unseen of [node.unprobed, node.unsearched]) touch(unseen, news)
   } catch (error) {
     signal.throwIfAborted()
-    if (node.isUnapplied) return
-    node.isUnapplied = true
+    if (node.unapplied === 'all') return
+    node.unapplied = 'all'
     log.error(`Cannot set the peers of the data path: ${describeError(error)}; trying again`)
     possession.doubt.ring()
   }

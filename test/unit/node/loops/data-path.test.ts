@@ -102,7 +102,7 @@ it('looks again in five seconds where peers could not be set', async () => {
   await until(() => dataPaths[0]!.applied.at(-1)?.includes(free) === true, 0)
 })
 
-it('gives all peers again every five seconds while a part of the data path is behind', async () => {
+it('has a part of the data path that is behind given the rest every five seconds', async () => {
   start()
   await ready()
   await vi.advanceTimersByTimeAsync(60_000)

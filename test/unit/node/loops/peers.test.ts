@@ -2,6 +2,8 @@
 
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
+import { createBell } from '../../../../src/host/bell.ts'
+import { applyPeers } from '../../../../src/node/loops/peers.ts'
 import {
   installRig,
   dataPaths,
@@ -9,6 +11,7 @@ import {
   ended,
   holds,
   lines,
+  log,
   logged,
   ours,
   own,
@@ -120,4 +123,32 @@ it('says once that peers cannot be set, goes on, and sets them all as soon as th
   await until(() => dataPaths[0]!.applied.at(-1)!.length === 2, 6_000)
   expect(dataPaths[0]!.applied.at(-1)).toEqual([one, two].toSorted())
   expect(dataPaths).toHaveLength(1)
+})
+
+it('gives a part that is behind the rest, and no more to the others, and has all looked at once it has that', async () => {
+  const given: (readonly string[] | undefined)[] = []
+  const path = {
+    isBehind: true,
+    apply: async (_leases: unknown, _own: unknown, touched?: ReadonlySet<string>) =>
+      void given.push(touched && [...touched]),
+  }
+  const doubt = createBell()
+  const { signal } = new AbortController()
+  const unseen = () => ({ keys: new Set<string>() as Set<string> | undefined })
+  const node = {
+    ...{ possession: { dataPath: path, doubt }, view: new Map(), lease: { key: 'own' }, log, signal },
+    ...{ unapplied: undefined, unprobed: unseen(), unsearched: unseen() },
+  } as unknown as Parameters<typeof applyPeers>[0]
+  await applyPeers(node, new Set(['a']))
+  expect([node.unapplied, node.unprobed.keys]).toEqual(['rest', new Set(['a'])])
+  // The device is looked at soon, and then no sooner than ever.
+  expect(await doubt.wait(signal, 0)).toBe(true)
+  await applyPeers(node, new Set(['b']))
+  const waiting = doubt.wait(signal, 0)
+  await vi.advanceTimersByTimeAsync(1)
+  expect(await waiting).toBe(false)
+  path.isBehind = false
+  await applyPeers(node, new Set())
+  expect(given).toEqual([['a'], ['b'], []])
+  expect([node.unapplied, node.unprobed.keys, node.unsearched.keys]).toEqual([undefined, undefined, undefined])
 })
