@@ -28,6 +28,8 @@ const CONFIGS = {
   only6: configOf({ ...IPV6, EnableIPv4: false }),
   other6: configOf({ ...IPV4, ...IPV6, IPv6Network: 'fd00:6::/61' }),
   longer: configOf({ ...IPV4, ...IPV6, SubnetLen: 28, IPv6SubnetLen: 66 }),
+  /** Three subnets of IPv6: not one for each host. */
+  scarce: configOf({ ...IPV4, ...IPV6, IPv6Network: 'fd00:7::/124' }),
 } as const
 type How = keyof typeof CONFIGS
 const HOWS = Object.keys(CONFIGS) as How[]
@@ -182,7 +184,7 @@ function believe(host: Host, lease: OwnLease, { hosts, store, violations, count 
     [ipv4, lease.subnet.ipv4],
     [ipv6, lease.subnet.ipv6],
   ])
-    if (range && range === ipv6 && !subnet && lease.subnet.ipv4) count('without IPv6')
+    if (how === 'scarce' && !lease.subnet.ipv6 && lease.subnet.ipv4) count('without IPv6')
     else if ((range === undefined) !== (subnet === undefined)) say(`${what}, which is not what its configuration says`)
   const { subnet } = lease
   const keeps4 = promised.ipv4 !== undefined && isDeepStrictEqual(promised.ipv4, subnet.ipv4)
@@ -204,7 +206,7 @@ function believe(host: Host, lease: OwnLease, { hosts, store, violations, count 
 
 const EVENTS = [
   ...['crashed', 'IPv4 kept', 'IPv6 kept', 'reservation kept'],
-  ...['IPv6 switched on', 'IPv6 switched off', 'IPv4 switched on', 'IPv4 switched off'],
+  ...['IPv6 switched on', 'IPv6 switched off', 'IPv4 switched on', 'IPv4 switched off', 'without IPv6'],
 ]
 
 const only = process.env['WEFT_SEED']
