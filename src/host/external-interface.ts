@@ -320,15 +320,18 @@ export async function seeExternal(
       listed(external.address).flatMap((address) => {
         const family = familyOf(address)
         if (!link) return [[family, `the interface ${name} is gone`]]
-        const isThere = addressesOf(link, family).some((entry) => entry.address === address)
-        return isThere ? [] : [[family, `${name} has lost its address ${formatAddress(address)}`]]
+        const there = addressesOf(link, family).find((entry) => entry.address === address)
+        if (there?.duplicate) return [[family, `another host has the address ${formatAddress(address)} of ${name} too`]]
+        return there ? [] : [[family, `${name} has lost its address ${formatAddress(address)}`]]
       }),
     )
   if (!link || link.mtu === 0) return { now: before, gone: goneIn(before) }
   const fits = before.pattern === undefined ? undefined : await compile(before.pattern)
   const follow = (known: Address): Address => {
     const family = familyOf(known)
-    if (before.named.address[family] || addressesOf(link, family).some(({ address }) => address === known)) return known
+    // One that is tentative again is this host's still, as while a cable is out.
+    const isThere = addressesOf(link, family).some(({ address, duplicate }) => address === known && !duplicate)
+    if (before.named.address[family] || isThere) return known
     const other = preferredAddress(link, family, fits)
     // On a link that was down the link-local address is back at once, the others when a router or a DHCP server answered.
     const isForNow = family === 'ipv6' && other !== undefined && isLinkLocal(other) && !isLinkLocal(known)

@@ -27,6 +27,8 @@ export interface LinkAddress<A extends Address = Address> {
   readonly temporary: boolean
   /** True for an IPv6 address that is not known to be this host's alone, or known not to be (RFC 4862 section 5.4). */
   readonly tentative: boolean
+  /** True for an IPv6 address that another host was found to have. */
+  readonly duplicate?: boolean
 }
 
 export interface Link {
@@ -122,6 +124,7 @@ function toLink(json: JsonLink): Link {
       secondary: info.secondary ?? false,
       temporary: info.temporary ?? false,
       tentative: (info.tentative ?? false) || (info.dadfailed ?? false),
+      ...(info.dadfailed ? { duplicate: true } : {}),
     }
     if (typeof address === 'number') addresses.ipv4.push({ address, ...about })
     else addresses.ipv6.push({ address, ...about })

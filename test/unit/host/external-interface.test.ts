@@ -8,6 +8,7 @@ import {
   changeOf,
   chooseExternalInterface,
   currentExternal,
+  seeExternal,
   preferredAddress,
   type ExternalInterface,
   type InterfaceWishes,
@@ -800,6 +801,15 @@ describe('currentExternal of both families', () => {
     return { address, publicIp: address }
   }
 
+  it.each([
+    ['fd00::7', {}],
+    ['fd00::7 tentative', {}],
+    ['fd00::7 dadfailed tentative', { ipv6: 'another host has the address fd00::7 of eth0 too' }],
+    ['fe80::7', { ipv6: 'eth0 has lost its address fd00::7' }],
+  ])('says of an interface with %s what is gone of IPv6', async (there, gone) => {
+    expect((await seeExternal(eth0('192.0.2.7', there), before)).gone).toEqual(gone)
+  })
+
   it.each<[what: string, was: ExternalInterface, run: Run, change: Partial<ExternalInterface>]>([
     ['the IPv6 address alone', before, eth0('192.0.2.7', 'fd00::8'), now('192.0.2.7', 'fd00::8')],
     ['the IPv4 address alone', before, eth0('192.0.2.8', 'fd00::7'), now('192.0.2.8', 'fd00::7')],
@@ -813,6 +823,13 @@ describe('currentExternal of both families', () => {
       {},
     ],
     ['nothing while the address is tentative again', before, eth0('192.0.2.7', 'fd00::7 tentative', 'fd00::8'), {}],
+    [
+      'another address where another host has the one in use',
+      before,
+      eth0('192.0.2.7', 'fd00::7 dadfailed tentative', 'fd00::8'),
+      now('192.0.2.7', 'fd00::8'),
+    ],
+    ['none where there is no other', before, eth0('192.0.2.7', 'fd00::7 dadfailed tentative'), {}],
     ['no tentative address', before, eth0('192.0.2.7', 'fd00::8 tentative'), {}],
     ['no deprecated address', before, eth0('192.0.2.7', 'fd00::8 deprecated'), {}],
     ['no link-local address while the others are away', before, eth0('192.0.2.7', 'fe80::7'), {}],
