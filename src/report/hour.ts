@@ -1,4 +1,4 @@
-// hour.ts - the last hour: traffic, drops, round trip and loss of the node every ten seconds, and of each peer every minute, in arrays of a
+// hour.ts - the last hour: traffic, drops, round trip and loss of the node every ten seconds, and of each peer every two minutes, in arrays of a
 // fixed size; the schema of /history.json, of which docs/status.md has every field. Pure.
 //
 // Steps are counted by a clock that never goes back: setting the clock of the day moves no figure.
@@ -7,8 +7,8 @@ export const HISTORY_SCHEMA = 1
 
 export const STEP_MS = 10_000
 const STEPS = 360
-export const PEER_STEP_MS = 60_000
-const PEER_STEPS = 60
+export const PEER_STEP_MS = 120_000
+const PEER_STEPS = 30
 /** So many peers have a history of their own; others have none. Their arrays are made by so many at a time. */
 export const MOST_PEERS = 1_024
 const BLOCK = 64

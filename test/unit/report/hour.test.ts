@@ -38,7 +38,7 @@ it('wraps around, and has of steps that were missed nothing, not what stood ther
   expect(hour.node().txBytesPerSecond).toEqual([...Array<null>(359).fill(null), 2])
 })
 
-it('of a peer has what is known of each minute, to a thousandth', () => {
+it('of a peer has what is known of each step, to a thousandth', () => {
   const hour = createHour()
   hour.addPeers(new Map([['a', peerSample(0.25)]]), 0)
   hour.addPeers(new Map([['a', peerSample(undefined)]]), PEER_STEP_MS)
@@ -62,18 +62,18 @@ it('gives the room of a peer that went to another, with nothing of the first in 
   expect(known).toEqual([expect.closeTo(9, 1)])
 })
 
-it('takes less than half a megabyte for a thousand peers, and no more for ten thousand', () => {
+it('takes a quarter of a megabyte for a thousand peers, and no more for ten thousand', () => {
   const hour = createHour()
   const empty = hour.bytes()
   expect(empty).toBeLessThan(8_000)
   const samples = (number: number) =>
     new Map(Array.from({ length: number }, (_, at) => [String(at), peerSample(at)] as const))
   hour.addPeers(samples(3), 0)
-  expect(hour.bytes() - empty).toBeLessThan(32_000)
+  expect(hour.bytes() - empty).toBeLessThan(16_000)
   hour.addPeers(samples(1_000), PEER_STEP_MS)
-  expect(hour.bytes()).toBeLessThan(500_000)
+  expect(hour.bytes()).toBeLessThan(255_000)
   hour.addPeers(samples(10_000), 2 * PEER_STEP_MS)
-  expect(hour.bytes()).toBeLessThan(500_000)
+  expect(hour.bytes()).toBeLessThan(255_000)
   expect([hour.peer(String(MOST_PEERS - 1)), hour.peer(String(MOST_PEERS))].map((each) => each !== undefined)).toEqual([
     true,
     false,
@@ -85,7 +85,7 @@ it('is told with its steps, of one peer or of none', () => {
   hour.addPeers(new Map([['a', peerSample(5)]]), 0)
   const at = '2026-11-23T03:00:00.000Z'
   expect(historyReport(hour, at, 'a')).toEqual({
-    ...{ schema: 1, at, stepSeconds: 10, peerStepSeconds: 60, node: hour.node(), peer: hour.peer('a') },
+    ...{ schema: 1, at, stepSeconds: 10, peerStepSeconds: 120, node: hour.node(), peer: hour.peer('a') },
   })
   expect(historyReport(hour, at, '').peer).toBeNull()
 })

@@ -127,7 +127,7 @@ it.each([
   const path = join(folder, 'events')
   make(path)
   await open(path)
-  expect(lines.filter((line) => said.test(line))).not.toEqual([])
+  await inTurns(() => lines.some((line) => said.test(line)))
   expect((await nodeStatus()).peerEvents).toMatchObject({ silent: 0 })
 })
 
