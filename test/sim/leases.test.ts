@@ -226,7 +226,7 @@ it(
       expect(violations).toEqual([])
     }
     if (only !== undefined) return
-    for (const what of EVENTS) expect(total.get(what) ?? 0, what).toBeGreaterThan(seeds.length / 20)
+    for (const what of EVENTS) expect(total.get(what) ?? 0, what).toBeGreaterThan(seeds.length / 50)
   },
   SEEDS * 500,
 )
