@@ -8,7 +8,7 @@
 export interface OpenOptions {
   /** Interface name, or a pattern such as `flannel%d` of which the kernel takes the first free one. */
   tunName: string
-  /** IPv4 address the UDP socket is bound to, dotted. */
+  /** Address of either family that the UDP socket is bound to, as text. */
   bindAddress: string
   /** UDP port, both the one bound to and the one sent to unless a peer record names another. */
   port: number
@@ -242,7 +242,7 @@ export function openTun(name: string, persistent: boolean): Tun
 /** Makes the TUN of this queue stay, or not, with its addresses and routes, when all of its queues are closed. */
 export function setTunPersistent(fd: number, persistent: boolean): void
 
-/** The MTU of the path from an address of this host to another, IPv4, as the kernel knows it; 0 when it does not. */
+/** The MTU of the path from an address of this host to another of its family, as the kernel knows it; 0 when it does not. */
 export function pathMtu(from: string, to: string): number
 
 /** Calls `onReadable` from the event loop whenever `fd` has input (level-triggered, libuv's uv_poll), which files have not. */

@@ -141,10 +141,10 @@ class Filter {
   const PeerTable* table_ = nullptr;
   const Endpoint* peer_ = nullptr;  // of the packet that was asked about last
   // Most packets of a turn are a stream's: what was found of one is known of the next.
-  uint64_t sender_ = 0;             // its first word
-  Address from_;                    // its address
-  uint64_t source_ = kNone;         // the inner source that was let in last from there
-  uint64_t destination_ = kNone;    // the destination that was found in our subnet last
+  uint64_t sender_ = 0;                            // its first word
+  Address from_;                                   // its address
+  uint64_t source_ = kNone;                        // the inner source that was let in last from there
+  uint64_t destination_ = kNone;                   // the destination that was found in our subnet last
   std::optional<Address> source6_, destination6_;  // the same of IPv6, of which any value may stand in a packet
 };
 

@@ -12,8 +12,8 @@ namespace weft {
 
 namespace {
 
-/// The size of joined datagrams, and the TOS.
-constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(uint8_t));
+/// The size of joined datagrams, and the TOS or traffic class.
+constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(int));
 
 /// The number that a socket has dropped until now: it may have been another engine's before.
 uint32_t drops_of(int socket) {
@@ -35,6 +35,10 @@ void read_controls(msghdr& header, Message& message) {
       message.joined_bytes = size > 0 ? static_cast<size_t>(size) : 0;
     } else if (control->cmsg_level == IPPROTO_IP && control->cmsg_type == IP_TOS) {
       message.ecn = static_cast<Ecn>(*CMSG_DATA(control) & kEcnMask);
+    } else if (control->cmsg_level == IPPROTO_IPV6 && control->cmsg_type == IPV6_TCLASS) {
+      int traffic_class;
+      std::memcpy(&traffic_class, CMSG_DATA(control), sizeof traffic_class);
+      message.ecn = static_cast<Ecn>(traffic_class & kEcnMask);
     }
   }
 }
@@ -55,9 +59,10 @@ Receiver::Receiver(int socket, size_t batch, size_t encap_bytes, CounterRow coun
       senders_(batch_),
       whole_(batch_) {
   // Here, and not where it is opened: that may have been another process's, of a version that did not ask. A kernel
-  // that refuses it leaves packets with what their own headers say.
+  // that refuses it leaves packets with what their own headers say; one of the two is the socket's family.
   const int on = 1;
   setsockopt(socket_, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
+  setsockopt(socket_, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
 }
 
 size_t Receiver::receive(Failure& failure) {

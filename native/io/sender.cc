@@ -13,7 +13,7 @@ namespace weft {
 namespace {
 
 /// The control data of a run: the size of its datagrams, and what their outer header says of congestion.
-constexpr size_t kControlBytes = CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(uint8_t));
+constexpr size_t kControlBytes = CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(int));
 
 msghdr header_for(const Endpoint& endpoint, iovec* iovecs, size_t count) {
   msghdr header{};
@@ -36,9 +36,11 @@ void add_control(msghdr& header, uint8_t* room, int level, int type, T value) {
   header.msg_controllen += CMSG_SPACE(sizeof value);
 }
 
-/// Adds the mark without DSCP, as a kernel's vxlan device sends it. It is one byte, which has no order.
-void add_ecn(msghdr& header, uint8_t* room, Ecn ecn) {
-  if (ecn != kNotEct) add_control(header, room, IPPROTO_IP, IP_TOS, static_cast<uint8_t>(ecn));
+/// Adds the mark without DSCP, as a kernel's vxlan device sends it. Of IPv4 it is one byte, which has no order.
+void add_ecn(msghdr& header, uint8_t* room, const Endpoint& endpoint, Ecn ecn) {
+  if (ecn == kNotEct) return;
+  if (endpoint.to.family() == AF_INET6) return add_control(header, room, IPPROTO_IPV6, IPV6_TCLASS, int{ecn});
+  add_control(header, room, IPPROTO_IP, IP_TOS, static_cast<uint8_t>(ecn));
 }
 
 Attempt attempt_of(size_t datagrams) { return {Way::kPeers, datagrams > 1 ? kUdpGso : 0u, datagrams}; }
@@ -80,7 +82,7 @@ void Sender::prepare() {
     header = header_for(*run.endpoint, &iovecs_[run.first_iovec], end - run.first_iovec);
     uint8_t* controls = controls_.data() + i * kControlBytes;
     if (run.datagrams > 1) add_control(header, controls, IPPROTO_UDP, UDP_SEGMENT, run.datagram_bytes);
-    add_ecn(header, controls, run.ecn);
+    add_ecn(header, controls, *run.endpoint, run.ecn);
   }
 }
 
@@ -133,7 +135,7 @@ bool Sender::send_singly(const Run& run) {
   each_datagram(run, [&](std::span<iovec> iov, size_t size) {
     msghdr header = header_for(*run.endpoint, iov.data(), iov.size());
     alignas(cmsghdr) uint8_t controls[kControlBytes];
-    add_ecn(header, controls, run.ecn);
+    add_ecn(header, controls, *run.endpoint, run.ecn);
     ssize_t result;
     do {
       result = sendmsg(socket_, &header, MSG_DONTWAIT);

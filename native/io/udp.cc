@@ -29,6 +29,9 @@ Failure open_socket(const SocketAddress& address, Share share, int receive_buffe
                     UdpSocket& result) {
   Fd fd(socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) return SystemError{"socket", errno};
+  if (address.family() == AF_INET6 && !set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1)) {
+    return SystemError{"setsockopt IPV6_V6ONLY", errno};
+  }
   const auto let_share = [&] { return set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1); };
   if (share == Share::kJoin && !let_share()) return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.receive_buffer_bytes = set_buffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, receive_buffer_bytes);
@@ -72,15 +75,16 @@ SocketAddress bound_address(int socket) {
 }
 
 bool spread_by_source(const UdpSocket& first, const SocketAddress& address, size_t workers) {
-  if (address.family() != AF_INET) return false;
-  // Classic BPF on the headers before the datagram's payload (filter.txt, SKF_NET_OFF); no options in the IPv4 header.
+  // Classic BPF on the headers before the datagram's payload (filter.txt, SKF_NET_OFF); no options in the IPv4 header,
+  // no extension headers behind that of IPv6, of whose source the last word counts.
   constexpr uint32_t kHeaders = static_cast<uint32_t>(SKF_NET_OFF);
-  constexpr uint32_t kSourceAddress = kHeaders + 12, kSourcePort = kHeaders + 20;
+  const bool is_v4 = address.family() == AF_INET;
+  const uint32_t source_address = kHeaders + (is_v4 ? 12 : 20), source_port = kHeaders + (is_v4 ? 20 : 40);
   const uint32_t port = to_be16(address.port());
   const uint32_t count = static_cast<uint32_t>(workers);
   sock_filter code[] = {
-      BPF_STMT(BPF_LD | BPF_H | BPF_ABS, kSourcePort), BPF_STMT(BPF_ALU | BPF_SUB | BPF_K, port),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 1),    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kSourceAddress),
+      BPF_STMT(BPF_LD | BPF_H | BPF_ABS, source_port), BPF_STMT(BPF_ALU | BPF_SUB | BPF_K, port),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 1),    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, source_address),
       BPF_STMT(BPF_ALU | BPF_MOD | BPF_K, count),      BPF_STMT(BPF_RET | BPF_A, 0),
   };
   const sock_fprog program{sizeof code / sizeof *code, code};

@@ -48,7 +48,7 @@ Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted
 SocketAddress bound_address(int socket);
 
 /// Attaches the rule above to the sockets that share `address`, all of them open; `first` is the first of them. False
-/// when the kernel refuses, and over IPv6, whose headers the rule does not read.
+/// when the kernel refuses.
 bool spread_by_source(const UdpSocket& first, const SocketAddress& address, size_t workers);
 
 }  // namespace weft

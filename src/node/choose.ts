@@ -4,13 +4,13 @@ import type { Backend, BackendParts } from '../path/backend.ts'
 import type { Persistence, TunnelOptions } from '../path/ways/tunnel.ts'
 import type { VxlanBackendOptions } from '../path/kinds/vxlan.ts'
 import { readSettings } from '../control/config/backend-options.ts'
-import { carryIpv4Alone, ipv4For, type NetworkConfig } from '../control/config/network-config.ts'
+import { carryIpv4Alone, type NetworkConfig } from '../control/config/network-config.ts'
 import type { Engine, EngineConfig } from '../path/engine/engine.ts'
 import { WeftError } from '../base/errors.ts'
 import { run as runCommand } from '../host/command.ts'
 import { raiseSession } from '../host/session-priority.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import { ipv4NeedOf, isBackendType, remedyFor, type BackendType } from '../path/kinds.ts'
+import { ipv4AloneOf, isBackendType, remedyFor, type BackendType } from '../path/kinds.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Log } from '../base/log.ts'
 import { storeKindOf, type DaemonOptions, type StoreOptions } from '../options.ts'
@@ -91,9 +91,8 @@ const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>
  */
 export function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): void {
   const type = knownType(config.backendType)
-  const need = ipv4NeedOf(type, readSettings(type, config.backend))
-  if (need?.isAlone) carryIpv4Alone(need.who, config, log)
-  else if (need) ipv4For(need.who, config)
+  const who = ipv4AloneOf(type, readSettings(type, config.backend))
+  if (who !== undefined) carryIpv4Alone(who, config, log)
 }
 
 /** The backend that the network configuration names. Throws WeftError CONFIG for one that there is not. */

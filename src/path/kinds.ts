@@ -65,11 +65,10 @@ export interface Kind {
   readonly routes: 'network' | 'peers' | 'none'
   /** The address that answers for a peer: its overlay address, or its host's public one; nobody's known. */
   readonly probe: 'overlay' | 'host' | 'nobody'
-  /**
-   * What it needs of IPv4, whatever its options; what else decides stands in `ipv4NeedOf`. `alone`: it carries no IPv6; `beneath`: it
-   * carries both families in datagrams of IPv4. Left out: a packet of each family travels by its own.
-   */
-  readonly ipv4?: 'alone' | 'beneath'
+  /** True where it carries no IPv6, whatever its options; what else decides stands in `ipv4AloneOf`. */
+  readonly isIpv4Alone?: true
+  /** True where packets of both families travel in datagrams of one: `outerOf`. Left out: each travels by its own. */
+  readonly hasOneUnderlay?: true
   /** The type that a lease publishes; empty for those of flannel's backends that publish none. */
   readonly published: string
   /** Devices that its daemons make, and flannel's, as the kernel's type and a name or a pattern such as `flannel%d`; ours is the first. */
@@ -92,15 +91,22 @@ const TUNNEL = {
 } as const satisfies Options
 export type TunnelSettings = Values<typeof TUNNEL>
 
+const UNDERLAY = 'Underlay'
+
 /** The backends by `Type`, in the order in which they are named to an operator. */
 export const KINDS = {
   udp: {
-    options: { port: { name: 'Port', kind: 'number', default: 0, most: MOST_PORT, isShared: true }, tunnel: TUNNEL },
+    options: {
+      port: { name: 'Port', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
+      /** The family of the datagrams; left out: IPv4 where the network has it. */
+      underlay: { name: UNDERLAY, kind: 'word', words: ['ipv4', 'ipv6'], isShared: true },
+      tunnel: TUNNEL,
+    },
     overhead: 28, // IPv4, UDP
     outside: { protocol: 'udp', option: 'Port', port: 8285 },
     routes: 'network',
     probe: 'overlay',
-    ipv4: 'beneath',
+    hasOneUnderlay: true,
     published: '',
     devices: [['tun', 'flannel%d']],
   },
@@ -145,7 +151,7 @@ export const KINDS = {
     outside: { protocol: 'ipencap' },
     routes: 'peers',
     probe: 'overlay',
-    ipv4: 'alone',
+    isIpv4Alone: true,
     published: 'ipip',
     devices: [['ipip', 'flannel.ipip']],
   },
@@ -207,22 +213,27 @@ const IPV6_MORE = 20
 export const overheadBy = (type: BackendType, family: 'ipv4' | 'ipv6'): number =>
   KINDS[type].overhead + (family === 'ipv6' ? IPV6_MORE : 0)
 
-/** The family of the outer header, if there is one, around a packet of `inner`. */
-export const outerOf = (type: BackendType, inner: 'ipv4' | 'ipv6'): 'ipv4' | 'ipv6' => {
-  const { ipv4 }: Kind = KINDS[type]
-  return ipv4 === undefined ? inner : 'ipv4'
+/**
+ * The family of the outer header, if there is one, around a packet of `inner`, by a `Backend` object; `hasIpv4`: the network has that
+ * family.
+ */
+export function outerOf(
+  type: string,
+  inner: 'ipv4' | 'ipv6',
+  backend: Readonly<Record<string, unknown>>,
+  hasIpv4: boolean,
+): 'ipv4' | 'ipv6' {
+  const { isIpv4Alone, hasOneUnderlay } = kindOf(type) ?? {}
+  if (isIpv4Alone) return 'ipv4'
+  if (!hasOneUnderlay) return inner
+  return hasIpv4 && memberOf(backend, UNDERLAY) !== 'ipv6' ? 'ipv4' : 'ipv6'
 }
 
-/** Who it is that needs IPv4, by the settings of a backend, and whether it carries no IPv6; undefined where IPv6 may be all there is. */
-export function ipv4NeedOf<T extends BackendType>(
-  type: T,
-  settings: Settings<T>,
-): { readonly who: string; readonly isAlone: boolean } | undefined {
-  const { ipv4 }: Kind = KINDS[type]
-  if (ipv4 !== undefined) return { who: `the ${type} backend`, isAlone: ipv4 === 'alone' }
-  return 'dataPath' in settings && settings.dataPath === 'userspace'
-    ? { who: VXLAN_IN_USERSPACE, isAlone: true }
-    : undefined
+/** Who it is that carries no IPv6, by the settings of a backend; undefined where both families are carried, or may be. */
+export function ipv4AloneOf<T extends BackendType>(type: T, settings: Settings<T>): string | undefined {
+  const { isIpv4Alone }: Kind = KINDS[type]
+  if (isIpv4Alone) return `the ${type} backend`
+  return 'dataPath' in settings && settings.dataPath === 'userspace' ? VXLAN_IN_USERSPACE : undefined
 }
 export const VXLAN_IN_USERSPACE = 'the vxlan backend in userspace'
 
@@ -232,11 +243,15 @@ export const kindOf = (type: string): Kind | undefined => (isBackendType(type) ?
 /** The type of a network configuration without a `Backend` object, as flanneld's (pkg/subnet/config.go). */
 export const DEFAULT_TYPE: BackendType = 'udp'
 
+/** A member by its name in any case. */
+const memberOf = (backend: Readonly<Record<string, unknown>>, option: string): unknown =>
+  Object.entries(backend).find(([name]) => name.toLowerCase() === option.toLowerCase())?.[1]
+
 /** The UDP port that peers send to, of a `Backend` object by names in any case; undefined where there is none. */
 export function portOf(type: string, backend: Readonly<Record<string, unknown>>): number | undefined {
   const outside = kindOf(type)?.outside
   if (outside?.protocol !== 'udp') return undefined
-  const [, given] = Object.entries(backend).find(([name]) => name.toLowerCase() === outside.option.toLowerCase()) ?? []
+  const given = memberOf(backend, outside.option)
   return typeof given === 'number' && given > 0 ? given : outside.port
 }
 

@@ -1281,6 +1281,59 @@ void test_sender_socket() {
   CHECK(sender.receive_buffer_bytes < receiver.receive_buffer_bytes);
 }
 
+/// Lanes over either family: what is sent from the port of a lane's sender arrives at the lane of that number, with its
+/// mark of congestion, and what is sent from the port itself at one of them.
+void test_underlay() {
+  constexpr size_t kLanes = 3;
+  for (const Address& own : {ipv4(INADDR_LOOPBACK), Address::of_words(0, to_be64(1))}) {
+    context = own.is_v4() ? "lanes over IPv4" : "lanes over IPv6";
+    std::vector<UdpSocket> sockets(kLanes), senders(kLanes);
+    if (open_udp(SocketAddress(own, 0), Share::kBegin, 1 << 20, 0, sockets[0])) {
+      CHECK(!own.is_v4());
+      fprintf(stderr, "skipped: %s: there is no such address here\n", context.c_str());
+      continue;
+    }
+    const SocketAddress at = bound_address(sockets[0].fd.get());
+    for (size_t lane = 1; lane < kLanes; lane++) CHECK(!open_udp(at, Share::kJoin, 1 << 20, 0, sockets[lane]));
+    for (size_t lane = 0; lane < kLanes; lane++) CHECK(!open_sender(at, lane, 0, senders[lane]));
+    CHECK(spread_by_source(sockets[0], at, kLanes));
+
+    std::vector<uint64_t> row(kCounterCount);
+    Drops drops(CounterRow(row.data()), monotonic_us);
+    TrafficRows traffic;
+    Features features(0);
+    std::vector<std::unique_ptr<Receiver>> lanes;
+    for (const UdpSocket& socket : sockets) {
+      lanes.push_back(std::make_unique<Receiver>(socket.fd.get(), 64, 0, CounterRow(row.data()), &drops));
+    }
+    Endpoint to{};
+    to.to = at;
+    const auto send = [&](int by, Ecn ecn) {
+      Sender sender(by, 0, 0, 100, &features, CounterRow(row.data()), &drops, &traffic);
+      uint8_t* header = sender.room(8);
+      std::memset(header, 0, 8);
+      sender.add<0>(to, ecn, {header, 8}, {});
+      sender.flush();
+    };
+    Failure failure;
+    for (size_t lane = 0; lane < kLanes; lane++) {
+      for (const Ecn mark : {kNotEct, kEct1, kEct0, kCe}) {
+        send(senders[lane].fd.get(), mark);
+        for (size_t other = 0; other < kLanes; other++) {
+          CHECK(lanes[other]->receive(failure) == (other == lane) && !failure);
+        }
+        const auto messages = lanes[lane]->messages();
+        CHECK(messages.size() == 1 && messages[0].ecn == mark && messages[0].size == 8);
+        CHECK(messages.size() == 1 && messages[0].sender->address() == own);
+      }
+    }
+    send(sockets[1].fd.get(), kNotEct);
+    size_t arrived = 0;
+    for (const auto& lane : lanes) arrived += lane->receive(failure);
+    CHECK(arrived == 1 && row[k_tx_packets] == 4 * kLanes + 1);
+  }
+}
+
 constexpr uint8_t kOurMac[6] = {2, 0, 0, 0, 0, 0xaa};
 constexpr size_t kVxlanMtu = 1450;
 /// Of so much TCP payload in a superpacket, whose segments fit an MTU of 1280 (encap/vxlan.h).
@@ -1792,6 +1845,7 @@ int main(int argc, char** argv) {
   if (argc < 4) test_congestion_joined();
   test_echoes();
   test_sender_socket();
+  test_underlay();
   test_overflow();
   return verdict(seed);
 }

@@ -85,7 +85,8 @@ const KINDS: readonly (readonly [
   /** Of the families that it carries in the lab. */
   mtu: Readonly<Partial<Record<'ipv4' | 'both' | 'ipv6', number>>>,
 ])[] = [
-  ['udp', { Type: 'udp' }, { ipv4: 1472, both: 1472 }],
+  ['udp', { Type: 'udp' }, { ipv4: 1472, both: 1472, ipv6: 1452 }],
+  ['udp over IPv6', { Type: 'udp', Underlay: 'ipv6' }, { both: 1452 }],
   ['host-gw', { Type: 'host-gw' }, { ipv4: 1500, both: 1500, ipv6: 1500 }],
   ['vxlan by the kernel', { Type: 'vxlan', DataPath: 'kernel' }, { ipv4: 1450, both: 1430, ipv6: 1430 }],
   [

@@ -28,7 +28,7 @@ export interface EngineConfig {
   readonly ownEnd?: Uint8Array
   /** Interface name or a pattern such as `flannel%d`. */
   readonly tunName: string
-  /** Dotted IPv4 address of the external interface. */
+  /** Address of the external interface, of either family, as text. */
   readonly bindAddress: string
   readonly port: number
   /** The MTU of the TUN, in bytes. */

@@ -1,36 +1,51 @@
 // udp.ts - the flagship: a TUN device on one side, a UDP socket on the other, raw IP packets in the datagrams.
 //
-// Port and wire format are flanneld's (pkg/backend/udp), so that both can be in one network.
+// Port and wire format are flanneld's (pkg/backend/udp), so that both can be in one network. A packet's own version tells its family;
+// datagrams are of one family, whichever is inside.
 
+import { WeftError } from '../../base/errors.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { KINDS } from '../kinds.ts'
+import { KINDS, overheadBy } from '../kinds.ts'
 import type { LeaseAttrs } from '../../control/lease/lease.ts'
 import type { Backend } from '../backend.ts'
-import { ipv4For } from '../../control/config/network-config.ts'
-import { familiesOf } from '../../net/address.ts'
+import { familiesOf, FAMILY_NAMES, formatAddress, isOfALink } from '../../net/address.ts'
 import { checkNetwork, openTunnel, type TunnelOptions } from '../ways/tunnel.ts'
 
-const { overhead, outside, devices } = KINDS.udp
+const { outside, devices, options: OPTIONS } = KINDS.udp
 const [[, TUN_NAME]] = devices
-const WHO = 'the udp backend'
 
 export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
   const { config, settings, log, run } = options
   let { external } = options
   const port = settings.port || outside.port
+  const outer = settings.underlay ?? (config.ipv4 ? 'ipv4' : 'ipv6')
+  function checkUnderlay(): void {
+    const local = external.address[outer]
+    if (local === undefined)
+      throw new WeftError(
+        'CONFIG',
+        `Backend.${OPTIONS.underlay.name} is "${outer}", and the network has no ${FAMILY_NAMES[outer]}`,
+        { remedy: `set "Enable${FAMILY_NAMES[outer]}": true, or leave it out` },
+      )
+    if (isOfALink(local))
+      throw new WeftError('ADDRESS', `${formatAddress(local)} of ${external.name} holds on its own link alone`, {
+        remedy: 'give the interface a global or unique local IPv6 address, or choose another with --iface',
+      })
+  }
   return {
     name: 'udp',
     tunName: TUN_NAME,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
-      ipv4For(WHO, config)
+      checkUnderlay()
       checkNetwork(config, external.address, log)
       // The backend type is empty: flanneld's udp publishes none, and the bytes must be the same.
       return { publicIp: external.publicIp, backendType: '' }
     },
     open: (lease, _signal, leases) => {
+      const overhead = overheadBy('udp', outer)
       const mtu = external.mtu - overhead
-      const carried = { families: familiesOf(config), outer: 'ipv4' } as const
+      const carried = { families: familiesOf(config), outer } as const
       const kind = { encapsulation: 'udp', ...carried, overhead, tunName: TUN_NAME, port, mtu } as const
       return openTunnel({ ...options, external }, kind, lease, leases)
     },

@@ -11,13 +11,12 @@ import {
   type Family,
   type Net,
 } from '../../net/address.ts'
-import { isBackendType, outerOf } from '../../path/kinds.ts'
 import { briefly, conditionOf, placeIn, type Status } from '../../report/status.ts'
 import type { Route } from '../../host/links.ts'
 import type { Facts } from './facts.ts'
 import { walkFilter, type FilteredPacket } from './filter-walk.ts'
 import { portPacket, sentBack } from './firewall.ts'
-import { hostText, isOwnDevice, networksOf, sideIn, subnetText, type SeenSide } from './sides.ts'
+import { hostText, isOwnDevice, networksOf, outerIn, sideIn, subnetText, type SeenSide } from './sides.ts'
 
 export interface Step {
   /** `source`, `route`, `firewall`, ... */
@@ -111,10 +110,6 @@ const nodeText = (side: SeenSide): string => {
 /** True for what weft's own engines carry; a weftd of before, which tells of no families, carries IPv4 so. */
 const isOurs = ({ dataPath }: Status, family: Family): boolean =>
   (dataPath?.families?.includes(family) ?? family === 'ipv4') && dataPath?.engine !== 'kernel'
-
-/** The family of the datagrams around packets of a family. */
-const outerIn = ({ config }: Status, family: Family): Family =>
-  config && isBackendType(config.backendType) ? outerOf(config.backendType, family) : family
 
 /** Where the datagrams come from that have a peer's packets of one side. */
 const datagramsOf = (side: SeenSide, status: Status): SeenSide => ({

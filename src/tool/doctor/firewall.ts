@@ -1,14 +1,14 @@
 // firewall.ts - whether this host's firewall drops what it should let pass: iptables rule by rule, nftables by its policies; and
 // whether it has weft's rules of one family alone. Pure.
 
-import { isBackendType, kindOf, outerOf, portOf } from '../../path/kinds.ts'
+import { kindOf, portOf } from '../../path/kinds.ts'
 import { WORDS } from '../../path/firewall/flannel-rules.ts'
 import { formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
 import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { walkFilter, type FilteredPacket } from './filter-walk.ts'
 import type { Finding } from './findings.ts'
-import { ownSides, seenSides, type OwnSide } from './sides.ts'
+import { outerIn, ownSides, seenSides, type OwnSide } from './sides.ts'
 
 export function checkFirewall(facts: Facts): Finding[] | undefined {
   const sides = facts.status ? ownSides(facts.status) : []
@@ -96,7 +96,7 @@ export function portPacket(
   // The backend's mode decides which of two ports it is.
   const isUnsure = family === 'ipv6' && kind !== undefined && 'portV6' in kind.options
   const port = isUnsure ? undefined : portOf(type, config?.backend ?? {})
-  if (!protocol || !isBackendType(type) || outerOf(type, family) !== family) return undefined
+  if (!protocol || !config || outerIn({ config }, family) !== family) return undefined
   return { ...way, protocol, ...(port === undefined ? {} : { port }) }
 }
 

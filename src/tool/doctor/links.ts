@@ -2,11 +2,11 @@
 
 import type { Link } from '../../host/links.ts'
 import { formatAddress, formatNet, netContains, type Address, type Family, type Net } from '../../net/address.ts'
-import { isBackendType, KINDS, outerOf, overheadBy } from '../../path/kinds.ts'
-import { conditionOf } from '../../report/status.ts'
+import { isBackendType, KINDS, overheadBy } from '../../path/kinds.ts'
+import { conditionOf, type Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
-import { ownSides, seenSides, sideText, type SeenSide } from './sides.ts'
+import { outerIn, ownSides, seenSides, sideText, type SeenSide } from './sides.ts'
 
 export function checkMtu({ status, links, answers }: Facts): Finding[] | undefined {
   const { config, dataPath, node, peers } = status ?? {}
@@ -21,7 +21,7 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
   const isWhole = (side: SeenSide): boolean => side.answers?.large ?? side.path === 'whole'
   const cut = seen.filter(isCut)
   const external = links.find(({ name }) => name === node?.externalInterface)
-  const whole = mtu + overheadOf(config.backendType, dataPath.families ?? [])
+  const whole = mtu + overheadOf(status, dataPath.families ?? [])
   const bridges = links.filter(
     (link) =>
       link.mtu > mtu &&
@@ -65,9 +65,10 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
 }
 
 /** The bytes around a packet, by the longer of the outer headers where there are any. */
-function overheadOf(type: string, families: readonly Family[]): number {
+function overheadOf(status: Status, families: readonly Family[]): number {
+  const type = status.config?.backendType ?? ''
   if (!isBackendType(type) || KINDS[type].overhead === 0) return 0
-  return overheadBy(type, outerOf(type, families.includes('ipv6') ? 'ipv6' : 'ipv4'))
+  return overheadBy(type, outerIn(status, families.includes('ipv6') ? 'ipv6' : 'ipv4'))
 }
 
 const addressesOf = ({ addresses }: Link): readonly Address[] =>

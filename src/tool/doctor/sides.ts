@@ -1,6 +1,6 @@
 // sides.ts - the nodes of a network by family, as the doctor sees them: what the daemon says of a peer, and what it answered now. Pure.
 
-import { kindOf } from '../../path/kinds.ts'
+import { kindOf, outerOf } from '../../path/kinds.ts'
 import {
   FAMILIES,
   formatAddress,
@@ -38,6 +38,10 @@ export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config'
   ipv4: parseIpv4Net(network),
   ipv6: parseIpv6Net(ipv6Network ?? ''),
 })
+
+/** The family of the datagrams, if there are any, around packets of a family. */
+export const outerIn = ({ config }: Pick<Status, 'config'>, family: Family): Family =>
+  config ? outerOf(config.backendType, family, config.backend, networksOf(config).ipv4 !== undefined) : family
 
 export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): readonly OwnSide[] {
   if (!config || !node) return []

@@ -5,7 +5,7 @@ import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { checkBackend } from '../../../src/node/choose.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
-import { DEFAULT_TYPE, KINDS, overheadBy, portOf, publishers, WIREGUARD_KEY } from '../../../src/path/kinds.ts'
+import { DEFAULT_TYPE, KINDS, outerOf, overheadBy, portOf, publishers, WIREGUARD_KEY } from '../../../src/path/kinds.ts'
 
 const source = join(import.meta.dirname, '../../../src')
 const files = readdirSync(source, { recursive: true, encoding: 'utf8' }).filter((file) => file.endsWith('.ts'))
@@ -65,10 +65,9 @@ describe('a backend', () => {
         expect.stringContaining(`${who} carries IPv4 alone: nothing carries fd00:5::/48 to other hosts`),
       ),
     )
-    for (const type of ['vxlan', 'host-gw', 'wireguard', 'alloc', 'extension'])
+    for (const type of ['udp', 'vxlan', 'host-gw', 'wireguard', 'alloc', 'extension'])
       expect(() => checkIpv6(type), type).not.toThrow()
-    for (const type of ['udp', 'ipip'])
-      expect(() => checkIpv6(type)).toThrow(`the ${type} backend needs IPv4, and EnableIPv4 is false`)
+    expect(() => checkIpv6('ipip')).toThrow('the ipip backend needs IPv4, and EnableIPv4 is false')
     expect(() => check('{"Type":"ipip","DirectRouting":1}')).toThrow('Backend.DirectRouting is 1')
     const instead =
       "take host-gw where the hosts are on one link, else udp; or alloc, and the routes by the cloud's own controller"
@@ -118,6 +117,18 @@ it.each([
   ['wireguard', 60, 80],
 ] as const)('%s makes a packet longer by %i bytes, by %i where IPv6 carries it', (type, ipv4, ipv6) => {
   expect([overheadBy(type, 'ipv4'), overheadBy(type, 'ipv6')]).toEqual([ipv4, ipv6])
+})
+
+it.each([
+  ['udp', {}, true, ['ipv4', 'ipv4']],
+  ['udp', {}, false, ['ipv6', 'ipv6']],
+  ['udp', { underLAY: 'ipv6' }, true, ['ipv6', 'ipv6']],
+  ['udp', { Underlay: 'ipv4' }, true, ['ipv4', 'ipv4']],
+  ['vxlan', { Underlay: 'ipv6' }, true, ['ipv4', 'ipv6']],
+  ['ipip', {}, true, ['ipv4', 'ipv4']],
+  ['of another program', {}, true, ['ipv4', 'ipv6']],
+] as const)('%s with %j, where the network has IPv4: %s, has outer headers of %j', (type, backend, hasIpv4, outer) => {
+  expect([outerOf(type, 'ipv4', backend, hasIpv4), outerOf(type, 'ipv6', backend, hasIpv4)]).toEqual(outer)
 })
 
 it('of a configuration that names none is udp', () => {

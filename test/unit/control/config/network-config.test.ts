@@ -323,10 +323,10 @@ describe('a family', () => {
     requireFamily(config)
     expect(ipv4For('udp', config)).toBe(config.ipv4)
     expect(ipv4For('udp', { ipv4: 0 })).toBe(0)
-    expect(() => ipv4For('the udp backend', parseNetworkConfig(`{"EnableIPv4":false,${ipv6}}`))).toThrow(
+    expect(() => ipv4For('the ipip backend', parseNetworkConfig(`{"EnableIPv4":false,${ipv6}}`))).toThrow(
       expect.objectContaining({
-        ...{ code: 'CONFIG', message: 'the udp backend needs IPv4, and EnableIPv4 is false' },
-        remedy: 'set "EnableIPv4": true, or take vxlan by the kernel, host-gw or wireguard, which carry IPv6 alone',
+        ...{ code: 'CONFIG', message: 'the ipip backend needs IPv4, and EnableIPv4 is false' },
+        remedy: 'set "EnableIPv4": true, or take udp, vxlan by the kernel, host-gw or wireguard, which carry IPv6',
       }),
     )
   })

@@ -106,12 +106,19 @@ describe('prepare', () => {
     expect(host.lines[0]!.includes('may lease it to containers')).toBe(mayLease)
   })
 
-  it('needs IPv4', async () => {
-    const config = '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48"}'
-    await expect(backend(config).prepare(signal)).rejects.toMatchObject({
-      code: 'CONFIG',
-      message: expect.stringContaining('needs IPv4'),
-    })
+  it.each([
+    ['ipv6', undefined, 'CONFIG', 'Backend.Underlay is "ipv6", and the network has no IPv6'],
+    ['ipv6', 'fe80::1', 'ADDRESS', 'fe80::1 of eth0 holds on its own link alone'],
+  ])('needs an address for datagrams of %s that others reach, and has %s', async (underlay, address, code, message) => {
+    const config = `{"Network":"10.5.0.0/16","Backend":{"Underlay":"${underlay}"}}`
+    const local = address === undefined ? undefined : parseIpv6(address)
+    await expect(backend(config, undefined, local).prepare(signal)).rejects.toMatchObject({ code, message })
+  })
+
+  it('reads no other word for what is beneath', () => {
+    expect(() => backend('{"Network":"10.5.0.0/16","Backend":{"Underlay":"both"}}')).toThrow(
+      'Backend.Underlay is "both"',
+    )
   })
 })
 
@@ -250,6 +257,24 @@ describe('both families', () => {
     ])
     host.routes6 = []
     expect(await dataPath.resync()).toEqual(['the route to fd00:5::/48 was gone'])
+  })
+
+  it.each([
+    [BOTH, '192.0.2.1', 1472, '192.0.2.2'],
+    [BOTH.replace('"ProbePathMTU":true', '"underlay":"ipv6"'), 'fd77::1', 1452, 'fd77::2'],
+    [BOTH.replace('"Network":"10.5.0.0/16"', '"EnableIPv4":false'), 'fd77::1', 1452, 'fd77::2'],
+  ])('travel by the datagrams of one: with %s from %s', async (config, bindAddress, mtu, to) => {
+    const [peer, here] = [of(1, 1, 2), { ...ownOfBoth, attrs: { ...ownOfBoth.attrs } }]
+    const withIpv6 = (each: Lease, address: string) => ({
+      ...each,
+      attrs: { ...each.attrs, publicIp: { ...each.attrs.publicIp, ipv6: parseIpv6(address) } },
+    })
+    const ours = { ...here, ...withIpv6(here, 'fd77::1') }
+    const dataPath = await backend(config, undefined, parseIpv6('fd77::1')).open(ours, signal, new Map())
+    expect([engine.config?.bindAddress, dataPath.mtu]).toEqual([bindAddress, mtu])
+    const differ = await apply(dataPath, [withIpv6(peer, 'fd77::2')])
+    const subnets = config.includes('"EnableIPv4":false') ? ['fd00:5:0:1::/64'] : ['10.5.1.0/24', 'fd00:5:0:1::/64']
+    expect(differ).toEqual(subnets.map((subnet) => `${subnet} ${to}`))
   })
 
   it('give a peer one end for each subnet, and one of IPv4 alone none of IPv6', async () => {
