@@ -242,29 +242,29 @@ it('extension tells its commands of both families, of a peer too', async () => {
   await eventually(() => expect(calls().slice(2)).toEqual([`remove ${rest}`]))
 })
 
-it.each([
-  ['ipip', { Type: 'ipip' }, /^W.*the ipip backend carries IPv4 alone/],
-  ['vxlan in userspace', { Type: 'vxlan', DataPath: 'userspace' }, /^W.*carries IPv4 alone/],
-])('%s carries IPv4 alone, with a lease of both, and says so; IPv6 alone is refused', async (_what, backend, said) => {
-  await running(backend)
-  await daemon.line(said)
-  const env = host.subnetEnv()
-  expect([env['FLANNEL_SUBNET'], env['FLANNEL_IPV6_SUBNET']]).toEqual([
-    expect.stringMatching(/^10\.5\./),
-    expect.stringMatching(/^fd00:5:/),
-  ])
-  expect((await routesTo('10.5.0.0/16')).join('\n')).toMatch(/10\.5\.0\.0\/16 dev flannel/)
-  expect(await routesTo('fd00:5::/48')).toEqual([])
-  expect(daemon.lines.filter((line) => line.startsWith('E'))).toEqual([])
-  await daemon.stop()
+it.each([['vxlan in userspace', { Type: 'vxlan', DataPath: 'userspace' }, /^W.*carries IPv4 alone/]])(
+  '%s carries IPv4 alone, with a lease of both, and says so; IPv6 alone is refused',
+  async (_what, backend, said) => {
+    await running(backend)
+    await daemon.line(said)
+    const env = host.subnetEnv()
+    expect([env['FLANNEL_SUBNET'], env['FLANNEL_IPV6_SUBNET']]).toEqual([
+      expect.stringMatching(/^10\.5\./),
+      expect.stringMatching(/^fd00:5:/),
+    ])
+    expect((await routesTo('10.5.0.0/16')).join('\n')).toMatch(/10\.5\.0\.0\/16 dev flannel/)
+    expect(await routesTo('fd00:5::/48')).toEqual([])
+    expect(daemon.lines.filter((line) => line.startsWith('E'))).toEqual([])
+    await daemon.stop()
 
-  const { Network: _, SubnetMax: _max, ...rest } = NETWORK
-  writeFileSync(join(lab.folder, 'leases/config'), JSON.stringify({ ...rest, EnableIPv4: false, Backend: backend }))
-  const refused = host.startDaemon({ args: ['--lease-dir', join(lab.folder, 'leases')] })
-  await refused.line(/^E.*needs IPv4, and EnableIPv4 is false; set "EnableIPv4": true/)
-  await ended(refused.process)
-  expect(refused.process.exitCode).toBe(1)
-})
+    const { Network: _, SubnetMax: _max, ...rest } = NETWORK
+    writeFileSync(join(lab.folder, 'leases/config'), JSON.stringify({ ...rest, EnableIPv4: false, Backend: backend }))
+    const refused = host.startDaemon({ args: ['--lease-dir', join(lab.folder, 'leases')] })
+    await refused.line(/^E.*needs IPv4, and EnableIPv4 is false; set "EnableIPv4": true/)
+    await ended(refused.process)
+    expect(refused.process.exitCode).toBe(1)
+  },
+)
 
 it.each([
   ['both families', {}, ['FLANNEL_SUBNET', 'FLANNEL_IPV6_SUBNET']],
