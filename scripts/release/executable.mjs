@@ -2,16 +2,10 @@
 // (nodejs.org/api/single-executable-applications.html).
 
 import { execFileSync } from 'node:child_process'
-import { copyFileSync, mkdirSync, writeFileSync } from 'node:fs'
-import { createRequire } from 'node:module'
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join, relative } from 'node:path'
+import { embed } from './embed.mjs'
 import { nodeRelease, sysroot } from './inputs.mjs'
-
-const require = createRequire(import.meta.url)
-
-/** Where Node.js looks for what was put into it. */
-const RESOURCE = 'NODE_SEA_BLOB'
-const FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2'
 
 /**
  * Writes it to `target`; `work` is a folder below `root`, whose name is inside.
@@ -38,8 +32,11 @@ export function buildExecutable({ root, work, architecture, version, code, lines
   const emulated = architecture.qemu ? [architecture.qemu, '-L', sysroot(architecture)] : []
   // The code cache has hashes in it, whose seed is drawn; V8 does not ask for the same one of whoever uses the cache.
   run(...emulated, node, '--random-seed=1', '--experimental-sea-config', path('config.json'))
-  copyFileSync(node, target)
-  run(`${architecture.gnu}-strip`, target)
-  const postject = require.resolve('postject/dist/cli.js')
-  run(process.execPath, postject, target, RESOURCE, path('blob'), '--sentinel-fuse', FUSE)
+  const symbols = execFileSync(`${architecture.gnu}-nm`, ['-S', node], { encoding: 'utf8', maxBuffer: 2 ** 28 })
+  const [, address, size] = /^([0-9a-f]+) ([0-9a-f]+) R icudt\d+_dat$/m.exec(symbols) ?? []
+  if (!address) throw new Error(`${node} names no tables of ICU`)
+  const stripped = join(work, 'node')
+  run(`${architecture.gnu}-strip`, '-o', stripped, node)
+  const icu = { address: Number.parseInt(address, 16), size: Number.parseInt(size, 16) }
+  writeFileSync(target, embed(readFileSync(stripped), icu, readFileSync(join(work, 'blob'))))
 }

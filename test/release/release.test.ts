@@ -141,7 +141,7 @@ describe('a release', () => {
       ].toSorted(),
     )
     await output(['sh', '-c', `cd '${release}' && sha256sum --check --strict SHA256SUMS`])
-    expect(statSync(join(release, 'weftd-linux-x64')).size).toBeLessThan(115 * MB)
+    expect(statSync(join(release, 'weftd-linux-x64')).size).toBeLessThan(110 * MB)
   })
 
   it('has the same bytes, whichever folder it is made in, and whatever others may do there', () => {
@@ -446,7 +446,7 @@ describe('the image', () => {
     const folder = (await podman.run('image', 'mount', IMAGE)).trim()
     const size = Number(await output(['sh', '-c', 'tar -C "$0" -c . | wc -c', folder]))
     process.stdout.write(`  the image: ${(size / MB).toFixed(0)} MB, ${(size / 2 ** 20).toFixed(0)} MiB\n`)
-    expect(size).toBeLessThan(135 * MB)
+    expect(size).toBeLessThan(120 * MB)
     for (const { size: packed } of await layersOf()) expect(packed).toBeLessThan(50 * MB)
     expect(statSync(folder).mode & 0o777).toBe(0o755)
     const programs = ['usr/bin', 'usr/sbin', 'usr/local/bin'].flatMap((path) => readdirSync(join(folder, path)))
