@@ -292,7 +292,7 @@ function differences(asked: readonly AskedNode[]): readonly string[] {
   )
   const names = [...new Set(having.flatMap(({ config }) => Object.keys(config)))]
   return names.flatMap((name) => {
-    const groups = grouped(having, ({ config }) => config[name] ?? 'none')
+    const groups = grouped(having, ({ config }) => (Object.hasOwn(config, name) ? config[name] : undefined) ?? 'none')
     return groups.length < 2
       ? []
       : [`${name}: ${groups.map(([value, group]) => `${value} on ${fewOf(group)}`).join('; ')}`]

@@ -103,7 +103,11 @@ const SHORTEST = 4
 
 /** Makes what takes these secrets out of a text, wherever they stand, and all else that steers a terminal. */
 function cleaner(secrets: readonly Secret[]): (text: string) => string {
-  const values = secrets.map((secret) => secret.reveal()).filter((value) => value.length >= SHORTEST)
+  // The longest first: one that begins another would leave the rest of that.
+  const values = secrets
+    .map((secret) => secret.reveal())
+    .filter((value) => value.length >= SHORTEST)
+    .toSorted((a, b) => b.length - a.length)
   return (text) => printableLines(values.reduce((left, value) => left.replaceAll(value, '<hidden>'), withoutUser(text)))
 }
 

@@ -120,6 +120,11 @@ describe('finds', () => {
     expect(report(nodes).matrix!.map((row) => row === null)).toEqual([false, true, true, true, true, false])
   })
 
+  it('what a node calls as every object has it, as of another configuration', () => {
+    const nodes = nodesOf(3, all, (number) => (number === 3 ? { view: { config: { constructor: 'x' } } } : {}))
+    expect(found(nodes)).toContain('config-differs: constructor: none on host1, host2; x on host3')
+  })
+
   it('a node that is impaired, and other configurations, versions and MTUs', () => {
     const nodes = nodesOf(4, all, (number) =>
       number === 4
