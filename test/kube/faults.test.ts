@@ -472,7 +472,8 @@ it('of two nodes that say they are one host the one that was made last is the ne
   const { entries } = await createNodeSource(client, annotationNames(P)).list(new AbortController().signal)
   const leases = new Map(entries.map(({ key, lease }) => [key, lease!]))
   const own = { ...leases.get('10.5.1.0-24')!, key: '', expiresAt: undefined, revision: 0n }
-  const lease = { ...own, attrs: { ...own.attrs, publicIp: { ipv4: parseIpv4('192.0.2.9')! } } }
+  const subnet = { ipv4: { address: parseIpv4('10.5.9.0')!, prefixLength: 24 } }
+  const lease = { ...own, subnet, attrs: { ...own.attrs, publicIp: { ipv4: parseIpv4('192.0.2.9')! } } }
   const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
   const identity = { name: 'MAC', own: '', of: () => 'one', remedy: '' }
   const network = { address: parseIpv4('10.5.0.0')!, prefixLength: 16 }

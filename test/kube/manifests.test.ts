@@ -361,6 +361,7 @@ describe('deploy/charts/weft', () => {
     }
     const flannel = { backend: 'wireguard', psk: '0"' }
     const own = parts({ flannel })
+    expect(parts({ flannel: { backend: 'wireguard' }, weft: { backend: { PSK: '0"' } } })).toEqual(own)
     expect(own.text).not.toMatch(/net-conf|PSK/)
     expect(own.secrets.map(({ metadata }) => metadata.name)).toEqual(['kube-flannel-cfg'])
     expect(JSON.parse(own.secrets[0]!.stringData['net-conf.json']!)).toEqual({

@@ -108,9 +108,11 @@ it.each([
 
   const toSecond = ['ip', 'route', 'replace', `${second.address}/32`, 'dev', 'eth0']
   await first.output([...toSecond, 'mtu', '1400'])
-  expect((await statusOf(first)).peers!.list[0]).toMatchObject({ pathMtu: mtu - 100 })
+  const pathMtuIs = (pathMtu: number | null) =>
+    eventually(async () => expect((await statusOf(first)).peers!.list[0]).toMatchObject({ pathMtu }))
+  await pathMtuIs(mtu - 100)
   await first.output([...toSecond, 'mtu', '1500'])
-  expect((await statusOf(first)).peers!.list[0]).toMatchObject({ pathMtu: null })
+  await pathMtuIs(null)
 
   // The peer goes and comes: what was counted of it stays its own.
   await daemons[1]!.stop()
@@ -121,7 +123,9 @@ it.each([
   expect(await second.output(['curl', '-sS', 'http://127.0.0.1:8080/'])).toBe('404 page not found\n')
   await knowsItsPeer(second)
   await answers(pods[0]!.namespace, pods[1]!.address, 2)
-  expect((await statusOf(first)).peers!.list[0]!.rxPackets).toBeGreaterThanOrEqual(peer!.rxPackets! + 2)
+  await eventually(async () =>
+    expect((await statusOf(first)).peers!.list[0]!.rxPackets).toBeGreaterThanOrEqual(peer!.rxPackets! + 2),
+  )
 })
 
 const OVER_KERNEL = [

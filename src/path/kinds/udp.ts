@@ -8,7 +8,7 @@ import { currentExternal } from '../../host/external-interface.ts'
 import { KINDS, overheadBy } from '../kinds.ts'
 import type { LeaseAttrs } from '../../control/lease/lease.ts'
 import type { Backend } from '../backend.ts'
-import { familiesOf, FAMILY_NAMES, formatAddress, isOfALink } from '../../net/address.ts'
+import { familiesOf, FAMILY_NAMES, formatAddress, isLinkLocal } from '../../net/address.ts'
 import { checkNetwork, openTunnel, type TunnelOptions } from '../ways/tunnel.ts'
 
 const { outside, devices, options: OPTIONS } = KINDS.udp
@@ -27,7 +27,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
         `Backend.${OPTIONS.underlay.name} is "${outer}", and the network has no ${FAMILY_NAMES[outer]}`,
         { remedy: `set "Enable${FAMILY_NAMES[outer]}": true, or leave it out` },
       )
-    if (isOfALink(local))
+    if (outer === 'ipv6' && isLinkLocal(local))
       throw new WeftError('ADDRESS', `${formatAddress(local)} of ${external.name} holds on its own link alone`, {
         remedy: 'give the interface a global or unique local IPv6 address, or choose another with --iface',
       })
