@@ -83,21 +83,17 @@ const KINDS: readonly (readonly [
   name: string,
   backend: object,
   /** Of the families that it carries in the lab. */
-  mtu: Readonly<Partial<Record<'ipv4' | 'both' | 'ipv6', number>>>,
+  mtu: Readonly<Partial<Record<'both' | 'ipv6', number>>>,
 ])[] = [
-  ['udp', { Type: 'udp' }, { ipv4: 1472, both: 1472, ipv6: 1452 }],
+  ['udp', { Type: 'udp' }, { both: 1472, ipv6: 1452 }],
   ['udp over IPv6', { Type: 'udp', Underlay: 'ipv6' }, { both: 1452 }],
-  ['host-gw', { Type: 'host-gw' }, { ipv4: 1500, both: 1500, ipv6: 1500 }],
-  ['vxlan by the kernel', { Type: 'vxlan', DataPath: 'kernel' }, { ipv4: 1450, both: 1430, ipv6: 1430 }],
-  [
-    'vxlan with direct routing',
-    { Type: 'vxlan', DataPath: 'kernel', DirectRouting: true },
-    { ipv4: 1450, both: 1430, ipv6: 1430 },
-  ],
-  ['wireguard', { Type: 'wireguard' }, { ipv4: 1420, both: 1420, ipv6: 1420 }],
-  ['wireguard, one device', { Type: 'wireguard', Mode: 'auto' }, { ipv4: 1420, both: 1420, ipv6: 1420 }],
+  ['host-gw', { Type: 'host-gw' }, { both: 1500, ipv6: 1500 }],
+  ['vxlan by the kernel', { Type: 'vxlan', DataPath: 'kernel' }, { both: 1430, ipv6: 1430 }],
+  ['vxlan with direct routing', { Type: 'vxlan', DataPath: 'kernel', DirectRouting: true }, { both: 1430, ipv6: 1430 }],
+  ['wireguard', { Type: 'wireguard' }, { both: 1420, ipv6: 1420 }],
+  ['wireguard, one device', { Type: 'wireguard', Mode: 'auto' }, { both: 1420, ipv6: 1420 }],
 ]
-const FAMILIES_OF = { ipv4: ['ipv4'], both: BOTH, ipv6: ['ipv6'] } as const
+const FAMILIES_OF = { both: BOTH, ipv6: ['ipv6'] } as const
 
 /** The children of a daemon that hear of the host's links, addresses and routes. */
 function listeners({ process: { pid } }: Daemon): string[] {
@@ -106,7 +102,6 @@ function listeners({ process: { pid } }: Daemon): string[] {
   return commands.filter((command) => command.endsWith('monitor link address route'))
 }
 const LISTENS = {
-  ipv4: 'ip -4 monitor link address route',
   both: 'ip -o monitor link address route',
   ipv6: 'ip -o -6 monitor link address route',
 }
