@@ -288,7 +288,7 @@ it('is switched to both families node by node, and each keeps its IPv4 subnet an
     daemons[at] = again
     await again.line(/flannel is ready/)
     await ended(before.process)
-    expect(before.lines.filter((line) => line.includes('Lease has been revoked'))).toEqual([])
+    expect(before.lines.filter((line) => /Lease has been revoked|is not used/.test(line))).toEqual([])
     await all()
   }
   expect(lab.hosts.map((host) => host.subnetEnv()['FLANNEL_SUBNET'])).toEqual(subnets)
@@ -298,6 +298,15 @@ it('is switched to both families node by node, and each keeps its IPv4 subnet an
     for (const other of lab.hosts)
       if (other !== host) await reach(host.namespace, other.subnetEnv()['FLANNEL_IPV6_SUBNET']!.replace('::1/64', '::'))
   }
+  // And back: the device that was taken over has nothing of IPv6 any more.
+  configure(network(['ipv4'], backend))
+  const [before, last] = [daemons[2]!, lab.hosts[2]!]
+  await start(last).line(/flannel is ready/)
+  await ended(before.process)
+  expect(before.lines.filter((line) => line.includes('is not used'))).toEqual([])
+  expect(await last.output('ip -6 -o address show dev flannel0 scope global'.split(' '))).toBe('')
+  expect(await last.output('ip -6 route show dev flannel0 proto boot'.split(' '))).toBe('')
+  await all()
 })
 
 describe('of two families', () => {

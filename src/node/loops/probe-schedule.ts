@@ -49,6 +49,10 @@ export interface Probes {
   keep(targets: readonly Target[], now: number): void
   /** Says what address of a peer is to be asked from now on; undefined when it is no peer any more. */
   look(key: string, address: Address | undefined, now: number): void
+  /** Has a peer asked with the next requests, unless it is known to be silent. */
+  soon(key: string, now: number): void
+  /** The keys of those that lost a request since this was last called, and may have fallen silent. */
+  takeDoubted(): ReadonlySet<string>
   /** The requests to send now. To be called about once a second. */
   due(now: number): readonly Request[]
   /** An answer came. */
@@ -96,6 +100,7 @@ export function createProbes(wantedMs: number, random: () => number): Probes {
   let taken = 0 // of those
   let next = Math.floor(random() * SEQUENCES)
   let news = new Set<string>()
+  let doubted = new Set<string>()
   const intervalMs = (): number => Math.max(wantedMs, (known.size / ASKED_A_SECOND) * 1000)
 
   function schedule(key: string, peer: Known, at: number): void {
@@ -127,7 +132,9 @@ export function createProbes(wantedMs: number, random: () => number): Probes {
       conclude(peer, sequence, false, now)
       news.add(key)
       peer.unansweredSince ??= sentAt
-      if (lostInARow(peer) < LOST_IN_A_ROW && known.get(key) === peer) schedule(key, peer, now)
+      if (lostInARow(peer) >= LOST_IN_A_ROW || known.get(key) !== peer) continue
+      doubted.add(key)
+      schedule(key, peer, now)
     }
     for (const sequence of lost.keys()) {
       if (lost.size <= known.size) break
@@ -151,6 +158,15 @@ export function createProbes(wantedMs: number, random: () => number): Probes {
       for (const { key, address } of targets) look(key, address, now)
     },
     look,
+    soon(key, now) {
+      const peer = known.get(key)
+      if (peer && peer.nextAt > now && lostInARow(peer) < LOST_IN_A_ROW) schedule(key, peer, now)
+    },
+    takeDoubted() {
+      const before = doubted
+      doubted = new Set()
+      return before
+    },
     due(now) {
       giveUp(now)
       for (const second of [...later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {

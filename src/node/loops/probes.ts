@@ -58,6 +58,10 @@ export async function probePeers(node: Node): Promise<never> {
       }
       for (const { probes, socket } of open)
         for (const { address, sequence } of probes.due(now)) if (socket) send(socket.echo, address, sequence)
+      // Whoever loses packets of one family is asked by the other too: a host that is off is not to look like half a fault.
+      for (const { family, probes } of open)
+        for (const key of probes.takeDoubted())
+          for (const other of open) if (other.family !== family) other.probes.soon(key, now)
       node.probes = Object.fromEntries(open.map(({ family, probes }) => [family, probes]))
     }
   } finally {

@@ -25,6 +25,7 @@ import {
   netContains,
   parseNet,
   type Address,
+  type Family,
   type Net,
   type Nets,
 } from '../../net/address.ts'
@@ -111,6 +112,21 @@ export async function removeIdleTun(run: Run, name: string, networks: Nets): Pro
   const tun = await findIdleTun(run, name)
   if (tun && !tun.addresses.some((address) => isElsewhere(networks, address)))
     await run('ip', ['link', 'del', 'dev', name])
+}
+
+/** Removes what a tunnel left on its device of families that it carries no more: addresses, and routes made by hand or by weftd. */
+export async function removeFamilies(run: Run, device: string, families: readonly Family[]): Promise<void> {
+  const link = families.length > 0 ? await findLink(run, device) : undefined
+  for (const family of families) {
+    const addresses = (link?.addresses[family] ?? []).filter(
+      ({ address }) => family === 'ipv4' || !isLinkLocal(address),
+    )
+    if (addresses.length === 0) continue
+    const flag = family === 'ipv4' ? '-4' : '-6'
+    // A route from `ip` is of the protocol boot where nobody says another.
+    await run('ip', [flag, 'route', 'flush', 'dev', device, 'proto', 'boot'])
+    for (const { address } of addresses) await run('ip', ['address', 'del', formatNet(hostNet(address)), 'dev', device])
+  }
 }
 
 interface AdoptOptions {

@@ -162,6 +162,8 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
     // flanneld's words (pkg/backend/route_network.go, vxlan_network.go).
     if (type !== undefined && attrs.backendType !== type)
       return isOthersToSay ? undefined : `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`
+    // This node's own lease by another key, which a weftd writes that is about to take over with one family more, or less.
+    if (isOfOneNode(attrs, own.attrs) && ownSubnet && isWithin(lease, ownSubnet)) return undefined
     const reason =
       unusableReason(lease, own, outer) ??
       (isWithin(lease, network) ? undefined : `its subnet is not within the network ${formatNet(network)}`) ??

@@ -13,6 +13,7 @@ import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
 import { seldom, type Log } from '../../base/log.ts'
 import {
   byFamily,
+  FAMILIES,
   familiesOf,
   FAMILY_NAMES,
   formatAddress,
@@ -33,7 +34,14 @@ import { watchExternal } from '../device/external-watch.ts'
 import { inTurn } from '../in-turn.ts'
 import { createPeerFilter, type PeerFilter, type PeerFilterOptions } from './peer-filter.ts'
 import { createStrangerLog } from './strangers.ts'
-import { adoptTun, checkMtu, createTunDevice, LEAST_MTU, refuseForeignRoute } from '../device/tun-device.ts'
+import {
+  adoptTun,
+  checkMtu,
+  createTunDevice,
+  LEAST_MTU,
+  refuseForeignRoute,
+  removeFamilies,
+} from '../device/tun-device.ts'
 import { createWays, type LastWay, type PeerChanges, type Way, type Ways } from './ways.ts'
 
 /** Backends that have settings of a tunnel. */
@@ -269,6 +277,8 @@ export async function openTunnel(
   )
   const configure = async ({ family }: Side): Promise<void> => devices.get(family)?.configure()
   try {
+    const others = FAMILIES.filter((each) => !sides.some(({ family }) => family === each))
+    if (inherited) await removeFamilies(run, engine.tunName, others)
     await eachSide(configure)
   } catch (error) {
     // A device that was there before stays: the other daemon may have taken it back.

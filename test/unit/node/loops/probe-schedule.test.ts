@@ -251,3 +251,21 @@ it('waits a second for an answer at any time of the day', () => {
   probes.due(92_000)
   expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: false, unansweredSince: 90_000 })
 })
+
+it('has a peer asked at once that is doubted by other means, but for one that is silent', () => {
+  const probes = createProbes(10_000, () => 0.5)
+  probes.keep([target(1), target(2)], 0)
+  pass(probes, 1, 40, all)
+  expect(probes.takeDoubted()).toEqual(new Set())
+  expect(pass(probes, 40, 60, (address) => address !== 2).flat()).toContain(2)
+  expect(probes.takeDoubted()).toEqual(new Set(['peer 2']))
+  expect(probes.takeDoubted()).toEqual(new Set())
+  // Where it stands in its interval does not matter, and a silent one is asked at its own pace.
+  pass(probes, 60, 61, () => false)
+  for (let second = 61; second < 64; second++) {
+    for (const number of [1, 2, 3]) probes.soon(`peer ${number}`, second * 1000)
+    const asked = pass(probes, second, second + 1, (address) => address !== 2).flat()
+    expect(asked.filter((address) => address === 1)).toEqual([1])
+  }
+  expect(pass(probes, 64, 66, () => false).flat()).not.toContain(2)
+})

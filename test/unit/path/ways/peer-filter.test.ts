@@ -175,8 +175,22 @@ it('has no peer that lacks a subnet or an address of IPv4', () => {
   ])
 })
 
+const nets = (text: string) => netsOf(text.split(' ').map((each) => parseNet(each)!))
+
+it('says nothing of a lease of this node by another key, as of a weftd that takes over with one family more', () => {
+  const lines: string[] = []
+  const say = (line: string): void => void lines.push(line)
+  const log = { info: say, warn: say, error: say, v: () => false }
+  const network = parseIpv4Net('10.5.0.0/16')!
+  const lease = { key: 'own', subnet: nets('10.5.0.0/24'), attrs: { publicIp: { ipv4: ip('192.0.2.9') }, backendType: '' } }
+  const filter = createPeerFilter({ lease: { ...lease, expiresAt: undefined, revision: 0n }, network, log })
+  const twin = { ...lease, key: 'both', subnet: nets('10.5.0.0/24 fc00:0:0:7::/64') }
+  const elsewhere = { ...lease, key: 'other', subnet: nets('10.5.9.0/24') }
+  expect(filter.usable(new Map([twin, elsewhere].map((each) => [each.key, each])), 'own')).toEqual([])
+  expect(lines).toEqual(["Lease other is not used: 192.0.2.9 is this node's own address"])
+})
+
 it('has no peer with a subnet of this node or a part of it, by either family: our own containers would be cut off', () => {
-  const nets = (text: string) => netsOf(text.split(' ').map((each) => parseNet(each)!))
   const said: string[] = []
   const say = (line: string): void => void said.push(line)
   const both: OwnLease = { ...own, subnet: nets('10.5.0.0/24 fc00:0:0:7::/64') }
