@@ -12,6 +12,7 @@ import { reach } from '../../lab/measure.ts'
 import { formatIpv4 } from '../../src/net/ipv4.ts'
 import { subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
+import { soundStatus } from '../support/facts.ts'
 import { peerWith, statusWith } from '../support/page-status.ts'
 
 const missing = needs(HOSTS, 'chromium', 'iperf3')
@@ -54,6 +55,8 @@ afterEach(async () => {
 type Look = Parameters<Browser['newPage']>[0]
 const WIDE = { width: 1180, height: 820 }
 const PHONE = { width: 360, height: 760 }
+/** A page of 1280 px at four times its size (WCAG 2.2, 1.4.10). */
+const NARROW = { width: 320, height: 640 }
 
 /** A tab with the page, which it shows when the first status is there. */
 async function open(
@@ -238,22 +241,58 @@ describe.each([
   ['wide, by light', { viewport: WIDE, colorScheme: 'light' }],
   ['wide, by dark', { viewport: WIDE, colorScheme: 'dark' }],
   ['a phone', { viewport: PHONE, colorScheme: 'light', hasTouch: true, isMobile: true }],
+  ['a tablet', { viewport: { width: 768, height: 1024 }, colorScheme: 'dark' }],
+  ['narrow, by light', { viewport: NARROW, colorScheme: 'light' }],
+  ['narrow, by dark', { viewport: NARROW, colorScheme: 'dark' }],
 ] as const)('%s', (_name, look) => {
   const troubled = statusWith(
-    [peerWith(2), peerWith(3, { state: 'programmed' }), peerWith(4, { state: 'stored' }), peerWith(5, { held: true })],
-    { events: [{ at: '2026-11-22T10:00:00Z', level: 'error', text: 'what went wrong' }] },
+    [
+      ...[peerWith(2), peerWith(3, { state: 'programmed' }), peerWith(4, { state: 'stored' })],
+      peerWith(5, { held: true, endpoint: '[2001:db8:1234:5678:9abc:def0:1234:5678]:8285' }),
+      peerWith(6, { state: 'programmed', name: 'a-host-whose-name-has-no-place-to-break-in.example.internal' }),
+    ],
+    {
+      events: [{ at: '2026-11-22T10:00:00Z', level: 'error', text: `what went wrong: ${'/so/long/a/path'.repeat(9)}` }],
+      node: { ...soundStatus.node!, hostname: 'node-with-a-long-name-04.cluster.example.internal' },
+      dataPath: {
+        ...soundStatus.dataPath!,
+        counters: { tx_drop_message_too_long_for_the_path: 123_456_789 },
+        drops: { tx_drop_message_too_long_for_the_path: 123_456_789 },
+      },
+      daemon: { ...soundStatus.daemon, network: 'open', leases: 'https://etcd-0.internal:2379,'.repeat(3) },
+    },
   )
+  const nodes = [1, 2, 3, 4, 5, 6].map((number) => ({
+    ...{
+      lease: `lease-${number}`,
+      name: `node-${number}.with-a-long-name.example.internal`,
+      subnet: `10.5.${number}.0/24`,
+    },
+    ...{ publicIp: `192.0.2.${number}`, answer: 'told', why: null, version: '1', state: 'working', trouble: null },
+    ...{ mtu: 1472, clockAheadMs: 0, seenBy: 5, reachedBy: 5, sees: 5, reaches: 5 },
+  }))
+  const network = {
+    ...{ schema: 1, at: '2026-11-22T10:00:00Z', tookMs: 3, size: 6, whole: 1, nodes },
+    matrix: nodes.map((_node) => nodes.map((_other) => ['reached', 0.31, 0, 1472])),
+    findings: [{ name: 'pair-broken', detail: nodes.map(({ name }) => name).join(' and ') }],
+  }
 
   it('is readable, and says what everything is', async () => {
-    const page = await open(look, (tab) =>
-      tab.route('**/status.json', (route) =>
+    const page = await open(look, async (tab) => {
+      await tab.route('**/status.json', (route) =>
         route.fulfill({
           json: { ...troubled, at: new Date().toISOString() },
           headers: { 'Cache-Control': 'no-store' },
         }),
-      ),
-    )
-    await places(page, 'silent').waitFor()
+      )
+      await tab.route('**/network.json', (route) => route.fulfill({ json: network }))
+    })
+    await places(page, 'silent').first().waitFor()
+    await page.locator('#network summary').focus()
+    await page.keyboard.press('Enter')
+    await page.locator('#network-table tbody th').last().waitFor()
+    expect(await page.evaluate(cut)).toEqual([])
+    expect(await page.evaluate(() => [...document.querySelectorAll('#network-findings code')].length)).toBe(1)
     expect(
       await page.evaluate(() => [document.documentElement.scrollWidth - innerWidth, document.documentElement.lang]),
     ).toEqual([0, 'en'])
@@ -266,6 +305,9 @@ describe.each([
     const dialog = page.getByRole('dialog', { name: /10\.5\.3\.0\/24/ })
     await dialog.waitFor()
     expect(await page.evaluate(faint)).toEqual([])
+    expect(await page.evaluate(cut)).toEqual([])
+    // It begins where it is read from: its focus has not moved it.
+    expect(await dialog.evaluate(({ scrollTop }) => scrollTop)).toBe(0)
     await dialog.getByRole('button', { name: 'Close' }).click()
     await dialog.waitFor({ state: 'hidden' })
   })
@@ -287,6 +329,34 @@ function nameless(): string[] {
   const drawings = [...document.querySelectorAll('svg')].filter((svg) => svg.closest('[aria-hidden=true]') === null)
   const wrong = [...all.filter((element) => nameOf(element).trim() === ''), ...drawings]
   return wrong.map((element) => element.outerHTML.slice(0, 100))
+}
+
+/**
+ * What is wider than its place or the window, and places of the map that lie on one another; but for what is scrolled by the keyboard.
+ * Runs in the browser.
+ */
+function cut(): string[] {
+  const isScrolled = (element: Element): boolean => element.parentElement?.closest('[tabindex="0"].scroll') != null
+  const shown = [...document.querySelectorAll('body, body *:not(svg *)')].filter(
+    (element) => element.checkVisibility() && element.closest('.unseen, .skip, thead') === null && !isScrolled(element),
+  )
+  const wide = shown.filter((element) => {
+    const { left, right } = element.getBoundingClientRect()
+    const isRegion = element.matches('[tabindex="0"].scroll')
+    return (
+      left < 0 ||
+      right > innerWidth ||
+      (!isRegion && element.scrollWidth > element.clientWidth + 1 && element.clientWidth > 0)
+    )
+  })
+  const boxes = [...document.querySelectorAll('#places button, .hub')].filter((element) => element.checkVisibility())
+  const covered = boxes.filter((one) =>
+    boxes.some((other) => {
+      const [a, b] = [one.getBoundingClientRect(), other.getBoundingClientRect()]
+      return one !== other && a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom
+    }),
+  )
+  return [...wide, ...covered].map((element) => element.outerHTML.slice(0, 100))
 }
 
 /** Texts with less contrast than WCAG 2.2 (1.4.3) asks for: 4.5 to 1. Runs in the browser. */

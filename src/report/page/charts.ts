@@ -104,16 +104,21 @@ function spoken(samples: readonly Sample[]): string {
   return `Traffic of the last minutes: out now ${or(last?.tx, bitRate)}, at most ${most(({ tx }) => tx)}; in now ${or(last?.rx, bitRate)}, at most ${most(({ rx }) => rx)}.`
 }
 
+/** Room for the longest label of an axis, in px. */
+const widthOf = (_chart: uPlot, labels: readonly string[] | null): number =>
+  16 + 7 * Math.max(...(labels ?? []).map(({ length }) => length), 3)
+
 interface Look {
   readonly series: uPlot.Series[]
   readonly values: (value: number) => string
   readonly range: (low: number, high: number) => [number, number]
 }
 
-/** A chart as wide as its place, in the colours of the day; made anew when those change. */
+/** A chart as large as its place, in the colours of the day; made anew when those change. */
 function createChart(place: HTMLElement, lookOf: (colour: (name: string) => string) => Look) {
   let data: uPlot.AlignedData = [[]]
   let chart: uPlot | undefined
+  const sizeOf = () => ({ width: Math.max(200, place.clientWidth), height: Math.max(HEIGHT, place.clientHeight) })
   const make = (): void => {
     chart?.destroy()
     const style = getComputedStyle(document.documentElement)
@@ -126,12 +131,12 @@ function createChart(place: HTMLElement, lookOf: (colour: (name: string) => stri
       ticks: { show: false },
     }
     const options: uPlot.Options = {
-      ...{ width: Math.max(200, place.clientWidth), height: HEIGHT, padding: [8, 8, 0, 0], series },
+      ...{ ...sizeOf(), padding: [8, 8, 0, 0], series },
       ...{ legend: { show: false }, cursor: { show: false } },
       scales: { y: { range: (_chart, low, high) => range(low ?? 0, high ?? 0) } },
       axes: [
-        { ...axis, grid: { show: false }, values: '{HH}:{mm}:{ss}', space: 80 },
-        { ...axis, size: 84, space: 34, values: (_chart, splits) => labelsOf(splits, values) },
+        { ...axis, grid: { show: false }, values: '{HH}:{mm}:{ss}', space: 80, size: 28 },
+        { ...axis, size: widthOf, space: 48, values: (_chart, splits) => labelsOf(splits, values) },
       ],
     }
     chart = new uPlot(options, data, place)
@@ -139,7 +144,7 @@ function createChart(place: HTMLElement, lookOf: (colour: (name: string) => stri
   make()
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', make)
   new ResizeObserver(() => {
-    if (place.clientWidth > 0) chart?.setSize({ width: place.clientWidth, height: HEIGHT })
+    if (place.clientWidth > 0) chart?.setSize(sizeOf())
   }).observe(place)
   return (now: (number[] | Points)[]): void => {
     data = now as uPlot.AlignedData

@@ -2,7 +2,7 @@
 
 import { publishers } from '../../path/kinds.ts'
 import { byId, createFacts, elementOf, setAttribute, setText } from './dom.ts'
-import { bitRate, bothOf, bytes, dayText, duration, or } from './format.ts'
+import { bitRate, bothOf, bytes, count, dayText, duration, or } from './format.ts'
 import type { History } from './history.ts'
 import { titleOf } from '../status.ts'
 import { factsOf, LOOKS, type Peer } from './model.ts'
@@ -32,7 +32,7 @@ export function createDetails(history: History) {
     const traffic = (rate: number | undefined, all: number | null, packets: number | null): string =>
       all === null
         ? 'not counted'
-        : `${or(rate, bitRate)}; ${bytes(all)}${packets === null ? '' : ` in ${packets.toLocaleString('en')} packets`}`
+        : `${or(rate, bitRate)}; ${bytes(all)}${packets === null ? '' : ` in ${count(packets, 'packet')}`}`
     showFacts([
       ['Name', peer.name ?? 'none: flanneld writes none'],
       ...(peer.ipv6Subnet === null || peer.ipv6Subnet === peer.subnet
@@ -41,7 +41,7 @@ export function createDetails(history: History) {
       ['Public IP', bothOf(peer.publicIp, peer.publicIpv6)],
       ...factsOf(peer),
       ...(peer.path === 'narrow' && peer.pathSince
-        ? [['Long packets do not pass since', new Date(peer.pathSince).toLocaleString()] as const]
+        ? [['Long packets do not pass since', dayText(new Date(peer.pathSince))] as const]
         : []),
       ['Type', publishers(peer.type)],
       ['Last heard', or(peer.heardSecondsAgo, (ago) => `${duration(ago)} ago`)],

@@ -15,6 +15,10 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   return element
 }
 
+/** Splits prose at backticks: text between them is to be typed. */
+export const proseOf = (text: string): readonly Child[] =>
+  text.split('`').map((part, at) => (at % 2 === 0 ? part : h('code', {}, part)))
+
 /** The element of index.html that has this id, of this kind. */
 export function elementOf<T extends Element>(kind: new () => T, id: string): T {
   const element = document.getElementById(id)

@@ -3,13 +3,9 @@
 import { diagnoseStatus } from '../../tool/doctor/checks.ts'
 import { FINDINGS, grouped } from '../../tool/doctor/findings.ts'
 import type { Status } from '../status.ts'
-import { byId, createList, h, setAttribute, setText, type Child } from './dom.ts'
+import { byId, createList, h, proseOf, setAttribute, setText } from './dom.ts'
 
 type Kind = ReturnType<typeof grouped>[number]
-
-/** Splits prose at backticks: text between them is to be typed. */
-const proseOf = (text: string): readonly Child[] =>
-  text.split('`').map((part, at) => (at % 2 === 0 ? part : h('code', {}, part)))
 
 export function createFindings() {
   const section = byId('findings')
@@ -43,6 +39,11 @@ export function createFindings() {
     show(status: Status): void {
       const kinds = grouped(diagnoseStatus(status))
       section.hidden = kinds.length === 0
+      setAttribute(
+        section,
+        'data-level',
+        kinds.some(({ name }) => FINDINGS[name].level === 'failure') ? 'failure' : 'warning',
+      )
       setText(byId('finding-count'), String(kinds.length))
       show(kinds)
     },

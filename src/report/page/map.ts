@@ -3,10 +3,11 @@
 import { byId, createList, h, setAttribute, setText } from './dom.ts'
 import { bitRate, count, milliseconds } from './format.ts'
 import type { History } from './history.ts'
+import { briefly } from '../status.ts'
 import { around, countsOf, countsText, LOOKS, placesOf, type Peer, type Place } from './model.ts'
 
 /** The number of places that have room around a node. */
-const MOST_AROUND = 12
+const MOST_AROUND = 8
 const SVG = 'http://www.w3.org/2000/svg'
 
 /** The actions of a place: look at a peer, or list those of a larger subnet. */
@@ -19,7 +20,7 @@ export function createMap(history: History, actions: MapActions) {
   const map = byId('map')
   const lines = map.querySelector('svg') ?? map.appendChild(document.createElementNS(SVG, 'svg'))
   const field = byId('places')
-  const isWide = matchMedia('(min-width: 44rem)')
+  const isWide = matchMedia('(min-width: 60rem)')
   let places: readonly Place[] = []
   let chosen = 0
 
@@ -52,9 +53,10 @@ export function createMap(history: History, actions: MapActions) {
     ({ key }) => {
       const sign = h('span', { class: 'sign', 'aria-hidden': 'true' })
       const name = h('span', { class: 'name' })
+      const where = h('span', { class: 'where' })
       const state = h('span', { class: 'state' })
       const more = h('span', { class: 'more' })
-      const button = h('button', { type: 'button', tabindex: '-1' }, sign, name, state, more)
+      const button = h('button', { type: 'button', tabindex: '-1' }, sign, name, where, state, more)
       const element = h('li', {}, button)
       let isGroup = false
       button.addEventListener('click', () => (isGroup ? actions.list(key) : actions.open(key)))
@@ -65,8 +67,10 @@ export function createMap(history: History, actions: MapActions) {
           setAttribute(button, 'data-condition', place.condition)
           setAttribute(button, 'aria-haspopup', isGroup ? 'false' : 'dialog')
           setText(sign, LOOKS[place.condition].sign)
-          setText(name, place.name)
           const [peer] = place.peers
+          const host = isGroup ? null : (peer?.name ?? null)
+          setText(name, host === null ? place.name : briefly(host))
+          setText(where, host === null ? '' : (peer?.subnet ?? ''))
           setText(state, isGroup || !peer ? groupText(place) : stateText(peer))
           setText(more, isGroup || !peer ? '' : ratesText(peer, history))
           if (map.dataset['layout'] === 'star') {

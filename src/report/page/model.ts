@@ -319,7 +319,7 @@ export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly P
 /** The place of peer `at` of `all` around this node: parts of the width and of the height. */
 export function around(at: number, all: number): { readonly x: number; readonly y: number } {
   const angle = Math.PI + (2 * Math.PI * at) / all
-  return { x: 0.5 + 0.39 * Math.cos(angle), y: 0.5 + 0.4 * Math.sin(angle) }
+  return { x: 0.5 + 0.39 * Math.cos(angle), y: 0.5 + 0.36 * Math.sin(angle) }
 }
 
 const ASKED_EVERY_MS = 1000

@@ -4,7 +4,7 @@ import { parseToShow } from '../../base/text.ts'
 import { cellLook, lookOf, NETWORK_SCHEMA, wholeText, type NetworkReport } from '../network.ts'
 import { NETWORK_FINDINGS, type NetworkNode } from '../network-findings.ts'
 import { briefly, type Status } from '../status.ts'
-import { byId, elementOf, h, setText, type Child } from './dom.ts'
+import { byId, elementOf, h, proseOf, setText, type Child } from './dom.ts'
 import { count, milliseconds, percent } from './format.ts'
 
 const ASKED_EVERY_MS = 10_000
@@ -74,7 +74,7 @@ function findingsOf({ findings }: NetworkReport): readonly Child[] {
       { 'data-level': level },
       h('h3', {}, h('span', { class: 'level' }, sign), ` ${means}`),
       h('ul', {}, ...details),
-      h('p', {}, h('strong', {}, 'To do: '), fix),
+      h('p', {}, h('strong', {}, 'To do: '), ...proseOf(fix)),
     )
   })
 }

@@ -24,7 +24,7 @@ export function createTable(history: History, open: (lease: string) => void) {
       const sign = h('span', { class: 'sign', 'aria-hidden': 'true' })
       const word = h('span')
       const state = h('td', {}, h('span', { class: 'condition' }, sign, word))
-      const cells = Array.from(HEADS, (head) => h('td', { class: head }))
+      const cells = HEADS.map(([head, name]) => h('td', { class: head, 'data-name': name }))
       const element = h('tr', {}, h('th', { scope: 'row' }, button), state, ...cells)
       return {
         element,
@@ -97,5 +97,12 @@ export function createTable(history: History, open: (lease: string) => void) {
   }
 }
 
-/** The columns after the first two, by class: a narrow screen has no room for all. */
-const HEADS = ['at', 'rtt', 'loss wide', 'tx', 'rx', 'heard wide'] as const
+/** The columns after the first two, by class, and by the name that stands beside each where a narrow screen has no columns. */
+const HEADS = [
+  ['at', 'to'],
+  ['rtt', 'round trip'],
+  ['loss', 'loss'],
+  ['tx', 'out'],
+  ['rx', 'in'],
+  ['heard', 'heard'],
+] as const
