@@ -78,6 +78,8 @@ async function open(
   return page
 }
 
+/** A peer as the page and the doctor call it. */
+const titled = (host: Host): string => `${host.name} (${subnetOf(host)})`
 const places = (page: Page, condition: string) => page.locator(`#places button[data-condition="${condition}"]`)
 const activeText = (page: Page): Promise<string> =>
   page.evaluate(() => (document.activeElement === document.body ? '' : (document.activeElement?.textContent ?? '')))
@@ -94,7 +96,7 @@ describe('with three daemons', () => {
     const { stdout, code } = await first.run(inTerminal)
     expect(code).toBe(3)
     expect(stdout).toMatch(/mtu .*failure.*path-mtu/)
-    expect(stdout).toContain(`${subnetOf(second)} at ${second.address}:8285: packets of 1472 bytes do not come back`)
+    expect(stdout).toContain(`${titled(second)} at ${second.address}:8285: packets of 1472 bytes do not come back`)
     await terminalPicture('mtu', `$ weft doctor\n${stdout}`)
     await second.output(['ip', 'link', 'set', 'eth0', 'mtu', '1500'])
   })
@@ -128,7 +130,7 @@ describe('with three daemons', () => {
       .filter({ hasText: subnetOf(third) })
       .waitFor({ timeout: KILLED_SEEN_MS })
     await page.getByRole('heading', { name: '1 of 2 peers does not answer' }).waitFor()
-    expect(await page.locator('#said').textContent()).toBe(`${subnetOf(third)}: not answering.`)
+    expect(await page.locator('#said').textContent()).toBe(`${titled(third)}: not answering.`)
     const found = page.getByRole('region', { name: /What the doctor finds/ })
     expect(await found.textContent()).toContain('a peer does not answer through the data path')
     expect(await found.textContent()).toContain(subnetOf(third))
@@ -164,7 +166,7 @@ describe('with three daemons', () => {
     await second.output(['iptables', '-A', ...port])
     await page
       .getByRole('region', { name: /What the doctor finds/ })
-      .filter({ hasText: `${subnetOf(second)} at ${second.address}:8285` })
+      .filter({ hasText: `${titled(second)} at ${second.address}:8285` })
       .filter({ hasText: 'it sends, but what is sent to it is lost: look at the firewall there first' })
       .waitFor()
     await pictures('port', page, ['light'])
@@ -336,7 +338,7 @@ function nameless(): string[] {
  * Runs in the browser.
  */
 function cut(): string[] {
-  const isScrolled = (element: Element): boolean => element.parentElement?.closest('[tabindex="0"].scroll') != null
+  const isScrolled = (element: Element): boolean => Boolean(element.parentElement?.closest('[tabindex="0"].scroll'))
   const shown = [...document.querySelectorAll('body, body *:not(svg *)')].filter(
     (element) => element.checkVisibility() && element.closest('.unseen, .skip, thead') === null && !isScrolled(element),
   )
@@ -448,7 +450,7 @@ describe('with a status of ten thousand peers', () => {
     await page.locator('#places button').click()
     await page.getByRole('dialog').waitFor()
     expect(await page.locator('#details-title').textContent()).toBe(evil)
-    expect(await page.locator('#event-list li').textContent()).toContain(evil)
+    expect(await page.locator('#event-list').textContent()).toContain(evil)
     expect(await page.locator('img').count()).toBe(0)
     expect(await page.locator('script').count()).toBe(1)
   })

@@ -117,11 +117,11 @@ describe('the page that was built', () => {
 })
 
 it('no script of the page makes markup of text', () => {
-  const folder = join(packageRoot, 'src/report/page')
-  const scripts = readdirSync(folder).filter((name) => /\.ts$/.test(name))
+  const sources = join(packageRoot, 'src/report/page')
+  const scripts = readdirSync(sources).filter((name) => name.endsWith('.ts'))
   expect(scripts).toContain('network.ts')
   for (const name of scripts)
-    expect(readFileSync(join(folder, name), 'utf8'), name).not.toMatch(
+    expect(readFileSync(join(sources, name), 'utf8'), name).not.toMatch(
       /innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|setHTML/,
     )
 })
