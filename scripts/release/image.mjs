@@ -10,7 +10,6 @@ import {
   copyFileSync,
   mkdirSync,
   readdirSync,
-  readFileSync,
   rmSync,
   symlinkSync,
   writeFileSync,
@@ -125,19 +124,4 @@ export function buildImage({ root, work, version, publisher, licences, builds, t
   writeFileSync(join(layout, 'index.json'), json({ schemaVersion: 2, mediaType, manifests: [named] }))
   writeFileSync(target, tarOf(layout, ...readdirSync(layout).toSorted()))
   return index.digest
-}
-
-/** Debian's packages of which something is in the images of an architecture, as its SBOM names them. */
-export function debianMaterials(architecture) {
-  const folder = join(imageBase(architecture), 'var/lib/dpkg/status.d')
-  return readdirSync(folder)
-    .toSorted()
-    .filter((name) => !name.includes('.'))
-    .map((file) => {
-      const text = readFileSync(join(folder, file), 'utf8')
-      const field = (name) => new RegExp(`^${name}: (.*)$`, 'm').exec(text)?.[1] ?? ''
-      const [name, version] = [field('Package'), field('Version')]
-      const purl = `pkg:deb/debian/${name}@${encodeURIComponent(version)}?arch=${field('Architecture')}&distro=debian-13`
-      return { type: 'library', name, version, purl }
-    })
 }

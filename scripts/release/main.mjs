@@ -4,7 +4,7 @@
 // The same commit gives the same bytes, in whatever folder it lies and whoever's it is.
 
 import { execFileSync, spawnSync } from 'node:child_process'
-import { chmodSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { createProgress } from '../progress.mjs'
@@ -13,14 +13,18 @@ import { sha256 } from './archive.mjs'
 import { bundle } from './bundle.mjs'
 import { buildDeb } from './deb.mjs'
 import { buildExecutable } from './executable.mjs'
-import { buildImage, debianMaterials } from './image.mjs'
+import { imageBase } from './image-base.mjs'
+import { buildImage } from './image.mjs'
 import { ARCHITECTURES, NODE_VERSION, nodeRelease } from './inputs.mjs'
 import { buildKubernetes } from './kubernetes.mjs'
+import { compiled, debianPackages, library, runtime } from './materials.mjs'
 import { buildNpm, dependencies } from './npm.mjs'
 import { buildRpm } from './rpm.mjs'
 
 const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))))
-const out = join(root, 'release')
+const release = join(root, 'release')
+/** Where it is made: what is in release/ is whole, whenever somebody looks. */
+const out = join(root, 'build/release/new')
 const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
 const publisher = JSON.parse(readFileSync(join(root, 'scripts/release/publisher.json'), 'utf8'))
 const said = (file, ...args) => execFileSync(file, args, { cwd: root, encoding: 'utf8' })
@@ -52,27 +56,20 @@ function licences(packages) {
   return all.map(([title, text]) => `${'='.repeat(78)}\n${title}\n${'='.repeat(78)}\n\n${text.trim()}\n`).join('\n')
 }
 
-const library = ({ name, version: its, license }) => ({
-  ...{ type: 'library', name, version: its, licenses: [{ license: { id: license } }] },
-  purl: `pkg:npm/${name.replace('@', '%40')}@${its}`,
-})
-/** What an executable holds beside packages. */
-const runtime = () => [
-  { type: 'application', name: 'node', version: NODE_VERSION, purl: `pkg:generic/node@${NODE_VERSION}` },
-  ...compiled(),
-]
-const compiled = () => [
-  {
-    ...{ type: 'library', name: 'libstdc++', version: said('g++', '-dumpfullversion').trim() },
-    description: 'linked into the addon',
-  },
-]
-
 /** Says what is inside a file of the release (CycloneDX 1.6). */
 function writeMaterials(name, description, components) {
   const component = { type: 'application', name: 'weft', version, description }
   const bom = { bomFormat: 'CycloneDX', specVersion: '1.6', version: 1, metadata: { component }, components }
   writeFileSync(join(out, `${name}.cdx.json`), `${JSON.stringify(bom, null, 2)}\n`)
+}
+
+/** The release that was there is moved out of the way at once, then removed. */
+function show() {
+  const before = join(root, 'build/release/before')
+  rmSync(before, { recursive: true, force: true })
+  if (existsSync(release)) renameSync(release, before)
+  renameSync(out, release)
+  rmSync(before, { recursive: true, force: true })
 }
 
 const git = (...args) => spawnSync('git', args, { cwd: root, encoding: 'utf8' })
@@ -92,7 +89,7 @@ try {
   process.env.SOURCE_DATE_EPOCH = time()
   const changes = git('status', '--porcelain').stdout?.trimEnd()
   rmSync(out, { recursive: true, force: true })
-  mkdirSync(out)
+  mkdirSync(out, { recursive: true })
   progress.now('TypeScript and the page')
   for (const words of [['node_modules/typescript/bin/tsc', '-p', 'tsconfig.json'], ['scripts/build-page.mjs']])
     execFileSync(process.execPath, words, { cwd: root, stdio: ['ignore', 2, 'inherit'] })
@@ -146,7 +143,7 @@ try {
     writeMaterials(`weft-image-${architecture.debian}`, `image for linux ${architecture.debian}`, [
       ...packages.map(library),
       ...runtime(),
-      ...debianMaterials(architecture),
+      ...debianPackages(imageBase(architecture)),
     ])
   progress.now('what Kubernetes is given')
   buildKubernetes({
@@ -159,8 +156,9 @@ try {
   const names = readdirSync(out).toSorted()
   const sums = names.map((name) => `${sha256(readFileSync(join(out, name)))}  ${name}\n`)
   writeFileSync(join(out, 'SHA256SUMS'), sums.join(''))
+  show()
   progress.end()
-  process.stdout.write(said('ls', '-l', out))
+  process.stdout.write(said('ls', '-l', release))
   if (changes) process.stderr.write(`release: made of what is not committed, do not publish it:\n${changes}\n`)
 } catch (error) {
   progress.end()
