@@ -4,6 +4,7 @@
 // WEFT_RELEASE_DIR names a release that was made elsewhere, of the same commit: that one is tried then, and compared with one made here.
 
 import {
+  chmodSync,
   cpSync,
   existsSync,
   mkdirSync,
@@ -53,6 +54,8 @@ let workshop: Lab
 let release: string
 let again: string
 let podman: Podman
+/** Where the executable of an architecture was installed: what comes from elsewhere may not be run as it is. */
+const executableOf = (architecture: 'x64' | 'arm64'): string => join(workshop.folder, `weftd-${architecture}`)
 const debianOf = (name: string): string => join(workshop.folder, name)
 /** With a /proc, as each host has it. */
 const inDebian = (name: string, ...command: readonly string[]): string[] => [
@@ -89,6 +92,11 @@ beforeAll(async () => {
   workshop = await createLab({ hosts: 0 })
   tellStep('a release')
   release = process.env['WEFT_RELEASE_DIR'] ?? (await releaseOf(copyTo('first'), '022'))
+  for (const name of ['x64', 'arm64'] as const) {
+    const file = join(release, `weftd-linux-${name}`)
+    chmodSync(file, 0o644) // as it is when it was fetched
+    await output(['install', '-m', '0755', file, executableOf(name)])
+  }
   tellStep('the same release in another folder, of somebody who shares nothing')
   again = await releaseOf(copyTo('and/a-second'), '077')
   for (const name of RELEASES) {
@@ -165,7 +173,7 @@ describe('the executable', () => {
   it('is weftd, weft or flanneld by its name, and weft by its first word', async () => {
     const folder = join(workshop.folder, 'names')
     mkdirSync(folder)
-    for (const name of ['weftd', 'weft', 'flanneld']) symlinkSync(join(release, 'weftd-linux-x64'), join(folder, name))
+    for (const name of ['weftd', 'weft', 'flanneld']) symlinkSync(executableOf('x64'), join(folder, name))
     const run = (...words: string[]) => execute(['env', '-i', `PATH=${folder}`, ...words])
     const told = `${version}\n`
     for (const words of [
@@ -180,7 +188,7 @@ describe('the executable', () => {
   })
 
   it('leaves NODE_OPTIONS to other programs', async () => {
-    const run = ['env', 'NODE_OPTIONS=--require /nonexistent.js', join(release, 'weftd-linux-x64'), '--version']
+    const run = ['env', 'NODE_OPTIONS=--require /nonexistent.js', executableOf('x64'), '--version']
     expect(await execute(run)).toMatchObject({ stderr: `${version}\n`, code: 0 })
   })
 
@@ -191,7 +199,7 @@ describe('the executable', () => {
       '! /proc/self/fd/3 --without magic', // which asks the addon for what there is
       'ls -A /tmp /dev/shm',
     ]
-    const script = ['sh', '-ec', full.join('\n'), join(release, 'weftd-linux-x64')]
+    const script = ['sh', '-ec', full.join('\n'), executableOf('x64')]
     const { stdout, stderr, code } = await execute(['unshare', '--mount', 'env', '-u', 'TMPDIR', ...script])
     expect([stdout, code]).toEqual(['/dev/shm:\n\n/tmp:\n', 0])
     expect(stderr).toMatch(/there is no such feature; choose from /)
@@ -204,7 +212,7 @@ describe('the executable', () => {
       'for folder in /tmp /dev/shm /run /var/tmp; do mount -t tmpfs -o noexec none $folder; done',
       'exec /proc/self/fd/3 --without magic',
     ]
-    const script = ['sh', '-ec', noexec.join('\n'), join(release, 'weftd-linux-x64')]
+    const script = ['sh', '-ec', noexec.join('\n'), executableOf('x64')]
     const { stderr, code } = await execute(['unshare', '--mount', ...script])
     expect(code).toBe(1)
     expect(stderr).toMatch(/; set TMPDIR to a folder that can be written and is not mounted noexec\n$/)
@@ -215,7 +223,7 @@ describe('the executable', () => {
     const [a, b] = opened.hosts as [Host, Host]
     const inside = a.startDaemon({
       args: ['--lease-dir', leases],
-      before: ['sh', '-c', `shift 2; exec ${join(release, 'weftd-linux-x64')} "$@"`, 'sh'],
+      before: ['sh', '-c', `shift 2; exec ${executableOf('x64')} "$@"`, 'sh'],
     })
     const beside = b.startDaemon({ args: ['--lease-dir', leases] })
     await exchange([a, b], [inside, beside])
@@ -479,7 +487,7 @@ describe('arm64, emulated', () => {
     'qemu-aarch64-static',
     '-L',
     join(cache, 'bullseye-arm64'),
-    join(release, 'weftd-linux-arm64'),
+    executableOf('arm64'),
   ]
 
   it('runs', async () => {
