@@ -138,7 +138,10 @@ describe('deploy/kubernetes/weft.yaml', () => {
 
 type Values = Readonly<Record<string, unknown>>
 const chart = join(deploy, 'charts/weft')
-const defaults = parse(read('charts/weft/values.yaml')) as Values & { readonly flannel: Values; readonly weft: Values }
+const defaults = parse(read('charts/weft/values.yaml')) as Values & {
+  readonly flannel: Values & { readonly healthz: { readonly livenessProbe: object } }
+  readonly weft: Values
+}
 const templates = readdirSync(join(chart, 'templates')).map((name) => read(`charts/weft/templates/${name}`))
 
 it.each(['flannel', 'weft'] as const)('deploy/charts/weft has no value of %s that no template reads', (group) => {
@@ -340,6 +343,13 @@ describe('deploy/charts/weft', () => {
     expect(updateOf(render({ weft: { updateStrategy: { rollingUpdate: null } } }))).toMatchObject({
       updateStrategy: { type: 'RollingUpdate' },
     })
+    // Of a probe all but what is asked for.
+    const livenessProbe = { 'timeout: Seconds': 3, httpGet: { path: '/' } }
+    const [probed] = podOf(render({ flannel: { healthz: { port: 8081, livenessProbe } } })).containers
+    expect(probed.livenessProbe).toEqual({
+      ...{ ...defaults.flannel.healthz.livenessProbe, 'timeout: Seconds': 3 },
+      httpGet: { path: '/livez', port: 8081 },
+    })
     // Without a port nobody asks it, and the pod is told ready by itself all the same.
     holds(render({ flannel: { healthz: { port: 0 } } }))
   })
@@ -367,6 +377,8 @@ describe('deploy/charts/weft', () => {
     expect(JSON.parse(own.secrets[0]!.stringData['net-conf.json']!)).toEqual({
       ...{ Network: '10.244.0.0/16', Backend: { Type: 'wireguard', PSK: '0"' } },
     })
+    const digits = parts({ flannel: { ...flannel, psk: 123_456_789 } }).secrets[0]!.stringData['net-conf.json']!
+    expect(JSON.parse(digits)).toMatchObject({ Backend: { PSK: '123456789' } })
     const configMap = { configMap: { name: 'kube-flannel-cfg' } }
     expect(own.sources).toEqual([configMap, { secret: { name: 'kube-flannel-cfg', optional: true } }])
     const given = parts({ flannel, weft: { configSecret: 'mine' } })
