@@ -5,15 +5,7 @@
 // has flanneld. Which kind of iptables is used is found out as by deploy/Dockerfile's image, from which it does not differ to whoever
 // runs it, but that it has no wireguard-go.
 
-import {
-  chmodSync,
-  copyFileSync,
-  mkdirSync,
-  readdirSync,
-  rmSync,
-  symlinkSync,
-  writeFileSync,
-} from 'node:fs'
+import { chmodSync, copyFileSync, mkdirSync, readdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { gzip, sha256, tarOf } from './archive.mjs'
 import { imageBase } from './image-base.mjs'

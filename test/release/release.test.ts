@@ -483,12 +483,7 @@ describe('the image', () => {
 
 describe('arm64, emulated', () => {
   const cache = join(process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'), 'weft')
-  const emulated = (): string[] => [
-    'qemu-aarch64-static',
-    '-L',
-    join(cache, 'bullseye-arm64'),
-    executableOf('arm64'),
-  ]
+  const emulated = (): string[] => ['qemu-aarch64-static', '-L', join(cache, 'bullseye-arm64'), executableOf('arm64')]
 
   it('runs', async () => {
     expect(await output([...emulated(), 'weft', 'version'])).toBe(`${version}\n`)
