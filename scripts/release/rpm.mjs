@@ -14,8 +14,8 @@ const PLACES = [
 ]
 const placeOf = (path) => PLACES.reduce((at, [from, to]) => at.replace(from, to), path)
 
-/** The scripts of deploy/deb say by words what rpm says by how many of the package there will be. */
-const SCRIPTS = `
+/** Debian says by words what rpm says by how many of the package there will be. */
+const scriptsOf = (prerm) => `
 %post
 if [ -d /run/systemd/system ]; then
   systemctl daemon-reload || :
@@ -24,11 +24,8 @@ if [ -d /run/systemd/system ]; then
 fi
 
 %preun
-if [ "$1" -eq 0 ]; then
-  if [ -d /run/systemd/system ]; then systemctl disable --now weftd.service || :; fi
-  /usr/bin/weft cleanup || echo "weft cleanup could not remove everything; see above" >&2
-fi
-
+if [ "$1" -eq 0 ]; then set -- remove; fi
+${prerm.replace(/^#!.*\n/, '').replaceAll('%', '%%')}
 %postun
 if [ -d /run/systemd/system ]; then systemctl daemon-reload || :; fi
 if [ "$1" -eq 0 ]; then rm -rf /run/weft; fi
@@ -54,6 +51,7 @@ export function buildRpm({ root, work, architecture, version, publisher, executa
   put('etc/default/weftd', readFileSync(join(root, 'deploy/deb/default')), '0644', '%config(noreplace) ')
   for (const [path, text] of Object.entries(texts))
     put(placeOf(path), path.endsWith('.gz') ? gzipSync(text, { level: 9 }) : text)
+  const scripts = scriptsOf(readFileSync(join(root, 'deploy/deb/prerm'), 'utf8'))
   const spec = join(top, 'weft.spec')
   writeFileSync(
     spec,
@@ -65,7 +63,7 @@ export function buildRpm({ root, work, architecture, version, publisher, executa
         'Recommends: (iptables or nftables)',
       ],
       ...['%description', 'Leases a subnet to each container host, and carries packets between hosts inside UDP,'],
-      ...['without vxlan in the kernel.', SCRIPTS, '%files', ...files, ''],
+      ...['without vxlan in the kernel.', scripts, '%files', ...files, ''],
     ].join('\n'),
   )
   const macros = {

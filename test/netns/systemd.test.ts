@@ -74,7 +74,13 @@ describe('the unit', () => {
     await until('StatusText', /^subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store reachable$/)
     expect(await systemd.mainPid()).not.toBe(pid)
 
-    await systemd.systemctl('stop', 'weftd')
+    // The Debian package is removed, where the unit was masked meanwhile.
+    await systemd.run('mv', '/etc/systemd/system/weftd.service', '/usr/lib/systemd/system')
+    for (const verb of ['enable', 'mask']) await systemd.systemctl(verb, 'weftd')
+    const link = '/etc/systemd/system/multi-user.target.wants/weftd.service'
+    expect(await systemd.run('test', '-L', link)).toMatchObject({ code: 0 })
+    expect(await systemd.run('sh', '/opt/weft/deploy/deb/prerm', 'remove')).toMatchObject({ code: 0 })
+    expect(await systemd.run('test', '-L', link)).toMatchObject({ code: 1 })
     expect([await systemd.property('ActiveState'), await systemd.property('Result')]).toEqual(['inactive', 'success'])
     expect(systemd.read('/run/flannel/subnet.env')).toBeDefined()
     expect((await host!.run(['ip', 'link', 'show', 'flannel0'])).code).not.toBe(0)

@@ -268,7 +268,17 @@ describe('the Debian package', () => {
     writeFileSync(settings, 'FLANNELD_V=1\n')
     await output(inDebian(name, 'dpkg', '--force-confold', '-i', `/tmp/weft_${version}_amd64.deb`))
     expect(readFileSync(settings, 'utf8')).toBe('FLANNELD_V=1\n')
-    await output(inDebian(name, 'dpkg', '--remove', 'weft'))
+    // One that no unit runs is stopped, since nobody could clean up after it then.
+    const { lab: opened, leases } = await openLab(1)
+    const [host] = opened.hosts as [Host]
+    const daemon = host.startDaemon({
+      args: ['--lease-dir', leases],
+      before: insteadIn(debian, opened.folder, inDebian(name, 'weftd')),
+    })
+    await daemon.line(/flannel is ready/)
+    await host.output(inDebian(name, 'dpkg', '--remove', 'weft'))
+    expect(await daemon.stop()).toBe(0)
+    expect(await host.output(['ip', '-o', 'link'])).not.toContain('flannel0')
     expect(existsSync(settings)).toBe(true)
     await output(inDebian(name, 'dpkg', '--purge', 'weft'))
     const own = files.filter((path) => /weft/.test(path))
