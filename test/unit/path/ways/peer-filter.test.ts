@@ -182,7 +182,11 @@ it('says nothing of a lease of this node by another key, as of a weftd that take
   const say = (line: string): void => void lines.push(line)
   const log = { info: say, warn: say, error: say, v: () => false }
   const network = parseIpv4Net('10.5.0.0/16')!
-  const lease = { key: 'own', subnet: nets('10.5.0.0/24'), attrs: { publicIp: { ipv4: ip('192.0.2.9') }, backendType: '' } }
+  const lease = {
+    key: 'own',
+    subnet: nets('10.5.0.0/24'),
+    attrs: { publicIp: { ipv4: ip('192.0.2.9') }, backendType: '' },
+  }
   const filter = createPeerFilter({ lease: { ...lease, expiresAt: undefined, revision: 0n }, network, log })
   const twin = { ...lease, key: 'both', subnet: nets('10.5.0.0/24 fc00:0:0:7::/64') }
   const elsewhere = { ...lease, key: 'other', subnet: nets('10.5.9.0/24') }
