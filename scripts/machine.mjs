@@ -117,7 +117,7 @@ export const NEEDS = [
   // To build Kubernetes' programs from their source (kube-build.mjs), and to ask one as an operator does.
   { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube', 'kubelet'] },
   { name: 'rsync', package: 'rsync', for: ['kube', 'kubelet'] },
-  { name: 'jq', package: 'jq', for: ['kube'] },
+  { name: 'jq', package: 'jq', for: ['test', 'kube'] },
   { name: 'go', package: 'golang-go', for: ['kube', 'kubelet'] },
   { name: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),

@@ -1,11 +1,15 @@
 // workflows.test.ts - .github/workflows: what nobody sees before a public host runs them.
 
-import { existsSync, readdirSync, readFileSync } from 'node:fs'
+import { execFileSync } from 'node:child_process'
+import { createHash } from 'node:crypto'
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { describe, expect, it } from 'vitest'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { parseDocument } from 'yaml'
 import { currentVersion, otherVersions, whyNot } from '../scripts/release/version.mjs'
 import { packageRoot } from '../lab/lab.ts'
+import { needs } from './support/needs.ts'
 
 const folder = join(packageRoot, '.github/workflows')
 interface Step {
@@ -32,7 +36,7 @@ const workflows = Object.entries(texts).map(([name, text]) => {
   if (document.errors.length > 0) throw document.errors[0]!
   return [name, document.toJS() as Workflow] as const
 })
-const needsOf = ({ needs = [] }: Job): readonly string[] => [needs].flat()
+const needsOf = (job: Job): readonly string[] => [job.needs ?? []].flat()
 
 it('.github/workflows has those that are read here', () =>
   expect(Object.keys(texts).toSorted()).toEqual(['ci.yml', 'release.yml']))
@@ -92,6 +96,52 @@ describe('release.yml', () => {
     const others = Object.keys(jobs).filter((id) => id !== 'publish')
     expect(new Set(before('publish'))).toEqual(new Set(others))
     for (const id of ['image', 'npm', 'publish']) expect(jobs[id]!.environment).toBe('release')
+  })
+
+  describe('run again', () => {
+    needs('jq', 'openssl')
+    let home: string
+    beforeEach(() => {
+      home = mkdtempSync(join(tmpdir(), 'weft-workflow-'))
+      for (const name of ['release', 'bin', 'package']) mkdirSync(join(home, name))
+      writeFileSync(join(home, 'package/package.json'), '{"name":"@some/weft","version":"1.2.3"}')
+      execFileSync('tar', ['-czf', 'release/weft-npm-1.2.3.tgz', 'package/package.json'], { cwd: home })
+    })
+    afterEach(() => rmSync(home, { recursive: true }))
+
+    /** What a job's last step asks of a program that looks up first what is published: the words of each call. */
+    function asked(id: string, program: 'gh' | 'npx', published: string): string[] {
+      const answer = published === '' ? 'exit 1' : `echo '${published}'`
+      const script = `#!/bin/sh\necho "$*" >> calls\ncase "$*" in *view*) ${answer};; esac\n`
+      writeFileSync(join(home, 'bin', program), script, { mode: 0o755 })
+      execFileSync('bash', ['--noprofile', '--norc', '-eo', 'pipefail', '-c', jobs[id]!.steps.at(-1)!.run!], {
+        cwd: home,
+        env: { PATH: `${join(home, 'bin')}:${process.env['PATH']}`, GITHUB_REF_NAME: 'v1.2.3' },
+      })
+      return readFileSync(join(home, 'calls'), 'utf8').trimEnd().split('\n')
+    }
+
+    it.each([
+      ['is not there', '', ['view', 'create', 'upload', 'edit']],
+      ['is a draft, of which files may be missing', 'true', ['view', 'upload', 'edit']],
+      ['is published', 'false', ['view']],
+    ])('takes a release as it is: %s', (_, isDraft, verbs) => {
+      const calls = asked('publish', 'gh', isDraft)
+      expect(calls.map((call) => /^release (\w+) v1\.2\.3 /.exec(call)?.[1])).toEqual(verbs)
+    })
+
+    it('publishes no npm package that the registry has, byte for byte', () => {
+      const file = readFileSync(join(home, 'release/weft-npm-1.2.3.tgz'))
+      const integrity = `sha512-${createHash('sha512').update(file).digest('base64')}`
+      const view = '--yes npm@11 view @some/weft@1.2.3 dist.integrity'
+      expect(asked('npm', 'npx', integrity)).toEqual([view])
+    })
+
+    it.each(['', 'sha512-other'])('publishes the npm package where the registry has %j', (integrity) => {
+      expect(asked('npm', 'npx', integrity).at(-1)).toBe(
+        '--yes npm@11 publish ./release/weft-npm-1.2.3.tgz --access public --provenance',
+      )
+    })
   })
 })
 
