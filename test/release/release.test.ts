@@ -276,9 +276,9 @@ describe('the Debian package', () => {
       before: insteadIn(debian, opened.folder, inDebian(name, 'weftd')),
     })
     await daemon.line(/flannel is ready/)
-    await host.output(inDebian(name, 'dpkg', '--remove', 'weft'))
+    const removal = await host.run(inDebian(name, 'dpkg', '--remove', 'weft'))
+    expect(removal).toMatchObject({ code: 0, stderr: expect.not.stringMatching(/still runs|could not/) as string })
     expect(await daemon.stop()).toBe(0)
-    expect(await host.output(['ip', '-o', 'link'])).not.toContain('flannel0')
     expect(existsSync(settings)).toBe(true)
     await output(inDebian(name, 'dpkg', '--purge', 'weft'))
     const own = files.filter((path) => /weft/.test(path))
