@@ -13,6 +13,7 @@ import {
   routesTo,
   routesWithin,
   USUAL_METRIC,
+  type Link,
   type Route,
 } from '../../host/links.ts'
 import type { Log } from '../../base/log.ts'
@@ -96,11 +97,12 @@ async function findIdleTun(
   const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
   const { info_kind: kind, info_data: data } = json?.linkinfo ?? {}
   if (kind !== 'tun' || data?.type !== 'tun' || (await isTunOpen(name, link.index, json?.flags ?? []))) return undefined
-  // The kernel gives each device an address of its link.
-  const ipv6 = link.addresses.ipv6.filter(({ address }) => !isLinkLocal(address))
-  const addresses = [...link.addresses.ipv4, ...ipv6].map(({ address }) => address)
-  return { addresses, isMultiQueue: data.multi_queue === true }
+  return { addresses: givenTo(link), isMultiQueue: data.multi_queue === true }
 }
+
+/** A device's addresses, without that of its link by IPv6, which the kernel gives each. */
+const givenTo = ({ addresses: { ipv4, ipv6 } }: Link): readonly Address[] =>
+  [...ipv4, ...ipv6.filter(({ address }) => !isLinkLocal(address))].map(({ address }) => address)
 
 const isElsewhere = (networks: Nets, address: Address): boolean => {
   const network = networks[familyOf(address)]
@@ -118,14 +120,11 @@ export async function removeIdleTun(run: Run, name: string, networks: Nets): Pro
 export async function removeFamilies(run: Run, device: string, families: readonly Family[]): Promise<void> {
   const link = families.length > 0 ? await findLink(run, device) : undefined
   for (const family of families) {
-    const addresses = (link?.addresses[family] ?? []).filter(
-      ({ address }) => family === 'ipv4' || !isLinkLocal(address),
-    )
-    if (addresses.length === 0) continue
+    if (!link || !givenTo(link).some((address) => familyOf(address) === family)) continue
     const flag = family === 'ipv4' ? '-4' : '-6'
     // A route from `ip` is of the protocol boot where nobody says another.
     await run('ip', [flag, 'route', 'flush', 'dev', device, 'proto', 'boot'])
-    for (const { address } of addresses) await run('ip', ['address', 'del', formatNet(hostNet(address)), 'dev', device])
+    await run('ip', [flag, 'address', 'flush', 'dev', device, 'scope', 'global'])
   }
 }
 

@@ -3,7 +3,7 @@
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { setTimeout as delay } from 'node:timers/promises'
+import { setImmediate as turn } from 'node:timers/promises'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { addon } from '../../../src/host/addon.ts'
 import { connect, listen } from '../../../src/host/unix-socket.ts'
@@ -11,12 +11,19 @@ import { connect, listen } from '../../../src/host/unix-socket.ts'
 let folder: string
 beforeEach(() => (folder = mkdtempSync(join(tmpdir(), 'weft-socket-'))))
 afterEach(() => {
+  vi.useRealTimers()
   vi.restoreAllMocks()
   rmSync(folder, { recursive: true })
 })
 
+/** Lets the event loop go round: a descriptor that is watched and readable is seen in each turn. */
+async function turns(count: number): Promise<void> {
+  for (let round = 0; round < count; round++) await turn()
+}
+
 it('looks a few times a second for a descriptor while none is free, and then takes who waits', async () => {
   const path = join(folder, 'socket')
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
   const listener = listen(path)
   const refused = Object.assign(new Error('accept4: EMFILE'), { code: 'EMFILE' })
   let isFull = true
@@ -27,10 +34,18 @@ it('looks a few times a second for a descriptor while none is free, and then tak
   })
   const other = connect(path)!
   const signal = AbortSignal.timeout(60_000)
-  await vi.waitUntil(() => accepting.mock.calls.length > 0)
-  await delay(250)
-  expect(accepting.mock.calls.length).toBeLessThanOrEqual(4)
+  while (accepting.mock.calls.length === 0) await turn()
+  for (let looks = 1; looks < 4; looks++) {
+    await turns(100)
+    expect(accepting).toHaveBeenCalledTimes(looks)
+    vi.advanceTimersByTime(99)
+    await turns(100)
+    expect(accepting).toHaveBeenCalledTimes(looks)
+    vi.advanceTimersByTime(1)
+    while (accepting.mock.calls.length === looks) await turn()
+  }
   isFull = false
+  vi.advanceTimersByTime(100)
   const connection = await listener.accept(signal)
   other.send('it is me')
   expect(await connection.receive(signal)).toMatchObject({ text: 'it is me' })
@@ -39,15 +54,18 @@ it('looks a few times a second for a descriptor while none is free, and then tak
 
 it('looks no more once it is closed', async () => {
   const path = join(folder, 'socket')
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
   const listener = listen(path)
   const accepting = vi.spyOn(addon, 'acceptUnix').mockImplementation(() => {
     throw new Error('accept4: EMFILE')
   })
   const other = connect(path)!
-  await vi.waitUntil(() => accepting.mock.calls.length > 0)
+  while (accepting.mock.calls.length === 0) await turn()
+  expect(vi.getTimerCount()).toBe(1)
   listener.close()
   accepting.mockClear()
-  await delay(150)
+  expect(vi.getTimerCount()).toBe(0)
+  await turns(100)
   expect(accepting).not.toHaveBeenCalled()
   other.close()
 })
