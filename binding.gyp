@@ -4,6 +4,7 @@
       "target_name": "weft",
       "sources": [
         "native/napi/addon.cc",
+        "native/core/aead.cc",
         "native/core/checksum.cc",
         "native/core/coalesce.cc",
         "native/core/fragment.cc",
@@ -11,6 +12,7 @@
         "native/core/peers.cc",
         "native/core/refusals.cc",
         "native/core/segment.cc",
+        "native/core/session.cc",
         "native/walk/descriptors.cc",
         "native/engine.cc",
         "native/io/echo.cc",

@@ -8,6 +8,8 @@
 
 #include "encap/flannel_udp.h"
 #include "encap/vxlan.h"
+#include "encap/wireguard.h"
+#include "io/udp.h"
 #include "walk/egress.h"
 #include "walk/ingress.h"
 
@@ -21,18 +23,11 @@ struct Directions {
 };
 
 template <Encapsulation Encap>
-std::unique_ptr<SessionKeeper> make_sessions() {
-  if constexpr (HasSessions<Encap>) return std::make_unique<Sessions<typename Encap::Session>>();
-  return nullptr;
-}
-
-/// `sessions` is what make_sessions made for the same.
-template <Encapsulation Encap>
-Directions make_directions(const Path& path, const OwnEnd& own, const SessionKeeper* sessions,
-                           PeerTables::Reader for_egress, PeerTables::Reader for_ingress) {
+Directions make_directions(const Path& path, const OwnEnd& own, Sessions* sessions, PeerTables::Reader for_egress,
+                           PeerTables::Reader for_ingress) {
   const auto make = [&] {
     if constexpr (HasSessions<Encap>)
-      return Encap(own, *static_cast<const Sessions<typename Encap::Session>*>(sessions));
+      return Encap(own, *sessions);
     else
       return Encap(own);
   };
@@ -50,11 +45,12 @@ uint64_t secret() {
 /// Every encapsulation: a file in encap/ and a line here.
 constexpr struct {
   std::string_view name;
-  std::unique_ptr<SessionKeeper> (*make_sessions)();
-  Directions (*make)(const Path&, const OwnEnd&, const SessionKeeper*, PeerTables::Reader, PeerTables::Reader);
+  bool has_sessions;
+  Directions (*make)(const Path&, const OwnEnd&, Sessions*, PeerTables::Reader, PeerTables::Reader);
 } kEncapsulations[] = {
-    {"udp", make_sessions<FlannelUdp>, make_directions<FlannelUdp>},
-    {"vxlan", make_sessions<Vxlan>, make_directions<Vxlan>},
+    {"udp", HasSessions<FlannelUdp>, make_directions<FlannelUdp>},
+    {"vxlan", HasSessions<Vxlan>, make_directions<Vxlan>},
+    {"wireguard", HasSessions<Wireguard>, make_directions<Wireguard>},
 };
 
 }  // namespace
@@ -74,7 +70,15 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   if (encapsulation == std::end(kEncapsulations)) return SystemError{"encapsulation", EPROTONOSUPPORT};
 
   std::unique_ptr<Engine> engine(new Engine(std::move(descriptors)));
-  engine->sessions_ = encapsulation->make_sessions();
+  if (encapsulation->has_sessions) {
+    if (!Aead::create(Aead::Way::kSeal) || !Aead::create(Aead::Way::kOpen)) {
+      return SystemError{"ChaCha20-Poly1305 of OpenSSL", ENOSYS};
+    }
+    Engine* self = engine.get();
+    engine->sessions_ = std::make_unique<Sessions>(
+        load_le32(&options.own.encap[Wireguard::kSecret]), [self] { self->mail_.signal(); },
+        [self] { self->loops_.front()->wake(); });
+  }
   engine->set_peers(options.peers);
   for (size_t i = 0; i < engine->descriptors_.loops.size(); i++) {
     const LoopDescriptors& fds = engine->descriptors_.loops[i];
@@ -83,7 +87,8 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
     Drops& rx_drops = engine->drops_.emplace_back(row, monotonic_us);
     const Path path{.tun = fds.tun.get(),
                     .socket = fds.socket.get(),
-                    .sender = fds.sender ? fds.sender.get() : fds.socket.get(),
+                    // Peers answer a session to where it comes from.
+                    .sender = fds.sender && !engine->sessions_ ? fds.sender.get() : fds.socket.get(),
                     .tun_address = options.tun_address,
                     .network_address = options.network_address,
                     .batch = options.loops.naive ? 1 : SIZE_MAX,
@@ -111,7 +116,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
 void Engine::make_room_for(std::span<const uint8_t> records) {
   traffic_slots_ = std::max(traffic_slots_, PeerTables::traffic_slots(records));
   for (TrafficRows& rows : traffic_) rows.make_room(traffic_slots_);
-  if (sessions_) peers_.free_with_current(sessions_->keep(records));
+  if (sessions_) sessions_->keep(records);
 }
 
 void Engine::set_peers(std::span<const uint8_t> records) {
@@ -122,6 +127,10 @@ void Engine::set_peers(std::span<const uint8_t> records) {
 void Engine::change_peers(std::span<const uint8_t> records) {
   make_room_for(records);
   peers_.change(records);
+}
+
+bool Engine::send(const SocketAddress& to, std::span<const uint8_t> datagram) const {
+  return send_now(descriptors_.loops.front().socket.get(), to, datagram);
 }
 
 Traffic Engine::traffic(uint32_t slot) const {

@@ -12,6 +12,7 @@
 #include "core/encapsulation.h"
 #include "core/peers.h"
 #include "core/sessions.h"
+#include "io/event.h"
 #include "walk/descriptors.h"
 #include "walk/loop.h"
 
@@ -55,6 +56,11 @@ class Engine {
   }
   /// The drops of each direction of each loop, in an order that stays.
   const std::deque<Drops>& drops() const { return drops_; }
+  /// The sessions, of an encapsulation that has some; else null. Their mail makes mail_event() readable.
+  Sessions* sessions() { return sessions_.get(); }
+  const Event& mail_event() const { return mail_; }
+  /// Sends one datagram from the port that peers know. False when the kernel refused.
+  bool send(const SocketAddress& to, std::span<const uint8_t> datagram) const;
   /// Joins the threads and gives the descriptors back, open, for another engine. Nothing else may be asked of this one
   /// afterwards. An engine that is destroyed instead closes them, with which the TUN disappears.
   Descriptors release();
@@ -64,7 +70,8 @@ class Engine {
   void make_room_for(std::span<const uint8_t> records);
 
   Descriptors descriptors_;
-  std::unique_ptr<SessionKeeper> sessions_;  // null for an encapsulation without
+  Event mail_;
+  std::unique_ptr<Sessions> sessions_;  // null for an encapsulation without
   PeerTables peers_;
   Features features_;
   Fault fault_;

@@ -1,4 +1,4 @@
-// bytes.h - network-order loads and stores at any alignment.
+// bytes.h - loads and stores at any alignment, in network order or little-endian.
 #pragma once
 
 #include <bit>
@@ -26,9 +26,16 @@ inline uint16_t to_be16(uint16_t value) { return kLittleEndian ? __builtin_bswap
 inline uint32_t to_be32(uint32_t value) { return kLittleEndian ? __builtin_bswap32(value) : value; }
 inline uint64_t to_be64(uint64_t value) { return kLittleEndian ? __builtin_bswap64(value) : value; }
 
+inline uint32_t to_le32(uint32_t value) { return kLittleEndian ? value : __builtin_bswap32(value); }
+inline uint64_t to_le64(uint64_t value) { return kLittleEndian ? value : __builtin_bswap64(value); }
+
 inline uint16_t load_be16(const uint8_t* at) { return to_be16(load<uint16_t>(at)); }
 inline uint32_t load_be32(const uint8_t* at) { return to_be32(load<uint32_t>(at)); }
+inline uint32_t load_le32(const uint8_t* at) { return to_le32(load<uint32_t>(at)); }
+inline uint64_t load_le64(const uint8_t* at) { return to_le64(load<uint64_t>(at)); }
 inline void store_be16(uint8_t* at, uint16_t value) { store(at, to_be16(value)); }
 inline void store_be32(uint8_t* at, uint32_t value) { store(at, to_be32(value)); }
+inline void store_le32(uint8_t* at, uint32_t value) { store(at, to_le32(value)); }
+inline void store_le64(uint8_t* at, uint64_t value) { store(at, to_le64(value)); }
 
 }  // namespace weft

@@ -28,6 +28,7 @@ namespace weft {
   X(tx_drop_too_big,        "larger than the path takes, and may not be fragmented; EMSGSIZE")       \
   X(tx_drop_socket_full,    "the socket's buffer stayed full, or a queue had no room (ENOBUFS)")     \
   X(tx_drop_refused,        "the kernel refused it: no route to the peer, or a firewall (EPERM)")    \
+  X(tx_drop_no_session,     "WireGuard: no keys with the peer yet, and too many or too long waiting")  \
   X(tx_fragmented,          "packets sent as fragments; tx_packets counts each fragment")            \
   X(tx_unreachable_sent,    "ICMP net unreachable, into the TUN")                                    \
   X(tx_time_exceeded_sent,  "ICMP time exceeded, into the TUN")                                      \
@@ -48,6 +49,10 @@ namespace weft {
   X(rx_drop_spoofed_source, "another peer has the inner source, or no peer can have it")             \
   X(rx_drop_destination,    "the inner destination is not in our subnet")                            \
   X(rx_drop_congestion,     "marked for congestion on the way, but its sender knows no such marks")  \
+  X(rx_drop_no_session,     "WireGuard: no keys by the number that it names, or they are too old")    \
+  X(rx_drop_not_authentic,  "WireGuard: not sealed with the key that it names, or damaged")           \
+  X(rx_drop_replay,         "WireGuard: it has come before, or is too late to tell")                  \
+  X(rx_drop_handshake,      "WireGuard: more messages of handshakes than are answered")               \
   X(rx_drop_socket_full,    "messages that the receive buffer had no room for, as of the last look") \
   X(rx_drop_truncated,      "longer than the receive buffer")                                        \
   X(rx_drop_ttl,            "TTL or hop limit ran out here")                                         \

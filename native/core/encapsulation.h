@@ -1,16 +1,15 @@
 // encapsulation.h - what egress and ingress ask of an encapsulation: to seal an inner packet into a datagram, and to
 // open a datagram.
 //
-// Sealing writes what stands before a packet and what stands behind it, and may refuse: an encapsulation with keys has
-// none yet. Opening yields a packet, or something to send back to whoever sent the datagram, or nothing for anybody.
-// One that has timers ticks, one that keeps something of each peer has sessions (core/sessions.h).
+// Sealing writes what stands before a packet and what stands behind it, and may refuse, or keep the packet until it can
+// be sealed: an encapsulation with keys has none yet. Opening yields a packet, or a message for JavaScript, or nothing for
+// anybody. One with keys has sessions (core/sessions.h), and timers.
 //
 // An encapsulation is a parameter of theirs at compile time, so that what one does not have costs it nothing. Each is a
 // file of encap/ and a line in engine.cc, and for the dgram engine one in src/path/engine/encapsulation.ts.
 #pragma once
 
 #include <concepts>
-#include <optional>
 #include <span>
 
 #include "counters.h"
@@ -34,19 +33,34 @@ struct OwnEnd {
   size_t mtu = 0;                   ///< of the TUN, in bytes
 };
 
+/// What became of a packet that was to be sealed.
+struct Sealed {
+  enum class What : uint8_t { kDatagram, kKept, kDrop };
+  What what;
+  Counter reason = {};  ///< of a drop
+
+  static Sealed datagram() { return {What::kDatagram}; }
+  /// The encapsulation has it, and sends it when it can.
+  static Sealed kept() { return {What::kKept}; }
+  static Sealed drop(Counter reason) { return {What::kDrop, reason}; }
+};
+
 /// The content of a datagram that was opened.
 struct Opened {
-  enum class What : uint8_t { kPacket, kDrop, kAnswer, kNothing };
+  enum class What : uint8_t { kPacket, kDrop, kLetter, kNothing };
   What what;
   Counter reason = {};            ///< of a drop
-  std::span<uint8_t> bytes = {};  ///< the packet where it lies, or the answer, which is sent before the next is opened
+  std::span<uint8_t> bytes = {};  ///< the packet where it lies, or the letter
   VirtioHeader undone = {};       ///< work that the sender's kernel left to others: a checksum, cutting
+  uint32_t session = 0;           ///< of the peer that has proved to have sent the packet; 0: nothing is proved
 
   static Opened packet(std::span<uint8_t> bytes, const VirtioHeader& undone = {}) {
     return {What::kPacket, {}, bytes, undone};
   }
+  static Opened packet(std::span<uint8_t> bytes, uint32_t session) { return {What::kPacket, {}, bytes, {}, session}; }
   static Opened drop(Counter reason) { return {What::kDrop, reason}; }
-  static Opened answer(std::span<uint8_t> datagram) { return {What::kAnswer, {}, datagram}; }
+  /// A message for JavaScript.
+  static Opened letter(std::span<uint8_t> datagram) { return {What::kLetter, {}, datagram}; }
   static Opened nothing() { return {What::kNothing}; }
 };
 
@@ -64,7 +78,7 @@ concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const P
   /// then the packet, of which the second may have the rest, where it lies in a superpacket. Behind the first there are
   /// kTrailerBytes of room, which the datagram has at its end. Of a packet that was cut it is told the superpacket's
   /// shape.
-  { encapsulation.seal(peer, packet, bytes, bytes) } -> std::same_as<std::optional<Counter>>;
+  { encapsulation.seal(peer, packet, bytes, bytes) } -> std::same_as<Sealed>;
   /// Takes the next datagram off a message, which it takes as it came: it knows what its peers put into one.
   { encapsulation.open(message) } -> std::same_as<Opened>;
 };
@@ -73,19 +87,15 @@ concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const P
 template <Encapsulation E>
 constexpr size_t kEncapBytes = E::kHeaderBytes + E::kTrailerBytes;
 
-/// One that keeps something of each peer, made with the sessions that its directions of all loops share.
+/// One that proves who sent a packet, made with the sessions that its directions of all loops share. It takes packets in
+/// one piece, its datagrams come from the port that peers know, and it has timers: `tick(now_ms, out)` is called every
+/// kTickMs, and after each turn of a loop, by the loop's thread. `out.send(to, datagram, inner_bytes, slot)` sends at
+/// once, `out.drop(reason, packets)` counts what is given up.
 template <typename E>
-concept HasSessions = Encapsulation<E> && std::constructible_from < E,
-        const OwnEnd&, const Sessions<typename E::Session>
-& > ;
-
-/// One that has timers: `tick(now_ms, send)` is called every kTickMs, and after each turn of a loop, by the loop's
-/// thread; `send(to, datagram)` sends at once.
-template <typename E>
-concept Ticking = Encapsulation<E> &&
-    requires(E& encapsulation, bool (*send)(const SocketAddress&, std::span<const uint8_t>)) {
+concept HasSessions = Encapsulation<E> && std::constructible_from<E, const OwnEnd&, Sessions&> &&
+    requires(E& encapsulation) {
   { E::kTickMs } -> std::convertible_to<int>;
-  encapsulation.tick(int64_t{}, send);
+  encapsulation.begin_turn(int64_t{});
 };
 
 }  // namespace weft

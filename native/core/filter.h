@@ -1,9 +1,9 @@
 // filter.h - which packets from peers are let in: those that say truly whose they are, and are for us.
 //
-// There is no key and no signature: what is compared is the packet's inner source with the peer table, and the
+// Where there is no key and no signature, what is compared is the packet's inner source with the peer table, and the
 // datagram's outer source with the peer's address. Ports are not, which peers choose as they like. That keeps out
 // whoever cannot send with a peer's address; on an underlay where hosts forge addresses it keeps out nobody who knows
-// the peers.
+// the peers. Where the sender has proved who it is, its session is compared in place of its address.
 #pragma once
 
 #include <optional>
@@ -46,6 +46,13 @@ class Filter {
   void begin_message(const SocketAddress& sender) {
     // Most messages of a turn are a stream's.
     if (sender.first_word() != sender_) change_sender(sender);
+  }
+
+  /// The packets that follow are of the peer that has this session; 0: nobody has proved whose they are.
+  void prove(uint32_t session) {
+    if (session == session_) return;
+    forget();
+    session_ = session;
   }
 
   /// The reason why a packet is not let in; nothing when it is.
@@ -120,6 +127,7 @@ class Filter {
     peer_ = table_->find(version, at);
     if (options_.verify == VerifySource::kOff) return {};
     if (peer_) return unless_sent_by(*peer_);
+    if (session_ != 0) return k_rx_drop_unknown_sender;
     // A host that does not masquerade what it sends itself; one without a subnet of the family has no way here.
     const Net& network = options_.network.of(version);
     if (network && !network.contains(source) && table_->has_endpoint_at(from_, version)) return {};
@@ -127,7 +135,8 @@ class Filter {
   }
 
   std::optional<Counter> unless_sent_by(const Endpoint& peer) const {
-    if (options_.verify == VerifySource::kStrict && !peer.is_at(from_)) return k_rx_drop_spoofed_source;
+    const bool is_its = session_ != 0 ? load_le32(peer.encap.data()) == session_ : peer.is_at(from_);
+    if (options_.verify == VerifySource::kStrict && !is_its) return k_rx_drop_spoofed_source;
     return {};
   }
 
@@ -140,6 +149,7 @@ class Filter {
   Strangers* strangers_;
   const PeerTable* table_ = nullptr;
   const Endpoint* peer_ = nullptr;  // of the packet that was asked about last
+  uint32_t session_ = 0;               // of the peer that proved to have sent it
   // Most packets of a turn are a stream's: what was found of one is known of the next.
   uint64_t sender_ = 0;                            // its first word
   Address from_;                                   // its address

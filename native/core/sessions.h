@@ -1,105 +1,115 @@
-// sessions.h - what an encapsulation keeps of each peer, such as keys and counters: by the peer's slot, for as long as
-// the slot is that peer's, whatever becomes of tables, endpoints and limits meanwhile.
+// sessions.h - the sessions of all peers, by the number that JavaScript gives to each key.
 //
-// JavaScript gives each peer a slot and says it in the peer's record (peers.h); the traffic of a peer is counted in the
-// same one (traffic.h). The thread that publishes tables makes a session for each slot that a record names, before the
-// table is in force. A slot that another subnet is said to have gets a new session, and the one of before goes with the
-// table that is replaced: whoever still has that table may use it until the end of its turn. A thread with the table of
-// before may meet the new session too, which knows nothing yet. A peer that is gone has its session until its slot is
-// another's: one that comes back goes on where it was.
+// A peer's record names its session (the first 4 bytes of its `encap`): a host with subnets of both families, or with
+// several, has one. So do the datagrams that it sends: what names a pair of keys in them has the session's number
+// in it, mixed with a secret of this process, so that it is found without a search, and shows nobody how many there are.
 //
-// What stands in a session many threads may use at once; how, is the encapsulation's to say.
+// A session is made when a record or keys name it, and stays until the engine ends. One whose peer is gone is wiped, and
+// its number may be another's.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
-#include <memory>
+#include <functional>
+#include <mutex>
 #include <span>
+#include <vector>
 
+#include "mailbox.h"
 #include "peers.h"
+#include "session.h"
 
 namespace weft {
 
-/// The engine's side of the sessions of whichever encapsulation it runs.
-class SessionKeeper {
+class Sessions {
  public:
-  virtual ~SessionKeeper() = default;
-  /// Makes the sessions that these records need. By the one thread that publishes tables, before it publishes these;
-  /// returned is what the table in force now may be used with, and none after it.
-  virtual Garbage keep(std::span<const uint8_t> records) = 0;
-};
+  /// Numbers are below this; 0 is of nobody.
+  static constexpr uint32_t kMaxSessions = 1 << 20;
+  /// The bits of an index beside the session's number, by which its pairs differ.
+  static constexpr uint32_t kPairBits = 12;
 
-template <typename Session>
-class Sessions final : public SessionKeeper {
- public:
-  Sessions() = default;
+  /// `ring` is called when there is mail, and when there is something for a lane to send.
+  Sessions(uint32_t secret, std::function<void()> ring_mail, std::function<void()> ring_lane)
+      : secret_(secret), mailbox_(std::move(ring_mail)), ring_lane_(std::move(ring_lane)) {}
   Sessions(const Sessions&) = delete;
   Sessions& operator=(const Sessions&) = delete;
-  ~Sessions() override {
+  ~Sessions() {
     for (auto& chunk : chunks_) delete[] chunk.load();
   }
 
-  Garbage keep(std::span<const uint8_t> records) override {
-    Garbage garbage;
+  static uint32_t number_of(const uint8_t* encap) { return load_le32(encap); }
+  uint32_t number_of_index(uint32_t own_index) const { return (own_index ^ secret_) >> kPairBits; }
+
+  // By JavaScript's thread, which publishes tables.
+
+  /// Makes the sessions that these records name, and sends to where they say.
+  void keep(std::span<const uint8_t> records) {
     each_record(records, [&](const PeerRecord& record) {
-      const uint32_t slot = record.usable_slot();
-      if (slot == 0 || record.is_gone()) return;
-      Entry& entry = room_for(slot);
-      const Subnet subnet(record);
-      if (entry.session.load(std::memory_order_relaxed) && entry.subnet == subnet) return;
-      entry.subnet = subnet;
-      Session* before = entry.session.exchange(new Session(), std::memory_order_acq_rel);
-      if (before) garbage.push_back({before, [](void* old) { delete static_cast<Session*>(old); }});
+      const uint32_t number = number_of(record.encap);
+      if (record.is_gone() || number == 0 || number >= kMaxSessions) return;
+      const Address to = record.endpoint_family == 4 ? Address::v4(load<uint32_t>(record.endpoint))
+                                                     : Address::v6(record.endpoint);
+      room_for(number).send_to(SocketAddress(to, load<uint16_t>(record.port)));
     });
-    return garbage;
+  }
+  void set_keys(uint32_t number, const SessionKeys& keys, int64_t now_ms) {
+    if (number == 0 || number >= kMaxSessions) return;
+    room_for(number).set_keys(++last_pair_, keys, now_ms);
+    if (keys.is_initiator) make_ready(number);
+  }
+  void forget(uint32_t number) {
+    if (Session* session = of(number)) session->forget();
   }
 
-  /// The session of a peer that has this slot by a table that the caller has; null for one without a slot. By any
-  /// thread, valid for as long as it has that table.
-  Session* of(uint32_t slot) const {
-    const Entry* chunk = chunks_[slot / kChunk].load(std::memory_order_acquire);
-    return chunk ? chunk[slot % kChunk].session.load(std::memory_order_acquire) : nullptr;
-  }
+  // By any thread.
 
-  /// Calls `each(slot, session)` with all that there are. By any thread, while it has a table.
+  Session* of(uint32_t number) const {
+    if (number == 0 || number >= kMaxSessions) return nullptr;
+    Session* chunk = chunks_[number / kChunk].load(std::memory_order_acquire);
+    return chunk ? &chunk[number % kChunk] : nullptr;
+  }
   template <typename Each>
   void for_each(Each each) const {
     for (uint32_t at = 0; at < chunks_.size(); at++) {
-      if (!chunks_[at].load(std::memory_order_acquire)) continue;
-      for (uint32_t slot = at * kChunk; slot < (at + 1) * kChunk; slot++) {
-        if (Session* session = of(slot)) each(slot, *session);
-      }
+      Session* chunk = chunks_[at].load(std::memory_order_acquire);
+      for (uint32_t in = 0; chunk && in < kChunk; in++) each(at * kChunk + in, chunk[in]);
     }
   }
+  /// What waits in this session may go.
+  void make_ready(uint32_t number) {
+    {
+      const std::lock_guard lock(ready_lock_);
+      ready_.push_back(number);
+      has_ready_.store(true, std::memory_order_release);
+    }
+    ring_lane_();
+  }
+  std::vector<uint32_t> take_ready() {
+    if (!has_ready_.load(std::memory_order_acquire)) return {};
+    const std::lock_guard lock(ready_lock_);
+    has_ready_.store(false, std::memory_order_relaxed);
+    return std::exchange(ready_, {});
+  }
+  Mailbox& mailbox() { return mailbox_; }
 
  private:
-  static constexpr uint32_t kChunk = 1 << 12;
+  static constexpr uint32_t kChunk = 1 << 8;
 
-  /// The subnet of a record, written the same way always.
-  struct Subnet {
-    Subnet() = default;
-    explicit Subnet(const PeerRecord& record) : family(record.subnet_family), prefix_length(record.prefix_length) {
-      std::copy(std::begin(record.subnet), std::end(record.subnet), address.begin());
-    }
-    bool operator==(const Subnet&) const = default;
-    uint8_t family = 0, prefix_length = 0;
-    std::array<uint8_t, 16> address{};
-  };
-  struct Entry {
-    ~Entry() { delete session.load(); }
-    std::atomic<Session*> session{nullptr};
-    Subnet subnet;  // whose it is; for the publishing thread alone
-  };
-
-  Entry& room_for(uint32_t slot) {
-    auto& chunk = chunks_[slot / kChunk];
-    if (!chunk.load(std::memory_order_relaxed)) chunk.store(new Entry[kChunk], std::memory_order_release);
-    return chunk.load(std::memory_order_relaxed)[slot % kChunk];
+  Session& room_for(uint32_t number) {
+    auto& chunk = chunks_[number / kChunk];
+    if (!chunk.load(std::memory_order_relaxed)) chunk.store(new Session[kChunk], std::memory_order_release);
+    return chunk.load(std::memory_order_relaxed)[number % kChunk];
   }
 
+  uint32_t secret_;
+  Mailbox mailbox_;
+  std::function<void()> ring_lane_;
+  uint64_t last_pair_ = 0;
+  std::mutex ready_lock_;
+  std::vector<uint32_t> ready_;
+  std::atomic<bool> has_ready_{false};
   /// Never moved: a thread may be in one while there comes room for more.
-  std::array<std::atomic<Entry*>, TrafficRows::kMaxSlots / kChunk> chunks_{};
+  std::array<std::atomic<Session*>, kMaxSessions / kChunk> chunks_{};
 };
 
 }  // namespace weft

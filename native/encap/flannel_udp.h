@@ -13,8 +13,8 @@ struct FlannelUdp {
   static constexpr bool kRoutes = true;
   static constexpr bool kCopiesEcn = false;
   explicit FlannelUdp(const OwnEnd&) {}
-  std::optional<Counter> seal(const Endpoint&, const Packet&, std::span<uint8_t>, std::span<uint8_t>) const {
-    return {};
+  Sealed seal(const Endpoint&, const Packet&, std::span<uint8_t>, std::span<uint8_t>) const {
+    return Sealed::datagram();
   }
   Opened open(Message& message) const { return Opened::packet(message.take()); }
 };

@@ -31,14 +31,14 @@ class Vxlan {
     std::memcpy(vxlan_ + kVni, own.encap.data() + kMacBytes, kVniBytes);
   }
 
-  std::optional<Counter> seal(const Endpoint& peer, const Packet& packet, std::span<uint8_t> bytes,
+  Sealed seal(const Endpoint& peer, const Packet& packet, std::span<uint8_t> bytes,
                               std::span<uint8_t>) const {
     uint8_t* out = bytes.data();
     std::memcpy(out, vxlan_, sizeof vxlan_);
     std::memcpy(out + kDestination, peer.encap.data(), kMacBytes);
     std::memcpy(out + kSource, own_mac_, kMacBytes);
     store_be16(out + kEtherType, ether_type(packet));
-    return {};
+    return Sealed::datagram();
   }
 
   Opened open(Message& message) const {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "linux_compat.h"
+#include "udp.h"
 
 namespace weft {
 
@@ -115,7 +116,7 @@ void Receiver::count_overflow() {
 }
 
 bool Receiver::send(const SocketAddress& to, std::span<const uint8_t> datagram) {
-  return sendto(socket_, datagram.data(), datagram.size(), MSG_DONTWAIT, to.raw(), to.size()) > 0;
+  return send_now(socket_, to, datagram);
 }
 
 }  // namespace weft

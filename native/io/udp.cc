@@ -67,6 +67,10 @@ Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted
   return open_socket(SocketAddress(address.address(), 0), Share::kNo, kNothingBytes, wanted & kUdpGso, socket);
 }
 
+bool send_now(int socket, const SocketAddress& to, std::span<const uint8_t> datagram) {
+  return sendto(socket, datagram.data(), datagram.size(), MSG_DONTWAIT, to.raw(), to.size()) > 0;
+}
+
 SocketAddress bound_address(int socket) {
   SocketAddress address;
   socklen_t size = SocketAddress::kRoom;

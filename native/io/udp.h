@@ -1,6 +1,7 @@
 // udp.h - opening the UDP socket that carries the overlay.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,9 @@ Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_b
 
 /// Opens the socket that worker `worker` sends by, where there are several.
 Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted, UdpSocket& socket);
+
+/// Sends one datagram. Does not block. False when it was refused.
+bool send_now(int socket, const SocketAddress& to, std::span<const uint8_t> datagram);
 
 /// The address that a UDP socket is bound to; none for a socket of another kind.
 SocketAddress bound_address(int socket);

@@ -61,6 +61,10 @@ class EngineHandle : public WithCleanup<EngineHandle> {
          InstanceMethod<&EngineHandle::change_peers>("changePeers"),
          InstanceMethod<&EngineHandle::ask_threads>("askThreads"),
          InstanceMethod<&EngineHandle::take_strangers>("takeStrangers"),
+         InstanceMethod<&EngineHandle::set_keys>("setKeys"),
+         InstanceMethod<&EngineHandle::forget_session>("forgetSession"),
+         InstanceMethod<&EngineHandle::hand_over>("handOverKeys"),
+         InstanceMethod<&EngineHandle::take_mail>("takeMail"), InstanceMethod<&EngineHandle::send>("send"),
          InstanceMethod<&EngineHandle::traffic>("traffic"), InstanceMethod<&EngineHandle::drops>("drops"),
          InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
          InstanceAccessor<&EngineHandle::offloads>("offloads")});
@@ -69,7 +73,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   explicit EngineHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {}
 
   Failure run(Descriptors descriptors, const RunOptions& options, Napi::BigUint64Array counters,
-              Napi::Function on_fault) {
+              Napi::Function on_fault, const Napi::Value& on_mail) {
     Failure failure = Engine::run(std::move(descriptors), options, counters.Data(), engine_);
     if (!failure) {
       const auto tell = [this](Napi::Env env) {
@@ -78,7 +82,16 @@ class EngineHandle : public WithCleanup<EngineHandle> {
       };
       failure = Watcher::start(Env(), engine_->fault().event(), tell, watcher_);
     }
+    if (!failure && engine_->sessions() && on_mail.IsFunction()) {
+      const auto tell = [this](Napi::Env env) {
+        engine_->mail_event().clear();
+        on_mail_.MakeCallback(env.Global(), {});
+      };
+      failure = Watcher::start(Env(), engine_->mail_event().fd(), tell, mail_watcher_);
+      on_mail_ = Napi::Persistent(on_mail.As<Napi::Function>());
+    }
     if (failure) {
+      watcher_.reset();
       engine_.reset();
       release();
       return failure;
@@ -92,6 +105,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
 
   void shut_down() {
     watcher_.reset();
+    mail_watcher_.reset();
     engine_.reset();
   }
 
@@ -143,6 +157,57 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     }
     return array;
   }
+  void set_keys(const Napi::CallbackInfo& info) {
+    if (!engine_ || !engine_->sessions()) return;
+    engine_->sessions()->set_keys(info[0].As<Napi::Number>().Uint32Value(), to_keys(info[1].As<Napi::Object>()),
+                                  now_ms());
+  }
+  void forget_session(const Napi::CallbackInfo& info) {
+    if (engine_ && engine_->sessions()) engine_->sessions()->forget(info[0].As<Napi::Number>().Uint32Value());
+  }
+  Napi::Value hand_over(const Napi::CallbackInfo& info) {
+    Napi::Env env = info.Env();
+    Napi::Array all = Napi::Array::New(env);
+    if (!engine_ || !engine_->sessions()) return all;
+    engine_->sessions()->for_each([&](uint32_t number, Session& session) {
+      for (const SessionKeys& keys : session.hand_over(now_ms())) {
+        Napi::Object object = to_object(env, keys);
+        object.Set("session", number);
+        all.Set(all.Length(), object);
+      }
+    });
+    return all;
+  }
+  Napi::Value take_mail(const Napi::CallbackInfo& info) {
+    Napi::Env env = info.Env();
+    Napi::Array letters = Napi::Array::New(env), wanted = Napi::Array::New(env), moved = Napi::Array::New(env);
+    if (engine_ && engine_->sessions()) {
+      const Mailbox::Mail mail = engine_->sessions()->mailbox().take(info[0].As<Napi::Number>().Uint32Value());
+      for (const Mailbox::Letter& letter : mail.letters) {
+        Napi::Object object = to_object(env, letter.from);
+        object.Set("bytes", Napi::Buffer<uint8_t>::Copy(env, letter.bytes.data(), letter.size));
+        letters.Set(letters.Length(), object);
+      }
+      for (const uint32_t session : mail.wanted) wanted.Set(wanted.Length(), session);
+      for (const Mailbox::Moved& each : mail.moved) {
+        Napi::Object object = to_object(env, each.to);
+        object.Set("session", each.session);
+        moved.Set(moved.Length(), object);
+      }
+    }
+    Napi::Object mail = Napi::Object::New(env);
+    mail.Set("letters", letters);
+    mail.Set("wanted", wanted);
+    mail.Set("moved", moved);
+    return mail;
+  }
+  Napi::Value send(const Napi::CallbackInfo& info) {
+    const auto port = static_cast<uint16_t>(info[1].As<Napi::Number>().Uint32Value());
+    const auto datagram = info[2].As<Napi::Uint8Array>();
+    const SocketAddress to(to_address(info[0]), to_be16(port));
+    const bool sent = engine_ && engine_->send(to, {datagram.Data(), datagram.ByteLength()});
+    return Napi::Boolean::New(info.Env(), sent);
+  }
   Napi::Value drops(const Napi::CallbackInfo& info) {
     Napi::Env env = info.Env();
     const auto after = info[0].As<Napi::Array>();
@@ -166,6 +231,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   Napi::Value release_descriptors(const Napi::CallbackInfo& info) { return end(info.Env(), true); }
   Napi::Value end(Napi::Env env, bool give_back) {
     watcher_.reset();
+    mail_watcher_.reset();
     if (engine_) release();
     auto* worker = new EndWorker(env, std::move(engine_), std::move(counters_), give_back);  // deletes itself when done
     worker->Queue();
@@ -176,9 +242,9 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   }
 
   std::unique_ptr<Engine> engine_;
-  std::unique_ptr<Watcher> watcher_;
+  std::unique_ptr<Watcher> watcher_, mail_watcher_;
   Napi::ObjectReference counters_;  // the threads write into it
-  Napi::FunctionReference on_fault_;
+  Napi::FunctionReference on_fault_, on_mail_;
 };
 
 Napi::Value open_descriptors_of(const Napi::CallbackInfo& info) {
@@ -230,7 +296,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   auto counters = Napi::BigUint64Array::New(env, descriptors.loops.size() * kCounterCount, napi_biguint64_array);
   Napi::Object handle = env.GetInstanceData<Classes>()->engine.New({});
   EngineHandle* engine = EngineHandle::Unwrap(handle);
-  if (Failure failure = engine->run(std::move(descriptors), options, counters, info[2].As<Napi::Function>())) {
+  if (Failure failure = engine->run(std::move(descriptors), options, counters, info[2].As<Napi::Function>(), info[3])) {
     to_error(env, *failure).ThrowAsJavaScriptException();
     return env.Undefined();
   }

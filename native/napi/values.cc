@@ -109,6 +109,45 @@ FilterOptions to_filter(const Napi::Object& filter) {
           to_nets(filter.Get("network")), to_nets(filter.Get("subnet"))};
 }
 
+SessionKeys to_keys(const Napi::Object& given) {
+  const auto number = [&](const char* name) {
+    const Napi::Value value = given.Get(name);
+    return value.IsNumber() ? value.As<Napi::Number>().DoubleValue() : 0;
+  };
+  const auto key = [&](const char* name) {
+    const auto bytes = given.Get(name).As<Napi::Uint8Array>();
+    return bytes.ByteLength() == Key::kBytes ? Key(bytes.Data()) : Key();
+  };
+  return {.is_initiator = given.Get("isInitiator").ToBoolean(),
+          .own_index = static_cast<uint32_t>(number("ownIndex")),
+          .peer_index = static_cast<uint32_t>(number("peerIndex")),
+          .send = key("sendKey"),
+          .receive = key("receiveKey"),
+          .first_counter = static_cast<uint64_t>(number("firstCounter")),
+          .first_received = static_cast<uint64_t>(number("firstReceived")),
+          .age_ms = static_cast<int64_t>(number("ageMs"))};
+}
+
+Napi::Object to_object(Napi::Env env, const SessionKeys& keys) {
+  Napi::Object object = Napi::Object::New(env);
+  object.Set("isInitiator", keys.is_initiator);
+  object.Set("ownIndex", keys.own_index);
+  object.Set("peerIndex", keys.peer_index);
+  object.Set("sendKey", Napi::Buffer<uint8_t>::Copy(env, keys.send.data(), Key::kBytes));
+  object.Set("receiveKey", Napi::Buffer<uint8_t>::Copy(env, keys.receive.data(), Key::kBytes));
+  object.Set("firstCounter", static_cast<double>(keys.first_counter));
+  object.Set("firstReceived", static_cast<double>(keys.first_received));
+  object.Set("ageMs", static_cast<double>(keys.age_ms));
+  return object;
+}
+
+Napi::Object to_object(Napi::Env env, const SocketAddress& address) {
+  Napi::Object object = Napi::Object::New(env);
+  object.Set("address", to_value(env, address.address()));
+  object.Set("port", to_be16(address.port()));
+  return object;
+}
+
 Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_us) {
   Napi::Object object = Napi::Object::New(env);
   object.Set("atUs", static_cast<double>(kept.at_us + since_1970_us));

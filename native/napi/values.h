@@ -10,6 +10,7 @@
 #include "../core/address.h"
 #include "../core/drops.h"
 #include "../core/filter.h"
+#include "../core/session.h"
 #include "../io/system.h"
 #include "../walk/descriptors.h"
 
@@ -30,6 +31,11 @@ std::string to_text(const Address& address);
 ByFamily<Address> to_addresses(const Napi::Value& value);
 ByFamily<Net> to_nets(const Napi::Value& value);
 FilterOptions to_filter(const Napi::Object& filter);
+/// Keys are copied, and the caller's to wipe.
+SessionKeys to_keys(const Napi::Object& given);
+Napi::Object to_object(Napi::Env env, const SessionKeys& keys);
+/// `address` and `port`.
+Napi::Object to_object(Napi::Env env, const SocketAddress& address);
 /// `since_1970_us` is added to the time of the threads' clock.
 Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_us);
 /// The descriptors are JavaScript's from now on.

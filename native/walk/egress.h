@@ -15,6 +15,7 @@
 #include <errno.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 
 #include "../core/checksum.h"
@@ -42,12 +43,13 @@ class Egress final : public Direction {
         probe_(bound_address(path.sender)),
         peers_(peers),
         encap_(std::move(encap)),
-        sender_(path.sender, Encap::kHeaderBytes, Encap::kTrailerBytes, kEncapBytes<Encap> + kMaxHeadersBytes,
+        sender_(path.sender, Encap::kHeaderBytes, Encap::kTrailerBytes, kRoomBytes,
                 path.features, path.counters, path.tx_drops, path.traffic),
         reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + kEncapBytes<Encap> + kMaxReadBytes)) {}
 
   Pump pump() override {
     Pump pump;
+    if constexpr (HasSessions<Encap>) encap_.begin_turn(now_ms());
     const size_t gathered = sender_.gathered();
     refused_ = 0;
     table_ = &peers_.acquire();
@@ -81,6 +83,9 @@ class Egress final : public Direction {
   static constexpr size_t kMaxReads = 64;
   static constexpr size_t kReadBudgetBytes = 256 << 10;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
+  /// Of each datagram there is room for the headers, and where it is sealed in one piece for a share of what a turn reads.
+  static constexpr size_t kRoomBytes =
+      kEncapBytes<Encap> + kMaxHeadersBytes + (HasSessions<Encap> ? kReadBudgetBytes / 1'024 : 0);
 
   void forward(uint8_t* bytes, size_t size) {
     VirtioHeader virtio;
@@ -161,7 +166,7 @@ class Egress final : public Direction {
     const size_t header_bytes = Encap::kHeaderBytes + segments.header_bytes();
     const Ecn ecn = outer_ecn(bytes, packet);
     while (!segments.done()) {
-      uint8_t* start = sender_.room(header_bytes + Encap::kTrailerBytes);
+      uint8_t* start = room(header_bytes, segments.packet_bytes() - segments.header_bytes());
       const Segment segment = segments.next(start + Encap::kHeaderBytes);
       seal(endpoint, packet, ecn, {start, header_bytes}, {segment.payload, segment.payload_bytes});
     }
@@ -172,19 +177,31 @@ class Egress final : public Direction {
     const Ecn ecn = outer_ecn(whole.header, packet);
     if (whole.header_bytes + whole.payload_bytes > mtu) path_.counters.add(k_tx_fragmented);
     while (!fragments.done()) {
-      uint8_t* start = sender_.room(kEncapBytes<Encap> + fragments.header_bytes());
+      uint8_t* start = room(Encap::kHeaderBytes + fragments.header_bytes(), std::min(mtu, whole.header_bytes + whole.payload_bytes));
       const Segment fragment = fragments.next(start + Encap::kHeaderBytes);
       seal(endpoint, packet, ecn, {start, Encap::kHeaderBytes + fragment.header_bytes},
            {fragment.payload, fragment.payload_bytes});
     }
   }
 
+  /// Room for a datagram's header and trailer, and for its payload where it is sealed in one piece.
+  uint8_t* room(size_t header_bytes, size_t payload_bytes) {
+    return sender_.room(header_bytes + (HasSessions<Encap> ? payload_bytes : 0) + Encap::kTrailerBytes);
+  }
+
   /// Gathers a datagram, unless the encapsulation refuses it; `first` begins with its header, and has room for its
   /// trailer behind it.
   void seal(const Endpoint& endpoint, const Packet& packet, Ecn ecn, std::span<uint8_t> first,
             std::span<uint8_t> payload) {
-    if (const std::optional<Counter> reason = encap_.seal(endpoint, packet, first, payload)) {
-      return drop({.reason = *reason,
+    if constexpr (HasSessions<Encap>) {
+      if (!payload.empty()) std::memcpy(first.data() + first.size(), payload.data(), payload.size());
+      first = {first.data(), first.size() + payload.size()};
+      payload = {};
+    }
+    const Sealed sealed = encap_.seal(endpoint, packet, first, payload);
+    if (sealed.what == Sealed::What::kKept) return;
+    if (sealed.what == Sealed::What::kDrop) {
+      return drop({.reason = sealed.reason,
                    .bytes = first.subspan(Encap::kHeaderBytes),
                    .more = payload,
                    .peer = endpoint.address()});

@@ -1,7 +1,7 @@
 // ingress.h - the walk of a packet from its peer to the TUN.
 //
 //   receive   a batch of messages, each with one datagram or many (io/receiver.h)
-//   open      each datagram: a packet, where it lies, or what is to be answered, or nothing
+//   open      each datagram: a packet, where it lies, or a message for JavaScript, or nothing
 //   check     the inner packet (core/inspect.h); whose it is and for whom (core/filter.h); what the outer header says
 //   of
 //             congestion (core/ecn.h); TTL less one where the tunnel routes
@@ -35,6 +35,7 @@ class Ingress final : public Direction {
 
   Pump pump() override {
     Pump pump;
+    if constexpr (HasSessions<Encap>) encap_.begin_turn(now_ms());
     path_.rx_drops->begin_turn();
     pump.items = receiver_.receive(pump.failure);
     pump.refused = pump.items - receiver_.messages().size();
@@ -47,6 +48,7 @@ class Ingress final : public Direction {
         const uint8_t* datagram = message.bytes;
         const Opened opened = encap_.open(message);
         if (opened.what == Opened::What::kPacket) {
+          if constexpr (HasSessions<Encap>) filter_.prove(opened.session);
           const bool goes_on = receive(message, opened.bytes, opened.undone, pump.failure);
           (goes_on ? pump.carried : pump.refused)++;
         } else if (opened.what == Opened::What::kDrop) {
@@ -55,8 +57,8 @@ class Ingress final : public Direction {
                                .bytes = {datagram, message.bytes},
                                .peer = message.sender->address(),
                                .encap_bytes = Encap::kHeaderBytes});
-        } else if (opened.what == Opened::What::kAnswer) {
-          receiver_.send(*message.sender, opened.bytes);
+        } else if (opened.what == Opened::What::kLetter) {
+          deliver(*message.sender, opened.bytes);
         }
       } while (message.size > 0);
     }
@@ -69,20 +71,39 @@ class Ingress final : public Direction {
   void count() override { receiver_.count_overflow(); }
 
   int tick_ms() const override {
-    if constexpr (Ticking<Encap>) return Encap::kTickMs;
+    if constexpr (HasSessions<Encap>) return Encap::kTickMs;
     return -1;
   }
   void tick() override {
-    if constexpr (Ticking<Encap>) {
-      peers_.acquire();  // sessions belong to the peers of one table (core/sessions.h)
-      encap_.tick(now_ms(), [this](const SocketAddress& to, std::span<const uint8_t> datagram) {
-        return receiver_.send(to, datagram);
-      });
-      peers_.release();
+    if constexpr (HasSessions<Encap>) {
+      Out out{*this};
+      encap_.tick(now_ms(), out);
     }
   }
 
  private:
+  /// What an encapsulation sends by itself, from the port that peers know.
+  struct Out {
+    Ingress& self;
+    void send(const SocketAddress& to, std::span<const uint8_t> datagram, size_t inner_bytes, uint32_t slot) {
+      if (!self.receiver_.send(to, datagram)) return inner_bytes > 0 ? drop(k_tx_drop_refused, 1) : void();
+      if (inner_bytes == 0) return;
+      self.path_.counters.add(k_tx_messages);
+      self.path_.counters.add(k_tx_packets);
+      self.path_.counters.add(k_tx_bytes, inner_bytes);
+      self.path_.traffic->add_sent(slot, 1, inner_bytes);
+    }
+    void drop(Counter reason, size_t packets) { self.path_.tx_drops->add({.reason = reason, .packets = packets}); }
+  };
+
+  void deliver(const SocketAddress& from, std::span<const uint8_t> message) {
+    if constexpr (HasSessions<Encap>) {
+      const bool is_peer = table_->has_endpoint_at(from.address(), 4) || table_->has_endpoint_at(from.address(), 6);
+      if (encap_.deliver(from, message, is_peer)) return;
+      path_.rx_drops->add({.reason = k_rx_drop_handshake, .bytes = message, .peer = from.address()});
+    }
+  }
+
   /// Returns true when the packet goes on.
   bool receive(const Message& message, std::span<uint8_t> bytes, const VirtioHeader& undone, Failure& failure) {
     Packet packet;
@@ -156,7 +177,7 @@ class Ingress final : public Direction {
     IcmpLimit& limit = (*path_.icmp)[IcmpKind::kInward];
     if (!limit.allows(source_of(bytes, packet), false, now_ms())) return;
     const std::span<uint8_t> whole(out, Encap::kHeaderBytes + size);
-    if (encap_.seal(*peer, about, whole, {})) return;
+    if (encap_.seal(*peer, about, whole, {}).what != Sealed::What::kDatagram) return;
     const std::span<uint8_t> datagram(out, whole.size() + Encap::kTrailerBytes);
     if (receiver_.send(peer->to, datagram)) path_.counters.add(k_rx_time_exceeded_sent);
   }

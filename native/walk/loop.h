@@ -69,6 +69,8 @@ class Loop {
   void stop();
   /// Tells the rounds until now, then wakes the thread: one that is alive goes round once more.
   ThreadRounds ask_thread() const;
+  /// Wakes the thread likewise: what an encapsulation has to send goes then.
+  void wake() const { wake_.signal(); }
 
  private:
   void run();

@@ -1,0 +1,180 @@
+// session.cc - the rules of WireGuard's timers and pairs of keys.
+#include "session.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace weft {
+
+namespace {
+
+using Lock = std::lock_guard<std::mutex>;
+
+}  // namespace
+
+void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms) {
+  const Lock lock(lock_);
+  auto pair = std::make_unique<Pair>(number, keys, now_ms);
+  if (keys.is_initiator) {
+    previous_ = next_ ? std::move(next_) : std::move(current_);
+    current_ = std::move(pair);
+  } else {
+    next_ = std::move(pair);
+    previous_.reset();
+  }
+  asked_ms_ = 0;
+  unanswered_ms_ = 0;
+}
+
+void Session::wipe() {
+  previous_.reset();
+  current_.reset();
+  next_.reset();
+}
+
+void Session::forget() {
+  const Lock lock(lock_);
+  wipe();
+  staged_.clear();
+  to_ = {};
+  asked_ms_ = passed_ms_ = unanswered_ms_ = unthanked_ms_ = 0;
+}
+
+std::vector<SessionKeys> Session::hand_over(int64_t now_ms) {
+  const Lock lock(lock_);
+  std::vector<SessionKeys> all;
+  for (const PairPointer* pair : {&current_, &previous_, &next_}) {
+    if (!*pair || !(*pair)->is_usable(now_ms)) continue;
+    SessionKeys keys = (*pair)->keys;
+    keys.first_counter = (*pair)->next_counter;
+    keys.first_received = (*pair)->received.next();
+    keys.age_ms = now_ms - (*pair)->made_ms;
+    all.push_back(keys);
+  }
+  wipe();
+  return all;
+}
+
+void Session::send_to(const SocketAddress& to) {
+  const Lock lock(lock_);
+  to_ = to;
+}
+
+SocketAddress Session::to() const {
+  const Lock lock(lock_);
+  return to_;
+}
+
+bool Session::wants_handshake(int64_t now_ms) {
+  if (asked_ms_ != 0 && now_ms - asked_ms_ < Limits::kRekeyTimeoutMs) return false;
+  asked_ms_ = now_ms;
+  return true;
+}
+
+void Session::sent(bool is_data, int64_t now_ms) {
+  passed_ms_ = now_ms;
+  unthanked_ms_ = 0;
+  if (is_data && unanswered_ms_ == 0) unanswered_ms_ = now_ms;
+}
+
+Session::Grant Session::begin_seal(Aead& sealing, bool is_data, int64_t now_ms) {
+  const Lock lock(lock_);
+  Grant grant;
+  if (!current_ || !current_->is_usable(now_ms)) {
+    grant.wants_handshake = wants_handshake(now_ms);
+    return grant;
+  }
+  Pair& pair = *current_;
+  grant.counter = pair.next_counter++;
+  grant.peer_index = pair.keys.peer_index;
+  grant.is_granted = true;
+  if (sealing.key_number() != pair.number) sealing.use(pair.number, pair.keys.send);
+  const bool is_old = now_ms - pair.made_ms >= Limits::kRekeyAfterMs && pair.keys.is_initiator;
+  if (is_old || grant.counter >= Limits::kRekeyAfterMessages) grant.wants_handshake = wants_handshake(now_ms);
+  sent(is_data, now_ms);
+  return grant;
+}
+
+bool Session::stage(Staged staged) {
+  const Lock lock(lock_);
+  if (staged_.size() >= Limits::kMaxStaged) return false;
+  staged_.push_back(std::move(staged));
+  return true;
+}
+
+std::vector<Staged> Session::take_staged() {
+  const Lock lock(lock_);
+  return std::exchange(staged_, {});
+}
+
+Session::Pair* Session::find(uint32_t own_index) const {
+  for (const PairPointer* pair : {&current_, &previous_, &next_}) {
+    if (*pair && (*pair)->keys.own_index == own_index) return pair->get();
+  }
+  return nullptr;
+}
+
+std::optional<Counter> Session::begin_open(Aead& opening, uint32_t own_index, uint64_t counter, int64_t now_ms) const {
+  const Lock lock(lock_);
+  const Pair* pair = find(own_index);
+  if (!pair || !pair->is_usable(now_ms)) return k_rx_drop_no_session;
+  if (counter >= Limits::kRejectAfterMessages) return k_rx_drop_replay;
+  if (opening.key_number() != pair->number) opening.use(pair->number, pair->keys.receive);
+  return {};
+}
+
+Session::Accepted Session::accept(uint32_t own_index, uint64_t counter, bool is_data, const SocketAddress& from,
+                                  int64_t now_ms) {
+  const Lock lock(lock_);
+  Accepted accepted;
+  Pair* pair = find(own_index);
+  if (!pair) {
+    accepted.reason = k_rx_drop_no_session;
+    return accepted;
+  }
+  if (!pair->received.accept(counter)) {
+    accepted.reason = k_rx_drop_replay;
+    return accepted;
+  }
+  if (pair == next_.get()) {
+    previous_ = std::move(current_);
+    current_ = std::move(next_);
+    accepted.is_confirmed = true;
+  }
+  accepted.has_moved = !(to_ == from);
+  to_ = from;
+  passed_ms_ = now_ms;
+  unanswered_ms_ = 0;
+  if (is_data && unthanked_ms_ == 0) unthanked_ms_ = now_ms;
+  const bool is_old = now_ms - pair->made_ms >= Limits::kRejectAfterMs - Limits::kKeepaliveMs - Limits::kRekeyTimeoutMs;
+  if (pair == current_.get() && pair->keys.is_initiator && is_old && !pair->is_refreshed) {
+    pair->is_refreshed = true;
+    accepted.wants_handshake = wants_handshake(now_ms);
+  }
+  return accepted;
+}
+
+Session::Due Session::look(int64_t keepalive_ms, int64_t now_ms) {
+  const Lock lock(lock_);
+  Due due;
+  const auto waits = std::ranges::find_if(
+      staged_, [&](const Staged& each) { return now_ms - each.since_ms < Limits::kStagedMs; });
+  due.expired = static_cast<size_t>(waits - staged_.begin());
+  staged_.erase(staged_.begin(), waits);
+  for (PairPointer* pair : {&previous_, &current_, &next_}) {
+    if (*pair && now_ms - (*pair)->made_ms >= Limits::kWipeAfterMs) pair->reset();
+  }
+  const bool is_usable = current_ && current_->is_usable(now_ms);
+  if (!staged_.empty()) due.wants_handshake = wants_handshake(now_ms);
+  if (unanswered_ms_ != 0 && now_ms - unanswered_ms_ >= Limits::kKeepaliveMs + Limits::kRekeyTimeoutMs) {
+    unanswered_ms_ = 0;
+    due.wants_handshake = wants_handshake(now_ms) || due.wants_handshake;
+  }
+  const bool is_quiet = keepalive_ms > 0 && now_ms - passed_ms_ >= keepalive_ms;
+  const bool is_thanks_due = unthanked_ms_ != 0 && now_ms - unthanked_ms_ >= Limits::kKeepaliveMs;
+  due.keepalive = is_usable && (is_quiet || is_thanks_due);
+  if (is_quiet && !is_usable && to_.address()) due.wants_handshake = wants_handshake(now_ms) || due.wants_handshake;
+  return due;
+}
+
+}  // namespace weft

@@ -1,0 +1,139 @@
+// session.h - WireGuard's session with one peer: its keys, what waits for them, and when something is due.
+//
+// A handshake yields a pair of keys, which lives for three minutes. A session has up to three pairs: `current` is sealed
+// with; `previous` still opens what was on its way; `next` is one that the peer made with us, and takes the place of
+// `current` with the first packet that the peer seals with it, since only then do both know it (white paper, sections
+// 5.4.6 and 6.3; the kernel's noise.c).
+//
+// Handshakes are JavaScript's (src/path/kinds/wireguard/). All that a session knows of them is that one is wanted, which
+// it says at most every few seconds, and the keys that come of it.
+//
+// Lanes use a session at once. It is locked for a few instructions at a time and never while a packet is sealed or
+// opened: a lane takes a counter, and has its own copy of the key.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "address.h"
+#include "aead.h"
+#include "counters.h"
+#include "replay.h"
+
+namespace weft {
+
+/// What a handshake yields, or another process hands over.
+struct SessionKeys {
+  bool is_initiator = false;
+  uint32_t own_index = 0;   ///< by which the peer names this pair
+  uint32_t peer_index = 0;  ///< by which we name it to the peer
+  Key send, receive;
+  uint64_t first_counter = 0;   ///< the first that was not used yet
+  uint64_t first_received = 0;  ///< all below it count as received
+  int64_t age_ms = 0;
+};
+
+/// The limits of WireGuard (white paper, section 6.1), and ours of what waits.
+struct SessionLimits {
+  static constexpr int64_t kRekeyAfterMs = 120'000, kRejectAfterMs = 180'000, kWipeAfterMs = 3 * kRejectAfterMs;
+  static constexpr int64_t kKeepaliveMs = 10'000, kRekeyTimeoutMs = 5'000;
+  static constexpr uint64_t kRekeyAfterMessages = uint64_t{1} << 60, kRejectAfterMessages = UINT64_MAX - 8192;
+  /// Packets that wait for keys, and for how long: long enough for a handshake whose first message was lost.
+  static constexpr size_t kMaxStaged = 128;
+  static constexpr int64_t kStagedMs = 12'000;
+};
+
+/// A packet that waits for keys, with room before and behind it for what sealing adds.
+struct Staged {
+  std::vector<uint8_t> datagram;
+  int64_t since_ms;
+  uint32_t slot;  ///< of the peer's traffic
+};
+
+class Session {
+ public:
+  /// What became of asking to seal or open one.
+  struct Grant {
+    uint64_t counter = 0;
+    uint32_t peer_index = 0;
+    bool is_granted = false;
+    bool wants_handshake = false;
+  };
+  struct Accepted {
+    std::optional<Counter> reason;  ///< why it is dropped
+    bool wants_handshake = false;
+    bool has_moved = false;  ///< the peer sends from elsewhere than we sent to
+    bool is_confirmed = false;  ///< its keys are in use from now on: what waits may go
+  };
+  /// What is due by the clock.
+  struct Due {
+    bool keepalive = false;
+    bool wants_handshake = false;
+    size_t expired = 0;  ///< packets that waited too long, and are dropped
+  };
+
+  // By JavaScript's thread.
+
+  /// An initiator's pair is in use at once; a responder's when the peer has used it.
+  void set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms);
+  /// Wipes all keys and forgets what waits.
+  void forget();
+  /// The keys that another process may go on with, the one in use first, which are wiped here.
+  std::vector<SessionKeys> hand_over(int64_t now_ms);
+  /// Where it is sent to, until the peer sends from elsewhere.
+  void send_to(const SocketAddress& to);
+
+  // By any lane.
+
+  SocketAddress to() const;
+  /// A counter to seal with, and the key for it in `sealing`; not granted while there is no key.
+  Grant begin_seal(Aead& sealing, bool is_data, int64_t now_ms);
+  /// Keeps a packet until there are keys; false when too many wait.
+  bool stage(Staged staged);
+  /// What waited.
+  std::vector<Staged> take_staged();
+  /// The key that a datagram names, in `opening`; nothing when it may be opened, else why it is dropped.
+  std::optional<Counter> begin_open(Aead& opening, uint32_t own_index, uint64_t counter, int64_t now_ms) const;
+  /// After it was opened, and only then.
+  Accepted accept(uint32_t own_index, uint64_t counter, bool is_data, const SocketAddress& from, int64_t now_ms);
+  /// Looks at the clock. `keepalive_ms` is the time after which a peer that hears nothing else is sent a keepalive; 0:
+  /// never.
+  Due look(int64_t keepalive_ms, int64_t now_ms);
+
+ private:
+  using Limits = SessionLimits;
+  struct Pair {
+    Pair(uint64_t number, const SessionKeys& keys, int64_t now_ms)
+        : number(number), keys(keys), made_ms(now_ms - keys.age_ms), next_counter(keys.first_counter),
+          received(keys.first_received) {}
+    bool is_usable(int64_t now_ms) const {
+      return now_ms - made_ms < Limits::kRejectAfterMs && next_counter < Limits::kRejectAfterMessages;
+    }
+    uint64_t number;  // of its keys, as Aead has them
+    SessionKeys keys;
+    int64_t made_ms;
+    uint64_t next_counter;
+    ReplayWindow received;
+    bool is_refreshed = false;  // a handshake was asked for since it gets old
+  };
+  using PairPointer = std::unique_ptr<Pair>;
+
+  Pair* find(uint32_t own_index) const;
+  bool wants_handshake(int64_t now_ms);
+  void sent(bool is_data, int64_t now_ms);
+  void wipe();
+
+  mutable std::mutex lock_;
+  PairPointer previous_, current_, next_;
+  SocketAddress to_;
+  std::vector<Staged> staged_;
+  int64_t asked_ms_ = 0;        // when a handshake was asked for; 0: not yet, as the next
+  int64_t passed_ms_ = 0;       // when anything authenticated passed, either way
+  int64_t unanswered_ms_ = 0;   // since when data is sent and nothing comes
+  int64_t unthanked_ms_ = 0;    // since when data has come and nothing is sent
+};
+
+}  // namespace weft

@@ -1,0 +1,143 @@
+// wireguard.h - WireGuard's data messages: 16 bytes of header, the packet sealed, 16 bytes of tag.
+//
+// As the white paper has them (section 5.4.6), to and from kernels, wireguard-go and others. Packets are not padded: all
+// of them take what is not, and the lengths stay those that the path was found to take. Messages of handshakes are
+// JavaScript's, and only carried there (core/mailbox.h). The keys, and what may be done with them when, are the
+// session's (core/session.h).
+#pragma once
+
+#include <memory>
+
+#include "../core/aead.h"
+#include "../core/encapsulation.h"
+#include "../core/sessions.h"
+
+namespace weft {
+
+class Wireguard {
+ public:
+  static constexpr size_t kHeaderBytes = 16;
+  static constexpr size_t kTrailerBytes = Aead::kTagBytes;
+  static constexpr bool kRoutes = false;
+  static constexpr bool kCopiesEcn = true;
+  /// The least interval that anything depends on is ten seconds.
+  static constexpr int kTickMs = 500;
+
+  /// The numbers in `own.encap`, little-endian: the secret that indices are mixed with, which is the sessions', and the
+  /// milliseconds after which a peer that hears nothing else is sent a keepalive (0: never).
+  static constexpr size_t kSecret = 0, kKeepalive = 4;
+
+  /// Aead::create() has shown before that both can be had.
+  Wireguard(const OwnEnd& own, Sessions& sessions)
+      : sessions_(&sessions),
+        keepalive_ms_(load_le32(&own.encap[kKeepalive])),
+        sealing_(Aead::create(Aead::Way::kSeal)),
+        opening_(Aead::create(Aead::Way::kOpen)) {}
+
+  void begin_turn(int64_t now_ms) { now_ms_ = now_ms; }
+
+  Sealed seal(const Endpoint& peer, const Packet&, std::span<uint8_t> bytes, std::span<uint8_t>) {
+    const uint32_t number = Sessions::number_of(peer.encap.data());
+    Session* session = sessions_->of(number);
+    if (!session) return Sealed::drop(k_tx_drop_no_session);
+    const Session::Grant grant = session->begin_seal(*sealing_, true, now_ms_);
+    if (grant.wants_handshake) sessions_->mailbox().want(number);
+    if (grant.is_granted) return finish(grant, bytes) ? Sealed::datagram() : Sealed::drop(k_tx_drop_no_session);
+    std::vector<uint8_t> copy(bytes.begin(), bytes.end());
+    copy.resize(copy.size() + kTrailerBytes);
+    const bool kept = session->stage({std::move(copy), now_ms_, peer.slot});
+    return kept ? Sealed::kept() : Sealed::drop(k_tx_drop_no_session);
+  }
+
+  Opened open(Message& message) {
+    const std::span<uint8_t> datagram = message.take();
+    if (datagram.size() < kLeastBytes) return Opened::drop(k_rx_drop_malformed);
+    const uint32_t type = load_le32(datagram.data());
+    if (type != kData) {
+      return is_handshake(type, datagram.size()) ? Opened::letter(datagram) : Opened::drop(k_rx_drop_malformed);
+    }
+    const uint32_t index = load_le32(&datagram[4]), number = sessions_->number_of_index(index);
+    const uint64_t counter = load_le64(&datagram[8]);
+    Session* session = sessions_->of(number);
+    if (!session) return Opened::drop(k_rx_drop_no_session);
+    if (const auto reason = session->begin_open(*opening_, index, counter, now_ms_)) return Opened::drop(*reason);
+    const std::span<uint8_t> packet = datagram.subspan(kHeaderBytes, datagram.size() - kHeaderBytes - kTrailerBytes);
+    if (!opening_->open(counter, packet)) return Opened::drop(k_rx_drop_not_authentic);
+    const Session::Accepted accepted = session->accept(index, counter, !packet.empty(), *message.sender, now_ms_);
+    if (accepted.reason) return Opened::drop(*accepted.reason);
+    if (accepted.wants_handshake) sessions_->mailbox().want(number);
+    if (accepted.has_moved) sessions_->mailbox().moved(number, *message.sender);
+    if (accepted.is_confirmed) sessions_->make_ready(number);
+    return packet.empty() ? Opened::nothing() : Opened::packet(packet, number);
+  }
+
+  /// Hands a handshake's message to JavaScript; false when there are too many.
+  bool deliver(const SocketAddress& from, std::span<const uint8_t> message, bool is_from_peer) {
+    return sessions_->mailbox().post(from, message, is_from_peer);
+  }
+
+  template <typename Out>
+  void tick(int64_t now_ms, Out& out) {
+    begin_turn(now_ms);
+    for (const uint32_t number : sessions_->take_ready()) send_waiting(number, out);
+    if (now_ms < next_look_ms_) return;
+    next_look_ms_ = now_ms + kTickMs;
+    sessions_->for_each([&](uint32_t number, Session& session) {
+      const Session::Due due = session.look(keepalive_ms_, now_ms);
+      if (due.wants_handshake) sessions_->mailbox().want(number);
+      if (due.keepalive) send_keepalive(session, out);
+      if (due.expired > 0) out.drop(k_tx_drop_no_session, due.expired);
+    });
+  }
+
+ private:
+  static constexpr uint32_t kData = 4;
+  static constexpr size_t kLeastBytes = kHeaderBytes + kTrailerBytes;
+
+  static bool is_handshake(uint32_t type, size_t size) {
+    constexpr size_t kInitiation = 148, kResponse = 92, kCookie = 64;
+    return (type == 1 && size == kInitiation) || (type == 2 && size == kResponse) || (type == 3 && size == kCookie);
+  }
+
+  /// `bytes` begins with room for the header, and has room for the tag behind it.
+  bool finish(const Session::Grant& grant, std::span<uint8_t> bytes) {
+    store_le32(&bytes[0], kData);
+    store_le32(&bytes[4], grant.peer_index);
+    store_le64(&bytes[8], grant.counter);
+    return sealing_->seal(grant.counter, bytes.subspan(kHeaderBytes));
+  }
+
+  /// What waited for keys; when nothing did, a keepalive, which tells a responder that its keys may be used.
+  template <typename Out>
+  void send_waiting(uint32_t number, Out& out) {
+    Session* session = sessions_->of(number);
+    if (!session) return;
+    std::vector<Staged> waiting = session->take_staged();
+    if (waiting.empty()) return send_keepalive(*session, out);
+    for (Staged& staged : waiting) {
+      const std::span<uint8_t> whole(staged.datagram), bytes = whole.first(whole.size() - kTrailerBytes);
+      const Session::Grant grant = session->begin_seal(*sealing_, true, now_ms_);
+      if (!grant.is_granted || !finish(grant, bytes)) {
+        out.drop(k_tx_drop_no_session, 1);
+      } else {
+        out.send(session->to(), whole, bytes.size() - kHeaderBytes, staged.slot);
+      }
+    }
+  }
+
+  template <typename Out>
+  void send_keepalive(Session& session, Out& out) {
+    uint8_t datagram[kHeaderBytes + kTrailerBytes];
+    const Session::Grant grant = session.begin_seal(*sealing_, false, now_ms_);
+    if (grant.is_granted && finish(grant, {datagram, kHeaderBytes})) out.send(session.to(), datagram, 0, 0);
+  }
+
+  Sessions* sessions_;
+  int64_t keepalive_ms_;
+  std::unique_ptr<Aead> sealing_, opening_;
+  int64_t now_ms_ = 0;  // when the turn began
+  int64_t next_look_ms_ = 0;
+};
+static_assert(Encapsulation<Wireguard> && HasSessions<Wireguard>);
+
+}  // namespace weft
