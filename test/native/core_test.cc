@@ -1155,80 +1155,254 @@ static void test_families() {
   }
 }
 
-/// What is kept of a peer is its own: for as long as its slot is, and no longer than somebody has a table with it.
-static void test_sessions() {
-  static std::atomic<int> alive;
-  struct Session {
-    Session() { alive++; }
-    ~Session() { alive--; }
-    std::atomic<uint32_t> owner{0};
-  };
-  alive = 0;
-  {
-    Sessions<Session> sessions;
-    PeerTables tables(1);
-    const auto of = [](uint8_t third, uint32_t slot, uint32_t endpoint = 1) {
-      Bytes r = record(4, 24, {10, 5, third, 0}, endpoint);
-      store(&r[56], slot);
-      return r;
-    };
-    const auto say = [&](const Bytes& records, bool is_whole = true) {
-      tables.free_with_current(sessions.keep(records));
-      is_whole ? tables.set(records) : tables.change(records);
-    };
-    // The last of a chunk, the first of the next, and the last that there is.
-    for (const uint32_t slot : {1u, 4095u, 4096u, TrafficRows::kMaxSlots - 1}) {
-      say(of(2, slot));
-      CHECK(sessions.of(slot) && sessions.of(slot)->owner == 0);
-      sessions.of(slot)->owner = slot;
+/// A window accepts each counter once, and none that is too old: as a set of all that came does.
+static void test_replay() {
+  for (const uint64_t first : {uint64_t{0}, uint64_t{1}, uint64_t{64}, uint64_t{9'999}}) {
+    ReplayWindow window(first);
+    std::set<uint64_t> came;
+    uint64_t next = first;
+    for (int i = 0; i < 20'000; i++) {
+      const uint64_t steps[] = {1, 2, 63, 64, 65, 500, 8'127, 8'128, 8'129, 8'192, 20'000};
+      uint64_t counter = next;
+      if (random_below(3) > 0) {
+        const uint64_t back = random_below(2) ? random_below(200) : steps[random_below(std::size(steps))];
+        counter = next > back ? next - back : 0;
+      } else if (random_below(20) == 0) {
+        counter = next + steps[random_below(std::size(steps))];
+      }
+      const bool is_new = counter >= next || (next - counter <= ReplayWindow::kWindow && counter >= first);
+      CHECK(window.accept(counter) == (is_new && came.insert(counter).second));
+      next = std::max(next, counter + 1);
+      CHECK(window.next() == next);
     }
-    CHECK(alive == 4 && !sessions.of(2) && !sessions.of(0) && !sessions.of(100'000));
-    say(of(3, TrafficRows::kMaxSlots));  // there is no such slot
-    say(of(3, 0));
-    CHECK(alive == 4 && !sessions.of(0));
-    Session* kept = sessions.of(1);
-    say(of(2, 1));
-    say(of(2, 1, 9), false);
-    say(gone(of(2, 1)), false);
-    say({});
-    say(of(2, 1));
-    CHECK(sessions.of(1) == kept && kept->owner == 1 && alive == 4);
-    PeerTables::Reader reader = tables.reader(0);
-    reader.acquire();
-    say(of(3, 1));
-    CHECK(sessions.of(1) != kept && sessions.of(1)->owner == 0 && kept->owner == 1 && alive == 5);
-    say(of(3, 1));
-    CHECK(alive == 5);
-    reader.acquire();
-    say(of(3, 1));
-    CHECK(alive == 4);
-    uint32_t slots = 0;
-    sessions.for_each([&](uint32_t slot, const Session& session) { slots += session.owner == slot; });
-    CHECK(slots == 3);
+  }
+}
 
-    // By threads that use what they have a table of while slots are given to others.
-    std::atomic<bool> done{false};
-    std::atomic<int> used{0};
-    reader.release();
-    std::thread thread([&] {
-      const uint8_t address[] = {10, 5, 2, 9}, other[] = {10, 5, 3, 9};
+/// What is sealed opens, and nothing else does: whatever byte of it, counter or key is another.
+static void test_aead() {
+  const auto seal = Aead::create(Aead::Way::kSeal), open = Aead::create(Aead::Way::kOpen);
+  CHECK(seal && open && seal->key_number() == 0);
+  uint8_t bytes[Key::kBytes] = {1};
+  const Key key(bytes);
+  bytes[0] = 2;
+  const Key other(bytes);
+  CHECK(!seal->seal(0, {bytes, 0}));  // without a key
+  seal->use(1, key);
+  for (const size_t size : {0u, 1u, 15u, 16u, 63u, 64u, 65u, 1'424u, 65'000u}) {
+    Bytes plain(size);
+    for (uint8_t& byte : plain) byte = static_cast<uint8_t>(random_below(256));
+    Bytes sealed = plain;
+    sealed.resize(size + Aead::kTagBytes);
+    const uint64_t counter = uint64_t{random_below(1 << 30)} << random_below(30);
+    CHECK(seal->seal(counter, {sealed.data(), size}));
+    CHECK(size < 16 || !std::equal(plain.begin(), plain.end(), sealed.begin()));
+    const auto opens = [&](uint64_t with, Bytes copy) {
+      return open->open(with, {copy.data(), size}) && std::equal(plain.begin(), plain.end(), copy.begin());
+    };
+    open->use(1, key);
+    CHECK(opens(counter, sealed) && opens(counter, sealed) && !opens(counter + 1, sealed));
+    for (const size_t at : {size_t{0}, size / 2, size + 15}) {
+      Bytes damaged = sealed;
+      damaged[at] ^= 0x40;
+      CHECK(!opens(counter, damaged));
+    }
+    open->use(2, other);
+    CHECK(open->key_number() == 2 && !opens(counter, sealed));
+  }
+}
+
+/// The rules of a session, by a clock of its own.
+static void test_session() {
+  using Limits = SessionLimits;
+  const auto lane = Aead::create(Aead::Way::kSeal), opening = Aead::create(Aead::Way::kOpen);
+  const SocketAddress there(ipv4(0xc0000202), to_be16(51820)), elsewhere(ipv4(0xc0000203), to_be16(51820));
+  uint64_t pairs = 100;
+  const auto keys = [](bool is_initiator, uint32_t index) {
+    return SessionKeys{.is_initiator = is_initiator, .own_index = index, .peer_index = index + 50, .send = {},
+                       .receive = {}};
+  };
+  const auto make = [&](Session& session, bool is_initiator, uint32_t index, int64_t now) {
+    session.set_keys(++pairs, keys(is_initiator, index), now);
+  };
+  const auto comes = [&](Session& session, uint32_t index, uint64_t counter, int64_t now, bool is_data = true) {
+    return session.accept(index, counter, is_data, there, now);
+  };
+
+  {  // An initiator asks anew after two minutes, seals for three, and asks no oftener than every five seconds.
+    Session session;
+    session.send_to(there);
+    int64_t now = 1'000'000;
+    Session::Grant grant = session.begin_seal(*lane, true, now);
+    CHECK(!grant.is_granted && grant.wants_handshake);
+    CHECK(!session.begin_seal(*lane, true, now + 4'999).wants_handshake);
+    CHECK(session.begin_seal(*lane, true, now + 5'000).wants_handshake);
+    make(session, true, 1, now);
+    grant = session.begin_seal(*lane, true, now + Limits::kRekeyAfterMs - 1);
+    CHECK(grant.is_granted && grant.counter == 0 && grant.peer_index == 51 && !grant.wants_handshake);
+    CHECK(lane->key_number() == pairs);
+    grant = session.begin_seal(*lane, true, now + Limits::kRekeyAfterMs);
+    CHECK(grant.is_granted && grant.counter == 1 && grant.wants_handshake);
+    CHECK(session.begin_seal(*lane, true, now + Limits::kRejectAfterMs - 1).is_granted);
+    CHECK(!session.begin_seal(*lane, true, now + Limits::kRejectAfterMs).is_granted);
+    CHECK(!session.begin_open(*opening, 1, 0, now + Limits::kRejectAfterMs - 1));
+    CHECK(session.begin_open(*opening, 1, 0, now + Limits::kRejectAfterMs) == k_rx_drop_no_session);
+    CHECK(session.begin_open(*opening, 1, Limits::kRejectAfterMessages, now) == k_rx_drop_replay);
+  }
+  {  // A responder never asks because its keys get old.
+    Session session;
+    make(session, false, 1, 1'000);
+    CHECK(!session.begin_seal(*lane, true, 1'000).is_granted);
+    CHECK(comes(session, 1, 0, 1'000).is_confirmed && !comes(session, 1, 1, 1'000).is_confirmed);
+    CHECK(!session.begin_seal(*lane, true, 1'000 + Limits::kRejectAfterMs - 1).wants_handshake);
+  }
+  {  // An initiator that only receives asks once its keys are nearly too old, once for each pair.
+    Session session;
+    make(session, true, 1, 1'000);
+    CHECK(!comes(session, 1, 0, 1'000 + 164'999).wants_handshake);
+    CHECK(comes(session, 1, 1, 1'000 + 165'000).wants_handshake);
+    CHECK(!comes(session, 1, 2, 1'000 + 175'000).wants_handshake);
+  }
+  {  // Three pairs: what is on its way opens by the one before; a fourth ends the oldest.
+    Session session;
+    make(session, true, 1, 1'000);
+    make(session, true, 2, 2'000);
+    CHECK(session.begin_seal(*lane, true, 2'000).peer_index == 52);
+    make(session, false, 3, 3'000);  // from here on nobody has the first
+    CHECK(session.begin_open(*opening, 1, 0, 3'000) && !session.begin_open(*opening, 2, 0, 3'000));
+    CHECK(session.begin_seal(*lane, true, 3'000).peer_index == 52);
+    CHECK(comes(session, 3, 0, 3'000).is_confirmed && session.begin_seal(*lane, true, 3'000).peer_index == 53);
+    CHECK(!comes(session, 2, 0, 3'000).reason && comes(session, 2, 0, 3'000).reason == k_rx_drop_replay);
+    // Both began at once: the pair that the peer made is kept beside our own.
+    make(session, false, 4, 4'000);
+    make(session, true, 5, 4'000);
+    CHECK(session.begin_seal(*lane, true, 4'000).peer_index == 55);
+    CHECK(!session.begin_open(*opening, 4, 0, 4'000) && session.begin_open(*opening, 3, 0, 4'000));
+  }
+  {  // Data without an answer asks after fifteen seconds, data without thanks is thanked after ten.
+    Session session;
+    make(session, true, 1, 1'000);
+    CHECK(session.begin_seal(*lane, true, 1'000).is_granted);
+    CHECK(!session.look(0, 15'999).wants_handshake && session.look(0, 16'000).wants_handshake);
+    CHECK(!session.look(0, 40'000).wants_handshake);
+    CHECK(session.begin_seal(*lane, true, 41'000).is_granted);
+    comes(session, 1, 0, 42'000);
+    CHECK(!session.look(0, 51'999).keepalive && session.look(0, 52'000).keepalive);
+    CHECK(session.begin_seal(*lane, false, 52'000).is_granted);
+    CHECK(!session.look(0, 90'000).keepalive && !session.look(0, 90'000).wants_handshake);
+    comes(session, 1, 1, 90'000, false);  // nobody thanks for a keepalive
+    CHECK(!session.look(0, 110'000).keepalive);
+    CHECK(!session.look(25'000, 114'999).keepalive && session.look(25'000, 115'000).keepalive);
+  }
+  {  // A peer that is to be kept awake is asked although nothing is sent to it, if it is anywhere.
+    Session session;
+    CHECK(!session.look(25'000, 100'000).wants_handshake);
+    session.send_to(there);
+    CHECK(session.look(25'000, 100'000).wants_handshake && !session.look(25'000, 101'000).wants_handshake);
+  }
+  {  // It moves with what it proves to have sent, and back with its record.
+    Session session;
+    session.send_to(there);
+    make(session, true, 1, 1'000);
+    CHECK(!session.accept(1, 0, true, there, 1'000).has_moved);
+    CHECK(session.accept(1, 1, true, elsewhere, 1'000).has_moved && session.to() == elsewhere);
+    CHECK(session.accept(1, 1, true, there, 1'000).reason == k_rx_drop_replay && session.to() == elsewhere);
+    session.send_to(there);
+    CHECK(session.to() == there);
+  }
+  {  // What waits is given up in its time; keys are wiped in theirs.
+    Session session;
+    for (size_t i = 0; i < Limits::kMaxStaged; i++) CHECK(session.stage({{}, static_cast<int64_t>(i), 0}));
+    CHECK(!session.stage({{}, 500, 0}));
+    CHECK(session.look(0, Limits::kStagedMs + 9).expired == 10 && session.stage({{}, 500, 0}));
+    CHECK(session.look(0, Limits::kStagedMs + 200).expired == Limits::kMaxStaged - 10);
+    CHECK(session.take_staged().size() == 1 && session.take_staged().empty());
+    make(session, true, 1, 1'000);
+    session.look(0, 1'000 + Limits::kWipeAfterMs - 1);
+    CHECK(session.accept(1, 0, true, there, 1'000).reason != k_rx_drop_no_session);
+    session.look(0, 1'000 + Limits::kWipeAfterMs);
+    CHECK(session.accept(1, 1, true, there, 1'000).reason == k_rx_drop_no_session);
+  }
+  {  // Handed over, they go on where they were, there and not here.
+    Session session, heir;
+    make(session, true, 1, 1'000);
+    for (int i = 0; i < 5; i++) CHECK(session.begin_seal(*lane, true, 1'000).is_granted);
+    CHECK(!comes(session, 1, 41, 1'000).reason);
+    const std::vector<SessionKeys> handed = session.hand_over(61'000);
+    CHECK(handed.size() == 1 && !session.begin_seal(*lane, true, 61'000).is_granted && session.hand_over(61'000).empty());
+    heir.set_keys(++pairs, handed.at(0), 5'000);
+    CHECK(heir.begin_seal(*lane, true, 5'000).counter == 5);
+    CHECK(comes(heir, 1, 41, 5'000).reason == k_rx_drop_replay && !comes(heir, 1, 42, 5'000).reason);
+    CHECK(heir.begin_seal(*lane, true, 5'000 + 60'000).wants_handshake);
+  }
+  {
+    Session session;
+    make(session, true, 1, 1'000);
+    CHECK(session.stage({{}, 1'000, 0}));
+    session.forget();
+    CHECK(!session.begin_seal(*lane, true, 1'000).is_granted && session.take_staged().empty());
+  }
+}
+
+/// Sessions are found by the number in a record, and by what a datagram names; by threads while others make some.
+static void test_sessions() {
+  std::atomic<int> mail{0}, lane{0};
+  Sessions sessions(0x12345678, [&] { mail++; }, [&] { lane++; });
+  const auto of = [](uint8_t third, uint32_t number) {
+    Bytes r = record(4, 24, {10, 5, third, 0}, 0xc0000202);
+    store_le32(&r[40], number);
+    return r;
+  };
+  for (const uint32_t number : {1u, 255u, 256u, Sessions::kMaxSessions - 1}) {
+    CHECK(!sessions.of(number) || number == 255);
+    sessions.keep(of(2, number));
+    CHECK(sessions.of(number) && sessions.of(number)->to().address() == ipv4(0xc0000202));
+    CHECK(sessions.number_of_index(((number << Sessions::kPairBits) | 0xabc) ^ 0x12345678) == number);
+  }
+  for (const uint32_t number : {0u, Sessions::kMaxSessions, UINT32_MAX}) {
+    sessions.keep(of(2, number));
+    sessions.set_keys(number, {}, 1'000);
+    sessions.forget(number);
+    CHECK(!sessions.of(number));
+  }
+  CHECK(mail == 0 && lane == 0 && sessions.take_ready().empty());
+  sessions.set_keys(600, {.is_initiator = true, .send = {}, .receive = {}}, 1'000);
+  sessions.set_keys(601, {.send = {}, .receive = {}}, 1'000);
+  CHECK(lane == 1 && (sessions.take_ready() == std::vector<uint32_t>{600}) && sessions.take_ready().empty());
+
+  std::atomic<bool> done{false};
+  std::atomic<uint64_t> carried{0};
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < 2; i++) {
+    lanes.emplace_back([&] {
+      const auto sealing = Aead::create(Aead::Way::kSeal), opening = Aead::create(Aead::Way::kOpen);
+      uint64_t counter = 0;
+      const SocketAddress from(ipv4(0xc0000205), 1);
       while (!done.load()) {
-        const PeerTable& table = reader.acquire();
-        for (const uint8_t* each : {address, other}) {
-          const Endpoint* peer = table.find(4, each);
-          if (Session* session = peer ? sessions.of(peer->slot) : nullptr) used += session->owner++ == 0;
+        for (const uint32_t number : {1u, 2u, 300u}) {
+          Session* session = sessions.of(number);
+          if (!session) continue;
+          const Session::Grant grant = session->begin_seal(*sealing, true, 2'000);
+          if (grant.is_granted) carried++;
+          if (grant.wants_handshake) sessions.mailbox().want(number);
+          if (!session->begin_open(*opening, number, counter++, 2'000)) {
+            session->accept(number, counter, true, from, 2'000);
+          }
+          session->stage({{1, 2, 3}, 2'000, 0});
+          session->look(1'000, 2'000);
         }
-        sessions.for_each([&](uint32_t, Session& session) { session.owner++; });
-        reader.release();
+        sessions.take_ready();
       }
     });
-    for (uint32_t round = 0; round < 2'000 || used < 50; round++) {
-      say(of(static_cast<uint8_t>(2 + round % 2), 5000 + random_below(4) * 4096), random_below(2));
-    }
-    done.store(true);
-    thread.join();
   }
-  CHECK(alive == 0);
+  for (uint32_t round = 0; round < 2'000 || carried < 50; round++) {
+    const uint32_t number = std::array{1u, 2u, 300u}[round % 3];
+    sessions.keep(of(3, number));
+    sessions.set_keys(number, {.is_initiator = round % 2 == 0, .own_index = number, .send = {}, .receive = {}}, 1'000);
+    if (round % 50 == 0) sessions.forget(number);
+    sessions.mailbox().take(1);
+  }
+  done.store(true);
+  for (std::thread& each : lanes) each.join();
 }
 
 static void test_endpoints() {
@@ -1267,7 +1441,7 @@ static void test_strangers() {
     Strangers strangers;
     size_t told = 0;
     const auto count = [&](const Stranger&) { told++; };
-    const Address other = v6_of(1);
+    const Address other = v6_of(4);
     strangers.note({ipv4(1), ipv4(2), ipv4(3), k_rx_drop_destination});
     strangers.note({ipv4(1), ipv4(9), ipv4(9), k_rx_drop_destination});
     strangers.note({ipv4(1), ipv4(5), ipv4(6), k_rx_drop_spoofed_source});
@@ -2939,6 +3113,9 @@ static void test_threads() {
   test_strangers();
   test_drops_while_written();
   test_icmp_limit();
+  test_replay();
+  test_aead();
+  test_session();
   test_sessions();
 }
 

@@ -19,6 +19,7 @@
 
 #include "../../native/encap/flannel_udp.h"
 #include "../../native/encap/vxlan.h"
+#include "../../native/encap/wireguard.h"
 #include "../../native/io/echo.h"
 #include "../../native/io/linux_compat.h"
 #include "../../native/io/udp.h"
@@ -56,11 +57,10 @@ struct Marked {
   static constexpr bool kRoutes = true;
   static constexpr bool kCopiesEcn = true;
   explicit Marked(const OwnEnd&) {}
-  std::optional<Counter> seal(const Endpoint& peer, const Packet&, std::span<uint8_t> first,
-                              std::span<uint8_t> rest) const {
+  Sealed seal(const Endpoint& peer, const Packet&, std::span<uint8_t> first, std::span<uint8_t> rest) const {
     std::memcpy(first.data(), peer.encap.data(), kHeaderBytes);
     store(first.data() + first.size(), seal_of(first.subspan(kHeaderBytes), rest));
-    return {};
+    return Sealed::datagram();
   }
   Opened open(Message& message) const {
     const std::span<uint8_t> datagram = message.take();
@@ -107,7 +107,10 @@ struct Host {
     }
     for (const int fd : tun) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
     traffic.make_room(kSlot + 1);
-    if constexpr (HasSessions<Encap>) sessions = std::make_unique<Sessions<typename Encap::Session>>();
+    if constexpr (HasSessions<Encap>) {
+      sessions = std::make_unique<Sessions>(
+          load_le32(own.encap.data()), [] {}, [] {});
+    }
     set_peers(peer_record());
     const Path path{.tun = tun[0],
                     .socket = socket,
@@ -142,12 +145,12 @@ struct Host {
   }
   /// As an engine does.
   void set_peers(const Bytes& records) {
-    if (sessions) peers.free_with_current(sessions->keep(records));
+    if (sessions) sessions->keep(records);
     peers.set(records);
   }
   Encap encapsulation(const OwnEnd& own) const {
     if constexpr (HasSessions<Encap>) {
-      return Encap(own, static_cast<const Sessions<typename Encap::Session>&>(*sessions));
+      return Encap(own, *sessions);
     } else {
       return Encap(own);
     }
@@ -217,7 +220,7 @@ struct Host {
 
   Features features;
   std::vector<uint64_t> row;
-  std::unique_ptr<SessionKeeper> sessions;
+  std::unique_ptr<Sessions> sessions;
   PeerTables peers;
   Strangers strangers;
   TrafficRows traffic;
@@ -1628,47 +1631,24 @@ void test_vxlan() {
   context.clear();
 }
 
-/// One that keeps something of each peer, refuses every hundredth packet to it, answers who greets, and has a timer.
+/// One that refuses every hundredth packet.
 class Keyed {
  public:
-  struct Session {
-    uint64_t packets = 0;
-    SocketAddress to;
-  };
   static constexpr size_t kHeaderBytes = kMarkBytes, kTrailerBytes = kSealBytes;
   static constexpr bool kRoutes = true, kCopiesEcn = false;
-  static constexpr int kTickMs = 250;
-  static constexpr uint8_t kHello = 1, kAnswer = 2, kQuiet = 3, kTick = 4;  // and a byte that is 0
   static constexpr uint64_t kRefuseEvery = 100;
 
-  Keyed(const OwnEnd& own, const Sessions<Session>& sessions) : marked_(own), sessions_(&sessions) {}
-  std::optional<Counter> seal(const Endpoint& peer, const Packet& packet, std::span<uint8_t> first,
-                              std::span<uint8_t> rest) {
-    Session* session = sessions_->of(peer.slot);
-    if (!session || ++session->packets % kRefuseEvery == 0) return k_tx_drop_refused;
-    session->to = peer.to;
-    return marked_.seal(peer, packet, first, rest);
+  explicit Keyed(const OwnEnd& own) : marked_(own) {}
+  Sealed seal(const Endpoint& peer, const Packet& packet, std::span<uint8_t> first, std::span<uint8_t> rest) {
+    return ++packets_ % kRefuseEvery == 0 ? Sealed::drop(k_tx_drop_refused) : marked_.seal(peer, packet, first, rest);
   }
-  Opened open(Message& message) {
-    if (message.size < 2 || message.bytes[1] != 0) return marked_.open(message);
-    const std::span<uint8_t> datagram = message.take();
-    if (datagram[0] != kHello) return Opened::nothing();
-    datagram[0] = kAnswer;
-    return Opened::answer(datagram);
-  }
-  template <typename Send>
-  void tick(int64_t now_ms, const Send& send) {
-    sessions_->for_each([&](uint32_t, const Session& session) {
-      const uint8_t datagram[] = {kTick, 0, static_cast<uint8_t>(now_ms / 1'000 % 100)};
-      if (session.to.address()) send(session.to, datagram);
-    });
-  }
+  Opened open(Message& message) const { return marked_.open(message); }
 
  private:
   Marked marked_;
-  const Sessions<Session>* sessions_;
+  uint64_t packets_ = 0;
 };
-static_assert(HasSessions<Keyed> && Ticking<Keyed> && !HasSessions<Marked> && !Ticking<Marked>);
+static_assert(Encapsulation<Keyed> && !HasSessions<Keyed>);
 
 /// What an encapsulation refuses is dropped by itself for its reason, as it would have gone; what is around it goes.
 void test_refused_by_encapsulation(uint32_t features) {
@@ -1727,64 +1707,266 @@ void test_dropped_with_trailer() {
   host.socket = dup(host.other);
 }
 
-/// Who greets is answered at the port that the greeting came from; neither that nor what means nothing is a packet.
-void test_answers() {
+/// What is damaged on its way is no packet.
+void test_damaged() {
   Host<Keyed> host(kAllFeatures);
-  const Bytes hello{Keyed::kHello, 0, 7, 8}, quiet{Keyed::kQuiet, 0, 7}, packet = outer<Keyed>(build(inward()));
-  for (const Bytes& datagram : {hello, packet, quiet, packet, hello}) host.from_peer(datagram);
-  const Pump pump = host.ingress->pump();
-  CHECK(!pump.failure && pump.items == 5 && pump.carried == 2 && pump.refused == 0);
-  CHECK(host.row[k_rx_packets] == 2 && host.of_peer().rx_packets == 2);
-  const Bytes answer{Keyed::kAnswer, 0, 7, 8};
-  CHECK((host.drain(host.other) == std::vector<Bytes>{answer, answer}));
-  Bytes damaged = packet;
+  Bytes damaged = outer<Keyed>(build(inward()));
   damaged.back() ^= 1;
   host.from_peer(damaged);
   host.from_peer(Bytes(kEncapBytes<Keyed> - 1, 9));
   CHECK(host.ingress->pump().refused == 2);
   CHECK(host.row[k_rx_drop_malformed] == 2);
   host.rx_drops.read(0, [&](const KeptDrop& drop) { CHECK(drop.encap_bytes == Keyed::kHeaderBytes); });
+  CHECK(host.ingress->tick_ms() == -1);
 }
 
-/// A timer sends to those who have a session, and what has none asks for no time.
-void test_ticks() {
-  Host<Keyed> host(kAllFeatures);
-  CHECK(host.ingress->tick_ms() == Keyed::kTickMs && host.egress->tick_ms() == -1);
-  CHECK(Host<FlannelUdp>(kAllFeatures).ingress->tick_ms() == -1);
+constexpr uint32_t kSecretOfHost = 0xabcdef01, kSession = 7;
+
+OwnEnd wireguard_end(uint32_t keepalive_ms = 0) {
+  OwnEnd own{.mtu = 1420};
+  store_le32(&own.encap[Wireguard::kSecret], kSecretOfHost);
+  store_le32(&own.encap[Wireguard::kKeepalive], keepalive_ms);
+  return own;
+}
+
+/// The other end of a session, and the keys of both.
+class Remote {
+ public:
+  explicit Remote(uint32_t pair, uint32_t session = kSession)
+      : index_(((session << Sessions::kPairBits) | pair) ^ kSecretOfHost), peer_index_(0x1000 + pair) {
+    for (size_t at = 0; at < Key::kBytes; at++) {
+      outward_[at] = static_cast<uint8_t>(at + pair);
+      inward_[at] = static_cast<uint8_t>(at * 3 + pair);
+    }
+    sealing_->use(1, Key(inward_));
+    opening_->use(1, Key(outward_));
+  }
+  SessionKeys keys(bool is_initiator) const {
+    return {.is_initiator = is_initiator,
+            .own_index = index_,
+            .peer_index = peer_index_,
+            .send = Key(outward_),
+            .receive = Key(inward_)};
+  }
+  Bytes seal(const Bytes& packet) { return seal_at(next_++, packet); }
+  Bytes seal_at(uint64_t counter, const Bytes& packet) {
+    Bytes datagram(kEncapBytes<Wireguard> + packet.size());
+    store_le32(&datagram[0], 4);
+    store_le32(&datagram[4], index_);
+    store_le64(&datagram[8], counter);
+    std::copy(packet.begin(), packet.end(), datagram.begin() + Wireguard::kHeaderBytes);
+    CHECK(sealing_->seal(counter, {&datagram[Wireguard::kHeaderBytes], packet.size()}));
+    return datagram;
+  }
+  /// The packet in a datagram of the host's, which has this counter.
+  Bytes open(Bytes datagram, uint64_t counter) {
+    CHECK(datagram.size() >= kEncapBytes<Wireguard> && load_le32(&datagram[0]) == 4);
+    CHECK(load_le32(&datagram[4]) == peer_index_ && load_le64(&datagram[8]) == counter);
+    const size_t size = datagram.size() - kEncapBytes<Wireguard>;
+    CHECK(opening_->open(counter, {&datagram[Wireguard::kHeaderBytes], size}));
+    return {datagram.begin() + Wireguard::kHeaderBytes, datagram.end() - Wireguard::kTrailerBytes};
+  }
+
+ private:
+  uint32_t index_, peer_index_;
+  uint64_t next_ = 0;
+  uint8_t outward_[Key::kBytes], inward_[Key::kBytes];
+  std::unique_ptr<Aead> sealing_ = Aead::create(Aead::Way::kSeal), opening_ = Aead::create(Aead::Way::kOpen);
+};
+
+/// The host's peer has session kSession.
+Bytes with_session(Bytes r, uint32_t session = kSession) {
+  std::fill_n(r.begin() + 40, 16, uint8_t{0});
+  store_le32(&r[40], session);
+  return r;
+}
+
+/// Packets wait for keys, go in order when there are some, and no more of them wait than may.
+void test_wireguard_waits() {
+  Host<Wireguard> host(kAllFeatures, wireguard_end());
+  host.set_peers(with_session(host.peer_record()));
+  Remote remote(1);
+  constexpr size_t kTooMany = SessionLimits::kMaxStaged + 3;
+  Fields f;
+  for (size_t i = 0; i < kTooMany; i++) {
+    f.sequence = static_cast<uint32_t>(i);
+    host.to_tun({}, build(f));
+  }
+  while (host.egress->pump().items > 0) continue;
+  CHECK(host.drain(host.other).empty() && host.row[k_tx_packets] == 0 && host.row[k_tx_drop_no_session] == 3);
+  CHECK((host.sessions->mailbox().take(0).wanted == std::vector<uint32_t>{kSession}));
+  host.ingress->tick();
+  CHECK(host.drain(host.other).empty() && host.sessions->mailbox().take(0).wanted.empty());
+  host.sessions->set_keys(kSession, remote.keys(true), clock_ms);
+  host.ingress->tick();
+  const auto datagrams = host.drain(host.other);
+  CHECK(datagrams.size() == SessionLimits::kMaxStaged && host.row[k_tx_packets] == SessionLimits::kMaxStaged);
+  for (size_t i = 0; i < datagrams.size(); i++) {
+    f.sequence = static_cast<uint32_t>(i);
+    CHECK(remote.open(datagrams[i], i) == build(f));
+  }
+  CHECK(host.of_peer().tx_packets == SessionLimits::kMaxStaged && host.of_peer().tx_bytes == host.row[k_tx_bytes]);
+  // Where nothing waits, a keepalive tells the other side that there are keys.
+  host.sessions->set_keys(kSession, Remote(2).keys(true), clock_ms);
+  host.ingress->tick();
+  CHECK(Remote(2).open(host.drain(host.other).at(0), 0).empty());
+}
+
+/// Of a superpacket each segment is sealed, in runs; with headers and without.
+void test_wireguard_out(uint32_t features) {
+  Host<Wireguard> host(features, wireguard_end());
+  host.set_peers(with_session(host.peer_record()));
+  Remote remote(1);
+  host.sessions->set_keys(kSession, remote.keys(true), clock_ms);
+  constexpr size_t kSegments = 40, kSegmentBytes = 1'200;
+  Fields f;
+  f.payload = kSegments * kSegmentBytes + 77;
+  host.to_tun(tcp_in_segments_of(kSegmentBytes), build(f));
+  f.payload = 5;
+  host.to_tun({}, build(f));
+  CHECK(!host.egress->pump().failure);
+  const auto datagrams = host.drain(host.other);
+  CHECK(datagrams.size() == kSegments + 2 && host.row[k_tx_packets] == kSegments + 2);
+  size_t bytes = 0;
+  for (size_t i = 0; i < datagrams.size(); i++) {
+    const Bytes packet = remote.open(datagrams[i], i);
+    bytes += packet.size();
+    CHECK(is_whole(packet) && packet.size() == 40 + (i < kSegments ? kSegmentBytes : i == kSegments ? 77 : 5));
+  }
+  CHECK(bytes == host.row[k_tx_bytes] && bytes == host.of_peer().tx_bytes);
+  if (features & kUdpGso) CHECK(host.row[k_tx_messages] == 2);
+}
+
+/// What comes sealed is let in once, of the peer that has the keys, and of nobody else.
+void test_wireguard_in() {
+  Host<Wireguard> host(kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), wireguard_end());
+  Bytes records = with_session(host.peer_record());
+  Bytes third = with_session(host.peer_record(), 9);
+  third[10] = 3;
+  records.insert(records.end(), third.begin(), third.end());
+  host.set_peers(records);
+  Remote remote(1), of_third(2, 9);
+  host.sessions->set_keys(kSession, remote.keys(true), clock_ms);
+  host.sessions->set_keys(9, of_third.keys(true), clock_ms);
+  host.ingress->tick();
+  host.drain(host.other);
+  const auto pump = [&] { CHECK(!host.ingress->pump().failure); };
+  const Bytes packet = build(inward());
+  const Bytes sealed = remote.seal(packet);
+  host.from_peer(sealed);
+  pump();
+  CHECK(host.row[k_rx_packets] == 1 && host.of_peer().rx_packets == 1);
+  host.from_peer(sealed);
+  host.from_stranger(sealed);
+  pump();
+  CHECK(host.row[k_rx_drop_replay] == 2 && host.row[k_rx_packets] == 1);
+  CHECK(host.sessions->mailbox().take(0).moved.empty());
+  for (const size_t at : {size_t{8}, Wireguard::kHeaderBytes, sealed.size() - 1}) {
+    Bytes damaged = remote.seal(packet);
+    damaged[at] ^= 1;
+    host.from_peer(damaged);
+  }
+  pump();
+  CHECK(host.row[k_rx_drop_not_authentic] == 3);
+  Bytes unknown = remote.seal(packet);
+  unknown[4] ^= 1;  // another pair
+  host.from_peer(unknown);
+  unknown[7] ^= 1;  // another session
+  host.from_peer(unknown);
+  host.from_peer(Remote(1, 8).seal(packet));
+  pump();
+  CHECK(host.row[k_rx_drop_no_session] == 3);
+  // Sealed by one peer, from the subnet of the other.
+  host.from_peer(of_third.seal(packet));
+  host.from_peer(remote.seal(packet));
+  host.from_peer(of_third.seal(packet));
+  pump();
+  CHECK(host.row[k_rx_drop_spoofed_source] == 2 && host.row[k_rx_packets] == 2);
+  // A keepalive is nothing for the TUN; what is sealed and no packet is dropped.
+  host.from_peer(remote.seal({}));
+  host.from_peer(remote.seal({1, 2, 3}));
+  host.from_peer(Bytes(31, 4));
+  Bytes of_type_5 = remote.seal(packet);
+  of_type_5[0] = 5;
+  host.from_peer(of_type_5);
+  pump();
+  CHECK(host.row[k_rx_drop_malformed] == 3 && host.row[k_rx_packets] == 2);
+  // A peer that proves to be elsewhere has moved; who only says so has not.
+  Bytes forged = remote.seal(packet);
+  forged.back() ^= 1;
+  host.from_stranger(forged);
+  pump();
+  CHECK(host.sessions->mailbox().take(0).moved.empty());
+  host.from_stranger(remote.seal(packet));
+  pump();
+  const auto moved = host.sessions->mailbox().take(0).moved;
+  CHECK(moved.size() == 1 && moved[0].session == kSession && moved[0].to.address() == ipv4(INADDR_LOOPBACK + 1));
+  CHECK(host.row[k_rx_packets] == 3 && host.drain(host.tun[1]).size() == 3);
+}
+
+/// A responder seals with its keys when the initiator has, and not before; what waited goes then.
+void test_wireguard_responds() {
+  Host<Wireguard> host(kAllFeatures, wireguard_end());
+  host.set_peers(with_session(host.peer_record()));
+  Remote remote(1), later(2);
+  host.to_tun({}, build({}));
+  CHECK(!host.egress->pump().failure);
+  host.sessions->set_keys(kSession, remote.keys(false), clock_ms);
   host.ingress->tick();
   CHECK(host.drain(host.other).empty());
-  host.to_tun({}, build({}));
-  CHECK(!host.egress->pump().failure && host.drain(host.other).size() == 1);
+  host.from_peer(remote.seal({}));
+  CHECK(!host.ingress->pump().failure);
   host.ingress->tick();
-  const Bytes expected{Keyed::kTick, 0, static_cast<uint8_t>(clock_ms / 1'000 % 100)};
-  CHECK((host.drain(host.other) == std::vector<Bytes>{expected}));
+  CHECK(remote.open(host.drain(host.other).at(0), 0) == build({}));
+  // With the next pair it is the same, and what the one before sealed still comes in.
+  host.sessions->set_keys(kSession, later.keys(false), clock_ms);
+  host.to_tun({}, build({}));
+  CHECK(!host.egress->pump().failure);
+  CHECK(remote.open(host.drain(host.other).at(0), 1) == build({}));
+  host.from_peer(later.seal(build(inward())));
+  host.from_peer(remote.seal(build(inward())));
+  CHECK(!host.ingress->pump().failure && host.row[k_rx_packets] == 2);
+  host.to_tun({}, build({}));
+  CHECK(!host.egress->pump().failure);
+  host.ingress->tick();
+  const auto datagrams = host.drain(host.other);
+  CHECK(datagrams.size() == 2 && later.open(datagrams[0], 0) == build({}) && later.open(datagrams[1], 1).empty());
 }
 
-/// What is kept of a peer outlives its tables, and is nobody's after it.
-void test_kept_sessions() {
-  Host<Keyed> host(kAllFeatures);
-  const auto send = [&](size_t packets) {
-    const uint64_t refused = host.row[k_tx_drop_refused];
-    for (size_t i = 0; i < packets; i++) host.to_tun({}, build({}));
-    while (host.egress->pump().items > 0) host.drain(host.other);
-    return host.row[k_tx_drop_refused] - refused;
+/// Messages of handshakes go to JavaScript, one of each kind from each host.
+void test_wireguard_letters() {
+  Host<Wireguard> host(kAllFeatures, wireguard_end());
+  host.set_peers(with_session(host.peer_record()));
+  const auto message = [](uint8_t type, size_t size) {
+    Bytes bytes(size, type);
+    bytes[1] = bytes[2] = bytes[3] = 0;
+    return bytes;
   };
-  CHECK(send(60) == 0);
-  Bytes r = host.peer_record();
-  store_be16(&r[6], 1300);  // another limit
-  host.set_peers(r);
-  CHECK(send(39) == 0);
-  host.set_peers({});
-  host.set_peers(r);
-  CHECK(send(1) == 1);
-  Bytes other = r;
-  other[10] = 3;  // another subnet
-  host.set_peers(other);
-  host.set_peers(r);
-  CHECK(send(99) == 0 && send(1) == 1);
-  store(&r[56], uint32_t{0});
-  host.set_peers(r);
-  CHECK(send(5) == 5);  // without a slot there is no session
+  for (const auto& [type, size] : {std::pair{uint8_t{1}, 148u}, {uint8_t{2}, 92u}, {uint8_t{3}, 64u}}) {
+    host.from_peer(message(type, size));
+    host.from_peer(message(type, size));
+    host.from_peer(message(type, size - 1));
+    host.from_stranger(message(type, size));
+  }
+  CHECK(!host.ingress->pump().failure);
+  CHECK(host.row[k_rx_drop_malformed] == 3 && host.row[k_rx_drop_handshake] == 3 && host.row[k_rx_packets] == 0);
+  const auto letters = host.sessions->mailbox().take(2).letters;
+  CHECK(letters.size() == 5 && letters[0].size == 148 && letters[0].bytes[147] == 1);
+  CHECK(letters[0].from.address() == ipv4(INADDR_LOOPBACK) && letters[3].from.address() == ipv4(INADDR_LOOPBACK + 1));
+  CHECK(host.sessions->mailbox().take(9).letters.empty());
+}
+
+void test_wireguard(bool udp_gso) {
+  context = "wireguard";
+  test_wireguard_waits();
+  test_wireguard_in();
+  test_wireguard_responds();
+  test_wireguard_letters();
+  for (const uint32_t features : {kAllFeatures & ~kUdpGso, kAllFeatures}) {
+    if ((features & kUdpGso) && !udp_gso) continue;
+    test_wireguard_out(features);
+  }
+  context.clear();
 }
 
 void test_keyed(bool udp_gso) {
@@ -1795,9 +1977,7 @@ void test_keyed(bool udp_gso) {
   }
   context = "an encapsulation with keys";
   test_dropped_with_trailer();
-  test_answers();
-  test_ticks();
-  test_kept_sessions();
+  test_damaged();
   context.clear();
 }
 
@@ -1841,6 +2021,7 @@ int main(int argc, char** argv) {
   test_walks<FlannelUdp>("flannel's udp", false, argc < 4);
   test_walks<Marked>("eight bytes before each packet, sixteen behind it", Marked::kCopiesEcn, argc < 4);
   test_keyed(argc < 4);
+  test_wireguard(argc < 4);
   test_vxlan();
   if (argc < 4) test_congestion_joined();
   test_echoes();

@@ -51,5 +51,7 @@ export async function buildNative(
 ): Promise<void> {
   const source = join(packageRoot, 'test/native', `${name}.cc`)
   const objects = await objectsOf(rooms, flags, dirname(to))
-  await output(['g++', ...FLAGS, ...flags, source, ...objects, '-o', to, '-lpthread'], { timeoutMs: BUILD_MS })
+  // What Node would bring along.
+  const openssl = ['-Wl,--no-as-needed', '-l:libcrypto.so.3']
+  await output(['g++', ...FLAGS, ...flags, source, ...objects, '-o', to, '-lpthread', ...openssl], { timeoutMs: BUILD_MS })
 }
