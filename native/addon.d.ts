@@ -118,6 +118,37 @@ export interface RunOptions {
   pollUs: number
 }
 
+/** The keys of a session, as a handshake yields them or another process hands them over; of 32 bytes each. */
+export interface SessionKeys {
+  /** True for the keys of who began the handshake: they are in use at once, others from the first packet that the peer seals with them. */
+  readonly isInitiator: boolean
+  /** The numbers by which the peer names this pair of keys to us, and we to it; 32 bits. */
+  readonly ownIndex: number
+  readonly peerIndex: number
+  readonly sendKey: Uint8Array
+  readonly receiveKey: Uint8Array
+  /** The first counter that was not used yet; below the next one all count as received. 0 where they are left out. */
+  readonly firstCounter?: number
+  readonly firstReceived?: number
+  readonly ageMs?: number
+}
+
+/** An address and a UDP port. */
+export interface UdpEndpoint {
+  readonly address: Address
+  readonly port: number
+}
+
+/** What the engine says of handshakes: native/core/mailbox.h. */
+export interface Mail {
+  /** Messages of handshakes, those of peers' hosts first. */
+  readonly letters: readonly (UdpEndpoint & { readonly bytes: Buffer })[]
+  /** The numbers of sessions that want a handshake. */
+  readonly wanted: readonly number[]
+  /** Sessions whose peer has proved to send from elsewhere. */
+  readonly moved: readonly (UdpEndpoint & { readonly session: number })[]
+}
+
 export interface NativeEngine {
   /** The features in use now, of `featureNames`: granted, less those that failed since. */
   readonly offloads: string[]
@@ -146,6 +177,16 @@ export interface NativeEngine {
    * named. One slot alone, if there is such a one, when it is given.
    */
   traffic(slot?: number): Float64Array
+  /** Gives a session keys; `session` is the number that the records of its peer have. */
+  setKeys(session: number, keys: SessionKeys): void
+  /** Wipes the keys of a session, and what waits in it. */
+  forgetSession(session: number): void
+  /** The keys of all sessions, those in use first, for another process to go on with: they are wiped here. */
+  handOverKeys(): (Required<SessionKeys> & { readonly session: number })[]
+  /** What was said since the last call, and at most so many messages of hosts that are no peers; the others of theirs are thrown away. */
+  takeMail(mostOfOthers: number): Mail
+  /** Sends one datagram from the port that peers know; false when the kernel refused. */
+  send(address: Address, port: number, datagram: Uint8Array): boolean
   /** The strangers since the last call, as far as there is room for them: a few dozen a loop. */
   takeStrangers(): Stranger[]
   /** The last packets that were dropped, of each loop and direction, from those numbers on; an empty list for all that are kept. */
@@ -232,9 +273,15 @@ export function openDescriptors(
 
 /**
  * Starts the threads on descriptors that are the engine's from now on, also when this throws. `onFault` is called at
- * most once, when a loop cannot go on (the TUN was deleted, an unexpected errno); the engine must still be stopped.
+ * most once, when a loop cannot go on (the TUN was deleted, an unexpected errno); the engine must still be stopped. `onMail` is
+ * called when there is something to take with `takeMail`, of an encapsulation with sessions.
  */
-export function runEngine(descriptors: Descriptors, options: RunOptions, onFault: (error: Error) => void): NativeEngine
+export function runEngine(
+  descriptors: Descriptors,
+  options: RunOptions,
+  onFault: (error: Error) => void,
+  onMail?: () => void,
+): NativeEngine
 
 /** Opens a TUN without packet information or virtio header, non-blocking, for the dgram engine. */
 export function openTun(name: string, persistent: boolean): Tun

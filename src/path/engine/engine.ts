@@ -1,6 +1,6 @@
 // engine.ts - what a data path offers, whichever way it moves the packets.
 
-import type { Descriptors, Drops } from '../../../native/addon.d.ts'
+import type { Descriptors, Drops, Mail, SessionKeys, UdpEndpoint } from '../../../native/addon.d.ts'
 import type { TunnelSettings } from '../kinds.ts'
 import type { Addresses, Nets } from '../../net/address.ts'
 import type { EncapsulationName } from './encapsulation.ts'
@@ -46,8 +46,21 @@ export interface EngineConfig {
   readonly peers?: () => Uint8Array
   /** True when the device stays, with its address and routes, when this process ends without stopping the engine. */
   readonly persistent?: boolean
+  /** Called when there is mail for `sessions`; where the encapsulation has none, never. */
+  readonly onMail?: () => void
   /** The path that another process opened for the same, to go on with instead of opening one; from an engine that lends. */
   readonly inherited?: OpenPath | undefined
+}
+
+/** The sessions of an encapsulation with keys, by the numbers that peers' records have. */
+export interface EngineSessions {
+  setKeys(session: number, keys: SessionKeys): void
+  /** Wipes the keys of a session, and what waits in it. */
+  forget(session: number): void
+  /** What was said since the last call; of messages of hosts that are no peers at most so many, and the others are gone. */
+  takeMail(mostOfOthers: number): Mail
+  /** Sends one datagram from the port that peers know; false when the kernel refused. */
+  send(to: UdpEndpoint, datagram: Uint8Array): boolean
 }
 
 /** The descriptors through which an engine moves packets, and what they were opened for: enough for another process to go on. */
@@ -90,6 +103,8 @@ export interface Engine {
    * gone a moment later. Empty when the event loop forwards.
    */
   threads(): Readonly<Record<string, number>>
+  /** Of an encapsulation with keys. */
+  readonly sessions?: EngineSessions
   /** Senders of whom a packet was not let in since the last call, as far as there is room for them: a few dozen. */
   takeStrangers(): readonly Stranger[]
   /**

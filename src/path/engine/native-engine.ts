@@ -46,7 +46,7 @@ export function startNativeEngine(
   const open = (): ReturnType<typeof addon.openDescriptors> =>
     addon.openDescriptors({ tunName, bindAddress, port, workers: naive ? 1 : workers, features })
   const run = (on: Parameters<typeof addon.runEngine>[0]): ReturnType<typeof addon.runEngine> =>
-    addon.runEngine(on, { ...path, ...threads, peers: peers() }, (error) => reportFault(error))
+    addon.runEngine(on, { ...path, ...threads, peers: peers() }, (error) => reportFault(error), config.onMail)
   const notes: string[] = []
   let opened: ReturnType<typeof open> | undefined
   let native: ReturnType<typeof run>
@@ -146,6 +146,12 @@ export function startNativeEngine(
     },
     threads: () => native.askThreads(),
     takeStrangers: () => native.takeStrangers(),
+    sessions: {
+      setKeys: (session, keys) => native.setKeys(session, keys),
+      forget: (session) => native.forgetSession(session),
+      takeMail: (mostOfOthers) => native.takeMail(mostOfOthers),
+      send: ({ address, port: to }, datagram) => native.send(address, to, datagram),
+    },
     lend() {
       if (!runs || stopped) return Promise.resolve(undefined)
       runs = false
