@@ -186,7 +186,7 @@ export async function runNode(
   if (!parts.manager.givesSubnets) refuseToMove(attrs, (await succession.predecessor())?.lease)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtainLease(parts, attrs, previous))
   const resumed = await succession.opening()
-  if (backend.tunName === undefined) await succession.release()
+  if (backend.tunNames === undefined) await succession.release()
   const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before))
   before.onNode(node)
   if (health) {
@@ -200,7 +200,7 @@ export async function runNode(
     await raiseFirewall(node)
     await publish(node)
     succession.settle()
-    if (!parts.next && succession.tunName !== undefined) await removeLastKnown(lastKnownFile(parts.options))
+    if (!parts.next && succession.tunNames.length > 0) await removeLastKnown(lastKnownFile(parts.options))
     log.info('Running backend.')
     return await runLoops(node, stopping)
   } catch (error) {

@@ -10,7 +10,7 @@ import { WeftError } from '../base/errors.ts'
 import { run as runCommand } from '../host/command.ts'
 import { raiseSession } from '../host/session-priority.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import { ipv4AloneOf, isBackendType, remedyFor, type BackendType } from '../path/kinds.ts'
+import { isBackendType, isIpv4Alone, remedyFor, type BackendType } from '../path/kinds.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Log } from '../base/log.ts'
 import { storeKindOf, type DaemonOptions, type StoreOptions } from '../options.ts'
@@ -91,8 +91,8 @@ const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>
  */
 export function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): void {
   const type = knownType(config.backendType)
-  const who = ipv4AloneOf(type, readSettings(type, config.backend))
-  if (who !== undefined) carryIpv4Alone(who, config, log)
+  readSettings(type, config.backend)
+  if (isIpv4Alone(type)) carryIpv4Alone(`the ${type} backend`, config, log)
 }
 
 /** The backend that the network configuration names. Throws WeftError CONFIG for one that there is not. */
@@ -102,7 +102,7 @@ export async function createBackend(
   options: DaemonOptions,
   log: Log,
   publishedBefore: VxlanBackendOptions['publishedBefore'],
-  inheritance: Pick<Inheritance, 'take' | 'tunName'>,
+  inheritance: Pick<Inheritance, 'take' | 'tunNames'>,
   run = runCommand,
 ): Promise<Backend> {
   const persistence = persistenceOf(options, inheritance)
@@ -124,12 +124,12 @@ function knownType(type: string): BackendType {
 
 function persistenceOf(
   { engine, persist, workers, without }: DaemonOptions,
-  inheritance: Pick<Inheritance, 'take' | 'tunName'>,
+  inheritance: Pick<Inheritance, 'take' | 'tunNames'>,
 ): Persistence {
   const isNative = engine === 'native'
   return {
     persist,
-    tunName: inheritance.tunName,
+    tunNames: inheritance.tunNames,
     isMultiQueue: isNative && workers > 1,
     // The other engines go on with nobody's descriptors.
     inherit: (wanted) => inheritance.take({ ...wanted, without, workers: isNative ? workers : 0 }),

@@ -7,7 +7,7 @@ import { closeAll } from '../host/unix-socket.ts'
 import type { Log } from '../base/log.ts'
 import { keptName } from './restart/kept.ts'
 import { removeLastKnown } from './restart/last-known.ts'
-import { packPath } from './restart/open-path.ts'
+import { packPaths } from './restart/open-path.ts'
 import { Superseded } from './restart/predecessor.ts'
 import type { Notifier } from '../report/notify.ts'
 import { writeKnown, type Knowing } from './loops/last-known.ts'
@@ -28,30 +28,33 @@ export interface Ending {
   readonly log: Log
 }
 
-/** Ends the data path: it is for the next process, the open path in the service manager's keeping. Again it changes nothing. */
+/** Ends the data path: it is for the next process, the open paths in the service manager's keeping. Again it changes nothing. */
 export async function endDataPath({ possession, forwarding, notifier, log }: Ending, reason: unknown): Promise<void> {
   if (isLeaving(reason)) {
     await possession.close()
     if (forwarding?.next) await removeLastKnown(forwarding.next.lastKnown)
     return
   }
-  await possession.end(async (path) => {
-    const kept = path && (await giveToManager(path, notifier))
+  await possession.end(async (paths) => {
+    const kept = await giveToManager(paths, notifier)
     await (forwarding && writeKnown(forwarding, kept))?.catch((error: unknown) =>
       log.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),
     )
   })
 }
 
-/** Closes a path; its description if the service manager keeps it open. */
-async function giveToManager(path: OpenPath, notifier: Notifier | undefined): Promise<OpenPath | undefined> {
-  const { description, fds } = packPath(path)
+/** Closes paths; their descriptions if the service manager keeps them open. */
+async function giveToManager(
+  paths: readonly OpenPath[],
+  notifier: Notifier | undefined,
+): Promise<readonly OpenPath[] | undefined> {
+  const { descriptions, fds } = packPaths(paths)
   try {
-    if (!notifier || notifier.keeps < fds.length) return undefined
+    if (fds.length === 0 || !notifier || notifier.keeps < fds.length) return undefined
     if (!(await notifier.keep(fds.map((fd, place) => ({ fd, name: keptName(place) }))))) return undefined
     // The device lasts for as long as its queues are kept: over a restart, and not when the service is stopped.
-    for (const { tun } of path.loops) addon.setTunPersistent(tun, false)
-    return description
+    for (const { tun } of paths.flatMap(({ loops }) => loops)) addon.setTunPersistent(tun, false)
+    return descriptions
   } catch {
     return undefined // the device was deleted
   } finally {

@@ -67,9 +67,9 @@ export async function openNode(
       if (possession.state.is !== 'closed') continue // a successor came first, and what it was lent is open here
       await possession.open(async () => {
         // The backend goes on with a TUN that it has a name for; any other would be in its way, and keep the route.
-        const left = succession.tunName
-        const isInTheWay = left !== undefined && !(backend.tunName !== undefined && isNamedBy(backend.tunName, left))
-        if (isInTheWay) await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
+        for (const left of succession.tunNames)
+          if (!backend.tunNames?.some((name) => isNamedBy(name, left)))
+            await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
         return backend.open({ ...lease, attrs }, signal, view)
       })
     }

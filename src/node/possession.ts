@@ -22,8 +22,8 @@ import { fdsOf } from './restart/open-path.ts'
 export type PossessionState =
   | { readonly is: 'closed' }
   | { readonly is: 'forwarding'; readonly dataPath: DataPath }
-  /** `path` is undefined until the data path stands still. */
-  | { readonly is: 'lent'; readonly dataPath: DataPath; readonly path?: OpenPath }
+  /** There are no `paths` until the data path stands still. */
+  | { readonly is: 'lent'; readonly dataPath: DataPath; readonly paths: readonly OpenPath[] }
   | { readonly is: 'released' }
   | { readonly is: 'ended' }
 
@@ -39,13 +39,13 @@ export interface Possession {
   open(make: () => Promise<DataPath>): Promise<void>
   /** Rejects where the data path cannot be closed; nothing is open here any more all the same. */
   close(): Promise<void>
-  /** Stops forwarding; undefined where there is nothing to lend. */
-  lend(): Promise<OpenPath | undefined>
+  /** Stops forwarding; nothing where there is nothing to lend. */
+  lend(): Promise<readonly OpenPath[]>
   /** Stops forwarding and closes all, for another process that forwards; the device stays. What cannot be closed is said. */
   release(): Promise<void>
   takeBack(): Promise<void>
-  /** Stops forwarding. `keep` is given the open path, if there is one, and closes it; it is not called where nothing forwards here. */
-  end(keep: (path: OpenPath | undefined) => Promise<void>): Promise<void>
+  /** Stops forwarding. `keep` is given the open paths, if there are any, and closes them; it is not called where nothing forwards here. */
+  end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void>
 }
 
 export function createPossession(log: Log, doubt = createBell()): Possession {
@@ -54,22 +54,22 @@ export function createPossession(log: Log, doubt = createBell()): Possession {
   /** Work that another process asks for. */
   const asked = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => doubt.ring()))
 
-  async function lend(): Promise<OpenPath | undefined> {
-    if (state.is !== 'forwarding') return undefined
+  async function lend(): Promise<readonly OpenPath[]> {
+    if (state.is !== 'forwarding') return []
     const { dataPath } = state
-    if (!dataPath.leave || !dataPath.takeBack) return undefined
-    state = { is: 'lent', dataPath } // nobody mends it any more
+    if (!dataPath.leave || !dataPath.takeBack) return []
+    state = { is: 'lent', dataPath, paths: [] } // nobody mends it any more
     try {
-      const path = await dataPath.leave()
+      const paths = await dataPath.leave()
       // A data path that has nothing to lend has died, and its fault tells of that.
-      state = path ? { is: 'lent', dataPath, path } : { is: 'forwarding', dataPath }
-      return path
+      state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
+      return paths
     } catch (error) {
       // The data path forwards no more, and has nothing to lend: it is opened again.
       log.error(`The data path cannot be handed over: ${describeError(error)}`)
       await dataPath.close().catch(() => {})
       state = { is: 'closed' }
-      return undefined
+      return []
     }
   }
 
@@ -78,11 +78,10 @@ export function createPossession(log: Log, doubt = createBell()): Possession {
     if (before.is === 'ended') return
     state = { is: 'released' }
     try {
-      if (before.is === 'lent') return closeAll(before.path ? fdsOf(before.path) : [])
+      if (before.is === 'lent') return closeAll(fdsOf(before.paths))
       if (before.is !== 'forwarding') return
       if (!before.dataPath.leave) return await before.dataPath.close()
-      const path = await before.dataPath.leave()
-      if (path) closeAll(fdsOf(path))
+      closeAll(fdsOf(await before.dataPath.leave()))
     } catch (error) {
       // Whoever opens the next has to deal with it: this process is to be able to go on.
       log.error(`Cannot close the data path: ${describeError(error)}`)
@@ -97,10 +96,10 @@ export function createPossession(log: Log, doubt = createBell()): Possession {
     state = { is: 'forwarding', dataPath }
   }
 
-  async function end(keep: (path: OpenPath | undefined) => Promise<void>): Promise<void> {
+  async function end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     try {
       // The successor has its own of the same. This process may go on for a while, and would keep device and port from others.
-      if (state.is === 'lent') return closeAll(state.path ? fdsOf(state.path) : [])
+      if (state.is === 'lent') return closeAll(fdsOf(state.paths))
       if (state.is !== 'forwarding') return
       if (!state.dataPath.leave) return await state.dataPath.close()
       await keep(await state.dataPath.leave())

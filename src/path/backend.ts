@@ -28,10 +28,10 @@ export interface Backend {
   /** The type in the network configuration: `udp`. */
   readonly name: string
   /**
-   * The TUN device, by name or pattern, that its data path can go on with where a process before this one left or lends it; left out
+   * The TUN devices, by name or pattern, that its data path can go on with where a process before this one left or lends them; left out
    * where the kernel carries the packets, and a TUN that is left would be in the way.
    */
-  readonly tunName?: string | undefined
+  readonly tunNames?: readonly string[] | undefined
   /** The log's words when a peer's lease comes, changes or goes; flanneld's, `Subnet added: ...`, when left out. */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /**
@@ -76,8 +76,8 @@ export interface Carrier {
 
 /** The means to search for the longest packet that reaches a peer, and to go by it (docs/path-mtu.md). */
 export interface PathSearching {
-  /** The bytes that stand around a packet on its way to a peer. */
-  readonly overhead: number
+  /** The bytes that stand around a packet on its way to a peer; left out where they are those of the backend with the packet's family outside. */
+  readonly overhead?: number
   /** The longest packet of a family that the kernel takes for a peer, by its lease key; undefined for a peer that is routed to. */
   knownMtu(key: string, family: Family): number | undefined
   /**
@@ -91,8 +91,8 @@ export interface PathSearching {
 export interface DataPath {
   /** The longest packet that containers may send, in bytes; written to subnet.env. */
   readonly mtu: number
-  /** The TUN device of the engine that carries it; undefined where the kernel carries it. */
-  readonly tunName?: string
+  /** The TUN devices of the engines that carry it; left out where the kernel carries it. */
+  readonly tunNames?: readonly string[] | undefined
   /** Objects of the kernel's beside links, addresses and routes, to be looked at when they change. */
   readonly watched?: Watched
   /** True when it has something in the kernel whose changes nobody reports: it is looked at more often. */
@@ -155,9 +155,9 @@ export interface DataPath {
   look?(): void
   /**
    * Stops forwarding, and leaves what a process after this one goes on with: the device with its address and route; returns what
-   * packets wait in meanwhile, open, if it can be lent. Left out where `close` leaves as much.
+   * packets wait in meanwhile, open, as far as it can be lent. Left out where `close` leaves as much.
    */
-  leave?(): Promise<OpenPath | undefined>
+  leave?(): Promise<readonly OpenPath[]>
   /** Forwards again, after `leave`; left out where it cannot. */
   takeBack?(): Promise<void>
   /** Ends it for good. */

@@ -30,7 +30,7 @@ export function inTurn(dataPath: DataPath): DataPath {
       }),
     peers: () => (isUnapplied ? [] : dataPath.peers()),
     resync: (late) => next(() => dataPath.resync(late)),
-    ...(dataPath.leave ? { leave: () => next(async () => dataPath.leave?.()) } : {}),
+    ...(dataPath.leave ? { leave: () => next(async () => (await dataPath.leave?.()) ?? []) } : {}),
     ...(dataPath.takeBack ? { takeBack: () => next(async () => dataPath.takeBack?.()) } : {}),
     close: () => next(() => dataPath.close()),
   }

@@ -65,7 +65,7 @@ export interface Kind {
   readonly routes: 'network' | 'peers' | 'none'
   /** The address that answers for a peer: its overlay address, or its host's public one; nobody's known. */
   readonly probe: 'overlay' | 'host' | 'nobody'
-  /** True where it carries no IPv6, whatever its options; what else decides stands in `ipv4AloneOf`. */
+  /** True where it carries no IPv6. */
   readonly isIpv4Alone?: true
   /** True where packets of both families travel in datagrams of one: `outerOf`. Left out: each travels by its own. */
   readonly hasOneUnderlay?: true
@@ -134,6 +134,7 @@ export const KINDS = {
       ['vxlan', 'flannel.%d'],
       ['tun', 'flannel.%d'],
       ['vxlan', 'flannel-v6.%d'],
+      ['tun', 'flannel-v6.%d'],
     ],
   },
   'host-gw': {
@@ -229,13 +230,8 @@ export function outerOf(
   return hasIpv4 && memberOf(backend, UNDERLAY) !== 'ipv6' ? 'ipv4' : 'ipv6'
 }
 
-/** Who it is that carries no IPv6, by the settings of a backend; undefined where both families are carried, or may be. */
-export function ipv4AloneOf<T extends BackendType>(type: T, settings: Settings<T>): string | undefined {
-  const { isIpv4Alone }: Kind = KINDS[type]
-  if (isIpv4Alone) return `the ${type} backend`
-  return 'dataPath' in settings && settings.dataPath === 'userspace' ? VXLAN_IN_USERSPACE : undefined
-}
-export const VXLAN_IN_USERSPACE = 'the vxlan backend in userspace'
+/** True of a backend that carries no IPv6. */
+export const isIpv4Alone = (type: BackendType): boolean => (KINDS[type] as Kind).isIpv4Alone === true
 
 export const isBackendType = (type: string): type is BackendType => Object.hasOwn(KINDS, type)
 export const kindOf = (type: string): Kind | undefined => (isBackendType(type) ? KINDS[type] : undefined)

@@ -90,6 +90,8 @@ const KINDS: readonly (readonly [
   ['host-gw', { Type: 'host-gw' }, { both: 1500, ipv6: 1500 }],
   ['vxlan by the kernel', { Type: 'vxlan', DataPath: 'kernel' }, { both: 1430, ipv6: 1430 }],
   ['vxlan with direct routing', { Type: 'vxlan', DataPath: 'kernel', DirectRouting: true }, { both: 1430, ipv6: 1430 }],
+  ['vxlan by weftd', { Type: 'vxlan', DataPath: 'userspace' }, { both: 1430, ipv6: 1430 }],
+  ['vxlan by weftd with direct routing', { Type: 'vxlan', DataPath: 'userspace', DirectRouting: true }, { both: 1430 }],
   ['wireguard', { Type: 'wireguard' }, { both: 1420, ipv6: 1420 }],
   ['wireguard, one device', { Type: 'wireguard', Mode: 'auto' }, { both: 1420, ipv6: 1420 }],
 ]
@@ -193,6 +195,7 @@ async function told({ namespace, statusSocket }: Host): Promise<readonly [ready:
 describe.each<[name: string, backend: object, devices: readonly string[]]>([
   ['host-gw', { Type: 'host-gw' }, []],
   ['vxlan by the kernel', { Type: 'vxlan', DataPath: 'kernel' }, ['flannel.1', 'flannel-v6.1']],
+  ['vxlan by weftd', { Type: 'vxlan', DataPath: 'userspace' }, ['flannel.1', 'flannel-v6.1']],
   ['wireguard', { Type: 'wireguard' }, ['flannel-wg', 'flannel-wg-v6']],
   ['wireguard, one device', { Type: 'wireguard', Mode: 'auto' }, ['flannel-wg']],
 ])('%s, a fault of IPv6', (_name, backend, [device4, device6]) => {
@@ -233,6 +236,13 @@ const IN_THE_WAY: readonly (readonly [family: string, backend: object, begin: st
   [
     'IPv6',
     { Type: 'udp' },
+    'ip route add fd00:5::/48 dev lo',
+    'ip route del fd00:5::/48 dev lo',
+    /^IPv6 is not carried: fd00:5::\/48 is already routed to lo/,
+  ],
+  [
+    'IPv6',
+    { Type: 'vxlan', DataPath: 'userspace' },
     'ip route add fd00:5::/48 dev lo',
     'ip route del fd00:5::/48 dev lo',
     /^IPv6 is not carried: fd00:5::\/48 is already routed to lo/,
@@ -442,14 +452,14 @@ describe('of two families', () => {
     expect(daemon.lines.filter((line) => /is not carried|The data path stopped/.test(line))).toEqual([])
   })
 
-  it('the one that vxlan in userspace does not carry is none that is broken', async () => {
-    await running(BOTH, { Type: 'vxlan', DataPath: 'userspace' })
+  it('the one that ipip does not carry is none that is broken', async () => {
+    await running(BOTH, { Type: 'ipip' })
     const [a, b] = lab.hosts as [Host, Host]
     const [from, to] = [await a.startPod(), await b.startPod()]
     await eventually(async () => {
       const { peers, dataPath } = await statusOf(a)
       expect([dataPath?.families, peers?.answering, peers?.whole]).toEqual([['ipv4'], 1, 1])
-      expect(peers!.list[0]!.families).toMatchObject({ ipv4: { state: 'answering', way: 'tunnel' }, ipv6: null })
+      expect(peers!.list[0]!.families).toMatchObject({ ipv4: { state: 'answering', way: 'kernel' }, ipv6: null })
     })
     expect(await doctor(a)).toMatchObject({ code: 0, names: ['family-not-carried'], details: ['fd00:5::/48'] })
     expect((await explained(a, 'ipv4', from, to)).stopped).toEqual([])

@@ -381,7 +381,7 @@ function createWorld(time: VirtualTime, random: Random) {
     return {
       open: described(),
       mtu: 1472,
-      tunName: 'flannel0',
+      tunNames: ['flannel0'],
       fault: new Promise(() => {}),
       apply: async () => {},
       resync: async () => [],
@@ -392,7 +392,7 @@ function createWorld(time: VirtualTime, random: Random) {
       async leave() {
         await busy(process, 5, 60)
         stop()
-        return described()
+        return [described()]
       },
       async takeBack() {
         say(process, 'forwards again')
@@ -499,7 +499,7 @@ function createWorld(time: VirtualTime, random: Random) {
     let forwarding: Forwarding | undefined
     const makeBackend = (kind: Plan['kind'], inheritance: Inheritance): Backend => ({
       name: 'simulated',
-      tunName: kind === 'tun' ? 'flannel%d' : undefined,
+      tunNames: kind === 'tun' ? ['flannel%d'] : undefined,
       prepare: async () => (await busy(process, 1, 50), LEASE.attrs),
       async open() {
         if (kind === 'kernel') return openKernel(process)
@@ -545,7 +545,7 @@ function createWorld(time: VirtualTime, random: Random) {
         refusal: () => undefined,
         write: () => busy(process, 1, 100),
       },
-      kept: async () => createKept([], { tunName: 'flannel0' }),
+      kept: async () => createKept([], { tunNames: ['flannel0'] }),
       async resume(inheritance) {
         await busy(process, 10, 200)
         if (lastKnown === 'kernel') return 'nothing'

@@ -90,17 +90,16 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     })
     expect(await json('config', 'check', both)).toMatchObject({ valid: true, warnings: [] })
     const alone = file(
-      '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fc00::/48","Backend":{"Type":"vxlan","DataPath":"userspace"}}',
+      '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fc00::/48","Backend":{"Type":"ipip"}}',
     )
     expect(await json('config', 'check', alone)).toMatchObject({
       valid: true,
       warnings: [expect.stringMatching(/carries IPv4 alone: nothing carries fc00::\/48/)],
     })
-    const userspace =
-      '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48","Backend":{"Type":"vxlan","DataPath":"userspace"}}'
-    expect(await run('config', 'check', file(userspace))).toMatchObject({
+    const without = '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48","Backend":{"Type":"ipip"}}'
+    expect(await run('config', 'check', file(without))).toMatchObject({
       code: 3,
-      out: expect.stringMatching(/^not valid: the vxlan backend in userspace needs IPv4, and EnableIPv4 is false/),
+      out: expect.stringMatching(/^not valid: the ipip backend needs IPv4, and EnableIPv4 is false/),
     })
     expect(await run('config', 'check', file('{"EnableIPv4":false}'))).toMatchObject({
       code: 3,

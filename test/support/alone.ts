@@ -9,7 +9,7 @@ export function alone({ log }: NodeParts, hostChanged = createBell()): Before {
   return {
     possession: createPossession(log, hostChanged),
     succession: {
-      tunName: undefined,
+      tunNames: [],
       isSuccessor: false,
       isOnLoan: false,
       take: async () => undefined,

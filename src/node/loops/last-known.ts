@@ -25,11 +25,11 @@ export function nextFor(options: DaemonOptions, config: string, free = Promise.r
 const turns = new WeakMap<Knowing, Promise<void>>()
 
 /**
- * Writes what is known, and with it the description of a path that stays open elsewhere. Writes come one after another:
+ * Writes what is known, and with it the descriptions of paths that stay open elsewhere. Writes come one after another:
  * the last one is to stand in the file. Rejects with the file system's error.
  */
-export function writeKnown(node: Knowing, path?: unknown): Promise<void> {
-  const turn = (turns.get(node) ?? Promise.resolve()).then(() => write(node, path))
+export function writeKnown(node: Knowing, paths?: unknown): Promise<void> {
+  const turn = (turns.get(node) ?? Promise.resolve()).then(() => write(node, paths))
   turns.set(
     node,
     turn.catch(() => {}),
@@ -37,15 +37,15 @@ export function writeKnown(node: Knowing, path?: unknown): Promise<void> {
   return turn
 }
 
-async function write({ next, lease, attrs, view, possession: { dataPath } }: Knowing, path: unknown): Promise<void> {
+async function write({ next, lease, attrs, view, possession: { dataPath } }: Knowing, paths: unknown): Promise<void> {
   // While a data path that died is opened again, what was known of it stays for a process that starts then.
   if (!next || !dataPath) return
-  const { tunName } = dataPath
+  const { tunNames } = dataPath
   // A data path that the kernel carries goes on by itself.
-  if (tunName === undefined) return removeLastKnown(next.lastKnown)
+  if (tunNames === undefined) return removeLastKnown(next.lastKnown)
   const { store, config } = next
   await writeLastKnown(next.lastKnown, {
-    ...{ store, config, tunName, path },
+    ...{ store, config, tunNames, paths },
     lease: { ...lease, attrs },
     expiresAt: lease.expiresAt,
     leases: view.values(),

@@ -102,8 +102,8 @@ export function amended(backend: Backend, manager: NodeParts['manager'], log: Lo
     new WeftError('STORE_UNAVAILABLE', `the ${manager.name} store did not answer within ${AMEND_MS / 1000} s`)
   return {
     ...backend,
-    get tunName() {
-      return backend.tunName
+    get tunNames() {
+      return backend.tunNames
     },
     async prepare(stopping) {
       const attrs = await backend.prepare(stopping)

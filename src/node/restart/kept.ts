@@ -4,13 +4,13 @@
 import type { OpenPath } from '../../path/engine/engine.ts'
 import { closeAll } from '../../host/unix-socket.ts'
 import type { LastKnown } from './last-known.ts'
-import { unpackPath } from './open-path.ts'
+import { unpackPaths } from './open-path.ts'
 
 export interface Kept {
-  /** The TUN device of the daemon before. */
-  readonly tunName: string | undefined
-  /** The path, once; undefined where none was kept. */
-  take(): OpenPath | undefined
+  /** The TUN devices of the daemon before. */
+  readonly tunNames: readonly string[]
+  /** The paths, once; none where none were kept. */
+  take(): readonly OpenPath[]
   /** Closes descriptors that nobody took. Idempotent. */
   close(): void
 }
@@ -39,13 +39,13 @@ export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] 
 }
 
 /** Descriptors, which what was last known describes. */
-export function createKept(fds: readonly number[], known: Pick<LastKnown, 'tunName' | 'path'> | undefined): Kept {
+export function createKept(fds: readonly number[], known: Pick<LastKnown, 'tunNames' | 'paths'> | undefined): Kept {
   let left = fds
   return {
-    tunName: known?.tunName,
+    tunNames: known?.tunNames ?? [],
     take() {
-      const open = unpackPath(known?.path, left)
-      if (open) left = []
+      const open = unpackPaths(known?.paths, left)
+      if (open.length > 0) left = []
       return open
     },
     close() {

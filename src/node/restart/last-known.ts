@@ -16,7 +16,7 @@ import { storeKindOf, type DaemonOptions } from '../../options.ts'
 /** Some two milliseconds' worth. */
 const LEASES_A_PIECE = 1_000
 /** The version of the file; another version means something else. */
-const VERSION: number = 1
+const VERSION: number = 2
 
 export interface LastKnown {
   /** The name of the store, so that what was known of one network is not taken for another's. */
@@ -28,10 +28,10 @@ export interface LastKnown {
   readonly expiresAt: number | undefined
   /** All leases that were believed, our own among them. */
   readonly leases: readonly Lease[]
-  /** The TUN device, which may still be there. */
-  readonly tunName: string
-  /** The description of a path (open-path.ts) whose descriptors the service manager keeps. */
-  readonly path?: unknown
+  /** The TUN devices, which may still be there. */
+  readonly tunNames: readonly string[]
+  /** The descriptions of paths (open-path.ts) whose descriptors the service manager keeps. */
+  readonly paths?: unknown
 }
 
 type ToWrite = Omit<LastKnown, 'leases'> & { readonly leases: Iterable<Lease> }
@@ -100,11 +100,12 @@ async function* textOf({ leases, ...known }: ToWrite): AsyncGenerator<string, vo
 export async function readLastKnown(path: string, log: Log): Promise<LastKnown | undefined> {
   try {
     const { version, lease, leases, ...rest } = JSON.parse(await readFile(path, 'utf8')) as Written
-    const { store, config, tunName, expiresAt } = rest
-    for (const [name, text] of Object.entries({ store, config, tunName }))
+    if (version !== VERSION) throw new Error(`its version is ${version}, and this weftd knows ${VERSION}`)
+    const { store, config, tunNames, expiresAt } = rest
+    if (!Array.isArray(tunNames)) throw new Error('tunNames is no list')
+    for (const [name, text] of [['store', store], ['config', config], ...tunNames.map((each: unknown) => ['tunNames', each])])
       if (typeof text !== 'string') throw new Error(`${name} is no text`)
     if (expiresAt !== undefined && typeof expiresAt !== 'number') throw new Error('expiresAt is no number')
-    if (version !== VERSION) throw new Error(`its version is ${version}, and this weftd knows ${VERSION}`)
     return { ...rest, lease: decodeLease(...lease), leases: leases.map(([key, value]) => decodeLease(key, value)) }
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code !== 'ENOENT')

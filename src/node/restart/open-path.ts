@@ -1,30 +1,30 @@
-// open-path.ts - an open path on its way to another process: a description as JSON, and descriptors in the order that it tells.
+// open-path.ts - open paths on their way to another process: descriptions as JSON, and descriptors in the order that these tell.
 
 import type { OpenPath } from '../../path/engine/engine.ts'
 
-export interface PackedPath {
-  /** The path with places among `fds` where it has descriptors. */
-  readonly description: OpenPath
+export interface PackedPaths {
+  /** The paths with places among `fds` where they have descriptors. */
+  readonly descriptions: readonly OpenPath[]
   readonly fds: readonly number[]
 }
 
-export function packPath(path: OpenPath): PackedPath {
+export function packPaths(paths: readonly OpenPath[]): PackedPaths {
   const fds: number[] = []
-  const description = withFds(path, (fd) => fds.push(fd) - 1)
-  return { description, fds }
+  const descriptions = paths.map((path) => withFds(path, (fd) => fds.push(fd) - 1))
+  return { descriptions, fds }
 }
 
-/** All descriptors of a path, in the order of their places. */
-export function fdsOf({ loops }: OpenPath): number[] {
-  return loops.flatMap(({ tun, socket, sender = [] }) => [tun, socket].concat(sender))
+/** All descriptors of paths, in the order of their places. */
+export function fdsOf(paths: readonly OpenPath[]): number[] {
+  return paths.flatMap(({ loops }) => loops.flatMap(({ tun, socket, sender = [] }) => [tun, socket].concat(sender)))
 }
 
-/** Undefined when the description is none, or of other descriptors than these. */
-export function unpackPath(description: unknown, fds: readonly number[]): OpenPath | undefined {
-  if (!isPath(description)) return undefined
-  const places = fdsOf(description)
+/** None when the descriptions are none, or of other descriptors than these. */
+export function unpackPaths(descriptions: unknown, fds: readonly number[]): readonly OpenPath[] {
+  if (!Array.isArray(descriptions) || !descriptions.every(isPath)) return []
+  const places = fdsOf(descriptions)
   const isWhole = places.length === fds.length && places.every((place, index) => place === index)
-  return isWhole ? withFds(description, (place) => fds[place] as number) : undefined
+  return isWhole ? descriptions.map((path) => withFds(path, (place) => fds[place] as number)) : []
 }
 
 function withFds(path: OpenPath, map: (fd: number) => number): OpenPath {

@@ -2,7 +2,7 @@
 
 import type { OpenPath } from '../../path/engine/engine.ts'
 import { closeAll, type Connection, type Listener, type Parcel } from '../../host/unix-socket.ts'
-import { packPath } from './open-path.ts'
+import { packPaths } from './open-path.ts'
 import {
   KILL_MS,
   messageFor,
@@ -24,8 +24,8 @@ export interface Estate {
   attend(isThere: boolean): void
   /** Writes what is known. */
   write(): Promise<void>
-  /** Stops forwarding; undefined where there is nothing to lend. */
-  lend(): Promise<OpenPath | undefined>
+  /** Stops forwarding; nothing where there is nothing to lend. */
+  lend(): Promise<readonly OpenPath[]>
   /** Stops forwarding and closes what it forwarded through, lent or not; the device stays. */
   release(): Promise<void>
   /** Forwards again, after either. */
@@ -171,13 +171,13 @@ async function answer(
     }
     case 'path': {
       house.stage = next // also while it stops
-      const path = await estate.lend()
-      if (!path) {
+      const paths = await estate.lend()
+      if (paths.length === 0) {
         house.stage = 'met'
         return { message: {} }
       }
-      const { description, fds } = packPath(path)
-      return { message: { path: description, lock: locks.length }, fds: [...locks, ...fds] }
+      const { descriptions, fds } = packPaths(paths)
+      return { message: { paths: descriptions, lock: locks.length }, fds: [...locks, ...fds] }
     }
     case 'release': {
       house.stage = next

@@ -6,8 +6,8 @@
 //                        <-     {version, store, lease, ...}: what the successor has to match
 //   ... finds its store, configuration, interface and lease; the predecessor forwards ...
 //   {want: 'path'}       ->     stops forwarding
-//                        <-     {path} and the descriptors: the lock first, then those in which packets wait
-//   or, where that path does not fit or there is none to lend:
+//                        <-     {paths} and the descriptors: the lock first, then those in which packets wait
+//   or, where a path that is wanted is not among them or there is none to lend:
 //   {want: 'release'}    ->     closes all that it forwarded through
 //                        <-     {released: true} and the lock
 //   {want: 'still'} ...  ->     heard every second from then on, until `end`

@@ -11,6 +11,7 @@
 
 import { WeftError } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
+import { createTurn } from '../../host/turn.ts'
 import { isNamedBy } from '../../host/links.ts'
 import { closeAll } from '../../host/unix-socket.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
@@ -38,11 +39,12 @@ export interface WantedPath extends Pick<OpenPath, 'bindAddress' | 'port' | 'wit
 
 /** A backend's requests to whoever forwarded before. */
 export interface Inheritance {
-  /** The TUN device of the daemon before. */
-  readonly tunName: string | undefined
+  /** The TUN devices of the daemon before. */
+  readonly tunNames: readonly string[]
   /**
    * The path, if there is one that was opened for the same: nobody forwards by it then. Where there is none, what another daemon
-   * had open is free when this resolves. Throws WeftError DEVICE when that one hangs.
+   * had open is free when this resolves, but for paths that were opened for something else, which wait for whoever asks for them.
+   * Throws WeftError DEVICE when that one hangs.
    */
   take(wanted: WantedPath): Promise<OpenPath | undefined>
 }
@@ -91,6 +93,10 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
   let lock: Lock | undefined
   let predecessor: Predecessor | undefined
   let kept: Kept | undefined
+  /** The paths of the daemon before that nobody has asked for yet. */
+  let left: readonly OpenPath[] = []
+  /** True when the predecessor has nothing open any more. */
+  let isReleased: boolean = false
   let resumed: Resumed | undefined
   let isOpening: boolean = false
   let isSettled: boolean = false
@@ -277,30 +283,44 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
   }
 
   async function release(): Promise<void> {
-    if (!predecessor || lock) return
-    await takeLock(await predecessor.release())
+    if (!predecessor || isReleased || isSettled) return
+    isReleased = true
+    const fd = await predecessor.release()
+    if (!lock) await takeLock(fd)
+    else if (fd !== undefined) closeAll([fd])
   }
 
+  async function take(wanted: WantedPath): Promise<OpenPath | undefined> {
+    if (predecessor && !lock) {
+      const taken = await predecessor.takePaths()
+      if (taken) {
+        left = taken.paths
+        await takeLock(taken.lock)
+      }
+    } else left = [...left, ...(kept?.take() ?? [])]
+    const path = left.find((each) => fits(each, wanted))
+    if (path) {
+      left = left.filter((each) => each !== path)
+      return path
+    }
+    // What is in the way of one that is opened now is closed, here and there.
+    closeAll(fdsOf(left.filter((each) => isInTheWay(each, wanted))))
+    left = left.filter((each) => !isInTheWay(each, wanted))
+    await release()
+    kept?.close()
+    return undefined
+  }
+
+  const oneByOne = createTurn()
   const inheritance: Inheritance = {
-    get tunName() {
-      return kept?.tunName
+    get tunNames() {
+      return kept?.tunNames ?? []
     },
-    async take(wanted) {
-      let path: OpenPath | undefined
-      if (predecessor && !lock) {
-        const taken = await predecessor.takePath()
-        if (taken && fits(taken.path, wanted)) {
-          await takeLock(taken.lock)
-          return taken.path
-        }
-        if (taken) closeAll([...fdsOf(taken.path), ...(taken.lock === undefined ? [] : [taken.lock])])
-        await release()
-      } else path = kept?.take()
-      if (path && fits(path, wanted)) return path
-      if (path) closeAll(fdsOf(path))
-      kept?.close()
-      return undefined
-    },
+    take: (wanted) => oneByOne(() => take(wanted)),
+  }
+  function closeLeft(): void {
+    closeAll(fdsOf(left))
+    left = []
   }
 
   await claim()
@@ -318,14 +338,15 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
     isClosed = true
     open()
     kept?.close()
+    closeLeft()
     predecessor?.close()
     if (lock && wasIdle && !isShared) rendezvous.remove()
     lock?.close()
   }
   return {
     ...inheritance,
-    get tunName() {
-      return inheritance.tunName
+    get tunNames() {
+      return inheritance.tunNames
     },
     async predecessor() {
       const before = predecessor
@@ -350,6 +371,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
     },
     settle() {
       isSettled = true
+      closeLeft()
       if (!predecessor) return
       const before: Predecessor = predecessor
       before.end()
@@ -370,6 +392,10 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
 }
 
 const pidOf = (pid: number | undefined): string => (pid ? String(pid) : 'unknown')
+
+/** True when one that is opened now may need its device or its port. A data path has one path for each family outside, at most. */
+const isInTheWay = (path: OpenPath, { tunName, bindAddress }: WantedPath): boolean =>
+  isNamedBy(tunName, path.tunName) || path.bindAddress.includes(':') === bindAddress.includes(':')
 
 /** True when opening it now would give the same. */
 function fits(path: OpenPath, { tunName, bindAddress, port, workers, without }: WantedPath): boolean {

@@ -3,7 +3,7 @@
 import type { OpenPath } from '../../path/engine/engine.ts'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { closeAll, type Connection, type Parcel } from '../../host/unix-socket.ts'
-import { unpackPath } from './open-path.ts'
+import { unpackPaths } from './open-path.ts'
 import { ANSWER_MS, LEAVE_MS, messageFor, parse, STILL_MS, type About, type Heard } from './protocol.ts'
 
 /** The daemon that still runs, as its successor sees it. */
@@ -15,7 +15,7 @@ export interface Predecessor {
   /**
    * Stops it forwarding and gives what it forwarded through; undefined where that is not to be had. `lock` is the lock's descriptor.
    */
-  takePath(): Promise<{ readonly path: OpenPath; readonly lock: number | undefined } | undefined>
+  takePaths(): Promise<{ readonly paths: readonly OpenPath[]; readonly lock: number | undefined } | undefined>
   /** Stops it forwarding; what it had open is free then. Resolves with the lock's descriptor, undefined when it has gone. */
   release(): Promise<number | undefined>
   /** Has it end and leave all as it is: this process is the node. */
@@ -143,14 +143,14 @@ export function predecessorAt(connection: Connection): Predecessor {
       const parcel = await ask('meet')
       return parcel && aboutOf(parse(parcel.text))
     },
-    async takePath() {
+    async takePaths() {
       const parcel = await ask('path')
       if (!parcel) return undefined
       const { lock, rest } = unpack(parcel)
-      const path = unpackPath(parse(parcel.text)['path'], rest)
-      if (path) {
+      const paths = unpackPaths(parse(parcel.text)['paths'], rest)
+      if (paths.length > 0) {
         live()
-        return { path, lock }
+        return { paths, lock }
       }
       closeAll(parcel.fds)
       return undefined

@@ -64,7 +64,7 @@ interface JsonTun {
 }
 
 /**
- * A device that a process before this one left, if it is as one that is made now would be: the last one known, else that which the
+ * A device that a process before this one left, if it is as one that is made now would be: the last ones known, else that which the
  * network is routed to. One that it left in another state is removed, since it would be in the way; one that somebody forwards through
  * is not ours.
  */
@@ -75,7 +75,7 @@ export async function adoptTun(
   const routed = (await Promise.all(listed(networks).map((network) => routesTo(run, network))))
     .flat()
     .map(({ device }) => device)
-  const names = [last ?? pattern, ...routed].filter((name) => isNamedBy(pattern, name))
+  const names = [...last, pattern, ...routed].filter((name) => isNamedBy(pattern, name))
   for (const name of new Set(names)) {
     const tun = await findIdleTun(run, name)
     // A TUN with other addresses than the network's is another daemon's. One of a family that the network has no more is ours.
@@ -134,7 +134,7 @@ interface AdoptOptions {
   readonly subnets: Nets
   /** Or a pattern such as `flannel%d`. */
   readonly name: string
-  readonly last: string | undefined
+  readonly last: readonly string[]
   readonly isMultiQueue: boolean
 }
 

@@ -34,7 +34,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
   }
   return {
     name: 'udp',
-    tunName: TUN_NAME,
+    tunNames: [TUN_NAME],
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       checkUnderlay()

@@ -2,12 +2,19 @@
 // it are given.
 
 import type { ExternalInterface } from '../../host/external-interface.ts'
-import type { Settings } from '../kinds.ts'
+import { KINDS, type Settings } from '../kinds.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import type { ByFamily, Family } from '../../net/address.ts'
 import type { DataPath } from '../backend.ts'
 
 export const TYPE = 'vxlan'
+
+const [[, NAME], , [, NAME_V6]] = KINDS.vxlan.devices
+/** The names of the devices, `flannel.1` and `flannel-v6.1`. */
+export const namesOf = (vni: number): Readonly<Record<Family, string>> => ({
+  ipv4: NAME.replace('%d', String(vni)),
+  ipv6: NAME_V6.replace('%d', String(vni)),
+})
 
 /** The values that both ways of carrying need. */
 export interface VxlanSetup {
@@ -25,8 +32,8 @@ export interface VxlanSetup {
 
 /** A way of carrying: what it has ready before there is a lease. */
 export interface VxlanCarrier {
-  /** The name of a TUN, as a backend's. */
-  readonly tunName?: string
+  /** The names of TUNs, as a backend's. */
+  readonly tunNames?: readonly string[]
   open(lease: OwnLease, leases: ReadonlyMap<string, Lease>): Promise<DataPath>
 }
 

@@ -1,51 +1,77 @@
-// vxlan-userspace.ts - VXLAN by the engine, for hosts whose kernel has none: a TUN of the device's name, and the datagrams
+// vxlan-userspace.ts - VXLAN by the engine, for hosts whose kernel has none: of each family a TUN of the device's name, and the datagrams
 // that a kernel's device sends and takes.
 
-import { KINDS, VXLAN_IN_USERSPACE } from '../kinds.ts'
-import type { Lease } from '../../control/lease/lease.ts'
-import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
+import { findLink, ipJson } from '../../host/links.ts'
+import { FAMILIES, familiesOf, listed, type Family } from '../../net/address.ts'
+import { overheadBy } from '../kinds.ts'
+import type { Lease, OwnLease } from '../../control/lease/lease.ts'
+import type { DataPath } from '../backend.ts'
+import { openFamilies } from '../ways/both-families.ts'
 import { openTunnel, type TunnelOptions } from '../ways/tunnel.ts'
-import { peersOf, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
+import { namesOf, peersOf, TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { vxlanMac } from './vxlan-device.ts'
 
 const macBytes = (mac: string): number[] => mac.split(':').map((byte) => Number.parseInt(byte, 16))
 
 /** The record of an end as native/encap/vxlan.h reads it: the MAC, and after our own the VNI. */
-const endOf = ({ attrs }: Lease): Uint8Array => Uint8Array.from(macBytes(vtepMacOf(attrs, 'ipv4') ?? ''))
+const endOf = ({ attrs }: Lease, family: Family): Uint8Array => Uint8Array.from(macBytes(vtepMacOf(attrs, family) ?? ''))
 const ownEnd = (mac: string, vni: number): Uint8Array =>
   Uint8Array.from([...macBytes(mac), vni >>> 16, (vni >>> 8) & 0xff, vni & 0xff])
 
-/** Opens nothing yet: the TUN takes the name of a device that carries on until then. */
-export function prepareUserspaceVxlan(
-  { names, options, port, mtus, macs, external }: VxlanSetup,
-  tunnelOptions: TunnelOptions<'vxlan'>,
-): VxlanCarrier {
-  const { run, log } = tunnelOptions
-  const { vni, directRouting } = options
-  const { overhead } = KINDS.vxlan
-  const who = VXLAN_IN_USERSPACE
-  carryIpv4Alone(who, tunnelOptions.config, log)
-  const [name, mac, mtu] = [ipv4For(who, names), ipv4For(who, macs), mtus.ipv4]
-  const ends = { ownEnd: ownEnd(mac, vni), endOf, filter: peersOf('ipv4') }
-  const carried = { families: ['ipv4'], outer: 'ipv4' } as const
-  const kind = {
-    encapsulation: 'vxlan',
-    ...carried,
-    overhead,
-    ...ends,
-    tunName: name,
-    port,
-    mtu,
-    directRouting,
-  } as const
+/** Opens nothing yet: a TUN takes the name of a device that carries on until then. `setup` is as was prepared last. */
+export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOptions<'vxlan'>): VxlanCarrier {
+  const { config, run, log } = options
+  const families = familiesOf(config)
   return {
-    tunName: name,
+    tunNames: listed(setup().names),
     async open(lease, leases) {
-      if ((await vxlanMac(run, name)) !== undefined) {
-        log.info(`Deleting the kernel's device ${name}, whose place weftd takes`)
-        await run('ip', ['link', 'del', name])
-      }
-      return openTunnel({ ...tunnelOptions, external }, kind, lease, leases)
+      const { mtus } = setup()
+      const opened = await openFamilies({
+        ...{ of: config, lease, leases, run, log },
+        mtu: Math.min(...families.map((family) => mtus[family])),
+        external: () => setup().external,
+        open: (family, own, known) => openFamily(family, setup(), options, own, known),
+      })
+      await removeOthers(setup(), families, options)
+      return opened
     },
+  }
+}
+
+async function openFamily(
+  family: Family,
+  { names, options: { vni, directRouting }, port, mtus, macs, external }: VxlanSetup,
+  options: TunnelOptions<'vxlan'>,
+  lease: OwnLease,
+  leases: ReadonlyMap<string, Lease>,
+): Promise<DataPath> {
+  const { run, log } = options
+  const [tunName, mac] = [names[family], macs[family]]
+  if (tunName === undefined || mac === undefined) throw new Error(`${family} is none of this node's families`)
+  if ((await vxlanMac(run, tunName)) !== undefined) {
+    log.info(`Deleting the kernel's device ${tunName}, whose place weftd takes`)
+    await run('ip', ['link', 'del', tunName])
+  }
+  const ends = {
+    ...{ ownEnd: ownEnd(mac, vni), endOf: (peer: Lease) => endOf(peer, family), filter: peersOf(family) },
+  }
+  const carried = { families: [family], outer: family, overhead: overheadBy(TYPE, family), mtu: mtus[family] }
+  const kind = { encapsulation: 'vxlan', ...carried, ...ends, tunName, port, directRouting } as const
+  return openTunnel({ ...options, external }, kind, lease, leases)
+}
+
+/** Removes what a weftd before this one had for a family that the network has no more. */
+async function removeOthers(
+  { options: { vni } }: VxlanSetup,
+  families: readonly Family[],
+  { run, log }: TunnelOptions<'vxlan'>,
+): Promise<void> {
+  for (const family of FAMILIES) {
+    const name = namesOf(vni)[family]
+    if (families.includes(family) || !(await findLink(run, name))) continue
+    const [link] = await ipJson<{ linkinfo?: { info_kind?: string } }>(run, ['-d', 'link', 'show', 'dev', name])
+    if (link?.linkinfo?.info_kind !== 'tun') continue
+    log.info(`Deleting the device ${name}: the network has no family for it any more`)
+    await run('ip', ['link', 'del', 'dev', name])
   }
 }

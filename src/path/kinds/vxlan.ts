@@ -13,13 +13,12 @@ import { formatIpv4 } from '../../net/ipv4.ts'
 import { formatIpv6 } from '../../net/ipv6.ts'
 import type { Backend } from '../backend.ts'
 import { checkNetwork, type TunnelOptions } from '../ways/tunnel.ts'
-import { TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
+import { namesOf, TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { randomMac, vxlanMac } from './vxlan-device.ts'
 import { prepareKernelVxlan } from './vxlan-kernel.ts'
 import { prepareUserspaceVxlan } from './vxlan-userspace.ts'
 
-const { outside, devices } = KINDS.vxlan
-const [[, NAME], , [, NAME_V6]] = devices
+const { outside } = KINDS.vxlan
 
 /** flanneld's line for a lease that comes as for one that goes (pkg/backend/vxlan, pkg/lease). */
 const describe = ({ attrs: { backendType, publicIp, backendData, backendV6Data } }: Lease): string => {
@@ -40,10 +39,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   const { config, settings: own, log, run } = options
   const { vni, port, gbp, learning, directRouting, dataPath } = own
   const families = familiesOf(config)
-  const names = onlyOf(families, {
-    ipv4: NAME.replace('%d', String(vni)),
-    ipv6: NAME_V6.replace('%d', String(vni)),
-  })
+  const names = onlyOf(families, namesOf(vni))
   let { external } = options
   let macs: ByFamily<string> = {}
   let said = ''
@@ -58,7 +54,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       if (line !== said) log.info(line)
       said = line
     }
-    const userspace = (): VxlanCarrier => prepareUserspaceVxlan(setup, { ...options, external })
+    const userspace = (): VxlanCarrier => prepareUserspaceVxlan(() => setup, options)
     if (dataPath === 'userspace') {
       say('VXLAN is carried by weftd itself: "DataPath" is "userspace"')
       return userspace()
@@ -80,8 +76,8 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   log.info(`VXLAN config: VNI=${vni} Port=${port} GBP=${gbp} Learning=${learning} DirectRouting=${directRouting}`)
   return {
     name: TYPE,
-    get tunName() {
-      return carrier?.tunName
+    get tunNames() {
+      return carrier?.tunNames
     },
     words: { added: describe, removed: describe },
     async prepare(signal): Promise<LeaseAttrs> {

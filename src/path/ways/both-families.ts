@@ -17,21 +17,26 @@ import {
   type ExternalInterface,
 } from '../../host/external-interface.ts'
 import { createTurn } from '../../host/turn.ts'
-import type { OwnLease } from '../../control/lease/lease.ts'
-import type { DataPath, PathPeer } from '../backend.ts'
+import type { Lease, OwnLease } from '../../control/lease/lease.ts'
+import type { DataPath, PathPeer, PathSearching } from '../backend.ts'
 import { checkMtu } from '../device/tun-device.ts'
-import type { PeerTraffic } from '../engine/engine.ts'
+import type { Engine, OpenPath, PeerTraffic } from '../engine/engine.ts'
 
 export interface FamilyPaths {
   /** The network's ranges: the families that are to be carried, where the node has a subnet of them. */
   readonly of: ByFamily<unknown>
   readonly lease: OwnLease
+  /** What is known of peers until others are applied; nothing where it is left out. */
+  readonly leases?: ReadonlyMap<string, Lease>
   /** The longest packet that containers may send, whichever family carries it, in bytes. */
   readonly mtu: number
   /** The external interface that the backend has prepared for. */
   readonly external: () => ExternalInterface
-  /** Opens the data path of a family by that. What `own` publishes is kept true for as long as that one is open. */
-  readonly open: (family: Family, own: OwnLease) => Promise<DataPath>
+  /**
+   * Opens the data path of a family by that, with peers of `leases` if it can. What `own` publishes is kept true for as long as that one is
+   * open. Those of both families have the same members.
+   */
+  readonly open: (family: Family, own: OwnLease, leases: ReadonlyMap<string, Lease>) => Promise<DataPath>
   /** True where nothing that is open is bound to addresses of this host: another one is published, and that is all. */
   readonly isUnbound?: boolean
   /** The kernel objects to watch, as a data path's. */
@@ -41,6 +46,8 @@ export interface FamilyPaths {
   readonly run: Run
   readonly log: Log
 }
+
+type Drops = ReturnType<Engine['drops']>
 
 /** A family that is carried. */
 interface Side {
@@ -68,7 +75,7 @@ interface Doing<T> {
 
 /** The data path of the one family, or of both. Rejects with why the first cannot be opened where none can. */
 export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
-  const { mtu, lease, external, open, isUnbound = false, watched, signal, run, log } = parts
+  const { mtu, lease, leases: known = new Map(), external, open, isUnbound = false, watched, signal, run, log } = parts
   const families = familiesOf(parts.of).filter((family) => lease.subnet[family])
   const calm = seldom(log)
   const own: { -readonly [Fact in keyof OwnLease]: OwnLease[Fact] } = { ...lease }
@@ -85,6 +92,10 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   let isUnseen = false
   let gone: ByFamily<string> = {}
   let isClosed = false
+  /** True while another process may forward through what is open. */
+  let isAway = false
+  /** How many places of `drops` each family has. */
+  const places: { [K in Family]?: number } = {}
   let tell!: (reason: Error) => void
   const fault = new Promise<Error>((resolve) => (tell = resolve))
 
@@ -136,7 +147,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   /** Opens a family, with the peers that the other has. */
   async function openSide(family: Family): Promise<void> {
     if (family === 'ipv6') checkMtu(mtu, external().name)
-    const side: Side = { external: external(), path: await open(family, own) }
+    const side: Side = { external: external(), path: await open(family, own, applied?.[0] ?? known) }
     try {
       let given: typeof applied
       while (given !== applied) {
@@ -168,6 +179,18 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     for (const [family, reason] of failures) lack(family, reason, describeError(reason))
   }
 
+  /** Closes those that a fault has ended. One that cannot be closed is left to what is opened in its place. */
+  async function closeEnded(): Promise<readonly Family[]> {
+    const ended = families.filter((family) => lacking[family] !== undefined)
+    for (const family of ended) {
+      await sides[family]?.path
+        .close()
+        .catch((error: unknown) => calm.error(`Cannot close the data path: ${describeError(error)}`))
+      delete sides[family]
+    }
+    return ended
+  }
+
   const nameOf = (family: Family): string => (families.length > 1 ? `${FAMILY_NAMES[family]}: ` : '')
 
   /** Does it with each that is carried, all of them; failures have the family's name where there are two. */
@@ -191,10 +214,49 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   }
 
   await openRest()
-  // Nothing is opened while all is closed.
+  // Nothing is opened while all is closed, or lent.
   const next = createTurn()
+  const paths = (): readonly DataPath[] => carried().map(([, { path }]) => path)
+  const can = (what: keyof DataPath): boolean => paths().every((path) => path[what] !== undefined)
+  const leave = (): Promise<readonly OpenPath[]> =>
+    next(async () => {
+      await closeEnded()
+      const left = await Promise.all(paths().map(async (path) => (await path.leave?.()) ?? []))
+      isAway = left.flat().length > 0
+      return left.flat()
+    })
+  const takeBack = (): Promise<void> =>
+    next(async () => {
+      isAway = false
+      await Promise.all(paths().map((path) => path.takeBack?.()))
+    })
+  /** Each family has its places of `next`, one after the other, also while it is not open. */
+  function drops(after: readonly number[] = []): Drops {
+    const [next, packets]: [number[], Drops['packets'][number][]] = [[], []]
+    for (const family of families) {
+      const its = after.slice(next.length)
+      const told = sides[family]?.path.drops?.(its) ?? { next: its.slice(0, places[family] ?? 0), packets: [] }
+      places[family] = told.next.length
+      next.push(...told.next)
+      packets.push(...told.packets)
+    }
+    return { next, packets }
+  }
+  const pathSearch: PathSearching = {
+    knownMtu(key, family) {
+      const bytes = sides[family]?.path.pathSearch?.knownMtu(key, family)
+      return bytes && Math.min(bytes, mtu)
+    },
+    ...(paths().every((path) => path.pathSearch?.limit)
+      ? { limit: (bytes, family) => sides[family]?.path.pathSearch?.limit?.(bytes, family) }
+      : {}),
+  }
   return {
     mtu,
+    get tunNames() {
+      const names = paths().flatMap((path) => path.tunNames ?? [])
+      return names.length > 0 ? names : undefined
+    },
     fault,
     ...(watched ? { watched } : {}),
     get unreported() {
@@ -227,7 +289,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       const { now, gone: missing } = await seeExternal(run, external())
       gone = onlyOf(families, missing)
       // A successor may have devices of these names by now.
-      if (isClosed) return []
+      if (isClosed || isAway) return []
       const mtuIsOther = mtuChange(openedFor, now)
       if (mtuIsOther !== undefined) {
         tell(new Error(mtuIsOther))
@@ -243,18 +305,11 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     },
     renew: (attrs) =>
       next(async () => {
-        if (isClosed) return
+        if (isClosed || isAway) return
         own.attrs = attrs
         if (move !== undefined) log.info(`Peers are told that ${move}`)
         ;[published, move] = [external(), undefined]
-        const ended = families.filter((family) => lacking[family] !== undefined)
-        for (const family of ended) {
-          // One that cannot be closed is left to what is opened in its place.
-          await sides[family]?.path
-            .close()
-            .catch((error: unknown) => calm.error(`Cannot close the data path: ${describeError(error)}`))
-          delete sides[family]
-        }
+        const ended = await closeEnded()
         if (isClosed) return
         await openRest()
         for (const family of ended)
@@ -277,13 +332,29 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       }
     },
     peers: () => mergePeers(carried().flatMap(([, { path }]) => path.peers())),
+    ...(can('peer')
+      ? { peer: (key: string) => mergePeers(paths().flatMap((path) => path.peer?.(key) ?? []))[0] }
+      : {}),
     async traffic() {
       const { values, failures } = await tryEach(async (path) => [...((await path.traffic?.()) ?? [])])
       if (values.length === 0 && failures.length > 0) throw failures[0]
       return sumTraffic(values.flat())
     },
     counters: () => sumCounters(carried().flatMap(([, { path }]) => Object.entries(path.counters()))),
-    threads: () => ({}),
+    ...(can('pathMtu')
+      ? { pathMtu: (peer: Lease, family: Family) => sides[family]?.path.pathMtu?.(peer, family) }
+      : {}),
+    ...(can('pathSearch') ? { pathSearch } : {}),
+    ...(can('drops') ? { drops } : {}),
+    threads: () =>
+      Object.fromEntries(
+        carried().flatMap(([family, { path }]) =>
+          Object.entries(path.threads()).map(([name, rounds]) => [nameOf(family) + name, rounds] as const),
+        ),
+      ),
+    look: () => paths().forEach((path) => path.look?.()),
+    ...(can('leave') ? { leave } : {}),
+    ...(can('takeBack') ? { takeBack } : {}),
     close() {
       isClosed = true
       return next(async () => {

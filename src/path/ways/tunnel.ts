@@ -56,8 +56,8 @@ export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends 
 export interface Persistence {
   /** True when the device is to stay when the process ends, however it ends. */
   readonly persist: boolean
-  /** The device of the daemon before. */
-  readonly tunName?: string | undefined
+  /** The devices of the daemon before. */
+  readonly tunNames: readonly string[]
   /** True when the engine opens several queues, which a device has or has not for all its life. */
   readonly isMultiQueue: boolean
   /**
@@ -239,7 +239,7 @@ export async function openTunnel(
   // From here on packets wait, if there is something inherited.
   let adopted: string | undefined
   if (!inherited) {
-    adopted = await adoptTun(run, { name: tunName, last: persistence.tunName, networks, subnets, isMultiQueue })
+    adopted = await adoptTun(run, { name: tunName, last: persistence.tunNames, networks, subnets, isMultiQueue })
     await eachSide((side) => refuseRoute(side, (name) => name === adopted))
   }
   const engine = await startEngine({
@@ -264,10 +264,9 @@ export async function openTunnel(
     // A device that persists does not go with the engine; it is gone where it was deleted, which ended the engine.
     if (persist && (await findLink(run, engine.tunName))) await run('ip', ['link', 'del', 'dev', engine.tunName])
   }
-  async function leave(): Promise<OpenPath | undefined> {
-    if (engine.lend) return engine.lend()
-    await engine.stop()
-    return undefined
+  async function leave(): Promise<readonly OpenPath[]> {
+    const path = await (engine.lend ? engine.lend() : engine.stop())
+    return path ? [path] : []
   }
   const devices = new Map(
     sides.map(({ family, network, subnet, beside }) => {
@@ -321,7 +320,7 @@ export async function openTunnel(
   }
   return inTurn({
     mtu,
-    tunName: engine.tunName,
+    tunNames: [engine.tunName],
     fault: Promise.race([engine.fault, watch.moved]),
     lacking,
     get isOutdated() {

@@ -99,7 +99,7 @@ export function recall({
   const lease = leases.find(({ subnet }) => isSame(subnet, own)) ?? known?.lease
   const kind = kindOf(config.backendType)
   const device =
-    known?.tunName ??
+    known?.tunNames[0] ??
     links.find(({ name }) => kind?.devices.some(([, pattern]) => isNamedBy(pattern, name)))?.name ??
     null
   // What weftd carries itself it leaves a note of, for whoever comes next.

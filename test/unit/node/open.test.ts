@@ -21,7 +21,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   const calls: string[] = []
   let back!: () => void
   const stale = {
-    leave: async () => ({ tunName: 'flannel0', loops: [] }) as unknown as OpenPath,
+    leave: async () => [{ tunName: 'flannel0', loops: [] } as unknown as OpenPath],
     takeBack: () => new Promise<void>((resolve) => (back = resolve)),
     close: async () => void calls.push('close the stale one'),
   } as unknown as DataPath
@@ -40,7 +40,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   } as unknown as NodeParts
   const before: Before = {
     possession,
-    succession: { isOnLoan: false, tunName: undefined } as unknown as Before['succession'],
+    succession: { isOnLoan: false, tunNames: [] } as unknown as Before['succession'],
     amend: (backend) => backend,
     fits: () => false,
     onNode: () => {},
@@ -50,7 +50,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   await setImmediate()
   back()
   await taking
-  expect(await lending).toBeDefined()
+  expect(await lending).toHaveLength(1)
   await setImmediate()
   expect([possession.state.is, calls]).toEqual(['lent', []])
 

@@ -25,7 +25,7 @@ function lendable() {
   const fds = [openSync('/dev/null', 'r'), openSync('/dev/null', 'r')] as const
   const path = { tunName: 'flannel0', loops: [{ tun: fds[0], socket: fds[1] }] } as unknown as OpenPath
   const dataPath = {
-    leave: async () => (calls.push('leave'), path),
+    leave: async () => (calls.push('leave'), [path]),
     takeBack: async () => void calls.push('take back'),
     close: async () => {
       calls.push('close')
@@ -90,9 +90,9 @@ describe('a data path that can be lent', () => {
     const { calls, path, dataPath, areOpen } = lendable()
     const possession = createPossession(recorder().log)
     await possession.open(async () => dataPath)
-    expect(await possession.lend()).toBe(path)
+    expect(await possession.lend()).toEqual([path])
     await possession.takeBack()
-    expect(await possession.lend()).toBe(path)
+    expect(await possession.lend()).toEqual([path])
     expect(areOpen()).toBe(true)
     await possession.release()
     expect([calls, areOpen()]).toEqual([['leave', 'take back', 'leave'], false])
@@ -106,7 +106,7 @@ describe('a data path that can be lent', () => {
     const keep = async (path: unknown): Promise<void> => void kept.push(path)
     await possession.end(keep)
     await possession.end(keep)
-    expect([kept, first.areOpen()]).toEqual([[first.path], true])
+    expect([kept, first.areOpen()]).toEqual([[[first.path]], true])
 
     const second = lendable()
     const lent = createPossession(recorder().log)
@@ -133,7 +133,7 @@ describe('a data path that can be lent', () => {
       throw new WeftError('FAULT', 'the engine is gone')
     }
     await possession.open(async () => ({ ...dataPath, leave }))
-    expect(await possession.lend()).toBeUndefined()
+    expect(await possession.lend()).toEqual([])
     expect([possession.state.is, calls]).toEqual(['closed', ['close']])
     expect(lines).toEqual(['The data path cannot be handed over: the engine is gone'])
   })
@@ -183,7 +183,7 @@ it('one that has nothing to lend is at once ours again, for a loop that waited f
   const possession = createPossession(recorder().log)
   const stopping = new AbortController()
   let stop!: () => void
-  const stopped = new Promise<undefined>((resolve) => (stop = () => resolve(undefined)))
+  const stopped = new Promise<readonly OpenPath[]>((resolve) => (stop = () => resolve([])))
   await possession.open(async () => ({ leave: () => stopped, takeBack: async () => {} }) as unknown as DataPath)
   const lending = possession.lend()
   await setImmediate()
@@ -192,7 +192,7 @@ it('one that has nothing to lend is at once ours again, for a loop that waited f
     () => 'waits',
   )
   stop()
-  expect(await lending).toBeUndefined()
+  expect(await lending).toEqual([])
   await setImmediate()
   stopping.abort(new Error('enough'))
   expect(await waiting).toBe('ours')

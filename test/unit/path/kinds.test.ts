@@ -49,22 +49,20 @@ describe('a backend', () => {
         ),
         log,
       )
-    expect(() => checkIpv6('vxlan", "DataPath": "userspace')).toThrow('the vxlan backend in userspace needs IPv4')
+    expect(() => checkIpv6('vxlan", "DataPath": "userspace')).not.toThrow()
     expect(warned).toEqual([])
-    const alone = ['{"Type":"ipip"}', '{"Type":"vxlan","DataPath":"userspace"}']
     for (const backend of [
-      ...alone,
+      '{"Type":"ipip"}',
+      '{"Type":"vxlan","DataPath":"userspace"}',
       '{"Type":"udp"}',
       '{"Type":"vxlan"}',
       '{"Type":"host-gw"}',
       '{"Type":"wireguard"}',
     ])
       check(backend, ',"EnableIPv6":true,"IPv6Network":"fd00:5::/48"')
-    expect(warned).toEqual(
-      ['the ipip backend', 'the vxlan backend in userspace'].map((who) =>
-        expect.stringContaining(`${who} carries IPv4 alone: nothing carries fd00:5::/48 to other hosts`),
-      ),
-    )
+    expect(warned).toEqual([
+      expect.stringContaining('the ipip backend carries IPv4 alone: nothing carries fd00:5::/48 to other hosts'),
+    ])
     for (const type of ['udp', 'vxlan', 'host-gw', 'wireguard', 'alloc', 'extension'])
       expect(() => checkIpv6(type), type).not.toThrow()
     expect(() => checkIpv6('ipip')).toThrow('the ipip backend needs IPv4, and EnableIPv4 is false')

@@ -402,7 +402,7 @@ it('leaves one alone that is lent: what is wrong with it is for whoever has it, 
     ...{ attrs: await backend.prepare(stopping.signal), expiresAt: undefined, revision: 1n },
   }
   const possession = createPossession(log)
-  const leave = async () => ({ loops: [] }) as unknown as OpenPath
+  const leave = async () => [{ loops: [] } as unknown as OpenPath]
   const lendable = { leave, takeBack: async () => {} }
   await possession.open(async () => ({ ...(await backend.open(lease, stopping.signal, new Map())), ...lendable }))
   const options = { 'subnet-file': subnetFile() } as NodeParts['options']

@@ -13,14 +13,14 @@ installRig()
 const lastKnown = (): string => `${subnetFile()}.last-known`
 
 /** What is written of a node, on this data path. */
-const nodeOn = (tunName: string | undefined): Node => {
+const nodeOn = (...tunNames: string[]): Node => {
   const lease = { key: '10.5.0.64-26', subnet: parseLeaseKey('10.5.0.64-26')!, expiresAt: 5 }
   const known = {
     ...{
       lease,
       attrs: { publicIp: { ipv4: 1 }, backendType: '' },
       view: new Map(),
-      possession: { dataPath: { tunName } },
+      possession: { dataPath: { tunNames: tunNames.length > 0 ? tunNames : undefined } },
     },
     ...{ next: { lastKnown: lastKnown(), config: '{}', store: 'directory' }, log, learnt: createBell() },
     signal: stopping.signal,
@@ -46,7 +46,7 @@ it('stays as it was while there is no data path, and goes with one that the kern
   possession.dataPath = dataPath
   await writeKnown(node)
   expect(write).toHaveBeenCalled()
-  await writeKnown(nodeOn(undefined))
+  await writeKnown(nodeOn())
   expect(existsSync(lastKnown())).toBe(false)
   stopping.abort(new Error('the test is over'))
   await keeping

@@ -34,7 +34,7 @@ it.each([[0], [1], [999], [1_000], [1_001], [2_500]])('reads what was written of
     })
     const subnet = { ipv4: { address: 0x0a040000, prefixLength: 24 } }
     const lease: Lease = { key: leaseKey(subnet), subnet, attrs: { publicIp: { ipv4: 1 }, backendType: '' } }
-    const known = { store: 's', config: '{}', lease, expiresAt: 7, tunName: 'flannel0', path: { a: [1] } }
+    const known = { store: 's', config: '{}', lease, expiresAt: 7, tunNames: ['flannel0', 'b'], paths: [{ a: [1] }] }
     let turns = 0
     const counting = setInterval(() => turns++, 0)
     await writeLastKnown(path, { ...known, leases: leases.values() })
@@ -47,8 +47,11 @@ it.each([[0], [1], [999], [1_000], [1_001], [2_500]])('reads what was written of
 })
 
 it.each([
-  [{ tunName: 7 }],
-  [{ tunName: null }],
+  [{ tunNames: 7 }],
+  [{ tunNames: null }],
+  [{ tunNames: 'flannel0' }],
+  [{ tunNames: ['flannel0', 7] }],
+  [{ version: 1 }],
   [{ store: 5 }],
   [{ config: {} }],
   [{ expiresAt: '1' }],
@@ -58,10 +61,10 @@ it.each([
   try {
     const path = join(folder, 'last-known')
     const known = {
-      version: 1,
+      version: 2,
       store: 's',
       config: '{}',
-      tunName: 'flannel0',
+      tunNames: ['flannel0'],
       lease: ['10.5.1.0-24', '{}'],
       leases: [],
     }
@@ -71,7 +74,7 @@ it.each([
       writeFileSync(path, JSON.stringify({ ...known, ...members }))
       return readLastKnown(path, hear)
     }
-    expect(await read({})).toMatchObject({ tunName: 'flannel0' })
+    expect(await read({})).toMatchObject({ tunNames: ['flannel0'] })
     expect(said).toEqual([])
     expect(await read(odd)).toBeUndefined()
     expect(said).toEqual([expect.stringContaining(`Cannot use what was last known, in ${path}: `)])

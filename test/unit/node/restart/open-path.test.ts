@@ -1,8 +1,8 @@
-// open-path.test.ts - a path on its way to another process: all of it arrives, and what is none is told.
+// open-path.test.ts - paths on their way to another process: all of them arrive, and what is none is told.
 
 import { describe, expect, it } from 'vitest'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
-import { fdsOf, packPath, unpackPath } from '../../../../src/node/restart/open-path.ts'
+import { fdsOf, packPaths, unpackPaths } from '../../../../src/node/restart/open-path.ts'
 
 const path: OpenPath = {
   ...{ tunName: 'flannel0', bindAddress: '192.0.2.1', port: 8285, features: ['tun-csum', 'x'], without: ['udp-gso'] },
@@ -13,32 +13,42 @@ const path: OpenPath = {
 }
 const FDS = [21, 35, 7, 4, 50]
 /** As the other process reads it. */
-const sent = (): Record<string, unknown> => JSON.parse(JSON.stringify(packPath(path).description))
+const sent = (): Record<string, unknown> => JSON.parse(JSON.stringify(packPaths([path]).descriptions[0]))
 
 describe('a path on its way', () => {
   it('arrives as it was sent, with the numbers that it has there', () => {
-    const { description, fds } = packPath(path)
-    expect([fds, fdsOf(path)]).toEqual([FDS, FDS])
-    expect(description).toEqual({
+    const { descriptions, fds } = packPaths([path])
+    expect([fds, fdsOf([path])]).toEqual([FDS, FDS])
+    expect(descriptions).toEqual([{
       ...path,
       loops: [
         { tun: 0, socket: 1, sender: 2 },
         { tun: 3, socket: 4 },
       ],
-    })
-    const arrived = unpackPath(sent(), [9, 8, 7, 6, 5])
-    expect(arrived).toStrictEqual({
+    }])
+    const arrived = unpackPaths([sent()], [9, 8, 7, 6, 5])
+    expect(arrived).toStrictEqual([{
       ...path,
       loops: [
         { tun: 9, socket: 8, sender: 7 },
         { tun: 6, socket: 5 },
       ],
-    })
+    }])
+  })
+
+  it('arrives beside another, each with its own, or not at all', () => {
+    const other = { ...path, tunName: 'flannel1', loops: [{ tun: 11, socket: 12 }] }
+    const { descriptions, fds } = packPaths([path, other])
+    expect(fds).toEqual([...FDS, 11, 12])
+    expect(unpackPaths(JSON.parse(JSON.stringify(descriptions)), fds)).toStrictEqual([path, other])
+    for (const wrong of [fds.slice(1), [...fds, 1], []]) expect(unpackPaths(descriptions, wrong)).toEqual([])
+    expect(unpackPaths(descriptions.toReversed(), fds)).toEqual([])
+    expect(unpackPaths([descriptions[0], {}], FDS)).toEqual([])
   })
 
   it.each([[undefined], [null], ['text'], [7], [[]], [{}]])('is not described by %j', (description) => {
-    expect(unpackPath(description, [])).toBeUndefined()
-    expect(unpackPath(description, FDS)).toBeUndefined()
+    for (const described of [description, [description]])
+      for (const fds of [[], FDS]) expect(unpackPaths(described, fds)).toEqual([])
   })
 
   it.each([
@@ -49,7 +59,7 @@ describe('a path on its way', () => {
     ...[{ loops: [{ tun: 0, socket: 1 }, {}] }, { loops: [{ tun: 0, socket: '1' }] }],
     { loops: [{ tun: 0, socket: 1, sender: '2' }] },
   ])('is none with %j', (wrong) => {
-    expect(unpackPath({ ...sent(), ...wrong }, FDS)).toBeUndefined()
+    expect(unpackPaths([{ ...sent(), ...wrong }], FDS)).toEqual([])
   })
 
   it.each([
@@ -60,10 +70,10 @@ describe('a path on its way', () => {
     [[{ tun: 0, socket: 0 }], [7, 8]],
     [[{ tun: 0, socket: 1, sender: 3 }], [7, 8, 9]],
   ])('of the loops %j is none of the descriptors %j', (loops, fds) => {
-    expect(unpackPath({ ...sent(), loops }, fds)).toBeUndefined()
+    expect(unpackPaths([{ ...sent(), loops }], fds)).toEqual([])
   })
 
   it('is what another version says of it beside', () => {
-    expect(unpackPath({ ...sent(), laterOn: true }, FDS)).toMatchObject(path)
+    expect(unpackPaths([{ ...sent(), laterOn: true }], FDS)).toMatchObject([path])
   })
 })

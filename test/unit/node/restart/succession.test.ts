@@ -5,7 +5,7 @@ import { describe, expect, it } from 'vitest'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 import type { Connection, Parcel } from '../../../../src/host/unix-socket.ts'
 import { createKept, type Kept } from '../../../../src/node/restart/kept.ts'
-import { fdsOf, packPath } from '../../../../src/node/restart/open-path.ts'
+import { fdsOf, packPaths } from '../../../../src/node/restart/open-path.ts'
 import type { Rendezvous } from '../../../../src/node/restart/rendezvous.ts'
 import { enterSuccession, type WantedPath } from '../../../../src/node/restart/succession.ts'
 
@@ -26,8 +26,8 @@ const wanted: WantedPath = {
   workers: 2,
   without: ['udp-gso'],
 }
-const path = (): OpenPath => ({
-  ...{ tunName: 'flannel0', bindAddress: '192.0.2.1', port: 8285, features: ['tun-csum'], without: ['udp-gso'] },
+const path = (tunName = 'flannel0', bindAddress = '192.0.2.1'): OpenPath => ({
+  ...{ tunName, bindAddress, port: 8285, features: ['tun-csum'], without: ['udp-gso'] },
   loops: [
     { tun: open(), socket: open(), sender: open() },
     { tun: open(), socket: open() },
@@ -35,7 +35,7 @@ const path = (): OpenPath => ({
 })
 
 /** A predecessor that answers so, what it was asked, and the descriptors that it sent. */
-function running(answers: Readonly<Record<string, object>>, has?: OpenPath) {
+function running(answers: Readonly<Record<string, object>>, ...has: OpenPath[]) {
   const asked: string[] = []
   const sent: number[] = []
   const waiting: Parcel[] = []
@@ -48,11 +48,11 @@ function running(answers: Readonly<Record<string, object>>, has?: OpenPath) {
       if (want !== 'still') asked.push(want)
       const answer = answers[want]
       if (!answer) return
-      const { description, fds } = has && want === 'path' ? packPath(has) : { description: undefined, fds: [] }
+      const { descriptions, fds } = packPaths(want === 'path' ? has : [])
       const hasLock = 'lock' in answer
       const all = [...(hasLock ? [open()] : []), ...fds]
       sent.push(...all)
-      waiting.push({ text: JSON.stringify({ weft: 2, ...answer, path: description }), fds: all })
+      waiting.push({ text: JSON.stringify({ weft: 2, ...answer, paths: descriptions }), fds: all })
       wake()
     },
     async receive() {
@@ -95,7 +95,7 @@ async function enter(
     refusal: () => undefined,
     attend: () => {},
     write: async () => {},
-    lend: async () => undefined,
+    lend: async () => [],
     release: async () => {},
     takeBack: async () => {},
   }
@@ -118,25 +118,79 @@ describe('what fits', () => {
     const succession = await enter(before)
     await succession.opening()
     const taken = await succession.take(wanted)
-    expect(taken && fdsOf(taken)).toEqual(fdsOf(has))
+    expect(taken && fdsOf([taken])).toEqual(fdsOf([has]))
     expect(before.asked).toEqual(['meet', 'meet', 'path'])
     succession.settle()
     await succession.free
     expect(before.asked.at(-1)).toBe('end')
-    expect(fdsOf(has).every(isOpen)).toBe(true)
+    expect(fdsOf([has]).every(isOpen)).toBe(true)
     succession.close(false)
     expect(isOpen(before.sent[0]!)).toBe(false)
   })
 
   it('is taken from what is kept, once', async () => {
-    const { description, fds } = packPath(path())
-    const succession = await enter(undefined, createKept(fds, { tunName: 'flannel0', path: description }))
+    const { descriptions, fds } = packPaths([path()])
+    const succession = await enter(undefined, createKept(fds, { tunNames: ['flannel0'], paths: descriptions }))
     const taken = await succession.take(wanted)
-    expect(taken && fdsOf(taken)).toEqual(fds)
+    expect(taken && fdsOf([taken])).toEqual(fds)
     expect(await succession.take(wanted)).toBeUndefined()
     succession.close(false)
     expect(fds.every(isOpen)).toBe(true)
     fds.forEach(closeSync)
+  })
+
+  it.each(['runs', 'has ended'])('are two, of which each is taken by whoever asks for it, of one that %s', async (how) => {
+    const has = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')] as const
+    const { descriptions, fds } = packPaths(has)
+    const before = running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, ...has)
+    const succession = await (how === 'runs'
+      ? enter(before)
+      : enter(undefined, createKept(fds, { tunNames: ['flannel.1', 'flannel-v6.1'], paths: descriptions })))
+    await succession.opening()
+    // Both at once, in whichever order.
+    const taken = await Promise.all([
+      succession.take({ ...wanted, tunName: 'flannel-v6.1', bindAddress: 'fd77::1' }),
+      succession.take({ ...wanted, tunName: 'flannel.1' }),
+    ])
+    expect(taken.map((each) => each && fdsOf([each]))).toEqual(has.toReversed().map((each) => fdsOf([each])))
+    expect(before.asked).toEqual(how === 'runs' ? ['meet', 'meet', 'path'] : [])
+    succession.settle()
+    await succession.free
+    succession.close(false)
+    expect(fds.every(isOpen)).toBe(true)
+    fds.forEach(closeSync)
+  })
+
+  it('is taken beside one that does not, which is closed at both ends', async () => {
+    const [fit, other] = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')]
+    const before = running({ meet: ABOUT, path: { lock: 1 }, release: { released: true, lock: 1 } }, fit, other)
+    const succession = await enter(before)
+    await succession.opening()
+    // It has another address by now.
+    expect(await succession.take({ ...wanted, tunName: 'flannel-v6.1', bindAddress: 'fd77::a1' })).toBeUndefined()
+    expect(before.asked).toEqual(['meet', 'meet', 'path', 'release'])
+    expect(fdsOf([other]).some(isOpen)).toBe(false)
+    const taken = await succession.take({ ...wanted, tunName: 'flannel.1' })
+    expect(taken && fdsOf([taken])).toEqual(fdsOf([fit]))
+    expect(before.asked).toHaveLength(4)
+    succession.close(false)
+    expect(fdsOf([fit]).every(isOpen)).toBe(true)
+    expect(isOpen(before.sent[0]!)).toBe(false)
+    fdsOf([fit]).forEach(closeSync)
+  })
+
+  it.each(['this one is the node', 'this one ends'])('and that nobody asks for is closed when %s', async (when) => {
+    const [fit, other] = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')]
+    const succession = await enter(running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, fit, other))
+    await succession.opening()
+    await succession.take({ ...wanted, tunName: 'flannel.1' })
+    expect(fdsOf([other]).every(isOpen)).toBe(true)
+    if (when === 'this one ends') succession.close(false)
+    else succession.settle()
+    expect(fdsOf([other]).some(isOpen)).toBe(false)
+    expect(fdsOf([fit]).every(isOpen)).toBe(true)
+    if (when !== 'this one ends') succession.close(false)
+    fdsOf([fit]).forEach(closeSync)
   })
 })
 
@@ -154,7 +208,7 @@ describe('what does not fit', () => {
     await succession.opening()
     expect(await succession.take({ ...wanted, ...other })).toBeUndefined()
     expect(before.asked).toEqual(['meet', 'meet', 'path', 'release'])
-    const lock = before.sent.at(-1)!
+    const [lock = 0] = before.sent
     // A number that was closed is given out again.
     expect([...new Set(before.sent.filter(isOpen))]).toEqual([lock])
     succession.close(false)
@@ -162,7 +216,7 @@ describe('what does not fit', () => {
   })
 
   it('is closed when it was kept without a description', async () => {
-    const fds = fdsOf(path())
+    const fds = fdsOf([path()])
     const succession = await enter(undefined, createKept(fds, undefined))
     expect(await succession.take(wanted)).toBeUndefined()
     expect(fds.some(isOpen)).toBe(false)
@@ -170,7 +224,7 @@ describe('what does not fit', () => {
   })
 
   it('is closed when another one runs, which is younger', async () => {
-    const fds = fdsOf(path())
+    const fds = fdsOf([path()])
     const succession = await enter(running({ meet: ABOUT }), createKept(fds, undefined))
     expect(fds.some(isOpen)).toBe(false)
     succession.close(false)

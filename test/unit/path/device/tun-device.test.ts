@@ -95,7 +95,7 @@ it.each([true, false])(
     const [network, subnet] = [parseIpv4Net('10.5.0.0/16')!, parseIpv4Net('10.5.72.0/24')!]
     const adopt = (isMultiQueue: boolean) =>
       adoptTun(tables, {
-        ...{ name: 'flannel0', last: undefined, isMultiQueue },
+        ...{ name: 'flannel0', last: [], isMultiQueue },
         ...{ networks: { ipv4: network }, subnets: { ipv4: subnet } },
       })
     expect(await adopt(many)).toBe('flannel0')

@@ -85,7 +85,7 @@ const backend = (text = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1', ipv6
       named: { address: { ipv4: false }, publicIp: { ipv4: false } },
     },
     ...{ startEngine, run, log },
-    persistence: { persist: false, isMultiQueue: false, inherit: async () => undefined },
+    persistence: { persist: false, tunNames: [], isMultiQueue: false, inherit: async () => undefined },
   })
 }
 const { signal } = new AbortController()

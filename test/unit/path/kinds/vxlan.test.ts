@@ -37,7 +37,7 @@ it('keeps the MAC that peers know while its device is gone and the store no long
       named: { address: { ipv4: true }, publicIp: { ipv4: true } },
     },
     startEngine: () => Promise.reject(new Error('nothing is opened here')),
-    persistence: { persist: true, tunName: undefined, isMultiQueue: false, inherit: async () => undefined },
+    persistence: { persist: true, tunNames: [], isMultiQueue: false, inherit: async () => undefined },
     publishedBefore: async () =>
       isAway ? undefined : { publicIp: { ipv4: address }, backendType: 'vxlan', backendData: { VtepMAC: known } },
     run: () => Promise.reject(new WeftError('COMMAND', 'Device does not exist.')),
@@ -62,7 +62,7 @@ it('publishes null for the data of IPv4 where it has IPv6 alone, and the MAC of 
     ...{ config, settings: readSettings('vxlan', config.backend) },
     external: { name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: { ipv6: true }, publicIp: {} } },
     startEngine: () => Promise.reject(new Error('nothing is opened here')),
-    persistence: { persist: true, tunName: undefined, isMultiQueue: false, inherit: async () => undefined },
+    persistence: { persist: true, tunNames: [], isMultiQueue: false, inherit: async () => undefined },
     publishedBefore: async () => ({
       ...{ publicIp: address, backendType: 'vxlan', backendData: { VNI: 1, VtepMAC: '02:00:00:00:00:04' } },
       backendV6Data: before,

@@ -21,7 +21,7 @@ const known = {
   lease: { ...own, attrs: own.attrs },
   leases: [own],
   expiresAt: 1,
-  tunName: 'flannel7',
+  tunNames: ['flannel7'],
 }
 
 it('is nothing where nothing is left', () => {
