@@ -50,7 +50,7 @@ struct Opened {
   enum class What : uint8_t { kPacket, kDrop, kLetter, kNothing };
   What what;
   Counter reason = {};            ///< of a drop
-  std::span<uint8_t> bytes = {};  ///< the packet where it lies, or the letter
+  std::span<uint8_t> bytes = {};  ///< the packet where it lies, or what is told to JavaScript
   VirtioHeader undone = {};       ///< work that the sender's kernel left to others: a checksum, cutting
   uint32_t session = 0;           ///< of the peer that has proved to have sent the packet; 0: nothing is proved
 
@@ -59,6 +59,8 @@ struct Opened {
   }
   static Opened packet(std::span<uint8_t> bytes, uint32_t session) { return {What::kPacket, {}, bytes, {}, session}; }
   static Opened drop(Counter reason) { return {What::kDrop, reason}; }
+  /// Dropped, and told to JavaScript.
+  static Opened drop(Counter reason, std::span<uint8_t> letter) { return {What::kDrop, reason, letter}; }
   /// A message for JavaScript.
   static Opened letter(std::span<uint8_t> datagram) { return {What::kLetter, {}, datagram}; }
   static Opened nothing() { return {What::kNothing}; }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "../core/aead.h"
 #include "../core/encapsulation.h"
@@ -59,8 +60,11 @@ class Wireguard {
     const uint32_t index = load_le32(&datagram[4]), number = sessions_->number_of_index(index);
     const uint64_t counter = load_le64(&datagram[8]);
     Session* session = sessions_->of(number);
-    if (!session) return Opened::drop(k_rx_drop_no_session);
-    if (const auto reason = session->begin_open(*opening_, index, counter, now_ms_)) return Opened::drop(*reason);
+    std::optional<Counter> refused = k_rx_drop_no_session;
+    if (session) refused = session->begin_open(*opening_, index, counter, now_ms_);
+    // A peer that believes in keys which we have not, as after a reset of ours, is to be given others.
+    if (refused == k_rx_drop_no_session) return Opened::drop(*refused, datagram.first(kHeaderBytes));
+    if (refused) return Opened::drop(*refused);
     const std::span<uint8_t> packet = datagram.subspan(kHeaderBytes, datagram.size() - kHeaderBytes - kTrailerBytes);
     if (!opening_->open(counter, packet)) return Opened::drop(k_rx_drop_not_authentic);
     const Session::Accepted accepted = session->accept(index, counter, !packet.empty(), *message.sender, now_ms_);

@@ -57,8 +57,11 @@ class Ingress final : public Direction {
                                .bytes = {datagram, message.bytes},
                                .peer = message.sender->address(),
                                .encap_bytes = Encap::kHeaderBytes});
+          if (!opened.bytes.empty()) deliver(*message.sender, opened.bytes);
         } else if (opened.what == Opened::What::kLetter) {
-          deliver(*message.sender, opened.bytes);
+          if (deliver(*message.sender, opened.bytes)) continue;
+          path_.rx_drops->add(
+              {.reason = k_rx_drop_handshake, .bytes = opened.bytes, .peer = message.sender->address()});
         }
       } while (message.size > 0);
     }
@@ -96,12 +99,13 @@ class Ingress final : public Direction {
     void drop(Counter reason, size_t packets) { self.path_.tx_drops->add({.reason = reason, .packets = packets}); }
   };
 
-  void deliver(const SocketAddress& from, std::span<const uint8_t> message) {
+  /// Hands a message to JavaScript; false when there are too many.
+  bool deliver(const SocketAddress& from, std::span<const uint8_t> message) {
     if constexpr (HasSessions<Encap>) {
       const bool is_peer = table_->has_endpoint_at(from.address(), 4) || table_->has_endpoint_at(from.address(), 6);
-      if (encap_.deliver(from, message, is_peer)) return;
-      path_.rx_drops->add({.reason = k_rx_drop_handshake, .bytes = message, .peer = from.address()});
+      return encap_.deliver(from, message, is_peer);
     }
+    return true;
   }
 
   /// Returns true when the packet goes on.

@@ -1876,6 +1876,10 @@ void test_wireguard_in() {
   host.from_peer(Remote(1, 8).seal(packet));
   pump();
   CHECK(host.row[k_rx_drop_no_session] == 3);
+  // JavaScript is told once of a peer that has other keys than we.
+  const auto told = host.sessions->mailbox().take(0).letters;
+  CHECK(told.size() == 1 && told[0].bytes[0] == 4 && told[0].size == Wireguard::kHeaderBytes);
+  CHECK(host.row[k_rx_drop_handshake] == 0);
   // Sealed by one peer, from the subnet of the other.
   host.from_peer(of_third.seal(packet));
   host.from_peer(remote.seal(packet));

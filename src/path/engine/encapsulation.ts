@@ -3,7 +3,7 @@
 // Datagrams are sealed and opened here for the dgram engine, which knows flannel's udp alone; the native engine has all
 // encapsulations, by the same names, in native/engine.cc.
 
-export type EncapsulationName = 'udp' | 'vxlan'
+export type EncapsulationName = 'udp' | 'vxlan' | 'wireguard'
 
 export interface Encapsulation {
   /** The bytes before each packet, and behind it. */

@@ -3,7 +3,8 @@
 import { describeError, messageOf } from '../../base/errors.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
 import type { EncapsulationName } from '../engine/encapsulation.ts'
-import type { Engine, EngineConfig, OpenPath } from '../engine/engine.ts'
+import type { UdpEndpoint } from '../../../native/addon.d.ts'
+import type { Engine, EngineConfig, EngineSessions, OpenPath } from '../engine/engine.ts'
 import { encodePeers, type Peer } from '../engine/peers.ts'
 import { createTrafficSlots } from '../engine/traffic.ts'
 import { addon } from '../../host/addon.ts'
@@ -86,9 +87,28 @@ export interface TunnelKind {
   /** The longest packet that containers may send, in bytes. */
   readonly mtu: number
   /** The filter of peers beside what all backends ask. */
-  readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable'>
+  readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
+  /** The scope of the route to the network, as the device's. */
+  readonly scope?: 'link'
+  /** Of an encapsulation with keys: who agrees on them with peers. */
+  readonly keeper?: SessionKeeper
   /** True when peers that are reached without a router are routed to outside the tunnel. */
   readonly directRouting?: boolean
+}
+
+/** Agrees with peers on the keys of their sessions. */
+export interface SessionKeeper {
+  /** Takes over the sessions of an engine that runs, which has none yet; the one before has ended. */
+  begin(sessions: EngineSessions): void
+  /** The engine has mail. */
+  onMail(): void
+  /** Takes over who the peers are; before the engine has their records. */
+  setPeers(peers: ReadonlyMap<string, Lease>): void
+  /** Where a peer's datagrams go: as its lease says, or where it has moved since. */
+  endpointOf(peer: Lease): UdpEndpoint
+  /** `moved` is told of a peer, by its lease's key, that is to be sent to elsewhere. */
+  listen(moved: (key: string) => void): void
+  stop(): void
 }
 
 /**
@@ -150,9 +170,13 @@ export async function openTunnel(
     const bytes = addon.pathMtu(bindAddress, formatAddress(hostOf(peer))) - overhead
     return bytes > 0 && bytes < mtu ? Math.max(bytes, least(family)) : mtu
   }
+  const placeOf = (peer: Lease): UdpEndpoint => kind.keeper?.endpointOf(peer) ?? { address: hostOf(peer), port }
   const throughTo = (family: Family): LastWay => ({
     name: 'tunnel',
-    endpointOf: (peer) => formatEndpoint(hostOf(peer), port),
+    endpointOf(peer) {
+      const place = placeOf(peer)
+      return formatEndpoint(place.address, place.port)
+    },
     traffic: () => slots.read(),
     pathMtu(peer) {
       const found = Math.max(limits[family].get(peer.key) ?? mtu, least(family))
@@ -205,11 +229,12 @@ export async function openTunnel(
 
   // A device that is ours by its name is looked at when nobody runs any more.
   await eachSide((side) => refuseRoute(side, (name) => isNamedBy(tunName, name)))
-  const endTo = ({ family }: Side, peer: Lease): Peer => ({
-    slot: slots.slotOf(peer.key),
-    ...{ subnet: sideOf(peer, family).subnet, endpoint: hostOf(peer), port, limit: limits[family].get(peer.key) ?? 0 },
-    ...(endOf ? { encap: endOf(peer) } : {}),
-  })
+  const endTo = ({ family }: Side, peer: Lease): Peer => {
+    const { address: endpoint, port: to } = placeOf(peer)
+    const limit = limits[family].get(peer.key) ?? 0
+    const place = { subnet: sideOf(peer, family).subnet, endpoint, port: to, limit, slot: slots.slotOf(peer.key) }
+    return { ...place, ...(endOf ? { encap: endOf(peer) } : {}) }
+  }
   const ends = (): Peer[] => sides.flatMap((side) => [...side.filter.peers().values()].map((peer) => endTo(side, peer)))
   const hasPeer = (key: string): boolean => sides.some(({ filter }) => filter.peers().has(key))
   const peerKeys = (of: readonly Side[] = sides): ReadonlySet<string> =>
@@ -233,7 +258,10 @@ export async function openTunnel(
     // Peers that go come first: the subnet of one that goes may be another's from now on.
     return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
   }
+  const tellKeeper = (): void =>
+    kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
   for (const { filter } of sides) filter.take(leases, lease.key)
+  tellKeeper()
   slots.keep(peerKeys())
   const inherited = await persistence.inherit({ tunName, bindAddress, port })
   // From here on packets wait, if there is something inherited.
@@ -248,6 +276,7 @@ export async function openTunnel(
     tunName: adopted ?? tunName,
     inherited,
     persistent: persist,
+    ...(kind.keeper ? { onMail: () => kind.keeper?.onMail() } : {}),
     peers: () => encodePeers(ends()),
     bindAddress,
     port,
@@ -259,19 +288,37 @@ export async function openTunnel(
     subnet: subnets,
   })
   counted = (slot) => engine.traffic(slot)
+  const beginSessions = (): void => {
+    if (engine.sessions) kind.keeper?.begin(engine.sessions)
+  }
+  beginSessions()
+  kind.keeper?.listen((key) => {
+    const moved = sides.flatMap((side) => {
+      const peer = side.filter.peers().get(key)
+      return peer ? [endTo(side, peer)] : []
+    })
+    engine.changePeers(encodePeers(moved))
+    strangers.changePeers(moved)
+  })
   async function end(): Promise<void> {
+    kind.keeper?.stop()
     await engine.stop()
     // A device that persists does not go with the engine; it is gone where it was deleted, which ended the engine.
     if (persist && (await findLink(run, engine.tunName))) await run('ip', ['link', 'del', 'dev', engine.tunName])
+  }
+  function takeBack(): void {
+    engine.takeBack?.()
+    beginSessions()
   }
   async function leave(): Promise<readonly OpenPath[]> {
     const path = await (engine.lend ? engine.lend() : engine.stop())
     return path ? [path] : []
   }
+  const scope = kind.scope ? { scope: kind.scope } : {}
   const devices = new Map(
     sides.map(({ family, network, subnet, beside }) => {
       const isOwnRoute = (destination: string): boolean => beside.some((way) => way.hasRoute?.(destination))
-      return [family, createTunDevice({ name: engine.tunName, network, subnet, mtu, run, log, isOwnRoute })] as const
+      return [family, createTunDevice({ name: engine.tunName, network, subnet, mtu, run, log, isOwnRoute, ...scope })] as const
     }),
   )
   const configure = async ({ family }: Side): Promise<void> => devices.get(family)?.configure()
@@ -341,6 +388,7 @@ export async function openTunnel(
     },
     async apply(all, ownKey, touched) {
       const changes = sides.map((side) => [side, side.filter.take(all, ownKey, touched)] as const)
+      tellKeeper()
       const differing = changes.flatMap(([side, changed]) => (changed ? [[side, changed] as const] : []))
       // The engine has every peer: a packet that one sends through the tunnel is let in, by whichever way packets go to it.
       if (differing.length === changes.length) {
@@ -384,7 +432,7 @@ export async function openTunnel(
     threads: () => engine.threads(),
     look: () => strangers.name(engine.takeStrangers()),
     ...(persist ? { leave } : {}),
-    ...(engine.takeBack ? { takeBack: async () => engine.takeBack?.() } : {}),
+    ...(engine.takeBack ? { takeBack: async () => takeBack() } : {}),
     close: end,
   })
 }
