@@ -141,10 +141,15 @@ export interface UdpEndpoint {
 
 /** What the engine says of handshakes: native/core/mailbox.h. */
 export interface Mail {
-  /** Messages of handshakes, those of peers' hosts first. */
+  /**
+   * Messages of handshakes, those of peers' hosts first; and of packets that came for no session the first bytes, which begin with 4:
+   * their sender may believe in one of before a reset.
+   */
   readonly letters: readonly (UdpEndpoint & { readonly bytes: Buffer })[]
   /** The numbers of sessions that want a handshake. */
   readonly wanted: readonly number[]
+  /** The numbers of those whose next keys are in use from now on, since the peer has used them. */
+  readonly confirmed: readonly number[]
   /** Sessions whose peer has proved to send from elsewhere. */
   readonly moved: readonly (UdpEndpoint & { readonly session: number })[]
 }

@@ -1,4 +1,5 @@
-// mailbox.h - what the lanes tell JavaScript of handshakes: messages that came, sessions that want one, peers that moved.
+// mailbox.h - what the lanes tell JavaScript of handshakes: messages that came, sessions that want one, or have come
+// of one, peers that moved.
 //
 // It has few places. Messages from hosts that are peers have places of their own, and each host one of each kind: whoever
 // floods takes no place from another peer, and costs JavaScript no more than it takes out.
@@ -35,7 +36,7 @@ class Mailbox {
   };
   struct Mail {
     std::vector<Letter> letters;
-    std::vector<uint32_t> wanted;
+    std::vector<uint32_t> wanted, confirmed;
     std::vector<Moved> moved;
   };
 
@@ -60,6 +61,11 @@ class Mailbox {
     wanted_.push_back(session);
     ring_();
   }
+  void confirm(uint32_t session) {
+    const std::lock_guard lock(lock_);
+    confirmed_.push_back(session);
+    ring_();
+  }
   void moved(uint32_t session, const SocketAddress& to) {
     const std::lock_guard lock(lock_);
     std::erase_if(moved_, [&](const Moved& each) { return each.session == session; });
@@ -71,12 +77,13 @@ class Mailbox {
   /// away, since who floods asks for nothing less. By JavaScript's thread.
   Mail take(size_t most_of_others) {
     const std::lock_guard lock(lock_);
-    Mail mail{std::move(from_peers_), std::move(wanted_), std::move(moved_)};
+    Mail mail{std::move(from_peers_), std::move(wanted_), std::move(confirmed_), std::move(moved_)};
     const auto end = from_others_.begin() + static_cast<ptrdiff_t>(std::min(most_of_others, from_others_.size()));
     mail.letters.insert(mail.letters.end(), from_others_.begin(), end);
     from_others_.clear();
     from_peers_.clear();
     wanted_.clear();
+    confirmed_.clear();
     moved_.clear();
     return mail;
   }
@@ -85,7 +92,7 @@ class Mailbox {
   std::function<void()> ring_;
   std::mutex lock_;
   std::vector<Letter> from_peers_, from_others_;
-  std::vector<uint32_t> wanted_;
+  std::vector<uint32_t> wanted_, confirmed_;
   std::vector<Moved> moved_;
 };
 

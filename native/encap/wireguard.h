@@ -71,7 +71,10 @@ class Wireguard {
     if (accepted.reason) return Opened::drop(*accepted.reason);
     if (accepted.wants_handshake) sessions_->mailbox().want(number);
     if (accepted.has_moved) sessions_->mailbox().moved(number, *message.sender);
-    if (accepted.is_confirmed) sessions_->make_ready(number);
+    if (accepted.is_confirmed) {
+      sessions_->mailbox().confirm(number);
+      sessions_->make_ready(number);
+    }
     return packet.empty() ? Opened::nothing() : Opened::packet(packet, number);
   }
 

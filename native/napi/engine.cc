@@ -180,7 +180,8 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   }
   Napi::Value take_mail(const Napi::CallbackInfo& info) {
     Napi::Env env = info.Env();
-    Napi::Array letters = Napi::Array::New(env), wanted = Napi::Array::New(env), moved = Napi::Array::New(env);
+    Napi::Array letters = Napi::Array::New(env), wanted = Napi::Array::New(env),
+                confirmed = Napi::Array::New(env), moved = Napi::Array::New(env);
     if (engine_ && engine_->sessions()) {
       const Mailbox::Mail mail = engine_->sessions()->mailbox().take(info[0].As<Napi::Number>().Uint32Value());
       for (const Mailbox::Letter& letter : mail.letters) {
@@ -189,6 +190,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
         letters.Set(letters.Length(), object);
       }
       for (const uint32_t session : mail.wanted) wanted.Set(wanted.Length(), session);
+      for (const uint32_t session : mail.confirmed) confirmed.Set(confirmed.Length(), session);
       for (const Mailbox::Moved& each : mail.moved) {
         Napi::Object object = to_object(env, each.to);
         object.Set("session", each.session);
@@ -198,6 +200,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     Napi::Object mail = Napi::Object::New(env);
     mail.Set("letters", letters);
     mail.Set("wanted", wanted);
+    mail.Set("confirmed", confirmed);
     mail.Set("moved", moved);
     return mail;
   }

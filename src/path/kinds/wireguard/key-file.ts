@@ -1,0 +1,76 @@
+// key-file.ts - the private key of this node, in flannel's file.
+//
+// File and format are flanneld's (pkg/backend/wireguard/device.go): base64 as `wg genkey` writes it, made where there is none.
+
+import { createPrivateKey, createPublicKey, generateKeyPairSync, type KeyObject } from 'node:crypto'
+import { mkdir, readFile, writeFile } from 'node:fs/promises'
+import { dirname } from 'node:path'
+import { messageOf, WeftError } from '../../../base/errors.ts'
+import { Secret } from '../../../base/secret.ts'
+import { WIREGUARD_KEY } from '../../kinds.ts'
+
+const DEFAULT_KEY_FILE = '/run/flannel/wgkey'
+/** The file of this process, as flanneld's. */
+export const keyFilePath = (): string => process.env['WIREGUARD_KEY_FILE'] || DEFAULT_KEY_FILE
+
+/** The head of a private key of X25519 in PKCS #8 (RFC 8410 section 7). */
+const PKCS8_HEAD = Buffer.from('302e020100300506032b656e04220420', 'hex')
+
+const base64Of = (key: KeyObject, member: 'd' | 'x'): string =>
+  Buffer.from(key.export({ format: 'jwk' })[member] ?? '', 'base64url').toString('base64')
+
+/** A new private key, with the bits set that X25519 sets anyway (RFC 7748 section 5), as others print it. */
+function newKey(): Secret {
+  const bytes = Buffer.from(base64Of(generateKeyPairSync('x25519').privateKey, 'd'), 'base64')
+  bytes[0] = (bytes[0] ?? 0) & 0xf8
+  bytes[31] = ((bytes[31] ?? 0) & 0x7f) | 0x40
+  const key = new Secret(bytes.toString('base64'))
+  bytes.fill(0)
+  return key
+}
+
+/** In base64, as the private one is. */
+export function publicKeyTo(privateKey: Secret): string {
+  const bytes = Buffer.from(privateKey.reveal(), 'base64')
+  const der = Buffer.concat([PKCS8_HEAD, bytes])
+  try {
+    return base64Of(createPublicKey(createPrivateKey({ key: der, format: 'der', type: 'pkcs8' })), 'x')
+  } finally {
+    bytes.fill(0)
+    der.fill(0)
+  }
+}
+
+async function makeKeyFile(file: string, key: Secret): Promise<void> {
+  try {
+    await mkdir(dirname(file), { recursive: true })
+    await writeFile(file, key.reveal(), { mode: 0o400, flag: 'wx' })
+  } catch (error) {
+    throw new WeftError('PERMISSION', `the key file ${file} cannot be made: ${messageOf(error)}`, {
+      remedy: 'make its folder writable for weftd, or name another file with WIREGUARD_KEY_FILE',
+      cause: error,
+    })
+  }
+}
+
+/** The private key in this file, which is made where there is none. Throws WeftError PERMISSION, CONFIG. */
+export async function privateKeyOf(file: string): Promise<Secret> {
+  let key = await readFile(file, 'utf8').then(
+    (text) => new Secret(text.trim()),
+    (error: NodeJS.ErrnoException) => {
+      if (error.code === 'ENOENT') return undefined
+      throw new WeftError('PERMISSION', `the key file ${file} cannot be read: ${error.message}`, {
+        remedy: 'make it readable for weftd, or name another file with WIREGUARD_KEY_FILE',
+      })
+    },
+  )
+  if (key === undefined) {
+    key = newKey()
+    await makeKeyFile(file, key)
+  }
+  if (!WIREGUARD_KEY.test(key.reveal()))
+    throw new WeftError('CONFIG', `the key file ${file} holds no WireGuard key`, {
+      remedy: 'delete it, and weftd makes another; or put a key of `wg genkey` there',
+    })
+  return key
+}
