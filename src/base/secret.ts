@@ -1,4 +1,4 @@
-// secret.ts - a secret: however it is printed, it prints as <hidden>; only `reveal` gives what it is.
+// secret.ts - a secret, text or bytes: however it is printed, it prints as <hidden>; only `reveal` gives what it is.
 
 import { createHmac, randomBytes } from 'node:crypto'
 
@@ -45,6 +45,37 @@ export class Secret {
   /** Keeps the secret out of util.inspect, and so out of console.log and of the report of an uncaught exception. */
   [Symbol.for('nodejs.util.inspect.custom')](): string {
     return this.toString()
+  }
+}
+
+/** Secret bytes, such as a key: unlike a text they can be wiped, by who made them, as soon as nobody needs them. */
+export class SecretBytes {
+  readonly #bytes: Uint8Array
+
+  /** Takes the bytes over: they are not copied, so that nothing is left of them once they are wiped. */
+  constructor(bytes: Uint8Array) {
+    this.#bytes = bytes
+  }
+
+  /** The bytes themselves, zeros once they are wiped: for the function that needs them, never for what is shown or kept. */
+  reveal(): Uint8Array {
+    return this.#bytes
+  }
+
+  wipe(): void {
+    this.#bytes.fill(0)
+  }
+
+  toString(): string {
+    return HIDDEN
+  }
+
+  toJSON(): string {
+    return HIDDEN
+  }
+
+  [Symbol.for('nodejs.util.inspect.custom')](): string {
+    return HIDDEN
   }
 }
 
