@@ -167,6 +167,8 @@ export const KINDS = {
         ...{ form: WIREGUARD_KEY, remedy: 'give it a key as `wg genpsk` makes it' },
       },
       keepalive: { name: 'PersistentKeepaliveInterval', kind: 'number', default: 0, most: 65_535 },
+      /** The carrier of the packets; left out: the kernel if it can, else weftd itself. */
+      dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace', 'wireguard-go'] },
       /** A device for each family, or one for both with datagrams of one family, or of the better one for each peer. */
       mode: {
         name: 'Mode',
@@ -184,8 +186,9 @@ export const KINDS = {
     published: 'wireguard',
     devices: [
       ['wireguard', 'flannel-wg'],
-      ['tun', 'flannel-wg'], // wireguard-go's
+      ['tun', 'flannel-wg'], // weftd's, and wireguard-go's
       ['wireguard', 'flannel-wg-v6'],
+      ['tun', 'flannel-wg-v6'],
     ],
   },
   alloc: { options: {}, overhead: 0, routes: 'none', probe: 'nobody', published: '', devices: [] },

@@ -17,6 +17,8 @@ const PSK = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
 const SOME_KEY = 'xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg='
 
 let lab: Lab
+/** Who carries it here. */
+let carrier: 'kernel' | 'wireguard-go'
 afterEach(() => lab?.close())
 
 const leases = (): string => join(lab.folder, 'leases')
@@ -25,7 +27,8 @@ const keyFile = (host: Host): string => join(lab.folder, `${host.name}-wgkey`)
 async function start(host: Host, options: object = {}): Promise<Daemon> {
   mkdirSync(leases(), { recursive: true })
   // The tests' own peers are above what nodes draw from.
-  const config = { Network: '10.5.0.0/16', SubnetMax: '10.5.239.0', Backend: { Type: 'wireguard', ...options } }
+  const Backend = { Type: 'wireguard', DataPath: carrier, ...options }
+  const config = { Network: '10.5.0.0/16', SubnetMax: '10.5.239.0', Backend }
   writeFileSync(join(leases(), 'config'), JSON.stringify(config))
   const daemon = host.startDaemon({
     args: ['--lease-dir', leases()],
@@ -50,6 +53,7 @@ describe('wireguard', () => {
   beforeEach(async ({ skip }) => {
     const kernel = await execute('unshare --net ip link add probe type wireguard'.split(' '))
     const go = await execute(['sh', '-c', 'command -v wireguard-go'])
+    carrier = kernel.code === 0 ? 'kernel' : 'wireguard-go'
     skip(kernel.code !== 0 && go.code !== 0, 'neither a WireGuard in the kernel nor wireguard-go')
   })
 
@@ -164,11 +168,15 @@ describe('wireguard', () => {
   })
 })
 
-it('says what to install where there is no WireGuard at all', async () => {
+it.each([
+  ['kernel', /this kernel has no device of type wireguard \(.*\); .*modprobe wireguard/],
+  ['wireguard-go', /wireguard-go cannot be run: .*; install wireguard-go, or let weftd carry .* leave out "DataPath"/],
+])('says what is missing where there is no WireGuard, and "DataPath" is %s', async (dataPath, said) => {
   lab = await createLab({ hosts: 1 })
   const [host] = lab.hosts as [Host]
   mkdirSync(leases())
-  writeFileSync(join(leases(), 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard"}}')
+  const Backend = { Type: 'wireguard', DataPath: dataPath }
+  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))
   const bin = join(lab.folder, 'bin')
   mkdirSync(bin)
   const ip = (await output(['sh', '-c', 'command -v ip'])).trim()
@@ -178,9 +186,7 @@ it('says what to install where there is no WireGuard at all', async () => {
   writeFileSync(join(bin, 'wireguard-go'), '#!/bin/sh\nexit 127\n', { mode: 0o755 })
   const env = { PATH: `${bin}:${process.env['PATH']}`, WIREGUARD_KEY_FILE: keyFile(host) }
   const daemon = host.startDaemon({ args: ['--lease-dir', leases()], env })
-  await daemon.line(
-    /this kernel has no device of type wireguard \(.*\); .*modprobe wireguard.*, or install wireguard-go/,
-  )
+  await daemon.line(said)
   await ended(daemon.process)
   expect(daemon.process.exitCode).toBe(1)
 })

@@ -4,21 +4,23 @@
 
 import { spawn, type ChildProcessByStdio } from 'node:child_process'
 import { once } from 'node:events'
-import { lstat, mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
+import { lstat, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { createInterface } from 'node:readline'
 import type { Readable } from 'node:stream'
 import type { PeerTraffic } from '../engine/engine.ts'
-import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { messageOf, WeftError } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
 import type { Run } from '../../host/command.ts'
 import { addDevice, findLink } from '../../host/links.ts'
-import { WIREGUARD_KEY } from '../kinds.ts'
+import { KINDS, WIREGUARD_KEY } from '../kinds.ts'
 import type { Log } from '../../base/log.ts'
 import { Secret } from '../../base/secret.ts'
 
 type Child = ChildProcessByStdio<null, Readable, Readable>
+
+const DATA_PATH = KINDS.wireguard.options.dataPath.name
 
 /** wireguard-go takes a fraction of a second. */
 const READY_MS = 10_000
@@ -46,6 +48,8 @@ export interface WireguardOptions {
   readonly psk: Secret
   /** Seconds; 0: none. */
   readonly keepalive: number
+  /** True when wireguard-go carries the packets, and not the kernel. */
+  readonly byWireguardGo: boolean
   readonly run: Run
   readonly log: Log
 }
@@ -62,18 +66,6 @@ export interface WireguardDevice {
 }
 
 export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
-
-async function makeKeyFile(file: string, key: Secret): Promise<void> {
-  try {
-    await mkdir(dirname(file), { recursive: true })
-    await writeFile(file, key.reveal(), { mode: 0o400, flag: 'wx' })
-  } catch (error) {
-    throw new WeftError('PERMISSION', `the key file ${file} cannot be made: ${messageOf(error)}`, {
-      remedy: 'make its folder writable for weftd, or name another file with WIREGUARD_KEY_FILE',
-      cause: error,
-    })
-  }
-}
 
 /** The places for a folder with the pre-shared key: in memory, which a reset empties; otherwise beside the key file. */
 const placesFor = (keyFile: string): readonly string[] => ['/dev/shm', dirname(keyFile), tmpdir()]
@@ -130,26 +122,6 @@ function isAlive(pid: number): boolean {
   }
 }
 
-/** The public key to the private one in this file, which is made where there is none. Throws WeftError CONFIG, COMMAND. */
-export async function publicKeyOf(run: Run, file: string): Promise<string> {
-  const read = (text: string): Secret => new Secret(text.trim())
-  let key = await readFile(file, 'utf8').then(read, (error: NodeJS.ErrnoException) => {
-    if (error.code === 'ENOENT') return undefined
-    throw new WeftError('PERMISSION', `the key file ${file} cannot be read: ${error.message}`, {
-      remedy: 'make it readable for weftd, or name another file with WIREGUARD_KEY_FILE',
-    })
-  })
-  if (key === undefined) {
-    key = read(await run('wg', ['genkey']))
-    await makeKeyFile(file, key)
-  }
-  if (!isKey(key.reveal()))
-    throw new WeftError('CONFIG', `the key file ${file} holds no WireGuard key`, {
-      remedy: 'delete it, and weftd makes another; or put a key of `wg genkey` there',
-    })
-  return (await run('wg', ['pubkey'], { input: `${key.reveal()}\n` })).trim()
-}
-
 /** Ends with us also when we are killed, as the device of a process must; otherwise it would hold the port. */
 function startWireguardGo(name: string): Child {
   const args = ['--pdeathsig', 'KILL', 'wireguard-go', '--foreground', name]
@@ -187,29 +159,27 @@ async function ready(child: Child, signal: AbortSignal): Promise<void> {
   await Promise.race([started, ended, given]).finally(() => over.abort())
 }
 
-/** Makes the device anew. Throws WeftError DEVICE, COMMAND; NO_DEVICE_TYPE without WireGuard in the kernel and wireguard-go. */
+/** Makes the device anew. Throws WeftError DEVICE, COMMAND; NO_DEVICE_TYPE without WireGuard in the kernel that is to carry it. */
 export async function openWireguardDevice(options: WireguardOptions, signal: AbortSignal): Promise<WireguardDevice> {
-  const { name, keyFile, ownKey, port, psk, keepalive, run, log } = options
+  const { name, keyFile, ownKey, port, psk, keepalive, run } = options
   await removeLeftovers(keyFile)
   if (await findLink(run, name)) await run('ip', ['link', 'del', name])
   let child: Child | undefined
-  try {
-    await addDevice(run, name, 'wireguard', [])
-  } catch (error) {
-    if (!isWeftError(error, 'NO_DEVICE_TYPE')) throw error
-    await run('wireguard-go', ['--version']).catch(() => {
-      throw new WeftError('NO_DEVICE_TYPE', error.message, {
-        remedy: 'load its module (`modprobe wireguard`), or install wireguard-go',
-        cause: error,
+  if (options.byWireguardGo) {
+    await run('wireguard-go', ['--version']).catch((cause: unknown) => {
+      throw new WeftError('COMMAND', `wireguard-go cannot be run: ${messageOf(cause)}`, {
+        remedy: `install wireguard-go, or let weftd carry the packets itself: leave out "${DATA_PATH}"`,
+        cause,
       })
     })
-    log.info(`WireGuard is carried by wireguard-go: ${messageOf(error)}`)
     const started = startWireguardGo(name)
     await ready(started, signal).catch((cause: unknown) => {
       started.kill('SIGKILL')
       throw cause
     })
     child = started
+  } else {
+    await addDevice(run, name, 'wireguard', [])
   }
   const told = new Map<string, string>() // endpoints by key: a peer that roams is to be left alone
   const goEnded = (): Error => new Error('wireguard-go ended')

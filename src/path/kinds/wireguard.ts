@@ -3,11 +3,11 @@
 //
 // Options, devices, routes, key file and lease are flanneld's (pkg/backend/wireguard). The devices go with the daemon; the key stays.
 
-import { describeError, messageOf, WeftError } from '../../base/errors.ts'
+import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { findLink } from '../../host/links.ts'
+import { addDevice, findLink } from '../../host/links.ts'
 import { seldom } from '../../base/log.ts'
-import { KINDS, type Settings } from '../kinds.ts'
+import { KINDS, overheadBy, type Settings } from '../kinds.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import {
   FAMILIES,
@@ -28,14 +28,18 @@ import { openFamilies } from '../ways/both-families.ts'
 import { createPeerFilter, unusableReason } from '../ways/peer-filter.ts'
 import { checkNetwork } from '../ways/tunnel.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
-import { isKey, openWireguardDevice, publicKeyOf, type WireguardPeer } from './wireguard-device.ts'
+import type { TunnelOptions } from '../ways/tunnel.ts'
+import { isKey, openWireguardDevice, type WireguardPeer } from './wireguard-device.ts'
+import { keyFilePath, privateKeyOf, publicKeyTo } from './wireguard/key-file.ts'
+import { openUserspace } from './wireguard/userspace.ts'
 
 const TYPE = 'wireguard'
 const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
 const [[, NAME], , [, NAME_V6]] = devices
 /** The port of the second device, as flanneld's (pkg/backend/wireguard). */
 const PORT_V6 = outside.port + 1
-const DEFAULT_KEY_FILE = '/run/flannel/wgkey'
+/** A name that nobody has, to see whether the kernel has such devices. */
+const TRIED = 'weft-wg-try'
 
 type Mode = Settings<'wireguard'>['mode']
 
@@ -94,24 +98,24 @@ export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: 
   }
 }
 
-export function createWireguardBackend({
-  config,
-  settings,
-  external: found,
-  run,
-  log,
-}: BackendParts<'wireguard'>): Backend {
+type Parts = BackendParts<'wireguard'> & Pick<TunnelOptions, 'startEngine' | 'persistence'>
+type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
+
+export function createWireguardBackend(options: Parts): Backend {
+  const { config, settings, external: found, run, log } = options
   const { psk, keepalive, mtu: givenMtu, mode } = settings
   const families = familiesOf(config)
   const isOneDevice = mode !== 'separate'
   const port = settings.port || outside.port
   const ports = { ipv4: port, ipv6: isOneDevice ? port : settings.portV6 || PORT_V6 }
-  const keyFile = process.env['WIREGUARD_KEY_FILE'] || DEFAULT_KEY_FILE
+  const keyFile = keyFilePath()
   let external = found
   let ownKey = ''
+  let carrier: Carrier | undefined
   // What cannot be used is prepared and made again and again.
   const calm = seldom(log)
   const mtuNow = (): number => (givenMtu || external.mtu) - reserved
+  const nameIn = (family: Family): string => (family === 'ipv4' ? NAME : NAME_V6)
   const outerOf = ({ attrs }: Lease, family: Family): Family =>
     isOneDevice ? outerFamily(mode, external.publicIp, attrs.publicIp) : family
   const endIn = (peer: Lease, family: Family): WireguardPeer | undefined =>
@@ -119,6 +123,9 @@ export function createWireguardBackend({
 
   return {
     name: TYPE,
+    get tunNames() {
+      return carrier === 'userspace' ? (isOneDevice ? [NAME] : families.map(nameIn)) : undefined
+    },
     words: {
       added: (peer) => {
         const [family] = familiesOf(peer.subnet)
@@ -137,7 +144,8 @@ export function createWireguardBackend({
           },
         )
       checkNetwork(config, external.address, calm)
-      ownKey = await publicKeyOf(run, keyFile)
+      ownKey = publicKeyTo(await privateKeyOf(keyFile))
+      carrier ??= await choose()
       const dataOf = (family: Family) => ({ PublicKey: ownKey, Port: ports[family] })
       return {
         publicIp: external.publicIp,
@@ -146,8 +154,10 @@ export function createWireguardBackend({
         ...(config.ipv6 ? { backendV6Data: dataOf('ipv6') } : {}),
       }
     },
-    open(lease, signal) {
-      const parts = { lease, mtu: mtuNow(), external: () => external, isUnbound: true, signal, run, log }
+    open(lease, signal, leases) {
+      const isOurs = carrier === 'userspace'
+      if (isOurs && isOneDevice) return openByUs(NAME, port, families, lease, leases)
+      const parts = { lease, leases, mtu: mtuNow(), external: () => external, isUnbound: !isOurs, signal, run, log }
       const first = families.find((family) => lease.subnet[family])
       return isOneDevice && first
         ? openFamilies({
@@ -156,9 +166,83 @@ export function createWireguardBackend({
           })
         : openFamilies({
             ...{ ...parts, of: config },
-            open: (family, own) => openDevice(family === 'ipv4' ? NAME : NAME_V6, ports[family], [family], own, signal),
+            open: (family, own, known) =>
+              isOurs
+                ? openByUs(nameIn(family), ports[family], [family], own, known)
+                : openDevice(nameIn(family), ports[family], [family], own, signal),
           })
     },
+  }
+
+  /** The kernel where it can, unless the configuration says who. */
+  async function choose(): Promise<Carrier> {
+    const { name: option } = OPTIONS.dataPath
+    if (settings.dataPath === 'userspace' && mode === 'auto')
+      throw new WeftError('CONFIG', `weftd does not carry WireGuard itself in the mode "auto"`, {
+        remedy: `set Backend.${OPTIONS.mode.name} to "separate", "ipv4" or "ipv6", or leave out Backend.${option}`,
+      })
+    if (settings.dataPath !== undefined) {
+      const who = settings.dataPath === 'userspace' ? 'weftd itself' : settings.dataPath.replace('kernel', 'the kernel')
+      log.info(`WireGuard is carried by ${who}: "${option}" is "${settings.dataPath}"`)
+      return settings.dataPath
+    }
+    try {
+      await addDevice(run, TRIED, 'wireguard', [])
+      await run('ip', ['link', 'del', TRIED])
+      return 'kernel'
+    } catch (error) {
+      if (!isWeftError(error, 'NO_DEVICE_TYPE')) throw error
+      const [who, carries]: readonly [string, Carrier] =
+        mode === 'auto' ? ['wireguard-go', 'wireguard-go'] : ['weftd itself', 'userspace']
+      log.info(`WireGuard is carried by ${who}: ${messageOf(error)}`)
+      return carries
+    }
+  }
+
+  /** The leases that are peers', as the filter of a family asks. */
+  function peersIn(family: Family, lease: OwnLease) {
+    return {
+      type: TYPE,
+      alsoUnusable: (peer: Lease): string | undefined =>
+        // With one device its datagrams may go by the other family.
+        unusableReason(peer, lease, outerOf(peer, family)) ??
+        (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
+      identity: {
+        ...{ name: 'key', own: ownKey, of: (peer: Lease) => endIn(peer, family)?.publicKey },
+        remedy: `if both hosts exist, delete ${keyFile} on one of the two and restart its daemon`,
+      },
+    }
+  }
+
+  /** The families that weftd carries itself through one TUN. */
+  async function openByUs(
+    name: string,
+    listenPort: number,
+    carried: readonly Family[],
+    lease: OwnLease,
+    leases: ReadonlyMap<string, Lease>,
+  ): Promise<DataPath> {
+    const [family = 'ipv4'] = carried
+    const outer = mode === 'ipv4' || mode === 'ipv6' ? mode : family
+    return openUserspace(
+      {
+        parts: { ...options, external },
+        ...{ name, families: carried, outer, port: listenPort, mtu: mtuNow(), overhead: overheadBy(TYPE, outer) },
+        ...{ privateKey: await privateKeyOf(keyFile), psk, keepalive, stampFile: `${keyFile}-${name}.time`, log: calm },
+        peerOf(peer) {
+          const published = isOneDevice
+            ? (keyAndPort(peer, 'ipv4', ports) ?? keyAndPort(peer, 'ipv6', ports))
+            : keyAndPort(peer, outer, ports)
+          const address = peer.attrs.publicIp[outer]
+          return published && address !== undefined
+            ? { publicKey: published.publicKey, address, port: published.port }
+            : undefined
+        },
+        filter: peersIn(outer, lease),
+      },
+      lease,
+      leases,
+    )
   }
 
   /** The device that carries these families, as far as the node has subnets of them. */
@@ -189,22 +273,17 @@ export function createWireguardBackend({
     const key = ownKey
     for (const { network } of sides) await refuseForeignRoute(run, network, (device) => device === name)
     const opened = await openWireguardDevice(
-      { name, keyFile, ownKey: key, port: listenPort, psk, keepalive, run, log: calm },
+      {
+        ...{ name, keyFile, ownKey: key, port: listenPort, psk, keepalive, run, log: calm },
+        byWireguardGo: carrier === 'wireguard-go',
+      },
       signal,
     )
     const mtu = mtuNow()
     const parts = sides.map(({ family, network, subnet }) => ({
       device: createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log }),
       filter: createPeerFilter({
-        ...{ type: TYPE, lease, network, isOneOfTwo: families.length === 2, log },
-        alsoUnusable: (peer) =>
-          // With one device its datagrams may go by the other family.
-          unusableReason(peer, lease, outerOf(peer, family)) ??
-          (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
-        identity: {
-          ...{ name: 'key', own: key, of: (peer) => endIn(peer, family)?.publicKey },
-          remedy: `if both hosts exist, delete ${keyFile} on one of the two and restart its daemon`,
-        },
+        ...{ ...peersIn(family, lease), lease, network, isOneOfTwo: families.length === 2, log },
       }),
       ...{ family, subnet },
     }))

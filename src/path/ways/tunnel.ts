@@ -53,6 +53,11 @@ export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends 
   readonly persistence: Persistence
 }
 
+/** The parts that a tunnel is made of, whichever backend's. */
+export interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
+  readonly settings: { readonly tunnel: TunnelSettings }
+}
+
 /** The data path's life beyond this process: what is to outlive it, and what another one left. */
 export interface Persistence {
   /** True when the device is to stay when the process ends, however it ends. */
@@ -150,7 +155,7 @@ interface Side {
 }
 
 export async function openTunnel(
-  { config, settings: { tunnel: settings }, external, startEngine, persistence, run, log }: TunnelOptions,
+  { config, settings: { tunnel: settings }, external, startEngine, persistence, run, log }: TunnelParts,
   { encapsulation, overhead, ownEnd, endOf, tunName, port, mtu, outer, ...kind }: TunnelKind,
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,

@@ -120,6 +120,8 @@ export interface HandshakeState {
 export interface HandshakeParts {
   /** Of 32 bytes; they are copied, so the caller may wipe them. */
   readonly privateKey: SecretBytes
+  /** Of 32 bits, drawn at random: hides in the indices how many peers there are, and which is which. The engine has the same. */
+  readonly indexSecret: number
   readonly engine: SessionEngine
   readonly random: Randomness
   /** The time in ms since 1970, for timestamps. */
@@ -232,7 +234,7 @@ const nameOf = (publicKey: Uint8Array): string => Buffer.from(publicKey).toStrin
 const isSame = (a: Endpoint | undefined, b: Endpoint): boolean => a?.address === b.address && a.port === b.port
 
 export function createHandshakes(parts: HandshakeParts): Handshakes {
-  const { engine, random, wall } = parts
+  const { engine, indexSecret, random, wall } = parts
   const own = keyPairOf(parts.privateKey.reveal())
   const ownName = nameOf(own.publicKey)
   const ownMacKeys = macKeysOf(own.publicKey)
@@ -249,8 +251,6 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   const byName = new Map<string, Peer>()
   const counters: Counters = { junk: 0, limited: 0, cookiesSent: 0 }
   const draw = (): number => Buffer.from(random.bytes(4)).readUInt32LE()
-  /** Hides how many peers there are, and which is which. */
-  const indexSecret = draw()
 
   function newIndex(peer: Peer): number {
     peer.low = (peer.low + 1) & LOW_MASK

@@ -17,7 +17,7 @@ import { createHandshakes, type HandshakeState } from './handshakes.ts'
 /** The most messages of hosts that are no peers that are looked at at once. */
 const MOST_OF_OTHERS = 64
 /** The pause after so many messages, for each: a flood of them takes no more than a tenth of a core. */
-const REST_MS = 0.5
+const REST_MS = 1
 /** The bytes of a peer's record that the engine reads: the session's number. */
 const END_BYTES = 16
 const MOST_SESSIONS = 1 << 20
@@ -109,7 +109,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
     clearTimeout(timer)
     if (isStopped) return
     const now = performance.now()
-    const at = Math.min(handshakes.nextAt(now), restsUntil > now ? restsUntil : Infinity)
+    const at = Math.min(handshakes.nextAt(), restsUntil > now ? restsUntil : Infinity)
     if (at === Infinity) return
     timer = setTimeout(work, Math.max(0, Math.ceil(at - now)))
     timer.unref()

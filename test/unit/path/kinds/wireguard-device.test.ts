@@ -45,7 +45,7 @@ const run: Run = async (file, args) => {
 }
 const open = (keyFile: string) =>
   openWireguardDevice(
-    { ...{ name: 'flannel-wg', keyFile, ownKey: 'PUB', port: 51_820, psk: new Secret(PSK), keepalive: 0 }, run, log },
+    { ...{ name: 'flannel-wg', keyFile, ownKey: 'PUB', port: 51_820, byWireguardGo: false, psk: new Secret(PSK), keepalive: 0 }, run, log },
     new AbortController().signal,
   )
 
@@ -110,15 +110,11 @@ it('closes also where wireguard-go does not end when it is told to', async () =>
   vi.stubEnv('PATH', `${folder}:${process.env['PATH']}`)
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
   try {
-    const withoutKernels: Run = async (file, args) => {
-      if (file === 'ip' && args.includes('add')) throw new WeftError('COMMAND', 'Unknown device type')
-      return run(file, args)
-    }
     const options = { name: 'flannel-wg', keyFile: join(folder, 'wgkey'), ownKey: 'PUB', port: 51_820, keepalive: 0 }
     const { signal } = new AbortController()
     const quiet = { ...log, info: () => {} }
     const device = await openWireguardDevice(
-      { ...options, psk: new Secret(''), run: withoutKernels, log: quiet },
+      { ...options, psk: new Secret(''), byWireguardGo: true, run, log: quiet },
       signal,
     )
     const closing = device.close()

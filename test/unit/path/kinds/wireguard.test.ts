@@ -55,6 +55,12 @@ const run: Run = async (file, args) => {
   return ''
 }
 
+/** The kernel carries it here. */
+const NO_ENGINE = {
+  startEngine: () => Promise.reject(new Error('no engine')),
+  persistence: { persist: false, tunNames: [], isMultiQueue: false, inherit: () => Promise.resolve(undefined) },
+}
+
 async function open(mode: string, subnet: Nets, network = '10.5.0.0/16') {
   const config = parseNetworkConfig(
     `{"Network":"${network}","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"wireguard","Mode":"${mode}"}}`,
@@ -62,6 +68,7 @@ async function open(mode: string, subnet: Nets, network = '10.5.0.0/16') {
   const external = { name: 'eth0', mtu, address: publicIp, publicIp, named: { address: {}, publicIp: {} } }
   const backend = createWireguardBackend({
     ...{ config, settings: readSettings('wireguard', config.backend), external, run, log },
+    ...NO_ENGINE,
   })
   const { signal } = new AbortController()
   const attrs = await backend.prepare(signal)
@@ -187,6 +194,7 @@ function endpointOf(backend: object, own: Addresses, peer: Addresses, port?: num
   const external = { name: 'eth0', mtu, address: own, publicIp: own, named: { address: {}, publicIp: {} } }
   const { words } = createWireguardBackend({
     ...{ config, settings: readSettings('wireguard', config.backend), external, run, log },
+    ...NO_ENGINE,
   })
   const data = { PublicKey: KEY, ...(port === undefined ? {} : { Port: port }) }
   const attrs = { publicIp: peer, backendType: 'wireguard', backendData: data, backendV6Data: data }

@@ -1,0 +1,53 @@
+// userspace.ts - WireGuard by the engine, for hosts whose kernel has none: a TUN of the device's name, and the messages that kernels
+// and wireguard-go send and take.
+
+import type { OwnLease, Lease } from '../../../control/lease/lease.ts'
+import type { Family } from '../../../net/address.ts'
+import type { Log } from '../../../base/log.ts'
+import type { Secret } from '../../../base/secret.ts'
+import type { DataPath } from '../../backend.ts'
+import { openTunnel, type TunnelOptions } from '../../ways/tunnel.ts'
+import type { PeerFilterOptions } from '../../ways/peer-filter.ts'
+import { createKeeper, type KeeperPeer } from './keeper.ts'
+
+export interface UserspaceOptions {
+  /** The parts of the tunnel; its options are WireGuard's, and none of the configuration. */
+  readonly parts: Omit<TunnelOptions, 'settings'>
+  readonly name: string
+  /** The families that it carries, and the one of its datagrams. */
+  readonly families: readonly Family[]
+  readonly outer: Family
+  readonly port: number
+  /** The longest packet that containers may send, and the bytes around it, in bytes. */
+  readonly mtu: number
+  readonly overhead: number
+  readonly privateKey: Secret
+  readonly psk: Secret
+  /** Seconds; 0: none. */
+  readonly keepalive: number
+  readonly stampFile: string
+  readonly peerOf: (lease: Lease) => KeeperPeer | undefined
+  readonly filter: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
+  readonly log: Log
+}
+
+/** A packet is let in if the key that it is sealed with is that of the peer whose subnet it is from. */
+const SETTINGS = { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } } as const
+
+export function openUserspace(options: UserspaceOptions, lease: OwnLease, leases: ReadonlyMap<string, Lease>): Promise<DataPath> {
+  const { parts, name, families, outer, port, mtu, overhead, filter, log } = options
+  const { privateKey, psk, keepalive, stampFile, peerOf } = options
+  const keeper = createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, log })
+  return openTunnel(
+    { ...parts, settings: SETTINGS },
+    {
+      ...{ encapsulation: 'wireguard', families, outer, port, mtu, overhead, tunName: name, scope: 'link', filter },
+      ...{ keeper, ownEnd: keeper.ownEnd, endOf: (peer) => keeper.endOf(peer) },
+    },
+    lease,
+    leases,
+  ).catch((error: unknown) => {
+    keeper.stop()
+    throw error
+  })
+}
