@@ -92,8 +92,10 @@ const KINDS: readonly (readonly [
   ['vxlan with direct routing', { Type: 'vxlan', DataPath: 'kernel', DirectRouting: true }, { both: 1430, ipv6: 1430 }],
   ['vxlan by weftd', { Type: 'vxlan', DataPath: 'userspace' }, { both: 1430, ipv6: 1430 }],
   ['vxlan by weftd with direct routing', { Type: 'vxlan', DataPath: 'userspace', DirectRouting: true }, { both: 1430 }],
-  ['wireguard', { Type: 'wireguard' }, { both: 1420, ipv6: 1420 }],
+  ['wireguard by wireguard-go', { Type: 'wireguard', DataPath: 'wireguard-go' }, { both: 1420, ipv6: 1420 }],
   ['wireguard, one device', { Type: 'wireguard', Mode: 'auto' }, { both: 1420, ipv6: 1420 }],
+  ['wireguard by weftd', { Type: 'wireguard', DataPath: 'userspace' }, { both: 1420, ipv6: 1420 }],
+  ['wireguard by weftd, one device', { Type: 'wireguard', DataPath: 'userspace', Mode: 'ipv6' }, { both: 1420 }],
 ]
 const FAMILIES_OF = { both: BOTH, ipv6: ['ipv6'] } as const
 
