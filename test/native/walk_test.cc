@@ -1299,7 +1299,13 @@ void test_underlay() {
     const SocketAddress at = bound_address(sockets[0].fd.get());
     for (size_t lane = 1; lane < kLanes; lane++) CHECK(!open_udp(at, Share::kJoin, 1 << 20, 0, sockets[lane]));
     for (size_t lane = 0; lane < kLanes; lane++) CHECK(!open_sender(at, lane, 0, senders[lane]));
-    CHECK(spread_by_source(sockets[0], at, kLanes));
+    const bool is_spread = spread_by_source(sockets[0], at, kLanes);
+    if (!is_spread && errno == ENOPROTOOPT) {
+      // qemu's emulation of a user's program knows no such option.
+      fprintf(stderr, "skipped: %s: no SO_ATTACH_REUSEPORT_CBPF here\n", context.c_str());
+      continue;
+    }
+    CHECK(is_spread);
 
     std::vector<uint64_t> row(kCounterCount);
     Drops drops(CounterRow(row.data()), monotonic_us);

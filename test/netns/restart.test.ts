@@ -18,6 +18,7 @@ import {
 } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { closeAll, connect } from '../../src/host/unix-socket.ts'
+import type { Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
 import { pinging } from '../support/pinging.ts'
 import { subnetOf } from '../support/hosts.ts'
@@ -42,17 +43,22 @@ async function start(host: Host, ...more: string[]): Promise<Daemon> {
   return daemon
 }
 
+const V4 = ['ipv4'] as const
+const BOTH = ['ipv4', 'ipv6'] as const
 /** Two hosts that know each other, a container on each. */
-async function open(backend: object, ...more: string[]): Promise<void> {
-  lab = await createLab({ hosts: 2 })
+const open = (backend: object, ...more: string[]): Promise<void> => openWith(V4, backend, ...more)
+async function openWith(families: readonly Family[], backend: object, ...more: string[]): Promise<void> {
+  lab = await createLab({ hosts: 2, families })
   ;[a, b] = lab.hosts as [Host, Host]
   mkdirSync(leases())
-  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  const ipv6 = families.includes('ipv6') ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}
+  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', ...ipv6, Backend: backend }))
   daemons = [await start(a, ...more), await start(b, ...more)]
   pods = [await a.startPod(), await b.startPod()]
-  await reach(pods[0].namespace, pods[1].address)
+  for (const address of addressesOf(pods[1])) await reach(pods[0].namespace, address)
   for (const host of [a, b]) await eventually(() => expect(lastKnown(host).leases).toHaveLength(2))
 }
+const addressesOf = ({ address, ipv6 }: Pod): string[] => (ipv6 === undefined ? [address] : [address, ipv6])
 const lastKnown = (host: Host) =>
   JSON.parse(readFileSync(`${host.subnetFile}.last-known`, 'utf8')) as { readonly leases: readonly unknown[] }
 afterEach(() => lab?.close())
@@ -61,11 +67,15 @@ const device = async (host: Host, name = 'flannel0'): Promise<boolean> =>
   (await host.run(['ip', 'link', 'show', 'dev', name])).code === 0
 
 describe.each([
-  { backend: { Type: 'udp' }, tun: 'flannel0' },
-  { backend: { Type: 'vxlan', DataPath: 'userspace' }, tun: 'flannel.1' },
-])('$backend.Type', ({ backend, tun }) => {
+  { backend: { Type: 'udp' }, families: V4, tuns: ['flannel0'] },
+  { backend: { Type: 'vxlan', DataPath: 'userspace' }, families: V4, tuns: ['flannel.1'] },
+  { backend: { Type: 'vxlan', DataPath: 'userspace' }, families: BOTH, tuns: ['flannel.1', 'flannel-v6.1'] },
+])('$backend.Type, $families', ({ backend, families, tuns }) => {
   it(`loses nothing over ${UPGRADES} upgrades`, async () => {
-    await open(backend)
+    await openWith(families, backend)
+    const number = (): Promise<string[]> =>
+      Promise.all(tuns.map((name) => a.output(['cat', `/sys/class/net/${name}/ifindex`])))
+    const devices = await number()
     const program = join(packageRoot, 'dist/test/support/conversations.js')
     const listener = pods[1].spawn([process.execPath, program, 'answer', pods[1].address, '7000'])
     await new Promise((resolve) => listener.stdout!.once('data', resolve))
@@ -80,7 +90,7 @@ describe.each([
     const load = pods[0].spawn(['iperf3', '--client', pods[1].address, '--time', '3600', '--bitrate', '200M'])
     load.stdout!.resume()
 
-    const pings = pinging(...pods)
+    const pings = addressesOf(pods[1]).map((address) => pinging(...pods, { address }))
     for (let upgrade = 0; upgrade < UPGRADES; upgrade++) {
       const before = daemons[0]
       daemons[0] = await start(a)
@@ -91,14 +101,71 @@ describe.each([
       const said = rounds
       await eventually(() => expect(rounds).toBeGreaterThan(said))
     }
-    const { sent, lost } = await pings.stop()
+    const pinged = await Promise.all(pings.map((each) => each.stop()))
     expect(load.exitCode).toBe(null)
     load.kill('SIGINT')
     await ended(load)
     await server.stop()
-    expect({ lost, complaint }).toEqual({ lost: 0, complaint: '' })
-    expect(sent).toBeGreaterThan(100)
-    expect(await device(a, tun)).toBe(true)
+    expect([pinged.map(({ lost }) => lost), complaint]).toEqual([pinged.map(() => 0), ''])
+    for (const { sent } of pinged) expect(sent).toBeGreaterThan(100)
+    expect(await number()).toEqual(devices)
+  })
+})
+
+describe('a path for each family', () => {
+  const backend = { Type: 'vxlan', DataPath: 'userspace' }
+
+  it('is lent, and taken back, beside the other', async () => {
+    await openWith(BOTH, backend)
+    const { connection, ask } = await meet(a)
+    const parcel = await ask('path')
+    // The lock, and of eight lanes of either family a queue, a socket and one to send by.
+    expect(parcel.fds).toHaveLength(1 + 2 * 24)
+    const { paths } = JSON.parse(parcel.text) as { paths: { tunName: string; bindAddress: string }[] }
+    expect(paths.map(({ tunName, bindAddress }) => [tunName, bindAddress])).toEqual([
+      ['flannel.1', a.address],
+      ['flannel-v6.1', a.ipv6],
+    ])
+    closeAll(parcel.fds)
+    for (const address of addressesOf(pods[1]))
+      expect((await pods[0].run(['ping', '-c', '1', '-W', '1', address])).code).toBe(1)
+    connection.close()
+    await daemons[0].line(/went away; forwarding again/)
+    for (const address of addressesOf(pods[1])) await reach(pods[0].namespace, address)
+    expect(daemons[0].lines.filter((line) => /is not carried|The data path stopped/.test(line))).toEqual([])
+  })
+
+  it('goes on as last known after a kill, store or no store', async () => {
+    await openWith(BOTH, backend)
+    const pings = addressesOf(pods[1]).map((address) => pinging(...pods, { address }))
+    await daemons[0].stop('SIGKILL')
+    const bringBack = hideStore()
+    const next = a.startDaemon({ args: ['--lease-dir', leases()] })
+    await next.line(FORWARDING_AS_KNOWN)
+    for (const address of addressesOf(pods[1])) await reach(pods[0].namespace, address)
+    for (const each of pings) expect((await each.stop()).errors).toBe(0)
+    bringBack()
+    await next.line(/flannel is ready/)
+    expect(next.lines.filter((line) => line.includes('Forwarding between'))).toHaveLength(2)
+  })
+
+  it('loses nothing of IPv4 where IPv6 has another address by now, or is none of the network any more', async () => {
+    await openWith(BOTH, backend)
+    const pings = pinging(...pods)
+    const pass = async (next: Daemon): Promise<void> => {
+      await daemons[0].line(/Ending: another weftd has taken over/)
+      await ended(daemons[0].process)
+      daemons[0] = next
+    }
+    await a.output(['ip', 'address', 'add', 'fd77::a1/64', 'dev', 'eth0', 'nodad'])
+    await a.output(['ip', 'address', 'del', `${a.ipv6}/64`, 'dev', 'eth0'])
+    await pass(await start(a))
+    await reach(pods[0].namespace, pods[1].ipv6 ?? '')
+    writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+    await pass(await start(a))
+    expect(await device(a, 'flannel-v6.1')).toBe(false)
+    await reach(pods[0].namespace, pods[1].address)
+    expect(await pings.stop()).toMatchObject({ lost: 0, errors: 0 })
   })
 })
 
@@ -337,7 +404,7 @@ it('what stands in the file and makes no sense is a warning', async () => {
   for (const odd of [
     '{',
     '[]',
-    JSON.stringify({ ...known, path: { loops: [null] } }),
+    JSON.stringify({ ...known, paths: [{ loops: [null] }] }),
     JSON.stringify({ ...known, leases: 7 }),
   ]) {
     writeFileSync(`${a.subnetFile}.last-known`, odd)

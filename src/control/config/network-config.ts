@@ -113,7 +113,7 @@ export function carryIpv4Alone(who: string, config: NetworkConfig, log: Pick<Log
   ipv4For(who, config)
   if (config.ipv6)
     log.warn(
-      `${who} carries IPv4 alone: nothing carries ${formatNet(config.ipv6.network)} to other hosts; udp, a vxlan device of the kernel, host-gw or wireguard would`,
+      `${who} carries IPv4 alone: nothing carries ${formatNet(config.ipv6.network)} to other hosts; udp, vxlan, host-gw or wireguard would`,
     )
 }
 
