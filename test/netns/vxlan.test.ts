@@ -1,6 +1,6 @@
 // vxlan.test.ts - VXLAN by weftd itself, beside hosts whose kernel carries it: the bytes, the traffic, and who is chosen.
 
-import { mkdirSync, readFileSync, writeFileSync, chmodSync, rmSync } from 'node:fs'
+import { mkdirSync, readdirSync, readFileSync, writeFileSync, chmodSync, rmSync } from 'node:fs'
 import { createInterface } from 'node:readline'
 import { once } from 'node:events'
 import { join } from 'node:path'
@@ -17,14 +17,18 @@ import {
   type Pod,
 } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
+import { parseIpv6 } from '../../src/net/ipv6.ts'
+import type { DropsReport } from '../../src/report/drops.ts'
 import type { Status } from '../../src/report/status.ts'
 import { eventually } from '../support/event.ts'
-import { answers, subnetOf, tunAddress } from '../support/hosts.ts'
+import { answers, statusOf, subnetOf, tunAddress, weft, weftOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { frames, udpOf } from '../support/pcap.ts'
+import { frames, UDP6, udp6IsRight, udpOf } from '../support/pcap.ts'
+import { ipv6Packet } from '../support/packets.ts'
+import { freezeThread, threadNames } from '../support/service-manager.ts'
 import { pinging } from '../support/pinging.ts'
 
-needs(HOSTS, 'ping', 'iperf3', 'tcpdump', 'nft', 'curl')
+needs(HOSTS, 'ping', 'iperf3', 'tcpdump', 'nft', 'curl', 'ethtool', 'python3')
 
 let lab: Lab
 afterEach(() => lab?.close())
@@ -34,20 +38,36 @@ const STALLED = 2e6
 
 type Way = 'kernel' | 'userspace' | undefined
 const leases = (): string => join(lab.folder, 'leases')
-function configure(dataPath: Way, options: object = {}): void {
+const IPV6 = { EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
+function configure(dataPath: Way, options: object = {}, network: object = {}): void {
   mkdirSync(leases(), { recursive: true })
   const backend = { Type: 'vxlan', ...(dataPath ? { DataPath: dataPath } : {}), ...options }
-  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', ...network, Backend: backend }))
 }
 /** The configuration is read at the start: each host may have another. */
-async function start(host: Host, dataPath: Way, options: object = {}, env = {}): Promise<Daemon> {
-  configure(dataPath, options)
-  const daemon = host.startDaemon({ args: ['--lease-dir', leases()], env })
+async function start(
+  host: Host,
+  dataPath: Way,
+  options: object = {},
+  env = {},
+  { network = {}, args = [] }: { network?: object; args?: readonly string[] } = {},
+): Promise<Daemon> {
+  configure(dataPath, options, network)
+  const daemon = host.startDaemon({ args: ['--lease-dir', leases(), ...args], env })
   await daemon.line(/flannel is ready/)
   return daemon
 }
 const leaseOf = (host: Host): string =>
   readFileSync(join(leases(), 'subnets', subnetOf(host).replace('/', '-')), 'utf8')
+/** Of a host with IPv6, whose key has both subnets, or that of IPv6. */
+function leaseOfBoth(host: Host): string {
+  const subnet = host.subnetEnv()['FLANNEL_IPV6_SUBNET']!.replace('::1/', '::-')
+  const name = readdirSync(join(leases(), 'subnets')).find((each) => each.endsWith(`&${subnet}`)) ?? ''
+  return readFileSync(join(leases(), 'subnets', name), 'utf8')
+}
+const macsOf = (host: Host): string[] => [...leaseOfBoth(host).matchAll(/"VtepMAC":"([^"]+)"/g)].map(([, mac]) => mac!)
+/** No node draws the first subnets. */
+const APART = { SubnetMin: '10.5.16.0', IPv6SubnetMin: 'fd00:5:0:10::' }
 const macOf = (host: Host): string => /"VtepMAC":"([^"]+)"/.exec(leaseOf(host))![1]!
 
 /** A folder for PATH in which `ip` knows no devices of type vxlan, as iproute2 says it of a kernel without. */
@@ -66,25 +86,26 @@ async function needsKernelVxlan(skip: (condition: boolean, why?: string) => void
   skip(why !== undefined, why)
 }
 
-/** The inner frames of so many datagrams that pass eth0 of a host, and the UDP ports they came from. */
-async function captured(
-  host: Host,
-  count: number,
-  traffic: () => Promise<void>,
-): Promise<{ port: number; frame: Buffer }[]> {
-  const child = host.spawn(`tcpdump -i eth0 -U --immediate-mode -s 0 -c ${count} -w - udp dst port 8472`.split(' '))
-  const found: { port: number; frame: Buffer }[] = []
+/** The frames of so many datagrams that pass eth0 of a host. */
+async function passing(host: Host, ip: 'ip' | 'ip6', count: number, traffic: () => Promise<void>): Promise<Buffer[]> {
+  const filter = `${ip} and udp dst port 8472`
+  const child = host.spawn([...`tcpdump -i eth0 -U --immediate-mode -s 0 -c ${count} -w -`.split(' '), filter])
+  const found: Buffer[] = []
   const done = (async () => {
-    for await (const frame of frames(child.stdout!)) {
-      const udp = udpOf(frame)
-      found.push({ port: frame.readUInt16BE(udp), frame: Buffer.from(frame.subarray(udp + 8)) })
-    }
+    for await (const frame of frames(child.stdout!)) found.push(Buffer.from(frame))
   })()
   await once(createInterface({ input: child.stderr! }), 'line') // listening on eth0
   await traffic()
   await done
   return found
 }
+/** The inner frames of them, and the UDP ports they came from. */
+const captured = async (host: Host, count: number, traffic: () => Promise<void>) =>
+  (await passing(host, 'ip', count, traffic)).map((frame) => innerOf(frame, udpOf(frame)))
+const innerOf = (frame: Buffer, udp: number) => ({ port: frame.readUInt16BE(udp), frame: frame.subarray(udp + 8) })
+/** Likewise over IPv6, with whether the datagram has a checksum that is right. */
+const captured6 = async (host: Host, count: number, traffic: () => Promise<void>) =>
+  (await passing(host, 'ip6', count, traffic)).map((frame) => ({ ...innerOf(frame, UDP6), isRight: udp6IsRight(frame) }))
 
 describe('a cluster of both', () => {
   beforeEach(({ skip }) => needsKernelVxlan(skip))
@@ -290,6 +311,163 @@ describe('a cluster of both', () => {
   })
 })
 
+describe('a cluster of both, of both families', () => {
+  beforeEach(({ skip }) => needsKernelVxlan(skip))
+  const BOTH = ['ipv4', 'ipv6'] as const
+  type Side = (typeof BOTH)[number]
+  const addressOf = (pod: Pod, family: Side): string => (family === 'ipv4' ? pod.address : pod.ipv6) ?? ''
+  /** The headers before what ICMP and TCP carry. */
+  const [MTU, PING, TCP] = [{ ipv4: 1450, ipv6: 1430 }, { ipv4: 28, ipv6: 48 }, { ipv4: 40, ipv6: 60 }] as const
+
+  /** The kernel's on the first host, weftd's on the second. */
+  async function running(engine: readonly string[] = [], network: object = IPV6, options: object = {}) {
+    lab = await createLab({ hosts: 2, families: BOTH })
+    const [a, b] = lab.hosts as [Host, Host]
+    const kernel = await start(a, 'kernel', options, {}, { network })
+    const ours = await start(b, 'userspace', options, {}, { network, args: engine })
+    const pods = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+    return { a, b, pods, daemons: [kernel, ours] as const }
+  }
+  /** TCP whole and in parallel, and datagrams of one packet and of many. */
+  async function streams(from: Pod, to: Pod, family: Side): Promise<void> {
+    const server = await iperfServer((command) => to.spawn(command))
+    const longest = String(MTU.ipv6 - TCP[family] + 12) // of UDP, in what both take
+    for (const args of [
+      [],
+      ['--length', '64K', '--parallel', '4'],
+      ['--udp', '--bitrate', '50M', '--length', longest],
+      ['--udp', '--bitrate', '20M', '--length', '8000'],
+    ]) {
+      const { bitsPerSecond } = await server.run(from.namespace, addressOf(to, family), 1, args)
+      expect(bitsPerSecond, `${family} ${args.join(' ')}`).toBeGreaterThan(STALLED)
+    }
+    await server.stop()
+  }
+
+  it('has kernels and weftd talk to each other by each, neither knowing', async () => {
+    const { a, b, pods, daemons } = await running()
+    const [podA, podB] = pods
+    for (const host of [a, b]) expect(host.subnetEnv()['FLANNEL_MTU']).toBe('1430')
+    const shown = await a.output('ip -d link show flannel-v6.1'.split(' '))
+    expect(shown).toMatch(/vxlan id 1 local fd77::1 dev eth0 .*dstport 8472 nolearning.* noudp6zerocsumtx noudp6zerocsumrx/)
+    // Each family has its own MAC, and the device's MTU is what the kernel's is.
+    const macs = [...leaseOfBoth(b).matchAll(/"VtepMAC":"([^"]+)"/g)].map(([, mac]) => mac)
+    expect([new Set(macs).size, macs.length]).toEqual([2, 2])
+    for (const [device, mtu] of [
+      ['flannel.1', 1450],
+      ['flannel-v6.1', 1430],
+    ])
+      for (const host of [a, b]) expect(await host.output(`ip link show ${device}`.split(' '))).toContain(`mtu ${mtu} `)
+    const neighbours = await a.output('bridge fdb show dev flannel-v6.1'.split(' '))
+    expect(neighbours).toContain(`${macs[1]} dst fd77::2 self permanent`)
+
+    for (const family of BOTH) {
+      for (const [from, to] of [pods, pods.toReversed()] as [Pod, Pod][]) {
+        await reach(from.namespace, addressOf(to, family))
+        const ping = (size: number, ...more: string[]) =>
+          from.run(['ping', '-n', '-c', '1', '-W', '60', '-s', String(size), ...more, addressOf(to, family)])
+        expect((await ping(1430 - PING[family], '-M', 'do')).code).toBe(0)
+        const tooBig = await ping(1430 - PING[family] + 1, '-M', 'do')
+        expect(tooBig.stdout + tooBig.stderr).toMatch(/message too long, mtu[:=] ?1430/)
+        expect((await ping(60_000)).code).toBe(0)
+        // A link, not a router: what a kernel sends with a TTL of 3 arrives, and less does not.
+        expect((await ping(8, '-t', '3')).code).toBe(0)
+        expect((await ping(8, '-t', '2')).stdout).toMatch(/Time to live exceeded|Hop limit/)
+        await streams(from, to, family)
+      }
+      // Hosts too, by the addresses of their devices.
+      const [subnetA, subnetB] = [a, b].map((host) =>
+        family === 'ipv4' ? tunAddress(host) : host.subnetEnv()['FLANNEL_IPV6_SUBNET']!.replace('::1/64', '::'),
+      ) as [string, string]
+      await reach(a.namespace, subnetB)
+      await reach(b.namespace, subnetA)
+    }
+    expect(daemons.flatMap(({ lines }) => lines.filter((line) => /^[EF]/.test(line)))).toEqual([])
+    expect((await statusOf(b)).dataPath).toMatchObject({
+      ...{ engine: 'native', device: 'flannel.1', devices: { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' } },
+      families: ['ipv4', 'ipv6'],
+    })
+    expect(podA.ipv6).not.toBe(podB.ipv6)
+  })
+
+  it.each([
+    ['without offloads of the engine', ['udp-gso', 'udp-gro', 'tun-header'].flatMap((name) => ['--without', name]), undefined],
+    ['with the naive engine', ['--engine', 'naive'], undefined],
+    ["without offloads of the hosts' interfaces", [], 'tx off gro off gso off tso off'],
+    ['and a smaller MTU', [], 'mtu'],
+  ])('does so %s', async (_what, engine, offloads) => {
+    const { a, b, pods } = await running(engine, IPV6, offloads === 'mtu' ? { MTU: 1400 } : {})
+    if (offloads === 'mtu') expect(b.subnetEnv()['FLANNEL_MTU']).toBe('1330')
+    else if (offloads !== undefined)
+      for (const host of [a, b]) await host.output(['ethtool', '-K', 'eth0', ...offloads.split(' ')])
+    for (const family of BOTH)
+      for (const [from, to] of [pods, pods.toReversed()] as [Pod, Pod][]) {
+        await reach(from.namespace, addressOf(to, family))
+        await streams(from, to, family)
+      }
+  })
+
+  it('is of IPv6 alone where the network is', async () => {
+    const { b, pods } = await running([], { Network: undefined, EnableIPv4: false, ...IPV6 })
+    await reach(pods[0].namespace, pods[1].ipv6 ?? '')
+    expect((await b.run(['ip', 'link', 'show', 'flannel.1'])).code).toBe(1)
+    expect(leaseOfBoth(b)).toMatch(
+      /^\{"PublicIP":"0\.0\.0\.0","PublicIPv6":"fd77::2","BackendType":"vxlan","BackendData":null,"BackendV6Data":\{"VNI":1,"VtepMAC":"[\da-f:]+"\}\}$/,
+    )
+  })
+
+  it('sends over IPv6 what a kernel sends, with a UDP checksum, which a kernel asks for', async () => {
+    const { a, b, pods } = await running()
+    await reach(pods[0].namespace, pods[1].ipv6 ?? '')
+    // An interface that leaves no sums to others: what is captured is what would be on a wire.
+    for (const host of [a, b]) await host.output('ethtool -K eth0 tx off gro off'.split(' '))
+    const macs = Object.fromEntries([a, b].map((host) => [host.name, macsOf(host)[1]!.replaceAll(':', '')]))
+    const found = await captured6(a, 8, () => answers(pods[0].namespace, pods[1].ipv6!, 4))
+    expect(found.map(({ isRight }) => isRight)).toEqual(Array(8).fill(true))
+    const heads = found.map(({ frame }) => frame.subarray(0, 22).toString('hex'))
+    const head = (to: Host, from: Host): string => `0800000000000100${macs[to.name]}${macs[from.name]}86dd`
+    expect(new Set(heads)).toEqual(new Set([head(b, a), head(a, b)]))
+    for (const { frame } of found) expect(frame.readUInt16BE(22 + 4)).toBe(frame.length - 22 - 40)
+    for (const { port } of found) expect(port).not.toBe(8472)
+  })
+
+  it('shows what each family drops, once, and watches the threads of both', async () => {
+    const { b, pods, daemons } = await running(['--workers', '2'], { ...IPV6, ...APART })
+    for (const family of BOTH) await reach(pods[1].namespace, addressOf(pods[0], family))
+    const NOBODYS = ['10.5.1.9', 'fd00:5:0:1::9'] as const
+    const lost = async (): Promise<string[]> => {
+      const asked = ['capture', '--json', '--reason', 'no_route']
+      const { packets } = JSON.parse((await weft(b, asked)).stdout) as DropsReport
+      return packets.map(({ headers }) => headers.slice(0, 1))
+    }
+    const following = b.spawn(weftOf(b, ['capture', '--follow', '--reason', 'no_route']))
+    let heard = ''
+    following.stdout!.on('data', (text: Buffer) => (heard += text.toString()))
+    for (const [at, address] of [...NOBODYS, ...NOBODYS].entries()) {
+      await pods[1].run(['ping', '-n', '-c', '1', '-W', '1', address])
+      await eventually(async () => expect(await lost()).toEqual(['4', '6', '4', '6'].slice(0, at + 1)))
+      await eventually(() => expect(heard.match(/no peer has the destination/g)).toHaveLength(at + 1))
+    }
+    following.kill('SIGINT')
+    const { pid = 0 } = daemons[1].process
+    const loops = [...threadNames(pid).values()].filter((name) => name.startsWith('weft-loop'))
+    expect(loops).toHaveLength(4)
+    // A stranger by IPv6 is named.
+    const packet = Buffer.concat([
+      Buffer.from(`0800000000000100${macsOf(b)[1]!.replaceAll(':', '')}02000000009986dd`, 'hex'),
+      ipv6Packet(parseIpv6('fd00:5:0:1::9')!, parseIpv6(pods[1].ipv6!)!, Buffer.alloc(16), { protocol: 17 }),
+    ])
+    const script = `require('node:dgram').createSocket('udp6').send(Buffer.from('${packet.toString('hex')}', 'hex'), 8472, 'fd77::2', () => process.exit())`
+    await lab.hosts[0]!.output([process.execPath, '-e', script])
+    await daemons[1].line(/Packets from fd77::1 are not let in: no lease says that fd00:5:0:1::9 is there/)
+    // One that hangs is told by its family.
+    const thaw = await freezeThread(b, pid, loops[0]!)
+    await daemons[1].line(new RegExp(`The thread IPv[46]: ${loops[0]} hangs`))
+    await thaw()
+    await daemons[1].line(new RegExp(`The thread IPv[46]: ${loops[0]} is alive again`))
+  })
+})
+
 describe('who carries it', () => {
   it('is weftd where the kernel has no vxlan, which is said, and the MAC stays over a restart', async () => {
     lab = await createLab({ hosts: 2 })
@@ -309,6 +487,39 @@ describe('who carries it', () => {
     await start(a, undefined, {}, env)
     expect(macOf(a)).toBe(mac)
     await reach(b.namespace, tunAddress(a))
+  })
+
+  it('is weftd for both families where the kernel has no vxlan, and for either of them a host may change: MACs and subnets stay', async ({
+    skip,
+  }) => {
+    await needsKernelVxlan(skip)
+    lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
+    const [a, b] = lab.hosts as [Host, Host]
+    const without = { PATH: await pathWithoutVxlan() }
+    let changing = await start(a, undefined, {}, without, { network: IPV6 })
+    await changing.line(/VXLAN is carried by weftd itself: this kernel has no device of type vxlan/)
+    await start(b, 'kernel', {}, {}, { network: IPV6 })
+    const [podA, podB] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+    const lease = leaseOfBoth(a)
+    const kinds = (): Promise<string[]> =>
+      Promise.all(
+        ['flannel.1', 'flannel-v6.1'].map(async (name) => {
+          const [link] = JSON.parse(await a.output(`ip -d -j link show ${name}`.split(' '))) as [
+            { linkinfo: { info_kind: string } },
+          ]
+          return link.linkinfo.info_kind
+        }),
+      )
+    for (const way of ['tun', 'vxlan', 'tun'] as const) {
+      for (const address of [podB.address, podB.ipv6!]) await reach(podA.namespace, address)
+      expect([await kinds(), leaseOfBoth(a)]).toEqual([[way, way], lease])
+      // The next takes over from one that runs.
+      const next = await start(a, way === 'tun' ? 'kernel' : 'userspace', {}, {}, { network: IPV6 })
+      await changing.line(/Ending: another weftd has taken over/)
+      await ended(changing.process)
+      changing = next
+    }
+    for (const address of [podA.address, podA.ipv6!]) await reach(podB.namespace, address)
   })
 
   it('is the kernel where it can, and none where it has to and cannot', async ({ skip }) => {

@@ -86,6 +86,15 @@ export async function* frames(stream: Readable): AsyncGenerator<Buffer> {
 /** The place where the UDP header of a frame with an IPv4 packet begins. */
 export const udpOf = (frame: Buffer): number => 14 + (frame[14]! & 15) * 4
 
+/** True when the UDP checksum of a frame with an IPv6 packet, which has no extension headers, is there and right (RFC 8200 section 8.1). */
+export function udp6IsRight(frame: Buffer): boolean {
+  const length = frame.readUInt16BE(14 + 4)
+  const pseudo = sum16(frame, 14 + 8, UDP6 , UDP + length)
+  return frame.readUInt16BE(UDP6 + 6) !== 0 && sum16(frame, UDP6, UDP6 + length, pseudo) === 0xffff
+}
+/** The place where the UDP header of such a frame begins. */
+export const UDP6 = 14 + 40
+
 /**
  * Reads a capture with the filter `udp port PORT` until it ends. With `outer`, the outer UDP checksums are checked too; on a
  * device with checksum offload they are not there yet. What was seen is counted in `checked` as it comes.

@@ -48,7 +48,8 @@ async function openFamily(
   const { run, log } = options
   const [tunName, mac] = [names[family], macs[family]]
   if (tunName === undefined || mac === undefined) throw new Error(`${family} is none of this node's families`)
-  if ((await vxlanMac(run, tunName)) !== undefined) {
+  const clear = async (): Promise<void> => {
+    if ((await vxlanMac(run, tunName)) === undefined) return
     log.info(`Deleting the kernel's device ${tunName}, whose place weftd takes`)
     await run('ip', ['link', 'del', tunName])
   }
@@ -56,7 +57,7 @@ async function openFamily(
     ...{ ownEnd: ownEnd(mac, vni), endOf: (peer: Lease) => endOf(peer, family), filter: peersOf(family) },
   }
   const carried = { families: [family], outer: family, overhead: overheadBy(TYPE, family), mtu: mtus[family] }
-  const kind = { encapsulation: 'vxlan', ...carried, ...ends, tunName, port, directRouting } as const
+  const kind = { encapsulation: 'vxlan', ...carried, ...ends, tunName, port, directRouting, clear } as const
   return openTunnel({ ...options, external }, kind, lease, leases)
 }
 

@@ -97,6 +97,8 @@ export interface TunnelKind {
   readonly scope?: 'link'
   /** Of an encapsulation with keys: who agrees on them with peers. */
   readonly keeper?: SessionKeeper
+  /** Removes what a backend of another kind may have in this one's place, once nobody runs that would mend it. */
+  readonly clear?: () => Promise<void>
   /** True when peers that are reached without a router are routed to outside the tunnel. */
   readonly directRouting?: boolean
 }
@@ -272,6 +274,7 @@ export async function openTunnel(
   // From here on packets wait, if there is something inherited.
   let adopted: string | undefined
   if (!inherited) {
+    await kind.clear?.()
     adopted = await adoptTun(run, { name: tunName, last: persistence.tunNames, networks, subnets, isMultiQueue })
     await eachSide((side) => refuseRoute(side, (name) => name === adopted))
   }
