@@ -196,6 +196,7 @@ async function told({ namespace, statusSocket }: Host): Promise<readonly [ready:
 
 describe.each<[name: string, backend: object, devices: readonly string[]]>([
   ['host-gw', { Type: 'host-gw' }, []],
+  ['udp', { Type: 'udp' }, ['flannel0']],
   ['vxlan by the kernel', { Type: 'vxlan', DataPath: 'kernel' }, ['flannel.1', 'flannel-v6.1']],
   ['vxlan by weftd', { Type: 'vxlan', DataPath: 'userspace' }, ['flannel.1', 'flannel-v6.1']],
   ['wireguard', { Type: 'wireguard' }, ['flannel-wg', 'flannel-wg-v6']],
@@ -218,12 +219,39 @@ describe.each<[name: string, backend: object, devices: readonly string[]]>([
     await a.output(['ip', 'address', 'add', 'fd77::a1/64', 'dev', 'eth0', 'nodad'])
     await a.output(['ip', 'address', 'del', 'fd77::1/64', 'dev', 'eth0'])
     await daemons[0]!.line(/the address of eth0 changed from fd77::1 to fd77::a1$/)
+    await eventually(() => expect(publicAddresses()).toContainEqual([a.address, 'fd77::a1']))
     await reachBy(['ipv6'], to, from)
     expect(await pings.stop()).toMatchObject({ lost: 0, errors: 0 })
     expect(await number()).toBe(before)
     expect(daemons.flatMap(({ lines }) => lines).filter((line) => line.includes('The data path stopped'))).toEqual([])
     await eventually(async () => expect(await told(a)).toEqual([200, null]))
   })
+})
+
+/** Those of each lease. */
+function publicAddresses(): (string | null)[][] {
+  const folder = join(lab.folder, 'leases', 'subnets')
+  return readdirSync(folder).map((name) => {
+    const { PublicIP, PublicIPv6 } = JSON.parse(readFileSync(join(folder, name), 'utf8')) as Record<string, string>
+    return [PublicIP ?? null, PublicIPv6 ?? null]
+  })
+}
+
+it('publishes another IPv4 address by udp over IPv6, and loses nothing', async () => {
+  const [daemon] = await running(BOTH, { Type: 'udp', Underlay: 'ipv6' })
+  const [a, b] = lab.hosts as [Host, Host]
+  const [from, to] = [await a.startPod(), await b.startPod()]
+  await reachBy(BOTH, from, to)
+  const pings = pinging(from, to)
+  await a.output(['sysctl', '-qw', 'net.ipv4.conf.eth0.promote_secondaries=1'])
+  await a.output(['ip', 'address', 'add', '192.168.77.99/24', 'dev', 'eth0'])
+  await a.output(['ip', 'address', 'del', `${a.address}/24`, 'dev', 'eth0'])
+  await a.output(['ip', 'route', 'replace', 'default', 'via', '192.168.77.254'])
+  await daemon!.line(/Peers are told that the address of eth0 changed from 192\.168\.77\.1 to 192\.168\.77\.99$/)
+  await eventually(() => expect(publicAddresses()).toContainEqual(['192.168.77.99', 'fd77::1']))
+  expect(await pings.stop()).toMatchObject({ lost: 0, errors: 0 })
+  expect(daemon!.lines.filter((line) => line.includes('The data path stopped'))).toEqual([])
+  await reachBy(BOTH, to, from)
 })
 
 /** What keeps one family from being had, and its end. */

@@ -4,7 +4,7 @@
 import { chmodSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
-import { ended } from '../../lab/command.ts'
+import { ended, execute } from '../../lab/command.ts'
 import { createLab, networkOf, whyNoVxlan, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { eventually } from '../support/event.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -242,29 +242,53 @@ it('extension tells its commands of both families, of a peer too', async () => {
   await eventually(() => expect(calls().slice(2)).toEqual([`remove ${rest}`]))
 })
 
-it.each([['vxlan in userspace', { Type: 'vxlan', DataPath: 'userspace' }, /^W.*carries IPv4 alone/]])(
-  '%s carries IPv4 alone, with a lease of both, and says so; IPv6 alone is refused',
-  async (_what, backend, said) => {
-    await running(backend)
-    await daemon.line(said)
-    const env = host.subnetEnv()
-    expect([env['FLANNEL_SUBNET'], env['FLANNEL_IPV6_SUBNET']]).toEqual([
-      expect.stringMatching(/^10\.5\./),
-      expect.stringMatching(/^fd00:5:/),
-    ])
-    expect((await routesTo('10.5.0.0/16')).join('\n')).toMatch(/10\.5\.0\.0\/16 dev flannel/)
-    expect(await routesTo('fd00:5::/48')).toEqual([])
-    expect(daemon.lines.filter((line) => line.startsWith('E'))).toEqual([])
-    await daemon.stop()
+it('ipip carries IPv4 alone, with a lease of both, and says so', async ({ skip }) => {
+  const { code, stderr } = await execute('unshare --net ip link add probe type ipip local 127.0.0.1'.split(' '))
+  skip(code !== 0, `no ipip in the kernel: ${stderr.trim()}; npm run test:vm has one`)
+  await running({ Type: 'ipip' })
+  await daemon.line(/^W.*carries IPv4 alone/)
+  const env = host.subnetEnv()
+  expect([env['FLANNEL_SUBNET'], env['FLANNEL_IPV6_SUBNET']]).toEqual([
+    expect.stringMatching(/^10\.5\./),
+    expect.stringMatching(/^fd00:5:/),
+  ])
+  expect(await routesTo('fd00:5::/48')).toEqual([])
+  expect(daemon.lines.filter((line) => line.startsWith('E'))).toEqual([])
+})
 
-    const { Network: _, SubnetMax: _max, ...rest } = NETWORK
-    writeFileSync(join(lab.folder, 'leases/config'), JSON.stringify({ ...rest, EnableIPv4: false, Backend: backend }))
-    const refused = host.startDaemon({ args: ['--lease-dir', join(lab.folder, 'leases')] })
-    await refused.line(/^E.*needs IPv4, and EnableIPv4 is false; set "EnableIPv4": true/)
-    await ended(refused.process)
-    expect(refused.process.exitCode).toBe(1)
-  },
-)
+const { Network: _, SubnetMax: _max, ...IPV6_ALONE } = { ...NETWORK, EnableIPv4: false }
+it.each([
+  ['ipip', IPV6_ALONE, { Type: 'ipip' }, [], /the ipip backend needs IPv4, and EnableIPv4 is false; set "EnableIPv4": true, or take udp, vxlan, host-gw or wireguard/],
+  ...([NETWORK, IPV6_ALONE] as const).flatMap((network) =>
+    ['ipv4', 'ipv6'].flatMap((underlay) =>
+      underlay === 'ipv4' && network === IPV6_ALONE
+        ? []
+        : [
+            [
+              `the dgram engine over ${underlay}`,
+              network,
+              { Type: 'udp', Underlay: underlay },
+              ['--engine', 'dgram'],
+              /the dgram engine carries IPv4 alone; run weftd with --engine native$/,
+            ] as const,
+          ],
+    ),
+  ),
+] as const)('IPv6 alone is refused, or IPv6 at all: %s', async (_what, network, backend, args, why) => {
+  lab = await createLab({ hosts: 1, families: ['ipv4', 'ipv6'] })
+  ;[host] = lab.hosts as [Host]
+  const leases = join(lab.folder, 'leases')
+  mkdirSync(leases)
+  writeFileSync(join(leases, 'config'), JSON.stringify({ ...network, Backend: backend }))
+  const refused = host.startDaemon({ args: ['--lease-dir', leases, ...args] })
+  await refused.line(why)
+  await ended(refused.process)
+  expect(refused.process.exitCode).toBe(1)
+  // Once, and nothing is left.
+  expect(refused.lines.filter((line) => line.startsWith('E'))).toHaveLength(1)
+  expect((await told('ip', '-br', 'link')).filter((line) => line.startsWith('flannel'))).toEqual([])
+  for (const network of ['10.5.0.0/16', 'fd00:5::/48']) expect(await routesTo(network)).toEqual([])
+})
 
 it.each([
   ['both families', {}, ['FLANNEL_SUBNET', 'FLANNEL_IPV6_SUBNET']],

@@ -100,7 +100,7 @@ export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
   if (ipv4 === undefined)
     throw invalid(
       `${who} needs IPv4, and EnableIPv4 is false`,
-      'set "EnableIPv4": true, or take udp, vxlan by the kernel, host-gw or wireguard, which carry IPv6',
+      'set "EnableIPv4": true, or take udp, vxlan, host-gw or wireguard, which carry IPv6',
     )
   return ipv4
 }

@@ -1,7 +1,7 @@
 // external-watch.ts - whether the external interface is still what a data path was made for.
 
 import type { Run } from '../../host/command.ts'
-import { changeOf, seeExternal, type ExternalInterface } from '../../host/external-interface.ts'
+import { addressChange, changeOf, seeExternal, type ExternalInterface } from '../../host/external-interface.ts'
 import { FAMILIES, onlyOf, type ByFamily, type Family } from '../../net/address.ts'
 
 export interface ExternalWatch {
@@ -11,9 +11,13 @@ export interface ExternalWatch {
   hasMoved(): Promise<boolean>
   /** As a data path's, by the last look. */
   readonly gone: () => ByFamily<string>
+  /** What peers are to be told: the address of another family is another one, by which nothing is open. Undefined when there is nothing. */
+  readonly news: string | undefined
+  /** Peers are told of it, as of the last look. */
+  told(): void
 }
 
-/** Of these families: nothing is made for another one's address. */
+/** Of these families: nothing is open for another one's address. */
 export function watchExternal(
   run: Run,
   external: ExternalInterface,
@@ -21,17 +25,25 @@ export function watchExternal(
 ): ExternalWatch {
   let tell!: (reason: Error) => void
   let gone: ByFamily<string> = {}
+  const others = FAMILIES.filter((family) => !families.includes(family))
+  /** By the last look, and by which peers know this node. */
+  let [last, published] = [external, external]
   const moved = new Promise<Error>((resolve) => (tell = resolve))
   return {
     moved,
     async hasMoved() {
       const seen = await seeExternal(run, external)
       gone = onlyOf(families, seen.gone)
+      last = seen.now
       const change = changeOf(external, seen.now, families)
       if (change === undefined) return false
       tell(new Error(change))
       return true
     },
     gone: () => gone,
+    get news() {
+      return others.map((family) => addressChange(published, last, family)).find((change) => change !== undefined)
+    },
+    told: () => void (published = last),
   }
 }

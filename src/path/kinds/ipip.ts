@@ -83,6 +83,13 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         mtu,
         fault: watch.moved,
         gone: watch.gone,
+        get isOutdated() {
+          return watch.news !== undefined
+        },
+        async renew() {
+          log.info(`Peers are told that ${watch.news}`)
+          watch.told()
+        },
         async apply(leases, ownKey) {
           applied = filter.usable(leases, ownKey)
           await direct?.look(filter.peers())

@@ -10,7 +10,7 @@ import { createTrafficSlots } from '../engine/traffic.ts'
 import { addon } from '../../host/addon.ts'
 import { findLink, isNamedBy } from '../../host/links.ts'
 import type { BackendType, Settings, TunnelSettings } from '../kinds.ts'
-import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
+import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import { seldom, type Log } from '../../base/log.ts'
 import {
   byFamily,
@@ -191,12 +191,20 @@ export async function openTunnel(
       return bytes < mtu ? bytes : undefined
     },
   })
+  /** What the node publishes since it moved. */
+  let renewed: LeaseAttrs | undefined
+  const own: OwnLease = {
+    ...lease,
+    get attrs() {
+      return renewed ?? lease.attrs
+    },
+  }
   const sides: Side[] = []
   for (const family of kind.families) {
     const [network, subnet] = [config[family]?.network, lease.subnet[family]]
     if (!network || !subnet) continue
     const filter = createPeerFilter<Net>({
-      ...{ ...kind.filter, lease, network, outer, isOneOfTwo: kind.families.length > 1, log },
+      ...{ ...kind.filter, lease: own, network, outer, isOneOfTwo: kind.families.length > 1, log },
     })
     // Loaded by those alone that ask for it: packets wait for a start.
     const direct = kind.directRouting ? await import('./direct-way.ts') : undefined
@@ -379,9 +387,12 @@ export async function openTunnel(
     fault: Promise.race([engine.fault, watch.moved]),
     lacking,
     get isOutdated() {
-      return carried().length < sides.length
+      return carried().length < sides.length || watch.news !== undefined
     },
-    async renew() {
+    async renew(attrs) {
+      renewed = attrs
+      if (watch.news !== undefined) log.info(`Peers are told that ${watch.news}`)
+      watch.told()
       for (const side of sides) {
         if (lacking[side.family] === undefined) continue
         try {

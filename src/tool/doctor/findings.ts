@@ -76,7 +76,7 @@ export const FINDINGS = {
   'family-not-carried': {
     ...{ check: 'families', level: 'warning' },
     means: 'the network has IPv6, and the backend carries IPv4 alone: containers of two hosts reach each other by IPv4',
-    fix: 'where containers need IPv6, take a backend that carries it: udp, vxlan by the kernel, host-gw or wireguard',
+    fix: 'where containers need IPv6, take a backend that carries it: udp, vxlan, host-gw or wireguard',
   },
   'no-default-route': {
     ...{ check: 'families', level: 'warning' },

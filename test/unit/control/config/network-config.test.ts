@@ -326,7 +326,7 @@ describe('a family', () => {
     expect(() => ipv4For('the ipip backend', parseNetworkConfig(`{"EnableIPv4":false,${ipv6}}`))).toThrow(
       expect.objectContaining({
         ...{ code: 'CONFIG', message: 'the ipip backend needs IPv4, and EnableIPv4 is false' },
-        remedy: 'set "EnableIPv4": true, or take udp, vxlan by the kernel, host-gw or wireguard, which carry IPv6',
+        remedy: 'set "EnableIPv4": true, or take udp, vxlan, host-gw or wireguard, which carry IPv6',
       }),
     )
   })
