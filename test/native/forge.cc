@@ -2,7 +2,7 @@
 //
 //   forge ADDRESS PORT COUNT [FROM]   the datagrams on stdin, a line of hex each, in turn, until COUNT were sent;
 //   prints
-//                                     how many the kernel took. To port 0: ICMP messages. FROM: the port they leave by
+//                                     how many the kernel took. To port 0: ICMP messages, of IPv4. FROM: the port they leave by
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
@@ -13,21 +13,46 @@
 #include <string>
 #include <vector>
 
+namespace {
+
+/// An address of either family, with a port.
+struct Place {
+  bool parse(const char* text, int port) {
+    const auto number = htons(static_cast<uint16_t>(port));
+    if (inet_pton(AF_INET, text, &ipv4.sin_addr) == 1) {
+      ipv4.sin_family = AF_INET;
+      ipv4.sin_port = number;
+      return true;
+    }
+    if (inet_pton(AF_INET6, text, &ipv6.sin6_addr) != 1) return false;
+    ipv6.sin6_family = AF_INET6;
+    ipv6.sin6_port = number;
+    return true;
+  }
+  int family() const { return any.sa_family; }
+  socklen_t size() const { return family() == AF_INET ? sizeof ipv4 : sizeof ipv6; }
+  union {
+    sockaddr_in6 ipv6{};
+    sockaddr_in ipv4;
+    sockaddr any;
+  };
+};
+
+}  // namespace
+
 int main(int argc, char** argv) {
   if (argc < 4) return 2;
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(static_cast<uint16_t>(std::atoi(argv[2])));
+  Place to, from;
+  const int port = std::atoi(argv[2]);
+  if (!to.parse(argv[1], port)) return 2;
   const size_t count = std::strtoul(argv[3], nullptr, 10);
-  const bool icmp = to.sin_port == 0;
-  const int fd = socket(AF_INET, (icmp ? SOCK_RAW : SOCK_DGRAM) | SOCK_CLOEXEC, icmp ? IPPROTO_ICMP : 0);
-  if (fd < 0 || inet_pton(AF_INET, argv[1], &to.sin_addr) != 1) return 2;
+  const bool icmp = port == 0;
+  const int fd = socket(to.family(), (icmp ? SOCK_RAW : SOCK_DGRAM) | SOCK_CLOEXEC, icmp ? IPPROTO_ICMP : 0);
+  if (fd < 0) return 2;
 
   if (argc > 4) {
-    sockaddr_in from{};
-    from.sin_family = AF_INET;
-    from.sin_port = htons(static_cast<uint16_t>(std::atoi(argv[4])));
-    if (bind(fd, reinterpret_cast<const sockaddr*>(&from), sizeof from) < 0) return 2;
+    from.parse(to.family() == AF_INET ? "0.0.0.0" : "::", std::atoi(argv[4]));
+    if (bind(fd, &from.any, from.size()) < 0) return 2;
   }
 
   std::vector<std::string> datagrams;
@@ -48,7 +73,7 @@ int main(int argc, char** argv) {
   while (sent < count) {
     const size_t batch = std::min(kBatch, count - sent);
     for (size_t i = 0; i < batch; i++) {
-      messages[i].msg_hdr = {&to, sizeof to, &pieces[(sent + i) % pieces.size()], 1, nullptr, 0, 0};
+      messages[i].msg_hdr = {&to.any, to.size(), &pieces[(sent + i) % pieces.size()], 1, nullptr, 0, 0};
     }
     const int result = sendmmsg(fd, messages, static_cast<unsigned>(batch), 0);
     taken += result > 0 ? static_cast<size_t>(result) : 0;
