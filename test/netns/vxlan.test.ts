@@ -468,6 +468,42 @@ describe('a cluster of both, of both families', () => {
   })
 })
 
+it('of both families finds what reaches a peer by each, and goes by that', async () => {
+  lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
+  const [a, b] = lab.hosts as [Host, Host]
+  // What is longer is dropped, and nobody says so.
+  const hole = `table inet hole {
+    chain in { type filter hook prerouting priority -400; udp dport 8472 meta length gt 1400 drop; }
+  }`
+  for (const host of [a, b]) {
+    await host.output(['ethtool', '-K', 'eth0', 'tx-udp-segmentation', 'off'])
+    await host.output(['nft', '-f', '-'], { input: hole })
+  }
+  const [daemon] = (await Promise.all(
+    [a, b].map((host) => start(host, 'userspace', { ProbePathMTU: true }, {}, { network: IPV6 })),
+  )) as [Daemon]
+  const [podA, podB] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+  const fits = { ipv4: 1400 - 50, ipv6: 1400 - 70 }
+  await Promise.all(
+    Object.values(fits).map((bytes) => daemon.line(new RegExp(`Packets of more than ${bytes} bytes do not reach`))),
+  )
+  for (const [address, bytes, headers] of [
+    [podB.address, fits.ipv4, 28],
+    [podB.ipv6!, fits.ipv6, 48],
+  ] as const) {
+    const probe = async (size: number) =>
+      (await podA.run(['ping', '-n', '-c', '1', '-W', '5', '-M', 'do', '-s', String(size - headers), address])).stdout
+    await eventually(async () => expect(await probe(bytes)).toContain('1 received'))
+    await eventually(async () => expect(await probe(bytes + 1)).toMatch(new RegExp(`mtu ?[=:] ?${bytes}`)))
+  }
+  const { peers } = await statusOf(a)
+  expect(Object.values(peers!.list[0]!.families!).map((side) => side!.pathMtu)).toEqual([fits.ipv4, fits.ipv6])
+  const server = await iperfServer((command) => podB.spawn(command))
+  for (const address of [podB.address, podB.ipv6!])
+    expect((await server.run(podA.namespace, address, 1)).bitsPerSecond).toBeGreaterThan(STALLED)
+  await server.stop()
+})
+
 describe('who carries it', () => {
   it('is weftd where the kernel has no vxlan, which is said, and the MAC stays over a restart', async () => {
     lab = await createLab({ hosts: 2 })
