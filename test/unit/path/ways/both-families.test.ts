@@ -3,6 +3,7 @@
 import { expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { DataPath } from '../../../../src/path/backend.ts'
+import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 import { openFamilies } from '../../../../src/path/ways/both-families.ts'
 import type { Family } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
@@ -24,7 +25,7 @@ const LEASES: ReadonlyMap<string, Lease> = new Map([
  * Data paths that note what is asked of them. A family of `broken` cannot be opened, one of `deaf` cannot be told its peers, one of `blind`
  * cannot be looked at. `host` is the external interface as it is.
  */
-function rig(lease = LEASE) {
+function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => ({})) {
   const asked: string[] = []
   const looked: Family[] = []
   const host = { mtu: 1500, ipv4: '192.0.2.1', ipv6: 'fd00::1' }
@@ -65,8 +66,10 @@ function rig(lease = LEASE) {
     error: (line: string) => void errors.push(line),
     v: () => false,
   }
-  async function open(family: Family, own: OwnLease): Promise<DataPath> {
+  const knew: Partial<Record<Family, ReadonlyMap<string, Lease>>> = {}
+  async function open(family: Family, own: OwnLease, leases: ReadonlyMap<string, Lease>): Promise<DataPath> {
     owns[family] = own
+    knew[family] = leases
     if (broken.has(family)) throw new WeftError('DEVICE', `no ${family}`)
     asked.push(`open ${family}`)
     return {
@@ -96,12 +99,16 @@ function rig(lease = LEASE) {
         faults[family]?.(new Error(`${family} was closed`)) // as a child that was told to end
         if (stuck.has(family)) throw new WeftError('COMMAND', `${family} cannot be closed`)
       },
+      ...more(family),
     }
   }
   return {
-    ...{ asked, looked, broken, deaf, blind, stuck, slow, hanging, host, owns, errors, infos, faults, again },
-    open: (mtu = 1430, isUnbound = false, signal = new AbortController().signal) =>
-      openFamilies({ of: OF, lease, mtu, isUnbound, signal, external: () => external, open, run, log }),
+    ...{ asked, looked, broken, deaf, blind, stuck, slow, hanging, host, owns, knew, errors, infos, faults, again },
+    open: (mtu = 1430, isUnbound = false, signal = new AbortController().signal, leases?: ReadonlyMap<string, Lease>) =>
+      openFamilies({
+        ...{ of: OF, lease, mtu, isUnbound, signal, external: () => external, open, run, log },
+        ...(leases ? { leases } : {}),
+      }),
   }
 }
 
@@ -430,4 +437,151 @@ it('is not there where no family can be opened', async () => {
   const { broken, open } = rig()
   for (const family of ['ipv4', 'ipv6'] as const) broken.add(family)
   await expect(open()).rejects.toThrow('no ipv4')
+})
+
+/** Data paths of engines: of IPv4 with two rings of drops, of IPv6 with three, and what befell them. */
+function engines() {
+  const befell: string[] = []
+  const given: Partial<Record<Family, ReadonlyMap<string, number>>> = {}
+  /** The drops that each has kept, by their numbers, of its last ring. */
+  const dropped: Record<Family, number[]> = { ipv4: [], ipv6: [] }
+  /** Has nothing to lend. */
+  const dead = new Set<Family>()
+  const r = rig(LEASE, (family) => {
+    const rings = family === 'ipv4' ? 2 : 3
+    let isLent = false
+    return {
+      tunNames: [`tun-${family}`],
+      threads: () => ({ 'weft-loop0': family === 'ipv4' ? 4 : 6 }),
+      look: () => void befell.push(`look ${family}`),
+      peer: (key) => (key === 'k' ? { key, [family]: { endpoint: family } } : undefined),
+      pathMtu: (_peer, of) => (of === family ? 1300 : 0),
+      pathSearch: {
+        overhead: 7,
+        knownMtu: (key, of) => (key !== 'k' || of !== family ? undefined : family === 'ipv4' ? 1450 : 1380),
+        limit: (bytes) => void (given[family] = bytes),
+      },
+      drops(after = []) {
+        if (isLent) return { next: after, packets: [] }
+        const from = after[rings - 1] ?? 0
+        const packets = dropped[family].filter((number) => number >= from).map((number) => ({ family, number }))
+        const next = [...Array<number>(rings - 1).fill(1), Math.max(from, ...dropped[family].map((each) => each + 1))]
+        return { next, packets } as unknown as ReturnType<NonNullable<DataPath['drops']>>
+      },
+      async leave() {
+        befell.push(`leave ${family}`)
+        isLent = true
+        return dead.has(family) ? [] : [{ tunName: family } as unknown as OpenPath]
+      },
+      async takeBack() {
+        befell.push(`take back ${family}`)
+        isLent = false
+      },
+    }
+  })
+  return { ...r, befell, given, dropped, dead }
+}
+const tick = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
+
+it('has nothing of engines where none carries it', async () => {
+  const path = await rig().open()
+  for (const what of ['leave', 'takeBack', 'drops', 'pathMtu', 'pathSearch', 'peer'] as const)
+    expect(path[what], what).toBeUndefined()
+  expect([path.tunNames, path.threads()]).toEqual([undefined, {}])
+  path.look?.()
+})
+
+it('of engines tells of both: threads by family, peers, the path to each, and what was noticed', async () => {
+  const r = engines()
+  const path = await r.open()
+  expect(path.tunNames).toEqual(['tun-ipv4', 'tun-ipv6'])
+  expect(path.threads()).toEqual({ 'IPv4: weft-loop0': 4, 'IPv6: weft-loop0': 6 })
+  path.look!()
+  expect(r.befell).toEqual(['look ipv4', 'look ipv6'])
+  expect(path.peer!('k')).toEqual({ key: 'k', ipv4: { endpoint: 'ipv4' }, ipv6: { endpoint: 'ipv6' } })
+  expect(path.peer!('other')).toBeUndefined()
+  const [lease] = [...LEASES.values()] as [Lease]
+  expect([path.pathMtu!(lease, 'ipv4'), path.pathMtu!(lease, 'ipv6')]).toEqual([1300, 1300])
+  // By what containers may send, and by the bytes that each family's header has.
+  const search = path.pathSearch!
+  expect([search.overhead, search.knownMtu('k', 'ipv4'), search.knownMtu('k', 'ipv6')]).toEqual([undefined, 1430, 1380])
+  expect(search.knownMtu('other', 'ipv6')).toBeUndefined()
+  const [four, six] = [new Map([['k', 1350]]), new Map([['k', 1330]])]
+  search.limit!(four, 'ipv4')
+  search.limit!(six, 'ipv6')
+  expect(r.given).toEqual({ ipv4: four, ipv6: six })
+  // What one does not carry it tells nothing of.
+  r.faults.ipv6!(new Error('the device is gone'))
+  await tick()
+  expect([path.tunNames, path.threads()]).toEqual([['tun-ipv4'], { 'IPv4: weft-loop0': 4 }])
+})
+
+it('of engines tells what each family dropped, once, whichever of them is there', async () => {
+  const r = engines()
+  const path = await r.open()
+  const told = (next?: readonly number[]) => {
+    const { packets, next: then } = path.drops!(next)
+    return [(packets as unknown as { family: Family; number: number }[]).map((each) => each.number), then] as const
+  }
+  r.dropped.ipv4.push(10)
+  r.dropped.ipv6.push(60)
+  const [all, first] = told()
+  expect([all, first]).toEqual([
+    [10, 60],
+    [1, 11, 1, 1, 61],
+  ])
+  r.dropped.ipv6.push(61)
+  const [later, second] = told(first)
+  expect([later, second]).toEqual([[61], [1, 11, 1, 1, 62]])
+  // Whoever asks has the places of a family that cannot be had kept.
+  r.broken.add('ipv4')
+  r.faults.ipv4!(new Error('the device is gone'))
+  await tick()
+  await r.again(path)
+  r.dropped.ipv6.push(62)
+  const [meanwhile, third] = told(second)
+  expect([meanwhile, third]).toEqual([[62], [1, 11, 1, 1, 63]])
+  r.broken.delete('ipv4')
+  await r.again(path)
+  r.dropped.ipv4.push(11)
+  expect(told(third)).toEqual([[11], [1, 12, 1, 1, 63]])
+  // While it is lent there is nobody to ask.
+  await path.leave!()
+  expect(told(third)).toEqual([[], third])
+})
+
+it('of engines lends what is carried, one after another with what opens and closes, and takes it back', async () => {
+  const r = engines()
+  const path = await r.open(undefined, undefined, undefined, LEASES)
+  expect([r.knew.ipv4, r.knew.ipv6]).toEqual([LEASES, LEASES])
+  expect((await path.leave!()).map(({ tunName }) => tunName as string)).toEqual(['ipv4', 'ipv6'])
+  // It is another process's to mend, and to open.
+  r.looked.length = 0
+  r.host.ipv6 = 'fd00::a1'
+  expect([await path.resync(), r.looked]).toEqual([[], []])
+  r.faults.ipv6!(new Error('the device is gone'))
+  await tick()
+  await r.again(path)
+  expect([path.lacking, r.asked]).toEqual([{ ipv6: 'the device is gone' }, ['open ipv4', 'open ipv6']])
+  await path.takeBack!()
+  expect(r.befell).toEqual(['leave ipv4', 'leave ipv6', 'take back ipv4'])
+  await r.again(path)
+  expect([path.lacking, r.asked.slice(2)]).toEqual([{}, ['close ipv6', 'open ipv6']])
+})
+
+it('of engines lends one family where a fault has ended the other, which is in nobody\'s way then', async () => {
+  const r = engines()
+  const path = await r.open()
+  r.faults.ipv4!(new Error('the device is gone'))
+  await tick()
+  expect((await path.leave!()).map(({ tunName }) => tunName as string)).toEqual(['ipv6'])
+  expect(r.asked).toEqual(['open ipv4', 'open ipv6', 'close ipv4'])
+})
+
+it('of engines that have nothing to lend goes on as before', async () => {
+  const r = engines()
+  const path = await r.open()
+  r.dead.add('ipv4').add('ipv6')
+  expect(await path.leave!()).toEqual([])
+  expect(await path.resync()).toEqual(['ipv4 was mended', 'ipv6 was mended'])
 })

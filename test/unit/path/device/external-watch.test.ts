@@ -1,0 +1,52 @@
+// external-watch.test.ts - which change of the external interface ends a data path, and of which peers are told alone.
+
+import { expect, it } from 'vitest'
+import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
+import { parseIpv4 } from '../../../../src/net/ipv4.ts'
+import { parseIpv6 } from '../../../../src/net/ipv6.ts'
+import { watchExternal } from '../../../../src/path/device/external-watch.ts'
+import type { Family } from '../../../../src/net/address.ts'
+
+function rig(families?: readonly Family[]) {
+  const address = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('fd00::1')! }
+  const external: ExternalInterface = {
+    ...{ name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: {}, publicIp: {} } },
+  }
+  const host = { mtu: 1500, ipv4: '192.0.2.1', ipv6: 'fd00::1' }
+  const run = async (): Promise<string> =>
+    JSON.stringify([
+      {
+        ...{ ifindex: 1, ifname: 'eth0', mtu: host.mtu, flags: ['UP'] },
+        addr_info: [
+          { local: host.ipv4, family: 'inet' },
+          { local: host.ipv6, family: 'inet6' },
+        ],
+      },
+    ])
+  return { host, watch: watchExternal(run, external, families) }
+}
+
+it.each<[Family, Family, string, string]>([
+  ['ipv4', 'ipv6', 'fd00::a1', 'from fd00::1 to fd00::a1'],
+  ['ipv6', 'ipv4', '192.0.2.99', 'from 192.0.2.1 to 192.0.2.99'],
+])('of %s: another address of %s is news until peers are told', async (family, other, address, change) => {
+  const { host, watch } = rig([family])
+  expect([await watch.hasMoved(), watch.news]).toEqual([false, undefined])
+  host[other] = address
+  expect([await watch.hasMoved(), watch.news]).toEqual([false, `the address of eth0 changed ${change}`])
+  watch.told()
+  expect([await watch.hasMoved(), watch.news]).toEqual([false, undefined])
+  host[other] = other === 'ipv4' ? '192.0.2.1' : 'fd00::1'
+  expect(await watch.hasMoved()).toBe(false)
+  expect(watch.news).toMatch(/ changed from .* to (192\.0\.2\.1|fd00::1)$/)
+})
+
+it('of both tells peers of nothing: another address ends it, as another MTU does', async () => {
+  const { host, watch } = rig()
+  host.ipv6 = 'fd00::a1'
+  expect([await watch.hasMoved(), watch.news]).toEqual([true, undefined])
+  expect((await watch.moved).message).toBe('the address of eth0 changed from fd00::1 to fd00::a1')
+  const other = rig(['ipv4'])
+  other.host.mtu = 1400
+  expect([await other.watch.hasMoved(), other.watch.news]).toEqual([true, undefined])
+})
