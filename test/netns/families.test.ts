@@ -483,7 +483,9 @@ describe('of two families', () => {
   })
 
   it('the one that ipip does not carry is none that is broken', async ({ skip }) => {
-    const { code: refused, stderr } = await execute('unshare --net ip link add probe type ipip local 127.0.0.1'.split(' '))
+    const { code: refused, stderr } = await execute(
+      'unshare --net ip link add probe type ipip local 127.0.0.1'.split(' '),
+    )
     skip(refused !== 0, `no ipip in the kernel: ${stderr.trim()}; npm run test:vm has one`)
     await running(BOTH, { Type: 'ipip' })
     const [a, b] = lab.hosts as [Host, Host]

@@ -224,7 +224,17 @@ it.each(OF_BOTH)(
     const tunOf = (host: Host): string => host.subnetEnv()['FLANNEL_IPV6_SUBNET']!.replace('::1/64', '::')
     /** Of nobody who sends them. */
     const forged = [
-      ...[peers, tunOf(peer), 'fd00:5:0:1::7', ours, tunOf(victim), '2001:db8::7', attacker.ipv6, old.ipv6, victim.ipv6],
+      ...[
+        peers,
+        tunOf(peer),
+        'fd00:5:0:1::7',
+        ours,
+        tunOf(victim),
+        '2001:db8::7',
+        attacker.ipv6,
+        old.ipv6,
+        victim.ipv6,
+      ],
       ...['fe80::1', '::', '::1', 'ff02::1', '::ffff:10.5.1.2', '::10.5.1.2'],
     ].map((source) => six(source))
     const redirect = Buffer.concat([bytes('89 00 0000 00000000'), Buffer.alloc(32, 0xfd)])
@@ -242,7 +252,10 @@ it.each(OF_BOTH)(
       six(
         peers,
         ours,
-        Buffer.concat([...Array.from({ length: 8 }, () => bytes('3c 00 01 04 00000000')), bytes('11 00 01 04 00000000')]),
+        Buffer.concat([
+          ...Array.from({ length: 8 }, () => bytes('3c 00 01 04 00000000')),
+          bytes('11 00 01 04 00000000'),
+        ]),
         60,
       ),
       six(peers, ours, bytes('11 ff 01 04 00000000'), 60), // longer than the packet
@@ -280,7 +293,11 @@ it.each(OF_BOTH)(
       )
     let taken = 0
     /** Sends so many, at once as many as a socket's buffer holds most of; each is dropped, for one reason or another. */
-    async function send(from: Host, all: readonly (readonly [string, readonly Buffer[]])[], count: number): Promise<void> {
+    async function send(
+      from: Host,
+      all: readonly (readonly [string, readonly Buffer[]])[],
+      count: number,
+    ): Promise<void> {
       for (const [to, datagrams] of all)
         for (let left = Math.ceil(count / all.length); left > 0; left -= BURST) {
           taken += await forge.send(from, to, port, datagrams, Math.min(left, BURST))
@@ -298,7 +315,12 @@ it.each(OF_BOTH)(
     await send(peer, [few], 5 * unsound.length)
     if (isUdp) {
       await send(old, sent([], whole), 5 * whole.length)
-      expect((await drops()).map(([reason]) => reason).filter((reason) => !reason.endsWith('socket_full')).toSorted()).toEqual([
+      expect(
+        (await drops())
+          .map(([reason]) => reason)
+          .filter((reason) => !reason.endsWith('socket_full'))
+          .toSorted(),
+      ).toEqual([
         ...['rx_drop_checksum', 'rx_drop_destination', 'rx_drop_fragment', 'rx_drop_malformed', 'rx_drop_not_ours'],
         ...['rx_drop_options', 'rx_drop_spoofed_source', 'rx_drop_unknown_sender'],
       ])

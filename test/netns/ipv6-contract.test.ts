@@ -258,7 +258,13 @@ it('ipip carries IPv4 alone, with a lease of both, and says so', async ({ skip }
 
 const { Network: _, SubnetMax: _max, ...IPV6_ALONE } = { ...NETWORK, EnableIPv4: false }
 it.each([
-  ['ipip', IPV6_ALONE, { Type: 'ipip' }, [], /the ipip backend needs IPv4, and EnableIPv4 is false; set "EnableIPv4": true, or take udp, vxlan, host-gw or wireguard/],
+  [
+    'ipip',
+    IPV6_ALONE,
+    { Type: 'ipip' },
+    [],
+    /the ipip backend needs IPv4, and EnableIPv4 is false; set "EnableIPv4": true, or take udp, vxlan, host-gw or wireguard/,
+  ],
   ...([NETWORK, IPV6_ALONE] as const).flatMap((network) =>
     ['ipv4', 'ipv6'].flatMap((underlay) =>
       underlay === 'ipv4' && network === IPV6_ALONE
@@ -287,7 +293,7 @@ it.each([
   // Once, and nothing is left.
   expect(refused.lines.filter((line) => line.startsWith('E'))).toHaveLength(1)
   expect((await told('ip', '-br', 'link')).filter((line) => line.startsWith('flannel'))).toEqual([])
-  for (const network of ['10.5.0.0/16', 'fd00:5::/48']) expect(await routesTo(network)).toEqual([])
+  for (const each of ['10.5.0.0/16', 'fd00:5::/48']) expect(await routesTo(each)).toEqual([])
 })
 
 it.each([

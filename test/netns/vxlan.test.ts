@@ -105,7 +105,10 @@ const captured = async (host: Host, count: number, traffic: () => Promise<void>)
 const innerOf = (frame: Buffer, udp: number) => ({ port: frame.readUInt16BE(udp), frame: frame.subarray(udp + 8) })
 /** Likewise over IPv6, with whether the datagram has a checksum that is right. */
 const captured6 = async (host: Host, count: number, traffic: () => Promise<void>) =>
-  (await passing(host, 'ip6', count, traffic)).map((frame) => ({ ...innerOf(frame, UDP6), isRight: udp6IsRight(frame) }))
+  (await passing(host, 'ip6', count, traffic)).map((frame) => ({
+    ...innerOf(frame, UDP6),
+    isRight: udp6IsRight(frame),
+  }))
 
 describe('a cluster of both', () => {
   beforeEach(({ skip }) => needsKernelVxlan(skip))
@@ -317,7 +320,11 @@ describe('a cluster of both, of both families', () => {
   type Side = (typeof BOTH)[number]
   const addressOf = (pod: Pod, family: Side): string => (family === 'ipv4' ? pod.address : pod.ipv6) ?? ''
   /** The headers before what ICMP and TCP carry. */
-  const [MTU, PING, TCP] = [{ ipv4: 1450, ipv6: 1430 }, { ipv4: 28, ipv6: 48 }, { ipv4: 40, ipv6: 60 }] as const
+  const [MTU, PING, TCP] = [
+    { ipv4: 1450, ipv6: 1430 },
+    { ipv4: 28, ipv6: 48 },
+    { ipv4: 40, ipv6: 60 },
+  ] as const
 
   /** The kernel's on the first host, weftd's on the second. */
   async function running(engine: readonly string[] = [], network: object = IPV6, options: object = {}) {
@@ -349,7 +356,9 @@ describe('a cluster of both, of both families', () => {
     const [podA, podB] = pods
     for (const host of [a, b]) expect(host.subnetEnv()['FLANNEL_MTU']).toBe('1430')
     const shown = await a.output('ip -d link show flannel-v6.1'.split(' '))
-    expect(shown).toMatch(/vxlan id 1 local fd77::1 dev eth0 .*dstport 8472 nolearning.* noudp6zerocsumtx noudp6zerocsumrx/)
+    expect(shown).toMatch(
+      /vxlan id 1 local fd77::1 dev eth0 .*dstport 8472 nolearning.* noudp6zerocsumtx noudp6zerocsumrx/,
+    )
     // Each family has its own MAC, and the device's MTU is what the kernel's is.
     const macs = [...leaseOfBoth(b).matchAll(/"VtepMAC":"([^"]+)"/g)].map(([, mac]) => mac)
     expect([new Set(macs).size, macs.length]).toEqual([2, 2])
@@ -391,7 +400,11 @@ describe('a cluster of both, of both families', () => {
   })
 
   it.each([
-    ['without offloads of the engine', ['udp-gso', 'udp-gro', 'tun-header'].flatMap((name) => ['--without', name]), undefined],
+    [
+      'without offloads of the engine',
+      ['udp-gso', 'udp-gro', 'tun-header'].flatMap((name) => ['--without', name]),
+      undefined,
+    ],
     ['with the naive engine', ['--engine', 'naive'], undefined],
     ["without offloads of the hosts' interfaces", [], 'tx off gro off gso off tso off'],
     ['and a smaller MTU', [], 'mtu'],

@@ -89,7 +89,7 @@ export const udpOf = (frame: Buffer): number => 14 + (frame[14]! & 15) * 4
 /** True when the UDP checksum of a frame with an IPv6 packet, which has no extension headers, is there and right (RFC 8200 section 8.1). */
 export function udp6IsRight(frame: Buffer): boolean {
   const length = frame.readUInt16BE(14 + 4)
-  const pseudo = sum16(frame, 14 + 8, UDP6 , UDP + length)
+  const pseudo = sum16(frame, 14 + 8, UDP6, UDP + length)
   return frame.readUInt16BE(UDP6 + 6) !== 0 && sum16(frame, UDP6, UDP6 + length, pseudo) === 0xffff
 }
 /** The place where the UDP header of such a frame begins. */

@@ -102,8 +102,9 @@ export async function readLastKnown(path: string, log: Log): Promise<LastKnown |
     const { version, lease, leases, ...rest } = JSON.parse(await readFile(path, 'utf8')) as Written
     if (version !== VERSION) throw new Error(`its version is ${version}, and this weftd knows ${VERSION}`)
     const { store, config, tunNames, expiresAt } = rest
-    if (!Array.isArray(tunNames)) throw new Error('tunNames is no list')
-    for (const [name, text] of [['store', store], ['config', config], ...tunNames.map((each: unknown) => ['tunNames', each])])
+    if (!Array.isArray(tunNames) || !tunNames.every((name) => typeof name === 'string'))
+      throw new Error('tunNames is no list of texts')
+    for (const [name, text] of Object.entries({ store, config }))
       if (typeof text !== 'string') throw new Error(`${name} is no text`)
     if (expiresAt !== undefined && typeof expiresAt !== 'number') throw new Error('expiresAt is no number')
     return { ...rest, lease: decodeLease(...lease), leases: leases.map(([key, value]) => decodeLease(key, value)) }

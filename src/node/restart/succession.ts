@@ -94,7 +94,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
   let predecessor: Predecessor | undefined
   let kept: Kept | undefined
   /** The paths of the daemon before that nobody has asked for yet. */
-  let left: readonly OpenPath[] = []
+  let untaken: readonly OpenPath[] = []
   /** True when the predecessor has nothing open any more. */
   let isReleased: boolean = false
   let resumed: Resumed | undefined
@@ -294,18 +294,18 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
     if (predecessor && !lock) {
       const taken = await predecessor.takePaths()
       if (taken) {
-        left = taken.paths
+        untaken = taken.paths
         await takeLock(taken.lock)
       }
-    } else left = [...left, ...(kept?.take() ?? [])]
-    const path = left.find((each) => fits(each, wanted))
+    } else untaken = [...untaken, ...(kept?.take() ?? [])]
+    const path = untaken.find((each) => fits(each, wanted))
     if (path) {
-      left = left.filter((each) => each !== path)
+      untaken = untaken.filter((each) => each !== path)
       return path
     }
     // What is in the way of one that is opened now is closed, here and there.
-    closeAll(fdsOf(left.filter((each) => isInTheWay(each, wanted))))
-    left = left.filter((each) => !isInTheWay(each, wanted))
+    closeAll(fdsOf(untaken.filter((each) => isInTheWay(each, wanted))))
+    untaken = untaken.filter((each) => !isInTheWay(each, wanted))
     await release()
     kept?.close()
     return undefined
@@ -318,9 +318,9 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
     },
     take: (wanted) => oneByOne(() => take(wanted)),
   }
-  function closeLeft(): void {
-    closeAll(fdsOf(left))
-    left = []
+  function closeUntaken(): void {
+    closeAll(fdsOf(untaken))
+    untaken = []
   }
 
   await claim()
@@ -338,7 +338,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
     isClosed = true
     open()
     kept?.close()
-    closeLeft()
+    closeUntaken()
     predecessor?.close()
     if (lock && wasIdle && !isShared) rendezvous.remove()
     lock?.close()
@@ -371,7 +371,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
     },
     settle() {
       isSettled = true
-      closeLeft()
+      closeUntaken()
       if (!predecessor) return
       const before: Predecessor = predecessor
       before.end()

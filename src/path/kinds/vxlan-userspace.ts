@@ -14,7 +14,8 @@ import { vxlanMac } from './vxlan-device.ts'
 const macBytes = (mac: string): number[] => mac.split(':').map((byte) => Number.parseInt(byte, 16))
 
 /** The record of an end as native/encap/vxlan.h reads it: the MAC, and after our own the VNI. */
-const endOf = ({ attrs }: Lease, family: Family): Uint8Array => Uint8Array.from(macBytes(vtepMacOf(attrs, family) ?? ''))
+const endOf = ({ attrs }: Lease, family: Family): Uint8Array =>
+  Uint8Array.from(macBytes(vtepMacOf(attrs, family) ?? ''))
 const ownEnd = (mac: string, vni: number): Uint8Array =>
   Uint8Array.from([...macBytes(mac), vni >>> 16, (vni >>> 8) & 0xff, vni & 0xff])
 

@@ -75,7 +75,18 @@ interface Doing<T> {
 
 /** The data path of the one family, or of both. Rejects with why the first cannot be opened where none can. */
 export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
-  const { mtu, lease, leases: known = new Map(), external, open, isUnbound = false, watched, signal, run, log } = parts
+  const {
+    mtu,
+    lease,
+    leases: initial = new Map(),
+    external,
+    open,
+    isUnbound = false,
+    watched,
+    signal,
+    run,
+    log,
+  } = parts
   const families = familiesOf(parts.of).filter((family) => lease.subnet[family])
   const calm = seldom(log)
   const own: { -readonly [Fact in keyof OwnLease]: OwnLease[Fact] } = { ...lease }
@@ -147,7 +158,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   /** Opens a family, with the peers that the other has. */
   async function openSide(family: Family): Promise<void> {
     if (family === 'ipv6') checkMtu(mtu, external().name)
-    const side: Side = { external: external(), path: await open(family, own, applied?.[0] ?? known) }
+    const side: Side = { external: external(), path: await open(family, own, applied?.[0] ?? initial) }
     try {
       let given: typeof applied
       while (given !== applied) {
@@ -228,26 +239,26 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   const takeBack = (): Promise<void> =>
     next(async () => {
       isAway = false
-      await Promise.all(paths().map((path) => path.takeBack?.()))
+      await Promise.all(paths().map(async (path) => path.takeBack?.()))
     })
   /** Each family has its places of `next`, one after the other, also while it is not open. */
   function drops(after: readonly number[] = []): Drops {
-    const [next, packets]: [number[], Drops['packets'][number][]] = [[], []]
+    const [then, packets]: [number[], Drops['packets'][number][]] = [[], []]
     for (const family of families) {
-      const its = after.slice(next.length)
+      const its = after.slice(then.length)
       const told = sides[family]?.path.drops?.(its) ?? { next: its.slice(0, places[family] ?? 0), packets: [] }
       places[family] = told.next.length
-      next.push(...told.next)
+      then.push(...told.next)
       packets.push(...told.packets)
     }
-    return { next, packets }
+    return { next: then, packets }
   }
   const pathSearch: PathSearching = {
     knownMtu(key, family) {
       const bytes = sides[family]?.path.pathSearch?.knownMtu(key, family)
       return bytes && Math.min(bytes, mtu)
     },
-    ...(paths().every((path) => path.pathSearch?.limit)
+    ...(paths().every((path) => path.pathSearch && 'limit' in path.pathSearch)
       ? { limit: (bytes, family) => sides[family]?.path.pathSearch?.limit?.(bytes, family) }
       : {}),
   }
@@ -332,9 +343,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       }
     },
     peers: () => mergePeers(carried().flatMap(([, { path }]) => path.peers())),
-    ...(can('peer')
-      ? { peer: (key: string) => mergePeers(paths().flatMap((path) => path.peer?.(key) ?? []))[0] }
-      : {}),
+    ...(can('peer') ? { peer: (key: string) => mergePeers(paths().flatMap((path) => path.peer?.(key) ?? []))[0] } : {}),
     async traffic() {
       const { values, failures } = await tryEach(async (path) => [...((await path.traffic?.()) ?? [])])
       if (values.length === 0 && failures.length > 0) throw failures[0]

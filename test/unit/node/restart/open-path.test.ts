@@ -19,21 +19,25 @@ describe('a path on its way', () => {
   it('arrives as it was sent, with the numbers that it has there', () => {
     const { descriptions, fds } = packPaths([path])
     expect([fds, fdsOf([path])]).toEqual([FDS, FDS])
-    expect(descriptions).toEqual([{
-      ...path,
-      loops: [
-        { tun: 0, socket: 1, sender: 2 },
-        { tun: 3, socket: 4 },
-      ],
-    }])
+    expect(descriptions).toEqual([
+      {
+        ...path,
+        loops: [
+          { tun: 0, socket: 1, sender: 2 },
+          { tun: 3, socket: 4 },
+        ],
+      },
+    ])
     const arrived = unpackPaths([sent()], [9, 8, 7, 6, 5])
-    expect(arrived).toStrictEqual([{
-      ...path,
-      loops: [
-        { tun: 9, socket: 8, sender: 7 },
-        { tun: 6, socket: 5 },
-      ],
-    }])
+    expect(arrived).toStrictEqual([
+      {
+        ...path,
+        loops: [
+          { tun: 9, socket: 8, sender: 7 },
+          { tun: 6, socket: 5 },
+        ],
+      },
+    ])
   })
 
   it('arrives beside another, each with its own, or not at all', () => {

@@ -139,27 +139,30 @@ describe('what fits', () => {
     fds.forEach(closeSync)
   })
 
-  it.each(['runs', 'has ended'])('are two, of which each is taken by whoever asks for it, of one that %s', async (how) => {
-    const has = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')] as const
-    const { descriptions, fds } = packPaths(has)
-    const before = running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, ...has)
-    const succession = await (how === 'runs'
-      ? enter(before)
-      : enter(undefined, createKept(fds, { tunNames: ['flannel.1', 'flannel-v6.1'], paths: descriptions })))
-    await succession.opening()
-    // Both at once, in whichever order.
-    const taken = await Promise.all([
-      succession.take({ ...wanted, tunName: 'flannel-v6.1', bindAddress: 'fd77::1' }),
-      succession.take({ ...wanted, tunName: 'flannel.1' }),
-    ])
-    expect(taken.map((each) => each && fdsOf([each]))).toEqual(has.toReversed().map((each) => fdsOf([each])))
-    expect(before.asked).toEqual(how === 'runs' ? ['meet', 'meet', 'path'] : [])
-    succession.settle()
-    await succession.free
-    succession.close(false)
-    expect(fds.every(isOpen)).toBe(true)
-    fds.forEach(closeSync)
-  })
+  it.each(['runs', 'has ended'])(
+    'are two, of which each is taken by whoever asks for it, of one that %s',
+    async (how) => {
+      const has = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')] as const
+      const { descriptions, fds } = packPaths(has)
+      const before = running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, ...has)
+      const succession = await (how === 'runs'
+        ? enter(before)
+        : enter(undefined, createKept(fds, { tunNames: ['flannel.1', 'flannel-v6.1'], paths: descriptions })))
+      await succession.opening()
+      // Both at once, in whichever order.
+      const taken = await Promise.all([
+        succession.take({ ...wanted, tunName: 'flannel-v6.1', bindAddress: 'fd77::1' }),
+        succession.take({ ...wanted, tunName: 'flannel.1' }),
+      ])
+      expect(taken.map((each) => each && fdsOf([each]))).toEqual(has.toReversed().map((each) => fdsOf([each])))
+      expect(before.asked).toEqual(how === 'runs' ? ['meet', 'meet', 'path'] : [])
+      succession.settle()
+      await succession.free
+      succession.close(false)
+      expect(fds.every(isOpen)).toBe(true)
+      fds.forEach(closeSync)
+    },
+  )
 
   it('is taken beside one that does not, which is closed at both ends', async () => {
     const [fit, other] = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')]

@@ -67,9 +67,9 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
     v: () => false,
   }
   const knew: Partial<Record<Family, ReadonlyMap<string, Lease>>> = {}
-  async function open(family: Family, own: OwnLease, leases: ReadonlyMap<string, Lease>): Promise<DataPath> {
+  async function open(family: Family, own: OwnLease, known: ReadonlyMap<string, Lease>): Promise<DataPath> {
     owns[family] = own
-    knew[family] = leases
+    knew[family] = known
     if (broken.has(family)) throw new WeftError('DEVICE', `no ${family}`)
     asked.push(`open ${family}`)
     return {
@@ -554,7 +554,7 @@ it('of engines lends what is carried, one after another with what opens and clos
   const r = engines()
   const path = await r.open(undefined, undefined, undefined, LEASES)
   expect([r.knew.ipv4, r.knew.ipv6]).toEqual([LEASES, LEASES])
-  expect((await path.leave!()).map(({ tunName }) => tunName as string)).toEqual(['ipv4', 'ipv6'])
+  expect((await path.leave!()).map(({ tunName }) => tunName)).toEqual(['ipv4', 'ipv6'])
   // It is another process's to mend, and to open.
   r.looked.length = 0
   r.host.ipv6 = 'fd00::a1'
@@ -569,12 +569,12 @@ it('of engines lends what is carried, one after another with what opens and clos
   expect([path.lacking, r.asked.slice(2)]).toEqual([{}, ['close ipv6', 'open ipv6']])
 })
 
-it('of engines lends one family where a fault has ended the other, which is in nobody\'s way then', async () => {
+it("of engines lends one family where a fault has ended the other, which is in nobody's way then", async () => {
   const r = engines()
   const path = await r.open()
   r.faults.ipv4!(new Error('the device is gone'))
   await tick()
-  expect((await path.leave!()).map(({ tunName }) => tunName as string)).toEqual(['ipv6'])
+  expect((await path.leave!()).map(({ tunName }) => tunName)).toEqual(['ipv6'])
   expect(r.asked).toEqual(['open ipv4', 'open ipv6', 'close ipv4'])
 })
 
