@@ -99,7 +99,7 @@ describe('a handshake', () => {
     expect(second).toHaveLength(RESPONSE_BYTES)
     expect([...second.subarray(0, 4)]).toEqual([2, 0, 0, 0])
     a.handshakes.message(B, second, 20)
-    const [[ours], [theirs]] = [a.keys, b.keys] as [[SessionKeys], [SessionKeys]]
+    const [ours, theirs] = [a.keys[0]!, b.keys[0]!]
     expect(ours).toMatchObject({ peer: 3, isInitiator: true, ownIndex: first.readUInt32LE(4), peerIndex: second.readUInt32LE(4) })
     expect(theirs).toMatchObject({ peer: 9, isInitiator: false, ownIndex: ours.peerIndex, peerIndex: ours.ownIndex })
     expect(ours.sendKey).toEqual(theirs.receiveKey)
