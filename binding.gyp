@@ -4,7 +4,7 @@
       "target_name": "weft",
       "sources": [
         "native/napi/addon.cc",
-        "native/core/aead.cc",
+        "native/crypto/aead.cc",
         "native/core/checksum.cc",
         "native/core/coalesce.cc",
         "native/core/fragment.cc",

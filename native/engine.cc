@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "crypto/aead.h"
 #include "encap/flannel_udp.h"
 #include "encap/vxlan.h"
 #include "encap/wireguard.h"

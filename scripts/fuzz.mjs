@@ -93,7 +93,7 @@ async function buildGuided(args) {
 
 writeSeeds()
 const program = join(folder, 'core')
-const sources = ['native/core', 'native/io'].flatMap((room) =>
+const sources = ['native/crypto', 'native/core', 'native/io'].flatMap((room) =>
   readdirSync(join(root, room))
     .filter((name) => name.endsWith('.cc'))
     .map((name) => join(root, room, name)),

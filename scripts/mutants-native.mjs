@@ -116,7 +116,7 @@ export async function createNativeTrials({ root, folder }) {
       .filter((name) => pattern.test(name))
       .map((name) => `${room}/${name}`)
       .toSorted()
-  const rooms = ['native', 'native/core', 'native/encap', 'native/io', 'native/walk']
+  const rooms = ['native', 'native/crypto', 'native/core', 'native/encap', 'native/io', 'native/walk']
   const sources = [...rooms, 'test/native'].flatMap((room) => list(room, /\.(cc|h)$/))
   const state = createHash('sha256')
   for (const file of sources) state.update(file).update(readFileSync(join(root, file)))
@@ -126,7 +126,7 @@ export async function createNativeTrials({ root, folder }) {
   const isBuilt = existsSync(keyPath) && readFileSync(keyPath, 'utf8') === key
   if (!isBuilt) rmSync(before, { recursive: true, force: true })
   mkdirSync(before, { recursive: true })
-  const shared = ['native/core', 'native/io'].flatMap((room) => list(room, /\.cc$/))
+  const shared = ['native/crypto', 'native/core', 'native/io'].flatMap((room) => list(room, /\.cc$/))
   const mains = Object.keys(PROGRAMS).map((name) => `test/native/${name}.cc`)
   const objectOf = (/** @type {string} */ source, /** @type {string} */ to) =>
     join(to, `${basename(dirname(source))}-${basename(source)}.o`)

@@ -253,19 +253,20 @@ describe('architecture', () => {
 
 /** Rooms of native/ and the files beside them, and what each may include beside itself. */
 const NATIVE_ALLOWED: Readonly<Record<string, readonly string[]>> = {
-  core: [],
-  encap: ['core'],
+  crypto: [],
+  core: ['crypto'],
+  encap: ['core', 'crypto'],
   io: ['core'],
   walk: ['core', 'io'],
-  'engine.h': ['core', 'walk'],
-  'engine.cc': ['encap', 'walk', 'engine.h'],
+  'engine.h': ['core', 'io', 'walk'],
+  'engine.cc': ['crypto', 'encap', 'io', 'walk', 'engine.h'],
   napi: ['core', 'io', 'walk', 'engine.h'],
 }
 /** Of C's headers and the kernel's, what the core may include: types and constants, no call. */
 const PURE_HEADERS = new Set(['errno.h', 'immintrin.h', 'netinet/in.h', 'sys/uio.h'])
 /** Of a function, not of an object's. */
 const CALLS =
-  /(?<!\.|Opened )\b(clock_gettime|getenv|ioctl|open|poll|random|recv\w*|send(to|msg|mmsg)|socket|std::chrono|time)\s*\(/
+  /(?<!\.|->|Opened )\b(clock_gettime|getenv|ioctl|open|poll|random|recv\w*|send(to|msg|mmsg)|socket|std::chrono|time)\s*\(/
 
 const native = join(root, 'native')
 const sources = readdirSync(native, { recursive: true, encoding: 'utf8' }).filter((file) => /\.(cc|h)$/.test(file))

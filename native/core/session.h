@@ -18,8 +18,8 @@
 #include <span>
 #include <vector>
 
+#include "../crypto/aead.h"
 #include "address.h"
-#include "aead.h"
 #include "counters.h"
 #include "replay.h"
 

@@ -9,9 +9,9 @@
 #include <memory>
 #include <optional>
 
-#include "../core/aead.h"
 #include "../core/encapsulation.h"
 #include "../core/sessions.h"
+#include "../crypto/aead.h"
 
 namespace weft {
 

@@ -47,7 +47,7 @@ export async function buildNative(
   name: string,
   to: string,
   flags: readonly string[],
-  rooms: readonly string[] = ['core', 'io'],
+  rooms: readonly string[] = ['crypto', 'core', 'io'],
 ): Promise<void> {
   const source = join(packageRoot, 'test/native', `${name}.cc`)
   const objects = await objectsOf(rooms, flags, dirname(to))

@@ -167,6 +167,7 @@ async function begin({ ourPsk, otherPsk }: { ourPsk?: Uint8Array | undefined; ot
 
   const handshakes = createHandshakes({
     privateKey: new SecretBytes(ourKey),
+    indexSecret: 0x5eed_c0de,
     engine: {
       send(to, datagram) {
         const [type = 0] = datagram

@@ -41,6 +41,7 @@ function sideOf({ key = systemRandomness.bytes(32), kept = -1 } = {}): Side {
   const { sent, keys, given, roamed, gaveUp } = side
   const handshakes = createHandshakes({
     privateKey: new SecretBytes(key),
+    indexSecret: 0x5eed_c0de,
     engine: {
       send: (to, datagram) => void sent.push({ to, datagram: Buffer.from(datagram) }),
       setKeys(peer, each) {

@@ -23,6 +23,7 @@ const publicKeys = KEYS.map((key) => idle(key).publicKey)
 function idle(key: Uint8Array): Handshakes {
   return createHandshakes({
     privateKey: new SecretBytes(key),
+    indexSecret: 0x5eed_c0de,
     engine: { send: () => {}, setKeys: () => {} },
     random: systemRandomness,
     wall: () => WALL,
@@ -90,6 +91,7 @@ function run(seed: number): number {
     node.sessions = sessions
     node.handshakes = createHandshakes({
       privateKey: new SecretBytes(KEYS[who]!),
+      indexSecret: 0x5eed_c0de + who,
       engine: {
         send: (to, datagram) => {
           const there = nodes.find(({ place }) => place.address === to.address)

@@ -6,8 +6,6 @@
 
 #include <algorithm>
 
-#include "bytes.h"
-
 namespace weft {
 
 namespace {
@@ -70,7 +68,7 @@ void Aead::use(uint64_t number, const Key& key) {
 
 bool Aead::set_nonce(uint64_t counter) {
   uint8_t nonce[kNonceBytes] = {};
-  store(nonce + 4, to_le64(counter));
+  for (size_t at = 4; at < kNonceBytes; at++, counter >>= 8) nonce[at] = static_cast<uint8_t>(counter);
   return key_number_ != 0 && library_->init(context_, nullptr, nullptr, nullptr, nonce, -1) == 1;
 }
 
