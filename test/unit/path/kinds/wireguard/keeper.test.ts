@@ -1,0 +1,210 @@
+// keeper.test.ts - two keepers, each with an engine that only remembers: numbers, handshakes by mail, and what a peer's moves come to.
+
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
+import type { Lease } from '../../../../../src/control/lease/lease.ts'
+import type { EngineSessions, UdpEndpoint } from '../../../../../src/path/engine/engine.ts'
+import { createKeeper, type Keeper } from '../../../../../src/path/kinds/wireguard/keeper.ts'
+import { publicKeyTo } from '../../../../../src/path/kinds/wireguard/key-file.ts'
+import { Secret } from '../../../../../src/base/secret.ts'
+import { log } from '../../../../support/fake-host.ts'
+
+type Mail = ReturnType<EngineSessions['takeMail']>
+
+const KEYS = ['dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=', 'XasIfmJKikt54X+Lg4AO5m87sSkmGLb9HC+LJ/+I4Os='].map(
+  (key) => new Secret(key),
+)
+const PLACES: UdpEndpoint[] = [
+  { address: 0xc000_0201, port: 51_820 },
+  { address: 0xc000_0202, port: 51_820 },
+]
+const NO_MAIL: Mail = { letters: [], wanted: [], confirmed: [], moved: [] }
+
+let folder: string
+let nodes: Node[]
+beforeEach(() => {
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance', 'Date'], now: 1_000_000_000_000 })
+  folder = mkdtempSync(join(tmpdir(), 'weft-keeper-'))
+  nodes = []
+})
+afterEach(() => {
+  for (const { keeper } of nodes) keeper.stop()
+  rmSync(folder, { recursive: true, force: true })
+  vi.useRealTimers()
+})
+
+const lease = (key: string, of: number): Lease =>
+  ({ key, subnet: {}, attrs: { publicIp: {}, backendType: 'wireguard', backendData: of }, revision: 0n }) as unknown as Lease
+
+/** One of two hosts: its keeper, and the keys that its engine was given. */
+class Node {
+  readonly keeper: Keeper
+  readonly given: { session: number; keys: Parameters<EngineSessions['setKeys']>[1] }[] = []
+  readonly forgotten: number[] = []
+  mail: Mail = NO_MAIL
+  isCut = false
+  readonly me: number
+  constructor(me: number, psk = '') {
+    this.me = me
+    this.keeper = createKeeper({
+      ...{ privateKey: KEYS[me]!, psk: new Secret(psk), keepalive: 25, stampFile: join(folder, `stamp-${me}`), log },
+      peerOf: ({ attrs: { backendData } }) => ({
+        publicKey: publicKeyTo(KEYS[backendData as number]!),
+        ...PLACES[backendData as number]!,
+      }),
+    })
+    nodes[me] = this
+  }
+  begin(): void {
+    this.keeper.begin({
+      setKeys: (session, keys) =>
+        this.given.push({ session, keys: { ...keys, sendKey: keys.sendKey.slice(), receiveKey: keys.receiveKey.slice() } }),
+      forget: (session) => this.forgotten.push(session),
+      takeMail: () => {
+        const { mail } = this
+        this.mail = NO_MAIL
+        return mail
+      },
+      send: (to, datagram) => {
+        if (!this.isCut) nodes[to.address === PLACES[0]!.address ? 0 : 1]?.hears(PLACES[this.me]!, Buffer.from(datagram))
+        return true
+      },
+    })
+  }
+  hears(from: UdpEndpoint, bytes: Buffer): void {
+    this.says({ letters: [...this.mail.letters, { ...from, bytes }] })
+  }
+  says(mail: Partial<Mail>): void {
+    this.mail = { ...this.mail, ...mail }
+    queueMicrotask(() => this.keeper.onMail())
+  }
+  number(): number {
+    return Buffer.from(this.keeper.endOf(lease('peer', 1 - this.me))).readUInt32LE()
+  }
+}
+
+function both(psk: readonly [string, string] = ['', '']): [Node, Node] {
+  const [a, b] = [new Node(0, psk[0]), new Node(1, psk[1])]
+  a.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  b.keeper.setPeers(new Map([['a', lease('a', 0)]]))
+  a.begin()
+  b.begin()
+  return [a, b]
+}
+
+it('yields the same keys on both sides when the engine wants some', async () => {
+  const [a, b] = both()
+  a.says({ wanted: [a.number()] })
+  await vi.advanceTimersByTimeAsync(200)
+  expect([a.given.length, b.given.length]).toEqual([1, 1])
+  const [ours, theirs] = [a.given[0]!.keys, b.given[0]!.keys]
+  expect([ours.isInitiator, theirs.isInitiator]).toEqual([true, false])
+  expect(Buffer.from(ours.sendKey)).toEqual(Buffer.from(theirs.receiveKey))
+  expect(Buffer.from(ours.receiveKey)).toEqual(Buffer.from(theirs.sendKey))
+  expect([ours.ownIndex, ours.peerIndex]).toEqual([theirs.peerIndex, theirs.ownIndex])
+  // The engine finds the session by the index.
+  const secret = Buffer.from(a.keeper.ownEnd).readUInt32LE()
+  expect(((ours.ownIndex ^ secret) >>> 0) >>> 12).toBe(a.number())
+  expect(Buffer.from(a.keeper.ownEnd).readUInt32LE(4)).toBe(25_000)
+  expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ attempts: 0, failure: undefined })
+})
+
+it('gives new keys to a peer that sends by some of before a restart', async () => {
+  const [a] = both()
+  a.hears(PLACES[1]!, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
+  await vi.advanceTimersByTimeAsync(200)
+  expect(a.given).toHaveLength(1)
+  // And to nobody else.
+  const other = new Node(0)
+  other.begin()
+  other.hears({ address: 0x0a00_0001, port: 51_820 }, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
+  await vi.advanceTimersByTimeAsync(200)
+  expect(other.given).toEqual([])
+})
+
+it('tries again until it is answered', async () => {
+  const [a, b] = both()
+  a.isCut = true
+  a.says({ wanted: [a.number()] })
+  await vi.advanceTimersByTimeAsync(4_900)
+  expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ attempts: 1 })
+  a.isCut = false
+  await vi.advanceTimersByTimeAsync(1_000)
+  expect([a.given.length, b.given.length]).toEqual([1, 1])
+})
+
+it('has no keys with who has another pre-shared one, and says so', async () => {
+  const [a] = both([Buffer.alloc(32, 1).toString('base64'), Buffer.alloc(32, 2).toString('base64')])
+  a.says({ wanted: [a.number()] })
+  await vi.advanceTimersByTimeAsync(6_000)
+  expect(a.given).toEqual([])
+  expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ failure: 'not-authentic' })
+})
+
+it('has one session of a key, whatever leases it has, and forgets it with the last', () => {
+  const [a] = both()
+  const number = a.number()
+  a.keeper.setPeers(new Map([['b', lease('b', 1)], ['b2', lease('b2', 1)]]))
+  a.keeper.setPeers(new Map([['b2', lease('b2', 1)]]))
+  expect([a.number(), a.forgotten]).toEqual([number, []])
+  a.keeper.setPeers(new Map())
+  expect([a.number(), a.forgotten]).toEqual([0, [number]])
+  a.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  expect(a.number()).toBeGreaterThan(0)
+})
+
+it('sends where a peer has proved to be, until its lease says another place', async () => {
+  const [a] = both()
+  const told: string[] = []
+  a.keeper.listen((key) => told.push(key))
+  const elsewhere = { address: 0xc000_0299, port: 4_000 }
+  a.says({ moved: [{ session: a.number(), ...elsewhere }] })
+  await vi.advanceTimersByTimeAsync(10)
+  expect([told, a.keeper.endpointOf(lease('b', 1))]).toEqual([['b'], elsewhere])
+  a.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  expect(a.keeper.endpointOf(lease('b', 1))).toEqual(elsewhere)
+  PLACES[1] = { address: 0xc000_0203, port: 51_820 }
+  a.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  expect(a.keeper.endpointOf(lease('b', 1))).toEqual(PLACES[1])
+  PLACES[1] = { address: 0xc000_0202, port: 51_820 }
+})
+
+it('goes on behind the time that was kept, though the clock went back, and through junk in its place', async () => {
+  const [a] = both()
+  a.says({ wanted: [a.number()] })
+  await vi.advanceTimersByTimeAsync(200)
+  const kept = Number(readFileSync(join(folder, 'stamp-0'), 'utf8'))
+  expect(kept).toBeGreaterThan((Date.now() / 1_000) * 60)
+  const stamps: Buffer[] = []
+  for (const text of [String(kept), 'junk', '-5', '9'.repeat(40)]) {
+    writeFileSync(join(folder, 'stamp-0'), text)
+    const again = new Node(0)
+    again.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+    again.begin()
+    again.says({ wanted: [again.number()] })
+    await vi.advanceTimersByTimeAsync(200)
+    stamps.push(Buffer.from(readFileSync(join(folder, 'stamp-0'))))
+    again.keeper.stop()
+  }
+  expect(Number(stamps[0])).toBeGreaterThan(kept)
+  for (const each of stamps.slice(1)) expect(Number(each)).toBeGreaterThan((Date.now() / 1_000) * 60)
+})
+
+it('rests after a flood of messages, and hears them then', async () => {
+  const [a] = both()
+  let taken = 0
+  a.begin()
+  const flood = (): void => {
+    taken++
+    a.mail = { ...NO_MAIL, letters: Array.from({ length: 64 }, () => ({ ...PLACES[1]!, bytes: Buffer.alloc(148, 9) })) }
+    a.keeper.onMail()
+  }
+  flood()
+  a.mail = { ...NO_MAIL, wanted: [a.number()] }
+  for (let times = 0; times < 100; times++) a.keeper.onMail()
+  expect([taken, a.keeper.stateOf(lease('b', 1))?.attempts]).toEqual([1, 0])
+  await vi.advanceTimersByTimeAsync(100)
+  expect(a.given).toHaveLength(1)
+})
