@@ -1,8 +1,9 @@
 // vxlan-userspace.ts - VXLAN by the engine, for hosts whose kernel has none: of each family a TUN of the device's name, and the datagrams
 // that a kernel's device sends and takes.
 
+import { messageOf } from '../../base/errors.ts'
 import { findLink, ipJson } from '../../host/links.ts'
-import { FAMILIES, familiesOf, listed, type Family } from '../../net/address.ts'
+import { FAMILIES, familiesOf, FAMILY_NAMES, listed, type Family } from '../../net/address.ts'
 import { overheadBy } from '../kinds.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import type { DataPath } from '../backend.ts'
@@ -73,7 +74,9 @@ async function removeOthers(
     if (families.includes(family) || !(await findLink(run, name))) continue
     const [link] = await ipJson<{ linkinfo?: { info_kind?: string } }>(run, ['-d', 'link', 'show', 'dev', name])
     if (link?.linkinfo?.info_kind !== 'tun') continue
-    log.info(`Deleting the device ${name}: the network has no family for it any more`)
-    await run('ip', ['link', 'del', 'dev', name])
+    log.info(`Deleting the device ${name}: the network has no ${FAMILY_NAMES[family]} any more`)
+    await run('ip', ['link', 'del', 'dev', name]).catch((error: unknown) =>
+      log.warn(`Cannot delete the device ${name}: ${messageOf(error)}`),
+    )
   }
 }
