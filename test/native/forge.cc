@@ -1,8 +1,8 @@
 // forge.cc - sends datagrams as fast as it can, for tests of who is let in.
 //
-//   forge ADDRESS PORT COUNT [FROM]   the datagrams on stdin, a line of hex each, in turn, until COUNT were sent;
-//   prints
-//                                     how many the kernel took. To port 0: ICMP messages, of IPv4. FROM: the port they leave by
+//   forge ADDRESS PORT COUNT [FROM]   the datagrams on stdin, a line of hex each, in turn, until COUNT were sent
+//
+// Prints how many the kernel took. To port 0: ICMP messages, of IPv4. FROM: the port they leave by.
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
