@@ -86,28 +86,39 @@ describe('the unit', () => {
     expect((await host!.run(['ip', 'link', 'show', 'flannel0'])).code).not.toBe(0)
   })
 
-  it('loses no packet over a restart', async ({ skip }) => {
+  const IPV6 = { EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: { Type: 'vxlan', DataPath: 'userspace' } }
+  it.for([
+    ['IPv4 by udp', ['ipv4'], {}, 'flannel0', '1472'],
+    ['both families by vxlan, with a path for each', ['ipv4', 'ipv6'], IPV6, 'flannel.1', '1430'],
+  ] as const)('loses no packet over a restart: %s', async ([, families, network, device, mtu], { skip }) => {
     skip(!hasSystemd, 'no systemd, or no cgroups of version 2')
-    lab = await createLab({ hosts: 2 })
+    lab = await createLab({ hosts: 2, families })
     const [a, b] = lab.hosts as [Host, Host]
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
-    await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
+    await etcd.ctl('put', '/coreos.com/network/config', JSON.stringify({ Network: '10.5.0.0/16', ...network }))
     systemd = await bootSystemd(a, [
       `Environment=FLANNELD_ETCD_ENDPOINTS=${etcd.endpoint} FLANNELD_SUBNET_FILE=/run/flannel/subnet.env`,
     ])
     await systemd.systemctl('start', 'weftd')
     const peer = b.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint] })
     await peer.line(/flannel is ready/)
-    const gateway = /FLANNEL_SUBNET=(.*)/.exec(systemd.read('/run/flannel/subnet.env')!)![1]!
-    const [from, to] = [await a.startPod({ gateway, mtu: '1472' }), await b.startPod()]
-    await reach(from.namespace, to.address)
+    const env = systemd.read('/run/flannel/subnet.env')!
+    const [gateway, ipv6Gateway] = ['SUBNET', 'IPV6_SUBNET'].map(
+      (name) => new RegExp(`^FLANNEL_${name}=(.*)`, 'm').exec(env)?.[1],
+    )
+    const [from, to] = [await a.startPod({ gateway: gateway!, ipv6Gateway, mtu }), await b.startPod()]
+    const addresses = [to.address, to.ipv6].filter((address) => address !== undefined)
+    expect(addresses).toHaveLength(families.length)
+    for (const address of addresses) await reach(from.namespace, address)
     const pid = await systemd.mainPid()
 
-    const pings = pinging(from, to)
+    const pings = addresses.map((address) => pinging(from, to, { address }))
     for (let restart = 0; restart < 3; restart++) await systemd.systemctl('restart', 'weftd')
-    const { sent, lost } = await pings.stop()
-    expect(lost).toBe(0)
-    expect(sent).toBeGreaterThan(100)
+    for (const each of pings) {
+      const { sent, lost } = await each.stop()
+      expect(lost).toBe(0)
+      expect(sent).toBeGreaterThan(100)
+    }
     expect(await systemd.mainPid()).not.toBe(pid)
     // Each took what was kept for it, and nothing is kept while it runs.
     expect(await systemd.property('NFileDescriptorStore')).toBe('0')
@@ -128,7 +139,7 @@ describe('the unit', () => {
     await ended(leaving)
     expect(leaving.exitCode).toBe(0)
     await until('StatusText', /weftd --leave; waiting to be stopped$/)
-    expect((await a.run(['ip', 'link', 'show', 'flannel0'])).code).not.toBe(0)
+    expect((await a.run(['ip', 'link', 'show', device])).code).not.toBe(0)
     expect([await systemd.property('ActiveState'), await systemd.property('NRestarts')]).toEqual(['active', '0'])
     await systemd.systemctl('stop', 'weftd')
     expect(await systemd.property('Result')).toBe('success')
