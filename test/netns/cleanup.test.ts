@@ -208,6 +208,9 @@ describe('weft cleanup', () => {
     await here('ip', 'link', 'set', 'flannel-v6.1', 'up')
     await here('ip', '-6', 'address', 'add', 'fd00:5:0:1::/128', 'dev', 'flannel-v6.1')
     await here('ip', '-6', 'route', 'add', 'fd00:5:0:2::/64', 'via', 'fd00:5:0:2::', 'dev', 'flannel-v6.1', 'onlink')
+    await here('ip', 'tuntap', 'add', 'flannel-v6.7', 'mode', 'tun') // of one that carried vxlan itself
+    await here('ip', 'link', 'set', 'flannel-v6.7', 'up')
+    await here('ip', '-6', 'route', 'add', 'fd00:7::/48', 'dev', 'flannel-v6.7')
     await here('ip', '-6', 'route', 'add', 'blackhole', 'fd00:5:0:1::/64', 'metric', '4294967295')
     writeFileSync(
       subnetFile,
@@ -220,6 +223,8 @@ describe('weft cleanup', () => {
     const expected = [
       'route fd00:5:0:2::/64 via fd00:5:0:2:: dev flannel-v6.1',
       'device flannel-v6.1 (vxlan)',
+      'route fd00:7::/48 dev flannel-v6.7',
+      'device flannel-v6.7 (tun)',
       'route blackhole fd00:5:0:1::/64',
       ...['iptables-nft', 'iptables-legacy', 'ip6tables-nft', 'ip6tables-legacy'].flatMap((tool) => [
         ...rulesOf(tool.startsWith('ip6') ? asIpv6(CURRENT) : CURRENT, tool),
