@@ -354,8 +354,8 @@ describe('of two families', () => {
   /** The first one's. */
   let daemon: Daemon
   /** Two hosts of both families, of which the first knows that the other answers by both. */
-  async function both(): Promise<readonly [Host, Host]> {
-    ;[daemon] = (await running(BOTH, { Type: 'vxlan', DataPath: 'kernel' })) as [Daemon]
+  async function both(dataPath = 'kernel'): Promise<readonly [Host, Host]> {
+    ;[daemon] = (await running(BOTH, { Type: 'vxlan', DataPath: dataPath })) as [Daemon]
     const [a, b] = lab.hosts as [Host, Host]
     pods = [await a.startPod(), await b.startPod()]
     for (const host of [a, b]) await isWell(host)
@@ -365,10 +365,12 @@ describe('of two families', () => {
     eventually(async () => expect((await statusOf(host)).peers).toMatchObject({ answering: 1, whole: 1 }))
 
   it.each([
-    ['ipv6', 'IPv6', 'ip6tables'],
-    ['ipv4', 'IPv4', 'iptables'],
-  ] as const)('the broken one is told: %s', async (family, name, tool) => {
-    const [a, b] = await both()
+    ['ipv6', 'kernel', 'IPv6', 'ip6tables'],
+    ['ipv4', 'kernel', 'IPv4', 'iptables'],
+    ['ipv6', 'userspace', 'IPv6', 'ip6tables'],
+    ['ipv4', 'userspace', 'IPv4', 'iptables'],
+  ] as const)('the broken one is told: %s by the %s', async (family, dataPath, name, tool) => {
+    const [a, b] = await both(dataPath)
     const other = BOTH.find((each) => each !== family)
     const rule = ['INPUT', '-p', 'udp', '--dport', '8472', '-j', 'DROP']
     await b.output([tool, '-I', ...rule])
@@ -456,8 +458,8 @@ describe('of two families', () => {
     expect(outside.stderr).toMatch(/^weft bench: IPv6: TCP port 8286 of fd77::2 is reached inside and not outside/)
   })
 
-  it('what this host lacks of one is named', async () => {
-    const [a] = await both()
+  it.each(['kernel', 'userspace'])('what this host lacks of one is named, by the %s', async (dataPath) => {
+    const [a] = await both(dataPath)
     await a.output(['ip', '-6', 'route', 'del', 'default'])
     expect(await doctor(a)).toMatchObject({ code: 0, names: ['no-default-route'], details: ['IPv6'] })
     await a.output(['ip', '-6', 'route', 'add', 'default', 'via', 'fd77::fe'])
