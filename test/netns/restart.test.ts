@@ -209,13 +209,16 @@ describe('one that was stopped', () => {
     await reach(pods[0].namespace, pods[1].address)
   })
 
-  it('leaves nothing with --persist=false, also of one before', async () => {
-    await open({ Type: 'udp' })
+  it.each([
+    { backend: { Type: 'udp' }, families: V4, tuns: ['flannel0'] },
+    { backend: { Type: 'vxlan', DataPath: 'userspace' }, families: BOTH, tuns: ['flannel.1', 'flannel-v6.1'] },
+  ])('leaves nothing with --persist=false, also of one before: $backend.Type', async ({ backend, families, tuns }) => {
+    await openWith(families, backend)
     await daemons[0].stop('SIGKILL')
     const next = await start(a, '--persist=false')
-    await reach(pods[0].namespace, pods[1].address)
+    for (const address of addressesOf(pods[1])) await reach(pods[0].namespace, address)
     expect(await next.stop()).toBe(0)
-    expect(await device(a)).toBe(false)
+    expect(await Promise.all(tuns.map((name) => device(a, name)))).toEqual(tuns.map(() => false))
     expect(readdirSync(dirname(a.subnetFile)).filter((file) => file.includes('last-known'))).toEqual([])
   })
 
@@ -388,13 +391,17 @@ it('what goes on as last known is kept right though the store is away', async ()
   await reach(pods[0].namespace, pods[1].address)
 })
 
-it('what another backend left is out of the way of the next', async () => {
-  await open({ Type: 'udp' })
+it.each([
+  { backend: { Type: 'udp' }, families: V4, tuns: ['flannel0'] },
+  { backend: { Type: 'vxlan', DataPath: 'userspace' }, families: BOTH, tuns: ['flannel.1', 'flannel-v6.1'] },
+])('what $backend.Type left is out of the way of another backend', async ({ backend, families, tuns }) => {
+  await openWith(families, backend)
   await daemons[0].stop('SIGKILL')
   writeFileSync(`${a.subnetFile}.last-known`, JSON.stringify({ ...lastKnown(a), expiresAt: 1 }))
-  writeFileSync(join(leases(), 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}')
+  const config = JSON.parse(readFileSync(join(leases(), 'config'), 'utf8')) as object
+  writeFileSync(join(leases(), 'config'), JSON.stringify({ ...config, Backend: { Type: 'host-gw' } }))
   await start(a)
-  expect(await device(a)).toBe(false)
+  expect(await Promise.all(tuns.map((name) => device(a, name)))).toEqual(tuns.map(() => false))
 })
 
 it('what stands in the file and makes no sense is a warning', async () => {
