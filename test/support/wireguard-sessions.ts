@@ -76,11 +76,15 @@ export function createSessions(
   }
   return {
     setKeys(_peer, { isInitiator, ownIndex, peerIndex, sendKey, receiveKey }: SessionKeys) {
-      const [send, receive] = [sendKey, receiveKey].map((key) => Buffer.from(key).toString('base64')) as [string, string]
+      const [send, receive] = [sendKey, receiveKey].map((key) => Buffer.from(key).toString('base64')) as [
+        string,
+        string,
+      ]
       if (/^A+=*$/.test(send) || /^A+=*$/.test(receive)) throw new Error('a key of zeros')
       once(`sends by ${send}`)
       once(`receives by ${receive}`)
-      if ([current, previous, next].some((pair) => pair?.ownIndex === ownIndex)) throw new Error('an index of two pairs')
+      if ([current, previous, next].some((pair) => pair?.ownIndex === ownIndex))
+        throw new Error('an index of two pairs')
       const pair = {
         ...{ isInitiator, ownIndex, peerIndex, sendKey: send, receiveKey: receive },
         ...{ since: clock(), nonce: -1, received: new Set<number>() },

@@ -53,7 +53,8 @@ export function createGate(cookies: Cookies): Gate {
     mayBeHeard: heard,
     judge(message, from, now) {
       if (free(now)) return 'process'
-      if (cookies.isProved(message, from, now)) return mayOfSource(from.address, now) && proved(now) ? 'process' : 'drop'
+      if (cookies.isProved(message, from, now))
+        return mayOfSource(from.address, now) && proved(now) ? 'process' : 'drop'
       return answered(now) ? 'ask' : 'drop'
     },
   }

@@ -10,7 +10,18 @@
 // In a message nothing is longer or shorter than it must be: who calls has checked its length.
 
 import { SecretBytes } from '../../../base/secret.ts'
-import { dh, hash, hmac, KEY_BYTES, open, publicKeyOf, seal, TAG_BYTES, type KeyObject, type KeyPair } from './crypto.ts'
+import {
+  dh,
+  hash,
+  hmac,
+  KEY_BYTES,
+  open,
+  publicKeyOf,
+  seal,
+  TAG_BYTES,
+  type KeyObject,
+  type KeyPair,
+} from './crypto.ts'
 
 const CONSTRUCTION = 'Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s'
 const PROLOGUE = 'WireGuard v1 zx2c4 Jason@zx2c4.com'
@@ -249,10 +260,7 @@ export function readSecond(
   const transcript = sent.transcript.copy()
   transcript.ephemeral(publicKey)
   const ephemeral = publicKeyOf(publicKey)
-  if (
-    transcript.mix(dh(sent.ephemeral.privateKey, ephemeral)) &&
-    transcript.mix(dh(own.privateKey, ephemeral))
-  ) {
+  if (transcript.mix(dh(sent.ephemeral.privateKey, ephemeral)) && transcript.mix(dh(own.privateKey, ephemeral))) {
     transcript.mixPsk(psk)
     const payload = transcript.open(message.subarray(KEY_BYTES))
     if (payload) {

@@ -9,7 +9,12 @@ const cookiesThat = (isProved: boolean): Cookies => ({ isProved: () => isProved,
 const v4 = (address: number) => ({ address, port: 1 })
 const v6 = (address: bigint) => ({ address, port: 1 })
 /** Verdicts of so many messages at that time, counted. */
-function verdicts(gate: ReturnType<typeof createGate>, count: number, now: number, of: (at: number) => ReturnType<typeof v4> | ReturnType<typeof v6>) {
+function verdicts(
+  gate: ReturnType<typeof createGate>,
+  count: number,
+  now: number,
+  of: (at: number) => ReturnType<typeof v4> | ReturnType<typeof v6>,
+) {
   const found = { process: 0, ask: 0, drop: 0 }
   for (let at = 0; at < count; at += 1) found[gate.judge(message, of(at), now)] += 1
   return found
@@ -38,7 +43,11 @@ describe('the gate', () => {
     const one = createGate(cookiesThat(true))
     expect(verdicts(one, 200, 0, () => v4(1)).process).toBe(free.burst + source.burst)
     const many = createGate(cookiesThat(true))
-    expect(verdicts(many, 1_000, 0, v4)).toEqual({ process: free.burst + proved.burst, ask: 0, drop: 1_000 - free.burst - proved.burst })
+    expect(verdicts(many, 1_000, 0, v4)).toEqual({
+      process: free.burst + proved.burst,
+      ask: 0,
+      drop: 1_000 - free.burst - proved.burst,
+    })
     // A share is 20 a second; the free rate goes on beside it.
     let through = 0
     for (let now = 1; now <= 1_000; now += 1) through += verdicts(one, 5, now, () => v4(1)).process

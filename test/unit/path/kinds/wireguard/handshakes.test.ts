@@ -101,7 +101,12 @@ describe('a handshake', () => {
     expect([...second.subarray(0, 4)]).toEqual([2, 0, 0, 0])
     a.handshakes.message(B, second, 20)
     const [ours, theirs] = [a.keys[0]!, b.keys[0]!]
-    expect(ours).toMatchObject({ peer: 3, isInitiator: true, ownIndex: first.readUInt32LE(4), peerIndex: second.readUInt32LE(4) })
+    expect(ours).toMatchObject({
+      peer: 3,
+      isInitiator: true,
+      ownIndex: first.readUInt32LE(4),
+      peerIndex: second.readUInt32LE(4),
+    })
     expect(theirs).toMatchObject({ peer: 9, isInitiator: false, ownIndex: ours.peerIndex, peerIndex: ours.ownIndex })
     expect(ours.sendKey).toEqual(theirs.receiveKey)
     expect(ours.receiveKey).toEqual(theirs.sendKey)
@@ -126,7 +131,13 @@ describe('a handshake', () => {
 
   it('tells when it was, and what it took', () => {
     const { a, b } = pair()
-    expect(a.handshakes.stateOf(3)).toEqual({ at: undefined, attempts: 0, failure: undefined, stale: 0, unconfirmed: 0 })
+    expect(a.handshakes.stateOf(3)).toEqual({
+      at: undefined,
+      attempts: 0,
+      failure: undefined,
+      stale: 0,
+      unconfirmed: 0,
+    })
     expect(a.handshakes.stateOf(4)).toBeUndefined()
     a.handshakes.wanted(3, 0)
     expect(a.handshakes.stateOf(3)).toMatchObject({ at: undefined, attempts: 1, failure: undefined })
@@ -598,7 +609,10 @@ describe('what arrives', () => {
       fc.property(
         fc.oneof(
           fc.uint8Array({ maxLength: 200 }),
-          fc.record({ type: fc.integer({ min: 0, max: 5 }), length: fc.constantFrom(0, 3, 4, 32, 63, 64, 91, 92, 93, 147, 148, 149) }),
+          fc.record({
+            type: fc.integer({ min: 0, max: 5 }),
+            length: fc.constantFrom(0, 3, 4, 32, 63, 64, 91, 92, 93, 147, 148, 149),
+          }),
           fc.record({ of: fc.nat(2), at: fc.nat(147), bits: fc.integer({ min: 1, max: 255 }), macs: fc.boolean() }),
           fc.record({ of: fc.nat(2), cut: fc.integer({ min: 1, max: 91 }) }),
         ),
@@ -647,8 +661,10 @@ it('shows nothing that is secret, and nothing is left of it when all is over', (
   const secret = psk(0x5a)
   side.handshakes.setPeers([peerOf(other, B, { psk: secret })])
   side.handshakes.wanted(3, 0)
-  const shown = inspect([side.handshakes, secret], { depth: 12, showHidden: true }) + JSON.stringify([side.handshakes, secret])
-  for (const text of [key.toString('base64'), key.toString('hex'), '5a 5a', '90, 90', '90,90']) expect(shown).not.toContain(text)
+  const shown =
+    inspect([side.handshakes, secret], { depth: 12, showHidden: true }) + JSON.stringify([side.handshakes, secret])
+  for (const text of [key.toString('base64'), key.toString('hex'), '5a 5a', '90, 90', '90,90'])
+    expect(shown).not.toContain(text)
   expect(shown).toContain('<hidden>')
   side.handshakes.close()
   expect(side.handshakes.stateOf(3)).toBeUndefined()

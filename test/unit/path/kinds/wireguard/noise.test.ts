@@ -40,14 +40,20 @@ describe('the vector of cacophony (vectors/cacophony.txt, Noise_IKpsk2_25519_Cha
     const first = writeFirst(initiator, to, ephemerals[0], Buffer.from('Ludwig von Mises'), start)!
     expect(first.message.toString('hex')).toBe(MESSAGES[0])
     const known = new Remote(responder, initiator.publicKey)
-    const received = readFirst(responder, first.message, (key) => (known.publicKey.every((byte, at) => byte === key[at]) ? known : undefined), start)!
+    const received = readFirst(
+      responder,
+      first.message,
+      (key) => (known.publicKey.every((byte, at) => byte === key[at]) ? known : undefined),
+      start,
+    )!
     expect(received.from).toBe(known)
     expect(received.payload.toString()).toBe('Ludwig von Mises')
     const second = writeSecond(received, ephemerals[1], psk, Buffer.from('Murray Rothbard'))!
     expect(second.message.toString('hex')).toBe(MESSAGES[1])
     const answer = readSecond(initiator, first.sent, second.message, psk)!
     expect(answer.payload.toString()).toBe('Murray Rothbard')
-    const sealed = (key: Uint8Array, text: string): string => seal(key, Buffer.from(text), Buffer.alloc(0)).toString('hex')
+    const sealed = (key: Uint8Array, text: string): string =>
+      seal(key, Buffer.from(text), Buffer.alloc(0)).toString('hex')
     expect(sealed(answer.keys.sendKey, 'F. A. Hayek')).toBe(MESSAGES[2])
     expect(sealed(second.keys.sendKey, 'Carl Menger')).toBe(MESSAGES[3])
     expect(answer.keys.receiveKey).toEqual(second.keys.sendKey)
@@ -73,7 +79,11 @@ describe('two nodes', () => {
 
   it('take no psk for one of zeros', () => {
     const { message, sent } = begin()
-    const second = writeSecond(readFirst(b, message, () => toA)!, systemRandomness.keyPair(), undefined)!
+    const second = writeSecond(
+      readFirst(b, message, () => toA)!,
+      systemRandomness.keyPair(),
+      undefined,
+    )!
     expect(readSecond(a, sent, second.message, new SecretBytes(Buffer.alloc(32)))?.keys.receiveKey).toEqual(
       second.keys.sendKey,
     )
@@ -81,7 +91,11 @@ describe('two nodes', () => {
 
   it('do not agree with another psk, another key, or another message', () => {
     const { message, sent } = begin()
-    const second = writeSecond(readFirst(b, message, () => toA)!, systemRandomness.keyPair(), psk())!
+    const second = writeSecond(
+      readFirst(b, message, () => toA)!,
+      systemRandomness.keyPair(),
+      psk(),
+    )!
     expect(readSecond(a, sent, second.message, undefined)).toBeUndefined()
     expect(readSecond(b, sent, second.message, psk())).toBeUndefined()
     expect(readSecond(a, begin().sent, second.message, psk())).toBeUndefined()
@@ -117,7 +131,9 @@ describe('two nodes', () => {
 
   it('forget what is wiped, and show nothing of it', () => {
     const { message, sent } = begin()
-    expect(inspect([sent.transcript, toB.shared], { depth: 9, showHidden: true })).toBe('[ Transcript {}, <hidden>, [length]: 2 ]')
+    expect(inspect([sent.transcript, toB.shared], { depth: 9, showHidden: true })).toBe(
+      '[ Transcript {}, <hidden>, [length]: 2 ]',
+    )
     const received = readFirst(b, message, () => toA)!
     const second = writeSecond(received, systemRandomness.keyPair(), undefined)!
     sent.transcript.wipe()

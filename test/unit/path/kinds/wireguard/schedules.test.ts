@@ -9,7 +9,9 @@ import { randomFrom, type Random } from '../../../../support/packet-model.ts'
 import { createSessions, type Packet, type Sessions } from '../../../../support/wireguard-sessions.ts'
 
 const SCHEDULES = 2_000
-const SEEDS = process.env['WEFT_SEED'] ? [Number(process.env['WEFT_SEED'])] : Array.from({ length: SCHEDULES }, (_, at) => at + 1)
+const SEEDS = process.env['WEFT_SEED']
+  ? [Number(process.env['WEFT_SEED'])]
+  : Array.from({ length: SCHEDULES }, (_, at) => at + 1)
 /** The trouble, and how long after it both have to be talking. */
 const MOST_TROUBLE_MS = 300_000
 /** Silence is noticed after 15 s; an initiation may have been sent just before the trouble ended. */
@@ -113,10 +115,16 @@ function run(seed: number): number {
   begin(0)
   begin(1)
   // Both sides, one, or both at one moment begin to talk.
-  nodes.forEach((node, who) => later(random.of([0, 0, 500, 60_000]) * (random.chance(0.5) ? who : 1), () => (node.isTalking = true)))
-  for (let count = random.below(4); count > 0; count -= 1) later(random.below(trouble + 1), () => begin(random.below(2)))
+  nodes.forEach((node, who) =>
+    later(random.of([0, 0, 500, 60_000]) * (random.chance(0.5) ? who : 1), () => (node.isTalking = true)),
+  )
+  for (let count = random.below(4); count > 0; count -= 1)
+    later(random.below(trouble + 1), () => begin(random.below(2)))
   for (let count = random.below(3); count > 0; count -= 1)
-    later(random.below(trouble + 1), () => (random.of(nodes).wallOffset += random.of([-1, 1]) * random.of([1_000, 3_600_000, 3e10])))
+    later(
+      random.below(trouble + 1),
+      () => (random.of(nodes).wallOffset += random.of([-1, 1]) * random.of([1_000, 3_600_000, 3e10])),
+    )
 
   const end = calmAt + 61_000 + RECOVERY_MS
   const before = [0, 0]
@@ -125,7 +133,13 @@ function run(seed: number): number {
     const step = now + 500
     for (;;) {
       const timers = nodes.map((node) => node.handshakes.nextAt())
-      const event = events.filter(({ at }) => at <= step).reduce<(typeof events)[number] | undefined>((best, each) => (!best || each.at < best.at || (each.at === best.at && each.order < best.order) ? each : best), undefined)
+      const event = events
+        .filter(({ at }) => at <= step)
+        .reduce<(typeof events)[number] | undefined>(
+          (best, each) =>
+            !best || each.at < best.at || (each.at === best.at && each.order < best.order) ? each : best,
+          undefined,
+        )
       const timer = Math.min(...timers)
       if (event && event.at <= timer) {
         events.splice(events.indexOf(event), 1)

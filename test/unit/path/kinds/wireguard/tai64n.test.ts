@@ -3,7 +3,13 @@
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import '../../../../support/one-seed.ts'
-import { createStamps, orderOf, stampOf, STRETCH_TICKS, tickOf } from '../../../../../src/path/kinds/wireguard/tai64n.ts'
+import {
+  createStamps,
+  orderOf,
+  stampOf,
+  STRETCH_TICKS,
+  tickOf,
+} from '../../../../../src/path/kinds/wireguard/tai64n.ts'
 
 const hexOf = (tick: number): string => Buffer.from(stampOf(tick)).toString('hex')
 
@@ -11,7 +17,9 @@ describe('a stamp', () => {
   it('is of TAI64N, with the lower 24 bits of its nanoseconds zero', () => {
     expect(hexOf(tickOf(0))).toBe('400000000000000a00000000')
     // 2026-11-25T03:00:00.500Z; 500,000,000 ns are 0x1dcd6500.
-    expect(hexOf(tickOf(1_795_575_600_500))).toBe(`4000000${(1_795_575_600 + 10).toString(16).padStart(9, '0')}1d000000`)
+    expect(hexOf(tickOf(1_795_575_600_500))).toBe(
+      `4000000${(1_795_575_600 + 10).toString(16).padStart(9, '0')}1d000000`,
+    )
     expect(hexOf(tickOf(999.999))).toBe('400000000000000a3b000000')
     expect(hexOf(tickOf(1_000))).toBe('400000000000000b00000000')
   })
