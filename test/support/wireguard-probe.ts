@@ -304,8 +304,8 @@ async function begin({
 
 const initiatedIn = ({ sessions }: World): boolean[] => sessions.map(({ isInitiator }) => isInitiator)
 const stateIn = ({ handshakes }: World): HandshakeState | undefined => handshakes.stateOf(OUR_NUMBER)
-async function hasHandshake({ wg }: World): Promise<boolean> {
-  return !/\t0$/.test((await wg('show', 'wg0', 'latest-handshakes')).trim())
+async function hasHandshake(world: World): Promise<boolean> {
+  return !(await world.wg('show', 'wg0', 'latest-handshakes')).trim().endsWith('\t0')
 }
 /** What who knows the other one's public key may send, and nobody can tell from an initiation without X25519. */
 function forged(publicKey: Uint8Array): Buffer {
@@ -466,16 +466,15 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
     const world = await begin()
     const publicKey = Buffer.from((await world.wg('show', 'wg0', 'public-key')).trim(), 'base64')
     const messages = Array.from({ length: 512 }, () => forged(publicKey))
-    let isAsked = false
-    world.flooder.on('message', () => (isAsked = true))
-    let isOver = false
-    const flood = (async () => {
-      while (!isOver) {
+    const flood = new AbortController()
+    const asked = once(world.flooder, 'message')
+    const flooding = (async () => {
+      while (!flood.signal.aborted) {
         for (const message of messages) world.flooder.send(message, PORT, formatIpv4(HERE))
         await new Promise(setImmediate)
       }
     })()
-    while (!isAsked) await new Promise(setImmediate)
+    await asked
     world.want()
     while (!world.heard.includes(3)) {
       await new Promise(setImmediate)
@@ -488,8 +487,8 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
       // One of ours may be lost in the flood.
       if (world.handshakes.nextAt() < now()) world.handshakes.tick(now())
     }
-    isOver = true
-    await flood
+    flood.abort()
+    await flooding
     const result = { ...(await world.exchange()), proved: world.proved, initiated: initiatedIn(world) }
     await world.close()
     return result

@@ -40,7 +40,7 @@ export interface Randomness {
   keyPair(): KeyPair
 }
 
-const bytesOfJwk = (key: KeyObject): Uint8Array => Buffer.from(key.export({ format: 'jwk' }).x!, 'base64url')
+const bytesOfJwk = (key: KeyObject): Uint8Array => Buffer.from(key.export({ format: 'jwk' }).x ?? '', 'base64url')
 
 export const systemRandomness: Randomness = {
   bytes: (length) => randomBytes(length),

@@ -26,11 +26,10 @@ export function createDeadlines<T>(): Deadlines<T> {
     },
     take(now) {
       if (now < first * SLOT_MS) return []
-      const ended = [...slots.keys()].filter((slot) => slot * SLOT_MS <= now).toSorted((a, b) => a - b)
-      const items = ended.flatMap((slot) => slots.get(slot)!)
-      for (const slot of ended) slots.delete(slot)
+      const ended = [...slots].filter(([slot]) => slot * SLOT_MS <= now).toSorted(([a], [b]) => a - b)
+      for (const [slot] of ended) slots.delete(slot)
       first = Math.min(Infinity, ...slots.keys())
-      return items
+      return ended.flatMap(([, items]) => items)
     },
     next: () => first * SLOT_MS,
   }

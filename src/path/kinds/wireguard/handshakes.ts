@@ -267,7 +267,9 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   }
 
   function initiate(peer: Peer, now: number): void {
+    const { endpoint } = peer
     peer.forget()
+    if (!endpoint) return // nobody is wanted without, and none loses one
     peer.dueAt = now + REKEY_TIMEOUT_MS + (draw() % (JITTER_MS + 1))
     deadlines.add(peer, peer.dueAt)
     peer.lastTick = stamps.next(peer.lastTick, wall())
@@ -283,7 +285,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     message.set(written.message, INITIATION_HEAD)
     peer.pending = { ...written.sent, index, failure: 'no-answer' }
     peer.attempts += 1
-    send(peer, peer.endpoint!, index, message, now)
+    send(peer, endpoint, index, message, now)
   }
 
   /** The keys of a handshake are in use, so that no other is wanted. */

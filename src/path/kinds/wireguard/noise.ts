@@ -75,7 +75,7 @@ export class Remote {
 class Transcript {
   readonly #ck: SecretBytes
   #h: Uint8Array
-  #key: SecretBytes | undefined
+  #key = new SecretBytes(NOTHING)
 
   constructor(ck: Uint8Array, h: Uint8Array) {
     this.#ck = new SecretBytes(Buffer.from(ck))
@@ -90,7 +90,7 @@ class Transcript {
   ephemeral(publicKey: Uint8Array): void {
     this.heard(publicKey)
     const [ck] = this.#derive(publicKey, 1)
-    this.#become(ck!)
+    this.#become(ck)
   }
 
   /** Mixes in a DH, which is wiped unless it is kept; false where there is none. */
@@ -98,25 +98,25 @@ class Transcript {
     if (!secret) return false
     const [ck, key] = this.#derive(secret instanceof SecretBytes ? secret.reveal() : secret, 2)
     if (!(secret instanceof SecretBytes)) secret.fill(0)
-    this.#become(ck!, key)
+    this.#become(ck, key)
     return true
   }
 
   mixPsk(psk: SecretBytes = NO_PSK): void {
     const [ck, heard, key] = this.#derive(psk.reveal(), 3)
-    this.heard(heard!)
-    heard!.fill(0)
-    this.#become(ck!, key)
+    this.heard(heard)
+    heard.fill(0)
+    this.#become(ck, key)
   }
 
   seal(text: Uint8Array): Buffer {
-    const sealed = seal(this.#key!.reveal(), text, this.#h)
+    const sealed = seal(this.#key.reveal(), text, this.#h)
     this.heard(sealed)
     return sealed
   }
 
   open(sealed: Uint8Array): Buffer | undefined {
-    const text = open(this.#key!.reveal(), sealed, this.#h)
+    const text = open(this.#key.reveal(), sealed, this.#h)
     this.heard(sealed)
     return text
   }
@@ -125,7 +125,7 @@ class Transcript {
   split(): readonly [Buffer, Buffer] {
     const [initiators, responders] = this.#derive(NOTHING, 2)
     this.wipe()
-    return [initiators!, responders!]
+    return [initiators, responders]
   }
 
   /** Another that goes on from here, since what answers this one may be forged, and the true answer still on its way. */
@@ -135,24 +135,25 @@ class Transcript {
 
   wipe(): void {
     this.#ck.wipe()
-    this.#key?.wipe()
+    this.#key.wipe()
   }
 
-  /** HKDF of so many outputs (section 4.3). */
-  #derive(input: Uint8Array, count: 1 | 2 | 3): Buffer[] {
+  /** HKDF (section 4.3); outputs beyond `count` are empty. */
+  #derive(input: Uint8Array, count: 1 | 2 | 3): readonly [Buffer, Buffer, Buffer] {
     const extracted = hmac(this.#ck.reveal(), input)
-    const outputs = [hmac(extracted, ONE)]
-    if (count > 1) outputs.push(hmac(extracted, outputs[0]!, TWO))
-    if (count > 2) outputs.push(hmac(extracted, outputs[1]!, THREE))
+    const first = hmac(extracted, ONE)
+    const second = count > 1 ? hmac(extracted, first, TWO) : Buffer.alloc(0)
+    const third = count > 2 ? hmac(extracted, second, THREE) : Buffer.alloc(0)
     extracted.fill(0)
-    return outputs
+    return [first, second, third]
   }
 
   #become(ck: Buffer, key?: Buffer): void {
     this.#ck.reveal().set(ck)
     ck.fill(0)
-    this.#key?.wipe()
-    this.#key = key && new SecretBytes(key)
+    if (!key) return
+    this.#key.wipe()
+    this.#key = new SecretBytes(key)
   }
 }
 

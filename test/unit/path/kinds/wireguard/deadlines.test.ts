@@ -2,7 +2,6 @@
 
 import fc from 'fast-check'
 import { expect, it } from 'vitest'
-import '../../../../support/one-seed.ts'
 import { createDeadlines } from '../../../../../src/path/kinds/wireguard/deadlines.ts'
 
 it('has nothing due where there is nothing', () => {

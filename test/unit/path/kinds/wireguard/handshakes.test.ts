@@ -3,7 +3,6 @@
 import { inspect } from 'node:util'
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
-import '../../../../support/one-seed.ts'
 import { SecretBytes } from '../../../../../src/base/secret.ts'
 import { macKeysOf, writeMacs } from '../../../../../src/path/kinds/wireguard/cookie.ts'
 import { systemRandomness } from '../../../../../src/path/kinds/wireguard/crypto.ts'
@@ -603,7 +602,7 @@ describe('what arrives', () => {
     b.handshakes.message(A, first, 0)
     const answer = take(b)
     const keysOfA = macKeysOf(a.handshakes.publicKey)
-    const true_ = [first, answer, Buffer.concat([Buffer.of(3, 0, 0, 0), Buffer.alloc(60)])]
+    const known = [first, answer, Buffer.concat([Buffer.of(3, 0, 0, 0), Buffer.alloc(60)])]
     let now = 0
     fc.assert(
       fc.property(
@@ -623,9 +622,9 @@ describe('what arrives', () => {
           else if ('length' in how) {
             message = Buffer.alloc(how.length)
             if (how.length > 0) message[0] = how.type
-          } else if ('cut' in how) message = Buffer.from(true_[how.of]!.subarray(0, -how.cut))
+          } else if ('cut' in how) message = Buffer.from(known[how.of]!.subarray(0, -how.cut))
           else {
-            message = Buffer.from(true_[how.of]!)
+            message = Buffer.from(known[how.of]!)
             // mac2 says nothing to who is not under load; the sender's index is what anybody may say, as in every WireGuard.
             const room = message.length - (how.macs ? 32 : 16)
             const at = how.at % room
