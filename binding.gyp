@@ -16,6 +16,7 @@
         "native/walk/descriptors.cc",
         "native/engine.cc",
         "native/io/echo.cc",
+        "native/io/own_memory.cc",
         "native/io/path_probe.cc",
         "native/io/receiver.cc",
         "native/io/sender.cc",

@@ -369,5 +369,11 @@ export function sendEcho(socket: EchoSocket, to: string, sequence: number, bytes
 /** The answers to this socket's requests that have come, 64 at most. */
 export function takeEchoes(socket: EchoSocket): EchoAnswer[]
 
+/**
+ * Gives back to the kernel what malloc keeps of freed memory, and the pages of the program's own files, which come again from the page
+ * cache when they are used. Takes some milliseconds.
+ */
+export function giveBackMemory(): void
+
 /** Ends the process at once (_exit(2)). process.exit joins libuv's threads, of which one may wait for ever for a file server. */
 export function exitNow(code: number): never

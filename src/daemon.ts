@@ -12,6 +12,7 @@
 import { version } from './base/assets.ts'
 import { createBackend, createSubnetManager } from './node/choose.ts'
 import { prefixed } from './base/errors.ts'
+import { addon } from './host/addon.ts'
 import { createBell } from './host/bell.ts'
 import { openEcho } from './host/echo.ts'
 import { createHostWatch } from './host/events.ts'
@@ -32,6 +33,7 @@ import { fitsTo, openNode, type Before, type Resumed } from './node/open.ts'
 import { keepNames } from './node/loops/names.ts'
 import { tellNetwork } from './node/loops/status-network.ts'
 import { searchPaths } from './node/loops/path-search.ts'
+import { giveBack } from './node/loops/give-back.ts'
 import { keepMemory } from './node/loops/memory.ts'
 import { keepPeers } from './node/loops/peers.ts'
 import type { Possession } from './node/possession.ts'
@@ -74,6 +76,7 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
   serveWatchdog, // and that it lives
   tellNetwork, // other nodes may ask how this one is
   keepLastKnown, // the next process finds what this one knew
+  giveBack, // the memory that the start alone needed is given back
 ]
 
 /** flanneld's words for a failure of the lease and of the device at the start. */
@@ -161,6 +164,7 @@ async function startNode(
         externalName: external.name,
         openEcho,
         readSysctl: getSysctl,
+        giveBackMemory: addon.giveBackMemory,
       },
       next: nextFor(options, configText, succession.free),
       firewall: firewallFor(config, options, previous, log, signal),

@@ -66,10 +66,10 @@ bool checksum_is_right(const uint8_t* bytes, const uint8_t* transport, uint32_t 
 }  // namespace
 
 Coalescer::Coalescer()
-    : pieces_(kMaxPackets),
-      runs_(kMaxWrites),
+    : pieces_(std::make_unique_for_overwrite<Piece[]>(kMaxPackets)),
+      runs_(std::make_unique_for_overwrite<Run[]>(kMaxWrites)),
       virtio_(kMaxWrites),
-      headers_(kMaxWrites * kMaxHeadersBytes),
+      headers_(std::make_unique_for_overwrite<uint8_t[]>(kMaxWrites * kMaxHeadersBytes)),
       open_(size_t{1} << kSlotBits, kNone) {}
 
 void Coalescer::clear() {
@@ -205,7 +205,7 @@ size_t Coalescer::write(size_t index, iovec* iov) {
     return 2;
   }
 
-  uint8_t* header = headers_.data() + index * kMaxHeadersBytes;
+  uint8_t* header = headers_.get() + index * kMaxHeadersBytes;
   std::memcpy(header, first.bytes, run.header_bytes);
   const size_t ip_bytes = run.version == 4 ? kIpv4HeaderBytes : kIpv6HeaderBytes;
   uint8_t* transport = header + ip_bytes;

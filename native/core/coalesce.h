@@ -17,6 +17,7 @@
 
 #include <sys/uio.h>
 
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -119,10 +120,11 @@ class Coalescer {
 
   size_t packet_count_ = 0;
   size_t write_count_ = 0;
-  std::vector<Piece> pieces_;
-  std::vector<Run> runs_;
+  // Not written to before they are used: a lane that is idle has no memory.
+  std::unique_ptr<Piece[]> pieces_;
+  std::unique_ptr<Run[]> runs_;
   std::vector<VirtioHeader> virtio_;
-  std::vector<uint8_t> headers_;  // kMaxHeadersBytes for each write
+  std::unique_ptr<uint8_t[]> headers_;  // kMaxHeadersBytes for each write
   std::vector<uint32_t> open_;    // by hash of the flow: its open run; a collision only closes a run early
 };
 

@@ -60,13 +60,13 @@ Sender::Sender(int socket, size_t header_bytes, size_t trailer_bytes, size_t max
       learnt_(features),
       room_size_(kMaxDatagrams * max_room_bytes),
       room_(std::make_unique_for_overwrite<uint8_t[]>(room_size_)),
-      iovecs_(kMaxDatagrams * kMaxPieces),
-      runs_(kMaxMessages),
-      messages_(kMaxMessages),
-      controls_(kMaxMessages * kControlBytes) {}
+      iovecs_(std::make_unique_for_overwrite<iovec[]>(kMaxIovecs)),
+      runs_(std::make_unique_for_overwrite<Run[]>(kMaxMessages)),
+      messages_(std::make_unique_for_overwrite<mmsghdr[]>(kMaxMessages)),
+      controls_(std::make_unique_for_overwrite<uint8_t[]>(kMaxMessages * kControlBytes)) {}
 
 uint8_t* Sender::room(size_t bytes) {
-  if (room_used_ + bytes > room_size_ || iovecs_used_ + kMaxPieces > iovecs_.size() || runs_used_ == runs_.size()) {
+  if (room_used_ + bytes > room_size_ || iovecs_used_ + kMaxPieces > kMaxIovecs || runs_used_ == kMaxMessages) {
     send();
   }
   uint8_t* room = room_.get() + room_used_;
@@ -80,7 +80,7 @@ void Sender::prepare() {
     const size_t end = i + 1 < runs_used_ ? runs_[i + 1].first_iovec : iovecs_used_;
     msghdr& header = messages_[i].msg_hdr;
     header = header_for(*run.endpoint, &iovecs_[run.first_iovec], end - run.first_iovec);
-    uint8_t* controls = controls_.data() + i * kControlBytes;
+    uint8_t* controls = controls_.get() + i * kControlBytes;
     if (run.datagrams > 1) add_control(header, controls, IPPROTO_UDP, UDP_SEGMENT, run.datagram_bytes);
     add_ecn(header, controls, *run.endpoint, run.ecn);
   }

@@ -51,6 +51,7 @@ class Sender {
   static constexpr size_t kMaxMessages = 256;
   /// Header, payload, trailer.
   static constexpr size_t kMaxPieces = 3;
+  static constexpr size_t kMaxIovecs = kMaxDatagrams * kMaxPieces;
   static constexpr int kPatienceMs = 10;
 
   struct Run {
@@ -83,15 +84,16 @@ class Sender {
   Learnt learnt_;
   bool waited_ = false;  // in this batch
   size_t room_size_;
-  std::unique_ptr<uint8_t[]> room_;  // not written to before it is used: a lane that is idle has no memory
+  // Not written to before they are used, as all that is large here: a lane that is idle has no memory.
+  std::unique_ptr<uint8_t[]> room_;
   size_t room_used_ = 0;
-  std::vector<iovec> iovecs_;
+  std::unique_ptr<iovec[]> iovecs_;
   size_t iovecs_used_ = 0;
-  std::vector<Run> runs_;
+  std::unique_ptr<Run[]> runs_;
   size_t runs_used_ = 0;
   size_t gathered_ = 0;
-  std::vector<mmsghdr> messages_;
-  std::vector<uint8_t> controls_;
+  std::unique_ptr<mmsghdr[]> messages_;
+  std::unique_ptr<uint8_t[]> controls_;
 };
 
 template <size_t kTrailerBytes>

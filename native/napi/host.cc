@@ -9,6 +9,7 @@
 
 #include "../io/clock.h"
 #include "../io/echo.h"
+#include "../io/own_memory.h"
 #include "../io/path_probe.h"
 #include "../io/tun.h"
 #include "../io/unix_socket.h"
@@ -148,6 +149,8 @@ Napi::Value take_echo_answers(const Napi::CallbackInfo& info) {
   return array;
 }
 
+void give_back(const Napi::CallbackInfo&) { give_back_memory(); }
+
 void exit_now(const Napi::CallbackInfo& info) { _exit(info[0].As<Napi::Number>().Int32Value()); }
 
 }  // namespace
@@ -166,6 +169,7 @@ void export_host(Napi::Env env, Napi::Object exports) {
   exports.Set("peerPid", Napi::Function::New<peer_pid_of>(env));
   exports.Set("sendParcel", Napi::Function::New<send_parcel_of>(env));
   exports.Set("receiveParcel", Napi::Function::New<receive_parcel_from>(env));
+  exports.Set("giveBackMemory", Napi::Function::New<give_back>(env));
   exports.Set("exitNow", Napi::Function::New<exit_now>(env));
 }
 

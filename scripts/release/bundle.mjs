@@ -44,9 +44,13 @@ const inside = (root) => ({
   },
 })
 
-/** By runs of lines: from which line of the bundle on which file's lines follow, or null for what is not weft's. */
+/**
+ * By runs of lines: from which line of the bundle on which file's lines follow. Of each run three numbers: the first line in the bundle,
+ * the file, -1 for what is not weft's, and the line there.
+ */
 function linesOf(code, map) {
   const sources = new SourceMap(map)
+  const files = []
   const runs = []
   let last = [0, null, 0]
   for (const [index, text] of code.split('\n').entries()) {
@@ -55,9 +59,20 @@ function linesOf(code, map) {
     const [bundled, line] = [index + 1, (originalLine ?? 0) + 1]
     const file = own ? ['src', ...own.split('/')].slice(-2).join('/') : null
     if (file === last[1] && (file === null || line - last[2] === bundled - last[0])) continue
-    runs.push((last = [bundled, file, file === null ? 0 : line]))
+    if (file !== null && !files.includes(file)) files.push(file)
+    last = [bundled, file, file === null ? 0 : line]
+    runs.push(bundled, files.indexOf(file), last[2])
   }
-  return runs
+  return { files, runs }
+}
+
+/**
+ * The same program of ASCII alone, line by line: V8 keeps a program of which one letter is none of Latin-1's in twice the memory.
+ * Throws where that would change what a template is without its escapes.
+ */
+export function inAscii(code) {
+  if (/String\.raw`[^`]*[^\0-\x7f]/.test(code)) throw new Error('a String.raw has a letter that is not of ASCII: write it by its number')
+  return code.replace(/[^\0-\x7f]/g, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, '0')}`)
 }
 
 /** The packages of which something is inside: their folders. */
@@ -92,5 +107,5 @@ export async function bundle(root) {
     const { name, version, license } = JSON.parse(readFileSync(join(root, folder, 'package.json'), 'utf8'))
     return { name, version, license, folder }
   })
-  return { code: chunk.code, lines: JSON.stringify(linesOf(chunk.code, chunk.map)), packages }
+  return { code: inAscii(chunk.code), lines: JSON.stringify(linesOf(chunk.code, chunk.map)), packages }
 }

@@ -69,17 +69,26 @@ export const addonRemedy: typeof beside.addonRemedy = () =>
   'set TMPDIR to a folder that can be written and is not mounted noexec'
 export const pageText: typeof beside.pageText = async () => getAsset('page.html', 'utf8')
 
-/** As scripts/release/bundle.mjs writes them: from this line of the bundle on, the lines of this file from that one on. */
-type Run = readonly [bundled: number, file: string | null, line: number]
-let runs: readonly Run[] | undefined
+/**
+ * As scripts/release/bundle.mjs writes them, three numbers a run: from this line of the bundle on, the lines of this file, -1 for none,
+ * from that one on.
+ */
+let lines: { readonly files: readonly string[]; readonly runs: Int32Array } | undefined
+
+function linesInside(): NonNullable<typeof lines> {
+  const { files, runs } = JSON.parse(getAsset('lines.json', 'utf8')) as { files: string[]; runs: number[] }
+  return { files, runs: Int32Array.from(runs) }
+}
 
 export const placeOf: typeof beside.placeOf = (frame) => {
   const found = /:(\d+):\d+\)?$/.exec(frame)
   if (!found || frame.includes('node:')) return undefined
-  runs ??= JSON.parse(getAsset('lines.json', 'utf8')) as Run[]
+  const { files, runs } = (lines ??= linesInside())
   const bundled = Number(found[1])
-  const [from, file, line] = runs.findLast((run) => run[0] <= bundled) ?? [0, null, 0]
-  return file === null ? undefined : `${file}:${line + bundled - from}`
+  let at = runs.length - 3
+  while (at >= 0 && runs[at]! > bundled) at -= 3
+  const file = files[runs[at + 1] ?? -1]
+  return file === undefined ? undefined : `${file}:${runs[at + 2]! + bundled - runs[at]!}`
 }
 
 export const loadGrpc: typeof beside.loadGrpc = () => require('@grpc/grpc-js') as ReturnType<typeof beside.loadGrpc>

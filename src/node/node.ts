@@ -48,6 +48,8 @@ export interface NodeParts {
   readonly openEcho?: OpenEcho
   /** Reads the kernel's settings, which are not looked at where it is left out. */
   readonly readSysctl?: ReadSysctl
+  /** Gives memory back that the start alone needed. */
+  readonly giveBackMemory?: () => void
   readonly log: Log
   readonly signal: AbortSignal
   /** The place where the node reports its state; left out when nobody asks. */

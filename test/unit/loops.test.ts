@@ -39,6 +39,7 @@ vi.mock('../../src/node/loops/path-search.ts', (load) => wrapped(load, 'searchPa
 vi.mock('../../src/node/loops/memory.ts', (load) => wrapped(load, 'keepMemory'))
 vi.mock('../../src/node/loops/service-manager.ts', (load) => wrapped(load, 'tellManager', 'serveWatchdog'))
 vi.mock('../../src/node/loops/last-known.ts', (load) => wrapped(load, 'keepLastKnown'))
+vi.mock('../../src/node/loops/give-back.ts', (load) => wrapped(load, 'giveBack'))
 
 installRig()
 

@@ -1,0 +1,17 @@
+// give-back.test.ts - memory is given back once, when the node has settled.
+
+import { expect, it, vi } from 'vitest'
+import { SETTLED_MS } from '../../../../src/node/loops/give-back.ts'
+import { installRig, ready, start } from '../../../support/node-rig.ts'
+
+installRig()
+
+it('gives memory back when the node has settled, once', async () => {
+  const giveBackMemory = vi.fn()
+  start({ giveBackMemory })
+  await ready()
+  await vi.advanceTimersByTimeAsync(SETTLED_MS - 1000)
+  expect(giveBackMemory).not.toHaveBeenCalled()
+  await vi.advanceTimersByTimeAsync(10 * SETTLED_MS)
+  expect(giveBackMemory).toHaveBeenCalledTimes(1)
+})
