@@ -17,5 +17,14 @@ export const tarOf = (folder, ...names) =>
     { maxBuffer: 2 ** 30 },
   )
 
+/**
+ * Gives a folder and all in it the time SOURCE_DATE_EPOCH: dpkg-deb and rpmbuild do so with what is later, and leave what is earlier as it
+ * is, by a clock that is wrong.
+ */
+export const date = (folder) =>
+  execFileSync('find', [
+    ...[folder, '-exec', 'touch', '--no-dereference', `--date=@${process.env.SOURCE_DATE_EPOCH}`, '{}', '+'],
+  ])
+
 /** gzip's without a name and a time. */
 export const gzip = (bytes) => gzipSync(bytes, { level: 9 })

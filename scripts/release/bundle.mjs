@@ -71,7 +71,8 @@ function linesOf(code, map) {
  * Throws where that would change what a template is without its escapes.
  */
 export function inAscii(code) {
-  if (/String\.raw`[^`]*[^\0-\x7f]/.test(code)) throw new Error('a String.raw has a letter that is not of ASCII: write it by its number')
+  if (/String\.raw`[^`]*[^\0-\x7f]/.test(code))
+    throw new Error('a String.raw has a letter that is not of ASCII: write it by its number')
   return code.replace(/[^\0-\x7f]/g, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, '0')}`)
 }
 

@@ -14,6 +14,7 @@ import {
 } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { gzipSync } from 'node:zlib'
+import { date } from './archive.mjs'
 
 /** What Node.js and the addon are linked to, and the program by which weft makes devices. */
 const DEPENDS = 'libc6 (>= 2.28), libstdc++6, libgcc-s1 | libgcc1, iproute2'
@@ -59,6 +60,7 @@ export function buildDeb({ root, work, architecture, version, publisher, executa
   )
   put('DEBIAN/conffiles', '/etc/default/weftd\n')
   for (const name of SCRIPTS) put(`DEBIAN/${name}`, readFileSync(join(root, 'deploy/deb', name)), 0o755)
+  date(tree)
   execFileSync('dpkg-deb', ['--root-owner-group', '-Zxz', '-z2', '--build', tree, target], {
     stdio: ['ignore', 2, 'inherit'],
   })

@@ -17,7 +17,7 @@ import {
   symlinkSync,
 } from 'node:fs'
 import { homedir } from 'node:os'
-import { dirname, join, relative } from 'node:path'
+import { dirname, isAbsolute, join, relative } from 'node:path'
 
 /** The release of Node.js inside, as the npm registry packs nodejs.org's. */
 export const NODE_VERSION = '24.21.0'
@@ -43,7 +43,9 @@ const DEBIAN = 'bullseye'
 /** Its updates are gone from Debian's mirrors; this stays as it is. */
 const MIRROR = 'http://deb.debian.org/debian'
 
-const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'weft')
+/** A path that is not absolute is to be ignored (the XDG Base Directory Specification). */
+const { XDG_CACHE_HOME = '' } = process.env
+const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
 /** What was left by releases that were killed while they fetched. */
 function removeUnfinished() {
@@ -75,7 +77,7 @@ export function made(name, make) {
 /** The folder of a release of Node.js for an architecture: bin/node, include/node, LICENSE. Throws where its bytes are others than are known. */
 export function nodeRelease({ name, integrity }) {
   return made(`node-${NODE_VERSION}-${name}`, (folder) => {
-    const pack = ['pack', '--silent', `node-linux-${name}@${NODE_VERSION}`, '--pack-destination', folder]
+    const pack = ['pack', '--loglevel=error', `node-linux-${name}@${NODE_VERSION}`, '--pack-destination', folder]
     const archive = join(folder, execFileSync('npm', pack, { encoding: 'utf8', stdio: ['ignore', 'pipe', 2] }).trim())
     const found = createHash('sha512').update(readFileSync(archive)).digest('base64')
     if (found !== integrity) throw new Error(`node-linux-${name}@${NODE_VERSION} is not what it was: sha512-${found}`)

@@ -20,6 +20,7 @@ import { buildKubernetes } from './kubernetes.mjs'
 import { compiled, debianPackages, library, runtime } from './materials.mjs'
 import { buildNpm, dependencies } from './npm.mjs'
 import { buildRpm } from './rpm.mjs'
+import { isVersion } from './version.mjs'
 
 const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))))
 const release = join(root, 'release')
@@ -31,7 +32,10 @@ const said = (file, ...args) => execFileSync(file, args, { cwd: root, encoding: 
 
 /** The part of the changelog about this version. */
 function releaseNotes() {
-  const [, text] = new RegExp(`^## ${version}[^\\n]*\\n(.*?)(?=^## |$(?![^]))`, 'ms').exec(read('CHANGELOG.md')) ?? []
+  const [, text] =
+    new RegExp(`^## ${version.replaceAll('.', '\\.')} [^\\n]*\\n(.*?)(?=^## |$(?![^]))`, 'ms').exec(
+      read('CHANGELOG.md'),
+    ) ?? []
   if (!text) throw new Error(`CHANGELOG.md has no section of ${version}`)
   return `# weft ${version}\n\n${text.trim()}\n`
 }
@@ -86,8 +90,10 @@ function time() {
 const progress = createProgress('release', { total: 6 + ARCHITECTURES.length * 4, pace: 'even' })
 try {
   process.umask(0o022) // the modes of the package's folders
+  if (!isVersion(version)) throw new Error(`package.json: ${JSON.stringify(version)} is no version, such as 0.2.0`)
   process.env.SOURCE_DATE_EPOCH = time()
-  const changes = git('status', '--porcelain').stdout?.trimEnd()
+  const { stdout, stderr, status } = git('status', '--porcelain')
+  const changes = status === 0 ? stdout.trimEnd() : `git does not tell what that is: ${stderr?.trim()}`
   rmSync(out, { recursive: true, force: true })
   mkdirSync(out, { recursive: true })
   progress.now('TypeScript and the page')
@@ -162,6 +168,7 @@ try {
   if (changes) process.stderr.write(`release: made of what is not committed, do not publish it:\n${changes}\n`)
 } catch (error) {
   progress.end()
-  process.stderr.write(`release: ${error.message}\n`)
+  const remedy = error.code === 'EACCES' ? '; whoever made it, root perhaps, has to remove it' : ''
+  process.stderr.write(`release: ${error.message}${remedy}\n`)
   process.exitCode = 1
 }

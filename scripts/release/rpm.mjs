@@ -5,6 +5,7 @@ import { execFileSync } from 'node:child_process'
 import { copyFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { gzipSync } from 'node:zlib'
+import { date } from './archive.mjs'
 
 const ARCHITECTURES = { x64: 'x86_64', arm64: 'aarch64' }
 /** What has another place there than Debian has for it. */
@@ -73,7 +74,9 @@ export function buildRpm({ root, work, architecture, version, publisher, executa
     ...{ use_source_date_epoch_as_buildtime: '1', clamp_mtime_to_source_date_epoch: '1', _buildhost: 'localhost' },
   }
   const defines = Object.entries(macros).flatMap(([name, value]) => ['--define', `${name} ${value}`])
+  date(tree)
   execFileSync('rpmbuild', ['-bb', '--quiet', '--noclean', '--target', `${target}-linux`, ...defines, spec], {
+    env: { ...process.env, HOME: top }, // whose ~/.rpmmacros would name vendors, and sign
     stdio: ['ignore', 2, 'inherit'],
   })
   return `weft-${version}.${target}.rpm`

@@ -6,7 +6,14 @@ import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
 const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))))
-const VERSION = /^\d+\.\d+\.\d+$/
+
+/** Three numbers: npm, dpkg and rpm agree on what these are, and on which comes first. */
+export const isVersion = (text) => /^(?:0|[1-9]\d{0,8})(?:\.(?:0|[1-9]\d{0,8})){2}$/.test(text)
+const isBelow = (one, other) => {
+  const [a, b] = [one, other].map((version) => version.split('.').map(Number))
+  const at = a.findIndex((number, index) => number !== b[index])
+  return at >= 0 && a[at] < b[at]
+}
 
 /** Files, each with what stands before the version there, and how often it does. */
 export const PLACES = [
@@ -40,10 +47,13 @@ function firstSection() {
 
 /** Writes the version to each place, and it and the day into the changelog's heading. */
 export function cut(version, day = new Date().toISOString().slice(0, 10)) {
-  if (!VERSION.test(version)) throw new Error(`${JSON.stringify(version)} is no version, such as 0.2.0`)
+  if (!isVersion(version)) throw new Error(`${JSON.stringify(version)} is no version, such as 0.2.0`)
   const section = firstSection()
   if (section.day !== 'unreleased')
     throw new Error(`CHANGELOG.md has nothing that is not released yet: it begins with ${section.version}`)
+  for (const [, released] of read('CHANGELOG.md').matchAll(/^## (\S+) \(\d{4}-/gm))
+    if (!isBelow(released, version))
+      throw new Error(`${released} is released already: ${version} does not come after it`)
   const before = currentVersion()
   const wrong = otherVersions(before)
   if (wrong.length > 0) throw new Error(wrong.join('; '))

@@ -49,6 +49,8 @@ const missing = needs(
   ...['podman', 'runc'],
 )
 
+const cacheHome = process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache')
+
 /** Holds the folder: two clones, the Debians. */
 let workshop: Lab
 let release: string
@@ -81,8 +83,8 @@ function copyTo(name: string): string {
   return clone
 }
 
-async function releaseOf(clone: string, umask: string): Promise<string> {
-  const command = ['npm', '--prefix', clone, 'run', '--silent', 'release']
+async function releaseOf(clone: string, umask: string, ...settings: readonly string[]): Promise<string> {
+  const command = ['env', ...settings, 'npm', '--prefix', clone, 'run', '--silent', 'release']
   await output(['sh', '-c', 'umask $0; exec "$@"', umask, ...command], { timeoutMs: 20 * MINUTE })
   return join(clone, 'release')
 }
@@ -98,7 +100,13 @@ beforeAll(async () => {
     await output(['install', '-m', '0755', file, executableOf(name)])
   }
   tellStep('the same release in another folder, of somebody who shares nothing')
-  again = await releaseOf(copyTo('and/a-second'), '077')
+  const home = join(workshop.folder, 'home')
+  mkdirSync(home)
+  writeFileSync(join(home, '.rpmmacros'), '%vendor Somebody\n%optflags -O0\n')
+  again = await releaseOf(
+    copyTo("and/a second's, 100%d"),
+    ...['077', `HOME=${home}`, `XDG_CACHE_HOME=${cacheHome}`, 'NODE_OPTIONS=--stack-trace-limit=50'],
+  )
   for (const name of RELEASES) {
     tellStep(`a bare Debian, ${name}`)
     const systemd = name === NEWEST ? ['systemd', 'systemd-sysv', 'dbus'] : []
@@ -266,9 +274,7 @@ describe('the Debian package', () => {
     const files = (await output(inDebian(name, 'dpkg', '-L', 'weft'))).trim().split('\n')
     const settings = join(debian, 'etc/default/weftd')
     writeFileSync(settings, 'FLANNELD_V=1\n')
-    await output(inDebian(name, 'dpkg', '--force-confold', '-i', `/tmp/weft_${version}_amd64.deb`))
-    expect(readFileSync(settings, 'utf8')).toBe('FLANNELD_V=1\n')
-    // One that no unit runs is stopped, since nobody could clean up after it then.
+    // One that no unit runs goes on while the package is upgraded, and is stopped, since nobody could clean up after it then.
     const { lab: opened, leases } = await openLab(1)
     const [host] = opened.hosts as [Host]
     const daemon = host.startDaemon({
@@ -276,6 +282,8 @@ describe('the Debian package', () => {
       before: insteadIn(debian, opened.folder, inDebian(name, 'weftd')),
     })
     await daemon.line(/flannel is ready/)
+    await output(inDebian(name, 'dpkg', '--force-confold', '-i', `/tmp/weft_${version}_amd64.deb`))
+    expect(readFileSync(settings, 'utf8')).toBe('FLANNELD_V=1\n')
     const removal = await host.run(inDebian(name, 'dpkg', '--remove', 'weft'))
     expect(removal).toMatchObject({ code: 0, stderr: expect.not.stringMatching(/still runs|could not/) as string })
     expect(await daemon.stop()).toBe(0)
@@ -492,8 +500,12 @@ describe('the image', () => {
 })
 
 describe('arm64, emulated', () => {
-  const cache = join(process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'), 'weft')
-  const emulated = (): string[] => ['qemu-aarch64-static', '-L', join(cache, 'bullseye-arm64'), executableOf('arm64')]
+  const emulated = (): string[] => [
+    'qemu-aarch64-static',
+    '-L',
+    join(cacheHome, 'weft/bullseye-arm64'),
+    executableOf('arm64'),
+  ]
 
   it('runs', async () => {
     expect(await output([...emulated(), 'weft', 'version'])).toBe(`${version}\n`)

@@ -1,13 +1,30 @@
 // release.test.ts - `npm run release` refuses where it cannot tell of which time the files are to be, leaves release/ as it was where it
 // fails, and says what is inside.
 
-import { cpSync, existsSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import {
+  chmodSync,
+  cpSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { execute } from '../../../lab/command.ts'
+import { runInNewContext } from 'node:vm'
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import { execute, output } from '../../../lab/command.ts'
 import { packageRoot } from '../../../lab/lab.ts'
+import { find } from '../../../scripts/machine.mjs'
+import { inAscii } from '../../../scripts/release/bundle.mjs'
+import { buildDeb } from '../../../scripts/release/deb.mjs'
+import { ARCHITECTURES } from '../../../scripts/release/inputs.mjs'
 import { debianPackages, library } from '../../../scripts/release/materials.mjs'
+import { buildRpm } from '../../../scripts/release/rpm.mjs'
 
 let folder: string
 beforeEach(() => {
@@ -42,6 +59,79 @@ describe('a release', () => {
         .join('\n') + '\n',
     ).toMatch(line)
     expect(existsSync(join(folder, 'release/kept'))).toBe(true)
+  })
+})
+
+describe('a release that somebody makes', () => {
+  const main = (...words: readonly string[]) =>
+    execute([...words, process.execPath, join(folder, 'scripts/release/main.mjs')])
+
+  it.each(['0.2.0-rc.1', '0.2', '01.0.0', '99999999999.0.0', 'v1.0.0', '1.0.0\n%(id)', ''])(
+    'is refused where its version is none that all packages have: %j',
+    async (version) => {
+      const manifest = JSON.parse(readFileSync(join(folder, 'package.json'), 'utf8')) as object
+      writeFileSync(join(folder, 'package.json'), JSON.stringify({ ...manifest, version }))
+      const { code, stderr } = await main('env', 'SOURCE_DATE_EPOCH=1')
+      expect([code, stderr]).toEqual([
+        1,
+        expect.stringMatching(/release: package\.json: ".*" is no version, such as 0\.2\.0\n/),
+      ])
+    },
+  )
+
+  it.skipIf(process.getuid?.() !== 0)('in a folder of somebody else says who has to remove what', async () => {
+    chmodSync(folder, 0o755)
+    const { code, stderr } = await main('setpriv', '--reuid=65534', '--clear-groups', 'env', 'SOURCE_DATE_EPOCH=1')
+    expect([code, stderr]).toEqual([
+      1,
+      expect.stringMatching(/release: EACCES: .*; whoever made it, root perhaps, has to/),
+    ])
+  })
+
+  it('says why a Node.js cannot be fetched', async () => {
+    const inputs = JSON.stringify(join(packageRoot, 'scripts/release/inputs.mjs'))
+    const { code, stderr } = await execute([
+      ...['env', `XDG_CACHE_HOME=${folder}`, 'npm_config_registry=http://127.0.0.1:9', 'npm_config_fetch_retries=0'],
+      ...[process.execPath, '--input-type=module', '-e'],
+      `const { ARCHITECTURES, nodeRelease } = await import(${inputs}); nodeRelease(ARCHITECTURES[0])`,
+    ])
+    expect([code, stderr]).toEqual([1, expect.stringMatching(/ECONNREFUSED/)])
+    expect(readdirSync(join(folder, 'weft'))).toEqual([])
+  })
+})
+
+describe('a package', () => {
+  const from = () => ({
+    ...{ root: packageRoot, work: join(folder, 'work 100%d'), version: '0.1.0' },
+    ...{ architecture: ARCHITECTURES[0]!, publisher: { maintainer: 'a <a@b>', repository: 'https://a' } },
+    ...{ executable: join(folder, 'package.json'), texts: { 'usr/share/doc/weft/copyright': 'a' } },
+  })
+  beforeEach(() => vi.stubEnv('SOURCE_DATE_EPOCH', '4102444800')) // 2100-01-01: the clock is behind
+  afterEach(() => vi.unstubAllEnvs())
+
+  it.skipIf(!find('dpkg-deb'))('has the time that it is to have, by a clock that is behind too: Debian', async () => {
+    const target = join(folder, 'weft.deb')
+    buildDeb({ ...from(), target })
+    const listing = (await output(['dpkg-deb', '--contents', target])).trim().split('\n')
+    expect(listing.filter((line) => !line.includes(' 2100-01-01 '))).toEqual([])
+  })
+
+  it.skipIf(!find('rpmbuild'))('and RPM, with nothing of whoever builds it', async () => {
+    writeFileSync(join(folder, '.rpmmacros'), '%vendor Somebody\n')
+    vi.stubEnv('HOME', folder)
+    const name = buildRpm({ ...from(), out: folder })
+    const format = '%{vendor}\\n[%{filemtimes}\\n]'
+    const told = await output(['rpm', '-qp', '--queryformat', format, join(folder, name)])
+    expect([...new Set(told.trim().split('\n'))]).toEqual(['(none)', '4102444800'])
+  })
+})
+
+describe('the bundle', () => {
+  it('is of ASCII, and the same program', () => {
+    const code = inAscii('`…${"é😀"}` + "é".match(/[à-ý]/)[0] + "😀".match(/[😀]/u)[0]')
+    expect(code).toMatch(/^[\0-\x7f]*$/)
+    expect(runInNewContext(code)).toBe('…é😀é😀')
+    expect(() => inAscii('String.raw`…`')).toThrow(/by its number/)
   })
 })
 
