@@ -5,6 +5,7 @@ import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, write
 import { tmpdir } from 'node:os'
 import { delimiter, join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { TASKS } from '../scripts/tasks.mjs'
 
 const root = join(import.meta.dirname, '..')
 const read = (path: string): string => readFileSync(join(root, path), 'utf8')
@@ -40,6 +41,13 @@ describe('deploy/Dockerfile', () => {
     const scripts = [...run.matchAll(/\bnode (scripts\/\S+)/g)].map(([, path]) => path)
     expect(scripts).not.toEqual([])
     expect(scripts.filter((path) => !copied.includes(path!))).toEqual([])
+  })
+
+  it('builds by the commands of `npm run build`', () => {
+    const commands = TASKS['build']!.commands.map((words) =>
+      (words[0] === 'node' ? words : ['npx', ...words]).join(' '),
+    )
+    expect(commands.filter((command) => !all('RUN').some((run) => run.includes(command)))).toEqual([])
   })
 
   it('builds on images that are arguments, with a default that names a release', () => {

@@ -8,6 +8,7 @@ import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { createProgress } from '../progress.mjs'
+import { TASKS } from '../tasks.mjs'
 import { buildAddon } from './addon.mjs'
 import { sha256 } from './archive.mjs'
 import { bundle } from './bundle.mjs'
@@ -97,8 +98,10 @@ try {
   rmSync(out, { recursive: true, force: true })
   mkdirSync(out, { recursive: true })
   progress.now('TypeScript and the page')
-  for (const words of [['node_modules/typescript/bin/tsc', '-p', 'tsconfig.json'], ['scripts/build-page.mjs']])
-    execFileSync(process.execPath, words, { cwd: root, stdio: ['ignore', 2, 'inherit'] })
+  for (const [file, ...words] of TASKS.build.commands) {
+    const path = file === 'node' ? process.execPath : join(root, 'node_modules/.bin', file)
+    execFileSync(path, words, { cwd: root, stdio: ['ignore', 2, 'inherit'] })
+  }
   progress.now('the bundle')
   const { code, lines, packages } = await bundle(root)
   const tool = (...words) => said(process.execPath, 'bin/weft', ...words)

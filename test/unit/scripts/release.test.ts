@@ -25,6 +25,9 @@ import { buildDeb } from '../../../scripts/release/deb.mjs'
 import { ARCHITECTURES } from '../../../scripts/release/inputs.mjs'
 import { debianPackages, library } from '../../../scripts/release/materials.mjs'
 import { buildRpm } from '../../../scripts/release/rpm.mjs'
+import { currentVersion, PLACES } from '../../../scripts/release/version.mjs'
+
+const was = currentVersion()
 
 let folder: string
 beforeEach(() => {
@@ -97,6 +100,35 @@ describe('a release that somebody makes', () => {
     ])
     expect([code, stderr]).toEqual([1, expect.stringMatching(/ECONNREFUSED/)])
     expect(readdirSync(join(folder, 'weft'))).toEqual([])
+  })
+})
+
+describe('release:cut', () => {
+  const cut = async (version: string) => {
+    const { code, stderr } = await execute([
+      process.execPath,
+      join(folder, 'scripts/release/version.mjs'),
+      'cut',
+      version,
+    ])
+    return code === 0 ? 'cut' : stderr
+  }
+  beforeEach(() => {
+    for (const path of new Set(PLACES.map(([place]) => place)))
+      cpSync(join(packageRoot, path), join(folder, path), { recursive: true })
+  })
+
+  it.each([
+    ['2.0.0', 'cut'],
+    ['1.10.0', 'cut'],
+    ['1.9.0', 'release: 1.9.0 is released already: 1.9.0 does not come after it\n'],
+    ['1.2.0', 'release: 1.9.0 is released already: 1.2.0 does not come after it\n'],
+    ['v2.0.0', 'release: "v2.0.0" is no version, such as 0.2.0\n'],
+  ])('writes what comes after all that was released, and nothing else: %s', async (version, told) => {
+    writeFileSync(join(folder, 'CHANGELOG.md'), '# C\n\n## 2.0.0 (unreleased)\n\na\n\n## 1.9.0 (2026-01-01)\n\nb\n')
+    expect(await cut(version)).toBe(told)
+    const { version: now } = JSON.parse(readFileSync(join(folder, 'package.json'), 'utf8')) as { version: string }
+    expect(now).toBe(told === 'cut' ? version : was)
   })
 })
 
