@@ -12,10 +12,11 @@
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
-import { createLab, WIREGUARD_APART, type Host, type Lab, type Place, type Subnet } from '../lab/lab.ts'
+import { createLab, subnetOfEnv, WIREGUARD_APART, type Host, type Lab, type Place, type Subnet } from '../lab/lab.ts'
 import { iperfServer, type IperfResult, reach } from '../lab/measure.ts'
 import { addon } from '../src/host/addon.ts'
 import { WeftError } from '../src/base/errors.ts'
+import type { Family } from '../src/net/address.ts'
 import { nativeProgram } from './native.ts'
 
 export interface Path {
@@ -34,6 +35,8 @@ export interface Path {
 /** The ends of a path: the second host's address on it, and a subnet of each host for containers. */
 interface Reach {
   readonly address: string
+  /** The family of containers' packets; IPv4 where it is left out. */
+  readonly inner?: Family
   readonly subnets?: readonly [Subnet, Subnet]
 }
 
@@ -54,11 +57,17 @@ const without = (features: readonly string[]): string[] => features.flatMap((fea
 const weft = (engine: string, ...flags: string[]): Setup => daemons({ Type: 'udp' }, '--engine', engine, ...flags)
 
 /** Two daemons with this backend. */
-function daemons(backend: object, ...flags: string[]): Setup {
+const daemons = (backend: object, ...flags: string[]): Setup => daemonsOf({ Backend: backend }, 'ipv4', ...flags)
+
+/** The same in a network of both families, of which containers send by `inner`. */
+const daemonsOfBoth = (backend: object, inner: Family): Setup =>
+  daemonsOf({ EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: backend }, inner)
+
+function daemonsOf(config: object, inner: Family, ...flags: string[]): Setup {
   return async (from, to, lab) => {
     const leases = join(lab.folder, 'leases')
     mkdirSync(leases)
-    writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+    writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', ...config }))
     const started = [from, to].map((host) =>
       host.startDaemon({
         args: ['--lease-dir', leases, ...flags],
@@ -67,12 +76,11 @@ function daemons(backend: object, ...flags: string[]): Setup {
       }),
     )
     await Promise.all(started.map((daemon) => daemon.line(/flannel is ready/)))
-    const [near, far] = [from, to].map((host): Subnet => {
-      const { FLANNEL_SUBNET: gateway = '', FLANNEL_MTU: mtu = '' } = host.subnetEnv()
-      return { gateway, mtu }
-    }) as [Subnet, Subnet]
+    const [near, far] = [from, to].map((host) => subnetOfEnv(host.subnetEnv())) as [Subnet, Subnet]
     // A device of ours has the subnet's own first address; host-gw has none.
-    return { address: far.gateway.replace(/\.1\/\d+$/, '.0'), subnets: [near, far] }
+    const address =
+      inner === 'ipv4' ? far.gateway.replace(/\.1\/\d+$/, '.0') : (far.ipv6Gateway ?? '').replace(/::1\/\d+$/, '::')
+    return { address, subnets: [near, far], inner }
   }
 }
 
@@ -150,27 +158,38 @@ const BACKENDS: Readonly<Record<string, Setup>> = {
   'host-gw': daemons({ Type: 'host-gw' }),
   'vxlan-kernel': daemons({ Type: 'vxlan', DataPath: 'kernel' }),
   'vxlan-userspace': daemons({ Type: 'vxlan', DataPath: 'userspace' }),
-  wireguard: daemons({ Type: 'wireguard' }),
+  'wireguard-kernel': daemons({ Type: 'wireguard', DataPath: 'kernel' }),
+  'wireguard-userspace': daemons({ Type: 'wireguard', DataPath: 'userspace' }),
+  'wireguard-go': daemons({ Type: 'wireguard', DataPath: 'wireguard-go' }),
   // Measures what the ingress filter costs.
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),
 }
+/** IPv6 inside, beneath, and both, beside `native`; and the kernel's vxlan, whose IPv6 goes over IPv6. */
+const BY_FAMILY: Readonly<Record<string, Setup>> = {
+  'ipv6-in-ipv4': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv4' }, 'ipv6'),
+  'ipv4-in-ipv6': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv6' }, 'ipv4'),
+  'ipv6-in-ipv6': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv6' }, 'ipv6'),
+  'vxlan-ipv6': daemonsOfBoth({ Type: 'vxlan', DataPath: 'kernel' }, 'ipv6'),
+}
+export const FAMILY_PATH_NAMES: readonly string[] = Object.keys(BY_FAMILY)
 export const BACKEND_PATH_NAMES: readonly string[] = [
   'native',
   'host-gw',
   'vxlan-kernel',
   'vxlan-userspace',
-  'wireguard',
+  'wireguard-userspace',
+  'wireguard-go',
 ]
 /** The native engine without one feature each. */
 export const FEATURE_PATH_NAMES: readonly string[] = addon.featureNames.map((feature) => `native-${feature}`)
 
 function setupFor(name: string, peer: string | undefined): Setup {
-  const setup = SETUPS[name] ?? BACKENDS[name]
+  const setup = SETUPS[name] ?? BACKENDS[name] ?? BY_FAMILY[name]
   if (setup) return setup
   if (name === 'peer' && peer !== undefined) return peerProgram(peer)
   if (FEATURE_PATH_NAMES.includes(name)) return weft('native', ...without([name.slice('native-'.length)]))
   throw new WeftError('USAGE', `no such path: ${name}`, {
-    remedy: `there are ${[...PATH_NAMES, ...Object.keys(BACKENDS), ...FEATURE_PATH_NAMES].join(', ')}`,
+    remedy: `there are ${[...PATH_NAMES, ...Object.keys(BACKENDS), ...FAMILY_PATH_NAMES, ...FEATURE_PATH_NAMES].join(', ')}`,
   })
 }
 
@@ -209,7 +228,8 @@ export interface PathOptions {
 /** Makes two hosts, the path and the listening programs at the far end, and waits until the far end answers. */
 export async function openPath(name: string, { link, ends, peer }: PathOptions): Promise<Path> {
   const setup = setupFor(name, peer)
-  const lab = await createLab({ hosts: 2, underlay: 'veth' })
+  const families: readonly Family[] = FAMILY_PATH_NAMES.includes(name) ? ['ipv4', 'ipv6'] : ['ipv4']
+  const lab = await createLab({ hosts: 2, underlay: 'veth', families })
   try {
     const hosts = lab.hosts as [Host, Host]
     if (link !== 'plain') for (const host of hosts) await makeWire(host)
@@ -241,12 +261,12 @@ type TwoEnds = Pick<Path, 'from' | 'to' | 'address'>
 
 const hostEnds = ([from, to]: readonly [Host, Host], { address }: Reach): TwoEnds => ({ from, to, address })
 
-async function containerEnds(name: string, hosts: readonly [Host, Host], { subnets }: Reach): Promise<TwoEnds> {
+async function containerEnds(name: string, hosts: readonly [Host, Host], { subnets, inner }: Reach): Promise<TwoEnds> {
   if (!subnets) {
     throw new WeftError('USAGE', `--ends containers: the path ${name} has no subnets for containers`, {
       remedy: 'measure it with --ends hosts',
     })
   }
   const [from, to] = [await hosts[0].startPod(subnets[0]), await hosts[1].startPod(subnets[1])]
-  return { from, to, address: to.address }
+  return { from, to, address: inner === 'ipv6' ? (to.ipv6 ?? '') : to.address }
 }

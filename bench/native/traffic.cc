@@ -26,6 +26,7 @@
 #include <ctime>
 #include <vector>
 
+#include "../../native/core/address.h"
 #include "../../native/io/system.h"
 
 namespace {
@@ -77,14 +78,6 @@ uint64_t cpu_ns() {
   return static_cast<uint64_t>(time.tv_sec) * kSecond + static_cast<uint64_t>(time.tv_nsec);
 }
 
-sockaddr_in at(in_addr address, uint16_t port) {
-  sockaddr_in result{};
-  result.sin_family = AF_INET;
-  result.sin_addr = address;
-  result.sin_port = htons(port);
-  return result;
-}
-
 void set(int fd, int level, int option, int value, const char* what) {
   if (setsockopt(fd, level, option, &value, sizeof value) != 0) fail(what);
 }
@@ -94,25 +87,36 @@ void set_buffer(int fd, int forced, int plain, int bytes) {
   if (setsockopt(fd, SOL_SOCKET, forced, &bytes, sizeof bytes) != 0) set(fd, SOL_SOCKET, plain, bytes, "buffer");
 }
 
-Fd open_socket(int type) {
-  Fd fd(socket(AF_INET, type | SOCK_CLOEXEC, 0));
+Fd open_socket(int type, int family) {
+  Fd fd(socket(family, type | SOCK_CLOEXEC, 0));
+  if (fd && type == SOCK_STREAM) set(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
+  return fd;
+}
+
+Fd connect_to(int type, const weft::Address& address, uint16_t port) {
+  const weft::SocketAddress peer(address, htons(port));
+  Fd fd = open_socket(type, peer.family());
   if (!fd) fail("socket");
-  if (type == SOCK_STREAM) set(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
+  if (connect(fd.get(), peer.raw(), peer.size()) != 0) fail("connect");
   return fd;
 }
 
-Fd connect_to(int type, in_addr address, uint16_t port) {
-  Fd fd = open_socket(type);
-  const sockaddr_in peer = at(address, port);
-  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&peer), sizeof peer) != 0) fail("connect");
-  return fd;
-}
-
+/// For both families, where the host has both.
 Fd bind_any(int type, uint16_t port) {
-  Fd fd = open_socket(type);
+  sockaddr_in6 both{};
+  both.sin6_family = AF_INET6;
+  both.sin6_port = htons(port);
+  sockaddr_in ipv4{};
+  ipv4.sin_family = AF_INET;
+  ipv4.sin_port = htons(port);
+  Fd fd = open_socket(type, AF_INET6);
+  const bool has_both = static_cast<bool>(fd);
+  if (!has_both) fd = open_socket(type, AF_INET);
+  if (!fd) fail("socket");
   set(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1, "SO_REUSEADDR");
-  const sockaddr_in local = at({INADDR_ANY}, port);
-  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&local), sizeof local) != 0) fail("bind");
+  if (has_both) set(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0, "IPV6_V6ONLY");
+  const auto* local = has_both ? reinterpret_cast<const sockaddr*>(&both) : reinterpret_cast<const sockaddr*>(&ipv4);
+  if (bind(fd.get(), local, has_both ? sizeof both : sizeof ipv4) != 0) fail("bind");
   return fd;
 }
 
@@ -152,10 +156,10 @@ class Sink {
   int fd() const { return fd_.get(); }
 
   uint16_t port() const {
-    sockaddr_in local{};
-    socklen_t size = sizeof local;
-    if (getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&local), &size) != 0) fail("getsockname");
-    return ntohs(local.sin_port);
+    weft::SocketAddress local;
+    socklen_t size = weft::SocketAddress::kRoom;
+    if (getsockname(fd_.get(), local.raw(), &size) != 0) fail("getsockname");
+    return ntohs(local.port());
   }
 
   /// Counts all that has come.
@@ -241,7 +245,7 @@ int serve() {
 
 class Sender {
  public:
-  Sender(in_addr address, uint16_t port, size_t bytes)
+  Sender(const weft::Address& address, uint16_t port, size_t bytes)
       : fd_(connect_to(SOCK_DGRAM, address, port)), bytes_(bytes * kBatch) {
     set_buffer(fd_.get(), SO_SNDBUFFORCE, SO_SNDBUF, kSendBufferBytes);
     for (size_t i = 0; i < kBatch; i++) {
@@ -275,7 +279,7 @@ class Sender {
   mmsghdr messages_[kBatch] = {};
 };
 
-int send_udp(char sink, in_addr address, uint64_t duration, size_t bytes, double rate) {
+int send_udp(char sink, const weft::Address& address, uint64_t duration, size_t bytes, double rate) {
   const Fd control = connect_to(SOCK_STREAM, address, kPort);
   write_all(control.get(), &sink, 1);
   uint16_t port;
@@ -324,7 +328,7 @@ int print_times(std::vector<uint64_t>& ns, uint64_t duration) {
   return 0;
 }
 
-int request_response(in_addr address, uint64_t duration, uint64_t pause) {
+int request_response(const weft::Address& address, uint64_t duration, uint64_t pause) {
   const Fd fd = connect_to(SOCK_STREAM, address, kPort);
   prctl(PR_SET_TIMERSLACK, 1);
   std::vector<uint64_t> times;
@@ -345,7 +349,7 @@ int request_response(in_addr address, uint64_t duration, uint64_t pause) {
   return print_times(times, now - start);
 }
 
-int connect_request_response(in_addr address, uint64_t duration) {
+int connect_request_response(const weft::Address& address, uint64_t duration) {
   std::vector<uint64_t> times;
   times.reserve(1 << 20);
   const uint64_t start = now_ns();
@@ -372,11 +376,16 @@ int main(int count, char** arguments) {
     return count == expected && std::strcmp(arguments[1], mode) == 0;
   };
   if (is("serve", 2)) return serve();
-  in_addr address{};
+  weft::Address address;
   uint64_t duration = 0;
   if (count > 3) {
-    duration = static_cast<uint64_t>(std::atof(arguments[3]) * kSecond);
-    if (inet_pton(AF_INET, arguments[2], &address) != 1) duration = 0;
+    uint8_t bytes[16];
+    if (inet_pton(AF_INET, arguments[2], bytes) == 1) {
+      address = weft::Address::v4(weft::load<uint32_t>(bytes));
+    } else if (inet_pton(AF_INET6, arguments[2], bytes) == 1) {
+      address = weft::Address::v6(bytes);
+    }
+    if (address) duration = static_cast<uint64_t>(std::atof(arguments[3]) * kSecond);
   }
   if (duration > 0) {
     if (is("crr", 4)) return connect_request_response(address, duration);
