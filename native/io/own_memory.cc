@@ -1,8 +1,9 @@
-// own_memory.cc - a start runs much of Node.js that is never run again, and its pages count as this process's until memory is scarce.
+// own_memory.cc - a start runs much of Node.js that is never run again, and its pages count as this process's until
+// memory is scarce.
 //
-// Dropped are pages of mappings that hold the bytes of a program's or a library's file and nothing else: no page of theirs was written
-// to, as a debugger does, or Node.js that moves its code to larger pages. They are dropped while the loader's lock is held, so that no
-// other thread can have unloaded the file and put something else there.
+// Dropped are pages of mappings that hold the bytes of a program's or a library's file and nothing else: no page of
+// theirs was written to, as a debugger does, or Node.js that moves its code to larger pages. They are dropped while the
+// loader's lock is held, so that no other thread can have unloaded the file and put something else there.
 #include "own_memory.h"
 
 #include <inttypes.h>

@@ -15,7 +15,10 @@ const isBelow = (one, other) => {
   return at >= 0 && a[at] < b[at]
 }
 
-/** Files, each with what stands before the version there, and how often it does. */
+/**
+ * Files, each with what stands before the version there, and how often it does.
+ * @type {readonly (readonly [file: string, before: string, times: number])[]}
+ */
 export const PLACES = [
   ['package.json', '\n  "version": "', 1],
   ['package-lock.json', '"name": "weft",\n  "version": "', 1],

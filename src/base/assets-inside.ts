@@ -85,10 +85,13 @@ export const placeOf: typeof beside.placeOf = (frame) => {
   if (!found || frame.includes('node:')) return undefined
   const { files, runs } = (lines ??= linesInside())
   const bundled = Number(found[1])
-  let at = runs.length - 3
-  while (at >= 0 && runs[at]! > bundled) at -= 3
-  const file = files[runs[at + 1] ?? -1]
-  return file === undefined ? undefined : `${file}:${runs[at + 2]! + bundled - runs[at]!}`
+  for (let at = runs.length - 3; at >= 0; at -= 3) {
+    const from = runs[at] ?? 0
+    if (from > bundled) continue
+    const file = files[runs[at + 1] ?? -1]
+    return file === undefined ? undefined : `${file}:${(runs[at + 2] ?? 0) + bundled - from}`
+  }
+  return undefined
 }
 
 export const loadGrpc: typeof beside.loadGrpc = () => require('@grpc/grpc-js') as ReturnType<typeof beside.loadGrpc>

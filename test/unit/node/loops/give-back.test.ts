@@ -7,7 +7,7 @@ import { installRig, ready, start } from '../../../support/node-rig.ts'
 installRig()
 
 it('gives memory back when the node has settled, once', async () => {
-  const giveBackMemory = vi.fn()
+  const giveBackMemory = vi.fn<() => void>()
   start({ giveBackMemory })
   await ready()
   await vi.advanceTimersByTimeAsync(SETTLED_MS - 1000)
