@@ -11,7 +11,7 @@ import { nodeRelease, sysroot } from './inputs.mjs'
  * For the memory of a daemon that has nothing to do: new objects have 1 MiB, not 16, whose garbage nobody collects meanwhile; and one
  * thread collects, since each keeps memory of its own.
  */
-const V8 = ['--optimize-for-size', '--v8-pool-size=1']
+const V8 = ['--max-semi-space-size=1', '--v8-pool-size=1']
 
 /**
  * Writes it to `target`; `work` is a folder below `root`, whose name is inside.
