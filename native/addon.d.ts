@@ -27,8 +27,18 @@ export interface Descriptors {
   readonly tunName: string
   /** The features that the kernel granted of those asked for, less those that failed since. */
   readonly features: readonly string[]
-  /** `sender` where a loop sends by a socket of its own. */
-  readonly loops: readonly { readonly tun: number; readonly socket: number; readonly sender?: number }[]
+  readonly loops: readonly LoopDescriptors[]
+}
+
+/** The descriptors of a loop. */
+export interface LoopDescriptors {
+  readonly tun: number
+  readonly socket: number
+  /** Where a loop sends by a socket of its own. */
+  readonly sender?: number
+  /** The two of the other family, where datagrams are of both. */
+  readonly otherSocket?: number
+  readonly otherSender?: number
 }
 
 /** An IPv4 address in host order, or an IPv6 address. */
@@ -171,6 +181,8 @@ export interface NativeEngine {
   setPeers(records: Uint8Array): void
   /** Puts these peers, or takes away those whose record says so; all others stay. Costs what they cost, not the table. */
   changePeers(records: Uint8Array): void
+  /** Sends one datagram from the port that peers know. Never waits; false when the kernel refused it. */
+  send(to: Address, port: number, datagram: Uint8Array): boolean
   /**
    * The rounds that each thread has gone until now, by the thread's name (that of /proc/PID/task/TID/comm). Then wakes
    * each: a thread that is alive goes round once more.
@@ -241,6 +253,7 @@ export const layout: {
       | 'endpoint'
       | 'encap'
       | 'slot'
+      | 'other'
       | 'isGone',
       number
     >
@@ -275,6 +288,12 @@ export const featureNames: string[]
 export function openDescriptors(
   options: OpenOptions,
 ): Descriptors & { readonly receiveBufferAsked: number; readonly receiveBufferGranted: number }
+
+/** Opens the sockets of one family alone, for loops that have a TUN and sockets of the other. */
+export function openSockets(options: Omit<OpenOptions, 'tunName'>): {
+  readonly features: readonly string[]
+  readonly loops: readonly { readonly socket: number; readonly sender?: number }[]
+}
 
 /**
  * Starts the threads on descriptors that are the engine's from now on, also when this throws. `onFault` is called at
@@ -365,6 +384,12 @@ export function openEcho(source: string): EchoSocket
  * as it takes, that nobody may fragment.
  */
 export function sendEcho(socket: EchoSocket, to: string, sequence: number, bytes?: number): void
+
+/**
+ * The whole IP packet of such a request from an address of this host's, as few bytes as it takes, for whoever sends it in a datagram
+ * of IP version `outer`: the socket takes the answer, which a native engine sends by that version too. Empty when the socket is none.
+ */
+export function echoPacket(socket: EchoSocket, from: Address, to: Address, sequence: number, outer: 4 | 6): Uint8Array
 
 /** The answers to this socket's requests that have come, 64 at most. */
 export function takeEchoes(socket: EchoSocket): EchoAnswer[]

@@ -5,6 +5,8 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "crypto/aead.h"
 #include "encap/flannel_udp.h"
@@ -21,19 +23,27 @@ namespace {
 struct Directions {
   std::unique_ptr<Direction> egress;
   std::unique_ptr<Direction> ingress;
+  std::unique_ptr<Direction> other_ingress;  // null where the path has no other socket
 };
 
 template <Encapsulation Encap>
-Directions make_directions(const Path& path, const OwnEnd& own, Sessions* sessions, PeerTables::Reader for_egress,
-                           PeerTables::Reader for_ingress) {
+Directions make_directions(const Path& path, const OwnEnd& own, Sessions* sessions,
+                           const std::array<PeerTables::Reader, 3>& readers) {
   const auto make = [&] {
     if constexpr (HasSessions<Encap>)
       return Encap(own, *sessions);
     else
       return Encap(own);
   };
-  return {std::make_unique<Egress<Encap>>(path, for_egress, make()),
-          std::make_unique<Ingress<Encap>>(path, for_ingress, make())};
+  Directions made{std::make_unique<Egress<Encap>>(path, readers[0], make()),
+                  std::make_unique<Ingress<Encap>>(path, readers[1], make()), nullptr};
+  if (path.other_socket >= 0) {
+    Path other = path;
+    std::swap(other.socket, other.other_socket);
+    std::swap(other.sender, other.other_sender);
+    made.other_ingress = std::make_unique<Ingress<Encap>>(other, readers[2], make());
+  }
+  return made;
 }
 
 /// A number that nobody outside knows; where the kernel gives nothing at random, one of this process alone.
@@ -47,7 +57,7 @@ uint64_t secret() {
 constexpr struct {
   std::string_view name;
   bool has_sessions;
-  Directions (*make)(const Path&, const OwnEnd&, Sessions*, PeerTables::Reader, PeerTables::Reader);
+  Directions (*make)(const Path&, const OwnEnd&, Sessions*, const std::array<PeerTables::Reader, 3>&);
 } kEncapsulations[] = {
     {"udp", HasSessions<FlannelUdp>, make_directions<FlannelUdp>},
     {"vxlan", HasSessions<Vxlan>, make_directions<Vxlan>},
@@ -58,7 +68,7 @@ constexpr struct {
 
 Engine::Engine(Descriptors descriptors)
     : descriptors_(std::move(descriptors)),
-      peers_(2 * descriptors_.loops.size()),
+      peers_(3 * descriptors_.loops.size()),
       features_(descriptors_.features),
       icmp_(secret()),
       strangers_(descriptors_.loops.size()),
@@ -90,6 +100,8 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     .socket = fds.socket.get(),
                     // Peers answer a session to where it comes from.
                     .sender = fds.sender && !engine->sessions_ ? fds.sender.get() : fds.socket.get(),
+                    .other_socket = fds.other_socket.get(),
+                    .other_sender = fds.other_sender && !engine->sessions_ ? fds.other_sender.get() : fds.other_socket.get(),
                     .tun_address = options.tun_address,
                     .network_address = options.network_address,
                     .batch = options.loops.naive ? 1 : SIZE_MAX,
@@ -102,10 +114,11 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     .strangers = &engine->strangers_[i],
                     .icmp = &engine->icmp_,
                     .clamp_mtu = options.clamp_mss ? options.own.mtu : 0};
-    Directions made = encapsulation->make(path, options.own, engine->sessions_.get(), engine->peers_.reader(2 * i),
-                                          engine->peers_.reader(2 * i + 1));
+    PeerTables& peers = engine->peers_;
+    Directions made = encapsulation->make(path, options.own, engine->sessions_.get(),
+                                          {peers.reader(3 * i), peers.reader(3 * i + 1), peers.reader(3 * i + 2)});
     engine->loops_.push_back(std::make_unique<Loop>(i, path, std::move(made.egress), std::move(made.ingress),
-                                                    options.loops, engine->fault_));
+                                                    options.loops, engine->fault_, std::move(made.other_ingress)));
   }
   for (auto& loop : engine->loops_) {
     if (Failure failure = loop->start()) return failure;
@@ -131,7 +144,10 @@ void Engine::change_peers(std::span<const uint8_t> records) {
 }
 
 bool Engine::send(const SocketAddress& to, std::span<const uint8_t> datagram) const {
-  return send_now(descriptors_.loops.front().socket.get(), to, datagram);
+  const LoopDescriptors& first = descriptors_.loops.front();
+  // A socket takes no address but of its own family.
+  return send_now(first.socket.get(), to, datagram) ||
+         (first.other_socket && send_now(first.other_socket.get(), to, datagram));
 }
 
 Traffic Engine::traffic(uint32_t slot) const {

@@ -43,6 +43,7 @@ import { beginningOf, daemonStatusOf, reportOf, snapshotOf, startingReportOf } f
 import { serveWatchdog, tellManager } from './node/loops/service-manager.ts'
 import { keepSubnetEnv, publish } from './node/loops/subnet-env.ts'
 import { watchForwarding } from './node/loops/forwarding.ts'
+import { chooseUnderlays } from './node/loops/underlays.ts'
 import { watchThreads } from './node/loops/threads.ts'
 import { watchForTwins } from './node/loops/twins.ts'
 import type { DaemonOptions } from './options.ts'
@@ -70,6 +71,7 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
   keepReady, // the subnet manager hears that the node is in the network
   watchThreads, // a hung thread is noticed
   probePeers, // peers are asked whether they answer
+  chooseUnderlays, // each is reached by IPv4 or IPv6, where there are both, by which it answers
   searchPaths, // the longest packet that reaches each peer is found
   keepMemory, // what befalls the peers is remembered, and the last hour
   tellManager, // the service manager hears how the node is

@@ -33,9 +33,17 @@ inline OwnHeaders own_headers(const Address& own, const uint8_t* ip, size_t size
   return {true, (load_be16(fragment + 2) & 0xfff8) != 0, kIpv6HeaderBytes + kFragmentBytes};
 }
 
-/// `own` is the address that this host's datagrams are from, `encap_bytes` what stands in them before a packet. What is
-/// within a fragment is seen in the first; the others are told by who sent them.
-inline bool is_nested_twice(const Address& own, size_t encap_bytes, const uint8_t* bytes, const Packet& packet) {
+/// The same for a host whose datagrams are from an address of each family that it has one of.
+inline OwnHeaders own_headers(const ByFamily<Address>& own, const uint8_t* ip, size_t size) {
+  if (size == 0) return {};
+  const Address& from = own.of(static_cast<uint8_t>(ip[0] >> 4));
+  return from ? own_headers(from, ip, size) : OwnHeaders{};
+}
+
+/// `own` has the addresses that this host's datagrams are from, `encap_bytes` what stands in them before a packet. What
+/// is within a fragment is seen in the first; the others are told by who sent them.
+inline bool is_nested_twice(const ByFamily<Address>& own, size_t encap_bytes, const uint8_t* bytes,
+                            const Packet& packet) {
   constexpr size_t kDestinationPort = 2;
   const OwnHeaders outer = own_headers(own, bytes, packet.total);
   const size_t within = outer.bytes + kUdpHeaderBytes + encap_bytes;

@@ -30,11 +30,12 @@ Endpoint endpoint_of(const PeerRecord& record) {
   endpoint.limit = limit >= PathMtu::kAlwaysFits ? limit : 0;
   std::memcpy(endpoint.encap.data(), record.encap, endpoint.encap.size());
   endpoint.slot = record.usable_slot();
+  endpoint.other = Address::v6(record.other);
   return endpoint;
 }
 
 bool is_same(const Endpoint& a, const Endpoint& b) {
-  return a.to == b.to && a.encap == b.encap && a.slot == b.slot && a.limit == b.limit;
+  return a.to == b.to && a.other == b.other && a.encap == b.encap && a.slot == b.slot && a.limit == b.limit;
 }
 
 }  // namespace
@@ -93,12 +94,18 @@ void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& w
 template <typename Key>
 void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, Endpoint* endpoint, Endpoint* before) {
   subnets.put(prefix, endpoint, tables_.back().pages);
-  const Address now = endpoint ? endpoint->address() : Address(), was = before ? before->address() : Address();
   if (before) tables_.back().endpoints.push_back(before);
+  using Hosts = std::array<Address, 2>;
+  const auto hosts_of = [](const Endpoint* peer) { return peer ? Hosts{peer->address(), peer->other} : Hosts{}; };
+  const Hosts now = hosts_of(endpoint), was = hosts_of(before);
   if (now == was) return;
   constexpr uint64_t kOne = PeerTable::one_of(std::is_same_v<Key, uint32_t> ? 4 : 6);
-  if (now) count_host(now, kOne);
-  if (was) count_host(was, -kOne);
+  for (const Address& host : now) {
+    if (host) count_host(host, kOne);
+  }
+  for (const Address& host : was) {
+    if (host) count_host(host, -kOne);
+  }
 }
 
 void PeerTables::count_host(const Address& address, uint64_t change) {

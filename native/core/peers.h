@@ -40,15 +40,17 @@ struct PeerRecord {
   uint8_t endpoint[16];
   uint8_t encap[16];  ///< the encapsulation's facts about the peer
   uint32_t slot;      ///< in which the peer's traffic is counted and its session kept, in this host's order; 0: none
+  uint8_t other[16];  ///< another address that its datagrams may come from, as Address has it in memory; 0: none
 
   bool is_gone() const { return flags & kGone; }
   /// The slot, where there may be one of that number.
   uint32_t usable_slot() const { return slot < TrafficRows::kMaxSlots ? slot : 0; }
 };
-static_assert(sizeof(PeerRecord) == 60 && alignof(PeerRecord) == 4 && std::is_trivially_copyable_v<PeerRecord>);
+static_assert(sizeof(PeerRecord) == 76 && alignof(PeerRecord) == 4 && std::is_trivially_copyable_v<PeerRecord>);
 static_assert(offsetof(PeerRecord, port) == 4 && offsetof(PeerRecord, limit) == 6);
 static_assert(offsetof(PeerRecord, subnet) == 8 && offsetof(PeerRecord, endpoint) == 24);
 static_assert(offsetof(PeerRecord, encap) == 40 && offsetof(PeerRecord, slot) == 56);
+static_assert(offsetof(PeerRecord, other) == 60);
 
 /// Calls `each` with every whole record of these bytes, which lie at any alignment.
 template <typename Each>
@@ -62,6 +64,8 @@ void each_record(std::span<const uint8_t> records, Each each) {
 /// the same in the next one unless it was changed.
 struct Endpoint {
   SocketAddress to;
+  /// The address of another family by which it may send, and be sent to at another time; none where it has one alone.
+  Address other;
   /// The encapsulation's facts about the peer, opaque to all others (for vxlan its MAC and VNI).
   std::array<uint8_t, 16> encap;
   /// The slot in which traffic to and from the peer is counted (traffic.h).
@@ -76,7 +80,7 @@ struct Endpoint {
 
   Address address() const { return to.address(); }
   /// True when its datagrams come from this address; whatever the port.
-  bool is_at(const Address& other) const { return address() == other; }
+  bool is_at(const Address& from) const { return address() == from || (other && other == from); }
 };
 
 /// A prefix of up to 128 bits, left-aligned, host order.
@@ -98,7 +102,7 @@ class PeerTable {
     return version == 4 ? find_in(v4_, read_ipv4(destination)) : find_in(v6_, read_ipv6(destination));
   }
 
-  /// True when the endpoint of any peer with a subnet of this version is at this address.
+  /// True when any peer with a subnet of this version is at this address, by its endpoint or the other one.
   bool has_endpoint_at(const Address& address, uint8_t version) const {
     return static_cast<uint32_t>(hosts_->find(address) / one_of(version)) != 0;
   }
@@ -107,7 +111,7 @@ class PeerTable {
   friend class PeerTables;
   template <typename Key>
   using Subnets = PagedMap<Key, Endpoint*>;
-  /// The numbers of endpoints at each address: of subnets of IPv4 in the lower half, of IPv6 in the upper.
+  /// The numbers of peers at each address: of subnets of IPv4 in the lower half, of IPv6 in the upper.
   using Hosts = PagedMap<Address, uint64_t>;
   static constexpr uint64_t one_of(uint8_t version) { return version == 4 ? 1 : uint64_t{1} << 32; }
   template <typename Key>

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <vector>
@@ -31,9 +32,12 @@ struct Message {
   /// Nanoseconds of CLOCK_REALTIME.
   int64_t sent;
   uint32_t mark;
-  uint32_t unused;
+  /// The version of the outer header by which it comes back; zeroes where that is not for the request to say.
+  std::array<uint8_t, 4> outer;
 };
 static_assert(sizeof(Message) == 24);
+
+constexpr std::array<uint8_t, 4> by_outer(uint8_t version) { return {'w', 'e', 'f', version}; }
 
 /// The differences between the two protocols.
 struct Protocol {
@@ -143,6 +147,56 @@ Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, 
     return SystemError{"sendto", errno};
   }
   return {};
+}
+
+uint8_t outer_of_answer(const uint8_t* bytes, const Packet& packet) {
+  const Protocol& protocol = packet.version == 4 ? kIcmp : kIcmpv6;
+  if (packet.protocol != protocol.number || packet.fragment || packet.total != packet.ip_bytes + sizeof(Message)) return 0;
+  const auto message = load<Message>(bytes + packet.ip_bytes);
+  if (message.type != protocol.answer) return 0;
+  return message.outer == by_outer(4) ? 4 : message.outer == by_outer(6) ? 6 : 0;
+}
+
+size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to, uint16_t sequence, uint8_t outer,
+                  std::span<uint8_t, kMaxEchoBytes> packet) {
+  const Protocol& protocol = protocol_of(to);
+  const size_t size = protocol.ip_bytes + sizeof(Message);
+  Message request{};
+  request.type = protocol.request;
+  // The kernel's socket has it for a port (net/ipv4/ping.c).
+  SocketAddress own;
+  socklen_t own_size = SocketAddress::kRoom;
+  if (!echo.raw && getsockname(echo.fd, own.raw(), &own_size) < 0) return 0;
+  request.id = echo.raw ? to_be16(static_cast<uint16_t>(getpid())) : own.port();
+  request.sequence = to_be16(sequence);
+  request.sent = realtime();
+  request.mark = echo.mark;
+  request.outer = by_outer(outer);
+  std::fill(packet.begin(), packet.end(), uint8_t{0});
+  uint8_t* message = packet.data() + protocol.ip_bytes;
+  std::memcpy(message, &request, sizeof request);
+  constexpr uint8_t kHops = 64;
+  uint64_t sum = 0;
+  if (protocol.family == AF_INET) {
+    packet[0] = 0x45;
+    store_be16(&packet[2], static_cast<uint16_t>(size));
+    packet[8] = kHops;
+    packet[9] = IPPROTO_ICMP;
+    store(&packet[12], from.ipv4());
+    store(&packet[16], to.ipv4());
+    store(&packet[10], ipv4_header_checksum(packet.data(), kIpv4HeaderBytes));
+  } else {
+    packet[0] = 0x60;
+    store_be16(&packet[4], sizeof request);
+    packet[6] = IPPROTO_ICMPV6;
+    packet[7] = kHops;
+    const uint64_t words[] = {from.high(), from.low(), to.high(), to.low()};
+    std::memcpy(&packet[8], words, sizeof words);
+    sum = pseudo_header_sum(&packet[8], sizeof words, IPPROTO_ICMPV6, sizeof request);
+  }
+  const uint16_t folded = static_cast<uint16_t>(~checksum_fold(checksum_add(sum, message, sizeof request)));
+  store(message + offsetof(Message, checksum), folded);
+  return size;
 }
 
 std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> room) {

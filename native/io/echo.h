@@ -6,6 +6,7 @@
 #include <span>
 
 #include "../core/address.h"
+#include "../core/packet.h"
 #include "system.h"
 
 namespace weft {
@@ -38,6 +39,18 @@ Failure open_echo(const Address& source, Echo& echo);
 /// An IP packet of `bytes`, or of as few as it takes, that nobody may fragment, to an address of the socket's family.
 /// Does not block.
 Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, size_t bytes);
+
+/// The most bytes of a packet that write_echo makes.
+constexpr size_t kMaxEchoBytes = 64;
+
+/// Writes the whole IP packet of such a request, as short as it may be, for whoever sends it in a datagram of IP version
+/// `outer`: the socket takes the answer, and an engine that carries the answer sends it by that version too, whichever
+/// the peer is reached by otherwise. Returns its size; 0 when the socket has no number.
+size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to, uint16_t sequence, uint8_t outer,
+                  std::span<uint8_t, kMaxEchoBytes> packet);
+
+/// The IP version by which a packet goes if it is the answer to a request of write_echo; 0 of any other packet.
+uint8_t outer_of_answer(const uint8_t* bytes, const Packet& packet);
 
 /// Takes what has come, as many messages as there is room for answers, and returns those that are answers to requests
 /// of this socket: there may be more. Does not block.

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "linux_compat.h"
+#include "udp.h"
 
 namespace weft {
 
@@ -47,9 +48,11 @@ Attempt attempt_of(size_t datagrams) { return {Way::kPeers, datagrams > 1 ? kUdp
 
 }  // namespace
 
-Sender::Sender(int socket, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes, Features* features,
+Sender::Sender(int socket, int other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes, Features* features,
                CounterRow counters, Drops* drops, TrafficRows* traffic)
     : socket_(socket),
+      other_(other),
+      family_(other < 0 ? sa_family_t{AF_UNSPEC} : bound_address(socket).family()),
       header_bytes_(header_bytes),
       trailer_bytes_(trailer_bytes),
       encap_bytes_(header_bytes + trailer_bytes),
@@ -91,11 +94,18 @@ void Sender::flush() {
   waited_ = false;
 }
 
-bool Sender::again(int error) {
+size_t Sender::alike_from(size_t first) const {
+  if (other_ < 0) return runs_used_ - first;
+  size_t end = first + 1;
+  while (end < runs_used_ && socket_to(*runs_[end].endpoint) == socket_to(*runs_[first].endpoint)) end++;
+  return end - first;
+}
+
+bool Sender::again(int socket, int error) {
   if (error == EINTR) return true;
   if (error != EAGAIN || waited_) return false;
   waited_ = true;
-  pollfd room{socket_, POLLOUT, 0};
+  pollfd room{socket, POLLOUT, 0};
   poll(&room, 1, kPatienceMs);
   return true;
 }
@@ -104,11 +114,12 @@ void Sender::send() {
   prepare();
   size_t sent = 0;
   while (sent < runs_used_) {
-    const int count = sendmmsg(socket_, &messages_[sent], static_cast<unsigned>(runs_used_ - sent), MSG_DONTWAIT);
+    const int socket = socket_to(*runs_[sent].endpoint);
+    const int count = sendmmsg(socket, &messages_[sent], static_cast<unsigned>(alike_from(sent)), MSG_DONTWAIT);
     counters_.add(k_tx_batches);
     if (count > 0) {
       for (int i = 0; i < count; i++, sent++) count_sent(runs_[sent], runs_[sent].datagrams, runs_[sent].bytes);
-    } else if (!again(errno)) {
+    } else if (!again(socket, errno)) {
       // The first message was refused: it alone is dealt with, then the rest goes on.
       refused(runs_[sent++], errno);
     }
@@ -132,14 +143,15 @@ void Sender::refused(const Run& run, int error) {
 /// Returns true when any was taken.
 bool Sender::send_singly(const Run& run) {
   bool taken = false;
+  const int socket = socket_to(*run.endpoint);
   each_datagram(run, [&](std::span<iovec> iov, size_t size) {
     msghdr header = header_for(*run.endpoint, iov.data(), iov.size());
     alignas(cmsghdr) uint8_t controls[kControlBytes];
     add_ecn(header, controls, *run.endpoint, run.ecn);
     ssize_t result;
     do {
-      result = sendmsg(socket_, &header, MSG_DONTWAIT);
-    } while (result < 0 && again(errno));
+      result = sendmsg(socket, &header, MSG_DONTWAIT);
+    } while (result < 0 && again(socket, errno));
     if (result < 0) return drop(consequence_of(attempt_of(1), errno).counted, *run.endpoint, iov);
     count_sent(run, 1, size);
     taken = true;

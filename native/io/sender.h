@@ -25,8 +25,9 @@ namespace weft {
 class Sender {
  public:
   /// The bytes of the inner packet alone are counted, which stands between a header and a trailer. `max_room_bytes`
-  /// is the most that is asked of room() at once.
-  Sender(int socket, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes, Features* features,
+  /// is the most that is asked of room() at once. `other` sends to peers of the other family than the socket's; -1 where
+  /// there are none.
+  Sender(int socket, int other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes, Features* features,
          CounterRow counters, Drops* drops, TrafficRows* traffic);
 
   /// Makes room for one datagram more and returns so many bytes of memory, for its header and its trailer. Sends what
@@ -64,10 +65,17 @@ class Sender {
     Ecn ecn;        // of all of them, whose outer header is one
   };
 
+  /// The socket of an endpoint's family.
+  int socket_to(const Endpoint& endpoint) const {
+    return other_ < 0 || endpoint.to.family() == family_ ? socket_ : other_;
+  }
+  /// The number of runs from `first` on that go by one socket.
+  size_t alike_from(size_t first) const;
+
   void prepare();
   /// True when an error is to be followed by another try at once: an interruption, or a full socket that was waited
   /// for.
-  bool again(int error);
+  bool again(int socket, int error);
   void refused(const Run& run, int error);
   bool send_singly(const Run& run);
   void drop(Counter reason, const Endpoint& endpoint, std::span<const iovec> datagram);
@@ -75,7 +83,8 @@ class Sender {
   void each_datagram(const Run& run, Each each);
   void count_sent(const Run& run, uint64_t datagrams, uint64_t bytes);
 
-  int socket_;
+  int socket_, other_;
+  sa_family_t family_;  // of the first, where there are two
   size_t header_bytes_, trailer_bytes_, encap_bytes_;  // the last is both
   Features* features_;
   CounterRow counters_;

@@ -250,15 +250,40 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   Napi::FunctionReference on_fault_, on_mail_;
 };
 
-Napi::Value open_descriptors_of(const Napi::CallbackInfo& info) {
-  Napi::Env env = info.Env();
-  const auto given = info[0].As<Napi::Object>();
+OpenOptions to_open_options(const Napi::Object& given) {
   OpenOptions options;
-  options.tun_name = given.Get("tunName").As<Napi::String>();
   const auto port = static_cast<uint16_t>(given.Get("port").As<Napi::Number>().Uint32Value());
   options.bind_address = SocketAddress(to_address(given.Get("bindAddress")), to_be16(port));
   options.workers = given.Get("workers").As<Napi::Number>().Uint32Value();
   options.features = features_of(given.Get("features").As<Napi::Array>());
+  return options;
+}
+
+Napi::Value open_sockets_of(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  LoopSockets opened;
+  if (Failure failure = open_sockets(to_open_options(info[0].As<Napi::Object>()), opened)) {
+    to_error(env, *failure).ThrowAsJavaScriptException();
+    return env.Undefined();
+  }
+  Napi::Array loops = Napi::Array::New(env);
+  for (uint32_t i = 0; i < opened.sockets.size(); i++) {
+    Napi::Object loop = Napi::Object::New(env);
+    loop.Set("socket", opened.sockets[i].fd.release());
+    if (opened.senders[i].fd) loop.Set("sender", opened.senders[i].fd.release());
+    loops.Set(i, loop);
+  }
+  Napi::Object result = Napi::Object::New(env);
+  result.Set("features", to_array(env, names_of(opened.features)));
+  result.Set("loops", loops);
+  return result;
+}
+
+Napi::Value open_descriptors_of(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  const auto given = info[0].As<Napi::Object>();
+  OpenOptions options = to_open_options(given);
+  options.tun_name = given.Get("tunName").As<Napi::String>();
 
   Descriptors descriptors;
   ReceiveBuffer receive_buffer;
@@ -313,6 +338,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
 Napi::Function define_engine(Napi::Env env) { return EngineHandle::define(env); }
 
 void export_engine(Napi::Env env, Napi::Object exports) {
+  exports.Set("openSockets", Napi::Function::New<open_sockets_of>(env));
   exports.Set("openDescriptors", Napi::Function::New<open_descriptors_of>(env));
   exports.Set("runEngine", Napi::Function::New<run_engine>(env));
 }

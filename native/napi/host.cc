@@ -135,6 +135,15 @@ void send_echo_request(const Napi::CallbackInfo& info) {
   }
 }
 
+Napi::Value echo_packet(const Napi::CallbackInfo& info) {
+  std::array<uint8_t, kMaxEchoBytes> packet;
+  const auto sequence = static_cast<uint16_t>(info[3].As<Napi::Number>().Uint32Value());
+  const uint8_t outer = info[4].As<Napi::Number>().Uint32Value() == 4 ? 4 : 6;
+  const size_t size =
+      write_echo(to_echo(info[0].As<Napi::Object>()), to_address(info[1]), to_address(info[2]), sequence, outer, packet);
+  return Napi::Buffer<uint8_t>::Copy(info.Env(), packet.data(), size);
+}
+
 Napi::Value take_echo_answers(const Napi::CallbackInfo& info) {
   std::array<EchoAnswer, 64> room;
   const auto answers = take_echoes(to_echo(info[0].As<Napi::Object>()), room);
@@ -162,6 +171,7 @@ void export_host(Napi::Env env, Napi::Object exports) {
   exports.Set("notify", Napi::Function::New<notify_manager>(env));
   exports.Set("openEcho", Napi::Function::New<open_echo_socket>(env));
   exports.Set("sendEcho", Napi::Function::New<send_echo_request>(env));
+  exports.Set("echoPacket", Napi::Function::New<echo_packet>(env));
   exports.Set("takeEchoes", Napi::Function::New<take_echo_answers>(env));
   exports.Set("listenUnix", Napi::Function::New<listen_unix>(env));
   exports.Set("connectUnix", Napi::Function::New<connect_unix>(env));

@@ -36,6 +36,7 @@ Napi::Object layout_of(Napi::Env env) {
                                          {"endpoint", offsetof(PeerRecord, endpoint)},
                                          {"encap", offsetof(PeerRecord, encap)},
                                          {"slot", offsetof(PeerRecord, slot)},
+                                         {"other", offsetof(PeerRecord, other)},
                                          {"isGone", PeerRecord::kGone}}));
   layout.Set("traffic", numbers(env, {{"slots", TrafficRows::kMaxSlots}, {"numbers", kTrafficNumbers}}));
   layout.Set("drops", numbers(env, {{"kept", Drops::kSlots},

@@ -168,6 +168,8 @@ Napi::Object to_object(Napi::Env env, Descriptors descriptors) {
     loop.Set("tun", fds.tun.release());
     loop.Set("socket", fds.socket.release());
     if (fds.sender) loop.Set("sender", fds.sender.release());
+    if (fds.other_socket) loop.Set("otherSocket", fds.other_socket.release());
+    if (fds.other_sender) loop.Set("otherSender", fds.other_sender.release());
     loops.Set(loops.Length(), loop);
   }
   object.Set("tunName", descriptors.tun_name);
@@ -188,7 +190,8 @@ Descriptors to_descriptors(const Napi::Object& object) {
   };
   for (uint32_t i = 0; i < loops.Length(); i++) {
     const auto loop = loops.Get(i).As<Napi::Object>();
-    descriptors.loops.push_back({fd_of(loop.Get("tun")), fd_of(loop.Get("socket")), fd_of(loop.Get("sender"))});
+    descriptors.loops.push_back({fd_of(loop.Get("tun")), fd_of(loop.Get("socket")), fd_of(loop.Get("sender")),
+                                 fd_of(loop.Get("otherSocket")), fd_of(loop.Get("otherSender"))});
   }
   return descriptors;
 }

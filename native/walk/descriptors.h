@@ -14,6 +14,8 @@ struct LoopDescriptors {
   Fd tun;
   Fd socket;
   Fd sender;  ///< none where the loop sends by the socket that it receives by
+  Fd other_socket;  ///< the two of the other family; none where datagrams are of one
+  Fd other_sender;
 };
 
 struct Descriptors {
@@ -35,7 +37,18 @@ struct ReceiveBuffer {
   int granted_bytes = 0;
 };
 
-/// Opens all that `workers` loops need.
+/// The sockets of one family for all loops.
+struct LoopSockets {
+  uint32_t features = 0;  ///< granted, of those of a socket
+  ReceiveBuffer receive_buffer;
+  std::vector<UdpSocket> sockets;
+  std::vector<UdpSocket> senders;  ///< none in place of each where there is one loop
+};
+
+/// Opens the sockets alone, of the family of the address.
+Failure open_sockets(const OpenOptions& options, LoopSockets& result);
+
+/// Opens all that `workers` loops need to carry datagrams of one family.
 Failure open_descriptors(const OpenOptions& options, Descriptors& descriptors, ReceiveBuffer& receive_buffer);
 
 }  // namespace weft

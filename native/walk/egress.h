@@ -25,6 +25,7 @@
 #include "../core/nested.h"
 #include "../core/segment.h"
 #include "../io/clock.h"
+#include "../io/echo.h"
 #include "../io/path_probe.h"
 #include "../io/sender.h"
 #include "../io/tun_writer.h"
@@ -39,13 +40,18 @@ class Egress final : public Direction {
   Egress(const Path& path, PeerTables::Reader peers, Encap encap)
       : path_(path),
         header_(path.features->has(kTunHeader)),
-        own_address_(bound_address(path.socket).address()),
         probe_(bound_address(path.sender)),
+        other_probe_(bound_address(path.other_sender)),
         peers_(peers),
         encap_(std::move(encap)),
-        sender_(path.sender, Encap::kHeaderBytes, Encap::kTrailerBytes, kRoomBytes,
-                path.features, path.counters, path.tx_drops, path.traffic),
-        reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + kEncapBytes<Encap> + kMaxReadBytes)) {}
+        sender_(path.sender, path.other_sender, Encap::kHeaderBytes, Encap::kTrailerBytes, kRoomBytes, path.features,
+                path.counters, path.tx_drops, path.traffic),
+        reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + kEncapBytes<Encap> + kMaxReadBytes)) {
+    for (const int socket : {path.socket, path.other_socket}) {
+      const Address own = bound_address(socket).address();
+      (own.is_v4() ? own_.ipv4 : own_.ipv6) = own;
+    }
+  }
 
   Pump pump() override {
     Pump pump;
@@ -109,7 +115,7 @@ class Egress final : public Direction {
       drop(k_tx_drop_no_route, virtio, bytes, packet);
       return send_icmp(IcmpKind::kOutward, kNetUnreachable, bytes, packet, k_tx_unreachable_sent);
     }
-    if (is_nested_twice(own_address_, Encap::kHeaderBytes, bytes, packet)) {
+    if (is_nested_twice(own_, Encap::kHeaderBytes, bytes, packet)) {
       return drop(k_tx_drop_circle, virtio, bytes, packet, endpoint);
     }
     if constexpr (Encap::kRoutes) {
@@ -119,6 +125,8 @@ class Egress final : public Direction {
       }
       decrement_hop_limit(bytes, packet);
     }
+
+    if (path_.other_sender >= 0 && goes_by_other(*endpoint, bytes, packet)) return send_by_other(*endpoint, bytes, packet);
 
     const size_t mtu = packet.total > PathMtu::kAlwaysFits ? mtu_to(*endpoint) : kMaxDatagramBytes;
     if (virtio.gso_type != kGsoNone) return cut(virtio, bytes, packet, *endpoint, mtu);
@@ -209,6 +217,27 @@ class Egress final : public Direction {
     sender_.template add<Encap::kTrailerBytes>(endpoint, ecn, first, payload);
   }
 
+  /// True for the answer to a peer that asks whether the family answers by which it is not sent to now.
+  bool goes_by_other(const Endpoint& endpoint, const uint8_t* bytes, const Packet& packet) const {
+    if (!endpoint.other || !(source_of(bytes, packet) == path_.tun_address.of(packet.version))) return false;
+    return outer_of_answer(bytes, packet) == (endpoint.other.is_v4() ? 4 : 6);
+  }
+
+  void send_by_other(const Endpoint& endpoint, uint8_t* bytes, const Packet& packet) {
+    const std::span<uint8_t> first(bytes - Encap::kHeaderBytes, Encap::kHeaderBytes + packet.total);
+    if (encap_.seal(endpoint, packet, first, {}).what != Sealed::What::kDatagram) return;
+    const std::span<const uint8_t> datagram(first.data(), first.size() + Encap::kTrailerBytes);
+    const SocketAddress to(endpoint.other, endpoint.to.port());
+    // A socket takes no address but of its own family.
+    if (!send_now(path_.other_sender, to, datagram) && !send_now(path_.sender, to, datagram)) {
+      return drop({.reason = k_tx_drop_refused, .bytes = {bytes, packet.total}, .peer = endpoint.other});
+    }
+    path_.counters.add(k_tx_messages);
+    path_.counters.add(k_tx_packets);
+    path_.counters.add(k_tx_bytes, packet.total);
+    path_.traffic->add_sent(endpoint.slot, 1, packet.total);
+  }
+
   /// The mark of congestion for the outer header.
   static Ecn outer_ecn(const uint8_t* bytes, const Packet& packet) {
     return Encap::kCopiesEcn ? ecn_of(bytes, packet) : kNotEct;
@@ -265,7 +294,9 @@ class Egress final : public Direction {
   void ask_path(const Endpoint& endpoint) {
     if (turn_ms_ == 0) turn_ms_ = now_ms();
     if (endpoint.path.is_due(turn_ms_)) {
-      endpoint.path.learn(as_of_ipv4(probe_.ask(endpoint.to), endpoint), turn_ms_);
+      size_t bytes = probe_.ask(endpoint.to);
+      if (bytes == 0) bytes = other_probe_.ask(endpoint.to);
+      endpoint.path.learn(as_of_ipv4(bytes, endpoint), turn_ms_);
     }
   }
 
@@ -283,8 +314,8 @@ class Egress final : public Direction {
 
   Path path_;
   bool header_;  // the TUN speaks virtio headers
-  Address own_address_;
-  PathProbe probe_;
+  ByFamily<Address> own_;
+  PathProbe probe_, other_probe_;  // each for peers of its family
   int64_t turn_ms_ = 0;  // the time when the turn began; 0 while nobody has asked
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;  // during a turn

@@ -17,6 +17,7 @@
 #include "../io/clock.h"
 #include "../io/receiver.h"
 #include "../io/tun_writer.h"
+#include "../io/udp.h"
 #include "direction.h"
 
 namespace weft {
@@ -183,7 +184,10 @@ class Ingress final : public Direction {
     const std::span<uint8_t> whole(out, Encap::kHeaderBytes + size);
     if (encap_.seal(*peer, about, whole, {}).what != Sealed::What::kDatagram) return;
     const std::span<uint8_t> datagram(out, whole.size() + Encap::kTrailerBytes);
-    if (receiver_.send(peer->to, datagram)) path_.counters.add(k_rx_time_exceeded_sent);
+    // A peer that sends by one family may be sent to by the other: a socket takes no address but of its own.
+    const bool sent = receiver_.send(peer->to, datagram) ||
+                      (path_.other_socket >= 0 && send_now(path_.other_socket, peer->to, datagram));
+    if (sent) path_.counters.add(k_rx_time_exceeded_sent);
   }
 
   /// A peer's packets that follow each other.

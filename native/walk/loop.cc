@@ -25,11 +25,12 @@ bool watch(const Fd& epoll, int fd) {
 }  // namespace
 
 Loop::Loop(size_t number, const Path& path, std::unique_ptr<Direction> egress, std::unique_ptr<Direction> ingress,
-           const LoopOptions& options, Fault& fault)
+           const LoopOptions& options, Fault& fault, std::unique_ptr<Direction> other_ingress)
     : name_(kThreadName + std::to_string(number)),
       path_(path),
       egress_(std::move(egress)),
       ingress_(std::move(ingress)),
+      other_ingress_(std::move(other_ingress)),
       options_(options),
       fault_(fault) {}
 
@@ -41,6 +42,7 @@ Failure Loop::start() {
   if (!watch(epoll_, path_.tun) || !watch(epoll_, path_.socket) || !watch(epoll_, wake_.fd())) {
     return SystemError{"epoll_ctl", errno};
   }
+  if (other_ingress_ && !watch(epoll_, path_.other_socket)) return SystemError{"epoll_ctl", errno};
   return thread_.start(name_, options_.nice, [this] { options_.naive ? run_naive() : run(); });
 }
 
@@ -56,7 +58,12 @@ void Loop::stop() {
   wake_.signal();
   if (!thread_.started()) return;
   thread_.join();
+  count_what_is_told();
+}
+
+void Loop::count_what_is_told() {
   ingress_->count();
+  if (other_ingress_) other_ingress_->count();
 }
 
 bool Loop::pump(Direction& direction, Pump& sum) {
@@ -69,7 +76,7 @@ bool Loop::pump(Direction& direction, Pump& sum) {
 }
 
 void Loop::run() {
-  constexpr int kDescriptors = 3;
+  constexpr int kDescriptors = 4;
   epoll_event events[kDescriptors];
   const int tick_ms = ingress_->tick_ms();
   const auto look = [&](int milliseconds) {
@@ -86,8 +93,8 @@ void Loop::run() {
       const int fd = events[i].data.fd;
       if (fd == wake_.fd()) {
         wake_.clear();
-        ingress_->count();
-      } else if (!pump(fd == path_.tun ? *egress_ : *ingress_, sum)) {
+        count_what_is_told();
+      } else if (!pump(fd == path_.tun ? *egress_ : fd == path_.socket ? *ingress_ : *other_ingress_, sum)) {
         return;
       }
     }

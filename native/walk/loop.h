@@ -1,4 +1,5 @@
-// loop.h - one loop: a TUN queue, a socket, and the thread that moves packets between them in both directions.
+// loop.h - one loop: a TUN queue, a socket of each family that datagrams are of, and the thread that moves packets
+// between them in both directions.
 //
 // Several loops are lanes. A flow stays in its loop, and the kernel's scheduler serves the loops in turn, by the time
 // that each has used: one that has little to do is served at once, however much waits in another. So a lone packet
@@ -58,8 +59,9 @@ struct LoopOptions {
 
 class Loop {
  public:
+  /// `other_ingress` receives by the path's other socket, where it has one.
   Loop(size_t number, const Path& path, std::unique_ptr<Direction> egress, std::unique_ptr<Direction> ingress,
-       const LoopOptions& options, Fault& fault);
+       const LoopOptions& options, Fault& fault, std::unique_ptr<Direction> other_ingress = nullptr);
   /// Stops and joins.
   ~Loop();
 
@@ -77,12 +79,14 @@ class Loop {
   void run_naive();
   /// False when the path cannot go on, which is told.
   bool pump(Direction& direction, Pump& sum);
+  void count_what_is_told();
   bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
 
   std::string name_;
   Path path_;
   std::unique_ptr<Direction> egress_;
   std::unique_ptr<Direction> ingress_;
+  std::unique_ptr<Direction> other_ingress_;  // null where datagrams are of one family
   LoopOptions options_;
   Fault& fault_;
   Fd epoll_;

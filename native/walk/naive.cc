@@ -8,19 +8,22 @@
 namespace weft {
 
 void Loop::run_naive() {
-  pollfd waits[3] = {{path_.tun, POLLIN, 0}, {path_.socket, POLLIN, 0}, {wake_.fd(), POLLIN, 0}};
+  // A descriptor that is none is passed over (poll(2)).
+  pollfd waits[4] = {
+      {wake_.fd(), POLLIN, 0}, {path_.tun, POLLIN, 0}, {path_.socket, POLLIN, 0}, {path_.other_socket, POLLIN, 0}};
   const int tick_ms = ingress_->tick_ms();
   while (!stopping()) {
-    if (poll(waits, 3, tick_ms) < 0 && errno != EINTR) return fault_.report({"poll", errno});
-    if (waits[2].revents != 0) {
+    if (poll(waits, 4, tick_ms) < 0 && errno != EINTR) return fault_.report({"poll", errno});
+    if (waits[0].revents != 0) {
       wake_.clear();
-      ingress_->count();
+      count_what_is_told();
     }
     Pump sum;
     do {
       rounds_.add();
       sum = {};
       if (!pump(*egress_, sum) || !pump(*ingress_, sum)) return;
+      if (other_ingress_ && !pump(*other_ingress_, sum)) return;
     } while (sum.items > 0 && !stopping());
     if (tick_ms >= 0) ingress_->tick();
   }

@@ -1,7 +1,7 @@
 // echo.ts - ICMP and ICMPv6 echo requests from an address of this host, and what answers them.
 
 import { closeSync } from 'node:fs'
-import { formatAddress, parseAddress, type Address } from '../net/address.ts'
+import { formatAddress, parseAddress, type Address, type Family } from '../net/address.ts'
 import { addon } from './addon.ts'
 
 export interface Echo {
@@ -10,6 +10,8 @@ export interface Echo {
    * Error with `code`, EMSGSIZE among them.
    */
   send(to: Address, sequence: number, bytes?: number): void
+  /** The whole packet of such a request, for whoever sends it in a datagram of a family: its answer comes back by that, and here. */
+  packet(to: Address, sequence: number, outer: Family): Uint8Array
   close(): void
 }
 
@@ -32,6 +34,7 @@ export const openEcho: OpenEcho = (source, onAnswer) => {
   })
   return {
     send: (to, sequence, bytes = 0) => addon.sendEcho(socket, formatAddress(to), sequence, bytes),
+    packet: (to, sequence, outer) => addon.echoPacket(socket, source, to, sequence, outer === 'ipv4' ? 4 : 6),
     close() {
       watcher.stop()
       closeSync(socket.fd)

@@ -87,6 +87,22 @@ export interface PathSearching {
   limit?(bytes: ReadonlyMap<string, number>, family: Family): void
 }
 
+/**
+ * The means to reach a peer by one family of the network between the hosts or by the other, whichever family its packets are of. Packets
+ * from peers are taken by both.
+ */
+export interface Underlays {
+  /** The family that is chosen until another is, and the other one. */
+  readonly first: Family
+  readonly other: Family
+  /** True of a peer that can be reached by both, by its lease key. */
+  has(key: string): boolean
+  /** Packets to a peer go by this family from now on. */
+  choose(key: string, by: Family): void
+  /** Sends one packet to a peer by a family, whichever is chosen. */
+  send(key: string, by: Family, packet: Uint8Array): void
+}
+
 /** A data path that is open. */
 export interface DataPath {
   /** The longest packet that containers may send, in bytes; written to subnet.env. */
@@ -144,6 +160,8 @@ export interface DataPath {
   traffic?(): Promise<ReadonlyMap<string, PeerTraffic>>
   /** The largest packet of a family that goes whole to this peer's host, where the path to it is known to take less than `mtu`. */
   pathMtu?(peer: Lease, family: Family): number | undefined
+  /** Left out where peers are reached by one family of the network between the hosts, or it is not ours to choose. */
+  readonly underlays?: Underlays
   /** What the search for the longest packet that reaches each peer needs to know; left out where the kernel knows of no limit that it tells. */
   readonly pathSearch?: PathSearching
   counters(): Readonly<Record<string, bigint>>

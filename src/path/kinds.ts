@@ -67,8 +67,11 @@ export interface Kind {
   readonly probe: 'overlay' | 'host' | 'nobody'
   /** True where it carries no IPv6. */
   readonly isIpv4Alone?: true
-  /** True where packets of both families travel in datagrams of one: `outerOf`. Left out: each travels by its own. */
-  readonly hasOneUnderlay?: true
+  /**
+   * True where packets of both families travel to a peer in datagrams of one, whichever it is reached by: `outersOf`. Left out: each
+   * travels by its own.
+   */
+  readonly choosesUnderlay?: true
   /** The type that a lease publishes; empty for those of flannel's backends that publish none. */
   readonly published: string
   /** Devices that its daemons make, and flannel's, as the kernel's type and a name or a pattern such as `flannel%d`; ours is the first. */
@@ -98,15 +101,15 @@ export const KINDS = {
   udp: {
     options: {
       port: { name: 'Port', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
-      /** The family of the datagrams; left out: IPv4 where the network has it. */
-      underlay: { name: UNDERLAY, kind: 'word', words: ['ipv4', 'ipv6'], isShared: true },
+      /** The family of the datagrams that is tried first; `auto`: IPv4 where the network has it. Not shared: a peer takes those of both. */
+      underlay: { name: UNDERLAY, kind: 'word', words: ['auto', 'ipv4', 'ipv6'], default: 'auto' },
       tunnel: TUNNEL,
     },
     overhead: 28, // IPv4, UDP
     outside: { protocol: 'udp', option: 'Port', port: 8285 },
     routes: 'network',
     probe: 'overlay',
-    hasOneUnderlay: true,
+    choosesUnderlay: true,
     published: '',
     devices: [['tun', 'flannel%d']],
   },
@@ -218,19 +221,28 @@ export const overheadBy = (type: BackendType, family: 'ipv4' | 'ipv6'): number =
   KINDS[type].overhead + (family === 'ipv6' ? IPV6_MORE : 0)
 
 /**
- * The family of the outer header, if there is one, around a packet of `inner`, by a `Backend` object; `hasIpv4`: the network has that
- * family.
+ * The families of the outer header, if there is one, around a packet of `inner`, by a `Backend` object and the families of the network:
+ * that which is tried first, and the one that takes its place for a peer that does not answer by it.
  */
-export function outerOf(
+export function outersOf(
   type: string,
   inner: 'ipv4' | 'ipv6',
   backend: Readonly<Record<string, unknown>>,
-  hasIpv4: boolean,
-): 'ipv4' | 'ipv6' {
-  const { isIpv4Alone, hasOneUnderlay } = kindOf(type) ?? {}
-  if (isIpv4Alone) return 'ipv4'
-  if (!hasOneUnderlay) return inner
-  return hasIpv4 && memberOf(backend, UNDERLAY) !== 'ipv6' ? 'ipv4' : 'ipv6'
+  families: readonly ('ipv4' | 'ipv6')[],
+): readonly ['ipv4' | 'ipv6', ('ipv4' | 'ipv6')?] {
+  const { isIpv4Alone, choosesUnderlay } = kindOf(type) ?? {}
+  if (isIpv4Alone) return ['ipv4']
+  if (!choosesUnderlay) return [inner]
+  return underlaysOf(memberOf(backend, UNDERLAY), families)
+}
+
+/** The same by the word of the option; one that names a family which the network lacks is refused by the backend. */
+export function underlaysOf(
+  underlay: unknown,
+  families: readonly ('ipv4' | 'ipv6')[],
+): readonly ['ipv4' | 'ipv6', ('ipv4' | 'ipv6')?] {
+  if (families.length < 2) return [underlay === 'ipv4' || underlay === 'ipv6' ? underlay : (families[0] ?? 'ipv4')]
+  return underlay === 'ipv6' ? ['ipv6', 'ipv4'] : ['ipv4', 'ipv6']
 }
 
 /** True of a backend that carries no IPv6. */

@@ -59,7 +59,7 @@ export interface NetworkAsking {
 
 /** What a node remembers. */
 export interface Memory {
-  readonly events: Pick<PeerEvents, 'list' | 'counts'>
+  readonly events: Pick<PeerEvents, 'list' | 'counts' | 'add'>
   readonly hour: Pick<Hour, 'node' | 'peer'>
   readonly recent: Pick<Recent, 'until'>
 }

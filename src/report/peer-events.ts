@@ -8,7 +8,17 @@ import { FAMILIES, FAMILY_NAMES, type Family } from '../net/address.ts'
 export const EVENTS_SCHEMA = 1
 
 /** What can befall a peer: each that ends something stands after what it ends. */
-export const PEER_EVENTS = ['silent', 'one-way', 'back', 'moved', 'narrow', 'whole', 'slow', 'usual'] as const
+export const PEER_EVENTS = [
+  'silent',
+  'one-way',
+  'back',
+  'moved',
+  'narrow',
+  'whole',
+  'slow',
+  'usual',
+  'rerouted',
+] as const
 export type PeerEventKind = (typeof PEER_EVENTS)[number]
 
 export interface PeerEvent {
@@ -21,7 +31,7 @@ export interface PeerEvent {
   readonly family: Family
   /** The time that what ends by it has lasted; null of what begins, and where a clock that was set says nothing of it. */
   readonly afterSeconds: number | null
-  /** The address before, of a peer that moved. */
+  /** The address before, of a peer that moved; or by which it was reached, of one that is rerouted. */
   readonly movedFrom: string | null
   /** The longest packet that comes back, of a path that is narrow. */
   readonly bytes: number | null
@@ -160,6 +170,8 @@ export function peerEventText(event: PeerEvent, duration: (seconds: number) => s
       return `answers${by} again${after}`
     case 'moved':
       return `moved from ${movedFrom} to ${publicIp}`
+    case 'rerouted':
+      return `is reached at ${publicIp} now, and no more at ${movedFrom}`
     case 'narrow':
       return `packets${by} of more than ${bytes} bytes do not come back`
     case 'whole':

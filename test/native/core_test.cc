@@ -600,7 +600,7 @@ static void test_nested() {
     return datagram;
   };
   const auto is_circle = [](Bytes bytes, size_t encap_bytes) {
-    return is_nested_twice(ipv4(kOwn), encap_bytes, bytes.data(), read(bytes));
+    return is_nested_twice({.ipv4 = ipv4(kOwn)}, encap_bytes, bytes.data(), read(bytes));
   };
   Fields f;
   f.tcp = false;
@@ -665,7 +665,7 @@ static void test_nested() {
       store_be16(&datagram[4], static_cast<uint16_t>(datagram.size() - 40));
       return datagram;
     };
-    const auto is_circle6 = [&](Bytes bytes) { return is_nested_twice(ipv6(kOwn), encap, bytes.data(), read(bytes)); };
+    const auto is_circle6 = [&](Bytes bytes) { return is_nested_twice({.ipv6 = ipv6(kOwn)}, encap, bytes.data(), read(bytes)); };
     const Bytes once6 = around6(build({}));
     CHECK(!is_circle6(once6) && !is_circle6(once) && !is_circle6(around(once, encap)) &&
           !is_circle(around6(once6), encap));
@@ -1430,6 +1430,29 @@ static void test_endpoints() {
   const PeerTables tables_v6(0, v6);
   const PeerTable& by_v6 = tables_v6.current();
   CHECK(!by_v6.has_endpoint_at(ipv4(0xc0000202), 4) && !by_v6.find(4, second)->is_at(ipv4(0xc0000202)));
+  // Another address of the same peer: as long as a record has it, and whichever of the two is the endpoint.
+  const auto has = [&](const PeerTables& of, const Address& address) {
+    const bool is_at = of.current().find(4, second)->is_at(address);
+    CHECK(of.current().has_endpoint_at(address, 4) == is_at);
+    return is_at;
+  };
+  const Address four = ipv4(0xc0000202), six = ipv6(7);
+  Bytes by_four = record(4, 24, {10, 5, 1, 0}, 0xc0000202), by_six = by_four;
+  const Bytes alone = by_four;
+  store(&by_four[60], six);
+  by_six[2] = 6;
+  store(&by_six[24], six);
+  store(&by_six[60], four);
+  PeerTables both(0, by_four);
+  CHECK(has(both, four) && has(both, six) && !has(both, ipv6(8)) && !has(both, Address()));
+  CHECK(both.current().find(4, second)->to.family() == AF_INET);
+  both.change(by_six);
+  CHECK(has(both, four) && has(both, six) && both.current().find(4, second)->to.family() == AF_INET6);
+  both.change(alone);
+  CHECK(has(both, four) && !has(both, six));
+  both.set(by_six);
+  both.set({});
+  CHECK(!both.current().has_endpoint_at(four, 4) && !both.current().has_endpoint_at(six, 4));
 }
 
 /// Of IPv6, by a number that both halves have.

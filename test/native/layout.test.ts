@@ -18,6 +18,7 @@ describe('a peer record', () => {
       {
         ...{ subnet: { address: 0x0a050203, prefixLength: 24 }, endpoint: 0xc0000201, port: 0x1122, limit: 0x3344 },
         ...{ encap: Uint8Array.from({ length: 16 }, (_, at) => 0x50 + at), slot: 0x00667788, isGone: true },
+        other: 0xc0000202,
       },
     ]),
   )
@@ -34,6 +35,7 @@ describe('a peer record', () => {
     expect(record.readUInt32BE(at.subnet)).toBe(0x0a050203)
     expect(record.readUInt32BE(at.endpoint)).toBe(0xc0000201)
     expect(record.toString('hex', at.encap, at.encap + 16)).toBe('505152535455565758595a5b5c5d5e5f')
+    expect(record.toString('hex', at.other, at.other + 16)).toBe('00000000000000000000ffffc0000202')
     expect(new Uint32Array(record.buffer.slice(record.byteOffset + at.slot, record.byteOffset + at.slot + 4))[0]).toBe(
       0x00667788,
     )
@@ -44,7 +46,7 @@ describe('a peer record', () => {
     const text = readFileSync(join(packageRoot, 'src/path/engine/peers.ts'), 'utf8')
     const written = [...text.matchAll(/^\/\/ +(\d+) +\d+ {2}/gm)].map(([, offset]) => Number(offset))
     expect(written).toEqual(Object.values(offsets).toSorted((a, b) => a - b))
-    expect([bytes, isGone]).toEqual([60, 1])
+    expect([bytes, isGone]).toEqual([76, 1])
   })
 })
 

@@ -4,6 +4,7 @@
 // A pair of sockets that keep messages apart stands for the TUN; datagrams go over loopback. clock_gettime is replaced
 // for the whole program.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <linux/icmp.h>
 #include <linux/sock_diag.h>
 #include <stdio.h>
@@ -1318,7 +1319,7 @@ void test_underlay() {
     Endpoint to{};
     to.to = at;
     const auto send = [&](int by, Ecn ecn) {
-      Sender sender(by, 0, 0, 100, &features, CounterRow(row.data()), &drops, &traffic);
+      Sender sender(by, -1, 0, 0, 100, &features, CounterRow(row.data()), &drops, &traffic);
       uint8_t* header = sender.room(8);
       std::memset(header, 0, 8);
       sender.add<0>(to, ecn, {header, 8}, {});
@@ -1341,6 +1342,135 @@ void test_underlay() {
     for (const auto& lane : lanes) arrived += lane->receive(failure);
     CHECK(arrived == 1 && row[k_tx_packets] == 4 * kLanes + 1);
   }
+}
+
+/// A host and its peers, which have addresses of both families: each is sent to by the socket of its endpoint's, whatever the order;
+/// packets are let in by both, from either address; answers to who asks by the other family go back by that.
+void test_both_families() {
+  context = "both families";
+  const Address four = ipv4(INADDR_LOOPBACK), six = Address::of_words(0, to_be64(1));
+  std::vector<uint64_t> row(kCounterCount);
+  Features features(0);
+  TrafficRows traffic;
+  traffic.make_room(kSlot + 1);
+  Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
+  Strangers strangers;
+  IcmpLimits icmp{1};
+  UdpSocket own4, own6, peer4, peer6, stranger;
+  CHECK(!open_udp(SocketAddress(four, 0), Share::kNo, 1 << 20, 0, own4));
+  CHECK(!open_udp(SocketAddress(four, 0), Share::kNo, 1 << 20, 0, peer4));
+  const uint16_t port = bound_address(peer4.fd.get()).port();
+  if (open_udp(SocketAddress(six, 0), Share::kNo, 1 << 20, 0, own6) ||
+      open_udp(SocketAddress(six, port), Share::kNo, 1 << 20, 0, peer6)) {
+    fprintf(stderr, "skipped: %s: there is no such address or port here\n", context.c_str());
+    return;
+  }
+  CHECK(!open_udp(SocketAddress(ipv4(INADDR_LOOPBACK + 1), 0), Share::kNo, 1 << 20, 0, stranger));
+  int tun[2];
+  CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
+  const Fd inside(tun[0]), outside(tun[1]);
+
+  /// Peer `number` has 10.5.number.0/24.
+  const auto peer = [&](uint8_t number, bool by_six) {
+    Bytes r = record(4, 24, {10, 5, number, 0}, INADDR_LOOPBACK);
+    store(&r[4], port);
+    store(&r[60], six);
+    if (by_six) {
+      r[2] = 6;
+      store(&r[24], six);
+      store(&r[60], four);
+    }
+    store(&r[56], uint32_t{kSlot});
+    return r;
+  };
+  Bytes records = peer(2, false);
+  const Bytes third = peer(3, true);
+  records.insert(records.end(), third.begin(), third.end());
+  PeerTables peers(3, records);
+  Path path{.tun = inside.get(),
+            .socket = own4.fd.get(),
+            .sender = own4.fd.get(),
+            .other_socket = own6.fd.get(),
+            .other_sender = own6.fd.get(),
+            .tun_address = {ipv4(0x0a050100), ipv6(0x0a050100)},
+            .network_address = {ipv4(0x0a050000), ipv6(0x0a050100)},
+            .features = &features,
+            .counters = CounterRow(row.data()),
+            .traffic = &traffic,
+            .tx_drops = &tx_drops,
+            .rx_drops = &rx_drops,
+            .filter = options_of(VerifySource::kStrict),
+            .strangers = &strangers,
+            .icmp = &icmp};
+  Egress<FlannelUdp> egress(path, peers.reader(0), FlannelUdp({}));
+  Ingress<FlannelUdp> by4(path, peers.reader(1), FlannelUdp({}));
+  std::swap(path.socket, path.other_socket);
+  std::swap(path.sender, path.other_sender);
+  Ingress<FlannelUdp> by6(path, peers.reader(2), FlannelUdp({}));
+
+  const auto packet_to = [&](uint32_t destination, size_t size) {
+    Fields f;
+    f.tcp = false;
+    f.destination = destination;
+    f.payload = size;
+    const Bytes bytes = build(f);
+    CHECK(send(outside.get(), bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
+  };
+  const auto sizes_at = [&](const UdpSocket& socket) {
+    std::vector<size_t> sizes;
+    for (const Bytes& each : Host<FlannelUdp>::drain(socket.fd.get())) sizes.push_back(each.size() - 28);
+    return sizes;
+  };
+  for (const UdpSocket* each : {&peer4, &peer6, &own4, &own6}) fcntl(each->fd.get(), F_SETFL, O_NONBLOCK);
+  // Runs of both in turn, within one batch.
+  for (const size_t size : {size_t{10}, size_t{11}, size_t{12}}) {
+    packet_to(0x0a050202, size);
+    packet_to(0x0a050302, size + 100);
+    packet_to(0x0a050303, size + 200);
+  }
+  CHECK(!egress.pump().failure);
+  CHECK((sizes_at(peer4) == std::vector<size_t>{10, 11, 12}));
+  CHECK((sizes_at(peer6) == std::vector<size_t>{110, 210, 111, 211, 112, 212}));
+  peers.change(peer(2, true));
+  packet_to(0x0a050202, 13);
+  CHECK(!egress.pump().failure);
+  CHECK(sizes_at(peer4).empty() && (sizes_at(peer6) == std::vector<size_t>{13}));
+
+  // Let in by both, whichever the peer is sent to by; from elsewhere not.
+  const auto comes = [&](const UdpSocket& from, const UdpSocket& to, const Bytes& bytes) {
+    CHECK(send_now(from.fd.get(), bound_address(to.fd.get()), bytes));
+    CHECK(!by4.pump().failure && !by6.pump().failure);
+    return Host<FlannelUdp>::drain(outside.get()).size();
+  };
+  const Bytes inward_packet = build(inward());
+  CHECK(comes(peer4, own4, inward_packet) == 1 && comes(peer6, own6, inward_packet) == 1);
+  CHECK(comes(stranger, own4, inward_packet) == 0 && row[k_rx_drop_spoofed_source] == 1);
+  // What cannot be routed is answered by the family that the peer is sent to by, though it came by the other one.
+  Fields last = inward();
+  last.ttl = 1;
+  CHECK(comes(peer4, own4, build(last)) == 0 && row[k_rx_time_exceeded_sent] == 1);
+  CHECK(sizes_at(peer4).empty() && sizes_at(peer6).size() == 1);
+
+  // Answers to requests that say so go by the family that they came by; only this host's own.
+  Echo echo;
+  if (open_echo(four, echo)) return;
+  const auto answer = [&](uint32_t source, uint8_t outer, bool is_answer = true) {
+    std::array<uint8_t, kMaxEchoBytes> bytes;
+    const EchoSocket socket{echo.fd.get(), echo.raw, echo.mark};
+    const size_t size = write_echo(socket, ipv4(source), ipv4(0x0a050200), 7, outer, bytes);
+    CHECK(size == 44 && reference_fold(reference_sum(bytes.data() + 20, 24)) == 0xffff);
+    if (is_answer) bytes[20] = ICMP_ECHOREPLY;
+    CHECK(send(outside.get(), bytes.data(), size, 0) == static_cast<ssize_t>(size) && !egress.pump().failure);
+    return std::pair(sizes_at(peer4).size(), sizes_at(peer6).size());
+  };
+  using Both = std::pair<size_t, size_t>;
+  CHECK(answer(0x0a050100, 4) == Both(1, 0) && answer(0x0a050100, 6) == Both(0, 1));
+  CHECK(answer(0x0a050100, 4, false) == Both(0, 1) && answer(0x0a050102, 4) == Both(0, 1));
+  peers.change(peer(2, false));
+  CHECK(answer(0x0a050100, 4) == Both(1, 0) && answer(0x0a050100, 6) == Both(0, 1));
+  Traffic sum;
+  traffic.sum(kSlot, sum);
+  CHECK(sum.tx_packets == row[k_tx_packets] && row[k_tx_packets] == 9 + 1 + 6);
 }
 
 constexpr uint8_t kOurMac[6] = {2, 0, 0, 0, 0, 0xaa};
@@ -2037,6 +2167,7 @@ int main(int argc, char** argv) {
   test_echoes();
   test_sender_socket();
   test_underlay();
+  test_both_families();
   test_overflow();
   return verdict(seed);
 }

@@ -85,7 +85,7 @@ const KINDS: readonly (readonly [
   /** Of the families that it carries in the lab. */
   mtu: Readonly<Partial<Record<'both' | 'ipv6', number>>>,
 ])[] = [
-  ['udp', { Type: 'udp' }, { both: 1472, ipv6: 1452 }],
+  ['udp', { Type: 'udp' }, { both: 1452, ipv6: 1452 }],
   ['udp over IPv6', { Type: 'udp', Underlay: 'ipv6' }, { both: 1452 }],
   ['host-gw', { Type: 'host-gw' }, { both: 1500, ipv6: 1500 }],
   ['vxlan by the kernel', { Type: 'vxlan', DataPath: 'kernel' }, { both: 1430, ipv6: 1430 }],

@@ -27,6 +27,7 @@ export const PURE: readonly string[] = [
   'path/engine/reference/packet.ts',
   'node/loops/path-lengths.ts',
   'node/loops/peer-watch.ts',
+  'node/loops/underlay-choice.ts',
   'path/engine/reference/bucket.ts',
   'path/engine/reference/drops.ts',
   'node/restart/open-path.ts',

@@ -16,7 +16,11 @@ export function packPaths(paths: readonly OpenPath[]): PackedPaths {
 
 /** All descriptors of paths, in the order of their places. */
 export function fdsOf(paths: readonly OpenPath[]): number[] {
-  return paths.flatMap(({ loops }) => loops.flatMap(({ tun, socket, sender = [] }) => [tun, socket].concat(sender)))
+  return paths
+    .flatMap(({ loops }) => loops)
+    .flatMap(({ tun, socket, sender, otherSocket, otherSender }) =>
+      [tun, socket, sender, otherSocket, otherSender].filter((fd) => fd !== undefined),
+    )
 }
 
 /** None when the descriptions are none, or of other descriptors than these. */
@@ -28,17 +32,20 @@ export function unpackPaths(descriptions: unknown, fds: readonly number[]): read
 }
 
 function withFds(path: OpenPath, map: (fd: number) => number): OpenPath {
-  const loops = path.loops.map(({ tun, socket, sender }) => ({
+  const loops = path.loops.map(({ tun, socket, sender, otherSocket, otherSender }) => ({
     tun: map(tun),
     socket: map(socket),
     ...(sender === undefined ? {} : { sender: map(sender) }),
+    ...(otherSocket === undefined ? {} : { otherSocket: map(otherSocket) }),
+    ...(otherSender === undefined ? {} : { otherSender: map(otherSender) }),
   }))
   return { ...path, loops }
 }
 
 function isLoop(value: unknown): boolean {
-  const { tun, socket, sender = 0 } = (value ?? {}) as { readonly [name: string]: unknown }
-  return [tun, socket, sender].every((fd) => typeof fd === 'number')
+  const { tun, socket, ...more } = (value ?? {}) as { readonly [name: string]: unknown }
+  const { sender = 0, otherSocket = 0, otherSender = 0 } = more
+  return [tun, socket, sender, otherSocket, otherSender].every((fd) => typeof fd === 'number')
 }
 
 /**
@@ -51,6 +58,7 @@ function isPath(value: unknown): value is OpenPath {
   return (
     typeof path.tunName === 'string' &&
     typeof path.bindAddress === 'string' &&
+    ['string', 'undefined'].includes(typeof path.otherAddress) &&
     typeof path.port === 'number' &&
     areStrings(path.features) &&
     areStrings(path.without) &&

@@ -397,7 +397,7 @@ const pidOf = (pid: number | undefined): string => (pid ? String(pid) : 'unknown
 const isInTheWay = (path: OpenPath, { tunName, bindAddress }: WantedPath): boolean =>
   isNamedBy(tunName, path.tunName) || path.bindAddress.includes(':') === bindAddress.includes(':')
 
-/** True when opening it now would give the same. */
+/** True when opening it now would give the same, but for sockets of another family, which whoever takes it opens or closes. */
 function fits(path: OpenPath, { tunName, bindAddress, port, workers, without }: WantedPath): boolean {
   return (
     isNamedBy(tunName, path.tunName) &&

@@ -2,7 +2,7 @@
 
 import type { Descriptors, Drops, Mail, SessionKeys, UdpEndpoint } from '../../../native/addon.d.ts'
 import type { TunnelSettings } from '../kinds.ts'
-import type { Addresses, Nets } from '../../net/address.ts'
+import type { Address, Addresses, Nets } from '../../net/address.ts'
 import type { EncapsulationName } from './encapsulation.ts'
 import type { Stranger } from './filter.ts'
 
@@ -32,6 +32,8 @@ export interface EngineConfig {
   readonly tunName: string
   /** Address of the external interface, of either family, as text. */
   readonly bindAddress: string
+  /** Its address of the other family, for peers that are sent to by that; none where all datagrams are of one. */
+  readonly otherAddress?: string | undefined
   readonly port: number
   /** The MTU of the TUN, in bytes. */
   readonly mtu: number
@@ -68,6 +70,8 @@ export interface EngineSessions {
 /** The descriptors through which an engine moves packets, and what they were opened for: enough for another process to go on. */
 export interface OpenPath extends Descriptors {
   readonly bindAddress: string
+  /** That of the sockets of the other family; left out where there are none. */
+  readonly otherAddress?: string | undefined
   readonly port: number
   /** Kernel features that were not asked for, of `addon.featureNames`. */
   readonly without: readonly string[]
@@ -88,6 +92,10 @@ export interface Engine {
   setPeers(records: Uint8Array): void
   /** Puts these peers, or takes away those that are gone; all others stay. Idempotent. */
   changePeers(records: Uint8Array): void
+  /** True when it has the sockets of the other family that it was to have. */
+  readonly hasOther?: boolean
+  /** Sends a datagram from the port that peers know, of either family that it has sockets of; left out where it cannot. */
+  send?(to: Address, port: number, datagram: Uint8Array): void
   counters(): Counters
   /**
    * Traffic to and from each peer since the engine started, by the slot that its record names, five numbers a slot:

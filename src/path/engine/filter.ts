@@ -48,7 +48,8 @@ export function reasonToDrop(
   if (!isAsked) return undefined
   if (isOf(subnet, source)) return 'rx_drop_spoofed_source'
   const peer = peers.find(source)
-  if (peer && verifySource === 'strict' && peer.endpoint !== from) return 'rx_drop_spoofed_source'
+  if (peer && verifySource === 'strict' && peer.endpoint !== from && peer.other !== from)
+    return 'rx_drop_spoofed_source'
   // A source without a peer may be a host that does not masquerade what it sends itself; one without a subnet of the family has no way here.
   const family = familyOf(source)
   const mayBeAHost = network[family] && !isOf(network, source) && peers.hasEndpointAt(from, family)

@@ -1,6 +1,8 @@
 // native-engine.ts - the data path in C++ threads (native/): starting it, reading its counters, lending it, stopping it.
 
+import type { Descriptors } from '../../../native/addon.d.ts'
 import { addon } from '../../host/addon.ts'
+import { closeAll } from '../../host/unix-socket.ts'
 import type { Counters, Engine, EngineConfig, OpenPath } from './engine.ts'
 import { engineStartError } from './start-error.ts'
 import { SLOT_NUMBERS, sumTraffic } from './traffic.ts'
@@ -17,6 +19,9 @@ export interface NativeOptions {
   /** Kernel features not to use, of `addon.featureNames`. */
   readonly without?: readonly string[]
 }
+
+/** The features that a socket has or has not (native/io/udp.cc). */
+const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
 
 /** Starts the native engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
 export function startNativeEngine(
@@ -37,22 +42,52 @@ export function startNativeEngine(
     subnet,
     settings,
   } = config
-  const { tunName, bindAddress, port, persistent = false, inherited } = config
+  const { tunName, bindAddress, otherAddress, port, persistent = false, inherited } = config
   const features = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
   const threads = naive ? { naive, nice: 0, pollUs: 0 } : { naive, nice, pollUs }
   const filter = { ...settings, network, subnet }
   const path = { ...settings, encapsulation, ownEnd, mtu, tunAddress, networkAddress, filter, persistent }
   const { peers = () => new Uint8Array() } = config
+  const notes: string[] = []
   const open = (): ReturnType<typeof addon.openDescriptors> =>
     addon.openDescriptors({ tunName, bindAddress, port, workers: naive ? 1 : workers, features })
+  /** Gives loops the sockets of the other family that they are to have, and no others. What is in the way of that is no failure: one family is enough. */
+  const withOther = (on: Descriptors & Pick<OpenPath, 'otherAddress'>): Descriptors => {
+    if (on.otherAddress === otherAddress) return on
+    closeAll(
+      on.loops.flatMap(({ otherSocket, otherSender }) => [otherSocket, otherSender].filter((fd) => fd !== undefined)),
+    )
+    const loops = on.loops.map(({ tun, socket, sender }) => ({
+      tun,
+      socket,
+      ...(sender === undefined ? {} : { sender }),
+    }))
+    if (otherAddress === undefined) return { ...on, loops }
+    try {
+      const wanted = { bindAddress: otherAddress, port, workers: loops.length, features: on.features }
+      const more = addon.openSockets(wanted)
+      const both = loops.map((loop, at) => {
+        const { socket: otherSocket, sender: otherSender } = more.loops[at] as (typeof more.loops)[number]
+        return { ...loop, otherSocket, ...(otherSender === undefined ? {} : { otherSender }) }
+      })
+      const lost = new Set(SOCKET_FEATURES.filter((name) => !more.features.includes(name)))
+      return { ...on, loops: both, features: on.features.filter((name) => !lost.has(name)) }
+    } catch (error) {
+      const { message } = engineStartError(error, { ...config, bindAddress: otherAddress })
+      notes.push(`peers are not reached from ${otherAddress}: ${message}`)
+      return { ...on, loops }
+    }
+  }
   const run = (on: Parameters<typeof addon.runEngine>[0]): ReturnType<typeof addon.runEngine> =>
     addon.runEngine(on, { ...path, ...threads, peers: peers() }, (error) => reportFault(error), config.onMail)
-  const notes: string[] = []
   let opened: ReturnType<typeof open> | undefined
   let native: ReturnType<typeof run>
+  let hasOther = false
   try {
     opened = inherited ? undefined : open()
-    native = run(opened ?? (inherited as OpenPath))
+    const all = withOther(opened ?? (inherited as OpenPath))
+    hasOther = all.loops.every(({ otherSocket }) => otherSocket !== undefined)
+    native = run(all)
   } catch (error) {
     throw engineStartError(error, config)
   }
@@ -116,7 +151,9 @@ export function startNativeEngine(
     passed = traffic()
     passedAt = performance.now()
     // The naive engine agreed on no features with the kernel, so another engine must open its own.
-    lent = { ...(await native.release()), bindAddress, port, without: naive ? addon.featureNames : without }
+    const descriptors = await native.release()
+    const other = hasOther ? { otherAddress } : {}
+    lent = { ...descriptors, bindAddress, ...other, port, without: naive ? addon.featureNames : without }
     return stopped ? undefined : lent
   }
   let stopped: Promise<void> | undefined
@@ -137,6 +174,8 @@ export function startNativeEngine(
     fault,
     setPeers: (records) => native.setPeers(records),
     changePeers: (records) => native.changePeers(records),
+    hasOther,
+    send: (to, toPort, datagram) => void native.send(to, toPort, datagram),
     counters,
     traffic,
     drops(after = []) {

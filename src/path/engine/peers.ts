@@ -14,15 +14,18 @@
 //       24   16  endpoint address, likewise
 //       40   16  what the encapsulation needs to know of the peer; 0 for flannel's udp, its MAC for vxlan
 //       56    4  slot in which what passes to and from the peer is counted, in the order of this host; 0 for none
+//       60   16  another address that its datagrams may come from: IPv6, or IPv4 as ::ffff:a.b.c.d; 0 for none
 
 import { familyOf, isIpv4Net, netAround, type Address, type Family, type Net } from '../../net/address.ts'
 
-export const PEER_RECORD_BYTES = 60
+export const PEER_RECORD_BYTES = 76
 
 export interface Peer {
   readonly subnet: Net
   readonly endpoint: Address
   readonly port: number
+  /** Another address of the peer's host, of another family, that its datagrams may come from. */
+  readonly other?: Address | undefined
   /** The encapsulation's facts about the peer, at most 16 bytes; none when left out. */
   readonly encap?: Uint8Array
   /** The longest packet that reaches it, in bytes, beside what the kernel knows of the path; none where it is left out. */
@@ -38,6 +41,9 @@ const SUBNET_OFFSET = 8
 const ENDPOINT_OFFSET = 24
 const ENCAP_OFFSET = 40
 const SLOT_OFFSET = 56
+const OTHER_OFFSET = 60
+/** IPv4 among the addresses of IPv6 (RFC 4291 section 2.5.5.2). */
+const MAPPED = 0xffffn << 32n
 /** C++ reads it as it stands. */
 const IS_LITTLE_ENDIAN = new Uint8Array(Uint16Array.of(1).buffer)[0] === 1
 
@@ -46,6 +52,9 @@ function setAddress(view: DataView, at: number, address: Address): void {
   view.setBigUint64(at, address >> 64n)
   view.setBigUint64(at + 8, address & 0xffff_ffff_ffff_ffffn)
 }
+
+const asIpv6 = (address: Address): bigint => (typeof address === 'number' ? MAPPED | BigInt(address) : address)
+const ofIpv6 = (address: bigint): Address => (address >> 32n === 0xffffn ? Number(address & 0xffff_ffffn) : address)
 
 const addressAt = (view: DataView, at: number, family: number): Address =>
   family === 4 ? view.getUint32(at) : (view.getBigUint64(at) << 64n) | view.getBigUint64(at + 8)
@@ -65,6 +74,7 @@ export function encodePeers(peers: readonly Peer[]): Uint8Array {
     setAddress(view, at + ENDPOINT_OFFSET, peer.endpoint)
     view.setUint32(at + SLOT_OFFSET, peer.slot ?? 0, IS_LITTLE_ENDIAN)
     if (peer.encap) records.set(peer.encap, at + ENCAP_OFFSET)
+    if (peer.other !== undefined) setAddress(view, at + OTHER_OFFSET, asIpv6(peer.other))
   })
   return records
 }
@@ -77,12 +87,14 @@ export function decodePeers(records: Uint8Array): Peer[] {
   for (let at = 0; at < records.byteLength; at += PEER_RECORD_BYTES) {
     const limit = view.getUint16(at + 6)
     const slot = view.getUint32(at + SLOT_OFFSET, IS_LITTLE_ENDIAN)
+    const other = addressAt(view, at + OTHER_OFFSET, 6) as bigint
     peers.push({
       subnet: netAround(addressAt(view, at + SUBNET_OFFSET, view.getUint8(at)), view.getUint8(at + 1)),
       endpoint: addressAt(view, at + ENDPOINT_OFFSET, view.getUint8(at + 2)),
       port: view.getUint16(at + 4),
       ...(limit === 0 ? {} : { limit }),
       ...(slot === 0 ? {} : { slot }),
+      ...(other === 0n ? {} : { other: ofIpv6(other) }),
       ...(view.getUint8(at + 3) & GONE ? { isGone: true as const } : {}),
     })
   }
@@ -93,7 +105,7 @@ export function decodePeers(records: Uint8Array): Peer[] {
 export interface PeerTable {
   /** The peer whose subnet has an address; of several the one with the longest prefix. */
   find(address: Address): Peer | undefined
-  /** True when the endpoint of any peer with a subnet of the family is at an address. */
+  /** True when any peer with a subnet of the family is at an address, by its endpoint or the other one. */
   hasEndpointAt(address: Address, family: Family): boolean
   /** Puts these peers, or takes those away that are gone; all others stay. */
   change(peers: readonly Peer[]): void
@@ -108,7 +120,7 @@ export function createPeerTable(peers: readonly Peer[]): PeerTable {
   }
   /** The subnets by the length of their prefixes, the longest first. */
   let lengths: readonly Length[] = []
-  /** The number of peers whose endpoint is at each address, by the family of their subnets. */
+  /** The number of peers at each address, by the family of their subnets. */
   const endpoints = { ipv4: new Map<Address, number>(), ipv6: new Map<Address, number>() }
   function subnetsOf({ subnet }: Peer): Map<Address, Peer> {
     const [family, bits] = [familyOf(subnet), subnet.prefixLength]
@@ -118,11 +130,13 @@ export function createPeerTable(peers: readonly Peer[]): PeerTable {
     lengths = [...lengths, length].toSorted((a, b) => b.bits - a.bits)
     return length.subnets
   }
-  function count({ subnet, endpoint }: Peer, change: number): void {
+  function count({ subnet, endpoint, other }: Peer, change: number): void {
     const of = endpoints[familyOf(subnet)]
-    const now = (of.get(endpoint) ?? 0) + change
-    if (now === 0) of.delete(endpoint)
-    else of.set(endpoint, now)
+    for (const address of other === undefined ? [endpoint] : [endpoint, other]) {
+      const now = (of.get(address) ?? 0) + change
+      if (now === 0) of.delete(address)
+      else of.set(address, now)
+    }
   }
   const table: PeerTable = {
     find(address) {

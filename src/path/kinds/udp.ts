@@ -1,24 +1,30 @@
 // udp.ts - the flagship: a TUN device on one side, a UDP socket on the other, raw IP packets in the datagrams.
 //
 // Port and wire format are flanneld's (pkg/backend/udp), so that both can be in one network. A packet's own version tells its family;
-// datagrams are of one family, whichever is inside.
+// its datagram is of the family by which the peer is reached, whichever is inside. In a network of both that may be either, and a path
+// that fails is left for the other: so containers are told of what fits both.
 
 import { WeftError } from '../../base/errors.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { KINDS, overheadBy } from '../kinds.ts'
+import { KINDS, overheadBy, underlaysOf } from '../kinds.ts'
 import type { LeaseAttrs } from '../../control/lease/lease.ts'
 import type { Backend } from '../backend.ts'
-import { familiesOf, FAMILY_NAMES, formatAddress, isLinkLocal } from '../../net/address.ts'
+import { familiesOf, FAMILY_NAMES, formatAddress, isLinkLocal, type Address, type Family } from '../../net/address.ts'
 import { checkNetwork, openTunnel, type TunnelOptions } from '../ways/tunnel.ts'
 
 const { outside, devices, options: OPTIONS } = KINDS.udp
 const [[, TUN_NAME]] = devices
 
+/** Whether peers can send to an address of this host's. */
+const isUsable = (address: Address | undefined): boolean => address !== undefined && !isLinkLocal(address)
+const overheadOf = (family: Family): number => overheadBy('udp', family)
+
 export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
   const { config, settings, log, run } = options
   let { external } = options
   const port = settings.port || outside.port
-  const outer = settings.underlay ?? (config.ipv4 ? 'ipv4' : 'ipv6')
+  const [outer, second] = underlaysOf(settings.underlay, familiesOf(config))
+  const overhead = Math.max(...[outer, second ?? outer].map((family) => overheadBy('udp', family)))
   function checkUnderlay(): void {
     const local = external.address[outer]
     if (local === undefined)
@@ -43,9 +49,9 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       return { publicIp: external.publicIp, backendType: '' }
     },
     open: (lease, _signal, leases) => {
-      const overhead = overheadBy('udp', outer)
       const mtu = external.mtu - overhead
-      const carried = { families: familiesOf(config), outer } as const
+      const other = second === undefined || !isUsable(external.address[second]) ? undefined : second
+      const carried = { families: familiesOf(config), outer, other, overheadOf } as const
       const kind = { encapsulation: 'udp', ...carried, overhead, tunName: TUN_NAME, port, mtu } as const
       return openTunnel({ ...options, external }, kind, lease, leases)
     },

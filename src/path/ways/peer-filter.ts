@@ -35,6 +35,10 @@ export function unusableReason({ attrs }: Lease, own: OwnLease, family: Family):
   return undefined
 }
 
+/** Those of the families by which a peer's host can be reached. */
+export const reachedBy = (peer: Lease, own: OwnLease, outers: readonly Family[]): readonly Family[] =>
+  outers.filter((outer) => unusableReason(peer, own, outer) === undefined)
+
 export interface PeerFilterOptions<N extends Net = Net> {
   /** The backend type that a peer's lease must have; any, where it is not given. */
   readonly type?: string
@@ -43,8 +47,8 @@ export interface PeerFilterOptions<N extends Net = Net> {
   readonly network: N
   /** True when the network has another family too, with a filter of its own: that one judges the leases which have it alone. */
   readonly isOneOfTwo?: boolean
-  /** The family by which peers' hosts are reached; the network's where it is left out. */
-  readonly outer?: Family
+  /** The families by which peers' hosts can be reached, one of which is enough; the network's where it is left out. */
+  readonly outers?: readonly Family[]
   readonly log: Log
   /** The reason why a lease that is otherwise a peer's is none. */
   readonly alsoUnusable?: (lease: Lease) => string | undefined
@@ -134,7 +138,7 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
   type L = PeerOf<N>
   const { type, lease: own, network, isOneOfTwo = false, log, alsoUnusable, identity } = options
   const family = familyOf(network)
-  const { outer = family } = options
+  const { outers = [family] } = options
   const ownSubnet = own.subnet[family]
   let ownKey: string | undefined
   let peers = new Map<string, L>()
@@ -145,11 +149,12 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
   /** The rivals for each identity, among the newest of each subnet. */
   let byIdentity = createRivals<string, L>()
   let skipped = new Set<string>()
-  const hostOf = (lease: Lease): string => formatAddress(sideOf(lease, outer).host)
+  const hostOf = ({ attrs }: Lease): string =>
+    formatAddress(outers.flatMap((outer) => attrs.publicIp[outer] ?? [])[0] ?? 0)
   const subnetOf = (lease: Lease): Net => sideOf(lease, family).subnet
   const keyOf = (lease: Lease): number | bigint => numberOf(subnetOf(lease))
   /** With a reason for the others: by then it has a subnet of the family, and an address of the outer one. */
-  const isOfNetwork = (lease: Lease): lease is L => outer !== family || hasFamily(lease, family)
+  const isOfNetwork = (lease: Lease): lease is L => outers.some((outer) => outer !== family) || hasFamily(lease, family)
   const isWithin = ({ subnet: { [family]: net } }: Lease, whole: Net): boolean =>
     net !== undefined && netContains(whole, net.address) && net.prefixLength >= whole.prefixLength
   const notUsed = ({ key }: Lease): string =>
@@ -165,7 +170,7 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
     // This node's own lease by another key, which a weftd writes that is about to take over with one family more, or less.
     if (isOfOneNode(attrs, own.attrs) && ownSubnet && isWithin(lease, ownSubnet)) return undefined
     const reason =
-      unusableReason(lease, own, outer) ??
+      (reachedBy(lease, own, outers).length > 0 ? undefined : unusableReason(lease, own, outers[0] ?? family)) ??
       (isWithin(lease, network) ? undefined : `its subnet is not within the network ${formatNet(network)}`) ??
       // A route there would lead our own containers' packets away: one to the same subnet takes the place of a bridge's.
       (ownSubnet && isWithin(lease, ownSubnet)

@@ -24,15 +24,16 @@ import {
   netContains,
   netSize,
   netsOf,
+  onlyOf,
   type Address,
   type Addresses,
   type Family,
   type Net,
 } from '../../net/address.ts'
-import type { BackendParts, DataPath, PathPeer, PathSearching } from '../backend.ts'
+import type { BackendParts, DataPath, PathPeer, PathSearching, Underlays } from '../backend.ts'
 import { watchExternal } from '../device/external-watch.ts'
 import { inTurn } from '../in-turn.ts'
-import { createPeerFilter, type PeerFilter, type PeerFilterOptions } from './peer-filter.ts'
+import { createPeerFilter, reachedBy, type PeerFilter, type PeerFilterOptions } from './peer-filter.ts'
 import { createStrangerLog } from './strangers.ts'
 import {
   adoptTun,
@@ -79,8 +80,12 @@ export interface TunnelKind {
   readonly families: readonly Family[]
   /** The family of its datagrams. */
   readonly outer: Family
-  /** The bytes that stand around an inner packet, with the outer IP header. */
+  /** Their family to peers that do not answer by that one, or have no address of it; none where all are of one. */
+  readonly other?: Family | undefined
+  /** The bytes that stand around an inner packet, with the longer of the outer IP headers that there may be. */
   readonly overhead: number
+  /** The same with the header of a family; `overhead` where it is left out. */
+  readonly overheadOf?: (outer: Family) => number
   /** The encapsulation's facts about this host, and about a peer; none when left out. */
   readonly ownEnd?: Uint8Array
   readonly endOf?: (peer: Lease) => Uint8Array
@@ -157,23 +162,42 @@ interface Side {
 
 export async function openTunnel(
   { config, settings: { tunnel: settings }, external, startEngine, persistence, run, log }: TunnelParts,
-  { encapsulation, overhead, ownEnd, endOf, tunName, port, mtu, outer, ...kind }: TunnelKind,
+  { encapsulation, overhead, overheadOf = () => overhead, ownEnd, endOf, tunName, port, mtu, ...kind }: TunnelKind,
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
   const { persist, isMultiQueue } = persistence
-  const local = external.address[outer]
-  if (local === undefined) throw new Error(`the external interface has no address of ${FAMILY_NAMES[outer]}`)
-  const bindAddress = formatAddress(local)
+  const outers = [kind.outer, kind.other].filter((family) => family !== undefined)
+  const bound = new Map(
+    outers.map((family) => {
+      const local = external.address[family]
+      if (local === undefined) throw new Error(`the external interface has no address of ${FAMILY_NAMES[family]}`)
+      return [family, local] as const
+    }),
+  )
+  const [bindAddress = '', otherAddress] = [...bound.values()].map(formatAddress)
   let counted = (_slot?: number): Float64Array => new Float64Array() // of the engine that is not there yet
   const slots = createTrafficSlots((slot) => counted(slot))
   const limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
-  // A filter passes over a lease without an address by which its node is reached.
-  const hostOf = (peer: Lease): Address => peer.attrs.publicIp[outer] ?? 0
+  /** The families that were chosen for peers, where they are not the first that both have, by lease key. */
+  const chosen = new Map<string, Family>()
+  /** The family of the datagrams to a peer. A filter passes over a lease without an address by which its node is reached. */
+  function outerOf(peer: Lease): Family {
+    const can = reachedBy(peer, own, outers)
+    return can.find((family) => family === chosen.get(peer.key)) ?? can[0] ?? kind.outer
+  }
+  const hostOf = (peer: Lease): Address => peer.attrs.publicIp[outerOf(peer)] ?? 0
+  /** The address that a peer's datagrams may come from besides. */
+  function otherHostOf(peer: Lease): Address | undefined {
+    const outer = outerOf(peer)
+    const other = reachedBy(peer, own, outers).find((family) => family !== outer)
+    return other && peer.attrs.publicIp[other]
+  }
   /** No sender of IPv6 can be told to send less: its packets are fragmented on their way then. */
   const least = (family: Family): number => (family === 'ipv6' ? Math.min(LEAST_MTU, mtu) : 0)
   const known = (peer: Lease, family: Family): number => {
-    const bytes = addon.pathMtu(bindAddress, formatAddress(hostOf(peer))) - overhead
+    const outer = outerOf(peer)
+    const bytes = addon.pathMtu(formatAddress(bound.get(outer) ?? 0), formatAddress(hostOf(peer))) - overheadOf(outer)
     return bytes > 0 && bytes < mtu ? Math.max(bytes, least(family)) : mtu
   }
   const placeOf = (peer: Lease): UdpEndpoint => kind.keeper?.endpointOf(peer) ?? { address: hostOf(peer), port }
@@ -203,7 +227,7 @@ export async function openTunnel(
     const [network, subnet] = [config[family]?.network, lease.subnet[family]]
     if (!network || !subnet) continue
     const filter = createPeerFilter<Net>({
-      ...{ ...kind.filter, lease: own, network, outer, isOneOfTwo: kind.families.length > 1, log },
+      ...{ ...kind.filter, lease: own, network, outers, isOneOfTwo: kind.families.length > 1, log },
     })
     // Loaded by those alone that ask for it: packets wait for a start.
     const direct = kind.directRouting ? await import('./direct-way.ts') : undefined
@@ -247,7 +271,8 @@ export async function openTunnel(
     const { address: endpoint, port: to } = placeOf(peer)
     const limit = limits[family].get(peer.key) ?? 0
     const place = { subnet: sideOf(peer, family).subnet, endpoint, port: to, limit, slot: slots.slotOf(peer.key) }
-    return { ...place, ...(endOf ? { encap: endOf(peer) } : {}) }
+    const other = outers.length > 1 ? { other: otherHostOf(peer) } : {}
+    return { ...place, ...(endOf ? { encap: endOf(peer) } : {}), ...other }
   }
   const ends = (): Peer[] => sides.flatMap((side) => [...side.filter.peers().values()].map((peer) => endTo(side, peer)))
   const hasPeer = (key: string): boolean => sides.some(({ filter }) => filter.peers().has(key))
@@ -256,7 +281,11 @@ export async function openTunnel(
   /** The ends that became different, by what changed of each family. */
   const changedEnds = (changes: readonly (readonly [Side, PeerChanges])[]): Peer[] => {
     const keys = new Set(changes.flatMap(([, changed]) => [...changed.keys()]))
-    for (const key of keys) if (!hasPeer(key)) slots.remove(key)
+    for (const key of keys) {
+      if (hasPeer(key)) continue
+      slots.remove(key)
+      chosen.delete(key)
+    }
     for (const key of keys) if (hasPeer(key)) slots.add(key)
     const gone = changes.flatMap(([{ family, filter }, changed]) =>
       [...changed].flatMap(([key, before]) =>
@@ -294,6 +323,7 @@ export async function openTunnel(
     ...(kind.keeper ? { onMail: () => kind.keeper?.onMail() } : {}),
     peers: () => encodePeers(ends()),
     bindAddress,
+    ...(otherAddress === undefined ? {} : { otherAddress }),
     port,
     mtu,
     tunAddress: byFamily(sides.map(({ subnet }) => subnet.address)),
@@ -346,15 +376,16 @@ export async function openTunnel(
     await (inherited || adopted !== undefined ? engine.stop() : end())
     throw error
   }
+  const bindings = [...bound.values()].slice(0, engine.hasOther ? 2 : 1).map((address) => formatEndpoint(address, port))
   for (const note of engine.notes) log.warn(note)
   if (log.v(1)) for (const detail of engine.details) log.info(detail)
   log.info(
-    `Forwarding between ${engine.tunName} and UDP ${formatEndpoint(local, port)} with the ${engine.kind} engine` +
+    `Forwarding between ${engine.tunName} and UDP ${bindings.join(' and ')} with the ${engine.kind} engine` +
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
   const strangers = createStrangerLog({ ...settings, network: networks, subnet: subnets }, log)
   strangers.setPeers(ends)
-  const watch = watchExternal(run, external, [outer])
+  const watch = watchExternal(run, external, outers)
   const pathPeer = (key: string): PathPeer | undefined => {
     const its = carried().flatMap(({ family, filter, ways }) => {
       const peer = filter.peers().get(key)
@@ -370,6 +401,33 @@ export async function openTunnel(
       return peer && ways?.of(peer) === through ? known(peer, family) : undefined
     },
     ...(settings.probePathMtu ? { limit } : {}),
+  }
+  /** The choosing between the two, where there is one. */
+  function underlaysWith(first: Family, other: Family): Underlays {
+    const bothOf = (key: string): Lease | undefined => {
+      const peer = sides.flatMap(({ filter }) => filter.peers().get(key) ?? [])[0]
+      return peer && reachedBy(peer, own, outers).length > 1 ? peer : undefined
+    }
+    return {
+      first,
+      other,
+      has: (key) => bothOf(key) !== undefined,
+      choose(key, family) {
+        if (family === first) chosen.delete(key)
+        else chosen.set(key, family)
+        const changed = sides.flatMap((side) => {
+          const peer = side.filter.peers().get(key)
+          if (peer) limits[side.family] = new Map([...limits[side.family]].filter(([each]) => each !== key))
+          return peer ? [endTo(side, peer)] : []
+        })
+        engine.changePeers(encodePeers(changed))
+        strangers.changePeers(changed)
+      },
+      send(key, family, packet) {
+        const to = bothOf(key)?.attrs.publicIp[family]
+        if (to !== undefined) engine.send?.(to, port, packet)
+      },
+    }
   }
   function limit(bytes: ReadonlyMap<string, number>, family: Family): void {
     const before = limits[family]
@@ -415,6 +473,7 @@ export async function openTunnel(
         strangers.changePeers(differ)
       } else {
         slots.keep(peerKeys())
+        for (const key of chosen.keys()) if (!hasPeer(key)) chosen.delete(key)
         engine.setPeers(encodePeers(ends()))
         strangers.setPeers(ends)
       }
@@ -429,7 +488,7 @@ export async function openTunnel(
       })
       return mended
     },
-    gone: watch.gone,
+    gone: () => onlyOf([kind.outer], watch.gone()),
     carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
     probeSource: byFamily(sides.map(({ subnet }) => subnet.address)),
     families: sides.map(({ family }) => family),
@@ -442,6 +501,7 @@ export async function openTunnel(
       return peer && ways?.pathMtu(peer)
     },
     pathSearch,
+    ...(kind.other && engine.hasOther ? { underlays: underlaysWith(kind.outer, kind.other) } : {}),
     counters: () => ({
       ...engine.counters(),
       peers_unusable: BigInt(sides.reduce((sum, { filter }) => sum + filter.skipped(), 0)),

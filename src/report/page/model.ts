@@ -214,7 +214,7 @@ export function medianOf(peers: readonly Peer[]): number | undefined {
 }
 
 const LEVELS: Readonly<Record<PeerEvent['what'], StatusEvent['level']>> = {
-  ...{ silent: 'error', 'one-way': 'error', narrow: 'error', moved: 'warn', slow: 'warn' },
+  ...{ silent: 'error', 'one-way': 'error', narrow: 'error', moved: 'warn', rerouted: 'warn', slow: 'warn' },
   ...{ back: 'info', whole: 'info', usual: 'info' },
 }
 

@@ -16,7 +16,7 @@ import type { Route } from '../../host/links.ts'
 import type { Facts } from './facts.ts'
 import { walkFilter, type FilteredPacket } from './filter-walk.ts'
 import { portPacket, sentBack } from './firewall.ts'
-import { hostText, isOwnDevice, networksOf, outerIn, sideIn, subnetText, type SeenSide } from './sides.ts'
+import { hostText, isOwnDevice, networksOf, outerIn, outersIn, sideIn, subnetText, type SeenSide } from './sides.ts'
 
 export interface Step {
   /** `source`, `route`, `firewall`, ... */
@@ -112,10 +112,10 @@ const isOurs = ({ dataPath }: Status, family: Family): boolean =>
   (dataPath?.families?.includes(family) ?? family === 'ipv4') && dataPath?.engine !== 'kernel'
 
 /** Where the datagrams come from that have a peer's packets of one side. */
-const datagramsOf = (side: SeenSide, status: Status): SeenSide => ({
-  ...side,
-  publicIp: placeIn(side.peer, outerIn(status, side.family)).publicIp,
-})
+function sendersText(side: SeenSide, status: Status): string {
+  const addresses = outersIn(status, side.family).flatMap((outer) => placeIn(side.peer, outer).publicIp ?? [])
+  return addresses.map(formatAddress).join(' or ') || hostText(side)
+}
 
 function toNobody({ destination, status, route }: Question): Step {
   const family = familyOf(destination)
@@ -163,7 +163,7 @@ function outward({ source, destination, status, facts, route }: Question, from: 
     const says = `packets of up to ${whole} bytes${why} go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be`
     steps.push({ step: 'mtu', passes: true, says })
   }
-  const datagram = portPacket(status, peer.peer, outerIn(status, family))
+  const datagram = portPacket(status, peer.peer, outerIn(status, family, peer.endpoint))
   const leaving = datagram && filtered(facts, sentBack(datagram))
   if (leaving?.passes === false) steps.push(leaving)
   steps.push(answered(peer))
@@ -258,10 +258,10 @@ function inward({ source, destination, status, facts, route }: Question, from: S
         : { step: 'data path', passes: undefined, says: 'no lease has its source address: no node sends it' },
     ]
   if (from.kind === 'peer') {
-    const packet = portPacket(status, from.peer.peer, outerIn(status, family))
+    const packet = portPacket(status, from.peer.peer, outerIn(status, family, from.peer.endpoint))
     if (packet) steps.push(filtered(facts, packet))
     const says = isOurs(status, family)
-      ? `let in if its datagram comes from ${hostText(datagramsOf(from.peer, status))}, unless VerifySource says otherwise`
+      ? `let in if its datagram comes from ${sendersText(from.peer, status)}, unless VerifySource says otherwise`
       : isCarried(status, family)
         ? 'the kernel lets it in, whoever sends it'
         : `the ${status.config?.backendType} backend carries IPv4 alone here: it does not come`

@@ -8,7 +8,7 @@ import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { walkFilter, type FilteredPacket } from './filter-walk.ts'
 import type { Finding } from './findings.ts'
-import { outerIn, ownSides, seenSides, type OwnSide } from './sides.ts'
+import { outersIn, ownSides, seenSides, type OwnSide } from './sides.ts'
 
 export function checkFirewall(facts: Facts): Finding[] | undefined {
   const sides = facts.status ? ownSides(facts.status) : []
@@ -96,7 +96,7 @@ export function portPacket(
   // The backend's mode decides which of two ports it is.
   const isUnsure = family === 'ipv6' && kind !== undefined && 'portV6' in kind.options
   const port = isUnsure ? undefined : portOf(type, config?.backend ?? {})
-  if (!protocol || !config || outerIn({ config }, family) !== family) return undefined
+  if (!protocol || !config || !outersIn({ config }, family).includes(family)) return undefined
   return { ...way, protocol, ...(port === undefined ? {} : { port }) }
 }
 

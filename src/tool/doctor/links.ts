@@ -64,7 +64,7 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
   ]
 }
 
-/** The bytes around a packet, by the longer of the outer headers where there are any. */
+/** The bytes around a packet, by the longer of the outer headers where there are any, of the family that is tried first. */
 function overheadOf(status: Status, families: readonly Family[]): number {
   const type = status.config?.backendType ?? ''
   if (!isBackendType(type) || KINDS[type].overhead === 0) return 0

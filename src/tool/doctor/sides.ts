@@ -1,8 +1,9 @@
 // sides.ts - the nodes of a network by family, as the doctor sees them: what the daemon says of a peer, and what it answered now. Pure.
 
-import { kindOf, outerOf } from '../../path/kinds.ts'
+import { kindOf, outersOf } from '../../path/kinds.ts'
 import {
   FAMILIES,
+  familiesOf,
   formatAddress,
   formatNet,
   type Address,
@@ -12,7 +13,7 @@ import {
   type Nets,
 } from '../../net/address.ts'
 import { parseIpv4Net } from '../../net/ipv4.ts'
-import { parseIpv6Net } from '../../net/ipv6.ts'
+import { parseIpv6, parseIpv6Net } from '../../net/ipv6.ts'
 import { placeIn, sidesOf, titleOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
 
 /** True for each of two packets that came back: a small one, and one as large as the data path takes. */
@@ -39,9 +40,20 @@ export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config'
   ipv6: parseIpv6Net(ipv6Network ?? ''),
 })
 
-/** The family of the datagrams, if there are any, around packets of a family. */
-export const outerIn = ({ config }: Pick<Status, 'config'>, family: Family): Family =>
-  config ? outerOf(config.backendType, family, config.backend, networksOf(config).ipv4 !== undefined) : family
+/** The families of the datagrams, if there are any, around packets of a family: the one that is tried first before the other. */
+export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): readonly Family[] =>
+  config
+    ? outersOf(config.backendType, family, config.backend, familiesOf(networksOf(config))).filter(
+        (each) => each !== undefined,
+      )
+    : [family]
+
+/** The family of the datagrams around packets of a family to a peer: that of the endpoint that they go to, where it is known. */
+export function outerIn(status: Pick<Status, 'config'>, family: Family, endpoint?: string | null): Family {
+  const outers = outersIn(status, family)
+  const now = endpoint ? (endpoint.startsWith('[') || parseIpv6(endpoint) !== undefined ? 'ipv6' : 'ipv4') : undefined
+  return outers.find((each) => each === now) ?? outers[0] ?? family
+}
 
 export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): readonly OwnSide[] {
   if (!config || !node) return []

@@ -45,7 +45,7 @@ export const eventsCommand = command({
 })
 
 const TONES: Readonly<Record<PeerEvent['what'], Tone>> = {
-  ...{ silent: 'bad', 'one-way': 'bad', back: 'good', moved: 'doubtful' },
+  ...{ silent: 'bad', 'one-way': 'bad', back: 'good', moved: 'doubtful', rerouted: 'doubtful' },
   ...{ narrow: 'bad', whole: 'good', slow: 'doubtful', usual: 'good' },
 }
 

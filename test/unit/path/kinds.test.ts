@@ -5,7 +5,15 @@ import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { checkBackend } from '../../../src/node/choose.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
-import { DEFAULT_TYPE, KINDS, outerOf, overheadBy, portOf, publishers, WIREGUARD_KEY } from '../../../src/path/kinds.ts'
+import {
+  DEFAULT_TYPE,
+  KINDS,
+  outersOf,
+  overheadBy,
+  portOf,
+  publishers,
+  WIREGUARD_KEY,
+} from '../../../src/path/kinds.ts'
 
 const source = join(import.meta.dirname, '../../../src')
 const files = readdirSync(source, { recursive: true, encoding: 'utf8' }).filter((file) => file.endsWith('.ts'))
@@ -118,15 +126,22 @@ it.each([
 })
 
 it.each([
-  ['udp', {}, true, ['ipv4', 'ipv4']],
-  ['udp', {}, false, ['ipv6', 'ipv6']],
-  ['udp', { underLAY: 'ipv6' }, true, ['ipv6', 'ipv6']],
-  ['udp', { Underlay: 'ipv4' }, true, ['ipv4', 'ipv4']],
-  ['vxlan', { Underlay: 'ipv6' }, true, ['ipv4', 'ipv6']],
-  ['ipip', {}, true, ['ipv4', 'ipv4']],
-  ['of another program', {}, true, ['ipv4', 'ipv6']],
-] as const)('%s with %j, where the network has IPv4: %s, has outer headers of %j', (type, backend, hasIpv4, outer) => {
-  expect([outerOf(type, 'ipv4', backend, hasIpv4), outerOf(type, 'ipv6', backend, hasIpv4)]).toEqual(outer)
+  ['udp', {}, ['ipv4'], 'ipv4', 'ipv4'],
+  ['udp', {}, ['ipv6'], 'ipv6', 'ipv6'],
+  ['udp', {}, ['ipv4', 'ipv6'], 'ipv4 ipv6', 'ipv4 ipv6'],
+  ['udp', { Underlay: 'auto' }, ['ipv4', 'ipv6'], 'ipv4 ipv6', 'ipv4 ipv6'],
+  ['udp', { underLAY: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv6 ipv4', 'ipv6 ipv4'],
+  ['udp', { Underlay: 'ipv4' }, ['ipv4', 'ipv6'], 'ipv4 ipv6', 'ipv4 ipv6'],
+  // Refused by the backend, which has no address of it.
+  ['udp', { Underlay: 'ipv6' }, ['ipv4'], 'ipv6', 'ipv6'],
+  ['udp', { Underlay: 'ipv4' }, ['ipv6'], 'ipv4', 'ipv4'],
+  ['vxlan', { Underlay: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
+  ['ipip', {}, ['ipv4', 'ipv6'], 'ipv4', 'ipv4'],
+  ['of another program', {}, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
+] as const)('%s with %j in a network of %j has outer headers of %s around IPv4, of %s around IPv6', (...row) => {
+  const [type, backend, families, around4, around6] = row
+  const told = (inner: 'ipv4' | 'ipv6') => outersOf(type, inner, backend, families).join(' ')
+  expect([told('ipv4'), told('ipv6')]).toEqual([around4, around6])
 })
 
 it('of a configuration that names none is udp', () => {

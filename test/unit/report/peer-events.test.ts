@@ -24,7 +24,7 @@ it('keeps the order in which they came, and counts each kind', () => {
   for (const each of list) events.add(each)
   expect(events.list()).toEqual(list)
   expect(events.counts()).toEqual({
-    ...{ silent: 2, back: 1, moved: 0, narrow: 0, whole: 0, slow: 0, usual: 0 },
+    ...{ silent: 2, back: 1, moved: 0, narrow: 0, whole: 0, slow: 0, usual: 0, rerouted: 0 },
     'one-way': 0,
   })
 })
@@ -133,6 +133,9 @@ it('is told in words', () => {
   expect(words({ what: 'moved', movedFrom: '192.0.2.9' })).toBe('moved from 192.0.2.9 to 192.0.2.2')
   expect(words({ what: 'narrow', bytes: 1372 })).toBe('packets of more than 1372 bytes do not come back')
   expect(words({ what: 'whole', afterSeconds: 60 })).toBe('long packets come back again, after 60 s')
+  expect(words({ what: 'rerouted', publicIp: '192.0.2.2', movedFrom: 'fd77::2' })).toBe(
+    'is reached at 192.0.2.2 now, and no more at fd77::2',
+  )
   expect(words({ what: 'slow', roundTripMs: 40, usualMs: 10 })).toBe('round trip 40 ms, usually 10 ms')
   expect(words({ what: 'usual', roundTripMs: 10, afterSeconds: 60 })).toBe(
     'round trip as usual again, 10 ms, after 60 s',

@@ -68,11 +68,12 @@ const VXLAN = {
 
 describe('the settings of a backend', () => {
   it.each([
-    ['udp', {}, { port: 0, tunnel: TUNNEL }],
+    ['udp', {}, { port: 0, underlay: 'auto', tunnel: TUNNEL }],
+    ['udp', { UNDERLAY: 'ipv6' }, { port: 0, underlay: 'ipv6', tunnel: TUNNEL }],
     [
       'udp',
       { port: 9000, verifysource: 'off', clampmss: true, probepathmtu: true },
-      { port: 9000, tunnel: { verifySource: 'off', clampMss: true, probePathMtu: true } },
+      { port: 9000, underlay: 'auto', tunnel: { verifySource: 'off', clampMss: true, probePathMtu: true } },
     ],
     ['vxlan', {}, VXLAN],
     [

@@ -38,6 +38,7 @@ const openEcho: OpenEcho = (_source, onAnswer) => ({
   send(to, sequence) {
     if (!isSilent) queueMicrotask(() => onAnswer(to, sequence, 3))
   },
+  packet: () => new Uint8Array(),
   close() {},
 })
 const nextAt = (events: string, free = Promise.resolve()) => ({

@@ -35,6 +35,7 @@ const openEcho: OpenEcho = (_source, onAnswer) => ({
     if (bytes > 0 && lose-- > 0) return
     if (passes > 0 && bytes <= passes) queueMicrotask(() => onAnswer(to, sequence, 1))
   },
+  packet: () => new Uint8Array(),
   close() {},
 })
 const sizes = (): number[] => sent.map(({ bytes }) => bytes).filter((bytes) => bytes > 0)

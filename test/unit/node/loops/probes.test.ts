@@ -40,6 +40,7 @@ const openEcho: OpenEcho = (source, onAnswer) => {
         throw Object.assign(new Error('sendto: network is unreachable'), { code: 'ENETUNREACH' })
       if (!silent.includes(address)) queueMicrotask(() => onAnswer(to, sequence, 3))
     },
+    packet: () => new Uint8Array(),
     close: () => void (echo.closed = true),
   }
 }

@@ -50,6 +50,24 @@ describe('a path on its way', () => {
     expect(unpackPaths([descriptions[0], {}], FDS)).toEqual([])
   })
 
+  it('arrives with the sockets of both families', () => {
+    const both: OpenPath = {
+      ...{ ...path, otherAddress: 'fd77::1' },
+      loops: [
+        { tun: 21, socket: 35, sender: 7, otherSocket: 8, otherSender: 9 },
+        { tun: 4, socket: 50, otherSocket: 51 },
+      ],
+    }
+    const { descriptions, fds } = packPaths([both])
+    expect([fds, fdsOf([both])]).toEqual([
+      [21, 35, 7, 8, 9, 4, 50, 51],
+      [21, 35, 7, 8, 9, 4, 50, 51],
+    ])
+    expect(unpackPaths(JSON.parse(JSON.stringify(descriptions)), fds)).toStrictEqual([both])
+    for (const wrong of [{ otherAddress: 7 }, { loops: [{ tun: 0, socket: 1, otherSocket: '2' }] }])
+      expect(unpackPaths([{ ...descriptions[0]!, ...wrong }], fds)).toEqual([])
+  })
+
   it.each([[undefined], [null], ['text'], [7], [[]], [{}]])('is not described by %j', (description) => {
     for (const described of [description, [description]])
       for (const fds of [[], FDS]) expect(unpackPaths(described, fds)).toEqual([])

@@ -10,7 +10,7 @@ import { decodePeers, encodePeers } from '../../../../src/path/engine/peers.ts'
 import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
 import type { DataPath } from '../../../../src/path/backend.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
-import { formatAddress, formatNet } from '../../../../src/net/address.ts'
+import { formatAddress, formatEndpoint, formatNet, type Address } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, type Ipv6 } from '../../../../src/net/ipv6.ts'
 import { host, installHost, log, run } from '../../../support/fake-host.ts'
@@ -44,6 +44,10 @@ beforeEach(() => {
   }
 })
 
+/** What the engine has besides. */
+let besides: Partial<Engine> = {}
+beforeEach(() => void (besides = {}))
+
 const startEngine = async (config: EngineConfig): Promise<Engine> => {
   engine.config = config
   host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
@@ -70,6 +74,7 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
     threads: () => ({}),
     takeStrangers: () => engine.strangers.splice(0),
     stop: async () => void engine.stopped++,
+    ...besides,
   }
 }
 
@@ -242,10 +247,10 @@ describe('both families', () => {
 
   it('are carried by one device, each with its address and its route', async () => {
     const dataPath = await opened()
-    expect([dataPath.mtu, dataPath.families]).toEqual([1472, ['ipv4', 'ipv6']])
+    expect([dataPath.mtu, dataPath.families]).toEqual([1452, ['ipv4', 'ipv6']])
     expect(dataPath.probeSource).toEqual({ ipv4: ip('10.5.72.0'), ipv6: parseIpv6('fd00:5:0:72::') })
     expect(engine.config).toMatchObject({
-      ...{ bindAddress: '192.0.2.1', port: 8285, mtu: 1472 },
+      ...{ bindAddress: '192.0.2.1', port: 8285, mtu: 1452 },
       tunAddress: { ipv4: ip('10.5.72.0'), ipv6: parseIpv6('fd00:5:0:72::') },
       networkAddress: { ipv4: ip('10.5.0.0'), ipv6: parseIpv6('fd00:5::') },
       network: { ipv4: parseIpv4Net('10.5.0.0/16'), ipv6: { address: parseIpv6('fd00:5::'), prefixLength: 48 } },
@@ -260,7 +265,8 @@ describe('both families', () => {
   })
 
   it.each([
-    [BOTH, '192.0.2.1', 1472, '192.0.2.2'],
+    [BOTH, '192.0.2.1', 1452, '192.0.2.2'],
+    [BOTH.replace('"ProbePathMTU":true', '"Underlay":"auto"'), '192.0.2.1', 1452, '192.0.2.2'],
     [BOTH.replace('"ProbePathMTU":true', '"underlay":"ipv6"'), 'fd77::1', 1452, 'fd77::2'],
     [BOTH.replace('"Network":"10.5.0.0/16"', '"EnableIPv4":false'), 'fd77::1', 1452, 'fd77::2'],
   ])('travel by the datagrams of one: with %s from %s', async (config, bindAddress, mtu, to) => {
@@ -275,6 +281,73 @@ describe('both families', () => {
     const differ = await apply(dataPath, [withIpv6(peer, 'fd77::2')])
     const subnets = config.includes('"EnableIPv4":false') ? ['fd00:5:0:1::/64'] : ['10.5.1.0/24', 'fd00:5:0:1::/64']
     expect(differ).toEqual(subnets.map((subnet) => `${subnet} ${to}`))
+  })
+
+  it('go to a peer by the family that is chosen for it, and are taken by both; by its only address without a choice', async () => {
+    const sent: string[] = []
+    const both = { hasOther: true, send: (to: Address, port: number) => void sent.push(formatEndpoint(to, port)) }
+    besides = both
+    const config = BOTH.replace('"ProbePathMTU":true', '"Underlay":"ipv6"')
+    const at = (each: Lease, ipv4: string | undefined, ipv6: string | undefined): Lease => ({
+      ...each,
+      attrs: {
+        ...each.attrs,
+        publicIp: { ipv4: ipv4 && ip(ipv4), ipv6: ipv6 && parseIpv6(ipv6) } as Lease['attrs']['publicIp'],
+      },
+    })
+    const ours = { ...ownOfBoth, ...at(ownOfBoth, '192.0.2.1', 'fd77::1') } as OwnLease
+    const dataPath = await backend(config, undefined, parseIpv6('fd77::1')).open(ours, signal, new Map())
+    expect(engine.config).toMatchObject({ bindAddress: 'fd77::1', otherAddress: '192.0.2.1', mtu: 1452 })
+    const peers = [
+      at(of(1, 1, 2), '192.0.2.2', 'fd77::2'),
+      at(of(2, 2, 3), '192.0.2.3', undefined),
+      at(of(3, 3, 4), undefined, 'fd77::4'),
+      // The address of this node is nobody else's.
+      at(of(4, 4, 5), '192.0.2.5', 'fd77::1'),
+    ]
+    const ends = () =>
+      decodePeers(engine.records).map(
+        ({ subnet, endpoint, other }) =>
+          `${formatNet(subnet)} ${formatAddress(endpoint)} ${other === undefined ? '-' : formatAddress(other)}`,
+      )
+    const leases = new Map(peers.map((each) => [each.key, each]))
+    await dataPath.apply(leases, ours.key)
+    const others = ['10.5.2.0/24 192.0.2.3 -', '10.5.3.0/24 fd77::4 -', '10.5.4.0/24 192.0.2.5 -']
+    const first = '10.5.1.0/24 fd77::2 192.0.2.2'
+    expect(ends().filter((end) => end.startsWith('10.'))).toEqual([first, ...others])
+    expect(ends()).toContain('fd00:5:0:1::/64 fd77::2 192.0.2.2')
+    const { underlays } = dataPath
+    expect([underlays?.first, underlays?.other]).toEqual(['ipv6', 'ipv4'])
+    expect(peers.map(({ key }) => underlays!.has(key))).toEqual([true, false, false, false])
+    const [{ key }] = peers as [Lease]
+    underlays!.choose(key, 'ipv4')
+    expect(ends().filter((end) => end.includes(':1::/64') || end.startsWith('10.5.1.'))).toEqual([
+      '10.5.1.0/24 192.0.2.2 fd77::2',
+      'fd00:5:0:1::/64 192.0.2.2 fd77::2',
+    ])
+    expect(dataPath.peer!(key)!.ipv6!.endpoint).toBe('192.0.2.2:8285')
+    // Whatever else is applied.
+    await dataPath.apply(leases, ours.key)
+    expect(dataPath.peer!(key)!.ipv4!.endpoint).toBe('192.0.2.2:8285')
+    for (const family of ['ipv4', 'ipv6'] as const) underlays!.send(key, family, new Uint8Array())
+    underlays!.send(peers[1]!.key, 'ipv4', new Uint8Array())
+    expect(sent).toEqual(['192.0.2.2:8285', '[fd77::2]:8285'])
+    underlays!.choose(key, 'ipv6')
+    expect(ends()).toContain(first)
+    // One that went and came is a peer of which nothing is known.
+    underlays!.choose(key, 'ipv4')
+    await dataPath.apply(new Map(), ours.key)
+    await dataPath.apply(leases, ours.key)
+    expect(ends()).toContain(first)
+  })
+
+  it.each([
+    ['has no sockets of it', { hasOther: false }, 'fd77::1', 'fd77::1'],
+    ['has an address of its own link alone', { hasOther: true }, 'fe80::1', undefined],
+  ])('go by one family where the host %s', async (_what, has, address, otherAddress) => {
+    besides = has
+    const dataPath = await backend(BOTH, undefined, parseIpv6(address)).open(ownOfBoth, signal, new Map())
+    expect([dataPath.underlays, dataPath.mtu, engine.config?.otherAddress]).toEqual([undefined, 1452, otherAddress])
   })
 
   it('give a peer one end for each subnet, and one of IPv4 alone none of IPv6', async () => {
@@ -474,16 +547,22 @@ describe('resync', () => {
     expect((await dataPath.fault).message).toBe(said)
   })
 
-  it('goes on when the address is another of the family that it does not carry', async () => {
-    const both = '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}'
-    const dataPath = await backend(both, undefined, parseIpv6('fd00::1')).open(own, signal, new Map())
+  it.each([
+    ['', 'pending'],
+    [
+      ',"EnableIPv6":true,"IPv6Network":"fd00:5::/48"',
+      new Error('the address of eth0 changed from fd00::1 to fd00::2'),
+    ],
+  ])('goes on when the address is another of a family by which no peer is reached: %s', async (more, ends) => {
+    const config = `{"Network":"10.5.0.0/16"${more}}`
+    const dataPath = await backend(config, undefined, parseIpv6('fd00::1')).open(own, signal, new Map())
     const info = [
       { family: 'inet', local: '192.0.2.1' },
       { family: 'inet6', local: 'fd00::2' },
     ]
     host.external = JSON.stringify([{ ifname: 'eth0', mtu: 1500, addr_info: info }])
     host.routes = []
-    expect(await dataPath.resync()).toEqual(['the route to 10.5.0.0/16 was gone'])
-    await expect(Promise.race([dataPath.fault, Promise.resolve('pending')])).resolves.toBe('pending')
+    expect(await dataPath.resync()).toEqual(ends === 'pending' ? ['the route to 10.5.0.0/16 was gone'] : [])
+    await expect(Promise.race([dataPath.fault, Promise.resolve('pending')])).resolves.toEqual(ends)
   })
 })

@@ -24,6 +24,7 @@ vi.mock('../../../../src/host/echo.ts', () => ({
       send(to, sequence) {
         if ((typeof to === 'number' ? answered : answeredBy6)[sent++]) setImmediate(onAnswer, to, sequence, 1.5)
       },
+      packet: () => new Uint8Array(),
       close: () => {},
     }
   }) satisfies OpenEcho,

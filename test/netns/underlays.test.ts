@@ -1,0 +1,133 @@
+// underlays.test.ts - udp in a network of both families: peers are reached by IPv6 or IPv4, whichever is to be first, and by the other when
+// that one fails, while connections go on; only the addresses that a peer has published are let in.
+
+import { mkdirSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { createInterface } from 'node:readline'
+import { afterEach, expect, it } from 'vitest'
+import { createLab, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { iperfServer, reach } from '../../lab/measure.ts'
+import { FAMILY_NAMES, type Family } from '../../src/net/address.ts'
+import { eventually } from '../support/event.ts'
+import { doctor, statusOf, weft } from '../support/hosts.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+needs(HOSTS, 'iperf3', 'nft', 'ping')
+
+let lab: Lab
+afterEach(() => lab?.close())
+
+const start = (host: Host): Daemon =>
+  host.startDaemon({ args: ['--lease-dir', join(lab.folder, 'leases'), '--probe-interval', '1'] })
+
+async function running(underlay?: string): Promise<readonly [Daemon, Daemon]> {
+  lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
+  mkdirSync(join(lab.folder, 'leases'))
+  const network = { Network: '10.5.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
+  const backend = { Type: 'udp', ...(underlay === undefined ? {} : { Underlay: underlay }) }
+  writeFileSync(join(lab.folder, 'leases', 'config'), JSON.stringify({ ...network, Backend: backend }))
+  const daemons = lab.hosts.map(start) as [Daemon, Daemon]
+  await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+  return daemons
+}
+
+/** Has a host hear nothing of a family from other hosts, as if the network between them carried none, until that is called which it returns. */
+async function cut(host: Host, family: Family): Promise<() => Promise<unknown>> {
+  const table = `${family === 'ipv4' ? 'ip' : 'ip6'} cut`
+  const rules = `table ${table} {\nchain in {\ntype filter hook prerouting priority raw\niifname "eth0" drop\n}\n}\n`
+  await host.output(['nft', '-f', '-'], { input: rules })
+  return () => host.output(['nft', 'delete', 'table', ...table.split(' ')])
+}
+
+/** The family by which the only peer of a host is reached. */
+async function familyTo(host: Host): Promise<Family | undefined> {
+  const endpoint = (await statusOf(host)).peers?.list[0]?.endpoint
+  if (!endpoint) return undefined
+  return endpoint.startsWith('[') ? 'ipv6' : 'ipv4'
+}
+
+/** Eight streams that go on until they are ended. */
+function eightStreams(from: Pod, to: Pod) {
+  const args = ['--parallel', '8', '--time', '600', '--bitrate', '4M', '--forceflush']
+  const client = from.spawn(['iperf3', '--client', to.address, ...args])
+  /** The number of intervals in which something was sent, by each stream's number. */
+  const moved = new Map<string, number>()
+  let error = ''
+  client.stderr!.on('data', (text: Buffer) => void (error += text.toString()))
+  createInterface({ input: client.stdout! }).on('line', (line) => {
+    const [, stream, bytes] = /^\[ *(\d+)\] +[\d.]+-[\d.]+ +sec +([\d.]+) \w*Bytes /.exec(line) ?? []
+    if (stream !== undefined) moved.set(stream, (moved.get(stream) ?? 0) + (Number(bytes) > 0 ? 1 : 0))
+  })
+  return {
+    /** All of them go on from here, though a retransmission may be due late. */
+    async goOn(): Promise<void> {
+      const before = new Map(moved)
+      await eventually(() => {
+        expect(error).toBe('')
+        expect([...moved].filter(([stream, count]) => count > (before.get(stream) ?? 0) + 2)).toHaveLength(8)
+      })
+    },
+    end: () => client.kill('SIGINT'),
+  }
+}
+
+it.each<[underlay: string | undefined, first: Family, other: Family]>([
+  ['ipv6', 'ipv6', 'ipv4'],
+  [undefined, 'ipv4', 'ipv6'],
+])('eight streams go on by the other family, and go back: Underlay %s', async (underlay, first, other) => {
+  const daemons = await running(underlay)
+  const [a, b] = lab.hosts as [Host, Host]
+  const [from, to] = [await a.startPod(), await b.startPod()]
+  const everyWay = async (): Promise<void> => {
+    for (const address of [to.address, to.ipv6 ?? '']) await reach(from.namespace, address)
+  }
+  await everyWay()
+  for (const host of [a, b]) await eventually(async () => expect(await familyTo(host)).toBe(first))
+  const server = await iperfServer((command) => to.spawn(command))
+  const streams = eightStreams(from, to)
+  await streams.goOn()
+
+  const mend = await Promise.all([a, b].map((host) => cut(host, first)))
+  const away = new RegExp(
+    ` does not answer at .*, and is reached at .*: look at the routes and firewalls for ${FAMILY_NAMES[first]} `,
+  )
+  await Promise.all(daemons.map((daemon) => daemon.line(away)))
+  for (const host of [a, b]) expect(await familyTo(host)).toBe(other)
+  await everyWay()
+  await streams.goOn()
+  expect((await weft(a, ['events'])).stdout).toMatch(/ is reached at \S+ now, and no more at /)
+  await eventually(async () => expect((await statusOf(a)).peers).toMatchObject({ answering: 1 }))
+
+  for (const each of mend) await each()
+  await Promise.all(
+    daemons.map((daemon) => daemon.line(new RegExp(`answers by ${FAMILY_NAMES[first]} again, and is reached at `))),
+  )
+  for (const host of [a, b]) expect(await familyTo(host)).toBe(first)
+  await streams.goOn()
+  await everyWay()
+  streams.end()
+  await server.stop()
+  for (const host of [a, b])
+    expect((await statusOf(host)).dataPath!.counters).toMatchObject({
+      rx_drop_spoofed_source: 0,
+      rx_drop_unknown_sender: 0,
+    })
+  await eventually(async () => expect(await doctor(a)).toMatchObject({ code: 0, names: [] }))
+  for (const { lines } of daemons)
+    expect(lines.filter((line) => line.includes('is reached at') || line.includes('not let in'))).toHaveLength(2)
+})
+
+it('a peer that was restarted while the first fails is reached by the other, and a peer that is down stays where it was', async () => {
+  const [, second] = await running('ipv6')
+  const [a, b] = lab.hosts as [Host, Host]
+  await reach(a.namespace, b.subnetEnv()['FLANNEL_SUBNET']!.replace(/\.1\/.*/, '.0'))
+  const mend = await Promise.all([a, b].map((host) => cut(host, 'ipv6')))
+  for (const host of [a, b]) await eventually(async () => expect(await familyTo(host)).toBe('ipv4'))
+  await second.stop('SIGKILL')
+  await eventually(async () => expect((await statusOf(a)).peers).toMatchObject({ answering: 0 }))
+  const again = start(b)
+  await again.line(/ does not answer at fd77::1, and is reached at 192\.168\.77\.1/)
+  expect(await familyTo(a)).toBe('ipv4')
+  await reach(a.namespace, b.subnetEnv()['FLANNEL_SUBNET']!.replace(/\.1\/.*/, '.0'))
+  for (const each of mend) await each()
+})

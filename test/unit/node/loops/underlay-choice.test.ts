@@ -1,0 +1,212 @@
+// underlay-choice.test.ts - by which family a peer is reached, by what answers; and two hosts that choose, each by itself, over a network
+// whose families fail at random.
+
+import fc from 'fast-check'
+import { describe, expect, it } from 'vitest'
+import { createProbes, type Probed } from '../../../../src/node/loops/probe-schedule.ts'
+import { createUnderlayChoices, otherThan, type Underlay } from '../../../../src/node/loops/underlay-choice.ts'
+
+const EVERY_MS = 10_000
+const answering = (at: number): Probed => ({
+  ...{ isAnswering: true, roundTripMs: 1, lossPercent: 0, at, unansweredSince: undefined },
+})
+const losing = (at: number, since: number): Probed => ({ ...answering(at), unansweredSince: since })
+const silent = (at: number, since: number): Probed => ({ ...losing(at, since), isAnswering: false })
+const begin = () => createUnderlayChoices(() => EVERY_MS)
+
+describe('a peer', () => {
+  it('is reached by the first until that is silent, and the other has answered before it was asked last, and since', () => {
+    const choices = begin()
+    const by = (first?: Probed, other?: Probed, now = 100_000): Underlay => choices.choose('a', { first, other }, now)
+    expect(by(undefined, undefined, 50_000)).toBe('first')
+    expect(by(undefined, answering(90_000), 90_000)).toBe('first')
+    expect(by(losing(99_000, 98_000), answering(99_500))).toBe('first')
+    expect(by(silent(99_000, 98_000), answering(98_000))).toBe('first')
+    expect(choices.others()).toEqual([])
+    expect(by(silent(99_000, 98_000), answering(98_001))).toBe('other')
+    expect(choices.others()).toEqual(['a'])
+    choices.keep((key) => key !== 'a')
+    expect(choices.others()).toEqual([])
+    expect(by()).toBe('first')
+  })
+
+  it.each([
+    ['is not known', undefined],
+    ['has lost one since', losing(99_500, 99_400)],
+    ['is silent too', silent(99_500, 98_000)],
+  ])('is reached by the first that is silent while the other %s', (_what, other) => {
+    const choices = begin()
+    expect(choices.choose('a', { first: undefined, other: answering(50_000) }, 50_000)).toBe('first')
+    expect(choices.choose('a', { first: silent(99_000, 98_000), other }, 100_000)).toBe('first')
+  })
+
+  it('that is back stays where it was until a request was lost that was sent after the other answered', () => {
+    const choices = begin()
+    const by = (at: number, now: number): Underlay =>
+      choices.choose('a', { first: silent(at, 10_000), other: answering(now) }, now)
+    expect([by(99_000, 100_000), by(102_999, 103_000), by(103_000, 103_001)]).toEqual(['first', 'first', 'first'])
+    expect(by(103_001, 103_002)).toBe('other')
+  })
+
+  it('that neither answers stays where it is, and goes back at once where the other fails and the first answers', () => {
+    const choices = begin()
+    const by = (first: Probed, other: Probed, now: number): Underlay => choices.choose('a', { first, other }, now)
+    expect(by(answering(9_000), answering(9_000), 9_000)).toBe('first')
+    expect(by(silent(20_000, 18_000), answering(20_000), 20_000)).toBe('other')
+    expect(by(silent(30_000, 18_000), silent(30_000, 28_000), 30_000)).toBe('other')
+    expect(by(answering(40_000), silent(40_000, 28_000), 40_000)).toBe('other')
+    expect(by(answering(40_000), silent(43_001, 28_000), 44_000)).toBe('first')
+  })
+
+  it('goes back when the first has answered for three intervals without a loss', () => {
+    const choices = begin()
+    const at = (now: number, first: Probed): Underlay => choices.choose('a', { first, other: answering(now) }, now)
+    expect(at(1_000, answering(1_000))).toBe('first')
+    expect(at(10_000, silent(10_000, 8_000))).toBe('other')
+    expect(at(20_000, answering(20_000))).toBe('other')
+    expect(at(40_000, losing(40_000, 39_000))).toBe('other')
+    expect(at(41_000, answering(41_000))).toBe('other')
+    expect(at(70_999, answering(70_000))).toBe('other')
+    expect(at(71_000, answering(70_000))).toBe('first')
+  })
+
+  it('has to wait twice as long each time that it fails soon again, an hour at most, and three intervals where it fails late', () => {
+    const choices = begin()
+    let now = 0
+    const at = (first: Probed): Underlay => choices.choose('a', { first, other: answering(now) }, now)
+    expect(at(answering(now))).toBe('first')
+    /** The time for which the first has to answer. */
+    function backAfter(): number {
+      expect(at(silent(now, now - 2_000))).toBe('other')
+      const began = now
+      do now += 10_000
+      while (at(answering(now)) === 'other')
+      return now - began - 10_000
+    }
+    const waits = Array.from({ length: 9 }, () => {
+      now += 5_000
+      return backAfter() / 1000
+    })
+    expect(waits).toEqual([30, 60, 120, 240, 480, 960, 1920, 3600, 3600])
+    now += 600_000
+    expect(backAfter() / 1000).toBe(30)
+    now += 599_999
+    expect(backAfter() / 1000).toBe(60)
+  })
+})
+
+// --- Two hosts.
+
+type Way = `${'a' | 'b'} ${Underlay}`
+const WAYS: readonly Way[] = ['a first', 'a other', 'b first', 'b other']
+
+/** Two hosts, each of which asks the other by both families and chooses; what a host sends by a family passes as `passes` says. */
+function twoHosts(passes: (way: Way) => boolean, seed: number) {
+  let state = seed
+  const random = (): number => (state = (state * 48_271) % 0x7fffffff) / 0x7fffffff
+  const hosts = (['a', 'b'] as const).map((name) => ({
+    name,
+    probes: { first: createProbes(EVERY_MS, random), other: createProbes(EVERY_MS, random) },
+    choices: begin(),
+    by: 'first' as Underlay,
+    changes: [] as number[],
+  }))
+  const BOTH = ['first', 'other'] as const
+  for (const { probes } of hosts) for (const which of BOTH) probes[which].keep([{ key: 'peer', address: 1 }], 0)
+  return {
+    hosts,
+    second(now: number): void {
+      for (const host of hosts) {
+        const there = host.name === 'a' ? 'b' : 'a'
+        for (const which of BOTH)
+          for (const { sequence, address } of host.probes[which].due(now))
+            if (passes(`${host.name} ${which}`) && passes(`${there} ${which}`))
+              host.probes[which].answered(sequence, address, 1, now + 1)
+        for (const which of BOTH)
+          for (const key of host.probes[which].takeDoubted()) host.probes[otherThan(which)].soon(key, now)
+        const answers = { first: host.probes.first.result('peer'), other: host.probes.other.result('peer') }
+        const by = host.choices.choose('peer', answers, now)
+        if (by !== host.by) host.changes.push(now)
+        host.by = by
+      }
+    },
+  }
+}
+
+describe('two hosts', () => {
+  /** Two lost requests and the look that follows them: an interval until the first is sent, and two seconds for each to be given up. */
+  const WITHIN_MS = EVERY_MS + 5_000
+
+  it.each<[name: string, broken: readonly Way[]]>([
+    ['both ways', ['a first', 'b first']],
+    ['one way', ['a first']],
+    ['the other way', ['b first']],
+  ])('go on by the other within two intervals when the first fails %s, and back, once', (_name, broken) => {
+    for (let seed = 1; seed <= 100; seed++) {
+      let down: readonly Way[] = []
+      const network = twoHosts((way) => !down.includes(way), seed)
+      let now = 0
+      const pass = (ms: number): void => {
+        for (const end = now + ms; now < end; now += 1000) network.second(now)
+      }
+      pass(60_000 + seed * 100)
+      expect(network.hosts.map(({ by, changes }) => [by, changes.length])).toEqual(['a', 'b'].map(() => ['first', 0]))
+      down = broken
+      pass(WITHIN_MS)
+      expect(WITHIN_MS).toBeLessThan(2 * EVERY_MS)
+      expect(network.hosts.map(({ by }) => by)).toEqual(['other', 'other'])
+      pass(600_000)
+      down = []
+      pass(10 * EVERY_MS)
+      expect(network.hosts.map(({ by, changes }) => [by, changes.length])).toEqual(['a', 'b'].map(() => ['first', 2]))
+      pass(600_000)
+      expect(network.hosts.map(({ changes }) => changes.length)).toEqual([2, 2])
+    }
+  })
+
+  it('stay where they are while the other is down, and when it is back', () => {
+    for (let seed = 1; seed <= 100; seed++) {
+      let isDown = false
+      const network = twoHosts(() => !isDown, seed)
+      for (let now = 0; now < 3_000_000; now += 1000) {
+        isDown = now > 60_000 + seed * 137 && now < 1_500_000 + seed * 91
+        network.second(now)
+      }
+      expect(network.hosts.flatMap(({ changes }) => changes)).toEqual([])
+    }
+  })
+
+  it('change seldom where a family comes and goes, and have one that works whenever one has for three intervals', () => {
+    const faults = fc.array(
+      fc.record({
+        way: fc.constantFrom(...WAYS),
+        at: fc.integer({ min: 0, max: 3_000 }),
+        for: fc.integer({ min: 1, max: 900 }),
+      }),
+      { maxLength: 12 },
+    )
+    fc.assert(
+      fc.property(faults, fc.integer({ min: 1, max: 1_000_000 }), (all, seed) => {
+        let now = 0
+        const passes = (way: Way): boolean =>
+          !all.some((fault) => fault.way === way && now >= fault.at * 1000 && now < (fault.at + fault.for) * 1000)
+        const works = (which: Underlay): boolean => passes(`a ${which}`) && passes(`b ${which}`)
+        const network = twoHosts(passes, seed)
+        /** The time since when each family has worked, or not, without a break. */
+        const since = { first: { works: true, at: 0 }, other: { works: true, at: 0 } }
+        for (; now < 4_200_000; now += 1000) {
+          for (const which of ['first', 'other'] as const)
+            if (works(which) !== since[which].works) since[which] = { works: works(which), at: now }
+          network.second(now)
+          // A peer that was silent by both is asked by each once in an interval.
+          const isSteady = now - Math.max(since.first.at, since.other.at) > 3 * EVERY_MS
+          if (isSteady && (since.first.works || since.other.works))
+            for (const { by } of network.hosts) expect(since[by].works).toBe(true)
+        }
+        // Each change follows one of the network's, or goes back.
+        for (const { changes } of network.hosts) expect(changes.length).toBeLessThanOrEqual(4 * all.length)
+      }),
+      { numRuns: 40 },
+    )
+  })
+})
