@@ -151,7 +151,8 @@ Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, 
 
 uint8_t outer_of_answer(const uint8_t* bytes, const Packet& packet) {
   const Protocol& protocol = packet.version == 4 ? kIcmp : kIcmpv6;
-  if (packet.protocol != protocol.number || packet.fragment || packet.total != packet.ip_bytes + sizeof(Message)) return 0;
+  if (packet.protocol != protocol.number || packet.fragment || packet.total != packet.ip_bytes + sizeof(Message))
+    return 0;
   const auto message = load<Message>(bytes + packet.ip_bytes);
   if (message.type != protocol.answer) return 0;
   return message.outer == by_outer(4) ? 4 : message.outer == by_outer(6) ? 6 : 0;

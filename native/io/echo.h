@@ -43,9 +43,9 @@ Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, 
 /// The most bytes of a packet that write_echo makes.
 constexpr size_t kMaxEchoBytes = 64;
 
-/// Writes the whole IP packet of such a request, as short as it may be, for whoever sends it in a datagram of IP version
-/// `outer`: the socket takes the answer, and an engine that carries the answer sends it by that version too, whichever
-/// the peer is reached by otherwise. Returns its size; 0 when the socket has no number.
+/// Writes the whole IP packet of such a request, as short as it may be, for whoever sends it in a datagram of IP
+/// version `outer`: the socket takes the answer, and an engine that carries the answer sends it by that version too,
+/// whichever the peer is reached by otherwise. Returns its size; 0 when the socket has no number.
 size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to, uint16_t sequence, uint8_t outer,
                   std::span<uint8_t, kMaxEchoBytes> packet);
 

@@ -48,8 +48,8 @@ Attempt attempt_of(size_t datagrams) { return {Way::kPeers, datagrams > 1 ? kUdp
 
 }  // namespace
 
-Sender::Sender(int socket, int other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes, Features* features,
-               CounterRow counters, Drops* drops, TrafficRows* traffic)
+Sender::Sender(int socket, int other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
+               Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic)
     : socket_(socket),
       other_(other),
       family_(other < 0 ? sa_family_t{AF_UNSPEC} : bound_address(socket).family()),

@@ -25,8 +25,8 @@ namespace weft {
 class Sender {
  public:
   /// The bytes of the inner packet alone are counted, which stands between a header and a trailer. `max_room_bytes`
-  /// is the most that is asked of room() at once. `other` sends to peers of the other family than the socket's; -1 where
-  /// there are none.
+  /// is the most that is asked of room() at once. `other` sends to peers of the other family than the socket's; -1
+  /// where there are none.
   Sender(int socket, int other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes, Features* features,
          CounterRow counters, Drops* drops, TrafficRows* traffic);
 
@@ -84,7 +84,7 @@ class Sender {
   void count_sent(const Run& run, uint64_t datagrams, uint64_t bytes);
 
   int socket_, other_;
-  sa_family_t family_;  // of the first, where there are two
+  sa_family_t family_;                                 // of the first, where there are two
   size_t header_bytes_, trailer_bytes_, encap_bytes_;  // the last is both
   Features* features_;
   CounterRow counters_;

@@ -139,8 +139,8 @@ Napi::Value echo_packet(const Napi::CallbackInfo& info) {
   std::array<uint8_t, kMaxEchoBytes> packet;
   const auto sequence = static_cast<uint16_t>(info[3].As<Napi::Number>().Uint32Value());
   const uint8_t outer = info[4].As<Napi::Number>().Uint32Value() == 4 ? 4 : 6;
-  const size_t size =
-      write_echo(to_echo(info[0].As<Napi::Object>()), to_address(info[1]), to_address(info[2]), sequence, outer, packet);
+  const size_t size = write_echo(to_echo(info[0].As<Napi::Object>()), to_address(info[1]), to_address(info[2]),
+                                 sequence, outer, packet);
   return Napi::Buffer<uint8_t>::Copy(info.Env(), packet.data(), size);
 }
 

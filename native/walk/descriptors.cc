@@ -9,14 +9,12 @@ namespace weft {
 
 Failure open_sockets(const OpenOptions& options, LoopSockets& result) {
   const bool several = options.workers > 1;
-  const int asked_bytes =
-      std::max(kReceiveBufferBytes / static_cast<int>(options.workers), kLeastReceiveBufferBytes);
+  const int asked_bytes = std::max(kReceiveBufferBytes / static_cast<int>(options.workers), kLeastReceiveBufferBytes);
   result.sockets = std::vector<UdpSocket>(options.workers);
   result.senders = std::vector<UdpSocket>(options.workers);
   for (size_t i = 0; i < options.workers; i++) {
     const Share share = !several ? Share::kNo : i == 0 ? Share::kBegin : Share::kJoin;
-    if (Failure failure =
-            open_udp(options.bind_address, share, asked_bytes, options.features, result.sockets[i])) {
+    if (Failure failure = open_udp(options.bind_address, share, asked_bytes, options.features, result.sockets[i])) {
       return failure;
     }
     if (!several) break;

@@ -13,7 +13,7 @@ namespace weft {
 struct LoopDescriptors {
   Fd tun;
   Fd socket;
-  Fd sender;  ///< none where the loop sends by the socket that it receives by
+  Fd sender;        ///< none where the loop sends by the socket that it receives by
   Fd other_socket;  ///< the two of the other family; none where datagrams are of one
   Fd other_sender;
 };

@@ -17,9 +17,9 @@ namespace weft {
 /// All of it outlives the directions.
 struct Path {
   int tun = -1;
-  int socket = -1;                     ///< receives, on the port that peers know
-  int sender = -1;                     ///< sends: the same socket, or one with a source port of its own
-  int other_socket = -1;               ///< the two of the other family, where datagrams are of both; else none
+  int socket = -1;        ///< receives, on the port that peers know
+  int sender = -1;        ///< sends: the same socket, or one with a source port of its own
+  int other_socket = -1;  ///< the two of the other family, where datagrams are of both; else none
   int other_sender = -1;
   ByFamily<Address> tun_address = {};  ///< the source of ICMP errors to peers
   ByFamily<Address> network_address =

@@ -242,7 +242,7 @@ export const METRICS: readonly Metric[] = [
   ),
   counter(
     'weft_peer_events_total',
-    'What befell peers since the start, by event: silent and back, one-way, moved, narrow and whole, slow and usual.',
+    'What befell peers since the start, by event: silent and back, one-way, moved, narrow and whole, slow and usual, rerouted.',
     ({ peerEvents }) => Object.entries(peerEvents ?? {}).map(([event, number]): Sample => [number, { event }]),
   ),
   gauge('weft_store_reachable', '1 while the last call to the store worked.', ({ node, store }) =>

@@ -1344,8 +1344,9 @@ void test_underlay() {
   }
 }
 
-/// A host and its peers, which have addresses of both families: each is sent to by the socket of its endpoint's, whatever the order;
-/// packets are let in by both, from either address; answers to who asks by the other family go back by that.
+/// A host and its peers, which have addresses of both families: each is sent to by the socket of its endpoint's,
+/// whatever the order; packets are let in by both, from either address; answers to who asks by the other family go back
+/// by that.
 void test_both_families() {
   context = "both families";
   const Address four = ipv4(INADDR_LOOPBACK), six = Address::of_words(0, to_be64(1));

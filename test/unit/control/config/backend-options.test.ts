@@ -69,7 +69,7 @@ const VXLAN = {
 describe('the settings of a backend', () => {
   it.each([
     ['udp', {}, { port: 0, underlay: 'auto', tunnel: TUNNEL }],
-    ['udp', { UNDERLAY: 'ipv6' }, { port: 0, underlay: 'ipv6', tunnel: TUNNEL }],
+    ['udp', { underlay: 'ipv6' }, { port: 0, underlay: 'ipv6', tunnel: TUNNEL }],
     [
       'udp',
       { port: 9000, verifysource: 'off', clampmss: true, probepathmtu: true },
