@@ -13,6 +13,8 @@ export interface ExternalWatch {
   readonly gone: () => ByFamily<string>
   /** What peers are to be told: the address of another family is another one, by which nothing is open. Undefined when there is nothing. */
   readonly news: string | undefined
+  /** As of the last look. */
+  now(): ExternalInterface
   /** Peers are told of it, as of the last look. */
   told(): void
 }
@@ -44,6 +46,7 @@ export function watchExternal(
     get news() {
       return others.map((family) => addressChange(published, last, family)).find((change) => change !== undefined)
     },
+    now: () => last,
     told: () => void (published = last),
   }
 }

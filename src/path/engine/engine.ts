@@ -94,6 +94,11 @@ export interface Engine {
   changePeers(records: Uint8Array): void
   /** True when it has the sockets of the other family that it was to have. */
   readonly hasOther?: boolean
+  /**
+   * Binds the sockets of the other family to another address; packets wait meanwhile. Rejects when that cannot be had: the engine goes
+   * on with one family then.
+   */
+  bindOther?(address: string): Promise<void>
   /** Sends a datagram from the port that peers know, of either family that it has sockets of; left out where it cannot. */
   send?(to: Address, port: number, datagram: Uint8Array): void
   counters(): Counters

@@ -42,7 +42,8 @@ export function startNativeEngine(
     subnet,
     settings,
   } = config
-  const { tunName, bindAddress, otherAddress, port, persistent = false, inherited } = config
+  const { tunName, bindAddress, port, persistent = false, inherited } = config
+  let { otherAddress } = config
   const features = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
   const threads = naive ? { naive, nice: 0, pollUs: 0 } : { naive, nice, pollUs }
   const filter = { ...settings, network, subnet }
@@ -78,6 +79,7 @@ export function startNativeEngine(
       return { ...on, loops }
     }
   }
+  const isWithOther = ({ loops }: Descriptors): boolean => loops.every(({ otherSocket }) => otherSocket !== undefined)
   const run = (on: Parameters<typeof addon.runEngine>[0]): ReturnType<typeof addon.runEngine> =>
     addon.runEngine(on, { ...path, ...threads, peers: peers() }, (error) => reportFault(error), config.onMail)
   let opened: ReturnType<typeof open> | undefined
@@ -86,7 +88,7 @@ export function startNativeEngine(
   try {
     opened = inherited ? undefined : open()
     const all = withOther(opened ?? (inherited as OpenPath))
-    hasOther = all.loops.every(({ otherSocket }) => otherSocket !== undefined)
+    hasOther = isWithOther(all)
     native = run(all)
   } catch (error) {
     throw engineStartError(error, config)
@@ -156,6 +158,22 @@ export function startNativeEngine(
     lent = { ...descriptors, bindAddress, ...other, port, without: naive ? addon.featureNames : without }
     return stopped ? undefined : lent
   }
+  async function bindOther(address: string): Promise<void> {
+    if (!runs || stopped || !hasOther) return
+    runs = false
+    lending = release()
+    await lending
+    // A stop meanwhile takes it back by itself.
+    if (!lent) return
+    const said = notes.length
+    const on = lent
+    otherAddress = address
+    lent = { ...on, ...withOther(on), otherAddress }
+    hasOther = isWithOther(lent)
+    takeBack()
+    const [note] = notes.splice(said)
+    if (note !== undefined) throw new Error(note)
+  }
   let stopped: Promise<void> | undefined
   async function stop(): Promise<void> {
     await lending.catch(() => {})
@@ -175,6 +193,7 @@ export function startNativeEngine(
     setPeers: (records) => native.setPeers(records),
     changePeers: (records) => native.changePeers(records),
     hasOther,
+    bindOther,
     send: (to, toPort, datagram) => void native.send(to, toPort, datagram),
     counters,
     traffic,

@@ -31,6 +31,7 @@ import {
   type Net,
 } from '../../net/address.ts'
 import type { BackendParts, DataPath, PathPeer, PathSearching, Underlays } from '../backend.ts'
+import type { ExternalInterface } from '../../host/external-interface.ts'
 import { watchExternal } from '../device/external-watch.ts'
 import { inTurn } from '../in-turn.ts'
 import { createPeerFilter, reachedBy, type PeerFilter, type PeerFilterOptions } from './peer-filter.ts'
@@ -385,7 +386,7 @@ export async function openTunnel(
   )
   const strangers = createStrangerLog({ ...settings, network: networks, subnet: subnets }, log)
   strangers.setPeers(ends)
-  const watch = watchExternal(run, external, outers)
+  const watch = watchExternal(run, external, [kind.outer])
   const pathPeer = (key: string): PathPeer | undefined => {
     const its = carried().flatMap(({ family, filter, ways }) => {
       const peer = filter.peers().get(key)
@@ -429,6 +430,14 @@ export async function openTunnel(
       },
     }
   }
+  /** Has the sockets of the other family at the address that this host has now. */
+  async function bindOther({ address }: ExternalInterface): Promise<void> {
+    const { other } = kind
+    const local = other && address[other]
+    if (!other || local === undefined || local === bound.get(other) || !engine.bindOther) return
+    bound.set(other, local)
+    await engine.bindOther(formatAddress(local)).catch((error: unknown) => log.warn(messageOf(error)))
+  }
   function limit(bytes: ReadonlyMap<string, number>, family: Family): void {
     const before = limits[family]
     limits[family] = bytes
@@ -450,6 +459,7 @@ export async function openTunnel(
       renewed = attrs
       if (watch.news !== undefined) log.info(`Peers are told that ${watch.news}`)
       watch.told()
+      await bindOther(watch.now())
       for (const side of sides) {
         if (lacking[side.family] === undefined) continue
         try {
