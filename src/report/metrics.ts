@@ -215,7 +215,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peer_last_heard_timestamp_seconds',
-    'When the last packet of a peer came; with wireguard the last handshake.',
+    'When the last packet of a peer came; where others than weft carry wireguard, the last handshake.',
     ofPeers(({ heardSecondsAgo }, { at }) =>
       heardSecondsAgo === null ? null : Date.parse(at) / 1000 - heardSecondsAgo,
     ),

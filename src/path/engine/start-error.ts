@@ -43,6 +43,14 @@ export function engineStartError(error: unknown, config: EngineConfig): WeftErro
       'raise the limit of tasks: TasksMax= of the unit, the pids limit of the container, `ulimit -u`',
     )
   }
+  // The native engine's word for what it lacks (native/engine.cc), of encapsulations that encrypt.
+  if (syscall === 'ChaCha20-Poly1305 of OpenSSL') {
+    return fail(
+      'DEVICE',
+      'this Node.js has no ChaCha20-Poly1305, with which WireGuard encrypts',
+      'run weftd with a Node.js whose OpenSSL has it (3.x, not in FIPS mode), or set "DataPath": "kernel" in Backend',
+    )
+  }
   if (code === 'EADDRINUSE') {
     return fail(
       'PORT_IN_USE',

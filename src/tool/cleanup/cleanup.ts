@@ -1,7 +1,7 @@
 // cleanup.ts - `weft cleanup`: removes what weft or flannel left on this host, and nothing else.
 
 import { existsSync } from 'node:fs'
-import { readFile, unlink } from 'node:fs/promises'
+import { readdir, readFile, unlink } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
 import { parseArgs, parseEnv } from 'node:util'
 import { describeError, messageOf, WeftError } from '../../base/errors.ts'
@@ -61,8 +61,9 @@ export async function removeRemains(
     ...iptables.remains,
     ...(await findNftablesRemains(run)),
     ...fileRemains(file, env),
-    ...[lastKnownFile(forFile), eventsFile(forFile), handoverSocket(forFile), handoverLock(forFile), keyBeside(file)]
+    ...[lastKnownFile(forFile), eventsFile(forFile), handoverSocket(forFile), handoverLock(forFile)]
       .filter(existsSync)
+      .concat(await keysBeside(file))
       .map(fileRemain),
   ]
   let isClean = iptables.unseen.length === 0
@@ -122,8 +123,13 @@ function fileRemains(path: string, env: Env): Remains[] {
   return [fileRemain(path)]
 }
 
-/** The key that a daemon made for WireGuard, unless WIREGUARD_KEY_FILE named another place, whose file is the operator's. */
-const keyBeside = (file: string): string => join(dirname(file), 'wgkey')
+/** The key that a daemon made for WireGuard, and the times of its handshakes, unless WIREGUARD_KEY_FILE named another place, which is the
+ * operator's. */
+async function keysBeside(file: string): Promise<string[]> {
+  const folder = dirname(file)
+  const names = await readdir(folder).catch(() => [])
+  return names.filter((name) => /^wgkey(-[\w-]+\.time(\.new)?)?$/.test(name)).map((name) => join(folder, name))
+}
 
 function fileRemain(path: string): Remains {
   return { things: [`file ${path}`], stays: [], remove: () => unlink(path) }
