@@ -69,7 +69,7 @@ describe('the package', () => {
 
   it('depends on what runs or builds the addon, and on nothing else', () => {
     const imported = below('src', /(?<!^src\/report\/page\/.*)\.ts$/).flatMap((path) =>
-      [...read(path).matchAll(/(?:from|import|require)[ (]+'([^.'][^']*)'/g)].map(([, name]) =>
+      [...read(path).matchAll(/(?:from |import[ (]|require\()'([^.'][^']*)'/g)].map(([, name]) =>
         name!.startsWith('@') ? name!.split('/').slice(0, 2).join('/') : name!.split('/')[0]!,
       ),
     )
