@@ -1,13 +1,14 @@
 // demo.ts - `npm run demo`: hosts on this machine lease subnets from a directory, and their containers talk; or do not, to see how
-// weft says why. A second network has both families, by the kernel.
+// weft says why. A second network has both families, by the kernel. Or all is encrypted by weft, and somebody listens on the cable.
 
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { connect, createServer } from 'node:net'
-import { join } from 'node:path'
+import { dirname, join } from 'node:path'
 import { parseArgs } from 'node:util'
 import { isThere, NEEDS, sayLack } from '../scripts/machine.mjs'
 import { FAULT_NAMES, FAULTS, openNetwork, type Fault, type FaultName, type Member, type Network } from './broken.ts'
+import { eavesdrop, TEXT, type Heard } from './eavesdrop.ts'
 import {
   createLab,
   hostsHaveIpv6,
@@ -23,12 +24,13 @@ import {
 import { iperfServer, median, ping, reach } from './measure.ts'
 import { becomeRoot } from './unprivileged.ts'
 
-const USAGE = `Usage: npm run demo -- [--once | --page | --broken WHAT] [--hosts N] [--engine native|dgram|naive]
+const USAGE = `Usage: npm run demo -- [--once | --page | --broken WHAT] [--encrypted] [--hosts N] [--engine native|dgram|naive]
 
   --once         end after the table instead of waiting for Ctrl-C
   --page         instead of the table: some traffic, and the addresses of the hosts' pages to look at
   --broken WHAT  as --page, with something broken; find it as on your own hosts:
                  ${inLines(FAULT_NAMES)}
+  --encrypted    by WireGuard, which weft carries without the kernel's, and with somebody who listens on the cable
   --hosts N      number of hosts, 2 to 20 (3)
   --engine       what moves the packets (native)
 `
@@ -76,6 +78,7 @@ interface Wanted {
   /** True when all stays up until Ctrl-C. */
   readonly stay: boolean
   readonly isForPage: boolean
+  readonly isEncrypted: boolean
 }
 
 /** A host in the network of both families. */
@@ -123,6 +126,10 @@ async function pingAll(members: readonly Member[], addressOf: (to: Member) => st
     ),
   )
 }
+
+/** Nothing is found on the cable of what is found in every packet inside. */
+const isSecret = ({ inside, cable }: Heard): boolean =>
+  inside.withText === inside.packets && cable.withText + cable.withAddresses === 0
 
 const isComplete = (pings: Pings): boolean =>
   pings.every((row, from) => row.every((time, to) => from === to || time !== undefined))
@@ -262,28 +269,30 @@ function lackOf({ needs = [] }: Fault): string | undefined {
   return missing.length === 0 ? undefined : sayLack(missing)
 }
 
-async function demo({ hosts, engine, stay, isForPage }: Wanted): Promise<boolean> {
+async function demo({ hosts, engine, stay, isForPage, isEncrypted }: Wanted): Promise<boolean> {
   say(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container; leases in a directory\n`)
   const interrupted = untilInterrupted()
   const hasIpv6 = await hostsHaveIpv6()
   const lab = await step(`${hosts} hosts: network namespaces on one bridge`, () =>
     createLab({ hosts, families: hasIpv6 ? ['ipv4', 'ipv6'] : ['ipv4'] }),
   )
-  // A page is of the first network.
-  const wantsBoth = hasIpv6 && !isForPage
+  // A page is of the first network, and the kernel's vxlan encrypts nothing.
+  const wantsBoth = hasIpv6 && !isForPage && !isEncrypted
   const lacksVxlan = wantsBoth ? await whyNoVxlan() : undefined
   const bothBy = `of both families, by ${lacksVxlan ? 'host-gw' : 'kernel vxlan'}`
   try {
     const leases = join(lab.folder, 'leases')
     mkdirSync(leases)
-    writeFileSync(join(leases, 'config'), JSON.stringify({ Network: NETWORK, Backend: { Type: 'udp' } }))
+    const Backend = isEncrypted ? { Type: 'wireguard', DataPath: 'userspace' } : { Type: 'udp' }
+    writeFileSync(join(leases, 'config'), JSON.stringify({ Network: NETWORK, Backend }))
 
     const work = async (): Promise<boolean> => {
-      const started = await step(`weftd on each: a lease out of ${NETWORK}, a tunnel`, async () => {
+      const started = await step(`weftd on each: a lease out of ${NETWORK}, ${isEncrypted ? 'a key' : 'a tunnel'}`, async () => {
         const all = lab.hosts.map((host) => ({
           host,
           daemon: host.startDaemon({
             before: named(host.name),
+            env: { WIREGUARD_KEY_FILE: join(dirname(host.subnetFile), 'wgkey') },
             args: ['--lease-dir', leases, '--engine', engine, '--probe-interval', String(PROBE_SECONDS)],
           }),
         }))
@@ -313,6 +322,10 @@ async function demo({ hosts, engine, stay, isForPage }: Wanted): Promise<boolean
       )
       const [first, second] = members as [Member, Member]
       const complete = [pings, ...dualPings].every(isComplete)
+      const heard =
+        isEncrypted && complete
+          ? await step('somebody listens on the cable', () => eavesdrop(first.pod, second.pod, second.host))
+          : undefined
       const speed = complete
         ? await step('TCP, through weft and beside it', async () => {
             const [host, pod] = await Promise.all([
@@ -342,7 +355,16 @@ async function demo({ hosts, engine, stay, isForPage }: Wanted): Promise<boolean
         ]),
       ])
       say()
-      if (hasIpv6) {
+      if (heard) {
+        const { inside, cable } = heard
+        say(`  ${bold('Who listens')}: ${first.host.name}'s container sends "${TEXT}" to ${second.host.name}'s, which sends it back\n`)
+        table([
+          ['captured', 'packets', 'with the text', "with containers' addresses"],
+          ["in the container", ...Object.values(inside).map(String)],
+          [`on the cable, UDP 51820`, ...Object.values(cable).map(String)],
+        ])
+        say(`\n  ${isSecret(heard) ? green('✓ Nobody on the cable can read it.') : red('✗ It can be read on the cable.')}`)
+      } else if (wantsBoth) {
         say(
           `  ${bold('The second network')}, ${bothBy}${lacksVxlan ? dim(` (${lacksVxlan})`) : ''}. Ping by IPv4, by IPv6\n`,
         )
@@ -358,7 +380,7 @@ async function demo({ hosts, engine, stay, isForPage }: Wanted): Promise<boolean
             }),
           ]),
         ])
-      } else say('  No second network of both families: IPv6 is off on this machine.')
+      } else if (!isEncrypted) say('  No second network of both families: IPv6 is off on this machine.')
       say()
       if (speed) {
         say(`  TCP between containers, through weft   ${bold(gigabits(speed.overlay))}`)
@@ -373,7 +395,7 @@ async function demo({ hosts, engine, stay, isForPage }: Wanted): Promise<boolean
       if (stay && complete) {
         say(`\n  Look around, from another terminal:`)
         say(`    ${lab.enter(first.pod.namespace)} ping ${second.pod.address}`)
-        say(`    ${lab.enter(first.host.namespace)} ip -s address show dev flannel0`)
+        say(`    ${lab.enter(first.host.namespace)} ip -s address show dev ${isEncrypted ? 'flannel-wg' : 'flannel0'}`)
         say(`    cat ${first.host.subnetFile}`)
         say(`    tail -f ${first.daemon.logFile}`)
         say(`    ls ${join(leases, 'subnets')}`)
@@ -381,7 +403,7 @@ async function demo({ hosts, engine, stay, isForPage }: Wanted): Promise<boolean
         say(`\n  ${bold('Ctrl-C')} removes everything.`)
         await new Promise(() => {})
       }
-      return complete
+      return complete && (!heard || isSecret(heard))
     }
     return await Promise.race([work(), interrupted.then(() => stay)])
   } finally {
@@ -397,6 +419,7 @@ function readOptions() {
         once: { type: 'boolean', default: false },
         page: { type: 'boolean', default: false },
         broken: { type: 'string' },
+        encrypted: { type: 'boolean', default: false },
         hosts: { type: 'string', default: '3' },
         engine: { type: 'string', default: 'native' },
         help: { type: 'boolean', default: false },
@@ -425,6 +448,9 @@ if (values.help) {
 } else if (broken !== undefined && lackOf(FAULTS[broken]) !== undefined) {
   process.stderr.write(`--broken ${broken}: ${lackOf(FAULTS[broken])}\n`)
   process.exitCode = 1
+} else if (values.encrypted && (values.broken !== undefined || values.engine !== 'native')) {
+  process.stderr.write('--encrypted goes neither with --broken nor with another engine than native\n')
+  process.exitCode = 2
 } else if ([values.once, values.page, values.broken].filter(Boolean).length > 1) {
   process.stderr.write('--once, --page and --broken exclude each other\n')
   process.exitCode = 2
@@ -432,10 +458,10 @@ if (values.help) {
   await becomeRoot()
   try {
     // Leaves at once: a step that was cut off by Ctrl-C may still wait for something.
-    const { engine, once: isOnce, page } = values
+    const { engine, once: isOnce, page, encrypted } = values
     const isWell = broken
       ? await demoBroken(broken, { hosts, engine })
-      : await demo({ hosts, engine, stay: !isOnce, isForPage: page })
+      : await demo({ hosts, engine, stay: !isOnce, isForPage: page, isEncrypted: encrypted })
     process.exit(isWell ? 0 : 1)
   } catch (error) {
     process.stderr.write(`\nweft demo: ${error instanceof Error ? error.message : String(error)}\n`)

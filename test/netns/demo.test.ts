@@ -1,5 +1,5 @@
-// demo.test.ts - `npm run demo` shows for each host what it has of either family, and who reaches whom; and what is broken, when it was
-// asked to break something.
+// demo.test.ts - `npm run demo` shows for each host what it has of either family, and who reaches whom; what is broken, when it was
+// asked to break something; and what can be read on the cable, when it was asked to encrypt.
 
 import { spawn } from 'node:child_process'
 import { join } from 'node:path'
@@ -10,7 +10,7 @@ import { packageRoot } from '../../lab/lab.ts'
 import { eventually } from '../support/event.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
-needs(HOSTS, 'ping', 'iperf3', 'unshare')
+needs(HOSTS, 'ping', 'iperf3', 'unshare', 'tcpdump')
 
 it('has a line of each network for each host, with the times by each family, and ends by itself', async () => {
   const { code, stdout } = await execute([
@@ -26,6 +26,18 @@ it('has a line of each network for each host, with the times by each family, and
   ]
   for (const line of lines) expect(stdout).toMatch(new RegExp(`^  ${line}$`, 'm'))
   expect(stdout).toMatch(/Everything is taken down/)
+})
+
+it('encrypts, and finds nothing on the cable of what it finds in the container', async () => {
+  const { code, stdout } = await execute([
+    ...[process.execPath, join(packageRoot, 'dist/lab/demo.js'), '--once', '--hosts', '2', '--encrypted'],
+  ])
+  expect({ code, stdout }).toMatchObject({ code: 0 })
+  expect(stdout).toMatch(/^  in the container +20 +20 +20$/m)
+  expect(stdout).toMatch(/^  on the cable, UDP 51820 +20 +0 +0$/m)
+  expect(stdout).toMatch(/Nobody on the cable can read it/)
+  const other = await execute([process.execPath, join(packageRoot, 'dist/lab/demo.js'), '--encrypted', '--engine', 'dgram'])
+  expect(other).toMatchObject({ code: 2, stderr: expect.stringContaining('--encrypted goes neither with') })
 })
 
 it('breaks a network, tells what it was, and makes it green again', async () => {

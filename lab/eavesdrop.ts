@@ -1,0 +1,96 @@
+// eavesdrop.ts - what can be read on the cable of what two containers say: packets with a known text are sent, and captured on both sides
+// of the tunnel. Inside they have to be found, or the search is worth nothing.
+
+import { once } from 'node:events'
+import { parseIpv4 } from '../src/net/ipv4.ts'
+import { ended } from './command.ts'
+import { EVENT_MS, type Host, type Place, type Pod } from './lab.ts'
+
+/** As long as ping's pattern can be. */
+export const TEXT = 'nobody reads it.'
+const PINGS = 10
+const PAYLOAD = 1_000
+/** Of an ICMP echo request in IPv4, and of WireGuard's data message in UDP, without padding. */
+const INNER = PAYLOAD + 28
+const UDP_LENGTH = INNER + 8 + 32
+
+/** What was captured of the pings and their answers, and in how many of that a stranger would find something. */
+export interface Found {
+  readonly packets: number
+  readonly withText: number
+  readonly withAddresses: number
+}
+
+export interface Heard {
+  readonly inside: Found
+  readonly cable: Found
+}
+
+/** The packets of a capture so far (pcap, as tcpdump writes it on this machine). */
+function packetsOf(pcap: Buffer): Buffer[] {
+  const packets: Buffer[] = []
+  for (let at = 24; at + 16 <= pcap.length; ) {
+    const end = at + 16 + pcap.readUInt32LE(at + 8)
+    if (end > pcap.length) break
+    packets.push(pcap.subarray(at + 16, end))
+    at = end
+  }
+  return packets
+}
+
+interface Tap {
+  /** Waits for so many packets, and ends. */
+  take(count: number): Promise<readonly Buffer[]>
+}
+
+/** Listens at eth0 of a host or a container; resolves when it does. */
+async function tap(at: Place, filter: string): Promise<Tap> {
+  const child = at.spawn(['tcpdump', '-i', 'eth0', '-U', '--immediate-mode', '-s', '0', '-w', '-', filter])
+  let pcap = Buffer.alloc(0)
+  let said = ''
+  child.stdout!.on('data', (part: Buffer) => (pcap = Buffer.concat([pcap, part])))
+  child.stderr!.on('data', (part: Buffer) => (said += part.toString()))
+  const signal = AbortSignal.timeout(EVENT_MS)
+  const until = async (isSo: () => boolean, stream: NodeJS.ReadableStream): Promise<void> => {
+    while (!isSo())
+      await once(stream, 'data', { signal }).catch(() => {
+        throw new Error(`tcpdump does not show what is waited for: ${said.trim()}`)
+      })
+  }
+  await until(() => said.includes('listening on'), child.stderr!)
+  return {
+    async take(count) {
+      await until(() => packetsOf(pcap).length >= count, child.stdout!)
+      child.kill('SIGINT')
+      await ended(child)
+      return packetsOf(pcap)
+    },
+  }
+}
+
+function addressBytes(address: string): Buffer {
+  const bytes = Buffer.alloc(4)
+  bytes.writeUInt32BE(parseIpv4(address) ?? 0)
+  return bytes
+}
+
+/** Sends the text from one container to another and back, and tells what of it is found in the other one, and on the cable of its host. */
+export async function eavesdrop(from: Pod, to: Pod, host: Host): Promise<Heard> {
+  const taps = await Promise.all([
+    tap(to, `icmp and host ${from.address} and greater ${INNER}`),
+    tap(host, `udp port 51820 and udp[4:2] = ${UDP_LENGTH}`),
+  ])
+  const pattern = Buffer.from(TEXT).toString('hex')
+  await from.output(['ping', '-n', '-c', String(PINGS), '-i', '0.05', '-s', String(PAYLOAD), '-p', pattern, to.address])
+  const ends = [from, to].map(({ address }) => addressBytes(address)) as [Buffer, Buffer]
+  const addresses = [Buffer.concat(ends), Buffer.concat(ends.toReversed())]
+  const [inside, cable] = await Promise.all(
+    taps.map(async (each): Promise<Found> => {
+      const packets = await each.take(2 * PINGS)
+      const having = (...texts: (string | Buffer)[]): number =>
+        packets.filter((packet) => texts.some((text) => packet.includes(text))).length
+      return { packets: packets.length, withText: having(TEXT), withAddresses: having(...addresses) }
+    }),
+  )
+  return { inside: inside!, cable: cable! }
+}
