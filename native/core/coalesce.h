@@ -125,7 +125,7 @@ class Coalescer {
   std::unique_ptr<Run[]> runs_;
   std::vector<VirtioHeader> virtio_;
   std::unique_ptr<uint8_t[]> headers_;  // kMaxHeadersBytes for each write
-  std::vector<uint32_t> open_;    // by hash of the flow: its open run; a collision only closes a run early
+  std::vector<uint32_t> open_;          // by hash of the flow: its open run; a collision only closes a run early
 };
 
 }  // namespace weft
