@@ -12,10 +12,12 @@
 // opened: a lane takes a counter, and has its own copy of the key.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "../crypto/aead.h"
@@ -46,11 +48,42 @@ struct SessionLimits {
   static constexpr int64_t kStagedMs = 12'000;
 };
 
+/// A share of the memory for all packets that wait, given back when it is destroyed.
+class StagedBytes {
+ public:
+  StagedBytes() = default;
+  /// Takes so many of `most`, of which `taken` are; false when there are not as many left.
+  static bool take(std::atomic<size_t>& taken, size_t most, size_t bytes, StagedBytes& share) {
+    if (taken.fetch_add(bytes, std::memory_order_relaxed) + bytes > most) {
+      taken.fetch_sub(bytes, std::memory_order_relaxed);
+      return false;
+    }
+    share = StagedBytes(taken, bytes);
+    return true;
+  }
+  StagedBytes(StagedBytes&& other) noexcept
+      : taken_(std::exchange(other.taken_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  StagedBytes& operator=(StagedBytes&& other) noexcept {
+    std::swap(taken_, other.taken_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~StagedBytes() {
+    if (taken_) taken_->fetch_sub(bytes_, std::memory_order_relaxed);
+  }
+
+ private:
+  StagedBytes(std::atomic<size_t>& taken, size_t bytes) : taken_(&taken), bytes_(bytes) {}
+  std::atomic<size_t>* taken_ = nullptr;
+  size_t bytes_ = 0;
+};
+
 /// A packet that waits for keys, with room before and behind it for what sealing adds.
 struct Staged {
   std::vector<uint8_t> datagram;
   int64_t since_ms;
-  uint32_t slot;  ///< of the peer's traffic
+  uint32_t slot;           ///< of the peer's traffic
+  StagedBytes share = {};  ///< of the memory for all that wait
 };
 
 class Session {

@@ -27,6 +27,8 @@ class Sessions {
   static constexpr uint32_t kMaxSessions = 1 << 20;
   /// The bits of an index beside the session's number, by which its pairs differ.
   static constexpr uint32_t kPairBits = 12;
+  /// Of all packets that wait, in bytes: an eighth of a second of a gigabit. Hosts that answer nobody cost no more, however many.
+  static constexpr size_t kMaxStagedBytes = 16 << 20;
 
   /// `ring` is called when there is mail, and when there is something for a lane to send.
   Sessions(uint32_t secret, std::function<void()> ring_mail, std::function<void()> ring_lane)
@@ -90,6 +92,10 @@ class Sessions {
     has_ready_.store(false, std::memory_order_relaxed);
     return std::exchange(ready_, {});
   }
+  /// A share of the memory for what waits; false when there is none left.
+  bool take_staged_bytes(size_t bytes, StagedBytes& share) {
+    return StagedBytes::take(staged_bytes_, kMaxStagedBytes, bytes, share);
+  }
   Mailbox& mailbox() { return mailbox_; }
 
  private:
@@ -108,6 +114,7 @@ class Sessions {
   std::mutex ready_lock_;
   std::vector<uint32_t> ready_;
   std::atomic<bool> has_ready_{false};
+  std::atomic<size_t> staged_bytes_{0};  // of packets that sessions keep, or a lane that sends them
   /// Never moved: a thread may be in one while there comes room for more.
   std::array<std::atomic<Session*>, kMaxSessions / kChunk> chunks_{};
 };

@@ -41,12 +41,15 @@ class Wireguard {
     const uint32_t number = Sessions::number_of(peer.encap.data());
     Session* session = sessions_->of(number);
     if (!session) return Sealed::drop(k_tx_drop_no_session);
-    const Session::Grant grant = session->begin_seal(*sealing_, true, now_ms_);
-    if (grant.wants_handshake) sessions_->mailbox().want(number);
+    const Session::Grant grant = begin_seal(number, *session, true);
     if (grant.is_granted) return finish(grant, bytes) ? Sealed::datagram() : Sealed::drop(k_tx_drop_no_session);
-    std::vector<uint8_t> copy(bytes.begin(), bytes.end());
-    copy.resize(copy.size() + kTrailerBytes);
-    const bool kept = session->stage({std::move(copy), now_ms_, peer.slot});
+    StagedBytes share;
+    if (!sessions_->take_staged_bytes(bytes.size() + kTrailerBytes, share)) return Sealed::drop(k_tx_drop_no_session);
+    std::vector<uint8_t> copy;
+    copy.reserve(bytes.size() + kTrailerBytes);
+    copy.assign(bytes.begin(), bytes.end());
+    copy.resize(bytes.size() + kTrailerBytes);
+    const bool kept = session->stage({std::move(copy), now_ms_, peer.slot, std::move(share)});
     return kept ? Sealed::kept() : Sealed::drop(k_tx_drop_no_session);
   }
 
@@ -78,8 +81,10 @@ class Wireguard {
     return packet.empty() ? Opened::nothing() : Opened::packet(packet, number);
   }
 
-  /// Hands a handshake's message to JavaScript; false when there are too many.
+  /// Hands a message to JavaScript; false when there are too many. Packets for no session say something of peers alone: of
+  /// others they would only take the places of handshakes.
   bool deliver(const SocketAddress& from, std::span<const uint8_t> message, bool is_from_peer) {
+    if (!is_from_peer && message[0] == kData) return false;
     return sessions_->mailbox().post(from, message, is_from_peer);
   }
 
@@ -92,7 +97,7 @@ class Wireguard {
     sessions_->for_each([&](uint32_t number, Session& session) {
       const Session::Due due = session.look(keepalive_ms_, now_ms);
       if (due.wants_handshake) sessions_->mailbox().want(number);
-      if (due.keepalive) send_keepalive(session, out);
+      if (due.keepalive) send_keepalive(number, session, out);
       if (due.expired > 0) out.drop(k_tx_drop_no_session, due.expired);
     });
   }
@@ -104,6 +109,13 @@ class Wireguard {
   static bool is_handshake(uint32_t type, size_t size) {
     constexpr size_t kInitiation = 148, kResponse = 92, kCookie = 64;
     return (type == 1 && size == kInitiation) || (type == 2 && size == kResponse) || (type == 3 && size == kCookie);
+  }
+
+  /// Asks for a handshake where the session wants one, whatever is sealed: it does not say so twice.
+  Session::Grant begin_seal(uint32_t number, Session& session, bool is_data) {
+    const Session::Grant grant = session.begin_seal(*sealing_, is_data, now_ms_);
+    if (grant.wants_handshake) sessions_->mailbox().want(number);
+    return grant;
   }
 
   /// `bytes` begins with room for the header, and has room for the tag behind it.
@@ -120,10 +132,10 @@ class Wireguard {
     Session* session = sessions_->of(number);
     if (!session) return;
     std::vector<Staged> waiting = session->take_staged();
-    if (waiting.empty()) return send_keepalive(*session, out);
+    if (waiting.empty()) return send_keepalive(number, *session, out);
     for (Staged& staged : waiting) {
       const std::span<uint8_t> whole(staged.datagram), bytes = whole.first(whole.size() - kTrailerBytes);
-      const Session::Grant grant = session->begin_seal(*sealing_, true, now_ms_);
+      const Session::Grant grant = begin_seal(number, *session, true);
       if (!grant.is_granted || !finish(grant, bytes)) {
         out.drop(k_tx_drop_no_session, 1);
       } else {
@@ -133,9 +145,9 @@ class Wireguard {
   }
 
   template <typename Out>
-  void send_keepalive(Session& session, Out& out) {
+  void send_keepalive(uint32_t number, Session& session, Out& out) {
     uint8_t datagram[kHeaderBytes + kTrailerBytes];
-    const Session::Grant grant = session.begin_seal(*sealing_, false, now_ms_);
+    const Session::Grant grant = begin_seal(number, session, false);
     if (grant.is_granted && finish(grant, {datagram, kHeaderBytes})) out.send(session.to(), datagram, 0, 0);
   }
 

@@ -2083,6 +2083,7 @@ void test_wireguard_letters() {
     bytes[1] = bytes[2] = bytes[3] = 0;
     return bytes;
   };
+  host.from_stranger(message(4, 32));  // takes no place from those of handshakes
   for (const auto& [type, size] : {std::pair{uint8_t{1}, 148u}, {uint8_t{2}, 92u}, {uint8_t{3}, 64u}}) {
     host.from_peer(message(type, size));
     host.from_peer(message(type, size));
@@ -2092,13 +2093,79 @@ void test_wireguard_letters() {
   CHECK(!host.ingress->pump().failure);
   CHECK(host.row[k_rx_drop_malformed] == 3 && host.row[k_rx_drop_handshake] == 3 && host.row[k_rx_packets] == 0);
   const auto letters = host.sessions->mailbox().take(2).letters;
-  CHECK(letters.size() == 5 && letters[0].size == 148 && letters[0].bytes[147] == 1);
+  CHECK(letters.size() == 5 && letters[0].size == 148 && letters[0].bytes[147] == 1 && letters[3].bytes[0] == 1);
   CHECK(letters[0].from.address() == ipv4(INADDR_LOOPBACK) && letters[3].from.address() == ipv4(INADDR_LOOPBACK + 1));
   CHECK(host.sessions->mailbox().take(9).letters.empty());
 }
 
+/// Keys that get old are renewed although nothing but keepalives passes: those ask as data does.
+void test_wireguard_kept_awake() {
+  constexpr int64_t kEveryMs = 25'000;
+  Host<Wireguard> host(kAllFeatures, wireguard_end(kEveryMs));
+  host.set_peers(with_session(host.peer_record()));
+  host.sessions->set_keys(kSession, Remote(1).keys(true), clock_ms);
+  const int64_t since = clock_ms;
+  size_t asked = 0;
+  for (int64_t at = 0; at < SessionLimits::kRejectAfterMs; at += kEveryMs) {
+    clock_ms = since + at;
+    host.ingress->tick();
+    CHECK(host.drain(host.other).size() == 1);
+    const size_t now = host.sessions->mailbox().take(0).wanted.size();
+    CHECK(at < SessionLimits::kRekeyAfterMs ? now == 0 : now == 1);
+    asked += now;
+  }
+  CHECK(asked > 1);
+  // Nothing goes out where there are no keys any more, and that is said too.
+  host.sessions->forget(kSession);
+  host.sessions->make_ready(kSession);
+  host.ingress->tick();
+  CHECK(host.drain(host.other).empty() && host.sessions->mailbox().take(0).wanted.size() == 1);
+}
+
+/// What waits has a limit of bytes for all sessions together, and room again once it went or was given up.
+void test_wireguard_waits_in_all() {
+  constexpr uint32_t kPeers = 4;
+  constexpr size_t kPacketBytes = 60'000;
+  OwnEnd own = wireguard_end();
+  own.mtu = 65'000;
+  Host<Wireguard> host(kAllFeatures, own);
+  Bytes records;
+  for (uint32_t i = 0; i < kPeers; i++) {
+    Bytes each = with_session(host.peer_record(), kSession + i);
+    each[10] = static_cast<uint8_t>(2 + i);
+    records.insert(records.end(), each.begin(), each.end());
+  }
+  host.set_peers(records);
+  const size_t fit = Sessions::kMaxStagedBytes / (kPacketBytes + kEncapBytes<Wireguard>);
+  CHECK(fit > SessionLimits::kMaxStaged && fit < kPeers * SessionLimits::kMaxStaged);
+  const auto send = [&](uint32_t peer) {
+    Fields f;
+    f.destination = 0x0a050205 + peer * 256;
+    f.payload = kPacketBytes - 40;
+    host.to_tun({}, build(f));
+    CHECK(!host.egress->pump().failure);
+  };
+  const auto dropped = [&] { return host.row[k_tx_drop_no_session]; };
+  for (size_t i = 0; i < fit; i++) send(static_cast<uint32_t>(i / SessionLimits::kMaxStaged));
+  CHECK(dropped() == 0);
+  send(kPeers - 1);
+  CHECK(dropped() == 1);
+  host.sessions->forget(kSession);
+  for (size_t i = 0; i < SessionLimits::kMaxStaged; i++) send(kPeers - 1);
+  CHECK(dropped() == 1);
+  send(0);
+  CHECK(dropped() == 2);
+  clock_ms += SessionLimits::kStagedMs;
+  host.ingress->tick();
+  CHECK(dropped() == 2 + fit);
+  for (size_t i = 0; i < SessionLimits::kMaxStaged; i++) send(0);
+  CHECK(dropped() == 2 + fit);
+}
+
 void test_wireguard(bool udp_gso) {
   context = "wireguard";
+  test_wireguard_kept_awake();
+  test_wireguard_waits_in_all();
   test_wireguard_waits();
   test_wireguard_in();
   test_wireguard_responds();

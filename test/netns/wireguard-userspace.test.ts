@@ -85,6 +85,25 @@ it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
   },
 )
 
+it('carries packets both ways by several lanes, of which each may seal by the same keys', async () => {
+  lab = await createLab({ hosts: 3 })
+  const daemons: Daemon[] = []
+  for (const host of lab.hosts) daemons.push(await start(host, {}, '--workers', '2'))
+  const pods: Pod[] = []
+  for (const host of lab.hosts) pods.push(await host.startPod())
+  const [podA, podB, podC] = pods as [Pod, Pod, Pod]
+  for (const [from, to] of [[podA, podB], [podB, podC], [podC, podA]] as const) {
+    await reach(from.namespace, to.address)
+    const server = await iperfServer((command) => to.spawn(command))
+    for (const more of [['-P', '4'], ['-P', '4', '-R']]) {
+      const { bitsPerSecond } = await server.run(from.namespace, to.address, 1, more)
+      expect(bitsPerSecond).toBeGreaterThan(20e6)
+    }
+    await server.stop()
+  }
+  for (const daemon of daemons) expect(errors(daemon)).toEqual([])
+})
+
 it('goes on after a restart, planned or not, although the other side has keys of before', async () => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
