@@ -164,8 +164,16 @@ std::vector<ThreadRounds> Engine::ask_threads() const {
   return threads;
 }
 
-Descriptors Engine::release() {
+/// All threads have ended before the first loop goes: a lane may wake any other.
+void Engine::end_loops() {
+  for (auto& loop : loops_) loop->stop();
   loops_.clear();
+}
+
+Engine::~Engine() { end_loops(); }
+
+Descriptors Engine::release() {
+  end_loops();
   descriptors_.features = features_.bits();
   return std::move(descriptors_);
 }

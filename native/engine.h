@@ -64,9 +64,11 @@ class Engine {
   /// Joins the threads and gives the descriptors back, open, for another engine. Nothing else may be asked of this one
   /// afterwards. An engine that is destroyed instead closes them, with which the TUN disappears.
   Descriptors release();
+  ~Engine();
 
  private:
   explicit Engine(Descriptors descriptors);
+  void end_loops();
   void make_room_for(std::span<const uint8_t> records);
 
   Descriptors descriptors_;

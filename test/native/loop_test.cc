@@ -1,5 +1,6 @@
 // loop_test.cc - a loop's thread with directions of the test's: what it asks of them, and when it has its priority;
-// core.test.ts builds and runs it.
+// core.test.ts builds and runs it. Also the end of an engine whose lanes wake each other.
+#include "../../native/engine.cc"
 #include "../../native/walk/loop.cc"
 
 #include <poll.h>
@@ -132,6 +133,43 @@ void test_priority() {
   CHECK(getpriority(PRIO_PROCESS, 0) == usual);
 }
 
+/// A lane that hears of new keys wakes another while the engine ends, which may end that one first.
+void test_lanes_end() {
+  constexpr uint32_t kSessions = 512, kSecret = 77;
+  const auto sealing = Aead::create(Aead::Way::kSeal);
+  for (int round = 0; round < 20; round++) {
+    Ends tuns[2];
+    Descriptors descriptors;
+    for (Ends& tun : tuns) {
+      UdpSocket socket;
+      CHECK(!open_udp(SocketAddress(Address::v4(to_be32(INADDR_LOOPBACK)), 0), Share::kNo, 8 << 20, 0, socket));
+      descriptors.loops.push_back({Fd(dup(tun.fds[0])), std::move(socket.fd), Fd()});
+    }
+    const int last = descriptors.loops.back().socket.get();
+    const SocketAddress to = bound_address(last);
+    RunOptions options;
+    options.encapsulation = "wireguard";
+    store_le32(&options.own.encap[Wireguard::kSecret], kSecret);
+    std::vector<uint64_t> counters(2 * kCounterCount);
+    std::unique_ptr<Engine> engine;
+    CHECK(!Engine::run(std::move(descriptors), options, counters.data(), engine));
+    for (uint32_t session = 1; session <= kSessions; session++) {
+      const uint32_t index = session << Sessions::kPairBits ^ kSecret;
+      engine->sessions()->set_keys(session, {.own_index = index, .send = {}, .receive = {}}, now_ms());
+      uint8_t datagram[kEncapBytes<Wireguard>] = {4};
+      store_le32(&datagram[4], index);
+      sealing->use(1, Key());
+      CHECK(sealing->seal(0, {datagram + Wireguard::kHeaderBytes, 0}));
+      CHECK(send_now(last, to, datagram));
+    }
+    if (round % 2 == 0) {
+      CHECK(engine->release().loops.size() == 2);
+    } else {
+      engine.reset();
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -139,5 +177,6 @@ int main(int argc, char** argv) {
   test_counts_at_the_end();
   test_ticks();
   test_priority();
+  test_lanes_end();
   return verdict(seed);
 }
