@@ -287,18 +287,21 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted }: Wanted): Pr
     writeFileSync(join(leases, 'config'), JSON.stringify({ Network: NETWORK, Backend }))
 
     const work = async (): Promise<boolean> => {
-      const started = await step(`weftd on each: a lease out of ${NETWORK}, ${isEncrypted ? 'a key' : 'a tunnel'}`, async () => {
-        const all = lab.hosts.map((host) => ({
-          host,
-          daemon: host.startDaemon({
-            before: named(host.name),
-            env: { WIREGUARD_KEY_FILE: join(dirname(host.subnetFile), 'wgkey') },
-            args: ['--lease-dir', leases, '--engine', engine, '--probe-interval', String(PROBE_SECONDS)],
-          }),
-        }))
-        await Promise.all(all.map(({ daemon }) => daemon.line(/flannel is ready/)))
-        return all
-      })
+      const started = await step(
+        `weftd on each: a lease out of ${NETWORK}, ${isEncrypted ? 'a key' : 'a tunnel'}`,
+        async () => {
+          const all = lab.hosts.map((host) => ({
+            host,
+            daemon: host.startDaemon({
+              before: named(host.name),
+              env: { WIREGUARD_KEY_FILE: join(dirname(host.subnetFile), 'wgkey') },
+              args: ['--lease-dir', leases, '--engine', engine, '--probe-interval', String(PROBE_SECONDS)],
+            }),
+          }))
+          await Promise.all(all.map(({ daemon }) => daemon.line(/flannel is ready/)))
+          return all
+        },
+      )
       // The second network starts while the first is tried.
       const starting = wantsBoth ? startBoth(lab, lacksVxlan ? 'host-gw' : 'vxlan') : Promise.resolve([])
       starting.catch(() => {}) // its step tells
@@ -357,13 +360,17 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted }: Wanted): Pr
       say()
       if (heard) {
         const { inside, cable } = heard
-        say(`  ${bold('Who listens')}: ${first.host.name}'s container sends "${TEXT}" to ${second.host.name}'s, which sends it back\n`)
+        say(
+          `  ${bold('Who listens')}: ${first.host.name}'s container sends "${TEXT}" to ${second.host.name}'s, which sends it back\n`,
+        )
         table([
           ['captured', 'packets', 'with the text', "with containers' addresses"],
-          ["in the container", ...Object.values(inside).map(String)],
+          ['in the container', ...Object.values(inside).map(String)],
           [`on the cable, UDP 51820`, ...Object.values(cable).map(String)],
         ])
-        say(`\n  ${isSecret(heard) ? green('✓ Nobody on the cable can read it.') : red('✗ It can be read on the cable.')}`)
+        say(
+          `\n  ${isSecret(heard) ? green('✓ Nobody on the cable can read it.') : red('✗ It can be read on the cable.')}`,
+        )
       } else if (wantsBoth) {
         say(
           `  ${bold('The second network')}, ${bothBy}${lacksVxlan ? dim(` (${lacksVxlan})`) : ''}. Ping by IPv4, by IPv6\n`,

@@ -29,7 +29,7 @@ export interface Heard {
 /** The packets of a capture so far (pcap, as tcpdump writes it on this machine). */
 function packetsOf(pcap: Buffer): Buffer[] {
   const packets: Buffer[] = []
-  for (let at = 24; at + 16 <= pcap.length; ) {
+  for (let at = 24; at + 16 <= pcap.length;) {
     const end = at + 16 + pcap.readUInt32LE(at + 8)
     if (end > pcap.length) break
     packets.push(pcap.subarray(at + 16, end))

@@ -2,8 +2,8 @@
 // open a datagram.
 //
 // Sealing writes what stands before a packet and what stands behind it, and may refuse, or keep the packet until it can
-// be sealed: an encapsulation with keys has none yet. Opening yields a packet, or a message for JavaScript, or nothing for
-// anybody. One with keys has sessions (core/sessions.h), and timers.
+// be sealed: an encapsulation with keys has none yet. Opening yields a packet, or a message for JavaScript, or nothing
+// for anybody. One with keys has sessions (core/sessions.h), and timers.
 //
 // An encapsulation is a parameter of theirs at compile time, so that what one does not have costs it nothing. Each is a
 // file of encap/ and a line in engine.cc, and for the dgram engine one in src/path/engine/encapsulation.ts.
@@ -89,10 +89,10 @@ concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const P
 template <Encapsulation E>
 constexpr size_t kEncapBytes = E::kHeaderBytes + E::kTrailerBytes;
 
-/// One that proves who sent a packet, made with the sessions that its directions of all loops share. It takes packets in
-/// one piece, its datagrams come from the port that peers know, and it has timers: `tick(now_ms, out)` is called every
-/// kTickMs, and after each turn of a loop, by the loop's thread. `out.send(to, datagram, inner_bytes, slot)` sends at
-/// once, `out.drop(reason, packets)` counts what is given up.
+/// One that proves who sent a packet, made with the sessions that its directions of all loops share. It takes packets
+/// in one piece, its datagrams come from the port that peers know, and it has timers: `tick(now_ms, out)` is called
+/// every kTickMs, and after each turn of a loop, by the loop's thread. `out.send(to, datagram, inner_bytes, slot)`
+/// sends at once, `out.drop(reason, packets)` counts what is given up.
 template <typename E>
 concept HasSessions = Encapsulation<E> && std::constructible_from<E, const OwnEnd&, Sessions&> &&
     requires(E& encapsulation) {

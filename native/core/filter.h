@@ -149,7 +149,7 @@ class Filter {
   Strangers* strangers_;
   const PeerTable* table_ = nullptr;
   const Endpoint* peer_ = nullptr;  // of the packet that was asked about last
-  uint32_t session_ = 0;               // of the peer that proved to have sent it
+  uint32_t session_ = 0;            // of the peer that proved to have sent it
   // Most packets of a turn are a stream's: what was found of one is known of the next.
   uint64_t sender_ = 0;                            // its first word
   Address from_;                                   // its address

@@ -1,8 +1,8 @@
 // mailbox.h - what the lanes tell JavaScript of handshakes: messages that came, sessions that want one, or have come
 // of one, peers that moved.
 //
-// It has few places. Messages from hosts that are peers have places of their own, and each host one of each kind: whoever
-// floods takes no place from another peer, and costs JavaScript no more than it takes out.
+// It has few places. Messages from hosts that are peers have places of their own, and each host one of each kind:
+// whoever floods takes no place from another peer, and costs JavaScript no more than it takes out.
 #pragma once
 
 #include <algorithm>

@@ -157,8 +157,8 @@ Session::Accepted Session::accept(uint32_t own_index, uint64_t counter, bool is_
 Session::Due Session::look(int64_t keepalive_ms, int64_t now_ms) {
   const Lock lock(lock_);
   Due due;
-  const auto waits = std::ranges::find_if(
-      staged_, [&](const Staged& each) { return now_ms - each.since_ms < Limits::kStagedMs; });
+  const auto waits =
+      std::ranges::find_if(staged_, [&](const Staged& each) { return now_ms - each.since_ms < Limits::kStagedMs; });
   due.expired = static_cast<size_t>(waits - staged_.begin());
   staged_.erase(staged_.begin(), waits);
   for (PairPointer* pair : {&previous_, &current_, &next_}) {

@@ -1,12 +1,12 @@
 // session.h - WireGuard's session with one peer: its keys, what waits for them, and when something is due.
 //
-// A handshake yields a pair of keys, which lives for three minutes. A session has up to three pairs: `current` is sealed
-// with; `previous` still opens what was on its way; `next` is one that the peer made with us, and takes the place of
-// `current` with the first packet that the peer seals with it, since only then do both know it (white paper, sections
-// 5.4.6 and 6.3; the kernel's noise.c).
+// A handshake yields a pair of keys, which lives for three minutes. A session has up to three pairs: `current` is
+// sealed with; `previous` still opens what was on its way; `next` is one that the peer made with us, and takes the
+// place of `current` with the first packet that the peer seals with it, since only then do both know it (white paper,
+// sections 5.4.6 and 6.3; the kernel's noise.c).
 //
-// Handshakes are JavaScript's (src/path/kinds/wireguard/). All that a session knows of them is that one is wanted, which
-// it says at most every few seconds, and the keys that come of it.
+// Handshakes are JavaScript's (src/path/kinds/wireguard/). All that a session knows of them is that one is wanted,
+// which it says at most every few seconds, and the keys that come of it.
 //
 // Lanes use a session at once. It is locked for a few instructions at a time and never while a packet is sealed or
 // opened: a lane takes a counter, and has its own copy of the key.
@@ -98,7 +98,7 @@ class Session {
   struct Accepted {
     std::optional<Counter> reason;  ///< why it is dropped
     bool wants_handshake = false;
-    bool has_moved = false;  ///< the peer sends from elsewhere than we sent to
+    bool has_moved = false;     ///< the peer sends from elsewhere than we sent to
     bool is_confirmed = false;  ///< its keys are in use from now on: what waits may go
   };
   /// What is due by the clock.
@@ -140,7 +140,10 @@ class Session {
   using Limits = SessionLimits;
   struct Pair {
     Pair(uint64_t number, const SessionKeys& keys, int64_t now_ms)
-        : number(number), keys(keys), made_ms(now_ms - keys.age_ms), next_counter(keys.first_counter),
+        : number(number),
+          keys(keys),
+          made_ms(now_ms - keys.age_ms),
+          next_counter(keys.first_counter),
           received(keys.first_received) {}
     bool is_usable(int64_t now_ms) const {
       return now_ms - made_ms < Limits::kRejectAfterMs && next_counter < Limits::kRejectAfterMessages;
@@ -163,10 +166,10 @@ class Session {
   PairPointer previous_, current_, next_;
   SocketAddress to_;
   std::vector<Staged> staged_;
-  int64_t asked_ms_ = 0;        // when a handshake was asked for; 0: not yet, as the next
-  int64_t passed_ms_ = 0;       // when anything authenticated passed, either way
-  int64_t unanswered_ms_ = 0;   // since when data is sent and nothing comes
-  int64_t unthanked_ms_ = 0;    // since when data has come and nothing is sent
+  int64_t asked_ms_ = 0;       // when a handshake was asked for; 0: not yet, as the next
+  int64_t passed_ms_ = 0;      // when anything authenticated passed, either way
+  int64_t unanswered_ms_ = 0;  // since when data is sent and nothing comes
+  int64_t unthanked_ms_ = 0;   // since when data has come and nothing is sent
 };
 
 }  // namespace weft

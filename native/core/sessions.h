@@ -2,10 +2,11 @@
 //
 // A peer's record names its session (the first 4 bytes of its `encap`): a host with subnets of both families, or with
 // several, has one. So do the datagrams that it sends: what names a pair of keys in them has the session's number
-// in it, mixed with a secret of this process, so that it is found without a search, and shows nobody how many there are.
+// in it, mixed with a secret of this process, so that it is found without a search, and shows nobody how many there
+// are.
 //
-// A session is made when a record or keys name it, and stays until the engine ends. One whose peer is gone is wiped, and
-// its number may be another's.
+// A session is made when a record or keys name it, and stays until the engine ends. One whose peer is gone is wiped,
+// and its number may be another's.
 #pragma once
 
 #include <array>
@@ -27,7 +28,8 @@ class Sessions {
   static constexpr uint32_t kMaxSessions = 1 << 20;
   /// The bits of an index beside the session's number, by which its pairs differ.
   static constexpr uint32_t kPairBits = 12;
-  /// Of all packets that wait, in bytes: an eighth of a second of a gigabit. Hosts that answer nobody cost no more, however many.
+  /// Of all packets that wait, in bytes: an eighth of a second of a gigabit. Hosts that answer nobody cost no more,
+  /// however many.
   static constexpr size_t kMaxStagedBytes = 16 << 20;
 
   /// `ring` is called when there is mail, and when there is something for a lane to send.
@@ -49,8 +51,8 @@ class Sessions {
     each_record(records, [&](const PeerRecord& record) {
       const uint32_t number = number_of(record.encap);
       if (record.is_gone() || number == 0 || number >= kMaxSessions) return;
-      const Address to = record.endpoint_family == 4 ? Address::v4(load<uint32_t>(record.endpoint))
-                                                     : Address::v6(record.endpoint);
+      const Address to =
+          record.endpoint_family == 4 ? Address::v4(load<uint32_t>(record.endpoint)) : Address::v6(record.endpoint);
       room_for(number).send_to(SocketAddress(to, load<uint16_t>(record.port)));
     });
   }

@@ -1,5 +1,5 @@
-// aead.h - ChaCha20-Poly1305 (RFC 8439) by the OpenSSL that Node brings along, for packets: one context a lane, in which
-// the nonce alone is set anew while packets of one key follow each other.
+// aead.h - ChaCha20-Poly1305 (RFC 8439) by the OpenSSL that Node brings along, for packets: one context a lane, in
+// which the nonce alone is set anew while packets of one key follow each other.
 //
 // Node exports OpenSSL's symbols to addons (doc/api/addons.md), so nothing is linked: they are looked up in the process
 // when an engine starts. OpenSSL promises that their prototypes stay within major version 3. A Node without them, or
@@ -50,9 +50,9 @@ class Aead {
   /// Uses a key from now on. A number belongs to one key for as long as the process lives.
   void use(uint64_t number, const Key& key);
 
-  /// Seals `bytes` in place and writes the tag behind them, where there are kTagBytes of room. The nonce is the counter,
-  /// little-endian, behind four zeroes; nothing else is authenticated. False when OpenSSL refused, and then the bytes are
-  /// nothing.
+  /// Seals `bytes` in place and writes the tag behind them, where there are kTagBytes of room. The nonce is the
+  /// counter, little-endian, behind four zeroes; nothing else is authenticated. False when OpenSSL refused, and then
+  /// the bytes are nothing.
   bool seal(uint64_t counter, std::span<uint8_t> bytes);
   /// Opens in place what seal() made of `bytes`, with its tag behind them; false when it is not that, and then the
   /// bytes are nothing.

@@ -31,8 +31,7 @@ class Vxlan {
     std::memcpy(vxlan_ + kVni, own.encap.data() + kMacBytes, kVniBytes);
   }
 
-  Sealed seal(const Endpoint& peer, const Packet& packet, std::span<uint8_t> bytes,
-                              std::span<uint8_t>) const {
+  Sealed seal(const Endpoint& peer, const Packet& packet, std::span<uint8_t> bytes, std::span<uint8_t>) const {
     uint8_t* out = bytes.data();
     std::memcpy(out, vxlan_, sizeof vxlan_);
     std::memcpy(out + kDestination, peer.encap.data(), kMacBytes);

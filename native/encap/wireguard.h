@@ -1,7 +1,7 @@
 // wireguard.h - WireGuard's data messages: 16 bytes of header, the packet sealed, 16 bytes of tag.
 //
-// As the white paper has them (section 5.4.6), to and from kernels, wireguard-go and others. Packets are not padded: all
-// of them take what is not, and the lengths stay those that the path was found to take. Messages of handshakes are
+// As the white paper has them (section 5.4.6), to and from kernels, wireguard-go and others. Packets are not padded:
+// all of them take what is not, and the lengths stay those that the path was found to take. Messages of handshakes are
 // JavaScript's, and only carried there (core/mailbox.h). The keys, and what may be done with them when, are the
 // session's (core/session.h).
 #pragma once
@@ -81,8 +81,8 @@ class Wireguard {
     return packet.empty() ? Opened::nothing() : Opened::packet(packet, number);
   }
 
-  /// Hands a message to JavaScript; false when there are too many. Packets for no session say something of peers alone: of
-  /// others they would only take the places of handshakes.
+  /// Hands a message to JavaScript; false when there are too many. Packets for no session say something of peers alone:
+  /// of others they would only take the places of handshakes.
   bool deliver(const SocketAddress& from, std::span<const uint8_t> message, bool is_from_peer) {
     if (!is_from_peer && message[0] == kData) return false;
     return sessions_->mailbox().post(from, message, is_from_peer);

@@ -63,11 +63,10 @@ class EngineHandle : public WithCleanup<EngineHandle> {
          InstanceMethod<&EngineHandle::take_strangers>("takeStrangers"),
          InstanceMethod<&EngineHandle::set_keys>("setKeys"),
          InstanceMethod<&EngineHandle::forget_session>("forgetSession"),
-         InstanceMethod<&EngineHandle::hand_over>("handOverKeys"),
-         InstanceMethod<&EngineHandle::take_mail>("takeMail"), InstanceMethod<&EngineHandle::send>("send"),
-         InstanceMethod<&EngineHandle::traffic>("traffic"), InstanceMethod<&EngineHandle::drops>("drops"),
-         InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
-         InstanceAccessor<&EngineHandle::offloads>("offloads")});
+         InstanceMethod<&EngineHandle::hand_over>("handOverKeys"), InstanceMethod<&EngineHandle::take_mail>("takeMail"),
+         InstanceMethod<&EngineHandle::send>("send"), InstanceMethod<&EngineHandle::traffic>("traffic"),
+         InstanceMethod<&EngineHandle::drops>("drops"), InstanceMethod<&EngineHandle::release_descriptors>("release"),
+         InstanceMethod<&EngineHandle::stop>("stop"), InstanceAccessor<&EngineHandle::offloads>("offloads")});
   }
 
   explicit EngineHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {}
@@ -180,8 +179,8 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   }
   Napi::Value take_mail(const Napi::CallbackInfo& info) {
     Napi::Env env = info.Env();
-    Napi::Array letters = Napi::Array::New(env), wanted = Napi::Array::New(env),
-                confirmed = Napi::Array::New(env), moved = Napi::Array::New(env);
+    Napi::Array letters = Napi::Array::New(env), wanted = Napi::Array::New(env), confirmed = Napi::Array::New(env),
+                moved = Napi::Array::New(env);
     if (engine_ && engine_->sessions()) {
       const Mailbox::Mail mail = engine_->sessions()->mailbox().take(info[0].As<Napi::Number>().Uint32Value());
       for (const Mailbox::Letter& letter : mail.letters) {

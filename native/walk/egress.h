@@ -89,7 +89,8 @@ class Egress final : public Direction {
   static constexpr size_t kMaxReads = 64;
   static constexpr size_t kReadBudgetBytes = 256 << 10;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
-  /// Of each datagram there is room for the headers, and where it is sealed in one piece for a share of what a turn reads.
+  /// Of each datagram there is room for the headers, and where it is sealed in one piece for a share of what a turn
+  /// reads.
   static constexpr size_t kRoomBytes =
       kEncapBytes<Encap> + kMaxHeadersBytes + (HasSessions<Encap> ? kReadBudgetBytes / 1'024 : 0);
 
@@ -126,7 +127,8 @@ class Egress final : public Direction {
       decrement_hop_limit(bytes, packet);
     }
 
-    if (path_.other_sender >= 0 && goes_by_other(*endpoint, bytes, packet)) return send_by_other(*endpoint, bytes, packet);
+    if (path_.other_sender >= 0 && goes_by_other(*endpoint, bytes, packet))
+      return send_by_other(*endpoint, bytes, packet);
 
     const size_t mtu = packet.total > PathMtu::kAlwaysFits ? mtu_to(*endpoint) : kMaxDatagramBytes;
     if (virtio.gso_type != kGsoNone) return cut(virtio, bytes, packet, *endpoint, mtu);
@@ -185,7 +187,8 @@ class Egress final : public Direction {
     const Ecn ecn = outer_ecn(whole.header, packet);
     if (whole.header_bytes + whole.payload_bytes > mtu) path_.counters.add(k_tx_fragmented);
     while (!fragments.done()) {
-      uint8_t* start = room(Encap::kHeaderBytes + fragments.header_bytes(), std::min(mtu, whole.header_bytes + whole.payload_bytes));
+      uint8_t* start =
+          room(Encap::kHeaderBytes + fragments.header_bytes(), std::min(mtu, whole.header_bytes + whole.payload_bytes));
       const Segment fragment = fragments.next(start + Encap::kHeaderBytes);
       seal(endpoint, packet, ecn, {start, Encap::kHeaderBytes + fragment.header_bytes},
            {fragment.payload, fragment.payload_bytes});
@@ -316,7 +319,7 @@ class Egress final : public Direction {
   bool header_;  // the TUN speaks virtio headers
   ByFamily<Address> own_;
   PathProbe probe_, other_probe_;  // each for peers of its family
-  int64_t turn_ms_ = 0;  // the time when the turn began; 0 while nobody has asked
+  int64_t turn_ms_ = 0;            // the time when the turn began; 0 while nobody has asked
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;  // during a turn
   Encap encap_;

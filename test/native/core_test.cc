@@ -665,7 +665,9 @@ static void test_nested() {
       store_be16(&datagram[4], static_cast<uint16_t>(datagram.size() - 40));
       return datagram;
     };
-    const auto is_circle6 = [&](Bytes bytes) { return is_nested_twice({.ipv6 = ipv6(kOwn)}, encap, bytes.data(), read(bytes)); };
+    const auto is_circle6 = [&](Bytes bytes) {
+      return is_nested_twice({.ipv6 = ipv6(kOwn)}, encap, bytes.data(), read(bytes));
+    };
     const Bytes once6 = around6(build({}));
     CHECK(!is_circle6(once6) && !is_circle6(once) && !is_circle6(around(once, encap)) &&
           !is_circle(around6(once6), encap));
@@ -1218,8 +1220,8 @@ static void test_session() {
   const SocketAddress there(ipv4(0xc0000202), to_be16(51820)), elsewhere(ipv4(0xc0000203), to_be16(51820));
   uint64_t pairs = 100;
   const auto keys = [](bool is_initiator, uint32_t index) {
-    return SessionKeys{.is_initiator = is_initiator, .own_index = index, .peer_index = index + 50, .send = {},
-                       .receive = {}};
+    return SessionKeys{
+        .is_initiator = is_initiator, .own_index = index, .peer_index = index + 50, .send = {}, .receive = {}};
   };
   const auto make = [&](Session& session, bool is_initiator, uint32_t index, int64_t now) {
     session.set_keys(++pairs, keys(is_initiator, index), now);
@@ -1328,7 +1330,8 @@ static void test_session() {
     for (int i = 0; i < 5; i++) CHECK(session.begin_seal(*lane, true, 1'000).is_granted);
     CHECK(!comes(session, 1, 41, 1'000).reason);
     const std::vector<SessionKeys> handed = session.hand_over(61'000);
-    CHECK(handed.size() == 1 && !session.begin_seal(*lane, true, 61'000).is_granted && session.hand_over(61'000).empty());
+    CHECK(handed.size() == 1 && !session.begin_seal(*lane, true, 61'000).is_granted &&
+          session.hand_over(61'000).empty());
     heir.set_keys(++pairs, handed.at(0), 5'000);
     CHECK(heir.begin_seal(*lane, true, 5'000).counter == 5);
     CHECK(comes(heir, 1, 41, 5'000).reason == k_rx_drop_replay && !comes(heir, 1, 42, 5'000).reason);
@@ -1346,7 +1349,8 @@ static void test_session() {
 /// Sessions are found by the number in a record, and by what a datagram names; by threads while others make some.
 static void test_sessions() {
   std::atomic<int> mail{0}, lane{0};
-  Sessions sessions(0x12345678, [&] { mail++; }, [&] { lane++; });
+  Sessions sessions(
+      0x12345678, [&] { mail++; }, [&] { lane++; });
   const auto of = [](uint8_t third, uint32_t number) {
     Bytes r = record(4, 24, {10, 5, third, 0}, 0xc0000202);
     store_le32(&r[40], number);

@@ -1,6 +1,5 @@
 // loop_test.cc - a loop's thread with directions of the test's: what it asks of them, and when it has its priority;
 // core.test.ts builds and runs it. Also the end of an engine whose lanes wake each other.
-#include "../../native/engine.cc"
 #include "../../native/walk/loop.cc"
 
 #include <poll.h>
@@ -9,6 +8,7 @@
 
 #include <thread>
 
+#include "../../native/engine.cc"
 #include "../../native/walk/naive.cc"
 #include "checks.h"
 

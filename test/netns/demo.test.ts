@@ -36,7 +36,13 @@ it('encrypts, and finds nothing on the cable of what it finds in the container',
   expect(stdout).toMatch(/^  in the container +20 +20 +20$/m)
   expect(stdout).toMatch(/^  on the cable, UDP 51820 +20 +0 +0$/m)
   expect(stdout).toMatch(/Nobody on the cable can read it/)
-  const other = await execute([process.execPath, join(packageRoot, 'dist/lab/demo.js'), '--encrypted', '--engine', 'dgram'])
+  const other = await execute([
+    process.execPath,
+    join(packageRoot, 'dist/lab/demo.js'),
+    '--encrypted',
+    '--engine',
+    'dgram',
+  ])
   expect(other).toMatchObject({ code: 2, stderr: expect.stringContaining('--encrypted goes neither with') })
 })
 

@@ -73,10 +73,17 @@ it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
     await reach(podC.namespace, podA.address)
     const pid = String(go.process.pid)
     const shown = await b.output(['nsenter', '--target', pid, '--mount', 'wg', 'show', 'flannel-wg', 'dump'])
-    const handshakes = shown.trim().split('\n').slice(1).map((line) => Number(line.split('\t')[4]))
+    const handshakes = shown
+      .trim()
+      .split('\n')
+      .slice(1)
+      .map((line) => Number(line.split('\t')[4]))
     expect(handshakes).toHaveLength(2)
     for (const at of handshakes) expect(at).toBeGreaterThan(0)
-    for (const [from, to] of [[podA, podB], [podB, podA]] as const) {
+    for (const [from, to] of [
+      [podA, podB],
+      [podB, podA],
+    ] as const) {
       const server = await iperfServer((command) => to.spawn(command))
       const { bitsPerSecond } = await server.run(from.namespace, to.address, 1)
       expect(bitsPerSecond).toBeGreaterThan(20e6)
@@ -92,10 +99,17 @@ it('carries packets both ways by several lanes, of which each may seal by the sa
   const pods: Pod[] = []
   for (const host of lab.hosts) pods.push(await host.startPod())
   const [podA, podB, podC] = pods as [Pod, Pod, Pod]
-  for (const [from, to] of [[podA, podB], [podB, podC], [podC, podA]] as const) {
+  for (const [from, to] of [
+    [podA, podB],
+    [podB, podC],
+    [podC, podA],
+  ] as const) {
     await reach(from.namespace, to.address)
     const server = await iperfServer((command) => to.spawn(command))
-    for (const more of [['-P', '4'], ['-P', '4', '-R']]) {
+    for (const more of [
+      ['-P', '4'],
+      ['-P', '4', '-R'],
+    ]) {
       const { bitsPerSecond } = await server.run(from.namespace, to.address, 1, more)
       expect(bitsPerSecond).toBeGreaterThan(20e6)
     }

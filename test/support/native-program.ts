@@ -53,5 +53,7 @@ export async function buildNative(
   const objects = await objectsOf(rooms, flags, dirname(to))
   // What Node would bring along.
   const openssl = ['-Wl,--no-as-needed', '-l:libcrypto.so.3']
-  await output(['g++', ...FLAGS, ...flags, source, ...objects, '-o', to, '-lpthread', ...openssl], { timeoutMs: BUILD_MS })
+  await output(['g++', ...FLAGS, ...flags, source, ...objects, '-o', to, '-lpthread', ...openssl], {
+    timeoutMs: BUILD_MS,
+  })
 }

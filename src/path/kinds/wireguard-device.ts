@@ -16,7 +16,7 @@ import type { Run } from '../../host/command.ts'
 import { addDevice, findLink } from '../../host/links.ts'
 import { KINDS, WIREGUARD_KEY } from '../kinds.ts'
 import type { Log } from '../../base/log.ts'
-import { Secret } from '../../base/secret.ts'
+import type { Secret } from '../../base/secret.ts'
 
 type Child = ChildProcessByStdio<null, Readable, Readable>
 

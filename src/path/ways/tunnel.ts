@@ -270,8 +270,8 @@ export async function openTunnel(
   await eachSide((side) => refuseRoute(side, (name) => isNamedBy(tunName, name)))
   const endTo = ({ family }: Side, peer: Lease): Peer => {
     const { address: endpoint, port: to } = placeOf(peer)
-    const limit = limits[family].get(peer.key) ?? 0
-    const place = { subnet: sideOf(peer, family).subnet, endpoint, port: to, limit, slot: slots.slotOf(peer.key) }
+    const what = { slot: slots.slotOf(peer.key), limit: limits[family].get(peer.key) ?? 0 }
+    const place = { subnet: sideOf(peer, family).subnet, endpoint, port: to, ...what }
     const other = outers.length > 1 ? { other: otherHostOf(peer) } : {}
     return { ...place, ...(endOf ? { encap: endOf(peer) } : {}), ...other }
   }
@@ -302,8 +302,7 @@ export async function openTunnel(
     // Peers that go come first: the subnet of one that goes may be another's from now on.
     return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
   }
-  const tellKeeper = (): void =>
-    kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
+  const tellKeeper = (): void => kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
   for (const { filter } of sides) filter.take(leases, lease.key)
   tellKeeper()
   slots.keep(peerKeys())
@@ -364,7 +363,10 @@ export async function openTunnel(
   const devices = new Map(
     sides.map(({ family, network, subnet, beside }) => {
       const isOwnRoute = (destination: string): boolean => beside.some((way) => way.hasRoute?.(destination))
-      return [family, createTunDevice({ name: engine.tunName, network, subnet, mtu, run, log, isOwnRoute, ...scope })] as const
+      return [
+        family,
+        createTunDevice({ name: engine.tunName, network, subnet, mtu, run, log, isOwnRoute, ...scope }),
+      ] as const
     }),
   )
   const configure = async ({ family }: Side): Promise<void> => devices.get(family)?.configure()

@@ -90,7 +90,9 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
         writeFileSync(`${stampFile}.new`, String(tick), { mode: 0o600 })
         renameSync(`${stampFile}.new`, stampFile)
       } catch (error) {
-        log.warn(`${stampFile} cannot be written (${messageOf(error)}): should the clock go back, peers refuse this node`)
+        log.warn(
+          `${stampFile} cannot be written (${messageOf(error)}): should the clock go back, peers refuse this node`,
+        )
       }
     },
     roamed: (number, to) => move(byNumber.get(number), to),
@@ -240,4 +242,3 @@ function readTick(file: string): number {
     return -1 // a first start
   }
 }
-

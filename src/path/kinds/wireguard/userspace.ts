@@ -34,7 +34,11 @@ export interface UserspaceOptions {
 /** A packet is let in if the key that it is sealed with is that of the peer whose subnet it is from. */
 const SETTINGS = { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } } as const
 
-export function openUserspace(options: UserspaceOptions, lease: OwnLease, leases: ReadonlyMap<string, Lease>): Promise<DataPath> {
+export function openUserspace(
+  options: UserspaceOptions,
+  lease: OwnLease,
+  leases: ReadonlyMap<string, Lease>,
+): Promise<DataPath> {
   const { parts, name, families, outer, port, mtu, overhead, filter, log } = options
   const { privateKey, psk, keepalive, stampFile, peerOf } = options
   const keeper = createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, log })

@@ -45,7 +45,19 @@ const run: Run = async (file, args) => {
 }
 const open = (keyFile: string) =>
   openWireguardDevice(
-    { ...{ name: 'flannel-wg', keyFile, ownKey: 'PUB', port: 51_820, byWireguardGo: false, psk: new Secret(PSK), keepalive: 0 }, run, log },
+    {
+      ...{
+        name: 'flannel-wg',
+        keyFile,
+        ownKey: 'PUB',
+        port: 51_820,
+        byWireguardGo: false,
+        psk: new Secret(PSK),
+        keepalive: 0,
+      },
+      run,
+      log,
+    },
     new AbortController().signal,
   )
 

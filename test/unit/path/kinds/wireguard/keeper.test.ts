@@ -35,8 +35,10 @@ afterEach(() => {
   vi.useRealTimers()
 })
 
-const lease = (key: string, of: number): Lease =>
-  ({ key, subnet: {}, attrs: { publicIp: {}, backendType: 'wireguard', backendData: of }, revision: 0n }) as unknown as Lease
+const lease = (key: string, of: number): Lease => {
+  const attrs = { publicIp: {}, backendType: 'wireguard', backendData: of }
+  return { key, subnet: {}, attrs, revision: 0n }
+}
 
 /** One of two hosts: its keeper, and the keys that its engine was given. */
 class Node {
@@ -60,7 +62,10 @@ class Node {
   begin(): void {
     this.keeper.begin({
       setKeys: (session, keys) =>
-        this.given.push({ session, keys: { ...keys, sendKey: keys.sendKey.slice(), receiveKey: keys.receiveKey.slice() } }),
+        this.given.push({
+          session,
+          keys: { ...keys, sendKey: keys.sendKey.slice(), receiveKey: keys.receiveKey.slice() },
+        }),
       forget: (session) => this.forgotten.push(session),
       takeMail: () => {
         const { mail } = this
@@ -68,7 +73,8 @@ class Node {
         return mail
       },
       send: (to, datagram) => {
-        if (!this.isCut) nodes[to.address === PLACES[0]!.address ? 0 : 1]?.hears(PLACES[this.me]!, Buffer.from(datagram))
+        if (!this.isCut)
+          nodes[to.address === PLACES[0]!.address ? 0 : 1]?.hears(PLACES[this.me]!, Buffer.from(datagram))
         return true
       },
     })
@@ -146,7 +152,12 @@ it('has no keys with who has another pre-shared one, and says so', async () => {
 it('has one session of a key, whatever leases it has, and forgets it with the last', () => {
   const [a] = both()
   const number = a.number()
-  a.keeper.setPeers(new Map([['b', lease('b', 1)], ['b2', lease('b2', 1)]]))
+  a.keeper.setPeers(
+    new Map([
+      ['b', lease('b', 1)],
+      ['b2', lease('b2', 1)],
+    ]),
+  )
   a.keeper.setPeers(new Map([['b2', lease('b2', 1)]]))
   expect([a.number(), a.forgotten]).toEqual([number, []])
   a.keeper.setPeers(new Map())
