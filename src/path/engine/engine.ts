@@ -6,7 +6,7 @@ import type { Address, Addresses, Nets } from '../../net/address.ts'
 import type { EncapsulationName } from './encapsulation.ts'
 import type { Stranger } from './filter.ts'
 
-export type { UdpEndpoint }
+export type { SessionKeys, UdpEndpoint }
 
 /** Counters since the engine started, by name; `native/core/counters.h` lists them with what each counts. */
 export type Counters = Readonly<Record<string, bigint>>

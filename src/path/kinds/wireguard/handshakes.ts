@@ -17,6 +17,7 @@
 // Times are in ms, of a clock that never goes back, but for `wall`.
 
 import { SecretBytes } from '../../../base/secret.ts'
+import type { SessionKeys } from '../../engine/engine.ts'
 import { createBucket } from '../../engine/reference/bucket.ts'
 import {
   COOKIE_REPLY_BYTES,
@@ -45,6 +46,7 @@ import {
 } from './noise.ts'
 import { createStamps, orderOf, STAMP_BYTES, stampOf } from './tai64n.ts'
 
+export type { SessionKeys } from '../../engine/engine.ts'
 export type { Endpoint } from './cookie.ts'
 
 const TYPE_INITIATION = 1
@@ -71,20 +73,10 @@ const LOW_BITS = 12
 const LOW_MASK = (1 << LOW_BITS) - 1
 export const MOST_PEERS = 2 ** (32 - LOW_BITS)
 
-/** A session's keys, which are the engine's as soon as it was given them: they are wiped then. */
-export interface SessionKeys {
-  /** True for the one that asked, which sends by it at once; the other waits for a packet under it. */
-  readonly isInitiator: boolean
-  /** What the peer's packets name it by, and ours for the peer. */
-  readonly ownIndex: number
-  readonly peerIndex: number
-  readonly sendKey: Uint8Array
-  readonly receiveKey: Uint8Array
-}
-
 /** What the handshakes ask of the engine. */
 export interface SessionEngine {
   send(to: Endpoint, datagram: Uint8Array): void
+  /** The keys are wiped after it. */
   setKeys(peer: number, keys: SessionKeys): void
 }
 
