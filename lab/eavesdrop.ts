@@ -46,10 +46,12 @@ interface Tap {
 /** Listens at eth0 of a host or a container; resolves when it does. */
 async function tap(at: Place, filter: string): Promise<Tap> {
   const child = at.spawn(['tcpdump', '-i', 'eth0', '-U', '--immediate-mode', '-s', '0', '-w', '-', filter])
+  const { stdout, stderr } = child
+  if (!stdout || !stderr) throw new Error('tcpdump has no output')
   let pcap = Buffer.alloc(0)
   let said = ''
-  child.stdout!.on('data', (part: Buffer) => (pcap = Buffer.concat([pcap, part])))
-  child.stderr!.on('data', (part: Buffer) => (said += part.toString()))
+  stdout.on('data', (part: Buffer) => (pcap = Buffer.concat([pcap, part])))
+  stderr.on('data', (part: Buffer) => (said += part.toString()))
   const signal = AbortSignal.timeout(EVENT_MS)
   const until = async (isSo: () => boolean, stream: NodeJS.ReadableStream): Promise<void> => {
     while (!isSo())
@@ -57,10 +59,10 @@ async function tap(at: Place, filter: string): Promise<Tap> {
         throw new Error(`tcpdump does not show what is waited for: ${said.trim()}`)
       })
   }
-  await until(() => said.includes('listening on'), child.stderr!)
+  await until(() => said.includes('listening on'), stderr)
   return {
     async take(count) {
-      await until(() => packetsOf(pcap).length >= count, child.stdout!)
+      await until(() => packetsOf(pcap).length >= count, stdout)
       child.kill('SIGINT')
       await ended(child)
       return packetsOf(pcap)
@@ -76,21 +78,19 @@ function addressBytes(address: string): Buffer {
 
 /** Sends the text from one container to another and back, and tells what of it is found in the other one, and on the cable of its host. */
 export async function eavesdrop(from: Pod, to: Pod, host: Host): Promise<Heard> {
-  const taps = await Promise.all([
+  const [tapInside, tapCable] = await Promise.all([
     tap(to, `icmp and host ${from.address} and greater ${INNER}`),
     tap(host, `udp port 51820 and udp[4:2] = ${UDP_LENGTH}`),
   ])
   const pattern = Buffer.from(TEXT).toString('hex')
   await from.output(['ping', '-n', '-c', String(PINGS), '-i', '0.05', '-s', String(PAYLOAD), '-p', pattern, to.address])
-  const ends = [from, to].map(({ address }) => addressBytes(address)) as [Buffer, Buffer]
-  const addresses = [Buffer.concat(ends), Buffer.concat(ends.toReversed())]
-  const [inside, cable] = await Promise.all(
-    taps.map(async (each): Promise<Found> => {
-      const packets = await each.take(2 * PINGS)
-      const having = (...texts: (string | Buffer)[]): number =>
-        packets.filter((packet) => texts.some((text) => packet.includes(text))).length
-      return { packets: packets.length, withText: having(TEXT), withAddresses: having(...addresses) }
-    }),
-  )
-  return { inside: inside!, cable: cable! }
+  const [one, other] = [addressBytes(from.address), addressBytes(to.address)]
+  const addresses = [Buffer.concat([one, other]), Buffer.concat([other, one])]
+  const foundBy = async (each: Tap): Promise<Found> => {
+    const packets = await each.take(2 * PINGS)
+    const having = (...texts: (string | Buffer)[]): number =>
+      packets.filter((packet) => texts.some((text) => packet.includes(text))).length
+    return { packets: packets.length, withText: having(TEXT), withAddresses: having(...addresses) }
+  }
+  return { inside: await foundBy(tapInside), cable: await foundBy(tapCable) }
 }
