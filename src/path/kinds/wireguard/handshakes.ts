@@ -138,6 +138,8 @@ export interface Handshakes {
   wanted(peer: number, now: number): void
   /** The first packet came under keys of which this node was not the initiator. */
   confirmed(peer: number, now: number): void
+  /** Another engine goes on, which has no keys: what was agreed just now is wanted again. */
+  lostKeys(): void
   /** The engine found that a peer sends from another place. */
   moved(peer: number, to: Endpoint): void
   /** A datagram of type 1, 2 or 3; whatever else is dropped too. */
@@ -487,6 +489,9 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       if (!peer) return
       complete(peer, now)
       if (peer.answered) roam(peer, peer.answered)
+    },
+    lostKeys() {
+      for (const peer of peers.values()) peer.completedAt = -Infinity
     },
     moved(number, to) {
       const peer = peers.get(number)

@@ -1,7 +1,11 @@
 // keeper.ts - between the handshakes and the engine: its mail, the numbers of sessions, and the one timer.
 //
 // A session has a number for as long as its peer's key is known, so that a lease that is written anew, or a second one of the same host,
-// disturbs nothing. An engine that takes the place of another has no session: peers that wait for none find that out as they send.
+// disturbs nothing. The number is nobody's for a while then: what lanes and mail still say of it is said of nobody else.
+// An engine that takes the place of another has no session: peers that wait for none find that out as they send.
+//
+// What comes is work by whoever sends it. For messages that may be anybody's, and for peers that go from place to place, there is a pause
+// after so much of it; a packet for no session, whose sender may be forged, asks for new keys only of a peer that has none.
 
 import { readFileSync, renameSync, writeFileSync } from 'node:fs'
 import { messageOf } from '../../../base/errors.ts'
@@ -15,8 +19,14 @@ import { createHandshakes, type HandshakeState } from './handshakes.ts'
 
 /** The most messages of hosts that are no peers that are looked at at once. */
 const MOST_OF_OTHERS = 64
-/** The pause after so many messages, for each: a flood of them takes no more than a tenth of a core. */
+/** The pause after so many messages, or moves, for each: a flood of them takes no more than a tenth of a core. */
 const REST_MS = 1
+/** The longest, so that who moves does not hold up handshakes. */
+const LONGEST_REST_MS = 500
+/** For how long the number of a peer that went is nobody's: longer than packets wait, mail lies, and a lane's turn takes. */
+const NUMBER_RESTS_MS = 60_000
+/** The age at which keys are of no use any more. */
+const REJECT_AFTER_MS = 180_000
 /** The bytes of a peer's record that the engine reads: the session's number. */
 const END_BYTES = 16
 const MOST_SESSIONS = 1 << 20
@@ -58,6 +68,8 @@ interface Session {
   /** As the lease says it, and where it is. */
   given: UdpEndpoint
   at: UdpEndpoint
+  /** Until when the engine has keys with which the peer has said something, as far as is known here. */
+  keyedUntil: number
   /** The keys of its leases. */
   leases: readonly string[]
 }
@@ -66,7 +78,8 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
   const secret = Buffer.from(systemRandomness.bytes(4)).readUInt32LE()
   const sessions = new Map<string, Session>()
   const byNumber = new Map<number, Session>()
-  const free: number[] = []
+  /** Numbers of peers that went, the longest gone first. */
+  const free: { readonly number: number; readonly from: number }[] = []
   let last = 0
   let engine: EngineSessions | undefined
   let moved: (key: string) => void = () => {}
@@ -74,13 +87,19 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
   let restsUntil = 0
   let isStopped = false
   const shared = psk.isEmpty ? undefined : new SecretBytes(bytesOf(psk.reveal()))
+  /** Sessions by the place of their peer; undefined when it is to be made anew. */
+  let byPlace: ReadonlyMap<string, readonly Session[]> | undefined
 
+  const ownPrivate = new SecretBytes(bytesOf(privateKey.reveal()))
   const handshakes = createHandshakes({
-    privateKey: new SecretBytes(bytesOf(privateKey.reveal())),
+    privateKey: ownPrivate,
     indexSecret: secret,
     engine: {
       send: (to, datagram) => void engine?.send(to, datagram),
-      setKeys: (number, keys) => engine?.setKeys(number, keys),
+      setKeys(number, keys) {
+        engine?.setKeys(number, keys)
+        if (keys.isInitiator) keyed(number)
+      },
     },
     random: systemRandomness,
     wall: () => Date.now(),
@@ -98,10 +117,17 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
     roamed: (number, to) => move(byNumber.get(number), to),
     gaveUp: () => {},
   })
+  ownPrivate.wipe()
+
+  function keyed(number: number): void {
+    const session = byNumber.get(number)
+    if (session && engine) session.keyedUntil = performance.now() + REJECT_AFTER_MS
+  }
 
   function move(session: Session | undefined, to: UdpEndpoint): void {
     if (!session || nameOf(session.at) === nameOf(to)) return
     session.at = to
+    byPlace = undefined
     for (const key of session.leases) moved(key)
   }
 
@@ -129,7 +155,10 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
   function takeMail(now: number): void {
     if (!engine) return
     const mail = engine.takeMail(MOST_OF_OTHERS)
-    for (const number of mail.confirmed) handshakes.confirmed(number, now)
+    for (const number of mail.confirmed) {
+      handshakes.confirmed(number, now)
+      keyed(number)
+    }
     for (const { session, ...to } of mail.moved) {
       handshakes.moved(session, to)
       move(byNumber.get(session), to)
@@ -139,16 +168,31 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
       else handshakes.message(from, bytes, now)
     }
     for (const number of mail.wanted) handshakes.wanted(number, now)
-    if (mail.letters.length > 0) restsUntil = now + mail.letters.length * REST_MS
+    const pause = Math.min((mail.letters.length + mail.moved.length) * REST_MS, LONGEST_REST_MS)
+    if (pause > 0) restsUntil = now + pause
   }
 
-  /** A peer that sends by keys which are not there is given others. */
+  /** A peer that sends by keys which are not there is given others, unless there are some: then it says nothing that is not forged. */
   function renew(from: UdpEndpoint, now: number): void {
-    for (const { number, at } of sessions.values()) if (nameOf(at) === nameOf(from)) handshakes.wanted(number, now)
+    byPlace ??= groupedByPlace()
+    for (const { number, keyedUntil } of byPlace.get(nameOf(from)) ?? [])
+      if (keyedUntil <= now) handshakes.wanted(number, now)
+  }
+  function groupedByPlace(): ReadonlyMap<string, readonly Session[]> {
+    const places = new Map<string, Session[]>()
+    for (const session of sessions.values()) {
+      const place = nameOf(session.at)
+      const there = places.get(place)
+      if (there) there.push(session)
+      else places.set(place, [session])
+    }
+    return places
   }
 
   function newNumber(): number {
-    const number = free.pop() ?? ++last
+    const [first] = free
+    const rested = first && first.from <= performance.now() ? free.shift() : undefined
+    const number = rested?.number ?? ++last
     if (number >= MOST_SESSIONS) throw new Error(`more than ${MOST_SESSIONS} peers with keys`)
     return number
   }
@@ -167,6 +211,8 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
     },
     begin(sessionsOfEngine) {
       engine = sessionsOfEngine
+      for (const session of sessions.values()) session.keyedUntil = -Infinity
+      handshakes.lostKeys()
       takeMail(performance.now())
       schedule()
     },
@@ -190,7 +236,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
         const place = { address, port }
         const session = sessions.get(publicKey)
         if (!session) {
-          const made = { number: newNumber(), publicKey, given: place, at: place, leases: [] }
+          const made = { number: newNumber(), publicKey, given: place, at: place, keyedUntil: -Infinity, leases: [] }
           sessions.set(publicKey, made)
           byNumber.set(made.number, made)
         } else if (nameOf(session.given) !== nameOf(place)) {
@@ -203,8 +249,9 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
         sessions.delete(session.publicKey)
         byNumber.delete(session.number)
         engine?.forget(session.number)
-        free.push(session.number)
+        free.push({ number: session.number, from: performance.now() + NUMBER_RESTS_MS })
       }
+      byPlace = undefined
       handshakes.setPeers(
         [...sessions.values()].map(({ number, publicKey, at }) => ({
           ...{ number, publicKey: bytesOf(publicKey), psk: shared, endpoint: at },
@@ -229,6 +276,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
       clearTimeout(timer)
       engine = undefined
       handshakes.close()
+      shared?.wipe()
     },
   }
 }

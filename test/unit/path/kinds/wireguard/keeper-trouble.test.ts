@@ -1,0 +1,189 @@
+// keeper-trouble.test.ts - what is forged, comes late or too often, and what is lost: of whom it asks for handshakes, and whom it moves.
+
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import type { Mail, SessionKeys, UdpEndpoint } from '../../../../../native/addon.d.ts'
+import type { Log } from '../../../../../src/base/log.ts'
+import { Secret, SecretBytes } from '../../../../../src/base/secret.ts'
+import type { Lease } from '../../../../../src/control/lease/lease.ts'
+import type { EngineSessions } from '../../../../../src/path/engine/engine.ts'
+import { keyPairOf, systemRandomness } from '../../../../../src/path/kinds/wireguard/crypto.ts'
+import { createHandshakes, INITIATION_BYTES, type Handshakes } from '../../../../../src/path/kinds/wireguard/handshakes.ts'
+import { createKeeper, type Keeper } from '../../../../../src/path/kinds/wireguard/keeper.ts'
+
+const NO_MAIL: Mail = { letters: [], wanted: [], confirmed: [], moved: [] }
+const OURS: UdpEndpoint = { address: 0x0a00_0001, port: 51_820 }
+const SILENT: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+const THEIRS: UdpEndpoint = { address: 0x0a00_0002, port: 51_820 }
+
+interface FakeEngine extends EngineSessions {
+  readonly sent: { readonly to: UdpEndpoint; readonly datagram: Buffer }[]
+  readonly keyed: { readonly session: number; readonly isInitiator: boolean }[]
+  readonly forgotten: number[]
+  mail: Mail
+  taken: number
+}
+function engineOf(): FakeEngine {
+  return {
+    ...{ sent: [], keyed: [], forgotten: [], mail: NO_MAIL, taken: 0 },
+    send(to, datagram) {
+      this.sent.push({ to, datagram: Buffer.from(datagram) })
+      return true
+    },
+    setKeys(session: number, { isInitiator }: SessionKeys) {
+      this.keyed.push({ session, isInitiator })
+    },
+    forget(session) {
+      this.forgotten.push(session)
+    },
+    takeMail() {
+      const { mail } = this
+      this.mail = NO_MAIL
+      this.taken += 1
+      return mail
+    },
+  }
+}
+
+let folder: string
+let keeper: Keeper
+let engine: FakeEngine
+let ownPublic: Uint8Array
+/** What the keeper says of a lease, in place of what a backend reads in it. */
+const ends = new WeakMap<Lease, UdpEndpoint & { readonly publicKey: string }>()
+function leaseOf(publicKey: Uint8Array, place: UdpEndpoint = THEIRS): Lease {
+  const lease = {} as Lease
+  ends.set(lease, { ...place, publicKey: Buffer.from(publicKey).toString('base64') })
+  return lease
+}
+const numberOf = (lease: Lease): number => Buffer.from(keeper.endOf(lease)).readUInt32LE()
+const keyOf = (): Uint8Array => systemRandomness.bytes(32)
+
+beforeEach(() => {
+  vi.useFakeTimers({ toFake: ['performance', 'setTimeout', 'clearTimeout'] })
+  folder = mkdtempSync(join(tmpdir(), 'weft-keeper-'))
+  engine = engineOf()
+  const privateKey = keyOf()
+  ownPublic = keyPairOf(privateKey).publicKey
+  keeper = createKeeper({
+    privateKey: new Secret(Buffer.from(privateKey).toString('base64')),
+    psk: new Secret(''),
+    keepalive: 0,
+    stampFile: join(folder, 'time'),
+    peerOf: (lease) => ends.get(lease),
+    log: SILENT,
+  })
+})
+afterEach(() => {
+  keeper.stop()
+  vi.useRealTimers()
+  rmSync(folder, { recursive: true, force: true })
+})
+function tell(mail: Partial<Mail>): void {
+  engine.mail = { ...NO_MAIL, ...mail }
+  keeper.onMail()
+}
+/** The first bytes of a packet that names no session. */
+const unknown = (from: UdpEndpoint) => ({ ...from, bytes: Buffer.from([4, ...Buffer.alloc(15)]) })
+
+/** A peer that answers, with the lease that the keeper has of it. */
+function peer(): { readonly lease: Lease; readonly answer: () => void } {
+  const sent: Uint8Array[] = []
+  const handshakes: Handshakes = createHandshakes({
+    ...{ privateKey: new SecretBytes(keyOf()), indexSecret: 1, random: systemRandomness, keptTick: -1 },
+    engine: { send: (_to, datagram) => void sent.push(Buffer.from(datagram)), setKeys: () => {} },
+    ...{ wall: () => Date.now(), keepTick: () => {}, roamed: () => {}, gaveUp: () => {} },
+  })
+  const lease = leaseOf(handshakes.publicKey)
+  return {
+    lease,
+    answer() {
+      const { datagram } = engine.sent.pop()!
+      expect(datagram).toHaveLength(INITIATION_BYTES)
+      handshakes.setPeers([{ number: 5, publicKey: ownPublic, endpoint: OURS }])
+      handshakes.message(OURS, datagram, performance.now())
+      tell({ letters: [{ ...THEIRS, bytes: Buffer.from(sent.pop()!) }] })
+    },
+  }
+}
+describe('the numbers of sessions', () => {
+  it('stay while a key is known, and are nobody else’s for a while after', () => {
+    const [a, b, c] = [leaseOf(keyOf()), leaseOf(keyOf()), leaseOf(keyOf())]
+    keeper.begin(engine)
+    keeper.setPeers(new Map([['a', a]]))
+    expect(numberOf(a)).toBe(1)
+    keeper.setPeers(new Map([['a', a], ['again', a]]))
+    expect(numberOf(a)).toBe(1)
+    keeper.setPeers(new Map())
+    expect(engine.forgotten).toEqual([1])
+    // What the mail says of the one that went is said of nobody.
+    keeper.setPeers(new Map([['b', b]]))
+    expect(numberOf(b)).toBe(2)
+    const elsewhere = { address: 0x0a00_0063, port: 9 }
+    tell({ moved: [{ ...elsewhere, session: 1 }], wanted: [1], confirmed: [1] })
+    expect(keeper.endpointOf(b)).toEqual(THEIRS)
+    vi.advanceTimersByTime(60_000)
+    keeper.setPeers(new Map([['b', b], ['c', c]]))
+    expect(numberOf(c)).toBe(1)
+  })
+})
+
+describe('mail', () => {
+  it('that a flood of moves brings is taken with pauses', () => {
+    const lease = leaseOf(keyOf())
+    keeper.begin(engine)
+    keeper.setPeers(new Map([['a', lease]]))
+    const before = engine.taken
+    for (let port = 1; port <= 100; port++) tell({ moved: [{ address: 7, port, session: 1 }] })
+    expect(engine.taken - before).toBe(1)
+    vi.advanceTimersByTime(1)
+    expect(engine.taken - before).toBe(2)
+    expect(keeper.endpointOf(lease)).toEqual({ address: 7, port: 100 })
+  })
+
+  it('of packets for no session asks for keys of a peer at that place, and of none that has keys', () => {
+    const { lease, answer } = peer()
+    keeper.begin(engine)
+    keeper.setPeers(new Map([['a', lease]]))
+    tell({ letters: [unknown({ ...THEIRS, port: 1 }), unknown({ ...THEIRS, address: 1 })] })
+    vi.advanceTimersByTime(10)
+    expect(engine.sent).toHaveLength(0)
+    tell({ letters: [unknown(THEIRS)] })
+    vi.advanceTimersByTime(10)
+    expect(engine.sent).toHaveLength(1)
+    answer()
+    vi.advanceTimersByTime(10)
+    expect(engine.keyed).toEqual([{ session: 1, isInitiator: true }])
+    // Whoever forges its address gets no handshake out of this.
+    for (let at = 0; at < 170; at += 10) {
+      vi.advanceTimersByTime(10_000)
+      tell({ letters: [unknown(THEIRS)] })
+    }
+    expect(engine.sent).toHaveLength(0)
+    vi.advanceTimersByTime(20_000)
+    tell({ letters: [unknown(THEIRS)] })
+    expect(engine.sent).toHaveLength(1)
+  })
+})
+
+it('gives an engine that takes the place of another keys at once, however new those were', () => {
+  const { lease, answer } = peer()
+  keeper.begin(engine)
+  keeper.setPeers(new Map([['a', lease]]))
+  tell({ wanted: [1] })
+  vi.advanceTimersByTime(10)
+  answer()
+  vi.advanceTimersByTime(5_400) // the distance of two initiations
+  tell({ wanted: [1] })
+  vi.advanceTimersByTime(10)
+  answer()
+  vi.advanceTimersByTime(10)
+  expect(engine.keyed).toHaveLength(2)
+  engine = engineOf()
+  keeper.begin(engine)
+  tell({ letters: [unknown(THEIRS)] })
+  vi.advanceTimersByTime(5_400)
+  expect(engine.sent).toHaveLength(1)
+})
