@@ -128,7 +128,7 @@ export interface RunOptions {
   pollUs: number
 }
 
-/** The keys of a session, as a handshake yields them or another process hands them over; of 32 bytes each. */
+/** The keys of a session, as a handshake yields them; of 32 bytes each. */
 export interface SessionKeys {
   /** True for the keys of who began the handshake: they are in use at once, others from the first packet that the peer seals with them. */
   readonly isInitiator: boolean
@@ -137,10 +137,6 @@ export interface SessionKeys {
   readonly peerIndex: number
   readonly sendKey: Uint8Array
   readonly receiveKey: Uint8Array
-  /** The first counter that was not used yet; below the next one all count as received. 0 where they are left out. */
-  readonly firstCounter?: number
-  readonly firstReceived?: number
-  readonly ageMs?: number
 }
 
 /** An address and a UDP port. */
@@ -198,8 +194,6 @@ export interface NativeEngine {
   setKeys(session: number, keys: SessionKeys): void
   /** Wipes the keys of a session, and what waits in it. */
   forgetSession(session: number): void
-  /** The keys of all sessions, those in use first, for another process to go on with: they are wiped here. */
-  handOverKeys(): (Required<SessionKeys> & { readonly session: number })[]
   /** What was said since the last call, and at most so many messages of hosts that are no peers; the others of theirs are thrown away. */
   takeMail(mostOfOthers: number): Mail
   /** Sends one datagram from the port that peers know; false when the kernel refused. */

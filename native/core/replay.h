@@ -15,12 +15,6 @@ class ReplayWindow {
   /// A counter that is so far behind the greatest is too old: a word is being cleared while it is entered.
   static constexpr uint64_t kWindow = kBits - 64;
 
-  ReplayWindow() = default;
-  /// All counters below `first` have come, or are taken to have.
-  explicit ReplayWindow(uint64_t first) : next_(first) {
-    if (first > 0) words_.fill(UINT64_MAX);
-  }
-
   /// True when this counter has not come before, and is not too old to tell; it has come from now on.
   bool accept(uint64_t counter) {
     if (counter >= next_) {
@@ -34,8 +28,6 @@ class ReplayWindow {
     word |= bit;
     return true;
   }
-  /// One more than the greatest counter that has come.
-  uint64_t next() const { return next_; }
 
  private:
   static constexpr uint64_t kWords = kBits / 64;
@@ -44,13 +36,11 @@ class ReplayWindow {
     // The words that no counter below next_ is in.
     const uint64_t first = (next_ + 63) / 64, last = counter / 64;
     for (uint64_t word = first; word <= last && word < first + kWords; word++) words_[word % kWords] = 0;
-    // Of the word in which the last ones stand, those above them are of a round before.
-    if (next_ % 64 != 0) words_[next_ / 64 % kWords] &= (uint64_t{1} << next_ % 64) - 1;
     next_ = counter + 1;
   }
 
   std::array<uint64_t, kWords> words_{};
-  uint64_t next_ = 0;
+  uint64_t next_ = 0;  // one more than the greatest counter that has come
 };
 
 }  // namespace weft

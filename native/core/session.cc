@@ -40,21 +40,6 @@ void Session::forget() {
   asked_ms_ = passed_ms_ = unanswered_ms_ = unthanked_ms_ = 0;
 }
 
-std::vector<SessionKeys> Session::hand_over(int64_t now_ms) {
-  const Lock lock(lock_);
-  std::vector<SessionKeys> all;
-  for (const PairPointer* pair : {&current_, &previous_, &next_}) {
-    if (!*pair || !(*pair)->is_usable(now_ms)) continue;
-    SessionKeys keys = (*pair)->keys;
-    keys.first_counter = (*pair)->next_counter;
-    keys.first_received = (*pair)->received.next();
-    keys.age_ms = now_ms - (*pair)->made_ms;
-    all.push_back(keys);
-  }
-  wipe();
-  return all;
-}
-
 void Session::send_to(const SocketAddress& to) {
   const Lock lock(lock_);
   to_ = to;

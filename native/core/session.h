@@ -27,15 +27,12 @@
 
 namespace weft {
 
-/// What a handshake yields, or another process hands over.
+/// What a handshake yields.
 struct SessionKeys {
   bool is_initiator = false;
   uint32_t own_index = 0;   ///< by which the peer names this pair
   uint32_t peer_index = 0;  ///< by which we name it to the peer
   Key send, receive;
-  uint64_t first_counter = 0;   ///< the first that was not used yet
-  uint64_t first_received = 0;  ///< all below it count as received
-  int64_t age_ms = 0;
 };
 
 /// The limits of WireGuard (white paper, section 6.1), and ours of what waits.
@@ -114,8 +111,6 @@ class Session {
   void set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms);
   /// Wipes all keys and forgets what waits.
   void forget();
-  /// The keys that another process may go on with, the one in use first, which are wiped here.
-  std::vector<SessionKeys> hand_over(int64_t now_ms);
   /// Where it is sent to, until the peer sends from elsewhere.
   void send_to(const SocketAddress& to);
 
@@ -139,19 +134,14 @@ class Session {
  private:
   using Limits = SessionLimits;
   struct Pair {
-    Pair(uint64_t number, const SessionKeys& keys, int64_t now_ms)
-        : number(number),
-          keys(keys),
-          made_ms(now_ms - keys.age_ms),
-          next_counter(keys.first_counter),
-          received(keys.first_received) {}
+    Pair(uint64_t number, const SessionKeys& keys, int64_t now_ms) : number(number), keys(keys), made_ms(now_ms) {}
     bool is_usable(int64_t now_ms) const {
       return now_ms - made_ms < Limits::kRejectAfterMs && next_counter < Limits::kRejectAfterMessages;
     }
     uint64_t number;  // of its keys, as Aead has them
     SessionKeys keys;
     int64_t made_ms;
-    uint64_t next_counter;
+    uint64_t next_counter = 0;
     ReplayWindow received;
     bool is_refreshed = false;  // a handshake was asked for since it gets old
   };

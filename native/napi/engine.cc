@@ -63,10 +63,10 @@ class EngineHandle : public WithCleanup<EngineHandle> {
          InstanceMethod<&EngineHandle::take_strangers>("takeStrangers"),
          InstanceMethod<&EngineHandle::set_keys>("setKeys"),
          InstanceMethod<&EngineHandle::forget_session>("forgetSession"),
-         InstanceMethod<&EngineHandle::hand_over>("handOverKeys"), InstanceMethod<&EngineHandle::take_mail>("takeMail"),
-         InstanceMethod<&EngineHandle::send>("send"), InstanceMethod<&EngineHandle::traffic>("traffic"),
-         InstanceMethod<&EngineHandle::drops>("drops"), InstanceMethod<&EngineHandle::release_descriptors>("release"),
-         InstanceMethod<&EngineHandle::stop>("stop"), InstanceAccessor<&EngineHandle::offloads>("offloads")});
+         InstanceMethod<&EngineHandle::take_mail>("takeMail"), InstanceMethod<&EngineHandle::send>("send"),
+         InstanceMethod<&EngineHandle::traffic>("traffic"), InstanceMethod<&EngineHandle::drops>("drops"),
+         InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
+         InstanceAccessor<&EngineHandle::offloads>("offloads")});
   }
 
   explicit EngineHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {}
@@ -158,24 +158,16 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   }
   void set_keys(const Napi::CallbackInfo& info) {
     if (!engine_ || !engine_->sessions()) return;
-    engine_->sessions()->set_keys(info[0].As<Napi::Number>().Uint32Value(), to_keys(info[1].As<Napi::Object>()),
-                                  now_ms());
+    const auto keys = info[1].As<Napi::Object>();
+    for (const char* name : {"sendKey", "receiveKey"}) {
+      const Napi::Value bytes = keys.Get(name);
+      if (bytes.IsTypedArray() && bytes.As<Napi::Uint8Array>().ByteLength() == Key::kBytes) continue;
+      return Napi::RangeError::New(info.Env(), "a session's keys are of 32 bytes").ThrowAsJavaScriptException();
+    }
+    engine_->sessions()->set_keys(info[0].As<Napi::Number>().Uint32Value(), to_keys(keys), now_ms());
   }
   void forget_session(const Napi::CallbackInfo& info) {
     if (engine_ && engine_->sessions()) engine_->sessions()->forget(info[0].As<Napi::Number>().Uint32Value());
-  }
-  Napi::Value hand_over(const Napi::CallbackInfo& info) {
-    Napi::Env env = info.Env();
-    Napi::Array all = Napi::Array::New(env);
-    if (!engine_ || !engine_->sessions()) return all;
-    engine_->sessions()->for_each([&](uint32_t number, Session& session) {
-      for (const SessionKeys& keys : session.hand_over(now_ms())) {
-        Napi::Object object = to_object(env, keys);
-        object.Set("session", number);
-        all.Set(all.Length(), object);
-      }
-    });
-    return all;
   }
   Napi::Value take_mail(const Napi::CallbackInfo& info) {
     Napi::Env env = info.Env();

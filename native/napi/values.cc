@@ -110,35 +110,13 @@ FilterOptions to_filter(const Napi::Object& filter) {
 }
 
 SessionKeys to_keys(const Napi::Object& given) {
-  const auto number = [&](const char* name) {
-    const Napi::Value value = given.Get(name);
-    return value.IsNumber() ? value.As<Napi::Number>().DoubleValue() : 0;
-  };
-  const auto key = [&](const char* name) {
-    const auto bytes = given.Get(name).As<Napi::Uint8Array>();
-    return bytes.ByteLength() == Key::kBytes ? Key(bytes.Data()) : Key();
-  };
+  const auto number = [&](const char* name) { return given.Get(name).As<Napi::Number>().Uint32Value(); };
+  const auto key = [&](const char* name) { return Key(given.Get(name).As<Napi::Uint8Array>().Data()); };
   return {.is_initiator = given.Get("isInitiator").ToBoolean(),
-          .own_index = static_cast<uint32_t>(number("ownIndex")),
-          .peer_index = static_cast<uint32_t>(number("peerIndex")),
+          .own_index = number("ownIndex"),
+          .peer_index = number("peerIndex"),
           .send = key("sendKey"),
-          .receive = key("receiveKey"),
-          .first_counter = static_cast<uint64_t>(number("firstCounter")),
-          .first_received = static_cast<uint64_t>(number("firstReceived")),
-          .age_ms = static_cast<int64_t>(number("ageMs"))};
-}
-
-Napi::Object to_object(Napi::Env env, const SessionKeys& keys) {
-  Napi::Object object = Napi::Object::New(env);
-  object.Set("isInitiator", keys.is_initiator);
-  object.Set("ownIndex", keys.own_index);
-  object.Set("peerIndex", keys.peer_index);
-  object.Set("sendKey", Napi::Buffer<uint8_t>::Copy(env, keys.send.data(), Key::kBytes));
-  object.Set("receiveKey", Napi::Buffer<uint8_t>::Copy(env, keys.receive.data(), Key::kBytes));
-  object.Set("firstCounter", static_cast<double>(keys.first_counter));
-  object.Set("firstReceived", static_cast<double>(keys.first_received));
-  object.Set("ageMs", static_cast<double>(keys.age_ms));
-  return object;
+          .receive = key("receiveKey")};
 }
 
 Napi::Object to_object(Napi::Env env, const SocketAddress& address) {

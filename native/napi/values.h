@@ -31,9 +31,8 @@ std::string to_text(const Address& address);
 ByFamily<Address> to_addresses(const Napi::Value& value);
 ByFamily<Net> to_nets(const Napi::Value& value);
 FilterOptions to_filter(const Napi::Object& filter);
-/// Keys are copied, and the caller's to wipe.
+/// Keys are of 32 bytes; they are copied, and the caller's to wipe.
 SessionKeys to_keys(const Napi::Object& given);
-Napi::Object to_object(Napi::Env env, const SessionKeys& keys);
 /// `address` and `port`.
 Napi::Object to_object(Napi::Env env, const SocketAddress& address);
 /// `since_1970_us` is added to the time of the threads' clock.

@@ -1159,10 +1159,10 @@ static void test_families() {
 
 /// A window accepts each counter once, and none that is too old: as a set of all that came does.
 static void test_replay() {
-  for (const uint64_t first : {uint64_t{0}, uint64_t{1}, uint64_t{64}, uint64_t{9'999}}) {
-    ReplayWindow window(first);
+  for (int round = 0; round < 4; round++) {
+    ReplayWindow window;
     std::set<uint64_t> came;
-    uint64_t next = first;
+    uint64_t next = 0;
     for (int i = 0; i < 20'000; i++) {
       const uint64_t steps[] = {1, 2, 63, 64, 65, 500, 8'127, 8'128, 8'129, 8'192, 20'000};
       uint64_t counter = next;
@@ -1172,10 +1172,9 @@ static void test_replay() {
       } else if (random_below(20) == 0) {
         counter = next + steps[random_below(std::size(steps))];
       }
-      const bool is_new = counter >= next || (next - counter <= ReplayWindow::kWindow && counter >= first);
+      const bool is_new = counter >= next || next - counter <= ReplayWindow::kWindow;
       CHECK(window.accept(counter) == (is_new && came.insert(counter).second));
       next = std::max(next, counter + 1);
-      CHECK(window.next() == next);
     }
   }
 }
@@ -1323,19 +1322,6 @@ static void test_session() {
     CHECK(session.accept(1, 0, true, there, 1'000).reason != k_rx_drop_no_session);
     session.look(0, 1'000 + Limits::kWipeAfterMs);
     CHECK(session.accept(1, 1, true, there, 1'000).reason == k_rx_drop_no_session);
-  }
-  {  // Handed over, they go on where they were, there and not here.
-    Session session, heir;
-    make(session, true, 1, 1'000);
-    for (int i = 0; i < 5; i++) CHECK(session.begin_seal(*lane, true, 1'000).is_granted);
-    CHECK(!comes(session, 1, 41, 1'000).reason);
-    const std::vector<SessionKeys> handed = session.hand_over(61'000);
-    CHECK(handed.size() == 1 && !session.begin_seal(*lane, true, 61'000).is_granted &&
-          session.hand_over(61'000).empty());
-    heir.set_keys(++pairs, handed.at(0), 5'000);
-    CHECK(heir.begin_seal(*lane, true, 5'000).counter == 5);
-    CHECK(comes(heir, 1, 41, 5'000).reason == k_rx_drop_replay && !comes(heir, 1, 42, 5'000).reason);
-    CHECK(heir.begin_seal(*lane, true, 5'000 + 60'000).wants_handshake);
   }
   {
     Session session;

@@ -40,6 +40,7 @@ vi.mock('../../src/node/loops/memory.ts', (load) => wrapped(load, 'keepMemory'))
 vi.mock('../../src/node/loops/service-manager.ts', (load) => wrapped(load, 'tellManager', 'serveWatchdog'))
 vi.mock('../../src/node/loops/last-known.ts', (load) => wrapped(load, 'keepLastKnown'))
 vi.mock('../../src/node/loops/give-back.ts', (load) => wrapped(load, 'giveBack'))
+vi.mock('../../src/node/loops/underlays.ts', (load) => wrapped(load, 'chooseUnderlays'))
 
 installRig()
 

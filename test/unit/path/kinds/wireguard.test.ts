@@ -11,10 +11,13 @@ import type { Run } from '../../../../src/host/command.ts'
 import { parseAddress, type Addresses, type Nets } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
+import { publicKeyTo } from '../../../../src/path/kinds/wireguard/key-file.ts'
+import { Secret } from '../../../../src/base/secret.ts'
 import { createWireguardBackend, endOf } from '../../../../src/path/kinds/wireguard.ts'
 import { host, installHost, log } from '../../../support/fake-host.ts'
 
 const KEY = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
+const OTHER_KEY = 'XasIfmJKikt54X+Lg4AO5m87sSkmGLb9HC+LJ/+I4Os='
 const BOTH = { ipv4: parseIpv4Net('10.5.1.0/24')!, ipv6: parseIpv6Net('fd00:5:0:1::/64')! }
 const PORTS = { ipv4: 51_820, ipv6: 51_821 }
 const publicIp = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('2001:db8::1')! }
@@ -31,7 +34,7 @@ beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'weft-wg-'))
   writeFileSync(join(folder, 'wgkey'), KEY)
   vi.stubEnv('WIREGUARD_KEY_FILE', join(folder, 'wgkey'))
-  ;[commands, publicKey, ipv6, mtu] = [[], 'PUBLIC', '2001:db8::1', 1500]
+  ;[commands, publicKey, ipv6, mtu] = [[], publicKeyTo(new Secret(KEY)), '2001:db8::1', 1500]
 })
 afterEach(() => {
   vi.unstubAllEnvs()
@@ -41,7 +44,6 @@ afterEach(() => {
 /** A host whose devices, and eth0, are all there; what is asked of it is noted. */
 const run: Run = async (file, args) => {
   const command = [file, ...args].join(' ')
-  if (command === 'wg pubkey') return publicKey
   if (file === 'wg' && args[0] === 'show') return `priv\t${publicKey}\t51820\toff\n`
   const [, device] = / show dev (\S+)$/.exec(command) ?? []
   if (device === 'eth0' || commands.some((each) => each.startsWith(`ip link add ${device} `))) {
@@ -128,7 +130,7 @@ it.each(['separate', 'auto'])(
     const { path, prepare } = await open(mode, BOTH)
     await path.resync()
     await expect(Promise.race([path.fault, Promise.resolve('pending')])).resolves.toBe('pending')
-    publicKey = 'OTHER'
+    writeFileSync(join(folder, 'wgkey'), OTHER_KEY)
     await prepare()
     await path.resync()
     expect((await path.fault).message).toMatch(/^flannel-wg(-v6)? has another key than /)

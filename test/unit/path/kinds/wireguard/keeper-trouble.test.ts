@@ -10,7 +10,11 @@ import { Secret, SecretBytes } from '../../../../../src/base/secret.ts'
 import type { Lease } from '../../../../../src/control/lease/lease.ts'
 import type { EngineSessions } from '../../../../../src/path/engine/engine.ts'
 import { keyPairOf, systemRandomness } from '../../../../../src/path/kinds/wireguard/crypto.ts'
-import { createHandshakes, INITIATION_BYTES, type Handshakes } from '../../../../../src/path/kinds/wireguard/handshakes.ts'
+import {
+  createHandshakes,
+  INITIATION_BYTES,
+  type Handshakes,
+} from '../../../../../src/path/kinds/wireguard/handshakes.ts'
 import { createKeeper, type Keeper } from '../../../../../src/path/kinds/wireguard/keeper.ts'
 
 const NO_MAIL: Mail = { letters: [], wanted: [], confirmed: [], moved: [] }
@@ -114,7 +118,12 @@ describe('the numbers of sessions', () => {
     keeper.begin(engine)
     keeper.setPeers(new Map([['a', a]]))
     expect(numberOf(a)).toBe(1)
-    keeper.setPeers(new Map([['a', a], ['again', a]]))
+    keeper.setPeers(
+      new Map([
+        ['a', a],
+        ['again', a],
+      ]),
+    )
     expect(numberOf(a)).toBe(1)
     keeper.setPeers(new Map())
     expect(engine.forgotten).toEqual([1])
@@ -125,7 +134,12 @@ describe('the numbers of sessions', () => {
     tell({ moved: [{ ...elsewhere, session: 1 }], wanted: [1], confirmed: [1] })
     expect(keeper.endpointOf(b)).toEqual(THEIRS)
     vi.advanceTimersByTime(60_000)
-    keeper.setPeers(new Map([['b', b], ['c', c]]))
+    keeper.setPeers(
+      new Map([
+        ['b', b],
+        ['c', c],
+      ]),
+    )
     expect(numberOf(c)).toBe(1)
   })
 })
