@@ -215,6 +215,10 @@ describe('architecture', () => {
     ).toEqual([])
   })
 
+  it('exports no key of node:crypto, at which Node.js 20 hangs for ever when it collects garbage meanwhile', () => {
+    expect(files.filter((file) => /\.export\(/.test(readFileSync(join(source, file), 'utf8')))).toEqual([])
+  })
+
   it('finds what lies beside the program in one file, and what is inside the executable in another', () => {
     const BESIDE = /\bimport\.meta\b|\bcreateRequire\b|\brequire\(|\b__(?:file|dir)name\b|\bargv\[[01]\]|\bexecPath\b/
     expect(files.filter((file) => BESIDE.test(readFileSync(join(source, file), 'utf8')))).toEqual([

@@ -2,8 +2,10 @@
 //
 // X25519 is RFC 7748, ChaCha20-Poly1305 RFC 8439, BLAKE2s RFC 7693, HMAC RFC 2104, XChaCha20-Poly1305 draft-irtf-cfrg-xchacha. Keys are of 32
 // bytes. Nothing here reads a clock; what is drawn at random is drawn in `systemRandomness`, which is handed to whoever needs it.
-// Private keys stay in OpenSSL, whose KeyObject shows nothing of them and is wiped as it is freed. They are made there, and
-// public ones imported as a JWK, since Node takes ten times as long for a key in DER.
+// Private keys stay in OpenSSL, whose KeyObject shows nothing of them and is wiped as it is freed. They are made there, and public ones
+// imported as a JWK, since Node takes ten times as long for a key in DER. None is exported: Node 20 holds a key's lock while it makes the
+// strings of a JWK, and a garbage collection at that moment waits for the same lock, to free what generated the key, for ever. So
+// the public key is computed as RFC 7748, section 6.1, does: the secret with the base point.
 
 import {
   createCipheriv,
@@ -40,14 +42,20 @@ export interface Randomness {
   keyPair(): KeyPair
 }
 
-const bytesOfJwk = (key: KeyObject): Uint8Array => Buffer.from(key.export({ format: 'jwk' }).x ?? '', 'base64url')
+/** Any 32 bytes are a public key. */
+export const publicKeyOf = (bytes: Uint8Array): KeyObject =>
+  createPublicKey({ key: { kty: 'OKP', crv: 'X25519', x: Buffer.from(bytes).toString('base64url') }, format: 'jwk' })
+
+const BASE_POINT = publicKeyOf(Uint8Array.of(9, ...new Uint8Array(KEY_BYTES - 1)))
+
+const pairOf = (privateKey: KeyObject): KeyPair => ({
+  privateKey,
+  publicKey: diffieHellman({ privateKey, publicKey: BASE_POINT }),
+})
 
 export const systemRandomness: Randomness = {
   bytes: (length) => randomBytes(length),
-  keyPair() {
-    const { privateKey, publicKey } = generateKeyPairSync('x25519')
-    return { privateKey, publicKey: bytesOfJwk(publicKey) }
-  },
+  keyPair: () => pairOf(generateKeyPairSync('x25519').privateKey),
 }
 
 /** The head of a private key of X25519 in PKCS #8 (RFC 8410 section 7). */
@@ -57,23 +65,18 @@ const PKCS8_HEAD = Buffer.from('302e020100300506032b656e04220420', 'hex')
 export function keyPairOf(privateBytes: Uint8Array): KeyPair {
   const der = Buffer.concat([PKCS8_HEAD, privateBytes])
   try {
-    const privateKey = createPrivateKey({ key: der, format: 'der', type: 'pkcs8' })
-    return { privateKey, publicKey: bytesOfJwk(createPublicKey(privateKey)) }
+    return pairOf(createPrivateKey({ key: der, format: 'der', type: 'pkcs8' }))
   } finally {
     der.fill(0)
   }
 }
-
-/** Any 32 bytes are a public key. */
-export const publicKeyOf = (bytes: Uint8Array): KeyObject =>
-  createPublicKey({ key: { kty: 'OKP', crv: 'X25519', x: Buffer.from(bytes).toString('base64url') }, format: 'jwk' })
 
 /** X25519; undefined where it would be all zeros, by a public key of small order: OpenSSL refuses those (RFC 7748 section 6.1). */
 export function dh(privateKey: KeyObject, publicKey: KeyObject): Buffer | undefined {
   try {
     return diffieHellman({ privateKey, publicKey })
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code !== 'ERR_OSSL_FAILED_DURING_DERIVATION') throw error
+    if (error instanceof TypeError) throw error // what was given is no such key; the code of the other differs by OpenSSL's version
     return undefined
   }
 }
