@@ -59,7 +59,7 @@ export const systemRandomness: Randomness = {
 }
 
 /** The head of a private key of X25519 in PKCS #8 (RFC 8410 section 7). */
-const PKCS8_HEAD = Buffer.from('302e020100300506032b656e04220420', 'hex')
+const PKCS8_HEAD = Uint8Array.of(0x30, 46, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x6e, 4, 34, 4, 32)
 
 /** The key pair of a private key; any 32 bytes are one (RFC 7748 section 5). The caller wipes what it gave. */
 export function keyPairOf(privateBytes: Uint8Array): KeyPair {
