@@ -6,18 +6,8 @@
 // (WireGuard, section 5.4.4 and 5.4.7 of https://www.wireguard.com/papers/wireguard.pdf.)
 
 import { formatAddress, type Address } from '../../../net/address.ts'
-import {
-  hash,
-  isEqual,
-  KEY_BYTES,
-  mac,
-  MAC_BYTES,
-  openX,
-  sealX,
-  TAG_BYTES,
-  XNONCE_BYTES,
-  type Randomness,
-} from './crypto.ts'
+import { hash, isEqual, mac, MAC_BYTES, openX, sealX, TAG_BYTES, XNONCE_BYTES, type Randomness } from './crypto.ts'
+import { KEY_BYTES } from './x25519.ts'
 
 /** Where datagrams come from and go to. */
 export interface Endpoint {

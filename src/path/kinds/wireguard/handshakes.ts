@@ -31,7 +31,8 @@ import {
   type Endpoint,
   type MacKeys,
 } from './cookie.ts'
-import { KEY_BYTES, keyPairOf, MAC_BYTES, type Randomness } from './crypto.ts'
+import { MAC_BYTES, type Randomness } from './crypto.ts'
+import { KEY_BYTES, keyPairOf } from './x25519.ts'
 import { createDeadlines } from './deadlines.ts'
 import { createGate } from './gate.ts'
 import {

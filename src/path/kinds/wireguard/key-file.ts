@@ -2,26 +2,21 @@
 //
 // File and format are flanneld's (pkg/backend/wireguard/device.go): base64 as `wg genkey` writes it, made where there is none.
 
-import { createPrivateKey, createPublicKey, generateKeyPairSync, type KeyObject } from 'node:crypto'
+import { randomBytes } from 'node:crypto'
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { Secret } from '../../../base/secret.ts'
 import { WIREGUARD_KEY } from '../../kinds.ts'
+import { KEY_BYTES, keyPairOf } from './x25519.ts'
 
 const DEFAULT_KEY_FILE = '/run/flannel/wgkey'
 /** The file of this process, as flanneld's. */
 export const keyFilePath = (): string => process.env['WIREGUARD_KEY_FILE'] || DEFAULT_KEY_FILE
 
-/** The head of a private key of X25519 in PKCS #8 (RFC 8410 section 7). */
-const PKCS8_HEAD = Buffer.from('302e020100300506032b656e04220420', 'hex')
-
-const base64Of = (key: KeyObject, member: 'd' | 'x'): string =>
-  Buffer.from(key.export({ format: 'jwk' })[member] ?? '', 'base64url').toString('base64')
-
 /** A new private key, with the bits set that X25519 sets anyway (RFC 7748 section 5), as others print it. */
 function newKey(): Secret {
-  const bytes = Buffer.from(base64Of(generateKeyPairSync('x25519').privateKey, 'd'), 'base64')
+  const bytes = randomBytes(KEY_BYTES)
   bytes[0] = (bytes[0] ?? 0) & 0xf8
   bytes[31] = ((bytes[31] ?? 0) & 0x7f) | 0x40
   const key = new Secret(bytes.toString('base64'))
@@ -32,12 +27,10 @@ function newKey(): Secret {
 /** In base64, as the private one is. */
 export function publicKeyTo(privateKey: Secret): string {
   const bytes = Buffer.from(privateKey.reveal(), 'base64')
-  const der = Buffer.concat([PKCS8_HEAD, bytes])
   try {
-    return base64Of(createPublicKey(createPrivateKey({ key: der, format: 'der', type: 'pkcs8' })), 'x')
+    return Buffer.from(keyPairOf(bytes).publicKey).toString('base64')
   } finally {
     bytes.fill(0)
-    der.fill(0)
   }
 }
 

@@ -10,18 +10,8 @@
 // In a message nothing is longer or shorter than it must be: who calls has checked its length.
 
 import { SecretBytes } from '../../../base/secret.ts'
-import {
-  dh,
-  hash,
-  hmac,
-  KEY_BYTES,
-  open,
-  publicKeyOf,
-  seal,
-  TAG_BYTES,
-  type KeyObject,
-  type KeyPair,
-} from './crypto.ts'
+import { hash, hmac, open, seal, TAG_BYTES } from './crypto.ts'
+import { dh, KEY_BYTES, publicKeyOf, type KeyObject, type KeyPair } from './x25519.ts'
 
 const CONSTRUCTION = 'Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s'
 const PROLOGUE = 'WireGuard v1 zx2c4 Jason@zx2c4.com'

@@ -9,7 +9,8 @@ import type { Log } from '../../../../../src/base/log.ts'
 import { Secret, SecretBytes } from '../../../../../src/base/secret.ts'
 import type { Lease } from '../../../../../src/control/lease/lease.ts'
 import type { EngineSessions } from '../../../../../src/path/engine/engine.ts'
-import { keyPairOf, systemRandomness } from '../../../../../src/path/kinds/wireguard/crypto.ts'
+import { systemRandomness } from '../../../../../src/path/kinds/wireguard/crypto.ts'
+import { keyPairOf } from '../../../../../src/path/kinds/wireguard/x25519.ts'
 import {
   createHandshakes,
   INITIATION_BYTES,

@@ -3,7 +3,8 @@
 import { inspect } from 'node:util'
 import { describe, expect, it } from 'vitest'
 import { SecretBytes } from '../../../../../src/base/secret.ts'
-import { keyPairOf, seal, systemRandomness } from '../../../../../src/path/kinds/wireguard/crypto.ts'
+import { seal, systemRandomness } from '../../../../../src/path/kinds/wireguard/crypto.ts'
+import { keyPairOf } from '../../../../../src/path/kinds/wireguard/x25519.ts'
 import {
   firstMessageBytes,
   readFirst,
