@@ -10,6 +10,7 @@ import { createLab, packageRoot, WIREGUARD_APART, type Daemon, type Host, type L
 import { eventually } from '../support/event.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 import { weft as inThisProcess } from '../support/screen.ts'
+import { deviceDataPath } from '../support/wireguard.ts'
 
 needs(HOSTS, 'curl', 'wg', ...ETCD)
 
@@ -143,6 +144,7 @@ it('a pre-shared key is in the store and in the device, and nowhere else', async
   skip(kernel.code !== 0 && go.code !== 0, 'neither a WireGuard in the kernel nor wireguard-go')
   const backend = {
     Type: 'wireguard',
+    DataPath: await deviceDataPath(),
     PSK,
     Password: CANARY,
     More: [{ apiToken: { a: CANARY } }],

@@ -10,6 +10,7 @@ import type { Status } from '../../src/report/status.ts'
 import { eventually } from '../support/event.ts'
 import { answers, subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
+import { deviceDataPath } from '../support/wireguard.ts'
 
 needs(HOSTS, 'curl')
 
@@ -164,7 +165,9 @@ describe.each(OVER_KERNEL)('%s, which the kernel carries', (Type, device, endpoi
     }
     for (const host of lab.hosts)
       await host.output(['sh', '-c', 'echo 0 2147483647 > /proc/sys/net/ipv4/ping_group_range'])
-    const [, other] = await startAll({ Type }, ['--probe-interval', '1'], Type === 'wireguard' ? WIREGUARD_APART : [])
+    const [backend, before] =
+      Type === 'wireguard' ? [{ Type, DataPath: await deviceDataPath() }, WIREGUARD_APART] : [{ Type }, []]
+    const [, other] = await startAll(backend, ['--probe-interval', '1'], before)
     const [first, second] = lab.hosts as [Host, Host]
     const status = await eventually(async () => {
       const node = await statusOf(first)
