@@ -10,6 +10,8 @@ import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync
 import { basename, dirname, join } from 'node:path'
 import { drawn } from './mutants-score.mjs'
 
+/** What Node would bring along. */
+const OPENSSL = ['-Wl,--no-as-needed', '-l:libcrypto.so.3']
 const COMPILER = ['g++', '-std=c++20', '-O1', '-fno-exceptions', '-w']
 /** Those that can be linked without Node, and their arguments: a seed and how many rounds. */
 const PROGRAMS = { core_test: ['1', '8'], walk_test: ['1', '8'] }
@@ -155,7 +157,9 @@ export async function createNativeTrials({ root, folder }) {
       const own = objectOf(source, to)
       return existsSync(own) ? own : objectOf(source, before)
     })
-    if ((await end(['g++', ...objects, '-o', program, '-lpthread'], { cwd: root, limitMs: COMPILE_MS })) !== 0)
+    if (
+      (await end(['g++', ...objects, '-o', program, '-lpthread', ...OPENSSL], { cwd: root, limitMs: COMPILE_MS })) !== 0
+    )
       throw new Error(`${name} cannot be linked`)
     return program
   }

@@ -14,7 +14,7 @@ const ARCHITECTURES = [
   { name: 's390x', compiler: 's390x-linux-gnu-g++', qemu: 'qemu-s390x-static' },
 ]
 const PROGRAMS = ['core_test', 'io_test', 'walk_test']
-const SOURCES = ['native/core', 'native/io'].flatMap((room) =>
+const SOURCES = ['native/crypto', 'native/core', 'native/io'].flatMap((room) =>
   readdirSync(join(root, room))
     .filter((name) => name.endsWith('.cc'))
     .map((name) => join(root, room, name)),

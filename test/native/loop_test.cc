@@ -143,7 +143,7 @@ void test_lanes_end() {
     for (Ends& tun : tuns) {
       UdpSocket socket;
       CHECK(!open_udp(SocketAddress(Address::v4(to_be32(INADDR_LOOPBACK)), 0), Share::kNo, 8 << 20, 0, socket));
-      descriptors.loops.push_back({Fd(dup(tun.fds[0])), std::move(socket.fd), Fd()});
+      descriptors.loops.push_back({Fd(dup(tun.fds[0])), std::move(socket.fd), Fd(), Fd(), Fd()});
     }
     const int last = descriptors.loops.back().socket.get();
     const SocketAddress to = bound_address(last);

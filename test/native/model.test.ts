@@ -33,7 +33,7 @@ beforeAll(async () => {
   folder = mkdtempSync(join(tmpdir(), 'weft-model-'))
   if (lacks) return
   program = join(folder, 'core')
-  await buildNative('core_pipe', program, ['-O2'], ['core'])
+  await buildNative('core_pipe', program, ['-O2'], ['crypto', 'core'])
 }, BUILD_MS)
 afterAll(() => rmSync(folder, { recursive: true, force: true }))
 
