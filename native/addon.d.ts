@@ -196,8 +196,6 @@ export interface NativeEngine {
   forgetSession(session: number): void
   /** What was said since the last call, and at most so many messages of hosts that are no peers; the others of theirs are thrown away. */
   takeMail(mostOfOthers: number): Mail
-  /** Sends one datagram from the port that peers know; false when the kernel refused. */
-  send(address: Address, port: number, datagram: Uint8Array): boolean
   /** The strangers since the last call, as far as there is room for them: a few dozen a loop. */
   takeStrangers(): Stranger[]
   /** The last packets that were dropped, of each loop and direction, from those numbers on; an empty list for all that are kept. */

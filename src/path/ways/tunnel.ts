@@ -337,14 +337,15 @@ export async function openTunnel(
     if (engine.sessions) kind.keeper?.begin(engine.sessions)
   }
   beginSessions()
-  kind.keeper?.listen((key) => {
-    const moved = sides.flatMap((side) => {
+  /** Has the packets of a peer go where they are to go now. */
+  function redirect(key: string): void {
+    const its = sides.flatMap((side) => {
       const peer = side.filter.peers().get(key)
       return peer ? [endTo(side, peer)] : []
     })
-    engine.changePeers(encodePeers(moved))
-    strangers.changePeers(moved)
-  })
+    engine.changePeers(encodePeers(its))
+    strangers.changePeers(its)
+  }
   async function end(): Promise<void> {
     kind.keeper?.stop()
     await engine.stop()
@@ -388,6 +389,7 @@ export async function openTunnel(
   )
   const strangers = createStrangerLog({ ...settings, network: networks, subnet: subnets }, log)
   strangers.setPeers(ends)
+  kind.keeper?.listen(redirect)
   const watch = watchExternal(run, external, [kind.outer])
   const pathPeer = (key: string): PathPeer | undefined => {
     const its = carried().flatMap(({ family, filter, ways }) => {
@@ -418,13 +420,10 @@ export async function openTunnel(
       choose(key, family) {
         if (family === first) chosen.delete(key)
         else chosen.set(key, family)
-        const changed = sides.flatMap((side) => {
-          const peer = side.filter.peers().get(key)
-          if (peer) limits[side.family] = new Map([...limits[side.family]].filter(([each]) => each !== key))
-          return peer ? [endTo(side, peer)] : []
-        })
-        engine.changePeers(encodePeers(changed))
-        strangers.changePeers(changed)
+        // What was found of the one path says nothing of the other.
+        for (const { family: inner } of sides)
+          limits[inner] = new Map([...limits[inner]].filter(([each]) => each !== key))
+        redirect(key)
       },
       send(key, family, packet) {
         const to = bothOf(key)?.attrs.publicIp[family]

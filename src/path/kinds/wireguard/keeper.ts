@@ -56,7 +56,6 @@ export interface Keeper extends SessionKeeper {
   readonly ownEnd: Uint8Array
   endOf(peer: Lease): Uint8Array
   stateOf(peer: Lease): HandshakeState | undefined
-  counters(): Readonly<Record<string, bigint>>
 }
 
 const bytesOf = (base64: string): Buffer => Buffer.from(base64, 'base64')
@@ -270,7 +269,6 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
       const session = sessionOf(peer)
       return session && handshakes.stateOf(session.number)
     },
-    counters: () => ({ handshake_messages_refused: BigInt(handshakes.counters.junk + handshakes.counters.limited) }),
     stop() {
       isStopped = true
       clearTimeout(timer)
