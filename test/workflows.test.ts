@@ -4,8 +4,11 @@ import { execFileSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
-import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { dirname, join } from 'node:path'
+import { rolldown } from 'rolldown'
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
+import type * as Service from '@actions/languageservice'
+import { TextDocument } from 'vscode-languageserver-textdocument'
 import { parseDocument } from 'yaml'
 import { currentVersion, otherVersions, whyNot } from '../scripts/release/version.mjs'
 import { packageRoot } from '../lab/lab.ts'
@@ -41,9 +44,43 @@ const needsOf = (job: Job): readonly string[] => [job.needs ?? []].flat()
 it('.github/workflows has those that are read here', () =>
   expect(Object.keys(texts).toSorted()).toEqual(['ci.yml', 'release.yml']))
 
+/** GitHub's own language service, in one file: it imports JSON as bundlers have it, and Node.js 20 does not. */
+const service = join(mkdtempSync(join(tmpdir(), 'weft-workflows-')), 'service.mjs')
+afterAll(() => rmSync(dirname(service), { recursive: true }))
+beforeAll(async () => {
+  const bundle = await rolldown({ input: '@actions/languageservice', platform: 'node', cwd: packageRoot })
+  await bundle.write({ file: service })
+})
+async function faultsOf(name: string, yaml: string): Promise<string[]> {
+  const { validate } = (await import(service)) as typeof Service
+  const document = TextDocument.create(`file:///.github/workflows/${name}`, 'yaml', 0, yaml)
+  return (await validate(document)).map(({ message, range }) => {
+    const text = typeof message === 'string' ? message : message.value
+    return `${range.start.line + 1}: ${text}`
+  })
+}
+
+it('the language service finds mistakes', async () => {
+  const text = `on: push
+permissions: {}
+jobs:
+  one:
+    runs-on: ubuntu-24.04
+    permissions: { contentz: read }
+    steps:
+      - run: echo \${{ secret.TOKEN }}
+`
+  expect(await faultsOf('bad.yml', text)).toEqual([
+    "6: Unexpected value 'contentz'",
+    "8: Unrecognized named-value: 'secret'",
+  ])
+})
+
 describe.each(workflows)('%s', (name, workflow) => {
   const jobs = Object.entries(workflow.jobs)
   const steps = jobs.flatMap(([, job]) => job.steps)
+
+  it('is well-formed', async () => expect(await faultsOf(name, texts[name]!)).toEqual([]))
 
   it('runs actions of commits alone, with the version that is meant beside each', () => {
     const used = [...texts[name]!.matchAll(/uses: (.*)$/gm)].map(([, rest]) => rest!)
