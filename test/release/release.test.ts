@@ -129,11 +129,14 @@ afterEach(async () => {
   systemd = lab = undefined
 })
 
-async function openLab(hosts: number): Promise<{ readonly lab: Lab; readonly leases: string }> {
+async function openLab(
+  hosts: number,
+  Backend: object = { Type: 'udp' },
+): Promise<{ readonly lab: Lab; readonly leases: string }> {
   const opened = (lab = await createLab({ hosts }))
   const leases = join(opened.folder, 'leases')
   mkdirSync(leases)
-  writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
+  writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))
   return { lab: opened, leases }
 }
 
@@ -240,6 +243,19 @@ describe('the executable', () => {
     expect(places(inside).length).toBeGreaterThan(10)
     expect(new Set(places(inside))).toEqual(new Set(places(beside)))
     for (const daemon of [inside, beside]) expect(await daemon.stop()).toBe(0)
+  })
+
+  it('encrypts by the OpenSSL that is inside, with one that has that of Node.js', async () => {
+    const { lab: opened, leases } = await openLab(2, { Type: 'wireguard', DataPath: 'userspace' })
+    const daemons = opened.hosts.map((host, index) =>
+      host.startDaemon({
+        args: ['--lease-dir', leases],
+        env: { WIREGUARD_KEY_FILE: join(opened.folder, `${host.name}-wgkey`) },
+        ...(index === 0 ? { before: ['sh', '-c', `shift 2; exec ${executableOf('x64')} "$@"`, 'sh'] } : {}),
+      }),
+    )
+    await exchange(opened.hosts, daemons)
+    for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
   })
 })
 
