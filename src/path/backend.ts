@@ -4,7 +4,7 @@
 // peers are and start no timer of their own.
 
 import type { NetworkConfig } from '../control/config/network-config.ts'
-import type { Engine, PeerTraffic } from './engine/engine.ts'
+import type { Engine, PeerTraffic, UdpEndpoint } from './engine/engine.ts'
 import type { Run } from '../host/command.ts'
 import type { OpenPath } from './engine/engine.ts'
 import type { Watched } from '../host/events.ts'
@@ -60,6 +60,43 @@ export interface PathSide {
 export interface PathPeer extends ByFamily<PathSide> {
   /** The key of its lease. */
   readonly key: string
+}
+
+/** The session with a peer, where packets are sealed by keys that both agreed on. A member is undefined where nobody knows it. */
+export interface PeerSession {
+  /** The peer's, in base64. */
+  readonly publicKey: string
+  /** When the last handshake gave keys, in ms since 1970; undefined when none did. */
+  readonly handshakeAt: number | undefined
+  /** The age of the keys, in ms; undefined when there are none that may be used. */
+  readonly ageMs: number | undefined
+  /** The rest is since that handshake, and known where weftd carries the packets: how many initiations were sent. */
+  readonly attempts?: number | undefined
+  /**
+   * Why the last of them gave no keys: nothing came back; what came back was sealed with another psk, or by another key; the key is one
+   * with which there is no secret.
+   */
+  readonly failure?: 'no-answer' | 'not-authentic' | 'bad-key' | undefined
+  /** The peer's initiations that were as old as one before, or older. */
+  readonly stale?: number | undefined
+  /** Those that were answered, without a packet under the keys. */
+  readonly unconfirmed?: number | undefined
+  readonly txBytes: number | undefined
+  readonly rxBytes: number | undefined
+}
+
+/** The traffic between this host and a peer, and its sessions, where there are such things: of each family that it has packets of. */
+export interface PathTraffic extends PeerTraffic {
+  readonly sessions?: ByFamily<PeerSession>
+}
+
+/** A handshake that came with a key which is no peer's. */
+export interface UnknownKey {
+  /** Base64. Whoever knows this node's key can send one with any key. */
+  readonly publicKey: string
+  readonly from: UdpEndpoint
+  /** By performance.now(). */
+  readonly at: number
 }
 
 /** A carrier moves packets: an engine of weft's, or the kernel. */
@@ -157,7 +194,9 @@ export interface DataPath {
   /** One of the peers; left out where that costs as much as all, or where peers come and go without `apply`. */
   peer?(key: string): PathPeer | undefined
   /** Traffic to and from each peer, by the key of its lease; left out when nobody counts by peer. */
-  traffic?(): Promise<ReadonlyMap<string, PeerTraffic>>
+  traffic?(): Promise<ReadonlyMap<string, PathTraffic>>
+  /** The keys of handshakes that are no peer's, some of them, each with its last handshake; left out where nobody knows. */
+  unknownKeys?(): readonly UnknownKey[]
   /** The largest packet of a family that goes whole to this peer's host, where the path to it is known to take less than `mtu`. */
   pathMtu?(peer: Lease, family: Family): number | undefined
   /** Left out where peers are reached by one family of the network between the hosts, or it is not ours to choose. */

@@ -9,6 +9,7 @@ import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { createInterface } from 'node:readline'
 import type { Readable } from 'node:stream'
+import type { PeerSession } from '../backend.ts'
 import type { PeerTraffic } from '../engine/engine.ts'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
@@ -17,6 +18,7 @@ import { addDevice, findLink } from '../../host/links.ts'
 import { KINDS, WIREGUARD_KEY } from '../kinds.ts'
 import type { Log } from '../../base/log.ts'
 import type { Secret } from '../../base/secret.ts'
+import { REJECT_AFTER_MS } from './wireguard/keeper.ts'
 
 type Child = ChildProcessByStdio<null, Readable, Readable>
 
@@ -59,8 +61,8 @@ export interface WireguardDevice {
   readonly fault: Promise<Error>
   /** Makes the peers equal these, and touches no other; returns how many settings, its own too, were not as they had been set. */
   setPeers(peers: readonly WireguardPeer[]): Promise<number>
-  /** Traffic to and from each peer, by its key. */
-  traffic(): Promise<ReadonlyMap<string, PeerTraffic>>
+  /** Traffic to and from each peer, and the session with it, by its key. */
+  traffic(): Promise<ReadonlyMap<string, PeerTraffic & { readonly session: PeerSession }>>
   /** Takes it down. */
   close(): Promise<void>
 }
@@ -269,16 +271,22 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
     },
     async traffic() {
       const [, ...lines] = (await run('wg', ['show', name, 'dump'])).trim().split('\n')
-      const at = performance.now() - Date.now()
+      const now = Date.now()
+      const at = performance.now() - now
       return new Map(
         lines.map((line) => {
-          const [key = '', , , , handshake = '0', received = '', sent = ''] = line.split('\t')
+          const [publicKey = '', , , , handshake = '0', received = '', sent = ''] = line.split('\t')
+          // Bytes with those of the encryption; a handshake comes at least every two minutes while packets do.
+          const counted = { txBytes: Number(sent), rxBytes: Number(received) }
+          const handshakeAt = handshake === '0' ? undefined : Number(handshake) * 1000
+          // It is told in whole seconds.
+          const ageMs = handshakeAt === undefined ? Infinity : Math.max(0, now - handshakeAt)
           const traffic = {
-            // Bytes with those of the encryption; a handshake comes at least every two minutes while packets do.
-            ...{ txPackets: undefined, txBytes: Number(sent), rxPackets: undefined, rxBytes: Number(received) },
-            heardAt: handshake === '0' ? undefined : at + Number(handshake) * 1000,
+            ...{ txPackets: undefined, rxPackets: undefined, ...counted },
+            heardAt: handshakeAt === undefined ? undefined : at + handshakeAt,
+            session: { publicKey, handshakeAt, ageMs: ageMs < REJECT_AFTER_MS ? ageMs : undefined, ...counted },
           }
-          return [key, traffic] as const
+          return [publicKey, traffic] as const
         }),
       )
     },

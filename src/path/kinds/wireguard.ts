@@ -22,7 +22,7 @@ import {
 } from '../../net/address.ts'
 import { ipv4NetContains, parseIpv4Net } from '../../net/ipv4.ts'
 import type { Ipv6 } from '../../net/ipv6.ts'
-import type { Backend, BackendParts, DataPath, PathPeer, PathSide } from '../backend.ts'
+import type { Backend, BackendParts, DataPath, PathPeer, PathSide, PathTraffic } from '../backend.ts'
 import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../ways/both-families.ts'
 import { createPeerFilter, unusableReason } from '../ways/peer-filter.ts'
@@ -349,12 +349,14 @@ export function createWireguardBackend(options: Parts): Backend {
       },
       async traffic() {
         const traffic = await opened.traffic()
-        return new Map(
-          applied.flatMap(([peer, family]) => {
-            const passed = traffic.get(endIn(peer, family)?.publicKey ?? '')
-            return passed ? [[peer.key, passed] as const] : []
-          }),
-        )
+        const byLease = new Map<string, PathTraffic>()
+        for (const [peer, family] of applied) {
+          const passed = traffic.get(endIn(peer, family)?.publicKey ?? '')
+          if (!passed) continue
+          const { session, ...counted } = passed
+          byLease.set(peer.key, { ...counted, sessions: { ...byLease.get(peer.key)?.sessions, [family]: session } })
+        }
+        return byLease
       },
       counters: () => ({ peers_unusable: BigInt(parts.reduce((sum, { filter }) => sum + filter.skipped(), 0)) }),
       threads: () => ({}),

@@ -18,9 +18,9 @@ import {
 } from '../../host/external-interface.ts'
 import { createTurn } from '../../host/turn.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
-import type { DataPath, PathPeer, PathSearching } from '../backend.ts'
+import type { DataPath, PathPeer, PathSearching, PathTraffic } from '../backend.ts'
 import { checkMtu } from '../device/tun-device.ts'
-import type { Engine, OpenPath, PeerTraffic } from '../engine/engine.ts'
+import type { Engine, OpenPath } from '../engine/engine.ts'
 
 export interface FamilyPaths {
   /** The network's ranges: the families that are to be carried, where the node has a subnet of them. */
@@ -349,6 +349,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       if (values.length === 0 && failures.length > 0) throw failures[0]
       return sumTraffic(values.flat())
     },
+    ...(can('unknownKeys') ? { unknownKeys: () => paths().flatMap((path) => path.unknownKeys?.() ?? []) } : {}),
     counters: () => sumCounters(carried().flatMap(([, { path }]) => Object.entries(path.counters()))),
     ...(can('pathMtu')
       ? { pathMtu: (peer: Lease, family: Family) => sides[family]?.path.pathMtu?.(peer, family) }
@@ -406,8 +407,8 @@ const plus = (a: number | undefined, b: number | undefined): number | undefined 
   a === undefined ? b : b === undefined ? a : a + b
 
 /** By lease key, what both counted of it; heard when the later was. */
-function sumTraffic(counted: readonly (readonly [string, PeerTraffic])[]): ReadonlyMap<string, PeerTraffic> {
-  const sums = new Map<string, PeerTraffic>()
+function sumTraffic(counted: readonly (readonly [string, PathTraffic])[]): ReadonlyMap<string, PathTraffic> {
+  const sums = new Map<string, PathTraffic>()
   for (const [key, one] of counted) {
     const other = sums.get(key)
     sums.set(key, {
@@ -416,6 +417,7 @@ function sumTraffic(counted: readonly (readonly [string, PeerTraffic])[]): Reado
       rxPackets: plus(one.rxPackets, other?.rxPackets),
       rxBytes: plus(one.rxBytes, other?.rxBytes),
       heardAt: latest(one.heardAt, other?.heardAt),
+      ...(one.sessions || other?.sessions ? { sessions: { ...one.sessions, ...other?.sessions } } : {}),
     })
   }
   return sums

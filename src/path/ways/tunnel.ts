@@ -3,7 +3,7 @@
 import { describeError, messageOf } from '../../base/errors.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
 import type { EncapsulationName } from '../engine/encapsulation.ts'
-import type { Engine, EngineConfig, EngineSessions, OpenPath, UdpEndpoint } from '../engine/engine.ts'
+import type { Engine, EngineConfig, EngineSessions, OpenPath, PeerTraffic, UdpEndpoint } from '../engine/engine.ts'
 import { encodePeers, type Peer } from '../engine/peers.ts'
 import { createTrafficSlots } from '../engine/traffic.ts'
 import { addon } from '../../host/addon.ts'
@@ -30,7 +30,16 @@ import {
   type Family,
   type Net,
 } from '../../net/address.ts'
-import type { BackendParts, DataPath, PathPeer, PathSearching, Underlays } from '../backend.ts'
+import type {
+  BackendParts,
+  DataPath,
+  PathPeer,
+  PathSearching,
+  PathTraffic,
+  PeerSession,
+  Underlays,
+  UnknownKey,
+} from '../backend.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
 import { watchExternal } from '../device/external-watch.ts'
 import { inTurn } from '../in-turn.ts'
@@ -118,6 +127,9 @@ export interface SessionKeeper {
   setPeers(peers: ReadonlyMap<string, Lease>): void
   /** Where a peer's datagrams go: as its lease says, or where it has moved since. */
   endpointOf(peer: Lease): UdpEndpoint
+  /** What there is of the keys with a peer, but for what the engine counts; undefined of one that has no key. */
+  stateOf(peer: Lease): Omit<PeerSession, 'txBytes' | 'rxBytes'> | undefined
+  unknownKeys(): readonly UnknownKey[]
   /** `moved` is told of a peer, by its lease's key, that is to be sent to elsewhere. */
   listen(moved: (key: string) => void): void
   stop(): void
@@ -398,6 +410,16 @@ export async function openTunnel(
     })
     return its.length > 0 ? { key, ...Object.fromEntries(its) } : undefined
   }
+  /** A peer's traffic, by its lease key, with the session that it has: one for all its families. */
+  function withSessions([key, traffic]: readonly [string, PeerTraffic]): readonly [string, PathTraffic] {
+    const { txBytes, rxBytes } = traffic
+    const its = sides.flatMap(({ family, filter }) => {
+      const peer = filter.peers().get(key)
+      const state = peer && kind.keeper?.stateOf(peer)
+      return state ? [[family, { ...state, txBytes, rxBytes }] as const] : []
+    })
+    return [key, its.length > 0 ? { ...traffic, sessions: Object.fromEntries(its) } : traffic]
+  }
   const pathSearch: PathSearching = {
     overhead,
     knownMtu(key, family) {
@@ -505,7 +527,8 @@ export async function openTunnel(
     families: sides.map(({ family }) => family),
     peers: () => [...peerKeys(carried())].flatMap((key) => pathPeer(key) ?? []),
     peer: pathPeer,
-    traffic: async () => new Map(sides.flatMap(({ ways }) => [...ways.traffic()])),
+    traffic: async () => new Map(sides.flatMap(({ ways }) => [...ways.traffic()].map(withSessions))),
+    ...(kind.keeper ? { unknownKeys: () => kind.keeper?.unknownKeys() ?? [] } : {}),
     pathMtu({ key }, family) {
       const { filter, ways } = sideFor(family) ?? {}
       const peer = filter?.peers().get(key)

@@ -17,6 +17,7 @@
 // Times are in ms, of a clock that never goes back, but for `wall`.
 
 import { SecretBytes } from '../../../base/secret.ts'
+import type { PeerSession, UnknownKey } from '../../backend.ts'
 import type { SessionKeys } from '../../engine/engine.ts'
 import { createBucket } from '../../engine/reference/bucket.ts'
 import {
@@ -92,11 +93,8 @@ export interface HandshakePeer {
   readonly endpoint?: Endpoint | undefined
 }
 
-/**
- * Why the last initiation gave no keys: nothing came back; what came back was sealed with another psk, or by another key; the key is one
- * with which there is no secret.
- */
-export type Failure = 'no-answer' | 'not-authentic' | 'bad-key'
+/** Why the last initiation gave no keys. */
+export type Failure = NonNullable<PeerSession['failure']>
 
 export interface HandshakeState {
   /** When the last one gave keys that are in use, in ms since 1970; undefined when none did. */
@@ -109,6 +107,9 @@ export interface HandshakeState {
   /** The peer's initiations, since then, that were answered, without a packet under the keys: with another psk there never is one. */
   readonly unconfirmed: number
 }
+
+/** The most keys of nobody's that are remembered: the last ones. */
+export const MOST_UNKNOWN = 16
 
 export interface HandshakeParts {
   /** Of 32 bytes; they are copied, so the caller may wipe them. */
@@ -151,6 +152,8 @@ export interface Handshakes {
   nextAt(): number
   /** Undefined for a peer that is not there. */
   stateOf(peer: number): HandshakeState | undefined
+  /** The last keys of initiations that are no peer's. */
+  unknownKeys(): readonly UnknownKey[]
   /** What was dropped, and the cookies that were sent, since the start. */
   readonly counters: Readonly<Counters>
   /** Wipes all that is secret. Nothing may be called any more. */
@@ -244,6 +247,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   let turnAt = -Infinity
   const peers = new Map<number, Peer>()
   const byName = new Map<string, Peer>()
+  const unknown = new Map<string, UnknownKey>()
   const counters: Counters = { junk: 0, limited: 0, cookiesSent: 0 }
   const draw = (): number => Buffer.from(random.bytes(4)).readUInt32LE()
 
@@ -348,8 +352,10 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   function readInitiation(from: Endpoint, message: Buffer, now: number): void {
     if (!passes('initiation', message, from, now)) return
     const noise = message.subarray(INITIATION_HEAD, -2 * MAC_BYTES)
-    const received = readFirst(own, noise, (publicKey) => byName.get(nameOf(publicKey)))
+    let name = ''
+    const received = readFirst(own, noise, (publicKey) => byName.get((name = nameOf(publicKey))))
     if (!received) {
+      if (name !== '' && !byName.has(name)) noteUnknown({ publicKey: name, from, at: now })
       counters.junk += 1
       return
     }
@@ -382,6 +388,13 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     if (!peer.endpoint) roam(peer, from)
     handOver(peer, false, index, peerIndex, answer.keys)
     send(peer, from, index, response, now)
+  }
+
+  function noteUnknown(key: UnknownKey): void {
+    unknown.delete(key.publicKey)
+    unknown.set(key.publicKey, key)
+    const [oldest] = unknown.keys()
+    if (unknown.size > MOST_UNKNOWN && oldest !== undefined) unknown.delete(oldest)
   }
 
   /** To the engine before the answer goes out, since what answers that may come at once. */
@@ -470,6 +483,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
           peer.low = draw() & LOW_MASK
           peers.set(number, peer)
           byName.set(nameOf(publicKey), peer)
+          unknown.delete(nameOf(publicKey))
         }
         peer.psk = psk
         peer.endpoint = endpoint ?? peer.endpoint
@@ -517,6 +531,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       const { at, attempts, failure, stale, unconfirmed } = peer
       return { at, attempts, failure, stale, unconfirmed }
     },
+    unknownKeys: () => [...unknown.values()],
     close() {
       for (const peer of [...peers.values()]) remove(peer)
     },

@@ -15,7 +15,7 @@ import type { Lease } from '../../../control/lease/lease.ts'
 import type { EngineSessions, UdpEndpoint } from '../../engine/engine.ts'
 import type { SessionKeeper } from '../../ways/tunnel.ts'
 import { systemRandomness } from './crypto.ts'
-import { createHandshakes, type HandshakeState } from './handshakes.ts'
+import { createHandshakes } from './handshakes.ts'
 
 /** The most messages of hosts that are no peers that are looked at at once. */
 const MOST_OF_OTHERS = 64
@@ -26,7 +26,7 @@ const LONGEST_REST_MS = 500
 /** For how long the number of a peer that went is nobody's: longer than packets wait, mail lies, and a lane's turn takes. */
 const NUMBER_RESTS_MS = 60_000
 /** The age at which keys are of no use any more. */
-const REJECT_AFTER_MS = 180_000
+export const REJECT_AFTER_MS = 180_000
 /** The bytes of a peer's record that the engine reads: the session's number. */
 const END_BYTES = 16
 const MOST_SESSIONS = 1 << 20
@@ -55,7 +55,6 @@ export interface Keeper extends SessionKeeper {
   /** What the engine is told of this host, and of a peer. */
   readonly ownEnd: Uint8Array
   endOf(peer: Lease): Uint8Array
-  stateOf(peer: Lease): HandshakeState | undefined
 }
 
 const bytesOf = (base64: string): Buffer => Buffer.from(base64, 'base64')
@@ -267,8 +266,14 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
     },
     stateOf(peer) {
       const session = sessionOf(peer)
-      return session && handshakes.stateOf(session.number)
+      const state = session && handshakes.stateOf(session.number)
+      if (!state) return undefined
+      const { at: handshakeAt, ...more } = state
+      const leftMs = session.keyedUntil - performance.now()
+      const ageMs = leftMs > 0 ? REJECT_AFTER_MS - leftMs : undefined
+      return { publicKey: session.publicKey, handshakeAt, ageMs, ...more }
     },
+    unknownKeys: () => handshakes.unknownKeys(),
     stop() {
       isStopped = true
       clearTimeout(timer)

@@ -19,12 +19,14 @@ let folder: string
 /** What stood in the file when wg ran, the modes of the file and its folder, and where that was. */
 let seen: { readonly text: string; readonly modes: readonly number[]; readonly folder: string }[]
 let refuses: boolean
+/** The peers that wg tells of. */
+let dumped: readonly string[]
 /** What happens while wg starts. */
 let meanwhile: () => Promise<void>
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'weft-wg-'))
   vi.stubEnv('TMPDIR', '/nowhere') // as with a read-only root
-  ;[seen, refuses, meanwhile] = [[], false, async () => {}]
+  ;[seen, refuses, meanwhile, dumped] = [[], false, async () => {}, []]
 })
 afterEach(() => {
   vi.unstubAllEnvs()
@@ -33,7 +35,7 @@ afterEach(() => {
 
 const run: Run = async (file, args) => {
   if (file === 'ip' && args.includes('show')) return '[]'
-  if (file === 'wg' && args[0] === 'show') return 'priv\tPUB\t51820\toff\n'
+  if (file === 'wg' && args[0] === 'show') return ['priv\tPUB\t51820\toff', ...dumped, ''].join('\n')
   const at = args.indexOf('preshared-key')
   if (at < 0) return ''
   await meanwhile()
@@ -79,6 +81,28 @@ it('lies in memory, for root alone, and is removed, also when wg fails', async (
     expect(failure).toBe(refuses ? 'WeftError: wg failed' : undefined)
     expect(seen.at(-1)).toEqual({ text: PSK, modes: [0o600, 0o700], folder: '/dev/shm' })
     expect([readdirSync(folder), inMemory()]).toEqual([[], []])
+  }
+})
+
+it('tells of each session what the device has of it, its keys for as long as they may be used', async () => {
+  vi.useFakeTimers({ toFake: ['Date'], now: 1_000_000_000_000 })
+  try {
+    const device = await open(join(folder, 'wgkey'))
+    const none = 'K1\t(none)\t(none)\t10.5.2.0/24\t0\t0\t148\toff'
+    const line = (key: string, at: number): string => `${key}\t${PSK}\t192.0.2.2:1\t10.5.3.0/24\t${at}\t600\t700\t25`
+    dumped = [none, line('K2', 999_999_980), line('K3', 999_999_820), line('K4', 1_000_000_007)]
+    const traffic = await device.traffic()
+    const counted = { txBytes: 700, rxBytes: 600 }
+    expect([...traffic].map(([key, { session }]) => [key, session])).toEqual([
+      ['K1', { publicKey: 'K1', handshakeAt: undefined, ageMs: undefined, txBytes: 148, rxBytes: 0 }],
+      ['K2', { publicKey: 'K2', handshakeAt: 999_999_980_000, ageMs: 20_000, ...counted }],
+      ['K3', { publicKey: 'K3', handshakeAt: 999_999_820_000, ageMs: undefined, ...counted }],
+      // The clock was set back since.
+      ['K4', { publicKey: 'K4', handshakeAt: 1_000_000_007_000, ageMs: 0, ...counted }],
+    ])
+    expect(JSON.stringify([...traffic])).not.toContain(PSK)
+  } finally {
+    vi.useRealTimers()
   }
 })
 

@@ -21,6 +21,11 @@ const LEASES: ReadonlyMap<string, Lease> = new Map([
   ['k', { key: 'k', subnet: {}, attrs: { publicIp: {}, backendType: '' } }],
 ])
 
+/** What a family's path tells of the session with the one peer. */
+const sessionBy = (family: Family) => ({
+  ...{ publicKey: 'K', handshakeAt: family === 'ipv4' ? 4 : 6, ageMs: undefined, txBytes: 10, rxBytes: 5 },
+})
+
 /**
  * Data paths that note what is asked of them. A family of `broken` cannot be opened, one of `deaf` cannot be told its peers, one of `blind`
  * cannot be looked at. `host` is the external interface as it is.
@@ -90,8 +95,15 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
       peers: () => [{ key: 'k', [family]: { endpoint: family } }],
       traffic: async () =>
         new Map([
-          ['k', { txPackets: 1, txBytes: 10, rxPackets: undefined, rxBytes: 5, heardAt: family === 'ipv4' ? 7 : 9 }],
+          [
+            'k',
+            {
+              ...{ txPackets: 1, txBytes: 10, rxPackets: undefined, rxBytes: 5, heardAt: family === 'ipv4' ? 7 : 9 },
+              sessions: { [family]: sessionBy(family) },
+            },
+          ],
         ]),
+      unknownKeys: () => [{ publicKey: `of nobody, by ${family}`, from: { address: 1, port: 1 }, at: 2 }],
       counters: () => ({ peers_unusable: 2n }),
       threads: () => ({}),
       async close() {
@@ -121,8 +133,15 @@ it('is told and asked as one', async () => {
   expect(path.carrier().device).toBe('ipv4')
   expect(path.peers()).toEqual([{ key: 'k', ipv4: { endpoint: 'ipv4' }, ipv6: { endpoint: 'ipv6' } }])
   expect([...(await path.traffic!())]).toEqual([
-    ['k', { txPackets: 2, txBytes: 20, rxPackets: undefined, rxBytes: 10, heardAt: 9 }],
+    [
+      'k',
+      {
+        ...{ txPackets: 2, txBytes: 20, rxPackets: undefined, rxBytes: 10, heardAt: 9 },
+        sessions: { ipv4: sessionBy('ipv4'), ipv6: sessionBy('ipv6') },
+      },
+    ],
   ])
+  expect(path.unknownKeys!().map(({ publicKey }) => publicKey)).toEqual(['of nobody, by ipv4', 'of nobody, by ipv6'])
   expect(path.counters()).toEqual({ peers_unusable: 4n })
   expect(path.unreported).toBe(false)
   await path.close()

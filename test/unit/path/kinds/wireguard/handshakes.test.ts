@@ -11,6 +11,7 @@ import {
   createHandshakes,
   INITIATION_BYTES,
   INITIATIONS,
+  MOST_UNKNOWN,
   MOST_PEERS,
   RESPONSE_BYTES,
   type Endpoint,
@@ -72,6 +73,7 @@ function pair(more: { readonly a?: Partial<HandshakePeer>; readonly b?: Partial<
   b.handshakes.setPeers([peerOf(a, A, { number: 9, ...more.b })])
   return { a, b }
 }
+const base64 = ({ handshakes }: Side): string => Buffer.from(handshakes.publicKey).toString('base64')
 const psk = (fill: number): SecretBytes => new SecretBytes(Buffer.alloc(32, fill))
 /** Of the one that answered, when the first packet came. */
 function handshake({ a, b }: { a: Side; b: Side }, now: number): void {
@@ -314,6 +316,39 @@ describe('an initiation without an answer', () => {
     expect(a.sent).toEqual([])
     expect(a.handshakes.stateOf(3)!.failure).toBe('bad-key')
     expect(a.gaveUp).toEqual([3])
+  })
+})
+
+describe('an initiation by a key of nobody', () => {
+  it('is remembered with the last place that it came from, until somebody has it', () => {
+    const [a, b] = [sideOf(), sideOf()]
+    a.handshakes.setPeers([peerOf(b, B)])
+    a.handshakes.wanted(3, 0)
+    const first = take(a)
+    b.handshakes.message(A, first, 10)
+    expect([b.handshakes.unknownKeys(), b.sent]).toEqual([[{ publicKey: base64(a), from: A, at: 10 }], []])
+    b.handshakes.message(B, first, 20)
+    expect(b.handshakes.unknownKeys()).toEqual([{ publicKey: base64(a), from: B, at: 20 }])
+    b.handshakes.setPeers([peerOf(a, A, { number: 9 })])
+    expect(b.handshakes.unknownKeys()).toEqual([])
+    // What a peer sends that cannot be read is of nobody.
+    const broken = Buffer.from(first)
+    broken[100]! ^= 1
+    writeMacs(broken, macKeysOf(b.handshakes.publicKey), undefined)
+    b.handshakes.message(A, broken, 40)
+    expect([b.handshakes.unknownKeys(), b.handshakes.counters.junk]).toEqual([[], 3])
+  })
+
+  it('takes no more memory than a few', () => {
+    const b = sideOf()
+    const others = Array.from({ length: MOST_UNKNOWN + 4 }, () => sideOf())
+    others.forEach((other, at) => {
+      other.handshakes.setPeers([peerOf(b, B)])
+      other.handshakes.wanted(3, 0)
+      b.handshakes.message(A, take(other), at)
+    })
+    const kept = others.slice(4).map((other, at) => ({ publicKey: base64(other), from: A, at: at + 4 }))
+    expect(b.handshakes.unknownKeys()).toEqual(kept)
   })
 })
 

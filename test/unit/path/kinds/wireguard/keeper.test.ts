@@ -117,6 +117,33 @@ it('yields the same keys on both sides when the engine wants some', async () => 
   expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ attempts: 0, failure: undefined })
 })
 
+it('tells how old the keys are, until they are of no use, and when the handshake was', async () => {
+  const [a, b] = both()
+  const publicKey = publicKeyTo(KEYS[1]!)
+  const none = { publicKey, handshakeAt: undefined, ageMs: undefined, attempts: 0, failure: undefined }
+  expect(a.keeper.stateOf(lease('b', 1))).toEqual({ ...none, stale: 0, unconfirmed: 0 })
+  a.says({ wanted: [a.number()] })
+  await vi.advanceTimersByTimeAsync(200)
+  const handshakeAt = a.keeper.stateOf(lease('b', 1))!.handshakeAt!
+  expect(Date.now() - handshakeAt).toBeLessThanOrEqual(200)
+  // Who answered knows of keys when the other one has sent by them.
+  expect(b.keeper.stateOf(lease('a', 0))).toMatchObject({ ageMs: undefined, unconfirmed: 1 })
+  b.says({ confirmed: [b.number()] })
+  await vi.advanceTimersByTimeAsync(90_000)
+  for (const state of [a.keeper.stateOf(lease('b', 1)), b.keeper.stateOf(lease('a', 0))])
+    expect(state!.ageMs! / 1_000).toBeCloseTo(90, 0)
+  await vi.advanceTimersByTimeAsync(90_000)
+  expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ handshakeAt, ageMs: undefined })
+  expect(a.keeper.stateOf(lease('c', 1))).toBeDefined() // another lease of the same key
+  expect(a.keeper.unknownKeys()).toEqual([])
+  // Another engine has none of them.
+  a.says({ wanted: [a.number()] })
+  await vi.advanceTimersByTimeAsync(200)
+  expect(a.keeper.stateOf(lease('b', 1))!.ageMs).toBeLessThanOrEqual(200)
+  a.begin()
+  expect(a.keeper.stateOf(lease('b', 1))!.ageMs).toBeUndefined()
+})
+
 it('gives new keys to a peer that sends by some of before a restart', async () => {
   const [a] = both()
   a.hears(PLACES[1]!, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
