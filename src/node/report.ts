@@ -1,9 +1,8 @@
 // report.ts - how a node is, in full: what /status.json has of it, from what its loops share.
 
 import { hostname } from 'node:os'
-import type { DataPath, PathSide } from '../path/backend.ts'
+import type { DataPath, PathSide, PathTraffic, PeerSession } from '../path/backend.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
-import type { PeerTraffic } from '../path/engine/engine.ts'
 import { isWeftError } from '../base/errors.ts'
 import { encodeLeaseValue, type Lease } from '../control/lease/lease.ts'
 import {
@@ -11,6 +10,7 @@ import {
   familiesOf,
   FAMILY_NAMES,
   formatAddress,
+  formatEndpoint,
   formatNet,
   listed,
   netText,
@@ -36,6 +36,7 @@ import {
   type NodeReport,
   type PeerSide,
   type PeerStatus,
+  type SessionStatus,
 } from '../report/status.ts'
 import { isHung, type Threads } from '../report/threads.ts'
 import type { Node } from './node.ts'
@@ -125,7 +126,7 @@ function peersSeen(node: Node): PeersSeen {
   const known = seen.get(node)
   const began = performance.now()
   if (known && began < known.until) return known
-  const counts = countOf(peersOf(node, new Map(), began, 0))
+  const counts = countOf(peersOf(node, new Map(), began, { mostPaths: 0 }))
   const now = performance.now()
   seen.set(node, { ...counts, until: now + (now - began) * SEEN_FOR })
   return counts
@@ -142,9 +143,12 @@ const iso = (ms: number): string => new Date(ms).toISOString()
 const seconds = (ms: number): number => Math.round(ms) / 1000
 
 export async function reportOf(node: Node): Promise<NodeReport> {
+  // The kernel and wireguard-go take a while to say what passed. Who answered is looked at before, so that no peer answers from whom
+  // nothing has come yet.
+  const probed = probedOf(node)
   const traffic = await trafficOf(node)
-  // From here on everything is of one moment.
-  const list = peersOf(node, traffic, performance.now())
+  // From here on everything else is of one moment.
+  const list = peersOf(node, traffic, performance.now(), { probed })
   const snapshot = snapshotOf(node, countOf(list))
   const { at, comparedAt } = snapshot
   const { lease, following } = node
@@ -236,6 +240,10 @@ function pathOf(
       hungSeconds: isHung(thread) ? seconds(at - thread.askedAt) : null,
     })),
     ...{ counters, drops: dropsOf(counters), recent: memory?.recent.until(counters, at) ?? null },
+    unknownKeys:
+      dataPath?.unknownKeys?.().map(({ publicKey, from, at: heardAt }) => ({
+        ...{ publicKey, endpoint: formatEndpoint(from.address, from.port), secondsAgo: seconds(at - heardAt) },
+      })) ?? null,
   }
 }
 
@@ -243,13 +251,23 @@ function pathOf(
 export const countersOf = ({ dataPath }: Pick<Possession, 'dataPath'>): Readonly<Record<string, number>> =>
   Object.fromEntries(Object.entries(dataPath?.counters() ?? {}).map(([name, count]) => [name, Number(count)]))
 
-/** The kernel is asked for the paths of so many peers at most. */
-function peersOf(node: Node, traffic: Traffic, at: number, mostPaths = MOST_PATHS): PeerStatus[] {
+type AllProbed = ByFamily<ReadonlyMap<string, Probed>>
+const probedOf = ({ probes }: Node): AllProbed => ({ ipv4: probes?.ipv4?.results(), ipv6: probes?.ipv6?.results() })
+
+/** The kernel is asked for the paths of `mostPaths` peers at most. */
+function peersOf(
+  node: Node,
+  traffic: Traffic,
+  at: number,
+  {
+    probed = probedOf(node),
+    mostPaths = MOST_PATHS,
+  }: { readonly probed?: AllProbed; readonly mostPaths?: number } = {},
+): PeerStatus[] {
   const { view, lease: own, following, possession } = node
   const { dataPath } = possession
   const set = new Map(dataPath?.peers().map((peer) => [peer.key, peer]))
   const held = new Set(following.heldKeys ?? [])
-  const probed = { ipv4: node.probes?.ipv4?.results(), ipv6: node.probes?.ipv6?.results() }
   const isFew = view.size <= mostPaths
   const lengths = { ipv4: node.lengths.ipv4?.lengths(), ipv6: node.lengths.ipv6?.lengths() }
   const families = new Set(carriedBy(dataPath, node.config))
@@ -265,6 +283,7 @@ function peersOf(node: Node, traffic: Traffic, at: number, mostPaths = MOST_PATH
         ? {
             ...sideOf(peer?.[family], probed[family]?.get(lease.key), pathMtuOf(family), at),
             ...lengthOf(peer?.[family] && lengths[family]?.get(lease.key), probed[family]?.get(lease.key), at),
+            session: sessionOf(traffic.get(lease.key)?.sessions?.[family]),
           }
         : null
     return {
@@ -276,7 +295,7 @@ function peersOf(node: Node, traffic: Traffic, at: number, mostPaths = MOST_PATH
   return [...view.values()].filter(({ key }) => key !== own.key).map((lease) => peerOf(lease, seenOf(lease), at))
 }
 
-type Traffic = ReadonlyMap<string, PeerTraffic>
+type Traffic = ReadonlyMap<string, PathTraffic>
 
 /** No traffic is known when the device that counted it is gone. */
 async function trafficOf({ possession: { dataPath } }: Node): Promise<Traffic> {
@@ -292,7 +311,7 @@ async function trafficOf({ possession: { dataPath } }: Node): Promise<Traffic> {
 interface Seen {
   readonly name: string | null
   readonly families: Readonly<Record<Family, PeerSide | null>>
-  readonly traffic: PeerTraffic | undefined
+  readonly traffic: PathTraffic | undefined
   readonly isHeld: boolean
   readonly cameAt: number
 }
@@ -327,6 +346,25 @@ function lengthOf(
   return { path: isWhole ? 'whole' : 'narrow', passesBytes: bytes ?? null, pathSince: iso(Date.now() - (at - since)) }
 }
 
+function sessionOf(session: PeerSession | undefined): SessionStatus | null {
+  if (!session) return null
+  const { publicKey, handshakeAt, ageMs, attempts, failure, stale, unconfirmed, txBytes, rxBytes } = session
+  return {
+    publicKey,
+    // By the clock of the day, as WireGuard's devices tell it: a clock that was set makes it another age.
+    handshakeSecondsAgo: ago(handshakeAt, Date.now()),
+    ageSeconds: ageMs === undefined ? null : seconds(ageMs),
+    ...{ attempts: attempts ?? null, failure: failure ?? null, stale: stale ?? null },
+    ...{ unconfirmed: unconfirmed ?? null, txBytes: txBytes ?? null, rxBytes: rxBytes ?? null },
+  }
+}
+
+/** Of a peer that nothing can go to. */
+const NOTHING_KNOWN: PeerSide = {
+  ...{ ...sideOf(undefined, undefined, undefined, 0), ...lengthOf(undefined, undefined, 0) },
+  session: null,
+}
+
 export function peerOf(
   { key, subnet, attrs }: Lease,
   { name, families, traffic, isHeld, cameAt }: Seen,
@@ -337,7 +375,7 @@ export function peerOf(
   return {
     ...{ lease: key, name, subnet: netText(subnet), publicIp: addressText(attrs.publicIp) },
     ...ipv6Of(subnet, attrs.publicIp),
-    ...(worstOf(sides) ?? { ...sideOf(undefined, undefined, undefined, at), ...lengthOf(undefined, undefined, at) }),
+    ...(worstOf(sides) ?? NOTHING_KNOWN),
     ...{ families, type: attrs.backendType, held: isHeld, since: iso(cameAt) },
     ...{ txPackets: txPackets ?? null, txBytes: txBytes ?? null },
     ...{ rxPackets: rxPackets ?? null, rxBytes: rxBytes ?? null },

@@ -23,6 +23,29 @@ export const STATUS_SCHEMA = 1
 /** `stored`: the store has its lease; `programmed`: the data path has it too; `answering`: and it answered the last probe. */
 export type PeerState = 'stored' | 'programmed' | 'answering'
 
+/** The keys that packets of one family to and from a peer are sealed by, and the handshakes by which both agree on them. */
+export interface SessionStatus {
+  /** The peer's, in base64. */
+  readonly publicKey: string
+  /** The time since the last handshake that gave keys; null when none did. */
+  readonly handshakeSecondsAgo: number | null
+  /** The age of the keys; null while there are none that may be used. */
+  readonly ageSeconds: number | null
+  /** The handshakes that were begun since the last one that gave keys; null where others than weftd carry, as the next three. */
+  readonly attempts: number | null
+  /**
+   * Why the last of them gave no keys: nothing came back; what came back was sealed with another pre-shared key; the peer's key is one with
+   * which there is no secret.
+   */
+  readonly failure: 'no-answer' | 'not-authentic' | 'bad-key' | null
+  /** The peer's that were as old as one before, or older, and so were not answered. */
+  readonly stale: number | null
+  /** The peer's that were answered, without a packet under the keys. */
+  readonly unconfirmed: number | null
+  readonly txBytes: number | null
+  readonly rxBytes: number | null
+}
+
 /** How packets of one family go to a peer, and whether it answers by them. */
 export interface PeerSide {
   /** The destination of its packets. */
@@ -49,6 +72,8 @@ export interface PeerSide {
   readonly passesBytes?: number | null
   /** The time since when the path is as it is. */
   readonly pathSince?: string | null
+  /** Null where nothing is sealed. A weftd of before tells none. */
+  readonly session?: SessionStatus | null
 }
 
 /**
@@ -208,6 +233,10 @@ export interface NodeReport extends State {
     readonly drops: Readonly<Record<string, number>>
     /** The same of about the last minute; null until there is a node. A weftd of before tells none. */
     readonly recent?: RecentCounts | null
+    /** The last handshakes by keys that no lease has, one of each key; null where nobody knows. A weftd of before tells none. */
+    readonly unknownKeys?:
+      | readonly { readonly publicKey: string; readonly endpoint: string; readonly secondsAgo: number }[]
+      | null
   } | null
   readonly peers: PeersStatus | null
   /** How often each kind of event befell a peer; null until there is a node. A weftd of before tells none. */

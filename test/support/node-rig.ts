@@ -6,10 +6,9 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, vi } from 'vitest'
 import { EVENT_MS } from '../../lab/lab.ts'
-import type { Backend, PathPeer } from '../../src/path/backend.ts'
+import type { Backend, PathPeer, PathTraffic, UnknownKey } from '../../src/path/backend.ts'
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { runNode } from '../../src/daemon.ts'
-import type { PeerTraffic } from '../../src/path/engine/engine.ts'
 import { createBell } from '../../src/host/bell.ts'
 import { parseLeaseKey, type LeaseAttrs } from '../../src/control/lease/lease.ts'
 import { managerOf } from '../../src/control/lease/store-manager.ts'
@@ -49,7 +48,10 @@ interface FakeDataPath {
   renewing: Promise<void> | undefined
   rounds: Record<string, number>
   looks: number
-  traffic: PeerTraffic | undefined
+  traffic: PathTraffic | undefined
+  /** Tells the traffic with each peer in its place, as somebody does who takes a while. */
+  counting: (() => Promise<PathTraffic>) | undefined
+  unknownKeys: readonly UnknownKey[]
   /** The packets that it had no route for. */
   dropped: bigint
   /** The limits as the node has set them, each time. */
@@ -115,6 +117,8 @@ export const backend: Backend = {
       rounds: {},
       looks: 0,
       traffic: undefined,
+      counting: undefined,
+      unknownKeys: [],
       dropped: 2n,
       limits: [],
       die: (why) => die(new Error(why)),
@@ -154,8 +158,11 @@ export const backend: Backend = {
       probeSource: { ipv4: lease.subnet.ipv4?.address, ipv6: lease.subnet.ipv6?.address },
       peers: () => (dataPath.refusal ? [] : (dataPath.applied.at(-1) ?? []).map(pathPeer)),
       peer: (key) => (dataPath.applied.at(-1)?.includes(key) ? pathPeer(key) : undefined),
-      traffic: async () =>
-        new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (dataPath.traffic ? [[key, dataPath.traffic]] : []))),
+      traffic: async () => {
+        const traffic = dataPath.counting ? await dataPath.counting() : dataPath.traffic
+        return new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (traffic ? [[key, traffic]] : [])))
+      },
+      unknownKeys: () => dataPath.unknownKeys,
       counters: () => ({ tx_packets: 5n, tx_drop_no_route: dataPath.dropped, rx_drop_ttl: 0n }),
       threads: () => dataPath.rounds,
       ...(knownMtu

@@ -3,6 +3,7 @@
 import { expect, it } from 'vitest'
 import {
   dataPaths,
+  inTurns,
   installRig,
   logged,
   own,
@@ -15,6 +16,8 @@ import {
   until,
   value,
 } from '../../support/node-rig.ts'
+import type { OpenEcho } from '../../../src/host/echo.ts'
+import { parseIpv4 } from '../../../src/net/ipv4.ts'
 import type { Status } from '../../../src/report/status.ts'
 
 installRig()
@@ -68,12 +71,12 @@ it('tells peers that are only stored from those that the data path has', async (
       ...{ state: 'programmed', held: false, since: expect.stringMatching(/^\d{4}-.*Z$/) },
       ...{ txPackets: 1, txBytes: 84, rxPackets: 2, rxBytes: 168, heardSecondsAgo: expect.closeTo(0.25, 0) },
       ...{ roundTripMs: null, lossPercent: null, probedSecondsAgo: null, unansweredSeconds: null, pathMtu: null },
-      ...{ path: null, passesBytes: null, pathSince: null },
+      ...{ path: null, passesBytes: null, pathSince: null, session: null },
       families: {
         ipv4: {
           ...{ endpoint: 'somewhere:8285', way: 'tunnel', state: 'programmed' },
           ...{ roundTripMs: null, lossPercent: null, probedSecondsAgo: null, unansweredSeconds: null, pathMtu: null },
-          ...{ path: null, passesBytes: null, pathSince: null },
+          ...{ path: null, passesBytes: null, pathSince: null, session: null },
         },
         ipv6: null,
       },
@@ -90,6 +93,70 @@ it('tells peers that are only stored from those that the data path has', async (
     ['stored', null],
     ['stored', null],
   ])
+})
+
+it('tells of no peer that it answers while nothing has come from it', async () => {
+  let heard = 0
+  let answered!: () => void
+  const answer = new Promise<void>((resolve) => (answered = resolve))
+  let isRead = false
+  const openEcho: OpenEcho = (_source, onAnswer) => ({
+    send(to, sequence) {
+      if (!isRead) return
+      queueMicrotask(() => {
+        heard += 84
+        onAnswer(to, sequence, 3)
+        answered()
+      })
+    },
+    packet: () => new Uint8Array(),
+    close: () => {},
+  })
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start({ openEcho })
+  await ready()
+  // As `wg` does: it reads, and an answer comes before it has told what it read.
+  dataPaths[0]!.counting = async () => {
+    const rxBytes = heard
+    isRead = true
+    await answer
+    return { txPackets: undefined, txBytes: 84, rxPackets: undefined, rxBytes, heardAt: undefined }
+  }
+  const told = nodeStatus()
+  await inTurns(() => heard > 0)
+  expect((await told).peers!.list[0]).toMatchObject({ state: 'programmed', rxBytes: 0 })
+  expect((await becomes(({ peers }) => peers!.answering === 1, 70_000)).peers!.list[0]!.rxBytes).toBeGreaterThanOrEqual(
+    84,
+  )
+})
+
+it('tells of a session with a peer what is known of it, and of keys of nobody', async () => {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start()
+  await ready()
+  const nothing = { txPackets: undefined, txBytes: 9, rxPackets: undefined, rxBytes: 8, heardAt: undefined }
+  const session = { publicKey: 'K', handshakeAt: Date.now() - 3_000, ageMs: 2_500, txBytes: 7, rxBytes: 6 }
+  const more = { attempts: 4, failure: 'no-answer', stale: 1, unconfirmed: 2 } as const
+  dataPaths[0]!.traffic = { ...nothing, sessions: { ipv4: { ...session, ...more } } }
+  dataPaths[0]!.unknownKeys = [
+    { publicKey: 'L', from: { address: parseIpv4('192.0.2.9')!, port: 7 }, at: performance.now() - 1_500 },
+  ]
+  const { peers, dataPath } = await becomes((node) => node.peers!.programmed === 1)
+  const told = { publicKey: 'K', handshakeSecondsAgo: expect.closeTo(3, 0), ageSeconds: 2.5, ...more }
+  expect(peers!.list[0]).toMatchObject({ session: { ...told, txBytes: 7, rxBytes: 6 }, txBytes: 9, rxBytes: 8 })
+  expect(dataPath!.unknownKeys).toEqual([
+    { publicKey: 'L', endpoint: '192.0.2.9:7', secondsAgo: expect.closeTo(1.5, 0) },
+  ])
+  // A clock that was set back, and somebody who knows less.
+  dataPaths[0]!.traffic = {
+    ...nothing,
+    sessions: { ipv4: { ...session, handshakeAt: Date.now() + 9e6, ageMs: undefined } },
+  }
+  const less = await becomes((node) => node.peers!.list[0]!.session!.ageSeconds === null)
+  expect(less.peers!.list[0]!.session).toEqual({
+    ...{ publicKey: 'K', handshakeSecondsAgo: 0, ageSeconds: null, txBytes: 7, rxBytes: 6 },
+    ...{ attempts: null, failure: null, stale: null, unconfirmed: null },
+  })
 })
 
 it('says which peers are kept though the store lacks them', async () => {

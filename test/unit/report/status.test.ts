@@ -93,6 +93,10 @@ it('has each field in docs/status.md, and there no other', async () => {
   start(ofFamilies('ipv4', 'ipv6'))
   await ready()
   dataPaths[0]!.rounds = { 'weft-loop0': 1 }
+  const session = { publicKey: 'K', handshakeAt: undefined, ageMs: undefined, txBytes: 0, rxBytes: 0 }
+  const nothing = { txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, heardAt: undefined }
+  dataPaths[0]!.traffic = { ...nothing, sessions: { ipv4: session, ipv6: session } }
+  dataPaths[0]!.unknownKeys = [{ publicKey: 'L', from: { address: 1, port: 1 }, at: 0 }]
   let node = await nodeStatus()
   await until(() => {
     void nodeStatus().then((newest) => (node = newest))
