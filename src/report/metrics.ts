@@ -220,6 +220,19 @@ export const METRICS: readonly Metric[] = [
       heardSecondsAgo === null ? null : Date.parse(at) / 1000 - heardSecondsAgo,
     ),
   ),
+  gauge(
+    'weft_peer_last_handshake_timestamp_seconds',
+    'When the last handshake with a peer gave keys, of the family of two that is worse. Absent while none did, and where nothing is encrypted.',
+    ofPeers(({ session }, { at }) => {
+      const ago = session?.handshakeSecondsAgo ?? null
+      return ago === null ? null : Date.parse(at) / 1000 - ago
+    }),
+  ),
+  gauge(
+    'weft_peer_handshake_attempts',
+    'Handshakes that were begun with a peer since the last one that gave keys: 0 while all is well. Absent where others than weft encrypt.',
+    ofPeers(({ session }) => session?.attempts ?? null),
+  ),
   counter(
     'weft_peer_transmit_packets_total',
     'Packets sent to a peer, where they are counted.',

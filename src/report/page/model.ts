@@ -176,6 +176,17 @@ function lengthText({ path = null, passesBytes = null }: PeerSide): string {
   return passesBytes === null ? 'less than containers may send' : `${passesBytes} bytes, less than containers may send`
 }
 
+/** How old the keys are that packets are sealed by. */
+function keysText({ ageSeconds, failure }: NonNullable<PeerSide['session']>): string {
+  const keys = ageSeconds === null ? 'none now' : `${duration(ageSeconds)} old`
+  return failure === null ? keys : `${keys}; ${FAILURES[failure]}`
+}
+const FAILURES: Readonly<Record<NonNullable<NonNullable<PeerSide['session']>['failure']>, string>> = {
+  'no-answer': 'the last handshake was not answered',
+  'not-authentic': 'the answer to the last handshake could not be opened',
+  'bad-key': 'its public key is of no use',
+}
+
 export type Fact = readonly [name: string, text: string]
 
 /** How packets go to a peer and come back: each once where its families are alike, and by family where they are not. */
@@ -202,6 +213,13 @@ export function factsOf(peer: Peer): readonly Fact[] {
     ...of('Probed', ({ probedSecondsAgo }) => or(probedSecondsAgo, (ago) => `${duration(ago)} ago`)),
     ...of('Longest packet', lengthText),
     ...of('Path MTU', ({ pathMtu }) => or(pathMtu, (mtu) => `${mtu} bytes`)),
+    ...(peer.session
+      ? [
+          ...of('Last handshake', ({ session }) => or(session?.handshakeSecondsAgo, (ago) => `${duration(ago)} ago`)),
+          ...of('Keys', ({ session }) => or(session, keysText)),
+          ...of('Public key', ({ session }) => or(session?.publicKey, String)),
+        ]
+      : []),
   ]
 }
 

@@ -38,6 +38,21 @@ it('tells the status in numbers with base units, and each drop by its reason', a
   )
 })
 
+it('tells when the last handshake with a peer was, and how many were begun since, as far as that is known', async () => {
+  const none = { ageSeconds: null, failure: null, stale: 0, unconfirmed: 0, txBytes: 0, rxBytes: 0, publicKey: 'K' }
+  const sessions = [
+    { ...none, handshakeSecondsAgo: 40, attempts: 3 },
+    { ...none, handshakeSecondsAgo: null, attempts: null },
+    null,
+  ]
+  const list = sessions.map((session, at) => ({ ...soundPeer, session, subnet: `10.5.${at}.0/24` }))
+  const lines = await linesOf({ ...soundStatus, peers: countPeers(list, 10) })
+  expect(lines.filter((line) => line.includes('handshake'))).toEqual([
+    `weft_peer_last_handshake_timestamp_seconds{peer="10.5.0.0/24"} ${Date.parse(soundStatus.at) / 1000 - 40}`,
+    'weft_peer_handshake_attempts{peer="10.5.0.0/24"} 3',
+  ])
+})
+
 it('leaves out what is not known', async () => {
   const daemon = { ...soundStatus.daemon, startedAt: soundStatus.at }
   const lines = await linesOf({

@@ -19,7 +19,14 @@ import {
   verdictOf,
 } from '../../../../src/report/page/model.ts'
 import { formatIpv4 } from '../../../../src/net/ipv4.ts'
-import { conditionOf, countPeers, type Condition, type PeerStatus, type Status } from '../../../../src/report/status.ts'
+import {
+  conditionOf,
+  countPeers,
+  type Condition,
+  type PeerStatus,
+  type SessionStatus,
+  type Status,
+} from '../../../../src/report/status.ts'
 import { dualPeer, peerOfIpv6, silentSide, soundDual } from '../../../support/facts.ts'
 import { peerWith, statusWith } from '../../../support/page-status.ts'
 
@@ -163,6 +170,21 @@ describe('the verdict', () => {
       'Longest packet',
       '1252 bytes, less than containers may send',
     ])
+  })
+
+  it('tells of its session, where packets are encrypted', () => {
+    const keys = { publicKey: 'K=', attempts: 0, stale: 0, unconfirmed: 0, txBytes: 0, rxBytes: 0 }
+    const told = (session: SessionStatus): readonly string[] =>
+      factsOf(peersOf(statusWith([peerWith(1, { session })]))[0]!)
+        .filter(([name]) => ['Last handshake', 'Keys', 'Public key'].includes(name))
+        .map(([, text]) => text)
+    expect(told({ ...keys, handshakeSecondsAgo: 75, ageSeconds: 75, failure: null })).toEqual([
+      ...['75 s ago', '75 s old', 'K='],
+    ])
+    expect(told({ ...keys, handshakeSecondsAgo: null, ageSeconds: null, failure: 'no-answer' })).toEqual([
+      ...['–', 'none now; the last handshake was not answered', 'K='],
+    ])
+    expect(factsOf(peersOf(statusWith([peerWith(1)]))[0]!).map(([name]) => name)).not.toContain('Keys')
   })
 
   it('says that the store is away while all peers answer', () => {
