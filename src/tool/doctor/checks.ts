@@ -11,6 +11,7 @@ import { checkFirewall, keepsFromLeaving } from './firewall.ts'
 import { checkContainers, checkMtu } from './links.ts'
 import { checkLeases, checkPeers } from './peers.ts'
 import { checkRoutes } from './routes.ts'
+import { checkHandshakes } from './handshakes.ts'
 import { networksOf } from './sides.ts'
 
 /** Checks are told in this order. `look` returns undefined when it cannot know. */
@@ -31,6 +32,7 @@ export const CHECKS: readonly Check[] = [
   { name: 'config', look: checkConfig },
   { name: 'leases', look: checkLeases },
   { name: 'peers', look: peersHere },
+  { name: 'handshakes', look: checkHandshakes },
   { name: 'mtu', look: checkMtu },
   { name: 'containers', look: checkContainers },
   { name: 'drops', look: checkDrops },
@@ -232,7 +234,10 @@ export const diagnose = (facts: Facts): readonly Diagnosis[] =>
   CHECKS.map(({ name, look }) => ({ check: name, findings: look(facts) }))
 
 /** Checks that need no more than what the daemon says of itself; the rest need the host's own tools. */
-const BY_STATUS = [checkDaemon, checkFamilies, checkStore, checkClock, checkLeases, peersHere, checkMtu, checkDrops]
+const BY_STATUS = [
+  ...[checkDaemon, checkFamilies, checkStore, checkClock, checkLeases, peersHere, checkHandshakes, checkMtu],
+  checkDrops,
+]
 const NOTHING_ELSE: Omit<Facts, 'status' | 'now'> = {
   ...{ silence: undefined, isRoot: true, tunProblem: undefined, isForwarding: true, links: [], routes: [] },
   ...{ isForwardingIpv6: undefined, defaultRoutes: {} },

@@ -200,10 +200,42 @@ export const FINDINGS = {
     means: 'the peers are not probed: weft does not know whether they answer',
     fix: "set net.ipv4.ping_group_range so that it includes weftd's group (systemd sets 0 2147483647), or grant CAP_NET_RAW; with --probe-interval 0, set another interval",
   },
+  'no-handshake': {
+    ...{ check: 'handshakes', level: 'failure' },
+    means: 'a peer answers no handshake: there are no keys to encrypt packets to it by',
+    fix: "if its weftd runs, let the backend's UDP port through between the hosts, both ways; compare the public key that `weft wg` shows there with the one that it shows here, and the clocks: a host whose clock went back is not answered",
+  },
+  'handshake-one-way': {
+    ...{ check: 'handshakes', level: 'failure' },
+    means:
+      "a peer's handshakes come and are answered, and no packet follows: the answers do not arrive there, or it has another pre-shared key",
+    fix: "let what this host sends to the backend's UDP port there through, here, there and on the way; and run weft doctor there: it says so if the pre-shared keys differ",
+  },
+  'psk-differs': {
+    ...{ check: 'handshakes', level: 'failure' },
+    means: 'what a peer answers to a handshake cannot be opened: it has another pre-shared key (`PSK`)',
+    fix: 'have all nodes run by one configuration: weftd reads `PSK` when it starts, so restart the nodes that were started before it was changed, this one too',
+  },
+  'clock-behind': {
+    ...{ check: 'handshakes', level: 'failure' },
+    means:
+      "a peer's handshakes are older than one that this node has had from it: its clock went back, and it is not answered until it has caught up",
+    fix: 'set its clock (`timedatectl set-ntp true`); if that is right now, and was ahead before, give it a new key: delete its key file with the `.time` files beside it, and restart weftd there',
+  },
+  'key-unusable': {
+    ...{ check: 'handshakes', level: 'failure' },
+    means: 'the public key in the lease of a peer is one with which no key can be agreed on',
+    fix: 'delete the key file on its host and restart weftd there: it makes another key and publishes that',
+  },
+  'key-unknown': {
+    ...{ check: 'handshakes', level: 'warning' },
+    means: 'a host begins handshakes by a key that no lease here has: it is not answered',
+    fix: 'if it is a node, compare its key (`weft wg` there) with its lease (`weft lease show`): where they differ, restart weftd there; where it has none, see that it uses the same store as this node; if it is none, find out who it is',
+  },
   'path-mtu': {
     ...{ check: 'mtu', level: 'failure' },
     means: 'small packets reach a peer, but packets of the full MTU do not: connections open and then stall',
-    fix: 'the peer\'s external interface, or something between the hosts, has a smaller MTU than this host\'s external interface: raise the MTU there, or lower it on the external interfaces of all nodes, or, with udp and with vxlan that weft itself carries, have weft find the largest packet that passes: `"ProbePathMTU": true` in `Backend`',
+    fix: 'the peer\'s external interface, or something between the hosts, has a smaller MTU than this host\'s external interface: raise the MTU there, or lower it on the external interfaces of all nodes, or, with udp and with vxlan that weft itself carries, have weft find the largest packet that passes: `"ProbePathMTU": true` in `Backend`; with wireguard, give all nodes the smallest as `"MTU"` in `Backend`',
   },
   'mtu-too-large': {
     ...{ check: 'mtu', level: 'failure' },

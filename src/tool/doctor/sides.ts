@@ -100,7 +100,7 @@ export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenS
     if (!side) return []
     const asked = answers.get(peer.lease)?.[family]
     const { endpoint, way, state, roundTripMs, lossPercent, probedSecondsAgo, pathMtu } = side
-    const { path = null, passesBytes = null, pathSince = null } = side
+    const { path = null, passesBytes = null, pathSince = null, session = null } = side
     const known = {
       endpoint,
       way,
@@ -112,6 +112,7 @@ export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenS
       path,
       passesBytes,
       pathSince,
+      session,
     }
     return [{ ...known, ...placeIn(peer, family), family, peer, answers: asked }]
   })

@@ -9,7 +9,13 @@ import { CHECKS, diagnose, diagnoseStatus } from '../../../../src/tool/doctor/ch
 import type { Facts, Reach } from '../../../../src/tool/doctor/facts.ts'
 import type { Answers } from '../../../../src/tool/doctor/sides.ts'
 import { FINDINGS, grouped, type FindingName } from '../../../../src/tool/doctor/findings.ts'
-import { countPeers, startingReport, type PeerStatus, type Status } from '../../../../src/report/status.ts'
+import {
+  countPeers,
+  startingReport,
+  type PeerStatus,
+  type SessionStatus,
+  type Status,
+} from '../../../../src/report/status.ts'
 import {
   dualPeer,
   link,
@@ -60,6 +66,16 @@ const ofIpv6 = (name: string, mtu: number, address: string) => ({
 })
 const found = (part: Partial<Facts>): FindingName[] =>
   diagnose({ ...sound, ...part }).flatMap(({ findings = [] }) => findings.map(({ name }) => name))
+
+/** A peer with whom there are no keys, and of whom nothing is known but that. */
+const withSession = (known: Partial<SessionStatus>, side: Partial<PeerStatus> = {}): Partial<Facts> =>
+  withPeers({ state: 'programmed', lossPercent: null, session: { ...noKeys, ...known }, ...side })
+const noKeys: SessionStatus = {
+  ...{ publicKey: 'of-the-peer', handshakeSecondsAgo: null, ageSeconds: null, attempts: 0, failure: null, stale: 0 },
+  ...{ unconfirmed: 0, txBytes: 0, rxBytes: 0 },
+}
+const withUnknown = (endpoint: string, secondsAgo: number): Partial<Facts> =>
+  withStatus({ dataPath: { ...status.dataPath!, unknownKeys: [{ publicKey: 'of-nobody', endpoint, secondsAgo }] } })
 
 /** A peer whose path takes less than containers send. */
 const narrow = { path: 'narrow', passesBytes: 1252, pathSince: '2026-11-22T09:00:00Z' } as const
@@ -294,6 +310,13 @@ describe('the doctor', () => {
     ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_SUBNET: '10.5.9.1/24' } }],
     ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1500' } }],
     ['packets-dropped', losing({ rx_drop_socket_full: 500 })],
+    ['no-handshake', withSession({ attempts: 2, failure: 'no-answer' })],
+    ['no-handshake', withSession({ attempts: 9, failure: 'no-answer', unconfirmed: 1, stale: 1 })],
+    ['handshake-one-way', withSession({ attempts: 9, failure: 'no-answer', unconfirmed: 2 })],
+    ['psk-differs', withSession({ attempts: 2, failure: 'not-authentic', unconfirmed: 9 })],
+    ['clock-behind', withSession({ attempts: 9, failure: 'no-answer', stale: 2 })],
+    ['key-unusable', withSession({ failure: 'bad-key' })],
+    ['key-unknown', withUnknown('192.0.2.77:51820', 3)],
   ])('names %s and nothing else', (name, part) => {
     expect(found(part)).toEqual([name])
   })
@@ -470,7 +493,11 @@ describe('the doctor', () => {
         store: [],
         mtu: [],
       })
-      expect(Object.keys(states).filter((check) => states[check] === undefined)).toEqual(['peers', 'drops'])
+      expect(Object.keys(states).filter((check) => states[check] === undefined)).toEqual([
+        'peers',
+        'handshakes',
+        'drops',
+      ])
       expect(detailsOf(dead(ours, { unit: 'systemd has it failed since Mon' }), 'daemon-silent')).toEqual([
         ...['no weftd answers', 'systemd has it failed since Mon', 'nobody carries the packets of this node'],
       ])
@@ -939,6 +966,7 @@ describe('at its limits, the doctor', () => {
       'store',
       'leases',
       'peers',
+      'handshakes',
       'mtu',
       'containers',
       'drops',
@@ -953,6 +981,7 @@ describe('at its limits, the doctor', () => {
         'config',
         'leases',
         'peers',
+        'handshakes',
         'mtu',
         'containers',
         'drops',
@@ -978,11 +1007,66 @@ describe('of a status that lacks a part, the doctor', () => {
         .filter(({ findings }) => findings === undefined)
         .map(({ check }) => check)
     expect(unknown({ dataPath: null })).toEqual(['routes', 'mtu', 'containers', 'drops'])
-    expect(unknown({ peers: null })).toEqual(['leases', 'peers'])
+    expect(unknown({ peers: null })).toEqual(['leases', 'peers', 'handshakes'])
     expect(unknown({ config: null })).toEqual(['families', 'firewall', 'routes', 'mtu', 'containers'])
     expect(unknown({ node: null })).toEqual([
       ...['firewall', 'routes', 'store', 'leases', 'peers', 'mtu', 'containers'],
     ])
+  })
+
+  it('tells of handshakes what was tried, and nothing of a peer that answers, or of what came once', () => {
+    const told = (known: Partial<SessionStatus>, side?: Partial<PeerStatus>) =>
+      look('handshakes', withSession(known, side))
+    const at = '10.5.2.0/24 at 192.0.2.2:8285'
+    const failing = { attempts: 4, failure: 'no-answer' } as const
+    expect(told(failing)).toEqual([`no-handshake: ${at}: no handshake was ever completed, 4 begun here since`])
+    expect(told({ ...failing, unconfirmed: 3, handshakeSecondsAgo: 200.4 })).toEqual([
+      `handshake-one-way: ${at}: the last handshake was 200 s ago, 4 begun here, 3 answered in vain since`,
+    ])
+    for (const once of [{ stale: 1 }, { unconfirmed: 1 }, { attempts: 1, failure: 'no-answer' }, {}] as const)
+      expect(told(once)).toEqual([])
+    for (const bad of [{ failure: 'not-authentic' }, { stale: 9 }, failing] as const)
+      expect(told(bad, { state: 'answering', lossPercent: 0 })).toEqual([])
+    // Asked now, it did answer.
+    const answers: Facts['answers'] = new Map([['10.5.2.0-24', { ipv4: { small: true, large: true } }]])
+    expect(look('handshakes', { ...withSession(failing), answers })).toEqual([])
+    expect(look('handshakes', { ...withSession(failing), silence: 'it was killed' })).toBeUndefined()
+  })
+
+  it('tells of handshakes that others make by what has passed', () => {
+    const unseen = { attempts: null, stale: null, unconfirmed: null }
+    const silent = { state: 'programmed', lossPercent: 100 } as const
+    const names = (known: Partial<SessionStatus>, side: Partial<PeerStatus> = silent) =>
+      look('handshakes', withSession({ ...unseen, ...known }, side))?.map((text) => text.split(':')[0])
+    expect(names({ txBytes: 296 })).toEqual(['no-handshake'])
+    expect(names({ txBytes: 296, rxBytes: 148 })).toEqual(['handshake-one-way'])
+    // It had keys once: nobody knows what has come since.
+    expect(names({ txBytes: 296, rxBytes: 148, handshakeSecondsAgo: 400 })).toEqual(['no-handshake'])
+    expect(names({ txBytes: 296, rxBytes: 148, handshakeSecondsAgo: 40, ageSeconds: 40 })).toEqual([])
+    expect(names({})).toEqual([])
+    expect(names({ txBytes: 296 }, {})).toEqual([]) // nobody wants keys
+  })
+
+  it('tells a key that no lease has with the peer at whose address it is, as long as that is news', () => {
+    const keyed = { ...peer, session: noKeys }
+    const told = (endpoint: string, secondsAgo: number) => {
+      const { status: seen } = withUnknown(endpoint, secondsAgo)
+      return look('handshakes', { status: { ...seen!, peers: countPeers([keyed], 10) } })
+    }
+    expect(told('192.0.2.77:51820', 2.6)).toEqual(['key-unknown: of-nobody from 192.0.2.77:51820, 3 s ago'])
+    expect(told('192.0.2.2:51820', 2)).toEqual([
+      'key-unknown: of-nobody from 192.0.2.2:51820, the host of 10.5.2.0/24, whose lease has of-the-peer, 2 s ago',
+    ])
+    expect(told('[2001:db8::2]:51820', 2)).toEqual(['key-unknown: of-nobody from [2001:db8::2]:51820, 2 s ago'])
+    expect(told('192.0.2.2:51820', 180)).toEqual([])
+  })
+
+  it('tells of one session for both families once, and of two by each', () => {
+    const side = (endpoint: string) =>
+      ({ ...silentSide, endpoint, session: { ...noKeys, failure: 'bad-key' } }) as const
+    const of = (...[first, second]: readonly [string, string]) =>
+      look('handshakes', withDual(dualPeer(side(first), side(second))))?.length
+    expect([of('192.0.2.2:51820', '192.0.2.2:51820'), of('192.0.2.2:51820', '[2001:db8::2]:51821')]).toEqual([1, 2])
   })
 
   it('says no more than it knows', () => {
