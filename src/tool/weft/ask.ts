@@ -8,7 +8,7 @@ import { parseToShow } from '../../base/text.ts'
 import { STATUS_SCHEMA, type Status } from '../../report/status.ts'
 
 const PATIENCE_MS = 5_000
-const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of the same package' }
+export const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of the same package' }
 
 /** Throws WeftError: PERMISSION, or COMMAND when nobody answers, or speaks another version. */
 export const askStatus = (socket: string, signal: AbortSignal): Promise<Status> =>

@@ -240,11 +240,25 @@ function peerTable({ peers, at }: Status, before: Status | undefined, all: boole
   )
   const shown = all ? sorted : sorted.slice(0, SHOWN_PEERS)
   const rows = shown.map((peer) => peerRow(peer, earlier.get(peer.lease), seconds, isProbed))
+  const heads = ['NAME', 'PEER', 'AT', 'WAY', 'STATE', 'RTT', 'LOSS', 'HEARD', 'SENT', 'RECEIVED']
+  const handshakes = peers.list.some(({ session }) => session)
+    ? [['HANDSHAKE'], ...shown.map(({ session }) => [handshakeText(session)])]
+    : []
   const rest = sorted.length - shown.length
   return (
-    table([['NAME', 'PEER', 'AT', 'WAY', 'STATE', 'RTT', 'LOSS', 'HEARD', 'SENT', 'RECEIVED'], ...rows], colour) +
-    (rest > 0 ? colour('dim', `... and ${count(rest, 'more peer')}; see --all\n`) : '')
+    table(
+      [heads, ...rows].map((row, line) => [...row, ...(handshakes[line] ?? [])]),
+      colour,
+    ) + (rest > 0 ? colour('dim', `... and ${count(rest, 'more peer')}; see --all\n`) : '')
   )
+}
+
+/** When the last handshake was, and whether there are keys of it still. */
+export function handshakeText(session: PeerStatus['session']): string {
+  if (!session) return '-'
+  const { handshakeSecondsAgo: ago, ageSeconds } = session
+  if (ago === null) return 'none'
+  return `${duration(ago)} ago${ageSeconds === null ? ', no keys now' : ''}`
 }
 
 /** The address of a peer that packets do not go to: of the family that they do not go by. */

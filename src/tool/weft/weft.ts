@@ -57,6 +57,7 @@ const OLD: readonly OldCommand[] = [
 const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   status: async () => (await import('./status.ts')).statusCommand,
   peers: async () => (await import('./status.ts')).peersCommand,
+  wg: async () => (await import('./wg.ts')).wgCommand,
   ready: async () => (await import('./ready.ts')).readyCommand,
   network: async () => (await import('./network.ts')).networkCommand,
   events: async () => (await import('./events.ts')).eventsCommand,

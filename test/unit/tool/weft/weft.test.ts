@@ -266,6 +266,23 @@ describe('weft status', () => {
     expect((await weft(['peers', ...socket()])).code).toBe(0)
   })
 
+  it('has a column for handshakes where packets are encrypted', async () => {
+    const keys = { publicKey: 'K', attempts: 0, failure: null, stale: 0, unconfirmed: 0, txBytes: 0, rxBytes: 0 }
+    const sessions = [
+      { ...keys, handshakeSecondsAgo: 32, ageSeconds: 32 },
+      { ...keys, handshakeSecondsAgo: 600, ageSeconds: null },
+      { ...keys, handshakeSecondsAgo: null, ageSeconds: null },
+      null,
+    ]
+    const list = sessions.map((session, at) => ({ ...peer, session, subnet: `10.5.${at}.0/24` }))
+    status = { ...status, peers: countPeers(list, 10) }
+    const { out } = await weft(['peers', ...socket()])
+    expect(out.split('\n').map((line) => line.slice(line.search(/RECEIVED|4\.0 KiB/)))).toEqual([
+      ...['RECEIVED  HANDSHAKE', '4.0 KiB   32 s ago', '4.0 KiB   10 min ago, no keys now', '4.0 KiB   none'],
+      ...['4.0 KiB   -', ''],
+    ])
+  })
+
   it('tells of drops which are of now, and of peers only what was asked', async () => {
     const path = { ...status.dataPath!, drops: { tx_drop_refused: 120, rx_drop_ttl: 3 } }
     const drops = async (lately: Readonly<Record<string, number>>) => {

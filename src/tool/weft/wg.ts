@@ -1,0 +1,160 @@
+// wg.ts - `weft wg`: the keys, handshakes and traffic of a node that encrypts, in the words of `wg show`, whoever carries the packets.
+
+import { WeftError } from '../../base/errors.ts'
+import { jsonLine } from '../../base/text.ts'
+import { FAMILIES, formatNet, type Family } from '../../net/address.ts'
+import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
+import { askStatus, OTHER_VERSION } from './ask.ts'
+import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { count, type Colour } from './look.ts'
+
+export const wgCommand = command({
+  name: 'wg',
+  does: 'show keys, handshakes and traffic as `wg show` does, also where weftd itself encrypts',
+  more: 'Private and pre-shared keys are never shown. Where weftd carries the packets, their bytes are without those of the encryption.',
+  flags: { ...JSON_FLAG, ...SOCKET_FLAG },
+  async run({ options, screen, signal }) {
+    const interfaces = interfacesOf(await askStatus(options['status-socket'], signal))
+    screen.write(
+      options.json ? jsonLine({ interfaces }) : interfaces.map((each) => textOf(each, screen.colour)).join('\n'),
+    )
+    return EXIT.ok
+  },
+})
+
+/** A device, or what weftd has in place of one. */
+interface Interface {
+  readonly name: string
+  readonly publicKey: string
+  readonly listeningPort: number | null
+  /** As the status has it: `kernel` of wireguard-go too. */
+  readonly engine: string | null
+  readonly hasPresharedKey: boolean
+  /** 0: none is sent. */
+  readonly keepaliveSeconds: number
+  readonly peers: readonly Peer[]
+}
+
+interface Peer {
+  readonly publicKey: string
+  readonly name: string | null
+  readonly endpoint: string | null
+  readonly allowedIps: readonly string[]
+  readonly handshakeSecondsAgo: number | null
+  readonly ageSeconds: number | null
+  readonly receivedBytes: number | null
+  readonly sentBytes: number | null
+}
+
+/** Throws WeftError CONFIG for a node that encrypts nothing, and COMMAND for one that has no lease yet. */
+export function interfacesOf(status: Status): readonly Interface[] {
+  const { node, config, lease, dataPath, peers, trouble } = status
+  if (!node || !config || !lease)
+    throw new WeftError('COMMAND', `weftd has no lease yet: ${trouble ?? 'it starts'}`, {
+      remedy: 'wait for it; `weft doctor` says what is in its way',
+    })
+  const ends = FAMILIES.flatMap((family) => {
+    const end = endOf(lease.published[DATA[family]])
+    return end ? [[family, end] as const] : []
+  })
+  if (ends.length === 0)
+    throw new WeftError('CONFIG', `this node encrypts nothing: its backend is ${config.backendType}`, {
+      remedy: '`weft peers` shows its peers; the backend wireguard would encrypt (docs/operating.md)',
+    })
+  const list = peers?.list ?? []
+  if (list.some(({ session }) => session === undefined))
+    throw new WeftError('COMMAND', 'this weftd is older than this weft, and tells nothing of keys', OTHER_VERSION)
+  const names = new Set(ends.flatMap(([family]) => dataPath?.devices?.[family] ?? []))
+  return [...names].flatMap((name) => {
+    const its = ends.filter(([family]) => dataPath?.devices?.[family] === name)
+    const families = its.map(([family]) => family)
+    return its.slice(0, 1).map(([, { publicKey, port: listeningPort }]) => ({
+      ...{ name, publicKey, listeningPort, engine: dataPath?.engine ?? null },
+      hasPresharedKey: Boolean(config.backend['psk']),
+      keepaliveSeconds: Number(config.backend['persistentkeepaliveinterval'] ?? 0),
+      peers: list.flatMap((peer) => peerOf(peer, families)).toSorted((a, b) => agoOf(a) - agoOf(b)),
+    }))
+  })
+}
+
+const DATA: Readonly<Record<Family, string>> = { ipv4: 'BackendData', ipv6: 'BackendV6Data' }
+
+/** This node's end, as its lease publishes it. */
+function endOf(published: unknown): { readonly publicKey: string; readonly port: number | null } | undefined {
+  const { PublicKey: publicKey, Port: port } = (published ?? {}) as Readonly<Record<string, unknown>>
+  return typeof publicKey === 'string' ? { publicKey, port: typeof port === 'number' ? port : null } : undefined
+}
+
+/** The latest first, as `wg` does. */
+const agoOf = ({ handshakeSecondsAgo }: Peer): number => handshakeSecondsAgo ?? Number.MAX_VALUE
+
+function peerOf(peer: PeerStatus, families: readonly Family[]): Peer[] {
+  const sides = families.flatMap((family) => {
+    const side = sidesOf(peer)[family]
+    return side?.session ? [{ ...side, session: side.session, subnet: placeIn(peer, family).subnet }] : []
+  })
+  return sides.slice(0, 1).map(({ endpoint, session }) => ({
+    ...{ publicKey: session.publicKey, name: peer.name ?? null, endpoint },
+    allowedIps: sides.flatMap(({ subnet }) => (subnet ? [formatNet(subnet)] : [])),
+    ...{ handshakeSecondsAgo: session.handshakeSecondsAgo, ageSeconds: session.ageSeconds },
+    ...{ receivedBytes: session.rxBytes, sentBytes: session.txBytes },
+  }))
+}
+
+/** As wireguard-tools write it (src/show.c, pretty_print). */
+function textOf(
+  { name, publicKey, listeningPort, hasPresharedKey, keepaliveSeconds, peers }: Interface,
+  colour: Colour,
+): string {
+  const part = (head: string, facts: readonly (readonly [string, string | undefined])[]): string =>
+    `${head}\n${facts.map(([what, text]) => (text === undefined ? '' : `  ${colour('bold', what)}: ${text}\n`)).join('')}`
+  const parts = peers.map((peer) => {
+    const { endpoint, allowedIps, handshakeSecondsAgo: ago, receivedBytes, sentBytes } = peer
+    const [received, sent] = [receivedBytes ?? 0, sentBytes ?? 0]
+    return part(colour('doubtful', `peer: ${peer.publicKey}`), [
+      ['preshared key', hasPresharedKey ? '(hidden)' : undefined],
+      ['endpoint', endpoint ?? undefined],
+      ['allowed ips', allowedIps.join(', ') || '(none)'],
+      ['latest handshake', ago === null ? undefined : agoText(ago)],
+      ['transfer', received + sent > 0 ? `${size(received)} received, ${size(sent)} sent` : undefined],
+      ['persistent keepalive', keepaliveSeconds > 0 ? `every ${spanText(keepaliveSeconds)}` : undefined],
+    ])
+  })
+  return [
+    part(colour('good', `interface: ${name}`), [
+      ['public key', publicKey],
+      ['private key', '(hidden)'],
+      ['listening port', listeningPort === null ? undefined : String(listeningPort)],
+    ]),
+    ...parts,
+  ].join('\n')
+}
+
+const SPANS = [
+  ['year', 31_536_000],
+  ['day', 86_400],
+  ['hour', 3_600],
+  ['minute', 60],
+  ['second', 1],
+] as const
+
+/** `1 minute, 3 seconds` */
+function spanText(seconds: number): string {
+  let left = Math.floor(seconds)
+  const words = SPANS.flatMap(([what, length]) => {
+    const number = Math.floor(left / length)
+    left %= length
+    return number > 0 ? [count(number, what)] : []
+  })
+  return words.join(', ')
+}
+const agoText = (seconds: number): string => (seconds < 1 ? 'Now' : `${spanText(seconds)} ago`)
+
+/** `1.41 KiB` */
+function size(bytes: number): string {
+  const units = ['KiB', 'MiB', 'GiB', 'TiB']
+  if (bytes < 1024) return `${bytes} B`
+  let [value, unit] = [bytes / 1024, 0]
+  for (; value >= 1024 && unit < units.length - 1; unit++) value /= 1024
+  return `${value.toFixed(2)} ${units[unit]}`
+}
