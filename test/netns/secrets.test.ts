@@ -90,6 +90,7 @@ async function lookAtAll(store: readonly string[]): Promise<void> {
     ...[
       ['status'],
       ['peers'],
+      ['wg'],
       ['doctor'],
       ['explain', '10.5.1.2', '10.5.2.2'],
       ['capture'],
@@ -115,7 +116,21 @@ async function lookAtAll(store: readonly string[]): Promise<void> {
 function filesIn(folder: string): string[] {
   return readdirSync(folder, { recursive: true, encoding: 'utf8' })
     .map((name) => join(folder, name))
-    .filter((path) => statSync(path).isFile() && !path.startsWith(join(leases(), 'config')) && !/kubeconfig/.test(path))
+    .filter(
+      (path) =>
+        statSync(path).isFile() && !path.startsWith(join(leases(), 'config')) && !/kubeconfig|-keys\/wgkey$/.test(path),
+    )
+}
+
+/** The pre-shared key and the private keys, as somebody could write them. */
+function keys(): string[] {
+  const files = readdirSync(lab.folder, { recursive: true, encoding: 'utf8' }).filter((name) => name.endsWith('/wgkey'))
+  const all = [PSK, ...files.map((name) => readFileSync(join(lab.folder, name), 'utf8'))].map((text) =>
+    Buffer.from(text, 'base64'),
+  )
+  return all
+    .filter((bytes) => bytes.length === 32)
+    .flatMap((bytes) => (['base64', 'base64url', 'hex', 'latin1'] as const).map((form) => bytes.toString(form)))
 }
 
 /** Fails with where each canary is. */
@@ -136,7 +151,30 @@ async function search(): Promise<void> {
       .map((line) => `${where}: ${line}`),
   )
   expect(lines).toEqual([])
+  const forms = keys()
+  expect(all.filter(([, text]) => forms.some((form) => text.includes(form))).map(([where]) => where)).toEqual([])
 }
+
+it('by weftd itself the keys are in the store and in their file, and nowhere else', async () => {
+  const peer = { PublicKey: 'xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=', Port: 51_820 }
+  const store = putConfig({ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', DataPath: 'userspace', PSK } })
+  writeFileSync(
+    join(leases(), 'subnets', '10.5.0.0-24'),
+    JSON.stringify({ PublicIP: '192.168.77.2', BackendType: 'wireguard', BackendData: peer }),
+  )
+  const daemon = start(host, [...store, '--probe-interval', '1'])
+  await daemon.line(/flannel is ready/)
+  // A handshake that nobody answers, of which the status tells.
+  await eventually(async () => {
+    const status = await host.output(['curl', '-sS', 'http://127.0.0.1:8080/status.json'])
+    expect(JSON.parse(status)).toHaveProperty('peers.list.0.session.failure', 'no-answer')
+  })
+  await lookAtAll(store)
+  expect(told.find(([words]) => words.startsWith('weft wg'))![1]).toContain('  preshared key: (hidden)\n')
+  expect(keys()).toHaveLength(8)
+  expect(await daemon.stop()).toBe(0)
+  await search()
+})
 
 it('a pre-shared key is in the store and in the device, and nowhere else', async ({ skip }) => {
   const kernel = await execute('unshare --net ip link add probe type wireguard'.split(' '))

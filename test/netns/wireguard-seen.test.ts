@@ -1,0 +1,208 @@
+// wireguard-seen.test.ts - what is told of sessions, by whomever packets are encrypted: in `weft wg`, the peers, the status and the metrics; and
+// what the doctor finds where keys cannot be agreed on.
+
+import { copyFileSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterEach, describe, expect, it } from 'vitest'
+import { execute } from '../../lab/command.ts'
+import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import type { FindingName } from '../../src/tool/doctor/findings.ts'
+import { eventually } from '../support/event.ts'
+import { doctor, statusOf, subnetOf, weft } from '../support/hosts.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+import { deviceDataPath } from '../support/wireguard.ts'
+
+needs(HOSTS, 'curl', 'iptables', 'wg')
+
+const [PSK, OTHER_PSK] = [1, 2].map((fill) => Buffer.alloc(32, fill).toString('base64'))
+
+let lab: Lab
+afterEach(() => lab?.close())
+
+const leases = (of = 'leases'): string => join(lab.folder, of)
+const keyFile = (host: Host): string => join(lab.folder, `${host.name}-wgkey`)
+const inShell = (host: Host, script: string): Promise<string> => host.output(['sh', '-c', script])
+
+async function start(host: Host, options: object = {}, folder = leases(), ...more: string[]): Promise<Daemon> {
+  mkdirSync(folder, { recursive: true })
+  const Backend = { Type: 'wireguard', DataPath: 'userspace', PSK, ...options }
+  writeFileSync(join(folder, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))
+  const daemon = host.startDaemon({
+    args: ['--lease-dir', folder, '--probe-interval', '1', '--healthz-port', '8080', ...more],
+    env: { WIREGUARD_KEY_FILE: keyFile(host) },
+    before: WIREGUARD_APART,
+  })
+  await daemon.line(/flannel is ready/)
+  return daemon
+}
+async function areWell(...hosts: readonly Host[]): Promise<void> {
+  for (const host of hosts)
+    await eventually(async () =>
+      expect((await statusOf(host)).peers).toMatchObject({ stored: hosts.length - 1, answering: hosts.length - 1 }),
+    )
+}
+const sessionOf = async (host: Host) => (await statusOf(host)).peers!.list[0]!.session!
+/** Resolves when the doctor finds these there, and nothing else. */
+async function finds(host: Host, names: readonly FindingName[], detail?: RegExp): Promise<void> {
+  await eventually(async () => {
+    const found = await doctor(host)
+    expect(found.names.toSorted()).toEqual([...names].toSorted())
+    if (detail) expect(found.details).toEqual(expect.arrayContaining([expect.stringMatching(detail)]))
+  })
+}
+const two = async (): Promise<readonly [Host, Host]> => {
+  lab = await createLab({ hosts: 2 })
+  return lab.hosts as [Host, Host]
+}
+
+describe.each(['userspace', 'kernel', 'wireguard-go'] as const)('by %s, what is told of a session', (carrier) => {
+  it('is the same everywhere, and has no key that is secret', async ({ skip }) => {
+    skip(carrier === 'kernel' && (await deviceDataPath()) !== 'kernel', 'no WireGuard in the kernel')
+    const go = await execute(['sh', '-c', 'command -v wireguard-go'])
+    skip(carrier === 'wireguard-go' && go.code !== 0, 'no wireguard-go')
+    const [a, b] = await two()
+    const options = { DataPath: carrier, PersistentKeepaliveInterval: 25 }
+    const daemons = [await start(a, options), await start(b, options)]
+    await areWell(a, b)
+
+    const publicKey = (host: Host): string =>
+      /"PublicKey":"([^"]+)"/.exec(
+        readFileSync(join(leases(), 'subnets', subnetOf(host).replace('/', '-')), 'utf8'),
+      )![1]!
+    const [peer] = (await statusOf(a)).peers!.list
+    const isOurs = carrier === 'userspace'
+    expect(peer!.session).toEqual({
+      ...{ publicKey: publicKey(b), handshakeSecondsAgo: expect.any(Number), ageSeconds: expect.any(Number) },
+      ...{ attempts: isOurs ? 0 : null, failure: null, stale: isOurs ? 0 : null, unconfirmed: isOurs ? 0 : null },
+      ...{ txBytes: peer!.txBytes, rxBytes: peer!.rxBytes },
+    })
+    expect(Math.min(peer!.session!.txBytes!, peer!.session!.rxBytes!)).toBeGreaterThan(0)
+    const { code, stdout } = await weft(a, ['wg'])
+    expect(code).toBe(0)
+    const lines = [
+      ...['interface: flannel-wg', `  public key: ${publicKey(a)}`, '  private key: (hidden)'],
+      ...['  listening port: 51820', '', `peer: ${publicKey(b)}`, '  preshared key: (hidden)'],
+      ...[`  endpoint: ${b.address}:51820`, `  allowed ips: ${subnetOf(b)}`],
+      expect.stringMatching(/^ {2}latest handshake: (Now|(\d+ minutes?, )?\d+ seconds? ago)$/),
+      expect.stringMatching(/^ {2}transfer: [\d.]+ \w+ received, [\d.]+ \w+ sent$/),
+      ...['  persistent keepalive: every 25 seconds', ''],
+    ]
+    expect(stdout.split('\n')).toEqual(lines)
+    if (!isOurs) {
+      // As `wg` itself says it, but for what goes on meanwhile.
+      const inside = ['nsenter', '--target', String(daemons[0]!.process.pid), '--mount', 'wg', 'show']
+      expect((await a.output(inside)).split('\n').map((line) => line.replace(/transfer.*|latest.*/, ''))).toEqual(
+        stdout.split('\n').map((line) => line.replace(/transfer.*|latest.*/, '')),
+      )
+    }
+    expect((await weft(a, ['peers'])).stdout).toMatch(/ HANDSHAKE\n.* s ago\n$/)
+    const metrics = await a.output(['curl', '-sS', 'http://127.0.0.1:8080/metrics'])
+    expect(metrics).toMatch(/^weft_peer_last_handshake_timestamp_seconds\{peer="10\.5\..*\} \d{10}/m)
+    expect(/^weft_peer_handshake_attempts\{.*\} 0$/m.test(metrics)).toBe(isOurs)
+    for (const host of [a, b]) expect((await doctor(host)).names).toEqual([])
+
+    const told = [stdout, metrics, JSON.stringify(await statusOf(a)), ...daemons.flatMap((daemon) => daemon.lines)]
+    for (const words of [['wg', '--json'], ['peers'], ['status'], ['doctor'], ['explain', '10.5.1.2', '10.5.2.2']])
+      told.push((await weft(a, words)).stdout)
+    for (const path of ['', 'status.json', 'events.json', 'history.json'])
+      told.push(await a.output(['curl', '-sS', `http://127.0.0.1:8080/${path}`]))
+    const files = readdirSync(lab.folder, { recursive: true, withFileTypes: true }).filter((each) => each.isFile())
+    const others = files.filter(({ name }) => !/wgkey$|^config/.test(name))
+    told.push(...others.map((each) => readFileSync(join(each.parentPath, each.name), 'latin1')))
+    for (const secret of [PSK!, ...[a, b].map((host) => readFileSync(keyFile(host), 'utf8').trim())])
+      for (const form of ['base64', 'base64url', 'hex', 'latin1'] as const)
+        expect(told.filter((text) => text.includes(Buffer.from(secret, 'base64').toString(form)))).toEqual([])
+  })
+})
+
+describe('the doctor', () => {
+  it('finds that the pre-shared keys differ, on the hosts that can know', async () => {
+    const [a, b] = await two()
+    await start(a)
+    await start(b, { PSK: OTHER_PSK })
+    for (const host of [a, b])
+      await finds(host, ['psk-differs', 'peer-silent'], /no handshake was ever completed, \d+ begun here/)
+  })
+
+  it('finds by a device that handshakes come and come to nothing', async ({ skip }) => {
+    const DataPath = await deviceDataPath()
+    skip(DataPath !== 'kernel' && (await execute(['sh', '-c', 'command -v wireguard-go'])).code !== 0, 'no device')
+    const [a, b] = await two()
+    await start(a)
+    await start(b, { DataPath, PSK: OTHER_PSK })
+    await finds(a, ['config-differs', 'psk-differs', 'peer-silent']) // the other one was started by another
+    await finds(b, ['handshake-one-way', 'peer-silent'])
+  })
+
+  it('finds that answers do not arrive, where they are sent, and that none come, where they are lost', async () => {
+    const [a, b] = await two()
+    await start(a)
+    await inShell(b, 'iptables -A INPUT -p udp --dport 51820 -j DROP')
+    await start(b)
+    await finds(a, ['handshake-one-way', 'peer-silent'], /begun here, \d+ answered in vain since$/)
+    await finds(b, ['no-handshake', 'peer-silent', 'port-dropped'])
+    await inShell(b, 'iptables -F INPUT')
+    await areWell(a, b)
+    for (const host of [a, b]) await finds(host, [])
+  })
+
+  it('finds that nobody answers, and paths that take less than the interface', async () => {
+    const [a, b] = await two()
+    await start(a)
+    const other = await start(b)
+    await areWell(a, b)
+    await inShell(b, 'ip link set eth0 mtu 1400')
+    await finds(a, ['path-mtu'], /packets of 1420 bytes do not come back( since \S+)?, of up to 1340 they do/)
+    await inShell(b, 'ip link set eth0 mtu 1500')
+    await finds(a, [])
+    await other.stop('SIGKILL')
+    await finds(a, ['no-handshake', 'peer-silent'], /the last handshake was \d+ s ago, \d+ begun here since$/)
+  })
+
+  it('finds that the clock of a peer went back', async () => {
+    const [a, b] = await two()
+    const kept = `${keyFile(a)}-flannel-wg.time`
+    const ahead = Math.floor(Date.now() / 1_000 + 86_400) * 60
+    writeFileSync(kept, String(ahead))
+    const first = await start(a)
+    // What it began would be answered, however its peer's clock is: it is not to, and what it begins all the same is to be lost.
+    await start(b, {}, leases(), '--probe-interval', '0')
+    await eventually(async () => expect((await statusOf(a)).peers).toMatchObject({ answering: 1 }))
+    expect(Number(readFileSync(kept, 'utf8'))).toBeGreaterThan(ahead)
+    await inShell(a, 'iptables -A INPUT -p udp --dport 51820 -j DROP')
+    expect(await first.stop()).toBe(0)
+    rmSync(kept)
+    await start(a)
+    await eventually(async () => expect((await sessionOf(b)).stale).toBeGreaterThan(1))
+    await finds(b, ['clock-behind', 'peer-silent'], /the last handshake was .*\d+ too old since$/)
+  })
+
+  it('finds that a host without a lease here begins handshakes, and whose lease has another key', async () => {
+    lab = await createLab({ hosts: 3 })
+    const [a, b, c] = lab.hosts as [Host, Host, Host]
+    await start(a)
+    await start(b)
+    await areWell(a, b)
+    // It knows the lease of another network's node.
+    const [own, others] = [leases(), leases('other-leases')]
+    const lease = join('subnets', subnetOf(a).replace('/', '-'))
+    mkdirSync(join(others, 'subnets'), { recursive: true })
+    copyFileSync(join(own, lease), join(others, lease))
+    await start(c, {}, others)
+    await finds(a, ['key-unknown'], new RegExp(`^[\\w+/]{43}= from ${c.address}:51820, \\d+ s ago$`))
+    await finds(b, [])
+    await finds(c, ['no-handshake', 'peer-silent'])
+  })
+})
+
+it('weft wg says what to do on a node that encrypts nothing', async () => {
+  lab = await createLab({ hosts: 1 })
+  const [host] = lab.hosts as [Host]
+  mkdirSync(leases())
+  writeFileSync(join(leases(), 'config'), '{"Network":"10.5.0.0/16"}')
+  await host.startDaemon({ args: ['--lease-dir', leases()] }).line(/flannel is ready/)
+  expect(await weft(host, ['wg'])).toMatchObject({
+    ...{ code: 1, stdout: '' },
+    stderr: expect.stringMatching(/this node encrypts nothing: its backend is udp; `weft peers` shows its peers/),
+  })
+})
