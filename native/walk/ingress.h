@@ -90,7 +90,7 @@ class Ingress final : public Direction {
   struct Out {
     Ingress& self;
     void send(const SocketAddress& to, std::span<const uint8_t> datagram, size_t inner_bytes, uint32_t slot) {
-      if (!self.receiver_.send(to, datagram)) return inner_bytes > 0 ? drop(k_tx_drop_refused, 1) : void();
+      if (!self.send(to, datagram)) return inner_bytes > 0 ? drop(k_tx_drop_refused, 1) : void();
       if (inner_bytes == 0) return;
       self.path_.counters.add(k_tx_messages);
       self.path_.counters.add(k_tx_packets);
@@ -184,10 +184,13 @@ class Ingress final : public Direction {
     const std::span<uint8_t> whole(out, Encap::kHeaderBytes + size);
     if (encap_.seal(*peer, about, whole, {}).what != Sealed::What::kDatagram) return;
     const std::span<uint8_t> datagram(out, whole.size() + Encap::kTrailerBytes);
-    // A peer that sends by one family may be sent to by the other: a socket takes no address but of its own.
-    const bool sent = receiver_.send(peer->to, datagram) ||
-                      (path_.other_socket >= 0 && send_now(path_.other_socket, peer->to, datagram));
-    if (sent) path_.counters.add(k_rx_time_exceeded_sent);
+    if (send(peer->to, datagram)) path_.counters.add(k_rx_time_exceeded_sent);
+  }
+
+  /// A peer that sends by one family may be sent to by the other: a socket takes no address but of its own.
+  bool send(const SocketAddress& to, std::span<const uint8_t> datagram) {
+    return receiver_.send(to, datagram) ||
+           (path_.other_socket >= 0 && send_now(path_.other_socket, to, datagram));
   }
 
   /// A peer's packets that follow each other.

@@ -93,9 +93,18 @@ const KINDS: readonly (readonly [
   ['vxlan by weftd', { Type: 'vxlan', DataPath: 'userspace' }, { both: 1430, ipv6: 1430 }],
   ['vxlan by weftd with direct routing', { Type: 'vxlan', DataPath: 'userspace', DirectRouting: true }, { both: 1430 }],
   ['wireguard by wireguard-go', { Type: 'wireguard', DataPath: 'wireguard-go' }, { both: 1420, ipv6: 1420 }],
-  ['wireguard, one device', { Type: 'wireguard', Mode: 'auto' }, { both: 1420, ipv6: 1420 }],
+  [
+    'wireguard by wireguard-go, one device',
+    { Type: 'wireguard', DataPath: 'wireguard-go', Mode: 'auto' },
+    { both: 1420 },
+  ],
   ['wireguard by weftd', { Type: 'wireguard', DataPath: 'userspace' }, { both: 1420, ipv6: 1420 }],
-  ['wireguard by weftd, one device', { Type: 'wireguard', DataPath: 'userspace', Mode: 'ipv6' }, { both: 1420 }],
+  [
+    'wireguard by weftd, one device',
+    { Type: 'wireguard', DataPath: 'userspace', Mode: 'auto' },
+    { both: 1420, ipv6: 1420 },
+  ],
+  ['wireguard by weftd over IPv6', { Type: 'wireguard', DataPath: 'userspace', Mode: 'ipv6' }, { both: 1420 }],
 ]
 const FAMILIES_OF = { both: BOTH, ipv6: ['ipv6'] } as const
 
@@ -201,6 +210,11 @@ describe.each<[name: string, backend: object, devices: readonly string[]]>([
   ['vxlan by weftd', { Type: 'vxlan', DataPath: 'userspace' }, ['flannel.1', 'flannel-v6.1']],
   ['wireguard', { Type: 'wireguard' }, ['flannel-wg', 'flannel-wg-v6']],
   ['wireguard, one device', { Type: 'wireguard', Mode: 'auto' }, ['flannel-wg']],
+  [
+    'wireguard by wireguard-go, one device',
+    { Type: 'wireguard', DataPath: 'wireguard-go', Mode: 'auto' },
+    ['flannel-wg'],
+  ],
 ])('%s, a fault of IPv6', (_name, backend, [device4, device6]) => {
   it('leaves IPv4 as it is, and is mended: no packet of IPv4 is lost, and peers know a new address', async () => {
     const daemons = await running(BOTH, backend)

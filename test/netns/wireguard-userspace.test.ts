@@ -1,12 +1,13 @@
 // wireguard-userspace.test.ts - WireGuard by weftd itself: among its own kind, beside wireguard-go, over restarts, and to whoever listens.
 
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
 import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
+import { statusOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
 
@@ -18,10 +19,15 @@ let lab: Lab
 afterEach(() => lab?.close())
 
 const leases = (): string => join(lab.folder, 'leases')
+const IPV4 = { Network: '10.5.0.0/16' }
+const BOTH = { ...IPV4, EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
 async function start(host: Host, options: object = {}, ...more: string[]): Promise<Daemon> {
+  return startIn(IPV4, host, options, ...more)
+}
+async function startIn(network: object, host: Host, options: object = {}, ...more: string[]): Promise<Daemon> {
   mkdirSync(leases(), { recursive: true })
   const Backend = { Type: 'wireguard', DataPath: 'userspace', ...options }
-  writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))
+  writeFileSync(join(leases(), 'config'), JSON.stringify({ ...network, Backend }))
   const daemon = host.startDaemon({
     args: ['--lease-dir', leases(), ...more],
     env: { WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`) },
@@ -29,6 +35,16 @@ async function start(host: Host, options: object = {}, ...more: string[]): Promi
   })
   await daemon.line(/flannel is ready/)
   return daemon
+}
+/** The peers of wireguard-go, as `wg` lists them: their fields, the public key first. */
+async function peersOfGo(host: Host, { process: { pid } }: Daemon): Promise<string[][]> {
+  const inside = ['nsenter', '--target', String(pid), '--mount']
+  const shown = await host.output([...inside, 'wg', 'show', 'flannel-wg', 'dump'])
+  return shown
+    .trim()
+    .split('\n')
+    .slice(1)
+    .map((line) => line.split('\t'))
 }
 const errors = ({ lines }: Daemon): string[] => lines.filter((line) => line.startsWith('E'))
 
@@ -71,13 +87,7 @@ it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
     await reach(podA.namespace, podB.address) // ours begins
     await reach(podB.namespace, podC.address) // wireguard-go does
     await reach(podC.namespace, podA.address)
-    const pid = String(go.process.pid)
-    const shown = await b.output(['nsenter', '--target', pid, '--mount', 'wg', 'show', 'flannel-wg', 'dump'])
-    const handshakes = shown
-      .trim()
-      .split('\n')
-      .slice(1)
-      .map((line) => Number(line.split('\t')[4]))
+    const handshakes = (await peersOfGo(b, go)).map((fields) => Number(fields[4]))
     expect(handshakes).toHaveLength(2)
     for (const at of handshakes) expect(at).toBeGreaterThan(0)
     for (const [from, to] of [
@@ -91,6 +101,77 @@ it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
     }
   },
 )
+
+it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
+  'in the mode auto speaks with wireguard-go by the family that both choose, and with others by another: %j',
+  async (options) => {
+    lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
+    const [a, b, c] = lab.hosts as [Host, Host, Host]
+    // Their IPv4 addresses are private: by IPv6 go the two that have global ones.
+    for (const [host, ipv6] of [
+      [a, '2001:db8::1'],
+      [b, '2001:db8::2'],
+    ] as const) {
+      await host.output(['ip', 'address', 'add', `${ipv6}/64`, 'dev', 'eth0', 'nodad'])
+      await host.output(['ip', 'address', 'del', `${host.ipv6}/64`, 'dev', 'eth0'])
+    }
+    const mode = { ...options, Mode: 'auto' }
+    const ours = await startIn(BOTH, a, mode)
+    const go = await startIn(BOTH, b, { ...mode, DataPath: 'wireguard-go' })
+    await startIn(BOTH, c, mode)
+    await ours.line(/Forwarding between flannel-wg and UDP 192\.168\.77\.1:51820 and \[2001:db8::1\]:51820/)
+    const [podA, podB, podC] = [await a.startPod(), await b.startPod(), await c.startPod()]
+    await eventually(async () => expect((await statusOf(a)).peers?.list).toHaveLength(2))
+    // The first packet waits for the handshake, and goes by the family that the handshake went by: none is lost.
+    for (const to of [podB.address, podC.ipv6!, podC.address, podB.ipv6!])
+      await podA.output(['ping', '-n', '-c', '1', '-W', '20', to])
+    for (const [from, to] of [
+      [podB, podA],
+      [podB, podC],
+      [podC, podB],
+    ] as const)
+      for (const address of [to.address, to.ipv6!]) await reach(from.namespace, address)
+    const endpoints = (await peersOfGo(b, go)).map(([, , endpoint]) => endpoint)
+    expect(endpoints.toSorted()).toEqual(['192.168.77.3:51820', '[2001:db8::1]:51820'])
+    const { list } = (await statusOf(a)).peers!
+    const told = list.map(({ publicIp, families }) => [publicIp, families!.ipv4!.endpoint, families!.ipv6!.endpoint])
+    expect(told.toSorted()).toEqual([
+      [b.address, '[2001:db8::2]:51820', '[2001:db8::2]:51820'],
+      [c.address, '192.168.77.3:51820', '192.168.77.3:51820'],
+    ])
+    const server = await iperfServer((command) => podB.spawn(command))
+    for (const more of [[], ['-R']]) {
+      const { bitsPerSecond } = await server.run(podA.namespace, podB.address, 1, more)
+      expect(bitsPerSecond).toBeGreaterThan(20e6)
+    }
+    await server.stop()
+    expect(errors(ours)).toEqual([])
+  },
+)
+
+it('keeps the key that peers know when its file is another, says so, and has the new one after a restart', async () => {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  const [first, other] = [await start(a, { PSK }), await start(b, { PSK })]
+  const [podA, podB] = [await a.startPod(), await b.startPod()]
+  await reach(podA.namespace, podB.address)
+  const file = join(lab.folder, `${a.name}-wgkey`)
+  rmSync(file)
+  writeFileSync(file, 'dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=', { mode: 0o400 })
+  await a.output(['ip', 'link', 'set', 'flannel-wg', 'down']) // which has it look at once
+  await first.line(/Repaired: flannel-wg was down/)
+  await first.line(/This node goes on with the key of its start, and the key file .*wgkey holds another key: restart/)
+  await reach(podB.namespace, podA.address)
+  const again = await start(a, { PSK })
+  await ended(first.process)
+  await reach(podA.namespace, podB.address)
+  const published = readdirSync(join(leases(), 'subnets')).map((name) =>
+    readFileSync(join(leases(), 'subnets', name), 'utf8'),
+  )
+  // RFC 7748 section 6.1 has its public key.
+  expect(published.join()).toContain('hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=')
+  expect([...errors(first), ...errors(again), ...errors(other)]).toEqual([])
+})
 
 it('carries packets both ways by several lanes, of which each may seal by the same keys', async () => {
   lab = await createLab({ hosts: 3 })

@@ -42,8 +42,10 @@ export interface WireguardPeer {
 
 export interface WireguardOptions {
   readonly name: string
+  /** The file that the private key is kept in: beside it what `wg` is handed may lie. */
   readonly keyFile: string
-  /** The public key to what is in it. */
+  readonly privateKey: Secret
+  /** The public key to that. */
   readonly ownKey: string
   readonly port: number
   /** Base64 of 32 bytes, or empty. */
@@ -69,7 +71,7 @@ export interface WireguardDevice {
 
 export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
 
-/** The places for a folder with the pre-shared key: in memory, which a reset empties; otherwise beside the key file. */
+/** The places for a folder with a key for `wg`: in memory, which a reset empties; otherwise beside the key file. */
 const placesFor = (keyFile: string): readonly string[] => ['/dev/shm', dirname(keyFile), tmpdir()]
 const FOLDER = '.weft-'
 
@@ -88,14 +90,10 @@ async function privateFolder(keyFile: string): Promise<string> {
       failures.push(error)
     }
   }
-  throw new WeftError(
-    'PERMISSION',
-    `the pre-shared key cannot be handed to wg: ${failures.map(messageOf).join('; ')}`,
-    {
-      remedy: `make the folder of its key file writable for weftd: ${dirname(keyFile)}`,
-      cause: failures[0],
-    },
-  )
+  throw new WeftError('PERMISSION', `a key cannot be handed to wg: ${failures.map(messageOf).join('; ')}`, {
+    remedy: `make the folder of its key file writable for weftd: ${dirname(keyFile)}`,
+    cause: failures[0],
+  })
 }
 
 /** Removes what such folders a weftd left that was killed meanwhile: also one of our pid, in another container. */
@@ -163,7 +161,7 @@ async function ready(child: Child, signal: AbortSignal): Promise<void> {
 
 /** Makes the device anew. Throws WeftError DEVICE, COMMAND; NO_DEVICE_TYPE without WireGuard in the kernel that is to carry it. */
 export async function openWireguardDevice(options: WireguardOptions, signal: AbortSignal): Promise<WireguardDevice> {
-  const { name, keyFile, ownKey, port, psk, keepalive, run } = options
+  const { name, keyFile, privateKey, ownKey, port, psk, keepalive, run } = options
   await removeLeftovers(keyFile)
   if (await findLink(run, name)) await run('ip', ['link', 'del', name])
   let child: Child | undefined
@@ -187,7 +185,11 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
   const goEnded = (): Error => new Error('wireguard-go ended')
   const fault = child ? once(child, 'exit').then(goEnded, goEnded) : new Promise<Error>(() => {})
 
-  const setOwn = (): Promise<string> => run('wg', ['set', name, 'listen-port', String(port), 'private-key', keyFile])
+  // By the key that the node publishes: what is in its file by now may be another.
+  const setOwn = (): Promise<void> =>
+    withKey('wgkey', privateKey, async (file) => {
+      await run('wg', ['set', name, 'listen-port', String(port), 'private-key', file])
+    })
 
   async function close(): Promise<void> {
     const go = child
@@ -231,19 +233,20 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
       await run('wg', ['set', name, ...peers.slice(at, at + PEERS_AT_ONCE).flat()])
   }
 
-  /** `wg` reads the shared key from a file, which is there for as long as that takes. */
-  async function withPsk(work: (words: readonly string[]) => Promise<void>): Promise<void> {
-    if (psk.isEmpty) return work([])
+  /** `wg` reads a key from a file, which is there for as long as that takes. */
+  async function withKey(as: string, key: Secret, work: (file: string) => Promise<void>): Promise<void> {
     const folder = await privateFolder(keyFile)
     try {
-      const file = join(folder, 'psk')
-      await writeFile(file, psk.reveal(), { mode: 0o600, flag: 'wx' })
-      await work(['preshared-key', file])
+      const file = join(folder, as)
+      await writeFile(file, key.reveal(), { mode: 0o600, flag: 'wx' })
+      await work(file)
     } finally {
       await rm(folder, { recursive: true, force: true })
       inUse.delete(folder)
     }
   }
+  const withPsk = (work: (words: readonly string[]) => Promise<void>): Promise<void> =>
+    psk.isEmpty ? work([]) : withKey('psk', psk, (file) => work(['preshared-key', file]))
 
   return {
     fault,

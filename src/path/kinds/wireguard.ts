@@ -7,7 +7,8 @@ import { describeError, isWeftError, messageOf, WeftError } from '../../base/err
 import { currentExternal } from '../../host/external-interface.ts'
 import { addDevice, findLink } from '../../host/links.ts'
 import { seldom } from '../../base/log.ts'
-import { KINDS, overheadBy, type Settings } from '../kinds.ts'
+import type { Secret } from '../../base/secret.ts'
+import { KINDS, type Settings } from '../kinds.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import {
   FAMILIES,
@@ -15,6 +16,7 @@ import {
   FAMILY_NAMES,
   formatEndpoint,
   formatNet,
+  isLinkLocal,
   netText,
   onlyOf,
   type Addresses,
@@ -30,8 +32,9 @@ import { checkNetwork } from '../ways/tunnel.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
 import type { TunnelOptions } from '../ways/tunnel.ts'
 import { isKey, openWireguardDevice, type WireguardPeer } from './wireguard-device.ts'
-import { keyFilePath, privateKeyOf, publicKeyTo } from './wireguard/key-file.ts'
-import { openUserspace } from './wireguard/userspace.ts'
+import { changeOf, keyFilePath, privateKeyOf, publicKeyTo } from './wireguard/key-file.ts'
+import type { KeeperPeer } from './wireguard/keeper.ts'
+import { lackingPrimitives } from './wireguard/primitives.ts'
 
 const TYPE = 'wireguard'
 const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
@@ -64,8 +67,8 @@ function keyAndPort(
   return { publicKey, port }
 }
 
-/** A unique local address (RFC 4193). */
-const isUla = (address: Ipv6): boolean => address >> 121n === 0xfcn >> 1n
+/** Neither a unique local address (RFC 4193), which is all that flanneld asks, nor one that holds on its own link alone. */
+const isGlobal = (address: Ipv6): boolean => address >> 121n !== 0xfcn >> 1n && !isLinkLocal(address)
 /** RFC 1918, which is all that flanneld's `auto` takes for private (Go's net.IP.IsPrivate). */
 const PRIVATE = ['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16'].flatMap((text) => parseIpv4Net(text) ?? [])
 
@@ -76,33 +79,48 @@ function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
   if (ipv6 === undefined) return 'ipv4'
   if (ipv4 === undefined) return 'ipv6'
   if (own.ipv4 !== undefined && !PRIVATE.some((net) => ipv4NetContains(net, ipv4))) return 'ipv4'
-  return own.ipv6 !== undefined && !isUla(own.ipv6) && !isUla(ipv6) ? 'ipv6' : 'ipv4'
+  return own.ipv6 !== undefined && isGlobal(own.ipv6) && isGlobal(ipv6) ? 'ipv6' : 'ipv4'
 }
 
 /**
- * The end of a peer's tunnel, where its datagrams go by `outer`; undefined where its lease names none. With one device for both families
- * a node listens on the one port that it publishes with IPv4, or with IPv6 where that is all it has: flanneld publishes another there.
+ * A peer's key, and where its datagrams go by `outer`; undefined where its lease names none. With one device for both families a node
+ * listens on the one port that it publishes with IPv4, or with IPv6 where that is all it has: flanneld publishes another there.
  */
-export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): WireguardPeer | undefined {
-  const host = lease.attrs.publicIp[outer]
+function placeOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): KeeperPeer | undefined {
+  const address = lease.attrs.publicIp[outer]
   const published = isOneDevice
     ? (keyAndPort(lease, 'ipv4', ports) ?? keyAndPort(lease, 'ipv6', ports))
     : keyAndPort(lease, outer, ports)
-  if (host === undefined || !published) return undefined
-  const { publicKey, port } = published
+  return address === undefined || !published ? undefined : { ...published, address }
+}
+
+/** The same as `wg` takes it, with the subnets that the peer has there. */
+export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): WireguardPeer | undefined {
+  const place = placeOf(lease, outer, isOneDevice, ports)
+  if (!place) return undefined
   const nets = isOneDevice ? FAMILIES : [outer]
   return {
-    publicKey,
-    endpoint: formatEndpoint(host, port),
+    publicKey: place.publicKey,
+    endpoint: formatEndpoint(place.address, place.port),
     allowedIps: nets.flatMap((family) => lease.subnet[family] ?? []).map(formatNet),
   }
 }
 
-type Parts = BackendParts<'wireguard'> & Pick<TunnelOptions, 'startEngine' | 'persistence'>
+/** Of a node, for as long as its daemon runs. */
+interface OwnKey {
+  readonly privateKey: Secret
+  readonly publicKey: string
+}
+
+type Parts = BackendParts<'wireguard'> &
+  Pick<TunnelOptions, 'startEngine' | 'persistence'> & {
+    /** What this process lacks to carry it itself. */
+    readonly lacks?: readonly string[]
+  }
 type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
 
 export function createWireguardBackend(options: Parts): Backend {
-  const { config, settings, external: found, run, log } = options
+  const { config, settings, external: found, lacks = lackingPrimitives(), run, log } = options
   const { psk, keepalive, mtu: givenMtu, mode } = settings
   const families = familiesOf(config)
   const isOneDevice = mode !== 'separate'
@@ -110,7 +128,8 @@ export function createWireguardBackend(options: Parts): Backend {
   const ports = { ipv4: port, ipv6: isOneDevice ? port : settings.portV6 || PORT_V6 }
   const keyFile = keyFilePath()
   let external = found
-  let ownKey = ''
+  let known: Promise<OwnKey> | undefined
+  let changed: string | undefined
   let carrier: Carrier | undefined
   // What cannot be used is prepared and made again and again.
   const calm = seldom(log)
@@ -144,9 +163,9 @@ export function createWireguardBackend(options: Parts): Backend {
           },
         )
       checkNetwork(config, external.address, calm)
-      ownKey = publicKeyTo(await privateKeyOf(keyFile))
+      const { publicKey } = await ownKey()
       carrier ??= await choose()
-      const dataOf = (family: Family) => ({ PublicKey: ownKey, Port: ports[family] })
+      const dataOf = (family: Family) => ({ PublicKey: publicKey, Port: ports[family] })
       return {
         publicIp: external.publicIp,
         backendType: TYPE,
@@ -174,12 +193,42 @@ export function createWireguardBackend(options: Parts): Backend {
     },
   }
 
+  /**
+   * The key in the file as it was at the start, to which sessions and leases belong: another one is taken by a restart, and nothing is lost
+   * by what befalls the file meanwhile.
+   */
+  async function ownKey(): Promise<OwnKey> {
+    known ??= readOwn()
+    try {
+      return await known
+    } catch (error) {
+      known = undefined // the file may be mended
+      throw error
+    }
+  }
+  async function readOwn(): Promise<OwnKey> {
+    const privateKey = await privateKeyOf(keyFile)
+    const publicKey = lacks.includes('X25519')
+      ? (await run('wg', ['pubkey'], { input: privateKey.reveal() })).trim()
+      : publicKeyTo(privateKey)
+    return { privateKey, publicKey }
+  }
+  /** Says, once, that the file is not as it was. */
+  async function lookAtKey({ privateKey }: OwnKey): Promise<void> {
+    const change = await changeOf(keyFile, privateKey)
+    if (change === changed) return
+    changed = change
+    if (change === undefined) log.info(`The key file ${keyFile} holds the key of this node again`)
+    else log.warn(`This node goes on with the key of its start, and ${change}: restart weftd to have it go by the file`)
+  }
+
   /** The kernel where it can, unless the configuration says who. */
   async function choose(): Promise<Carrier> {
     const { name: option } = OPTIONS.dataPath
-    if (settings.dataPath === 'userspace' && mode === 'auto')
-      throw new WeftError('CONFIG', `weftd does not carry WireGuard itself in the mode "auto"`, {
-        remedy: `set Backend.${OPTIONS.mode.name} to "separate", "ipv4" or "ipv6", or leave out Backend.${option}`,
+    const lack = `this Node.js has no ${lacks.join(', no ')}`
+    if (settings.dataPath === 'userspace' && lacks.length > 0)
+      throw new WeftError('DEVICE', `${lack}: weftd cannot carry WireGuard itself`, {
+        remedy: `run weftd with a Node.js whose OpenSSL has it (3.x, not in FIPS mode), or leave out Backend.${option}`,
       })
     if (settings.dataPath !== undefined) {
       const who = settings.dataPath === 'userspace' ? 'weftd itself' : settings.dataPath.replace('kernel', 'the kernel')
@@ -192,15 +241,17 @@ export function createWireguardBackend(options: Parts): Backend {
       return 'kernel'
     } catch (error) {
       if (!isWeftError(error, 'NO_DEVICE_TYPE')) throw error
-      const [who, carries]: readonly [string, Carrier] =
-        mode === 'auto' ? ['wireguard-go', 'wireguard-go'] : ['weftd itself', 'userspace']
-      log.info(`WireGuard is carried by ${who}: ${messageOf(error)}`)
-      return carries
+      if (lacks.length > 0) {
+        log.info(`WireGuard is carried by wireguard-go: ${messageOf(error)}, and ${lack}`)
+        return 'wireguard-go'
+      }
+      log.info(`WireGuard is carried by weftd itself: ${messageOf(error)}`)
+      return 'userspace'
     }
   }
 
   /** The leases that are peers', as the filter of a family asks. */
-  function peersIn(family: Family, lease: OwnLease) {
+  function peersIn(family: Family, lease: OwnLease, { publicKey }: OwnKey) {
     return {
       type: TYPE,
       alsoUnusable: (peer: Lease): string | undefined =>
@@ -208,7 +259,7 @@ export function createWireguardBackend(options: Parts): Backend {
         unusableReason(peer, lease, outerOf(peer, family)) ??
         (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
       identity: {
-        ...{ name: 'key', own: ownKey, of: (peer: Lease) => endIn(peer, family)?.publicKey },
+        ...{ name: 'key', own: publicKey, of: (peer: Lease) => endIn(peer, family)?.publicKey },
         remedy: `if both hosts exist, delete ${keyFile} on one of the two and restart its daemon`,
       },
     }
@@ -223,26 +274,29 @@ export function createWireguardBackend(options: Parts): Backend {
     leases: ReadonlyMap<string, Lease>,
   ): Promise<DataPath> {
     const [family = 'ipv4'] = carried
-    const outer = mode === 'ipv4' || mode === 'ipv6' ? mode : family
+    const { openUserspace } = await import('./wireguard/userspace.ts') // which loads what not every Node.js has
+    const own = await ownKey()
     return openUserspace(
       {
         parts: { ...options, external },
-        ...{ name, families: carried, outer, port: listenPort, mtu: mtuNow(), overhead: overheadBy(TYPE, outer) },
-        ...{ privateKey: await privateKeyOf(keyFile), psk, keepalive, stampFile: `${keyFile}-${name}.time`, log: calm },
-        peerOf(peer) {
-          const published = isOneDevice
-            ? (keyAndPort(peer, 'ipv4', ports) ?? keyAndPort(peer, 'ipv6', ports))
-            : keyAndPort(peer, outer, ports)
-          const address = peer.attrs.publicIp[outer]
-          return published && address !== undefined
-            ? { publicKey: published.publicKey, address, port: published.port }
-            : undefined
-        },
-        filter: peersIn(outer, lease),
+        ...{ name, families: carried, outers: outersOf(family), port: listenPort, mtu: mtuNow() },
+        ...{ privateKey: own.privateKey, psk, keepalive, stampFile: `${keyFile}-${name}.time`, log: calm },
+        peerOf: (peer) => placeOf(peer, outerOf(peer, family), isOneDevice, ports),
+        filter: peersIn(family, lease, own),
+        look: () => lookAtKey(own),
       },
       lease,
       leases,
     )
+  }
+
+  /** The families of this host's datagrams where one TUN carries this one, and the other if there is one device for both. */
+  function outersOf(family: Family): readonly [Family, Family?] {
+    if (mode === 'separate') return [family]
+    if (mode !== 'auto') return [mode]
+    const { ipv4, ipv6 } = external.address
+    const [first, second] = familiesOf({ ipv4, ipv6: ipv6 === undefined || isLinkLocal(ipv6) ? undefined : ipv6 })
+    return first === undefined ? [family] : second === undefined ? [first] : [first, second]
   }
 
   /** The device that carries these families, as far as the node has subnets of them. */
@@ -270,11 +324,12 @@ export function createWireguardBackend(options: Parts): Backend {
       const [network, subnet] = [config[family]?.network, lease.subnet[family]]
       return network && subnet && fits(family) ? [{ family, network, subnet }] : []
     })
-    const key = ownKey
+    const own = await ownKey()
     for (const { network } of sides) await refuseForeignRoute(run, network, (device) => device === name)
     const opened = await openWireguardDevice(
       {
-        ...{ name, keyFile, ownKey: key, port: listenPort, psk, keepalive, run, log: calm },
+        ...{ name, keyFile, privateKey: own.privateKey, ownKey: own.publicKey, port: listenPort },
+        ...{ psk, keepalive, run, log: calm },
         byWireguardGo: carrier === 'wireguard-go',
       },
       signal,
@@ -283,7 +338,7 @@ export function createWireguardBackend(options: Parts): Backend {
     const parts = sides.map(({ family, network, subnet }) => ({
       device: createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log }),
       filter: createPeerFilter({
-        ...{ ...peersIn(family, lease), lease, network, isOneOfTwo: families.length === 2, log },
+        ...{ ...peersIn(family, lease, own), lease, network, isOneOfTwo: families.length === 2, log },
       }),
       ...{ family, subnet },
     }))
@@ -324,10 +379,7 @@ export function createWireguardBackend(options: Parts): Backend {
           tell(new Error(`${name} is gone`))
           return []
         }
-        if (key !== ownKey) {
-          tell(new Error(`${name} has another key than ${keyFile}`))
-          return []
-        }
+        await lookAtKey(own)
         const mended: string[] = []
         for (const { device } of parts) mended.push(...(await device.resync()))
         const others = await opened.setPeers(peers)

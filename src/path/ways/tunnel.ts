@@ -1,6 +1,6 @@
 // tunnel.ts - a tunnel that the engine carries: a TUN device on one side, UDP sockets on the other, for each encapsulation.
 
-import { describeError, messageOf } from '../../base/errors.ts'
+import { describeError, messageOf, WeftError } from '../../base/errors.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
 import type { EncapsulationName } from '../engine/encapsulation.ts'
 import type { Engine, EngineConfig, EngineSessions, OpenPath, PeerTraffic, UdpEndpoint } from '../engine/engine.ts'
@@ -16,6 +16,7 @@ import {
   FAMILIES,
   familiesOf,
   FAMILY_NAMES,
+  familyOf,
   formatAddress,
   formatEndpoint,
   formatNet,
@@ -111,6 +112,8 @@ export interface TunnelKind {
   readonly scope?: 'link'
   /** Of an encapsulation with keys: who agrees on them with peers. */
   readonly keeper?: SessionKeeper
+  /** Looks at what the backend alone knows of, whenever the device is looked at. */
+  readonly look?: () => Promise<void>
   /** Removes what a backend of another kind may have in this one's place, once nobody runs that would mend it. */
   readonly clear?: () => Promise<void>
   /** True when peers that are reached without a router are routed to outside the tunnel. */
@@ -196,10 +199,12 @@ export async function openTunnel(
   const chosen = new Map<string, Family>()
   /** The family of the datagrams to a peer. A filter passes over a lease without an address by which its node is reached. */
   function outerOf(peer: Lease): Family {
+    if (kind.keeper) return familyOf(kind.keeper.endpointOf(peer).address)
     const can = reachedBy(peer, own, outers)
     return can.find((family) => family === chosen.get(peer.key)) ?? can[0] ?? kind.outer
   }
-  const hostOf = (peer: Lease): Address => peer.attrs.publicIp[outerOf(peer)] ?? 0
+  const placeOf = (peer: Lease): UdpEndpoint =>
+    kind.keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[outerOf(peer)] ?? 0, port }
   /** The address that a peer's datagrams may come from besides. */
   function otherHostOf(peer: Lease): Address | undefined {
     const outer = outerOf(peer)
@@ -210,10 +215,10 @@ export async function openTunnel(
   const least = (family: Family): number => (family === 'ipv6' ? Math.min(LEAST_MTU, mtu) : 0)
   const known = (peer: Lease, family: Family): number => {
     const outer = outerOf(peer)
-    const bytes = addon.pathMtu(formatAddress(bound.get(outer) ?? 0), formatAddress(hostOf(peer))) - overheadOf(outer)
+    const bytes =
+      addon.pathMtu(formatAddress(bound.get(outer) ?? 0), formatAddress(placeOf(peer).address)) - overheadOf(outer)
     return bytes > 0 && bytes < mtu ? Math.max(bytes, least(family)) : mtu
   }
-  const placeOf = (peer: Lease): UdpEndpoint => kind.keeper?.endpointOf(peer) ?? { address: hostOf(peer), port }
   const throughTo = (family: Family): LastWay => ({
     name: 'tunnel',
     endpointOf(peer) {
@@ -383,7 +388,14 @@ export async function openTunnel(
     }),
   )
   const configure = async ({ family }: Side): Promise<void> => devices.get(family)?.configure()
+  let tell!: (reason: Error) => void
+  const ended = new Promise<Error>((resolve) => (tell = resolve))
   try {
+    // By which family a peer is reached is not for this node alone to change where there are keys.
+    if (kind.keeper && otherAddress !== undefined && !engine.hasOther)
+      throw new WeftError('PORT_IN_USE', engine.notes.join('; '), {
+        remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
+      })
     const others = FAMILIES.filter((each) => !sides.some(({ family }) => family === each))
     if (inherited) await removeFamilies(run, engine.tunName, others)
     await eachSide(configure)
@@ -459,7 +471,11 @@ export async function openTunnel(
     const local = other && address[other]
     if (!other || local === undefined || local === bound.get(other) || !engine.bindOther) return
     bound.set(other, local)
-    await engine.bindOther(formatAddress(local)).catch((error: unknown) => log.warn(messageOf(error)))
+    await engine.bindOther(formatAddress(local)).catch((error: unknown) => {
+      if (kind.keeper) tell(new Error(messageOf(error)))
+      else log.warn(messageOf(error))
+    })
+    beginSessions() // of the engine that runs on them
   }
   function limit(bytes: ReadonlyMap<string, number>, family: Family): void {
     const before = limits[family]
@@ -473,7 +489,7 @@ export async function openTunnel(
   return inTurn({
     mtu,
     tunNames: [engine.tunName],
-    fault: Promise.race([engine.fault, watch.moved]),
+    fault: Promise.race([engine.fault, watch.moved, ended]),
     lacking,
     get isOutdated() {
       return carried().length < sides.length || watch.news !== undefined
@@ -514,6 +530,7 @@ export async function openTunnel(
     },
     async resync() {
       if (await watch.hasMoved()) return []
+      await kind.look?.()
       const mended: string[] = []
       // A device that is gone the engine reports as a fault.
       await eachSide(async ({ family, ways }) => {
@@ -535,7 +552,8 @@ export async function openTunnel(
       return peer && ways?.pathMtu(peer)
     },
     pathSearch,
-    ...(kind.other && engine.hasOther ? { underlays: underlaysWith(kind.outer, kind.other) } : {}),
+    // Who agrees on keys chooses by itself, and what is not sealed is for nobody.
+    ...(kind.other && engine.hasOther && !kind.keeper ? { underlays: underlaysWith(kind.outer, kind.other) } : {}),
     counters: () => ({
       ...engine.counters(),
       peers_unusable: BigInt(sides.reduce((sum, { filter }) => sum + filter.skipped(), 0)),

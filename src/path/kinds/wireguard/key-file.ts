@@ -46,9 +46,9 @@ async function makeKeyFile(file: string, key: Secret): Promise<void> {
   }
 }
 
-/** The private key in this file, which is made where there is none. Throws WeftError PERMISSION, CONFIG. */
-export async function privateKeyOf(file: string): Promise<Secret> {
-  let key = await readFile(file, 'utf8').then(
+/** The private key in this file; undefined where there is none. Throws WeftError PERMISSION, CONFIG. */
+async function readKeyFile(file: string): Promise<Secret | undefined> {
+  const key = await readFile(file, 'utf8').then(
     (text) => new Secret(text.trim()),
     (error: NodeJS.ErrnoException) => {
       if (error.code === 'ENOENT') return undefined
@@ -57,13 +57,29 @@ export async function privateKeyOf(file: string): Promise<Secret> {
       })
     },
   )
-  if (key === undefined) {
-    key = newKey()
-    await makeKeyFile(file, key)
-  }
-  if (!WIREGUARD_KEY.test(key.reveal()))
+  if (key && !WIREGUARD_KEY.test(key.reveal()))
     throw new WeftError('CONFIG', `the key file ${file} holds no WireGuard key`, {
       remedy: 'delete it, and weftd makes another; or put a key of `wg genkey` there',
     })
   return key
+}
+
+/** The private key in this file, which is made where there is none. Throws WeftError PERMISSION, CONFIG. */
+export async function privateKeyOf(file: string): Promise<Secret> {
+  const known = await readKeyFile(file)
+  if (known) return known
+  const key = newKey()
+  await makeKeyFile(file, key)
+  return key
+}
+
+/** What became of the file of this key, which was read from it; undefined where it is still there. */
+export async function changeOf(file: string, key: Secret): Promise<string | undefined> {
+  try {
+    const now = await readKeyFile(file)
+    if (now === undefined) return `the key file ${file} is gone`
+    return now.identity === key.identity ? undefined : `the key file ${file} holds another key`
+  } catch (error) {
+    return messageOf(error)
+  }
 }

@@ -6,6 +6,7 @@ import type { Family } from '../../../net/address.ts'
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
 import type { DataPath } from '../../backend.ts'
+import { overheadBy } from '../../kinds.ts'
 import { openTunnel, type TunnelOptions } from '../../ways/tunnel.ts'
 import type { PeerFilterOptions } from '../../ways/peer-filter.ts'
 import { createKeeper, type KeeperPeer } from './keeper.ts'
@@ -14,13 +15,12 @@ export interface UserspaceOptions {
   /** The parts of the tunnel; its options are WireGuard's, and none of the configuration. */
   readonly parts: Omit<TunnelOptions, 'settings'>
   readonly name: string
-  /** The families that it carries, and the one of its datagrams. */
+  /** The families that it carries, and those of its datagrams. */
   readonly families: readonly Family[]
-  readonly outer: Family
+  readonly outers: readonly [Family, Family?]
   readonly port: number
-  /** The longest packet that containers may send, and the bytes around it, in bytes. */
+  /** The longest packet that containers may send, in bytes. */
   readonly mtu: number
-  readonly overhead: number
   readonly privateKey: Secret
   readonly psk: Secret
   /** Seconds; 0: none. */
@@ -28,24 +28,30 @@ export interface UserspaceOptions {
   readonly stampFile: string
   readonly peerOf: (lease: Lease) => KeeperPeer | undefined
   readonly filter: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
+  /** Looks, from time to time, at what it was opened with. */
+  readonly look: () => Promise<void>
   readonly log: Log
 }
 
 /** A packet is let in if the key that it is sealed with is that of the peer whose subnet it is from. */
 const SETTINGS = { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } } as const
 
+const overheadOf = (outer: Family): number => overheadBy('wireguard', outer)
+
 export function openUserspace(
   options: UserspaceOptions,
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
-  const { parts, name, families, outer, port, mtu, overhead, filter, log } = options
+  const { parts, name, families, outers, port, mtu, filter, look, log } = options
+  const [outer, other] = outers
   const { privateKey, psk, keepalive, stampFile, peerOf } = options
   const keeper = createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, log })
   return openTunnel(
     { ...parts, settings: SETTINGS },
     {
-      ...{ encapsulation: 'wireguard', families, outer, port, mtu, overhead, tunName: name, scope: 'link', filter },
+      ...{ encapsulation: 'wireguard', families, outer, other, port, mtu, tunName: name, scope: 'link', filter, look },
+      ...{ overhead: Math.max(...outers.map((family = outer) => overheadOf(family))), overheadOf },
       ...{ keeper, ownEnd: keeper.ownEnd, endOf: (peer) => keeper.endOf(peer) },
     },
     lease,

@@ -20,12 +20,13 @@ export interface KeyPair {
 export const publicKeyOf = (bytes: Uint8Array): KeyObject =>
   createPublicKey({ key: { kty: 'OKP', crv: 'X25519', x: Buffer.from(bytes).toString('base64url') }, format: 'jwk' })
 
-const BASE_POINT = publicKeyOf(Uint8Array.of(9, ...new Uint8Array(KEY_BYTES - 1)))
+/** Made when it is first needed: a Node.js without X25519 is to say so, and not to fail as it loads this. */
+let basePoint: KeyObject | undefined
 
-const pairOf = (privateKey: KeyObject): KeyPair => ({
-  privateKey,
-  publicKey: diffieHellman({ privateKey, publicKey: BASE_POINT }),
-})
+function pairOf(privateKey: KeyObject): KeyPair {
+  basePoint ??= publicKeyOf(Uint8Array.of(9, ...new Uint8Array(KEY_BYTES - 1)))
+  return { privateKey, publicKey: diffieHellman({ privateKey, publicKey: basePoint }) }
+}
 
 /** An ephemeral key. */
 export const newKeyPair = (): KeyPair => pairOf(generateKeyPairSync('x25519').privateKey)

@@ -1,4 +1,4 @@
-// wireguard-device.test.ts - how the pre-shared key comes to wg: by a file that nobody else may open, and that is gone after it.
+// wireguard-device.test.ts - how a key comes to wg: by a file that nobody else may open, and that is gone after it.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs'
@@ -13,6 +13,8 @@ import { Secret } from '../../../../src/base/secret.ts'
 import { log } from '../../../support/fake-host.ts'
 
 const PSK = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
+/** The node's own. */
+const KEY = 'dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo='
 const PEER = { publicKey: 'K', endpoint: '192.0.2.1:51820', allowedIps: ['10.5.2.0/24'] }
 
 let folder: string
@@ -36,9 +38,9 @@ afterEach(() => {
 const run: Run = async (file, args) => {
   if (file === 'ip' && args.includes('show')) return '[]'
   if (file === 'wg' && args[0] === 'show') return ['priv\tPUB\t51820\toff', ...dumped, ''].join('\n')
-  const at = args.indexOf('preshared-key')
+  const at = args.findIndex((word) => word === 'preshared-key' || word === 'private-key')
   if (at < 0) return ''
-  await meanwhile()
+  if (args[at] === 'preshared-key') await meanwhile()
   const path = args[at + 1]!
   const modes = [path, dirname(path)].map((each) => statSync(each).mode & 0o777)
   seen.push({ text: readFileSync(path, 'utf8'), modes, folder: dirname(dirname(path)) })
@@ -51,6 +53,7 @@ const open = (keyFile: string) =>
       ...{
         name: 'flannel-wg',
         keyFile,
+        privateKey: new Secret(KEY),
         ownKey: 'PUB',
         port: 51_820,
         byWireguardGo: false,
@@ -71,7 +74,7 @@ it('stays until wg has read it, though another device is opened meanwhile', asyn
   const device = await open(keyFile)
   meanwhile = async () => void (await open(keyFile))
   await device.setPeers([PEER])
-  expect(seen.map(({ text }) => text)).toEqual([PSK])
+  expect(seen.map(({ text }) => text)).toEqual([KEY, KEY, PSK]) // of one device, of the other, of the peer of the first
 })
 
 it('lies in memory, for root alone, and is removed, also when wg fails', async () => {
@@ -146,7 +149,8 @@ it('closes also where wireguard-go does not end when it is told to', async () =>
   vi.stubEnv('PATH', `${folder}:${process.env['PATH']}`)
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
   try {
-    const options = { name: 'flannel-wg', keyFile: join(folder, 'wgkey'), ownKey: 'PUB', port: 51_820, keepalive: 0 }
+    const own = { keyFile: join(folder, 'wgkey'), privateKey: new Secret(KEY), ownKey: 'PUB' }
+    const options = { name: 'flannel-wg', ...own, port: 51_820, keepalive: 0 }
     const { signal } = new AbortController()
     const quiet = { ...log, info: () => {} }
     const device = await openWireguardDevice(

@@ -1,14 +1,24 @@
 // wireguard.test.ts - which families its devices carry, and what ends them.
 
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
-import type { OwnLease } from '../../../../src/control/lease/lease.ts'
+import { WeftError } from '../../../../src/base/errors.ts'
+import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
-import { parseAddress, type Addresses, type Nets } from '../../../../src/net/address.ts'
+import {
+  formatAddress,
+  formatEndpoint,
+  formatNet,
+  parseAddress,
+  type Addresses,
+  type Nets,
+} from '../../../../src/net/address.ts'
+import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
+import { decodePeers } from '../../../../src/path/engine/peers.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
 import { publicKeyTo } from '../../../../src/path/kinds/wireguard/key-file.ts'
@@ -63,13 +73,14 @@ const NO_ENGINE = {
   persistence: { persist: false, tunNames: [], isMultiQueue: false, inherit: () => Promise.resolve(undefined) },
 }
 
+const externalOf = () => ({ name: 'eth0', mtu, address: publicIp, publicIp, named: { address: {}, publicIp: {} } })
+
 async function open(mode: string, subnet: Nets, network = '10.5.0.0/16') {
   const config = parseNetworkConfig(
     `{"Network":"${network}","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"wireguard","Mode":"${mode}"}}`,
   )
-  const external = { name: 'eth0', mtu, address: publicIp, publicIp, named: { address: {}, publicIp: {} } }
   const backend = createWireguardBackend({
-    ...{ config, settings: readSettings('wireguard', config.backend), external, run, log },
+    ...{ config, settings: readSettings('wireguard', config.backend), external: externalOf(), run, log },
     ...NO_ENGINE,
   })
   const { signal } = new AbortController()
@@ -125,15 +136,34 @@ it.each(['separate', 'auto'])('in the mode %s is refused where IPv6 is alone and
 })
 
 it.each(['separate', 'auto'])(
-  'in the mode %s ends when the key that the node publishes is another than its device has',
+  'in the mode %s keeps the key of its start, whatever becomes of the file, and says so once',
   async (mode) => {
     const { path, prepare } = await open(mode, BOTH)
+    const file = join(folder, 'wgkey')
+    const said = (): string[] => host.lines.filter((line) => line.includes('key'))
+    const keyOf = async () => (await prepare()).backendData
+    const published = await keyOf()
+    expect(published).toEqual({ PublicKey: publicKey, Port: 51_820 })
     await path.resync()
+    expect(said()).toEqual([])
+    for (const [put, change] of [
+      [() => writeFileSync(file, OTHER_KEY), 'holds another key'],
+      [() => writeFileSync(file, 'no key'), 'holds no WireGuard key'],
+      [() => rmSync(file), 'is gone'],
+    ] as const) {
+      put()
+      for (let looks = 0; looks < 3; looks++) await path.resync()
+      expect(said().splice(0)).toEqual([
+        `This node goes on with the key of its start, and the key file ${file} ${change}: restart weftd to have it go by the file`,
+      ])
+      host.lines.length = 0
+      expect(await keyOf()).toEqual(published)
+    }
+    expect(existsSync(file)).toBe(false)
+    writeFileSync(file, KEY)
+    await path.resync()
+    expect(said()).toEqual([`The key file ${file} holds the key of this node again`])
     await expect(Promise.race([path.fault, Promise.resolve('pending')])).resolves.toBe('pending')
-    writeFileSync(join(folder, 'wgkey'), OTHER_KEY)
-    await prepare()
-    await path.resync()
-    expect((await path.fault).message).toMatch(/^flannel-wg(-v6)? has another key than /)
     await path.close()
   },
 )
@@ -227,6 +257,7 @@ it.each([
   ['192.0.2.1 2001:db8::1', '10.0.0.2', '10.0.0.2'],
   ['192.0.2.1 2001:db8::1', '2001:db8::2', '[2001:db8::2]'],
   ['2001:db8::1', '192.0.2.2 2001:db8::2', '[2001:db8::2]'],
+  ['192.0.2.1 fe80::1', '10.0.0.2 2001:db8::2', '10.0.0.2'],
 ])('in the mode auto a node at %s sends to one at %s by %s', (own, peer, at) => {
   const addresses = (text: string): Addresses =>
     Object.fromEntries(text.split(' ').map((each) => [each.includes(':') ? 'ipv6' : 'ipv4', parseAddress(each)]))
@@ -253,4 +284,182 @@ describe('the end of a peer that flanneld runs', () => {
       expect([end?.endpoint, end?.allowedIps]).toEqual([endpoint, allowedIps])
     },
   )
+})
+
+describe('what this Node.js lacks', () => {
+  /** Who carries it on a host whose kernel has no WireGuard, and what is published. */
+  async function chosen(backend: object, lacks: readonly string[]) {
+    const config = parseNetworkConfig(
+      JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', ...backend } }),
+    )
+    const without: Run = async (file, args, options) => {
+      if (file === 'wg' && args[0] === 'pubkey') return `of wg pubkey, from ${options?.input}\n`
+      if (args.includes('add')) throw new WeftError('NO_DEVICE_TYPE', 'no such device')
+      return run(file, args, options)
+    }
+    const made = createWireguardBackend({
+      ...{
+        config,
+        settings: readSettings('wireguard', config.backend),
+        external: externalOf(),
+        run: without,
+        log,
+        lacks,
+      },
+      ...NO_ENGINE,
+    })
+    const { backendData } = await made.prepare(new AbortController().signal)
+    return { names: made.tunNames, backendData }
+  }
+
+  it('leaves WireGuard to wireguard-go, and says why', async () => {
+    expect(await chosen({}, [])).toMatchObject({ names: ['flannel-wg'] })
+    expect(host.lines.splice(0)).toEqual(['WireGuard is carried by weftd itself: no such device'])
+    expect(await chosen({}, ['BLAKE2s', 'ChaCha20-Poly1305'])).toEqual({
+      names: undefined,
+      backendData: { PublicKey: publicKey, Port: 51_820 },
+    })
+    expect(host.lines).toEqual([
+      'WireGuard is carried by wireguard-go: no such device, and this Node.js has no BLAKE2s, no ChaCha20-Poly1305',
+    ])
+  })
+
+  it('is no reason for others not to: wg knows the public key then', async () => {
+    const { backendData } = await chosen({ DataPath: 'kernel' }, ['X25519'])
+    expect(backendData).toEqual({ PublicKey: `of wg pubkey, from ${KEY}`, Port: 51_820 })
+  })
+
+  it('is an error where weftd was to carry it', async () => {
+    await expect(chosen({ DataPath: 'userspace' }, ['X25519'])).rejects.toMatchObject({
+      code: 'DEVICE',
+      message: 'this Node.js has no X25519: weftd cannot carry WireGuard itself',
+      remedy: expect.stringContaining('not in FIPS mode') as string,
+    })
+  })
+})
+
+describe('weftd itself, in the mode auto', () => {
+  const KEYS = ['ipv4', 'ipv6'] as const
+  /** A data path on an engine that only remembers what it was told. */
+  async function opened(own: string, network: object, besides: Partial<Engine> = {}) {
+    const external = { ...externalOf(), ...{ address: addressesOf(own), publicIp: addressesOf(own) } }
+    ipv6 = own.split(' ').find((each) => each.includes(':')) ?? ipv6
+    const config = parseNetworkConfig(
+      JSON.stringify({ ...network, Backend: { Type: 'wireguard', DataPath: 'userspace', Mode: 'auto' } }),
+    )
+    let told: EngineConfig | undefined
+    let records: Uint8Array = new Uint8Array()
+    const backend = createWireguardBackend({
+      ...{ config, settings: readSettings('wireguard', config.backend), external, run, log },
+      ...NO_ENGINE,
+      async startEngine(engineConfig) {
+        told = engineConfig
+        commands.push(`ip link add ${engineConfig.tunName} `)
+        return { ...quietEngine(engineConfig.tunName), setPeers: (all) => void (records = all), ...besides }
+      },
+    })
+    const { signal } = new AbortController()
+    const attrs = await backend.prepare(signal)
+    const subnet = Object.fromEntries(KEYS.filter((family) => config[family]).map((family) => [family, BOTH[family]]))
+    const lease: OwnLease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 0n }
+    const path = await backend.open(lease, signal, new Map())
+    return {
+      path,
+      config: told!,
+      async ends(peers: readonly string[]) {
+        const leases = peers.map((text, at): readonly [string, Lease] => {
+          const data = {
+            PublicKey: publicKeyTo(new Secret(Buffer.alloc(32, at + 1).toString('base64'))),
+            Port: 1000 + at,
+          }
+          const net = { ipv4: parseIpv4Net(`10.5.${at + 2}.0/24`)!, ipv6: parseIpv6Net(`fd00:5:0:${at + 2}::/64`)! }
+          const of = Object.fromEntries(KEYS.filter((family) => config[family]).map((family) => [family, net[family]]))
+          const attrsOf = { publicIp: addressesOf(text), backendType: 'wireguard', backendData: data }
+          return [`k${at}`, { key: `k${at}`, subnet: of, attrs: attrsOf }]
+        })
+        await path.apply(new Map(leases), 'own')
+        return decodePeers(records).map(
+          ({ subnet: of, endpoint, port, other }) =>
+            `${formatNet(of)} ${formatEndpoint(endpoint, port)} ${other === undefined ? '-' : formatAddress(other)}`,
+        )
+      },
+    }
+  }
+  const addressesOf = (text: string): Addresses =>
+    Object.fromEntries(text.split(' ').map((each) => [each.includes(':') ? 'ipv6' : 'ipv4', parseAddress(each)]))
+  const quietEngine = (tunName: string): Engine => ({
+    ...{ kind: 'native', tunName, offloads: [], notes: [], details: [], hasOther: true, fault: new Promise(() => {}) },
+    ...{ setPeers: () => {}, changePeers: () => {}, counters: () => ({}), traffic: () => new Float64Array() },
+    ...{ drops: (after = []) => ({ next: after, packets: [] }), threads: () => ({}), takeStrangers: () => [] },
+    send: () => {},
+    stop: async () => {},
+  })
+  const TWO = { Network: '10.5.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
+
+  it('has sockets of both families, and sends to each peer by the one that flanneld chooses', async () => {
+    const { path, config, ends } = await opened('192.0.2.1 2001:db8::1', TWO)
+    expect(config).toMatchObject({ bindAddress: '192.0.2.1', otherAddress: '2001:db8::1', port: 51_820, mtu: 1420 })
+    const peers = ['192.0.2.2 2001:db8::2', '10.0.0.3 2001:db8::3', '192.168.0.4 fd77::4', '192.0.2.5', '2001:db8::6']
+    expect(await ends(peers)).toEqual([
+      '10.5.2.0/24 192.0.2.2:1000 2001:db8::2',
+      '10.5.3.0/24 [2001:db8::3]:1001 10.0.0.3',
+      '10.5.4.0/24 192.168.0.4:1002 fd77::4',
+      '10.5.5.0/24 192.0.2.5:1003 -',
+      '10.5.6.0/24 [2001:db8::6]:1004 -',
+      'fd00:5:0:2::/64 192.0.2.2:1000 2001:db8::2',
+      'fd00:5:0:3::/64 [2001:db8::3]:1001 10.0.0.3',
+      'fd00:5:0:4::/64 192.168.0.4:1002 fd77::4',
+      'fd00:5:0:5::/64 192.0.2.5:1003 -',
+      'fd00:5:0:6::/64 [2001:db8::6]:1004 -',
+    ])
+    // Nothing is sent that is not sealed, as who asks for the other family would.
+    expect([path.underlays, path.tunNames]).toEqual([undefined, ['flannel-wg']])
+    await path.close()
+  })
+
+  it('has the sockets of one family where the host has the other on its own link alone, or not', async () => {
+    const { path, config, ends } = await opened('192.0.2.1 fe80::1', TWO)
+    expect([config.bindAddress, config.otherAddress]).toEqual(['192.0.2.1', undefined])
+    expect(await ends(['10.0.0.2 2001:db8::2', '2001:db8::3'])).toEqual([
+      '10.5.2.0/24 10.0.0.2:1000 -',
+      'fd00:5:0:2::/64 10.0.0.2:1000 -',
+    ])
+    expect(host.lines.filter((line) => line.includes('Lease k1 is not used'))).toHaveLength(2)
+    await path.close()
+    const alone = await opened('192.0.2.1', { Network: '10.5.0.0/16' })
+    expect([alone.config.bindAddress, alone.config.otherAddress]).toEqual(['192.0.2.1', undefined])
+    expect(await alone.ends(['10.0.0.2 2001:db8::2'])).toEqual(['10.5.2.0/24 10.0.0.2:1000 -'])
+    await alone.path.close()
+  })
+
+  it('does not go on with one family where the sockets of the other cannot be had', async () => {
+    let stopped = 0
+    const stop = async () => void stopped++
+    const besides = { hasOther: false, notes: ['peers are not reached from 2001:db8::1: it is taken'], stop }
+    await expect(opened('192.0.2.1 2001:db8::1', TWO, besides)).rejects.toMatchObject({
+      code: 'PORT_IN_USE',
+      message: 'peers are not reached from 2001:db8::1: it is taken',
+    })
+    expect(stopped).toBe(1)
+  })
+
+  it('ends where another address of the other family cannot be had, and asks for new keys where it can', async () => {
+    const bound: string[] = []
+    const bindOther = async (address: string): Promise<void> => {
+      bound.push(address)
+      if (bound.length > 1) throw new Error('it is taken')
+    }
+    const { path } = await opened('192.0.2.1 2001:db8::1', TWO, { bindOther })
+    await path.resync()
+    ipv6 = '2001:db8::2'
+    await path.resync()
+    expect(path.isOutdated).toBe(true)
+    await path.renew!({ publicIp, backendType: 'wireguard' })
+    await expect(Promise.race([path.fault, Promise.resolve('pending')])).resolves.toBe('pending')
+    ipv6 = '2001:db8::3'
+    await path.resync()
+    await path.renew!({ publicIp, backendType: 'wireguard' })
+    expect([bound, (await path.fault).message]).toEqual([['2001:db8::2', '2001:db8::3'], 'it is taken'])
+    await path.close()
+  })
 })

@@ -1,10 +1,10 @@
 // key-file.test.ts - the private key's file: made once, for nobody else to read, and as others read and write it.
 
-import { chmodSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
-import { privateKeyOf, publicKeyTo } from '../../../../../src/path/kinds/wireguard/key-file.ts'
+import { changeOf, privateKeyOf, publicKeyTo } from '../../../../../src/path/kinds/wireguard/key-file.ts'
 import { Secret } from '../../../../../src/base/secret.ts'
 
 let folder: string
@@ -46,4 +46,21 @@ it('refuses a file that holds no key, and one that cannot be read or made, and s
   chmodSync(file, 0o600)
   writeFileSync(file, `${'A'.repeat(42)}A=\n`)
   expect((await privateKeyOf(file)).reveal()).toBe(`${'A'.repeat(42)}A=`)
+})
+
+it('tells what became of the file of a key, and makes none', async () => {
+  const file = join(folder, 'wgkey')
+  const key = await privateKeyOf(file)
+  expect(await changeOf(file, key)).toBeUndefined()
+  chmodSync(file, 0o600)
+  writeFileSync(file, `\n${key.reveal()}\n`)
+  expect(await changeOf(file, key)).toBeUndefined()
+  writeFileSync(file, 'XasIfmJKikt54X+Lg4AO5m87sSkmGLb9HC+LJ/+I4Os=')
+  expect(await changeOf(file, key)).toBe(`the key file ${file} holds another key`)
+  writeFileSync(file, '')
+  expect(await changeOf(file, key)).toBe(`the key file ${file} holds no WireGuard key`)
+  rmSync(file)
+  expect([await changeOf(file, key), existsSync(file)]).toEqual([`the key file ${file} is gone`, false])
+  mkdirSync(file)
+  expect(await changeOf(file, key)).toContain(`the key file ${file} cannot be read: EISDIR`)
 })
