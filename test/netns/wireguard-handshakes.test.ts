@@ -1,26 +1,32 @@
-// wireguard-handshakes.test.ts - our handshakes with wireguard-go: as the one that asks and the one that answers, with psk and a wrong one,
+// wireguard-handshakes.test.ts - our handshakes with wireguard-go, and with the kernel's device: as the one that asks and the one that answers, with psk and a wrong one,
 // with each message lost, with cookies on both sides, while either moves, and again and again.
 
 import { join } from 'node:path'
-import { describe, expect, it } from 'vitest'
+import { beforeEach, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { EVENT_MS, packageRoot, WIREGUARD_APART } from '../../lab/lab.ts'
 import { HOSTS, needs } from '../support/needs.ts'
+import { deviceDataPath } from '../support/wireguard.ts'
 import type { WireguardResult } from '../support/wireguard-probe.ts'
 
 needs(HOSTS, 'wg', 'wireguard-go')
 
 /** Runs a scenario in a namespace of its own, which ends with it. */
-async function probe(scenario: string): Promise<WireguardResult> {
+async function probeBy(other: string, scenario: string): Promise<WireguardResult> {
   const script = join(packageRoot, 'dist/test/support/wireguard-probe.js')
-  const command = ['unshare', '--net', ...WIREGUARD_APART, process.execPath, script, scenario]
+  const command = ['unshare', '--net', ...WIREGUARD_APART, process.execPath, script, scenario, other]
   return JSON.parse(await output(command, { timeoutMs: 2 * EVENT_MS })) as WireguardResult
 }
 
 const CROSSED = { toUs: 'from there', toOther: 'from here' }
 const FRESH = { attempts: 0, stale: 0, unconfirmed: 0 }
 
-describe('with wireguard-go', () => {
+describe.each(['wireguard-go', 'kernel'])('with %s', (other) => {
+  const probe = (scenario: string): Promise<WireguardResult> => probeBy(other, scenario)
+  beforeEach(async ({ skip }) => {
+    skip(other === 'kernel' && (await deviceDataPath()) !== 'kernel', 'no WireGuard in this kernel')
+  })
+
   it.each([
     ['initiator', [true]],
     ['responder', [false]],

@@ -1,15 +1,16 @@
-// wireguard-userspace.test.ts - WireGuard by weftd itself: among its own kind, beside wireguard-go, over restarts, and to whoever listens.
+// wireguard-userspace.test.ts - WireGuard by weftd itself: among its own kind, beside wireguard-go and the kernel's device, over restarts, and to whoever listens.
 
 import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { afterEach, expect, it } from 'vitest'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
-import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { createLab, packageRoot, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
 import { statusOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
+import { deviceDataPath } from '../support/wireguard.ts'
 
 needs(HOSTS, 'ping', 'tcpdump', 'wg', 'wireguard-go', 'iperf3')
 
@@ -36,8 +37,8 @@ async function startIn(network: object, host: Host, options: object = {}, ...mor
   await daemon.line(/flannel is ready/)
   return daemon
 }
-/** The peers of wireguard-go, as `wg` lists them: their fields, the public key first. */
-async function peersOfGo(host: Host, { process: { pid } }: Daemon): Promise<string[][]> {
+/** The peers of a host that another carries them for, as `wg` lists them: their fields, the public key first. */
+async function peersOf(host: Host, { process: { pid } }: Daemon): Promise<string[][]> {
   const inside = ['nsenter', '--target', String(pid), '--mount']
   const shown = await host.output([...inside, 'wg', 'show', 'flannel-wg', 'dump'])
   return shown
@@ -73,81 +74,87 @@ it('carries packets whole, and shows nobody what is in them', async () => {
   for (const daemon of daemons) expect(errors(daemon)).toEqual([])
 })
 
-it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
-  'speaks with wireguard-go, whoever of the two begins: %j',
-  async (options) => {
-    lab = await createLab({ hosts: 3 })
-    const [a, b, c] = lab.hosts as [Host, Host, Host]
-    await start(a, options)
-    const go = await start(b, { ...options, DataPath: 'wireguard-go' })
-    await start(c, options)
-    const pods: Pod[] = []
-    for (const host of [a, b, c]) pods.push(await host.startPod())
-    const [podA, podB, podC] = pods as [Pod, Pod, Pod]
-    await reach(podA.namespace, podB.address) // ours begins
-    await reach(podB.namespace, podC.address) // wireguard-go does
-    await reach(podC.namespace, podA.address)
-    const handshakes = (await peersOfGo(b, go)).map((fields) => Number(fields[4]))
-    expect(handshakes).toHaveLength(2)
-    for (const at of handshakes) expect(at).toBeGreaterThan(0)
-    for (const [from, to] of [
-      [podA, podB],
-      [podB, podA],
-    ] as const) {
-      const server = await iperfServer((command) => to.spawn(command))
-      const { bitsPerSecond } = await server.run(from.namespace, to.address, 1)
-      expect(bitsPerSecond).toBeGreaterThan(20e6)
-      await server.stop()
-    }
-  },
-)
+describe.each(['wireguard-go', 'kernel'])('beside %s', (other) => {
+  beforeEach(async ({ skip }) => {
+    skip(other === 'kernel' && (await deviceDataPath()) !== 'kernel', 'no WireGuard in this kernel')
+  })
 
-it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
-  'in the mode auto speaks with wireguard-go by the family that both choose, and with others by another: %j',
-  async (options) => {
-    lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
-    const [a, b, c] = lab.hosts as [Host, Host, Host]
-    // Their IPv4 addresses are private: by IPv6 go the two that have global ones.
-    for (const [host, ipv6] of [
-      [a, '2001:db8::1'],
-      [b, '2001:db8::2'],
-    ] as const) {
-      await host.output(['ip', 'address', 'add', `${ipv6}/64`, 'dev', 'eth0', 'nodad'])
-      await host.output(['ip', 'address', 'del', `${host.ipv6}/64`, 'dev', 'eth0'])
-    }
-    const mode = { ...options, Mode: 'auto' }
-    const ours = await startIn(BOTH, a, mode)
-    const go = await startIn(BOTH, b, { ...mode, DataPath: 'wireguard-go' })
-    await startIn(BOTH, c, mode)
-    await ours.line(/Forwarding between flannel-wg and UDP 192\.168\.77\.1:51820 and \[2001:db8::1\]:51820/)
-    const [podA, podB, podC] = [await a.startPod(), await b.startPod(), await c.startPod()]
-    await eventually(async () => expect((await statusOf(a)).peers?.list).toHaveLength(2))
-    // The first packet waits for the handshake, and goes by the family that the handshake went by: none is lost.
-    for (const to of [podB.address, podC.ipv6!, podC.address, podB.ipv6!])
-      await podA.output(['ping', '-n', '-c', '1', '-W', '20', to])
-    for (const [from, to] of [
-      [podB, podA],
-      [podB, podC],
-      [podC, podB],
-    ] as const)
-      for (const address of [to.address, to.ipv6!]) await reach(from.namespace, address)
-    const endpoints = (await peersOfGo(b, go)).map(([, , endpoint]) => endpoint)
-    expect(endpoints.toSorted()).toEqual(['192.168.77.3:51820', '[2001:db8::1]:51820'])
-    const { list } = (await statusOf(a)).peers!
-    const told = list.map(({ publicIp, families }) => [publicIp, families!.ipv4!.endpoint, families!.ipv6!.endpoint])
-    expect(told.toSorted()).toEqual([
-      [b.address, '[2001:db8::2]:51820', '[2001:db8::2]:51820'],
-      [c.address, '192.168.77.3:51820', '192.168.77.3:51820'],
-    ])
-    const server = await iperfServer((command) => podB.spawn(command))
-    for (const more of [[], ['-R']]) {
-      const { bitsPerSecond } = await server.run(podA.namespace, podB.address, 1, more)
-      expect(bitsPerSecond).toBeGreaterThan(20e6)
-    }
-    await server.stop()
-    expect(errors(ours)).toEqual([])
-  },
-)
+  it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
+    'is understood, whoever of the two begins: %j',
+    async (options) => {
+      lab = await createLab({ hosts: 3 })
+      const [a, b, c] = lab.hosts as [Host, Host, Host]
+      await start(a, options)
+      const its = await start(b, { ...options, DataPath: other })
+      await start(c, options)
+      const pods: Pod[] = []
+      for (const host of [a, b, c]) pods.push(await host.startPod())
+      const [podA, podB, podC] = pods as [Pod, Pod, Pod]
+      await reach(podA.namespace, podB.address) // ours begins
+      await reach(podB.namespace, podC.address) // the other does
+      await reach(podC.namespace, podA.address)
+      const handshakes = (await peersOf(b, its)).map((fields) => Number(fields[4]))
+      expect(handshakes).toHaveLength(2)
+      for (const at of handshakes) expect(at).toBeGreaterThan(0)
+      for (const [from, to] of [
+        [podA, podB],
+        [podB, podA],
+      ] as const) {
+        const server = await iperfServer((command) => to.spawn(command))
+        const { bitsPerSecond } = await server.run(from.namespace, to.address, 1)
+        expect(bitsPerSecond).toBeGreaterThan(20e6)
+        await server.stop()
+      }
+    },
+  )
+
+  it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
+    'in the mode auto speaks by the family that both choose, and with others by another: %j',
+    async (options) => {
+      lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
+      const [a, b, c] = lab.hosts as [Host, Host, Host]
+      // Their IPv4 addresses are private: by IPv6 go the two that have global ones.
+      for (const [host, ipv6] of [
+        [a, '2001:db8::1'],
+        [b, '2001:db8::2'],
+      ] as const) {
+        await host.output(['ip', 'address', 'add', `${ipv6}/64`, 'dev', 'eth0', 'nodad'])
+        await host.output(['ip', 'address', 'del', `${host.ipv6}/64`, 'dev', 'eth0'])
+      }
+      const mode = { ...options, Mode: 'auto' }
+      const ours = await startIn(BOTH, a, mode)
+      const its = await startIn(BOTH, b, { ...mode, DataPath: other })
+      await startIn(BOTH, c, mode)
+      await ours.line(/Forwarding between flannel-wg and UDP 192\.168\.77\.1:51820 and \[2001:db8::1\]:51820/)
+      const [podA, podB, podC] = [await a.startPod(), await b.startPod(), await c.startPod()]
+      await eventually(async () => expect((await statusOf(a)).peers?.list).toHaveLength(2))
+      // The first packet waits for the handshake, and goes by the family that the handshake went by: none is lost.
+      for (const to of [podB.address, podC.ipv6!, podC.address, podB.ipv6!])
+        await podA.output(['ping', '-n', '-c', '1', '-W', '20', to])
+      for (const [from, to] of [
+        [podB, podA],
+        [podB, podC],
+        [podC, podB],
+      ] as const)
+        for (const address of [to.address, to.ipv6!]) await reach(from.namespace, address)
+      const endpoints = (await peersOf(b, its)).map(([, , endpoint]) => endpoint)
+      expect(endpoints.toSorted()).toEqual(['192.168.77.3:51820', '[2001:db8::1]:51820'])
+      const { list } = (await statusOf(a)).peers!
+      const told = list.map(({ publicIp, families }) => [publicIp, families!.ipv4!.endpoint, families!.ipv6!.endpoint])
+      expect(told.toSorted()).toEqual([
+        [b.address, '[2001:db8::2]:51820', '[2001:db8::2]:51820'],
+        [c.address, '192.168.77.3:51820', '192.168.77.3:51820'],
+      ])
+      const server = await iperfServer((command) => podB.spawn(command))
+      for (const more of [[], ['-R']]) {
+        const { bitsPerSecond } = await server.run(podA.namespace, podB.address, 1, more)
+        expect(bitsPerSecond).toBeGreaterThan(20e6)
+      }
+      await server.stop()
+      expect(errors(ours)).toEqual([])
+    },
+  )
+})
 
 it('keeps the key that peers know when its file is another, says so, and has the new one after a restart', async () => {
   lab = await createLab({ hosts: 2 })
@@ -171,6 +178,43 @@ it('keeps the key that peers know when its file is another, says so, and has the
   // RFC 7748 section 6.1 has its public key.
   expect(published.join()).toContain('hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=')
   expect([...errors(first), ...errors(again), ...errors(other)]).toEqual([])
+})
+
+it('leaves it to wireguard-go where its Node.js has no ciphers, as in FIPS mode, and says so', async () => {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  await start(b, { PSK })
+  mkdirSync(join(lab.folder, 'bin'))
+  const ip = (await a.output(['sh', '-c', 'command -v ip'])).trim()
+  const refuse = 'case "$*" in *"type wireguard"*) echo "Error: Unknown device type." >&2; exit 2;; esac'
+  writeFileSync(join(lab.folder, 'bin/ip'), `#!/bin/sh\n${refuse}\nexec ${ip} "$@"\n`, { mode: 0o755 })
+  const startIt = (options: object): Daemon => {
+    writeFileSync(
+      join(leases(), 'config'),
+      JSON.stringify({ ...IPV4, Backend: { Type: 'wireguard', PSK, ...options } }),
+    )
+    return a.startDaemon({
+      args: ['--lease-dir', leases()],
+      env: {
+        WIREGUARD_KEY_FILE: join(lab.folder, `${a.name}-wgkey`),
+        PATH: `${join(lab.folder, 'bin')}:${process.env['PATH']}`,
+        NODE_OPTIONS: `--import ${join(packageRoot, 'dist/test/support/fips.js')}`,
+      },
+      before: WIREGUARD_APART,
+    })
+  }
+  const lacks = 'this Node.js has no X25519, no BLAKE2s, no ChaCha20-Poly1305'
+  const refused = startIt({ DataPath: 'userspace' })
+  await refused.line(new RegExp(`${lacks}: weftd cannot carry WireGuard itself; run weftd with .*not in FIPS mode`))
+  await ended(refused.process)
+  expect(refused.process.exitCode).toBe(1)
+  const daemon = startIt({})
+  await daemon.line(new RegExp(`WireGuard is carried by wireguard-go: this kernel has no device .*, and ${lacks}`))
+  await daemon.line(/flannel is ready/)
+  const [podA, podB] = [await a.startPod(), await b.startPod()]
+  await reach(podA.namespace, podB.address)
+  await reach(podB.namespace, podA.address)
+  expect(errors(daemon)).toEqual([])
 })
 
 it('carries packets both ways by several lanes, of which each may seal by the same keys', async () => {

@@ -1,6 +1,7 @@
-// wireguard-probe.ts - our handshakes against wireguard-go, one scenario after its name.
+// wireguard-probe.ts - our handshakes against wireguard-go or the kernel's device, one scenario after its name.
 //
-// Started as a program inside a namespace of its own, with a mount namespace too: `wireguard-probe SCENARIO`; a result as JSON on stdout.
+// Started as a program inside a namespace of its own, with a mount namespace too: `wireguard-probe SCENARIO [kernel]`; a result as JSON on
+// stdout.
 // Here the handshakes have a socket, a clock that can be made to jump ahead, and the least there can be of a data transport: it opens what comes
 // under any keys, and seals packets and keepalives by the latest that it may.
 
@@ -131,6 +132,27 @@ interface World {
   close(): Promise<void>
 }
 
+/** Makes the other one's device; returns how it ends. */
+async function beginOther(): Promise<() => Promise<unknown>> {
+  if (process.argv[3] === 'kernel') {
+    await output(['ip', 'link', 'add', 'wg0', 'type', 'wireguard'])
+    return () => output(['ip', 'link', 'del', 'wg0'])
+  }
+  const go = spawn('wireguard-go', ['--foreground', 'wg0'], {
+    stdio: ['ignore', 'pipe', 'ignore'],
+    env: { ...process.env, LOG_LEVEL: 'verbose' },
+  })
+  const log = createInterface({ input: go.stdout })
+  await new Promise<void>((resolve, reject) => {
+    log.on('line', (line) => line.includes('UAPI listener started') && resolve())
+    go.once('exit', () => reject(new Error('wireguard-go ended')))
+  })
+  return async () => {
+    go.kill()
+    await once(go, 'exit')
+  }
+}
+
 async function begin({
   ourPsk,
   otherPsk,
@@ -143,15 +165,7 @@ async function begin({
   )
 
   await output(['ip', 'link', 'set', 'lo', 'up'])
-  const go = spawn('wireguard-go', ['--foreground', 'wg0'], {
-    stdio: ['ignore', 'pipe', 'ignore'],
-    env: { ...process.env, LOG_LEVEL: 'verbose' },
-  })
-  const log = createInterface({ input: go.stdout })
-  await new Promise<void>((resolve, reject) => {
-    log.on('line', (line) => line.includes('UAPI listener started') && resolve())
-    go.once('exit', () => reject(new Error('wireguard-go ended')))
-  })
+  const endOther = await beginOther()
 
   const sockets: Socket[] = []
   const bound = async (): Promise<Socket> => {
@@ -297,8 +311,7 @@ async function begin({
     },
     async close() {
       for (const each of sockets) each.close()
-      go.kill()
-      await once(go, 'exit')
+      await endOther()
       rmSync(folder, { recursive: true })
     },
   }
