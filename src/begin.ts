@@ -15,6 +15,7 @@ import { chooseExternalInterface } from './host/external-interface.ts'
 import { lookAhead, type LookAhead } from './host/look-ahead.ts'
 import { leasesEqual } from './control/lease/lease.ts'
 import { seldom, type Log } from './base/log.ts'
+import { HIDDEN } from './base/secret.ts'
 import { addressText, familiesOf, type Nets } from './net/address.ts'
 import type { Forwarding } from './node/loops/data-path.ts'
 import { nextFor, writeKnown } from './node/loops/last-known.ts'
@@ -174,6 +175,11 @@ async function resume(
     return resumed
   } catch (error) {
     stopping.signal.throwIfAborted()
+    // A pre-shared key is no more than hidden in the file, and the backend takes no such one.
+    if (isWeftError(error, 'CONFIG') && known.config.includes(HIDDEN)) {
+      log.info('A secret of the network configuration is in the store alone: it is waited for before packets pass')
+      return 'nothing'
+    }
     // Catches also what no version of weft should have written there.
     log.warn(`Cannot go on as the previous weftd did: ${messageOf(error)}; waiting for the store`)
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'

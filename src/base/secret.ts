@@ -2,7 +2,8 @@
 
 import { createHmac, randomBytes } from 'node:crypto'
 
-const HIDDEN = '<hidden>'
+/** What is printed in place of a secret. */
+export const HIDDEN = '<hidden>'
 /** Belongs to this process alone: nobody else can find a secret by its hash. */
 const salt = randomBytes(32)
 

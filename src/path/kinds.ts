@@ -95,6 +95,7 @@ const TUNNEL = {
 export type TunnelSettings = Values<typeof TUNNEL>
 
 const UNDERLAY = 'Underlay'
+const MODE = 'Mode'
 
 /** The backends by `Type`, in the order in which they are named to an operator. */
 export const KINDS = {
@@ -174,7 +175,7 @@ export const KINDS = {
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace', 'wireguard-go'] },
       /** A device for each family, or one for both with datagrams of one family, or of the better one for each peer. */
       mode: {
-        name: 'Mode',
+        name: MODE,
         kind: 'word',
         words: ['separate', 'auto', 'ipv4', 'ipv6'],
         default: 'separate',
@@ -222,7 +223,7 @@ export const overheadBy = (type: BackendType, family: 'ipv4' | 'ipv6'): number =
 
 /**
  * The families of the outer header, if there is one, around a packet of `inner`, by a `Backend` object and the families of the network:
- * that which is tried first, and the one that takes its place for a peer that does not answer by it.
+ * that which is tried first, and the one that takes its place for a peer that does not answer by it, or is chosen for it.
  */
 export function outersOf(
   type: string,
@@ -232,8 +233,10 @@ export function outersOf(
 ): readonly ['ipv4' | 'ipv6', ('ipv4' | 'ipv6')?] {
   const { isIpv4Alone, choosesUnderlay } = kindOf(type) ?? {}
   if (isIpv4Alone) return ['ipv4']
-  if (!choosesUnderlay) return [inner]
-  return underlaysOf(memberOf(backend, UNDERLAY), families)
+  if (choosesUnderlay) return underlaysOf(memberOf(backend, UNDERLAY), families)
+  const mode = type === 'wireguard' ? memberOf(backend, MODE) : undefined
+  if (mode === 'ipv4' || mode === 'ipv6') return [mode]
+  return mode === 'auto' ? underlaysOf('auto', families) : [inner]
 }
 
 /** The same by the word of the option; one that names a family which the network lacks is refused by the backend. */

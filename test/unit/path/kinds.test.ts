@@ -136,6 +136,13 @@ it.each([
   ['udp', { Underlay: 'ipv6' }, ['ipv4'], 'ipv6', 'ipv6'],
   ['udp', { Underlay: 'ipv4' }, ['ipv6'], 'ipv4', 'ipv4'],
   ['vxlan', { Underlay: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
+  ['wireguard', {}, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
+  ['wireguard', { Mode: 'separate', Underlay: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
+  ['wireguard', { mode: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv6', 'ipv6'],
+  ['wireguard', { Mode: 'ipv4' }, ['ipv4', 'ipv6'], 'ipv4', 'ipv4'],
+  ['wireguard', { Mode: 'auto' }, ['ipv4', 'ipv6'], 'ipv4 ipv6', 'ipv4 ipv6'],
+  ['wireguard', { Mode: 'auto' }, ['ipv6'], 'ipv6', 'ipv6'],
+  ['vxlan', { Mode: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
   ['ipip', {}, ['ipv4', 'ipv6'], 'ipv4', 'ipv4'],
   ['of another program', {}, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
 ] as const)('%s with %j in a network of %j has outer headers of %s around IPv4, of %s around IPv6', (...row) => {
