@@ -41,9 +41,31 @@ void each_message(const uint8_t* bytes, size_t size, Each each) {
   }
 }
 
+/// What must be so of a packet of IPv6: it is from a host, and neither leads on nor speaks for a router of the link.
+bool is_sound_ipv6(const uint8_t* bytes, size_t size) {
+  const auto is_zero = [&](size_t from, size_t to) {
+    return std::all_of(bytes + from, bytes + to, [](uint8_t byte) { return byte == 0; });
+  };
+  if (bytes[8] == 0xff || (bytes[8] == 0xfe && bytes[9] >> 6 == 2)) return false;
+  if (is_zero(8, 20) || (is_zero(8, 18) && bytes[18] == 0xff && bytes[19] == 0xff)) return false;
+  size_t at = 40;
+  int headers = 0;
+  for (unsigned next = bytes[6];; headers++) {
+    if (next == 58) return at >= size || bytes[at] < 133 || bytes[at] > 137;
+    if (next != 0 && next != 43 && next != 44 && next != 60) return headers <= 8 && at <= size;
+    if (at + 8 > size || (next == 0 && headers > 0)) return false;
+    const unsigned offset = (bytes[at + 2] * 256u + bytes[at + 3]) & ~7u;
+    if (next == 43 && (bytes[at + 2] == 0 || bytes[at + 3] != 0)) return false;
+    if (next == 44 && offset > 0) return at + 8 < size && at - 40 + offset + (size - at - 8) <= 65535;
+    const size_t length = next == 44 ? 8 : (bytes[at + 1] + 1u) * 8;
+    next = bytes[at];
+    at += length;
+  }
+}
+
 /// What must be so of all that reaches the TUN, said another way than native/ does.
 bool is_sound(const uint8_t* bytes, size_t size) {
-  if (bytes[0] >> 4 == 6) return true;
+  if (bytes[0] >> 4 == 6) return is_sound_ipv6(bytes, size);
   const size_t header = (bytes[0] & 15) * 4u;
   if (reference_fold(reference_sum(bytes, header)) != 0xffff) return false;
   const unsigned offset = (bytes[6] & 31u) * 256 + bytes[7];
@@ -94,6 +116,10 @@ const Setting kSettings[] = {
        Net::of(Address::of_words(kLittleEndian ? 0x80 : 1ull << 63, 0), 1)}}},
 };
 
+/// The sources of ICMP errors, of both families.
+const ByFamily<Address> kTunAddress{Address::v4(1), Address::of_words(0xfd, 1)};
+const ByFamily<Address> kNetworkAddress{Address::v4(2), Address::of_words(0xfd, 2)};
+
 /// One in both families.
 std::vector<uint8_t> one_peer() {
   std::vector<uint8_t> records(2 * sizeof(PeerRecord));
@@ -135,8 +161,8 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
   const Path path{.tun = tun.inside.get(),
                   .socket = udp.inside.get(),
                   .sender = udp.inside.get(),
-                  .tun_address = {Address::v4(1), {}},
-                  .network_address = {Address::v4(2), {}},
+                  .tun_address = kTunAddress,
+                  .network_address = kNetworkAddress,
                   .features = &features,
                   .counters = counters,
                   .traffic = &traffic,
@@ -205,7 +231,8 @@ void open_each(const uint8_t* bytes, size_t size) {
   });
 }
 
-void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
+/// `outer` is the family of the datagrams.
+void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer) {
   Pair tun(SOCK_SEQPACKET), udp(SOCK_SEQPACKET);
   std::vector<uint64_t> row(kCounterCount);
   Features features(kFeatures);
@@ -213,9 +240,8 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
   // One peer for all of IPv4 and one for all of IPv6; a connected Unix socket ignores their addresses.
   std::vector<uint8_t> records(2 * sizeof(PeerRecord));
   records[0] = 4;
-  records[2] = 4;
   records[sizeof(PeerRecord)] = 6;
-  records[sizeof(PeerRecord) + 2] = 4;
+  records[2] = records[sizeof(PeerRecord) + 2] = outer;
   peers.set(records);
   TrafficRows traffic;
   IcmpLimits icmp{1};
@@ -228,8 +254,8 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes) {
   const Path path{.tun = tun.inside.get(),
                   .socket = udp.inside.get(),
                   .sender = udp.inside.get(),
-                  .tun_address = {Address::v4(1), {}},
-                  .network_address = {Address::v4(2), {}},
+                  .tun_address = kTunAddress,
+                  .network_address = kNetworkAddress,
                   .features = &features,
                   .counters = counters,
                   .traffic = &traffic,
@@ -251,7 +277,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   if (size == 0) return 0;
   switch (bytes[0]) {
     case 'O':
-      for (const size_t path_bytes : {0, 700}) outward(bytes + 1, size - 1, path_bytes);
+      outward(bytes + 1, size - 1, 0, 4);
+      outward(bytes + 1, size - 1, 700, 6);
       break;
     case 'I':
     case 'i':
