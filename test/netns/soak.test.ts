@@ -1,53 +1,75 @@
 // soak.test.ts - four hosts and an etcd of three members, with faults at random, one after another: of the store, of a
 // host, of the way between. No packet between hosts that are behind no fault is lost, and after each fault every node's
-// table is the store's.
+// table is the store's. IPv4 in datagrams of IPv4, and both families in those of IPv4 and of IPv6, each for a third of the time.
 //
-// `npm run test:soak` goes on for an hour. WEFT_SEED=n makes the faults of an earlier run again, in their order.
+// `npm run test:soak` goes on for an hour in all. WEFT_SEED=n makes the faults of an earlier run again, in their order.
 
 import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
-import { afterAll, expect, it } from 'vitest'
+import { afterEach, expect, it } from 'vitest'
 import { ended, output } from '../../lab/command.ts'
 import { startEtcdCluster, type EtcdCluster, type EtcdMember } from '../../lab/etcd.ts'
-import { createLab, EVENT_MS, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { createLab, EVENT_MS, networkOf, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import type { Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
-import { subnetOf, tunAddress } from '../support/hosts.ts'
+import { subnetOf } from '../support/hosts.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 import { randomFrom } from '../support/packet-model.ts'
 
 needs(HOSTS, ...ETCD, 'nft', 'ping')
 
-const SOAK_MS = process.env['WEFT_LONG'] === '1' ? 3_600_000 : 20_000
+/** Of each network. */
+const SOAK_MS = process.env['WEFT_LONG'] === '1' ? 1_200_000 : 10_000
 const SEED = Number(process.env['WEFT_SEED'] ?? Date.now() % 1_000_000)
 const PREFIX = '/coreos.com/network'
 /** Peers that are no hosts lie below what hosts draw from. */
-const CONFIG = '{"Network":"10.5.0.0/16","SubnetMin":"10.5.16.0","Backend":{"Type":"udp"}}'
+const IPV4 = { Network: '10.5.0.0/16', SubnetMin: '10.5.16.0' }
+const BOTH = { ...IPV4, EnableIPv6: true, IPv6Network: 'fd00:5::/48', IPv6SubnetMin: 'fd00:5:0:10::' }
+const NETWORKS: readonly (readonly [inside: string, underlay: Family, families: readonly Family[], config: object])[] = [
+  ['IPv4', 'ipv4', ['ipv4'], { ...IPV4, Backend: { Type: 'udp' } }],
+  ['both families', 'ipv4', ['ipv4', 'ipv6'], { ...BOTH, Backend: { Type: 'udp', Underlay: 'ipv4' } }],
+  ['both families', 'ipv6', ['ipv4', 'ipv6'], { ...BOTH, Backend: { Type: 'udp', Underlay: 'ipv6' } }],
+]
 
 let lab: Lab
-let etcd: EtcdCluster
+let etcd: EtcdCluster | undefined
+let families: readonly Family[]
 const daemons = new Map<Host, Daemon>()
 const random = randomFrom(SEED)
-afterAll(async () => {
+afterEach(async () => {
+  daemons.clear()
   await lab.close()
-  await etcd.close()
+  await etcd?.close()
+  etcd = undefined
 })
 
 const startDaemon = (host: Host): void => {
-  const endpoints = etcd.members.map(({ endpoint }) => endpoint).join()
-  daemons.set(host, host.startDaemon({ args: ['--etcd-endpoints', endpoints] }))
+  const endpoints = etcd!.members.map(({ endpoint }) => endpoint).join()
+  // Peers are asked where they may be reached by either family.
+  const asking = families.length > 1 ? ['--probe-interval', '1'] : []
+  daemons.set(host, host.startDaemon({ args: ['--etcd-endpoints', endpoints, ...asking] }))
 }
 
+/** The addresses of a host's device, of each family that is carried. */
+const addressesOf = (host: Host): string[] =>
+  families.map((family) => {
+    const { FLANNEL_SUBNET: ipv4, FLANNEL_IPV6_SUBNET: ipv6 } = host.subnetEnv()
+    return networkOf((family === 'ipv4' ? ipv4 : ipv6) ?? '').split('/')[0]!
+  })
+
 /** One put or delete has a minute: a cluster may be choosing its leader. */
-const ctl = (...args: string[]): Promise<string> => eventually(() => etcd.ctl(args), { everyMs: 500 })
+const ctl = (...args: string[]): Promise<string> => eventually(() => etcd!.ctl(args), { everyMs: 500 })
 
 async function keysInStore(): Promise<string[]> {
   const keys = await ctl('get', '--prefix', `${PREFIX}/subnets/`, '--keys-only')
   return keys
     .split('\n')
     .filter((line) => line !== '')
-    .map((line) => line.slice(`${PREFIX}/subnets/`.length).replace('-', '/'))
+    .map((line) => line.slice(`${PREFIX}/subnets/`.length))
 }
+/** The subnet of IPv4 that stands in a key, by which the log names it. */
+const namedBy = (key: string): string => key.split('&')[0]!.replace('-', '/')
 
 /** What a daemon forwards to, by what it has said. */
 function tableOf(daemon: Daemon): Set<string> {
@@ -67,22 +89,26 @@ async function allIsWell(): Promise<void> {
       const keys = await keysInStore()
       for (const [host, daemon] of daemons) {
         expect(daemon.process.exitCode).toBe(null)
-        const own = subnetOf(host)
+        const own = ownKey(host).slice(`${PREFIX}/subnets/`.length)
         expect(keys).toContain(own)
-        expect([...tableOf(daemon)].toSorted(), host.name).toEqual(keys.filter((key) => key !== own).toSorted())
+        const others = keys.filter((key) => key !== own)
+        expect([...tableOf(daemon)].toSorted(), host.name).toEqual(others.map(namedBy).toSorted())
       }
     },
     { everyMs: 500 },
   )
-  await Promise.all(pairs(lab.hosts).map(([from, to]) => reach(from.namespace, tunAddress(to))))
+  await reachAll(pairs(lab.hosts))
 }
+
+const reachAll = (some: readonly (readonly [Host, Host])[]): Promise<unknown> =>
+  Promise.all(some.flatMap(([from, to]) => addressesOf(to).map((address) => reach(from.namespace, address))))
 
 const pairs = (hosts: readonly Host[]): [Host, Host][] =>
   hosts.flatMap((from) => hosts.filter((to) => to !== from).map((to): [Host, Host] => [from, to]))
 
 /** Pings all the time; what is answered must have no gap. */
-function keepPinging(from: Host, to: Host): { lost(): Promise<number[]> } {
-  const child = from.spawn(['ping', '-n', '-i', '0.2', tunAddress(to)])
+function keepPinging(from: Host, address: string): { lost(): Promise<number[]> } {
+  const child = from.spawn(['ping', '-n', '-i', '0.2', address])
   const answered = new Set<number>()
   createInterface({ input: child.stdout! }).on('line', (line) => {
     const [, number] = /icmp_seq=(\d+) ttl=/.exec(line) ?? []
@@ -109,6 +135,8 @@ interface Fault {
   strike(host: Host, member: EtcdMember): Promise<() => Promise<unknown>>
   /** Whether packets of the host that it is made at are behind it. */
   readonly isOfHost?: boolean
+  /** Whether there is such a thing in a network of both families alone. */
+  readonly isOfBoth?: boolean
 }
 
 const inside = (host: Host, ...command: string[]): Promise<string> => host.output(command)
@@ -135,7 +163,17 @@ async function restart(host: Host, signal: NodeJS.Signals): Promise<() => Promis
   }
 }
 
-const ownKey = (host: Host): string => `${PREFIX}/subnets/${subnetOf(host).replace('/', '-')}`
+/** Has other hosts not hear a host by one of the families beneath, until by the other all of them reach each other. */
+async function cut(host: Host, family: Family): Promise<() => Promise<unknown>> {
+  const mend = await drop(host, `meta nfproto ${family} udp WAY 8285`)
+  await reachAll(pairs(lab.hosts).filter((pair) => pair.includes(host)))
+  return mend
+}
+
+function ownKey(host: Host): string {
+  const ipv6 = host.subnetEnv()['FLANNEL_IPV6_SUBNET']?.replace('::1/', '::-')
+  return `${PREFIX}/subnets/${[subnetOf(host).replace('/', '-'), ...(ipv6 === undefined ? [] : [ipv6])].join('&')}`
+}
 
 const FAULTS: readonly Fault[] = [
   {
@@ -155,8 +193,9 @@ const FAULTS: readonly Fault[] = [
   {
     name: 'all members are killed',
     async strike() {
-      await Promise.all(etcd.members.map((member) => member.kill()))
-      return () => Promise.all(etcd.members.map((member) => member.start()))
+      const { members } = etcd!
+      await Promise.all(members.map((member) => member.kill()))
+      return () => Promise.all(members.map((member) => member.start()))
     },
   },
   { name: 'a host is cut off from the store', strike: (host) => drop(host, 'tcp WAY { 2379, 2380 }') },
@@ -186,9 +225,14 @@ const FAULTS: readonly Fault[] = [
   {
     name: 'a peer comes or goes',
     async strike() {
-      const key = `${PREFIX}/subnets/10.5.${random.below(8)}.0-24`
+      const number = random.below(8)
+      // Of even numbers those of IPv4 alone, as a flanneld's.
+      const hasIpv6 = families.length > 1 && number % 2 === 1
+      const key = `${PREFIX}/subnets/10.5.${number}.0-24${hasIpv6 ? `&fd00:5:0:${number}::-64` : ''}`
+      const at = random.below(250)
+      const ipv6 = hasIpv6 ? `"2001:db8::${at.toString(16)}"` : 'null'
       if (random.chance(0.5)) await ctl('del', key)
-      else await ctl('put', key, `{"PublicIP":"198.51.100.${random.below(250)}","PublicIPv6":null}`)
+      else await ctl('put', key, `{"PublicIP":"198.51.100.${at}","PublicIPv6":${ipv6}}`)
       return nothing
     },
   },
@@ -196,11 +240,12 @@ const FAULTS: readonly Fault[] = [
     name: 'the history is compacted while a member is frozen',
     async strike(_host, member) {
       await member.freeze()
-      const others = etcd.members.filter((each) => each !== member)
-      await eventually(() => etcd.ctl(['put', `${PREFIX}/other`, 'x'], others), { everyMs: 500 })
-      const text = await eventually(() => etcd.ctl(['get', 'x', '-w', 'json'], others), { everyMs: 500 })
+      const { members, ctl: ctlOf } = etcd!
+      const others = members.filter((each) => each !== member)
+      await eventually(() => ctlOf(['put', `${PREFIX}/other`, 'x'], others), { everyMs: 500 })
+      const text = await eventually(() => ctlOf(['get', 'x', '-w', 'json'], others), { everyMs: 500 })
       const revision = /"revision":(\d+)/.exec(text)?.[1] ?? ''
-      await etcd.ctl(['compact', revision], others).catch(() => {}) // already, or by another leader
+      await ctlOf(['compact', revision], others).catch(() => {}) // already, or by another leader
       return async () => member.thaw()
     },
   },
@@ -227,11 +272,14 @@ const FAULTS: readonly Fault[] = [
     name: 'a route is deleted',
     isOfHost: true,
     async strike(host) {
-      await inside(host, 'ip', 'route', 'delete', '10.5.0.0/16', 'dev', 'flannel0')
+      const routes = families.map((family) => (family === 'ipv4' ? '10.5.0.0/16' : 'fd00:5::/48'))
+      for (const route of routes) await inside(host, 'ip', 'route', 'delete', route, 'dev', 'flannel0')
       return nothing
     },
   },
   { name: 'packets are dropped', isOfHost: true, strike: (host) => drop(host, 'udp WAY 8285') },
+  { name: 'the network carries no IPv4', isOfHost: true, isOfBoth: true, strike: (host) => cut(host, 'ipv4') },
+  { name: 'the network carries no IPv6', isOfHost: true, isOfBoth: true, strike: (host) => cut(host, 'ipv6') },
   {
     name: 'a link is down',
     isOfHost: true,
@@ -242,21 +290,24 @@ const FAULTS: readonly Fault[] = [
   },
 ]
 
-it(
-  'loses no packet that is behind no fault, and every table is the store as soon as all is well',
-  async ({ annotate }) => {
-    lab = await createLab({ hosts: 4 })
+it.for(NETWORKS)(
+  'loses no packet of %s over %s that is behind no fault, and every table is the store as soon as all is well',
+  { timeout: SOAK_MS + 20 * EVENT_MS },
+  async ([inner, underlay, carried, config], { annotate }) => {
+    families = carried
+    lab = await createLab({ hosts: 4, families })
     etcd = await startEtcdCluster(lab.hosts)
-    await ctl('put', `${PREFIX}/config`, CONFIG)
+    await ctl('put', `${PREFIX}/config`, JSON.stringify(config))
     for (const host of lab.hosts) startDaemon(host)
     for (const daemon of daemons.values()) await daemon.line(/flannel is ready/)
     await allIsWell()
-    const subnets = lab.hosts.map(subnetOf)
+    const subnets = lab.hosts.map(ownKey)
+    const faults = FAULTS.filter(({ isOfBoth }) => !isOfBoth || families.length > 1)
     const struck = new Map<string, number>()
     let pings = 0
     const end = performance.now() + SOAK_MS
     while (performance.now() < end) {
-      const fault = random.of(FAULTS)
+      const fault = random.of(faults)
       const host = random.of(lab.hosts)
       const title = `${fault.name} (${host.name}, seed ${SEED}, round ${[...struck.values()].reduce((a, b) => a + b, 0)})`
       const left = end - performance.now()
@@ -264,7 +315,9 @@ it(
       await annotate(`${far}: ${title}`, 'step')
       struck.set(fault.name, (struck.get(fault.name) ?? 0) + 1)
       const apart = pairs(lab.hosts).filter((pair) => !(fault.isOfHost && pair.includes(host)))
-      const flows = apart.map(([from, to]) => keepPinging(from, to))
+      const flows = apart.flatMap(([from, to]) =>
+        addressesOf(to).map((address) => ({ way: `${from.name} to ${to.name}, ${address}`, ...keepPinging(from, address) })),
+      )
       const heal = await fault.strike(host, random.of(etcd.members))
       // What is tried is that nothing else happens for so long.
       await delay(random.of([0, 500, 5_000, 20_000].slice(0, SOAK_MS > 60_000 ? 4 : 2)))
@@ -272,14 +325,13 @@ it(
       await allIsWell().catch((error: unknown) => {
         throw new Error(`not well after: ${title}`, { cause: error })
       })
-      for (const [index, flow] of flows.entries()) {
-        const [from, to] = apart[index]!
-        expect(await flow.lost(), `${from.name} to ${to.name}: ${title}`).toEqual([])
+      for (const { way, lost } of flows) {
+        expect(await lost(), `${way}: ${title}`).toEqual([])
         pings++
       }
     }
-    expect(lab.hosts.map(subnetOf)).toEqual(subnets)
-    console.log(`seed ${SEED}: ${pings} flows without a loss; ${JSON.stringify(Object.fromEntries(struck))}`)
+    expect(lab.hosts.map(ownKey)).toEqual(subnets)
+    const told = JSON.stringify(Object.fromEntries(struck))
+    console.log(`${inner} over ${underlay}, seed ${SEED}: ${pings} flows without a loss; ${told}`)
   },
-  SOAK_MS + 20 * EVENT_MS,
 )
