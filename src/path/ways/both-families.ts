@@ -229,8 +229,20 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   const next = createTurn()
   const paths = (): readonly DataPath[] => carried().map(([, { path }]) => path)
   const can = (what: keyof DataPath): boolean => paths().every((path) => path[what] !== undefined)
+  /** Waits until nothing is under way of any: one that is lent stands still until the other can be lent too. */
+  async function untilIdle(): Promise<void> {
+    for (;;) {
+      const doings = carried().flatMap(([, { look, giving }]) => [
+        ...(look && !look.result ? [look.done] : []),
+        ...(giving ? [giving] : []),
+      ])
+      if (doings.length === 0) return
+      await Promise.allSettled(doings)
+    }
+  }
   const leave = (): Promise<readonly OpenPath[]> =>
     next(async () => {
+      await untilIdle()
       await closeEnded()
       const left = await Promise.all(paths().map(async (path) => (await path.leave?.()) ?? []))
       isAway = left.flat().length > 0

@@ -588,6 +588,26 @@ it('of engines lends what is carried, one after another with what opens and clos
   expect([path.lacking, r.asked.slice(2)]).toEqual([{}, ['close ipv6', 'open ipv6']])
 })
 
+it('of engines lends none while one is looked at, or takes its time over peers: the other would stand still for it', async () => {
+  const r = engines()
+  const path = await r.open()
+  r.slow.family = 'ipv6'
+  r.hanging.family = 'ipv4'
+  const [looking, giving] = [path.resync(), path.apply(LEASES, 'own')]
+  await tick()
+  const left = path.leave!()
+  await tick()
+  expect(r.befell).toEqual([])
+  r.slow.end()
+  await looking
+  await tick()
+  expect(r.befell).toEqual([])
+  r.hanging.end()
+  await giving
+  expect((await left).map(({ tunName }) => tunName)).toEqual(['ipv4', 'ipv6'])
+  expect(r.befell).toEqual(['leave ipv4', 'leave ipv6'])
+})
+
 it("of engines lends one family where a fault has ended the other, which is in nobody's way then", async () => {
   const r = engines()
   const path = await r.open()
