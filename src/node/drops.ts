@@ -5,6 +5,7 @@ import { formatAddress } from '../net/address.ts'
 import { DROPS_SCHEMA, type DropsReport } from '../report/drops.ts'
 import { isDrop } from '../report/status.ts'
 import type { Node } from './node.ts'
+import { devicesOf } from './report.ts'
 
 /** The reasons why packets are dropped, each with its text. */
 const TEXTS: ReadonlyMap<string, string> = new Map(
@@ -15,7 +16,7 @@ const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex')
 
 /** The kept packets that are later than what was told with this `next`. */
 export function dropsReportOf(
-  { possession: { dataPath }, names }: Pick<Node, 'possession' | 'names'>,
+  { possession: { dataPath }, config, names }: Pick<Node, 'possession' | 'config' | 'names'>,
   after: DropsReport['next'],
 ): DropsReport {
   const carrier = dataPath?.carrier()
@@ -24,7 +25,7 @@ export function dropsReportOf(
   const { packets, next } = dataPath?.drops?.(after) ?? { packets: [], next: [] }
   return {
     ...{ schema: DROPS_SCHEMA, at: new Date().toISOString() },
-    ...{ device: carrier?.device ?? null, engine: carrier?.engine ?? null },
+    ...{ device: carrier?.device ?? null, devices: devicesOf(dataPath, config), engine: carrier?.engine ?? null },
     reasons: Object.fromEntries(
       counts.map(([name, count]) => [name, { packets: Number(count), means: TEXTS.get(name) ?? '' }]),
     ),

@@ -16,7 +16,6 @@ import {
   netText,
   primary,
   type Addresses,
-  type ByFamily,
   type Family,
   type Nets,
 } from '../net/address.ts'
@@ -217,6 +216,17 @@ function probeSecondsOf({ probes }: Node): number | null {
 const carriedBy = (dataPath: DataPath | undefined, config: NetworkConfig | undefined): readonly Family[] =>
   dataPath?.families ?? familiesOf(config ?? {})
 
+/** The device by which each family that is carried goes; null of one without. */
+export function devicesOf(
+  dataPath: DataPath | undefined,
+  config: NetworkConfig | undefined,
+): Readonly<Record<Family, string | null>> {
+  const { device, devices } = dataPath?.carrier() ?? {}
+  const of = (family: Family): string | null =>
+    (devices ? devices[family] : carriedBy(dataPath, config).includes(family) ? device : undefined) ?? null
+  return { ipv4: of('ipv4'), ipv6: of('ipv6') }
+}
+
 function pathOf(
   { dataPath }: Possession,
   threads: Threads,
@@ -224,8 +234,6 @@ function pathOf(
   { config, mtuAtStart, memory }: Partial<Pick<Node, 'config' | 'mtuAtStart' | 'memory'>> = {},
 ): NodeReport['dataPath'] {
   const carrier = dataPath?.carrier()
-  const ownDevices = carriedBy(dataPath, config).map((family) => [family, carrier?.device] as const)
-  const devices: ByFamily<string> = carrier?.devices ?? Object.fromEntries(ownDevices)
   const counters = countersOf({ dataPath })
   return {
     open: dataPath !== undefined,
@@ -233,7 +241,7 @@ function pathOf(
     lacking: { ipv4: dataPath?.lacking?.ipv4 ?? null, ipv6: dataPath?.lacking?.ipv6 ?? null },
     addressGone: { ipv4: dataPath?.gone?.().ipv4 ?? null, ipv6: dataPath?.gone?.().ipv6 ?? null },
     ...{ mtu: dataPath?.mtu ?? null, mtuAtStart: mtuAtStart ?? null },
-    devices: { ipv4: devices.ipv4 ?? null, ipv6: devices.ipv6 ?? null },
+    devices: devicesOf(dataPath, config),
     ...{ device: carrier?.device ?? null, engine: carrier?.engine ?? null, features: [...(carrier?.features ?? [])] },
     threads: [...threads].map(([name, thread]) => ({
       name,

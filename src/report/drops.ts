@@ -2,6 +2,8 @@
 //
 // As with the status, a field may be added under the same version, and what is not known is null.
 
+import type { Family } from '../net/address.ts'
+
 export const DROPS_SCHEMA = 1
 
 /** A packet that was dropped, as far as it was kept. */
@@ -30,6 +32,8 @@ export interface DropsReport {
   readonly at: string
   /** The device of the data path, as in the status; null while there is none. */
   readonly device: string | null
+  /** Those of the families, likewise. A weftd of before tells of none. */
+  readonly devices?: Readonly<Record<Family, string | null>>
   readonly engine: string | null
   /** All reasons that there are: how many packets were dropped for it since the data path was opened, kept or not. */
   readonly reasons: Readonly<Record<string, { readonly packets: number; readonly means: string }>>
@@ -44,7 +48,7 @@ export const HEADLESS: ReadonlySet<string> = new Set(['rx_drop_socket_full'])
 
 /** The report of a daemon without a node. */
 export const noDrops = (at: string): DropsReport => ({
-  ...{ schema: DROPS_SCHEMA, at, device: null, engine: null, reasons: {}, packets: [], next: [] },
+  ...{ schema: DROPS_SCHEMA, at, device: null, devices: { ipv4: null, ipv6: null }, engine: null, reasons: {}, packets: [], next: [] },
 })
 
 /** `1,2,3`; undefined for what is no such list. */

@@ -5,7 +5,7 @@ import { version } from '../../base/assets.ts'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
 import { HEADLESS, type DroppedPacket, type DropsReport } from '../../report/drops.ts'
-import { briefly } from '../../report/status.ts'
+import { briefly, devicesText } from '../../report/status.ts'
 import { jsonLine } from '../../base/text.ts'
 import { askDrops } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
@@ -22,7 +22,7 @@ export const captureCommand = command({
   does: 'show the packets that were dropped last, and why',
   more:
     'Each thread of an engine keeps the last few hundred packets that it dropped, in each direction. Packets that the kernel ' +
-    'carries or drops itself are not among them, nor are those of IPv6 to other nodes, which the engines do not carry. In a capture file the reason is a comment of each packet: `tshark -T fields -e frame.comment`.',
+    'carries or drops itself are not among them. In a capture file the reason is a comment of each packet: `tshark -T fields -e frame.comment`.',
   flags: {
     follow: { default: false, help: 'keep showing new ones, until interrupted' },
     reason: {
@@ -215,7 +215,7 @@ export function createTally(): (report: DropsReport) => number {
 }
 
 /** A capture file, readable to who wrote it alone; the reason stands in each packet's comment. */
-async function captureFile(path: string, { device }: DropsReport, screen: Screen): Promise<Output> {
+async function captureFile(path: string, first: DropsReport, screen: Screen): Promise<Output> {
   const file = path === '-' ? undefined : await openFile(path)
   const write = async (bytes: Buffer): Promise<void> => {
     if (!file) return screen.write(bytes)
@@ -224,7 +224,7 @@ async function captureFile(path: string, { device }: DropsReport, screen: Screen
       throw unwritable(path, error)
     })
   }
-  await write(Buffer.concat([sectionHeader(`weft ${version()}`), interfaceDescription(device ?? '', MOST_BYTES)]))
+  await write(Buffer.concat([sectionHeader(`weft ${version()}`), interfaceDescription(devicesText(first) ?? '', MOST_BYTES)]))
   let [written, said] = [0, '']
   return {
     async add(report) {

@@ -33,7 +33,8 @@ const lost: DroppedPacket = { ...packet, direction: 'in', reason: 'rx_drop_ttl',
 beforeEach(async () => {
   folder = mkdtempSync(join(tmpdir(), 'weft-capture-'))
   report = {
-    ...{ schema: 1, at: '2026-11-22T10:00:00.000Z', device: 'flannel0', engine: 'native', next: [7, 8] },
+    ...{ schema: 1, at: '2026-11-22T10:00:00.000Z', device: 'flannel.1', engine: 'native', next: [7, 8] },
+    devices: { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' },
     reasons: {
       tx_drop_ttl: { packets: 10, means: 'TTL ran out' },
       rx_drop_ttl: { packets: 3, means: 'TTL ran out' },
@@ -89,6 +90,7 @@ it('writes a file, and says on stderr what is in it', async () => {
   const file = join(folder, 'file')
   expect(await capture(['--write', file])).toMatchObject({ code: 0, out: '', err: /^written: 4 of the 13/ })
   expect(readFileSync(file).readUInt32LE(0)).toBe(0x0a0d0d0a)
+  expect(readFileSync(file).toString()).toContain('flannel.1 and flannel-v6.1')
   expect(readFileSync(file).toString()).toContain('rx_drop_ttl: TTL ran out; 3 packets in one; behind 0800')
 })
 
