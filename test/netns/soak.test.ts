@@ -26,11 +26,12 @@ const PREFIX = '/coreos.com/network'
 /** Peers that are no hosts lie below what hosts draw from. */
 const IPV4 = { Network: '10.5.0.0/16', SubnetMin: '10.5.16.0' }
 const BOTH = { ...IPV4, EnableIPv6: true, IPv6Network: 'fd00:5::/48', IPv6SubnetMin: 'fd00:5:0:10::' }
-const NETWORKS: readonly (readonly [inside: string, underlay: Family, families: readonly Family[], config: object])[] = [
-  ['IPv4', 'ipv4', ['ipv4'], { ...IPV4, Backend: { Type: 'udp' } }],
-  ['both families', 'ipv4', ['ipv4', 'ipv6'], { ...BOTH, Backend: { Type: 'udp', Underlay: 'ipv4' } }],
-  ['both families', 'ipv6', ['ipv4', 'ipv6'], { ...BOTH, Backend: { Type: 'udp', Underlay: 'ipv6' } }],
-]
+const NETWORKS: readonly (readonly [inside: string, underlay: Family, families: readonly Family[], config: object])[] =
+  [
+    ['IPv4', 'ipv4', ['ipv4'], { ...IPV4, Backend: { Type: 'udp' } }],
+    ['both families', 'ipv4', ['ipv4', 'ipv6'], { ...BOTH, Backend: { Type: 'udp', Underlay: 'ipv4' } }],
+    ['both families', 'ipv6', ['ipv4', 'ipv6'], { ...BOTH, Backend: { Type: 'udp', Underlay: 'ipv6' } }],
+  ]
 
 let lab: Lab
 let etcd: EtcdCluster | undefined
@@ -316,7 +317,10 @@ it.for(NETWORKS)(
       struck.set(fault.name, (struck.get(fault.name) ?? 0) + 1)
       const apart = pairs(lab.hosts).filter((pair) => !(fault.isOfHost && pair.includes(host)))
       const flows = apart.flatMap(([from, to]) =>
-        addressesOf(to).map((address) => ({ way: `${from.name} to ${to.name}, ${address}`, ...keepPinging(from, address) })),
+        addressesOf(to).map((address) => ({
+          way: `${from.name} to ${to.name}, ${address}`,
+          ...keepPinging(from, address),
+        })),
       )
       const heal = await fault.strike(host, random.of(etcd.members))
       // What is tried is that nothing else happens for so long.

@@ -224,7 +224,9 @@ async function captureFile(path: string, first: DropsReport, screen: Screen): Pr
       throw unwritable(path, error)
     })
   }
-  await write(Buffer.concat([sectionHeader(`weft ${version()}`), interfaceDescription(devicesText(first) ?? '', MOST_BYTES)]))
+  await write(
+    Buffer.concat([sectionHeader(`weft ${version()}`), interfaceDescription(devicesText(first) ?? '', MOST_BYTES)]),
+  )
   let [written, said] = [0, '']
   return {
     async add(report) {
