@@ -1,5 +1,5 @@
-// path-mtu.test.ts - a path between two hosts that takes less all of a sudden: what is told, cut and fragmented, and that it
-// ends; what somebody who forges such news can do.
+// path-mtu.test.ts - a path between two hosts that takes less all of a sudden, of either family with packets of either in it: what is
+// told, cut and fragmented, and that it ends; what somebody who forges such news can do.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -7,6 +7,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { createLab, labs, type Daemon, type Host, type Place, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { internetChecksum } from '../../src/path/engine/reference/packet.ts'
+import type { Family } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { eventually } from '../support/event.ts'
 import { buildForge, type Forge } from '../support/forge.ts'
@@ -38,12 +39,15 @@ const SOURCE = (address: string): string => `const socket = require('node:net').
 process.stdin.on('data', () => socket.write(Buffer.alloc(${MIB})))`
 
 /** Makes a kernel forget what it has learnt of paths, as it does after ten minutes. */
-const forget = (place: Place): Promise<string> => place.output(['ip', 'route', 'flush', 'cache'])
+async function forget(place: Place): Promise<void> {
+  for (const family of ['-4', '-6']) await place.output(['ip', family, 'route', 'flush', 'cache'])
+}
 
 /** What comes of a packet with DF, of so many bytes with all headers, whatever its sender knew of the path. */
 async function probe(from: Place, to: string, bytes: number): Promise<string> {
   await forget(from)
-  return (await from.run(['ping', '-n', '-c', '1', '-W', '1', '-M', 'do', '-s', String(bytes - 28), to])).stdout
+  const size = String(bytes - (to.includes(':') ? 48 : 28))
+  return (await from.run(['ping', '-n', '-c', '1', '-W', '1', '-M', 'do', '-s', size, to])).stdout
 }
 
 /** What comes of three long packets that may be fragmented. */
@@ -59,6 +63,12 @@ async function ipCount(place: Place, name: string): Promise<number> {
   return Number(values[names.indexOf(name)])
 }
 
+/** The packets of a family that a place has put together out of fragments. */
+async function reassembled(place: Place, family: Family): Promise<number> {
+  if (family === 'ipv4') return ipCount(place, 'ReasmOKs')
+  return Number((await place.output(['grep', '^Ip6ReasmOKs', '/proc/net/snmp6'])).split(/\s+/)[1])
+}
+
 /** One of those that `nstat` has. */
 const tcpCount = async (place: Place, name: string): Promise<number> =>
   Number(new RegExp(`^${name} +(\\d+)`, 'm').exec(await place.output(['nstat', '-asz', name]))?.[1])
@@ -68,6 +78,9 @@ interface Bed {
   readonly hosts: readonly [Host, Host, Host]
   readonly inside: Pod
   readonly other: Pod
+  /** By the family inside. */
+  readonly otherAddress: string
+  readonly insideAddress: string
   /** A MiB from one to the other, and then another by the same connection. */
   readonly stream: () => Promise<void>
 }
@@ -79,35 +92,49 @@ async function open(
     backend,
     args = [],
     env = {},
-  }: { engine: string; backend: object; args?: readonly string[]; env?: Record<string, string> },
+    inner = 'ipv4',
+    outer = 'ipv4',
+  }: {
+    readonly engine: string
+    readonly backend: object
+    readonly args?: readonly string[]
+    readonly env?: Record<string, string>
+    readonly inner?: Family
+    readonly outer?: Family
+  },
   before: (hosts: readonly [Host, Host, Host]) => Promise<unknown> = () => Promise.resolve(),
 ): Promise<Bed> {
-  const lab = await createLab({ hosts: 3 })
+  const isOfBoth = inner === 'ipv6' || outer === 'ipv6'
+  const lab = await createLab({ hosts: 3, families: isOfBoth ? ['ipv4', 'ipv6'] : ['ipv4'] })
   const hosts = lab.hosts as unknown as readonly [Host, Host, Host]
   const nodes = hosts.slice(0, 2)
   const leases = join(lab.folder, 'leases')
   mkdirSync(leases)
-  writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  const both = { EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
+  const config = { Network: '10.5.0.0/16', ...(isOfBoth ? both : {}), Backend: backend }
+  writeFileSync(join(leases, 'config'), JSON.stringify(config))
   await before(hosts)
   const started = nodes.map((host) =>
     host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine, ...args], env }),
   )
   await Promise.all(started.map((daemon) => daemon.line(/flannel is ready/)))
   const [inside, other] = (await Promise.all(nodes.map((host) => host.startPod()))) as [Pod, Pod]
-  await reach(inside.namespace, other.address)
+  const addressOf = (pod: Pod): string => (inner === 'ipv4' ? pod.address : pod.ipv6) ?? ''
+  const [insideAddress, otherAddress] = [addressOf(inside), addressOf(other)]
+  await reach(inside.namespace, otherAddress)
 
   const sink = other.spawn([process.execPath, '-e', SINK])
   let heard = ''
   sink.stdout!.on('data', (text: Buffer) => (heard += text.toString()))
   await eventually(() => expect(heard).toContain('listening'))
-  const source = inside.spawn([process.execPath, '-e', SOURCE(other.address)], { stdin: true })
+  const source = inside.spawn([process.execPath, '-e', SOURCE(otherAddress)], { stdin: true })
   let sent = 0
   const stream = async (): Promise<void> => {
     source.stdin!.write('\n')
     sent++
     await eventually(() => expect(heard).toContain(`MiB ${sent}\n`))
   }
-  return { hosts, daemons: started, inside, other, stream }
+  return { hosts, daemons: started, inside, other, insideAddress, otherAddress, stream }
 }
 
 /** By the third host, with one arm: what comes in goes out there again. */
@@ -118,11 +145,26 @@ async function throughRouter([a, b, router]: readonly [Host, Host, Host]): Promi
   await b.output(['ip', 'route', 'add', a.address, 'via', router.address])
 }
 
+/** The same by IPv6, of which a host that forwards hears no redirects. */
+async function throughRouterBoth(hosts: readonly [Host, Host, Host]): Promise<void> {
+  await throughRouter(hosts)
+  const [a, b, router] = hosts
+  await a.output(['ip', 'route', 'add', b.ipv6, 'via', router.ipv6])
+  await b.output(['ip', 'route', 'add', a.ipv6, 'via', router.ipv6])
+}
+
 /** What the way of the router to each of two hosts takes. */
 const takes = (router: Host, hosts: readonly Host[], mtu: number): Promise<unknown> =>
   Promise.all(
     hosts.map(({ address }) => router.output(['ip', 'route', 'replace', address, 'dev', 'eth0', 'mtu', String(mtu)])),
   )
+
+/** The same by both families; by IPv6 what a route says of forwarded packets counts where it is locked (net/ipv6/route.c). */
+const takesBoth = async (router: Host, hosts: readonly Host[], mtu: number): Promise<void> => {
+  await takes(router, hosts, mtu)
+  for (const { ipv6 } of hosts)
+    await router.output(['ip', 'route', 'replace', ipv6, 'dev', 'eth0', 'mtu', 'lock', String(mtu)])
+}
 
 /** Ways in which the router takes 1280 bytes and says nothing of it, and each one's end. */
 const HOLES = {
@@ -196,6 +238,48 @@ describe.concurrent('a path', () => {
     await takes(router, [a, b], 1500)
     await Promise.all([a, b].map(forget))
     await eventually(async () => expect(await probe(inside, other.address, wide)).toContain('1 received'))
+    await stream()
+  })
+
+  it.each([
+    { inner: 'ipv6', outer: 'ipv4', overhead: 28 },
+    { inner: 'ipv4', outer: 'ipv6', overhead: 48 },
+    { inner: 'ipv6', outer: 'ipv6', overhead: 48 },
+  ] as const)('narrows from 1500 to 1280: $inner in datagrams of $outer', async ({ inner, outer, overhead }) => {
+    const backend = { Type: 'udp', Underlay: outer }
+    const bed = await open({ engine: 'native', backend, inner, outer }, throughRouterBoth)
+    const { hosts, inside, other, insideAddress, otherAddress, stream } = bed
+    const [a, b, router] = hosts
+    const wide = 1452
+    // No sender of IPv6 is told of less than each link takes.
+    const fits = inner === 'ipv6' ? 1280 : 1280 - overhead
+    expect(await probe(inside, otherAddress, wide)).toContain('1 received')
+    await stream()
+
+    await takesBoth(router, [a, b], 1280)
+    const pings = inside.run(['ping', '-n', '-i', '0.1', '-c', '10', otherAddress])
+    await stream()
+    expect((await pings).stdout).toContain('10 packets transmitted, 10 received')
+    const isTold = (from: Pod, to: string) => async () =>
+      expect(await probe(from, to, fits + 1)).toMatch(
+        new RegExp(`(Frag needed and DF set \\(mtu = |Packet too big: mtu=)${fits}\\b`),
+      )
+    await eventually(isTold(inside, otherAddress))
+    await eventually(isTold(other, insideAddress))
+    // What may not be cut inside and is no longer than each link takes goes in fragments of the datagram.
+    const before = await reassembled(b, outer)
+    expect(await probe(inside, otherAddress, fits)).toContain('1 received')
+    expect((await reassembled(b, outer)) - before).toBe(inner === 'ipv6' ? 1 : 0)
+    if (inner === 'ipv4') {
+      await Promise.all([inside, other].map(forget))
+      const byContainer = await reassembled(other, 'ipv4')
+      expect(await wideWithoutDf(inside, otherAddress)).toContain('3 received')
+      expect([await reassembled(b, outer), await reassembled(other, 'ipv4')]).toEqual([before, byContainer + 3])
+    }
+
+    await takesBoth(router, [a, b], 1500)
+    await Promise.all([a, b].map(forget))
+    await eventually(async () => expect(await probe(inside, otherAddress, wide)).toContain('1 received'))
     await stream()
   })
 
