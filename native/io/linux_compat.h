@@ -2,6 +2,7 @@
 #pragma once
 
 #include <linux/if_tun.h>
+#include <netinet/in.h>
 #include <netinet/udp.h>
 
 #ifndef TUN_F_USO4  // Linux 6.2, commit 399e0827642f
@@ -15,4 +16,8 @@
 
 #ifndef UDP_GRO  // Linux 5.0
 #define UDP_GRO 104
+#endif
+
+#ifndef IPV6_AUTOFLOWLABEL  // Linux 3.17
+#define IPV6_AUTOFLOWLABEL 70
 #endif

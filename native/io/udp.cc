@@ -32,6 +32,9 @@ Failure open_socket(const SocketAddress& address, Share share, int receive_buffe
   if (address.family() == AF_INET6 && !set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1)) {
     return SystemError{"setsockopt IPV6_V6ONLY", errno};
   }
+  // A flow label that follows from addresses and ports, by which routers spread what they do not look into (RFC 6438);
+  // where net.ipv6.auto_flowlabels is 1, its default, this says what is so anyway.
+  if (address.family() == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_AUTOFLOWLABEL, 1);
   const auto let_share = [&] { return set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1); };
   if (share == Share::kJoin && !let_share()) return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.receive_buffer_bytes = set_buffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, receive_buffer_bytes);

@@ -1357,6 +1357,50 @@ void test_underlay() {
   }
 }
 
+/// By IPv6 each lane's datagrams have a flow label of their own, all the same one (RFC 6438).
+void test_flow_labels() {
+  context = "flow labels";
+  constexpr size_t kLanes = 3, kDatagrams = 4;
+  constexpr int kFlowInfo = 11;  // IPV6_FLOWINFO of linux/in6.h
+  UdpSocket receiver;
+  if (open_udp(SocketAddress(kLoopback6, 0), Share::kNo, 1 << 20, 0, receiver)) {
+    fprintf(stderr, "skipped: %s: there is no such address here\n", context.c_str());
+    return;
+  }
+  const int fd = receiver.fd.get(), on = 1;
+  if (setsockopt(fd, IPPROTO_IPV6, kFlowInfo, &on, sizeof on) != 0) {
+    // qemu's emulation of a user's program knows no such option.
+    fprintf(stderr, "skipped: %s: no IPV6_FLOWINFO here\n", context.c_str());
+    return;
+  }
+  std::vector<uint32_t> labels;
+  for (size_t lane = 0; lane < kLanes; lane++) {
+    UdpSocket sender;
+    CHECK(!open_sender(bound_address(fd), lane, 0, sender));
+    for (size_t i = 0; i < kDatagrams; i++) {
+      const uint8_t datagram[8] = {};
+      CHECK(send_now(sender.fd.get(), bound_address(fd), datagram));
+      uint8_t bytes[8];
+      alignas(cmsghdr) uint8_t controls[CMSG_SPACE(sizeof(uint32_t))];
+      iovec iov{bytes, sizeof bytes};
+      msghdr message{};
+      message.msg_iov = &iov;
+      message.msg_iovlen = 1;
+      message.msg_control = controls;
+      message.msg_controllen = sizeof controls;
+      CHECK(recvmsg(fd, &message, 0) == sizeof bytes);
+      const cmsghdr* control = CMSG_FIRSTHDR(&message);
+      CHECK(control && control->cmsg_type == kFlowInfo);  // none is told of a label that is 0
+      if (!control) return;
+      const uint32_t label = to_be32(load<uint32_t>(CMSG_DATA(control))) & 0xfffff;
+      CHECK(label != 0 && (i == 0 || label == labels.back()));
+      if (i == 0) labels.push_back(label);
+    }
+  }
+  std::ranges::sort(labels);
+  CHECK(std::ranges::adjacent_find(labels) == labels.end());
+}
+
 /// A host and its peers, which have addresses of both families: each is sent to by the socket of its endpoint's,
 /// whatever the order; packets are let in by both, from either address; answers to who asks by the other family go back
 /// by that.
@@ -2262,6 +2306,7 @@ int main(int argc, char** argv) {
   test_echoes();
   test_sender_socket();
   test_underlay();
+  test_flow_labels();
   test_both_families();
   test_overflow();
   return verdict(seed);
