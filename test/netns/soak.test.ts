@@ -241,12 +241,12 @@ const FAULTS: readonly Fault[] = [
     name: 'the history is compacted while a member is frozen',
     async strike(_host, member) {
       await member.freeze()
-      const { members, ctl: ctlOf } = etcd!
-      const others = members.filter((each) => each !== member)
-      await eventually(() => ctlOf(['put', `${PREFIX}/other`, 'x'], others), { everyMs: 500 })
-      const text = await eventually(() => ctlOf(['get', 'x', '-w', 'json'], others), { everyMs: 500 })
+      const cluster = etcd!
+      const others = cluster.members.filter((each) => each !== member)
+      await eventually(() => cluster.ctl(['put', `${PREFIX}/other`, 'x'], others), { everyMs: 500 })
+      const text = await eventually(() => cluster.ctl(['get', 'x', '-w', 'json'], others), { everyMs: 500 })
       const revision = /"revision":(\d+)/.exec(text)?.[1] ?? ''
-      await ctlOf(['compact', revision], others).catch(() => {}) // already, or by another leader
+      await cluster.ctl(['compact', revision], others).catch(() => {}) // already, or by another leader
       return async () => member.thaw()
     },
   },
@@ -317,10 +317,9 @@ it.for(NETWORKS)(
       struck.set(fault.name, (struck.get(fault.name) ?? 0) + 1)
       const apart = pairs(lab.hosts).filter((pair) => !(fault.isOfHost && pair.includes(host)))
       const flows = apart.flatMap(([from, to]) =>
-        addressesOf(to).map((address) => ({
-          way: `${from.name} to ${to.name}, ${address}`,
-          ...keepPinging(from, address),
-        })),
+        addressesOf(to).map(
+          (address) => [`${from.name} to ${to.name}, ${address}`, keepPinging(from, address)] as const,
+        ),
       )
       const heal = await fault.strike(host, random.of(etcd.members))
       // What is tried is that nothing else happens for so long.
@@ -329,8 +328,8 @@ it.for(NETWORKS)(
       await allIsWell().catch((error: unknown) => {
         throw new Error(`not well after: ${title}`, { cause: error })
       })
-      for (const { way, lost } of flows) {
-        expect(await lost(), `${way}: ${title}`).toEqual([])
+      for (const [way, flow] of flows) {
+        expect(await flow.lost(), `${way}: ${title}`).toEqual([])
         pings++
       }
     }
