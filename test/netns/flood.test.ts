@@ -11,7 +11,7 @@ import { parseIpv4 } from '../../src/net/ipv4.ts'
 import type { Status } from '../../src/report/status.ts'
 import { eventually } from '../support/event.ts'
 import { buildForge, type Forge } from '../support/forge.ts'
-import { added, removed, subnetOf, tunAddress } from '../support/hosts.ts'
+import { added, removed, statusOf, subnetOf, tunAddress } from '../support/hosts.ts'
 import { BUILD_MS } from '../support/native-program.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { ipv4Packet, udpDatagram } from '../support/packets.ts'
@@ -29,11 +29,11 @@ afterEach(() => lab?.close())
 const leases = (): string => join(lab.folder, 'leases')
 /** No node draws a subnet below it: there the tests' own peers are, and addresses that are nobody's. */
 const SUBNET_MIN = '10.5.16.0'
-function configure(backend: object): void {
+function configure(backend: object, more: object = {}): void {
   mkdirSync(join(leases(), 'subnets'), { recursive: true })
   writeFileSync(
     join(leases(), 'config'),
-    JSON.stringify({ Network: '10.5.0.0/16', SubnetMin: SUBNET_MIN, Backend: backend }),
+    JSON.stringify({ Network: '10.5.0.0/16', SubnetMin: SUBNET_MIN, Backend: backend, ...more }),
   )
 }
 const NEW = '10.5.0.0/24'
@@ -62,6 +62,36 @@ it.each([
     { stats64: { tx: { bytes: number; packets: number } } },
   ]
   expect(stats64.tx.packets).toBeGreaterThan(2) // it came back, and then no more
+  expect(stats64.tx.bytes).toBeLessThan(70_000)
+  expect(await daemon.stop()).toBe(0)
+})
+
+it('the same of both families, where its datagrams are of IPv6', async () => {
+  lab = await createLab({ hosts: 1, families: ['ipv4', 'ipv6'] })
+  const [host] = lab.hosts as [Host]
+  const both = { EnableIPv6: true, IPv6Network: 'fd00:5::/48', IPv6SubnetMin: 'fd00:5:0:10::' }
+  configure({ Type: 'udp', Underlay: 'ipv6' }, both)
+  const daemon = host.startDaemon({ args: ['--lease-dir', leases()] })
+  await daemon.line(/flannel is ready/)
+  const lease = { PublicIP: '192.168.77.99', PublicIPv6: 'fd00:5::9' }
+  writeFileSync(join(leases(), 'subnets', '10.5.0.0-24&fd00:5::-64'), JSON.stringify(lease))
+  await daemon.line(added(NEW))
+  const circles = async (): Promise<number> => (await statusOf(host)).dataPath!.counters['tx_drop_circle'] ?? 0
+  let before = 0
+  // The longer ones fit their device, and not what is around them: those go in fragments.
+  for (const [to, size] of [
+    ['10.5.0.5', '56'],
+    ['10.5.0.5', '1424'],
+    ['fd00:5::5', '56'],
+    ['fd00:5::5', '1404'],
+  ] as const) {
+    expect((await host.run(['ping', '-n', '-c', '1', '-W', '1', '-s', size, to])).code).toBe(1)
+    await eventually(async () => expect(await circles()).toBeGreaterThan(before))
+    before = await circles()
+  }
+  const [{ stats64 }] = JSON.parse(await host.output(['ip', '-s', '-j', 'link', 'show', 'flannel0'])) as [
+    { stats64: { tx: { bytes: number } } },
+  ]
   expect(stats64.tx.bytes).toBeLessThan(70_000)
   expect(await daemon.stop()).toBe(0)
 })

@@ -125,9 +125,11 @@ it('a peer that was restarted while the first fails is reached by the other, and
   for (const host of [a, b]) await eventually(async () => expect(await familyTo(host)).toBe('ipv4'))
   await second.stop('SIGKILL')
   await eventually(async () => expect((await statusOf(a)).peers).toMatchObject({ answering: 0 }))
+  expect(b.subnetEnv()['FLANNEL_MTU']).toBe('1452')
   const again = start(b)
   await again.line(/ does not answer at fd77::1, and is reached at 192\.168\.77\.1/)
   expect(await familyTo(a)).toBe('ipv4')
+  expect(b.subnetEnv()['FLANNEL_MTU']).toBe('1452') // what fits both
   await reach(a.namespace, b.subnetEnv()['FLANNEL_SUBNET']!.replace(/\.1\/.*/, '.0'))
   for (const each of mend) await each()
 })
