@@ -70,6 +70,9 @@ export interface Network {
   /** A host without a daemon. */
   readonly spare: Host
   readonly etcd: Etcd | undefined
+  /** Those inside and beneath. */
+  readonly families: readonly Family[]
+  readonly config: string
   /** The environment of a host: of its daemon, and of the commands there. */
   readonly envOf: (host: Host) => Readonly<Record<string, string>>
   readonly start: (host: Host, args?: readonly string[]) => Daemon
@@ -77,7 +80,13 @@ export interface Network {
 }
 
 const CONFIG_KEY = '/coreos.com/network/config'
-const CONFIG = JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'udp' } })
+/** The configuration of the network: of both families where that of the datagrams is named, else of IPv4. */
+export const udpConfig = (underlay?: Family): string =>
+  JSON.stringify({
+    Network: '10.5.0.0/16',
+    ...(underlay === undefined ? {} : { EnableIPv6: true, IPv6Network: 'fd00:5::/48' }),
+    Backend: { Type: 'udp', ...(underlay === undefined ? {} : { Underlay: underlay }) },
+  })
 const PORT = '8285'
 
 const subnetOf = ({ host }: Member): string => networkOf(subnetOfEnv(host.subnetEnv()).gateway)
@@ -90,11 +99,14 @@ async function inTurn(place: Place, make: string, undo: string): Promise<() => P
   await place.output(make.split(' '))
   return () => place.output(undo.split(' '))
 }
+/** Drops what goes to the port, by each family that there is. */
 const filter =
   (chain: string) =>
-  ({ last }: Network) => {
+  async ({ last, families }: Network) => {
     const rule = `${chain} -p udp --dport ${PORT} -j DROP`
-    return inTurn(last.host, `iptables -A ${rule}`, `iptables -D ${rule}`)
+    const tools = families.map((family) => (family === 'ipv4' ? 'iptables' : 'ip6tables'))
+    const undo = await Promise.all(tools.map((tool) => inTurn(last.host, `${tool} -A ${rule}`, `${tool} -D ${rule}`)))
+    return () => Promise.all(undo.map((each) => each()))
   }
 const setMtu = (place: Place, link: string) =>
   inTurn(place, `ip link set ${link} mtu 1400`, `ip link set ${link} mtu 1500`)
@@ -235,9 +247,9 @@ export const FAULTS = {
     remedy: 'put the configuration again: `weft config set`',
     needs: ['etcd', 'etcdctl'],
     store: 'etcd',
-    async make({ etcd }) {
+    async make({ etcd, config }) {
       await etcd?.ctl('del', '', '--prefix')
-      return async () => etcd?.ctl('put', CONFIG_KEY, CONFIG)
+      return async () => etcd?.ctl('put', CONFIG_KEY, config)
     },
     there: CONFIG_GONE,
     here: CONFIG_GONE,
@@ -257,8 +269,9 @@ export const FAULTS = {
     title: 'two nodes with one address',
     does: 'another host starts a weftd with `--public-ip` of this one: both have one subnet',
     remedy: 'give each host its own address with --public-ip or --iface',
-    async make({ start, spare, last }) {
-      const twin = start(spare, ['--public-ip', last.host.address])
+    async make({ start, spare, last, families }) {
+      const ipv6 = families.includes('ipv6') ? ['--public-ipv6', last.host.ipv6] : []
+      const twin = start(spare, ['--public-ip', last.host.address, ...ipv6])
       await twin.line(/flannel is ready/)
       return () => twin.stop()
     },
@@ -338,14 +351,14 @@ export interface NetworkOptions {
   readonly hosts: number
   /** More of weftd's flags, for every host. */
   readonly args: readonly string[]
-  readonly families?: readonly Family[]
+  /** The family of the datagrams in a network of both; one of IPv4 alone where left out. */
+  readonly underlay?: Family | undefined
 }
 
 /** Makes hosts with a daemon and a container each, fit to be broken in this way. */
-export async function openNetwork(
-  fault: Fault,
-  { hosts, args, families = ['ipv4'] }: NetworkOptions,
-): Promise<Network> {
+export async function openNetwork(fault: Fault, { hosts, args, underlay }: NetworkOptions): Promise<Network> {
+  const families: readonly Family[] = underlay === undefined ? ['ipv4'] : ['ipv4', 'ipv6']
+  const config = udpConfig(underlay)
   // One more stands by, without a daemon.
   const lab = await createLab({ hosts: hosts + 1, families })
   let etcd: Etcd | undefined
@@ -357,10 +370,10 @@ export async function openNetwork(
     const leases = join(lab.folder, 'leases')
     if (fault.store === 'etcd') {
       etcd = await startEtcd({ namespace: lab.switch.namespace, address: SWITCH_ADDRESS })
-      await etcd.ctl('put', CONFIG_KEY, CONFIG)
+      await etcd.ctl('put', CONFIG_KEY, config)
     } else {
       mkdirSync(leases)
-      writeFileSync(join(leases, 'config'), CONFIG)
+      writeFileSync(join(leases, 'config'), config)
     }
     const store = etcd ? ['--etcd-endpoints', etcd.endpoint] : ['--lease-dir', leases]
     const own = (await fault.before?.(lab)) ?? {}
@@ -385,6 +398,8 @@ export async function openNetwork(
       last: members.at(-1) as Member,
       spare: lab.hosts.at(-1) as Host,
       envOf,
+      families,
+      config,
       etcd,
       start,
       close,

@@ -1,5 +1,6 @@
 // demo.ts - `npm run demo`: hosts on this machine lease subnets from a directory, and their containers talk; or do not, to see how
-// weft says why. A second network has both families, by the kernel. Or all is encrypted by weft, and somebody listens on the cable.
+// weft says why. A second network has both families, by the kernel; or the one has them itself, in datagrams of either. Or all is
+// encrypted by weft, and somebody listens on the cable.
 
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
@@ -7,7 +8,16 @@ import { connect, createServer } from 'node:net'
 import { dirname, join } from 'node:path'
 import { parseArgs } from 'node:util'
 import { isThere, NEEDS, sayLack } from '../scripts/machine.mjs'
-import { FAULT_NAMES, FAULTS, openNetwork, type Fault, type FaultName, type Member, type Network } from './broken.ts'
+import {
+  FAULT_NAMES,
+  FAULTS,
+  openNetwork,
+  udpConfig,
+  type Fault,
+  type FaultName,
+  type Member,
+  type Network,
+} from './broken.ts'
 import { eavesdrop, TEXT, type Heard } from './eavesdrop.ts'
 import {
   createLab,
@@ -18,24 +28,28 @@ import {
   packageRoot,
   subnetOfEnv,
   whyNoVxlan,
+  type Host,
   type Lab,
   type Subnet,
 } from './lab.ts'
+import { FAMILIES, FAMILY_NAMES, type Family } from '../src/net/address.ts'
 import { iperfServer, median, ping, reach } from './measure.ts'
 import { becomeRoot } from './unprivileged.ts'
 
-const USAGE = `Usage: npm run demo -- [--once | --page | --broken WHAT] [--encrypted] [--hosts N] [--engine native|dgram|naive]
+const USAGE = `Usage: npm run demo -- [--once | --page | --broken WHAT] [--encrypted | --underlay ipv4|ipv6]
+                           [--hosts N] [--engine native|dgram|naive]
 
   --once         end after the table instead of waiting for Ctrl-C
   --page         instead of the table: some traffic, and the addresses of the hosts' pages to look at
   --broken WHAT  as --page, with something broken; find it as on your own hosts:
                  ${inLines(FAULT_NAMES)}
   --encrypted    by WireGuard, which weft carries without the kernel's, and with somebody who listens on the cable
+  --underlay     containers have both families, and between the hosts all goes by this one
   --hosts N      number of hosts, 2 to 20 (3)
   --engine       what moves the packets (native)
 `
 const NETWORK = '10.5.0.0/16'
-/** The second network: what weft's own tunnels do not carry, the kernel does. */
+/** The second network, which the kernel carries. */
 const BOTH = { Network: '10.6.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:6::/48' }
 const TCP_SECONDS = 1
 /** A pair that does not answer yet is tried for this long. */
@@ -79,12 +93,16 @@ interface Wanted {
   readonly stay: boolean
   readonly isForPage: boolean
   readonly isEncrypted: boolean
+  readonly underlay: Family | undefined
 }
 
-/** A host in the network of both families. */
+/** A host in a network of both families. */
 interface DualMember extends Member {
   readonly subnet: Subnet
 }
+
+/** A container is asked by each family that it has. */
+const waysOf = (underlay: Family | undefined) => (underlay === undefined ? [ipv4Of] : [ipv4Of, ipv6Of])
 
 function table(rows: readonly (readonly string[])[]): void {
   const widths = (rows[0] ?? []).map((_, column) => Math.max(...rows.map((row) => (row[column] ?? '').length)))
@@ -96,6 +114,8 @@ function table(rows: readonly (readonly string[])[]): void {
     say(`  ${index === 0 ? bold(line) : line}`)
   })
 }
+
+const toEach = (members: readonly Member[]): string[] => members.map(({ host }) => `to ${host.name}`)
 
 function gigabits(bitsPerSecond: number): string {
   return `${(bitsPerSecond / 1e9).toFixed(bitsPerSecond < 1e9 ? 2 : 1)} Gbit/s`
@@ -125,6 +145,18 @@ async function pingAll(members: readonly Member[], addressOf: (to: Member) => st
       ),
     ),
   )
+}
+
+/** The same by each of these ways. */
+const pingBy = (members: readonly Member[], ways: readonly ((to: Member) => string)[]): Promise<readonly Pings[]> =>
+  Promise.all(ways.map((way) => pingAll(members, way)))
+
+/** What was found between two, by each way. */
+function timesText(pings: readonly Pings[], from: number, to: number): string {
+  if (from === to) return '-'
+  const times = pings.map((by) => by[from]?.[to])
+  if (times.length === 1) return milliseconds(times[0])
+  return `${times.map((time) => time?.toFixed(2) ?? 'NO ANSWER').join(', ')} ms`
 }
 
 /** Nothing is found on the cable of what is found in every packet inside. */
@@ -214,13 +246,16 @@ const untilInterrupted = (): Promise<void> =>
   new Promise((resolve) => process.on('SIGINT', resolve).on('SIGTERM', resolve))
 
 /** Breaks a network, for a person to find out what it is; Enter tells, and makes it green again. */
-async function demoBroken(name: FaultName, { hosts, engine }: Pick<Wanted, 'hosts' | 'engine'>): Promise<boolean> {
+async function demoBroken(
+  name: FaultName,
+  { hosts, engine, underlay }: Pick<Wanted, 'hosts' | 'engine' | 'underlay'>,
+): Promise<boolean> {
   const fault: Fault = FAULTS[name]
   say(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container\n`)
   const interrupted = untilInterrupted()
   const args = ['--engine', engine, '--probe-interval', String(PROBE_SECONDS)]
   const network = await step(`${hosts} hosts, on each a weftd and a container`, () =>
-    openNetwork(fault, { hosts, args }),
+    openNetwork(fault, { hosts, args, underlay }),
   )
   const { lab, members, envOf } = network
   let isTold = false
@@ -228,8 +263,9 @@ async function demoBroken(name: FaultName, { hosts, engine }: Pick<Wanted, 'host
     if (!isTold) say(`\n  It was: ${bold(fault.title)}. ${fault.does}.\n  To make it green: ${fault.remedy}.\n`)
     isTold = true
   }
+  const ways = waysOf(underlay)
   const work = async (): Promise<never> => {
-    await step('every container reaches every other', () => reachAll(members, ipv4Of))
+    await step('every container reaches every other', () => Promise.all(ways.map((way) => reachAll(members, way))))
     const undo = await fault.make(network)
     say(
       `\n  Now something is ${bold('broken')}. Find out what, from another terminal: doctor, status, ping, explain, or the page.`,
@@ -241,7 +277,9 @@ async function demoBroken(name: FaultName, { hosts, engine }: Pick<Wanted, 'host
     await step('made green again: every container reaches every other', async () => {
       await undo()
       await Promise.all(
-        members.map(({ pod }, at) => reach(pod.namespace, ipv4Of(members.at(at - 1) as Member), GREEN_MS)),
+        members.flatMap(({ pod }, at) =>
+          ways.map((way) => reach(pod.namespace, way(members.at(at - 1) as Member), GREEN_MS)),
+        ),
       )
     })
     say(`\n  ${bold('Ctrl-C')} removes everything.`)
@@ -269,22 +307,24 @@ function lackOf({ needs = [] }: Fault): string | undefined {
   return missing.length === 0 ? undefined : sayLack(missing)
 }
 
-async function demo({ hosts, engine, stay, isForPage, isEncrypted }: Wanted): Promise<boolean> {
+async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: Wanted): Promise<boolean> {
   say(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container; leases in a directory\n`)
   const interrupted = untilInterrupted()
   const hasIpv6 = await hostsHaveIpv6()
+  const ways = waysOf(underlay)
+  const addressOf = ({ address, ipv6 }: Host): string => (underlay === 'ipv6' ? ipv6 : address)
   const lab = await step(`${hosts} hosts: network namespaces on one bridge`, () =>
     createLab({ hosts, families: hasIpv6 ? ['ipv4', 'ipv6'] : ['ipv4'] }),
   )
   // A page is of the first network, and the kernel's vxlan encrypts nothing.
-  const wantsBoth = hasIpv6 && !isForPage && !isEncrypted
+  const wantsBoth = hasIpv6 && !isForPage && !isEncrypted && underlay === undefined
   const lacksVxlan = wantsBoth ? await whyNoVxlan() : undefined
   const bothBy = `of both families, by ${lacksVxlan ? 'host-gw' : 'kernel vxlan'}`
   try {
     const leases = join(lab.folder, 'leases')
     mkdirSync(leases)
-    const Backend = isEncrypted ? { Type: 'wireguard', DataPath: 'userspace' } : { Type: 'udp' }
-    writeFileSync(join(leases, 'config'), JSON.stringify({ Network: NETWORK, Backend }))
+    const encrypted = { Network: NETWORK, Backend: { Type: 'wireguard', DataPath: 'userspace' } }
+    writeFileSync(join(leases, 'config'), isEncrypted ? JSON.stringify(encrypted) : udpConfig(underlay))
 
     const work = async (): Promise<boolean> => {
       const started = await step(
@@ -310,7 +350,7 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted }: Wanted): Pr
           started.map(async ({ host, daemon }): Promise<Member> => ({ host, daemon, pod: await host.startPod() })),
         ),
       )
-      await step('every container reaches every other', () => reachAll(members, ipv4Of))
+      await step('every container reaches every other', () => Promise.all(ways.map((way) => reachAll(members, way))))
       const last = members.at(-1) as Member
       if (isForPage) {
         makeTraffic(members)
@@ -320,11 +360,11 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted }: Wanted): Pr
         return await new Promise<never>(() => {})
       }
       const dual = wantsBoth ? await step(`a second network, ${bothBy}`, () => starting) : []
-      const [pings, ...dualPings] = await step('ping', () =>
-        Promise.all([pingAll(members, ipv4Of), pingAll(dual, ipv4Of), pingAll(dual, ipv6Of)]),
+      const [pings, dualPings] = await step('ping', () =>
+        Promise.all([pingBy(members, ways), pingBy(dual, [ipv4Of, ipv6Of])]),
       )
       const [first, second] = members as [Member, Member]
-      const complete = [pings, ...dualPings].every(isComplete)
+      const complete = [...pings, ...dualPings].every(isComplete)
       const heard =
         isEncrypted && complete
           ? await step('somebody listens on the cable', () => eavesdrop(first.pod, second.pod, second.host))
@@ -335,27 +375,33 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted }: Wanted): Pr
               iperfServer((command) => second.host.spawn(command)),
               iperfServer((command) => second.host.spawn(['ip', 'netns', 'exec', second.pod.namespace, ...command])),
             ])
-            const overlay: number[] = []
-            const underlay: number[] = []
+            const inside: number[][] = ways.map(() => [])
+            const beside: number[] = []
             for (let round = 0; round < 3; round++) {
-              overlay.push((await pod.run(first.pod.namespace, second.pod.address, TCP_SECONDS)).bitsPerSecond)
-              underlay.push((await host.run(first.host.namespace, second.host.address, TCP_SECONDS)).bitsPerSecond)
+              for (const [at, way] of ways.entries())
+                inside[at]?.push((await pod.run(first.pod.namespace, way(second), TCP_SECONDS)).bitsPerSecond)
+              beside.push((await host.run(first.host.namespace, addressOf(second.host), TCP_SECONDS)).bitsPerSecond)
             }
             await Promise.all([host, pod].map((server) => server.stop()))
-            return { overlay: median(overlay), underlay: median(underlay) }
+            return { inside: inside.map(median), beside: median(beside) }
           })
         : undefined
 
       say()
+      if (underlay)
+        say(
+          `  Both families, in datagrams of ${bold(FAMILY_NAMES[underlay])} between the hosts. Ping by IPv4, by IPv6\n`,
+        )
       table([
-        ['host', 'address', 'subnet', 'container', ...members.map(({ host }) => `to ${host.name}`)],
-        ...members.map(({ host, pod }, from) => [
-          host.name,
-          host.address,
-          networkOf(subnetOfEnv(host.subnetEnv()).gateway),
-          pod.address,
-          ...members.map((_, to) => (from === to ? '-' : milliseconds(pings[from]?.[to]))),
-        ]),
+        ['host', 'address', ...(underlay ? ['IPv4', 'IPv6'] : ['subnet', 'container']), ...toEach(members)],
+        ...members.map(({ host, pod }, from) => {
+          const { gateway, ipv6Gateway = '' } = subnetOfEnv(host.subnetEnv())
+          return [
+            ...[host.name, addressOf(host), networkOf(gateway)],
+            underlay ? networkOf(ipv6Gateway) : pod.address,
+            ...members.map((_, to) => timesText(pings, from, to)),
+          ]
+        }),
       ])
       say()
       if (heard) {
@@ -376,24 +422,22 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted }: Wanted): Pr
           `  ${bold('The second network')}, ${bothBy}${lacksVxlan ? dim(` (${lacksVxlan})`) : ''}. Ping by IPv4, by IPv6\n`,
         )
         table([
-          ['host', 'IPv4', 'IPv6', ...dual.map(({ host }) => `to ${host.name}`)],
+          ['host', 'IPv4', 'IPv6', ...toEach(dual)],
           ...dual.map(({ host, subnet }, from) => [
             host.name,
             networkOf(subnet.gateway),
             networkOf(subnet.ipv6Gateway ?? ''),
-            ...dual.map((_, to) => {
-              const times = dualPings.map((by) => by[from]?.[to]?.toFixed(2) ?? 'NO ANSWER')
-              return from === to ? '-' : `${times.join(', ')} ms`
-            }),
+            ...dual.map((_, to) => timesText(dualPings, from, to)),
           ]),
         ])
-      } else if (!isEncrypted) say('  No second network of both families: IPv6 is off on this machine.')
+      } else if (!isEncrypted && !underlay) say('  No second network of both families: IPv6 is off on this machine.')
       say()
       if (speed) {
-        say(`  TCP between containers, through weft   ${bold(gigabits(speed.overlay))}`)
-        say(
-          `  TCP between the hosts, without it      ${gigabits(speed.underlay)}   ${dim(`(${Math.round((100 * speed.overlay) / speed.underlay)}% of it; medians of 3)`)}`,
-        )
+        const { inside, beside } = speed
+        const by = underlay ? ', by IPv4 and by IPv6' : ''
+        const parts = inside.map((each) => `${Math.round((100 * each) / beside)}%`).join(' and ')
+        say(`  TCP between containers, through weft   ${bold(inside.map(gigabits).join(', '))}${by}`)
+        say(`  TCP between the hosts, without it      ${gigabits(beside)}   ${dim(`(${parts} of it; medians of 3)`)}`)
       } else {
         say(red('  Some containers do not reach each other. The ends of the logs:'))
         for (const { host, daemon } of [...members, ...dual])
@@ -427,6 +471,7 @@ function readOptions() {
         page: { type: 'boolean', default: false },
         broken: { type: 'string' },
         encrypted: { type: 'boolean', default: false },
+        underlay: { type: 'string' },
         hosts: { type: 'string', default: '3' },
         engine: { type: 'string', default: 'native' },
         help: { type: 'boolean', default: false },
@@ -441,6 +486,7 @@ function readOptions() {
 const values = readOptions()
 const hosts = Number(values.hosts)
 const broken = FAULT_NAMES.find((name) => name === values.broken)
+const underlay = FAMILIES.find((family) => family === values.underlay)
 if (values.help) {
   say(USAGE)
 } else if (!Number.isInteger(hosts) || hosts < 2 || hosts > 20) {
@@ -458,6 +504,12 @@ if (values.help) {
 } else if (values.encrypted && (values.broken !== undefined || values.engine !== 'native')) {
   process.stderr.write('--encrypted goes neither with --broken nor with another engine than native\n')
   process.exitCode = 2
+} else if (values.underlay !== undefined && underlay === undefined) {
+  process.stderr.write(`--underlay is ${values.underlay}; give it ${FAMILIES.join(' or ')}\n`)
+  process.exitCode = 2
+} else if (underlay !== undefined && (values.encrypted || values.engine === 'dgram')) {
+  process.stderr.write('--underlay goes neither with --encrypted nor with the dgram engine, which carries IPv4 alone\n')
+  process.exitCode = 2
 } else if ([values.once, values.page, values.broken].filter(Boolean).length > 1) {
   process.stderr.write('--once, --page and --broken exclude each other\n')
   process.exitCode = 2
@@ -466,9 +518,10 @@ if (values.help) {
   try {
     // Leaves at once: a step that was cut off by Ctrl-C may still wait for something.
     const { engine, once: isOnce, page, encrypted } = values
+    if (underlay && !(await hostsHaveIpv6())) throw new Error('IPv6 is off on this machine: leave --underlay out')
     const isWell = broken
-      ? await demoBroken(broken, { hosts, engine })
-      : await demo({ hosts, engine, stay: !isOnce, isForPage: page, isEncrypted: encrypted })
+      ? await demoBroken(broken, { hosts, engine, underlay })
+      : await demo({ hosts, engine, stay: !isOnce, isForPage: page, isEncrypted: encrypted, underlay })
     process.exit(isWell ? 0 : 1)
   } catch (error) {
     process.stderr.write(`\nweft demo: ${error instanceof Error ? error.message : String(error)}\n`)

@@ -10,7 +10,7 @@ import { packageRoot } from '../../lab/lab.ts'
 import { eventually } from '../support/event.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
-needs(HOSTS, 'ping', 'iperf3', 'unshare', 'tcpdump')
+needs(HOSTS, 'ping', 'iperf3', 'iptables', 'unshare', 'tcpdump')
 
 it('has a line of each network for each host, with the times by each family, and ends by itself', async () => {
   const { code, stdout } = await execute([
@@ -26,6 +26,33 @@ it('has a line of each network for each host, with the times by each family, and
   ]
   for (const line of lines) expect(stdout).toMatch(new RegExp(`^  ${line}$`, 'm'))
   expect(stdout).toMatch(/Everything is taken down/)
+})
+
+it.each([
+  ['ipv4', String.raw`192\.168\.77\.`, 'IPv4'],
+  ['ipv6', 'fd77::', 'IPv6'],
+])('has both families in datagrams of one: %s', async (underlay, address, name) => {
+  const { code, stdout } = await execute([
+    ...[process.execPath, join(packageRoot, 'dist/lab/demo.js'), '--once', '--hosts', '2', '--underlay', underlay],
+  ])
+  expect({ code, stdout }).toMatchObject({ code: 0 })
+  expect(stdout).toContain(`Both families, in datagrams of ${name} between the hosts.`)
+  const times = String.raw`\d+\.\d\d, \d+\.\d\d ms`
+  const subnets = String.raw`10\.5\.\d+\.0/24 +fd00:5:0:[\da-f]+::/64`
+  expect(stdout).toMatch(new RegExp(`^  host1   ${address}1 +${subnets} +- +${times}$`, 'm'))
+  expect(stdout).toMatch(new RegExp(`^  host2   ${address}2 +${subnets} +${times} +-$`, 'm'))
+  expect(stdout).toMatch(/TCP between containers, through weft +\S+ Gbit\/s, \S+ Gbit\/s, by IPv4 and by IPv6$/m)
+})
+
+it.each([
+  ['--underlay', 'ipv5', '--underlay is ipv5; give it ipv4 or ipv6'],
+  ['--underlay', 'ipv6', '--encrypted', '--underlay goes neither with --encrypted nor'],
+  ['--underlay', 'ipv6', '--engine', 'dgram', '--underlay goes neither with --encrypted nor'],
+])('refuses %s %s %s', async (...words) => {
+  const said = words.pop()!
+  expect(await execute([process.execPath, join(packageRoot, 'dist/lab/demo.js'), ...words])).toMatchObject({
+    ...{ code: 2, stderr: expect.stringContaining(said) },
+  })
 })
 
 it('encrypts, and finds nothing on the cable of what it finds in the container', async () => {
@@ -46,16 +73,22 @@ it('encrypts, and finds nothing on the cable of what it finds in the container',
   expect(other).toMatchObject({ code: 2, stderr: expect.stringContaining('--encrypted goes neither with') })
 })
 
-it('breaks a network, tells what it was, and makes it green again', async () => {
-  const demo = spawn(process.execPath, [join(packageRoot, 'dist/lab/demo.js'), '--broken', 'route', '--hosts', '2'])
+it.each([
+  ['route', 'wrong route', 'foreign-route', []],
+  ['port', 'firewall in', 'port-dropped', ['--underlay', 'ipv6']],
+])('breaks a network, tells what it was, and makes it green again: %s', async (name, title, finding, more) => {
+  const demo = spawn(process.execPath, [
+    ...[join(packageRoot, 'dist/lab/demo.js'), '--broken', name, '--hosts', '2', ...more],
+  ])
   let said = ''
   demo.stdout.setEncoding('utf8').on('data', (text: string) => (said += text))
   await eventually(() => expect(said).toMatch(/Enter tells what it is/))
   const tool = /^ +(\S+host2\/weft) doctor$/m.exec(said)?.[1] ?? ''
   const { code, stdout } = await execute([tool, 'doctor'])
-  expect({ code, stdout }).toEqual({ code: 3, stdout: expect.stringContaining('foreign-route') })
+  expect({ code, stdout }).toEqual({ code: 3, stdout: expect.stringContaining(finding) })
   demo.stdin.write('\n')
-  await eventually(() => expect(said).toMatch(/It was: wrong route\..*\n +To make it green: .*\n\n.*made green again/))
+  const told = new RegExp(`It was: ${title}\\..*\\n +To make it green: .*\\n\\n.*made green again`)
+  await eventually(() => expect(said).toMatch(told))
   demo.kill('SIGINT')
   await ended(demo)
   expect([demo.exitCode, said]).toEqual([0, expect.stringMatching(/Everything is taken down/)])
