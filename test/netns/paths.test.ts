@@ -1,5 +1,5 @@
-// paths.test.ts - whatever kernel features the two ends have or lack, a stream arrives byte for byte and every checksum
-// on the wire is right.
+// paths.test.ts - whatever kernel features the two ends have or lack, and whichever family is inside and beneath, a stream
+// arrives byte for byte and every checksum on the wire is right.
 //
 // `npm test` takes a slice; `npm run test:paths` takes all: 10 GB with each feature off, 72 random pairs of ends, a
 // million packets captured at each end.
@@ -10,9 +10,10 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { afterEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
-import { createLab, EVENT_MS, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
+import { createLab, EVENT_MS, networkOf, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { addon } from '../../src/host/addon.ts'
+import type { Family } from '../../src/net/address.ts'
 import { checkCapture, type Checked } from '../support/pcap.ts'
 import { digestOf } from '../support/stream.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -39,19 +40,35 @@ function randomSet(): string[] {
   return FEATURES.filter((_, bit) => (state >> (bit + 8)) & 1)
 }
 
+/** The families of packets and of their datagrams. */
+type Way = readonly [inner: Family, outer: Family]
+const IPV4: Way = ['ipv4', 'ipv4']
+const WITH_IPV6: readonly Way[] = [
+  ['ipv6', 'ipv4'],
+  ['ipv4', 'ipv6'],
+  ['ipv6', 'ipv6'],
+]
+
 /** Two hosts with a daemon each that lacks the given features; returns them and the second one's overlay address. */
-async function join2(withouts: readonly (readonly string[])[]): Promise<{ from: Host; to: Host; address: string }> {
-  lab = await createLab({ hosts: 2, underlay: 'veth' })
+async function join2(
+  withouts: readonly (readonly string[])[],
+  [inner, outer]: Way = IPV4,
+): Promise<{ from: Host; to: Host; address: string }> {
+  const isOfBoth = inner === 'ipv6' || outer === 'ipv6'
+  lab = await createLab({ hosts: 2, underlay: 'veth', ...(isOfBoth ? { families: ['ipv4', 'ipv6'] } : {}) })
   const leases = join(lab.folder, 'leases')
   mkdirSync(leases)
-  writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
+  const both = isOfBoth ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}
+  const config = { Network: '10.5.0.0/16', ...both, Backend: { Type: 'udp', Underlay: outer } }
+  writeFileSync(join(leases, 'config'), JSON.stringify(config))
   const daemons = lab.hosts.map((host, index) => {
     const off = withouts[index]!.flatMap((feature) => ['--without', feature])
     return host.startDaemon({ args: ['--lease-dir', leases, ...off] })
   })
   await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
   const [from, to] = lab.hosts as [Host, Host]
-  const address = (to.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\/\d+$/, '.0')
+  const { FLANNEL_SUBNET = '', FLANNEL_IPV6_SUBNET = '' } = to.subnetEnv()
+  const address = networkOf(inner === 'ipv4' ? FLANNEL_SUBNET : FLANNEL_IPV6_SUBNET).split('/')[0] ?? ''
   await reach(from.namespace, address)
   return { from, to, address }
 }
@@ -66,20 +83,32 @@ async function streamDigest(from: Host, to: Host, address: string, bytes: number
   return digest.trim()
 }
 
-const pairs: [string, readonly string[], readonly string[], number][] = [
-  ['all features', [], [], STREAM_BYTES],
-  ['no feature', FEATURES, FEATURES, STREAM_BYTES],
-  ...(ALL ? FEATURES : ['udp-gso', 'tun-tso']).map((name): [string, string[], string[], number] => [
+type Pair = [name: string, here: readonly string[], there: readonly string[], bytes: number, way: Way]
+/** What is off at both ends. */
+const OFF: readonly (readonly [name: string, off: readonly string[]])[] = [
+  ['all features', []],
+  ['no feature', FEATURES],
+  ...(ALL ? FEATURES : []).map((name) => [`all but ${name}`, [name]] as const),
+]
+const pairs: readonly Pair[] = [
+  ['all features', [], [], STREAM_BYTES, IPV4],
+  ['no feature', FEATURES, FEATURES, STREAM_BYTES, IPV4],
+  ...(ALL ? FEATURES : ['udp-gso', 'tun-tso']).map((name): Pair => [
     `all but ${name}`,
     [name],
     [name],
     STREAM_BYTES,
+    IPV4,
   ]),
-  ...Array.from({ length: RANDOM_PAIRS }, (_, index): [string, string[], string[], number] => [
+  ...WITH_IPV6.flatMap((way) =>
+    OFF.map(([name, off]): Pair => [`${name}, ${way.join(' in ')}`, off, off, RANDOM_BYTES, way]),
+  ),
+  ...Array.from({ length: RANDOM_PAIRS }, (_, index): Pair => [
     `random pair ${index} of seed ${seed}`,
     randomSet(),
     randomSet(),
     RANDOM_BYTES,
+    IPV4,
   ]),
 ]
 
@@ -91,9 +120,9 @@ describe('a stream arrives byte for byte', () => {
   }
   it.each(pairs)(
     'with %s',
-    async (_name, here, there, bytes) => {
+    async (_name, here, there, bytes, way) => {
       const wanted = expected(bytes)
-      const { from, to, address } = await join2([here, there])
+      const { from, to, address } = await join2([here, there], way)
       const off = `off here: ${here.join(' ')}; off there: ${there.join(' ')}`
       expect(await streamDigest(from, to, address, bytes), off).toBe(wanted)
     },
@@ -127,14 +156,16 @@ async function capture(host: Host, outer = false): Promise<Capture> {
 describe('every checksum on the wire is right', () => {
   it.each([
     ['by UDP_SEGMENT', [], false],
+    ...WITH_IPV6.map((way) => [`by UDP_SEGMENT, ${way.join(' in ')}`, [], false, way] as const),
+    ['past a device that cannot offload checksums, ipv6 in ipv6', [], true, ['ipv6', 'ipv6']],
     // Without checksum offload on the way the kernel refuses UDP_SEGMENT with EIO, and outer checksums are real.
     ['past a device that cannot offload checksums', [], true],
     ['without TSO on the TUN', ['tun-tso'], false],
     ['without checksums left open by the kernel', ['tun-csum'], false],
   ] as const)(
     '%s',
-    async (_name, without, outer) => {
-      const { from, to, address } = await join2([without, without])
+    async (_name, without, outer, way?: Way) => {
+      const { from, to, address } = await join2([without, without], way)
       if (outer) for (const host of [from, to]) await host.output(['ethtool', '-K', 'eth0', 'tx', 'off'])
       const captures = await Promise.all([from, to].map((host) => capture(host, outer)))
       const fewest = (): number => Math.min(...captures.map(({ checked }) => checked.packets))

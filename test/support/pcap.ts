@@ -24,32 +24,49 @@ function sum16(bytes: Buffer, from: number, to: number, start: number): number {
   return sum
 }
 
-/** True when the transport checksum of the IPv4 packet at `from` is right; a UDP checksum of 0 means none. */
-function transportIsRight(bytes: Buffer, from: number, to: number): boolean {
-  const header = (bytes[from]! & 15) * 4
-  const protocol = bytes[from + 9]!
-  const transport = from + header
-  if (protocol === UDP && bytes.readUInt16BE(transport + 6) === 0) return true
-  const pseudo = sum16(bytes, from + 12, from + 20, protocol + (to - transport))
+/** An IP packet of either version without extension headers, by its own header. */
+interface Shape {
+  readonly isIpv4: boolean
+  readonly header: number
+  readonly length: number
+  readonly protocol: number
+}
+
+/** That of the packet at `from`; undefined where there is none. */
+function shapeOf(bytes: Buffer, from: number, to: number): Shape | undefined {
+  const version = bytes[from]! >> 4
+  if (version === 4 && to - from >= 20) {
+    const [header, length] = [(bytes[from]! & 15) * 4, bytes.readUInt16BE(from + 2)]
+    return { isIpv4: true, header, length, protocol: bytes[from + 9]! }
+  }
+  if (version !== 6 || to - from < 40) return undefined
+  return { isIpv4: false, header: 40, length: 40 + bytes.readUInt16BE(from + 4), protocol: bytes[from + 6]! }
+}
+
+/** True when the transport checksum of the packet at `from` is right; by IPv4 a UDP checksum of 0 means none. */
+function transportIsRight(bytes: Buffer, from: number, { isIpv4, header, length, protocol }: Shape): boolean {
+  const [transport, to] = [from + header, from + length]
+  if (protocol === UDP && bytes.readUInt16BE(transport + 6) === 0) return isIpv4
+  const [first, last] = isIpv4 ? [12, 20] : [8, 40]
+  const pseudo = sum16(bytes, from + first, from + last, protocol + (to - transport))
   return sum16(bytes, transport, to, pseudo) === 0xffff
 }
 
 /** Checks the packets that one datagram's payload holds, one behind the other, each as long as its header says. */
 function checkInner(bytes: Buffer, from: number, to: number, checked: Checked): void {
   for (let at = from; at < to;) {
-    const length = bytes[at]! >> 4 === 4 && to - at >= 20 ? bytes.readUInt16BE(at + 2) : 0
+    const shape = shapeOf(bytes, at, to)
     checked.packets++
-    if (length < 20 || at + length > to) {
+    if (!shape || shape.length < shape.header || at + shape.length > to) {
       checked.bad++
       return
     }
-    const header = (bytes[at]! & 15) * 4
-    const protocol = bytes[at + 9]!
+    const { isIpv4, header, protocol } = shape
     const right =
-      sum16(bytes, at, at + header, 0) === 0xffff &&
-      ((protocol !== TCP && protocol !== UDP) || transportIsRight(bytes, at, at + length))
+      (!isIpv4 || sum16(bytes, at, at + header, 0) === 0xffff) &&
+      ((protocol !== TCP && protocol !== UDP) || transportIsRight(bytes, at, shape))
     if (!right) checked.bad++
-    at += length
+    at += shape.length
   }
 }
 
@@ -102,7 +119,8 @@ export const UDP6 = 14 + 40
 export async function checkCapture(stream: Readable, checked: Checked, { outer = false } = {}): Promise<void> {
   for await (const frame of frames(stream)) {
     checked.datagrams++
-    if (outer && !transportIsRight(frame, 14, 14 + frame.readUInt16BE(16))) checked.badDatagrams++
-    checkInner(frame, udpOf(frame) + 8, frame.length, checked)
+    const shape = shapeOf(frame, 14, frame.length)
+    if (!shape || (outer && !transportIsRight(frame, 14, shape))) checked.badDatagrams++
+    if (shape) checkInner(frame, 14 + shape.header + 8, frame.length, checked)
   }
 }
