@@ -78,14 +78,9 @@ it('the same of both families, where its datagrams are of IPv6', async () => {
   await daemon.line(added(NEW))
   const circles = async (): Promise<number> => (await statusOf(host)).dataPath!.counters['tx_drop_circle'] ?? 0
   let before = 0
-  // The longer ones fit their device, and not what is around them: those go in fragments.
-  for (const [to, size] of [
-    ['10.5.0.5', '56'],
-    ['10.5.0.5', '1424'],
-    ['fd00:5::5', '56'],
-    ['fd00:5::5', '1404'],
-  ] as const) {
-    expect((await host.run(['ping', '-n', '-c', '1', '-W', '1', '-s', size, to])).code).toBe(1)
+  // One of IPv4 that may be cut goes in fragments, of which the first tells.
+  for (const [to, ...more] of [['10.5.0.5'], ['10.5.0.5', '-M', 'dont', '-s', '1424'], ['fd00:5::5']]) {
+    expect((await host.run(['ping', '-n', '-c', '1', '-W', '1', ...more, to!])).code).toBe(1)
     await eventually(async () => expect(await circles()).toBeGreaterThan(before))
     before = await circles()
   }
