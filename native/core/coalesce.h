@@ -74,7 +74,7 @@ class Coalescer {
       if (is_uncut(index)) {
         Segmenter segments;
         if (!segments.begin(virtio_[index], piece.bytes, packet)) continue;
-        uint8_t header[kMaxHeadersBytes];
+        uint8_t header[kMaxCutHeadersBytes];
         while (!segments.done()) {
           const Segment one = segments.next(header);
           each(std::span(one.header, one.header_bytes), std::span(one.payload, one.payload_bytes));

@@ -20,9 +20,8 @@ struct Upper {
 
 namespace extensions {
 
-/// The most headers, and what all of them may take: no sender has a reason for more (RFC 8504 section 5.3 has the same
-/// kind of bounds for options).
-constexpr size_t kMost = 8, kMostBytes = 512;
+/// The most headers: no sender has a reason for more (RFC 8504 section 5.3 has the same kind of bounds for options).
+constexpr size_t kMost = 8;
 constexpr size_t kBlockBytes = 8, kFragmentBytes = 8, kMaxPayloadBytes = 65535;
 constexpr uint8_t kHopByHop = 0, kRouting = 43, kFragment = 44, kDestination = 60;
 
@@ -67,7 +66,7 @@ inline Upper upper_of(const uint8_t* bytes, const Packet& packet) {
     const size_t left = packet.total - upper.offset;
     if (count == kMost || left < kBlockBytes || (type == kHopByHop && count > 0)) return upper;
     const size_t size = type == kFragment ? kFragmentBytes : (header[1] + 1u) * kBlockBytes;
-    if (size > left || upper.offset + size > kIpv6HeaderBytes + kMostBytes) return upper;
+    if (size > left || upper.offset + size > kIpv6HeaderBytes + kMaxExtensionBytes) return upper;
     if (has_options && !extensions::are_sound_options(header + 2, header + size)) return upper;
     if (type == kRouting && !is_at_its_end(header)) return upper;
     upper.protocol = header[0];

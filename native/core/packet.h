@@ -12,6 +12,10 @@ constexpr size_t kTcpHeaderBytes = 20;
 constexpr size_t kUdpHeaderBytes = 8;
 /// The longest IPv4 header and TCP header together.
 constexpr size_t kMaxHeadersBytes = 120;
+/// The most that the extension headers of an IPv6 packet take: no sender has a reason for more (extensions.h).
+constexpr size_t kMaxExtensionBytes = 512;
+/// The longest headers of a superpacket, which each of its segments has: of IPv6, with extension headers and TCP's.
+constexpr size_t kMaxCutHeadersBytes = kIpv6HeaderBytes + kMaxExtensionBytes + 60;
 
 /// The place of the checksum in a TCP and in a UDP header.
 constexpr size_t kTcpChecksum = 16;

@@ -42,7 +42,7 @@ bool Segmenter::begin(const VirtioHeader& virtio, uint8_t* bytes, const Packet& 
     if (transport_bytes < kTcpHeaderBytes) return false;
   }
   header_bytes_ = transport_ + transport_bytes;
-  if (header_bytes_ >= packet.total || header_bytes_ > kMaxHeadersBytes) return false;
+  if (header_bytes_ >= packet.total || header_bytes_ > kMaxCutHeadersBytes) return false;
   bytes_ = bytes;
   packet_ = packet;
   payload_bytes_ = packet.total - header_bytes_;

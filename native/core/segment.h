@@ -42,7 +42,7 @@ class Segmenter {
   /// did not ask for.
   bool begin(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet);
 
-  /// Bytes that a segment's header takes; at most kMaxHeadersBytes.
+  /// Bytes that a segment's header takes; at most kMaxCutHeadersBytes.
   size_t header_bytes() const { return header_bytes_; }
   size_t count() const { return (payload_bytes_ + gso_size_ - 1) / gso_size_; }
   bool done() const { return offset_ >= payload_bytes_; }

@@ -92,7 +92,7 @@ class Egress final : public Direction {
   /// Of each datagram there is room for the headers, and where it is sealed in one piece for a share of what a turn
   /// reads.
   static constexpr size_t kRoomBytes =
-      kEncapBytes<Encap> + kMaxHeadersBytes + (HasSessions<Encap> ? kReadBudgetBytes / 1'024 : 0);
+      kEncapBytes<Encap> + kMaxCutHeadersBytes + (HasSessions<Encap> ? kReadBudgetBytes / 1'024 : 0);
 
   void forward(uint8_t* bytes, size_t size) {
     VirtioHeader virtio;
@@ -164,11 +164,12 @@ class Egress final : public Direction {
     if (!segments.begin(virtio, bytes, packet)) return drop(k_tx_drop_malformed, {}, bytes, packet, &endpoint);
     if (segments.packet_bytes() > mtu) {
       if (segments.is_tcp()) {
-        segments.limit(mtu);
+        // Of a path that takes little more than extension headers as much is sent as any link of IPv6 takes.
+        segments.limit(2 * segments.header_bytes() <= mtu ? mtu : std::max(mtu, kLeastIpv6Mtu));
       } else if (may_not_fragment(bytes, packet)) {
         if (segments.packet_bytes() > least_mtu(packet)) return refuse(mtu, virtio, bytes, packet, endpoint);
       } else {
-        uint8_t header[kMaxHeadersBytes];
+        uint8_t header[kMaxCutHeadersBytes];
         while (!segments.done()) send_fragments(segments.next(header), packet, endpoint, mtu);
         return;
       }

@@ -38,7 +38,7 @@ static std::vector<Bytes> cut(const VirtioHeader& virtio, Bytes bytes) {
   CHECK(segments.begin(virtio, bytes.data(), packet));
   const size_t expected = segments.count();
   while (!segments.done()) {
-    uint8_t header[kMaxHeadersBytes];
+    uint8_t header[kMaxCutHeadersBytes];
     const Segment segment = segments.next(header);
     Bytes one(segment.header, segment.header + segment.header_bytes);
     one.insert(one.end(), segment.payload, segment.payload + segment.payload_bytes);
@@ -1692,20 +1692,21 @@ static void test_segment_rules() {
     Segmenter segments;
     CHECK(!segments.begin(virtio, bytes.data(), read(bytes)));
   }
-  // A header as long as the longest of IPv4, and a byte more.
+  // Headers as long as the longest of IPv6, and a byte more.
   for (const size_t more : {0u, 1u}) {
     Fields f;
     f.v6 = true;
     f.tcp = false;
+    f.payload = 40 + 512 + 60 - 48 + 28;
     Bytes bytes = build(f);
     VirtioHeader virtio;
     virtio.flags = kVirtioNeedsCsum;
     virtio.gso_type = kGsoUdp;
     virtio.gso_size = 10;
-    virtio.csum_start = static_cast<uint16_t>(112 + more);
+    virtio.csum_start = static_cast<uint16_t>(40 + 512 + 60 - 8 + more);
     Segmenter segments;
     CHECK(segments.begin(virtio, bytes.data(), read(bytes)) == (more == 0));
-    if (more == 0) CHECK(segments.header_bytes() == 120 && segments.count() == 3);
+    if (more == 0) CHECK(segments.header_bytes() == 612 && segments.count() == 3);
   }
   context = "a TCP header of less than five words";
   {

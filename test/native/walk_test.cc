@@ -40,6 +40,8 @@ constexpr size_t kMarkBytes = 8, kSealBytes = 16;
 
 /// The family of the network that a Host and its peer are on.
 bool is_over_ipv6 = false;
+/// Whether control messages reach the kernel as they were written: an emulator may leave their numbers as they stand.
+bool do_controls_pass = true;
 
 const Address kLoopback6 = Address::of_words(0, to_be64(1));
 /// Where a host and its peer are, by ports of their own.
@@ -697,6 +699,35 @@ void test_ipv6(uint32_t features) {
     const size_t each = most - 60;
     CHECK(sent(*host, most, in_segments, of_size(60 + 10 * 1428)).size() == (14'280 + each - 1) / each);
   }
+  context = before + ", IPv6, a TCP superpacket with as many extension headers as there may be";
+  {
+    constexpr size_t kExtensionBytes = 512, kHeaders = kIp + kExtensionBytes + 20;
+    Bytes options(kExtensionBytes);
+    options[0] = IPPROTO_TCP;
+    options[1] = kExtensionBytes / 8 - 1;
+    for (const size_t at : {2u, 257u}) options[at] = 1, options[at + 1] = 253;  // PadN
+    Bytes packet = of_size(60 + 7080);
+    packet.insert(packet.begin() + kIp, options.begin(), options.end());
+    packet[6] = IPPROTO_DSTOPTS;
+    store_be16(&packet[4], static_cast<uint16_t>(packet.size() - kIp));
+    VirtioHeader virtio = in_segments;
+    virtio.csum_start = kIp + kExtensionBytes;
+    // What the headers leave of the path; as much as each link takes where that would be little, or nothing.
+    for (const size_t most : {size_t{1400}, size_t{1100}, kHeaders + 1, kHeaders, size_t{540}}) {
+      PeerTables::Reader reader = host->peers.reader(1);
+      uint8_t peer[16] = {0xfd};
+      store_be32(peer + 12, 0x0a050202);
+      reader.acquire().find(6, peer)->path.learn(most + kBefore, clock_ms);
+      reader.release();
+      host->to_tun(virtio, packet);
+      CHECK(!host->egress->pump().failure);
+      const size_t each = (most == 1400 ? most : 1280) - kHeaders;
+      size_t payload = 0;
+      const auto datagrams = host->drain(host->other);
+      for (const Bytes& datagram : datagrams) payload += inner<Encap>(datagram).size() - kHeaders;
+      CHECK(datagrams.size() == (7080 + each - 1) / each && payload == 7080);
+    }
+  }
   context = before + ", IPv6, what is too long";
   for (const bool tcp : {true, false}) {
     f.tcp = tcp;
@@ -808,6 +839,7 @@ void test_table_goes() {
 template <typename Encap>
 void test_congestion(uint32_t features, bool copies_ecn, const std::function<Bytes(const Bytes&)>& frame,
                      const OwnEnd& own = {}) {
+  if (is_over_ipv6 && !do_controls_pass) return;  // the mark is a number there, by IPv4 a byte
   constexpr uint8_t kDscp = 0xb8;
   for (const bool v6 : {false, true}) {
     for (uint8_t inner = 0; inner < 4; inner++) {
@@ -2288,7 +2320,7 @@ void test_walks(std::string name, bool copies_ecn, bool udp_gso) {
 
 int main(int argc, char** argv) {
   const unsigned seed = seed_of(argc, argv);
-  const bool udp_gso = argc < 4;
+  const bool udp_gso = do_controls_pass = argc < 4;
   for (const bool ipv6 : {false, true}) {
     UdpSocket socket;
     if (ipv6 && open_udp(SocketAddress(kLoopback6, 0), Share::kNo, 1 << 20, 0, socket)) {
