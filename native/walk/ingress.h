@@ -189,8 +189,7 @@ class Ingress final : public Direction {
 
   /// A peer that sends by one family may be sent to by the other: a socket takes no address but of its own.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) {
-    return receiver_.send(to, datagram) ||
-           (path_.other_socket >= 0 && send_now(path_.other_socket, to, datagram));
+    return receiver_.send(to, datagram) || (path_.other_socket >= 0 && send_now(path_.other_socket, to, datagram));
   }
 
   /// A peer's packets that follow each other.
