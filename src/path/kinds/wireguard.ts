@@ -128,7 +128,7 @@ export function createWireguardBackend(options: Parts): Backend {
   const ports = { ipv4: port, ipv6: isOneDevice ? port : settings.portV6 || PORT_V6 }
   const keyFile = keyFilePath()
   let external = found
-  let known: Promise<OwnKey> | undefined
+  let keyAtStart: Promise<OwnKey> | undefined
   let changed: string | undefined
   let carrier: Carrier | undefined
   // What cannot be used is prepared and made again and again.
@@ -198,11 +198,11 @@ export function createWireguardBackend(options: Parts): Backend {
    * by what befalls the file meanwhile.
    */
   async function ownKey(): Promise<OwnKey> {
-    known ??= readOwn()
+    keyAtStart ??= readOwn()
     try {
-      return await known
+      return await keyAtStart
     } catch (error) {
-      known = undefined // the file may be mended
+      keyAtStart = undefined // the file may be mended
       throw error
     }
   }

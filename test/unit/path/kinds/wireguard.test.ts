@@ -366,7 +366,7 @@ describe('weftd itself, in the mode auto', () => {
     return {
       path,
       config: told!,
-      async ends(peers: readonly string[]) {
+      ends: async (peers: readonly string[]): Promise<string[]> => {
         const leases = peers.map((text, at): readonly [string, Lease] => {
           const data = {
             PublicKey: publicKeyTo(new Secret(Buffer.alloc(32, at + 1).toString('base64'))),
