@@ -16,6 +16,7 @@ import {
   netText,
   primary,
   type Addresses,
+  type ByFamily,
   type Family,
   type Nets,
 } from '../net/address.ts'
