@@ -78,11 +78,12 @@ it('the same of both families, where its datagrams are of IPv6', async () => {
   await daemon.line(added(NEW))
   const circles = async (): Promise<number> => (await statusOf(host)).dataPath!.counters['tx_drop_circle'] ?? 0
   let before = 0
-  // One of IPv4 that may be cut goes in fragments, of which the first tells.
-  for (const [to, ...more] of [['10.5.0.5'], ['10.5.0.5', '-M', 'dont', '-s', '1424'], ['fd00:5::5']]) {
-    expect((await host.run(['ping', '-n', '-c', '1', '-W', '1', ...more, to!])).code).toBe(1)
+  for (const to of ['10.5.0.5', 'fd00:5::5']) {
+    expect((await host.run(['ping', '-n', '-c', '1', '-W', '1', to])).code).toBe(1)
     await eventually(async () => expect(await circles()).toBeGreaterThan(before))
     before = await circles()
+    // With what is around it this one is too long to come out of the device a second time.
+    expect((await host.run(['ping', '-n', '-c', '1', '-W', '1', '-M', 'dont', '-s', '1400', to])).code).toBe(1)
   }
   const [{ stats64 }] = JSON.parse(await host.output(['ip', '-s', '-j', 'link', 'show', 'flannel0'])) as [
     { stats64: { tx: { bytes: number } } },
