@@ -5,6 +5,7 @@
       "sources": [
         "native/napi/addon.cc",
         "native/crypto/aead.cc",
+        "native/crypto/mac.cc",
         "native/core/checksum.cc",
         "native/core/coalesce.cc",
         "native/core/fragment.cc",

@@ -112,7 +112,7 @@ export interface RunOptions {
   filter: FilterOptions
   /** True when TCP connections are to begin with segments that fit (native/core/mss.h). */
   clampMss: boolean
-  /** The encapsulation's facts about this host, as a peer record has them of a peer: at most 16 bytes. */
+  /** The encapsulation's facts about this host, as its file in native/encap has them: at most 40 bytes. */
   ownEnd: Uint8Array
   /** The MTU of the TUN, in bytes. */
   mtu: number

@@ -146,6 +146,7 @@ void Engine::change_peers(std::span<const uint8_t> records) {
 
 bool Engine::send(const SocketAddress& to, std::span<const uint8_t> datagram) const {
   const LoopDescriptors& first = descriptors_.loops.front();
+  if (sessions_) Wireguard::sends(*sessions_, datagram);
   // A socket takes no address but of its own family.
   return send_now(first.socket.get(), to, datagram) ||
          (first.other_socket && send_now(first.other_socket.get(), to, datagram));

@@ -52,7 +52,8 @@ namespace weft {
   X(rx_drop_no_session,     "WireGuard: no keys by the number that it names, or they are too old")    \
   X(rx_drop_not_authentic,  "WireGuard: not sealed with the key that it names, or damaged")           \
   X(rx_drop_replay,         "WireGuard: it has come before, or is too late to tell")                  \
-  X(rx_drop_handshake,      "WireGuard: more messages of handshakes than are answered")               \
+  X(rx_drop_handshake,      "WireGuard: more handshakes than are looked at, or answers to none")      \
+  X(rx_drop_wrong_key,      "WireGuard: a handshake with another public key than ours, or junk")      \
   X(rx_drop_socket_full,    "messages that the receive buffer had no room for, as of the last look") \
   X(rx_drop_truncated,      "longer than the receive buffer")                                        \
   X(rx_drop_ttl,            "TTL or hop limit ran out here")                                         \

@@ -29,7 +29,8 @@ constexpr size_t kMaxDatagramBytes = 65535 - kOuterBytes;
 
 /// An encapsulation's facts about this host.
 struct OwnEnd {
-  std::array<uint8_t, 16> encap{};  ///< as a peer's record has it of a peer
+  static constexpr size_t kEncapBytes = 40;
+  std::array<uint8_t, kEncapBytes> encap{};  ///< as a peer's record has it of a peer, and what only this host has
   size_t mtu = 0;                   ///< of the TUN, in bytes
 };
 
@@ -92,12 +93,14 @@ constexpr size_t kEncapBytes = E::kHeaderBytes + E::kTrailerBytes;
 /// One that proves who sent a packet, made with the sessions that its directions of all loops share. It takes packets
 /// in one piece, its datagrams come from the port that peers know, and it has timers: `tick(now_ms, out)` is called
 /// every kTickMs, and after each turn of a loop, by the loop's thread. `out.send(to, datagram, inner_bytes, slot)`
-/// sends at once, `out.drop(reason, packets)` counts what is given up.
+/// sends at once, `out.drop(reason, packets)` counts what is given up. When it returns true, rest() of each direction's
+/// follows.
 template <typename E>
 concept HasSessions = Encapsulation<E> && std::constructible_from<E, const OwnEnd&, Sessions&> &&
     requires(E& encapsulation) {
   { E::kTickMs } -> std::convertible_to<int>;
   encapsulation.begin_turn(int64_t{});
+  encapsulation.rest(int64_t{});
 };
 
 }  // namespace weft

@@ -1,8 +1,9 @@
 // mailbox.h - what the lanes tell JavaScript of handshakes: messages that came, sessions that want one, or have come
 // of one, peers that moved.
 //
-// It has few places. Messages from hosts that are peers have places of their own, and each host one of each kind:
-// whoever floods takes no place from another peer, and costs JavaScript no more than it takes out.
+// It has few places, and those of each origin are its own, of which each host has one for each kind of message: whoever
+// floods takes no place from another peer, none from an answer that was asked for, and costs JavaScript no more than it
+// takes out.
 #pragma once
 
 #include <algorithm>
@@ -29,6 +30,10 @@ class Mailbox {
     std::array<uint8_t, kMessageBytes> bytes;
     size_t size;
   };
+  /// Whose a message is. Addresses may be forged; that an answer was asked for is seen by a number of 32 bits, which was
+  /// sent to that peer alone.
+  enum class Origin : uint8_t { kAsked, kPeer, kPeerWithoutSession, kOther };
+  static constexpr size_t kOrigins = 4;
   /// A session by its number, and where its peer sends from now, if it is that.
   struct Moved {
     uint32_t session;
@@ -44,9 +49,9 @@ class Mailbox {
   explicit Mailbox(std::function<void()> ring) : ring_(std::move(ring)) {}
 
   /// False when there is no place for it.
-  bool post(const SocketAddress& from, std::span<const uint8_t> message, bool is_from_peer) {
+  bool post(const SocketAddress& from, std::span<const uint8_t> message, Origin origin) {
     const std::lock_guard lock(lock_);
-    std::vector<Letter>& letters = is_from_peer ? from_peers_ : from_others_;
+    std::vector<Letter>& letters = letters_[static_cast<size_t>(origin)];
     if (letters.size() >= kPlaces) return false;  // what a flood costs most of the time
     const bool has_one = std::ranges::any_of(letters, [&](const Letter& each) {
       return each.bytes[0] == message[0] && each.from.address() == from.address();
@@ -74,15 +79,17 @@ class Mailbox {
     ring_();
   }
 
-  /// Takes it all, what came from peers first, and of others' messages at most so many: the rest of those is thrown
-  /// away, since who floods asks for nothing less. By JavaScript's thread.
+  /// Takes it all, what others sent last, and of that at most so many messages: the rest of those is thrown away, since
+  /// who floods asks for nothing less. By JavaScript's thread.
   Mail take(size_t most_of_others) {
     const std::lock_guard lock(lock_);
-    Mail mail{std::move(from_peers_), std::move(wanted_), std::move(confirmed_), std::move(moved_)};
-    const auto end = from_others_.begin() + static_cast<ptrdiff_t>(std::min(most_of_others, from_others_.size()));
-    mail.letters.insert(mail.letters.end(), from_others_.begin(), end);
-    from_others_.clear();
-    from_peers_.clear();
+    Mail mail{{}, std::move(wanted_), std::move(confirmed_), std::move(moved_)};
+    std::vector<Letter>& others = letters_[static_cast<size_t>(Origin::kOther)];
+    others.resize(std::min(most_of_others, others.size()));
+    for (std::vector<Letter>& letters : letters_) {
+      mail.letters.insert(mail.letters.end(), letters.begin(), letters.end());
+      letters.clear();
+    }
     wanted_.clear();
     confirmed_.clear();
     moved_.clear();
@@ -92,7 +99,7 @@ class Mailbox {
  private:
   std::function<void()> ring_;
   std::mutex lock_;
-  std::vector<Letter> from_peers_, from_others_;
+  std::array<std::vector<Letter>, kOrigins> letters_;
   std::vector<uint32_t> wanted_, confirmed_;
   std::vector<Moved> moved_;
 };

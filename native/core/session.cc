@@ -37,12 +37,23 @@ void Session::forget() {
   wipe();
   staged_.clear();
   to_ = {};
+  expected_ = {};
   asked_ms_ = passed_ms_ = unanswered_ms_ = unthanked_ms_ = 0;
 }
 
 void Session::send_to(const SocketAddress& to) {
   const Lock lock(lock_);
   to_ = to;
+}
+
+void Session::expect(Expected answer, uint32_t own_index) {
+  const Lock lock(lock_);
+  expected_[static_cast<size_t>(answer)] = own_index;
+}
+
+bool Session::expects(Expected answer, uint32_t own_index) const {
+  const Lock lock(lock_);
+  return own_index != 0 && expected_[static_cast<size_t>(answer)] == own_index;
 }
 
 SocketAddress Session::to() const {

@@ -12,6 +12,7 @@
 // opened: a lane takes a counter, and has its own copy of the key.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -85,6 +86,8 @@ struct Staged {
 
 class Session {
  public:
+  /// The answers to messages of handshakes: to an initiation; to that or a response, a cookie.
+  enum class Expected : uint8_t { kResponse, kCookie };
   /// What became of asking to seal or open one.
   struct Grant {
     uint64_t counter = 0;
@@ -113,10 +116,14 @@ class Session {
   void forget();
   /// Where it is sent to, until the peer sends from elsewhere.
   void send_to(const SocketAddress& to);
+  /// A message of a handshake goes to the peer, who answers it by this index.
+  void expect(Expected answer, uint32_t own_index);
 
   // By any lane.
 
   SocketAddress to() const;
+  /// True for an answer to what was sent last.
+  bool expects(Expected answer, uint32_t own_index) const;
   /// A counter to seal with, and the key for it in `sealing`; not granted while there is no key.
   Grant begin_seal(Aead& sealing, bool is_data, int64_t now_ms);
   /// Keeps a packet until there are keys; false when too many wait.
@@ -155,6 +162,7 @@ class Session {
   mutable std::mutex lock_;
   PairPointer previous_, current_, next_;
   SocketAddress to_;
+  std::array<uint32_t, 2> expected_{};  // the index of each answer; 0: none
   std::vector<Staged> staged_;
   int64_t asked_ms_ = 0;       // when a handshake was asked for; 0: not yet, as the next
   int64_t passed_ms_ = 0;      // when anything authenticated passed, either way

@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "bucket.h"
 #include "mailbox.h"
 #include "peers.h"
 #include "session.h"
@@ -99,6 +100,13 @@ class Sessions {
     return StagedBytes::take(staged_bytes_, kMaxStagedBytes, bytes, share);
   }
   Mailbox& mailbox() { return mailbox_; }
+  /// True when the MAC of one more message of a handshake may be looked at: all lanes together spend no more than a few
+  /// hundredths of a core on that. Who is no peer has a rate of his own.
+  bool may_look(bool is_from_peer, int64_t now_ms) {
+    constexpr int64_t kPeersPerSecond = 50'000, kOthersPerSecond = 10'000, kMicroseconds = 1'000'000;
+    const int64_t rate = is_from_peer ? kPeersPerSecond : kOthersPerSecond;
+    return looks_[is_from_peer].take(now_ms * 1'000, kMicroseconds / rate, rate / 10);
+  }
 
  private:
   static constexpr uint32_t kChunk = 1 << 8;
@@ -116,6 +124,7 @@ class Sessions {
   std::mutex ready_lock_;
   std::vector<uint32_t> ready_;
   std::atomic<bool> has_ready_{false};
+  std::array<Bucket, 2> looks_;          // at messages of others, and of peers
   std::atomic<size_t> staged_bytes_{0};  // of packets that sessions keep, or a lane that sends them
   /// Never moved: a thread may be in one while there comes room for more.
   std::array<std::atomic<Session*>, kMaxSessions / kChunk> chunks_{};

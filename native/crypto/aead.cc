@@ -1,10 +1,12 @@
 // aead.cc - OpenSSL's EVP interface, found at run time.
 #include "aead.h"
 
-#include <dlfcn.h>
 #include <string.h>
 
 #include <algorithm>
+#include <utility>
+
+#include "library.h"
 
 namespace weft {
 
@@ -14,19 +16,12 @@ namespace {
 constexpr int kGetTag = 0x10, kSetTag = 0x11;
 constexpr size_t kNonceBytes = 12;
 
-template <typename Function>
-bool find(Function& function, const char* name) {
-  function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
-  return function != nullptr;
-}
-
 }  // namespace
 
 Key::Key(const uint8_t* bytes) { std::copy_n(bytes, kBytes, bytes_.begin()); }
 Key::~Key() { explicit_bzero(bytes_.data(), bytes_.size()); }
 
-/// The functions of evp.h that are used. Types that are opaque there are void here; test/native/aead_test.cc compares
-/// the prototypes with the header's.
+/// The functions of evp.h that are used. Types that are opaque there are void here.
 struct Aead::Library {
   void* (*new_context)();
   void (*free_context)(void*);
@@ -37,10 +32,10 @@ struct Aead::Library {
   int (*control)(void*, int, int, void*);
 
   bool load() {
-    return find(new_context, "EVP_CIPHER_CTX_new") && find(free_context, "EVP_CIPHER_CTX_free") &&
-           find(cipher, "EVP_chacha20_poly1305") && find(init, "EVP_CipherInit_ex") &&
-           find(update, "EVP_CipherUpdate") && find(final, "EVP_CipherFinal_ex") &&
-           find(control, "EVP_CIPHER_CTX_ctrl");
+    return find_in_process(new_context, "EVP_CIPHER_CTX_new") && find_in_process(free_context, "EVP_CIPHER_CTX_free") &&
+           find_in_process(cipher, "EVP_chacha20_poly1305") && find_in_process(init, "EVP_CipherInit_ex") &&
+           find_in_process(update, "EVP_CipherUpdate") && find_in_process(final, "EVP_CipherFinal_ex") &&
+           find_in_process(control, "EVP_CIPHER_CTX_ctrl");
   }
 };
 
@@ -62,7 +57,15 @@ bool Aead::begin() {
          library_->init(context_, library_->cipher(), nullptr, nullptr, nullptr, way_ == Way::kSeal ? 1 : 0) == 1;
 }
 
+void Aead::forget() {
+  // OpenSSL wipes what it frees of a key.
+  library_->free_context(std::exchange(context_, nullptr));
+  key_number_ = 0;
+  begin();
+}
+
 void Aead::use(uint64_t number, const Key& key) {
+  if (!context_) return;  // there was no memory
   key_number_ = library_->init(context_, nullptr, nullptr, key.data(), nullptr, -1) == 1 ? number : 0;
 }
 

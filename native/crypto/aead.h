@@ -1,9 +1,8 @@
 // aead.h - ChaCha20-Poly1305 (RFC 8439) by the OpenSSL that Node brings along, for packets: one context a lane, in
 // which the nonce alone is set anew while packets of one key follow each other.
 //
-// Node exports OpenSSL's symbols to addons (doc/api/addons.md), so nothing is linked: they are looked up in the process
-// when an engine starts. OpenSSL promises that their prototypes stay within major version 3. A Node without them, or
-// without the cipher (FIPS), is found before the first packet, by a known answer.
+// It is found when an engine starts (library.h); a Node without the cipher (FIPS) before the first packet, by a known
+// answer.
 //
 // A packet is sealed where it lies, in one piece. OpenSSL's vectorised code takes whole blocks: two pieces cost 200 ns
 // more than one, and to copy a payload of 1,372 bytes into one costs less than can be told (1.0 us to seal 1,424 bytes,
@@ -49,6 +48,8 @@ class Aead {
   uint64_t key_number() const { return key_number_; }
   /// Uses a key from now on. A number belongs to one key for as long as the process lives.
   void use(uint64_t number, const Key& key);
+  /// Wipes the key in use, and all that OpenSSL has made of it. Memory is freed and taken by that: not for each packet.
+  void forget();
 
   /// Seals `bytes` in place and writes the tag behind them, where there are kTagBytes of room. The nonce is the
   /// counter, little-endian, behind four zeroes; nothing else is authenticated. False when OpenSSL refused, and then

@@ -1,9 +1,11 @@
 // wireguard.h - WireGuard's data messages: 16 bytes of header, the packet sealed, 16 bytes of tag.
 //
 // As the white paper has them (section 5.4.6), to and from kernels, wireguard-go and others. Packets are not padded:
-// all of them take what is not, and the lengths stay those that the path was found to take. Messages of handshakes are
-// JavaScript's, and only carried there (core/mailbox.h). The keys, and what may be done with them when, are the
-// session's (core/session.h).
+// all of them take what is not, and the lengths stay those that the path was found to take. The keys, and what may be
+// done with them when, are the session's (core/session.h).
+//
+// Messages of handshakes are JavaScript's, and only carried there (core/mailbox.h): initiations of whoever knows our
+// public key, by their mac1 (section 5.4.4), and answers to what was sent last, by the index that they name.
 #pragma once
 
 #include <memory>
@@ -12,6 +14,7 @@
 #include "../core/encapsulation.h"
 #include "../core/sessions.h"
 #include "../crypto/aead.h"
+#include "../crypto/mac.h"
 
 namespace weft {
 
@@ -24,16 +27,29 @@ class Wireguard {
   /// The least interval that anything depends on is ten seconds.
   static constexpr int kTickMs = 500;
 
-  /// The numbers in `own.encap`, little-endian: the secret that indices are mixed with, which is the sessions', and the
-  /// milliseconds after which a peer that hears nothing else is sent a keepalive (0: never).
-  static constexpr size_t kSecret = 0, kKeepalive = 4;
+  /// What stands in `own.encap`, numbers little-endian: the secret that indices are mixed with, which is the sessions';
+  /// the milliseconds after which a peer that hears nothing else is sent a keepalive (0: never); the key of mac1, which
+  /// follows from our public key.
+  static constexpr size_t kSecret = 0, kKeepalive = 4, kMacKey = 8;
 
-  /// Aead::create() has shown before that both can be had.
+  /// Aead::create() has shown before that both can be had. Where the MAC cannot, all initiations are JavaScript's.
   Wireguard(const OwnEnd& own, Sessions& sessions)
       : sessions_(&sessions),
         keepalive_ms_(load_le32(&own.encap[kKeepalive])),
         sealing_(Aead::create(Aead::Way::kSeal)),
-        opening_(Aead::create(Aead::Way::kOpen)) {}
+        opening_(Aead::create(Aead::Way::kOpen)),
+        mac_(Mac::create(std::span(own.encap).subspan<kMacKey, Mac::kKeyBytes>())) {}
+
+  /// JavaScript sends this to a peer.
+  static void sends(Sessions& sessions, std::span<const uint8_t> message) {
+    const Type type = type_of(message);
+    if (type != kInitiation && type != kResponse) return;
+    const uint32_t index = load_le32(&message[4]);
+    Session* session = sessions.of(sessions.number_of_index(index));
+    if (!session) return;
+    if (type == kInitiation) session->expect(Session::Expected::kResponse, index);
+    session->expect(Session::Expected::kCookie, index);
+  }
 
   void begin_turn(int64_t now_ms) { now_ms_ = now_ms; }
 
@@ -56,15 +72,14 @@ class Wireguard {
   Opened open(Message& message) {
     const std::span<uint8_t> datagram = message.take();
     if (datagram.size() < kLeastBytes) return Opened::drop(k_rx_drop_malformed);
-    const uint32_t type = load_le32(datagram.data());
-    if (type != kData) {
-      return is_handshake(type, datagram.size()) ? Opened::letter(datagram) : Opened::drop(k_rx_drop_malformed);
-    }
+    const Type type = type_of(datagram);
+    if (type == kNone) return Opened::drop(k_rx_drop_malformed);
+    if (type != kData) return Opened::letter(datagram);
     const uint32_t index = load_le32(&datagram[4]), number = sessions_->number_of_index(index);
     const uint64_t counter = load_le64(&datagram[8]);
     Session* session = sessions_->of(number);
     std::optional<Counter> refused = k_rx_drop_no_session;
-    if (session) refused = session->begin_open(*opening_, index, counter, now_ms_);
+    if (session) refused = session->begin_open(*opening_, index, counter, opened_ms_ = now_ms_);
     // A peer that believes in keys which we have not, as after a reset of ours, is to be given others.
     if (refused == k_rx_drop_no_session) return Opened::drop(*refused, datagram.first(kHeaderBytes));
     if (refused) return Opened::drop(*refused);
@@ -81,18 +96,41 @@ class Wireguard {
     return packet.empty() ? Opened::nothing() : Opened::packet(packet, number);
   }
 
-  /// Hands a message to JavaScript; false when there are too many. Packets for no session say something of peers alone:
-  /// of others they would only take the places of handshakes.
-  bool deliver(const SocketAddress& from, std::span<const uint8_t> message, bool is_from_peer) {
-    if (!is_from_peer && message[0] == kData) return false;
-    return sessions_->mailbox().post(from, message, is_from_peer);
+  /// Hands a message to JavaScript, or says why not. Packets for no session say something of peers alone: of others they
+  /// would only take the places of handshakes.
+  std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message, bool is_from_peer) {
+    using enum Mailbox::Origin;
+    const auto post = [&](Mailbox::Origin origin) -> std::optional<Counter> {
+      if (sessions_->mailbox().post(from, message, origin)) return {};
+      return k_rx_drop_handshake;
+    };
+    const uint32_t type = message[0];
+    if (type == kData) return is_from_peer ? post(kPeerWithoutSession) : k_rx_drop_handshake;
+    if (type != kInitiation) {
+      const uint32_t index = load_le32(&message[type == kResponse ? 8 : 4]);
+      const Session* session = sessions_->of(sessions_->number_of_index(index));
+      const auto answer = type == kResponse ? Session::Expected::kResponse : Session::Expected::kCookie;
+      // Nobody who has not seen what was sent can name it: no MAC says more.
+      return session && session->expects(answer, index) ? post(kAsked) : k_rx_drop_handshake;
+    }
+    if (!sessions_->may_look(is_from_peer, now_ms_)) return k_rx_drop_handshake;
+    const size_t before = message.size() - 2 * Mac::kBytes;
+    if (mac_ && !mac_->is_of(message.first(before), message.subspan(before).first<Mac::kBytes>()))
+      return k_rx_drop_wrong_key;
+    return post(is_from_peer ? kPeer : kOther);
+  }
+
+  /// Wipes the keys that this lane has not used for a while, which may be gone everywhere else.
+  void rest(int64_t now_ms) {
+    if (now_ms - sealed_ms_ >= kRestMs && sealing_->key_number() != 0) sealing_->forget();
+    if (now_ms - opened_ms_ >= kRestMs && opening_->key_number() != 0) opening_->forget();
   }
 
   template <typename Out>
-  void tick(int64_t now_ms, Out& out) {
+  bool tick(int64_t now_ms, Out& out) {
     begin_turn(now_ms);
     for (const uint32_t number : sessions_->take_ready()) send_waiting(number, out);
-    if (now_ms < next_look_ms_) return;
+    if (now_ms < next_look_ms_) return false;
     next_look_ms_ = now_ms + kTickMs;
     sessions_->for_each([&](uint32_t number, Session& session) {
       const Session::Due due = session.look(keepalive_ms_, now_ms);
@@ -100,20 +138,26 @@ class Wireguard {
       if (due.keepalive) send_keepalive(number, session, out);
       if (due.expired > 0) out.drop(k_tx_drop_no_session, due.expired);
     });
+    return true;
   }
 
  private:
-  static constexpr uint32_t kData = 4;
+  /// As messages begin, with three bytes of 0 behind it; none of ours is kNone.
+  enum Type : uint32_t { kNone, kInitiation, kResponse, kCookieReply, kData };
   static constexpr size_t kLeastBytes = kHeaderBytes + kTrailerBytes;
+  /// Keys that nothing was sealed or opened with for so long are wiped: keepalives are no further apart.
+  static constexpr int64_t kRestMs = SessionLimits::kKeepaliveMs;
 
-  static bool is_handshake(uint32_t type, size_t size) {
-    constexpr size_t kInitiation = 148, kResponse = 92, kCookie = 64;
-    return (type == 1 && size == kInitiation) || (type == 2 && size == kResponse) || (type == 3 && size == kCookie);
+  static Type type_of(std::span<const uint8_t> message) {
+    constexpr size_t kBytes[] = {0, 148, 92, 64};
+    const uint32_t type = message.size() < kLeastBytes ? kNone : load_le32(message.data());
+    if (type == kData) return kData;
+    return type < kData && message.size() == kBytes[type] ? static_cast<Type>(type) : kNone;
   }
 
   /// Asks for a handshake where the session wants one, whatever is sealed: it does not say so twice.
   Session::Grant begin_seal(uint32_t number, Session& session, bool is_data) {
-    const Session::Grant grant = session.begin_seal(*sealing_, is_data, now_ms_);
+    const Session::Grant grant = session.begin_seal(*sealing_, is_data, sealed_ms_ = now_ms_);
     if (grant.wants_handshake) sessions_->mailbox().want(number);
     return grant;
   }
@@ -154,7 +198,9 @@ class Wireguard {
   Sessions* sessions_;
   int64_t keepalive_ms_;
   std::unique_ptr<Aead> sealing_, opening_;
-  int64_t now_ms_ = 0;  // when the turn began
+  std::unique_ptr<Mac> mac_;                    // null where this process has none
+  int64_t now_ms_ = 0;                          // when the turn began
+  int64_t sealed_ms_ = 0, opened_ms_ = 0;       // when a key was asked for last
   int64_t next_look_ms_ = 0;
 };
 static_assert(Encapsulation<Wireguard> && HasSessions<Wireguard>);

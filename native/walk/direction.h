@@ -76,8 +76,10 @@ class Direction {
   virtual void count() {}
   /// tick() is to be called this often at least, in milliseconds; -1: never.
   virtual int tick_ms() const { return -1; }
-  /// Does what an encapsulation with timers has to do. By the same thread.
-  virtual void tick() {}
+  /// Does what an encapsulation with timers has to do. By the same thread. True when all directions are to rest().
+  virtual bool tick() { return false; }
+  /// Wipes what an encapsulation has not used for a while. By the same thread.
+  virtual void rest() {}
 };
 
 }  // namespace weft

@@ -85,6 +85,10 @@ class Egress final : public Direction {
     return pump;
   }
 
+  void rest() override {
+    if constexpr (HasSessions<Encap>) encap_.rest(now_ms());
+  }
+
  private:
   static constexpr size_t kMaxReads = 64;
   static constexpr size_t kReadBudgetBytes = 256 << 10;

@@ -60,9 +60,8 @@ class Ingress final : public Direction {
                                .encap_bytes = Encap::kHeaderBytes});
           if (!opened.bytes.empty()) deliver(*message.sender, opened.bytes);
         } else if (opened.what == Opened::What::kLetter) {
-          if (deliver(*message.sender, opened.bytes)) continue;
-          path_.rx_drops->add(
-              {.reason = k_rx_drop_handshake, .bytes = opened.bytes, .peer = message.sender->address()});
+          if (const auto reason = deliver(*message.sender, opened.bytes))
+            path_.rx_drops->add({.reason = *reason, .bytes = opened.bytes, .peer = message.sender->address()});
         }
       } while (message.size > 0);
     }
@@ -78,11 +77,15 @@ class Ingress final : public Direction {
     if constexpr (HasSessions<Encap>) return Encap::kTickMs;
     return -1;
   }
-  void tick() override {
+  bool tick() override {
     if constexpr (HasSessions<Encap>) {
       Out out{*this};
-      encap_.tick(now_ms(), out);
+      return encap_.tick(now_ms(), out);
     }
+    return false;
+  }
+  void rest() override {
+    if constexpr (HasSessions<Encap>) encap_.rest(now_ms());
   }
 
  private:
@@ -100,13 +103,13 @@ class Ingress final : public Direction {
     void drop(Counter reason, size_t packets) { self.path_.tx_drops->add({.reason = reason, .packets = packets}); }
   };
 
-  /// Hands a message to JavaScript; false when there are too many.
-  bool deliver(const SocketAddress& from, std::span<const uint8_t> message) {
+  /// Hands a message to JavaScript, or says why not.
+  std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message) {
     if constexpr (HasSessions<Encap>) {
       const bool is_peer = table_->has_endpoint_at(from.address(), 4) || table_->has_endpoint_at(from.address(), 6);
       return encap_.deliver(from, message, is_peer);
     }
-    return true;
+    return {};
   }
 
   /// Returns true when the packet goes on.

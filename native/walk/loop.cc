@@ -66,6 +66,13 @@ void Loop::count_what_is_told() {
   if (other_ingress_) other_ingress_->count();
 }
 
+void Loop::tick() {
+  if (!ingress_->tick()) return;
+  for (Direction* each : {egress_.get(), ingress_.get(), other_ingress_.get()}) {
+    if (each) each->rest();
+  }
+}
+
 bool Loop::pump(Direction& direction, Pump& sum) {
   const Pump pump = direction.pump();
   if (pump.failure) fault_.report(*pump.failure);
@@ -98,7 +105,7 @@ void Loop::run() {
         return;
       }
     }
-    if (tick_ms >= 0) ingress_->tick();
+    if (tick_ms >= 0) tick();
     if (sum.carried > 0) waiting.found_worth();
     if (precedence.count(sum.carried, sum.refused, monotonic_us)) thread_.go_first(precedence.goes_first());
   }

@@ -80,6 +80,7 @@ class Loop {
   /// False when the path cannot go on, which is told.
   bool pump(Direction& direction, Pump& sum);
   void count_what_is_told();
+  void tick();
   bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
 
   std::string name_;

@@ -25,7 +25,7 @@ void Loop::run_naive() {
       if (!pump(*egress_, sum) || !pump(*ingress_, sum)) return;
       if (other_ingress_ && !pump(*other_ingress_, sum)) return;
     } while (sum.items > 0 && !stopping());
-    if (tick_ms >= 0) ingress_->tick();
+    if (tick_ms >= 0) tick();
   }
 }
 

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <functional>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -1952,6 +1953,7 @@ OwnEnd wireguard_end(uint32_t keepalive_ms = 0) {
   OwnEnd own{.mtu = 1420};
   store_le32(&own.encap[Wireguard::kSecret], kSecretOfHost);
   store_le32(&own.encap[Wireguard::kKeepalive], keepalive_ms);
+  std::fill_n(&own.encap[Wireguard::kMacKey], Mac::kKeyBytes, uint8_t{0x5a});
   return own;
 }
 
@@ -2163,28 +2165,196 @@ void test_wireguard_responds() {
   CHECK(datagrams.size() == 2 && later.open(datagrams[0], 0) == build({}) && later.open(datagrams[1], 1).empty());
 }
 
-/// Messages of handshakes go to JavaScript, one of each kind from each host.
-void test_wireguard_letters() {
+/// A message of a handshake, of bytes that are its type.
+Bytes handshake(uint8_t type, size_t size) {
+  Bytes bytes(size, type);
+  bytes[1] = bytes[2] = bytes[3] = 0;
+  return bytes;
+}
+/// One that begins a handshake, by somebody who knows the host's public key. The MAC is hashlib's, of Python.
+Bytes initiation() {
+  constexpr uint8_t kMac[Mac::kBytes] = {0x25, 0x70, 0xdd, 0x94, 0x49, 0xd4, 0xc8, 0x08, 0x21, 0xd8, 0x23, 0x6c, 0xa8, 0x2f, 0x22, 0x6f};
+  Bytes bytes = handshake(1, 148);
+  std::ranges::copy(kMac, bytes.end() - 32);
+  return bytes;
+}
+/// An answer that names this index.
+Bytes answer(uint8_t type, uint32_t index) {
+  Bytes bytes = handshake(type, type == 2 ? 92 : 64);
+  store_le32(&bytes[type == 2 ? 8 : 4], index);
+  return bytes;
+}
+
+/// Who begins a handshake is heard if he knows whom he speaks to: once from each host, whoever else does what.
+void test_wireguard_initiations() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
-  const auto message = [](uint8_t type, size_t size) {
-    Bytes bytes(size, type);
-    bytes[1] = bytes[2] = bytes[3] = 0;
-    return bytes;
-  };
-  host.from_stranger(message(4, 32));  // takes no place from those of handshakes
-  for (const auto& [type, size] : {std::pair{uint8_t{1}, 148u}, {uint8_t{2}, 92u}, {uint8_t{3}, 64u}}) {
-    host.from_peer(message(type, size));
-    host.from_peer(message(type, size));
-    host.from_peer(message(type, size - 1));
-    host.from_stranger(message(type, size));
+  const auto pump = [&] { CHECK(!host.ingress->pump().failure); };
+  const auto letters = [&](size_t most) { return host.sessions->mailbox().take(most).letters; };
+  for (const size_t at : {size_t{4}, size_t{115}, size_t{116}, size_t{131}}) {
+    Bytes damaged = initiation();
+    damaged[at] ^= 0x80;
+    host.from_peer(damaged);
   }
+  host.from_peer(handshake(1, 148));
+  pump();
+  CHECK(host.row[k_rx_drop_wrong_key] == 5 && letters(9).empty());
+  Bytes with_cookie = initiation();
+  with_cookie[147] ^= 1;
+  for (int i = 0; i < 2; i++) {
+    host.from_peer(with_cookie);
+    host.from_stranger(initiation());
+  }
+  pump();
+  CHECK(host.row[k_rx_drop_handshake] == 2 && host.row[k_rx_drop_wrong_key] == 5);
+  const auto both = letters(9);
+  CHECK(both.size() == 2 && both[0].size == 148 && std::ranges::equal(both[0].bytes, with_cookie));
+  CHECK(both[0].from.address() == loopback_address() && both[1].from.address() == stranger_address());
+  // So many of others and no more are JavaScript's, and none of what is no message.
+  host.from_stranger(initiation());
+  host.from_stranger(handshake(4, 32));  // takes no place from those of handshakes
+  host.from_peer(handshake(1, 147));
+  pump();
+  CHECK(letters(0).empty() && letters(9).empty() && host.row[k_rx_drop_malformed] == 1);
+}
+
+/// MACs are looked at so often, and no more; who is no peer takes nothing from those who are.
+void test_wireguard_looks() {
+  Host<Wireguard> host(kAllFeatures, wireguard_end());
+  host.set_peers(with_session(host.peer_record()));
+  constexpr size_t kLooks = 1'000;
+  const auto flood = [&] {
+    for (size_t i = 0; i < kLooks + 100; i++) {
+      host.from_stranger(handshake(1, 148));
+      if (i % 16 == 15) CHECK(!host.ingress->pump().failure);
+    }
+    while (host.ingress->pump().items > 0) continue;
+  };
+  flood();
+  CHECK(host.row[k_rx_drop_wrong_key] == kLooks && host.row[k_rx_drop_handshake] == 100);
+  host.from_stranger(initiation());
+  host.from_peer(initiation());
   CHECK(!host.ingress->pump().failure);
-  CHECK(host.row[k_rx_drop_malformed] == 3 && host.row[k_rx_drop_handshake] == 3 && host.row[k_rx_packets] == 0);
-  const auto letters = host.sessions->mailbox().take(2).letters;
-  CHECK(letters.size() == 5 && letters[0].size == 148 && letters[0].bytes[147] == 1 && letters[3].bytes[0] == 1);
-  CHECK(letters[0].from.address() == loopback_address() && letters[3].from.address() == stranger_address());
-  CHECK(host.sessions->mailbox().take(9).letters.empty());
+  const auto letters = host.sessions->mailbox().take(9).letters;
+  CHECK(letters.size() == 1 && letters[0].from.address() == loopback_address());
+  CHECK(host.row[k_rx_drop_handshake] == 101);
+  clock_ms += 100;
+  flood();
+  CHECK(host.row[k_rx_drop_wrong_key] == 2 * kLooks && host.row[k_rx_drop_handshake] == 201);
+}
+
+/// Answers are heard that name what was sent last, wherever they come from; others cost nothing but a look.
+void test_wireguard_answers() {
+  Host<Wireguard> host(kAllFeatures, wireguard_end());
+  host.set_peers(with_session(host.peer_record()));
+  const auto index = [](uint32_t pair) { return ((kSession << Sessions::kPairBits) | pair) ^ kSecretOfHost; };
+  const auto sends = [&](uint8_t type, uint32_t pair) {
+    Bytes message = handshake(type, type == 1 ? 148 : 92);
+    store_le32(&message[4], index(pair));
+    Wireguard::sends(*host.sessions, message);
+  };
+  /// The types of those that are heard.
+  const auto heard = [&](std::initializer_list<Bytes> answers) {
+    for (const Bytes& each : answers) host.from_stranger(each);
+    CHECK(!host.ingress->pump().failure);
+    std::string types;
+    for (const auto& letter : host.sessions->mailbox().take(0).letters) types += static_cast<char>('0' + letter.bytes[0]);
+    return types;
+  };
+  CHECK(heard({answer(2, index(1)), answer(3, index(1)), answer(2, 0), answer(3, 0)}).empty());
+  CHECK(host.row[k_rx_drop_handshake] == 4);
+  sends(1, 1);
+  CHECK(heard({answer(2, index(2)), answer(3, index(2)), answer(2, index(1) ^ 1u << 31)}).empty());
+  CHECK(heard({answer(2, index(1)), answer(3, index(1))}) == "23");
+  CHECK(heard({answer(2, index(1)), answer(2, index(1)), answer(3, index(1))}) == "23");
+  CHECK(host.row[k_rx_drop_handshake] == 8);
+  sends(2, 2);  // an answer of ours: a cookie is for what was sent last, a response for the initiation
+  CHECK(heard({answer(2, index(1)), answer(2, index(2)), answer(3, index(1)), answer(3, index(2))}) == "23");
+  sends(1, 3);
+  CHECK(heard({answer(2, index(1)), answer(3, index(2))}).empty());
+  CHECK(heard({answer(2, index(3)), answer(3, index(3))}) == "23");
+  host.sessions->forget(kSession);
+  CHECK(heard({answer(2, index(3)), answer(3, index(3)), answer(2, 0), answer(3, 0)}).empty());
+  Wireguard::sends(*host.sessions, Bytes(3, 1));
+  Wireguard::sends(*host.sessions, answer(3, index(4)));
+  CHECK(heard({answer(3, index(4))}).empty());
+  CHECK(host.row[k_rx_drop_wrong_key] == 0 && host.row[k_rx_drop_malformed] == 0);
+}
+
+/// Bytes of a key that stand nowhere as a whole but where the host has them.
+uint8_t byte_of_key(size_t at) { return static_cast<uint8_t>((at * 37 + 11) ^ (at * at >> 1)); }
+
+/// How often that key is in the memory of this process.
+size_t copies_of_key() {
+  std::ifstream maps("/proc/self/maps");
+  const Fd memory(open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
+  size_t copies = 0;
+  static Bytes bytes(1 << 20);
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t from, to;
+    char rights[5];
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &from, &to, rights) != 3 || rights[1] != 'w') continue;
+    if (to - from > size_t{1} << 30) continue;  // a sanitizer's own
+    for (uintptr_t at = from; at < to; at += bytes.size() - Key::kBytes + 1) {
+      const ssize_t got = pread(memory.get(), bytes.data(), std::min<size_t>(bytes.size(), to - at), static_cast<off_t>(at));
+      const uint8_t *found = bytes.data(), *end = found + std::max<ssize_t>(got, 0);
+      for (; end - found >= static_cast<ssize_t>(Key::kBytes); found++) {
+        const size_t last = static_cast<size_t>(end - found) - Key::kBytes + 1;
+        found = static_cast<const uint8_t*>(std::memchr(found, byte_of_key(0), last));
+        if (!found) break;
+        size_t same = 0;
+        while (same < Key::kBytes && found[same] == byte_of_key(same)) same++;
+        // What is read is memory too.
+        const uintptr_t where = at + static_cast<uintptr_t>(found - bytes.data());
+        copies += same == Key::kBytes && where - reinterpret_cast<uintptr_t>(bytes.data()) >= bytes.size();
+      }
+    }
+  }
+  std::ranges::fill(bytes, uint8_t{0});
+  return copies;
+}
+
+/// A key that the session wiped is soon in no lane any more, in either direction; one in use stays.
+void test_wireguard_wipes() {
+  Host<Wireguard> host(kAllFeatures, wireguard_end());
+  host.set_peers(with_session(host.peer_record()));
+  Remote remote(1);
+  CHECK(copies_of_key() == 0);
+  {
+    SessionKeys keys = remote.keys(true);
+    uint8_t bytes[Key::kBytes];
+    for (size_t at = 0; at < sizeof bytes; at++) bytes[at] = byte_of_key(at);
+    keys.send = keys.receive = Key(bytes);
+    explicit_bzero(bytes, sizeof bytes);
+    host.sessions->set_keys(kSession, keys, clock_ms);
+  }
+  const auto use = [&] {
+    host.to_tun({}, build({}));
+    CHECK(!host.egress->pump().failure);
+    host.from_peer(remote.seal({}));  // which names the key, and is sealed by another
+    CHECK(!host.ingress->pump().failure);
+    host.ingress->tick();
+    return host.drain(host.other).size();
+  };
+  /// As a loop does.
+  const auto rest = [&](int64_t ms) {
+    clock_ms += ms;
+    if (!host.ingress->tick()) return;
+    host.egress->rest();
+    host.ingress->rest();
+  };
+  CHECK(use() == 2);  // and a keepalive
+  const size_t all = copies_of_key();
+  CHECK(all >= 4);
+  rest(SessionLimits::kKeepaliveMs - 1);
+  CHECK(copies_of_key() == all);
+  rest(SessionLimits::kKeepaliveMs);
+  CHECK(copies_of_key() == 2);  // the session's own
+  CHECK(use() == 1 && host.row[k_tx_drop_no_session] == 0);
+  host.sessions->forget(kSession);
+  CHECK(copies_of_key() > 0);
+  rest(SessionLimits::kKeepaliveMs);
+  CHECK(copies_of_key() == 0);
 }
 
 /// Keys that get old are renewed although nothing but keepalives passes: those ask as data does.
@@ -2262,7 +2432,10 @@ void test_wireguard(bool udp_gso) {
   test_wireguard_waits();
   test_wireguard_in();
   test_wireguard_responds();
-  test_wireguard_letters();
+  test_wireguard_initiations();
+  test_wireguard_looks();
+  test_wireguard_answers();
+  test_wireguard_wipes();
   for (const uint32_t features : {kAllFeatures & ~kUdpGso, kAllFeatures}) {
     if ((features & kUdpGso) && !udp_gso) continue;
     test_wireguard_out(features);

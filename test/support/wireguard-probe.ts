@@ -218,6 +218,7 @@ async function begin({
     keepTick: () => {},
     roamed: (_peer, to) => void roamed.push(`${formatIpv4(to.address as number)}:${to.port}`),
     gaveUp: () => {},
+    overlooked: () => {},
   })
   const listen = (to: Socket): void =>
     void to.on('message', (datagram, { address, port }) => {

@@ -26,7 +26,7 @@ export interface PeerTraffic {
 export interface EngineConfig {
   /** The encapsulation of inner packets. */
   readonly encapsulation: EncapsulationName
-  /** The encapsulation's facts about this host, as a peer's record has them of a peer; none when left out. */
+  /** The encapsulation's facts about this host, as its file in native/encap has them; none when left out. */
   readonly ownEnd?: Uint8Array
   /** Interface name or a pattern such as `flannel%d`. */
   readonly tunName: string

@@ -127,6 +127,8 @@ export interface HandshakeParts {
   readonly roamed: (peer: number, to: Endpoint) => void
   /** A peer did not answer for so long that what waits for it is not worth its memory. */
   readonly gaveUp: (peer: number) => void
+  /** An initiation that seems to come from there was not looked at, since there are too many. */
+  readonly overlooked: (from: Endpoint, now: number) => void
 }
 
 export interface Handshakes {
@@ -350,7 +352,11 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   }
 
   function readInitiation(from: Endpoint, message: Buffer, now: number): void {
-    if (!passes('initiation', message, from, now)) return
+    const { limited } = counters
+    if (!passes('initiation', message, from, now)) {
+      if (counters.limited > limited) parts.overlooked(from, now)
+      return
+    }
     const noise = message.subarray(INITIATION_HEAD, -2 * MAC_BYTES)
     let name = ''
     const received = readFirst(own, noise, (publicKey) => byName.get((name = nameOf(publicKey))))

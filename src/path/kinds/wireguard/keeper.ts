@@ -5,17 +5,21 @@
 // An engine that takes the place of another has no session: peers that wait for none find that out as they send.
 //
 // What comes is work by whoever sends it. For messages that may be anybody's, and for peers that go from place to place, there is a pause
-// after so much of it; a packet for no session, whose sender may be forged, asks for new keys only of a peer that has none.
+// after so much of it; a packet for no session, whose sender may be forged, asks for new keys only of a peer that has none. So does an
+// initiation that was not looked at: in a flood of them by a peer's address the peer's own cannot be told apart, but its answer to ours can.
 
 import { readFileSync, renameSync, writeFileSync } from 'node:fs'
 import { messageOf } from '../../../base/errors.ts'
 import type { Log } from '../../../base/log.ts'
 import { SecretBytes, type Secret } from '../../../base/secret.ts'
 import type { Lease } from '../../../control/lease/lease.ts'
+import type { Address } from '../../../net/address.ts'
 import type { EngineSessions, UdpEndpoint } from '../../engine/engine.ts'
 import type { SessionKeeper } from '../../ways/tunnel.ts'
+import { macKeysOf } from './cookie.ts'
 import { systemRandomness } from './crypto.ts'
 import { createHandshakes } from './handshakes.ts'
+import { KEY_BYTES } from './x25519.ts'
 
 /** The most messages of hosts that are no peers that are looked at at once. */
 const MOST_OF_OTHERS = 64
@@ -27,8 +31,9 @@ const LONGEST_REST_MS = 500
 const NUMBER_RESTS_MS = 60_000
 /** The age at which keys are of no use any more. */
 export const REJECT_AFTER_MS = 180_000
-/** The bytes of a peer's record that the engine reads: the session's number. */
+/** The bytes of a peer's record that the engine reads: the session's number. Of this host it has more. */
 const END_BYTES = 16
+const OWN_END_BYTES = 8 + KEY_BYTES
 const MOST_SESSIONS = 1 << 20
 /** The first byte of a packet for a session that is not there. */
 const TYPE_DATA = 4
@@ -85,8 +90,8 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
   let restsUntil = 0
   let isStopped = false
   const shared = psk.isEmpty ? undefined : new SecretBytes(bytesOf(psk.reveal()))
-  /** Sessions by the place of their peer; undefined when it is to be made anew. */
-  let byPlace: ReadonlyMap<string, readonly Session[]> | undefined
+  /** Sessions by the address of their peer; undefined when it is to be made anew. */
+  let byAddress: ReadonlyMap<Address, readonly Session[]> | undefined
 
   const ownPrivate = new SecretBytes(bytesOf(privateKey.reveal()))
   const handshakes = createHandshakes({
@@ -114,6 +119,8 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
     },
     roamed: (number, to) => move(byNumber.get(number), to),
     gaveUp: () => {},
+    // Whoever forges the address may say any port.
+    overlooked: ({ address }, now) => renew(address, () => true, now),
   })
   ownPrivate.wipe()
 
@@ -125,7 +132,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
   function move(session: Session | undefined, to: UdpEndpoint): void {
     if (!session || nameOf(session.at) === nameOf(to)) return
     session.at = to
-    byPlace = undefined
+    byAddress = undefined
     for (const key of session.leases) moved(key)
   }
 
@@ -162,7 +169,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
       move(byNumber.get(session), to)
     }
     for (const { bytes, ...from } of mail.letters) {
-      if (bytes[0] === TYPE_DATA) renew(from, now)
+      if (bytes[0] === TYPE_DATA) renew(from.address, ({ at }) => at.port === from.port, now)
       else handshakes.message(from, bytes, now)
     }
     for (const number of mail.wanted) handshakes.wanted(number, now)
@@ -170,21 +177,20 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
     if (pause > 0) restsUntil = now + pause
   }
 
-  /** A peer that sends by keys which are not there is given others, unless there are some: then it says nothing that is not forged. */
-  function renew(from: UdpEndpoint, now: number): void {
-    byPlace ??= groupedByPlace()
-    for (const { number, keyedUntil } of byPlace.get(nameOf(from)) ?? [])
-      if (keyedUntil <= now) handshakes.wanted(number, now)
+  /** A peer that seems to need keys is given some, unless there are: then nothing says so that is not forged. */
+  function renew(address: Address, isMeant: (session: Session) => boolean, now: number): void {
+    byAddress ??= groupedByAddress()
+    for (const session of byAddress.get(address) ?? [])
+      if (session.keyedUntil <= now && isMeant(session)) handshakes.wanted(session.number, now)
   }
-  function groupedByPlace(): ReadonlyMap<string, readonly Session[]> {
-    const places = new Map<string, Session[]>()
+  function groupedByAddress(): ReadonlyMap<Address, readonly Session[]> {
+    const all = new Map<Address, Session[]>()
     for (const session of sessions.values()) {
-      const place = nameOf(session.at)
-      const there = places.get(place)
+      const there = all.get(session.at.address)
       if (there) there.push(session)
-      else places.set(place, [session])
+      else all.set(session.at.address, [session])
     }
-    return places
+    return all
   }
 
   function newNumber(): number {
@@ -196,9 +202,10 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
   }
 
   const sessionOf = (peer: Lease): Session | undefined => sessions.get(peerOf(peer)?.publicKey ?? '')
-  const ownEnd = Buffer.alloc(END_BYTES)
+  const ownEnd = Buffer.alloc(OWN_END_BYTES)
   ownEnd.writeUInt32LE(secret, 0)
   ownEnd.writeUInt32LE(keepalive * 1_000, 4)
+  ownEnd.set(macKeysOf(handshakes.publicKey).mac1, 8)
 
   return {
     ownEnd,
@@ -249,7 +256,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
         engine?.forget(session.number)
         free.push({ number: session.number, from: performance.now() + NUMBER_RESTS_MS })
       }
-      byPlace = undefined
+      byAddress = undefined
       handshakes.setPeers(
         [...sessions.values()].map(({ number, publicKey, at }) => ({
           ...{ number, publicKey: bytesOf(publicKey), psk: shared, endpoint: at },

@@ -33,12 +33,13 @@ interface Side {
   readonly given: SessionKeys[]
   readonly roamed: unknown[]
   readonly gaveUp: number[]
+  readonly overlooked: Endpoint[]
   wall: number
   kept: number
 }
 function sideOf({ key = systemRandomness.bytes(32), kept = -1 } = {}): Side {
-  const side = { sent: [], keys: [], given: [], roamed: [], gaveUp: [], wall: WALL, kept } as unknown as Side
-  const { sent, keys, given, roamed, gaveUp } = side
+  const side = { sent: [], keys: [], given: [], roamed: [], gaveUp: [], overlooked: [], wall: WALL, kept } as unknown as Side
+  const { sent, keys, given, roamed, gaveUp, overlooked } = side
   const handshakes = createHandshakes({
     privateKey: new SecretBytes(key),
     indexSecret: 0x5eed_c0de,
@@ -55,6 +56,7 @@ function sideOf({ key = systemRandomness.bytes(32), kept = -1 } = {}): Side {
     keepTick: (tick) => (side.kept = tick),
     roamed: (peer, to) => void roamed.push([peer, to]),
     gaveUp: (peer) => void gaveUp.push(peer),
+    overlooked: (from) => void overlooked.push(from),
   })
   return Object.assign(side, { handshakes })
 }
@@ -562,6 +564,21 @@ describe('under load', () => {
     b.handshakes.message(A, take(a), 5_400)
     a.handshakes.message(B, take(b), 5_400)
     expect(a.keys[0]!.sendKey).toEqual(b.keys[0]!.receiveKey)
+  })
+
+  it('whom it does not look at it names, of initiations alone', () => {
+    const { a, b } = pair()
+    flood(b, RATES.free.burst, 0)
+    expect(b.overlooked).toEqual([])
+    a.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(a), 0)
+    expect(b.overlooked).toEqual([A])
+    const junk = Buffer.alloc(INITIATION_BYTES, 7)
+    junk.writeUInt32LE(1, 0)
+    b.handshakes.message(ELSEWHERE, junk, 0)
+    expect(b.overlooked).toEqual([A])
+    flood(b, RATES.heard.burst, 0)
+    expect(b.overlooked.length).toBeGreaterThan(RATES.heard.burst - RATES.free.burst)
   })
 
   it('an answer may be asked for a cookie too', () => {

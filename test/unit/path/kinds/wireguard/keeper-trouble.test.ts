@@ -9,7 +9,9 @@ import type { Log } from '../../../../../src/base/log.ts'
 import { Secret, SecretBytes } from '../../../../../src/base/secret.ts'
 import type { Lease } from '../../../../../src/control/lease/lease.ts'
 import type { EngineSessions } from '../../../../../src/path/engine/engine.ts'
+import { macKeysOf, writeMacs } from '../../../../../src/path/kinds/wireguard/cookie.ts'
 import { systemRandomness } from '../../../../../src/path/kinds/wireguard/crypto.ts'
+import { RATES } from '../../../../../src/path/kinds/wireguard/gate.ts'
 import { keyPairOf } from '../../../../../src/path/kinds/wireguard/x25519.ts'
 import {
   createHandshakes,
@@ -99,7 +101,7 @@ function peer(): { readonly lease: Lease; readonly answer: () => void } {
   const handshakes: Handshakes = createHandshakes({
     ...{ privateKey: new SecretBytes(keyOf()), indexSecret: 1, random: systemRandomness, keptTick: -1 },
     engine: { send: (_to, datagram) => void sent.push(Buffer.from(datagram)), setKeys: () => {} },
-    ...{ wall: () => Date.now(), keepTick: () => {}, roamed: () => {}, gaveUp: () => {} },
+    ...{ wall: () => Date.now(), keepTick: () => {}, roamed: () => {}, gaveUp: () => {}, overlooked: () => {} },
   })
   const lease = leaseOf(handshakes.publicKey)
   return {
@@ -181,6 +183,33 @@ describe('mail', () => {
     tell({ letters: [unknown(THEIRS)] })
     expect(engine.sent).toHaveLength(1)
   })
+})
+
+it('asks a peer itself that is not heard in a flood by its address, unless it has keys', () => {
+  const { lease, answer } = peer()
+  keeper.begin(engine)
+  keeper.setPeers(new Map([['a', lease]]))
+  const flood = (address: number): void => {
+    const letters = Array.from({ length: RATES.free.burst + 1 }, (_, at) => {
+      const bytes = Buffer.alloc(INITIATION_BYTES, at)
+      bytes.writeUInt32LE(1, 0)
+      writeMacs(bytes, macKeysOf(ownPublic), undefined)
+      return { address, port: at, bytes }
+    })
+    tell({ letters })
+    vi.advanceTimersByTime(500)
+  }
+  const initiations = () => engine.sent.filter(({ datagram }) => datagram.length === INITIATION_BYTES)
+  flood(THEIRS.address as number + 1)
+  expect(initiations()).toEqual([])
+  flood(THEIRS.address as number)
+  expect(initiations().map(({ to }) => to)).toEqual([THEIRS])
+  engine.sent.splice(0, engine.sent.length, ...initiations())
+  answer()
+  expect(engine.keyed).toEqual([{ session: 1, isInitiator: true }])
+  vi.advanceTimersByTime(10_000)
+  flood(THEIRS.address as number)
+  expect(initiations()).toEqual([])
 })
 
 it('gives an engine that takes the place of another keys at once, however new those were', () => {

@@ -30,7 +30,7 @@ function idle(key: Uint8Array): Handshakes {
     random: systemRandomness,
     wall: () => WALL,
     keptTick: -1,
-    ...{ keepTick: () => {}, roamed: () => {}, gaveUp: () => {} },
+    ...{ keepTick: () => {}, roamed: () => {}, gaveUp: () => {}, overlooked: () => {} },
   })
 }
 
@@ -108,7 +108,7 @@ function run(seed: number): number {
       wall: () => WALL + now + node.wallOffset,
       keptTick: node.kept,
       keepTick: (tick) => (node.kept = tick),
-      ...{ roamed: () => {}, gaveUp: () => {} },
+      ...{ roamed: () => {}, gaveUp: () => {}, overlooked: () => {} },
     })
     node.handshakes.setPeers([{ number: 5, publicKey: publicKeys[1 - who]!, psk, endpoint: other.place }])
   }
