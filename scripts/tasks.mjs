@@ -43,6 +43,7 @@ export const TASKS = {
       vitest(
         'test/sim',
         'test/store',
+        'test/unit/path/kinds/wireguard/schedules.test.ts',
         ...['outages', 'hosts', 'following', 'soak', 'filter', 'flood'].map((name) => `test/netns/${name}.test.ts`),
       ),
     ],

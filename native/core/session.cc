@@ -15,15 +15,17 @@ using Lock = std::lock_guard<std::mutex>;
 void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms) {
   const Lock lock(lock_);
   auto pair = std::make_unique<Pair>(number, keys, now_ms);
-  if (keys.is_initiator) {
-    previous_ = next_ ? std::move(next_) : std::move(current_);
-    current_ = std::move(pair);
-  } else {
+  if (keys.is_initiator)
+    replace_current(std::move(pair));
+  else
     next_ = std::move(pair);
-    previous_.reset();
-  }
   asked_ms_ = 0;
   unanswered_ms_ = 0;
+}
+
+void Session::replace_current(PairPointer pair) {
+  if (!previous_ || (current_ && current_->used >= previous_->used)) previous_ = std::move(current_);
+  current_ = std::move(pair);
 }
 
 void Session::wipe() {
@@ -133,10 +135,14 @@ Session::Accepted Session::accept(uint32_t own_index, uint64_t counter, bool is_
     return accepted;
   }
   if (pair == next_.get()) {
-    previous_ = std::move(current_);
-    current_ = std::move(next_);
+    // Of two handshakes at once ours came later: the peer seals by its own, and we go on by ours.
+    if (current_ && current_->number > pair->number && current_->is_usable(now_ms))
+      previous_ = std::move(next_);
+    else
+      replace_current(std::move(next_));
     accepted.is_confirmed = true;
   }
+  pair->used = ++uses_;
   accepted.has_moved = !(to_ == from);
   to_ = from;
   passed_ms_ = now_ms;

@@ -1,9 +1,11 @@
 // session.h - WireGuard's session with one peer: its keys, what waits for them, and when something is due.
 //
 // A handshake yields a pair of keys, which lives for three minutes. A session has up to three pairs: `current` is
-// sealed with; `previous` still opens what was on its way; `next` is one that the peer made with us, and takes the
-// place of `current` with the first packet that the peer seals with it, since only then do both know it (white paper,
-// sections 5.4.6 and 6.3; the kernel's noise.c).
+// sealed with; `next` is one that the peer made with us, and takes the place of `current` with the first packet that
+// the peer seals with it, since only then do both know it (white paper, sections 5.4.6 and 6.3); `previous` still opens
+// what the peer seals until it knows of another. That is the pair that it has used last: where both began at once each
+// seals by its own handshake, and opens by the other's. The kernel's noise.c keeps one less, and loses what is on its
+// way then.
 //
 // Handshakes are JavaScript's (src/path/kinds/wireguard/). All that a session knows of them is that one is wanted,
 // which it says at most every few seconds, and the keys that come of it.
@@ -150,6 +152,7 @@ class Session {
     int64_t made_ms;
     uint64_t next_counter = 0;
     ReplayWindow received;
+    uint64_t used = 0;           // by the peer; of two pairs the higher one last
     bool is_refreshed = false;  // a handshake was asked for since it gets old
   };
   using PairPointer = std::unique_ptr<Pair>;
@@ -158,9 +161,11 @@ class Session {
   bool wants_handshake(int64_t now_ms);
   void sent(bool is_data, int64_t now_ms);
   void wipe();
+  void replace_current(PairPointer pair);
 
   mutable std::mutex lock_;
   PairPointer previous_, current_, next_;
+  uint64_t uses_ = 0;
   SocketAddress to_;
   std::array<uint32_t, 2> expected_{};  // the index of each answer; 0: none
   std::vector<Staged> staged_;

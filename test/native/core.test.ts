@@ -29,6 +29,9 @@ const THREADS = ['threads', ['-O0', '-fsanitize=thread'], 'threads'] as const
 const NOTHING = ['nothing, optimised as it is shipped', ['-O2'], '60'] as const
 /** `npm run test:fuzz` has the time. */
 const LONG = process.env['WEFT_LONG'] === '1' ? [NOTHING] : []
+/** The same with so many schedules. */
+const FEW = [MEMORY[0], MEMORY[1], '100'] as const
+const MANY = LONG.map(([title, flags]) => [title, flags, '100000'] as const)
 
 /** A slow machine takes its time to run what is compiled with sanitizers. */
 const SLOW = { timeoutMs: BUILD_MS }
@@ -39,6 +42,7 @@ describe.concurrent.each([
   ['what sends, receives and writes', 'io_test', [MEMORY]],
   ['the walks of a packet', 'walk_test', [MEMORY]],
   ['the thread of a loop', 'loop_test', [MEMORY, THREADS]],
+  ['the sessions of two hosts in trouble', 'session_model', [FEW, ...MANY]],
 ] as const)('%s', (_what, name, watched) => {
   it.each([...watched])(
     'keeps its rules, watched for %s',

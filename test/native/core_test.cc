@@ -1268,8 +1268,8 @@ static void test_session() {
     make(session, true, 1, 1'000);
     make(session, true, 2, 2'000);
     CHECK(session.begin_seal(*lane, true, 2'000).peer_index == 52);
-    make(session, false, 3, 3'000);  // from here on nobody has the first
-    CHECK(session.begin_open(*opening, 1, 0, 3'000) && !session.begin_open(*opening, 2, 0, 3'000));
+    make(session, false, 3, 3'000);
+    CHECK(!session.begin_open(*opening, 1, 0, 3'000) && !session.begin_open(*opening, 2, 0, 3'000));
     CHECK(session.begin_seal(*lane, true, 3'000).peer_index == 52);
     CHECK(comes(session, 3, 0, 3'000).is_confirmed && session.begin_seal(*lane, true, 3'000).peer_index == 53);
     CHECK(!comes(session, 2, 0, 3'000).reason && comes(session, 2, 0, 3'000).reason == k_rx_drop_replay);
@@ -1277,7 +1277,15 @@ static void test_session() {
     make(session, false, 4, 4'000);
     make(session, true, 5, 4'000);
     CHECK(session.begin_seal(*lane, true, 4'000).peer_index == 55);
-    CHECK(!session.begin_open(*opening, 4, 0, 4'000) && session.begin_open(*opening, 3, 0, 4'000));
+    for (const uint32_t index : {3, 4, 5}) CHECK(!session.begin_open(*opening, index, 0, 4'000));
+    CHECK(comes(session, 4, 0, 4'000).is_confirmed && session.begin_seal(*lane, true, 4'000).peer_index == 55);
+    CHECK(session.begin_open(*opening, 3, 0, 4'000));
+    // And again: the peer seals by its own until it has heard of ours, and not by ours of before.
+    make(session, true, 6, 5'000);
+    CHECK(!session.begin_open(*opening, 4, 1, 5'000) && session.begin_open(*opening, 5, 0, 5'000));
+    CHECK(!comes(session, 6, 0, 5'000).reason);
+    make(session, true, 7, 6'000);
+    CHECK(!session.begin_open(*opening, 6, 1, 6'000) && session.begin_open(*opening, 4, 1, 6'000));
   }
   {  // Data without an answer asks after fifteen seconds, data without thanks is thanked after ten.
     Session session;

@@ -19,6 +19,10 @@ interface Pair {
   readonly since: number
   nonce: number
   readonly received: Set<number>
+  /** The pairs of a node were made in this order. */
+  readonly number: number
+  /** By the peer; of two pairs the higher one last. */
+  used: number
 }
 
 const REKEY_AFTER_MS = 120_000
@@ -51,6 +55,7 @@ export function createSessions(
   let sentAt: number | undefined // data, with nothing received since
   let keepaliveAt: number | undefined
   let delivered = 0
+  let [uses, pairs] = [0, 0]
 
   const once = (what: string): void => {
     if (everUsed.has(what)) throw new Error(`twice: ${what}`)
@@ -63,6 +68,10 @@ export function createSessions(
     once(`nonce ${pair.sendKey} ${pair.nonce}`)
     keepaliveAt = undefined
     say.send({ index: pair.peerIndex, key: pair.sendKey, nonce: pair.nonce })
+  }
+  function replaceCurrent(pair: Pair): void {
+    if (!previous || (current && current.used >= previous.used)) previous = current
+    current = pair
   }
   function data(now: number): void {
     if (!isYoung(current, now)) {
@@ -88,15 +97,13 @@ export function createSessions(
       const pair = {
         ...{ isInitiator, ownIndex, peerIndex, sendKey: send, receiveKey: receive },
         ...{ since: clock(), nonce: -1, received: new Set<number>() },
+        ...{ number: (pairs += 1), used: 0 },
       }
       if (!isInitiator) {
         next = pair
-        previous = undefined
         return
       }
-      previous = next ?? current
-      next = undefined
-      current = pair
+      replaceCurrent(pair)
       seal(current) // a keepalive, or what waits
       isStaged = false
     },
@@ -108,13 +115,15 @@ export function createSessions(
       delivered += 1
       sentAt = undefined
       if (pair === next) {
-        previous = current
-        current = next
         next = undefined
+        // Of two handshakes at once our own came later.
+        if (isYoung(current, now) && current.number > pair.number) previous = pair
+        else replaceCurrent(pair)
         say.confirmed(now)
         if (isStaged) data(now)
         isStaged = false
       }
+      pair.used = uses += 1
       keepaliveAt ??= now + KEEPALIVE_MS
       if (current?.isInitiator && now - current.since > REFRESH_MS) say.wanted(now)
     },
