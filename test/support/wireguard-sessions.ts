@@ -104,7 +104,7 @@ export function createSessions(
         return
       }
       replaceCurrent(pair)
-      seal(current) // a keepalive, or what waits
+      seal(pair) // a keepalive, or what waits
       isStaged = false
     },
     data,

@@ -38,7 +38,16 @@ interface Side {
   kept: number
 }
 function sideOf({ key = systemRandomness.bytes(32), kept = -1 } = {}): Side {
-  const side = { sent: [], keys: [], given: [], roamed: [], gaveUp: [], overlooked: [], wall: WALL, kept } as unknown as Side
+  const side = {
+    sent: [],
+    keys: [],
+    given: [],
+    roamed: [],
+    gaveUp: [],
+    overlooked: [],
+    wall: WALL,
+    kept,
+  } as unknown as Side
   const { sent, keys, given, roamed, gaveUp, overlooked } = side
   const handshakes = createHandshakes({
     privateKey: new SecretBytes(key),

@@ -200,7 +200,7 @@ it('asks a peer itself that is not heard in a flood by its address, unless it ha
     vi.advanceTimersByTime(500)
   }
   const initiations = () => engine.sent.filter(({ datagram }) => datagram.length === INITIATION_BYTES)
-  flood(THEIRS.address as number + 1)
+  flood((THEIRS.address as number) + 1)
   expect(initiations()).toEqual([])
   flood(THEIRS.address as number)
   expect(initiations().map(({ to }) => to)).toEqual([THEIRS])

@@ -28,7 +28,10 @@ vi.mock(import('../../../../../src/path/kinds/wireguard/x25519.ts'), async (orig
     }
   }
   const fake = (bytes: Uint8Array) => new Fake(bytes) as unknown as ReturnType<X25519['publicKeyOf']>
-  const pairOf = (bytes: Uint8Array) => ({ privateKey: fake(Uint8Array.from(bytes)), publicKey: Uint8Array.from(bytes) })
+  const pairOf = (bytes: Uint8Array) => ({
+    privateKey: fake(Uint8Array.from(bytes)),
+    publicKey: Uint8Array.from(bytes),
+  })
   return {
     ...real,
     newKeyPair: () => (primitive.isFake ? pairOf(randomBytes(real.KEY_BYTES)) : real.newKeyPair()),
