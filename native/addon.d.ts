@@ -28,6 +28,8 @@ export interface Descriptors {
   /** The features that the kernel granted of those asked for, less those that failed since. */
   readonly features: readonly string[]
   readonly loops: readonly LoopDescriptors[]
+  /** Memory with the sessions of the engine that ran on them, of which one engine gets the keys: native/io/bequest.h. */
+  readonly bequest?: number
 }
 
 /** The descriptors of a loop. */
@@ -118,6 +120,8 @@ export interface RunOptions {
   mtu: number
   /** The first peer table, as `setPeers` takes it: packets may be waiting in the descriptors. */
   peers: Uint8Array
+  /** True when the sessions that came with the descriptors are gone on with; otherwise they end, for everybody. */
+  keepsSessions: boolean
   /** True when the TUN stays, with its addresses and routes, when all of its queues are closed. */
   persistent: boolean
   /** One packet per system call, on descriptors without features: as flanneld does, to compare with. */
@@ -168,6 +172,8 @@ export interface NativeEngine {
    * to be read only.
    */
   readonly counters: BigUint64Array
+  /** True when it goes on with the sessions that came with the descriptors: they were there, whole, and nobody else's. */
+  readonly hasKeptSessions: boolean
   /** The reason why the threads run at the process's priority instead of the one asked for. */
   readonly priorityRefused?: string
   /**
@@ -202,9 +208,10 @@ export interface NativeEngine {
   drops(after: readonly number[]): Drops
   /**
    * Stops and joins the threads, after at most one batch, and gives the descriptors back, open, for another engine:
-   * packets wait in them meanwhile. Instead of `stop`; rejects with EBADF where the engine was ended before.
+   * packets wait in them meanwhile. Its sessions go with them, and `head`, which tells whoever goes on with those what it has to
+   * know. Instead of `stop`; rejects with EBADF where the engine was ended before.
    */
-  release(): Promise<Descriptors>
+  release(head?: Uint8Array): Promise<Descriptors>
   /** Stops and joins the threads likewise and closes the descriptors, with which the TUN disappears. Nothing is done twice. */
   stop(): Promise<void>
 }
@@ -286,6 +293,9 @@ export function openSockets(options: Omit<OpenOptions, 'tunName'>): {
   readonly features: readonly string[]
   readonly loops: readonly { readonly socket: number; readonly sender?: number }[]
 }
+
+/** What stands before the sessions of an engine that was released, and can be read before they are taken; undefined where it is none. */
+export function bequestHead(fd: number): Buffer | undefined
 
 /**
  * Starts the threads on descriptors that are the engine's from now on, also when this throws. `onFault` is called at

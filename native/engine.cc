@@ -12,6 +12,8 @@
 #include "encap/flannel_udp.h"
 #include "encap/vxlan.h"
 #include "encap/wireguard.h"
+#include "io/bequest.h"
+#include "io/clock.h"
 #include "io/udp.h"
 #include "walk/egress.h"
 #include "walk/ingress.h"
@@ -91,6 +93,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
         [self] { self->loops_.front()->wake(); });
   }
   engine->set_peers(options.peers);
+  engine->has_kept_sessions_ = engine->take_sessions(options);
   for (size_t i = 0; i < engine->descriptors_.loops.size(); i++) {
     const LoopDescriptors& fds = engine->descriptors_.loops[i];
     const CounterRow row(counters + i * kCounterCount);
@@ -124,8 +127,17 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   for (auto& loop : engine->loops_) {
     if (Failure failure = loop->start()) return failure;
   }
+  // What waits for keys that came with the sessions goes at once.
+  if (engine->has_kept_sessions_) engine->loops_.front()->wake();
   result = std::move(engine);
   return {};
+}
+
+/// Of whatever use they are here, nobody else gets them from now on: this engine is the one that seals.
+bool Engine::take_sessions(const RunOptions& options) {
+  const Fd bequest = std::move(descriptors_.bequest);
+  const std::optional<SecretBytes> saved = bequest ? take_bequest(bequest.get()) : std::nullopt;
+  return saved && sessions_ && options.keeps_sessions && sessions_->take_over(*saved, options.peers, now_ms());
 }
 
 void Engine::make_room_for(std::span<const uint8_t> records) {
@@ -173,9 +185,11 @@ void Engine::end_loops() {
 
 Engine::~Engine() { end_loops(); }
 
-Descriptors Engine::release() {
+Descriptors Engine::release(std::span<const uint8_t> head) {
   end_loops();
   descriptors_.features = features_.bits();
+  if (sessions_) descriptors_.bequest = leave_bequest(head, sessions_->save());
+  sessions_.reset();
   return std::move(descriptors_);
 }
 

@@ -26,6 +26,7 @@ struct RunOptions {
   bool clamp_mss = false;  ///< TCP is to begin with segments that fit (core/mss.h)
   OwnEnd own;
   std::span<const uint8_t> peers;  ///< the first table: packets may be waiting in the descriptors
+  bool keeps_sessions = false;     ///< those that came with the descriptors are gone on with; else they end
   LoopOptions loops;
 };
 
@@ -61,19 +62,24 @@ class Engine {
   const Event& mail_event() const { return mail_; }
   /// Sends one datagram from the port that peers know. False when the kernel refused.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) const;
-  /// Joins the threads and gives the descriptors back, open, for another engine. Nothing else may be asked of this one
-  /// afterwards. An engine that is destroyed instead closes them, with which the TUN disappears.
-  Descriptors release();
+  /// True when it goes on with the sessions that came with the descriptors.
+  bool has_kept_sessions() const { return has_kept_sessions_; }
+  /// Joins the threads and gives the descriptors back, open, for another engine, with the sessions, which are none here
+  /// any more; `head` is for who is to go on with those. Nothing else may be asked of this one afterwards. An engine
+  /// that is destroyed instead closes them, with which the TUN disappears.
+  Descriptors release(std::span<const uint8_t> head);
   ~Engine();
 
  private:
   explicit Engine(Descriptors descriptors);
   void end_loops();
   void make_room_for(std::span<const uint8_t> records);
+  bool take_sessions(const RunOptions& options);
 
   Descriptors descriptors_;
   Event mail_;
   std::unique_ptr<Sessions> sessions_;  // null for an encapsulation without
+  bool has_kept_sessions_ = false;
   PeerTables peers_;
   Features features_;
   Fault fault_;

@@ -45,6 +45,20 @@ function frame(packet) {
   return Buffer.concat([header, packet])
 }
 
+/** The session 1 as native/core/sessions.h saves it: a pair in use, a packet that waits, and no mail; the time of all is 0. */
+function savedSession(random) {
+  const numbers = (...of) => Buffer.from(new Uint32Array(of).buffer)
+  const [time, key, window] = [
+    Buffer.alloc(8),
+    Buffer.alloc(32).map(() => random.below(256)),
+    Buffer.alloc(128 * 8 + 8),
+  ]
+  const pair = [Buffer.from([1]), numbers(0, 7), key, key, time, Buffer.alloc(8, 3), window, Buffer.alloc(1)]
+  const session = [time, time, time, Buffer.from([0, 1]), ...pair, Buffer.from([0])]
+  const waiting = [numbers(1), time, numbers(40), Buffer.alloc(40)]
+  return Buffer.concat([Buffer.from([20]), numbers(1, 1, 1, 1, 1), ...session, ...waiting, numbers(0, 0, 0, 0)])
+}
+
 function writeSeeds() {
   mkdirSync(corpus, { recursive: true })
   const random = randomFrom(1)
@@ -66,6 +80,7 @@ function writeSeeds() {
       inward: Buffer.concat([Buffer.from(i % 2 ? 'I' : 'i'), ...batch.map((each) => message(each))]),
       vxlan: Buffer.concat([Buffer.from(i % 2 ? 'V' : 'v'), ...batch.map((each) => message(frame(each)))]),
       refusals: Buffer.concat([Buffer.from('R'), Buffer.alloc(160).map(() => random.below(256))]),
+      sessions: Buffer.concat([Buffer.from('B'), savedSession(random)]),
       strip: Buffer.concat([
         Buffer.from('S'),
         message(Buffer.alloc(2), frame(packet)),

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "address.h"
+#include "secret_bytes.h"
 
 namespace weft {
 
@@ -76,6 +77,30 @@ class Mailbox {
     const std::lock_guard lock(lock_);
     std::erase_if(moved_, [&](const Moved& each) { return each.session == session; });
     moved_.push_back({session, to});
+    ring_();
+  }
+
+  /// What was not taken yet, but for handshakes that are wanted: sessions say so again.
+  void save(SecretWriter& out) {
+    const std::lock_guard lock(lock_);
+    for (const std::vector<Letter>& letters : letters_) {
+      out.put_all(letters, [&](const Letter& each) { out.put(each); });
+    }
+    out.put_all(confirmed_, [&](uint32_t each) { out.put(each); });
+    out.put_all(moved_, [&](const Moved& each) { out.put(each); });
+  }
+  void load(SecretReader& in) {
+    const std::lock_guard lock(lock_);
+    for (std::vector<Letter>& letters : letters_) {
+      letters.clear();
+      in.get_all([&] {
+        const auto letter = in.get<Letter>();
+        if (letter.size == 0 || letter.size > kMessageBytes || letters.size() == kPlaces) return in.refuse();
+        letters.push_back(letter);
+      });
+    }
+    in.get_all([&] { confirmed_.push_back(in.get<uint32_t>()); });
+    in.get_all([&] { moved_.push_back(in.get<Moved>()); });
     ring_();
   }
 

@@ -10,6 +10,13 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
+/// A time of the clock that all processes of a host have; none is yet to come.
+int64_t load_time(SecretReader& in, int64_t now_ms) {
+  const auto at = in.get<int64_t>();
+  if (at < 0 || at > now_ms) in.refuse();
+  return in.is_good() ? at : 0;
+}
+
 }  // namespace
 
 void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms) {
@@ -56,6 +63,78 @@ void Session::expect(Expected answer, uint32_t own_index) {
 bool Session::expects(Expected answer, uint32_t own_index) const {
   const Lock lock(lock_);
   return own_index != 0 && expected_[static_cast<size_t>(answer)] == own_index;
+}
+
+bool Session::is_empty() const {
+  const Lock lock(lock_);
+  return !previous_ && !current_ && !next_ && staged_.empty() && expected_ == decltype(expected_){};
+}
+
+void Session::save_pair(const Pair& pair, SecretWriter& out) {
+  out.put(static_cast<uint8_t>(pair.keys.is_initiator));
+  out.put(pair.keys.own_index);
+  out.put(pair.keys.peer_index);
+  for (const Key* key : {&pair.keys.send, &pair.keys.receive}) out.put_bytes({key->data(), Key::kBytes});
+  out.put(pair.made_ms);
+  out.put(pair.next_counter);
+  out.put(pair.received);
+  out.put(pair.used);
+  out.put(static_cast<uint8_t>(pair.is_refreshed));
+}
+
+Session::PairPointer Session::load_pair(SecretReader& in, uint64_t number, int64_t now_ms) {
+  SessionKeys keys;
+  keys.is_initiator = in.get_flag();
+  keys.own_index = in.get<uint32_t>();
+  keys.peer_index = in.get<uint32_t>();
+  for (Key* key : {&keys.send, &keys.receive}) {
+    const std::span<const uint8_t> bytes = in.get_bytes(Key::kBytes);
+    if (!bytes.empty()) *key = Key(bytes.data());
+  }
+  auto pair = std::make_unique<Pair>(number, keys, load_time(in, now_ms));
+  pair->next_counter = in.get<uint64_t>();
+  pair->received = in.get<ReplayWindow>();
+  pair->used = in.get<uint64_t>();
+  pair->is_refreshed = in.get_flag();
+  return pair;
+}
+
+void Session::save(SecretWriter& out) const {
+  const Lock lock(lock_);
+  for (const int64_t at : {passed_ms_, unanswered_ms_, unthanked_ms_}) out.put(at);
+  out.put(uses_);
+  out.put(expected_);
+  for (const PairPointer* pair : {&previous_, &current_, &next_}) {
+    out.put(static_cast<uint8_t>(*pair != nullptr));
+    if (*pair) save_pair(**pair, out);
+  }
+  out.put_all(staged_, [&](const Staged& staged) {
+    out.put(staged.since_ms);
+    out.put(static_cast<uint32_t>(staged.datagram.size()));
+    out.put_bytes(staged.datagram);
+  });
+}
+
+void Session::load(SecretReader& in, const std::function<uint64_t()>& next_number,
+                   const std::function<bool(size_t, StagedBytes&)>& take_share, uint32_t slot, int64_t now_ms) {
+  const Lock lock(lock_);
+  for (int64_t* at : {&passed_ms_, &unanswered_ms_, &unthanked_ms_}) *at = load_time(in, now_ms);
+  uses_ = in.get<uint64_t>();
+  expected_ = in.get<decltype(expected_)>();
+  for (PairPointer* pair : {&previous_, &current_, &next_}) {
+    *pair = in.get_flag() ? load_pair(in, next_number(), now_ms) : nullptr;
+  }
+  staged_.clear();
+  in.get_all([&] {
+    Staged staged{{}, load_time(in, now_ms), slot};
+    const auto size = in.get<uint32_t>();
+    const std::span<const uint8_t> bytes = in.get_bytes(size);
+    if (size < Limits::kAroundBytes || staged_.size() == Limits::kMaxStaged) return in.refuse();
+    if (!in.is_good() || !take_share(size, staged.share)) return;
+    staged.datagram.assign(bytes.begin(), bytes.end());
+    staged_.push_back(std::move(staged));
+  });
+  asked_ms_ = 0;
 }
 
 SocketAddress Session::to() const {

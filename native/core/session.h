@@ -16,6 +16,7 @@
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -27,6 +28,7 @@
 #include "address.h"
 #include "counters.h"
 #include "replay.h"
+#include "secret_bytes.h"
 
 namespace weft {
 
@@ -46,6 +48,8 @@ struct SessionLimits {
   /// Packets that wait for keys, and for how long: long enough for a handshake whose first message was lost.
   static constexpr size_t kMaxStaged = 128;
   static constexpr int64_t kStagedMs = 12'000;
+  /// The room around a packet that waits: a datagram's header, and its tag.
+  static constexpr size_t kAroundBytes = 32;
 };
 
 /// A share of the memory for all packets that wait, given back when it is destroyed.
@@ -120,6 +124,15 @@ class Session {
   void send_to(const SocketAddress& to);
   /// A message of a handshake goes to the peer, who answers it by this index.
   void expect(Expected answer, uint32_t own_index);
+  /// True when there is nothing in it that another engine could go on with.
+  bool is_empty() const;
+  /// Keys, counters and times, and what waits; not where it is sent to, nor that a handshake was asked for: who goes on
+  /// may ask at once.
+  void save(SecretWriter& out) const;
+  /// Takes over what another one saved; what cannot be, `in` refuses. `next_number` gives each pair its own, and
+  /// `take_share` memory for what waits.
+  void load(SecretReader& in, const std::function<uint64_t()>& next_number,
+            const std::function<bool(size_t, StagedBytes&)>& take_share, uint32_t slot, int64_t now_ms);
 
   // By any lane.
 
@@ -157,6 +170,8 @@ class Session {
   };
   using PairPointer = std::unique_ptr<Pair>;
 
+  static void save_pair(const Pair& pair, SecretWriter& out);
+  static PairPointer load_pair(SecretReader& in, uint64_t number, int64_t now_ms);
   Pair* find(uint32_t own_index) const;
   bool wants_handshake(int64_t now_ms);
   void sent(bool is_data, int64_t now_ms);

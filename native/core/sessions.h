@@ -6,7 +6,9 @@
 // are.
 //
 // A session is made when a record or keys name it, and stays until the engine ends. One whose peer is gone is wiped,
-// and its number may be another's.
+// and its number may be another's. An engine that ends may save them for one that goes on in its place, on this host:
+// a counter that was sealed with is never sealed with again, so what was saved is for one engine alone
+// (io/bequest.h), and the one that saved seals no more.
 #pragma once
 
 #include <array>
@@ -14,6 +16,7 @@
 #include <functional>
 #include <mutex>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "bucket.h"
@@ -66,6 +69,57 @@ class Sessions {
     if (Session* session = of(number)) session->forget();
   }
 
+  /// All of them, while no lane runs; whoever has the bytes may seal.
+  SecretBytes save() {
+    SecretWriter out;
+    out.put(kForm);
+    out.put_all(take_ready(), [&](uint32_t number) { out.put(number); });
+    std::vector<uint32_t> numbers;
+    for_each([&](uint32_t number, const Session& session) {
+      if (!session.is_empty()) numbers.push_back(number);
+    });
+    out.put_all(numbers, [&](uint32_t number) {
+      out.put(number);
+      of(number)->save(out);
+    });
+    mailbox_.save(out);
+    return out.take();
+  }
+  /// Goes on with what another engine saved, as far as these records name it, before a lane runs. False where the bytes
+  /// are no such thing: then there is nothing of them here.
+  bool take_over(std::span<const uint8_t> saved, std::span<const uint8_t> records, int64_t now_ms) {
+    std::unordered_map<uint32_t, uint32_t> slots;  // of the traffic of each
+    each_record(records, [&](const PeerRecord& record) {
+      if (!record.is_gone() && of(number_of(record.encap))) slots[number_of(record.encap)] = record.slot;
+    });
+    const auto next_number = [this] { return ++last_pair_; };
+    const auto take_share = [this](size_t bytes, StagedBytes& share) { return take_staged_bytes(bytes, share); };
+    SecretReader in(saved);
+    if (in.get<uint32_t>() != kForm) in.refuse();
+    std::vector<uint32_t> ready;
+    in.get_all([&] { ready.push_back(in.get<uint32_t>()); });
+    in.get_all([&] {
+      const auto slot = slots.find(in.get<uint32_t>());
+      Session nobodys;
+      const bool is_named = slot != slots.end();
+      Session& session = is_named ? room_for(slot->first) : nobodys;
+      session.load(in, next_number, take_share, is_named ? slot->second : 0, now_ms);
+    });
+    mailbox_.load(in);
+    if (in.is_whole()) {
+      const std::lock_guard lock(ready_lock_);
+      for (const uint32_t number : ready) {
+        if (slots.contains(number)) ready_.push_back(number);
+      }
+      has_ready_.store(!ready_.empty(), std::memory_order_release);
+      return true;
+    }
+    for_each([](uint32_t, Session& session) { session.forget(); });
+    mailbox_.take(0);
+    keep(records);
+    return false;
+  }
+
   // By any thread.
 
   Session* of(uint32_t number) const {
@@ -110,6 +164,8 @@ class Sessions {
 
  private:
   static constexpr uint32_t kChunk = 1 << 8;
+  /// What save() writes begins with it: another form has another number.
+  static constexpr uint32_t kForm = 1;
 
   Session& room_for(uint32_t number) {
     auto& chunk = chunks_[number / kChunk];

@@ -7,6 +7,7 @@
 #include <errno.h>
 
 #include "../engine.h"
+#include "../io/bequest.h"
 #include "../io/clock.h"
 #include "../io/tun.h"
 #include "classes.h"
@@ -18,14 +19,17 @@ namespace weft {
 namespace {
 
 /// Joins the threads in a thread of libuv's pool: one that hangs must not stop the event loop. Then closes the
-/// descriptors, or gives them back. Of an engine that was ended before there is nothing to close, and nothing to give.
+/// descriptors, or gives them back, with `head` beside the sessions. Of an engine that was ended before there is
+/// nothing to close, and nothing to give.
 class EndWorker : public Napi::AsyncWorker {
  public:
-  EndWorker(Napi::Env env, std::unique_ptr<Engine> engine, Napi::ObjectReference counters, bool give_back)
+  EndWorker(Napi::Env env, std::unique_ptr<Engine> engine, Napi::ObjectReference counters, bool give_back,
+            std::vector<uint8_t> head)
       : AsyncWorker(env),
         engine_(std::move(engine)),
         counters_(std::move(counters)),
         give_back_(give_back),
+        head_(std::move(head)),
         promise_(Napi::Promise::Deferred::New(env)) {}
   Napi::Promise promise() const { return promise_.Promise(); }
 
@@ -35,7 +39,7 @@ class EndWorker : public Napi::AsyncWorker {
       if (give_back_) failure_ = SystemError{"release", EBADF};
       return;
     }
-    if (give_back_) descriptors_ = engine_->release();
+    if (give_back_) descriptors_ = engine_->release(head_);
     engine_.reset();
   }
   void OnOK() override {
@@ -47,6 +51,7 @@ class EndWorker : public Napi::AsyncWorker {
   std::unique_ptr<Engine> engine_;
   Napi::ObjectReference counters_;  // the threads write into it until then
   bool give_back_;
+  std::vector<uint8_t> head_;
   Failure failure_;
   Descriptors descriptors_;
   Napi::Promise::Deferred promise_;
@@ -100,6 +105,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     return {};
   }
 
+  bool has_kept_sessions() const { return engine_->has_kept_sessions(); }
   Failure priority_refused() const { return engine_->priority_refused(); }
 
   void shut_down() {
@@ -221,13 +227,18 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     result.Set("packets", packets);
     return result;
   }
-  Napi::Value stop(const Napi::CallbackInfo& info) { return end(info.Env(), false); }
-  Napi::Value release_descriptors(const Napi::CallbackInfo& info) { return end(info.Env(), true); }
-  Napi::Value end(Napi::Env env, bool give_back) {
+  Napi::Value stop(const Napi::CallbackInfo& info) { return end(info.Env(), false, {}); }
+  Napi::Value release_descriptors(const Napi::CallbackInfo& info) {
+    if (!info[0].IsTypedArray()) return end(info.Env(), true, {});
+    const auto head = info[0].As<Napi::Uint8Array>();
+    return end(info.Env(), true, {head.Data(), head.Data() + head.ByteLength()});
+  }
+  Napi::Value end(Napi::Env env, bool give_back, std::vector<uint8_t> head) {
     watcher_.reset();
     mail_watcher_.reset();
     if (engine_) release();
-    auto* worker = new EndWorker(env, std::move(engine_), std::move(counters_), give_back);  // deletes itself when done
+    auto* worker = new EndWorker(env, std::move(engine_), std::move(counters_), give_back,
+                                 std::move(head));  // deletes itself when done
     worker->Queue();
     return worker->promise();
   }
@@ -288,6 +299,12 @@ Napi::Value open_descriptors_of(const Napi::CallbackInfo& info) {
   return result;
 }
 
+Napi::Value bequest_head_of(const Napi::CallbackInfo& info) {
+  const std::optional<std::vector<uint8_t>> head = read_bequest_head(info[0].As<Napi::Number>().Int32Value());
+  if (!head) return info.Env().Undefined();
+  return Napi::Buffer<uint8_t>::Copy(info.Env(), head->data(), head->size());
+}
+
 Napi::Value run_engine(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
   Descriptors descriptors = to_descriptors(info[0].As<Napi::Object>());
@@ -304,6 +321,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   options.own.mtu = given.Get("mtu").As<Napi::Number>().Uint32Value();
   const auto peers = given.Get("peers").As<Napi::Uint8Array>();
   options.peers = {peers.Data(), peers.ByteLength()};
+  options.keeps_sessions = given.Get("keepsSessions").ToBoolean();
   options.loops = {.naive = given.Get("naive").As<Napi::Boolean>(),
                    .nice = given.Get("nice").As<Napi::Number>().Int32Value(),
                    .poll_us = given.Get("pollUs").As<Napi::Number>().Int64Value()};
@@ -320,6 +338,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
     return env.Undefined();
   }
   handle.Set("counters", counters);
+  handle.Set("hasKeptSessions", engine->has_kept_sessions());
   if (Failure refused = engine->priority_refused()) handle.Set("priorityRefused", to_error(env, *refused).Message());
   return handle;
 }
@@ -331,6 +350,7 @@ Napi::Function define_engine(Napi::Env env) { return EngineHandle::define(env); 
 void export_engine(Napi::Env env, Napi::Object exports) {
   exports.Set("openSockets", Napi::Function::New<open_sockets_of>(env));
   exports.Set("openDescriptors", Napi::Function::New<open_descriptors_of>(env));
+  exports.Set("bequestHead", Napi::Function::New<bequest_head_of>(env));
   exports.Set("runEngine", Napi::Function::New<run_engine>(env));
 }
 

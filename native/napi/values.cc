@@ -153,6 +153,7 @@ Napi::Object to_object(Napi::Env env, Descriptors descriptors) {
   object.Set("tunName", descriptors.tun_name);
   object.Set("features", to_array(env, names_of(descriptors.features)));
   object.Set("loops", loops);
+  if (descriptors.bequest) object.Set("bequest", descriptors.bequest.release());
   return object;
 }
 
@@ -171,6 +172,7 @@ Descriptors to_descriptors(const Napi::Object& object) {
     descriptors.loops.push_back({fd_of(loop.Get("tun")), fd_of(loop.Get("socket")), fd_of(loop.Get("sender")),
                                  fd_of(loop.Get("otherSocket")), fd_of(loop.Get("otherSender"))});
   }
+  descriptors.bequest = fd_of(object.Get("bequest"));
   return descriptors;
 }
 

@@ -22,6 +22,7 @@ struct Descriptors {
   std::string tun_name;   ///< as the kernel gave it
   uint32_t features = 0;  ///< granted, less those that failed since
   std::vector<LoopDescriptors> loops;
+  Fd bequest;  ///< the sessions of the engine that ran on them (io/bequest.h); none where there are none to go on with
 };
 
 struct OpenOptions {

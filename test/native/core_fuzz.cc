@@ -1,9 +1,10 @@
 // core_fuzz.cc - what a fuzzer throws at the core: its functions by the jobs of core_jobs.h, what is learnt from
 // refusals, and both walks of a packet whole.
 //
-// The first byte of an input says which; the rest is jobs, refusals, or what a TUN or a socket delivers: messages, each
-// a length (uint16) and bytes. Nothing may be read or written out of bounds, whatever the bytes are; the packets that
-// leave must be whole ones, and those that reach the TUN sound ones. scripts/fuzz.mjs builds and runs it.
+// The first byte of an input says which; the rest is jobs, refusals, sessions that were saved, or what a TUN or a
+// socket delivers: messages, each a length (uint16) and bytes. Nothing may be read or written out of bounds, whatever
+// the bytes are; the packets that leave must be whole ones, and those that reach the TUN sound ones. scripts/fuzz.mjs
+// builds and runs it.
 #include <fcntl.h>
 #include <sys/socket.h>
 
@@ -271,6 +272,34 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer
   expect_counted(drops, row);
 }
 
+/// What an engine is to go on with, and then does; the first byte says at which time.
+void take_over(const uint8_t* bytes, size_t size) {
+  static const auto sealing = Aead::create(Aead::Way::kSeal), opening = Aead::create(Aead::Way::kOpen);
+  if (size == 0) return;
+  std::vector<uint8_t> records = one_peer();
+  for (const size_t at : {0, 1}) store_le32(&records[at * sizeof(PeerRecord) + offsetof(PeerRecord, encap)], 1 + at);
+  const std::vector<uint8_t> saved(bytes + 1, bytes + size);  // on the heap, where a sanitizer sees its end
+  const int64_t now_ms = bytes[0] == 0 ? INT64_MAX / 2 : int64_t{1} << (bytes[0] & 31);
+  Sessions sessions(
+      0, [] {}, [] {});
+  sessions.keep(records);
+  const bool taken = sessions.take_over(saved, records, now_ms);
+  sessions.for_each([&](uint32_t number, Session& session) {
+    if (!session.is_empty() && (!taken || number == 0 || number > 2)) abort();
+    if (sealing) session.begin_seal(*sealing, true, now_ms);
+    for (const uint32_t index : {0, 1}) {
+      if (opening && !session.begin_open(*opening, index, 70, now_ms)) session.accept(index, 70, true, {}, now_ms);
+    }
+    session.look(1, now_ms);
+    for (const Staged& each : session.take_staged()) {
+      if (each.datagram.size() < SessionLimits::kAroundBytes) abort();
+    }
+  });
+  for (const Mailbox::Letter& each : sessions.mailbox().take(9).letters) {
+    if (each.size > Mailbox::kMessageBytes) abort();
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
@@ -287,6 +316,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
     case 'V':
     case 'v':
       for (const Setting& each : kSettings) inward<Vxlan>(bytes + 1, size - 1, bytes[0] == 'v', each);
+      break;
+    case 'B':
+      take_over(bytes + 1, size - 1);
       break;
     case 'R':
       refuse(bytes + 1, size - 1);

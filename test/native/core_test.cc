@@ -1403,6 +1403,144 @@ static void test_sessions() {
   for (std::thread& each : lanes) each.join();
 }
 
+/// What one engine saved another goes on with, of what its records name; of anything else there is nothing.
+static void test_saved_sessions() {
+  using Limits = SessionLimits;
+  constexpr uint32_t kSecret = 0x12345678, kNamed = 7, kOther = 600;
+  constexpr int64_t kMadeMs = 10'000, kSavedMs = 100'000;
+  int rung = 0;
+  const auto none = [] {};
+  const auto fresh = [&] {
+    return std::make_unique<Sessions>(
+        kSecret, [&] { rung++; }, none);
+  };
+  const auto naming = [](std::vector<uint32_t> numbers) {
+    Bytes all;
+    for (const uint32_t number : numbers) {
+      Bytes r = record(4, 24, {10, 5, static_cast<uint8_t>(all.size() / sizeof(PeerRecord)), 0}, 0xc0000202);
+      store_le32(&r[40], number);
+      r[offsetof(PeerRecord, slot)] = 9;
+      all.insert(all.end(), r.begin(), r.end());
+    }
+    return all;
+  };
+  const SocketAddress there(ipv4(0xc0000202), to_be16(51820));
+  const auto lane = Aead::create(Aead::Way::kSeal), opening = Aead::create(Aead::Way::kOpen);
+  const auto key = [](uint8_t byte) { return Key(Bytes(Key::kBytes, byte).data()); };
+  const auto pair = [&](bool is_initiator, uint32_t index) {
+    const auto byte = static_cast<uint8_t>(index);
+    return SessionKeys{is_initiator, index, index + 50, key(byte), key(static_cast<uint8_t>(byte + 100))};
+  };
+  const auto saved_with = [&](size_t packets) {
+    auto sessions = fresh();
+    sessions->keep(naming({kNamed, kOther}));
+    for (const uint32_t number : {kNamed, kOther}) {
+      sessions->set_keys(number, pair(true, number), kMadeMs);
+      sessions->set_keys(number, pair(false, number + 1), kMadeMs + 1);
+    }
+    Session& session = *sessions->of(kNamed);
+    for (int i = 0; i < 5; i++) CHECK(session.begin_seal(*lane, true, kSavedMs).counter == static_cast<uint64_t>(i));
+    for (const uint64_t counter : {0, 1, 5}) CHECK(!session.accept(kNamed, counter, true, there, kSavedMs).reason);
+    for (size_t i = 0; i < packets; i++) CHECK(session.stage({Bytes(Limits::kAroundBytes + i), kSavedMs, 3}));
+    sessions->mailbox().post(there, Bytes(92, 2), true);
+    sessions->mailbox().post(there, Bytes(148, 1), false);
+    sessions->mailbox().confirm(kOther);
+    sessions->mailbox().want(kOther);
+    sessions->mailbox().moved(kNamed, there);
+    return sessions->save();
+  };
+  const SecretBytes saved = saved_with(2);
+
+  rung = 0;
+  auto heir = fresh();
+  heir->keep(naming({kNamed}));
+  CHECK(heir->take_over(saved, naming({kNamed}), kSavedMs) && rung > 0);
+  Session& session = *heir->of(kNamed);
+  CHECK(session.to().address() == ipv4(0xc0000202));
+  const Session::Grant grant = session.begin_seal(*lane, true, kSavedMs);
+  CHECK(grant.is_granted && grant.counter == 5 && grant.peer_index == kNamed + 50);
+  Bytes text(10 + Aead::kTagBytes, 4);
+  CHECK(lane->seal(1, {text.data(), 10}));
+  Aead& reader = *opening;
+  reader.use(1'000'000, key(kNamed));
+  CHECK(reader.open(1, {text.data(), 10}));  // it is sealed with that pair's key to send
+  CHECK(session.accept(kNamed, 1, true, there, kSavedMs).reason == k_rx_drop_replay);
+  CHECK(session.accept(kNamed, 5, true, there, kSavedMs).reason == k_rx_drop_replay);
+  CHECK(!session.accept(kNamed, 3, true, there, kSavedMs).reason);
+  CHECK((heir->take_ready() == std::vector<uint32_t>{kNamed}));
+  const std::vector<Staged> waiting = session.take_staged();
+  CHECK(waiting.size() == 2 && waiting[1].datagram.size() == Limits::kAroundBytes + 1 && waiting[1].slot == 9);
+  // Its pairs are as old as they were, and the one that the peer made is still to be confirmed.
+  CHECK(session.begin_seal(*lane, true, kMadeMs + Limits::kRejectAfterMs - 1).wants_handshake);
+  CHECK(!session.begin_seal(*lane, true, kMadeMs + Limits::kRejectAfterMs).is_granted);
+  CHECK(session.accept(kNamed + 1, 0, true, there, kSavedMs).is_confirmed);
+  CHECK(session.begin_seal(*lane, true, kSavedMs).peer_index == kNamed + 51);
+  // One that no record names is nobody's.
+  CHECK(!heir->of(kOther) || heir->of(kOther)->is_empty());
+  const Mailbox::Mail mail = heir->mailbox().take(9);
+  CHECK(mail.letters.size() == 2 && mail.letters[0].size == 92 && mail.letters[1].bytes[0] == 1);
+  CHECK((mail.confirmed == std::vector<uint32_t>{kOther}) && mail.wanted.empty());
+  CHECK(mail.moved.size() == 1 && mail.moved[0].session == kNamed && mail.moved[0].to == there);
+
+  // All or nothing.
+  const auto is_refused_at = [&](int64_t now_ms, const SecretBytes& bytes) {
+    auto sessions = fresh();
+    sessions->keep(naming({kNamed, kOther}));
+    const bool taken = sessions->take_over(bytes, naming({kNamed, kOther}), now_ms);
+    if (taken) return false;
+    for (const uint32_t number : {kNamed, kOther}) {
+      CHECK(sessions->of(number)->is_empty() && sessions->of(number)->to().address() == ipv4(0xc0000202));
+      CHECK(!sessions->of(number)->begin_seal(*lane, true, kSavedMs).is_granted);
+    }
+    CHECK(sessions->take_ready().empty() && sessions->mailbox().take(9).letters.empty());
+    return true;
+  };
+  const auto is_refused = [&](const SecretBytes& bytes) { return is_refused_at(kSavedMs, bytes); };
+  CHECK(!is_refused(saved) && is_refused({}));
+  for (size_t size = 0; size < saved.size(); size += size < 64 || size + 64 > saved.size() ? 1 : 13) {
+    CHECK(is_refused({saved.begin(), saved.begin() + static_cast<ptrdiff_t>(size)}));
+  }
+  SecretBytes longer = saved, another = saved;
+  longer.push_back(0);
+  another[0] ^= 2;
+  CHECK(is_refused(longer) && is_refused(another));
+  // Nothing is of a time that is yet to come: another clock than the one by which keys end.
+  CHECK(is_refused_at(kSavedMs - 1, saved));
+  CHECK(!is_refused(saved_with(Limits::kMaxStaged)));
+  {
+    SecretWriter small;
+    Session one;
+    one.stage({Bytes(Limits::kAroundBytes - 1), kSavedMs, 0});
+    one.save(small);
+    const SecretBytes bytes = small.take();
+    SecretReader in(bytes);
+    Session two;
+    two.load(
+        in, [] { return uint64_t{1}; }, [](size_t, StagedBytes&) { return true; }, 0, kSavedMs);
+    CHECK(!in.is_good() && two.is_empty());
+  }
+  // Whatever the bytes are, nothing is read beyond them, and what is taken for good can be worked with.
+  for (int round = 0; round < 3'000; round++) {
+    SecretBytes junk = saved;
+    for (int changes = 1 + static_cast<int>(random_below(4)); changes > 0; changes--) {
+      junk[random_below(random_below(2) == 0 ? 128 : junk.size())] = static_cast<uint8_t>(random_below(256));
+    }
+    auto sessions = fresh();
+    sessions->keep(naming({kNamed, kOther}));
+    sessions->take_over(junk, naming({kNamed, kOther}), kSavedMs);
+    for (const uint32_t number : {kNamed, kOther}) {
+      Session& any = *sessions->of(number);
+      any.begin_seal(*lane, true, kSavedMs);
+      for (const uint32_t index : {number, number + 1}) {
+        if (!any.begin_open(*opening, index, 9, kSavedMs)) any.accept(index, 9, true, there, kSavedMs);
+      }
+      any.look(1'000, kSavedMs);
+      any.take_staged();
+    }
+    sessions->mailbox().take(9);
+  }
+}
+
 static void test_endpoints() {
   Bytes records;
   for (const uint32_t endpoint : {0xc0000205u, 0xc0000202u, 0xc0000205u}) {
@@ -3140,6 +3278,7 @@ static void test_threads() {
     test_aead();
     test_session();
     test_sessions();
+    test_saved_sessions();
   } else {
     std::fputs("no OpenSSL in this process: what needs keys is left out\n", stderr);
   }

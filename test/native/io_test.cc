@@ -4,14 +4,21 @@
 // sendmmsg, sendmsg, recvmmsg, writev, poll and clock_gettime are replaced for the whole program.
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <time.h>
 
+#include <atomic>
 #include <functional>
+#include <thread>
 
 #include "../../native/encap/flannel_udp.h"
+#include "../../native/io/bequest.h"
 #include "../../native/io/linux_compat.h"
 #include "../../native/io/receiver.h"
 #include "../../native/io/sender.h"
@@ -622,6 +629,79 @@ void test_receive() {
   single.receive(failure);
 }
 
+size_t size_of(const Fd& fd) {
+  struct stat about {};
+  CHECK(fstat(fd.get(), &about) == 0);
+  return static_cast<size_t>(about.st_size);
+}
+
+/// One gets the body, whoever comes when and whoever dies; of what is no bequest nobody gets anything.
+void test_bequest() {
+  const Bytes head{1, 2, 3}, body{4, 5, 6, 7};
+  {
+    const Fd fd = leave_bequest(head, body);
+    CHECK(fd && (fcntl(fd.get(), F_GETFD) & FD_CLOEXEC));
+    for (int again = 0; again < 2; again++) CHECK(read_bequest_head(fd.get()) == head);
+    const auto taken = take_bequest(fd.get());
+    CHECK(taken && Bytes(taken->begin(), taken->end()) == body);
+    CHECK(size_of(fd) == 0 && !read_bequest_head(fd.get()) && !take_bequest(fd.get()));
+  }
+  {
+    const Fd fd = leave_bequest({}, {});
+    CHECK(read_bequest_head(fd.get())->empty() && take_bequest(fd.get())->empty() && !take_bequest(fd.get()));
+  }
+  {  // One that dies as soon as it may take it leaves nothing to another.
+    const Fd fd = leave_bequest(head, body);
+    const pid_t child = fork();
+    if (child == 0) _exit(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SEAL) == 0 ? 0 : 1);
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(!take_bequest(fd.get()));
+  }
+  // Two at once, each by a description of its own or by the same.
+  for (int round = 0; round < 200; round++) {
+    const Fd fd = leave_bequest(head, body);
+    const std::string path = "/proc/self/fd/" + std::to_string(fd.get());
+    const Fd other(round % 2 == 0 ? dup(fd.get()) : open(path.c_str(), O_RDWR | O_CLOEXEC));
+    std::atomic<int> at_start{0}, got{0};
+    const auto claim = [&](int by) {
+      at_start++;
+      while (at_start < 2) std::this_thread::yield();
+      const auto taken = take_bequest(by);
+      if (taken && Bytes(taken->begin(), taken->end()) == body) got++;
+      CHECK(!taken || taken->size() == body.size());
+    };
+    std::thread one(claim, fd.get()), two(claim, other.get());
+    one.join();
+    two.join();
+    CHECK(got == 1);
+  }
+  const auto is_none = [](const Fd& fd) { return !read_bequest_head(fd.get()) && !take_bequest(fd.get()); };
+  const auto holding = [](const Bytes& bytes, unsigned flags = MFD_ALLOW_SEALING) {
+    Fd fd(memfd_create("junk", MFD_CLOEXEC | flags));
+    CHECK(write(fd.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+    return fd;
+  };
+  Bytes whole(size_of(leave_bequest(head, body)));
+  CHECK(pread(leave_bequest(head, body).get(), whole.data(), whole.size(), 0) == static_cast<ssize_t>(whole.size()));
+  CHECK(take_bequest(holding(whole).get()).has_value());
+  CHECK(!take_bequest(holding(whole, 0).get()));  // that cannot be sealed
+  for (size_t size = 0; size < 16; size++) CHECK(is_none(holding(Bytes(whole.begin(), whole.begin() + size))));
+  for (const uint64_t bytes : {whole.size() - 15, size_t{1} << 32, ~size_t{0}}) {
+    Bytes wrong = whole;
+    store(&wrong[8], bytes);
+    CHECK(is_none(holding(wrong)));
+  }
+  Bytes unmarked = whole;
+  unmarked[0] ^= 1;
+  CHECK(is_none(holding(unmarked)));
+  const Fd huge = holding(whole);
+  CHECK(ftruncate(huge.get(), off_t{1} << 40) == 0 && is_none(huge));
+  int ends[2];
+  CHECK(pipe(ends) == 0);
+  CHECK(is_none(Fd(ends[0])) && is_none(Fd(ends[1])) && is_none(Fd(open("/dev/null", O_RDWR))) && is_none(Fd()));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -637,5 +717,6 @@ int main(int argc, char** argv) {
   test_uncut_refused();
   test_write_refusals();
   test_receive();
+  test_bequest();
   return verdict(seed);
 }

@@ -49,7 +49,7 @@ function run(descriptors: Descriptors): NativeEngine {
       subnet: { ipv4: parseIpv4Net('10.5.1.0/24')! },
     } as const,
     clampMss: false,
-    persistent: false,
+    ...{ persistent: false, keepsSessions: false },
     naive: false,
     nice: 0,
     pollUs: 0,

@@ -17,10 +17,11 @@ export function packPaths(paths: readonly OpenPath[]): PackedPaths {
 /** All descriptors of paths, in the order of their places. */
 export function fdsOf(paths: readonly OpenPath[]): number[] {
   return paths
-    .flatMap(({ loops }) => loops)
-    .flatMap(({ tun, socket, sender, otherSocket, otherSender }) =>
-      [tun, socket, sender, otherSocket, otherSender].filter((fd) => fd !== undefined),
-    )
+    .flatMap(({ loops, bequest }) => [
+      ...loops.flatMap((loop) => [loop.tun, loop.socket, loop.sender, loop.otherSocket, loop.otherSender]),
+      bequest,
+    ])
+    .filter((fd) => fd !== undefined)
 }
 
 /** None when the descriptions are none, or of other descriptors than these. */
@@ -39,7 +40,7 @@ function withFds(path: OpenPath, map: (fd: number) => number): OpenPath {
     ...(otherSocket === undefined ? {} : { otherSocket: map(otherSocket) }),
     ...(otherSender === undefined ? {} : { otherSender: map(otherSender) }),
   }))
-  return { ...path, loops }
+  return { ...path, loops, ...(path.bequest === undefined ? {} : { bequest: map(path.bequest) }) }
 }
 
 function isLoop(value: unknown): boolean {
@@ -60,6 +61,7 @@ function isPath(value: unknown): value is OpenPath {
     typeof path.bindAddress === 'string' &&
     ['string', 'undefined'].includes(typeof path.otherAddress) &&
     typeof path.port === 'number' &&
+    ['number', 'undefined'].includes(typeof path.bequest) &&
     areStrings(path.features) &&
     areStrings(path.without) &&
     Array.isArray(path.loops) &&

@@ -54,10 +54,14 @@ export interface EngineConfig {
   readonly onMail?: () => void
   /** The path that another process opened for the same, to go on with instead of opening one; from an engine that lends. */
   readonly inherited?: OpenPath | undefined
+  /** True when the sessions that it brings are to be gone on with. */
+  readonly keepsSessions?: boolean
 }
 
 /** The sessions of an encapsulation with keys, by the numbers that peers' records have. */
 export interface EngineSessions {
+  /** True when the engine that runs now goes on with those of the one before. */
+  readonly areKept: boolean
   setKeys(session: number, keys: SessionKeys): void
   /** Wipes the keys of a session, and what waits in it. */
   forget(session: number): void
@@ -124,10 +128,11 @@ export interface Engine {
   takeStrangers(): readonly Stranger[]
   /**
    * Stops forwarding and lends what it forwards through, which stays open here, to be sent to another process: packets wait
-   * in it meanwhile. Undefined when there is nothing to lend: it is lent, or stopped, or could not be taken back. Left out where
-   * another process could not go on with it.
+   * in it meanwhile. Sessions go with it, and `head` for whoever goes on with those: that is one process, the other or this one.
+   * Undefined when there is nothing to lend: it is lent, or stopped, or could not be taken back. Left out where another process could
+   * not go on with it.
    */
-  lend?(): Promise<OpenPath | undefined>
+  lend?(head?: Uint8Array): Promise<OpenPath | undefined>
   /** Forwards again, after `lend`. */
   takeBack?(): void
   /** Stops forwarding and closes the TUN and the socket. Idempotent. */

@@ -80,8 +80,13 @@ export function startNativeEngine(
     }
   }
   const isWithOther = ({ loops }: Descriptors): boolean => loops.every(({ otherSocket }) => otherSocket !== undefined)
-  const run = (on: Parameters<typeof addon.runEngine>[0]): ReturnType<typeof addon.runEngine> =>
-    addon.runEngine(on, { ...path, ...threads, peers: peers() }, (error) => reportFault(error), config.onMail)
+  const run = (on: Descriptors, keepsSessions = true): ReturnType<typeof addon.runEngine> =>
+    addon.runEngine(
+      on,
+      { ...path, ...threads, peers: peers(), keepsSessions },
+      (error) => reportFault(error),
+      config.onMail,
+    )
   let opened: ReturnType<typeof open> | undefined
   let native: ReturnType<typeof run>
   let hasOther = false
@@ -89,7 +94,7 @@ export function startNativeEngine(
     opened = inherited ? undefined : open()
     const all = withOther(opened ?? (inherited as OpenPath))
     hasOther = isWithOther(all)
-    native = run(all)
+    native = run(all, config.keepsSessions)
   } catch (error) {
     throw engineStartError(error, config)
   }
@@ -149,11 +154,11 @@ export function startNativeEngine(
       reportFault(error as Error)
     }
   }
-  async function release(): Promise<OpenPath | undefined> {
+  async function release(head?: Uint8Array): Promise<OpenPath | undefined> {
     passed = traffic()
     passedAt = performance.now()
     // The naive engine agreed on no features with the kernel, so another engine must open its own.
-    const descriptors = await native.release()
+    const descriptors = await native.release(head)
     const other = hasOther ? { otherAddress } : {}
     lent = { ...descriptors, bindAddress, ...other, port, without: naive ? addon.featureNames : without }
     return stopped ? undefined : lent
@@ -205,15 +210,18 @@ export function startNativeEngine(
     threads: () => native.askThreads(),
     takeStrangers: () => native.takeStrangers(),
     sessions: {
+      get areKept() {
+        return native.hasKeptSessions
+      },
       setKeys: (session, keys) => native.setKeys(session, keys),
       forget: (session) => native.forgetSession(session),
       takeMail: (mostOfOthers) => native.takeMail(mostOfOthers),
       send: ({ address, port: to }, datagram) => native.send(address, to, datagram),
     },
-    lend() {
+    lend(head) {
       if (!runs || stopped) return Promise.resolve(undefined)
       runs = false
-      return (lending = release())
+      return (lending = release(head))
     },
     takeBack() {
       if (stopped) return

@@ -68,6 +68,20 @@ describe('a path on its way', () => {
       expect(unpackPaths([{ ...descriptions[0]!, ...wrong }], fds)).toEqual([])
   })
 
+  it('arrives with the sessions behind all else of its own', () => {
+    const all = [
+      { ...path, bequest: 3 },
+      { ...path, tunName: 'flannel1', loops: [{ tun: 11, socket: 12 }] },
+    ]
+    const { descriptions, fds } = packPaths(all)
+    expect([fds, fdsOf(all)]).toEqual([
+      [...FDS, 3, 11, 12],
+      [...FDS, 3, 11, 12],
+    ])
+    expect(unpackPaths(JSON.parse(JSON.stringify(descriptions)), fds)).toStrictEqual(all)
+    expect(unpackPaths([{ ...descriptions[0]!, bequest: '4' }], fds)).toEqual([])
+  })
+
   it.each([[undefined], [null], ['text'], [7], [[]], [{}]])('is not described by %j', (description) => {
     for (const described of [description, [description]])
       for (const fds of [[], FDS]) expect(unpackPaths(described, fds)).toEqual([])

@@ -1,0 +1,92 @@
+// secret_bytes.h - bytes that are wiped wherever they lay, and values that are written into such and read out of them.
+//
+// Values lie in the host's own order: none of them ever leaves it.
+#pragma once
+
+#include <string.h>
+
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "bytes.h"
+
+namespace weft {
+
+/// Wipes what it gives back: a vector that grows leaves nothing behind.
+template <typename T>
+struct WipingAllocator {
+  using value_type = T;
+  WipingAllocator() = default;
+  template <typename U>
+  explicit WipingAllocator(const WipingAllocator<U>&) {}
+  T* allocate(size_t count) { return std::allocator<T>().allocate(count); }
+  void deallocate(T* at, size_t count) {
+    explicit_bzero(at, count * sizeof(T));
+    std::allocator<T>().deallocate(at, count);
+  }
+  bool operator==(const WipingAllocator&) const = default;
+};
+using SecretBytes = std::vector<uint8_t, WipingAllocator<uint8_t>>;
+
+class SecretWriter {
+ public:
+  template <typename T>
+  requires std::is_trivially_copyable_v<T>
+  void put(const T& value) { put_bytes({reinterpret_cast<const uint8_t*>(&value), sizeof value}); }
+  void put_bytes(std::span<const uint8_t> bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
+  /// The number of elements, and each by `put_one`.
+  template <typename List, typename PutOne>
+  void put_all(const List& list, PutOne put_one) {
+    put(static_cast<uint32_t>(list.size()));
+    for (const auto& each : list) put_one(each);
+  }
+  SecretBytes take() { return std::exchange(bytes_, {}); }
+
+ private:
+  SecretBytes bytes_;
+};
+
+/// Reads what may be anything: once something was not there, or was refused, all else is zero, and it says so at the
+/// end.
+class SecretReader {
+ public:
+  explicit SecretReader(std::span<const uint8_t> bytes) : rest_(bytes) {}
+
+  /// A value of a type of which any bytes are one: not a bool.
+  template <typename T>
+  requires(std::is_trivially_copyable_v<T> && !std::is_same_v<T, bool>) T get() {
+    T value{};
+    const std::span<const uint8_t> bytes = get_bytes(sizeof value);
+    if (!bytes.empty()) std::memcpy(&value, bytes.data(), sizeof value);
+    return value;
+  }
+  bool get_flag() { return get<uint8_t>() != 0; }
+  /// Empty where there are not so many.
+  std::span<const uint8_t> get_bytes(size_t size) {
+    if (size > rest_.size()) return refuse(), std::span<const uint8_t>();
+    const std::span<const uint8_t> bytes = rest_.first(size);
+    rest_ = rest_.subspan(size);
+    return bytes;
+  }
+  /// What put_all wrote, each by `get_one`.
+  template <typename GetOne>
+  void get_all(GetOne get_one) {
+    for (auto left = get<uint32_t>(); left > 0 && is_good_; left--) get_one();
+  }
+  void refuse() {
+    is_good_ = false;
+    rest_ = {};
+  }
+  bool is_good() const { return is_good_; }
+  /// True when all of it was read, and nothing refused.
+  bool is_whole() const { return is_good_ && rest_.empty(); }
+
+ private:
+  std::span<const uint8_t> rest_;
+  bool is_good_ = true;
+};
+
+}  // namespace weft
