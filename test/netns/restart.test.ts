@@ -21,6 +21,7 @@ import { closeAll, connect } from '../../src/host/unix-socket.ts'
 import type { Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
 import { pinging } from '../support/pinging.ts'
+import { meet } from '../support/successor.ts'
 import { subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
@@ -243,16 +244,6 @@ describe('one that was stopped', () => {
     expect(next.lines.filter((line) => / [EF]\d{4} /.test(` ${line}`))).toEqual([])
   })
 })
-
-/** A successor of the test's own, which has met the weftd of a host. */
-async function meet(host: Host) {
-  const connection = connect(`${host.subnetFile}.handover`)!
-  const ask = async (want: string) => {
-    connection.send(JSON.stringify({ weft: 2, want }))
-    return (await connection.receive(AbortSignal.timeout(EVENT_MS)))!
-  }
-  return { connection, ask, about: JSON.parse((await ask('meet')).text) as Record<string, unknown> }
-}
 
 it('forwards again when the one that was to take over goes away', async () => {
   await open({ Type: 'udp' })

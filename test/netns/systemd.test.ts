@@ -1,16 +1,18 @@
 // systemd.test.ts - deploy/weftd.service as a real systemd runs it: what started means, what restarts it and what does not.
 
+import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { watchHandshakes } from '../support/handshakes.ts'
 import { pinging } from '../support/pinging.ts'
 import { freezeThread } from '../support/service-manager.ts'
 import { bootSystemd, hasSystemd, type Systemd } from '../support/systemd.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
-needs(HOSTS, ...ETCD, 'python3')
+needs(HOSTS, ...ETCD, 'python3', 'tcpdump')
 
 let lab: Lab | undefined
 let etcd: Etcd | undefined
@@ -87,8 +89,10 @@ describe('the unit', () => {
   })
 
   const IPV6 = { EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: { Type: 'vxlan', DataPath: 'userspace' } }
+  const WIREGUARD = { Backend: { Type: 'wireguard', DataPath: 'userspace' } }
   it.for([
     ['IPv4 by udp', ['ipv4'], {}, 'flannel0', '1472'],
+    ['IPv4 by WireGuard, whose keys are kept too', ['ipv4'], WIREGUARD, 'flannel-wg', '1420'],
     ['both families by vxlan, with a path for each', ['ipv4', 'ipv6'], IPV6, 'flannel.1', '1430'],
   ] as const)('loses no packet over a restart: %s', async ([, families, network, device, mtu], { skip }) => {
     skip(!hasSystemd, 'no systemd, or no cgroups of version 2')
@@ -100,11 +104,12 @@ describe('the unit', () => {
       `Environment=FLANNELD_ETCD_ENDPOINTS=${etcd.endpoint} FLANNELD_SUBNET_FILE=/run/flannel/subnet.env`,
     ])
     await systemd.systemctl('start', 'weftd')
-    const peer = b.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint] })
+    const env = { WIREGUARD_KEY_FILE: join(lab.folder, 'wgkey') }
+    const peer = b.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint], env })
     await peer.line(/flannel is ready/)
-    const env = systemd.read('/run/flannel/subnet.env')!
+    const given = systemd.read('/run/flannel/subnet.env')!
     const [gateway, ipv6Gateway] = ['SUBNET', 'IPV6_SUBNET'].map(
-      (name) => new RegExp(`^FLANNEL_${name}=(.*)`, 'm').exec(env)?.[1],
+      (name) => new RegExp(`^FLANNEL_${name}=(.*)`, 'm').exec(given)?.[1],
     )
     const [from, to] = [await a.startPod({ gateway: gateway!, ipv6Gateway, mtu }), await b.startPod()]
     const addresses = [to.address, to.ipv6].filter((address) => address !== undefined)
@@ -112,6 +117,7 @@ describe('the unit', () => {
     for (const address of addresses) await reach(from.namespace, address)
     const pid = await systemd.mainPid()
 
+    const initiations = network === WIREGUARD ? await watchHandshakes(b) : undefined
     const pings = addresses.map((address) => pinging(from, to, { address }))
     for (let restart = 0; restart < 3; restart++) await systemd.systemctl('restart', 'weftd')
     for (const each of pings) {
@@ -120,6 +126,7 @@ describe('the unit', () => {
       expect(sent).toBeGreaterThan(100)
     }
     expect(await systemd.mainPid()).not.toBe(pid)
+    expect((await initiations?.()) ?? 0).toBe(0)
     // Each took what was kept for it, and nothing is kept while it runs.
     expect(await systemd.property('NFileDescriptorStore')).toBe('0')
 

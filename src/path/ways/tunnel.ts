@@ -122,8 +122,12 @@ export interface TunnelKind {
 
 /** Agrees with peers on the keys of their sessions. */
 export interface SessionKeeper {
-  /** Takes over the sessions of an engine that runs, which has none yet; the one before has ended. */
+  /** Goes on as another keeper did, by what its `pause` gave; false for what is none, or of other keys. Before all else. */
+  inherit(head: Uint8Array): boolean
+  /** Takes over the sessions of an engine that runs, as far as it kept some of the one before, which has ended. */
   begin(sessions: EngineSessions): void
+  /** Does nothing until `begin`; what another one goes on by, which tells no key. */
+  pause(): Uint8Array
   /** The engine has mail. */
   onMail(): void
   /** Takes over who the peers are; before the engine has their records. */
@@ -321,10 +325,12 @@ export async function openTunnel(
   }
   const tellKeeper = (): void => kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
   for (const { filter } of sides) filter.take(leases, lease.key)
-  tellKeeper()
   slots.keep(peerKeys())
   const inherited = await persistence.inherit({ tunName, bindAddress, port })
   // From here on packets wait, if there is something inherited.
+  const head = inherited?.bequest === undefined ? undefined : addon.bequestHead(inherited.bequest)
+  const keepsSessions = (head && kind.keeper?.inherit(head)) ?? false
+  tellKeeper()
   let adopted: string | undefined
   if (!inherited) {
     await kind.clear?.()
@@ -335,7 +341,7 @@ export async function openTunnel(
     encapsulation,
     ...(ownEnd ? { ownEnd } : {}),
     tunName: adopted ?? tunName,
-    inherited,
+    ...{ inherited, keepsSessions },
     persistent: persist,
     ...(kind.keeper ? { onMail: () => kind.keeper?.onMail() } : {}),
     peers: () => encodePeers(ends()),
@@ -374,7 +380,7 @@ export async function openTunnel(
     beginSessions()
   }
   async function leave(): Promise<readonly OpenPath[]> {
-    const path = await (engine.lend ? engine.lend() : engine.stop())
+    const path = await (engine.lend ? engine.lend(kind.keeper?.pause()) : engine.stop())
     return path ? [path] : []
   }
   const scope = kind.scope ? { scope: kind.scope } : {}

@@ -96,6 +96,20 @@ export interface HandshakePeer {
 /** Why the last initiation gave no keys. */
 export type Failure = NonNullable<PeerSession['failure']>
 
+/** What is remembered of a peer beyond the life of a process. */
+export interface HandshakeMemory {
+  /** The greatest timestamp that it sent; -1 before there was one. */
+  readonly greatest: bigint
+  /** Its last index, which the next ones follow: those of sessions that go on are not given again. */
+  readonly low: number
+  /** When the last handshake gave keys that are in use; undefined when none did. */
+  readonly completedAt: number | undefined
+  /** The same in ms since 1970. */
+  readonly at: number | undefined
+  /** When it was sent an initiation that it has not answered yet. */
+  readonly askedAt: number | undefined
+}
+
 export interface HandshakeState {
   /** When the last one gave keys that are in use, in ms since 1970; undefined when none did. */
   readonly at: number | undefined
@@ -144,6 +158,14 @@ export interface Handshakes {
   confirmed(peer: number, now: number): void
   /** Another engine goes on, which has no keys: what was agreed just now is wanted again. */
   lostKeys(): void
+  /** What is remembered of a peer; undefined for one that is not there. */
+  memoryOf(peer: number): HandshakeMemory | undefined
+  /** Goes on as another one did, which had these indices, peers and memories; before all else. */
+  resume(indexSecret: number, peers: readonly (HandshakePeer & { readonly memory: HandshakeMemory })[]): void
+  /** Timestamps up to this tick were given out by others. */
+  passed(tick: number): void
+  /** The greatest tick that was given out, or may have been. */
+  readonly lastTick: number
   /** The engine found that a peer sends from another place. */
   moved(peer: number, to: Endpoint): void
   /** A datagram of type 1, 2 or 3; whatever else is dropped too. */
@@ -173,6 +195,7 @@ interface Counters {
 /** An initiation of ours that was not answered yet. */
 interface Pending extends Sent {
   readonly index: number
+  readonly at: number
   failure: Failure
 }
 
@@ -234,7 +257,8 @@ const nameOf = (publicKey: Uint8Array): string => Buffer.from(publicKey).toStrin
 const isSame = (a: Endpoint | undefined, b: Endpoint): boolean => a?.address === b.address && a.port === b.port
 
 export function createHandshakes(parts: HandshakeParts): Handshakes {
-  const { engine, indexSecret, random, wall } = parts
+  const { engine, random, wall } = parts
+  let { indexSecret } = parts
   const own = keyPairOf(parts.privateKey.reveal())
   const ownName = nameOf(own.publicKey)
   const ownMacKeys = macKeysOf(own.publicKey)
@@ -284,7 +308,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     message[0] = TYPE_INITIATION
     message.writeUInt32LE(index, 4)
     message.set(written.message, INITIATION_HEAD)
-    peer.pending = { ...written.sent, index, failure: 'no-answer' }
+    peer.pending = { ...written.sent, index, at: now, failure: 'no-answer' }
     peer.attempts += 1
     send(peer, endpoint, index, message, now)
   }
@@ -470,7 +494,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     peer.wipe()
   }
 
-  return {
+  const handshakes: Handshakes = {
     publicKey: own.publicKey,
     counters,
     setPeers(all) {
@@ -514,6 +538,31 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     lostKeys() {
       for (const peer of peers.values()) peer.completedAt = -Infinity
     },
+    memoryOf(number) {
+      const peer = peers.get(number)
+      if (!peer) return undefined
+      const { greatest, low, at, pending } = peer
+      const completedAt = peer.completedAt === -Infinity ? undefined : peer.completedAt
+      return { greatest, low, completedAt, at, askedAt: pending?.at }
+    },
+    resume(secret, all) {
+      indexSecret = secret
+      handshakes.setPeers(all)
+      for (const { number, memory } of all) {
+        const peer = peers.get(number)
+        if (!peer) continue
+        const { greatest, low, completedAt = -Infinity, at, askedAt } = memory
+        Object.assign(peer, { greatest, low, completedAt, at })
+        if (askedAt === undefined) continue
+        // It is asked again as soon as it listens: what opens its answer has gone with the other process.
+        peer.dueAt = askedAt + 2 * ACCEPT_EVERY_MS
+        deadlines.add(peer, peer.dueAt)
+      }
+    },
+    passed: (tick) => stamps.passed(tick),
+    get lastTick() {
+      return stamps.end
+    },
     moved(number, to) {
       const peer = peers.get(number)
       if (peer) peer.endpoint = to
@@ -542,4 +591,5 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       for (const peer of [...peers.values()]) remove(peer)
     },
   }
+  return handshakes
 }

@@ -2,7 +2,10 @@
 //
 // A session has a number for as long as its peer's key is known, so that a lease that is written anew, or a second one of the same host,
 // disturbs nothing. The number is nobody's for a while then: what lanes and mail still say of it is said of nobody else.
-// An engine that takes the place of another has no session: peers that wait for none find that out as they send.
+// An engine that takes the place of another goes on with its sessions, or has none: peers that wait for none find that out as they send.
+// In a planned restart the next process is such an engine with a keeper of its own, which goes on by what `pause` gave this one: numbers,
+// places, timestamps. The keys go from engine to engine, and one of them gets them (native/io/bequest.h). What was asked of a peer and
+// not answered is asked again.
 //
 // What comes is work by whoever sends it. For messages that may be anybody's, and for peers that go from place to place, there is a pause
 // after so much of it; a packet for no session, whose sender may be forged, asks for new keys only of a peer that has none. So does an
@@ -13,12 +16,12 @@ import { messageOf } from '../../../base/errors.ts'
 import type { Log } from '../../../base/log.ts'
 import { SecretBytes, type Secret } from '../../../base/secret.ts'
 import type { Lease } from '../../../control/lease/lease.ts'
-import type { Address } from '../../../net/address.ts'
 import type { EngineSessions, UdpEndpoint } from '../../engine/engine.ts'
 import type { SessionKeeper } from '../../ways/tunnel.ts'
+import { formatAddress, parseAddress, type Address } from '../../../net/address.ts'
 import { macKeysOf } from './cookie.ts'
-import { systemRandomness } from './crypto.ts'
-import { createHandshakes } from './handshakes.ts'
+import { hash, hmac, isEqual, systemRandomness } from './crypto.ts'
+import { createHandshakes, type HandshakeMemory } from './handshakes.ts'
 import { KEY_BYTES } from './x25519.ts'
 
 /** The most messages of hosts that are no peers that are looked at at once. */
@@ -37,6 +40,9 @@ const OWN_END_BYTES = 8 + KEY_BYTES
 const MOST_SESSIONS = 1 << 20
 /** The first byte of a packet for a session that is not there. */
 const TYPE_DATA = 4
+/** Of what one keeper gives another: first the proof that it is of the same keys, then a text of this form. */
+const HEAD_FORM = 1
+const PROOF_BYTES = 32
 
 /** A peer's end, as its lease says it. */
 export interface KeeperPeer extends UdpEndpoint {
@@ -65,6 +71,22 @@ export interface Keeper extends SessionKeeper {
 const bytesOf = (base64: string): Buffer => Buffer.from(base64, 'base64')
 const nameOf = ({ address, port }: UdpEndpoint): string => `${address} ${port}`
 
+/** What one keeper gives another. Times are of the clock that all processes of a host have. */
+interface Head {
+  readonly form: number
+  readonly secret: number
+  readonly last: number
+  readonly lastTick: number
+  readonly sessions: readonly {
+    readonly number: number
+    readonly publicKey: string
+    readonly given: readonly [address: string, port: number]
+    readonly at: readonly [address: string, port: number]
+    readonly keyedUntil: number | null
+    readonly memory: Omit<HandshakeMemory, 'greatest'> & { readonly greatest: string }
+  }[]
+}
+
 interface Session {
   readonly number: number
   readonly publicKey: string
@@ -78,7 +100,7 @@ interface Session {
 }
 
 export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, log }: KeeperOptions): Keeper {
-  const secret = Buffer.from(systemRandomness.bytes(4)).readUInt32LE()
+  let secret = Buffer.from(systemRandomness.bytes(4)).readUInt32LE()
   const sessions = new Map<string, Session>()
   const byNumber = new Map<number, Session>()
   /** Numbers of peers that went, the longest gone first. */
@@ -94,6 +116,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
   let byAddress: ReadonlyMap<Address, readonly Session[]> | undefined
 
   const ownPrivate = new SecretBytes(bytesOf(privateKey.reveal()))
+  const proofKey = new SecretBytes(hash('weft bequest', ownPrivate.reveal(), shared?.reveal() ?? ''))
   const handshakes = createHandshakes({
     privateKey: ownPrivate,
     indexSecret: secret,
@@ -139,7 +162,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
   /** One timer for all that is due: handshakes, and mail that waits for its turn. */
   function schedule(): void {
     clearTimeout(timer)
-    if (isStopped) return
+    if (isStopped || !engine) return
     const now = performance.now()
     const at = Math.min(handshakes.nextAt(), restsUntil > now ? restsUntil : Infinity)
     if (at === Infinity) return
@@ -201,6 +224,46 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
     return number
   }
 
+  /** Makes what is in a head what is here; the numbers of peers that went meanwhile are nobody's for a while. */
+  function resume(head: Head): void {
+    const offset = clockOffset()
+    secret = head.secret
+    ownEnd.writeUInt32LE(secret, 0)
+    last = head.last
+    for (const { number, publicKey, ...kept } of head.sessions) {
+      const [given, at] = [endpointFrom(kept.given), endpointFrom(kept.at)]
+      const keyedUntil = kept.keyedUntil === null ? -Infinity : kept.keyedUntil - offset
+      const session = { number, publicKey, given, at, keyedUntil, leases: [] }
+      sessions.set(publicKey, session)
+      byNumber.set(number, session)
+    }
+    const from = performance.now() + NUMBER_RESTS_MS
+    for (let number = 1; number <= last; number++) if (!byNumber.has(number)) free.push({ number, from })
+    handshakes.resume(
+      secret,
+      head.sessions.map(({ number, publicKey, at, memory }) => ({
+        ...{ number, publicKey: bytesOf(publicKey), psk: shared, endpoint: endpointFrom(at) },
+        memory: { ...shifted(memory, -offset), greatest: BigInt(memory.greatest) },
+      })),
+    )
+    handshakes.passed(head.lastTick)
+  }
+  function headNow(): Head {
+    const offset = clockOffset()
+    return {
+      ...{ form: HEAD_FORM, secret, last, lastTick: handshakes.lastTick },
+      sessions: [...sessions.values()].flatMap(({ number, publicKey, given, at, keyedUntil }) => {
+        const memory = handshakes.memoryOf(number)
+        if (!memory) return []
+        return {
+          ...{ number, publicKey, given: textOf(given), at: textOf(at) },
+          keyedUntil: keyedUntil === -Infinity ? null : keyedUntil + offset,
+          memory: { ...shifted(memory, offset), greatest: String(memory.greatest) },
+        }
+      }),
+    }
+  }
+
   const sessionOf = (peer: Lease): Session | undefined => sessions.get(peerOf(peer)?.publicKey ?? '')
   const ownEnd = Buffer.alloc(OWN_END_BYTES)
   ownEnd.writeUInt32LE(secret, 0)
@@ -214,10 +277,29 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
       end.writeUInt32LE(sessionOf(peer)?.number ?? 0)
       return end
     },
+    inherit(head) {
+      const text = Buffer.from(head.subarray(PROOF_BYTES))
+      if (!isEqual(hmac(proofKey.reveal(), text), head.subarray(0, PROOF_BYTES))) return false
+      const found = JSON.parse(text.toString()) as Head
+      if (found.form !== HEAD_FORM) return false
+      resume(found)
+      return true
+    },
+    // Mail that was not taken yet goes with the sessions.
+    pause() {
+      engine = undefined
+      clearTimeout(timer)
+      const text = Buffer.from(JSON.stringify(headNow()))
+      return Buffer.concat([hmac(proofKey.reveal(), text), text])
+    },
     begin(sessionsOfEngine) {
       engine = sessionsOfEngine
-      for (const session of sessions.values()) session.keyedUntil = -Infinity
-      handshakes.lostKeys()
+      // Another process may have sent some meanwhile.
+      handshakes.passed(readTick(stampFile))
+      if (!sessionsOfEngine.areKept) {
+        for (const session of sessions.values()) session.keyedUntil = -Infinity
+        handshakes.lostKeys()
+      }
       takeMail(performance.now())
       schedule()
     },
@@ -287,9 +369,26 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
       engine = undefined
       handshakes.close()
       shared?.wipe()
+      proofKey.wipe()
     },
   }
 }
+
+/** What is added to a time of performance.now() to make it one of CLOCK_MONOTONIC, which all processes of a host have. */
+const clockOffset = (): number => Number(process.hrtime.bigint() / 1_000n) / 1_000 - performance.now()
+
+/** A memory by another clock. */
+const shifted = <M extends Pick<HandshakeMemory, 'completedAt' | 'askedAt'>>(memory: M, byMs: number): M => ({
+  ...memory,
+  completedAt: memory.completedAt === undefined ? undefined : memory.completedAt + byMs,
+  askedAt: memory.askedAt === undefined ? undefined : memory.askedAt + byMs,
+})
+
+const textOf = ({ address, port }: UdpEndpoint): [string, number] => [formatAddress(address), port]
+const endpointFrom = ([address, port]: readonly [string, number]): UdpEndpoint => ({
+  address: parseAddress(address) ?? 0,
+  port,
+})
 
 /** The tick that was kept last; -1 where none is, or what is there is none. */
 function readTick(file: string): number {

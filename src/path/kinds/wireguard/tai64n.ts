@@ -41,8 +41,10 @@ export function orderOf(stamp: Uint8Array): bigint {
 export interface Stamps {
   /** The tick of a new stamp: greater than `last`, the peer's latest one. `wall` is the time in ms since 1970. */
   next(last: number, wall: number): number
-  /** No tick up to this one is given out any more: that of a peer of whom nothing else is kept. */
+  /** No tick up to this one is given out any more: that of a peer of whom nothing else is kept, or another process's. */
   passed(tick: number): void
+  /** None that was given out is greater. */
+  readonly end: number
 }
 
 /**
@@ -63,6 +65,9 @@ export function createStamps(kept: number, keep: (tick: number) => void): Stamps
     },
     passed(tick) {
       floor = Math.max(floor, tick)
+    },
+    get end() {
+      return Math.max(end, floor)
     },
   }
 }

@@ -34,6 +34,7 @@ interface FakeEngine extends EngineSessions {
 }
 function engineOf(): FakeEngine {
   return {
+    areKept: false,
     ...{ sent: [], keyed: [], forgotten: [], mail: NO_MAIL, taken: 0 },
     send(to, datagram) {
       this.sent.push({ to, datagram: Buffer.from(datagram) })

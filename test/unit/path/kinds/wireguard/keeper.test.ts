@@ -25,7 +25,7 @@ const NO_MAIL: Mail = { letters: [], wanted: [], confirmed: [], moved: [] }
 let folder: string
 let nodes: Node[]
 beforeEach(() => {
-  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance', 'Date'], now: 1_000_000_000_000 })
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance', 'hrtime', 'Date'], now: 1_000_000_000_000 })
   folder = mkdtempSync(join(tmpdir(), 'weft-keeper-'))
   nodes = []
 })
@@ -59,8 +59,9 @@ class Node {
     })
     nodes[me] = this
   }
-  begin(): void {
+  begin(areKept = false): void {
     this.keeper.begin({
+      areKept,
       setKeys: (session, keys) =>
         this.given.push({
           session,
@@ -245,4 +246,113 @@ it('rests after a flood of messages, and hears them then', async () => {
   expect([taken, a.keeper.stateOf(lease('b', 1))?.attempts]).toEqual([1, 0])
   await vi.advanceTimersByTimeAsync(100)
   expect(a.given).toHaveLength(1)
+})
+
+/** A keeper that takes the place of another, of the host with these keys. */
+function heirOf(node: Node, psk = '', me = node.me): { readonly heir: Node; readonly isHeir: boolean } {
+  const head = node.keeper.pause()
+  node.keeper.stop()
+  const heir = new Node(me, psk)
+  return { heir, isHeir: heir.keeper.inherit(head) }
+}
+const numberOf = ({ keeper }: Node, of: number): number => Buffer.from(keeper.endOf(lease('peer', of))).readUInt32LE()
+
+it('goes on as the one before did: numbers, indices, places, and what it knows of the keys', async () => {
+  const [a, b] = both()
+  a.says({ wanted: [a.number()] })
+  await vi.advanceTimersByTimeAsync(200)
+  const elsewhere = { address: 0xc000_0299, port: 4_000 }
+  a.says({ moved: [{ session: a.number(), ...elsewhere }] })
+  await vi.advanceTimersByTimeAsync(1_000)
+  const state = a.keeper.stateOf(lease('b', 1))
+  const before = [Buffer.from(a.keeper.ownEnd), a.number()]
+  const { heir, isHeir } = heirOf(a)
+  heir.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  expect(isHeir).toBe(true)
+  expect([Buffer.from(heir.keeper.ownEnd), heir.number()]).toEqual(before)
+  expect(heir.keeper.endpointOf(lease('b', 1))).toEqual(elsewhere)
+  heir.begin(true)
+  expect(heir.keeper.stateOf(lease('b', 1))).toEqual(state)
+  // Keys are there: what says that there are none is forged.
+  heir.hears(elsewhere, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
+  await vi.advanceTimersByTimeAsync(1_000)
+  expect(heir.given).toEqual([])
+  // New ones are made in their time, by an index that no pair has.
+  b.keeper.setPeers(new Map([['a', lease('a', 0)]]))
+  await vi.advanceTimersByTimeAsync(10_000)
+  heir.says({ wanted: [heir.number()], moved: [{ session: heir.number(), ...PLACES[1]! }] })
+  await vi.advanceTimersByTimeAsync(200)
+  heir.says({ wanted: [heir.number()] })
+  await vi.advanceTimersByTimeAsync(6_000)
+  expect(heir.given.length).toBeGreaterThan(0)
+  expect(heir.given[0]!.keys.ownIndex).not.toBe(a.given[0]!.keys.ownIndex)
+})
+
+it('takes keys that are gone for gone, and the place all the same', async () => {
+  const [a, b] = both()
+  a.says({ wanted: [a.number()] })
+  await vi.advanceTimersByTimeAsync(200)
+  const { heir } = heirOf(a)
+  heir.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  heir.begin(false)
+  await vi.advanceTimersByTimeAsync(100)
+  heir.hears(PLACES[1]!, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
+  await vi.advanceTimersByTimeAsync(200)
+  expect([heir.given.length, b.given.length]).toEqual([1, 2])
+})
+
+it('takes no number of before for a peer that it did not have', () => {
+  const [a] = both()
+  const number = a.number()
+  const { heir } = heirOf(a)
+  heir.keeper.setPeers(new Map([['a', lease('a', 0)]]))
+  expect([numberOf(heir, 1), numberOf(heir, 0) > number]).toEqual([0, true])
+})
+
+it('asks again soon what was asked and not answered, but not before it is heard', async () => {
+  const [a, b] = both()
+  a.isCut = true
+  a.says({ wanted: [a.number()] })
+  await vi.advanceTimersByTimeAsync(1)
+  const { heir } = heirOf(a)
+  heir.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  heir.begin(true)
+  heir.says({ wanted: [heir.number()] })
+  await vi.advanceTimersByTimeAsync(20)
+  expect(heir.keeper.stateOf(lease('b', 1))?.attempts).toBe(0)
+  await vi.advanceTimersByTimeAsync(200)
+  expect([heir.given.length, b.given.length]).toEqual([1, 1])
+})
+
+it('does nothing between the end of one engine and the begin of the next', async () => {
+  const [a] = both()
+  a.isCut = true
+  a.says({ wanted: [a.number()] })
+  await vi.advanceTimersByTimeAsync(100)
+  a.keeper.pause()
+  a.says({ wanted: [a.number()] })
+  await vi.advanceTimersByTimeAsync(20_000)
+  expect(a.keeper.stateOf(lease('b', 1))?.attempts).toBe(1)
+  // Another process had the path meanwhile, and left the time of its last handshakes.
+  const left = Math.ceil(Date.now() / 1_000) * 60 + 100_000
+  writeFileSync(join(folder, 'stamp-0'), String(left))
+  a.isCut = false
+  a.begin(false)
+  await vi.advanceTimersByTimeAsync(6_000)
+  expect(a.given).toHaveLength(1)
+  expect(Number(readFileSync(join(folder, 'stamp-0'), 'utf8'))).toBeGreaterThan(left)
+})
+
+it('goes on by nothing of other keys, and by no junk', () => {
+  const head = both()[0].keeper.pause()
+  const changed = (at: number): Uint8Array => head.map((byte, index) => (index === at ? byte ^ 1 : byte))
+  const heads = [changed(0), changed(31), changed(32), changed(head.length - 1), head.subarray(1), head.subarray(0, 32)]
+  for (const junk of [...heads, new Uint8Array(), new Uint8Array(5)])
+    expect(new Node(0).keeper.inherit(junk)).toBe(false)
+  expect(new Node(1).keeper.inherit(head)).toBe(false)
+  expect(new Node(0, Buffer.alloc(32, 1).toString('base64')).keeper.inherit(head)).toBe(false)
+  const same = new Node(0)
+  expect(same.keeper.inherit(head)).toBe(true)
+  // Nothing in it is secret but what it proves itself by.
+  expect(Buffer.from(head).toString()).not.toContain(KEYS[0]!.reveal())
 })
