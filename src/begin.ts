@@ -146,7 +146,7 @@ async function resume(
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return 'nothing'
     const view = new Map(known.leases.map((each) => [each.key, each]))
-    await possession.open(() => backend.open(lease, signal, view))
+    await possession.open(() => backend.open(lease, signal, view, known.others))
     if (!possession.dataPath) return 'failed' // a successor came first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)
     log.info(`Forwarding to ${peers} peers as last known, until the store says what they are`)

@@ -3,8 +3,7 @@
 // Values lie in the host's own order: none of them ever leaves it.
 #pragma once
 
-#include <string.h>
-
+#include <cstring>
 #include <memory>
 #include <span>
 #include <type_traits>

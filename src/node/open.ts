@@ -56,7 +56,7 @@ export async function openNode(
   const { possession, succession, fits, amend } = before
   await resumed?.hand()
   const known = succession.isOnLoan ? await knownToPredecessor(options, log) : undefined
-  const view = resumed?.view ?? known ?? new Map()
+  const view = resumed?.view ?? known?.view ?? new Map()
   for (;;) {
     await untilOurs(possession, signal)
     const goesOn = resumed && possession.dataPath && fits(resumed) && leasesEqual(resumed.lease, { ...lease, attrs })
@@ -70,7 +70,7 @@ export async function openNode(
         for (const left of succession.tunNames)
           if (!backend.tunNames?.some((name) => isNamedBy(name, left)))
             await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
-        return backend.open({ ...lease, attrs }, signal, view)
+        return backend.open({ ...lease, attrs }, signal, view, known?.others)
       })
     }
     // Otherwise a successor came first.
@@ -78,11 +78,11 @@ export async function openNode(
   }
 }
 
-/** The leases that the predecessor believes, as it writes them when it is asked what it is. */
+/** The leases that the predecessor believes, and by what it reaches them, as it writes when it is asked what it is. */
 async function knownToPredecessor(
   options: NodeParts['options'],
   log: Log,
-): Promise<ReadonlyMap<string, Lease> | undefined> {
+): Promise<{ readonly view: ReadonlyMap<string, Lease>; readonly others: readonly string[] } | undefined> {
   const known = await readLastKnown(lastKnownFile(options), log)
-  return known && new Map(known.leases.map((each) => [each.key, each]))
+  return known && { view: new Map(known.leases.map((each) => [each.key, each])), others: known.others ?? [] }
 }

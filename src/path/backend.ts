@@ -39,8 +39,16 @@ export interface Backend {
    * is opened again. Changes nothing that a process before this one may forward through.
    */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
-  /** Brings the data path up for this node's lease, with peers of `leases` from its first packet on if it can. */
-  open(lease: OwnLease, signal: AbortSignal, leases: ReadonlyMap<string, Lease>): Promise<DataPath>
+  /**
+   * Brings the data path up for this node's lease, with peers of `leases` from its first packet on if it can; those of `others` are
+   * reached by the other of two families between the hosts, by their leases' keys.
+   */
+  open(
+    lease: OwnLease,
+    signal: AbortSignal,
+    leases: ReadonlyMap<string, Lease>,
+    others?: readonly string[],
+  ): Promise<DataPath>
 }
 
 /** The way of packets of one family to a peer. */
@@ -132,6 +140,8 @@ export interface Underlays {
   /** The family that is chosen until another is, and the other one. */
   readonly first: Family
   readonly other: Family
+  /** The peers for which the other one is chosen, by their leases' keys. */
+  others(): readonly string[]
   /** True of a peer that can be reached by both, by its lease key. */
   has(key: string): boolean
   /** Packets to a peer go by this family from now on. */

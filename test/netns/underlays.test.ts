@@ -5,27 +5,35 @@ import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { afterEach, expect, it } from 'vitest'
+import { ended } from '../../lab/command.ts'
 import { createLab, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { FAMILY_NAMES, type Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
 import { doctor, statusOf, weft } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
+import { pinging } from '../support/pinging.ts'
 
 needs(HOSTS, 'iperf3', 'nft', 'ping')
 
 let lab: Lab
 afterEach(() => lab?.close())
 
+const IPV4_ALONE = { Network: '10.5.0.0/16' }
+const BOTH = { ...IPV4_ALONE, EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
+function configure(network: object, backend: object = {}): void {
+  mkdirSync(join(lab.folder, 'leases'), { recursive: true })
+  writeFileSync(
+    join(lab.folder, 'leases', 'config'),
+    JSON.stringify({ ...network, Backend: { Type: 'udp', ...backend } }),
+  )
+}
 const start = (host: Host): Daemon =>
   host.startDaemon({ args: ['--lease-dir', join(lab.folder, 'leases'), '--probe-interval', '1'] })
 
 async function running(underlay?: string): Promise<readonly [Daemon, Daemon]> {
   lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
-  mkdirSync(join(lab.folder, 'leases'))
-  const network = { Network: '10.5.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
-  const backend = { Type: 'udp', ...(underlay === undefined ? {} : { Underlay: underlay }) }
-  writeFileSync(join(lab.folder, 'leases', 'config'), JSON.stringify({ ...network, Backend: backend }))
+  configure(BOTH, underlay === undefined ? {} : { Underlay: underlay })
   const daemons = lab.hosts.map(start) as [Daemon, Daemon]
   await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
   return daemons
@@ -132,9 +140,66 @@ it('a peer that was restarted while the first fails is reached by the other, and
   await eventually(async () => expect((await statusOf(a)).peers).toMatchObject({ answering: 0 }))
   expect(b.subnetEnv()['FLANNEL_MTU']).toBe('1452')
   const again = start(b)
-  await again.line(/ does not answer at fd77::1, and is reached at 192\.168\.77\.1/)
-  expect(await familyTo(a)).toBe('ipv4')
+  await again.line(/flannel is ready/)
+  for (const host of [a, b]) expect(await familyTo(host)).toBe('ipv4')
   expect(b.subnetEnv()['FLANNEL_MTU']).toBe('1452') // what fits both
   await reach(a.namespace, b.subnetEnv()['FLANNEL_SUBNET']!.replace(/\.1\/.*/, '.0'))
   for (const each of mend) await each()
+})
+
+it('a weftd with sockets of one family hands over to one that wants both, and that one to one that wants one', async () => {
+  lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
+  const [a, b] = lab.hosts as [Host, Host]
+  configure(BOTH)
+  await start(b).line(/flannel is ready/)
+  let daemon: Daemon | undefined
+  const upgrade = async (network: object, sockets: RegExp): Promise<void> => {
+    const before = daemon
+    configure(network)
+    daemon = start(a)
+    await daemon.line(sockets)
+    await daemon.line(/flannel is ready/)
+    if (before) await ended(before.process)
+  }
+  const ONE = /Forwarding between flannel0 and UDP 192\.168\.77\.1:8285 with/
+  await upgrade(IPV4_ALONE, ONE)
+  const [from, to] = [await a.startPod(), await b.startPod()]
+  await reach(from.namespace, to.address)
+  const pings = [pinging(from, to, { everyS: 0.01 }), pinging(to, from, { everyS: 0.01 })]
+  const isBoundByIpv6 = async (): Promise<boolean> => /:205D /.test(await a.output(['cat', '/proc/net/udp6'])) // 8285
+  for (const [network, sockets] of [
+    [BOTH, /Forwarding between flannel0 and UDP 192\.168\.77\.1:8285 and \[fd77::1\]:8285 with/],
+    [IPV4_ALONE, ONE],
+  ] as const) {
+    await upgrade(network, sockets)
+    expect(await isBoundByIpv6()).toBe(network === BOTH)
+    await reach(to.namespace, from.address)
+  }
+  for (const each of pings) expect((await each.stop()).lost).toBe(0)
+})
+
+it('a peer that is reached by the other family is so from the first packet of the next weftd', async () => {
+  let [first] = await running()
+  const [a, b] = lab.hosts as [Host, Host]
+  const [from, to] = [await a.startPod(), await b.startPod()]
+  await reach(from.namespace, to.address)
+  await Promise.all([a, b].map((host) => cut(host, 'ipv4')))
+  for (const host of [a, b]) await eventually(async () => expect(await familyTo(host)).toBe('ipv6'))
+  await reach(from.namespace, to.address)
+  const pings = [pinging(from, to, { everyS: 0.01 }), pinging(to, from, { everyS: 0.01 })]
+  for (let round = 0; round < 2; round++) {
+    const before = first
+    first = start(a)
+    await first.line(/flannel is ready/)
+    await ended(before.process)
+    // It was not found out anew, and is not left before the first is steady.
+    await eventually(async () => expect((await statusOf(a)).peers).toMatchObject({ answering: 1 }))
+    expect(await familyTo(a)).toBe('ipv6')
+    expect(first.lines.filter((line) => line.includes('is reached at'))).toEqual([])
+  }
+  for (const each of pings) {
+    const { sent, lost } = await each.stop()
+    expect(sent).toBeGreaterThan(50)
+    expect(lost).toBe(0)
+  }
 })

@@ -45,7 +45,7 @@ async function write({ next, lease, attrs, view, possession: { dataPath } }: Kno
   if (tunNames === undefined) return removeLastKnown(next.lastKnown)
   const { store, config } = next
   await writeLastKnown(next.lastKnown, {
-    ...{ store, config, tunNames, paths },
+    ...{ store, config, tunNames, paths, others: dataPath.underlays?.others() },
     lease: { ...lease, attrs },
     expiresAt: lease.expiresAt,
     leases: view.values(),

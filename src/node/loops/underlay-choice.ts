@@ -21,6 +21,8 @@ export interface UnderlayChoices {
   choose(key: string, answers: Answers, now: number): Underlay
   /** The keys of those that are not reached by the first. */
   others(): readonly string[]
+  /** Goes on with what another one had chosen: these peers are not reached by the first. */
+  assume(others: readonly string[]): void
   /** Forgets all peers but these. */
   keep(isPeer: (key: string) => boolean): void
 }
@@ -74,6 +76,10 @@ export function createUnderlayChoices(intervalMs: () => number): UnderlayChoices
         goBack(state, now)
       }
       return state.by
+    },
+    assume(others) {
+      for (const key of others)
+        if (!states.has(key)) states.set(key, { ...begin(), by: 'other', steadyMs: STEADY * intervalMs() })
     },
     others: () => [...states].flatMap(([key, { by }]) => (by === 'other' ? [key] : [])),
     keep(isPeer) {

@@ -42,7 +42,8 @@ export async function chooseUnderlays(node: Node): Promise<never> {
       if (asking && (asking.dataPath !== dataPath || asking.source !== source)) close()
       if (!asking && dataPath && source !== undefined) {
         asking = openFor(dataPath, source, everyMs, node)
-        // What was chosen holds for a data path that was opened again.
+        // What was chosen holds for a data path that was opened again, and what a process before this one chose for its first.
+        choices.assume(asking?.underlays.others() ?? [])
         for (const key of asking ? choices.others() : []) dataPath.underlays?.choose(key, dataPath.underlays.other)
       }
       if (!asking) continue
@@ -64,6 +65,7 @@ export async function chooseUnderlays(node: Node): Promise<never> {
         const by = choices.choose(key, answers, now)
         if (before.has(key) === (by === 'other')) continue
         underlays.choose(key, underlays[by])
+        node.learnt.ring()
         // Another way, which may take packets of another length.
         touch(node.unsearched, new Set([key]))
         tell(key, underlays, by, node)

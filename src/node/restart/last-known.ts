@@ -28,6 +28,8 @@ export interface LastKnown {
   readonly expiresAt: number | undefined
   /** All leases that were believed, our own among them. */
   readonly leases: readonly Lease[]
+  /** The peers that are reached by the other of two families between the hosts, by their leases' keys. */
+  readonly others?: readonly string[] | undefined
   /** The TUN devices, which may still be there. */
   readonly tunNames: readonly string[]
   /** The descriptions of paths (open-path.ts) whose descriptors the service manager keeps. */
@@ -101,9 +103,10 @@ export async function readLastKnown(path: string, log: Log): Promise<LastKnown |
   try {
     const { version, lease, leases, ...rest } = JSON.parse(await readFile(path, 'utf8')) as Written
     if (version !== VERSION) throw new Error(`its version is ${version}, and this weftd knows ${VERSION}`)
-    const { store, config, tunNames, expiresAt } = rest
-    if (!Array.isArray(tunNames) || !tunNames.every((name) => typeof name === 'string'))
-      throw new Error('tunNames is no list of texts')
+    const { store, config, tunNames, others = [], expiresAt } = rest
+    for (const [name, texts] of Object.entries({ tunNames, others }))
+      if (!Array.isArray(texts) || !texts.every((text) => typeof text === 'string'))
+        throw new Error(`${name} is no list of texts`)
     for (const [name, text] of Object.entries({ store, config }))
       if (typeof text !== 'string') throw new Error(`${name} is no text`)
     if (expiresAt !== undefined && typeof expiresAt !== 'number') throw new Error('expiresAt is no number')

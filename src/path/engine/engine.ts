@@ -55,7 +55,7 @@ export interface EngineConfig {
   /** The path that another process opened for the same, to go on with instead of opening one; from an engine that lends. */
   readonly inherited?: OpenPath | undefined
   /** True when the sessions that it brings are to be gone on with. */
-  readonly keepsSessions?: boolean
+  readonly keepsSessions?: boolean | undefined
 }
 
 /** The sessions of an encapsulation with keys, by the numbers that peers' records have. */

@@ -48,12 +48,12 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       // The backend type is empty: flanneld's udp publishes none, and the bytes must be the same.
       return { publicIp: external.publicIp, backendType: '' }
     },
-    open: (lease, _signal, leases) => {
+    open: (lease, _signal, leases, others) => {
       const mtu = external.mtu - overhead
       const other = second === undefined || !isUsable(external.address[second]) ? undefined : second
       const carried = { families: familiesOf(config), outer, other, overheadOf } as const
       const kind = { encapsulation: 'udp', ...carried, overhead, tunName: TUN_NAME, port, mtu } as const
-      return openTunnel({ ...options, external }, kind, lease, leases)
+      return openTunnel({ ...options, external }, kind, lease, leases, others)
     },
   }
 }

@@ -185,6 +185,7 @@ export async function openTunnel(
   { encapsulation, overhead, overheadOf = () => overhead, ownEnd, endOf, tunName, port, mtu, ...kind }: TunnelKind,
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
+  byOther: readonly string[] = [],
 ): Promise<DataPath> {
   const { persist, isMultiQueue } = persistence
   const outers = [kind.outer, kind.other].filter((family) => family !== undefined)
@@ -200,7 +201,7 @@ export async function openTunnel(
   const slots = createTrafficSlots((slot) => counted(slot))
   const limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
   /** The families that were chosen for peers, where they are not the first that both have, by lease key. */
-  const chosen = new Map<string, Family>()
+  const chosen = new Map<string, Family>(kind.other ? byOther.map((key) => [key, kind.other as Family]) : [])
   /** The family of the datagrams to a peer. A filter passes over a lease without an address by which its node is reached. */
   function outerOf(peer: Lease): Family {
     if (kind.keeper) return familyOf(kind.keeper.endpointOf(peer).address)
@@ -329,7 +330,7 @@ export async function openTunnel(
   const inherited = await persistence.inherit({ tunName, bindAddress, port })
   // From here on packets wait, if there is something inherited.
   const head = inherited?.bequest === undefined ? undefined : addon.bequestHead(inherited.bequest)
-  const keepsSessions = (head && kind.keeper?.inherit(head)) ?? false
+  const keepsSessions = head && kind.keeper?.inherit(head)
   tellKeeper()
   let adopted: string | undefined
   if (!inherited) {
@@ -456,6 +457,7 @@ export async function openTunnel(
     return {
       first,
       other,
+      others: () => [...chosen.keys()],
       has: (key) => bothOf(key) !== undefined,
       choose(key, family) {
         if (family === first) chosen.delete(key)

@@ -30,6 +30,22 @@ describe('a peer', () => {
     expect(by()).toBe('first')
   })
 
+  it('that another process had reached by the other stays there until the first is steady', () => {
+    const choices = begin()
+    choices.assume(['a', 'b'])
+    choices.assume([])
+    expect(choices.others()).toEqual(['a', 'b'])
+    const by = (first: Probed | undefined, now: number): Underlay =>
+      choices.choose('a', { first, other: answering(now) }, now)
+    expect([by(undefined, 1_000), by(answering(2_000), 2_000), by(answering(31_999), 31_999)]).toEqual(
+      Array<Underlay>(3).fill('other'),
+    )
+    expect(by(answering(32_000), 32_000)).toBe('first')
+    // What this one knows by itself counts more.
+    choices.assume(['a'])
+    expect(choices.others()).toEqual(['b'])
+  })
+
   it.each([
     ['is not known', undefined],
     ['has lost one since', losing(99_500, 99_400)],

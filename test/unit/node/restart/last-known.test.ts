@@ -34,7 +34,15 @@ it.each([[0], [1], [999], [1_000], [1_001], [2_500]])('reads what was written of
     })
     const subnet = { ipv4: { address: 0x0a040000, prefixLength: 24 } }
     const lease: Lease = { key: leaseKey(subnet), subnet, attrs: { publicIp: { ipv4: 1 }, backendType: '' } }
-    const known = { store: 's', config: '{}', lease, expiresAt: 7, tunNames: ['flannel0', 'b'], paths: [{ a: [1] }] }
+    const known = {
+      store: 's',
+      config: '{}',
+      lease,
+      expiresAt: 7,
+      tunNames: ['flannel0', 'b'],
+      paths: [{ a: [1] }],
+      others: ['k'],
+    }
     let turns = 0
     const counting = setInterval(() => turns++, 0)
     await writeLastKnown(path, { ...known, leases: leases.values() })
@@ -47,6 +55,8 @@ it.each([[0], [1], [999], [1_000], [1_001], [2_500]])('reads what was written of
 })
 
 it.each([
+  [{ others: 7 }],
+  [{ others: ['k', 7] }],
   [{ tunNames: 7 }],
   [{ tunNames: null }],
   [{ tunNames: 'flannel0' }],
