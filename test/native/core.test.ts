@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { execute, output } from '../../lab/command.ts'
-import { BUILD_MS, buildNative } from '../support/native-program.ts'
+import { BUILD_MS, buildNative, buildOnAddon } from '../support/native-program.ts'
 import { needs } from '../support/needs.ts'
 
 needs('g++')
@@ -62,7 +62,7 @@ it.concurrent(
   'neither allocates nor locks while it carries packets',
   async () => {
     const program = join(folder, 'core-steady')
-    await buildNative('core_steady', program, ['-g1', '-O1'])
+    await buildOnAddon('core_steady', program)
     expect(await output([program], SLOW)).toBe('0 allocations, 0 locks\n')
   },
   2 * BUILD_MS,

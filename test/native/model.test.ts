@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { answersOf, coalesceJob, finishJob, segmentJob } from '../support/core-jobs.ts'
-import { BUILD_MS, buildNative } from '../support/native-program.ts'
+import { BUILD_MS, buildOnAddon } from '../support/native-program.ts'
 import {
   comparable,
   cut,
@@ -33,7 +33,7 @@ beforeAll(async () => {
   folder = mkdtempSync(join(tmpdir(), 'weft-model-'))
   if (lacks) return
   program = join(folder, 'core')
-  await buildNative('core_pipe', program, ['-O2'], ['crypto', 'core'])
+  await buildOnAddon('core_pipe', program)
 }, BUILD_MS)
 afterAll(() => rmSync(folder, { recursive: true, force: true }))
 

@@ -1,6 +1,6 @@
 // native-program.ts - builds a program of test/native with the rooms of native/ that can be linked without Node.
 
-import { mkdtempSync, readdirSync } from 'node:fs'
+import { mkdtempSync, readdirSync, statSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { output, PATIENCE } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
@@ -10,25 +10,31 @@ export const BUILD_MS = 600_000 * PATIENCE
 
 const FLAGS = ['-std=c++20', '-Wall', '-Wextra', '-Werror', '-fno-exceptions']
 
-/** Every source of these rooms. */
-function sourcesOf(rooms: readonly string[]): string[] {
-  return rooms.flatMap((room) =>
-    readdirSync(join(packageRoot, 'native', room))
-      .filter((name) => name.endsWith('.cc'))
-      .map((name) => join(packageRoot, 'native', room, name)),
+const ROOMS = ['crypto', 'core', 'io'] as const
+
+const native = join(packageRoot, 'native')
+
+/** Every source of these parts, below native/: a part is a room, or a source of one. */
+function sourcesOf(parts: readonly string[]): string[] {
+  return parts.flatMap((part) =>
+    part.endsWith('.cc')
+      ? [part]
+      : readdirSync(join(native, part))
+          .filter((name) => name.endsWith('.cc'))
+          .map((name) => join(part, name)),
   )
 }
 
-/** The rooms that were compiled, by how. */
+/** The parts that were compiled, by how. */
 const compiled = new Map<string, Promise<string[]>>()
 
 /** Their objects, compiled once for all programs that are built beside each other with the same flags: that is most of the work. */
-function objectsOf(rooms: readonly string[], flags: readonly string[], beside: string): Promise<string[]> {
-  const key = JSON.stringify([rooms, flags, beside])
+function objectsOf(parts: readonly string[], flags: readonly string[], beside: string): Promise<string[]> {
+  const key = JSON.stringify([parts, flags, beside])
   const known = compiled.get(key)
   if (known) return known
   const compile = async (): Promise<string[]> => {
-    const sources = sourcesOf(rooms)
+    const sources = sourcesOf(parts).map((source) => join(native, source))
     if (sources.length === 0) return []
     const folder = mkdtempSync(join(beside, 'rooms-'))
     // They go where it is run.
@@ -42,18 +48,33 @@ function objectsOf(rooms: readonly string[], flags: readonly string[], beside: s
   return objects
 }
 
-/** Builds test/native/NAME.cc as the program `to`; the folder that it is in has the objects of the rooms too. */
+/** What Node would bring along. */
+const LIBRARIES = ['-lpthread', '-Wl,--no-as-needed', '-l:libcrypto.so.3']
+
+async function link(name: string, to: string, flags: readonly string[], objects: readonly string[]): Promise<void> {
+  const source = join(packageRoot, 'test/native', `${name}.cc`)
+  await output(['g++', ...FLAGS, ...flags, source, ...objects, '-o', to, ...LIBRARIES], { timeoutMs: BUILD_MS })
+}
+
+/** Builds test/native/NAME.cc as the program `to`; the folder that it is in has the objects of the parts of native/ too. */
 export async function buildNative(
   name: string,
   to: string,
   flags: readonly string[],
-  rooms: readonly string[] = ['crypto', 'core', 'io'],
+  parts: readonly string[] = ROOMS,
 ): Promise<void> {
-  const source = join(packageRoot, 'test/native', `${name}.cc`)
-  const objects = await objectsOf(rooms, flags, dirname(to))
-  // What Node would bring along.
-  const openssl = ['-Wl,--no-as-needed', '-l:libcrypto.so.3']
-  await output(['g++', ...FLAGS, ...flags, source, ...objects, '-o', to, '-lpthread', ...openssl], {
-    timeoutMs: BUILD_MS,
-  })
+  await link(name, to, flags, await objectsOf(parts, flags, dirname(to)))
+}
+
+/** Builds test/native/NAME.cc as the program `to` on the objects of the addon: what is shipped, and nothing to compile again. */
+export async function buildOnAddon(name: string, to: string): Promise<void> {
+  const built = join(packageRoot, 'build/Release')
+  const { mtimeMs } = statSync(join(built, 'weft.node'), { throwIfNoEntry: false }) ?? { mtimeMs: 0 }
+  const changed = readdirSync(native, { recursive: true, encoding: 'utf8' }).find(
+    (file) => /\.(cc|h)$/.test(file) && statSync(join(native, file)).mtimeMs > mtimeMs,
+  )
+  if (changed !== undefined)
+    throw new Error(`the addon is not there, or older than native/${changed}; run npm run build:native`)
+  const objects = sourcesOf(ROOMS).map((file) => join(built, 'obj.target/weft/native', file.replace(/cc$/, 'o')))
+  await link(name, to, ['-O2'], objects)
 }
