@@ -269,6 +269,10 @@ export const SUITE: readonly string[] =
   'tcp tcp8 tcp-cubic tcp8-cubic udp64 udp1400 rr crr ping ping-loaded ping-loaded8 rr-loaded'.split(' ')
 /** Cases by which the backends are told apart. */
 export const BETWEEN_BACKENDS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'udp1400-flood', 'rr', 'ping']
+/** Cases by which those that encrypt are told apart. */
+export const BETWEEN_CARRIERS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping', 'ping-loaded8']
+/** Cases by which the families are told apart. */
+export const BETWEEN_FAMILIES: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping']
 /** Cases by which the ends are told apart. */
 export const BETWEEN_CONTAINERS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping-loaded', 'ping-loaded8']
 /** Cases by which the features are told apart. */

@@ -58,13 +58,13 @@ function lease(families: readonly Family[], number: number, changed = 0): readon
 }
 
 /** Counts the lines that tell of a peer; `until` resolves when there have been so many since the start. */
-function countTold(daemon: Daemon): { readonly until: (count: number) => Promise<void> } {
+export function countTold(daemon: Daemon, telling: string): { readonly until: (count: number) => Promise<void> } {
   let number = 0
   let waiting:
     | { readonly count: number; readonly resolve: () => void; readonly reject: (why: Error) => void }
     | undefined
   createInterface({ input: daemon.process.stderr as Readable }).on('line', (line) => {
-    if (line.includes('Received Subnet Event') && ++number >= (waiting?.count ?? Infinity)) waiting?.resolve()
+    if (line.includes(telling) && ++number >= (waiting?.count ?? Infinity)) waiting?.resolve()
   })
   daemon.process.once('exit', () => waiting?.reject(new Error('weftd ended before it had all peers')))
   return {
@@ -88,12 +88,12 @@ async function counting(folder: string): Promise<string> {
 }
 
 /** CPU seconds of a process and of the children that it has waited for (proc_pid_stat(5): utime to cstime). */
-function cpuSeconds(pid: number): number {
+export function cpuSeconds(pid: number): number {
   const stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
   const fields = stat.slice(stat.lastIndexOf(')')).split(' ')
   return fields.slice(12, 16).reduce((sum, ticks) => sum + Number(ticks), 0) / 100
 }
-const rssMiB = (pid: number): number =>
+export const rssMiB = (pid: number): number =>
   Number(/VmRSS:\s+(\d+) kB/.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1]) / 1024
 
 async function sample(families: readonly Family[], nodes: number): Promise<Sample> {
@@ -120,7 +120,7 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
       before: ['env', `PATH=${folder}:${process.env['PATH']}`],
     })
     const pid = daemon.process.pid as number
-    const told = countTold(daemon)
+    const told = countTold(daemon, 'Received Subnet Event')
     await told.until(nodes)
     const start = (performance.now() - began) / 1000
     const full = { start, cpu: cpuSeconds(pid), rss: rssMiB(pid) }

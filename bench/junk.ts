@@ -41,7 +41,7 @@ const METRICS = {
 type Sample = Record<keyof typeof METRICS, number>
 
 /** Nanoseconds on a core, of the threads of a process by name (sched-stats.rst). */
-function cpuOf({ process: { pid } }: Daemon): { readonly lanes: number; readonly node: number } {
+export function cpuOf({ process: { pid } }: Daemon): { readonly lanes: number; readonly node: number } {
   const tasks = `/proc/${pid}/task`
   const sum = { lanes: 0, node: 0 }
   for (const id of readdirSync(tasks)) {

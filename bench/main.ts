@@ -5,40 +5,68 @@ import { dirname, join } from 'node:path'
 import { parseArgs } from 'node:util'
 import { packageRoot } from '../lab/lab.ts'
 import { becomeRoot } from '../lab/unprivileged.ts'
-import { createProgress } from '../scripts/progress.mjs'
+import { createProgress, type Progress } from '../scripts/progress.mjs'
 import { describeError, isWeftError, messageOf, WeftError } from '../src/base/errors.ts'
-import { BETWEEN_BACKENDS, BETWEEN_CONTAINERS, CASES, SHORT, SUITE, TELLING } from './cases.ts'
+import {
+  BETWEEN_BACKENDS,
+  BETWEEN_CARRIERS,
+  BETWEEN_CONTAINERS,
+  BETWEEN_FAMILIES,
+  CASES,
+  SHORT,
+  SUITE,
+  TELLING,
+} from './cases.ts'
 import { figureBlocks, fillFigures, resultChart } from './figures.ts'
 import { circumstances, estimate, measure, type Plan } from './measure.ts'
 import { FAMILIES_SECONDS_A_ROUND, measureFamilies } from './families.ts'
 import { LEASES_SECONDS, measureLeases } from './leases.ts'
 import { JUNK_SECONDS_A_ROUND, measureJunk } from './junk.ts'
 import { measureMicro, MICRO_SECONDS } from './micro.ts'
-import { BACKEND_PATH_NAMES, ENDS, FEATURE_PATH_NAMES, LINKS, PATH_NAMES } from './paths.ts'
+import {
+  BACKEND_PATH_NAMES,
+  BY_BACKEND,
+  BY_FAMILY,
+  ENDS,
+  FEATURE_PATH_NAMES,
+  LINKS,
+  OLD_PATH_NAME,
+  PATH_NAMES,
+  type Ends,
+} from './paths.ts'
 import { measureRestarts, RESTARTS_SECONDS_A_ROUND } from './restarts.ts'
 import { compareTable, textTable } from './report.ts'
 import type { Part, Result } from './result.ts'
+import { measureWireguardPeers, WIREGUARD_PEERS_SECONDS_A_ROUND } from './wireguard-peers.ts'
 
-const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|shaped|both] [--ends hosts|containers] [--rounds N] [--seconds S] [--peer CMD]
+const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|shaped|both] [--ends hosts|containers] [--rounds N] [--seconds S] [--peer CMD] [--old FOLDER]
        npm run bench -- leases          from the store to the packet, on a real etcd
        npm run bench -- families        IPv6 beside IPv4, a node among 5,000 and 10,000
+       npm run bench -- wireguard-peers WireGuard by weftd with 10,000 peers: memory, handshakes, what it costs when idle
        npm run bench -- restarts        what is lost while weftd is replaced
        npm run bench -- junk            what a flood of what is not let in costs, and what is late meanwhile
        npm run bench -- micro           the pure functions of native/, beside what memory gives
        npm run bench -- backends        the backends beside each other, between containers, on both links
+       npm run bench -- wireguard       WireGuard by weftd beside others, between containers, on both links
+       npm run bench -- by-family       IPv6 and IPv4 in either beside each other, between containers, on both links
        npm run bench -- suite [PART...] micro, plain, wire, containers, features (the engine without each); of a part alone the
                                         result is put beside the other parts
        npm run bench -- report [FILE]   puts a result (bench/results/suite.json) into the READMEs and draws its chart
        npm run bench:compare -- BEFORE.json AFTER.json
 
 Cases: ${Object.keys(CASES).join(' ')}; net alone is all of them; none is ${SHORT.join(' ')}
-Paths: ${PATH_NAMES.join(' ')}; of \`backends\` ${BACKEND_PATH_NAMES.join(' ')}; native-FEATURE for the native engine without a feature, such as native-udp-gso
+Paths: ${PATH_NAMES.join(' ')}
+       by backend: ${Object.keys(BY_BACKEND).join(' ')}
+       by family, the inner first: ${Object.keys(BY_FAMILY).join(' ')}; IPv4 in IPv4 is native
+       without a feature of the native engine: ${FEATURE_PATH_NAMES.join(' ')}
+       with --old: ${OLD_PATH_NAME}; with --peer: peer
 
   --link LINK   plain: a veth as it is; wire: one that carries only frames of at most the MTU; shaped: that at
                 1 Gbit/s; both: plain, then wire (plain)
   --ends ENDS   hosts: from one host to the other; containers: from a container on one to one on the other (hosts)
   --rounds N    samples of each case on each path (5)
   --seconds S   length of a throughput sample (1)
+  --old FOLDER  another checkout of weft, built, whose weftd is measured beside this one's by udp, as the path ${OLD_PATH_NAME}
   --peer CMD    a program to measure beside them; bench/README.md says what it must do
   --json FILE   where the result goes (bench/results/local/DATE.json; of suite: bench/results/suite.json)
 `
@@ -64,6 +92,47 @@ function readResult(file: string | undefined): Result {
   return json as Result
 }
 
+/** What is measured otherwise than by cases on paths: about how many seconds so many rounds take, and how. */
+const OTHERS: Readonly<
+  Record<
+    string,
+    {
+      readonly seconds: (rounds: number) => number
+      readonly measure: (rounds: number, progress: Progress) => Promise<Part>
+    }
+  >
+> = {
+  micro: { seconds: (rounds) => rounds * MICRO_SECONDS, measure: measureMicro },
+  leases: { seconds: () => LEASES_SECONDS, measure: (_rounds, progress) => measureLeases(progress) },
+  families: { seconds: (rounds) => rounds * FAMILIES_SECONDS_A_ROUND, measure: measureFamilies },
+  restarts: { seconds: (rounds) => rounds * RESTARTS_SECONDS_A_ROUND, measure: measureRestarts },
+  junk: { seconds: (rounds) => rounds * JUNK_SECONDS_A_ROUND, measure: measureJunk },
+  'wireguard-peers': {
+    seconds: (rounds) => rounds * WIREGUARD_PEERS_SECONDS_A_ROUND,
+    measure: measureWireguardPeers,
+  },
+}
+
+/** Paths beside each other between containers, on both links, by some cases unless others are named. */
+const BESIDE: Readonly<
+  Record<
+    string,
+    { readonly paths: readonly string[]; readonly cases: readonly string[]; readonly references?: readonly string[] }
+  >
+> = {
+  backends: { paths: BACKEND_PATH_NAMES, cases: BETWEEN_BACKENDS },
+  wireguard: {
+    paths: ['native', 'vxlan', 'wireguard-userspace', 'wireguard-go', 'nebula'],
+    cases: BETWEEN_CARRIERS,
+    references: ['native', 'vxlan', 'wireguard-go', 'nebula'],
+  },
+  'by-family': {
+    paths: ['native', ...Object.keys(BY_FAMILY)],
+    cases: BETWEEN_FAMILIES,
+    references: ['native', 'vxlan-ipv6'],
+  },
+}
+
 function casesNamed(names: readonly string[]): Plan['cases'] {
   return names.map((name) => {
     const each = CASES[name]
@@ -79,14 +148,20 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
     rounds: positive('rounds', options.rounds),
     seconds: positive('seconds', options.seconds),
     peer: options.peer,
+    old: options.old,
     ends,
   }
   const peer = options.peer === undefined ? [] : ['peer']
-  if (['micro', 'leases', 'families', 'restarts', 'junk'].includes(words[0] ?? '')) return []
-  if (words[0] === 'backends') {
-    const cases = casesNamed(words.length > 1 ? words.slice(1) : BETWEEN_BACKENDS)
-    const part = { ...common, ends: 'containers', cases, paths: BACKEND_PATH_NAMES } as const
-    return BOTH.map((link) => ({ ...part, name: `backends, ${link}`, link }))
+  const [first = ''] = words
+  if (Object.hasOwn(OTHERS, first)) return []
+  const beside = Object.hasOwn(BESIDE, first) ? BESIDE[first] : undefined
+  if (beside) {
+    const { paths, references } = beside
+    const cases = casesNamed(words.length > 1 ? words.slice(1) : beside.cases)
+    return BOTH.map((link) => ({
+      ...{ ...common, ends: 'containers' as Ends, cases, paths, references },
+      ...{ name: `${first}, ${link}`, link },
+    }))
   }
   if (words[0] === 'suite') {
     const references = ['naive', 'vxlan']
@@ -124,7 +199,8 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
   const links = options.link === 'both' ? BOTH : LINKS.filter((link) => link === options.link)
   if (links.length === 0) throw usage(`--link is ${options.link}; it is ${LINKS.join(', ')} or both`)
   const cases = casesNamed([...new Set(named)])
-  const paths = [...new Set([...options.paths.split(','), ...peer])]
+  const old = options.old === undefined ? [] : [OLD_PATH_NAME]
+  const paths = [...new Set([...options.paths.split(','), ...old, ...peer])]
   return links.map((link) => ({ ...common, name: link, link, cases, paths }))
 }
 
@@ -138,6 +214,7 @@ const OPTIONS = {
   rounds: { type: 'string', default: '5' },
   seconds: { type: 'string', default: '1' },
   peer: { type: 'string' },
+  old: { type: 'string' },
   json: { type: 'string' },
   help: { type: 'boolean', default: false },
 } as const
@@ -172,20 +249,16 @@ async function main(): Promise<void> {
   }
   if (words[0] === 'report') return report(readResult(words[1] ?? SUITE_FILE))
   const plans = plansFor(words, options)
-  const micro = words[0] === 'micro' || (words[0] === 'suite' && (words.length === 1 || words.includes('micro')))
   const rounds = positive('rounds', options.rounds)
-  const seconds =
-    plans.reduce((sum, plan) => sum + estimate(plan), 0) +
-    (micro ? rounds * MICRO_SECONDS : 0) +
-    (words[0] === 'leases' ? LEASES_SECONDS : 0) +
-    (words[0] === 'families' ? rounds * FAMILIES_SECONDS_A_ROUND : 0) +
-    (words[0] === 'restarts' ? rounds * RESTARTS_SECONDS_A_ROUND : 0) +
-    (words[0] === 'junk' ? rounds * JUNK_SECONDS_A_ROUND : 0)
+  const hasMicro = words[0] === 'suite' && (words.length === 1 || words.includes('micro'))
+  const other = OTHERS[hasMicro ? 'micro' : (words[0] ?? '')]
+  const seconds = plans.reduce((sum, plan) => sum + estimate(plan), 0) + (other?.seconds(rounds) ?? 0)
   process.stderr.write(
     `about ${seconds < 120 ? `${Math.ceil(seconds)} seconds` : `${Math.round(seconds / 60)} minutes`}\n`,
   )
 
-  if (plans.length > 0 || ['leases', 'families', 'restarts', 'junk'].includes(words[0] ?? '')) await becomeRoot()
+  // The pure functions need no hosts.
+  if (plans.length > 0 || (other && other !== OTHERS['micro'])) await becomeRoot()
   process.on('SIGINT', () => process.exit(130)).on('SIGTERM', () => process.exit(143)) // the labs clean up on exit
   const start = circumstances()
   const local = join(packageRoot, 'bench/results/local', `${start.date.replaceAll(':', '')}.json`)
@@ -200,11 +273,7 @@ async function main(): Promise<void> {
   }
   const progress = createProgress('bench', { total: seconds, pace: 'seconds' })
   try {
-    if (micro) add(await measureMicro(rounds, progress))
-    if (words[0] === 'leases') add(await measureLeases(progress))
-    if (words[0] === 'families') add(await measureFamilies(rounds, progress))
-    if (words[0] === 'restarts') add(await measureRestarts(rounds, progress))
-    if (words[0] === 'junk') add(await measureJunk(rounds, progress))
+    if (other) add(await other.measure(rounds, progress))
     for (const plan of plans) add(await measure(plan, progress))
   } finally {
     progress.end()

@@ -51,6 +51,8 @@ export interface Plan extends PathOptions {
   readonly rounds: number
   /** Length of a throughput sample. */
   readonly seconds: number
+  /** As of a part. */
+  readonly references?: readonly string[] | undefined
 }
 
 /** Seconds that a path takes to come up, about. */
@@ -65,14 +67,17 @@ export function estimate({ cases, paths, rounds, seconds }: Plan): number {
 
 /** Runs a plan from the labs to its part of the result. Everything it made is gone when it returns or throws. */
 export async function measure(plan: Plan, progress: Progress): Promise<Part> {
-  const { name: part, cases, paths: names, rounds, seconds, ...options } = plan
+  const { name: part, cases, paths: names, rounds, seconds, references, ...options } = plan
   const open: Path[] = []
+  const payloadBytes: Record<string, number> = {}
   const values = new Map<string, number[]>()
   const key = (...words: string[]): string => words.join(' ')
   try {
     for (const name of names) {
       progress.now(`${part}: setting up ${name}`, SETUP_SECONDS)
-      open.push(await openPath(name, options))
+      const path = await openPath(name, options)
+      open.push(path)
+      if (path.payloadBytes !== undefined) payloadBytes[name] = path.payloadBytes
     }
     for (let round = 0; round < rounds; round++) {
       const first = round % open.length
@@ -100,5 +105,9 @@ export async function measure(plan: Plan, progress: Progress): Promise<Part> {
     })),
   )
   const method = Object.fromEntries(cases.map(([name, each]) => [name, each.method]))
-  return { name: part, link: options.link, ends: options.ends, rounds, seconds, method, series }
+  return {
+    ...{ name: part, link: options.link, ends: options.ends, rounds, seconds },
+    ...(references ? { references, payloadBytes } : {}),
+    ...{ method, series },
+  }
 }

@@ -7,10 +7,10 @@
 // every card can do it and UDP_SEGMENT demands it. `shaped`: a wire of 1 Gbit/s behind a queue of 20 ms (tc-tbf), so that
 // queues stand there and not in the path.
 // The ends are the hosts themselves, or a container on each: then each packet is forwarded between the container's veth, a
-// bridge and the path, as in use. What `--peer` must do stands in README.md.
+// bridge and the path, as in use. What `--peer` must do stands in README.md, and what `--old` is for.
 
-import { mkdirSync, writeFileSync } from 'node:fs'
-import { join } from 'node:path'
+import { existsSync, mkdirSync, writeFileSync } from 'node:fs'
+import { join, resolve as absolute } from 'node:path'
 import { createInterface } from 'node:readline'
 import { createLab, subnetOfEnv, WIREGUARD_APART, type Host, type Lab, type Place, type Subnet } from '../lab/lab.ts'
 import { iperfServer, type IperfResult, reach } from '../lab/measure.ts'
@@ -25,6 +25,8 @@ export interface Path {
   readonly to: Place
   /** The address of `to`, reached from `from` by this path. */
   readonly address: string
+  /** The bytes that a full packet carries for TCP there; undefined where the path does not say. */
+  readonly payloadBytes?: number | undefined
   /** Runs iperf3 from `from` to `to`; `args` beside the address. */
   readonly iperf: (seconds: number, args: readonly string[]) => Promise<IperfResult>
   /** Runs bench/native/traffic.cc in `from`, against its server in `to`; its numbers by name. */
@@ -57,13 +59,21 @@ const without = (features: readonly string[]): string[] => features.flatMap((fea
 const weft = (engine: string, ...flags: string[]): Setup => daemons({ Type: 'udp' }, '--engine', engine, ...flags)
 
 /** Two daemons with this backend. */
-const daemons = (backend: object, ...flags: string[]): Setup => daemonsOf({ Backend: backend }, 'ipv4', ...flags)
+const daemons = (backend: object, ...flags: string[]): Setup => daemonsOf({ Backend: backend }, { flags })
 
 /** The same in a network of both families, of which containers send by `inner`. */
 const daemonsOfBoth = (backend: object, inner: Family): Setup =>
-  daemonsOf({ EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: backend }, inner)
+  daemonsOf({ EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: backend }, { inner })
 
-function daemonsOf(config: object, inner: Family, ...flags: string[]): Setup {
+/** `checkout` is the folder of the weft whose daemons they are, where it is not this one. */
+function daemonsOf(
+  config: object,
+  {
+    inner = 'ipv4',
+    flags = [],
+    checkout,
+  }: { readonly inner?: Family; readonly flags?: readonly string[]; readonly checkout?: string },
+): Setup {
   return async (from, to, lab) => {
     const leases = join(lab.folder, 'leases')
     mkdirSync(leases)
@@ -73,6 +83,7 @@ function daemonsOf(config: object, inner: Family, ...flags: string[]): Setup {
         args: ['--lease-dir', leases, ...flags],
         env: { WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`) },
         before: WIREGUARD_APART,
+        ...(checkout === undefined ? {} : { checkout }),
       }),
     )
     await Promise.all(started.map((daemon) => daemon.line(/flannel is ready/)))
@@ -112,6 +123,47 @@ const vxlan: Setup = async (from, to) => {
   }
   return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], 1450)
 }
+
+/** Two hosts of nebula, each of which knows where the other is; their containers' subnets are its unsafe routes. */
+const nebula: Setup = async (from, to, lab) => {
+  const folder = join(lab.folder, 'nebula')
+  mkdirSync(folder)
+  const file = (name: string): string => join(folder, name)
+  const certify = (...args: string[]): Promise<string> => from.output(['nebula-cert', ...args])
+  await certify('ca', '-name', 'bench', '-out-crt', file('ca.crt'), '-out-key', file('ca.key'))
+  const ends = [
+    { host: from, peer: to, number: 1, other: 2 },
+    { host: to, peer: from, number: 2, other: 1 },
+  ]
+  const own = (number: number): string => `10.99.0.${number}`
+  for (const { host, peer, number, other } of ends) {
+    const { name } = host
+    const [crt, key] = [file(`${name}.crt`), file(`${name}.key`)]
+    await certify(
+      ...['sign', '-ca-crt', file('ca.crt'), '-ca-key', file('ca.key'), '-name', name, '-ip', `${own(number)}/24`],
+      ...['-subnets', `10.6.${number}.0/24`, '-out-crt', crt, '-out-key', key],
+    )
+    const all = [{ port: 'any', proto: 'any', host: 'any' }]
+    // JSON is YAML.
+    const config = {
+      pki: { ca: file('ca.crt'), cert: crt, key },
+      static_host_map: { [own(other)]: [`${peer.address}:4242`] },
+      lighthouse: { am_lighthouse: false, hosts: [] },
+      listen: { host: '0.0.0.0', port: 4242 },
+      tun: {
+        ...{ dev: 'nebula1', mtu: NEBULA_MTU },
+        unsafe_routes: [{ route: `10.6.${other}.0/24`, via: own(other), mtu: NEBULA_MTU }],
+      },
+      firewall: { outbound: all, inbound: all },
+    }
+    writeFileSync(file(`${name}.yml`), JSON.stringify(config))
+    host.spawn(['nebula', '-config', file(`${name}.yml`)])
+  }
+  const subnet = (number: number): Subnet => ({ gateway: `10.6.${number}.1/24`, mtu: String(NEBULA_MTU) })
+  return { address: own(2), subnets: [subnet(1), subnet(2)] }
+}
+/** As much as fits: behind IPv4 and UDP, a header and a tag of 16 bytes each. */
+const NEBULA_MTU = 1500 - 20 - 8 - 16 - 16
 
 function peerProgram(command: string): Setup {
   return async (from, to) => {
@@ -153,25 +205,25 @@ const SETUPS: Readonly<Record<string, Setup>> = {
 }
 
 export const PATH_NAMES: readonly string[] = Object.keys(SETUPS)
-/** Backends beside each other, all by their daemons; `native` is the udp backend. */
-const BACKENDS: Readonly<Record<string, Setup>> = {
+/** Backends beside each other, by weft's daemons but for nebula; `native` is the udp backend. */
+export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'host-gw': daemons({ Type: 'host-gw' }),
   'vxlan-kernel': daemons({ Type: 'vxlan', DataPath: 'kernel' }),
   'vxlan-userspace': daemons({ Type: 'vxlan', DataPath: 'userspace' }),
   'wireguard-kernel': daemons({ Type: 'wireguard', DataPath: 'kernel' }),
   'wireguard-userspace': daemons({ Type: 'wireguard', DataPath: 'userspace' }),
   'wireguard-go': daemons({ Type: 'wireguard', DataPath: 'wireguard-go' }),
+  nebula,
   // Measures what the ingress filter costs.
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),
 }
-/** IPv6 inside, beneath, and both, beside `native`; and the kernel's vxlan, whose IPv6 goes over IPv6. */
-const BY_FAMILY: Readonly<Record<string, Setup>> = {
+/** The inner family in the outer, by `udp` beside `native`; and the kernel's vxlan, whose IPv6 goes over IPv6. */
+export const BY_FAMILY: Readonly<Record<string, Setup>> = {
   'ipv6-in-ipv4': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv4' }, 'ipv6'),
   'ipv4-in-ipv6': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv6' }, 'ipv4'),
   'ipv6-in-ipv6': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv6' }, 'ipv6'),
   'vxlan-ipv6': daemonsOfBoth({ Type: 'vxlan', DataPath: 'kernel' }, 'ipv6'),
 }
-export const FAMILY_PATH_NAMES: readonly string[] = Object.keys(BY_FAMILY)
 export const BACKEND_PATH_NAMES: readonly string[] = [
   'native',
   'host-gw',
@@ -180,17 +232,30 @@ export const BACKEND_PATH_NAMES: readonly string[] = [
   'wireguard-userspace',
   'wireguard-go',
 ]
+/** The daemons of `--old`. */
+export const OLD_PATH_NAME = 'old'
 /** The native engine without one feature each. */
 export const FEATURE_PATH_NAMES: readonly string[] = addon.featureNames.map((feature) => `native-${feature}`)
 
-function setupFor(name: string, peer: string | undefined): Setup {
-  const setup = SETUPS[name] ?? BACKENDS[name] ?? BY_FAMILY[name]
+function setupFor(name: string, { peer, old }: Pick<PathOptions, 'peer' | 'old'>): Setup {
+  const setup = SETUPS[name] ?? BY_BACKEND[name] ?? BY_FAMILY[name]
   if (setup) return setup
   if (name === 'peer' && peer !== undefined) return peerProgram(peer)
+  if (name === OLD_PATH_NAME && old !== undefined) return oldDaemons(absolute(old))
   if (FEATURE_PATH_NAMES.includes(name)) return weft('native', ...without([name.slice('native-'.length)]))
+  const all = [SETUPS, BY_BACKEND, BY_FAMILY].flatMap((setups) => Object.keys(setups))
   throw new WeftError('USAGE', `no such path: ${name}`, {
-    remedy: `there are ${[...PATH_NAMES, ...Object.keys(BACKENDS), ...FAMILY_PATH_NAMES, ...FEATURE_PATH_NAMES].join(', ')}`,
+    remedy: `there are ${[...all, ...FEATURE_PATH_NAMES].join(', ')}, ${OLD_PATH_NAME} with --old, peer with --peer`,
   })
+}
+
+function oldDaemons(checkout: string): Setup {
+  const lacking = ['bin/weftd', 'dist/src'].find((part) => !existsSync(join(checkout, part)))
+  if (lacking !== undefined)
+    throw new WeftError('USAGE', `--old: ${join(checkout, lacking)} is not there`, {
+      remedy: `give it a checkout of weft, in which npm ci and npm run build have run`,
+    })
+  return daemonsOf({ Backend: { Type: 'udp' } }, { checkout })
 }
 
 export const LINKS = ['plain', 'wire', 'shaped'] as const
@@ -223,12 +288,15 @@ export interface PathOptions {
   readonly ends: Ends
   /** The adapter of the path `peer`. */
   readonly peer?: string | undefined
+  /** The checkout of the path `old`. */
+  readonly old?: string | undefined
 }
 
 /** Makes two hosts, the path and the listening programs at the far end, and waits until the far end answers. */
-export async function openPath(name: string, { link, ends, peer }: PathOptions): Promise<Path> {
-  const setup = setupFor(name, peer)
-  const families: readonly Family[] = FAMILY_PATH_NAMES.includes(name) ? ['ipv4', 'ipv6'] : ['ipv4']
+export async function openPath(name: string, options: PathOptions): Promise<Path> {
+  const { link, ends } = options
+  const setup = setupFor(name, options)
+  const families: readonly Family[] = name in BY_FAMILY ? ['ipv4', 'ipv6'] : ['ipv4']
   const lab = await createLab({ hosts: 2, underlay: 'veth', families })
   try {
     const hosts = lab.hosts as [Host, Host]
@@ -246,6 +314,7 @@ export async function openPath(name: string, { link, ends, peer }: PathOptions):
       from,
       to,
       address,
+      payloadBytes: payloadOf(reached),
       iperf: (seconds, args) => server.run(from.namespace, address, seconds, args),
       traffic: async (...args) =>
         JSON.parse(await from.output([program, ...args.map(String)])) as Record<string, number>,
@@ -255,6 +324,14 @@ export async function openPath(name: string, { link, ends, peer }: PathOptions):
     await lab.close()
     throw error
   }
+}
+
+/** Headers of IP by family, and TCP's with a timestamp, which Linux sends. */
+const IP_BYTES: Readonly<Record<Family, number>> = { ipv4: 20, ipv6: 40 }
+const TCP_BYTES = 32
+
+function payloadOf({ subnets, inner = 'ipv4' }: Reach): number | undefined {
+  return subnets && Number(subnets[0].mtu) - IP_BYTES[inner] - TCP_BYTES
 }
 
 type TwoEnds = Pick<Path, 'from' | 'to' | 'address'>

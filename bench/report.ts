@@ -13,11 +13,11 @@ function percent(values: readonly number[]): string {
 const timesWithSpread = (values: readonly number[] | undefined): string =>
   values ? `${times(median(values))} ${percent(values)}` : '-'
 
-/** The paths that others are held against, where a part has them. */
-const REFERENCES = ['vxlan', 'naive'] as const
+/** The paths that others are held against, where a part has them and names none. */
+const REFERENCES: readonly string[] = ['vxlan', 'naive']
 
-function referencesOf({ series }: Part): readonly string[] {
-  return REFERENCES.filter((reference) => series.some(({ values }) => reference in values))
+function referencesOf({ series, references = REFERENCES }: Part): readonly string[] {
+  return references.filter((reference) => series.some(({ values }) => reference in values))
 }
 
 /** Rows of one metric: path, median, spread, and how many times each reference it is. */
@@ -28,6 +28,17 @@ function rows({ values }: Series, references: readonly string[]): string[][] {
     percent(each),
     ...references.map((reference) => times(ratio(each, values[reference]))),
   ])
+}
+
+/**
+ * What the longer headers of a path take of a throughput, where both carry as many packets: the bytes for TCP in a full one, as a ratio to
+ * the reference's; and the ratio that is left with that allowed for.
+ */
+function allowanceCells({ payloadBytes = {} }: Part, { values, unit }: Series, path: string, reference: string): string[] {
+  const [own, its] = [payloadBytes[path], payloadBytes[reference]]
+  if (unit !== 'Gbit/s' || own === undefined || its === undefined) return ['', '']
+  const measured = ratio(values[path], values[reference])
+  return [`${(own / its).toFixed(3)} x`, times(measured && measured / (own / its))]
 }
 
 export function heading({ title, unit, better }: Series): string {
@@ -69,14 +80,22 @@ export function markdown([head = [], ...body]: readonly (readonly string[])[]): 
 
 function partTable(part: Part): string {
   const references = referencesOf(part)
-  const head = ['median', 'spread', ...references.map((reference) => `of ${reference}`)]
+  const [first = ''] = references
+  const isAllowed = part.references !== undefined && part.payloadBytes !== undefined
+  const head = [
+    ...['median', 'spread', ...references.map((reference) => `of ${reference}`)],
+    ...(isAllowed ? ['by headers alone', `of ${first}, headers allowed`] : []),
+  ]
   const table: string[][] = []
   const breaks = new Set<number>()
   for (const series of part.series) {
     breaks.add(table.length)
     table.push(
       [heading(series), ...head],
-      ...rows(series, references).map(([path = '', ...cells]) => [`  ${path}`, ...cells]),
+      ...rows(series, references).map(([path = '', ...cells]) => [
+        ...[`  ${path}`, ...cells],
+        ...(isAllowed ? allowanceCells(part, series, path, first) : []),
+      ]),
     )
   }
   return columns(table)

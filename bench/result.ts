@@ -29,6 +29,10 @@ export interface Part {
   readonly ends?: Ends
   /** The commit of the part, when it is not the result's. */
   readonly commit?: string
+  /** The paths that the others are held against, where they are not the usual ones. */
+  readonly references?: readonly string[]
+  /** By path the bytes that a full packet carries for TCP, as far as the path says it. */
+  readonly payloadBytes?: Readonly<Record<string, number>>
   readonly rounds: number
   readonly seconds: number
   /** The method of each case. */

@@ -106,6 +106,8 @@ export interface DaemonArgs {
   readonly gate?: string
   /** Commands in front of weftd's, such as setpriv with its arguments. */
   readonly before?: readonly string[]
+  /** The folder of the weft whose weftd it is; this one where it is left out. */
+  readonly checkout?: string
 }
 
 /** A network namespace, and what is done in it. */
@@ -356,7 +358,7 @@ export async function createLab({
       ipv6,
       subnetFile,
       statusSocket,
-      startDaemon({ network, args, iface = ['--iface', 'eth0'], env = {}, gate, before = [] }) {
+      startDaemon({ network, args, iface = ['--iface', 'eth0'], env = {}, gate, before = [], checkout = packageRoot }) {
         const files = filesOf(network)
         mkdirSync(dirname(files.subnetFile), { recursive: true })
         // Opening a FIFO to read waits until somebody opens it to write.
@@ -365,7 +367,7 @@ export async function createLab({
           ...wait,
           ...before,
           process.execPath,
-          join(packageRoot, 'bin/weftd'),
+          join(checkout, 'bin/weftd'),
           ...iface,
           '--subnet-file',
           files.subnetFile,

@@ -70,6 +70,7 @@ export const NEEDS = [
   { name: 'tcpdump', package: 'tcpdump', for: ['demo', 'test', 'paths', 'kube'] },
   { name: 'wg', package: 'wireguard-tools', for: ['demo', 'test', 'bench'] },
   { name: 'wireguard-go', package: 'wireguard-go', for: ['demo', 'test', 'bench'] },
+  { name: 'nebula', package: 'nebula', for: ['bench'] },
   {
     name: "CNI's plugins",
     isThere: () => CNI_FOLDERS.some((folder) => existsSync(join(folder, 'bridge'))),

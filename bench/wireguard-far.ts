@@ -1,0 +1,81 @@
+// wireguard-far.ts - the far ends of bench/wireguard-peers.ts: `listen COUNT` is the hosts of so many peers, each with a key and an address of
+// its own; `send COUNT` sends one packet to the subnet of each.
+//
+// `listen` prints the public keys in their order, then `ready`, then `all` once each peer has got a packet under keys. It answers a handshake
+// as any WireGuard does, and the first packet under its keys by a keepalive, as a node that has nothing to say. Neither waits for a timer.
+
+import { createSocket } from 'node:dgram'
+import { once } from 'node:events'
+import { setTimeout as delay } from 'node:timers/promises'
+import { macKeysOf, writeMacs } from '../src/path/kinds/wireguard/cookie.ts'
+import { hash, MAC_BYTES, seal } from '../src/path/kinds/wireguard/crypto.ts'
+import { INITIATION_BYTES, RESPONSE_BYTES } from '../src/path/kinds/wireguard/handshakes.ts'
+import { readFirst, Remote, writeSecond } from '../src/path/kinds/wireguard/noise.ts'
+import { keyPairOf, newKeyPair } from '../src/path/kinds/wireguard/x25519.ts'
+
+export const PORT = 51_820
+/** The address of a peer's host, and the subnet of its containers. */
+export const hostOf = (number: number): string => `172.16.${number >> 8}.${number & 255}`
+export const subnetOf = (number: number): string => `10.${1 + (number >> 8)}.${number & 255}`
+
+const NOTHING = new Uint8Array(0)
+const [TYPE_RESPONSE, TYPE_DATA] = [2, 4]
+const DATA_HEAD = 16
+
+/** Packets that are sent at once, and the pause after them: fewer than the TUN has room for. */
+const AT_ONCE = { packets: 100, pauseMs: 10 }
+
+/** One peer's host; `heard` is called with the first packet under each keys. */
+async function host(number: number, heard: () => void): Promise<string> {
+  const own = keyPairOf(hash(`bench ${number}`))
+  const socket = createSocket('udp4')
+  let keepalive: Buffer | undefined
+  socket.on('message', (datagram, { address, port }) => {
+    if (datagram[0] === TYPE_DATA && keepalive) {
+      socket.send(keepalive, port, address)
+      keepalive = undefined
+      heard()
+    }
+    if (datagram.length !== INITIATION_BYTES) return
+    const received = readFirst(own, datagram.subarray(8, -2 * MAC_BYTES), (key) => new Remote(own, key))
+    const answer = received && writeSecond(received, newKeyPair(), undefined)
+    if (!answer) return
+    const theirs = datagram.readUInt32LE(4)
+    const response = Buffer.alloc(RESPONSE_BYTES)
+    response[0] = TYPE_RESPONSE
+    response.writeUInt32LE(number, 4)
+    response.writeUInt32LE(theirs, 8)
+    response.set(answer.message, 12)
+    writeMacs(response, macKeysOf(received.from.publicKey), undefined)
+    socket.send(response, port, address)
+    const head = Buffer.alloc(DATA_HEAD) // the first counter is 0
+    head[0] = TYPE_DATA
+    head.writeUInt32LE(theirs, 4)
+    keepalive = Buffer.concat([head, seal(answer.keys.sendKey, NOTHING, NOTHING)])
+  })
+  socket.bind(PORT, hostOf(number))
+  await once(socket, 'listening')
+  return Buffer.from(own.publicKey).toString('base64')
+}
+
+async function listen(count: number): Promise<void> {
+  let keyed = 0
+  const heard = (): void => {
+    if (++keyed === count) process.stdout.write('all\n')
+  }
+  for (let number = 0; number < count; number++) process.stdout.write(`${await host(number, heard)}\n`)
+  process.stdout.write('ready\n')
+}
+
+async function send(count: number): Promise<void> {
+  const socket = createSocket('udp4')
+  for (let number = 0; number < count; number++) {
+    socket.send('bench', 9, `${subnetOf(number)}.9`)
+    if (number % AT_ONCE.packets === AT_ONCE.packets - 1) await delay(AT_ONCE.pauseMs)
+  }
+  socket.close()
+}
+
+const [, , mode, count = ''] = process.argv
+if (mode === 'listen') await listen(Number(count))
+if (mode === 'send') await send(Number(count))
