@@ -8,10 +8,14 @@ import { createBucket } from '../../engine/reference/bucket.ts'
 import type { Address } from '../../../net/address.ts'
 import type { Cookies, Endpoint } from './cookie.ts'
 
-/** So many a second, and so many at once, of messages: heard at all; let through; let through as proved; of each address; answered. */
+/**
+ * So many a second, and so many at once, of messages: heard at all; let through; the same of answers that were asked for, which are as many
+ * as the initiations that a node sends at most, and some that are forged; let through as proved; of each address; answered.
+ */
 export const RATES = {
   heard: { perSecond: 1_500, burst: 150 },
   free: { perSecond: 100, burst: 50 },
+  asked: { perSecond: 300, burst: 100 },
   proved: { perSecond: 100, burst: 50 },
   source: { perSecond: 20, burst: 5 },
   cookies: { perSecond: 200, burst: 50 },
@@ -31,10 +35,10 @@ const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) =>
 /** An IPv4 address, or the /64 of an IPv6 address, which one host may have all of. */
 const sourceOf = (address: Address): Address => (typeof address === 'number' ? address : address >> 64n)
 
-/** Times are in ms, of a clock that never goes back. */
-export function createGate(cookies: Cookies): Gate {
+/** `through` is what is let through without a proof. Times are in ms, of a clock that never goes back. */
+export function createGate(cookies: Cookies, through: keyof typeof RATES = 'free'): Gate {
   const heard = bucketOf(RATES.heard)
-  const free = bucketOf(RATES.free)
+  const free = bucketOf(RATES[through])
   const proved = bucketOf(RATES.proved)
   const answered = bucketOf(RATES.cookies)
   const every = 1_000 / RATES.source.perSecond

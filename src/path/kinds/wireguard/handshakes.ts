@@ -264,7 +264,11 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   const ownMacKeys = macKeysOf(own.publicKey)
   const cookies = createCookies(ownMacKeys, random)
   // Answers are let in beside initiations, and so are not kept out by them; few have an index that was asked for.
-  const gates = { initiation: createGate(cookies), response: createGate(cookies), cookie: createGate(cookies) }
+  const gates = {
+    initiation: createGate(cookies),
+    response: createGate(cookies, 'asked'),
+    cookie: createGate(cookies),
+  }
   const stamps = createStamps(parts.keptTick, parts.keepTick)
   const mayInitiate = createBucket(1_000 / INITIATIONS.perSecond, INITIATIONS.burst)
   const deadlines = createDeadlines<Peer>()

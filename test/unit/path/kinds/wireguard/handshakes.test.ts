@@ -595,7 +595,7 @@ describe('under load', () => {
     a.handshakes.wanted(3, 0)
     b.handshakes.message(A, take(a), 0)
     const answer = take(b)
-    for (let at = 0; at < RATES.free.burst; at += 1) {
+    for (let at = 0; at < RATES.asked.burst; at += 1) {
       const forged = Buffer.from(answer)
       forged[20]! ^= at + 1
       writeMacs(forged, macKeysOf(a.handshakes.publicKey), undefined)
@@ -609,6 +609,29 @@ describe('under load', () => {
     runTo(a, 5_400)
     b.handshakes.message(A, take(a), 5_400)
     expect(take(b).subarray(-16)).not.toEqual(Buffer.alloc(16))
+  })
+
+  it('a node that begins with thousands of peers gets keys of all as fast as it asks', () => {
+    const many = 2 * (INITIATIONS.perSecond + INITIATIONS.burst)
+    const a = sideOf()
+    const others = Array.from({ length: many }, () => sideOf())
+    const whereIs = (number: number): Endpoint => ({ address: 0x0a01_0000 + number, port: 51_820 })
+    a.handshakes.setPeers(others.map((each, number) => peerOf(each, whereIs(number), { number })))
+    for (const [number, each] of others.entries()) {
+      each.handshakes.setPeers([peerOf(a, A)])
+      a.handshakes.wanted(number, 0)
+    }
+    const seconds = (many - INITIATIONS.burst) / INITIATIONS.perSecond
+    for (let now = 0; now <= seconds * 1_000 + 20; now += 20) {
+      a.handshakes.tick(now)
+      for (const { to, datagram } of a.sent.splice(0)) {
+        const other = others[Number(to.address) - 0x0a01_0000]!
+        other.handshakes.message(A, datagram, now)
+        a.handshakes.message(to, take(other), now)
+      }
+    }
+    expect(a.keys.map(({ peer }) => peer).toSorted((one, other) => one - other)).toEqual([...others.keys()])
+    expect(a.handshakes.counters).toEqual({ junk: 0, limited: 0, cookiesSent: 0 })
   })
 
   it('a flood of initiations leaves the answers that were asked for alone', () => {
