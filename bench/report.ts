@@ -34,7 +34,12 @@ function rows({ values }: Series, references: readonly string[]): string[][] {
  * What the longer headers of a path take of a throughput, where both carry as many packets: the bytes for TCP in a full one, as a ratio to
  * the reference's; and the ratio that is left with that allowed for.
  */
-function allowanceCells({ payloadBytes = {} }: Part, { values, unit }: Series, path: string, reference: string): string[] {
+function allowanceCells(
+  { payloadBytes = {} }: Part,
+  { values, unit }: Series,
+  path: string,
+  reference: string,
+): string[] {
   const [own, its] = [payloadBytes[path], payloadBytes[reference]]
   if (unit !== 'Gbit/s' || own === undefined || its === undefined) return ['', '']
   const measured = ratio(values[path], values[reference])

@@ -1,5 +1,5 @@
 // wireguard-far.ts - the far ends of bench/wireguard-peers.ts: `listen COUNT` is the hosts of so many peers, each with a key and an address of
-// its own; `send COUNT` sends one packet to the subnet of each.
+// its own; `send COUNT` sends a packet to the subnet of each, again and again until it is ended.
 //
 // `listen` prints the public keys in their order, then `ready`, then `all` once each peer has got a packet under keys. It answers a handshake
 // as any WireGuard does, and the first packet under its keys by a keepalive, as a node that has nothing to say. Neither waits for a timer.
@@ -24,6 +24,8 @@ const DATA_HEAD = 16
 
 /** Packets that are sent at once, and the pause after them: fewer than the TUN has room for. */
 const AT_ONCE = { packets: 100, pauseMs: 10 }
+/** As long as what is not answered is tried again (REKEY_ATTEMPT_MS): a node that has something to say says it again then. */
+const AGAIN_MS = 90_000
 
 /** One peer's host; `heard` is called with the first packet under each keys. */
 async function host(number: number, heard: () => void): Promise<string> {
@@ -67,13 +69,15 @@ async function listen(count: number): Promise<void> {
   process.stdout.write('ready\n')
 }
 
-async function send(count: number): Promise<void> {
+async function send(count: number): Promise<never> {
   const socket = createSocket('udp4')
-  for (let number = 0; number < count; number++) {
-    socket.send('bench', 9, `${subnetOf(number)}.9`)
-    if (number % AT_ONCE.packets === AT_ONCE.packets - 1) await delay(AT_ONCE.pauseMs)
+  for (;;) {
+    for (let number = 0; number < count; number++) {
+      socket.send('bench', 9, `${subnetOf(number)}.9`)
+      if (number % AT_ONCE.packets === AT_ONCE.packets - 1) await delay(AT_ONCE.pauseMs)
+    }
+    await delay(AGAIN_MS)
   }
-  socket.close()
 }
 
 const [, , mode, count = ''] = process.argv

@@ -29,7 +29,7 @@ const PATHS = {
 
 const METHOD =
   `leases of ${PEERS} peers in a directory; start: from the start of weftd to its line of the last one; then a packet is sent to the subnet of each (with ` +
-  `a keepalive none is needed), and handshakes are counted until all have keys and have got a packet under them: weftd begins at most 250 a second ` +
+  `a keepalive weftd sends one itself), and handshakes are counted until all have keys and have got a packet under them: weftd begins at most 250 a second ` +
   `(src/path/kinds/wireguard/handshakes.ts); CPU of weftd meanwhile, its forwarding threads included, for each; memory is VmRSS; idle: ${SETTLE_MS / 1000} s after the ` +
   `last, for ${IDLE_MS / 1000} s, by /proc/PID/task/TID/schedstat`
 
@@ -86,7 +86,8 @@ async function sample(backend: (typeof PATHS)[keyof typeof PATHS]): Promise<Samp
     await countTold(daemon, 'Subnet added').until(PEERS)
     await daemon.line(/flannel is ready/)
     const started = { start: (performance.now() - began) / 1000, rss: rssMiB(pid) }
-    const keyed = backend.Type === 'udp' ? {} : await shakeHands(host, pid, all, 'PersistentKeepaliveInterval' in backend)
+    const keyed =
+      backend.Type === 'udp' ? {} : await shakeHands(host, pid, all, 'PersistentKeepaliveInterval' in backend)
     await delay(SETTLE_MS)
     const [before, from] = [cpuOf(daemon), performance.now()]
     await delay(IDLE_MS)
@@ -99,12 +100,13 @@ async function sample(backend: (typeof PATHS)[keyof typeof PATHS]): Promise<Samp
   }
 }
 
-/** A handshake with each peer, for which a packet asks, or weftd's own keepalives. */
+/** A handshake with each peer, for which packets ask, or weftd's own keepalives where `isAsked`. */
 async function shakeHands(host: Host, pid: number, all: Promise<void>, isAsked: boolean): Promise<Sample> {
   const [before, from] = [cpuSeconds(pid), performance.now()]
   const program = join(packageRoot, 'dist/bench/wireguard-far.js')
-  if (!isAsked) await host.output([process.execPath, program, 'send', `${PEERS}`])
+  const sender = isAsked ? undefined : host.spawn([process.execPath, program, 'send', `${PEERS}`])
   await all
+  sender?.kill()
   const seconds = (performance.now() - from) / 1000
   const cpu = ((cpuSeconds(pid) - before) * 1000) / PEERS
   return { handshakes: PEERS / seconds, cpu, keyed: rssMiB(pid) }
