@@ -134,6 +134,12 @@ class Sessions {
       for (uint32_t in = 0; chunk && in < kChunk; in++) each(at * kChunk + in, chunk[in]);
     }
   }
+  /// True for one of the lanes in `every_ms`: that one looks at the clock for all sessions.
+  bool begin_look(int64_t now_ms, int64_t every_ms) {
+    int64_t next_ms = next_look_ms_.load(std::memory_order_relaxed);
+    return now_ms >= next_ms &&
+           next_look_ms_.compare_exchange_strong(next_ms, now_ms + every_ms, std::memory_order_relaxed);
+  }
   /// What waits in this session may go.
   void make_ready(uint32_t number) {
     {
@@ -180,6 +186,7 @@ class Sessions {
   std::mutex ready_lock_;
   std::vector<uint32_t> ready_;
   std::atomic<bool> has_ready_{false};
+  std::atomic<int64_t> next_look_ms_{0};
   std::array<Bucket, 2> looks_;          // at messages of others, and of peers
   std::atomic<size_t> staged_bytes_{0};  // of packets that sessions keep, or a lane that sends them
   /// Never moved: a thread may be in one while there comes room for more.

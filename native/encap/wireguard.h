@@ -132,6 +132,7 @@ class Wireguard {
     for (const uint32_t number : sessions_->take_ready()) send_waiting(number, out);
     if (now_ms < next_look_ms_) return false;
     next_look_ms_ = now_ms + kTickMs;
+    if (!sessions_->begin_look(now_ms, kTickMs)) return true;
     sessions_->for_each([&](uint32_t number, Session& session) {
       const Session::Due due = session.look(keepalive_ms_, now_ms);
       if (due.wants_handshake) sessions_->mailbox().want(number);
