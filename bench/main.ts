@@ -32,7 +32,6 @@ import {
   LINKS,
   OLD_PATH_NAME,
   PATH_NAMES,
-  type Ends,
 } from './paths.ts'
 import { measureRestarts, RESTARTS_SECONDS_A_ROUND } from './restarts.ts'
 import { compareTable, textTable } from './report.ts'
@@ -159,7 +158,7 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
     const { paths, references } = beside
     const cases = casesNamed(words.length > 1 ? words.slice(1) : beside.cases)
     return BOTH.map((link) => ({
-      ...{ ...common, ends: 'containers' as Ends, cases, paths, references },
+      ...{ ...common, ends: 'containers', cases, paths, references },
       ...{ name: `${first}, ${link}`, link },
     }))
   }

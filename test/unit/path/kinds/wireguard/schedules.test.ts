@@ -3,6 +3,7 @@
 //
 // Most have something else in place of X25519, which takes most of the time: both sides get the same secret, and nobody else does.
 
+import type * as X25519 from '../../../../../src/path/kinds/wireguard/x25519.ts'
 import { describe, expect, it, vi } from 'vitest'
 import { randomBytes } from 'node:crypto'
 import { SecretBytes } from '../../../../../src/base/secret.ts'
@@ -16,7 +17,6 @@ const seedsOf = (schedules: number): readonly number[] =>
   process.env['WEFT_SEED'] ? [Number(process.env['WEFT_SEED'])] : Array.from({ length: schedules }, (_, at) => at + 1)
 const LONG_MS = 7_200_000
 
-type X25519 = typeof import('../../../../../src/path/kinds/wireguard/x25519.ts')
 const primitive = vi.hoisted(() => ({ isFake: false }))
 vi.mock(import('../../../../../src/path/kinds/wireguard/x25519.ts'), async (original) => {
   const real = await original()
@@ -27,7 +27,7 @@ vi.mock(import('../../../../../src/path/kinds/wireguard/x25519.ts'), async (orig
       this.bytes = bytes
     }
   }
-  const fake = (bytes: Uint8Array) => new Fake(bytes) as unknown as ReturnType<X25519['publicKeyOf']>
+  const fake = (bytes: Uint8Array) => new Fake(bytes) as unknown as ReturnType<typeof X25519.publicKeyOf>
   const pairOf = (bytes: Uint8Array) => ({
     privateKey: fake(Uint8Array.from(bytes)),
     publicKey: Uint8Array.from(bytes),
