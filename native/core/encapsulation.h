@@ -31,7 +31,7 @@ constexpr size_t kMaxDatagramBytes = 65535 - kOuterBytes;
 struct OwnEnd {
   static constexpr size_t kEncapBytes = 40;
   std::array<uint8_t, kEncapBytes> encap{};  ///< as a peer's record has it of a peer, and what only this host has
-  size_t mtu = 0;                   ///< of the TUN, in bytes
+  size_t mtu = 0;                            ///< of the TUN, in bytes
 };
 
 /// What became of a packet that was to be sealed.

@@ -31,8 +31,8 @@ class Mailbox {
     std::array<uint8_t, kMessageBytes> bytes;
     size_t size;
   };
-  /// Whose a message is. Addresses may be forged; that an answer was asked for is seen by a number of 32 bits, which was
-  /// sent to that peer alone.
+  /// Whose a message is. Addresses may be forged; that an answer was asked for is seen by a number of 32 bits, which
+  /// was sent to that peer alone.
   enum class Origin : uint8_t { kAsked, kPeer, kPeerWithoutSession, kOther };
   static constexpr size_t kOrigins = 4;
   /// A session by its number, and where its peer sends from now, if it is that.

@@ -165,7 +165,7 @@ class Session {
     int64_t made_ms;
     uint64_t next_counter = 0;
     ReplayWindow received;
-    uint64_t used = 0;           // by the peer; of two pairs the higher one last
+    uint64_t used = 0;          // by the peer; of two pairs the higher one last
     bool is_refreshed = false;  // a handshake was asked for since it gets old
   };
   using PairPointer = std::unique_ptr<Pair>;

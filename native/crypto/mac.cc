@@ -86,7 +86,8 @@ bool Mac::is_of(std::span<const uint8_t> message, std::span<const uint8_t, kByte
 /// Asks it as it will be asked, and twice, since the key is to stay: with a key of 0, 1, 2..., of as many bytes as a
 /// mac1 is of.
 bool Mac::knows_answer() {
-  static constexpr uint8_t kAnswer[kBytes] = {0x74, 0x89, 0x8d, 0x91, 0xd3, 0x7a, 0xef, 0xbb, 0xee, 0x96, 0x8f, 0x85, 0x85, 0x0c, 0x95, 0xf1};
+  static constexpr uint8_t kAnswer[kBytes] = {0x74, 0x89, 0x8d, 0x91, 0xd3, 0x7a, 0xef, 0xbb,
+                                              0xee, 0x96, 0x8f, 0x85, 0x85, 0x0c, 0x95, 0xf1};
   uint8_t message[116];
   for (size_t at = 0; at < sizeof message; at++) message[at] = static_cast<uint8_t>(at + 100);
   if (!is_of(message, kAnswer) || !is_of(message, kAnswer)) return false;

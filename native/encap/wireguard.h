@@ -96,8 +96,8 @@ class Wireguard {
     return packet.empty() ? Opened::nothing() : Opened::packet(packet, number);
   }
 
-  /// Hands a message to JavaScript, or says why not. Packets for no session say something of peers alone: of others they
-  /// would only take the places of handshakes.
+  /// Hands a message to JavaScript, or says why not. Packets for no session say something of peers alone: of others
+  /// they would only take the places of handshakes.
   std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message, bool is_from_peer) {
     using enum Mailbox::Origin;
     const auto post = [&](Mailbox::Origin origin) -> std::optional<Counter> {
@@ -199,9 +199,9 @@ class Wireguard {
   Sessions* sessions_;
   int64_t keepalive_ms_;
   std::unique_ptr<Aead> sealing_, opening_;
-  std::unique_ptr<Mac> mac_;                    // null where this process has none
-  int64_t now_ms_ = 0;                          // when the turn began
-  int64_t sealed_ms_ = 0, opened_ms_ = 0;       // when a key was asked for last
+  std::unique_ptr<Mac> mac_;               // null where this process has none
+  int64_t now_ms_ = 0;                     // when the turn began
+  int64_t sealed_ms_ = 0, opened_ms_ = 0;  // when a key was asked for last
   int64_t next_look_ms_ = 0;
 };
 static_assert(Encapsulation<Wireguard> && HasSessions<Wireguard>);

@@ -3,10 +3,10 @@
 //
 //   session_model SEED SCHEDULES
 //
-// In none is a counter sealed with twice, or a packet let in twice; in none are there more pairs of keys than three that
-// open, nor any after nine minutes of silence; after each the two hear each other again, soon, and all of what they say.
-// What is said of
-// handshakes in JavaScript (src/path/kinds/wireguard/handshakes.ts) has a test of its own, schedules.test.ts.
+// In none is a counter sealed with twice, or a packet let in twice; in none are there more pairs of keys than three
+// that open, nor any after nine minutes of silence; after each the two hear each other again, soon, and all of what
+// they say. What is said of handshakes in JavaScript (src/path/kinds/wireguard/handshakes.ts) has a test of its own,
+// schedules.test.ts.
 #include <functional>
 #include <map>
 #include <optional>
@@ -31,10 +31,10 @@ constexpr int64_t kRecoveryMs = Limits::kKeepaliveMs + Limits::kRekeyTimeoutMs +
 
 struct Datagram {
   enum class Type : uint8_t { kInitiation, kResponse, kData } type;
-  uint32_t index = 0;    ///< of the receiver's
-  uint32_t sender = 0;   ///< the sender's own
-  uint64_t number = 0;   ///< an initiation's timestamp, a response's keys, a counter
-  Bytes bytes = {};      ///< of data: what is sealed, with its tag
+  uint32_t index = 0;   ///< of the receiver's
+  uint32_t sender = 0;  ///< the sender's own
+  uint64_t number = 0;  ///< an initiation's timestamp, a response's keys, a counter
+  Bytes bytes = {};     ///< of data: what is sealed, with its tag
 };
 
 /// What all that happens in a schedule has in common.

@@ -2173,7 +2173,8 @@ Bytes handshake(uint8_t type, size_t size) {
 }
 /// One that begins a handshake, by somebody who knows the host's public key. The MAC is hashlib's, of Python.
 Bytes initiation() {
-  constexpr uint8_t kMac[Mac::kBytes] = {0x25, 0x70, 0xdd, 0x94, 0x49, 0xd4, 0xc8, 0x08, 0x21, 0xd8, 0x23, 0x6c, 0xa8, 0x2f, 0x22, 0x6f};
+  constexpr uint8_t kMac[Mac::kBytes] = {0x25, 0x70, 0xdd, 0x94, 0x49, 0xd4, 0xc8, 0x08,
+                                         0x21, 0xd8, 0x23, 0x6c, 0xa8, 0x2f, 0x22, 0x6f};
   Bytes bytes = handshake(1, 148);
   std::ranges::copy(kMac, bytes.end() - 32);
   return bytes;
@@ -2258,7 +2259,8 @@ void test_wireguard_answers() {
     for (const Bytes& each : answers) host.from_stranger(each);
     CHECK(!host.ingress->pump().failure);
     std::string types;
-    for (const auto& letter : host.sessions->mailbox().take(0).letters) types += static_cast<char>('0' + letter.bytes[0]);
+    for (const auto& letter : host.sessions->mailbox().take(0).letters)
+      types += static_cast<char>('0' + letter.bytes[0]);
     return types;
   };
   CHECK(heard({answer(2, index(1)), answer(3, index(1)), answer(2, 0), answer(3, 0)}).empty());
@@ -2296,7 +2298,8 @@ size_t copies_of_key() {
     if (std::sscanf(line.c_str(), "%lx-%lx %4s", &from, &to, rights) != 3 || rights[1] != 'w') continue;
     if (to - from > size_t{1} << 30) continue;  // a sanitizer's own
     for (uintptr_t at = from; at < to; at += bytes.size() - Key::kBytes + 1) {
-      const ssize_t got = pread(memory.get(), bytes.data(), std::min<size_t>(bytes.size(), to - at), static_cast<off_t>(at));
+      const ssize_t got =
+          pread(memory.get(), bytes.data(), std::min<size_t>(bytes.size(), to - at), static_cast<off_t>(at));
       const uint8_t *found = bytes.data(), *end = found + std::max<ssize_t>(got, 0);
       for (; end - found >= static_cast<ssize_t>(Key::kBytes); found++) {
         const size_t last = static_cast<size_t>(end - found) - Key::kBytes + 1;
