@@ -151,6 +151,7 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
     ends,
   }
   const peer = options.peer === undefined ? [] : ['peer']
+  const old = options.old === undefined ? [] : [OLD_PATH_NAME]
   const [first = ''] = words
   if (Object.hasOwn(OTHERS, first)) return []
   const beside = Object.hasOwn(BESIDE, first) ? BESIDE[first] : undefined
@@ -158,7 +159,7 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
     const { paths, references } = beside
     const cases = casesNamed(words.length > 1 ? words.slice(1) : beside.cases)
     return BOTH.map((link) => ({
-      ...{ ...common, ends: 'containers', cases, paths, references },
+      ...{ ...common, ends: 'containers', cases, paths: [...paths, ...old, ...peer], references },
       ...{ name: `${first}, ${link}`, link },
     }))
   }
@@ -198,7 +199,6 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
   const links = options.link === 'both' ? BOTH : LINKS.filter((link) => link === options.link)
   if (links.length === 0) throw usage(`--link is ${options.link}; it is ${LINKS.join(', ')} or both`)
   const cases = casesNamed([...new Set(named)])
-  const old = options.old === undefined ? [] : [OLD_PATH_NAME]
   const paths = [...new Set([...options.paths.split(','), ...old, ...peer])]
   return links.map((link) => ({ ...common, name: link, link, cases, paths }))
 }

@@ -73,7 +73,7 @@ export const WEFT_FLAGS = {
   },
   engine: {
     default: 'native',
-    help: 'what moves packets with udp and vxlan: native; or, to compare with, dgram (TypeScript, no threads) or naive (one packet a system call)',
+    help: 'what moves packets where weftd does it: native; or, to compare with, dgram (TypeScript, no threads) or naive (one packet a system call)',
   },
   workers: {
     default: 8,
