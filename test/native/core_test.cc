@@ -1442,8 +1442,8 @@ static void test_saved_sessions() {
     for (int i = 0; i < 5; i++) CHECK(session.begin_seal(*lane, true, kSavedMs).counter == static_cast<uint64_t>(i));
     for (const uint64_t counter : {0, 1, 5}) CHECK(!session.accept(kNamed, counter, true, there, kSavedMs).reason);
     for (size_t i = 0; i < packets; i++) CHECK(session.stage({Bytes(Limits::kAroundBytes + i), kSavedMs, 3}));
-    sessions->mailbox().post(there, Bytes(92, 2), true);
-    sessions->mailbox().post(there, Bytes(148, 1), false);
+    sessions->mailbox().post(there, Bytes(92, 2), Mailbox::Origin::kAsked);
+    sessions->mailbox().post(there, Bytes(148, 1), Mailbox::Origin::kOther);
     sessions->mailbox().confirm(kOther);
     sessions->mailbox().want(kOther);
     sessions->mailbox().moved(kNamed, there);
