@@ -1,9 +1,9 @@
 // mailbox.h - what the lanes tell JavaScript of handshakes: messages that came, sessions that want one, or have come
 // of one, peers that moved.
 //
-// It has few places, and those of each origin are its own, of which each host has one for each kind of message: whoever
-// floods takes no place from another peer, none from an answer that was asked for, and costs JavaScript no more than it
-// takes out.
+// It has few places, and those of each origin are its own, of which each host has one for each kind of message, and the
+// answers that were asked of one session no more than a few: whoever floods takes no place from another peer, none from
+// an answer that was asked of another, and costs JavaScript no more than it takes out.
 #pragma once
 
 #include <algorithm>
@@ -25,11 +25,14 @@ class Mailbox {
   /// The longest message of a handshake.
   static constexpr size_t kMessageBytes = 148;
   static constexpr size_t kPlaces = 256;
+  /// Of answers of one kind that one session asked for: its peer may forge them, from any address.
+  static constexpr size_t kPlacesOfSession = 4;
 
   struct Letter {
     SocketAddress from;
     std::array<uint8_t, kMessageBytes> bytes;
-    size_t size;
+    uint32_t size;
+    uint32_t session;  ///< that asked for it; 0: none did
   };
   /// Whose a message is. Addresses may be forged; that an answer was asked for is seen by a number of 32 bits, which
   /// was sent to that peer alone.
@@ -49,17 +52,21 @@ class Mailbox {
   /// `ring` is called, by whichever thread, when there is mail.
   explicit Mailbox(std::function<void()> ring) : ring_(std::move(ring)) {}
 
-  /// False when there is no place for it.
-  bool post(const SocketAddress& from, std::span<const uint8_t> message, Origin origin) {
+  /// False when there is no place for it. `session` asked for it; 0: none did.
+  bool post(const SocketAddress& from, std::span<const uint8_t> message, Origin origin, uint32_t session = 0) {
     const std::lock_guard lock(lock_);
     std::vector<Letter>& letters = letters_[static_cast<size_t>(origin)];
     if (letters.size() >= kPlaces) return false;  // what a flood costs most of the time
-    const bool has_one = std::ranges::any_of(letters, [&](const Letter& each) {
-      return each.bytes[0] == message[0] && each.from.address() == from.address();
-    });
-    if (has_one) return false;
-    Letter& letter = letters.emplace_back(Letter{from, {}, message.size()});
-    std::memcpy(letter.bytes.data(), message.data(), std::min(message.size(), kMessageBytes));
+    size_t alike = 0;
+    for (const Letter& each : letters) {
+      if (each.bytes[0] != message[0] || each.session != session) continue;
+      if (each.from.address() == from.address()) return false;
+      alike++;
+    }
+    if (session != 0 && alike >= kPlacesOfSession) return false;
+    const size_t size = std::min(message.size(), kMessageBytes);
+    Letter& letter = letters.emplace_back(Letter{from, {}, static_cast<uint32_t>(size), session});
+    std::memcpy(letter.bytes.data(), message.data(), size);
     ring_();
     return true;
   }

@@ -100,18 +100,18 @@ class Wireguard {
   /// they would only take the places of handshakes.
   std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message, bool is_from_peer) {
     using enum Mailbox::Origin;
-    const auto post = [&](Mailbox::Origin origin) -> std::optional<Counter> {
-      if (sessions_->mailbox().post(from, message, origin)) return {};
+    const auto post = [&](Mailbox::Origin origin, uint32_t session = 0) -> std::optional<Counter> {
+      if (sessions_->mailbox().post(from, message, origin, session)) return {};
       return k_rx_drop_handshake;
     };
     const uint32_t type = message[0];
     if (type == kData) return is_from_peer ? post(kPeerWithoutSession) : k_rx_drop_handshake;
     if (type != kInitiation) {
-      const uint32_t index = load_le32(&message[type == kResponse ? 8 : 4]);
-      const Session* session = sessions_->of(sessions_->number_of_index(index));
+      const uint32_t index = load_le32(&message[type == kResponse ? 8 : 4]), number = sessions_->number_of_index(index);
+      const Session* session = sessions_->of(number);
       const auto answer = type == kResponse ? Session::Expected::kResponse : Session::Expected::kCookie;
       // Nobody who has not seen what was sent can name it: no MAC says more.
-      return session && session->expects(answer, index) ? post(kAsked) : k_rx_drop_handshake;
+      return session && session->expects(answer, index) ? post(kAsked, number) : k_rx_drop_handshake;
     }
     if (!sessions_->may_look(is_from_peer, now_ms_)) return k_rx_drop_handshake;
     const size_t before = message.size() - 2 * Mac::kBytes;

@@ -1403,6 +1403,23 @@ static void test_sessions() {
   for (std::thread& each : lanes) each.join();
 }
 
+/// Whose answer was asked for takes no place from another's, from wherever it is sent, and whoever's address it says.
+static void test_mailbox() {
+  using enum Mailbox::Origin;
+  Mailbox mailbox([] {});
+  const Bytes response(92, 2), cookie(64, 3);
+  const auto at = [](uint32_t host) { return SocketAddress(ipv4(0xc0000200 + host), to_be16(51820)); };
+  size_t places = 0;
+  for (uint32_t host = 1; host < 200; host++) places += mailbox.post(at(host), response, kAsked, 7);
+  CHECK(places == Mailbox::kPlacesOfSession);
+  CHECK(mailbox.post(at(1), cookie, kAsked, 7) && !mailbox.post(at(1), cookie, kAsked, 7));
+  CHECK(mailbox.post(at(1), response, kAsked, 8) && !mailbox.post(at(1), response, kAsked, 8));
+  // Of what nobody asked for each host has one.
+  for (uint32_t host = 1; host < 200; host++) CHECK(mailbox.post(at(host), response, kOther));
+  CHECK(!mailbox.post(at(1), response, kOther));
+  CHECK(mailbox.take(0).letters.size() == Mailbox::kPlacesOfSession + 2);
+}
+
 /// What one engine saved another goes on with, of what its records name; of anything else there is nothing.
 static void test_saved_sessions() {
   using Limits = SessionLimits;
@@ -3278,6 +3295,7 @@ static void test_threads() {
     test_aead();
     test_session();
     test_sessions();
+    test_mailbox();
     test_saved_sessions();
   } else {
     std::fputs("no OpenSSL in this process: what needs keys is left out\n", stderr);
