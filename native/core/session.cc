@@ -22,10 +22,14 @@ int64_t load_time(SecretReader& in, int64_t now_ms) {
 void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms) {
   const Lock lock(lock_);
   auto pair = std::make_unique<Pair>(number, keys, now_ms);
-  if (keys.is_initiator)
+  if (keys.is_initiator) {
     replace_current(std::move(pair));
-  else
+    // The response has come: whatever else names its index is of no use.
+    uint32_t& response = expected_[static_cast<size_t>(Expected::kResponse)];
+    if (response == keys.own_index) response = 0;
+  } else {
     next_ = std::move(pair);
+  }
   asked_ms_ = 0;
   unanswered_ms_ = 0;
 }

@@ -2275,6 +2275,12 @@ void test_wireguard_answers() {
   sends(1, 3);
   CHECK(heard({answer(2, index(1)), answer(3, index(2))}).empty());
   CHECK(heard({answer(2, index(3)), answer(3, index(3))}) == "23");
+  // Once it has led to keys a response is expected no more.
+  host.sessions->set_keys(kSession, {.is_initiator = true, .own_index = index(3), .send = {}, .receive = {}}, clock_ms);
+  CHECK(heard({answer(2, index(3)), answer(3, index(3))}) == "3");
+  sends(1, 4);
+  host.sessions->set_keys(kSession, {.is_initiator = true, .own_index = index(3), .send = {}, .receive = {}}, clock_ms);
+  CHECK(heard({answer(2, index(4)), answer(3, index(4))}) == "23");
   host.sessions->forget(kSession);
   CHECK(heard({answer(2, index(3)), answer(3, index(3)), answer(2, 0), answer(3, 0)}).empty());
   Wireguard::sends(*host.sessions, Bytes(3, 1));
