@@ -79,7 +79,8 @@ class Wireguard {
     const uint64_t counter = load_le64(&datagram[8]);
     Session* session = sessions_->of(number);
     std::optional<Counter> refused = k_rx_drop_no_session;
-    if (session) refused = session->begin_open(*opening_, index, counter, opened_ms_ = now_ms_);
+    if (session) refused = session->begin_open(*opening_, index, counter, now_ms_);
+    if (!refused) opened_ms_ = now_ms_;
     // A peer that believes in keys which we have not, as after a reset of ours, is to be given others.
     if (refused == k_rx_drop_no_session) return Opened::drop(*refused, datagram.first(kHeaderBytes));
     if (refused) return Opened::drop(*refused);
@@ -158,7 +159,8 @@ class Wireguard {
 
   /// Asks for a handshake where the session wants one, whatever is sealed: it does not say so twice.
   Session::Grant begin_seal(uint32_t number, Session& session, bool is_data) {
-    const Session::Grant grant = session.begin_seal(*sealing_, is_data, sealed_ms_ = now_ms_);
+    const Session::Grant grant = session.begin_seal(*sealing_, is_data, now_ms_);
+    if (grant.is_granted) sealed_ms_ = now_ms_;
     if (grant.wants_handshake) sessions_->mailbox().want(number);
     return grant;
   }
@@ -201,7 +203,7 @@ class Wireguard {
   std::unique_ptr<Aead> sealing_, opening_;
   std::unique_ptr<Mac> mac_;               // null where this process has none
   int64_t now_ms_ = 0;                     // when the turn began
-  int64_t sealed_ms_ = 0, opened_ms_ = 0;  // when a key was asked for last
+  int64_t sealed_ms_ = 0, opened_ms_ = 0;  // when a key was used last
   int64_t next_look_ms_ = 0;
 };
 static_assert(Encapsulation<Wireguard> && HasSessions<Wireguard>);
