@@ -90,7 +90,7 @@ class Sessions {
   bool take_over(std::span<const uint8_t> saved, std::span<const uint8_t> records, int64_t now_ms) {
     std::unordered_map<uint32_t, uint32_t> slots;  // of the traffic of each
     each_record(records, [&](const PeerRecord& record) {
-      if (!record.is_gone() && of(number_of(record.encap))) slots[number_of(record.encap)] = record.slot;
+      if (!record.is_gone() && of(number_of(record.encap))) slots[number_of(record.encap)] = record.usable_slot();
     });
     const auto next_number = [this] { return ++last_pair_; };
     const auto take_share = [this](size_t bytes, StagedBytes& share) { return take_staged_bytes(bytes, share); };
