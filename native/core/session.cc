@@ -128,6 +128,8 @@ void Session::load(SecretReader& in, const std::function<uint64_t()>& next_numbe
   for (PairPointer* pair : {&previous_, &current_, &next_}) {
     *pair = in.get_flag() ? load_pair(in, next_number(), now_ms) : nullptr;
   }
+  // Of two handshakes at once the later one has the higher number, by which accept() tells them apart.
+  if (current_ && next_ && current_->made_ms > next_->made_ms) std::swap(current_->number, next_->number);
   staged_.clear();
   in.get_all([&] {
     Staged staged{{}, load_time(in, now_ms), slot};

@@ -1524,6 +1524,19 @@ static void test_saved_sessions() {
   // Nothing is of a time that is yet to come: another clock than the one by which keys end.
   CHECK(is_refused_at(kSavedMs - 1, saved));
   CHECK(!is_refused(saved_with(Limits::kMaxStaged)));
+  // Of two handshakes at once the later one goes on, as it would have.
+  for (const bool ours_is_later : {false, true}) {
+    auto sessions = fresh();
+    sessions->keep(naming({kNamed}));
+    sessions->set_keys(kNamed, pair(!ours_is_later, ours_is_later ? 2 : 1), kMadeMs);
+    sessions->set_keys(kNamed, pair(ours_is_later, ours_is_later ? 1 : 2), kMadeMs + 1);
+    const SecretBytes bytes = sessions->save();
+    auto next = fresh();
+    next->keep(naming({kNamed}));
+    CHECK(next->take_over(bytes, naming({kNamed}), kSavedMs));
+    CHECK(next->of(kNamed)->accept(2, 0, true, there, kSavedMs).is_confirmed);
+    CHECK(next->of(kNamed)->begin_seal(*lane, true, kSavedMs).peer_index == (ours_is_later ? 51u : 52u));
+  }
   {
     SecretWriter small;
     Session one;
