@@ -53,10 +53,11 @@ function savedSession(random) {
     Buffer.alloc(32).map(() => random.below(256)),
     Buffer.alloc(128 * 8 + 8),
   ]
-  const pair = [Buffer.from([1]), numbers(0, 7), key, key, time, Buffer.alloc(8, 3), window, Buffer.alloc(1)]
-  const session = [time, time, time, Buffer.from([0, 1]), ...pair, Buffer.from([0])]
+  const uses = Buffer.alloc(8)
+  const pair = [Buffer.from([1]), numbers(0, 7), key, key, time, Buffer.alloc(8, 3), window, uses, Buffer.alloc(1)]
+  const session = [time, time, time, uses, numbers(0, 0), Buffer.from([0, 1]), ...pair, Buffer.from([0])]
   const waiting = [numbers(1), time, numbers(40), Buffer.alloc(40)]
-  return Buffer.concat([Buffer.from([20]), numbers(1, 1, 1, 1, 1), ...session, ...waiting, numbers(0, 0, 0, 0)])
+  return Buffer.concat([Buffer.from([20]), numbers(1, 1, 1, 1, 1), ...session, ...waiting, numbers(0, 0, 0, 0, 0, 0)])
 }
 
 function writeSeeds() {
