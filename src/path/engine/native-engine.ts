@@ -94,7 +94,7 @@ export function startNativeEngine(
     opened = inherited ? undefined : open()
     const all = withOther(opened ?? (inherited as OpenPath))
     hasOther = isWithOther(all)
-    native = run(all, config.keepsSessions)
+    native = run(all, config.keepsSessions ?? false)
   } catch (error) {
     throw engineStartError(error, config)
   }
