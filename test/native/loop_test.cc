@@ -43,10 +43,14 @@ struct Told final : Direction {
   }
   void count() override { counted_after = true; }
   int tick_ms() const override { return every_ms; }
-  void tick() override { ticks++; }
+  bool tick() override {
+    ticks++;
+    return true;
+  }
+  void rest() override { rests++; }
   int fd;
   int every_ms = -1;
-  std::atomic<size_t> carried{1}, refused{0}, turns{0}, ticks{0};
+  std::atomic<size_t> carried{1}, refused{0}, turns{0}, ticks{0}, rests{0};
   std::atomic<int> nice{0};
   std::atomic<bool> fails{false};
   bool counted_after = false;  // of the loop's thread, and after its end the test's
@@ -104,6 +108,8 @@ void test_ticks() {
       rig.turn(rig.socket, *rig.ingress);
       while (rig.ingress->ticks == 0) std::this_thread::yield();
       CHECK(rig.egress->ticks == 0);
+      // When its timer says so all of them rest.
+      while (rig.ingress->rests == 0 || rig.egress->rests == 0) std::this_thread::yield();
     }
     Rig without({naive, 0, 0});
     for (int i = 0; i < 3; i++) without.turn(without.socket, *without.ingress);
@@ -163,7 +169,7 @@ void test_lanes_end() {
       CHECK(send_now(last, to, datagram));
     }
     if (round % 2 == 0) {
-      CHECK(engine->release().loops.size() == 2);
+      CHECK(engine->release({}).loops.size() == 2);
     } else {
       engine.reset();
     }
