@@ -80,6 +80,8 @@ export interface Kind {
 
 /** A WireGuard key: 32 bytes in base64. */
 export const WIREGUARD_KEY = /^[A-Za-z\d+/]{42}[AEIMQUYcgkosw048]=$/
+/** The age at which WireGuard's keys are of no use any more (its paper, section 6.1), in ms. */
+export const REJECT_AFTER_MS = 180_000
 const MOST_PORT = 65_535
 const MOST_MTU = 65_535
 

@@ -15,10 +15,9 @@ import { messageOf, WeftError } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
 import type { Run } from '../../host/command.ts'
 import { addDevice, findLink } from '../../host/links.ts'
-import { KINDS, WIREGUARD_KEY } from '../kinds.ts'
+import { KINDS, REJECT_AFTER_MS, WIREGUARD_KEY } from '../kinds.ts'
 import type { Log } from '../../base/log.ts'
 import type { Secret } from '../../base/secret.ts'
-import { REJECT_AFTER_MS } from './wireguard/keeper.ts'
 
 type Child = ChildProcessByStdio<null, Readable, Readable>
 

@@ -17,6 +17,7 @@ import type { Log } from '../../../base/log.ts'
 import { SecretBytes, type Secret } from '../../../base/secret.ts'
 import type { Lease } from '../../../control/lease/lease.ts'
 import type { EngineSessions, UdpEndpoint } from '../../engine/engine.ts'
+import { REJECT_AFTER_MS } from '../../kinds.ts'
 import type { SessionKeeper } from '../../ways/tunnel.ts'
 import { formatAddress, parseAddress, type Address } from '../../../net/address.ts'
 import { macKeysOf } from './cookie.ts'
@@ -32,8 +33,6 @@ const REST_MS = 1
 const LONGEST_REST_MS = 500
 /** For how long the number of a peer that went is nobody's: longer than packets wait, mail lies, and a lane's turn takes. */
 const NUMBER_RESTS_MS = 60_000
-/** The age at which keys are of no use any more. */
-export const REJECT_AFTER_MS = 180_000
 /** The bytes of a peer's record that the engine reads: the session's number. Of this host it has more. */
 const END_BYTES = 16
 const OWN_END_BYTES = 8 + KEY_BYTES

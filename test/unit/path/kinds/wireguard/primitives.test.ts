@@ -1,7 +1,7 @@
 // primitives.test.ts - what is told of a Node.js that lacks what WireGuard's handshake is made of.
 
 import * as nodeCrypto from 'node:crypto'
-import { expect, it } from 'vitest'
+import { expect, it, vi } from 'vitest'
 import { lackingPrimitives, type Crypto } from '../../../../../src/path/kinds/wireguard/primitives.ts'
 
 /** As OpenSSL has it in FIPS mode, whose words differ by version. */
@@ -23,4 +23,18 @@ it.each<[names: readonly string[], without: Partial<Crypto>]>([
   ],
 ])('is %j where that is refused: case %#', (names, without) => {
   expect(lackingPrimitives({ ...nodeCrypto, ...without })).toEqual(names)
+})
+
+it('does not keep the backend from being loaded: the kernel and wireguard-go need none of it', async () => {
+  vi.resetModules()
+  vi.doMock('node:crypto', async (original) => ({ ...(await original<typeof nodeCrypto>()), createHash: refuse }))
+  try {
+    const { createWireguardBackend } = await import('../../../../../src/path/kinds/wireguard.ts')
+    expect(createWireguardBackend).toBeTypeOf('function')
+    // What weftd carries by itself is loaded only where it does: it hashes as it is loaded.
+    await expect(import('../../../../../src/path/kinds/wireguard/userspace.ts')).rejects.toThrow('unsupported')
+  } finally {
+    vi.doUnmock('node:crypto')
+    vi.resetModules()
+  }
 })
