@@ -27,7 +27,12 @@ interface Asking {
 export async function chooseUnderlays(node: Node): Promise<never> {
   const { signal, openEcho, options } = node
   const everyMs = options['probe-interval'] * 1000
-  if (!openEcho || everyMs === 0) return forGood(signal)
+  if (!openEcho || everyMs === 0) {
+    // What a process before this one chose nobody would take back, should it be of no use any more.
+    const { underlays } = node.possession.dataPath ?? {}
+    for (const key of underlays?.others() ?? []) underlays?.choose(key, underlays.first)
+    return forGood(signal)
+  }
   let asking: Asking | undefined
   const choices = createUnderlayChoices(() => asking?.probes.first.intervalMs() ?? everyMs)
   const close = (): void => {
@@ -52,7 +57,10 @@ export async function chooseUnderlays(node: Node): Promise<never> {
       const targets = targetsOf(asking)
       const keys = new Set(targets.map(({ key }) => key))
       choices.keep((key) => keys.has(key))
-      const before = new Set(choices.others())
+      // By what packets go: to a peer that went and came back between two looks by the first again, to one that could not be asked for a
+      // while still by the other.
+      const before = new Set(underlays.others())
+      choices.assume([...before].filter((key) => keys.has(key)))
       for (const which of BOTH) {
         probes[which].keep(targets, now)
         for (const { key, address, sequence } of probes[which].due(now))

@@ -1,0 +1,92 @@
+// underlays.test.ts - the family of a peer's datagrams is the one that was chosen, whatever befell the data path or the process meanwhile.
+
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
+import { createBell } from '../../../../src/host/bell.ts'
+import type { OpenEcho } from '../../../../src/host/echo.ts'
+import type { Family } from '../../../../src/net/address.ts'
+import { parseIpv4 } from '../../../../src/net/ipv4.ts'
+import { chooseUnderlays } from '../../../../src/node/loops/underlays.ts'
+import type { Node } from '../../../../src/node/node.ts'
+import { log } from '../../../support/fake-host.ts'
+
+const INSIDE = parseIpv4('10.5.2.0')!
+
+let stop: AbortController
+beforeEach(() => {
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance', 'Date'] })
+  stop = new AbortController()
+})
+afterEach(() => {
+  stop.abort(new Error('over'))
+  vi.useRealTimers()
+})
+
+/** A data path by which one peer is reached, at first by IPv6, which a process before chose; it answers by `answersBy`. */
+function rig(probeInterval: number) {
+  const by = new Set(['a'])
+  const answersBy = new Set<Family>(['ipv6'])
+  const peers = [{ key: 'a', ipv4: { endpoint: '192.0.2.2:8285', probe: INSIDE, way: 'tunnel' } }]
+  const answers: { [F in Family]?: (sequence: number) => void } = {}
+  const openEcho: OpenEcho = (_source, onAnswer) => ({
+    send() {},
+    packet(to, sequence, outer) {
+      answers[outer] = (of) => onAnswer(to, of, 1)
+      return Uint8Array.of(sequence >> 8, sequence & 255)
+    },
+    close() {},
+  })
+  const underlays = {
+    first: 'ipv4',
+    other: 'ipv6',
+    others: () => [...by],
+    has: () => true,
+    choose: (key: string, family: Family) => void (family === 'ipv6' ? by.add(key) : by.delete(key)),
+    send(_key: string, family: Family, [high = 0, low = 0]: Uint8Array) {
+      if (answersBy.has(family)) queueMicrotask(() => answers[family]?.(high * 256 + low))
+    },
+  }
+  const node = {
+    ...{ signal: stop.signal, openEcho, options: { 'probe-interval': probeInterval }, log, view: new Map() },
+    possession: { dataPath: { underlays, probeSource: { ipv4: INSIDE }, peers: () => peers } },
+    ...{ learnt: createBell(), unsearched: { keys: new Set<string>() } },
+  }
+  chooseUnderlays(node as unknown as Node).catch(() => {})
+  return { by, answersBy, peers }
+}
+
+it('is as a process before chose it, until the peer answers by the first', async () => {
+  const { by, answersBy } = rig(1)
+  await vi.advanceTimersByTimeAsync(30_000)
+  expect([...by]).toEqual(['a'])
+  answersBy.add('ipv4')
+  await vi.advanceTimersByTimeAsync(30_000)
+  expect([...by]).toEqual([])
+})
+
+it('is that of the process before no more where nobody is asked, who could tell that it is of no use', async () => {
+  const { by } = rig(0)
+  await vi.advanceTimersByTimeAsync(0)
+  expect([...by]).toEqual([])
+})
+
+it('is that of before for a peer that went and came back between two looks', async () => {
+  const { by } = rig(1)
+  await vi.advanceTimersByTimeAsync(10_000)
+  by.clear() // as a data path forgets one that is no peer
+  await vi.advanceTimersByTimeAsync(2_000)
+  expect([...by]).toEqual(['a'])
+})
+
+it('is not kept for ever for a peer that could not be asked for a while', async () => {
+  const { by, answersBy, peers } = rig(1)
+  await vi.advanceTimersByTimeAsync(10_000)
+  const [peer] = peers.splice(0)
+  await vi.advanceTimersByTimeAsync(3_000)
+  peers.push(peer!)
+  await vi.advanceTimersByTimeAsync(3_000)
+  expect([...by]).toEqual(['a'])
+  answersBy.clear()
+  answersBy.add('ipv4')
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect([...by]).toEqual([])
+})
