@@ -360,7 +360,8 @@ export async function openTunnel(
   const beginSessions = (): void => {
     if (engine.sessions) kind.keeper?.begin(engine.sessions)
   }
-  beginSessions()
+  const strangers = createStrangerLog({ ...settings, network: networks, subnet: subnets }, log)
+  strangers.setPeers(ends)
   /** Has the packets of a peer go where they are to go now. */
   function redirect(key: string): void {
     const its = sides.flatMap((side) => {
@@ -370,6 +371,8 @@ export async function openTunnel(
     engine.changePeers(encodePeers(its))
     strangers.changePeers(its)
   }
+  kind.keeper?.listen(redirect)
+  beginSessions() // which may tell at once of peers that moved while nobody forwarded
   async function end(): Promise<void> {
     kind.keeper?.stop()
     await engine.stop()
@@ -418,9 +421,6 @@ export async function openTunnel(
     `Forwarding between ${engine.tunName} and UDP ${bindings.join(' and ')} with the ${engine.kind} engine` +
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
-  const strangers = createStrangerLog({ ...settings, network: networks, subnet: subnets }, log)
-  strangers.setPeers(ends)
-  kind.keeper?.listen(redirect)
   const watch = watchExternal(run, external, [kind.outer])
   const pathPeer = (key: string): PathPeer | undefined => {
     const its = carried().flatMap(({ family, filter, ways }) => {
