@@ -371,6 +371,12 @@ export async function openTunnel(
     engine.changePeers(encodePeers(its))
     strangers.changePeers(its)
   }
+  // What was chosen before is of no use without sockets of that family, and nobody chooses again then.
+  if (!engine.hasOther)
+    for (const key of [...chosen.keys()]) {
+      chosen.delete(key)
+      redirect(key)
+    }
   kind.keeper?.listen(redirect)
   beginSessions() // which may tell at once of peers that moved while nobody forwarded
   async function end(): Promise<void> {
