@@ -242,11 +242,17 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   }
   const leave = (): Promise<readonly OpenPath[]> =>
     next(async () => {
-      await untilIdle()
-      await closeEnded()
-      const left = await Promise.all(paths().map(async (path) => (await path.leave?.()) ?? []))
-      isAway = left.flat().length > 0
-      return left.flat()
+      // From here on no look begins, nor one that is asking for the host's addresses: it would mend what another process has.
+      isAway = true
+      let left: readonly OpenPath[] = []
+      try {
+        await untilIdle()
+        await closeEnded()
+        left = (await Promise.all(paths().map(async (path) => (await path.leave?.()) ?? []))).flat()
+        return left
+      } finally {
+        isAway = left.length > 0
+      }
     })
   const takeBack = (): Promise<void> =>
     next(async () => {

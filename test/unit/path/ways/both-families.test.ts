@@ -608,6 +608,13 @@ it('of engines lends none while one is looked at, or takes its time over peers: 
   expect(r.befell).toEqual(['leave ipv4', 'leave ipv6'])
 })
 
+it('of engines looks at none any more that is lent while it looked at the host', async () => {
+  const r = engines()
+  const path = await r.open()
+  const [mended, left] = await Promise.all([path.resync(), path.leave!()])
+  expect([mended, left.length, r.looked]).toEqual([[], 2, []])
+})
+
 it("of engines lends one family where a fault has ended the other, which is in nobody's way then", async () => {
   const r = engines()
   const path = await r.open()
