@@ -46,7 +46,7 @@ interface Peer {
   readonly sentBytes: number | null
 }
 
-/** Throws WeftError CONFIG for a node that encrypts nothing, and COMMAND for one that has no lease yet. */
+/** Throws WeftError CONFIG for a node that encrypts nothing, and COMMAND for one that has no lease yet, or no device. */
 export function interfacesOf(status: Status): readonly Interface[] {
   const { node, config, lease, dataPath, peers, trouble } = status
   if (!node || !config || !lease)
@@ -65,6 +65,10 @@ export function interfacesOf(status: Status): readonly Interface[] {
   if (list.some(({ session }) => session === undefined))
     throw new WeftError('COMMAND', 'this weftd is older than this weft, and tells nothing of keys', OTHER_VERSION)
   const names = new Set(ends.flatMap(([family]) => dataPath?.devices?.[family] ?? []))
+  if (names.size === 0)
+    throw new WeftError('COMMAND', `weftd carries no packets now: ${trouble ?? 'it has no device'}`, {
+      remedy: '`weft doctor` says what is in its way',
+    })
   return [...names].flatMap((name) => {
     const its = ends.filter(([family]) => dataPath?.devices?.[family] === name)
     const families = its.map(([family]) => family)

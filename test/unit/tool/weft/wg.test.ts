@@ -136,6 +136,11 @@ it.each<[string, () => Status, RegExp]>([
     /^weft wg: weftd has no lease yet: waiting for etcd; wait for it/,
   ],
   [
+    'carries nothing',
+    () => ({ ...encrypting([]), dataPath: { ...soundStatus.dataPath!, device: null, devices: { ipv4: null, ipv6: null } } }),
+    /^weft wg: weftd carries no packets now: it has no device; `weft doctor` /,
+  ],
+  [
     'is of before',
     () => {
       const { session: _session, ...before } = peer('b')
