@@ -10,7 +10,7 @@ import type { ExternalInterface } from '../host/external-interface.ts'
 import { isNamedBy } from '../host/links.ts'
 import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from '../control/lease/lease.ts'
 import type { Log } from '../base/log.ts'
-import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
+import { lastKnownFile, readLastKnown, storeNameOf } from './restart/last-known.ts'
 import type { Succession } from './restart/succession.ts'
 import type { Forwarding } from './loops/data-path.ts'
 import { createNode, type Node, type NodeParts } from './node.ts'
@@ -55,7 +55,7 @@ export async function openNode(
   const { config, options, signal, log } = parts
   const { possession, succession, fits, amend } = before
   await resumed?.hand()
-  const known = succession.isOnLoan ? await knownToPredecessor(options, log) : undefined
+  const known = resumed ? undefined : await knownBefore(options, lease, succession, log)
   const view = resumed?.view ?? known?.view ?? new Map()
   for (;;) {
     await untilOurs(possession, signal)
@@ -78,11 +78,21 @@ export async function openNode(
   }
 }
 
-/** The leases that the predecessor believes, and by what it reaches them, as it writes when it is asked what it is. */
-async function knownToPredecessor(
+/**
+ * The leases that the weftd before believes, or believed, and by what it reaches them: one that runs writes it when it is asked what it is.
+ * One that has ended left it, and what it left open too, where the start had to wait for the store, as with a secret in the configuration:
+ * sessions and packets in it are these peers'.
+ */
+async function knownBefore(
   options: NodeParts['options'],
+  { key }: OwnLease,
+  { isOnLoan, tunNames }: Before['succession'],
   log: Log,
 ): Promise<{ readonly view: ReadonlyMap<string, Lease>; readonly others: readonly string[] } | undefined> {
+  if (!isOnLoan && tunNames.length === 0) return undefined
   const known = await readLastKnown(lastKnownFile(options), log)
-  return known && { view: new Map(known.leases.map((each) => [each.key, each])), others: known.others ?? [] }
+  const isSame = (): boolean =>
+    known?.store === storeNameOf(options) && known.lease.key === key && (known.expiresAt ?? Infinity) > Date.now()
+  if (!known || !(isOnLoan || isSame())) return undefined
+  return { view: new Map(known.leases.map((each) => [each.key, each])), others: known.others ?? [] }
 }

@@ -1,5 +1,9 @@
-// open.test.ts - a node comes to forward while a successor takes what forwards as last known, which is for another lease.
+// open.test.ts - a node comes to forward: while a successor takes what forwards as last known, which is for another lease; or with the peers
+// that a weftd before it had.
 
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
 import { expect, it } from 'vitest'
 import type { Backend, DataPath } from '../../../src/path/backend.ts'
@@ -8,6 +12,7 @@ import { parseNetworkConfig } from '../../../src/control/config/network-config.t
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
 import type { NodeParts } from '../../../src/node/node.ts'
 import { openNode, type Before, type Resumed } from '../../../src/node/open.ts'
+import { lastKnownFile, storeNameOf, writeLastKnown } from '../../../src/node/restart/last-known.ts'
 import { createPossession } from '../../../src/node/possession.ts'
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
@@ -60,4 +65,48 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   await takenBack
   const node = await opening
   expect([node.lease.key, possession.dataPath === own, calls]).toEqual(['10.5.2.0-24', true, ['close the stale one']])
+})
+
+it.each([
+  ['with the peers of the weftd before, whose sessions and packets are there', '10.5.1.0-24', undefined, ['10.5.9.0-24'], ['b']],
+  ['with none of those where the lease is another', '10.5.2.0-24', undefined, [], undefined],
+  ['with none of those where the lease had ended', '10.5.1.0-24', 1, [], undefined],
+])('is opened %s', async (_how, key, expiresAt, peers, others) => {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-open-'))
+  try {
+    const options = {
+      ...{ 'subnet-file': join(folder, 'subnet.env'), 'lease-dir': folder, 'kube-subnet-mgr': false },
+    } as unknown as NodeParts['options']
+    await writeLastKnown(lastKnownFile(options), {
+      ...{ store: storeNameOf(options), config: '{}', tunNames: ['flannel-wg'], others: ['b'], expiresAt },
+      ...{ lease: leaseOf('10.5.1.0-24'), leases: [leaseOf('10.5.9.0-24')] },
+    })
+    const opened: unknown[] = []
+    const backend = {
+      name: 'wireguard',
+      tunNames: ['flannel-wg'],
+      async open(...[, , leases, by]: Parameters<Backend['open']>) {
+        opened.push([...leases.keys()], by)
+        return {} as DataPath
+      },
+    }
+    const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+    const signal = new AbortController().signal
+    const node = await openNode(
+      { config, backend, options, signal, log } as unknown as NodeParts,
+      leaseOf(key),
+      attrs,
+      undefined,
+      {
+        possession: createPossession(log),
+        succession: { isOnLoan: false, tunNames: ['flannel-wg'] } as unknown as Before['succession'],
+        amend: (of) => of,
+        fits: () => false,
+        onNode: () => {},
+      },
+    )
+    expect([opened, [...node.view.keys()]]).toEqual([[peers, others], peers])
+  } finally {
+    rmSync(folder, { recursive: true, force: true })
+  }
 })
