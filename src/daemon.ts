@@ -47,7 +47,7 @@ import { chooseUnderlays } from './node/loops/underlays.ts'
 import { watchThreads } from './node/loops/threads.ts'
 import { watchForTwins } from './node/loops/twins.ts'
 import type { DaemonOptions } from './options.ts'
-import { lastKnownFile, removeLastKnown } from './node/restart/last-known.ts'
+import { lastKnownFile, removeLastKnown, storeNameOf } from './node/restart/last-known.ts'
 import type { Succession } from './node/restart/succession.ts'
 import { refuseToMove, waitForNetwork, warnOfRoutesLeft } from './node/start.ts'
 import type { Events } from './report/events.ts'
@@ -173,7 +173,9 @@ async function startNode(
       ...{ log, signal, health, notifier },
     }
     const onNode = (node: Node): void => void (start.forwarding = node)
-    return await runNode(parts, previous.subnet, stopping, { possession, succession, fits, amend, onNode })
+    return await runNode(parts, previous.subnet, stopping, {
+      ...{ possession, succession, store: storeNameOf(options), fits, amend, onNode },
+    })
   } finally {
     await watch.end()
   }

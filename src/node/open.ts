@@ -10,7 +10,7 @@ import type { ExternalInterface } from '../host/external-interface.ts'
 import { isNamedBy } from '../host/links.ts'
 import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from '../control/lease/lease.ts'
 import type { Log } from '../base/log.ts'
-import { lastKnownFile, readLastKnown, storeNameOf } from './restart/last-known.ts'
+import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 import type { Succession } from './restart/succession.ts'
 import type { Forwarding } from './loops/data-path.ts'
 import { createNode, type Node, type NodeParts } from './node.ts'
@@ -30,6 +30,8 @@ export interface Before {
   readonly succession: Omit<Succession<Resumed>, 'free' | 'resumed' | 'close'>
   /** A backend of this node, always the same one for the same. */
   readonly amend: (backend: Backend) => Backend
+  /** The store's name, as storeNameOf gives it. */
+  readonly store: string
   /** True when what was resumed is for the present network configuration and external interface. */
   readonly fits: (resumed: Resumed | undefined) => boolean
   /** Is given the node, which answers to successors from then on. */
@@ -38,7 +40,7 @@ export interface Before {
 
 /** True when what was resumed is for this network configuration and this external interface. */
 export function fitsTo(configText: string, external: ExternalInterface, { givesSubnets }: NodeParts['manager']) {
-  // Compares with the configuration as last known: without secrets, which no backend has whose data path outlives a daemon.
+  // Compares with the configuration as last known, which is without secrets: a start with one waits for the store, and resumes nothing.
   const known = parseNetworkConfig(withoutSecrets(configText), { areGiven: givesSubnets })
   return (resumed: Resumed | undefined): resumed is Resumed =>
     isDeepStrictEqual(resumed?.config, known) && isDeepStrictEqual(resumed?.external, external)
@@ -55,7 +57,7 @@ export async function openNode(
   const { config, options, signal, log } = parts
   const { possession, succession, fits, amend } = before
   await resumed?.hand()
-  const known = resumed ? undefined : await knownBefore(options, lease, succession, log)
+  const known = resumed ? undefined : await knownBefore(options, lease, before, log)
   const view = resumed?.view ?? known?.view ?? new Map()
   for (;;) {
     await untilOurs(possession, signal)
@@ -86,13 +88,13 @@ export async function openNode(
 async function knownBefore(
   options: NodeParts['options'],
   { key }: OwnLease,
-  { isOnLoan, tunNames }: Before['succession'],
+  { store, succession: { isOnLoan, tunNames } }: Pick<Before, 'store' | 'succession'>,
   log: Log,
 ): Promise<{ readonly view: ReadonlyMap<string, Lease>; readonly others: readonly string[] } | undefined> {
   if (!isOnLoan && tunNames.length === 0) return undefined
   const known = await readLastKnown(lastKnownFile(options), log)
   const isSame = (): boolean =>
-    known?.store === storeNameOf(options) && known.lease.key === key && (known.expiresAt ?? Infinity) > Date.now()
+    known?.store === store && known.lease.key === key && (known.expiresAt ?? Infinity) > Date.now()
   if (!known || !(isOnLoan || isSame())) return undefined
   return { view: new Map(known.leases.map((each) => [each.key, each])), others: known.others ?? [] }
 }

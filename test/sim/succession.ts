@@ -619,6 +619,7 @@ function createWorld(time: VirtualTime, random: Random) {
       }
       return await runNode(parts, {}, stopping, {
         ...{ possession, succession, amend: (backend) => backend },
+        store: 'store',
         fits: () => plan.kind === 'tun',
         onNode: (node) => (forwarding = node),
       })

@@ -18,6 +18,7 @@ export function alone({ log }: NodeParts, hostChanged = createBell()): Before {
       release: async () => {},
       settle: () => {},
     },
+    store: '',
     fits: () => false,
     amend: (backend) => backend,
     onNode: () => {},

@@ -12,7 +12,7 @@ import { parseNetworkConfig } from '../../../src/control/config/network-config.t
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
 import type { NodeParts } from '../../../src/node/node.ts'
 import { openNode, type Before, type Resumed } from '../../../src/node/open.ts'
-import { lastKnownFile, storeNameOf, writeLastKnown } from '../../../src/node/restart/last-known.ts'
+import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
 import { createPossession } from '../../../src/node/possession.ts'
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
@@ -47,6 +47,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
     possession,
     succession: { isOnLoan: false, tunNames: [] } as unknown as Before['succession'],
     amend: (backend) => backend,
+    store: '',
     fits: () => false,
     onNode: () => {},
   }
@@ -68,7 +69,13 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
 })
 
 it.each([
-  ['with the peers of the weftd before, whose sessions and packets are there', '10.5.1.0-24', undefined, ['10.5.9.0-24'], ['b']],
+  [
+    'with the peers of the weftd before, whose sessions and packets are there',
+    '10.5.1.0-24',
+    undefined,
+    ['10.5.9.0-24'],
+    ['b'],
+  ],
   ['with none of those where the lease is another', '10.5.2.0-24', undefined, [], undefined],
   ['with none of those where the lease had ended', '10.5.1.0-24', 1, [], undefined],
 ])('is opened %s', async (_how, key, expiresAt, peers, others) => {
@@ -78,7 +85,7 @@ it.each([
       ...{ 'subnet-file': join(folder, 'subnet.env'), 'lease-dir': folder, 'kube-subnet-mgr': false },
     } as unknown as NodeParts['options']
     await writeLastKnown(lastKnownFile(options), {
-      ...{ store: storeNameOf(options), config: '{}', tunNames: ['flannel-wg'], others: ['b'], expiresAt },
+      ...{ store: 'directory /leases', config: '{}', tunNames: ['flannel-wg'], others: ['b'], expiresAt },
       ...{ lease: leaseOf('10.5.1.0-24'), leases: [leaseOf('10.5.9.0-24')] },
     })
     const opened: unknown[] = []
@@ -101,6 +108,7 @@ it.each([
         possession: createPossession(log),
         succession: { isOnLoan: false, tunNames: ['flannel-wg'] } as unknown as Before['succession'],
         amend: (of) => of,
+        store: 'directory /leases',
         fits: () => false,
         onNode: () => {},
       },

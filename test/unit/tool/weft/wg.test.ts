@@ -137,7 +137,10 @@ it.each<[string, () => Status, RegExp]>([
   ],
   [
     'carries nothing',
-    () => ({ ...encrypting([]), dataPath: { ...soundStatus.dataPath!, device: null, devices: { ipv4: null, ipv6: null } } }),
+    () => ({
+      ...encrypting([]),
+      dataPath: { ...soundStatus.dataPath!, device: null, devices: { ipv4: null, ipv6: null } },
+    }),
     /^weft wg: weftd carries no packets now: it has no device; `weft doctor` /,
   ],
   [
