@@ -1279,7 +1279,7 @@ static void test_session() {
     CHECK(session.begin_seal(*lane, true, 4'000).peer_index == 55);
     for (const uint32_t index : {3, 4, 5}) CHECK(!session.begin_open(*opening, index, 0, 4'000));
     CHECK(comes(session, 4, 0, 4'000).is_confirmed && session.begin_seal(*lane, true, 4'000).peer_index == 55);
-    CHECK(session.begin_open(*opening, 3, 0, 4'000));
+    CHECK(session.begin_open(*opening, 3, 0, 4'000).has_value());
     // And again: the peer seals by its own until it has heard of ours, and not by ours of before.
     make(session, true, 6, 5'000);
     CHECK(!session.begin_open(*opening, 4, 1, 5'000) && session.begin_open(*opening, 5, 0, 5'000));
