@@ -337,7 +337,8 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
 
   function due(peer: Peer, now: number): void {
     if (peer.dueAt > now || peers.get(peer.number) !== peer) return
-    if (peer.pending) peer.failure = peer.pending.failure
+    // Where none is wanted any more, the peer's own handshake has come meanwhile.
+    if (peer.pending && peer.wantedAt !== undefined) peer.failure = peer.pending.failure
     peer.forget()
     if (peer.wantedAt === undefined) return
     if (now - peer.wantedAt < REKEY_ATTEMPT_MS) {

@@ -302,6 +302,7 @@ describe('an initiation without an answer', () => {
     runTo(a, 1e6)
     expect(a.sent).toEqual([])
     expect(a.gaveUp).toEqual([])
+    expect(a.handshakes.stateOf(3)).toMatchObject({ attempts: 0, failure: undefined })
   })
 
   it('waits for others’ where there are thousands, and comes to each', () => {
