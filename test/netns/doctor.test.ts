@@ -435,7 +435,7 @@ describe.sequential('of a host with', () => {
     expect([code, names]).toEqual([3, ['daemon-silent', 'forward-dropped']])
     expect(details).toEqual(expect.arrayContaining(['nobody carries the packets of this node']))
     const unknown = checks.filter(({ state }) => state === 'unknown').map(({ check }) => check)
-    expect(unknown).toEqual(['clock', 'peers', 'drops'])
+    expect(unknown).toEqual(['clock', 'peers', 'handshakes', 'drops'])
     await inShell(first, `ip route del 10.5.0.0/16; ip route add ${subnetOf(second)} via 192.168.77.254`)
     expect((await doctor(first)).details).toEqual(
       expect.arrayContaining(['10.5.0.0/16', `${subnetOf(second)} goes via 192.168.77.254 to eth0`]),
@@ -446,7 +446,7 @@ describe.sequential('of a host with', () => {
     const alone = await doctor(first)
     expect(alone.names).toEqual(['daemon-silent', 'forward-dropped', 'foreign-route', 'no-route'])
     expect(alone.checks.filter(({ state }) => state === 'unknown').map(({ check }) => check)).toEqual([
-      ...['store', 'clock', 'config', 'leases', 'peers', 'drops'],
+      ...['store', 'clock', 'config', 'leases', 'peers', 'handshakes', 'drops'],
     ])
     const given = await weft(first, ['doctor', '--json', '--subnet-file', first.subnetFile, '--lease-dir', leases()])
     expect(given.stdout).toContain('"name":"store-away"')

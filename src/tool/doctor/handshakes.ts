@@ -12,9 +12,9 @@ const TWICE = 2
 /** As old as keys may be: of a handshake of longer ago there is nothing left. */
 const LATELY_S = 180
 
-export function checkHandshakes({ status, silence, answers }: Facts): Finding[] {
-  // A daemon that tells nothing is a finding of its own, and most encrypt nothing.
-  if (silence !== undefined || !status?.peers) return []
+export function checkHandshakes({ status, silence, answers }: Facts): Finding[] | undefined {
+  if (silence !== undefined) return undefined // known to nobody
+  if (!status?.peers) return undefined
   const found = status.peers.list.flatMap((peer) =>
     oncePerSession(seenSides(peer, answers).filter((side) => !isAnswering(side))).flatMap((side) => {
       const name = side.session ? troubleOf(side.session, side) : undefined
