@@ -1273,7 +1273,8 @@ static void test_session() {
     CHECK(session.begin_seal(*lane, true, 3'000).peer_index == 52);
     CHECK(comes(session, 3, 0, 3'000).is_confirmed && session.begin_seal(*lane, true, 3'000).peer_index == 53);
     CHECK(!comes(session, 2, 0, 3'000).reason && comes(session, 2, 0, 3'000).reason == k_rx_drop_replay);
-    CHECK(!comes(session, 3, 1, 3'000).reason);  // what came late by the one before is no sign that the peer is back at it
+    CHECK(!comes(session, 3, 1, 3'000)
+               .reason);  // what came late by the one before is no sign that the peer is back at it
     // Both began at once: the pair that the peer made is kept beside our own.
     make(session, false, 4, 4'000);
     make(session, true, 5, 4'000);

@@ -109,8 +109,8 @@ interface World {
   /** The first of each type is lost, where there is such a type. */
   loseSent(type: number): void
   loseHeard(type: number): void
-  /** Called before a handshake message is heard. */
-  before: () => void
+  /** Called before a handshake message is heard, with the time at which that is. */
+  before: (at: number) => void
   /** Inner packets that came, but for keepalives. */
   readonly inner: Buffer[]
   /** Awaits what is so after some datagram. */
@@ -231,9 +231,10 @@ async function begin({
           if (text.length > 0) inner.push(text)
         }
       } else {
-        world.before()
+        const at = now()
+        world.before(at)
         heard.push(type)
-        if (!lostHeard.delete(type)) handshakes.message({ address: parseIpv4(address)!, port }, datagram, now())
+        if (!lostHeard.delete(type)) handshakes.message({ address: parseIpv4(address)!, port }, datagram, at)
       }
       looked()
     })
@@ -511,12 +512,12 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
   },
   async 'we are loaded'() {
     const world = await begin()
-    world.before = () => {
-      // Until one is not looked at: on a slow machine more are, meanwhile.
+    // All at one time, until one is not looked at: a machine that is slow would let the gate have room again.
+    world.before = (at) => {
       const { counters, publicKey } = world.handshakes
       const before = counters.limited
-      for (let at = 0; counters.limited === before; at += 1)
-        world.handshakes.message({ address: HERE + 256 + at, port: 9 }, forged(publicKey), now())
+      for (let sender = 256; counters.limited === before; sender += 1)
+        world.handshakes.message({ address: HERE + sender, port: 9 }, forged(publicKey), at)
       world.sent.length = 0
     }
     world.sayFromThere('begins')
