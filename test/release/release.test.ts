@@ -352,7 +352,8 @@ describe('the Debian package under systemd', () => {
     await reach(from.namespace, to.address)
 
     const first = await systemd.mainPid()
-    const pings = pinging(from, to)
+    // The queue of the TUN device holds 4,000 packets, and so 20 s of these.
+    const pings = pinging(from, to, { everyS: 0.005 })
     await run('dpkg', '-i', file)
     await eventually(async () => {
       const state = await systemd!.property('ActiveState')
