@@ -238,7 +238,7 @@ export const counterTexts: string[]
  * as the native one does. The files of native/core that have them explain each.
  */
 export const layout: {
-  /** `isGone` is a flag, all others but `bytes` are offsets: native/core/peers.h. */
+  /** `isGone` and `isFromKnownPort` are flags, all others but `bytes` are offsets: native/core/peers.h. */
   readonly peerRecord: Readonly<
     Record<
       | 'bytes'
@@ -253,7 +253,8 @@ export const layout: {
       | 'encap'
       | 'slot'
       | 'other'
-      | 'isGone',
+      | 'isGone'
+      | 'isFromKnownPort',
       number
     >
   >

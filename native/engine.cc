@@ -102,10 +102,9 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
     const Path path{
         .tun = fds.tun.get(),
         .socket = fds.socket.get(),
-        // Peers answer a session to where it comes from.
-        .sender = fds.sender && !engine->sessions_ ? fds.sender.get() : fds.socket.get(),
+        .sender = fds.sender ? fds.sender.get() : fds.socket.get(),
         .other_socket = fds.other_socket.get(),
-        .other_sender = fds.other_sender && !engine->sessions_ ? fds.other_sender.get() : fds.other_socket.get(),
+        .other_sender = fds.other_sender ? fds.other_sender.get() : fds.other_socket.get(),
         .tun_address = options.tun_address,
         .network_address = options.network_address,
         .batch = options.loops.naive ? 1 : SIZE_MAX,

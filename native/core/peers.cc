@@ -31,11 +31,13 @@ Endpoint endpoint_of(const PeerRecord& record) {
   std::memcpy(endpoint.encap.data(), record.encap, endpoint.encap.size());
   endpoint.slot = record.usable_slot();
   endpoint.other = Address::v6(record.other);
+  endpoint.is_from_known_port = record.is_from_known_port();
   return endpoint;
 }
 
 bool is_same(const Endpoint& a, const Endpoint& b) {
-  return a.to == b.to && a.other == b.other && a.encap == b.encap && a.slot == b.slot && a.limit == b.limit;
+  return a.to == b.to && a.other == b.other && a.encap == b.encap && a.slot == b.slot && a.limit == b.limit &&
+         a.is_from_known_port == b.is_from_known_port;
 }
 
 }  // namespace

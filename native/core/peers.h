@@ -29,6 +29,8 @@ namespace weft {
 struct PeerRecord {
   /// A bit of `flags`: the subnet has no peer any more; all else but family, length and subnet is 0 then.
   static constexpr uint8_t kGone = 1;
+  /// The same: datagrams to the peer leave from the port that peers know, since it answers to where they come from.
+  static constexpr uint8_t kFromKnownPort = 2;
 
   uint8_t subnet_family;  ///< 4 or 6, as the next
   uint8_t prefix_length;
@@ -43,6 +45,7 @@ struct PeerRecord {
   uint8_t other[16];  ///< another address that its datagrams may come from, as Address has it in memory; 0: none
 
   bool is_gone() const { return flags & kGone; }
+  bool is_from_known_port() const { return flags & kFromKnownPort; }
   /// The slot, where there may be one of that number.
   uint32_t usable_slot() const { return slot < TrafficRows::kMaxSlots ? slot : 0; }
 };
@@ -75,6 +78,8 @@ struct Endpoint {
   uint16_t limit;
   /// The last whole set that it was in; nothing to those who look it up.
   uint16_t round;
+  /// Its datagrams leave from the port that peers know, and from no other.
+  bool is_from_known_port;
   /// Learnt while it is sent to, and kept for as long as the peer has the address.
   mutable PathMtu path;
 

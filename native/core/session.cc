@@ -50,13 +50,15 @@ void Session::forget() {
   wipe();
   staged_.clear();
   to_ = {};
+  any_port_ = false;
   expected_ = {};
   asked_ms_ = passed_ms_ = unanswered_ms_ = unthanked_ms_ = 0;
 }
 
-void Session::send_to(const SocketAddress& to) {
+void Session::send_to(const SocketAddress& to, bool any_port) {
   const Lock lock(lock_);
   to_ = to;
+  any_port_ = any_port;
 }
 
 void Session::expect(Expected answer, uint32_t own_index) {
@@ -228,8 +230,8 @@ Session::Accepted Session::accept(uint32_t own_index, uint64_t counter, bool is_
     accepted.is_confirmed = true;
   }
   pair->used = ++uses_;
-  accepted.has_moved = !(to_ == from);
-  to_ = from;
+  const SocketAddress now_at = any_port_ ? SocketAddress(from.address(), to_.port()) : from;
+  if (!(to_ == now_at)) accepted.moved_to = to_ = now_at;
   passed_ms_ = now_ms;
   unanswered_ms_ = 0;
   if (is_data && unthanked_ms_ == 0) unthanked_ms_ = now_ms;

@@ -104,8 +104,8 @@ class Session {
   struct Accepted {
     std::optional<Counter> reason;  ///< why it is dropped
     bool wants_handshake = false;
-    bool has_moved = false;     ///< the peer sends from elsewhere than we sent to
-    bool is_confirmed = false;  ///< its keys are in use from now on: what waits may go
+    bool is_confirmed = false;              ///< its keys are in use from now on: what waits may go
+    std::optional<SocketAddress> moved_to;  ///< the peer sends from elsewhere than we sent to
   };
   /// What is due by the clock.
   struct Due {
@@ -120,8 +120,9 @@ class Session {
   void set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms);
   /// Wipes all keys and forgets what waits.
   void forget();
-  /// Where it is sent to, until the peer sends from elsewhere.
-  void send_to(const SocketAddress& to);
+  /// Where it is sent to, until the peer sends from elsewhere. One that sends from `any_port` of its address receives
+  /// by the port that was said, wherever it goes.
+  void send_to(const SocketAddress& to, bool any_port);
   /// A message of a handshake goes to the peer, who answers it by this index.
   void expect(Expected answer, uint32_t own_index);
   /// True when there is nothing in it that another engine could go on with.
@@ -182,6 +183,7 @@ class Session {
   PairPointer previous_, current_, next_;
   uint64_t uses_ = 0;
   SocketAddress to_;
+  bool any_port_ = false;
   std::array<uint32_t, 2> expected_{};  // the index of each answer; 0: none
   std::vector<Staged> staged_;
   int64_t asked_ms_ = 0;       // when a handshake was asked for; 0: not yet, as the next

@@ -1,7 +1,7 @@
 // sessions.h - the sessions of all peers, by the number that JavaScript gives to each key.
 //
 // A peer's record names its session (the first 4 bytes of its `encap`): a host with subnets of both families, or with
-// several, has one. So do the datagrams that it sends: what names a pair of keys in them has the session's number
+// several, has one. The byte behind them says whether it sends from any port. The datagrams that it sends name one too: what names a pair of keys in them has the session's number
 // in it, mixed with a secret of this process, so that it is found without a search, and shows nobody how many there
 // are.
 //
@@ -46,6 +46,7 @@ class Sessions {
   }
 
   static uint32_t number_of(const uint8_t* encap) { return load_le32(encap); }
+  static bool has_any_port(const uint8_t* encap) { return encap[4] != 0; }
   uint32_t number_of_index(uint32_t own_index) const { return (own_index ^ secret_) >> kPairBits; }
 
   // By JavaScript's thread, which publishes tables.
@@ -57,7 +58,7 @@ class Sessions {
       if (record.is_gone() || number == 0 || number >= kMaxSessions) return;
       const Address to =
           record.endpoint_family == 4 ? Address::v4(load<uint32_t>(record.endpoint)) : Address::v6(record.endpoint);
-      room_for(number).send_to(SocketAddress(to, load<uint16_t>(record.port)));
+      room_for(number).send_to(SocketAddress(to, load<uint16_t>(record.port)), has_any_port(record.encap));
     });
   }
   void set_keys(uint32_t number, const SessionKeys& keys, int64_t now_ms) {

@@ -48,11 +48,11 @@ Attempt attempt_of(size_t datagrams) { return {Way::kPeers, datagrams > 1 ? kUdp
 
 }  // namespace
 
-Sender::Sender(int socket, int other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
+Sender::Sender(SendSockets sockets, SendSockets other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
                Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic)
-    : socket_(socket),
+    : sockets_(sockets),
       other_(other),
-      family_(other < 0 ? sa_family_t{AF_UNSPEC} : bound_address(socket).family()),
+      family_(other.own < 0 ? sa_family_t{AF_UNSPEC} : bound_address(sockets.own).family()),
       header_bytes_(header_bytes),
       trailer_bytes_(trailer_bytes),
       encap_bytes_(header_bytes + trailer_bytes),
@@ -95,7 +95,7 @@ void Sender::flush() {
 }
 
 size_t Sender::alike_from(size_t first) const {
-  if (other_ < 0) return runs_used_ - first;
+  if (other_.own < 0 && sockets_.own == sockets_.known) return runs_used_ - first;
   size_t end = first + 1;
   while (end < runs_used_ && socket_to(*runs_[end].endpoint) == socket_to(*runs_[first].endpoint)) end++;
   return end - first;

@@ -22,13 +22,19 @@
 
 namespace weft {
 
+/// What datagrams of one family leave by: the lane's own socket, and for those that must come from the port that peers
+/// know, one of that port. They may be one; -1 where there are none.
+struct SendSockets {
+  int own = -1;
+  int known = -1;
+};
+
 class Sender {
  public:
   /// The bytes of the inner packet alone are counted, which stands between a header and a trailer. `max_room_bytes`
-  /// is the most that is asked of room() at once. `other` sends to peers of the other family than the socket's; -1
-  /// where there are none.
-  Sender(int socket, int other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes, Features* features,
-         CounterRow counters, Drops* drops, TrafficRows* traffic);
+  /// is the most that is asked of room() at once. `other` sends to peers of the other family than the sockets'.
+  Sender(SendSockets sockets, SendSockets other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
+         Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic);
 
   /// Makes room for one datagram more and returns so many bytes of memory, for its header and its trailer. Sends what
   /// is gathered when there is no room: what was added before is then no longer borrowed.
@@ -65,9 +71,10 @@ class Sender {
     Ecn ecn;        // of all of them, whose outer header is one
   };
 
-  /// The socket of an endpoint's family.
+  /// The socket of an endpoint's family, by the port that it asks for.
   int socket_to(const Endpoint& endpoint) const {
-    return other_ < 0 || endpoint.to.family() == family_ ? socket_ : other_;
+    const SendSockets& sockets = other_.own < 0 || endpoint.to.family() == family_ ? sockets_ : other_;
+    return endpoint.is_from_known_port ? sockets.known : sockets.own;
   }
   /// The number of runs from `first` on that go by one socket.
   size_t alike_from(size_t first) const;
@@ -83,7 +90,7 @@ class Sender {
   void each_datagram(const Run& run, Each each);
   void count_sent(const Run& run, uint64_t datagrams, uint64_t bytes);
 
-  int socket_, other_;
+  SendSockets sockets_, other_;
   sa_family_t family_;                                 // of the first, where there are two
   size_t header_bytes_, trailer_bytes_, encap_bytes_;  // the last is both
   Features* features_;

@@ -37,7 +37,8 @@ Napi::Object layout_of(Napi::Env env) {
                                          {"encap", offsetof(PeerRecord, encap)},
                                          {"slot", offsetof(PeerRecord, slot)},
                                          {"other", offsetof(PeerRecord, other)},
-                                         {"isGone", PeerRecord::kGone}}));
+                                         {"isGone", PeerRecord::kGone},
+                                         {"isFromKnownPort", PeerRecord::kFromKnownPort}}));
   layout.Set("traffic", numbers(env, {{"slots", TrafficRows::kMaxSlots}, {"numbers", kTrafficNumbers}}));
   layout.Set("drops", numbers(env, {{"kept", Drops::kSlots},
                                     {"everyUs", static_cast<size_t>(Drops::kEveryUs)},

@@ -44,8 +44,8 @@ class Egress final : public Direction {
         other_probe_(bound_address(path.other_sender)),
         peers_(peers),
         encap_(std::move(encap)),
-        sender_(path.sender, path.other_sender, Encap::kHeaderBytes, Encap::kTrailerBytes, kRoomBytes, path.features,
-                path.counters, path.tx_drops, path.traffic),
+        sender_({path.sender, path.socket}, {path.other_sender, path.other_socket}, Encap::kHeaderBytes,
+                Encap::kTrailerBytes, kRoomBytes, path.features, path.counters, path.tx_drops, path.traffic),
         reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + kEncapBytes<Encap> + kMaxReadBytes)) {
     for (const int socket : {path.socket, path.other_socket}) {
       const Address own = bound_address(socket).address();
@@ -236,8 +236,10 @@ class Egress final : public Direction {
     if (encap_.seal(endpoint, packet, first, {}).what != Sealed::What::kDatagram) return;
     const std::span<const uint8_t> datagram(first.data(), first.size() + Encap::kTrailerBytes);
     const SocketAddress to(endpoint.other, endpoint.to.port());
+    const bool known = endpoint.is_from_known_port;
     // A socket takes no address but of its own family.
-    if (!send_now(path_.other_sender, to, datagram) && !send_now(path_.sender, to, datagram)) {
+    if (!send_now(known ? path_.other_socket : path_.other_sender, to, datagram) &&
+        !send_now(known ? path_.socket : path_.sender, to, datagram)) {
       return drop({.reason = k_tx_drop_refused, .bytes = {bytes, packet.total}, .peer = endpoint.other});
     }
     path_.counters.add(k_tx_messages);

@@ -1231,7 +1231,7 @@ static void test_session() {
 
   {  // An initiator asks anew after two minutes, seals for three, and asks no oftener than every five seconds.
     Session session;
-    session.send_to(there);
+    session.send_to(there, false);
     int64_t now = 1'000'000;
     Session::Grant grant = session.begin_seal(*lane, true, now);
     CHECK(!grant.is_granted && grant.wants_handshake);
@@ -1307,18 +1307,33 @@ static void test_session() {
   {  // A peer that is to be kept awake is asked although nothing is sent to it, if it is anywhere.
     Session session;
     CHECK(!session.look(25'000, 100'000).wants_handshake);
-    session.send_to(there);
+    session.send_to(there, false);
     CHECK(session.look(25'000, 100'000).wants_handshake && !session.look(25'000, 101'000).wants_handshake);
   }
   {  // It moves with what it proves to have sent, and back with its record.
     Session session;
-    session.send_to(there);
+    session.send_to(there, false);
     make(session, true, 1, 1'000);
-    CHECK(!session.accept(1, 0, true, there, 1'000).has_moved);
-    CHECK(session.accept(1, 1, true, elsewhere, 1'000).has_moved && session.to() == elsewhere);
+    CHECK(!session.accept(1, 0, true, there, 1'000).moved_to);
+    CHECK(session.accept(1, 1, true, elsewhere, 1'000).moved_to == elsewhere && session.to() == elsewhere);
     CHECK(session.accept(1, 1, true, there, 1'000).reason == k_rx_drop_replay && session.to() == elsewhere);
-    session.send_to(there);
+    session.send_to(there, false);
     CHECK(session.to() == there);
+  }
+  {  // One that sends from any port receives by the one that was said, here and where it moves to.
+    Session session;
+    session.send_to(there, true);
+    make(session, true, 1, 1'000);
+    const SocketAddress lane(there.address(), to_be16(52'060)), far(elsewhere.address(), to_be16(52'061));
+    CHECK(!session.accept(1, 0, true, lane, 1'000).moved_to && session.to() == there);
+    const SocketAddress moved(elsewhere.address(), there.port());
+    CHECK(session.accept(1, 1, true, far, 1'000).moved_to == moved && session.to() == moved);
+    CHECK(!session.accept(1, 2, true, elsewhere, 1'000).moved_to && session.to() == moved);
+    session.forget();
+    session.send_to(there, false);
+    CHECK(session.accept(1, 3, true, lane, 1'000).reason == k_rx_drop_no_session && session.to() == there);
+    make(session, true, 1, 1'000);
+    CHECK(session.accept(1, 0, true, lane, 1'000).moved_to == lane);
   }
   {  // What waits is given up in its time; keys are wiped in theirs.
     Session session;

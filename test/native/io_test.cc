@@ -136,7 +136,7 @@ struct Outward {
       : features(granted),
         row(kCounterCount),
         drops(CounterRow(row.data()), [] { return clock_ms * 1'000; }),
-        sender(-1, -1, 0, 0, 100, &features, CounterRow(row.data()), &drops, &traffic),
+        sender({}, {}, 0, 0, 100, &features, CounterRow(row.data()), &drops, &traffic),
         payload(70'000) {}
 
   void add(const Endpoint& endpoint, size_t size = 100, Ecn ecn = kNotEct) {

@@ -17,7 +17,7 @@ describe('a peer record', () => {
     encodePeers([
       {
         ...{ subnet: { address: 0x0a050203, prefixLength: 24 }, endpoint: 0xc0000201, port: 0x1122, limit: 0x3344 },
-        ...{ encap: Uint8Array.from({ length: 16 }, (_, at) => 0x50 + at), slot: 0x00667788, isGone: true },
+        ...{ encap: Uint8Array.from({ length: 16 }, (_, at) => 0x50 + at), slot: 0x00667788, isGone: true, isFromKnownPort: true },
         other: 0xc0000202,
       },
     ]),
@@ -29,7 +29,7 @@ describe('a peer record', () => {
     expect(record[at.subnetFamily]).toBe(4)
     expect(record[at.endpointFamily]).toBe(4)
     expect(record[at.prefixLength]).toBe(24)
-    expect(record[at.flags]).toBe(at.isGone)
+    expect(record[at.flags]).toBe(at.isGone | at.isFromKnownPort)
     expect(record.readUInt16BE(at.port)).toBe(0x1122)
     expect(record.readUInt16BE(at.limit)).toBe(0x3344)
     expect(record.readUInt32BE(at.subnet)).toBe(0x0a050203)
@@ -42,11 +42,11 @@ describe('a peer record', () => {
   })
 
   it('tells nothing of itself that the table in words does not', () => {
-    const { bytes, isGone, ...offsets } = layout.peerRecord
+    const { bytes, isGone, isFromKnownPort, ...offsets } = layout.peerRecord
     const text = readFileSync(join(packageRoot, 'src/path/engine/peers.ts'), 'utf8')
     const written = [...text.matchAll(/^\/\/ +(\d+) +\d+ {2}/gm)].map(([, offset]) => Number(offset))
     expect(written).toEqual(Object.values(offsets).toSorted((a, b) => a - b))
-    expect([bytes, isGone]).toEqual([76, 1])
+    expect([bytes, isGone, isFromKnownPort]).toEqual([76, 1, 2])
   })
 })
 

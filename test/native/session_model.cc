@@ -69,7 +69,7 @@ class Host {
   /// Begins, or begins anew: of a process before only the time of its handshakes is known.
   void start() {
     session_ = std::make_unique<Session>();
-    session_->send_to(other_->address_);
+    session_->send_to(other_->address_, false);
     pending_ = 0;
     wanted_ms_.reset();
     due_ms_ = 0;

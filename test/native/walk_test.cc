@@ -1365,7 +1365,7 @@ void test_underlay() {
     Endpoint to{};
     to.to = at;
     const auto send = [&](int by, Ecn ecn) {
-      Sender sender(by, -1, 0, 0, 100, &features, CounterRow(row.data()), &drops, &traffic);
+      Sender sender({by, by}, {}, 0, 0, 100, &features, CounterRow(row.data()), &drops, &traffic);
       uint8_t* header = sender.room(8);
       std::memset(header, 0, 8);
       sender.add<0>(to, ecn, {header, 8}, {});
@@ -1447,11 +1447,12 @@ void test_both_families() {
   Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
   Strangers strangers;
   IcmpLimits icmp{1};
-  UdpSocket own4, own6, peer4, peer6, stranger;
-  CHECK(!open_udp(SocketAddress(four, 0), Share::kNo, 1 << 20, 0, own4));
+  UdpSocket own4, own6, lane4, lane6, peer4, peer6, stranger;
+  for (UdpSocket* each : {&own4, &lane4}) CHECK(!open_udp(SocketAddress(four, 0), Share::kNo, 1 << 20, 0, *each));
   CHECK(!open_udp(SocketAddress(four, 0), Share::kNo, 1 << 20, 0, peer4));
   const uint16_t port = bound_address(peer4.fd.get()).port();
   if (open_udp(SocketAddress(six, 0), Share::kNo, 1 << 20, 0, own6) ||
+      open_udp(SocketAddress(six, 0), Share::kNo, 1 << 20, 0, lane6) ||
       open_udp(SocketAddress(six, port), Share::kNo, 1 << 20, 0, peer6)) {
     fprintf(stderr, "skipped: %s: there is no such address or port here\n", context.c_str());
     return;
@@ -1462,8 +1463,9 @@ void test_both_families() {
   const Fd inside(tun[0]), outside(tun[1]);
 
   /// Peer `number` has 10.5.number.0/24.
-  const auto peer = [&](uint8_t number, bool by_six) {
+  const auto peer = [&](uint8_t number, bool by_six, uint8_t flags = 0) {
     Bytes r = record(4, 24, {10, 5, number, 0}, INADDR_LOOPBACK);
+    r[3] = flags;
     store(&r[4], port);
     store(&r[60], six);
     if (by_six) {
@@ -1480,9 +1482,9 @@ void test_both_families() {
   PeerTables peers(3, records);
   Path path{.tun = inside.get(),
             .socket = own4.fd.get(),
-            .sender = own4.fd.get(),
+            .sender = lane4.fd.get(),
             .other_socket = own6.fd.get(),
-            .other_sender = own6.fd.get(),
+            .other_sender = lane6.fd.get(),
             .tun_address = {ipv4(0x0a050100), ipv6(0x0a050100)},
             .network_address = {ipv4(0x0a050000), ipv6(0x0a050100)},
             .features = &features,
@@ -1522,6 +1524,41 @@ void test_both_families() {
   CHECK(!egress.pump().failure);
   CHECK((sizes_at(peer4) == std::vector<size_t>{10, 11, 12}));
   CHECK((sizes_at(peer6) == std::vector<size_t>{110, 210, 111, 211, 112, 212}));
+  // From the lane's own port, or from the one that peers know where one asks for that, in one batch and in turn.
+  const auto ports_at = [&](const UdpSocket& socket) {
+    std::vector<uint16_t> ports;
+    for (;;) {
+      uint8_t bytes[256];
+      SocketAddress from;
+      socklen_t size = SocketAddress::kRoom;
+      if (recvfrom(socket.fd.get(), bytes, sizeof bytes, 0, from.raw(), &size) < 0) return ports;
+      ports.push_back(from.port());
+    }
+  };
+  const auto port_of = [](const UdpSocket& socket) { return bound_address(socket.fd.get()).port(); };
+  peers.change(peer(4, false, PeerRecord::kFromKnownPort));
+  peers.change(peer(5, true, PeerRecord::kFromKnownPort));
+  for (const size_t size : {size_t{1}, size_t{2}}) {
+    for (const uint32_t host : {2u, 4u, 5u, 3u}) packet_to(0x0a050002 | host << 8, size);
+  }
+  CHECK(!egress.pump().failure);
+  const uint16_t lane4_port = port_of(lane4), lane6_port = port_of(lane6), known4 = port_of(own4), known6 = port_of(own6);
+  CHECK((ports_at(peer4) == std::vector{lane4_port, known4, lane4_port, known4}));
+  CHECK((ports_at(peer6) == std::vector{known6, lane6_port, known6, lane6_port}));
+  // So are answers to who asks by the other family.
+  Echo echo;
+  const bool has_echo = !open_echo(four, echo);
+  if (has_echo) {
+    std::array<uint8_t, kMaxEchoBytes> bytes;
+    const EchoSocket by{echo.fd.get(), echo.raw, echo.mark};
+    for (const uint8_t host : {2, 4}) {
+      const size_t size = write_echo(by, ipv4(0x0a050100), ipv4(0x0a050000 | host << 8), 7, 6, bytes);
+      bytes[20] = ICMP_ECHOREPLY;
+      CHECK(send(outside.get(), bytes.data(), size, 0) == static_cast<ssize_t>(size) && !egress.pump().failure);
+      CHECK((ports_at(peer6) == std::vector{host == 2 ? lane6_port : known6}));
+    }
+  }
+  const size_t before = row[k_tx_packets];
   peers.change(peer(2, true));
   packet_to(0x0a050202, 13);
   CHECK(!egress.pump().failure);
@@ -1543,8 +1580,7 @@ void test_both_families() {
   CHECK(sizes_at(peer4).empty() && sizes_at(peer6).size() == 1);
 
   // Answers to requests that say so go by the family that they came by; only this host's own.
-  Echo echo;
-  if (open_echo(four, echo)) return;
+  if (!has_echo) return;
   const auto answer = [&](uint32_t source, uint8_t outer, bool is_answer = true) {
     std::array<uint8_t, kMaxEchoBytes> bytes;
     const EchoSocket socket{echo.fd.get(), echo.raw, echo.mark};
@@ -1561,7 +1597,7 @@ void test_both_families() {
   CHECK(answer(0x0a050100, 4) == Both(1, 0) && answer(0x0a050100, 6) == Both(0, 1));
   Traffic sum;
   traffic.sum(kSlot, sum);
-  CHECK(sum.tx_packets == row[k_tx_packets] && row[k_tx_packets] == 9 + 1 + 6);
+  CHECK(sum.tx_packets == row[k_tx_packets] && before == 9 + 8 + 2 && row[k_tx_packets] == before + 1 + 6);
 }
 
 constexpr uint8_t kOurMac[6] = {2, 0, 0, 0, 0, 0xaa};

@@ -7,7 +7,8 @@
 //        0    1  address family of the subnet: 4 or 6
 //        1    1  prefix length of the subnet
 //        2    1  address family of the endpoint: 4 or 6
-//        3    1  flags: 1 where the subnet has no peer any more, of which all else but family, length and subnet is 0
+//        3    1  flags: 1 where the subnet has no peer any more, of which all else but family, length and subnet is 0;
+//                2 where datagrams to the peer leave from the port that peers know
 //        4    2  UDP port of the endpoint, big-endian
 //        6    2  limit: the longest packet that reaches the peer, big-endian; 0 where none is known
 //        8   16  subnet, network order; an IPv4 address stands in the first 4
@@ -32,11 +33,14 @@ export interface Peer {
   readonly limit?: number
   /** The slot in which the peer's traffic is counted (traffic.ts); it is not counted when left out. */
   readonly slot?: number
+  /** Its datagrams leave from the port that peers know, since it answers to where they come from. */
+  readonly isFromKnownPort?: true
   /** Set in a change: the subnet has no peer any more. */
   readonly isGone?: true
 }
 
 const GONE = 1
+const FROM_KNOWN_PORT = 2
 const SUBNET_OFFSET = 8
 const ENDPOINT_OFFSET = 24
 const ENCAP_OFFSET = 40
@@ -67,7 +71,7 @@ export function encodePeers(peers: readonly Peer[]): Uint8Array {
     view.setUint8(at, isIpv4Net(peer.subnet) ? 4 : 6)
     view.setUint8(at + 1, peer.subnet.prefixLength)
     view.setUint8(at + 2, typeof peer.endpoint === 'number' ? 4 : 6)
-    view.setUint8(at + 3, peer.isGone ? GONE : 0)
+    view.setUint8(at + 3, (peer.isGone ? GONE : 0) | (peer.isFromKnownPort ? FROM_KNOWN_PORT : 0))
     view.setUint16(at + 4, peer.port)
     view.setUint16(at + 6, peer.limit ?? 0)
     setAddress(view, at + SUBNET_OFFSET, peer.subnet.address)
@@ -95,6 +99,7 @@ export function decodePeers(records: Uint8Array): Peer[] {
       ...(limit === 0 ? {} : { limit }),
       ...(slot === 0 ? {} : { slot }),
       ...(other === 0n ? {} : { other: ofIpv6(other) }),
+      ...(view.getUint8(at + 3) & FROM_KNOWN_PORT ? { isFromKnownPort: true as const } : {}),
       ...(view.getUint8(at + 3) & GONE ? { isGone: true as const } : {}),
     })
   }

@@ -57,14 +57,14 @@ function keyAndPort(
   lease: Lease,
   family: Family,
   { [family]: usual }: Ports,
-): { readonly publicKey: string; readonly port: number } | undefined {
+): { readonly publicKey: string; readonly port: number; readonly anyPort: boolean } | undefined {
   const { data } = sideOf(lease, family)
   const members = (typeof data === 'object' && data !== null ? data : {}) as Readonly<Record<string, unknown>>
-  const { PublicKey: publicKey, Port: given = usual } = members
+  const { PublicKey: publicKey, Port: given = usual, AnyPort: anyPort } = members
   const port = given === 0 ? usual : given
   if (typeof publicKey !== 'string' || !isKey(publicKey)) return undefined
   if (typeof port !== 'number' || !Number.isInteger(port) || port < 1 || port > 65_535) return undefined
-  return { publicKey, port }
+  return { publicKey, port, anyPort: anyPort === true }
 }
 
 /** Neither a unique local address (RFC 4193), which is all that flanneld asks, nor one that holds on its own link alone. */
@@ -165,7 +165,9 @@ export function createWireguardBackend(options: Parts): Backend {
       checkNetwork(config, external.address, calm)
       const { publicKey } = await ownKey()
       carrier ??= await choose()
-      const dataOf = (family: Family) => ({ PublicKey: publicKey, Port: ports[family] })
+      // Each lane of weft's own sends from a port of its own, to those who say the same of themselves.
+      const lanes = carrier === 'userspace' ? { AnyPort: true } : {}
+      const dataOf = (family: Family) => ({ PublicKey: publicKey, Port: ports[family], ...lanes })
       return {
         publicIp: external.publicIp,
         backendType: TYPE,

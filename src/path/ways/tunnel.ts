@@ -134,6 +134,8 @@ export interface SessionKeeper {
   setPeers(peers: ReadonlyMap<string, Lease>): void
   /** Where a peer's datagrams go: as its lease says, or where it has moved since. */
   endpointOf(peer: Lease): UdpEndpoint
+  /** True of a peer whose datagrams may leave from the port that it knows alone. */
+  isFromKnownPort(peer: Lease): boolean
   /** What there is of the keys with a peer, but for what the engine counts; undefined of one that has no key. */
   stateOf(peer: Lease): Omit<PeerSession, 'txBytes' | 'rxBytes'> | undefined
   unknownKeys(): readonly UnknownKey[]
@@ -295,7 +297,8 @@ export async function openTunnel(
     const what = { slot: slots.slotOf(peer.key), limit: limits[family].get(peer.key) ?? 0 }
     const place = { subnet: sideOf(peer, family).subnet, endpoint, port: to, ...what }
     const other = outers.length > 1 ? { other: otherHostOf(peer) } : {}
-    return { ...place, ...(endOf ? { encap: endOf(peer) } : {}), ...other }
+    const by = kind.keeper?.isFromKnownPort(peer) ? { isFromKnownPort: true as const } : {}
+    return { ...place, ...(endOf ? { encap: endOf(peer) } : {}), ...other, ...by }
   }
   const ends = (): Peer[] => sides.flatMap((side) => [...side.filter.peers().values()].map((peer) => endTo(side, peer)))
   const hasPeer = (key: string): boolean => sides.some(({ filter }) => filter.peers().has(key))

@@ -33,8 +33,9 @@ const REST_MS = 1
 const LONGEST_REST_MS = 500
 /** For how long the number of a peer that went is nobody's: longer than packets wait, mail lies, and a lane's turn takes. */
 const NUMBER_RESTS_MS = 60_000
-/** The bytes of a peer's record that the engine reads: the session's number. Of this host it has more. */
+/** The bytes of a peer's record that the engine reads: the session's number, and whether it sends from any port. Of this host it has more. */
 const END_BYTES = 16
+const ANY_PORT_OFFSET = 4
 const OWN_END_BYTES = 8 + KEY_BYTES
 const MOST_SESSIONS = 1 << 20
 /** The first byte of a packet for a session that is not there. */
@@ -47,6 +48,8 @@ const PROOF_BYTES = 32
 export interface KeeperPeer extends UdpEndpoint {
   /** Base64. */
   readonly publicKey: string
+  /** It sends from any port of its address, and answers to its own, whatever port it hears from. */
+  readonly anyPort: boolean
 }
 
 export interface KeeperOptions {
@@ -92,6 +95,7 @@ interface Session {
   /** As the lease says it, and where it is. */
   given: UdpEndpoint
   at: UdpEndpoint
+  anyPort: boolean
   /** Until when the engine has keys with which the peer has said something, as far as is known here. */
   keyedUntil: number
   /** The keys of its leases. */
@@ -191,7 +195,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
       move(byNumber.get(session), to)
     }
     for (const { bytes, ...from } of mail.letters) {
-      if (bytes[0] === TYPE_DATA) renew(from.address, ({ at }) => at.port === from.port, now)
+      if (bytes[0] === TYPE_DATA) renew(from.address, ({ at, anyPort }) => anyPort || at.port === from.port, now)
       else handshakes.message(from, bytes, now)
     }
     for (const number of mail.wanted) handshakes.wanted(number, now)
@@ -232,7 +236,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
     for (const { number, publicKey, ...kept } of head.sessions) {
       const [given, at] = [endpointFrom(kept.given), endpointFrom(kept.at)]
       const keyedUntil = kept.keyedUntil === null ? -Infinity : kept.keyedUntil - offset
-      const session = { number, publicKey, given, at, keyedUntil, leases: [] }
+      const session = { number, publicKey, given, at, anyPort: false, keyedUntil, leases: [] }
       sessions.set(publicKey, session)
       byNumber.set(number, session)
     }
@@ -273,7 +277,9 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
     ownEnd,
     endOf(peer) {
       const end = Buffer.alloc(END_BYTES)
-      end.writeUInt32LE(sessionOf(peer)?.number ?? 0)
+      const session = sessionOf(peer)
+      end.writeUInt32LE(session?.number ?? 0)
+      end.writeUInt8(session?.anyPort ? 1 : 0, ANY_PORT_OFFSET)
       return end
     },
     inherit(head) {
@@ -312,7 +318,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
       for (const [key, lease] of peers) {
         const given = peerOf(lease)
         if (!given) continue
-        const { publicKey, address, port } = given
+        const { publicKey, address, port, anyPort } = given
         const known = leases.get(publicKey)
         if (known) {
           known.push(key)
@@ -322,12 +328,14 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
         const place = { address, port }
         const session = sessions.get(publicKey)
         if (!session) {
-          const made = { number: newNumber(), publicKey, given: place, at: place, keyedUntil: -Infinity, leases: [] }
+          const [number, keyedUntil] = [newNumber(), -Infinity]
+          const made = { number, publicKey, given: place, at: place, anyPort, keyedUntil, leases: [] }
           sessions.set(publicKey, made)
-          byNumber.set(made.number, made)
-        } else if (nameOf(session.given) !== nameOf(place)) {
-          session.given = session.at = place
+          byNumber.set(number, made)
+          continue
         }
+        session.anyPort = anyPort
+        if (nameOf(session.given) !== nameOf(place)) session.given = session.at = place
       }
       for (const session of sessions.values()) {
         session.leases = leases.get(session.publicKey) ?? []
@@ -348,6 +356,12 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
     endpointOf(peer) {
       const given = peerOf(peer)
       return sessionOf(peer)?.at ?? { address: given?.address ?? 0, port: given?.port ?? 0 }
+    },
+    // What keeps a hole open, in a firewall or a translation of addresses, keeps it for the known port; so does a peer behind one,
+    // who is not where its lease says.
+    isFromKnownPort(peer) {
+      const session = sessionOf(peer)
+      return keepalive > 0 || !session?.anyPort || nameOf(session.at) !== nameOf(session.given)
     },
     listen(listener) {
       moved = listener

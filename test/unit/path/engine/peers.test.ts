@@ -22,6 +22,7 @@ it.each<[string, Partial<Peer>]>([
   ['a limit', { limit: 1_252 }],
   ['a slot', { slot: 0x01020304 }],
   ['both', { limit: 65_535, slot: 1 }],
+  ['one that answers to where it hears from', { isFromKnownPort: true }],
   ['a change that takes it away', { isGone: true }],
 ])('a record with %s says the same when it is read back, and no more', (_, more) => {
   for (const each of [peer, six, { ...peer, endpoint: six.endpoint }, { ...six, endpoint: peer.endpoint }]) {

@@ -313,7 +313,10 @@ describe('what this Node.js lacks', () => {
   }
 
   it('leaves WireGuard to wireguard-go, and says why', async () => {
-    expect(await chosen({}, [])).toMatchObject({ names: ['flannel-wg'] })
+    expect(await chosen({}, [])).toEqual({
+      names: ['flannel-wg'],
+      backendData: { PublicKey: publicKey, Port: 51_820, AnyPort: true },
+    })
     expect(host.lines.splice(0)).toEqual(['WireGuard is carried by weftd itself: no such device'])
     expect(await chosen({}, ['BLAKE2s', 'ChaCha20-Poly1305'])).toEqual({
       names: undefined,
@@ -366,11 +369,12 @@ describe('weftd itself, in the mode auto', () => {
     return {
       path,
       config: told!,
-      ends: async (peers: readonly string[]): Promise<string[]> => {
+      ends: async (peers: readonly string[], more: readonly object[] = []): Promise<string[]> => {
         const leases = peers.map((text, at): readonly [string, Lease] => {
           const data = {
             PublicKey: publicKeyTo(new Secret(Buffer.alloc(32, at + 1).toString('base64'))),
             Port: 1000 + at,
+            ...more[at],
           }
           const net = { ipv4: parseIpv4Net(`10.5.${at + 2}.0/24`)!, ipv6: parseIpv6Net(`fd00:5:0:${at + 2}::/64`)! }
           const of = Object.fromEntries(KEYS.filter((family) => config[family]).map((family) => [family, net[family]]))
@@ -379,8 +383,9 @@ describe('weftd itself, in the mode auto', () => {
         })
         await path.apply(new Map(leases), 'own')
         return decodePeers(records).map(
-          ({ subnet: of, endpoint, port, other }) =>
-            `${formatNet(of)} ${formatEndpoint(endpoint, port)} ${other === undefined ? '-' : formatAddress(other)}`,
+          ({ subnet: of, endpoint, port, other, isFromKnownPort }) =>
+            `${formatNet(of)} ${formatEndpoint(endpoint, port)} ${other === undefined ? '-' : formatAddress(other)}` +
+            (isFromKnownPort ? '' : ', by lanes'),
         )
       },
     }
@@ -430,6 +435,18 @@ describe('weftd itself, in the mode auto', () => {
     expect([alone.config.bindAddress, alone.config.otherAddress]).toEqual(['192.0.2.1', undefined])
     expect(await alone.ends(['10.0.0.2 2001:db8::2'])).toEqual(['10.5.2.0/24 10.0.0.2:1000 -'])
     await alone.path.close()
+  })
+
+  it('sends from the port of each lane to those alone who say that they do so themselves', async () => {
+    const { path, ends } = await opened('192.0.2.1', { Network: '10.5.0.0/16' })
+    const said = [{ AnyPort: true }, { AnyPort: 'true' }, { AnyPort: false }, {}]
+    expect(await ends(['10.0.0.2', '10.0.0.3', '10.0.0.4', '10.0.0.5'], said)).toEqual([
+      '10.5.2.0/24 10.0.0.2:1000 -, by lanes',
+      '10.5.3.0/24 10.0.0.3:1001 -',
+      '10.5.4.0/24 10.0.0.4:1002 -',
+      '10.5.5.0/24 10.0.0.5:1003 -',
+    ])
+    await path.close()
   })
 
   it('does not go on with one family where the sockets of the other cannot be had', async () => {

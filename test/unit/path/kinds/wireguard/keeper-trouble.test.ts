@@ -18,7 +18,7 @@ import {
   INITIATION_BYTES,
   type Handshakes,
 } from '../../../../../src/path/kinds/wireguard/handshakes.ts'
-import { createKeeper, type Keeper } from '../../../../../src/path/kinds/wireguard/keeper.ts'
+import { createKeeper, type Keeper, type KeeperPeer } from '../../../../../src/path/kinds/wireguard/keeper.ts'
 
 const NO_MAIL: Mail = { letters: [], wanted: [], confirmed: [], moved: [] }
 const OURS: UdpEndpoint = { address: 0x0a00_0001, port: 51_820 }
@@ -60,10 +60,10 @@ let keeper: Keeper
 let engine: FakeEngine
 let ownPublic: Uint8Array
 /** What the keeper says of a lease, in place of what a backend reads in it. */
-const ends = new WeakMap<Lease, UdpEndpoint & { readonly publicKey: string }>()
+const ends = new WeakMap<Lease, KeeperPeer>()
 function leaseOf(publicKey: Uint8Array, place: UdpEndpoint = THEIRS): Lease {
   const lease = {} as Lease
-  ends.set(lease, { ...place, publicKey: Buffer.from(publicKey).toString('base64') })
+  ends.set(lease, { ...place, anyPort: false, publicKey: Buffer.from(publicKey).toString('base64') })
   return lease
 }
 const numberOf = (lease: Lease): number => Buffer.from(keeper.endOf(lease)).readUInt32LE()

@@ -3,7 +3,7 @@
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, beforeEach, expect, it, vi } from 'vitest'
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import type { Lease } from '../../../../../src/control/lease/lease.ts'
 import type { EngineSessions, UdpEndpoint } from '../../../../../src/path/engine/engine.ts'
 import { createKeeper, type Keeper } from '../../../../../src/path/kinds/wireguard/keeper.ts'
@@ -48,12 +48,14 @@ class Node {
   mail: Mail = NO_MAIL
   isCut = false
   readonly me: number
-  constructor(me: number, psk = '') {
+  /** What leases say of their nodes. */
+  anyPort = false
+  constructor(me: number, psk = '', keepalive = 25) {
     this.me = me
     this.keeper = createKeeper({
-      ...{ privateKey: KEYS[me]!, psk: new Secret(psk), keepalive: 25, stampFile: join(folder, `stamp-${me}`), log },
+      ...{ privateKey: KEYS[me]!, psk: new Secret(psk), keepalive, stampFile: join(folder, `stamp-${me}`), log },
       peerOf: ({ attrs: { backendData } }) => ({
-        publicKey: publicKeyTo(KEYS[backendData as number]!),
+        ...{ publicKey: publicKeyTo(KEYS[backendData as number]!), anyPort: this.anyPort },
         ...PLACES[backendData as number]!,
       }),
     })
@@ -208,6 +210,50 @@ it('sends where a peer has proved to be, until its lease says another place', as
   a.keeper.setPeers(new Map([['b', lease('b', 1)]]))
   expect(a.keeper.endpointOf(lease('b', 1))).toEqual(PLACES[1])
   PLACES[1] = { address: 0xc000_0202, port: 51_820 }
+})
+
+describe('a peer that sends from any port', () => {
+  const peers = new Map([['b', lease('b', 1)]])
+  const saysSo = ({ keeper }: Node): number => Buffer.from(keeper.endOf(lease('b', 1)))[4]!
+
+  it('is sent to from any while it is where its lease says, and where no hole is kept open for one', async () => {
+    const [a, b] = [new Node(0, '', 0), new Node(1)]
+    b.keeper.setPeers(new Map([['a', lease('a', 0)]]))
+    a.keeper.setPeers(peers)
+    for (const node of [a, b]) node.begin()
+    expect([saysSo(a), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([0, true])
+    a.anyPort = true
+    a.keeper.setPeers(peers)
+    expect([saysSo(a), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([1, false])
+    a.says({ moved: [{ session: a.number(), address: 0xc000_0299, port: 51_820 }] })
+    await vi.advanceTimersByTimeAsync(10)
+    expect([saysSo(a), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([1, true])
+    a.says({ moved: [{ session: a.number(), ...PLACES[1]! }] })
+    await vi.advanceTimersByTimeAsync(10)
+    expect(a.keeper.isFromKnownPort(lease('b', 1))).toBe(false)
+    // The one that goes on in its place knows it by the lease.
+    const { heir } = heirOf(a, '', 0)
+    heir.anyPort = true
+    heir.keeper.setPeers(peers)
+    expect([saysSo(heir), heir.keeper.isFromKnownPort(lease('b', 1))]).toEqual([1, true]) // it keeps holes open
+    heir.anyPort = false
+    heir.keeper.setPeers(peers)
+    expect(saysSo(heir)).toBe(0)
+    expect(a.keeper.isFromKnownPort(lease('c', 0))).toBe(true)
+  })
+
+  it('is given new keys when it seals by some of before, whatever port that comes from', async () => {
+    const [a] = both()
+    const stale = Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0])
+    a.hears({ ...PLACES[1]!, port: 52_063 }, stale)
+    await vi.advanceTimersByTimeAsync(200)
+    expect(a.given).toHaveLength(0)
+    a.anyPort = true
+    a.keeper.setPeers(peers)
+    a.hears({ ...PLACES[1]!, port: 52_063 }, stale)
+    await vi.advanceTimersByTimeAsync(200)
+    expect(a.given).toHaveLength(1)
+  })
 })
 
 it('goes on behind the time that was kept, though the clock went back, and through junk in its place', async () => {
