@@ -70,7 +70,8 @@ it('carries packets whole, and shows nobody what is in them', async () => {
   await eventually(() => expect(said).toContain('listening on'))
   for (const size of [56, 1_392, 8_000])
     await podA.output(['ping', '-n', '-c', '3', '-i', '0.05', '-s', String(size), '-p', pattern, podB.address])
-  await eventually(() => expect(dump.match(/51820 > /g)?.length ?? 0).toBeGreaterThan(12))
+  // From the ports of lanes, to the one that peers know.
+  await eventually(() => expect(dump.match(/\.520[67]\d > [0-9.]+\.51820: /g)?.length ?? 0).toBeGreaterThan(12))
   seen.kill('SIGINT')
   await ended(seen)
   expect(dump).not.toContain('what nobody')
@@ -100,6 +101,8 @@ describe.each(['wireguard-go', 'kernel'])('beside %s', (other) => {
       const handshakes = (await peersOf(b, its)).map((fields) => Number(fields[4]))
       expect(handshakes).toHaveLength(2)
       for (const at of handshakes) expect(at).toBeGreaterThan(0)
+      const endpoints = async () => (await peersOf(b, its)).map((fields) => fields[2]).toSorted()
+      expect(await endpoints()).toEqual([`${a.address}:51820`, `${c.address}:51820`])
       for (const [from, to] of [
         [podA, podB],
         [podB, podA],
@@ -108,6 +111,8 @@ describe.each(['wireguard-go', 'kernel'])('beside %s', (other) => {
         const { bitsPerSecond } = await server.run(from.namespace, to.address, 1)
         expect(bitsPerSecond).toBeGreaterThan(20e6)
         await server.stop()
+        // It answers to where it hears from.
+        expect(await endpoints()).toEqual([`${a.address}:51820`, `${c.address}:51820`])
       }
     },
   )
