@@ -60,8 +60,10 @@ class Ingress final : public Direction {
                                .encap_bytes = Encap::kHeaderBytes});
           if (!opened.bytes.empty()) deliver(*message.sender, opened.bytes);
         } else if (opened.what == Opened::What::kLetter) {
-          if (const auto reason = deliver(*message.sender, opened.bytes))
+          if (const auto reason = deliver(*message.sender, opened.bytes)) {
+            pump.refused++;
             path_.rx_drops->add({.reason = *reason, .bytes = opened.bytes, .peer = message.sender->address()});
+          }
         }
       } while (message.size > 0);
     }
