@@ -27,8 +27,11 @@ import { KEY_BYTES } from './x25519.ts'
 
 /** The most messages of hosts that are no peers that are looked at at once. */
 const MOST_OF_OTHERS = 64
-/** The pause after so many messages, or moves, for each: a flood of them takes no more than a tenth of a core. */
-const REST_MS = 1
+/**
+ * The pause after messages, or moves: so many times what they took, so that a flood of them takes no more than a tenth of a core; for each of
+ * them no less, since waking costs too, and no more, so that nobody waits long for the one before.
+ */
+const REST = { times: 10, leastMs: 2, mostMs: 5 } as const
 /** The longest, so that who moves does not hold up handshakes. */
 const LONGEST_REST_MS = 500
 /** For how long the number of a peer that went is nobody's: longer than packets wait, mail lies, and a lane's turn takes. */
@@ -199,8 +202,10 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
       else handshakes.message(from, bytes, now)
     }
     for (const number of mail.wanted) handshakes.wanted(number, now)
-    const pause = Math.min((mail.letters.length + mail.moved.length) * REST_MS, LONGEST_REST_MS)
-    if (pause > 0) restsUntil = now + pause
+    const count = mail.letters.length + mail.moved.length
+    const tookMs = performance.now() - now
+    const pause = Math.min(Math.max(REST.times * tookMs, count * REST.leastMs), count * REST.mostMs, LONGEST_REST_MS)
+    if (pause > 0) restsUntil = now + tookMs + pause
   }
 
   /** A peer that seems to need keys is given some, unless there are: then nothing says so that is not forged. */

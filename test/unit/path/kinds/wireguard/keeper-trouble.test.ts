@@ -31,11 +31,13 @@ interface FakeEngine extends EngineSessions {
   readonly forgotten: number[]
   mail: Mail
   taken: number
+  /** For how long mail keeps the thread busy. */
+  slowMs: number
 }
 function engineOf(): FakeEngine {
   return {
     areKept: false,
-    ...{ sent: [], keyed: [], forgotten: [], mail: NO_MAIL, taken: 0 },
+    ...{ sent: [], keyed: [], forgotten: [], mail: NO_MAIL, taken: 0, slowMs: 0 },
     send(to, datagram) {
       this.sent.push({ to, datagram: Buffer.from(datagram) })
       return true
@@ -47,6 +49,7 @@ function engineOf(): FakeEngine {
       this.forgotten.push(session)
     },
     takeMail() {
+      vi.advanceTimersByTime(this.slowMs)
       const { mail } = this
       this.mail = NO_MAIL
       this.taken += 1
@@ -155,11 +158,35 @@ describe('mail', () => {
     keeper.setPeers(new Map([['a', lease]]))
     const before = engine.taken
     for (let port = 1; port <= 100; port++) tell({ moved: [{ address: 7, port, session: 1 }] })
+    vi.advanceTimersByTime(1)
     expect(engine.taken - before).toBe(1)
     vi.advanceTimersByTime(1)
     expect(engine.taken - before).toBe(2)
     expect(keeper.endpointOf(lease)).toEqual({ address: 7, port: 100 })
   })
+
+  it.each([
+    { slowMs: 0.3, letters: 1, pauseMs: 3 },
+    { slowMs: 3, letters: 1, pauseMs: 5 },
+    { slowMs: 3, letters: 4, pauseMs: 20 },
+    { slowMs: 3, letters: 10, pauseMs: 30 },
+    { slowMs: 3, letters: 0, pauseMs: 0 },
+    { slowMs: 100, letters: 200, pauseMs: 500 },
+  ])(
+    'is followed by a longer pause the longer it took: $letters letters in $slowMs ms',
+    ({ slowMs, letters, pauseMs }) => {
+      keeper.begin(engine)
+      engine.slowMs = slowMs
+      tell({ letters: Array.from({ length: letters }, () => unknown(THEIRS)) })
+      const before = engine.taken
+      engine.slowMs = 0
+      vi.advanceTimersByTime(Math.max(0, pauseMs - 1))
+      keeper.onMail()
+      expect(engine.taken - before).toBe(pauseMs === 0 ? 1 : 0)
+      vi.advanceTimersByTime(1)
+      expect(engine.taken - before).toBe(1)
+    },
+  )
 
   it('of packets for no session asks for keys of a peer at that place, and of none that has keys', () => {
     const { lease, answer } = peer()

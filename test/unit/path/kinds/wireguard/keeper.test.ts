@@ -289,6 +289,7 @@ it('rests after a flood of messages, and hears them then', async () => {
   flood()
   a.mail = { ...NO_MAIL, wanted: [a.number()] }
   for (let times = 0; times < 100; times++) a.keeper.onMail()
+  await vi.advanceTimersByTimeAsync(2 * 64 - 1)
   expect([taken, a.keeper.stateOf(lease('b', 1))?.attempts]).toEqual([1, 0])
   await vi.advanceTimersByTimeAsync(100)
   expect(a.given).toHaveLength(1)
