@@ -2,16 +2,20 @@
 // refusals, and both walks of a packet whole.
 //
 // The first byte of an input says which; the rest is jobs, refusals, sessions that were saved, or what a TUN or a
-// socket delivers: messages, each a length (uint16) and bytes. Nothing may be read or written out of bounds, whatever
-// the bytes are; the packets that leave must be whole ones, and those that reach the TUN sound ones. scripts/fuzz.mjs
-// builds and runs it.
+// socket delivers: messages, each a length (uint16) and bytes, which for WireGuard may be sealed here, by the keys of a
+// session. Nothing may be read or written out of bounds, whatever the bytes are; the packets that leave must be whole
+// ones, and those that reach the TUN sound ones. scripts/fuzz.mjs builds and runs it.
 #include <fcntl.h>
 #include <sys/socket.h>
 
 #include <cstdlib>
+#include <functional>
+#include <set>
+#include <type_traits>
 
 #include "../../native/encap/flannel_udp.h"
 #include "../../native/encap/vxlan.h"
+#include "../../native/encap/wireguard.h"
 #include "../../native/walk/egress.h"
 #include "../../native/walk/ingress.h"
 #include "core_jobs.h"
@@ -80,15 +84,20 @@ bool is_sound(const uint8_t* bytes, size_t size) {
   return true;
 }
 
-/// Takes all that came out and checks that each is a packet of its own length.
-void expect_packets(int fd, size_t header_bytes, bool sound = false) {
+/// The packet in what a TUN with virtio headers is written.
+std::span<uint8_t> behind_virtio(std::span<uint8_t> written) {
+  return written.subspan(std::min(written.size(), sizeof(VirtioHeader)));
+}
+
+/// Takes all that came out and checks that each is a packet of its own length, where `packet_in` says that it is.
+template <typename PacketIn = std::identity>
+void expect_packets(int fd, PacketIn packet_in = {}, bool sound = false) {
   static std::vector<uint8_t> buffer(1 << 17);
   for (ssize_t size; (size = recv(fd, buffer.data(), buffer.size(), 0)) > 0;) {
+    const std::span<uint8_t> bytes = packet_in(std::span(buffer).first(static_cast<size_t>(size)));
     Packet packet;
-    const uint8_t* bytes = buffer.data() + header_bytes;
-    const size_t length = static_cast<size_t>(size) - header_bytes;
-    if (static_cast<size_t>(size) < header_bytes || !read_packet(bytes, length, packet) || packet.total != length ||
-        (sound && !is_sound(bytes, length)))
+    if (bytes.empty() || !read_packet(bytes.data(), bytes.size(), packet) || packet.total != bytes.size() ||
+        (sound && !is_sound(bytes.data(), bytes.size())))
       abort();
   }
 }
@@ -121,6 +130,78 @@ const Setting kSettings[] = {
 const ByFamily<Address> kTunAddress{Address::v4(1), Address::of_words(0xfd, 1)};
 const ByFamily<Address> kNetworkAddress{Address::v4(2), Address::of_words(0xfd, 2)};
 
+/// Of a VXLAN frame all of whose bytes are 0 but the flag.
+OwnEnd own_end() {
+  OwnEnd own;
+  own.mtu = 1450;
+  return own;
+}
+
+template <typename Encap>
+struct Keyless {
+  Encap encapsulation() { return Encap(own_end()); }
+};
+
+/// What WireGuard needs beside: a session with the peer. Of its three pairs of keys one is in use, the one before still
+/// opens, and the next waits to be used.
+struct Keyed {
+  static constexpr uint32_t kSession = 3;
+  static constexpr uint64_t kPairs = 3, kInUse = 1;
+
+  Keyed() {
+    for (uint64_t pair = 0; pair < kPairs; pair++) sessions.set_keys(kSession, keys(pair), now_ms());
+    for (uint8_t type : {1, 2}) {
+      std::vector<uint8_t> sent(type == 1 ? 148 : 92);
+      sent[0] = type;
+      store_le32(&sent[4], index(kPairs));
+      Wireguard::sends(sessions, sent);
+    }
+  }
+  static uint32_t index(uint64_t pair) { return kSession << Sessions::kPairBits | static_cast<uint32_t>(pair); }
+  static SessionKeys keys(uint64_t pair) {
+    uint8_t bytes[Key::kBytes] = {static_cast<uint8_t>(pair + 1)};
+    return {.is_initiator = pair <= kInUse,
+            .own_index = index(pair),
+            .peer_index = 0,
+            .send = Key(bytes),
+            .receive = Key(bytes)};
+  }
+  /// The first bytes are a counter, near one that comes often, and the pair; what follows is sealed by it.
+  std::vector<uint8_t> seal(const uint8_t* bytes, size_t size) {
+    if (size < 3) return {bytes, bytes + size};
+    const uint64_t counter = load<uint16_t>(bytes) * (bytes[2] & 128 ? 257u : 1u), pair = bytes[2] % kPairs;
+    std::vector<uint8_t> datagram(Wireguard::kHeaderBytes);
+    datagram.insert(datagram.end(), bytes + 3, bytes + size);
+    datagram.resize(datagram.size() + Wireguard::kTrailerBytes);
+    store_le32(&datagram[0], 4);
+    store_le32(&datagram[4], index(pair));
+    store_le64(&datagram[8], counter);
+    sealing->use(pair + 1, keys(pair).receive);
+    if (!sealing->seal(counter, {&datagram[Wireguard::kHeaderBytes], size - 3})) abort();
+    return datagram;
+  }
+
+  /// The packet that a lane has sealed; nothing unless it is one, by a counter above all before it.
+  std::span<uint8_t> open(std::span<uint8_t> datagram) {
+    constexpr size_t kAround = kEncapBytes<Wireguard>;
+    if (datagram.size() <= kAround || load_le32(&datagram[0]) != 4) return {};
+    const uint64_t counter = load_le64(&datagram[8]);
+    if (counter < next_counter) return {};
+    next_counter = counter + 1;
+    opening->use(1, keys(kInUse).send);
+    const auto packet = datagram.subspan(Wireguard::kHeaderBytes, datagram.size() - kAround);
+    return opening->open(counter, packet) ? packet : packet.first(0);
+  }
+  Wireguard encapsulation() { return Wireguard(own_end(), sessions); }
+
+  Sessions sessions{0, [] {}, [] {}};
+  std::unique_ptr<Aead> sealing = Aead::create(Aead::Way::kSeal), opening = Aead::create(Aead::Way::kOpen);
+  uint64_t next_counter = 0;
+};
+
+template <typename Encap>
+using KeysOf = std::conditional_t<HasSessions<Encap>, Keyed, Keyless<Encap>>;
+
 /// One in both families.
 std::vector<uint8_t> one_peer() {
   std::vector<uint8_t> records(2 * sizeof(PeerRecord));
@@ -128,15 +209,9 @@ std::vector<uint8_t> one_peer() {
     records[at] = at == 0 ? 4 : 6;
     records[at + 1] = 1;
     records[at + 2] = 6;
+    store_le32(&records[at + offsetof(PeerRecord, encap)], Keyed::kSession);
   }
   return records;
-}
-
-/// Of a VXLAN frame all of whose bytes are 0 but the flag.
-OwnEnd own_end() {
-  OwnEnd own;
-  own.mtu = 1450;
-  return own;
 }
 
 /// What is kept of drops was counted, and is no more than there was.
@@ -150,6 +225,7 @@ void expect_counted(const Drops& drops, std::vector<uint64_t> row) {
 template <typename Encap>
 void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setting) {
   Pair tun(SOCK_SEQPACKET), udp(SOCK_DGRAM);
+  KeysOf<Encap> keys;
   std::vector<uint64_t> row(kCounterCount);
   Features features(setting.features);
   PeerTables peers(1);
@@ -172,13 +248,29 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
                   .strangers = &strangers,
                   .icmp = &icmp,
                   .clamp_mtu = 1400};
-  Ingress<Encap> ingress(path, peers.reader(0), Encap(own_end()));
+  Ingress<Encap> ingress(path, peers.reader(0), keys.encapsulation());
+  [[maybe_unused]] std::set<std::vector<uint8_t>> sealed;
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     std::vector<uint8_t> message(at, at + length);
-    if (mended && length > Encap::kHeaderBytes) mend(&message[Encap::kHeaderBytes], length - Encap::kHeaderBytes);
+    if constexpr (HasSessions<Encap>) {
+      if (mended && length > 3) mend(&message[3], length - 3);
+      if (mended) message = keys.seal(message.data(), message.size());
+      // Counters are of 8 bytes behind the index: each opens once.
+      if (message.size() >= kEncapBytes<Encap>) sealed.emplace(message.begin() + 4, message.begin() + 16);
+    } else if (mended && length > Encap::kHeaderBytes) {
+      mend(&message[Encap::kHeaderBytes], length - Encap::kHeaderBytes);
+    }
     send(udp.outside.get(), message.data(), message.size(), 0);
   });
-  while (ingress.pump().items > 0) expect_packets(tun.outside.get(), sizeof(VirtioHeader), true);
+  while (ingress.pump().items > 0) expect_packets(tun.outside.get(), behind_virtio, true);
+  if constexpr (HasSessions<Encap>) {
+    if (row[k_rx_packets] > sealed.size() || (!mended && row[k_rx_packets] > 0)) abort();
+    ingress.tick();
+    ingress.rest();
+    for (const auto& letter : keys.sessions.mailbox().take(SIZE_MAX).letters) {
+      if (letter.size > letter.bytes.size()) abort();
+    }
+  }
   strangers.take([&](const Stranger& stranger) {
     if (row[stranger.reason] == 0) abort();
   });
@@ -233,16 +325,21 @@ void open_each(const uint8_t* bytes, size_t size) {
 }
 
 /// `outer` is the family of the datagrams.
+template <typename Encap>
 void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer) {
   Pair tun(SOCK_SEQPACKET), udp(SOCK_SEQPACKET);
   std::vector<uint64_t> row(kCounterCount);
   Features features(kFeatures);
+  KeysOf<Encap> keys;
   PeerTables peers(2);
   // One peer for all of IPv4 and one for all of IPv6; a connected Unix socket ignores their addresses.
   std::vector<uint8_t> records(2 * sizeof(PeerRecord));
   records[0] = 4;
   records[sizeof(PeerRecord)] = 6;
   records[2] = records[sizeof(PeerRecord) + 2] = outer;
+  for (size_t at = 0; at < records.size(); at += sizeof(PeerRecord)) {
+    store_le32(&records[at + offsetof(PeerRecord, encap)], Keyed::kSession);
+  }
   peers.set(records);
   TrafficRows traffic;
   IcmpLimits icmp{1};
@@ -263,11 +360,16 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer
                   .tx_drops = &drops,
                   .icmp = &icmp,
                   .clamp_mtu = 1400};
-  Egress<FlannelUdp> egress(path, peers.reader(0), FlannelUdp(OwnEnd{}));
+  Egress<Encap> egress(path, peers.reader(0), keys.encapsulation());
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (send(tun.outside.get(), at, length, 0) < 0) return;
-    while (egress.pump().items > 0) expect_packets(udp.outside.get(), 0);
-    expect_packets(tun.outside.get(), sizeof(VirtioHeader));
+    while (egress.pump().items > 0) {
+      if constexpr (HasSessions<Encap>)
+        expect_packets(udp.outside.get(), [&](std::span<uint8_t> datagram) { return keys.open(datagram); });
+      else
+        expect_packets(udp.outside.get());
+    }
+    expect_packets(tun.outside.get(), behind_virtio);
   });
   expect_counted(drops, row);
 }
@@ -300,14 +402,25 @@ void take_over(const uint8_t* bytes, size_t size) {
   }
 }
 
+/// Without OpenSSL there is no WireGuard.
+bool has_keys() {
+  static const bool has = Aead::create(Aead::Way::kSeal) && Aead::create(Aead::Way::kOpen);
+  return has;
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   if (size == 0) return 0;
   switch (bytes[0]) {
     case 'O':
-      outward(bytes + 1, size - 1, 0, 4);
-      outward(bytes + 1, size - 1, 700, 6);
+      outward<FlannelUdp>(bytes + 1, size - 1, 0, 4);
+      outward<FlannelUdp>(bytes + 1, size - 1, 700, 6);
+      break;
+    case 'o':
+      if (!has_keys()) break;
+      outward<Wireguard>(bytes + 1, size - 1, 0, 4);
+      outward<Wireguard>(bytes + 1, size - 1, 700, 6);
       break;
     case 'I':
     case 'i':
@@ -319,6 +432,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
       break;
     case 'B':
       take_over(bytes + 1, size - 1);
+      break;
+    case 'W':
+    case 'w':
+      if (!has_keys()) break;
+      for (const Setting& each : kSettings) inward<Wireguard>(bytes + 1, size - 1, bytes[0] == 'w', each);
       break;
     case 'R':
       refuse(bytes + 1, size - 1);
