@@ -1,8 +1,9 @@
 // forge.cc - sends datagrams as fast as it can, for tests of who is let in.
 //
-//   forge ADDRESS PORT COUNT [FROM]   the datagrams on stdin, a line of hex each, in turn, until COUNT were sent
+//   forge ADDRESS PORT COUNT [FROM [AS]]   the datagrams on stdin, a line of hex each, in turn, until COUNT were sent
 //
-// Prints how many the kernel took. To port 0: ICMP messages, of IPv4. FROM: the port they leave by.
+// Prints how many the kernel took. To port 0: ICMP messages, of IPv4. FROM: the port they leave by. AS: the address, of
+// the same family, that they say they are from, whoever has it.
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
@@ -51,7 +52,10 @@ int main(int argc, char** argv) {
   if (fd < 0) return 2;
 
   if (argc > 4) {
-    from.parse(to.family() == AF_INET ? "0.0.0.0" : "::", std::atoi(argv[4]));
+    const bool is_ipv4 = to.family() == AF_INET;
+    const int on = 1, level = is_ipv4 ? IPPROTO_IP : IPPROTO_IPV6, option = is_ipv4 ? IP_TRANSPARENT : IPV6_TRANSPARENT;
+    if (argc > 5 && setsockopt(fd, level, option, &on, sizeof on) < 0) return 2;
+    if (!from.parse(argc > 5 ? argv[5] : is_ipv4 ? "0.0.0.0" : "::", std::atoi(argv[4]))) return 2;
     if (bind(fd, &from.any, from.size()) < 0) return 2;
   }
 

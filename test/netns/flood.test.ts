@@ -176,7 +176,7 @@ it('under a flood of what is refused the lease is renewed, /livez answers, and t
   const payload = udpDatagram(nobodys, ours, 1, 9, Buffer.alloc(30))
   const refused = ipv4Packet({ source: nobodys, destination: ours, payload })
   // By two ports, one for each lane (native/io/udp.h).
-  const floods = [8525, 8526].map((by) => forge.flood(stranger, a, 8285, [refused], by))
+  const floods = [8525, 8526].map((port) => forge.flood(stranger, a, 8285, [refused], { port }))
   // A flood is so many a second: whatever else the machine is busy with, they go before it.
   for (const { pid } of floods) setPriority(pid!, -5)
   const dropped = async (): Promise<number> => {

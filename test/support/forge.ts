@@ -7,11 +7,24 @@ import { join } from 'node:path'
 import type { Host, Place } from '../../lab/lab.ts'
 import { buildNative } from './native-program.ts'
 
+/** The port by which datagrams leave, and the address that they say they are from, whoever has it. */
+export interface Sender {
+  readonly port: number
+  readonly address?: string
+}
+
 export interface Forge {
   /** Sends so many, of these in turn; returns how many the kernel took. */
-  send(from: Place, to: Host | string, port: number, datagrams: readonly Buffer[], count: number): Promise<number>
-  /** Sends them until it is ended, by a port of its own where one is given. */
-  flood(from: Place, to: Host | string, port: number, datagrams: readonly Buffer[], by?: number): ChildProcess
+  send(
+    from: Place,
+    to: Host | string,
+    port: number,
+    datagrams: readonly Buffer[],
+    count: number,
+    by?: Sender,
+  ): Promise<number>
+  /** Sends them until it is ended. */
+  flood(from: Place, to: Host | string, port: number, datagrams: readonly Buffer[], by?: Sender): ChildProcess
   /** Removes the program. */
   close(): void
 }
@@ -22,17 +35,17 @@ export async function buildForge(): Promise<Forge> {
   const folder = mkdtempSync(join(tmpdir(), 'weft-forge-'))
   const program = join(folder, 'forge')
   await buildNative('forge', program, ['-O2'], [])
-  const command = (to: Host | string, port: number, count: number): string[] => [
+  const command = (to: Host | string, port: number, count: number, by?: Sender): string[] => [
     ...[program, typeof to === 'string' ? to : to.address, String(port), String(count)],
+    ...(by ? [String(by.port), ...(by.address ? [by.address] : [])] : []),
   ]
   const lines = (datagrams: readonly Buffer[]): string => datagrams.map((each) => `${each.toString('hex')}\n`).join('')
   return {
-    send: async (from, to, port, datagrams, count) =>
-      Number(await from.output(command(to, port, count), { input: lines(datagrams) })),
+    async send(from, to, port, datagrams, count, by) {
+      return Number(await from.output(command(to, port, count, by), { input: lines(datagrams) }))
+    },
     flood(from, to, port, datagrams, by) {
-      const child = from.spawn([...command(to, port, FOR_EVER), ...(by === undefined ? [] : [String(by)])], {
-        stdin: true,
-      })
+      const child = from.spawn(command(to, port, FOR_EVER, by), { stdin: true })
       child.stdin!.end(lines(datagrams))
       return child
     },

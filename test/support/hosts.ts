@@ -1,6 +1,6 @@
 // hosts.ts - what the tests ask of a lab's hosts and their daemons.
 
-import { readFileSync } from 'node:fs'
+import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { expect } from 'vitest'
 import { output, type Finished } from '../../lab/command.ts'
@@ -24,11 +24,23 @@ export const added = (peer: Host | string): RegExp => said('added', typeof peer 
 /** The log line with which a peer goes. */
 export const removed = (subnet: string): RegExp => said('removed', subnet)
 
-/** CPU time of a daemon's main thread, which does all but forwarding, in seconds (proc_pid_stat(5): utime, stime). */
-export function cpuSeconds({ process: { pid } }: Daemon): number {
-  const stat = readFileSync(`/proc/${pid}/task/${pid}/stat`, 'utf8')
-  const fields = stat.slice(stat.lastIndexOf(')')).split(' ')
-  return (Number(fields[12]) + Number(fields[13])) / 100
+/** CPU time of a daemon's threads in seconds, its own and the kernel's for it (proc_pid_stat(5): utime, stime), by their names. */
+export function cpuOfThreads({
+  process: { pid },
+}: Daemon): { name: string; isMain: boolean; user: number; system: number }[] {
+  return readdirSync(`/proc/${pid}/task`).map((id) => {
+    const stat = readFileSync(`/proc/${pid}/task/${id}/stat`, 'utf8')
+    const [begin, end] = [stat.indexOf('('), stat.lastIndexOf(')')]
+    const fields = stat.slice(end).split(' ')
+    const [user, system] = [Number(fields[12]) / 100, Number(fields[13]) / 100]
+    return { name: stat.slice(begin + 1, end), isMain: Number(id) === pid, user, system }
+  })
+}
+
+/** CPU time of a daemon's main thread, which does all but forwarding. */
+export function cpuSeconds(daemon: Daemon): number {
+  const { user, system } = cpuOfThreads(daemon).find(({ isMain }) => isMain)!
+  return user + system
 }
 
 /** Pings so often, one after another; rejects when one is not answered within a minute. Unlike with `reach` none may be lost. */
