@@ -28,10 +28,10 @@ import { KEY_BYTES } from './x25519.ts'
 /** The most messages of hosts that are no peers that are looked at at once. */
 const MOST_OF_OTHERS = 64
 /**
- * The pause after messages, or moves: so many times what they took, so that a flood of them takes no more than a tenth of a core; for each of
- * them no less, since waking costs too, and no more, so that nobody waits long for the one before.
+ * The pause after messages, or moves: so many times what they took, so that a flood of them takes no more than a tenth of a core, waking
+ * for it included; for each of them no less, and no more, so that nobody waits long for the one before.
  */
-const REST = { times: 10, leastMs: 2, mostMs: 5 } as const
+const REST = { times: 15, leastMs: 2, mostMs: 10 } as const
 /** The longest, so that who moves does not hold up handshakes. */
 const LONGEST_REST_MS = 500
 /** For how long the number of a peer that went is nobody's: longer than packets wait, mail lies, and a lane's turn takes. */

@@ -166,10 +166,10 @@ describe('mail', () => {
   })
 
   it.each([
-    { slowMs: 0.3, letters: 1, pauseMs: 3 },
-    { slowMs: 3, letters: 1, pauseMs: 5 },
-    { slowMs: 3, letters: 4, pauseMs: 20 },
-    { slowMs: 3, letters: 10, pauseMs: 30 },
+    { slowMs: 0.2, letters: 1, pauseMs: 3 },
+    { slowMs: 3, letters: 1, pauseMs: 10 },
+    { slowMs: 3, letters: 4, pauseMs: 40 },
+    { slowMs: 3, letters: 10, pauseMs: 45 },
     { slowMs: 3, letters: 0, pauseMs: 0 },
     { slowMs: 100, letters: 200, pauseMs: 500 },
   ])(
