@@ -17,7 +17,12 @@ describe('a peer record', () => {
     encodePeers([
       {
         ...{ subnet: { address: 0x0a050203, prefixLength: 24 }, endpoint: 0xc0000201, port: 0x1122, limit: 0x3344 },
-        ...{ encap: Uint8Array.from({ length: 16 }, (_, at) => 0x50 + at), slot: 0x00667788, isGone: true, isFromKnownPort: true },
+        ...{
+          encap: Uint8Array.from({ length: 16 }, (_, at) => 0x50 + at),
+          slot: 0x00667788,
+          isGone: true,
+          isFromKnownPort: true,
+        },
         other: 0xc0000202,
       },
     ]),

@@ -101,7 +101,7 @@ describe.each(['wireguard-go', 'kernel'])('beside %s', (other) => {
       const handshakes = (await peersOf(b, its)).map((fields) => Number(fields[4]))
       expect(handshakes).toHaveLength(2)
       for (const at of handshakes) expect(at).toBeGreaterThan(0)
-      const endpoints = async () => (await peersOf(b, its)).map((fields) => fields[2]).toSorted()
+      const endpoints = async () => (await peersOf(b, its)).map((fields) => fields[2]!).toSorted()
       expect(await endpoints()).toEqual([`${a.address}:51820`, `${c.address}:51820`])
       for (const [from, to] of [
         [podA, podB],
