@@ -99,24 +99,23 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
     const CounterRow row(counters + i * kCounterCount);
     Drops& tx_drops = engine->drops_.emplace_back(row, monotonic_us);
     Drops& rx_drops = engine->drops_.emplace_back(row, monotonic_us);
-    const Path path{
-        .tun = fds.tun.get(),
-        .socket = fds.socket.get(),
-        .sender = fds.sender ? fds.sender.get() : fds.socket.get(),
-        .other_socket = fds.other_socket.get(),
-        .other_sender = fds.other_sender ? fds.other_sender.get() : fds.other_socket.get(),
-        .tun_address = options.tun_address,
-        .network_address = options.network_address,
-        .batch = options.loops.naive ? 1 : SIZE_MAX,
-        .features = &engine->features_,
-        .counters = row,
-        .traffic = &engine->traffic_[i],
-        .tx_drops = &tx_drops,
-        .rx_drops = &rx_drops,
-        .filter = options.filter,
-        .strangers = &engine->strangers_[i],
-        .icmp = &engine->icmp_,
-        .clamp_mtu = options.clamp_mss ? options.own.mtu : 0};
+    const Path path{.tun = fds.tun.get(),
+                    .socket = fds.socket.get(),
+                    .sender = fds.sender ? fds.sender.get() : fds.socket.get(),
+                    .other_socket = fds.other_socket.get(),
+                    .other_sender = fds.other_sender ? fds.other_sender.get() : fds.other_socket.get(),
+                    .tun_address = options.tun_address,
+                    .network_address = options.network_address,
+                    .batch = options.loops.naive ? 1 : SIZE_MAX,
+                    .features = &engine->features_,
+                    .counters = row,
+                    .traffic = &engine->traffic_[i],
+                    .tx_drops = &tx_drops,
+                    .rx_drops = &rx_drops,
+                    .filter = options.filter,
+                    .strangers = &engine->strangers_[i],
+                    .icmp = &engine->icmp_,
+                    .clamp_mtu = options.clamp_mss ? options.own.mtu : 0};
     PeerTables& peers = engine->peers_;
     Directions made = encapsulation->make(path, options.own, engine->sessions_.get(),
                                           {peers.reader(3 * i), peers.reader(3 * i + 1), peers.reader(3 * i + 2)});

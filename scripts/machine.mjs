@@ -67,7 +67,7 @@ export const NEEDS = [
   { name: 'setpriv', package: 'util-linux', for: [...HOSTED, 'stubborn', 'vm'] },
   { name: 'iptables', package: 'iptables', for: ['test', 'kube'] },
   { name: 'nft', package: 'nftables', for: ['test', 'soak'] },
-  { name: 'tcpdump', package: 'tcpdump', for: ['demo', 'test', 'paths', 'kube'] },
+  { name: 'tcpdump', package: 'tcpdump', for: ['demo', 'test', 'soak', 'paths', 'kube'] },
   { name: 'wg', package: 'wireguard-tools', for: ['demo', 'test', 'bench'] },
   { name: 'wireguard-go', package: 'wireguard-go', for: ['demo', 'test', 'bench'] },
   { name: 'nebula', package: 'nebula', for: ['bench'] },

@@ -1542,7 +1542,8 @@ void test_both_families() {
     for (const uint32_t host : {2u, 4u, 5u, 3u}) packet_to(0x0a050002 | host << 8, size);
   }
   CHECK(!egress.pump().failure);
-  const uint16_t lane4_port = port_of(lane4), lane6_port = port_of(lane6), known4 = port_of(own4), known6 = port_of(own6);
+  const uint16_t lane4_port = port_of(lane4), lane6_port = port_of(lane6), known4 = port_of(own4),
+                 known6 = port_of(own6);
   CHECK((ports_at(peer4) == std::vector{lane4_port, known4, lane4_port, known4}));
   CHECK((ports_at(peer6) == std::vector{known6, lane6_port, known6, lane6_port}));
   // So are answers to who asks by the other family.
