@@ -230,8 +230,8 @@ Session::Accepted Session::accept(uint32_t own_index, uint64_t counter, bool is_
     accepted.is_confirmed = true;
   }
   pair->used = ++uses_;
-  const SocketAddress now_at = any_port_ ? SocketAddress(from.address(), to_.port()) : from;
-  if (!(to_ == now_at)) accepted.moved_to = to_ = now_at;
+  accepted.has_moved = !any_port_ && !(to_ == from);
+  if (accepted.has_moved) to_ = from;
   passed_ms_ = now_ms;
   unanswered_ms_ = 0;
   if (is_data && unthanked_ms_ == 0) unthanked_ms_ = now_ms;

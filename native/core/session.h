@@ -104,8 +104,8 @@ class Session {
   struct Accepted {
     std::optional<Counter> reason;  ///< why it is dropped
     bool wants_handshake = false;
-    bool is_confirmed = false;              ///< its keys are in use from now on: what waits may go
-    std::optional<SocketAddress> moved_to;  ///< the peer sends from elsewhere than we sent to
+    bool has_moved = false;     ///< the peer sends from elsewhere than we sent to
+    bool is_confirmed = false;  ///< its keys are in use from now on: what waits may go
   };
   /// What is due by the clock.
   struct Due {
@@ -120,8 +120,8 @@ class Session {
   void set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms);
   /// Wipes all keys and forgets what waits.
   void forget();
-  /// Where it is sent to, until the peer sends from elsewhere. One that sends from `any_port` of its address receives
-  /// by the port that was said, wherever it goes.
+  /// Where it is sent to, until the peer sends from elsewhere. What one sends from `any_port` says nothing of where it
+  /// listens: that its handshakes do, which are JavaScript's.
   void send_to(const SocketAddress& to, bool any_port);
   /// A message of a handshake goes to the peer, who answers it by this index.
   void expect(Expected answer, uint32_t own_index);

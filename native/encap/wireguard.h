@@ -89,7 +89,7 @@ class Wireguard {
     const Session::Accepted accepted = session->accept(index, counter, !packet.empty(), *message.sender, now_ms_);
     if (accepted.reason) return Opened::drop(*accepted.reason);
     if (accepted.wants_handshake) sessions_->mailbox().want(number);
-    if (accepted.moved_to) sessions_->mailbox().moved(number, *accepted.moved_to);
+    if (accepted.has_moved) sessions_->mailbox().moved(number, *message.sender);
     if (accepted.is_confirmed) {
       sessions_->mailbox().confirm(number);
       sessions_->make_ready(number);

@@ -165,8 +165,8 @@ export function createWireguardBackend(options: Parts): Backend {
       checkNetwork(config, external.address, calm)
       const { publicKey } = await ownKey()
       carrier ??= await choose()
-      // Each lane of weft's own sends from a port of its own, to those who say the same of themselves.
-      const lanes = carrier === 'userspace' ? { AnyPort: true } : {}
+      // It may send from any port, and answers to its own; where a hole is kept open for that one nothing leaves from another.
+      const lanes = carrier === 'userspace' && keepalive === 0 ? { AnyPort: true } : {}
       const dataOf = (family: Family) => ({ PublicKey: publicKey, Port: ports[family], ...lanes })
       return {
         publicIp: external.publicIp,

@@ -134,7 +134,7 @@ export interface SessionKeeper {
   setPeers(peers: ReadonlyMap<string, Lease>): void
   /** Where a peer's datagrams go: as its lease says, or where it has moved since. */
   endpointOf(peer: Lease): UdpEndpoint
-  /** True of a peer whose datagrams may leave from the port that it knows alone. */
+  /** True where what is sent to a peer must leave from the port that this host listens on. */
   isFromKnownPort(peer: Lease): boolean
   /** What there is of the keys with a peer, but for what the engine counts; undefined of one that has no key. */
   stateOf(peer: Lease): Omit<PeerSession, 'txBytes' | 'rxBytes'> | undefined

@@ -28,8 +28,8 @@ import { KEY_BYTES } from './x25519.ts'
 /** The most messages of hosts that are no peers that are looked at at once. */
 const MOST_OF_OTHERS = 64
 /**
- * The pause after messages, or moves: so many times what they took, so that a flood of them takes no more than a tenth of a core, waking
- * for it included; for each of them no less, and no more, so that nobody waits long for the one before.
+ * The pause after messages, or moves: so many times what they took, so that a flood of them takes a small part of a core, waking for it
+ * included; for each of them no less, and no more, so that nobody waits long for the one before.
  */
 const REST = { times: 15, leastMs: 2, mostMs: 10 } as const
 /** The longest, so that who moves does not hold up handshakes. */
@@ -51,7 +51,7 @@ const PROOF_BYTES = 32
 export interface KeeperPeer extends UdpEndpoint {
   /** Base64. */
   readonly publicKey: string
-  /** It sends from any port of its address, and answers to its own, whatever port it hears from. */
+  /** It may send from any port, and answers to its own, whatever port it hears from. */
   readonly anyPort: boolean
 }
 
@@ -87,6 +87,7 @@ interface Head {
     readonly publicKey: string
     readonly given: readonly [address: string, port: number]
     readonly at: readonly [address: string, port: number]
+    readonly anyPort?: boolean
     readonly keyedUntil: number | null
     readonly memory: Omit<HandshakeMemory, 'greatest'> & { readonly greatest: string }
   }[]
@@ -194,6 +195,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
       keyed(number)
     }
     for (const { session, ...to } of mail.moved) {
+      if (byNumber.get(session)?.anyPort) continue // it lay there since before its lease said so
       handshakes.moved(session, to)
       move(byNumber.get(session), to)
     }
@@ -241,7 +243,7 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
     for (const { number, publicKey, ...kept } of head.sessions) {
       const [given, at] = [endpointFrom(kept.given), endpointFrom(kept.at)]
       const keyedUntil = kept.keyedUntil === null ? -Infinity : kept.keyedUntil - offset
-      const session = { number, publicKey, given, at, anyPort: false, keyedUntil, leases: [] }
+      const session = { number, publicKey, given, at, anyPort: kept.anyPort ?? false, keyedUntil, leases: [] }
       sessions.set(publicKey, session)
       byNumber.set(number, session)
     }
@@ -260,11 +262,11 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
     const offset = clockOffset()
     return {
       ...{ form: HEAD_FORM, secret, last, lastTick: handshakes.lastTick },
-      sessions: [...sessions.values()].flatMap(({ number, publicKey, given, at, keyedUntil }) => {
+      sessions: [...sessions.values()].flatMap(({ number, publicKey, given, at, anyPort, keyedUntil }) => {
         const memory = handshakes.memoryOf(number)
         if (!memory) return []
         return {
-          ...{ number, publicKey, given: textOf(given), at: textOf(at) },
+          ...{ number, publicKey, given: textOf(given), at: textOf(at), anyPort },
           keyedUntil: keyedUntil === -Infinity ? null : keyedUntil + offset,
           memory: { ...shifted(memory, offset), greatest: String(memory.greatest) },
         }
@@ -339,8 +341,10 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
           byNumber.set(number, made)
           continue
         }
+        // Until now its ports were followed.
+        const isNews = anyPort && !session.anyPort && session.at.address === address
         session.anyPort = anyPort
-        if (nameOf(session.given) !== nameOf(place)) session.given = session.at = place
+        if (isNews || nameOf(session.given) !== nameOf(place)) session.given = session.at = place
       }
       for (const session of sessions.values()) {
         session.leases = leases.get(session.publicKey) ?? []
