@@ -1,11 +1,13 @@
-// session_model.cc - the sessions of two hosts over a network that loses, doubles, delays and reorders, with restarts:
-// thousands of schedules of virtual time, by handshakes that are a model; core.test.ts builds and runs it.
+// session_model.cc - the sessions of two hosts over a network that loses, doubles, delays and reorders, with restarts and
+// with one host that moves: thousands of schedules of virtual time, by handshakes that are a model; core.test.ts builds
+// and runs it.
 //
 //   session_model SEED SCHEDULES
 //
 // In none is a counter sealed with twice, or a packet let in twice; in none are there more pairs of keys than three
 // that open, nor any after nine minutes of silence; after each the two hear each other again, soon, and all of what
-// they say. What is said of handshakes in JavaScript (src/path/kinds/wireguard/handshakes.ts) has a test of its own,
+// they say, wherever each is by then: found by its data, or, where that comes from any port, by its handshakes alone.
+// What is said of handshakes in JavaScript (src/path/kinds/wireguard/handshakes.ts) has a test of its own,
 // schedules.test.ts.
 #include <functional>
 #include <map>
@@ -23,6 +25,7 @@ namespace {
 using Limits = SessionLimits;
 using Bytes = std::vector<uint8_t>;
 
+constexpr uint16_t kPort = 1, kLanePort = 2;
 constexpr int64_t kMostTroubleMs = 300'000, kStepMs = 500;
 /// The least distance of two initiations, with its jitter, and for how long one is tried again.
 constexpr int64_t kInitiateMs = 5'000, kJitterMs = 333, kAttemptMs = 90'000, kAcceptEveryMs = 20;
@@ -35,6 +38,7 @@ struct Datagram {
   uint32_t sender = 0;  ///< the sender's own
   uint64_t number = 0;  ///< an initiation's timestamp, a response's keys, a counter
   Bytes bytes = {};     ///< of data: what is sealed, with its tag
+  SocketAddress from = {}, to = {};  ///< where the cable has it from and to
 };
 
 /// What all that happens in a schedule has in common.
@@ -42,6 +46,7 @@ struct World {
   int64_t now = 1'000'000;
   int64_t calm_at = 0;
   uint32_t loss = 0, twice = 0, delay_ms = 1;  // in hundredths, the first two
+  bool any_port = false;                       // data comes from the port of its lane
   uint32_t last_index = 0;
   uint64_t last_keys = 0, last_pair = 0, last_packet = 0, last_order = 0;
   std::set<std::pair<uint64_t, uint64_t>> sealed;  // by which keys, and counter
@@ -60,22 +65,26 @@ struct World {
 
 class Host {
  public:
-  Host(World& world, uint8_t address) : world_(world), address_(Address::v4(address), 1) {}
+  Host(World& world, uint8_t address) : world_(world), leased_(Address::v4(address), kPort), at_(leased_) {}
   void connect(Host& other) {
     other_ = &other;
     start();
   }
 
-  /// Begins, or begins anew: of a process before only the time of its handshakes is known.
+  /// Begins, or begins anew: of a process before only the time of its handshakes is known, and of the other host what
+  /// its lease says.
   void start() {
     session_ = std::make_unique<Session>();
-    session_->send_to(other_->address_, false);
+    found_at(other_->leased_);
     pending_ = 0;
     wanted_ms_.reset();
     due_ms_ = 0;
     completed_ms_ = accepted_ms_ = -kAttemptMs;
     greatest_ = 0;
   }
+
+  /// Gets another address, of which no lease tells.
+  void move() { at_ = SocketAddress(Address::v4(0x0a000000), kPort); }
 
   void say() {
     Bytes bytes(sizeof(uint64_t) + Aead::kTagBytes);
@@ -101,10 +110,12 @@ class Host {
 
   void receive(Datagram datagram) {
     const int64_t now = world_.now;
+    if (!(datagram.to == at_)) return;
     if (datagram.type == Datagram::Type::kInitiation) {
       if (datagram.number <= greatest_ || now - accepted_ms_ < kAcceptEveryMs) return;
       greatest_ = datagram.number;
       accepted_ms_ = now;
+      found_at(datagram.from);
       const uint64_t keys = ++world_.last_keys;
       const uint32_t index = new_index();
       set_keys(false, keys, index, datagram.sender);
@@ -113,6 +124,7 @@ class Host {
       if (pending_ == 0 || datagram.index != pending_) return;
       pending_ = 0;
       complete();
+      found_at(datagram.from);
       set_keys(true, datagram.number, datagram.index, datagram.sender);
       send_waiting();
     } else {
@@ -124,7 +136,7 @@ class Host {
   void expect_wiped() {
     session_->look(0, world_.now + Limits::kWipeAfterMs);
     for (const uint32_t index : indices_) {
-      CHECK(session_->accept(index, uint64_t{1} << 40, false, other_->address_, world_.now).reason ==
+      CHECK(session_->accept(index, uint64_t{1} << 40, false, other_->at_, world_.now).reason ==
             k_rx_drop_no_session);
     }
   }
@@ -153,7 +165,12 @@ class Host {
     number_of_keys_[world_.last_pair] = 2 * keys + is_initiator;
   }
 
-  void send(const Datagram& datagram) {
+  void found_at(const SocketAddress& address) { session_->send_to(address, world_.any_port); }
+
+  void send(Datagram datagram) {
+    const bool is_from_lane = world_.any_port && datagram.type == Datagram::Type::kData;
+    datagram.from = is_from_lane ? SocketAddress(at_.address(), kLanePort) : at_;
+    datagram.to = session_->to();
     if (!world_.is_calm() && random_below(100) < world_.loss) return;
     for (int copies = !world_.is_calm() && random_below(100) < world_.twice ? 2 : 1; copies > 0; copies--) {
       const int64_t ms = world_.is_calm() ? 5 : 1 + random_below(world_.delay_ms);
@@ -203,9 +220,10 @@ class Host {
     const size_t size = datagram.bytes.size() - Aead::kTagBytes;
     CHECK(lane.open(datagram.number, {datagram.bytes.data(), size}));
     const Session::Accepted accepted =
-        session_->accept(datagram.index, datagram.number, size > 0, other_->address_, world_.now);
+        session_->accept(datagram.index, datagram.number, size > 0, datagram.from, world_.now);
     if (accepted.reason) return;
     if (size > 0) CHECK(world_.delivered.insert(load<uint64_t>(datagram.bytes.data())).second);
+    CHECK(!(world_.any_port && accepted.has_moved));
     delivered += size > 0;
     if (accepted.wants_handshake) want();
     if (!accepted.is_confirmed) return;
@@ -214,7 +232,7 @@ class Host {
   }
 
   World& world_;
-  SocketAddress address_;
+  SocketAddress leased_, at_;
   Host* other_ = nullptr;
   std::unique_ptr<Session> session_;
   std::unique_ptr<Aead> sealing_[2] = {Aead::create(Aead::Way::kSeal), Aead::create(Aead::Way::kSeal)};
@@ -240,6 +258,7 @@ size_t run() {
   world.loss = one_of({0, 10, 50, 90});
   world.twice = one_of({0, 30});
   world.delay_ms = one_of({5, 400, 7'000});
+  world.any_port = random_below(2) == 1;
   Host a(world, 1), b(world, 2);
   Host* const hosts[] = {&a, &b};
   a.connect(b);
@@ -250,6 +269,7 @@ size_t run() {
   const auto some_time = [&] { return random_below(static_cast<uint32_t>(trouble_ms + 1)); };
   for (uint32_t restarts = random_below(4); restarts > 0; restarts--)
     world.later(some_time(), [host = hosts[random_below(2)]] { host->start(); });
+  if (random_below(3) == 0) world.later(some_time(), [host = hosts[random_below(2)]] { host->move(); });
 
   const auto run_until = [&](int64_t until) {
     while (!world.events.empty() && world.events.top().at <= until) {
