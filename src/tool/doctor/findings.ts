@@ -183,7 +183,7 @@ export const FINDINGS = {
   'peer-silent': {
     ...{ check: 'peers', level: 'failure' },
     means: 'a peer does not answer through the data path',
-    fix: "check that its daemon runs, and that the firewalls of both hosts and everything between them let the backend's port through, both ways; run weft doctor there",
+    fix: "check that its daemon runs, and that the firewalls of both hosts and everything between them let packets to the backend's port through, both ways and from any port (with `--workers 1` on all nodes those that weftd carries come from the backend's port alone); run weft doctor there",
   },
   'family-broken': {
     ...{ check: 'peers', level: 'failure' },
