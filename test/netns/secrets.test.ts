@@ -113,13 +113,19 @@ async function lookAtAll(store: readonly string[]): Promise<void> {
 }
 
 /** Files below, but those that hold a secret because they are its place. */
-function filesIn(folder: string): string[] {
+function textsIn(folder: string): (readonly [path: string, text: string])[] {
   return readdirSync(folder, { recursive: true, encoding: 'utf8' })
     .map((name) => join(folder, name))
-    .filter(
-      (path) =>
-        statSync(path).isFile() && !path.startsWith(join(leases(), 'config')) && !/kubeconfig|-keys\/wgkey$/.test(path),
-    )
+    .filter((path) => !path.startsWith(join(leases(), 'config')) && !/kubeconfig|-keys\/wgkey$/.test(path))
+    .flatMap((path) => {
+      try {
+        return statSync(path).isFile() ? [[path, readFileSync(path, 'latin1')] as const] : []
+      } catch (error) {
+        // A daemon that runs writes into a new file, which has another name by now.
+        if ((error as NodeJS.ErrnoException).code === 'ENOENT') return []
+        throw error
+      }
+    })
 }
 
 /** The pre-shared key and the private keys, as somebody could write them. */
@@ -141,7 +147,7 @@ async function search(): Promise<void> {
     if (exitCode === null && signalCode === null)
       told.push(['its words', readFileSync(`/proc/${pid}/cmdline`, 'latin1')])
   }
-  const all = [...told, ...filesIn(lab.folder).map((path) => [path, readFileSync(path, 'latin1')] as const)]
+  const all = [...told, ...textsIn(lab.folder)]
   // In pieces too, as an error would show of a line that it quotes.
   const pieces = [CANARY, CANARY.slice(0, 8), CANARY.slice(-8), IN_BASE64]
   const lines = all.flatMap(([where, text]) =>

@@ -11,17 +11,21 @@ import type { WireguardResult } from '../support/wireguard-probe.ts'
 
 needs(HOSTS, 'wg', 'wireguard-go')
 
+const IS_LONG = process.env['WEFT_LONG'] === '1'
+/** Of a scenario: a day's takes four minutes on a machine that is quick. */
+const LIMIT_MS = (IS_LONG ? 30 : 2) * EVENT_MS
+
 /** Runs a scenario in a namespace of its own, which ends with it. */
 async function probeBy(other: string, scenario: string): Promise<WireguardResult> {
   const script = join(packageRoot, 'dist/test/support/wireguard-probe.js')
   const command = ['unshare', '--net', ...WIREGUARD_APART, process.execPath, script, scenario, other]
-  return JSON.parse(await output(command, { timeoutMs: 2 * EVENT_MS })) as WireguardResult
+  return JSON.parse(await output(command, { timeoutMs: LIMIT_MS })) as WireguardResult
 }
 
 const CROSSED = { toUs: 'from there', toOther: 'from here' }
 const FRESH = { attempts: 0, stale: 0, unconfirmed: 0 }
 
-describe.each(['wireguard-go', 'kernel'])('with %s', (other) => {
+describe.each(['wireguard-go', 'kernel'])('with %s', { timeout: 2 * LIMIT_MS + EVENT_MS }, (other) => {
   const probe = (scenario: string): Promise<WireguardResult> => probeBy(other, scenario)
   beforeEach(async ({ skip }) => {
     skip(other === 'kernel' && (await deviceDataPath()) !== 'kernel', 'no WireGuard in this kernel')
@@ -67,6 +71,16 @@ describe.each(['wireguard-go', 'kernel'])('with %s', (other) => {
     expect(await probe('rekeying')).toMatchObject({ ...CROSSED, sent: [1, 1, 1, 1, 1], initiated: five, state: FRESH })
   })
 
+  it.each([['an hour', 30], ...(IS_LONG ? ([['a day', 720]] as const) : [])] as const)(
+    'each asks for new keys in turn, every two minutes of %s, whatever is lost',
+    async (scenario, times) => {
+      const { initiated, ...others } = await probe(scenario)
+      expect(others).toMatchObject({ ...CROSSED, state: FRESH })
+      for (const isOurs of [true, false])
+        expect(initiated!.filter((each) => each === isOurs).length).toBeGreaterThanOrEqual(times / 2)
+    },
+  )
+
   it('both may begin at once', async () => {
     expect(await probe('both at once')).toMatchObject({ ...CROSSED, state: FRESH })
   })
@@ -83,7 +97,7 @@ describe.each(['wireguard-go', 'kernel'])('with %s', (other) => {
   })
 
   // How much loads wireguard-go depends on how quick the machine is at this moment: with the long tests, which are tried by hand.
-  it.each(process.env['WEFT_LONG'] === '1' ? ['it is loaded'] : [])('lets us in by its cookie: %s', async (what) => {
+  it.each(IS_LONG ? ['it is loaded'] : [])('lets us in by its cookie: %s', async (what) => {
     const its = await probe(what)
     expect(its).toMatchObject({ ...CROSSED, initiated: [true] })
     expect(its.proved![0]).toBe(false)

@@ -334,6 +334,40 @@ function forged(publicKey: Uint8Array): Buffer {
 }
 
 const PSK = systemRandomness.bytes(32)
+
+/**
+ * New keys every two minutes for so many seconds of our clock, asked for by either side in turn, of whose messages some are lost, while we
+ * move every half an hour. The other one's clock goes on as it does: it is told anew of us when it shall begin.
+ */
+async function day(seconds: number): Promise<WireguardResult> {
+  const world = await begin({ ourPsk: PSK, otherPsk: PSK })
+  const { sessions } = world
+  for (let round = 0; round < seconds / 120; round++) {
+    const before = sessions.length
+    const next = now() + 120_000
+    const loses = (of: number): boolean => round % 8 === of
+    if (loses(6)) await world.move()
+    if (round % 2 === 0) {
+      if (loses(0)) world.loseSent(1)
+      if (loses(2)) world.loseHeard(2)
+      if (loses(4)) world.loseSent(DATA)
+      world.want()
+      if (loses(2)) await world.until(() => world.heard.at(-1) === 2)
+      if (loses(0) || loses(2)) await world.jump(5_400)
+      await world.until(() => sessions.length > before)
+      world.say('confirms')
+    } else {
+      if (round % 16 === 15) world.loseSent(2) // it tries again after five seconds
+      await world.tell()
+    }
+    await world.exchange()
+    await world.jump(next - now())
+  }
+  const result = { ...(await world.exchange()), initiated: initiatedIn(world), state: stateIn(world) }
+  await world.close()
+  return result
+}
+
 const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
   async initiator() {
     const world = await begin({ ourPsk: PSK, otherPsk: PSK })
@@ -445,6 +479,8 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
     await world.close()
     return result
   },
+  'an hour': () => day(3_600),
+  'a day': () => day(86_400),
   async 'both at once'() {
     const world = await begin()
     world.sayFromThere('begins')
