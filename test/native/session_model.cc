@@ -1,6 +1,6 @@
-// session_model.cc - the sessions of two hosts over a network that loses, doubles, delays and reorders, with restarts and
-// with one host that moves: thousands of schedules of virtual time, by handshakes that are a model; core.test.ts builds
-// and runs it.
+// session_model.cc - the sessions of two hosts over a network that loses, doubles, delays and reorders, with restarts
+// and with one host that moves: thousands of schedules of virtual time, by handshakes that are a model; core.test.ts
+// builds and runs it.
 //
 //   session_model SEED SCHEDULES
 //
@@ -34,10 +34,10 @@ constexpr int64_t kRecoveryMs = Limits::kKeepaliveMs + Limits::kRekeyTimeoutMs +
 
 struct Datagram {
   enum class Type : uint8_t { kInitiation, kResponse, kData } type;
-  uint32_t index = 0;   ///< of the receiver's
-  uint32_t sender = 0;  ///< the sender's own
-  uint64_t number = 0;  ///< an initiation's timestamp, a response's keys, a counter
-  Bytes bytes = {};     ///< of data: what is sealed, with its tag
+  uint32_t index = 0;                ///< of the receiver's
+  uint32_t sender = 0;               ///< the sender's own
+  uint64_t number = 0;               ///< an initiation's timestamp, a response's keys, a counter
+  Bytes bytes = {};                  ///< of data: what is sealed, with its tag
   SocketAddress from = {}, to = {};  ///< where the cable has it from and to
 };
 
@@ -136,8 +136,7 @@ class Host {
   void expect_wiped() {
     session_->look(0, world_.now + Limits::kWipeAfterMs);
     for (const uint32_t index : indices_) {
-      CHECK(session_->accept(index, uint64_t{1} << 40, false, other_->at_, world_.now).reason ==
-            k_rx_drop_no_session);
+      CHECK(session_->accept(index, uint64_t{1} << 40, false, other_->at_, world_.now).reason == k_rx_drop_no_session);
     }
   }
 
