@@ -46,7 +46,7 @@ export const TASKS = {
         'test/sim',
         'test/store',
         'test/unit/path/kinds/wireguard/schedules.test.ts',
-        ...['outages', 'hosts', 'following', 'soak', 'filter', 'flood', 'wireguard-flood', 'wireguard-handshakes'].map(
+        ...['outages', 'hosts', 'following', 'soak', 'filter', 'flood', 'wireguard-flood'].map(
           (name) => `test/netns/${name}.test.ts`,
         ),
       ),
