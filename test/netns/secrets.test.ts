@@ -112,7 +112,7 @@ async function lookAtAll(store: readonly string[]): Promise<void> {
   expect(told.at(-1)![1]).toContain('-P FORWARD')
 }
 
-/** Files below, but those that hold a secret because they are its place. */
+/** What is in files below, but for those that hold a secret because they are its place. */
 function textsIn(folder: string): (readonly [path: string, text: string])[] {
   return readdirSync(folder, { recursive: true, encoding: 'utf8' })
     .map((name) => join(folder, name))

@@ -12,7 +12,7 @@ import type { WireguardResult } from '../support/wireguard-probe.ts'
 needs(HOSTS, 'wg', 'wireguard-go')
 
 const IS_LONG = process.env['WEFT_LONG'] === '1'
-/** Of a scenario: a day's takes four minutes on a machine that is quick. */
+/** Of a scenario: a day's took five minutes. */
 const LIMIT_MS = (IS_LONG ? 30 : 2) * EVENT_MS
 
 /** Runs a scenario in a namespace of its own, which ends with it. */

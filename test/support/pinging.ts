@@ -47,12 +47,13 @@ export function pinging(
       await from.output(['ping', '-n', '-c', '1', '-W', String(EVENT_MS / 1000), address], { timeoutMs: 2 * EVENT_MS })
       const after = unanswered(await from.output(['sh', '-c', COUNTERS]), isIpv6)
       const answered = new Set([...said.matchAll(/icmp_seq=(\d+) ttl=/g)].map((match) => Number(match[1])))
+      // The last ones that ping sent may have been on their way when it ended.
+      const sent = Math.max(0, ...answered)
       const number = (pattern: RegExp): number => Number(pattern.exec(said)?.[1] ?? 0)
       const byKernel = after - unanswered(said, isIpv6) + number(/\+(\d+) duplicates/)
       return {
-        sent: number(/(\d+) packets transmitted/),
-        // The last ones that ping sent may have been on their way.
-        lost: Math.max(0, Math.min(Math.max(0, ...answered) - answered.size, byKernel)),
+        sent,
+        lost: Math.max(0, Math.min(sent - answered.size, byKernel)),
         errors: number(/\+(\d+) errors/),
       }
     },

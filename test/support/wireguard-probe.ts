@@ -337,7 +337,7 @@ const PSK = systemRandomness.bytes(32)
 
 /**
  * New keys every two minutes for so many seconds of our clock, asked for by either side in turn, of whose messages some are lost, while we
- * move every half an hour. The other one's clock goes on as it does: it is told anew of us when it shall begin.
+ * move every sixteen minutes. The other one's clock goes on as it does: it is told anew of us when it shall begin.
  */
 async function day(seconds: number): Promise<WireguardResult> {
   const world = await begin({ ourPsk: PSK, otherPsk: PSK })
