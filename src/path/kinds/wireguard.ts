@@ -139,6 +139,9 @@ export function createWireguardBackend(options: Parts): Backend {
     isOneDevice ? outerFamily(mode, external.publicIp, attrs.publicIp) : family
   const endIn = (peer: Lease, family: Family): WireguardPeer | undefined =>
     endOf(peer, outerOf(peer, family), isOneDevice, ports)
+  // Behind a translation of addresses a port is reached only after it has sent: then nothing leaves from another than the known one.
+  const hasLanes = (): boolean =>
+    keepalive === 0 && FAMILIES.every((family) => external.publicIp[family] === external.address[family])
 
   return {
     name: TYPE,
@@ -165,8 +168,7 @@ export function createWireguardBackend(options: Parts): Backend {
       checkNetwork(config, external.address, calm)
       const { publicKey } = await ownKey()
       carrier ??= await choose()
-      // It may send from any port, and answers to its own; where a hole is kept open for that one nothing leaves from another.
-      const lanes = carrier === 'userspace' && keepalive === 0 ? { AnyPort: true } : {}
+      const lanes = carrier === 'userspace' && hasLanes() ? { AnyPort: true } : {}
       const dataOf = (family: Family) => ({ PublicKey: publicKey, Port: ports[family], ...lanes })
       return {
         publicIp: external.publicIp,
@@ -283,6 +285,7 @@ export function createWireguardBackend(options: Parts): Backend {
         parts: { ...options, external },
         ...{ name, families: carried, outers: outersOf(family), port: listenPort, mtu: mtuNow() },
         ...{ privateKey: own.privateKey, psk, keepalive, stampFile: `${keyFile}-${name}.time`, log: calm },
+        hasLanes,
         peerOf: (peer) => placeOf(peer, outerOf(peer, family), isOneDevice, ports),
         filter: peersIn(family, lease, own),
         look: () => lookAtKey(own),

@@ -63,6 +63,8 @@ export interface KeeperOptions {
   readonly keepalive: number
   /** Keeps the time of the last handshakes over restarts; nobody else writes it. */
   readonly stampFile: string
+  /** Whether this host may send from the ports of its lanes, and says so in its lease; else all leaves from the known port. */
+  readonly hasLanes: () => boolean
   readonly peerOf: (lease: Lease) => KeeperPeer | undefined
   readonly log: Log
 }
@@ -106,7 +108,8 @@ interface Session {
   leases: readonly string[]
 }
 
-export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, log }: KeeperOptions): Keeper {
+export function createKeeper(options: KeeperOptions): Keeper {
+  const { privateKey, psk, keepalive, stampFile, hasLanes, peerOf, log } = options
   let secret = Buffer.from(systemRandomness.bytes(4)).readUInt32LE()
   const sessions = new Map<string, Session>()
   const byNumber = new Map<number, Session>()
@@ -366,11 +369,10 @@ export function createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, lo
       const given = peerOf(peer)
       return sessionOf(peer)?.at ?? { address: given?.address ?? 0, port: given?.port ?? 0 }
     },
-    // What keeps a hole open, in a firewall or a translation of addresses, keeps it for the known port; so does a peer behind one,
-    // who is not where its lease says.
+    // A peer behind a translation of addresses, who is not where its lease says, lets in only what it has sent to.
     isFromKnownPort(peer) {
       const session = sessionOf(peer)
-      return keepalive > 0 || !session?.anyPort || nameOf(session.at) !== nameOf(session.given)
+      return !hasLanes() || !session?.anyPort || nameOf(session.at) !== nameOf(session.given)
     },
     listen(listener) {
       moved = listener

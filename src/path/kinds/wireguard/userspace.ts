@@ -26,6 +26,7 @@ export interface UserspaceOptions {
   /** Seconds; 0: none. */
   readonly keepalive: number
   readonly stampFile: string
+  readonly hasLanes: () => boolean
   readonly peerOf: (lease: Lease) => KeeperPeer | undefined
   readonly filter: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
   /** Looks, from time to time, at what it was opened with. */
@@ -45,8 +46,8 @@ export function openUserspace(
 ): Promise<DataPath> {
   const { parts, name, families, outers, port, mtu, filter, look, log } = options
   const [outer, other] = outers
-  const { privateKey, psk, keepalive, stampFile, peerOf } = options
-  const keeper = createKeeper({ privateKey, psk, keepalive, stampFile, peerOf, log })
+  const { privateKey, psk, keepalive, stampFile, hasLanes, peerOf } = options
+  const keeper = createKeeper({ privateKey, psk, keepalive, stampFile, hasLanes, peerOf, log })
   return openTunnel(
     { ...parts, settings: SETTINGS },
     {

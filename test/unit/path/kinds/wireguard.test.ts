@@ -344,11 +344,20 @@ describe('what this Node.js lacks', () => {
 describe('weftd itself, in the mode auto', () => {
   const KEYS = ['ipv4', 'ipv6'] as const
   /** A data path on an engine that only remembers what it was told. */
-  async function opened(own: string, network: object, besides: Partial<Engine> = {}) {
-    const external = { ...externalOf(), ...{ address: addressesOf(own), publicIp: addressesOf(own) } }
+  async function opened(
+    own: string,
+    network: object,
+    besides: Partial<Engine> = {},
+    { publicAs = own, ...given } = {},
+  ) {
+    const isNamed = publicAs !== own
+    const external = {
+      ...{ ...externalOf(), address: addressesOf(own), publicIp: addressesOf(publicAs) },
+      named: { address: { ipv4: false, ipv6: false }, publicIp: { ipv4: isNamed, ipv6: isNamed } },
+    }
     ipv6 = own.split(' ').find((each) => each.includes(':')) ?? ipv6
     const config = parseNetworkConfig(
-      JSON.stringify({ ...network, Backend: { Type: 'wireguard', DataPath: 'userspace', Mode: 'auto' } }),
+      JSON.stringify({ ...network, Backend: { Type: 'wireguard', DataPath: 'userspace', Mode: 'auto', ...given } }),
     )
     let told: EngineConfig | undefined
     let records: Uint8Array = new Uint8Array()
@@ -367,7 +376,7 @@ describe('weftd itself, in the mode auto', () => {
     const lease: OwnLease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 0n }
     const path = await backend.open(lease, signal, new Map())
     return {
-      path,
+      ...{ path, data: attrs.backendData },
       config: told!,
       ends: async (peers: readonly string[], more: readonly object[] = []): Promise<string[]> => {
         const leases = peers.map((text, at): readonly [string, Lease] => {
@@ -446,6 +455,16 @@ describe('weftd itself, in the mode auto', () => {
       '10.5.4.0/24 10.0.0.4:1002 -',
       '10.5.5.0/24 10.0.0.5:1003 -',
     ])
+    await path.close()
+  })
+
+  it.each([
+    { of: 'that keeps a hole open', isBehind: { PersistentKeepaliveInterval: 25 } },
+    { of: 'behind a translation of addresses', isBehind: { publicAs: '203.0.113.1' } },
+  ])('sends all from the port that it listens on, on a host $of, and says so', async ({ isBehind }) => {
+    const { path, data, ends } = await opened('192.0.2.1', { Network: '10.5.0.0/16' }, {}, isBehind)
+    expect(data).toEqual({ PublicKey: publicKey, Port: 51_820 })
+    expect(await ends(['10.0.0.2'], [{ AnyPort: true }])).toEqual(['10.5.2.0/24 10.0.0.2:1000 -'])
     await path.close()
   })
 

@@ -83,6 +83,7 @@ beforeEach(() => {
     psk: new Secret(''),
     keepalive: 0,
     stampFile: join(folder, 'time'),
+    hasLanes: () => true,
     peerOf: (lease) => ends.get(lease),
     log: SILENT,
   })
