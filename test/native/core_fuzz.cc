@@ -327,16 +327,18 @@ void open_each(const uint8_t* bytes, size_t size) {
 /// `outer` is the family of the datagrams.
 template <typename Encap>
 void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer) {
-  Pair tun(SOCK_SEQPACKET), udp(SOCK_SEQPACKET);
+  Pair tun(SOCK_SEQPACKET), lane(SOCK_SEQPACKET), known(SOCK_SEQPACKET);
   std::vector<uint64_t> row(kCounterCount);
   Features features(kFeatures);
   KeysOf<Encap> keys;
   PeerTables peers(2);
-  // One peer for all of IPv4 and one for all of IPv6; a connected Unix socket ignores their addresses.
+  // One peer for all of IPv4 and one for all of IPv6, of which the latter is sent to from the known port alone; a
+  // connected Unix socket ignores their addresses.
   std::vector<uint8_t> records(2 * sizeof(PeerRecord));
   records[0] = 4;
   records[sizeof(PeerRecord)] = 6;
   records[2] = records[sizeof(PeerRecord) + 2] = outer;
+  records[sizeof(PeerRecord) + offsetof(PeerRecord, flags)] = PeerRecord::kFromKnownPort;
   for (size_t at = 0; at < records.size(); at += sizeof(PeerRecord)) {
     store_le32(&records[at + offsetof(PeerRecord, encap)], Keyed::kSession);
   }
@@ -350,8 +352,8 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer
   for (const uint8_t version : {4, 6}) reader.acquire().find(version, anybody)->path.learn(path_bytes, INT32_MAX);
   reader.release();
   const Path path{.tun = tun.inside.get(),
-                  .socket = udp.inside.get(),
-                  .sender = udp.inside.get(),
+                  .socket = known.inside.get(),
+                  .sender = lane.inside.get(),
                   .tun_address = kTunAddress,
                   .network_address = kNetworkAddress,
                   .features = &features,
@@ -364,10 +366,12 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (send(tun.outside.get(), at, length, 0) < 0) return;
     while (egress.pump().items > 0) {
-      if constexpr (HasSessions<Encap>)
-        expect_packets(udp.outside.get(), [&](std::span<uint8_t> datagram) { return keys.open(datagram); });
-      else
-        expect_packets(udp.outside.get());
+      for (const auto& [pair, version] : {std::pair(&lane, 4), std::pair(&known, 6)}) {
+        expect_packets(pair->outside.get(), [&](std::span<uint8_t> packet) {
+          if constexpr (HasSessions<Encap>) packet = keys.open(packet);
+          return packet.empty() || packet[0] >> 4 != version ? std::span<uint8_t>() : packet;
+        });
+      }
     }
     expect_packets(tun.outside.get(), behind_virtio);
   });
@@ -380,6 +384,8 @@ void take_over(const uint8_t* bytes, size_t size) {
   if (size == 0) return;
   std::vector<uint8_t> records = one_peer();
   for (const size_t at : {0, 1}) store_le32(&records[at * sizeof(PeerRecord) + offsetof(PeerRecord, encap)], 1 + at);
+  // What the first one sends, by whichever port, says nothing of where it is.
+  records[offsetof(PeerRecord, encap) + 4] = 1;
   const std::vector<uint8_t> saved(bytes + 1, bytes + size);  // on the heap, where a sanitizer sees its end
   const int64_t now_ms = bytes[0] == 0 ? INT64_MAX / 2 : int64_t{1} << (bytes[0] & 31);
   Sessions sessions(
@@ -390,7 +396,10 @@ void take_over(const uint8_t* bytes, size_t size) {
     if (!session.is_empty() && (!taken || number == 0 || number > 2)) abort();
     if (sealing) session.begin_seal(*sealing, true, now_ms);
     for (const uint32_t index : {0, 1}) {
-      if (opening && !session.begin_open(*opening, index, 70, now_ms)) session.accept(index, 70, true, {}, now_ms);
+      if (!opening || session.begin_open(*opening, index, 70, now_ms)) continue;
+      const SocketAddress from(Address::v4(index + 1), 1);
+      const Session::Accepted accepted = session.accept(index, 70, true, from, now_ms);
+      if (accepted.has_moved && (number == 1 || !(session.to() == from))) abort();
     }
     session.look(1, now_ms);
     for (const Staged& each : session.take_staged()) {
