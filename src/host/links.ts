@@ -174,7 +174,9 @@ export async function addDevice(
     if (!isWeftError(error, 'COMMAND') || !/unknown device type|operation not supported/i.test(error.message))
       throw error
     throw new WeftError('NO_DEVICE_TYPE', `this kernel has no device of type ${type} (${error.message})`, {
-      remedy: `load its module (\`modprobe ${type}\`), or take a backend that needs none, such as udp`,
+      remedy:
+        `load its module (\`modprobe ${type}\`), leave out "DataPath" where Backend has it (weftd carries the packets itself then), ` +
+        'or take another backend',
       cause: error,
     })
   }

@@ -372,6 +372,27 @@ describe('a planned restart', () => {
   })
 })
 
+it('refuses a second network on its host, whose packets it would get a part of', async () => {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  const daemons = [await start(a), await start(b)]
+  const other = join(lab.folder, 'other')
+  mkdirSync(other)
+  const Backend = { Type: 'wireguard', DataPath: 'userspace', ListenPort: 51_830 }
+  writeFileSync(join(other, 'config'), JSON.stringify({ Network: '10.6.0.0/16', Backend }))
+  const second = a.startDaemon({
+    args: ['--lease-dir', other, '--subnet-file', join(other, 'subnet.env'), '--status-socket', join(other, 'socket')],
+    env: { WIREGUARD_KEY_FILE: join(other, 'wgkey') },
+    before: WIREGUARD_APART,
+  })
+  await second.line(/^E.*another process forwards through flannel-wg; stop it; if it is the weftd of another network/)
+  await ended(second.process)
+  expect(await a.output(['ip', 'route', 'show', 'exact', '10.6.0.0/16'])).toBe('')
+  const [podA, podB] = [await a.startPod(), await b.startPod()]
+  await reach(podA.namespace, podB.address)
+  expect(daemons.flatMap(errors)).toEqual([])
+})
+
 it('goes on after a kill, although the other side has keys of before', async () => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]

@@ -19,6 +19,7 @@ import {
 import type { Log } from '../../base/log.ts'
 import {
   familyOf,
+  FAMILY_NAMES,
   formatNet,
   hostNet,
   isLinkLocal,
@@ -60,7 +61,7 @@ export interface TunDevice {
 
 interface JsonTun {
   flags?: string[]
-  linkinfo?: { info_kind?: string; info_data?: { type?: string; multi_queue?: boolean } }
+  linkinfo?: { info_kind?: string; info_data?: { type?: string; multi_queue?: boolean; numqueues?: number } }
 }
 
 /**
@@ -85,6 +86,20 @@ export async function adoptTun(
     await run('ip', ['link', 'del', 'dev', name])
   }
   return undefined
+}
+
+/**
+ * A TUN of several queues lets every process in that opens it by its name, and gives each a part of the packets (drivers/net/tun.c,
+ * tun_set_iff): one that another process has open is refused, or two daemons would take each other's. Of a pattern the kernel makes a new one.
+ */
+export async function refuseSharedTun(run: Run, name: string): Promise<void> {
+  if (name.includes('%d') || !(await findLink(run, name))) return
+  const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
+  const queues = json?.linkinfo?.info_data?.numqueues ?? 0
+  if (queues === 0) return
+  throw new WeftError('DEVICE', `another process forwards through ${name}`, {
+    remedy: 'stop it; if it is the weftd of another network on this host, give one of the two a backend of another type',
+  })
 }
 
 /** A TUN that nobody forwards through. */
@@ -143,12 +158,20 @@ const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blac
 /** The least that a link must take which carries IPv6 (RFC 8200 section 5); the kernel takes IPv6 off a device with less. */
 export const LEAST_MTU = 1280
 
-/** Throws WeftError CONFIG where IPv6 does not fit; `mtu` is what containers may send, in bytes. */
-export function checkMtu(mtu: number, external: string): void {
-  if (mtu >= LEAST_MTU) return
-  throw new WeftError('CONFIG', `IPv6 needs an MTU of ${LEAST_MTU}, and containers would have ${mtu} here`, {
-    remedy: `raise the MTU of ${external}, or the one in the network configuration's Backend, by ${LEAST_MTU - mtu} on every node`,
-  })
+/** That which carries IPv4 (RFC 791 section 3.2); the kernel gives no device less. */
+const LEAST = { ipv4: 68, ipv6: LEAST_MTU } as const
+
+/** Throws WeftError CONFIG where the family does not fit; `mtu` is what containers may send, in bytes. */
+export function checkMtu(family: Family, mtu: number, external: string): void {
+  const least = LEAST[family]
+  if (mtu >= least) return
+  throw new WeftError(
+    'CONFIG',
+    `${FAMILY_NAMES[family]} needs an MTU of ${least}, and containers would have ${mtu} here`,
+    {
+      remedy: `raise the MTU of ${external}, or the one in the network configuration's Backend, by ${least - mtu} on every node`,
+    },
+  )
 }
 
 /**

@@ -52,10 +52,11 @@ export function engineStartError(error: unknown, config: EngineConfig): WeftErro
     )
   }
   if (code === 'EADDRINUSE') {
+    const option = config.encapsulation === 'wireguard' ? 'ListenPort (ListenPortV6 of the device for IPv6)' : 'Port'
     return fail(
       'PORT_IN_USE',
       `UDP port ${where} is taken`,
-      `stop what holds it (\`ss -ulnp sport = :${config.port}\`; flanneld perhaps, or a vxlan device), or set Backend.Port for all nodes`,
+      `stop what holds it (\`ss -ulnp sport = :${config.port}\`; flanneld perhaps, or a vxlan device), or set Backend.${option} for all nodes`,
     )
   }
   if (code === 'EADDRNOTAVAIL') {

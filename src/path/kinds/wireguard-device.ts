@@ -140,7 +140,9 @@ async function ready(child: Child, signal: AbortSignal): Promise<void> {
   })
   const ended = once(child, 'exit').then(
     () => {
-      throw new WeftError('DEVICE', `wireguard-go ended: ${last}`, { remedy: 'check that it may open /dev/net/tun' })
+      throw new WeftError('DEVICE', `wireguard-go ended: ${last}`, {
+        remedy: `check that it may open /dev/net/tun, and that no other wireguard-go has a device of that name`,
+      })
     },
     (error: unknown) => {
       throw new WeftError('COMMAND', `wireguard-go cannot be started: ${messageOf(error)}`, {

@@ -315,11 +315,11 @@ export function createWireguardBackend(options: Parts): Backend {
     const lacking: { [F in Family]?: string } = {}
     const fits = (family: Family): boolean => {
       try {
-        if (family === 'ipv6') checkMtu(mtuNow(), external.name)
+        checkMtu(family, mtuNow(), external.name)
         return true
       } catch (error) {
-        // The other family of the device is carried; a larger MTU has it opened anew.
-        if (carried.every((each) => each === family || !lease.subnet[each])) throw error
+        // IPv4, which needs less, is carried if the device has it; a larger MTU has IPv6 opened anew.
+        if (family === 'ipv4' || carried.every((each) => each === family || !lease.subnet[each])) throw error
         lacking[family] = messageOf(error)
         calm.error(`${FAMILY_NAMES[family]} is not carried: ${describeError(error)}`)
         return false

@@ -157,7 +157,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
 
   /** Opens a family, with the peers that the other has. */
   async function openSide(family: Family): Promise<void> {
-    if (family === 'ipv6') checkMtu(mtu, external().name)
+    checkMtu(family, mtu, external().name)
     const side: Side = { external: external(), path: await open(family, own, applied?.[0] ?? initial) }
     try {
       let given: typeof applied

@@ -52,6 +52,7 @@ import {
   createTunDevice,
   LEAST_MTU,
   refuseForeignRoute,
+  refuseSharedTun,
   removeFamilies,
 } from '../device/tun-device.ts'
 import { createWays, type LastWay, type PeerChanges, type Way, type Ways } from './ways.ts'
@@ -286,7 +287,7 @@ export async function openTunnel(
     for (const [family, error] of failures) lack(family, error)
   }
   async function refuseRoute({ family, network }: Side, isOwn: (device: string) => boolean): Promise<void> {
-    if (family === 'ipv6') checkMtu(mtu, external.name)
+    checkMtu(family, mtu, external.name)
     await refuseForeignRoute(run, network, isOwn)
   }
 
@@ -340,6 +341,7 @@ export async function openTunnel(
     await kind.clear?.()
     adopted = await adoptTun(run, { name: tunName, last: persistence.tunNames, networks, subnets, isMultiQueue })
     await eachSide((side) => refuseRoute(side, (name) => name === adopted))
+    if (adopted === undefined) await refuseSharedTun(run, tunName)
   }
   const engine = await startEngine({
     encapsulation,

@@ -1,7 +1,8 @@
 // tun-device.test.ts - what is mended of a TUN device and its route, and what is only named, on a host of tables.
 
 import { expect, it } from 'vitest'
-import { adoptTun, createTunDevice, type TunDevice } from '../../../../src/path/device/tun-device.ts'
+import { adoptTun, checkMtu, createTunDevice, refuseSharedTun, type TunDevice } from '../../../../src/path/device/tun-device.ts'
+import { describeError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { host, installHost, log, run } from '../../../support/fake-host.ts'
@@ -104,3 +105,29 @@ it.each([true, false])(
     expect(commands).toEqual(['link del dev flannel0'])
   },
 )
+
+it.each([
+  [8, 'another process forwards through flannel-wg'],
+  [0, undefined],
+  [undefined, undefined], // of one queue, which the kernel lets nobody share, or an iproute2 that does not say
+])('refuses a TUN of which others have queues open: %s', async (numqueues, refusal) => {
+  const linkinfo = { info_kind: 'tun', info_data: { type: 'tun', multi_queue: true, numqueues } }
+  const link = { ifname: 'flannel-wg', ifindex: 9, mtu: 1420, flags: ['UP'], linkinfo, addr_info: [] }
+  const said = refuseSharedTun(async () => JSON.stringify([link]), 'flannel-wg').catch(describeError)
+  expect(await said).toEqual(refusal && expect.stringContaining(refusal))
+})
+
+it.each([
+  ['ipv4', 67, 'IPv4 needs an MTU of 68, and containers would have 67 here; raise the MTU of eth0,'],
+  ['ipv4', 68, undefined],
+  ['ipv6', 1279, 'IPv6 needs an MTU of 1280, and containers would have 1279 here; raise the MTU of eth0,'],
+  ['ipv6', 1280, undefined],
+] as const)('says what is in the way of %s by an MTU of %i, and by how much', (family, mtu, refusal) => {
+  let said: string | undefined
+  try {
+    checkMtu(family, mtu, 'eth0')
+  } catch (error) {
+    said = describeError(error)
+  }
+  expect(said).toEqual(refusal && expect.stringContaining(refusal))
+})
