@@ -108,6 +108,8 @@ export interface Node extends NodeParts {
   readonly configDoubt: Bell
   /** True while the store has no network configuration, though this node has one from there. */
   isConfigGone: boolean
+  /** True while the store has another network configuration than the one that this node runs by, its secrets among what is compared. */
+  isConfigOther: boolean
   /** Rung when there is something that the process after this one should know. */
   readonly learnt: Bell
   /** The longest packet that containers might send when the node came to be. */
@@ -169,6 +171,7 @@ export function createNode(
     leaseDoubt: createBell(),
     configDoubt: createBell(),
     isConfigGone: false,
+    isConfigOther: false,
     learnt: createBell(),
     ...{ names: new Map(), newcomers: createBell() },
   }

@@ -162,6 +162,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       reachable: isReached(snapshot),
       comparedSecondsAgo: comparedAt === undefined ? null : seconds(at - comparedAt),
       ...{ held: following.held, holds: following.holds, configGone: node.isConfigGone },
+      configDiffers: node.isConfigOther,
     },
     node: {
       hostname: hostname(),

@@ -187,6 +187,8 @@ export interface NodeReport extends State {
     readonly holds: number
     /** True while it has no network configuration, though this node has one from there. A weftd of before tells nothing of it. */
     readonly configGone?: boolean
+    /** True while it has another one than this node runs by, if only by a secret. A weftd of before tells nothing of it. */
+    readonly configDiffers?: boolean
   }
   /** The rest is null until the node has a lease, but for the data path of one that forwards as last known. */
   readonly node: NodeStatus | null

@@ -29,6 +29,8 @@ export async function watchConfig(node: Node): Promise<never> {
       const isOurs = isDeepStrictEqual(parseNetworkConfig(text, { areGiven }), config)
       if (!isOurs)
         log.warn(`The network configuration changed, and takes effect when weftd restarts: ${withoutSecrets(text)}`)
+      else if (node.isConfigOther) log.info('The network configuration is that of this node again')
+      node.isConfigOther = !isOurs
       named = isOurs ? undefined : text
     } catch (error) {
       signal.throwIfAborted()
@@ -36,6 +38,7 @@ export async function watchConfig(node: Node): Promise<never> {
         if (!node.isConfigGone)
           log.error(`The network configuration is gone; this node goes on, and none can start: ${describeError(error)}`)
         node.isConfigGone = true
+        node.isConfigOther = false
         named = undefined
       } else if (!isWeftError(error)) throw error // a store that is away comes back, and a broken text is named by whoever starts
     }

@@ -52,11 +52,10 @@ export function engineStartError(error: unknown, config: EngineConfig): WeftErro
     )
   }
   if (code === 'EADDRINUSE') {
-    const option = config.encapsulation === 'wireguard' ? 'ListenPort (ListenPortV6 of the device for IPv6)' : 'Port'
     return fail(
       'PORT_IN_USE',
       `UDP port ${where} is taken`,
-      `stop what holds it (\`ss -ulnp sport = :${config.port}\`; flanneld perhaps, or a vxlan device), or set Backend.${option} for all nodes`,
+      `stop what holds it (\`ss -ulnp sport = :${config.port}\`; flanneld perhaps, or a vxlan device), or give all nodes another one in Backend (Port, ListenPort or ListenPortV6)`,
     )
   }
   if (code === 'EADDRNOTAVAIL') {

@@ -133,11 +133,17 @@ function checkStore({ status, silence, store: seen }: Facts): Finding[] | undefi
   ]
 }
 
+const OTHER_CONFIG =
+  'this node runs by an earlier configuration than the store has: they differ in what is not shown, such as a PSK, or in how subnets are cut and rules are made'
+
 /** The store's configuration against what this node and the others run by. */
 function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
-  if (!store || store.problem !== undefined) return undefined
+  // What the daemon compared has the secrets, and all else that the two texts say; a dead one would begin by what the store has.
+  const isOther = silence === undefined && status?.store.configDiffers === true
+  const told: Finding[] = isOther ? [{ name: 'config-differs', detail: OTHER_CONFIG }] : []
+  if (!store || store.problem !== undefined) return isOther ? told : undefined
   const wanted = store.config
-  if (!wanted || !status?.config) return [] // nothing to compare
+  if (!wanted || !status?.config) return told // nothing to compare
   const { config, peers } = status
   const backendOf = ({ backendType, backend }: NonNullable<Status['config']>): string =>
     `${backendType} ${JSON.stringify(Object.entries(backend).toSorted(([a], [b]) => (a < b ? -1 : 1)))}`
@@ -161,7 +167,7 @@ function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
       ...others.map(({ subnet, publicIp, type }) => `${subnet} at ${publicIp} runs ${publishers(type)}`),
     ],
     (who) => `${who}, and the store says ${wanted.backendType}`,
-  )
+  ).concat(here === undefined ? told : [])
 }
 
 function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | undefined {

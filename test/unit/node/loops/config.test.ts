@@ -49,5 +49,10 @@ it('names one without its secrets, also where they alone have changed', async ()
   expect(lines.filter((line) => line.startsWith('W The network configuration changed'))).toEqual([
     expect.stringContaining(withKey('<hidden>')),
   ])
+  expect((await nodeStatus()).store.configDiffers).toBe(true)
+  store.putConfig(withKey('sesame'))
+  await vi.advanceTimersByTimeAsync(61_000)
+  expect(lines).toContainEqual('I The network configuration is that of this node again')
+  expect((await nodeStatus()).store.configDiffers).toBe(false)
   expect(lines.join()).not.toMatch(/sesame|open"/)
 })

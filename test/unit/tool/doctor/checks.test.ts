@@ -292,6 +292,7 @@ describe('the doctor', () => {
     ['config-differs', { store: { config: { ...status.config!, network: '10.4.0.0/15' } } }],
     ['config-differs', { store: { config: { ...status.config!, ipv6Network: 'fd00:5::/48' } } }],
     ['config-differs', { store: { config: { ...status.config!, backend: { port: 9000 } } } }],
+    ['config-differs', withStatus({ store: { ...status.store, configDiffers: true } })],
     ['peer-lossy', withPeers({ lossPercent: 30 })],
     [
       'peers-unasked',
