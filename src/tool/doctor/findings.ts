@@ -178,12 +178,12 @@ export const FINDINGS = {
   'peer-unusable': {
     ...{ check: 'peers', level: 'failure' },
     means: 'this node cannot use the lease of another one: no packet goes there',
-    fix: 'the log of weftd says why (look for `is not used` or `Ignoring`); all nodes must have the same backend type',
+    fix: 'the log of weftd says why (look for `is not used` or `Ignoring`); all nodes must have the same backend type, and each a key or MAC of its own: release the lease of a node that is gone (`weft lease release SUBNET`)',
   },
   'peer-silent': {
     ...{ check: 'peers', level: 'failure' },
     means: 'a peer does not answer through the data path',
-    fix: "check that its daemon runs, and that the firewalls of both hosts and everything between them let packets to the backend's port through, both ways and from any port (with `--workers 1` on all nodes those that weftd carries come from the backend's port alone); run weft doctor there",
+    fix: "check that its daemon runs, and that the firewalls of both hosts and everything between them let packets to the backend's port through, both ways and from any port (with `--workers 1` on all nodes those that weftd carries come from the backend's port alone); with wireguard, where one of the two is behind NAT or lets in answers alone, give `PersistentKeepaliveInterval`; run weft doctor there",
   },
   'family-broken': {
     ...{ check: 'peers', level: 'failure' },

@@ -12,10 +12,13 @@ import {
 } from '../../net/address.ts'
 import { placeIn, titleOf, type PeerStatus } from '../../report/status.ts'
 import type { Facts, Reach } from './facts.ts'
-import { each, type Finding } from './findings.ts'
+import { each, type Finding, type FindingName } from './findings.ts'
+import { troubleOf } from './handshakes.ts'
 import { seenSides, sideText, type SeenSide } from './sides.ts'
 
 const LOSSY_PERCENT = 20
+/** What is known by messages of a peer's. */
+const HEARD_OF = new Set<FindingName | undefined>(['psk-differs', 'clock-behind', 'handshake-one-way'])
 
 export function checkLeases({ status }: Facts): Finding[] | undefined {
   const { node, peers } = status ?? {}
@@ -93,11 +96,17 @@ export function checkPeers(
       : reach && (reach.port !== undefined || reach.isPinged === true)
         ? `: ${reachText(reach)}`
         : ': look at the firewall there first'
-  const heard = (peer: PeerStatus): string => {
+  const heard = (side: SeenSide): string => {
+    const { peer } = side
     const reach = reaches.get(peer.lease)
-    const why = isOneWay(peer)
+    const onItsWay = isOneWay(peer)
       ? `; it sends, but what is sent to it is lost${whereLost(reach)}`
       : reach && `; ${reachText(reach)}`
+    // What its host said of the port is a fact; that nothing came of it is not, where messages of handshakes come.
+    const why =
+      side.session && reach?.port === undefined && HEARD_OF.has(troubleOf(side.session, side))
+        ? '; messages of handshakes come from its host: see handshakes'
+        : onItsWay
     // A dead weftd counted nothing.
     if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
     const last =
@@ -111,7 +120,7 @@ export function checkPeers(
       unreached(isUnusable),
       (side) => `${sideText(side)}${side.peer.type === '' ? '' : `, of type ${side.peer.type}`}`,
     ),
-    ...each('peer-silent', unreached(isSilent), (side) => `${sideText(side)}: ${heard(side.peer)}`),
+    ...each('peer-silent', unreached(isSilent), (side) => `${sideText(side)}: ${heard(side)}`),
     ...each(
       'family-broken',
       halves,

@@ -1034,6 +1034,23 @@ describe('of a status that lacks a part, the doctor', () => {
     expect(look('handshakes', { ...withSession(failing), silence: 'it was killed' })).toBeUndefined()
   })
 
+  it.each([
+    ['see handshakes', { failure: 'not-authentic' }, undefined],
+    ['see handshakes', { stale: 2 }, undefined],
+    ['see handshakes', { unconfirmed: 2 }, undefined],
+    ['refuses UDP port 51820', { unconfirmed: 2 }, 'refused'],
+    ['to a ping neither', { attempts: 2, failure: 'no-answer' }, undefined],
+    ['to a ping neither', { failure: 'bad-key' }, undefined],
+  ] as const)('says of a silent peer "%s" where it says of handshakes %j', (says, known, port) => {
+    const reach = { port, portNumber: 51_820, isPinged: false, isOffLink: false }
+    const facts = {
+      ...withSession(known, { lossPercent: 100, heardSecondsAgo: 400, probedSecondsAgo: 3 }),
+      reaches: new Map([['10.5.2.0-24', reach]]),
+    }
+    const silent = look('peers', facts)?.filter((text) => text.startsWith('peer-silent'))
+    expect(silent).toEqual([expect.stringMatching(new RegExp(`${says}[^;]*$`))])
+  })
+
   it('tells of handshakes that others make by what has passed', () => {
     const unseen = { attempts: null, stale: null, unconfirmed: null }
     const silent = { state: 'programmed', lossPercent: 100 } as const
