@@ -62,8 +62,10 @@ export interface WireguardDevice {
   readonly fault: Promise<Error>
   /** Makes the peers equal these, and touches no other; returns how many settings, its own too, were not as they had been set. */
   setPeers(peers: readonly WireguardPeer[]): Promise<number>
-  /** Traffic to and from each peer, and the session with it, by its key. */
-  traffic(): Promise<ReadonlyMap<string, PeerTraffic & { readonly session: PeerSession }>>
+  /** Traffic to and from each peer, the session with it, and where its packets go, by its key. */
+  traffic(): Promise<
+    ReadonlyMap<string, PeerTraffic & { readonly session: PeerSession; readonly endpoint: string | undefined }>
+  >
   /** Takes it down. */
   close(): Promise<void>
 }
@@ -279,7 +281,7 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
       const at = performance.now() - now
       return new Map(
         lines.map((line) => {
-          const [publicKey = '', , , , handshake = '0', received = '', sent = ''] = line.split('\t')
+          const [publicKey = '', , endpoint = '', , handshake = '0', received = '', sent = ''] = line.split('\t')
           // Bytes with those of the encryption; a handshake comes at least every two minutes while packets do.
           const counted = { txBytes: Number(sent), rxBytes: Number(received) }
           const handshakeAt = handshake === '0' ? undefined : Number(handshake) * 1000
@@ -287,6 +289,7 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
           const ageMs = handshakeAt === undefined ? Infinity : Math.max(0, now - handshakeAt)
           const traffic = {
             ...{ txPackets: undefined, rxPackets: undefined, ...counted },
+            endpoint: endpoint === '(none)' ? undefined : endpoint,
             heardAt: handshakeAt === undefined ? undefined : at + handshakeAt,
             session: { publicKey, handshakeAt, ageMs: ageMs < REJECT_AFTER_MS ? ageMs : undefined, ...counted },
           }

@@ -357,6 +357,8 @@ export function createWireguardBackend(options: Parts): Backend {
     const ended = new Promise<Error>((resolve) => (tell = resolve))
     let peers: readonly WireguardPeer[] = []
     let applied: readonly (readonly [Lease, Family])[] = []
+    /** Where the device sends to, by key, when it was last asked: elsewhere than a lease says where a peer has moved, as behind NAT. */
+    const moved = new Map<string, string>()
     return inTurn({
       mtu,
       // Neither keys nor peers are in what rtnetlink reports.
@@ -377,6 +379,7 @@ export function createWireguardBackend(options: Parts): Backend {
         }
         peers = [...byKey.values()]
         await opened.setPeers(peers)
+        moved.clear()
         applied = usable
       },
       async resync() {
@@ -398,7 +401,8 @@ export function createWireguardBackend(options: Parts): Backend {
       peers() {
         const byKey = new Map<string, PathPeer>()
         for (const [peer, family] of applied) {
-          const { endpoint = '' } = endIn(peer, family) ?? {}
+          const { publicKey = '', endpoint: published = '' } = endIn(peer, family) ?? {}
+          const endpoint = moved.get(publicKey) ?? published
           const side: PathSide = { endpoint, probe: sideOf(peer, family).subnet.address, way: 'kernel' }
           byKey.set(peer.key, { ...byKey.get(peer.key), key: peer.key, [family]: side })
         }
@@ -410,7 +414,8 @@ export function createWireguardBackend(options: Parts): Backend {
         for (const [peer, family] of applied) {
           const passed = traffic.get(endIn(peer, family)?.publicKey ?? '')
           if (!passed) continue
-          const { session, ...counted } = passed
+          const { session, endpoint, ...counted } = passed
+          if (endpoint !== undefined) moved.set(session.publicKey, endpoint)
           byLease.set(peer.key, { ...counted, sessions: { ...byLease.get(peer.key)?.sessions, [family]: session } })
         }
         return byLease

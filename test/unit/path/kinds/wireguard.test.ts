@@ -40,7 +40,10 @@ let publicKey: string
 let ipv6: string
 /** That of eth0, in bytes. */
 let mtu: number
+/** What the device says of its peers. */
+let dumped: string
 beforeEach(() => {
+  dumped = ''
   folder = mkdtempSync(join(tmpdir(), 'weft-wg-'))
   writeFileSync(join(folder, 'wgkey'), KEY)
   vi.stubEnv('WIREGUARD_KEY_FILE', join(folder, 'wgkey'))
@@ -54,7 +57,7 @@ afterEach(() => {
 /** A host whose devices, and eth0, are all there; what is asked of it is noted. */
 const run: Run = async (file, args) => {
   const command = [file, ...args].join(' ')
-  if (file === 'wg' && args[0] === 'show') return `priv\t${publicKey}\t51820\toff\n`
+  if (file === 'wg' && args[0] === 'show') return `priv\t${publicKey}\t51820\toff\n${dumped}`
   const [, device] = / show dev (\S+)$/.exec(command) ?? []
   if (device === 'eth0' || commands.some((each) => each.startsWith(`ip link add ${device} `))) {
     const info = device === 'eth0' ? [{ local: '192.0.2.1' }, { local: ipv6 }] : []
@@ -205,6 +208,35 @@ it.each([
   expect(path.peers().map((peer) => [peer.ipv4 !== undefined, peer.ipv6 !== undefined])).toEqual(
     families.length === 2 ? [] : [[true, false]],
   )
+  await path.close()
+})
+
+it('says where the device sends to, once it is asked, and not where a peer was that has moved since', async () => {
+  const { path } = await open('separate', { ipv4: BOTH.ipv4 })
+  const attrs = { publicIp: { ipv4: parseIpv4('172.16.0.3')! }, backendType: 'wireguard' }
+  const leases = (port: number) =>
+    new Map([
+      [
+        'k',
+        {
+          ...{ key: 'k', subnet: { ipv4: parseIpv4Net('10.5.2.0/24')! } },
+          attrs: { ...attrs, backendData: { PublicKey: OTHER_KEY, Port: port } },
+        },
+      ],
+    ])
+  const endpoint = (): string | undefined => path.peers()[0]?.ipv4?.endpoint
+  await path.apply(leases(51_820), 'own')
+  expect(endpoint()).toBe('172.16.0.3:51820')
+  for (const [at, expected] of [
+    ['192.0.2.9:22235', '192.0.2.9:22235'],
+    ['(none)', '192.0.2.9:22235'],
+  ]) {
+    dumped = `${OTHER_KEY}\t(none)\t${at}\t10.5.2.0/24\t0\t1\t1\toff\n`
+    await path.traffic!()
+    expect(endpoint()).toBe(expected)
+  }
+  await path.apply(leases(51_830), 'own')
+  expect(endpoint()).toBe('172.16.0.3:51830')
   await path.close()
 })
 
