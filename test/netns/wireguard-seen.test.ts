@@ -42,11 +42,17 @@ async function areWell(...hosts: readonly Host[]): Promise<void> {
     )
 }
 const sessionOf = async (host: Host) => (await statusOf(host)).peers!.list[0]!.session!
-/** Resolves when the doctor finds these there, and nothing else. */
-async function finds(host: Host, names: readonly FindingName[], detail?: RegExp): Promise<void> {
+/** Resolves when the doctor finds these there, and nothing else but what comes `sooner or later`. */
+async function finds(
+  host: Host,
+  names: readonly FindingName[],
+  detail?: RegExp,
+  soonerOrLater: readonly string[] = [],
+): Promise<void> {
   await eventually(async () => {
     const found = await doctor(host)
-    expect(found.names.toSorted()).toEqual([...names].toSorted())
+    const others = found.names.filter((name) => !soonerOrLater.includes(name))
+    expect(others.toSorted()).toEqual([...names].toSorted())
     if (detail) expect(found.details).toEqual(expect.arrayContaining([expect.stringMatching(detail)]))
   })
 }
@@ -120,8 +126,10 @@ describe('the doctor', () => {
     const [a, b] = await two()
     await start(a)
     await start(b, { PSK: OTHER_PSK })
-    for (const host of [a, b])
-      await finds(host, ['psk-differs', 'peer-silent'], /no handshake was ever completed, \d+ begun here/)
+    // The first one was started by another than the store has, which it notices within a minute.
+    const late = [['config-differs'], []]
+    for (const [at, host] of [a, b].entries())
+      await finds(host, ['psk-differs', 'peer-silent'], /no handshake was ever completed, \d+ begun here/, late[at])
   })
 
   it('finds by a device that handshakes come and come to nothing', async ({ skip }) => {
