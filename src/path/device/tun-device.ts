@@ -98,7 +98,8 @@ export async function refuseSharedTun(run: Run, name: string): Promise<void> {
   const queues = json?.linkinfo?.info_data?.numqueues ?? 0
   if (queues === 0) return
   throw new WeftError('DEVICE', `another process forwards through ${name}`, {
-    remedy: 'stop it; if it is the weftd of another network on this host, give one of the two a backend of another type',
+    remedy:
+      'stop it; if it is the weftd of another network on this host, give one of the two a backend of another type',
   })
 }
 

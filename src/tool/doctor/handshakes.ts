@@ -31,7 +31,10 @@ const oncePerSession = (sides: readonly SeenSide[]): readonly SeenSide[] =>
   sides.filter((side, at) => !sides.slice(0, at).some((other) => other.endpoint === side.endpoint))
 
 /** What came of the handshakes with a peer that does not answer. */
-export function troubleOf(session: SessionStatus, { lossPercent }: Pick<SeenSide, 'lossPercent'>): FindingName | undefined {
+export function troubleOf(
+  session: SessionStatus,
+  { lossPercent }: Pick<SeenSide, 'lossPercent'>,
+): FindingName | undefined {
   const { failure, stale, unconfirmed, attempts, ageSeconds, rxBytes, txBytes } = session
   if (failure === 'bad-key') return 'key-unusable'
   if (failure === 'not-authentic') return 'psk-differs'

@@ -1,7 +1,13 @@
 // tun-device.test.ts - what is mended of a TUN device and its route, and what is only named, on a host of tables.
 
 import { expect, it } from 'vitest'
-import { adoptTun, checkMtu, createTunDevice, refuseSharedTun, type TunDevice } from '../../../../src/path/device/tun-device.ts'
+import {
+  adoptTun,
+  checkMtu,
+  createTunDevice,
+  refuseSharedTun,
+  type TunDevice,
+} from '../../../../src/path/device/tun-device.ts'
 import { describeError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
