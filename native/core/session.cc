@@ -187,6 +187,11 @@ bool Session::stage(Staged staged) {
   return true;
 }
 
+bool Session::may_seal(int64_t now_ms) const {
+  const Lock lock(lock_);
+  return current_ && current_->is_usable(now_ms);
+}
+
 std::vector<Staged> Session::take_staged() {
   const Lock lock(lock_);
   return std::exchange(staged_, {});

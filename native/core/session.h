@@ -144,6 +144,8 @@ class Session {
   Grant begin_seal(Aead& sealing, bool is_data, int64_t now_ms);
   /// Keeps a packet until there are keys; false when too many wait.
   bool stage(Staged staged);
+  /// True when there is a key to seal with: asked once a packet was staged, for which there may be one since.
+  bool may_seal(int64_t now_ms) const;
   /// What waited.
   std::vector<Staged> take_staged();
   /// The key that a datagram names, in `opening`; nothing when it may be opened, else why it is dropped.

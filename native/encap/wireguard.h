@@ -66,6 +66,8 @@ class Wireguard {
     copy.assign(bytes.begin(), bytes.end());
     copy.resize(bytes.size() + kTrailerBytes);
     const bool kept = session->stage({std::move(copy), now_ms_, peer.slot, std::move(share)});
+    // Keys that came meanwhile have sent what waited by then, and nothing else sends this one.
+    if (kept && session->may_seal(now_ms_)) sessions_->make_ready(number);
     return kept ? Sealed::kept() : Sealed::drop(k_tx_drop_no_session);
   }
 

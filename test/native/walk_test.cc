@@ -135,7 +135,11 @@ struct Host {
     traffic.make_room(kSlot + 1);
     if constexpr (HasSessions<Encap>) {
       sessions = std::make_unique<Sessions>(
-          load_le32(own.encap.data()), [] {}, [] {});
+          load_le32(own.encap.data()),
+          [this] {
+            if (on_mail) on_mail();
+          },
+          [] {});
     }
     set_peers(peer_record());
     const Path path{.tun = tun[0],
@@ -239,6 +243,7 @@ struct Host {
 
   Features features;
   std::vector<uint64_t> row;
+  std::function<void()> on_mail;  // by the lane whose mail it is, which goes on behind it
   std::unique_ptr<Sessions> sessions;
   PeerTables peers;
   Strangers strangers;
@@ -2077,6 +2082,30 @@ void test_wireguard_waits() {
   CHECK(Remote(2).open(host.drain(host.other).at(0), 0).empty());
 }
 
+/// A packet that found no keys, and comes to wait when there are some: what waits was looked for by then.
+void test_wireguard_waits_too_late() {
+  Host<Wireguard> host(kAllFeatures, wireguard_end());
+  host.set_peers(with_session(host.peer_record()));
+  Remote remote(1);
+  size_t rung = 0;
+  // The lane says that it wants keys, and others are quicker than it.
+  host.on_mail = [&] {
+    if (rung++ > 0) return;
+    host.sessions->set_keys(kSession, remote.keys(true), clock_ms);
+    host.ingress->tick();
+  };
+  host.to_tun({}, build({}));
+  CHECK(!host.egress->pump().failure && rung == 1);
+  CHECK(remote.open(host.drain(host.other).at(0), 0).empty());
+  host.ingress->tick();
+  const auto datagrams = host.drain(host.other);
+  CHECK(datagrams.size() == 1 && remote.open(datagrams.at(0), 1) == build({}));
+  // Nobody is asked for other keys because of it.
+  clock_ms += SessionLimits::kRekeyTimeoutMs;
+  host.ingress->tick();
+  CHECK(rung == 1 && host.drain(host.other).empty() && host.row[k_tx_drop_no_session] == 0);
+}
+
 /// Of a superpacket each segment is sealed, in runs; with headers and without.
 void test_wireguard_out(uint32_t features) {
   Host<Wireguard> host(features, wireguard_end());
@@ -2483,6 +2512,7 @@ void test_wireguard(bool udp_gso) {
   test_wireguard_kept_awake();
   test_wireguard_waits_in_all();
   test_wireguard_waits();
+  test_wireguard_waits_too_late();
   test_wireguard_in();
   test_wireguard_responds();
   test_wireguard_initiations();
