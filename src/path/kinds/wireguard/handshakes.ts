@@ -141,7 +141,10 @@ export interface HandshakeParts {
   readonly roamed: (peer: number, to: Endpoint) => void
   /** A peer did not answer for so long that what waits for it is not worth its memory. */
   readonly gaveUp: (peer: number) => void
-  /** An initiation that seems to come from there was not looked at, since there are too many. */
+  /**
+   * An initiation that seems to come from there was not looked at, since there are too many; or it is none that could be answered, and a
+   * peer's own may have found no place beside it.
+   */
   readonly overlooked: (from: Endpoint, now: number) => void
 }
 
@@ -392,6 +395,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     if (!received) {
       if (name !== '' && !byName.has(name)) noteUnknown({ publicKey: name, from, at: now })
       counters.junk += 1
+      parts.overlooked(from, now)
       return
     }
     const peer = received.from
@@ -402,6 +406,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       // The same once more is what a network does.
       if (order < peer.greatest) peer.stale += 1
       else if (order > peer.greatest) counters.limited += 1
+      if (now - peer.acceptedAt >= REKEY_TIMEOUT_MS) parts.overlooked(from, now)
       return
     }
     const answer = writeSecond(received, random.keyPair(), peer.psk)

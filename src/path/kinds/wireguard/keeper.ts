@@ -9,7 +9,8 @@
 //
 // What comes is work by whoever sends it. For messages that may be anybody's, and for peers that go from place to place, there is a pause
 // after so much of it; a packet for no session, whose sender may be forged, asks for new keys only of a peer that has none. So does an
-// initiation that was not looked at: in a flood of them by a peer's address the peer's own cannot be told apart, but its answer to ours can.
+// initiation that was not looked at, or that is nobody's: in a flood of them by a peer's address the peer's own cannot be told apart, and
+// few are looked at, but its answer to ours can.
 
 import { readFileSync, renameSync, writeFileSync } from 'node:fs'
 import { messageOf } from '../../../base/errors.ts'

@@ -13,6 +13,7 @@ import {
   INITIATIONS,
   MOST_UNKNOWN,
   MOST_PEERS,
+  REKEY_TIMEOUT_MS,
   RESPONSE_BYTES,
   type Endpoint,
   type HandshakePeer,
@@ -579,7 +580,8 @@ describe('under load', () => {
   it('whom it does not look at it names, of initiations alone', () => {
     const { a, b } = pair()
     flood(b, RATES.free.burst, 0)
-    expect(b.overlooked).toEqual([])
+    expect(b.overlooked).toHaveLength(RATES.free.burst) // a peer's own may have found no place beside one that is nobody's
+    b.overlooked.length = 0
     a.handshakes.wanted(3, 0)
     b.handshakes.message(A, take(a), 0)
     expect(b.overlooked).toEqual([A])
@@ -589,6 +591,16 @@ describe('under load', () => {
     expect(b.overlooked).toEqual([A])
     flood(b, RATES.heard.burst, 0)
     expect(b.overlooked.length).toBeGreaterThan(RATES.heard.burst - RATES.free.burst)
+  })
+
+  it('whoever sends an initiation again it names, unless that was answered just now', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    const initiation = take(a)
+    for (const now of [0, 1, REKEY_TIMEOUT_MS - 1]) b.handshakes.message(A, initiation, now)
+    expect([b.overlooked, b.keys.length]).toEqual([[], 1])
+    b.handshakes.message(ELSEWHERE, initiation, REKEY_TIMEOUT_MS)
+    expect([b.overlooked, b.keys.length]).toEqual([[ELSEWHERE], 1])
   })
 
   it('an answer may be asked for a cookie too', () => {

@@ -241,6 +241,22 @@ it('asks a peer itself that is not heard in a flood by its address, unless it ha
   expect(initiations()).toEqual([])
 })
 
+it('asks a peer itself that finds no place beside forged initiations, few as those are that are looked at', () => {
+  const { lease } = peer()
+  keeper.begin(engine)
+  keeper.setPeers(new Map([['a', lease]]))
+  engine.slowMs = 1 // the gate lets 100 a second through, of which a slow machine looks at fewer
+  const forged = Buffer.alloc(INITIATION_BYTES, 7)
+  forged.writeUInt32LE(1, 0)
+  writeMacs(forged, macKeysOf(ownPublic), undefined)
+  // Of an address one initiation has a place until it is taken (native/core/mailbox.h).
+  for (let ms = 0; ms < 1_000; ms += 1) {
+    vi.advanceTimersByTime(1)
+    tell({ letters: [{ ...THEIRS, bytes: forged }] })
+  }
+  expect(engine.sent.map(({ to, datagram }) => [to, datagram.length])).toEqual([[THEIRS, INITIATION_BYTES]])
+})
+
 it('gives an engine that takes the place of another keys at once, however new those were', () => {
   const { lease, answer } = peer()
   keeper.begin(engine)
