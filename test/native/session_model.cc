@@ -115,11 +115,12 @@ class Host {
       if (datagram.number <= greatest_ || now - accepted_ms_ < kAcceptEveryMs) return;
       greatest_ = datagram.number;
       accepted_ms_ = now;
-      found_at(datagram.from);
+      answered_ = datagram.from;
       const uint64_t keys = ++world_.last_keys;
       const uint32_t index = new_index();
       set_keys(false, keys, index, datagram.sender);
-      send({.type = Datagram::Type::kResponse, .index = datagram.sender, .sender = index, .number = keys});
+      send({.type = Datagram::Type::kResponse, .index = datagram.sender, .sender = index, .number = keys},
+           datagram.from);
     } else if (datagram.type == Datagram::Type::kResponse) {
       if (pending_ == 0 || datagram.index != pending_) return;
       pending_ = 0;
@@ -166,10 +167,11 @@ class Host {
 
   void found_at(const SocketAddress& address) { session_->send_to(address, world_.any_port); }
 
-  void send(Datagram datagram) {
+  void send(const Datagram& datagram) { send(datagram, session_->to()); }
+  void send(Datagram datagram, const SocketAddress& to) {
     const bool is_from_lane = world_.any_port && datagram.type == Datagram::Type::kData;
     datagram.from = is_from_lane ? SocketAddress(at_.address(), kLanePort) : at_;
-    datagram.to = session_->to();
+    datagram.to = to;
     if (!world_.is_calm() && random_below(100) < world_.loss) return;
     for (int copies = !world_.is_calm() && random_below(100) < world_.twice ? 2 : 1; copies > 0; copies--) {
       const int64_t ms = world_.is_calm() ? 5 : 1 + random_below(world_.delay_ms);
@@ -226,12 +228,13 @@ class Host {
     delivered += size > 0;
     if (accepted.wants_handshake) want();
     if (!accepted.is_confirmed) return;
+    found_at(answered_);  // and not before: an initiation may be one of long ago
     complete();
     send_waiting();
   }
 
   World& world_;
-  SocketAddress leased_, at_;
+  SocketAddress leased_, at_, answered_;
   Host* other_ = nullptr;
   std::unique_ptr<Session> session_;
   std::unique_ptr<Aead> sealing_[2] = {Aead::create(Aead::Way::kSeal), Aead::create(Aead::Way::kSeal)};
@@ -268,7 +271,10 @@ size_t run() {
   const auto some_time = [&] { return random_below(static_cast<uint32_t>(trouble_ms + 1)); };
   for (uint32_t restarts = random_below(4); restarts > 0; restarts--)
     world.later(some_time(), [host = hosts[random_below(2)]] { host->start(); });
-  if (random_below(3) == 0) world.later(some_time(), [host = hosts[random_below(2)]] { host->move(); });
+  const bool moves = random_below(3) == 0;
+  if (moves) world.later(some_time(), [host = hosts[random_below(2)]] { host->move(); });
+  // Who has moved is found by what it says, and knows of no trouble while it hears what was on its way before.
+  const int64_t settled_at = world.calm_at + (moves ? world.delay_ms : 0);
 
   const auto run_until = [&](int64_t until) {
     while (!world.events.empty() && world.events.top().at <= until) {
@@ -281,7 +287,7 @@ size_t run() {
   };
   size_t before[2] = {};
   std::optional<int64_t> heard_at[2];
-  while (world.now < world.calm_at + kRecoveryMs) {
+  while (world.now < settled_at + kRecoveryMs) {
     run_until(world.now + kStepMs);
     for (size_t who = 0; who < 2; who++) {
       if (world.is_calm() && hosts[who]->delivered > before[who] && !heard_at[who]) heard_at[who] = world.now;
@@ -290,7 +296,7 @@ size_t run() {
       if (world.is_calm() || world.now >= talks_at[who]) hosts[who]->say();
     }
   }
-  for (const auto& at : heard_at) CHECK(at && *at - world.calm_at <= kRecoveryMs);
+  for (const auto& at : heard_at) CHECK(at && *at - settled_at <= kRecoveryMs);
   // Whatever they say from now on is heard, while keys follow keys, twice or so, whoever asks.
   run_until(world.now + kStepMs);
   for (size_t who = 0; who < 2; who++) before[who] = hosts[who]->delivered;
