@@ -27,6 +27,23 @@ function unanswered(counters: string, isIpv6: boolean): number {
   return of('OutEchos') - of('InEchoReps')
 }
 
+/** Numbers of requests are told by their lower 16 bits; answers overtake one another by fewer than so many. */
+const NUMBERS = 65_536
+const MOST_BEHIND = 8_192
+
+/** The number of the last request that was answered, by what ping printed, and how many were. */
+export function answeredIn(said: string): { readonly last: number; readonly answered: number } {
+  const numbers = new Set<number>()
+  let last = 0
+  for (const [, low] of said.matchAll(/icmp_seq=(\d+) ttl=/g)) {
+    const ahead = (((Number(low) - last) % NUMBERS) + NUMBERS) % NUMBERS
+    const number = last + (ahead < NUMBERS - MOST_BEHIND ? ahead : ahead - NUMBERS)
+    numbers.add(number)
+    last = Math.max(last, number)
+  }
+  return { last, answered: numbers.size }
+}
+
 /** Pings until `stop`, every `everyS` seconds. */
 export function pinging(
   from: Pod,
@@ -46,14 +63,13 @@ export function pinging(
       // What was sent before this one is answered or lost. It is a single one: those that `reach` sends may be on their way.
       await from.output(['ping', '-n', '-c', '1', '-W', String(EVENT_MS / 1000), address], { timeoutMs: 2 * EVENT_MS })
       const after = unanswered(await from.output(['sh', '-c', COUNTERS]), isIpv6)
-      const answered = new Set([...said.matchAll(/icmp_seq=(\d+) ttl=/g)].map((match) => Number(match[1])))
       // The last ones that ping sent may have been on their way when it ended.
-      const sent = Math.max(0, ...answered)
+      const { last: sent, answered } = answeredIn(said)
       const number = (pattern: RegExp): number => Number(pattern.exec(said)?.[1] ?? 0)
       const byKernel = after - unanswered(said, isIpv6) + number(/\+(\d+) duplicates/)
       return {
         sent,
-        lost: Math.max(0, Math.min(sent - answered.size, byKernel)),
+        lost: Math.max(0, Math.min(sent - answered, byKernel)),
         errors: number(/\+(\d+) errors/),
       }
     },
