@@ -91,11 +91,12 @@ class Wireguard {
     const Session::Accepted accepted = session->accept(index, counter, !packet.empty(), *message.sender, now_ms_);
     if (accepted.reason) return Opened::drop(*accepted.reason);
     if (accepted.wants_handshake) sessions_->mailbox().want(number);
-    if (accepted.has_moved) sessions_->mailbox().moved(number, *message.sender);
+    // Confirmed, a peer is where its handshake came from; where this came from is newer.
     if (accepted.is_confirmed) {
       sessions_->mailbox().confirm(number);
       sessions_->make_ready(number);
     }
+    if (accepted.has_moved) sessions_->mailbox().moved(number, *message.sender);
     return packet.empty() ? Opened::nothing() : Opened::packet(packet, number);
   }
 

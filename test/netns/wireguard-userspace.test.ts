@@ -300,9 +300,12 @@ describe('a planned restart', () => {
       const so = lines
       await eventually(() => expect(lines).toBeGreaterThan(so))
       for (const host of isAmongItself ? [a, b] : [a])
-        expect((await statusOf(host)).dataPath!.counters).toMatchObject({
-          ...{ tx_drop_no_session: 0, rx_drop_no_session: 0, rx_drop_not_authentic: 0, rx_drop_replay: 0 },
-        })
+        // The new one has the socket once the old one has let go of it.
+        await eventually(async () =>
+          expect((await statusOf(host)).dataPath!.counters).toMatchObject({
+            ...{ tx_drop_no_session: 0, rx_drop_no_session: 0, rx_drop_not_authentic: 0, rx_drop_replay: 0 },
+          }),
+        )
     }
     const pinged = await Promise.all(pings.map((each) => each.stop()))
     // A wireguard-go that has too much to do loses packets without any restart.
