@@ -263,10 +263,11 @@ export async function createLab({
     const namespace = `${id}-${name}`
     namespaces.push(namespace)
     await output(['ip', 'netns', 'add', namespace])
-    await output(['ip', '-n', namespace, 'link', 'set', 'lo', 'up'])
     return namespace
   }
-  const ip = (namespace: string, ...args: string[]): Promise<string> => output(['ip', '-n', namespace, ...args])
+  /** One program for all of them: on a machine where programs are slow to start most of a lab would be that. */
+  const ip = (namespace: string, ...commands: string[]): Promise<string> =>
+    output(['ip', '-n', namespace, '-batch', '-'], { input: commands.join('\n') })
   const inside = (namespace: string, command: readonly string[]): string[] => [
     'ip',
     'netns',
@@ -292,34 +293,17 @@ export async function createLab({
     spawn: (command, options) => start(inside(namespace, command), {}, options?.stdin),
   })
 
-  /** Makes eth0 of a host with its other end, named `peer`, in the namespace `to`. */
-  async function plug(namespace: string, to: string, peer: string): Promise<void> {
-    await ip(
-      to,
-      'link',
-      'add',
-      peer,
-      'mtu',
-      String(mtu),
-      'type',
-      'veth',
-      'peer',
-      'name',
-      'eth0',
-      'mtu',
-      String(mtu),
-      'netns',
-      namespace,
-    )
-  }
+  /** Makes eth0 of a host with its other end, named `peer`. */
+  const plug = (namespace: string, peer: string): string =>
+    `link add ${peer} mtu ${mtu} type veth peer name eth0 mtu ${mtu} netns ${namespace}`
 
-  async function useEth0(namespace: string, { address, ipv6 }: Pick<Host, 'address' | 'ipv6'>): Promise<void> {
-    if (families.includes('ipv4')) await ip(namespace, 'addr', 'add', `${address}/24`, 'dev', 'eth0')
-    if (families.includes('ipv6')) await ip(namespace, 'addr', 'add', `${ipv6}/64`, 'dev', 'eth0', 'nodad')
-    await ip(namespace, 'link', 'set', 'eth0', 'up')
-    if (families.includes('ipv4')) await ip(namespace, 'route', 'add', 'default', 'via', SWITCH_ADDRESS)
-    if (families.includes('ipv6')) await ip(namespace, '-6', 'route', 'add', 'default', 'via', 'fd77::fe')
-  }
+  const eth0Of = ({ address, ipv6 }: Pick<Host, 'address' | 'ipv6'>): string[] => [
+    ...(families.includes('ipv4') ? [`addr add ${address}/24 dev eth0`] : []),
+    ...(families.includes('ipv6') ? [`addr add ${ipv6}/64 dev eth0 nodad`] : []),
+    'link set eth0 up',
+    ...(families.includes('ipv4') ? [`route add default via ${SWITCH_ADDRESS}`] : []),
+    ...(families.includes('ipv6') ? ['route add default via fd77::fe'] : []),
+  ]
 
   async function addHost(number: number): Promise<Host> {
     const name = `host${number}`
@@ -332,14 +316,12 @@ export async function createLab({
     }
     const { subnetFile, statusSocket } = filesOf()
     mkdirSync(dirname(subnetFile))
-    if (underlay === 'bridge') {
-      await plug(namespace, `${id}-switch`, `h${number}`)
-      await ip(`${id}-switch`, 'link', 'set', `h${number}`, 'master', 'br0', 'up')
-      await useEth0(namespace, { address, ipv6 })
-    }
-    await output(inside(namespace, ['sh', '-c', 'echo 1 > /proc/sys/net/ipv4/ip_forward']))
-    if (families.includes('ipv6'))
-      await output(inside(namespace, ['sh', '-c', 'echo 1 > /proc/sys/net/ipv6/conf/all/forwarding']))
+    const isBridged = underlay === 'bridge'
+    if (isBridged) await ip(`${id}-switch`, plug(namespace, `h${number}`), `link set h${number} master br0 up`)
+    await ip(namespace, 'link set lo up', ...(isBridged ? eth0Of({ address, ipv6 }) : []))
+    const forwarding = ['ipv4/ip_forward', ...(families.includes('ipv6') ? ['ipv6/conf/all/forwarding'] : [])]
+    const script = 'for each; do echo 1 > "/proc/sys/net/$each" || exit; done'
+    await output(inside(namespace, ['sh', '-c', script, 'sh', ...forwarding]))
     let pods = 0
     /** By bridge, the number of its containers. */
     const bridged = new Map<string, number>()
@@ -390,50 +372,40 @@ export async function createLab({
         const before = bridged.get(bridge) ?? 0
         bridged.set(bridge, before + 1)
         const pod = await addNamespace(podName)
-        if (before === 0) {
-          await ip(namespace, 'link', 'add', bridge, 'type', 'bridge')
+        const hasBridge = before > 0
+        const add = `link add ${bridge} type bridge`
+        if (!hasBridge && families.includes('ipv6')) {
+          await ip(namespace, add)
           // Nobody asks for a container's neighbour before the bridge has its link-local address, which takes two seconds otherwise.
-          if (families.includes('ipv6'))
-            await output(inside(namespace, ['sh', '-c', `echo 0 > /proc/sys/net/ipv6/conf/${bridge}/accept_dad`]))
+          await output(inside(namespace, ['sh', '-c', `echo 0 > /proc/sys/net/ipv6/conf/${bridge}/accept_dad`]))
         }
-        // The subnet may have IPv6 only since the bridge was made.
-        if (gateway !== '') await ip(namespace, 'addr', 'replace', gateway, 'dev', bridge)
-        if (ipv6Gateway !== undefined) await ip(namespace, 'addr', 'replace', ipv6Gateway, 'dev', bridge, 'nodad')
-        if (before === 0) await ip(namespace, 'link', 'set', bridge, 'mtu', podMtu, 'up')
         await ip(
           namespace,
-          'link',
-          'add',
-          veth,
-          'mtu',
-          podMtu,
-          'type',
-          'veth',
-          'peer',
-          'name',
-          'eth0',
-          'mtu',
-          podMtu,
-          'netns',
-          pod,
+          ...(hasBridge || families.includes('ipv6') ? [] : [add]),
+          // The subnet may have IPv6 only since the bridge was made.
+          ...(gateway === '' ? [] : [`addr replace ${gateway} dev ${bridge}`]),
+          ...(ipv6Gateway === undefined ? [] : [`addr replace ${ipv6Gateway} dev ${bridge} nodad`]),
+          ...(hasBridge ? [] : [`link set ${bridge} mtu ${podMtu} up`]),
+          `link add ${veth} mtu ${podMtu} type veth peer name eth0 mtu ${podMtu} netns ${pod}`,
+          `link set ${veth} master ${bridge} up`,
         )
-        await ip(namespace, 'link', 'set', veth, 'master', bridge, 'up')
-        await ip(pod, 'link', 'set', 'eth0', 'up')
-        /** The next address after the gateway's, which the container has, by way of the gateway. */
-        const give = async (gatewayAddress: string, next: string, length: string): Promise<string> => {
-          const isIpv6 = next.includes(':')
-          await ip(pod, 'addr', 'add', `${next}/${length}`, 'dev', 'eth0', ...(isIpv6 ? ['nodad'] : []))
-          await ip(pod, ...(isIpv6 ? ['-6'] : []), 'route', 'add', 'default', 'via', gatewayAddress)
-          return next
-        }
+        // The container has the next address after the gateway's, and all others by way of the gateway.
         const [gateway4 = '', length4 = ''] = gateway.split('/')
         const [gateway6 = '', length6 = ''] = (ipv6Gateway ?? '').split('/')
-        const next4 = (): string => formatIpv4((parseIpv4(gateway4) ?? 0) + 1 + before)
-        const next6 = (): string => formatIpv6((parseIpv6(gateway6) ?? 0n) + 1n + BigInt(before))
+        const ownIpv4 = gateway4 === '' ? '' : formatIpv4((parseIpv4(gateway4) ?? 0) + 1 + before)
+        const ownIpv6 = gateway6 === '' ? '' : formatIpv6((parseIpv6(gateway6) ?? 0n) + 1n + BigInt(before))
+        await ip(
+          pod,
+          ...['link set lo up', 'link set eth0 up'],
+          ...(ownIpv4 === '' ? [] : [`addr add ${ownIpv4}/${length4} dev eth0`, `route add default via ${gateway4}`]),
+          ...(ownIpv6 === ''
+            ? []
+            : [`addr add ${ownIpv6}/${length6} dev eth0 nodad`, `route add default via ${gateway6}`]),
+        )
         return {
           ...placeOf(pod),
-          address: gateway4 === '' ? '' : await give(gateway4, next4(), length4),
-          ...(gateway6 === '' ? {} : { ipv6: await give(gateway6, next6(), length6) }),
+          address: ownIpv4,
+          ...(ownIpv6 === '' ? {} : { ipv6: ownIpv6 }),
         }
       },
     }
@@ -442,17 +414,19 @@ export async function createLab({
   try {
     if (underlay === 'bridge') {
       const namespace = await addNamespace('switch')
-      await ip(namespace, 'link', 'add', 'br0', 'mtu', String(mtu), 'type', 'bridge')
-      await ip(namespace, 'addr', 'add', `${SWITCH_ADDRESS}/24`, 'dev', 'br0')
-      if (families.includes('ipv6')) await ip(namespace, 'addr', 'add', 'fd77::fe/64', 'dev', 'br0', 'nodad')
-      await ip(namespace, 'link', 'set', 'br0', 'up')
+      await ip(
+        namespace,
+        ...['link set lo up', `link add br0 mtu ${mtu} type bridge`, `addr add ${SWITCH_ADDRESS}/24 dev br0`],
+        ...(families.includes('ipv6') ? ['addr add fd77::fe/64 dev br0 nodad'] : []),
+        'link set br0 up',
+      )
     }
     const hosts: Host[] = []
     for (let number = 1; number <= count; number++) hosts.push(await addHost(number))
     if (underlay === 'veth') {
       const [first, second] = hosts as [Host, Host]
-      await plug(first.namespace, second.namespace, 'eth0')
-      for (const host of hosts) await useEth0(host.namespace, host)
+      await ip(second.namespace, plug(first.namespace, 'eth0'))
+      for (const host of hosts) await ip(host.namespace, ...eth0Of(host))
     }
     const lab: Lab = {
       id,
