@@ -55,7 +55,7 @@ export function engineStartError(error: unknown, config: EngineConfig): WeftErro
     return fail(
       'PORT_IN_USE',
       `UDP port ${where} is taken`,
-      `stop what holds it (\`ss -ulnp sport = :${config.port}\`; flanneld perhaps, or a vxlan device), or give all nodes another one in Backend (Port, ListenPort or ListenPortV6)`,
+      `stop what holds it (\`ss -ulnp sport = :${config.port}\`; flanneld perhaps, or a vxlan device), or set another Backend.Port for all nodes (of wireguard ListenPort, or ListenPortV6)`,
     )
   }
   if (code === 'EADDRNOTAVAIL') {
