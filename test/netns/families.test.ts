@@ -5,7 +5,16 @@ import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
 import { ended, execute, output } from '../../lab/command.ts'
-import { createLab, networkOf, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import {
+  createLab,
+  EVENT_MS,
+  networkOf,
+  WIREGUARD_APART,
+  type Daemon,
+  type Host,
+  type Lab,
+  type Pod,
+} from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import type { Family } from '../../src/net/address.ts'
 import type { Report } from '../../src/tool/weft/bench-text.ts'
@@ -148,7 +157,8 @@ describe.each(KINDS)('%s', (_name, backend, mtus) => {
     // Packets of the size that containers are told pass whole.
     for (const family of families) {
       const [headers, address] = family === 'ipv4' ? [28, to.address] : [48, to.ipv6 ?? '']
-      await from.output(['ping', '-c', '1', '-W', '5', '-M', 'do', '-s', String((mtus[which] ?? 0) - headers), address])
+      const size = String((mtus[which] ?? 0) - headers)
+      await from.output(['ping', '-c', '1', '-W', String(EVENT_MS / 1000), '-M', 'do', '-s', size, address])
     }
     await isSeenBy(families, a, from, to)
   })

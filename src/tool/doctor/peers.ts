@@ -17,6 +17,9 @@ import { troubleOf } from './handshakes.ts'
 import { seenSides, sideText, type SeenSide } from './sides.ts'
 
 const LOSSY_PERCENT = 20
+/** A peer that sends is heard once in its interval, the default one or what this node has; it may miss two. */
+const LATELY_INTERVALS = 3
+const PROBE_SECONDS = 10
 /** What is known by messages of a peer's. */
 const HEARD_OF = new Set<FindingName | undefined>(['psk-differs', 'clock-behind', 'handshake-one-way'])
 
@@ -85,10 +88,11 @@ export function checkPeers(
   /** Of the peers that nothing reaches: once by IPv4, where both families are so. */
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
-  // Heard since it was first asked in vain: it lives, and one direction is open. A status of a moment ago, in which it answers still,
-  // tells nothing of that.
+  // Heard since it was first asked in vain, and lately: it lives, and one direction is open. A status of a moment ago, in which it
+  // answers still, tells nothing of that.
+  const latelySeconds = LATELY_INTERVALS * Math.max(status.peers.probeSeconds ?? 0, PROBE_SECONDS)
   const isOneWay = ({ state, heardSecondsAgo: heard, unansweredSeconds: asked = null }: PeerStatus): boolean =>
-    state !== 'answering' && heard !== null && asked !== null && heard + 1 < asked
+    state !== 'answering' && heard !== null && heard < latelySeconds && asked !== null && heard + 1 < asked
   // Where nothing says who is in the way of what is sent there, it is most often a firewall on a host that sends.
   const whereLost = (reach: Reach | undefined): string =>
     isSendingWrong

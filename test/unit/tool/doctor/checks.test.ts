@@ -923,6 +923,12 @@ describe('at its limits, the doctor', () => {
     const facts = { ...withPeers({ state: 'programmed', heardSecondsAgo: 3.4, unansweredSeconds: 6 }), ...silent }
     const heard = '10.5.2.0/24 at 192.0.2.2:8285: last heard 3 s ago; it sends, but what is sent to it is lost'
     expect(said(facts)).toEqual([`peer-silent: ${heard}: look at the firewall there first`])
+    // What came before it fell silent altogether says nothing of now.
+    const before = { state: 'programmed', heardSecondsAgo: 30, unansweredSeconds: 60 } as const
+    const where = '10.5.2.0/24 at 192.0.2.2:8285: last heard 30 s ago'
+    expect(said({ ...withPeers(before), ...silent })).toEqual([`peer-silent: ${where}`])
+    const seldom = withStatus({ peers: countPeers([{ ...peer, ...before }], 20) })
+    expect(said({ ...seldom, ...silent })[0]).toContain(`${where}; it sends`)
     // Nobody is sent there for what this host does itself.
     const rule = '-A OUTPUT -p udp -m udp --dport 8285 -j DROP'
     expect(said({ ...facts, iptables: `-P OUTPUT ACCEPT\n${rule}` })).toEqual([
