@@ -19,13 +19,13 @@ import { runInNewContext } from 'node:vm'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { execute, output } from '../../../lab/command.ts'
 import { packageRoot } from '../../../lab/lab.ts'
-import { find } from '../../../scripts/machine.mjs'
 import { inAscii } from '../../../scripts/release/bundle.mjs'
 import { buildDeb } from '../../../scripts/release/deb.mjs'
 import { ARCHITECTURES } from '../../../scripts/release/inputs.mjs'
 import { debianPackages, library } from '../../../scripts/release/materials.mjs'
 import { buildRpm } from '../../../scripts/release/rpm.mjs'
 import { currentVersion, PLACES } from '../../../scripts/release/version.mjs'
+import { lackOf } from '../../support/needs.ts'
 
 const was = currentVersion()
 
@@ -82,7 +82,8 @@ describe('a release that somebody makes', () => {
     },
   )
 
-  it.skipIf(process.getuid?.() !== 0)('in a folder of somebody else says who has to remove what', async () => {
+  it('in a folder of somebody else says who has to remove what', async ({ skip }) => {
+    if (process.getuid?.() !== 0) skip('only root makes a folder of somebody else')
     chmodSync(folder, 0o755)
     const { code, stderr } = await main('setpriv', '--reuid=65534', '--clear-groups', 'env', 'SOURCE_DATE_EPOCH=1')
     expect([code, stderr]).toEqual([
@@ -141,14 +142,16 @@ describe('a package', () => {
   beforeEach(() => vi.stubEnv('SOURCE_DATE_EPOCH', '4102444800')) // 2100-01-01: the clock is behind
   afterEach(() => vi.unstubAllEnvs())
 
-  it.skipIf(!find('dpkg-deb'))('has the time that it is to have, by a clock that is behind too: Debian', async () => {
+  it('has the time that it is to have, by a clock that is behind too: Debian', async ({ skip }) => {
+    skip(lackOf('dpkg-deb') !== undefined, lackOf('dpkg-deb'))
     const target = join(folder, 'weft.deb')
     buildDeb({ ...from(), target })
     const listing = (await output(['dpkg-deb', '--contents', target])).trim().split('\n')
     expect(listing.filter((line) => !line.includes(' 2100-01-01 '))).toEqual([])
   })
 
-  it.skipIf(!find('rpmbuild'))('and RPM, with nothing of whoever builds it', async () => {
+  it('and RPM, with nothing of whoever builds it', async ({ skip }) => {
+    skip(lackOf('rpmbuild') !== undefined, lackOf('rpmbuild'))
     writeFileSync(join(folder, '.rpmmacros'), '%vendor Somebody\n')
     vi.stubEnv('HOME', folder)
     const name = buildRpm({ ...from(), out: folder })
