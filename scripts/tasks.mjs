@@ -36,7 +36,9 @@ export const TASKS = {
   },
   'lint:native': { setup: ['lint'], commands: [script('scripts/lint-native.mjs')] },
   format: { setup: ['lint'], commands: [['oxfmt'], script('scripts/lint-native.mjs', '--fix')] },
-  test: { setup: ['test'], env: PATIENT, commands: [vitest()] },
+  // A sample of the tests, in minutes (test/support/sample.ts); and all of them.
+  test: { setup: ['test'], env: { ...PATIENT, WEFT_SAMPLE: '1' }, commands: [vitest()] },
+  'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
   'test:stubborn': { setup: ['test', 'stubborn'], env: ASKED, commands: [script('scripts/stubborn.mjs')] },
   'test:soak': {
     setup: ['test', 'soak'],

@@ -7,6 +7,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { execute, output } from '../../lab/command.ts'
 import { BUILD_MS, buildNative, buildOnAddon } from '../support/native-program.ts'
 import { needs } from '../support/needs.ts'
+import { sample } from '../support/sample.ts'
 
 needs('g++')
 
@@ -38,7 +39,7 @@ const SLOW = { timeoutMs: BUILD_MS }
 
 // Compiling is most of it: at once, on as many cores as there are.
 describe.concurrent.each([
-  ['the pure core', 'core_test', [MEMORY, THREADS, ...LONG]],
+  ['the pure core', 'core_test', sample([MEMORY, THREADS, ...LONG], 0)],
   ['what sends, receives and writes', 'io_test', [MEMORY]],
   ['the walks of a packet', 'walk_test', [MEMORY]],
   ['the thread of a loop', 'loop_test', [MEMORY, THREADS]],

@@ -187,7 +187,8 @@ describe('exit codes', () => {
   const run = (args: readonly string[], env: Readonly<Record<string, string>> = {}) =>
     host.run([
       ...['env', ...Object.entries(env).map(([name, value]) => `${name}=${value}`)],
-      ...[process.execPath, weftd, '--etcd-endpoints', etcd.endpoint, '--subnet-file', host.subnetFile, ...args],
+      ...[process.execPath, weftd, '--etcd-endpoints', etcd.endpoint, '--subnet-file', host.subnetFile],
+      ...['--status-socket', host.statusSocket, ...args],
     ])
 
   it.each([
@@ -284,7 +285,8 @@ describe('variables', () => {
     writeFileSync(file, '')
     const daemon = host.spawn([
       ...['env', ...Object.entries(env).map(([name, value]) => `${name}=${value}`)],
-      ...[process.execPath, join(packageRoot, 'bin/weftd'), '--etcd-endpoints', etcd.endpoint],
+      ...[process.execPath, join(packageRoot, 'bin/weftd'), '--status-socket', host.statusSocket],
+      ...['--etcd-endpoints', etcd.endpoint],
       // A word that is no flag ends the flags; it and all behind it are passed over.
       ...['-public-ip', '203.0.113.9', `-subnet-file=${file}`, 'word', '--unknown', '-public-ip=192.0.2.1'],
     ])

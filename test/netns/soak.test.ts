@@ -16,6 +16,7 @@ import { eventually } from '../support/event.ts'
 import { subnetOf } from '../support/hosts.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 import { randomFrom } from '../support/packet-model.ts'
+import { sample } from '../support/sample.ts'
 
 needs(HOSTS, ...ETCD, 'nft', 'ping')
 
@@ -291,7 +292,7 @@ const FAULTS: readonly Fault[] = [
   },
 ]
 
-it.for(NETWORKS)(
+it.for(sample(NETWORKS, 1))(
   'loses no packet of %s over %s that is behind no fault, and every table is the store as soon as all is well',
   { timeout: SOAK_MS + 20 * EVENT_MS },
   async ([inner, underlay, carried, config], { annotate }) => {

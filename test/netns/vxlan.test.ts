@@ -26,6 +26,7 @@ import { frames, UDP6, udp6IsRight, udpOf } from '../support/pcap.ts'
 import { ipv6Packet } from '../support/packets.ts'
 import { freezeThread, threadNames } from '../support/service-manager.ts'
 import { pinging } from '../support/pinging.ts'
+import { itWhole, sample } from '../support/sample.ts'
 
 needs(HOSTS, 'ping', 'iperf3', 'tcpdump', 'nft', 'curl', 'ethtool', 'python3')
 
@@ -398,7 +399,7 @@ describe('a cluster of both, of both families', () => {
     expect(podA.ipv6).not.toBe(podB.ipv6)
   })
 
-  it.each([
+  itWhole.each([
     [
       'without offloads of the engine',
       ['udp-gso', 'udp-gro', 'tun-header'].flatMap((name) => ['--without', name]),
@@ -602,7 +603,7 @@ describe('who carries it', () => {
     expect(daemon.process.exitCode).toBe(1)
   })
 
-  it.for(['naive', 'native'])(
+  it.for(sample(['naive', 'native'], 0))(
     'reaches a kernel with the %s engine, whatever it leaves undone',
     async (engine, { skip }) => {
       await needsKernelVxlan(skip)
@@ -627,7 +628,7 @@ describe('who carries it', () => {
   )
 })
 
-it.for(['kernel', 'userspace'] as const)(
+it.for(sample(['kernel', 'userspace'] as const, 1))(
   'loses nothing over overlapping restarts where weft chooses who carries it: %s',
   async (carrier, { skip }) => {
     if (carrier === 'kernel') await needsKernelVxlan(skip)

@@ -97,6 +97,8 @@ export default class SummaryReporter implements Reporter {
       lines.push('no test was run')
       process.exitCode = 1
     }
+    if (process.env['WEFT_SAMPLE'] === '1')
+      lines.push('of long tables some rows were tried; `npm run test:whole` tries all')
     lines.push(`${passed} passed, ${failed} failed, ${skipped} skipped`)
     // After what other reporters still print at the end of the run.
     process.once('exit', () => process.stdout.write(`${lines.join('\n')}\n`))
