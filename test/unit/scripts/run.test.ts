@@ -27,8 +27,8 @@ const NODE = process.execPath
 const { scripts } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as {
   scripts: Record<string, string>
 }
-/** What of a clone needs nothing once it is built, and `npm test`, which skips what it cannot run. */
-const CONTENT = new Set(['build', 'build:native', 'test'])
+/** What of a clone needs nothing once it is built, and the tests that skip what they cannot run. */
+const CONTENT = new Set(['build', 'build:native', 'test', 'test:whole'])
 /** Which of the others make hosts, where they cannot be skipped. */
 const HOSTED = ['test:soak', 'test:paths', 'test:kube', 'test:kubelet', 'test:page', 'image:test']
 const ASKED = Object.keys(TASKS).filter((name) => !CONTENT.has(name))
