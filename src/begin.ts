@@ -154,7 +154,7 @@ async function resume(
     const next = nextFor(options, known.config)
     const forwarding: Forwarding = {
       ...{ possession, backend, next, log, signal, lease, attrs, view },
-      ...{ unapplied: undefined, repaired: 0, leaseDoubt: createBell(), learnt: createBell() },
+      ...{ unapplied: undefined, ownApplied: undefined, repaired: 0, leaseDoubt: createBell(), learnt: createBell() },
       ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
     }
     const resumed: Resumed = Object.assign(forwarding, {

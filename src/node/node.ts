@@ -98,6 +98,8 @@ export interface Node extends NodeParts {
   view: PeerView
   /** What is given again at the next look: `all` where the data path could not take it, `rest` where a part of it is behind. */
   unapplied: 'all' | 'rest' | undefined
+  /** The key of our own lease when peers were given last, which is none of theirs. */
+  ownApplied: string | undefined
   /** The state of following the leases. */
   readonly following: FollowState
   /** The time by performance.now() when the node came to be. */
@@ -156,7 +158,15 @@ export function createNode(
   return {
     ...parts,
     ...{ possession, lease, attrs },
-    ...{ view, unapplied: undefined, repaired: 0, isPublished: false, isReady: false, threads: new Map() },
+    ...{
+      view,
+      unapplied: undefined,
+      ownApplied: undefined,
+      repaired: 0,
+      isPublished: false,
+      isReady: false,
+      threads: new Map(),
+    },
     ...{
       cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])),
       probes: undefined,

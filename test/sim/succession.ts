@@ -560,7 +560,13 @@ function createWorld(time: VirtualTime, random: Random) {
           logTo('forwards as last known')
           const resumed: Resumed = {
             ...{ possession, backend, next: undefined, log: logger, signal: until, lease, attrs, view: new Map() },
-            ...{ unapplied: undefined, repaired: 0, leaseDoubt: createBell(), learnt: createBell() },
+            ...{
+              unapplied: undefined,
+              ownApplied: undefined,
+              repaired: 0,
+              leaseDoubt: createBell(),
+              learnt: createBell(),
+            },
             ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
             ...{ config, external: undefined as never },
             hand: async () => {

@@ -24,7 +24,7 @@ const REPAIRS_A_MINUTE = 60
 
 /** The owner of a data path, and what it is opened with: a node, or what goes on as last known before there is one. */
 export type Forwarding = Pick<Node, 'possession' | 'backend' | 'next' | 'log' | 'signal' | 'lease' | 'attrs' | 'view'> &
-  Pick<Node, 'unapplied' | 'repaired' | 'leaseDoubt' | 'learnt' | 'unprobed' | 'unsearched'>
+  Pick<Node, 'unapplied' | 'ownApplied' | 'repaired' | 'leaseDoubt' | 'learnt' | 'unprobed' | 'unsearched'>
 
 export const keepDataPath = (node: Node): Promise<never> => keepForwarding(node, () => publish(node))
 
@@ -131,7 +131,8 @@ async function lookAfter(
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)
     }
-    if (node.unapplied) await applyPeers(node, new Set())
+    // A node that moved, and came back before this loop looked, has the path that it had, and peers as of the other place.
+    if (node.unapplied || node.ownApplied !== lease.key) await applyPeers(node, new Set())
     // A family that cannot be opened, or dies again, changes the host each time, which is reported: it is not tried again for that.
     if (dataPath.isOutdated && !renewing && performance.now() - triedAt >= RESYNC_MS) {
       triedAt = performance.now()

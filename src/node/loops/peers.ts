@@ -90,16 +90,20 @@ function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) 
   }
 }
 
-type Applying = Pick<Node, 'possession' | 'view' | 'lease' | 'log' | 'signal' | 'unapplied' | 'unprobed' | 'unsearched'>
+type Applying = Pick<
+  Node,
+  'possession' | 'view' | 'lease' | 'log' | 'signal' | 'unapplied' | 'ownApplied' | 'unprobed' | 'unsearched'
+>
 
 /**
  * Makes the data path's peers equal the view, less our own lease. What is in the way is said once, and tried again. `touched` says where to
- * look: only these leases may differ from those that were applied last; all where it is left out.
+ * look: only these leases may differ from those that were applied last; all where it is left out, or where our own was another one then.
  */
 export async function applyPeers(node: Applying, touched?: ReadonlySet<string>): Promise<void> {
   const { possession, view, lease, log, signal } = node
   const before = node.unapplied
-  const where = before === 'all' ? undefined : touched
+  const where = before === 'all' || node.ownApplied !== lease.key ? undefined : touched
+  node.ownApplied = lease.key
   try {
     const { dataPath } = possession
     await tellingLate(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))

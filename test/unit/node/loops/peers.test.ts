@@ -137,7 +137,7 @@ it('gives a part that is behind the rest, and no more to the others, and has all
   const unseen = () => ({ keys: new Set<string>() as Set<string> | undefined })
   const node = {
     ...{ possession: { dataPath: path, doubt }, view: new Map(), lease: { key: 'own' }, log, signal },
-    ...{ unapplied: undefined, unprobed: unseen(), unsearched: unseen() },
+    ...{ unapplied: undefined, ownApplied: 'own', unprobed: unseen(), unsearched: unseen() },
   } as unknown as Parameters<typeof applyPeers>[0]
   await applyPeers(node, new Set(['a']))
   expect([node.unapplied, node.unprobed.keys]).toEqual(['rest', new Set(['a'])])
@@ -151,4 +151,27 @@ it('gives a part that is behind the rest, and no more to the others, and has all
   await applyPeers(node, new Set())
   expect(given).toEqual([['a'], ['b'], []])
   expect([node.unapplied, node.unprobed.keys, node.unsearched.keys]).toEqual([undefined, undefined, undefined])
+})
+
+it('looks at all where its own lease was another one when peers were given last', async () => {
+  const given: (readonly [own: string, touched: readonly string[] | undefined])[] = []
+  const path = {
+    apply: async (_leases: unknown, own: string, touched?: ReadonlySet<string>) =>
+      void given.push([own, touched && [...touched]]),
+  }
+  const node = {
+    ...{ possession: { dataPath: path, doubt: createBell() }, view: new Map(), lease: { key: 'here' }, log },
+    ...{ signal: new AbortController().signal, unapplied: undefined, ownApplied: undefined },
+    ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
+  } as unknown as Parameters<typeof applyPeers>[0]
+  for (const key of ['here', 'here', 'there', 'here']) {
+    node.lease = { ...node.lease, key }
+    await applyPeers(node, new Set(['a']))
+  }
+  expect(given).toEqual([
+    ['here', undefined],
+    ['here', ['a']],
+    ['there', undefined],
+    ['here', undefined],
+  ])
 })
