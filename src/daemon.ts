@@ -29,7 +29,7 @@ import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/l
 import { keepLastKnown, nextFor } from './node/loops/last-known.ts'
 import { networkAsking } from './node/network.ts'
 import type { Node, NodeParts } from './node/node.ts'
-import { fitsTo, openNode, type Before, type Resumed } from './node/open.ts'
+import { fitsTo, goesOnWith, openNode, type Before, type Resumed } from './node/open.ts'
 import { keepNames } from './node/loops/names.ts'
 import { tellNetwork } from './node/loops/status-network.ts'
 import { searchPaths } from './node/loops/path-search.ts'
@@ -194,7 +194,9 @@ export async function runNode(
   if (!parts.manager.givesSubnets) refuseToMove(attrs, (await succession.predecessor())?.lease)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtainLease(parts, attrs, previous))
   const resumed = await succession.opening()
-  if (backend.tunNames === undefined) await succession.release()
+  // One of another backend forwards through what would be in the way of this one.
+  const isOfAnother = succession.tunNames.length > 0 && !succession.tunNames.some((left) => goesOnWith(backend, left))
+  if (backend.tunNames === undefined || isOfAnother) await succession.release()
   const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before))
   before.onNode(node)
   if (health) {

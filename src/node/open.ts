@@ -46,6 +46,10 @@ export function fitsTo(configText: string, external: ExternalInterface, { givesS
     isDeepStrictEqual(resumed?.config, known) && isDeepStrictEqual(resumed?.external, external)
 }
 
+/** A backend goes on with a TUN that it has a name for; any other would be in its way, and keep the route. */
+export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
+  tunNames?.some((name) => isNamedBy(name, left)) === true
+
 /** A node that forwards, for this lease. */
 export async function openNode(
   parts: NodeParts,
@@ -68,9 +72,8 @@ export async function openNode(
       await possession.close()
       if (possession.state.is !== 'closed') continue // a successor came first, and what it was lent is open here
       await possession.open(async () => {
-        // The backend goes on with a TUN that it has a name for; any other would be in its way, and keep the route.
         for (const left of succession.tunNames)
-          if (!backend.tunNames?.some((name) => isNamedBy(name, left)))
+          if (!goesOnWith(backend, left))
             await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
         return backend.open({ ...lease, attrs }, signal, view, known?.others)
       })

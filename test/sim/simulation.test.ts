@@ -28,7 +28,7 @@ it(
     let holds = 0
     for (const [index, seed] of seeds.entries()) {
       if (index > 0 && index % 1_000 === 0)
-        await annotate(`${(100 * index) / SEEDS}%, ${index} of ${SEEDS} seeds`, 'step')
+        await annotate(`${Math.floor((100 * index) / seeds.length)}%, ${index} of ${seeds.length} seeds`, 'step')
       const { hits, violations, ...more } = await simulate(seed)
       holds += more.holds
       for (const [fault, count] of hits) total.set(fault, (total.get(fault) ?? 0) + count)

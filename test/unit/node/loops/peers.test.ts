@@ -154,10 +154,10 @@ it('gives a part that is behind the rest, and no more to the others, and has all
 })
 
 it('looks at all where its own lease was another one when peers were given last', async () => {
-  const given: (readonly [own: string, touched: readonly string[] | undefined])[] = []
+  const given: (readonly [ownKey: string, touched: readonly string[] | undefined])[] = []
   const path = {
-    apply: async (_leases: unknown, own: string, touched?: ReadonlySet<string>) =>
-      void given.push([own, touched && [...touched]]),
+    apply: async (_leases: unknown, ...[ownKey, touched]: [string, ReadonlySet<string>?]) =>
+      void given.push([ownKey, touched && [...touched]]),
   }
   const node = {
     ...{ possession: { dataPath: path, doubt: createBell() }, view: new Map(), lease: { key: 'here' }, log },
