@@ -1,4 +1,4 @@
-// vitest.config.ts - projects one after another: what runs in one process; then hosts, stores and programs, four at once, since
+// vitest.config.ts - projects one after another: what runs in one process; then hosts, stores and programs, six at once, since
 // much of their time is waiting. Those of the container image and of the page in a browser are there when they are asked for.
 
 import { defineConfig } from 'vitest/config'
@@ -44,7 +44,7 @@ export default defineConfig({
             'test/netns/**/*.test.ts',
           ],
           // By default there is a worker less than cores, which of two leaves one.
-          maxWorkers: 4,
+          maxWorkers: 6,
           sequence: { groupOrder: 1 },
         },
       },

@@ -372,7 +372,7 @@ describe('--workers', () => {
   })
 })
 
-describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) => {
+describe.each(sample(['etcd', 'directory'] as const, 0))('nodes on the %s store', (store) => {
   it('are followed when they join, stop, die, come back and expire', async () => {
     lab = await createLab({ hosts: 3 })
     const leases = await STORES[store](lab)

@@ -24,6 +24,7 @@ import { pinging } from '../support/pinging.ts'
 import { meet } from '../support/successor.ts'
 import { subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
+import { sample } from '../support/sample.ts'
 
 needs(HOSTS, 'ping', 'iperf3')
 
@@ -73,11 +74,12 @@ afterEach(() => lab?.close())
 const device = async (host: Host, name = 'flannel0'): Promise<boolean> =>
   (await host.run(['ip', 'link', 'show', 'dev', name])).code === 0
 
-describe.each([
+const LENT = [
   { backend: { Type: 'udp' }, families: V4, tuns: ['flannel0'] },
   { backend: { Type: 'vxlan', DataPath: 'userspace' }, families: V4, tuns: ['flannel.1'] },
   { backend: { Type: 'vxlan', DataPath: 'userspace' }, families: BOTH, tuns: ['flannel.1', 'flannel-v6.1'] },
-])('$backend.Type, $families', ({ backend, families, tuns }) => {
+]
+describe.each(sample(LENT, 0, 2))('$backend.Type, $families', ({ backend, families, tuns }) => {
   it(`loses nothing over ${UPGRADES} upgrades`, async () => {
     await openWith(families, backend)
     const number = (): Promise<string[]> =>
@@ -184,7 +186,7 @@ function hideStore(): () => void {
 }
 
 describe('one that was killed', () => {
-  it.each(['native', 'dgram'])(
+  it.each(sample(['native', 'dgram'], 0))(
     'is missed, by nobody cut off, until the next one forwards, store or no store: %s',
     async (engine) => {
       await open({ Type: 'udp' }, '--engine', engine)
@@ -229,12 +231,13 @@ describe('one that was stopped', () => {
     expect(readdirSync(dirname(a.subnetFile)).filter((file) => file.includes('last-known'))).toEqual([])
   })
 
-  it.each([
+  const OTHERWISE: readonly (readonly [what: string, more: readonly string[]])[] = [
     ['another number of lanes', ['--workers', '1']],
     ['features left out', ['--without', 'udp-gso']],
     ['another engine', ['--engine', 'dgram']],
     ['another port', []],
-  ])('hands over to one with %s', async (_what, more) => {
+  ]
+  it.each(sample(OTHERWISE, 0, 3))('hands over to one with %s', async (_what, more) => {
     await open({ Type: 'udp' })
     if (more.length === 0) configure(V4, { Type: 'udp', Port: 9000 })
     const [before] = daemons
@@ -247,13 +250,14 @@ describe('one that was stopped', () => {
   })
 })
 
-it.each([
+const OTHER_BACKENDS: readonly (readonly [what: string, backend: object, other: object])[] = [
   ['vxlan by weftd', { Type: 'udp' }, { Type: 'vxlan', DataPath: 'userspace' }],
   ['udp', { Type: 'vxlan', DataPath: 'userspace' }, { Type: 'udp' }],
   ['wireguard by weftd', { Type: 'udp' }, { Type: 'wireguard', DataPath: 'userspace' }],
   ['host-gw', { Type: 'udp' }, { Type: 'host-gw' }],
   ['udp after host-gw', { Type: 'host-gw' }, { Type: 'udp' }],
-])('hands over to one with another backend: %s', async (_what, backend, other) => {
+]
+it.each(sample(OTHER_BACKENDS, 0, 3))('hands over to one with another backend: %s', async (_what, backend, other) => {
   await open(backend)
   configure(V4, other)
   for (const [at, host] of [a, b].entries()) {

@@ -113,7 +113,7 @@ const captured6 = async (host: Host, count: number, traffic: () => Promise<void>
 describe('a cluster of both', () => {
   beforeEach(({ skip }) => needsKernelVxlan(skip))
 
-  it('has kernels and weftd talk to each other, neither knowing', async () => {
+  itWhole('has kernels and weftd talk to each other, neither knowing', async () => {
     lab = await createLab({ hosts: 3 })
     const [a, b, c] = lab.hosts as [Host, Host, Host]
     await start(a, 'kernel')

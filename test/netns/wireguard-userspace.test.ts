@@ -13,6 +13,7 @@ import { statusOf } from '../support/hosts.ts'
 import { watchHandshakes } from '../support/handshakes.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
+import { sample } from '../support/sample.ts'
 import { meet } from '../support/successor.ts'
 import { deviceDataPath } from '../support/wireguard.ts'
 
@@ -87,7 +88,7 @@ describe.each(['wireguard-go', 'kernel'])('beside %s', (other) => {
     skip(other === 'kernel' && (await deviceDataPath()) !== 'kernel', 'no WireGuard in this kernel')
   })
 
-  it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
+  it.each(sample([{}, { PSK, PersistentKeepaliveInterval: 1 }], 1))(
     'is understood, whoever of the two begins: %j',
     async (options) => {
       lab = await createLab({ hosts: 3 })
@@ -120,7 +121,7 @@ describe.each(['wireguard-go', 'kernel'])('beside %s', (other) => {
     },
   )
 
-  it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
+  it.each(sample([{}, { PSK, PersistentKeepaliveInterval: 1 }], 1))(
     'in the mode auto speaks by the family that both choose, and with others by another: %j',
     async (options) => {
       lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
@@ -265,11 +266,12 @@ const pingingBothWays = (one: Pod, two: Pod) =>
   ].flatMap(([from, to]) => addressesOf(to!).map((address) => pinging(from!, to!, { address, everyS: 0.01 })))
 
 describe('a planned restart', () => {
-  it.each([
+  const OTHERS = [
     { with: 'its own kind, with a psk', network: IPV4, other: {}, more: [] },
     { with: 'wireguard-go, by one lane', network: IPV4, other: { DataPath: 'wireguard-go' }, more: ['--workers', '1'] },
     { with: 'its own kind, both families', network: BOTH, other: {}, more: ['--workers', '2'] },
-  ])('loses nothing, and needs no handshake: $with', async ({ network, other, more }) => {
+  ]
+  it.each(sample(OTHERS, 1, 2))('loses nothing, and needs no handshake: $with', async ({ network, other, more }) => {
     lab = await createLab({ hosts: 2, families: network === BOTH ? ['ipv4', 'ipv6'] : ['ipv4'] })
     const [a, b] = lab.hosts as [Host, Host]
     const all: Daemon[] = []
