@@ -98,7 +98,7 @@ export interface Node extends NodeParts {
   view: PeerView
   /** What is given again at the next look: `all` where the data path could not take it, `rest` where a part of it is behind. */
   unapplied: 'all' | 'rest' | undefined
-  /** The key of our own lease when peers were given last, which is none of theirs. */
+  /** The key of our own lease when peers were given last, which is none of theirs; undefined until then, when there is no view to give. */
   ownApplied: string | undefined
   /** The state of following the leases. */
   readonly following: FollowState

@@ -317,7 +317,7 @@ const BROKEN: readonly {
       what: 'a peer whose host answers nothing at all',
       detail:
         /nothing comes back from its host, to a ping neither: it is off or cut off, or a firewall drops everything$/,
-      rules: ['INPUT -j DROP', 'OUTPUT -j DROP'],
+      rules: ['OUTPUT -j DROP', 'INPUT -j DROP'],
     },
   ].map(({ what, detail, rules }) => ({
     ...{ what, detail, find: ['peer-silent'] as const },

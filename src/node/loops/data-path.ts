@@ -132,7 +132,8 @@ async function lookAfter(
       calm.error(`Cannot check the device: ${describeError(error)}`)
     }
     // A node that moved, and came back before this loop looked, has the path that it had, and peers as of the other place.
-    if (node.unapplied || node.ownApplied !== lease.key) await applyPeers(node, new Set())
+    const isAsElsewhere = node.ownApplied !== undefined && node.ownApplied !== lease.key
+    if (node.unapplied || isAsElsewhere) await applyPeers(node, new Set())
     // A family that cannot be opened, or dies again, changes the host each time, which is reported: it is not tried again for that.
     if (dataPath.isOutdated && !renewing && performance.now() - triedAt >= RESYNC_MS) {
       triedAt = performance.now()
