@@ -33,6 +33,16 @@ import {
 
 installRig()
 
+it('gives it no peers before the store has told them: what it goes on with stays as it is', async () => {
+  const manager = managerOf(store)
+  const list = (signal: AbortSignal): Promise<never> =>
+    new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason as Error)))
+  start({ manager: { ...manager, source: { ...manager.source, list } } })
+  await until(() => logged(/Running backend/))
+  await vi.advanceTimersByTimeAsync(120_000)
+  expect(dataPaths.map(({ applied }) => applied)).toEqual([[]])
+})
+
 it('opens the data path again when it died, with all peers, and closes the old one', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start()
