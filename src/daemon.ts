@@ -194,9 +194,8 @@ export async function runNode(
   if (!parts.manager.givesSubnets) refuseToMove(attrs, (await succession.predecessor())?.lease)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtainLease(parts, attrs, previous))
   const resumed = await succession.opening()
-  // One of another backend forwards through what would be in the way of this one.
-  const isOfAnother = succession.tunNames.length > 0 && !succession.tunNames.some((left) => goesOnWith(backend, left))
-  if (backend.tunNames === undefined || isOfAnother) await succession.release()
+  // One that this backend does not go on with forwards through what would be in its way.
+  if (!succession.tunNames.some((left) => goesOnWith(backend, left))) await succession.release()
   const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before))
   before.onNode(node)
   if (health) {

@@ -22,7 +22,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   'path/engine': ['native', 'base', 'net', 'path/kinds.ts', 'host'],
   'path/backend.ts': ['base', 'net', 'path/kinds.ts', 'host', 'control/config', 'control/lease', 'path/engine'],
   'path/in-turn.ts': ['host', 'path/backend.ts'],
-  'path/device': ['base', 'net', 'host', 'control/lease'],
+  'path/device': ['base', 'net', 'path/kinds.ts', 'host', 'control/lease'],
   'path/ways': [
     'base',
     'net',

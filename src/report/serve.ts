@@ -45,14 +45,15 @@ export async function serveStatus(
     if (socket) open.push(socket)
   }
   const later: (() => Promise<void>)[] = []
-  if (place.port > 0) {
+  const other = before.isSuccessor && place.port > 0 ? await before.predecessor() : undefined
+  // It is that one's, which may have begun a moment ago, and not have it yet.
+  if (other?.healthPort === place.port) later.push(atPort)
+  else if (place.port > 0) {
     try {
       await atPort()
     } catch (error) {
-      if (!isWeftError(error, 'PORT_IN_USE') || !before.isSuccessor) throw error
       // A predecessor that is gone by now had perhaps not closed the port yet, and this process forwards in its place.
-      const other = await before.predecessor()
-      if (other && other.healthPort !== place.port) throw error
+      if (!isWeftError(error, 'PORT_IN_USE') || !before.isSuccessor || (await before.predecessor())) throw error
       later.push(atPort)
     }
   }

@@ -10,6 +10,7 @@ import {
   createLab,
   EVENT_MS,
   packageRoot,
+  WIREGUARD_APART,
   type Daemon,
   type DaemonArgs,
   type Host,
@@ -26,7 +27,7 @@ import { subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { sample } from '../support/sample.ts'
 
-needs(HOSTS, 'ping', 'iperf3')
+needs(HOSTS, 'ping', 'iperf3', 'wireguard-go', 'wg')
 
 const UPGRADES = process.env['WEFT_LONG'] ? 20 : 2
 const CONNECTIONS = 100
@@ -41,7 +42,7 @@ const leases = (): string => join(lab.folder, 'leases')
 
 async function start(host: Host, ...more: string[]): Promise<Daemon> {
   const env = { WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`) }
-  const daemon = host.startDaemon({ args: ['--lease-dir', leases(), ...more], env })
+  const daemon = host.startDaemon({ args: ['--lease-dir', leases(), ...more], env, before: WIREGUARD_APART })
   await daemon.line(/flannel is ready/)
   return daemon
 }
@@ -63,7 +64,7 @@ async function openWith(families: readonly Family[], backend: object, ...more: s
   pods = [await a.startPod(), await b.startPod()]
   for (const address of addressesOf(pods[1])) await reach(pods[0].namespace, address)
   // What the kernel carries is not gone on with, and nothing of it is kept.
-  const isKept = !('Type' in backend && backend.Type === 'host-gw')
+  const isKept = !/host-gw|wireguard-go/.test(JSON.stringify(backend))
   for (const host of isKept ? [a, b] : []) await eventually(() => expect(lastKnown(host).leases).toHaveLength(2))
 }
 const addressesOf = ({ address, ipv6 }: Pod): string[] => (ipv6 === undefined ? [address] : [address, ipv6])
@@ -256,6 +257,7 @@ const OTHER_BACKENDS: readonly (readonly [what: string, backend: object, other: 
   ['wireguard by weftd', { Type: 'udp' }, { Type: 'wireguard', DataPath: 'userspace' }],
   ['host-gw', { Type: 'udp' }, { Type: 'host-gw' }],
   ['udp after host-gw', { Type: 'host-gw' }, { Type: 'udp' }],
+  ['udp after wireguard-go', { Type: 'wireguard', DataPath: 'wireguard-go' }, { Type: 'udp' }],
 ]
 it.each(sample(OTHER_BACKENDS, 0, 3))('hands over to one with another backend: %s', async (_what, backend, other) => {
   await open(backend)
@@ -265,6 +267,22 @@ it.each(sample(OTHER_BACKENDS, 0, 3))('hands over to one with another backend: %
     await daemons[at]!.line(/Ending: another weftd has taken over/)
   }
   for (const [from, to] of [pods, pods.toReversed()]) await reach(from!.namespace, to!.address)
+})
+
+it('forwards again when one with another backend dies before it is the node, whose device is out of the way', async () => {
+  await open({ Type: 'udp' })
+  configure(V4, { Type: 'vxlan', DataPath: 'userspace' })
+  // It has its data path by then, and waits for the rules, which this never prints.
+  const folder = join(lab.folder, 'no-iptables')
+  mkdirSync(folder)
+  writeFileSync(join(folder, 'iptables'), '#!/bin/sh\nexec sleep 600\n', { mode: 0o755 })
+  const env = { PATH: `${folder}:${process.env['PATH']}` }
+  const next = a.startDaemon({ args: ['--lease-dir', leases()], env })
+  await eventually(async () => expect(await a.output(['ip', 'route', 'show', '10.5.0.0/16'])).toContain('flannel.1'))
+  await next.stop('SIGKILL')
+  await daemons[0].line(/went away; forwarding again/)
+  await reach(pods[0].namespace, pods[1].address)
+  expect([await device(a), await device(a, 'flannel.1')]).toEqual([true, false])
 })
 
 it('forwards again when the one that was to take over goes away', async () => {

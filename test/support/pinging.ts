@@ -60,8 +60,9 @@ export function pinging(
       await eventually(() => expect(said).toMatch(/^PING /m))
       child.kill('SIGINT')
       await eventually(() => expect(said).toMatch(/packets transmitted/))
-      // What was sent before this one is answered or lost. It is a single one: those that `reach` sends may be on their way.
-      await from.output(['ping', '-n', '-c', '1', '-W', String(EVENT_MS / 1000), address], { timeoutMs: 2 * EVENT_MS })
+      // What was sent before one that is answered is answered or lost. It is a single one: those that `reach` sends may be on their way.
+      const one = ['ping', '-n', '-c', '1', '-W', String(EVENT_MS / 6_000), address]
+      await eventually(() => from.output(one))
       const after = unanswered(await from.output(['sh', '-c', COUNTERS]), isIpv6)
       // The last ones that ping sent may have been on their way when it ended.
       const { last: sent, answered } = answeredIn(said)

@@ -25,12 +25,14 @@ import {
   isLinkLocal,
   listed,
   netContains,
+  netsOf,
   parseNet,
   type Address,
   type Family,
   type Net,
   type Nets,
 } from '../../net/address.ts'
+import { KINDS } from '../kinds.ts'
 
 /** Packets that the TUN queues. The kernel's 500 loses bursts: 64-byte packets without loss went from 155 to 290 kpps. */
 const QUEUE_LENGTH = 4000
@@ -154,6 +156,11 @@ interface AdoptOptions {
   readonly isMultiQueue: boolean
 }
 
+/** By which backends name the TUNs that they forward through. */
+const TUN_NAMES = Object.values(KINDS).flatMap(({ devices }) =>
+  devices.flatMap(([type, pattern]) => (type === 'tun' ? [pattern] : [])),
+)
+
 const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
 
 /** The least that a link must take which carries IPv6 (RFC 8200 section 5); the kernel takes IPv6 off a device with less. */
@@ -177,12 +184,16 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
 
 /**
  * Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). One to a device of our
- * own is ours.
+ * own is ours. A TUN with the name of a backend's that nobody forwards through was left by a weftd of another backend, and goes.
  */
 export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
-  const foreign = (await routesTo(run, to)).find(
-    ({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device),
-  )
+  const find = async (): Promise<Route | undefined> =>
+    (await routesTo(run, to)).find(({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device))
+  const first = await find()
+  if (!first) return
+  const isLeft = TUN_NAMES.some((pattern) => isNamedBy(pattern, first.device))
+  if (isLeft) await removeIdleTun(run, first.device, netsOf([to]))
+  const foreign = isLeft ? await find() : first
   if (!foreign) return
   const network = formatNet(to)
   throw new WeftError('DEVICE', `${network} is already routed to ${ownerOf(foreign)}`, {
