@@ -18,7 +18,6 @@ import { sample } from '../support/sample.ts'
 
 const lacks = needs(HOSTS, 'g++', 'ping', 'nft', 'nstat', 'ethtool')
 
-const LONG = process.env['WEFT_LONG'] === '1'
 let forge: Forge
 beforeAll(async () => {
   if (!lacks) forge = await buildForge()
@@ -226,9 +225,7 @@ describe.concurrent('a path', () => {
 
       await takes(router, [a, b], 1280)
       await areAnswered(inside, other.address)
-      const began = performance.now()
       await stream()
-      if (LONG) expect(performance.now() - began).toBeLessThan(10_000)
 
       // With DF the sender is told, on either side.
       const isTold = (from: Pod, to: Pod) => async () =>
@@ -315,9 +312,7 @@ describe.concurrent('a path', () => {
       const found = new RegExp(`Packets of more than ${fits} bytes do not reach .*, and nobody on the way says so`)
       await Promise.all(daemons.map((daemon) => daemon.line(found)))
       await areAnswered(inside, other.address)
-      const began = performance.now()
       await stream()
-      if (LONG) expect(performance.now() - began).toBeLessThan(10_000)
       expect(await probe(inside, other.address, fits + 1)).toContain(`Frag needed and DF set (mtu = ${fits})`)
       expect(await probe(inside, other.address, fits)).toContain('1 received')
 
