@@ -158,15 +158,8 @@ export function createNode(
   return {
     ...parts,
     ...{ possession, lease, attrs },
-    ...{
-      view,
-      unapplied: undefined,
-      ownApplied: undefined,
-      repaired: 0,
-      isPublished: false,
-      isReady: false,
-      threads: new Map(),
-    },
+    ...{ view, unapplied: undefined, ownApplied: undefined, repaired: 0 },
+    ...{ isPublished: false, isReady: false, threads: new Map() },
     ...{
       cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])),
       probes: undefined,
