@@ -4,6 +4,7 @@
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { PATIENCE } from '../../lab/command.ts'
 import { createLab, EVENT_MS, labs, type Daemon, type Host, type Place, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { internetChecksum } from '../../src/path/engine/reference/packet.ts'
@@ -14,6 +15,7 @@ import { buildForge, type Forge } from '../support/forge.ts'
 import { BUILD_MS } from '../support/native-program.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { ipv4Packet } from '../support/packets.ts'
+import { pinging } from '../support/pinging.ts'
 import { sample } from '../support/sample.ts'
 
 const lacks = needs(HOSTS, 'g++', 'ping', 'nft', 'nstat', 'ethtool')
@@ -59,6 +61,18 @@ const tryProbe = (from: Place, to: string, bytes: number): Promise<string> => pr
 /** Each of three packets is answered, one after the other. */
 async function areAnswered(from: Place, to: string, ...more: string[]): Promise<void> {
   for (let sent = 0; sent < 3; sent++) expect(await ping(from, to, ...more)).toContain('1 received')
+}
+
+/** Within it a MiB crosses where its sender is told; one that is not tries again and again, each time after twice as long. */
+const CROSSED_MS = 10_000 * PATIENCE
+
+/** A stream crosses in time, and short packets beside it do. */
+async function crosses({ inside, other, otherAddress, stream }: Bed): Promise<void> {
+  const began = performance.now()
+  const pings = pinging(inside, other, { address: otherAddress, everyS: 0.1 })
+  await stream()
+  expect(performance.now() - began).toBeLessThan(CROSSED_MS)
+  expect(await pings.stop()).toMatchObject({ lost: 0, errors: 0 })
 }
 
 /** Long ones that may be fragmented. */
@@ -215,7 +229,8 @@ describe.concurrent('a path', () => {
   it.each(sample(BACKENDS, 0, 2))(
     'narrows from 1500 to 1280: $backend.Type, $engine',
     async ({ engine, backend, overhead }) => {
-      const { hosts, inside, other, stream } = await open({ engine, backend }, throughRouter)
+      const bed = await open({ engine, backend }, throughRouter)
+      const { hosts, inside, other, stream } = bed
       const [a, b, router] = hosts
       const wide = 1500 - overhead
       const fits = 1280 - overhead
@@ -224,8 +239,7 @@ describe.concurrent('a path', () => {
       await stream()
 
       await takes(router, [a, b], 1280)
-      await areAnswered(inside, other.address)
-      await stream()
+      await crosses(bed)
 
       // With DF the sender is told, on either side.
       const isTold = (from: Pod, to: Pod) => async () =>
@@ -268,8 +282,7 @@ describe.concurrent('a path', () => {
       await stream()
 
       await takesBoth(router, [a, b], 1280)
-      await areAnswered(inside, otherAddress)
-      await stream()
+      await crosses(bed)
       const isTold = (from: Pod, to: string) => async () =>
         expect(await tryProbe(from, to, fits + 1)).toMatch(
           new RegExp(`(Frag needed and DF set \\(mtu = |Packet too big: mtu=)${fits}\\b`),
@@ -304,15 +317,15 @@ describe.concurrent('a path', () => {
     async (given) => {
       const { engine, overhead, hole } = given
       const backend = { ...given.backend, ProbePathMTU: true }
-      const { hosts, daemons, inside, other, stream } = await open({ engine, backend, env: CLOCK }, async (three) => {
+      const bed = await open({ engine, backend, env: CLOCK }, async (three) => {
         await throughRouter(three)
         await HOLES[hole](three)
       })
+      const { hosts, daemons, inside, other } = bed
       const fits = 1280 - overhead
       const found = new RegExp(`Packets of more than ${fits} bytes do not reach .*, and nobody on the way says so`)
       await Promise.all(daemons.map((daemon) => daemon.line(found)))
-      await areAnswered(inside, other.address)
-      await stream()
+      await crosses(bed)
       expect(await probe(inside, other.address, fits + 1)).toContain(`Frag needed and DF set (mtu = ${fits})`)
       expect(await probe(inside, other.address, fits)).toContain('1 received')
 

@@ -143,7 +143,8 @@ describe('a package', () => {
   afterEach(() => vi.unstubAllEnvs())
 
   it('has the time that it is to have, by a clock that is behind too: Debian', async ({ skip }) => {
-    skip(lackOf('dpkg-deb') !== undefined, lackOf('dpkg-deb'))
+    const why = lackOf('dpkg-deb')
+    skip(why !== undefined, why)
     const target = join(folder, 'weft.deb')
     buildDeb({ ...from(), target })
     const listing = (await output(['dpkg-deb', '--contents', target])).trim().split('\n')
@@ -151,7 +152,8 @@ describe('a package', () => {
   })
 
   it('and RPM, with nothing of whoever builds it', async ({ skip }) => {
-    skip(lackOf('rpmbuild') !== undefined, lackOf('rpmbuild'))
+    const why = lackOf('rpmbuild')
+    skip(why !== undefined, why)
     writeFileSync(join(folder, '.rpmmacros'), '%vendor Somebody\n')
     vi.stubEnv('HOME', folder)
     const name = buildRpm({ ...from(), out: folder })
