@@ -4,6 +4,7 @@
 import { defineConfig } from 'vitest/config'
 import { PATIENCE } from './lab/command.ts'
 import { isStepAlone } from './test/support/long-step.ts'
+import { filesOf } from './test/support/selection.ts'
 
 /** Of a test that hangs; what it waits for has a limit of a minute for each event (test/support/event.ts). */
 const LIMITS = { testTimeout: 300_000 * PATIENCE, hookTimeout: 300_000 * PATIENCE }
@@ -21,7 +22,8 @@ export default defineConfig({
     ],
     onConsoleLog: (content) => !isStepAlone(content),
     passWithNoTests: false,
-    setupFiles: ['./test/support/report-failure.ts'],
+    runner: './test/support/selection-runner.ts',
+    setupFiles: ['./test/support/record-cost.ts', './test/support/report-failure.ts'],
     expect: { poll: { timeout: 60_000 * PATIENCE, interval: 50 } },
     ...LIMITS,
     projects: [
@@ -29,7 +31,7 @@ export default defineConfig({
         extends: true,
         test: {
           name: 'unit',
-          include: ['test/unit/**/*.test.ts', 'test/sim/**/*.test.ts', 'test/*.test.ts'],
+          include: ['test/unit/**/*.test.ts', ...filesOf(['test/sim', 'test'])],
           maxWorkers: '100%',
         },
       },
@@ -37,12 +39,7 @@ export default defineConfig({
         extends: true,
         test: {
           name: 'system',
-          include: [
-            'test/native/**/*.test.ts',
-            'test/store/**/*.test.ts',
-            'test/kube/**/*.test.ts',
-            'test/netns/**/*.test.ts',
-          ],
+          include: filesOf(['test/native', 'test/store', 'test/kube', 'test/netns']),
           // By default there is a worker less than cores, which of two leaves one.
           maxWorkers: 6,
           sequence: { groupOrder: 1 },

@@ -185,8 +185,8 @@ function fuzzerPackage() {
   return folder ? `libclang-rt-${Number.parseInt(basename(folder), 10)}-dev` : 'libclang-rt-dev'
 }
 
-/** Why no hosts can be made here, as what to do about it. */
-function whyNoHosts() {
+/** What to do so that tests can make hosts; undefined if they can. */
+export function whyNoHosts() {
   if (process.getuid?.() !== 0) return 'run it as root'
   if (spawnSync('unshare', ['--net', '--mount', 'true']).status !== 0)
     return 'run it where root may make namespaces (a container: --cap-add SYS_ADMIN --cap-add NET_ADMIN)'

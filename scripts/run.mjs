@@ -9,6 +9,7 @@ import { existsSync } from 'node:fs'
 import { constants } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { forecast } from './forecast.mjs'
 import { TASKS } from './tasks.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
@@ -56,6 +57,11 @@ async function run([file, ...args], stdout = 'inherit') {
   return written.trim()
 }
 
+if (name === 'test' || name === 'test:whole') {
+  // Whoever names a file wants all of its tests.
+  if (words.length > 0) delete env.WEFT_SELECTION
+  else process.stdout.write(`${forecast(root, name === 'test:whole')}\n`)
+}
 await run(node('scripts/setup.mjs', ...task.setup))
 for (const [variable, path] of Object.entries(task.made ?? {})) {
   if (env[variable]) continue

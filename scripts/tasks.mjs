@@ -3,11 +3,11 @@
 /** The project's tests by vitest; what follows a name on the command line goes to the last command. */
 const vitest = (...words) => ['vitest', 'run', ...words]
 const script = (path, ...words) => ['node', path, ...words]
-/** What was asked for by name is not done when it is skipped: test/support/summary-reporter.ts. */
-const ASKED = { WEFT_REQUIRE: '1' }
-const LONG = { ...ASKED, WEFT_LONG: '1' }
-/** All limits are so many times as long: a machine of many users may be slow for an hour, and what waits is no slower for it. */
+/** Multiplies the limit of every wait: a test that waits for an event is no slower for it, and a busy machine needs it. */
 const PATIENT = { WEFT_PATIENCE: process.env.WEFT_PATIENCE ?? '3' }
+/** A script that was asked for by name fails if one of its tests is skipped because the machine lacks something (summary-reporter.ts). */
+const ASKED = { ...PATIENT, WEFT_REQUIRE: '1' }
+const LONG = { ...ASKED, WEFT_LONG: '1' }
 
 /**
  * @typedef {object} Task
@@ -36,9 +36,10 @@ export const TASKS = {
   },
   'lint:native': { setup: ['lint'], commands: [script('scripts/lint-native.mjs')] },
   format: { setup: ['lint'], commands: [['oxfmt'], script('scripts/lint-native.mjs', '--fix')] },
-  // A sample of the tests, in minutes (test/support/sample.ts); and all of them.
-  test: { setup: ['test'], env: { ...PATIENT, WEFT_SAMPLE: '1' }, commands: [vitest()] },
+  // The tests that test/selection.json chooses; and all of them.
+  test: { setup: ['test'], env: { ...PATIENT, WEFT_SELECTION: '1' }, commands: [vitest()] },
   'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
+  'test:all': { setup: ['test', 'stubborn'], commands: [script('scripts/test-all.mjs')] },
   'test:stubborn': { setup: ['test', 'stubborn'], env: ASKED, commands: [script('scripts/stubborn.mjs')] },
   'test:soak': {
     setup: ['test', 'soak'],

@@ -7,7 +7,6 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { execute, output } from '../../lab/command.ts'
 import { BUILD_MS, buildNative, buildOnAddon } from '../support/native-program.ts'
 import { needs } from '../support/needs.ts'
-import { sample } from '../support/sample.ts'
 
 needs('g++')
 
@@ -39,10 +38,10 @@ const SLOW = { timeoutMs: BUILD_MS }
 
 // Compiling is most of it: at once, on as many cores as there are.
 describe.concurrent.each([
-  ['the pure core', 'core_test', sample([MEMORY, THREADS, ...LONG], 0)],
+  ['the pure core', 'core_test', [MEMORY, THREADS, ...LONG]],
   ['what sends, receives and writes', 'io_test', [MEMORY]],
   ['the walks of a packet', 'walk_test', [MEMORY]],
-  ['the thread of a loop', 'loop_test', sample([MEMORY, THREADS], 0)],
+  ['the thread of a loop', 'loop_test', [MEMORY, THREADS]],
   ['the sessions of two hosts in trouble', 'session_model', [FEW, ...MANY]],
 ] as const)('%s', (_what, name, watched) => {
   it.each([...watched])(

@@ -16,7 +16,6 @@ import { added, removed, subnetOf, tunAddress } from '../support/hosts.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 import { freezeThread } from '../support/service-manager.ts'
 import { ipv4Packet, udpDatagram } from '../support/packets.ts'
-import { sample } from '../support/sample.ts'
 
 needs(HOSTS, ...ETCD, 'iperf3', 'ping')
 
@@ -122,7 +121,7 @@ const KINDS = [
   ['directory', 'dgram'],
   ['directory', 'naive'],
 ] as const
-describe.each(sample(KINDS, 0, 2))('three hosts on the %s store with the %s engine', (store, engine) => {
+describe.each(KINDS)('three hosts on the %s store with the %s engine', (store, engine) => {
   it('ping and carry TCP between containers', async () => {
     lab = await createLab({ hosts: 3 })
     const leases = await STORES[store](lab)
@@ -372,7 +371,7 @@ describe('--workers', () => {
   })
 })
 
-describe.each(sample(['etcd', 'directory'] as const, 0))('nodes on the %s store', (store) => {
+describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) => {
   it('are followed when they join, stop, die, come back and expire', async () => {
     lab = await createLab({ hosts: 3 })
     const leases = await STORES[store](lab)

@@ -10,7 +10,6 @@ import { createLab, type Host, type Lab } from '../../lab/lab.ts'
 import { eventually } from '../support/event.ts'
 import { doctor, statusOf, subnetOf, weft, weftOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { sample } from '../support/sample.ts'
 
 needs(HOSTS)
 
@@ -33,7 +32,7 @@ const BACKENDS = [
   [{ Type: 'vxlan' }, 1450, 1350],
   [{ Type: 'host-gw' }, 1500, 1400],
 ] as const
-it.concurrent.each(sample(BACKENDS, 0))(
+it.concurrent.each(BACKENDS)(
   '%j: is named by every host, and whole again when it is mended',
   async (Backend, whole, least) => {
     const lab = await createLab({ hosts: 3 })

@@ -28,7 +28,6 @@ import { eventually } from '../support/event.ts'
 import { added, cpuSeconds, subnetOf, tunAddress } from '../support/hosts.ts'
 import type { Strikes, Trouble } from '../support/troubled-etcd.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
-import { sample } from '../support/sample.ts'
 
 needs(HOSTS, ...ETCD, 'iperf3', 'nft', 'ping')
 
@@ -249,7 +248,7 @@ const MORE_STRIKES = [
 ] as const
 
 describe.concurrent('while etcd', () => {
-  it.each([...sample(STRIKES, 0, 2), ...(LONG ? MORE_STRIKES : [])])(
+  it.each([...STRIKES, ...(LONG ? MORE_STRIKES : [])])(
     '%s, no packet is lost, little CPU is spent, little is said; then all is made good',
     async (title, strike, proxied, answers) => {
       const bed = await open(4)
@@ -371,7 +370,7 @@ describe.concurrent('a host of three, each with a member of etcd,', () => {
     ['whose member is cut off from the others: its daemon goes to another', '2380', true],
     ['that is cut off from etcd but for its own member: its daemon waits', '2379, 2380', false],
   ] as const
-  it.each(sample(CUT_OFF, 0))(
+  it.each(CUT_OFF)(
     '%s; packets flow, the others go on, and all is made good',
     async (_title, ports, hears) => {
       const bed = await openCluster()
@@ -473,7 +472,7 @@ describe.concurrent('while the lease directory', () => {
     ['is read-only', readOnly, /EROFS.*; make it writable for this user/, true, false],
     ['is full', full, /ENOSPC.*; free space on its file system/, false, true],
   ] as const
-  it.each(sample(UNWRITABLE, 1))(
+  it.each(UNWRITABLE)(
     '%s, no packet is lost, little CPU is spent, little is said, no lease is lost; then all is made good',
     async (title, strike, says, ends, renews) => {
       const { lab, folder } = await openDirectory(4)

@@ -16,7 +16,6 @@ import { BUILD_MS } from '../support/native-program.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { ipv4Packet } from '../support/packets.ts'
 import { pinging } from '../support/pinging.ts'
-import { sample } from '../support/sample.ts'
 
 const lacks = needs(HOSTS, 'g++', 'ping', 'nft', 'nstat', 'ethtool')
 
@@ -226,93 +225,87 @@ describe.concurrent('a path', () => {
     { engine: 'dgram', backend: { Type: 'udp' }, overhead: 28 },
     { engine: 'native', backend: { Type: 'vxlan', DataPath: 'userspace' }, overhead: 50 },
   ]
-  it.each(sample(BACKENDS, 0, 2))(
-    'narrows from 1500 to 1280: $backend.Type, $engine',
-    async ({ engine, backend, overhead }) => {
-      const bed = await open({ engine, backend }, throughRouter)
-      const { hosts, inside, other, stream } = bed
-      const [a, b, router] = hosts
-      const wide = 1500 - overhead
-      const fits = 1280 - overhead
-      expect(await probe(inside, other.address, wide)).toContain('1 received')
+  it.each(BACKENDS)('narrows from 1500 to 1280: $backend.Type, $engine', async ({ engine, backend, overhead }) => {
+    const bed = await open({ engine, backend }, throughRouter)
+    const { hosts, inside, other, stream } = bed
+    const [a, b, router] = hosts
+    const wide = 1500 - overhead
+    const fits = 1280 - overhead
+    expect(await probe(inside, other.address, wide)).toContain('1 received')
 
-      await stream()
+    await stream()
 
-      await takes(router, [a, b], 1280)
-      await crosses(bed)
+    await takes(router, [a, b], 1280)
+    await crosses(bed)
 
-      // With DF the sender is told, on either side.
-      const isTold = (from: Pod, to: Pod) => async () =>
-        expect(await tryProbe(from, to.address, fits + 1)).toContain(`Frag needed and DF set (mtu = ${fits})`)
-      await eventually(isTold(inside, other))
-      await eventually(isTold(other, inside))
-      expect(await probe(inside, other.address, fits)).toContain('1 received')
+    // With DF the sender is told, on either side.
+    const isTold = (from: Pod, to: Pod) => async () =>
+      expect(await tryProbe(from, to.address, fits + 1)).toContain(`Frag needed and DF set (mtu = ${fits})`)
+    await eventually(isTold(inside, other))
+    await eventually(isTold(other, inside))
+    expect(await probe(inside, other.address, fits)).toContain('1 received')
 
-      // Without, it goes in fragments that the container puts together, not its host.
-      await Promise.all([inside, other].map(forget)) // or they would fragment by themselves what they send
-      const counts = async (): Promise<number[]> => [await ipCount(b, 'ReasmReqds'), await ipCount(other, 'ReasmOKs')]
-      const [byHost = 0, byContainer = 0] = await counts()
-      await areAnswered(inside, other.address, ...WITHOUT_DF)
-      expect(await counts()).toEqual([byHost, byContainer + 3])
+    // Without, it goes in fragments that the container puts together, not its host.
+    await Promise.all([inside, other].map(forget)) // or they would fragment by themselves what they send
+    const counts = async (): Promise<number[]> => [await ipCount(b, 'ReasmReqds'), await ipCount(other, 'ReasmOKs')]
+    const [byHost = 0, byContainer = 0] = await counts()
+    await areAnswered(inside, other.address, ...WITHOUT_DF)
+    expect(await counts()).toEqual([byHost, byContainer + 3])
 
-      // It is wide again, and the kernels have forgotten, as they do after ten minutes.
-      await takes(router, [a, b], 1500)
-      await Promise.all([a, b].map(forget))
-      await eventually(async () => expect(await tryProbe(inside, other.address, wide)).toContain('1 received'))
-      await stream()
-    },
-  )
+    // It is wide again, and the kernels have forgotten, as they do after ten minutes.
+    await takes(router, [a, b], 1500)
+    await Promise.all([a, b].map(forget))
+    await eventually(async () => expect(await tryProbe(inside, other.address, wide)).toContain('1 received'))
+    await stream()
+  })
 
   const FAMILIES = [
     { inner: 'ipv6', outer: 'ipv4', overhead: 28 },
     { inner: 'ipv4', outer: 'ipv6', overhead: 48 },
     { inner: 'ipv6', outer: 'ipv6', overhead: 48 },
   ] as const
-  it.each(sample(FAMILIES, 1))(
-    'narrows from 1500 to 1280: $inner in datagrams of $outer',
-    async ({ inner, outer, overhead }) => {
-      const backend = { Type: 'udp', Underlay: outer }
-      const bed = await open({ engine: 'native', backend, inner, outer }, throughRouterBoth)
-      const { hosts, inside, other, insideAddress, otherAddress, stream } = bed
-      const [a, b, router] = hosts
-      const wide = 1452
-      // No sender of IPv6 is told of less than each link takes.
-      const fits = inner === 'ipv6' ? 1280 : 1280 - overhead
-      expect(await probe(inside, otherAddress, wide)).toContain('1 received')
-      await stream()
+  it.each(FAMILIES)('narrows from 1500 to 1280: $inner in datagrams of $outer', async ({ inner, outer, overhead }) => {
+    const backend = { Type: 'udp', Underlay: outer }
+    const bed = await open({ engine: 'native', backend, inner, outer }, throughRouterBoth)
+    const { hosts, inside, other, insideAddress, otherAddress, stream } = bed
+    const [a, b, router] = hosts
+    const wide = 1452
+    // No sender of IPv6 is told of less than each link takes.
+    const fits = inner === 'ipv6' ? 1280 : 1280 - overhead
+    expect(await probe(inside, otherAddress, wide)).toContain('1 received')
+    await stream()
 
-      await takesBoth(router, [a, b], 1280)
-      await crosses(bed)
-      const isTold = (from: Pod, to: string) => async () =>
-        expect(await tryProbe(from, to, fits + 1)).toMatch(
-          new RegExp(`(Frag needed and DF set \\(mtu = |Packet too big: mtu=)${fits}\\b`),
-        )
-      await eventually(isTold(inside, otherAddress))
-      await eventually(isTold(other, insideAddress))
-      // What may not be cut inside and is no longer than each link takes goes in fragments of the datagram.
-      const before = await reassembled(b, outer)
-      expect(await probe(inside, otherAddress, fits)).toContain('1 received')
-      expect((await reassembled(b, outer)) - before).toBe(inner === 'ipv6' ? 1 : 0)
-      if (inner === 'ipv4') {
-        await Promise.all([inside, other].map(forget))
-        const byContainer = await reassembled(other, 'ipv4')
-        await areAnswered(inside, otherAddress, ...WITHOUT_DF)
-        expect([await reassembled(b, outer), await reassembled(other, 'ipv4')]).toEqual([before, byContainer + 3])
-      }
+    await takesBoth(router, [a, b], 1280)
+    await crosses(bed)
+    const isTold = (from: Pod, to: string) => async () =>
+      expect(await tryProbe(from, to, fits + 1)).toMatch(
+        new RegExp(`(Frag needed and DF set \\(mtu = |Packet too big: mtu=)${fits}\\b`),
+      )
+    await eventually(isTold(inside, otherAddress))
+    await eventually(isTold(other, insideAddress))
+    // What may not be cut inside and is no longer than each link takes goes in fragments of the datagram.
+    const before = await reassembled(b, outer)
+    expect(await probe(inside, otherAddress, fits)).toContain('1 received')
+    expect((await reassembled(b, outer)) - before).toBe(inner === 'ipv6' ? 1 : 0)
+    if (inner === 'ipv4') {
+      await Promise.all([inside, other].map(forget))
+      const byContainer = await reassembled(other, 'ipv4')
+      await areAnswered(inside, otherAddress, ...WITHOUT_DF)
+      expect([await reassembled(b, outer), await reassembled(other, 'ipv4')]).toEqual([before, byContainer + 3])
+    }
 
-      await takesBoth(router, [a, b], 1500)
-      await Promise.all([a, b].map(forget))
-      await eventually(async () => expect(await tryProbe(inside, otherAddress, wide)).toContain('1 received'))
-      await stream()
-    },
-  )
+    await takesBoth(router, [a, b], 1500)
+    await Promise.all([a, b].map(forget))
+    await eventually(async () => expect(await tryProbe(inside, otherAddress, wide)).toContain('1 received'))
+    await stream()
+  })
 
   const SILENT = [
     { engine: 'native', backend: { Type: 'udp' }, overhead: 28, hole: 'length' },
     { engine: 'dgram', backend: { Type: 'udp' }, overhead: 28, hole: 'length' },
     { engine: 'native', backend: { Type: 'vxlan', DataPath: 'userspace' }, overhead: 50, hole: 'no ICMP' },
   ] as const
-  it.each(sample(SILENT, 0))(
+  it.each(SILENT)(
     'that drops what is too long and says nothing is found, by $hole: $backend.Type, $engine',
     async (given) => {
       const { engine, overhead, hole } = given
@@ -339,7 +332,7 @@ describe.concurrent('a path', () => {
     },
   )
 
-  it.each(sample(['native', 'dgram'], 0))('that does so stalls where nobody is asked to look: %s', async (engine) => {
+  it.each(['native', 'dgram'])('that does so stalls where nobody is asked to look: %s', async (engine) => {
     const { hosts, inside, other, stream } = await open({ engine, backend: { Type: 'udp' } }, async (three) => {
       await throughRouter(three)
       await HOLES.length(three)

@@ -11,7 +11,6 @@ import { eventually } from '../support/event.ts'
 import { subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
-import { itWhole, sample } from '../support/sample.ts'
 
 needs(HOSTS, 'ping')
 
@@ -97,7 +96,7 @@ const UPDATES = [
   { name: 'vxlan by the kernel', backend: { Type: 'vxlan', DataPath: 'kernel' }, why: whyNoVxlan },
   { name: 'host-gw', backend: { Type: 'host-gw' } },
 ]
-describe.each(sample(UPDATES, 0))('an update by surge, $name', ({ backend, why }) => {
+describe.each(UPDATES)('an update by surge, $name', ({ backend, why }) => {
   it('loses nothing, and takes the lease along', async ({ skip }) => {
     const lack = await why?.()
     skip(lack !== undefined, lack)
@@ -145,7 +144,7 @@ describe('a new pod that is not ready', () => {
     expect(before.lines.filter((line) => /Ending|forwarding again/.test(line))).toEqual([])
   })
 
-  itWhole('for its flags are wrong takes nothing, however often it is started', async () => {
+  it('for its flags are wrong takes nothing, however often it is started', async () => {
     const before = await open({ Type: 'udp' })
     const pings = pinging(...containers)
     for (let time = 0; time < 3; time++) {
@@ -182,7 +181,7 @@ it('an old pod whose successor dies goes on by itself, and hands over to the nex
   expect((await pings.stop()).lost).toBe(0)
 })
 
-itWhole('forwards again when a successor hangs that it cannot end, being of another pod', async () => {
+it('forwards again when a successor hangs that it cannot end, being of another pod', async () => {
   const before = await open({ Type: 'udp' })
   const program = `
     const { connect } = await import(${JSON.stringify(join(packageRoot, 'dist/src/host/unix-socket.js'))})
@@ -229,7 +228,7 @@ it('two pods that a host starts at once: one forwards, the other one waits, and 
   expect(await ready(waiting)).toMatchObject({ code: 0 })
 })
 
-itWhole('one pod after another, without surge: the new one goes on as last known', async () => {
+it('one pod after another, without surge: the new one goes on as last known', async () => {
   const before = await open({ Type: 'udp' })
   expect(await before.end()).toBe(0)
   const after = await startPod(a)
@@ -238,7 +237,7 @@ itWhole('one pod after another, without surge: the new one goes on as last known
   await reach(containers[0].namespace, containers[1].address)
 })
 
-itWhole('no remedy names a pid of another pod, which is somebody else here', async () => {
+it('no remedy names a pid of another pod, which is somebody else here', async () => {
   const before = await open({ Type: 'udp' })
   process.kill(before.pid, 'SIGSTOP')
   const after = await startPod(a)

@@ -25,7 +25,6 @@ import { pinging } from '../support/pinging.ts'
 import { meet } from '../support/successor.ts'
 import { subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { sample } from '../support/sample.ts'
 
 needs(HOSTS, 'ping', 'iperf3', 'wireguard-go', 'wg')
 
@@ -80,7 +79,7 @@ const LENT = [
   { backend: { Type: 'vxlan', DataPath: 'userspace' }, families: V4, tuns: ['flannel.1'] },
   { backend: { Type: 'vxlan', DataPath: 'userspace' }, families: BOTH, tuns: ['flannel.1', 'flannel-v6.1'] },
 ]
-describe.each(sample(LENT, 0, 2))('$backend.Type, $families', ({ backend, families, tuns }) => {
+describe.each(LENT)('$backend.Type, $families', ({ backend, families, tuns }) => {
   it(`loses nothing over ${UPGRADES} upgrades`, async () => {
     await openWith(families, backend)
     const number = (): Promise<string[]> =>
@@ -187,7 +186,7 @@ function hideStore(): () => void {
 }
 
 describe('one that was killed', () => {
-  it.each(sample(['native', 'dgram'], 0))(
+  it.each(['native', 'dgram'])(
     'is missed, by nobody cut off, until the next one forwards, store or no store: %s',
     async (engine) => {
       await open({ Type: 'udp' }, '--engine', engine)
@@ -238,7 +237,7 @@ describe('one that was stopped', () => {
     ['another engine', ['--engine', 'dgram']],
     ['another port', []],
   ]
-  it.each(sample(OTHERWISE, 0, 3))('hands over to one with %s', async (_what, more) => {
+  it.each(OTHERWISE)('hands over to one with %s', async (_what, more) => {
     await open({ Type: 'udp' })
     if (more.length === 0) configure(V4, { Type: 'udp', Port: 9000 })
     const [before] = daemons
@@ -259,7 +258,7 @@ const OTHER_BACKENDS: readonly (readonly [what: string, backend: object, other: 
   ['udp after host-gw', { Type: 'host-gw' }, { Type: 'udp' }],
   ['udp after wireguard-go', { Type: 'wireguard', DataPath: 'wireguard-go' }, { Type: 'udp' }],
 ]
-it.each(sample(OTHER_BACKENDS, 0, 3))('hands over to one with another backend: %s', async (_what, backend, other) => {
+it.each(OTHER_BACKENDS)('hands over to one with another backend: %s', async (_what, backend, other) => {
   await open(backend)
   configure(V4, other)
   for (const [at, host] of [a, b].entries()) {

@@ -16,7 +16,6 @@ import { eventually } from '../support/event.ts'
 import { subnetOf } from '../support/hosts.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 import { randomFrom } from '../support/packet-model.ts'
-import { sample } from '../support/sample.ts'
 
 needs(HOSTS, ...ETCD, 'nft', 'ping')
 
@@ -292,7 +291,7 @@ const FAULTS: readonly Fault[] = [
   },
 ]
 
-it.for(sample(NETWORKS, 1))(
+it.for(NETWORKS)(
   'loses no packet of %s over %s that is behind no fault, and every table is the store as soon as all is well',
   { timeout: SOAK_MS + 20 * EVENT_MS },
   async ([inner, underlay, carried, config], { annotate }) => {

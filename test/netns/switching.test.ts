@@ -6,7 +6,6 @@ import { afterEach, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, packageRoot, whyNoVxlan, type Lab } from '../../lab/lab.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
-import { sample } from '../support/sample.ts'
 import { HOST_GW, switchOnAndOff, VXLAN } from '../support/switching.ts'
 
 needs(HOSTS, ...ETCD, 'ping')
@@ -55,39 +54,36 @@ const KINDS = [
   ['etcd', 'vxlan', VXLAN],
   ['directory', 'host-gw', HOST_GW],
 ] as const
-it.for(sample(KINDS, 0))(
-  'no ping is lost, and no IPv4 subnet, with leases in %s and %s',
-  async ([store, , backend], { skip }) => {
-    const why = backend === VXLAN ? await whyNoVxlan() : undefined
-    skip(why !== undefined, why)
-    lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
-    const { args, leases } = await STORES[store]()
-    const { hosts, folder } = lab
-    let isSet = false
-    await switchOnAndOff({
-      ...{ hosts, backend },
-      async configure(config) {
-        const file = join(folder, 'new.json')
-        writeFileSync(file, JSON.stringify(config))
-        const set = (...flags: string[]) =>
-          hosts[0]!.run([process.execPath, join(packageRoot, 'bin/weft'), 'config', 'set', ...flags, file, ...args])
-        const isBack = isSet && !('EnableIPv6' in config)
-        if (isBack) expect((await set()).stderr).toMatch(/it has no IPv6: 3 leases would lose the subnet of it/)
-        expect(await set(...(isBack ? ['--force'] : []))).toMatchObject({ code: 0 })
-        isSet = true
-      },
-      start: (host) => host.startDaemon({ args }),
-      async published(host) {
-        const own = [...(await leases())].map(([key, text]) => ({ key, value: JSON.parse(text) as Lease }))
-        const found = own.filter(({ value }) => value.PublicIP === host.address)
-        expect(found.map(({ key }) => key)).toHaveLength(1)
-        const [{ key, value } = { key: '', value: undefined }] = found
-        const subnets = key.split('&').map((part) => part.replace(/-(\d+)$/, '/$1'))
-        return [...subnets, ...[value?.PublicIP, value?.PublicIPv6].filter((each) => typeof each === 'string')]
-      },
-    })
-  },
-)
+it.for(KINDS)('no ping is lost, and no IPv4 subnet, with leases in %s and %s', async ([store, , backend], { skip }) => {
+  const why = backend === VXLAN ? await whyNoVxlan() : undefined
+  skip(why !== undefined, why)
+  lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
+  const { args, leases } = await STORES[store]()
+  const { hosts, folder } = lab
+  let isSet = false
+  await switchOnAndOff({
+    ...{ hosts, backend },
+    async configure(config) {
+      const file = join(folder, 'new.json')
+      writeFileSync(file, JSON.stringify(config))
+      const set = (...flags: string[]) =>
+        hosts[0]!.run([process.execPath, join(packageRoot, 'bin/weft'), 'config', 'set', ...flags, file, ...args])
+      const isBack = isSet && !('EnableIPv6' in config)
+      if (isBack) expect((await set()).stderr).toMatch(/it has no IPv6: 3 leases would lose the subnet of it/)
+      expect(await set(...(isBack ? ['--force'] : []))).toMatchObject({ code: 0 })
+      isSet = true
+    },
+    start: (host) => host.startDaemon({ args }),
+    async published(host) {
+      const own = [...(await leases())].map(([key, text]) => ({ key, value: JSON.parse(text) as Lease }))
+      const found = own.filter(({ value }) => value.PublicIP === host.address)
+      expect(found.map(({ key }) => key)).toHaveLength(1)
+      const [{ key, value } = { key: '', value: undefined }] = found
+      const subnets = key.split('&').map((part) => part.replace(/-(\d+)$/, '/$1'))
+      return [...subnets, ...[value?.PublicIP, value?.PublicIPv6].filter((each) => typeof each === 'string')]
+    },
+  })
+})
 
 interface Lease {
   readonly PublicIP: string

@@ -11,7 +11,6 @@ import { pinging } from '../support/pinging.ts'
 import { freezeThread } from '../support/service-manager.ts'
 import { bootSystemd, hasSystemd, type Systemd } from '../support/systemd.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
-import { sample } from '../support/sample.ts'
 
 needs(HOSTS, ...ETCD, 'python3', 'tcpdump')
 
@@ -96,67 +95,64 @@ describe('the unit', () => {
     ['IPv4 by WireGuard, whose keys are kept too', ['ipv4'], WIREGUARD, 'flannel-wg', '1420'],
     ['both families by vxlan, with a path for each', ['ipv4', 'ipv6'], IPV6, 'flannel.1', '1430'],
   ] as const
-  it.for(sample(RESTARTED, 2))(
-    'loses no packet over a restart: %s',
-    async ([, families, network, device, mtu], { skip }) => {
-      skip(!hasSystemd, 'no systemd, or no cgroups of version 2')
-      lab = await createLab({ hosts: 2, families })
-      const [a, b] = lab.hosts as [Host, Host]
-      etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
-      await etcd.ctl('put', '/coreos.com/network/config', JSON.stringify({ Network: '10.5.0.0/16', ...network }))
-      systemd = await bootSystemd(a, [
-        `Environment=FLANNELD_ETCD_ENDPOINTS=${etcd.endpoint} FLANNELD_SUBNET_FILE=/run/flannel/subnet.env`,
-      ])
-      await systemd.systemctl('start', 'weftd')
-      const env = { WIREGUARD_KEY_FILE: join(lab.folder, 'wgkey') }
-      const peer = b.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint], env })
-      await peer.line(/flannel is ready/)
-      const given = systemd.read('/run/flannel/subnet.env')!
-      const [gateway, ipv6Gateway] = ['SUBNET', 'IPV6_SUBNET'].map(
-        (name) => new RegExp(`^FLANNEL_${name}=(.*)`, 'm').exec(given)?.[1],
-      )
-      const [from, to] = [await a.startPod({ gateway: gateway!, ipv6Gateway, mtu }), await b.startPod()]
-      const addresses = [to.address, to.ipv6].filter((address) => address !== undefined)
-      expect(addresses).toHaveLength(families.length)
-      for (const address of addresses) await reach(from.namespace, address)
-      const pid = await systemd.mainPid()
+  it.for(RESTARTED)('loses no packet over a restart: %s', async ([, families, network, device, mtu], { skip }) => {
+    skip(!hasSystemd, 'no systemd, or no cgroups of version 2')
+    lab = await createLab({ hosts: 2, families })
+    const [a, b] = lab.hosts as [Host, Host]
+    etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
+    await etcd.ctl('put', '/coreos.com/network/config', JSON.stringify({ Network: '10.5.0.0/16', ...network }))
+    systemd = await bootSystemd(a, [
+      `Environment=FLANNELD_ETCD_ENDPOINTS=${etcd.endpoint} FLANNELD_SUBNET_FILE=/run/flannel/subnet.env`,
+    ])
+    await systemd.systemctl('start', 'weftd')
+    const env = { WIREGUARD_KEY_FILE: join(lab.folder, 'wgkey') }
+    const peer = b.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint], env })
+    await peer.line(/flannel is ready/)
+    const given = systemd.read('/run/flannel/subnet.env')!
+    const [gateway, ipv6Gateway] = ['SUBNET', 'IPV6_SUBNET'].map(
+      (name) => new RegExp(`^FLANNEL_${name}=(.*)`, 'm').exec(given)?.[1],
+    )
+    const [from, to] = [await a.startPod({ gateway: gateway!, ipv6Gateway, mtu }), await b.startPod()]
+    const addresses = [to.address, to.ipv6].filter((address) => address !== undefined)
+    expect(addresses).toHaveLength(families.length)
+    for (const address of addresses) await reach(from.namespace, address)
+    const pid = await systemd.mainPid()
 
-      const initiations = network === WIREGUARD ? await watchHandshakes(b) : undefined
-      // The queue of the TUN device holds 4,000 packets, and so 20 s of these: a busy machine takes more than 4 s to start a program.
-      const pings = addresses.map((address) => pinging(from, to, { address, everyS: 0.005 }))
-      for (let restart = 0; restart < 3; restart++) await systemd.systemctl('restart', 'weftd')
-      for (const each of pings) {
-        const { sent, lost } = await each.stop()
-        expect(lost).toBe(0)
-        expect(sent).toBeGreaterThan(100)
-      }
-      expect(await systemd.mainPid()).not.toBe(pid)
-      expect((await initiations?.()) ?? 0).toBe(0)
-      // Each took what was kept for it, and nothing is kept while it runs.
-      expect(await systemd.property('NFileDescriptorStore')).toBe('0')
+    const initiations = network === WIREGUARD ? await watchHandshakes(b) : undefined
+    // The queue of the TUN device holds 4,000 packets, and so 20 s of these: a busy machine takes more than 4 s to start a program.
+    const pings = addresses.map((address) => pinging(from, to, { address, everyS: 0.005 }))
+    for (let restart = 0; restart < 3; restart++) await systemd.systemctl('restart', 'weftd')
+    for (const each of pings) {
+      const { sent, lost } = await each.stop()
+      expect(lost).toBe(0)
+      expect(sent).toBeGreaterThan(100)
+    }
+    expect(await systemd.mainPid()).not.toBe(pid)
+    expect((await initiations?.()) ?? 0).toBe(0)
+    // Each took what was kept for it, and nothing is kept while it runs.
+    expect(await systemd.property('NFileDescriptorStore')).toBe('0')
 
-      // One that was told to leave is not started again for having done so.
-      const leaving = a.spawn([
-        ...[
-          'nsenter',
-          '--target',
-          String(await systemd.mainPid()),
-          '--mount',
-          '--pid',
-          '/opt/node',
-          '/opt/weft/bin/weftd',
-        ],
-        ...['--leave', '--subnet-file', '/run/flannel/subnet.env'],
-      ])
-      await ended(leaving)
-      expect(leaving.exitCode).toBe(0)
-      await until('StatusText', /weftd --leave; waiting to be stopped$/)
-      expect((await a.run(['ip', 'link', 'show', device])).code).not.toBe(0)
-      expect([await systemd.property('ActiveState'), await systemd.property('NRestarts')]).toEqual(['active', '0'])
-      await systemd.systemctl('stop', 'weftd')
-      expect(await systemd.property('Result')).toBe('success')
-    },
-  )
+    // One that was told to leave is not started again for having done so.
+    const leaving = a.spawn([
+      ...[
+        'nsenter',
+        '--target',
+        String(await systemd.mainPid()),
+        '--mount',
+        '--pid',
+        '/opt/node',
+        '/opt/weft/bin/weftd',
+      ],
+      ...['--leave', '--subnet-file', '/run/flannel/subnet.env'],
+    ])
+    await ended(leaving)
+    expect(leaving.exitCode).toBe(0)
+    await until('StatusText', /weftd --leave; waiting to be stopped$/)
+    expect((await a.run(['ip', 'link', 'show', device])).code).not.toBe(0)
+    expect([await systemd.property('ActiveState'), await systemd.property('NRestarts')]).toEqual(['active', '0'])
+    await systemd.systemctl('stop', 'weftd')
+    expect(await systemd.property('Result')).toBe('success')
+  })
 
   it.for([
     ['a flag that there is not', 'ExecStart=/opt/node /opt/weft/bin/weftd --nonsense'],

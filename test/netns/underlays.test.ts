@@ -13,7 +13,6 @@ import { eventually } from '../support/event.ts'
 import { doctor, statusOf, weft } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
-import { itWhole, sample } from '../support/sample.ts'
 
 needs(HOSTS, 'iperf3', 'nft', 'ping')
 
@@ -84,7 +83,7 @@ const UNDERLAYS: readonly (readonly [underlay: string | undefined, first: Family
   ['ipv6', 'ipv6', 'ipv4'],
   [undefined, 'ipv4', 'ipv6'],
 ]
-it.each(sample(UNDERLAYS, 0))(
+it.each(UNDERLAYS)(
   'eight streams go on by the other family, and go back: Underlay %s',
   async (underlay, first, other) => {
     const daemons = await running(underlay)
@@ -183,7 +182,7 @@ it('a weftd with sockets of one family hands over to one that wants both, and th
   for (const each of pings) expect((await each.stop()).lost).toBe(0)
 })
 
-itWhole('a peer that is reached by the other family is so from the first packet of the next weftd', async () => {
+it('a peer that is reached by the other family is so from the first packet of the next weftd', async () => {
   let [first] = await running()
   const [a, b] = lab.hosts as [Host, Host]
   const [from, to] = [await a.startPod(), await b.startPod()]

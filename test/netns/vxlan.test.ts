@@ -26,7 +26,6 @@ import { frames, UDP6, udp6IsRight, udpOf } from '../support/pcap.ts'
 import { ipv6Packet } from '../support/packets.ts'
 import { freezeThread, threadNames } from '../support/service-manager.ts'
 import { pinging } from '../support/pinging.ts'
-import { itWhole, sample } from '../support/sample.ts'
 
 needs(HOSTS, 'ping', 'iperf3', 'tcpdump', 'nft', 'curl', 'ethtool', 'python3')
 
@@ -113,7 +112,7 @@ const captured6 = async (host: Host, count: number, traffic: () => Promise<void>
 describe('a cluster of both', () => {
   beforeEach(({ skip }) => needsKernelVxlan(skip))
 
-  itWhole('has kernels and weftd talk to each other, neither knowing', async () => {
+  it('has kernels and weftd talk to each other, neither knowing', async () => {
     lab = await createLab({ hosts: 3 })
     const [a, b, c] = lab.hosts as [Host, Host, Host]
     await start(a, 'kernel')
@@ -399,7 +398,7 @@ describe('a cluster of both, of both families', () => {
     expect(podA.ipv6).not.toBe(podB.ipv6)
   })
 
-  itWhole.each([
+  it.each([
     [
       'without offloads of the engine',
       ['udp-gso', 'udp-gro', 'tun-header'].flatMap((name) => ['--without', name]),
@@ -603,7 +602,7 @@ describe('who carries it', () => {
     expect(daemon.process.exitCode).toBe(1)
   })
 
-  it.for(sample(['naive', 'native'], 0))(
+  it.for(['naive', 'native'])(
     'reaches a kernel with the %s engine, whatever it leaves undone',
     async (engine, { skip }) => {
       await needsKernelVxlan(skip)
@@ -628,7 +627,7 @@ describe('who carries it', () => {
   )
 })
 
-it.for(sample(['kernel', 'userspace'] as const, 1))(
+it.for(['kernel', 'userspace'] as const)(
   'loses nothing over overlapping restarts where weft chooses who carries it: %s',
   async (carrier, { skip }) => {
     if (carrier === 'kernel') await needsKernelVxlan(skip)

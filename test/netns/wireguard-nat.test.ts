@@ -9,7 +9,6 @@ import { eventually } from '../support/event.ts'
 import { watchDatagrams, watchHandshakes } from '../support/handshakes.ts'
 import { answers, statusOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { sample } from '../support/sample.ts'
 
 needs(HOSTS, 'nft', 'ping', 'tcpdump', 'wg', 'wireguard-go')
 
@@ -57,35 +56,32 @@ async function remembers(host: Host, seconds: number): Promise<void> {
 const placeOf = async (peer: string, by: Host): Promise<string | null | undefined> =>
   (await statusOf(by)).peers?.list.find(({ publicIp }) => publicIp === peer)?.endpoint
 
-it.each(sample(['userspace', 'wireguard-go'], 0))(
-  'stays reachable while all are quiet, from a node by %s',
-  async (other) => {
-    lab = await createLab({ hosts: 2 })
-    const [a, b] = lab.hosts as [Host, Host]
-    await homeOf(a)
-    const keepalive = { PersistentKeepaliveInterval: 1 }
-    const daemons = [await start(b, { ...keepalive, DataPath: other }), await start(a, keepalive)]
-    const [podA, podB] = [await a.startPod(), await b.startPod()]
-    await reach(podB.namespace, podA.address) // as soon as the node behind NAT has called
-    const keepalives = await watchDatagrams(b, `host ${PUBLIC} and udp port 51820 and udp[4:2] = ${KEEPALIVE_BYTES}`)
-    await eventually(() => expect(keepalives.lines.length).toBeGreaterThan(2 * REMEMBERS_S))
-    const ends = (await keepalives.stop()).map((line) => /\.201\.(\d+)\b/.exec(line)?.[1])
-    expect(new Set(ends).size).toBe(1) // the NAT forgot none of it
-    await answers(podB.namespace, podA.address)
-    await answers(podA.namespace, podB.address)
-    if (other === 'userspace') expect(await placeOf(a.address, b)).toBe(`${PUBLIC}:${ends[0]}`)
+it.each(['userspace', 'wireguard-go'])('stays reachable while all are quiet, from a node by %s', async (other) => {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  await homeOf(a)
+  const keepalive = { PersistentKeepaliveInterval: 1 }
+  const daemons = [await start(b, { ...keepalive, DataPath: other }), await start(a, keepalive)]
+  const [podA, podB] = [await a.startPod(), await b.startPod()]
+  await reach(podB.namespace, podA.address) // as soon as the node behind NAT has called
+  const keepalives = await watchDatagrams(b, `host ${PUBLIC} and udp port 51820 and udp[4:2] = ${KEEPALIVE_BYTES}`)
+  await eventually(() => expect(keepalives.lines.length).toBeGreaterThan(2 * REMEMBERS_S))
+  const ends = (await keepalives.stop()).map((line) => /\.201\.(\d+)\b/.exec(line)?.[1])
+  expect(new Set(ends).size).toBe(1) // the NAT forgot none of it
+  await answers(podB.namespace, podA.address)
+  await answers(podA.namespace, podB.address)
+  if (other === 'userspace') expect(await placeOf(a.address, b)).toBe(`${PUBLIC}:${ends[0]}`)
 
-    // A NAT that begins anew gives other ports, and is followed.
-    const again = await watchDatagrams(b, `src host ${PUBLIC} and udp src portrange 41000-41999`)
-    await translate(a, '41000-41999')
-    await remembers(a, 0)
-    await eventually(() => expect(again.lines.length).toBeGreaterThan(0))
-    await remembers(a, REMEMBERS_S)
-    await again.stop()
-    await reach(podB.namespace, podA.address)
-    for (const { lines } of daemons) expect(lines.filter((line) => line.startsWith('E'))).toEqual([])
-  },
-)
+  // A NAT that begins anew gives other ports, and is followed.
+  const again = await watchDatagrams(b, `src host ${PUBLIC} and udp src portrange 41000-41999`)
+  await translate(a, '41000-41999')
+  await remembers(a, 0)
+  await eventually(() => expect(again.lines.length).toBeGreaterThan(0))
+  await remembers(a, REMEMBERS_S)
+  await again.stop()
+  await reach(podB.namespace, podA.address)
+  for (const { lines } of daemons) expect(lines.filter((line) => line.startsWith('E'))).toEqual([])
+})
 
 it('whose public address is not its interface’s calls others although the NAT has forgotten it', async () => {
   lab = await createLab({ hosts: 2 })

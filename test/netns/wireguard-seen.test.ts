@@ -10,7 +10,6 @@ import type { FindingName } from '../../src/tool/doctor/findings.ts'
 import { eventually } from '../support/event.ts'
 import { doctor, statusOf, subnetOf, weft } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { itWhole } from '../support/sample.ts'
 import { deviceDataPath } from '../support/wireguard.ts'
 
 needs(HOSTS, 'curl', 'iptables', 'wg')
@@ -133,7 +132,7 @@ describe('the doctor', () => {
       await finds(host, ['psk-differs', 'peer-silent'], /no handshake was ever completed, \d+ begun here/, late[at])
   })
 
-  itWhole('finds by a device that handshakes come and come to nothing', async ({ skip }) => {
+  it('finds by a device that handshakes come and come to nothing', async ({ skip }) => {
     const DataPath = await deviceDataPath()
     skip(DataPath !== 'kernel' && (await execute(['sh', '-c', 'command -v wireguard-go'])).code !== 0, 'no device')
     const [a, b] = await two()
@@ -143,22 +142,19 @@ describe('the doctor', () => {
     await finds(b, ['handshake-one-way', 'peer-silent'])
   })
 
-  itWhole(
-    'finds that answers do not arrive, where they are sent, and that none come, where they are lost',
-    async () => {
-      const [a, b] = await two()
-      await start(a)
-      await inShell(b, 'iptables -A INPUT -p udp --dport 51820 -j DROP')
-      await start(b)
-      await finds(a, ['handshake-one-way', 'peer-silent'], /begun here, \d+ answered in vain since$/)
-      await finds(b, ['no-handshake', 'peer-silent', 'port-dropped'])
-      await inShell(b, 'iptables -F INPUT')
-      await areWell(a, b)
-      for (const host of [a, b]) await finds(host, [])
-    },
-  )
+  it('finds that answers do not arrive, where they are sent, and that none come, where they are lost', async () => {
+    const [a, b] = await two()
+    await start(a)
+    await inShell(b, 'iptables -A INPUT -p udp --dport 51820 -j DROP')
+    await start(b)
+    await finds(a, ['handshake-one-way', 'peer-silent'], /begun here, \d+ answered in vain since$/)
+    await finds(b, ['no-handshake', 'peer-silent', 'port-dropped'])
+    await inShell(b, 'iptables -F INPUT')
+    await areWell(a, b)
+    for (const host of [a, b]) await finds(host, [])
+  })
 
-  itWhole('finds that nobody answers, and paths that take less than the interface', async () => {
+  it('finds that nobody answers, and paths that take less than the interface', async () => {
     const [a, b] = await two()
     await start(a)
     const other = await start(b)
@@ -189,7 +185,7 @@ describe('the doctor', () => {
     await finds(b, ['clock-behind', 'peer-silent'], /the last handshake was .*\d+ too old since$/)
   })
 
-  itWhole('finds that a host without a lease here begins handshakes, and whose lease has another key', async () => {
+  it('finds that a host without a lease here begins handshakes, and whose lease has another key', async () => {
     lab = await createLab({ hosts: 3 })
     const [a, b, c] = lab.hosts as [Host, Host, Host]
     await start(a)

@@ -13,7 +13,6 @@ import { statusOf } from '../support/hosts.ts'
 import { watchHandshakes } from '../support/handshakes.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
-import { sample } from '../support/sample.ts'
 import { meet } from '../support/successor.ts'
 import { deviceDataPath } from '../support/wireguard.ts'
 
@@ -88,7 +87,7 @@ describe.each(['wireguard-go', 'kernel'])('beside %s', (other) => {
     skip(other === 'kernel' && (await deviceDataPath()) !== 'kernel', 'no WireGuard in this kernel')
   })
 
-  it.each(sample([{}, { PSK, PersistentKeepaliveInterval: 1 }], 1))(
+  it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
     'is understood, whoever of the two begins: %j',
     async (options) => {
       lab = await createLab({ hosts: 3 })
@@ -121,7 +120,7 @@ describe.each(['wireguard-go', 'kernel'])('beside %s', (other) => {
     },
   )
 
-  it.each(sample([{}, { PSK, PersistentKeepaliveInterval: 1 }], 1))(
+  it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
     'in the mode auto speaks by the family that both choose, and with others by another: %j',
     async (options) => {
       lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
@@ -271,7 +270,7 @@ describe('a planned restart', () => {
     { with: 'wireguard-go, by one lane', network: IPV4, other: { DataPath: 'wireguard-go' }, more: ['--workers', '1'] },
     { with: 'its own kind, both families', network: BOTH, other: {}, more: ['--workers', '2'] },
   ]
-  it.each(sample(OTHERS, 1, 2))('loses nothing, and needs no handshake: $with', async ({ network, other, more }) => {
+  it.each(OTHERS)('loses nothing, and needs no handshake: $with', async ({ network, other, more }) => {
     lab = await createLab({ hosts: 2, families: network === BOTH ? ['ipv4', 'ipv6'] : ['ipv4'] })
     const [a, b] = lab.hosts as [Host, Host]
     const all: Daemon[] = []

@@ -1,6 +1,20 @@
-// native-program.ts - builds a program of test/native with the rooms of native/ that can be linked without Node.
+// native-program.ts - builds a program of test/native with the folders of native/ that can be linked without Node.
+//
+// A program is kept in build/test-native under a name that its sources and flags give, so no file compiles what another has compiled,
+// and a second run compiles only what has changed.
 
-import { mkdtempSync, readdirSync, statSync } from 'node:fs'
+import { createHash } from 'node:crypto'
+import {
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+} from 'node:fs'
 import { dirname, join } from 'node:path'
 import { output, PATIENCE } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
@@ -10,7 +24,7 @@ export const BUILD_MS = 600_000 * PATIENCE
 
 const FLAGS = ['-std=c++20', '-Wall', '-Wextra', '-Werror', '-fno-exceptions']
 
-const ROOMS = ['crypto', 'core', 'io'] as const
+const FOLDERS = ['crypto', 'core', 'io'] as const
 
 const native = join(packageRoot, 'native')
 
@@ -56,14 +70,41 @@ async function link(name: string, to: string, flags: readonly string[], objects:
   await output(['g++', ...FLAGS, ...flags, source, ...objects, '-o', to, ...LIBRARIES], { timeoutMs: BUILD_MS })
 }
 
-/** Builds test/native/NAME.cc as the program `to`; the folder that it is in has the objects of the parts of native/ too. */
+const KEPT = join(packageRoot, 'build/test-native')
+
+/** A digest of everything that a program is made of: native/, test/native/ and the compiler's version. */
+let sourceDigest: Promise<string> | undefined
+async function digestSources(): Promise<string> {
+  const hash = createHash('sha256').update(await output(['g++', '--version']))
+  for (const folder of [native, join(packageRoot, 'test/native')])
+    for (const name of readdirSync(folder, { recursive: true, encoding: 'utf8' }).toSorted())
+      if (/\.(cc|h)$/.test(name)) hash.update(name).update(readFileSync(join(folder, name)))
+  return hash.digest('hex')
+}
+
+/**
+ * Builds test/native/NAME.cc, with these parts of native/, as the program `to`. A kept program of the same sources and flags is
+ * copied. Two processes may build the same program: the later one replaces it.
+ */
 export async function buildNative(
   name: string,
   to: string,
   flags: readonly string[],
-  parts: readonly string[] = ROOMS,
+  parts: readonly string[] = FOLDERS,
 ): Promise<void> {
-  await link(name, to, flags, await objectsOf(parts, flags, dirname(to)))
+  const sources = await (sourceDigest ??= digestSources())
+  const how = createHash('sha256')
+    .update(JSON.stringify([flags, parts]))
+    .digest('hex')
+    .slice(0, 12)
+  const kept = join(KEPT, `${name}-${how}-${sources.slice(0, 16)}`)
+  if (!existsSync(kept)) {
+    await link(name, to, flags, await objectsOf(parts, flags, dirname(to)))
+    mkdirSync(KEPT, { recursive: true })
+    for (const old of readdirSync(KEPT)) if (old.startsWith(`${name}-${how}-`)) rmSync(join(KEPT, old), { force: true })
+    copyFileSync(to, `${kept}.${process.pid}`)
+    renameSync(`${kept}.${process.pid}`, kept)
+  } else copyFileSync(kept, to)
 }
 
 /** Builds test/native/NAME.cc as the program `to` on the objects of the addon: what is shipped, and nothing to compile again. */
@@ -75,6 +116,6 @@ export async function buildOnAddon(name: string, to: string): Promise<void> {
   )
   if (changed !== undefined)
     throw new Error(`the addon is not there, or older than native/${changed}; run npm run build:native`)
-  const objects = sourcesOf(ROOMS).map((file) => join(built, 'obj.target/weft/native', file.replace(/cc$/, 'o')))
+  const objects = sourcesOf(FOLDERS).map((file) => join(built, 'obj.target/weft/native', file.replace(/cc$/, 'o')))
   await link(name, to, ['-O2'], objects)
 }

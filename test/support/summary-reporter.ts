@@ -10,6 +10,7 @@ import { readFileSync } from 'node:fs'
 import type { Reporter, TestCase, TestModule, TestSuite, Vitest } from 'vitest/node'
 import { PATIENCE } from '../../lab/command.ts'
 import { isLack } from '../../scripts/machine.mjs'
+import { IS_SELECTION, onlyOf } from './selection.ts'
 
 /** Longer than any test and its hooks may take (vitest.config.ts): in that time one ends, unless none can. */
 const SILENCE_MS = (process.env['WEFT_LONG'] === '1' ? 7_200_000 : 900_000) * PATIENCE
@@ -57,6 +58,7 @@ export default class SummaryReporter implements Reporter {
     let passed = 0
     let failed = unhandledErrors.length
     let skipped = 0
+    let leftOut = 0
     const lines: string[] = []
     /** The tests of a file that are skipped, or could not be run, for one reason. */
     const groups = new Map<string, { where: string; note: string; tests: TestCase[] }>()
@@ -81,6 +83,7 @@ export default class SummaryReporter implements Reporter {
             const group = groups.get(`${where}: ${note}`) ?? { where, note, tests: [] }
             groups.set(`${where}: ${note}`, { ...group, tests: [...group.tests, test] })
           } else if (this.#isChoice) skipped++
+          else if (isLeftOut(test)) leftOut++
           else fail(`skipped without a reason, which is a failure: ${test.fullName}`)
         }
       }
@@ -97,12 +100,20 @@ export default class SummaryReporter implements Reporter {
       lines.push('no test was run')
       process.exitCode = 1
     }
-    if (process.env['WEFT_SAMPLE'] === '1')
-      lines.push('of long tables some rows were tried; `npm run test:whole` tries all')
+    if (IS_SELECTION)
+      lines.push(
+        `These are the tests of test/selection.json. \`npm run test:whole\` has all, ${leftOut} more in these files.`,
+      )
     lines.push(`${passed} passed, ${failed} failed, ${skipped} skipped`)
     // After what other reporters still print at the end of the run.
     process.once('exit', () => process.stdout.write(`${lines.join('\n')}\n`))
   }
+}
+
+/** True for a test that test/selection.json leaves to `npm run test:whole`. */
+function isLeftOut({ module, fullName }: TestCase): boolean {
+  const only = onlyOf(module.relativeModuleId)
+  return only !== undefined && !only.test(fullName.replaceAll(' > ', ' '))
 }
 
 function isBelowFailure(test: TestCase): boolean {

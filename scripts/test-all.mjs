@@ -1,0 +1,144 @@
+// test-all.mjs - `npm run test:all`: every test script of package.json, one after another, with a table of results and times at the end.
+//
+// It can be interrupted: what has passed for this very tree is kept in build/test-all and not run again. `-- --again` runs everything.
+// The output of each script is in build/test-all/NAME.log.
+
+import { spawn, spawnSync } from 'node:child_process'
+import { createWriteStream, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { dirname, join, relative } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { createProgress } from './progress.mjs'
+import { undo } from './undo.mjs'
+
+const root = dirname(dirname(fileURLToPath(import.meta.url)))
+const folder = join(root, 'build/test-all')
+const STATE = join(folder, 'state.json')
+
+/** The order, and about how many minutes each takes on two cores that do nothing else. */
+const MINUTES = {
+  'test:whole': 15,
+  'test:paths': 10,
+  'test:fuzz': 6,
+  'test:arch': 10,
+  'test:page': 3,
+  'test:kube': 12,
+  'test:kubelet': 15,
+  'image:test': 6,
+  'test:broken': 15,
+  'test:vm': 25,
+  'release:test': 18,
+  'test:stubborn': 30,
+  'test:soak': 90,
+  'test:mutants': 120,
+}
+
+/** @typedef {{ code: number, line: string, seconds: number }} Result */
+
+/** The test scripts of package.json, without this one; those that MINUTES does not know come last. */
+function testScripts() {
+  const { scripts } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
+  const names = Object.keys(scripts).filter((name) => /^test:|:test$/.test(name) && name !== 'test:all')
+  const place = (name) => Object.keys(MINUTES).indexOf(name)
+  const known = names.filter((name) => place(name) >= 0).toSorted((a, b) => place(a) - place(b))
+  return [...known, ...names.filter((name) => place(name) < 0)]
+}
+
+/** The name that git gives to the tree with all changes in it: results count for this tree alone. Empty without git. */
+function treeName() {
+  const index = join(folder, 'index')
+  const git = (...args) =>
+    spawnSync('git', args, { cwd: root, encoding: 'utf8', env: { ...process.env, GIT_INDEX_FILE: index } })
+  rmSync(index, { force: true })
+  const added = git('add', '--all').status === 0
+  const { status, stdout } = git('write-tree')
+  rmSync(index, { force: true })
+  return added && status === 0 ? stdout.trim() : ''
+}
+
+/** @returns {Record<string, Result>} */
+function keptResults(tree) {
+  if (tree === '' || process.argv.includes('--again')) return {}
+  try {
+    const state = JSON.parse(readFileSync(STATE, 'utf8'))
+    return state.tree === tree
+      ? Object.fromEntries(Object.entries(state.results).filter(([, { code }]) => code === 0))
+      : {}
+  } catch {
+    return {}
+  }
+}
+
+/** Runs a script to its end; resolves with its exit code, its last line and its time.
+ * @returns {Promise<Result>} */
+async function run(name) {
+  const log = createWriteStream(join(folder, `${name.replace(':', '-')}.log`))
+  const began = performance.now()
+  // A group of its own: an interruption ends everything that the script started.
+  const child = spawn('npm', ['run', '--silent', name], {
+    cwd: root,
+    stdio: ['ignore', 'pipe', 'pipe'],
+    detached: true,
+    env: { ...process.env, NO_COLOR: '1' },
+  })
+  const finished = undo(
+    () => child.exitCode === null && child.signalCode === null && process.kill(-child.pid, 'SIGTERM'),
+  )
+  let end = ''
+  for (const stream of [child.stdout, child.stderr])
+    stream.setEncoding('utf8').on('data', (text) => {
+      log.write(text)
+      end = (end + text).slice(-4_000)
+    })
+  const code = await new Promise((resolve) => {
+    child.on('error', () => resolve(127)).on('close', (status) => resolve(status ?? 1))
+  })
+  finished()
+  log.end()
+  const line = end.trimEnd().split('\n').at(-1) ?? ''
+  return { code, line, seconds: Math.round((performance.now() - began) / 1000) }
+}
+
+const time = (seconds) =>
+  seconds < 3600
+    ? `${Math.floor(seconds / 60)}:${String(seconds % 60).padStart(2, '0')}`
+    : `${Math.floor(seconds / 3600)}:${String(Math.floor((seconds % 3600) / 60)).padStart(2, '0')}:${String(seconds % 60).padStart(2, '0')}`
+
+/** A row per script: whether it passed, its time as h:mm:ss or m:ss, its last line. */
+function table(names, results) {
+  return names.map((name) => {
+    const result = results[name]
+    if (result === undefined) return `${name.padEnd(14)} not run`
+    const verdict = result.code === 0 ? 'passed' : `FAILED (exit code ${result.code})`
+    return `${name.padEnd(14)} ${verdict.padEnd(8)} ${time(result.seconds).padStart(8)}  ${result.line.slice(0, 100)}`
+  })
+}
+
+mkdirSync(folder, { recursive: true })
+const names = testScripts()
+const tree = treeName()
+const results = keptResults(tree)
+const left = names.filter((name) => results[name] === undefined)
+const minutes = left.reduce((sum, name) => sum + (MINUTES[name] ?? 10), 0)
+process.stdout.write(
+  `${left.length} of ${names.length} test scripts are to be run, about ${(minutes / 60).toFixed(1)} hours on two quiet cores.` +
+    ` Interrupt it when you like: the next \`npm run test:all\` goes on here, as long as no file changes.\n`,
+)
+if (tree === '') process.stdout.write('Without git the results of an interrupted run are not kept.\n')
+const progress = createProgress('test:all', { total: 60 * minutes, pace: 'seconds' })
+const showTable = undo(() => {
+  progress.end()
+  process.stdout.write(`${table(names, results).join('\n')}\n`)
+})
+for (const name of left) {
+  progress.now(name, 60 * (MINUTES[name] ?? 10))
+  const result = await run(name)
+  results[name] = result
+  writeFileSync(STATE, JSON.stringify({ tree, results }, undefined, 1))
+  process.stdout.write(`${table([name], results)[0]}\n`)
+  if (result.code !== 0)
+    process.stdout.write(`  see ${relative(process.cwd(), join(folder, `${name.replace(':', '-')}.log`))}\n`)
+}
+showTable()
+const failed = names.filter((name) => results[name]?.code !== 0)
+process.stdout.write(`${names.length - failed.length} passed, ${failed.length} failed, 0 skipped\n`)
+process.exitCode = failed.length === 0 ? 0 : 1

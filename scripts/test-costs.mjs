@@ -1,0 +1,171 @@
+// test-costs.mjs - measures each test file and writes the figures into test/selection.json: `node scripts/test-costs.mjs [FILE...]`.
+//
+// One line of test/selection.json is one test file. test/unit is one line, `unit`: all of its files are in `npm test`.
+//   file       its path below test/
+//   in         "test" if `npm test` runs it, "whole" if only `npm run test:whole` does; chosen by hand
+//   only       the tests of the file that `npm test` runs, as a regular expression for their full names; all if missing; by hand
+//   cpu        CPU seconds of the whole file and of all programs that it started
+//   part       CPU seconds of what `npm test` runs, if the file has `only`
+//   seconds    how long the file took by the clock; with `only`, how long that part took
+//   hosts      true if its tests need hosts made of network namespaces
+//   rows       the rows of CONTRACT.md that no other test file pins
+//   functions  how many named functions of src/ only this file calls, among all test files; C++ is not counted
+//   why        what the choice rests on, if the figures do not show it; by hand
+//
+// Run it on a quiet machine. It runs the files one after another, each in a vitest of its own, and needs what `npm run test:whole`
+// needs. WEFT_COSTS makes test/support/record-cost.ts write down the CPU seconds; NODE_V8_COVERAGE makes Node.js write down the calls.
+
+import { spawnSync } from 'node:child_process'
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { dirname, join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { createProgress } from './progress.mjs'
+import { undo } from './undo.mjs'
+
+const root = dirname(dirname(fileURLToPath(import.meta.url)))
+const TABLE = join(root, 'test/selection.json')
+const work = mkdtempSync(join(tmpdir(), 'weft-costs-'))
+undo(() => rmSync(work, { recursive: true, force: true }))
+
+/** @typedef {{ file: string, in: string, only?: string, cpu?: number, part?: number, seconds?: number, hosts?: boolean, rows?: string[], functions?: number, why?: string }} Entry */
+
+/** @returns {Entry[]} */
+const readTable = () => (existsSync(TABLE) ? JSON.parse(readFileSync(TABLE, 'utf8')) : [])
+
+/** The test files that have an entry of their own, and `unit`. */
+function testFiles() {
+  const below = (folder) =>
+    readdirSync(join(root, 'test', folder))
+      .filter((name) => name.endsWith('.test.ts'))
+      .map((name) => join(folder, name))
+  return ['unit', ...['', 'sim', 'native', 'store', 'kube', 'netns'].flatMap(below)]
+}
+
+/** Runs one entry; returns its CPU seconds, its seconds by the clock, and the functions of src/ that ran. */
+function measure(file, isPart) {
+  const costs = join(work, 'costs')
+  const coverage = join(work, 'coverage')
+  for (const path of [costs, coverage]) rmSync(path, { recursive: true, force: true })
+  const began = performance.now()
+  const { status, stdout } = spawnSync(
+    process.execPath,
+    [join(root, 'node_modules/vitest/vitest.mjs'), 'run', `test/${file}`],
+    {
+      cwd: root,
+      encoding: 'utf8',
+      maxBuffer: 1e9,
+      env: {
+        ...process.env,
+        WEFT_COSTS: costs,
+        WEFT_PATIENCE: process.env.WEFT_PATIENCE ?? '3',
+        WEFT_SELECTION: isPart ? '1' : '',
+        ...(isPart ? {} : { NODE_V8_COVERAGE: coverage }),
+      },
+    },
+  )
+  if (status !== 0) {
+    process.stdout.write(stdout)
+    throw new Error(`test/${file} failed; a file that fails is not measured`)
+  }
+  const lines = readFileSync(costs, 'utf8').trim().split('\n')
+  return {
+    cpu: lines.reduce((sum, line) => sum + JSON.parse(line).cpu, 0),
+    seconds: (performance.now() - began) / 1000,
+    functions: isPart ? new Set() : calledFunctions(coverage),
+  }
+}
+
+/** The named functions of src/ that ran, as `src/FILE:NAME`, from V8's coverage files; dist/src/X.js counts as src/X.ts. */
+function calledFunctions(folder) {
+  const called = new Set()
+  for (const name of readdirSync(folder)) {
+    let report
+    try {
+      report = JSON.parse(readFileSync(join(folder, name), 'utf8'))
+    } catch {
+      continue // The process was killed while it wrote.
+    }
+    for (const { url, functions } of report.result) {
+      const [, file] =
+        /\/(?:dist\/)?src\/([^?]*)\.[jt]s/.exec(url.replace(`file://${root}`, '').replace(root, '')) ?? []
+      if (file === undefined || url.includes('node_modules')) continue
+      for (const { functionName, ranges } of functions)
+        if (functionName !== '' && ranges[0].count > 0) called.add(`${file}:${functionName}`)
+    }
+  }
+  return called
+}
+
+/** For each test file, the rows of CONTRACT.md that it alone pins. */
+function contractRows() {
+  const rows = new Map()
+  for (const [, row, cell] of readFileSync(join(root, 'test/CONTRACT.md'), 'utf8').matchAll(
+    /^\| ([\d.]+) \|.*\| (.*) \|$/gm,
+  )) {
+    const files = [
+      ...new Set([...cell.matchAll(/`([^`]+\.test\.ts)`/g)].map(([, file]) => file.replace(/^unit\/.*/, 'unit'))),
+    ]
+    if (files.length === 1) rows.set(files[0], [...(rows.get(files[0]) ?? []), row])
+  }
+  return rows
+}
+
+/** True if the tests of the file are skipped where no hosts can be made (test/support/needs.ts). */
+const needsHosts = (file) =>
+  file !== 'unit' && /\bneeds\(.*\bHOSTS\b/.test(readFileSync(join(root, 'test', file), 'utf8'))
+
+const round = (value) => Math.round(value * 10) / 10
+const known = new Map(readTable().map((entry) => [entry.file, entry]))
+const wanted = process.argv.slice(2).map((path) => path.replace(/^test\//, ''))
+const files = testFiles()
+const unknown = wanted.find((file) => !files.includes(file))
+if (unknown !== undefined) {
+  process.stderr.write(`test-costs: there is no test/${unknown}\n`)
+  process.exit(2)
+}
+const measured = wanted.length > 0 ? wanted : files
+const progress = createProgress('test-costs', { total: measured.length, pace: 'even' })
+/** @type {Map<string, Set<string>>} */
+const functions = new Map()
+for (const file of measured) {
+  progress.now(file)
+  const before = known.get(file) ?? { file, in: 'whole' }
+  const whole = measure(file, false)
+  const part = before.only === undefined ? undefined : measure(file, true)
+  functions.set(file, whole.functions)
+  known.set(file, {
+    file,
+    in: before.in,
+    ...(before.only !== undefined && { only: before.only }),
+    cpu: round(whole.cpu),
+    ...(part && { part: round(part.cpu) }),
+    seconds: round(part?.seconds ?? whole.seconds),
+    ...(needsHosts(file) && { hosts: true }),
+    ...(before.functions !== undefined && { functions: before.functions }),
+    ...(before.why !== undefined && { why: before.why }),
+  })
+  process.stdout.write(`${file}: ${round(whole.cpu)} s of CPU${part ? `, ${round(part.cpu)} s in npm test` : ''}\n`)
+}
+progress.end()
+
+const rows = contractRows()
+const table = files
+  .filter((file) => known.has(file))
+  .map((file) => {
+    const { why, functions: before, ...entry } = known.get(file)
+    // What only one file calls can be told when all files were measured in one run.
+    const only =
+      wanted.length > 0
+        ? before
+        : [...functions.get(file)].filter((name) =>
+            files.every((other) => other === file || !functions.get(other).has(name)),
+          ).length
+    return {
+      ...entry,
+      ...(rows.has(file) && file !== 'unit' && { rows: rows.get(file) }),
+      ...(only !== undefined && { functions: only }),
+      ...(why !== undefined && { why }),
+    }
+  })
+writeFileSync(TABLE, `[\n${table.map((entry) => `  ${JSON.stringify(entry)}`).join(',\n')}\n]\n`)

@@ -1,0 +1,33 @@
+// selection.ts - the choice of tests for `npm test`, from test/selection.json; scripts/test-costs.mjs says what is in it.
+
+import { readFileSync } from 'node:fs'
+import { dirname } from 'node:path'
+
+/** One line of test/selection.json. */
+export interface Selected {
+  /** The test file, below test/. */
+  readonly file: string
+  /** `test` if `npm test` runs the file, else `whole`. */
+  readonly in: 'test' | 'whole'
+  /** The tests that `npm test` runs, as a regular expression for their names with those of the suites around them; all if missing. */
+  readonly only?: string
+}
+
+export const SELECTION = JSON.parse(readFileSync('test/selection.json', 'utf8')) as readonly Selected[]
+
+/** True in `npm test`, false in `npm run test:whole` and whenever a file is named. */
+export const IS_SELECTION = process.env['WEFT_SELECTION'] === '1'
+
+const chosen = SELECTION.filter((entry) => entry.in === 'test')
+
+/** The test files of these folders that run: all of them, or in `npm test` the chosen ones. */
+export const filesOf = (folders: readonly string[]): string[] =>
+  IS_SELECTION
+    ? chosen.map(({ file }) => `test/${file}`).filter((file) => folders.includes(dirname(file)))
+    : folders.map((folder) => `${folder}/*.test.ts`)
+
+/** Which tests of this file `npm test` runs; undefined if all. */
+export function onlyOf(file: string): RegExp | undefined {
+  const only = IS_SELECTION ? chosen.find((entry) => `test/${entry.file}` === file)?.only : undefined
+  return only === undefined ? undefined : new RegExp(only)
+}
