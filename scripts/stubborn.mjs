@@ -1,8 +1,8 @@
 // stubborn.mjs - runs the tests over and over, also on a busy and on a slow machine: `npm run test:stubborn -- [N] [FILE...]`.
 //
-// Without files it is `npm test` itself, N times (4), every second time with all cores kept busy by other processes. With
-// files, those alone, N times (20): of four runs in a row the second and the fourth are busy, and the third has half a
-// core. What was not green is listed at the end, with where its output lies.
+// Without files it runs `npm test` N times (4): with all cores kept busy by as many endless loops, three times in a row, and then with
+// a quarter of a core. With files it runs these alone N times (20): quiet, busy, with half a core, busy. At the end it lists the runs
+// that were not green, and where their output is.
 
 import { spawn } from 'node:child_process'
 import {
@@ -40,7 +40,10 @@ if (missing !== undefined)
   fail(`there is no ${missing}; it takes a number and test files, such as 8 test/sim/simulation.test.ts`)
 const times = counted ? Number(first) : files.length > 0 ? 20 : 4
 if (times < 1) fail('it takes a number of runs from 1 on')
-const MODES = files.length > 0 ? ['quiet', 'busy', 'half a core', 'busy'] : ['quiet', 'busy']
+const MODES =
+  files.length > 0 ? ['quiet', 'busy', 'half a core', 'busy'] : ['busy', 'busy', 'busy', 'a quarter of a core']
+/** The modes that limit a run to a share of one core. */
+const SHARES = { 'half a core': 0.5, 'a quarter of a core': 0.25 }
 
 /** A process for each core that does nothing but run. */
 function keepBusy() {
@@ -62,8 +65,8 @@ function newCgroup(parent) {
   return mkdtempSync(join(parent, PREFIX))
 }
 
-/** A cgroup with the time of half a core, of either version (cgroups(7)). */
-function limitedCgroup() {
+/** Makes a cgroup with this share of one core, of either version (cgroups(7)). */
+function limitedCgroup(share) {
   const mounts = readFileSync('/proc/mounts', 'utf8').split('\n')
   const v1 = mounts.find((line) => / cgroup [^ ]*\bcpu\b/.test(line))?.split(' ')[1]
   const v2 = mounts.find((line) => / cgroup2 /.test(line))?.split(' ')[1]
@@ -71,16 +74,16 @@ function limitedCgroup() {
     if (v1 !== undefined) {
       const cgroup = newCgroup(v1)
       writeFileSync(join(cgroup, 'cpu.cfs_period_us'), String(PERIOD_US))
-      writeFileSync(join(cgroup, 'cpu.cfs_quota_us'), String(PERIOD_US / 2))
+      writeFileSync(join(cgroup, 'cpu.cfs_quota_us'), String(PERIOD_US * share))
       return cgroup
     }
-    if (v2 === undefined) return fail('half a core needs cgroups, and none are mounted here')
+    if (v2 === undefined) return fail('a share of a core needs cgroups, and none are mounted here')
     writeFileSync(join(v2, 'cgroup.subtree_control'), '+cpu')
     const cgroup = newCgroup(v2)
-    writeFileSync(join(cgroup, 'cpu.max'), `${PERIOD_US / 2} ${PERIOD_US}`)
+    writeFileSync(join(cgroup, 'cpu.max'), `${PERIOD_US * share} ${PERIOD_US}`)
     return cgroup
   } catch (error) {
-    return fail(`half a core needs a cgroup, which this user cannot make: ${error.message}; run it as root`)
+    return fail(`a share of a core needs a cgroup, which this user cannot make: ${error.message}; run it as root`)
   }
 }
 
@@ -103,7 +106,7 @@ async function run(mode, path) {
       ? [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...files]
       : ['npm', 'test']
   const stopBusy = mode === 'busy' ? keepBusy() : () => {}
-  const cgroup = mode === 'half a core' ? limitedCgroup() : undefined
+  const cgroup = SHARES[mode] === undefined ? undefined : limitedCgroup(SHARES[mode])
   const enter = cgroup === undefined ? [] : ['sh', '-c', 'echo $$ > "$0"; exec "$@"', join(cgroup, 'cgroup.procs')]
   const [file, ...args] = ['setpriv', '--pdeathsig', 'TERM', ...enter, ...command]
   const began = performance.now()
