@@ -83,6 +83,8 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   if (encapsulation == std::end(kEncapsulations)) return SystemError{"encapsulation", EPROTONOSUPPORT};
 
   std::unique_ptr<Engine> engine(new Engine(std::move(descriptors)));
+  if (Failure failure = engine->fault_.failure()) return failure;
+  if (Failure failure = engine->mail_.failure()) return failure;
   if (encapsulation->has_sessions) {
     if (!Aead::create(Aead::Way::kSeal) || !Aead::create(Aead::Way::kOpen)) {
       return SystemError{"ChaCha20-Poly1305 of OpenSSL", ENOSYS};
@@ -135,7 +137,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
 bool Engine::take_sessions(const RunOptions& options) {
   const Fd bequest = std::move(descriptors_.bequest);
   const std::optional<SecretBytes> saved = bequest ? take_bequest(bequest.get()) : std::nullopt;
-  return saved && sessions_ && options.keeps_sessions && sessions_->take_over(*saved, options.peers, now_ms());
+  return saved && sessions_ && options.keeps_sessions && sessions_->take_over(*saved, options.peers, session_ms());
 }
 
 void Engine::make_room_for(std::span<const uint8_t> records) {

@@ -21,7 +21,8 @@ namespace weft {
   X(tx_messages,            "messages they went in: fewer than packets with udp-gso")                \
   X(tx_batches,             "sendmmsg calls")                                                        \
   X(tun_reads,              "packets and superpackets read from the TUN")                            \
-  X(tx_drop_malformed,      "not IP, or its lengths contradict each other")                          \
+  X(tx_drop_malformed,      "not IP, contradicting lengths, or a superpacket of many tiny segments") \
+  X(tx_drop_tun,            "the kernel did not hand over the packet: an odd error of the TUN")      \
   X(tx_drop_no_route,       "no peer has the destination")                                           \
   X(tx_drop_circle,         "our own datagram came back: the peer's address is inside the tunnel")   \
   X(tx_drop_ttl,            "TTL or hop limit ran out here")                                         \

@@ -44,7 +44,7 @@ void write_message(uint8_t* icmp, IcmpError::Kind kind, const uint8_t* bytes, si
 
 size_t write_ipv4(const IcmpError& error, const Address& source, const uint8_t* bytes, const Packet& packet,
                   uint8_t* out) {
-  const size_t quote = std::min<size_t>(packet.ip_bytes + 8u, packet.total);
+  const size_t quote = std::min<size_t>(packet.total, kMaxIpv4ErrorBytes - kIpv4HeaderBytes - kIcmpHeaderBytes);
   const size_t total = kIpv4HeaderBytes + kIcmpHeaderBytes + quote;
   std::memset(out, 0, kIpv4HeaderBytes + kIcmpHeaderBytes);
   out[0] = 0x45;
@@ -82,10 +82,15 @@ size_t write_ipv6(const IcmpError& error, const Address& source, const uint8_t* 
 
 }  // namespace
 
+bool may_tell_of(const uint8_t* bytes, const Packet& packet) {
+  return packet.version == 4 ? may_answer_ipv4(bytes, packet) : may_answer_ipv6(bytes, packet);
+}
+
 size_t write_icmp_error(const IcmpError& error, const Address& source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out) {
-  if (packet.version == 4) return may_answer_ipv4(bytes, packet) ? write_ipv4(error, source, bytes, packet, out) : 0;
-  return may_answer_ipv6(bytes, packet) ? write_ipv6(error, source, bytes, packet, out) : 0;
+  if (!may_tell_of(bytes, packet)) return 0;
+  return packet.version == 4 ? write_ipv4(error, source, bytes, packet, out)
+                             : write_ipv6(error, source, bytes, packet, out);
 }
 
 }  // namespace weft

@@ -27,14 +27,24 @@ constexpr uint8_t kEchoRequest = 8, kEchoRequest6 = 128;
 /// The least MTU that a link of IPv6 may have (RFC 8200 section 5), and the longest error about one of its packets.
 constexpr size_t kLeastIpv6Mtu = 1280;
 constexpr size_t kMaxIcmpErrorBytes = kLeastIpv6Mtu;
+/// The longest error about an IPv4 packet (RFC 1812 section 4.3.2.3).
+constexpr size_t kMaxIpv4ErrorBytes = 576;
+
+/// True if an ICMP error about the packet may be sent: not about an error, not about a fragment but the first, not
+/// about a packet that is not from one host to another (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.7, RFC 4443
+/// section 2.4).
+bool may_tell_of(const uint8_t* bytes, const Packet& packet);
 
 /// Writes an ICMP error about the packet at `bytes` into `out` (kMaxIcmpErrorBytes of room) and returns its length; 0
-/// when none may be sent: about an error, about a fragment but the first, about what is not from one host to another
-/// (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.7, RFC 4443 section 2.4). `source` is the sender's address, of the
-/// packet's family.
+/// if no error may be sent. `source` is the sender's address, of the packet's family.
 ///
-/// Of IPv4: TTL 8, identification 0, no DF and a quote of the IP header and 8 bytes, as flanneld's net unreachable
-/// (pkg/backend/udp/proxy_amd64.c). Of IPv6: hop limit 64, and a quote of as much as is no longer than the least MTU.
+/// Over IPv4: TTL 8, identification 0 and no DF, as flanneld's net unreachable (pkg/backend/udp/proxy_amd64.c); over
+/// IPv6 hop limit 64. The error quotes as much of the packet as it has room for, where flanneld quotes the IP header
+/// and 8 bytes. Readers need more than that: tunnels in containers look for their own header behind UDP's, translators
+/// of addresses for the TCP checksum.
+///
+/// An error is at most 28 bytes longer than its packet (48 over IPv6), so that whoever forges a source makes this host
+/// send less than twice what he sends, and never more than IcmpLimit allows.
 size_t write_icmp_error(const IcmpError& error, const Address& source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out);
 
@@ -68,8 +78,9 @@ class IcmpLimit {
  private:
   static constexpr size_t kLineBits = 7, kWays = 8;
   static constexpr uint32_t kLongestMs = kSenderBurst * kSenderEveryMs;
-  /// The most that one thread's time is ahead of another's: each reads it once for a batch.
-  static constexpr uint32_t kAheadMs = 60'000;
+  /// The most that one thread's time is ahead of another's: each reads it right before. The longer this is, the longer
+  /// a word of 49.7 days ago, when the lower half of the time was the same, looks like one of now.
+  static constexpr uint32_t kAheadMs = 1'024;
   /// A word is a sender and the lower half of the time at which its bucket will be full again, as Bucket has it; 0:
   /// free.
   struct alignas(64) Line {

@@ -20,6 +20,9 @@ struct Message {
   size_t joined_bytes;
   Ecn ecn = kNotEct;                      ///< the outer header's mark; only datagrams with the same one are joined
   const SocketAddress* sender = nullptr;  ///< borrowed too; only datagrams of one sender are joined
+  /// True if the sender's address is inside the network and is no peer's: a peer that seems to send from there must not
+  /// be sent to there, since its datagrams would go through the tunnel. Only encapsulations with sessions need it.
+  bool is_from_inside = false;
 
   /// Takes the first datagram off.
   std::span<uint8_t> take() { return take(joined_bytes > 0 ? std::min(joined_bytes, size) : size); }

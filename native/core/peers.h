@@ -107,6 +107,17 @@ class PeerTable {
     return version == 4 ? find_in(v4_, read_ipv4(destination)) : find_in(v6_, read_ipv6(destination));
   }
 
+  /// The endpoint of the peer whose subnet has this address, or null.
+  const Endpoint* find(const Address& address) const {
+    if (address.is_v4()) return find_in(v4_, to_be32(address.ipv4()));
+    uint8_t bytes[sizeof(Address)];
+    store(bytes, address.high());
+    store(bytes + 8, address.low());
+    return find(6, bytes);
+  }
+
+  /// True if any peer is at this address, by its endpoint or its other address.
+  bool has_endpoint_at(const Address& address) const { return hosts_->find(address) != 0; }
   /// True when any peer with a subnet of this version is at this address, by its endpoint or the other one.
   bool has_endpoint_at(const Address& address, uint8_t version) const {
     return static_cast<uint32_t>(hosts_->find(address) / one_of(version)) != 0;

@@ -89,4 +89,18 @@ Segment Segmenter::next(uint8_t* header) {
   return {header, header_bytes_, payload, size};
 }
 
+std::span<const uint8_t> first_as_sent(const VirtioHeader& virtio, uint8_t* bytes, Packet& packet,
+                                       std::span<uint8_t> to) {
+  Segmenter segments;
+  if (virtio.gso_type == kGsoNone || to.size() < kMaxCutHeadersBytes || !segments.begin(virtio, bytes, packet)) {
+    if (virtio.flags & kVirtioNeedsCsum) finish_checksum(virtio, bytes, packet);
+    return {bytes, packet.total};
+  }
+  const Segment first = segments.next(to.data());
+  const size_t payload_bytes = std::min(first.payload_bytes, to.size() - first.header_bytes);
+  std::memcpy(to.data() + first.header_bytes, first.payload, payload_bytes);
+  packet.total = static_cast<uint32_t>(first.header_bytes + first.payload_bytes);
+  return to.first(first.header_bytes + payload_bytes);
+}
+
 }  // namespace weft

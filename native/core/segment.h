@@ -47,6 +47,10 @@ class Segmenter {
   size_t count() const { return (payload_bytes_ + gso_size_ - 1) / gso_size_; }
   bool done() const { return offset_ >= payload_bytes_; }
   bool is_tcp() const { return tcp_; }
+  /// True if the superpacket is made to be expensive: each packet costs this host the same, however little is in it. Up
+  /// to kMostSmall tiny segments are the kernel's own limit for a UDP socket (UDP_MAX_SEGMENTS), and no host's TCP fills
+  /// a superpacket with them, unless its peer says that it takes no more.
+  bool is_costly() const { return gso_size_ < kSmallBytes && count() > kMostSmall; }
   /// The length of the longest.
   size_t packet_bytes() const { return header_bytes_ + std::min(gso_size_, payload_bytes_); }
   /// To be called for TCP, at the beginning: makes no packet longer than that, which must be more than the header.
@@ -56,6 +60,8 @@ class Segmenter {
   Segment next(uint8_t* header);
 
  private:
+  static constexpr size_t kSmallBytes = 64, kMostSmall = 128;
+
   uint8_t* bytes_;
   Packet packet_;
   size_t transport_;  // offset of the TCP or UDP header
@@ -67,6 +73,12 @@ class Segmenter {
   bool tcp_;
   uint64_t addresses_sum_;
 };
+
+/// Copies the first packet of what was read from the TUN to `to`, as far as there is room, as it would have been sent:
+/// cut from its superpacket, with its checksum complete. `packet` becomes its shape. Leaves a malformed packet as it
+/// is.
+std::span<const uint8_t> first_as_sent(const VirtioHeader& virtio, uint8_t* bytes, Packet& packet,
+                                       std::span<uint8_t> to);
 
 /// The number of packets in what was read from the TUN; 1 when that cannot be told.
 inline size_t count_packets(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet) {

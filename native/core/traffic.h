@@ -46,9 +46,11 @@ class TrafficRows {
     add(row.rx_bytes, bytes);
     __atomic_store_n(&row.heard_ms, now_ms, __ATOMIC_RELAXED);
   }
-  /// Adds what stands in a slot there is room for; by any thread.
+  /// Adds what stands in a slot there is room for; by any thread. Slots that there was no memory for show nothing.
   void sum(uint32_t slot, Traffic& sum) const {
-    const Traffic& row = chunks_[slot / kChunk][slot % kChunk];
+    const Chunk& chunk = chunks_[slot / kChunk];
+    if (!chunk) return;
+    const Traffic& row = chunk[slot % kChunk];
     sum.tx_packets += load(row.tx_packets);
     sum.tx_bytes += load(row.tx_bytes);
     sum.rx_packets += load(row.rx_packets);
@@ -67,11 +69,16 @@ class TrafficRows {
   /// calloc has from the kernel (mallopt(3), M_MMAP_THRESHOLD).
   static Chunk new_chunk() { return Chunk(static_cast<Traffic*>(std::calloc(kChunk, sizeof(Traffic)))); }
 
-  Traffic& row_of(uint32_t slot) { return chunks_[slot / kChunk][slot % kChunk]; }
+  Traffic& row_of(uint32_t slot) {
+    const Chunk& chunk = chunks_[slot / kChunk];
+    return chunk ? chunk[slot % kChunk] : uncounted_;
+  }
   static uint64_t load(const uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
   /// One writer, as CounterRow's.
   static void add(uint64_t& word, uint64_t amount) { __atomic_store_n(&word, load(word) + amount, __ATOMIC_RELAXED); }
 
+  /// Takes what is counted in slots that calloc had no memory for; sum() must not show it as any peer's.
+  Traffic uncounted_;
   /// Never moved: a thread may be in one while there comes room for more.
   std::array<Chunk, kMaxSlots / kChunk> chunks_{new_chunk()};
 };

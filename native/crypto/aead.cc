@@ -53,8 +53,11 @@ std::unique_ptr<Aead> Aead::create(Way way) {
 
 bool Aead::begin() {
   context_ = static_cast<Context*>(library_->new_context());
-  return context_ &&
-         library_->init(context_, library_->cipher(), nullptr, nullptr, nullptr, way_ == Way::kSeal ? 1 : 0) == 1;
+  if (!context_) return false;
+  const int seals = way_ == Way::kSeal ? 1 : 0;
+  if (library_->init(context_, library_->cipher(), nullptr, nullptr, nullptr, seals) == 1) return true;
+  library_->free_context(std::exchange(context_, nullptr));
+  return false;
 }
 
 void Aead::forget() {
@@ -65,7 +68,7 @@ void Aead::forget() {
 }
 
 void Aead::use(uint64_t number, const Key& key) {
-  if (!context_) return;  // there was no memory
+  if (!context_ && !begin()) return;  // there is no memory; the next packet tries again
   key_number_ = library_->init(context_, nullptr, nullptr, key.data(), nullptr, -1) == 1 ? number : 0;
 }
 

@@ -76,6 +76,8 @@ class Wireguard {
     if (datagram.size() < kLeastBytes) return Opened::drop(k_rx_drop_malformed);
     const Type type = type_of(datagram);
     if (type == kNone) return Opened::drop(k_rx_drop_malformed);
+    // A handshake shows where a peer is, too.
+    if (type != kData && message.is_from_inside) return Opened::drop(k_rx_drop_handshake);
     if (type != kData) return Opened::letter(datagram);
     const uint32_t index = load_le32(&datagram[4]), number = sessions_->number_of_index(index);
     const uint64_t counter = load_le64(&datagram[8]);
@@ -88,7 +90,9 @@ class Wireguard {
     if (refused) return Opened::drop(*refused);
     const std::span<uint8_t> packet = datagram.subspan(kHeaderBytes, datagram.size() - kHeaderBytes - kTrailerBytes);
     if (!opening_->open(counter, packet)) return Opened::drop(k_rx_drop_not_authentic);
-    const Session::Accepted accepted = session->accept(index, counter, !packet.empty(), *message.sender, now_ms_);
+    // A peer does not roam into the network, where its datagrams would be packets of the tunnel again.
+    const SocketAddress from = message.is_from_inside ? session->to() : *message.sender;
+    const Session::Accepted accepted = session->accept(index, counter, !packet.empty(), from, now_ms_);
     if (accepted.reason) return Opened::drop(*accepted.reason);
     if (accepted.wants_handshake) sessions_->mailbox().want(number);
     // Confirmed, a peer is where its handshake came from; where this came from is newer.

@@ -1,6 +1,7 @@
 // event.h - an eventfd that one thread signals and another waits for.
 #pragma once
 
+#include <errno.h>
 #include <sys/eventfd.h>
 
 #include <cstdint>
@@ -11,7 +12,9 @@ namespace weft {
 
 class Event {
  public:
-  Event() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+  Event() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), error_(fd_ ? 0 : errno) {}
+  /// The reason why the kernel gave no descriptor.
+  Failure failure() const { return error_ == 0 ? Failure{} : SystemError{"eventfd", error_}; }
   /// Readable from a signal() to the next clear(); negative when the kernel gave none.
   int fd() const { return fd_.get(); }
   void signal() const {
@@ -25,6 +28,7 @@ class Event {
 
  private:
   Fd fd_;
+  int error_;
 };
 
 }  // namespace weft

@@ -52,7 +52,7 @@ Sender::Sender(SendSockets sockets, SendSockets other, size_t header_bytes, size
                Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic)
     : sockets_(sockets),
       other_(other),
-      family_(other.own < 0 ? sa_family_t{AF_UNSPEC} : bound_address(sockets.own).family()),
+      family_(other.own < 0 ? sa_family_t{AF_UNSPEC} : family_of(sockets.own)),
       header_bytes_(header_bytes),
       trailer_bytes_(trailer_bytes),
       encap_bytes_(header_bytes + trailer_bytes),

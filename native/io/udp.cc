@@ -81,6 +81,13 @@ SocketAddress bound_address(int socket) {
   return is_bound && address.address() ? address : SocketAddress();
 }
 
+sa_family_t family_of(int socket) {
+  int family = AF_UNSPEC;
+  socklen_t size = sizeof family;
+  getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &family, &size);
+  return static_cast<sa_family_t>(family);
+}
+
 bool spread_by_source(const UdpSocket& first, const SocketAddress& address, size_t workers) {
   // Classic BPF on the headers before the datagram's payload (filter.txt, SKF_NET_OFF); no options in the IPv4 header,
   // no extension headers behind that of IPv6, of whose source the last word counts.

@@ -51,6 +51,9 @@ bool send_now(int socket, const SocketAddress& to, std::span<const uint8_t> data
 /// The address that a UDP socket is bound to; none for a socket of another kind.
 SocketAddress bound_address(int socket);
 
+/// The family of a socket, whatever it is bound to.
+sa_family_t family_of(int socket);
+
 /// Attaches the rule above to the sockets that share `address`, all of them open; `first` is the first of them. False
 /// when the kernel refuses.
 bool spread_by_source(const UdpSocket& first, const SocketAddress& address, size_t workers);

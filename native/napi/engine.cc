@@ -170,7 +170,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
       if (bytes.IsTypedArray() && bytes.As<Napi::Uint8Array>().ByteLength() == Key::kBytes) continue;
       return Napi::RangeError::New(info.Env(), "a session's keys are of 32 bytes").ThrowAsJavaScriptException();
     }
-    engine_->sessions()->set_keys(info[0].As<Napi::Number>().Uint32Value(), to_keys(keys), now_ms());
+    engine_->sessions()->set_keys(info[0].As<Napi::Number>().Uint32Value(), to_keys(keys), session_ms());
   }
   void forget_session(const Napi::CallbackInfo& info) {
     if (engine_ && engine_->sessions()) engine_->sessions()->forget(info[0].As<Napi::Number>().Uint32Value());

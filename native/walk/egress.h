@@ -1,6 +1,6 @@
 // egress.h - the walk of a packet from the TUN to its peer.
 //
-//   read      up to 64 packets or 256 KiB, each with its virtio header
+//   read      up to 64 packets or 256 KiB, each with its virtio header; fewer if they make many datagrams
 //   decide    inner destination to endpoint; without one an ICMP error goes back into the TUN; TTL less one
 //             where the tunnel routes
 //   cut       a superpacket into (header, slice of payload) pairs, no payload copied; checksums completed
@@ -19,10 +19,10 @@
 #include <memory>
 
 #include "../core/checksum.h"
+#include "../core/circle.h"
 #include "../core/encapsulation.h"
 #include "../core/fragment.h"
 #include "../core/mss.h"
-#include "../core/nested.h"
 #include "../core/segment.h"
 #include "../io/clock.h"
 #include "../io/echo.h"
@@ -46,32 +46,35 @@ class Egress final : public Direction {
         encap_(std::move(encap)),
         sender_({path.sender, path.socket}, {path.other_sender, path.other_socket}, Encap::kHeaderBytes,
                 Encap::kTrailerBytes, kRoomBytes, path.features, path.counters, path.tx_drops, path.traffic),
-        reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + kEncapBytes<Encap> + kMaxReadBytes)) {
-    for (const int socket : {path.socket, path.other_socket}) {
-      const Address own = bound_address(socket).address();
-      (own.is_v4() ? own_.ipv4 : own_.ipv6) = own;
-    }
-  }
+        reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + kEncapBytes<Encap> + kMaxReadBytes)) {}
 
   Pump pump() override {
     Pump pump;
-    if constexpr (HasSessions<Encap>) encap_.begin_turn(now_ms());
+    if constexpr (HasSessions<Encap>) encap_.begin_turn(session_ms());
     const size_t gathered = sender_.gathered();
-    refused_ = 0;
+    refused_ = made_ = 0;
     table_ = &peers_.acquire();
+    circles_.begin(*table_);
     path_.tx_drops->begin_turn();
     turn_ms_ = 0;
     const size_t max_reads = std::min(path_.batch, kMaxReads);
     size_t used = 0;
-    while (pump.items < max_reads && used < kReadBudgetBytes) {
+    while (pump.items < max_reads && used < kReadBudgetBytes && made_ < kEnoughMade) {
       // Before each packet, and behind it, there is room for what the encapsulation puts there, whether or not the TUN
       // speaks virtio headers.
       uint8_t* bytes = reads_.get() + used + Encap::kHeaderBytes;
       const ssize_t size = read(path_.tun, bytes, kMaxReadBytes);
       if (size < 0) {
         if (errno == EINTR) continue;
-        if (errno != EAGAIN) pump.failure = SystemError{"read from the TUN", errno};  // EBADFD: the device was deleted
-        break;
+        if (errno == EAGAIN) break;
+        if (errno == EBADFD) {  // the device was deleted
+          pump.failure = SystemError{"read from the TUN", errno};
+          break;
+        }
+        // Any other errno is about one packet, which the kernel has thrown away (drivers/net/tun.c, tun_put_user).
+        drop({.reason = k_tx_drop_tun});
+        pump.items++;
+        continue;
       }
       forward(bytes, static_cast<size_t>(size));
       used += kEncapBytes<Encap> + static_cast<size_t>(size);
@@ -86,12 +89,15 @@ class Egress final : public Direction {
   }
 
   void rest() override {
-    if constexpr (HasSessions<Encap>) encap_.rest(now_ms());
+    if constexpr (HasSessions<Encap>) encap_.rest(session_ms());
   }
 
  private:
   static constexpr size_t kMaxReads = 64;
   static constexpr size_t kReadBudgetBytes = 256 << 10;
+  /// A turn reads no more once it has made this many datagrams. The last read adds at most 1,023, which is a superpacket
+  /// of the smallest segments that are carried (Segmenter::is_costly).
+  static constexpr size_t kEnoughMade = 512;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
   /// Of each datagram there is room for the headers, and where it is sealed in one piece for a share of what a turn
   /// reads.
@@ -118,15 +124,15 @@ class Egress final : public Direction {
         return path_.counters.add(k_tx_for_link, count_packets(virtio, bytes, packet));
       }
       drop(k_tx_drop_no_route, virtio, bytes, packet);
-      return send_icmp(IcmpKind::kOutward, kNetUnreachable, bytes, packet, k_tx_unreachable_sent);
+      return send_icmp(IcmpKind::kOutward, kNetUnreachable, virtio, bytes, packet, k_tx_unreachable_sent);
     }
-    if (is_nested_twice(own_, Encap::kHeaderBytes, bytes, packet)) {
+    if (circles_.stops(*endpoint, bytes, packet)) {
       return drop(k_tx_drop_circle, virtio, bytes, packet, endpoint);
     }
     if constexpr (Encap::kRoutes) {
       if (packet.hop_limit <= 1) {
         drop(k_tx_drop_ttl, virtio, bytes, packet, endpoint);
-        return send_icmp(IcmpKind::kOutward, kTimeExceeded, bytes, packet, k_tx_time_exceeded_sent);
+        return send_icmp(IcmpKind::kOutward, kTimeExceeded, virtio, bytes, packet, k_tx_time_exceeded_sent);
       }
       decrement_hop_limit(bytes, packet);
     }
@@ -166,6 +172,7 @@ class Egress final : public Direction {
   void cut(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint, size_t mtu) {
     Segmenter segments;
     if (!segments.begin(virtio, bytes, packet)) return drop(k_tx_drop_malformed, {}, bytes, packet, &endpoint);
+    if (segments.is_costly()) return drop(k_tx_drop_malformed, virtio, bytes, packet, &endpoint);
     if (segments.packet_bytes() > mtu) {
       if (segments.is_tcp()) {
         // Of a path that takes little more than extension headers as much is sent as any link of IPv6 takes.
@@ -209,6 +216,7 @@ class Egress final : public Direction {
   /// trailer behind it.
   void seal(const Endpoint& endpoint, const Packet& packet, Ecn ecn, std::span<uint8_t> first,
             std::span<uint8_t> payload) {
+    made_++;
     if constexpr (HasSessions<Encap>) {
       if (!payload.empty()) std::memcpy(first.data() + first.size(), payload.data(), payload.size());
       first = {first.data(), first.size() + payload.size()};
@@ -276,7 +284,8 @@ class Egress final : public Direction {
 
   void refuse(size_t mtu, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint) {
     drop(k_tx_drop_too_big, virtio, bytes, packet, &endpoint);
-    send_icmp(IcmpKind::kTooBig, too_big(std::max(mtu, least_mtu(packet))), bytes, packet, k_tx_frag_needed_sent);
+    send_icmp(IcmpKind::kTooBig, too_big(std::max(mtu, least_mtu(packet))), virtio, bytes, packet,
+              k_tx_frag_needed_sent);
   }
 
   /// True for a packet that may not be fragmented and asks whether so long a one arrives: an echo request of this
@@ -310,28 +319,32 @@ class Egress final : public Direction {
     }
   }
 
-  void send_icmp(IcmpKind kind, const IcmpError& error, const uint8_t* bytes, const Packet& packet, Counter counter) {
-    uint8_t out[kMaxIcmpErrorBytes];
-    const size_t size = write_icmp_error(error, path_.network_address.of(packet.version), bytes, packet, out);
-    if (size == 0) return;
+  /// Sends an error about a packet as it was read. Of a superpacket it quotes the first packet, since the sender's
+  /// system knows no other.
+  void send_icmp(IcmpKind kind, const IcmpError& error, const VirtioHeader& virtio, uint8_t* bytes, Packet packet,
+                 Counter counter) {
     const Address sender = source_of(bytes, packet);
     const bool is_ours = path_.filter.subnet.of(packet.version).contains(sender);
-    if (path_.filter.is_from_here(sender) && (*path_.icmp)[kind].allows(sender, is_ours, now_ms()) &&
-        write_packet(path_.tun, header_, {out, size})) {
-      path_.counters.add(counter);
+    if (!path_.filter.is_from_here(sender) || !may_tell_of(bytes, packet) ||
+        !(*path_.icmp)[kind].allows(sender, is_ours, now_ms())) {
+      return;
     }
+    uint8_t first[kMaxIcmpErrorBytes], out[kMaxIcmpErrorBytes];
+    const std::span<const uint8_t> quoted = first_as_sent(virtio, bytes, packet, first);
+    const size_t size = write_icmp_error(error, path_.network_address.of(packet.version), quoted.data(), packet, out);
+    if (size > 0 && write_packet(path_.tun, header_, {out, size})) path_.counters.add(counter);
   }
 
   Path path_;
   bool header_;  // the TUN speaks virtio headers
-  ByFamily<Address> own_;
   PathProbe probe_, other_probe_;  // each for peers of its family
   int64_t turn_ms_ = 0;            // the time when the turn began; 0 while nobody has asked
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;  // during a turn
+  CircleGuard circles_;
   Encap encap_;
   Sender sender_;
-  size_t refused_ = 0;                // in a turn
+  size_t refused_ = 0, made_ = 0;     // packets dropped and datagrams made, in a turn
   std::unique_ptr<uint8_t[]> reads_;  // not written to before it is used: a lane that is idle has no memory
 };
 

@@ -32,11 +32,15 @@ class Ingress final : public Direction {
         encap_(std::move(encap)),
         filter_(path.filter, path.strangers),
         receiver_(path.socket, path.batch, Encap::kHeaderBytes, path.counters, path.rx_drops),
-        writer_(path.tun, path.features, path.counters, path.rx_drops) {}
+        writer_(path.tun, path.features, path.counters, path.rx_drops) {
+    for (const int socket : {path.socket, path.other_socket}) {
+      if (const Address own = bound_address(socket).address()) (own.is_v4() ? own_.ipv4 : own_.ipv6) = own;
+    }
+  }
 
   Pump pump() override {
     Pump pump;
-    if constexpr (HasSessions<Encap>) encap_.begin_turn(now_ms());
+    if constexpr (HasSessions<Encap>) encap_.begin_turn(session_ms());
     path_.rx_drops->begin_turn();
     pump.items = receiver_.receive(pump.failure);
     pump.refused = pump.items - receiver_.messages().size();
@@ -45,6 +49,7 @@ class Ingress final : public Direction {
     filter_.begin(*table_);
     for (Message& message : receiver_.messages()) {
       filter_.begin_message(*message.sender);
+      if constexpr (HasSessions<Encap>) message.is_from_inside = is_from_inside(message.sender->address());
       do {
         const uint8_t* datagram = message.bytes;
         const Opened opened = encap_.open(message);
@@ -82,12 +87,12 @@ class Ingress final : public Direction {
   bool tick() override {
     if constexpr (HasSessions<Encap>) {
       Out out{*this};
-      return encap_.tick(now_ms(), out);
+      return encap_.tick(session_ms(), out);
     }
     return false;
   }
   void rest() override {
-    if constexpr (HasSessions<Encap>) encap_.rest(now_ms());
+    if constexpr (HasSessions<Encap>) encap_.rest(session_ms());
   }
 
  private:
@@ -104,6 +109,15 @@ class Ingress final : public Direction {
     }
     void drop(Counter reason, size_t packets) { self.path_.tx_drops->add({.reason = reason, .packets = packets}); }
   };
+
+  /// True for an address that is inside the network and is no peer's, as Message has it. Hosts may have addresses of
+  /// the network beside all subnets; this host's own address tells that.
+  bool is_from_inside(const Address& from) const {
+    const Net& network = path_.filter.network.of(from);
+    const bool is_inside = table_->find(from) || path_.filter.subnet.of(from).contains(from) ||
+                           (network.contains(from) && !network.contains(own_.of(from)));
+    return is_inside && !table_->has_endpoint_at(from);
+  }
 
   /// Hands a message to JavaScript, or says why not.
   std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message) {
@@ -204,6 +218,7 @@ class Ingress final : public Direction {
   };
 
   Path path_;
+  ByFamily<Address> own_;  // the addresses that this host's datagrams are from
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;  // during a turn
   Encap encap_;

@@ -38,7 +38,8 @@ Loop::~Loop() { stop(); }
 
 Failure Loop::start() {
   epoll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll_ || wake_.fd() < 0) return SystemError{"eventfd", errno};
+  if (!epoll_) return SystemError{"epoll_create1", errno};
+  if (Failure failure = wake_.failure()) return failure;
   if (!watch(epoll_, path_.tun) || !watch(epoll_, path_.socket) || !watch(epoll_, wake_.fd())) {
     return SystemError{"epoll_ctl", errno};
   }

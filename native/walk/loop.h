@@ -19,6 +19,8 @@ namespace weft {
 /// Holds the first failure of any loop and tells about it through an eventfd.
 class Fault {
  public:
+  /// The reason why there is no event.
+  Failure failure() const { return event_.failure(); }
   /// Becomes readable once, when a loop has failed.
   int event() const { return event_.fd(); }
   void report(const SystemError& error) {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "../../native/core/checksum.h"
+#include "../../native/core/circle.h"
 #include "../../native/core/coalesce.h"
 #include "../../native/core/drops.h"
 #include "../../native/core/ecn.h"
@@ -18,7 +19,6 @@
 #include "../../native/core/icmp.h"
 #include "../../native/core/inspect.h"
 #include "../../native/core/mss.h"
-#include "../../native/core/nested.h"
 #include "../../native/core/peers.h"
 #include "../../native/core/precedence.h"
 #include "../../native/core/refusals.h"
@@ -583,106 +583,86 @@ static void test_icmp_ipv6() {
   context.clear();
 }
 
-/// Which packets out of the TUN are our own datagrams around our own datagrams.
-constexpr uint32_t kOwn = 0xc0a84d01, kOther = 0xc0a84d02;
-static void test_nested() {
-  /// A datagram around what is given, with so many bytes before it.
-  const auto around = [](const Bytes& packet, size_t encap_bytes, uint32_t source = kOwn, uint16_t port = 8285,
-                         uint16_t fragment = 0) {
-    Fields f;
-    f.tcp = false;
-    f.source = source;
-    f.destination_port = port;
-    f.fragment = fragment;
-    f.payload = encap_bytes + packet.size();
-    Bytes datagram = build(f);
-    std::copy(packet.begin(), packet.end(), datagram.end() - static_cast<long>(packet.size()));
-    return datagram;
+/// Stops a packet for an address at which a peer is, if the datagram around it would come out of the TUN as well.
+static void test_circle() {
+  const auto peer = [](bool v6, uint32_t subnet, uint32_t endpoint, bool over_v6) {
+    Bytes prefix(16);
+    prefix[0] = 0xfd;
+    store_be32(&prefix[12], subnet);
+    Bytes four(4);
+    store_be32(&four[0], subnet);
+    Bytes r = v6 ? record(6, 120, prefix, endpoint) : record(4, 24, four, endpoint);
+    if (!over_v6) return r;
+    r[2] = 6;
+    const Address at = ipv6(endpoint);
+    store(&r[24], at.high());
+    store(&r[32], at.low());
+    return r;
   };
-  const auto is_circle = [](Bytes bytes, size_t encap_bytes) {
-    return is_nested_twice({.ipv4 = ipv4(kOwn)}, encap_bytes, bytes.data(), read(bytes));
+  constexpr uint32_t kOutside = 0xc0a84d02, kX = 0x0a050200, kY = 0x0a050300, kZ = 0x0a050400;
+  struct Row {
+    const char* what;
+    uint32_t x, y, z;  ///< where the peers of three subnets are
+    uint32_t to;       ///< where the packet goes
+    bool is_stopped;
   };
-  Fields f;
-  f.tcp = false;
-  f.source = kOwn;  // what the host itself says to a container
-  f.destination_port = 53;
-  const Bytes packet = build(f);
-  for (const size_t encap : {size_t{0}, size_t{22}}) {
-    CHECK(!is_circle(packet, encap));
-    CHECK(!is_circle(around(packet, encap), encap));
-    const Bytes once = around(build({}), encap);
-    CHECK(!is_circle(once, encap));
-    CHECK(is_circle(around(once, encap), encap));
-    CHECK(is_circle(around(once, encap, kOwn, 8285, 0x2000), encap));
-    CHECK(!is_circle(around(once, encap, kOther), encap));
-    CHECK(!is_circle(around(once, encap, kOwn, 53), encap));
-    CHECK(!is_circle(around(once, encap, kOwn, 8285, 0x0010), encap));  // it does not tell what it is of
-    CHECK(is_circle(around(around(once, encap, kOwn, 1, 0x0010), encap), encap));
-    CHECK(!is_circle(around(around(once, encap, kOther), encap), encap));
-    // The port is found behind options, and what is of IPv6 is none of ours, whatever its bytes say.
-    Fields with_options;
-    with_options.tcp = false;
-    with_options.source = kOwn;
-    with_options.ip_options = Bytes(12, 1);
-    for (const uint16_t port : {uint16_t{8285}, uint16_t{53}}) {
-      with_options.destination_port = port;
-      CHECK(is_circle(around(build(with_options), encap), encap) == (port == 8285));
-    }
-    Fields six;
-    six.v6 = true;
-    six.tcp = false;
-    Bytes other = build(six);
-    other[9] = IPPROTO_UDP;
-    store_be32(&other[12], kOwn);
-    CHECK(!is_circle(around(other, encap), encap));
-    other.insert(other.end(), 100, uint8_t{0});
-    store_be16(&other[4], static_cast<uint16_t>(other.size() - 40));
-    std::copy(once.begin(), once.begin() + 24, other.begin() + 40 + 8 + static_cast<long>(encap));
-    std::copy_n(once.begin() + 22, 2, other.begin() + 42);
-    CHECK(!is_circle(other, encap));
-    // All that may be missing at the end.
-    Bytes cut = around(once, encap);
-    for (size_t size = cut.size(); size >= 28; size--) {
-      cut.resize(size);
-      store_be16(&cut[2], static_cast<uint16_t>(size));
-      CHECK(is_circle(cut, encap) == (size >= 28 + encap + 24));
-    }
-    // The same where this host's datagrams are of IPv6, in fragments too.
-    const auto around6 = [&](const Bytes& inner, uint32_t source = kOwn, uint16_t port = 8285, int fragment = -1) {
-      Fields six;
-      six.v6 = true;
-      six.tcp = false;
-      six.source = source;
-      six.destination_port = port;
-      six.payload = encap + inner.size();
-      Bytes datagram = build(six);
-      std::copy(inner.begin(), inner.end(), datagram.end() - static_cast<long>(inner.size()));
-      if (fragment < 0) return datagram;
-      Bytes header{IPPROTO_UDP, 0, 0, 0, 1, 2, 3, 4};
-      store_be16(&header[2], static_cast<uint16_t>(fragment));
-      datagram.insert(datagram.begin() + 40, header.begin(), header.end());
-      datagram[6] = IPPROTO_FRAGMENT;
-      store_be16(&datagram[4], static_cast<uint16_t>(datagram.size() - 40));
-      return datagram;
-    };
-    const auto is_circle6 = [&](Bytes bytes) {
-      return is_nested_twice({.ipv6 = ipv6(kOwn)}, encap, bytes.data(), read(bytes));
-    };
-    const Bytes once6 = around6(build({}));
-    CHECK(!is_circle6(once6) && !is_circle6(once) && !is_circle6(around(once, encap)) &&
-          !is_circle(around6(once6), encap));
-    CHECK(is_circle6(around6(once6)) && !is_circle6(around6(once6, kOther)) && !is_circle6(around6(once6, kOwn, 53)));
-    CHECK(!is_circle6(around6(around6(build({}), kOther))) && !is_circle6(around6(once)));
-    CHECK(is_circle6(around6(once6, kOwn, 8285, 1)) && !is_circle6(around6(once6, kOwn, 8285, 8)));
-    CHECK(is_circle6(around6(around6(build({}), kOwn, 1, 8))) && !is_circle6(around6(around6(build({}), kOwn, 1, 1))));
-    CHECK(is_circle6(around6(around6(build({}), kOwn, 8285, 1))));
-    Bytes cut6 = around6(once6);
-    for (size_t size = cut6.size(); size >= 48; size--) {
-      cut6.resize(size);
-      store_be16(&cut6[4], static_cast<uint16_t>(size - 40));
-      CHECK(is_circle6(cut6) == (size >= 48 + encap + 44));
+  constexpr Row kRows[] = {
+      {"no peer inside", kOutside, kOutside + 1, kOutside + 2, kX + 9, false},
+      {"X inside itself, a packet for a container", kX + 9, kOutside, kOutside + 1, kX + 7, false},
+      {"X inside itself, its datagram", kX + 9, kOutside, kOutside + 1, kX + 9, true},
+      {"X behind Y, its datagram", kY + 9, kOutside, kOutside + 1, kY + 9, false},
+      {"X behind Y, a packet for a container of X", kY + 9, kOutside, kOutside + 1, kX + 7, false},
+      {"X and Y inside each other, X's datagram", kY + 9, kX + 9, kOutside, kY + 9, true},
+      {"X and Y inside each other, Y's datagram", kY + 9, kX + 9, kOutside, kX + 9, true},
+      {"three in a ring", kY + 9, kZ + 9, kX + 9, kY + 9, true},
+      {"X behind Y behind Z", kY + 9, kZ + 9, kOutside, kY + 9, true},
+      {"X behind Y behind Z, Y's datagram", kY + 9, kZ + 9, kOutside, kZ + 9, false},
+  };
+  for (const bool v6 : {false, true}) {
+    for (const Row& row : kRows) {
+      context = std::string(row.what) + (v6 ? ", IPv6" : ", IPv4");
+      Bytes records = peer(v6, kX, row.x, v6);
+      for (const Bytes& more : {peer(v6, kY, row.y, v6), peer(v6, kZ, row.z, v6)}) {
+        records.insert(records.end(), more.begin(), more.end());
+      }
+      PeerTables tables(1, records);
+      CircleGuard guard;
+      guard.begin(tables.current());
+      // Its source and protocol say nothing: others may have changed them on the way out of this host.
+      for (const bool tcp : {false, true}) {
+        for (const uint16_t fragment : {uint16_t{0}, uint16_t{0x2000}, uint16_t{5}}) {
+          Fields f;
+          f.v6 = v6;
+          f.tcp = tcp;
+          f.destination = row.to;
+          f.fragment = fragment;
+          Bytes packet = build(f);
+          const Packet shape = read(packet);
+          const Endpoint* endpoint = tables.current().find(destination_of(packet.data(), shape));
+          CHECK(endpoint && guard.stops(*endpoint, packet.data(), shape) == row.is_stopped);
+        }
+      }
     }
   }
+  // A datagram of the one family may be what the other family's packets travel in.
+  context = "families that carry each other";
+  Bytes records = peer(false, kX, kY + 9, true);
+  const Bytes other = peer(true, kY, kX + 9, false);
+  records.insert(records.end(), other.begin(), other.end());
+  PeerTables tables(1, records);
+  CircleGuard guard;
+  guard.begin(tables.current());
+  for (const bool v6 : {false, true}) {
+    Fields f;
+    f.v6 = v6;
+    f.tcp = false;
+    f.destination = v6 ? kY + 9 : kX + 9;
+    Bytes packet = build(f);
+    const Packet shape = read(packet);
+    const Endpoint* endpoint = tables.current().find(destination_of(packet.data(), shape));
+    CHECK(endpoint && guard.stops(*endpoint, packet.data(), shape));
+  }
+  context.clear();
 }
 
 /// What stays on the link, at the edges of each range.
@@ -2412,10 +2392,11 @@ static void test_icmp() {
   Bytes packet = build(f);
   uint8_t out[kMaxIcmpErrorBytes];
   const Address source = ipv4(0x0a050100);
-  CHECK(write_icmp_error(kNetUnreachable, source, packet.data(), read(packet), out) == 56);
+  const size_t whole = 28 + packet.size();
+  CHECK(write_icmp_error(kNetUnreachable, source, packet.data(), read(packet), out) == whole);
   CHECK(out[8] == 8 && out[9] == 1 && out[20] == 3 && load<uint32_t>(out + 12) == source.ipv4());
   CHECK(reference_fold(reference_sum(out, 20)) == 0xffff);
-  CHECK(reference_fold(reference_sum(out + 20, 36)) == 0xffff);
+  CHECK(reference_fold(reference_sum(out + 20, whole - 20)) == 0xffff);
   // As RFC 792 and RFC 1191 number them, to whoever sent the packet.
   struct Told {
     IcmpError error;
@@ -2424,20 +2405,20 @@ static void test_icmp() {
   };
   for (const Told& told :
        {Told{kNetUnreachable, 3, 0, 0}, Told{kTimeExceeded, 11, 0, 0}, Told{too_big(1400), 3, 4, 1400}}) {
-    CHECK(write_icmp_error(told.error, source, packet.data(), read(packet), out) == 56);
+    CHECK(write_icmp_error(told.error, source, packet.data(), read(packet), out) == whole);
     CHECK(out[20] == told.type && out[21] == told.code && load_be16(out + 24) == 0 && load_be16(out + 26) == told.mtu);
-    CHECK(load_be32(out + 16) == f.source && std::equal(packet.begin(), packet.begin() + 28, out + 28));
+    CHECK(load_be32(out + 16) == f.source && std::equal(packet.begin(), packet.end(), out + 28));
   }
   // All of it, of what is cut in the quote and what is shorter, whatever was there before; nothing is written behind
   // it.
   for (const size_t options : {0u, 12u, 40u}) {
-    for (const size_t behind : {0u, 1u, 7u, 8u, 9u, 100u}) {
+    for (const size_t behind : {0u, 1u, 8u, 9u, 100u, 487u, 488u, 489u, 516u, 527u, 528u, 529u, 4'000u, 65'000u}) {
       context = std::to_string(options) + " bytes of options, " + std::to_string(behind) + " behind the header";
       f.ip_options = Bytes(options, 1);
       packet = build(f);
-      packet.resize(20 + options + behind);
+      packet.resize(20 + options + behind, 0x5a);
       store_be16(&packet[2], static_cast<uint16_t>(packet.size()));
-      const size_t quote = 20 + options + std::min<size_t>(behind, 8);
+      const size_t quote = std::min<size_t>(20 + options + behind, 576 - 28);
       Bytes expected(28);
       expected[0] = 0x45;
       store_be16(&expected[2], static_cast<uint16_t>(28 + quote));
@@ -2583,6 +2564,16 @@ static void test_icmp_limit() {
   }
   context.clear();
   // One kind takes nothing of another.
+  // A sender whose last error was 49.7 days ago, less than a minute more or less, is told of this one: the lower half of
+  // the time comes round.
+  for (const int64_t less_ms : {59'999, 10'000, 2'000, -2'000, -59'999}) {
+    for (const uint32_t sender : {0x0a050102u, 0xc0000201u}) {
+      IcmpLimit limit(kSecret);
+      constexpr int64_t kRound = int64_t{1} << 32, kNow = 5'000'000;
+      CHECK(allowed_by(limit, sender, true, kNow, 100) == IcmpLimit::kSenderBurst);
+      CHECK(allowed_by(limit, sender, true, kNow + kRound - less_ms, 100) == IcmpLimit::kSenderBurst);
+    }
+  }
   IcmpLimits limits(kSecret);
   for (const IcmpKind kind : {IcmpKind::kOutward, IcmpKind::kInward, IcmpKind::kTooBig}) {
     CHECK(allowed_by(limits[kind], 1, kOthers, 1'000, 1'000) == 50);
@@ -3345,7 +3336,7 @@ int main(int argc, char** argv) {
   test_inspect();
   test_inspect_ipv6();
   test_icmp_ipv6();
-  test_nested();
+  test_circle();
   test_for_link();
   test_peers();
   test_paged_map();

@@ -4,6 +4,7 @@
 // A pair of sockets that keep messages apart stands for the TUN; datagrams go over loopback. clock_gettime is replaced
 // for the whole program.
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/icmp.h>
 #include <linux/sock_diag.h>
@@ -30,9 +31,28 @@
 #include "packets.h"
 
 static int64_t clock_ms = 1'000'000;  // goes on only as a test says
-extern "C" int clock_gettime(clockid_t, timespec* now) {
-  *now = {clock_ms / 1'000, clock_ms % 1'000 * 1'000'000};
+static int64_t slept_ms = 0;          // for how long the host was suspended, which one clock counts
+extern "C" int clock_gettime(clockid_t clock, timespec* now) {
+  const int64_t ms = clock_ms + (clock == CLOCK_BOOTTIME ? slept_ms : 0);
+  *now = {ms / 1'000, ms % 1'000 * 1'000'000};
   return 0;
+}
+
+/// OpenSSL's functions, found by name in this process: the next calls fail, as where there is no memory.
+static int contexts_that_fail = 0, inits_that_fail = 0;
+template <typename Function>
+static Function* next_of(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+extern "C" void* EVP_CIPHER_CTX_new() {
+  if (contexts_that_fail > 0 && contexts_that_fail-- > 0) return nullptr;
+  return next_of<void*()>("EVP_CIPHER_CTX_new")();
+}
+extern "C" int EVP_CipherInit_ex(void* context, const void* cipher, void* engine, const unsigned char* key,
+                                 const unsigned char* nonce, int seals) {
+  if (cipher && inits_that_fail > 0 && inits_that_fail-- > 0) return 0;
+  using Init = int(void*, const void*, void*, const unsigned char*, const unsigned char*, int);
+  return next_of<Init>("EVP_CipherInit_ex")(context, cipher, engine, key, nonce, seals);
 }
 
 namespace {
@@ -47,8 +67,8 @@ bool do_controls_pass = true;
 const Address kLoopback6 = Address::of_words(0, to_be64(1));
 /// Where a host and its peer are, by ports of their own.
 Address loopback_address() { return is_over_ipv6 ? kLoopback6 : ipv4(INADDR_LOOPBACK); }
-/// Where whoever is no peer is: of IPv6 at an address that this machine need not have.
-Address stranger_address() { return is_over_ipv6 ? ipv6(0x0a0509ff) : ipv4(INADDR_LOOPBACK + 1); }
+/// Where whoever is no peer is, outside the network: of IPv6 at an address that this machine need not have.
+Address stranger_address() { return is_over_ipv6 ? ipv6(0x0a0609ff) : ipv4(INADDR_LOOPBACK + 1); }
 
 /// A socket that does not wait, at any address.
 int socket_at(const Address& address) {
@@ -346,6 +366,93 @@ void test_dropped_segments() {
   }
 }
 
+/// An error about what was not sent yet quotes a packet as it would have been sent: a superpacket's first one, with its
+/// own length, and a sum that the kernel left open complete. Nothing of it is longer than an error may be.
+template <typename Encap>
+void test_quotes() {
+  struct Row {
+    bool v6, tcp;
+    uint16_t segment;  ///< 0: no superpacket
+    size_t payload, options;
+  };
+  constexpr Row kRows[] = {{false, true, 1'000, 30'000, 0}, {false, true, 100, 30'000, 0}, {false, true, 0, 60, 0},
+                           {false, true, 0, 1'400, 40},     {false, false, 0, 1'400, 0},   {false, false, 0, 0, 0},
+                           {false, true, 1'000, 30'000, 40}, {true, true, 1'000, 30'000, 0}, {true, true, 100, 30'000, 0},
+                           {true, false, 0, 1'400, 0},      {false, false, 700, 30'000, 0}, {true, false, 300, 9'000, 0}};
+  for (const Row& row : kRows) {
+    context = std::string(row.v6 ? "IPv6" : "IPv4") + (row.tcp ? " TCP, " : " UDP, ") + std::to_string(row.payload) +
+              " bytes in segments of " + std::to_string(row.segment);
+    Host<Encap> host(kAllFeatures);
+    Fields f;
+    f.v6 = row.v6;
+    f.tcp = row.tcp;
+    f.payload = row.payload;
+    f.ip_options = Bytes(row.v6 ? 0 : row.options, 1);
+    f.destination = 0x0a050901;  // of no peer
+    const Bytes whole = build(f);
+    // As the kernel leaves it: the pseudo header's sum alone, to be finished for each segment.
+    Bytes open = whole;
+    const size_t ip = row.v6 ? 40 : 20 + f.ip_options.size(), field = row.tcp ? kTcpChecksum : kUdpChecksum;
+    Packet shape = read(open);
+    const uint16_t pseudo = checksum_fold(
+        pseudo_header_sum(source_address(open.data(), shape), 2 * address_bytes(shape),
+                          row.tcp ? IPPROTO_TCP : IPPROTO_UDP, static_cast<uint32_t>(open.size() - ip)));
+    store(&open[ip + field], pseudo);
+    VirtioHeader virtio;
+    virtio.flags = kVirtioNeedsCsum;
+    virtio.gso_type = row.segment == 0 ? kGsoNone : !row.tcp ? kGsoUdp : row.v6 ? kGsoTcp6 : kGsoTcp4;
+    virtio.gso_size = row.segment;
+    virtio.csum_start = static_cast<uint16_t>(ip);
+    virtio.csum_offset = static_cast<uint16_t>(field);
+    host.to_tun(virtio, open);
+    CHECK(!host.egress->pump().failure && host.row[k_tx_unreachable_sent] == 1);
+    const auto writes = host.drain(host.tun[1]);
+    if (writes.size() != 1) return CHECK(!"one error was sent");
+    const Bytes error(writes[0].begin() + sizeof(VirtioHeader), writes[0].end());
+    const size_t outer_bytes = row.v6 ? 40 : 20, most = row.v6 ? kLeastIpv6Mtu : kMaxIpv4ErrorBytes;
+    const size_t first = row.segment == 0 ? whole.size() : ip + (row.tcp ? 20 : 8) + row.segment;
+    CHECK(error.size() == std::min(most, outer_bytes + 8 + first));
+    if (row.v6) {
+      CHECK(transport_sum(error) == 0xffff);
+    } else {
+      CHECK(reference_fold(reference_sum(&error[20], error.size() - 20)) == 0xffff);
+      CHECK(reference_fold(reference_sum(error.data(), 20)) == 0xffff);
+    }
+    Bytes quoted(error.begin() + static_cast<long>(outer_bytes) + 8, error.end());
+    const size_t says = row.v6 ? 40u + load_be16(&quoted[4]) : load_be16(&quoted[2]);
+    CHECK(says == first);
+    if (!row.v6) CHECK(reference_fold(reference_sum(quoted.data(), ip)) == 0xffff);
+    // The rest of the packet, which the quote had no room for, completes its sum.
+    Bytes sent = quoted;
+    sent.insert(sent.end(), whole.begin() + static_cast<long>(quoted.size()), whole.begin() + static_cast<long>(first));
+    CHECK(transport_sum(sent) == 0xffff);
+    CHECK(std::equal(quoted.begin() + static_cast<long>(ip) + (row.tcp ? 20 : 8), quoted.end(),
+                     whole.begin() + static_cast<long>(ip) + (row.tcp ? 20 : 8)));
+  }
+  context.clear();
+}
+
+/// An odd error of the TUN is about one packet: it is counted, and the next one is carried. Only a TUN that is gone ends
+/// the path.
+template <typename Encap>
+void test_tun_errors() {
+  Host<Encap> host(kAllFeatures);
+  const Fd tun(dup(host.tun[0]));
+  const Fd folder(open("/", O_RDONLY | O_DIRECTORY));  // whose read says EISDIR
+  CHECK(dup2(folder.get(), host.tun[0]) == host.tun[0]);
+  const Pump odd = host.egress->pump();
+  CHECK(!odd.failure && odd.items == 64 && odd.refused == 64 && host.row[k_tx_drop_tun] == 64);
+  CHECK(dup2(tun.get(), host.tun[0]) == host.tun[0]);
+  host.to_tun({}, build({}));
+  CHECK(!host.egress->pump().failure && host.drain(host.other).size() == 1);
+  const Fd none(open("/dev/net/tun", O_RDWR | O_NONBLOCK));  // no device is attached to it: EBADFD
+  if (!none) return;
+  CHECK(dup2(none.get(), host.tun[0]) == host.tun[0]);
+  const Pump gone = host.egress->pump();
+  CHECK(gone.failure && gone.failure->number == EBADFD && host.row[k_tx_drop_tun] == 64);
+  CHECK(dup2(tun.get(), host.tun[0]) == host.tun[0]);
+}
+
 /// A container that sends to nobody, or with a TTL that ends here, is answered so often, and no more.
 template <typename Encap>
 void test_answers_are_few() {
@@ -400,7 +507,9 @@ void test_path(uint32_t features) {
     const auto writes = host.drain(host.tun[1]);
     if (writes.size() != 1) return size_t{0};
     const uint8_t* error = writes[0].data() + sizeof(VirtioHeader);
-    CHECK(error[20] == 3 && error[21] == 4 && reference_fold(reference_sum(error + 20, 36)) == 0xffff);
+    const size_t size = writes[0].size() - sizeof(VirtioHeader);
+    CHECK(size == kMaxIpv4ErrorBytes && load_be16(error + 2) == size);
+    CHECK(error[20] == 3 && error[21] == 4 && reference_fold(reference_sum(error + 20, size - 20)) == 0xffff);
     return size_t{load_be16(error + 26)};
   };
   Fields f;
@@ -1138,7 +1247,7 @@ void test_time_exceeded() {
   CHECK(host.drain(stranger).empty());
   if (answers.empty()) return;
   const Bytes error = inner<Encap>(answers[0]);
-  CHECK(error.size() == 56 && error[20] == kTimeExceeded.ipv4.type && load_be32(&error[16]) == f.source);
+  CHECK(error.size() == 28 + build(f).size() && error[20] == kTimeExceeded.ipv4.type && load_be32(&error[16]) == f.source);
 
   f.source = 0xc0000209;  // of no peer's subnet: a host's
   send(1);
@@ -1437,6 +1546,64 @@ void test_flow_labels() {
   }
   std::ranges::sort(labels);
   CHECK(std::ranges::adjacent_find(labels) == labels.end());
+}
+
+/// Sockets at no address in particular send to each peer by its family too.
+void test_any_address() {
+  context = "sockets at any address";
+  std::vector<uint64_t> row(kCounterCount);
+  Features features(0);
+  TrafficRows traffic;
+  Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
+  Strangers strangers;
+  IcmpLimits icmp{1};
+  UdpSocket own4, own6, peer4, peer6;
+  CHECK(!open_udp(SocketAddress(ipv4(INADDR_ANY), 0), Share::kNo, 1 << 20, 0, own4));
+  CHECK(!open_udp(SocketAddress(ipv4(INADDR_LOOPBACK), 0), Share::kNo, 1 << 20, 0, peer4));
+  if (open_udp(SocketAddress(Address(), 0), Share::kNo, 1 << 20, 0, own6) ||
+      open_udp(SocketAddress(kLoopback6, bound_address(peer4.fd.get()).port()), Share::kNo, 1 << 20, 0, peer6)) {
+    fprintf(stderr, "skipped: %s: there is no such address or port here\n", context.c_str());
+    return;
+  }
+  int tun[2];
+  CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
+  const Fd inside(tun[0]), outside(tun[1]);
+  Bytes records = record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK), third = record(4, 24, {10, 5, 3, 0}, 0);
+  third[2] = 6;
+  store(&third[24], kLoopback6);
+  for (Bytes* each : {&records, &third}) store(&(*each)[4], bound_address(peer4.fd.get()).port());
+  records.insert(records.end(), third.begin(), third.end());
+  PeerTables peers(1, records);
+  for (const bool swapped : {false, true}) {
+    const int first = (swapped ? own6 : own4).fd.get(), second = (swapped ? own4 : own6).fd.get();
+    const Path path{.tun = inside.get(),
+                    .socket = first,
+                    .sender = first,
+                    .other_socket = second,
+                    .other_sender = second,
+                    .features = &features,
+                    .counters = CounterRow(row.data()),
+                    .traffic = &traffic,
+                    .tx_drops = &tx_drops,
+                    .rx_drops = &rx_drops,
+                    .filter = options_of(VerifySource::kStrict),
+                    .strangers = &strangers,
+                    .icmp = &icmp};
+    Egress<FlannelUdp> egress(path, peers.reader(0), FlannelUdp({}));
+    for (const uint32_t to : {0x0a050207u, 0x0a050307u}) {
+      Fields f;
+      f.destination = to;
+      const Bytes packet = build(f);
+      CHECK(send(outside.get(), packet.data(), packet.size(), 0) > 0);
+    }
+    CHECK(!egress.pump().failure);
+    uint8_t bytes[1'500];
+    for (const UdpSocket* peer : {&peer4, &peer6}) {
+      CHECK(recv(peer->fd.get(), bytes, sizeof bytes, MSG_DONTWAIT) > 0);
+      CHECK(recv(peer->fd.get(), bytes, sizeof bytes, MSG_DONTWAIT) < 0);
+    }
+  }
+  context.clear();
 }
 
 /// A host and its peers, which have addresses of both families: each is sent to by the socket of its endpoint's,
@@ -2252,6 +2419,118 @@ Bytes answer(uint8_t type, uint32_t index) {
   return bytes;
 }
 
+/// A peer does not roam into the network, by data, by a keepalive, nor by a handshake: what is sent to it would come out
+/// of the TUN again. It does where another peer is known to be. Only over IPv6 can this program send from any address.
+void test_wireguard_stays_outside() {
+  if (!is_over_ipv6) return;
+  struct Row {
+    const char* what;
+    uint32_t from;
+    bool is_known;  ///< a second peer's lease says so
+    bool moves;
+  };
+  constexpr Row kRows[] = {
+      {"its own subnet", 0x0a050209, false, false},       {"this node's subnet", 0x0a050109, false, false},
+      {"a subnet of nobody's", 0x0a050909, false, false}, {"outside", 0x0a060909, false, true},
+      {"where another peer is", 0x0a050209, true, true},
+  };
+  for (const Row& row : kRows) {
+    context = std::string("wireguard, roaming to ") + row.what;
+    Host<Wireguard> host(kAllFeatures, wireguard_end());
+    Bytes records = with_session(host.peer_record()), second = with_session(host.peer_record(), 9);
+    const Bytes six = with_session(host.peer_record(6));
+    records.insert(records.end(), six.begin(), six.end());
+    second[10] = 3;
+    store(&second[24], ipv6(row.from));
+    if (row.is_known) records.insert(records.end(), second.begin(), second.end());
+    host.set_peers(records);
+    Remote remote(1);
+    host.sessions->set_keys(kSession, remote.keys(true), clock_ms);
+    host.ingress->tick();
+    host.drain(host.other);
+    const Fd sender(socket_at(ipv6(row.from)));
+    const SocketAddress before = host.sessions->of(kSession)->to();
+    for (const Bytes& packet : {Bytes(), build(inward())}) {
+      host.from(sender.get(), remote.seal(packet));
+      CHECK(!host.ingress->pump().failure);
+    }
+    CHECK(host.row[k_rx_packets] == 1);  // it has proved whose it is, wherever it came from
+    CHECK(host.sessions->mailbox().take(0).moved.size() == (row.moves ? 1 : 0));
+    CHECK((host.sessions->of(kSession)->to() == before) == !row.moves);
+    host.from(sender.get(), initiation());
+    CHECK(!host.ingress->pump().failure);
+    CHECK(host.sessions->mailbox().take(64).letters.size() == (row.moves ? 1 : 0));
+    CHECK(host.row[k_rx_drop_handshake] == (row.moves ? 0 : 1));
+  }
+  context = "wireguard";
+}
+
+/// Keys live for three minutes of the day, and not only of those in which the host was awake; a peer that was silent
+/// meanwhile is asked for others at once.
+void test_wireguard_slept() {
+  Host<Wireguard> host(kAllFeatures, wireguard_end());
+  host.set_peers(with_session(host.peer_record()));
+  Remote remote(1);
+  host.sessions->set_keys(kSession, remote.keys(true), session_ms());
+  host.ingress->tick();
+  host.drain(host.other);
+  const auto send = [&] {
+    host.to_tun({}, build({}));
+    CHECK(!host.egress->pump().failure);
+    return host.drain(host.other).size();
+  };
+  CHECK(send() == 1);
+  slept_ms += SessionLimits::kRejectAfterMs - 1;
+  CHECK(send() == 1);
+  slept_ms += 1;
+  CHECK(send() == 0);
+  CHECK(host.sessions->mailbox().take(0).wanted == std::vector<uint32_t>{kSession});
+  host.from_peer(remote.seal(build(inward())));
+  CHECK(!host.ingress->pump().failure && host.row[k_rx_drop_no_session] == 1 && host.row[k_rx_packets] == 0);
+  // After a longer sleep they are wiped at the first look.
+  CHECK(!host.sessions->of(kSession)->is_empty());
+  host.sessions->of(kSession)->take_staged();
+  slept_ms += SessionLimits::kWipeAfterMs;
+  CHECK(host.ingress->tick());
+  CHECK(host.sessions->of(kSession)->is_empty());
+  slept_ms = 0;
+}
+
+/// A lane that found no memory for its keys once seals and opens again when there is some.
+void test_wireguard_without_memory() {
+  for (int* fails : {&contexts_that_fail, &inits_that_fail}) {
+    for (const int times : {1, 5}) {
+      Host<Wireguard> host(kAllFeatures, wireguard_end());
+      host.set_peers(with_session(host.peer_record()));
+      Remote remote(1);
+      host.sessions->set_keys(kSession, remote.keys(true), session_ms());
+      const auto both_ways = [&] {
+        host.to_tun({}, build({}));
+        CHECK(!host.egress->pump().failure);
+        host.from_peer(remote.seal(build(inward())));
+        CHECK(!host.ingress->pump().failure);
+        return std::pair(host.drain(host.other).size(), host.row[k_rx_packets]);
+      };
+      CHECK(both_ways() == std::pair(size_t{1}, uint64_t{1}));
+      clock_ms += SessionLimits::kKeepaliveMs;
+      *fails = times;
+      host.egress->rest();
+      *fails = times;
+      host.ingress->rest();
+      *fails = 0;
+      CHECK(both_ways() == std::pair(size_t{1}, uint64_t{2}));
+      // Also where the memory is short for a while.
+      clock_ms += SessionLimits::kKeepaliveMs;
+      *fails = 1'000;
+      host.egress->rest();
+      host.ingress->rest();
+      CHECK(both_ways() == std::pair(size_t{0}, uint64_t{2}));
+      *fails = 0;
+      CHECK(both_ways() == std::pair(size_t{1}, uint64_t{3}));
+    }
+  }
+}
+
 /// Who begins a handshake is heard if he knows whom he speaks to: once from each host, whoever else does what.
 void test_wireguard_initiations() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
@@ -2519,6 +2798,9 @@ void test_wireguard(bool udp_gso) {
   test_wireguard_looks();
   test_wireguard_answers();
   test_wireguard_wipes();
+  test_wireguard_stays_outside();
+  test_wireguard_slept();
+  test_wireguard_without_memory();
   for (const uint32_t features : {kAllFeatures & ~kUdpGso, kAllFeatures}) {
     if ((features & kUdpGso) && !udp_gso) continue;
     test_wireguard_out(features);
@@ -2558,6 +2840,9 @@ void test_walks(std::string name, bool copies_ecn, bool udp_gso) {
   }
   context = name;
   test_dropped_segments<Encap>();
+  test_quotes<Encap>();
+  test_tun_errors<Encap>();
+  context = name;
   test_answers_are_few<Encap>();
   test_told_of_size<Encap>();
   test_longest<Encap>();
@@ -2595,6 +2880,7 @@ int main(int argc, char** argv) {
   test_sender_socket();
   test_underlay();
   test_flow_labels();
+  test_any_address();
   test_both_families();
   test_overflow();
   return verdict(seed);

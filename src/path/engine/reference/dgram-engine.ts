@@ -27,7 +27,6 @@ import {
   ipv4PacketBytes,
   isIpv6Packet,
   isTcpSyn,
-  isNestedTwice,
   mayFragment,
   NET_UNREACHABLE,
   reasonMalformed,
@@ -64,6 +63,8 @@ interface Endpoint {
   readonly port: number
   /** The limit of a peer's record. */
   readonly limit: number
+  /** True if a peer's subnet has the address, so that datagrams to it come out of the TUN again. */
+  readonly leadsInside: boolean
   readonly traffic: Traffic
 }
 
@@ -137,7 +138,6 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   const trafficOf = (slot = 0): Traffic => (trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], heardAt: undefined })
   const { settings, network, subnet } = config
   const filter = { ...settings, network, subnet }
-  const own = parseIpv4(config.bindAddress) ?? 0
   const { headerBytes, trailerBytes } = encapsulation
   let table = createPeerTable(decodePeers(config.peers?.() ?? new Uint8Array()))
   const flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
@@ -149,6 +149,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     const { port, limit = 0 } = peer
     const endpoint = {
       ...{ address: formatAddress(peer.endpoint), port, limit: limit >= ALWAYS_FITS_BYTES ? limit : Infinity },
+      leadsInside: table.find(peer.endpoint) !== undefined,
       traffic: trafficOf(peer.slot),
     }
     flows.set(destination, endpoint)
@@ -189,7 +190,9 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       return answer(NET_UNREACHABLE, packet, 'tx_unreachable_sent')
     }
     const to = { peer: parseIpv4(endpoint.address) ?? 0 }
-    if (isNestedTwice(own, headerBytes, packet)) return drop('tx_drop_circle', packet, to)
+    // A datagram of ours that came back, as native/core/circle.h has it.
+    if (endpoint.leadsInside && table.hasEndpointAt(packet.readUInt32BE(16), 'ipv4'))
+      return drop('tx_drop_circle', packet, to)
     if (!decrementTtl(packet)) {
       drop('tx_drop_ttl', packet, to)
       return answer(TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
@@ -287,17 +290,26 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   socket.on('error', (error) => reportFault(error))
 
   const buffer = Buffer.alloc(65536)
-  const watcher = addon.watchReadable(tun.fd, () => {
+  /** The bytes that were read; undefined if this turn is over. An error of one packet is counted, and ends the turn. */
+  function readTun(): number | undefined {
     try {
-      for (let reads = 0; reads < READS_PER_TURN; reads++) {
-        const size = readSync(tun.fd, buffer)
-        count('tun_reads')
-        forward(buffer.subarray(0, size))
-      }
+      return readSync(tun.fd, buffer)
     } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === 'EAGAIN') return
-      watcher.stop() // EBADFD: the device was deleted
+      const { code } = error as NodeJS.ErrnoException
+      if (code === 'EAGAIN') return undefined
+      // The kernel has thrown that packet away.
+      if (code !== 'EBADFD') return void drop('tx_drop_tun', Buffer.alloc(0))
+      watcher.stop() // the device was deleted
       reportFault(error as Error)
+      return undefined
+    }
+  }
+  const watcher = addon.watchReadable(tun.fd, () => {
+    for (let reads = 0; reads < READS_PER_TURN; reads++) {
+      const size = readTun()
+      if (size === undefined) return
+      count('tun_reads')
+      forward(buffer.subarray(0, size))
     }
   })
 

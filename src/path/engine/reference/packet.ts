@@ -8,7 +8,6 @@ export const MIN_IPV4_HEADER_BYTES = 20
 const IPV6_HEADER_BYTES = 40
 const PROTOCOL_ICMP = 1
 const PROTOCOL_TCP = 6
-const PROTOCOL_UDP = 17
 const DONT_FRAGMENT = 0x4000
 const MORE_FRAGMENTS = 0x2000
 const OPTION_COPIED = 0x80
@@ -22,6 +21,8 @@ const OPTION_LOOSE_ROUTE = 131
 const OPTION_STRICT_ROUTE = 137
 const ICMP_ECHO_REQUEST = 8
 const ICMP_TTL = 8
+/** The longest ICMP error about an IPv4 packet (RFC 1812 section 4.3.2.3). */
+const MAX_ICMP_ERROR_BYTES = 576
 /** The limits of ICMP errors, as native/core/icmp.h has them. */
 const ICMP_BURST = 500
 const ICMP_EVERY_MS = 1
@@ -74,21 +75,6 @@ function areSoundOptions(options: Buffer): boolean {
     else at += size
   }
   return true
-}
-
-/**
- * True for a packet out of the TUN that is a datagram of `own`'s around another of its datagrams, `encapBytes` further
- * on: a circle, as native/core/nested.h has it.
- */
-export function isNestedTwice(own: Ipv4, encapBytes: number, packet: Buffer): boolean {
-  const isOwn = (ip: Buffer): boolean => ip.readUInt8(9) === PROTOCOL_UDP && ip.readUInt32BE(12) === own
-  const isLaterFragment = (ip: Buffer): boolean => (ip.readUInt16BE(6) & 0x1fff) !== 0
-  if (!isOwn(packet) || isLaterFragment(packet)) return false
-  const udp = packet.subarray(ipv4HeaderBytes(packet))
-  const inner = udp.subarray(8 + encapBytes)
-  if (inner.length < MIN_IPV4_HEADER_BYTES || inner.readUInt8(0) >> 4 !== 4 || !isOwn(inner)) return false
-  const within = inner.subarray(ipv4HeaderBytes(inner))
-  return isLaterFragment(inner) || (within.length >= 4 && within.readUInt16BE(2) === udp.readUInt16BE(2))
 }
 
 /** True when an IPv4 packet may be cut into fragments. */
@@ -224,14 +210,15 @@ export const fragmentationNeeded = (mtu: number): IcmpError => ({ type: 3, code:
 
 /**
  * An ICMP error about `packet` from `source`, an IPv4 address in host order; undefined when none may be sent (RFC 1122
- * section 3.2.2, RFC 1812 section 4.3.2.7). TTL 8 and a quote of the IP header and 8 bytes, as flanneld's (pkg/backend/udp/proxy_amd64.c).
+ * section 3.2.2, RFC 1812 section 4.3.2.7). TTL 8, as flanneld's (pkg/backend/udp/proxy_amd64.c), and a quote of as much as there is
+ * room for, as native/core/icmp.h has it.
  */
 export function icmpError({ type, code, mtu = 0 }: IcmpError, source: number, packet: Buffer): Buffer | undefined {
   const headerBytes = ipv4HeaderBytes(packet)
   if ((packet.readUInt16BE(6) & 0x1fff) !== 0) return undefined
   if (packet.readUInt8(9) === PROTOCOL_ICMP && packet[headerBytes] !== ICMP_ECHO_REQUEST) return undefined
   if (!isOneHost(packet.readUInt32BE(12)) || !isOneHost(packet.readUInt32BE(16))) return undefined
-  const quote = packet.subarray(0, headerBytes + 8)
+  const quote = packet.subarray(0, MAX_ICMP_ERROR_BYTES - MIN_IPV4_HEADER_BYTES - 8)
   const error = Buffer.alloc(MIN_IPV4_HEADER_BYTES + 8 + quote.length)
   error.writeUInt8(0x45, 0)
   error.writeUInt16BE(error.length, 2)
