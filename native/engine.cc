@@ -43,6 +43,7 @@ Directions make_directions(const Path& path, const OwnEnd& own, Sessions* sessio
     Path other = path;
     std::swap(other.socket, other.other_socket);
     std::swap(other.sender, other.other_sender);
+    std::swap(other.known, other.other_known);
     made.other_ingress = std::make_unique<Ingress<Encap>>(other, readers[2], make());
   }
   return made;
@@ -94,6 +95,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   }
   engine->set_peers(options.peers);
   engine->has_kept_sessions_ = engine->take_sessions(options);
+  const LoopDescriptors& first = engine->descriptors_.loops.front();
   for (size_t i = 0; i < engine->descriptors_.loops.size(); i++) {
     const LoopDescriptors& fds = engine->descriptors_.loops[i];
     const CounterRow row(counters + i * kCounterCount);
@@ -104,6 +106,8 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     .sender = fds.sender ? fds.sender.get() : fds.socket.get(),
                     .other_socket = fds.other_socket.get(),
                     .other_sender = fds.other_sender ? fds.other_sender.get() : fds.other_socket.get(),
+                    .known = engine->sessions_ ? first.socket.get() : -1,
+                    .other_known = engine->sessions_ ? first.other_socket.get() : -1,
                     .tun_address = options.tun_address,
                     .network_address = options.network_address,
                     .batch = options.loops.naive ? 1 : SIZE_MAX,

@@ -194,7 +194,8 @@ class Ingress final : public Direction {
 
   /// A peer that sends by one family may be sent to by the other: a socket takes no address but of its own.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) {
-    return receiver_.send(to, datagram) || (path_.other_socket >= 0 && send_now(path_.other_socket, to, datagram));
+    return send_now(path_.known_socket(), to, datagram) ||
+           (path_.other_socket >= 0 && send_now(path_.other_known_socket(), to, datagram));
   }
 
   /// A peer's packets that follow each other.
