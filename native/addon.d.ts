@@ -165,8 +165,10 @@ export interface Mail {
 }
 
 export interface NativeEngine {
-  /** The features in use now, of `featureNames`: granted, less those that failed since. */
+  /** The features in use now, of `featureNames`: granted, less those that failed since, or that the device's switches forbid. */
   readonly offloads: string[]
+  /** Joins received packets as the device's switches say now (`ethtool -k`: generic-receive-offload, rx-udp-gro-forwarding). */
+  followSwitches(): void
   /**
    * Live counters, `counterNames.length` a loop, loops one after another; written by the loops' threads,
    * to be read only.

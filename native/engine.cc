@@ -14,6 +14,7 @@
 #include "encap/wireguard.h"
 #include "io/bequest.h"
 #include "io/clock.h"
+#include "io/tun.h"
 #include "io/udp.h"
 #include "walk/egress.h"
 #include "walk/ingress.h"
@@ -93,6 +94,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
         load_le32(&options.own.encap[Wireguard::kSecret]), [self] { self->mail_.signal(); },
         [self] { self->loops_.front()->wake(); });
   }
+  engine->follow_switches();
   engine->set_peers(options.peers);
   engine->has_kept_sessions_ = engine->take_sessions(options);
   const LoopDescriptors& first = engine->descriptors_.loops.front();
@@ -133,6 +135,11 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   if (engine->has_kept_sessions_) engine->loops_.front()->wake();
   result = std::move(engine);
   return {};
+}
+
+void Engine::follow_switches() {
+  const JoinSwitches switches = join_switches(descriptors_.tun_name);
+  features_.hold((switches.tcp ? 0u : kCoalesceTcp) | (switches.udp ? 0u : kCoalesceUdp));
 }
 
 /// Of whatever use they are here, nobody else gets them from now on: this engine is the one that seals.

@@ -38,6 +38,8 @@ class Engine {
                      std::unique_ptr<Engine>& engine);
 
   const Features& features() const { return features_; }
+  /// Joins received packets as the device's switches say now (io/tun.h), from each loop's next batch on.
+  void follow_switches();
   Fault& fault() { return fault_; }
   /// Sets the peers, as PeerTables does.
   void set_peers(std::span<const uint8_t> records);

@@ -1,7 +1,8 @@
 // features.h - the kernel offloads that the engine uses, each of which the kernel may refuse.
 //
 // A feature is on when it was wanted and the kernel took it, and goes off at run time when the kernel refuses to do
-// what it had promised. The bits are read once a batch by the threads and at any time from JavaScript.
+// what it had promised. Joining packets also needs the device's switches (io/tun.h), which an operator may change at
+// any time. The bits are read once a batch by the threads and at any time from JavaScript.
 #pragma once
 
 #include <array>
@@ -40,16 +41,22 @@ constexpr std::array<FeatureName, 8> kFeatureNames{{
 
 constexpr uint32_t kAllFeatures = (1 << kFeatureNames.size()) - 1;
 
-/// The features in use. Any thread may switch one off; none is ever switched on again.
+/// The features in use. Any thread may drop one, for good. JavaScript's thread may hold some back, and let them go.
 class Features {
  public:
   explicit Features(uint32_t bits) : bits_(bits) {}
-  bool has(Feature feature) const { return bits() & feature; }
+  bool has(Feature feature) const { return in_use() & feature; }
+  /// Granted, less those that failed since.
   uint32_t bits() const { return bits_.load(std::memory_order_relaxed); }
+  /// Granted, and neither failed nor held back.
+  uint32_t in_use() const { return bits() & ~held_.load(std::memory_order_relaxed); }
   void drop(uint32_t features) { bits_.fetch_and(~features, std::memory_order_relaxed); }
+  /// Holds these back and no others.
+  void hold(uint32_t features) { held_.store(features, std::memory_order_relaxed); }
 
  private:
   std::atomic<uint32_t> bits_;
+  std::atomic<uint32_t> held_{0};
 };
 
 }  // namespace weft

@@ -69,6 +69,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
          InstanceMethod<&EngineHandle::set_keys>("setKeys"),
          InstanceMethod<&EngineHandle::forget_session>("forgetSession"),
          InstanceMethod<&EngineHandle::take_mail>("takeMail"), InstanceMethod<&EngineHandle::send>("send"),
+         InstanceMethod<&EngineHandle::follow_switches>("followSwitches"),
          InstanceMethod<&EngineHandle::traffic>("traffic"), InstanceMethod<&EngineHandle::drops>("drops"),
          InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
          InstanceAccessor<&EngineHandle::offloads>("offloads")});
@@ -122,6 +123,9 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   void change_peers(const Napi::CallbackInfo& info) {
     const auto records = info[0].As<Napi::Uint8Array>();
     if (engine_) engine_->change_peers({records.Data(), records.ByteLength()});
+  }
+  void follow_switches(const Napi::CallbackInfo&) {
+    if (engine_) engine_->follow_switches();
   }
   Napi::Value ask_threads(const Napi::CallbackInfo& info) {
     Napi::Object rounds = Napi::Object::New(info.Env());
@@ -243,7 +247,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     return worker->promise();
   }
   Napi::Value offloads(const Napi::CallbackInfo& info) {
-    return to_array(info.Env(), names_of(engine_ ? engine_->features().bits() : 0));
+    return to_array(info.Env(), names_of(engine_ ? engine_->features().in_use() : 0));
   }
 
   std::unique_ptr<Engine> engine_;

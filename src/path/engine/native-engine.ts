@@ -200,6 +200,9 @@ export function startNativeEngine(
     hasOther,
     bindOther,
     send: (to, toPort, datagram) => void native.send(to, toPort, datagram),
+    followSwitches() {
+      if (runs && !stopped) native.followSwitches()
+    },
     counters,
     traffic,
     drops(after = []) {
