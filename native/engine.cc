@@ -14,6 +14,7 @@
 #include "encap/wireguard.h"
 #include "io/bequest.h"
 #include "io/clock.h"
+#include "io/steering.h"
 #include "io/tun.h"
 #include "io/udp.h"
 #include "walk/egress.h"
@@ -94,6 +95,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
         load_le32(&options.own.encap[Wireguard::kSecret]), [self] { self->mail_.signal(); },
         [self] { self->loops_.front()->wake(); });
   }
+  engine->steer(options.steers);
   engine->follow_switches();
   engine->set_peers(options.peers);
   engine->has_kept_sessions_ = engine->take_sessions(options);
@@ -140,6 +142,16 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
 void Engine::follow_switches() {
   const JoinSwitches switches = join_switches(descriptors_.tun_name);
   features_.hold((switches.tcp ? 0u : kCoalesceTcp) | (switches.udp ? 0u : kCoalesceUdp));
+}
+
+/// By whoever runs, and not where the TUN is opened: that may have been another process's, of a version that did not
+/// know it. So the feature is not handed on either.
+void Engine::steer(bool steers) {
+  const int tun = descriptors_.loops.front().tun.get();
+  if (descriptors_.loops.size() == 1) return;
+  if (!steers) return steer_by_kernel(tun);
+  steering_refused_ = steer_by_addresses(tun);
+  if (!steering_refused_) features_.add(kTunSteering);
 }
 
 /// Of whatever use they are here, nobody else gets them from now on: this engine is the one that seals.
@@ -196,7 +208,7 @@ Engine::~Engine() { end_loops(); }
 
 Descriptors Engine::release(std::span<const uint8_t> head) {
   end_loops();
-  descriptors_.features = features_.bits();
+  descriptors_.features = features_.bits() & ~kTunSteering;
   if (sessions_) descriptors_.bequest = leave_bequest(head, sessions_->save());
   sessions_.reset();
   return std::move(descriptors_);

@@ -21,6 +21,7 @@ enum Feature : uint32_t {
   kUdpGro = 1 << 5,       ///< many datagrams from one message, UDP_GRO (Linux 5.0)
   kCoalesceTcp = 1 << 6,  ///< TCP packets joined for the TUN
   kCoalesceUdp = 1 << 7,  ///< UDP packets joined for the TUN; the kernel must know USO
+  kTunSteering = 1 << 8,  ///< flows stay in order if they have fragments (io/steering.h); needs several lanes
 };
 
 struct FeatureName {
@@ -28,7 +29,7 @@ struct FeatureName {
   std::string_view name;
 };
 
-constexpr std::array<FeatureName, 8> kFeatureNames{{
+constexpr std::array<FeatureName, 9> kFeatureNames{{
     {kTunHeader, "tun-header"},
     {kTunCsum, "tun-csum"},
     {kTunTso, "tun-tso"},
@@ -37,6 +38,7 @@ constexpr std::array<FeatureName, 8> kFeatureNames{{
     {kUdpGro, "udp-gro"},
     {kCoalesceTcp, "coalesce-tcp"},
     {kCoalesceUdp, "coalesce-udp"},
+    {kTunSteering, "tun-steering"},
 }};
 
 constexpr uint32_t kAllFeatures = (1 << kFeatureNames.size()) - 1;
@@ -50,6 +52,8 @@ class Features {
   uint32_t bits() const { return bits_.load(std::memory_order_relaxed); }
   /// Granted, and neither failed nor held back.
   uint32_t in_use() const { return bits() & ~held_.load(std::memory_order_relaxed); }
+  /// Before a thread runs: a feature that the kernel granted since.
+  void add(uint32_t features) { bits_.fetch_or(features, std::memory_order_relaxed); }
   void drop(uint32_t features) { bits_.fetch_and(~features, std::memory_order_relaxed); }
   /// Holds these back and no others.
   void hold(uint32_t features) { held_.store(features, std::memory_order_relaxed); }

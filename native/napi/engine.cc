@@ -107,6 +107,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   }
 
   bool has_kept_sessions() const { return engine_->has_kept_sessions(); }
+  Failure steering_refused() const { return engine_->steering_refused(); }
   Failure priority_refused() const { return engine_->priority_refused(); }
 
   void shut_down() {
@@ -325,6 +326,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   options.own.mtu = given.Get("mtu").As<Napi::Number>().Uint32Value();
   const auto peers = given.Get("peers").As<Napi::Uint8Array>();
   options.peers = {peers.Data(), peers.ByteLength()};
+  options.steers = given.Get("steers").ToBoolean();
   options.keeps_sessions = given.Get("keepsSessions").ToBoolean();
   options.loops = {.naive = given.Get("naive").As<Napi::Boolean>(),
                    .nice = given.Get("nice").As<Napi::Number>().Int32Value(),
@@ -343,6 +345,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   }
   handle.Set("counters", counters);
   handle.Set("hasKeptSessions", engine->has_kept_sessions());
+  if (Failure refused = engine->steering_refused()) handle.Set("steeringRefused", to_error(env, *refused).Message());
   if (Failure refused = engine->priority_refused()) handle.Set("priorityRefused", to_error(env, *refused).Message());
   return handle;
 }
