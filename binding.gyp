@@ -22,6 +22,7 @@
         "native/io/path_probe.cc",
         "native/io/receiver.cc",
         "native/io/sender.cc",
+        "native/io/steering.cc",
         "native/io/tun.cc",
         "native/io/tun_writer.cc",
         "native/io/udp.cc",

@@ -72,7 +72,14 @@ function daemonsOf(
     inner = 'ipv4',
     flags = [],
     checkout,
-  }: { readonly inner?: Family; readonly flags?: readonly string[]; readonly checkout?: string },
+    joinsUdp = false,
+  }: {
+    readonly inner?: Family
+    readonly flags?: readonly string[]
+    readonly checkout?: string
+    /** True to switch rx-udp-gro-forwarding on, by which weftd joins UDP. */
+    readonly joinsUdp?: boolean
+  },
 ): Setup {
   return async (from, to, lab) => {
     const leases = join(lab.folder, 'leases')
@@ -87,6 +94,10 @@ function daemonsOf(
       }),
     )
     await Promise.all(started.map((daemon) => daemon.line(/flannel is ready/)))
+    if (joinsUdp) {
+      for (const host of [from, to]) await host.output(['ethtool', '-K', 'flannel0', 'rx-udp-gro-forwarding', 'on'])
+      await Promise.all(started.map((daemon) => daemon.line(/Received UDP packets are joined/)))
+    }
     const [near, far] = [from, to].map((host) => subnetOfEnv(host.subnetEnv())) as [Subnet, Subnet]
     // A device of ours has the subnet's own first address; host-gw has none.
     const address =
@@ -216,6 +227,8 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   nebula,
   // Measures what the ingress filter costs.
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),
+  // Measures what joining the datagrams that a host forwards to its containers brings.
+  'native-udp-joined': daemonsOf({ Backend: { Type: 'udp' } }, { joinsUdp: true }),
 }
 /** The inner family in the outer, by `udp` beside `native`; and the kernel's vxlan, whose IPv6 goes over IPv6. */
 export const BY_FAMILY: Readonly<Record<string, Setup>> = {

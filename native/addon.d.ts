@@ -120,6 +120,8 @@ export interface RunOptions {
   mtu: number
   /** The first peer table, as `setPeers` takes it: packets may be waiting in the descriptors. */
   peers: Uint8Array
+  /** True when the TUN is to choose lanes so that flows with fragments stay in order: native/io/steering.h. Of several lanes alone. */
+  steers?: boolean
   /** True when the sessions that came with the descriptors are gone on with; otherwise they end, for everybody. */
   keepsSessions: boolean
   /** True when the TUN stays, with its addresses and routes, when all of its queues are closed. */
@@ -165,8 +167,10 @@ export interface Mail {
 }
 
 export interface NativeEngine {
-  /** The features in use now, of `featureNames`: granted, less those that failed since. */
+  /** The features in use now, of `featureNames`: granted, less those that failed since, or that the device's switches forbid. */
   readonly offloads: string[]
+  /** Joins received packets as the device's switches say now (`ethtool -k`: generic-receive-offload, rx-udp-gro-forwarding). */
+  followSwitches(): void
   /**
    * Live counters, `counterNames.length` a loop, loops one after another; written by the loops' threads,
    * to be read only.
@@ -174,6 +178,8 @@ export interface NativeEngine {
   readonly counters: BigUint64Array
   /** True when it goes on with the sessions that came with the descriptors: they were there, whole, and nobody else's. */
   readonly hasKeptSessions: boolean
+  /** The reason why the TUN does not choose lanes as was asked for. */
+  readonly steeringRefused?: string
   /** The reason why the threads run at the process's priority instead of the one asked for. */
   readonly priorityRefused?: string
   /**

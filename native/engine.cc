@@ -14,6 +14,8 @@
 #include "encap/wireguard.h"
 #include "io/bequest.h"
 #include "io/clock.h"
+#include "io/steering.h"
+#include "io/tun.h"
 #include "io/udp.h"
 #include "walk/egress.h"
 #include "walk/ingress.h"
@@ -43,6 +45,7 @@ Directions make_directions(const Path& path, const OwnEnd& own, Sessions* sessio
     Path other = path;
     std::swap(other.socket, other.other_socket);
     std::swap(other.sender, other.other_sender);
+    std::swap(other.known, other.other_known);
     made.other_ingress = std::make_unique<Ingress<Encap>>(other, readers[2], make());
   }
   return made;
@@ -94,8 +97,11 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
         load_le32(&options.own.encap[Wireguard::kSecret]), [self] { self->mail_.signal(); },
         [self] { self->loops_.front()->wake(); });
   }
+  engine->steer(options.steers);
+  engine->follow_switches();
   engine->set_peers(options.peers);
   engine->has_kept_sessions_ = engine->take_sessions(options);
+  const LoopDescriptors& first = engine->descriptors_.loops.front();
   for (size_t i = 0; i < engine->descriptors_.loops.size(); i++) {
     const LoopDescriptors& fds = engine->descriptors_.loops[i];
     const CounterRow row(counters + i * kCounterCount);
@@ -106,6 +112,8 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     .sender = fds.sender ? fds.sender.get() : fds.socket.get(),
                     .other_socket = fds.other_socket.get(),
                     .other_sender = fds.other_sender ? fds.other_sender.get() : fds.other_socket.get(),
+                    .known = engine->sessions_ ? first.socket.get() : -1,
+                    .other_known = engine->sessions_ ? first.other_socket.get() : -1,
                     .tun_address = options.tun_address,
                     .network_address = options.network_address,
                     .batch = options.loops.naive ? 1 : SIZE_MAX,
@@ -131,6 +139,21 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   if (engine->has_kept_sessions_) engine->loops_.front()->wake();
   result = std::move(engine);
   return {};
+}
+
+void Engine::follow_switches() {
+  const JoinSwitches switches = join_switches(descriptors_.tun_name);
+  features_.hold((switches.tcp ? 0u : kCoalesceTcp) | (switches.udp ? 0u : kCoalesceUdp));
+}
+
+/// By whoever runs, and not where the TUN is opened: that may have been another process's, of a version that did not
+/// know it. So the feature is not handed on either.
+void Engine::steer(bool steers) {
+  const int tun = descriptors_.loops.front().tun.get();
+  if (descriptors_.loops.size() == 1) return;
+  if (!steers) return steer_by_kernel(tun);
+  steering_refused_ = steer_by_addresses(tun);
+  if (!steering_refused_) features_.add(kTunSteering);
 }
 
 /// Of whatever use they are here, nobody else gets them from now on: this engine is the one that seals.
@@ -187,7 +210,7 @@ Engine::~Engine() { end_loops(); }
 
 Descriptors Engine::release(std::span<const uint8_t> head) {
   end_loops();
-  descriptors_.features = features_.bits();
+  descriptors_.features = features_.bits() & ~kTunSteering;
   if (sessions_) descriptors_.bequest = leave_bequest(head, sessions_->save());
   sessions_.reset();
   return std::move(descriptors_);

@@ -26,6 +26,7 @@ struct RunOptions {
   bool clamp_mss = false;  ///< TCP is to begin with segments that fit (core/mss.h)
   OwnEnd own;
   std::span<const uint8_t> peers;  ///< the first table: packets may be waiting in the descriptors
+  bool steers = false;             ///< lanes are chosen so that fragments stay in order (io/steering.h)
   bool keeps_sessions = false;     ///< those that came with the descriptors are gone on with; else they end
   LoopOptions loops;
 };
@@ -38,6 +39,8 @@ class Engine {
                      std::unique_ptr<Engine>& engine);
 
   const Features& features() const { return features_; }
+  /// Joins received packets as the device's switches say now (io/tun.h), from each loop's next batch on.
+  void follow_switches();
   Fault& fault() { return fault_; }
   /// Sets the peers, as PeerTables does.
   void set_peers(std::span<const uint8_t> records);
@@ -46,6 +49,8 @@ class Engine {
   Traffic traffic(uint32_t slot) const;
   /// One more than the highest slot that was given.
   uint32_t traffic_slots() const { return traffic_slots_; }
+  /// The reason why lanes are not chosen as was asked for.
+  const Failure& steering_refused() const { return steering_refused_; }
   /// The reason why the threads have not the priority that was asked for.
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
   /// Asks each thread, as Loop::ask_thread.
@@ -73,6 +78,7 @@ class Engine {
  private:
   explicit Engine(Descriptors descriptors);
   void end_loops();
+  void steer(bool steers);
   void make_room_for(std::span<const uint8_t> records);
   bool take_sessions(const RunOptions& options);
 
@@ -82,6 +88,7 @@ class Engine {
   bool has_kept_sessions_ = false;
   PeerTables peers_;
   Features features_;
+  Failure steering_refused_;
   Fault fault_;
   IcmpLimits icmp_;
   std::vector<Strangers> strangers_;  // one for each loop, as the next

@@ -1,7 +1,8 @@
 // features.h - the kernel offloads that the engine uses, each of which the kernel may refuse.
 //
 // A feature is on when it was wanted and the kernel took it, and goes off at run time when the kernel refuses to do
-// what it had promised. The bits are read once a batch by the threads and at any time from JavaScript.
+// what it had promised. Joining packets also needs the device's switches (io/tun.h), which an operator may change at
+// any time. The bits are read once a batch by the threads and at any time from JavaScript.
 #pragma once
 
 #include <array>
@@ -20,6 +21,7 @@ enum Feature : uint32_t {
   kUdpGro = 1 << 5,       ///< many datagrams from one message, UDP_GRO (Linux 5.0)
   kCoalesceTcp = 1 << 6,  ///< TCP packets joined for the TUN
   kCoalesceUdp = 1 << 7,  ///< UDP packets joined for the TUN; the kernel must know USO
+  kTunSteering = 1 << 8,  ///< flows stay in order if they have fragments (io/steering.h); needs several lanes
 };
 
 struct FeatureName {
@@ -27,7 +29,7 @@ struct FeatureName {
   std::string_view name;
 };
 
-constexpr std::array<FeatureName, 8> kFeatureNames{{
+constexpr std::array<FeatureName, 9> kFeatureNames{{
     {kTunHeader, "tun-header"},
     {kTunCsum, "tun-csum"},
     {kTunTso, "tun-tso"},
@@ -36,20 +38,29 @@ constexpr std::array<FeatureName, 8> kFeatureNames{{
     {kUdpGro, "udp-gro"},
     {kCoalesceTcp, "coalesce-tcp"},
     {kCoalesceUdp, "coalesce-udp"},
+    {kTunSteering, "tun-steering"},
 }};
 
 constexpr uint32_t kAllFeatures = (1 << kFeatureNames.size()) - 1;
 
-/// The features in use. Any thread may switch one off; none is ever switched on again.
+/// The features in use. Any thread may drop one, for good. JavaScript's thread may hold some back, and let them go.
 class Features {
  public:
   explicit Features(uint32_t bits) : bits_(bits) {}
-  bool has(Feature feature) const { return bits() & feature; }
+  bool has(Feature feature) const { return in_use() & feature; }
+  /// Granted, less those that failed since.
   uint32_t bits() const { return bits_.load(std::memory_order_relaxed); }
+  /// Granted, and neither failed nor held back.
+  uint32_t in_use() const { return bits() & ~held_.load(std::memory_order_relaxed); }
+  /// Before a thread runs: a feature that the kernel granted since.
+  void add(uint32_t features) { bits_.fetch_or(features, std::memory_order_relaxed); }
   void drop(uint32_t features) { bits_.fetch_and(~features, std::memory_order_relaxed); }
+  /// Holds these back and no others.
+  void hold(uint32_t features) { held_.store(features, std::memory_order_relaxed); }
 
  private:
   std::atomic<uint32_t> bits_;
+  std::atomic<uint32_t> held_{0};
 };
 
 }  // namespace weft

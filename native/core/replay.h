@@ -1,46 +1,97 @@
-// replay.h - which counters of a key have come: a sliding window (RFC 6479), of the size that kernels and wireguard-go
-// have.
+// replay.h - remembers which counters of a key have arrived: a sliding window (RFC 6479).
+//
+// The window is as wide as all queues between two hosts can hold (docs/decisions/replay-window.md). All lanes of a
+// sender count with one counter, and each lane has queues of its own: in its socket, in the network, at the receiver. A
+// packet that waits in one lane is late by as many counters as the other lanes move on meanwhile.
+//
+// Its memory grows with the greatest counter that has arrived: a key that carried 1,000 packets takes 128 bytes, and
+// one that carried a million 128 KiB.
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <span>
+
+#include "secret_bytes.h"
 
 namespace weft {
 
-/// Asked once a packet was authenticated, and never before: else anybody could move it.
+/// accept() may be called for packets that were authenticated only: else anybody could move the window.
 class ReplayWindow {
  public:
-  static constexpr uint64_t kBits = 8192;
-  /// A counter that is so far behind the greatest is too old: a word is being cleared while it is entered.
+  static constexpr uint64_t kBits = 1 << 20;
+  /// Counters that are no further than this behind the greatest are recent enough, whatever word they are in.
   static constexpr uint64_t kWindow = kBits - 64;
 
-  /// True when this counter has not come before, and is not too old to tell; it has come from now on.
+  /// True if this counter has not arrived before and is recent enough to know that. It has arrived from now on.
   bool accept(uint64_t counter) {
     if (counter >= next_) {
       move_to(counter);
-    } else if (next_ - counter > kWindow) {
-      return false;
+    } else if (counter / 64 + size_ <= (next_ - 1) / 64) {
+      return false;  // its word is in use by newer counters
     }
-    uint64_t& word = words_[counter / 64 % kWords];
+    uint64_t& word = words()[counter / 64 % size_];
     const uint64_t bit = uint64_t{1} << counter % 64;
     if (word & bit) return false;
     word |= bit;
     return true;
   }
 
+  /// The bytes of memory beside the object itself.
+  size_t grown_bytes() const { return more_ ? size_ * sizeof(uint64_t) : 0; }
+
+  void save(SecretWriter& out) const {
+    out.put(next_);
+    out.put(size_);
+    const uint64_t* all = more_ ? more_.get() : first_.data();
+    out.put_bytes({reinterpret_cast<const uint8_t*>(all), size_ * sizeof(uint64_t)});
+  }
+  /// Takes over a saved window. `in` refuses a window that no save() wrote.
+  void load(SecretReader& in) {
+    const auto next = in.get<uint64_t>(), size = in.get<uint64_t>();
+    if (size < kFirstWords || size > kMostWords || !std::has_single_bit(size)) return in.refuse();
+    const std::span<const uint8_t> bytes = in.get_bytes(size * sizeof(uint64_t));
+    if (bytes.empty()) return;
+    if (size > size_) grow(size);
+    if (size != size_) return in.refuse();
+    std::memcpy(words(), bytes.data(), bytes.size());
+    next_ = next;
+  }
+
  private:
-  static constexpr uint64_t kWords = kBits / 64;
+  static constexpr uint64_t kFirstWords = 16, kMostWords = kBits / 64;
+
+  uint64_t* words() { return more_ ? more_.get() : first_.data(); }
 
   void move_to(uint64_t counter) {
-    // The words that no counter below next_ is in.
-    const uint64_t first = (next_ + 63) / 64, last = counter / 64;
-    for (uint64_t word = first; word <= last && word < first + kWords; word++) words_[word % kWords] = 0;
+    const uint64_t last = counter / 64;
+    if (last >= size_ && size_ < kMostWords) grow(last >= kMostWords ? kMostWords : std::bit_ceil(last + 1));
+    // Clears the words in which no counter below next_ is.
+    const uint64_t first = (next_ + 63) / 64;
+    for (uint64_t word = first; word <= last && word < first + size_; word++) words()[word % size_] = 0;
     next_ = counter + 1;
   }
 
-  std::array<uint64_t, kWords> words_{};
-  uint64_t next_ = 0;  // one more than the greatest counter that has come
+  /// Moves the words to more memory. If there is none, the window stays as wide as it is: it may refuse what is late,
+  /// and accepts nothing twice.
+  void grow(uint64_t size) {
+    std::unique_ptr<uint64_t[]> more(new (std::nothrow) uint64_t[size]());
+    if (!more) return;
+    const uint64_t end = (next_ + 63) / 64, begin = end > size_ ? end - size_ : 0;
+    for (uint64_t word = begin; word < end; word++) more[word % size] = words()[word % size_];
+    more_ = std::move(more);
+    size_ = size;
+  }
+
+  std::array<uint64_t, kFirstWords> first_{};  // in use until there is more_
+  std::unique_ptr<uint64_t[]> more_;
+  uint64_t size_ = kFirstWords;  // in words; a power of two
+  uint64_t next_ = 0;            // one more than the greatest counter that has arrived
 };
 
 }  // namespace weft

@@ -83,7 +83,7 @@ void Session::save_pair(const Pair& pair, SecretWriter& out) {
   for (const Key* key : {&pair.keys.send, &pair.keys.receive}) out.put_bytes({key->data(), Key::kBytes});
   out.put(pair.made_ms);
   out.put(pair.next_counter);
-  out.put(pair.received);
+  pair.received.save(out);
   out.put(pair.used);
   out.put(static_cast<uint8_t>(pair.is_refreshed));
 }
@@ -99,7 +99,7 @@ Session::PairPointer Session::load_pair(SecretReader& in, uint64_t number, int64
   }
   auto pair = std::make_unique<Pair>(number, keys, load_time(in, now_ms));
   pair->next_counter = in.get<uint64_t>();
-  pair->received = in.get<ReplayWindow>();
+  pair->received.load(in);
   pair->used = in.get<uint64_t>();
   pair->is_refreshed = in.get_flag();
   return pair;

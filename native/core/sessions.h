@@ -173,8 +173,8 @@ class Sessions {
   static constexpr uint32_t kChunk = 1 << 8;
   /// What save() writes begins with it: another form has another number. So has another layout of what is written as it
   /// lies in memory.
-  static constexpr uint32_t kForm = 1;
-  static_assert(sizeof(ReplayWindow) == 1032 && sizeof(Mailbox::Moved) == 32);
+  static constexpr uint32_t kForm = 2;
+  static_assert(sizeof(Mailbox::Moved) == 32);
   static_assert(sizeof(Mailbox::Letter) == sizeof(SocketAddress) + Mailbox::kMessageBytes + 8);
 
   Session& room_for(uint32_t number) {

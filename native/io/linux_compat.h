@@ -5,6 +5,10 @@
 #include <netinet/in.h>
 #include <netinet/udp.h>
 
+#ifndef TUNSETSTEERINGEBPF  // Linux 4.16
+#define TUNSETSTEERINGEBPF _IOR('T', 224, int)
+#endif
+
 #ifndef TUN_F_USO4  // Linux 6.2, commit 399e0827642f
 #define TUN_F_USO4 0x20
 #define TUN_F_USO6 0x40

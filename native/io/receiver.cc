@@ -115,8 +115,4 @@ void Receiver::count_overflow() {
   overflow_ = drops;
 }
 
-bool Receiver::send(const SocketAddress& to, std::span<const uint8_t> datagram) {
-  return send_now(socket_, to, datagram);
-}
-
 }  // namespace weft

@@ -34,9 +34,6 @@ class Receiver {
   /// it).
   void count_overflow();
 
-  /// Sends one datagram from the socket that peers know. Does not block. False when it was refused.
-  bool send(const SocketAddress& to, std::span<const uint8_t> datagram);
-
  private:
   static constexpr size_t kMessageBytes = 65536;
 

@@ -1,12 +1,19 @@
-// tun.cc - TUNSETIFF and TUNSETOFFLOAD.
+// tun.cc - TUNSETIFF, TUNSETOFFLOAD, and the switches of the device.
 #include "tun.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/ethtool.h>
+#include <linux/sockios.h>
 #include <net/if.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
+#include <string_view>
+#include <vector>
 
 #include "linux_compat.h"
 
@@ -31,7 +38,58 @@ uint32_t negotiate_offloads(int fd, uint32_t wanted) {
   return 0;
 }
 
+/// One question to a device by SIOCETHTOOL: a command, and room for `count` elements of its answer behind it.
+template <typename Command, typename Element>
+class Question {
+ public:
+  Question(uint32_t command, size_t count) : room_(sizeof(Command) + count * sizeof(Element)) {
+    std::memcpy(room_.data(), &command, sizeof command);
+  }
+  Command& head() { return *reinterpret_cast<Command*>(room_.data()); }
+  const Element* elements() const { return reinterpret_cast<const Element*>(room_.data() + sizeof(Command)); }
+  bool ask(int socket, const std::string& device) {
+    ifreq request{};
+    device.copy(request.ifr_name, IFNAMSIZ - 1);
+    request.ifr_data = reinterpret_cast<char*>(room_.data());
+    return ioctl(socket, SIOCETHTOOL, &request) == 0;
+  }
+
+ private:
+  std::vector<uint8_t> room_;
+};
+
 }  // namespace
+
+JoinSwitches join_switches(const std::string& device) {
+  struct Name {
+    char text[ETH_GSTRING_LEN];
+  };
+  JoinSwitches switches;
+  const Fd socket_fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  // The place of a feature differs from kernel to kernel, its name does not.
+  Question<ethtool_sset_info, uint32_t> size(ETHTOOL_GSSET_INFO, 1);
+  size.head().sset_mask = uint64_t{1} << ETH_SS_FEATURES;
+  if (!socket_fd || !size.ask(socket_fd.get(), device) || size.head().sset_mask == 0) return switches;
+  const uint32_t count = size.elements()[0];
+  Question<ethtool_gstrings, Name> names(ETHTOOL_GSTRINGS, count);
+  names.head().string_set = ETH_SS_FEATURES;
+  names.head().len = count;
+  const uint32_t words = (count + 31) / 32;
+  Question<ethtool_gfeatures, ethtool_get_features_block> states(ETHTOOL_GFEATURES, words);
+  states.head().size = words;
+  if (!names.ask(socket_fd.get(), device) || !states.ask(socket_fd.get(), device)) return switches;
+  const auto is_on = [&](std::string_view name) -> std::optional<bool> {
+    for (uint32_t at = 0; at < count; at++) {
+      const char* text = names.elements()[at].text;
+      if (std::string_view(text, strnlen(text, ETH_GSTRING_LEN)) == name)
+        return (states.elements()[at / 32].active >> at % 32 & 1) != 0;
+    }
+    return {};
+  };
+  switches.tcp = is_on("rx-gro").value_or(true);
+  switches.udp = switches.tcp && is_on("rx-udp-gro-forwarding").value_or(false);
+  return switches;
+}
 
 Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun& tun) {
   Fd fd(open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC));

@@ -69,6 +69,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
          InstanceMethod<&EngineHandle::set_keys>("setKeys"),
          InstanceMethod<&EngineHandle::forget_session>("forgetSession"),
          InstanceMethod<&EngineHandle::take_mail>("takeMail"), InstanceMethod<&EngineHandle::send>("send"),
+         InstanceMethod<&EngineHandle::follow_switches>("followSwitches"),
          InstanceMethod<&EngineHandle::traffic>("traffic"), InstanceMethod<&EngineHandle::drops>("drops"),
          InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
          InstanceAccessor<&EngineHandle::offloads>("offloads")});
@@ -106,6 +107,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   }
 
   bool has_kept_sessions() const { return engine_->has_kept_sessions(); }
+  Failure steering_refused() const { return engine_->steering_refused(); }
   Failure priority_refused() const { return engine_->priority_refused(); }
 
   void shut_down() {
@@ -122,6 +124,9 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   void change_peers(const Napi::CallbackInfo& info) {
     const auto records = info[0].As<Napi::Uint8Array>();
     if (engine_) engine_->change_peers({records.Data(), records.ByteLength()});
+  }
+  void follow_switches(const Napi::CallbackInfo&) {
+    if (engine_) engine_->follow_switches();
   }
   Napi::Value ask_threads(const Napi::CallbackInfo& info) {
     Napi::Object rounds = Napi::Object::New(info.Env());
@@ -243,7 +248,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     return worker->promise();
   }
   Napi::Value offloads(const Napi::CallbackInfo& info) {
-    return to_array(info.Env(), names_of(engine_ ? engine_->features().bits() : 0));
+    return to_array(info.Env(), names_of(engine_ ? engine_->features().in_use() : 0));
   }
 
   std::unique_ptr<Engine> engine_;
@@ -321,6 +326,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   options.own.mtu = given.Get("mtu").As<Napi::Number>().Uint32Value();
   const auto peers = given.Get("peers").As<Napi::Uint8Array>();
   options.peers = {peers.Data(), peers.ByteLength()};
+  options.steers = given.Get("steers").ToBoolean();
   options.keeps_sessions = given.Get("keepsSessions").ToBoolean();
   options.loops = {.naive = given.Get("naive").As<Napi::Boolean>(),
                    .nice = given.Get("nice").As<Napi::Number>().Int32Value(),
@@ -339,6 +345,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   }
   handle.Set("counters", counters);
   handle.Set("hasKeptSessions", engine->has_kept_sessions());
+  if (Failure refused = engine->steering_refused()) handle.Set("steeringRefused", to_error(env, *refused).Message());
   if (Failure refused = engine->priority_refused()) handle.Set("priorityRefused", to_error(env, *refused).Message());
   return handle;
 }

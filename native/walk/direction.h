@@ -21,6 +21,10 @@ struct Path {
   int sender = -1;        ///< sends: the same socket, or one with a source port of its own
   int other_socket = -1;  ///< the two of the other family, where datagrams are of both; else none
   int other_sender = -1;
+  /// The sockets that send from the port that peers know, of each family; -1: the lane's own. Packets of a session share
+  /// one counter, so that all lanes send them by one socket: a fair queue (fq) serves each socket in turn.
+  int known = -1;
+  int other_known = -1;
   ByFamily<Address> tun_address = {};  ///< the source of ICMP errors to peers
   ByFamily<Address> network_address =
       {};                   ///< the same of those into the TUN: by IPv4 the kernel refuses one of its own
@@ -34,6 +38,9 @@ struct Path {
   Strangers* strangers = nullptr;  ///< hears whose packets were not let in
   IcmpLimits* icmp = nullptr;      ///< shared by all loops
   size_t clamp_mtu = 0;            ///< the TUN's MTU, when TCP is to begin with segments that fit; else 0
+
+  int known_socket() const { return known >= 0 ? known : socket; }
+  int other_known_socket() const { return other_known >= 0 ? other_known : other_socket; }
 };
 
 /// The outcome of one turn.

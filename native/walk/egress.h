@@ -44,7 +44,7 @@ class Egress final : public Direction {
         other_probe_(bound_address(path.other_sender)),
         peers_(peers),
         encap_(std::move(encap)),
-        sender_({path.sender, path.socket}, {path.other_sender, path.other_socket}, Encap::kHeaderBytes,
+        sender_({path.sender, path.known_socket()}, {path.other_sender, path.other_known_socket()}, Encap::kHeaderBytes,
                 Encap::kTrailerBytes, kRoomBytes, path.features, path.counters, path.tx_drops, path.traffic),
         reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + kEncapBytes<Encap> + kMaxReadBytes)) {}
 
@@ -246,8 +246,8 @@ class Egress final : public Direction {
     const SocketAddress to(endpoint.other, endpoint.to.port());
     const bool known = endpoint.is_from_known_port;
     // A socket takes no address but of its own family.
-    if (!send_now(known ? path_.other_socket : path_.other_sender, to, datagram) &&
-        !send_now(known ? path_.socket : path_.sender, to, datagram)) {
+    if (!send_now(known ? path_.other_known_socket() : path_.other_sender, to, datagram) &&
+        !send_now(known ? path_.known_socket() : path_.sender, to, datagram)) {
       return drop({.reason = k_tx_drop_refused, .bytes = {bytes, packet.total}, .peer = endpoint.other});
     }
     path_.counters.add(k_tx_messages);

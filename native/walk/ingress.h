@@ -160,8 +160,25 @@ class Ingress final : public Direction {
     if (coalescer_.full()) {
       if (Failure gone = writer_.write(coalescer_)) failure = gone;
     }
-    coalescer_.add(bytes.data(), packet, limits_, undone);
+    CoalesceLimits limits = limits_;
+    // The kernel joins no UDP for a socket of this host unless the socket asks for it, which nobody else can see.
+    limits.udp = limits.udp && packet.protocol == IPPROTO_UDP && !is_for_host(bytes.data(), packet);
+    coalescer_.add(bytes.data(), packet, limits, undone);
     return true;
+  }
+
+  /// True for the TUN's own address, and for the one behind it, which the bridge of containers has (subnet.env).
+  bool is_for_host(const uint8_t* bytes, const Packet& packet) const {
+    const uint8_t* at = destination_address(bytes, packet);
+    const Address to = packet.version == 4 ? Address::v4(load<uint32_t>(at)) : Address::v6(at);
+    return to == path_.tun_address.of(packet.version) || to == behind_tun(packet.version);
+  }
+  Address behind_tun(uint8_t version) const {
+    const Address& own = path_.tun_address.of(version);
+    uint8_t bytes[sizeof own];
+    std::memcpy(bytes, &own, sizeof own);
+    bytes[sizeof own - 1] |= 1;
+    return Address::v6(bytes);
   }
 
   void drop(Counter reason, const Message& message, const VirtioHeader& undone, std::span<uint8_t> bytes,
@@ -208,7 +225,8 @@ class Ingress final : public Direction {
 
   /// A peer that sends by one family may be sent to by the other: a socket takes no address but of its own.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) {
-    return receiver_.send(to, datagram) || (path_.other_socket >= 0 && send_now(path_.other_socket, to, datagram));
+    return send_now(path_.known_socket(), to, datagram) ||
+           (path_.other_socket >= 0 && send_now(path_.other_known_socket(), to, datagram));
   }
 
   /// A peer's packets that follow each other.

@@ -41,6 +41,26 @@ function priorities(pid: number): number[] {
   })
 }
 
+describe('the right to choose lanes', () => {
+  const refused = /flows of which some datagrams are sent in fragments may arrive out of order \(bpf BPF_PROG_LOAD: Operation not permitted\)/
+  const withBpf = ROOT.map((word) => word.replace('+net_admin', '+net_admin,+bpf'))
+  it.each([
+    ['is refused without CAP_BPF, which -v 1 tells', ROOT, ['-v', '1'], true],
+    ['is there with CAP_BPF', withBpf, ['-v', '1'], false],
+    ['is not asked for with one lane', ROOT, ['-v', '1', '--workers', '1'], false],
+  ])('%s', async (_title, before, flags, isRefused) => {
+    lab = await createLab({ hosts: 1 })
+    const [host] = lab.hosts
+    const leases = join(lab.folder, 'leases')
+    mkdirSync(leases)
+    writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16"}')
+    const daemon = host!.startDaemon({ args: ['--lease-dir', leases, ...flags], before })
+    const forwarding = await daemon.line(/Forwarding between/)
+    expect(daemon.lines.some((line) => refused.test(line))).toBe(isRefused)
+    expect(forwarding.includes('tun-steering')).toBe(!isRefused && !flags.includes('--workers'))
+  })
+})
+
 describe('the priority of the forwarding threads', () => {
   const NICE = ['--nice', '-7', '--workers', '2', '-v', '1']
   async function start(before: string[]): Promise<{ daemon: Daemon; session: string }> {

@@ -105,6 +105,8 @@ export interface Engine {
   bindOther?(address: string): Promise<void>
   /** Sends a datagram from the port that peers know, of either family that it has sockets of; left out where it cannot. */
   send?(to: Address, port: number, datagram: Uint8Array): void
+  /** Joins received packets as the device's switches say now; left out where the engine joins none. */
+  followSwitches?(): void
   counters(): Counters
   /**
    * Traffic to and from each peer since the engine started, by the slot that its record names, five numbers a slot:

@@ -22,6 +22,8 @@ export interface NativeOptions {
 
 /** The features that a socket has or has not (native/io/udp.cc). */
 const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
+/** The feature that is asked for by whoever runs an engine, and not by whoever opens the descriptors. */
+const STEERING = 'tun-steering'
 
 /** Starts the native engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
 export function startNativeEngine(
@@ -44,10 +46,21 @@ export function startNativeEngine(
   } = config
   const { tunName, bindAddress, port, persistent = false, inherited } = config
   let { otherAddress } = config
-  const features = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
+  const named = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
+  const features = named.filter((name) => name !== STEERING)
   const threads = naive ? { naive, nice: 0, pollUs: 0 } : { naive, nice, pollUs }
   const filter = { ...settings, network, subnet }
-  const path = { ...settings, encapsulation, ownEnd, mtu, tunAddress, networkAddress, filter, persistent }
+  const path = {
+    ...settings,
+    encapsulation,
+    ownEnd,
+    mtu,
+    tunAddress,
+    networkAddress,
+    filter,
+    persistent,
+    steers: named.includes(STEERING),
+  }
   const { peers = () => new Uint8Array() } = config
   const notes: string[] = []
   const open = (): ReturnType<typeof addon.openDescriptors> =>
@@ -110,6 +123,12 @@ export function startNativeEngine(
   }
 
   const details: string[] = []
+  if (native.steeringRefused !== undefined) {
+    details.push(
+      `flows of which some datagrams are sent in fragments may arrive out of order (${native.steeringRefused}): grant CAP_BPF, ` +
+        'or set --workers 1',
+    )
+  }
   if (native.priorityRefused !== undefined) {
     details.push(
       `the forwarding threads run at the priority of weftd instead of ${nice} (${native.priorityRefused}): packets wait ` +
@@ -200,6 +219,9 @@ export function startNativeEngine(
     hasOther,
     bindOther,
     send: (to, toPort, datagram) => void native.send(to, toPort, datagram),
+    followSwitches() {
+      if (runs && !stopped) native.followSwitches()
+    },
     counters,
     traffic,
     drops(after = []) {

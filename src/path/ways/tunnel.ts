@@ -57,6 +57,12 @@ import {
 } from '../device/tun-device.ts'
 import { createWays, type LastWay, type PeerChanges, type Way, type Ways } from './ways.ts'
 
+/** The features of the engine that join received packets, and of which protocol. */
+const JOINING = [
+  ['coalesce-tcp', 'TCP'],
+  ['coalesce-udp', 'UDP'],
+] as const
+
 /** Backends that have settings of a tunnel. */
 type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
 
@@ -496,6 +502,17 @@ export async function openTunnel(
     })
     beginSessions() // of the engine that runs on them
   }
+  /** Has the engine join received packets as the device's switches say now, and logs a change. */
+  function followSwitches(): void {
+    const before = engine.offloads
+    engine.followSwitches?.()
+    const after = engine.offloads
+    for (const [feature, what] of JOINING) {
+      if (before.includes(feature) === after.includes(feature)) continue
+      const joined = after.includes(feature) ? 'joined' : 'no longer joined'
+      log.info(`Received ${what} packets are ${joined} for ${engine.tunName}: see \`ethtool -k ${engine.tunName}\``)
+    }
+  }
   function limit(bytes: ReadonlyMap<string, number>, family: Family): void {
     const before = limits[family]
     limits[family] = bytes
@@ -550,6 +567,7 @@ export async function openTunnel(
     async resync() {
       if (await watch.hasMoved()) return []
       await kind.look?.()
+      followSwitches()
       const mended: string[] = []
       // A device that is gone the engine reports as a fault.
       await eachSide(async ({ family, ways }) => {

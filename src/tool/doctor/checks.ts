@@ -219,13 +219,23 @@ const TELLING_SHARE = 0.001
 
 function checkDrops({ status, silence }: Facts): Finding[] | undefined {
   if (silence !== undefined) return undefined // counted by nobody
-  const { recent } = status?.dataPath ?? {}
+  const { recent, device, features = [] } = status?.dataPath ?? {}
   if (!recent) return undefined
   const { drops, packets, seconds } = recent
+  // Where the kernel takes joined UDP, and the device's switch holds it back.
+  const mayJoin = features.includes('tun-uso') && !features.includes('coalesce-udp')
+  const advice = mayJoin
+    ? `; if it is UDP, \`ethtool -K ${device} rx-udp-gro-forwarding on\` has weftd join it, so that less is lost, and packet filters here then judge several datagrams as one`
+    : ''
   return TELLING.flatMap((name) => {
     const number = drops[name] ?? 0
     return number > Math.max(TELLING_NUMBER, packets * TELLING_SHARE)
-      ? [{ name: 'packets-dropped', detail: `${name}: ${number} in the last ${Math.round(seconds)} s` } as const]
+      ? [
+          {
+            name: 'packets-dropped',
+            detail: `${name}: ${number} in the last ${Math.round(seconds)} s${name === 'rx_drop_socket_full' ? advice : ''}`,
+          } as const,
+        ]
       : []
   })
 }

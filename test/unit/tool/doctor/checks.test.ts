@@ -811,6 +811,41 @@ describe('at its limits, the doctor', () => {
       losing({ rx_drop_truncated: 101 }, 100_000),
       ['packets-dropped: rx_drop_truncated: 101 in the last 64 s'],
     ],
+    [
+      'a buffer is full, and UDP is not joined although the kernel could take it',
+      withStatus({
+        dataPath: {
+          ...path,
+          features: ['tun-uso', 'coalesce-tcp'],
+          recent: { seconds: 64.3, packets: 18, drops: { rx_drop_socket_full: 99 } },
+        },
+      }),
+      [
+        'packets-dropped: rx_drop_socket_full: 99 in the last 64 s; if it is UDP, `ethtool -K flannel0 rx-udp-gro-forwarding on` has weftd join it, so that less is lost, and packet filters here then judge several datagrams as one',
+      ],
+    ],
+    [
+      'a buffer is full, and UDP is joined',
+      withStatus({
+        dataPath: {
+          ...path,
+          features: ['tun-uso', 'coalesce-udp'],
+          recent: { seconds: 64.3, packets: 18, drops: { rx_drop_socket_full: 99 } },
+        },
+      }),
+      ['packets-dropped: rx_drop_socket_full: 99 in the last 64 s'],
+    ],
+    [
+      'a buffer is full, and the kernel takes no joined UDP',
+      withStatus({
+        dataPath: {
+          ...path,
+          features: ['coalesce-tcp'],
+          recent: { seconds: 64.3, packets: 18, drops: { rx_drop_socket_full: 99 } },
+        },
+      }),
+      ['packets-dropped: rx_drop_socket_full: 99 in the last 64 s'],
+    ],
     ['what a healthy host drops', losing({ tx_drop_no_route: 99 }), []],
     [
       'what was dropped is over',

@@ -1,0 +1,106 @@
+// numbered-flows.ts - flows of numbered UDP datagrams between two containers, some longer than the path takes in one packet, and which of
+// them arrive behind a later one.
+
+import { createInterface } from 'node:readline'
+import { ended } from '../../lab/command.ts'
+import type { Place } from '../../lab/lab.ts'
+
+/** A flow: the address that it goes to, its port, and the sizes of its datagrams in turn, in bytes. */
+export interface Flow {
+  readonly to: string
+  readonly port: number
+  readonly sizes: readonly number[]
+  /** The address that it comes from; the kernel's choice where left out. */
+  readonly from?: string
+}
+
+export interface Arrived {
+  readonly received: number
+  /** The datagrams that came behind a later one of their flow, and the most by which one was behind. */
+  readonly late: number
+  readonly latest: number
+  readonly twice: number
+}
+
+const FAMILY = `
+import json, select, socket, struct, sys, time
+flows = json.loads(sys.argv[1])
+END = 0xffffffff
+def opened(address):
+    s = socket.socket(socket.AF_INET6 if ':' in address else socket.AF_INET, socket.SOCK_DGRAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+    if ':' not in address:
+        s.setsockopt(socket.IPPROTO_IP, 10, 0)  # IP_MTU_DISCOVER: IP_PMTUDISC_DONT
+    return s
+`
+const RECEIVE = `${FAMILY}
+seen = {}
+for flow in flows:
+    s = opened(flow['to'])
+    s.bind((flow['to'], flow['port']))
+    seen[s] = {'flow': flow, 'last': -1, 'received': 0, 'late': 0, 'latest': 0, 'numbers': set(), 'twice': 0, 'ended': False}
+print('listening', flush=True)
+while not all(one['ended'] for one in seen.values()):
+    for s in select.select(list(seen), [], [])[0]:
+        number, = struct.unpack_from('!I', s.recv(65536))
+        one = seen[s]
+        if number == END:
+            one['ended'] = True
+            continue
+        one['received'] += 1
+        one['twice'] += number in one['numbers']
+        one['numbers'].add(number)
+        if number < one['last']:
+            one['late'] += 1
+            one['latest'] = max(one['latest'], one['last'] - number)
+        one['last'] = max(one['last'], number)
+print(json.dumps([{key: one[key] for key in ('received', 'late', 'latest', 'twice')} for one in seen.values()]), flush=True)
+`
+/** Sends bursts of 20, of each flow in turn, and then the mark of the end until it is ended. */
+const SEND = `${FAMILY}
+count, burst = int(sys.argv[2]), 20
+sockets = []
+for flow in flows:
+    s = opened(flow['to'])
+    if 'from' in flow:
+        s.bind((flow['from'], 0))
+    s.connect((flow['to'], flow['port']))
+    sockets.append(s)
+for start in range(0, count, burst):
+    for s, flow in zip(sockets, flows):
+        for number in range(start, min(count, start + burst)):
+            s.send(struct.pack('!I', number).ljust(flow['sizes'][number % len(flow['sizes'])], b'.'))
+    time.sleep(0.001)
+print('sent', flush=True)
+while True:
+    time.sleep(0.05)
+    for s in sockets:
+        try:
+            s.send(struct.pack('!I', END))
+        except OSError:
+            pass  # nobody listens any more
+`
+
+/** Sends `count` datagrams of each flow, and resolves with what arrived of each. `sent` is called when all of them are sent. */
+export async function numberedFlows(
+  from: Pick<Place, 'spawn'>,
+  to: Pick<Place, 'spawn'>,
+  flows: readonly Flow[],
+  count: number,
+  sent: () => unknown = () => {},
+): Promise<readonly Arrived[]> {
+  const receiver = to.spawn(['python3', '-c', RECEIVE, JSON.stringify(flows)])
+  const lines = createInterface({ input: receiver.stdout! })[Symbol.asyncIterator]()
+  const line = async (): Promise<string> => {
+    const { value, done } = await lines.next()
+    if (done === true) throw new Error('the receiver of numbered flows ended')
+    return value
+  }
+  await line()
+  const sender = from.spawn(['python3', '-c', SEND, JSON.stringify(flows), String(count)])
+  createInterface({ input: sender.stdout! }).once('line', () => void sent())
+  const arrived = JSON.parse(await line()) as readonly Arrived[]
+  sender.kill('SIGKILL')
+  await Promise.all([ended(sender), ended(receiver)])
+  return arrived
+}
