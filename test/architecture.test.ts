@@ -118,6 +118,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'options.ts',
     'path/kinds.ts',
     'host',
+    'path/device',
     'path/remains.ts',
     'path/firewall',
     'node/restart',

@@ -57,6 +57,8 @@ export function createIpipBackend({ config, settings, external: found, run, log 
 
   return {
     name: TYPE,
+    devices: [NAME],
+    routesToHosts: directRouting,
     words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)

@@ -145,6 +145,8 @@ export function createWireguardBackend(options: Parts): Backend {
 
   return {
     name: TYPE,
+    devices: isOneDevice ? [NAME] : families.map(nameIn),
+    isSealed: !settings.allowBypass,
     get tunNames() {
       return carrier === 'userspace' ? (isOneDevice ? [NAME] : families.map(nameIn)) : undefined
     },

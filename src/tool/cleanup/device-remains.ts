@@ -2,16 +2,9 @@
 
 import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
-import { ipJson, isNamedBy, isTunOpen } from '../../host/links.ts'
-import { KINDS, type Kind } from '../../path/kinds.ts'
+import { ipJson } from '../../host/links.ts'
+import { findDevices } from '../../path/device/flannel-devices.ts'
 import type { Remains } from '../../path/remains.ts'
-
-interface JsonLink {
-  ifindex?: number
-  ifname?: string
-  flags?: string[]
-  linkinfo?: { info_kind?: string; info_data?: { id?: number; external?: boolean; type?: string; persist?: boolean } }
-}
 
 interface JsonRoute {
   type?: string
@@ -19,37 +12,6 @@ interface JsonRoute {
   gateway?: string
   metric?: number
   protocol?: string
-}
-
-interface Device {
-  readonly name: string
-  readonly kind: string
-  /** True when a process forwards packets through it. */
-  readonly inUse: boolean
-}
-
-const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
-
-/** The devices that backends make: a name alone does not make a device flannel's. */
-async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }: JsonLink): Promise<Device[]> {
-  const kind = linkinfo?.info_kind ?? ''
-  const data = linkinfo?.info_data ?? {}
-  const isOurs =
-    DEVICES.some(([type, pattern]) => type === kind && isNamedBy(pattern, name)) &&
-    (kind !== 'tun' || data.type === 'tun') &&
-    // A VNI is the number in the name; flannel's devices are told none packet by packet.
-    !data.external &&
-    (data.id === undefined || name.endsWith(`.${data.id}`))
-  if (!isOurs) return []
-  // A TUN that is not persistent ends with its process; a persistent one has a carrier while a process has it open.
-  const inUse = kind === 'tun' && (data.persist === false || (await isTunOpen(name, ifindex, flags)))
-  return [{ name, kind, inUse }]
-}
-
-/** Finds all devices of flannel's or weft's on this host. */
-export async function findDevices(run: Run): Promise<Device[]> {
-  const links = await ipJson<JsonLink>(run, ['-d', 'link', 'show'])
-  return (await Promise.all(links.map(deviceOf))).flat()
 }
 
 /** Devices, with the routes that end with them. */
