@@ -172,7 +172,7 @@ async function startNode(
       },
       next: nextFor(options, configText, succession.free),
       leftovers: { earlier: previous.subnet, run },
-      firewall: firewallFor(config, options, previous, log, signal),
+      firewall: firewallFor(config, options, previous, log, signal, succession.free),
       ...{ log, signal, health, notifier },
     }
     const onNode = (node: Node): void => void (start.forwarding = node)

@@ -43,8 +43,8 @@ export interface NodeParts {
   readonly backend: Backend
   /** The external interface's, as it was chosen at the start. */
   readonly externalName?: string
-  /** The rules, and how often they are looked at. */
-  readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number } | undefined
+  /** The rules, how often they are looked at, and a promise that resolves when no process before this one changes them any more. */
+  readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number; readonly free?: Promise<void> } | undefined
   /** What to know of an earlier run to remove what other backends left; nothing is looked for where it is left out. */
   readonly leftovers?: { readonly earlier: Nets; readonly run: Run } | undefined
   /** Peers are not asked whether they answer where it is left out. */
@@ -172,7 +172,13 @@ export function createNode(
       memory: undefined,
       twin: undefined,
     },
-    ...{ pastPath: [], unforwarded: [], rulesTrouble: undefined, claimed: undefined, mtuAtStart: possession.dataPath?.mtu },
+    ...{
+      pastPath: [],
+      unforwarded: [],
+      rulesTrouble: undefined,
+      claimed: undefined,
+      mtuAtStart: possession.dataPath?.mtu,
+    },
     ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),

@@ -7,6 +7,7 @@ import {
   formatNet,
   netContains,
   parseAddress,
+  parseNet,
   type Address,
   type Family,
   type Net,
@@ -69,8 +70,8 @@ export function explain(question: Question): readonly Step[] {
   const [from, to] = [sideOf(source, status, facts), sideOf(destination, status, facts)]
   const steps = [whoIs('source', source, from, status), whoIs('destination', destination, to, status)]
   const isLocal = (side: Side): boolean => side.kind === 'here' || side.kind === 'host'
-  const away = to.kind === 'here' ? ledAway(question) : undefined
-  if (isLocal(from) && isLocal(to) && away) return [...steps, away]
+  const led = to.kind === 'here' ? ledAway(question) : undefined
+  if (isLocal(from) && isLocal(to) && led) return [...steps, led]
   if (isLocal(from) && isLocal(to))
     return [...steps, { step: 'way', passes: true, says: 'both are on this host: no tunnel is between them' }]
   if (!isLocal(from) && !isLocal(to) && from.kind !== 'outside' && to.kind !== 'outside')
@@ -85,11 +86,16 @@ export function explain(question: Question): readonly Step[] {
 }
 
 /** The step of a packet to our own containers that a route leads to another host; undefined if none does. */
-function ledAway({ destination, status, route }: Question): Step | undefined {
+function ledAway({ destination, status, facts, route }: Question): Step | undefined {
   const { subnet } = status.node ? placeIn(status.node, familyOf(destination)) : { subnet: undefined }
   const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
-  if (!route || route.gateway === undefined || (subnet && gateway !== undefined && netContains(subnet, gateway)))
-    return undefined
+  if (!route || gateway === undefined || !subnet || netContains(subnet, gateway)) return undefined
+  // By a default route a packet goes because no bridge has it.
+  const isMadeForIt = facts.routes.some((each) => {
+    const net = parseNet(each.destination)
+    return net && netContains(net, destination) && each.gateway === route.gateway && netContains(subnet, net.address)
+  })
+  if (!isMadeForIt) return undefined
   const says = `to ${routeText(route)}, which is another host, and not to a bridge of containers: another route comes first`
   return { step: 'route', passes: false, says }
 }
@@ -283,8 +289,8 @@ function inward({ source, destination, status, facts, route }: Question, from: S
   }
   if (to.kind === 'host') return steps
   steps.push(forwarding(facts, family), filtered(facts, { chain: 'FORWARD', protocol: 'tcp', source, destination }))
-  const away = ledAway({ source, destination, status, facts, route })
-  if (away) return [...steps, away]
+  const led = ledAway({ source, destination, status, facts, route })
+  if (led) return [...steps, led]
   const isBridge = route !== undefined && !isOwnDevice(status, family, route.device) && route.gateway === undefined
   steps.push({
     step: 'route',
