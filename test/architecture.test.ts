@@ -51,7 +51,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   'path/remains.ts': [],
   'path/firewall/flannel-rules.ts': ['net'],
   'path/firewall': ['base', 'net', 'host', 'path/remains.ts', 'path/firewall/flannel-rules.ts'],
-  report: ['base', 'net', 'host'],
+  report: ['base', 'net', 'path/kinds.ts', 'host'],
   'node/restart': ['base', 'net', 'options.ts', 'host', 'control/lease', 'path/engine'],
   node: [
     'base',
