@@ -116,6 +116,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'base',
     'net',
     'options.ts',
+    'path/kinds.ts',
     'host',
     'path/device',
     'path/remains.ts',
