@@ -141,8 +141,8 @@ export interface Node extends NodeParts {
   twin: string | undefined
   /** The families that this host does not forward, whatever weftd does. */
   unforwarded: readonly Family[]
-  /** Whatever leads packets past the data path though it should not, in words for everybody, and the reason. */
-  pastPath: readonly { readonly what: string; readonly why: string }[]
+  /** Whatever leads packets past the data path though it should not: the log's line, its words for everybody, and the reason. */
+  pastPath: readonly { readonly line: string; readonly what: string; readonly why: string }[]
   /** The reason why the firewall's rules could not be kept right at the last look. */
   rulesTrouble: string | undefined
   /** The names of hosts by their public IPs, as they say themselves. */

@@ -44,7 +44,7 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     note(node, found, failures)
   } catch (error) {
     if (!isWeftError(error)) throw error
-    tell(node, [{ what: 'what another backend left here cannot be looked for', why: describeError(error) }])
+    tell(node, [`What another backend left here cannot be looked for: ${describeError(error)}`])
   }
   return node.pastPath.length === 0
 }
@@ -90,41 +90,26 @@ function note(
   const { backend, following } = node
   const own = bypasses.filter(({ isOfOwn }) => isOfOwn)
   const past = backend.isSealed ? bypasses.filter(({ isOfOwn }) => !isOfOwn) : []
-  const isUnjudged = backend.isSealed === true && needsLeases && following.listedAt === undefined
-  tell(node, [
-    ...held.map(({ device, by }) => ({
-      what: 'a device of another backend is in the way',
-      why: `${device}, which was made for this network, stays, since ${by}; stop that process, or remove the device with \`ip link del ${device}\``,
-    })),
-    ...failures.map(([what, why]) => ({
-      what: 'what another backend left cannot be removed',
-      why: `${what}: ${why}`,
-    })),
-    ...(own.length === 0
-      ? []
-      : [
-          {
-            what: "packets to this node's own containers leave this host",
-            why: `by routes that weft did not make: ${routesText(own)}; remove them with \`ip route del\``,
-          },
-        ]),
-    ...(past.length === 0
-      ? []
-      : [
-          {
-            what: 'packets to other nodes leave this host unencrypted',
-            why: `by routes that weft did not make: ${routesText(past)}; remove them with \`ip route del\`, or set "AllowBypass": true in Backend if they are wanted`,
-          },
-        ]),
-    ...(isUnjudged && past.length === 0
-      ? [
-          {
-            what: 'routes into the network cannot be judged yet',
-            why: 'the leases are not known; see that the store answers',
-          },
-        ]
-      : []),
-  ])
+  const isUnjudged = backend.isSealed === true && needsLeases && following.listedAt === undefined && past.length === 0
+  const lines = [
+    ...held.map(
+      ({ device, by }) =>
+        `A device of another backend is in the way: ${device}, which was made for this network, stays, since ${by}; ` +
+        `stop that process, or remove the device with \`ip link del ${device}\``,
+    ),
+    ...failures.map(([what, why]) => `What another backend left cannot be removed: ${what}: ${why}`),
+    own.length > 0 &&
+      `Packets to this node's own containers leave this host: by routes that weft did not make: ${routesText(own)}; ` +
+        'remove them with `ip route del`',
+    past.length > 0 &&
+      `Packets to other nodes leave this host unencrypted: by routes that weft did not make: ${routesText(past)}; ` +
+        'remove them with `ip route del`, or set "AllowBypass": true in Backend if they are wanted',
+    isUnjudged && 'Routes into the network cannot be judged yet: the leases are not known; see that the store answers',
+  ]
+  tell(
+    node,
+    lines.filter((line) => line !== false),
+  )
 }
 
 const routesText = (bypasses: readonly Bypass[]): string => {
@@ -132,12 +117,13 @@ const routesText = (bypasses: readonly Bypass[]): string => {
   return `${names.join(', ')}${bypasses.length > NAMED ? `, ... (${bypasses.length})` : ''}`
 }
 
-/** Sets what leads past the data path, and logs what was not so at the last look. */
-function tell(node: Node, now: Node['pastPath']): void {
-  const textOf = ({ what, why }: Node['pastPath'][number]): string =>
-    `${what.charAt(0).toUpperCase()}${what.slice(1)}: ${why}`
-  const [before, after] = [node.pastPath.map(textOf), now.map(textOf)]
-  node.pastPath = now
-  for (const text of after) if (!before.includes(text)) node.log.error(text)
-  if (before.length > 0 && after.length === 0) node.log.info('Nothing leads packets past the data path any more')
+/** Sets what leads past the data path, and logs what was not so at the last look. Everybody may read what stands before the first colon. */
+function tell(node: Node, lines: readonly string[]): void {
+  const before = node.pastPath.map(({ line }) => line)
+  node.pastPath = lines.map((line) => {
+    const at = line.indexOf(': ')
+    return { line, what: line.charAt(0).toLowerCase() + line.slice(1, at), why: line.slice(at + 2) }
+  })
+  for (const line of lines) if (!before.includes(line)) node.log.error(line)
+  if (before.length > 0 && lines.length === 0) node.log.info('Nothing leads packets past the data path any more')
 }
