@@ -4,6 +4,7 @@ import { describeError, isWeftError, messageOf, WeftError } from '../../base/err
 import { limited } from '../../host/bell.ts'
 import type { Lease } from '../../control/lease/lease.ts'
 import {
+  findDiverted,
   findLeftovers,
   otherDaemons,
   removeLeftovers,
@@ -36,12 +37,17 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     let found = await find(node, leftovers)
     // What was seen may be a successor's by now.
     if (!isOurs()) return node.pastPath.length === 0
-    const failures = await removeLeftovers(run, found.leftovers, (what) =>
+    const first = found.leftovers
+    const failures = await removeLeftovers(run, first, (what) =>
       log.info(`Removed ${what}, which another backend left`),
     )
-    if (found.leftovers.length > 0) found = await find(node, leftovers)
+    if (first.length > 0) found = await find(node, leftovers)
     if (!isOurs()) return node.pastPath.length === 0
-    note(node, found, failures)
+    const known = new Set(failures.map(([what]) => what))
+    const back = found.leftovers
+      .filter(({ what }) => !known.has(what))
+      .map(({ what }) => [what, 'it is there again'] as const)
+    note(node, found, [...failures, ...back])
   } catch (error) {
     if (!isWeftError(error)) throw error
     tell(node, [`What another backend left here cannot be looked for: ${describeError(error)}`])
@@ -49,7 +55,17 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   return node.pastPath.length === 0
 }
 
-async function find(node: Node, { earlier, run }: Leftovers): Promise<Found> {
+/** What there is, by the main table; and where nothing is past a data path that seals, by the kernel's word too. */
+async function find(node: Node, leftovers: Leftovers): Promise<Found> {
+  const { found, surroundings } = await findInTable(node, leftovers)
+  if (!node.backend.isSealed || found.bypasses.length > 0 || found.leftovers.length > 0) return found
+  return { ...found, bypasses: await findDiverted(leftovers.run, surroundings) }
+}
+
+async function findInTable(
+  node: Node,
+  { earlier, run }: Leftovers,
+): Promise<{ readonly found: Found; readonly surroundings: Surroundings }> {
   const { backend, config, lease, options, possession, view } = node
   const surroundings: Surroundings = {
     networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
@@ -62,10 +78,11 @@ async function find(node: Node, { earlier, run }: Leftovers): Promise<Found> {
   const lock = handoverLock({ 'subnet-file': options['subnet-file'] })
   const others = () => otherDaemons(lock)
   const found = await findLeftovers(run, surroundings, others)
-  if (!found.needsLeases || node.following.listedAt !== undefined) return found
+  if (!found.needsLeases || node.following.listedAt !== undefined) return { found, surroundings }
   const listed = await listLeases(node)
-  if (!listed) return found
-  return { ...(await findLeftovers(run, { ...surroundings, leases: listed }, others)), needsLeases: false }
+  if (!listed) return { found, surroundings }
+  const all = { ...surroundings, leases: listed }
+  return { found: { ...(await findLeftovers(run, all, others)), needsLeases: false }, surroundings: all }
 }
 
 /** The leases by the store, before the node follows them; undefined if the store does not answer. */

@@ -8,11 +8,20 @@ import { parseEnv } from 'node:util'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
 import { filesOf, identityOf, listDaemons } from '../../host/daemons.ts'
-import { ipFlag, isNamedBy, routesWithin, USUAL_METRIC, type Route } from '../../host/links.ts'
+import {
+  hasPolicyRules,
+  ipFlag,
+  isNamedBy,
+  routesFor,
+  routesWithin,
+  USUAL_METRIC,
+  type Route,
+} from '../../host/links.ts'
 import type { Lease } from '../../control/lease/lease.ts'
 import {
   familiesOf,
   familyOf,
+  formatAddress,
   formatNet,
   listed,
   netContains,
@@ -193,6 +202,30 @@ function ownerOf(
   )
 }
 
+/** The number of peers of whom the kernel is asked where it sends their packets. */
+const ASKED = 100
+
+/** The peers to whom rules of policy routing lead past our devices, by what the kernel itself says; none where there are no such rules. */
+export async function findDiverted(run: Run, surroundings: Surroundings): Promise<readonly Bypass[]> {
+  const { ownDevices } = surroundings
+  const found: Bypass[] = []
+  for (const family of familiesOf(surroundings.networks)) {
+    if (!(await hasPolicyRules(run, family))) continue
+    const peers = sideOf(family, surroundings).peers.slice(0, ASKED)
+    const routes = await routesFor(
+      run,
+      family,
+      peers.map(({ address }) => formatAddress(address)),
+    )
+    for (const peer of peers) {
+      const route = routes.get(formatAddress(peer.address))
+      if (!route || route.type !== 'unicast' || ownDevices.some((name) => isNamedBy(name, route.device))) continue
+      found.push({ family, route: `${formatNet(peer)} to ${route.device}, by a rule of \`ip rule\``, isOfOwn: false })
+    }
+  }
+  return found
+}
+
 type RouteKind = 'right' | 'left' | 'own' | 'peers' | 'unknown'
 
 /**
@@ -208,6 +241,7 @@ function kindOf(route: Route, side: Side, routesToHosts: boolean): RouteKind {
   if (isWhole && route.metric >= USUAL_METRIC[family]) return 'right'
   const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
   if (subnet && net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address)) {
+    if (route.isMultipath) return 'own'
     // A route by way of a container stays within this host.
     if (route.gateway === undefined || (gateway !== undefined && netContains(subnet, gateway))) return 'right'
     // Nobody can want the whole subnet of this node, or what a node of this network seems to have of it, to be elsewhere.

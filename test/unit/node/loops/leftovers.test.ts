@@ -51,6 +51,7 @@ const run: Run = async (_file, args) => {
     )
   }
   if (/^-j -4 route show root/.test(command)) return JSON.stringify(routes)
+  if (/^-j -4 rule show/.test(command)) return '[]'
   if (refuses?.test(command)) throw new WeftError('PERMISSION', 'not permitted', { remedy: 'run as root' })
   commands.push(command)
   const [, device] = /^link del dev (\S+)/.exec(command) ?? []
@@ -97,6 +98,17 @@ describe('what another backend left', () => {
     refuses = undefined
     await inTurns(() => logged(/flannel is ready/))
     expect([readiness(), routes]).toEqual([true, []])
+  })
+
+  it('keeps the node from being ready while somebody puts it back at once', async () => {
+    store.put('10.5.0.192-26', value('192.0.2.2'))
+    routes.push(toPeer())
+    whileListing = () => void (routes = [toPeer()])
+    start({ backend: sealed, leftovers })
+    await inTurns(() => logged(/^E What another backend left cannot be removed: .*: it is there again/))
+    expect(readiness()).toBe(false)
+    whileListing = () => {}
+    await inTurns(() => readiness())
   })
 
   it('is looked for again while the node runs', async () => {

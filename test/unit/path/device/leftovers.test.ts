@@ -23,6 +23,7 @@ import {
 } from '../../../../src/net/address.ts'
 import { KINDS, type BackendType } from '../../../../src/path/kinds.ts'
 import {
+  findDiverted,
   findLeftovers,
   otherDaemons,
   removeKernelDevice,
@@ -216,7 +217,8 @@ describe.each([
     for (const route of old.routes) {
       const isReplaced = own.includes(route.dev) || wanted.routes.some(({ dst }) => dst === route.dst)
       // A route of a family that the network has no more is named at the start (warnOfRoutesLeft): no lease tells whose it was.
-      const isOfOther = !(now as readonly Family[]).includes(route.dst.includes(':') ? 'ipv6' : 'ipv4') && from.routes === 'hosts'
+      const isOfOther =
+        !(now as readonly Family[]).includes(route.dst.includes(':') ? 'ipv6' : 'ipv4') && from.routes === 'hosts'
       if (!isReplaced && !isOfOther && !(routesToHosts && from.routes === 'hosts')) host.routes.push(route)
     }
     const about = surroundings({
@@ -377,6 +379,33 @@ describe('a route', () => {
 
   it('is judged by the leases alone, which may not be known yet', async () => {
     expect(await judged(by('10.5.2.0/24', '192.0.2.2'), { leases: [] })).toEqual(['leases?'])
+  })
+})
+
+describe('policy routing', () => {
+  const about = surroundings({ ownDevices: ['flannel-wg'] })
+  /** A kernel with these rules, which sends packets to the first peer by this device. */
+  const kernel =
+    (priorities: readonly number[], device: string, type = 'unicast'): Run =>
+    async (_file, args, options) => {
+      if (args.includes('rule')) return JSON.stringify(priorities.map((priority) => ({ priority })))
+      const asked = (options?.input ?? '').match(/(?<=get )\S+/g) ?? []
+      return asked
+        .map((dst) => JSON.stringify([{ dst, type, dev: dst === '10.5.2.0' ? device : 'flannel-wg' }]))
+        .join('\n')
+    }
+  const USUAL = [0, 32_766, 32_767]
+
+  it('is asked for by what the kernel does with packets to peers, where there are rules beside the usual', async () => {
+    expect(await findDiverted(kernel([...USUAL, 5270], 'tailscale0'), about)).toEqual([
+      { family: 'ipv4', route: '10.5.2.0/24 to tailscale0, by a rule of `ip rule`', isOfOwn: false },
+    ])
+    for (const run of [
+      kernel(USUAL, 'tailscale0'),
+      kernel([...USUAL, 5270], 'flannel-wg'),
+      kernel([...USUAL, 5270], 'lo', 'unreachable'),
+    ])
+      expect(await findDiverted(run, about)).toEqual([])
   })
 })
 
